@@ -1,0 +1,69 @@
+# gpunetio: everything runs in .venv, which the first call makes. Needs python3 (3.11 or later), make and a package index.
+#
+#   make demo     install the package and put README.md through a loopback queue pair of the software NIC
+#   make test     the quick suite             (PYTEST_ARGS="-m slow", PYTEST_ARGS="tests/test_x.py -x", ...)
+#   make lint     ruff and pyright
+#   make bench    the benchmarks              (BENCH_ARGS=...)
+#   make lock     pin the dependencies anew
+#   make clean    remove all that make made
+
+PYTHON ?= python3
+PYTEST_ARGS ?=
+BENCH_ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+# Hashed pins for the dependencies; the package itself comes from the checkout, built by the pinned hatchling.
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --root-user-action=ignore
+PINS := $(INSTALL) --require-hashes -r
+EDITABLE := $(INSTALL) --no-deps --no-build-isolation -e .
+LOCK := $(BIN)/uv pip compile pyproject.toml --universal --python-version 3.11 --group build --generate-hashes \
+	--no-emit-index-url --custom-compile-command "make lock" --quiet
+
+.PHONY: demo test lint bench lock clean
+.DEFAULT_GOAL := demo
+
+$(VENV)/.made:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+		{ echo "gpunetio needs Python 3.11 or later as '$(PYTHON)'; name another one: make PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+		{ echo "'$(PYTHON)' cannot make virtual environments; install python3-venv (Debian, Ubuntu) or another Python" >&2; exit 1; }
+	@echo "making $(VENV)"
+	@$(PYTHON) -m venv --clear $(VENV)
+	@touch $@
+
+$(VENV)/.runtime: requirements.txt pyproject.toml | $(VENV)/.made
+	@echo "installing gpunetio and what it needs"
+	@$(PINS) requirements.txt
+	@$(EDITABLE)
+	@touch $@
+
+$(VENV)/.dev: requirements-dev.txt pyproject.toml | $(VENV)/.made
+	@echo "installing gpunetio, its test tools and the CUDA compiler (about 400 MB)"
+	@$(PINS) requirements-dev.txt
+	@$(EDITABLE)
+	@touch $@
+
+demo: $(VENV)/.runtime
+	@$(BIN)/gpunetio warm
+	$(BIN)/gpunetio put_bw --loopback --payload README.md
+
+test: $(VENV)/.dev
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+bench: $(VENV)/.runtime
+	@$(BIN)/gpunetio bench $(BENCH_ARGS)
+
+# requirements.txt takes the versions of requirements-dev.txt, so that the two agree in one .venv.
+lock: $(VENV)/.dev
+	@$(LOCK) --upgrade --extra dev -o requirements-dev.txt
+	@$(LOCK) --constraint requirements-dev.txt -o requirements.txt
+	@! grep -nE '://|file:|^ *-[^-]|^--' requirements.txt requirements-dev.txt
+
+clean:
+	@rm -rf $(VENV) dist build .pytest_cache .ruff_cache .hypothesis
+	@find . -name .git -prune -o -type d -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,101 @@
+"""Kernels on CPU threads: a CUDA thread is an OS thread that runs compiled code without the GIL.
+
+Each thread carries a record of int64 words in pthread-specific data, from which `ops.thread_idx()` and its
+relatives read; warps and blocks carry a barrier.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from llvmlite import binding
+
+from ..errors import InvalidValueError
+from .ops import GROUP_WORDS, THREAD_KEY_SYMBOL
+
+RECORD_WORDS = 8
+MAX_WARP = 32
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_key = ctypes.c_uint()
+if _libc.pthread_key_create(ctypes.byref(_key), None):
+    raise OSError("pthread_key_create failed: this process has used up its thread-specific keys")
+binding.add_symbol(THREAD_KEY_SYMBOL, ctypes.addressof(_key))
+_libc.pthread_setspecific.argtypes = [ctypes.c_uint, ctypes.c_void_p]
+
+
+def _groups(count: int, size: int) -> np.ndarray:
+    groups = np.zeros((count, GROUP_WORDS), np.int64)
+    groups[:, 2] = size
+    return groups
+
+
+class HostLaunch:
+    """A running grid of host threads; `wait(timeout)` returns whether it has ended, and raises what a thread raised."""
+
+    def __init__(
+        self,
+        body: Callable[..., Any],
+        args: tuple[Any, ...],
+        grid: int,
+        block: int,
+        warp: int = 1,
+        ended: Callable[[], None] = lambda: None,
+    ):
+        if grid < 1 or block < 1 or not 1 <= warp <= MAX_WARP or block % warp:
+            raise InvalidValueError(
+                f"cannot launch {grid} blocks of {block} threads in warps of {warp}: "
+                f"counts are positive, a warp has at most {MAX_WARP} lanes and divides the block"
+            )
+        warps = block // warp
+        self._blocks, self._warps = _groups(grid, block), _groups(grid * warps, warp)
+        self._records = np.zeros((grid * block, RECORD_WORDS), np.int64)
+        self._error: BaseException | None = None
+        self._ended, self._left, self._lock = ended, grid * block, threading.Lock()
+        self._threads = []
+        for b in range(grid):
+            for t in range(block):
+                record = self._records[b * block + t]
+                warp_group = self._warps[b * warps + t // warp]
+                record[:] = t, b, block, grid, t % warp, warp, warp_group.ctypes.data, self._blocks[b].ctypes.data
+                self._threads.append(
+                    threading.Thread(target=self._run, args=(body, args, int(record.ctypes.data)), daemon=True)
+                )
+        for thread in self._threads:
+            thread.start()
+
+    def _run(self, body, args, record: int) -> None:
+        _libc.pthread_setspecific(_key.value, record)
+        try:
+            body(*args)
+        except BaseException as error:  # told to whoever waits
+            self._error = self._error or error
+        finally:
+            with self._lock:
+                self._left -= 1
+                last = self._left == 0
+            if last:
+                self._ended()
+
+    @property
+    def done(self) -> bool:
+        """Whether every thread has ended."""
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def wait(self, timeout: float) -> bool:
+        """Wait at most `timeout` seconds for every thread to end."""
+
+
+        end = time.monotonic() + timeout
+        for thread in self._threads:
+            thread.join(max(0.0, end - time.monotonic()))
+            if thread.is_alive():
+                return False
+        if self._error is not None:
+            raise self._error
+        return True

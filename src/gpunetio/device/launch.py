@@ -1,0 +1,154 @@
+"""`@kernel`: one launch syntax for CUDA and for CPU threads.
+
+    @kernel
+    def work(qp, n): ...
+
+    work[grid, block](qp, n).wait(timeout=10)        # on the first GPU, or on host threads when there is none
+    work[grid, block, gpu](qp, n).wait(timeout=10)   # where `gpu` says
+
+A kernel returns nothing. Arguments are ints and arrays; an object with `device_address` (an exported queue, memory of a
+`Gpu`) is passed as that address.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any, Protocol
+from unittest import mock
+
+from ..errors import InvalidValueError
+from .compile import engine_function
+from .host_threads import HostLaunch
+
+# Called with +1 when a kernel is launched and with -1 when it has ended: a software NIC then spins instead of sleeping.
+observers: list[Callable[[int], None]] = []
+
+
+class Place(Protocol):
+    """Where a kernel runs: a `Gpu`, or anything with these."""
+
+    target: str  # "cuda" or "cpu"
+    warp: int  # lanes of a host warp
+
+    @property
+    def stream(self) -> Any: ...
+
+
+def tell_observers(change: int) -> None:
+    """A kernel has been launched (+1) or has ended (-1)."""
+    for observer in list(observers):
+        observer(change)
+
+
+@functools.cache
+def cuda_available() -> bool:
+    """Whether Numba can launch on a GPU here."""
+    try:
+        from numba import cuda
+
+        return bool(cuda.is_available())
+    except ImportError:
+        return False
+
+
+class _DefaultPlace:
+    """The first GPU, or host threads with one-lane warps."""
+
+    warp = 1
+    stream = 0
+
+    @property
+    def target(self) -> str:
+        return "cuda" if cuda_available() else "cpu"
+
+
+class CudaLaunch:
+    """A kernel running on a GPU; `wait(timeout)` returns whether it has ended."""
+
+    def __init__(self, compiled: Any, args: tuple[Any, ...], grid: int, block: int, stream: Any):
+        from numba import cuda
+
+        self._event = cuda.event(timing=False)
+        compiled[grid, block, stream](*args)
+        self._event.record(stream)
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def _watch(self) -> None:
+        while not self._event.query():
+            time.sleep(200e-6)
+        tell_observers(-1)
+
+    @property
+    def done(self) -> bool:
+        """Whether the kernel has ended."""
+        return bool(self._event.query())
+
+    def wait(self, timeout: float) -> bool:
+        """Wait at most `timeout` seconds for the kernel to end."""
+        end = time.monotonic() + timeout
+        while not self._event.query():
+            if time.monotonic() > end:
+                return False
+            time.sleep(20e-6)
+        return True
+
+
+class Kernel:
+    """What `@kernel` makes of a function."""
+
+    def __init__(self, fn: Callable[..., None]):
+        functools.update_wrapper(self, fn)
+        self.py_func = fn
+        self.body = engine_function(fn)
+        self.stamp = self.body.stamp
+
+    @functools.cached_property
+    def cuda(self) -> Any:
+        """The kernel as Numba compiles it for CUDA; device functions that it calls are compiled again."""
+        from numba import cuda
+
+        return cuda.jit(self.py_func)
+
+    def __getitem__(self, config: tuple[Any, ...]) -> Callable[..., HostLaunch | CudaLaunch]:
+        if not isinstance(config, tuple) or len(config) not in (2, 3):
+            raise InvalidValueError(f"launch as {self.__name__}[grid, block](…) or [grid, block, gpu](…), not {config!r}")
+        grid, block, *place = config
+        return functools.partial(self._launch, int(grid), int(block), place[0] if place else _DefaultPlace())
+
+    def __call__(self, *args: Any) -> None:
+        raise InvalidValueError(f"{self.__name__} is a kernel: launch it as {self.__name__}[grid, block](…)")
+
+    def _launch(self, grid: int, block: int, place: Place, *args: Any) -> HostLaunch | CudaLaunch:
+        plain = tuple(int(a.device_address) if hasattr(a, "device_address") else a for a in args)
+        tell_observers(+1)
+        try:
+            if place.target == "cuda":
+                return CudaLaunch(self.cuda, plain, grid, block, place.stream)
+            return HostLaunch(self.body, plain, grid, block, place.warp, lambda: tell_observers(-1))
+        except BaseException:
+            tell_observers(-1)
+            raise
+
+
+def kernel(fn: Callable[..., None]) -> Kernel:
+    """Make `fn` launchable (`__global__`)."""
+    return Kernel(fn)
+
+
+@contextlib.contextmanager
+def offline(compute_capability: tuple[int, int]) -> Iterator[None]:
+    """Compile for a GPU that is not there: Numba asks the current device when one device function calls another."""
+    import numba.cuda.compiler
+    import numba.cuda.dispatcher
+
+    device = SimpleNamespace(compute_capability=compute_capability)
+    with (
+        mock.patch.object(numba.cuda.dispatcher, "get_current_device", lambda: device),
+        mock.patch.object(numba.cuda.compiler, "get_current_device", lambda: device),
+    ):
+        yield

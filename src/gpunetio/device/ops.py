@@ -1,0 +1,589 @@
+"""Primitive operations with one meaning and two lowerings: LLVM on the CPU, PTX on CUDA.
+
+Nothing outside this file knows the target, so that a port to another GPU compiler is a rewrite of this file alone.
+
+Every value is an int64: Numba turns `uint64 + int64` into a float. Narrow loads zero-extend, narrow stores truncate.
+Plain `ld*`/`st*` are for memory that nobody else touches at that moment; whatever waits for another agent polls with
+`ld_relaxed*` or `ld_acquire*`, because LLVM hoists a plain load out of the loop.
+
+Scopes follow the PTX memory model: `sys` reaches the CPU and the NIC, `gpu` the threads of one GPU, `cta` those of one
+block. The CPU has one scope, so all three lower to the same instruction there.
+"""
+
+# A stub below has the signature and the docstring; its body is the pair of lowerings in the decorator.
+# pyright: reportReturnType=false, reportArgumentType=false
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.core.cpu import CPUContext
+from numba.extending import intrinsic
+
+from .compile import device_function
+
+_INT = {bits: ir.IntType(bits) for bits in (1, 8, 16, 32, 64, 128)}
+_VOID = ir.VoidType()
+_CONSTRAINT = {16: "h", 32: "r", 64: "l"}
+
+Emit = Callable[..., Any]  # (builder, *args) -> value
+
+
+def op(*widths: int, ret: int | None = None, cpu: Emit, cuda: Emit) -> Callable[[Callable[..., Any]], Callable[..., int]]:
+    """Make an intrinsic: int64 arguments truncated to `widths`, result of `ret` bits zero-extended to int64."""
+    result = types.void if ret is None else types.int64
+
+    def codegen(context, builder, signature, args):
+        narrow = [a if w == 64 else builder.trunc(a, _INT[w]) for a, w in zip(args, widths, strict=True)]
+        if isinstance(context, CPUContext):
+            value = cpu(builder, *narrow)
+        else:
+            value = cuda(builder, *narrow)
+        if ret is None:
+            return context.get_dummy_value()
+        return value if value.type.width == 64 else builder.zext(value, _INT[64])
+
+    def bind(stub):
+        answer = (result(*[types.int64] * len(widths)), codegen)
+        typing: Any = (  # Numba looks at the number of parameters, so *args will not do
+            lambda typingctx: answer,
+            lambda typingctx, a: answer,
+            lambda typingctx, a, b: answer,
+            lambda typingctx, a, b, c: answer,
+        )[len(widths)]
+        typing.__name__, typing.__qualname__ = stub.__name__, stub.__qualname__
+        typing.__doc__, typing.__module__ = stub.__doc__, stub.__module__
+        return intrinsic(typing)
+
+    return bind
+
+
+# --- building blocks of the CPU lowering ---------------------------------------------------------------------------
+
+
+def _ptr(b, addr, width):
+    return b.inttoptr(addr, _INT[width].as_pointer())
+
+
+def _load(width, order=None) -> Emit:
+    if order is None:
+        return lambda b, addr: b.load(_ptr(b, addr, width), align=width // 8)
+    return lambda b, addr: b.load_atomic(_ptr(b, addr, width), order, width // 8)
+
+
+def _store(width, order=None) -> Emit:
+    if order is None:
+        return lambda b, addr, value: b.store(value, _ptr(b, addr, width), align=width // 8)
+    return lambda b, addr, value: b.store_atomic(value, _ptr(b, addr, width), order, width // 8)
+
+
+def _rmw(kind, width, order="acq_rel") -> Emit:
+    return lambda b, addr, value: b.atomic_rmw(kind, _ptr(b, addr, width), value, order)
+
+
+def _cas(width) -> Emit:
+    def emit(b, addr, expected, new):
+        return b.extract_value(b.cmpxchg(_ptr(b, addr, width), expected, new, "acq_rel", "acquire"), 0)
+
+    return emit
+
+
+def _fence(order) -> Emit:
+    return lambda b: b.fence(order)
+
+
+def _llvm(name, *overload, ret=None) -> Emit:
+    """A call of an LLVM intrinsic."""
+
+    def emit(b, *args):
+        fnty = None if overload else ir.FunctionType(_INT[ret] if ret else _VOID, [a.type for a in args])
+        return b.call(b.module.declare_intrinsic(name, list(overload), fnty), args)
+
+    return emit
+
+
+def _extern(b, name, ret, args):
+    """A call of a C function by its symbol."""
+    fnty = ir.FunctionType(ret, [a.type for a in args])
+    return b.call(cgutils.get_or_insert_function(b.module, fnty, name), args)
+
+
+# --- building blocks of the CUDA lowering --------------------------------------------------------------------------
+
+
+def _ptx(text, ret=None, *, pure=False, convergent=False) -> Emit:
+    """Inline PTX. Without `pure` it orders memory and is never dropped; `convergent` forbids moving it into a branch."""
+
+    def emit(b, *args):
+        constraints = [] if ret is None else ["=" + _CONSTRAINT[ret]]
+        constraints += [_CONSTRAINT[a.type.width] for a in args]
+        constraints += [] if pure else ["~{memory}"]
+        fnty = ir.FunctionType(_VOID if ret is None else _INT[ret], [a.type for a in args])
+        asm = ir.InlineAsm(fnty, text, ",".join(constraints), side_effect=not pure)
+        return b.call(asm, args, attrs=("convergent",) if convergent else ())
+
+    return emit
+
+
+def _ptx_load(how, width) -> Emit:
+    if width == 8:  # PTX has no 8-bit registers
+        read = _ptx(f"{how}.u8 $0, [$1];", 16)
+        return lambda b, addr: b.trunc(read(b, addr), _INT[8])
+    return _ptx(f"{how}.u{width} $0, [$1];", width)
+
+
+def _ptx_store(how, width) -> Emit:
+    if width == 8:
+        write = _ptx(f"{how}.u8 [$0], $1;")
+        return lambda b, addr, value: write(b, addr, b.zext(value, _INT[16]))
+    return _ptx(f"{how}.u{width} [$0], $1;")
+
+
+def _compute_capability() -> tuple[int, int]:
+    """Of the GPU being compiled for. Asks as Numba itself does, so that `target.offline` answers both."""
+    from numba.cuda import dispatcher
+
+    return dispatcher.get_current_device().compute_capability
+
+
+def _doorbell_fence(b):
+    scope = "gpu" if _compute_capability() == (9, 0) and platform.machine() == "x86_64" else "sys"
+    return _from_sm90(f"fence.release.{scope};", f"fence.acq_rel.{scope};")(b)
+
+
+def _from_sm90(new: str, old: str) -> Emit:
+    """PTX that older GPUs do not have."""
+    return lambda b: _ptx(new if _compute_capability() >= (9, 0) else old)(b)
+
+
+# --- loads and stores ----------------------------------------------------------------------------------------------
+
+
+def _load_op(name, width, order, how, doc):
+    def stub(addr: int) -> int: ...
+
+    stub.__name__ = stub.__qualname__ = name
+    stub.__doc__ = doc
+    cuda = _load(width) if how is None else _ptx_load(how, width)
+    return op(64, ret=width, cpu=_load(width, order), cuda=cuda)(stub)
+
+
+def _store_op(name, width, order, how, doc):
+    def stub(addr: int, value: int) -> None: ...
+
+    stub.__name__ = stub.__qualname__ = name
+    stub.__doc__ = doc
+    cuda = _store(width) if how is None else _ptx_store(how, width)
+    return op(64, width, cpu=_store(width, order), cuda=cuda)(stub)
+
+
+ld8 = _load_op("ld8", 8, None, None, "Plain 8-bit load.")
+ld16 = _load_op("ld16", 16, None, None, "Plain 16-bit load.")
+ld32 = _load_op("ld32", 32, None, None, "Plain 32-bit load.")
+ld64 = _load_op("ld64", 64, None, None, "Plain 64-bit load.")
+st8 = _store_op("st8", 8, None, None, "Plain 8-bit store.")
+st16 = _store_op("st16", 16, None, None, "Plain 16-bit store.")
+st32 = _store_op("st32", 32, None, None, "Plain 32-bit store.")
+st64 = _store_op("st64", 64, None, None, "Plain 64-bit store.")
+
+_RELAXED_SYS = "ld.relaxed.sys.global.L1::no_allocate"
+ld_relaxed8 = _load_op("ld_relaxed8", 8, "monotonic", _RELAXED_SYS, "Polling load of what the NIC or CPU writes.")
+ld_relaxed32 = _load_op("ld_relaxed32", 32, "monotonic", _RELAXED_SYS, "Polling load of what the NIC or CPU writes.")
+ld_relaxed64 = _load_op("ld_relaxed64", 64, "monotonic", _RELAXED_SYS, "Polling load of what the NIC or CPU writes.")
+ld_relaxed_gpu64 = _load_op("ld_relaxed_gpu64", 64, "monotonic", "ld.relaxed.gpu.global", "Polling load of what a thread of this GPU writes.")  # fmt: skip
+ld_acquire32 = _load_op("ld_acquire32", 32, "acquire", "ld.acquire.sys.global", "System-scope acquire load.")
+ld_acquire64 = _load_op("ld_acquire64", 64, "acquire", "ld.acquire.sys.global", "System-scope acquire load.")
+st_relaxed32 = _store_op("st_relaxed32", 32, "monotonic", "st.relaxed.sys.global", "System-scope relaxed store.")
+st_relaxed64 = _store_op("st_relaxed64", 64, "monotonic", "st.relaxed.sys.global", "System-scope relaxed store.")
+st_relaxed_gpu64 = _store_op("st_relaxed_gpu64", 64, "monotonic", "st.relaxed.gpu.global", "GPU-scope relaxed store.")
+st_release32 = _store_op("st_release32", 32, "release", "st.release.sys.global", "System-scope release store.")
+st_release64 = _store_op("st_release64", 64, "release", "st.release.sys.global", "System-scope release store.")
+st_release_gpu32 = _store_op("st_release_gpu32", 32, "release", "st.release.gpu.global", "GPU-scope release store.")
+st_mmio64 = _store_op("st_mmio64", 64, "monotonic", "st.mmio.relaxed.sys.global", "Store to a doorbell register.")
+
+
+def _store_pair(b, addr, low, high):
+    vector = ir.VectorType(_INT[64], 2)
+    value = b.insert_element(ir.Constant(vector, ir.Undefined), low, _INT[32](0))
+    b.store(b.insert_element(value, high, _INT[32](1)), b.inttoptr(addr, vector.as_pointer()), align=16)
+
+
+@op(64, 64, 64, cpu=_store_pair, cuda=_ptx("st.global.cs.v2.b64 [$0], {$1, $2};"))
+def st128(addr: int, low: int, high: int) -> None:
+    """Store one 16-byte segment; `addr` is 16-byte aligned. Streaming on CUDA, because the NIC reads it next."""
+    ...
+
+
+# --- byte order ----------------------------------------------------------------------------------------------------
+
+
+@op(16, ret=16, cpu=_llvm("llvm.bswap", _INT[16]), cuda=_llvm("llvm.bswap", _INT[16]))
+def be16(value: int) -> int:
+    """Swap the bytes of a 16-bit value."""
+    ...
+
+
+# llvm.bswap costs twice the instructions of a byte permutation on CUDA.
+@op(32, ret=32, cpu=_llvm("llvm.bswap", _INT[32]), cuda=_ptx("prmt.b32 $0, $1, 0, 0x0123;", 32, pure=True))
+def be32(value: int) -> int:
+    """Swap the bytes of a 32-bit value."""
+    ...
+
+
+_PRMT64 = (
+    "{.reg .b32 l, h; mov.b64 {l, h}, $1; prmt.b32 l, l, 0, 0x0123; prmt.b32 h, h, 0, 0x0123; mov.b64 $0, {h, l};}"
+)
+
+
+@op(64, ret=64, cpu=_llvm("llvm.bswap", _INT[64]), cuda=_ptx(_PRMT64, 64, pure=True))
+def be64(value: int) -> int:
+    """Swap the bytes of a 64-bit value."""
+    ...
+
+
+def _pack(b, low, high):
+    return b.or_(b.zext(low, _INT[64]), b.shl(b.zext(high, _INT[64]), _INT[64](32)))
+
+
+@op(32, 32, ret=64, cpu=_pack, cuda=_ptx("mov.b64 $0, {$1, $2};", 64, pure=True))
+def pack64(low: int, high: int) -> int:
+    """Two 32-bit words as the 64-bit value that stores `low` at the lower address."""
+    ...
+
+
+# --- fences --------------------------------------------------------------------------------------------------------
+
+
+@op(cpu=_fence("release"), cuda=_from_sm90("fence.release.sys;", "fence.acq_rel.sys;"))
+def fence_release_sys() -> None:
+    """Order earlier accesses before later stores, for every agent of the system."""
+    ...
+
+
+@op(cpu=_fence("release"), cuda=_from_sm90("fence.release.gpu;", "fence.acq_rel.gpu;"))
+def fence_release_gpu() -> None:
+    """Order earlier accesses before later stores, for the threads of this GPU."""
+    ...
+
+
+@op(cpu=_fence("release"), cuda=_from_sm90("fence.release.cta;", "fence.acq_rel.cta;"))
+def fence_release_cta() -> None:
+    """Order earlier accesses before later stores, for the threads of this block."""
+    ...
+
+
+@op(cpu=_fence("release"), cuda=_doorbell_fence)
+def fence_release_doorbell() -> None:
+    """Order WQEs and payload before a doorbell that a CPU or the NIC reads.
+
+    The PTX memory model asks for `.sys`. On sm_90 with queues in pinned memory of an x86 host `.gpu` was measured to
+    be enough (no torn or stale WQE in 5·10⁹ posts, docs/design.md), and it nearly doubles the rate.
+    """
+    ...
+
+
+@op(cpu=_fence("acquire"), cuda=_from_sm90("fence.acquire.sys;", "fence.acq_rel.sys;"))
+def fence_acquire_sys() -> None:
+    """Order earlier loads before later accesses, for every agent of the system."""
+    ...
+
+
+@op(cpu=_fence("acquire"), cuda=_from_sm90("fence.acquire.gpu;", "fence.acq_rel.gpu;"))
+def fence_acquire_gpu() -> None:
+    """Order earlier loads before later accesses, for the threads of this GPU."""
+    ...
+
+
+@op(cpu=_fence("acquire"), cuda=_from_sm90("fence.acquire.cta;", "fence.acq_rel.cta;"))
+def fence_acquire_cta() -> None:
+    """Order earlier loads before later accesses, for the threads of this block."""
+    ...
+
+
+# --- atomics: each returns the old value ---------------------------------------------------------------------------
+
+
+@op(64, 64, ret=64, cpu=_rmw("add", 64, "monotonic"), cuda=_ptx("atom.relaxed.gpu.global.add.u64 $0, [$1], $2;", 64))
+def fetch_add_gpu64(addr: int, value: int) -> int:
+    """Relaxed add at GPU scope."""
+    ...
+
+
+@op(64, 64, ret=64, cpu=_rmw("add", 64, "monotonic"), cuda=_ptx("atom.relaxed.cta.global.add.u64 $0, [$1], $2;", 64))
+def fetch_add_cta64(addr: int, value: int) -> int:
+    """Relaxed add at block scope."""
+    ...
+
+
+@op(64, 64, ret=64, cpu=_rmw("add", 64), cuda=_ptx("atom.acq_rel.sys.global.add.u64 $0, [$1], $2;", 64))
+def fetch_add_sys64(addr: int, value: int) -> int:
+    """Acquire-release add at system scope."""
+    ...
+
+
+@op(64, 64, ret=64, cpu=_rmw("umax", 64), cuda=_ptx("atom.acquire.gpu.global.max.u64 $0, [$1], $2;", 64))
+def fetch_max_gpu64(addr: int, value: int) -> int:
+    """Unsigned maximum, acquire, at GPU scope."""
+    ...
+
+
+@op(64, 64, ret=64, cpu=_rmw("umax", 64), cuda=_ptx("atom.acquire.cta.global.max.u64 $0, [$1], $2;", 64))
+def fetch_max_cta64(addr: int, value: int) -> int:
+    """Unsigned maximum, acquire, at block scope."""
+    ...
+
+
+@op(64, 64, ret=64, cpu=_rmw("xchg", 64), cuda=_ptx("atom.acq_rel.sys.global.exch.b64 $0, [$1], $2;", 64))
+def exchange64(addr: int, value: int) -> int:
+    """Swap in `value` at system scope."""
+    ...
+
+
+@op(64, 32, 32, ret=32, cpu=_cas(32), cuda=_ptx("atom.acquire.gpu.global.cas.b32 $0, [$1], $2, $3;", 32))
+def cas_gpu32(addr: int, expected: int, new: int) -> int:
+    """Compare and swap, acquire, at GPU scope."""
+    ...
+
+
+@op(64, 64, 64, ret=64, cpu=_cas(64), cuda=_ptx("atom.relaxed.gpu.global.cas.b64 $0, [$1], $2, $3;", 64))
+def cas_gpu64(addr: int, expected: int, new: int) -> int:
+    """Compare and swap at GPU scope."""
+    ...
+
+
+@op(64, 64, 64, ret=64, cpu=_cas(64), cuda=_ptx("atom.relaxed.cta.global.cas.b64 $0, [$1], $2, $3;", 64))
+def cas_cta64(addr: int, expected: int, new: int) -> int:
+    """Compare and swap at block scope."""
+    ...
+
+
+@op(64, 64, 64, ret=64, cpu=_cas(64), cuda=_ptx("atom.acq_rel.sys.global.cas.b64 $0, [$1], $2, $3;", 64))
+def cas_sys64(addr: int, expected: int, new: int) -> int:
+    """Compare and swap, acquire-release, at system scope."""
+    ...
+
+
+# --- bulk copies ---------------------------------------------------------------------------------------------------
+
+
+def _copy_words(b, dst, src, nbytes):
+    """8 bytes at a time while both addresses allow it, then bytes."""
+    aligned = b.icmp_unsigned("==", b.and_(b.or_(dst, src), _INT[64](7)), _INT[64](0))
+    words = b.select(aligned, b.lshr(nbytes, _INT[64](3)), _INT[64](0))
+    for width, start, end in ((64, _INT[64](0), words), (8, b.shl(words, _INT[64](3)), nbytes)):
+        step = _INT[64](width // 8)
+        with cgutils.for_range(b, b.sub(end, start)) as loop:
+            at = b.mul(b.add(loop.index, start), step)
+            b.store(b.load(_ptr(b, b.add(src, at), width)), _ptr(b, b.add(dst, at), width))
+
+
+@op(64, 64, 64, cpu=lambda b, d, s, n: cgutils.raw_memcpy(b, _ptr(b, d, 8), _ptr(b, s, 8), n, 1), cuda=_copy_words)
+def copy(dst: int, src: int, nbytes: int) -> None:
+    """Copy `nbytes` from `src` to `dst`, which must not overlap."""
+    ...
+
+
+# --- time and patience ---------------------------------------------------------------------------------------------
+
+CLOCK_MONOTONIC = 1
+
+
+def _clock_gettime(b):
+    timespec = cgutils.alloca_once(b, ir.LiteralStructType([_INT[64], _INT[64]]))
+    where = b.bitcast(timespec, _INT[8].as_pointer())
+    _extern(b, "clock_gettime", _INT[32], [_INT[32](CLOCK_MONOTONIC), where])
+    seconds, nanos = (b.load(b.gep(timespec, [_INT[32](0), _INT[32](i)])) for i in (0, 1))
+    return b.add(b.mul(seconds, _INT[64](1_000_000_000)), nanos)
+
+
+@op(ret=64, cpu=_clock_gettime, cuda=_ptx("mov.u64 $0, %globaltimer;", 64))
+def clock_ns() -> int:
+    """Nanoseconds of a monotonic clock: CLOCK_MONOTONIC, or %globaltimer (`doca_gpu_dev_verbs_query_globaltimer`)."""
+    ...
+
+
+def _pause(b):
+    if platform.machine() == "x86_64":
+        return _llvm("llvm.x86.sse2.pause")(b)
+    return b.fence("acquire")  # no hint instruction with the same name everywhere; a fence keeps the loop honest
+
+
+@op(cpu=_pause, cuda=_ptx("nanosleep.u32 20;"))
+def pause() -> None:
+    """A spin-loop hint."""
+    ...
+
+
+@op(cpu=lambda b: _extern(b, "sched_yield", _INT[32], []), cuda=_ptx("nanosleep.u32 100;"))
+def yield_thread() -> None:
+    """Let somebody else run: host threads that wait must, because there are more of them than cores."""
+    ...
+
+
+# --- who am I, and the group I belong to ---------------------------------------------------------------------------
+# On the host, identity comes from a record that the launcher leaves in pthread-specific data (host_threads.py). The key
+# is read from memory by symbol, never frozen into compiled code, which another process may load from the cache.
+
+
+THREAD_KEY_SYMBOL = "gpunetio_thread_key"
+
+
+def _thread_word(index) -> Emit:
+    def emit(b):
+        key = b.module.globals.get(THREAD_KEY_SYMBOL) or ir.GlobalVariable(b.module, _INT[32], THREAD_KEY_SYMBOL)
+        record = _extern(b, "pthread_getspecific", _INT[64].as_pointer(), [b.load(key)])
+        return b.load(b.gep(record, [_INT[32](index)]))
+
+    return emit
+
+
+def _special(register) -> Emit:
+    return _ptx(f"mov.u32 $0, %{register};", 32, pure=True)
+
+
+def _word_or_register(index, register) -> dict[str, Emit]:
+    word = _thread_word(index)
+    return {"cpu": lambda b: b.trunc(word(b), _INT[32]), "cuda": _special(register)}
+
+
+@op(ret=32, **_word_or_register(0, "tid.x"))
+def thread_idx() -> int:
+    """Index of the thread in its block (threadIdx.x)."""
+    ...
+
+
+@op(ret=32, **_word_or_register(1, "ctaid.x"))
+def block_idx() -> int:
+    """Index of the block in the grid (blockIdx.x)."""
+    ...
+
+
+@op(ret=32, **_word_or_register(2, "ntid.x"))
+def block_dim() -> int:
+    """Threads in a block (blockDim.x)."""
+    ...
+
+
+@op(ret=32, **_word_or_register(3, "nctaid.x"))
+def grid_dim() -> int:
+    """Blocks in the grid (gridDim.x)."""
+    ...
+
+
+@op(ret=32, **_word_or_register(4, "laneid"))
+def lane_id() -> int:
+    """Lane in the warp (`doca_gpu_dev_verbs_get_lane_id`)."""
+    ...
+
+
+@op(ret=32, cpu=lambda b: b.trunc(_thread_word(5)(b), _INT[32]), cuda=lambda b: _INT[32](32))
+def warp_size() -> int:
+    """Threads in a warp: 32 on CUDA, a choice of the launch on the host."""
+    ...
+
+
+@op(ret=64, cpu=_thread_word(6), cuda=lambda b: _INT[64](0))
+def _warp_group() -> int:
+    """Host only: address of the warp's barrier (host_threads.py)."""
+    ...
+
+
+@op(ret=64, cpu=_thread_word(7), cuda=lambda b: _INT[64](0))
+def _block_group() -> int:
+    """Host only: address of the block's barrier (host_threads.py)."""
+    ...
+
+
+_CPU_ONLY = 1
+
+
+@op(ret=32, cpu=lambda b: _INT[32](_CPU_ONLY), cuda=lambda b: _INT[32](0))
+def on_host() -> int:
+    """1 in code compiled for the CPU, 0 on CUDA; folds at compile time."""
+    ...
+
+
+_nothing: Emit = lambda b, *args: None  # noqa: E731
+
+
+@op(cpu=_nothing, cuda=_ptx("bar.sync 0;", convergent=True))
+def _cuda_block_sync() -> None: ...
+
+
+@op(cpu=_nothing, cuda=_ptx("bar.warp.sync 0xffffffff;", convergent=True))
+def _cuda_warp_sync() -> None: ...
+
+
+_SHFL64 = (
+    "{.reg .b32 l, h; mov.b64 {l, h}, $1; shfl.sync.idx.b32 l, l, $2, 31, 0xffffffff;"
+    " shfl.sync.idx.b32 h, h, $2, 31, 0xffffffff; mov.b64 $0, {l, h};}"
+)
+
+
+@op(64, 32, ret=64, cpu=lambda b, value, lane: value, cuda=_ptx(_SHFL64, 64, convergent=True))
+def _cuda_warp_broadcast(value: int, lane: int) -> int: ...
+
+
+# --- synchronisation within a group --------------------------------------------------------------------------------
+# A host group is a record of int64 words: arrived, generation, size, value.
+
+_GENERATION, _SIZE, _VALUE = 8, 16, 24
+GROUP_WORDS = 8
+
+
+@device_function
+def _host_barrier(group):
+    generation = ld_relaxed64(group + _GENERATION)
+    if fetch_add_sys64(group, 1) + 1 == ld64(group + _SIZE):
+        st64(group, 0)
+        st_release64(group + _GENERATION, generation + 1)
+    else:
+        while ld_acquire64(group + _GENERATION) == generation:
+            yield_thread()
+
+
+@device_function
+def block_sync():
+    """Wait for every thread of the block (`__syncthreads`)."""
+    if on_host():
+        if block_dim() > 1:
+            _host_barrier(_block_group())
+    else:
+        _cuda_block_sync()
+
+
+@device_function
+def warp_sync():
+    """Wait for every lane of the warp (`__syncwarp`)."""
+    if on_host():
+        if warp_size() > 1:
+            _host_barrier(_warp_group())
+    else:
+        _cuda_warp_sync()
+
+
+@device_function
+def warp_broadcast(value, lane):
+    """The `value` of lane `lane`, in every lane of the warp (`__shfl_sync`)."""
+    if on_host():
+        if warp_size() == 1:
+            return value
+        group = _warp_group()
+        if lane_id() == lane:
+            st64(group + _VALUE, value)
+        _host_barrier(group)
+        value = ld64(group + _VALUE)
+        _host_barrier(group)
+        return value
+    return _cuda_warp_broadcast(value, lane)
+
+
+@device_function
+def global_id():
+    """Index of the thread in the whole launch."""
+    return block_idx() * block_dim() + thread_idx()

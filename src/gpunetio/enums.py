@@ -1,0 +1,171 @@
+"""Enumerations of the API, with the numeric values of the C headers (prefixes dropped)."""
+
+from enum import IntEnum, IntFlag
+
+
+class QpType(IntEnum):
+    """DOCA_VERBS_QP_TYPE_*."""
+
+    RC = 0
+
+
+class QpState(IntEnum):
+    """enum doca_verbs_qp_state."""
+
+    RST  = 0
+    INIT = 1
+    RTR  = 2
+    RTS  = 3
+    ERR  = 4
+
+
+class AddrType(IntEnum):
+    """enum doca_verbs_addr_type."""
+
+    IPv4      = 0
+    IPv6      = 1
+    IB_GRH    = 2
+    IB_NO_GRH = 3
+
+
+class MtuSize(IntEnum):
+    """enum doca_verbs_mtu_size."""
+
+    MTU_256      = 0
+    MTU_512      = 1
+    MTU_1K       = 2
+    MTU_2K       = 3
+    MTU_4K       = 4
+    RAW_ETHERNET = 5
+
+    @property
+    def nbytes(self) -> int:
+        """Payload bytes of a packet."""
+        return 256 << self
+
+
+class UarAllocationType(IntEnum):
+    """enum doca_verbs_uar_allocation_type."""
+
+    BLUEFLAME          = 0
+    NONCACHE           = 1
+    NONCACHE_DEDICATED = 2
+
+
+class CqOverrun(IntEnum):
+    """enum doca_verbs_cq_overrun."""
+
+    DISABLE = 0
+    ENABLE  = 1
+
+
+class QpAtomicType(IntEnum):
+    """enum doca_verbs_qp_atomic_type."""
+
+    NONE          = 0
+    IB_SPEC       = 1
+    UP_TO_8BYTES  = 3
+
+
+class QpSendDbrMode(IntEnum):
+    """enum doca_verbs_qp_send_dbr_mode."""
+
+    DBR_VALID  = 0
+    NO_DBR_EXT = 1
+
+
+class QpAttrMask(IntFlag):
+    """DOCA_VERBS_QP_ATTR_*: which attributes a modify carries."""
+
+    ALLOW_REMOTE_WRITE = 1 << 0
+    ALLOW_REMOTE_READ  = 1 << 1
+    PKEY_INDEX         = 1 << 2
+    MIN_RNR_TIMER      = 1 << 3
+    PORT_NUM           = 1 << 4
+    NEXT_STATE         = 1 << 5
+    CURRENT_STATE      = 1 << 6
+    PATH_MTU           = 1 << 7
+    RQ_PSN             = 1 << 8
+    SQ_PSN             = 1 << 9
+    DEST_QP_NUM        = 1 << 10
+    ACK_TIMEOUT        = 1 << 11
+    RETRY_CNT          = 1 << 12
+    RNR_RETRY          = 1 << 13
+    AH_ATTR            = 1 << 14
+    ATOMIC_MODE        = 1 << 15
+    MAX_QP_RD_ATOMIC   = 1 << 16
+    MAX_DEST_RD_ATOMIC = 1 << 17
+
+
+class Access(IntFlag):
+    """Rights of a memory region (enum ibv_access_flags). LOCAL_READ is always given."""
+
+    LOCAL_READ    = 0
+    LOCAL_WRITE   = 1 << 0
+    REMOTE_WRITE  = 1 << 1
+    REMOTE_READ   = 1 << 2
+    REMOTE_ATOMIC = 1 << 3
+
+    @classmethod
+    def all(cls) -> "Access":
+        """Local write and every remote right."""
+        return cls.LOCAL_WRITE | cls.REMOTE_WRITE | cls.REMOTE_READ | cls.REMOTE_ATOMIC
+
+
+class MemType(IntEnum):
+    """enum doca_gpu_mem_type."""
+
+    GPU     = 0
+    GPU_CPU = 1
+    CPU_GPU = 2
+
+
+class NicHandler(IntEnum):
+    """enum doca_gpu_dev_verbs_nic_handler."""
+
+    AUTO          = 0
+    CPU_PROXY     = 1
+    GPU_SM_DB     = 2
+    GPU_SM_BF     = 6
+    GPU_SM_NO_DBR = 10
+
+
+class SharingMode(IntEnum):
+    """enum doca_gpu_dev_verbs_resource_sharing_mode: who shares a queue."""
+
+    EXCLUSIVE = 0
+    CTA       = 1
+    GPU       = 2
+
+
+class ExecScope(IntEnum):
+    """enum doca_gpu_dev_verbs_exec_scope."""
+
+    THREAD = 0
+    WARP   = 1
+
+
+class SyncScope(IntEnum):
+    """enum doca_gpu_dev_verbs_sync_scope: scope of the fence before a doorbell."""
+
+    SYS    = 0
+    GPU    = 1
+    CTA    = 2
+    THREAD = 3
+
+
+class CodeOpt(IntFlag):
+    """enum doca_gpu_dev_verbs_gpu_code_opt."""
+
+    DEFAULT                 = 0
+    ASYNC_STORE_RELEASE     = 1
+    SKIP_AVAILABILITY_CHECK = 2
+    SKIP_DB_RINGING         = 4
+    CPU_PROXY_UPDATE_PI     = 8
+
+
+class LinkLayer(IntEnum):
+    """IBV_LINK_LAYER_*."""
+
+    INFINIBAND = 1
+    ETHERNET   = 2

@@ -1,0 +1,167 @@
+"""The errors of gpunetio: one tree, each with the numeric `doca_error_t` it stands for.
+
+    DocaError
+    ├── NotPermittedError (PermissionError)    ├── FullError
+    ├── InUseError                             ├── TooBigError (ValueError)
+    ├── NotSupportedError                      ├── BadStateError
+    ├── AgainError                             ├── BadConfigError (ValueError)
+    ├── InvalidValueError (ValueError)         ├── DriverError
+    ├── NoMemoryError (MemoryError)            ├── OperatingSystemError (OSError)
+    ├── InitializationError                    ├── UnexpectedError
+    ├── TimedOutError (TimeoutError)           └── DeviceFatalError
+    └── NotFoundError (LookupError)
+"""
+
+from enum import IntEnum
+
+
+class DocaErrorCode(IntEnum):
+    """`doca_error_t`."""
+
+    SUCCESS               = 0
+    UNKNOWN               = 1
+    NOT_PERMITTED         = 2
+    IN_USE                = 3
+    NOT_SUPPORTED         = 4
+    AGAIN                 = 5
+    INVALID_VALUE         = 6
+    NO_MEMORY             = 7
+    INITIALIZATION        = 8
+    TIME_OUT              = 9
+    SHUTDOWN              = 10
+    CONNECTION_RESET      = 11
+    CONNECTION_ABORTED    = 12
+    CONNECTION_INPROGRESS = 13
+    NOT_CONNECTED         = 14
+    NO_LOCK               = 15
+    NOT_FOUND             = 16
+    IO_FAILED             = 17
+    BAD_STATE             = 18
+    UNSUPPORTED_VERSION   = 19
+    OPERATING_SYSTEM      = 20
+    DRIVER                = 21
+    UNEXPECTED            = 22
+    ALREADY_EXIST         = 23
+    FULL                  = 24
+    EMPTY                 = 25
+    IN_PROGRESS           = 26
+    TOO_BIG               = 27
+    AUTHENTICATION        = 28
+    BAD_CONFIG            = 29
+    SKIPPED               = 30
+    DEVICE_FATAL_ERROR    = 31
+
+
+class DocaError(Exception):
+    """Base of all errors raised by gpunetio. `code` is the `doca_error_t` the C library would return."""
+
+    code = DocaErrorCode.UNKNOWN
+
+
+class NotPermittedError(DocaError, PermissionError):
+    """DOCA_ERROR_NOT_PERMITTED."""
+
+    code = DocaErrorCode.NOT_PERMITTED
+
+
+class InUseError(DocaError):
+    """DOCA_ERROR_IN_USE: another object still needs it."""
+
+    code = DocaErrorCode.IN_USE
+
+
+class NotSupportedError(DocaError):
+    """DOCA_ERROR_NOT_SUPPORTED: this provider, device or build does not have it."""
+
+    code = DocaErrorCode.NOT_SUPPORTED
+
+
+class AgainError(DocaError):
+    """DOCA_ERROR_AGAIN."""
+
+    code = DocaErrorCode.AGAIN
+
+
+class InvalidValueError(DocaError, ValueError):
+    """DOCA_ERROR_INVALID_VALUE."""
+
+    code = DocaErrorCode.INVALID_VALUE
+
+
+class NoMemoryError(DocaError, MemoryError):
+    """DOCA_ERROR_NO_MEMORY."""
+
+    code = DocaErrorCode.NO_MEMORY
+
+
+class InitializationError(DocaError):
+    """DOCA_ERROR_INITIALIZATION."""
+
+    code = DocaErrorCode.INITIALIZATION
+
+
+class TimedOutError(DocaError, TimeoutError):
+    """DOCA_ERROR_TIME_OUT: a wait reached its deadline."""
+
+    code = DocaErrorCode.TIME_OUT
+
+
+class NotFoundError(DocaError, LookupError):
+    """DOCA_ERROR_NOT_FOUND."""
+
+    code = DocaErrorCode.NOT_FOUND
+
+
+class BadStateError(DocaError):
+    """DOCA_ERROR_BAD_STATE: the object is closed, or in a state that does not allow the call."""
+
+    code = DocaErrorCode.BAD_STATE
+
+
+class OperatingSystemError(DocaError, OSError):
+    """DOCA_ERROR_OPERATING_SYSTEM."""
+
+    code = DocaErrorCode.OPERATING_SYSTEM
+
+
+class DriverError(DocaError):
+    """DOCA_ERROR_DRIVER: the device refused a command, or a driver call failed.
+
+    `status` and `syndrome` are the command's own when a command was refused.
+    """
+
+    code = DocaErrorCode.DRIVER
+
+    def __init__(self, message: str, status: int = 0, syndrome: int = 0):
+        super().__init__(message)
+        self.status, self.syndrome = status, syndrome
+
+
+class UnexpectedError(DocaError):
+    """DOCA_ERROR_UNEXPECTED."""
+
+    code = DocaErrorCode.UNEXPECTED
+
+
+class FullError(DocaError):
+    """DOCA_ERROR_FULL."""
+
+    code = DocaErrorCode.FULL
+
+
+class TooBigError(DocaError, ValueError):
+    """DOCA_ERROR_TOO_BIG."""
+
+    code = DocaErrorCode.TOO_BIG
+
+
+class BadConfigError(DocaError, ValueError):
+    """DOCA_ERROR_BAD_CONFIG."""
+
+    code = DocaErrorCode.BAD_CONFIG
+
+
+class DeviceFatalError(DocaError):
+    """DOCA_ERROR_DEVICE_FATAL_ERROR."""
+
+    code = DocaErrorCode.DEVICE_FATAL_ERROR

@@ -1,0 +1,1 @@
+"""Wires between NICs."""

@@ -1,0 +1,273 @@
+"""mlx5 commands: opcodes, statuses and mailboxes, as carried by DEVX.
+
+Every input starts with the opcode, every output with `status` (8 bits) and `syndrome` (32 bits).
+"""
+
+from enum import IntEnum, IntFlag
+
+from .contexts import CQC, QPC, RMPC
+from .layout import BitStruct
+
+
+class Opcode(IntEnum):
+    """Command opcodes (PRM, "Command Reference")."""
+
+    QUERY_HCA_CAP      = 0x100
+    CREATE_CQ          = 0x400
+    DESTROY_CQ         = 0x401
+    CREATE_QP          = 0x500
+    DESTROY_QP         = 0x501
+    RST2INIT_QP        = 0x502
+    INIT2RTR_QP        = 0x503
+    RTR2RTS_QP         = 0x504
+    RTS2RTS_QP         = 0x505
+    QP_2ERR            = 0x507
+    QP_2RST            = 0x50A
+    QUERY_QP           = 0x50B
+    INIT2INIT_QP       = 0x50E
+    QUERY_ROCE_ADDRESS = 0x760
+    CREATE_RMP         = 0x90C
+
+
+class Status(IntEnum):
+    """What a command answers in its first byte (PRM, "Command status")."""
+
+    OK            = 0x00
+    INTERNAL_ERR  = 0x01
+    BAD_OP        = 0x02
+    BAD_PARAM     = 0x03
+    BAD_SYS_STATE = 0x04
+    BAD_RESOURCE  = 0x05
+    RESOURCE_BUSY = 0x06
+    EXCEED_LIM    = 0x08
+    BAD_RES_STATE = 0x09
+    BAD_INDEX     = 0x0A
+    NO_RESOURCES  = 0x0F
+    BAD_INPUT_LEN = 0x50
+    BAD_OUTPUT_LEN = 0x51
+    BAD_QP_STATE  = 0x10
+    BAD_PKT       = 0x30
+    BAD_SIZE      = 0x40
+
+
+class OptParam(IntFlag):
+    """opt_param_mask: which optional fields of the QPC a transition carries."""
+
+    RRE         = 1 << 1
+    RAE         = 1 << 2
+    RWE         = 1 << 3
+    PKEY_INDEX  = 1 << 4
+    MIN_RNR_NAK = 1 << 6
+    PORT_NUM    = 1 << 16
+    DSCP        = 1 << 17
+    SGID_INDEX  = 1 << 23
+
+
+class QpState(IntEnum):
+    """qpc.state."""
+
+    RST       = 0
+    INIT      = 1
+    RTR       = 2
+    RTS       = 3
+    SQER      = 4
+    SQDRAINED = 5
+    ERR       = 6
+
+
+class ServiceType(IntEnum):
+    """qpc.st."""
+
+    RC = 0
+    UC = 1
+
+
+class PrmMtu(IntEnum):
+    """qpc.mtu; the payload is 128 << code bytes."""
+
+    MTU_256  = 1
+    MTU_512  = 2
+    MTU_1K   = 3
+    MTU_2K   = 4
+    MTU_4K   = 5
+    RAW_ETH  = 7
+
+
+class RqType(IntEnum):
+    """qpc.rq_type."""
+
+    REGULAR   = 0
+    SRQ_RMP   = 1
+    ZERO_SIZE = 3
+
+
+class CapClass(IntEnum):
+    """QUERY_HCA_CAP: op_mod is `class << 1 | 1` for the current values."""
+
+    GENERAL   = 0x00
+    ROCE      = 0x04
+    GENERAL_2 = 0x20
+
+
+PM_STATE_MIGRATED = 3
+ROCE_VERSION_2 = 2
+PORT_TYPE_IB, PORT_TYPE_ETH = 0, 1
+
+OUT = BitStruct("out", 16, """
+    status                      0x000      8
+    syndrome                    0x020     32
+""")
+
+DESTROY_CQ_IN = BitStruct("destroy_cq_in", 16, """
+    opcode                      0x000     16
+    uid                         0x010     16
+    op_mod                      0x030     16
+    cqn                         0x048     24
+""")
+
+DESTROY_QP_IN = BitStruct("destroy_qp_in", 16, """
+    opcode                      0x000     16
+    uid                         0x010     16
+    op_mod                      0x030     16
+    qpn                         0x048     24
+""")
+
+QUERY_HCA_CAP_IN = BitStruct("query_hca_cap_in", 16, """
+    opcode                      0x000     16
+    op_mod                      0x030     16
+    other_function              0x040      1
+    function_id                 0x050     16
+""")
+
+QUERY_HCA_CAP_OUT = BitStruct("query_hca_cap_out", 4112, """
+    status                      0x000      8
+    syndrome                    0x020     32
+    capability                  0x080  32768
+""")
+
+CREATE_CQ_IN = BitStruct("create_cq_in", 272, """
+    opcode                      0x000     16
+    uid                         0x010     16
+    op_mod                      0x030     16
+    cq_context                  0x080    512  CQC
+    cq_umem_offset              0x280     64
+    cq_umem_id                  0x2c0     32
+    cq_umem_valid               0x2e0      1
+    pas                         0x880      *
+""", CQC=CQC)
+
+CREATE_CQ_OUT = BitStruct("create_cq_out", 16, """
+    cqn                         0x048     24
+""")
+
+CREATE_QP_IN = BitStruct("create_qp_in", 272, """
+    opcode                      0x000     16
+    uid                         0x010     16
+    op_mod                      0x030     16
+    opt_param_mask              0x080     32
+    qpc                         0x0c0   1856  QPC
+    wq_umem_offset              0x800     64
+    wq_umem_id                  0x840     32
+    wq_umem_valid               0x860      1
+    pas                         0x880      *
+""", QPC=QPC)
+
+CREATE_QP_OUT = BitStruct("create_qp_out", 16, """
+    status                      0x000      8
+    syndrome                    0x020     32
+    qpn                         0x048     24
+""")
+
+RST2INIT_QP_IN = BitStruct("rst2init_qp_in", 272, """
+    opcode                      0x000     16
+    uid                         0x010     16
+    op_mod                      0x030     16
+    qpn                         0x048     24
+    opt_param_mask              0x080     32
+    qpc                         0x0c0   1856  QPC
+""", QPC=QPC)
+
+INIT2INIT_QP_IN = BitStruct("init2init_qp_in", 464, """
+    opcode                      0x000     16
+    qpc_ext                     0x040      1
+    qpn                         0x048     24
+    opt_param_mask              0x080     32
+    qpc                         0x0c0   1856  QPC
+    opt_param_mask_95_32        0x840     64
+    qpc_data_ext                0x880   1536
+""", QPC=QPC)
+
+INIT2RTR_QP_IN = BitStruct("init2rtr_qp_in", 272, """
+    opcode                      0x000     16
+    qpn                         0x048     24
+    opt_param_mask              0x080     32
+    qpc                         0x0c0   1856  QPC
+""", QPC=QPC)
+
+RTR2RTS_QP_IN = BitStruct("rtr2rts_qp_in", 272, """
+    opcode                      0x000     16
+    qpn                         0x048     24
+    opt_param_mask              0x080     32
+    qpc                         0x0c0   1856  QPC
+""", QPC=QPC)
+
+RTS2RTS_QP_IN = BitStruct("rts2rts_qp_in", 464, """
+    opcode                      0x000     16
+    qpc_ext                     0x040      1
+    qpn                         0x048     24
+    opt_param_mask              0x080     32
+    qpc                         0x0c0   1856  QPC
+    opt_param_mask_95_32        0x840     64
+""", QPC=QPC)
+
+QP_2ERR_IN = BitStruct("qp_2err_in", 16, """
+    opcode                      0x000     16
+    vhca_tunnel_id              0x020     16
+    op_mod                      0x030     16
+    qpn                         0x048     24
+""")
+
+QP_2RST_IN = BitStruct("qp_2rst_in", 16, """
+    opcode                      0x000     16
+    qpn                         0x048     24
+""")
+
+QUERY_QP_IN = BitStruct("query_qp_in", 16, """
+    opcode                      0x000     16
+    op_mod                      0x030     16
+    qpn                         0x048     24
+""")
+
+QUERY_QP_OUT = BitStruct("query_qp_out", 272, """
+    status                      0x000      8
+    syndrome                    0x020     32
+    opt_param_mask              0x080     32
+    qpc                         0x0c0   1856  QPC
+""", QPC=QPC)
+
+CREATE_RMP_IN = BitStruct("create_rmp_in", 272, """
+    opcode                      0x000     16
+    uid                         0x010     16
+    op_mod                      0x030     16
+    ctx                         0x100   1920  RMPC
+""", RMPC=RMPC)
+
+CREATE_RMP_OUT = BitStruct("create_rmp_out", 16, """
+    status                      0x000      8
+    syndrome                    0x020     32
+    rmpn                        0x048     24
+""")
+
+QUERY_ROCE_ADDRESS_IN = BitStruct("query_roce_address_in", 16, """
+    opcode                      0x000     16
+    op_mod                      0x030     16
+    roce_address_index          0x040     16
+    vhca_port_num               0x05c      4
+""")
+
+QUERY_ROCE_ADDRESS_OUT = BitStruct("query_roce_address_out", 16, """
+    status                      0x000      8
+    syndrome                    0x020     32
+    roce_address_num            0x060     16
+    roce_address                0x080      *
+""")

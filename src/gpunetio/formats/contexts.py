@@ -1,0 +1,186 @@
+"""mlx5 contexts: the hardware's own view of a QP, CQ, receive pool, and of the device's capabilities.
+
+Field names, bit offsets and widths are those of the PRM (mlx5_ifc).
+"""
+
+from .layout import BitStruct
+
+ADS = BitStruct("ads", 44, """
+    fl                          0x000      1
+    free_ar                     0x001      1
+    pkey_index                  0x010     16
+    grh                         0x028      1
+    mlid                        0x029      7
+    rlid                        0x030     16
+    ack_timeout                 0x040      5
+    src_addr_index              0x048      8
+    stat_rate                   0x054      4
+    hop_limit                   0x058      8
+    tclass                      0x064      8
+    flow_label                  0x06c     20
+    rgid_rip                    0x080    128
+    f_dscp                      0x104      1
+    f_ecn                       0x105      1
+    f_eth_prio                  0x107      1
+    ecn                         0x108      2
+    dscp                        0x10a      6
+    udp_sport                   0x110     16
+    dei_cfi                     0x120      1
+    eth_prio                    0x121      3
+    sl                          0x124      4
+    vhca_port_num               0x128      8
+    rmac_47_32                  0x130     16
+    rmac_31_0                   0x140     32
+""")
+
+QPC = BitStruct("qpc", 232, """
+    state                       0x000      4
+    lag_tx_port_affinity        0x004      4
+    st                          0x008      8
+    isolate_vl_tc               0x012      1
+    pm_state                    0x013      2
+    offload_type                0x018      4
+    end_padding_mode            0x01c      2
+    pd                          0x028     24
+    mtu                         0x040      3
+    log_msg_max                 0x043      5
+    log_rq_size                 0x049      4
+    log_rq_stride               0x04d      3
+    no_sq                       0x050      1
+    log_sq_size                 0x051      4
+    ts_format                   0x058      2
+    rlky                        0x05b      1
+    counter_set_id              0x060      8
+    uar_page                    0x068     24
+    send_dbr_mode               0x080      2
+    user_index                  0x088     24
+    log_page_size               0x0a3      5
+    remote_qpn                  0x0a8     24
+    primary_address_path        0x0c0    352  ADS
+    secondary_address_path      0x220    352  ADS
+    log_ack_req_freq            0x380      4
+    log_sra_max                 0x388      3
+    retry_count                 0x38d      3
+    rnr_retry                   0x390      3
+    fre                         0x394      1
+    cur_rnr_retry               0x395      3
+    cur_retry_count             0x398      3
+    next_send_psn               0x3c8     24
+    cqn_snd                     0x3e8     24
+    deth_sqpn                   0x408     24
+    last_acked_psn              0x448     24
+    ssn                         0x468     24
+    log_rra_max                 0x488      3
+    atomic_mode                 0x48c      4
+    rre                         0x490      1
+    rwe                         0x491      1
+    rae                         0x492      1
+    page_offset                 0x494      6
+    cd_slave_receive            0x49d      1
+    cd_slave_send               0x49e      1
+    cd_master                   0x49f      1
+    min_rnr_nak                 0x4a3      5
+    next_rcv_psn                0x4a8     24
+    xrcd                        0x4c8     24
+    cqn_rcv                     0x4e8     24
+    dbr_addr                    0x500     64
+    q_key                       0x540     32
+    rq_type                     0x565      3
+    srqn_rmpn_xrqn              0x568     24
+    rmsn                        0x588     24
+    hw_sq_wqebb_counter         0x5a0     16
+    sw_sq_wqebb_counter         0x5b0     16
+    hw_rq_counter               0x5c0     32
+    sw_rq_counter               0x5e0     32
+    cgs                         0x62f      1
+    cs_req                      0x630      8
+    cs_res                      0x638      8
+    dc_access_key               0x640     64
+    dbr_umem_valid              0x683      1
+    dbr_umem_id                 0x720     32
+""", ADS=ADS)
+
+CQC = BitStruct("cqc", 64, """
+    status                      0x000      4
+    dbr_umem_valid              0x006      1
+    cqe_sz                      0x008      3
+    cc                          0x00b      1
+    oi                          0x00e      1
+    cq_period_mode              0x00f      2
+    cqe_comp_en                 0x011      1
+    st                          0x014      4
+    dbr_umem_id                 0x020     32
+    page_offset                 0x054      6
+    cq_timestamp_format         0x05e      2
+    log_cq_size                 0x063      5
+    uar_page                    0x068     24
+    cq_period                   0x084     12
+    cq_max_count                0x090     16
+    c_eqn                       0x0b8      8
+    log_page_size               0x0c3      5
+    last_notified_index         0x108     24
+    consumer_counter            0x148     24
+    producer_counter            0x168     24
+    dbr_addr                    0x1c0     64
+""")
+
+WQ = BitStruct("wq", 192, """
+    wq_type                     0x000      4
+    wq_signature                0x004      1
+    end_padding_mode            0x005      2
+    cd_slave                    0x007      1
+    page_offset                 0x02b      5
+    pd                          0x048     24
+    uar_page                    0x068     24
+    dbr_addr                    0x080     64
+    log_wq_stride               0x10c      4
+    log_wq_pg_sz                0x113      5
+    log_wq_sz                   0x11b      5
+    dbr_umem_valid              0x120      1
+    wq_umem_valid               0x121      1
+    dbr_umem_id                 0x140     32
+    wq_umem_id                  0x160     32
+    wq_umem_offset              0x180     64
+""")
+
+RMPC = BitStruct("rmpc", 240, """
+    state                       0x008      4
+    basic_cyclic_rcv_wqe        0x020      1
+    wq                          0x180   1536  WQ
+""", WQ=WQ)
+
+CMD_HCA_CAP = BitStruct("cmd_hca_cap", 256, """
+    hca_cap_2                   0x020      1
+    log_max_qp_sz               0x088      8
+    log_max_cq_sz               0x0c8      8
+    rts2rts_qp_dscp             0x16a      1
+    gid_table_size              0x170     16
+    port_type                   0x1b6      2
+    rc                          0x23f      1
+    max_wqe_sz_sq               0x290     16
+    max_wqe_sz_rq               0x2b0     16
+""")
+
+CMD_HCA_CAP_2 = BitStruct("cmd_hca_cap_2", 256, """
+    log_reserved_qpn_granularity  0x093      5
+    send_dbr_mode_no_dbr_ext    0x2e1      1
+""")
+
+ROCE_CAP = BitStruct("roce_cap", 256, """
+    roce_version                0x098      8
+    r_roce_dest_udp_port        0x0b0     16
+    r_roce_max_src_udp_port     0x0c0     16
+    r_roce_min_src_udp_port     0x0d0     16
+    roce_address_table_size     0x0f0     16
+""")
+
+ROCE_ADDR_LAYOUT = BitStruct("roce_addr_layout", 32, """
+    source_l3_address           0x000    128
+    rx_allow_untagged           0x082      1
+    vlan_valid                  0x083      1
+    vlan_id                     0x084     12
+    source_mac_47_32            0x090     16
+    source_mac_31_0             0x0a0     32
+    roce_l3_type                0x0d4      4
+    roce_version                0x0d8      8
+""")

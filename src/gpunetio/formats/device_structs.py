@@ -1,0 +1,53 @@
+"""The structures that kernels hold pointers to: byte for byte those of GPUNetIO's C headers (2.0.1).
+
+A CUDA C++ kernel written for GPUNetIO takes a pointer to `DEV_QP` as it is. Of the reserved bytes we use one
+pointer, `side` (byte 88), to a structure of our own, `DEV_SIDE`.
+"""
+
+from .layout import Entry
+
+DEV_CQ = Entry("doca_gpu_dev_verbs_cq", 64, """
+    cqe_daddr            0  i64
+    cq_num               8  u32
+    cqe_num             12  u32
+    dbrec               16  i64
+    cqe_ci              24  i64
+    cqe_mask            32  u32
+    cqe_size            36  u8
+    cqe_rsvd            40  i64
+    mem_type            48  u32
+""")
+
+DEV_QP = Entry("doca_gpu_dev_verbs_qp", 296, """
+    sq_rsvd_index           0  i64
+    sq_ready_index          8  i64
+    sq_wqe_pi              16  i64
+    sq_num                 24  u32
+    sq_num_shift8          28  u32
+    sq_num_shift8_be       32  u32
+    sq_num_shift8_be_1ds   36  u32
+    sq_num_shift8_be_2ds   40  u32
+    sq_num_shift8_be_3ds   44  u32
+    sq_num_shift8_be_4ds   48  u32
+    sq_num_shift8_be_5ds   52  u32
+    sq_lock                56  i32
+    sq_wqe_num             60  u16
+    sq_wqe_mask            62  u16
+    sq_wqe_daddr           64  i64
+    sq_dbrec               72  i64
+    sq_db                  80  i64
+    side                   88  i64
+    cq_sq                 160  raw[64]
+    nic_handler           288  u32
+    mem_type              292  u32
+""")
+
+# Behind DEV_QP.side, in the same memory: what the C structure has no room for.
+DEV_SIDE = Entry("dev_side", 64, """
+    timeout_ns              0  i64
+    broken                  8  i64
+    err_index              16  i64
+    err_syndrome           24  i64
+    err_vendor             32  i64
+    stalled_index          40  i64
+""")

@@ -1,0 +1,26 @@
+"""Doorbells: the records in memory and the registers of a UAR page."""
+
+from .layout import Entry
+
+PI_MASK = 0xFFFF  # a send or receive doorbell carries 16 bits of the producer index
+WQE_IDX_SHIFT = 8  # both registers and control segments hold the index from bit 8
+
+UAR_PAGE = 4096
+UAR_NO_DBR_OFFSET = 0x600  # the register for queues without a doorbell record
+UAR_REG_OFFSET = 0x800  # the ordinary doorbell and BlueFlame register
+
+QP_DBREC = Entry("qp_dbrec", 8, """
+    rcv                 0  be32
+    snd                 4  be32
+""")
+
+CQ_DBREC = Entry("cq_dbrec", 8, """
+    set_ci              0  be32
+    arm                 4  be32
+""")
+
+# The first 8 bytes of a control segment: producer index << 8, then QPN << 8.
+SEND_DB = Entry("send_db", 8, """
+    pi_shift8           0  be32
+    qpn_shift8          4  be32
+""")

@@ -1,0 +1,161 @@
+"""How a format is declared: one aligned table per structure, from which everything else is derived.
+
+`BitStruct` is for command mailboxes and contexts, which the PRM describes by bit offsets (MSB first in
+big-endian dwords). `Entry` is for queue entries and records that code touches at speed: it gives a NumPy dtype
+and byte offsets.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+VARIABLE = 0  # width of a field that runs to the end of the mailbox
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One row of a table: `offset` and `width` in bits; `struct` when the field is itself a structure."""
+
+    name: str
+    offset: int
+    width: int
+    struct: BitStruct | None = None
+
+
+class BitStruct:
+    """A mailbox or context of `size` bytes, declared by rows of `name  bit_offset  width  [STRUCT]`.
+
+    Width `*` marks the variable rest of a mailbox. A field wider than 64 bits is `bytes`, a nested structure a
+    `dict`, anything else an `int`.
+    """
+
+    def __init__(self, name: str, size: int, table: str, **nested: BitStruct):
+        self.name, self.size = name, size
+        self.fields: dict[str, Field] = {}
+        for row in table.strip().splitlines():
+            field, offset, width, *struct = row.split()
+            bits = VARIABLE if width == "*" else int(width)
+            self.fields[field] = Field(field, int(offset, 16), bits, nested[struct[0]] if struct else None)
+
+    def __repr__(self) -> str:
+        return f"BitStruct({self.name}, {self.size} bytes, {len(self.fields)} fields)"
+
+    def pack(self, **values: Any) -> bytearray:
+        """A zeroed structure with `values` set; nested structures are given as dicts."""
+        buf = bytearray(self.size)
+        self.update(buf, **values)
+        return buf
+
+    def update(self, buf: bytearray, base: int = 0, **values: Any) -> None:
+        """Set `values` in `buf`, whose structure starts at byte `base`."""
+        for name, value in values.items():
+            field = self._field(name)
+            start = base + field.offset // 8
+            if field.struct:
+                field.struct.update(buf, start, **value)
+            elif field.width == VARIABLE:
+                buf[start:] = value
+            elif field.width > 64:
+                if len(value) * 8 != field.width:
+                    raise ValueError(f"{self.name}.{name} takes {field.width // 8} bytes, not {len(value)}")
+                buf[start : start + field.width // 8] = value
+            else:
+                self._set_int(buf, base, field, int(value))
+
+    def unpack(self, buf: bytes | bytearray | memoryview, base: int = 0) -> dict[str, Any]:
+        """Every field of the structure that starts at byte `base` of `buf`."""
+        return {name: self.get(buf, name, base) for name in self.fields}
+
+    def get(self, buf: bytes | bytearray | memoryview, name: str, base: int = 0) -> Any:
+        """One field; `name` may be dotted ("qpc.primary_address_path.rlid")."""
+        name, _, rest = name.partition(".")
+        field = self._field(name)
+        start = base + field.offset // 8
+        if field.struct:
+            return field.struct.get(buf, rest, start) if rest else field.struct.unpack(buf, start)
+        if field.width == VARIABLE:
+            return bytes(buf[start:])
+        if field.width > 64:
+            return bytes(buf[start : start + field.width // 8])
+        first, shift, count = self._bytes_of(field)
+        raw = int.from_bytes(buf[base + first : base + first + count], "big")
+        return (raw >> shift) & ((1 << field.width) - 1)
+
+    def offset(self, name: str) -> int:
+        """Byte offset of a field that starts on a byte boundary; `name` may be dotted."""
+        name, _, rest = name.partition(".")
+        field = self._field(name)
+        if field.offset % 8:
+            raise ValueError(f"{self.name}.{name} starts at bit 0x{field.offset:x}, not on a byte")
+        return field.offset // 8 + (field.struct.offset(rest) if field.struct and rest else 0)
+
+    def _field(self, name: str) -> Field:
+        try:
+            return self.fields[name]
+        except KeyError:
+            raise ValueError(f"{self.name} has no field {name!r}; it has {', '.join(self.fields)}") from None
+
+    @staticmethod
+    def _bytes_of(field: Field) -> tuple[int, int, int]:
+        """(first byte, right shift, number of bytes) of the big-endian integer that holds the field."""
+        first, end = field.offset // 8, field.offset + field.width
+        last = (end + 7) // 8
+        return first, last * 8 - end, last - first
+
+    def _set_int(self, buf: bytearray, base: int, field: Field, value: int) -> None:
+        if not 0 <= value < 1 << field.width:
+            raise ValueError(f"{self.name}.{field.name} = {value:#x} does not fit in {field.width} bits")
+        first, shift, count = self._bytes_of(field)
+        at = slice(base + first, base + first + count)
+        mask = ((1 << field.width) - 1) << shift
+        raw = int.from_bytes(buf[at], "big") & ~mask | value << shift
+        buf[at] = raw.to_bytes(count, "big")
+
+
+_TYPES = {
+    "u8": "u1", "be16": ">u2", "be32": ">u4", "be64": ">u8",
+    "u16": "<u2", "u32": "<u4", "u64": "<u8", "i32": "<i4", "i64": "<i8",
+}  # fmt: skip
+
+
+class Entry(tuple):
+    """A queue entry or record of `size` bytes, declared by rows of `name  byte_offset  type`.
+
+    Types are be16/be32/be64, u8 … u64, i32/i64, T[N] for N of them, and raw[N] for N bytes. `dtype` is the NumPy
+    structured type with exactly these offsets. Attribute access gives the byte offset (`CQE64.op_own == 63`), in compiled
+    code too: an entry is a named tuple of its offsets, which Numba folds to constants.
+    """
+
+    dtype: np.dtype
+    offsets: dict[str, int]
+    size: int
+
+    def __new__(cls, name: str, size: int, table: str) -> Entry:
+        names, formats, offsets = [], [], []
+        for row in table.strip().splitlines():
+            field, offset, kind = row.split()
+            kind, _, count = kind.rstrip("]").partition("[")
+            names.append(field)
+            formats.append(f"V{count}" if kind == "raw" else (f"({count},)" if count else "") + _TYPES[kind])
+            offsets.append(int(offset))
+        members: dict[str, Any] = {
+            field: property(operator.itemgetter(i)) for i, field in enumerate((*names, "size"))
+        }
+        members.update(
+            _fields=(*names, "size"),  # what makes it a named tuple in Numba's eyes, with _asdict
+            _asdict=lambda self: dict(zip(self._fields, self, strict=True)),
+            dtype=np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": size}),
+            offsets=dict(zip(names, offsets, strict=True)),
+        )
+        return tuple.__new__(type(name, (Entry,), members), (*offsets, size))
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, field: str) -> int: ...
+
+    def __repr__(self) -> str:
+        return f"Entry({type(self).__name__}, {self.size} bytes)"

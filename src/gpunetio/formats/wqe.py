@@ -1,0 +1,144 @@
+"""Work queue elements: control flags, opcodes and the 16-byte segments that WQEs are made of.
+
+A WQE basic block (WQEBB) is 64 bytes; `ds` in the control segment counts segments of 16 bytes.
+"""
+
+from enum import IntEnum, IntFlag
+
+from .layout import Entry
+
+WQEBB = 64
+WQEBB_SHIFT = 6
+SEGMENT = 16
+MAX_INLINE = 28  # largest inline write of the device library: what one WQEBB holds behind ctrl and raddr
+INLINE_SEG = 0x8000_0000
+MAX_TRANSFER_SHIFT = 30
+MAX_TRANSFER = 1 << MAX_TRANSFER_SHIFT  # bytes of one WQE
+INVALID_LKEY = 0x100  # ends the scatter list of a receive WQE
+
+
+class WqeOpcode(IntEnum):
+    """Lowest byte of the control segment's first dword."""
+
+    NOP              = 0x00
+    SEND_INVAL       = 0x01
+    RDMA_WRITE       = 0x08
+    RDMA_WRITE_IMM   = 0x09
+    SEND             = 0x0A
+    SEND_IMM         = 0x0B
+    TSO              = 0x0E
+    WAIT             = 0x0F
+    RDMA_READ        = 0x10
+    ATOMIC_CS        = 0x11
+    ATOMIC_FA        = 0x12
+    ATOMIC_MASKED_CS = 0x14
+    ATOMIC_MASKED_FA = 0x15
+    FMR              = 0x19
+    LOCAL_INVAL      = 0x1B
+    CONFIG_CMD       = 0x1F
+    SET_PSV          = 0x20
+    DUMP             = 0x23
+    UMR              = 0x25
+    TAG_MATCHING     = 0x28
+    FLOW_TBL_ACCESS  = 0x2C
+    MMO              = 0x2F
+
+
+class CompletionMode(IntEnum):
+    """The CE field: when a WQE makes a CQE."""
+
+    ON_ERROR       = 0
+    ON_FIRST_ERROR = 1
+    ALWAYS         = 2
+    CQE_AND_EQE    = 3
+
+
+class FenceMode(IntEnum):
+    """The FM field: what a WQE waits for."""
+
+    NO_FENCE                        = 0
+    INITIATOR_SMALL_FENCE           = 1
+    FENCE                           = 2
+    STRONG_ORDERING                 = 3
+    FENCE_AND_INITIATOR_SMALL_FENCE = 4
+
+
+CE_SHIFT, FM_SHIFT = 2, 5
+
+
+class CtrlFlags(IntFlag):
+    """The byte fm_ce_se: fence mode << 5 | completion mode << 2 | solicited << 1."""
+
+    CQ_ERROR_UPDATE       = 0
+    SOLICITED             = 2
+    CQ_FIRST_CQE_ERROR    = 4
+    CQ_UPDATE             = 8
+    INITIATOR_SMALL_FENCE = 32
+    FENCE                 = 64
+    CQ_UPDATE_FENCE       = 72
+    STRONG_ORDERING       = 96
+
+
+CTRL_SEG = Entry("ctrl_seg", 16, """
+    opmod_idx_opcode   0  be32
+    qpn_ds             4  be32
+    signature          8  u8
+    dci_stream         9  be16
+    fm_ce_se          11  u8
+    imm               12  be32
+""")
+
+RADDR_SEG = Entry("raddr_seg", 16, """
+    raddr              0  be64
+    rkey               8  be32
+    reserved          12  be32
+""")
+
+DATA_SEG = Entry("data_seg", 16, """
+    byte_count         0  be32
+    lkey               4  be32
+    addr               8  be64
+""")
+
+INLINE_HEADER = Entry("inline_header", 4, """
+    byte_count         0  be32
+""")
+
+ATOMIC_SEG = Entry("atomic_seg", 16, """
+    swap_add           0  be64
+    compare            8  be64
+""")
+
+MASKED_FA32_SEG = Entry("masked_fa32_seg", 16, """
+    add_data           0  be32
+    field_boundary     4  be32
+    reserved           8  be64
+""")
+
+MASKED_FA64_SEG = Entry("masked_fa64_seg", 16, """
+    add_data           0  be64
+    field_boundary     8  be64
+""")
+
+MASKED_CS32_SEG = Entry("masked_cs32_seg", 16, """
+    swap_data          0  be32
+    compare_data       4  be32
+    swap_mask          8  be32
+    compare_mask      12  be32
+""")
+
+MASKED_CS64_SEG = Entry("masked_cs64_seg", 16, """
+    swap               0  be64
+    compare            8  be64
+""")
+
+WAIT_SEG = Entry("wait_seg", 16, """
+    reserved           0  u32[2]
+    max_index          8  be32
+    qpn_cqn           12  be32
+""")
+
+SRQ_NEXT_SEG = Entry("srq_next_seg", 16, """
+    next_wqe_index     2  be16
+    signature          4  u8
+""")

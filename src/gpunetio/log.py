@@ -1,0 +1,25 @@
+"""Logging: the standard library's, under `gpunetio`, with the levels of `DOCA_GPUNETIO_LOG`.
+
+The variable takes 0 … 7 (EMERG, ALERT, CRIT, ERR, WARNING, NOTICE, INFO, DEBUG); messages go to stderr.
+Unset means WARNING, so that errors explain themselves.
+"""
+
+import logging
+import os
+
+_LEVELS = (logging.CRITICAL,) * 3 + (logging.ERROR, logging.WARNING, logging.INFO, logging.INFO, logging.DEBUG)
+
+logger = logging.getLogger("gpunetio")
+
+
+def level_from_environment(text: str | None) -> int:
+    """The logging level of a value of `DOCA_GPUNETIO_LOG`; unset or nonsense means WARNING."""
+    return _LEVELS[min(int(text), len(_LEVELS) - 1)] if text and text.isdigit() else logging.WARNING
+
+
+def configure() -> None:
+    """Send gpunetio's messages to stderr at the environment's level. For programs; a library leaves this to them."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s [%(levelname)s] %(name)s: %(message)s"))
+    logger.addHandler(handler)
+    logger.setLevel(level_from_environment(os.environ.get("DOCA_GPUNETIO_LOG")))

@@ -1,0 +1,126 @@
+"""Memory that a NIC may touch: page-aligned host memory of ours, and the address range behind a user's object."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .errors import BadStateError, InvalidValueError
+
+PAGE = mmap.PAGESIZE
+
+_live: dict[int, HostMemory] = {}  # no garbage collection frees memory that an engine may still read
+
+
+def round_up(nbytes: int, multiple: int) -> int:
+    """The smallest multiple of `multiple` (a power of two) that is at least `nbytes`."""
+    return (nbytes + multiple - 1) & -multiple
+
+
+class HostMemory:
+    """Zeroed, page-aligned host memory that stays mapped until `close()`.
+
+    `array` is a NumPy byte view of it; `address` and `nbytes` say where it is.
+    """
+
+    def __init__(self, nbytes: int):
+        if nbytes <= 0:
+            raise InvalidValueError(f"cannot allocate {nbytes} bytes: the size must be positive")
+        self.nbytes = round_up(nbytes, PAGE)
+        self._map: mmap.mmap | None = mmap.mmap(-1, self.nbytes)
+        self.array = np.frombuffer(self._map, np.uint8)
+        self.address = int(self.array.ctypes.data)
+        _live[self.address] = self
+
+    def view(self, dtype: Any, offset: int = 0, count: int = 1) -> np.ndarray:
+        """`count` items of `dtype` at byte `offset`, writable in place."""
+        return np.ndarray(count, dtype, buffer=self.array, offset=offset)
+
+    def close(self) -> None:
+        """Give the memory back; views that others hold keep it mapped until they are gone."""
+        if _live.pop(self.address, None) is not None:
+            self.array = np.empty(0, np.uint8)
+            self._map = None
+
+    def __reduce__(self):
+        raise BadStateError("memory shared with a NIC cannot be pickled: its address means nothing elsewhere")
+
+
+@dataclass(frozen=True)
+class Region:
+    """A contiguous address range. `owner` keeps it alive; `cuda` tells whether a CUDA array interface named it."""
+
+    address: int
+    nbytes: int
+    readonly: bool
+    cuda: bool
+    owner: Any
+
+    @classmethod
+    def of(cls, obj: Any) -> Region:
+        """The range behind `obj`: our memory objects, `__cuda_array_interface__`, a buffer, or DLPack."""
+        if isinstance(getattr(obj, "address", None), int) and isinstance(getattr(obj, "nbytes", None), int):
+            return cls(obj.address, obj.nbytes, False, bool(getattr(obj, "is_cuda", False)), obj)
+        if hasattr(obj, "__cuda_array_interface__"):
+            return cls._of_cuda_array(obj)
+        try:
+            view = memoryview(obj)
+        except TypeError:
+            if hasattr(obj, "__dlpack__"):
+                return cls._of_dlpack(obj)
+            raise InvalidValueError(
+                f"{type(obj).__name__} is no memory: give an object with the buffer protocol (bytearray, NumPy "
+                "array), __cuda_array_interface__ or DLPack"
+            ) from None
+        if not view.contiguous:
+            raise InvalidValueError("the buffer is not contiguous in memory: register a contiguous copy or its base")
+        address = np.frombuffer(view.cast("B") if view.nbytes else b"", np.uint8).ctypes.data
+        return cls(int(address), view.nbytes, view.readonly, False, view)
+
+    @classmethod
+    def _of_cuda_array(cls, obj: Any) -> Region:
+        face = obj.__cuda_array_interface__
+        item = np.dtype(face["typestr"]).itemsize
+        expected, nbytes = [], item
+        for n in reversed(face["shape"]):
+            expected.insert(0, nbytes)
+            nbytes *= n
+        strides = face.get("strides")
+        if strides is not None and tuple(strides) != tuple(expected):
+            raise InvalidValueError(f"the CUDA array has strides {strides}: only C-contiguous arrays can be registered")
+        address, readonly = face["data"]
+        return cls(int(address), nbytes, bool(readonly), True, obj)
+
+    @classmethod
+    def _of_dlpack(cls, obj: Any) -> Region:
+        capsule = obj.__dlpack__()
+        get = ctypes.pythonapi.PyCapsule_GetPointer
+        get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+        tensor = _DLTensor.from_address(get(capsule, b"dltensor"))
+        shape = tensor.shape[: tensor.ndim]
+        nbytes = tensor.bits * tensor.lanes // 8
+        expected = []
+        for n in reversed(shape):
+            expected.insert(0, nbytes * 8 // (tensor.bits * tensor.lanes))
+            nbytes *= n
+        if tensor.strides and tensor.strides[: tensor.ndim] != expected:
+            raise InvalidValueError("the DLPack tensor is not C-contiguous: register a contiguous copy")
+        return cls((tensor.data or 0) + tensor.byte_offset, nbytes, False, tensor.device_type == _DL_CUDA, (obj, capsule))
+
+
+_DL_CUDA = 2
+
+
+class _DLTensor(ctypes.Structure):
+    """DLTensor of dlpack.h, which a "dltensor" capsule's DLManagedTensor starts with."""
+
+    _fields_ = [
+        ("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32), ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)), ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    ]  # fmt: skip

@@ -1,0 +1,1 @@
+"""The software NIC: mlx5 commands in, queues in memory, packets out."""

@@ -1,0 +1,439 @@
+"""The command interpreter: mailboxes in, mailboxes out, as the firmware of a ConnectX would answer.
+
+A handler checks everything before it changes anything, prepares a table row aside, and has the engine put it in place.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..enums import Access
+from ..errors import BadStateError, TimedOutError
+from ..formats import commands as cmd
+from ..formats.commands import Opcode, OptParam, PrmMtu, QpState, RqType, ServiceType, Status
+from ..formats.contexts import ROCE_ADDR_LAYOUT
+from ..formats.cqe import CQE_SIZE
+from ..formats.layout import BitStruct
+from ..formats.wqe import WQEBB
+from . import step
+from .syndromes import CommandError, CommandSyndrome
+from .tables import Table
+
+if TYPE_CHECKING:
+    from .nic import SoftNic
+
+OUT_BYTES = cmd.OUT.size
+ACK_TIMEOUT_UNIT_NS = 4096  # IBTA 9.7.6.1.3: 4.096 µs · 2^code; code 0 never times out
+_MAX_QP_LOG = 15
+_MAX_CQ_LOG = 22
+
+# RNR NAK timer codes in units of 10 µs (IBTA table 45).
+_RNR_TIMER_10US = (
+    65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192,
+    256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
+)  # fmt: skip
+
+_MODIFY = {
+    Opcode.RST2INIT_QP:  (cmd.RST2INIT_QP_IN,  QpState.RST,  QpState.INIT),
+    Opcode.INIT2INIT_QP: (cmd.INIT2INIT_QP_IN, QpState.INIT, QpState.INIT),
+    Opcode.INIT2RTR_QP:  (cmd.INIT2RTR_QP_IN,  QpState.INIT, QpState.RTR),
+    Opcode.RTR2RTS_QP:   (cmd.RTR2RTS_QP_IN,   QpState.RTR,  QpState.RTS),
+    Opcode.RTS2RTS_QP:   (cmd.RTS2RTS_QP_IN,   QpState.RTS,  QpState.RTS),
+}  # fmt: skip
+
+# Fields of the context that a transition always sets, and those that it sets when opt_param_mask names them.
+_PATH = "primary_address_path"
+_REQUIRED: dict[Opcode, tuple[str, ...]] = {
+    Opcode.RST2INIT_QP: ("pm_state", "rwe", "rre", "rae", "atomic_mode", f"{_PATH}.vhca_port_num", f"{_PATH}.pkey_index"),
+    Opcode.INIT2INIT_QP: (),
+    Opcode.INIT2RTR_QP: (
+        "next_rcv_psn", "remote_qpn", "log_msg_max", "mtu", "min_rnr_nak", "log_rra_max",
+        *(f"{_PATH}.{f}" for f in (
+            "tclass", "rlid", "sl", "stat_rate", "rgid_rip", "hop_limit", "src_addr_index", "rmac_47_32", "rmac_31_0",
+            "grh", "udp_sport", "dscp")),
+    ),
+    Opcode.RTR2RTS_QP: (
+        "next_send_psn", "retry_count", "rnr_retry", "log_sra_max", "log_ack_req_freq", f"{_PATH}.ack_timeout"),
+    Opcode.RTS2RTS_QP: (),
+}  # fmt: skip
+_OPTIONAL: dict[OptParam, tuple[str, ...]] = {
+    OptParam.RRE: ("rre",),
+    OptParam.RWE: ("rwe",),
+    OptParam.RAE: ("rae", "atomic_mode"),
+    OptParam.PKEY_INDEX: (f"{_PATH}.pkey_index",),
+    OptParam.PORT_NUM: (f"{_PATH}.vhca_port_num",),
+    OptParam.MIN_RNR_NAK: ("min_rnr_nak",),
+    OptParam.SGID_INDEX: (f"{_PATH}.src_addr_index",),
+    OptParam.DSCP: (f"{_PATH}.dscp",),
+}  # fmt: skip
+_ALLOWED: dict[Opcode, OptParam] = {
+    Opcode.RST2INIT_QP: OptParam(0),
+    Opcode.INIT2INIT_QP: OptParam.RRE | OptParam.RWE | OptParam.RAE | OptParam.PKEY_INDEX | OptParam.PORT_NUM,
+    Opcode.INIT2RTR_QP: OptParam.RRE | OptParam.RWE | OptParam.RAE | OptParam.PKEY_INDEX,
+    Opcode.RTR2RTS_QP: OptParam.RWE | OptParam.RRE | OptParam.RAE | OptParam.MIN_RNR_NAK,
+    Opcode.RTS2RTS_QP: OptParam.RRE | OptParam.RWE | OptParam.RAE | OptParam.MIN_RNR_NAK | OptParam.SGID_INDEX
+    | OptParam.DSCP,
+}  # fmt: skip
+
+
+def _get(context: bytes | bytearray, path: str) -> Any:
+    return cmd.QPC.get(context, path)
+
+
+def _set(context: bytearray, path: str, value: Any) -> None:
+    outer, _, inner = path.partition(".")
+    cmd.QPC.update(context, **{outer: {inner: value} if inner else value})
+
+
+class CommandInterpreter:
+    """Executes mailboxes on a NIC."""
+
+    def __init__(self, nic: SoftNic):
+        self._nic = nic
+        self.contexts: dict[int, bytearray] = {}  # QPN → its qpc, as QUERY_QP returns it
+        self._cq_umems: dict[int, list[int]] = {}
+        self._qp_uses: dict[int, dict[str, list[int]]] = {}
+        self._handlers: dict[Opcode, tuple[BitStruct, int, Callable[[bytes], bytes]]] = {
+            Opcode.QUERY_HCA_CAP:      (cmd.QUERY_HCA_CAP_IN,      cmd.QUERY_HCA_CAP_OUT.size, self._query_hca_cap),
+            Opcode.QUERY_ROCE_ADDRESS: (cmd.QUERY_ROCE_ADDRESS_IN, OUT_BYTES + ROCE_ADDR_LAYOUT.size, self._query_roce),
+            Opcode.CREATE_CQ:          (cmd.CREATE_CQ_IN,          OUT_BYTES, self._create_cq),
+            Opcode.DESTROY_CQ:         (cmd.DESTROY_CQ_IN,         OUT_BYTES, self._destroy_cq),
+            Opcode.CREATE_QP:          (cmd.CREATE_QP_IN,          OUT_BYTES, self._create_qp),
+            Opcode.DESTROY_QP:         (cmd.DESTROY_QP_IN,         OUT_BYTES, self._destroy_qp),
+            Opcode.QUERY_QP:           (cmd.QUERY_QP_IN,           cmd.QUERY_QP_OUT.size, self._query_qp),
+            Opcode.QP_2ERR:            (cmd.QP_2ERR_IN,            OUT_BYTES, self._to_error),
+            Opcode.QP_2RST:            (cmd.QP_2RST_IN,            OUT_BYTES, self._to_reset),
+            **{
+                opcode: (mailbox, OUT_BYTES, self._modify_qp)
+                for opcode, (mailbox, _, _) in _MODIFY.items()
+            },
+        }  # fmt: skip
+
+    def execute(self, mailbox: bytes, out_size: int) -> tuple[bytes, str]:
+        """Carry out one command: the output mailbox, and in words why it was refused ("" when it was not)."""
+        try:
+            return self._dispatch(mailbox, out_size).ljust(out_size, b"\0"), ""
+        except CommandError as error:
+            out = cmd.OUT.pack(status=error.status, syndrome=error.syndrome)
+            return bytes(out[:out_size]), error.detail
+        except TimedOutError as error:
+            out = cmd.OUT.pack(status=Status.INTERNAL_ERR, syndrome=CommandSyndrome.ENGINE_TIMEOUT)
+            return bytes(out[:out_size]), str(error)
+
+    def _dispatch(self, mailbox: bytes, out_size: int) -> bytes:
+        number = int.from_bytes(mailbox[:2], "big")
+        if number not in self._handlers:
+            raise CommandError(
+                Status.BAD_OP, CommandSyndrome.UNKNOWN_OPCODE, f"opcode {number:#05x} is not supported by the software NIC"
+            )
+        struct, needed, handler = self._handlers[Opcode(number)]
+        if len(mailbox) < struct.size:
+            raise CommandError(
+                Status.BAD_INPUT_LEN, CommandSyndrome.SHORT_INPUT,
+                f"{Opcode(number).name} takes {struct.size} bytes, the input has {len(mailbox)}",
+            )  # fmt: skip
+        if out_size < needed:
+            raise CommandError(
+                Status.BAD_OUTPUT_LEN, CommandSyndrome.SHORT_OUTPUT,
+                f"{Opcode(number).name} answers {needed} bytes, the output has room for {out_size}",
+            )  # fmt: skip
+        return handler(mailbox)
+
+    # --- capabilities ----------------------------------------------------------------------------------------------
+
+    def _query_hca_cap(self, mailbox: bytes) -> bytes:
+        op_mod = cmd.QUERY_HCA_CAP_IN.get(mailbox, "op_mod")
+        capability = self._nic.capabilities.get(op_mod >> 1)
+        if capability is None:
+            raise CommandError(
+                Status.BAD_PARAM, CommandSyndrome.UNKNOWN_OP_MOD, f"capability class {op_mod >> 1:#x} does not exist"
+            )
+        return bytes(cmd.QUERY_HCA_CAP_OUT.pack()[:OUT_BYTES]) + capability
+
+    def _query_roce(self, mailbox: bytes) -> bytes:
+        index = cmd.QUERY_ROCE_ADDRESS_IN.get(mailbox, "roce_address_index")
+        if index >= len(self._nic.gids.rows):
+            raise CommandError(Status.BAD_INDEX, CommandSyndrome.NO_SUCH_GID, f"the GID table has no entry {index}")
+        row = self._nic.gids.rows[index]
+        mac = int.from_bytes(bytes(row["mac"])[:6], "big")
+        layout = ROCE_ADDR_LAYOUT.pack(
+            source_l3_address=bytes(row["gid"]), source_mac_47_32=mac >> 32, source_mac_31_0=mac & 0xFFFF_FFFF,
+            roce_version=int(row["version"]), roce_l3_type=int(not bytes(row["gid"]).startswith(bytes(10) + b"\xff\xff")),
+        )  # fmt: skip
+        return bytes(OUT_BYTES) + bytes(layout)
+
+    # --- completion queues -----------------------------------------------------------------------------------------
+
+    def _create_cq(self, mailbox: bytes) -> bytes:
+        nic = self._nic
+        get = cmd.CREATE_CQ_IN.get
+        context = get(mailbox, "cq_context")
+        log = context["log_cq_size"]
+        if log > _MAX_CQ_LOG:
+            raise CommandError(Status.BAD_PARAM, CommandSyndrome.CQ_SIZE, f"log_cq_size {log} is above {_MAX_CQ_LOG}")
+        if context["cqe_sz"] != 0:
+            raise CommandError(Status.BAD_PARAM, CommandSyndrome.CQ_SIZE, "only CQEs of 64 bytes (cqe_sz 0) are supported")
+        if context["c_eqn"] not in nic.eqs:
+            raise CommandError(Status.BAD_RESOURCE, CommandSyndrome.NO_SUCH_EQ, f"there is no EQ {context['c_eqn']}")
+        self._uar(context["uar_page"])
+        if not (get(mailbox, "cq_umem_valid") and context["dbr_umem_valid"]):
+            raise CommandError(
+                Status.BAD_PARAM, CommandSyndrome.UMEM_REQUIRED, "cq_umem_valid and dbr_umem_valid must be set"
+            )
+        ring_umem, record_umem = get(mailbox, "cq_umem_id"), context["dbr_umem_id"]
+        ring = self._umem(ring_umem, get(mailbox, "cq_umem_offset"), CQE_SIZE << log, "the CQE ring")
+        record = self._umem(record_umem, context["dbr_addr"], 8, "the CQ doorbell record")
+        cqn = self._free(nic.cqs, "CQ")
+        row = np.zeros((), nic.cqs.entry.dtype)
+        row["cqn"], row["addr"], row["log"], row["dbrec"] = cqn, ring, log, record
+        row["overrun"], row["collapsed"] = context["oi"], context["cc"]
+        row["eqn"], row["uar_page"] = context["c_eqn"], context["uar_page"]
+        nic.engine.post(step.WRITE_ROW, nic.cqs.row_address(cqn), row)
+        self._cq_umems[cqn] = [ring_umem, record_umem]
+        self._hold(nic.umems, self._cq_umems[cqn], +1)
+        self._hold(nic.uar_pages, [context["uar_page"]], +1)
+        return bytes(cmd.CREATE_CQ_OUT.pack(cqn=cqn))
+
+    def _destroy_cq(self, mailbox: bytes) -> bytes:
+        nic = self._nic
+        cqn = cmd.DESTROY_CQ_IN.get(mailbox, "cqn")
+        row_address = self._row(nic.cqs, cqn, CommandSyndrome.NO_SUCH_CQ, "CQ")
+        users = [qpn for qpn, uses in self._qp_uses.items() if cqn in uses["cqs"]]
+        if users:
+            raise CommandError(
+                Status.RESOURCE_BUSY, CommandSyndrome.IN_USE, f"CQ {cqn:#x} is used by QP {', '.join(map(hex, users))}"
+            )
+        uar_page = int(nic.cqs[cqn]["uar_page"])
+        nic.engine.post(step.WRITE_ROW, row_address, np.zeros((), nic.cqs.entry.dtype))
+        self._hold(nic.umems, self._cq_umems.pop(cqn), -1)
+        self._hold(nic.uar_pages, [uar_page], -1)
+        return bytes(OUT_BYTES)
+
+    # --- queue pairs -----------------------------------------------------------------------------------------------
+
+    def _create_qp(self, mailbox: bytes) -> bytes:
+        nic = self._nic
+        context = cmd.CREATE_QP_IN.get(mailbox, "qpc")
+        if context["st"] != ServiceType.RC:
+            raise CommandError(
+                Status.BAD_PARAM, CommandSyndrome.SERVICE_TYPE, f"service type {context['st']} is not supported: only RC (0)"
+            )
+        if context["pd"] not in nic.pds:
+            raise CommandError(Status.BAD_RESOURCE, CommandSyndrome.NO_SUCH_PD, f"there is no PD {context['pd']:#x}")
+        self._uar(context["uar_page"])
+        sq_bytes, rq_bytes = self._queue_sizes(context)
+        cqs = [context["cqn_snd"]] * (sq_bytes > 0) + [context["cqn_rcv"]] * (rq_bytes > 0)
+        for cqn in cqs:
+            self._row(nic.cqs, cqn, CommandSyndrome.NO_SUCH_CQ, "CQ")
+        if not (cmd.CREATE_QP_IN.get(mailbox, "wq_umem_valid") and context["dbr_umem_valid"]):
+            raise CommandError(
+                Status.BAD_PARAM, CommandSyndrome.UMEM_REQUIRED, "wq_umem_valid and dbr_umem_valid must be set"
+            )
+        ring_umem, record_umem = cmd.CREATE_QP_IN.get(mailbox, "wq_umem_id"), context["dbr_umem_id"]
+        offset = cmd.CREATE_QP_IN.get(mailbox, "wq_umem_offset")
+        ring = self._umem(ring_umem, offset, sq_bytes + rq_bytes, "the work queues")
+        record = self._umem(record_umem, context["dbr_addr"], 8, "the QP doorbell record")
+
+        qpn = self._free(nic.qps, "QP", spread=True)
+        row = np.zeros((), nic.qps.entry.dtype)
+        row["qpn"], row["state"], row["pdn"], row["user_index"] = qpn, QpState.RST, context["pd"], context["user_index"]
+        row["dbrec"], row["doorbell"], row["no_dbr"] = record, nic.doorbell_line(qpn), context["send_dbr_mode"]
+        if rq_bytes:
+            row["rq_addr"], row["rq_log"] = ring, context["log_rq_size"]
+            row["rq_stride"], row["recv_cq"] = 16 << context["log_rq_stride"], nic.cqs.row_address(context["cqn_rcv"])
+        if sq_bytes:
+            row["sq_addr"], row["sq_log"] = ring + rq_bytes, context["log_sq_size"]
+            row["send_cq"] = nic.cqs.row_address(context["cqn_snd"])
+        nic.engine.post(step.ADD_QP, nic.qps.row_address(qpn), row)
+
+        self.contexts[qpn] = bytearray(mailbox[0x18 : 0x18 + cmd.QPC.size])
+        uses = {"cqs": cqs, "umems": [ring_umem, record_umem], "pds": [context["pd"]], "uars": [context["uar_page"]]}
+        self._qp_uses[qpn] = uses
+        self._hold_all(uses, +1)
+        return bytes(cmd.CREATE_QP_OUT.pack(qpn=qpn))
+
+    def _queue_sizes(self, context: dict[str, Any]) -> tuple[int, int]:
+        """Bytes of the send and of the receive ring."""
+        for name, log in (("log_sq_size", context["log_sq_size"]), ("log_rq_size", context["log_rq_size"])):
+            if log > _MAX_QP_LOG:
+                raise CommandError(Status.BAD_PARAM, CommandSyndrome.QP_SIZE, f"{name} {log} is above {_MAX_QP_LOG}")
+        sq_bytes = 0 if context["no_sq"] else WQEBB << context["log_sq_size"]
+        match context["rq_type"]:
+            case RqType.REGULAR:
+                return sq_bytes, 16 << context["log_rq_stride"] << context["log_rq_size"]
+            case RqType.ZERO_SIZE:
+                return sq_bytes, 0
+        raise CommandError(
+            Status.BAD_PARAM, CommandSyndrome.RQ_TYPE, f"rq_type {context['rq_type']} is not supported: only 0 and 3"
+        )
+
+    def _destroy_qp(self, mailbox: bytes) -> bytes:
+        qpn = cmd.DESTROY_QP_IN.get(mailbox, "qpn")
+        row_address = self._row(self._nic.qps, qpn, CommandSyndrome.NO_SUCH_QP, "QP")
+        self._nic.engine.post(step.REMOVE_QP, row_address)
+        del self.contexts[qpn]
+        self._hold_all(self._qp_uses.pop(qpn), -1)
+        return bytes(OUT_BYTES)
+
+    def _modify_qp(self, mailbox: bytes) -> bytes:
+        nic = self._nic
+        opcode = Opcode(int.from_bytes(mailbox[:2], "big"))
+        struct, before, after = _MODIFY[opcode]
+        qpn = struct.get(mailbox, "qpn")
+        self._row(nic.qps, qpn, CommandSyndrome.NO_SUCH_QP, "QP")
+        state = int(nic.qps[qpn]["state"])
+        if state != before:
+            raise self._bad_state(opcode, qpn, state, before)
+        wanted = mailbox[struct.offset("qpc") : struct.offset("qpc") + cmd.QPC.size]
+        optional = OptParam(struct.get(mailbox, "opt_param_mask"))
+        if optional & ~_ALLOWED[opcode]:
+            raise CommandError(
+                Status.BAD_PARAM, CommandSyndrome.OPT_PARAM,
+                f"{opcode.name} cannot carry optional parameters {optional & ~_ALLOWED[opcode]!r}",
+            )  # fmt: skip
+        context = bytearray(self.contexts[qpn])
+        fields = _REQUIRED[opcode] + tuple(f for bit, names in _OPTIONAL.items() if bit & optional for f in names)
+        for path in fields:
+            _set(context, path, _get(wanted, path))
+        self._check_context(opcode, context)
+        cmd.QPC.update(context, state=int(after))
+        row = self._prepare(qpn, context, after)
+        try:
+            nic.engine.post(step.MODIFY_QP, nic.qps.row_address(qpn), row, state=int(before))
+        except BadStateError:
+            raise self._bad_state(opcode, qpn, int(nic.qps[qpn]["state"]), before) from None
+        self.contexts[qpn] = context
+        return bytes(OUT_BYTES)
+
+    @staticmethod
+    def _bad_state(opcode: Opcode, qpn: int, state: int, before: QpState) -> CommandError:
+        return CommandError(
+            Status.BAD_QP_STATE, CommandSyndrome.QP_STATE,
+            f"{opcode.name}: QP {qpn:#x} is in {QpState(state).name}, not in {before.name}",
+        )  # fmt: skip
+
+    def _check_context(self, opcode: Opcode, context: bytearray) -> None:
+        port, pkey = _get(context, f"{_PATH}.vhca_port_num"), _get(context, f"{_PATH}.pkey_index")
+        if port != 1:
+            raise CommandError(Status.BAD_PARAM, CommandSyndrome.PORT_NUMBER, f"port {port} does not exist: only port 1")
+        if pkey != 0:
+            raise CommandError(Status.BAD_INDEX, CommandSyndrome.PKEY_INDEX, f"pkey_index {pkey} is outside the table of 1")
+        if opcode is Opcode.INIT2RTR_QP:
+            mtu = _get(context, "mtu")
+            if not PrmMtu.MTU_256 <= mtu <= PrmMtu.MTU_4K:
+                raise CommandError(Status.BAD_PARAM, CommandSyndrome.MTU, f"MTU code {mtu} is not 1 (256) … 5 (4096)")
+            index = _get(context, f"{_PATH}.src_addr_index")
+            if index >= len(self._nic.gids.rows):
+                raise CommandError(
+                    Status.BAD_INDEX, CommandSyndrome.REMOTE_ADDRESS, f"src_addr_index {index} is outside the GID table"
+                )
+
+    def _prepare(self, qpn: int, context: bytearray, state: QpState) -> np.ndarray:
+        """The QP's row as `context` asks for it."""
+        row = self._nic.qps[qpn].copy()
+        row["state"] = state
+        row["rights"] = (
+            Access.REMOTE_WRITE * _get(context, "rwe")
+            | Access.REMOTE_READ * _get(context, "rre")
+            | Access.REMOTE_ATOMIC * (_get(context, "rae") and _get(context, "atomic_mode") != 0)
+        )
+        row["min_rnr"] = _RNR_TIMER_10US[_get(context, "min_rnr_nak")] * 10_000
+        if state in (QpState.RTR, QpState.RTS):
+            row["remote_qpn"], row["rq_psn"] = _get(context, "remote_qpn"), _get(context, "next_rcv_psn")
+            row["mtu"] = 128 << _get(context, "mtu")
+            row["remote_row"], row["wire"] = self._nic.route(_get(context, f"{_PATH}.rgid_rip"), int(row["remote_qpn"]))
+        if state is QpState.RTS:
+            code = _get(context, f"{_PATH}.ack_timeout")
+            row["timeout_ns"] = ACK_TIMEOUT_UNIT_NS << code if code else 0
+            row["retry_cnt"], row["rnr_retry"] = _get(context, "retry_count"), _get(context, "rnr_retry")
+            row["sq_psn"] = _get(context, "next_send_psn")
+        return row
+
+    def _to_error(self, mailbox: bytes) -> bytes:
+        nic = self._nic
+        qpn = cmd.QP_2ERR_IN.get(mailbox, "qpn")
+        row_address = self._row(nic.qps, qpn, CommandSyndrome.NO_SUCH_QP, "QP")
+        state = int(nic.qps[qpn]["state"])
+        if state in (QpState.RST, QpState.ERR):
+            if state == QpState.RST:
+                raise self._bad_state(Opcode.QP_2ERR, qpn, state, QpState.RTS)
+            return bytes(OUT_BYTES)
+        row = nic.qps[qpn].copy()
+        row["state"] = QpState.ERR
+        nic.engine.post(step.MODIFY_QP, row_address, row, state=state)
+        return bytes(OUT_BYTES)
+
+    def _to_reset(self, mailbox: bytes) -> bytes:
+        nic = self._nic
+        qpn = cmd.QP_2RST_IN.get(mailbox, "qpn")
+        row_address = self._row(nic.qps, qpn, CommandSyndrome.NO_SUCH_QP, "QP")
+        context = self.contexts[qpn]
+        cmd.QPC.update(context, state=int(QpState.RST), rwe=0, rre=0, rae=0, atomic_mode=0, remote_qpn=0)
+        row = nic.qps[qpn].copy()
+        for field in ("rights", "remote_qpn", "remote_row", "wire"):
+            row[field] = 0
+        row["state"] = QpState.RST
+        nic.engine.post(step.RESET_QP, row_address, row)
+        return bytes(OUT_BYTES)
+
+    def _query_qp(self, mailbox: bytes) -> bytes:
+        nic = self._nic
+        qpn = cmd.QUERY_QP_IN.get(mailbox, "qpn")
+        self._row(nic.qps, qpn, CommandSyndrome.NO_SUCH_QP, "QP")
+        row = nic.qps[qpn]
+        context = bytearray(self.contexts[qpn])
+        cmd.QPC.update(
+            context, state=int(row["state"]),
+            hw_sq_wqebb_counter=int(row["sq_ci"]) & 0xFFFF, sw_sq_wqebb_counter=int(row["sq_pi"]) & 0xFFFF,
+            hw_rq_counter=int(row["rq_ci"]) & 0xFFFF_FFFF,
+        )  # fmt: skip
+        out = cmd.QUERY_QP_OUT.pack()
+        start = cmd.QUERY_QP_OUT.offset("qpc")
+        out[start : start + cmd.QPC.size] = context
+        return bytes(out)
+
+    # --- what a command refers to ----------------------------------------------------------------------------------
+
+    @staticmethod
+    def _row(table: Table, number: int, syndrome: CommandSyndrome, what: str) -> int:
+        if number not in table:
+            raise CommandError(Status.BAD_RESOURCE, syndrome, f"there is no {what} {number:#x}")
+        return table.row_address(number)
+
+    def _uar(self, page_id: int) -> None:
+        if page_id not in self._nic.uar_pages:
+            raise CommandError(Status.BAD_RESOURCE, CommandSyndrome.NO_SUCH_UAR, f"there is no UAR page {page_id:#x}")
+
+    def _umem(self, umem_id: int, offset: int, nbytes: int, what: str) -> int:
+        """The address of [offset, offset + nbytes) in a UMEM."""
+        if umem_id not in self._nic.umems:
+            raise CommandError(Status.BAD_RESOURCE, CommandSyndrome.NO_SUCH_UMEM, f"there is no UMEM {umem_id:#x} for {what}")
+        umem = self._nic.umems[umem_id]
+        if offset + nbytes > int(umem["nbytes"]):
+            raise CommandError(
+                Status.BAD_SIZE, CommandSyndrome.UMEM_RANGE,
+                f"{what} needs [{offset:#x}, +{nbytes:#x}) of UMEM {umem_id:#x}, which has {int(umem['nbytes']):#x} bytes",
+            )  # fmt: skip
+        return int(umem["addr"]) + offset
+
+    @staticmethod
+    def _free(table: Table, what: str, spread: bool = False) -> int:
+        """A free number. Spread ones have random upper bits, so that a stale QPN is not taken for a new QP's."""
+        slot = table.free_slot()
+        if slot is None:
+            raise CommandError(Status.NO_RESOURCES, CommandSyndrome.TABLE_FULL, f"all {table.mask} {what}s are in use")
+        return slot | secrets.randbelow(1 << 24) & ~table.mask if spread else slot
+
+    @staticmethod
+    def _hold(table: Table, numbers: list[int], change: int) -> None:
+        for number in numbers:
+            table[number]["users"] += change
+
+    def _hold_all(self, uses: dict[str, list[int]], change: int) -> None:
+        self._hold(self._nic.umems, uses["umems"], change)
+        self._hold(self._nic.pds, uses["pds"], change)
+        self._hold(self._nic.uar_pages, uses["uars"], change)

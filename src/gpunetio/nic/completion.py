@@ -1,0 +1,141 @@
+"""Completions: CQEs with the right owner bit, error CQEs, QPs going to ERR, and the record that explains it."""
+
+from __future__ import annotations
+
+from ..device.compile import device_function, engine_function
+from ..device.ops import be32, be64, ld8, ld64, ld_acquire32, pack64, st64, st128, st_relaxed32, st_release32
+from ..fabric.ring import next_free, publish
+from ..formats.commands import QpState
+from ..formats.cqe import CI_MASK, CQE64, CQE_SHIFT, OPCODE_SHIFT, CqeOpcode, Syndrome
+from ..formats.doorbell import CQ_DBREC
+from ..formats.wqe import CE_SHIFT, CTRL_SEG, CompletionMode
+from .reasons import Reason
+from .tables import EQ_ROW, counters_at, cq_row_at, error_record_at, nic_at, qp_row_at
+
+ERR = int(QpState.ERR)
+REQ, REQ_ERR, RESP_ERR = int(CqeOpcode.REQ), int(CqeOpcode.REQ_ERR), int(CqeOpcode.RESP_ERR)
+_ON_FIRST_ERROR, _ALWAYS = int(CompletionMode.ON_FIRST_ERROR), int(CompletionMode.ALWAYS)
+_CQE_AND_EQE = int(CompletionMode.CQE_AND_EQE)
+_FLUSH, _CQ_OVERRUN, _RECV_TOO_SMALL = int(Reason.FLUSH), int(Reason.CQ_OVERRUN), int(Reason.RECV_TOO_SMALL)
+_RNR, _NO_RESPONSE = int(Reason.RNR), int(Reason.NO_RESPONSE)
+_REMOTE_ACCESS, _REMOTE_INVAL_REQ = int(Syndrome.REMOTE_ACCESS), int(Syndrome.REMOTE_INVAL_REQ)
+REQUESTER, RESPONDER = 0, 1
+
+
+@device_function
+def ce_of(wqe):
+    """The completion mode in a control segment."""
+    return (ld8(wqe + CTRL_SEG.fm_ce_se) >> CE_SHIFT) & 3
+
+
+@device_function
+def write_cqe(nic, cq, kind, qpn, user_index, wqe_opcode, counter, nbytes, imm, syndrome, vendor):
+    """Write a CQE, its last word last: 0, or Reason.CQ_OVERRUN when the CQ is full and may not be overrun."""
+    c = cq_row_at(cq)
+    n = nic_at(nic)
+    if not c.overrun:
+        consumed = be32(ld_acquire32(c.dbrec + CQ_DBREC.set_ci)) & CI_MASK
+        if c.error or (c.pi - consumed) & CI_MASK >= 1 << c.log:
+            c.error = 1
+            n.why_extra0, n.why_extra1 = c.cqn, 1 << c.log
+            return _CQ_OVERRUN
+    slot = 0 if c.collapsed else c.pi & ((1 << c.log) - 1)
+    cqe = c.addr + (slot << CQE_SHIFT)
+    owner = (c.pi >> c.log) & 1
+    st128(cqe, 0, 0)
+    st128(cqe + 16, 0, 0)
+    st128(cqe + 32, pack64(be32(user_index), be32(imm)), pack64(0, be32(nbytes)))
+    # An error CQE has its syndromes where an ordinary one has the end of its timestamp.
+    errors = pack64(0, be32(vendor << 8 | syndrome))
+    st64(cqe + CQE64.timestamp, errors if syndrome else be64(n.now))
+    st_relaxed32(cqe + CQE64.sop_drop_qpn, be32(wqe_opcode << 24 | qpn))
+    st_release32(cqe + CQE64.wqe_counter, be32((counter & 0xFFFF) << 16 | kind << OPCODE_SHIFT | owner))
+    c.pi += 1
+    counters_at(n.counters).cqes += 1
+    return 0
+
+
+@device_function
+def complete_send(nic, row, index, opcode, ce, nbytes):
+    """A send-queue WQE has succeeded: a CQE if it asks for one."""
+    if ce < _ALWAYS:
+        return
+    q = qp_row_at(row)
+    if ce == _CQE_AND_EQE:
+        event_queue = nic_at(nic).eqs + EQ_ROW.size  # EQ 1, the only one
+        st64(event_queue + EQ_ROW.pi, ld64(event_queue + EQ_ROW.pi) + 1)
+    reason = write_cqe(nic, q.send_cq, REQ, q.qpn, q.user_index, opcode, index, nbytes, 0, 0, 0)
+    if reason != 0:
+        fail_qp(nic, row, index, opcode, reason, REQUESTER)
+
+
+@engine_function
+def record_error(nic, side, qpn, index, opcode, reason, syndrome):
+    """Leave an error record for the service thread; when it is far behind, count the loss instead."""
+    n = nic_at(nic)
+    slot = next_free(n.errors)
+    if slot == 0:
+        counters_at(n.counters).lost_error_records += 1
+        return
+    e = error_record_at(slot)
+    e.reason, e.side, e.qpn, e.index, e.opcode = reason, side, qpn, index, opcode
+    e.key, e.addr, e.nbytes = n.why_key, n.why_addr, n.why_nbytes
+    e.extra0, e.extra1, e.syndrome = n.why_extra0, n.why_extra1, syndrome
+    publish(n.errors)
+    n.error_event = 1
+
+
+@device_function
+def _count_error(nic, reason, syndrome, side):
+    c = counters_at(nic_at(nic).counters)
+    if side == RESPONDER:
+        c.resp_cqe_error += 1
+        if reason == _FLUSH:
+            c.resp_cqe_flush_error += 1
+        if reason == _RECV_TOO_SMALL:
+            c.resp_local_length_error += 1
+        return
+    c.req_cqe_error += 1
+    if reason == _FLUSH:
+        c.req_cqe_flush_error += 1
+    if syndrome == _REMOTE_ACCESS:
+        c.req_remote_access_errors += 1
+    if syndrome == _REMOTE_INVAL_REQ:
+        c.req_remote_invalid_request += 1
+    if reason == _RNR:
+        c.req_rnr_retries_exceeded += 1
+    if reason == _NO_RESPONSE:
+        c.req_transport_retries_exceeded += 1
+
+
+@engine_function
+def fail_qp(nic, row, index, opcode, reason, side):
+    """The QP goes to ERR; the first time, the log is told why."""
+    q = qp_row_at(row)
+    q.state = ERR
+    q.retry_at = 0
+    if q.failed == 0:
+        q.failed = 1
+        record_error(nic, side, q.qpn, index, opcode, reason, ld8(nic_at(nic).syndromes + reason))
+
+
+@engine_function
+def fail_send(nic, row, index, opcode, ce, reason):
+    """A send-queue WQE has failed: an error CQE, and the QP goes to ERR (IBTA 10.10.3)."""
+    q = qp_row_at(row)
+    syndrome = ld8(nic_at(nic).syndromes + reason)
+    first = q.failed == 0
+    fail_qp(nic, row, index, opcode, reason, REQUESTER)
+    _count_error(nic, reason, syndrome, REQUESTER)
+    if ce == _ON_FIRST_ERROR and not first:
+        return
+    write_cqe(nic, q.send_cq, REQ_ERR, q.qpn, q.user_index, opcode, index, 0, 0, syndrome, reason)
+
+
+@engine_function
+def fail_receive(nic, row, index, reason, syndrome):
+    """A receive WQE has failed: an error CQE on the receive queue, and the QP goes to ERR."""
+    q = qp_row_at(row)
+    fail_qp(nic, row, index, 0, reason, RESPONDER)
+    _count_error(nic, reason, syndrome, RESPONDER)
+    write_cqe(nic, q.recv_cq, RESP_ERR, q.qpn, q.user_index, 0, index, 0, 0, syndrome, reason)

@@ -1,0 +1,44 @@
+"""Memory keys: may this PD do this to these bytes, and where are they (IBTA 10.6, memory management)."""
+
+from __future__ import annotations
+
+from ..device.compile import device_function, engine_function
+from .tables import MKEY_ROW, mkey_row_at, nic_at
+
+# Offsets from Reason.LKEY_UNKNOWN and Reason.RKEY_UNKNOWN, whose followers are in this order.
+_UNKNOWN, _PD, _RIGHTS, _BOUNDS = 0, 1, 2, 3
+
+
+@device_function
+def translate(nic, key, pdn, addr, nbytes, right, unknown):
+    """The host address of [addr, addr + nbytes), or minus the reason (`unknown`, Reason.?KEY_UNKNOWN, or a follower)."""
+    n = nic_at(nic)
+    m = mkey_row_at(n.mkeys + ((key >> 8) & n.mkey_mask) * MKEY_ROW.size)
+    offset = addr - m.iova
+    if (
+        m.key == key
+        and m.pdn == pdn
+        and m.access & right == right
+        and offset >= 0
+        and offset <= m.nbytes - nbytes
+    ):  # fmt: skip
+        return addr + m.delta
+    return _refuse(nic, key, pdn, addr, nbytes, right, unknown)
+
+
+@engine_function
+def _refuse(nic, key, pdn, addr, nbytes, right, unknown):
+    """Which check failed, with what the table says, for the error record."""
+    n = nic_at(nic)
+    m = mkey_row_at(n.mkeys + ((key >> 8) & n.mkey_mask) * MKEY_ROW.size)
+    n.why_key, n.why_addr, n.why_nbytes = key, addr, nbytes
+    if key == 0 or m.key != key:
+        return -(unknown + _UNKNOWN)
+    if m.pdn != pdn:
+        n.why_extra0, n.why_extra1 = m.pdn, pdn
+        return -(unknown + _PD)
+    if m.access & right != right:
+        n.why_extra0, n.why_extra1 = m.access, right
+        return -(unknown + _RIGHTS)
+    n.why_extra0, n.why_extra1 = m.iova, m.nbytes
+    return -(unknown + _BOUNDS)

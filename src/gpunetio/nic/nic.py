@@ -1,0 +1,344 @@
+"""The software NIC: tables, engine and command interpreter, behind the calls that a driver makes."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+import secrets
+import threading
+from ipaddress import IPv4Address
+
+import numpy as np
+
+from ..device.launch import observers
+from ..enums import Access, UarAllocationType
+from ..errors import BadStateError, InUseError, InvalidValueError, NoMemoryError, NotFoundError, NotSupportedError
+from ..fabric.inprocess import MESSAGE, InProcessWire
+from ..formats import contexts
+from ..formats.commands import PORT_TYPE_ETH, ROCE_VERSION_2, CapClass
+from ..formats.doorbell import UAR_PAGE
+from ..memory import PAGE, HostMemory
+from . import step
+from .commands import CommandInterpreter
+from .engine import Engine
+from .reasons import EXPLAIN
+from .reports import ReportService
+from .tables import (
+    COUNTERS, CQ_ROW, EQ_ROW, GID_ROW, MKEY_ROW, NIC, PD_ROW, QP_ROW, UAR_ROW, UMEM_ROW, MkeyTable, Table,
+)  # fmt: skip
+
+MAX_QP, MAX_CQ, MAX_MR, MAX_PD, MAX_UMEM, MAX_UAR, MAX_GID = 4096, 4096, 65536, 1024, 8192, 512, 16
+LINE = 64  # an exported QP's doorbell register has a cache line of its own
+MAX_WIRES = 64
+BUDGET = 256  # WQEs of one QP before the next has its turn
+
+_MS_ASYNC = 1
+
+
+def _is_mapped(address: int, nbytes: int) -> bool:
+    """Whether every page of the range is mapped in this process (msync fails with ENOMEM otherwise)."""
+    start = address & -PAGE
+    libc = ctypes.CDLL(None, use_errno=True)
+    return libc.msync(ctypes.c_void_p(start), ctypes.c_size_t(address + nbytes - start), _MS_ASYNC) == 0
+
+
+class SoftNic:
+    """One software NIC. `nic.qps[qpn]`, `.cqs`, `.mkeys`, `.pds`, `.umems`, `.uar_pages`, `.eqs`, `.gids` and
+    `.counters` are its tables; `nic.reports` is what it has refused, in words.
+
+    `spin_us`: how long an idle engine spins before it sleeps; `sleep_ms`: how long it sleeps at most.
+    """
+
+    def __init__(self, name: str, address: str, spin_us: int = 200, sleep_ms: int = 1, budget: int = BUDGET):
+        self.name, self.ip = name, IPv4Address(address)
+        self.pid = os.getpid()
+        self.qps, self.cqs = Table("QP", QP_ROW, MAX_QP), Table("CQ", CQ_ROW, MAX_CQ)
+        self.mkeys, self.pds = MkeyTable("key", MKEY_ROW, MAX_MR), Table("PD", PD_ROW, MAX_PD)
+        self.umems, self.uar_pages = Table("UMEM", UMEM_ROW, MAX_UMEM), Table("UAR page", UAR_ROW, MAX_UAR)
+        self.eqs, self.gids = Table("EQ", EQ_ROW, 2), Table("GID", GID_ROW, MAX_GID)
+        self.eqs.rows[1]["eqn"] = 1
+        self._fill_gids()
+        self.capabilities = self._capabilities()
+        self._uar_memory, self._lines = HostMemory(MAX_UAR * UAR_PAGE), HostMemory(MAX_QP * LINE)
+        self._wires: dict[int, tuple[SoftNic, InProcessWire]] = {}
+        self._dead_wires: list[InProcessWire] = []
+        self._lock = threading.RLock()
+        self._service = ReportService(name, lambda key: key in self.mkeys)
+        self._control = HostMemory(
+            NIC.size + COUNTERS.size + 256 + 8 * (MAX_QP + MAX_UAR + MAX_WIRES) + MESSAGE.size
+        )
+        self.record = self._control.view(NIC.dtype)[0]
+        self._lay_out(spin_us, sleep_ms, budget)
+        self.engine = Engine(name, self.record, self._control.address)
+        self.interpreter = CommandInterpreter(self)
+        observers.append(self.engine.busy)
+        atexit.register(self.close)
+
+    def _lay_out(self, spin_us: int, sleep_ms: int, budget: int) -> None:
+        """Give every part of the control memory its place and tell the engine."""
+        place = self._control.address + NIC.size
+
+        def take(nbytes: int) -> int:
+            nonlocal place
+            place += nbytes
+            return place - nbytes
+
+        r = self.record
+        r["qps"], r["qp_mask"] = self.qps.address, self.qps.mask
+        r["mkeys"], r["mkey_mask"] = self.mkeys.address, self.mkeys.mask
+        r["eqs"], r["errors"], r["service_fd"] = self.eqs.address, self._service.ring, self._service.event
+        r["counters"], r["syndromes"] = take(COUNTERS.size), take(256)
+        r["active"], r["uars"], r["wires"] = take(8 * MAX_QP), take(8 * MAX_UAR), take(8 * MAX_WIRES)
+        r["message"] = take(MESSAGE.size)
+        r["spin_ns"], r["sleep_ms"], r["budget"], r["pause_at"] = spin_us * 1000, sleep_ms, budget, -1
+        base = self._control.address
+        self.counters = self._control.view(COUNTERS.dtype, int(r["counters"]) - base)[0]
+        syndromes = self._control.view(np.uint8, int(r["syndromes"]) - base, 256)
+        for reason, text in EXPLAIN.items():
+            syndromes[reason] = text.requester
+        self._uar_list = self._control.view(np.int64, int(r["uars"]) - base, MAX_UAR)
+        self._wire_list = self._control.view(np.int64, int(r["wires"]) - base, MAX_WIRES)
+
+    # --- identity --------------------------------------------------------------------------------------------------
+
+    @property
+    def mac(self) -> bytes:
+        """The port's MAC: locally administered, from the IPv4 address."""
+        return b"\x02\x00" + self.ip.packed
+
+    def _fill_gids(self) -> None:
+        mac = self.mac
+        link_local = b"\xfe\x80" + bytes(6) + bytes([mac[0] ^ 2]) + mac[1:3] + b"\xff\xfe" + mac[3:]
+        for index, gid in enumerate((bytes(10) + b"\xff\xff" + self.ip.packed, link_local)):
+            row = self.gids.rows[index]
+            row["index"], row["gid"], row["version"] = index, np.void(gid), ROCE_VERSION_2
+            row["mac"] = np.void(mac + b"\0\0")
+
+    def gid(self, index: int) -> bytes:
+        """Entry `index` of the GID table; zero when empty."""
+        if not 0 <= index < MAX_GID:
+            raise InvalidValueError(f"GID index {index} is outside the table of {MAX_GID}")
+        return bytes(self.gids.rows[index]["gid"])
+
+    def has_gid(self, gid: bytes) -> bool:
+        """Whether `gid` is one of this NIC's."""
+        return any(gid) and any(bytes(row["gid"]) == gid for row in self.gids.rows)
+
+    @staticmethod
+    def _capabilities() -> dict[int, bytes]:
+        general = contexts.CMD_HCA_CAP.pack(
+            port_type=PORT_TYPE_ETH, rc=1, rts2rts_qp_dscp=1, max_wqe_sz_sq=1024, max_wqe_sz_rq=512, log_max_qp_sz=15,
+            hca_cap_2=1, log_max_cq_sz=22,
+        )  # fmt: skip
+        roce = contexts.ROCE_CAP.pack(
+            roce_version=1 << ROCE_VERSION_2, r_roce_max_src_udp_port=0xFFFF, r_roce_min_src_udp_port=0xC000,
+            roce_address_table_size=MAX_GID, r_roce_dest_udp_port=4791,
+        )  # fmt: skip
+        general_2 = contexts.CMD_HCA_CAP_2.pack(send_dbr_mode_no_dbr_ext=1)
+        size = 4096
+        return {
+            kind: bytes(capability).ljust(size, b"\0")
+            for kind, capability in (
+                (CapClass.GENERAL, general), (CapClass.ROCE, roce), (CapClass.GENERAL_2, general_2),
+            )
+        }  # fmt: skip
+
+    # --- wires -----------------------------------------------------------------------------------------------------
+
+    def join(self, other: SoftNic) -> None:
+        """Lay an in-process wire to another NIC of this process."""
+        wire = InProcessWire()
+        for nic, peer, end in ((self, other, wire.ends[0]), (other, self, wire.ends[1])):
+            nic._wires[end] = (peer, wire)
+            nic._publish_wires()
+
+    def _publish_wires(self) -> None:
+        ends = np.zeros(MAX_WIRES, np.int64)
+        ends[: len(self._wires)] = list(self._wires)
+        self.engine.post(step.WRITE_ROW, int(self._wire_list.ctypes.data), ends)
+        count = self._control.address + NIC.wire_count
+        self.engine.post(step.WRITE_ROW, count, np.array(len(self._wires), np.int64))
+
+    def _leave(self, end: int) -> None:
+        """Forget a wire whose other NIC goes away: nothing is in flight on it afterwards."""
+        _, wire = self._wires[end]
+        self.engine.post(step.QUIESCE, 0)
+        del self._wires[end]
+        self._publish_wires()
+        self._dead_wires.append(wire)  # QPs may still name it
+
+    def route(self, gid: bytes, qpn: int) -> tuple[int, int]:
+        """Where a QP's peer is: (row address, 0) on this NIC, (0, wire end) on another, (0, 0) nowhere."""
+        if self.has_gid(gid):
+            return self.qps.row_address(qpn), 0
+        for end, (peer, _) in self._wires.items():
+            if peer.has_gid(gid):
+                return 0, end
+        return 0, 0
+
+    def mac_of(self, gid: bytes) -> bytes:
+        """The MAC behind a GID that can be reached."""
+        for nic in (self, *(peer for peer, _ in self._wires.values())):
+            if nic.has_gid(gid):
+                return nic.mac
+        raise NotFoundError(
+            f"{self.name} reaches no NIC with GID {gid.hex(':', 2)}: open the peer's device in this process first"
+        )
+
+    # --- protection domains, memory, registers ---------------------------------------------------------------------
+
+    def alloc_pd(self) -> int:
+        """A new PD's number."""
+        with self._guard():
+            pdn = self._slot(self.pds)
+            self.pds.rows[pdn]["pdn"] = pdn
+            return pdn
+
+    def dealloc_pd(self, pdn: int) -> None:
+        """InUseError while a QP or a region belongs to it."""
+        with self._guard():
+            row = self._unused(self.pds, pdn)
+            row["pdn"] = 0
+
+    def reg_mr(self, pdn: int, address: int, nbytes: int, iova: int, access: Access, cuda: bool) -> int:
+        """Register memory: its key, which is lkey and rkey."""
+        with self._guard():
+            pd = self.pds[pdn]
+            if not _is_mapped(address, nbytes):
+                if cuda:
+                    raise NotSupportedError(
+                        f"the software NIC's CPU engine cannot reach GPU memory at {address:#x} yet: "
+                        "place the payload in CPU_GPU memory (Gpu.alloc with MemType.CPU_GPU)"
+                    )
+                raise InvalidValueError(f"[{address:#x}, +{nbytes}) is not mapped in this process")
+            # A random place and tag: a key cannot be guessed from another.
+            index = self.mkeys.free_slot(1 + secrets.randbelow(MAX_MR - 1))
+            if index is None:
+                raise NoMemoryError(f"{self.name} has no free memory key: all {MAX_MR - 1} are in use")
+            key = index << 8 | secrets.randbelow(256)
+            row = np.zeros((), MKEY_ROW.dtype)
+            row["key"], row["pdn"], row["access"], row["iova"] = key, pdn, int(access), _signed(iova)
+            row["nbytes"], row["delta"] = nbytes, _signed(address - iova)
+            self.engine.post(step.WRITE_ROW, self.mkeys.row_address(key), row)
+            pd["users"] += 1
+            return key
+
+    def dereg_mr(self, key: int) -> None:
+        """After this returns no byte of the region is touched."""
+        with self._guard():
+            pdn = int(self.mkeys[key]["pdn"])
+            self.engine.post(step.WRITE_ROW, self.mkeys.row_address(key), np.zeros((), MKEY_ROW.dtype))
+            self.engine.post(step.QUIESCE, 0)  # requests on a wire were granted before
+            self.pds[pdn]["users"] -= 1
+
+    def reg_umem(self, address: int, nbytes: int, access: Access) -> int:
+        """A UMEM id."""
+        with self._guard():
+            if not _is_mapped(address, nbytes):
+                raise InvalidValueError(f"[{address:#x}, +{nbytes}) is not mapped in this process")
+            umem_id = self._slot(self.umems)
+            row = self.umems.rows[umem_id]
+            row["umem_id"], row["addr"], row["nbytes"], row["access"] = umem_id, address, nbytes, int(access)
+            return umem_id
+
+    def dereg_umem(self, umem_id: int) -> None:
+        """InUseError while a queue lies in it."""
+        with self._guard():
+            self._unused(self.umems, umem_id)["umem_id"] = 0
+
+    def alloc_uar(self, kind: UarAllocationType) -> tuple[int, int]:
+        """(page id, address of the page)."""
+        with self._guard():
+            page_id = self._slot(self.uar_pages)
+            address = self._uar_memory.address + page_id * UAR_PAGE
+            row = self.uar_pages.rows[page_id]
+            row["page_id"], row["addr"], row["kind"] = page_id, address, int(kind)
+            self._uar_list[int(self.record["uar_count"])] = address
+            self.record["uar_count"] += 1
+            return page_id, address
+
+    def free_uar(self, page_id: int) -> None:
+        """InUseError while a queue uses it. The page stays mapped, so that a late doorbell does no harm."""
+        with self._guard():
+            row = self._unused(self.uar_pages, page_id)
+            count = int(self.record["uar_count"])
+            at = int(np.flatnonzero(self._uar_list[:count] == int(row["addr"]))[0])
+            self._uar_list[at] = self._uar_list[count - 1]
+            self.record["uar_count"] = count - 1
+            row["page_id"] = 0
+
+    def doorbell_line(self, qpn: int) -> int:
+        """The QP's own register."""
+        return self._lines.address + (qpn & self.qps.mask) * LINE
+
+    def execute(self, mailbox: bytes, out_size: int) -> tuple[bytes, str]:
+        """Carry out a command; see `CommandInterpreter.execute`."""
+        with self._guard():
+            return self.interpreter.execute(mailbox, out_size)
+
+    # --- for tests, and for whoever wants to look ------------------------------------------------------------------
+
+    @property
+    def reports(self) -> list:
+        """What the NIC has refused lately, oldest first."""
+        self._service.drain()
+        return list(self._service.reports)
+
+    def pause(self, after: int = 0) -> None:
+        """Stand still once `after` more WQEs have been executed; commands are still served."""
+        self.record["pause_at"] = int(self.counters["sq_wqes"]) + after
+        self.engine.kick()
+
+    def resume(self) -> None:
+        """Undo `pause`."""
+        self.record["pause_at"] = -1
+        self.record["paused"] = 0
+        self.engine.kick()
+
+    # --- life cycle ------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Stop the engine. Afterwards nothing touches any memory. Idempotent."""
+        if self.pid != os.getpid() or not self.engine.running:
+            return
+        self.resume()
+        for end, (peer, wire) in list(self._wires.items()):
+            wire.close_end(end)
+            other = next(e for e in wire.ends if e != end)
+            peer._leave(other)
+        atexit.unregister(self.close)
+        observers.remove(self.engine.busy)
+        self.engine.stop()
+        self._service.close()
+        for part in (
+            self.qps, self.cqs, self.mkeys, self.pds, self.umems, self.uar_pages, self.eqs, self.gids,
+            self._uar_memory, self._lines,
+        ):  # fmt: skip
+            part.close()
+
+    def _guard(self) -> threading.RLock:
+        if self.pid != os.getpid():
+            raise BadStateError(f"{self.name} was opened in process {self.pid}: open it anew here, or use spawn, not fork")
+        if not self.engine.running:
+            raise BadStateError(f"{self.name} is closed")
+        return self._lock
+
+    def _slot(self, table: Table) -> int:
+        slot = table.free_slot()
+        if slot is None:
+            raise NoMemoryError(f"{self.name} has no free {table.name}: all {table.mask} are in use")
+        table.rows[slot]["users"] = 0
+        return slot
+
+    @staticmethod
+    def _unused(table: Table, number: int) -> np.void:
+        row = table[number]
+        if row["users"]:
+            raise InUseError(f"{table.name} {number:#x} is still used by {int(row['users'])} object(s): close them first")
+        return row
+
+
+def _signed(value: int) -> int:
+    """An address or difference as the int64 with the same bits."""
+    return (value + (1 << 63)) % (1 << 64) - (1 << 63)

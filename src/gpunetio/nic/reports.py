@@ -1,0 +1,110 @@
+"""The service thread: turns the engine's error records into log messages that name table entry, value and cause."""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import threading
+from collections import deque
+from dataclasses import dataclass
+
+from ..fabric.ring import RING, next_full, release
+from ..formats.wqe import WqeOpcode
+from ..memory import HostMemory
+from .completion import RESPONDER
+from .reasons import EXPLAIN, Reason
+from .tables import ERROR_RECORD
+
+logger = logging.getLogger("gpunetio.nic")
+
+CAPACITY = 256
+KEPT = 1024
+
+
+@dataclass(frozen=True)
+class Report:
+    """One thing that the NIC refused. `message` is what the log says."""
+
+    nic: str
+    reason: Reason
+    responder: bool
+    qpn: int
+    index: int
+    opcode: int
+    syndrome: int
+    key: int
+    address: int
+    nbytes: int
+    message: str
+
+
+def _swapped(key: int) -> int:
+    return int.from_bytes((key & 0xFFFF_FFFF).to_bytes(4, "little"), "big")
+
+
+class ReportService:
+    """Owns the ring of error records that the engine fills, and the thread that empties it."""
+
+    def __init__(self, name: str, known_key):
+        self._name, self._known_key = name, known_key
+        self._memory = HostMemory(RING.size + CAPACITY * ERROR_RECORD.size)
+        self.ring = self._memory.address
+        ring = self._memory.view(RING.dtype)[0]
+        ring["slots"], ring["slot_size"], ring["capacity"] = self.ring + RING.size, ERROR_RECORD.size, CAPACITY
+        self.event = os.eventfd(0, os.EFD_CLOEXEC)
+        self.reports: deque[Report] = deque(maxlen=KEPT)
+        self._lock = threading.Lock()
+        self._stop = False
+        self._thread = threading.Thread(target=self._run, name=f"gpunetio {name} reports", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stop:
+            select.select([self.event], [], [], 1.0)
+            if select.select([self.event], [], [], 0)[0]:
+                os.eventfd_read(self.event)
+            self.drain()
+
+    def drain(self) -> None:
+        """Report everything that the engine has recorded so far."""
+        with self._lock:
+            while slot := next_full(self.ring):
+                offset = slot - self.ring
+                record = self._memory.view(ERROR_RECORD.dtype, offset)[0].copy()
+                release(self.ring)
+                self._report({field: int(record[field]) for field in ERROR_RECORD.offsets})
+
+    def _report(self, record: dict[str, int]) -> None:
+        reason = Reason(record["reason"])
+        text = EXPLAIN[reason]
+        what, cause = text.what.format(**record), text.cause
+        if reason in (Reason.LKEY_UNKNOWN, Reason.RKEY_UNKNOWN) and self._known_key(_swapped(record["key"])):
+            cause = f"this is key {_swapped(record['key']):#x} with its bytes swapped: give keys in host order"
+        side = "responder" if record["side"] == RESPONDER else "requester"
+        try:
+            opcode = WqeOpcode(record["opcode"]).name
+        except ValueError:
+            opcode = f"opcode {record['opcode']:#04x}"
+        message = (
+            f"{self._name}: QP {record['qpn']:#x} ({side}), {opcode} at index {record['index']}: "
+            f"{what} [syndrome {record['syndrome']:#04x}, vendor {int(reason):#04x} {reason.name}]. Likely cause: {cause}."
+        )
+        self.reports.append(
+            Report(
+                self._name, reason, record["side"] == RESPONDER, record["qpn"], record["index"], record["opcode"],
+                record["syndrome"], record["key"], record["addr"], record["nbytes"], message,
+            )  # fmt: skip
+        )
+        # A flush follows an error that has been reported, or a transition that was asked for.
+        level = logging.DEBUG if reason is Reason.FLUSH else logging.ERROR
+        logger.log(logging.WARNING if reason is Reason.QP_STATE else level, message)
+
+    def close(self) -> None:
+        """Report what is left and stop; the engine must have stopped before."""
+        self._stop = True
+        os.eventfd_write(self.event, 1)
+        self._thread.join()
+        self.drain()
+        os.close(self.event)
+        self._memory.close()

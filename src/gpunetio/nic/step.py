@@ -1,0 +1,183 @@
+"""One turn of the NIC: doorbells, work queues, wires, and at most one command. Runs on a CPU thread or on a GPU."""
+
+from __future__ import annotations
+
+from ..device.compile import device_function, engine_function
+from ..device.ops import be64, copy, exchange64, ld64, ld_acquire64, ld_relaxed64, st64, st_release64
+from ..formats.commands import QpState
+from ..formats.doorbell import PI_MASK, UAR_NO_DBR_OFFSET, UAR_REG_OFFSET, WQE_IDX_SHIFT
+from .requester import announce, scan_record, serve_qp
+from .tables import COUNTERS, NIC, QP_ROW, QP_SETUP_BYTES, nic_at, qp_row_at
+from .wires import qp_row, serve_wire
+
+# What the command interpreter may ask of the engine between two WQEs.
+WRITE_ROW = 1  # copy a prepared row into its place
+ADD_QP = 2  # the same for a QP, and start serving it
+MODIFY_QP = 3  # the same for a QP that is served, if it is still in the state the interpreter saw
+RESET_QP = 4  # MODIFY_QP to RST: forget all queue positions
+REMOVE_QP = 5  # stop serving a QP that has nothing in flight
+QUIESCE = 6  # do nothing, once nothing is in flight
+
+# command_result
+DONE, WRONG_STATE = 0, 1
+
+_RST, _RTR, _RTS, _ERR = int(QpState.RST), int(QpState.RTR), int(QpState.RTS), int(QpState.ERR)
+
+
+# --- commands ------------------------------------------------------------------------------------------------------
+
+
+@device_function
+def _clear_positions(row):
+    for offset in range(QP_SETUP_BYTES, QP_ROW.size, 8):
+        st64(row + offset, 0)
+    q = qp_row_at(row)
+    if q.doorbell != 0:
+        st64(q.doorbell, 0)
+
+
+@engine_function
+def _in_flight(nic):
+    n = nic_at(nic)
+    total = 0
+    for i in range(n.active_count):
+        total += qp_row_at(ld64(n.active + 8 * i)).outstanding
+    return total
+
+
+@engine_function
+def _modify(nic, row, source, expected_state):
+    q = qp_row_at(row)
+    if q.state != expected_state and q.state != qp_row_at(source).state:
+        return WRONG_STATE  # the engine has moved it to ERR meanwhile
+    before = q.state
+    copy(row, source, QP_SETUP_BYTES)
+    if before != _RTR and q.state == _RTR:
+        q.expect_psn = q.rq_psn
+    if before == _RTR and q.state == _RTS:
+        q.send_psn = q.sq_psn
+    return DONE
+
+
+@engine_function
+def _remove(nic, row):
+    n = nic_at(nic)
+    for i in range(n.active_count):
+        if ld64(n.active + 8 * i) == row:
+            n.active_count -= 1
+            st64(n.active + 8 * i, ld64(n.active + 8 * n.active_count))
+            break
+    _clear_positions(row)
+    for offset in range(0, QP_SETUP_BYTES, 8):
+        st64(row + offset, 0)
+
+
+@engine_function
+def _apply(nic):
+    """Carry out the posted command: whether it is done, or has to wait for requests in flight."""
+    n = nic_at(nic)
+    op = n.command_op
+    row = n.command_row
+    n.command_result = DONE
+    if op == WRITE_ROW:
+        copy(row, n.command_src, n.command_bytes)
+    elif op == ADD_QP:
+        copy(row, n.command_src, QP_SETUP_BYTES)
+        _clear_positions(row)
+        st64(n.active + 8 * n.active_count, row)
+        n.active_count += 1
+    elif op == MODIFY_QP:
+        n.command_result = _modify(nic, row, n.command_src, n.command_state)
+        if qp_row_at(row).state == _ERR:
+            serve_qp(nic, row)
+            return qp_row_at(row).outstanding == 0
+    elif op == RESET_QP:
+        qp_row_at(row).state = _RST
+        if qp_row_at(row).outstanding:
+            return False
+        copy(row, n.command_src, QP_SETUP_BYTES)
+        _clear_positions(row)
+    elif op == REMOVE_QP:
+        qp_row_at(row).state = _RST
+        if qp_row_at(row).outstanding:
+            return False
+        _remove(nic, row)
+    elif op == QUIESCE:
+        n.hold = 1
+        if _in_flight(nic) != 0:
+            return False
+        n.hold = 0
+    return True
+
+
+@engine_function
+def serve_command(nic):
+    """Take a posted command: 1 if one was carried out."""
+    n = nic_at(nic)
+    posted = ld_acquire64(nic + NIC.command_seq)
+    if posted == n.command_done or not _apply(nic):
+        return 0
+    st_release64(nic + NIC.command_done, posted)
+    return 1
+
+
+# --- registers rung by hand ----------------------------------------------------------------------------------------
+
+
+@device_function
+def _serve_register(nic, register):
+    """A UAR's own register: consumed, and counted for the QP that it names."""
+    if ld_relaxed64(register) == 0:
+        return 0
+    value = be64(exchange64(register, 0))
+    row = qp_row(nic, (value >> 8) & 0xFFFFFF)
+    if qp_row_at(row).qpn != 0 and qp_row_at(row).qpn == (value >> 8) & 0xFFFFFF:
+        announce(nic, row, (value >> 32 + WQE_IDX_SHIFT) & PI_MASK)
+    return 1
+
+
+@engine_function
+def serve_registers(nic):
+    """Look at the registers of every UAR page."""
+    n = nic_at(nic)
+    done = 0
+    for i in range(n.uar_count):
+        page = ld64(n.uars + 8 * i)
+        done += _serve_register(nic, page + UAR_REG_OFFSET) + _serve_register(nic, page + UAR_NO_DBR_OFFSET)
+    return done
+
+
+# --- the turn ------------------------------------------------------------------------------------------------------
+
+
+@engine_function
+def scan_records(nic):
+    """Look at every doorbell record, for rings that were missed."""
+    n = nic_at(nic)
+    for i in range(n.active_count):
+        scan_record(nic, ld64(n.active + 8 * i))
+
+
+@device_function
+def _paused(nic):
+    """Whether the NIC stands still, as `SoftNic.pause` asked."""
+    n = nic_at(nic)
+    if n.pause_at >= 0 and ld64(n.counters + COUNTERS.sq_wqes) >= n.pause_at:
+        n.paused = 1
+        n.pause_at = -1
+    return n.paused
+
+
+@engine_function
+def step(nic):
+    """One turn: how much was done."""
+    done = serve_command(nic)
+    if _paused(nic):
+        return done
+    done += serve_registers(nic)
+    n = nic_at(nic)
+    for i in range(n.active_count):
+        done += serve_qp(nic, ld64(n.active + 8 * i))
+    for i in range(n.wire_count):
+        done += serve_wire(nic, ld64(n.wires + 8 * i))
+    return done

@@ -1,0 +1,149 @@
+"""The boundary between gpunetio and a device: what libibverbs and libmlx5 offer, and nothing else.
+
+A provider answers typed calls for device, port, PD, MR, UMEM, UAR, EQN, address resolution and events, and carries
+mailboxes, as DEVX does, for CQ, QP, queries and transitions. `verbs` knows no other door to a device.
+
+Numbers are plain ints and errors are `DocaError`s: a refused command is a `DriverError` with `status` and `syndrome`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from ..enums import Access, LinkLayer, UarAllocationType
+
+
+@dataclass(frozen=True)
+class DeviceInfo:
+    """A device that could be opened (`ibv_get_device_list`)."""
+
+    name: str
+    provider: str
+    description: str
+
+
+@dataclass(frozen=True)
+class DeviceAttr:
+    """`ibv_query_device`: identity and limits."""
+
+    fw_ver: str
+    node_guid: int
+    sys_image_guid: int
+    vendor_id: int
+    vendor_part_id: int
+    hw_ver: int
+    board_id: str
+    phys_port_cnt: int
+    max_mr_size: int
+    max_qp: int
+    max_qp_wr: int
+    max_sge: int
+    max_cq: int
+    max_cqe: int
+    max_mr: int
+    max_pd: int
+    max_ah: int
+    max_srq: int
+    max_srq_wr: int
+    max_srq_sge: int
+    max_pkeys: int
+    max_qp_rd_atom: int
+    max_qp_init_rd_atom: int
+
+
+@dataclass(frozen=True)
+class PortAttr:
+    """`ibv_query_port`. MTUs in bytes."""
+
+    state: str
+    max_mtu: int
+    active_mtu: int
+    sm_lid: int
+    lid: int
+    lmc: int
+    link_layer: LinkLayer
+    gid_tbl_len: int
+
+
+@dataclass(frozen=True)
+class MrKeys:
+    """`ibv_reg_mr`: the handle that `dereg_mr` takes, and the keys."""
+
+    handle: int
+    lkey: int
+    rkey: int
+
+
+@dataclass(frozen=True)
+class UarPage:
+    """`mlx5dv_devx_alloc_uar`: page id, and the mapped page's base and doorbell register."""
+
+    page_id: int
+    base_addr: int
+    reg_addr: int
+
+
+class Provider(Protocol):
+    """One opened device."""
+
+    name: str
+
+    def query_device(self) -> DeviceAttr: ...
+
+    def query_port(self, port: int) -> PortAttr: ...
+
+    def query_gid(self, port: int, index: int) -> bytes:
+        """16 raw bytes; all zero for an empty entry (`ibv_query_gid`)."""
+        ...
+
+    def alloc_pd(self) -> int:
+        """A protection domain's number."""
+        ...
+
+    def dealloc_pd(self, pdn: int) -> None: ...
+
+    def reg_mr(self, pdn: int, address: int, nbytes: int, iova: int, access: Access, cuda: bool) -> MrKeys:
+        """Register [address, address + nbytes) under the addresses [iova, iova + nbytes) (`ibv_reg_mr_iova2`).
+
+        `cuda` says that CUDA named the range, which may then be GPU memory.
+        """
+        ...
+
+    def dereg_mr(self, handle: int) -> None: ...
+
+    def reg_umem(self, address: int, nbytes: int, access: Access) -> int:
+        """A UMEM id (`mlx5dv_devx_umem_reg_ex`)."""
+        ...
+
+    def dereg_umem(self, umem_id: int) -> None: ...
+
+    def alloc_uar(self, kind: UarAllocationType) -> UarPage: ...
+
+    def free_uar(self, page_id: int) -> None: ...
+
+    def query_eqn(self, vector: int) -> int: ...
+
+    def resolve_mac(self, port: int, sgid_index: int, dgid: bytes) -> bytes:
+        """The 6-byte MAC behind a RoCE GID (`ibv_create_ah` and mlx5dv's AH). NotFoundError if nobody answers."""
+        ...
+
+    def devx_obj_create(self, mailbox: bytes, out_size: int) -> tuple[int, bytes]:
+        """(object handle, output mailbox)."""
+        ...
+
+    def devx_obj_modify(self, handle: int, mailbox: bytes, out_size: int) -> bytes: ...
+
+    def devx_obj_query(self, handle: int, mailbox: bytes, out_size: int) -> bytes: ...
+
+    def devx_obj_destroy(self, handle: int) -> None: ...
+
+    def general_cmd(self, mailbox: bytes, out_size: int) -> bytes: ...
+
+    def doorbell_register(self, uar: UarPage, qpn: int) -> int:
+        """Address of the 8-byte register that a kernel rings for `qpn`: the UAR's own on a card."""
+        ...
+
+    def close(self) -> None:
+        """Release the device. Idempotent."""
+        ...

@@ -1,0 +1,28 @@
+"""The control path of a device: its objects, their attributes and their states (DOCA Verbs).
+
+`open()` a device, make a PD, register memory, create completion queues and queue pairs, and connect them:
+
+    with verbs.open() as ctx:
+        pd = ctx.create_pd()
+        cq = ctx.create_cq(256)
+        a, b = (pd.create_qp(sq_wr=256, send_cq=cq) for _ in range(2))
+        a.connect(b)
+"""
+
+from .ah import AhAttr
+from .context import Context, open
+from .cq import CQ
+from .device_attr import DeviceAttributes
+from .handle import Handle
+from .mr import MR
+from .pd import PD
+from .qp import QP, QpEndpoint
+from .qp_init import QpInitAttr
+from .qp_state import QpAttr
+from .uar import UAR
+from .umem import UMEM
+
+__all__ = [
+    "open", "Context", "DeviceAttributes", "PD", "MR", "UMEM", "UAR", "CQ",
+    "QP", "QpInitAttr", "QpAttr", "AhAttr", "QpEndpoint", "Handle",
+]  # fmt: skip

@@ -1,0 +1,125 @@
+"""Address handles: how a queue pair reaches its peer, and what the device's address path becomes of it."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..enums import AddrType, LinkLayer
+from ..errors import InvalidValueError
+from ..formats.commands import (
+    QUERY_ROCE_ADDRESS_IN,
+    QUERY_ROCE_ADDRESS_OUT,
+    ROCE_VERSION_2,
+    Opcode,
+    OptParam,
+)
+from ..formats.contexts import ROCE_ADDR_LAYOUT
+from .device_attr import DeviceAttributes
+from .handle import command
+
+if TYPE_CHECKING:
+    from .context import Context
+
+GID_BYTES = 16
+_IPV4_MAPPED = bytes(10) + b"\xff\xff"  # ::ffff:a.b.c.d
+_DSCP_SHIFT = 2  # a traffic class is 6 bits of DSCP, then 2 of ECN
+_LIMITS = {"dlid": 0xFFFF, "sl": 15, "static_rate": 15, "hop_limit": 255, "traffic_class": 255}
+
+
+@dataclass
+class AhAttr:
+    """The way to a peer (`doca_verbs_ah_attr`): RoCE uses its `gid`, InfiniBand `dlid` and `sl`.
+
+    `sgid_index` chooses this end's address. `gid` is 16 raw bytes; IPv4 addresses are written ::ffff:a.b.c.d.
+    """
+
+    gid: bytes = bytes(GID_BYTES)
+    addr_type: AddrType = AddrType.IPv4
+    dlid: int = 0
+    sl: int = 0
+    sgid_index: int = 0
+    static_rate: int = 0
+    hop_limit: int = 255
+    traffic_class: int = 0
+
+    def check(self, device: DeviceAttributes) -> None:
+        """Raise InvalidValueError for what the device cannot use."""
+        if len(self.gid) != GID_BYTES:
+            raise InvalidValueError(f"ah_attr.gid has {len(self.gid)} bytes: a GID has {GID_BYTES}")
+        if self.addr_type not in list(AddrType):
+            raise InvalidValueError(
+                f"ah_attr.addr_type = {self.addr_type}: it is one of {', '.join(AddrType.__members__)}"
+            )
+        if (device.link_layer == LinkLayer.ETHERNET) != (self.addr_type in (AddrType.IPv4, AddrType.IPv6)):
+            need = "IPv4 or IPv6" if device.link_layer == LinkLayer.ETHERNET else "IB_GRH or IB_NO_GRH"
+            raise InvalidValueError(
+                f"ah_attr.addr_type = {AddrType(self.addr_type).name} on a port of {device.link_layer.name}: use {need}"
+            )
+        if not 0 <= self.sgid_index < device.gid_table_size:
+            raise InvalidValueError(
+                f"ah_attr.sgid_index = {self.sgid_index}: the device has the GIDs 0 to {device.gid_table_size - 1}"
+            )
+        for name, most in _LIMITS.items():
+            if not 0 <= getattr(self, name) <= most:
+                raise InvalidValueError(f"ah_attr.{name} = {getattr(self, name)}: it must be 0 to {most}")
+
+
+def path_to(ctx: Context, port: int, ah: AhAttr) -> dict[str, Any]:
+    """primary_address_path of a queue pair that is to reach `ah`; on RoCE the peer's MAC is looked up."""
+    path: dict[str, Any] = {"stat_rate": ah.static_rate}
+    if ah.addr_type in (AddrType.IB_GRH, AddrType.IB_NO_GRH):
+        path |= {"tclass": ah.traffic_class, "rlid": ah.dlid, "sl": ah.sl, "grh": ah.addr_type == AddrType.IB_GRH}
+    if ah.addr_type != AddrType.IB_NO_GRH:
+        path |= {"rgid_rip": bytes(ah.gid), "hop_limit": ah.hop_limit, "src_addr_index": ah.sgid_index}
+    if ah.addr_type in (AddrType.IPv4, AddrType.IPv6):
+        mac = ctx.provider.resolve_mac(port, ah.sgid_index, bytes(ah.gid))
+        path |= {"rmac_47_32": int.from_bytes(mac[:2], "big"), "rmac_31_0": int.from_bytes(mac[2:], "big")}
+        if _is_roce_v2(ctx, ah.sgid_index):
+            device = ctx.query_device()
+            path["udp_sport"] = random.randint(device.min_udp_sport, device.max_udp_sport)
+            path["dscp"] = ah.traffic_class >> _DSCP_SHIFT
+    return path
+
+
+def path_update(ctx: Context, ah: AhAttr) -> tuple[dict[str, Any], OptParam]:
+    """What a connected queue pair can change of its path: the source address and the DSCP."""
+    path, opt = {"src_addr_index": ah.sgid_index}, OptParam.SGID_INDEX
+    device = ctx.query_device()
+    if device.rts2rts_qp_dscp and device.link_layer == LinkLayer.ETHERNET and _is_roce_v2(ctx, ah.sgid_index):
+        path["dscp"] = ah.traffic_class >> _DSCP_SHIFT
+        opt |= OptParam.DSCP
+    return path, opt
+
+
+def ah_of(path: dict[str, Any], link_layer: LinkLayer) -> AhAttr:
+    """The address handle behind a primary_address_path."""
+    gid = path["rgid_rip"]
+    if link_layer == LinkLayer.ETHERNET:
+        addr_type, traffic_class = ip_type(gid), path["dscp"] << _DSCP_SHIFT
+    else:
+        addr_type, traffic_class = AddrType.IB_GRH if path["grh"] else AddrType.IB_NO_GRH, path["tclass"]
+    return AhAttr(
+        gid=gid,
+        addr_type=addr_type,
+        dlid=path["rlid"],
+        sl=path["sl"],
+        sgid_index=path["src_addr_index"],
+        static_rate=path["stat_rate"],
+        hop_limit=path["hop_limit"],
+        traffic_class=traffic_class,
+    )
+
+
+def ip_type(gid: bytes) -> AddrType:
+    """Whether a RoCE GID stands for an IPv4 or an IPv6 address."""
+    return AddrType.IPv4 if gid.startswith(_IPV4_MAPPED) else AddrType.IPv6
+
+
+def _is_roce_v2(ctx: Context, sgid_index: int) -> bool:
+    mailbox = QUERY_ROCE_ADDRESS_IN.pack(opcode=Opcode.QUERY_ROCE_ADDRESS, roce_address_index=sgid_index)
+    size = QUERY_ROCE_ADDRESS_OUT.size + ROCE_ADDR_LAYOUT.size
+    with command("QUERY_ROCE_ADDRESS"):
+        out = ctx.provider.general_cmd(bytes(mailbox), size)
+    return ROCE_ADDR_LAYOUT.get(out, "roce_version", QUERY_ROCE_ADDRESS_OUT.offset("roce_address")) == ROCE_VERSION_2

@@ -1,0 +1,89 @@
+"""Completion queues."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+from ..enums import CqOverrun, UarAllocationType
+from ..errors import InvalidValueError
+from ..formats.commands import CREATE_CQ_IN, CREATE_CQ_OUT, Opcode
+from ..formats.cqe import CQE64, CQE_SIZE, INIT_OP_OWN
+from ..formats.doorbell import CQ_DBREC
+from .handle import Handle, command, destroy
+from .ring import check_both, external_ring, internal_ring
+from .uar import UAR, first_uar
+from .umem import UMEM
+
+if TYPE_CHECKING:
+    from .context import Context
+
+
+class CQ(Handle):
+    """A completion queue (`doca_verbs_cq`), number `cqn`.
+
+    `entries` CQEs of `cqe_size` bytes are at `ring_address` (`doca_verbs_cq_get_wq`); the words of the doorbell record
+    are at `dbr_address`, the consumer index, and `arm_address` (`doca_verbs_cq_get_dbr_addr`).
+    """
+
+    _rank = 1
+    cqe_size = CQE_SIZE
+
+    def __init__(
+        self,
+        ctx: Context,
+        cqe: int,
+        *,
+        overrun: CqOverrun,
+        collapsed: bool,
+        external_umem: tuple[UMEM, int] | None,
+        external_dbr_umem: tuple[UMEM, int] | None,
+        external_uar: UAR | None,
+        context: Any,
+    ):
+        super().__init__(ctx)
+        self._use(ctx, external_uar)
+        check_both(external_umem, external_dbr_umem)
+        limit = ctx.query_device().max_cqe
+        if cqe < 1 or cqe & (cqe - 1) or cqe > limit:
+            raise InvalidValueError(f"cqe = {cqe}: the size must be a power of two, and at most {limit} on {ctx.name}")
+        provider = ctx.provider
+        with ExitStack() as undo:
+            if external_umem and external_dbr_umem:
+                self._use(external_umem[0], external_dbr_umem[0])
+                ring = external_ring(external_umem, external_dbr_umem, cqe * CQE_SIZE)
+            else:
+                ring = internal_ring(ctx, undo, cqe * CQE_SIZE)
+            if ring.memory:
+                ring.memory.view(CQE64.dtype, count=cqe)["op_own"] = INIT_OP_OWN
+            if external_uar is None:
+                self.uar = first_uar(ctx, UarAllocationType.NONCACHE, UarAllocationType.BLUEFLAME)
+                undo.callback(self.uar.close)
+                self._use(self.uar)
+            else:
+                self.uar = external_uar
+            mailbox = CREATE_CQ_IN.pack(
+                opcode=Opcode.CREATE_CQ,
+                cq_context={
+                    "cc": collapsed,
+                    "oi": overrun,
+                    "log_cq_size": cqe.bit_length() - 1,
+                    "uar_page": self.uar.page_id,
+                    "c_eqn": provider.query_eqn(0),
+                    "dbr_umem_valid": 1,
+                    "dbr_umem_id": ring.dbr_umem_id,
+                    "dbr_addr": ring.dbr_offset,
+                },
+                cq_umem_id=ring.umem_id,
+                cq_umem_offset=ring.offset,
+                cq_umem_valid=1,
+            )
+            with command("CREATE_CQ"):
+                handle, out = provider.devx_obj_create(bytes(mailbox), CREATE_CQ_OUT.size)
+            undo.callback(destroy, provider, "DESTROY_CQ", handle)
+            self.cqn = int(CREATE_CQ_OUT.get(out, "cqn"))
+            self.entries, self.overrun, self.collapsed, self.context = cqe, overrun, collapsed, context
+            self.ring_address = ring.address
+            self.dbr_address = ring.dbr_address + CQ_DBREC.set_ci
+            self.arm_address = ring.dbr_address + CQ_DBREC.arm
+            self._opened(f"CQ {self.cqn:#x} of {ctx.name}", undo)

@@ -1,0 +1,79 @@
+"""What a device is and can do, gathered from its attributes and its capability pages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from ..enums import LinkLayer, QpType
+from ..errors import UnexpectedError
+from ..formats.commands import PORT_TYPE_ETH, QUERY_HCA_CAP_IN, QUERY_HCA_CAP_OUT, CapClass, Opcode
+from ..formats.contexts import CMD_HCA_CAP, CMD_HCA_CAP_2, ROCE_CAP
+from ..formats.layout import BitStruct
+from ..providers.provider import DeviceAttr, Provider
+from .handle import command
+
+_CURRENT = 1  # op_mod bit 0 of QUERY_HCA_CAP: what is enabled now, not the most there could be
+
+
+@dataclass(frozen=True)
+class DeviceAttributes(DeviceAttr):
+    """Identity, limits and capabilities of a device (`doca_verbs_device_attr`; its fields are the getters).
+
+    Sizes are in bytes; `log_*` are powers of two; `min_udp_sport` … `max_udp_sport` are RoCE v2 source ports.
+    """
+
+    link_layer: LinkLayer
+    gid_table_size: int
+    rc: bool
+    log_max_qp_sz: int
+    log_max_cq_sz: int
+    max_wqe_sz_sq: int
+    max_wqe_sz_rq: int
+    rts2rts_qp_dscp: bool
+    send_dbr_mode_no_dbr_ext: bool
+    roce_version: int
+    min_udp_sport: int
+    max_udp_sport: int
+
+    def is_qp_type_supported(self, qp_type: QpType) -> bool:
+        """`doca_verbs_device_attr_get_is_qp_type_supported`."""
+        return qp_type == QpType.RC and self.rc
+
+
+def query_device(provider: Provider) -> DeviceAttributes:
+    """Ask a device for all of it (`doca_verbs_query_device`)."""
+    general = _query_cap(provider, CapClass.GENERAL, CMD_HCA_CAP)
+    roce = _query_cap(provider, CapClass.ROCE, ROCE_CAP)
+    more = _query_cap(provider, CapClass.GENERAL_2, CMD_HCA_CAP_2) if general["hca_cap_2"] else {}
+    ethernet = general["port_type"] == PORT_TYPE_ETH
+    known = provider.query_device()
+    return DeviceAttributes(
+        **{field.name: getattr(known, field.name) for field in fields(DeviceAttr)},
+        link_layer=LinkLayer.ETHERNET if ethernet else LinkLayer.INFINIBAND,
+        gid_table_size=roce["roce_address_table_size"] if ethernet else _ib_gids(general["gid_table_size"]),
+        rc=bool(general["rc"]),
+        log_max_qp_sz=general["log_max_qp_sz"],
+        log_max_cq_sz=general["log_max_cq_sz"],
+        max_wqe_sz_sq=general["max_wqe_sz_sq"],
+        max_wqe_sz_rq=general["max_wqe_sz_rq"],
+        rts2rts_qp_dscp=bool(general["rts2rts_qp_dscp"]),
+        send_dbr_mode_no_dbr_ext=bool(more.get("send_dbr_mode_no_dbr_ext", 0)),
+        roce_version=roce["roce_version"],
+        min_udp_sport=roce["r_roce_min_src_udp_port"],
+        max_udp_sport=roce["r_roce_max_src_udp_port"],
+    )
+
+
+def _query_cap(provider: Provider, cap: CapClass, layout: BitStruct) -> dict[str, Any]:
+    mailbox = QUERY_HCA_CAP_IN.pack(opcode=Opcode.QUERY_HCA_CAP, op_mod=cap << 1 | _CURRENT)
+    with command(f"QUERY_HCA_CAP {cap.name}"):
+        out = provider.general_cmd(bytes(mailbox), QUERY_HCA_CAP_OUT.size)
+    return layout.unpack(out, QUERY_HCA_CAP_OUT.offset("capability"))
+
+
+def _ib_gids(code: int) -> int:
+    """Entries behind an InfiniBand port's gid_table_size code."""
+    if code > 4:
+        raise UnexpectedError(f"the device reports gid_table_size code {code}: only 0 to 4 are defined")
+    return 8 << code

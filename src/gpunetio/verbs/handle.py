@@ -1,0 +1,107 @@
+"""What all verbs objects share: one owning process, an order of closing, and errors that name the object."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, ClassVar, Self
+
+from ..errors import BadStateError, DriverError, InUseError, InvalidValueError
+
+if TYPE_CHECKING:
+    from ..providers.provider import Provider
+    from .context import Context
+
+
+class Handle:
+    """An object on a device. It is a context manager, and lives until `close()` or until its parent closes.
+
+    A context or PD closes what was made from it; anything else refuses to close while another object needs it.
+    """
+
+    _rank: ClassVar[int]  # what a parent closes first: the lowest
+    _closes_users: ClassVar[bool] = False
+
+    def __init__(self, ctx: Context):
+        self.ctx = ctx
+        self._label = type(self).__name__
+        self._pid = os.getpid()
+        self._undo: ExitStack | None = None  # what close() does; None while the object is not open
+        self._uses: tuple[Handle, ...] = ()
+        self._users: dict[Handle, None] = {}
+
+    def _use(self, *handles: Handle | None) -> None:
+        """Note what this object needs: all of it open, and of the same context."""
+        for handle in handles:
+            if handle is None or handle in self._uses:
+                continue
+            handle.check_open()
+            if handle.ctx is not self.ctx:
+                raise InvalidValueError(f"{handle} belongs to another context: use one made from {self.ctx}")
+            self._uses += (handle,)
+
+    def _opened(self, label: str, undo: ExitStack) -> None:
+        """The object exists: `undo` takes it away again, and what it uses stays until then."""
+        self._label, self._undo = label, undo.pop_all()
+        for used in self._uses:
+            used._users[self] = None
+
+    def check_open(self) -> None:
+        """Raise BadStateError unless the object is open, and was opened by this process."""
+        if self._pid != os.getpid():
+            raise BadStateError(f"{self} was opened in process {self._pid}: open anew, or use spawn")
+        if self._undo is None:
+            raise BadStateError(f"{self} is closed")
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close()` was called, here or on a parent."""
+        return self._undo is None
+
+    def close(self) -> None:
+        """Destroy the object. Once is enough, twice is harmless; a forked child leaves it to its parent process."""
+        if self._undo is None or self._pid != os.getpid():
+            return
+        if self._users and not self._closes_users:
+            raise InUseError(f"{self} is still used by {', '.join(map(str, self._users))}: close that first")
+        with ExitStack() as steps:  # the last step first, and every step whatever the others raise
+            steps.callback(self._release, self._undo)
+            for user in sorted(self._users, key=lambda user: user._rank, reverse=True):
+                steps.callback(user.close)
+
+    def _release(self, undo: ExitStack) -> None:
+        self._undo = None
+        for used in self._uses:
+            used._users.pop(self, None)
+        undo.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __str__(self) -> str:
+        return self._label
+
+    def __repr__(self) -> str:
+        return f"<{self._label}{', closed' if self.closed else ''}>"
+
+    def __reduce__(self):
+        raise BadStateError(f"{self} cannot be pickled: it belongs to this process; open the device in the other one")
+
+
+@contextmanager
+def command(name: str) -> Iterator[None]:
+    """Put a command's name before what the device answers to it."""
+    try:
+        yield
+    except DriverError as error:
+        raise DriverError(f"{name}: {error}", error.status, error.syndrome) from error
+
+
+def destroy(provider: Provider, name: str, handle: int) -> None:
+    """Destroy a device object; `name` is the command that the device sees."""
+    with command(name):
+        provider.devx_obj_destroy(handle)

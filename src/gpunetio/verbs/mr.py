@@ -1,0 +1,62 @@
+"""Memory regions: memory that work requests may name, with the keys to it."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+from ..enums import Access
+from ..errors import InvalidValueError
+from ..memory import Region
+from .handle import Handle, command
+
+if TYPE_CHECKING:
+    from .pd import PD
+
+_WRITING = Access.LOCAL_WRITE | Access.REMOTE_WRITE | Access.REMOTE_ATOMIC
+_NEED_LOCAL_WRITE = Access.REMOTE_WRITE | Access.REMOTE_ATOMIC
+
+
+class MR(Handle):
+    """A memory region (`ibv_mr`): `nbytes` at `address`, which keys see at `iova`. It keeps the memory alive."""
+
+    _rank = 2
+
+    def __init__(self, pd: PD, obj: Any, access: Access | None = None, iova: int | None = None):
+        super().__init__(pd.ctx)
+        self._use(pd, pd.ctx)
+        region = Region.of(obj)
+        if access is None:
+            access = Access.LOCAL_READ | Access.REMOTE_READ if region.readonly else Access.all()
+        check_access(region, access)
+        self.pd, self.access = pd, access
+        self.address, self.nbytes = region.address, region.nbytes
+        self.iova = region.address if iova is None else iova
+        if not 0 <= self.iova <= (1 << 64) - self.nbytes:
+            raise InvalidValueError(f"iova {self.iova:#x}: {self.nbytes} bytes from there do not fit in 64 bits")
+        provider = pd.ctx.provider
+        with ExitStack() as undo:
+            undo.callback(setattr, self, "_region", None)
+            self._region: Region | None = region
+            with command("register a memory region"):
+                keys = provider.reg_mr(pd.pdn, self.address, self.nbytes, self.iova, access, region.cuda)
+            undo.callback(provider.dereg_mr, keys.handle)
+            self.lkey, self.rkey = keys.lkey, keys.rkey
+            self._opened(f"MR {self.lkey:#x} of {pd.ctx.name}", undo)
+
+
+def check_access(region: Region, access: Access) -> None:
+    """Raise InvalidValueError for rights that the memory or the verbs rules do not allow."""
+    if region.nbytes == 0:
+        raise InvalidValueError("the memory has 0 bytes: only a region of at least one byte can be registered")
+    if region.readonly and access & _WRITING:
+        raise InvalidValueError(
+            f"the memory is read-only, and the rights include {_names(access & _WRITING)}: "
+            "ask for LOCAL_READ and REMOTE_READ only, or register writable memory"
+        )
+    if access & _NEED_LOCAL_WRITE and not access & Access.LOCAL_WRITE:
+        raise InvalidValueError(f"{_names(access & _NEED_LOCAL_WRITE)} without LOCAL_WRITE: add LOCAL_WRITE")
+
+
+def _names(access: Access) -> str:
+    return " and ".join(str(right.name) for right in access)

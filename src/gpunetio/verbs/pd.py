@@ -1,0 +1,87 @@
+"""Protection domains: keys and queues of one domain work together."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+from ..enums import Access, QpSendDbrMode, QpType
+from .cq import CQ
+from .handle import Handle
+from .mr import MR
+from .qp import QP
+from .qp_init import QpInitAttr
+from .uar import UAR
+from .umem import UMEM
+
+if TYPE_CHECKING:
+    from .context import Context
+
+
+class PD(Handle):
+    """A protection domain (`ibv_pd`), number `pdn`. It closes the MRs and QPs that were made from it."""
+
+    _rank = 3
+    _closes_users = True
+
+    def __init__(self, ctx: Context):
+        super().__init__(ctx)
+        self._use(ctx)
+        provider = ctx.provider
+        with ExitStack() as undo:
+            self.pdn = provider.alloc_pd()
+            undo.callback(provider.dealloc_pd, self.pdn)
+            self._opened(f"PD {self.pdn:#x} of {ctx.name}", undo)
+
+    def register(self, obj: Any, access: Access | None = None, *, iova: int | None = None) -> MR:
+        """Let the device reach the memory of `obj` (`ibv_reg_mr_iova2`).
+
+        `obj` is a buffer, or has `__cuda_array_interface__` or DLPack. All rights by default; only reading when `obj`
+        is read-only. Keys count addresses from `iova`: by default the memory's own, 0 for offsets from its start.
+        """
+        return MR(self, obj, access, iova)
+
+    def create_qp(
+        self,
+        *,
+        sq_wr: int = 0,
+        rq_wr: int = 0,
+        send_cq: CQ | None = None,
+        receive_cq: CQ | None = None,
+        send_max_sges: int = 1,
+        receive_max_sges: int = 1,
+        max_inline_data: int = 0,
+        sq_sig_all: bool = False,
+        user_index: int = 0,
+        qp_type: QpType = QpType.RC,
+        external_umem: tuple[UMEM, int] | None = None,
+        external_dbr_umem: tuple[UMEM, int] | None = None,
+        external_uar: UAR | None = None,
+        core_direct_master: bool = False,
+        send_dbr_mode: QpSendDbrMode = QpSendDbrMode.DBR_VALID,
+        emulate_no_dbr_ext: bool = False,
+        context: Any = None,
+    ) -> QP:
+        """A queue pair in state RST (`doca_verbs_qp_create`); `QpInitAttr` says what the arguments mean."""
+        return QP(
+            self,
+            QpInitAttr(
+                sq_wr=sq_wr,
+                rq_wr=rq_wr,
+                send_cq=send_cq,
+                receive_cq=receive_cq,
+                send_max_sges=send_max_sges,
+                receive_max_sges=receive_max_sges,
+                max_inline_data=max_inline_data,
+                sq_sig_all=sq_sig_all,
+                user_index=user_index,
+                qp_type=qp_type,
+                external_umem=external_umem,
+                external_dbr_umem=external_dbr_umem,
+                external_uar=external_uar,
+                core_direct_master=core_direct_master,
+                send_dbr_mode=send_dbr_mode,
+                emulate_no_dbr_ext=emulate_no_dbr_ext,
+                context=context,
+            ),
+        )

@@ -1,0 +1,309 @@
+"""Queue pairs."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ..enums import Access, AddrType, LinkLayer, MtuSize, QpAtomicType, QpAttrMask, QpSendDbrMode, QpState
+from ..enums import UarAllocationType as UarKind
+from ..errors import BadStateError, InvalidValueError, NotFoundError
+from ..formats.commands import (
+    CREATE_QP_IN,
+    CREATE_QP_OUT,
+    OUT,
+    QUERY_QP_IN,
+    QUERY_QP_OUT,
+    Opcode,
+    RqType,
+    ServiceType,
+)
+from ..formats.doorbell import QP_DBREC
+from ..formats.wqe import SEGMENT
+from .ah import AhAttr, ah_of, ip_type, path_to, path_update
+from .handle import Handle, command, destroy
+from .qp_init import QpInitAttr, QueueSizes, queue_sizes
+from .qp_state import ATTRIBUTES, PATH, QpAttr, attributes_of, carry, check_values, state_of, transition
+from .ring import Ring, external_ring, internal_ring
+from .uar import UAR, first_uar
+
+if TYPE_CHECKING:
+    from .pd import PD
+
+_M = QpAttrMask
+_TO_INIT = _M.NEXT_STATE | _M.PKEY_INDEX | _M.PORT_NUM | _M.ALLOW_REMOTE_WRITE | _M.ALLOW_REMOTE_READ | _M.ATOMIC_MODE
+_TO_RTR = (
+    _M.NEXT_STATE | _M.RQ_PSN | _M.DEST_QP_NUM | _M.PATH_MTU | _M.AH_ATTR | _M.MIN_RNR_TIMER | _M.MAX_DEST_RD_ATOMIC
+)
+_TO_RTS = _M.NEXT_STATE | _M.SQ_PSN | _M.ACK_TIMEOUT | _M.RETRY_CNT | _M.RNR_RETRY | _M.MAX_QP_RD_ATOMIC
+_REMOTE = Access.REMOTE_WRITE | Access.REMOTE_READ | Access.REMOTE_ATOMIC
+_SUBNET_PREFIX = 8  # bytes of an InfiniBand GID
+
+
+@dataclass(frozen=True)
+class QpEndpoint:
+    """What a peer must know of a queue pair to connect to it. Plain values: send them as you like.
+
+    `gid` is 16 raw bytes, `mtu` the port's active MTU in bytes, `psn` the number of the first packet sent.
+    """
+
+    qpn: int
+    gid: bytes
+    lid: int
+    mtu: int
+    psn: int = 0
+
+
+class QP(Handle):
+    """A reliable connected queue pair (`doca_verbs_qp`), number `qpn`.
+
+    `sq_address`, `sq_entries`                 send ring, in WQE basic blocks of 64 bytes (`doca_verbs_qp_get_wq`)
+    `rq_address`, `rq_entries`, `rq_stride`    receive ring, in WQEs of `rq_stride` bytes
+    `dbr_address`                              doorbell record: receive word, send word (`doca_verbs_qp_get_dbr_addr`)
+    `doorbell_register`                        register that a post rings (`doca_verbs_qp_get_uar_addr`)
+    """
+
+    _rank = 0
+
+    def __init__(self, pd: PD, attr: QpInitAttr):
+        ctx = pd.ctx
+        super().__init__(ctx)
+        self._use(pd, ctx, attr.send_cq, attr.receive_cq, attr.external_uar)
+        device = ctx.query_device()
+        attr.check(device)
+        sizes = queue_sizes(attr, device)
+        self.pd, self.init_attr = pd, replace(attr, max_inline_data=sizes.max_inline_data)
+        self.send_dbr_mode, self.emulate_no_dbr_ext = attr.send_dbr_mode, attr.emulate_no_dbr_ext
+        self.context = attr.context
+        provider = ctx.provider
+        with ExitStack() as undo:
+            nbytes = sizes.rq_bytes + sizes.sq_bytes
+            if attr.external_umem and attr.external_dbr_umem:
+                self._use(attr.external_umem[0], attr.external_dbr_umem[0])
+                ring = external_ring(attr.external_umem, attr.external_dbr_umem, nbytes)
+            else:
+                ring = internal_ring(ctx, undo, nbytes)
+            if attr.external_uar is None:
+                self.uar = first_uar(ctx, UarKind.BLUEFLAME, UarKind.NONCACHE)
+                undo.callback(self.uar.close)
+                self._use(self.uar)
+            else:
+                self.uar = attr.external_uar
+            mailbox = CREATE_QP_IN.pack(
+                opcode=Opcode.CREATE_QP,
+                qpc=_context(pd, attr, sizes, ring, self.uar),
+                wq_umem_id=ring.umem_id,
+                wq_umem_valid=1,
+            )
+            with command("CREATE_QP"):
+                self._handle, out = provider.devx_obj_create(bytes(mailbox), CREATE_QP_OUT.size)
+            undo.callback(destroy, provider, "DESTROY_QP", self._handle)
+            self.qpn = int(CREATE_QP_OUT.get(out, "qpn"))
+            page = self.uar.page
+            if attr.send_dbr_mode == QpSendDbrMode.NO_DBR_EXT:
+                page = replace(page, reg_addr=self.uar.dbr_less_addr)
+            self.doorbell_register = provider.doorbell_register(page, self.qpn)
+            self.rq_address, self.rq_entries, self.rq_stride = ring.address, sizes.rq_entries, sizes.rq_stride
+            self.sq_address, self.sq_entries = ring.address + sizes.rq_bytes, sizes.sq_entries
+            self.dbr_address = ring.dbr_address
+            self._ring = ring
+            self._opened(f"QP {self.qpn:#x} of {ctx.name}", undo)
+
+    @property
+    def state(self) -> QpState:
+        """The state, as the device reports it: an error may have moved the queue pair to ERR."""
+        return state_of(self._query())
+
+    def modify(self, attr: QpAttr, mask: QpAttrMask | int) -> None:
+        """Move to another state, or change attributes of this one (`doca_verbs_qp_modify`).
+
+        Only attributes in `mask` count; without NEXT_STATE the state stays. The transition starts from the state that
+        the device reports, or from `attr.current_state` if the mask has CURRENT_STATE: the device refuses a wrong one.
+
+        Remote atomics change only with ATOMIC_MODE in the mask. The path to the peer is resolved on the way to RTR.
+        """
+        qpc, mask = self._query(), QpAttrMask(mask)
+        current = attr.current_state if _M.CURRENT_STATE in mask else state_of(qpc)
+        move = transition(current, attr.next_state if _M.NEXT_STATE in mask else current)
+        move.check(mask)
+        check_values(attr, mask, self.ctx.query_device())
+        values: dict[str, Any] = {}
+        if move.opcode not in (Opcode.QP_2RST, Opcode.QP_2ERR):
+            fields, opt = carry(attr, mask, move)
+            if _M.AH_ATTR in mask and attr.ah_attr:
+                if move.opcode == Opcode.INIT2RTR_QP:
+                    fields[PATH] |= path_to(self.ctx, qpc[PATH]["vhca_port_num"], attr.ah_attr)
+                else:
+                    path, path_opt = path_update(self.ctx, attr.ah_attr)
+                    fields[PATH] |= path
+                    opt |= path_opt
+            values = {"qpc": fields, "opt_param_mask": opt}
+        mailbox = move.mailbox.pack(opcode=move.opcode, qpn=self.qpn, **values)
+        with command(move.opcode.name):
+            self.ctx.provider.devx_obj_modify(self._handle, bytes(mailbox), OUT.size)
+        if move.opcode == Opcode.QP_2RST and self._ring.memory:  # the device counts from 0 again: so must the record
+            self._ring.memory.view(QP_DBREC.dtype, self._ring.dbr_offset)[:] = 0
+
+    def query(self, mask: QpAttrMask | None = None) -> tuple[QpAttr, QpInitAttr]:
+        """Ask the device for the attributes in `mask`, by default all (`doca_verbs_qp_query`).
+
+        Attributes outside the mask have QpAttr's defaults, and so has what no transition has set yet.
+        """
+        qpc = self._query()
+        attr = attributes_of(qpc)
+        if qpc["mtu"]:  # INIT2RTR sets the MTU and the path
+            attr.ah_attr = ah_of(qpc[PATH], self.ctx.query_device().link_layer)
+        if mask is not None:
+            attr = QpAttr(**{name: getattr(attr, name) for bit, name in ATTRIBUTES.items() if bit in mask})
+        return attr, self.init_attr
+
+    def _query(self) -> dict[str, Any]:
+        self.check_open()
+        mailbox = QUERY_QP_IN.pack(opcode=Opcode.QUERY_QP, qpn=self.qpn)
+        with command("QUERY_QP"):
+            out = self.ctx.provider.devx_obj_query(self._handle, bytes(mailbox), QUERY_QP_OUT.size)
+        return QUERY_QP_OUT.get(out, "qpc")
+
+    def reset(self) -> None:
+        """Back to RST from any state. A doorbell record in memory of yours is yours to zero."""
+        self.modify(QpAttr(next_state=QpState.RST), _M.NEXT_STATE)
+
+    def to_error(self) -> None:
+        """To ERR: what is posted completes with an error."""
+        self.modify(QpAttr(next_state=QpState.ERR), _M.NEXT_STATE)
+
+    def endpoint(self, *, port: int = 1, sgid_index: int = 0, psn: int = 0) -> QpEndpoint:
+        """What the peer's `connect` needs. Give `connect` here the same port, GID index and PSN."""
+        self.check_open()
+        gid = self.ctx.query_gid(port, sgid_index)
+        if not any(gid):
+            raise NotFoundError(
+                f"port {port} of {self.ctx.name} has no GID at index {sgid_index}: choose another index"
+            )
+        about = self.ctx.query_port(port)
+        return QpEndpoint(self.qpn, bytes(gid), about.lid, about.active_mtu, psn)
+
+    def connect(
+        self,
+        remote: QpEndpoint | QP,
+        *,
+        port: int = 1,
+        sgid_index: int = 0,
+        pkey_index: int = 0,
+        psn: int = 0,
+        remote_access: Access = _REMOTE,
+        atomic_type: QpAtomicType = QpAtomicType.IB_SPEC,
+        max_rd_atomic: int = 16,
+        retry_cnt: int = 7,
+        rnr_retry: int = 7,
+        ack_timeout: int = 14,
+        min_rnr_timer: int = 1,
+        sl: int = 0,
+        traffic_class: int = 0,
+        hop_limit: int = 255,
+    ) -> None:
+        """Bring a queue pair in RST to RTS. If that fails it is back in RST.
+
+        With the peer's QpEndpoint this end is connected, and the peer connects to `self.endpoint()` itself. With a QP
+        of this process both ends are, with the same arguments.
+
+        The path MTU is the smaller active MTU of the two ports. `max_rd_atomic` reads and atomics, a power of two and
+        at most what the device has, are in flight in each direction. `remote_access` says what the peer may do here.
+        """
+        wanted = QpAttr(
+            sq_psn=psn,
+            allow_remote_write=Access.REMOTE_WRITE in remote_access,
+            allow_remote_read=Access.REMOTE_READ in remote_access,
+            allow_remote_atomic=atomic_type if Access.REMOTE_ATOMIC in remote_access else QpAtomicType.NONE,
+            pkey_index=pkey_index,
+            port_num=port,
+            ack_timeout=ack_timeout,
+            retry_cnt=retry_cnt,
+            rnr_retry=rnr_retry,
+            min_rnr_timer=min_rnr_timer,
+            max_rd_atomic=max_rd_atomic,
+            max_dest_rd_atomic=max_rd_atomic,
+        )
+        path = AhAttr(sgid_index=sgid_index, sl=sl, traffic_class=traffic_class, hop_limit=hop_limit)
+        ends: list[tuple[QP, QpEndpoint]]
+        if isinstance(remote, QP):
+            here, there = (qp.endpoint(port=port, sgid_index=sgid_index, psn=psn) for qp in (self, remote))
+            ends = [(self, there)] if remote is self else [(self, there), (remote, here)]
+        else:
+            ends = [(self, remote)]
+        for qp, _ in ends:
+            if (state := qp.state) != QpState.RST:
+                raise BadStateError(f"{qp} is in state {state.name}, and connect() starts from RST: reset() it first")
+        try:
+            for qp, peer in ends:
+                qp._connect(peer, wanted, path)
+        except BaseException:
+            for qp, _ in ends:
+                qp.reset()
+            raise
+
+    def _connect(self, remote: QpEndpoint, wanted: QpAttr, path: AhAttr) -> None:
+        """One end of `connect`: complete what is wanted by what the peer and the two ports say."""
+        device = self.ctx.query_device()
+        local = self.endpoint(port=wanted.port_num, sgid_index=path.sgid_index)
+        attr = replace(
+            wanted,
+            path_mtu=_mtu(min(local.mtu, remote.mtu)),
+            rq_psn=remote.psn,
+            dest_qp_num=remote.qpn,
+            max_rd_atomic=min(wanted.max_rd_atomic, device.max_qp_init_rd_atom),
+            max_dest_rd_atomic=min(wanted.max_dest_rd_atomic, device.max_qp_rd_atom),
+            ah_attr=replace(
+                path,
+                gid=remote.gid,
+                dlid=remote.lid,
+                addr_type=_addr_type(device.link_layer, local.gid, remote.gid),
+            ),
+        )
+        for state, mask in ((QpState.INIT, _TO_INIT), (QpState.RTR, _TO_RTR), (QpState.RTS, _TO_RTS)):
+            self.modify(replace(attr, next_state=state), mask)
+
+
+def _context(pd: PD, attr: QpInitAttr, sizes: QueueSizes, ring: Ring, uar: UAR) -> dict[str, Any]:
+    """The QPC that CREATE_QP takes."""
+    qpc: dict[str, Any] = {
+        "st": ServiceType.RC,
+        "pd": pd.pdn,
+        "user_index": attr.user_index,
+        "uar_page": uar.page_id,
+        "send_dbr_mode": attr.send_dbr_mode,
+        "cd_master": attr.core_direct_master,
+        "dbr_umem_valid": 1,
+        "dbr_umem_id": ring.dbr_umem_id,
+        "dbr_addr": ring.dbr_offset,
+    }
+    if sizes.sq_entries and attr.send_cq:
+        qpc |= {"cqn_snd": attr.send_cq.cqn, "log_sq_size": sizes.sq_entries.bit_length() - 1}
+    else:
+        qpc["no_sq"] = 1
+    if sizes.rq_entries and attr.receive_cq:
+        qpc |= {
+            "rq_type": RqType.REGULAR,
+            "cqn_rcv": attr.receive_cq.cqn,
+            "log_rq_size": sizes.rq_entries.bit_length() - 1,
+            "log_rq_stride": (sizes.rq_stride // SEGMENT).bit_length() - 1,
+        }
+    else:
+        qpc["rq_type"] = RqType.ZERO_SIZE
+    return qpc
+
+
+def _addr_type(link_layer: LinkLayer, local: bytes, remote: bytes) -> AddrType:
+    """How to address a peer: InfiniBand needs a global route only between subnets."""
+    if link_layer == LinkLayer.ETHERNET:
+        return ip_type(remote)
+    same_subnet = local[:_SUBNET_PREFIX] == remote[:_SUBNET_PREFIX]
+    return AddrType.IB_NO_GRH if same_subnet else AddrType.IB_GRH
+
+
+def _mtu(nbytes: int) -> MtuSize:
+    for size in MtuSize:
+        if size.nbytes == nbytes and size != MtuSize.RAW_ETHERNET:
+            return size
+    raise InvalidValueError(f"an MTU of {nbytes} bytes: it must be 256, 512, 1024, 2048 or 4096")

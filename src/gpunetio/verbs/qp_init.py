@@ -1,0 +1,155 @@
+"""What a queue pair is created with, and how large its rings become."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..enums import QpSendDbrMode, QpType
+from ..errors import InvalidValueError, NotSupportedError
+from ..formats.wqe import ATOMIC_SEG, CTRL_SEG, DATA_SEG, INLINE_HEADER, RADDR_SEG, SEGMENT, WQEBB
+from ..memory import round_up
+from .device_attr import DeviceAttributes
+from .ring import check_both
+
+if TYPE_CHECKING:
+    from .cq import CQ
+    from .uar import UAR
+    from .umem import UMEM
+
+_MAX_SQ_BYTES = 0x7FFF_FFFF
+_MIN_RQ_BYTES = 64
+_USER_INDEX_BITS = 24
+
+
+@dataclass(frozen=True, kw_only=True)
+class QpInitAttr:
+    """Attributes of a new queue pair (`doca_verbs_qp_init_attr`).
+
+    `sq_wr`, `rq_wr`          work requests that each ring must hold; 0 for no ring
+    `send_cq`, `receive_cq`   needed by the ring of that name
+    `send_max_sges`           scatter/gather entries of one request
+    `receive_max_sges`
+    `max_inline_data`         bytes a send may carry in itself; raised to what its WQE has room for
+    `sq_sig_all`              for whoever posts: every send makes a completion
+    `user_index`              24 bits that the device puts into completions
+    `external_umem`           (UMEM, offset) of the rings, receive ring first; the offset must be 0
+    `external_dbr_umem`       (UMEM, offset) of the 8-byte doorbell record
+    `external_uar`            doorbell page to share; without one the queue pair gets its own
+    `core_direct_master`      the queue may hold WAIT requests
+    `send_dbr_mode`           NO_DBR_EXT: the device needs no doorbell record for sends
+    `emulate_no_dbr_ext`      kernels leave the record alone, and a CPU thread keeps it
+    `context`                 any object of yours
+    """
+
+    sq_wr: int = 0
+    rq_wr: int = 0
+    send_cq: CQ | None = None
+    receive_cq: CQ | None = None
+    send_max_sges: int = 1
+    receive_max_sges: int = 1
+    max_inline_data: int = 0
+    sq_sig_all: bool = False
+    user_index: int = 0
+    qp_type: QpType = QpType.RC
+    external_umem: tuple[UMEM, int] | None = None
+    external_dbr_umem: tuple[UMEM, int] | None = None
+    external_uar: UAR | None = None
+    core_direct_master: bool = False
+    send_dbr_mode: QpSendDbrMode = QpSendDbrMode.DBR_VALID
+    emulate_no_dbr_ext: bool = False
+    context: Any = None
+
+    def check(self, device: DeviceAttributes) -> None:
+        """Raise unless the device can make such a queue pair. Sizes are checked by `queue_sizes`."""
+        check_both(self.external_umem, self.external_dbr_umem)
+        if self.external_umem and self.external_umem[1]:
+            raise InvalidValueError(
+                f"external_umem: offset {self.external_umem[1]}, but the rings of a queue pair start where their UMEM "
+                "does: register a UMEM from there"
+            )
+        if self.qp_type != QpType.RC:
+            raise InvalidValueError(f"qp_type = {self.qp_type}: only RC queue pairs can be created")
+        if not device.is_qp_type_supported(self.qp_type):
+            raise NotSupportedError("the device has no RC queue pairs")
+        if self.sq_wr < 0 or self.rq_wr < 0 or self.max_inline_data < 0:
+            raise InvalidValueError(
+                f"sq_wr = {self.sq_wr}, rq_wr = {self.rq_wr}, max_inline_data = {self.max_inline_data}: "
+                "none may be negative"
+            )
+        if not 0 <= self.user_index < 1 << _USER_INDEX_BITS:
+            raise InvalidValueError(f"user_index = {self.user_index:#x} does not fit in {_USER_INDEX_BITS} bits")
+        if self.send_dbr_mode == QpSendDbrMode.NO_DBR_EXT:
+            if self.emulate_no_dbr_ext:
+                raise InvalidValueError("emulate_no_dbr_ext with send_dbr_mode NO_DBR_EXT: choose one of the two")
+            if not device.send_dbr_mode_no_dbr_ext:
+                raise NotSupportedError(
+                    "send_dbr_mode NO_DBR_EXT: the device needs doorbell records; use DBR_VALID or emulate_no_dbr_ext"
+                )
+        if self.sq_wr and self.send_cq is None:
+            raise InvalidValueError(f"sq_wr = {self.sq_wr} without send_cq: sends need a completion queue")
+        if self.rq_wr and self.receive_cq is None:
+            raise InvalidValueError(f"rq_wr = {self.rq_wr} without receive_cq: receives need a completion queue")
+
+
+@dataclass(frozen=True)
+class QueueSizes:
+    """Rings of a queue pair. The send ring counts WQE basic blocks of 64 bytes, the receive ring its WQEs."""
+
+    rq_bytes: int
+    rq_entries: int
+    rq_stride: int
+    sq_bytes: int
+    sq_entries: int
+    max_inline_data: int
+
+
+def queue_sizes(attr: QpInitAttr, device: DeviceAttributes) -> QueueSizes:
+    """Ring sizes for `attr`, or InvalidValueError when the device has no rings that large."""
+    rq_bytes = rq_stride = sq_bytes = 0
+    max_inline = attr.max_inline_data
+    if attr.rq_wr:
+        if attr.rq_wr > device.max_qp_wr:
+            raise InvalidValueError(f"rq_wr = {attr.rq_wr}: the device holds at most {device.max_qp_wr} receives")
+        rq_stride = SEGMENT * _next_power_of_two(_at_least_one("receive_max_sges", attr.receive_max_sges))
+        if rq_stride > device.max_wqe_sz_rq:
+            raise InvalidValueError(
+                f"receive_max_sges = {attr.receive_max_sges} makes a receive WQE of {rq_stride} bytes: "
+                f"the device takes at most {device.max_wqe_sz_rq}"
+            )
+        rq_bytes = max(_next_power_of_two(attr.rq_wr * rq_stride), _MIN_RQ_BYTES)
+    if attr.sq_wr:
+        wqe = _send_wqe_bytes(_at_least_one("send_max_sges", attr.send_max_sges), attr.max_inline_data)
+        if wqe > device.max_wqe_sz_sq:
+            raise InvalidValueError(
+                f"send_max_sges = {attr.send_max_sges} and max_inline_data = {attr.max_inline_data} make a send WQE of "
+                f"{wqe} bytes: the device takes at most {device.max_wqe_sz_sq}"
+            )
+        sq_bytes = _next_power_of_two(attr.sq_wr * wqe)
+        most = 1 << device.log_max_qp_sz
+        if attr.sq_wr > _MAX_SQ_BYTES // device.max_wqe_sz_sq or sq_bytes // WQEBB > most:
+            raise InvalidValueError(
+                f"sq_wr = {attr.sq_wr} of {wqe} bytes make {sq_bytes // WQEBB} basic blocks of 64 bytes: the device "
+                f"holds at most {most}; ask for fewer requests, or smaller ones"
+            )
+        max_inline = wqe - (CTRL_SEG.size + RADDR_SEG.size + INLINE_HEADER.size)
+    return QueueSizes(
+        rq_bytes, rq_bytes // rq_stride if rq_stride else 0, rq_stride, sq_bytes, sq_bytes // WQEBB, max_inline
+    )
+
+
+def _send_wqe_bytes(sges: int, max_inline: int) -> int:
+    """The largest of the WQEs that a send queue must hold: an atomic's segments, or inline data."""
+    gather = CTRL_SEG.size + RADDR_SEG.size + ATOMIC_SEG.size + DATA_SEG.size * sges
+    inline = CTRL_SEG.size + RADDR_SEG.size + round_up(INLINE_HEADER.size + max_inline, SEGMENT)
+    return round_up(max(gather, inline), WQEBB)
+
+
+def _next_power_of_two(n: int) -> int:
+    return 1 << (n - 1).bit_length()
+
+
+def _at_least_one(name: str, value: int) -> int:
+    if value < 1:
+        raise InvalidValueError(f"{name} = {value}: a request needs at least one scatter/gather entry")
+    return value

@@ -1,0 +1,273 @@
+"""States of a queue pair: which transitions there are, what each one takes, and the fields that carry it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..enums import MtuSize, QpAtomicType, QpAttrMask, QpState
+from ..errors import InvalidValueError, UnexpectedError
+from ..formats import commands as c
+from ..formats.commands import PM_STATE_MIGRATED, Opcode, OptParam, PrmMtu
+from ..formats.contexts import ADS, QPC
+from ..formats.layout import BitStruct
+from .ah import AhAttr
+from .device_attr import DeviceAttributes
+
+_log = logging.getLogger(__name__)
+_M = QpAttrMask
+_NONE = QpAttrMask(0)
+_NO_OPT = OptParam(0)
+_PSN_MASK = 0xFF_FFFF
+_RW_RR_ATOMIC = _M.ALLOW_REMOTE_WRITE | _M.ALLOW_REMOTE_READ | _M.ATOMIC_MODE
+_ALWAYS = _M.CURRENT_STATE | _M.NEXT_STATE
+_LOG_MSG_MAX = 30  # messages of up to 1 GiB, the most that one request can carry
+PATH = "primary_address_path"
+
+
+@dataclass
+class QpAttr:
+    """Attributes that a queue pair is modified with, or has (`doca_verbs_qp_attr`). The mask says which count.
+
+    `ack_timeout` is 4.096 µs × 2^n (0: none), `min_rnr_timer` the code of the specification, 7 in `rnr_retry` means
+    forever. `max_rd_atomic` reads and atomics are in flight from here, `max_dest_rd_atomic` from the peer.
+    """
+
+    next_state: QpState = QpState.RST
+    current_state: QpState = QpState.RST
+    path_mtu: MtuSize = MtuSize.MTU_1K
+    rq_psn: int = 0
+    sq_psn: int = 0
+    dest_qp_num: int = 0
+    allow_remote_write: bool = False
+    allow_remote_read: bool = False
+    allow_remote_atomic: QpAtomicType = QpAtomicType.NONE
+    ah_attr: AhAttr | None = None
+    pkey_index: int = 0
+    port_num: int = 1
+    ack_timeout: int = 14
+    retry_cnt: int = 7
+    rnr_retry: int = 7
+    min_rnr_timer: int = 1
+    max_rd_atomic: int = 1
+    max_dest_rd_atomic: int = 1
+
+
+@dataclass(frozen=True)
+class Transition:
+    """One command, the attributes it needs and those it may carry besides the states themselves."""
+
+    opcode: Opcode
+    mailbox: BitStruct
+    required: QpAttrMask = _NONE
+    optional: QpAttrMask = _NONE
+    fixed: dict[str, int] = field(default_factory=dict)  # qpc fields that every such command sets
+
+    def check(self, mask: QpAttrMask) -> None:
+        """Raise InvalidValueError unless the mask has all that is required, and nothing that is not allowed."""
+        missing = self.required & ~mask
+        extra = QpAttrMask(int(mask) & ~int(self.required | self.optional | _ALWAYS))  # ~ of a flag loses unknown bits
+        if missing:
+            raise InvalidValueError(f"{self.opcode.name} needs {_names(missing)}: add to the mask")
+        if extra:
+            raise InvalidValueError(f"{self.opcode.name} does not take {_names(extra)}: remove from the mask")
+
+
+_FROM_TO = {
+    (QpState.RST, QpState.INIT): Transition(
+        Opcode.RST2INIT_QP, c.RST2INIT_QP_IN,
+        required=_M.PKEY_INDEX | _M.PORT_NUM | _M.ALLOW_REMOTE_WRITE | _M.ALLOW_REMOTE_READ,
+        optional=_M.ATOMIC_MODE,
+        fixed={"pm_state": PM_STATE_MIGRATED},
+    ),
+    (QpState.INIT, QpState.INIT): Transition(
+        Opcode.INIT2INIT_QP, c.INIT2INIT_QP_IN,
+        optional=_M.PKEY_INDEX | _M.PORT_NUM | _RW_RR_ATOMIC,
+    ),
+    (QpState.INIT, QpState.RTR): Transition(
+        Opcode.INIT2RTR_QP, c.INIT2RTR_QP_IN,
+        required=_M.RQ_PSN | _M.DEST_QP_NUM | _M.PATH_MTU | _M.AH_ATTR | _M.MIN_RNR_TIMER,
+        optional=_M.PKEY_INDEX | _M.MAX_DEST_RD_ATOMIC | _RW_RR_ATOMIC,
+        fixed={"log_msg_max": _LOG_MSG_MAX},
+    ),
+    (QpState.RTR, QpState.RTS): Transition(
+        Opcode.RTR2RTS_QP, c.RTR2RTS_QP_IN,
+        required=_M.SQ_PSN | _M.ACK_TIMEOUT | _M.RETRY_CNT | _M.RNR_RETRY,
+        optional=_M.MIN_RNR_TIMER | _M.ALLOW_REMOTE_WRITE | _M.ATOMIC_MODE | _M.MAX_QP_RD_ATOMIC,
+        fixed={"log_ack_req_freq": 0},
+    ),
+    (QpState.RTS, QpState.RTS): Transition(
+        Opcode.RTS2RTS_QP, c.RTS2RTS_QP_IN,
+        optional=_M.MIN_RNR_TIMER | _M.AH_ATTR | _RW_RR_ATOMIC,
+    ),
+}  # fmt: skip
+
+_FROM_ANY_TO = {
+    QpState.RST: Transition(Opcode.QP_2RST, c.QP_2RST_IN),
+    QpState.ERR: Transition(Opcode.QP_2ERR, c.QP_2ERR_IN),
+}
+
+
+def transition(current: QpState, following: QpState) -> Transition:
+    """The command that leads from one state to another."""
+    move = _FROM_ANY_TO.get(following) or _FROM_TO.get((current, following))
+    if move is None:
+        raise InvalidValueError(
+            f"no transition from {_state_name(current)} to {_state_name(following)}: "
+            "the way is RST, INIT, RTR, RTS; RST and ERR can be reached from everywhere"
+        )
+    return move
+
+
+_PRM_STATE = {
+    c.QpState.RST: QpState.RST, c.QpState.INIT: QpState.INIT, c.QpState.RTR: QpState.RTR,
+    c.QpState.RTS: QpState.RTS, c.QpState.ERR: QpState.ERR,
+}  # fmt: skip
+
+_PRM_MTU = {
+    MtuSize.MTU_256: PrmMtu.MTU_256, MtuSize.MTU_512: PrmMtu.MTU_512, MtuSize.MTU_1K: PrmMtu.MTU_1K,
+    MtuSize.MTU_2K: PrmMtu.MTU_2K, MtuSize.MTU_4K: PrmMtu.MTU_4K, MtuSize.RAW_ETHERNET: PrmMtu.RAW_ETH,
+}  # fmt: skip
+_MTU_OF_PRM = {code: mtu for mtu, code in _PRM_MTU.items()}
+
+
+def _log2(value: int) -> int:
+    return value.bit_length() - 1
+
+
+def _psn(value: int) -> int:
+    return value & _PSN_MASK
+
+
+@dataclass(frozen=True)
+class _Carrier:
+    """Where an attribute travels: a field of the QPC or, after a dot, of its path, and its bit in opt_param_mask."""
+
+    mask: QpAttrMask
+    attr: str
+    name: str
+    opt: OptParam = _NO_OPT
+    encode: Callable[[Any], int] = int
+
+
+_CARRIERS = (
+    _Carrier(_M.PKEY_INDEX,         "pkey_index",          f"{PATH}.pkey_index",    OptParam.PKEY_INDEX),
+    _Carrier(_M.PORT_NUM,           "port_num",            f"{PATH}.vhca_port_num", OptParam.PORT_NUM),
+    _Carrier(_M.ALLOW_REMOTE_WRITE, "allow_remote_write",  "rwe",                   OptParam.RWE, bool),
+    _Carrier(_M.ALLOW_REMOTE_READ,  "allow_remote_read",   "rre",                   OptParam.RRE, bool),
+    _Carrier(_M.ATOMIC_MODE,        "allow_remote_atomic", "rae",                   OptParam.RAE, bool),
+    _Carrier(_M.ATOMIC_MODE,        "allow_remote_atomic", "atomic_mode"),
+    _Carrier(_M.MIN_RNR_TIMER,      "min_rnr_timer",       "min_rnr_nak",           OptParam.MIN_RNR_NAK),
+    _Carrier(_M.RQ_PSN,             "rq_psn",              "next_rcv_psn",          encode=_psn),
+    _Carrier(_M.SQ_PSN,             "sq_psn",              "next_send_psn",         encode=_psn),
+    _Carrier(_M.DEST_QP_NUM,        "dest_qp_num",         "remote_qpn"),
+    _Carrier(_M.PATH_MTU,           "path_mtu",            "mtu",                   encode=_PRM_MTU.__getitem__),
+    _Carrier(_M.ACK_TIMEOUT,        "ack_timeout",         f"{PATH}.ack_timeout"),
+    _Carrier(_M.RETRY_CNT,          "retry_cnt",           "retry_count"),
+    _Carrier(_M.RNR_RETRY,          "rnr_retry",           "rnr_retry"),
+    _Carrier(_M.MAX_QP_RD_ATOMIC,   "max_rd_atomic",       "log_sra_max",           encode=_log2),
+    _Carrier(_M.MAX_DEST_RD_ATOMIC, "max_dest_rd_atomic",  "log_rra_max",           encode=_log2),
+)  # fmt: skip
+
+
+def check_values(attr: QpAttr, mask: QpAttrMask, device: DeviceAttributes) -> None:
+    """Raise InvalidValueError for an attribute in the mask whose value the device cannot take."""
+    ranges = {
+        _M.PKEY_INDEX: (0, device.max_pkeys - 1),
+        _M.PORT_NUM: (1, device.phys_port_cnt),
+        _M.PATH_MTU: (MtuSize.MTU_256, MtuSize.MTU_4K),
+        _M.ATOMIC_MODE: (0, max(QpAtomicType)),
+        _M.MAX_QP_RD_ATOMIC: (1, device.max_qp_init_rd_atom),
+        _M.MAX_DEST_RD_ATOMIC: (1, device.max_qp_rd_atom),
+    }
+    for carrier in _CARRIERS:
+        if carrier.encode is _psn and carrier.mask in mask:
+            if _psn(value := getattr(attr, carrier.attr)) != value:
+                _log.error("%s = %#x has more than 24 bits: %#x is used", carrier.attr, value, _psn(value))
+        elif carrier.mask in mask:
+            least, most = ranges.get(carrier.mask) or (0, (1 << _width(carrier.name)) - 1)
+            value = int(getattr(attr, carrier.attr))
+            if not least <= value <= most:
+                raise InvalidValueError(f"{carrier.attr} = {value}: it must be {least} to {most}")
+            if carrier.encode is _log2 and value & (value - 1):
+                raise InvalidValueError(f"{carrier.attr} = {value}: it must be a power of two")
+    if _M.ATOMIC_MODE in mask and attr.allow_remote_atomic not in list(QpAtomicType):
+        raise InvalidValueError(f"allow_remote_atomic = {attr.allow_remote_atomic} is no QpAtomicType")
+    if _M.AH_ATTR in mask:
+        if attr.ah_attr is None:
+            raise InvalidValueError("AH_ATTR is in the mask, and ah_attr is None: set ah_attr to an AhAttr")
+        attr.ah_attr.check(device)
+
+
+def _width(name: str) -> int:
+    path, _, inner = name.rpartition(".")
+    return (ADS if path else QPC).fields[inner].width
+
+
+def carry(attr: QpAttr, mask: QpAttrMask, move: Transition) -> tuple[dict[str, Any], OptParam]:
+    """The QPC fields and opt_param_mask of a transition, without the address handle."""
+    qpc: dict[str, Any] = {PATH: {}, **move.fixed}
+    opt = _NO_OPT
+    for carrier in _CARRIERS:
+        if carrier.mask in mask:
+            path, _, name = carrier.name.rpartition(".")
+            (qpc[path] if path else qpc)[name] = int(carrier.encode(getattr(attr, carrier.attr)))
+            # RST2INIT takes all its fields as they are, and has no opt_param_mask.
+            if carrier.mask in move.optional and move.opcode != Opcode.RST2INIT_QP:
+                opt |= carrier.opt
+    return qpc, opt
+
+
+def state_of(qpc: dict[str, Any]) -> QpState:
+    """The state of a queue pair, from its context."""
+    state = _PRM_STATE.get(qpc["state"])
+    if state is None:
+        raise UnexpectedError(f"the device reports queue pair state {qpc['state']}, which has no counterpart here")
+    return state
+
+
+def attributes_of(qpc: dict[str, Any]) -> QpAttr:
+    """What a context says in terms of QpAttr, without the address handle."""
+    path = qpc[PATH]
+    attr = QpAttr(
+        next_state=state_of(qpc),
+        current_state=state_of(qpc),
+        rq_psn=qpc["next_rcv_psn"],
+        sq_psn=qpc["next_send_psn"],
+        dest_qp_num=qpc["remote_qpn"],
+        allow_remote_write=bool(qpc["rwe"]),
+        allow_remote_read=bool(qpc["rre"]),
+        pkey_index=path["pkey_index"],
+        port_num=path["vhca_port_num"],
+        ack_timeout=path["ack_timeout"],
+        retry_cnt=qpc["retry_count"],
+        rnr_retry=qpc["rnr_retry"],
+        min_rnr_timer=qpc["min_rnr_nak"],
+        max_rd_atomic=1 << qpc["log_sra_max"],
+        max_dest_rd_atomic=1 << qpc["log_rra_max"],
+    )
+    if qpc["mtu"]:  # 0 until INIT2RTR set one
+        if qpc["mtu"] not in _MTU_OF_PRM:
+            raise UnexpectedError(f"the device reports MTU code {qpc['mtu']}, which has no counterpart here")
+        attr.path_mtu = _MTU_OF_PRM[qpc["mtu"]]
+    if qpc["rae"]:
+        if qpc["atomic_mode"] not in list(QpAtomicType):
+            raise UnexpectedError(f"the device reports atomic mode {qpc['atomic_mode']}, which has no counterpart here")
+        attr.allow_remote_atomic = QpAtomicType(qpc["atomic_mode"])
+    return attr
+
+
+ATTRIBUTES = {
+    _M.NEXT_STATE: "next_state", _M.CURRENT_STATE: "current_state", _M.AH_ATTR: "ah_attr",
+    **{carrier.mask: carrier.attr for carrier in _CARRIERS},
+}  # fmt: skip
+
+
+def _names(mask: QpAttrMask) -> str:
+    return ", ".join(str(bit.name) for bit in mask) or f"bits {int(mask):#x}"
+
+
+def _state_name(state: int) -> str:
+    return QpState(state).name if state in list(QpState) else f"state {state}"

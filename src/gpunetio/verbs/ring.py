@@ -1,0 +1,73 @@
+"""Where a queue's ring and doorbell record lie: in host memory of their own, or in UMEMs of the user."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..enums import Access
+from ..errors import InvalidValueError
+from ..memory import HostMemory, round_up
+from .handle import command
+
+if TYPE_CHECKING:
+    from .context import Context
+    from .umem import UMEM
+
+ALIGNMENT = 64  # of rings, and of a record that shares memory with its ring
+RECORD = 8  # bytes of a doorbell record, and its alignment
+
+
+@dataclass(frozen=True)
+class Ring:
+    """A ring and its doorbell record: UMEM and offset for the device, addresses for us. `memory` when it is ours."""
+
+    umem_id: int
+    offset: int
+    address: int
+    dbr_umem_id: int
+    dbr_offset: int
+    dbr_address: int
+    memory: HostMemory | None = None
+
+
+def internal_ring(ctx: Context, undo: ExitStack, nbytes: int) -> Ring:
+    """Host memory that holds a ring of `nbytes` and the doorbell record behind it."""
+    provider = ctx.provider
+    dbr_offset = round_up(nbytes, ALIGNMENT)
+    memory = HostMemory(dbr_offset + ALIGNMENT)
+    undo.callback(memory.close)
+    with command("register a UMEM"):
+        umem_id = provider.reg_umem(memory.address, memory.nbytes, Access.LOCAL_WRITE)
+    undo.callback(provider.dereg_umem, umem_id)
+    return Ring(umem_id, 0, memory.address, umem_id, dbr_offset, memory.address + dbr_offset, memory)
+
+
+def external_ring(ring: tuple[UMEM, int], record: tuple[UMEM, int], nbytes: int) -> Ring:
+    """A ring of `nbytes` and a doorbell record at offsets into the user's UMEMs."""
+    (umem, offset), (dbr_umem, dbr_offset) = ring, record
+    _check_place("external_umem", umem, offset, nbytes, ALIGNMENT)
+    _check_place("external_dbr_umem", dbr_umem, dbr_offset, RECORD, RECORD)
+    return Ring(
+        umem.umem_id, offset, umem.address + offset,
+        dbr_umem.umem_id, dbr_offset, dbr_umem.address + dbr_offset,
+    )  # fmt: skip
+
+
+def check_both(external_umem: object, external_dbr_umem: object) -> None:
+    """Raise InvalidValueError when only one of ring and doorbell record is external."""
+    if (external_umem is None) != (external_dbr_umem is None):
+        given, missing = "external_umem", "external_dbr_umem"
+        if external_umem is None:
+            given, missing = missing, given
+        raise InvalidValueError(f"{given} without {missing}: give both, or neither")
+
+
+def _check_place(what: str, umem: UMEM, offset: int, nbytes: int, alignment: int) -> None:
+    if offset < 0 or offset % alignment:
+        raise InvalidValueError(f"{what}: offset {offset} is no multiple of {alignment}")
+    if offset + nbytes > umem.nbytes:
+        raise InvalidValueError(
+            f"{what}: {nbytes} bytes at offset {offset} do not fit in the {umem.nbytes} bytes of {umem}"
+        )

@@ -1,0 +1,44 @@
+"""User access regions: pages of doorbell registers."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from ..enums import UarAllocationType
+from ..errors import DocaError
+from ..formats.doorbell import UAR_NO_DBR_OFFSET
+from .handle import Handle, command
+
+if TYPE_CHECKING:
+    from .context import Context
+
+
+class UAR(Handle):
+    """A page of doorbell registers (`doca_verbs_uar`), known to the device as `page_id`.
+
+    `reg_addr` is the ordinary register, `dbr_less_addr` that of queues in mode NO_DBR_EXT.
+    """
+
+    _rank = 2
+
+    def __init__(self, ctx: Context, kind: UarAllocationType):
+        super().__init__(ctx)
+        self._use(ctx)
+        provider = ctx.provider
+        with ExitStack() as undo:
+            with command(f"allocate a UAR of kind {kind.name}"):
+                self.page = provider.alloc_uar(kind)
+            undo.callback(provider.free_uar, self.page.page_id)
+            self.kind = kind
+            self.page_id, self.reg_addr = self.page.page_id, self.page.reg_addr
+            self.dbr_less_addr = self.page.base_addr + UAR_NO_DBR_OFFSET
+            self._opened(f"UAR {self.page_id:#x} of {ctx.name}", undo)
+
+
+def first_uar(ctx: Context, kind: UarAllocationType, instead: UarAllocationType) -> UAR:
+    """A page of the kind that is wanted, or else of the other."""
+    try:
+        return UAR(ctx, kind)
+    except DocaError:
+        return UAR(ctx, instead)

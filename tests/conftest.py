@@ -1,0 +1,46 @@
+"""What all tests share: markers that skip themselves where the machine lacks something, and Hypothesis profiles."""
+
+import ctypes
+import importlib.util
+import os
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# No deadline: the first example of a test may compile. Fewer and repeatable examples in CI, which has two cores.
+settings.register_profile("gpunetio", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "gpunetio-ci", settings.get_profile("gpunetio"), max_examples=25, derandomize=True, database=None, print_blob=True
+)
+settings.load_profile("gpunetio-ci" if os.environ.get("CI") else "gpunetio")
+
+
+def why_no_gpu() -> str | None:
+    """Why kernels cannot run on a GPU here, or None when they can."""
+    if importlib.util.find_spec("numba_cuda") is None:
+        return "numba-cuda is not installed (extra 'cuda')"
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return "no CUDA driver (libcuda.so.1)"
+    status = driver.cuInit(0)
+    if status != 0:
+        return f"the CUDA driver does not start (cuInit returns {status})"
+    count = ctypes.c_int(0)
+    driver.cuDeviceGetCount(ctypes.byref(count))
+    return None if count.value > 0 else "the CUDA driver finds no GPU"
+
+
+def why_not_root() -> str | None:
+    """Why privileged tests cannot run here, or None when they can."""
+    return None if os.geteuid() == 0 else "runs as root only"
+
+
+@pytest.hookimpl(trylast=True)  # after -m and -k: the driver is asked only for tests that are to run
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for mark, ask in (("gpu", why_no_gpu), ("root", why_not_root)):
+        marked = [item for item in items if item.get_closest_marker(mark)]
+        reason = ask() if marked else None
+        if reason:
+            for item in marked:
+                item.add_marker(pytest.mark.skip(reason=f"{mark}: {reason}"))
