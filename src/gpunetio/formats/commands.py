@@ -43,11 +43,11 @@ class Status(IntEnum):
     BAD_RES_STATE = 0x09
     BAD_INDEX     = 0x0A
     NO_RESOURCES  = 0x0F
-    BAD_INPUT_LEN = 0x50
-    BAD_OUTPUT_LEN = 0x51
     BAD_QP_STATE  = 0x10
     BAD_PKT       = 0x30
-    BAD_SIZE      = 0x40
+    BAD_OUTS_CQES = 0x40
+    BAD_INPUT_LEN = 0x50
+    BAD_OUTPUT_LEN = 0x51
 
 
 class OptParam(IntFlag):

@@ -50,7 +50,7 @@ class BitStruct:
         self.update(buf, **values)
         return buf
 
-    def update(self, buf: bytearray, base: int = 0, **values: Any) -> None:
+    def update(self, buf: bytearray, base: int = 0, /, **values: Any) -> None:
         """Set `values` in `buf`, whose structure starts at byte `base`."""
         for name, value in values.items():
             field = self._field(name)
@@ -77,6 +77,7 @@ class BitStruct:
         start = base + field.offset // 8
         if field.struct:
             return field.struct.get(buf, rest, start) if rest else field.struct.unpack(buf, start)
+        self._no_more(field, rest)
         if field.width == VARIABLE:
             return bytes(buf[start:])
         if field.width > 64:
@@ -91,7 +92,14 @@ class BitStruct:
         field = self._field(name)
         if field.offset % 8:
             raise ValueError(f"{self.name}.{name} starts at bit 0x{field.offset:x}, not on a byte")
-        return field.offset // 8 + (field.struct.offset(rest) if field.struct and rest else 0)
+        if field.struct and rest:
+            return field.offset // 8 + field.struct.offset(rest)
+        self._no_more(field, rest)
+        return field.offset // 8
+
+    def _no_more(self, field: Field, rest: str) -> None:
+        if rest:
+            raise ValueError(f"{self.name}.{field.name} is no structure: it has no field {rest!r}")
 
     def _field(self, name: str) -> Field:
         try:
@@ -126,8 +134,8 @@ class Entry(tuple):
     """A queue entry or record of `size` bytes, declared by rows of `name  byte_offset  type`.
 
     Types are be16/be32/be64, u8 … u64, i32/i64, T[N] for N of them, and raw[N] for N bytes. `dtype` is the NumPy
-    structured type with exactly these offsets. Attribute access gives the byte offset (`CQE64.op_own == 63`), in compiled
-    code too: an entry is a named tuple of its offsets, which Numba folds to constants.
+    structured type with exactly these offsets. Attribute access gives the byte offset (`CQE64.op_own == 63`), in
+    compiled code too: an entry is a named tuple of its offsets, which Numba folds to constants.
     """
 
     dtype: np.dtype
@@ -159,3 +167,7 @@ class Entry(tuple):
 
     def __repr__(self) -> str:
         return f"Entry({type(self).__name__}, {self.size} bytes)"
+
+    def at(self, buf: Any, offset: int = 0) -> np.ndarray:
+        """The entry at byte `offset` of `buf`, as a zero-dimensional array that reads and writes in place."""
+        return np.frombuffer(buf, self.dtype, 1, offset).reshape(())

@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 
 OUT_BYTES = cmd.OUT.size
 ACK_TIMEOUT_UNIT_NS = 4096  # IBTA 9.7.6.1.3: 4.096 µs · 2^code; code 0 never times out
-_MAX_QP_LOG = 15
 _MAX_CQ_LOG = 22
+_MAX_RQ_STRIDE_LOG = 5  # 512 bytes, in units of 16
+_RING_ALIGNMENT, _RECORD_ALIGNMENT = 64, 8
 
 # RNR NAK timer codes in units of 10 µs (IBTA table 45).
 _RNR_TIMER_10US = (
@@ -48,7 +49,8 @@ _MODIFY = {
 # Fields of the context that a transition always sets, and those that it sets when opt_param_mask names them.
 _PATH = "primary_address_path"
 _REQUIRED: dict[Opcode, tuple[str, ...]] = {
-    Opcode.RST2INIT_QP: ("pm_state", "rwe", "rre", "rae", "atomic_mode", f"{_PATH}.vhca_port_num", f"{_PATH}.pkey_index"),
+    Opcode.RST2INIT_QP: (
+        "pm_state", "rwe", "rre", "rae", "atomic_mode", f"{_PATH}.vhca_port_num", f"{_PATH}.pkey_index"),
     Opcode.INIT2INIT_QP: (),
     Opcode.INIT2RTR_QP: (
         "next_rcv_psn", "remote_qpn", "log_msg_max", "mtu", "min_rnr_nak", "log_rra_max",
@@ -79,6 +81,12 @@ _ALLOWED: dict[Opcode, OptParam] = {
     | OptParam.DSCP,
 }  # fmt: skip
 
+# What a connected QP's row has more than a new one's.
+_CONNECTION = (
+    "rights", "remote_qpn", "remote_row", "wire", "rnr_retry", "retry_cnt", "timeout_ns", "min_rnr", "mtu", "sq_psn",
+    "rq_psn",
+)  # fmt: skip
+
 
 def _get(context: bytes | bytearray, path: str) -> Any:
     return cmd.QPC.get(context, path)
@@ -95,6 +103,7 @@ class CommandInterpreter:
     def __init__(self, nic: SoftNic):
         self._nic = nic
         self.contexts: dict[int, bytearray] = {}  # QPN → its qpc, as QUERY_QP returns it
+        self._created: dict[int, bytes] = {}  # QPN → the qpc of CREATE_QP, to which 2RST returns
         self._cq_umems: dict[int, list[int]] = {}
         self._qp_uses: dict[int, dict[str, list[int]]] = {}
         self._handlers: dict[Opcode, tuple[BitStruct, int, Callable[[bytes], bytes]]] = {
@@ -114,22 +123,25 @@ class CommandInterpreter:
         }  # fmt: skip
 
     def execute(self, mailbox: bytes, out_size: int) -> tuple[bytes, str]:
-        """Carry out one command: the output mailbox, and in words why it was refused ("" when it was not)."""
+        """Carry out one command: the output mailbox, and in words why it was refused ("" when it was not).
+
+        A refusal has its 16 bytes whatever `out_size` is.
+        """
         try:
             return self._dispatch(mailbox, out_size).ljust(out_size, b"\0"), ""
         except CommandError as error:
-            out = cmd.OUT.pack(status=error.status, syndrome=error.syndrome)
-            return bytes(out[:out_size]), error.detail
+            return bytes(cmd.OUT.pack(status=error.status, syndrome=error.syndrome)), error.detail
         except TimedOutError as error:
             out = cmd.OUT.pack(status=Status.INTERNAL_ERR, syndrome=CommandSyndrome.ENGINE_TIMEOUT)
-            return bytes(out[:out_size]), str(error)
+            return bytes(out), str(error)
 
     def _dispatch(self, mailbox: bytes, out_size: int) -> bytes:
         number = int.from_bytes(mailbox[:2], "big")
         if number not in self._handlers:
             raise CommandError(
-                Status.BAD_OP, CommandSyndrome.UNKNOWN_OPCODE, f"opcode {number:#05x} is not supported by the software NIC"
-            )
+                Status.BAD_OP, CommandSyndrome.UNKNOWN_OPCODE,
+                f"opcode {number:#05x} is not supported by the software NIC",
+            )  # fmt: skip
         struct, needed, handler = self._handlers[Opcode(number)]
         if len(mailbox) < struct.size:
             raise CommandError(
@@ -162,7 +174,8 @@ class CommandInterpreter:
         mac = int.from_bytes(bytes(row["mac"])[:6], "big")
         layout = ROCE_ADDR_LAYOUT.pack(
             source_l3_address=bytes(row["gid"]), source_mac_47_32=mac >> 32, source_mac_31_0=mac & 0xFFFF_FFFF,
-            roce_version=int(row["version"]), roce_l3_type=int(not bytes(row["gid"]).startswith(bytes(10) + b"\xff\xff")),
+            roce_version=int(row["version"]),
+            roce_l3_type=int(not bytes(row["gid"]).startswith(bytes(10) + b"\xff\xff")),
         )  # fmt: skip
         return bytes(OUT_BYTES) + bytes(layout)
 
@@ -176,7 +189,10 @@ class CommandInterpreter:
         if log > _MAX_CQ_LOG:
             raise CommandError(Status.BAD_PARAM, CommandSyndrome.CQ_SIZE, f"log_cq_size {log} is above {_MAX_CQ_LOG}")
         if context["cqe_sz"] != 0:
-            raise CommandError(Status.BAD_PARAM, CommandSyndrome.CQ_SIZE, "only CQEs of 64 bytes (cqe_sz 0) are supported")
+            raise CommandError(
+                Status.BAD_PARAM, CommandSyndrome.CQ_SIZE,
+                f"cqe_sz {context['cqe_sz']} is not supported: only CQEs of 64 bytes (0)",
+            )  # fmt: skip
         if context["c_eqn"] not in nic.eqs:
             raise CommandError(Status.BAD_RESOURCE, CommandSyndrome.NO_SUCH_EQ, f"there is no EQ {context['c_eqn']}")
         self._uar(context["uar_page"])
@@ -185,8 +201,13 @@ class CommandInterpreter:
                 Status.BAD_PARAM, CommandSyndrome.UMEM_REQUIRED, "cq_umem_valid and dbr_umem_valid must be set"
             )
         ring_umem, record_umem = get(mailbox, "cq_umem_id"), context["dbr_umem_id"]
-        ring = self._umem(ring_umem, get(mailbox, "cq_umem_offset"), CQE_SIZE << log, "the CQE ring")
-        record = self._umem(record_umem, context["dbr_addr"], 8, "the CQ doorbell record")
+        ring = self._umem(ring_umem, get(mailbox, "cq_umem_offset"), CQE_SIZE << log, "the CQE ring", _RING_ALIGNMENT)
+        record = self._umem(record_umem, context["dbr_addr"], 8, "the CQ doorbell record", _RECORD_ALIGNMENT)
+        if not int(nic.umems[ring_umem]["access"]) & Access.LOCAL_WRITE:
+            raise CommandError(
+                Status.BAD_PARAM, CommandSyndrome.UMEM_RIGHTS,
+                f"UMEM {ring_umem:#x} was registered without LOCAL_WRITE: the NIC cannot write CQEs there",
+            )  # fmt: skip
         cqn = self._free(nic.cqs, "CQ")
         row = np.zeros((), nic.cqs.entry.dtype)
         row["cqn"], row["addr"], row["log"], row["dbrec"] = cqn, ring, log, record
@@ -220,8 +241,9 @@ class CommandInterpreter:
         context = cmd.CREATE_QP_IN.get(mailbox, "qpc")
         if context["st"] != ServiceType.RC:
             raise CommandError(
-                Status.BAD_PARAM, CommandSyndrome.SERVICE_TYPE, f"service type {context['st']} is not supported: only RC (0)"
-            )
+                Status.BAD_PARAM, CommandSyndrome.SERVICE_TYPE,
+                f"service type {context['st']} is not supported: only RC (0)",
+            )  # fmt: skip
         if context["pd"] not in nic.pds:
             raise CommandError(Status.BAD_RESOURCE, CommandSyndrome.NO_SUCH_PD, f"there is no PD {context['pd']:#x}")
         self._uar(context["uar_page"])
@@ -235,8 +257,8 @@ class CommandInterpreter:
             )
         ring_umem, record_umem = cmd.CREATE_QP_IN.get(mailbox, "wq_umem_id"), context["dbr_umem_id"]
         offset = cmd.CREATE_QP_IN.get(mailbox, "wq_umem_offset")
-        ring = self._umem(ring_umem, offset, sq_bytes + rq_bytes, "the work queues")
-        record = self._umem(record_umem, context["dbr_addr"], 8, "the QP doorbell record")
+        ring = self._umem(ring_umem, offset, sq_bytes + rq_bytes, "the work queues", _RING_ALIGNMENT)
+        record = self._umem(record_umem, context["dbr_addr"], 8, "the QP doorbell record", _RECORD_ALIGNMENT)
 
         qpn = self._free(nic.qps, "QP", spread=True)
         row = np.zeros((), nic.qps.entry.dtype)
@@ -250,7 +272,9 @@ class CommandInterpreter:
             row["send_cq"] = nic.cqs.row_address(context["cqn_snd"])
         nic.engine.post(step.ADD_QP, nic.qps.row_address(qpn), row)
 
-        self.contexts[qpn] = bytearray(mailbox[0x18 : 0x18 + cmd.QPC.size])
+        start = cmd.CREATE_QP_IN.offset("qpc")
+        self._created[qpn] = bytes(mailbox[start : start + cmd.QPC.size])
+        self.contexts[qpn] = bytearray(self._created[qpn])
         uses = {"cqs": cqs, "umems": [ring_umem, record_umem], "pds": [context["pd"]], "uars": [context["uar_page"]]}
         self._qp_uses[qpn] = uses
         self._hold_all(uses, +1)
@@ -258,12 +282,14 @@ class CommandInterpreter:
 
     def _queue_sizes(self, context: dict[str, Any]) -> tuple[int, int]:
         """Bytes of the send and of the receive ring."""
-        for name, log in (("log_sq_size", context["log_sq_size"]), ("log_rq_size", context["log_rq_size"])):
-            if log > _MAX_QP_LOG:
-                raise CommandError(Status.BAD_PARAM, CommandSyndrome.QP_SIZE, f"{name} {log} is above {_MAX_QP_LOG}")
         sq_bytes = 0 if context["no_sq"] else WQEBB << context["log_sq_size"]
         match context["rq_type"]:
             case RqType.REGULAR:
+                if context["log_rq_stride"] > _MAX_RQ_STRIDE_LOG:
+                    raise CommandError(
+                        Status.BAD_PARAM, CommandSyndrome.QP_SIZE,
+                        f"log_rq_stride {context['log_rq_stride']} is above {_MAX_RQ_STRIDE_LOG} (512 bytes)",
+                    )  # fmt: skip
                 return sq_bytes, 16 << context["log_rq_stride"] << context["log_rq_size"]
             case RqType.ZERO_SIZE:
                 return sq_bytes, 0
@@ -275,7 +301,7 @@ class CommandInterpreter:
         qpn = cmd.DESTROY_QP_IN.get(mailbox, "qpn")
         row_address = self._row(self._nic.qps, qpn, CommandSyndrome.NO_SUCH_QP, "QP")
         self._nic.engine.post(step.REMOVE_QP, row_address)
-        del self.contexts[qpn]
+        del self.contexts[qpn], self._created[qpn]
         self._hold_all(self._qp_uses.pop(qpn), -1)
         return bytes(OUT_BYTES)
 
@@ -289,11 +315,15 @@ class CommandInterpreter:
         if state != before:
             raise self._bad_state(opcode, qpn, state, before)
         wanted = mailbox[struct.offset("qpc") : struct.offset("qpc") + cmd.QPC.size]
-        optional = OptParam(struct.get(mailbox, "opt_param_mask"))
-        if optional & ~_ALLOWED[opcode]:
+        optional: int = struct.get(mailbox, "opt_param_mask")
+        extended = "opt_param_mask_95_32" in struct.fields and struct.get(mailbox, "qpc_ext")
+        refused = optional & ~int(_ALLOWED[opcode])  # plain ints: ~ of a flag loses unknown bits
+        if extended:
+            refused |= struct.get(mailbox, "opt_param_mask_95_32") << 32
+        if refused:
             raise CommandError(
                 Status.BAD_PARAM, CommandSyndrome.OPT_PARAM,
-                f"{opcode.name} cannot carry optional parameters {optional & ~_ALLOWED[opcode]!r}",
+                f"{opcode.name} cannot carry optional parameters {refused:#x} ({OptParam(refused & 0xFFFF_FFFF)!r})",
             )  # fmt: skip
         context = bytearray(self.contexts[qpn])
         fields = _REQUIRED[opcode] + tuple(f for bit, names in _OPTIONAL.items() if bit & optional for f in names)
@@ -319,17 +349,22 @@ class CommandInterpreter:
     def _check_context(self, opcode: Opcode, context: bytearray) -> None:
         port, pkey = _get(context, f"{_PATH}.vhca_port_num"), _get(context, f"{_PATH}.pkey_index")
         if port != 1:
-            raise CommandError(Status.BAD_PARAM, CommandSyndrome.PORT_NUMBER, f"port {port} does not exist: only port 1")
+            raise CommandError(
+                Status.BAD_PARAM, CommandSyndrome.PORT_NUMBER, f"port {port} does not exist: only port 1"
+            )
         if pkey != 0:
-            raise CommandError(Status.BAD_INDEX, CommandSyndrome.PKEY_INDEX, f"pkey_index {pkey} is outside the table of 1")
+            raise CommandError(
+                Status.BAD_INDEX, CommandSyndrome.PKEY_INDEX, f"pkey_index {pkey} is outside the table of 1"
+            )
         if opcode is Opcode.INIT2RTR_QP:
             mtu = _get(context, "mtu")
             if not PrmMtu.MTU_256 <= mtu <= PrmMtu.MTU_4K:
                 raise CommandError(Status.BAD_PARAM, CommandSyndrome.MTU, f"MTU code {mtu} is not 1 (256) … 5 (4096)")
-            index = _get(context, f"{_PATH}.src_addr_index")
-            if index >= len(self._nic.gids.rows):
+        if opcode in (Opcode.INIT2RTR_QP, Opcode.RTS2RTS_QP):
+            index, gids = _get(context, f"{_PATH}.src_addr_index"), self._nic.gids.rows
+            if index >= len(gids) or not any(bytes(gids[index]["gid"])):
                 raise CommandError(
-                    Status.BAD_INDEX, CommandSyndrome.REMOTE_ADDRESS, f"src_addr_index {index} is outside the GID table"
+                    Status.BAD_INDEX, CommandSyndrome.NO_SUCH_GID, f"src_addr_index {index}: the GID table has no such entry"
                 )
 
     def _prepare(self, qpn: int, context: bytearray, state: QpState) -> np.ndarray:
@@ -358,9 +393,7 @@ class CommandInterpreter:
         qpn = cmd.QP_2ERR_IN.get(mailbox, "qpn")
         row_address = self._row(nic.qps, qpn, CommandSyndrome.NO_SUCH_QP, "QP")
         state = int(nic.qps[qpn]["state"])
-        if state in (QpState.RST, QpState.ERR):
-            if state == QpState.RST:
-                raise self._bad_state(Opcode.QP_2ERR, qpn, state, QpState.RTS)
+        if state == QpState.ERR:
             return bytes(OUT_BYTES)
         row = nic.qps[qpn].copy()
         row["state"] = QpState.ERR
@@ -371,13 +404,12 @@ class CommandInterpreter:
         nic = self._nic
         qpn = cmd.QP_2RST_IN.get(mailbox, "qpn")
         row_address = self._row(nic.qps, qpn, CommandSyndrome.NO_SUCH_QP, "QP")
-        context = self.contexts[qpn]
-        cmd.QPC.update(context, state=int(QpState.RST), rwe=0, rre=0, rae=0, atomic_mode=0, remote_qpn=0)
         row = nic.qps[qpn].copy()
-        for field in ("rights", "remote_qpn", "remote_row", "wire"):
+        for field in _CONNECTION:
             row[field] = 0
         row["state"] = QpState.RST
         nic.engine.post(step.RESET_QP, row_address, row)
+        self.contexts[qpn] = bytearray(self._created[qpn])
         return bytes(OUT_BYTES)
 
     def _query_qp(self, mailbox: bytes) -> bytes:
@@ -406,19 +438,29 @@ class CommandInterpreter:
 
     def _uar(self, page_id: int) -> None:
         if page_id not in self._nic.uar_pages:
-            raise CommandError(Status.BAD_RESOURCE, CommandSyndrome.NO_SUCH_UAR, f"there is no UAR page {page_id:#x}")
+            raise CommandError(
+                Status.BAD_RESOURCE, CommandSyndrome.NO_SUCH_UAR, f"there is no UAR page {page_id:#x}"
+            )
 
-    def _umem(self, umem_id: int, offset: int, nbytes: int, what: str) -> int:
+    def _umem(self, umem_id: int, offset: int, nbytes: int, what: str, alignment: int) -> int:
         """The address of [offset, offset + nbytes) in a UMEM."""
         if umem_id not in self._nic.umems:
-            raise CommandError(Status.BAD_RESOURCE, CommandSyndrome.NO_SUCH_UMEM, f"there is no UMEM {umem_id:#x} for {what}")
-        umem = self._nic.umems[umem_id]
-        if offset + nbytes > int(umem["nbytes"]):
             raise CommandError(
-                Status.BAD_SIZE, CommandSyndrome.UMEM_RANGE,
-                f"{what} needs [{offset:#x}, +{nbytes:#x}) of UMEM {umem_id:#x}, which has {int(umem['nbytes']):#x} bytes",
+                Status.BAD_RESOURCE, CommandSyndrome.NO_SUCH_UMEM, f"there is no UMEM {umem_id:#x} for {what}"
+            )
+        umem = self._nic.umems[umem_id]
+        address, size = int(umem["addr"]) + offset, int(umem["nbytes"])
+        if offset + nbytes > size:
+            raise CommandError(
+                Status.BAD_PARAM, CommandSyndrome.UMEM_RANGE,
+                f"{what}: [{offset:#x}, +{nbytes:#x}) is outside UMEM {umem_id:#x}, which has {size:#x} bytes",
             )  # fmt: skip
-        return int(umem["addr"]) + offset
+        if address % alignment:
+            raise CommandError(
+                Status.BAD_PARAM, CommandSyndrome.UMEM_ALIGNMENT,
+                f"{what}: offset {offset:#x} of UMEM {umem_id:#x} is address {address:#x}, no multiple of {alignment}",
+            )  # fmt: skip
+        return address
 
     @staticmethod
     def _free(table: Table, what: str, spread: bool = False) -> int:
@@ -426,7 +468,10 @@ class CommandInterpreter:
         slot = table.free_slot()
         if slot is None:
             raise CommandError(Status.NO_RESOURCES, CommandSyndrome.TABLE_FULL, f"all {table.mask} {what}s are in use")
-        return slot | secrets.randbelow(1 << 24) & ~table.mask if spread else slot
+        if not spread:
+            return slot
+        rows = table.mask + 1
+        return slot + rows * (1 + secrets.randbelow((1 << 24) // rows - 2))  # never QP 0, 1 or 0xffffff
 
     @staticmethod
     def _hold(table: Table, numbers: list[int], change: int) -> None:

@@ -108,6 +108,9 @@ class Engine:
         self._staging = HostMemory(QP_ROW.size)
         self._lock = threading.Lock()
         nic_record["kick_fd"] = self._kick
+        nic_record["stop"] = 1
+        run(address)  # compiles, or loads from the cache, and returns at once: no command has to wait for that
+        nic_record["stop"] = 0
         self._thread = threading.Thread(target=self._run, name=f"gpunetio {name} engine", daemon=True)
         self._thread.start()
 

@@ -150,8 +150,9 @@ class SoftNic:
         """Lay an in-process wire to another NIC of this process."""
         wire = InProcessWire()
         for nic, peer, end in ((self, other, wire.ends[0]), (other, self, wire.ends[1])):
-            nic._wires[end] = (peer, wire)
-            nic._publish_wires()
+            with nic._guard():
+                nic._wires[end] = (peer, wire)
+                nic._publish_wires()
 
     def _publish_wires(self) -> None:
         ends = np.zeros(MAX_WIRES, np.int64)
@@ -162,11 +163,12 @@ class SoftNic:
 
     def _leave(self, end: int) -> None:
         """Forget a wire whose other NIC goes away: nothing is in flight on it afterwards."""
-        _, wire = self._wires[end]
-        self.engine.post(step.QUIESCE, 0)
-        del self._wires[end]
-        self._publish_wires()
-        self._dead_wires.append(wire)  # QPs may still name it
+        with self._guard():
+            _, wire = self._wires[end]
+            self.engine.post(step.QUIESCE, 0)
+            del self._wires[end]
+            self._publish_wires()
+            self._dead_wires.append(wire)  # QPs may still name it
 
     def route(self, gid: bytes, qpn: int) -> tuple[int, int]:
         """Where a QP's peer is: (row address, 0) on this NIC, (0, wire end) on another, (0, 0) nowhere."""
@@ -216,7 +218,7 @@ class SoftNic:
             index = self.mkeys.free_slot(1 + secrets.randbelow(MAX_MR - 1))
             if index is None:
                 raise NoMemoryError(f"{self.name} has no free memory key: all {MAX_MR - 1} are in use")
-            key = index << 8 | secrets.randbelow(256)
+            key = index << 8 | 1 + secrets.randbelow(255)  # never 0x100, which ends a scatter list
             row = np.zeros((), MKEY_ROW.dtype)
             row["key"], row["pdn"], row["access"], row["iova"] = key, pdn, int(access), _signed(iova)
             row["nbytes"], row["delta"] = nbytes, _signed(address - iova)
@@ -287,14 +289,16 @@ class SoftNic:
 
     def pause(self, after: int = 0) -> None:
         """Stand still once `after` more WQEs have been executed; commands are still served."""
-        self.record["pause_at"] = int(self.counters["sq_wqes"]) + after
-        self.engine.kick()
+        with self._guard():
+            self.record["pause_at"] = int(self.counters["sq_wqes"]) + after
+            self.engine.kick()
 
     def resume(self) -> None:
         """Undo `pause`."""
-        self.record["pause_at"] = -1
-        self.record["paused"] = 0
-        self.engine.kick()
+        with self._guard():
+            self.record["pause_at"] = -1
+            self.record["paused"] = 0
+            self.engine.kick()
 
     # --- life cycle ------------------------------------------------------------------------------------------------
 
@@ -309,17 +313,21 @@ class SoftNic:
             peer._leave(other)
         atexit.unregister(self.close)
         observers.remove(self.engine.busy)
-        self.engine.stop()
+        with self._lock:
+            self.engine.stop()
         self._service.close()
+        # A wire to a NIC that is still open goes with that one.
         for part in (
             self.qps, self.cqs, self.mkeys, self.pds, self.umems, self.uar_pages, self.eqs, self.gids,
-            self._uar_memory, self._lines,
+            self._uar_memory, self._lines, self._control, *self._dead_wires,
         ):  # fmt: skip
             part.close()
 
     def _guard(self) -> threading.RLock:
         if self.pid != os.getpid():
-            raise BadStateError(f"{self.name} was opened in process {self.pid}: open it anew here, or use spawn, not fork")
+            raise BadStateError(
+                f"{self.name} was opened in process {self.pid}: open it anew here, or use spawn, not fork"
+            )
         if not self.engine.running:
             raise BadStateError(f"{self.name} is closed")
         return self._lock
@@ -335,7 +343,8 @@ class SoftNic:
     def _unused(table: Table, number: int) -> np.void:
         row = table[number]
         if row["users"]:
-            raise InUseError(f"{table.name} {number:#x} is still used by {int(row['users'])} object(s): close them first")
+            users = int(row["users"])
+            raise InUseError(f"{table.name} {number:#x} is still used by {users} object(s): close them first")
         return row
 
 

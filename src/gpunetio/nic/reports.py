@@ -55,21 +55,22 @@ class ReportService:
         self.event = os.eventfd(0, os.EFD_CLOEXEC)
         self.reports: deque[Report] = deque(maxlen=KEPT)
         self._lock = threading.Lock()
-        self._stop = False
+        self._stop = self._closed = False
         self._thread = threading.Thread(target=self._run, name=f"gpunetio {name} reports", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
+        event = select.poll()
+        event.register(self.event, select.POLLIN)
         while not self._stop:
-            select.select([self.event], [], [], 1.0)
-            if select.select([self.event], [], [], 0)[0]:
+            if event.poll(1000):
                 os.eventfd_read(self.event)
             self.drain()
 
     def drain(self) -> None:
         """Report everything that the engine has recorded so far."""
         with self._lock:
-            while slot := next_full(self.ring):
+            while not self._closed and (slot := next_full(self.ring)):
                 offset = slot - self.ring
                 record = self._memory.view(ERROR_RECORD.dtype, offset)[0].copy()
                 release(self.ring)
@@ -87,15 +88,14 @@ class ReportService:
         except ValueError:
             opcode = f"opcode {record['opcode']:#04x}"
         message = (
-            f"{self._name}: QP {record['qpn']:#x} ({side}), {opcode} at index {record['index']}: "
-            f"{what} [syndrome {record['syndrome']:#04x}, vendor {int(reason):#04x} {reason.name}]. Likely cause: {cause}."
+            f"{self._name}: QP {record['qpn']:#x} ({side}), {opcode} at index {record['index']}: {what} "
+            f"[syndrome {record['syndrome']:#04x}, vendor {int(reason):#04x} {reason.name}]. Likely cause: {cause}."
         )
-        self.reports.append(
-            Report(
-                self._name, reason, record["side"] == RESPONDER, record["qpn"], record["index"], record["opcode"],
-                record["syndrome"], record["key"], record["addr"], record["nbytes"], message,
-            )  # fmt: skip
-        )
+        report = Report(
+            self._name, reason, record["side"] == RESPONDER, record["qpn"], record["index"], record["opcode"],
+            record["syndrome"], record["key"], record["addr"], record["nbytes"], message,
+        )  # fmt: skip
+        self.reports.append(report)
         # A flush follows an error that has been reported, or a transition that was asked for.
         level = logging.DEBUG if reason is Reason.FLUSH else logging.ERROR
         logger.log(logging.WARNING if reason is Reason.QP_STATE else level, message)
@@ -106,5 +106,7 @@ class ReportService:
         os.eventfd_write(self.event, 1)
         self._thread.join()
         self.drain()
-        os.close(self.event)
-        self._memory.close()
+        with self._lock:
+            self._closed = True
+            os.close(self.event)
+            self._memory.close()

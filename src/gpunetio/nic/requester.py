@@ -24,7 +24,7 @@ from .reasons import Reason
 from .responder import explain, flush_receives, respond
 from .tables import counters_at, nic_at, qp_row_at
 
-RTR, RTS = int(QpState.RTR), int(QpState.RTS)
+RST, RTR, RTS = int(QpState.RST), int(QpState.RTR), int(QpState.RTS)
 _NOP, _WRITE, _WRITE_IMM = int(WqeOpcode.NOP), int(WqeOpcode.RDMA_WRITE), int(WqeOpcode.RDMA_WRITE_IMM)
 _SEND, _SEND_IMM, _READ = int(WqeOpcode.SEND), int(WqeOpcode.SEND_IMM), int(WqeOpcode.RDMA_READ)
 _CS, _FA = int(WqeOpcode.ATOMIC_CS), int(WqeOpcode.ATOMIC_FA)
@@ -49,17 +49,21 @@ _SEGMENTS = MESSAGE.segments
 def announce(nic, row, producer16):
     """A doorbell or record says that the queue reaches `producer16`: move `sq_pi` there, or explain why that is wrong."""
     q = qp_row_at(row)
+    if q.state == RST:  # the counts are 0 and stay so; the record may still hold those of before
+        return
     depth = 1 << q.sq_log
     ahead = (producer16 - q.sq_ci) & PI_MASK
     if ahead <= depth:
-        q.sq_pi = max(q.sq_pi, q.sq_ci + ahead)
+        if q.sq_ci + ahead <= q.sq_pi:
+            return
+        q.sq_pi = q.sq_ci + ahead
+        if q.state < RTS and q.failed == 0:
+            explain(nic, 0, 0, 0, q.state, 0)
+            record_error(nic, REQUESTER, q.qpn, q.sq_ci, _NOP, _QP_STATE, 0)
     elif PI_MASK + 1 - ahead > depth:  # not an old index either
         explain(nic, 0, 0, depth, producer16, q.sq_ci & PI_MASK)
         if q.state == RTS:
             fail_send(nic, row, q.sq_ci, _NOP, 0, _DOORBELL_RANGE)
-    if q.state < RTS and q.sq_pi > q.sq_ci and q.failed == 0:
-        explain(nic, 0, 0, 0, q.state, 0)
-        record_error(nic, REQUESTER, q.qpn, q.sq_ci, _NOP, _QP_STATE, 0)
 
 
 @device_function

@@ -32,11 +32,12 @@ class CommandSyndrome(IntEnum):
     UMEM_REQUIRED       = 0x5F0023
     SERVICE_TYPE        = 0x5F0024
     RQ_TYPE             = 0x5F0025
+    UMEM_ALIGNMENT      = 0x5F0026
+    UMEM_RIGHTS         = 0x5F0027
     PKEY_INDEX          = 0x5F0030
     PORT_NUMBER         = 0x5F0031
     MTU                 = 0x5F0032
-    REMOTE_ADDRESS      = 0x5F0033
-    OPT_PARAM           = 0x5F0034
+    OPT_PARAM           = 0x5F0033
     QP_STATE            = 0x5F0040
     IN_USE              = 0x5F0041
     TABLE_FULL          = 0x5F0042

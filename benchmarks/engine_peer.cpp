@@ -1,0 +1,203 @@
+// The software NIC's fast path in C++: the peer that benchmarks/engine.py measures the engine against.
+//
+// It does what the engine does for an RDMA WRITE between two QPs of one NIC: the same checks in the same order, the same
+// stores, on the same structures. Whatever else may turn up (another opcode, a refused key) ends the run: `step` returns
+// -1, and the benchmark says so. "layout.h" is generated from the NumPy dtypes.
+
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <sched.h>
+#include <time.h>
+
+#include "layout.h"
+
+namespace {
+
+template <class T> T *at(int64_t address) { return reinterpret_cast<T *>(address); }
+
+uint32_t be(uint32_t v) { return __builtin_bswap32(v); }
+uint64_t be(uint64_t v) { return __builtin_bswap64(v); }
+
+uint32_t acquire(const uint32_t *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
+
+int64_t now_ns() {
+    timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * 1000000000ll + t.tv_nsec;
+}
+
+struct Piece {
+    int64_t address, nbytes;
+};
+
+struct Request {
+    int64_t raddr, rkey, nbytes, count;
+    Piece pieces[MAX_SEGMENTS];
+};
+
+// The host address of a range, or -1.
+inline int64_t translate(const nic *n, int64_t key, int64_t pdn, int64_t addr, int64_t nbytes, int64_t right) {
+    const mkey_row *m = at<mkey_row>(n->mkeys) + ((key >> 8) & n->mkey_mask);
+    int64_t offset = addr - m->iova;
+    if (m->key == key && m->pdn == pdn && (m->access & right) == right && offset >= 0 && offset <= m->nbytes - nbytes)
+        return addr + m->delta;
+    return -1;
+}
+
+// The data segments from `segment` to `end`, checked and listed.
+inline bool gather(const nic *n, const qp_row *q, Request &r, int64_t segment, int64_t end) {
+    r.nbytes = r.count = 0;
+    while (segment < end) {
+        const data_seg *d = at<data_seg>(segment);
+        uint32_t word = be(d->byte_count);
+        int64_t nbytes = word & (INLINE_SEG - 1), address, size = SEGMENT;
+        if (word & INLINE_SEG) {
+            address = segment + 4;
+            size = (nbytes + 4 + SEGMENT - 1) & -SEGMENT;
+            if (segment + size > end)
+                return false;
+        } else {
+            if (nbytes == 0)
+                nbytes = INLINE_SEG;
+            if (r.nbytes + nbytes > MAX_TRANSFER)
+                return false;
+            address = translate(n, be(d->lkey), q->pdn, be(d->addr), nbytes, 0);
+            if (address < 0)
+                return false;
+        }
+        if (nbytes > 0)
+            r.pieces[r.count++] = {address, nbytes};
+        r.nbytes += nbytes;
+        segment += size;
+    }
+    return true;
+}
+
+inline bool write_cqe(nic *n, cq_row *c, counters *count, const qp_row *q, int64_t opcode, int64_t index, int64_t nbytes) {
+    if (!c->overrun) {
+        int64_t consumed = be(acquire(at<uint32_t>(c->dbrec))) & CI_MASK;
+        if (c->error || ((c->pi - consumed) & CI_MASK) >= 1ll << c->log)
+            return false;
+    }
+    int64_t slot = c->collapsed ? 0 : c->pi & ((1ll << c->log) - 1);
+    cqe64 *e = at<cqe64>(c->addr + (slot << CQE_SHIFT));
+    uint32_t owner = (c->pi >> c->log) & 1;
+    memset(e, 0, offsetof(cqe64, sop_drop_qpn));
+    e->srqn_uidx = be(uint32_t(q->user_index));
+    e->byte_cnt = be(uint32_t(nbytes));
+    e->timestamp = be(uint64_t(n->now));
+    e->sop_drop_qpn = be(uint32_t(opcode << 24 | q->qpn));
+    uint32_t last = be(uint32_t((index & 0xFFFF) << 16 | owner));
+    __atomic_store_n(at<uint32_t>(int64_t(e) + offsetof(cqe64, wqe_counter)), last, __ATOMIC_RELEASE);
+    c->pi++;
+    count->cqes++;
+    return true;
+}
+
+// 1, or -1 for what this peer does not do.
+inline int execute_next(nic *n, qp_row *q) {
+    counters *count = at<counters>(n->counters);
+    int64_t index = q->sq_next, mask = (1ll << q->sq_log) - 1;
+    int64_t wqe = q->sq_addr + ((index & mask) << WQEBB_SHIFT);
+    const ctrl_seg *ctrl = at<ctrl_seg>(wqe);
+    uint32_t word = be(ctrl->opmod_idx_opcode), qpn_ds = be(ctrl->qpn_ds);
+    int64_t opcode = word & 0xFF, ds = qpn_ds & 0x3F, blocks = (ds + 3) >> 2, ce = (ctrl->fm_ce_se >> CE_SHIFT) & 3;
+    if (((word >> WQE_IDX_SHIFT) & PI_MASK) != (index & PI_MASK) || qpn_ds >> 8 != q->qpn)
+        return -1;
+    if (ds == 0 || index + blocks > q->sq_pi || opcode != RDMA_WRITE || q->wire != 0)
+        return -1;
+    if ((index & mask) + blocks > mask + 1 || ds < 2 || ds - 2 > MAX_SEGMENTS)
+        return -1;
+    Request r;
+    const raddr_seg *remote = at<raddr_seg>(wqe + SEGMENT);
+    r.raddr = be(remote->raddr);
+    r.rkey = be(remote->rkey);
+    if (!gather(n, q, r, wqe + 2 * SEGMENT, wqe + ds * SEGMENT) || q->remote_row == 0)
+        return -1;
+    qp_row *p = at<qp_row>(q->remote_row);
+    if (p->qpn != q->remote_qpn || p->remote_qpn != q->qpn || p->wire != 0 || (p->state != RTR && p->state != RTS) ||
+        p->expect_psn != q->send_psn)
+        return -1;
+    count->port_rcv_data += r.nbytes;
+    count->rx_write_requests++;
+    if (r.nbytes != 0) {
+        if ((p->rights & REMOTE_WRITE) != REMOTE_WRITE)
+            return -1;
+        int64_t target = translate(n, r.rkey, p->pdn, r.raddr, r.nbytes, REMOTE_WRITE);
+        if (target < 0)
+            return -1;
+        for (int64_t i = 0; i < r.count; i++) {
+            memcpy(at<void>(target), at<void>(r.pieces[i].address), r.pieces[i].nbytes);
+            target += r.pieces[i].nbytes;
+        }
+    }
+    q->retries = 0;
+    q->send_psn = (q->send_psn + 1) & PSN_MASK;
+    p->expect_psn = (p->expect_psn + 1) & PSN_MASK;
+    count->port_xmit_data += r.nbytes;
+    if (ce >= CE_ALWAYS) {
+        if (ce != CE_ALWAYS || !write_cqe(n, at<cq_row>(q->send_cq), count, q, opcode, index, r.nbytes))
+            return -1;
+    }
+    q->sq_ci = q->sq_next = index + blocks;
+    return 1;
+}
+
+inline void poll_doorbell(qp_row *q) {
+    uint32_t raw = __atomic_load_n(at<uint32_t>(q->doorbell), __ATOMIC_RELAXED);
+    if (int64_t(raw) == q->db_seen)
+        return;
+    q->db_seen = raw;
+    std::atomic_thread_fence(std::memory_order_acquire);
+    int64_t ahead = (int64_t(be(raw) >> WQE_IDX_SHIFT) - q->sq_ci) & PI_MASK;
+    if (ahead <= 1ll << q->sq_log && q->sq_ci + ahead > q->sq_pi)
+        q->sq_pi = q->sq_ci + ahead;
+}
+
+// What the doorbell announced, up to the engine's budget: the number of WQEs, or -1.
+inline int64_t serve_qp(nic *n, qp_row *q) {
+    poll_doorbell(q);
+    if (q->sq_next == q->sq_pi || q->state != RTS)
+        return 0;
+    n->now = now_ns();
+    if (q->retry_at != 0)
+        return -1;
+    int64_t done = 0;
+    while (q->sq_next != q->sq_pi && done < n->budget && q->state == RTS) {
+        if (execute_next(n, q) < 0)
+            return -1;
+        done++;
+    }
+    at<counters>(n->counters)->sq_wqes += done;
+    return done;
+}
+
+// One turn over the active QPs.
+int64_t step(nic *n) {
+    int64_t done = 0;
+    for (int64_t i = 0; i < n->active_count; i++) {
+        int64_t served = serve_qp(n, at<qp_row>(at<int64_t>(n->active)[i]));
+        if (served < 0)
+            return -1;
+        done += served;
+    }
+    return done;
+}
+
+} // namespace
+
+extern "C" {
+
+// Ring the doorbell and be the engine until WQE `target` - 1 is complete: nanoseconds, or -1.
+int64_t drain(int64_t nic_address, int64_t row, int64_t target) {
+    nic *n = at<nic>(nic_address);
+    qp_row *q = at<qp_row>(row);
+    int64_t start = now_ns();
+    __atomic_store_n(at<uint32_t>(q->doorbell), be(uint32_t((target & PI_MASK) << WQE_IDX_SHIFT)), __ATOMIC_RELEASE);
+    while (q->sq_ci != target)
+        if (step(n) < 0)
+            return -1;
+    return now_ns() - start;
+}
+}

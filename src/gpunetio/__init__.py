@@ -1,0 +1,17 @@
+"""DOCA GPUNetIO and DOCA Verbs in Python: GPU kernels that drive a network card themselves, with or without the card."""
+
+from . import device, errors, verbs
+from .device.compile import device_function
+from .device.launch import kernel
+from .enums import Access, CodeOpt, CqOverrun, MemType, MtuSize, NicHandler, QpAttrMask, QpState, SharingMode, SyncScope
+from .errors import DocaError
+from .gpu import ExportedQp, Gpu, GpuMemory, QpError, gpu_list
+from .verbs import Context, open
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Access", "CodeOpt", "Context", "CqOverrun", "DocaError", "ExportedQp", "Gpu", "GpuMemory", "MemType", "MtuSize",
+    "NicHandler", "QpAttrMask", "QpError", "QpState", "SharingMode", "SyncScope", "__version__", "device",
+    "device_function", "errors", "gpu_list", "kernel", "open", "verbs",
+]  # fmt: skip

@@ -1,0 +1,47 @@
+"""The host as a GPU: memory is host memory, and every address is everyone's."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+
+from ..enums import MemType
+from ..memory import HostMemory
+
+
+class HostBackend:
+    """What `Gpu` asks of a machine without CUDA."""
+
+    target = "cpu"
+    name = "host"
+    stream = 0
+
+    def alloc(self, nbytes: int, alignment: int, kind: MemType) -> tuple[int, np.ndarray | None, Any]:
+        """(device address, CPU view, owner)."""
+        memory = HostMemory(nbytes + max(0, alignment - 1))
+        start = -memory.address % max(1, alignment)
+        return memory.address + start, memory.array[start : start + nbytes], memory
+
+    def free(self, owner: Any) -> None:
+        """Undo `alloc`."""
+        owner.close()
+
+    def copy(self, target: int, source: int, nbytes: int) -> None:
+        """Copy between any two addresses."""
+        ctypes.memmove(target, source, nbytes)
+
+    def map(self, address: int, nbytes: int) -> int:
+        """The device address of host memory."""
+        return address
+
+    def unmap(self, address: int, nbytes: int) -> None:
+        """Undo `map`."""
+
+    def synchronize(self) -> bool:
+        """Whether all launched work has ended, as far as the backend knows."""
+        return True
+
+    def close(self) -> None:
+        """Nothing to release."""

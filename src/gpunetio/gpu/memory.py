@@ -1,0 +1,93 @@
+"""Memory of a GPU handle: the three types of `doca_gpu_mem_alloc`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..enums import MemType
+from ..errors import BadStateError, InvalidValueError
+
+if TYPE_CHECKING:
+    from .gpu import Gpu
+
+
+class GpuMemory:
+    """`nbytes` bytes at `device_address`; zeroed.
+
+    CPU_GPU memory is pinned host memory that the GPU reaches too, and `array` is its NumPy view. GPU memory has no CPU
+    mapping: `read` and `write` copy. On the host target all types are host memory.
+    """
+
+    def __init__(self, gpu: Gpu, device_address: int, nbytes: int, kind: MemType, array: np.ndarray | None, owner: Any):
+        self._gpu = gpu
+        self.device_address, self.nbytes, self.kind = device_address, nbytes, kind
+        self._array, self._owner = array, owner
+        self._open = True
+
+    @property
+    def address(self) -> int:
+        """Where a NIC finds it."""
+        return self.device_address
+
+    @property
+    def is_cuda(self) -> bool:
+        """Whether CUDA allocated it."""
+        return self._gpu.target == "cuda"
+
+    @property
+    def array(self) -> np.ndarray:
+        """A NumPy byte view. BadStateError for memory without a CPU mapping."""
+        self._check()
+        if self._array is None:
+            raise BadStateError(f"{self.kind.name} memory has no CPU mapping: use read() and write(), or MemType.CPU_GPU")
+        return self._array
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        if not self.is_cuda:
+            raise AttributeError("this memory is host memory: use .array")
+        return {"shape": (self.nbytes,), "typestr": "|u1", "data": (self.device_address, False), "version": 3}
+
+    def write(self, data: Any, offset: int = 0) -> None:
+        """Copy `data` (buffer protocol) to byte `offset`."""
+        source = np.frombuffer(data, np.uint8)
+        self._check(offset, source.nbytes)
+        if self._array is not None:
+            self._array[offset : offset + source.nbytes] = source
+        else:
+            self._gpu.backend.copy(self.device_address + offset, int(source.ctypes.data), source.nbytes)
+
+    def read(self, offset: int = 0, nbytes: int | None = None) -> np.ndarray:
+        """A copy of `nbytes` from byte `offset`, or of all that follow."""
+        count = self.nbytes - offset if nbytes is None else nbytes
+        self._check(offset, count)
+        if self._array is not None:
+            return self._array[offset : offset + count].copy()
+        target = np.empty(count, np.uint8)
+        self._gpu.backend.copy(int(target.ctypes.data), self.device_address + offset, count)
+        return target
+
+    def close(self) -> None:
+        """`doca_gpu_mem_free`. Idempotent."""
+        if self._open:
+            self._open = False
+            self._array = None
+            self._gpu.forget(self)
+            self._gpu.backend.free(self._owner)
+
+    def _check(self, offset: int = 0, nbytes: int = 0) -> None:
+        if not self._open:
+            raise BadStateError("this GPU memory is closed")
+        if offset < 0 or nbytes < 0 or offset + nbytes > self.nbytes:
+            raise InvalidValueError(f"[{offset}, +{nbytes}) is outside the memory's {self.nbytes} bytes")
+
+    def __enter__(self) -> GpuMemory:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __reduce__(self):
+        raise BadStateError("GPU memory cannot be pickled: its address means nothing in another process")

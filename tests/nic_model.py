@@ -1,0 +1,352 @@
+"""What an mlx5 NIC must do with RC work queues: a model in plain Python that shares nothing with the software NIC.
+
+It reads WQEs from the bytes of a send ring, moves bytes between `bytearray`s, and predicts completions and states.
+Rules are from the InfiniBand specification, volume 1, chapters 9.7 (RC), 9.9 (errors) and 10.3 (QP states), and from the
+PRM's description of WQEs and CQEs. `vendor` numbers, which no specification defines, are the software NIC's own.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+# WQE opcodes
+NOP, RDMA_WRITE, WRITE_IMM, SEND, SEND_IMM, READ, CMP_SWAP, FETCH_ADD = 0x00, 0x08, 0x09, 0x0A, 0x0B, 0x10, 0x11, 0x12
+# CQE opcodes
+REQ, RESP_WRITE_IMM, RESP_SEND, RESP_SEND_IMM, REQ_ERR, RESP_ERR = 0, 1, 2, 3, 13, 14
+# rights of regions (ibv_access_flags); the remote ones are also rights of QPs
+LOCAL_WRITE, REMOTE_WRITE, REMOTE_READ, REMOTE_ATOMIC = 1, 2, 4, 8
+# syndromes of error CQEs
+LOCAL_LENGTH, LOCAL_QP_OP, LOCAL_PROT, WR_FLUSH = 0x01, 0x02, 0x04, 0x05
+REMOTE_INVALID, REMOTE_ACCESS, REMOTE_OP, RETRY_EXCEEDED, RNR_EXCEEDED = 0x12, 0x13, 0x14, 0x15, 0x16
+# vendor syndromes
+STALE, WRONG_QPN, MALFORMED, UNSUPPORTED, LENGTH, LKEY, RKEY, QP_RIGHTS = 1, 2, 3, 4, 5, 6, 10, 14
+MISALIGNED, ATOMIC_LENGTH, RECV_TOO_SMALL, RECV_LKEY, RNR, NO_RESPONSE, FLUSH = 15, 16, 17, 18, 19, 20, 22
+NO_KEY, OTHER_PD, NO_RIGHT, OUT_OF_BOUNDS = 0, 1, 2, 3  # to be added to LKEY or RKEY
+
+HEADER_SEGMENTS = {RDMA_WRITE: 2, WRITE_IMM: 2, READ: 2, SEND: 1, SEND_IMM: 1, CMP_SWAP: 3, FETCH_ADD: 3}
+RECEIVES = {SEND: RESP_SEND, SEND_IMM: RESP_SEND_IMM, WRITE_IMM: RESP_WRITE_IMM}
+NEEDS = {
+    RDMA_WRITE: REMOTE_WRITE, WRITE_IMM: REMOTE_WRITE, READ: REMOTE_READ,
+    CMP_SWAP: REMOTE_ATOMIC, FETCH_ADD: REMOTE_ATOMIC, SEND: 0, SEND_IMM: 0,
+}  # fmt: skip
+ON_FIRST_ERROR, ALWAYS = 1, 2
+GIB = 1 << 30
+LIST_END = 0x100
+BLOCK, SEGMENT = 64, 16
+MASK64 = (1 << 64) - 1
+
+
+class Refused(Exception):
+    """A request cannot be carried out; `receive` is the syndrome and vendor of the receive that fails with it."""
+
+    def __init__(self, syndrome: int, vendor: int, receive: tuple[int, int] | None = None):
+        self.syndrome, self.vendor, self.receive = syndrome, vendor, receive
+
+
+class Cqe(NamedTuple):
+    """What a CQE must say; `None` where the specification leaves the field open."""
+
+    opcode: int
+    owner: int
+    counter: int
+    qpn: int
+    wqe_opcode: int | None
+    user_index: int
+    byte_cnt: int | None
+    imm: int | None
+    syndrome: int
+    vendor: int
+
+
+@dataclass
+class Cq:
+    """A completion queue of 2**log entries."""
+
+    log: int
+    cqes: list[Cqe] = field(default_factory=list)
+
+    def add(self, qp: Qp, opcode: int, counter: int, **fields: int | None) -> None:
+        owner = len(self.cqes) >> self.log & 1
+        values = {"wqe_opcode": None, "byte_cnt": None, "imm": None, "syndrome": 0, "vendor": 0, **fields}
+        self.cqes.append(Cqe(opcode, owner, counter & 0xFFFF, qp.qpn, user_index=qp.user_index, **values))  # type: ignore[arg-type]
+
+
+@dataclass
+class Region:
+    """Registered memory: `nbytes` at `start` of `memory`, which its key sees from address `iova`."""
+
+    key: int
+    pd: int
+    access: int
+    iova: int
+    memory: bytearray
+    start: int
+    nbytes: int
+
+
+class Span(NamedTuple):
+    """Bytes of a region's memory."""
+
+    memory: bytearray
+    start: int
+    nbytes: int
+
+    def get(self) -> bytes:
+        return bytes(self.memory[self.start : self.start + self.nbytes])
+
+    def put(self, payload: bytes) -> None:
+        self.memory[self.start : self.start + len(payload)] = payload
+
+
+@dataclass
+class Nic:
+    """Registered regions by key."""
+
+    regions: dict[int, Region] = field(default_factory=dict)
+
+    def register(self, region: Region) -> None:
+        self.regions[region.key] = region
+
+    def span(self, key: int, pd: int, address: int, nbytes: int, right: int, syndrome: int, vendor: int) -> Span:
+        """The memory behind a key, or Refused (10.6.3.3)."""
+        region = self.regions.get(key)
+        if region is None:
+            raise Refused(syndrome, vendor + NO_KEY)
+        if region.pd != pd:
+            raise Refused(syndrome, vendor + OTHER_PD)
+        if region.access & right != right:
+            raise Refused(syndrome, vendor + NO_RIGHT)
+        if address < region.iova or address + nbytes > region.iova + region.nbytes:
+            raise Refused(syndrome, vendor + OUT_OF_BOUNDS)
+        return Span(region.memory, region.start + address - region.iova, nbytes)
+
+
+@dataclass
+class Request:
+    """A message on its way: what the responder gets to see."""
+
+    opcode: int
+    payload: bytes
+    nbytes: int
+    address: int
+    rkey: int
+    imm: int
+    swap_add: int
+    compare: int
+
+
+@dataclass
+class Qp:
+    """One end of a connection; `post` takes the bytes of its send ring and the new producer index."""
+
+    nic: Nic
+    qpn: int
+    pd: int
+    sq_entries: int
+    rq_entries: int
+    rq_stride: int
+    send_cq: Cq
+    recv_cq: Cq
+    user_index: int = 0
+    state: str = "RST"
+    rights: int = 0
+    peer: Qp | None = None
+
+    def reset(self) -> None:
+        """RST: the queues are empty, and both count from 0."""
+        self.state, self.peer, self.rights = "RST", None, 0
+        self.consumer = self.producer = 0
+        self.receives: list[list[tuple[int, int, int]]] = []  # (bytes, lkey, address) of the segments
+        self.receive_index = 0
+        self.failed = False
+
+    def connect(self, peer: Qp, rights: int) -> None:
+        """RTS, with finite retries everywhere."""
+        self.reset()
+        self.peer, self.rights, self.state = peer, rights, "RTS"
+
+    # --- posting
+
+    def post_receive(self, wqe: bytes) -> None:
+        """A receive WQE: segments up to one with lkey 0x100."""
+        segments = []
+        for nbytes, key, address in struct.iter_unpack(">IIQ", wqe):
+            if key == LIST_END:
+                break
+            segments.append((nbytes, key, address))
+        self.receives.append(segments)
+        if self.state == "ERR":
+            self._flush_receives()
+
+    def post(self, ring: bytes, producer: int) -> None:
+        """A doorbell: all WQEs before `producer` (16 bits) are there."""
+        self.producer += producer - self.producer & 0xFFFF
+        while self.consumer != self.producer:
+            self._one(ring)
+
+    # --- requester
+
+    def _one(self, ring: bytes) -> None:
+        index = self.consumer
+        at = index % self.sq_entries * BLOCK
+        around = ring[at:] + ring[:at]  # as it looks from this WQE
+        dword0, qpn_ds, flags, imm = struct.unpack_from(">II3xBI", around)
+        opcode, ds, ce = dword0 & 0xFF, qpn_ds & 0x3F, flags >> 2 & 3
+        blocks = -(-ds // 4)
+        if self.state == "ERR":  # 10.3.1.5: everything is flushed
+            # The extent of a WQE that was refused is not to be trusted, but its ds is all there is.
+            self.consumer = min(index + max(1, blocks), self.producer)
+            self._complete_error(index, opcode, ce, Refused(WR_FLUSH, FLUSH))
+            return
+        self.consumer = index + 1
+        try:
+            if dword0 >> 8 & 0xFFFF != index & 0xFFFF:
+                raise Refused(LOCAL_QP_OP, STALE)
+            if qpn_ds >> 8 != self.qpn:
+                raise Refused(LOCAL_QP_OP, WRONG_QPN)
+            if ds == 0 or index + blocks > self.producer:
+                raise Refused(LOCAL_QP_OP, MALFORMED)
+            self.consumer = index + blocks
+            nbytes = self._execute(around[: ds * SEGMENT], opcode, imm)
+        except Refused as refused:
+            self._complete_error(index, opcode, ce, refused)
+            self._to_error()
+            return
+        if ce >= ALWAYS:
+            self.send_cq.add(self, REQ, index, wqe_opcode=opcode, byte_cnt=nbytes)
+
+    def _complete_error(self, index: int, opcode: int, ce: int, refused: Refused) -> None:
+        if ce != ON_FIRST_ERROR or not self.failed:
+            self.send_cq.add(
+                self, REQ_ERR, index, wqe_opcode=opcode, syndrome=refused.syndrome, vendor=refused.vendor
+            )
+        self.failed = True
+
+    def _execute(self, wqe: bytes, opcode: int, imm: int) -> int | None:
+        """Carry out a WQE: the bytes that its CQE counts, where it counts any."""
+        if opcode == NOP:
+            return None
+        if opcode not in HEADER_SEGMENTS:
+            raise Refused(LOCAL_QP_OP, UNSUPPORTED)
+        headers = HEADER_SEGMENTS[opcode] * SEGMENT
+        if len(wqe) < headers:
+            raise Refused(LOCAL_QP_OP, MALFORMED)
+        address, rkey = struct.unpack_from(">QI", wqe, 16) if headers > 16 else (0, 0)
+        swap_add, compare = struct.unpack_from(">QQ", wqe, 32) if headers > 32 else (0, 0)
+        returns = opcode in (READ, CMP_SWAP, FETCH_ADD)
+        local = self._local(wqe[headers:], LOCAL_WRITE if returns else 0)
+        nbytes = sum(part.nbytes if isinstance(part, Span) else len(part) for part in local)
+        if opcode in (CMP_SWAP, FETCH_ADD) and nbytes != 8:
+            raise Refused(LOCAL_LENGTH, ATOMIC_LENGTH)
+        payload = b"" if returns else b"".join(part.get() if isinstance(part, Span) else part for part in local)
+        answer = self._ask(Request(opcode, payload, nbytes, address, rkey, imm, swap_add, compare))
+        if not returns:
+            return None
+        for part in local:
+            assert isinstance(part, Span)
+            part.put(answer[: part.nbytes])
+            answer = answer[part.nbytes :]
+        return nbytes
+
+    def _local(self, segments: bytes, right: int) -> list[Span | bytes]:
+        """The memory and the inline bytes that data segments name."""
+        parts: list[Span | bytes] = []
+        at = total = 0
+        while at < len(segments):
+            nbytes, key, address = struct.unpack_from(">IIQ", segments, at)
+            if nbytes >> 31:  # inline data, padded to a whole segment
+                nbytes &= (1 << 31) - 1
+                end = at + -(-(4 + nbytes) // SEGMENT) * SEGMENT
+                if right or end > len(segments):
+                    raise Refused(LOCAL_QP_OP, MALFORMED)
+                parts.append(segments[at + 4 : at + 4 + nbytes])
+                at = end
+            else:
+                nbytes = nbytes or 1 << 31  # byte_count 0 stands for 2 GiB
+                if total + nbytes > GIB:
+                    raise Refused(LOCAL_LENGTH, LENGTH)
+                parts.append(self.nic.span(key, self.pd, address, nbytes, right, LOCAL_PROT, LKEY))
+                at += SEGMENT
+            total += nbytes
+        return parts
+
+    def _ask(self, request: Request) -> bytes:
+        """Have the peer carry out a request: what it returns."""
+        peer = self.peer
+        if peer is None or peer.peer is not self or peer.state not in ("RTR", "RTS"):
+            raise Refused(RETRY_EXCEEDED, NO_RESPONSE)
+        try:
+            return peer._respond(request)
+        except Refused as refused:
+            if refused.vendor != RNR:  # 9.9.3: all others are fatal for the responder too
+                if refused.receive is not None:
+                    syndrome, vendor = refused.receive
+                    peer.recv_cq.add(peer, RESP_ERR, peer.receive_index, syndrome=syndrome, vendor=vendor)
+                    peer.receives.pop(0)
+                    peer.receive_index += 1
+                peer._to_error()
+            raise
+
+    # --- responder
+
+    def _respond(self, request: Request) -> bytes:
+        """Carry out a request (9.7.4): first the QP, then the receive, then the key, then the data."""
+        need = NEEDS[request.opcode]
+        if request.opcode in (CMP_SWAP, FETCH_ADD) and request.address % 8:
+            raise Refused(REMOTE_INVALID, MISALIGNED)
+        if self.rights & need != need:
+            raise Refused(REMOTE_INVALID, QP_RIGHTS)
+        if request.opcode in RECEIVES and not self.receives:
+            raise Refused(RNR_EXCEEDED, RNR)
+        answer = b""
+        if request.opcode in (SEND, SEND_IMM):
+            self._deliver(request.payload)
+        elif request.nbytes:  # 9.7.4.1.6: the key of an empty request is not checked
+            span = self.nic.span(
+                request.rkey, self.pd, request.address, request.nbytes, need, REMOTE_ACCESS, RKEY
+            )
+            answer = span.get()
+            if request.opcode in (RDMA_WRITE, WRITE_IMM):
+                span.put(request.payload)
+            if request.opcode == FETCH_ADD:
+                word = int.from_bytes(answer, "little")
+                span.put((word + request.swap_add & MASK64).to_bytes(8, "little"))
+            if request.opcode == CMP_SWAP and int.from_bytes(answer, "little") == request.compare:
+                span.put(request.swap_add.to_bytes(8, "little"))
+        if request.opcode in RECEIVES:
+            self.recv_cq.add(
+                self, RECEIVES[request.opcode], self.receive_index, byte_cnt=request.nbytes,
+                imm=None if request.opcode == SEND else request.imm,
+            )  # fmt: skip
+            self.receives.pop(0)
+            self.receive_index += 1
+        return answer
+
+    def _deliver(self, payload: bytes) -> None:
+        """Scatter a message into the oldest receive: segments in order, each checked when it is reached."""
+        segments = self.receives[0]
+        if len(payload) > sum(nbytes or 1 << 31 for nbytes, _, _ in segments):
+            raise Refused(REMOTE_INVALID, RECV_TOO_SMALL, (LOCAL_LENGTH, RECV_TOO_SMALL))
+        for nbytes, key, address in segments:
+            part = payload[: nbytes or 1 << 31]
+            payload = payload[len(part) :]
+            if part:
+                try:
+                    self.nic.span(key, self.pd, address, len(part), LOCAL_WRITE, LOCAL_PROT, LKEY).put(part)
+                except Refused:
+                    raise Refused(REMOTE_OP, RECV_LKEY, (LOCAL_PROT, RECV_LKEY)) from None
+
+    # --- errors
+
+    def _to_error(self) -> None:
+        """10.3.1.5: what is posted is flushed; sends by whoever rings their doorbell."""
+        self.state, self.failed = "ERR", True
+        self._flush_receives()
+
+    def _flush_receives(self) -> None:
+        for _ in self.receives:
+            self.recv_cq.add(self, RESP_ERR, self.receive_index, syndrome=WR_FLUSH, vendor=FLUSH)
+            self.receive_index += 1
+        self.receives = []
