@@ -8,27 +8,33 @@ import json
 import statistics
 import subprocess
 import tempfile
+import threading
 import time
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich import box
+from rich.console import Console
+from rich.table import Table
 
-from gpunetio import verbs
+from gpunetio import Gpu, kernel, open
 from gpunetio.device.compile import engine_function
+from gpunetio.device.modes import EXCLUSIVE
+from gpunetio.device.onesided import put, wait
 from gpunetio.device.ops import be32, clock_ns, st_release32
-from gpunetio.enums import Access, CqOverrun
+from gpunetio.device.qp import post, prepare_write, reserve
+from gpunetio.enums import Access
 from gpunetio.fabric.inprocess import MAX_SEGMENTS
 from gpunetio.formats import cqe, doorbell, wqe
 from gpunetio.formats.commands import QpState
 from gpunetio.formats.device_structs import DEV_CQ, DEV_QP
 from gpunetio.formats.layout import Entry
 from gpunetio.memory import HostMemory
-from gpunetio.nic import requester, tables
-from gpunetio.nic.engine import run
-from gpunetio.nic.step import step
-from gpunetio.nic.tables import qp_row_at
+from gpunetio.nic import engine, requester, step, tables
 
 PEER = Path(__file__).with_name("engine_peer.cpp")
 ENTRIES = (
@@ -38,11 +44,16 @@ ENTRIES = (
 CONSTANTS = {
     "INLINE_SEG": wqe.INLINE_SEG, "SEGMENT": wqe.SEGMENT, "MAX_TRANSFER": wqe.MAX_TRANSFER,
     "WQEBB_SHIFT": wqe.WQEBB_SHIFT, "CE_SHIFT": wqe.CE_SHIFT, "CE_ALWAYS": int(wqe.CompletionMode.ALWAYS),
-    "RDMA_WRITE": int(wqe.WqeOpcode.RDMA_WRITE), "CQE_SHIFT": cqe.CQE_SHIFT, "CI_MASK": cqe.CI_MASK,
-    "WQE_IDX_SHIFT": doorbell.WQE_IDX_SHIFT, "PI_MASK": doorbell.PI_MASK, "PSN_MASK": requester.PSN_MASK,
-    "MAX_SEGMENTS": MAX_SEGMENTS, "RTR": int(QpState.RTR), "RTS": int(QpState.RTS),
-    "REMOTE_WRITE": int(Access.REMOTE_WRITE),
+    "CQ_UPDATE": int(wqe.CtrlFlags.CQ_UPDATE), "RDMA_WRITE": int(wqe.WqeOpcode.RDMA_WRITE),
+    "CQE_SHIFT": cqe.CQE_SHIFT, "CI_MASK": cqe.CI_MASK, "WQE_IDX_SHIFT": doorbell.WQE_IDX_SHIFT,
+    "PI_MASK": doorbell.PI_MASK, "PSN_MASK": requester.PSN_MASK, "MAX_SEGMENTS": MAX_SEGMENTS,
+    "RTR": int(QpState.RTR), "RTS": int(QpState.RTS), "REMOTE_WRITE": int(Access.REMOTE_WRITE),
+    "YIELD_EVERY": engine.YIELD_EVERY,
 }  # fmt: skip
+FUNCTIONS = {"drain": 3, "post_writes": 9, "engine": 1, "copy_pieces": 5}  # name → number of arguments
+# Without the last one GCC 12 merges two 8-byte stores of which the next round loads one, and is 10 % slower.
+FLAGS = ["-std=c++20", "-Wall", "-shared", "-fPIC", "-O3", "-march=native", "-fno-tree-slp-vectorize"]
+KIB = 1024
 
 
 # --- the C++ peer --------------------------------------------------------------------------------------------------
@@ -51,7 +62,7 @@ CONSTANTS = {
 def c_struct(entry: Entry) -> str:
     """`entry` as a C++ structure with the same offsets."""
     lines, end = [], 0
-    for name, (dtype, offset, *_) in sorted((entry.dtype.fields or {}).items(), key=lambda field: field[1][1]):
+    for name, (dtype, offset, *_) in sorted((entry.dtype.fields or {}).items(), key=lambda item: item[1][1]):
         if offset > end:
             lines.append(f"    uint8_t pad{end}[{offset - end}];")
         kind = {"i": "int", "u": "uint"}.get(dtype.kind) if offset % dtype.itemsize == 0 else None
@@ -71,73 +82,237 @@ def build_peer(folder: str) -> ctypes.CDLL:
     text = "\n".join(["#include <cstddef>", "#include <cstdint>", *constants, *map(c_struct, ENTRIES), ""])
     Path(folder, "layout.h").write_text(text)
     library = Path(folder, "peer.so")
-    flags = ["-O3", "-march=native", "-std=c++20", "-Wall", "-shared", "-fPIC", "-pthread"]
-    subprocess.run(["g++", *flags, "-I", folder, str(PEER), "-o", str(library)], check=True)
+    subprocess.run(["g++", *FLAGS, "-I", folder, str(PEER), "-o", str(library)], check=True)
     peer = ctypes.CDLL(str(library))
-    for name, count in (("drain", 3),):
+    for name, count in FUNCTIONS.items():
         function = getattr(peer, name)
         function.restype, function.argtypes = ctypes.c_int64, [ctypes.c_int64] * count
     return peer
+
+
+# --- ours: the same entry points ------------------------------------------------------------------------------------
+
+
+@engine_function
+def drain(nic, row, target):
+    """Ring the doorbell and be the engine until WQE `target` - 1 is complete: nanoseconds, or -1."""
+    q = tables.qp_row_at(row)
+    start = clock_ns()
+    st_release32(q.doorbell, be32((target & doorbell.PI_MASK) << doorbell.WQE_IDX_SHIFT))
+    while q.sq_ci != target:
+        step.step(nic)
+        if q.failed != 0:
+            return -1
+    return clock_ns() - start
+
+
+@kernel
+def post_writes(qp, raddr, rkey, laddr, lkey, nbytes, places, count, batch, out):
+    """Post `count` writes of `nbytes`, `batch` with each doorbell, and wait: `out` is nanoseconds and status."""
+    start = clock_ns()
+    last = -1
+    if batch == 1:
+        for i in range(count):
+            where = (i & (places - 1)) * nbytes
+            last = put(qp, raddr + where, rkey, laddr + where, lkey, nbytes, EXCLUSIVE)
+    else:
+        for _ in range(0, count, batch):
+            first = reserve(qp, batch, EXCLUSIVE)
+            for index in range(first, first + batch):
+                where = (index & (places - 1)) * nbytes
+                prepare_write(qp, index, raddr + where, rkey, laddr + where, lkey, nbytes)
+            last = post(qp, first, first + batch - 1, EXCLUSIVE)
+    out[1] = wait(qp, last, EXCLUSIVE)
+    out[0] = clock_ns() - start
 
 
 # --- the machine under test ----------------------------------------------------------------------------------------
 
 
 class Bench:
-    """Two connected QPs of one NIC, and the NIC's own engine stopped: whoever measures is the engine."""
+    """A connected QP of the software NIC with memory at both ends."""
 
     def __init__(self, depth: int, payload: int):
-        self.ctx = verbs.open("soft0")
+        self.ctx = open("soft0")
         self.nic: Any = self.ctx.provider.nic  # type: ignore[attr-defined]
-        self.pd = self.ctx.create_pd()
-        self.cq = self.ctx.create_cq(depth, overrun=CqOverrun.ENABLE)
-        other = self.ctx.create_cq(64, overrun=CqOverrun.ENABLE)
-        self.qp = self.pd.create_qp(sq_wr=depth, send_cq=self.cq)
-        self.peer = self.pd.create_qp(sq_wr=64, send_cq=other)
+        self.gpu = Gpu("host")
+        pd = self.ctx.create_pd()
+        self.depth, self.qp = depth, self.gpu.create_qp(pd, depth)
+        self.peer = self.gpu.create_qp(pd, 64)
         self.qp.connect(self.peer)
-        self.depth = depth
         self.source, self.target = HostMemory(payload), HostMemory(payload)
         self.source.array[:] = np.random.default_rng(1).integers(0, 256, self.source.nbytes, np.uint8)
-        self.local, self.remote = self.pd.register(self.source), self.pd.register(self.target)
+        self.local, self.remote = pd.register(self.source), pd.register(self.target)
         self.address = int(self.nic.record.__array_interface__["data"][0])
         self.row = self.nic.qps.row_address(self.qp.qpn)
         self.fields = self.nic.qps[self.qp.qpn]
-        self.stop_engine()
 
     def stop_engine(self) -> None:
-        """From here on nobody but us touches the queues."""
+        """Stop the NIC's own engine: from now on whoever measures brings an engine along."""
         self.nic.record["stop"] = 1
         self.nic.engine.kick()
         while self.nic.engine.running:
             time.sleep(1e-3)
-        self.nic.record["stop"] = 0
 
-    def post(self, nbytes: int) -> int:
-        """Fill the ring with RDMA WRITEs of `nbytes` without ringing: the producer index to ring."""
-        ring = (ctypes.c_uint8 * (self.depth * wqe.WQEBB)).from_address(self.qp.sq_address)
-        wqes = np.frombuffer(ring, np.dtype([
-            ("ctrl", wqe.CTRL_SEG.dtype), ("raddr", wqe.RADDR_SEG.dtype), ("data", wqe.DATA_SEG.dtype), ("pad", "V16"),
-        ]))  # fmt: skip
+    def fill_ring(self, nbytes: int) -> int:
+        """Post a ring full of writes of `nbytes` without ringing: the producer index to ring."""
+        raw = (ctypes.c_uint8 * (self.depth * wqe.WQEBB)).from_address(self.qp.qp.sq_address)
+        parts = {"ctrl": wqe.CTRL_SEG.dtype, "raddr": wqe.RADDR_SEG.dtype, "data": wqe.DATA_SEG.dtype, "rest": "V16"}
+        slots = np.ndarray(self.depth, np.dtype(list(parts.items())), buffer=memoryview(raw))
         first = int(self.fields["sq_ci"])
         index = first + np.arange(self.depth)
         at = index % self.depth
-        places = self.source.nbytes // nbytes
-        where = (index % places) * nbytes
-        ctrl, raddr, data = wqes["ctrl"], wqes["raddr"], wqes["data"]
-        ctrl["opmod_idx_opcode"][at] = (index & doorbell.PI_MASK) << 8 | int(wqe.WqeOpcode.RDMA_WRITE)
-        ctrl["qpn_ds"] = self.qp.qpn << 8 | 3
-        ctrl["fm_ce_se"] = int(wqe.CtrlFlags.CQ_UPDATE)
+        where = index % (self.source.nbytes // nbytes) * nbytes
+        ctrl, raddr, data = slots["ctrl"], slots["raddr"], slots["data"]
+        stamp = (index & doorbell.PI_MASK) << doorbell.WQE_IDX_SHIFT
+        ctrl["opmod_idx_opcode"][at] = stamp | int(wqe.WqeOpcode.RDMA_WRITE)
+        ctrl["qpn_ds"], ctrl["fm_ce_se"] = self.qp.qpn << 8 | 3, int(wqe.CtrlFlags.CQ_UPDATE)
         raddr["raddr"][at], raddr["rkey"] = self.remote.address + where, self.remote.rkey
         data["addr"][at], data["lkey"], data["byte_count"] = self.local.address + where, self.local.lkey, nbytes
         return first + self.depth
 
+    @contextmanager
+    def engine_running(self, body: Callable[[int], Any]) -> Iterator[None]:
+        """`body`, an engine's loop, on a thread of its own."""
+        self.nic.record["stop"] = 0
+        thread = threading.Thread(target=body, args=(self.address,), daemon=True)
+        thread.start()
+        yield
+        self.nic.record["stop"] = 1
+        self.nic.engine.kick()
+        thread.join()
 
-@engine_function
-def drain(nic, row, target):
-    """Ring the doorbell and be the engine until WQE `target` - 1 is complete: nanoseconds."""
-    q = qp_row_at(row)
-    start = clock_ns()
-    st_release32(q.doorbell, be32((target & 0xFFFF) << 8))
-    while q.sq_ci != target and q.failed == 0:
-        step(nic)
-    return clock_ns() - start
+    def write_args(self, nbytes: int, places: int, count: int, batch: int) -> tuple[int, ...]:
+        """The arguments of `post_writes`."""
+        ends = self.remote.address, self.remote.rkey, self.local.address, self.local.lkey
+        return self.qp.device_address, *ends, nbytes, places, count, batch
+
+    def check_payload(self) -> None:
+        """What was written is what was to be written."""
+        if not np.array_equal(self.source.array, self.target.array):
+            raise SystemExit("the payload at the target is not that of the source")
+
+
+# --- measuring -----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Result:
+    """Samples of one job by both sides, in `unit`; the two took turns."""
+
+    name: str
+    limit: str
+    unit: str
+    goal: str
+    ours: list[float] = field(default_factory=list)
+    theirs: list[float] = field(default_factory=list)
+
+    def summary(self) -> dict[str, Any]:
+        """Everything worth keeping, as plain values."""
+        ours, theirs = statistics.median(self.ours), statistics.median(self.theirs)
+        ours_best, theirs_best = max(self.ours), max(self.theirs)
+        return {k: v for k, v in asdict(self).items() if k not in ("ours", "theirs")} | {
+            "ours_median": ours, "limit_median": theirs, "ratio_median": ours / theirs,
+            "ours_best": ours_best, "limit_best": theirs_best, "ratio_best": ours_best / theirs_best,
+        }  # fmt: skip
+
+
+def good(ns: int) -> int:
+    """`ns`, unless it says that the run failed."""
+    if ns <= 0:
+        raise SystemExit("the run failed: the engine refused a request, or a wait ended with an error")
+    return ns
+
+
+def engine_alone(bench: Bench, peer: ctypes.CDLL, rounds: int) -> Result:
+    """64-byte writes that are already posted, from the doorbell to the last completion, on one thread."""
+    nbytes = 64
+    result = Result(f"engine alone, {nbytes} B", "C++", "M/s", "≥ 40 M/s, ratio ≥ 0.8")
+    for _ in range(rounds):
+        for function, samples in ((drain, result.ours), (peer.drain, result.theirs)):
+            ns = good(function(bench.address, bench.row, bench.fill_ring(nbytes)))
+            samples.append(1e3 * bench.depth / ns)
+    return result
+
+
+def run_ours(bench: Bench, args: tuple[int, ...]) -> int:
+    """A kernel posts, our engine executes: nanoseconds."""
+    out = np.zeros(2, np.int64)
+    with bench.engine_running(engine.run):
+        post_writes[1, 1, bench.gpu](*args, out).wait(60)
+    return int(out[0]) if out[1] == 0 else -1
+
+
+def run_peer(bench: Bench, peer: ctypes.CDLL, args: tuple[int, ...]) -> int:
+    """C++ posts and C++ executes: nanoseconds."""
+    with bench.engine_running(peer.engine):
+        return int(peer.post_writes(*args))
+
+
+def messages(bench: Bench, peer: ctypes.CDLL, rounds: int, batch: int, count: int) -> Result:
+    """8-byte writes by one posting thread, executed by the engine on another."""
+    name, goal = ("a doorbell each", "≥ 5 M/s") if batch == 1 else (f"batches of {batch}", "≥ 40 M/s")
+    result = Result(f"poster + engine, 8 B, {name}", "C++", "M/s", goal)
+    args = bench.write_args(8, 512, count, batch)
+    for _ in range(rounds):
+        result.ours.append(1e3 * count / good(run_ours(bench, args)))
+        result.theirs.append(1e3 * count / good(run_peer(bench, peer, args)))
+    return result
+
+
+def bandwidth(bench: Bench, peer: ctypes.CDLL, rounds: int, count: int) -> Result:
+    """64 KiB writes against memcpy of the same pieces of the same buffers."""
+    nbytes, places = 64 * KIB, bench.source.nbytes // (64 * KIB)
+    result = Result(f"poster + engine, 64 KiB × {places}", "memcpy", "GB/s", "ratio ≥ 0.8")
+    args = bench.write_args(nbytes, places, count, 1)
+    for _ in range(rounds):
+        result.ours.append(nbytes * count / good(run_ours(bench, args)))
+        ns = good(peer.copy_pieces(bench.target.address, bench.source.address, nbytes, places, count))
+        result.theirs.append(nbytes * count / ns)
+    return result
+
+
+def show(results: list[Result]) -> None:
+    """The table."""
+    table = Table(title="medians over the rounds", box=box.SIMPLE)
+    for name in ("job", "ours", "limit", "ratio", "of bests", "goal"):
+        table.add_column(name, no_wrap=True, justify="left" if name in ("job", "goal") else "right")
+    for result in results:
+        s = result.summary()
+        ours, limit = (f"{s[key]:.1f} {result.unit}" for key in ("ours_median", "limit_median"))
+        ratios = (f"{s[key]:.2f}" for key in ("ratio_median", "ratio_best"))
+        table.add_row(result.name, ours, f"{result.limit} {limit}", *ratios, result.goal)
+    console = Console()
+    console.width = max(console.width, 118)
+    console.print(table)
+
+
+def main() -> None:
+    """Measure, and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=15, help="turns of each side")
+    parser.add_argument("--ring", type=int, default=1 << 15, help="WQEs that the engine alone finds posted")
+    parser.add_argument("--depth", type=int, default=1 << 12, help="slots of the poster's queue")
+    parser.add_argument("--count", type=int, default=1 << 20, help="messages of a round with a poster")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        peer = build_peer(folder)
+    alone, posted = Bench(args.ring, 256 * KIB), Bench(args.depth, 4 * KIB * KIB)
+    alone.stop_engine()
+    results = [
+        engine_alone(alone, peer, 4 * args.rounds),
+        messages(posted, peer, args.rounds, 1, args.count),
+        messages(posted, peer, args.rounds, 64, 4 * args.count),
+        bandwidth(posted, peer, args.rounds, max(args.count >> 6, 1)),
+    ]
+    alone.check_payload()
+    posted.check_payload()
+    if args.json:
+        print(json.dumps([result.summary() for result in results], indent=2, ensure_ascii=False))
+    else:
+        show(results)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,8 +1,8 @@
-// The software NIC's fast path in C++: the peer that benchmarks/engine.py measures the engine against.
+// The software NIC's fast path and the device library's `put` in C++: the peers of benchmarks/engine.py.
 //
-// It does what the engine does for an RDMA WRITE between two QPs of one NIC: the same checks in the same order, the same
-// stores, on the same structures. Whatever else may turn up (another opcode, a refused key) ends the run: `step` returns
-// -1, and the benchmark says so. "layout.h" is generated from the NumPy dtypes.
+// The engine does what ours does for an RDMA WRITE between two QPs of one NIC: the same checks, the same stores, on
+// the same structures. Whatever else may turn up (another opcode, a refused key) ends the run with -1, and the
+// benchmark says so. "layout.h" is generated from the NumPy dtypes.
 
 #include <atomic>
 #include <cstdint>
@@ -26,6 +26,13 @@ int64_t now_ns() {
     clock_gettime(CLOCK_MONOTONIC, &t);
     return t.tv_sec * 1000000000ll + t.tv_nsec;
 }
+
+inline void store16(int64_t address, uint64_t low, uint64_t high) {
+    typedef uint64_t pair __attribute__((vector_size(16)));
+    *at<pair>(address) = pair{low, high};
+}
+
+inline uint64_t pack(uint32_t low, uint32_t high) { return low | uint64_t(high) << 32; }
 
 struct Piece {
     int64_t address, nbytes;
@@ -74,22 +81,23 @@ inline bool gather(const nic *n, const qp_row *q, Request &r, int64_t segment, i
     return true;
 }
 
-inline bool write_cqe(nic *n, cq_row *c, counters *count, const qp_row *q, int64_t opcode, int64_t index, int64_t nbytes) {
+inline bool write_cqe(nic *n, cq_row *c, counters *count, const qp_row *q, int64_t opcode, int64_t index,
+                      int64_t nbytes) {
     if (!c->overrun) {
         int64_t consumed = be(acquire(at<uint32_t>(c->dbrec))) & CI_MASK;
         if (c->error || ((c->pi - consumed) & CI_MASK) >= 1ll << c->log)
             return false;
     }
     int64_t slot = c->collapsed ? 0 : c->pi & ((1ll << c->log) - 1);
-    cqe64 *e = at<cqe64>(c->addr + (slot << CQE_SHIFT));
+    int64_t e = c->addr + (slot << CQE_SHIFT);
     uint32_t owner = (c->pi >> c->log) & 1;
-    memset(e, 0, offsetof(cqe64, sop_drop_qpn));
-    e->srqn_uidx = be(uint32_t(q->user_index));
-    e->byte_cnt = be(uint32_t(nbytes));
-    e->timestamp = be(uint64_t(n->now));
-    e->sop_drop_qpn = be(uint32_t(opcode << 24 | q->qpn));
+    store16(e, 0, 0);
+    store16(e + 16, 0, 0);
+    store16(e + offsetof(cqe64, srqn_uidx), be(uint32_t(q->user_index)), pack(0, be(uint32_t(nbytes))));
+    *at<uint64_t>(e + offsetof(cqe64, timestamp)) = be(uint64_t(n->now));
+    *at<uint32_t>(e + offsetof(cqe64, sop_drop_qpn)) = be(uint32_t(opcode << 24 | q->qpn));
     uint32_t last = be(uint32_t((index & 0xFFFF) << 16 | owner));
-    __atomic_store_n(at<uint32_t>(int64_t(e) + offsetof(cqe64, wqe_counter)), last, __ATOMIC_RELEASE);
+    __atomic_store_n(at<uint32_t>(e + offsetof(cqe64, wqe_counter)), last, __ATOMIC_RELEASE);
     c->pi++;
     count->cqes++;
     return true;
@@ -185,9 +193,126 @@ int64_t step(nic *n) {
     return done;
 }
 
+// --- the poster: `put` of an EXCLUSIVE queue ---
+
+inline bool complete(doca_gpu_dev_verbs_cq *c, int64_t index) {
+    if (index < c->cqe_ci)
+        return true;
+    if (index >= c->cqe_ci + c->cqe_num)
+        return false;
+    int64_t position = index + c->cqe_rsvd, slot = c->cqe_daddr + ((position & c->cqe_mask) << CQE_SHIFT);
+    uint32_t word = be(__atomic_load_n(at<uint32_t>(slot + offsetof(cqe64, wqe_counter)), __ATOMIC_RELAXED));
+    bool fresh = (word & 1) == ((position & c->cqe_num) != 0) && word >> 16 == (index & 0xFFFF);
+    uint32_t opcode = (word & 0xFF) >> 4;
+    if (!fresh || opcode == 0xF)
+        return false;
+    std::atomic_thread_fence(std::memory_order_acquire);
+    if (opcode != 0)
+        return false;
+    c->cqe_ci = index + 1;
+    return true;
+}
+
+inline bool wait(doca_gpu_dev_verbs_cq *c, int64_t index) {
+    int64_t start = 0;
+    for (int64_t polls = 0; !complete(c, index); polls++) {
+        if (polls < 64)
+            __builtin_ia32_pause();
+        else
+            sched_yield();
+        if ((polls & 255) == 255) {
+            int64_t now = now_ns();
+            if (start == 0)
+                start = now;
+            if (now - start > 30'000'000'000)
+                return false;
+        }
+    }
+    return true;
+}
+
+inline void fill(const doca_gpu_dev_verbs_qp *q, int64_t index, int64_t raddr, int64_t rkey, int64_t laddr,
+                 int64_t lkey, int64_t nbytes) {
+    int64_t wqe = q->sq_wqe_daddr + ((index & q->sq_wqe_mask) << WQEBB_SHIFT);
+    uint32_t first = be(uint32_t((index & PI_MASK) << WQE_IDX_SHIFT | RDMA_WRITE));
+    store16(wqe, pack(first, q->sq_num_shift8_be_3ds), pack(uint32_t(CQ_UPDATE) << 24, 0));
+    store16(wqe + 16, be(uint64_t(raddr)), pack(be(uint32_t(rkey)), 0));
+    store16(wqe + 32, pack(be(uint32_t(nbytes)), be(uint32_t(lkey))), be(uint64_t(laddr)));
+}
+
+inline void ring(const doca_gpu_dev_verbs_qp *q, int64_t producer) {
+    std::atomic_thread_fence(std::memory_order_release);
+    uint64_t word = pack(be(uint32_t((producer & PI_MASK) << WQE_IDX_SHIFT)), q->sq_num_shift8_be);
+    __atomic_store_n(at<uint64_t>(q->sq_db), word, __ATOMIC_RELAXED);
+}
+
+inline void submit(doca_gpu_dev_verbs_qp *q, int64_t producer) {
+    if (q->sq_wqe_pi >= producer)
+        return;
+    q->sq_wqe_pi = producer;
+    ring(q, producer);
+    __atomic_store_n(at<uint32_t>(q->sq_dbrec), be(uint32_t(producer & PI_MASK)), __ATOMIC_RELAXED);
+    ring(q, producer);
+}
+
 } // namespace
 
 extern "C" {
+
+// Post `count` writes of `nbytes`, `batch` with each doorbell, and wait for the last: nanoseconds, or -1.
+int64_t post_writes(int64_t qp, int64_t raddr, int64_t rkey, int64_t laddr, int64_t lkey, int64_t nbytes,
+                    int64_t places, int64_t count, int64_t batch) {
+    auto *q = at<doca_gpu_dev_verbs_qp>(qp);
+    auto *c = at<doca_gpu_dev_verbs_cq>(qp + offsetof(doca_gpu_dev_verbs_qp, cq_sq));
+    int64_t start = now_ns(), last = 0;
+    for (int64_t done = 0; done < count; done += batch) {
+        int64_t first = q->sq_rsvd_index;
+        q->sq_rsvd_index = first + batch;
+        last = first + batch - 1;
+        int64_t previous = last - q->sq_wqe_num;
+        if (previous >= 0 && !wait(c, previous))
+            return -1;
+        for (int64_t i = 0; i < batch; i++) {
+            int64_t where = ((first + i) & (places - 1)) * nbytes;
+            fill(q, first + i, raddr + where, rkey, laddr + where, lkey, nbytes);
+        }
+        q->sq_ready_index = last + 1;
+        submit(q, last + 1);
+    }
+    if (!wait(c, last))
+        return -1;
+    return now_ns() - start;
+}
+
+// Serve the NIC until told to stop: 0, or -1.
+int64_t engine(int64_t nic_address) {
+    nic *n = at<nic>(nic_address);
+    int64_t idle = 0;
+    while (__atomic_load_n(&n->stop, __ATOMIC_RELAXED) == 0) {
+        int64_t done = step(n);
+        if (done < 0)
+            return -1;
+        if (done > 0) {
+            idle = 0;
+            continue;
+        }
+        if (++idle & (YIELD_EVERY - 1))
+            __builtin_ia32_pause();
+        else
+            sched_yield();
+    }
+    return 0;
+}
+
+// Copy `count` pieces of `nbytes`, going around `places` of them: nanoseconds.
+int64_t copy_pieces(int64_t target, int64_t source, int64_t nbytes, int64_t places, int64_t count) {
+    int64_t start = now_ns();
+    for (int64_t i = 0; i < count; i++) {
+        int64_t where = (i & (places - 1)) * nbytes;
+        memcpy(at<void>(target + where), at<void>(source + where), nbytes);
+    }
+    return now_ns() - start;
+}
 
 // Ring the doorbell and be the engine until WQE `target` - 1 is complete: nanoseconds, or -1.
 int64_t drain(int64_t nic_address, int64_t row, int64_t target) {

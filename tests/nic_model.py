@@ -152,7 +152,10 @@ class Qp:
     user_index: int = 0
     state: str = "RST"
     rights: int = 0
-    peer: Qp | None = None
+    peer: Qp | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        self.reset()
 
     def reset(self) -> None:
         """RST: the queues are empty, and both count from 0."""

@@ -9,6 +9,7 @@ from conftest import NBYTES, Pair, make_pair
 
 from gpunetio import Gpu, SharingMode, device, kernel, verbs
 from gpunetio.formats.cqe import Syndrome
+from gpunetio.formats.device_structs import DEV_QP
 
 
 @kernel
@@ -208,6 +209,22 @@ def test_an_error_completion_is_returned_with_its_syndrome(pair: Pair, caplog):
     assert "REMOTE_ACCESS" in str(error)
     assert not pair.there.array.any()
     assert pair.a.qp.state.name == "ERR"
+
+
+@kernel
+def read_fields(qp, raddr, rkey, laddr, lkey, out):
+    queue, cq = device.qp_at(qp), device.cq_at(qp + DEV_QP.cq_sq)
+    device.st64(out, queue.sq_num)
+    device.st64(out + 8, queue.sq_wqe_num)
+    device.st64(out + 16, cq.cq_num)
+    device.st64(out + 24, cq.cqe_mask)
+
+
+def test_a_kernel_reads_the_queues_by_field_name(pair: Pair):
+    with pair.gpu.alloc(64) as out:
+        assert read_fields[1, 1, pair.gpu](pair.a, 0, 0, 0, 0, out).wait(20)
+        fields = out.read().view(np.int64)[:4].tolist()
+    assert fields == [pair.a.qpn, 64, pair.a.cq.cqn, 63]
 
 
 @kernel

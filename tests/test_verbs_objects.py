@@ -224,6 +224,7 @@ def test_qp(fake, ctx, pd, cq):
     assert qpc[0xAC] == 0  # rq_type
     assert qpc[0xD0] == 1 << 4  # dbr_umem_valid
     assert be(qpc, 0xE4, 4) == umem_id
+    assert be(mailbox, 0x100, 8) == 0  # wq_umem_offset
     assert be(mailbox, 0x108, 4) == umem_id
     assert mailbox[0x10C] == 0x80  # wq_umem_valid
     assert qp.qpn == fake.live["qp"][0]
@@ -289,12 +290,12 @@ def test_doorbells_without_a_record(fake, pd, cq):
 def test_qp_in_memory_of_the_user(fake, ctx, pd, cq):
     memory, records = HostMemory(4096), HostMemory(4096)
     ring, dbr, uar = ctx.register_umem(memory), ctx.register_umem(records), ctx.create_uar()
-    places = {"external_umem": (ring, 0), "external_dbr_umem": (dbr, 16), "external_uar": uar}
+    places = {"external_umem": (ring, 192), "external_dbr_umem": (dbr, 16), "external_uar": uar}
     qp = pd.create_qp(sq_wr=32, rq_wr=64, send_cq=cq, receive_cq=cq, **places)
     (mailbox,) = fake.sent(CREATE_QP)
-    assert be(mailbox, 0x108, 4) == ring.umem_id
+    assert (be(mailbox, 0x108, 4), be(mailbox, 0x100, 8)) == (ring.umem_id, 192)
     assert (be(mailbox, QPC_AT + 0xE4, 4), be(mailbox, QPC_AT + 0xA0, 8)) == (dbr.umem_id, 16)
-    assert (qp.rq_address, qp.sq_address) == (memory.address, memory.address + 1024)
+    assert (qp.rq_address, qp.sq_address) == (memory.address + 192, memory.address + 192 + 1024)
     assert qp.dbr_address == records.address + 16
     assert qp.uar is uar
     records.array[16:24] = 9
@@ -303,10 +304,10 @@ def test_qp_in_memory_of_the_user(fake, ctx, pd, cq):
     for used in (ring, dbr, uar, cq):
         with pytest.raises(InUseError, match=f"is still used by {qp}"):
             used.close()
-    with pytest.raises(InvalidValueError, match=r"external_umem: 5120 bytes at offset 0 do not fit in the 4096 bytes"):
-        pd.create_qp(sq_wr=64, rq_wr=64, send_cq=cq, receive_cq=cq, **places)
-    with pytest.raises(InvalidValueError, match="offset 64, but the rings of a queue pair start where their UMEM does"):
-        pd.create_qp(sq_wr=1, send_cq=cq, **places | {"external_umem": (ring, 64)})
+    with pytest.raises(InvalidValueError, match=r"external_umem: 2112 bytes at offset 2048 do not fit in the 4096 byt"):
+        pd.create_qp(sq_wr=32, rq_wr=1, send_cq=cq, receive_cq=cq, **places | {"external_umem": (ring, 2048)})
+    with pytest.raises(InvalidValueError, match="external_umem: offset 32 is no multiple of 64"):
+        pd.create_qp(sq_wr=1, send_cq=cq, **places | {"external_umem": (ring, 32)})
 
 
 def test_reset_zeroes_the_record(pd, cq):

@@ -14,7 +14,7 @@ logger = logging.getLogger("gpunetio")
 
 def level_from_environment(text: str | None) -> int:
     """The logging level of a value of `DOCA_GPUNETIO_LOG`; unset or nonsense means WARNING."""
-    return _LEVELS[min(int(text), len(_LEVELS) - 1)] if text and text.isdigit() else logging.WARNING
+    return _LEVELS[min(int(text), len(_LEVELS) - 1)] if text and text.isdecimal() else logging.WARNING
 
 
 def configure() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import mmap
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +42,11 @@ class HostMemory:
         """`count` items of `dtype` at byte `offset`, writable in place."""
         return np.ndarray(count, dtype, buffer=self.array, offset=offset)
 
+    @property
+    def closed(self) -> bool:
+        """Whether `close()` was called."""
+        return self._map is None
+
     def close(self) -> None:
         """Give the memory back; views that others hold keep it mapped until they are gone."""
         if _live.pop(self.address, None) is not None:
@@ -64,54 +71,68 @@ class Region:
     def of(cls, obj: Any) -> Region:
         """The range behind `obj`: our memory objects, `__cuda_array_interface__`, a buffer, or DLPack."""
         if isinstance(getattr(obj, "address", None), int) and isinstance(getattr(obj, "nbytes", None), int):
-            return cls(obj.address, obj.nbytes, False, bool(getattr(obj, "is_cuda", False)), obj)
+            if getattr(obj, "closed", False):
+                raise BadStateError(f"the {type(obj).__name__} is closed: its memory is gone")
+            cuda = bool(getattr(obj, "is_cuda", False))
+            view = None if cuda else getattr(obj, "array", None)  # keeps host memory mapped, even if it is closed
+            return cls(obj.address, obj.nbytes, False, cuda, (obj, view))
         if hasattr(obj, "__cuda_array_interface__"):
             return cls._of_cuda_array(obj)
         try:
             view = memoryview(obj)
-        except TypeError:
+        except (TypeError, ValueError, BufferError) as error:
             if hasattr(obj, "__dlpack__"):
                 return cls._of_dlpack(obj)
             raise InvalidValueError(
-                f"{type(obj).__name__} is no memory: give an object with the buffer protocol (bytearray, NumPy "
-                "array), __cuda_array_interface__ or DLPack"
+                f"{type(obj).__name__} is no memory ({error}): give an object with the buffer protocol (bytearray, "
+                "NumPy array), __cuda_array_interface__ or DLPack"
             ) from None
         if not view.contiguous:
             raise InvalidValueError("the buffer is not contiguous in memory: register a contiguous copy or its base")
-        address = np.frombuffer(view.cast("B") if view.nbytes else b"", np.uint8).ctypes.data
-        return cls(int(address), view.nbytes, view.readonly, False, view)
+        if view.nbytes == 0:
+            return cls(0, 0, view.readonly, False, view)
+        array = np.frombuffer(view, np.uint8) if view.c_contiguous else np.asarray(view)
+        return cls(int(array.ctypes.data), view.nbytes, view.readonly, False, view)
 
     @classmethod
     def _of_cuda_array(cls, obj: Any) -> Region:
         face = obj.__cuda_array_interface__
-        item = np.dtype(face["typestr"]).itemsize
-        expected, nbytes = [], item
-        for n in reversed(face["shape"]):
-            expected.insert(0, nbytes)
-            nbytes *= n
-        strides = face.get("strides")
-        if strides is not None and tuple(strides) != tuple(expected):
+        item, shape, strides = np.dtype(face["typestr"]).itemsize, face["shape"], face.get("strides")
+        if strides is not None and not _is_contiguous(shape, strides, item):
             raise InvalidValueError(f"the CUDA array has strides {strides}: only C-contiguous arrays can be registered")
         address, readonly = face["data"]
-        return cls(int(address), nbytes, bool(readonly), True, obj)
+        return cls(int(address), item * math.prod(shape), bool(readonly), True, obj)
 
     @classmethod
     def _of_dlpack(cls, obj: Any) -> Region:
-        capsule = obj.__dlpack__()
-        get = ctypes.pythonapi.PyCapsule_GetPointer
-        get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-        tensor = _DLTensor.from_address(get(capsule, b"dltensor"))
-        shape = tensor.shape[: tensor.ndim]
-        nbytes = tensor.bits * tensor.lanes // 8
-        expected = []
-        for n in reversed(shape):
-            expected.insert(0, nbytes * 8 // (tensor.bits * tensor.lanes))
-            nbytes *= n
-        if tensor.strides and tensor.strides[: tensor.ndim] != expected:
+        try:
+            capsule = obj.__dlpack__()
+            address = _capsule_pointer(capsule, b"dltensor")
+        except (BufferError, RuntimeError, TypeError, ValueError) as error:
+            raise InvalidValueError(f"{type(obj).__name__} gives no DLPack tensor: {error}") from error
+        tensor = _DLTensor.from_address(address)
+        shape, bits = tensor.shape[: tensor.ndim], tensor.bits * tensor.lanes
+        if tensor.strides and not _is_contiguous(shape, tensor.strides[: tensor.ndim], 1):
             raise InvalidValueError("the DLPack tensor is not C-contiguous: register a contiguous copy")
-        return cls((tensor.data or 0) + tensor.byte_offset, nbytes, False, tensor.device_type == _DL_CUDA, (obj, capsule))
+        # Nobody takes the tensor over, so the capsule's own destructor releases it: when the region goes.
+        return cls(
+            (tensor.data or 0) + tensor.byte_offset, (math.prod(shape) * bits + 7) // 8, False,
+            tensor.device_type == _DL_CUDA, (obj, capsule),
+        )  # fmt: skip
 
 
+def _is_contiguous(shape: Sequence[int], strides: Sequence[int], item: int) -> bool:
+    """Whether the items lie one behind the other; the stride of a dimension of 1 means nothing."""
+    for n, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if n != 1 and stride != item:
+            return 0 in shape
+        item *= n
+    return True
+
+
+_capsule_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
 _DL_CUDA = 2
 
 

@@ -191,6 +191,22 @@ st16 = _store_op("st16", 16, None, None, "Plain 16-bit store.")
 st32 = _store_op("st32", 32, None, None, "Plain 32-bit store.")
 st64 = _store_op("st64", 64, None, None, "Plain 64-bit store.")
 
+
+
+def _fixed_op(name, width):
+    def stub(addr: int) -> int: ...
+
+    stub.__name__ = stub.__qualname__ = name
+    stub.__doc__ = (
+        f"{width}-bit load of what nobody changes while the kernel runs: it may be kept, moved and read through the "
+        "non-coherent cache, across fences."
+    )
+    how = _ptx(f"ld.global.nc.u{width} $0, [$1];", width, pure=True)
+    return op(64, ret=width, cpu=_load(width), cuda=how)(stub)
+
+
+ld_fixed16, ld_fixed32, ld_fixed64 = _fixed_op("ld_fixed16", 16), _fixed_op("ld_fixed32", 32), _fixed_op("ld_fixed64", 64)
+
 _RELAXED_SYS = "ld.relaxed.sys.global.L1::no_allocate"
 ld_relaxed8 = _load_op("ld_relaxed8", 8, "monotonic", _RELAXED_SYS, "Polling load of what the NIC or CPU writes.")
 ld_relaxed32 = _load_op("ld_relaxed32", 32, "monotonic", _RELAXED_SYS, "Polling load of what the NIC or CPU writes.")

@@ -12,17 +12,16 @@ from ..formats.device_structs import DEV_QP, DEV_SIDE
 from ..formats.doorbell import PI_MASK, WQE_IDX_SHIFT
 from ..formats.wqe import INLINE_SEG, MAX_INLINE, WQEBB_SHIFT, CtrlFlags, WqeOpcode
 from .compile import device_function
-from .cq import load_index, poll_at, raise_index
+from .cq import load_index, poll_at, raise_index, timeout_of
 from .modes import (
     CTA, DEFAULT, EXCLUSIVE, GPU, SKIP_AVAILABILITY_CHECK, SKIP_DB_RINGING, SYNC_CTA, SYNC_GPU, SYNC_SYS, SYNC_THREAD,
 )  # fmt: skip
 from .ops import (
     be32, be64, cas_gpu32, cas_gpu64, copy, fence_acquire_cta, fence_acquire_gpu, fence_release_cta,
-    fence_release_doorbell, fence_release_gpu, fence_release_sys, fetch_add_cta64, fetch_add_gpu64, ld64, pack64,
-    st64, st128, st_mmio64, st_relaxed32, st_relaxed_gpu64, st_release_gpu32,
+    fence_release_doorbell, fence_release_gpu, fence_release_sys, fetch_add_cta64, fetch_add_gpu64, ld64, ld_fixed16,
+    ld_fixed32, ld_fixed64, pack64, st64, st128, st_mmio64, st_relaxed32, st_relaxed_gpu64, st_release_gpu32,
 )  # fmt: skip
 from .status import EINVAL, ENOTRECOVERABLE, ETIMEDOUT, OK
-from .views import qp_at, side_at
 from .waiting import patience
 
 CQ_UPDATE = int(CtrlFlags.CQ_UPDATE)
@@ -31,8 +30,13 @@ RDMA_READ, SEND, SEND_IMM = int(WqeOpcode.RDMA_READ), int(WqeOpcode.SEND), int(W
 ATOMIC_CS, ATOMIC_FA = int(WqeOpcode.ATOMIC_CS), int(WqeOpcode.ATOMIC_FA)
 
 _RSVD, _READY, _PI, _LOCK = DEV_QP.sq_rsvd_index, DEV_QP.sq_ready_index, DEV_QP.sq_wqe_pi, DEV_QP.sq_lock
-_BROKEN = DEV_SIDE.broken
+_QPN_3DS, _QPN_4DS = DEV_QP.sq_num_shift8_be_3ds, DEV_QP.sq_num_shift8_be_4ds
 _INLINE_IN_3DS = 12  # payload bytes that share a segment with the inline header
+
+
+@device_function
+def _broken(qp):
+    return ld_fixed64(qp + DEV_QP.side) + DEV_SIDE.broken
 
 
 # --- reserve -------------------------------------------------------------------------------------------------------
@@ -55,7 +59,7 @@ def _give_back(qp, first, count, sharing):
     if sharing == EXCLUSIVE:
         st64(qp + _RSVD, first)
     elif cas_gpu64(qp + _RSVD, first + count, first) != first + count:
-        st64(qp_at(qp).side + _BROKEN, 1)
+        st64(_broken(qp), 1)
 
 
 @device_function
@@ -64,7 +68,7 @@ def reserve(qp, count, sharing=GPU, code_opt=DEFAULT):
 
     Waits until the slots' previous WQEs are complete, unless SKIP_AVAILABILITY_CHECK; so every WQE must be signalled.
     """
-    depth = int(qp_at(qp).sq_wqe_num)
+    depth = ld_fixed16(qp + DEV_QP.sq_wqe_num)
     if count < 1 or count > depth:
         return EINVAL
     first = _take(qp, count, sharing)
@@ -86,8 +90,7 @@ def reserve(qp, count, sharing=GPU, code_opt=DEFAULT):
 @device_function
 def wqe_address(qp, index):
     """Address of the slot of `index` (`doca_gpu_dev_verbs_get_wqe_ptr`)."""
-    q = qp_at(qp)
-    return q.sq_wqe_daddr + ((index & q.sq_wqe_mask) << WQEBB_SHIFT)
+    return ld_fixed64(qp + DEV_QP.sq_wqe_daddr) + ((index & ld_fixed16(qp + DEV_QP.sq_wqe_mask)) << WQEBB_SHIFT)
 
 
 @device_function
@@ -108,14 +111,14 @@ def _data(segment, laddr, lkey, nbytes):
 @device_function
 def prepare_nop(qp, index, flags=CQ_UPDATE):
     """NOP (`doca_gpu_dev_verbs_wqe_prepare_nop`)."""
-    _ctrl(wqe_address(qp, index), index, NOP, qp_at(qp).sq_num_shift8_be_1ds, flags, 0)
+    _ctrl(wqe_address(qp, index), index, NOP, ld_fixed32(qp + DEV_QP.sq_num_shift8_be_1ds), flags, 0)
 
 
 @device_function
 def prepare_write(qp, index, raddr, rkey, laddr, lkey, nbytes, flags=CQ_UPDATE, opcode=RDMA_WRITE, imm=0):
     """RDMA WRITE of one local segment (`doca_gpu_dev_verbs_wqe_prepare_write`)."""
     wqe = wqe_address(qp, index)
-    _ctrl(wqe, index, opcode, qp_at(qp).sq_num_shift8_be_3ds, flags, imm)
+    _ctrl(wqe, index, opcode, ld_fixed32(qp + DEV_QP.sq_num_shift8_be_3ds), flags, imm)
     _raddr(wqe + 16, raddr, rkey)
     _data(wqe + 32, laddr, lkey, nbytes)
 
@@ -126,7 +129,7 @@ def prepare_write2(
 ):
     """RDMA WRITE gathered from two local segments (`doca_gpu_dev_verbs_wqe_prepare_write`, second form)."""
     wqe = wqe_address(qp, index)
-    _ctrl(wqe, index, opcode, qp_at(qp).sq_num_shift8_be_4ds, flags, imm)
+    _ctrl(wqe, index, opcode, ld_fixed32(qp + DEV_QP.sq_num_shift8_be_4ds), flags, imm)
     _raddr(wqe + 16, raddr, rkey)
     _data(wqe + 32, laddr0, lkey0, nbytes0)
     _data(wqe + 48, laddr1, lkey1, nbytes1)
@@ -136,7 +139,7 @@ def prepare_write2(
 def prepare_write_value(qp, index, raddr, rkey, value, nbytes, flags=CQ_UPDATE):
     """Inline RDMA WRITE of the low `nbytes` (1 to 8) of `value` (`…prepare_inl_rdma_write_wqe_header`, `_data`)."""
     wqe = wqe_address(qp, index)
-    _ctrl(wqe, index, RDMA_WRITE, qp_at(qp).sq_num_shift8_be_3ds, flags, 0)
+    _ctrl(wqe, index, RDMA_WRITE, ld_fixed32(qp + DEV_QP.sq_num_shift8_be_3ds), flags, 0)
     _raddr(wqe + 16, raddr, rkey)
     st128(wqe + 32, pack64(be32(nbytes | INLINE_SEG), value), value >> 32)
 
@@ -149,9 +152,8 @@ def prepare_write_inline(qp, index, raddr, rkey, laddr, nbytes, flags=CQ_UPDATE)
     """
     if nbytes < 0 or nbytes > MAX_INLINE:
         return EINVAL
-    q = qp_at(qp)
     wqe = wqe_address(qp, index)
-    qpn_ds = q.sq_num_shift8_be_3ds if nbytes <= _INLINE_IN_3DS else q.sq_num_shift8_be_4ds
+    qpn_ds = ld_fixed32(qp + (_QPN_3DS if nbytes <= _INLINE_IN_3DS else _QPN_4DS))
     _ctrl(wqe, index, RDMA_WRITE, qpn_ds, flags, 0)
     _raddr(wqe + 16, raddr, rkey)
     st128(wqe + 32, pack64(be32(nbytes | INLINE_SEG), 0), 0)
@@ -163,7 +165,7 @@ def prepare_write_inline(qp, index, raddr, rkey, laddr, nbytes, flags=CQ_UPDATE)
 def prepare_read(qp, index, raddr, rkey, laddr, lkey, nbytes, flags=CQ_UPDATE):
     """RDMA READ into one local segment (`doca_gpu_dev_verbs_wqe_prepare_read`)."""
     wqe = wqe_address(qp, index)
-    _ctrl(wqe, index, RDMA_READ, qp_at(qp).sq_num_shift8_be_3ds, flags, 0)
+    _ctrl(wqe, index, RDMA_READ, ld_fixed32(qp + DEV_QP.sq_num_shift8_be_3ds), flags, 0)
     _raddr(wqe + 16, raddr, rkey)
     _data(wqe + 32, laddr, lkey, nbytes)
 
@@ -172,7 +174,7 @@ def prepare_read(qp, index, raddr, rkey, laddr, lkey, nbytes, flags=CQ_UPDATE):
 def prepare_send(qp, index, laddr, lkey, nbytes, flags=CQ_UPDATE, opcode=SEND, imm=0):
     """SEND of one local segment, with immediate when `opcode` is SEND_IMM."""
     wqe = wqe_address(qp, index)
-    _ctrl(wqe, index, opcode, qp_at(qp).sq_num_shift8_be_2ds, flags, imm)
+    _ctrl(wqe, index, opcode, ld_fixed32(qp + DEV_QP.sq_num_shift8_be_2ds), flags, imm)
     _data(wqe + 16, laddr, lkey, nbytes)
 
 
@@ -180,7 +182,7 @@ def prepare_send(qp, index, laddr, lkey, nbytes, flags=CQ_UPDATE, opcode=SEND, i
 def prepare_atomic(qp, index, opcode, raddr, rkey, laddr, lkey, compare, swap_add, flags=CQ_UPDATE):
     """8-byte ATOMIC_FA (adds `swap_add`) or ATOMIC_CS; the old value lands at `laddr` (`…wqe_prepare_atomic`)."""
     wqe = wqe_address(qp, index)
-    _ctrl(wqe, index, opcode, qp_at(qp).sq_num_shift8_be_4ds, flags, 0)
+    _ctrl(wqe, index, opcode, ld_fixed32(qp + DEV_QP.sq_num_shift8_be_4ds), flags, 0)
     _raddr(wqe + 16, raddr, rkey)
     st128(wqe + 32, be64(swap_add), be64(compare))
     _data(wqe + 48, laddr, lkey, 8)
@@ -202,11 +204,11 @@ def mark_ready(qp, first, last, sharing=GPU):
     polls = 0
     start = 0
     while load_index(qp + _READY, sharing) != first:
-        start = patience(polls, start, side_at(qp_at(qp).side).timeout_ns)
+        start = patience(polls, start, timeout_of(qp))
         if start < 0:
-            st64(qp_at(qp).side + _BROKEN, 1)
+            st64(_broken(qp), 1)
             return ETIMEDOUT
-        if polls & 0xFF == 0xFF and load_index(qp_at(qp).side + _BROKEN, sharing) != 0:
+        if polls & 0xFF == 0xFF and load_index(_broken(qp), sharing) != 0:
             return ENOTRECOVERABLE
         polls += 1
     st_relaxed_gpu64(qp + _READY, last + 1)
@@ -233,15 +235,15 @@ def _fence_release(scope):
 @device_function
 def update_dbr(qp, producer):
     """Write the doorbell record (`doca_gpu_dev_verbs_update_dbr`, without its fence)."""
-    st_relaxed32(qp_at(qp).sq_dbrec, be32(producer & PI_MASK))
+    st_relaxed32(ld_fixed64(qp + DEV_QP.sq_dbrec), be32(producer & PI_MASK))
 
 
 @device_function
 def ring_db(qp, producer, scope=SYNC_GPU):
     """Ring the doorbell register after a release fence of `scope` (`doca_gpu_dev_verbs_ring_db`)."""
-    q = qp_at(qp)
     _fence_release(scope)
-    st_mmio64(q.sq_db, pack64(be32((producer & PI_MASK) << WQE_IDX_SHIFT), q.sq_num_shift8_be))
+    value = pack64(be32((producer & PI_MASK) << WQE_IDX_SHIFT), ld_fixed32(qp + DEV_QP.sq_num_shift8_be))
+    st_mmio64(ld_fixed64(qp + DEV_QP.sq_db), value)
 
 
 @device_function
@@ -251,7 +253,7 @@ def _lock(qp, sharing):
     polls = 0
     start = 0
     while cas_gpu32(qp + _LOCK, 0, 1) != 0:
-        start = patience(polls, start, side_at(qp_at(qp).side).timeout_ns)
+        start = patience(polls, start, timeout_of(qp))
         if start < 0:
             return ETIMEDOUT
         polls += 1

@@ -1,7 +1,7 @@
 """What device functions return: an index or 0 on success, otherwise one of these negative numbers (errno values)."""
 
 OK = 0
-EIO = -5  # an error completion; `qp_error_*` of the side structure say which (`doca_gpu_dev_verbs_poll_cq_at`)
+EIO = -5  # an error completion; the host's `ExportedQp.last_error()` says which
 EBUSY = 16  # not yet: positive, as in the C library
 ETIMEDOUT = -110  # the deadline of the queue has passed
 EINVAL = -22  # an argument that no WQE can express

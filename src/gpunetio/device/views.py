@@ -12,7 +12,7 @@ import numpy as np
 from numba import from_dtype, types
 from numba.extending import intrinsic
 
-from ..formats.device_structs import DEV_CQ, DEV_QP, DEV_SIDE
+from ..formats.device_structs import DEV_CQ, DEV_QP
 from ..formats.layout import Entry
 
 
@@ -40,4 +40,3 @@ def struct_view(entry: Entry) -> Any:
 
 qp_at = struct_view(DEV_QP)
 cq_at = struct_view(DEV_CQ)
-side_at = struct_view(DEV_SIDE)

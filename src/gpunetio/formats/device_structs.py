@@ -49,5 +49,4 @@ DEV_SIDE = Entry("dev_side", 64, """
     err_index              16  i64
     err_syndrome           24  i64
     err_vendor             32  i64
-    stalled_index          40  i64
 """)

@@ -157,9 +157,12 @@ class SoftNic:
     def _publish_wires(self) -> None:
         ends = np.zeros(MAX_WIRES, np.int64)
         ends[: len(self._wires)] = list(self._wires)
-        self.engine.post(step.WRITE_ROW, int(self._wire_list.ctypes.data), ends)
-        count = self._control.address + NIC.wire_count
-        self.engine.post(step.WRITE_ROW, count, np.array(len(self._wires), np.int64))
+        count = self._control.address + NIC.wire_count, np.array(len(self._wires), np.int64)
+        writes = [(int(self._wire_list.ctypes.data), ends), count]
+        if len(self._wires) < self.record["wire_count"]:
+            writes.reverse()  # the engine must never count an entry that is not there
+        for row, values in writes:
+            self.engine.post(step.WRITE_ROW, row, values)
 
     def _leave(self, end: int) -> None:
         """Forget a wire whose other NIC goes away: nothing is in flight on it afterwards."""

@@ -13,7 +13,7 @@ from ..enums import Access
 from ..fabric.inprocess import MESSAGE, message_at
 from ..formats.cqe import CqeOpcode, Syndrome
 from ..formats.doorbell import PI_MASK, QP_DBREC
-from ..formats.wqe import DATA_SEG, INVALID_LKEY, SEGMENT, WqeOpcode
+from ..formats.wqe import DATA_SEG, INLINE_SEG, INVALID_LKEY, SEGMENT, WqeOpcode
 from .completion import RESPONDER, fail_qp, fail_receive, write_cqe
 from .mkey import translate
 from .reasons import Reason
@@ -77,13 +77,28 @@ def _respond_other(nic, row, message, opcode):
 
 
 @device_function
-def _grant(nic, row, message, nbytes, right):
-    """The address of the remote range, or minus a reason: the QP's rights first, then the key's."""
+def _allows(nic, row, message, nbytes, right):
+    """Whether the QP itself has the right (IBTA 9.7.4.1.2); if not, the reason is QP_RIGHTS."""
     q = qp_row_at(row)
     m = message_at(message)
-    if q.rights & right != right:
-        explain(nic, m.rkey, m.raddr, nbytes, q.rights, right)
+    if q.rights & right == right:
+        return True
+    explain(nic, m.rkey, m.raddr, nbytes, q.rights, right)
+    return False
+
+
+@device_function
+def _grant(nic, row, message, nbytes, right):
+    """The address of the remote range, or minus a reason: the QP's rights first, then the key's.
+
+    The key of an empty request is not checked (IBTA 9.7.4.1.6): its address is 0.
+    """
+    q = qp_row_at(row)
+    m = message_at(message)
+    if not _allows(nic, row, message, nbytes, right):
         return -_QP_RIGHTS
+    if nbytes == 0:
+        return 0
     address = translate(nic, m.rkey, q.pdn, m.raddr, nbytes, right, _RKEY_UNKNOWN)
     if address < 0:
         counters_at(nic_at(nic).counters).resp_remote_access_errors += 1
@@ -93,8 +108,6 @@ def _grant(nic, row, message, nbytes, right):
 @device_function
 def _write(nic, row, message):
     m = message_at(message)
-    if m.nbytes == 0:  # IBTA 9.7.4.1.6: the key of an empty request is not checked
-        return 0
     address = _grant(nic, row, message, m.nbytes, _REMOTE_WRITE)
     if address < 0:
         return -address
@@ -110,8 +123,6 @@ def _write(nic, row, message):
 @device_function
 def _read(nic, row, message):
     m = message_at(message)
-    if m.nbytes == 0:
-        return 0
     address = _grant(nic, row, message, m.nbytes, _REMOTE_READ)
     if address < 0:
         return -address
@@ -169,6 +180,13 @@ def _receive_wqe(row):
 
 
 @device_function
+def _capacity(segment):
+    """Bytes of a receive's segment; byte_count 0 means 2 GiB, as in a send."""
+    nbytes = be32(ld32(segment + DATA_SEG.byte_count))
+    return nbytes if nbytes != 0 else INLINE_SEG
+
+
+@device_function
 def _no_receive(nic):
     counters_at(nic_at(nic).counters).out_of_buffer += 1
     return _RNR
@@ -187,7 +205,7 @@ def _receive(nic, row, message):
         segment = wqe + nsegments * SEGMENT
         if be32(ld32(segment + DATA_SEG.lkey)) == INVALID_LKEY:
             break
-        room += be32(ld32(segment + DATA_SEG.byte_count))
+        room += _capacity(segment)
         nsegments += 1
     if m.nbytes > room:
         explain(nic, 0, 0, m.nbytes, room, 0)
@@ -212,7 +230,7 @@ def _deliver(nic, row, message, wqe, nsegments):
     left = m.nbytes
     for i in range(nsegments):
         segment = wqe + i * SEGMENT
-        room = min(be32(ld32(segment + DATA_SEG.byte_count)), left)
+        room = min(_capacity(segment), left)
         if room == 0:
             continue
         addr = be64(ld64(segment + DATA_SEG.addr))
@@ -236,6 +254,8 @@ def _deliver(nic, row, message, wqe, nsegments):
 
 @device_function
 def _write_imm(nic, row, message):
+    if not _allows(nic, row, message, message_at(message).nbytes, _REMOTE_WRITE):
+        return _QP_RIGHTS
     if _receives_posted(row) == 0:
         return _no_receive(nic)
     reason = _write(nic, row, message)

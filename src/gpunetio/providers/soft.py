@@ -6,10 +6,11 @@ import contextlib
 import os
 import sys
 import threading
-from dataclasses import dataclass
+from collections.abc import Callable
 
+from ..device.launch import observers
 from ..enums import Access, LinkLayer, UarAllocationType
-from ..errors import BadStateError, DriverError, InvalidValueError, NotSupportedError
+from ..errors import DocaError, DriverError, InvalidValueError, NotSupportedError
 from ..formats import commands as cmd
 from ..formats.commands import Opcode, Status
 from ..formats.doorbell import UAR_REG_OFFSET
@@ -24,6 +25,17 @@ _nics: dict[str, tuple[SoftNic, int]] = {}  # name → NIC, and how often it is 
 _lock = threading.Lock()
 
 
+def _after_fork() -> None:
+    """In a forked child: its parent's NICs are not there, and their engines must not hear of its kernels."""
+    global _lock
+    _lock = threading.Lock()
+    _nics.clear()
+    observers.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
 def device_list() -> list[DeviceInfo]:
     """The software devices, whether open or not."""
     return [DeviceInfo(f"soft{n}", "soft", "software NIC (CPU engine)") for n in range(DEVICES)]
@@ -35,22 +47,29 @@ def open_device(name: str) -> SoftProvider:
         raise NotSupportedError(f"the software NIC runs on Linux, not on {sys.platform}")
     with _lock:
         nic, opened = _nics.get(name, (None, 0))
-        if nic is not None and nic.pid != os.getpid():  # inherited by fork: it belongs to the parent
-            _nics.clear()
-            nic, opened = None, 0
         if nic is None:
             nic = SoftNic(name, f"127.0.0.{int(name.removeprefix('soft')) + 1}")
-            for other, _ in _nics.values():
-                nic.join(other)
+            try:
+                for other, _ in _nics.values():
+                    nic.join(other)
+            except BaseException:
+                nic.close()
+                raise
         _nics[name] = nic, opened + 1
         return SoftProvider(nic)
 
 
-@dataclass(frozen=True)
-class _Object:
-    """A DEVX object: how it is destroyed."""
-
-    destroy: bytes
+_DESTROY = {
+    Opcode.CREATE_CQ: (Opcode.DESTROY_CQ, cmd.DESTROY_CQ_IN, "cqn", cmd.CREATE_CQ_OUT),
+    Opcode.CREATE_QP: (Opcode.DESTROY_QP, cmd.DESTROY_QP_IN, "qpn", cmd.CREATE_QP_OUT),
+}
+_MODIFY = (
+    Opcode.RST2INIT_QP, Opcode.INIT2INIT_QP, Opcode.INIT2RTR_QP, Opcode.RTR2RTS_QP, Opcode.RTS2RTS_QP, Opcode.QP_2ERR,
+    Opcode.QP_2RST,
+)  # fmt: skip
+_QUERY = (Opcode.QUERY_QP,)
+_OF_OBJECTS = (*_DESTROY, Opcode.DESTROY_CQ, Opcode.DESTROY_QP, *_MODIFY, *_QUERY)
+_NUMBER = slice(cmd.QUERY_QP_IN.offset("qpn"), cmd.QUERY_QP_IN.offset("qpn") + 3)  # at the same place in all of them
 
 
 class SoftProvider:
@@ -58,8 +77,9 @@ class SoftProvider:
 
     def __init__(self, nic: SoftNic):
         self.nic, self.name = nic, nic.name
-        self._objects: dict[int, _Object] = {}
+        self._objects: dict[int, bytes] = {}  # handle of a DEVX object → the mailbox that destroys it
         self._next_handle = 1
+        self._held: dict[tuple[Callable[[int], None], int], None] = {}  # what close() gives back, in order
         self._pid = os.getpid()
         self._open = True
 
@@ -89,37 +109,38 @@ class SoftProvider:
 
     def alloc_pd(self) -> int:
         """See `Provider`."""
-        return self.nic.alloc_pd()
+        return self._hold(self.nic.dealloc_pd, self.nic.alloc_pd())
 
     def dealloc_pd(self, pdn: int) -> None:
         """See `Provider`."""
-        self.nic.dealloc_pd(pdn)
+        self._give_back(self.nic.dealloc_pd, pdn)
 
     def reg_mr(self, pdn: int, address: int, nbytes: int, iova: int, access: Access, cuda: bool) -> MrKeys:
         """See `Provider`."""
-        key = self.nic.reg_mr(pdn, address, nbytes, iova, access, cuda)
+        key = self._hold(self.nic.dereg_mr, self.nic.reg_mr(pdn, address, nbytes, iova, access, cuda))
         return MrKeys(key, key, key)
 
     def dereg_mr(self, handle: int) -> None:
         """See `Provider`."""
-        self.nic.dereg_mr(handle)
+        self._give_back(self.nic.dereg_mr, handle)
 
     def reg_umem(self, address: int, nbytes: int, access: Access) -> int:
         """See `Provider`."""
-        return self.nic.reg_umem(address, nbytes, access)
+        return self._hold(self.nic.dereg_umem, self.nic.reg_umem(address, nbytes, access))
 
     def dereg_umem(self, umem_id: int) -> None:
         """See `Provider`."""
-        self.nic.dereg_umem(umem_id)
+        self._give_back(self.nic.dereg_umem, umem_id)
 
     def alloc_uar(self, kind: UarAllocationType) -> UarPage:
         """See `Provider`."""
         page_id, base = self.nic.alloc_uar(kind)
+        self._hold(self.nic.free_uar, page_id)
         return UarPage(page_id, base, base + UAR_REG_OFFSET)
 
     def free_uar(self, page_id: int) -> None:
         """See `Provider`."""
-        self.nic.free_uar(page_id)
+        self._give_back(self.nic.free_uar, page_id)
 
     def query_eqn(self, vector: int) -> int:
         """See `Provider`."""
@@ -134,36 +155,37 @@ class SoftProvider:
 
     def devx_obj_create(self, mailbox: bytes, out_size: int) -> tuple[int, bytes]:
         """See `Provider`."""
+        opcode = _opcode(mailbox)
+        if opcode not in _DESTROY:
+            raise InvalidValueError(f"{_name(opcode)} creates no object")
         out = self._execute(mailbox, out_size)
-        match int.from_bytes(mailbox[:2], "big"):
-            case Opcode.CREATE_CQ:
-                destroy = cmd.DESTROY_CQ_IN.pack(opcode=Opcode.DESTROY_CQ, cqn=cmd.CREATE_CQ_OUT.get(out, "cqn"))
-            case Opcode.CREATE_QP:
-                destroy = cmd.DESTROY_QP_IN.pack(opcode=Opcode.DESTROY_QP, qpn=cmd.CREATE_QP_OUT.get(out, "qpn"))
-            case opcode:
-                raise InvalidValueError(f"opcode {opcode:#05x} creates no object")
+        opcode, layout, field, answer = _DESTROY[Opcode(opcode)]
         handle = self._next_handle
         self._next_handle += 1
-        self._objects[handle] = _Object(bytes(destroy))
+        self._objects[handle] = bytes(layout.pack(opcode=opcode, **{field: answer.get(out, field)}))
+        self._hold(self._destroy, handle)
         return handle, out
 
     def devx_obj_modify(self, handle: int, mailbox: bytes, out_size: int) -> bytes:
         """See `Provider`."""
-        self._object(handle)
+        self._check_object(handle, mailbox, _MODIFY)
         return self._execute(mailbox, out_size)
 
     def devx_obj_query(self, handle: int, mailbox: bytes, out_size: int) -> bytes:
         """See `Provider`."""
-        self._object(handle)
+        self._check_object(handle, mailbox, _QUERY)
         return self._execute(mailbox, out_size)
 
     def devx_obj_destroy(self, handle: int) -> None:
         """See `Provider`."""
-        self._execute(self._object(handle).destroy, cmd.OUT.size)
-        del self._objects[handle]
+        self._object(handle)
+        self._give_back(self._destroy, handle)
 
     def general_cmd(self, mailbox: bytes, out_size: int) -> bytes:
         """See `Provider`."""
+        opcode = _opcode(mailbox)
+        if opcode in _OF_OBJECTS:
+            raise InvalidValueError(f"{_name(opcode)} concerns an object: use a devx_obj_… call")
         return self._execute(mailbox, out_size)
 
     def doorbell_register(self, uar: UarPage, qpn: int) -> int:
@@ -175,28 +197,50 @@ class SoftProvider:
         if not self._open or self._pid != os.getpid():
             return
         self._open = False
-        for handle in reversed(list(self._objects)):
-            with contextlib.suppress(DriverError, BadStateError):
-                self.devx_obj_destroy(handle)
+        for free, number in reversed(list(self._held)):
+            with contextlib.suppress(DocaError):
+                free(number)
         with _lock:
             nic, opened = _nics[self.name]
             if opened > 1:
                 _nics[self.name] = nic, opened - 1
                 return
             del _nics[self.name]
-        nic.close()
+            nic.close()
 
-    def _object(self, handle: int) -> _Object:
+    def _hold(self, free: Callable[[int], None], number: int) -> int:
+        """Note what this provider has made: a driver, too, cleans up behind a process."""
+        self._held[free, number] = None
+        return number
+
+    def _give_back(self, free: Callable[[int], None], number: int) -> None:
+        free(number)
+        self._held.pop((free, number), None)
+
+    def _destroy(self, handle: int) -> None:
+        self._execute(self._objects[handle], cmd.OUT.size)
+        del self._objects[handle]
+
+    def _object(self, handle: int) -> bytes:
         if handle not in self._objects:
             raise InvalidValueError(f"{self.name} has no DEVX object {handle}")
         return self._objects[handle]
+
+    def _check_object(self, handle: int, mailbox: bytes, opcodes: tuple[Opcode, ...]) -> None:
+        """Raise InvalidValueError unless the mailbox is one of these and means this object, as DEVX does."""
+        destroy, opcode = self._object(handle), _opcode(mailbox)
+        if opcode in _OF_OBJECTS and opcode not in opcodes:
+            raise InvalidValueError(f"{_name(opcode)} is not for this call: use another devx_obj_… call")
+        if mailbox[_NUMBER] != destroy[_NUMBER]:
+            raise InvalidValueError(
+                f"the mailbox names object {mailbox[_NUMBER].hex()}, DEVX object {handle} is {destroy[_NUMBER].hex()}"
+            )
 
     def _execute(self, mailbox: bytes, out_size: int) -> bytes:
         out, refusal = self.nic.execute(bytes(mailbox), out_size)
         status, syndrome = cmd.OUT.get(out, "status"), cmd.OUT.get(out, "syndrome")
         if status != Status.OK:
-            number = int.from_bytes(mailbox[:2], "big")
-            name = Opcode(number).name if number in list(Opcode) else f"opcode {number:#05x}"
+            name = _name(_opcode(mailbox))
             raise DriverError(
                 f"{name} failed with status {Status(status).name} ({status:#04x}), syndrome {syndrome:#x}: {refusal}",
                 status, syndrome,
@@ -207,3 +251,11 @@ class SoftProvider:
     def _check_port(port: int) -> None:
         if port != 1:
             raise InvalidValueError(f"port {port} does not exist: the software NIC has one, port 1")
+
+
+def _opcode(mailbox: bytes) -> int:
+    return int.from_bytes(mailbox[:2], "big")
+
+
+def _name(opcode: int) -> str:
+    return Opcode(opcode).name if opcode in list(Opcode) else f"opcode {opcode:#05x}"

@@ -93,6 +93,7 @@ class QP(Handle):
             mailbox = CREATE_QP_IN.pack(
                 opcode=Opcode.CREATE_QP,
                 qpc=_context(pd, attr, sizes, ring, self.uar),
+                wq_umem_offset=ring.offset,
                 wq_umem_id=ring.umem_id,
                 wq_umem_valid=1,
             )

@@ -33,7 +33,7 @@ class QpInitAttr:
     `max_inline_data`         bytes a send may carry in itself; raised to what its WQE has room for
     `sq_sig_all`              for whoever posts: every send makes a completion
     `user_index`              24 bits that the device puts into completions
-    `external_umem`           (UMEM, offset) of the rings, receive ring first; the offset must be 0
+    `external_umem`           (UMEM, offset) of the rings, receive ring first; the offset is a multiple of 64
     `external_dbr_umem`       (UMEM, offset) of the 8-byte doorbell record
     `external_uar`            doorbell page to share; without one the queue pair gets its own
     `core_direct_master`      the queue may hold WAIT requests
@@ -63,11 +63,6 @@ class QpInitAttr:
     def check(self, device: DeviceAttributes) -> None:
         """Raise unless the device can make such a queue pair. Sizes are checked by `queue_sizes`."""
         check_both(self.external_umem, self.external_dbr_umem)
-        if self.external_umem and self.external_umem[1]:
-            raise InvalidValueError(
-                f"external_umem: offset {self.external_umem[1]}, but the rings of a queue pair start where their UMEM "
-                "does: register a UMEM from there"
-            )
         if self.qp_type != QpType.RC:
             raise InvalidValueError(f"qp_type = {self.qp_type}: only RC queue pairs can be created")
         if not device.is_qp_type_supported(self.qp_type):

@@ -1,0 +1,1 @@
+"""Benchmarks over one-sided operations: bandwidth and latency, every byte that arrives checked."""

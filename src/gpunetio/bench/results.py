@@ -1,0 +1,109 @@
+"""What a benchmark found out about one message size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Part = tuple[int, int, float]  # messages, bytes and seconds of one launch
+
+
+@dataclass(frozen=True)
+class Check:
+    """Whether the receiver holds what was sent; `problem` says where it does not.
+
+    `payload_bytes` and `sha256`, of what the receiver holds, are set when a file was sent.
+    """
+
+    problem: str | None = None
+    payload_bytes: int | None = None
+    sha256: str | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """Fields of a JSON result."""
+        fields: dict[str, Any] = {"validated": self.problem is None}
+        if self.payload_bytes is not None:
+            fields |= {"payload_bytes": self.payload_bytes, "sha256": self.sha256}
+        return fields
+
+
+@dataclass(frozen=True)
+class BwResult:
+    """Rates in bytes and messages a second. The peak is the best launch's, the average that of all launches."""
+
+    size: int
+    iterations: int
+    peak: float
+    average: float
+    rate: float
+    check: Check
+
+    @classmethod
+    def of(cls, size: int, parts: Sequence[Part], check: Check) -> BwResult:
+        """From the launches of one size."""
+        messages, nbytes, seconds = (sum(column) for column in zip(*parts)) if parts else (0, 0, 0.0)
+        return cls(
+            size=size,
+            iterations=int(messages),
+            peak=max((part[1] / part[2] for part in parts), default=0.0),
+            average=nbytes / seconds if parts else 0.0,
+            rate=messages / seconds if parts else 0.0,
+            check=check,
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """One entry of "results"."""
+        return {
+            "size": self.size,
+            "iterations": self.iterations,
+            "bw_peak_gbps": self.peak * 8 / 1e9,
+            "bw_avg_gbps": self.average * 8 / 1e9,
+            "msg_rate_mpps": self.rate / 1e6,
+            **self.check.as_json(),
+        }
+
+
+@dataclass(frozen=True)
+class LatResult:
+    """Microseconds of half a round trip."""
+
+    size: int
+    iterations: int
+    least: float
+    most: float
+    median: float
+    average: float
+    stdev: float
+    p99: float
+    p999: float
+    check: Check
+
+    @classmethod
+    def of(cls, size: int, round_trips_ns: np.ndarray, check: Check) -> LatResult:
+        """From the round trips of one size."""
+        if len(round_trips_ns) == 0:
+            return cls(size, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, check)
+        half = round_trips_ns / 2000
+        least, median, p99, p999, most = (float(value) for value in np.percentile(half, [0, 50, 99, 99.9, 100]))
+        return cls(size, len(half), least, most, median, float(half.mean()), float(half.std()), p99, p999, check)
+
+    def as_json(self) -> dict[str, Any]:
+        """One entry of "results"."""
+        return {
+            "size": self.size,
+            "iterations": self.iterations,
+            "lat_min_us": self.least,
+            "lat_max_us": self.most,
+            "lat_median_us": self.median,
+            "lat_avg_us": self.average,
+            "lat_stdev_us": self.stdev,
+            "lat_p99_us": self.p99,
+            "lat_p999_us": self.p999,
+            **self.check.as_json(),
+        }
+
+
+Result = BwResult | LatResult

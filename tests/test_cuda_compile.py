@@ -1,0 +1,216 @@
+"""The device library and the NIC's engine compile for CUDA with no GPU: no floating point, no spills, folded modes."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.metadata import files
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("numba_cuda", reason="needs numba-cuda (extra 'cuda')")
+
+from numba import cuda, int64, void
+
+from gpunetio import device
+from gpunetio.device import cq, onesided, qp
+from gpunetio.device.launch import offline
+from gpunetio.nic.step import step
+
+SM_90 = (9, 0)
+
+
+def one_sided(queue, raddr, rkey, laddr, lkey, n, out):
+    """All of the one-sided API."""
+    device.st64(out, device.wait(queue, device.put(queue, raddr, rkey, laddr, lkey, n)))
+    device.st64(out, device.wait(queue, device.get(queue, raddr, rkey, laddr, lkey, n)))
+    device.st64(out, device.wait(queue, device.p(queue, raddr, rkey, n, 4)))
+    device.st64(out, device.signal(queue, raddr, rkey, laddr, lkey, n))
+    device.st64(out, device.put_signal(queue, raddr, rkey, laddr, lkey, n, raddr, rkey, laddr, lkey, n))
+    device.st64(out, device.wait_all(queue))
+
+
+def low_level(queue, raddr, rkey, laddr, lkey, n, out):
+    """All builders, and the queue protocol."""
+    first = device.reserve(queue, 8)
+    device.prepare_nop(queue, first)
+    device.prepare_write(queue, first + 1, raddr, rkey, laddr, lkey, n)
+    device.prepare_write2(queue, first + 2, raddr, rkey, laddr, lkey, n, laddr, lkey, n)
+    device.prepare_write_value(queue, first + 3, raddr, rkey, n, 8)
+    device.prepare_write_inline(queue, first + 4, raddr, rkey, laddr, n)
+    device.prepare_read(queue, first + 5, raddr, rkey, laddr, lkey, n)
+    device.prepare_send(queue, first + 6, laddr, lkey, n)
+    device.prepare_atomic(queue, first + 7, device.ATOMIC_CS, raddr, rkey, laddr, lkey, n, n)
+    device.mark_ready(queue, first, first + 7)
+    device.submit(queue, first + 8)
+    device.st64(out, device.poll_one(queue, first))
+    device.st64(out, device.poll_at(queue, first + 7))
+
+
+def groups(queue, raddr, rkey, laddr, lkey, n, out):
+    """Identity and synchronisation."""
+    device.block_sync()
+    value = device.warp_broadcast(n + device.lane_id(), 0)
+    device.warp_sync()
+    device.st64(out + 8 * device.global_id(), value + device.warp_size())
+    device.copy(laddr, raddr, n)
+    device.yield_thread()
+
+
+def exclusive_put(queue, raddr, rkey, laddr, lkey, n, out):
+    device.st64(out, device.put(queue, raddr, rkey, laddr, lkey, n, device.EXCLUSIVE))
+
+
+def shared_put(queue, raddr, rkey, laddr, lkey, n, out):
+    device.st64(out, device.put(queue, raddr, rkey, laddr, lkey, n, device.GPU))
+
+
+def engine(nic, out):
+    """A turn of the software NIC, as a later engine on the GPU itself runs it."""
+    device.st64(out, step(nic))
+
+
+KERNELS: dict[str, tuple[Callable, int]] = {
+    "one_sided": (one_sided, 7),
+    "low_level": (low_level, 7),
+    "groups": (groups, 7),
+    "engine": (engine, 2),
+}
+QUICK = ("one_sided", "low_level", "groups")  # ptxas takes half a minute for the engine
+
+
+def ptx_of(body: Callable, parameters: int, capability: tuple[int, int] = SM_90) -> str:
+    with offline(capability):
+        ptx, _ = cuda.compile(
+            body, void(*[int64] * parameters), device=False, cc=capability, output="ptx", abi="numba"
+        )
+    return ptx
+
+
+def ptxas() -> Path:
+    """The assembler of the pinned CUDA wheel."""
+    found = [f for f in files("nvidia-cuda-nvcc") or [] if f.name == "ptxas"]
+    assert found, "the nvidia-cuda-nvcc wheel has no ptxas"
+    return Path(str(found[0].locate()))
+
+
+def assemble(ptx: str, capability: tuple[int, int], folder: Path) -> str:
+    """ptxas's report on registers, stack and spills."""
+    source = folder / "kernel.ptx"
+    source.write_text(ptx)
+    arch = f"sm_{capability[0]}{capability[1]}"
+    ran = subprocess.run(
+        [ptxas(), "-v", f"-arch={arch}", source, "-o", folder / "kernel.cubin"],
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    return ran.stderr
+
+
+def check(name: str, capability: tuple[int, int], folder: Path) -> None:
+    """No floating point, and no spills."""
+    ptx = ptx_of(*KERNELS[name], capability)
+    assert ".f64" not in ptx and ".f32" not in ptx
+    report = assemble(ptx, capability, folder)
+    spills = re.findall(r"(\d+) bytes spill (?:stores|loads)", report)
+    assert spills, report
+    assert set(spills) == {"0"}, report
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_compiles_for_sm_90(name, tmp_path):
+    check(name, SM_90, tmp_path)
+
+
+def test_the_engine_compiles_for_a_gpu():
+    """Requester and responder are free of what exists on a CPU only."""
+    ptx = ptx_of(*KERNELS["engine"])
+    assert ".f64" not in ptx and ".f32" not in ptx
+    assert ".extern .func" not in ptx
+
+
+@pytest.mark.slow
+def test_the_engine_assembles_for_sm_90_without_spills(tmp_path):
+    check("engine", SM_90, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [(8, 0), (10, 0)], ids=["sm_80", "sm_100"])
+@pytest.mark.parametrize("name", KERNELS)
+def test_compiles_for_other_architectures(name, capability, tmp_path):
+    """In a process of its own: Numba keeps one compilation of a device function for all architectures."""
+    code = (
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import test_cuda_compile as t; "
+        f"from pathlib import Path; t.check({name!r}, {capability!r}, Path({str(tmp_path)!r}))"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_constant_modes_fold():
+    """An exclusive put has no atomics and no lock; a shared one has."""
+    exclusive, shared = ptx_of(exclusive_put, 7), ptx_of(shared_put, 7)
+    assert "atom." not in exclusive
+    assert "atom.relaxed.gpu.global.add.u64" in shared
+    assert "atom.acquire.gpu.global.cas.b32" in shared
+
+
+def test_doorbell_is_rung_with_an_mmio_store_behind_a_gpu_fence_on_sm_90():
+    ptx = ptx_of(exclusive_put, 7)
+    assert ptx.count("st.mmio.relaxed.sys.global.u64") >= 2
+    assert "fence.release.gpu" in ptx
+    assert "fence.release.sys" not in ptx
+
+
+def lto_ir(body: Callable, signature, name: str) -> bytes:
+    """`body` as LTO-IR with C ABI, under `name`."""
+    with offline(SM_90):
+        image, _ = cuda.compile(
+            body, signature, device=True, cc=SM_90, output="ltoir", abi="c", abi_info={"abi_name": name}
+        )
+    return image
+
+
+@pytest.mark.parametrize(
+    ("function", "parameters"), [(onesided.put, 8), (cq.poll_at, 3), (cq.poll_one, 3), (qp.reserve, 4)]
+)
+def test_c_abi_lto_ir_links_into_foreign_code(function, parameters):
+    """What CUDA C++ does: call the function by its C name and link it in, here from PTX, with nvJitLink."""
+    from cuda.bindings import nvjitlink
+
+    name = f"gpunetio_{function.py_func.__name__}"
+    image = lto_ir(function.py_func, int64(*[int64] * parameters), name)
+    formals = ", ".join(f".param .b64 a{i}" for i in range(parameters))
+    stores = "\n".join(f"st.param.b64 [a{i}], v;" for i in range(parameters))
+    locals_ = "\n".join(f".param .b64 a{i};" for i in range(parameters))
+    actuals = ", ".join(f"a{i}" for i in range(parameters))
+    caller = f"""
+        .version 8.0
+        .target sm_90
+        .address_size 64
+        .extern .func (.param .b64 r) {name} ({formals});
+        .visible .entry caller(.param .u64 p) {{
+            .reg .b64 v;
+            ld.param.u64 v, [p];
+            {{
+                .param .b64 r;
+                {locals_}
+                {stores}
+                call.uni (r), {name}, ({actuals});
+                ld.param.b64 v, [r];
+            }}
+            ret;
+        }}"""
+    linker = nvjitlink.create(2, ["-arch=sm_90", "-lto"])
+    try:
+        nvjitlink.add_data(linker, nvjitlink.InputType.LTOIR, image, len(image), name)
+        ptx = caller.encode()
+        nvjitlink.add_data(linker, nvjitlink.InputType.PTX, ptx, len(ptx), "caller")
+        nvjitlink.complete(linker)
+        cubin = bytearray(nvjitlink.get_linked_cubin_size(linker))
+        nvjitlink.get_linked_cubin(linker, cubin)
+    finally:
+        nvjitlink.destroy(linker)
+    assert cubin.startswith(b"\x7fELF")
+    assert name.encode() in cubin

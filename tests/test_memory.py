@@ -1,0 +1,253 @@
+"""Memory that a NIC may touch: what lies behind an object, for how long, and what is no memory."""
+
+import array
+import ctypes
+import gc
+import logging
+import mmap
+import pickle
+import sys
+import weakref
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpunetio import log
+from gpunetio.errors import BadStateError, InvalidValueError
+from gpunetio.memory import PAGE, HostMemory, Region, round_up
+
+
+class OnlyDlpack:
+    """A tensor of a library that NumPy knows nothing of."""
+
+    def __init__(self, tensor: np.ndarray):
+        self.tensor = tensor
+
+    def __dlpack__(self, **options: object) -> object:
+        return self.tensor.__dlpack__()
+
+
+class OnlyCuda:
+    """Names memory as CUDA arrays do."""
+
+    def __init__(self, tensor: np.ndarray, **changes: object):
+        face = tensor.__array_interface__
+        self.__cuda_array_interface__ = {
+            "shape": face["shape"], "typestr": face["typestr"], "data": face["data"], "strides": tensor.strides,
+            "version": 3, **changes,
+        }  # fmt: skip
+
+
+def place(region: Region) -> tuple[int, int]:
+    return region.address, region.nbytes
+
+
+# --- host memory
+
+
+def test_host_memory():
+    memory = HostMemory(100)
+    assert memory.address % PAGE == 0
+    assert memory.nbytes == len(memory.array) == PAGE
+    assert not memory.array.any()
+    memory.view(np.uint32, 8, 2)[1] = 0x01020304
+    assert ctypes.string_at(memory.address + 12, 4) == memory.array[12:16].tobytes() != bytes(4)
+    with pytest.raises(BadStateError, match="cannot be pickled"):
+        pickle.dumps(memory)
+    memory.close()
+    memory.close()
+    assert memory.closed
+    for nbytes in (0, -1):
+        with pytest.raises(InvalidValueError, match=f"cannot allocate {nbytes} bytes"):
+            HostMemory(nbytes)
+
+
+def test_host_memory_is_not_garbage_collected():
+    address = HostMemory(PAGE).address
+    gc.collect()
+    assert ctypes.string_at(address, 1) == b"\0"  # a segmentation fault otherwise
+
+
+def test_closed_host_memory_stays_mapped_for_those_who_use_it():
+    memory = HostMemory(PAGE)
+    region = Region.of(memory)
+    memory.array[:4] = 7
+    memory.close()
+    gc.collect()
+    assert ctypes.string_at(region.address, 4) == b"\7" * 4
+    with pytest.raises(BadStateError, match="the HostMemory is closed"):
+        Region.of(memory)
+
+
+def test_closed_host_memory_goes():
+    def mapped() -> int:
+        gc.collect()
+        with open("/proc/self/statm") as statm:
+            return int(statm.read().split()[0])
+
+    before = mapped()
+    memory = HostMemory(64 << 20)
+    region: Region | None = Region.of(memory)
+    memory.close()
+    assert mapped() - before >= (64 << 20) // PAGE  # the region has it
+    del region
+    assert mapped() - before < (32 << 20) // PAGE
+
+
+@given(st.integers(0, 1 << 40), st.integers(0, 20).map(lambda n: 1 << n))
+def test_round_up(nbytes, multiple):
+    rounded = round_up(nbytes, multiple)
+    assert rounded % multiple == 0
+    assert nbytes <= rounded < nbytes + multiple
+
+
+# --- what lies behind an object
+
+
+def test_buffers():
+    block = (ctypes.c_int32 * 4)()
+    assert place(Region.of(block)) == (ctypes.addressof(block), 16)
+    numbers = array.array("d", [1, 2, 3])
+    assert place(Region.of(numbers)) == (numbers.buffer_info()[0], 24)
+    with mmap.mmap(-1, PAGE) as shared:
+        region = Region.of(shared)
+        assert (region.nbytes, region.readonly) == (PAGE, False)
+        del region
+    assert Region.of(b"abc").readonly
+    assert not Region.of(bytearray(b"abc")).readonly
+    whole = np.arange(10, dtype=np.uint8)
+    assert place(Region.of(memoryview(whole)[2:5])) == (whole.ctypes.data + 2, 3)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        np.zeros((3, 5), np.float32), np.zeros((3, 5), np.float32, order="F"), np.zeros((), np.int64),
+        np.zeros(7, ">u4"), np.zeros(3, [("a", "<u2"), ("b", ">f8")]), np.zeros((2, 3), ">i8", order="F"),
+        np.zeros((4, 6), np.int16)[:1], np.zeros((4, 6), np.int16)[2:4], np.zeros(4, bool), np.zeros(4, np.complex64),
+    ],
+    ids=lambda tensor: f"{tensor.dtype.str}{tensor.shape}",
+)  # fmt: skip
+def test_arrays(tensor):
+    assert place(Region.of(tensor)) == (tensor.ctypes.data, tensor.nbytes)
+
+
+STRIDED = [
+    np.zeros(8)[::2], np.zeros((4, 4))[:, 1], np.zeros((4, 4))[:, :2], np.zeros(8)[::-1], np.broadcast_to(1.0, 5),
+]  # fmt: skip
+AS_IT_IS = [np.zeros((3, 5), np.float32), np.zeros((4, 6), np.int16)[::2][:1], np.zeros((2, 1, 3)), np.zeros(5, bool)]
+
+
+@pytest.mark.parametrize("tensor", STRIDED, ids=lambda tensor: f"{tensor.shape}{tensor.strides}")
+def test_what_is_not_contiguous(tensor):
+    with pytest.raises(InvalidValueError, match="not contiguous"):
+        Region.of(tensor)
+    with pytest.raises(InvalidValueError, match="only C-contiguous arrays"):
+        Region.of(OnlyCuda(tensor))
+    if tensor.flags.writeable:
+        with pytest.raises(InvalidValueError, match="not C-contiguous"):
+            Region.of(OnlyDlpack(tensor))
+
+
+def test_other_order_needs_a_buffer():
+    tensor = np.zeros((2, 3), order="F")
+    for wrap in (OnlyDlpack, OnlyCuda):
+        with pytest.raises(InvalidValueError, match="C-contiguous"):
+            Region.of(wrap(tensor))
+
+
+@pytest.mark.parametrize("tensor", AS_IT_IS, ids=lambda tensor: f"{tensor.shape}{tensor.strides}")
+def test_cuda_array_interface(tensor):
+    region = Region.of(OnlyCuda(tensor))
+    assert (*place(region), region.cuda, region.readonly) == (tensor.ctypes.data, tensor.nbytes, True, False)
+    assert place(Region.of(OnlyCuda(tensor, strides=None))) == place(region)
+    assert Region.of(OnlyCuda(tensor, data=(tensor.ctypes.data, True))).readonly
+
+
+@pytest.mark.parametrize("tensor", AS_IT_IS, ids=lambda tensor: f"{tensor.shape}{tensor.strides}")
+def test_dlpack(tensor):
+    region = Region.of(OnlyDlpack(tensor))
+    assert (*place(region), region.cuda, region.readonly) == (tensor.ctypes.data, tensor.nbytes, False, False)
+
+
+@pytest.mark.parametrize("nothing", [b"", np.zeros(0), np.zeros((3, 0)), OnlyCuda(np.zeros((3, 0))),
+                                     OnlyDlpack(np.zeros((3, 0)))])  # fmt: skip
+def test_nothing(nothing):
+    assert Region.of(nothing).nbytes == 0
+
+
+def test_dlpack_holds_the_tensor_and_lets_it_go():
+    tensor = np.zeros(1000)
+    alive, count = weakref.ref(tensor), sys.getrefcount(tensor)
+    regions = [Region.of(OnlyDlpack(tensor)) for _ in range(50)]
+    assert sys.getrefcount(tensor) >= count + 50
+    del regions
+    gc.collect()
+    assert sys.getrefcount(tensor) == count  # every capsule's deleter has run, once
+    region: Region | None = Region.of(OnlyDlpack(tensor))
+    del tensor
+    gc.collect()
+    assert alive() is not None
+    del region
+    gc.collect()
+    assert alive() is None
+
+
+def test_dlpack_that_fails():
+    class Fails(OnlyDlpack):
+        answer: object = None
+
+        def __dlpack__(self, **options: object) -> object:
+            if isinstance(self.answer, Exception):
+                raise self.answer
+            return self.answer
+
+    fails = Fails(np.zeros(1))
+    used = np.zeros(4).__dlpack__()
+    np.from_dlpack(type("Once", (), {"__dlpack__": lambda self, **_: used, "__dlpack_device__": lambda self: (1, 0)})())
+    for fails.answer in (BufferError("requires grad"), RuntimeError("on a device"), 5, used):
+        with pytest.raises(InvalidValueError, match="Fails gives no DLPack tensor: "):
+            Region.of(fails)
+    readonly = np.zeros(4)
+    readonly.flags.writeable = False
+    with pytest.raises(InvalidValueError, match=r"OnlyDlpack gives no DLPack tensor: .*readonly"):
+        Region.of(OnlyDlpack(readonly))
+
+
+def test_no_memory():
+    released = memoryview(b"abc")
+    released.release()
+    for thing in (5, "text", None, [1, 2], released):
+        with pytest.raises(InvalidValueError, match=f"{type(thing).__name__} is no memory"):
+            Region.of(thing)
+    with pytest.raises(InvalidValueError, match="ndarray"):
+        Region.of(np.array(["2020-01-01"], "M8[D]"))  # no format that a buffer could name
+
+
+def test_objects_that_say_where_they_are():
+    class Elsewhere:
+        address, nbytes, is_cuda = 0x7000_0000_0000, 512, True
+
+        @property
+        def array(self):
+            raise BadStateError("no CPU mapping")
+
+    region = Region.of(Elsewhere())
+    assert (*place(region), region.cuda) == (0x7000_0000_0000, 512, True)
+
+
+# --- logging
+
+
+@pytest.mark.parametrize(
+    ("text", "level"),
+    [
+        (None, logging.WARNING), ("", logging.WARNING), ("0", logging.CRITICAL), ("2", logging.CRITICAL),
+        ("3", logging.ERROR), ("4", logging.WARNING), ("5", logging.INFO), ("6", logging.INFO), ("7", logging.DEBUG),
+        ("70", logging.DEBUG), ("-1", logging.WARNING), ("debug", logging.WARNING), ("²", logging.WARNING),
+    ],
+)  # fmt: skip
+def test_log_level(text, level):
+    assert log.level_from_environment(text) == level

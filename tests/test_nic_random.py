@@ -1,0 +1,298 @@
+"""Random programs of WQEs, valid and not: the software NIC must leave the bytes, CQEs and states that the model predicts."""
+
+import logging
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import nic_model as model
+from gpunetio import verbs
+from gpunetio.enums import Access, QpState
+from nic_rig import (
+    CS, FA, NOP, READ, RINGS, SEND, SEND_IMM, WRITE, WRITE_IMM, Buffer, Completions, Queue, atomic, connect, control,
+    data, inline, raddr, until,
+)  # fmt: skip
+
+WQES = 6000  # of each test: two NICs and one
+SQ, RQ = 64, 16  # entries of a ring
+SIZE = 1024  # bytes of a region
+LW, RW, RR, RA = Access.LOCAL_WRITE, Access.REMOTE_WRITE, Access.REMOTE_READ, Access.REMOTE_ATOMIC
+ALL = Access.all()
+RIGHTS = (RW | RR | RA,) * 5 + (RW | RR, RW | RA, RR | RA, Access(0))
+UNSUPPORTED = (0x01, 0x0E, 0x0F, 0x14, 0x1B, 0x23, 0x25, 0x2F, 0x7F, 0xFF)
+
+# What regions are for, so that a source and its target never overlap: name → (rights, in the QP's PD, iova).
+LOCAL = {"local": (LW, True, None), "source": (Access(0), True, None), "zero": (LW, True, 0), "alien": (LW, False, None)}
+REMOTE = {
+    "all": (ALL, True, None), "write": (LW | RW, True, None), "read": (RR, True, None), "atomic": (LW | RA, True, None),
+    "based": (ALL, True, (1 << 63) - 512), "foreign": (ALL, False, None), "none": (LW, True, None),
+}  # fmt: skip
+INBOX = {"inbox": (LW, True, None), "locked": (Access(0), True, None), "stranger": (LW, False, None)}
+RIGHT_OF = {WRITE: RW, WRITE_IMM: RW, READ: RR, CS: RA, FA: RA}
+
+
+class Side:
+    """A NIC's PDs and regions, and the model's."""
+
+    def __init__(self, name: str):
+        self.ctx = verbs.open(name)
+        self.pd, self.other_pd = self.ctx.create_pd(), self.ctx.create_pd()
+        self.model = model.Nic()
+        self.buffers: dict[str, Buffer] = {}
+        self.memories: dict[str, bytearray] = {}
+        for fill, (region, (access, own, iova)) in enumerate((LOCAL | REMOTE | INBOX).items()):
+            pd = self.pd if own else self.other_pd
+            buffer = self.buffers[region] = Buffer(pd, SIZE, fill, access=access, iova=iova)
+            memory = self.memories[region] = bytearray(buffer.whole.tobytes())
+            self.model.register(
+                model.Region(buffer.key, pd.pdn, int(access), buffer.address, memory, buffer.start, SIZE)
+            )
+        gone = Buffer(self.pd, SIZE)
+        self.dead_key = gone.key
+        gone.mr.close()
+
+    def check(self) -> None:
+        for name, buffer in self.buffers.items():
+            expected = np.frombuffer(self.memories[name], np.uint8)
+            if not np.array_equal(buffer.whole, expected):
+                at = np.flatnonzero(buffer.whole != expected)
+                pytest.fail(f"region {name}: {len(at)} bytes from offset {at[0] - buffer.start} differ")
+
+
+class End:
+    """A queue pair of the NIC beside the model's."""
+
+    def __init__(self, side: Side, user_index: int):
+        self.side = side
+        self.queue = Queue(
+            side.pd, SQ, RQ, send_cq=side.ctx.create_cq(SQ), recv_cq=side.ctx.create_cq(RQ), user_index=user_index
+        )
+        qp = self.queue.qp
+        assert (qp.sq_entries, qp.rq_entries) == (SQ, RQ)
+        self.send_cq, self.recv_cq = model.Cq(6), model.Cq(4)
+        self.model = model.Qp(
+            side.model, qp.qpn, side.pd.pdn, SQ, RQ, qp.rq_stride, self.send_cq, self.recv_cq, user_index
+        )
+
+    def reset(self) -> None:
+        self.queue.reset()
+        self.model.reset()
+
+    def settle(self) -> None:
+        """Wait until the NIC has caught up with the model, and compare."""
+        queue = self.queue
+        until(queue.idle, f"WQE {queue.index} of {queue.qp}, at {int(queue.row['sq_ci'])}")
+        self._compare(queue.done, self.send_cq, "send")
+        self._compare(queue.arrived, self.recv_cq, "receive")
+        state = QpState[self.model.state]
+        assert queue.qp.state == state
+
+    @staticmethod
+    def _compare(real: Completions, cq: model.Cq, name: str) -> None:
+        for expected in cq.cqes[real.ci :]:
+            at = real.ci
+            cqe = until(real.poll, f"{name} CQE {at}: {expected}")
+            seen = model.Cqe(*(None if want is None else got for got, want in zip(cqe, expected)))
+            assert seen == expected, f"{name} CQE {at}"
+        extra = real.poll()
+        assert extra is None, f"{name} CQE that nothing called for: {extra}"
+
+
+class Programs:
+    """Random WQEs from one end to the other."""
+
+    def __init__(self, random: Random, bad: float):
+        self.random, self.bad = random, bad
+
+    def chance(self, share: float) -> bool:
+        return self.random.random() < share
+
+    def local(self, side: Side, nbytes: int, write: bool, names: dict | None = None) -> bytes:
+        """A data segment of `nbytes`, now and then one that is refused."""
+        r = self.random
+        name = r.choice(("local", "zero") if write else ("local", "zero", "source"))
+        offset = r.randint(0, SIZE - nbytes)
+        key = None
+        if self.chance(self.bad / 3):
+            match r.randrange(6):
+                case 0:
+                    key = r.choice((0, side.dead_key, r.getrandbits(32)))
+                case 1:
+                    name = "alien"
+                case 2:
+                    name = "source"  # refused when the operation writes
+                case 3:
+                    offset = SIZE - nbytes + r.randint(1, 9)
+                case 4:
+                    offset = -r.randint(1, 1 << 40)
+                case 5:
+                    nbytes = r.choice((0, (1 << 30) + 1, 1 << 30, SIZE + 1, 0x7FFF_FFFF))
+        buffer = side.buffers[name]
+        return data(buffer.address + offset, buffer.key if key is None else key, nbytes)
+
+    def locals(self, side: Side, total: int, write: bool) -> list[bytes]:
+        """Data segments of `total` bytes together, some of them inline where that is allowed."""
+        r = self.random
+        segments = []
+        while total > 0:
+            part = total if self.chance(0.6) else r.randint(1, total)
+            if not write and part <= 220 and self.chance(0.3) or write and self.chance(self.bad / 10):
+                segments.append(inline(r.randbytes(min(part, 220))))
+            else:
+                segments.append(self.local(side, part, write))
+            total -= part
+        if not write and self.chance(0.03):
+            segments.append(inline(b""))
+        return segments
+
+    def remote(self, side: Side, opcode: int, nbytes: int) -> bytes:
+        r = self.random
+        names = [n for n, (access, own, _) in REMOTE.items() if own and access & RIGHT_OF[opcode]]
+        name, key = r.choice(names), None
+        offset = r.randint(0, SIZE - nbytes)
+        if opcode in (CS, FA):
+            offset &= ~7
+        if self.chance(self.bad):
+            match r.randrange(6):
+                case 0:
+                    key = r.choice((0, side.dead_key, r.getrandbits(32), 0x100))
+                case 1:
+                    name = "foreign"
+                case 2:
+                    name = r.choice(list(REMOTE))
+                case 3:
+                    offset = SIZE - nbytes + r.randint(1, 9)
+                case 4:
+                    offset = -r.randint(1, 1 << 40)
+                case 5:
+                    offset += r.randint(1, 7)
+        buffer = side.buffers[name]
+        return raddr(buffer.address + offset, buffer.key if key is None else key, r.getrandbits(32))
+
+    def wqe(self, end: End, peer: End) -> bytes:
+        """One WQE for the next index of `end`."""
+        r, queue = self.random, end.queue
+        opcode = r.choice((NOP, WRITE, WRITE, WRITE, WRITE_IMM, SEND, SEND, SEND_IMM, READ, READ, CS, FA))
+        total = r.choice((0, 1, 8, r.randint(1, 64), r.randint(1, SIZE), SIZE))
+        body = b""
+        if opcode in (CS, FA):
+            total = 8
+            words = peer.side.buffers["all"]
+            compare = words.word(r.randrange(0, SIZE, 8)) if self.chance(0.5) else r.getrandbits(64)
+            body = self.remote(peer.side, opcode, 8) + atomic(r.getrandbits(64), compare)
+            if self.chance(self.bad / 3):
+                total = r.choice((4, 7, 9, 16))
+        elif opcode in RIGHT_OF:
+            body = self.remote(peer.side, opcode, total)
+        if opcode != NOP:
+            body += b"".join(self.locals(end.side, total, opcode in (READ, CS, FA)))
+        index, qpn, ds = queue.index, queue.qp.qpn, 1 + len(body) // 16
+        if self.chance(self.bad / 2):
+            match r.randrange(5):
+                case 0:
+                    ds = r.choice((0, 1, ds - 1, ds + 1, ds + 3, 63))
+                case 1:
+                    qpn = r.choice((peer.queue.qp.qpn ^ (peer.queue.qp.qpn == qpn), 0, qpn ^ 1))
+                case 2:
+                    opcode = r.choice(UNSUPPORTED)
+                case 3:
+                    index += r.choice((1, -1, 0x100, SQ))
+                case 4:
+                    body += r.randbytes(16)
+                    ds += 1
+        ce = r.choice((0, 1, 2, 2, 2, 3))
+        return control(opcode, index, qpn, min(ds, 63), ce, r.getrandbits(32), r.getrandbits(16)) + body
+
+    def receive(self, end: End) -> None:
+        """Post a receive, now and then one that is too small or refused."""
+        r = self.random
+        segments = []
+        for _ in range(r.choice((1, 1, 2, 3, 4))):
+            name = "inbox"
+            nbytes = r.choice((1, 64, SIZE // 2, SIZE, SIZE))
+            if self.chance(self.bad / 2):
+                name = r.choice(("locked", "stranger"))
+            buffer = end.side.buffers[name]
+            key = buffer.key if self.chance(1 - self.bad / 4) else r.choice((0, end.side.dead_key))
+            offset = r.randint(0, SIZE - nbytes) + (r.randint(1, SIZE) if self.chance(self.bad / 4) else 0)
+            if self.chance(self.bad / 4):
+                nbytes = 0
+            segments.append(data(buffer.address + offset, key, nbytes))
+        end.model.post_receive((b"".join(segments) + data(0, 0x100, 0))[: end.queue.qp.rq_stride])
+        end.queue.receive(*segments)
+
+    def run(self, end: End, peer: End, length: int) -> int:
+        """Up to `length` WQEs from one end to the other: how many there were."""
+        r, queue = self.random, end.queue
+        wanted = r.choice((0, length // 3, length // 2, length, RQ))
+        for _ in range(len(peer.model.receives), min(wanted, RQ - 1)):
+            self.receive(peer)
+        start, posted = queue.index, 0
+        while posted < length:
+            wqe = self.wqe(end, peer)
+            if queue.index + -(-len(wqe) // 64) - start > SQ:
+                break
+            queue.write_wqe(wqe)
+            posted += 1
+        image = queue.sq.tobytes()
+        queue.ring(r.choice(RINGS))
+        end.model.post(image, queue.index)
+        for one in (end, peer):
+            one.settle()
+            one.side.check()
+        return posted
+
+
+def run_programs(sides: list[Side], seed: int, wqes: int, bad: float = 0.05) -> None:
+    random = Random(seed)
+    programs = Programs(random, bad)
+    ends = [End(sides[0], 0x123456), End(sides[-1], 0xABCDEF)]
+    posted = used = 0
+    while posted < wqes:
+        if used == 0 or any(end.model.state == "ERR" for end in ends) and random.random() < 0.9 or random.random() < 0.02:
+            for end in ends:
+                end.reset()
+            rights = random.choice(RIGHTS)
+            psn = random.choice((0, 0xFFFFFE, random.getrandbits(24)))
+            connect(
+                ends[0].queue, ends[1].queue, remote_access=rights, psn=psn, rnr_retry=random.randrange(3),
+                retry_cnt=random.randrange(3),
+            )  # fmt: skip
+            for end, peer in (ends, ends[::-1]):
+                end.model.connect(peer.model, int(rights))
+        random.shuffle(ends)
+        posted += programs.run(*ends, length=random.choice((1, 4, 12, 12, 30)))
+        used += 1
+
+
+@pytest.fixture
+def quiet():
+    """Thousands of errors, none of them worth a line of log."""
+    logger = logging.getLogger("gpunetio.nic")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    yield
+    logger.setLevel(level)
+
+
+@pytest.fixture
+def sides(quiet, request):
+    sides = [Side(name) for name in request.param]
+    yield sides
+    for side in sides:
+        side.ctx.close()
+
+
+@pytest.mark.parametrize("sides", [("soft0",), ("soft0", "soft1")], indirect=True, ids=["loopback", "two NICs"])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_random_programs(sides, seed):
+    run_programs(sides, seed, WQES // 2)
+
+
+@pytest.mark.parametrize("sides", [("soft0",)], indirect=True, ids=["loopback"])
+def test_valid_programs(sides):
+    """No error at all: long runs around the rings, without a reset."""
+    run_programs(sides, 3, 1000, bad=0.0)
