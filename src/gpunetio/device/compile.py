@@ -11,7 +11,7 @@ from typing import Any
 
 import llvmlite
 import numba
-from numba import njit
+from numba import njit, types
 from numba.core.dispatcher import Dispatcher
 
 _PACKAGE = Path(__file__).parents[1]
@@ -50,22 +50,26 @@ def device_function(fn: Callable[..., Any]) -> Any:
 
     Arguments and results are int64. Mode arguments with defaults fold away when they are constants.
     """
-    compiled: Any = njit(nogil=True, error_model="numpy", forceinline=True, cache=_cacheable(fn))(fn)
-    compiled.stamp = _stamp(fn)
-    if _cacheable(fn):
-        compiled._cache._cache_file._source_stamp = compiled.stamp
-    return compiled
+    return _compiled(fn, forceinline=True)
 
 
 def engine_function(fn: Callable[..., Any]) -> Any:
     """Like `device_function`, but left to LLVM to inline or not: for big functions called from several places."""
-    compiled: Any = njit(nogil=True, error_model="numpy", cache=_cacheable(fn))(fn)
+    return _compiled(fn, forceinline=False)
+
+
+def _compiled(fn: Callable[..., Any], forceinline: bool) -> Any:
+    # Functions typed at a prompt or made by `exec` have no file to cache beside.
+    cacheable = Path(inspect.getfile(fn)).is_file()
+    compiled: Any = njit(nogil=True, error_model="numpy", forceinline=forceinline, cache=cacheable)(fn)
     compiled.stamp = _stamp(fn)
-    if _cacheable(fn):
+    if cacheable:
         compiled._cache._cache_file._source_stamp = compiled.stamp
+    resolve = compiled.get_call_template
+
+    def resolve_once_for_all_constants(args, kws):
+        """Numba would compile a callee anew for each literal argument; inlining folds them just as well."""
+        return resolve([types.unliteral(a) for a in args], {name: types.unliteral(a) for name, a in kws.items()})
+
+    compiled.get_call_template = resolve_once_for_all_constants
     return compiled
-
-
-def _cacheable(fn: Callable[..., Any]) -> bool:
-    """Functions typed at a prompt or made by `exec` have no file to cache beside."""
-    return Path(inspect.getfile(fn)).is_file()

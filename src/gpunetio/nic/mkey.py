@@ -10,8 +10,8 @@ _UNKNOWN, _PD, _RIGHTS, _BOUNDS = 0, 1, 2, 3
 
 
 @device_function
-def translate(nic, key, pdn, addr, nbytes, right, unknown):
-    """The host address of [addr, addr + nbytes), or minus the reason (`unknown`, Reason.?KEY_UNKNOWN, or a follower)."""
+def find(nic, key, pdn, addr, nbytes, right):
+    """The host address of [addr, addr + nbytes), or -1 if any check fails."""
     n = nic_at(nic)
     m = mkey_row_at(n.mkeys + ((key >> 8) & n.mkey_mask) * MKEY_ROW.size)
     offset = addr - m.iova
@@ -23,7 +23,14 @@ def translate(nic, key, pdn, addr, nbytes, right, unknown):
         and offset <= m.nbytes - nbytes
     ):  # fmt: skip
         return addr + m.delta
-    return _refuse(nic, key, pdn, addr, nbytes, right, unknown)
+    return -1
+
+
+@device_function
+def translate(nic, key, pdn, addr, nbytes, right, unknown):
+    """`find`, or minus the reason (`unknown`, Reason.?KEY_UNKNOWN, or a follower)."""
+    address = find(nic, key, pdn, addr, nbytes, right)
+    return address if address >= 0 else _refuse(nic, key, pdn, addr, nbytes, right, unknown)
 
 
 @engine_function

@@ -19,7 +19,7 @@ from ..formats.wqe import (
     ATOMIC_SEG, CTRL_SEG, DATA_SEG, INLINE_SEG, MAX_TRANSFER, RADDR_SEG, SEGMENT, WQEBB_SHIFT, WqeOpcode,
 )  # fmt: skip
 from .completion import ERR, REQUESTER, ce_of, complete_send, fail_send, record_error
-from .mkey import translate
+from .mkey import find, translate
 from .reasons import Reason
 from .responder import explain, flush_receives, respond
 from .tables import counters_at, nic_at, qp_row_at
@@ -28,7 +28,7 @@ RST, RTR, RTS = int(QpState.RST), int(QpState.RTR), int(QpState.RTS)
 _NOP, _WRITE, _WRITE_IMM = int(WqeOpcode.NOP), int(WqeOpcode.RDMA_WRITE), int(WqeOpcode.RDMA_WRITE_IMM)
 _SEND, _SEND_IMM, _READ = int(WqeOpcode.SEND), int(WqeOpcode.SEND_IMM), int(WqeOpcode.RDMA_READ)
 _CS, _FA = int(WqeOpcode.ATOMIC_CS), int(WqeOpcode.ATOMIC_FA)
-_LOCAL_WRITE = int(Access.LOCAL_WRITE)
+_LOCAL_WRITE, _REMOTE_WRITE = int(Access.LOCAL_WRITE), int(Access.REMOTE_WRITE)
 _LKEY_UNKNOWN, _LENGTH, _ATOMIC_LENGTH = int(Reason.LKEY_UNKNOWN), int(Reason.LENGTH), int(Reason.ATOMIC_LENGTH)
 _STALE, _WRONG_QPN, _OPCODE = int(Reason.WQE_STALE), int(Reason.WQE_QPN), int(Reason.WQE_OPCODE)
 _MALFORMED, _FLUSH, _QP_STATE = int(Reason.WQE_MALFORMED), int(Reason.FLUSH), int(Reason.QP_STATE)
@@ -36,6 +36,7 @@ _DOORBELL_RANGE, _NO_RESPONSE, _RNR = int(Reason.DOORBELL_RANGE), int(Reason.NO_
 
 # Between our own NICs a PSN numbers a message, not a packet: whole messages travel.
 PSN_MASK = 0xFF_FFFF
+HALF_RANGE = (PI_MASK + 1) // 2
 STALE_POLLS = 20_000  # how often a WQE that is not there yet is read again: a fraction of a millisecond
 ENDLESS_RNR = 7  # rnr_retry 7 means for ever (IBTA 9.7.5.2.8)
 _UNSUPPORTED = 64  # larger than any WQE's number of segments
@@ -84,7 +85,13 @@ def scan_record(nic, row):
     if q.no_dbr or q.sq_addr == 0 or q.dbrec == 0:
         return
     producer16 = be32(ld_acquire32(q.dbrec + QP_DBREC.snd)) & PI_MASK
-    if (producer16 - q.sq_ci) & PI_MASK <= 1 << q.sq_log:
+    ahead = (producer16 - q.sq_ci) & PI_MASK
+    if ahead == HALF_RANGE:
+        # A full ring of 2^15 ahead, or as much behind: the WQE in the next slot tells.
+        wqe = q.sq_addr + ((q.sq_ci & ((1 << q.sq_log) - 1)) << WQEBB_SHIFT)
+        if (be32(ld_acquire32(wqe)) >> WQE_IDX_SHIFT) & PI_MASK != q.sq_ci & PI_MASK:
+            return
+    if ahead <= 1 << q.sq_log:
         announce(nic, row, producer16)
 
 
@@ -278,6 +285,46 @@ def _flush_one(nic, row):
 
 
 @device_function
+def _plain_write(nic, row, wqe, ds):
+    """The commonest request, an RDMA WRITE of one segment to a QP beside this one, carried out without a message.
+
+    Its bytes, or -1 if it is anything else or if any check fails: nothing has happened then, and the general path
+    finds out why. Building the message would cost 40 % of the rate.
+    """
+    q = qp_row_at(row)
+    nbytes = be32(ld32(wqe + 2 * SEGMENT + DATA_SEG.byte_count))
+    peer = q.remote_row
+    if ds != 3 or nbytes == 0 or nbytes > MAX_TRANSFER or peer == 0 or not _peer_ready(row, peer):
+        return -1
+    p = qp_row_at(peer)
+    lkey = be32(ld32(wqe + 2 * SEGMENT + DATA_SEG.lkey))
+    source = find(nic, lkey, q.pdn, be64(ld64(wqe + 2 * SEGMENT + DATA_SEG.addr)), nbytes, 0)
+    rkey = be32(ld32(wqe + SEGMENT + RADDR_SEG.rkey))
+    target = find(nic, rkey, p.pdn, be64(ld64(wqe + SEGMENT + RADDR_SEG.raddr)), nbytes, _REMOTE_WRITE)
+    if source < 0 or target < 0 or p.rights & _REMOTE_WRITE == 0:
+        return -1
+    copy(target, source, nbytes)
+    counters = counters_at(nic_at(nic).counters)
+    counters.port_rcv_data += nbytes
+    counters.rx_write_requests += 1
+    return nbytes
+
+
+@device_function
+def _succeed(nic, row, index, blocks, opcode, ce, nbytes):
+    """A request to the QP beside this one has been carried out."""
+    q = qp_row_at(row)
+    p = qp_row_at(q.remote_row)
+    q.retries = 0
+    q.send_psn = (q.send_psn + 1) & PSN_MASK
+    p.expect_psn = (p.expect_psn + 1) & PSN_MASK
+    counters_at(nic_at(nic).counters).port_xmit_data += nbytes
+    complete_send(nic, row, index, opcode, ce, nbytes)
+    q.sq_ci = index + blocks
+    q.sq_next = q.sq_ci
+
+
+@device_function
 def execute_next(nic, row):
     """Execute or send the WQE at `sq_next`: 1, or 0 if the QP has to wait."""
     q = qp_row_at(row)
@@ -312,6 +359,11 @@ def execute_next(nic, row):
         return 1
     if q.wire != 0:
         return _send(nic, row, wqe, opcode, ds, index, blocks, ce)
+    if opcode == _WRITE:
+        nbytes = _plain_write(nic, row, wqe, ds)
+        if nbytes >= 0:
+            _succeed(nic, row, index, blocks, opcode, ce, nbytes)
+            return 1
     message = nic_at(nic).message
     if (index & ((1 << q.sq_log) - 1)) + blocks > 1 << q.sq_log:
         wqe = _unwrap(row, message, index, blocks)
@@ -326,15 +378,10 @@ def execute_next(nic, row):
     if reason != 0:
         if refused(nic, row, index, opcode, ce, reason, qp_row_at(peer).min_rnr if peer else 0):
             return 0
+        q.sq_ci = index + blocks
+        q.sq_next = q.sq_ci
     else:
-        q.retries = 0
-        q.send_psn = (q.send_psn + 1) & PSN_MASK
-        p = qp_row_at(peer)
-        p.expect_psn = (p.expect_psn + 1) & PSN_MASK
-        counters_at(nic_at(nic).counters).port_xmit_data += message_at(message).nbytes
-        complete_send(nic, row, index, opcode, ce, message_at(message).nbytes)
-    q.sq_ci = index + blocks
-    q.sq_next = q.sq_ci
+        _succeed(nic, row, index, blocks, opcode, ce, message_at(message).nbytes)
     return 1
 
 

@@ -112,7 +112,8 @@ def _write(nic, row, message):
     if address < 0:
         return -address
     segment = message + _SEGMENTS
-    for _ in range(m.nsegments):
+    end = segment + 16 * m.nsegments
+    while segment != end:
         nbytes = ld64(segment + 8)
         copy(address, ld64(segment), nbytes)
         address += nbytes
@@ -134,7 +135,8 @@ def _read(nic, row, message):
 def scatter(message, address):
     """Copy the bytes at `address` into the requester's segments."""
     segment = message + _SEGMENTS
-    for _ in range(message_at(message).nsegments):
+    end = segment + 16 * message_at(message).nsegments
+    while segment != end:
         nbytes = ld64(segment + 8)
         copy(ld64(segment), address, nbytes)
         address += nbytes

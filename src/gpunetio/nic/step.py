@@ -154,6 +154,8 @@ def serve_registers(nic):
 def scan_records(nic):
     """Look at every doorbell record, for rings that were missed."""
     n = nic_at(nic)
+    if n.paused:
+        return
     for i in range(n.active_count):
         scan_record(nic, ld64(n.active + 8 * i))
 
