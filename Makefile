@@ -3,13 +3,12 @@
 #   make demo     install the package and put README.md through a loopback queue pair of the software NIC
 #   make test     the quick suite             (PYTEST_ARGS="-m slow", PYTEST_ARGS="tests/test_x.py -x", ...)
 #   make lint     ruff and pyright
-#   make bench    the benchmarks              (BENCH_ARGS=...)
+#   make bench    the benchmarks of the CPU side (needs g++)
 #   make lock     pin the dependencies anew
 #   make clean    remove all that make made
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
-BENCH_ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -56,7 +55,8 @@ lint: $(VENV)/.dev
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 bench: $(VENV)/.runtime
-	@$(BIN)/gpunetio bench $(BENCH_ARGS)
+	@$(BIN)/python benchmarks/engine.py
+	@$(BIN)/python benchmarks/startup.py
 
 # requirements.txt takes the versions of requirements-dev.txt, so that the two agree in one .venv.
 lock: $(VENV)/.dev
