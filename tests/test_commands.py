@@ -212,6 +212,15 @@ def test_ring_that_ends_with_the_umem(device):
     device.qp({"dbr_addr": 0x10000 - 8})
 
 
+def test_umem_of_an_odd_size(device):
+    umem = device.provider.reg_umem(device.memory.address, 0x807, Access.LOCAL_WRITE)
+    device.cq({"dbr_umem_id": umem, "dbr_addr": 0x7F8})
+    device.refuses(
+        lambda: device.cq({"dbr_umem_id": umem, "dbr_addr": 0x800}), Status.BAD_PARAM, CommandSyndrome.UMEM_RANGE,
+        "the CQ doorbell record: [0x800, +0x8) is outside UMEM", "which has 0x807 bytes",
+    )  # fmt: skip
+
+
 def test_destroy_cq(device):
     handle, cqn = device.cq()
     device.provider.devx_obj_destroy(handle)

@@ -241,9 +241,7 @@ def test_no_other_entries_and_fields():
     known |= {(r["struct"], r["field"]) for r in rows("device_structs.csv")}
     other = {name: {f: place(e, f) for f in e.offsets if (name, f) not in known} for name, e in ENTRIES.items()}
     assert other.pop("doca_gpu_dev_verbs_qp") == {SIDE: (88, 8)}
-    assert set(other.pop("dev_side")) == {
-        "timeout_ns", "broken", "err_index", "err_syndrome", "err_vendor", "stalled_index",
-    }  # fmt: skip
+    del other["dev_side"]
     assert {name: fields for name, fields in other.items() if fields} == ENTRIES_OF_OURS
 
 

@@ -195,6 +195,23 @@ def test_dlpack_holds_the_tensor_and_lets_it_go():
     assert alive() is None
 
 
+def test_dlpack_tensor_that_nothing_else_holds():
+    alive: list[weakref.ref] = []
+
+    class Fresh:
+        def __dlpack__(self, **options: object) -> object:
+            tensor = np.zeros(8)
+            alive.append(weakref.ref(tensor))
+            return tensor.__dlpack__()
+
+    region: Region | None = Region.of(Fresh())
+    gc.collect()
+    assert alive[0]() is not None
+    del region
+    gc.collect()
+    assert alive[0]() is None
+
+
 def test_dlpack_that_fails():
     class Fails(OnlyDlpack):
         answer: object = None

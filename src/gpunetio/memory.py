@@ -43,6 +43,11 @@ class HostMemory:
         return np.ndarray(count, dtype, buffer=self.array, offset=offset)
 
     @property
+    def allocation(self) -> Any:
+        """What keeps the memory mapped: a region holds it too, so that a NIC never writes to unmapped memory."""
+        return self.array
+
+    @property
     def closed(self) -> bool:
         """Whether `close()` was called."""
         return self._map is None
@@ -74,8 +79,8 @@ class Region:
             if getattr(obj, "closed", False):
                 raise BadStateError(f"the {type(obj).__name__} is closed: its memory is gone")
             cuda = bool(getattr(obj, "is_cuda", False))
-            view = None if cuda else getattr(obj, "array", None)  # keeps host memory mapped, even if it is closed
-            return cls(obj.address, obj.nbytes, False, cuda, (obj, view))
+            keep = getattr(obj, "allocation", None)  # it stays allocated, even if `obj` is closed
+            return cls(obj.address, obj.nbytes, False, cuda, (obj, keep))
         if hasattr(obj, "__cuda_array_interface__"):
             return cls._of_cuda_array(obj)
         try:

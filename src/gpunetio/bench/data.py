@@ -103,7 +103,7 @@ class Payload:
         nbytes = self._window(first, count)
         part = self._source[:nbytes]
         self._file.seek(first * self._size)
-        if self._file.readinto(memoryview(part)) != nbytes:  # type: ignore[attr-defined]
+        if self._file.readinto(part.data) != nbytes:  # type: ignore[attr-defined]
             raise OperatingSystemError(f"{self._file.name} became shorter while it was sent")
         for sink in self._sinks:
             np.invert(part, out=sink[:nbytes])
@@ -113,8 +113,8 @@ class Payload:
     def collect(self, first: int, count: int) -> None:
         """See the module."""
         nbytes = self._window(first, count)
-        self._sent.update(self._source[:nbytes])
-        self._received.update(self._sinks[0][:nbytes])
+        self._sent.update(self._source[:nbytes].data)
+        self._received.update(self._sinks[0][:nbytes].data)
         for sink in self._sinks:
             problem = _problem(sink[:nbytes], self._source[:nbytes], first * self._size, self._size)
             self._problem = self._problem or problem

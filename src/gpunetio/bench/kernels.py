@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from .. import device as dev
 from ..device import device_function, kernel
-from ..device.views import qp_at, side_at
+from ..device.cq import timeout_of
+from ..device.views import qp_at
 from ..device.waiting import patience
 from ..formats.device_structs import DEV_QP
 
@@ -134,7 +135,7 @@ def _wait_byte(qp, ticket, address, value, stop):
 
     The deadline is that of waits on `qp`. An error of `ticket`, the last of this end, ends the wait early.
     """
-    timeout_ns = side_at(qp_at(qp).side).timeout_ns
+    timeout_ns = timeout_of(qp)
     polls = 0
     start = 0
     while dev.ld_relaxed8(address) != value:

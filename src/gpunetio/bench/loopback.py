@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
-from contextlib import ExitStack
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -23,6 +26,7 @@ logger = logging.getLogger("gpunetio.bench")
 
 BUFFER_BYTES = 16 << 20  # of data at each end; messages beyond that use the slots again
 PART_MESSAGES = 1 << 16  # of one launch at most
+ENDLESS = 1 << 32  # messages: enough for any duration, and their bytes fit in 62 bits
 WAIT_SECONDS = 10.0  # of one wait in a kernel
 LAUNCH_SECONDS = 120.0  # of one launch, which may have to compile first
 GRACE_SECONDS = 2 * WAIT_SECONDS  # for a kernel that was told to stop
@@ -108,7 +112,9 @@ class Loopback:
     # --- data ------------------------------------------------------------------------------------------------------
 
     def _messages(self, size: int) -> int:
-        """Messages of one size: the iterations, or as many of them as the file needs."""
+        """Messages of one size: the iterations, as many of them as the file needs, or more than time allows."""
+        if self.options.duration is not None:
+            return ENDLESS
         if self._file is None:
             return self.options.iterations
         return min(self.options.iterations, -(-self.payload_bytes // size))
@@ -136,13 +142,47 @@ class Loopback:
         """Run a kernel to its end. Its records: a row a thread, with the nanoseconds of begin and end, and a status."""
         records = self._out.array.view(np.int64).reshape(-1, RECORD_WORDS)
         records[:] = 0
-        self._running = kernel[grid, block, self.gpu](*args, self._stop, self._out)
-        if not self._running.wait(LAUNCH_SECONDS):
-            stalls = " ".join(self.gpu.watchdog.stalls)
-            raise TimedOutError(f"the kernel did not end within {LAUNCH_SECONDS:g} s. {stalls}".rstrip())
-        self._running = None
+        with self._interrupt_stops_the_kernel():
+            self._running = kernel[grid, block, self.gpu](*args, self._stop, self._out)
+            try:
+                ended = self._running.wait(LAUNCH_SECONDS)
+            except Exception:  # raised by the kernel's threads, which have ended
+                self._running = None
+                raise
+            if not ended:
+                stalls = " ".join(self.gpu.watchdog.stalls)
+                raise TimedOutError(f"the kernel did not end within {LAUNCH_SECONDS:g} s. {stalls}".rstrip())
+            self._running = None
         self._raise_for(records[:, 2])
         return records.copy()
+
+    @contextmanager
+    def _interrupt_stops_the_kernel(self) -> Iterator[None]:
+        """Have Ctrl+C end the kernel first, and raise KeyboardInterrupt only then.
+
+        Raised in the middle of Thread.join, it would make CPython 3.11 take a running thread for ended, and then the
+        memory of a running kernel would go.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        interrupted = False
+
+        def stop(signum: int, frame: Any) -> None:
+            nonlocal interrupted
+            interrupted = True
+            self._tell_to_stop()
+
+        before = signal.signal(signal.SIGINT, stop)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+        if interrupted:
+            raise KeyboardInterrupt
+
+    def _tell_to_stop(self) -> None:
+        self._stop.array.view(np.int64)[0] = 1
 
     def _raise_for(self, statuses: np.ndarray) -> None:
         failed = int(statuses.min())
@@ -157,5 +197,5 @@ class Loopback:
         """Tell a kernel that still runs to stop: whether none runs any more."""
         if self._running is None:
             return True
-        self._stop.array.view(np.int64)[0] = 1
+        self._tell_to_stop()
         return self._running.wait(GRACE_SECONDS)

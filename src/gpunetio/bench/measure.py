@@ -74,7 +74,7 @@ def _timed_plan(duration: float, most: int) -> Iterator[tuple[int, int, float]]:
 
 
 def _launch(run: Loopback, data: Data, size: int, first: int, count: int) -> float:
-    """Launch the kernel for messages first … first + count − 1: seconds from its threads' first begin to their last end."""
+    """Launch the kernel for `count` messages: seconds from the first begin of a thread to the last end."""
     options = run.options
     near, far, back = run.near, run.far, run.back
     job = (size, data.total, data.slots, first, count)

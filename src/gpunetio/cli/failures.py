@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import click
 
 INTERRUPTED = 130  # what a shell makes of SIGINT
-PATIENCE = 1.0  # seconds of silence
 
 
 class Failure(click.ClickException):
@@ -54,14 +52,28 @@ def guarded(command: Callable[..., Any]) -> Callable[..., Any]:
     return guard
 
 
+class OneLineUsage(click.Group):
+    """A group whose usage errors are one line too, with click's exit status 2."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; its arguments are parsed here."""
+        with _one_line_usage():
+            return super().invoke(ctx)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """The group's own arguments."""
+        with _one_line_usage():
+            return super().parse_args(ctx, args)
+
+
 @contextmanager
-def compiling(what: str) -> Iterator[None]:
-    """Say what the user waits for when a block takes longer than a second: the first run compiles."""
-    message = f"compiling {what} (first run only, about half a minute) …"
-    timer = threading.Timer(PATIENCE, functools.partial(click.echo, message, err=True))
-    timer.daemon = True
-    timer.start()
+def _one_line_usage() -> Iterator[None]:
     try:
         yield
-    finally:
-        timer.cancel()
+    except click.exceptions.NoArgsIsHelpError:
+        raise
+    except click.UsageError as error:
+        path = error.ctx.command_path if error.ctx else "gpunetio"
+        failure = Failure(f"{error.format_message()} (See {path} --help)")
+        failure.exit_code = error.exit_code
+        raise failure from error

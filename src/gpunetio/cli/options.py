@@ -8,15 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .failures import Failure
-
 if TYPE_CHECKING:
     from ..bench.options import Benchmark, Options
 
-# Words of the original tools that are no short options, as getopt-like parsers understand them.
+# Two-letter words of the original tools, which are long options behind one dash.
 _WORDS = {"-gid": "--gid-index", "-gpu": "--gpu"}
-_PROXY_HELP = "How kernels ring the NIC: 0 automatic, 2 by the GPU. (1, CPU proxy, and 6, BlueFlame: in a later release.)"
-_DBR_HELP = "0: doorbell record and register. 1: the register alone, for NICs that need no record."
 
 
 class BenchmarkCommand(click.Command):
@@ -27,42 +23,71 @@ class BenchmarkCommand(click.Command):
         return super().parse_args(ctx, [_WORDS.get(word, word) for word in args])
 
 
-def _only_bandwidth(**attributes: Any) -> Callable[[Any], Any]:
-    return click.option("-q", "--qp", "qps", type=click.IntRange(1, 64), **attributes)
-
-
-_SIZE = click.IntRange(1, 1 << 30)
 _COMMON = (
     click.option("--loopback", is_flag=True, help="Run both ends in this process."),
     click.option("-c", "--client", metavar="ADDRESS", help="Address of the server. (In a later release.)"),
-    click.option("-d", "--device", "--ib-dev", default="soft0", show_default=True, help="NIC; `gpunetio devices` lists them."),
-    click.option("-g", "--gpu", metavar="GPU", help="PCI address or number of a GPU, or host. Default: the first GPU, or the host."),
-    click.option("--target", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True,
-                 help="Where kernels run: CPU threads, or a CUDA GPU."),
-    click.option("-s", "--size", "sizes", type=_SIZE, multiple=True, help="Message size in bytes; may be repeated. Default: "
-                 "as the original tools."),
-    click.option("-a", "--all", "all_sizes", is_flag=True, help="All sizes from 2 to 2^23."),
-    click.option("-i", "-n", "--iters", "iterations", type=click.IntRange(1), help="Messages of each size.  [default: 2048]"),
-    click.option("-D", "--duration", type=click.FloatRange(0, min_open=True), metavar="SECONDS",
-                 help="Measure each size for so long, instead of counting messages."),
-    click.option("--payload", type=click.Path(path_type=Path), metavar="FILE",
-                 help="Send the bytes of FILE, once, in messages of each size, and compare SHA-256 at the receiver."),
-    click.option("-l", "-x", "--gid-index", type=click.IntRange(0), default=0, show_default=True,
-                 help="GID of the NIC's port. Also -gid."),
-    click.option("-p", "--nic-handler", type=click.Choice(["0", "1", "2", "6"]), default="0", show_default=True, help=_PROXY_HELP),
-    click.option("-r", "--send-dbr", type=click.Choice(["0", "1", "2"]), default="0", show_default=True, help=_DBR_HELP),
-    click.option("-e", "--exec-scope", "--exec-shared", type=click.Choice(["0", "1"]), default="0", show_default=True,
-                 help="Who posts together: 0 each thread for itself. (1, a warp: in a later release.)"),
-    click.option("--tx-depth", "depth", type=click.IntRange(2, 1 << 15), default=1024, show_default=True,
-                 help="Slots of a send queue; rounded up to a power of two."),
-    click.option("--json", "as_json", is_flag=True, help="One JSON document instead of the table."),
+    click.option(
+        "-d", "--device", "--ib-dev", metavar="NIC", default="soft0", show_default=True,
+        help="The NIC; `gpunetio devices` names them.",
+    ),
+    click.option(
+        "-g", "--gpu", metavar="GPU",
+        help="PCI address or number of a GPU, or host. Also -gpu.  [default: the first GPU, or the host]",
+    ),
+    click.option(
+        "--target", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True,
+        help="Where kernels run: on CPU threads or on a CUDA GPU.",
+    ),
+    click.option(
+        "-s", "--size", "sizes", type=click.IntRange(1, 1 << 30), multiple=True,
+        help="Message size in bytes; may be given several times.  [default: those of the original tool]",
+    ),
+    click.option("-a", "--all", "all_sizes", is_flag=True, help="All message sizes from 2 to 2^23."),
+    click.option(
+        "-i", "-n", "--iters", "iterations", type=click.IntRange(1), help="Messages of each size.  [default: 2048]"
+    ),
+    click.option(
+        "-D", "--duration", type=click.FloatRange(0, min_open=True), metavar="SECONDS",
+        help="Measure each size for so long, instead of counting messages.",
+    ),
+    click.option(
+        "--payload", type=click.Path(path_type=Path), metavar="FILE",
+        help="Send the bytes of FILE, once, cut into messages of each size; compare SHA-256 at the receiver.",
+    ),
+    click.option(
+        "-l", "-x", "--gid-index", type=click.IntRange(0), default=0, show_default=True,
+        help="The NIC's address. Also -gid.",
+    ),
+    click.option(
+        "-p", "--nic-handler", type=click.Choice(["0", "1", "2", "6"]), default="0", show_default=True,
+        help="How kernels ring the NIC: 0 auto, 2 GPU doorbell. (1, CPU proxy, and 6, BlueFlame: in a later release.)",
+    ),
+    click.option(
+        "-r", "--send-dbr", type=click.Choice(["0", "1", "2"]), default="0", show_default=True,
+        help="0: the NIC keeps a doorbell record. 1: it needs none. (2, emulated: in a later release.)",
+    ),
+    click.option(
+        "-e", "--exec-scope", "--exec-shared", type=click.Choice(["0", "1"]), default="0", show_default=True,
+        help="Who posts together: 0, a thread for itself. (1, a warp: in a later release.)",
+    ),
+    click.option(
+        "--tx-depth", "depth", type=click.IntRange(2, 1 << 15), default=1024, show_default=True,
+        help="Slots of a send queue; rounded up to a power of two.",
+    ),
+    click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of the table."),
 )  # fmt: skip
 _BANDWIDTH = (
-    click.option("-q", "--qp", "qps", type=click.IntRange(1, 64), default=1, show_default=True,
-                 help="Queue pairs that the messages are spread over."),
-    click.option("-t", "--thread", "--threads", "threads", type=click.IntRange(1, 1024),
-                 help="Kernel threads.  [default: 512 on a GPU, on the host what suits the cores]"),
-    click.option("--report_gbits", "--report-gbits", "gbits", is_flag=True, help="Bandwidth in Gb/sec instead of MiB/sec."),
+    click.option(
+        "-q", "--qp", "qps", type=click.IntRange(1, 64), default=1, show_default=True,
+        help="Queue pairs that the messages are spread over.",
+    ),
+    click.option(
+        "-t", "--thread", "--threads", "threads", type=click.IntRange(1, 1024),
+        help="Kernel threads.  [default: 512 on a GPU; on the host, what suits the cores]",
+    ),
+    click.option(
+        "--report_gbits", "--report-gbits", "gbits", is_flag=True, help="Bandwidth in Gb/sec instead of MiB/sec."
+    ),
 )  # fmt: skip
 
 
@@ -77,51 +102,12 @@ def benchmark_options(latency: bool) -> Callable[[Any], Any]:
     return decorate
 
 
-def refuse_what_is_missing(values: dict[str, Any]) -> None:
-    """NotSupportedError for what a later release brings."""
-    from ..errors import NotSupportedError
-
-    if values["client"] is not None or not values["loopback"]:
-        raise NotSupportedError("only --loopback exists in this release: two-process mode comes later")
-    if values["exec_scope"] == "1":
-        raise NotSupportedError("-e 1: puts of a whole warp come later; use -e 0")
-    if values["send_dbr"] == "2":
-        raise NotSupportedError("-r 2: emulation of queues without doorbell record comes later; use -r 0 or -r 1")
-
-
-def _gpu(gpu: str | None, target: str) -> str:
-    """What `Gpu` is to open."""
-    if gpu is not None:
-        if target != "auto" and (gpu == "host") != (target == "cpu"):
-            raise click.UsageError(f"--gpu {gpu} contradicts --target {target}")
-        return gpu
-    if target == "cuda":
-        from ..errors import NotSupportedError
-        from ..gpu import gpu_list
-
-        first = gpu_list()[0]
-        if first == "host":
-            raise NotSupportedError("--target cuda: this machine has no CUDA device; use --target cpu")
-        return first
-    return "host" if target == "cpu" else "auto"
-
-
-def _check_combination(values: dict[str, Any]) -> None:
-    for name, first, second in (
-        ("--size and --all", values["sizes"], values["all_sizes"]),
-        ("--duration and --iters", values["duration"], values["iterations"]),
-        ("--duration and --payload, which sends the file once,", values["duration"], values["payload"]),
-    ):
-        if first and second:
-            raise click.UsageError(f"{name} exclude each other")
-
-
 def make_options(benchmark: Benchmark, values: dict[str, Any]) -> Options:
     """`Options` from the values that click found."""
     from ..bench.options import ALL_SIZES, ITERATIONS, Options
 
     _check_combination(values)
-    refuse_what_is_missing(values)
+    _refuse_what_comes_later(values)
     return Options(
         benchmark=benchmark,
         sizes=values["sizes"] or (ALL_SIZES if values["all_sizes"] else benchmark.sizes),
@@ -137,3 +123,41 @@ def make_options(benchmark: Benchmark, values: dict[str, Any]) -> Options:
         threads=values.get("threads"),
         payload=values["payload"],
     )
+
+
+def _check_combination(values: dict[str, Any]) -> None:
+    for what, first, second in (
+        ("--size and --all", values["sizes"], values["all_sizes"]),
+        ("--duration and --iters", values["duration"], values["iterations"]),
+        ("--duration and --payload, which sends a file once,", values["duration"], values["payload"]),
+        ("--json and --report_gbits", values["as_json"], values.get("gbits")),
+    ):
+        if first and second:
+            raise click.UsageError(f"{what} exclude each other")
+
+
+def _refuse_what_comes_later(values: dict[str, Any]) -> None:
+    from ..errors import NotSupportedError
+
+    if values["client"] is not None or not values["loopback"]:
+        raise NotSupportedError("only --loopback exists in this release: two-process mode comes later")
+    if values["exec_scope"] == "1":
+        raise NotSupportedError("-e 1: operations of a whole warp come later; use -e 0")
+    if values["send_dbr"] == "2":
+        raise NotSupportedError("-r 2: emulation of queues without a doorbell record comes later; use -r 0 or -r 1")
+
+
+def _gpu(gpu: str | None, target: str) -> str:
+    """What `Gpu` is to open."""
+    if gpu is not None:
+        if target != "auto" and (gpu == "host") != (target == "cpu"):
+            raise click.UsageError(f"--gpu {gpu} contradicts --target {target}")
+        return gpu
+    if target != "cuda":
+        return "host" if target == "cpu" else "auto"
+    from ..errors import NotSupportedError
+    from ..gpu import gpu_list
+
+    if (first := gpu_list()[0]) == "host":
+        raise NotSupportedError("--target cuda: this machine has no CUDA device; use --target cpu")
+    return first

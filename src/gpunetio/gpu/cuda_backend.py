@@ -6,6 +6,7 @@ import ctypes
 import os
 import threading
 import time
+import weakref
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,13 @@ def ordinal_of(bus_id: str) -> int:
     return ordinal
 
 
+class _Allocation:
+    """Memory of CUDA's, freed with the last reference to this."""
+
+    def __init__(self, free: Any, base: int):
+        weakref.finalize(self, free, base)
+
+
 class CudaBackend:
     """What `Gpu` asks of a CUDA device."""
 
@@ -83,7 +91,7 @@ class CudaBackend:
         self._lock = threading.Lock()
 
     def alloc(self, nbytes: int, alignment: int, kind: MemType) -> tuple[int, np.ndarray | None, Any]:
-        """(device address, CPU view or None, owner)."""
+        """(device address, CPU view or None, what keeps it allocated)."""
         room = nbytes + max(0, alignment - 1)
         if kind is MemType.CPU_GPU:
             flags = self._rt.cudaHostAllocPortable | self._rt.cudaHostAllocMapped
@@ -91,20 +99,12 @@ class CudaBackend:
             start = base + -base % max(1, alignment)
             view = np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(start))
             view[:] = 0
-            return start, view, ("host", base)
+            return start, view, _Allocation(self._rt.cudaFreeHost, base)
         base = int(_check(self._rt.cudaMalloc(room), "cudaMalloc"))
         start = base + -base % max(1, alignment)
         _check(self._rt.cudaMemsetAsync(start, 0, nbytes, self._copies), "cudaMemsetAsync")
         self._wait_copies()
-        return start, None, ("device", base)
-
-    def free(self, owner: Any) -> None:
-        """Undo `alloc`."""
-        where, base = owner
-        if where == "host":
-            _check(self._rt.cudaFreeHost(base), "cudaFreeHost")
-        else:
-            _check(self._rt.cudaFree(base), "cudaFree")
+        return start, None, _Allocation(self._rt.cudaFree, base)
 
     def copy(self, target: int, source: int, nbytes: int) -> None:
         """Copy between any two addresses, on a stream of its own."""

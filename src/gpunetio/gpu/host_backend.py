@@ -19,14 +19,12 @@ class HostBackend:
     stream = 0
 
     def alloc(self, nbytes: int, alignment: int, kind: MemType) -> tuple[int, np.ndarray | None, Any]:
-        """(device address, CPU view, owner)."""
+        """(device address, CPU view, what keeps it allocated)."""
         memory = HostMemory(nbytes + max(0, alignment - 1))
         start = -memory.address % max(1, alignment)
-        return memory.address + start, memory.array[start : start + nbytes], memory
-
-    def free(self, owner: Any) -> None:
-        """Undo `alloc`."""
-        owner.close()
+        array = memory.array[start : start + nbytes]
+        memory.close()  # the view keeps it mapped
+        return int(array.ctypes.data), array, array
 
     def copy(self, target: int, source: int, nbytes: int) -> None:
         """Copy between any two addresses."""

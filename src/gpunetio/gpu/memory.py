@@ -32,6 +32,16 @@ class GpuMemory:
         return self.device_address
 
     @property
+    def closed(self) -> bool:
+        """Whether `close()` was called."""
+        return not self._open
+
+    @property
+    def allocation(self) -> Any:
+        """What keeps the memory allocated: a region holds it too, so that a NIC never writes to freed memory."""
+        return self._owner
+
+    @property
     def is_cuda(self) -> bool:
         """Whether CUDA allocated it."""
         return self._gpu.target == "cuda"
@@ -70,12 +80,11 @@ class GpuMemory:
         return target
 
     def close(self) -> None:
-        """`doca_gpu_mem_free`. Idempotent."""
+        """`doca_gpu_mem_free`: freed at once, or when the last memory region over it is closed. Idempotent."""
         if self._open:
             self._open = False
-            self._array = None
+            self._array = self._owner = None
             self._gpu.forget(self)
-            self._gpu.backend.free(self._owner)
 
     def _check(self, offset: int = 0, nbytes: int = 0) -> None:
         if not self._open:

@@ -364,8 +364,9 @@ class CommandInterpreter:
             index, gids = _get(context, f"{_PATH}.src_addr_index"), self._nic.gids.rows
             if index >= len(gids) or not any(bytes(gids[index]["gid"])):
                 raise CommandError(
-                    Status.BAD_INDEX, CommandSyndrome.NO_SUCH_GID, f"src_addr_index {index} is no entry of the GID table"
-                )
+                    Status.BAD_INDEX, CommandSyndrome.NO_SUCH_GID,
+                    f"src_addr_index {index} is no entry of the GID table",
+                )  # fmt: skip
 
     def _prepare(self, qpn: int, context: bytearray, state: QpState) -> np.ndarray:
         """The QP's row as `context` asks for it."""

@@ -8,7 +8,7 @@ from ..formats.commands import QpState
 from ..formats.doorbell import PI_MASK, UAR_NO_DBR_OFFSET, UAR_REG_OFFSET, WQE_IDX_SHIFT
 from .requester import announce, scan_record, serve_qp
 from .tables import COUNTERS, NIC, QP_ROW, QP_SETUP_BYTES, nic_at, qp_row_at
-from .wires import qp_row, serve_wire
+from .wires import qp_row, serve_replies, serve_wire
 
 # What the command interpreter may ask of the engine between two WQEs.
 WRITE_ROW = 1  # copy a prepared row into its place
@@ -162,7 +162,7 @@ def scan_records(nic):
 
 @device_function
 def _paused(nic):
-    """Whether the NIC stands still, as `SoftNic.pause` asked."""
+    """Whether the NIC stands still, as `SoftNic.pause` asked. It still takes replies: nothing stays in flight."""
     n = nic_at(nic)
     if n.pause_at >= 0 and ld64(n.counters + COUNTERS.sq_wqes) >= n.pause_at:
         n.paused = 1
@@ -174,10 +174,12 @@ def _paused(nic):
 def step(nic):
     """One turn: how much was done."""
     done = serve_command(nic)
+    n = nic_at(nic)
     if _paused(nic):
+        for i in range(n.wire_count):
+            done += serve_replies(nic, ld64(n.wires + 8 * i))
         return done
     done += serve_registers(nic)
-    n = nic_at(nic)
     for i in range(n.active_count):
         done += serve_qp(nic, ld64(n.active + 8 * i))
     for i in range(n.wire_count):

@@ -100,7 +100,8 @@ def _take_reply(nic, reply):
 
 
 @engine_function
-def _serve_replies(nic, end):
+def serve_replies(nic, end):
+    """Replies taken."""
     e = wire_end_at(end)
     done = 0
     while done < BATCH:
@@ -116,4 +117,4 @@ def _serve_replies(nic, end):
 @engine_function
 def serve_wire(nic, end):
     """Messages handled."""
-    return _serve_requests(nic, end) + _serve_replies(nic, end)
+    return _serve_requests(nic, end) + serve_replies(nic, end)

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from ..enums import Access, CqOverrun, UarAllocationType
-from ..errors import InvalidValueError
+from ..errors import DocaError, InvalidValueError
 from ..providers import open_device
 from ..providers.provider import PortAttr, Provider
 from .cq import CQ
@@ -33,6 +33,7 @@ class Context(Handle):
         super().__init__(self)
         self.name = provider.name
         self._provider = provider
+        self._uars: dict[UarAllocationType, UAR] = {}
         with ExitStack() as undo:
             undo.callback(provider.close)
             self._opened(f"context {self.name}", undo)
@@ -105,6 +106,20 @@ class Context(Handle):
     def create_uar(self, kind: UarAllocationType = UarAllocationType.NONCACHE) -> UAR:
         """A page of doorbell registers (`doca_verbs_uar_create`)."""
         return UAR(self, kind)
+
+    def shared_uar(self, kind: UarAllocationType, instead: UarAllocationType) -> UAR:
+        """The page that queues without one of their own share: of the kind that is wanted, or else of the other.
+
+        The original allocates a page a queue; a device has few hundred of them.
+        """
+        uar = self._uars.get(kind)
+        if uar is None or uar.closed:
+            try:
+                uar = UAR(self, kind)
+            except DocaError:
+                uar = UAR(self, instead)
+            self._uars[kind] = uar
+        return uar
 
     def register_umem(self, obj: Any, access: Access = Access.LOCAL_WRITE) -> UMEM:
         """Memory that queues can be placed in (`doca_verbs_umem_create`)."""

@@ -12,7 +12,7 @@ from ..formats.cqe import CQE64, CQE_SIZE, INIT_OP_OWN
 from ..formats.doorbell import CQ_DBREC
 from .handle import Handle, command, destroy
 from .ring import check_both, external_ring, internal_ring
-from .uar import UAR, first_uar
+from .uar import UAR
 from .umem import UMEM
 
 if TYPE_CHECKING:
@@ -57,8 +57,7 @@ class CQ(Handle):
             if ring.memory:
                 ring.memory.view(CQE64.dtype, count=cqe)["op_own"] = INIT_OP_OWN
             if external_uar is None:
-                self.uar = first_uar(ctx, UarAllocationType.NONCACHE, UarAllocationType.BLUEFLAME)
-                undo.callback(self.uar.close)
+                self.uar = ctx.shared_uar(UarAllocationType.NONCACHE, UarAllocationType.BLUEFLAME)
                 self._use(self.uar)
             else:
                 self.uar = external_uar

@@ -26,7 +26,7 @@ from .handle import Handle, command, destroy
 from .qp_init import QpInitAttr, QueueSizes, queue_sizes
 from .qp_state import ATTRIBUTES, PATH, QpAttr, attributes_of, carry, check_values, state_of, transition
 from .ring import Ring, external_ring, internal_ring
-from .uar import UAR, first_uar
+from .uar import UAR
 
 if TYPE_CHECKING:
     from .pd import PD
@@ -85,8 +85,7 @@ class QP(Handle):
             else:
                 ring = internal_ring(ctx, undo, nbytes)
             if attr.external_uar is None:
-                self.uar = first_uar(ctx, UarKind.BLUEFLAME, UarKind.NONCACHE)
-                undo.callback(self.uar.close)
+                self.uar = ctx.shared_uar(UarKind.BLUEFLAME, UarKind.NONCACHE)
                 self._use(self.uar)
             else:
                 self.uar = attr.external_uar

@@ -6,7 +6,6 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from ..enums import UarAllocationType
-from ..errors import DocaError
 from ..formats.doorbell import UAR_NO_DBR_OFFSET
 from .handle import Handle, command
 
@@ -34,11 +33,3 @@ class UAR(Handle):
             self.page_id, self.reg_addr = self.page.page_id, self.page.reg_addr
             self.dbr_less_addr = self.page.base_addr + UAR_NO_DBR_OFFSET
             self._opened(f"UAR {self.page_id:#x} of {ctx.name}", undo)
-
-
-def first_uar(ctx: Context, kind: UarAllocationType, instead: UarAllocationType) -> UAR:
-    """A page of the kind that is wanted, or else of the other."""
-    try:
-        return UAR(ctx, kind)
-    except DocaError:
-        return UAR(ctx, instead)

@@ -1,0 +1,5 @@
+"""`python -m gpunetio`."""
+
+from .cli import main
+
+main()

@@ -1,0 +1,101 @@
+"""`gpunetio devices`: what ibv_devinfo would print."""
+
+from __future__ import annotations
+
+from ipaddress import IPv6Address
+from typing import TYPE_CHECKING
+
+import click
+
+from .compiling import compiling
+from .failures import guarded
+
+if TYPE_CHECKING:
+    from ..verbs import Context
+
+_STATES = {"PORT_DOWN": 1, "PORT_INIT": 2, "PORT_ARMED": 3, "PORT_ACTIVE": 4}
+_LIMITS = (
+    "max_qp", "max_qp_wr", "max_sge", "max_cq", "max_cqe", "max_mr", "max_pd", "max_qp_rd_atom", "max_qp_init_rd_atom",
+    "max_ah", "max_srq", "max_srq_wr", "max_srq_sge", "max_pkeys",
+)  # fmt: skip
+
+
+@click.command()
+@click.option("-d", "--device", "--ib-dev", "wanted", metavar="NIC", help="Only this one.")
+@click.option("-l", "--list", "names_only", is_flag=True, help="Only the names.")
+@click.option("-v", "--verbose", is_flag=True, help="Limits and the GID table too.")
+@guarded
+def devices(wanted: str | None, names_only: bool, verbose: bool) -> None:
+    """Describe the NICs as ibv_devinfo does."""
+    from ..providers import device_list
+    from ..verbs import open as open_device
+
+    if names_only:
+        for info in device_list():
+            click.echo(info.name)
+        return
+    for name in [wanted] if wanted else [info.name for info in device_list()]:
+        with compiling("the NIC"):
+            ctx = open_device(name)
+        with ctx:
+            click.echo(_describe(ctx, verbose))
+
+
+def _describe(ctx: Context, verbose: bool) -> str:
+    device = ctx.query_device()
+    lines = [
+        f"hca_id:\t{ctx.name}",
+        _field("transport", "InfiniBand (0)"),  # as for any RDMA card: IBV_TRANSPORT_IB, whatever the link
+        _field("fw_ver", device.fw_ver),
+        _field("node_guid", _guid(device.node_guid)),
+        _field("sys_image_guid", _guid(device.sys_image_guid)),
+        _field("vendor_id", f"{device.vendor_id:#06x}"),
+        _field("vendor_part_id", device.vendor_part_id),
+        _field("hw_ver", f"{device.hw_ver:#x}"),
+        _field("board_id", device.board_id),
+        _field("phys_port_cnt", device.phys_port_cnt),
+    ]
+    if verbose:
+        lines.append(_field("max_mr_size", f"{device.max_mr_size:#x}"))
+        lines += [_field(name, getattr(device, name)) for name in _LIMITS]
+    for port in range(1, device.phys_port_cnt + 1):
+        lines += _port(ctx, port, verbose)
+    return "\n".join(lines) + "\n"
+
+
+def _port(ctx: Context, port: int, verbose: bool) -> list[str]:
+    attr = ctx.query_port(port)
+    lines = [
+        f"\t\tport:\t{port}",
+        _field("state", f"{attr.state} ({_STATES.get(attr.state, 0)})", 3),
+        _field("max_mtu", _mtu(attr.max_mtu), 3),
+        _field("active_mtu", _mtu(attr.active_mtu), 3),
+        _field("sm_lid", attr.sm_lid, 3),
+        _field("port_lid", attr.lid, 3),
+        _field("port_lmc", f"{attr.lmc:#04x}", 3),
+        _field("link_layer", "InfiniBand" if attr.link_layer.name == "INFINIBAND" else "Ethernet", 3),
+    ]
+    if verbose:
+        gids = ((index, ctx.query_gid(port, index)) for index in range(attr.gid_tbl_len))
+        lines += [_field(f"GID[{index:3}]", f"{_gid(gid)}, RoCE v2", 3) for index, gid in gids if any(gid)]
+    return lines
+
+
+def _field(name: str, value: object, indent: int = 1) -> str:
+    """`name:` and its value, tabbed as ibv_devinfo does."""
+    label = f"{name}:"
+    return "\t" * indent + label + "\t" * max(1, (5 - indent) - len(label) // 8) + str(value)
+
+
+def _guid(guid: int) -> str:
+    return guid.to_bytes(8, "big").hex(":", 2)
+
+
+def _mtu(nbytes: int) -> str:
+    """Bytes, and the code of enum ibv_mtu."""
+    return f"{nbytes} ({nbytes.bit_length() - 8})"
+
+
+def _gid(gid: bytes) -> str:
+    address = IPv6Address(gid)
+    return f"::ffff:{address.ipv4_mapped}" if address.ipv4_mapped else address.compressed

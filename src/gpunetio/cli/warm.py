@@ -1,0 +1,26 @@
+"""`gpunetio warm`: compile for the host what the commands need, so that none of them has to."""
+
+from __future__ import annotations
+
+import time
+
+import click
+
+from .compiling import compiling
+from .failures import guarded
+
+
+@click.command()
+@guarded
+def warm() -> None:
+    """Compile all that the other commands need."""
+    start = time.monotonic()
+    with compiling("the NIC and the kernels"):
+        from ..bench.loopback import Loopback
+        from ..bench.measure import measure
+        from ..bench.options import BENCHMARKS, Options
+
+        for benchmark in BENCHMARKS.values():
+            with Loopback(Options(benchmark=benchmark, sizes=(64,), gpu="host", iterations=8)) as run:
+                measure(run, 0, 64)
+    click.echo(f"ready: the NIC, {', '.join(BENCHMARKS)} ({time.monotonic() - start:.1f} s)")

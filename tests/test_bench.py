@@ -1,0 +1,231 @@
+"""The benchmarks underneath the commands: what is sent arrives, and what does not arrive is seen."""
+
+import hashlib
+import io
+
+import numpy as np
+import pytest
+
+from gpunetio.bench import kernels, loopback
+from gpunetio.bench.data import Ends, Pattern, Payload
+from gpunetio.bench.loopback import Loopback
+from gpunetio.bench.measure import _timed_plan, measure
+from gpunetio.bench.options import BENCHMARKS, Options
+from gpunetio.bench.results import BwResult, Check, LatResult
+from gpunetio.errors import DriverError, NotSupportedError, TimedOutError
+
+ALL = list(BENCHMARKS)
+BANDWIDTH = [name for name, benchmark in BENCHMARKS.items() if not benchmark.latency]
+
+
+def options(name, **values):
+    return Options(benchmark=BENCHMARKS[name], **{"gpu": "host", "sizes": (64,), "iterations": 300, **values})
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "payload"
+    path.write_bytes(np.random.default_rng(1).bytes(100_003))
+    return path
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_pattern_arrives_at_all_sizes(name):
+    sizes = (1, 7, 64, 4096, 100_000)
+    with Loopback(options(name, sizes=sizes)) as run:
+        for index, size in enumerate(sizes):
+            result = measure(run, index, size)
+            assert (result.size, result.iterations, result.check.problem) == (size, 300, None)
+        sink = (run.near if name == "get_bw" else run.far).array
+        assert set(sink[:99_999]) == {len(sizes)}
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("size", [1, 100, 4096, 99_999, 200_000])
+def test_payload_arrives_in_order(name, size, file):
+    data = file.read_bytes()
+    with Loopback(options(name, sizes=(size,), payload=file)) as run:
+        result = measure(run, 0, size)
+    sent = min(len(data), 300 * size)
+    assert result.iterations == -(-sent // size)
+    assert result.check == Check(None, sent, hashlib.sha256(data[:sent]).hexdigest())
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_payload_larger_than_the_buffers_goes_in_parts(name, file, monkeypatch):
+    monkeypatch.setattr(loopback, "BUFFER_BYTES", 4096)
+    with Loopback(options(name, sizes=(1000,), payload=file)) as run:
+        result = measure(run, 0, 1000)
+    assert result.iterations == 101
+    assert result.check == Check(None, 100_003, hashlib.sha256(file.read_bytes()).hexdigest())
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_an_empty_payload_is_nothing_received(name, tmp_path):
+    empty = tmp_path / "empty"
+    empty.touch()
+    with Loopback(options(name, payload=empty)) as run:
+        result = measure(run, 0, 64)
+    assert (result.iterations, result.check) == (0, Check(None, 0, hashlib.sha256(b"").hexdigest()))
+
+
+@pytest.mark.parametrize("name", BANDWIDTH)
+@pytest.mark.parametrize("qps, threads", [(2, None), (3, 4), (1, 3)])
+def test_queues_and_threads_share_the_messages(name, qps, threads, file):
+    with Loopback(options(name, sizes=(500,), qps=qps, threads=threads, depth=16, payload=file)) as run:
+        assert run.threads % qps == 0
+        assert measure(run, 0, 500).check.problem is None
+        used = [client.indices()["completed"] for client in run.clients]
+    assert sum(used) >= 201
+    assert all(used)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_queues_without_doorbell_record(name):
+    with Loopback(options(name, no_dbr=True, iterations=2000)) as run:
+        assert measure(run, 0, 64).check.problem is None
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("with_payload", [False, True])
+def test_a_wrong_byte_is_seen(name, with_payload, file, monkeypatch):
+    """A byte of the receiver changes after the transfer."""
+    launch, at = Loopback.launch, 20_007
+
+    def corrupting(run, *args):
+        records = launch(run, *args)
+        sink = (run.near if name == "get_bw" else run.far).array
+        sink[at if name != "write_lat" or with_payload else 7] ^= 0x10
+        return records
+
+    monkeypatch.setattr(Loopback, "launch", corrupting)
+    # One launch after the warm-up, so that the byte is not changed back.
+    with Loopback(options(name, sizes=(100,), iterations=255 if not with_payload else 2000,
+                          payload=file if with_payload else None)) as run:  # fmt: skip
+        problem = measure(run, 0, 100).check.problem
+    offset = at if name != "write_lat" or with_payload else 7
+    assert problem is not None
+    assert problem.startswith(f"message size 100: the byte at offset {offset} of the receiver is")
+
+
+@pytest.mark.parametrize("name", BANDWIDTH)
+def test_a_message_that_nobody_sent_is_seen(name, monkeypatch):
+    """A kernel that forgets its last message."""
+    kernel = getattr(kernels, name)
+
+    class Forgetful:
+        def __getitem__(self, config):
+            # …, count, stop, out
+            return lambda *args: kernel[config](*args[:-3], max(1, args[-3] - 1), *args[-2:])
+
+    monkeypatch.setattr(kernels, name, Forgetful())
+    with Loopback(options(name, iterations=100)) as run:
+        problem = measure(run, 0, 64).check.problem
+    assert problem is not None
+    assert "offset 6336 " in problem
+    assert "64 of 6400 bytes are wrong" in problem
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_refused_request_is_an_error_that_says_why(name):
+    with Loopback(options(name)) as run:
+        run.far_mr.close()
+        with pytest.raises(DriverError, match=r"error completion.*WQE \d+ failed: (REMOTE_ACCESS|LOCAL)"):
+            measure(run, 0, 64)
+
+
+def test_a_kernel_that_waits_in_vain_is_an_error(monkeypatch):
+    monkeypatch.setattr(loopback, "WAIT_SECONDS", 0.2)
+    with Loopback(options("write_lat")) as run:
+        nic = run.clients[0].qp.ctx.provider.nic
+        measure(run, 0, 64)
+        nic.pause()
+        try:
+            with pytest.raises(TimedOutError, match="deadline passed"):
+                measure(run, 0, 64)
+        finally:
+            nic.resume()
+
+
+def test_interrupted_kernels_end_before_their_memory_goes(monkeypatch):
+    with Loopback(options("put_bw")) as run:
+        measure(run, 0, 64)
+        run._tell_to_stop()
+        records = run.launch(
+            kernels.put_bw, 1, 1, run.qp_list, 1, run.far, run.far_mr.rkey, run.near, run.near_mr.lkey,
+            64, 1 << 40, 100, 0, 1 << 32,
+        )  # fmt: skip
+        assert records[0, 2] == kernels.STOPPED
+
+
+def test_handlers_of_later_releases_are_refused():
+    for handler in (1, 6):
+        with pytest.raises(NotSupportedError):
+            Loopback(options("put_bw", nic_handler=handler))
+
+
+def test_host_threads_suit_the_cores(monkeypatch):
+    for cores, threads in ((1, 1), (2, 1), (4, 3), (64, 8)):
+        monkeypatch.setattr("os.sched_getaffinity", lambda pid, cores=cores: set(range(cores)))
+        assert options("put_bw").kernel_threads("cpu") == threads
+    assert options("put_bw").kernel_threads("cuda") == 512
+    assert options("put_bw", qps=3, threads=4).kernel_threads("cuda") == 6
+    assert options("write_lat", qps=1).kernel_threads("cuda") == 1
+
+
+def test_a_file_that_shrinks_is_an_error():
+    ends = Ends(np.zeros(64, np.uint8), [np.zeros(64, np.uint8)], np.zeros(8, np.uint8))
+    file = io.BytesIO(b"short")
+    file.name = "short"
+    with pytest.raises(OSError, match="short became shorter"):
+        Payload(ends, 64, 1, 1, file, 64).lay_out(0, 1)
+
+
+def test_pattern_differs_from_what_was_there():
+    ends = Ends(np.zeros(64, np.uint8), [np.zeros(64, np.uint8)], np.zeros(8, np.uint8))
+    pattern = Pattern(ends, 16, 4, 4, 0xA5, counting=False)
+    pattern.lay_out(0, 4)
+    pattern.collect(0, 4)
+    assert "offset 0 " in (pattern.check().problem or "")
+    ends.sinks[0][:] = ends.source
+    assert pattern.check() == Check(None)
+
+
+def test_rates():
+    result = BwResult.of(1000, [(10, 10_000, 1e-5), (10, 10_000, 3e-5)], Check())
+    assert (result.iterations, result.peak, result.average, result.rate) == (20, 1e9, 5e8, 5e5)
+    assert result.as_json()["bw_avg_gbps"] == 4.0
+
+
+def test_latencies_are_half_round_trips():
+    result = LatResult.of(8, np.arange(2000, 202_000, 2000), Check())
+    assert (result.iterations, result.least, result.most, result.median) == (100, 1.0, 100.0, 50.5)
+    assert result.p99 == pytest.approx(99.01)
+    assert result.stdev == pytest.approx(np.std(np.arange(1, 101)))
+
+
+def test_a_duration_is_kept(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    sent = 0
+    for first, count, share in _timed_plan(1.0, 1 << 16):
+        assert first == sent
+        assert 0 <= share < 1
+        sent += count
+        now[0] += count * 1e-6
+    assert now[0] == pytest.approx(1.0, abs=0.02)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_kernels_compile_for_a_gpu(name):
+    pytest.importorskip("numba_cuda", reason="needs numba-cuda (extra 'cuda')")
+    from numba import cuda, int64, void
+
+    from gpunetio.device.launch import offline
+
+    body = getattr(kernels, name).py_func
+    with offline((9, 0)):
+        signature = void(*[int64] * body.__code__.co_argcount)
+        ptx, _ = cuda.compile(body, signature, device=False, cc=(9, 0), output="ptx", abi="numba")
+    assert ".f64" not in ptx
+    assert ".extern .func" not in ptx

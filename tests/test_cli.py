@@ -1,0 +1,338 @@
+"""The `gpunetio` command: columns, JSON, exit statuses, and one line for every mistake."""
+
+import hashlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from gpunetio import gpu
+from gpunetio.bench.loopback import Loopback
+from gpunetio.cli import app
+from gpunetio.errors import InUseError
+
+HOST = ("--loopback", "--target", "cpu")
+BW_COLUMNS = "#bytes #iterations BW peak[MiB/sec] BW average[MiB/sec] MsgRate[Mpps]".split()
+LAT_COLUMNS = (
+    "#bytes #iterations t_min[usec] t_max[usec] t_typical[usec] t_avg[usec] t_stdev[usec] 99% percentile[usec] "
+    "99.9% percentile[usec]"
+).split()
+needs_no_gpu = pytest.mark.skipif(gpu.gpu_list()[0] != "host", reason="this machine has a GPU")
+
+
+def run(*args, expect=0):
+    result = CliRunner().invoke(app, [str(arg) for arg in args])
+    assert result.exit_code == expect, result.output
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def rows(output):
+    return [line.split() for line in output.splitlines() if re.match(r" \d", line)]
+
+
+def error(*args, expect=1):
+    """The one line on stderr of a command that fails."""
+    result = run(*args, expect=expect)
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("gpunetio: error: ")
+    assert result.stdout == ""
+    return line.removeprefix("gpunetio: error: ")
+
+
+def gpunetio(*args, **options):
+    return subprocess.run(
+        [sys.executable, "-m", "gpunetio", *map(str, args)], capture_output=True, text=True, timeout=60, check=False, **options
+    )  # fmt: skip
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "payload.bin"
+    path.write_bytes(np.random.default_rng(2).bytes(50_001))
+    return path
+
+
+# --- output --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["put_bw", "write_bw", "get_bw"])
+def test_bandwidth_columns(name):
+    output = run(name, *HOST, "-i", 100, "-s", 64, "-s", 4096).stdout
+    heading = next(line for line in output.splitlines() if "#bytes" in line)
+    assert heading.split() == BW_COLUMNS
+    assert [row[:2] for row in rows(output)] == [["64", "100"], ["4096", "100"]]
+    for row in rows(output):
+        peak, average, rate = map(float, row[2:])
+        assert peak >= average > 0
+        assert rate * 1e6 * int(row[0]) / 2**20 == pytest.approx(average, abs=0.01)
+
+
+def test_latency_columns():
+    output = run("write_lat", *HOST, "-i", 100, "-s", 8).stdout
+    heading = next(line for line in output.splitlines() if "#bytes" in line)
+    assert heading.split() == LAT_COLUMNS
+    ((size, iterations, *times),) = rows(output)
+    least, most, typical, _, _, p99, p999 = map(float, times)
+    assert (size, iterations) == ("8", "100")
+    assert 0 < least <= typical <= p99 <= p999 <= most
+
+
+def test_default_sizes_are_the_originals():
+    assert [row[0] for row in rows(run("put_bw", *HOST, "-i", 2).stdout)] == ["1", *(str(1 << n) for n in range(6, 21))]
+    assert [row[0] for row in rows(run("write_lat", *HOST, "-i", 2).stdout)] == ["1", *(str(1 << n) for n in range(6, 15))]
+
+
+def test_all_sizes():
+    assert [int(row[0]) for row in rows(run("put_bw", *HOST, "-a", "-i", 2).stdout)] == [1 << n for n in range(1, 24)]
+
+
+def test_gbits():
+    args = ("put_bw", *HOST, "-s", 65536, "-i", 50)
+    output = run(*args, "--report_gbits").stdout
+    assert "BW average[Gb/sec]" in output
+    (row,) = rows(output)
+    assert float(row[3]) == pytest.approx(float(row[4]) * 65536 * 8 / 1000, abs=0.1)
+
+
+def test_duration():
+    start = time.monotonic()
+    (row,) = rows(run("put_bw", *HOST, "-D", 0.3, "-s", 64).stdout)
+    assert time.monotonic() - start >= 0.3
+    assert int(row[1]) > 2048
+    (row,) = rows(run("write_lat", *HOST, "-D", 0.1, "-s", 64).stdout)
+    assert int(row[1]) > 100
+
+
+@pytest.mark.parametrize("letters", [("-q", 2), ("--qp", 3), ("-t", 2), ("-r", 1), ("-gid", 1), ("-l", 1), ("-p", 2)])
+def test_options_of_the_originals(letters):
+    assert rows(run("put_bw", *HOST, "-s", 64, "-i", 64, *letters).stdout)
+
+
+def test_the_named_gid_is_used():
+    assert "GID index 1" in run("put_bw", *HOST, "-s", 64, "-i", 64, "-gid", 1).stdout
+
+
+@pytest.mark.parametrize("name, latency", [("put_bw", False), ("write_bw", False), ("get_bw", False), ("write_lat", True)])
+def test_json(name, latency):
+    document = json.loads(run(name, *HOST, "--json", "-i", 64, "-s", 64, "-s", 128).stdout)
+    assert (document["test"], document["nic"], document["target"]) == (name, "soft0", "cpu")
+    assert [result["size"] for result in document["results"]] == [64, 128]
+    names = ["lat_min_us", "lat_median_us", "lat_p99_us"] if latency else ["bw_avg_gbps", "msg_rate_mpps"]
+    for result in document["results"]:
+        assert result["iterations"] == 64
+        assert result["validated"] is True
+        assert all(isinstance(result[key], float) and result[key] > 0 for key in names)
+
+
+# --- payload -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["put_bw", "write_bw", "get_bw", "write_lat"])
+def test_payload(name, file):
+    document = json.loads(run(name, *HOST, "--json", "--payload", file, "-s", 7, "-s", 1000, "-s", 65536).stdout)
+    assert document["payload"] == {"file": str(file), "bytes": 50_001}
+    data = file.read_bytes()
+    for result, sent in zip(document["results"], (2048 * 7, 50_001, 50_001)):
+        assert result["iterations"] == -(-sent // result["size"])
+        assert result["payload_bytes"] == sent
+        assert result["sha256"] == hashlib.sha256(data[:sent]).hexdigest()
+        assert result["validated"] is True
+
+
+def test_payload_says_how_many_bytes(file):
+    output = run("put_bw", *HOST, "--payload", file, "-s", 7, "-s", 1000, "-s", 65536).stdout
+    digests = [hashlib.sha256(file.read_bytes()[:n]).hexdigest() for n in (14_336, 50_001)]
+    assert output.splitlines()[-2:] == [
+        f"payload.bin: the first 14336 of 50001 bytes arrived with message size 7, SHA-256 {digests[0]}",
+        f"payload.bin: all 50001 bytes arrived with message size 1000, 65536, SHA-256 {digests[1]}",
+    ]
+
+
+def test_empty_payload(tmp_path):
+    empty = tmp_path / "empty"
+    empty.touch()
+    output = run("put_bw", *HOST, "--payload", empty, "-s", 64).stdout
+    assert f"empty: all 0 bytes arrived with message size 64, SHA-256 {hashlib.sha256(b'').hexdigest()}" in output
+
+
+def test_a_corrupted_byte_fails_the_run(file, monkeypatch):
+    launch = Loopback.launch
+
+    def corrupting(loopback, *args):
+        records = launch(loopback, *args)
+        loopback.far.array[4321] ^= 1
+        return records
+
+    monkeypatch.setattr(Loopback, "launch", corrupting)
+    result = run("put_bw", *HOST, "--payload", file, "-s", 1000, expect=1)
+    assert len(rows(result.stdout)) == 1
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("gpunetio: error: validation failed: message size 1000: the byte at offset 4321 of the ")
+    document = json.loads(run("put_bw", *HOST, "--payload", file, "--json", "-s", 1000, expect=1).stdout)
+    assert document["results"][0]["validated"] is False
+    assert document["results"][0]["sha256"] != hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+# --- mistakes ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("put_bw", "--frob"), ("put_bw", "-s", "0"), ("put_bw", "-s", "x"), ("put_bw", "-i", "0"), ("put_bw", "-p", "3"),
+        ("put_bw", "-q", "0"), ("write_lat", "-q", "2"), ("put_bw", "-D", "0"), ("put_bw", "--target", "tpu"),
+        ("put_bw", "-s", "64", "-a"), ("put_bw", "-D", "1", "-i", "5"), ("put_bw", "-D", "1", "--payload", "x"),
+        ("put_bw", "-g", "host", "--target", "cuda"), ("put_bw", "-g", "0", "--target", "cpu"), ("put_bw", "stray"),
+        ("nonsense",), ("devices", "--frob"),
+    ],
+)  # fmt: skip
+def test_wrong_options(args):
+    extra = ("--loopback",) if args[0].endswith(("_bw", "_lat")) else ()
+    assert "--help)" in error(*args, *extra, expect=2)
+
+
+@pytest.mark.parametrize("args", [(), ("-c", "10.0.0.1"), ("-c", "10.0.0.1", "--loopback")])
+@pytest.mark.parametrize("name", ["put_bw", "write_lat"])
+def test_two_processes_come_later(name, args):
+    assert error(name, *args) == "only --loopback exists in this release: two-process mode comes later"
+
+
+@pytest.mark.parametrize("letters", [("-e", 1), ("-p", 1), ("-p", 6), ("-r", 2)])
+def test_what_comes_later_is_refused(letters):
+    assert "later" in (text := error("put_bw", *HOST, *letters)) or "not supported yet" in text
+
+
+def test_unknown_device():
+    assert error("put_bw", *HOST, "-d", "mlx5_0").startswith("no device 'mlx5_0'; there are: soft0, ")
+    assert error("devices", "-d", "mlx5_0").startswith("no device 'mlx5_0'; there are: soft0, ")
+
+
+@pytest.mark.parametrize("gpu", ["77", "ff:1f.0", "nonsense"])
+def test_unknown_gpu(gpu):
+    assert gpu in error("put_bw", "--loopback", "-gpu", gpu)
+
+
+@needs_no_gpu
+def test_no_cuda():
+    assert error("put_bw", "--loopback", "--target", "cuda").startswith("--target cuda: this machine has no CUDA device")
+
+
+def test_unreadable_files(tmp_path, file):
+    missing = tmp_path / "missing"
+    assert error("put_bw", *HOST, "--payload", missing) == f"{missing}: No such file or directory"
+    assert error("put_bw", *HOST, "--payload", tmp_path) == f"{tmp_path} is no regular file: a payload must be one"
+    if os.geteuid() != 0:  # root may read everything
+        file.chmod(0)
+        assert error("put_bw", *HOST, "--payload", file) == f"{file}: Permission denied"
+
+
+def test_unknown_gid():
+    assert "GID index 99" in error("put_bw", *HOST, "-gid", 99)
+    assert "no GID at index 9" in error("put_bw", *HOST, "-gid", 9)
+
+
+def test_busy_device(monkeypatch):
+    def busy(name):
+        raise InUseError(f"{name} is used by\nprocess 42")
+
+    monkeypatch.setattr("gpunetio.bench.loopback.open_device", busy)
+    assert error("put_bw", *HOST) == "soft0 is used by process 42"
+
+
+def test_interrupt_during_set_up_is_quiet(monkeypatch):
+    def interrupted(name):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("gpunetio.bench.loopback.open_device", interrupted)
+    assert run("put_bw", *HOST, expect=130).output == ""
+
+
+# --- the other commands --------------------------------------------------------------------------------------------
+
+
+def test_devices():
+    output = run("devices", "-d", "soft0").stdout
+    fields = dict(line.strip().split(":", 1) for line in output.splitlines() if line)
+    fields = {name: value.strip() for name, value in fields.items()}
+    assert fields["hca_id"] == "soft0"
+    assert fields["transport"] == "InfiniBand (0)"
+    assert re.fullmatch(r"([0-9a-f]{4}:){3}[0-9a-f]{4}", fields["node_guid"])
+    assert fields["vendor_id"] == "0x02c9"
+    assert fields["state"] == "PORT_ACTIVE (4)"
+    assert fields["active_mtu"] == "4096 (5)"
+    assert fields["link_layer"] == "Ethernet"
+    assert "GID[" not in output
+
+
+def test_devices_verbose_and_listed():
+    output = run("devices", "-v", "-d", "soft1").stdout
+    assert "max_qp:" in output
+    assert re.search(r"GID\[  0\]:\t::ffff:127\.0\.0\.2, RoCE v2", output)
+    names = run("devices", "-l").stdout.split()
+    assert names[:2] == ["soft0", "soft1"]
+    assert re.findall(r"hca_id:\t(\w+)", run("devices").stdout) == names
+
+
+def test_warm_and_version():
+    assert run("warm").stdout.startswith("ready: the NIC, put_bw, ")
+    assert re.fullmatch(r"gpunetio \d+\.\d+\.\d+\n", run("--version").stdout)
+
+
+# --- processes of their own ----------------------------------------------------------------------------------------
+
+
+def test_a_process_of_its_own(file):
+    done = gpunetio("put_bw", *HOST, "-s", "4096", "--payload", file)
+    assert done.returncode == 0
+    assert "all 50001 bytes arrived" in done.stdout
+    assert gpunetio("put_bw").returncode == 1
+
+
+def test_what_is_refused_is_explained(tmp_path):
+    """The NIC's own explanation goes to stderr, before the one line of the command."""
+    script = tmp_path / "broken.py"
+    script.write_text(
+        "from gpunetio import cli\n"
+        "from gpunetio.bench.loopback import Loopback\n"
+        "before = Loopback._open\n"
+        "Loopback._open = lambda run: (before(run), run.far_mr.close())\n"
+        "cli.main()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, script, "put_bw", *HOST, "-s", "64"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 1
+    assert "RKEY_UNKNOWN" in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("gpunetio: error: the kernel ended with 'error completion': WQE ")
+
+
+@pytest.mark.parametrize("args", [("put_bw", "-s", "64"), ("write_lat", "-s", "1048576")])
+def test_ctrl_c(args):
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-m", "gpunetio", *args, *HOST, "-D", "30"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    while "#bytes" not in process.stdout.readline():
+        pass
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=30)
+    assert (process.returncode, stderr) == (130, "")
+
+
+def test_closed_output_is_no_error():
+    done = subprocess.run(
+        f"{sys.executable} -m gpunetio put_bw --loopback --target cpu -i 8 | head -n 1",
+        shell=True, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.stderr == ""
