@@ -76,7 +76,7 @@ class Pair:
         return provider.nic
 
     def run(self, kernel: Kernel, *args: object, grid: int = 1, block: int = 1, timeout: float = 20) -> np.ndarray:
-        """Launch `kernel(qp, raddr, rkey, laddr, lkey, *args, out)` and return the int64s it left at `out`, one a thread."""
+        """Launch `kernel(qp, raddr, rkey, laddr, lkey, *args, out)`: the int64s that it left at `out`, one a thread."""
         with self.gpu.alloc(8 * grid * block, MemType.CPU_GPU) as out:
             out.array[:] = 0xEE
             launch = kernel[grid, block, self.gpu](

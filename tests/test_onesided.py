@@ -5,8 +5,8 @@ import time
 
 import numpy as np
 import pytest
-from conftest import NBYTES, Pair, make_pair
 
+from conftest import NBYTES, Pair, make_pair
 from gpunetio import Gpu, SharingMode, device, kernel, verbs
 from gpunetio.formats.cqe import Syndrome
 from gpunetio.formats.device_structs import DEV_QP

@@ -1,4 +1,4 @@
-"""DOCA GPUNetIO and DOCA Verbs in Python: GPU kernels that drive a network card themselves, with or without the card."""
+"""DOCA GPUNetIO and DOCA Verbs in Python: GPU kernels that drive a network card themselves, with or without it."""
 
 from . import device, errors, verbs
 from .device.compile import device_function

@@ -40,8 +40,8 @@ def _stamp(fn: Callable[..., Any]) -> str:
         digest.update(Path(file).read_bytes())
     for name in fn.__code__.co_names:
         callee = fn.__globals__.get(name)
-        if isinstance(callee, Dispatcher) and hasattr(callee, "stamp"):
-            digest.update(callee.stamp.encode())
+        if isinstance(callee, Dispatcher):
+            digest.update(getattr(callee, "stamp", "").encode())
     return digest.hexdigest()
 
 

@@ -34,9 +34,7 @@ class Place(Protocol):
 
     target: str  # "cuda" or "cpu"
     warp: int  # lanes of a host warp
-
-    @property
-    def stream(self) -> Any: ...
+    stream: Any
 
 
 def tell_observers(change: int) -> None:
@@ -59,12 +57,9 @@ def cuda_available() -> bool:
 class _DefaultPlace:
     """The first GPU, or host threads with one-lane warps."""
 
-    warp = 1
-    stream = 0
-
-    @property
-    def target(self) -> str:
-        return "cuda" if cuda_available() else "cpu"
+    def __init__(self):
+        self.target = "cuda" if cuda_available() else "cpu"
+        self.warp, self.stream = 1, 0
 
 
 class CudaLaunch:
@@ -72,10 +67,10 @@ class CudaLaunch:
 
     def __init__(self, compiled: Any, args: tuple[Any, ...], grid: int, block: int, stream: Any):
         from numba import cuda
-        from numba.cuda.core import config
+        from numba.cuda.dispatcher import config  # type: ignore[attr-defined]
 
         # A kernel that drives a NIC is small on purpose.
-        config.CUDA_LOW_OCCUPANCY_WARNINGS = 0
+        config.CUDA_LOW_OCCUPANCY_WARNINGS = 0  # type: ignore[attr-defined]
         self._event = cuda.event(timing=False)
         compiled[grid, block, stream](*args)
         self._event.record(stream)
@@ -106,7 +101,7 @@ class Kernel:
 
     def __init__(self, fn: Callable[..., None]):
         functools.update_wrapper(self, fn)
-        self.py_func = fn
+        self.py_func, self.name = fn, fn.__name__
         self.body = engine_function(fn)
         self.stamp = self.body.stamp
 
@@ -119,12 +114,13 @@ class Kernel:
 
     def __getitem__(self, config: tuple[Any, ...]) -> Callable[..., HostLaunch | CudaLaunch]:
         if not isinstance(config, tuple) or len(config) not in (2, 3):
-            raise InvalidValueError(f"launch as {self.__name__}[grid, block](…) or [grid, block, gpu](…), not {config!r}")
-        grid, block, *place = config
-        return functools.partial(self._launch, int(grid), int(block), place[0] if place else _DefaultPlace())
+            raise InvalidValueError(f"launch as {self.name}[grid, block](…) or [grid, block, gpu](…), not [{config!r}]")
+        grid, block, *places = config
+        place: Place = places[0] if places else _DefaultPlace()
+        return functools.partial(self._launch, int(grid), int(block), place)
 
     def __call__(self, *args: Any) -> None:
-        raise InvalidValueError(f"{self.__name__} is a kernel: launch it as {self.__name__}[grid, block](…)")
+        raise InvalidValueError(f"{self.name} is a kernel: launch it as {self.name}[grid, block](…)")
 
     def _launch(self, grid: int, block: int, place: Place, *args: Any) -> HostLaunch | CudaLaunch:
         plain = tuple(int(a.device_address) if hasattr(a, "device_address") else a for a in args)
@@ -151,7 +147,7 @@ def offline(compute_capability: tuple[int, int]) -> Iterator[None]:
 
     device = SimpleNamespace(compute_capability=compute_capability)
     with (
-        mock.patch.object(numba.cuda.dispatcher, "get_current_device", lambda: device),
-        mock.patch.object(numba.cuda.compiler, "get_current_device", lambda: device),
+        mock.patch.object(numba.cuda.dispatcher, "get_current_device", return_value=device),
+        mock.patch.object(numba.cuda.compiler, "get_current_device", return_value=device),
     ):
         yield

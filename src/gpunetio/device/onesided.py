@@ -83,7 +83,7 @@ def get(qp, raddr, rkey, laddr, lkey, nbytes, sharing=GPU, code_opt=DEFAULT):
 
 @device_function
 def signal(qp, sig_raddr, sig_rkey, sig_laddr, sig_lkey, value, sharing=GPU, code_opt=DEFAULT):
-    """Add `value` to the 64-bit word at `sig_raddr`; its old value lands at `sig_laddr` (`doca_gpu_dev_verbs_signal`)."""
+    """Add `value` to the 64-bit word at `sig_raddr`; the old one lands at `sig_laddr` (`doca_gpu_dev_verbs_signal`)."""
     index = reserve(qp, 1, sharing, code_opt)
     if index < 0:
         return index

@@ -34,7 +34,7 @@ _CONSTRAINT = {16: "h", 32: "r", 64: "l"}
 Emit = Callable[..., Any]  # (builder, *args) -> value
 
 
-def op(*widths: int, ret: int | None = None, cpu: Emit, cuda: Emit) -> Callable[[Callable[..., Any]], Callable[..., int]]:
+def op(*widths: int, ret: int | None = None, cpu: Emit, cuda: Emit) -> Callable[[Callable[..., Any]], Any]:
     """Make an intrinsic: int64 arguments truncated to `widths`, result of `ret` bits zero-extended to int64."""
     result = types.void if ret is None else types.int64
 
@@ -117,7 +117,7 @@ def _extern(b, name, ret, args):
 
 
 def _ptx(text, ret=None, *, pure=False, convergent=False) -> Emit:
-    """Inline PTX. Without `pure` it orders memory and is never dropped; `convergent` forbids moving it into a branch."""
+    """Inline PTX. Without `pure` it orders memory and stays; `convergent` forbids moving it into a branch."""
 
     def emit(b, *args):
         constraints = [] if ret is None else ["=" + _CONSTRAINT[ret]]
@@ -148,7 +148,7 @@ def _compute_capability() -> tuple[int, int]:
     """Of the GPU being compiled for. Asks as Numba itself does, so that `target.offline` answers both."""
     from numba.cuda import dispatcher
 
-    return dispatcher.get_current_device().compute_capability
+    return dispatcher.get_current_device().compute_capability  # type: ignore[attr-defined]
 
 
 def _doorbell_fence(b):
@@ -205,13 +205,15 @@ def _fixed_op(name, width):
     return op(64, ret=width, cpu=_load(width), cuda=how)(stub)
 
 
-ld_fixed16, ld_fixed32, ld_fixed64 = _fixed_op("ld_fixed16", 16), _fixed_op("ld_fixed32", 32), _fixed_op("ld_fixed64", 64)
+ld_fixed16 = _fixed_op("ld_fixed16", 16)
+ld_fixed32 = _fixed_op("ld_fixed32", 32)
+ld_fixed64 = _fixed_op("ld_fixed64", 64)
 
 _RELAXED_SYS = "ld.relaxed.sys.global.L1::no_allocate"
 ld_relaxed8 = _load_op("ld_relaxed8", 8, "monotonic", _RELAXED_SYS, "Polling load of what the NIC or CPU writes.")
 ld_relaxed32 = _load_op("ld_relaxed32", 32, "monotonic", _RELAXED_SYS, "Polling load of what the NIC or CPU writes.")
 ld_relaxed64 = _load_op("ld_relaxed64", 64, "monotonic", _RELAXED_SYS, "Polling load of what the NIC or CPU writes.")
-ld_relaxed_gpu64 = _load_op("ld_relaxed_gpu64", 64, "monotonic", "ld.relaxed.gpu.global", "Polling load of what a thread of this GPU writes.")  # fmt: skip
+ld_relaxed_gpu64 = _load_op("ld_relaxed_gpu64", 64, "monotonic", "ld.relaxed.gpu.global", "The same inside one GPU.")
 ld_acquire32 = _load_op("ld_acquire32", 32, "acquire", "ld.acquire.sys.global", "System-scope acquire load.")
 ld_acquire64 = _load_op("ld_acquire64", 64, "acquire", "ld.acquire.sys.global", "System-scope acquire load.")
 st_relaxed32 = _store_op("st_relaxed32", 32, "monotonic", "st.relaxed.sys.global", "System-scope relaxed store.")

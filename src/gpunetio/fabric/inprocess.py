@@ -16,8 +16,8 @@ MAX_SEGMENTS = 64
 
 WQE_BYTES = 1024  # the largest WQE: 16 basic blocks
 
-# A request, or inside one NIC the hand-over from requester to responder. `segments` are (address, bytes) pairs; `wqe` is
-# room for a WQE that wraps around its ring, so that inline data stays put until the reply.
+# A request, or inside one NIC the hand-over from requester to responder. `segments` are (address, bytes) pairs;
+# `wqe` is room for a WQE that wraps around its ring, so that inline data stays put until the reply.
 MESSAGE = Entry("message", 128 + 16 * MAX_SEGMENTS + WQE_BYTES, """
     opcode         0  i64
     src_qpn        8  i64

@@ -23,7 +23,7 @@ _COPY_TIMEOUT = 10.0
 def _runtime() -> Any:
     os.environ.setdefault(*_EAGER)
     try:
-        from cuda.bindings import runtime
+        from cuda.bindings import runtime  # type: ignore[attr-defined]
     except ImportError:
         raise NotSupportedError("no CUDA here: install gpunetio[cuda], or use the host (--target cpu)") from None
     return runtime
@@ -55,7 +55,8 @@ def ordinal_of(bus_id: str) -> int:
     """The CUDA ordinal of a PCI bus id (`cudaDeviceGetByPCIBusId`)."""
     error, ordinal = _runtime().cudaDeviceGetByPCIBusId(bus_id.encode())
     if int(error) != 0:
-        raise NotFoundError(f"no GPU at PCI address {bus_id!r}; there are {[pci_bus_id(i) for i in range(device_count())]}")
+        present = ", ".join(pci_bus_id(i) for i in range(device_count()))
+        raise NotFoundError(f"no GPU at PCI address {bus_id!r}; there are: {present}")
     return ordinal
 
 

@@ -51,7 +51,7 @@ class GpuMemory:
         """A NumPy byte view. BadStateError for memory without a CPU mapping."""
         self._check()
         if self._array is None:
-            raise BadStateError(f"{self.kind.name} memory has no CPU mapping: use read() and write(), or MemType.CPU_GPU")
+            raise BadStateError(f"{self.kind.name} memory has no CPU mapping: use read(), write(), or MemType.CPU_GPU")
         return self._array
 
     @property

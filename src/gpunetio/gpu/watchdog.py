@@ -90,8 +90,8 @@ class Watchdog:
     def _report(self, exported: ExportedQp, indices: dict[str, int], seconds: float) -> None:
         message = (
             f"QP {exported.qpn:#x} of {exported.qp.ctx.name} makes no progress for {seconds:.1f} s: WQE "
-            f"{indices['completed']} is not complete (reserved {indices['reserved']}, ready {indices['ready']}, submitted "
-            f"{indices['submitted']}); last CQE: {last_cqe(exported, indices['completed'])}; the QP is in "
+            f"{indices['completed']} is not complete (reserved {indices['reserved']}, ready {indices['ready']}, "
+            f"submitted {indices['submitted']}); last CQE: {last_cqe(exported, indices['completed'])}; the QP is in "
             f"{exported.qp.state.name}"
         )
         self.stalls.append(message)

@@ -128,7 +128,9 @@ class Engine:
             self._nic["busy"] += change
         self.kick()
 
-    def post(self, op: int, row: int, prepared: np.ndarray | None = None, state: int = 0, timeout: float = 10.0) -> None:
+    def post(
+        self, op: int, row: int, prepared: np.ndarray | None = None, state: int = 0, timeout: float = 10.0
+    ) -> None:
         """Have the engine carry out `op` on `row` between two WQEs; `prepared` is the row's new content.
 
         Returns once it is done: from then on the engine touches nothing that the old row named. BadStateError when the

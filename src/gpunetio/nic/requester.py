@@ -48,7 +48,7 @@ _SEGMENTS = MESSAGE.segments
 
 @engine_function
 def announce(nic, row, producer16):
-    """A doorbell or record says that the queue reaches `producer16`: move `sq_pi` there, or explain why that is wrong."""
+    """A doorbell or record says that the queue reaches `producer16`: move `sq_pi` there, or explain what is wrong."""
     q = qp_row_at(row)
     if q.state == RST:  # the counts are 0 and stay so; the record may still hold those of before
         return
