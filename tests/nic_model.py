@@ -1,8 +1,8 @@
 """What an mlx5 NIC must do with RC work queues: a model in plain Python that shares nothing with the software NIC.
 
 It reads WQEs from the bytes of a send ring, moves bytes between `bytearray`s, and predicts completions and states.
-Rules are from the InfiniBand specification, volume 1, chapters 9.7 (RC), 9.9 (errors) and 10.3 (QP states), and from the
-PRM's description of WQEs and CQEs. `vendor` numbers, which no specification defines, are the software NIC's own.
+Rules are from the InfiniBand specification, volume 1, chapters 9.7 (RC), 9.9 (errors) and 10.3 (QP states), and from
+the PRM's description of WQEs and CQEs. `vendor` numbers, which no specification defines, are the software NIC's own.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ class Qp:
         self.consumer = self.producer = 0
         self.receives: list[list[tuple[int, int, int]]] = []  # (bytes, lkey, address) of the segments
         self.receive_index = 0
-        self.failed = False
+        self.told = False  # whether an error CQE was due
 
     def connect(self, peer: Qp, rights: int) -> None:
         """RTS, with finite retries everywhere."""
@@ -221,11 +221,11 @@ class Qp:
             self.send_cq.add(self, REQ, index, wqe_opcode=opcode, byte_cnt=nbytes)
 
     def _complete_error(self, index: int, opcode: int, ce: int, refused: Refused) -> None:
-        if ce != ON_FIRST_ERROR or not self.failed:
+        if ce != ON_FIRST_ERROR or not self.told:
             self.send_cq.add(
                 self, REQ_ERR, index, wqe_opcode=opcode, syndrome=refused.syndrome, vendor=refused.vendor
             )
-        self.failed = True
+        self.told = True
 
     def _execute(self, wqe: bytes, opcode: int, imm: int) -> int | None:
         """Carry out a WQE: the bytes that its CQE counts, where it counts any."""
@@ -321,7 +321,7 @@ class Qp:
         if request.opcode in RECEIVES:
             self.recv_cq.add(
                 self, RECEIVES[request.opcode], self.receive_index, byte_cnt=request.nbytes,
-                imm=None if request.opcode == SEND else request.imm,
+                imm=0 if request.opcode == SEND else request.imm,
             )  # fmt: skip
             self.receives.pop(0)
             self.receive_index += 1
@@ -345,7 +345,7 @@ class Qp:
 
     def _to_error(self) -> None:
         """10.3.1.5: what is posted is flushed; sends by whoever rings their doorbell."""
-        self.state, self.failed = "ERR", True
+        self.state = "ERR"
         self._flush_receives()
 
     def _flush_receives(self) -> None:

@@ -20,7 +20,7 @@ RINGS = ("record", "register", "both", "uar")
 
 def view(address: int, nbytes: int, dtype: Any = np.uint8) -> np.ndarray:
     """Memory at an address, writable, while its owner lives."""
-    return np.frombuffer((ctypes.c_char * nbytes).from_address(address), dtype)
+    return np.frombuffer(memoryview((ctypes.c_char * nbytes).from_address(address)), dtype)
 
 
 def until(done: Callable[[], Any], what: str, timeout: float = PATIENCE) -> Any:
@@ -78,9 +78,8 @@ def parse_cqe(raw: bytes) -> Cqe:
     opcode_qpn, counter, _, op_own = struct.unpack_from(">IHBB", raw, 56)
     opcode = op_own >> 4
     vendor, syndrome = (raw[54], raw[55]) if opcode in (REQ_ERR, RESP_ERR) else (0, 0)
-    return Cqe(
-        opcode, op_own & 1, counter, opcode_qpn & 0xFFFFFF, opcode_qpn >> 24, user_index, byte_cnt, imm, syndrome, vendor
-    )
+    qpn, wqe_opcode = opcode_qpn & 0xFFFFFF, opcode_qpn >> 24
+    return Cqe(opcode, op_own & 1, counter, qpn, wqe_opcode, user_index, byte_cnt, imm, syndrome, vendor)
 
 
 class Completions:
@@ -118,8 +117,8 @@ class Queue:
     """One end: a QP with its CQs. `index` is the next send WQE's, `received` the next receive's."""
 
     def __init__(
-        self, pd: PD, sq: int = 64, rq: int = 16, rq_sges: int = 4, send_cq: CQ | None = None, recv_cq: CQ | None = None,
-        **init: Any,
+        self, pd: PD, sq: int = 64, rq: int = 16, rq_sges: int = 4, send_cq: CQ | None = None,
+        recv_cq: CQ | None = None, **init: Any,
     ):  # fmt: skip
         self.send_cq = send_cq or pd.ctx.create_cq(256)
         self.recv_cq = recv_cq or pd.ctx.create_cq(256)

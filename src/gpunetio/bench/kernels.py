@@ -20,7 +20,7 @@ STOPPED = -125  # ECANCELED: the stop word was set
 _RECORD, _START, _END, _STATUS = 8 * RECORD_WORDS, 0, 8, 16
 _SQ_PI = DEV_QP.sq_wqe_pi
 _LOOK_EVERY = 64  # messages between looks at the stop word, which is in host memory: far away from a GPU
-_LOOK_EVERY_POLLS = 4096
+_LOOK_EVERY_POLLS = 256
 
 
 @device_function
@@ -208,4 +208,6 @@ def write_lat(
                 times, stop,
             )  # fmt: skip
         status = dev.wait(qp, ticket, dev.EXCLUSIVE)
+    if status != dev.OK:
+        dev.st_relaxed64(stop, 1)  # the other end would wait in vain
     _record(out, dev.block_idx(), start, status)

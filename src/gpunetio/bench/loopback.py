@@ -142,6 +142,7 @@ class Loopback:
         """Run a kernel to its end. Its records: a row a thread, with the nanoseconds of begin and end, and a status."""
         records = self._out.array.view(np.int64).reshape(-1, RECORD_WORDS)
         records[:] = 0
+        self._stop.array[:] = 0
         with self._interrupt_stops_the_kernel():
             self._running = kernel[grid, block, self.gpu](*args, self._stop, self._out)
             try:
@@ -185,13 +186,13 @@ class Loopback:
         self._stop.array.view(np.int64)[0] = 1
 
     def _raise_for(self, statuses: np.ndarray) -> None:
-        failed = int(statuses.min())
-        if failed >= 0:
+        failures = sorted({int(status) for status in statuses if status < 0}, key=_SEVERITY.index)
+        if not failures:
             return
         errors = [str(error) for qp in (*self.clients, *self.servers) if (error := qp.last_error()) is not None]
-        details = "; ".join([*errors, *self.gpu.watchdog.stalls]) or f"status {failed}"
-        what = f"the kernel ended with '{NAMES.get(failed, 'unknown status')}': {details}"
-        raise TimedOutError(what) if failed == ETIMEDOUT else DriverError(what)
+        details = "; ".join([*errors, *self.gpu.watchdog.stalls]) or f"status {failures[0]}"
+        what = f"the kernel ended with '{NAMES.get(failures[0], 'stopped')}': {details}"
+        raise TimedOutError(what) if failures[0] == ETIMEDOUT else DriverError(what)
 
     def _end_launch(self) -> bool:
         """Tell a kernel that still runs to stop: whether none runs any more."""

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import click
@@ -17,22 +16,25 @@ PATIENCE = 1.0  # seconds of compilation without a word
 @contextmanager
 def compiling(what: str) -> Iterator[None]:
     """Say what the user waits for once compilation, which only a cold cache needs, has taken a second."""
-    from ..gpu.cuda_backend import device_count
+    from numba.core import event
 
     message = f"compiling {what} (first run only, about half a minute) …"
     timer = threading.Timer(PATIENCE, functools.partial(click.echo, message, err=True))
     timer.daemon = True
     once = threading.Lock()
-    with ExitStack() as stack:
-        stack.callback(timer.cancel)
-        for module in ("numba.core.event", "numba.cuda.core.event") if device_count() else ("numba.core.event",):
-            event = importlib.import_module(module)
-            listener = _listener(event, lambda: once.acquire(blocking=False) and timer.start())
-            stack.enter_context(event.install_listener("numba:compile", listener))
-        yield
+
+    def started() -> None:
+        if once.acquire(blocking=False):
+            timer.start()
+
+    with event.install_listener("numba:compile", _listener(event, started)):
+        try:
+            yield
+        finally:
+            timer.cancel()
 
 
-def _listener(event: Any, started: Any) -> Any:
+def _listener(event: Any, started: Callable[[], None]) -> Any:
     class Listener(event.Listener):
         def on_start(self, event: Any) -> None:
             started()

@@ -20,6 +20,12 @@ class Failure(click.ClickException):
         complain(self.message)
 
 
+class UsageFailure(Failure):
+    """The same for a wrong command line, with click's exit status for that."""
+
+    exit_code = 2
+
+
 def complain(message: str) -> None:
     """One line on stderr."""
     click.echo(f"gpunetio: error: {' '.join(message.split())}", err=True)
@@ -53,7 +59,7 @@ def guarded(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class OneLineUsage(click.Group):
-    """A group whose usage errors are one line too, with click's exit status 2."""
+    """A group whose usage errors are one line too."""
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; its arguments are parsed here."""
@@ -74,6 +80,4 @@ def _one_line_usage() -> Iterator[None]:
         raise
     except click.UsageError as error:
         path = error.ctx.command_path if error.ctx else "gpunetio"
-        failure = Failure(f"{error.format_message()} (See {path} --help)")
-        failure.exit_code = error.exit_code
-        raise failure from error
+        raise UsageFailure(f"{error.format_message()} (See {path} --help)") from error

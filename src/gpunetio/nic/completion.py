@@ -124,7 +124,8 @@ def fail_send(nic, row, index, opcode, ce, reason):
     """A send-queue WQE has failed: an error CQE, and the QP goes to ERR (IBTA 10.10.3)."""
     q = qp_row_at(row)
     syndrome = ld8(nic_at(nic).syndromes + reason)
-    first = q.failed == 0
+    first = q.told == 0
+    q.told = 1
     fail_qp(nic, row, index, opcode, reason, REQUESTER)
     _count_error(nic, reason, syndrome, REQUESTER)
     if ce == _ON_FIRST_ERROR and not first:

@@ -14,6 +14,7 @@ from ..device.compile import engine_function
 from ..device.ops import clock_ns, ld64, ld_relaxed64, pause, st64, st_relaxed64, st_release64, yield_thread
 from ..errors import BadStateError, TimedOutError
 from ..memory import HostMemory
+from .requester import RTS
 from .step import WRONG_STATE, scan_records, step
 from .tables import NIC, QP_ROW, nic_at, qp_row_at
 
@@ -33,7 +34,7 @@ def _work_left(nic):
     n = nic_at(nic)
     for i in range(n.active_count):
         q = qp_row_at(ld64(n.active + 8 * i))
-        if q.sq_ci != q.sq_pi:
+        if q.sq_ci != q.sq_pi and q.state >= RTS:
             return True
     return False
 

@@ -434,7 +434,10 @@ def serve_qp(nic, row):
             return 0
         q.retry_at = 0
     done = 0
-    while q.sq_next != q.sq_pi and done < n.budget and q.state == RTS:
+    budget = n.budget
+    if n.pause_at >= 0:
+        budget = min(budget, n.pause_at - counters_at(n.counters).sq_wqes)
+    while q.sq_next != q.sq_pi and done < budget and q.state == RTS:
         if execute_next(nic, row) == 0:
             break
         done += 1

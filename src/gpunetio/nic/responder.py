@@ -268,7 +268,8 @@ def _write_imm(nic, row, message):
 def _complete_receive(nic, row, message, kind):
     q = qp_row_at(row)
     m = message_at(message)
-    reason = write_cqe(nic, q.recv_cq, kind, q.qpn, q.user_index, 0, q.rq_ci, m.nbytes, m.imm, 0, 0)
+    imm = 0 if kind == _RESP_SEND else m.imm
+    reason = write_cqe(nic, q.recv_cq, kind, q.qpn, q.user_index, 0, q.rq_ci, m.nbytes, imm, 0, 0)
     q.rq_ci += 1
     if reason != 0:
         fail_qp(nic, row, q.rq_ci - 1, m.opcode, reason, RESPONDER)

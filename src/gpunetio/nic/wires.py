@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..device.compile import device_function, engine_function
-from ..device.ops import be32, ld32
+from ..device.ops import be32, clock_ns, ld32
 from ..fabric.inprocess import message_at, reply_at, wire_end_at
 from ..fabric.ring import next_free, next_full, publish, release
 from ..formats.wqe import CTRL_SEG, WQEBB_SHIFT
@@ -57,6 +57,8 @@ def _serve_requests(nic, end):
         reply = next_free(e.replies_out)
         if reply == 0:
             break
+        if done == 0:
+            n.now = clock_ns()
         m = message_at(message)
         r = reply_at(reply)
         explain(nic, 0, 0, 0, 0, 0)
