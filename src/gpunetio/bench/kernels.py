@@ -144,10 +144,11 @@ def _wait_byte(qp, ticket, address, value, stop):
             return dev.ETIMEDOUT
         polls += 1
         if polls & (_LOOK_EVERY_POLLS - 1) == 0:
-            if dev.ld_relaxed64(stop) != 0:
-                return STOPPED
-            if dev.poll_one(qp, ticket, dev.EXCLUSIVE) == dev.EIO:
+            stopped = dev.ld_relaxed64(stop)
+            if dev.poll_one(qp, ticket, dev.EXCLUSIVE) == dev.EIO:  # perhaps why the other end has stopped this one
                 return dev.EIO
+            if stopped != 0:
+                return STOPPED
     return dev.OK
 
 

@@ -12,14 +12,14 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from ..device.status import ETIMEDOUT, NAMES
+from ..device.status import EIO, ETIMEDOUT, NAMES
 from ..enums import CqOverrun, MemType, NicHandler, QpSendDbrMode
 from ..errors import DriverError, InvalidValueError, TimedOutError
 from ..gpu import ExportedQp, Gpu, GpuMemory
 from ..verbs import MR, PD
 from ..verbs import open as open_device
 from .data import Data, Ends, Pattern, Payload
-from .kernels import RECORD_WORDS
+from .kernels import RECORD_WORDS, STOPPED
 from .options import Options
 
 logger = logging.getLogger("gpunetio.bench")
@@ -164,8 +164,8 @@ class Loopback:
         Raised in the middle of Thread.join, it would make CPython 3.11 take a running thread for ended, and then the
         memory of a running kernel would go.
         """
-        if threading.current_thread() is not threading.main_thread():
-            yield
+        if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is None:
+            yield  # not ours to change
             return
         interrupted = False
 
@@ -186,13 +186,15 @@ class Loopback:
         self._stop.array.view(np.int64)[0] = 1
 
     def _raise_for(self, statuses: np.ndarray) -> None:
-        failures = sorted({int(status) for status in statuses if status < 0}, key=_SEVERITY.index)
+        failures = [int(status) for status in statuses if status < 0]
         if not failures:
             return
+        # One end's error stops the other, or leaves it waiting: the cause is the error completion, if there is one.
+        cause = min(failures, key=lambda status: (status != EIO, status == STOPPED))
         errors = [str(error) for qp in (*self.clients, *self.servers) if (error := qp.last_error()) is not None]
-        details = "; ".join([*errors, *self.gpu.watchdog.stalls]) or f"status {failures[0]}"
-        what = f"the kernel ended with '{NAMES.get(failures[0], 'stopped')}': {details}"
-        raise TimedOutError(what) if failures[0] == ETIMEDOUT else DriverError(what)
+        details = "; ".join([*errors, *self.gpu.watchdog.stalls]) or f"status {cause}"
+        what = f"the kernel ended with '{NAMES.get(cause, 'stopped')}': {details}"
+        raise TimedOutError(what) if cause == ETIMEDOUT else DriverError(what)
 
     def _end_launch(self) -> bool:
         """Tell a kernel that still runs to stop: whether none runs any more."""

@@ -50,7 +50,7 @@ _SEGMENTS = MESSAGE.segments
 def announce(nic, row, producer16):
     """A doorbell or record says that the queue reaches `producer16`: move `sq_pi` there, or explain what is wrong."""
     q = qp_row_at(row)
-    if q.state == RST:  # the counts are 0 and stay so; the record may still hold those of before
+    if q.state == RST or q.sq_addr == 0:  # in RST the counts stay 0, though the record may hold those of before
         return
     depth = 1 << q.sq_log
     ahead = (producer16 - q.sq_ci) & PI_MASK
@@ -82,7 +82,7 @@ def poll_doorbell(nic, row):
 def scan_record(nic, row):
     """Look at the doorbell record, for rings that were missed. An index behind the NIC is an old one."""
     q = qp_row_at(row)
-    if q.no_dbr or q.sq_addr == 0 or q.dbrec == 0:
+    if q.no_dbr or q.sq_addr == 0:
         return
     producer16 = be32(ld_acquire32(q.dbrec + QP_DBREC.snd)) & PI_MASK
     ahead = (producer16 - q.sq_ci) & PI_MASK
