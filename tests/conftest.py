@@ -14,6 +14,7 @@ from gpunetio import ExportedQp, Gpu, GpuMemory, MemType, verbs
 from gpunetio.device.launch import Kernel
 from gpunetio.nic.nic import SoftNic
 from gpunetio.providers.soft import SoftProvider
+from nic_rig import Ends
 
 # No deadline: the first example of a test may compile. Fewer and repeatable examples in CI, which has two cores.
 settings.register_profile("gpunetio", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -114,3 +115,19 @@ def pair(gpu: Gpu) -> Iterator[Pair]:
         yield opened
         opened.a.close()
         opened.b.close()
+
+
+@pytest.fixture(params=[("soft0",), ("soft0", "soft1")], ids=["loopback", "wire"])
+def ends(request: pytest.FixtureRequest) -> Iterator[Ends]:
+    """Two QPs connected by hand, on one NIC and on two."""
+    opened = Ends.open(*request.param)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def one() -> Iterator[Ends]:
+    """The same on one NIC only."""
+    opened = Ends.open("soft0")
+    yield opened
+    opened.close()

@@ -4,10 +4,12 @@ import ctypes
 import struct
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
+from gpunetio import verbs
 from gpunetio.verbs import CQ, MR, PD, QP
 
 PATIENCE = 5.0  # seconds after which a NIC that has not answered is taken for hung
@@ -15,6 +17,8 @@ PATIENCE = 5.0  # seconds after which a NIC that has not answered is taken for h
 NOP, WRITE, WRITE_IMM, SEND, SEND_IMM, READ, CS, FA = 0x00, 0x08, 0x09, 0x0A, 0x0B, 0x10, 0x11, 0x12
 REQ, RESP_WRITE_IMM, RESP_SEND, RESP_SEND_IMM, REQ_ERR, RESP_ERR = 0, 1, 2, 3, 13, 14
 ON_ERROR, ON_FIRST_ERROR, ALWAYS, WITH_EVENT = range(4)
+LOCAL_LENGTH, LOCAL_QP_OP, LOCAL_PROT, FLUSHED = 0x01, 0x02, 0x04, 0x05
+REMOTE_INVALID, REMOTE_ACCESS, REMOTE_OP, RETRY_EXCEEDED, RNR_EXCEEDED = 0x12, 0x13, 0x14, 0x15, 0x16
 RINGS = ("record", "register", "both", "uar")
 
 
@@ -251,3 +255,53 @@ class Buffer:
 def reports_of(nic: Any, qpn: int) -> Iterator[Any]:
     """What the NIC has refused on one QP."""
     return (report for report in nic.reports if report.qpn == qpn)
+
+
+# --- two ends --------------------------------------------------------------------------------------------------------
+
+SIZE = 1 << 13  # bytes of the ends' memory
+
+
+@dataclass
+class Ends:
+    """Two connected QPs, on one NIC or on two, with memory: `here` is a's and holds a pattern, `there` is b's."""
+
+    a: Queue
+    b: Queue
+    here: Buffer
+    there: Buffer
+
+    @classmethod
+    def open(cls, *names: str) -> Self:
+        pds = [verbs.open(name).create_pd() for name in names]
+        ends = cls(Queue(pds[0]), Queue(pds[-1]), Buffer(pds[0], SIZE, fill=1), Buffer(pds[-1], SIZE))
+        connect(ends.a, ends.b)
+        return ends
+
+    def write(self, **fields: Any) -> int:
+        """Put an RDMA WRITE of everything."""
+        return self.a.put(WRITE, self.there.remote(), self.here.at(), **fields)
+
+    def written(self) -> bool:
+        return np.array_equal(self.here.bytes, self.there.bytes)
+
+    def again(self, **attributes: Any) -> None:
+        """Reset and connect anew."""
+        self.a.reset()
+        self.b.reset()
+        connect(self.a, self.b, **attributes)
+
+    def close(self) -> None:
+        for ctx in (self.a.qp.ctx, self.b.qp.ctx):
+            ctx.close()
+
+
+def error_of(cqe: Cqe) -> tuple[int, int]:
+    assert cqe.opcode in (REQ_ERR, RESP_ERR), cqe
+    return cqe.syndrome, cqe.vendor
+
+
+def pause(queue: Queue) -> None:
+    """Pause the NIC of a queue, and wait until it stands still."""
+    queue.nic.pause()
+    until(lambda: queue.nic.record["paused"], "the NIC to stand still")

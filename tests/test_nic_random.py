@@ -333,7 +333,7 @@ def test_valid_programs(sides):
 def test_small_programs(sides):
     """The same for Hypothesis, which finds the smallest program that goes wrong."""
 
-    @settings(max_examples=30)
+    @settings(max_examples=20)
     @given(st.integers(0, 1 << 32), st.integers(1, 12))
     def small(seed, wqes):
         run_programs(sides, seed, wqes, bad=0.3)

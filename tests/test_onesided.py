@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from conftest import NBYTES, Pair, make_pair
-from gpunetio import Gpu, SharingMode, device, kernel, verbs
+from gpunetio import Gpu, MemType, SharingMode, device, kernel, verbs
 from gpunetio.formats.cqe import Syndrome
 from gpunetio.formats.device_structs import DEV_QP
 
@@ -281,6 +281,27 @@ def test_a_timed_out_reservation_of_a_shared_queue_never_hangs_the_others(impati
     statuses = impatient.run(put_burst, 64, 40, int(SharingMode.GPU), grid=1, block=4)
     assert set(statuses.tolist()) <= {device.ETIMEDOUT, device.ENOTRECOVERABLE}
     impatient.nic.resume()
+
+
+@kernel
+def slow(qp, raddr, rkey, laddr, lkey, nanoseconds, out):
+    start = device.clock_ns()
+    while device.clock_ns() - start < nanoseconds:
+        device.yield_thread()
+    device.st64(out, device.wait(qp, device.put(qp, raddr, rkey, laddr, lkey, 8)))
+
+
+def test_closing_what_a_kernel_uses_waits_for_the_kernel(pair: Pair):
+    out = pair.gpu.alloc(8, MemType.CPU_GPU)
+    view = out.array.view(np.int64)
+    view[:] = -1
+    args = (pair.a, pair.there.address, pair.there_mr.rkey, pair.here.address, pair.here_mr.lkey, 200_000_000, out)
+    launch = slow[1, 1, pair.gpu](*args)
+    assert not launch.done
+    pair.a.close()
+    assert launch.done
+    assert view[0] == device.OK
+    assert np.array_equal(pair.there.array[:8], pair.here.array[:8])
 
 
 @kernel

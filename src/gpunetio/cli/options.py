@@ -44,7 +44,7 @@ _COMMON = (
     ),
     click.option("-a", "--all", "all_sizes", is_flag=True, help="All message sizes from 2 to 2^23."),
     click.option(
-        "-i", "-n", "--iters", "iterations", type=click.IntRange(1), help="Messages of each size.  [default: 2048]"
+        "-i", "--iters", "iterations", type=click.IntRange(1), help="Messages of each size.  [default: 2048]"
     ),
     click.option(
         "-D", "--duration", type=click.FloatRange(0, min_open=True), metavar="SECONDS",
@@ -59,7 +59,7 @@ _COMMON = (
         help="The NIC's address. Also -gid.",
     ),
     click.option(
-        "-p", "--nic-handler", type=click.Choice(["0", "1", "2", "6"]), default="0", show_default=True,
+        "-p", "-n", "--nic-handler", type=click.Choice(["0", "1", "2", "6"]), default="0", show_default=True,
         help="How kernels ring the NIC: 0 auto, 2 GPU doorbell. (1, CPU proxy, and 6, BlueFlame: in a later release.)",
     ),
     click.option(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -57,16 +56,18 @@ class HostLaunch:
         self._records = np.zeros((grid * block, RECORD_WORDS), np.int64)
         self._error: BaseException | None = None
         self._ended, self._left, self._lock = ended, grid * block, threading.Lock()
-        self._threads = []
+        # Not the threads' own state: an interrupted join counts a running thread as ended.
+        self._finished = threading.Event()
+        threads = []
         for b in range(grid):
             for t in range(block):
                 record = self._records[b * block + t]
                 warp_group = self._warps[b * warps + t // warp]
                 record[:] = t, b, block, grid, t % warp, warp, warp_group.ctypes.data, self._blocks[b].ctypes.data
-                self._threads.append(
+                threads.append(
                     threading.Thread(target=self._run, args=(body, args, int(record.ctypes.data)), daemon=True)
                 )
-        for thread in self._threads:
+        for thread in threads:
             thread.start()
 
     def _run(self, body, args, record: int) -> None:
@@ -80,22 +81,18 @@ class HostLaunch:
                 self._left -= 1
                 last = self._left == 0
             if last:
+                self._finished.set()
                 self._ended()
 
     @property
     def done(self) -> bool:
         """Whether every thread has ended."""
-        return not any(thread.is_alive() for thread in self._threads)
+        return self._finished.is_set()
 
     def wait(self, timeout: float) -> bool:
         """Wait at most `timeout` seconds for every thread to end."""
-
-
-        end = time.monotonic() + timeout
-        for thread in self._threads:
-            thread.join(max(0.0, end - time.monotonic()))
-            if thread.is_alive():
-                return False
+        if not self._finished.wait(timeout):
+            return False
         if self._error is not None:
             raise self._error
         return True

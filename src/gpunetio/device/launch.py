@@ -127,11 +127,16 @@ class Kernel:
         tell_observers(+1)
         try:
             if place.target == "cuda":
-                return CudaLaunch(self.cuda, plain, grid, block, place.stream)
-            return HostLaunch(self.body, plain, grid, block, place.warp, lambda: tell_observers(-1))
+                launch = CudaLaunch(self.cuda, plain, grid, block, place.stream)
+            else:
+                launch = HostLaunch(self.body, plain, grid, block, place.warp, lambda: tell_observers(-1))
         except BaseException:
             tell_observers(-1)
             raise
+        for arg in args:
+            if hasattr(arg, "used_by"):
+                arg.used_by(launch)  # closing it waits for the kernel
+        return launch
 
 
 def kernel(fn: Callable[..., None]) -> Kernel:

@@ -16,6 +16,7 @@ from ..formats.doorbell import CQ_DBREC, QP_DBREC
 from ..formats.wqe import WQEBB
 from ..memory import round_up
 from ..verbs import CQ, QP, QpEndpoint
+from .memory import LAUNCH_TIMEOUT, RunningLaunches
 
 if TYPE_CHECKING:
     from .gpu import Gpu
@@ -58,6 +59,7 @@ class ExportedQp:
             raise InvalidValueError(f"timeout {timeout:g} s: a device wait needs a positive deadline")
         self.gpu, self.qp, self.cq = gpu, qp, cq
         self.owned: tuple[Any, ...] = ()
+        self._launches, self._timeout = RunningLaunches(), timeout
         self._open = True
         self._mapped: list[tuple[int, int]] = []
         try:
@@ -134,15 +136,23 @@ class ExportedQp:
         return QpError(int(side["err_index"]), int(side["err_syndrome"]), int(side["err_vendor"]))
 
     def close(self) -> None:
-        """`doca_gpu_verbs_unexport_qp`; closes QP and CQ if `Gpu.create_qp` made them. Idempotent."""
+        """`doca_gpu_verbs_unexport_qp`; closes QP and CQ if `Gpu.create_qp` made them. Idempotent.
+
+        Waits for kernels that were given the queue, whose waits end by its timeout.
+        """
         if not self._open or self.gpu._pid != os.getpid():
             return
+        self._launches.wait(self._timeout + LAUNCH_TIMEOUT, f"QP {self.qpn:#x}")
         self._open = False
         self.gpu.forget_export(self)
-        for part in self.owned:
-            part.close()
         self._memory.close()
         self._unmap()
+        for part in self.owned:
+            part.close()
+
+    def used_by(self, launch: Any) -> None:
+        """Called when a kernel is launched with this queue as an argument."""
+        self._launches.add(launch)
 
     def _check(self) -> None:
         if not self._open:

@@ -2,15 +2,39 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..enums import MemType
-from ..errors import BadStateError, InvalidValueError
+from ..errors import BadStateError, InvalidValueError, TimedOutError
 
 if TYPE_CHECKING:
     from .gpu import Gpu
+
+
+LAUNCH_TIMEOUT = 60.0  # seconds that closing waits for kernels at most
+
+
+class RunningLaunches:
+    """Kernels that were given an object, which must not go away under them."""
+
+    def __init__(self):
+        self._launches: list[Any] = []
+
+    def add(self, launch: Any) -> None:
+        """A kernel has been launched; those that have ended are forgotten."""
+        self._launches = [other for other in self._launches if not other.done] + [launch]
+
+    def wait(self, timeout: float, what: str) -> None:
+        """Wait until all have ended."""
+        end = time.monotonic() + timeout
+        for launch in self._launches:
+            while not launch.done:
+                if time.monotonic() > end:
+                    raise TimedOutError(f"{what} cannot be closed: a kernel that uses it still runs after {timeout:g} s")
+                time.sleep(100e-6)
 
 
 class GpuMemory:
@@ -25,6 +49,7 @@ class GpuMemory:
         self.device_address, self.nbytes, self.kind = device_address, nbytes, kind
         self._array, self._owner = array, owner
         self._open = True
+        self._launches = RunningLaunches()
 
     @property
     def address(self) -> int:
@@ -80,11 +105,19 @@ class GpuMemory:
         return target
 
     def close(self) -> None:
-        """`doca_gpu_mem_free`: freed at once, or when the last memory region over it is closed. Idempotent."""
+        """`doca_gpu_mem_free`: freed at once, or when the last memory region over it is closed. Idempotent.
+
+        Waits for kernels that were given the memory; TimedOutError when one does not end.
+        """
         if self._open:
+            self._launches.wait(LAUNCH_TIMEOUT, "this GPU memory")
             self._open = False
             self._array = self._owner = None
             self._gpu.forget(self)
+
+    def used_by(self, launch: Any) -> None:
+        """Called when a kernel is launched with this memory as an argument."""
+        self._launches.add(launch)
 
     def _check(self, offset: int = 0, nbytes: int = 0) -> None:
         if not self._open:

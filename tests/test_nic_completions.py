@@ -1,0 +1,266 @@
+"""The software NIC's completions and doorbells: modes, owner bits, collapsed and full CQs, ways to ring."""
+
+import time
+
+import numpy as np
+import pytest
+
+from gpunetio.enums import CqOverrun, QpSendDbrMode, QpState
+from gpunetio.nic.reasons import Reason
+from nic_rig import (
+    ALWAYS,
+    FLUSHED,
+    LOCAL_QP_OP,
+    NOP,
+    ON_ERROR,
+    ON_FIRST_ERROR,
+    REMOTE_ACCESS,
+    REQ,
+    REQ_ERR,
+    RESP_SEND,
+    RINGS,
+    SEND,
+    WITH_EVENT,
+    WRITE,
+    Queue,
+    connect,
+    control,
+    error_of,
+    raddr,
+    reports_of,
+    until,
+    view,
+)
+
+# --- completions -----------------------------------------------------------------------------------------------------
+
+
+def test_completion_modes(ends):
+    """ON_ERROR and ON_FIRST_ERROR are silent about success, WITH_EVENT also counts an event."""
+    for ce in (ON_ERROR, ALWAYS, ON_FIRST_ERROR, WITH_EVENT, ON_ERROR):
+        ends.write(ce=ce)
+    ends.a.ring()
+    assert [cqe.counter for cqe in ends.a.done.take(2)] == [1, 3]
+    until(ends.a.idle, "the last write")
+    assert ends.a.done.none_for()
+    assert ends.a.nic.eqs[1]["pi"] == 1
+
+
+def test_completion_modes_of_errors(ends):
+    """Whatever the mode, the first error makes a CQE; of the flushed ones, those in mode ON_FIRST_ERROR do not."""
+    for ce in (ON_FIRST_ERROR, ON_ERROR, ALWAYS, WITH_EVENT):
+        ends.a.put(WRITE, raddr(0, 0xBAD), ends.here.at(), ce=ce)
+        for follower in (ON_FIRST_ERROR, ON_ERROR, ALWAYS, WITH_EVENT):
+            ends.a.put(NOP, ce=follower)
+        ends.a.ring()
+        cqes = ends.a.done.take(4)
+        assert [cqe.counter for cqe in cqes] == [0, 2, 3, 4]
+        assert [cqe.syndrome for cqe in cqes] == [REMOTE_ACCESS] + [FLUSHED] * 3
+        assert ends.a.done.none_for(0.002)
+        ends.again()
+
+
+def test_first_error_after_a_failure_of_the_responder(ends):
+    """A QP that a peer's request took to ERR has not told its own program yet."""
+    ends.b.put(NOP, ce=ON_FIRST_ERROR)
+    ends.b.put(NOP, ce=ON_FIRST_ERROR)
+    ends.a.post(WRITE, raddr(0, 0xBAD), ends.here.at())
+    assert error_of(ends.a.done.next()) == (REMOTE_ACCESS, Reason.RKEY_UNKNOWN)
+    ends.b.ring()
+    cqe = ends.b.done.next()
+    assert (cqe.counter, cqe.syndrome) == (0, FLUSHED)
+    assert ends.b.done.none_for()
+
+
+@pytest.mark.parametrize("entries", [1, 2, 8])
+def test_owner_bits(ends, entries):
+    """The owner bit is the parity of the lap, from the first entry on."""
+    queue, peer = Queue(ends.a.qp.pd, send_cq=ends.a.qp.ctx.create_cq(entries)), Queue(ends.b.qp.pd)
+    connect(queue, peer)
+    for i in range(5 * entries):
+        queue.post(NOP)
+        cqe = queue.done.next()
+        assert (cqe.owner, cqe.counter) == (i // entries % 2, i)
+
+
+def test_cq_shared_by_both_queues_of_both_qps(one):
+    cq = one.a.qp.ctx.create_cq(64)
+    a, b = (Queue(one.a.qp.pd, send_cq=cq, recv_cq=cq) for _ in range(2))
+    connect(a, b)
+    b.receive(one.there.at())
+    a.post(SEND, one.here.at())
+    cqes = a.done.take(2)
+    assert {(cqe.opcode, cqe.qpn) for cqe in cqes} == {(RESP_SEND, b.qp.qpn), (REQ, a.qp.qpn)}
+
+
+def test_collapsed_cq(ends):
+    """Entry 0 is the only one; its counter says how far the queue is."""
+    cq = ends.a.qp.ctx.create_cq(16, overrun=CqOverrun.ENABLE, collapsed=True)
+    queue, peer = Queue(ends.a.qp.pd, send_cq=cq), Queue(ends.b.qp.pd)
+    connect(queue, peer)
+    before = queue.done.ring[1:].copy()
+    last = view(cq.ring_address + 60, 4, ">u4")  # counter, signature, opcode
+    for count in (1, 1, 5, 30):
+        for _ in range(count):
+            queue.put(WRITE, ends.there.remote(), ends.here.at())
+        queue.ring()
+        until(lambda: last[0] >> 16 == queue.index - 1 and last[0] >> 4 & 15 == REQ, f"WQE {queue.index - 1}")
+    assert np.array_equal(queue.done.ring[1:], before)
+    queue.post(WRITE, raddr(0, 0xBAD), ends.here.at())
+    until(lambda: queue.done.ring[0, 63] >> 4 == REQ_ERR, "the error")
+    assert np.array_equal(queue.done.ring[1:], before)
+
+
+def test_cq_overrun_is_an_error(ends):
+    cq = ends.a.qp.ctx.create_cq(4)
+    queue, peer = Queue(ends.a.qp.pd, send_cq=cq), Queue(ends.b.qp.pd)
+    connect(queue, peer)
+    for _ in range(6):
+        queue.put(NOP)
+    queue.ring()
+    until(lambda: queue.qp.state == QpState.ERR, "the QP to fail")
+    assert [cqe.counter for cqe in queue.done.take(4)] == [0, 1, 2, 3]
+    assert queue.done.none_for()
+    (report,) = reports_of(queue.nic, queue.qp.qpn)
+    assert (report.reason, report.index) == (Reason.CQ_OVERRUN, 4)
+    assert hex(cq.cqn) in report.message
+    # The CQ stays in error: a new QP on it fails with its first completion.
+    other = Queue(ends.a.qp.pd, send_cq=cq)
+    other.qp.connect(other.qp)
+    other.post(NOP)
+    until(lambda: other.qp.state == QpState.ERR, "the other QP to fail")
+
+
+def test_cq_does_not_overrun_while_it_is_read(ends):
+    queue, peer = Queue(ends.a.qp.pd, send_cq=ends.a.qp.ctx.create_cq(4)), Queue(ends.b.qp.pd)
+    connect(queue, peer)
+    for _ in range(10):
+        for _ in range(4):
+            queue.put(NOP)
+        queue.ring()
+        queue.done.take(4)
+    assert queue.qp.state == QpState.RTS
+
+
+def test_cq_overrun_enabled(ends):
+    """Without the check, entries are written over and nothing fails."""
+    cq = ends.a.qp.ctx.create_cq(4, overrun=CqOverrun.ENABLE)
+    queue, peer = Queue(ends.a.qp.pd, send_cq=cq), Queue(ends.b.qp.pd)
+    connect(queue, peer)
+    for _ in range(11):
+        queue.put(NOP)
+    queue.ring()
+    until(queue.idle, "all WQEs")
+    counters = queue.done.ring[:, 60:62].copy().view(">u2").ravel()
+    assert list(counters) == [8, 9, 10, 7]
+    assert list(queue.done.ring[:, 63] & 1) == [0, 0, 0, 1]
+    assert queue.qp.state == QpState.RTS
+
+
+# --- doorbells -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", RINGS)
+def test_each_way_to_ring(ends, how):
+    """The record alone is noticed, and so is each register alone; the same ring twice is one."""
+    for _ in range(3):
+        ends.there.bytes[:] = 0
+        ends.write()
+        ends.a.ring(how)
+        ends.a.ring(how)
+        assert ends.a.done.next().opcode == REQ
+        assert ends.written()
+        ends.a.ring(how)
+        assert ends.a.done.none_for(0.005)
+    if how == "uar":
+        assert ends.a.uar[0] == 0  # consumed
+
+
+@pytest.mark.parametrize("how", RINGS)
+def test_ring_wakes_a_sleeping_engine(one, how):
+    for _ in range(3):
+        time.sleep(0.005)  # far longer than an idle engine spins
+        one.a.post(NOP, how=how)
+        assert one.a.done.next(1.0).opcode == REQ
+
+
+def test_ring_for_some_of_the_wqes(ends):
+    for _ in range(4):
+        ends.a.put(NOP)
+    ends.a.ring(index=3)
+    assert [cqe.counter for cqe in ends.a.done.take(3)] == [0, 1, 2]
+    assert ends.a.done.none_for(0.005)
+    ends.a.ring(index=2)  # an old index
+    assert ends.a.done.none_for(0.005)
+    ends.a.ring()
+    assert ends.a.done.next().counter == 3
+    assert ends.a.qp.state == QpState.RTS
+
+
+def test_shared_register_names_the_queue(one):
+    """The register of a UAR page serves every queue: the ring says which one is meant. An unknown one is ignored."""
+    first, second = one.a, Queue(one.a.qp.pd, external_uar=one.a.qp.uar)
+    second.qp.connect(second.qp)
+    assert second.uar.ctypes.data == first.uar.ctypes.data
+    for queue in (first, second, first):
+        queue.put(NOP)
+        queue.ring("uar")
+        assert queue.done.next().qpn == queue.qp.qpn
+    first.put(NOP)
+    first.uar[0] = first.doorbell() ^ 1 << 20  # another QP's number
+    until(lambda: first.uar[0] == 0, "the NIC to take the ring")
+    assert first.done.none_for()
+    first.ring("uar")
+    assert first.done.next().opcode == REQ
+
+
+def test_queue_without_a_record(one):
+    """NO_DBR_EXT: the register is all there is, and the record is not read."""
+    queue = Queue(one.a.qp.pd, send_dbr_mode=QpSendDbrMode.NO_DBR_EXT)
+    queue.qp.connect(queue.qp)
+    queue.put(NOP)
+    queue.ring("record")
+    assert queue.done.none_for()
+    queue.ring("register")
+    assert queue.done.next().opcode == REQ
+    queue.put(NOP)
+    view(queue.qp.uar.dbr_less_addr, 8, ">u8")[0] = queue.doorbell()
+    assert queue.done.next().opcode == REQ
+
+
+def test_doorbell_before_the_wqe(ends):
+    ends.write()
+    ends.a.ring(index=2)
+    first, second = ends.a.done.take(2)
+    assert first.opcode == REQ
+    assert (*error_of(second), second.counter) == (LOCAL_QP_OP, Reason.WQE_STALE, 1)
+    (report,) = reports_of(ends.a.nic, ends.a.qp.qpn)
+    assert "before the WQE was written" in report.message
+
+
+def test_wqe_that_comes_just_after_its_doorbell(ends):
+    """The engine reads again for a while: a late WQE of a racing producer is executed."""
+    late = 0
+    for _ in range(50):
+        wqe = control(NOP, ends.a.index, ends.a.qp.qpn, 1)
+        ends.a.ring("register", ends.a.index + 1)
+        ends.a.write_wqe(wqe)
+        if (cqe := ends.a.done.next()).opcode != REQ:
+            # The thread was held up for longer than the engine waits: that is then said, and nothing else.
+            assert error_of(cqe) == (LOCAL_QP_OP, Reason.WQE_STALE)
+            ends.again()
+            late += 1
+    assert late < 40
+
+
+def test_reset_forgets_doorbells(ends):
+    """What was rung before a reset is not rung after it, although the old WQEs are still in the ring."""
+    for how in RINGS * 3:
+        for _ in range(3):
+            ends.a.put(NOP)
+        ends.a.ring(how)
+        ends.a.done.take(3)
+        ends.again()
+        assert ends.a.done.none_for(0.002)
+        assert (ends.a.row["sq_pi"], ends.a.row["sq_ci"]) == (0, 0)
+    assert not ends.a.nic.reports

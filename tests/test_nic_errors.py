@@ -1,0 +1,452 @@
+"""Errors of the software NIC: flushes, retries, and the explanation of each thing that can go wrong."""
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gpunetio.enums import Access, QpAttrMask, QpState
+from gpunetio.nic.reasons import Reason
+from gpunetio.verbs import QpAttr
+from nic_rig import (
+    FA,
+    FLUSHED,
+    LOCAL_LENGTH,
+    NOP,
+    READ,
+    REMOTE_ACCESS,
+    REMOTE_INVALID,
+    REQ,
+    RETRY_EXCEEDED,
+    RNR_EXCEEDED,
+    SEND,
+    SIZE,
+    WRITE,
+    Buffer,
+    Ends,
+    Queue,
+    atomic,
+    connect,
+    control,
+    data,
+    error_of,
+    inline,
+    pause,
+    raddr,
+    reports_of,
+    until,
+)
+
+GIB = 1 << 30
+TO_INIT = (
+    QpAttrMask.NEXT_STATE | QpAttrMask.PKEY_INDEX | QpAttrMask.PORT_NUM
+    | QpAttrMask.ALLOW_REMOTE_WRITE | QpAttrMask.ALLOW_REMOTE_READ
+)  # fmt: skip
+
+
+# --- errors ----------------------------------------------------------------------------------------------------------
+
+
+def test_flush(ends):
+    """After an error the rest completes in order with flush errors, receives too; so does what is posted later."""
+    for _ in range(3):
+        ends.a.receive(ends.here.at())
+    ends.write()
+    ends.a.put(WRITE, raddr(ends.there.address, 0xBAD), ends.here.at())
+    ends.write()
+    ends.a.put(SEND, inline(bytes(100)))  # 2 blocks
+    ends.write()
+    ends.a.ring()
+    cqes = ends.a.done.take(5)
+    assert [cqe.counter for cqe in cqes] == [0, 1, 2, 3, 5]
+    assert [cqe.syndrome for cqe in cqes] == [0, REMOTE_ACCESS] + [FLUSHED] * 3
+    assert [error_of(cqe) for cqe in ends.a.arrived.take(3)] == [(FLUSHED, Reason.FLUSH)] * 3
+    assert [queue.qp.state for queue in (ends.a, ends.b)] == [QpState.ERR] * 2
+    ends.a.post(NOP)
+    ends.a.receive(ends.here.at())
+    ends.b.receive(ends.there.at())
+    assert error_of(ends.a.done.next()) == (FLUSHED, Reason.FLUSH)
+    assert [q.arrived.next().counter for q in (ends.a, ends.b)] == [3, 0]
+
+
+def test_to_error_flushes(ends):
+    """2ERR: when it returns, everything posted has completed."""
+    pause(ends.a)
+    for _ in range(5):
+        ends.write()
+    ends.a.receive(ends.here.at())
+    ends.a.ring("both")
+    ends.a.qp.to_error()
+    ends.a.nic.resume()
+    assert [error_of(cqe) for cqe in ends.a.done.take(5)] == [(FLUSHED, Reason.FLUSH)] * 5
+    assert error_of(ends.a.arrived.next()) == (FLUSHED, Reason.FLUSH)
+    assert not ends.there.bytes.any()
+    assert ends.b.qp.state == QpState.RTS
+
+
+def test_works_again_after_reset(ends):
+    for _ in range(3):
+        ends.a.post(WRITE, raddr(0, 0xBAD), ends.here.at())
+        assert error_of(ends.a.done.next()) == (REMOTE_ACCESS, Reason.RKEY_UNKNOWN)
+        ends.again(psn=0xFFFFFF)
+        ends.there.bytes[:] = 0
+        for _ in range(3):
+            ends.write()
+        ends.a.ring()
+        assert [cqe.counter for cqe in ends.a.done.take(3)] == [0, 1, 2]
+        assert ends.written()
+
+
+def test_receive_after_the_message(ends):
+    """RNR: the sender tries again, and the message arrives when a receive is there; what follows it waits."""
+    ends.again(rnr_retry=7, min_rnr_timer=1)
+    ends.a.put(SEND, ends.here.at(0, 100))
+    ends.a.put(WRITE, ends.there.remote(200), ends.here.at(200, 10))
+    ends.a.put(SEND, ends.here.at(300, 50))
+    ends.a.ring()
+    until(lambda: ends.a.nic.counters["rnr_nak_retry_err"] >= 3, "retries")
+    assert ends.a.done.poll() is None
+    assert not ends.there.bytes.any()
+    ends.b.receive(ends.there.at(0, 100))
+    assert [cqe.wqe_opcode for cqe in ends.a.done.take(2)] == [SEND, WRITE]
+    ends.b.receive(ends.there.at(300, 50))
+    assert ends.a.done.next().counter == 2
+    assert [cqe.byte_cnt for cqe in ends.b.arrived.take(2)] == [100, 50]
+    for part in (slice(0, 100), slice(200, 210), slice(300, 350)):
+        assert np.array_equal(ends.here.bytes[part], ends.there.bytes[part])
+    assert ends.a.qp.state == QpState.RTS
+
+
+@pytest.mark.parametrize("retries", [0, 1, 4])
+def test_rnr_retries_exceeded(ends, retries):
+    ends.again(rnr_retry=retries)
+    before = int(ends.a.nic.counters["rnr_nak_retry_err"])
+    ends.a.post(SEND, ends.here.at())
+    assert error_of(ends.a.done.next()) == (RNR_EXCEEDED, Reason.RNR)
+    assert ends.a.nic.counters["rnr_nak_retry_err"] - before == retries + 1
+    assert [queue.qp.state for queue in (ends.a, ends.b)] == [QpState.ERR, QpState.RTS]
+
+
+def test_rnr_timer(ends):
+    """The responder's timer is waited for: code 12 is 0.64 ms."""
+    ends.again(rnr_retry=5, min_rnr_timer=12)
+    start = time.monotonic()
+    ends.a.post(SEND, ends.here.at())
+    assert error_of(ends.a.done.next()) == (RNR_EXCEEDED, Reason.RNR)
+    assert 5 * 0.64e-3 <= time.monotonic() - start < 1
+
+
+def test_peer_that_is_not_there(ends):
+    """No answer from a QP that was reset, closed, or connected to another one: the retries are exceeded."""
+    ends.b.reset()
+    ends.write()
+    ends.a.ring()
+    assert error_of(ends.a.done.next()) == (RETRY_EXCEEDED, Reason.NO_RESPONSE)
+    ends.again()
+    ends.b.reset()
+    ends.b.qp.connect(ends.b.qp)  # to itself
+    ends.write()
+    ends.a.ring()
+    assert error_of(ends.a.done.next()) == (RETRY_EXCEEDED, Reason.NO_RESPONSE)
+    ends.again()
+    ends.b.qp.close()
+    ends.write()
+    ends.a.ring()
+    assert error_of(ends.a.done.next()) == (RETRY_EXCEEDED, Reason.NO_RESPONSE)
+    assert not ends.there.bytes.any()
+
+
+def test_peer_that_comes_late(ends):
+    """A request waits for its peer as long as there are retries."""
+    ends.again(ack_timeout=8, retry_cnt=7)  # 1 ms each
+    endpoint = ends.a.qp.endpoint()
+    ends.b.reset()
+    ends.write()
+    ends.a.ring()
+    until(lambda: ends.a.nic.counters["local_ack_timeout_err"] >= 1, "a retry")
+    ends.b.qp.connect(endpoint, ack_timeout=8)
+    cqe = ends.a.done.next()
+    if cqe.opcode == REQ:
+        assert ends.written()
+    else:  # this thread was held up
+        assert error_of(cqe) == (RETRY_EXCEEDED, Reason.NO_RESPONSE)
+
+
+def test_ack_timeout_and_retry_count(ends):
+    ends.again(ack_timeout=9, retry_cnt=3)  # 2.1 ms
+    ends.b.reset()
+    start = time.monotonic()
+    ends.write()
+    ends.a.ring()
+    assert error_of(ends.a.done.next()) == (RETRY_EXCEEDED, Reason.NO_RESPONSE)
+    assert 3 * 2.09e-3 <= time.monotonic() - start < 1
+
+
+def test_receive_list_ends_at_lkey_0x100(ends):
+    """What follows it is not looked at; a full list needs no end."""
+    ends.b.receive(ends.there.at(0, 8))  # its slot has room for 4 segments
+    ends.a.post(SEND, ends.here.at(0, 9))
+    assert error_of(ends.a.done.next()) == (REMOTE_INVALID, Reason.RECV_TOO_SMALL)
+    assert error_of(ends.b.arrived.next()) == (LOCAL_LENGTH, Reason.RECV_TOO_SMALL)
+    ends.again()
+    ends.b.receive(*(ends.there.at(100 * i, 4) for i in range(4)))
+    ends.a.post(SEND, ends.here.at(0, 16))
+    assert ends.b.arrived.next().byte_cnt == 16
+    assert np.array_equal(ends.there.bytes[300:304], ends.here.bytes[12:16])
+
+
+def test_other_qps_go_on(one):
+    """An error is its queue's alone."""
+    pd = one.a.qp.pd
+    others = [(Queue(pd), Queue(pd)) for _ in range(3)]
+    for pair in others:
+        connect(*pair)
+    one.a.post(WRITE, raddr(0, 0xBAD), one.here.at())
+    for queue, _ in others:
+        queue.post(WRITE, one.there.remote(), one.here.at())
+    assert all(queue.done.next().opcode == REQ for queue, _ in others)
+    assert error_of(one.a.done.next()) == (REMOTE_ACCESS, Reason.RKEY_UNKNOWN)
+    assert {queue.qp.state for pair in others for queue in pair} == {QpState.RTS}
+
+
+# --- every reason ----------------------------------------------------------------------------------------------------
+
+Case = Callable[[Ends], tuple[Queue, list[Any]]]
+CASES: dict[Reason, Case] = {}
+
+
+def produces(reason: Reason) -> Callable[[Case], Case]:
+    """The function makes the NIC refuse something for `reason`, and returns which queue's report names which values."""
+
+    def add(case: Case) -> Case:
+        CASES[reason] = case
+        return case
+
+    return add
+
+
+@produces(Reason.WQE_STALE)
+def _stale(ends):
+    ends.a.write_wqe(control(NOP, 7, ends.a.qp.qpn, 1))
+    ends.a.ring()
+    return ends.a, ["WQE 0 still holds WQE 7"]
+
+
+@produces(Reason.WQE_QPN)
+def _wrong_qpn(ends):
+    ends.a.write_wqe(control(NOP, 0, ends.b.qp.qpn ^ 0x800000, 1))
+    ends.a.ring()
+    return ends.a, [hex(ends.b.qp.qpn ^ 0x800000)]
+
+
+@produces(Reason.WQE_MALFORMED)
+def _malformed(ends):
+    ends.a.write_wqe(control(WRITE, 0, ends.a.qp.qpn, 1))
+    ends.a.ring()
+    return ends.a, ["ds = 1", "0x08"]
+
+
+@produces(Reason.WQE_OPCODE)
+def _opcode(ends):
+    ends.a.post(0x7F)
+    return ends.a, ["0x7f"]
+
+
+@produces(Reason.LENGTH)
+def _length(ends):
+    ends.a.post(WRITE, ends.there.remote(), ends.here.at(0, GIB + 1))
+    return ends.a, [GIB + 1]
+
+
+@produces(Reason.LKEY_UNKNOWN)
+def _lkey(ends):
+    ends.a.post(WRITE, ends.there.remote(), data(ends.here.address, 0x123456, 8))
+    return ends.a, ["0x123456", "deregistered"]
+
+
+@produces(Reason.LKEY_PD)
+def _lkey_pd(ends):
+    pd = ends.a.qp.ctx.create_pd()
+    foreign = Buffer(pd, 64)
+    ends.a.post(WRITE, ends.there.remote(), foreign.at())
+    return ends.a, [hex(foreign.key), f"PD {pd.pdn:#x}", f"PD {ends.a.qp.pd.pdn:#x}"]
+
+
+@produces(Reason.LKEY_RIGHTS)
+def _lkey_rights(ends):
+    locked = Buffer(ends.a.qp.pd, 64, access=Access.REMOTE_READ)
+    ends.a.post(READ, ends.there.remote(), locked.at())
+    return ends.a, [hex(locked.key), "grants 0x4", "needs 0x1"]
+
+
+@produces(Reason.LKEY_BOUNDS)
+def _lkey_bounds(ends):
+    here = ends.here
+    ends.a.post(WRITE, ends.there.remote(), here.at(1, SIZE))
+    return ends.a, [hex(here.key), f"[{here.address + 1:#x}, +{SIZE})", f"[{here.address:#x}, +{SIZE})"]
+
+
+@produces(Reason.RKEY_UNKNOWN)
+def _rkey(ends):
+    swapped = int.from_bytes(ends.there.key.to_bytes(4, "little"), "big")
+    ends.a.post(WRITE, raddr(ends.there.address, swapped), ends.here.at())
+    return ends.b, [hex(swapped), f"key {ends.there.key:#x} with its bytes swapped"]
+
+
+@produces(Reason.RKEY_PD)
+def _rkey_pd(ends):
+    pd = ends.b.qp.ctx.create_pd()
+    foreign = Buffer(pd, 64)
+    ends.a.post(READ, foreign.remote(), ends.here.at(0, 8))
+    return ends.a, [hex(foreign.key), f"PD {pd.pdn:#x}", f"PD {ends.b.qp.pd.pdn:#x}"]
+
+
+@produces(Reason.RKEY_RIGHTS)
+def _rkey_rights(ends):
+    locked = Buffer(ends.b.qp.pd, 64, access=Access.LOCAL_WRITE | Access.REMOTE_WRITE)
+    ends.a.post(FA, locked.remote(), atomic(1), ends.here.at(0, 8))
+    return ends.a, [hex(locked.key), "grants 0x3", "needs 0x8"]
+
+
+@produces(Reason.RKEY_BOUNDS)
+def _rkey_bounds(ends):
+    there = ends.there
+    ends.a.post(WRITE, there.remote(-1), ends.here.at(0, 10))
+    return ends.a, [hex(there.key), f"[{there.address - 1:#x}, +10)", f"[{there.address:#x}, +{SIZE})"]
+
+
+@produces(Reason.QP_RIGHTS)
+def _qp_rights(ends):
+    ends.again(remote_access=Access.REMOTE_READ)
+    ends.a.post(WRITE, ends.there.remote(), ends.here.at())
+    return ends.a, ["allows 0x4", "needed 0x2"]
+
+
+@produces(Reason.ATOMIC_ALIGNMENT)
+def _alignment(ends):
+    ends.a.post(FA, ends.there.remote(4), atomic(1), ends.here.at(0, 8))
+    return ends.a, [hex(ends.there.address + 4)]
+
+
+@produces(Reason.ATOMIC_LENGTH)
+def _atomic_length(ends):
+    ends.a.post(FA, ends.there.remote(), atomic(1), ends.here.at(0, 12))
+    return ends.a, ["into 12 bytes"]
+
+
+@produces(Reason.RECV_TOO_SMALL)
+def _too_small(ends):
+    ends.b.receive(ends.there.at(0, 60), ends.there.at(0, 3))
+    ends.a.post(SEND, ends.here.at(0, 64))
+    return ends.b, ["message of 64 bytes", "receive of 63 bytes"]
+
+
+@produces(Reason.RECV_LKEY)
+def _receive_key(ends):
+    ends.b.receive(data(ends.there.address, 0x777777, 64))
+    ends.a.post(SEND, ends.here.at(0, 64))
+    return ends.b, ["0x777777", f"[{ends.there.address:#x}, +64)"]
+
+
+@produces(Reason.RNR)
+def _rnr(ends):
+    ends.a.post(SEND, ends.here.at())
+    return ends.a, ["all 1 retries"]
+
+
+@produces(Reason.NO_RESPONSE)
+def _no_response(ends):
+    ends.b.reset()
+    ends.a.post(WRITE, ends.there.remote(), ends.here.at())
+    return ends.a, [f"QP {ends.b.qp.qpn:#x}", "all 1 retries"]
+
+
+@produces(Reason.CQ_OVERRUN)
+def _overrun(ends):
+    queue = Queue(ends.a.qp.pd, send_cq=ends.a.qp.ctx.create_cq(2))
+    queue.qp.connect(queue.qp)
+    for _ in range(3):
+        queue.put(NOP)
+    queue.ring()
+    return queue, [f"CQ {queue.send_cq.cqn:#x}", "2 completions"]
+
+
+@produces(Reason.FLUSH)
+def _flush(ends):
+    ends.a.qp.to_error()
+    ends.a.post(NOP)
+    return ends.a, ["in ERR"]
+
+
+@produces(Reason.DOORBELL_RANGE)
+def _range(ends):
+    ends.a.ring("register", 1000)
+    return ends.a, ["index 1000", "is at 0", f"{ends.a.qp.sq_entries} slots"]
+
+
+@produces(Reason.QP_STATE)
+def _state(ends):
+    queue = Queue(ends.a.qp.pd)
+    queue.qp.modify(QpAttr(next_state=QpState.INIT), TO_INIT)
+    queue.post(NOP)
+    return queue, ["state 1"]
+
+
+@produces(Reason.REMOTE_ABORT)
+def _abort(ends):
+    queue = Queue(ends.b.qp.pd, recv_cq=ends.b.qp.ctx.create_cq(1))
+    ends.a.reset()
+    connect(ends.a, queue)
+    for _ in range(2):
+        queue.receive(ends.there.at())
+        ends.a.put(SEND, ends.here.at(0, 1))
+    ends.a.ring()
+    return ends.a, ["went to ERR"]
+
+
+def test_every_reason_has_a_case():
+    assert CASES.keys() == set(Reason) - {Reason.OK}
+
+
+@pytest.mark.parametrize("reason", CASES, ids=lambda reason: reason.name)
+def test_reason(ends, reason, caplog):
+    """Each mistake is made: the log names the queue and the values that matter, and the QP is in ERR."""
+    caplog.set_level(logging.DEBUG, "gpunetio.nic")
+    queue, values = CASES[reason](ends)
+    report = until(
+        lambda: next((r for r in reports_of(queue.nic, queue.qp.qpn) if r.reason == reason), None), reason.name
+    )
+    for value in (hex(queue.qp.qpn), reason.name, *values):
+        assert str(value) in report.message
+    until(lambda: report.message in caplog.messages, "the log")
+    if reason is not Reason.QP_STATE:
+        assert queue.qp.state == QpState.ERR
+
+
+def test_report_fields(ends):
+    """A report in numbers, on both sides of the wire."""
+    ends.write()
+    ends.a.put(WRITE, raddr(0x1234, 0xBAD00), ends.here.at(0, 99))
+    ends.a.ring()
+    ends.a.done.take(2)
+    for queue, responder in ((ends.a, False), (ends.b, True)):
+        (report,) = reports_of(queue.nic, queue.qp.qpn)
+        assert (report.nic, report.responder) == (queue.qp.ctx.name, responder)
+        assert (report.reason, report.syndrome) == (Reason.RKEY_UNKNOWN, REMOTE_ACCESS)
+        assert (report.index, report.opcode) == (1, WRITE)
+        assert (report.key, report.address, report.nbytes) == (0xBAD00, 0x1234, 99)
+
+
+def test_work_before_rts_is_reported_once(one):
+    """A doorbell in INIT is a mistake worth one line; the WQEs stay posted and run in RTS."""
+    queue = Queue(one.a.qp.pd)
+    queue.qp.modify(QpAttr(next_state=QpState.INIT), TO_INIT)
+    queue.post(NOP)
+    queue.post(NOP)
+    until(lambda: list(reports_of(queue.nic, queue.qp.qpn)), "a report")
+    assert queue.done.none_for(0.05)
+    assert len(list(reports_of(queue.nic, queue.qp.qpn))) <= 2
+    assert queue.nic.counters["lost_error_records"] == 0

@@ -1,0 +1,257 @@
+"""The software NIC over time: pausing, closing in the middle of traffic, and several NICs."""
+
+import time
+
+import numpy as np
+import pytest
+
+from gpunetio import verbs
+from gpunetio.enums import QpState
+from gpunetio.nic.reasons import Reason
+from nic_rig import (
+    ALWAYS,
+    FA,
+    FLUSHED,
+    LOCAL_PROT,
+    NOP,
+    ON_ERROR,
+    READ,
+    REMOTE_ACCESS,
+    REQ,
+    RETRY_EXCEEDED,
+    RINGS,
+    SEND,
+    SIZE,
+    WRITE,
+    Buffer,
+    Ends,
+    Queue,
+    atomic,
+    connect,
+    error_of,
+    pause,
+    until,
+)
+
+
+def test_pause_and_resume(ends):
+    pause(ends.a)
+    ends.write()
+    ends.a.ring()
+    assert ends.a.done.none_for()
+    assert not ends.there.bytes.any()
+    assert ends.a.qp.state == QpState.RTS  # commands are served
+    ends.a.nic.resume()
+    assert ends.a.done.next().opcode == REQ
+    assert ends.written()
+
+
+@pytest.mark.parametrize("count", [1, 3, 7])
+def test_pause_after(ends, count):
+    """The NIC stands still after exactly so many WQEs."""
+    ends.a.nic.pause(after=count)
+    for _ in range(10):
+        ends.write()
+    ends.a.ring()
+    assert [cqe.counter for cqe in ends.a.done.take(count)] == list(range(count))
+    assert ends.a.done.none_for()
+    ends.a.nic.resume()
+    assert [cqe.counter for cqe in ends.a.done.take(10 - count)] == list(range(count, 10))
+
+
+@pytest.mark.parametrize("ends", [("soft0", "soft1")], indirect=True, ids=["wire"])
+def test_paused_responder(ends):
+    """While the peer's NIC stands still nothing arrives; when it goes on, everything does."""
+    pause(ends.b)
+    for _ in range(5):
+        ends.write()
+    ends.a.ring()
+    assert ends.a.done.none_for()
+    assert not ends.there.bytes.any()
+    ends.b.nic.resume()
+    assert [cqe.opcode for cqe in ends.a.done.take(5)] == [REQ] * 5
+    assert ends.written()
+
+
+RING = 64  # WQEs that the ring of a test queue holds
+BIG = 4 << 20  # bytes of a write that takes a while
+
+
+def big_traffic(ends: Ends) -> tuple[Buffer, Buffer]:
+    """Memory, and a ring full of large writes from one to the other, not rung yet."""
+    here, there = Buffer(ends.a.qp.pd, BIG, fill=1), Buffer(ends.b.qp.pd, BIG)
+    for _ in range(RING):
+        ends.a.put(WRITE, there.remote(), here.at())
+    return here, there
+
+
+def stays(memory: np.ndarray, seconds: float = 0.03) -> bool:
+    """Whether memory that is cleared now stays clear."""
+    memory[:] = 0
+    time.sleep(seconds)
+    return not memory.any()
+
+
+@pytest.mark.parametrize("end", ["a", "b"])
+@pytest.mark.parametrize("how", ["close", "reset", "to_error"])
+def test_closing_a_qp_while_traffic_runs(ends, how, end):
+    """Once the QP is closed, reset or in ERR, its requests touch no memory: neither the sender's nor the receiver's."""
+    _, there = big_traffic(ends)
+    ends.a.ring()
+    until(lambda: there.bytes[-1], "the first write")
+    qp = getattr(ends, end).qp
+    getattr(qp, how)()
+    assert stays(there.bytes)
+
+
+@pytest.mark.parametrize("which", ["source", "target"])
+def test_deregistering_while_traffic_runs(ends, which):
+    """The region is closed in the middle of traffic: that ends with an error, and nothing is touched any more."""
+    here, there = big_traffic(ends)
+    ends.a.ring()
+    until(lambda: there.bytes[-1], "the first write")
+    if which == "source":
+        here.mr.close()
+        here.bytes[:] = 0xFF  # must not arrive
+    else:
+        there.mr.close()
+        assert stays(there.bytes)
+    cqes = ends.a.done.take(RING)
+    if which == "source":
+        assert not np.array_equal(there.bytes[-64:], here.bytes[-64:])
+    failed = [error_of(cqe) for cqe in cqes if cqe.opcode != REQ]
+    if failed:  # unless all was over by then
+        expected = {
+            "source": (LOCAL_PROT, Reason.LKEY_UNKNOWN), "target": (REMOTE_ACCESS, Reason.RKEY_UNKNOWN),
+        }  # fmt: skip
+        assert failed[0] == expected[which]
+        assert set(failed[1:]) <= {(FLUSHED, Reason.FLUSH)}
+
+
+def test_deregistering_while_the_nic_stands_still(ends):
+    """The same, certainly in the middle."""
+    _, there = big_traffic(ends)
+    ends.a.nic.pause(after=3)
+    ends.a.ring()
+    assert [cqe.opcode for cqe in ends.a.done.take(3)] == [REQ] * 3
+    there.mr.close()
+    there.bytes[:] = 0
+    ends.a.nic.resume()
+    cqes = ends.a.done.take(RING - 3)
+    assert error_of(cqes[0]) == (REMOTE_ACCESS, Reason.RKEY_UNKNOWN)
+    assert {error_of(cqe) for cqe in cqes[1:]} == {(FLUSHED, Reason.FLUSH)}
+    assert not there.bytes.any()
+
+
+def test_closing_the_context_while_traffic_runs(ends):
+    _, there = big_traffic(ends)
+    ends.a.ring()
+    until(lambda: there.bytes[-1], "the first write")
+    ends.a.qp.ctx.close()
+    assert stays(there.bytes)
+
+
+@pytest.mark.parametrize("paused", [False, True])
+def test_peer_closes_in_the_middle(paused):
+    """Two NICs: the peer's whole NIC goes away. The sender's retries are exceeded, and nothing hangs."""
+    ends = Ends.open("soft0", "soft1")
+    _, there = big_traffic(ends)
+    if paused:
+        pause(ends.b)
+    ends.a.ring()
+    if not paused:
+        until(lambda: there.bytes[-1], "the first write")
+    start = time.monotonic()
+    ends.b.qp.ctx.close()
+    assert time.monotonic() - start < 5
+    cqes = ends.a.done.take(RING)
+    failed = [error_of(cqe) for cqe in cqes if cqe.opcode != REQ]
+    if failed:
+        assert failed[0][0] in (RETRY_EXCEEDED, REMOTE_ACCESS)
+        assert set(failed[1:]) <= {(FLUSHED, Reason.FLUSH)}
+    assert stays(there.bytes)
+    # Whoever posts now learns it too; and the NIC that is left still works.
+    ends.a.reset()
+    ends.a.qp.connect(ends.a.qp)
+    ends.a.post(NOP)
+    assert ends.a.done.next().opcode == REQ
+    start = time.monotonic()
+    ends.a.qp.ctx.close()
+    assert time.monotonic() - start < 5
+
+
+def test_requests_to_a_nic_that_is_gone():
+    ends = Ends.open("soft0", "soft1")
+    ends.b.qp.ctx.close()
+    ends.write()
+    ends.a.ring()
+    assert error_of(ends.a.done.next()) == (RETRY_EXCEEDED, Reason.NO_RESPONSE)
+    ends.a.qp.ctx.close()
+
+
+def test_both_directions_of_a_wire_at_once(ends):
+    """Both ends send at the same time, far more than a wire holds."""
+    pairs = [(ends.a, ends.here, ends.there), (ends.b, ends.there, ends.here)]
+    for round_ in range(20):
+        for queue, source, target in pairs:
+            half = SIZE // 2
+            offset = 0 if queue is ends.a else half
+            for i in range(60):
+                ce = ALWAYS if i == 59 else ON_ERROR
+                queue.put(WRITE, target.remote(offset + i), source.at(offset + i, 4), ce=ce)
+        for queue, _, _ in pairs:
+            queue.ring(RINGS[round_ % 3])
+        for queue, _, _ in pairs:
+            assert queue.done.next().counter == (60 * round_ + 59) & 0xFFFF
+
+
+def test_many_qps_over_one_wire(ends):
+    """Queues do not disturb each other's order."""
+    pairs = [(Queue(ends.a.qp.pd), Queue(ends.b.qp.pd)) for _ in range(8)]
+    for a, b in pairs:
+        connect(a, b)
+    for round_ in range(10):
+        for k, (a, _) in enumerate(pairs):
+            for i in range(30):
+                a.put(FA, ends.there.remote(8 * k), atomic(1), ends.here.at(8 * (30 * k + i), 8))
+            a.ring(RINGS[round_ % 3])
+        for a, _ in pairs:
+            assert [cqe.opcode for cqe in a.done.take(30)] == [REQ] * 30
+    for k in range(len(pairs)):
+        assert ends.there.word(8 * k) == 300
+        assert [ends.here.word(8 * (30 * k + i)) for i in range(30)] == list(range(270, 300))
+
+
+def test_third_nic(one):
+    """Wires join every two NICs of a process."""
+    with verbs.open("soft1") as ctx1, verbs.open("soft2") as ctx2:
+        queues = [one.a, *(Queue(ctx.create_pd()) for ctx in (ctx1, ctx2))]
+        buffers = [one.here, *(Buffer(queue.qp.pd, SIZE) for queue in queues[1:])]
+        one.a.reset()
+        for source, target in ((0, 1), (1, 2), (2, 0)):
+            a, b = queues[source], queues[target]
+            connect(a, b)
+            expected = buffers[source].bytes.copy()
+            a.post(WRITE, buffers[target].remote(), buffers[source].at())
+            assert a.done.next().opcode == REQ
+            assert np.array_equal(buffers[target].bytes, expected)
+            a.reset()
+            b.reset()
+
+
+def test_counters(one):
+    counters = one.a.nic.counters
+    before = {name: int(counters[name]) for name in counters.dtype.names}
+    one.b.receive(one.there.at())
+    for opcode in (WRITE, READ):
+        one.a.post(opcode, one.there.remote(), one.here.at(0, 100))
+    one.a.post(SEND, one.here.at(0, 50))
+    one.a.post(FA, one.there.remote(), atomic(1), one.here.at(0, 8))
+    one.a.done.take(4)
+    changed = {name: int(counters[name]) - value for name, value in before.items() if counters[name] != value}
+    for name, change in {
+        "rx_write_requests": 1, "rx_read_requests": 1, "rx_atomic_requests": 1, "sq_wqes": 4, "cqes": 5,
+        "port_xmit_data": 258, "port_rcv_data": 258,
+    }.items():  # fmt: skip
+        assert changed.pop(name) == change, name
+    assert not changed
