@@ -153,9 +153,10 @@ def test_payload(name, file):
 def test_payload_says_how_many_bytes(file):
     output = run("put_bw", *HOST, "--payload", file, "-s", 7, "-s", 1000, "-s", 65536).stdout
     digests = [hashlib.sha256(file.read_bytes()[:n]).hexdigest() for n in (14_336, 50_001)]
-    assert output.splitlines()[-2:] == [
+    assert output.splitlines()[-3:] == [
         f"payload.bin: the first 14336 of 50001 bytes arrived with message size 7, SHA-256 {digests[0]}",
         f"payload.bin: all 50001 bytes arrived with message size 1000, 65536, SHA-256 {digests[1]}",
+        "Validation successful! Data received correctly.",
     ]
 
 

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from ..device.status import EIO, ETIMEDOUT, NAMES
-from ..enums import CqOverrun, MemType, NicHandler, QpSendDbrMode
+from ..enums import MemType, NicHandler, QpSendDbrMode
 from ..errors import DriverError, InvalidValueError, TimedOutError
 from ..gpu import ExportedQp, Gpu, GpuMemory
 from ..verbs import MR, PD
@@ -91,12 +91,13 @@ class Loopback:
 
     def _create_qp(self, pd: PD) -> ExportedQp:
         options = self.options
-        slots = 1 << (options.depth - 1).bit_length()
-        cq = pd.ctx.create_cq(slots, overrun=CqOverrun.ENABLE)
-        mode = QpSendDbrMode.NO_DBR_EXT if options.no_dbr else QpSendDbrMode.DBR_VALID
-        qp = pd.create_qp(sq_wr=slots, send_cq=cq, send_dbr_mode=mode)
-        exported = self.gpu.export_qp(qp, NicHandler(options.nic_handler), WAIT_SECONDS)
-        exported.owned = (qp, cq)
+        exported = self.gpu.create_qp(
+            pd,
+            options.depth,
+            send_dbr_mode=QpSendDbrMode.NO_DBR_EXT if options.no_dbr else QpSendDbrMode.DBR_VALID,
+            nic_handler=NicHandler(options.nic_handler),
+            timeout=WAIT_SECONDS,
+        )
         self._stack.callback(exported.close)  # before the memory goes that its WQEs name
         return exported
 
@@ -159,11 +160,7 @@ class Loopback:
 
     @contextmanager
     def _interrupt_stops_the_kernel(self) -> Iterator[None]:
-        """Have Ctrl+C end the kernel first, and raise KeyboardInterrupt only then.
-
-        Raised in the middle of Thread.join, it would make CPython 3.11 take a running thread for ended, and then the
-        memory of a running kernel would go.
-        """
+        """Have Ctrl+C end the kernel first, and raise KeyboardInterrupt only then: its queues go with the stack."""
         if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is None:
             yield  # not ours to change
             return

@@ -77,7 +77,10 @@ def _run(options: Options, as_json: bool, gbits: bool) -> bool:
         elif options.payload is not None:
             for line in report.payload_lines(options.payload.name, run.payload_bytes, results):
                 click.echo(line)
-    return all(result.check.problem is None for result in results)
+    valid = all(result.check.problem is None for result in results)
+    if valid and not as_json:
+        click.echo("Validation successful! Data received correctly.")
+    return valid
 
 
 @contextmanager

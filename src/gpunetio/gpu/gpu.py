@@ -6,7 +6,7 @@ import logging
 import os
 from typing import Any
 
-from ..enums import CqOverrun, MemType, NicHandler
+from ..enums import CqOverrun, MemType, NicHandler, QpSendDbrMode
 from ..errors import BadStateError, InvalidValueError, NotFoundError, NotSupportedError
 from ..memory import PAGE
 from ..verbs import PD, QP
@@ -114,6 +114,7 @@ class Gpu:
         depth: int = 1024,
         *,
         cq_collapsed: bool = False,
+        send_dbr_mode: QpSendDbrMode = QpSendDbrMode.DBR_VALID,
         nic_handler: NicHandler = NicHandler.AUTO,
         timeout: float = DEFAULT_TIMEOUT,
     ) -> ExportedQp:
@@ -127,7 +128,7 @@ class Gpu:
         slots = 1 << (depth - 1).bit_length()
         cq = pd.ctx.create_cq(slots, overrun=CqOverrun.ENABLE, collapsed=cq_collapsed)
         try:
-            qp = pd.create_qp(sq_wr=slots, send_cq=cq)
+            qp = pd.create_qp(sq_wr=slots, send_cq=cq, send_dbr_mode=send_dbr_mode)
             try:
                 exported = self.export_qp(qp, nic_handler, timeout)
             except BaseException:

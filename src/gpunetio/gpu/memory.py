@@ -33,7 +33,7 @@ class RunningLaunches:
         for launch in self._launches:
             while not launch.done:
                 if time.monotonic() > end:
-                    raise TimedOutError(f"{what} cannot be closed: a kernel that uses it still runs after {timeout:g} s")
+                    raise TimedOutError(f"{what} cannot be closed: a kernel still uses it after {timeout:g} s")
                 time.sleep(100e-6)
 
 
