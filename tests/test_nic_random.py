@@ -15,9 +15,10 @@ from gpunetio.enums import Access, QpState
 from nic_model import CMP_SWAP, FETCH_ADD, NOP, RDMA_WRITE, READ, SEND, SEND_IMM, WRITE_IMM
 from nic_rig import RINGS, Buffer, Completions, Queue, atomic, connect, control, data, inline, raddr, until
 
-WQES = 8000  # of each wire
+WQES = 12000  # of each wire
 SQ, RQ = 64, 16  # entries of a ring
 SIZE = 1024  # bytes of a region
+SMALL = 64  # bytes of a small receive
 LW, RW, RR, RA = Access.LOCAL_WRITE, Access.REMOTE_WRITE, Access.REMOTE_READ, Access.REMOTE_ATOMIC
 ALL = Access.all()
 RIGHTS = (RW | RR | RA,) * 16 + (RW | RR, RW | RA, RR | RA, Access(0))
@@ -178,7 +179,7 @@ class Programs:
         """One WQE for the next index of `end`."""
         r, queue = self.random, end.queue
         opcode = r.choice(OPCODES)
-        total = r.choice((0, 1, 8, r.randint(1, 64), r.randint(1, SIZE), SIZE))
+        total = r.choice((0, 1, 8, SMALL, SMALL + 1, r.randint(1, SMALL), r.randint(1, SIZE), SIZE))
         body = b""
         if opcode in (CMP_SWAP, FETCH_ADD):
             total = 8
@@ -212,9 +213,11 @@ class Programs:
         """Post a receive, now and then one that is too small or refused."""
         r = self.random
         segments = []
-        for _ in range(r.choice((2, 2, 3, 4))):
+        sizes = [r.choice((SIZE // 2, SIZE)) for _ in range(r.choice((2, 2, 3, 4)))]
+        if self.chance(2 * self.bad):
+            sizes = r.choice(([1], [SMALL], [SMALL // 4] * 4, [SMALL - 1, 1], [SMALL - 3, 1, 1, 1]))
+        for nbytes in sizes:
             name = "inbox"
-            nbytes = r.choice((1, 64)) if self.chance(self.bad) else r.choice((SIZE // 2, SIZE))
             if self.chance(self.bad / 2):
                 name = r.choice(("locked", "stranger"))
             buffer = end.side.buffers[name]
