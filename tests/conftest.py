@@ -87,6 +87,13 @@ class Pair:
             return out.array.view(np.int64).copy()
 
 
+def run_on(gpu: Gpu, kernel: Kernel, *args: object, count: int, grid: int = 1, block: int = 1) -> list[int]:
+    """Launch `kernel(*args, out)` on zeroed memory: the first `count` int64s at `out`."""
+    with gpu.alloc(max(8 * count, 4096), MemType.CPU_GPU) as out:
+        assert kernel[grid, block, gpu](*args, out).wait(20), "the kernel did not end"
+        return out.array.view(np.int64)[:count].tolist()
+
+
 NBYTES = 1 << 20
 
 

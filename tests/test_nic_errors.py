@@ -15,6 +15,7 @@ from nic_rig import (
     FA,
     FLUSHED,
     LOCAL_LENGTH,
+    LOCAL_QP_OP,
     NOP,
     READ,
     REMOTE_ACCESS,
@@ -198,6 +199,23 @@ def test_receive_list_ends_at_lkey_0x100(ends):
     assert np.array_equal(ends.there.bytes[300:304], ends.here.bytes[12:16])
 
 
+def test_impossible_producer_index(ends):
+    """A doorbell far beyond the ring fails the QP; what is posted completes once all the same."""
+    ends.a.ring("register", 1000)
+    assert error_of(ends.a.done.next()) == (LOCAL_QP_OP, Reason.DOORBELL_RANGE)
+    assert ends.a.done.none_for(0.005)
+    ends.again(rnr_retry=7)
+    ends.a.put(SEND, ends.here.at())  # waits for a receive
+    ends.a.put(NOP)
+    ends.a.ring()
+    until(lambda: ends.a.row["sq_pi"] == 2, "the NIC to see both")
+    ends.a.ring("register", 1000)
+    cqes = ends.a.done.take(2)
+    assert [(cqe.counter, error_of(cqe)) for cqe in cqes] == [(i, (FLUSHED, Reason.FLUSH)) for i in range(2)]
+    assert ends.a.done.none_for(0.005)
+    assert Reason.DOORBELL_RANGE in [report.reason for report in reports_of(ends.a.nic, ends.a.qp.qpn)]
+
+
 def test_other_qps_go_on(one):
     """An error is its queue's alone."""
     pd = one.a.qp.pd
@@ -232,7 +250,7 @@ def produces(reason: Reason) -> Callable[[Case], Case]:
 def _stale(ends):
     ends.a.write_wqe(control(NOP, 7, ends.a.qp.qpn, 1))
     ends.a.ring()
-    return ends.a, ["WQE 0 still holds WQE 7"]
+    return ends.a, ["WQE 0 does not hold it", "index 7"]
 
 
 @produces(Reason.WQE_QPN)

@@ -121,6 +121,22 @@ def test_signal_adds_and_returns_the_old_value(pair: Pair):
 
 
 @kernel
+def signal_at(qp, raddr, rkey, laddr, lkey, address, key, out):
+    device.st64(out, device.wait(qp, device.signal(qp, address, key, laddr, lkey, 1)))
+
+
+def test_an_atomic_needs_an_aligned_word_in_memory_too(pair: Pair, caplog):
+    """A shifted region can make an address of the wire aligned whose bytes are not."""
+    caplog.set_level(logging.CRITICAL, "gpunetio.nic")
+    shifted = pair.pd.register(pair.there, iova=4)
+    assert pair.run(signal_at, 8, shifted.rkey)[0] == device.EIO
+    error = pair.a.last_error()
+    assert error is not None
+    assert error.syndrome == Syndrome.REMOTE_INVAL_REQ
+    assert not pair.there.array.any()
+
+
+@kernel
 def put_then_signal(qp, raddr, rkey, laddr, lkey, nbytes, out):
     ticket = device.put_signal(qp, raddr, rkey, laddr, lkey, nbytes, raddr + 4096, rkey, laddr + 8192, lkey, 1)
     device.st64(out, device.wait(qp, ticket))

@@ -7,13 +7,16 @@ import ctypes
 import os
 import secrets
 import threading
+import time
 from ipaddress import IPv4Address
 
 import numpy as np
 
 from ..device.launch import observers
 from ..enums import Access, UarAllocationType
-from ..errors import BadStateError, InUseError, InvalidValueError, NoMemoryError, NotFoundError, NotSupportedError
+from ..errors import (
+    BadStateError, InUseError, InvalidValueError, NoMemoryError, NotFoundError, NotSupportedError, TimedOutError,
+)  # fmt: skip
 from ..fabric.inprocess import MESSAGE, InProcessWire
 from ..formats import contexts
 from ..formats.commands import PORT_TYPE_ETH, ROCE_VERSION_2, CapClass
@@ -32,6 +35,7 @@ MAX_QP, MAX_CQ, MAX_MR, MAX_PD, MAX_UMEM, MAX_UAR, MAX_GID = 4096, 4096, 65536, 
 LINE = 64  # an exported QP's doorbell register has a cache line of its own
 MAX_WIRES = 64
 BUDGET = 256  # WQEs of one QP before the next has its turn
+PAUSE_TIMEOUT = 10.0  # seconds; the engine may be in the middle of a long copy
 
 _MS_ASYNC = 1
 
@@ -291,10 +295,18 @@ class SoftNic:
         return list(self._service.reports)
 
     def pause(self, after: int = 0) -> None:
-        """Stand still once `after` more WQEs have been executed; commands are still served."""
+        """Stand still once `after` more WQEs have been executed; commands are still served.
+
+        With `after` 0 the NIC stands still when this returns.
+        """
         with self._guard():
             self.record["pause_at"] = int(self.counters["sq_wqes"]) + after
             self.engine.kick()
+            end = time.monotonic() + PAUSE_TIMEOUT
+            while after == 0 and not self.record["paused"]:
+                if time.monotonic() > end:
+                    raise TimedOutError(f"the engine of {self.name} did not pause within {PAUSE_TIMEOUT:g} s")
+                time.sleep(50e-6)
 
     def resume(self) -> None:
         """Undo `pause`."""

@@ -57,7 +57,7 @@ class Explanation(NamedTuple):
 EXPLAIN: dict[Reason, Explanation] = {
     Reason.WQE_STALE: Explanation(
         Syndrome.LOCAL_QP_OP,
-        "the slot of WQE {index} still holds WQE {extra0}",
+        "the slot of WQE {index} does not hold it, but index {extra0} of QP {extra1:#x}",
         "the doorbell was rung before the WQE was written (a missing fence), or with a too large producer index"),
     Reason.WQE_QPN: Explanation(
         Syndrome.LOCAL_QP_OP,

@@ -18,11 +18,11 @@ from ..formats.doorbell import PI_MASK, QP_DBREC, WQE_IDX_SHIFT
 from ..formats.wqe import (
     ATOMIC_SEG, CTRL_SEG, DATA_SEG, INLINE_SEG, MAX_TRANSFER, RADDR_SEG, SEGMENT, WQEBB_SHIFT, WqeOpcode,
 )  # fmt: skip
-from .completion import ERR, REQUESTER, ce_of, complete_send, fail_send, record_error
+from .completion import ERR, REQUESTER, ce_of, complete_send, fail_qp, fail_send, record_error
 from .mkey import find, translate
 from .reasons import Reason
 from .responder import explain, flush_receives, respond
-from .tables import counters_at, nic_at, qp_row_at
+from .tables import QP_ROW, counters_at, nic_at, qp_row_at
 
 RST, RTR, RTS = int(QpState.RST), int(QpState.RTR), int(QpState.RTS)
 _NOP, _WRITE, _WRITE_IMM = int(WqeOpcode.NOP), int(WqeOpcode.RDMA_WRITE), int(WqeOpcode.RDMA_WRITE_IMM)
@@ -39,6 +39,7 @@ PSN_MASK = 0xFF_FFFF
 HALF_RANGE = (PI_MASK + 1) // 2
 STALE_POLLS = 20_000  # how often a WQE that is not there yet is read again: a fraction of a millisecond
 ENDLESS_RNR = 7  # rnr_retry 7 means for ever (IBTA 9.7.5.2.8)
+ENDLESS_NS = 1_000_000  # between tries of a QP that never gives up
 _UNSUPPORTED = 64  # larger than any WQE's number of segments
 _SEGMENTS = MESSAGE.segments
 
@@ -63,8 +64,10 @@ def announce(nic, row, producer16):
             record_error(nic, REQUESTER, q.qpn, q.sq_ci, _NOP, _QP_STATE, 0)
     elif PI_MASK + 1 - ahead > depth:  # not an old index either
         explain(nic, 0, 0, depth, producer16, q.sq_ci & PI_MASK)
-        if q.state == RTS:
+        if q.state == RTS and q.sq_pi == q.sq_ci:
             fail_send(nic, row, q.sq_ci, _NOP, 0, _DOORBELL_RANGE)
+        elif q.state == RTS:  # each posted WQE completes once: with a flush error
+            fail_qp(nic, row, q.sq_ci, _NOP, _DOORBELL_RANGE, REQUESTER)
 
 
 @device_function
@@ -98,15 +101,21 @@ def scan_record(nic, row):
 # --- one WQE -------------------------------------------------------------------------------------------------------
 
 
+@device_function
+def _is_there(wqe, index, qpn):
+    """Whether the slot holds this QP's WQE `index` (a slot never written holds index 0 of QP 0)."""
+    return (be32(ld_acquire32(wqe)) >> WQE_IDX_SHIFT) & PI_MASK == index & PI_MASK and (
+        be32(ld_acquire32(wqe + CTRL_SEG.qpn_ds)) >> 8 == qpn
+    )
+
+
 @engine_function
-def _reread(wqe, index):
-    """The first dword of a WQE whose index is wrong, once it is right or patience has ended."""
+def _await_wqe(wqe, index, qpn):
+    """Look again at a slot that does not hold the WQE yet, until it does or patience has ended."""
     for _ in range(STALE_POLLS):
-        word = be32(ld_acquire32(wqe))
-        if (word >> WQE_IDX_SHIFT) & PI_MASK == index & PI_MASK:
-            return word
+        if _is_there(wqe, index, qpn):
+            return
         pause()
-    return be32(ld_acquire32(wqe))
 
 
 @engine_function
@@ -210,14 +219,13 @@ def _build(nic, row, message, wqe, opcode, ds, index):
 
 
 @engine_function
-def _defer(nic, row, delay_ns, limit, endless):
-    """Try the WQE again later. 1 if it will be, 0 if the retries are used up."""
-    q = qp_row_at(row)
-    if q.retries >= limit and not endless:
-        q.retries = 0
+def _defer(row, retries, delay_ns, limit, endless):
+    """Try the WQE again later. 1 if it will be, 0 if the retries counted at `retries` are used up."""
+    if ld64(retries) >= limit and not endless:
+        st64(retries, 0)
         return 0
-    q.retries += 1
-    q.retry_at = clock_ns() + delay_ns
+    st64(retries, ld64(retries) + 1)
+    qp_row_at(row).retry_at = clock_ns() + delay_ns
     return 1
 
 
@@ -242,12 +250,13 @@ def refused(nic, row, index, opcode, ce, reason, rnr_ns):
     counters = counters_at(nic_at(nic).counters)
     if reason == _RNR:
         counters.rnr_nak_retry_err += 1
-        if _defer(nic, row, rnr_ns, q.rnr_retry, q.rnr_retry == ENDLESS_RNR):
+        if _defer(row, row + QP_ROW.rnr_retries, rnr_ns, q.rnr_retry, q.rnr_retry == ENDLESS_RNR):
             return 1
         explain(nic, 0, 0, 0, q.rnr_retry, 0)
     elif reason == _NO_RESPONSE:
         counters.local_ack_timeout_err += 1
-        if _defer(nic, row, q.timeout_ns, q.retry_cnt, q.timeout_ns == 0):
+        endless = q.timeout_ns == 0  # ack_timeout 0: never give up
+        if _defer(row, row + QP_ROW.retries, ENDLESS_NS if endless else q.timeout_ns, q.retry_cnt, endless):
             return 1
         explain(nic, 0, 0, 0, q.remote_qpn, q.retry_cnt)
     fail_send(nic, row, index, opcode, ce, reason)
@@ -316,6 +325,7 @@ def _succeed(nic, row, index, blocks, opcode, ce, nbytes):
     q = qp_row_at(row)
     p = qp_row_at(q.remote_row)
     q.retries = 0
+    q.rnr_retries = 0
     q.send_psn = (q.send_psn + 1) & PSN_MASK
     p.expect_psn = (p.expect_psn + 1) & PSN_MASK
     counters_at(nic_at(nic).counters).port_xmit_data += nbytes
@@ -330,17 +340,17 @@ def execute_next(nic, row):
     q = qp_row_at(row)
     index = q.sq_next
     wqe = q.sq_addr + ((index & ((1 << q.sq_log) - 1)) << WQEBB_SHIFT)
+    if not _is_there(wqe, index, q.qpn):
+        _await_wqe(wqe, index, q.qpn)
     word = be32(ld32(wqe))
-    if (word >> WQE_IDX_SHIFT) & PI_MASK != index & PI_MASK:
-        word = _reread(wqe, index)
     opcode = word & 0xFF
     qpn_ds = be32(ld32(wqe + CTRL_SEG.qpn_ds))
     ds = qpn_ds & 0x3F
     blocks = (ds + 3) >> 2
     ce = ce_of(wqe)
     reason = 0
-    if (word >> WQE_IDX_SHIFT) & PI_MASK != index & PI_MASK:
-        explain(nic, 0, 0, 0, (word >> WQE_IDX_SHIFT) & PI_MASK, 0)
+    if (word >> WQE_IDX_SHIFT) & PI_MASK != index & PI_MASK or qpn_ds == 0:
+        explain(nic, 0, 0, 0, (word >> WQE_IDX_SHIFT) & PI_MASK, qpn_ds >> 8)
         reason = _STALE
     elif qpn_ds >> 8 != q.qpn:
         explain(nic, 0, 0, 0, qpn_ds >> 8, 0)

@@ -152,6 +152,9 @@ def _atomic(nic, row, message, opcode):
     address = _grant(nic, row, message, 8, _REMOTE_ATOMIC)
     if address < 0:
         return -address
+    if address & 7:  # a region whose iova and memory are aligned differently
+        explain(nic, m.rkey, address, 8, 0, 0)
+        return _ATOMIC_ALIGNMENT
     if opcode == _FA:
         old = fetch_add_sys64(address, m.swap_add)
     else:

@@ -52,8 +52,9 @@ QP_ROW = Entry("qp_row", 384, """
     expect_psn   312  i64
     retry_at     320  i64
     retries      328  i64
-    failed       336  i64
-    told         344  i64
+    rnr_retries  336  i64
+    failed       344  i64
+    told         352  i64
 """)
 QP_SETUP_BYTES = QP_ROW.sq_ci  # the fields before belong to commands
 

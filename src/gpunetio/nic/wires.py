@@ -88,6 +88,7 @@ def _take_reply(nic, reply):
     blocks = ((be32(ld32(wqe + CTRL_SEG.qpn_ds)) & 0x3F) + 3) >> 2
     if r.reason == 0:
         q.retries = 0
+        q.rnr_retries = 0
         complete_send(nic, row, index, opcode, ce_of(wqe), r.nbytes)
         q.sq_ci = index + blocks
         return

@@ -1,0 +1,227 @@
+"""The GPU handle, its memory, and what an exported queue looks like."""
+
+import logging
+import pickle
+import time
+
+import numpy as np
+import pytest
+
+from conftest import Pair
+from gpunetio import DocaError, Gpu, MemType, NicHandler, gpu_list, kernel, verbs
+from gpunetio.device import status
+from gpunetio.device.launch import observers
+from gpunetio.errors import BadStateError, InvalidValueError, NotFoundError, NotSupportedError
+from gpunetio.formats.cqe import Syndrome
+from gpunetio.formats.device_structs import DEV_CQ, DEV_QP
+
+
+@pytest.mark.parametrize("kind", list(MemType))
+@pytest.mark.parametrize("nbytes", [1, 4096, 100_000])
+def test_memory_is_zeroed_aligned_and_keeps_what_is_written(gpu, kind, nbytes):
+    with gpu.alloc(nbytes, kind, alignment=65536) as memory:
+        assert memory.nbytes == nbytes
+        assert memory.device_address % 65536 == 0
+        assert not memory.read().any()
+        data = np.random.default_rng(3).integers(0, 256, nbytes, np.uint8)
+        memory.write(data)
+        assert np.array_equal(memory.read(), data)
+        memory.write(b"\x07", nbytes - 1)
+        assert memory.read(nbytes - 1).tolist() == [7]
+
+
+def test_memory_kinds_on_a_gpu_without_gdrcopy(gpu, caplog):
+    with caplog.at_level(logging.WARNING, "gpunetio.gpu"):
+        memory = gpu.alloc(64, MemType.GPU_CPU)
+    if gpu.target == "cuda":
+        assert memory.kind is MemType.CPU_GPU
+        assert "GDRCopy" in caplog.text
+        with pytest.raises(BadStateError, match="no CPU mapping"):
+            _ = gpu.alloc(64, MemType.GPU).array
+    else:
+        assert memory.kind is MemType.GPU_CPU
+    assert memory.array.nbytes == 64
+
+
+@pytest.mark.parametrize(("nbytes", "alignment"), [(0, 64), (-1, 64), (64, 0), (64, 48), (64, -8)])
+def test_impossible_allocations(gpu, nbytes, alignment):
+    with pytest.raises(InvalidValueError):
+        gpu.alloc(nbytes, MemType.CPU_GPU, alignment)
+
+
+def test_reads_and_writes_stay_inside(gpu):
+    memory = gpu.alloc(100)
+    for offset, count in ((0, 101), (100, 1), (-1, 1), (50, 51)):
+        with pytest.raises(InvalidValueError, match="outside the memory's 100 bytes"):
+            memory.read(offset, count)
+        with pytest.raises(InvalidValueError):
+            memory.write(bytes(max(count, 1)), offset)
+
+
+def test_closed_things_say_so():
+    gpu = Gpu("host")
+    memory = gpu.alloc(64)
+    memory.close()
+    memory.close()
+    with pytest.raises(BadStateError, match="closed"):
+        memory.read()
+    gpu.close()
+    gpu.close()
+    with pytest.raises(BadStateError, match="closed"):
+        gpu.alloc(64)
+
+
+def test_handles_refuse_pickling(pair: Pair):
+    for handle in (pair.gpu, pair.a, pair.here):
+        with pytest.raises(BadStateError, match="pickled"):
+            pickle.dumps(handle)
+
+
+def test_unknown_gpus():
+    assert gpu_list()[-1] == "host"
+    for which in ("ffff:ff:1f.7", "999", 999):
+        with pytest.raises((NotFoundError, NotSupportedError)) as caught:
+            Gpu(which)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.gpu
+def test_gpu_memory_as_payload_is_refused_and_pinned_memory_is_not():
+    with Gpu("auto") as gpu, verbs.open("soft0") as ctx:
+        pd = ctx.create_pd()
+        with pytest.raises(NotSupportedError, match="CPU_GPU"):
+            pd.register(gpu.alloc(4096, MemType.GPU))
+        pinned = gpu.alloc(4096, MemType.CPU_GPU)
+        assert pd.register(pinned).address == pinned.address
+
+        class Array:
+            __cuda_array_interface__ = pinned.__cuda_array_interface__
+
+        assert pd.register(Array()).nbytes == 4096
+
+
+@pytest.mark.gpu
+def test_a_gpu_has_a_pci_address_by_which_it_opens():
+    address = gpu_list()[0]
+    with Gpu(address) as gpu:
+        assert gpu.target == "cuda"
+        assert gpu.name == address
+
+
+def test_the_exported_structure(pair: Pair):
+    """Field by field what GPUNetIO's C kernels expect (struct doca_gpu_dev_verbs_qp)."""
+    image = pair.a._memory.read()
+    q, cq = DEV_QP.at(image), DEV_CQ.at(image, DEV_QP.cq_sq)
+    qpn = pair.a.qpn
+    assert q["sq_num"] == qpn
+    assert q["sq_num_shift8"] == qpn << 8
+    assert image[32:36].tobytes() == (qpn << 8).to_bytes(4, "big")
+    for ds in range(1, 6):
+        assert image[32 + 4 * ds : 36 + 4 * ds].tobytes() == (qpn << 8 | ds).to_bytes(4, "big")
+    assert (q["sq_wqe_num"], q["sq_wqe_mask"], q["sq_lock"]) == (64, 63, 0)
+    assert (cq["cq_num"], cq["cqe_num"], cq["cqe_mask"], cq["cqe_size"]) == (pair.a.cq.cqn, 64, 63, 64)
+    assert q["nic_handler"] == NicHandler.GPU_SM_DB
+    assert q["side"] == pair.a.device_address + 320
+    if pair.gpu.target == "cpu":  # there every address is everyone's
+        assert q["sq_wqe_daddr"] == pair.a.qp.sq_address
+        assert q["sq_dbrec"] == pair.a.qp.dbr_address + 4
+        assert q["sq_db"] == pair.a.qp.doorbell_register
+        assert cq["cqe_daddr"] == pair.a.cq.ring_address
+    assert image[96:160].tobytes() == bytes(64)  # reserved by the C structure
+    assert image[224:288].tobytes() == bytes(64)
+
+
+@pytest.mark.parametrize("handler", [NicHandler.CPU_PROXY, NicHandler.GPU_SM_BF, NicHandler.GPU_SM_NO_DBR])
+def test_handlers_that_do_not_exist_yet(pair: Pair, handler):
+    with pytest.raises(NotSupportedError, match=handler.name):
+        pair.gpu.create_qp(pair.pd, 4, nic_handler=handler)
+    assert pair.gpu.create_qp(pair.pd, 4).indices()["reserved"] == 0  # nothing was left half-made
+
+
+def test_export_needs_a_send_queue_and_a_deadline(pair: Pair):
+    cq = pair.ctx.create_cq(16)
+    with pytest.raises(InvalidValueError, match="no send queue"):
+        pair.gpu.export_qp(pair.pd.create_qp(rq_wr=4, receive_cq=cq))
+    for timeout in (0, -1.0):
+        with pytest.raises(InvalidValueError, match="deadline"):
+            pair.gpu.create_qp(pair.pd, 4, timeout=timeout)
+    with pytest.raises(InvalidValueError):
+        pair.gpu.create_qp(pair.pd, 0)
+
+
+def test_closing_an_export_closes_what_it_owns(pair: Pair):
+    exported = pair.gpu.create_qp(pair.pd, 5)
+    assert exported.qp.sq_entries == 8
+    exported.close()
+    exported.close()
+    assert exported.qp.closed
+    assert exported.cq.closed
+    with pytest.raises(BadStateError, match="closed"):
+        _ = exported.device_address
+
+
+def test_last_error_is_none_at_first_and_reads_well(pair: Pair):
+    assert pair.a.last_error() is None
+    assert set(status.NAMES) >= {status.OK, status.EIO, status.ETIMEDOUT, status.ENOTRECOVERABLE}
+    assert Syndrome(0x13).name == "REMOTE_ACCESS"
+
+
+# --- launches ------------------------------------------------------------------------------------------------------
+
+
+@kernel
+def nothing(out):
+    pass
+
+
+@kernel
+def divide(n, out):
+    out[n] = 1
+
+
+@pytest.mark.parametrize("config", [(0, 1), (1, 0), (1, -1)])
+def test_impossible_launches(config):
+    with Gpu("host") as host, pytest.raises(InvalidValueError, match="cannot launch"):
+        nothing[(*config, host)](0)
+
+
+def test_a_block_must_be_whole_warps():
+    with Gpu("host", warp=4) as host, pytest.raises(InvalidValueError, match="divides the block"):
+        nothing[1, 6, host](0)
+
+
+@pytest.mark.parametrize("config", [1, (1,), (1, 1, None, None)])
+def test_a_launch_needs_grid_and_block(config):
+    with pytest.raises(InvalidValueError, match="launch as nothing"):
+        nothing[config]
+
+
+def test_a_kernel_is_not_called():
+    with pytest.raises(InvalidValueError, match="is a kernel"):
+        nothing(0)
+
+
+def test_what_a_host_kernel_raises_reaches_the_waiter():
+    with Gpu("host") as host:
+        launch = divide[1, 1, host](0, 5)  # an int has no items: Numba refuses to compile it
+        with pytest.raises(Exception, match=r"getitem|setitem|Failed in nopython"):
+            launch.wait(60)
+
+
+def test_launches_tell_the_observers(gpu):
+    changes: list[int] = []
+    observers.append(changes.append)
+    try:
+        assert nothing[1, 3, gpu](0).wait(20)
+        end = time.monotonic() + 5
+        while len(changes) < 2 and time.monotonic() < end:
+            time.sleep(0.001)
+    finally:
+        observers.remove(changes.append)
+    assert changes == [1, -1]
+
+
+def test_errors_are_one_tree():
+    for error in (BadStateError, InvalidValueError, NotFoundError, NotSupportedError):
+        assert issubclass(error, DocaError)
+        assert int(error.code) > 0

@@ -1,0 +1,194 @@
+"""Primitives mean the same on both targets: checked against plain Python."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conftest import run_on
+from gpunetio import Gpu, device, kernel
+from gpunetio.device import ops
+
+U64 = (1 << 64) - 1
+words = st.integers(-(1 << 63), (1 << 63) - 1)
+
+
+def swapped(value: int, nbytes: int) -> int:
+    return int.from_bytes((value & ((1 << 8 * nbytes) - 1)).to_bytes(nbytes, "little"), "big")
+
+
+def signed(value: int) -> int:
+    value &= U64
+    return value - (1 << 64) if value >> 63 else value
+
+
+@kernel
+def swap_all(value, out):
+    ops.st64(out, ops.be16(value))
+    ops.st64(out + 8, ops.be32(value))
+    ops.st64(out + 16, ops.be64(value))
+    ops.st64(out + 24, ops.pack64(value, value + 1))
+
+
+@pytest.fixture(scope="module")
+def host():
+    with Gpu("host") as opened:
+        yield opened
+
+
+@given(value=words)
+def test_byte_order_on_the_host(host, value):
+    got = run_on(host, swap_all, value, count=4)
+    assert got == [swapped(value, 2), swapped(value, 4), signed(swapped(value, 8)),
+                   signed((value & 0xFFFF_FFFF) | (value + 1 & 0xFFFF_FFFF) << 32)]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", [0, 1, -1, 0x0102030405060708, -(1 << 63)])
+def test_byte_order(gpu, value):
+    got = run_on(gpu, swap_all, value, count=4)
+    assert got[:3] == [swapped(value, 2), swapped(value, 4), signed(swapped(value, 8))]
+
+
+@kernel
+def narrow(value, out):
+    ops.st8(out + 32, value)
+    ops.st16(out + 34, value)
+    ops.st32(out + 36, value)
+    ops.st64(out, ops.ld8(out + 32))
+    ops.st64(out + 8, ops.ld16(out + 34))
+    ops.st64(out + 16, ops.ld32(out + 36))
+    ops.st_relaxed32(out + 40, value)
+    ops.st64(out + 24, ops.ld_relaxed32(out + 40) + ops.ld_relaxed8(out + 40) + ops.ld_acquire32(out + 40))
+
+
+@pytest.mark.parametrize("value", [0, 0x7F, 0x80, -1, 0x1122334455667788])
+def test_narrow_loads_zero_extend_and_narrow_stores_truncate(gpu, value):
+    low = value & 0xFFFF_FFFF
+    assert run_on(gpu, narrow, value, count=4) == [value & 0xFF, value & 0xFFFF, low, 2 * low + (value & 0xFF)]
+
+
+@kernel
+def atomics(value, out):
+    cell = out + 64
+    ops.st64(cell, 5)
+    ops.st64(out, ops.fetch_add_gpu64(cell, value))
+    ops.st64(out + 8, ops.fetch_add_cta64(cell, 1))
+    ops.st64(out + 16, ops.fetch_add_sys64(cell, 1))
+    ops.st64(cell, 5)
+    ops.st64(out + 24, ops.fetch_max_gpu64(cell, 3))
+    ops.st64(out + 32, ops.fetch_max_cta64(cell, 9))
+    ops.st64(out + 40, ops.exchange64(cell, 77))
+    ops.st64(out + 48, ops.cas_gpu64(cell, 77, 1) * 10 + ops.cas_cta64(cell, 2, 3))
+    ops.st64(out + 56, ops.cas_sys64(cell, 1, 8) * 10 + ops.cas_gpu32(cell, 8, 4))
+
+
+def test_atomics_return_the_old_value(gpu):
+    got = run_on(gpu, atomics, 7, count=9)
+    assert got == [5, 12, 13, 5, 5, 9, 77 * 10 + 1, 1 * 10 + 8, 4]
+
+
+@kernel
+def count_up(rounds, out):
+    for _ in range(rounds):
+        ops.fetch_add_gpu64(out, 1)
+
+
+def test_concurrent_adds_lose_nothing(gpu):
+    assert run_on(gpu, count_up, 5000, count=1, grid=2, block=4) == [5000 * 8]
+
+
+@kernel
+def copy_bytes(offset, shift, nbytes, out):
+    for i in range(256):
+        ops.st8(out + i, i)
+    ops.copy(out + 256 + shift, out + offset, nbytes)
+
+
+@pytest.mark.parametrize(("offset", "shift", "nbytes"), [(0, 0, 64), (0, 0, 61), (3, 0, 50), (0, 5, 9), (1, 1, 0)])
+def test_copy(gpu, offset, shift, nbytes):
+    got = np.array(run_on(gpu, copy_bytes, offset, shift, nbytes, count=64), np.int64).view(np.uint8)
+    expected = np.zeros(512, np.uint8)
+    expected[:256] = np.arange(256)
+    expected[256 + shift : 256 + shift + nbytes] = expected[offset : offset + nbytes]
+    assert np.array_equal(got, expected)
+
+
+@kernel
+def two_halves(low, high, out):
+    ops.st128(out, low, high)
+    ops.st_mmio64(out + 16, low)
+    ops.st64(out + 24, ops.ld_fixed16(out + 64) + ops.ld_fixed32(out + 64) + ops.ld_fixed64(out + 64))
+
+
+def test_wide_and_fixed_accesses(gpu):
+    assert run_on(gpu, two_halves, 1, -2, count=9) == [1, -2, 1, 0, 0, 0, 0, 0, 0]
+
+
+@kernel
+def watch_the_clock(out):
+    ops.st64(out, ops.clock_ns())
+    for _ in range(1000):
+        ops.pause()
+        ops.yield_thread()
+    ops.st64(out + 8, ops.clock_ns())
+
+
+def test_the_clock_runs_forward(gpu):
+    before, after = run_on(gpu, watch_the_clock, count=2)
+    assert 0 < before < after
+
+
+@kernel
+def who_am_i(out):
+    at = out + 48 * device.global_id()
+    ops.st64(at, ops.thread_idx())
+    ops.st64(at + 8, ops.block_idx())
+    ops.st64(at + 16, ops.block_dim())
+    ops.st64(at + 24, ops.grid_dim())
+    ops.st64(at + 32, ops.lane_id())
+    ops.st64(at + 40, ops.warp_size())
+
+
+def test_identity(gpu):
+    got = np.array(run_on(gpu, who_am_i, count=36, grid=2, block=3)).reshape(6, 6)
+    warp = 32 if gpu.target == "cuda" else 1
+    assert got.tolist() == [[t, b, 3, 2, t % warp, warp] for b in range(2) for t in range(3)]
+
+
+@kernel
+def rotate(rounds, out):
+    """Every round each thread reads what its neighbour wrote before the barrier."""
+    me, n = ops.thread_idx(), ops.block_dim()
+    for _ in range(rounds):
+        value = ops.ld_relaxed64(out + 8 * ((me + 1) % n))
+        ops.block_sync()
+        ops.st_relaxed64(out + 8 * me, value + 1)
+        ops.block_sync()
+
+
+def test_block_sync_separates_the_rounds(gpu):
+    assert run_on(gpu, rotate, 50, count=8, block=8) == [50] * 8
+
+
+@kernel
+def shout(out):
+    lane = ops.lane_id()
+    total = 0
+    for source in range(ops.warp_size()):
+        total += ops.warp_broadcast(100 * lane + 7, source)
+        ops.warp_sync()
+    ops.st64(out + 8 * ops.global_id(), total)
+
+
+@pytest.mark.parametrize("warp", [1, 2, 4])
+def test_warp_broadcast_on_host_warps(warp):
+    with Gpu("host", warp=warp) as host:
+        expected = sum(100 * lane + 7 for lane in range(warp))
+        assert run_on(host, shout, count=4, block=4) == ([expected] * 4 if warp > 1 else [7] * 4)
+
+
+@pytest.mark.gpu
+def test_warp_broadcast_on_a_gpu():
+    with Gpu("auto") as opened:
+        assert run_on(opened, shout, count=32, block=32) == [sum(100 * lane + 7 for lane in range(32))] * 32
+
