@@ -87,6 +87,24 @@ def test_get_reads_the_bytes(pair: Pair, nbytes):
     assert np.array_equal(pair.here.array[nbytes:], before[nbytes:])
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("body", [put_one, get_one])
+def test_more_than_a_gibibyte_takes_two_wqes(pair: Pair, body):
+    nbytes = (1 << 30) + 5
+    with pair.gpu.alloc(nbytes, MemType.CPU_GPU) as source, pair.gpu.alloc(nbytes, MemType.CPU_GPU) as target:
+        source.array[-7:] = range(7)
+        here, there = (source, target) if body is put_one else (target, source)
+        here_mr, there_mr = pair.pd.register(here), pair.pd.register(there)
+        with pair.gpu.alloc(8, MemType.CPU_GPU) as out:
+            args = (pair.a, there.address, there_mr.rkey, here.address, here_mr.lkey, nbytes, out)
+            assert body[1, 1, pair.gpu](*args).wait(60)
+            assert out.array.view(np.int64)[0] == device.OK
+        assert pair.a.indices()["reserved"] == 2
+        assert target.array[-7:].tolist() == list(range(7))
+        here_mr.close()
+        there_mr.close()
+
+
 @kernel
 def write_value(qp, raddr, rkey, laddr, lkey, value, nbytes, out):
     device.st64(out, device.wait(qp, device.p(qp, raddr, rkey, value, nbytes)))

@@ -23,29 +23,44 @@ def _chunks(nbytes):
 
 
 @device_function
-def _fill_writes(qp, first, raddr, rkey, laddr, lkey, nbytes):
+def _fill(reading, qp, first, raddr, rkey, laddr, lkey, nbytes):
+    """Fill the slots from `first` on with READs or WRITEs of the range, or with a NOP for an empty one."""
     if nbytes == 0:
         prepare_nop(qp, first)
     done = 0
     index = first
     while done < nbytes:
         part = min(nbytes - done, MAX_TRANSFER)
-        prepare_write(qp, index, raddr + done, rkey, laddr + done, lkey, part)
+        if reading:
+            prepare_read(qp, index, raddr + done, rkey, laddr + done, lkey, part)
+        else:
+            prepare_write(qp, index, raddr + done, rkey, laddr + done, lkey, part)
         done += part
         index += 1
 
 
 @device_function
-def put(qp, raddr, rkey, laddr, lkey, nbytes, sharing=GPU, code_opt=DEFAULT):
-    """Write `nbytes` from `laddr` to `raddr`; 0 bytes post a NOP (`doca_gpu_dev_verbs_put`)."""
+def _transfer(reading, qp, raddr, rkey, laddr, lkey, nbytes, sharing, code_opt):
     if nbytes < 0:
         return EINVAL
     count = _chunks(nbytes)
     first = reserve(qp, count, sharing, code_opt)
     if first < 0:
         return first
-    _fill_writes(qp, first, raddr, rkey, laddr, lkey, nbytes)
+    _fill(reading, qp, first, raddr, rkey, laddr, lkey, nbytes)
     return post(qp, first, first + count - 1, sharing, code_opt)
+
+
+@device_function
+def put(qp, raddr, rkey, laddr, lkey, nbytes, sharing=GPU, code_opt=DEFAULT):
+    """Write `nbytes` from `laddr` to `raddr`; 0 bytes post a NOP (`doca_gpu_dev_verbs_put`)."""
+    return _transfer(0, qp, raddr, rkey, laddr, lkey, nbytes, sharing, code_opt)
+
+
+@device_function
+def get(qp, raddr, rkey, laddr, lkey, nbytes, sharing=GPU, code_opt=DEFAULT):
+    """Read `nbytes` from `raddr` into `laddr`; 0 bytes post a NOP (`doca_gpu_dev_verbs_get`, as corrected in 2.0.2)."""
+    return _transfer(1, qp, raddr, rkey, laddr, lkey, nbytes, sharing, code_opt)
 
 
 @device_function
@@ -58,27 +73,6 @@ def p(qp, raddr, rkey, value, nbytes=8, sharing=GPU, code_opt=DEFAULT):
         return index
     prepare_write_value(qp, index, raddr, rkey, value, nbytes)
     return post(qp, index, index, sharing, code_opt)
-
-
-@device_function
-def get(qp, raddr, rkey, laddr, lkey, nbytes, sharing=GPU, code_opt=DEFAULT):
-    """Read `nbytes` from `raddr` into `laddr`; 0 bytes post a NOP (`doca_gpu_dev_verbs_get`, as corrected in 2.0.2)."""
-    if nbytes < 0:
-        return EINVAL
-    count = _chunks(nbytes)
-    first = reserve(qp, count, sharing, code_opt)
-    if first < 0:
-        return first
-    if nbytes == 0:
-        prepare_nop(qp, first)
-    done = 0
-    index = first
-    while done < nbytes:
-        part = min(nbytes - done, MAX_TRANSFER)
-        prepare_read(qp, index, raddr + done, rkey, laddr + done, lkey, part)
-        done += part
-        index += 1
-    return post(qp, first, first + count - 1, sharing, code_opt)
 
 
 @device_function
@@ -102,7 +96,7 @@ def put_signal(
     first = reserve(qp, count + 1, sharing, code_opt)
     if first < 0:
         return first
-    _fill_writes(qp, first, raddr, rkey, laddr, lkey, nbytes)
+    _fill(0, qp, first, raddr, rkey, laddr, lkey, nbytes)
     prepare_atomic(qp, first + count, ATOMIC_FA, sig_raddr, sig_rkey, sig_laddr, sig_lkey, 0, value)
     return post(qp, first, first + count, sharing, code_opt)
 

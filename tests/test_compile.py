@@ -1,0 +1,87 @@
+"""Compiled code is cached across processes, and never stale."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HELPER = """
+from gpunetio.device import device_function
+
+@device_function
+def answer(x):
+    return x + {addend}
+"""
+MAIN = """
+import json
+import sys
+sys.path.insert(0, {folder!r})
+from gpunetio import Gpu, MemType, device, kernel
+from helper import answer
+
+@kernel
+def ask(out):
+    device.st64(out, answer(40) * device.block_dim())
+
+with Gpu("host") as gpu, gpu.alloc(8, MemType.CPU_GPU) as out:
+    assert ask[1, 1, gpu](out).wait(60)
+    stats = ask.body.stats
+    print(json.dumps([int(out.array.view("i8")[0]), sum(stats.cache_hits.values()), sum(stats.cache_misses.values())]))
+"""
+
+
+def run(folder: Path) -> list[int]:
+    ran = subprocess.run(
+        [sys.executable, folder / "main.py"], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    return json.loads(ran.stdout)
+
+
+def test_editing_a_callee_in_another_file_recompiles_its_callers(tmp_path):
+    (tmp_path / "main.py").write_text(MAIN.format(folder=str(tmp_path)))
+    (tmp_path / "helper.py").write_text(HELPER.format(addend=2))
+    assert run(tmp_path) == [42, 0, 1]
+    assert run(tmp_path) == [42, 1, 0]
+    (tmp_path / "helper.py").write_text(HELPER.format(addend=3))
+    assert run(tmp_path) == [43, 0, 1]
+
+
+def test_a_function_without_a_file_is_compiled_and_not_cached():
+    from gpunetio.device import device_function
+
+    scope: dict = {}
+    exec("def double(x):\n    return 2 * x\n", scope)
+    assert device_function(scope["double"])(21) == 42
+
+
+def test_constants_do_not_multiply_compilations():
+    from gpunetio.device import device_function
+
+    @device_function
+    def add(x, y):
+        return x + y
+
+    @device_function
+    def use(x):
+        return add(x, 1) + add(x, 2) + add(3, x)
+
+    assert use(10) == 11 + 12 + 13
+    assert len(add.signatures) == 1
+
+
+@pytest.mark.parametrize("part", ["formats", "device", "nic", "fabric"])
+def test_the_stamp_covers_every_folder_with_compiled_code(part, monkeypatch, tmp_path):
+    import shutil
+
+    from gpunetio.device import compile as compilation
+
+    copy = tmp_path / "gpunetio"
+    shutil.copytree(Path(compilation.__file__).parents[1], copy, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(compilation, "_PACKAGE", copy)
+    before = compilation.package_stamp.__wrapped__()
+    changed = next((copy / part).glob("[a-z]*.py"))
+    changed.write_text(changed.read_text() + "\n")
+    assert compilation.package_stamp.__wrapped__() != before
