@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from gpunetio import log
 from gpunetio.errors import BadStateError, InvalidValueError
-from gpunetio.memory import PAGE, HostMemory, Region, round_up
+from gpunetio.memory import PAGE, HostMemory, Region, is_accessible, round_up
 
 
 class OnlyDlpack:
@@ -268,3 +268,26 @@ def test_objects_that_say_where_they_are():
 )  # fmt: skip
 def test_log_level(text, level):
     assert log.level_from_environment(text) == level
+
+
+@pytest.mark.parametrize(
+    ("protection", "readable", "writable"),
+    [
+        (mmap.PROT_READ | mmap.PROT_WRITE, True, True),
+        (mmap.PROT_READ, True, False),
+        (0, False, False),  # as CUDA reserves the addresses of GPU memory
+    ],
+)
+def test_what_the_process_may_touch(protection, readable, writable):
+    with mmap.mmap(-1, 4 * PAGE, prot=protection) as area:
+        view = np.frombuffer(area, np.uint8)
+        start, nbytes = int(view.ctypes.data), view.nbytes
+        del view
+        for address, count in ((start, nbytes), (start + 5, 1), (start + PAGE, 2 * PAGE)):
+            assert is_accessible(address, count, False) == readable
+            assert is_accessible(address, count, True) == writable
+
+
+@pytest.mark.parametrize("address", [8, (1 << 63) - PAGE])
+def test_nobody_may_touch_what_is_not_mapped(address):
+    assert not is_accessible(address, 8, False)

@@ -486,7 +486,7 @@ def test_memory_that_is_not_there(ctx, pd):
     pd.register(mapped).close()
     mapped.unmap_second()
     for thing in (Nowhere(), mapped):
-        with pytest.raises(InvalidValueError, match=rf"^\[{thing.address:#x}, \+{thing.nbytes}\) is not mapped"):
+        with pytest.raises(InvalidValueError, match=rf"^\[{thing.address:#x}, \+{thing.nbytes}\) is not readable"):
             pd.register(thing)
         with pytest.raises(InvalidValueError, match="is not mapped"):
             ctx.register_umem(thing)

@@ -23,6 +23,26 @@ def round_up(nbytes: int, multiple: int) -> int:
     return (nbytes + multiple - 1) & -multiple
 
 
+def is_accessible(address: int, nbytes: int, writable: bool) -> bool:
+    """Whether this process may read, and write, all of a range.
+
+    CUDA reserves the addresses of GPU memory as mappings without any permission, so that being mapped says nothing.
+    """
+    end = address + nbytes
+    with open("/proc/self/maps") as maps:
+        for line in maps:  # in order of address
+            span, permissions, _ = line.split(maxsplit=2)
+            low, high = (int(bound, 16) for bound in span.split("-"))
+            if high <= address:
+                continue
+            if low > address or permissions[0] != "r" or (writable and permissions[1] != "w"):
+                return False
+            address = high
+            if address >= end:
+                return True
+    return False
+
+
 class HostMemory:
     """Zeroed, page-aligned host memory that stays mapped until `close()`.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import ctypes
 import os
 import secrets
 import threading
@@ -21,7 +20,7 @@ from ..fabric.inprocess import MESSAGE, InProcessWire
 from ..formats import contexts
 from ..formats.commands import PORT_TYPE_ETH, ROCE_VERSION_2, CapClass
 from ..formats.doorbell import UAR_PAGE
-from ..memory import PAGE, HostMemory
+from ..memory import HostMemory, is_accessible
 from . import step
 from .commands import CommandInterpreter
 from .engine import Engine
@@ -36,16 +35,6 @@ LINE = 64  # an exported QP's doorbell register has a cache line of its own
 MAX_WIRES = 64
 BUDGET = 256  # WQEs of one QP before the next has its turn
 PAUSE_TIMEOUT = 10.0  # seconds; the engine may be in the middle of a long copy
-
-_MS_ASYNC = 1
-
-
-def _is_mapped(address: int, nbytes: int) -> bool:
-    """Whether every page of the range is mapped in this process (msync fails with ENOMEM otherwise)."""
-    start = address & -PAGE
-    libc = ctypes.CDLL(None, use_errno=True)
-    return libc.msync(ctypes.c_void_p(start), ctypes.c_size_t(address + nbytes - start), _MS_ASYNC) == 0
-
 
 class SoftNic:
     """One software NIC. `nic.qps[qpn]`, `.cqs`, `.mkeys`, `.pds`, `.umems`, `.uar_pages`, `.eqs`, `.gids` and
@@ -214,13 +203,13 @@ class SoftNic:
         """Register memory: its key, which is lkey and rkey."""
         with self._guard():
             pd = self.pds[pdn]
-            if not _is_mapped(address, nbytes):
+            if not is_accessible(address, nbytes, bool(access & Access.LOCAL_WRITE)):
                 if cuda:
                     raise NotSupportedError(
                         f"the software NIC's CPU engine cannot reach GPU memory at {address:#x} yet: "
                         "place the payload in CPU_GPU memory (Gpu.alloc with MemType.CPU_GPU)"
                     )
-                raise InvalidValueError(f"[{address:#x}, +{nbytes}) is not mapped in this process")
+                raise InvalidValueError(_inaccessible(address, nbytes, access))
             # A random place and tag: a key cannot be guessed from another.
             index = self.mkeys.free_slot(1 + secrets.randbelow(MAX_MR - 1))
             if index is None:
@@ -244,8 +233,8 @@ class SoftNic:
     def reg_umem(self, address: int, nbytes: int, access: Access) -> int:
         """A UMEM id."""
         with self._guard():
-            if not _is_mapped(address, nbytes):
-                raise InvalidValueError(f"[{address:#x}, +{nbytes}) is not mapped in this process")
+            if not is_accessible(address, nbytes, bool(access & Access.LOCAL_WRITE)):
+                raise InvalidValueError(_inaccessible(address, nbytes, access))
             umem_id = self._slot(self.umems)
             row = self.umems.rows[umem_id]
             row["umem_id"], row["addr"], row["nbytes"], row["access"] = umem_id, address, nbytes, int(access)
@@ -361,6 +350,11 @@ class SoftNic:
             users = int(row["users"])
             raise InUseError(f"{table.name} {number:#x} is still used by {users} object(s): close them first")
         return row
+
+
+def _inaccessible(address: int, nbytes: int, access: Access) -> str:
+    what = "readable and writable" if access & Access.LOCAL_WRITE else "readable"
+    return f"[{address:#x}, +{nbytes}) is not {what} memory of this process"
 
 
 def _signed(value: int) -> int:
