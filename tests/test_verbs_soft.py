@@ -488,7 +488,7 @@ def test_memory_that_is_not_there(ctx, pd):
     for thing in (Nowhere(), mapped):
         with pytest.raises(InvalidValueError, match=rf"^\[{thing.address:#x}, \+{thing.nbytes}\) is not readable"):
             pd.register(thing)
-        with pytest.raises(InvalidValueError, match="is not mapped"):
+        with pytest.raises(InvalidValueError, match="is not readable and writable"):
             ctx.register_umem(thing)
     assert (len(nic_of(ctx).mkeys), nic_of(ctx).pds[pd.pdn]["users"]) == (0, 0)
 
