@@ -321,6 +321,7 @@ def test_what_is_refused_is_explained(tmp_path):
 
 @pytest.mark.parametrize("args", [("put_bw", "-s", "64"), ("write_lat", "-s", "1048576")])
 def test_ctrl_c(args):
+    run(*args, *HOST, "-i", 4)  # so that nothing has to be compiled when the signal comes
     process = subprocess.Popen(
         [sys.executable, "-u", "-m", "gpunetio", *args, *HOST, "-D", "30"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
