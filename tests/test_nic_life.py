@@ -8,6 +8,7 @@ import pytest
 from gpunetio import verbs
 from gpunetio.enums import QpState
 from gpunetio.nic.reasons import Reason
+from gpunetio.providers.soft import SoftProvider
 from nic_rig import (
     ALWAYS,
     FA,
@@ -255,3 +256,14 @@ def test_counters(one):
     }.items():  # fmt: skip
         assert changed.pop(name) == change, name
     assert not changed
+
+
+def test_a_kernel_may_end_after_its_nic_has_closed():
+    """Whoever ends tells the engines that there were at its launch; one that is gone by then is no error."""
+    with verbs.open("soft6") as ctx:
+        provider = ctx.provider
+        assert isinstance(provider, SoftProvider)
+        engine = provider.nic.engine
+        engine.busy(+1)
+    engine.busy(-1)
+    engine.kick()

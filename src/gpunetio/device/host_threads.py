@@ -81,8 +81,10 @@ class HostLaunch:
                 self._left -= 1
                 last = self._left == 0
             if last:
-                self._finished.set()
-                self._ended()
+                try:
+                    self._ended()
+                finally:
+                    self._finished.set()
 
     @property
     def done(self) -> bool:

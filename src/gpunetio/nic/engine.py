@@ -105,10 +105,11 @@ class Engine:
 
     def __init__(self, name: str, nic_record: np.void, address: int):
         self._name, self._nic, self._address = name, nic_record, address
-        self._kick = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._kick_fd: int | None = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._staging = HostMemory(QP_ROW.size)
-        self._lock = threading.Lock()
-        nic_record["kick_fd"] = self._kick
+        self._lock = threading.Lock()  # one command at a time
+        self._kick_lock = threading.Lock()  # kernels end whenever they like, also while the NIC closes
+        nic_record["kick_fd"] = self._kick_fd
         nic_record["stop"] = 1
         run(address)  # compiles, or loads from the cache, and returns at once: no command has to wait for that
         nic_record["stop"] = 0
@@ -121,11 +122,13 @@ class Engine:
 
     def kick(self) -> None:
         """Wake the engine if it sleeps."""
-        os.eventfd_write(self._kick, 1)
+        with self._kick_lock:
+            if self._kick_fd is not None:
+                os.eventfd_write(self._kick_fd, 1)
 
     def busy(self, change: int) -> None:
         """Kernels have been launched (+1) or have ended (-1): the engine spins while there are any."""
-        with self._lock:
+        with self._kick_lock:
             self._nic["busy"] += change
         self.kick()
 
@@ -170,5 +173,7 @@ class Engine:
         self._nic["stop"] = 1
         self.kick()
         self._thread.join()
-        os.close(self._kick)
+        with self._kick_lock:
+            os.close(int(self._nic["kick_fd"]))
+            self._kick_fd = None
         self._staging.close()
