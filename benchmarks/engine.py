@@ -307,7 +307,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=15, help="turns of each side")
     parser.add_argument("--ring", type=int, default=1 << 15, help="WQEs that the engine alone finds posted")
-    parser.add_argument("--depth", type=int, default=1 << 12, help="slots of the poster's queue")
+    parser.add_argument("--depth", type=int, default=1 << 14, help="slots of the poster's queue")
     parser.add_argument("--count", type=int, default=1 << 20, help="messages of a round with a poster")
     parser.add_argument(
         "--cores", choices=["two", "one", "free"], action="append", help="for poster and engine; default: one, then two"
