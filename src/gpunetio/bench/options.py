@@ -6,7 +6,6 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-MAX_SIZE = 1 << 30  # bytes of one message: one WQE
 ALL_SIZES = tuple(1 << n for n in range(1, 24))
 BW_SIZES = (1, *(1 << n for n in range(6, 21)))
 LAT_SIZES = (1, *(1 << n for n in range(6, 15)))

@@ -103,7 +103,6 @@ class Kernel:
         functools.update_wrapper(self, fn)
         self.py_func, self.name = fn, fn.__name__
         self.body = engine_function(fn)
-        self.stamp = self.body.stamp
 
     @functools.cached_property
     def cuda(self) -> Any:

@@ -152,14 +152,6 @@ class CudaBackend:
     def _span(address: int, nbytes: int) -> range:
         return range(address & -PAGE, address + nbytes, PAGE)
 
-    def synchronize(self) -> bool:
-        """Whether every launched kernel has ended."""
-        from numba import cuda
-
-        event = cuda.event(timing=False)
-        event.record(self.stream)
-        return bool(event.query())
-
     def close(self) -> None:
         """Release the stream."""
         _check(self._rt.cudaStreamDestroy(self._copies), "cudaStreamDestroy")

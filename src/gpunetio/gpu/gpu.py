@@ -84,13 +84,10 @@ class Gpu:
         if kind is MemType.GPU_CPU and self.target == "cuda":
             logger.warning("GDRCopy is not available: GPU_CPU memory is pinned host memory (CPU_GPU) instead")
             kind = MemType.CPU_GPU
-        memory = GpuMemory(self, *self._allocate(nbytes, alignment, kind))
+        address, array, owner = self.backend.alloc(nbytes, alignment, kind)
+        memory = GpuMemory(self, address, nbytes, kind, array, owner)
         self._memory.append(memory)
         return memory
-
-    def _allocate(self, nbytes: int, alignment: int, kind: MemType) -> tuple[int, int, MemType, Any, Any]:
-        address, array, owner = self.backend.alloc(nbytes, alignment, kind)
-        return address, nbytes, kind, array, owner
 
     def forget(self, memory: GpuMemory) -> None:
         """Called by `GpuMemory.close`."""

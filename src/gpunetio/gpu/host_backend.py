@@ -37,9 +37,5 @@ class HostBackend:
     def unmap(self, address: int, nbytes: int) -> None:
         """Undo `map`."""
 
-    def synchronize(self) -> bool:
-        """Whether all launched work has ended, as far as the backend knows."""
-        return True
-
     def close(self) -> None:
         """Nothing to release."""

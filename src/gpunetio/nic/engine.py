@@ -11,7 +11,7 @@ import numpy as np
 from numba import types
 
 from ..device.compile import engine_function
-from ..device.ops import clock_ns, ld64, ld_relaxed64, pause, st64, st_relaxed64, st_release64, yield_thread
+from ..device.ops import clock_ns, ld64, ld_relaxed64, pause, st64, st_release64, yield_thread
 from ..errors import BadStateError, TimedOutError
 from ..memory import HostMemory
 from .requester import RTS
@@ -45,10 +45,8 @@ def _sleep(nic):
     n = nic_at(nic)
     pollfd = nic + NIC.pollfd  # {int fd; short events; short revents}
     st64(pollfd, n.kick_fd | _POLLIN << 32)
-    st_relaxed64(nic + NIC.sleeping, 1)
     if _poll(pollfd, 1, n.sleep_ms) > 0:
         _read(n.kick_fd, pollfd, 8)
-    st_relaxed64(nic + NIC.sleeping, 0)
 
 
 @engine_function

@@ -44,6 +44,13 @@ _UNSUPPORTED = 64  # larger than any WQE's number of segments
 _SEGMENTS = MESSAGE.segments
 
 
+@device_function
+def wqe_slot(row, index):
+    """Address of the ring slot of WQE `index`."""
+    q = qp_row_at(row)
+    return q.sq_addr + ((index & ((1 << q.sq_log) - 1)) << WQEBB_SHIFT)
+
+
 # --- doorbells -----------------------------------------------------------------------------------------------------
 
 
@@ -91,8 +98,7 @@ def scan_record(nic, row):
     ahead = (producer16 - q.sq_ci) & PI_MASK
     if ahead == HALF_RANGE:
         # A full ring of 2^15 ahead, or as much behind: the WQE in the next slot tells.
-        wqe = q.sq_addr + ((q.sq_ci & ((1 << q.sq_log) - 1)) << WQEBB_SHIFT)
-        if (be32(ld_acquire32(wqe)) >> WQE_IDX_SHIFT) & PI_MASK != q.sq_ci & PI_MASK:
+        if (be32(ld_acquire32(wqe_slot(row, q.sq_ci))) >> WQE_IDX_SHIFT) & PI_MASK != q.sq_ci & PI_MASK:
             return
     if ahead <= 1 << q.sq_log:
         announce(nic, row, producer16)
@@ -120,12 +126,18 @@ def _await_wqe(wqe, index, qpn):
 
 @engine_function
 def _unwrap(row, message, index, blocks):
-    """A WQE that wraps around the end of its ring, in one piece."""
-    q = qp_row_at(row)
-    mask = (1 << q.sq_log) - 1
+    """Copy a WQE that wraps around the end of its ring into the message, in one piece."""
     for i in range(blocks):
-        source = q.sq_addr + (((index + i) & mask) << WQEBB_SHIFT)
-        copy(message + MESSAGE.wqe + (i << WQEBB_SHIFT), source, 1 << WQEBB_SHIFT)
+        copy(message + MESSAGE.wqe + (i << WQEBB_SHIFT), wqe_slot(row, index + i), 1 << WQEBB_SHIFT)
+
+
+@device_function
+def _in_one_piece(row, message, wqe, index, blocks):
+    """The WQE where it is, or where `_unwrap` has put it."""
+    depth = 1 << qp_row_at(row).sq_log
+    if (index & (depth - 1)) + blocks <= depth:
+        return wqe
+    _unwrap(row, message, index, blocks)
     return message + MESSAGE.wqe
 
 
@@ -282,7 +294,7 @@ def _flush_one(nic, row):
     if q.outstanding:
         return 0
     index = q.sq_ci
-    wqe = q.sq_addr + ((index & ((1 << q.sq_log) - 1)) << WQEBB_SHIFT)
+    wqe = wqe_slot(row, index)
     word = be32(ld_acquire32(wqe))
     ds = be32(ld32(wqe + CTRL_SEG.qpn_ds)) & 0x3F
     explain(nic, 0, 0, 0, 0, 0)
@@ -339,7 +351,7 @@ def execute_next(nic, row):
     """Execute or send the WQE at `sq_next`: 1, or 0 if the QP has to wait."""
     q = qp_row_at(row)
     index = q.sq_next
-    wqe = q.sq_addr + ((index & ((1 << q.sq_log) - 1)) << WQEBB_SHIFT)
+    wqe = wqe_slot(row, index)
     if not _is_there(wqe, index, q.qpn):
         _await_wqe(wqe, index, q.qpn)
     word = be32(ld32(wqe))
@@ -375,8 +387,7 @@ def execute_next(nic, row):
             _succeed(nic, row, index, blocks, opcode, ce, nbytes)
             return 1
     message = nic_at(nic).message
-    if (index & ((1 << q.sq_log) - 1)) + blocks > 1 << q.sq_log:
-        wqe = _unwrap(row, message, index, blocks)
+    wqe = _in_one_piece(row, message, wqe, index, blocks)
     reason = _build(nic, row, message, wqe, opcode, ds, index)
     if reason != 0:
         return _local_failure(nic, row, index, opcode, ce, reason, blocks)
@@ -411,8 +422,7 @@ def _send(nic, row, wqe, opcode, ds, index, blocks, ce):
     message = next_free(end.requests_out)
     if message == 0:
         return 0
-    if (index & ((1 << q.sq_log) - 1)) + blocks > 1 << q.sq_log:
-        wqe = _unwrap(row, message, index, blocks)
+    wqe = _in_one_piece(row, message, wqe, index, blocks)
     reason = _build(nic, row, message, wqe, opcode, ds, index)
     if reason != 0:
         return _local_failure(nic, row, index, opcode, ce, reason, blocks)

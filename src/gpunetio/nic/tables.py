@@ -70,7 +70,6 @@ CQ_ROW = Entry("cq_row", 128, """
     pi            64  i64
     error         72  i64
 """)
-CQ_SETUP_BYTES = CQ_ROW.pi
 
 MKEY_ROW = Entry("mkey_row", 64, """
     key            0  i64
@@ -196,7 +195,6 @@ NIC = Entry("nic", 512, """
     kick_fd        400  i64
     spin_ns        408  i64
     sleep_ms       416  i64
-    sleeping       448  i64
     service_fd     456  i64
     pollfd         464  i64
 """)

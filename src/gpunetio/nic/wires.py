@@ -6,10 +6,10 @@ from ..device.compile import device_function, engine_function
 from ..device.ops import be32, clock_ns, ld32
 from ..fabric.inprocess import message_at, reply_at, wire_end_at
 from ..fabric.ring import next_free, next_full, publish, release
-from ..formats.wqe import CTRL_SEG, WQEBB_SHIFT
+from ..formats.wqe import CTRL_SEG
 from .completion import ce_of, complete_send
 from .reasons import OUT_OF_SEQUENCE, Reason
-from .requester import PSN_MASK, RTR, RTS, refused
+from .requester import PSN_MASK, RTR, RTS, refused, wqe_slot
 from .responder import explain, respond
 from .tables import QP_ROW, nic_at, qp_row_at
 
@@ -83,7 +83,7 @@ def _take_reply(nic, reply):
     if q.state != RTS or q.retry_at != 0:
         return  # a later request of a QP that has failed, or that will send it again
     index = r.index
-    wqe = q.sq_addr + ((index & ((1 << q.sq_log) - 1)) << WQEBB_SHIFT)
+    wqe = wqe_slot(row, index)
     opcode = be32(ld32(wqe)) & 0xFF
     blocks = ((be32(ld32(wqe + CTRL_SEG.qpn_ds)) & 0x3F) + 3) >> 2
     if r.reason == 0:
