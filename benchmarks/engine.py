@@ -28,14 +28,16 @@ from gpunetio.device.modes import EXCLUSIVE
 from gpunetio.device.onesided import put, wait
 from gpunetio.device.ops import be32, clock_ns, st_release32
 from gpunetio.device.qp import post, prepare_write, reserve
+from gpunetio.device.waiting import HOST_SPINS
 from gpunetio.enums import Access
-from gpunetio.fabric.inprocess import MAX_SEGMENTS
 from gpunetio.formats import cqe, doorbell, wqe
 from gpunetio.formats.commands import QpState
 from gpunetio.formats.device_structs import DEV_CQ, DEV_QP
 from gpunetio.formats.layout import Entry
+from gpunetio.formats.packet import PSN_MASK
 from gpunetio.memory import HostMemory
-from gpunetio.nic import engine, requester, step, tables
+from gpunetio.nic import engine, step, tables
+from gpunetio.nic.message import MAX_SEGMENTS
 
 PEER = Path(__file__).with_name("engine_peer.cpp")
 ENTRIES = (
@@ -47,9 +49,9 @@ CONSTANTS = {
     "WQEBB_SHIFT": wqe.WQEBB_SHIFT, "CE_SHIFT": wqe.CE_SHIFT, "CE_ALWAYS": int(wqe.CompletionMode.ALWAYS),
     "CQ_UPDATE": int(wqe.CtrlFlags.CQ_UPDATE), "RDMA_WRITE": int(wqe.WqeOpcode.RDMA_WRITE),
     "CQE_SHIFT": cqe.CQE_SHIFT, "CI_MASK": cqe.CI_MASK, "WQE_IDX_SHIFT": doorbell.WQE_IDX_SHIFT,
-    "PI_MASK": doorbell.PI_MASK, "PSN_MASK": requester.PSN_MASK, "MAX_SEGMENTS": MAX_SEGMENTS,
+    "PI_MASK": doorbell.PI_MASK, "PSN_MASK": PSN_MASK, "MAX_SEGMENTS": MAX_SEGMENTS,
     "RTR": int(QpState.RTR), "RTS": int(QpState.RTS), "REMOTE_WRITE": int(Access.REMOTE_WRITE),
-    "YIELD_EVERY": engine.YIELD_EVERY,
+    "YIELD_EVERY": engine.yield_every(), "HOST_SPINS": HOST_SPINS,
 }  # fmt: skip
 FUNCTIONS = {"drain": 3, "post_writes": 9, "engine": 1, "copy_pieces": 5}  # name → number of arguments
 # The last one keeps GCC 12 from merging stores of which the next WQE loads a half: the peer is about 10 % faster so.

@@ -125,9 +125,9 @@ inline int execute_next(nic *n, qp_row *q) {
         return -1;
     qp_row *p = at<qp_row>(q->remote_row);
     if (p->qpn != q->remote_qpn || p->remote_qpn != q->qpn || p->wire != 0 || (p->state != RTR && p->state != RTS) ||
-        p->expect_psn != q->send_psn)
+        p->service != q->service || p->expect_psn != (q->tx_psn & PSN_MASK))
         return -1;
-    count->port_rcv_data += r.nbytes;
+    count->rdma_rx_bytes += r.nbytes;
     count->rx_write_requests++;
     if (r.nbytes != 0) {
         if ((p->rights & REMOTE_WRITE) != REMOTE_WRITE)
@@ -141,9 +141,9 @@ inline int execute_next(nic *n, qp_row *q) {
         }
     }
     q->retries = 0;
-    q->send_psn = (q->send_psn + 1) & PSN_MASK;
+    q->tx_psn += 1;
     p->expect_psn = (p->expect_psn + 1) & PSN_MASK;
-    count->port_xmit_data += r.nbytes;
+    count->rdma_tx_bytes += r.nbytes;
     if (ce >= CE_ALWAYS) {
         if (ce != CE_ALWAYS || !write_cqe(n, at<cq_row>(q->send_cq), count, q, opcode, index, r.nbytes))
             return -1;
@@ -216,7 +216,7 @@ inline bool complete(doca_gpu_dev_verbs_cq *c, int64_t index) {
 inline bool wait(doca_gpu_dev_verbs_cq *c, int64_t index) {
     int64_t start = 0;
     for (int64_t polls = 0; !complete(c, index); polls++) {
-        if (polls < 64)
+        if (polls < HOST_SPINS)
             __builtin_ia32_pause();
         else
             sched_yield();
@@ -296,7 +296,7 @@ int64_t engine(int64_t nic_address) {
             idle = 0;
             continue;
         }
-        if (++idle & (YIELD_EVERY - 1))
+        if (++idle % YIELD_EVERY)
             __builtin_ia32_pause();
         else
             sched_yield();

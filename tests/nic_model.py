@@ -2,7 +2,8 @@
 
 It reads WQEs from the bytes of a send ring, moves bytes between `bytearray`s, and predicts completions and states.
 Rules are from the InfiniBand specification, volume 1, chapters 9.7 (RC), 9.9 (errors) and 10.3 (QP states), and from
-the PRM's description of WQEs and CQEs. `vendor` numbers, which no specification defines, are the software NIC's own.
+the PRM's description of WQEs and CQEs. `vendor` numbers, which no specification defines, are the software NIC's own;
+those of a requester whose peer is across a wire stand for the code of a NAK, which is all that it is told.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ REMOTE_INVALID, REMOTE_ACCESS, REMOTE_OP, RETRY_EXCEEDED, RNR_EXCEEDED = 0x12, 0
 # vendor syndromes
 STALE, WRONG_QPN, MALFORMED, UNSUPPORTED, LENGTH, LKEY, RKEY, QP_RIGHTS = 1, 2, 3, 4, 5, 6, 10, 14
 MISALIGNED, ATOMIC_LENGTH, RECV_TOO_SMALL, RECV_LKEY, RNR, NO_RESPONSE, FLUSH = 15, 16, 17, 18, 19, 20, 22
+NAK_VENDORS = {REMOTE_INVALID: 26, REMOTE_ACCESS: 27, REMOTE_OP: 28}  # by syndrome
 NO_KEY, OTHER_PD, NO_RIGHT, OUT_OF_BOUNDS = 0, 1, 2, 3  # to be added to LKEY or RKEY
 
 HEADER_SEGMENTS = {RDMA_WRITE: 2, WRITE_IMM: 2, READ: 2, SEND: 1, SEND_IMM: 1, CMP_SWAP: 3, FETCH_ADD: 3}
@@ -150,11 +152,13 @@ class Qp:
     send_cq: Cq
     recv_cq: Cq
     user_index: int = 0
+    wired: bool = False  # whether the peer is on another NIC
     state: str = "RST"
     rights: int = 0
     peer: Qp | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
+        self.refusals: list[tuple[int, int]] = []  # (syndrome, vendor) of all of the peer's requests that were
         self.reset()
 
     def reset(self) -> None:
@@ -164,6 +168,7 @@ class Qp:
         self.receives: list[list[tuple[int, int, int]]] = []  # (bytes, lkey, address) of the segments
         self.receive_index = 0
         self.told = False  # whether an error CQE was due
+        self.blamed = 0  # the vendor number of the peer's request that took this QP to ERR
 
     def connect(self, peer: Qp, rights: int) -> None:
         """RTS, with finite retries everywhere."""
@@ -289,7 +294,11 @@ class Qp:
                     peer.recv_cq.add(peer, RESP_ERR, peer.receive_index, syndrome=syndrome, vendor=vendor)
                     peer.receives.pop(0)
                     peer.receive_index += 1
+                peer.blamed = refused.vendor
+                peer.refusals.append((refused.syndrome, refused.vendor))
                 peer._to_error()
+                if self.wired:
+                    raise Refused(refused.syndrome, NAK_VENDORS[refused.syndrome]) from None
             raise
 
     # --- responder

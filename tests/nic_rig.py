@@ -10,9 +10,10 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from gpunetio import verbs
+from gpunetio.nic.reasons import Reason
 from gpunetio.verbs import CQ, MR, PD, QP
 
-PATIENCE = 5.0  # seconds after which a NIC that has not answered is taken for hung
+PATIENCE = 30.0  # seconds after which a NIC that has not answered is taken for hung: it may share its core with many
 
 NOP, WRITE, WRITE_IMM, SEND, SEND_IMM, READ, CS, FA = 0x00, 0x08, 0x09, 0x0A, 0x0B, 0x10, 0x11, 0x12
 REQ, RESP_WRITE_IMM, RESP_SEND, RESP_SEND_IMM, REQ_ERR, RESP_ERR = 0, 1, 2, 3, 13, 14
@@ -216,7 +217,7 @@ class Queue:
 
 def connect(a: Queue, b: Queue, **attributes: Any) -> None:
     """To RTS, with timeouts in microseconds."""
-    quick: dict[str, Any] = {"ack_timeout": 1, "retry_cnt": 1, "rnr_retry": 1, "min_rnr_timer": 1}
+    quick: dict[str, Any] = {"ack_timeout": 15, "retry_cnt": 1, "rnr_retry": 1, "min_rnr_timer": 1}
     a.qp.connect(b.qp, **{**quick, **attributes})
 
 
@@ -260,6 +261,10 @@ def reports_of(nic: Any, qpn: int) -> Iterator[Any]:
 # --- two ends --------------------------------------------------------------------------------------------------------
 
 SIZE = 1 << 13  # bytes of the ends' memory
+NAKS = {
+    REMOTE_INVALID: Reason.NAK_INVALID_REQUEST, REMOTE_ACCESS: Reason.NAK_REMOTE_ACCESS,
+    REMOTE_OP: Reason.NAK_REMOTE_OPERATION,
+}  # fmt: skip
 
 
 @dataclass
@@ -290,6 +295,19 @@ class Ends:
         self.a.reset()
         self.b.reset()
         connect(self.a, self.b, **attributes)
+
+    @property
+    def wired(self) -> bool:
+        """Whether the ends are on two NICs."""
+        return self.a.nic is not self.b.nic
+
+    def refused(self, cqe: Cqe, syndrome: int, reason: Reason) -> None:
+        """Assert that a CQE of a's says that b refused its request for `reason`.
+
+        Across a wire a requester hears only the code of a NAK; that b's NIC reports the reason holds everywhere.
+        """
+        assert error_of(cqe) == (syndrome, NAKS[syndrome] if self.wired else reason)
+        assert reason in [report.reason for report in reports_of(self.b.nic, self.b.qp.qpn) if report.responder]
 
     def close(self) -> None:
         for ctx in (self.a.qp.ctx, self.b.qp.ctx):

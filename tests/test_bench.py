@@ -7,7 +7,8 @@ import threading
 import numpy as np
 import pytest
 
-from gpunetio.bench import kernels, loopback
+from gpunetio.bench import kernels, launches, pingpong_kernel
+from gpunetio.bench import run as running
 from gpunetio.bench.data import Ends, Pattern, Payload
 from gpunetio.bench.loopback import Loopback
 from gpunetio.bench.measure import _timed_plan, measure
@@ -54,7 +55,7 @@ def test_payload_arrives_in_order(name, size, file):
 
 @pytest.mark.parametrize("name", ALL)
 def test_a_payload_larger_than_the_buffers_goes_in_parts(name, file, monkeypatch):
-    monkeypatch.setattr(loopback, "BUFFER_BYTES", 4096)
+    monkeypatch.setattr(running, "BUFFER_BYTES", 4096)
     with Loopback(options(name, sizes=(1000,), payload=file)) as run:
         result = measure(run, 0, 1000)
     assert result.iterations == 101
@@ -136,7 +137,7 @@ def test_a_refused_request_is_an_error_that_says_why(name):
 
 
 def test_a_kernel_that_waits_in_vain_is_an_error(monkeypatch):
-    monkeypatch.setattr(loopback, "WAIT_SECONDS", 0.2)
+    monkeypatch.setattr(launches, "WAIT_SECONDS", 0.2)
     with Loopback(options("write_lat")) as run:
         nic = run.clients[0].qp.ctx.provider.nic
         measure(run, 0, 64)
@@ -218,14 +219,19 @@ def test_a_duration_is_kept(monkeypatch):
     assert now[0] == pytest.approx(1.0, abs=0.02)
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_kernels_compile_for_a_gpu(name):
+@pytest.mark.parametrize(
+    "kernel",
+    [*(getattr(kernels, name) for name in ALL), kernels.write_lat_end, pingpong_kernel.pingpong,
+     pingpong_kernel.post_receives],
+    ids=lambda kernel: kernel.name,
+)  # fmt: skip
+def test_kernels_compile_for_a_gpu(kernel):
     pytest.importorskip("numba_cuda", reason="needs numba-cuda (extra 'cuda')")
     from numba import cuda, int64, void
 
     from gpunetio.device.launch import offline
 
-    body = getattr(kernels, name).py_func
+    body = kernel.py_func
     with offline((9, 0)):
         signature = void(*[int64] * body.__code__.co_argcount)
         ptx, _ = cuda.compile(body, signature, device=False, cc=(9, 0), output="ptx", abi="numba")

@@ -5,8 +5,10 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 
 import numpy as np
@@ -14,8 +16,12 @@ import pytest
 from click.testing import CliRunner
 
 from gpunetio import gpu
+from gpunetio.bench.exchange import PeerInterrupted
 from gpunetio.bench.loopback import Loopback
-from gpunetio.cli import app
+from gpunetio.bench.measure import measure
+from gpunetio.bench.options import BENCHMARKS, Options
+from gpunetio.bench.remote import Client, Server
+from gpunetio.cli import app, benchmarks
 from gpunetio.errors import InUseError
 
 HOST = ("--loopback", "--target", "cpu")
@@ -135,6 +141,36 @@ def test_json(name):
         assert all(isinstance(result[key], float) and result[key] > 0 for key in names)
 
 
+# --- pictures ------------------------------------------------------------------------------------------------------
+
+PICTURES = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
+
+
+@pytest.mark.parametrize("name", ["put_bw", "write_lat"])
+@pytest.mark.parametrize("suffix", PICTURES)
+def test_plot(name, suffix, tmp_path):
+    pytest.importorskip("matplotlib", reason="needs matplotlib (extra 'plot')")
+    path = tmp_path / f"figure.{suffix}"
+    run(name, *HOST, "-i", 100, "-s", 64, "-s", 4096, "--plot", path)
+    assert path.read_bytes().startswith(PICTURES[suffix])
+
+
+def test_plot_of_nothing(tmp_path):
+    pytest.importorskip("matplotlib", reason="needs matplotlib (extra 'plot')")
+    empty = tmp_path / "empty"
+    empty.touch()
+    for name in ("put_bw", "write_lat"):
+        run(name, *HOST, "-s", 64, "--payload", empty, "--plot", tmp_path / "figure.png")
+
+
+def test_plot_is_refused_before_anything_runs(tmp_path, monkeypatch):
+    assert "the suffix names the format, one of .png, .svg, .pdf" in error("put_bw", *HOST, "--plot", "figure.jpg")
+    assert "there is no directory" in error("put_bw", *HOST, "--plot", tmp_path / "none" / "figure.png")
+    assert "belongs to the client" in error("write_lat", "--plot", tmp_path / "figure.png", expect=2)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert "pip install 'gpunetio[plot]'" in error("put_bw", *HOST, "--plot", tmp_path / "figure.png")
+
+
 # --- payload -------------------------------------------------------------------------------------------------------
 
 
@@ -196,18 +232,13 @@ def test_a_corrupted_byte_fails_the_run(file, monkeypatch):
         ("put_bw", "--target", "tpu"), ("put_bw", "-s", "64", "-a"), ("put_bw", "-D", "1", "-i", "5"),
         ("put_bw", "-D", "1", "--payload", "x"), ("put_bw", "--json", "--report_gbits"),
         ("put_bw", "-g", "host", "--target", "cuda"), ("put_bw", "-g", "0", "--target", "cpu"), ("put_bw", "stray"),
+        ("put_bw", "-c", "127.0.0.1"), ("put_bw", "-c", ""), ("put_bw", "--port", "65536"), ("put_bw", "--wire", "tcp"),
         ("nonsense",), ("devices", "--frob"),
     ],
 )  # fmt: skip
 def test_wrong_options(args):
     extra = ("--loopback",) if args[0].endswith(("_bw", "_lat")) else ()
     assert "--help)" in error(*args, *extra, expect=2)
-
-
-@pytest.mark.parametrize("args", [(), ("-c", "10.0.0.1"), ("-c", "10.0.0.1", "--loopback")])
-@pytest.mark.parametrize("name", ["put_bw", "write_lat"])
-def test_two_processes_come_later(name, args):
-    assert error(name, *args) == "only --loopback exists in this release: two-process mode comes later"
 
 
 @pytest.mark.parametrize("letters", [("-e", 1), ("-p", 1), ("-p", 6), ("-r", 2)])
@@ -245,19 +276,109 @@ def test_unknown_gid():
 
 
 def test_busy_device(monkeypatch):
-    def busy(name):
-        raise InUseError(f"{name} is used by\nprocess 42")
+    def busy(name, port):
+        raise InUseError("soft0 is used by\nprocess 42")
 
-    monkeypatch.setattr("gpunetio.bench.loopback.open_device", busy)
+    monkeypatch.setattr("gpunetio.bench.run.open_device", busy)
     assert error("put_bw", *HOST) == "soft0 is used by process 42"
 
 
 def test_interrupt_during_set_up_is_quiet(monkeypatch):
-    def interrupted(name):
+    def interrupted(name, port):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("gpunetio.bench.loopback.open_device", interrupted)
+    monkeypatch.setattr("gpunetio.bench.run.open_device", interrupted)
     assert run("put_bw", *HOST, expect=130).output == ""
+
+
+# --- client and server -----------------------------------------------------------------------------------------------
+
+
+class ServerThread(threading.Thread):
+    """A server on soft0 in this process: its results, and where it can be called."""
+
+    def __init__(self, options):
+        super().__init__()
+        self.up, self.results = threading.Event(), []
+        self._options = options
+
+    def run(self):
+        with Server(self._options, self._waiting) as server:
+            self.results = list(server.results())
+
+    def _waiting(self, *address):
+        self.address = address
+        self.up.set()
+
+
+@pytest.mark.parametrize("name", ["put_bw", "write_bw", "get_bw", "write_lat"])
+def test_a_client(name):
+    server = ServerThread(Options(benchmark=BENCHMARKS[name], device="soft0", gpu="host", tcp_port=0))
+    server.start()
+    assert server.up.wait(60)
+    host, port = server.address
+    args = ("-c", host, "--port", port, "-d", "soft1", "--target", "cpu", "-s", 64, "-s", 1000, "-i", 100)
+    output = run(name, *args).stdout
+    server.join(30)
+    assert f"client of {host}" in output
+    assert [row[:2] for row in rows(output)] == [["64", "100"], ["1000", "100"]]
+    word = "from" if name == "get_bw" else "by"
+    assert output.endswith(f"Validation successful! Data received correctly {word} server.\n")
+    assert [result.size for result in server.results] == [64, 1000]
+
+
+@pytest.mark.parametrize("name", ["put_bw", "write_lat"])
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_server(name, as_json, monkeypatch):
+    """The command is the server; its client calls as soon as it can."""
+    clients = []
+
+    def call(output, address, port):
+        options = Options(
+            benchmark=BENCHMARKS[name], device="soft1", gpu="host", tcp_port=port, server=address, sizes=(64,),
+            iterations=100, asked=frozenset({"sizes", "iterations"}),
+        )  # fmt: skip
+        clients.append(threading.Thread(target=client, args=(options,)))
+        clients[0].start()
+        waiting(output, address, port)
+
+    def client(options):
+        with Client(options) as end:
+            end.tell(measure(end, 0, 64))
+            end.finish()
+
+    waiting = benchmarks._Output.waiting
+    monkeypatch.setattr(benchmarks._Output, "waiting", call)
+    result = run(name, "-d", "soft0", "--target", "cpu", "--port", free_port(), *(["--json"] if as_json else []))
+    clients[0].join(30)
+    if as_json:
+        document = json.loads(result.stdout)
+        assert (document["role"], document["nic"]) == ("server of 127.0.0.1", "soft0")
+        assert [each["iterations"] for each in document["results"]] == [100]
+        assert result.stderr.startswith("Waiting for a client on 127.0.0.1 port ")
+    else:
+        assert result.stdout.startswith("Waiting for a client on 127.0.0.1 port ")
+        assert [row[:2] for row in rows(result.stdout)] == [["64", "100"]]
+        assert result.stdout.endswith("Validation successful! Data received correctly from client.\n")
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def test_ctrl_c_at_the_other_end(monkeypatch):
+    def interrupted(*args, **kwargs):
+        raise PeerInterrupted("the server was interrupted (Ctrl+C)")
+
+    monkeypatch.setattr("gpunetio.bench.remote.dial", interrupted)
+    assert error("put_bw", "-c", "127.0.0.1", "--target", "cpu", expect=130) == "the server was interrupted (Ctrl+C)"
+
+
+def test_nobody_to_call():
+    args = ("-c", "127.0.0.1", "--target", "cpu", "--port", free_port())
+    assert "Start the same command there, as the server, first" in error("put_bw", *args)
 
 
 # --- the other commands --------------------------------------------------------------------------------------------
@@ -298,7 +419,7 @@ def test_a_process_of_its_own(file):
     done = gpunetio("put_bw", *HOST, "-s", "4096", "--payload", file)
     assert done.returncode == 0
     assert "all 50001 bytes arrived" in done.stdout
-    assert gpunetio("put_bw").returncode == 1
+    assert gpunetio("put_bw", "-c", "127.0.0.1", "--port", "1").returncode == 1
 
 
 def test_what_is_refused_is_explained(tmp_path):

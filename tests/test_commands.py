@@ -125,8 +125,8 @@ def test_query_hca_cap(device, current):
         return layout.unpack(out, 16)
 
     assert query(CapClass.GENERAL, contexts.CMD_HCA_CAP) == {
-        "hca_cap_2": 1, "log_max_qp_sz": 15, "log_max_cq_sz": 22, "rts2rts_qp_dscp": 1, "gid_table_size": 0,
-        "port_type": 1, "rc": 1, "max_wqe_sz_sq": 1024, "max_wqe_sz_rq": 512,
+        "hca_cap_2": 1, "log_max_qp_sz": 15, "log_max_cq_sz": 22, "rts2rts_qp_dscp": 1, "gid_table_size": 1,
+        "port_type": 1, "rc": 1, "uc": 1, "max_wqe_sz_sq": 1024, "max_wqe_sz_rq": 512,
     }  # fmt: skip
     assert query(CapClass.ROCE, contexts.ROCE_CAP) == {
         "roce_version": 4, "r_roce_dest_udp_port": 4791, "r_roce_max_src_udp_port": 0xFFFF,
@@ -267,6 +267,12 @@ def test_create_qp(device):
     assert (context["state"], context["pd"], context["mtu"]) == (RST, device.pd, 0)
 
 
+@pytest.mark.parametrize("service", [0, 1])
+def test_service_types(device, service):
+    _, qpn = device.qp({"st": service})
+    assert device.nic.qps[qpn]["service"] == service
+
+
 def test_qp_without_queues_needs_no_cq(device):
     _, qpn = device.qp()
     row = device.nic.qps[qpn]
@@ -276,7 +282,7 @@ def test_qp_without_queues_needs_no_cq(device):
 @pytest.mark.parametrize(
     ("qpc", "fields", "status", "syndrome", "words"),
     [
-        ({"st": 1}, {}, Status.BAD_PARAM, CommandSyndrome.SERVICE_TYPE, "service type 1 is not supported: only RC"),
+        ({"st": 2}, {}, Status.BAD_PARAM, CommandSyndrome.SERVICE_TYPE, "service type 2 is not supported: only RC (0)"),
         ({"pd": 0}, {}, Status.BAD_RESOURCE, CommandSyndrome.NO_SUCH_PD, "there is no PD 0x0"),
         ({"pd": 900}, {}, Status.BAD_RESOURCE, CommandSyndrome.NO_SUCH_PD, "there is no PD 0x384"),
         ({"uar_page": 77}, {}, Status.BAD_RESOURCE, CommandSyndrome.NO_SUCH_UAR, "there is no UAR page 0x4d"),
@@ -528,10 +534,9 @@ def test_ports(device, port):
 
 def test_addresses(device):
     assert device.provider.resolve_mac(1, 0, GID) == bytes.fromhex("02007f000001")
-    with pytest.raises(NotFoundError, match=r"soft0 reaches no NIC with GID .*: open the peer's device in this"):
-        device.provider.resolve_mac(1, 0, GID[:15] + b"\x03")
-    with pytest.raises(NotFoundError):
-        device.provider.resolve_mac(1, 0, bytes(16))  # what an empty entry of the table looks like
+    assert device.provider.resolve_mac(1, 0, GID[:15] + b"\x03") == bytes.fromhex("02007f000003")
+    with pytest.raises(NotFoundError, match=r"soft0 has no route to 255\.255\.255\.255: see `ip route get "):
+        device.provider.resolve_mac(1, 0, GID[:12] + b"\xff\xff\xff\xff")  # for a socket, only by permission
     for index in (-1, 16):
         with pytest.raises(InvalidValueError, match=f"GID index {index} is outside the table of 16"):
             device.provider.query_gid(1, index)

@@ -6,9 +6,9 @@ import pytest
 
 EXPORTS = {
     "gpunetio": """
-        Access CodeOpt Context CqOverrun DocaError ExportedQp Gpu GpuMemory MemType MtuSize NicHandler
-        QpAttrMask QpError QpState SharingMode SyncScope __version__ device device_function errors gpu_list
-        kernel open verbs""",
+        Access CodeOpt Context CqOverrun DocaError ExportedQp Faults Gpu GpuMemory LinkLayer MemType MtuSize NicHandler
+        PortConfig QpAttrMask QpError QpState QpType SharingMode SyncScope __version__ device device_function errors
+        gpu_list kernel open verbs""",
     "gpunetio.device": """
         ATOMIC_CS ATOMIC_FA CQ_UPDATE CTA EBUSY EINVAL EIO ENOTRECOVERABLE ETIMEDOUT EXCLUSIVE GPU NOP OK RDMA_READ
         RDMA_WRITE RDMA_WRITE_IMM SEND SEND_IMM SKIP_AVAILABILITY_CHECK SKIP_DB_RINGING SYNC_CTA SYNC_GPU SYNC_SYS

@@ -340,7 +340,8 @@ def test_no_other_enumerators():
 def test_error_classes_have_their_codes():
     """A class that is named after no code would be a mistake; DocaError itself is UNKNOWN."""
     names = {"TimedOutError": "TIME_OUT", "OperatingSystemError": "OPERATING_SYSTEM", "DocaError": "UNKNOWN",
-             "DeviceFatalError": "DEVICE_FATAL_ERROR"}  # fmt: skip
+             "DeviceFatalError": "DEVICE_FATAL_ERROR", "PeerError": "CONNECTION_ABORTED",
+             "PeerInterrupted": "CONNECTION_ABORTED"}  # fmt: skip
 
     def check(cls: type[DocaError]) -> None:
         words = "".join("_" + c if c.isupper() else c for c in cls.__name__.removesuffix("Error"))
@@ -358,7 +359,7 @@ def test_verbs_constants_of_libibverbs():
     }  # fmt: skip
     assert enums.Access.all() == 15
     assert numbered(enums.LinkLayer) == {"INFINIBAND": 1, "ETHERNET": 2}
-    assert numbered(enums.QpType) == {"RC": 0}
+    assert numbered(enums.QpType) == {"RC": 0, "UC": 1}
     assert [size.nbytes for size in enums.MtuSize][:5] == [256, 512, 1024, 2048, 4096]
 
 

@@ -7,13 +7,13 @@ import time
 import numpy as np
 import pytest
 
-from conftest import Pair
 from gpunetio import DocaError, Gpu, MemType, NicHandler, gpu_list, kernel, verbs
 from gpunetio.device import status
 from gpunetio.device.launch import observers
 from gpunetio.errors import BadStateError, InvalidValueError, NotFoundError, NotSupportedError
 from gpunetio.formats.cqe import Syndrome
 from gpunetio.formats.device_structs import DEV_CQ, DEV_QP
+from pair import Pair
 
 
 @pytest.mark.parametrize("kind", list(MemType))

@@ -5,6 +5,7 @@ import ctypes
 import gc
 import logging
 import mmap
+import os
 import pickle
 import sys
 import weakref
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 
 from gpunetio import log
 from gpunetio.errors import BadStateError, InvalidValueError
-from gpunetio.memory import PAGE, HostMemory, Region, is_accessible, round_up
+from gpunetio.memory import PAGE, HostMemory, MappedMemory, Region, is_accessible, round_up
 
 
 class OnlyDlpack:
@@ -94,6 +95,70 @@ def test_closed_host_memory_goes():
     assert mapped() - before >= (64 << 20) // PAGE  # the region has it
     del region
     assert mapped() - before < (32 << 20) // PAGE
+
+
+# --- memory of another process
+
+
+@pytest.fixture
+def shared():
+    memory = HostMemory(PAGE + 1, shared=True)
+    yield memory
+    memory.close()
+
+
+def read_only(memory: HostMemory) -> int:
+    return os.open(f"/proc/self/fd/{memory.fd}", os.O_RDONLY | os.O_CLOEXEC)
+
+
+def test_shared_memory(shared):
+    assert shared.nbytes == 2 * PAGE
+    assert os.fstat(shared.fd).st_mode & 0o777 == 0o600
+    assert not os.get_inheritable(shared.fd)
+    assert HostMemory(1).fd is None
+    there = MappedMemory(shared.fd, shared.nbytes, writable=True)
+    assert there.address != shared.address
+    shared.array[5], there.array[PAGE] = 55, 66
+    assert (there.array[5], shared.array[PAGE]) == (55, 66)
+    shared.close()
+    assert shared.fd is None
+    there.array[PAGE + 1] = 1  # it is there until this side closes, too
+    there.close()
+
+
+def test_shared_memory_to_look_at(shared):
+    fd = read_only(shared)
+    there = MappedMemory(fd, shared.nbytes)
+    with pytest.raises(InvalidValueError, match=f"descriptor {fd} does not allow writing"):
+        MappedMemory(fd, shared.nbytes, writable=True)
+    os.close(fd)
+    shared.array[5] = 55
+    assert there.view(np.uint8, 5)[0] == 55
+    with pytest.raises(ValueError, match="read-only"):
+        there.array[5] = 1
+    assert not is_accessible(there.address, 1, writable=True)
+    there.close()
+
+
+def test_shared_memory_keeps_its_size(shared):
+    for size in (PAGE, 3 * PAGE):
+        with pytest.raises(PermissionError):
+            os.ftruncate(shared.fd, size)
+    for size in (0, -1, PAGE, 2 * PAGE - 1, 3 * PAGE):
+        with pytest.raises(InvalidValueError, match=f"has {2 * PAGE} bytes, not the {size} announced"):
+            MappedMemory(shared.fd, size)
+
+
+def test_memory_that_could_shrink_is_refused(tmp_path):
+    loose = os.memfd_create("loose", os.MFD_ALLOW_SEALING)
+    os.ftruncate(loose, PAGE)
+    (tmp_path / "file").write_bytes(bytes(PAGE))
+    file, (end, other) = os.open(tmp_path / "file", os.O_RDWR), os.pipe()
+    for fd in (loose, file, end):
+        with pytest.raises(InvalidValueError, match="is no sealed memory"):
+            MappedMemory(fd, PAGE)
+    for fd in (loose, file, end, other):
+        os.close(fd)
 
 
 @given(st.integers(0, 1 << 40), st.integers(0, 20).map(lambda n: 1 << n))

@@ -197,7 +197,7 @@ def test_empty_message(ends, opcode):
 def test_empty_message_needs_the_right_of_the_qp(ends):
     ends.again(remote_access=Access.REMOTE_READ)
     ends.a.post(WRITE, raddr(0, 0))
-    assert error_of(ends.a.done.next()) == (REMOTE_INVALID, Reason.QP_RIGHTS)
+    ends.refused(ends.a.done.next(), REMOTE_INVALID, Reason.QP_RIGHTS)
 
 
 @pytest.mark.parametrize("nbytes", [65535, 65536, 65537, 3 * MIB + 5])

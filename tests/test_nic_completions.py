@@ -65,7 +65,7 @@ def test_first_error_after_a_failure_of_the_responder(ends):
     ends.b.put(NOP, ce=ON_FIRST_ERROR)
     ends.b.put(NOP, ce=ON_FIRST_ERROR)
     ends.a.post(WRITE, raddr(0, 0xBAD), ends.here.at())
-    assert error_of(ends.a.done.next()) == (REMOTE_ACCESS, Reason.RKEY_UNKNOWN)
+    ends.refused(ends.a.done.next(), REMOTE_ACCESS, Reason.RKEY_UNKNOWN)
     ends.b.ring()
     cqe = ends.b.done.next()
     assert (cqe.counter, cqe.syndrome) == (0, FLUSHED)

@@ -3,19 +3,21 @@
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from gpunetio.enums import Access, QpAttrMask, QpState
-from gpunetio.nic.reasons import Reason
+from gpunetio.nic.reasons import EXPLAIN, Reason
 from gpunetio.verbs import QpAttr
 from nic_rig import (
     FA,
     FLUSHED,
     LOCAL_LENGTH,
     LOCAL_QP_OP,
+    NAKS,
     NOP,
     READ,
     REMOTE_ACCESS,
@@ -91,7 +93,7 @@ def test_to_error_flushes(ends):
 def test_works_again_after_reset(ends):
     for _ in range(3):
         ends.a.post(WRITE, raddr(0, 0xBAD), ends.here.at())
-        assert error_of(ends.a.done.next()) == (REMOTE_ACCESS, Reason.RKEY_UNKNOWN)
+        ends.refused(ends.a.done.next(), REMOTE_ACCESS, Reason.RKEY_UNKNOWN)
         ends.again(psn=0xFFFFFF)
         ends.there.bytes[:] = 0
         for _ in range(3):
@@ -190,7 +192,7 @@ def test_receive_list_ends_at_lkey_0x100(ends):
     """What follows it is not looked at; a full list needs no end."""
     ends.b.receive(ends.there.at(0, 8))  # its slot has room for 4 segments
     ends.a.post(SEND, ends.here.at(0, 9))
-    assert error_of(ends.a.done.next()) == (REMOTE_INVALID, Reason.RECV_TOO_SMALL)
+    ends.refused(ends.a.done.next(), REMOTE_INVALID, Reason.RECV_TOO_SMALL)
     assert error_of(ends.b.arrived.next()) == (LOCAL_LENGTH, Reason.RECV_TOO_SMALL)
     ends.again()
     ends.b.receive(*(ends.there.at(100 * i, 4) for i in range(4)))
@@ -233,14 +235,23 @@ def test_other_qps_go_on(one):
 # --- every reason ----------------------------------------------------------------------------------------------------
 
 Case = Callable[[Ends], tuple[Queue, list[Any]]]
-CASES: dict[Reason, Case] = {}
+LOOPBACK, WIRE = ("soft0",), ("soft0", "soft1")
+CASES: dict[tuple[Reason, tuple[str, ...]], Case] = {}
+OF_RESPONDER = {
+    Reason.RKEY_UNKNOWN, Reason.RKEY_PD, Reason.RKEY_RIGHTS, Reason.RKEY_BOUNDS, Reason.QP_RIGHTS,
+    Reason.ATOMIC_ALIGNMENT, Reason.RECV_TOO_SMALL, Reason.RECV_LKEY,
+}  # fmt: skip
 
 
-def produces(reason: Reason) -> Callable[[Case], Case]:
-    """The function makes the NIC refuse something for `reason`, and returns which queue's report names which values."""
+def produces(reason: Reason, *where: tuple[str, ...]) -> Callable[[Case], Case]:
+    """The function makes the NIC refuse something for `reason`, and returns which queue's report names which values.
+
+    `where` is where that can happen: inside one NIC, across a wire, or without it both.
+    """
 
     def add(case: Case) -> Case:
-        CASES[reason] = case
+        for names in where or (LOOPBACK, WIRE):
+            CASES[reason, names] = case
         return case
 
     return add
@@ -319,34 +330,34 @@ def _rkey_pd(ends):
     pd = ends.b.qp.ctx.create_pd()
     foreign = Buffer(pd, 64)
     ends.a.post(READ, foreign.remote(), ends.here.at(0, 8))
-    return ends.a, [hex(foreign.key), f"PD {pd.pdn:#x}", f"PD {ends.b.qp.pd.pdn:#x}"]
+    return ends.b, [hex(foreign.key), f"PD {pd.pdn:#x}", f"PD {ends.b.qp.pd.pdn:#x}"]
 
 
 @produces(Reason.RKEY_RIGHTS)
 def _rkey_rights(ends):
     locked = Buffer(ends.b.qp.pd, 64, access=Access.LOCAL_WRITE | Access.REMOTE_WRITE)
     ends.a.post(FA, locked.remote(), atomic(1), ends.here.at(0, 8))
-    return ends.a, [hex(locked.key), "grants 0x3", "needs 0x8"]
+    return ends.b, [hex(locked.key), "grants 0x3", "needs 0x8"]
 
 
 @produces(Reason.RKEY_BOUNDS)
 def _rkey_bounds(ends):
     there = ends.there
     ends.a.post(WRITE, there.remote(-1), ends.here.at(0, 10))
-    return ends.a, [hex(there.key), f"[{there.address - 1:#x}, +10)", f"[{there.address:#x}, +{SIZE})"]
+    return ends.b, [hex(there.key), f"[{there.address - 1:#x}, +10)", f"[{there.address:#x}, +{SIZE})"]
 
 
 @produces(Reason.QP_RIGHTS)
 def _qp_rights(ends):
     ends.again(remote_access=Access.REMOTE_READ)
     ends.a.post(WRITE, ends.there.remote(), ends.here.at())
-    return ends.a, ["allows 0x4", "needed 0x2"]
+    return ends.b, ["allows 0x4", "needed 0x2"]
 
 
 @produces(Reason.ATOMIC_ALIGNMENT)
 def _alignment(ends):
     ends.a.post(FA, ends.there.remote(4), atomic(1), ends.here.at(0, 8))
-    return ends.a, [hex(ends.there.address + 4)]
+    return ends.b, [hex(ends.there.address + 4)]
 
 
 @produces(Reason.ATOMIC_LENGTH)
@@ -413,8 +424,8 @@ def _state(ends):
     return queue, ["state 1"]
 
 
-@produces(Reason.REMOTE_ABORT)
-def _abort(ends):
+def overrun_of_the_peer(ends: Ends) -> Queue:
+    """The peer's CQ runs over while it executes requests of a's."""
     queue = Queue(ends.b.qp.pd, recv_cq=ends.b.qp.ctx.create_cq(1))
     ends.a.reset()
     connect(ends.a, queue)
@@ -422,30 +433,87 @@ def _abort(ends):
         queue.receive(ends.there.at())
         ends.a.put(SEND, ends.here.at(0, 1))
     ends.a.ring()
+    return queue
+
+
+@produces(Reason.REMOTE_ABORT, LOOPBACK)
+def _abort(ends):
+    overrun_of_the_peer(ends)
     return ends.a, ["went to ERR"]
 
 
+@produces(Reason.NAK_REMOTE_OPERATION, WIRE)
+def _operation(ends):
+    queue = overrun_of_the_peer(ends)
+    return ends.a, [f"QP {queue.qp.qpn:#x}", "while it executed"]
+
+
+@produces(Reason.NAK_INVALID_REQUEST, WIRE)
+def _invalid(ends):
+    ends.a.post(FA, ends.there.remote(4), atomic(1), ends.here.at(0, 8))
+    return ends.a, [f"QP {ends.b.qp.qpn:#x}", "invalid request"]
+
+
+@produces(Reason.NAK_REMOTE_ACCESS, WIRE)
+def _access(ends):
+    ends.a.post(WRITE, ends.there.remote(-1), ends.here.at(0, 10))
+    return ends.a, [f"QP {ends.b.qp.qpn:#x}", "remote key or its range"]
+
+
+def connect_with_mtus(ends: Ends, here: int, there: int) -> None:
+    """Connect anew with a path MTU that the ends do not agree on."""
+    for queue in (ends.a, ends.b):
+        queue.reset()
+    endpoints = [replace(queue.qp.endpoint(), mtu=mtu) for queue, mtu in ((ends.a, there), (ends.b, here))]
+    ends.a.qp.connect(endpoints[1])
+    ends.b.qp.connect(endpoints[0])
+
+
+@produces(Reason.BAD_REQUEST, WIRE)
+def _bad_request(ends):
+    connect_with_mtus(ends, here=1024, there=512)
+    ends.a.post(WRITE, ends.there.remote(), ends.here.at(0, 2000))
+    return ends.b, ["1052 bytes", "0 bytes taken"]  # BTH, RETH and 1024 bytes
+
+
+@produces(Reason.BAD_RESPONSE, WIRE)
+def _bad_response(ends):
+    connect_with_mtus(ends, here=512, there=1024)
+    ends.a.post(READ, ends.there.remote(), ends.here.at(0, 2000))
+    return ends.a, [f"QP {ends.b.qp.qpn:#x}", "1024 bytes"]
+
+
 def test_every_reason_has_a_case():
-    assert CASES.keys() == set(Reason) - {Reason.OK}
+    assert {reason for reason, _ in CASES} == set(Reason) - {Reason.OK}
 
 
-@pytest.mark.parametrize("reason", CASES, ids=lambda reason: reason.name)
+@pytest.mark.parametrize(
+    ("reason", "ends"), CASES, indirect=["ends"],
+    ids=[f"{reason.name}-{'wire' if names == WIRE else 'loopback'}" for reason, names in CASES],
+)  # fmt: skip
 def test_reason(ends, reason, caplog):
     """Each mistake is made: the log names the queue and the values that matter, and the QP is in ERR."""
     caplog.set_level(logging.DEBUG, "gpunetio.nic")
-    queue, values = CASES[reason](ends)
-    report = until(
-        lambda: next((r for r in reports_of(queue.nic, queue.qp.qpn) if r.reason == reason), None), reason.name
-    )
-    for value in (hex(queue.qp.qpn), reason.name, *values):
-        assert str(value) in report.message
-    until(lambda: report.message in caplog.messages, "the log")
-    if reason is not Reason.QP_STATE:
-        assert queue.qp.state == QpState.ERR
+    queue, values = CASES[reason, WIRE if ends.wired else LOOPBACK](ends)
+    queues = {queue}
+    if reason in OF_RESPONDER and not ends.wired:  # both ends know
+        queues = {ends.a, ends.b}
+    for queue in queues:
+        report = until(
+            lambda queue=queue: next((r for r in reports_of(queue.nic, queue.qp.qpn) if r.reason == reason), None),
+            reason.name,
+        )
+        for value in (hex(queue.qp.qpn), reason.name, *values):
+            assert str(value) in report.message
+        until(lambda report=report: report.message in caplog.messages, "the log")
+        if reason is not Reason.QP_STATE:
+            assert queue.qp.state == QpState.ERR
+    if reason in OF_RESPONDER:
+        assert error_of(ends.a.done.next())[1] == (NAKS[EXPLAIN[reason].requester] if ends.wired else reason)
 
 
 def test_report_fields(ends):
-    """A report in numbers, on both sides of the wire."""
+    """A report in numbers, on both sides of the wire. A packet does not say which WQE it came from."""
     ends.write()
     ends.a.put(WRITE, raddr(0x1234, 0xBAD00), ends.here.at(0, 99))
     ends.a.ring()
@@ -453,9 +521,13 @@ def test_report_fields(ends):
     for queue, responder in ((ends.a, False), (ends.b, True)):
         (report,) = reports_of(queue.nic, queue.qp.qpn)
         assert (report.nic, report.responder) == (queue.qp.ctx.name, responder)
-        assert (report.reason, report.syndrome) == (Reason.RKEY_UNKNOWN, REMOTE_ACCESS)
-        assert (report.index, report.opcode) == (1, WRITE)
-        assert (report.key, report.address, report.nbytes) == (0xBAD00, 0x1234, 99)
+        assert (report.syndrome, report.opcode) == (REMOTE_ACCESS, WRITE)
+        assert report.index == (0 if responder and ends.wired else 1)
+        if ends.wired and not responder:
+            assert (report.reason, report.key, report.address) == (Reason.NAK_REMOTE_ACCESS, 0, 0)
+        else:
+            assert report.reason == Reason.RKEY_UNKNOWN
+            assert (report.key, report.address, report.nbytes) == (0xBAD00, 0x1234, 99)
 
 
 def test_work_before_rts_is_reported_once(one):

@@ -1,6 +1,7 @@
 """Random programs of WQEs, valid and not: the software NIC leaves the bytes, CQEs and states that the model says."""
 
 import logging
+import struct
 from collections import Counter
 from random import Random
 
@@ -12,8 +13,9 @@ from hypothesis import strategies as st
 import nic_model as model
 from gpunetio import verbs
 from gpunetio.enums import Access, QpState
+from gpunetio.nic.port import PortConfig
 from nic_model import CMP_SWAP, FETCH_ADD, NOP, RDMA_WRITE, READ, SEND, SEND_IMM, WRITE_IMM
-from nic_rig import RINGS, Buffer, Completions, Queue, atomic, connect, control, data, inline, raddr, until
+from nic_rig import RINGS, Buffer, Completions, Queue, atomic, connect, control, data, inline, raddr, reports_of, until
 
 WQES = 12000  # of each wire
 SQ, RQ = 64, 16  # entries of a ring
@@ -23,6 +25,7 @@ LW, RW, RR, RA = Access.LOCAL_WRITE, Access.REMOTE_WRITE, Access.REMOTE_READ, Ac
 ALL = Access.all()
 RIGHTS = (RW | RR | RA,) * 16 + (RW | RR, RW | RA, RR | RA, Access(0))
 OPCODES = (NOP, *(RDMA_WRITE,) * 3, WRITE_IMM, SEND, SEND, SEND_IMM, READ, READ, CMP_SWAP, FETCH_ADD)
+BLAMED = -1  # in the place of a CQE's opcode
 UNSUPPORTED = (0x01, 0x0E, 0x0F, 0x14, 0x1B, 0x23, 0x25, 0x2F, 0x7F, 0xFF)
 
 # What regions are for, so that a source and its target never overlap: name → (rights, in the QP's PD, iova).
@@ -40,8 +43,8 @@ RIGHT_OF = {RDMA_WRITE: RW, WRITE_IMM: RW, READ: RR, CMP_SWAP: RA, FETCH_ADD: RA
 class Side:
     """A NIC's PDs and regions, and the model's."""
 
-    def __init__(self, name: str):
-        self.ctx = verbs.open(name)
+    def __init__(self, name: str, link_mtu: int = 0):
+        self.ctx = verbs.open(name, port=PortConfig(mtu=link_mtu))
         self.pd, self.other_pd = self.ctx.create_pd(), self.ctx.create_pd()
         self.model = model.Nic()
         self.buffers: dict[str, Buffer] = {}
@@ -68,7 +71,7 @@ class Side:
 class End:
     """A queue pair of the NIC beside the model's."""
 
-    def __init__(self, side: Side, user_index: int):
+    def __init__(self, side: Side, user_index: int, wired: bool):
         self.side = side
         self.queue = Queue(
             side.pd, SQ, RQ, send_cq=side.ctx.create_cq(SQ), recv_cq=side.ctx.create_cq(RQ), user_index=user_index
@@ -77,7 +80,7 @@ class End:
         assert (qp.sq_entries, qp.rq_entries) == (SQ, RQ)
         self.send_cq, self.recv_cq = model.Cq(6), model.Cq(4)
         self.model = model.Qp(
-            side.model, qp.qpn, side.pd.pdn, SQ, RQ, qp.rq_stride, self.send_cq, self.recv_cq, user_index
+            side.model, qp.qpn, side.pd.pdn, SQ, RQ, qp.rq_stride, self.send_cq, self.recv_cq, user_index, wired
         )
 
     def reset(self) -> None:
@@ -92,6 +95,9 @@ class End:
         self._compare(queue.arrived, self.recv_cq, "receive")
         state = QpState[self.model.state]
         assert queue.qp.state == state
+        if self.model.blamed:
+            *_, report = reports_of(queue.nic, queue.qp.qpn)
+            assert (report.reason, report.responder) == (self.model.blamed, True)
 
     @staticmethod
     def _compare(real: Completions, cq: model.Cq, name: str) -> None:
@@ -109,6 +115,7 @@ class Programs:
 
     def __init__(self, random: Random, bad: float):
         self.random, self.bad = random, bad
+        self.filled: list[tuple[int, int, int]] = []  # (key, start, end) of what READs and atomics in flight fill
 
     def chance(self, share: float) -> bool:
         return self.random.random() < share
@@ -207,7 +214,26 @@ class Programs:
                     body += r.randbytes(16)
                     ds += 1
         ce = r.choice((0, 1, 2, 2, 2, 3))
-        return control(opcode, index, qpn, min(ds, 63), ce, r.getrandbits(32), r.getrandbits(16)) + body
+        junk = r.getrandbits(16)
+        if self.must_wait(opcode, body):
+            junk |= r.randint(1, 7)  # the fence
+        return control(opcode, index, qpn, min(ds, 63), ce, r.getrandbits(32), junk) + body
+
+    def must_wait(self, opcode: int, body: bytes) -> bool:
+        """Whether a request sends what a READ or atomic before it may not have fetched yet (10.8.3.3)."""
+        headers = 16 * (model.HEADER_SEGMENTS.get(opcode, 1) - 1)
+        returns = opcode in (READ, CMP_SWAP, FETCH_ADD)
+        waits, at = False, headers
+        while at + 16 <= len(body):
+            nbytes, key, address = struct.unpack_from(">IIQ", body, at)
+            if nbytes >> 31:
+                at += -(-(4 + (nbytes & 0x7FFF_FFFF)) // 16) * 16
+                continue
+            if returns:
+                self.filled.append((key, address, address + nbytes))
+            waits |= any(key == k and address < end and start < address + nbytes for k, start, end in self.filled)
+            at += 16
+        return waits and not returns
 
     def receive(self, end: End) -> None:
         """Post a receive, now and then one that is too small or refused."""
@@ -236,6 +262,7 @@ class Programs:
         for _ in range(len(peer.model.receives), min(wanted, RQ - 1)):
             self.receive(peer)
         start, posted = queue.index, 0
+        self.filled.clear()
         while posted < length:
             wqe = self.wqe(end, peer)
             if queue.index + -(-len(wqe) // 64) - start > SQ:
@@ -252,10 +279,12 @@ class Programs:
 
 
 def run_programs(sides: list[Side], seed: int, wqes: int, bad: float = 0.04) -> Counter:
-    """Programs in both directions, `wqes` WQEs together: how often each (CQE opcode, syndrome, vendor) was seen."""
+    """Programs in both directions, `wqes` WQEs together: how often each (CQE opcode, syndrome, vendor) was seen, and
+    each (BLAMED, syndrome, vendor) of a responder."""
     random = Random(seed)
     programs = Programs(random, bad)
-    ends = [End(sides[0], 0x123456), End(sides[-1], 0xABCDEF)]
+    wired = len(sides) == 2
+    ends = [End(sides[0], 0x123456, wired), End(sides[-1], 0xABCDEF, wired)]
     posted = used = 0
     while posted < wqes:
         broken = any(end.model.state == "ERR" for end in ends)
@@ -274,7 +303,8 @@ def run_programs(sides: list[Side], seed: int, wqes: int, bad: float = 0.04) -> 
         posted += programs.run(*ends, length=random.choice((1, 4, 12, 12, 30 if bad else RQ - 1)))
         used += 1
     cqes = [cqe for end in ends for cqe in end.send_cq.cqes + end.recv_cq.cqes]
-    return Counter((cqe.opcode, cqe.syndrome, cqe.vendor) for cqe in cqes)
+    blamed = [(BLAMED, *refusal) for end in ends for refusal in end.model.refusals]
+    return Counter([(cqe.opcode, cqe.syndrome, cqe.vendor) for cqe in cqes] + blamed)
 
 
 @pytest.fixture
@@ -289,14 +319,16 @@ def quiet():
 
 @pytest.fixture
 def sides(quiet, request):
-    sides = [Side(name) for name in request.param]
+    names, link_mtu = request.param
+    sides = [Side(name, link_mtu) for name in names]
     yield sides
     for side in sides:
         side.ctx.close()
 
 
-LOOPBACK = pytest.mark.parametrize("sides", [("soft0",)], indirect=True, ids=["loopback"])
-EVERYWHERE = pytest.mark.parametrize("sides", [("soft0",), ("soft0", "soft1")], indirect=True, ids=["loopback", "wire"])
+EVERYWHERE = pytest.mark.parametrize(
+    "sides", [(("soft0",), 0), (("soft0", "soft1"), 0)], indirect=True, ids=["loopback", "wire"]
+)  # fmt: skip
 
 # What the programs must have met: (CQE opcode, syndrome, vendor).
 MET = {
@@ -304,9 +336,6 @@ MET = {
     *((model.REQ_ERR, model.LOCAL_QP_OP, vendor) for vendor in (1, 2, 3, 4)),
     *((model.REQ_ERR, model.LOCAL_LENGTH, vendor) for vendor in (model.LENGTH, model.ATOMIC_LENGTH)),
     *((model.REQ_ERR, model.LOCAL_PROT, model.LKEY + n) for n in range(4)),
-    *((model.REQ_ERR, model.REMOTE_ACCESS, model.RKEY + n) for n in range(4)),
-    *((model.REQ_ERR, model.REMOTE_INVALID, vendor) for vendor in (14, 15, 17)),
-    (model.REQ_ERR, model.REMOTE_OP, model.RECV_LKEY),
     (model.REQ_ERR, model.RETRY_EXCEEDED, model.NO_RESPONSE),
     (model.REQ_ERR, model.RNR_EXCEEDED, model.RNR),
     (model.REQ_ERR, model.WR_FLUSH, model.FLUSH),
@@ -315,17 +344,27 @@ MET = {
     (model.RESP_ERR, model.WR_FLUSH, model.FLUSH),
 }
 
+REFUSED = {  # by the peer: (syndrome, vendor)
+    *((model.REMOTE_ACCESS, model.RKEY + n) for n in range(4)),
+    *((model.REMOTE_INVALID, vendor) for vendor in (model.QP_RIGHTS, model.MISALIGNED, model.RECV_TOO_SMALL)),
+    (model.REMOTE_OP, model.RECV_LKEY),
+}  # fmt: skip
+
 
 @EVERYWHERE
 def test_random_programs(sides):
     met = Counter()
     for seed in range(4):
         met += run_programs(sides, seed, WQES // 4)
-    assert met.keys() >= MET
+    told = model.NAK_VENDORS.items() if len(sides) == 2 else REFUSED
+    assert met.keys() >= MET | {(model.REQ_ERR, *error) for error in told} | {(BLAMED, *error) for error in REFUSED}
     assert met[model.REQ, 0, 0] > WQES // 4
 
 
-@EVERYWHERE
+@pytest.mark.parametrize(
+    "sides", [(("soft0",), 0), (("soft0", "soft1"), 0), (("soft0", "soft1"), 336)], indirect=True,
+    ids=["loopback", "wire", "packets of 256"],
+)  # fmt: skip
 def test_valid_programs(sides):
     """No error at all: long runs around the rings, without a reset."""
     met = run_programs(sides, 3, WQES // 4, bad=0.0)

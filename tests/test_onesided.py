@@ -6,10 +6,10 @@ import time
 import numpy as np
 import pytest
 
-from conftest import NBYTES, Pair, make_pair
 from gpunetio import Gpu, MemType, SharingMode, device, kernel, verbs
 from gpunetio.formats.cqe import Syndrome
 from gpunetio.formats.device_structs import DEV_QP
+from pair import NBYTES, Pair, make_pair
 
 
 @kernel

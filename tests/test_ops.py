@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conftest import run_on
 from gpunetio import Gpu, device, kernel
 from gpunetio.device import ops
+from pair import run_on
 
 U64 = (1 << 64) - 1
 words = st.integers(-(1 << 63), (1 << 63) - 1)
@@ -47,6 +47,29 @@ def test_byte_order_on_the_host(host, value):
 def test_byte_order(gpu, value):
     got = run_on(gpu, swap_all, value, count=4)
     assert got[:3] == [swapped(value, 2), swapped(value, 4), signed(swapped(value, 8))]
+
+
+def carry_less(a: int, b: int) -> int:
+    """The lower 64 bits of the product of two polynomials over GF(2)."""
+    product = 0
+    for bit in range(64):
+        product ^= (a & U64) << bit if b >> bit & 1 else 0
+    return signed(product)
+
+
+@kernel
+def multiply(a, b, out):
+    ops.st64(out, ops.clmul(a, b))
+
+
+@given(a=words, b=words)
+def test_carry_less_products_on_the_host(host, a, b):
+    assert run_on(host, multiply, a, b, count=1) == [carry_less(a, b)]
+
+
+@pytest.mark.parametrize(("a", "b"), [(0, 5), (1, -1), (-1, -1), (0x1DB710641, 0xEDB88320), (-(1 << 63), 3)])
+def test_carry_less_products(gpu, a, b):
+    assert run_on(gpu, multiply, a, b, count=1) == [carry_less(a, b)]
 
 
 @kernel

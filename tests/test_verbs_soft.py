@@ -106,7 +106,7 @@ def test_attributes(ctx):
 def test_open_and_close_leave_nothing():
     def cycle() -> None:
         with verbs.open("soft4") as a, verbs.open("soft5") as b:
-            assert threads() == [f"gpunetio soft{n} {what}" for n in (4, 5) for what in ("engine", "reports")]
+            assert threads() == [f"gpunetio soft{n} {what}" for n in (4, 5) for what in ("door", "engine", "reports")]
             for ctx in (a, b):
                 pd = ctx.create_pd()
                 pd.register(bytearray(100))
@@ -127,7 +127,7 @@ def test_two_contexts_share_a_nic():
     first, second = verbs.open("soft2"), verbs.open("soft2")
     nic = nic_of(first)
     assert nic_of(second) is nic
-    assert threads() == ["gpunetio soft2 engine", "gpunetio soft2 reports"]
+    assert threads() == ["gpunetio soft2 door", "gpunetio soft2 engine", "gpunetio soft2 reports"]
     a, b = Queue(first.create_pd()), Queue(second.create_pd())
     with pytest.raises(InvalidValueError, match="belongs to another context"):
         second.create_pd().create_qp(sq_wr=1, send_cq=a.send_cq)
@@ -158,7 +158,7 @@ def test_reports_can_be_read_after_close(ends):
     a.qp.ctx.close()
     assert [report.reason for report in nic.reports] == [Reason.LKEY_UNKNOWN]
     for call in (nic.pause, nic.resume):
-        with pytest.raises(BadStateError, match="soft0 is closed"):
+        with pytest.raises(BadStateError, match=f"{nic.name} is closed"):
             call()
 
 
@@ -294,10 +294,11 @@ def test_connect(ends):
         attr, _ = qp.query()
         assert (attr.current_state, attr.path_mtu, attr.dest_qp_num) == (RTS, MtuSize.MTU_4K, peer.qpn)
         assert (attr.allow_remote_write, attr.allow_remote_read, attr.allow_remote_atomic) == (True, True, 1)
-        assert (attr.max_rd_atomic, attr.max_dest_rd_atomic, attr.ack_timeout, attr.retry_cnt) == (16, 16, 1, 1)
+        assert (attr.max_rd_atomic, attr.max_dest_rd_atomic, attr.ack_timeout, attr.retry_cnt) == (16, 16, 15, 1)
         assert attr.ah_attr is not None
         assert attr.ah_attr.gid == qp.ctx.query_gid()
-    assert a.qp.endpoint() == QpEndpoint(a.qp.qpn, a.qp.ctx.query_gid(), 0, 4096, 0)
+    assert a.qp.endpoint() == QpEndpoint(a.qp.qpn, a.qp.ctx.query_gid(), 0, 4096, a.qp.psn)
+    assert a.qp.endpoint(psn=5).psn == 5
 
 
 def test_connect_between_nics():
@@ -316,8 +317,11 @@ def test_connect_between_nics():
 
 def test_failed_connect_goes_back_to_reset(pd):
     a, b = Queue(pd).qp, Queue(pd).qp
-    with pytest.raises(NotFoundError, match="soft0 reaches no NIC"):
-        a.connect(QpEndpoint(5, bytes(10) + b"\xff\xff\x7f\x00\x00\x08", 0, 4096))
+    with pytest.raises(NotFoundError, match=r"soft0 has no route to 255\.255\.255\.255"):
+        a.connect(QpEndpoint(5, bytes(10) + b"\xff" * 6, 0, 4096))
+    assert a.state == RST
+    with pytest.raises(InvalidValueError, match=r"GID ::1 cannot be reached from GID index 0 \(127\.0\.0\.1\)"):
+        a.connect(QpEndpoint(5, bytes(15) + b"\x01", 0, 4096))
     assert a.state == RST
     b.to_error()
     with pytest.raises(BadStateError, match=f"{b} is in state ERR, and connect"):

@@ -3,15 +3,30 @@
 from . import device, errors, verbs
 from .device.compile import device_function
 from .device.launch import kernel
-from .enums import Access, CodeOpt, CqOverrun, MemType, MtuSize, NicHandler, QpAttrMask, QpState, SharingMode, SyncScope
+from .enums import (
+    Access,
+    CodeOpt,
+    CqOverrun,
+    LinkLayer,
+    MemType,
+    MtuSize,
+    NicHandler,
+    QpAttrMask,
+    QpState,
+    QpType,
+    SharingMode,
+    SyncScope,
+)  # fmt: skip
 from .errors import DocaError
+from .fabric.faults import Faults
 from .gpu import ExportedQp, Gpu, GpuMemory, QpError, gpu_list
+from .providers import PortConfig
 from .verbs import Context, open
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "Access", "CodeOpt", "Context", "CqOverrun", "DocaError", "ExportedQp", "Gpu", "GpuMemory", "MemType", "MtuSize",
-    "NicHandler", "QpAttrMask", "QpError", "QpState", "SharingMode", "SyncScope", "__version__", "device",
-    "device_function", "errors", "gpu_list", "kernel", "open", "verbs",
+    "Access", "CodeOpt", "Context", "CqOverrun", "DocaError", "ExportedQp", "Faults", "Gpu", "GpuMemory", "LinkLayer",
+    "MemType", "MtuSize", "NicHandler", "PortConfig", "QpAttrMask", "QpError", "QpState", "QpType", "SharingMode",
+    "SyncScope", "__version__", "device", "device_function", "errors", "gpu_list", "kernel", "open", "verbs",
 ]  # fmt: skip

@@ -7,6 +7,7 @@ class QpType(IntEnum):
     """DOCA_VERBS_QP_TYPE_*."""
 
     RC = 0
+    UC = 1
 
 
 class QpState(IntEnum):

@@ -1,10 +1,18 @@
-"""Memory that a NIC may touch: page-aligned host memory of ours, and the address range behind a user's object."""
+"""Memory that a NIC may touch: page-aligned host memory of ours, and the address range behind a user's object.
+
+Host memory may be shared with another process of the same user: `HostMemory(nbytes, shared=True)` has a descriptor, and
+`MappedMemory` is the same memory in the process that has received it.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import math
 import mmap
+import os
+import stat
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +24,7 @@ from .errors import BadStateError, InvalidValueError
 PAGE = mmap.PAGESIZE
 
 _live: dict[int, HostMemory] = {}  # no garbage collection frees memory that an engine may still read
+_shared: dict[int, tuple[int, int]] = {}  # address → bytes and descriptor of shared memory, while anything maps it
 
 
 def round_up(nbytes: int, multiple: int) -> int:
@@ -46,15 +55,31 @@ def is_accessible(address: int, nbytes: int, writable: bool) -> bool:
 class HostMemory:
     """Zeroed, page-aligned host memory that stays mapped until `close()`.
 
-    `array` is a NumPy byte view of it; `address` and `nbytes` say where it is.
+    `array` is a NumPy byte view of it; `address` and `nbytes` say where it is. `shared`: `fd` is a descriptor of the
+    memory, for another process of this user, which can neither shrink nor grow it; otherwise `fd` is None. The
+    descriptor goes when the memory is unmapped.
     """
 
-    def __init__(self, nbytes: int):
+    def __init__(self, nbytes: int, shared: bool = False):
         if nbytes <= 0:
             raise InvalidValueError(f"cannot allocate {nbytes} bytes: the size must be positive")
         self.nbytes = round_up(nbytes, PAGE)
-        self._map: mmap.mmap | None = mmap.mmap(-1, self.nbytes)
-        self.array = np.frombuffer(self._map, np.uint8)
+        self.fd: int | None = _sealed_memory(self.nbytes) if shared else None
+        if self.fd is None:
+            self._keep(mmap.mmap(-1, self.nbytes))
+        else:
+            try:
+                mapping = mmap.mmap(self.fd, self.nbytes)
+            except BaseException:
+                os.close(self.fd)
+                raise
+            self._keep(mapping)
+            _shared[self.address] = self.nbytes, self.fd
+            weakref.finalize(mapping, _unshare, self.address).atexit = False  # before anything else is mapped there
+
+    def _keep(self, mapping: mmap.mmap) -> None:
+        self._map: mmap.mmap | None = mapping
+        self.array = np.frombuffer(mapping, np.uint8)
         self.address = int(self.array.ctypes.data)
         _live[self.address] = self
 
@@ -76,10 +101,89 @@ class HostMemory:
         """Give the memory back; views that others hold keep it mapped until they are gone."""
         if _live.pop(self.address, None) is not None:
             self.array = np.empty(0, np.uint8)
-            self._map = None
+            self._map = self.fd = None
 
     def __reduce__(self):
         raise BadStateError("memory shared with a NIC cannot be pickled: its address means nothing elsewhere")
+
+
+class MappedMemory(HostMemory):
+    """Shared memory of another process, of which `fd` was received: mapped until `close()`; `fd` stays the caller's.
+
+    InvalidValueError unless it has exactly `nbytes` and can never have fewer: whoever reads a mapping behind its file's
+    end is killed. Not `writable`: `array` is read-only, and so is the mapping.
+    """
+
+    def __init__(self, fd: int, nbytes: int, writable: bool = False):
+        _check_sealed(fd, nbytes)
+        self.nbytes, self.fd = nbytes, None
+        access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
+        try:
+            mapping = mmap.mmap(fd, nbytes, access=access)
+        except PermissionError as error:
+            raise InvalidValueError(
+                f"descriptor {fd} does not allow {'writing' if writable else 'reading'}: the owner has opened it "
+                f"{'read-only' if writable else 'write-only'}"
+            ) from error
+        self._keep(mapping)
+
+
+def _unshare(address: int) -> None:
+    os.close(_shared.pop(address)[1])
+
+
+_SEALS = 2 | 4  # F_SEAL_SHRINK, F_SEAL_GROW
+_MFD_NOEXEC_SEAL = 8  # since Linux 6.3, where a system may insist on it
+
+
+def _sealed_memory(nbytes: int) -> int:
+    """A descriptor of nameless memory whose size is final, and which only this user may open."""
+    import fcntl  # not on every platform that may import us
+
+    flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+    try:
+        fd = os.memfd_create("gpunetio", flags | _MFD_NOEXEC_SEAL)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        fd = os.memfd_create("gpunetio", flags)
+    try:
+        os.fchmod(fd, 0o600)
+        os.ftruncate(fd, nbytes)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS | fcntl.F_SEAL_SEAL)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _check_sealed(fd: int, nbytes: int) -> None:
+    """Raise InvalidValueError unless the file behind `fd` has `nbytes` for ever."""
+    import fcntl
+
+    found = os.fstat(fd)
+    try:
+        seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+    except OSError:  # no memfd
+        seals = 0
+    if not stat.S_ISREG(found.st_mode) or seals & _SEALS != _SEALS:
+        raise InvalidValueError(
+            f"descriptor {fd} is no sealed memory (seals {seals:#x}, needed {_SEALS:#x}): its owner could shrink it "
+            "under us; share memory of HostMemory(…, shared=True)"
+        )
+    if nbytes <= 0 or found.st_size != nbytes:
+        raise InvalidValueError(f"the memory of descriptor {fd} has {found.st_size} bytes, not the {nbytes} announced")
+
+
+def open_shared(address: int, nbytes: int) -> tuple[int, int, int] | None:
+    """The shared memory of ours in which a range lies: its address and size, and a new, read-only descriptor of it.
+
+    It may have been closed, if the caller keeps it mapped.
+    """
+    for start, (size, fd) in _shared.copy().items():
+        if start <= address and address + nbytes <= start + size:
+            return start, size, os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+    return None
 
 
 @dataclass(frozen=True)

@@ -14,15 +14,18 @@ from typing import BinaryIO, Protocol
 
 import numpy as np
 
-from ..errors import OperatingSystemError
+from ..errors import InvalidValueError, OperatingSystemError
 from .results import Check
 
 
 @dataclass(frozen=True)
 class Ends:
-    """Where data lie. `marks` gets the last byte of each message of a file's, by which a latency test awaits it."""
+    """Where data lie, as far as they lie in this process.
 
-    source: np.ndarray
+    `marks` gets the last byte of each message of a file's, by which a latency test awaits it.
+    """
+
+    source: np.ndarray | None
     sinks: Sequence[np.ndarray]
     marks: np.ndarray
 
@@ -39,6 +42,10 @@ class Data(Protocol):
     def collect(self, first: int, count: int) -> None: ...
 
     def check(self) -> Check: ...
+
+    def digest(self) -> str | None:
+        """SHA-256 of what was sent so far, if this process knows a file's bytes."""
+        ...
 
 
 def _problem(sink: np.ndarray, wanted: np.ndarray, offset: int, size: int) -> str | None:
@@ -66,7 +73,8 @@ class Pattern:
         if first > 0:
             return
         used = self.slots * self._size
-        self._source[:used] = self._value
+        if self._source is not None:
+            self._source[:used] = self._value
         for sink in self._sinks:
             sink[:used] = ~self._value & 0xFF
             if self._counting:
@@ -84,12 +92,18 @@ class Pattern:
         problems = [_problem(sink[: len(wanted)], wanted, 0, self._size) for sink in self._sinks]
         return Check(next(filter(None, problems), None))
 
+    def digest(self) -> str | None:
+        """See `Data`."""
+        return None
+
 
 class Payload:
     """The first `total` bytes of a file. A launch uses no slot twice, and starts with the first."""
 
     def __init__(self, ends: Ends, size: int, messages: int, slots: int, file: BinaryIO, total: int):
         self.messages, self.slots, self.total = messages, slots, total
+        if ends.source is None:
+            raise InvalidValueError("a file is sent from the process that has it")
         self._source, self._sinks, self._marks = ends.source, ends.sinks, ends.marks
         self._size, self._file = size, file
         self._sent, self._received = hashlib.sha256(), hashlib.sha256()
@@ -114,7 +128,8 @@ class Payload:
         """See the module."""
         nbytes = self._window(first, count)
         self._sent.update(self._source[:nbytes].data)
-        self._received.update(self._sinks[0][:nbytes].data)
+        if self._sinks:
+            self._received.update(self._sinks[0][:nbytes].data)
         for sink in self._sinks:
             problem = _problem(sink[:nbytes], self._source[:nbytes], first * self._size, self._size)
             self._problem = self._problem or problem
@@ -122,6 +137,56 @@ class Payload:
     def check(self) -> Check:
         """See the module."""
         problem = self._problem
+        if not self._sinks:
+            return Check()
         if problem is None and self._sent.digest() != self._received.digest():
             problem = f"message size {self._size}: SHA-256 differs, {self._received.hexdigest()} was received"
         return Check(problem, self.total, self._received.hexdigest())
+
+    def digest(self) -> str | None:
+        """See `Data`."""
+        return self._sent.hexdigest()
+
+
+class Arrival:
+    """The first `total` bytes of a file that only the other end has, which tells SHA-256 after each launch.
+
+    Every byte of the sink is inverted before a launch: one that nobody wrote is not what the launch before left.
+    """
+
+    def __init__(self, ends: Ends, size: int, messages: int, slots: int, total: int):
+        self.messages, self.slots, self.total = messages, slots, total
+        self._sink, self._marks, self._size = ends.sinks[0], ends.marks, size
+        self._received = hashlib.sha256()
+        self._from = self._to = 0
+        self._problem: str | None = None
+
+    def lay_out(self, first: int, count: int) -> None:
+        """See the module. Before it `marks` holds the last byte of each message, if a latency test awaits those."""
+        nbytes = min(count * self._size, self.total - first * self._size)
+        sink = self._sink[:nbytes]
+        np.invert(sink, out=sink)
+        if len(self._marks):
+            sink[np.minimum(np.arange(1, count + 1) * self._size, nbytes) - 1] = ~self._marks[:count]
+
+    def collect(self, first: int, count: int) -> None:
+        """See the module."""
+        self._from = first * self._size
+        self._to = min(self._from + count * self._size, self.total)
+        self._received.update(self._sink[: self._to - self._from].data)
+
+    def compare(self, digest: str | None) -> None:
+        """What was sent up to now has this SHA-256."""
+        if self._problem is None and digest != self._received.hexdigest():
+            self._problem = (
+                f"message size {self._size}: SHA-256 differs, {self._received.hexdigest()} was received: a byte at "
+                f"offset {self._from} … {self._to - 1} is wrong"
+            )
+
+    def check(self) -> Check:
+        """See the module."""
+        return Check(self._problem, self.total, self._received.hexdigest())
+
+    def digest(self) -> str | None:
+        """See `Data`."""
+        return None

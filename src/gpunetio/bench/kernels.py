@@ -212,3 +212,26 @@ def write_lat(
     if status != dev.OK:
         dev.st_relaxed64(stop, 1)  # the other end would wait in vain
     _record(out, dev.block_idx(), start, status)
+
+
+@kernel
+def write_lat_end(
+    client, qp, from_addr, lkey, to_addr, rkey, in_addr, size, total, slots, first, count, marks, times, stop, out
+):
+    """One end of the same between two processes: what arrives at `in_addr` goes from `from_addr` to `to_addr`."""
+    ticket = _wake(qp, dev.EXCLUSIVE)
+    status = dev.wait(qp, ticket, dev.EXCLUSIVE)
+    start = dev.clock_ns()
+    if status == dev.OK:
+        if client:
+            ticket = _bounce(
+                1, qp, ticket, from_addr, lkey, to_addr, rkey, in_addr, size, total, slots, first, count, marks, times,
+                stop,
+            )  # fmt: skip
+        else:
+            ticket = _bounce(
+                0, qp, ticket, from_addr, lkey, to_addr, rkey, in_addr, size, total, slots, first, count, marks, times,
+                stop,
+            )  # fmt: skip
+        status = dev.wait(qp, ticket, dev.EXCLUSIVE)
+    _record(out, 0, start, status)

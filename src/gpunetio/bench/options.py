@@ -6,12 +6,17 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..nic.port import PortConfig
+from .exchange import PORT
+
 ALL_SIZES = tuple(1 << n for n in range(1, 24))
 BW_SIZES = (1, *(1 << n for n in range(6, 21)))
 LAT_SIZES = (1, *(1 << n for n in range(6, 15)))
 ITERATIONS = 2048
 DEPTH = 1024  # slots of a send queue
 CUDA_THREADS = 512
+# What both ends must share, and how it is asked for.
+TERMS = {"sizes": "--size", "iterations": "--iters", "duration": "--duration", "qps": "--qp"}
 HOST_THREADS = 8  # at most: the engine needs a core too
 
 
@@ -43,11 +48,17 @@ BENCHMARKS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """One run. `gpu` is what `Gpu` takes; `threads` None means what suits the target; `duration` is in seconds."""
+    """One run. `gpu` is what `Gpu` takes; `threads` None means what suits the target; `duration` is in seconds.
+
+    `device` None is the first NIC that nobody uses. With two processes, `server` is the address that the client calls,
+    `tcp_port` is where they meet, and `asked` names those of `TERMS` that the user chose: what one end leaves open, the
+    other decides.
+    """
 
     benchmark: Benchmark
     sizes: tuple[int, ...] = ()
-    device: str = "soft0"
+    device: str | None = None
+    nic_port: PortConfig | None = None
     gpu: str = "auto"
     gid_index: int = 0
     nic_handler: int = 0
@@ -58,6 +69,9 @@ class Options:
     depth: int = DEPTH
     threads: int | None = None
     payload: Path | None = None
+    server: str | None = None
+    tcp_port: int = PORT
+    asked: frozenset[str] = frozenset()
 
     def kernel_threads(self, target: str) -> int:
         """Kernel threads of a launch, at least one for each queue pair and a multiple of their number."""

@@ -6,9 +6,9 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from .loopback import Loopback
 from .options import Options
 from .results import BwResult, Result
+from .run import Run
 
 _LINE = "-" * 87
 _BW_UNITS = {False: ("MiB/sec", 1 << 20), True: ("Gb/sec", 1e9 / 8)}
@@ -50,16 +50,16 @@ class Table:
         return " " + "    ".join(cell.ljust(width) for cell, width in zip(cells, widths)).rstrip()
 
 
-def preamble(run: Loopback) -> str:
+def preamble(run: Run) -> str:
     """What is measured, between which ends."""
     options = run.options
     left = {
-        "Device": f"{options.device}, GID index {options.gid_index}",
+        "Device": f"{run.ctx.name}, GID index {options.gid_index}",
         "Kernels": f"{run.gpu.name} ({run.gpu.target}), {run.threads} thread(s)",
     }
     right = {"Queue pairs": str(options.qps), "Send queue": f"{options.depth} slots, MTU {run.mtu}"}
     lines = [f" {a:<8}: {left[a]:<36} {b:<12}: {right[b]}" for a, b in zip(left, right)]
-    return "\n".join([_LINE, f"{options.benchmark.title}, loopback".center(len(_LINE)).rstrip(), *lines, _LINE])
+    return "\n".join([_LINE, f"{options.benchmark.title}, {run.role}".center(len(_LINE)).rstrip(), *lines, _LINE])
 
 
 def payload_lines(name: str, file_bytes: int, results: Sequence[Result]) -> list[str]:
@@ -83,18 +83,19 @@ def _span(sizes: list[int]) -> str:
     return ", ".join(map(str, sizes)) if len(sizes) < 4 else f"{sizes[0]} … {sizes[-1]}"
 
 
-def as_json(run: Loopback, results: Sequence[Result]) -> str:
+def as_json(run: Run, results: Sequence[Result]) -> str:
     """The whole run for programs. Rates are in 10⁹ bits and 10⁶ messages a second."""
     options = run.options
     document: dict[str, Any] = {
         "test": options.benchmark.name,
-        "nic": options.device,
+        "role": run.role,
+        "nic": run.ctx.name,
         "target": run.gpu.target,
         "gpu": run.gpu.name,
         "qps": options.qps,
         "threads": run.threads,
         "results": [result.as_json() for result in results],
     }
-    if options.payload is not None:
-        document["payload"] = {"file": str(options.payload), "bytes": run.payload_bytes}
+    if run.payload_bytes is not None:
+        document["payload"] = {"file": str(options.payload) if options.payload else None, "bytes": run.payload_bytes}
     return json.dumps(document, indent=2)

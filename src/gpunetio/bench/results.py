@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -80,6 +80,7 @@ class LatResult:
     p99: float
     p999: float
     check: Check
+    times: np.ndarray | None = field(default=None, repr=False, compare=False)  # each one, where they were measured
 
     @classmethod
     def of(cls, size: int, round_trips_ns: np.ndarray, check: Check) -> LatResult:
@@ -88,7 +89,7 @@ class LatResult:
             return cls(size, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, check)
         half = round_trips_ns / 2000
         least, median, p99, p999, most = (float(value) for value in np.percentile(half, [0, 50, 99, 99.9, 100]))
-        return cls(size, len(half), least, most, median, float(half.mean()), float(half.std()), p99, p999, check)
+        return cls(size, len(half), least, most, median, float(half.mean()), float(half.std()), p99, p999, check, half)
 
     def as_json(self) -> dict[str, Any]:
         """One entry of "results"."""

@@ -9,6 +9,9 @@ import click
 from .benchmarks import benchmark_commands
 from .devices import devices
 from .failures import INTERRUPTED, OneLineUsage
+from .pingpong import pingpong
+from .show import show
+from .stat import stat
 from .warm import warm
 
 
@@ -26,7 +29,7 @@ def app() -> None:
     """DOCA GPUNetIO in Python: kernels that drive a network card, measured and looked at."""
 
 
-for _command in (*benchmark_commands(), devices, warm):
+for _command in (*benchmark_commands(), devices, pingpong, show, stat, warm):
     app.add_command(_command)
 
 

@@ -14,7 +14,11 @@ from .failures import complain, guarded
 from .options import BenchmarkCommand, benchmark_options, make_options
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ..bench.options import Options
+    from ..bench.results import Result
+    from ..bench.run import Run
 
 _HELP = {
     "put_bw": "Bandwidth of puts.",
@@ -43,44 +47,98 @@ def _command(name: str) -> click.Command:
     @benchmark_options(latency=name.endswith("_lat"))
     @guarded
     def command(**values: Any) -> None:
+        from ..bench import plot
         from ..bench.options import BENCHMARKS
 
         options = make_options(BENCHMARKS[name], values)
-        if not _run(options, values["as_json"], values.get("gbits", False)):
+        if values["plot"]:
+            plot.check(values["plot"])
+        output = _Output(values["as_json"], values.get("gbits") or False, values["plot"])
+        with compiling("the NIC and the kernels"):
+            if values["loopback"] or options.server:
+                valid = _measure(options, values["loopback"], output)
+            else:
+                valid = _serve(options, output)
+        if not valid:
             raise click.exceptions.Exit(1)
 
     return command
 
 
-def _run(options: Options, as_json: bool, gbits: bool) -> bool:
-    """Measure and print: whether all that arrived was right."""
-    with compiling("the NIC and the kernels"):
-        from ..bench import report
-        from ..bench.loopback import Loopback
-        from ..bench.measure import measure
+def _measure(options: Options, loopback: bool, output: _Output) -> bool:
+    """Run both ends, or the client: whether all that arrived was right."""
+    from ..bench.loopback import Loopback
+    from ..bench.measure import measure
+    from ..bench.remote import Client
 
-        table = report.Table(options, gbits)
-        results = []
-        with Loopback(options) as run, _progress(len(options.sizes), shown=not as_json) as progress:
-            if not as_json:
-                click.echo(report.preamble(run))
-                click.echo(table.heading)
-            for index, size in enumerate(options.sizes):
+    with (Loopback if loopback else Client)(options) as run:
+        output.begin(run)
+        with _progress(len(run.options.sizes), shown=not output.as_json) as progress:
+            for index, size in enumerate(run.options.sizes):
                 result = measure(run, index, size, lambda share, done=index: progress(done + share))
-                results.append(result)
-                if not as_json:
-                    click.echo(table.row(result))
-                if result.check.problem is not None:
-                    complain(f"validation failed: {result.check.problem}")
-        if as_json:
+                run.tell(result)
+                output.add(result)
+        run.finish()
+        return output.end(run)
+
+
+def _serve(options: Options, output: _Output) -> bool:
+    """Be the server of one client: whether all that arrived, here or there, was right."""
+    from ..bench.remote import Server
+
+    with Server(options, output.waiting) as run:
+        output.begin(run)
+        for result in run.results():
+            output.add(result)
+        return output.end(run)
+
+
+class _Output:
+    """What a run prints."""
+
+    def __init__(self, as_json: bool, gbits: bool, plot: Path | None):
+        self.as_json, self._gbits, self._plot = as_json, gbits, plot
+        self._results: list[Result] = []
+
+    def waiting(self, address: str, port: int) -> None:
+        """A server can be called."""
+        click.echo(f"Waiting for a client on {address} port {port} …", err=self.as_json)
+
+    def begin(self, run: Run) -> None:
+        """All is ready."""
+        from ..bench import report
+
+        self._table = report.Table(run.options, self._gbits)
+        if not self.as_json:
+            click.echo(report.preamble(run))
+            click.echo(self._table.heading)
+
+    def add(self, result: Result) -> None:
+        """A size was measured."""
+        self._results.append(result)
+        if not self.as_json:
+            click.echo(self._table.row(result))
+        if result.check.problem is not None:
+            complain(f"validation failed: {result.check.problem}")
+
+    def end(self, run: Run) -> bool:
+        """All sizes were: whether all that arrived was right."""
+        from ..bench import plot, report
+
+        results, payload = self._results, run.payload_bytes
+        valid = all(result.check.problem is None for result in results)
+        if self._plot:
+            plot.draw(self._plot, f"{run.options.benchmark.title}, {run.role}", results)
+        if self.as_json:
             click.echo(report.as_json(run, results))
-        elif options.payload is not None:
-            for line in report.payload_lines(options.payload.name, run.payload_bytes, results):
+            return valid
+        if payload is not None:
+            name = run.options.payload.name if run.options.payload else "the payload"
+            for line in report.payload_lines(name, payload, results):
                 click.echo(line)
-    valid = all(result.check.problem is None for result in results)
-    if valid and not as_json:
-        click.echo("Validation successful! Data received correctly.")
-    return valid
+        if valid:
+            click.echo(f"Validation successful! {run.outcome}")
+        return valid
 
 
 @contextmanager

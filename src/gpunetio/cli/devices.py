@@ -23,7 +23,7 @@ _LIMITS = (
 @click.command()
 @click.option("-d", "--device", "--ib-dev", "wanted", metavar="NIC", help="Only this one.")
 @click.option("-l", "--list", "names_only", is_flag=True, help="Only the names.")
-@click.option("-v", "--verbose", is_flag=True, help="Limits and the GID table too.")
+@click.option("-v", "--verbose", is_flag=True, help="Limits, GIDs and live counters too.")
 @guarded
 def devices(wanted: str | None, names_only: bool, verbose: bool) -> None:
     """Describe the NICs as ibv_devinfo does."""
@@ -39,6 +39,8 @@ def devices(wanted: str | None, names_only: bool, verbose: bool) -> None:
             ctx = open_device(name)
         with ctx:
             click.echo(_describe(ctx, verbose))
+        if verbose:
+            _live_counters(name)
 
 
 def _describe(ctx: Context, verbose: bool) -> str:
@@ -63,6 +65,17 @@ def _describe(ctx: Context, verbose: bool) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _live_counters(name: str) -> None:
+    """Those of the NICs of that name that run in other processes."""
+    from ..nic.observe import running
+
+    for nic in running(name):
+        with nic:
+            counters = [_field(counter, value, 3) for counter, value in nic.counters.items() if value]
+        lines = [f"\t\tcounters of {name} in process {nic.pid}:", *(counters or ["\t\t\t(all are 0)"])]
+        click.echo("\n".join(lines) + "\n")
+
+
 def _port(ctx: Context, port: int, verbose: bool) -> list[str]:
     attr = ctx.query_port(port)
     lines = [
@@ -77,7 +90,8 @@ def _port(ctx: Context, port: int, verbose: bool) -> list[str]:
     ]
     if verbose:
         gids = ((index, ctx.query_gid(port, index)) for index in range(attr.gid_tbl_len))
-        lines += [_field(f"GID[{index:3}]", f"{_gid(gid)}, RoCE v2", 3) for index, gid in gids if any(gid)]
+        kind = "" if attr.link_layer.name == "INFINIBAND" else ", RoCE v2"
+        lines += [_field(f"GID[{index:3}]", _gid(gid) + kind, 3) for index, gid in gids if any(gid)]
     return lines
 
 

@@ -26,6 +26,12 @@ class UsageFailure(Failure):
     exit_code = 2
 
 
+class InterruptedFailure(Failure):
+    """The same when somebody pressed Ctrl+C at the other end of a benchmark."""
+
+    exit_code = INTERRUPTED
+
+
 def complain(message: str) -> None:
     """One line on stderr."""
     click.echo(f"gpunetio: error: {' '.join(message.split())}", err=True)
@@ -40,7 +46,10 @@ def _explain(error: Exception) -> str:
 
 
 def guarded(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Turn what gpunetio and the operating system raise into a `Failure`, and Ctrl+C into a quiet end."""
+    """Turn what gpunetio and the operating system raise into a `Failure`, and Ctrl+C into a quiet end.
+
+    Ctrl+C at the other end is said, and ends with the same status.
+    """
 
     @functools.wraps(command)
     def guard(*args: Any, **kwargs: Any) -> Any:
@@ -51,7 +60,8 @@ def guarded(command: Callable[..., Any]) -> Callable[..., Any]:
         except BrokenPipeError:
             raise  # whoever reads our output has had enough: click ends quietly
         except (DocaError, OSError) as error:
-            raise Failure(_explain(error)) from error
+            kind = InterruptedFailure if getattr(error, "interrupted", False) else Failure
+            raise kind(_explain(error)) from error
         except KeyboardInterrupt:
             raise click.exceptions.Exit(INTERRUPTED) from None
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from .ports import MTU, nic_port, port_options, tcp_port
+
 if TYPE_CHECKING:
     from ..bench.options import Benchmark, Options
 
@@ -25,11 +27,17 @@ class BenchmarkCommand(click.Command):
 
 _COMMON = (
     click.option("--loopback", is_flag=True, help="Run both ends in this process."),
-    click.option("-c", "--client", metavar="ADDRESS", help="Address of the server. (In a later release.)"),
     click.option(
-        "-d", "--device", "--ib-dev", metavar="NIC", default="soft0", show_default=True,
-        help="The NIC; `gpunetio devices` names them.",
+        "-c", "--client", "server", metavar="HOST",
+        help="Be the client of the server at HOST.  [default: be the server, unless --loopback]",
     ),
+    tcp_port("--port"),
+    click.option(
+        "-d", "--device", "--ib-dev", metavar="NIC",
+        help="The NIC; `gpunetio devices` names them.  [default: the first that no other process uses]",
+    ),
+    port_options,
+    MTU,
     click.option(
         "-g", "--gpu", metavar="GPU",
         help="PCI address or number of a GPU, or host. Also -gpu.  [default: the first GPU, or the host]",
@@ -52,7 +60,12 @@ _COMMON = (
     ),
     click.option(
         "--payload", type=click.Path(path_type=Path), metavar="FILE",
-        help="Send the bytes of FILE, once, cut into messages of each size; compare SHA-256 at the receiver.",
+        help="Send the bytes of FILE, once, cut into messages of each size; compare SHA-256 at the receiver. With two "
+        "processes the sender needs it: the client, or get_bw's server.",
+    ),
+    click.option(
+        "--plot", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+        help="Draw the results: FILE.png, .svg or .pdf. Needs the extra 'plot'.",
     ),
     click.option(
         "-l", "-x", "--gid-index", type=click.IntRange(0), default=0, show_default=True,
@@ -78,8 +91,8 @@ _COMMON = (
 )  # fmt: skip
 _BANDWIDTH = (
     click.option(
-        "-q", "--qp", "qps", type=click.IntRange(1, 64), default=1, show_default=True,
-        help="Queue pairs that the messages are spread over.",
+        "-q", "--qp", "qps", type=click.IntRange(1, 64),
+        help="Queue pairs that the messages are spread over.  [default: 1]",
     ),
     click.option(
         "-t", "--thread", "--threads", "threads", type=click.IntRange(1, 1024),
@@ -106,27 +119,37 @@ def make_options(benchmark: Benchmark, values: dict[str, Any]) -> Options:
     """`Options` from the values that click found."""
     from ..bench.options import ALL_SIZES, ITERATIONS, Options
 
-    _check_combination(values)
+    _check_combination(values, benchmark.latency)
     _refuse_what_comes_later(values)
+    asked = {name: values.get(name) for name in ("iterations", "duration", "qps")}
+    asked["sizes"] = values["sizes"] or values["all_sizes"]
     return Options(
         benchmark=benchmark,
         sizes=values["sizes"] or (ALL_SIZES if values["all_sizes"] else benchmark.sizes),
         device=values["device"],
+        nic_port=nic_port(values),
         gpu=_gpu(values["gpu"], values["target"]),
         gid_index=values["gid_index"],
         nic_handler=int(values["nic_handler"]),
         no_dbr=values["send_dbr"] == "1",
         iterations=values["iterations"] or ITERATIONS,
         duration=values["duration"],
-        qps=values.get("qps", 1),
+        qps=values.get("qps") or 1,
         depth=values["depth"],
         threads=values.get("threads"),
         payload=values["payload"],
+        server=values["server"],
+        tcp_port=values["tcp_port"],
+        asked=frozenset(name for name, value in asked.items() if value),
     )
 
 
-def _check_combination(values: dict[str, Any]) -> None:
+def _check_combination(values: dict[str, Any], latency: bool) -> None:
+    if values["server"] == "":
+        raise click.UsageError("--client needs the server's address")
     for what, first, second in (
+        ("--loopback and --client", values["loopback"], values["server"]),
+        ("--loopback, which sends no packets, and --pcap", values["loopback"], values["capture"]),
         ("--size and --all", values["sizes"], values["all_sizes"]),
         ("--duration and --iters", values["duration"], values["iterations"]),
         ("--duration and --payload, which sends a file once,", values["duration"], values["payload"]),
@@ -134,13 +157,13 @@ def _check_combination(values: dict[str, Any]) -> None:
     ):
         if first and second:
             raise click.UsageError(f"{what} exclude each other")
+    if latency and values["plot"] and not (values["loopback"] or values["server"]):
+        raise click.UsageError("--plot of a latency test belongs to the client, which measures")
 
 
 def _refuse_what_comes_later(values: dict[str, Any]) -> None:
     from ..errors import NotSupportedError
 
-    if values["client"] is not None or not values["loopback"]:
-        raise NotSupportedError("only --loopback exists in this release: two-process mode comes later")
     if values["exec_scope"] == "1":
         raise NotSupportedError("-e 1: operations of a whole warp come later; use -e 0")
     if values["send_dbr"] == "2":

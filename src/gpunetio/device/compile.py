@@ -61,7 +61,9 @@ def engine_function(fn: Callable[..., Any]) -> Any:
 def _compiled(fn: Callable[..., Any], forceinline: bool) -> Any:
     # Functions typed at a prompt or made by `exec` have no file to cache beside.
     cacheable = Path(inspect.getfile(fn)).is_file()
-    compiled: Any = njit(nogil=True, error_model="numpy", forceinline=forceinline, cache=cacheable)(fn)
+    compiled: Any = njit(
+        nogil=True, error_model="numpy", forceinline=forceinline, cache=cacheable, no_cfunc_wrapper=True
+    )(fn)  # type: ignore[call-overload]
     compiled.stamp = _stamp(fn)
     if cacheable:
         compiled._cache._cache_file._source_stamp = compiled.stamp

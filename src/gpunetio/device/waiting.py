@@ -6,7 +6,7 @@ from .compile import device_function
 from .ops import clock_ns, on_host, pause, yield_thread
 
 # A host thread spins this often before it lets others run: there are more threads than cores.
-HOST_SPINS = 64
+HOST_SPINS = 16
 CLOCK_EVERY = 256  # polls between looks at the clock
 
 

@@ -10,6 +10,8 @@ import numpy as np
 from ..enums import MemType
 from ..memory import HostMemory
 
+SHARED_FROM = 4 << 20  # bytes: a NIC may lend it to another process (nic/loans.py), at the price of descriptors
+
 
 class HostBackend:
     """What `Gpu` asks of a machine without CUDA."""
@@ -20,7 +22,11 @@ class HostBackend:
 
     def alloc(self, nbytes: int, alignment: int, kind: MemType) -> tuple[int, np.ndarray | None, Any]:
         """(device address, CPU view, what keeps it allocated)."""
-        memory = HostMemory(nbytes + max(0, alignment - 1))
+        size = nbytes + max(0, alignment - 1)
+        try:
+            memory = HostMemory(size, shared=size >= SHARED_FROM)
+        except OSError:  # out of descriptors
+            memory = HostMemory(size)
         start = -memory.address % max(1, alignment)
         array = memory.array[start : start + nbytes]
         memory.close()  # the view keeps it mapped

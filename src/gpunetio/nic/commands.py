@@ -20,6 +20,7 @@ from ..formats.cqe import CQE_SIZE
 from ..formats.layout import BitStruct
 from ..formats.wqe import WQEBB
 from . import step
+from .rnr import rnr_delay_ns
 from .syndromes import CommandError, CommandSyndrome
 from .tables import Table
 
@@ -31,12 +32,6 @@ ACK_TIMEOUT_UNIT_NS = 4096  # IBTA 9.7.6.1.3: 4.096 µs · 2^code; code 0 never 
 _MAX_CQ_LOG = 22
 _MAX_RQ_STRIDE_LOG = 5  # 512 bytes, in units of 16
 _RING_ALIGNMENT, _RECORD_ALIGNMENT = 64, 8
-
-# RNR NAK timer codes in units of 10 µs (IBTA table 45).
-_RNR_TIMER_10US = (
-    65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192,
-    256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
-)  # fmt: skip
 
 _MODIFY = {
     Opcode.RST2INIT_QP:  (cmd.RST2INIT_QP_IN,  QpState.RST,  QpState.INIT),
@@ -83,8 +78,8 @@ _ALLOWED: dict[Opcode, OptParam] = {
 
 # What a connected QP's row has more than a new one's.
 _CONNECTION = (
-    "rights", "remote_qpn", "remote_row", "wire", "rnr_retry", "retry_cnt", "timeout_ns", "min_rnr", "mtu", "sq_psn",
-    "rq_psn",
+    "rights", "remote_qpn", "remote_row", "wire", "peer_high", "peer_low", "source", "dlid", "sl", "grh", "rnr_retry",
+    "retry_cnt", "timeout_ns", "min_rnr", "min_rnr_code", "mtu", "max_rd", "max_dest_rd", "sq_psn", "rq_psn",
 )  # fmt: skip
 
 
@@ -239,10 +234,10 @@ class CommandInterpreter:
     def _create_qp(self, mailbox: bytes) -> bytes:
         nic = self._nic
         context = cmd.CREATE_QP_IN.get(mailbox, "qpc")
-        if context["st"] != ServiceType.RC:
+        if context["st"] not in (ServiceType.RC, ServiceType.UC):
             raise CommandError(
                 Status.BAD_PARAM, CommandSyndrome.SERVICE_TYPE,
-                f"service type {context['st']} is not supported: only RC (0)",
+                f"service type {context['st']} is not supported: only RC (0) and UC (1)",
             )  # fmt: skip
         if context["pd"] not in nic.pds:
             raise CommandError(Status.BAD_RESOURCE, CommandSyndrome.NO_SUCH_PD, f"there is no PD {context['pd']:#x}")
@@ -263,6 +258,8 @@ class CommandInterpreter:
         qpn = self._free(nic.qps, "QP", spread=True)
         row = np.zeros((), nic.qps.entry.dtype)
         row["qpn"], row["state"], row["pdn"], row["user_index"] = qpn, QpState.RST, context["pd"], context["user_index"]
+        row["service"] = context["st"]
+        row["flights"], row["resources"] = nic.queue_memory(qpn, sq_bytes // WQEBB)
         row["dbrec"], row["doorbell"], row["no_dbr"] = record, nic.doorbell_line(qpn), context["send_dbr_mode"]
         if rq_bytes:
             row["rq_addr"], row["rq_log"] = ring, context["log_rq_size"]
@@ -301,6 +298,7 @@ class CommandInterpreter:
         qpn = cmd.DESTROY_QP_IN.get(mailbox, "qpn")
         row_address = self._row(self._nic.qps, qpn, CommandSyndrome.NO_SUCH_QP, "QP")
         self._nic.engine.post(step.REMOVE_QP, row_address)
+        self._nic.free_queue_memory(qpn)
         del self.contexts[qpn], self._created[qpn]
         self._hold_all(self._qp_uses.pop(qpn), -1)
         return bytes(OUT_BYTES)
@@ -377,16 +375,25 @@ class CommandInterpreter:
             | Access.REMOTE_READ * _get(context, "rre")
             | Access.REMOTE_ATOMIC * (_get(context, "rae") and _get(context, "atomic_mode") != 0)
         )
-        row["min_rnr"] = _RNR_TIMER_10US[_get(context, "min_rnr_nak")] * 10_000
+        row["min_rnr_code"] = _get(context, "min_rnr_nak")
+        row["min_rnr"] = rnr_delay_ns.py_func(int(row["min_rnr_code"]))
         if state in (QpState.RTR, QpState.RTS):
             row["remote_qpn"], row["rq_psn"] = _get(context, "remote_qpn"), _get(context, "next_rcv_psn")
             row["mtu"] = 128 << _get(context, "mtu")
-            row["remote_row"], row["wire"] = self._nic.route(_get(context, f"{_PATH}.rgid_rip"), int(row["remote_qpn"]))
+            gid, lid = _get(context, f"{_PATH}.rgid_rip"), _get(context, f"{_PATH}.rlid")
+            row["remote_row"], row["wire"] = self._nic.route(
+                gid, lid, _get(context, f"{_PATH}.src_addr_index"), int(row["remote_qpn"])
+            )
+            row["peer_high"], row["peer_low"] = np.frombuffer(gid, np.int64)
+            row["source"] = _get(context, f"{_PATH}.src_addr_index")
+            row["dlid"], row["sl"], row["grh"] = lid, _get(context, f"{_PATH}.sl"), _get(context, f"{_PATH}.grh")
+            row["max_dest_rd"] = 1 << _get(context, "log_rra_max")
         if state is QpState.RTS:
             code = _get(context, f"{_PATH}.ack_timeout")
             row["timeout_ns"] = ACK_TIMEOUT_UNIT_NS << code if code else 0
             row["retry_cnt"], row["rnr_retry"] = _get(context, "retry_count"), _get(context, "rnr_retry")
             row["sq_psn"] = _get(context, "next_send_psn")
+            row["max_rd"] = 1 << _get(context, "log_sra_max")
         return row
 
     def _to_error(self, mailbox: bytes) -> bytes:

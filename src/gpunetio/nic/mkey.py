@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ..device.compile import device_function, engine_function
-from .tables import MKEY_ROW, mkey_row_at, nic_at
+from ..fabric.frames import LOAN_SHIFT
+from .tables import LOAN, LOANS, MKEY_ROW, loan_at, mkey_row_at, nic_at, wire_at
 
 # Offsets from Reason.LKEY_UNKNOWN and Reason.RKEY_UNKNOWN, whose followers are in this order.
 _UNKNOWN, _PD, _RIGHTS, _BOUNDS = 0, 1, 2, 3
@@ -24,6 +25,18 @@ def find(nic, key, pdn, addr, nbytes, right):
     ):  # fmt: skip
         return addr + m.delta
     return -1
+
+
+@engine_function
+def reference(nic, wire, key, address):
+    """What refers to `address` in a region's memory on this wire, or 0 if the peer cannot read it there."""
+    n = nic_at(nic)
+    m = mkey_row_at(n.mkeys + ((key >> 8) & n.mkey_mask) * MKEY_ROW.size)
+    if m.lent == 0 or m.key != key or n.capture != 0:
+        return 0
+    number = (address + m.lent) >> LOAN_SHIFT
+    loan = loan_at(wire_at(wire).loans + (number & (LOANS - 1)) * LOAN.size)
+    return address + m.lent if loan.granted == number else 0
 
 
 @device_function

@@ -3,38 +3,48 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import secrets
 import threading
-import time
-from ipaddress import IPv4Address
+from typing import Any
 
 import numpy as np
 
 from ..device.launch import observers
 from ..enums import Access, UarAllocationType
 from ..errors import (
-    BadStateError, InUseError, InvalidValueError, NoMemoryError, NotFoundError, NotSupportedError, TimedOutError,
+    BadStateError, InUseError, InvalidValueError, NoMemoryError, NotSupportedError,
 )  # fmt: skip
-from ..fabric.inprocess import MESSAGE, InProcessWire
+from ..fabric.icrc import HEADER_ROOM
+from ..fabric.inprocess import InProcessWire
+from ..fabric.link import Link
+from ..fabric.neighbours import Door
+from ..fabric.pcap import Pcap
 from ..formats import contexts
-from ..formats.commands import PORT_TYPE_ETH, ROCE_VERSION_2, CapClass
+from ..formats.commands import PORT_TYPE_ETH, PORT_TYPE_IB, ROCE_VERSION_2, CapClass
 from ..formats.doorbell import UAR_PAGE
 from ..memory import HostMemory, is_accessible
 from . import step
 from .commands import CommandInterpreter
 from .engine import Engine
+from .links import MAX_WIRES, Links
+from .loans import Loans
+from .message import MESSAGE
+from .port import Port, address_of, mac_of
+from .publish import TABLES, Publication
 from .reasons import EXPLAIN
 from .reports import ReportService
 from .tables import (
-    COUNTERS, CQ_ROW, EQ_ROW, GID_ROW, MKEY_ROW, NIC, PD_ROW, QP_ROW, UAR_ROW, UMEM_ROW, MkeyTable, Table,
+    COUNTERS, CQ_ROW, EQ_ROW, FLIGHT, GID_ROW, MAX_RD_ATOMIC, MKEY_ROW, NIC, PD_ROW, QP_ROW, RESOURCE, UAR_ROW,
+    UMEM_ROW, MkeyTable, Table,
 )  # fmt: skip
 
 MAX_QP, MAX_CQ, MAX_MR, MAX_PD, MAX_UMEM, MAX_UAR, MAX_GID = 4096, 4096, 65536, 1024, 8192, 512, 16
+_GID_TABLE_CODE = (MAX_GID // 8).bit_length() - 1  # what the capability carries: 8 entries, shifted by it
 LINE = 64  # an exported QP's doorbell register has a cache line of its own
-MAX_WIRES = 64
+MIN_ACK_TIMEOUT_NS = 1_000_000  # an engine is a thread, and can be away from its core for that long
 BUDGET = 256  # WQEs of one QP before the next has its turn
-PAUSE_TIMEOUT = 10.0  # seconds; the engine may be in the middle of a long copy
 
 class SoftNic:
     """One software NIC. `nic.qps[qpn]`, `.cqs`, `.mkeys`, `.pds`, `.umems`, `.uar_pages`, `.eqs`, `.gids` and
@@ -43,9 +53,10 @@ class SoftNic:
     `spin_us`: how long an idle engine spins before it sleeps; `sleep_ms`: how long it sleeps at most.
     """
 
-    def __init__(self, name: str, address: str, spin_us: int = 200, sleep_ms: int = 1, budget: int = BUDGET):
-        self.name, self.ip = name, IPv4Address(address)
+    def __init__(self, name: str, port: Port, spin_us: int = 200, sleep_ms: int = 1, budget: int = BUDGET):
+        self.name, self.port = name, port
         self.pid = os.getpid()
+        self._pcap = Pcap(port.config.capture, port.infiniband) if port.config.capture else None
         self.qps, self.cqs = Table("QP", QP_ROW, MAX_QP), Table("CQ", CQ_ROW, MAX_CQ)
         self.mkeys, self.pds = MkeyTable("key", MKEY_ROW, MAX_MR), Table("PD", PD_ROW, MAX_PD)
         self.umems, self.uar_pages = Table("UMEM", UMEM_ROW, MAX_UMEM), Table("UAR page", UAR_ROW, MAX_UAR)
@@ -54,17 +65,35 @@ class SoftNic:
         self._fill_gids()
         self.capabilities = self._capabilities()
         self._uar_memory, self._lines = HostMemory(MAX_UAR * UAR_PAGE), HostMemory(MAX_QP * LINE)
-        self._wires: dict[int, tuple[SoftNic, InProcessWire]] = {}
-        self._dead_wires: list[InProcessWire] = []
+        self._queue_memory: dict[int, HostMemory] = {}
+        self.links, self.loans = Links(self), Loans(self)
+        # Faults and captures need the bytes of every packet.
+        self.lends = not port.config.faults and not port.config.capture
         self._lock = threading.RLock()
         self._service = ReportService(name, lambda key: key in self.mkeys)
         self._control = HostMemory(
-            NIC.size + COUNTERS.size + 256 + 8 * (MAX_QP + MAX_UAR + MAX_WIRES) + MESSAGE.size
+            NIC.size + COUNTERS.size + 256 + 8 * (2 * MAX_QP + MAX_UAR + MAX_WIRES) + MESSAGE.size + 64 + HEADER_ROOM,
+            shared=True,
         )
+        self.control_address = self._control.address
         self.record = self._control.view(NIC.dtype)[0]
         self._lay_out(spin_us, sleep_ms, budget)
+        if self._pcap:
+            self.record["capture"] = self._pcap.address
+            self._pcap.start(name, port.gids, self._mac_for_capture, self._path_of)
         self.engine = Engine(name, self.record, self._control.address)
         self.interpreter = CommandInterpreter(self)
+        self._publication = Publication(
+            {table: getattr(self, table) for table in TABLES},
+            (self._control, int(self.record["counters"]) - self._control.address),
+            self.links.memory,
+        )
+        on_link = None if port.config.wire == "udp" else self._take_link
+        on_letter = self._hear if self.lends else None
+        self.door = Door(
+            port.door_addresses, name, self._publication, on_link, self._lose_link, medium=port.link_layer.name,
+            on_letter=on_letter,
+        )  # fmt: skip
         observers.append(self.engine.busy)
         atexit.register(self.close)
 
@@ -83,7 +112,8 @@ class SoftNic:
         r["eqs"], r["errors"], r["service_fd"] = self.eqs.address, self._service.ring, self._service.event
         r["counters"], r["syndromes"] = take(COUNTERS.size), take(256)
         r["active"], r["uars"], r["wires"] = take(8 * MAX_QP), take(8 * MAX_UAR), take(8 * MAX_WIRES)
-        r["message"] = take(MESSAGE.size)
+        r["due"], r["message"], r["scratch"] = take(8 * MAX_QP), take(MESSAGE.size), take(HEADER_ROOM)
+        r["gids"], r["lid"], r["min_timeout"] = self.gids.address, self.port.lid, MIN_ACK_TIMEOUT_NS
         r["spin_ns"], r["sleep_ms"], r["budget"], r["pause_at"] = spin_us * 1000, sleep_ms, budget, -1
         base = self._control.address
         self.counters = self._control.view(COUNTERS.dtype, int(r["counters"]) - base)[0]
@@ -91,22 +121,20 @@ class SoftNic:
         for reason, text in EXPLAIN.items():
             syndromes[reason] = text.requester
         self._uar_list = self._control.view(np.int64, int(r["uars"]) - base, MAX_UAR)
-        self._wire_list = self._control.view(np.int64, int(r["wires"]) - base, MAX_WIRES)
 
     # --- identity --------------------------------------------------------------------------------------------------
 
     @property
     def mac(self) -> bytes:
-        """The port's MAC: locally administered, from the IPv4 address."""
-        return b"\x02\x00" + self.ip.packed
+        """The port's MAC."""
+        return self.port.mac
 
     def _fill_gids(self) -> None:
-        mac = self.mac
-        link_local = b"\xfe\x80" + bytes(6) + bytes([mac[0] ^ 2]) + mac[1:3] + b"\xff\xfe" + mac[3:]
-        for index, gid in enumerate((bytes(10) + b"\xff\xff" + self.ip.packed, link_local)):
+        for index, gid in enumerate(self.port.gids):
             row = self.gids.rows[index]
-            row["index"], row["gid"], row["version"] = index, np.void(gid), ROCE_VERSION_2
-            row["mac"] = np.void(mac + b"\0\0")
+            row["index"], row["gid"] = index, np.void(gid)
+            row["version"] = 0 if self.port.infiniband else ROCE_VERSION_2
+            row["mac"] = np.void(self.mac + b"\0\0")
 
     def gid(self, index: int) -> bytes:
         """Entry `index` of the GID table; zero when empty."""
@@ -118,11 +146,11 @@ class SoftNic:
         """Whether `gid` is one of this NIC's."""
         return any(gid) and any(bytes(row["gid"]) == gid for row in self.gids.rows)
 
-    @staticmethod
-    def _capabilities() -> dict[int, bytes]:
+    def _capabilities(self) -> dict[int, bytes]:
         general = contexts.CMD_HCA_CAP.pack(
-            port_type=PORT_TYPE_ETH, rc=1, rts2rts_qp_dscp=1, max_wqe_sz_sq=1024, max_wqe_sz_rq=512, log_max_qp_sz=15,
-            hca_cap_2=1, log_max_cq_sz=22,
+            port_type=PORT_TYPE_IB if self.port.infiniband else PORT_TYPE_ETH,
+            gid_table_size=_GID_TABLE_CODE, rc=1, uc=1, rts2rts_qp_dscp=1, max_wqe_sz_sq=1024, max_wqe_sz_rq=512,
+            log_max_qp_sz=15, hca_cap_2=1, log_max_cq_sz=22,
         )  # fmt: skip
         roce = contexts.ROCE_CAP.pack(
             roce_version=1 << ROCE_VERSION_2, r_roce_max_src_udp_port=0xFFFF, r_roce_min_src_udp_port=0xC000,
@@ -140,49 +168,60 @@ class SoftNic:
     # --- wires -----------------------------------------------------------------------------------------------------
 
     def join(self, other: SoftNic) -> None:
-        """Lay an in-process wire to another NIC of this process."""
-        wire = InProcessWire()
-        for nic, peer, end in ((self, other, wire.ends[0]), (other, self, wire.ends[1])):
-            with nic._guard():
-                nic._wires[end] = (peer, wire)
-                nic._publish_wires()
+        """Lay an in-process wire to another NIC of this process. None leads from Ethernet to InfiniBand."""
+        if self.port.link_layer is not other.port.link_layer:
+            return
+        gids = self.port.gids[0], other.port.gids[0]
+        wire = InProcessWire((self.engine.kick_fd, other.engine.kick_fd))
+        with self._guard(), other._guard():
+            self.links.add_pipes(wire.ends[0], other, gids, wire.drop)
+            other.links.add_pipes(wire.ends[1], self, (gids[1], gids[0]), wire.drop)
 
-    def _publish_wires(self) -> None:
-        ends = np.zeros(MAX_WIRES, np.int64)
-        ends[: len(self._wires)] = list(self._wires)
-        count = self._control.address + NIC.wire_count, np.array(len(self._wires), np.int64)
-        writes = [(int(self._wire_list.ctypes.data), ends), count]
-        if len(self._wires) < self.record["wire_count"]:
-            writes.reverse()  # the engine must never count an entry that is not there
-        for row, values in writes:
-            self.engine.post(step.WRITE_ROW, row, values)
-
-    def _leave(self, end: int) -> None:
-        """Forget a wire whose other NIC goes away: nothing is in flight on it afterwards."""
-        with self._guard():
-            _, wire = self._wires[end]
-            self.engine.post(step.QUIESCE, 0)
-            del self._wires[end]
-            self._publish_wires()
-            self._dead_wires.append(wire)  # QPs may still name it
-
-    def route(self, gid: bytes, qpn: int) -> tuple[int, int]:
-        """Where a QP's peer is: (row address, 0) on this NIC, (0, wire end) on another, (0, 0) nowhere."""
-        if self.has_gid(gid):
+    def route(self, gid: bytes, lid: int, source: int, qpn: int) -> tuple[int, int]:
+        """Where a QP's peer is: (row address, 0) on this NIC, (0, wire) elsewhere. `source` is a GID index of ours."""
+        if lid == self.port.lid if self.port.infiniband else self.has_gid(gid):
             return self.qps.row_address(qpn), 0
-        for end, (peer, _) in self._wires.items():
-            if peer.has_gid(gid):
-                return 0, end
-        return 0, 0
+        return 0, self.links.towards(gid, lid, source)
+
+    def _take_link(self, link: Link) -> None:
+        with contextlib.suppress(BadStateError), self._guard():  # it may be closing
+            self.links.add_link(link)
+
+    def _lose_link(self, link: Link) -> None:
+        with contextlib.suppress(BadStateError), self._guard():
+            self.links.lose(link)
+
+    def _hear(self, link: Link, letter: dict[str, Any], fds: list[int]) -> None:
+        try:
+            with contextlib.suppress(BadStateError), self._guard():
+                self.loans.hear(link, letter, fds)
+        finally:
+            for fd in fds:
+                os.close(fd)
 
     def mac_of(self, gid: bytes) -> bytes:
         """The MAC behind a GID that can be reached."""
-        for nic in (self, *(peer for peer, _ in self._wires.values())):
-            if nic.has_gid(gid):
-                return nic.mac
-        raise NotFoundError(
-            f"{self.name} reaches no NIC with GID {gid.hex(':', 2)}: open the peer's device in this process first"
-        )
+        return self.mac if self.has_gid(gid) else self.links.mac_of(gid)
+
+    def _mac_for_capture(self, gid: bytes) -> bytes:
+        return self.mac if self.has_gid(gid) else mac_of(address_of(gid))
+
+    def _path_of(self, qpn: int) -> tuple[bytes, int] | None:
+        """The peer's GID and the source index of a QP that is connected over a wire."""
+        row = self.qps.rows[qpn & self.qps.mask]
+        if row["qpn"] != qpn or row["wire"] == 0:
+            return None
+        return row["peer_high"].tobytes() + row["peer_low"].tobytes(), int(row["source"])
+
+    def queue_memory(self, qpn: int, sq_entries: int) -> tuple[int, int]:
+        """What the transport keeps of a QP: its flights and its READ and atomic resources."""
+        memory = HostMemory(sq_entries * FLIGHT.size + MAX_RD_ATOMIC * RESOURCE.size)
+        self._queue_memory[qpn] = memory
+        return memory.address, memory.address + sq_entries * FLIGHT.size
+
+    def free_queue_memory(self, qpn: int) -> None:
+        """The engine has forgotten the QP."""
+        self._queue_memory.pop(qpn).close()
 
     # --- protection domains, memory, registers ---------------------------------------------------------------------
 
@@ -218,17 +257,19 @@ class SoftNic:
             row = np.zeros((), MKEY_ROW.dtype)
             row["key"], row["pdn"], row["access"], row["iova"] = key, pdn, int(access), _signed(iova)
             row["nbytes"], row["delta"] = nbytes, _signed(address - iova)
+            row["lent"] = self.loans.lend(address, nbytes)
             self.engine.post(step.WRITE_ROW, self.mkeys.row_address(key), row)
             pd["users"] += 1
             return key
 
     def dereg_mr(self, key: int) -> None:
-        """After this returns no byte of the region is touched."""
+        """After this returns this NIC touches no byte of the region."""
         with self._guard():
-            pdn = int(self.mkeys[key]["pdn"])
+            pdn, lent = int(self.mkeys[key]["pdn"]), int(self.mkeys[key]["lent"])
             self.engine.post(step.WRITE_ROW, self.mkeys.row_address(key), np.zeros((), MKEY_ROW.dtype))
-            self.engine.post(step.QUIESCE, 0)  # requests on a wire were granted before
             self.pds[pdn]["users"] -= 1
+            if lent:
+                self.loans.take_back(lent)
 
     def reg_umem(self, address: int, nbytes: int, access: Access) -> int:
         """A UMEM id."""
@@ -289,13 +330,11 @@ class SoftNic:
         With `after` 0 the NIC stands still when this returns.
         """
         with self._guard():
-            self.record["pause_at"] = int(self.counters["sq_wqes"]) + after
-            self.engine.kick()
-            end = time.monotonic() + PAUSE_TIMEOUT
-            while after == 0 and not self.record["paused"]:
-                if time.monotonic() > end:
-                    raise TimedOutError(f"the engine of {self.name} did not pause within {PAUSE_TIMEOUT:g} s")
-                time.sleep(50e-6)
+            if after == 0:
+                self.engine.post(step.WRITE_ROW, self.control_address + NIC.paused, np.ones(1, np.int64))
+            else:
+                self.record["pause_at"] = int(self.counters["sq_wqes"]) + after
+                self.engine.kick()
 
     def resume(self) -> None:
         """Undo `pause`."""
@@ -311,19 +350,23 @@ class SoftNic:
         if self.pid != os.getpid() or not self.engine.running:
             return
         self.resume()
-        for end, (peer, wire) in list(self._wires.items()):
-            wire.close_end(end)
-            other = next(e for e in wire.ends if e != end)
-            peer._leave(other)
+        self.door.close()
+        self._publication.close()
+        for peer in self.links.peers():
+            with peer._guard():
+                peer.links.lose(self)
         atexit.unregister(self.close)
         observers.remove(self.engine.busy)
         with self._lock:
             self.engine.stop()
         self._service.close()
-        # A wire to a NIC that is still open goes with that one.
+        if self._pcap:
+            self._pcap.close()
+        self.links.close()
+        self.loans.close()
         for part in (
             self.qps, self.cqs, self.mkeys, self.pds, self.umems, self.uar_pages, self.eqs, self.gids,
-            self._uar_memory, self._lines, self._control, *self._dead_wires,
+            self._uar_memory, self._lines, self._control, *self._queue_memory.values(),
         ):  # fmt: skip
             part.close()
 

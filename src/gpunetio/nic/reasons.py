@@ -15,35 +15,37 @@ from ..formats.cqe import Syndrome
 class Reason(IntEnum):
     """Why a WQE, a message or a doorbell was refused."""
 
-    OK               = 0
-    WQE_STALE        = 1
-    WQE_QPN          = 2
-    WQE_MALFORMED    = 3
-    WQE_OPCODE       = 4
-    LENGTH           = 5
-    LKEY_UNKNOWN     = 6
-    LKEY_PD          = 7
-    LKEY_RIGHTS      = 8
-    LKEY_BOUNDS      = 9
-    RKEY_UNKNOWN     = 10
-    RKEY_PD          = 11
-    RKEY_RIGHTS      = 12
-    RKEY_BOUNDS      = 13
-    QP_RIGHTS        = 14
-    ATOMIC_ALIGNMENT = 15
-    ATOMIC_LENGTH    = 16
-    RECV_TOO_SMALL   = 17
-    RECV_LKEY        = 18
-    RNR              = 19
-    NO_RESPONSE      = 20
-    CQ_OVERRUN       = 21
-    FLUSH            = 22
-    DOORBELL_RANGE   = 23
-    QP_STATE         = 24
-    REMOTE_ABORT     = 25
-
-
-OUT_OF_SEQUENCE = 26  # a reply's reason only: an earlier message of this QP has to be sent again first
+    OK                   = 0
+    WQE_STALE            = 1
+    WQE_QPN              = 2
+    WQE_MALFORMED        = 3
+    WQE_OPCODE           = 4
+    LENGTH               = 5
+    LKEY_UNKNOWN         = 6
+    LKEY_PD              = 7
+    LKEY_RIGHTS          = 8
+    LKEY_BOUNDS          = 9
+    RKEY_UNKNOWN         = 10
+    RKEY_PD              = 11
+    RKEY_RIGHTS          = 12
+    RKEY_BOUNDS          = 13
+    QP_RIGHTS            = 14
+    ATOMIC_ALIGNMENT     = 15
+    ATOMIC_LENGTH        = 16
+    RECV_TOO_SMALL       = 17
+    RECV_LKEY            = 18
+    RNR                  = 19
+    NO_RESPONSE          = 20
+    CQ_OVERRUN           = 21
+    FLUSH                = 22
+    DOORBELL_RANGE       = 23
+    QP_STATE             = 24
+    REMOTE_ABORT         = 25
+    NAK_INVALID_REQUEST  = 26
+    NAK_REMOTE_ACCESS    = 27
+    NAK_REMOTE_OPERATION = 28
+    BAD_RESPONSE         = 29
+    BAD_REQUEST          = 30
 
 
 class Explanation(NamedTuple):
@@ -135,7 +137,7 @@ EXPLAIN: dict[Reason, Explanation] = {
     Reason.NO_RESPONSE: Explanation(
         Syndrome.TRANSPORT_RETRY_EXC,
         "no answer from QP {extra0:#x} through all {extra1} retries",
-        "the peer's QP is closed, not yet in RTR, or connected to another QP"),
+        "the peer's process has ended or stands still, or its QP is closed, not yet in RTR, or connected elsewhere"),
     Reason.CQ_OVERRUN: Explanation(
         Syndrome.LOCAL_QP_OP,
         "CQ {extra0:#x} is full: {extra1} completions are not consumed",
@@ -154,4 +156,24 @@ EXPLAIN: dict[Reason, Explanation] = {
         Syndrome.REMOTE_OP,
         "the peer's QP went to ERR while it executed the request",
         "the peer's log says why"),
+    Reason.NAK_INVALID_REQUEST: Explanation(
+        Syndrome.REMOTE_INVAL_REQ,
+        "QP {extra0:#x} of the peer refused it as an invalid request",
+        "its rights, the alignment of an atomic or the length of a receive; the peer's log says which"),
+    Reason.NAK_REMOTE_ACCESS: Explanation(
+        Syndrome.REMOTE_ACCESS,
+        "QP {extra0:#x} of the peer refused the remote key or its range",
+        "a wrong rkey, address or length, or a region without the right; the peer's log says which"),
+    Reason.NAK_REMOTE_OPERATION: Explanation(
+        Syndrome.REMOTE_OP,
+        "QP {extra0:#x} of the peer failed while it executed the request",
+        "the peer's log says why"),
+    Reason.BAD_RESPONSE: Explanation(
+        Syndrome.BAD_RESP,
+        "QP {extra0:#x} of the peer answered with {extra1} bytes, which is not what was asked",
+        "another path MTU at the peer, or the WQE was changed while the NIC worked on it"),
+    Reason.BAD_REQUEST: Explanation(
+        Syndrome.REMOTE_INVAL_REQ,
+        "a packet of {nbytes} bytes does not fit the message it belongs to ({extra1} bytes taken)",
+        "another path MTU or max_rd_atomic at the peer, or a peer that breaks the protocol"),
 }  # fmt: skip

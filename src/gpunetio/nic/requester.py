@@ -1,476 +1,468 @@
-"""Requester: fetches WQEs, checks them, and carries them out or sends them (IBTA 9.7, requester side).
+"""Requester of a QP whose peer is across a wire: cuts WQEs into packets, completes them by acknowledgements, and sends
+again what got lost (IBTA 9.7, requester side; 9.8 for UC).
 
-One QP's WQEs are executed and completed in order. A request to a QP of the same NIC is executed at once; over a wire,
-up to a ring's worth is in flight and completes by replies.
+A started WQE has a FLIGHT: the packet sequence numbers it takes. What is sent again is cut from the WQE once more, so
+nothing is kept but that.
 """
 
 from __future__ import annotations
 
 from ..device.compile import device_function, engine_function
-from ..device.ops import (
-    be32, be64, clock_ns, copy, fence_acquire_sys, ld32, ld64, ld_acquire32, ld_relaxed32, pause, st64,
-)  # fmt: skip
-from ..enums import Access
-from ..fabric.inprocess import MAX_SEGMENTS, MESSAGE, message_at, wire_end_at
-from ..fabric.ring import next_free, publish
-from ..formats.commands import QpState
-from ..formats.doorbell import PI_MASK, QP_DBREC, WQE_IDX_SHIFT
-from ..formats.wqe import (
-    ATOMIC_SEG, CTRL_SEG, DATA_SEG, INLINE_SEG, MAX_TRANSFER, RADDR_SEG, SEGMENT, WQEBB_SHIFT, WqeOpcode,
-)  # fmt: skip
-from .completion import ERR, REQUESTER, ce_of, complete_send, fail_qp, fail_send, record_error
-from .mkey import find, translate
+from ..device.ops import be32, copy, ld8, ld32, ld64, st32, st64
+from ..fabric.frames import LEAST_LENT, LENT_SHIFT, publish, refer
+from ..formats.commands import QpState, ServiceType
+from ..formats.packet import ATOMIC_ETH, BTH, IMM_DT, PSN_MASK, RETH, PacketOpcode
+from ..formats.wqe import CTRL_SEG, DATA_SEG, FM_SHIFT, INLINE_SEG, SEGMENT, CtrlFlags, WqeOpcode
+from .completion import ce_of, complete_send, fail_send
+from .loopback import ENDLESS_RNR
+from .message import MESSAGE, message_at
+from .mkey import reference
+from .packets import close_packet, open_packet, packet_opcode, put_be64, write_bth
 from .reasons import Reason
-from .responder import explain, flush_receives, respond
-from .tables import QP_ROW, counters_at, nic_at, qp_row_at
+from .responder import explain
+from .tables import FLIGHT, MAX_RD_ATOMIC, QP_ROW, WIRE, counters_at, flight_at, nic_at, qp_row_at, wire_at
+from .wqes import build, check_wqe, explain_wqe, header_segments, in_one_piece, local_failure, wqe_slot
 
-RST, RTR, RTS = int(QpState.RST), int(QpState.RTR), int(QpState.RTS)
-_NOP, _WRITE, _WRITE_IMM = int(WqeOpcode.NOP), int(WqeOpcode.RDMA_WRITE), int(WqeOpcode.RDMA_WRITE_IMM)
-_SEND, _SEND_IMM, _READ = int(WqeOpcode.SEND), int(WqeOpcode.SEND_IMM), int(WqeOpcode.RDMA_READ)
+_RTS, _RC = int(QpState.RTS), int(ServiceType.RC)
+_NOP, _SEND, _SEND_IMM = int(WqeOpcode.NOP), int(WqeOpcode.SEND), int(WqeOpcode.SEND_IMM)
+_WRITE, _WRITE_IMM, _READ = int(WqeOpcode.RDMA_WRITE), int(WqeOpcode.RDMA_WRITE_IMM), int(WqeOpcode.RDMA_READ)
 _CS, _FA = int(WqeOpcode.ATOMIC_CS), int(WqeOpcode.ATOMIC_FA)
-_LOCAL_WRITE, _REMOTE_WRITE = int(Access.LOCAL_WRITE), int(Access.REMOTE_WRITE)
-_LKEY_UNKNOWN, _LENGTH, _ATOMIC_LENGTH = int(Reason.LKEY_UNKNOWN), int(Reason.LENGTH), int(Reason.ATOMIC_LENGTH)
-_STALE, _WRONG_QPN, _OPCODE = int(Reason.WQE_STALE), int(Reason.WQE_QPN), int(Reason.WQE_OPCODE)
-_MALFORMED, _FLUSH, _QP_STATE = int(Reason.WQE_MALFORMED), int(Reason.FLUSH), int(Reason.QP_STATE)
-_DOORBELL_RANGE, _NO_RESPONSE, _RNR = int(Reason.DOORBELL_RANGE), int(Reason.NO_RESPONSE), int(Reason.RNR)
+_MALFORMED, _NO_RESPONSE, _RNR = int(Reason.WQE_MALFORMED), int(Reason.NO_RESPONSE), int(Reason.RNR)
+_SOLICITED = int(CtrlFlags.SOLICITED)
+_FIRST, _MIDDLE = int(PacketOpcode.RC_SEND_FIRST), int(PacketOpcode.RC_SEND_MIDDLE)
+_LAST, _ONLY = int(PacketOpcode.RC_SEND_LAST), int(PacketOpcode.RC_SEND_ONLY)  # + 1 with immediate data
+_OF_WRITE = int(PacketOpcode.RC_WRITE_FIRST)  # the same six operations again, from here
+_READ_REQUEST = int(PacketOpcode.RC_READ_REQUEST)
+_COMPARE_SWAP, _FETCH_ADD = int(PacketOpcode.RC_COMPARE_SWAP), int(PacketOpcode.RC_FETCH_ADD)
 
-# Between our own NICs a PSN numbers a message, not a packet: whole messages travel.
-PSN_MASK = 0xFF_FFFF
-HALF_RANGE = (PI_MASK + 1) // 2
-STALE_POLLS = 20_000  # how often a WQE that is not there yet is read again: a fraction of a millisecond
-ENDLESS_RNR = 7  # rnr_retry 7 means for ever (IBTA 9.7.5.2.8)
-ENDLESS_NS = 1_000_000  # between tries of a QP that never gives up
-_UNSUPPORTED = 64  # larger than any WQE's number of segments
-_SEGMENTS = MESSAGE.segments
+MAX_OUTSTANDING = 1 << 23  # half of the PSNs: more, and old could not be told from new (IBTA 9.7.2)
+BURST = 64  # packets of one QP before the next has its turn
+PUBLISH_EVERY = 8  # packets, so that the peer can start before the burst ends
+ACK_EVERY = 16  # packets inside a message
+# Retries wait for twice the time, then four times, which is the most that the standard allows (IBTA 9.7.6.1.3). A lost
+# packet is soon sent again, and a peer that is short of CPU time, as software ones are, is not given up too early.
+MAX_PATIENCE = 2
+LEAST_WINDOW = 16  # packets in flight, after losses
 
 
 @device_function
-def wqe_slot(row, index):
-    """Address of the ring slot of WQE `index`."""
+def flight_of(row, index):
+    """Address of the FLIGHT of the WQE that starts at `index`."""
     q = qp_row_at(row)
-    return q.sq_addr + ((index & ((1 << q.sq_log) - 1)) << WQEBB_SHIFT)
+    return q.flights + (index & ((1 << q.sq_log) - 1)) * FLIGHT.size
 
 
-# --- doorbells -----------------------------------------------------------------------------------------------------
+@device_function
+def answered(opcode):
+    """Whether a request completes by a response of its own rather than by an acknowledgement."""
+    return opcode == _READ or opcode == _CS or opcode == _FA
+
+
+# --- starting a WQE ------------------------------------------------------------------------------------------------
 
 
 @engine_function
-def announce(nic, row, producer16):
-    """A doorbell or record says that the queue reaches `producer16`: move `sq_pi` there, or explain what is wrong."""
+def _start(nic, row):
+    """Check the next WQE and give it its packets: 1, or 0 if the QP has to wait or has failed."""
     q = qp_row_at(row)
-    if q.state == RST or q.sq_addr == 0:  # in RST the counts stay 0, though the record may hold those of before
-        return
-    depth = 1 << q.sq_log
-    ahead = (producer16 - q.sq_ci) & PI_MASK
-    if ahead <= depth:
-        if q.sq_ci + ahead <= q.sq_pi:
-            return
-        q.sq_pi = q.sq_ci + ahead
-        if q.state < RTS and q.failed == 0:
-            explain(nic, 0, 0, 0, q.state, 0)
-            record_error(nic, REQUESTER, q.qpn, q.sq_ci, _NOP, _QP_STATE, 0)
-    elif PI_MASK + 1 - ahead > depth:  # not an old index either
-        explain(nic, 0, 0, depth, producer16, q.sq_ci & PI_MASK)
-        if q.state == RTS and q.sq_pi == q.sq_ci:
-            fail_send(nic, row, q.sq_ci, _NOP, 0, _DOORBELL_RANGE)
-        elif q.state == RTS:  # each posted WQE completes once: with a flush error
-            fail_qp(nic, row, q.sq_ci, _NOP, _DOORBELL_RANGE, REQUESTER)
-
-
-@device_function
-def poll_doorbell(nic, row):
-    """Look at the QP's own register line."""
-    q = qp_row_at(row)
-    raw = ld_relaxed32(q.doorbell)
-    if raw != q.db_seen:
-        q.db_seen = raw
-        fence_acquire_sys()
-        announce(nic, row, (be32(raw) >> WQE_IDX_SHIFT) & PI_MASK)
-
-
-@engine_function
-def scan_record(nic, row):
-    """Look at the doorbell record, for rings that were missed. An index behind the NIC is an old one."""
-    q = qp_row_at(row)
-    if q.no_dbr or q.sq_addr == 0:
-        return
-    producer16 = be32(ld_acquire32(q.dbrec + QP_DBREC.snd)) & PI_MASK
-    ahead = (producer16 - q.sq_ci) & PI_MASK
-    if ahead == HALF_RANGE:
-        # A full ring of 2^15 ahead, or as much behind: the WQE in the next slot tells.
-        if (be32(ld_acquire32(wqe_slot(row, q.sq_ci))) >> WQE_IDX_SHIFT) & PI_MASK != q.sq_ci & PI_MASK:
-            return
-    if ahead <= 1 << q.sq_log:
-        announce(nic, row, producer16)
-
-
-# --- one WQE -------------------------------------------------------------------------------------------------------
-
-
-@device_function
-def _is_there(wqe, index, qpn):
-    """Whether the slot holds this QP's WQE `index` (a slot never written holds index 0 of QP 0)."""
-    return (be32(ld_acquire32(wqe)) >> WQE_IDX_SHIFT) & PI_MASK == index & PI_MASK and (
-        be32(ld_acquire32(wqe + CTRL_SEG.qpn_ds)) >> 8 == qpn
-    )
-
-
-@engine_function
-def _await_wqe(wqe, index, qpn):
-    """Look again at a slot that does not hold the WQE yet, until it does or patience has ended."""
-    for _ in range(STALE_POLLS):
-        if _is_there(wqe, index, qpn):
-            return
-        pause()
-
-
-@engine_function
-def _unwrap(row, message, index, blocks):
-    """Copy a WQE that wraps around the end of its ring into the message, in one piece."""
-    for i in range(blocks):
-        copy(message + MESSAGE.wqe + (i << WQEBB_SHIFT), wqe_slot(row, index + i), 1 << WQEBB_SHIFT)
-
-
-@device_function
-def _in_one_piece(row, message, wqe, index, blocks):
-    """The WQE where it is, or where `_unwrap` has put it."""
-    depth = 1 << qp_row_at(row).sq_log
-    if (index & (depth - 1)) + blocks <= depth:
-        return wqe
-    _unwrap(row, message, index, blocks)
-    return message + MESSAGE.wqe
-
-
-@device_function
-def _gather(nic, row, message, segment, end, right):
-    """Check the data segments and list them in the message: 0, or a reason. Sets nbytes and nsegments."""
-    q = qp_row_at(row)
-    m = message_at(message)
-    out = message + _SEGMENTS
-    total = 0
-    count = 0
-    while segment < end:
-        word = be32(ld32(segment + DATA_SEG.byte_count))
-        nbytes = word & (INLINE_SEG - 1)
-        if word & INLINE_SEG:
-            address = segment + 4
-            step = (nbytes + 4 + SEGMENT - 1) & -SEGMENT
-            if right != 0 or segment + step > end:
-                return _MALFORMED
-        else:
-            if nbytes == 0:
-                nbytes = INLINE_SEG  # PRM: byte_count 0 means 2 GiB
-            step = SEGMENT
-            if total + nbytes > MAX_TRANSFER:
-                explain(nic, 0, 0, total + nbytes, 0, 0)
-                return _LENGTH
-            address = translate(
-                nic, be32(ld32(segment + DATA_SEG.lkey)), q.pdn, be64(ld64(segment + DATA_SEG.addr)), nbytes, right,
-                _LKEY_UNKNOWN,
-            )  # fmt: skip
-            if address < 0:
-                return -address
-        if nbytes > 0:
-            st64(out, address)
-            st64(out + 8, nbytes)
-            out += 16
-            count += 1
-        total += nbytes
-        segment += step
-    m.nbytes = total
-    m.nsegments = count
-    return 0
-
-
-@device_function
-def _header_segments(opcode):
-    """16-byte segments before the data: ctrl, and raddr and atomic where the opcode has them."""
-    if opcode == _WRITE or opcode == _READ or opcode == _WRITE_IMM:
-        return 2
-    if opcode == _SEND or opcode == _SEND_IMM:
-        return 1
-    if opcode == _CS or opcode == _FA:
-        return 3
-    return _UNSUPPORTED
-
-
-@device_function
-def _build(nic, row, message, wqe, opcode, ds, index):
-    """Turn a checked control segment's WQE into a message: 0, or a reason."""
-    q = qp_row_at(row)
-    m = message_at(message)
-    headers = _header_segments(opcode)
-    if headers == _UNSUPPORTED:
-        explain(nic, 0, 0, 0, 0, 0)
-        return _OPCODE
-    if ds < headers or ds - headers > MAX_SEGMENTS:
-        explain(nic, 0, 0, 0, ds, 0)
-        return _MALFORMED
-    m.opcode = opcode
-    m.src_qpn = q.qpn
-    m.dst_qpn = q.remote_qpn
-    m.index = index
-    if headers > 1:
-        m.raddr = be64(ld64(wqe + SEGMENT + RADDR_SEG.raddr))
-        m.rkey = be32(ld32(wqe + SEGMENT + RADDR_SEG.rkey))
-    m.imm = be32(ld32(wqe + CTRL_SEG.imm))
-    right = 0
-    if opcode == _READ:
-        right = _LOCAL_WRITE
-    if headers == 3:
-        right = _LOCAL_WRITE
-        m.swap_add = be64(ld64(wqe + 2 * SEGMENT + ATOMIC_SEG.swap_add))
-        m.compare = be64(ld64(wqe + 2 * SEGMENT + ATOMIC_SEG.compare))
-    reason = _gather(nic, row, message, wqe + headers * SEGMENT, wqe + ds * SEGMENT, right)
-    if reason == _MALFORMED:
-        explain(nic, 0, 0, 0, ds, 0)
-    elif reason == 0 and headers == 3 and m.nbytes != 8:
-        explain(nic, 0, 0, m.nbytes, 0, 0)
-        return _ATOMIC_LENGTH
-    return reason
-
-
-@engine_function
-def _defer(row, retries, delay_ns, limit, endless):
-    """Try the WQE again later. 1 if it will be, 0 if the retries counted at `retries` are used up."""
-    if ld64(retries) >= limit and not endless:
-        st64(retries, 0)
+    n = nic_at(nic)
+    counters = counters_at(n.counters)
+    if n.pause_at >= 0 and counters.sq_wqes >= n.pause_at:
         return 0
-    st64(retries, ld64(retries) + 1)
-    qp_row_at(row).retry_at = clock_ns() + delay_ns
-    return 1
-
-
-@device_function
-def _peer_ready(row, peer):
-    """Whether the QP at `peer` is the one that `row` is connected to, receives, and expects this message."""
-    q = qp_row_at(row)
-    p = qp_row_at(peer)
-    return (
-        p.qpn == q.remote_qpn
-        and p.remote_qpn == q.qpn
-        and p.wire == 0
-        and (p.state == RTR or p.state == RTS)
-        and p.expect_psn == q.send_psn
-    )
-
-
-@engine_function
-def refused(nic, row, index, opcode, ce, reason, rnr_ns):
-    """The responder said no: try again later (1), or fail the WQE (0)."""
-    q = qp_row_at(row)
-    counters = counters_at(nic_at(nic).counters)
-    if reason == _RNR:
-        counters.rnr_nak_retry_err += 1
-        if _defer(row, row + QP_ROW.rnr_retries, rnr_ns, q.rnr_retry, q.rnr_retry == ENDLESS_RNR):
-            return 1
-        explain(nic, 0, 0, 0, q.rnr_retry, 0)
-    elif reason == _NO_RESPONSE:
-        counters.local_ack_timeout_err += 1
-        endless = q.timeout_ns == 0  # ack_timeout 0: never give up
-        if _defer(row, row + QP_ROW.retries, ENDLESS_NS if endless else q.timeout_ns, q.retry_cnt, endless):
-            return 1
-        explain(nic, 0, 0, 0, q.remote_qpn, q.retry_cnt)
-    fail_send(nic, row, index, opcode, ce, reason)
-    return 0
-
-
-@engine_function
-def _local_failure(nic, row, index, opcode, ce, reason, blocks):
-    """A WQE that this side refuses: behind everything in flight, an error CQE. 1 if it was consumed, else 0."""
-    q = qp_row_at(row)
-    if q.outstanding:
-        return 0
-    fail_send(nic, row, index, opcode, ce, reason)
-    q.sq_ci = index + blocks
-    q.sq_next = q.sq_ci
-    return 1
-
-
-@engine_function
-def _flush_one(nic, row):
-    """Complete the next WQE of a QP in ERR with a flush error: 1, or 0 while requests are in flight."""
-    q = qp_row_at(row)
-    if q.outstanding:
-        return 0
-    index = q.sq_ci
+    index = q.sq_sent
+    reason = check_wqe(row, index)
     wqe = wqe_slot(row, index)
-    word = be32(ld_acquire32(wqe))
+    opcode = be32(ld32(wqe)) & 0xFF
     ds = be32(ld32(wqe + CTRL_SEG.qpn_ds)) & 0x3F
-    explain(nic, 0, 0, 0, 0, 0)
-    fail_send(nic, row, index, word & 0xFF, ce_of(wqe), _FLUSH)
-    # A WQE that is not what it should be counts as one block, so that the flush always ends.
-    q.sq_ci = min(index + max(1, (ds + 3) >> 2), q.sq_pi)
-    q.sq_next = q.sq_ci
-    return 1
-
-
-@device_function
-def _plain_write(nic, row, wqe, ds):
-    """The commonest request, an RDMA WRITE of one segment to a QP beside this one, carried out without a message.
-
-    Its bytes, or -1 if it is anything else or if any check fails: nothing has happened then, and the general path
-    finds out why. Building the message would cost 40 % of the rate.
-    """
-    q = qp_row_at(row)
-    nbytes = be32(ld32(wqe + 2 * SEGMENT + DATA_SEG.byte_count))
-    peer = q.remote_row
-    if ds != 3 or nbytes == 0 or nbytes > MAX_TRANSFER or peer == 0 or not _peer_ready(row, peer):
-        return -1
-    p = qp_row_at(peer)
-    lkey = be32(ld32(wqe + 2 * SEGMENT + DATA_SEG.lkey))
-    source = find(nic, lkey, q.pdn, be64(ld64(wqe + 2 * SEGMENT + DATA_SEG.addr)), nbytes, 0)
-    rkey = be32(ld32(wqe + SEGMENT + RADDR_SEG.rkey))
-    target = find(nic, rkey, p.pdn, be64(ld64(wqe + SEGMENT + RADDR_SEG.raddr)), nbytes, _REMOTE_WRITE)
-    if source < 0 or target < 0 or p.rights & _REMOTE_WRITE == 0:
-        return -1
-    copy(target, source, nbytes)
-    counters = counters_at(nic_at(nic).counters)
-    counters.port_rcv_data += nbytes
-    counters.rx_write_requests += 1
-    return nbytes
-
-
-@device_function
-def _succeed(nic, row, index, blocks, opcode, ce, nbytes):
-    """A request to the QP beside this one has been carried out."""
-    q = qp_row_at(row)
-    p = qp_row_at(q.remote_row)
-    q.retries = 0
-    q.rnr_retries = 0
-    q.send_psn = (q.send_psn + 1) & PSN_MASK
-    p.expect_psn = (p.expect_psn + 1) & PSN_MASK
-    counters_at(nic_at(nic).counters).port_xmit_data += nbytes
-    complete_send(nic, row, index, opcode, ce, nbytes)
-    q.sq_ci = index + blocks
-    q.sq_next = q.sq_ci
-
-
-@device_function
-def execute_next(nic, row):
-    """Execute or send the WQE at `sq_next`: 1, or 0 if the QP has to wait."""
-    q = qp_row_at(row)
-    index = q.sq_next
-    wqe = wqe_slot(row, index)
-    if not _is_there(wqe, index, q.qpn):
-        _await_wqe(wqe, index, q.qpn)
-    word = be32(ld32(wqe))
-    opcode = word & 0xFF
-    qpn_ds = be32(ld32(wqe + CTRL_SEG.qpn_ds))
-    ds = qpn_ds & 0x3F
     blocks = (ds + 3) >> 2
     ce = ce_of(wqe)
-    reason = 0
-    if (word >> WQE_IDX_SHIFT) & PI_MASK != index & PI_MASK or qpn_ds == 0:
-        explain(nic, 0, 0, 0, (word >> WQE_IDX_SHIFT) & PI_MASK, qpn_ds >> 8)
-        reason = _STALE
-    elif qpn_ds >> 8 != q.qpn:
-        explain(nic, 0, 0, 0, qpn_ds >> 8, 0)
-        reason = _WRONG_QPN
-    elif ds == 0 or index + blocks > q.sq_pi:
-        explain(nic, 0, 0, 0, ds, 0)
+    if reason != 0:
+        explain_wqe(nic, row, index, reason)
+        local_failure(nic, row, index, opcode, ce, reason, 1)
+        return 0
+    nbytes = 0
+    packets = 0
+    if opcode != _NOP:
+        if ld8(wqe + CTRL_SEG.fm_ce_se) >> FM_SHIFT != 0 and q.reads_head != q.reads_tail:
+            return 0  # a fence waits for READs and atomics (IBTA 10.8.3.3)
+        message = n.message
+        reason = build(nic, row, message, in_one_piece(row, message, wqe, index, blocks), opcode, ds, index)
+        if reason != 0:
+            local_failure(nic, row, index, opcode, ce, reason, blocks)
+            return 0
+        nbytes = message_at(message).nbytes
+        packets = 1 if opcode == _CS or opcode == _FA else max(1, (nbytes + q.mtu - 1) // q.mtu)
+        if q.end_psn + packets - q.una_psn > MAX_OUTSTANDING:
+            return 0
+    f = flight_at(flight_of(row, index))
+    f.first, f.packets, f.nbytes, f.opcode = q.end_psn, packets, nbytes, opcode
+    f.ce, f.ds, f.blocks = ce, ds, blocks
+    q.sq_sent = index + blocks
+    q.end_psn += packets
+    counters.sq_wqes += 1
+    return 1
+
+
+# --- sending packets -----------------------------------------------------------------------------------------------
+
+
+@device_function
+def _move_out(message, offset, nbytes, target):
+    """Copy bytes [offset, offset + nbytes) of the message's segments to `target`."""
+    segment = message + MESSAGE.segments
+    while offset >= ld64(segment + 8) and nbytes > 0:
+        offset -= ld64(segment + 8)
+        segment += 16
+    while nbytes > 0:
+        part = min(nbytes, ld64(segment + 8) - offset)
+        copy(target, ld64(segment) + offset, part)
+        target += part
+        nbytes -= part
+        offset = 0
+        segment += 16
+
+
+@engine_function
+def _reference(nic, row, message, wqe, flight):
+    """What refers to the message's first byte, or 0 if its bytes have to be copied.
+
+    The bytes of an RC message stay unchanged until it is acknowledged, which is after the peer has read them; UC
+    completes before that.
+    """
+    q = qp_row_at(row)
+    f = flight_at(flight)
+    headers = header_segments(f.opcode)
+    segment = wqe + headers * SEGMENT
+    if q.service != _RC or f.ds != headers + 1 or be32(ld32(segment + DATA_SEG.byte_count)) & INLINE_SEG:
+        return 0
+    return reference(nic, q.wire, be32(ld32(segment + DATA_SEG.lkey)), ld64(message + MESSAGE.segments))
+
+
+@device_function
+def _send_data(nic, row, message, flight, wqe, solicited):
+    """Packets of a SEND or WRITE, until it ends or the wire or window is full: how many."""
+    q = qp_row_at(row)
+    f = flight_at(flight)
+    m = message_at(message)
+    opcode = f.opcode
+    end = f.first + f.packets
+    limit = min(end, q.una_psn + wire_at(q.wire).window - q.held_back, q.tx_psn + BURST)
+    with_imm = opcode == _SEND_IMM or opcode == _WRITE_IMM
+    writing = opcode == _WRITE or opcode == _WRITE_IMM
+    lent = 0
+    if wire_at(q.wire).loans != 0 and f.nbytes >= LEAST_LENT:
+        lent = _reference(nic, row, message, wqe, flight)
+    sent = 0
+    while q.tx_psn < limit:
+        psn = q.tx_psn
+        offset = (psn - f.first) * q.mtu
+        part = min(q.mtu, f.nbytes - offset)
+        carried = 0 if lent != 0 and part >= LEAST_LENT else part
+        pad = -carried & 3
+        last = psn + 1 == end
+        operation = _MIDDLE
+        if psn == f.first:
+            operation = _ONLY if last else _FIRST
+        elif last:
+            operation = _LAST
+        headers = BTH.size
+        if writing:
+            operation += _OF_WRITE
+            if psn == f.first:
+                headers += RETH.size
+        if with_imm and last:
+            operation += 1
+            headers += IMM_DT.size
+        nbytes = headers + carried + pad
+        bth = open_packet(nic, row, nbytes)
+        if bth == 0:
+            break
+        asks = last or psn + 1 == limit or psn & (ACK_EVERY - 1) == ACK_EVERY - 1
+        ack = 1 if q.service == _RC and asks else 0
+        write_bth(row, bth, packet_opcode(row, operation), solicited and last, pad, ack, psn)
+        at = bth + BTH.size
+        if writing and psn == f.first:
+            _write_reth(at, m.raddr, m.rkey, f.nbytes)
+            at += RETH.size
+        if with_imm and last:
+            st32(at + IMM_DT.imm, be32(m.imm))
+            at += IMM_DT.size
+        if pad:
+            st32((at + part) & -4, 0)
+        if carried < part:
+            refer(q.wire + WIRE.tx, lent + offset + (part << LENT_SHIFT))
+        else:
+            _move_out(message, offset, part, at)
+        close_packet(nic, row, bth, nbytes, part)
+        q.tx_psn = psn + 1
+        sent += 1
+        if sent & (PUBLISH_EVERY - 1) == 0:
+            publish(q.wire + WIRE.tx)
+    return sent
+
+
+@device_function
+def _write_reth(at, va, rkey, nbytes):
+    put_be64(at + RETH.va, va)
+    st32(at + RETH.rkey, be32(rkey))
+    st32(at + RETH.dma_length, be32(nbytes))
+
+
+@device_function
+def read_end(row, flight, psn):
+    """The PSN behind the READ request that covers `psn`: a long READ is asked for in parts that the window allows.
+
+    Parts end at fixed places, so that a request which is sent again never reaches into the next one.
+    """
+    f = flight_at(flight)
+    part = max(wire_at(qp_row_at(row).wire).window >> 1, 1)
+    begun = psn - f.first
+    return f.first + min(begun - begun % part + part, f.packets)
+
+
+@engine_function
+def _send_read(nic, row, message, flight):
+    """A READ request, or one for a part of a READ: 1, or 0 if it has to wait."""
+    q = qp_row_at(row)
+    f = flight_at(flight)
+    m = message_at(message)
+    window = wire_at(q.wire).window
+    packets = read_end(row, flight, q.tx_psn) - q.tx_psn
+    if q.reads_head - q.reads_tail >= q.max_rd or (
+        q.tx_psn != q.una_psn and q.tx_psn + packets - q.una_psn > window
+    ):  # fmt: skip
+        return 0
+    bth = open_packet(nic, row, BTH.size + RETH.size)
+    if bth == 0:
+        return 0
+    offset = (q.tx_psn - f.first) * q.mtu
+    write_bth(row, bth, _READ_REQUEST, 0, 0, 1, q.tx_psn)
+    _write_reth(bth + BTH.size, m.raddr + offset, m.rkey, min(packets * q.mtu, f.nbytes - offset))
+    close_packet(nic, row, bth, BTH.size + RETH.size, 0)
+    _await_response(row, packets)
+    return 1
+
+
+@engine_function
+def _send_atomic(nic, row, message, flight):
+    """An atomic request: 1, or 0 if it has to wait."""
+    q = qp_row_at(row)
+    f = flight_at(flight)
+    m = message_at(message)
+    if q.reads_head - q.reads_tail >= q.max_rd:
+        return 0
+    bth = open_packet(nic, row, BTH.size + ATOMIC_ETH.size)
+    if bth == 0:
+        return 0
+    write_bth(row, bth, _COMPARE_SWAP if f.opcode == _CS else _FETCH_ADD, 0, 0, 1, q.tx_psn)
+    at = bth + BTH.size
+    put_be64(at + ATOMIC_ETH.va, m.raddr)
+    st32(at + ATOMIC_ETH.rkey, be32(m.rkey))
+    put_be64(at + ATOMIC_ETH.swap_add, m.swap_add)
+    put_be64(at + ATOMIC_ETH.compare, m.compare)
+    close_packet(nic, row, bth, BTH.size + ATOMIC_ETH.size, 0)
+    _await_response(row, 1)
+    return 1
+
+
+@device_function
+def _await_response(row, packets):
+    """A request that is answered in `packets` packets has been sent."""
+    q = qp_row_at(row)
+    q.tx_psn += packets
+    st64(row + QP_ROW.read_ends + 8 * (q.reads_head & (MAX_RD_ATOMIC - 1)), q.tx_psn)
+    q.reads_head += 1
+
+
+@engine_function
+def _send_flight(nic, row):
+    """Packets of the WQE at `sq_next`: how many, 0 if it has to wait or has failed."""
+    q = qp_row_at(row)
+    index = q.sq_next
+    flight = flight_of(row, index)
+    f = flight_at(flight)
+    message = nic_at(nic).message
+    wqe = in_one_piece(row, message, wqe_slot(row, index), index, f.blocks)
+    # Its keys are looked up again for each burst: what has been deregistered meanwhile is not sent.
+    reason = build(nic, row, message, wqe, f.opcode, f.ds, index)
+    if reason == 0 and message_at(message).nbytes != f.nbytes:
+        explain(nic, 0, 0, 0, f.ds, 0)
         reason = _MALFORMED
     if reason != 0:
-        return _local_failure(nic, row, index, opcode, ce, reason, 1)
-    if opcode == _NOP:
-        if q.outstanding:
-            return 0
-        complete_send(nic, row, index, opcode, ce, 0)
-        q.sq_ci = index + blocks
-        q.sq_next = q.sq_ci
-        return 1
-    if q.wire != 0:
-        return _send(nic, row, wqe, opcode, ds, index, blocks, ce)
-    if opcode == _WRITE:
-        nbytes = _plain_write(nic, row, wqe, ds)
-        if nbytes >= 0:
-            _succeed(nic, row, index, blocks, opcode, ce, nbytes)
-            return 1
-    message = nic_at(nic).message
-    wqe = _in_one_piece(row, message, wqe, index, blocks)
-    reason = _build(nic, row, message, wqe, opcode, ds, index)
-    if reason != 0:
-        return _local_failure(nic, row, index, opcode, ce, reason, blocks)
-    peer = q.remote_row
-    if peer == 0 or not _peer_ready(row, peer):
-        reason = _NO_RESPONSE
+        local_failure(nic, row, index, f.opcode, f.ce, reason, f.blocks)
+        return 0
+    if f.opcode == _READ:
+        sent = _send_read(nic, row, message, flight)
+    elif answered(f.opcode):
+        sent = _send_atomic(nic, row, message, flight)
     else:
-        reason = respond(nic, peer, message)
-    if reason != 0:
-        if refused(nic, row, index, opcode, ce, reason, qp_row_at(peer).min_rnr if peer else 0):
-            return 0
-        q.sq_ci = index + blocks
-        q.sq_next = q.sq_ci
-    else:
-        _succeed(nic, row, index, blocks, opcode, ce, message_at(message).nbytes)
-    return 1
+        sent = _send_data(nic, row, message, flight, wqe, ld8(wqe + CTRL_SEG.fm_ce_se) & _SOLICITED)
+    if q.tx_psn == f.first + f.packets:
+        q.sq_next = index + f.blocks
+    return sent
 
 
 @engine_function
-def _send(nic, row, wqe, opcode, ds, index, blocks, ce):
-    """Put the WQE on the wire: 1, or 0 if the QP has to wait for room, for a quiet moment, or for its peer."""
+def _send(nic, row):
+    """Send what may be sent: how many WQEs and packets that was."""
     q = qp_row_at(row)
-    end = wire_end_at(q.wire)
-    if nic_at(nic).hold:
-        return 0
-    if end.peer_closed:
-        if q.outstanding == 0 and not refused(nic, row, index, opcode, ce, _NO_RESPONSE, 0):
-            q.sq_ci = index + blocks
-            q.sq_next = q.sq_ci
-            return 1
-        return 0
-    message = next_free(end.requests_out)
-    if message == 0:
-        return 0
-    wqe = _in_one_piece(row, message, wqe, index, blocks)
-    reason = _build(nic, row, message, wqe, opcode, ds, index)
-    if reason != 0:
-        return _local_failure(nic, row, index, opcode, ce, reason, blocks)
-    counters_at(nic_at(nic).counters).port_xmit_data += message_at(message).nbytes
-    message_at(message).psn = q.send_psn
-    q.send_psn = (q.send_psn + 1) & PSN_MASK
-    publish(end.requests_out)
-    q.outstanding += 1
-    q.sq_next = index + blocks
-    return 1
+    done = 0
+    while done < BURST and q.state == _RTS:
+        if q.sq_next == q.sq_sent and (q.sq_next == q.sq_pi or _start(nic, row) == 0):
+            break
+        f = flight_at(flight_of(row, q.sq_next))
+        if f.packets == 0:  # a NOP
+            q.sq_next += f.blocks
+            acknowledge(nic, row, q.una_psn)
+            done += 1
+            continue
+        sent = _send_flight(nic, row)
+        if sent == 0:
+            break
+        done += sent
+        if q.service != _RC:  # nobody acknowledges
+            acknowledge(nic, row, q.tx_psn)
+    return done
 
 
-# --- one QP --------------------------------------------------------------------------------------------------------
+# --- acknowledgements ----------------------------------------------------------------------------------------------
 
 
 @engine_function
-def serve_qp(nic, row):
-    """Execute what the QP's doorbell announced, up to the engine's budget: the number of WQEs."""
+def acknowledge(nic, row, target):
+    """Everything below PSN `target` has arrived: complete those WQEs.
+
+    1 if a READ or atomic below it has not been answered, which says that its response got lost (IBTA 9.7.5.1.2).
+    """
     q = qp_row_at(row)
-    poll_doorbell(nic, row)
-    if q.state == ERR:
-        return _flush(nic, row)
-    if q.sq_next == q.sq_pi or q.state != RTS:
-        return 0
+    before = q.una_psn
+    implied = 0
+    while q.sq_ci != q.sq_sent and q.state == _RTS:
+        f = flight_at(flight_of(row, q.sq_ci))
+        end = f.first + f.packets
+        if answered(f.opcode) and end > q.una_psn:
+            if target > max(q.una_psn, f.first):
+                implied = 1
+            break
+        if end > target:
+            q.una_psn = max(q.una_psn, target)
+            break
+        q.una_psn = max(q.una_psn, end)
+        index = q.sq_ci
+        q.sq_ci = index + f.blocks
+        complete_send(nic, row, index, f.opcode, f.ce, f.nbytes)
+    while q.reads_tail != q.reads_head and ld64(
+        row + QP_ROW.read_ends + 8 * (q.reads_tail & (MAX_RD_ATOMIC - 1))
+    ) <= q.una_psn:  # fmt: skip
+        q.reads_tail += 1
+    if q.una_psn != before:
+        q.held_back = max(q.held_back - 1, 0)
+        q.retries = 0
+        q.rnr_retries = 0
+        q.timer_at = 0
+    if q.sq_next < q.sq_ci or q.tx_psn < q.una_psn:  # acknowledged what was about to be sent again
+        q.sq_next = max(q.sq_next, q.sq_ci)
+        q.tx_psn = max(q.tx_psn, q.una_psn)
+    return implied
+
+
+@device_function
+def go_back(row):
+    """Send again from the oldest packet that is not acknowledged (go-back-N, IBTA 9.7.5.1.1)."""
+    q = qp_row_at(row)
+    q.high_psn = max(q.high_psn, q.tx_psn)
+    q.sq_next = q.sq_ci
+    q.tx_psn = q.una_psn
+    q.reads_tail = q.reads_head
+    q.timer_at = 0
+
+
+@engine_function
+def fail_oldest(nic, row, reason):
+    """The oldest WQE in flight fails, and with it the QP."""
+    q = qp_row_at(row)
+    if q.sq_ci == q.sq_sent and (q.sq_ci == q.sq_pi or _start(nic, row) == 0):
+        return
+    index = q.sq_ci
+    f = flight_at(flight_of(row, index))
+    q.sq_ci = index + f.blocks
+    q.sq_next = q.sq_ci
+    q.sq_sent = q.sq_ci
+    fail_send(nic, row, index, f.opcode, f.ce, reason)
+
+
+@engine_function
+def retry(nic, row):
+    """Nothing came back, or a packet got lost: send again, or fail once retry_cnt is used up."""
+    q = qp_row_at(row)
+    if q.retries >= q.retry_cnt:
+        explain(nic, 0, 0, 0, q.remote_qpn, q.retry_cnt)
+        fail_oldest(nic, row, _NO_RESPONSE)
+        return
+    q.retries += 1
+    # What was sent behind a lost packet was sent in vain: half of the window from here on, which grows again.
+    window = wire_at(q.wire).window
+    q.held_back = window - min(window, max((window - q.held_back) >> 1, LEAST_WINDOW))
+    go_back(row)
+
+
+@engine_function
+def retry_gap(nic, row):
+    """A response is missing, as a later one shows: an implied NAK, which is a retry like others (IBTA 9.9.2.4.1.1).
+
+    The rest of what is on its way shows the same gap: it is asked for again once, and after that when the timer says.
+    """
+    q = qp_row_at(row)
+    counters_at(nic_at(nic).counters).implied_nak_seq_err += 1
+    if q.gap_psn != q.una_psn + 1:
+        q.gap_psn = q.una_psn + 1
+        retry(nic, row)
+        q.hurry = 1
+
+
+@engine_function
+def retry_rnr(nic, row, delay_ns):
+    """The receiver was not ready: send again after its timer, or fail once rnr_retry is used up (IBTA 9.7.5.2.8)."""
+    q = qp_row_at(row)
+    counters_at(nic_at(nic).counters).rnr_nak_retry_err += 1
+    if q.rnr_retries >= q.rnr_retry and q.rnr_retry != ENDLESS_RNR:
+        explain(nic, 0, 0, 0, q.rnr_retry, 0)
+        fail_oldest(nic, row, _RNR)
+        return
+    q.rnr_retries += 1
+    go_back(row)
+    q.retry_at = nic_at(nic).now + delay_ns
+
+
+@engine_function
+def serve(nic, row):
+    """Timers, then packets: how much was done."""
+    q = qp_row_at(row)
     n = nic_at(nic)
-    n.now = clock_ns()
     if q.retry_at != 0:
-        if q.outstanding or n.now < q.retry_at:
+        if n.now < q.retry_at:
             return 0
         q.retry_at = 0
-    done = 0
-    budget = n.budget
-    if n.pause_at >= 0:
-        budget = min(budget, n.pause_at - counters_at(n.counters).sq_wqes)
-    while q.sq_next != q.sq_pi and done < budget and q.state == RTS:
-        if execute_next(nic, row) == 0:
-            break
-        done += 1
-    counters_at(n.counters).sq_wqes += done
+    if q.timer_at != 0 and n.now >= q.timer_at:
+        q.timer_at = 0
+        q.gap_psn = 0
+        counters_at(n.counters).local_ack_timeout_err += 1
+        retry(nic, row)
+    done = _send(nic, row)
+    # Also when nothing could be sent: a wire that stays full is a peer that does not answer.
+    if q.timer_at == 0 and q.timeout_ns != 0 and q.sq_ci != q.sq_pi and q.service == _RC:
+        patience = max(q.timeout_ns, n.min_timeout) << min(q.retries, MAX_PATIENCE)
+        if q.hurry:  # the peer has just asked for a packet, and does so once: if that is lost again, nobody tells
+            patience = n.min_timeout
+            q.hurry = 0
+        q.timer_at = n.now + patience
     return done
 
 
-@engine_function
-def _flush(nic, row):
-    q = qp_row_at(row)
-    done = flush_receives(nic, row)
-    while q.sq_ci != q.sq_pi:
-        if _flush_one(nic, row) == 0:
-            break
-        done += 1
-    return done
+@device_function
+def unwrap(psn, near):
+    """The 64-bit PSN whose low 24 bits are `psn`, within half a range of `near`."""
+    distance = (psn - near) & PSN_MASK
+    if distance >= MAX_OUTSTANDING:
+        distance -= PSN_MASK + 1
+    return near + distance

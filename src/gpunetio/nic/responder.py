@@ -1,6 +1,7 @@
 """Responder: executes a request on the receiving QP and says how it ended (IBTA 9.7, responder side).
 
-Runs in the engine of the NIC that owns the receiving QP, whether the request came over a wire or from a QP beside it.
+What a request may do is here; requests from a QP of the same NIC come in one piece through `respond`, those from a
+wire in packets (receiver.py).
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from ..device.ops import (
     be32, be64, cas_sys64, copy, fetch_add_sys64, ld32, ld64, ld_acquire32,
 )  # fmt: skip
 from ..enums import Access
-from ..fabric.inprocess import MESSAGE, message_at
+from .message import MESSAGE, message_at
+from ..formats.commands import ServiceType
 from ..formats.cqe import CqeOpcode, Syndrome
 from ..formats.doorbell import PI_MASK, QP_DBREC
 from ..formats.wqe import DATA_SEG, INLINE_SEG, INVALID_LKEY, SEGMENT, WqeOpcode
@@ -28,6 +30,7 @@ _RKEY_UNKNOWN, _LKEY_UNKNOWN, _RECV_LKEY = int(Reason.RKEY_UNKNOWN), int(Reason.
 _QP_RIGHTS, _ATOMIC_ALIGNMENT, _RNR = int(Reason.QP_RIGHTS), int(Reason.ATOMIC_ALIGNMENT), int(Reason.RNR)
 _RECV_TOO_SMALL, _FLUSH = int(Reason.RECV_TOO_SMALL), int(Reason.FLUSH)
 _REMOTE_ABORT = int(Reason.REMOTE_ABORT)
+_RC = int(ServiceType.RC)
 _LOCAL_LENGTH, _LOCAL_PROT, _WR_FLUSH = int(Syndrome.LOCAL_LENGTH), int(Syndrome.LOCAL_PROT), int(Syndrome.WR_FLUSH)
 _RESP_SEND, _RESP_SEND_IMM = int(CqeOpcode.RESP_SEND), int(CqeOpcode.RESP_SEND_IMM)
 _RESP_WR_IMM = int(CqeOpcode.RESP_WR_IMM)
@@ -41,7 +44,7 @@ def explain(nic, key, addr, nbytes, extra0, extra1):
     n.why_key, n.why_addr, n.why_nbytes, n.why_extra0, n.why_extra1 = key, addr, nbytes, extra0, extra1
 
 
-@device_function
+@engine_function
 def respond(nic, row, message):
     """Execute the request at `message` on the QP at `row`: 0, or the reason why not.
 
@@ -50,13 +53,13 @@ def respond(nic, row, message):
     m = message_at(message)
     opcode = m.opcode
     counters = counters_at(nic_at(nic).counters)
-    counters.port_rcv_data += m.nbytes
+    counters.rdma_rx_bytes += m.nbytes
     if opcode == _WRITE:
         counters.rx_write_requests += 1
         reason = _write(nic, row, message)
     else:
         reason = _respond_other(nic, row, message, opcode)
-    if reason != 0 and reason != _RNR:
+    if reason != 0 and reason != _RNR and qp_row_at(row).service == _RC:
         fail_qp(nic, row, m.index, opcode, reason, RESPONDER)
     return reason
 
@@ -77,38 +80,35 @@ def _respond_other(nic, row, message, opcode):
 
 
 @device_function
-def _allows(nic, row, message, nbytes, right):
-    """Whether the QP itself has the right (IBTA 9.7.4.1.2); if not, the reason is QP_RIGHTS."""
+def has_rights(nic, row, key, addr, nbytes, right):
+    """Whether the QP itself allows this (IBTA 9.7.4.1.2); if not, the reason is QP_RIGHTS."""
     q = qp_row_at(row)
-    m = message_at(message)
     if q.rights & right == right:
         return True
-    explain(nic, m.rkey, m.raddr, nbytes, q.rights, right)
+    explain(nic, key, addr, nbytes, q.rights, right)
     return False
 
 
 @device_function
-def _grant(nic, row, message, nbytes, right):
+def grant(nic, row, key, addr, nbytes, right):
     """The address of the remote range, or minus a reason: the QP's rights first, then the key's.
 
     The key of an empty request is not checked (IBTA 9.7.4.1.6): its address is 0.
     """
-    q = qp_row_at(row)
-    m = message_at(message)
-    if not _allows(nic, row, message, nbytes, right):
+    if not has_rights(nic, row, key, addr, nbytes, right):
         return -_QP_RIGHTS
     if nbytes == 0:
         return 0
-    address = translate(nic, m.rkey, q.pdn, m.raddr, nbytes, right, _RKEY_UNKNOWN)
+    address = translate(nic, key, qp_row_at(row).pdn, addr, nbytes, right, _RKEY_UNKNOWN)
     if address < 0:
         counters_at(nic_at(nic).counters).resp_remote_access_errors += 1
     return address
 
 
-@device_function
+@engine_function
 def _write(nic, row, message):
     m = message_at(message)
-    address = _grant(nic, row, message, m.nbytes, _REMOTE_WRITE)
+    address = grant(nic, row, m.rkey, m.raddr, m.nbytes, _REMOTE_WRITE)
     if address < 0:
         return -address
     segment = message + _SEGMENTS
@@ -121,10 +121,10 @@ def _write(nic, row, message):
     return 0
 
 
-@device_function
+@engine_function
 def _read(nic, row, message):
     m = message_at(message)
-    address = _grant(nic, row, message, m.nbytes, _REMOTE_READ)
+    address = grant(nic, row, m.rkey, m.raddr, m.nbytes, _REMOTE_READ)
     if address < 0:
         return -address
     scatter(message, address)
@@ -143,24 +143,35 @@ def scatter(message, address):
         segment += 16
 
 
+@engine_function
+def atomic_address(nic, row, key, addr):
+    """The address of an atomic's word, or minus a reason."""
+    if addr & 7:
+        explain(nic, key, addr, 8, 0, 0)
+        return -_ATOMIC_ALIGNMENT
+    address = grant(nic, row, key, addr, 8, _REMOTE_ATOMIC)
+    if address > 0 and address & 7:  # a region whose iova and memory are aligned differently
+        explain(nic, key, address, 8, 0, 0)
+        return -_ATOMIC_ALIGNMENT
+    return address
+
+
 @device_function
+def atomic(opcode, address, swap_add, compare):
+    """Carry it out: the word as it was. Words are in host byte order."""
+    if opcode == _FA:
+        return fetch_add_sys64(address, swap_add)
+    return cas_sys64(address, compare, swap_add)
+
+
+@engine_function
 def _atomic(nic, row, message, opcode):
     m = message_at(message)
-    if m.raddr & 7:
-        explain(nic, m.rkey, m.raddr, 8, 0, 0)
-        return _ATOMIC_ALIGNMENT
-    address = _grant(nic, row, message, 8, _REMOTE_ATOMIC)
+    address = atomic_address(nic, row, m.rkey, m.raddr)
     if address < 0:
         return -address
-    if address & 7:  # a region whose iova and memory are aligned differently
-        explain(nic, m.rkey, address, 8, 0, 0)
-        return _ATOMIC_ALIGNMENT
-    if opcode == _FA:
-        old = fetch_add_sys64(address, m.swap_add)
-    else:
-        old = cas_sys64(address, m.compare, m.swap_add)
-    # The result travels in `compare`, which is no longer needed; like the word itself it is in host byte order.
-    m.compare = old
+    # The result travels in `compare`, which is no longer needed.
+    m.compare = atomic(opcode, address, m.swap_add, m.compare)
     scatter(message, message + MESSAGE.compare)
     return 0
 
@@ -169,7 +180,7 @@ def _atomic(nic, row, message, opcode):
 
 
 @device_function
-def _receives_posted(row):
+def receives_posted(row):
     """How many receive WQEs wait in the queue."""
     q = qp_row_at(row)
     if q.rq_stride == 0:
@@ -198,84 +209,105 @@ def _no_receive(nic):
 
 
 @device_function
-def _receive(nic, row, message):
+def _receive_segments(row):
+    """How many data segments the next receive has."""
     q = qp_row_at(row)
-    m = message_at(message)
-    if _receives_posted(row) == 0:
-        return _no_receive(nic)
     wqe = _receive_wqe(row)
-    room = 0
-    nsegments = 0
-    while nsegments * SEGMENT < q.rq_stride:
-        segment = wqe + nsegments * SEGMENT
-        if be32(ld32(segment + DATA_SEG.lkey)) == INVALID_LKEY:
-            break
-        room += _capacity(segment)
-        nsegments += 1
-    if m.nbytes > room:
-        explain(nic, 0, 0, m.nbytes, room, 0)
-        fail_receive(nic, row, q.rq_ci, _RECV_TOO_SMALL, _LOCAL_LENGTH)
-        q.rq_ci += 1
-        return _RECV_TOO_SMALL
-    if _deliver(nic, row, message, wqe, nsegments) != 0:
-        fail_receive(nic, row, q.rq_ci, _RECV_LKEY, _LOCAL_PROT)
-        q.rq_ci += 1
-        return _RECV_LKEY
-    kind = _RESP_SEND_IMM if m.opcode == _SEND_IMM else _RESP_SEND
-    return _complete_receive(nic, row, message, kind)
+    count = 0
+    while count * SEGMENT < q.rq_stride and be32(ld32(wqe + count * SEGMENT + DATA_SEG.lkey)) != INVALID_LKEY:
+        count += 1
+    return count
 
 
-@device_function
-def _deliver(nic, row, message, wqe, nsegments):
-    """Copy the message into the receive's segments: 0, or minus a reason. Every segment used is checked before it."""
+@engine_function
+def receive_scatter(nic, row, offset, total, data, nbytes):
+    """Copy bytes [offset, offset + nbytes) of a message into the next receive: 0, or a reason.
+
+    `total` is as much of the message's length as is known. A segment is checked as far as that will fill it before any
+    of its bytes are copied.
+    """
     q = qp_row_at(row)
-    m = message_at(message)
-    source = message + _SEGMENTS
-    taken = 0  # of the source segment
-    left = m.nbytes
-    for i in range(nsegments):
-        segment = wqe + i * SEGMENT
-        room = min(_capacity(segment), left)
-        if room == 0:
-            continue
-        addr = be64(ld64(segment + DATA_SEG.addr))
-        target = translate(
-            nic, be32(ld32(segment + DATA_SEG.lkey)), q.pdn, addr, room, _LOCAL_WRITE, _LKEY_UNKNOWN
-        )
-        if target < 0:
-            return target
-        left -= room
-        while room > 0:
-            part = min(room, ld64(source + 8) - taken)
-            copy(target, ld64(source) + taken, part)
-            target += part
-            taken += part
-            room -= part
-            if taken == ld64(source + 8):
-                source += 16
-                taken = 0
+    wqe = _receive_wqe(row)
+    count = _receive_segments(row)
+    room = 0
+    for i in range(count):
+        room += _capacity(wqe + i * SEGMENT)
+    if total > room:
+        explain(nic, 0, 0, total, room, 0)
+        return _RECV_TOO_SMALL
+    segment = wqe
+    begin = 0  # of the segment, in the message
+    while nbytes > 0:
+        capacity = _capacity(segment)
+        if offset < begin + capacity:
+            addr = be64(ld64(segment + DATA_SEG.addr))
+            lkey = be32(ld32(segment + DATA_SEG.lkey))
+            filled = min(capacity, total - begin)
+            target = translate(nic, lkey, q.pdn, addr, filled, _LOCAL_WRITE, _LKEY_UNKNOWN)
+            if target < 0:
+                return _RECV_LKEY
+            part = min(begin + capacity - offset, nbytes)
+            copy(target + offset - begin, data, part)
+            data += part
+            nbytes -= part
+            offset += part
+        begin += capacity
+        segment += SEGMENT
     return 0
 
 
-@device_function
+@engine_function
+def fail_scatter(nic, row, reason):
+    """The next receive takes the error that `receive_scatter` found."""
+    q = qp_row_at(row)
+    fail_receive(nic, row, q.rq_ci, reason, _LOCAL_LENGTH if reason == _RECV_TOO_SMALL else _LOCAL_PROT)
+    q.rq_ci += 1
+
+
+@engine_function
+def _receive(nic, row, message):
+    m = message_at(message)
+    if receives_posted(row) == 0:
+        return _no_receive(nic)
+    reason = 0
+    done = 0
+    segment = message + _SEGMENTS
+    end = segment + 16 * m.nsegments
+    if segment == end:
+        reason = receive_scatter(nic, row, 0, 0, 0, 0)
+    while segment != end and reason == 0:
+        nbytes = ld64(segment + 8)
+        reason = receive_scatter(nic, row, done, m.nbytes, ld64(segment), nbytes)
+        done += nbytes
+        segment += 16
+    if reason != 0:
+        fail_scatter(nic, row, reason)
+        return reason
+    kind = _RESP_SEND_IMM if m.opcode == _SEND_IMM else _RESP_SEND
+    return complete_receive(nic, row, kind, m.nbytes, m.imm, m.opcode)
+
+
+@engine_function
 def _write_imm(nic, row, message):
-    if not _allows(nic, row, message, message_at(message).nbytes, _REMOTE_WRITE):
+    m = message_at(message)
+    if not has_rights(nic, row, m.rkey, m.raddr, m.nbytes, _REMOTE_WRITE):
         return _QP_RIGHTS
-    if _receives_posted(row) == 0:
+    if receives_posted(row) == 0:
         return _no_receive(nic)
     reason = _write(nic, row, message)
-    return reason if reason != 0 else _complete_receive(nic, row, message, _RESP_WR_IMM)
+    return reason if reason != 0 else complete_receive(nic, row, _RESP_WR_IMM, m.nbytes, m.imm, m.opcode)
 
 
-@device_function
-def _complete_receive(nic, row, message, kind):
+@engine_function
+def complete_receive(nic, row, kind, nbytes, imm, opcode):
+    """The next receive has been filled, or used up by immediate data: its CQE. 0 or REMOTE_ABORT."""
     q = qp_row_at(row)
-    m = message_at(message)
-    imm = 0 if kind == _RESP_SEND else m.imm
-    reason = write_cqe(nic, q.recv_cq, kind, q.qpn, q.user_index, 0, q.rq_ci, m.nbytes, imm, 0, 0)
+    if kind == _RESP_SEND:
+        imm = 0
+    reason = write_cqe(nic, q.recv_cq, kind, q.qpn, q.user_index, 0, q.rq_ci, nbytes, imm, 0, 0)
     q.rq_ci += 1
     if reason != 0:
-        fail_qp(nic, row, q.rq_ci - 1, m.opcode, reason, RESPONDER)
+        fail_qp(nic, row, q.rq_ci - 1, opcode, reason, RESPONDER)
         return _REMOTE_ABORT
     return 0
 
@@ -284,7 +316,7 @@ def _complete_receive(nic, row, message, kind):
 def flush_receives(nic, row):
     """Complete every posted receive of a QP in ERR with a flush error; returns how many."""
     q = qp_row_at(row)
-    count = _receives_posted(row)
+    count = receives_posted(row)
     for _ in range(count):
         fail_receive(nic, row, q.rq_ci, _FLUSH, _WR_FLUSH)
         q.rq_ci += 1

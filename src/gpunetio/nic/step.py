@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 from ..device.compile import device_function, engine_function
-from ..device.ops import be64, copy, exchange64, ld64, ld_acquire64, ld_relaxed64, st64, st_release64
+from ..device.ops import be64, clock_ns, copy, exchange64, ld64, ld_acquire64, ld_relaxed64, st64, st_release64
 from ..formats.commands import QpState
 from ..formats.doorbell import PI_MASK, UAR_NO_DBR_OFFSET, UAR_REG_OFFSET, WQE_IDX_SHIFT
-from .requester import announce, scan_record, serve_qp
-from .tables import COUNTERS, NIC, QP_ROW, QP_SETUP_BYTES, nic_at, qp_row_at
-from .wires import qp_row, serve_replies, serve_wire
+from .doorbells import announce, poll_doorbell, scan_record
+from .loopback import serve as serve_loopback
+from .requester import serve as serve_requester
+from .responder import flush_receives
+from .tables import COUNTERS, NIC, QP_ROW, QP_SETUP_BYTES, counters_at, nic_at, qp_row_at
+from .wires import flush_wires, forget_due, qp_row, send_due, serve_wires
+from .wqes import flush_next
 
 # What the command interpreter may ask of the engine between two WQEs.
 WRITE_ROW = 1  # copy a prepared row into its place
 ADD_QP = 2  # the same for a QP, and start serving it
 MODIFY_QP = 3  # the same for a QP that is served, if it is still in the state the interpreter saw
 RESET_QP = 4  # MODIFY_QP to RST: forget all queue positions
-REMOVE_QP = 5  # stop serving a QP that has nothing in flight
-QUIESCE = 6  # do nothing, once nothing is in flight
+REMOVE_QP = 5  # stop serving a QP
 
 # command_result
 DONE, WRONG_STATE = 0, 1
 
-_RST, _RTR, _RTS, _ERR = int(QpState.RST), int(QpState.RTR), int(QpState.RTS), int(QpState.ERR)
+_RTR, _RTS, _ERR = int(QpState.RTR), int(QpState.RTS), int(QpState.ERR)
 
 
 # --- commands ------------------------------------------------------------------------------------------------------
@@ -37,15 +40,6 @@ def _clear_positions(row):
 
 
 @engine_function
-def _in_flight(nic):
-    n = nic_at(nic)
-    total = 0
-    for i in range(n.active_count):
-        total += qp_row_at(ld64(n.active + 8 * i)).outstanding
-    return total
-
-
-@engine_function
 def _modify(nic, row, source, expected_state):
     q = qp_row_at(row)
     if q.state != expected_state and q.state != qp_row_at(source).state:
@@ -55,7 +49,9 @@ def _modify(nic, row, source, expected_state):
     if before != _RTR and q.state == _RTR:
         q.expect_psn = q.rq_psn
     if before == _RTR and q.state == _RTS:
-        q.send_psn = q.sq_psn
+        q.una_psn = q.sq_psn
+        q.tx_psn = q.sq_psn
+        q.end_psn = q.sq_psn
     return DONE
 
 
@@ -74,7 +70,7 @@ def _remove(nic, row):
 
 @engine_function
 def _apply(nic):
-    """Carry out the posted command: whether it is done, or has to wait for requests in flight."""
+    """Carry out the posted command."""
     n = nic_at(nic)
     op = n.command_op
     row = n.command_row
@@ -90,24 +86,13 @@ def _apply(nic):
         n.command_result = _modify(nic, row, n.command_src, n.command_state)
         if qp_row_at(row).state == _ERR:
             serve_qp(nic, row)
-            return qp_row_at(row).outstanding == 0
     elif op == RESET_QP:
-        qp_row_at(row).state = _RST
-        if qp_row_at(row).outstanding:
-            return False
+        forget_due(nic, row)
         copy(row, n.command_src, QP_SETUP_BYTES)
         _clear_positions(row)
     elif op == REMOVE_QP:
-        qp_row_at(row).state = _RST
-        if qp_row_at(row).outstanding:
-            return False
+        forget_due(nic, row)
         _remove(nic, row)
-    elif op == QUIESCE:
-        n.hold = 1
-        if _in_flight(nic) != 0:
-            return False
-        n.hold = 0
-    return True
 
 
 @engine_function
@@ -115,8 +100,9 @@ def serve_command(nic):
     """Take a posted command: 1 if one was carried out."""
     n = nic_at(nic)
     posted = ld_acquire64(nic + NIC.command_seq)
-    if posted == n.command_done or not _apply(nic):
+    if posted == n.command_done:
         return 0
+    _apply(nic)
     st_release64(nic + NIC.command_done, posted)
     return 1
 
@@ -160,28 +146,74 @@ def scan_records(nic):
         scan_record(nic, ld64(n.active + 8 * i))
 
 
+@engine_function
+def serve_qp(nic, row):
+    """Execute or send what the QP's doorbell announced, up to the engine's budget: how much that was."""
+    q = qp_row_at(row)
+    poll_doorbell(nic, row)
+    if q.state == _ERR:
+        return _flush(nic, row)
+    if q.sq_ci == q.sq_pi or q.state != _RTS:
+        return 0
+    if q.wire != 0:
+        return serve_requester(nic, row)
+    n = nic_at(nic)
+    counters = counters_at(n.counters)
+    budget = n.budget
+    if n.pause_at >= 0:
+        budget = min(budget, n.pause_at - counters.sq_wqes)
+    done = serve_loopback(nic, row, budget)
+    counters.sq_wqes += done
+    return done
+
+
+@engine_function
+def _flush(nic, row):
+    """Complete everything that is posted to a QP in ERR with a flush error."""
+    q = qp_row_at(row)
+    done = flush_receives(nic, row)
+    while q.sq_ci != q.sq_pi:
+        flush_next(nic, row)
+        done += 1
+    return done
+
+
 @device_function
 def _paused(nic):
-    """Whether the NIC stands still, as `SoftNic.pause` asked. It still takes replies: nothing stays in flight."""
+    """Whether the NIC stands still, as `SoftNic.pause` asked."""
     n = nic_at(nic)
-    if n.pause_at >= 0 and ld64(n.counters + COUNTERS.sq_wqes) >= n.pause_at:
+    if n.pause_at >= 0 and ld64(n.counters + COUNTERS.sq_wqes) >= n.pause_at and not _in_flight(nic):
         n.paused = 1
         n.pause_at = -1
     return n.paused
 
 
 @engine_function
+def _in_flight(nic):
+    """Whether a started WQE waits for its peer."""
+    n = nic_at(nic)
+    for i in range(n.active_count):
+        q = qp_row_at(ld64(n.active + 8 * i))
+        if q.sq_ci != q.sq_sent and q.state == _RTS:
+            return True
+    return False
+
+
+@engine_function
 def step(nic):
     """One turn: how much was done."""
-    done = serve_command(nic)
     n = nic_at(nic)
+    if n.virtual_time == 0:
+        n.now = clock_ns()
+    done = serve_command(nic)
     if _paused(nic):
-        for i in range(n.wire_count):
-            done += serve_replies(nic, ld64(n.wires + 8 * i))
         return done
     done += serve_registers(nic)
+    if n.wire_count != 0:
+        done += serve_wires(nic)  # before the timers: an acknowledgement may be there already
     for i in range(n.active_count):
         done += serve_qp(nic, ld64(n.active + 8 * i))
-    for i in range(n.wire_count):
-        done += serve_wire(nic, ld64(n.wires + 8 * i))
+    if n.wire_count != 0:
+        send_due(nic)
+        flush_wires(nic)
     return done

@@ -16,47 +16,115 @@ from ..formats.layout import Entry
 from ..memory import HostMemory
 
 # `setup` fields are written by commands, the rest, from `sq_ci` on, by the engine.
-QP_ROW = Entry("qp_row", 384, """
-    qpn            0  i64
-    state          8  i64
-    pdn           16  i64
-    rights        24  i64
-    sq_addr       32  i64
-    sq_log        40  i64
-    rq_addr       48  i64
-    rq_log        56  i64
-    rq_stride     64  i64
-    dbrec         72  i64
-    doorbell      80  i64
-    send_cq       88  i64
-    recv_cq       96  i64
-    user_index   104  i64
-    remote_qpn   112  i64
-    remote_row   120  i64
-    wire         128  i64
-    rnr_retry    136  i64
-    retry_cnt    144  i64
-    timeout_ns   152  i64
-    min_rnr      160  i64
-    mtu          168  i64
-    no_dbr       176  i64
-    sq_psn       184  i64
-    rq_psn       192  i64
-    sq_ci        256  i64
-    sq_next      264  i64
-    sq_pi        272  i64
-    db_seen      280  i64
-    rq_ci        288  i64
-    outstanding  296  i64
-    send_psn     304  i64
-    expect_psn   312  i64
-    retry_at     320  i64
-    retries      328  i64
-    rnr_retries  336  i64
-    failed       344  i64
-    told         352  i64
+#
+# PSNs inside the engine count packets for ever in 64 bits; a packet carries the low 24 (IBTA 9.7.2). `una_psn` is the
+# oldest not yet acknowledged, `tx_psn` the next to send, `end_psn` the next that no WQE has been given yet. `high_psn`
+# is where `tx_psn` was before it went back, `gap_psn` - 1 where a missing response was last asked for again.
+# WQEs from `sq_ci` to `sq_next` are on their way, those to `sq_sent` have been started at least once: `flights` says
+# what became of them. The responder keeps the last READs and atomics in `resources` (IBTA 9.7.4.1.3).
+QP_ROW = Entry("qp_row", 896, """
+    qpn              0  i64
+    state            8  i64
+    service         16  i64
+    pdn             24  i64
+    rights          32  i64
+    sq_addr         40  i64
+    sq_log          48  i64
+    rq_addr         56  i64
+    rq_log          64  i64
+    rq_stride       72  i64
+    dbrec           80  i64
+    doorbell        88  i64
+    send_cq         96  i64
+    recv_cq        104  i64
+    user_index     112  i64
+    remote_qpn     120  i64
+    remote_row     128  i64
+    wire           136  i64
+    peer_high      144  i64
+    peer_low       152  i64
+    source         160  i64
+    dlid           168  i64
+    sl             176  i64
+    grh            184  i64
+    rnr_retry      192  i64
+    retry_cnt      200  i64
+    timeout_ns     208  i64
+    min_rnr        216  i64
+    min_rnr_code   224  i64
+    mtu            232  i64
+    max_rd         240  i64
+    max_dest_rd    248  i64
+    no_dbr         256  i64
+    sq_psn         264  i64
+    rq_psn         272  i64
+    flights        280  i64
+    resources      288  i64
+    sq_ci          320  i64
+    sq_next        328  i64
+    sq_sent        336  i64
+    sq_pi          344  i64
+    db_seen        352  i64
+    una_psn        360  i64
+    tx_psn         368  i64
+    end_psn        376  i64
+    timer_at       384  i64
+    retry_at       392  i64
+    retries        400  i64
+    rnr_retries    408  i64
+    failed         416  i64
+    told           424  i64
+    reads_head     432  i64
+    reads_tail     440  i64
+    read_ends      448  i64[16]
+    rq_ci          576  i64
+    expect_psn     584  i64
+    msn            592  i64
+    rx_kind        600  i64
+    rx_nbytes      608  i64
+    rx_done        616  i64
+    rx_addr        624  i64
+    rx_key         632  i64
+    nak_sent       640  i64
+    due            648  i64
+    due_ack        656  i64
+    due_syndrome   664  i64
+    due_psn        672  i64
+    due_msn        680  i64
+    res_head       688  i64
+    res_todo       696  i64
+    high_psn       704  i64
+    gap_psn        712  i64
+    hurry          720  i64
+    held_back      728  i64
 """)
 QP_SETUP_BYTES = QP_ROW.sq_ci  # the fields before belong to commands
+MAX_RD_ATOMIC = 16  # READs and atomics in flight in one direction of a QP
+
+# A started WQE, at its first block's slot: which packets it takes, for acknowledgements and for sending them again.
+FLIGHT = Entry("flight", 64, """
+    first            0  i64
+    packets          8  i64
+    nbytes          16  i64
+    opcode          24  i64
+    ce              32  i64
+    ds              40  i64
+    blocks          48  i64
+""")
+
+# A READ or atomic that the responder has accepted. `todo` packets of the response remain to be sent, from `next`;
+# `answered` says that all have been sent at least once.
+RESOURCE = Entry("resource", 128, """
+    opcode           0  i64
+    first            8  i64
+    packets         16  i64
+    va              24  i64
+    rkey            32  i64
+    nbytes          40  i64
+    next            48  i64
+    todo            56  i64
+    answered        64  i64
+""")
 
 CQ_ROW = Entry("cq_row", 128, """
     cqn            0  i64
@@ -71,6 +139,7 @@ CQ_ROW = Entry("cq_row", 128, """
     error         72  i64
 """)
 
+# `lent`, where the memory has been lent to other processes (shares.py): what makes its addresses references.
 MKEY_ROW = Entry("mkey_row", 64, """
     key            0  i64
     pdn            8  i64
@@ -79,6 +148,7 @@ MKEY_ROW = Entry("mkey_row", 64, """
     nbytes        32  i64
     delta         40  i64
     handle        48  i64
+    lent          56  i64
 """)
 
 PD_ROW = Entry("pd_row", 64, """
@@ -113,30 +183,54 @@ GID_ROW = Entry("gid_row", 64, """
     mac           32  raw[8]
 """)
 
-# Counter names are those of the kernel's mlx5 driver (hw_counters, counters).
-COUNTERS = Entry("counters", 256, """
-    rx_write_requests                  0  i64
-    rx_read_requests                   8  i64
-    rx_atomic_requests                16  i64
-    out_of_buffer                     24  i64
-    rnr_nak_retry_err                 32  i64
-    local_ack_timeout_err             40  i64
-    req_cqe_error                     48  i64
-    req_cqe_flush_error               56  i64
-    resp_cqe_error                    64  i64
-    resp_cqe_flush_error              72  i64
-    resp_local_length_error           80  i64
-    resp_remote_access_errors         88  i64
-    req_remote_access_errors          96  i64
-    req_remote_invalid_request       104  i64
-    req_transport_retries_exceeded   112  i64
-    req_rnr_retries_exceeded         120  i64
-    port_xmit_data                   128  i64
-    port_rcv_data                    136  i64
-    sq_wqes                          144  i64
-    cqes                             152  i64
-    lost_error_records               160  i64
+# Counters of the kernel's mlx5 driver under its names (hw_counters), then our own: packets that were dropped, and why.
+# Each packet that arrives is counted in `rdma_rx_packets` and in exactly one of PACKET_FATES.
+# The rdma_* ones count payload bytes; publication derives `port_*_data`, in words of 4 bytes, from them.
+COUNTERS = Entry("counters", 320, """
+    rx_write_requests                   0  i64
+    rx_read_requests                    8  i64
+    rx_atomic_requests                 16  i64
+    out_of_buffer                      24  i64
+    out_of_sequence                    32  i64
+    duplicate_request                  40  i64
+    rnr_nak_retry_err                  48  i64
+    packet_seq_err                     56  i64
+    implied_nak_seq_err                64  i64
+    local_ack_timeout_err              72  i64
+    resp_local_length_error            80  i64
+    resp_cqe_error                     88  i64
+    req_cqe_error                      96  i64
+    req_remote_invalid_request        104  i64
+    req_remote_access_errors          112  i64
+    resp_remote_access_errors         120  i64
+    resp_cqe_flush_error              128  i64
+    req_cqe_flush_error               136  i64
+    req_transport_retries_exceeded    144  i64
+    req_rnr_retries_exceeded          152  i64
+    rx_icrc_encapsulated              160  i64
+    rdma_tx_packets                   168  i64
+    rdma_tx_bytes                     176  i64
+    rdma_rx_packets                   184  i64
+    rdma_rx_bytes                     192  i64
+    rx_malformed                      200  i64
+    rx_no_qp                          208  i64
+    rx_wrong_peer                     216  i64
+    rx_wrong_pkey                     224  i64
+    rx_wrong_state                    232  i64
+    rx_uc_dropped                     240  i64
+    rx_weak_icrc                      248  i64
+    tx_dropped                        256  i64
+    sq_wqes                           264  i64
+    cqes                              272  i64
+    lost_error_records                280  i64
+    rx_accepted                       288  i64
+    rx_refused                        296  i64
+    rx_unexpected                     304  i64
 """)
+PACKET_FATES = (
+    "rx_accepted", "rx_malformed", "rx_no_qp", "rx_wrong_peer", "rx_wrong_pkey", "rx_wrong_state", "out_of_sequence",
+    "duplicate_request", "out_of_buffer", "rx_refused", "rx_uc_dropped", "rx_unexpected", "implied_nak_seq_err",
+)  # fmt: skip
 
 # What went wrong, for the log: filled by the engine, read by the service thread.
 ERROR_RECORD = Entry("error_record", 128, """
@@ -153,7 +247,8 @@ ERROR_RECORD = Entry("error_record", 128, """
     syndrome      80  i64
 """)
 
-# What the engine is given: where everything is, and how it is spoken to.
+# What the engine is given: where everything is, and how it is spoken to. `payload` of a packet that refers to it, while
+# that packet is taken; `payload_bytes` is 0 for all others.
 NIC = Entry("nic", 512, """
     qps              0  i64
     qp_mask          8  i64
@@ -171,7 +266,7 @@ NIC = Entry("nic", 512, """
     wire_count     104  i64
     eqs            112  i64
     message        120  i64
-    wqe_scratch    128  i64
+    virtual_time   128  i64
     now            136  i64
     why_key        144  i64
     why_addr       152  i64
@@ -179,9 +274,14 @@ NIC = Entry("nic", 512, """
     why_extra0     168  i64
     why_extra1     176  i64
     budget         184  i64
-    hold           192  i64
+    lid            192  i64
     paused         200  i64
     pause_at       208  i64
+    due            216  i64
+    due_count      224  i64
+    capture        232  i64
+    min_timeout    240  i64
+    gids           248  i64
     command_seq    256  i64
     command_op     264  i64
     command_row    272  i64
@@ -195,14 +295,57 @@ NIC = Entry("nic", 512, """
     kick_fd        400  i64
     spin_ns        408  i64
     sleep_ms       416  i64
-    service_fd     456  i64
-    pollfd         464  i64
+    service_fd     424  i64
+    pollfds        432  i64
+    pollfd_count   440  i64
+    event_count    448  i64
+    word           456  i64
+    yield_every    472  i64
+    scratch        464  i64
+    payload        480  i64
+    payload_bytes  488  i64
 """)
+
+# One way out of the NIC, and in. Pipes lead to a NIC of this host; UDP to everybody else, in datagrams that the engine
+# receives before each turn. `window` bounds the packets that a QP has in flight. On InfiniBand
+# packets begin with an LRH. `loans`: LOANS rows of LOAN, on a wire to another process that takes part in lending.
+WIRE = Entry("wire", 320, """
+    kind           0  i64
+    broken         8  i64
+    window        16  i64
+    infiniband    24  i64
+    faults        32  i64
+    udp           40  i64
+    wake_fd       48  i64
+    woken         56  i64
+    loans         96  i64
+    here_high     64  i64
+    here_low      72  i64
+    peer_high     80  i64
+    peer_low      88  i64
+    tx           128  raw[64]
+    rx           192  raw[64]
+""")
+PIPES, UDP = 1, 2  # WIRE.kind
+
+# Of one wire: memory that the peer has lent us, and in `granted` the number of a loan of ours that the peer has mapped.
+# A loan's row is that of the low bits of its number.
+LOAN = Entry("loan", 32, """
+    number         0  i64
+    address        8  i64
+    nbytes        16  i64
+    granted       24  i64
+""")
+LOANS = 256
 
 qp_row_at = struct_view(QP_ROW)
 cq_row_at = struct_view(CQ_ROW)
 mkey_row_at = struct_view(MKEY_ROW)
 nic_at = struct_view(NIC)
+flight_at = struct_view(FLIGHT)
+resource_at = struct_view(RESOURCE)
+wire_at = struct_view(WIRE)
+loan_at = struct_view(LOAN)
 error_record_at = struct_view(ERROR_RECORD)
 counters_at = struct_view(COUNTERS)
 
@@ -216,9 +359,9 @@ class Table:
     def __init__(self, name: str, entry: Entry, rows: int):
         self.name, self.entry = name, entry
         self.mask = rows - 1
-        self._memory = HostMemory(rows * entry.size)
-        self.rows = self._memory.view(entry.dtype, 0, rows)
-        self.address = self._memory.address
+        self.memory = HostMemory(rows * entry.size, shared=True)
+        self.rows = self.memory.view(entry.dtype, 0, rows)
+        self.address = self.memory.address
         self._number = entry.dtype.names[0]  # type: ignore[index]
 
     def __len__(self) -> int:
@@ -250,7 +393,7 @@ class Table:
 
     def close(self) -> None:
         """Release the memory."""
-        self._memory.close()
+        self.memory.close()
 
     def _slot(self, number: int) -> int:
         return number & self.mask

@@ -1,20 +1,31 @@
-"""The engine's side of a wire: answer the peer's requests, and complete our own by its replies."""
+"""The engine's side of the wires: which QP a packet is for, and what leaves the NIC at the end of a turn."""
 
 from __future__ import annotations
 
 from ..device.compile import device_function, engine_function
-from ..device.ops import be32, clock_ns, ld32
-from ..fabric.inprocess import message_at, reply_at, wire_end_at
-from ..fabric.ring import next_free, next_full, publish, release
-from ..formats.wqe import CTRL_SEG
-from .completion import ce_of, complete_send
-from .reasons import OUT_OF_SEQUENCE, Reason
-from .requester import PSN_MASK, RTR, RTS, refused, wqe_slot
-from .responder import explain, respond
-from .tables import QP_ROW, nic_at, qp_row_at
+from ..device.ops import be16, be32, ld8, ld16, ld32, ld64, st64
+from ..fabric.capture import capture
+from ..fabric.faults import icrc_fits, inject
+from ..fabric.frames import (
+    LENT_SHIFT, LOAN_SHIFT, MAX_LENT, PACKET, consume, frame_at, next_frame, pipe_end_at, publish, release,
+)  # fmt: skip
+from ..formats.commands import QpState, ServiceType
+from ..formats.packet import (
+    BTH, DEFAULT_PKEY, GRH, GRH_NEXT_HEADER, ICRC_SIZE, LNH_GLOBAL, LNH_LOCAL, LRH, OPERATION_MASK, PAD_SHIFT,
+    PKEY_BASE_MASK, PSN_MASK, QPN_MASK, SERVICE_SHIFT, TVER_MASK, PacketOpcode,
+)  # fmt: skip
+from .receiver import serve_due, take_request
+from .responses import is_response, take_response
+from .tables import (
+    GID_ROW, LOAN, LOANS, PIPES, QP_ROW, UDP, WIRE, counters_at, loan_at, nic_at, qp_row_at, wire_at,
+)  # fmt: skip
 
-_NO_RESPONSE, _RNR = int(Reason.NO_RESPONSE), int(Reason.RNR)
-BATCH = 32
+_RTR, _RTS, _RC = int(QpState.RTR), int(QpState.RTS), int(ServiceType.RC)
+_LAST_OF_WRITE = int(PacketOpcode.RC_WRITE_ONLY_IMM)
+_DEFAULT_PKEY_BASE = DEFAULT_PKEY & PKEY_BASE_MASK
+_LVER_MASK, _LNH_MASK, _LENGTH_MASK = 0x0F, 0x03, 0x07FF
+_GRH_VERSION = 6
+BATCH = 64  # packets of one wire in a turn
 
 
 @device_function
@@ -25,99 +36,208 @@ def qp_row(nic, qpn):
 
 
 @device_function
-def _answer(nic, end, message):
-    """Execute a request of the peer's: 0 or a reason."""
-    m = message_at(message)
-    row = qp_row(nic, m.dst_qpn)
-    q = qp_row_at(row)
-    if (
-        q.qpn != m.dst_qpn
-        or q.remote_qpn != m.src_qpn
-        or q.wire != end
-        or (q.state != RTR and q.state != RTS)
-    ):  # fmt: skip
-        return _NO_RESPONSE
-    if m.psn != q.expect_psn:
-        return OUT_OF_SEQUENCE
-    reason = respond(nic, row, message)
-    if reason == 0:
-        q.expect_psn = (q.expect_psn + 1) & PSN_MASK
-    return reason
+def _link_headers(nic, packet, nbytes):
+    """Bytes of the InfiniBand link headers before the BTH, or -1 if they are wrong or meant for another port.
+
+    IBTA 7.7.4 to 7.7.8 for the LRH, 9.6.1.2 for the GRH.
+    """
+    n = nic_at(nic)
+    if nbytes < LRH.size or be16(ld16(packet + LRH.dlid)) != n.lid:
+        return -1
+    words = (nbytes + ICRC_SIZE) >> 2
+    if ld8(packet + LRH.vl_lver) & _LVER_MASK != 0 or be16(ld16(packet + LRH.length)) & _LENGTH_MASK != words:
+        return -1
+    lnh = ld8(packet + LRH.sl_lnh) & _LNH_MASK
+    if lnh == LNH_LOCAL:
+        return LRH.size
+    if lnh != LNH_GLOBAL or nbytes < LRH.size + GRH.size:
+        return -1
+    grh = packet + LRH.size
+    if ld8(grh) >> 4 != _GRH_VERSION or ld8(grh + GRH.next_header) != GRH_NEXT_HEADER:
+        return -1
+    gid = n.gids + GID_ROW.gid  # the only one that an InfiniBand port has
+    if ld64(gid) != ld64(grh + GRH.dgid) or ld64(gid + 8) != ld64(grh + GRH.dgid + 8):
+        return -1
+    return LRH.size + GRH.size
 
 
 @engine_function
-def _serve_requests(nic, end):
-    e = wire_end_at(end)
+def receive(nic, wire, packet, nbytes, peer_high, peer_low):
+    """A packet of `nbytes` has arrived, its ICRC checked where the wire has one. What becomes of it is counted.
+
+    Every length is checked before the bytes are looked at (IBTA 9.6.1, packet header validation).
+    """
+    n = nic_at(nic)
+    w = wire_at(wire)
+    c = counters_at(n.counters)
+    c.rdma_rx_packets += 1
+    link = _link_headers(nic, packet, nbytes) if w.infiniband else 0
+    bth = packet + link
+    nbytes -= link
+    if link < 0 or nbytes < BTH.size:
+        c.rx_malformed += 1
+        return
+    opcode = ld8(bth + BTH.opcode)
+    flags = ld8(bth + BTH.se_m_pad_tver)
+    pad = (flags >> PAD_SHIFT) & 3
+    if flags & TVER_MASK != 0 or nbytes & 3 != 0:
+        c.rx_malformed += 1
+        return
+    qpn = be32(ld32(bth + BTH.resv_dest_qp)) & QPN_MASK
+    row = qp_row(nic, qpn)
+    q = qp_row_at(row)
+    if q.qpn != qpn or qpn == 0:
+        c.rx_no_qp += 1
+        return
+    if q.wire != wire or (w.kind == UDP and (q.peer_high != peer_high or q.peer_low != peer_low)):
+        c.rx_wrong_peer += 1
+        return
+    if be16(ld16(bth + BTH.pkey)) & PKEY_BASE_MASK != _DEFAULT_PKEY_BASE:
+        c.rx_wrong_pkey += 1
+        return
+    if q.state != _RTR and q.state != _RTS:
+        c.rx_wrong_state += 1
+        return
+    if opcode >> SERVICE_SHIFT != q.service:
+        c.rx_malformed += 1
+        return
+    word = be32(ld32(bth + BTH.ack_psn))
+    psn = word & PSN_MASK
+    operation = opcode & OPERATION_MASK
+    if q.service != _RC and operation > _LAST_OF_WRITE:
+        c.rx_malformed += 1
+        return
+    if q.service == _RC and is_response(operation):
+        if q.state == _RTS:
+            take_response(nic, row, operation, psn, bth, nbytes, pad)
+        else:
+            c.rx_wrong_state += 1
+        return
+    take_request(nic, row, operation, psn, word >> 31, bth, nbytes, pad)
+
+
+@device_function
+def _undamaged(nic, wire, frame, nbytes):
+    """Whether a frame's ICRC fits, if it has one: between NICs of one host it has under an injector only."""
+    w = wire_at(wire)
+    f = frame_at(frame)
+    if f.icrc == 0 or icrc_fits(
+        nic_at(nic).scratch, frame + PACKET, nbytes, w.peer_high, w.peer_low, w.here_high, w.here_low
+    ):  # fmt: skip
+        return True
+    counters_at(nic_at(nic).counters).rx_icrc_encapsulated += 1
+    return False
+
+
+@device_function
+def _count_malformed(nic):
+    c = counters_at(nic_at(nic).counters)
+    c.rdma_rx_packets += 1
+    c.rx_malformed += 1
+
+
+@engine_function
+def _receive_lent(nic, wire, packet, nbytes, reference):
+    """A packet whose payload lies in memory that the peer has lent us. What it refers to is looked up, not believed."""
+    n = nic_at(nic)
+    w = wire_at(wire)
+    number = reference >> LOAN_SHIFT
+    if w.loans == 0 or number <= 0:
+        _count_malformed(nic)
+        return
+    loan = loan_at(w.loans + (number & (LOANS - 1)) * LOAN.size)
+    part = (reference >> LENT_SHIFT) & ((1 << LOAN_SHIFT - LENT_SHIFT) - 1)
+    offset = reference & (MAX_LENT - 1)
+    if loan.number != number or part == 0 or offset > loan.nbytes - part:
+        _count_malformed(nic)
+        return
+    n.payload, n.payload_bytes = loan.address + offset, part
+    receive(nic, wire, packet, nbytes, w.peer_high, w.peer_low)
+    n.payload_bytes = 0
+
+
+@engine_function
+def _serve_pipe(nic, wire):
+    """Packets that a NIC of this host has left in the pipe: how many."""
+    n = nic_at(nic)
+    w = wire_at(wire)
+    end = wire + WIRE.rx
+    done = 0
+    while done < BATCH and not w.broken:
+        frame = next_frame(end)
+        if frame == 0:
+            break
+        if frame < 0:  # whatever is at the other end is not one of ours
+            w.broken = 1
+            break
+        nbytes = pipe_end_at(end).nbytes
+        intact = nbytes < BTH.size or _undamaged(nic, wire, frame, nbytes)
+        if n.capture != 0:
+            damaged = 0 if intact else 1
+            capture(n.capture, frame + PACKET, nbytes, w.peer_high, w.peer_low, -1, damaged, n.now, 0)
+        if intact:
+            reference = frame_at(frame).reference
+            if reference == 0:
+                receive(nic, wire, frame + PACKET, nbytes, w.peer_high, w.peer_low)
+            else:
+                _receive_lent(nic, wire, frame + PACKET, nbytes, reference)
+        consume(end)
+        done += 1
+    if done:
+        release(end)
+    return done
+
+
+@engine_function
+def serve_wires(nic):
+    """Take packets from every wire: how many."""
     n = nic_at(nic)
     done = 0
-    while done < BATCH:
-        message = next_full(e.requests_in)
-        if message == 0:
-            break
-        reply = next_free(e.replies_out)
-        if reply == 0:
-            break
-        if done == 0:
-            n.now = clock_ns()
-        m = message_at(message)
-        r = reply_at(reply)
-        explain(nic, 0, 0, 0, 0, 0)
-        r.reason = _answer(nic, end, message)
-        r.src_qpn, r.index, r.psn = m.src_qpn, m.index, m.psn
-        r.rnr_timer = qp_row_at(qp_row(nic, m.dst_qpn)).min_rnr
-        r.key, r.addr = n.why_key, n.why_addr
-        r.nbytes = n.why_nbytes if r.reason else m.nbytes
-        r.extra0, r.extra1 = n.why_extra0, n.why_extra1
-        release(e.requests_in)
-        publish(e.replies_out)
-        done += 1
+    for i in range(n.wire_count):
+        wire = ld64(n.wires + 8 * i)
+        if wire_at(wire).kind == PIPES:
+            done += _serve_pipe(nic, wire)
     return done
 
 
 @engine_function
-def _take_reply(nic, reply):
-    r = reply_at(reply)
-    row = qp_row(nic, r.src_qpn)
-    q = qp_row_at(row)
-    q.outstanding -= 1
-    if q.state != RTS or q.retry_at != 0:
-        return  # a later request of a QP that has failed, or that will send it again
-    index = r.index
-    wqe = wqe_slot(row, index)
-    opcode = be32(ld32(wqe)) & 0xFF
-    blocks = ((be32(ld32(wqe + CTRL_SEG.qpn_ds)) & 0x3F) + 3) >> 2
-    if r.reason == 0:
-        q.retries = 0
-        q.rnr_retries = 0
-        complete_send(nic, row, index, opcode, ce_of(wqe), r.nbytes)
-        q.sq_ci = index + blocks
-        return
-    reason = _NO_RESPONSE if r.reason == OUT_OF_SEQUENCE else r.reason
-    explain(nic, r.key, r.addr, r.nbytes, r.extra0, r.extra1)
-    if refused(nic, row, index, opcode, ce_of(wqe), reason, r.rnr_timer):
-        q.sq_next = index
-        q.send_psn = r.psn
-    else:
-        q.sq_ci = index + blocks
-        q.sq_next = q.sq_ci
+def send_due(nic):
+    """Send what QPs owe their peers; what the wires have no room for stays on the list."""
+    n = nic_at(nic)
+    left = 0
+    for i in range(n.due_count):
+        row = ld64(n.due + 8 * i)
+        if serve_due(nic, row):
+            qp_row_at(row).due = 0
+        else:
+            st64(n.due + 8 * left, row)
+            left += 1
+    n.due_count = left
 
 
 @engine_function
-def serve_replies(nic, end):
-    """Replies taken."""
-    e = wire_end_at(end)
-    done = 0
-    while done < BATCH:
-        reply = next_full(e.replies_in)
-        if reply == 0:
-            break
-        _take_reply(nic, reply)
-        release(e.replies_in)
-        done += 1
-    return done
+def forget_due(nic, row):
+    """Strike a QP off that list."""
+    n = nic_at(nic)
+    left = 0
+    for i in range(n.due_count):
+        other = ld64(n.due + 8 * i)
+        if other != row:
+            st64(n.due + 8 * left, other)
+            left += 1
+    n.due_count = left
+    qp_row_at(row).due = 0
 
 
 @engine_function
-def serve_wire(nic, end):
-    """Messages handled."""
-    return _serve_requests(nic, end) + serve_replies(nic, end)
+def flush_wires(nic):
+    """Let the other ends see what was sent in this turn."""
+    n = nic_at(nic)
+    for i in range(n.wire_count):
+        wire = ld64(n.wires + 8 * i)
+        w = wire_at(wire)
+        publish(wire + WIRE.tx)
+        if w.faults != 0:
+            inject(w.faults, n.now)
+        if w.broken:  # nobody reads it any more: what is sent is lost
+            pipe_end_at(wire + WIRE.tx).seen = pipe_end_at(wire + WIRE.tx).position

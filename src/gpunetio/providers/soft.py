@@ -9,12 +9,14 @@ import threading
 from collections.abc import Callable
 
 from ..device.launch import observers
-from ..enums import Access, LinkLayer, UarAllocationType
-from ..errors import DocaError, DriverError, InvalidValueError, NotSupportedError
+from ..enums import Access, UarAllocationType
+from ..errors import DocaError, DriverError, InUseError, InvalidValueError, NotSupportedError
+from ..fabric.neighbours import owner_of
 from ..formats import commands as cmd
 from ..formats.commands import Opcode, Status
 from ..formats.doorbell import UAR_REG_OFFSET
 from ..nic.nic import MAX_CQ, MAX_GID, MAX_MR, MAX_PD, MAX_QP, SoftNic
+from ..nic.port import Port, PortConfig
 from .provider import DeviceAttr, DeviceInfo, MrKeys, PortAttr, UarPage
 
 DEVICES = 8
@@ -41,22 +43,46 @@ def device_list() -> list[DeviceInfo]:
     return [DeviceInfo(f"soft{n}", "soft", "software NIC (CPU engine)") for n in range(DEVICES)]
 
 
-def open_device(name: str) -> SoftProvider:
-    """Open a software device; every open of a name in one process shares one NIC."""
+def _address(n: int) -> str:
+    return f"127.0.0.{n + 1}"
+
+
+def open_device(name: str, port: PortConfig | None = None) -> SoftProvider:
+    """Open a software device; every open of a name in one process shares one NIC, attached as the first one asked."""
     if sys.platform != "linux":
         raise NotSupportedError(f"the software NIC runs on Linux, not on {sys.platform}")
     with _lock:
         nic, opened = _nics.get(name, (None, 0))
         if nic is None:
-            nic = SoftNic(name, f"127.0.0.{int(name.removeprefix('soft')) + 1}")
+            nic = SoftNic(name, Port(port or PortConfig(), _address(int(name.removeprefix("soft")))))
             try:
                 for other, _ in _nics.values():
                     nic.join(other)
             except BaseException:
                 nic.close()
                 raise
+        elif port not in (None, nic.port.config):
+            raise InvalidValueError(f"{name} is open already, with {nic.port.config}: close it to attach it otherwise")
         _nics[name] = nic, opened + 1
         return SoftProvider(nic)
+
+
+def open_first(port: PortConfig | None = None) -> SoftProvider:
+    """Open the first software NIC that this process has open or that no other process has.
+
+    With addresses in `port` it is the first of all, as no other process is asked for its default address.
+    """
+    with_addresses = port is not None and bool(port.addresses)
+    for n in range(DEVICES):
+        if with_addresses or f"soft{n}" in _nics:
+            return open_device(f"soft{n}", port)
+        if owner_of(_address(n)) is not None:
+            continue
+        opened = open_device(f"soft{n}", port)
+        if all(opened.nic.door.claimed.values()):
+            return opened
+        opened.close()  # another process was faster
+    raise InUseError(f"all {DEVICES} software NICs are open in other processes: name one and give it another address")
 
 
 _DESTROY = {
@@ -98,8 +124,8 @@ class SoftProvider:
         """See `Provider`."""
         self._check_port(port)
         return PortAttr(
-            state="PORT_ACTIVE", max_mtu=4096, active_mtu=4096, sm_lid=0, lid=0, lmc=0, link_layer=LinkLayer.ETHERNET,
-            gid_tbl_len=MAX_GID,
+            state="PORT_ACTIVE", max_mtu=4096, active_mtu=self.nic.port.active_mtu, sm_lid=0,
+            lid=self.nic.port.lid, lmc=0, link_layer=self.nic.port.link_layer, gid_tbl_len=MAX_GID,
         )  # fmt: skip
 
     def query_gid(self, port: int, index: int) -> bytes:

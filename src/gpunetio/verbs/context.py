@@ -8,7 +8,7 @@ from typing import Any
 
 from ..enums import Access, CqOverrun, UarAllocationType
 from ..errors import DocaError, InvalidValueError
-from ..providers import open_device
+from ..providers import PortConfig, open_device
 from ..providers.provider import PortAttr, Provider
 from .cq import CQ
 from .device_attr import DeviceAttributes, query_device
@@ -18,9 +18,12 @@ from .uar import UAR
 from .umem import UMEM
 
 
-def open(name: str = "soft0") -> Context:
-    """Open a device (`ibv_open_device`)."""
-    return Context(open_device(name))
+def open(name: str | None = None, *, port: PortConfig | None = None) -> Context:
+    """Open a device (`ibv_open_device`); without a name the first software NIC that no other process has.
+
+    `port` says how a software NIC is attached to the world: addresses, wire, MTU, link layer, faults, capture.
+    """
+    return Context(open_device(name, port))
 
 
 class Context(Handle):

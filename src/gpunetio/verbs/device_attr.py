@@ -26,6 +26,7 @@ class DeviceAttributes(DeviceAttr):
     link_layer: LinkLayer
     gid_table_size: int
     rc: bool
+    uc: bool
     log_max_qp_sz: int
     log_max_cq_sz: int
     max_wqe_sz_sq: int
@@ -38,7 +39,7 @@ class DeviceAttributes(DeviceAttr):
 
     def is_qp_type_supported(self, qp_type: QpType) -> bool:
         """`doca_verbs_device_attr_get_is_qp_type_supported`."""
-        return qp_type == QpType.RC and self.rc
+        return {QpType.RC: self.rc, QpType.UC: self.uc}.get(qp_type, False)
 
 
 def query_device(provider: Provider) -> DeviceAttributes:
@@ -53,6 +54,7 @@ def query_device(provider: Provider) -> DeviceAttributes:
         link_layer=LinkLayer.ETHERNET if ethernet else LinkLayer.INFINIBAND,
         gid_table_size=roce["roce_address_table_size"] if ethernet else _ib_gids(general["gid_table_size"]),
         rc=bool(general["rc"]),
+        uc=bool(general["uc"]),
         log_max_qp_sz=general["log_max_qp_sz"],
         log_max_cq_sz=general["log_max_cq_sz"],
         max_wqe_sz_sq=general["max_wqe_sz_sq"],

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import secrets
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ..enums import Access, AddrType, LinkLayer, MtuSize, QpAtomicType, QpAttrMask, QpSendDbrMode, QpState
+from ..enums import Access, AddrType, LinkLayer, MtuSize, QpAtomicType, QpAttrMask, QpSendDbrMode, QpState, QpType
 from ..enums import UarAllocationType as UarKind
 from ..errors import BadStateError, InvalidValueError, NotFoundError
 from ..formats.commands import (
@@ -38,6 +39,11 @@ _TO_RTR = (
 )
 _TO_RTS = _M.NEXT_STATE | _M.SQ_PSN | _M.ACK_TIMEOUT | _M.RETRY_CNT | _M.RNR_RETRY | _M.MAX_QP_RD_ATOMIC
 _REMOTE = Access.REMOTE_WRITE | Access.REMOTE_READ | Access.REMOTE_ATOMIC
+_SERVICE = {QpType.RC: ServiceType.RC, QpType.UC: ServiceType.UC}
+_ONLY_RC = (
+    _M.MIN_RNR_TIMER | _M.ACK_TIMEOUT | _M.RETRY_CNT | _M.RNR_RETRY | _M.MAX_QP_RD_ATOMIC | _M.MAX_DEST_RD_ATOMIC
+    | _M.ATOMIC_MODE
+)  # fmt: skip
 _SUBNET_PREFIX = 8  # bytes of an InfiniBand GID
 
 
@@ -56,7 +62,7 @@ class QpEndpoint:
 
 
 class QP(Handle):
-    """A reliable connected queue pair (`doca_verbs_qp`), number `qpn`.
+    """A connected queue pair (`doca_verbs_qp`), number `qpn`. Its first packet has the random number `psn`.
 
     `sq_address`, `sq_entries`                 send ring, in WQE basic blocks of 64 bytes (`doca_verbs_qp_get_wq`)
     `rq_address`, `rq_entries`, `rq_stride`    receive ring, in WQEs of `rq_stride` bytes
@@ -76,6 +82,7 @@ class QP(Handle):
         self.pd, self.init_attr = pd, replace(attr, max_inline_data=sizes.max_inline_data)
         self.send_dbr_mode, self.emulate_no_dbr_ext = attr.send_dbr_mode, attr.emulate_no_dbr_ext
         self.context = attr.context
+        self.psn = secrets.randbits(24)  # a peer that is gone cannot be imitated by guessing
         provider = ctx.provider
         with ExitStack() as undo:
             nbytes = sizes.rq_bytes + sizes.sq_bytes
@@ -126,7 +133,7 @@ class QP(Handle):
         qpc, mask = self._query(), QpAttrMask(mask)
         current = attr.current_state if _M.CURRENT_STATE in mask else state_of(qpc)
         move = transition(current, attr.next_state if _M.NEXT_STATE in mask else current)
-        move.check(mask)
+        move.check(mask, self.init_attr.qp_type)
         check_values(attr, mask, self.ctx.query_device())
         values: dict[str, Any] = {}
         if move.opcode not in (Opcode.QP_2RST, Opcode.QP_2ERR):
@@ -173,7 +180,7 @@ class QP(Handle):
         """To ERR: what is posted completes with an error."""
         self.modify(QpAttr(next_state=QpState.ERR), _M.NEXT_STATE)
 
-    def endpoint(self, *, port: int = 1, sgid_index: int = 0, psn: int = 0) -> QpEndpoint:
+    def endpoint(self, *, port: int = 1, sgid_index: int = 0, psn: int | None = None) -> QpEndpoint:
         """What the peer's `connect` needs. Give `connect` here the same port, GID index and PSN."""
         self.check_open()
         gid = self.ctx.query_gid(port, sgid_index)
@@ -182,7 +189,7 @@ class QP(Handle):
                 f"port {port} of {self.ctx.name} has no GID at index {sgid_index}: choose another index"
             )
         about = self.ctx.query_port(port)
-        return QpEndpoint(self.qpn, bytes(gid), about.lid, about.active_mtu, psn)
+        return QpEndpoint(self.qpn, bytes(gid), about.lid, about.active_mtu, self.psn if psn is None else psn)
 
     def connect(
         self,
@@ -191,7 +198,7 @@ class QP(Handle):
         port: int = 1,
         sgid_index: int = 0,
         pkey_index: int = 0,
-        psn: int = 0,
+        psn: int | None = None,
         remote_access: Access = _REMOTE,
         atomic_type: QpAtomicType = QpAtomicType.IB_SPEC,
         max_rd_atomic: int = 16,
@@ -210,9 +217,10 @@ class QP(Handle):
 
         The path MTU is the smaller active MTU of the two ports. `max_rd_atomic` reads and atomics, a power of two and
         at most what the device has, are in flight in each direction. `remote_access` says what the peer may do here.
+        `psn` numbers the first packet sent; without it that is the queue pair's own. UC ignores what concerns
+        acknowledgements, READs and atomics.
         """
         wanted = QpAttr(
-            sq_psn=psn,
             allow_remote_write=Access.REMOTE_WRITE in remote_access,
             allow_remote_read=Access.REMOTE_READ in remote_access,
             allow_remote_atomic=atomic_type if Access.REMOTE_ATOMIC in remote_access else QpAtomicType.NONE,
@@ -237,7 +245,7 @@ class QP(Handle):
                 raise BadStateError(f"{qp} is in state {state.name}, and connect() starts from RST: reset() it first")
         try:
             for qp, peer in ends:
-                qp._connect(peer, wanted, path)
+                qp._connect(peer, replace(wanted, sq_psn=qp.psn if psn is None else psn), path)
         except BaseException:
             for qp, _ in ends:
                 qp.reset()
@@ -261,14 +269,15 @@ class QP(Handle):
                 addr_type=_addr_type(device.link_layer, local.gid, remote.gid),
             ),
         )
+        left_out = _ONLY_RC if self.init_attr.qp_type == QpType.UC else _M(0)
         for state, mask in ((QpState.INIT, _TO_INIT), (QpState.RTR, _TO_RTR), (QpState.RTS, _TO_RTS)):
-            self.modify(replace(attr, next_state=state), mask)
+            self.modify(replace(attr, next_state=state), mask & ~left_out)
 
 
 def _context(pd: PD, attr: QpInitAttr, sizes: QueueSizes, ring: Ring, uar: UAR) -> dict[str, Any]:
     """The QPC that CREATE_QP takes."""
     qpc: dict[str, Any] = {
-        "st": ServiceType.RC,
+        "st": _SERVICE[attr.qp_type],
         "pd": pd.pdn,
         "user_index": attr.user_index,
         "uar_page": uar.page_id,

@@ -32,6 +32,7 @@ class QpInitAttr:
     `receive_max_sges`
     `max_inline_data`         bytes a send may carry in itself; raised to what its WQE has room for
     `sq_sig_all`              for whoever posts: every send makes a completion
+    `qp_type`                 RC, or UC: no acknowledgements, no READs, no atomics
     `user_index`              24 bits that the device puts into completions
     `external_umem`           (UMEM, offset) of the rings, receive ring first; the offset is a multiple of 64
     `external_dbr_umem`       (UMEM, offset) of the 8-byte doorbell record
@@ -63,10 +64,10 @@ class QpInitAttr:
     def check(self, device: DeviceAttributes) -> None:
         """Raise unless the device can make such a queue pair. Sizes are checked by `queue_sizes`."""
         check_both(self.external_umem, self.external_dbr_umem)
-        if self.qp_type != QpType.RC:
-            raise InvalidValueError(f"qp_type = {self.qp_type}: only RC queue pairs can be created")
+        if self.qp_type not in list(QpType):
+            raise InvalidValueError(f"qp_type = {self.qp_type}: only RC (0) and UC (1) queue pairs can be created")
         if not device.is_qp_type_supported(self.qp_type):
-            raise NotSupportedError("the device has no RC queue pairs")
+            raise NotSupportedError(f"the device has no {QpType(self.qp_type).name} queue pairs")
         if self.sq_wr < 0 or self.rq_wr < 0 or self.max_inline_data < 0:
             raise InvalidValueError(
                 f"sq_wr = {self.sq_wr}, rq_wr = {self.rq_wr}, max_inline_data = {self.max_inline_data}: "

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..enums import MtuSize, QpAtomicType, QpAttrMask, QpState
+from ..enums import MtuSize, QpAtomicType, QpAttrMask, QpState, QpType
 from ..errors import InvalidValueError, UnexpectedError
 from ..formats import commands as c
 from ..formats.commands import PM_STATE_MIGRATED, Opcode, OptParam, PrmMtu
@@ -23,6 +23,7 @@ _NO_OPT = OptParam(0)
 _PSN_MASK = 0xFF_FFFF
 _RW_RR_ATOMIC = _M.ALLOW_REMOTE_WRITE | _M.ALLOW_REMOTE_READ | _M.ATOMIC_MODE
 _ALWAYS = _M.CURRENT_STATE | _M.NEXT_STATE
+_OF_ACKNOWLEDGEMENTS = _M.MIN_RNR_TIMER | _M.ACK_TIMEOUT | _M.RETRY_CNT | _M.RNR_RETRY  # UC has none
 _LOG_MSG_MAX = 30  # messages of up to 1 GiB, the most that one request can carry
 PATH = "primary_address_path"
 
@@ -65,9 +66,11 @@ class Transition:
     optional: QpAttrMask = _NONE
     fixed: dict[str, int] = field(default_factory=dict)  # qpc fields that every such command sets
 
-    def check(self, mask: QpAttrMask) -> None:
+    def check(self, mask: QpAttrMask, qp_type: QpType = QpType.RC) -> None:
         """Raise InvalidValueError unless the mask has all that is required, and nothing that is not allowed."""
         missing = self.required & ~mask
+        if qp_type == QpType.UC:
+            missing &= ~_OF_ACKNOWLEDGEMENTS
         extra = QpAttrMask(int(mask) & ~int(self.required | self.optional | _ALWAYS))  # ~ of a flag loses unknown bits
         if missing:
             raise InvalidValueError(f"{self.opcode.name} needs {_names(missing)}: add to the mask")

@@ -1,0 +1,130 @@
+"""What the two ends of a benchmark must agree on before anything runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..errors import InvalidValueError
+from ..verbs import QpEndpoint
+from .exchange import Link, Message, PeerError
+from .options import TERMS, Options
+
+MOST_SIZES = 256
+MOST_SIZE = 1 << 30
+MOST_QPS = 64
+MOST_ITERATIONS = 1 << 40
+MOST_SECONDS = 1e6
+
+
+@dataclass(frozen=True)
+class File:
+    """A payload: its length, and the SHA-256 of it all in hexadecimal."""
+
+    nbytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Far:
+    """The other end's queue pairs and memory."""
+
+    endpoints: tuple[QpEndpoint, ...]
+    address: int
+    rkey: int
+
+
+def agree(link: Link, options: Options, file: File | None, client: bool) -> tuple[Options, File | None]:
+    """Compare what both ends were asked for: the options of both, and the file that is sent, if one is."""
+    asked = {name: getattr(options, name) for name in TERMS if name in options.asked}
+    payload = None if file is None else {"nbytes": file.nbytes, "sha256": file.sha256}
+    link.send("hello", benchmark=options.benchmark.name, asked=asked, payload=payload)
+    hello = link.expect("hello")
+    theirs = hello.text("benchmark")[:40]
+    if theirs != options.benchmark.name:
+        raise PeerError(f"{link.peer} runs {theirs}, this end {options.benchmark.name}: run the same at both ends")
+    wanted = _asked(hello.part("asked"))
+    for name, value in wanted.items():
+        if asked.get(name, value) != value:
+            raise PeerError(
+                f"{link.peer} has {TERMS[name]} {_shown(value)}, this end {_shown(asked[name])}: "
+                "give the same to both, or to one of them only"
+            )
+    both = asked | wanted
+    if {"iterations", "duration"} <= both.keys():
+        raise PeerError(f"one end has --iters, the other ({link.peer} or this one) --duration: they exclude each other")
+    agreed = replace(options, **both)
+    shared = _file(link, file, hello, sends=client != options.benchmark.reads)
+    if shared is not None and agreed.duration is not None:
+        raise InvalidValueError("a payload is sent once: it goes with no --duration, at either end")
+    return agreed, shared
+
+
+def _asked(asked: Message) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    if "sizes" in asked:
+        sizes = asked["sizes"]
+        if not isinstance(sizes, list) or not 0 < len(sizes) <= MOST_SIZES:
+            raise asked.wrong("sizes", f"a list of at most {MOST_SIZES} sizes")
+        of_one = [Message(asked.peer, {"kind": asked.kind, "sizes": size}) for size in sizes]
+        values["sizes"] = tuple(one.integer("sizes", 1, MOST_SIZE) for one in of_one)
+    if "iterations" in asked:
+        values["iterations"] = asked.integer("iterations", 1, MOST_ITERATIONS)
+    if "duration" in asked:
+        values["duration"] = asked.number("duration", 1e-9, MOST_SECONDS)
+    if "qps" in asked:
+        values["qps"] = asked.integer("qps", 1, MOST_QPS)
+    return values
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _file(link: Link, own: File | None, hello: Message, sends: bool) -> File | None:
+    """The file that is sent. Only the sender needs it; a receiver that has one too must have the same."""
+    theirs = None
+    if hello.get("payload") is not None:
+        part = hello.part("payload")
+        theirs = File(part.integer("nbytes", 0, 1 << 62), part.raw("sha256", 32).hex())
+    if own is not None and theirs is not None and own != theirs:
+        raise PeerError(
+            f"{link.peer} has another --payload: {theirs.nbytes} bytes with SHA-256 {theirs.sha256}, this end "
+            f"{own.nbytes} bytes with {own.sha256}"
+        )
+    sender, receiver = (own, theirs) if sends else (theirs, own)
+    if receiver is not None and sender is None:
+        who = "this end" if sends else link.peer
+        raise PeerError(f"{who} sends the data, and has no --payload: give the file to it, or to neither")
+    return sender
+
+
+def swap_ends(link: Link, endpoints: list[QpEndpoint], address: int, rkey: int, nbytes: int, needed: int) -> Far:
+    """Tell the peer of this end's queue pairs and memory: its own, of which `needed` bytes are used."""
+    link.send(
+        "ends", address=address, rkey=rkey, nbytes=nbytes,
+        qps=[
+            {"qpn": e.qpn, "gid": e.gid.hex(), "lid": e.lid, "mtu": e.mtu, "psn": e.psn} for e in endpoints
+        ],
+    )  # fmt: skip
+    ends = link.expect("ends")
+    theirs = ends.parts("qps", MOST_QPS)
+    if len(theirs) != len(endpoints):
+        raise PeerError(f"{link.peer} has {len(theirs)} queue pairs, this end {len(endpoints)}")
+    ends.integer("nbytes", needed, 1 << 62)
+    return Far(
+        tuple(_endpoint(each) for each in theirs), ends.integer("address", 0, (1 << 63) - 1),
+        ends.integer("rkey", 0, 0xFFFF_FFFF),
+    )  # fmt: skip
+
+
+def _endpoint(each: Message) -> QpEndpoint:
+    gid = each.raw("gid", 16)
+    if len(gid) != 16:
+        raise each.wrong("gid", "16 bytes")
+    mtu = each.integer("mtu", 256, 4096)
+    return QpEndpoint(
+        each.integer("qpn", 1, 0xFF_FFFF), gid, each.integer("lid", 0, 0xFFFF), mtu, each.integer("psn", 0, 0xFF_FFFF)
+    )

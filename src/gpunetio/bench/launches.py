@@ -1,0 +1,131 @@
+"""Launches that have an end: by the kernel's own deadlines, by Ctrl+C, or because somebody else says so."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+
+from ..device.status import EIO, ETIMEDOUT, NAMES
+from ..enums import MemType
+from ..errors import DriverError, TimedOutError
+from ..gpu import ExportedQp, Gpu, GpuMemory
+from .kernels import RECORD_WORDS, STOPPED
+
+logger = logging.getLogger("gpunetio.bench")
+
+WAIT_SECONDS = 10.0  # of one wait in a kernel
+LAUNCH_SECONDS = 120.0  # of one launch, which may have to compile first
+GRACE_SECONDS = 2 * WAIT_SECONDS  # for a kernel that was told to stop
+LOOK_SECONDS = 0.05  # between looks at what else may end a launch
+
+
+class Launcher:
+    """What runs kernels on `gpu` with the queue pairs in `_qps`. A kernel's last arguments are `stop` and `out`."""
+
+    gpu: Gpu
+
+    def __init__(self):
+        self._running: Any = None
+        self._stack = ExitStack()  # what a kernel may use
+        self._qps: list[ExportedQp] = []
+
+    def _look(self) -> None:
+        """Called again and again while a kernel runs: stop it if it runs in vain."""
+
+    def _open_records(self, threads: int) -> None:
+        """Room for the records of so many threads."""
+        self._stop, self._out = self._alloc(8), self._alloc(8 * RECORD_WORDS * threads)
+
+    def _alloc(self, nbytes: int) -> GpuMemory:
+        return self.gpu.alloc(nbytes, MemType.CPU_GPU)
+
+    def _close(self) -> None:
+        """End a kernel that still runs, then close what it used."""
+        if not self._end_launch():
+            logger.error("a kernel does not end: what it uses stays open")
+            self._stack.pop_all()
+        self._stack.close()
+
+    def launch(
+        self, kernel: Any, grid: int, block: int, *args: Any, launched: Callable[[], None] = lambda: None,
+        seconds: float = LAUNCH_SECONDS,
+    ) -> np.ndarray:  # fmt: skip
+        """Run a kernel to its end. Its records: a row a thread, with the nanoseconds of begin and end, and a status.
+
+        `launched` is called once it runs, which it may for `seconds`.
+        """
+        records = self._out.array.view(np.int64).reshape(-1, RECORD_WORDS)
+        records[:] = 0
+        self._stop.array[:] = 0
+        with self._interrupt_stops_the_kernel():
+            self._running = kernel[grid, block, self.gpu](*args, self._stop, self._out)
+            try:
+                launched()
+                ended = self._wait(seconds)
+            except Exception:
+                if self._running.done:  # raised by the kernel's threads, perhaps
+                    self._running = None
+                raise
+            if not ended:
+                stalls = " ".join(self.gpu.watchdog.stalls)
+                raise TimedOutError(f"the kernel did not end within {seconds:g} s. {stalls}".rstrip())
+            self._running = None
+        self._raise_for(records[:, 2])
+        return records.copy()
+
+    def _wait(self, seconds: float) -> bool:
+        end = time.monotonic() + seconds
+        while not self._running.wait(LOOK_SECONDS):
+            if time.monotonic() > end:
+                return False
+            self._look()
+        return True
+
+    @contextmanager
+    def _interrupt_stops_the_kernel(self) -> Iterator[None]:
+        """Have Ctrl+C end the kernel first, and raise KeyboardInterrupt only then: its queues go with the stack."""
+        if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is None:
+            yield  # not ours to change
+            return
+        interrupted = False
+
+        def stop(signum: int, frame: Any) -> None:
+            nonlocal interrupted
+            interrupted = True
+            self._tell_to_stop()
+
+        before = signal.signal(signal.SIGINT, stop)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+        if interrupted:
+            raise KeyboardInterrupt
+
+    def _tell_to_stop(self) -> None:
+        self._stop.array.view(np.int64)[0] = 1
+
+    def _raise_for(self, statuses: np.ndarray) -> None:
+        failures = [int(status) for status in statuses if status < 0]
+        if not failures:
+            return
+        # One end's error stops the other, or leaves it waiting: the cause is the error completion, if there is one.
+        cause = min(failures, key=lambda status: (status != EIO, status == STOPPED))
+        errors = [str(error) for qp in self._qps if (error := qp.last_error()) is not None]
+        details = "; ".join([*errors, *self.gpu.watchdog.stalls]) or f"status {cause}"
+        what = f"the kernel ended with '{NAMES.get(cause, 'stopped')}': {details}"
+        raise TimedOutError(what) if cause == ETIMEDOUT else DriverError(what)
+
+    def _end_launch(self) -> bool:
+        """Tell a kernel that still runs to stop: whether none runs any more."""
+        if self._running is None:
+            return True
+        self._tell_to_stop()
+        return self._running.wait(GRACE_SECONDS)

@@ -1,0 +1,72 @@
+"""Results as a picture: bandwidth over message size, or how latencies are distributed."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import InvalidValueError, NotFoundError, NotSupportedError
+from .results import BwResult, LatResult, Result
+
+FORMATS = (".png", ".svg", ".pdf")
+_BINS = 60
+_SHOWN = 99.9  # percent of the latencies that the histogram spans
+_PERCENTILES = (50, 99, 99.9)
+
+
+def check(path: Path) -> None:
+    """Raise if `draw` could not write there: called before anything is measured."""
+    if path.suffix.lower() not in FORMATS:
+        raise InvalidValueError(f"--plot {path}: the suffix names the format, one of {', '.join(FORMATS)}")
+    if not path.absolute().parent.is_dir():
+        raise NotFoundError(f"--plot {path}: there is no directory {path.absolute().parent}")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise NotSupportedError("--plot needs matplotlib, which is in the extra 'plot': pip install 'gpunetio[plot]'")
+
+
+def draw(path: Path, title: str, results: Sequence[Result]) -> None:
+    """Write the picture; its format is that of the suffix."""
+    from matplotlib.figure import Figure  # with no pyplot there is no window, and no display is needed
+
+    bandwidths = [result for result in results if isinstance(result, BwResult)]
+    latencies = [result for result in results if isinstance(result, LatResult) and result.times is not None]
+    figure: Any = Figure(figsize=(8, 4.5 if bandwidths else max(4.5, 2.2 * len(latencies))), layout="constrained")
+    figure.suptitle(title)
+    if bandwidths:
+        _bandwidth(figure.subplots(), bandwidths)
+    elif latencies:
+        for axes, result in zip(np.ravel(figure.subplots(len(latencies), squeeze=False)), latencies):
+            _distribution(axes, result)
+    figure.savefig(path, format=path.suffix[1:].lower(), dpi=150)
+
+
+def _bandwidth(axes: Any, results: list[BwResult]) -> None:
+    ordered = sorted(results, key=lambda result: result.size)
+    sizes = [result.size for result in ordered]
+    axes.plot(sizes, [result.average * 8 / 1e9 for result in ordered], "o-", label="average")
+    axes.plot(sizes, [result.peak * 8 / 1e9 for result in ordered], "^--", label="peak", alpha=0.6)
+    axes.set_xscale("log", base=2)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("message size [bytes]")
+    axes.set_ylabel("bandwidth [Gb/s]")
+    axes.grid(True, alpha=0.3)
+    axes.legend()
+
+
+def _distribution(axes: Any, result: LatResult) -> None:
+    times = np.zeros(0) if result.times is None else result.times
+    axes.set_title(f"{result.size} bytes, {result.iterations} round trips", fontsize="medium")
+    axes.set_xlabel("latency [µs]")
+    axes.set_ylabel("messages")
+    if len(times):
+        low, high = float(times.min()), float(np.percentile(times, _SHOWN))
+        axes.hist(times, bins=np.geomspace(low, max(high, low * 1.01), _BINS), alpha=0.7)
+        axes.set_xscale("log")  # most are close together, and few are far away
+        axes.set_yscale("log")
+        for percent, value, style in zip(_PERCENTILES, np.percentile(times, _PERCENTILES), ("-", "--", ":")):
+            axes.axvline(value, color="black", linestyle=style, label=f"{percent:g}%: {value:.2f} µs")
+        axes.legend(fontsize="small")

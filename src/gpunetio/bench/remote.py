@@ -1,0 +1,294 @@
+"""A benchmark over two processes: the client runs the kernel and measures, the server holds the other end of the data.
+
+    both      hello (what to do), ends (queue pairs, memory), ready
+    client    size            server
+              prepare         ready       for each launch; in a latency test the server's kernel runs then
+              collect         collected
+              check           checked     after the last launch of the size
+              result
+              end             end
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from ..errors import DocaError
+from . import exchange, kernels
+from .agreement import File, agree, swap_ends
+from .data import Arrival, Data, Ends, Pattern, Payload
+from .exchange import Link, Message, PeerError, accept, dial, listen, own_address
+from .launches import GRACE_SECONDS, LAUNCH_SECONDS
+from .options import Options
+from .results import BwResult, Check, LatResult, Result
+from .run import PART_MESSAGES, Run
+
+STOP_SECONDS = 0.5  # for a kernel to notice that it is to stop; then its queue pairs are put into the error state
+# 0.27 s, and 2 s with all retries: an engine on a crowded machine may be away from its core for longer than usual, and
+# that the peer is gone is learnt from the exchange.
+ACK_TIMEOUT = 16
+_TEXT = 1000  # characters of a problem
+
+_NO_MARKS = np.zeros(0, np.uint8)
+
+
+class Remote(Run):
+    """What client and server have in common: one end each, in `near`, and the `far` one of the other."""
+
+    link: Link | None = None
+    is_client = False
+
+    def _open(self) -> None:
+        link = self.link = self._meet()
+        own = None if self._file is None else _describe(self._file)
+        self.options, file = agree(link, self.options, own, self.is_client)
+        self.payload_bytes = None if file is None else file.nbytes
+        options, room, latency = self.options, self.room, self.options.benchmark.latency
+        self._sends = self.is_client != options.benchmark.reads
+        pd = self.ctx.create_pd()
+        qps = [self._create_qp(pd) for _ in range(options.qps)]
+        self.near, self.near_mr = self._buffer(pd, room)
+        returns = latency and self.is_client  # what was sent comes back, to another place
+        self.back, self.back_mr = self._buffer(pd, room if returns else 1)
+        shown, mr = (self.back, self.back_mr) if returns else (self.near, self.near_mr)
+        self.far = swap_ends(
+            link, [qp.qp.endpoint(sgid_index=options.gid_index) for qp in qps], shown.device_address, mr.rkey,
+            shown.nbytes, room,
+        )  # fmt: skip
+        for qp, endpoint in zip(qps, self.far.endpoints):
+            qp.connect(endpoint, sgid_index=options.gid_index, ack_timeout=ACK_TIMEOUT)
+        self._open_memory()
+        self._list_qps(qps)
+        # A launch without messages, so that neither end compiles while the other waits for data.
+        if self.is_client or latency:
+            self._kernel(1, 1, 1, 0, 0)
+        link.send("ready")
+        self._await("ready")
+
+    def _meet(self) -> Link:
+        raise NotImplementedError
+
+    def _await(self, *kinds: str) -> Message:
+        """A message that may have to wait for a launch at the other end."""
+        assert self.link is not None
+        return self.link.expect(*kinds, timeout=LAUNCH_SECONDS + GRACE_SECONDS)
+
+    def _leave(self, error: BaseException | None) -> None:
+        if self.link is not None:
+            self.link.close(error)
+
+    def _look(self) -> None:
+        """Stop a kernel whose peer has gone."""
+        if self.link is None or self.link.failure is None:
+            return
+        self._tell_to_stop()
+        now = time.monotonic()
+        if self._stop_by == 0.0:
+            self._stop_by = now + STOP_SECONDS
+        elif now > self._stop_by:  # it waits for a completion that will not come
+            self._stop_by = now + GRACE_SECONDS
+            for qp in self._qps:
+                with contextlib.suppress(DocaError):
+                    qp.qp.to_error()
+
+    def launch(self, kernel: Any, grid: int, block: int, *args: Any, **options: Any) -> np.ndarray:
+        """See `Run`. When the talk has ended, that is why the kernel failed."""
+        self._stop_by = 0.0
+        try:
+            return super().launch(kernel, grid, block, *args, **options)
+        except DocaError:
+            if self.link is not None and (failure := self.link.failure_soon()) is not None:
+                raise failure from None
+            raise
+
+    def _kernel(self, *job: int, launched: Callable[[], None] = lambda: None) -> np.ndarray:
+        near, back, far = self.near, self.back, self.far
+        if not self.options.benchmark.latency:
+            return self.bandwidth_kernel(far.address, far.rkey, near, self.near_mr.lkey, *job)
+        return self.launch(
+            kernels.write_lat_end, 1, 1, int(self.is_client), self._qps[0], near, self.near_mr.lkey, far.address,
+            far.rkey, back if self.is_client else near, *job, self.marks if self.payload_bytes is not None else 0,
+            self.times, launched=launched,
+        )  # fmt: skip
+
+    def data(self, size: int, value: int) -> Data:
+        """See `Run`."""
+        near, latency = self.near.array, self.options.benchmark.latency
+        messages, slots = self.messages(size), self.slots(size)
+        sinks = [self.back.array if self._sends else near] if latency or not self._sends else []
+        ends = Ends(near if self._sends else None, sinks, self.marks.array)
+        if self.payload_bytes is None:
+            return Pattern(ends, size, messages, slots, value, latency)
+        total = min(self.payload_bytes, messages * size)
+        if self._sends and self._file is not None:
+            return Payload(ends, size, messages, slots, self._file, total)
+        if not latency:
+            ends = dataclasses.replace(ends, marks=_NO_MARKS)
+        return Arrival(ends, size, messages, slots, total)
+
+    @property
+    def outcome(self) -> str:
+        """What to say when all that arrived was right."""
+        way, peer = "by" if self._sends else "from", "server" if self.is_client else "client"
+        return f"Data received correctly {way} {peer}."
+
+
+class Client(Remote):
+    """The end that measures."""
+
+    is_client = True
+
+    def _meet(self) -> Link:
+        host = self.options.server or ""
+        self.role = f"client of {host}"
+        return Link(dial(host, self.options.tcp_port), f"the server {host}", exchange.STEP_SECONDS)
+
+    def data(self, size: int, value: int) -> Data:
+        """See `Run`."""
+        self._tell("size", size=size, value=value)
+        return super().data(size, value)
+
+    def lay_out(self, data: Data, first: int, count: int) -> None:
+        """See `Run`."""
+        data.lay_out(first, count)
+        marks = self.marks.array[:count] if isinstance(data, Payload) and self.options.benchmark.latency else _NO_MARKS
+        self._tell("prepare", first=first, count=count, marks=marks.tobytes().hex())
+        self._await("ready")
+
+    def send(self, size: int, data: Data, first: int, count: int) -> np.ndarray:
+        """See `Run`."""
+        return self._kernel(size, data.total, data.slots, first, count)
+
+    def collect(self, data: Data, first: int, count: int) -> None:
+        """See `Run`."""
+        data.collect(first, count)
+        self._tell("collect", sha256=data.digest() or "")
+        answer = self._await("collected")
+        if isinstance(data, Arrival):
+            data.compare(answer.raw("sha256", 32).hex())
+
+    def check(self, data: Data) -> Check:
+        """See `Run`."""
+        self._tell("check")
+        own, theirs = data.check(), _check_of(self._await("checked").part("check"))
+        if theirs.sha256 is None:
+            theirs = dataclasses.replace(theirs, payload_bytes=own.payload_bytes, sha256=own.sha256)
+        return dataclasses.replace(theirs, problem=theirs.problem or own.problem)
+
+    def tell(self, result: Result) -> None:
+        """Let the server show a result."""
+        fields = {name: getattr(result, name) for name in _numbers(type(result))}
+        self._tell("result", **fields, check=dataclasses.asdict(result.check))
+
+    def finish(self) -> None:
+        """All sizes are done."""
+        self._tell("end")
+        self._await("end")
+
+    def _tell(self, kind: str, **body: Any) -> None:
+        assert self.link is not None
+        self.link.send(kind, **body)
+
+
+class Server(Remote):
+    """The end that serves one client. `waiting` is called with its address and port when it can be called."""
+
+    def __init__(self, options: Options, waiting: Callable[[str, int], None] = lambda address, port: None):
+        self._waiting = waiting
+        super().__init__(options)
+
+    def _meet(self) -> Link:
+        address = own_address(self.ctx, self.options.gid_index)
+        listener = listen(address, self.options.tcp_port)
+        try:
+            self._waiting(address, listener.getsockname()[1])
+        except BaseException:
+            listener.close()
+            raise
+        sock, caller = accept(listener)
+        self.role = f"server of {caller}"
+        return Link(sock, f"the client {caller}", exchange.STEP_SECONDS)
+
+    def results(self) -> Iterator[Result]:
+        """Serve the client: a result of each size, as the client reports it."""
+        assert self.link is not None
+        for size in self.options.sizes:
+            message = self._await("size")
+            if message.integer("size", 1, 1 << 30) != size:
+                raise message.wrong("size", f"{size}, whose turn it is")
+            yield self._serve(self.link, size, super().data(size, message.integer("value", 0, 255)))
+        self._await("end")
+        self.link.send("end")
+
+    def _serve(self, link: Link, size: int, data: Data) -> Result:
+        prepared: tuple[int, int] | None = None
+        while True:
+            message = self._await("prepare", "collect", "check", "result")
+            if message.kind == "prepare":
+                prepared = self._prepare(link, message, size, data)
+            elif message.kind == "collect":
+                if prepared is None:
+                    raise PeerError(f"{link.peer} asked to collect what it has not sent")
+                data.collect(*prepared)
+                if isinstance(data, Arrival):
+                    data.compare(message.raw("sha256", 32).hex())
+                link.send("collected", sha256=data.digest() or "")
+                prepared = None
+            elif message.kind == "check":
+                link.send("checked", check=dataclasses.asdict(data.check()))
+            else:
+                return _result_of(message, size, self.options.benchmark.latency)
+
+    def _prepare(self, link: Link, message: Message, size: int, data: Data) -> tuple[int, int]:
+        """Make ready for a launch of the client: its first message, and how many."""
+        first = message.integer("first", 0, max(0, data.messages - 1))
+        whole_file = data.slots if self.payload_bytes is not None else PART_MESSAGES
+        count = message.integer("count", 1, min(whole_file, data.messages - first))
+        job = (size, data.total, data.slots, first, count)
+        if not self.options.benchmark.latency:
+            data.lay_out(first, count)
+            link.send("ready")
+            return first, count
+        if self.payload_bytes is not None:
+            marks = message.raw("marks", PART_MESSAGES)
+            if len(marks) != count:
+                raise message.wrong("marks", f"the last bytes of {count} messages")
+            self.marks.array[:count] = np.frombuffer(marks, np.uint8)
+        data.lay_out(first, count)
+        self._kernel(*job, launched=lambda: link.send("ready"))
+        return first, count
+
+
+def _describe(file: Any) -> File:
+    digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return File(file.tell(), digest)
+
+
+def _numbers(kind: type[Any]) -> list[str]:
+    """The fields of a result that are numbers, and travel."""
+    return [field.name for field in dataclasses.fields(kind) if field.type in ("int", "float")]
+
+
+def _result_of(message: Message, size: int, latency: bool) -> Result:
+    kind = LatResult if latency else BwResult
+    values: dict[str, Any] = {name: message.number(name, 0, 1e18) for name in _numbers(kind)}
+    values |= {"size": message.integer("size", size, size), "iterations": int(values["iterations"])}
+    return kind(**values, check=_check_of(message.part("check")))
+
+
+def _check_of(message: Message) -> Check:
+    problem = message.get("problem")
+    if message.get("sha256") is None:
+        return Check(None if problem is None else message.text("problem")[:_TEXT])
+    return Check(
+        None if problem is None else message.text("problem")[:_TEXT],
+        message.integer("payload_bytes", 0, 1 << 62),
+        message.raw("sha256", 32).hex(),
+    )

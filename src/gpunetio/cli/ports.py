@@ -1,0 +1,67 @@
+"""The options that say which NIC, and how it reaches others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from ..nic.port import PortConfig
+
+_OPTIONS = (
+    click.option(
+        "--wire", type=click.Choice(["auto", "udp"]), default="auto", show_default=True,
+        help="How NICs of different processes are joined.",
+    ),
+    click.option(
+        "--address", "addresses", metavar="IP", multiple=True,
+        help="An IP address of the NIC; may be given several times.  [default: softN has 127.0.0.(N+1)]",
+    ),
+    click.option(
+        "--link-layer", type=click.Choice(["ethernet", "infiniband"]), default="ethernet", show_default=True,
+        help="What the port speaks: RoCE v2, or InfiniBand to NICs of this host.",
+    ),
+    click.option(
+        "--pcap", "capture", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+        help="Write all packets that leave or arrive to FILE, for Wireshark.",
+    ),
+    click.option(
+        "--faults", metavar="NAME=VALUE,…",
+        help="Spoil what leaves the NIC: loss, duplication, reordering, corruption (0 to 1), delay_us, seed.",
+    ),
+)  # fmt: skip
+MTU = click.option("--mtu", type=click.IntRange(256), metavar="BYTES", help="MTU.  [default: what the wire carries]")
+
+
+def port_options(command: Any) -> Any:
+    """Decorate a command with them."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def tcp_port(*names: str) -> Callable[[Any], Any]:
+    """The option of the port where the two ends meet."""
+    return click.option(
+        *names, "tcp_port", type=click.IntRange(1, 65535), default=18515, show_default=True, metavar="PORT",
+        help="TCP port where the two ends meet.",
+    )  # fmt: skip
+
+
+def nic_port(values: dict[str, Any]) -> PortConfig | None:
+    """What the device is to be opened with; None when nothing was asked for."""
+    link_layer, capture, faults = values["link_layer"], values["capture"], values["faults"]
+    addresses, wire, mtu = values["addresses"], values["wire"], values.get("mtu") or 0
+    if not (addresses or mtu or capture or faults) and (wire, link_layer) == ("auto", "ethernet"):
+        return None
+    from ..enums import LinkLayer
+    from ..fabric.faults import Faults
+    from ..nic.port import PortConfig
+
+    return PortConfig(
+        addresses=addresses, wire=wire, mtu=mtu, link_layer=LinkLayer[link_layer.upper()],
+        faults=Faults.parse(faults) if faults else None, capture=capture,
+    )  # fmt: skip

@@ -1,0 +1,66 @@
+"""Counters in the text format that Prometheus reads."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..nic.observe import Observed
+
+# The kernel's meanings of its names (counters, hw_counters); a name that is missing here explains itself.
+_HELP = {
+    "rx_write_requests": "RDMA writes received.",
+    "rx_read_requests": "RDMA reads received.",
+    "rx_atomic_requests": "Atomic requests received.",
+    "out_of_buffer": "Messages that arrived when no receive was posted.",
+    "out_of_sequence": "Packets that arrived out of sequence.",
+    "duplicate_request": "Requests that arrived again.",
+    "rnr_nak_retry_err": "RNR NAKs received.",
+    "packet_seq_err": "NAKs for a sequence error received.",
+    "implied_nak_seq_err": "Times that a reply implied the loss of another.",
+    "local_ack_timeout_err": "Times that no acknowledgement came in time.",
+    "req_cqe_error": "Completions of requests with an error.",
+    "req_cqe_flush_error": "Requests flushed.",
+    "resp_cqe_error": "Completions of receives with an error.",
+    "resp_cqe_flush_error": "Receives flushed.",
+    "resp_local_length_error": "Messages longer than the receive posted for them.",
+    "resp_remote_access_errors": "Requests refused for the rights of the memory that they named.",
+    "req_remote_access_errors": "Requests that the peer refused for the rights of the memory that they named.",
+    "req_remote_invalid_request": "Requests that the peer found invalid.",
+    "req_transport_retries_exceeded": "Requests given up after the last retry.",
+    "req_rnr_retries_exceeded": "Requests given up because the peer had no receive posted.",
+    "rx_icrc_encapsulated": "RoCE packets with a wrong ICRC.",
+    "port_xmit_data": "Data sent by the port, in words of four bytes.",
+    "port_rcv_data": "Data received by the port, in words of four bytes.",
+    "port_xmit_packets": "Packets sent by the port.",
+    "port_rcv_packets": "Packets received by the port.",
+    "rdma_tx_packets": "RDMA packets sent.",
+    "rdma_tx_bytes": "Bytes of payload sent in RDMA packets.",
+    "rdma_rx_packets": "RDMA packets received.",
+    "rdma_rx_bytes": "Bytes of payload received in RDMA packets.",
+    "sq_wqes": "Work requests executed from send queues.",
+    "cqes": "Completions written.",
+    "lost_error_records": "Error records for which there was no room.",
+}
+_ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
+
+
+def exposition(nics: Iterable[Observed]) -> str:
+    """`gpunetio_<counter>_total{device, port, pid}` of each NIC."""
+    samples: dict[str, dict[str, int]] = {}  # counter → labels → value
+    for nic in nics:
+        labels = ",".join(
+            f'{label}="{str(value).translate(_ESCAPES)}"'
+            for label, value in (("device", nic.name), ("port", 1), ("pid", nic.pid))
+        )
+        for counter, value in nic.counters.items():
+            samples.setdefault(counter, {})[labels] = value
+    lines = []
+    for counter, values in samples.items():
+        name = f"gpunetio_{re.sub('[^a-zA-Z0-9_]', '_', counter)}_total"
+        help_text = _HELP.get(counter, f"{counter.replace('_', ' ').capitalize()}.")
+        lines += [f"# HELP {name} {help_text}", f"# TYPE {name} counter"]
+        lines += [f"{name}{{{labels}}} {value}" for labels, value in values.items()]
+    return "".join(f"{line}\n" for line in lines)

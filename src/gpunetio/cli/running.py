@@ -1,0 +1,64 @@
+"""What `stat` and `show` have in common: which NICs they look at, and how they print a table."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from ..nic.observe import Observed
+
+PIPE_WIDTH = 1000  # where stdout is no terminal, nothing is cut off
+
+
+def selection(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options that select NICs: arguments `device` and `pid` of the command."""
+    device = click.option("-d", "--device", "--ib-dev", "device", metavar="NIC", help="Only NICs of this name.")
+    pid = click.option("--pid", type=click.IntRange(1), help="Only those of this process.")
+    return device(pid(command))
+
+
+def nobody(device: str | None, pid: int | None) -> str:
+    """Why there is nothing to show."""
+    from ..nic.observe import running
+
+    here = ", ".join(f"{nic.name} in process {nic.pid}" for nic in running())
+    what = f"no software NIC{f' {device}' if device else ''} runs{f' in process {pid}' if pid else ''}"
+    return f"{what}; there are: {here}" if here else f"{what}: a process has to open one, under this user"
+
+
+def find(device: str | None, pid: int | None) -> list[Observed]:
+    """The selected NICs; NotFoundError when there are none."""
+    from ..errors import NotFoundError
+    from ..nic.observe import running
+
+    if nics := running(device, pid):
+        return nics
+    raise NotFoundError(nobody(device, pid))
+
+
+def console() -> Console:
+    """Where tables go: stdout as it is now."""
+    from rich.console import Console
+
+    width = None if sys.stdout.isatty() else PIPE_WIDTH
+    return Console(file=sys.stdout, width=width, highlight=False, markup=False, emoji=False)
+
+
+def table(columns: Iterable[tuple[str, bool]], rows: Iterable[Sequence[str]], title: str | None = None) -> Table:
+    """A table; a column is its heading, and whether its cells are aligned to the right."""
+    from rich.table import Table
+    from rich.text import Text
+
+    made = Table(box=None, pad_edge=False, title=title and Text(title), title_justify="left", title_style="")
+    for heading, right in columns:
+        made.add_column(heading, justify="right" if right else "left", no_wrap=True, header_style="")
+    for row in rows:
+        made.add_row(*map(Text, row))
+    return made

@@ -1,0 +1,189 @@
+"""`gpunetio show`: what the tables of running software NICs hold."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from ipaddress import IPv6Address
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .failures import guarded
+from .running import console, find, selection, table
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ..nic.observe import Observed
+
+KINDS = {
+    "qp": "qps", "cq": "cqs", "mr": "mkeys", "gid": "gids", "pd": "pds", "umem": "umems", "uar": "uar_pages",
+    "eq": "eqs",
+}  # fmt: skip
+
+# Heading and field of the columns, in order; a field that a table does not have is left out. Kinds that are missing
+# here show all fields.
+_COLUMNS = {
+    "qp": (
+        ("qpn", "qpn"), ("state", "state"), ("type", "service"), ("type", "type"), ("pd", "pdn"),
+        ("wire", "wire"), ("peer", "peer_high"), ("remote qpn", "remote_qpn"), ("sq producer", "sq_pi"),
+        ("sq consumer", "sq_ci"), ("unacked psn", "una_psn"), ("next psn", "tx_psn"), ("rq consumer", "rq_ci"),
+        ("send cq", "send_cq"), ("recv cq", "recv_cq"), ("mtu", "mtu"),
+    ),
+    "cq": (("cqn", "cqn"), ("entries", "log"), ("producer", "pi"), ("eq", "eqn"), ("error", "error")),
+    "mr": (
+        ("key", "key"), ("iova", "iova"), ("address", "addr"), ("length", "nbytes"), ("rights", "access"),
+        ("pd", "pdn"),
+    ),
+    "gid": (("index", "index"), ("gid", "gid"), ("version", "version"), ("mac", "mac")),
+}  # fmt: skip
+WIRE_KINDS = {1: "memory", 2: "udp"}  # nic.tables.PIPES, UDP
+PSN_MASK = 0xFF_FFFF
+_HEX = {
+    "qpn", "cqn", "key", "remote_qpn", "iova", "address", "addr", "sq_addr", "rq_addr", "dbrec", "doorbell", "delta",
+    "remote_row", "wire", "user_index", "peer_high", "peer_low", "flights", "resources", "rx_addr", "rx_key",
+}  # fmt: skip
+
+
+@click.command()
+@click.argument("kind", type=click.Choice(list(KINDS)))
+@click.argument("number", metavar="[N]", required=False)
+@selection
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document, with all fields as they are.")
+@guarded
+def show(kind: str, number: str | None, device: str | None, pid: int | None, as_json: bool) -> None:
+    """List the objects of a kind of all running software NICs, or all fields of object N (decimal, or 0x…)."""
+    wanted = None if number is None else _number(number)
+    nics = find(device, pid)
+    found = [(nic, row) for nic in nics for row in nic.tables[KINDS[kind]] if wanted in (None, _own(nic, kind, row))]
+    if wanted is not None and not found:
+        _unknown(kind, wanted, nics)
+    if as_json:
+        click.echo(json.dumps([_document(nic, row) for nic, row in found], indent=2))
+    elif wanted is None:
+        _list(kind, nics, found)
+    else:
+        click.echo("\n".join(_details(kind, nic, row) for nic, row in found), nl=False)
+
+
+def _number(text: str) -> int:
+    try:
+        return int(text, 0)
+    except ValueError:
+        raise click.UsageError(f"{text!r} is no number: give N in decimal or as 0x…") from None
+
+
+def _own(nic: Observed, kind: str, row: np.void) -> int:
+    """The row's own number."""
+    return int(row[nic.tables.number_field(KINDS[kind])])
+
+
+def _unknown(kind: str, wanted: int, nics: list[Observed]) -> None:
+    from ..errors import NotFoundError
+
+    as_text: Callable[[int], str] = str if kind == "gid" else hex
+    known = "; ".join(
+        f"{nic.name} in process {nic.pid} has "
+        + (", ".join(as_text(_own(nic, kind, row)) for row in nic.tables[KINDS[kind]][:16]) or "none")
+        for nic in nics
+    )
+    raise NotFoundError(f"there is no {kind} {as_text(wanted)}: {known}")
+
+
+def _list(kind: str, nics: list[Observed], found: list[tuple[Observed, np.void]]) -> None:
+    names = nics[0].tables[KINDS[kind]].dtype.names or ()
+    columns = [(heading, field) for heading, field in _COLUMNS.get(kind, ((n, n) for n in names)) if field in names]
+    if kind == "mr" and "addr" not in names and "delta" in names:
+        columns.insert(2, ("address", "address"))
+    if kind == "qp" and not any(heading == "type" for heading, _ in columns):
+        columns.insert(2, ("type", ""))
+    rows = [(nic.name, str(nic.pid), *(_cell(kind, field, nic, row) for _, field in columns)) for nic, row in found]
+    headings = [("device", False), ("pid", True)] + [(heading, heading not in _LEFT) for heading, _ in columns]
+    console().print(table(headings, rows))
+
+
+_LEFT = {"state", "type", "wire", "peer", "rights", "gid", "version", "mac"}
+
+
+def _cell(kind: str, field: str, nic: Observed, row: np.void) -> str:
+    if field == "":
+        return "RC"  # a table without that column knows no other
+    if (kind, field) == ("cq", "log"):
+        return str(1 << int(row[field]))
+    if (kind, field) == ("mr", "address"):
+        return f"{_unsigned(row['iova'] + row['delta']):#x}"
+    if (kind, field) == ("qp", "peer_high"):
+        return _peer(row)
+    if (kind, field) in (("qp", "una_psn"), ("qp", "tx_psn")):
+        return str(int(row[field]) & PSN_MASK)  # as in the packets: the NIC itself counts on
+    return _text(kind, field, nic, row)
+
+
+def _peer(row: np.void) -> str:
+    """The GID at the other end, or the LID where a path has no GID."""
+    gid = b"".join(_unsigned(row[half]).to_bytes(8, "little") for half in ("peer_high", "peer_low"))
+    if any(gid):
+        return _bytes("gid", gid)
+    return f"LID {int(row['dlid']):#x}" if row["dlid"] else ""
+
+
+def _details(kind: str, nic: Observed, row: np.void) -> str:
+    lines = [f"{kind} of {nic.name}, process {nic.pid}"]
+    lines += [f"    {field + ':':<16} {_text(kind, field, nic, row)}" for field in row.dtype.names or ()]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _text(kind: str, field: str, nic: Observed, row: np.void) -> str:
+    """One field for people."""
+    from ..enums import Access, QpState
+    from ..formats.commands import ServiceType
+
+    cell = row[field]
+    if row.dtype[field].kind == "V":
+        return _bytes(field, bytes(cell))
+    if row.dtype[field].shape:
+        return " ".join(map(str, cell.tolist()))
+    value = int(cell)
+    if (kind, field) == ("qp", "state") and value in list(QpState):
+        return QpState(value).name
+    if (kind, field) == ("qp", "service") and value in list(ServiceType):
+        return ServiceType(value).name
+    if (kind, field) == ("qp", "wire"):
+        return _wire(nic, value)
+    if (kind, field) in (("mr", "access"), ("umem", "access"), ("qp", "rights")):
+        return " | ".join(right.name or "" for right in Access if value & right) or "LOCAL_READ"
+    if (kind, field) == ("gid", "version"):
+        return {1: "RoCE v1", 2: "RoCE v2"}.get(value, str(value))
+    if (kind, field) in (("qp", "send_cq"), ("qp", "recv_cq")):
+        cqn = nic.tables.number_at("cqs", value)  # the address of a row, or the number itself
+        return f"{cqn or _unsigned(value):#x}"
+    return f"{_unsigned(value):#x}" if field in _HEX else str(value)
+
+
+def _wire(nic: Observed, address: int) -> str:
+    """What kind of wire a queue pair has; none to a peer on the same NIC, or before it has a peer."""
+    if address == 0 or "wires" not in nic.tables:
+        return f"{_unsigned(address):#x}" if address else "none"
+    return WIRE_KINDS.get(nic.tables.number_at("wires", address), "gone")
+
+
+def _bytes(field: str, value: bytes) -> str:
+    if field == "gid" and len(value) == 16:
+        address = IPv6Address(value)
+        return f"::ffff:{address.ipv4_mapped}" if address.ipv4_mapped else address.compressed
+    if field == "mac":
+        return value[:6].hex(":")
+    return value.hex()
+
+
+def _unsigned(value: Any) -> int:
+    return int(value) & (1 << 64) - 1
+
+
+def _document(nic: Observed, row: np.void) -> dict[str, Any]:
+    fields = {
+        name: bytes(row[name]).hex() if row.dtype[name].kind == "V" else row[name].tolist()
+        for name in row.dtype.names or ()
+    }
+    return {"device": nic.name, "pid": nic.pid, **fields}

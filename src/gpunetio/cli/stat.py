@@ -1,0 +1,146 @@
+"""`gpunetio stat`: the counters of all running software NICs, and how fast they grow."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import click
+
+from .failures import guarded
+from .prometheus import exposition
+from .running import console, find, nobody, selection, table
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from ..nic.observe import Observed
+
+_COLUMNS = (("device", False), ("pid", True), ("counter", False), ("value", True), ("per second", True))
+
+
+@click.command()
+@selection
+@click.option(
+    "--interval", type=click.FloatRange(0.05), default=1.0, show_default=True, metavar="SECONDS",
+    help="Time between two looks.",
+)  # fmt: skip
+@click.option(
+    "--count", type=click.IntRange(1), help="End after so many looks.  [default: never; 1 without a terminal]"
+)
+@click.option("--once", is_flag=True, help="The same as --count 1.")
+@click.option("-a", "--all", "all_counters", is_flag=True, help="Counters that are 0, too.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON document a look, on one line.")
+@click.option("--prometheus", is_flag=True, help="Print all counters once in the format of Prometheus.")
+@guarded
+def stat(
+    device: str | None, pid: int | None, interval: float, count: int | None, once: bool, all_counters: bool,
+    as_json: bool, prometheus: bool,
+) -> None:  # fmt: skip
+    """Show the counters of running software NICs: those of this user, in any process of this network namespace."""
+    from ..nic.observe import running
+
+    if prometheus and as_json:
+        raise click.UsageError("--json and --prometheus exclude each other")
+    if once and count:
+        raise click.UsageError("--once and --count exclude each other")
+    if prometheus:
+        click.echo(exposition(running(device, pid)), nl=False)
+        return
+    live = sys.stdout.isatty() and not as_json
+    looks = 1 if once or (count is None and not live) else count
+    watch = _Watch(device, pid, all_counters)
+    if as_json:
+        _repeat(lambda: click.echo(json.dumps(watch.look().documents())), looks, interval)
+    elif not live or looks == 1:
+        find(device, pid)
+        out = console()
+        _repeat(lambda: out.print(watch.look().table()), looks, interval)
+    else:
+        from rich.live import Live
+
+        with Live(watch.look().table(), console=console(), auto_refresh=False) as screen:
+            if looks is not None:
+                looks -= 1
+            if looks != 0:
+                time.sleep(interval)
+                _repeat(lambda: screen.update(watch.look().table(), refresh=True), looks, interval)
+
+
+def _repeat(action: Callable[[], object], times: int | None, interval: float) -> None:
+    """Do it so many times, or for ever."""
+    done = 0
+    while True:
+        action()
+        done += 1
+        if done == times:
+            return
+        time.sleep(interval)
+
+
+@dataclass
+class _Sample:
+    """One NIC at one moment; `rates` are per second since the look before, None at the first."""
+
+    device: str
+    pid: int
+    addresses: list[str]
+    at: float
+    counters: dict[str, int]
+    rates: dict[str, float] | None
+
+    @classmethod
+    def of(cls, nic: Observed, before: _Sample | None) -> _Sample:
+        at, counters = time.monotonic(), nic.counters
+        rates = None
+        if before is not None and at > before.at:
+            past, passed = before.counters, at - before.at
+            rates = {name: (value - past.get(name, 0)) / passed for name, value in counters.items()}
+        return cls(nic.name, nic.pid, nic.addresses, at, counters, rates)
+
+
+class _Watch:
+    """Looks at the selected NICs again and again."""
+
+    def __init__(self, device: str | None, pid: int | None, all_counters: bool):
+        self._device, self._pid, self._all = device, pid, all_counters
+        self._samples: dict[tuple[str, int], _Sample] = {}
+
+    def look(self) -> _Watch:
+        """Read all counters."""
+        from ..nic.observe import running
+
+        before, self._samples = self._samples, {}
+        for nic in running(self._device, self._pid):
+            with nic:
+                key = nic.name, nic.pid
+                self._samples[key] = _Sample.of(nic, before.get(key))
+        return self
+
+    def documents(self) -> list[dict]:
+        """What --json prints."""
+        return [
+            {
+                "device": sample.device, "pid": sample.pid, "addresses": sample.addresses, "counters": sample.counters,
+                "rates": sample.rates,
+            }
+            for sample in self._samples.values()
+        ]  # fmt: skip
+
+    def table(self) -> Table:
+        """The same for people."""
+        rows = []
+        for sample in self._samples.values():
+            names = [name for name, value in sample.counters.items() if value or self._all]
+            first = (sample.device, str(sample.pid))
+            if not names:
+                rows.append((*first, "(all are 0)", "", ""))
+            for name in names:
+                rate = "" if sample.rates is None else f"{sample.rates[name]:.0f}"
+                rows.append((*first, name, str(sample.counters[name]), rate))
+                first = ("", "")
+        return table(_COLUMNS, rows, None if rows else nobody(self._device, self._pid))

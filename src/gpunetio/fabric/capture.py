@@ -1,0 +1,46 @@
+"""What crosses a port, copied aside for whoever writes it to a file (pcap.py). A pipe that is full loses packets."""
+
+from __future__ import annotations
+
+from ..device.compile import engine_function
+from ..device.ops import copy
+from ..device.views import struct_view
+from ..formats.layout import Entry
+from .frames import PACKET, commit, publish, reserve
+
+# What the engine fills: a PIPE_END, with the count of packets that found no room behind it.
+CAPTURE = Entry("capture", 128, """
+    end            0  raw[64]
+    lost          64  i64
+""")
+
+# A FRAME as pipes want it, with other fields behind. `time_ns` is the engine's clock; `source` is -1 where only the
+# packet's QP knows which of our GIDs it was sent to; `damaged`: its ICRC was wrong.
+CAPTURED = Entry("captured", 64, """
+    stride         0  i64
+    nbytes         8  i64
+    peer_high     16  i64
+    peer_low      24  i64
+    source        32  i64
+    damaged       40  i64
+    time_ns       48  i64
+    outgoing      56  i64
+""")
+
+capture_at = struct_view(CAPTURE)
+captured_at = struct_view(CAPTURED)
+
+
+@engine_function
+def capture(to, packet, nbytes, peer_high, peer_low, source, damaged, time_ns, outgoing):
+    """Copy a packet, without its ICRC, into the pipe behind the CAPTURE at `to`."""
+    slot = reserve(to + CAPTURE.end, nbytes)
+    if slot == 0:
+        capture_at(to).lost += 1
+        return
+    c = captured_at(slot)
+    c.nbytes, c.peer_high, c.peer_low, c.source = nbytes, peer_high, peer_low, source
+    c.damaged, c.time_ns, c.outgoing = damaged, time_ns, outgoing
+    copy(slot + PACKET, packet, nbytes)
+    commit(to + CAPTURE.end)
+    publish(to + CAPTURE.end)

@@ -1,0 +1,173 @@
+"""A pipe of frames with one producer and one consumer, in memory that both reach; they may be two processes.
+
+A frame is a FRAME record with the packet behind it, from its BTH to the end of its padding. Frames lie one behind the
+other, as long as they need to be. What the two ends share is positions and frames, no pointers: each end keeps its own
+PIPE_END, and the consumer believes nothing that would lead it out of the pipe.
+
+Free of anything that exists on a CPU only, so that either end may be a GPU.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..device.compile import device_function
+from ..device.ops import ld_acquire64, ld_relaxed64, st_release64
+from ..device.views import struct_view
+from ..formats.layout import Entry
+from ..formats.packet import ICRC_SIZE
+
+# Positions count bytes for ever. `asleep` is set by a consumer that waits in the kernel and wants to be woken.
+PIPE = Entry("pipe", 192, """
+    head           0  i64
+    tail          64  i64
+    asleep       128  i64
+""")
+
+# `position` is this end's own; `seen` what it last saw of the other's; `reserved` bytes are the producer's open frame.
+# `nbytes` is the packet's length as the consumer has checked it: what the frame says may change under its eyes.
+PIPE_END = Entry("pipe_end", 64, """
+    pipe           0  i64
+    data           8  i64
+    capacity      16  i64
+    position      24  i64
+    seen          32  i64
+    reserved      40  i64
+    nbytes        48  i64
+""")
+
+# `peer` is the GID of the other end: the destination of a frame that leaves, the source of one that arrived; `source`
+# is this end's entry of the GID table. `icrc` says that four bytes of ICRC follow the packet. `corrupt`, for the fault
+# injector, is 1 + the bit to flip once the ICRC has been made.
+#
+# `reference` is not 0 when the payload is not in the frame but in memory that the producer has lent: the number of
+# that loan, bytes, and offset.
+#
+# The packet starts 4 bytes behind a multiple of 16, so that what follows its 12-byte BTH is aligned.
+FRAME = Entry("frame", 64, """
+    stride         0  i64
+    nbytes         8  i64
+    peer_high     16  i64
+    peer_low      24  i64
+    source        32  i64
+    icrc          40  i64
+    corrupt       48  i64
+    reference     56  i64
+""")
+
+PACKET = 68  # where the packet begins
+LINE = 64
+LEAST_LENT = 512  # bytes of a payload; copying fewer costs less than what a reference does
+LENT_SHIFT, LOAN_SHIFT = 34, 47  # in a reference: bytes, number of the loan
+MAX_LENT, MAX_LOAN = 1 << LENT_SHIFT, (1 << 16) - 1
+SKIP = -1  # in nbytes: nothing up to the end of the pipe
+
+pipe_end_at = struct_view(PIPE_END)
+frame_at = struct_view(FRAME)
+
+
+def pipe_size(capacity: int) -> int:
+    """Bytes of memory for a pipe whose frames take `capacity` bytes, a power of two."""
+    return PIPE.size + capacity
+
+
+def pipe_end(pipe: int, capacity: int) -> np.ndarray:
+    """An end of the pipe at address `pipe`, at its beginning: a PIPE_END record."""
+    end = np.zeros((), PIPE_END.dtype)
+    end["pipe"], end["data"], end["capacity"] = pipe, pipe + PIPE.size, capacity
+    return end
+
+
+@device_function
+def reserve(end, nbytes):
+    """Room for a frame whose packet has up to `nbytes` (and an ICRC): its address, or 0 when the pipe is full.
+
+    Reserving again before `commit` gives the same room.
+    """
+    e = pipe_end_at(end)
+    stride = (PACKET + nbytes + ICRC_SIZE + LINE - 1) & -LINE
+    offset = e.position & (e.capacity - 1)
+    rest = e.capacity - offset
+    needed = stride if stride <= rest else rest + stride
+    if e.position + needed - e.seen > e.capacity:
+        e.seen = ld_acquire64(e.pipe + PIPE.tail)
+        if e.position + needed - e.seen > e.capacity:
+            return 0
+    if stride > rest:
+        frame_at(e.data + offset).stride = rest
+        frame_at(e.data + offset).nbytes = SKIP
+        e.position += rest
+        offset = 0
+    e.reserved = stride
+    frame = e.data + offset
+    f = frame_at(frame)
+    f.stride = stride
+    f.icrc = 0
+    f.corrupt = 0
+    f.reference = 0
+    return frame
+
+
+@device_function
+def refer(end, reference):
+    """The payload of the reserved frame lies elsewhere."""
+    e = pipe_end_at(end)
+    frame_at(e.data + (e.position & (e.capacity - 1))).reference = reference
+
+
+@device_function
+def commit(end):
+    """The reserved frame is filled. The consumer sees it after `publish`."""
+    e = pipe_end_at(end)
+    e.position += e.reserved
+    e.reserved = 0
+
+
+@device_function
+def publish(end):
+    """Let the consumer see all that was committed."""
+    e = pipe_end_at(end)
+    st_release64(e.pipe + PIPE.head, e.position)
+
+
+@device_function
+def next_frame(end):
+    """The oldest frame, whose packet has `nbytes` of the end's; 0 when there is none, or -1 when the producer has
+    written nonsense.
+    """
+    e = pipe_end_at(end)
+    while True:
+        if e.position == e.seen:
+            e.seen = ld_acquire64(e.pipe + PIPE.head)
+            if e.position == e.seen:
+                return 0
+            if e.seen < e.position or e.seen - e.position > e.capacity:
+                return -1
+        offset = e.position & (e.capacity - 1)
+        frame = e.data + offset
+        stride = ld_relaxed64(frame + FRAME.stride)
+        nbytes = ld_relaxed64(frame + FRAME.nbytes)
+        room = min(e.capacity - offset, e.seen - e.position)
+        if stride <= 0 or stride > room or stride & (LINE - 1) != 0:
+            return -1
+        if nbytes != SKIP:
+            if nbytes < 0 or nbytes > stride - PACKET - ICRC_SIZE:
+                return -1
+            e.reserved, e.nbytes = stride, nbytes
+            return frame
+        e.position += stride
+
+
+@device_function
+def consume(end):
+    """Done with the frame that `next_frame` gave. The producer gets the room back after `release`."""
+    e = pipe_end_at(end)
+    e.position += e.reserved
+    e.reserved = 0
+
+
+@device_function
+def release(end):
+    """Give the room of all consumed frames back."""
+    e = pipe_end_at(end)
+    st_release64(e.pipe + PIPE.tail, e.position)

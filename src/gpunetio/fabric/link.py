@@ -1,0 +1,150 @@
+"""A link: two pipes of frames in memory that two processes share, and what tells each that the other is alive."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address
+from typing import Any
+
+from ..errors import InvalidValueError
+from ..memory import PAGE, HostMemory, MappedMemory, round_up
+from .frames import pipe_size
+from .mail import PartialLetter, send
+
+IpAddress = IPv4Address | IPv6Address
+
+DEFAULT_CAPACITY = 1 << 20
+_LEAST, _MOST = 1 << 13, 1 << 28
+_EVENTFD = "anon_inode:[eventfd]"
+
+
+def check_capacity(capacity: object) -> int:
+    """`capacity`, or InvalidValueError when no pipe can have that many bytes."""
+    if isinstance(capacity, int) and _LEAST <= capacity <= _MOST and capacity & (capacity - 1) == 0:
+        return capacity
+    raise InvalidValueError(f"a pipe cannot have {capacity!r} bytes: give a power of two from {_LEAST} to {_MOST}")
+
+
+def _pitch(capacity: int) -> int:
+    """Bytes from one pipe to the next."""
+    return round_up(pipe_size(capacity), PAGE)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a link is made of: the memory, and two eventfds, each polled by one side and written by the other."""
+
+    memory: HostMemory
+    capacity: int
+    own_event: int
+    peer_event: int
+
+    @classmethod
+    def new(cls, capacity: int) -> Parts:
+        """Made here, for the process that lays the link."""
+        memory = HostMemory(2 * _pitch(capacity), shared=True)
+        try:
+            own = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+            try:
+                return cls(memory, capacity, own, os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
+            except BaseException:
+                os.close(own)
+                raise
+        except BaseException:
+            memory.close()
+            raise
+
+    @property
+    def fds(self) -> list[int]:
+        """What the other process needs: memory, the event that it writes, the event that it polls."""
+        assert self.memory.fd is not None
+        return [self.memory.fd, self.own_event, self.peer_event]
+
+    @classmethod
+    def received(cls, fds: list[int], capacity: int) -> Parts:
+        """From the `fds` of the other process. They are consumed, except when InvalidValueError says what is wrong."""
+        if len(fds) != 3:
+            raise InvalidValueError(f"{len(fds)} descriptors came with the request, not 3")
+        memory_fd, peer_event, own_event = fds
+        for event in (peer_event, own_event):
+            if os.readlink(f"/proc/self/fd/{event}") != _EVENTFD:  # writing to anything else might block the engine
+                raise InvalidValueError("the descriptors are not memory and two eventfds")
+            os.set_blocking(event, False)
+        memory = MappedMemory(memory_fd, 2 * _pitch(capacity), writable=True)
+        os.close(memory_fd)
+        return cls(memory, capacity, own_event, peer_event)
+
+    def close(self) -> None:
+        """Unmap the memory and close the events."""
+        self.memory.close()
+        os.close(self.own_event)
+        os.close(self.peer_event)
+
+
+class Link:
+    """One side of a link between two NICs of this host.
+
+    `tx` and `rx` are addresses of a PIPE (frames.py) each, whose frames take `capacity` bytes: this side is the
+    producer of `tx` and the consumer of `rx`, and opens its own PIPE_END for either. A write to the eventfd
+    `peer_event` wakes the peer's engine; our engine polls `own_event` and reads it empty.
+
+    `talks`: both sides take letters over the heartbeat's socket; `send` sends one.
+
+    `gone`: the peer has closed the link, or has died. The memory stays mapped until `close()`.
+    """
+
+    def __init__(
+        self, own_address: IpAddress, peer_address: IpAddress, peer: tuple[int, str], parts: Parts, first: bool,
+        heartbeat: socket.socket, forget: Callable[[Link], None], talks: bool,
+    ):  # fmt: skip
+        self.own_address, self.peer_address = own_address, peer_address
+        self.peer_pid, self.peer_name = peer
+        self.capacity, self.own_event, self.peer_event = parts.capacity, parts.own_event, parts.peer_event
+        pipes = parts.memory.address, parts.memory.address + _pitch(parts.capacity)
+        self.tx, self.rx = pipes if first else pipes[::-1]
+        self.gone = self.closed = False
+        self.heartbeat = heartbeat
+        self.talks, self.letter = talks, PartialLetter()
+        self.sending = threading.Lock()
+        self._parts, self._forget = parts, forget
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else "gone" if self.gone else "alive"
+        return f"Link({self.own_address} – {self.peer_address}, {self.peer_name} of process {self.peer_pid}, {state})"
+
+    def is_dead(self) -> bool:
+        """Whether the peer has hung up, even if nobody has been told yet."""
+        if self.gone or self.closed:
+            return True
+        try:
+            return self.heartbeat.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
+    def send(self, body: dict[str, Any], fds: Sequence[int] = ()) -> None:
+        """Send the peer a letter. Does not wait: OSError when the peer does not read them, or is gone."""
+        with self.sending:
+            send(self.heartbeat, body, fds)
+
+    def hang_up(self) -> None:
+        """Let the peer know that nobody is here any more. The memory stays."""
+        with contextlib.suppress(OSError):  # not connected any more
+            self.heartbeat.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Hang up, unmap the memory and close the events: no engine may use them any more. Idempotent."""
+        with self._lock:
+            if self.closed:
+                return
+            self.closed = True
+        self.hang_up()
+        self._forget(self)
+        self._parts.close()

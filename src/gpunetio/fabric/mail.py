@@ -1,0 +1,108 @@
+"""Letters between processes of one host: JSON objects, and file descriptors with them, over a unix stream socket.
+
+On the socket a letter is its length, four bytes big-endian, and its text; its descriptors travel with the first byte.
+A reader trusts neither: what is too long, carries too many descriptors or is no JSON object is a `BadLetter`.
+"""
+
+from __future__ import annotations
+
+import array
+import json
+import os
+import socket
+import struct
+import time
+from collections.abc import Sequence
+from typing import Any
+
+MAX_BYTES = 1 << 16
+MAX_FDS = 32
+_LENGTH = struct.Struct(">I")
+_CREDENTIALS = struct.Struct("3i")  # struct ucred
+
+
+class BadLetter(Exception):
+    """What arrived is no letter."""
+
+
+def send(sock: socket.socket, body: dict[str, Any], fds: Sequence[int] = ()) -> None:
+    """Send a letter. The descriptors stay open here."""
+    text = json.dumps(body).encode()
+    if len(text) > MAX_BYTES or len(fds) > MAX_FDS:
+        raise BadLetter(f"{len(text)} bytes and {len(fds)} descriptors do not fit: {MAX_BYTES} and {MAX_FDS} do")
+    data = _LENGTH.pack(len(text)) + text
+    sent = socket.send_fds(sock, [data], list(fds)) if fds else sock.send(data)
+    if sent < len(data):
+        sock.sendall(data[sent:])
+
+
+def receive(sock: socket.socket, end: float) -> tuple[dict[str, Any], list[int]]:
+    """The next letter and its descriptors, which are the caller's to close.
+
+    TimeoutError at `end` of time.monotonic(), EOFError when the peer hangs up.
+    """
+    letter = PartialLetter()
+    try:
+        while True:
+            left = end - time.monotonic()
+            if left <= 0:
+                raise TimeoutError("no answer in time")
+            sock.settimeout(left)
+            if (body := letter.read(sock)) is not None:
+                return body, letter.take_fds()
+    finally:
+        letter.close()
+
+
+class PartialLetter:
+    """A letter that arrives in pieces."""
+
+    def __init__(self):
+        self._data, self._fds = bytearray(), array.array("i")
+
+    def read(self, sock: socket.socket) -> dict[str, Any] | None:
+        """Receive once: the letter's text when it is complete, None before. Never reads beyond the letter."""
+        room = socket.CMSG_SPACE((MAX_FDS + 1) * self._fds.itemsize)
+        data, messages, flags, _ = sock.recvmsg(self._missing(), room, socket.MSG_CMSG_CLOEXEC)
+        for level, kind, payload in messages:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                self._fds.frombytes(payload[: len(payload) - len(payload) % self._fds.itemsize])
+        if flags & socket.MSG_CTRUNC or len(self._fds) > MAX_FDS:
+            raise BadLetter(f"it carries more than {MAX_FDS} descriptors")
+        if not data:
+            raise EOFError("the peer has hung up")
+        self._data += data
+        if self._missing():
+            return None
+        try:
+            body = json.loads(self._data[_LENGTH.size :])
+        except (ValueError, RecursionError) as error:
+            raise BadLetter(f"it is no JSON: {error}") from None
+        if not isinstance(body, dict):
+            raise BadLetter(f"it is a {type(body).__name__}, no object")
+        return body
+
+    def _missing(self) -> int:
+        """How many bytes are still to come, as far as one can tell."""
+        if len(self._data) < _LENGTH.size:
+            return _LENGTH.size - len(self._data)
+        (length,) = _LENGTH.unpack_from(self._data)
+        if not 0 < length <= MAX_BYTES:
+            raise BadLetter(f"it announces {length} bytes; 1 to {MAX_BYTES} are allowed")
+        return _LENGTH.size + length - len(self._data)
+
+    def take_fds(self) -> list[int]:
+        """The descriptors, which are the caller's from now on."""
+        fds, self._fds = list(self._fds), array.array("i")
+        return fds
+
+    def close(self) -> None:
+        """Close the descriptors that nobody has taken."""
+        for fd in self.take_fds():
+            os.close(fd)
+
+
+def credentials(sock: socket.socket) -> tuple[int, int]:
+    """(pid, uid) of the process that has connected to us, or that listens where we have connected to."""
+    pid, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return pid, uid

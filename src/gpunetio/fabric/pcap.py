@@ -1,0 +1,290 @@
+"""Capture files for Wireshark and tcpdump: the packets that cross a NIC's port, in the pcap format with nanoseconds.
+
+RoCE packets get the headers around them that they have, or would have, on Ethernet: IPv4 (id 0, no fragments) or IPv6,
+and UDP. InfiniBand packets have theirs, and get ICRC and VCRC; they are in records of Endace's format (ERF, which has
+InfiniBand as its type 21), because Wireshark does not know link type 247.
+
+The ICRC is always computed for the headers that are written. Those of a packet that came, its IPv4 id and its source
+port, are not known here; and between NICs of one host there is none. A packet that was damaged gets a wrong one.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import logging
+import os
+import struct
+import threading
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from ..device.compile import engine_function
+from ..device.ops import ld8
+from ..errors import InUseError, OperatingSystemError
+from ..formats.packet import (
+    BTH, ETHER_TYPE_IPV4, ETHER_TYPE_IPV6, GRH, ICRC_SIZE, IP_PROTOCOL_UDP, IPV4, IPV4_DONT_FRAGMENT,
+    IPV6, LNH_GLOBAL, LRH, QPN_MASK, ROCE_UDP_PORT, UDP,
+)  # fmt: skip
+from ..memory import HostMemory
+from .capture import CAPTURE, CAPTURED
+from .frames import PACKET, PIPE_END, consume, next_frame, pipe_end, pipe_size, release
+
+logger = logging.getLogger("gpunetio.fabric")
+
+ROOM = 1 << 25  # bytes of packets that wait to be written
+LINKTYPE_ETHERNET, LINKTYPE_ERF = 1, 197
+_ERF_INFINIBAND, _ERF_VARYING_LENGTH, _ERF_RX_ERROR = 21, 0x04, 0x10
+_ERF_HEADER = 16
+_MAGIC_NANOSECONDS, _SNAP_LENGTH = 0xA1B23C4D, 1 << 16
+_PERIOD = 0.005  # seconds between looks into the pipe
+_BATCH = 1024  # packets in one write
+_TTL = 64
+_IPV4_MAPPED = bytes(10) + b"\xff\xff"
+_ONES = b"\xff" * LRH.size
+
+Gid = bytes
+
+
+# --- one packet ----------------------------------------------------------------------------------------------------
+
+
+def _ones_complement(data: bytes) -> int:
+    """The Internet checksum of data of even length (RFC 1071): 2^16 is 1 modulo 2^16 - 1."""
+    return 0xFFFF - int.from_bytes(data, "big") % 0xFFFF
+
+
+class RoceFrames:
+    """Makes Ethernet frames of RoCE packets. `mac_of(gid)` finds the MACs."""
+
+    def __init__(self, mac_of: Callable[[Gid], bytes]):
+        self._mac_of = mac_of
+        self._headers: dict[tuple[Gid, Gid, int], tuple[bytes, bytes, int, int]] = {}
+
+    def __call__(self, source: Gid, destination: Gid, packet: bytes, damaged: bool) -> bytes:
+        """The frame around a packet, which goes from its BTH to its padding."""
+        key = source, destination, len(packet)
+        if key not in self._headers:
+            if len(self._headers) > 4096:
+                self._headers.clear()
+            self._headers[key] = self._make(*key)
+        link, udp, crc, pseudo = self._headers[key]
+        hidden = packet[:4] + b"\xff" + packet[5 : BTH.size]  # congestion marks change on the way
+        crc = zlib.crc32(memoryview(packet)[BTH.size :], zlib.crc32(hidden, crc))
+        tail = (crc ^ (0xFFFF_FFFF if damaged else 0)).to_bytes(ICRC_SIZE, "little")
+        body = packet + tail
+        odd = bytes(len(body) & 1)
+        checksum = _ones_complement(pseudo.to_bytes(4, "big") + udp[: UDP.checksum] + body + odd)
+        return link + udp[: UDP.checksum] + (checksum or 0xFFFF).to_bytes(2, "big") + body
+
+    def _make(self, source: Gid, destination: Gid, nbytes: int) -> tuple[bytes, bytes, int, int]:
+        """Ethernet and IP header, UDP header, the CRC of what the ICRC covers so far, and the pseudo header's sum."""
+        length = UDP.size + nbytes + ICRC_SIZE
+        udp = struct.pack(">HHHH", ROCE_UDP_PORT, ROCE_UDP_PORT, length, 0)
+        macs = self._mac_of(destination) + self._mac_of(source)
+        if source.startswith(_IPV4_MAPPED) and destination.startswith(_IPV4_MAPPED):
+            ends = source[12:] + destination[12:]
+            plain = struct.pack(
+                ">BBHHHBBH", 0x45, 0, IPV4.size + length, 0, IPV4_DONT_FRAGMENT, _TTL, IP_PROTOCOL_UDP, 0
+            )
+            checksum = _ones_complement(plain + ends)
+            ip = plain[: IPV4.checksum] + checksum.to_bytes(2, "big") + ends
+            # As in icrc.py: type of service, time to live and checksum count as ones.
+            covered = plain[:1] + b"\xff" + plain[2 : IPV4.ttl] + b"\xff" + plain[IPV4.protocol : IPV4.checksum]
+            covered += b"\xff\xff" + ends
+            kind = ETHER_TYPE_IPV4
+        else:
+            ends = source + destination
+            ip = struct.pack(">IHBB", 6 << 28, length, IP_PROTOCOL_UDP, _TTL) + ends
+            covered = b"\x6f\xff\xff\xff" + ip[IPV6.payload_length : IPV6.hop_limit] + b"\xff" + ends
+            kind = ETHER_TYPE_IPV6
+        link = macs + kind.to_bytes(2, "big") + ip
+        pseudo = ends + struct.pack(">HH", IP_PROTOCOL_UDP, length)  # RFC 768, RFC 8200 8.1
+        crc = zlib.crc32(_ONES + covered + udp[: UDP.checksum] + b"\xff\xff")
+        return link, udp, crc, int.from_bytes(pseudo, "big") % 0xFFFF
+
+
+@engine_function
+def _vcrc(address, nbytes):
+    """The variant CRC (IBTA 7.8.2): polynomial 0x100B, least significant bit first, from ones, complemented."""
+    register = 0xFFFF
+    for i in range(nbytes):
+        register ^= ld8(address + i)
+        for _ in range(8):
+            register = register >> 1 ^ (0xD008 & -(register & 1))
+    return register ^ 0xFFFF
+
+
+class InfinibandFrames:
+    """Makes ERF records of InfiniBand packets."""
+
+    def __init__(self):
+        self._scratch = HostMemory(_SNAP_LENGTH)
+        _vcrc(self._scratch.address, 0)  # compiles it
+
+    def __call__(self, packet: bytes, damaged: bool, seconds: int, nanoseconds: int) -> bytes:
+        """The record of a packet, which goes from its LRH to its padding."""
+        crc = infiniband_icrc(packet) ^ (0xFFFF_FFFF if damaged else 0)
+        whole = packet + crc.to_bytes(ICRC_SIZE, "little")
+        self._scratch.array[: len(whole)] = memoryview(whole)
+        whole += int(_vcrc(self._scratch.address, len(whole))).to_bytes(2, "little")
+        # Seconds and their 2^-32nd parts, least significant first; the rest is big-endian.
+        stamp = struct.pack("<II", (nanoseconds << 32) // 1_000_000_000, seconds)
+        flags = _ERF_VARYING_LENGTH | (_ERF_RX_ERROR if damaged else 0)
+        return stamp + struct.pack(">BBHHH", _ERF_INFINIBAND, flags, _ERF_HEADER + len(whole), 0, len(whole)) + whole
+
+    def close(self) -> None:
+        """Release the memory."""
+        self._scratch.close()
+
+
+def infiniband_icrc(packet: bytes) -> int:
+    """The ICRC of a packet from its LRH on (IBTA 7.8.1). What switches and routers may change counts as ones."""
+    head = bytearray(packet[: LRH.size + GRH.size + BTH.size])
+    bth = LRH.size
+    if len(packet) >= LRH.size + GRH.size + BTH.size and packet[LRH.sl_lnh] & 3 == LNH_GLOBAL:
+        head[: LRH.size] = _ONES
+        head[bth] |= 0x0F  # traffic class and flow label
+        head[bth + 1 : bth + 4] = b"\xff\xff\xff"
+        head[bth + GRH.hop_limit] = 0xFF
+        bth += GRH.size
+    elif head:
+        head[LRH.vl_lver] |= 0xF0
+    if len(head) > bth + BTH.resv_dest_qp:
+        head[bth + BTH.resv_dest_qp] = 0xFF
+    return zlib.crc32(memoryview(packet)[len(head) :], zlib.crc32(head))
+
+
+# --- the file ------------------------------------------------------------------------------------------------------
+
+
+def _open(path: str | Path) -> int:
+    """A descriptor of the file, which nobody else writes."""
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        raise OperatingSystemError(error.errno, f"cannot write the capture file {path}: {error.strerror}") from None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.ftruncate(fd, 0)
+    except BlockingIOError:
+        os.close(fd)
+        raise InUseError(f"the capture file {path} is being written already: give each NIC a file of its own") from None
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # a FIFO or a terminal has no length
+            os.close(fd)
+            raise OperatingSystemError(error.errno, f"cannot write the capture file {path}: {error.strerror}") from None
+    return fd
+
+
+class Pcap:
+    """A capture file and the thread that writes it, from `start` until `close`.
+
+    `address` is the CAPTURE record that the engine fills. `written` counts packets, `lost` those that the engine found
+    no room for.
+    """
+
+    def __init__(self, path: str | Path, infiniband: bool, room: int = ROOM):
+        self._path, self._infiniband = path, infiniband
+        fd = _open(path)
+        try:
+            self._file = os.fdopen(fd, "wb")
+        except BaseException:
+            os.close(fd)
+            raise
+        self._memory = HostMemory(CAPTURE.size + PIPE_END.size + pipe_size(room))
+        self.address = self._memory.address
+        self._record = self._memory.view(CAPTURE.dtype)[0]
+        self._consumer = self.address + CAPTURE.size
+        end = pipe_end(self._consumer + PIPE_END.size, room)
+        self._record["end"] = np.void(end.tobytes())
+        self._memory.view(PIPE_END.dtype, CAPTURE.size)[0] = end
+        self._wall = time.time_ns() - time.monotonic_ns()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._failed = False
+        self.written = 0
+
+    @property
+    def lost(self) -> int:
+        """Packets that are not in the file, because the pipe to its writer was full."""
+        return int(self._record["lost"])
+
+    def start(
+        self, name: str, gids: Sequence[Gid], mac_of: Callable[[Gid], bytes],
+        path_of: Callable[[int], tuple[Gid, int] | None],
+    ) -> None:  # fmt: skip
+        """Write from now on. `gids` is the port's table; `path_of(qpn)` is a QP's path: peer's GID, source index."""
+        self._name, self._gids, self._path_of = name, gids, path_of
+        self._roce, self._ib = RoceFrames(mac_of), InfinibandFrames()
+        link_type = LINKTYPE_ERF if self._infiniband else LINKTYPE_ETHERNET
+        self._write(struct.pack("<IHHiIII", _MAGIC_NANOSECONDS, 2, 4, 0, 0, _SNAP_LENGTH, link_type))
+        next_frame(self._consumer)  # compiles it; there is none yet
+        self._thread = threading.Thread(target=self._run, name=f"gpunetio {name} capture", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stop.wait(_PERIOD):
+            self._drain()
+
+    def _drain(self) -> None:
+        """Write what has been captured."""
+        while batch := self._batch():
+            self._write(b"".join(batch))
+
+    def _batch(self) -> list[bytes]:
+        records: list[bytes] = []
+        while len(records) < 2 * _BATCH and (slot := next_frame(self._consumer)) > 0:
+            at = slot - self.address
+            c = self._memory.view(CAPTURED.dtype, at)[0]
+            packet = self._memory.array[at + PACKET : at + PACKET + int(c["nbytes"])].tobytes()
+            if not self._failed:
+                when = divmod(int(c["time_ns"]) + self._wall, 1_000_000_000)
+                frame = self._ib(packet, bool(c["damaged"]), *when) if self._infiniband else self._frame(c, packet)
+                records += struct.pack("<IIII", *when, len(frame), len(frame)), frame
+                self.written += 1
+            consume(self._consumer)
+        release(self._consumer)
+        return records
+
+    def _frame(self, c: np.void, packet: bytes) -> bytes:
+        damaged = bool(c["damaged"])
+        peer, source = c["peer_high"].tobytes() + c["peer_low"].tobytes(), int(c["source"])
+        if source < 0:
+            start = BTH.resv_dest_qp
+            path = self._path_of(int.from_bytes(packet[start : start + 4], "big") & QPN_MASK)
+            peer, source = path or (peer, 0)
+        here = self._gids[source]
+        return self._roce(here, peer, packet, damaged) if c["outgoing"] else self._roce(peer, here, packet, damaged)
+
+    def _write(self, data: bytes) -> None:
+        if self._failed:
+            return
+        try:
+            self._file.write(data)
+            self._file.flush()
+        except OSError as error:
+            self._failed = True
+            logger.error("%s: the capture file %s ends here: %s", self._name, self._path, error.strerror)
+
+    def close(self) -> None:
+        """Write what is left. The engine has stopped, or was never given the address."""
+        if self._thread is not None:
+            self._stop.set()
+            self._thread.join()
+            self._drain()
+            self._ib.close()
+            if self.lost:
+                logger.warning(
+                    "%s: %d packets are missing in the capture file %s, which has %d: they came faster than it could "
+                    "be written", self._name, self.lost, self._path, self.written,
+                )  # fmt: skip
+        try:
+            self._file.close()
+        except OSError as error:  # what could not be written before still cannot
+            logger.debug("%s: %s", self._path, error)
+        self._memory.close()

@@ -1,0 +1,177 @@
+"""What the UDP wire's nopython code works on: its own records, and the kernel's structures for sendmmsg and recvmmsg.
+
+The kernel's are those of 64-bit little-endian Linux: socket(7), recvmmsg(2), udp(7), ip(7), ipv6(7).
+"""
+
+from __future__ import annotations
+
+from numba import types
+
+from ..device.ops import ld32
+from ..device.compile import device_function
+from ..device.views import struct_view
+from ..formats.layout import Entry
+
+# --- limits --------------------------------------------------------------------------------------------------------
+
+MAX_SOCKETS = 8
+GID_TABLE = 256
+TX_MESSAGES = 8  # in one sendmmsg: half a megabyte, which the cache still holds from making the ICRCs
+RX_MESSAGES = 16  # in one `receive`, shared by the sockets
+MAX_SEGMENTS = 64  # datagrams of a message that leaves: what all kernels with UDP_SEGMENT take
+MAX_MESSAGE = 65000  # bytes of a message that leaves; IPv4 ends at 65507
+RX_SEGMENTS = 128  # datagrams of a message that arrives: newer kernels send as many over loopback
+RX_BUFFER = 1 << 16
+SOURCES = 64  # rows of the table of IPv4 ids
+
+# --- records -------------------------------------------------------------------------------------------------------
+
+# `socket_of` has for each GID index the address of its UDP_SOCKET or 0. `tx` is the PIPE_END that `transmit` consumes.
+# The counters are the kernel's where it has them (rx_icrc_encapsulated). `tx_error` is the errno of the last drop.
+UDP_WIRE = Entry("udp_wire", 384, """
+    tx                      0  i64
+    sockets                 8  i64
+    socket_count           16  i64
+    socket_of              24  i64
+    tx_vector              32  i64
+    tx_slots               40  i64
+    tx_scratch             48  i64
+    rx_vector              64  i64
+    rx_share               72  i64
+    rx_scratch             80  i64
+    datagrams              88  i64
+    sources                96  i64
+    tx_frames             128  i64
+    tx_messages           136  i64
+    tx_blocked            144  i64
+    tx_dropped            152  i64
+    tx_error              160  i64
+    rx_datagrams          192  i64
+    rx_icrc_encapsulated  200  i64
+    rx_malformed          208  i64
+    weak_icrc             216  i64
+""")
+
+# `segments` is how many datagrams a message may have, 1 without UDP_SEGMENT; `gso` says why.
+UDP_SOCKET = Entry("udp_socket", 64, """
+    fd              0  i64
+    version         8  i64
+    source         16  i64
+    gid_high       24  i64
+    gid_low        32  i64
+    scope          40  i64
+    segments       48  i64
+    gso            56  i64
+""")
+GSO_ON, GSO_TRYING_WITHOUT, GSO_REFUSED, GSO_OFF = 0, 1, 2, 3
+
+# A packet that arrived, from its BTH to its padding. `peer` is the sender's GID, `source` the index of ours.
+DATAGRAM = Entry("datagram", 64, """
+    packet          0  i64
+    nbytes          8  i64
+    peer_high      16  i64
+    peer_low       24  i64
+    source         32  i64
+    status         40  i64
+""")
+ICRC_FULL, ICRC_WEAK = 0, 1  # all 32 bits were checked, or 16: IPv4's id was not the one expected
+DATAGRAMS = RX_MESSAGES * RX_SEGMENTS
+
+# Which ids an IPv4 sender uses, `address` being the second word of its GID: the last one, that of the last message's
+# first segment, and the step inside a message.
+SOURCE = Entry("source", 32, """
+    address         0  i64
+    last            8  i64
+    start          16  i64
+    step           24  i64
+""")
+
+# What one outgoing message points to. `position` is that of its first frame in the pipe.
+TX_SLOT = Entry("tx_slot", 128 + 16 * MAX_SEGMENTS, """
+    position        0  i64
+    frames          8  i64
+    name           16  raw[28]
+    control        48  raw[24]
+    iov           128  i64
+""")
+
+RX_SLOT = Entry("rx_slot", 128, """
+    name            0  raw[28]
+    control        32  raw[64]
+    iov            96  i64[2]
+""")
+
+# --- the kernel's --------------------------------------------------------------------------------------------------
+
+MMSGHDR = Entry("mmsghdr", 64, """
+    name            0  i64
+    name_length     8  i32
+    iov            16  i64
+    iov_length     24  i64
+    control        32  i64
+    control_length 40  i64
+    flags          48  i32
+    nbytes         56  i32
+""")
+
+IOVEC = Entry("iovec", 16, """
+    base            0  i64
+    nbytes          8  i64
+""")
+
+SOCKADDR_IN = Entry("sockaddr_in", 16, """
+    family          0  u16
+    port            2  u16
+    address         4  u32
+""")
+
+SOCKADDR_IN6 = Entry("sockaddr_in6", 28, """
+    family          0  u16
+    port            2  u16
+    flowinfo        4  u32
+    high            8  i64
+    low            16  i64
+    scope          24  u32
+""")
+
+CMSGHDR = Entry("cmsghdr", 16, """
+    nbytes          0  i64
+    level           8  i32
+    type           12  i32
+""")
+SEGMENT_CONTROL = 24  # CMSG_SPACE of UDP_SEGMENT's u16
+GRO_CONTROL = 64  # room for UDP_GRO's int
+
+AF_INET, AF_INET6 = 2, 10
+SOL_UDP, UDP_SEGMENT, UDP_GRO = 17, 103, 104
+MSG_TRUNC, MSG_DONTWAIT = 0x20, 0x40
+EINTR, EIO, EAGAIN, EINVAL, EMSGSIZE = 4, 5, 11, 22, 90
+
+udp_wire_at = struct_view(UDP_WIRE)
+udp_socket_at = struct_view(UDP_SOCKET)
+datagram_at = struct_view(DATAGRAM)
+source_at = struct_view(SOURCE)
+tx_slot_at = struct_view(TX_SLOT)
+mmsghdr_at = struct_view(MMSGHDR)
+iovec_at = struct_view(IOVEC)
+
+sendmmsg = types.ExternalFunction("sendmmsg", types.int32(types.int32, types.int64, types.uint32, types.int32))
+recvmmsg = types.ExternalFunction(
+    "recvmmsg", types.int32(types.int32, types.int64, types.uint32, types.int32, types.int64)
+)
+_errno_location = types.ExternalFunction("__errno_location", types.int64())
+
+
+@device_function
+def errno():
+    """Why the last call of this thread failed."""
+    return ld32(_errno_location())
+
+
+MAPPED = 0xFFFF_0000  # the lower half of the second word of ::ffff:a.b.c.d
+
+
+@device_function
+def is_mapped(high, low):
+    """Whether a GID stands for an IPv4 address (RFC 4291, 2.5.5.2)."""
+    return high == 0 and low & 0xFFFF_FFFF == MAPPED

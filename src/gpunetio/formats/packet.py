@@ -1,0 +1,174 @@
+"""Packets on the wire: RoCEv2 and InfiniBand headers, transport opcodes, acknowledge syndromes (IBTA 9, annex A17)."""
+
+from enum import IntEnum
+
+from .layout import Entry
+
+ROCE_UDP_PORT = 4791  # annex A17.4.5.1
+DEFAULT_PKEY = 0xFFFF
+PKEY_BASE_MASK = 0x7FFF  # the upper bit tells full members from limited ones (IBTA 10.9.3)
+PSN_MASK = 0xFF_FFFF
+QPN_MASK = 0xFF_FFFF
+ICRC_SIZE = 4
+GRH_NEXT_HEADER = 0x1B  # IBTA 8.3.6: a BTH follows
+LNH_LOCAL, LNH_GLOBAL = 2, 3  # IBTA 7.7.5: link next header, without and with a GRH
+
+
+class PacketOpcode(IntEnum):
+    """BTH opcode, IBTA table 38: the upper three bits are the service, the lower five the operation."""
+
+    RC_SEND_FIRST          = 0x00
+    RC_SEND_MIDDLE         = 0x01
+    RC_SEND_LAST           = 0x02
+    RC_SEND_LAST_IMM       = 0x03
+    RC_SEND_ONLY           = 0x04
+    RC_SEND_ONLY_IMM       = 0x05
+    RC_WRITE_FIRST         = 0x06
+    RC_WRITE_MIDDLE        = 0x07
+    RC_WRITE_LAST          = 0x08
+    RC_WRITE_LAST_IMM      = 0x09
+    RC_WRITE_ONLY          = 0x0A
+    RC_WRITE_ONLY_IMM      = 0x0B
+    RC_READ_REQUEST        = 0x0C
+    RC_READ_RESPONSE_FIRST = 0x0D
+    RC_READ_RESPONSE_MIDDLE = 0x0E
+    RC_READ_RESPONSE_LAST  = 0x0F
+    RC_READ_RESPONSE_ONLY  = 0x10
+    RC_ACKNOWLEDGE         = 0x11
+    RC_ATOMIC_ACKNOWLEDGE  = 0x12
+    RC_COMPARE_SWAP        = 0x13
+    RC_FETCH_ADD           = 0x14
+    UC_SEND_FIRST          = 0x20
+    UC_SEND_MIDDLE         = 0x21
+    UC_SEND_LAST           = 0x22
+    UC_SEND_LAST_IMM       = 0x23
+    UC_SEND_ONLY           = 0x24
+    UC_SEND_ONLY_IMM       = 0x25
+    UC_WRITE_FIRST         = 0x26
+    UC_WRITE_MIDDLE        = 0x27
+    UC_WRITE_LAST          = 0x28
+    UC_WRITE_LAST_IMM      = 0x29
+    UC_WRITE_ONLY          = 0x2A
+    UC_WRITE_ONLY_IMM      = 0x2B
+
+
+SERVICE_SHIFT, OPERATION_MASK = 5, 0x1F
+
+
+class AckKind(IntEnum):
+    """Bits 6:5 of an AETH's syndrome (IBTA table 47)."""
+
+    ACK      = 0
+    RNR_NAK  = 1
+    RESERVED = 2
+    NAK      = 3
+
+
+ACK_KIND_SHIFT, ACK_VALUE_MASK = 5, 0x1F
+NO_CREDITS = 0x1F  # an ACK whose credit count is invalid: the sender need not look (IBTA table 48)
+
+
+class NakCode(IntEnum):
+    """The lower five bits of a NAK's syndrome (IBTA table 49)."""
+
+    PSN_SEQUENCE     = 0
+    INVALID_REQUEST  = 1
+    REMOTE_ACCESS    = 2
+    REMOTE_OPERATION = 3
+
+
+# Base transport header (IBTA 9.2). The byte at 4 is the one that congestion marks change on the way (FECN, BECN).
+BTH = Entry("bth", 12, """
+    opcode          0  u8
+    se_m_pad_tver   1  u8
+    pkey            2  be16
+    resv_dest_qp    4  be32
+    ack_psn         8  be32
+""")
+SOLICITED, MIGRATED, PAD_SHIFT, TVER_MASK = 0x80, 0x40, 4, 0x0F
+ACK_REQUEST = 1 << 31  # in ack_psn
+
+RETH = Entry("reth", 16, """
+    va              0  be64
+    rkey            8  be32
+    dma_length     12  be32
+""")
+
+ATOMIC_ETH = Entry("atomic_eth", 28, """
+    va              0  be64
+    rkey            8  be32
+    swap_add       12  be64
+    compare        20  be64
+""")
+
+AETH = Entry("aeth", 4, """
+    syndrome_msn    0  be32
+""")
+SYNDROME_SHIFT, MSN_MASK = 24, 0xFF_FFFF
+
+ATOMIC_ACK_ETH = Entry("atomic_ack_eth", 8, """
+    original        0  be64
+""")
+
+IMM_DT = Entry("imm_dt", 4, """
+    imm             0  be32
+""")
+
+# Local route header (IBTA 7.7): vl_lver = VL << 4 | LVer, sl_lnh = SL << 4 | LNH, length in 4-byte words.
+LRH = Entry("lrh", 8, """
+    vl_lver         0  u8
+    sl_lnh          1  u8
+    dlid            2  be16
+    length          4  be16
+    slid            6  be16
+""")
+
+# Global route header (IBTA 8.3), laid out like IPv6.
+GRH = Entry("grh", 40, """
+    version_class_flow   0  be32
+    payload_length       4  be16
+    next_header          6  u8
+    hop_limit            7  u8
+    sgid                 8  raw[16]
+    dgid                24  raw[16]
+""")
+
+ETHERNET = Entry("ethernet", 14, """
+    destination     0  raw[6]
+    source          6  raw[6]
+    ether_type     12  be16
+""")
+ETHER_TYPE_IPV4, ETHER_TYPE_IPV6 = 0x0800, 0x86DD
+
+# RFC 791
+IPV4 = Entry("ipv4", 20, """
+    version_ihl     0  u8
+    tos             1  u8
+    total_length    2  be16
+    identification  4  be16
+    flags_fragment  6  be16
+    ttl             8  u8
+    protocol        9  u8
+    checksum       10  be16
+    source         12  raw[4]
+    destination    16  raw[4]
+""")
+IPV4_DONT_FRAGMENT, IP_PROTOCOL_UDP = 0x4000, 17
+
+# RFC 8200
+IPV6 = Entry("ipv6", 40, """
+    version_class_flow   0  be32
+    payload_length       4  be16
+    next_header          6  u8
+    hop_limit            7  u8
+    source               8  raw[16]
+    destination         24  raw[16]
+""")
+
+# RFC 768
+UDP = Entry("udp", 8, """
+    source_port       0  be16
+    destination_port  2  be16
+    length            4  be16
+    checksum          6  be16
+""")

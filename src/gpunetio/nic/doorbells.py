@@ -1,0 +1,69 @@
+"""Doorbells: which WQEs the queue's owner has announced, by a register or by the doorbell record."""
+
+from __future__ import annotations
+
+from ..device.compile import device_function, engine_function
+from ..device.ops import be32, fence_acquire_sys, ld_acquire32, ld_relaxed32
+from ..formats.commands import QpState
+from ..formats.doorbell import PI_MASK, QP_DBREC, WQE_IDX_SHIFT
+from ..formats.wqe import WqeOpcode
+from .completion import REQUESTER, fail_qp, fail_send, record_error
+from .reasons import Reason
+from .responder import explain
+from .tables import qp_row_at
+from .wqes import wqe_slot
+
+RST, RTS = int(QpState.RST), int(QpState.RTS)
+_NOP = int(WqeOpcode.NOP)
+_QP_STATE, _DOORBELL_RANGE = int(Reason.QP_STATE), int(Reason.DOORBELL_RANGE)
+HALF_RANGE = (PI_MASK + 1) // 2
+
+
+@engine_function
+def announce(nic, row, producer16):
+    """A doorbell or record says that the queue reaches `producer16`: move `sq_pi` there, or explain what is wrong."""
+    q = qp_row_at(row)
+    if q.state == RST or q.sq_addr == 0:  # in RST the counts stay 0, though the record may hold those of before
+        return
+    depth = 1 << q.sq_log
+    ahead = (producer16 - q.sq_ci) & PI_MASK
+    if ahead <= depth:
+        if q.sq_ci + ahead <= q.sq_pi:
+            return
+        q.sq_pi = q.sq_ci + ahead
+        if q.state < RTS and q.failed == 0:
+            explain(nic, 0, 0, 0, q.state, 0)
+            record_error(nic, REQUESTER, q.qpn, q.sq_ci, _NOP, _QP_STATE, 0)
+    elif PI_MASK + 1 - ahead > depth:  # not an old index either
+        explain(nic, 0, 0, depth, producer16, q.sq_ci & PI_MASK)
+        if q.state == RTS and q.sq_pi == q.sq_ci:
+            fail_send(nic, row, q.sq_ci, _NOP, 0, _DOORBELL_RANGE)
+        elif q.state == RTS:  # each posted WQE completes once: with a flush error
+            fail_qp(nic, row, q.sq_ci, _NOP, _DOORBELL_RANGE, REQUESTER)
+
+
+@device_function
+def poll_doorbell(nic, row):
+    """Look at the QP's own register line."""
+    q = qp_row_at(row)
+    raw = ld_relaxed32(q.doorbell)
+    if raw != q.db_seen:
+        q.db_seen = raw
+        fence_acquire_sys()
+        announce(nic, row, (be32(raw) >> WQE_IDX_SHIFT) & PI_MASK)
+
+
+@engine_function
+def scan_record(nic, row):
+    """Look at the doorbell record, for rings that were missed. An index behind the NIC is an old one."""
+    q = qp_row_at(row)
+    if q.no_dbr or q.sq_addr == 0:
+        return
+    producer16 = be32(ld_acquire32(q.dbrec + QP_DBREC.snd)) & PI_MASK
+    ahead = (producer16 - q.sq_ci) & PI_MASK
+    if ahead == HALF_RANGE:
+        # A full ring of 2^15 ahead, or as much behind: the WQE in the next slot tells.
+        if (be32(ld_acquire32(wqe_slot(row, q.sq_ci))) >> WQE_IDX_SHIFT) & PI_MASK != q.sq_ci & PI_MASK:
+            return
+    if ahead <= 1 << q.sq_log:
+        announce(nic, row, producer16)

@@ -1,0 +1,236 @@
+"""The wires of a NIC, as its control path keeps them: laid when a peer is first named, kept while a QP names them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..errors import InvalidValueError, NoMemoryError, NotFoundError
+from ..fabric.faults import Injector
+from ..fabric.frames import PIPE_END, pipe_end, pipe_size
+from ..fabric.inprocess import LinkEnd
+from ..fabric.link import Link
+from ..fabric.neighbours import owner_of
+from ..fabric.udp import UdpWire
+from ..memory import HostMemory
+from . import step
+from .port import address_of, can_reach, gid_of, mac_of
+from .tables import NIC, PIPES, UDP, WIRE
+
+if TYPE_CHECKING:
+    from .nic import SoftNic
+
+MAX_WIRES = 64
+PIPE_WINDOW = 128  # packets that a QP has in flight between NICs of one host
+UDP_PIPE = 1 << 20
+UDP_WINDOW = 128  # the same to another host: half a megabyte at the largest MTU, which sockets take
+
+
+@dataclass
+class _Wire:
+    """A wire in its slot. `peer` is who is at the other end; `release` gives its memory back."""
+
+    address: int
+    peer: Hashable
+    release: Callable[[], None]
+    injector: Injector | None
+    dead: bool = False
+    udp: UdpWire | None = None
+
+
+class Links:
+    """What a NIC's QPs reach their peers by. `memory` holds the wires' rows."""
+
+    def __init__(self, nic: SoftNic):
+        self._nic = nic
+        self.memory = HostMemory(MAX_WIRES * WIRE.size, shared=True)
+        self._wires: list[_Wire] = []
+
+    def close(self) -> None:
+        """Release all wires; the engine has stopped."""
+        for wire in self._wires:
+            self._release(wire)
+        self._wires.clear()
+        self.memory.close()
+
+    @staticmethod
+    def _release(wire: _Wire) -> None:
+        wire.release()
+        if wire.injector:
+            wire.injector.close()
+
+    # --- laying and leaving ----------------------------------------------------------------------------------------
+
+    def add_pipes(
+        self, end: LinkEnd, peer: Hashable, gids: tuple[bytes, bytes], release: Callable[[], None]
+    ) -> int:
+        """A wire of two pipes: its address. `gids` are this end's and the peer's, as the peer has them, too."""
+        row = self._row(PIPES, PIPE_WINDOW, *gids)
+        injector = self._inject(row, pipe_end(end.tx, end.capacity), make_icrc=True)
+        row["rx"] = np.void(pipe_end(end.rx, end.capacity).tobytes())
+        row["wake_fd"], row["infiniband"] = end.peer_event, self._nic.port.infiniband
+        return self._publish(row, _Wire(self._free_slot(), peer, release, injector))
+
+    @staticmethod
+    def _row(kind: int, window: int, here: bytes, peer: bytes) -> np.ndarray:
+        row = np.zeros((), WIRE.dtype)
+        row["kind"], row["window"] = kind, window
+        row["here_high"], row["here_low"] = np.frombuffer(here, np.int64)
+        row["peer_high"], row["peer_low"] = np.frombuffer(peer, np.int64)
+        return row
+
+    def _inject(self, row: np.ndarray, tx: np.ndarray, make_icrc: bool) -> Injector | None:
+        """Give the row the end that it fills: the wire's `tx`, or an injector's before that."""
+        port = self._nic.port
+        injector = None
+        if port.config.faults:
+            here, peer = (row[f"{end}_high"].tobytes() + row[f"{end}_low"].tobytes() for end in ("here", "peer"))
+            injector = Injector(port.config.faults, tx, here, peer, make_icrc)
+            row["faults"] = injector.address
+            tx = injector.from_nic
+        row["tx"] = np.void(tx.tobytes())
+        return injector
+
+    def _publish(self, row: np.ndarray, wire: _Wire) -> int:
+        self._nic.engine.post(step.WRITE_ROW, wire.address, row)
+        self._wires.append(wire)
+        self._list()
+        return wire.address
+
+    def _list(self) -> None:
+        """Tell the engine which wires there are. It must never count an entry that is not there."""
+        record = self._nic.record
+        ends = np.zeros(MAX_WIRES, np.int64)
+        ends[: len(self._wires)] = [wire.address for wire in self._wires]
+        writes = [
+            (int(record["wires"]), ends),
+            (self._nic.control_address + NIC.wire_count, np.array(len(self._wires), np.int64)),
+        ]
+        if len(self._wires) < record["wire_count"]:
+            writes.reverse()
+        for address, values in writes:
+            self._nic.engine.post(step.WRITE_ROW, address, values)
+        links = [wire.peer for wire in self._wires if isinstance(wire.peer, Link) and not wire.dead]
+        sockets = [fd for wire in self._wires if wire.udp for fd in wire.udp.fds]
+        self._nic.engine.watch([link.own_event for link in links], sockets)
+
+    def _free_slot(self) -> int:
+        """A slot for a wire. Those of dead wires come free when no QP names them any more."""
+        named = set(self._nic.qps.rows["wire"].tolist())
+        gone = [wire for wire in self._wires if wire.dead and wire.address not in named]
+        if gone:
+            self._wires = [wire for wire in self._wires if wire not in gone]
+            self._list()
+            for wire in gone:
+                self._nic.engine.post(step.WRITE_ROW, wire.address, np.zeros((), WIRE.dtype))
+                self._release(wire)
+        used = {wire.address for wire in self._wires}
+        for i in range(MAX_WIRES):
+            if (slot := self.memory.address + i * WIRE.size) not in used:
+                return slot
+        raise NoMemoryError(f"{self._nic.name} has wires to {MAX_WIRES} NICs: close queue pairs to some of them")
+
+    def lose(self, peer: Hashable) -> None:
+        """Nobody is at the other end any more: what is sent there is lost."""
+        for wire in self._wires:
+            if wire.peer == peer and not wire.dead:
+                wire.dead = True
+                self._nic.engine.post(step.WRITE_ROW, wire.address + WIRE.wake_fd, np.zeros(1, np.int64))
+                self._nic.engine.post(step.WRITE_ROW, wire.address + WIRE.broken, np.ones(1, np.int64))
+                self._nic.engine.post(step.WRITE_ROW, wire.address + WIRE.loans, np.zeros(1, np.int64))
+                if isinstance(peer, Link):
+                    self._nic.loans.leave(peer)
+                self._list()
+
+    def peers(self) -> list[SoftNic]:
+        """The NICs of this process at the other ends."""
+        return [wire.peer for wire in self._wires if not wire.dead and isinstance(wire.peer, type(self._nic))]
+
+    # --- finding ---------------------------------------------------------------------------------------------------
+
+    def towards(self, gid: bytes, lid: int, source: int) -> int:
+        """The wire to whoever has this GID, or on InfiniBand this LID; `source` is our entry of the GID table."""
+        port = self._nic.port
+        if port.config.wire == "udp":
+            return self._udp(gid, source)
+        for wire in self._wires:
+            if not wire.dead and isinstance(wire.peer, type(self._nic)) and _is(wire.peer, gid, lid):
+                return wire.address
+        address = port.address_of_lid(lid) if port.infiniband else address_of(gid)
+        link = None if address.is_link_local else self._nic.door.connect(address, source=port.source_address(source))
+        if link is not None:
+            return self.add_link(link)
+        if port.infiniband:
+            raise NotFoundError(
+                f"{self._nic.name} reaches no NIC with LID {lid:#x} (at {address}): an InfiniBand port reaches "
+                "software NICs of this host; open the peer first"
+            )
+        return self._udp(gid, source)
+
+    def add_link(self, link: Link) -> int:
+        """The wire over a link to a NIC of another process: its address. A link has one."""
+        for wire in self._wires:
+            if wire.peer is link:
+                return wire.address
+        end = LinkEnd(link.tx, link.rx, link.capacity, link.peer_event)
+
+        def release() -> None:
+            self._nic.loans.leave(link)
+            link.close()
+
+        gids = gid_of(link.own_address), gid_of(link.peer_address)
+        wire = self.add_pipes(end, link, gids, release)
+        self._nic.loans.join(link, wire)
+        return wire
+
+    def _udp(self, gid: bytes, source: int) -> int:
+        """The wire to everybody else, by way of `source`. Its sockets are opened when it is first needed."""
+        here = address_of(bytes(self._nic.gids.rows[source]["gid"]))
+        if here not in self._nic.port.addresses or here.version != address_of(gid).version:
+            raise InvalidValueError(
+                f"GID {address_of(gid)} cannot be reached from GID index {source} ({here}): use the index of an "
+                f"address of the same IP version out of {', '.join(map(str, self._nic.port.addresses))}"
+            )
+        for wire in self._wires:
+            if wire.udp:
+                return wire.address
+        return self._open_udp()
+
+    def _open_udp(self) -> int:
+        port = self._nic.port
+        memory = HostMemory(PIPE_END.size + pipe_size(UDP_PIPE))
+        consumer = memory.view(PIPE_END.dtype)
+        tx = consumer[0] = pipe_end(memory.address + PIPE_END.size, UDP_PIPE)
+        indices = [port.gids.index(gid_of(address)) for address in port.addresses]
+        try:
+            udp = UdpWire(port.addresses, memory.address, indices)
+        except BaseException:
+            memory.close()
+            raise
+
+        def release() -> None:
+            udp.close()
+            memory.close()
+
+        row = self._row(UDP, UDP_WINDOW, port.gids[0], bytes(16))
+        injector = self._inject(row, tx, make_icrc=False)
+        row["udp"] = udp.address
+        return self._publish(row, _Wire(self._free_slot(), "udp", release, injector, udp=udp))
+
+    def mac_of(self, gid: bytes) -> bytes:
+        """The MAC behind a GID. The kernel finds the real one of another host; sockets do not need it."""
+        for peer in self.peers():
+            if peer.has_gid(gid):
+                return peer.mac
+        address = address_of(gid)
+        if not can_reach(address) and owner_of(address) is None:
+            raise NotFoundError(f"{self._nic.name} has no route to {address}: see `ip route get {address}`")
+        return mac_of(address)
+
+
+def _is(nic: SoftNic, gid: bytes, lid: int) -> bool:
+    """Whether a NIC, whose link layer is ours, is the one with this GID, or on InfiniBand this LID."""
+    return nic.port.lid == lid if nic.port.infiniband else nic.has_gid(gid)

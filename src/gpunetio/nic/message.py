@@ -1,0 +1,31 @@
+"""A request as it is handed from requester to responder inside one NIC, where no packets are needed."""
+
+from __future__ import annotations
+
+from ..device.views import struct_view
+from ..formats.layout import Entry
+
+MAX_SEGMENTS = 64
+
+WQE_BYTES = 1024  # the largest WQE: 16 basic blocks
+
+# `segments` are (address, bytes) pairs; `wqe` is room for a WQE that wraps around its ring.
+MESSAGE = Entry("message", 128 + 16 * MAX_SEGMENTS + WQE_BYTES, """
+    opcode         0  i64
+    src_qpn        8  i64
+    dst_qpn       16  i64
+    index         24  i64
+    raddr         32  i64
+    rkey          40  i64
+    nbytes        48  i64
+    imm           56  i64
+    compare       64  i64
+    swap_add      72  i64
+    solicited     80  i64
+    nsegments     88  i64
+    psn           96  i64
+    segments     128  i64
+    wqe         1152  i64
+""")
+
+message_at = struct_view(MESSAGE)

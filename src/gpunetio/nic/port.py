@@ -1,0 +1,189 @@
+"""The port of a software NIC: which addresses it is bound to, and what follows from them: GIDs, MAC, MTU, LID."""
+
+from __future__ import annotations
+
+import array
+import fcntl
+import socket
+import struct
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from pathlib import Path
+
+from ..enums import LinkLayer
+from ..errors import InvalidValueError
+from ..fabric.faults import Faults
+from ..formats.packet import ROCE_UDP_PORT
+
+IPAddress = IPv4Address | IPv6Address
+WIRES = ("auto", "udp")
+MTUS = (4096, 2048, 1024, 512, 256)
+# A link's bytes beyond the payload: IPv6, UDP, BTH, the largest extended headers and ICRC, as the kernel counts them.
+MAX_HEADERS = 80
+_IPV4_MAPPED = bytes(10) + b"\xff\xff"
+_LINK_LOCAL = b"\xfe\x80" + bytes(6)
+_SIOCGIFCONF, _SIOCGIFMTU = 0x8912, 0x8921
+_IFREQ_SIZE, _MAX_INTERFACES = 40, 1024
+_LAST_UNICAST_LID = 0xBFFF  # IBTA 4.1.3
+_DEFAULT_LINK_MTU = 1500
+_SMALLEST_LINK_MTU, _LARGEST_LINK_MTU = MAX_HEADERS + MTUS[-1], 65536
+
+
+@dataclass(frozen=True)
+class PortConfig:
+    """How a software NIC is attached to the world.
+
+    `addresses`    IPv4 and IPv6 addresses of this machine to bind to; soft n has 127.0.0.(n+1) unless told otherwise
+    `wire`         "auto": shared memory to NICs of this host, UDP to others; "udp": UDP to everybody but itself
+    `mtu`          of the link, in bytes (the path MTU is less); 0 means that of the addresses' interface
+    `link_layer`   ETHERNET (RoCE v2) or INFINIBAND, which only our own NICs of this host speak
+    `lid`          of an InfiniBand port; 0 means the last 16 bits of its first address
+    `faults`       what happens to frames that leave, or None
+    `capture`      a file (pcap) to write all packets to that leave or arrive, for Wireshark, or None
+    """
+
+    addresses: tuple[str, ...] = ()
+    wire: str = "auto"
+    mtu: int = 0
+    link_layer: LinkLayer = LinkLayer.ETHERNET
+    lid: int = 0
+    faults: Faults | None = None
+    capture: str | Path | None = None
+
+    def __post_init__(self):
+        for text in self.addresses:
+            _parse(text)
+        if self.wire not in WIRES:
+            raise InvalidValueError(f"wire = {self.wire!r}: it must be one of {', '.join(WIRES)}")
+        if self.mtu and not _SMALLEST_LINK_MTU <= self.mtu <= _LARGEST_LINK_MTU:
+            raise InvalidValueError(
+                f"mtu = {self.mtu} bytes: a link has {_SMALLEST_LINK_MTU} to {_LARGEST_LINK_MTU}; 0 is the interface's"
+            )
+        if not 0 <= self.lid <= _LAST_UNICAST_LID:
+            raise InvalidValueError(
+                f"lid = {self.lid:#x}: unicast LIDs are 1 to {_LAST_UNICAST_LID:#x}, 0 means one from the address"
+            )
+        if self.link_layer is LinkLayer.INFINIBAND and self.wire == "udp":
+            raise InvalidValueError("an InfiniBand port has no UDP wire: RoCE v2 is for link_layer ETHERNET")
+
+
+class Port:
+    """A port as `config` wants it; `default` is its address if the configuration names none."""
+
+    def __init__(self, config: PortConfig, default: str):
+        self.config = config
+        self.addresses = tuple(_parse(text) for text in config.addresses or (default,))
+        self.link_layer = config.link_layer
+        self.infiniband = config.link_layer is LinkLayer.INFINIBAND
+        self.lid = self._lid() if self.infiniband else 0
+        link_mtu = config.mtu or min(map(link_mtu_of, self.addresses))
+        self.active_mtu = next((mtu for mtu in MTUS if mtu + MAX_HEADERS <= link_mtu), MTUS[-1])
+
+    def _lid(self) -> int:
+        first = self.addresses[0]
+        lid = self.config.lid or int.from_bytes(first.packed[-2:], "big")
+        if not 1 <= lid <= _LAST_UNICAST_LID:
+            raise InvalidValueError(
+                f"{first} gives the port LID {lid:#x}, and unicast LIDs are 1 to {_LAST_UNICAST_LID:#x}: give it "
+                "another address, or a lid"
+            )
+        return lid
+
+    @property
+    def mac(self) -> bytes:
+        """Locally administered, from the first address, as its last four bytes are unique on the link."""
+        return mac_of(self.addresses[0])
+
+    @property
+    def gids(self) -> list[bytes]:
+        """The GID table: on Ethernet the first address, the link-local one, then the others; on InfiniBand one."""
+        mac = self.mac
+        link_local = _LINK_LOCAL + bytes([mac[0] ^ 2]) + mac[1:3] + b"\xff\xfe" + mac[3:]
+        if self.infiniband:
+            return [link_local]
+        first, *others = (gid_of(address) for address in self.addresses)
+        return [first, link_local, *others]
+
+    def source_address(self, index: int) -> IPAddress:
+        """The address that is entry `index` of the GID table. The link-local one is the first's."""
+        return self.door_addresses[max(0, index - 1)]
+
+    @property
+    def door_addresses(self) -> tuple[IPAddress, ...]:
+        """Where the NICs of this host find this one: on InfiniBand they know no more than the LID."""
+        return (self.address_of_lid(self.lid),) if self.infiniband else self.addresses
+
+    def address_of_lid(self, lid: int) -> IPAddress:
+        """Where the NIC with that LID is: LIDs are the last 16 bits of addresses, there is no subnet manager."""
+        first = self.addresses[0].packed
+        return ip_address(first[:-2] + lid.to_bytes(2, "big"))
+
+
+def _parse(text: str) -> IPAddress:
+    try:
+        return ip_address(text)
+    except ValueError:
+        raise InvalidValueError(f"{text!r} is no IPv4 or IPv6 address") from None
+
+
+def gid_of(address: IPAddress) -> bytes:
+    """The GID of an address: IPv4 ones are mapped to ::ffff:a.b.c.d (annex A17.4.5)."""
+    return _IPV4_MAPPED + address.packed if address.version == 4 else address.packed
+
+
+def address_of(gid: bytes) -> IPAddress:
+    """The address behind a GID. Of a link-local one that `mac_of` has led to, the IPv4 address."""
+    if gid.startswith(_IPV4_MAPPED):
+        return IPv4Address(gid[12:])
+    if gid.startswith(_LINK_LOCAL + b"\0\0") and gid[11:13] == b"\xff\xfe":
+        return IPv4Address(gid[10:11] + gid[13:])
+    return IPv6Address(gid)
+
+
+def can_reach(address: IPAddress) -> bool:
+    """Whether this machine has a route to the address. Nothing is sent."""
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    with socket.socket(family, socket.SOCK_DGRAM) as sock:
+        try:
+            sock.connect((str(address), ROCE_UDP_PORT))
+        except OSError:
+            return False
+        return True
+
+
+def mac_of(address: IPAddress) -> bytes:
+    """The MAC of a software NIC with that first address."""
+    return b"\x02\x00" + address.packed[-4:]
+
+
+def link_mtu_of(address: IPAddress) -> int:
+    """The MTU of the interface that has the address; that of Ethernet if none has."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        name = _interface6(address) if isinstance(address, IPv6Address) else _interface4(sock, address)
+        if name is None:
+            return _DEFAULT_LINK_MTU
+        request = fcntl.ioctl(sock, _SIOCGIFMTU, struct.pack("16s16x", name.encode()))
+        return struct.unpack_from("i", request, 16)[0]
+
+
+def _interface4(sock: socket.socket, address: IPv4Address) -> str | None:
+    if address.is_loopback:  # all of 127.0.0.0/8 is there, though one address is listed
+        return "lo"
+    # struct ifconf {int; char *}, filled with struct ifreq {char name[16]; struct sockaddr_in; pad to 40 bytes}
+    entries = array.array("B", bytes(_IFREQ_SIZE * _MAX_INTERFACES))
+    where, room = entries.buffer_info()
+    answer = fcntl.ioctl(sock, _SIOCGIFCONF, struct.pack("ixxxxP", room, where))
+    for at in range(0, struct.unpack_from("i", answer)[0], _IFREQ_SIZE):
+        entry = entries[at : at + _IFREQ_SIZE].tobytes()
+        if entry[20:24] == address.packed:
+            return entry[:16].rstrip(b"\0").decode()
+    return None
+
+
+def _interface6(address: IPv6Address) -> str | None:
+    table = Path("/proc/thread-self/net/if_inet6")  # /proc/net is the main thread's network namespace
+    for line in table.read_text().splitlines() if table.exists() else ():
+        digits, *_, name = line.split()
+        if bytes.fromhex(digits) == address.packed:
+            return name
+    return None

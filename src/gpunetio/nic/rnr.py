@@ -1,0 +1,21 @@
+"""How long a receiver that was not ready asks to wait (IBTA table 45, RNR NAK timer field)."""
+
+from __future__ import annotations
+
+from ..device.compile import device_function
+
+_UNIT_NS = 10_000
+_LONGEST_NS = 655_360_000
+
+
+@device_function
+def rnr_delay_ns(code):
+    """The delay that a timer code of 0 … 31 stands for.
+
+    From code 2 on they go up in half octaves: 20, 30, 40, 60, 80, 120 µs and so on. Code 0 is the longest.
+    """
+    if code == 0:
+        return _LONGEST_NS
+    if code == 1:
+        return _UNIT_NS
+    return ((2 if code & 1 == 0 else 3) << (code >> 1) - 1) * _UNIT_NS

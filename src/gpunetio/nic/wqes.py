@@ -1,0 +1,220 @@
+"""Send WQEs as the NIC reads them: is it the one that is due, is it well formed, and which bytes does it name."""
+
+from __future__ import annotations
+
+from ..device.compile import device_function, engine_function
+from ..device.ops import be32, be64, copy, ld32, ld64, ld_acquire32, pause, st64
+from ..enums import Access
+from ..formats.commands import ServiceType
+from ..formats.doorbell import PI_MASK, WQE_IDX_SHIFT
+from ..formats.wqe import (
+    ATOMIC_SEG, CTRL_SEG, DATA_SEG, INLINE_SEG, MAX_TRANSFER, RADDR_SEG, SEGMENT, WQEBB_SHIFT, WqeOpcode,
+)  # fmt: skip
+from .completion import ce_of, fail_send
+from .message import MAX_SEGMENTS, MESSAGE, message_at
+from .mkey import translate
+from .reasons import Reason
+from .responder import explain
+from .tables import qp_row_at
+
+_WRITE, _WRITE_IMM, _READ = int(WqeOpcode.RDMA_WRITE), int(WqeOpcode.RDMA_WRITE_IMM), int(WqeOpcode.RDMA_READ)
+_SEND, _SEND_IMM = int(WqeOpcode.SEND), int(WqeOpcode.SEND_IMM)
+_CS, _FA = int(WqeOpcode.ATOMIC_CS), int(WqeOpcode.ATOMIC_FA)
+_STALE, _WRONG_QPN, _MALFORMED = int(Reason.WQE_STALE), int(Reason.WQE_QPN), int(Reason.WQE_MALFORMED)
+_LKEY_UNKNOWN, _LENGTH = int(Reason.LKEY_UNKNOWN), int(Reason.LENGTH)
+_OPCODE, _ATOMIC_LENGTH, _FLUSH = int(Reason.WQE_OPCODE), int(Reason.ATOMIC_LENGTH), int(Reason.FLUSH)
+_LOCAL_WRITE, _RC = int(Access.LOCAL_WRITE), int(ServiceType.RC)
+
+STALE_POLLS = 20_000  # how often a WQE that is not there yet is read again: a fraction of a millisecond
+UNSUPPORTED = 64  # larger than any WQE's number of segments
+_SEGMENTS = MESSAGE.segments
+
+
+@device_function
+def wqe_slot(row, index):
+    """Address of the ring slot of WQE `index`."""
+    q = qp_row_at(row)
+    return q.sq_addr + ((index & ((1 << q.sq_log) - 1)) << WQEBB_SHIFT)
+
+
+@device_function
+def _is_there(wqe, index, qpn):
+    """Whether the slot holds this QP's WQE `index` (a slot never written holds index 0 of QP 0)."""
+    return (be32(ld_acquire32(wqe)) >> WQE_IDX_SHIFT) & PI_MASK == index & PI_MASK and (
+        be32(ld_acquire32(wqe + CTRL_SEG.qpn_ds)) >> 8 == qpn
+    )
+
+
+@engine_function
+def _await(wqe, index, qpn):
+    """Look again at a slot that does not hold the WQE yet, until it does or patience has ended."""
+    for _ in range(STALE_POLLS):
+        if _is_there(wqe, index, qpn):
+            return
+        pause()
+
+
+@device_function
+def check_wqe(row, index):
+    """0 if the slot of WQE `index` holds it and it fits what was announced, or a reason for `explain_wqe`."""
+    q = qp_row_at(row)
+    wqe = wqe_slot(row, index)
+    if not _is_there(wqe, index, q.qpn):
+        _await(wqe, index, q.qpn)
+    word = be32(ld32(wqe))
+    qpn_ds = be32(ld32(wqe + CTRL_SEG.qpn_ds))
+    ds = qpn_ds & 0x3F
+    if (word >> WQE_IDX_SHIFT) & PI_MASK != index & PI_MASK or qpn_ds == 0:
+        return _STALE
+    if qpn_ds >> 8 != q.qpn:
+        return _WRONG_QPN
+    if ds == 0 or index + ((ds + 3) >> 2) > q.sq_pi:
+        return _MALFORMED
+    return 0
+
+
+@engine_function
+def explain_wqe(nic, row, index, reason):
+    """What the error record says of a reason of `check_wqe`'s."""
+    wqe = wqe_slot(row, index)
+    qpn_ds = be32(ld32(wqe + CTRL_SEG.qpn_ds))
+    if reason == _STALE:
+        explain(nic, 0, 0, 0, (be32(ld32(wqe)) >> WQE_IDX_SHIFT) & PI_MASK, qpn_ds >> 8)
+    elif reason == _WRONG_QPN:
+        explain(nic, 0, 0, 0, qpn_ds >> 8, 0)
+    else:
+        explain(nic, 0, 0, 0, qpn_ds & 0x3F, 0)
+
+
+@engine_function
+def _unwrap(row, message, index, blocks):
+    """Copy a WQE that wraps around the end of its ring into the message, in one piece."""
+    for i in range(blocks):
+        copy(message + MESSAGE.wqe + (i << WQEBB_SHIFT), wqe_slot(row, index + i), 1 << WQEBB_SHIFT)
+
+
+@device_function
+def in_one_piece(row, message, wqe, index, blocks):
+    """The WQE where it is, or where `_unwrap` has put it."""
+    depth = 1 << qp_row_at(row).sq_log
+    if (index & (depth - 1)) + blocks <= depth:
+        return wqe
+    _unwrap(row, message, index, blocks)
+    return message + MESSAGE.wqe
+
+
+@device_function
+def gather(nic, row, message, segment, end, right):
+    """Check the data segments and list them in the message: 0, or a reason. Sets nbytes and nsegments."""
+    q = qp_row_at(row)
+    m = message_at(message)
+    out = message + _SEGMENTS
+    total = 0
+    count = 0
+    while segment < end:
+        word = be32(ld32(segment + DATA_SEG.byte_count))
+        nbytes = word & (INLINE_SEG - 1)
+        if word & INLINE_SEG:
+            address = segment + 4
+            step = (nbytes + 4 + SEGMENT - 1) & -SEGMENT
+            if right != 0 or segment + step > end:
+                return _MALFORMED
+        else:
+            if nbytes == 0:
+                nbytes = INLINE_SEG  # PRM: byte_count 0 means 2 GiB
+            step = SEGMENT
+            if total + nbytes > MAX_TRANSFER:
+                explain(nic, 0, 0, total + nbytes, 0, 0)
+                return _LENGTH
+            address = translate(
+                nic, be32(ld32(segment + DATA_SEG.lkey)), q.pdn, be64(ld64(segment + DATA_SEG.addr)), nbytes, right,
+                _LKEY_UNKNOWN,
+            )  # fmt: skip
+            if address < 0:
+                return -address
+        if nbytes > 0:
+            st64(out, address)
+            st64(out + 8, nbytes)
+            out += 16
+            count += 1
+        total += nbytes
+        segment += step
+    m.nbytes = total
+    m.nsegments = count
+    return 0
+
+
+@device_function
+def header_segments(opcode):
+    """16-byte segments before the data: ctrl, and raddr and atomic where the opcode has them."""
+    if opcode == _WRITE or opcode == _READ or opcode == _WRITE_IMM:
+        return 2
+    if opcode == _SEND or opcode == _SEND_IMM:
+        return 1
+    if opcode == _CS or opcode == _FA:
+        return 3
+    return UNSUPPORTED
+
+
+@engine_function
+def build(nic, row, message, wqe, opcode, ds, index):
+    """Turn a checked control segment's WQE into a message: 0, or a reason."""
+    q = qp_row_at(row)
+    m = message_at(message)
+    headers = header_segments(opcode)
+    if headers == UNSUPPORTED or (q.service != _RC and (opcode == _READ or headers == 3)):
+        explain(nic, 0, 0, 0, 0, 0)
+        return _OPCODE
+    if ds < headers or ds - headers > MAX_SEGMENTS:
+        explain(nic, 0, 0, 0, ds, 0)
+        return _MALFORMED
+    m.opcode = opcode
+    m.src_qpn = q.qpn
+    m.dst_qpn = q.remote_qpn
+    m.index = index
+    if headers > 1:
+        m.raddr = be64(ld64(wqe + SEGMENT + RADDR_SEG.raddr))
+        m.rkey = be32(ld32(wqe + SEGMENT + RADDR_SEG.rkey))
+    m.imm = be32(ld32(wqe + CTRL_SEG.imm))
+    right = 0
+    if opcode == _READ:
+        right = _LOCAL_WRITE
+    if headers == 3:
+        right = _LOCAL_WRITE
+        m.swap_add = be64(ld64(wqe + 2 * SEGMENT + ATOMIC_SEG.swap_add))
+        m.compare = be64(ld64(wqe + 2 * SEGMENT + ATOMIC_SEG.compare))
+    reason = gather(nic, row, message, wqe + headers * SEGMENT, wqe + ds * SEGMENT, right)
+    if reason == _MALFORMED:
+        explain(nic, 0, 0, 0, ds, 0)
+    elif reason == 0 and headers == 3 and m.nbytes != 8:
+        explain(nic, 0, 0, m.nbytes, 0, 0)
+        return _ATOMIC_LENGTH
+    return reason
+
+
+@engine_function
+def local_failure(nic, row, index, opcode, ce, reason, blocks):
+    """A WQE that this side refuses: behind everything in flight, an error CQE. 1 if it was consumed, else 0."""
+    q = qp_row_at(row)
+    if q.sq_ci != index:
+        return 0
+    fail_send(nic, row, index, opcode, ce, reason)
+    q.sq_ci = index + blocks
+    q.sq_next = q.sq_ci
+    q.sq_sent = q.sq_ci
+    return 1
+
+
+@engine_function
+def flush_next(nic, row):
+    """Complete the next WQE of a QP in ERR with a flush error."""
+    q = qp_row_at(row)
+    index = q.sq_ci
+    wqe = wqe_slot(row, index)
+    ds = be32(ld32(wqe + CTRL_SEG.qpn_ds)) & 0x3F
+    explain(nic, 0, 0, 0, 0, 0)
+    fail_send(nic, row, index, be32(ld_acquire32(wqe)) & 0xFF, ce_of(wqe), _FLUSH)
+    # A WQE that is not what it should be counts as one block, so that the flush always ends.
+    q.sq_ci = min(index + max(1, (ds + 3) >> 2), q.sq_pi)
+    q.sq_next = q.sq_ci
+    q.sq_sent = q.sq_ci

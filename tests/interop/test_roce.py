@@ -1,0 +1,88 @@
+"""The software NIC and the Linux kernel's Soft-RoCE over RoCEv2: both roles, IPv4 and IPv6, both path MTUs."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from conformance import LARGEST, RXE, STANDARD, Conformance, Link, Streams, Transfers
+from guest import Guest
+from protocol import listening
+
+LOSS, TCP_PORT = 0.02, 18600
+
+pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="class")
+def lossy(guest: Guest) -> Iterator[None]:
+    """The guest's packets get lost now and then."""
+    with guest.losing(LOSS):
+        yield
+
+
+class TestRequester(Conformance):
+    """Our requester, the kernel's responder."""
+
+    @pytest.fixture
+    def link(self, guest: Guest, ip: str) -> Link:
+        return Link(guest.ours(), guest.session("a"), STANDARD, RXE, ip, guest.path_mtu)
+
+
+class TestResponder(Conformance):
+    """The kernel's requester, our responder."""
+
+    counts = (200, 20, 5)  # in a ping-pong both ends are both: the other class has run the long ones
+
+    @pytest.fixture
+    def link(self, guest: Guest, ip: str) -> Link:
+        return Link(guest.session("a"), guest.ours(), RXE, STANDARD, ip, guest.path_mtu)
+
+
+class TestLossyRequester(Streams, Transfers):
+    """Our requester, the kernel's responder, and what each sends gets lost now and then."""
+
+    counts = (200, 20, 5)
+
+    @pytest.fixture
+    def link(self, guest: Guest, ip: str, lossy: None) -> Link:
+        return Link(guest.ours(LOSS), guest.session("a"), STANDARD, RXE, ip, guest.path_mtu)
+
+
+class TestLossyResponder(Streams, Transfers):
+    """The kernel's requester, our responder."""
+
+    counts = (200, 20, 5)
+
+    @pytest.fixture
+    def link(self, guest: Guest, ip: str, lossy: None) -> Link:
+        return Link(guest.session("a"), guest.ours(LOSS), RXE, STANDARD, ip, guest.path_mtu)
+
+
+@pytest.mark.parametrize("events", [False, True], ids=["polled", "events"])
+@pytest.mark.parametrize("nbytes", [64, 4096, LARGEST])
+@pytest.mark.parametrize("guest_serves", [True, False], ids=["guest_serves", "guest_asks"])
+def test_pingpong_command(guest: Guest, ip: str, guest_serves: bool, nbytes: int, events: bool) -> None:
+    """`gpunetio pingpong` and rdma-core's `ibv_rc_pingpong`, either as the server of the other; both check contents."""
+    # The emulated CPU that polls is missing elsewhere, most of all where there are many packets.
+    count = 1000 if events or nbytes < LARGEST else 200
+    program, ours = guest.session("a"), guest.ours()
+    here, there = Guest.HOST if ip == "ipv4" else Guest.HOST6, Guest.ADDRESS  # rdma-core's listens on IPv4
+    options = {"ip": ip, "nbytes": nbytes, "count": count, "mtu": guest.path_mtu, "port": TCP_PORT, "timeout": 90}
+    options |= {"events": events, "check": True}
+    arguments = ["-c", *f"-s {nbytes} -n {count} -m {guest.path_mtu} -p {TCP_PORT}".split()]
+    if guest_serves:
+        program.begin("rc_pingpong", **options)
+        assert guest.session("b").call("listening", port=TCP_PORT, timeout=20)
+        ours.begin("pingpong_command", ip=ip, arguments=[*arguments, there], timeout=90)
+    else:
+        ours.begin("pingpong_command", ip=ip, arguments=arguments, timeout=90)
+        assert ours.process
+        assert listening(TCP_PORT, 20, ours.process.pid)
+        program.begin("rc_pingpong", host=here, **options)
+    done = ours.finish()
+    assert done["status"] == 0, done["output"]
+    printed = program.finish()
+    for output in (done["output"], printed):
+        assert f"{2 * nbytes * count} bytes in " in output
+        assert f"{count} iters in " in output
+    assert "invalid data" not in printed

@@ -1,0 +1,116 @@
+"""Wires between NICs of different processes: which one is laid, when, and what a neighbour can do to us."""
+
+from ipaddress import ip_address
+
+import pytest
+
+from far import DEADLINE, Far, Farm, Side, side, write_all
+from gpunetio import verbs
+from gpunetio.errors import InUseError
+from gpunetio.fabric.neighbours import Door
+from gpunetio.nic.port import PortConfig
+from gpunetio.nic.tables import PIPES, UDP
+from gpunetio.providers import soft
+from neighbour import address
+from nic_rig import REQ_ERR, RETRY_EXCEEDED
+
+
+@pytest.fixture(scope="module")
+def farm():
+    with Farm() as opened:
+        yield opened
+
+
+@pytest.fixture(autouse=True)
+def _cleared(farm):
+    yield
+    farm.clear()
+
+
+def join(near: Side, far: Far) -> dict:
+    """A queue pair on each side, connected at the same time: what the far one shows."""
+    here, there = near.open(), far("open")
+    far.start("connect", -1, here, retry_cnt=7)
+    near.connect(-1, there, retry_cnt=7)
+    far.answer("connect")
+    return there
+
+
+def write_both_ways(near: Side, far: Far, there: dict, index: int = -1) -> None:
+    write_all(near, index, there, 3, 4096)
+    assert {cqe.opcode for cqe in near.take(index, 3, DEADLINE)} == {0}
+    far("write", index, near.shown(index), 3, 4096)
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "wanted"),
+    [("auto", "auto", PIPES), ("auto", "udp", UDP), ("udp", "auto", UDP), ("udp", "udp", UDP)],
+)
+def test_which_wire(farm, here, there, wanted):
+    """Shared memory if both ends want it, UDP if one insists."""
+    with side(here) as near:
+        far = farm.spawn(address(), there)
+        shown = join(near, far)
+        assert near.wire_kind(-1) == far("wire_kind", -1) == wanted
+        write_both_ways(near, far, shown)
+
+
+def test_two_processes_that_open_the_first_nic_at_once(monkeypatch):
+    """The one that comes second takes the next: a name that was free a moment ago is claimed meanwhile."""
+    asked = []
+
+    def owner(ip):
+        asked.append(ip)
+        if len(asked) == 1:
+            doors.append(Door([ip], "the faster one"))
+        return None
+
+    addresses = [address() for _ in range(soft.DEVICES)]
+    monkeypatch.setattr(soft, "_address", lambda n: addresses[n])
+    monkeypatch.setattr(soft, "owner_of", owner)
+    doors = []
+    with verbs.open() as ctx:
+        assert ctx.name == "soft1"
+        assert ctx.provider.nic.door.claimed == {ip_address(addresses[1]): True}
+    doors[0].close()
+    assert asked == addresses[:2]
+
+
+def test_addresses_of_our_own(monkeypatch):
+    """No other process's NIC is in the way of one that has them."""
+    monkeypatch.setattr(soft, "owner_of", lambda ip: 1)
+    with pytest.raises(InUseError, match="all 8 software NICs are open in other processes"):
+        verbs.open()
+    with verbs.open(port=PortConfig(addresses=(address(),))) as ctx:
+        assert ctx.name == "soft0"
+
+
+@pytest.mark.parametrize("wire", ["auto", "udp"])
+def test_many_neighbours(farm, wire):
+    """One wire to each over shared memory, however many queue pairs; one for all over UDP."""
+    with side(wire) as near:
+        fars = [farm.spawn(address(), wire) for _ in range(5)]
+        shown = [(far, join(near, far)) for far in fars for _ in range(2)]
+        for index, (far, there) in enumerate(shown):
+            write_all(near, index, there, 3, 4096)
+            assert {cqe.opcode for cqe in near.take(index, 3, DEADLINE)} == {0}
+            assert far("byte", index % 2, 100) == near.byte(index, 100)
+        assert near.wires() == (len(fars) if wire == "auto" else 1)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_neighbour_that_scribbles(farm, seed):
+    """What it shares with us harms its own queue pairs only."""
+    with side() as near:
+        good, bad = farm.spawn(address()), farm.spawn(address())
+        shown, other = join(near, bad), join(near, good)
+        write_both_ways(near, bad, shown, 0)
+        bad("scribble", seed)
+        write_all(near, 0, shown, 1, 64)
+        (cqe,) = near.take(0, 1, DEADLINE)
+        assert (cqe.opcode, cqe.syndrome) == (REQ_ERR, RETRY_EXCEEDED)
+        write_all(near, 1, other, 3, 64)
+        assert {cqe.opcode for cqe in near.take(1, 3, DEADLINE)} == {0}
+        bad.end()
+        # A new process gets a new wire.
+        write_both_ways(near, again := farm.spawn(address()), join(near, again))
