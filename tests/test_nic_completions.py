@@ -243,8 +243,10 @@ def test_wqe_that_comes_just_after_its_doorbell(ends):
     late = 0
     for _ in range(50):
         wqe = control(NOP, ends.a.index, ends.a.qp.qpn, 1)
+        slot = ends.a.sq[ends.a.index % ends.a.qp.sq_entries * 64 :][:16].view(np.uint64)
         ends.a.ring("register", ends.a.index + 1)
-        ends.a.write_wqe(wqe)
+        slot[1], slot[0] = np.frombuffer(wqe, np.uint64)[::-1]  # what makes it valid comes last, in one piece
+        ends.a.index += 1
         if (cqe := ends.a.done.next()).opcode != REQ:
             # The thread was held up for longer than the engine waits: that is then said, and nothing else.
             assert error_of(cqe) == (LOCAL_QP_OP, Reason.WQE_STALE)

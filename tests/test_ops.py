@@ -148,6 +148,17 @@ def test_wide_and_fixed_accesses(gpu):
 
 
 @kernel
+def look_ahead(value, out):
+    ops.st64(out + 8, value)
+    ops.prefetch(out + 8)
+    ops.st64(out, ops.ld64(out + 8))
+
+
+def test_prefetch_changes_nothing(gpu):
+    assert run_on(gpu, look_ahead, 7, count=3) == [7, 7, 0]
+
+
+@kernel
 def watch_the_clock(out):
     ops.st64(out, ops.clock_ns())
     for _ in range(1000):

@@ -283,12 +283,14 @@ def test_stat_on_a_terminal(other):
         stdout=slave, stderr=subprocess.PIPE, env={**os.environ, "COLUMNS": "120", "TERM": "xterm"},
     )  # fmt: skip
     os.close(slave)
+    poll = select.poll()
+    poll.register(master, select.POLLIN)
     seen, value, end = "", 7, time.monotonic() + TIMEOUT
     while not re.search(r"rx_write_requests +\d+ +[1-9]", seen):
         assert time.monotonic() < end, seen
         value += 100
         other.set("rx_write_requests", value)
-        if select.select([master], [], [], 0.1)[0]:
+        if poll.poll(100):
             seen += os.read(master, 65536).decode()
     process.send_signal(signal.SIGINT)
     while True:  # its last words must have room

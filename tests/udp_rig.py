@@ -51,6 +51,9 @@ class Node:
         self.pipe, self.producer, self.consumer = (self.memory.address + offset for offset in (4096, 0, 64))
         self.memory.view(frames.PIPE_END.dtype, 0, 2)[:] = frames.pipe_end(self.pipe, PIPE_CAPACITY)
         self.wire = UdpWire([ip_address(a) for a in addresses], self.consumer, **options)
+        self.poll = select.poll()
+        for fd in self.wire.fds:
+            self.poll.register(fd, select.POLLIN)
 
     def __enter__(self) -> "Node":
         return self
@@ -103,7 +106,7 @@ class Node:
                     address_of_gid(int(d["peer_high"]), int(d["peer_low"])), int(d["source"]), int(d["status"]),
                 ))  # fmt: skip
             if n == 0:
-                select.select(self.wire.fds, [], [], 0.01)
+                self.poll.poll(10)
         return got
 
     def wait_for(self, field: str, value: int) -> None:

@@ -12,7 +12,6 @@ import math
 import mmap
 import os
 import stat
-import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,8 +22,7 @@ from .errors import BadStateError, InvalidValueError
 
 PAGE = mmap.PAGESIZE
 
-_live: dict[int, HostMemory] = {}  # no garbage collection frees memory that an engine may still read
-_shared: dict[int, tuple[int, int]] = {}  # address → bytes and descriptor of shared memory, while anything maps it
+_live: dict[int, HostMemory] = {}  # by address: no garbage collection frees memory that an engine may still read
 
 
 def round_up(nbytes: int, multiple: int) -> int:
@@ -55,9 +53,9 @@ def is_accessible(address: int, nbytes: int, writable: bool) -> bool:
 class HostMemory:
     """Zeroed, page-aligned host memory that stays mapped until `close()`.
 
-    `array` is a NumPy byte view of it; `address` and `nbytes` say where it is. `shared`: `fd` is a descriptor of the
-    memory, for another process of this user, which can neither shrink nor grow it; otherwise `fd` is None. The
-    descriptor goes when the memory is unmapped.
+    `array` is a NumPy byte view of it; `address` and `nbytes` say where it is. `shared`: until `close()`, `fd` is a
+    descriptor of the memory, for another process of this user, which can neither shrink nor grow it; otherwise `fd` is
+    None.
     """
 
     def __init__(self, nbytes: int, shared: bool = False):
@@ -65,22 +63,20 @@ class HostMemory:
             raise InvalidValueError(f"cannot allocate {nbytes} bytes: the size must be positive")
         self.nbytes = round_up(nbytes, PAGE)
         self.fd: int | None = _sealed_memory(self.nbytes) if shared else None
-        if self.fd is None:
-            self._keep(mmap.mmap(-1, self.nbytes))
-        else:
-            try:
-                mapping = mmap.mmap(self.fd, self.nbytes)
-            except BaseException:
+        try:
+            self._map(self.fd)
+        except BaseException:
+            if self.fd is not None:
                 os.close(self.fd)
-                raise
-            self._keep(mapping)
-            _shared[self.address] = self.nbytes, self.fd
-            weakref.finalize(mapping, _unshare, self.address).atexit = False  # before anything else is mapped there
+            raise
 
-    def _keep(self, mapping: mmap.mmap) -> None:
-        self._map: mmap.mmap | None = mapping
-        self.array = np.frombuffer(mapping, np.uint8)
+    def _map(self, fd: int | None, writable: bool = True) -> None:
+        """Map the memory of a descriptor, or new memory."""
+        access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
+        self.array = np.frombuffer(mmap.mmap(-1, self.nbytes, access=access), np.uint8)
         self.address = int(self.array.ctypes.data)
+        if fd is not None:
+            _lay_over(self.address, self.nbytes, fd, writable)
         _live[self.address] = self
 
     def view(self, dtype: Any, offset: int = 0, count: int = 1) -> np.ndarray:
@@ -95,13 +91,15 @@ class HostMemory:
     @property
     def closed(self) -> bool:
         """Whether `close()` was called."""
-        return self._map is None
+        return _live.get(self.address) is not self
 
     def close(self) -> None:
         """Give the memory back; views that others hold keep it mapped until they are gone."""
-        if _live.pop(self.address, None) is not None:
-            self.array = np.empty(0, np.uint8)
-            self._map = self.fd = None
+        if not self.closed:
+            del _live[self.address]
+            if self.fd is not None:
+                os.close(self.fd)
+            self.array, self.fd = np.empty(0, np.uint8), None
 
     def __reduce__(self):
         raise BadStateError("memory shared with a NIC cannot be pickled: its address means nothing elsewhere")
@@ -117,19 +115,28 @@ class MappedMemory(HostMemory):
     def __init__(self, fd: int, nbytes: int, writable: bool = False):
         _check_sealed(fd, nbytes)
         self.nbytes, self.fd = nbytes, None
-        access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
         try:
-            mapping = mmap.mmap(fd, nbytes, access=access)
+            self._map(fd, writable)
         except PermissionError as error:
             raise InvalidValueError(
                 f"descriptor {fd} does not allow {'writing' if writable else 'reading'}: the owner has opened it "
                 f"{'read-only' if writable else 'write-only'}"
             ) from error
-        self._keep(mapping)
 
 
-def _unshare(address: int) -> None:
-    os.close(_shared.pop(address)[1])
+_libc_mmap = ctypes.CDLL(None, use_errno=True).mmap
+_libc_mmap.restype, _libc_mmap.argtypes = ctypes.c_ssize_t, (
+    ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64,
+)  # fmt: skip
+_MAP_FIXED = 0x10
+
+
+def _lay_over(address: int, nbytes: int, fd: int, writable: bool) -> None:
+    """Replace a mapping of our own by that of a descriptor: `mmap.mmap(fd)` would keep a duplicate of it open."""
+    access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+    if _libc_mmap(address, nbytes, access, mmap.MAP_SHARED | _MAP_FIXED, fd, 0) != address:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
 
 
 _SEALS = 2 | 4  # F_SEAL_SHRINK, F_SEAL_GROW
@@ -176,12 +183,10 @@ def _check_sealed(fd: int, nbytes: int) -> None:
 
 
 def open_shared(address: int, nbytes: int) -> tuple[int, int, int] | None:
-    """The shared memory of ours in which a range lies: its address and size, and a new, read-only descriptor of it.
-
-    It may have been closed, if the caller keeps it mapped.
-    """
-    for start, (size, fd) in _shared.copy().items():
-        if start <= address and address + nbytes <= start + size:
+    """The shared memory of ours in which a range lies: its address and size, and a new, read-only descriptor of it."""
+    for memory in list(_live.values()):
+        start, size, fd = memory.address, memory.nbytes, memory.fd
+        if fd is not None and start <= address and address + nbytes <= start + size:
             return start, size, os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
     return None
 

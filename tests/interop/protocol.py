@@ -57,8 +57,10 @@ class Connection:
 
     def _bytes(self, count: int, end: float | None) -> bytes:
         got = bytearray()
+        poll = select.poll()
+        poll.register(self.sock, select.POLLIN)
         while len(got) < count:
-            if end is not None and not select.select([self.sock], [], [], max(0.0, end - time.monotonic()))[0]:
+            if end is not None and not poll.poll(max(0.0, end - time.monotonic()) * 1000):
                 raise TimeoutError("no answer on the control connection")
             part = self.sock.recv(count - len(got))
             if not part:

@@ -250,6 +250,8 @@ class Link:
     # --- the reader's thread
 
     def _read(self) -> None:
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
         heard = pinged = time.monotonic()
         while not self._closing and self._failure is None:
             now = time.monotonic()
@@ -257,7 +259,7 @@ class Link:
                 pinged = now
                 self._ping()
             try:
-                if select.select([self._socket], [], [], _LOOK_SECONDS)[0]:
+                if poll.poll(_LOOK_SECONDS * 1000):
                     self._take(self._socket.recv(1 << 16))
                     heard = time.monotonic()
                 elif now - heard > self.patience:

@@ -20,7 +20,7 @@ from .launches import Launcher
 from .options import Options
 from .results import Check, Result
 
-BUFFER_BYTES = 16 << 20  # of data at each end; messages beyond that use the slots again
+BUFFER_BYTES = 4 << 20  # of data at each end, which caches hold; messages beyond that use the slots again
 PART_MESSAGES = 1 << 16  # of one launch at most
 ENDLESS = 1 << 32  # messages: enough for any duration, and their bytes fit in 62 bits
 

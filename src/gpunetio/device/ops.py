@@ -402,6 +402,19 @@ def _copy_words(b, dst, src, nbytes):
             b.store(b.load(_ptr(b, b.add(src, at), width)), _ptr(b, b.add(dst, at), width))
 
 
+def _prefetch(b, addr):
+    flags = [_INT[32](0), _INT[32](3), _INT[32](1)]  # for reading, into all caches, data
+    pointer = _ptr(b, addr, 8)
+    fnty = ir.FunctionType(_VOID, [pointer.type, *(flag.type for flag in flags)])
+    return b.call(cgutils.get_or_insert_function(b.module, fnty, "llvm.prefetch.p0i8"), [pointer, *flags])
+
+
+@op(64, cpu=_prefetch, cuda=_ptx("prefetch.global.L2 [$0];"))
+def prefetch(addr: int) -> None:
+    """Bring the cache line of `addr` near, if that can be had."""
+    ...
+
+
 @op(64, 64, 64, cpu=lambda b, d, s, n: cgutils.raw_memcpy(b, _ptr(b, d, 8), _ptr(b, s, 8), n, 1), cuda=_copy_words)
 def copy(dst: int, src: int, nbytes: int) -> None:
     """Copy `nbytes` from `src` to `dst`, which must not overlap."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..device.compile import device_function
-from ..device.ops import ld_acquire64, ld_relaxed64, st_release64
+from ..device.ops import ld_acquire64, ld_relaxed64, prefetch, st_release64
 from ..device.views import struct_view
 from ..formats.layout import Entry
 from ..formats.packet import ICRC_SIZE
@@ -154,6 +154,11 @@ def next_frame(end):
             if nbytes < 0 or nbytes > stride - PACKET - ICRC_SIZE:
                 return -1
             e.reserved, e.nbytes = stride, nbytes
+            ahead = e.position + 2 * stride
+            if ahead < e.seen:  # most likely the one after the next: the producer's core has it
+                ahead = e.data + (ahead & (e.capacity - 1))
+                prefetch(ahead)
+                prefetch(ahead + LINE)
             return frame
         e.position += stride
 

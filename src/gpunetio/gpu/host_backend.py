@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import weakref
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ class HostBackend:
             memory = HostMemory(size)
         start = -memory.address % max(1, alignment)
         array = memory.array[start : start + nbytes]
-        memory.close()  # the view keeps it mapped
+        weakref.finalize(array, memory.close).atexit = False  # views of this one keep it mapped, not open
         return int(array.ctypes.data), array, array
 
     def copy(self, target: int, source: int, nbytes: int) -> None:

@@ -42,7 +42,7 @@ ACK_EVERY = 16  # packets inside a message
 # Retries wait for twice the time, then four times, which is the most that the standard allows (IBTA 9.7.6.1.3). A lost
 # packet is soon sent again, and a peer that is short of CPU time, as software ones are, is not given up too early.
 MAX_PATIENCE = 2
-LEAST_WINDOW = 16  # packets in flight, after losses
+LEAST_WINDOW = 32  # packets in flight, after losses
 
 
 @device_function
