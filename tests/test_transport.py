@@ -78,6 +78,7 @@ VA, RKEY = 0x1122334455667788, 0x99AABBCC  # at the peer, which the NIC cannot c
 BAD_RESPONSE = 0x10  # PRM, syndromes of CQEs
 SOLICITED, FENCE = 0x02, 0x20  # flags of a control segment
 TIMEOUT = 4096 << 14  # nanoseconds; ack_timeout 14
+SOON = (1_000_000, 8_000_000, 64_000_000)  # the timers behind a NAK
 
 
 def lengths(mtu: int) -> list[int]:
@@ -299,6 +300,39 @@ def test_sequence_naks_use_up_the_retries(peer):
         p.ack(p.psn + 1, NAK_SEQUENCE)
     failed(p, RETRY_EXCEEDED, Reason.NO_RESPONSE, flushed=1)
     assert p.silent()
+
+
+def test_what_was_asked_for_is_sent_again_soon(peer):
+    """A NAK comes once for a gap: if what it asks for gets lost again, a short timer sends it, and no retry is used."""
+    p = peer(retry_cnt=1)
+    request(p, WRITE, 3000)
+    packets = p.drain()
+    p.ack(p.psn, NAK_SEQUENCE)
+    assert p.drain() == packets
+    for soon in SOON:
+        p.lab.pass_time(soon - 1)
+        assert p.silent()
+        p.lab.pass_time(1)
+        assert p.drain() == packets
+    p.lab.pass_time(2 * TIMEOUT - 1)  # the one retry was that of the NAK
+    assert p.silent()
+    p.lab.pass_time(1)
+    failed(p, RETRY_EXCEEDED, Reason.NO_RESPONSE)
+    assert p.counted("packet_seq_err", "local_ack_timeout_err") == (1, 1 + len(SOON))
+
+
+@pytest.mark.parametrize("progress", [1, 2])
+def test_progress_ends_the_hurry(peer, progress):
+    p = peer()
+    request(p, WRITE, 3000)
+    packets = p.drain()
+    p.ack(p.psn, NAK_SEQUENCE)
+    assert p.drain() == packets
+    p.ack(p.psn + progress - 1)
+    p.lab.pass_time(TIMEOUT - 1)
+    assert p.silent()
+    p.lab.pass_time(1)
+    assert p.drain() == packets[progress:]
 
 
 @pytest.mark.parametrize("retries", [0, 1, 7])
@@ -541,7 +575,8 @@ def test_missing_response_uses_up_the_retries(peer):
         p.lab.settle()
     assert [packet.psn for packet in p.drain()] == [p.psn]
     assert p.counted("implied_nak_seq_err") >= 1
-    p.lab.pass_time(2 * TIMEOUT)
+    for delay in (*SOON, 2 * TIMEOUT):
+        p.lab.pass_time(delay)
     failed(p, RETRY_EXCEEDED, Reason.NO_RESPONSE)
 
 

@@ -43,6 +43,7 @@ ACK_EVERY = 16  # packets inside a message
 # packet is soon sent again, and a peer that is short of CPU time, as software ones are, is not given up too early.
 MAX_PATIENCE = 2
 LEAST_WINDOW = 32  # packets in flight, after losses
+HURRY_SHIFT = 3  # see `hurry`
 
 
 @device_function
@@ -360,6 +361,7 @@ def acknowledge(nic, row, target):
         q.retries = 0
         q.rnr_retries = 0
         q.timer_at = 0
+        q.hurry = 0
     if q.sq_next < q.sq_ci or q.tx_psn < q.una_psn:  # acknowledged what was about to be sent again
         q.sq_next = max(q.sq_next, q.sq_ci)
         q.tx_psn = max(q.tx_psn, q.una_psn)
@@ -406,6 +408,15 @@ def retry(nic, row):
     go_back(row)
 
 
+@device_function
+def hurry(nic, row):
+    """The peer has asked for a packet, and does so once: if that is lost again, nobody tells.
+
+    So the timer is a short one at first, and longer each time. What it sends again counts as no retry: the peer lives.
+    """
+    qp_row_at(row).hurry = nic_at(nic).min_timeout
+
+
 @engine_function
 def retry_gap(nic, row):
     """A response is missing, as a later one shows: an implied NAK, which is a retry like others (IBTA 9.9.2.4.1.1).
@@ -417,7 +428,7 @@ def retry_gap(nic, row):
     if q.gap_psn != q.una_psn + 1:
         q.gap_psn = q.una_psn + 1
         retry(nic, row)
-        q.hurry = 1
+        hurry(nic, row)
 
 
 @engine_function
@@ -447,13 +458,18 @@ def serve(nic, row):
         q.timer_at = 0
         q.gap_psn = 0
         counters_at(n.counters).local_ack_timeout_err += 1
-        retry(nic, row)
+        if q.hurry != 0:
+            q.hurry <<= HURRY_SHIFT
+            go_back(row)
+        else:
+            retry(nic, row)
     done = _send(nic, row)
     # Also when nothing could be sent: a wire that stays full is a peer that does not answer.
     if q.timer_at == 0 and q.timeout_ns != 0 and q.sq_ci != q.sq_pi and q.service == _RC:
         patience = max(q.timeout_ns, n.min_timeout) << min(q.retries, MAX_PATIENCE)
-        if q.hurry:  # the peer has just asked for a packet, and does so once: if that is lost again, nobody tells
-            patience = n.min_timeout
+        if q.hurry < patience and q.hurry != 0:
+            patience = q.hurry
+        else:
             q.hurry = 0
         q.timer_at = n.now + patience
     return done

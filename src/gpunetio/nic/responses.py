@@ -12,7 +12,7 @@ from ..formats.wqe import WqeOpcode
 from .message import MESSAGE, message_at
 from .reasons import Reason
 from .requester import (
-    acknowledge, answered, fail_oldest, flight_of, read_end, retry, retry_gap, retry_rnr, unwrap,
+    acknowledge, answered, fail_oldest, flight_of, hurry, read_end, retry, retry_gap, retry_rnr, unwrap,
 )  # fmt: skip
 from .responder import explain
 from .rnr import rnr_delay_ns
@@ -100,7 +100,7 @@ def _take_acknowledge(nic, row, psn, syndrome):
     elif value == _PSN_SEQUENCE:
         counters.packet_seq_err += 1
         retry(nic, row)
-        q.hurry = 1
+        hurry(nic, row)
     else:
         explain(nic, 0, 0, 0, q.remote_qpn, value)
         reason = _NAK_OPERATION
@@ -163,6 +163,7 @@ def _advance(nic, row):
     q.una_psn += 1
     q.retries = 0
     q.timer_at = 0
+    q.hurry = 0
     counters_at(nic_at(nic).counters).rx_accepted += 1
     acknowledge(nic, row, q.una_psn)
 
