@@ -1,6 +1,7 @@
 """What all tests share: markers that skip themselves where the machine lacks something, and Hypothesis profiles."""
 
 import ctypes
+import gc
 import importlib.util
 import os
 from collections.abc import Iterator
@@ -49,6 +50,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if reason:
             for item in marked:
                 item.add_marker(pytest.mark.skip(reason=f"{mark}: {reason}"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def out_of_the_collectors_way() -> Iterator[None]:
+    """Compilers leave a million objects behind, which each test that collects garbage would look through."""
+    yield
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(params=["host", pytest.param("auto", marks=pytest.mark.gpu, id="cuda")])

@@ -1,12 +1,17 @@
 """The software NIC over time: pausing, closing in the middle of traffic, and several NICs."""
 
+import errno
+import gc
+import os
+import threading
 import time
 
 import numpy as np
 import pytest
 
-from gpunetio import verbs
+from gpunetio import memory, verbs
 from gpunetio.enums import QpState
+from gpunetio.nic import nic
 from gpunetio.nic.nic import SoftNic
 from gpunetio.nic.reasons import Reason
 from gpunetio.providers.soft import SoftProvider
@@ -298,3 +303,23 @@ def test_a_kernel_may_end_after_its_nic_has_closed():
         engine.busy(+1)
     engine.busy(-1)
     engine.kick()
+
+
+def test_opening_that_fails_leaves_nothing_behind(monkeypatch):
+    def fail(*args, **kwargs):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    def count():
+        gc.collect()
+        return len(os.listdir("/proc/self/fd")), threading.active_count(), len(memory._live)
+
+    with verbs.open("soft5"):
+        pass
+    before = count()
+    with monkeypatch.context() as patch:
+        patch.setattr(nic, "Door", fail)
+        with pytest.raises(OSError, match="Too many open files"):
+            verbs.open("soft5")
+    assert count() == before
+    with verbs.open("soft5"):
+        pass

@@ -117,7 +117,7 @@ def failed(peer: Peer, syndrome: int, reason: Reason, flushed: int = 0) -> None:
     assert error_of(peer.queue.done.next()) == (syndrome, reason)
     assert [error_of(cqe) for cqe in peer.queue.done.take(flushed)] == [(FLUSHED, Reason.FLUSH)] * flushed
     assert peer.queue.qp.state == QpState.ERR
-    (report,) = reports_of(peer.lab.nic, peer.qpn)
+    *_, report = reports_of(peer.lab.nic, peer.qpn)  # an earlier QP may have had this number, too
     assert (report.reason, report.responder) == (reason, False)
 
 
@@ -309,11 +309,12 @@ def test_what_was_asked_for_is_sent_again_soon(peer):
     packets = p.drain()
     p.ack(p.psn, NAK_SEQUENCE)
     assert p.drain() == packets
+    first = replace(packets[0], ack=1)  # alone: the peer may only be slow
     for soon in SOON:
         p.lab.pass_time(soon - 1)
         assert p.silent()
         p.lab.pass_time(1)
-        assert p.drain() == packets
+        assert p.drain() == [first]
     p.lab.pass_time(2 * TIMEOUT - 1)  # the one retry was that of the NAK
     assert p.silent()
     p.lab.pass_time(1)
@@ -575,8 +576,7 @@ def test_missing_response_uses_up_the_retries(peer):
         p.lab.settle()
     assert [packet.psn for packet in p.drain()] == [p.psn]
     assert p.counted("implied_nak_seq_err") >= 1
-    for delay in (*SOON, 2 * TIMEOUT):
-        p.lab.pass_time(delay)
+    p.lab.pass_time(2 * TIMEOUT)
     failed(p, RETRY_EXCEEDED, Reason.NO_RESPONSE)
 
 
@@ -976,6 +976,26 @@ def test_duplicates_are_acknowledged_and_not_executed(peer):
     assert not p.lab.there.bytes.any()
     assert p.queue.arrived.poll() is None
     assert p.counted("duplicate_request") == 12
+
+
+def test_duplicates_before_a_read_do_not_acknowledge_it(peer):
+    """That is its response's part, which may have got lost."""
+    p = peer()
+    writes = [packet for i in range(2) for packet in write_packets(bytes(8), p.mtu, p.own + i, *target(p))]
+    read = Packet(READ_REQUEST, p.own + 2, p.qpn, ack=1, reth=(*target(p), 8))
+    p.send(writes)
+    p.expect_ack(p.own + 1)
+    p.send(read)
+    assert [packet.opcode for packet in p.take(1)] == [RESPONSE_ONLY]
+    p.send(writes)
+    p.expect_ack(p.own + 1)
+    p.send(writes[1], writes[0])
+    p.expect_ack(p.own + 1)
+    p.send(read, writes[0])
+    assert sorted(packet.opcode for packet in p.take(2)) == [RESPONSE_ONLY, ACKNOWLEDGE]
+    (write,) = write_packets(bytes(8), p.mtu, p.own + 3, *target(p))
+    p.send(write, writes[0])
+    p.expect_ack(p.own + 3)
 
 
 def test_nak_is_not_lost_behind_a_duplicate(peer):

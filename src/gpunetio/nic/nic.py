@@ -56,25 +56,45 @@ class SoftNic:
     def __init__(self, name: str, port: Port, spin_us: int = 200, sleep_ms: int = 1, budget: int = BUDGET):
         self.name, self.port = name, port
         self.pid = os.getpid()
-        self._pcap = Pcap(port.config.capture, port.infiniband) if port.config.capture else None
+        with contextlib.ExitStack() as undo:
+            self._open(undo, spin_us, sleep_ms, budget)
+            self._undo = undo.pop_all()
+        atexit.register(self.close)
+
+    def _open(self, undo: contextlib.ExitStack, spin_us: int, sleep_ms: int, budget: int) -> None:
+        """Make all parts; `undo` closes them, the last one first."""
+        name, port = self.name, self.port
+        self._queue_memory: dict[int, HostMemory] = {}
+        undo.callback(lambda: [memory.close() for memory in self._queue_memory.values()])
         self.qps, self.cqs = Table("QP", QP_ROW, MAX_QP), Table("CQ", CQ_ROW, MAX_CQ)
         self.mkeys, self.pds = MkeyTable("key", MKEY_ROW, MAX_MR), Table("PD", PD_ROW, MAX_PD)
         self.umems, self.uar_pages = Table("UMEM", UMEM_ROW, MAX_UMEM), Table("UAR page", UAR_ROW, MAX_UAR)
         self.eqs, self.gids = Table("EQ", EQ_ROW, 2), Table("GID", GID_ROW, MAX_GID)
+        self._uar_memory, self._lines = HostMemory(MAX_UAR * UAR_PAGE), HostMemory(MAX_QP * LINE)
+        for part in (
+            self.qps, self.cqs, self.mkeys, self.pds, self.umems, self.uar_pages, self.eqs, self.gids,
+            self._uar_memory, self._lines,
+        ):  # fmt: skip
+            undo.callback(part.close)
         self.eqs.rows[1]["eqn"] = 1
         self._fill_gids()
         self.capabilities = self._capabilities()
-        self._uar_memory, self._lines = HostMemory(MAX_UAR * UAR_PAGE), HostMemory(MAX_QP * LINE)
-        self._queue_memory: dict[int, HostMemory] = {}
         self.links, self.loans = Links(self), Loans(self)
+        undo.callback(self.loans.close)
+        undo.callback(self.links.close)
         # Faults and captures need the bytes of every packet.
         self.lends = not port.config.faults and not port.config.capture
         self._lock = threading.RLock()
+        self._pcap = Pcap(port.config.capture, port.infiniband) if port.config.capture else None
+        if self._pcap:
+            undo.callback(self._pcap.close)
         self._service = ReportService(name, lambda key: key in self.mkeys)
+        undo.callback(self._service.close)
         self._control = HostMemory(
             NIC.size + COUNTERS.size + 256 + 8 * (2 * MAX_QP + MAX_UAR + MAX_WIRES) + MESSAGE.size + 64 + HEADER_ROOM,
             shared=True,
         )
+        undo.callback(self._control.close)
         self.control_address = self._control.address
         self.record = self._control.view(NIC.dtype)[0]
         self._lay_out(spin_us, sleep_ms, budget)
@@ -82,20 +102,24 @@ class SoftNic:
             self.record["capture"] = self._pcap.address
             self._pcap.start(name, port.gids, self._mac_for_capture, self._path_of)
         self.engine = Engine(name, self.record, self._control.address)
+        undo.callback(self._stop_engine)
         self.interpreter = CommandInterpreter(self)
         self._publication = Publication(
             {table: getattr(self, table) for table in TABLES},
             (self._control, int(self.record["counters"]) - self._control.address),
             self.links.memory,
         )
+        undo.callback(self._leave_peers)
+        undo.callback(self._publication.close)
         on_link = None if port.config.wire == "udp" else self._take_link
         on_letter = self._hear if self.lends else None
         self.door = Door(
             port.door_addresses, name, self._publication, on_link, self._lose_link, medium=port.link_layer.name,
             on_letter=on_letter,
         )  # fmt: skip
+        undo.callback(self.door.close)
         observers.append(self.engine.busy)
-        atexit.register(self.close)
+        undo.callback(observers.remove, self.engine.busy)
 
     def _lay_out(self, spin_us: int, sleep_ms: int, budget: int) -> None:
         """Give every part of the control memory its place and tell the engine."""
@@ -350,25 +374,17 @@ class SoftNic:
         if self.pid != os.getpid() or not self.engine.running:
             return
         self.resume()
-        self.door.close()
-        self._publication.close()
+        atexit.unregister(self.close)
+        self._undo.close()
+
+    def _leave_peers(self) -> None:
         for peer in self.links.peers():
             with peer._guard():
                 peer.links.lose(self)
-        atexit.unregister(self.close)
-        observers.remove(self.engine.busy)
+
+    def _stop_engine(self) -> None:
         with self._lock:
             self.engine.stop()
-        self._service.close()
-        if self._pcap:
-            self._pcap.close()
-        self.links.close()
-        self.loans.close()
-        for part in (
-            self.qps, self.cqs, self.mkeys, self.pds, self.umems, self.uar_pages, self.eqs, self.gids,
-            self._uar_memory, self._lines, self._control, *self._queue_memory.values(),
-        ):  # fmt: skip
-            part.close()
 
     def _guard(self) -> threading.RLock:
         if self.pid != os.getpid():

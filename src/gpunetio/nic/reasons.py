@@ -174,6 +174,6 @@ EXPLAIN: dict[Reason, Explanation] = {
         "another path MTU at the peer, or the WQE was changed while the NIC worked on it"),
     Reason.BAD_REQUEST: Explanation(
         Syndrome.REMOTE_INVAL_REQ,
-        "a packet of {nbytes} bytes does not fit the message it belongs to ({extra1} bytes taken)",
-        "another path MTU or max_rd_atomic at the peer, or a peer that breaks the protocol"),
+        "a request of {nbytes} bytes does not fit the message it belongs to ({extra1} bytes taken), or is too long",
+        "another path MTU or max_rd_atomic at the peer, or a peer that breaks the protocol (1 GiB is the most)"),
 }  # fmt: skip

@@ -416,14 +416,29 @@ def _take_atomic(nic, row, operation, bth, nbytes):
 # --- the packet ----------------------------------------------------------------------------------------------------
 
 
+@device_function
+def _answered_last(row):
+    """Whether the latest request was a READ or atomic.
+
+    Its response acknowledges it, nothing else may: rxe for one would complete it without its data.
+    """
+    q = qp_row_at(row)
+    if q.res_head == 0:
+        return False
+    e = resource_at(q.resources + (q.res_head - 1) % q.max_dest_rd * RESOURCE.size)
+    return (e.first + e.packets - q.expect_psn) & PSN_MASK == 0
+
+
 @engine_function
 def _take_duplicate(nic, row, operation, psn, bth, nbytes):
     """A request that was executed before: its answer got lost, so answer again (IBTA 9.7.5.1.3, 9.9.2.4.2)."""
     q = qp_row_at(row)
     counters_at(nic_at(nic).counters).duplicate_request += 1
     if operation < _READ_REQUEST:
-        if q.due_ack == 0 or q.due_syndrome == _ACK:  # a NAK that waits to be sent says more, and is said only once
-            _owe_ack(nic, row, _ACK, q.expect_psn - 1)
+        done = psn if _answered_last(row) else q.expect_psn - 1
+        # What waits to be sent and says more stays: a later acknowledgement, or a NAK, which is said only once.
+        if q.due_ack == 0 or (q.due_syndrome == _ACK and (done - q.due_psn) & PSN_MASK < MAX_OUTSTANDING):
+            _owe_ack(nic, row, _ACK, done)
         return
     for i in range(max(q.res_head - q.max_dest_rd, 0), q.res_head):
         e = resource_at(q.resources + i % q.max_dest_rd * RESOURCE.size)

@@ -147,7 +147,8 @@ def _send_data(nic, row, message, flight, wqe, solicited):
     m = message_at(message)
     opcode = f.opcode
     end = f.first + f.packets
-    limit = min(end, q.una_psn + wire_at(q.wire).window - q.held_back, q.tx_psn + BURST)
+    window = 1 if _probing(nic, row) else wire_at(q.wire).window - q.held_back
+    limit = min(end, q.una_psn + window, q.tx_psn + BURST)
     with_imm = opcode == _SEND_IMM or opcode == _WRITE_IMM
     writing = opcode == _WRITE or opcode == _WRITE_IMM
     lent = 0
@@ -309,6 +310,8 @@ def _send(nic, row):
     q = qp_row_at(row)
     done = 0
     while done < BURST and q.state == _RTS:
+        if _probing(nic, row) and q.tx_psn != q.una_psn:
+            break
         if q.sq_next == q.sq_sent and (q.sq_next == q.sq_pi or _start(nic, row) == 0):
             break
         f = flight_at(flight_of(row, q.sq_next))
@@ -412,9 +415,18 @@ def retry(nic, row):
 def hurry(nic, row):
     """The peer has asked for a packet, and does so once: if that is lost again, nobody tells.
 
-    So the timer is a short one at first, and longer each time. What it sends again counts as no retry: the peer lives.
+    So the timer is a short one at first, and longer each time. What it sends again is that packet alone, and counts as
+    no retry: the peer may only be slow. Not so READs: a slow peer would answer each of them, at length.
     """
-    qp_row_at(row).hurry = nic_at(nic).min_timeout
+    q = qp_row_at(row)
+    if not answered(flight_at(flight_of(row, q.sq_ci)).opcode):
+        q.hurry = nic_at(nic).min_timeout
+
+
+@device_function
+def _probing(nic, row):
+    """Whether only the oldest packet is sent, until the peer says that it has it."""
+    return qp_row_at(row).hurry > nic_at(nic).min_timeout
 
 
 @engine_function
@@ -428,7 +440,6 @@ def retry_gap(nic, row):
     if q.gap_psn != q.una_psn + 1:
         q.gap_psn = q.una_psn + 1
         retry(nic, row)
-        hurry(nic, row)
 
 
 @engine_function
@@ -445,6 +456,13 @@ def retry_rnr(nic, row, delay_ns):
     q.retry_at = nic_at(nic).now + delay_ns
 
 
+@device_function
+def _patience(nic, row):
+    """How long to wait for an acknowledgement before the next retry, in nanoseconds."""
+    q = qp_row_at(row)
+    return max(q.timeout_ns, nic_at(nic).min_timeout) << min(q.retries, MAX_PATIENCE)
+
+
 @engine_function
 def serve(nic, row):
     """Timers, then packets: how much was done."""
@@ -458,20 +476,17 @@ def serve(nic, row):
         q.timer_at = 0
         q.gap_psn = 0
         counters_at(n.counters).local_ack_timeout_err += 1
-        if q.hurry != 0:
+        if q.hurry != 0 and q.hurry < _patience(nic, row):
             q.hurry <<= HURRY_SHIFT
             go_back(row)
         else:
+            q.hurry = 0
             retry(nic, row)
     done = _send(nic, row)
     # Also when nothing could be sent: a wire that stays full is a peer that does not answer.
     if q.timer_at == 0 and q.timeout_ns != 0 and q.sq_ci != q.sq_pi and q.service == _RC:
-        patience = max(q.timeout_ns, n.min_timeout) << min(q.retries, MAX_PATIENCE)
-        if q.hurry < patience and q.hurry != 0:
-            patience = q.hurry
-        else:
-            q.hurry = 0
-        q.timer_at = n.now + patience
+        patience = _patience(nic, row)
+        q.timer_at = n.now + (patience if q.hurry == 0 else min(patience, q.hurry))
     return done
 
 
