@@ -117,7 +117,7 @@ def failed(peer: Peer, syndrome: int, reason: Reason, flushed: int = 0) -> None:
     assert error_of(peer.queue.done.next()) == (syndrome, reason)
     assert [error_of(cqe) for cqe in peer.queue.done.take(flushed)] == [(FLUSHED, Reason.FLUSH)] * flushed
     assert peer.queue.qp.state == QpState.ERR
-    *_, report = reports_of(peer.lab.nic, peer.qpn)  # an earlier QP may have had this number, too
+    *_, report = reports_of(peer.lab.nic, peer.qpn)  # one before the last is of an earlier QP with this number
     assert (report.reason, report.responder) == (reason, False)
 
 
@@ -1225,7 +1225,7 @@ def refuses(p: Peer, packets: list[Packet], syndrome: int, reason: Reason) -> No
     p.send(packets[-1])
     p.expect_ack(packets[-1].psn, syndrome)
     assert p.queue.qp.state == QpState.ERR
-    (report,) = reports_of(p.lab.nic, p.qpn)
+    *_, report = reports_of(p.lab.nic, p.qpn)
     assert (report.reason, report.responder) == (reason, True)
     assert not p.lab.there.bytes.any()
     p.send(packets[-1], write_packets(DATA, 256, packets[-1].psn + 1, *target(p))[0])
@@ -1260,7 +1260,7 @@ def test_more_padding_than_payload(peer):
     raw[1] |= 3 << 4
     p.lab.send_raw(bytes(raw))
     p.expect_ack(p.own, NAK_INVALID)
-    (report,) = reports_of(p.lab.nic, p.qpn)
+    *_, report = reports_of(p.lab.nic, p.qpn)
     assert report.reason == Reason.BAD_REQUEST
 
 
@@ -1303,7 +1303,7 @@ def test_region_that_goes_away_in_a_message(peer):
     buffer.mr.close()
     p.send(packets[2])
     p.expect_ack(p.own + 2, NAK_ACCESS)
-    (report,) = reports_of(p.lab.nic, p.qpn)
+    *_, report = reports_of(p.lab.nic, p.qpn)
     assert report.reason == Reason.RKEY_UNKNOWN
 
 
@@ -1332,7 +1332,7 @@ def test_overrun_of_the_receive_queue(peer):
         p.send(send_packets(b"x", p.mtu, p.own + i))
         p.expect_ack(p.own + i, NAK_OPERATION if i else ACK)
     assert p.queue.qp.state == QpState.ERR
-    (report,) = reports_of(p.lab.nic, p.qpn)
+    *_, report = reports_of(p.lab.nic, p.qpn)
     assert report.reason == Reason.CQ_OVERRUN
 
 
@@ -1351,7 +1351,7 @@ def test_more_reads_than_agreed(peer):
     assert packets[512].aeth is not None
     assert packets[512].aeth[0] == NAK_INVALID
     assert p.silent()
-    (report,) = reports_of(p.lab.nic, p.qpn)
+    *_, report = reports_of(p.lab.nic, p.qpn)
     assert report.reason == Reason.BAD_REQUEST
 
 
