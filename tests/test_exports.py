@@ -7,8 +7,8 @@ import pytest
 EXPORTS = {
     "gpunetio": """
         Access CodeOpt Context CqOverrun DocaError ExportedQp Faults Gpu GpuMemory LinkLayer MemType MtuSize NicHandler
-        PortConfig QpAttrMask QpError QpState QpType SharingMode SyncScope __version__ device device_function errors
-        gpu_list kernel open verbs""",
+        PortConfig QpAttrMask QpError QpState QpType SendFlags SharingMode SyncScope WcOpcode WcStatus WrOpcode
+        __version__ device device_function errors gpu_list kernel open verbs""",
     "gpunetio.device": """
         ATOMIC_CS ATOMIC_FA CQ_UPDATE CTA EBUSY EINVAL EIO ENOTRECOVERABLE ETIMEDOUT EXCLUSIVE GPU NOP OK RDMA_READ
         RDMA_WRITE RDMA_WRITE_IMM SEND SEND_IMM SKIP_AVAILABILITY_CHECK SKIP_DB_RINGING SYNC_CTA SYNC_GPU SYNC_SYS
@@ -20,7 +20,8 @@ EXPORTS = {
         submit thread_idx update_dbr wait wait_all warp_broadcast warp_size warp_sync wqe_address yield_thread""",
     "gpunetio.gpu": "ExportedQp Gpu GpuMemory QpError gpu_list",
     "gpunetio.verbs": """
-        AhAttr CQ Context DeviceAttributes Handle MR PD QP QpAttr QpEndpoint QpInitAttr UAR UMEM open""",
+        AhAttr BadWrError CQ Completion Context DeviceAttributes Handle MR PD QP QpAttr QpEndpoint QpInitAttr RecvWr
+        SendWr Sge UAR UMEM open""",
 }
 
 

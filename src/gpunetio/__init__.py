@@ -14,8 +14,12 @@ from .enums import (
     QpAttrMask,
     QpState,
     QpType,
+    SendFlags,
     SharingMode,
     SyncScope,
+    WcOpcode,
+    WcStatus,
+    WrOpcode,
 )  # fmt: skip
 from .errors import DocaError
 from .fabric.faults import Faults
@@ -27,6 +31,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Access", "CodeOpt", "Context", "CqOverrun", "DocaError", "ExportedQp", "Faults", "Gpu", "GpuMemory", "LinkLayer",
-    "MemType", "MtuSize", "NicHandler", "PortConfig", "QpAttrMask", "QpError", "QpState", "QpType", "SharingMode",
-    "SyncScope", "__version__", "device", "device_function", "errors", "gpu_list", "kernel", "open", "verbs",
+    "MemType", "MtuSize", "NicHandler", "PortConfig", "QpAttrMask", "QpError", "QpState", "QpType", "SendFlags",
+    "SharingMode", "SyncScope", "WcOpcode", "WcStatus", "WrOpcode", "__version__", "device", "device_function",
+    "errors", "gpu_list", "kernel", "open", "verbs",
 ]  # fmt: skip

@@ -170,3 +170,63 @@ class LinkLayer(IntEnum):
 
     INFINIBAND = 1
     ETHERNET   = 2
+
+
+class WrOpcode(IntEnum):
+    """`ibv_wr_opcode`."""
+
+    RDMA_WRITE           = 0
+    RDMA_WRITE_WITH_IMM  = 1
+    SEND                 = 2
+    SEND_WITH_IMM        = 3
+    RDMA_READ            = 4
+    ATOMIC_CMP_AND_SWP   = 5
+    ATOMIC_FETCH_AND_ADD = 6
+
+
+class SendFlags(IntFlag):
+    """`ibv_send_flags`."""
+
+    FENCE     = 1
+    SIGNALED  = 2
+    SOLICITED = 4
+    INLINE    = 8
+
+
+class WcStatus(IntEnum):
+    """`ibv_wc_status`."""
+
+    SUCCESS           = 0
+    LOC_LEN_ERR       = 1
+    LOC_QP_OP_ERR     = 2
+    LOC_PROT_ERR      = 4
+    WR_FLUSH_ERR      = 5
+    MW_BIND_ERR       = 6
+    BAD_RESP_ERR      = 7
+    LOC_ACCESS_ERR    = 8
+    REM_INV_REQ_ERR   = 9
+    REM_ACCESS_ERR    = 10
+    REM_OP_ERR        = 11
+    RETRY_EXC_ERR     = 12
+    RNR_RETRY_EXC_ERR = 13
+    REM_ABORT_ERR     = 16
+    GENERAL_ERR       = 21
+
+
+class WcOpcode(IntEnum):
+    """`ibv_wc_opcode`."""
+
+    SEND               = 0
+    RDMA_WRITE         = 1
+    RDMA_READ          = 2
+    COMP_SWAP          = 3
+    FETCH_ADD          = 4
+    RECV               = 128
+    RECV_RDMA_WITH_IMM = 129
+
+
+class WcFlags(IntFlag):
+    """`ibv_wc_flags`."""
+
+    GRH      = 1
+    WITH_IMM = 2

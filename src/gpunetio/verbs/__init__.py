@@ -21,8 +21,10 @@ from .qp_init import QpInitAttr
 from .qp_state import QpAttr
 from .uar import UAR
 from .umem import UMEM
+from .work import BadWrError, Completion, RecvWr, SendWr, Sge
 
 __all__ = [
     "open", "Context", "DeviceAttributes", "PD", "MR", "UMEM", "UAR", "CQ",
     "QP", "QpInitAttr", "QpAttr", "AhAttr", "QpEndpoint", "Handle",
+    "Sge", "SendWr", "RecvWr", "Completion", "BadWrError",
 ]  # fmt: skip

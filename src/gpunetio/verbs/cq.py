@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from ..enums import CqOverrun, UarAllocationType
-from ..errors import InvalidValueError
+from ..errors import BadStateError, InvalidValueError
 from ..formats.commands import CREATE_CQ_IN, CREATE_CQ_OUT, Opcode
-from ..formats.cqe import CQE64, CQE_SIZE, INIT_OP_OWN
+from ..formats.cqe import CI_MASK, CQE64, CQE_SIZE, INIT_OP_OWN
 from ..formats.doorbell import CQ_DBREC
+from .completing import Cqe, completion_of
+from .doorbell import arrived
 from .handle import Handle, command, destroy
 from .ring import check_both, external_ring, internal_ring
 from .uar import UAR
 from .umem import UMEM
+from .work import Completion
 
 if TYPE_CHECKING:
     from .context import Context
+    from .qp import QP
 
 
 class CQ(Handle):
@@ -85,4 +90,69 @@ class CQ(Handle):
             self.ring_address = ring.address
             self.dbr_address = ring.dbr_address + CQ_DBREC.set_ci
             self.arm_address = ring.dbr_address + CQ_DBREC.arm
+            self._ring = ring
+            self._queues: dict[int, QP] = {}  # by number: whose completions come here
+            self._dropped: set[int] = set()  # indices of CQEs that nobody wants any more
+            self._consumer = 0  # counts CQEs for ever
+            self._lock = threading.Lock()
             self._opened(f"CQ {self.cqn:#x} of {ctx.name}", undo)
+
+    # --- the CPU data path -------------------------------------------------------------------------------------------
+
+    def serve(self, qp: QP) -> None:
+        """A queue pair completes here."""
+        self._queues[qp.qpn] = qp
+
+    def forget(self, qp: QP) -> None:
+        """It is gone, and with it what of it has not been polled."""
+        self._queues.pop(qp.qpn, None)
+
+    def drop(self, qp: QP) -> None:
+        """It was reset: what has completed so far belongs to requests that are forgotten."""
+        if not self._polled:
+            return
+        with self._lock:
+            for index in range(self._consumer, self._consumer + self._arrived(self.entries)):
+                if self._cqe(index).qpn == qp.qpn:
+                    self._dropped.add(index)
+
+    @property
+    def _polled(self) -> bool:
+        """Whether it can be polled here."""
+        return self._ring.memory is not None and not self.collapsed
+
+    def _arrived(self, most: int) -> int:
+        return arrived(self.ring_address, self.entries.bit_length() - 1, self._consumer, most)
+
+    def _cqe(self, index: int) -> Cqe:
+        assert self._ring.memory
+        at = index % self.entries * CQE_SIZE
+        return Cqe.unpack(self._ring.memory.array[at : at + CQE_SIZE].tobytes())
+
+    def poll(self, most: int = 16) -> list[Completion]:
+        """Up to `most` completions, oldest first; an empty list when there are none (`doca_verbs_bridge_poll_cq`).
+
+        What queue pairs with an external data path complete here is passed over.
+        """
+        self.check_open()
+        if most < 1:
+            raise InvalidValueError(f"most = {most}: ask for one completion at least")
+        if not self._polled:
+            what = "is collapsed" if self.collapsed else "has an external data path: its ring is in your memory"
+            raise BadStateError(f"{self} {what}: it cannot be polled here")
+        found: list[Completion] = []
+        with self._lock:
+            count = self._arrived(most)
+            for index in range(self._consumer, self._consumer + count):
+                cqe = self._cqe(index)
+                qp = self._queues.get(cqe.qpn)
+                if index in self._dropped:
+                    self._dropped.discard(index)
+                elif qp is not None:
+                    found.append(completion_of(cqe, qp))
+            if count:
+                self._consumer += count
+                assert self._ring.memory
+                record = self._ring.memory.view(CQ_DBREC.dtype, self._ring.dbr_offset)
+                record["set_ci"] = self._consumer & CI_MASK
+        return found

@@ -24,12 +24,15 @@ from ..formats.doorbell import QP_DBREC
 from ..formats.wqe import SEGMENT
 from .ah import AhAttr, ah_of, ip_type, path_to, path_update
 from .handle import Handle, command, destroy
+from .posting import Posting
 from .qp_init import QpInitAttr, QueueSizes, queue_sizes
 from .qp_state import ATTRIBUTES, PATH, QpAttr, attributes_of, carry, check_values, state_of, transition
 from .ring import Ring, external_ring, internal_ring
 from .uar import UAR
+from .work import RecvWr, SendWr
 
 if TYPE_CHECKING:
+    from .cq import CQ
     from .pd import PD
 
 _M = QpAttrMask
@@ -115,6 +118,10 @@ class QP(Handle):
             self.sq_address, self.sq_entries = ring.address + sizes.rq_bytes, sizes.sq_entries
             self.dbr_address = ring.dbr_address
             self._ring = ring
+            self._posting = Posting(self, ring.memory) if ring.memory else None
+            for cq in self._cqs() if self._posting else ():
+                cq.serve(self)
+                undo.callback(cq.forget, self)
             self._opened(f"QP {self.qpn:#x} of {ctx.name}", undo)
 
     @property
@@ -149,8 +156,11 @@ class QP(Handle):
         mailbox = move.mailbox.pack(opcode=move.opcode, qpn=self.qpn, **values)
         with command(move.opcode.name):
             self.ctx.provider.devx_obj_modify(self._handle, bytes(mailbox), OUT.size)
+        if self._posting:
+            self._posting.state = attr.next_state if _M.NEXT_STATE in mask else current
         if move.opcode == Opcode.QP_2RST and self._ring.memory:  # the device counts from 0 again: so must the record
             self._ring.memory.view(QP_DBREC.dtype, self._ring.dbr_offset)[:] = 0
+            self._restart()
 
     def query(self, mask: QpAttrMask | None = None) -> tuple[QpAttr, QpInitAttr]:
         """Ask the device for the attributes in `mask`, by default all (`doca_verbs_qp_query`).
@@ -175,6 +185,46 @@ class QP(Handle):
     def reset(self) -> None:
         """Back to RST from any state. A doorbell record in memory of yours is yours to zero."""
         self.modify(QpAttr(next_state=QpState.RST), _M.NEXT_STATE)
+
+    def _cqs(self) -> set[CQ]:
+        return {cq for cq in (self.init_attr.send_cq, self.init_attr.receive_cq) if cq}
+
+    def _restart(self) -> None:
+        """In RST: what was posted is gone, and what has completed is not told any more."""
+        if self._posting and self._posting.used:
+            for cq in self._cqs():
+                cq.drop(self)
+            self._posting.reset()
+
+    @property
+    def posting(self) -> Posting:
+        """The rings as the CPU data path fills them. BadStateError when they are in memory of yours."""
+        self.check_open()
+        if self._posting is None:
+            raise BadStateError(
+                f"{self} has an external data path: its rings are in your memory, and yours to fill; leave out "
+                "external_umem to post from the CPU"
+            )
+        return self._posting
+
+    def post_send(self, *requests: SendWr) -> None:
+        """Post requests to the send queue, in order, and ring the doorbell once (`doca_verbs_bridge_post_send`).
+
+        BadWrError names the first request that is refused; those before it are posted. In ERR requests complete with a
+        flush error; before RTS they are refused.
+        """
+        posting = self.posting
+        posting.check("sends", QpState.RTS)
+        posting.post(posting.send, requests)
+
+    def post_recv(self, *requests: RecvWr) -> None:
+        """Post requests to the receive queue (`doca_verbs_bridge_post_recv`), from INIT on.
+
+        Errors as in `post_send`.
+        """
+        posting = self.posting
+        posting.check("receives", QpState.INIT)
+        posting.post(posting.receive, requests)
 
     def to_error(self) -> None:
         """To ERR: what is posted completes with an error."""

@@ -1,0 +1,41 @@
+"""What the CPU data path shares with a device, in the order that memory needs: doorbells and completions.
+
+Compiled, because Python has neither ordered stores nor stores of 64 bits in one piece.
+"""
+
+from __future__ import annotations
+
+from ..device.compile import engine_function
+from ..device.ops import be32, be64, fence_acquire_sys, fence_release_sys, ld_relaxed8, st_mmio64, st_release32
+from ..formats.cqe import CQE64, CQE_SHIFT, OPCODE_SHIFT, OWNER_MASK, CqeOpcode
+from ..formats.doorbell import WQE_IDX_SHIFT
+
+_INVALID = int(CqeOpcode.INVALID)
+
+
+@engine_function
+def ring_send(record, producer, register, qpn):
+    """The doorbell record, then the register: producer index and QPN, as the first words of a control segment."""
+    st_release32(record, be32(producer))
+    fence_release_sys()
+    st_mmio64(register, be64(producer << 32 + WQE_IDX_SHIFT | qpn << 8))
+
+
+@engine_function
+def ring_receive(record, producer):
+    """The doorbell record is all that a receive queue has."""
+    st_release32(record, be32(producer))
+
+
+@engine_function
+def arrived(ring, log_entries, consumer, most):
+    """How many CQEs, `most` at the most, are there from index `consumer` on."""
+    count = 0
+    while count < most:
+        index = consumer + count
+        op_own = ld_relaxed8(ring + ((index & ((1 << log_entries) - 1)) << CQE_SHIFT) + CQE64.op_own)
+        if op_own >> OPCODE_SHIFT == _INVALID or op_own & OWNER_MASK != (index >> log_entries) & 1:
+            break
+        count += 1
+    fence_acquire_sys()
+    return count

@@ -1,0 +1,84 @@
+"""Work requests and completions of the CPU data path, as plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..enums import SendFlags, WcFlags, WcOpcode, WcStatus, WrOpcode
+from ..errors import DocaError
+
+_NO_FLAGS = WcFlags(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Sge:
+    """`length` bytes at `address`, as the region of `lkey` counts addresses (`ibv_sge`)."""
+
+    address: int
+    length: int
+    lkey: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendWr:
+    """A request for the send queue (`ibv_send_wr`).
+
+    `sges`                   what is gathered, or where a READ's or an atomic's result goes
+    `inline`                 the bytes themselves, in place of `sges`: no region is needed, and they may change at once
+    `wr_id`                  comes back in the completion
+    `flags`                  unlike in C, every request makes a completion unless this says otherwise
+    `remote_addr`, `rkey`    for WRITE, READ and atomics
+    `imm`                    32 bits, for the opcodes WITH_IMM
+    `compare`, `swap`        of a compare and swap: 64 bits in the responder's byte order
+    `add`                    of a fetch and add
+    """
+
+    opcode: WrOpcode
+    sges: Sequence[Sge] = ()
+    inline: bytes | None = None
+    wr_id: int = 0
+    flags: SendFlags = SendFlags.SIGNALED
+    remote_addr: int = 0
+    rkey: int = 0
+    imm: int = 0
+    compare: int = 0
+    swap: int = 0
+    add: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecvWr:
+    """A request for the receive queue (`ibv_recv_wr`): where the bytes of a SEND go."""
+
+    sges: Sequence[Sge] = ()
+    wr_id: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """What became of a request (`ibv_wc`).
+
+    With a status other than SUCCESS only `wr_id`, `status`, `qp_num` and `vendor_err` mean anything. `byte_len` is that
+    of a receive, a READ or an atomic; `imm` is None unless immediate data came.
+    """
+
+    wr_id: int
+    status: WcStatus
+    opcode: WcOpcode
+    byte_len: int
+    imm: int | None
+    qp_num: int
+    vendor_err: int = 0
+    flags: WcFlags = _NO_FLAGS
+
+
+class BadWrError(DocaError):
+    """A request was refused, and those behind it were not looked at; the earlier ones are posted (`bad_wr`).
+
+    `index` is its place among those that were given, `request` the request; `code` and `__cause__` say why.
+    """
+
+    def __init__(self, index: int, request: SendWr | RecvWr, cause: DocaError):
+        super().__init__(f"request {index} (wr_id {request.wr_id}): {cause}")
+        self.index, self.request, self.code = index, request, cause.code
