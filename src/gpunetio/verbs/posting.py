@@ -6,7 +6,7 @@ import ctypes
 import struct
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -71,8 +71,13 @@ def _check_range(name: str, value: int, most: int) -> int:
     return value
 
 
-def _data_segments(sges: Iterable[Sge]) -> tuple[bytes, int]:
-    """Data segments and the bytes that they name. Empty ones are left out: 0 in a segment means 2^31 bytes."""
+def _data_segments(sges: Sequence[Sge], most: int, limit: str) -> tuple[bytes, int]:
+    """Data segments, up to `most`, and the bytes that they name; `limit` is the attribute that says how many.
+
+    Empty ones are left out: 0 in a segment means 2^31 bytes.
+    """
+    if len(sges) > most:
+        raise InvalidValueError(f"{len(sges)} scatter/gather entries: the queue takes {most} ({limit})")
     packed, total = [], 0
     for sge in sges:
         if not 0 <= sge.length <= MAX_TRANSFER:
@@ -137,17 +142,13 @@ class SendQueue:
     def _body(self, request: SendWr, kind: _Kind) -> bytes:
         """The segments behind the control segment."""
         attr, parts = self._qp.init_attr, []
-        if len(request.sges) > attr.send_max_sges:
-            raise InvalidValueError(
-                f"{len(request.sges)} scatter/gather entries: {self._qp} takes {attr.send_max_sges} (send_max_sges)"
-            )
         if kind.remote:
             remote = _check_range("remote_addr", request.remote_addr, _U64)
             parts.append(struct.pack(">QII", remote, _check_range("rkey", request.rkey, _U32), 0))
         if kind.atomic:
             words = (request.add, 0) if kind.completion == WcOpcode.FETCH_ADD else (request.swap, request.compare)
             parts.append(struct.pack(">QQ", *(word & _U64 - 1 for word in words)))
-        data, nbytes = _data_segments(request.sges)
+        data, nbytes = _data_segments(request.sges, attr.send_max_sges, "send_max_sges")
         if request.inline is not None or SendFlags.INLINE in request.flags:
             return b"".join(parts) + self._inline(request, kind)
         if kind.atomic and nbytes != _ATOMIC_BYTES:
@@ -200,14 +201,9 @@ class ReceiveQueue:
 
     def put(self, request: RecvWr) -> None:
         """Write the WQE of a request; nothing is rung yet."""
-        most = self._qp.init_attr.receive_max_sges
-        if len(request.sges) > most:
-            raise InvalidValueError(
-                f"{len(request.sges)} scatter/gather entries: {self._qp} takes {most} (receive_max_sges)"
-            )
         if self.producer - self.consumer == len(self._ring):
             raise FullError(f"{self._qp} has no room: all {len(self._ring)} receives are posted; poll the CQ first")
-        data, _ = _data_segments(request.sges)
+        data, _ = _data_segments(request.sges, self._qp.init_attr.receive_max_sges, "receive_max_sges")
         if len(data) < self._qp.rq_stride:
             data += struct.pack(">IIQ", 0, INVALID_LKEY, 0)
         slot = self.producer % len(self._ring)
