@@ -61,13 +61,8 @@ class TestLossyResponder(Streams, Transfers):
 @pytest.mark.parametrize("events", [False, True], ids=["polled", "events"])
 @pytest.mark.parametrize("nbytes", [64, 4096, LARGEST])
 @pytest.mark.parametrize("guest_serves", [True, False], ids=["guest_serves", "guest_asks"])
-def test_pingpong_command(
-    request: pytest.FixtureRequest, guest: Guest, ip: str, guest_serves: bool, nbytes: int, events: bool
-) -> None:
+def test_pingpong_command(guest: Guest, ip: str, guest_serves: bool, nbytes: int, events: bool) -> None:
     """`gpunetio pingpong` and rdma-core's `ibv_rc_pingpong`, either as the server of the other; both check contents."""
-    if guest.path_mtu == 1024 and nbytes == LARGEST:
-        # One run in about five ends with "nothing came for 10 s" on our side, also without the timers behind NAKs.
-        request.applymarker(pytest.mark.xfail(strict=False, reason="messages of 64 packets stall now and then"))
     # The emulated CPU that polls is missing elsewhere, most of all where there are many packets.
     count = 1000 if events or nbytes < LARGEST else 200
     program, ours = guest.session("a"), guest.ours()

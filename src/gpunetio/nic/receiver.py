@@ -430,11 +430,17 @@ def _answered_last(row):
 
 
 @engine_function
-def _take_duplicate(nic, row, operation, psn, bth, nbytes):
-    """A request that was executed before: its answer got lost, so answer again (IBTA 9.7.5.1.3, 9.9.2.4.2)."""
+def _take_duplicate(nic, row, operation, psn, ack_request, bth, nbytes):
+    """A request that was executed before: its answer got lost, so answer again (IBTA 9.7.5.1.3, 9.9.2.4.2).
+
+    SENDs and WRITEs, as when they are new, only where the peer asks: rxe for one stalls when a packet in the middle of
+    what it repeats is answered with an acknowledgement of all.
+    """
     q = qp_row_at(row)
     counters_at(nic_at(nic).counters).duplicate_request += 1
     if operation < _READ_REQUEST:
+        if ack_request == 0:
+            return
         done = psn if _answered_last(row) else q.expect_psn - 1
         # What waits to be sent and says more stays: a later acknowledgement, or a NAK, which is said only once.
         if q.due_ack == 0 or (q.due_syndrome == _ACK and (done - q.due_psn) & PSN_MASK < MAX_OUTSTANDING):
@@ -463,14 +469,14 @@ def _take_duplicate(nic, row, operation, psn, bth, nbytes):
 
 
 @device_function
-def _follows(nic, row, operation, psn, bth, nbytes):
+def _follows(nic, row, operation, psn, ack_request, bth, nbytes):
     """Whether an RC packet is the expected one; if not, it is dealt with."""
     q = qp_row_at(row)
     if psn == q.expect_psn:
         q.nak_sent = 0
         return True
     if (psn - q.expect_psn) & PSN_MASK >= MAX_OUTSTANDING:
-        _take_duplicate(nic, row, operation, psn, bth, nbytes)
+        _take_duplicate(nic, row, operation, psn, ack_request, bth, nbytes)
         return False
     counters_at(nic_at(nic).counters).out_of_sequence += 1
     if q.nak_sent == 0:  # one NAK for a gap (IBTA 9.7.5.1.1)
@@ -506,7 +512,7 @@ def take_request(nic, row, operation, psn, ack_request, bth, nbytes, pad):
             counters_at(nic_at(nic).counters).rx_accepted += 1
         q.expect_psn = (psn + 1) & PSN_MASK
         return
-    if not _follows(nic, row, operation, psn, bth, nbytes):
+    if not _follows(nic, row, operation, psn, ack_request, bth, nbytes):
         return
     if operation <= _LAST_OF_WRITE:
         packets = _take_data(nic, row, operation, bth, nbytes, pad)

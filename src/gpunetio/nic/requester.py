@@ -444,7 +444,11 @@ def retry_gap(nic, row):
 
 @engine_function
 def retry_rnr(nic, row, delay_ns):
-    """The receiver was not ready: send again after its timer, or fail once rnr_retry is used up (IBTA 9.7.5.2.8)."""
+    """The receiver was not ready: send again after its timer, or fail once rnr_retry is used up (IBTA 9.7.5.2.8).
+
+    The packet has arrived: what was lost before is made up for. The packets behind it, which a slow peer may still
+    complain of when they are on their way again, must not use up the retries.
+    """
     q = qp_row_at(row)
     counters_at(nic_at(nic).counters).rnr_nak_retry_err += 1
     if q.rnr_retries >= q.rnr_retry and q.rnr_retry != ENDLESS_RNR:
@@ -452,6 +456,7 @@ def retry_rnr(nic, row, delay_ns):
         fail_oldest(nic, row, _RNR)
         return
     q.rnr_retries += 1
+    q.retries = 0
     go_back(row)
     q.retry_at = nic_at(nic).now + delay_ns
 
