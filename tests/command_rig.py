@@ -24,6 +24,8 @@ INPUTS = {
     Opcode.RST2INIT_QP: cmd.RST2INIT_QP_IN, Opcode.INIT2INIT_QP: cmd.INIT2INIT_QP_IN,
     Opcode.INIT2RTR_QP: cmd.INIT2RTR_QP_IN, Opcode.RTR2RTS_QP: cmd.RTR2RTS_QP_IN,
     Opcode.RTS2RTS_QP: cmd.RTS2RTS_QP_IN, Opcode.QP_2ERR: cmd.QP_2ERR_IN, Opcode.QP_2RST: cmd.QP_2RST_IN,
+    Opcode.CREATE_RMP: cmd.CREATE_RMP_IN, Opcode.MODIFY_RMP: cmd.MODIFY_RMP_IN,
+    Opcode.DESTROY_RMP: cmd.DESTROY_RMP_IN, Opcode.QUERY_RMP: cmd.QUERY_RMP_IN,
 }  # fmt: skip
 
 
@@ -108,7 +110,7 @@ class Device:
 
     def tables(self) -> list[bytes]:
         nic = self.nic
-        parts = (nic.qps, nic.cqs, nic.mkeys, nic.pds, nic.umems, nic.uar_pages)
+        parts = (nic.qps, nic.cqs, nic.srqs, nic.mkeys, nic.pds, nic.umems, nic.uar_pages)
         return [part.rows.tobytes() for part in parts] + [bytes(c) for c in nic.interpreter.contexts.values()]
 
     def refuses(self, call: Callable[[], Any], status: Status, syndrome: CommandSyndrome, *words: str) -> None:

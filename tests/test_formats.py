@@ -41,13 +41,28 @@ FIELDS_OF_OURS = {
     ("out", "syndrome"): (0x20, 32),
     **{
         (f"destroy_{kind}_in", field): place
-        for kind, number in (("cq", "cqn"), ("qp", "qpn"))
+        for kind, number in (("cq", "cqn"), ("qp", "qpn"), ("rmp", "rmpn"))
         for field, place in {
             "opcode": (0x00, 16), "uid": (0x10, 16), "op_mod": (0x30, 16), number: (0x48, 24),
         }.items()
     },
+    # what else is done to a receive pool, and its limit
+    ("wq", "lwm"): (0x30, 16),
+    **{
+        (f"{kind}_rmp_{end}", field): place
+        for kind, end, fields in (
+            ("modify", "in", {"opcode": (0x00, 16), "uid": (0x10, 16), "op_mod": (0x30, 16), "rmp_state": (0x40, 4),
+                              "rmpn": (0x48, 24), "modify_lwm": (0xBF, 1), "ctx": (0x100, 1920)}),
+            ("query", "in", {"opcode": (0x00, 16), "uid": (0x10, 16), "op_mod": (0x30, 16), "rmpn": (0x48, 24)}),
+            ("query", "out", {"status": (0x00, 8), "syndrome": (0x20, 32), "ctx": (0x100, 1920)}),
+        )
+        for field, place in fields.items()
+    },
 }  # fmt: skip
-STRUCTS_OF_OURS = {"out": 16, "destroy_cq_in": 16, "destroy_qp_in": 16}
+STRUCTS_OF_OURS = {
+    "out": 16, "destroy_cq_in": 16, "destroy_qp_in": 16, "destroy_rmp_in": 16, "modify_rmp_in": 272, "query_rmp_in": 16,
+    "query_rmp_out": 272,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("row", rows("prm_sizes.csv"), ids=ids)
@@ -298,6 +313,7 @@ ENUMS = {
     "mtu_size": numbered(enums.MtuSize, "MTU_"),
     "uar_allocation_type": numbered(enums.UarAllocationType),
     "cq_overrun": numbered(enums.CqOverrun),
+    "srq_type": numbered(enums.SrqType),
     "qp_atomic_type": numbered(enums.QpAtomicType),
     "qp_send_dbr_mode": numbered(enums.QpSendDbrMode),
     "qp_attr_mask": numbered(enums.QpAttrMask),
@@ -314,7 +330,6 @@ NOT_DECLARED = {  # nothing in the package has a use for them yet; whoever gives
     "wqe_segment_counts": "ds is counted where a WQE is built",
     "atomic_ext_bytes": "masked atomics are no device function yet",
     "qp_ready_mode": "there is one way to mark slots ready",
-    "srq_type": "there are no shared receive queues yet",
 }
 SENTINELS = {("nic_handler", "TYPE_MAX")}  # no value, but one more than the largest
 
@@ -356,6 +371,7 @@ def test_error_classes_have_their_codes():
 def test_verbs_constants_of_libibverbs():
     assert numbered(enums.Access) == {
         "LOCAL_READ": 0, "LOCAL_WRITE": 1, "REMOTE_WRITE": 2, "REMOTE_READ": 4, "REMOTE_ATOMIC": 8,
+        "RELAXED_ORDERING": 1 << 20,
     }  # fmt: skip
     assert enums.Access.all() == 15
     assert numbered(enums.LinkLayer) == {"INFINIBAND": 1, "ETHERNET": 2}
@@ -412,6 +428,9 @@ GROUPS: dict[str, type[IntEnum] | dict[str, int]] = {
 OPCODES_OF_OURS = {  # from mlx5_ifc.h
     ("command", "DESTROY_CQ"): 0x401,
     ("command", "DESTROY_QP"): 0x501,
+    ("command", "MODIFY_RMP"): 0x90D,
+    ("command", "DESTROY_RMP"): 0x90E,
+    ("command", "QUERY_RMP"): 0x90F,
     ("opt_param_mask", "RAE"): 1 << 2,
 }
 NO_FENCE_MODE = ("fm", "CUSTOM")  # 0x100 fits in no field: the original's mark for "take the next argument"

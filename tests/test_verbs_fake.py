@@ -5,10 +5,12 @@ It reads mailboxes by literal byte offsets, so that it agrees with the specifica
 
 import inspect
 from collections import defaultdict
+from collections.abc import Iterable
 
 from gpunetio.enums import Access, LinkLayer, UarAllocationType
-from gpunetio.errors import DriverError, NotFoundError
-from gpunetio.providers.provider import DeviceAttr, MrKeys, PortAttr, Provider, UarPage
+from gpunetio.errors import DriverError, NotFoundError, NotSupportedError
+from gpunetio.formats.events import EventType
+from gpunetio.providers.provider import DeviceAttr, Event, MrKeys, PortAttr, Provider, UarPage
 
 QPC_AT, QPC_BYTES = 0x18, 232  # in CREATE_QP, in every transition and in QUERY_QP's output
 RST, INIT, RTR, RTS, ERR = 0, 1, 2, 3, 6  # qpc.state
@@ -43,6 +45,7 @@ class FakeProvider:
         self.blank: dict[int, bytes] = {}
         self.mac_queries: list[tuple[int, int, bytes]] = []
         self.mrs: list[tuple] = []
+        self.events: list[Event] = []
         self._next = 0x10
 
     def sent(self, opcode: int) -> list[bytes]:
@@ -94,6 +97,12 @@ class FakeProvider:
         self.mrs.append((pdn, address, nbytes, iova, access, cuda))
         handle = self._new("mr")
         return MrKeys(handle, handle << 8, handle << 8 | 1)
+
+    def reg_dmabuf_mr(self, pdn: int, fd: int, offset: int, nbytes: int, iova: int, access: Access) -> MrKeys:
+        raise NotSupportedError("no dmabuf here")
+
+    def reg_dmabuf_umem(self, fd: int, offset: int, nbytes: int, access: Access) -> int:
+        raise NotSupportedError("no dmabuf here")
 
     def dereg_mr(self, handle: int) -> None:
         self._end("mr", handle)
@@ -189,6 +198,24 @@ class FakeProvider:
             assert op_mod == 0x41
             out[0x10 + 0x5C] = self.no_dbr_ext << 6
         return bytes(out)
+
+    def create_event_channel(self) -> int:
+        self._check("create_event_channel")
+        return self._new("channel")
+
+    def event_fd(self, channel: int) -> int:
+        assert channel in self.live["channel"]
+        return 0
+
+    def subscribe(self, channel: int, handle: int | None, types: Iterable[EventType], cookie: int) -> None:
+        self._check("subscribe")
+        assert channel in self.live["channel"]
+
+    def get_event(self, channel: int) -> Event | None:
+        return self.events.pop(0) if self.events else None
+
+    def destroy_event_channel(self, channel: int) -> None:
+        self._end("channel", channel)
 
     def doorbell_register(self, uar: UarPage, qpn: int) -> int:
         self._check("doorbell_register")

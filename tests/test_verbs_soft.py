@@ -173,8 +173,8 @@ def test_closing_a_context_closes_what_was_made_from_it(ctx, pd):
             assert handle.closed
             with pytest.raises(BadStateError, match=rf"^{handle} is closed$"):
                 handle.check_open()
-        tables = (nic.qps, nic.cqs, nic.mkeys, nic.pds, nic.umems, nic.uar_pages)
-        assert [len(table) for table in tables] == [0] * 6
+        tables = (nic.qps, nic.cqs, nic.srqs, nic.mkeys, nic.pds, nic.umems, nic.uar_pages)
+        assert [len(table) for table in tables] == [0] * 7
         assert other.query_port()
 
 

@@ -106,6 +106,7 @@ class Access(IntFlag):
     REMOTE_WRITE  = 1 << 1
     REMOTE_READ   = 1 << 2
     REMOTE_ATOMIC = 1 << 3
+    RELAXED_ORDERING = 1 << 20  # the device may reorder its accesses to memory
 
     @classmethod
     def all(cls) -> "Access":
@@ -163,6 +164,32 @@ class CodeOpt(IntFlag):
     SKIP_AVAILABILITY_CHECK = 2
     SKIP_DB_RINGING         = 4
     CPU_PROXY_UPDATE_PI     = 8
+
+
+class SrqType(IntEnum):
+    """enum doca_verbs_srq_type."""
+
+    LINKED_LIST = 0
+    CONTIGUOUS  = 1
+
+
+class AsyncEventType(IntEnum):
+    """`ibv_event_type`."""
+
+    CQ_ERR              = 0
+    QP_FATAL            = 1
+    QP_REQ_ERR          = 2
+    QP_ACCESS_ERR       = 3
+    COMM_EST            = 4
+    SQ_DRAINED          = 5
+    PATH_MIG            = 6
+    PATH_MIG_ERR        = 7
+    DEVICE_FATAL        = 8
+    PORT_ACTIVE         = 9
+    PORT_ERR            = 10
+    SRQ_ERR             = 14
+    SRQ_LIMIT_REACHED   = 15
+    QP_LAST_WQE_REACHED = 16
 
 
 class LinkLayer(IntEnum):

@@ -108,8 +108,8 @@ class HostMemory:
 class MappedMemory(HostMemory):
     """Shared memory of another process, of which `fd` was received: mapped until `close()`; `fd` stays the caller's.
 
-    InvalidValueError unless it has exactly `nbytes` and can never have fewer: whoever reads a mapping behind its file's
-    end is killed. Not `writable`: `array` is read-only, and so is the mapping.
+    InvalidValueError unless it has exactly `nbytes` and can never have fewer, as a dmabuf cannot: whoever reads a
+    mapping behind its file's end is killed. Not `writable`: `array` is read-only, and so is the mapping.
     """
 
     def __init__(self, fd: int, nbytes: int, writable: bool = False):
@@ -168,6 +168,8 @@ def _check_sealed(fd: int, nbytes: int) -> None:
     """Raise InvalidValueError unless the file behind `fd` has `nbytes` for ever."""
     import fcntl
 
+    if _is_dmabuf(fd):
+        return
     found = os.fstat(fd)
     try:
         seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
@@ -180,6 +182,12 @@ def _check_sealed(fd: int, nbytes: int) -> None:
         )
     if nbytes <= 0 or found.st_size != nbytes:
         raise InvalidValueError(f"the memory of descriptor {fd} has {found.st_size} bytes, not the {nbytes} announced")
+
+
+def _is_dmabuf(fd: int) -> bool:
+    """Whether the kernel says so of the descriptor (Documentation/driver-api/dma-buf); a dmabuf never changes size."""
+    with open(f"/proc/self/fdinfo/{fd}") as info:
+        return any(line.startswith("exp_name:") for line in info)
 
 
 def open_shared(address: int, nbytes: int) -> tuple[int, int, int] | None:

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from ..nic.observe import Observed
 
 KINDS = {
-    "qp": "qps", "cq": "cqs", "mr": "mkeys", "gid": "gids", "pd": "pds", "umem": "umems", "uar": "uar_pages",
-    "eq": "eqs",
+    "qp": "qps", "cq": "cqs", "srq": "srqs", "mr": "mkeys", "gid": "gids", "pd": "pds", "umem": "umems",
+    "uar": "uar_pages", "eq": "eqs",
 }  # fmt: skip
 
 # Heading and field of the columns, in order; a field that a table does not have is left out. Kinds that are missing
@@ -32,6 +32,10 @@ _COLUMNS = {
         ("send cq", "send_cq"), ("recv cq", "recv_cq"), ("mtu", "mtu"),
     ),
     "cq": (("cqn", "cqn"), ("entries", "log"), ("producer", "pi"), ("eq", "eqn"), ("error", "error")),
+    "srq": (
+        ("srqn", "srqn"), ("pd", "pdn"), ("entries", "log"), ("linked", "linked"), ("taken", "taken"),
+        ("limit", "limit"),
+    ),
     "mr": (
         ("key", "key"), ("iova", "iova"), ("address", "addr"), ("length", "nbytes"), ("rights", "access"),
         ("pd", "pdn"),
@@ -41,7 +45,8 @@ _COLUMNS = {
 WIRE_KINDS = {1: "memory", 2: "udp"}  # nic.tables.PIPES, UDP
 PSN_MASK = 0xFF_FFFF
 _HEX = {
-    "qpn", "cqn", "key", "remote_qpn", "iova", "address", "addr", "sq_addr", "rq_addr", "dbrec", "doorbell", "delta",
+    "qpn", "cqn", "srqn", "srq", "returned", "channel", "error_channel", "rx_wqe", "key", "remote_qpn",
+    "iova", "address", "addr", "sq_addr", "rq_addr", "dbrec", "doorbell", "delta",
     "remote_row", "wire", "user_index", "peer_high", "peer_low", "flights", "resources", "rx_addr", "rx_key",
 }  # fmt: skip
 

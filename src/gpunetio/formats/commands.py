@@ -27,6 +27,9 @@ class Opcode(IntEnum):
     INIT2INIT_QP       = 0x50E
     QUERY_ROCE_ADDRESS = 0x760
     CREATE_RMP         = 0x90C
+    MODIFY_RMP         = 0x90D
+    DESTROY_RMP        = 0x90E
+    QUERY_RMP          = 0x90F
 
 
 class Status(IntEnum):
@@ -99,6 +102,21 @@ class RqType(IntEnum):
     REGULAR   = 0
     SRQ_RMP   = 1
     ZERO_SIZE = 3
+
+
+class WqType(IntEnum):
+    """wq.wq_type."""
+
+    LINKED_LIST = 0
+    CYCLIC      = 1
+
+
+class RmpState(IntEnum):
+    """rmpc.state."""
+
+    RST = 0
+    RDY = 1
+    ERR = 3
 
 
 class CapClass(IntEnum):
@@ -257,6 +275,36 @@ CREATE_RMP_OUT = BitStruct("create_rmp_out", 16, """
     syndrome                    0x020     32
     rmpn                        0x048     24
 """)
+
+MODIFY_RMP_IN = BitStruct("modify_rmp_in", 272, """
+    opcode                      0x000     16
+    uid                         0x010     16
+    op_mod                      0x030     16
+    rmp_state                   0x040      4
+    rmpn                        0x048     24
+    modify_lwm                  0x0bf      1
+    ctx                         0x100   1920  RMPC
+""", RMPC=RMPC)
+
+DESTROY_RMP_IN = BitStruct("destroy_rmp_in", 16, """
+    opcode                      0x000     16
+    uid                         0x010     16
+    op_mod                      0x030     16
+    rmpn                        0x048     24
+""")
+
+QUERY_RMP_IN = BitStruct("query_rmp_in", 16, """
+    opcode                      0x000     16
+    uid                         0x010     16
+    op_mod                      0x030     16
+    rmpn                        0x048     24
+""")
+
+QUERY_RMP_OUT = BitStruct("query_rmp_out", 272, """
+    status                      0x000      8
+    syndrome                    0x020     32
+    ctx                         0x100   1920  RMPC
+""", RMPC=RMPC)
 
 QUERY_ROCE_ADDRESS_IN = BitStruct("query_roce_address_in", 16, """
     opcode                      0x000     16

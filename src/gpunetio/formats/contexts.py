@@ -130,6 +130,7 @@ WQ = BitStruct("wq", 192, """
     end_padding_mode            0x005      2
     cd_slave                    0x007      1
     page_offset                 0x02b      5
+    lwm                         0x030     16
     pd                          0x048     24
     uar_page                    0x068     24
     dbr_addr                    0x080     64

@@ -6,6 +6,7 @@ PI_MASK = 0xFFFF  # a send or receive doorbell carries 16 bits of the producer i
 WQE_IDX_SHIFT = 8  # both registers and control segments hold the index from bit 8
 
 UAR_PAGE = 4096
+UAR_CQ_OFFSET = 0x20  # the register that arms a CQ
 UAR_NO_DBR_OFFSET = 0x600  # the register for queues without a doorbell record
 UAR_REG_OFFSET = 0x800  # the ordinary doorbell and BlueFlame register
 
@@ -24,3 +25,8 @@ SEND_DB = Entry("send_db", 8, """
     pi_shift8           0  be32
     qpn_shift8          4  be32
 """)
+
+# Arming a CQ: the record's second word, and the first of the two that the register at UAR_CQ_OFFSET takes; the other
+# one is the CQ's number. The sequence number counts the events that were taken: the same request is heard once.
+CQ_ARM_SN_SHIFT, CQ_ARM_SN_MASK = 28, 3
+CQ_ARM_SOLICITED = 1 << 24  # command: only solicited and error completions; 0: the next one, whichever

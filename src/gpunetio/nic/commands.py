@@ -14,15 +14,15 @@ import numpy as np
 from ..enums import Access
 from ..errors import BadStateError, TimedOutError
 from ..formats import commands as cmd
-from ..formats.commands import Opcode, OptParam, PrmMtu, QpState, RqType, ServiceType, Status
-from ..formats.contexts import ROCE_ADDR_LAYOUT
+from ..formats.commands import Opcode, OptParam, PrmMtu, QpState, RmpState, RqType, ServiceType, Status, WqType
+from ..formats.contexts import ROCE_ADDR_LAYOUT, RMPC
 from ..formats.cqe import CQE_SIZE
 from ..formats.layout import BitStruct
 from ..formats.wqe import WQEBB
 from . import step
 from .rnr import rnr_delay_ns
 from .syndromes import CommandError, CommandSyndrome
-from .tables import Table
+from .tables import SRQ_ROW, Table
 
 if TYPE_CHECKING:
     from .nic import SoftNic
@@ -31,6 +31,7 @@ OUT_BYTES = cmd.OUT.size
 ACK_TIMEOUT_UNIT_NS = 4096  # IBTA 9.7.6.1.3: 4.096 µs · 2^code; code 0 never times out
 _MAX_CQ_LOG = 22
 _MAX_RQ_STRIDE_LOG = 5  # 512 bytes, in units of 16
+_MAX_SRQ_LOG, _MIN_SRQ_STRIDE_LOG, _MAX_SRQ_STRIDE_LOG = 15, 4, 9  # strides of 16 to 512 bytes
 _RING_ALIGNMENT, _RECORD_ALIGNMENT = 64, 8
 
 _MODIFY = {
@@ -40,6 +41,8 @@ _MODIFY = {
     Opcode.RTR2RTS_QP:   (cmd.RTR2RTS_QP_IN,   QpState.RTR,  QpState.RTS),
     Opcode.RTS2RTS_QP:   (cmd.RTS2RTS_QP_IN,   QpState.RTS,  QpState.RTS),
 }  # fmt: skip
+
+_DESTROYING = (Opcode.DESTROY_QP, Opcode.DESTROY_CQ, Opcode.DESTROY_RMP)
 
 # Fields of the context that a transition always sets, and those that it sets when opt_param_mask names them.
 _PATH = "primary_address_path"
@@ -97,10 +100,12 @@ class CommandInterpreter:
 
     def __init__(self, nic: SoftNic):
         self._nic = nic
+        self.failed = False  # the device is: only what destroys is carried out
         self.contexts: dict[int, bytearray] = {}  # QPN → its qpc, as QUERY_QP returns it
         self._created: dict[int, bytes] = {}  # QPN → the qpc of CREATE_QP, to which 2RST returns
         self._cq_umems: dict[int, list[int]] = {}
         self._qp_uses: dict[int, dict[str, list[int]]] = {}
+        self._pools: dict[int, bytearray] = {}  # SRQ number → its rmpc
         self._handlers: dict[Opcode, tuple[BitStruct, int, Callable[[bytes], bytes]]] = {
             Opcode.QUERY_HCA_CAP:      (cmd.QUERY_HCA_CAP_IN,      cmd.QUERY_HCA_CAP_OUT.size, self._query_hca_cap),
             Opcode.QUERY_ROCE_ADDRESS: (cmd.QUERY_ROCE_ADDRESS_IN, OUT_BYTES + ROCE_ADDR_LAYOUT.size, self._query_roce),
@@ -109,6 +114,10 @@ class CommandInterpreter:
             Opcode.CREATE_QP:          (cmd.CREATE_QP_IN,          OUT_BYTES, self._create_qp),
             Opcode.DESTROY_QP:         (cmd.DESTROY_QP_IN,         OUT_BYTES, self._destroy_qp),
             Opcode.QUERY_QP:           (cmd.QUERY_QP_IN,           cmd.QUERY_QP_OUT.size, self._query_qp),
+            Opcode.CREATE_RMP:         (cmd.CREATE_RMP_IN,         OUT_BYTES, self._create_rmp),
+            Opcode.MODIFY_RMP:         (cmd.MODIFY_RMP_IN,         OUT_BYTES, self._modify_rmp),
+            Opcode.DESTROY_RMP:        (cmd.DESTROY_RMP_IN,        OUT_BYTES, self._destroy_rmp),
+            Opcode.QUERY_RMP:          (cmd.QUERY_RMP_IN,          cmd.QUERY_RMP_OUT.size, self._query_rmp),
             Opcode.QP_2ERR:            (cmd.QP_2ERR_IN,            OUT_BYTES, self._to_error),
             Opcode.QP_2RST:            (cmd.QP_2RST_IN,            OUT_BYTES, self._to_reset),
             **{
@@ -137,6 +146,8 @@ class CommandInterpreter:
                 Status.BAD_OP, CommandSyndrome.UNKNOWN_OPCODE,
                 f"opcode {number:#05x} is not supported by the software NIC",
             )  # fmt: skip
+        if self.failed and Opcode(number) not in _DESTROYING:
+            raise CommandError(Status.INTERNAL_ERR, CommandSyndrome.DEVICE_FAILED, "the device has failed: close it")
         struct, needed, handler = self._handlers[Opcode(number)]
         if len(mailbox) < struct.size:
             raise CommandError(
@@ -206,7 +217,7 @@ class CommandInterpreter:
         cqn = self._free(nic.cqs, "CQ")
         row = np.zeros((), nic.cqs.entry.dtype)
         row["cqn"], row["addr"], row["log"], row["dbrec"] = cqn, ring, log, record
-        row["overrun"], row["collapsed"] = context["oi"], context["cc"]
+        row["overrun"], row["collapsed"], row["arm_seen"] = context["oi"], context["cc"], -1
         row["eqn"], row["uar_page"] = context["c_eqn"], context["uar_page"]
         nic.engine.post(step.WRITE_ROW, nic.cqs.row_address(cqn), row)
         self._cq_umems[cqn] = [ring_umem, record_umem]
@@ -224,6 +235,7 @@ class CommandInterpreter:
                 Status.RESOURCE_BUSY, CommandSyndrome.IN_USE, f"CQ {cqn:#x} is used by QP {', '.join(map(hex, users))}"
             )
         uar_page = int(nic.cqs[cqn]["uar_page"])
+        nic.forget_armable(row_address)
         nic.engine.post(step.WRITE_ROW, row_address, np.zeros((), nic.cqs.entry.dtype))
         self._hold(nic.umems, self._cq_umems.pop(cqn), -1)
         self._hold(nic.uar_pages, [uar_page], -1)
@@ -243,9 +255,13 @@ class CommandInterpreter:
             raise CommandError(Status.BAD_RESOURCE, CommandSyndrome.NO_SUCH_PD, f"there is no PD {context['pd']:#x}")
         self._uar(context["uar_page"])
         sq_bytes, rq_bytes = self._queue_sizes(context)
-        cqs = [context["cqn_snd"]] * (sq_bytes > 0) + [context["cqn_rcv"]] * (rq_bytes > 0)
+        shared = context["rq_type"] == RqType.SRQ_RMP
+        cqs = [context["cqn_snd"]] * (sq_bytes > 0) + [context["cqn_rcv"]] * (rq_bytes > 0 or shared)
         for cqn in cqs:
             self._row(nic.cqs, cqn, CommandSyndrome.NO_SUCH_CQ, "CQ")
+        srqn = context["srqn_rmpn_xrqn"]
+        if shared:
+            self._row(nic.srqs, srqn, CommandSyndrome.NO_SUCH_SRQ, "SRQ")
         if not (cmd.CREATE_QP_IN.get(mailbox, "wq_umem_valid") and context["dbr_umem_valid"]):
             raise CommandError(
                 Status.BAD_PARAM, CommandSyndrome.UMEM_REQUIRED, "wq_umem_valid and dbr_umem_valid must be set"
@@ -258,12 +274,16 @@ class CommandInterpreter:
         qpn = self._free(nic.qps, "QP", spread=True)
         row = np.zeros((), nic.qps.entry.dtype)
         row["qpn"], row["state"], row["pdn"], row["user_index"] = qpn, QpState.RST, context["pd"], context["user_index"]
-        row["service"] = context["st"]
+        row["service"], row["core_direct"] = context["st"], context["cd_master"]
         row["flights"], row["resources"] = nic.queue_memory(qpn, sq_bytes // WQEBB)
         row["dbrec"], row["doorbell"], row["no_dbr"] = record, nic.doorbell_line(qpn), context["send_dbr_mode"]
         if rq_bytes:
             row["rq_addr"], row["rq_log"] = ring, context["log_rq_size"]
-            row["rq_stride"], row["recv_cq"] = 16 << context["log_rq_stride"], nic.cqs.row_address(context["cqn_rcv"])
+            row["rq_stride"] = 16 << context["log_rq_stride"]
+        if rq_bytes or shared:
+            row["recv_cq"] = nic.cqs.row_address(context["cqn_rcv"])
+        if shared:
+            row["srq"] = nic.srqs.row_address(srqn)
         if sq_bytes:
             row["sq_addr"], row["sq_log"] = ring + rq_bytes, context["log_sq_size"]
             row["send_cq"] = nic.cqs.row_address(context["cqn_snd"])
@@ -272,7 +292,8 @@ class CommandInterpreter:
         start = cmd.CREATE_QP_IN.offset("qpc")
         self._created[qpn] = bytes(mailbox[start : start + cmd.QPC.size])
         self.contexts[qpn] = bytearray(self._created[qpn])
-        uses = {"cqs": cqs, "umems": [ring_umem, record_umem], "pds": [context["pd"]], "uars": [context["uar_page"]]}
+        uses = {"cqs": cqs, "umems": [ring_umem, record_umem], "pds": [context["pd"]], "uars": [context["uar_page"]],
+                "srqs": [srqn] if shared else []}  # fmt: skip
         self._qp_uses[qpn] = uses
         self._hold_all(uses, +1)
         return bytes(cmd.CREATE_QP_OUT.pack(qpn=qpn))
@@ -288,10 +309,10 @@ class CommandInterpreter:
                         f"log_rq_stride {context['log_rq_stride']} is above {_MAX_RQ_STRIDE_LOG} (512 bytes)",
                     )  # fmt: skip
                 return sq_bytes, 16 << context["log_rq_stride"] << context["log_rq_size"]
-            case RqType.ZERO_SIZE:
+            case RqType.ZERO_SIZE | RqType.SRQ_RMP:
                 return sq_bytes, 0
         raise CommandError(
-            Status.BAD_PARAM, CommandSyndrome.RQ_TYPE, f"rq_type {context['rq_type']} is not supported: only 0 and 3"
+            Status.BAD_PARAM, CommandSyndrome.RQ_TYPE, f"rq_type {context['rq_type']} is not supported: only 0, 1 and 3"
         )
 
     def _destroy_qp(self, mailbox: bytes) -> bytes:
@@ -302,6 +323,97 @@ class CommandInterpreter:
         del self.contexts[qpn], self._created[qpn]
         self._hold_all(self._qp_uses.pop(qpn), -1)
         return bytes(OUT_BYTES)
+
+    # --- shared receive queues -------------------------------------------------------------------------------------
+
+    def _create_rmp(self, mailbox: bytes) -> bytes:
+        nic = self._nic
+        context = cmd.CREATE_RMP_IN.get(mailbox, "ctx")
+        wq = context["wq"]
+        if context["state"] != RmpState.RDY:
+            raise CommandError(
+                Status.BAD_PARAM, CommandSyndrome.RMP_STATE, f"state {context['state']}: a pool is created in RDY (1)"
+            )
+        if wq["wq_type"] not in list(WqType) or context["basic_cyclic_rcv_wqe"] != (wq["wq_type"] == WqType.CYCLIC):
+            raise CommandError(
+                Status.BAD_PARAM, CommandSyndrome.RQ_TYPE,
+                f"wq_type {wq['wq_type']} with basic_cyclic_rcv_wqe {context['basic_cyclic_rcv_wqe']}: only a linked "
+                "list (0, 0) and a cyclic queue (1, 1) are supported",
+            )  # fmt: skip
+        log, stride_log = wq["log_wq_sz"], wq["log_wq_stride"]
+        least = _MIN_SRQ_STRIDE_LOG + (wq["wq_type"] == WqType.LINKED_LIST)
+        if log > _MAX_SRQ_LOG or not least <= stride_log <= _MAX_SRQ_STRIDE_LOG:
+            raise CommandError(
+                Status.BAD_PARAM, CommandSyndrome.QP_SIZE,
+                f"log_wq_sz {log} and log_wq_stride {stride_log}: at most {_MAX_SRQ_LOG}, and {least} … "
+                f"{_MAX_SRQ_STRIDE_LOG}",
+            )  # fmt: skip
+        if wq["pd"] not in nic.pds:
+            raise CommandError(Status.BAD_RESOURCE, CommandSyndrome.NO_SUCH_PD, f"there is no PD {wq['pd']:#x}")
+        if not (wq["wq_umem_valid"] and wq["dbr_umem_valid"]):
+            raise CommandError(
+                Status.BAD_PARAM, CommandSyndrome.UMEM_REQUIRED, "wq_umem_valid and dbr_umem_valid must be set"
+            )
+        ring_umem, record_umem = wq["wq_umem_id"], wq["dbr_umem_id"]
+        nbytes = 1 << log + stride_log
+        ring = self._umem(ring_umem, wq["wq_umem_offset"], nbytes, "the receive pool", _RING_ALIGNMENT)
+        record = self._umem(record_umem, wq["dbr_addr"], 8, "its doorbell record", _RECORD_ALIGNMENT)
+        srqn = self._free(nic.srqs, "SRQ")
+        row = np.zeros((), nic.srqs.entry.dtype)
+        row["srqn"], row["pdn"], row["addr"], row["dbrec"] = srqn, wq["pd"], ring, record
+        row["log"], row["stride"], row["linked"] = log, 1 << stride_log, wq["wq_type"] == WqType.LINKED_LIST
+        row["returned"], row["limit"] = nic.shared_queue_memory(srqn, 1 << log), wq["lwm"]
+        nic.engine.post(step.WRITE_ROW, nic.srqs.row_address(srqn), row)
+        start = cmd.CREATE_RMP_IN.offset("ctx")
+        self._pools[srqn] = bytearray(mailbox[start : start + RMPC.size])
+        self._hold(nic.umems, [ring_umem, record_umem], +1)
+        self._hold(nic.pds, [wq["pd"]], +1)
+        return bytes(cmd.CREATE_RMP_OUT.pack(rmpn=srqn))
+
+    def _modify_rmp(self, mailbox: bytes) -> bytes:
+        nic = self._nic
+        srqn = cmd.MODIFY_RMP_IN.get(mailbox, "rmpn")
+        row_address = self._row(nic.srqs, srqn, CommandSyndrome.NO_SUCH_SRQ, "SRQ")
+        if cmd.MODIFY_RMP_IN.get(mailbox, "rmp_state") != RmpState.RDY:
+            raise CommandError(Status.BAD_PARAM, CommandSyndrome.RMP_STATE, "a pool stays in state RDY (1)")
+        if cmd.MODIFY_RMP_IN.get(mailbox, "modify_lwm"):
+            limit = cmd.MODIFY_RMP_IN.get(mailbox, "ctx")["wq"]["lwm"]
+            if limit > 1 << int(nic.srqs[srqn]["log"]):
+                raise CommandError(
+                    Status.BAD_PARAM, CommandSyndrome.QP_SIZE,
+                    f"lwm {limit} is above the {1 << int(nic.srqs[srqn]['log'])} WQEs of SRQ {srqn:#x}",
+                )  # fmt: skip
+            nic.engine.post(step.WRITE_ROW, row_address + SRQ_ROW.limit, np.array([limit], np.int64))
+        return bytes(OUT_BYTES)
+
+    def _destroy_rmp(self, mailbox: bytes) -> bytes:
+        nic = self._nic
+        srqn = cmd.DESTROY_RMP_IN.get(mailbox, "rmpn")
+        row_address = self._row(nic.srqs, srqn, CommandSyndrome.NO_SUCH_SRQ, "SRQ")
+        users = [qpn for qpn, uses in self._qp_uses.items() if srqn in uses["srqs"]]
+        if users:
+            raise CommandError(
+                Status.RESOURCE_BUSY, CommandSyndrome.IN_USE,
+                f"SRQ {srqn:#x} is used by QP {', '.join(map(hex, users))}",
+            )  # fmt: skip
+        wq = RMPC.get(self._pools.pop(srqn), "wq")
+        nic.engine.post(step.WRITE_ROW, row_address, np.zeros((), nic.srqs.entry.dtype))
+        nic.free_shared_queue_memory(srqn)
+        self._hold(nic.umems, [wq["wq_umem_id"], wq["dbr_umem_id"]], -1)
+        self._hold(nic.pds, [wq["pd"]], -1)
+        return bytes(OUT_BYTES)
+
+    def _query_rmp(self, mailbox: bytes) -> bytes:
+        srqn = cmd.QUERY_RMP_IN.get(mailbox, "rmpn")
+        self._row(self._nic.srqs, srqn, CommandSyndrome.NO_SUCH_SRQ, "SRQ")
+        context = bytearray(self._pools[srqn])
+        RMPC.update(context, wq={"lwm": int(self._nic.srqs[srqn]["limit"])})
+        out = cmd.QUERY_RMP_OUT.pack()
+        start = cmd.QUERY_RMP_OUT.offset("ctx")
+        out[start : start + RMPC.size] = context
+        return bytes(out)
+
+    # --- queue pairs: states ---------------------------------------------------------------------------------------
 
     def _modify_qp(self, mailbox: bytes) -> bytes:
         nic = self._nic

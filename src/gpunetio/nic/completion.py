@@ -8,7 +8,9 @@ from ..fabric.ring import next_free, publish
 from ..formats.commands import QpState
 from ..formats.cqe import CI_MASK, CQE64, CQE_SHIFT, OPCODE_SHIFT, CqeOpcode, Syndrome
 from ..formats.doorbell import CQ_DBREC
+from ..formats.events import EventType
 from ..formats.wqe import CE_SHIFT, CTRL_SEG, CompletionMode
+from .events import notify, raise_event
 from .reasons import Reason
 from .tables import EQ_ROW, counters_at, cq_row_at, error_record_at, nic_at, qp_row_at
 
@@ -19,6 +21,12 @@ _CQE_AND_EQE = int(CompletionMode.CQE_AND_EQE)
 _FLUSH, _CQ_OVERRUN, _RECV_TOO_SMALL = int(Reason.FLUSH), int(Reason.CQ_OVERRUN), int(Reason.RECV_TOO_SMALL)
 _RNR, _NO_RESPONSE = int(Reason.RNR), int(Reason.NO_RESPONSE)
 _REMOTE_ACCESS, _REMOTE_INVAL_REQ = int(Syndrome.REMOTE_ACCESS), int(Syndrome.REMOTE_INVAL_REQ)
+_RKEY_UNKNOWN, _RKEY_BOUNDS = int(Reason.RKEY_UNKNOWN), int(Reason.RKEY_BOUNDS)
+_QP_RIGHTS, _ATOMIC_ALIGNMENT = int(Reason.QP_RIGHTS), int(Reason.ATOMIC_ALIGNMENT)
+_BAD_REQUEST = int(Reason.BAD_REQUEST)
+_CQ_ERROR, _CATASTROPHE = int(EventType.CQ_ERROR), int(EventType.WQ_CATAS_ERROR)
+_ACCESS_ERROR, _INVALID_REQUEST = int(EventType.WQ_ACCESS_ERROR), int(EventType.WQ_INVAL_REQ_ERROR)
+_NO_EVENT = 0
 REQUESTER, RESPONDER = 0, 1
 
 
@@ -29,13 +37,15 @@ def ce_of(wqe):
 
 
 @device_function
-def write_cqe(nic, cq, kind, qpn, user_index, wqe_opcode, counter, nbytes, imm, syndrome, vendor):
+def write_cqe(nic, cq, kind, qpn, user_index, wqe_opcode, counter, nbytes, imm, syndrome, vendor, solicited):
     """Write a CQE, its last word last: 0, or Reason.CQ_OVERRUN when the CQ is full and may not be overrun."""
     c = cq_row_at(cq)
     n = nic_at(nic)
     if not c.overrun:
         consumed = be32(ld_acquire32(c.dbrec + CQ_DBREC.set_ci)) & CI_MASK
         if c.error or (c.pi - consumed) & CI_MASK >= 1 << c.log:
+            if c.error == 0:
+                raise_event(nic, c.error_channel, c.error_cookie, _CQ_ERROR, c.cqn)
             c.error = 1
             n.why_extra0, n.why_extra1 = c.cqn, 1 << c.log
             return _CQ_OVERRUN
@@ -52,6 +62,8 @@ def write_cqe(nic, cq, kind, qpn, user_index, wqe_opcode, counter, nbytes, imm, 
     st_release32(cqe + CQE64.wqe_counter, be32((counter & 0xFFFF) << 16 | kind << OPCODE_SHIFT | owner))
     c.pi += 1
     counters_at(n.counters).cqes += 1
+    if c.channel != 0:
+        notify(nic, cq, solicited or syndrome)  # an error counts as solicited (IBTA 11.4.2.2)
     return 0
 
 
@@ -64,7 +76,7 @@ def complete_send(nic, row, index, opcode, ce, nbytes):
     if ce == _CQE_AND_EQE:
         event_queue = nic_at(nic).eqs + EQ_ROW.size  # EQ 1, the only one
         st64(event_queue + EQ_ROW.pi, ld64(event_queue + EQ_ROW.pi) + 1)
-    reason = write_cqe(nic, q.send_cq, REQ, q.qpn, q.user_index, opcode, index, nbytes, 0, 0, 0)
+    reason = write_cqe(nic, q.send_cq, REQ, q.qpn, q.user_index, opcode, index, nbytes, 0, 0, 0, 0)
     if reason != 0:
         fail_qp(nic, row, index, opcode, reason, REQUESTER)
 
@@ -108,14 +120,29 @@ def _count_error(nic, reason, syndrome, side):
         c.req_transport_retries_exceeded += 1
 
 
+@device_function
+def _event_of(reason):
+    """The event of a failure that no CQE of this QP tells of (IBTA 11.6.3.1)."""
+    if reason == _CQ_OVERRUN:
+        return _CATASTROPHE
+    if reason >= _RKEY_UNKNOWN and reason <= _RKEY_BOUNDS:
+        return _ACCESS_ERROR
+    if reason == _QP_RIGHTS or reason == _ATOMIC_ALIGNMENT or reason == _BAD_REQUEST:
+        return _INVALID_REQUEST
+    return _NO_EVENT
+
+
 @engine_function
 def fail_qp(nic, row, index, opcode, reason, side):
-    """The QP goes to ERR; the first time, the log is told why."""
+    """The QP goes to ERR; the first time, the log and whoever waits for its events are told why."""
     q = qp_row_at(row)
     q.state = ERR
     q.retry_at = 0
     if q.failed == 0:
         q.failed = 1
+        event = _event_of(reason)
+        if event != _NO_EVENT:
+            raise_event(nic, q.channel, q.cookie, event, q.qpn)
         record_error(nic, side, q.qpn, index, opcode, reason, ld8(nic_at(nic).syndromes + reason))
 
 
@@ -130,7 +157,7 @@ def fail_send(nic, row, index, opcode, ce, reason):
     _count_error(nic, reason, syndrome, REQUESTER)
     if ce == _ON_FIRST_ERROR and not first:
         return
-    write_cqe(nic, q.send_cq, REQ_ERR, q.qpn, q.user_index, opcode, index, 0, 0, syndrome, reason)
+    write_cqe(nic, q.send_cq, REQ_ERR, q.qpn, q.user_index, opcode, index, 0, 0, syndrome, reason, 0)
 
 
 @engine_function
@@ -139,4 +166,4 @@ def fail_receive(nic, row, index, reason, syndrome):
     q = qp_row_at(row)
     fail_qp(nic, row, index, 0, reason, RESPONDER)
     _count_error(nic, reason, syndrome, RESPONDER)
-    write_cqe(nic, q.recv_cq, RESP_ERR, q.qpn, q.user_index, 0, index, 0, 0, syndrome, reason)
+    write_cqe(nic, q.recv_cq, RESP_ERR, q.qpn, q.user_index, 0, index, 0, 0, syndrome, reason, 0)

@@ -23,7 +23,7 @@ from ..memory import HostMemory
 from .step import WRITE_ROW, WRONG_STATE, scan_records, step
 from .datagrams import receive_datagrams, send_datagrams
 from .doorbells import RTS
-from .tables import NIC, PIPES, QP_ROW, WIRE, nic_at, qp_row_at, wire_at
+from .tables import NIC, PIPES, QP_ROW, WIRE, channel_at, nic_at, qp_row_at, wire_at
 
 _poll = types.ExternalFunction("poll", types.int32(types.int64, types.uint64, types.int32))
 _read = types.ExternalFunction("read", types.int64(types.int32, types.int64, types.uint64))
@@ -101,6 +101,18 @@ def _ring_service(nic):
 
 
 @engine_function
+def _ring_channels(nic):
+    """Count the events of this turn on the descriptors of their channels."""
+    n = nic_at(nic)
+    for i in range(n.ringing_count):
+        c = channel_at(ld64(n.ringing + 8 * i))
+        st64(nic + NIC.word, c.unheard)
+        c.unheard = 0
+        _write(c.fd, nic + NIC.word, 8)
+    n.ringing_count = 0
+
+
+@engine_function
 def run(nic):
     """Serve the NIC until told to stop."""
     n = nic_at(nic)
@@ -110,6 +122,8 @@ def run(nic):
         done = receive_datagrams(nic) + step(nic)
         if n.error_event != 0:
             _ring_service(nic)
+        if n.ringing_count != 0:
+            _ring_channels(nic)
         if n.wire_count != 0:
             send_datagrams(nic)
             _wake_peers(nic)

@@ -14,10 +14,10 @@ from .mkey import find
 from .reasons import Reason
 from .responder import explain, respond
 from .tables import QP_ROW, counters_at, nic_at, qp_row_at
-from .wqes import build, check_wqe, explain_wqe, in_one_piece, local_failure, wqe_slot
+from .wqes import build, check_wqe, explain_wqe, in_one_piece, local_failure, wait_over, wqe_slot
 
 _RTR, _RTS, _RC = int(QpState.RTR), int(QpState.RTS), int(ServiceType.RC)
-_NOP, _WRITE = int(WqeOpcode.NOP), int(WqeOpcode.RDMA_WRITE)
+_NOP, _WAIT, _WRITE = int(WqeOpcode.NOP), int(WqeOpcode.WAIT), int(WqeOpcode.RDMA_WRITE)
 _REMOTE_WRITE = int(Access.REMOTE_WRITE)
 _NO_RESPONSE, _RNR = int(Reason.NO_RESPONSE), int(Reason.RNR)
 
@@ -132,7 +132,13 @@ def execute_next(nic, row):
     if reason != 0:
         explain_wqe(nic, row, index, reason)
         return local_failure(nic, row, index, opcode, ce, reason, 1)
-    if opcode == _NOP:
+    if opcode == _WAIT:
+        reason = wait_over(nic, row, wqe, ds)
+        if reason == 0:
+            return 0
+        if reason < 0:
+            return local_failure(nic, row, index, opcode, ce, -reason, blocks)
+    if opcode == _NOP or opcode == _WAIT:
         complete_send(nic, row, index, opcode, ce, 0)
         _consume(row, index, blocks)
         return 1

@@ -7,6 +7,7 @@ import contextlib
 import os
 import secrets
 import threading
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -24,8 +25,10 @@ from ..fabric.pcap import Pcap
 from ..formats import contexts
 from ..formats.commands import PORT_TYPE_ETH, PORT_TYPE_IB, ROCE_VERSION_2, CapClass
 from ..formats.doorbell import UAR_PAGE
+from ..formats.events import EventType, PortSubtype
 from ..memory import HostMemory, is_accessible
 from . import step
+from .channels import EventChannel
 from .commands import CommandInterpreter
 from .engine import Engine
 from .links import MAX_WIRES, Links
@@ -36,18 +39,20 @@ from .publish import TABLES, Publication
 from .reasons import EXPLAIN
 from .reports import ReportService
 from .tables import (
-    COUNTERS, CQ_ROW, EQ_ROW, FLIGHT, GID_ROW, MAX_RD_ATOMIC, MKEY_ROW, NIC, PD_ROW, QP_ROW, RESOURCE, UAR_ROW,
-    UMEM_ROW, MkeyTable, Table,
+    COUNTERS, CQ_ROW, EQ_ROW, EVENT, FLIGHT, GID_ROW, MAX_RD_ATOMIC, MKEY_ROW, NIC, PD_ROW, QP_ROW, RESOURCE, SRQ_ROW,
+    UAR_ROW, UMEM_ROW, MkeyTable, Table,
 )  # fmt: skip
 
 MAX_QP, MAX_CQ, MAX_MR, MAX_PD, MAX_UMEM, MAX_UAR, MAX_GID = 4096, 4096, 65536, 1024, 8192, 512, 16
+MAX_SRQ = 1024
+MAX_CHANNELS = 1024
 _GID_TABLE_CODE = (MAX_GID // 8).bit_length() - 1  # what the capability carries: 8 entries, shifted by it
 LINE = 64  # an exported QP's doorbell register has a cache line of its own
 MIN_ACK_TIMEOUT_NS = 1_000_000  # an engine is a thread, and can be away from its core for that long
 BUDGET = 256  # WQEs of one QP before the next has its turn
 
 class SoftNic:
-    """One software NIC. `nic.qps[qpn]`, `.cqs`, `.mkeys`, `.pds`, `.umems`, `.uar_pages`, `.eqs`, `.gids` and
+    """One software NIC. `nic.qps[qpn]`, `.cqs`, `.srqs`, `.mkeys`, `.pds`, `.umems`, `.uar_pages`, `.eqs`, `.gids` and
     `.counters` are its tables; `nic.reports` is what it has refused, in words.
 
     `spin_us`: how long an idle engine spins before it sleeps; `sleep_ms`: how long it sleeps at most.
@@ -65,14 +70,20 @@ class SoftNic:
         """Make all parts; `undo` closes them, the last one first."""
         name, port = self.name, self.port
         self._queue_memory: dict[int, HostMemory] = {}
-        undo.callback(lambda: [memory.close() for memory in self._queue_memory.values()])
+        self._shared_memory: dict[int, HostMemory] = {}
+        for memories in (self._queue_memory, self._shared_memory):
+            undo.callback(lambda memories=memories: [memory.close() for memory in memories.values()])
         self.qps, self.cqs = Table("QP", QP_ROW, MAX_QP), Table("CQ", CQ_ROW, MAX_CQ)
         self.mkeys, self.pds = MkeyTable("key", MKEY_ROW, MAX_MR), Table("PD", PD_ROW, MAX_PD)
+        self.srqs = Table("SRQ", SRQ_ROW, MAX_SRQ)
+        self.channels: set[EventChannel] = set()
+        self._unaffiliated: dict[EventChannel, int] = {}  # who hears of port and device, with which cookie
+        undo.callback(lambda: [channel.close() for channel in self.channels])
         self.umems, self.uar_pages = Table("UMEM", UMEM_ROW, MAX_UMEM), Table("UAR page", UAR_ROW, MAX_UAR)
         self.eqs, self.gids = Table("EQ", EQ_ROW, 2), Table("GID", GID_ROW, MAX_GID)
         self._uar_memory, self._lines = HostMemory(MAX_UAR * UAR_PAGE), HostMemory(MAX_QP * LINE)
         for part in (
-            self.qps, self.cqs, self.mkeys, self.pds, self.umems, self.uar_pages, self.eqs, self.gids,
+            self.qps, self.cqs, self.srqs, self.mkeys, self.pds, self.umems, self.uar_pages, self.eqs, self.gids,
             self._uar_memory, self._lines,
         ):  # fmt: skip
             undo.callback(part.close)
@@ -91,7 +102,8 @@ class SoftNic:
         self._service = ReportService(name, lambda key: key in self.mkeys)
         undo.callback(self._service.close)
         self._control = HostMemory(
-            NIC.size + COUNTERS.size + 256 + 8 * (2 * MAX_QP + MAX_UAR + MAX_WIRES) + MESSAGE.size + 64 + HEADER_ROOM,
+            NIC.size + COUNTERS.size + 256 + 8 * (2 * MAX_QP + MAX_UAR + MAX_WIRES + MAX_CQ + MAX_CHANNELS)
+            + MESSAGE.size + 64 + HEADER_ROOM,
             shared=True,
         )
         undo.callback(self._control.close)
@@ -133,6 +145,8 @@ class SoftNic:
         r = self.record
         r["qps"], r["qp_mask"] = self.qps.address, self.qps.mask
         r["mkeys"], r["mkey_mask"] = self.mkeys.address, self.mkeys.mask
+        r["cqs"], r["cq_mask"] = self.cqs.address, self.cqs.mask
+        r["armable"], r["ringing"] = take(8 * MAX_CQ), take(8 * MAX_CHANNELS)
         r["eqs"], r["errors"], r["service_fd"] = self.eqs.address, self._service.ring, self._service.event
         r["counters"], r["syndromes"] = take(COUNTERS.size), take(256)
         r["active"], r["uars"], r["wires"] = take(8 * MAX_QP), take(8 * MAX_UAR), take(8 * MAX_WIRES)
@@ -144,6 +158,7 @@ class SoftNic:
         syndromes = self._control.view(np.uint8, int(r["syndromes"]) - base, 256)
         for reason, text in EXPLAIN.items():
             syndromes[reason] = text.requester
+        self._armable = self._control.view(np.int64, int(r["armable"]) - base, MAX_CQ)
         self._uar_list = self._control.view(np.int64, int(r["uars"]) - base, MAX_UAR)
 
     # --- identity --------------------------------------------------------------------------------------------------
@@ -243,6 +258,15 @@ class SoftNic:
         self._queue_memory[qpn] = memory
         return memory.address, memory.address + sq_entries * FLIGHT.size
 
+    def shared_queue_memory(self, srqn: int, entries: int) -> int:
+        """Room for the indices of WQEs that come back unused."""
+        self._shared_memory[srqn] = memory = HostMemory(8 * entries)
+        return memory.address
+
+    def free_shared_queue_memory(self, srqn: int) -> None:
+        """No QP takes from the SRQ any more."""
+        self._shared_memory.pop(srqn).close()
+
     def free_queue_memory(self, qpn: int) -> None:
         """The engine has forgotten the QP."""
         self._queue_memory.pop(qpn).close()
@@ -339,6 +363,89 @@ class SoftNic:
         """Carry out a command; see `CommandInterpreter.execute`."""
         with self._guard():
             return self.interpreter.execute(mailbox, out_size)
+
+    # --- events ----------------------------------------------------------------------------------------------------
+
+    def create_event_channel(self) -> EventChannel:
+        """A channel that nothing is subscribed to yet."""
+        with self._guard():
+            if len(self.channels) == MAX_CHANNELS:
+                raise NoMemoryError(f"{self.name} has no free event channel: all {MAX_CHANNELS} are in use")
+            channel = EventChannel()
+            self.channels.add(channel)
+            return channel
+
+    def subscribe(self, channel: EventChannel, target: np.void | None, types: Iterable[EventType], cookie: int) -> None:
+        """Tell the channel of these events of a QP, CQ or SRQ, or with None of the port and the device."""
+        with self._guard():
+            if target is None:
+                self._unaffiliated[channel] = cookie
+                return
+            is_cq = "cqn" in (target.dtype.names or ())
+            errors = is_cq and EventType.COMPLETION not in types
+            names = ("error_channel", "error_cookie") if errors else ("channel", "cookie")
+            target[names[1]] = cookie  # before the channel: the engine may look at any moment
+            target[names[0]] = channel.address
+            if is_cq and not errors:
+                count = int(self.record["armable_count"])
+                self._armable[count] = self.cqs.row_address(int(target["cqn"]))
+                self.record["armable_count"] = count + 1
+
+    def forget_armable(self, cq: int) -> None:
+        """The CQ with this row will not be armed any more."""
+        count = int(self.record["armable_count"])
+        found = np.flatnonzero(self._armable[:count] == cq)
+        if len(found):
+            self._armable[int(found[0])] = self._armable[count - 1]
+            self.record["armable_count"] = count - 1
+
+    def destroy_event_channel(self, channel: EventChannel) -> None:
+        """Nothing is told to it any more, and what it holds is gone."""
+        with self._guard():
+            for table, names in ((self.qps, ("channel",)), (self.srqs, ("channel",)),
+                                 (self.cqs, ("channel", "error_channel"))):  # fmt: skip
+                for name in names:
+                    for index in np.flatnonzero(table.rows[name] == channel.address):
+                        table.rows[index][name] = 0
+                        if table is self.cqs and name == "channel":
+                            self.forget_armable(table.row_address(int(index)))
+            self._unaffiliated.pop(channel, None)
+            for _ in range(2):  # the first may be carried out in the turn that rings the channel
+                self.engine.post(step.WRITE_ROW, self.control_address, np.zeros(0, np.int64))
+            self.channels.discard(channel)
+            channel.close()
+
+    def set_link(self, up: bool) -> None:
+        """Plug the cable in, or pull it: no packet comes or goes over any wire, and everyone is told."""
+        with self._guard():
+            if up == self.link_up:
+                return
+            down = np.array([not up], np.int64)
+            self.engine.post(step.WRITE_ROW, self.control_address + NIC.link_down, down)
+            self.tell_all(EventType.PORT_CHANGE, 1 << 8 | (PortSubtype.ACTIVE if up else PortSubtype.DOWN))
+
+    @property
+    def link_up(self) -> bool:
+        """Whether the cable is in."""
+        return int(self.record["link_down"]) == 0
+
+    def fail(self) -> None:
+        """Fail as a card whose firmware has crashed: nothing is executed any more, objects can only be destroyed.
+
+        Everyone is told. It lasts until the NIC is closed.
+        """
+        with self._guard():
+            self.pause()
+            self.interpreter.failed = True
+            self.tell_all(EventType.INTERNAL_ERROR)
+
+    def tell_all(self, kind: EventType, number: int = 0) -> None:
+        """An event of the port or of the device, to everyone who wants those."""
+        with self._guard():
+            for channel, cookie in self._unaffiliated.items():
+                event = np.zeros((), EVENT.dtype)
+                event["cookie"], event["type"], event["number"] = cookie, int(kind), number
+                self.engine.post(step.RAISE_EVENT, channel.address, event)
 
     # --- for tests, and for whoever wants to look ------------------------------------------------------------------
 

@@ -51,7 +51,9 @@ def _write_link_headers(nic, row, link, nbytes):
 
 @engine_function
 def open_packet(nic, row, nbytes):
-    """Room for a packet of `nbytes` from its BTH on: the BTH's address, or 0 when the pipe is full."""
+    """Room for a packet of `nbytes` from its BTH on: the BTH's address, or 0 when the pipe is full or the link down."""
+    if nic_at(nic).link_down:
+        return 0
     q = qp_row_at(row)
     infiniband = wire_at(q.wire).infiniband
     if infiniband:

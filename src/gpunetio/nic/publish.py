@@ -14,7 +14,7 @@ import numpy as np
 from ..memory import HostMemory
 from .tables import COUNTERS, WIRE, Table
 
-TABLES = ("qps", "cqs", "mkeys", "pds", "umems", "uar_pages", "eqs", "gids")  # attributes of a NIC
+TABLES = ("qps", "cqs", "srqs", "mkeys", "pds", "umems", "uar_pages", "eqs", "gids")  # attributes of a NIC
 _USED = {"gids": "gid"}  # what tells that a row is in use, where it is not its number
 
 

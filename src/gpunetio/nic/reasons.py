@@ -72,7 +72,7 @@ EXPLAIN: dict[Reason, Explanation] = {
     Reason.WQE_OPCODE: Explanation(
         Syndrome.LOCAL_QP_OP,
         "opcode {opcode:#04x} is not supported by the software NIC for this QP",
-        "docs/soft-nic.md lists what it models"),
+        "docs/soft-nic.md lists what it models; WAIT needs a core-direct queue and a CQ that exists"),
     Reason.LENGTH: Explanation(
         Syndrome.LOCAL_LENGTH,
         "the message has {nbytes} bytes, more than 1 GiB",

@@ -8,13 +8,13 @@ get one acknowledgement.
 from __future__ import annotations
 
 from ..device.compile import device_function, engine_function
-from ..device.ops import be32, copy, ld32, st32, st64
+from ..device.ops import be32, copy, ld8, ld32, st32, st64
 from ..enums import Access
 from ..formats.commands import QpState, ServiceType
 from ..formats.cqe import CqeOpcode
 from ..formats.packet import (
     ACK_KIND_SHIFT, AETH, ATOMIC_ACK_ETH, ATOMIC_ETH, BTH, IMM_DT, MSN_MASK, NO_CREDITS, PSN_MASK, RETH,
-    SYNDROME_SHIFT, AckKind, NakCode, PacketOpcode,
+    SOLICITED, SYNDROME_SHIFT, AckKind, NakCode, PacketOpcode,
 )  # fmt: skip
 from ..formats.wqe import MAX_TRANSFER, WqeOpcode
 from .completion import RESPONDER, fail_qp
@@ -327,7 +327,8 @@ def _take_data(nic, row, operation, bth, nbytes, pad):
             cqe = _RESP_WR_IMM
             if not writing:
                 cqe = _RESP_SEND_IMM if with_imm else _RESP_SEND
-            if complete_receive(nic, row, cqe, q.rx_done, imm, opcode) != 0:
+            solicited = ld8(bth + BTH.se_m_pad_tver) & SOLICITED
+            if complete_receive(nic, row, cqe, q.rx_done, imm, opcode, solicited) != 0:
                 counters_at(nic_at(nic).counters).rx_refused += 1
                 if q.service == _RC:
                     _owe_ack(nic, row, _OPERATION, q.expect_psn)

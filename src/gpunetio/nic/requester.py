@@ -21,10 +21,13 @@ from .packets import close_packet, open_packet, packet_opcode, put_be64, write_b
 from .reasons import Reason
 from .responder import explain
 from .tables import FLIGHT, MAX_RD_ATOMIC, QP_ROW, WIRE, counters_at, flight_at, nic_at, qp_row_at, wire_at
-from .wqes import build, check_wqe, explain_wqe, header_segments, in_one_piece, local_failure, wqe_slot
+from .wqes import (
+    build, check_wqe, explain_wqe, header_segments, in_one_piece, local_failure, wait_over, wqe_slot,
+)  # fmt: skip
 
 _RTS, _RC = int(QpState.RTS), int(ServiceType.RC)
-_NOP, _SEND, _SEND_IMM = int(WqeOpcode.NOP), int(WqeOpcode.SEND), int(WqeOpcode.SEND_IMM)
+_NOP, _WAIT = int(WqeOpcode.NOP), int(WqeOpcode.WAIT)
+_SEND, _SEND_IMM = int(WqeOpcode.SEND), int(WqeOpcode.SEND_IMM)
 _WRITE, _WRITE_IMM, _READ = int(WqeOpcode.RDMA_WRITE), int(WqeOpcode.RDMA_WRITE_IMM), int(WqeOpcode.RDMA_READ)
 _CS, _FA = int(WqeOpcode.ATOMIC_CS), int(WqeOpcode.ATOMIC_FA)
 _MALFORMED, _NO_RESPONSE, _RNR = int(Reason.WQE_MALFORMED), int(Reason.NO_RESPONSE), int(Reason.RNR)
@@ -83,7 +86,14 @@ def _start(nic, row):
         return 0
     nbytes = 0
     packets = 0
-    if opcode != _NOP:
+    if opcode == _WAIT:
+        reason = wait_over(nic, row, wqe, ds)
+        if reason == 0:
+            return 0
+        if reason < 0:
+            local_failure(nic, row, index, opcode, ce, -reason, blocks)
+            return 0
+    elif opcode != _NOP:
         if ld8(wqe + CTRL_SEG.fm_ce_se) >> FM_SHIFT != 0 and q.reads_head != q.reads_tail:
             return 0  # a fence waits for READs and atomics (IBTA 10.8.3.3)
         message = n.message
@@ -315,7 +325,7 @@ def _send(nic, row):
         if q.sq_next == q.sq_sent and (q.sq_next == q.sq_pi or _start(nic, row) == 0):
             break
         f = flight_at(flight_of(row, q.sq_next))
-        if f.packets == 0:  # a NOP
+        if f.packets == 0:  # a NOP, or a WAIT that is over
             q.sq_next += f.blocks
             acknowledge(nic, row, q.una_psn)
             done += 1

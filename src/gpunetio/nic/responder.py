@@ -8,18 +8,20 @@ from __future__ import annotations
 
 from ..device.compile import device_function, engine_function
 from ..device.ops import (
-    be32, be64, cas_sys64, copy, fetch_add_sys64, ld32, ld64, ld_acquire32,
+    be16, be32, be64, cas_sys64, copy, fetch_add_sys64, ld16, ld32, ld64, ld_acquire32, st64,
 )  # fmt: skip
 from ..enums import Access
 from .message import MESSAGE, message_at
 from ..formats.commands import ServiceType
 from ..formats.cqe import CqeOpcode, Syndrome
 from ..formats.doorbell import PI_MASK, QP_DBREC
-from ..formats.wqe import DATA_SEG, INLINE_SEG, INVALID_LKEY, SEGMENT, WqeOpcode
+from ..formats.events import EventType
+from ..formats.wqe import DATA_SEG, INLINE_SEG, INVALID_LKEY, SEGMENT, SRQ_NEXT_SEG, WqeOpcode
 from .completion import RESPONDER, fail_qp, fail_receive, write_cqe
+from .events import raise_event
 from .mkey import translate
 from .reasons import Reason
-from .tables import counters_at, nic_at, qp_row_at
+from .tables import counters_at, nic_at, qp_row_at, srq_row_at
 
 _WRITE, _WRITE_IMM = int(WqeOpcode.RDMA_WRITE), int(WqeOpcode.RDMA_WRITE_IMM)
 _SEND, _SEND_IMM = int(WqeOpcode.SEND), int(WqeOpcode.SEND_IMM)
@@ -34,6 +36,7 @@ _RC = int(ServiceType.RC)
 _LOCAL_LENGTH, _LOCAL_PROT, _WR_FLUSH = int(Syndrome.LOCAL_LENGTH), int(Syndrome.LOCAL_PROT), int(Syndrome.WR_FLUSH)
 _RESP_SEND, _RESP_SEND_IMM = int(CqeOpcode.RESP_SEND), int(CqeOpcode.RESP_SEND_IMM)
 _RESP_WR_IMM = int(CqeOpcode.RESP_WR_IMM)
+_LIMIT_REACHED, _LAST_WQE = int(EventType.SRQ_RQ_LIMIT), int(EventType.SRQ_LAST_WQE)
 _SEGMENTS = MESSAGE.segments
 
 
@@ -180,19 +183,77 @@ def _atomic(nic, row, message, opcode):
 
 
 @device_function
+def _shared_posted(srq):
+    """How many WQEs wait in a shared receive queue."""
+    s = srq_row_at(srq)
+    return s.returned_count + ((be32(ld_acquire32(s.dbrec + QP_DBREC.rcv)) - s.taken) & PI_MASK)
+
+
+@device_function
 def receives_posted(row):
-    """How many receive WQEs wait in the queue."""
+    """How many receive WQEs wait for the QP."""
     q = qp_row_at(row)
+    if q.srq != 0:
+        return _shared_posted(q.srq) + (1 if q.rx_wqe != 0 else 0)
     if q.rq_stride == 0:
         return 0
     producer = be32(ld_acquire32(q.dbrec + QP_DBREC.rcv))
     return (producer - q.rq_ci) & PI_MASK
 
 
-@device_function
-def _receive_wqe(row):
+@engine_function
+def _take_shared(nic, row):
+    """Take a WQE from the shared receive queue for the message that begins on this QP (IBTA 10.2.9.1)."""
     q = qp_row_at(row)
-    return q.rq_addr + (q.rq_ci & ((1 << q.rq_log) - 1)) * q.rq_stride
+    s = srq_row_at(q.srq)
+    if s.returned_count != 0:
+        s.returned_count -= 1
+        index = ld64(s.returned + 8 * s.returned_count)
+    else:
+        index = s.next
+        s.taken += 1
+        s.next = (index + 1) & ((1 << s.log) - 1)
+        if s.linked:
+            s.next = be16(ld16(s.addr + index * s.stride + SRQ_NEXT_SEG.next_wqe_index)) & ((1 << s.log) - 1)
+    q.rx_index = index
+    q.rx_wqe = s.addr + index * s.stride + (SEGMENT if s.linked else 0)
+    if s.limit != 0 and _shared_posted(q.srq) < s.limit:
+        s.limit = 0  # once (IBTA 10.2.9.2)
+        raise_event(nic, s.channel, s.cookie, _LIMIT_REACHED, s.srqn)
+
+
+@engine_function
+def return_shared(row):
+    """The QP ends with a message half received: its WQE goes back to the shared receive queue."""
+    q = qp_row_at(row)
+    if q.srq != 0 and q.rx_wqe != 0:
+        s = srq_row_at(q.srq)
+        st64(s.returned + 8 * s.returned_count, q.rx_index)
+        s.returned_count += 1
+        q.rx_wqe = 0
+
+
+@device_function
+def _receive_wqe(nic, row):
+    """The next receive's segments."""
+    q = qp_row_at(row)
+    if q.srq == 0:
+        return q.rq_addr + (q.rq_ci & ((1 << q.rq_log) - 1)) * q.rq_stride
+    if q.rx_wqe == 0:
+        _take_shared(nic, row)
+    return q.rx_wqe
+
+
+@device_function
+def _consume_receive(nic, row):
+    """The next receive is used up: its index."""
+    q = qp_row_at(row)
+    if q.srq == 0:
+        q.rq_ci += 1
+        return q.rq_ci - 1
+    _receive_wqe(nic, row)
+    q.rx_wqe = 0
+    return q.rx_index
 
 
 @device_function
@@ -209,12 +270,14 @@ def _no_receive(nic):
 
 
 @device_function
-def _receive_segments(row):
-    """How many data segments the next receive has."""
+def _receive_segments(row, wqe):
+    """How many data segments the receive has."""
     q = qp_row_at(row)
-    wqe = _receive_wqe(row)
+    room = q.rq_stride
+    if q.srq != 0:
+        room = srq_row_at(q.srq).stride - (SEGMENT if srq_row_at(q.srq).linked else 0)
     count = 0
-    while count * SEGMENT < q.rq_stride and be32(ld32(wqe + count * SEGMENT + DATA_SEG.lkey)) != INVALID_LKEY:
+    while count * SEGMENT < room and be32(ld32(wqe + count * SEGMENT + DATA_SEG.lkey)) != INVALID_LKEY:
         count += 1
     return count
 
@@ -227,8 +290,9 @@ def receive_scatter(nic, row, offset, total, data, nbytes):
     of its bytes are copied.
     """
     q = qp_row_at(row)
-    wqe = _receive_wqe(row)
-    count = _receive_segments(row)
+    wqe = _receive_wqe(nic, row)
+    count = _receive_segments(row, wqe)
+    pdn = srq_row_at(q.srq).pdn if q.srq != 0 else q.pdn
     room = 0
     for i in range(count):
         room += _capacity(wqe + i * SEGMENT)
@@ -243,7 +307,7 @@ def receive_scatter(nic, row, offset, total, data, nbytes):
             addr = be64(ld64(segment + DATA_SEG.addr))
             lkey = be32(ld32(segment + DATA_SEG.lkey))
             filled = min(capacity, total - begin)
-            target = translate(nic, lkey, q.pdn, addr, filled, _LOCAL_WRITE, _LKEY_UNKNOWN)
+            target = translate(nic, lkey, pdn, addr, filled, _LOCAL_WRITE, _LKEY_UNKNOWN)
             if target < 0:
                 return _RECV_LKEY
             part = min(begin + capacity - offset, nbytes)
@@ -259,9 +323,8 @@ def receive_scatter(nic, row, offset, total, data, nbytes):
 @engine_function
 def fail_scatter(nic, row, reason):
     """The next receive takes the error that `receive_scatter` found."""
-    q = qp_row_at(row)
-    fail_receive(nic, row, q.rq_ci, reason, _LOCAL_LENGTH if reason == _RECV_TOO_SMALL else _LOCAL_PROT)
-    q.rq_ci += 1
+    index = _consume_receive(nic, row)
+    fail_receive(nic, row, index, reason, _LOCAL_LENGTH if reason == _RECV_TOO_SMALL else _LOCAL_PROT)
 
 
 @engine_function
@@ -284,7 +347,7 @@ def _receive(nic, row, message):
         fail_scatter(nic, row, reason)
         return reason
     kind = _RESP_SEND_IMM if m.opcode == _SEND_IMM else _RESP_SEND
-    return complete_receive(nic, row, kind, m.nbytes, m.imm, m.opcode)
+    return complete_receive(nic, row, kind, m.nbytes, m.imm, m.opcode, m.solicited)
 
 
 @engine_function
@@ -295,29 +358,38 @@ def _write_imm(nic, row, message):
     if receives_posted(row) == 0:
         return _no_receive(nic)
     reason = _write(nic, row, message)
-    return reason if reason != 0 else complete_receive(nic, row, _RESP_WR_IMM, m.nbytes, m.imm, m.opcode)
+    if reason != 0:
+        return reason
+    return complete_receive(nic, row, _RESP_WR_IMM, m.nbytes, m.imm, m.opcode, m.solicited)
 
 
 @engine_function
-def complete_receive(nic, row, kind, nbytes, imm, opcode):
+def complete_receive(nic, row, kind, nbytes, imm, opcode, solicited):
     """The next receive has been filled, or used up by immediate data: its CQE. 0 or REMOTE_ABORT."""
     q = qp_row_at(row)
     if kind == _RESP_SEND:
         imm = 0
-    reason = write_cqe(nic, q.recv_cq, kind, q.qpn, q.user_index, 0, q.rq_ci, nbytes, imm, 0, 0)
-    q.rq_ci += 1
+    index = _consume_receive(nic, row)
+    reason = write_cqe(nic, q.recv_cq, kind, q.qpn, q.user_index, 0, index, nbytes, imm, 0, 0, solicited)
     if reason != 0:
-        fail_qp(nic, row, q.rq_ci - 1, opcode, reason, RESPONDER)
+        fail_qp(nic, row, index, opcode, reason, RESPONDER)
         return _REMOTE_ABORT
     return 0
 
 
 @engine_function
 def flush_receives(nic, row):
-    """Complete every posted receive of a QP in ERR with a flush error; returns how many."""
+    """Complete every posted receive of a QP in ERR with a flush error; returns how many.
+
+    Of a shared receive queue's, only the one that was taken; then an event says that no other will be (IBTA 10.2.9.3).
+    """
     q = qp_row_at(row)
     count = receives_posted(row)
+    if q.srq != 0:
+        count = 1 if q.rx_wqe != 0 else 0
     for _ in range(count):
-        fail_receive(nic, row, q.rq_ci, _FLUSH, _WR_FLUSH)
-        q.rq_ci += 1
+        fail_receive(nic, row, _consume_receive(nic, row), _FLUSH, _WR_FLUSH)
+    if q.srq != 0 and q.drained == 0:
+        q.drained = 1
+        raise_event(nic, q.channel, q.cookie, _LAST_WQE, q.qpn)
     return count

@@ -7,10 +7,11 @@ from ..device.ops import be64, clock_ns, copy, exchange64, ld64, ld_acquire64, l
 from ..formats.commands import QpState
 from ..formats.doorbell import PI_MASK, UAR_NO_DBR_OFFSET, UAR_REG_OFFSET, WQE_IDX_SHIFT
 from .doorbells import announce, poll_doorbell, scan_record
+from .events import raise_event, scan_arm_records, serve_arm_register
 from .loopback import serve as serve_loopback
 from .requester import serve as serve_requester
-from .responder import flush_receives
-from .tables import COUNTERS, NIC, QP_ROW, QP_SETUP_BYTES, counters_at, nic_at, qp_row_at
+from .responder import flush_receives, return_shared
+from .tables import COUNTERS, NIC, QP_ROW, QP_SETUP_BYTES, counters_at, event_at, nic_at, qp_row_at
 from .wires import flush_wires, forget_due, qp_row, send_due, serve_wires
 from .wqes import flush_next
 
@@ -20,6 +21,7 @@ ADD_QP = 2  # the same for a QP, and start serving it
 MODIFY_QP = 3  # the same for a QP that is served, if it is still in the state the interpreter saw
 RESET_QP = 4  # MODIFY_QP to RST: forget all queue positions
 REMOVE_QP = 5  # stop serving a QP
+RAISE_EVENT = 6  # tell a channel, `row`, of the prepared EVENT
 
 # command_result
 DONE, WRONG_STATE = 0, 1
@@ -88,11 +90,16 @@ def _apply(nic):
             serve_qp(nic, row)
     elif op == RESET_QP:
         forget_due(nic, row)
+        return_shared(row)
         copy(row, n.command_src, QP_SETUP_BYTES)
         _clear_positions(row)
     elif op == REMOVE_QP:
         forget_due(nic, row)
+        return_shared(row)
         _remove(nic, row)
+    elif op == RAISE_EVENT:
+        event = event_at(n.command_src)
+        raise_event(nic, row, event.cookie, event.type, event.number)
 
 
 @engine_function
@@ -130,6 +137,7 @@ def serve_registers(nic):
     for i in range(n.uar_count):
         page = ld64(n.uars + 8 * i)
         done += _serve_register(nic, page + UAR_REG_OFFSET) + _serve_register(nic, page + UAR_NO_DBR_OFFSET)
+        done += serve_arm_register(nic, page)
     return done
 
 
@@ -144,6 +152,7 @@ def scan_records(nic):
         return
     for i in range(n.active_count):
         scan_record(nic, ld64(n.active + 8 * i))
+    scan_arm_records(nic)
 
 
 @engine_function

@@ -26,6 +26,7 @@ class CommandSyndrome(IntEnum):
     NO_SUCH_UAR         = 0x5F0014
     NO_SUCH_EQ          = 0x5F0015
     NO_SUCH_GID         = 0x5F0016
+    NO_SUCH_SRQ         = 0x5F0017
     CQ_SIZE             = 0x5F0020
     QP_SIZE             = 0x5F0021
     UMEM_RANGE          = 0x5F0022
@@ -34,6 +35,7 @@ class CommandSyndrome(IntEnum):
     RQ_TYPE             = 0x5F0025
     UMEM_ALIGNMENT      = 0x5F0026
     UMEM_RIGHTS         = 0x5F0027
+    RMP_STATE           = 0x5F0028
     PKEY_INDEX          = 0x5F0030
     PORT_NUMBER         = 0x5F0031
     MTU                 = 0x5F0032
@@ -42,6 +44,7 @@ class CommandSyndrome(IntEnum):
     IN_USE              = 0x5F0041
     TABLE_FULL          = 0x5F0042
     ENGINE_TIMEOUT      = 0x5F0050
+    DEVICE_FAILED       = 0x5F0051
 
 
 class CommandError(Exception):

@@ -22,6 +22,7 @@ from ..memory import HostMemory
 # is where `tx_psn` was before it went back, `gap_psn` - 1 where a missing response was last asked for again.
 # WQEs from `sq_ci` to `sq_next` are on their way, those to `sq_sent` have been started at least once: `flights` says
 # what became of them. The responder keeps the last READs and atomics in `resources` (IBTA 9.7.4.1.3).
+# `rx_wqe` is the receive that was taken from the QP's SRQ for the message that is coming in.
 QP_ROW = Entry("qp_row", 896, """
     qpn              0  i64
     state            8  i64
@@ -60,43 +61,50 @@ QP_ROW = Entry("qp_row", 896, """
     rq_psn         272  i64
     flights        280  i64
     resources      288  i64
-    sq_ci          320  i64
-    sq_next        328  i64
-    sq_sent        336  i64
-    sq_pi          344  i64
-    db_seen        352  i64
-    una_psn        360  i64
-    tx_psn         368  i64
-    end_psn        376  i64
-    timer_at       384  i64
-    retry_at       392  i64
-    retries        400  i64
-    rnr_retries    408  i64
-    failed         416  i64
-    told           424  i64
-    reads_head     432  i64
-    reads_tail     440  i64
-    read_ends      448  i64[16]
-    rq_ci          576  i64
-    expect_psn     584  i64
-    msn            592  i64
-    rx_kind        600  i64
-    rx_nbytes      608  i64
-    rx_done        616  i64
-    rx_addr        624  i64
-    rx_key         632  i64
-    nak_sent       640  i64
-    due            648  i64
-    due_ack        656  i64
-    due_syndrome   664  i64
-    due_psn        672  i64
-    due_msn        680  i64
-    res_head       688  i64
-    res_todo       696  i64
-    high_psn       704  i64
-    gap_psn        712  i64
-    hurry          720  i64
-    held_back      728  i64
+    srq            296  i64
+    channel        304  i64
+    cookie         312  i64
+    core_direct    320  i64
+    sq_ci          384  i64
+    sq_next        392  i64
+    sq_sent        400  i64
+    sq_pi          408  i64
+    db_seen        416  i64
+    una_psn        424  i64
+    tx_psn         432  i64
+    end_psn        440  i64
+    timer_at       448  i64
+    retry_at       456  i64
+    retries        464  i64
+    rnr_retries    472  i64
+    failed         480  i64
+    told           488  i64
+    reads_head     496  i64
+    reads_tail     504  i64
+    read_ends      512  i64[16]
+    rq_ci          640  i64
+    expect_psn     648  i64
+    msn            656  i64
+    rx_kind        664  i64
+    rx_nbytes      672  i64
+    rx_done        680  i64
+    rx_addr        688  i64
+    rx_key         696  i64
+    nak_sent       704  i64
+    due            712  i64
+    due_ack        720  i64
+    due_syndrome   728  i64
+    due_psn        736  i64
+    due_msn        744  i64
+    res_head       752  i64
+    res_todo       760  i64
+    high_psn       768  i64
+    gap_psn        776  i64
+    hurry          784  i64
+    held_back      792  i64
+    rx_wqe         800  i64
+    rx_index       808  i64
+    drained        816  i64
 """)
 QP_SETUP_BYTES = QP_ROW.sq_ci  # the fields before belong to commands
 MAX_RD_ATOMIC = 16  # READs and atomics in flight in one direction of a QP
@@ -126,7 +134,28 @@ RESOURCE = Entry("resource", 128, """
     answered        64  i64
 """)
 
-CQ_ROW = Entry("cq_row", 128, """
+# A shared receive queue, which the PRM calls a receive memory pool. WQEs are taken at `next`, or first from among the
+# `returned`, an array of those that were taken for a QP which did not live to use them.
+SRQ_ROW = Entry("srq_row", 128, """
+    srqn              0  i64
+    pdn               8  i64
+    addr             16  i64
+    log              24  i64
+    stride           32  i64
+    dbrec            40  i64
+    linked           48  i64
+    returned         56  i64
+    channel          64  i64
+    cookie           72  i64
+    limit            80  i64
+    taken            88  i64
+    next             96  i64
+    returned_count  104  i64
+""")
+
+# `armed` for any completion or for solicited ones; `arm_seen` is the last request that was heard (see doorbell.py), and
+# `solicited_pi` counts the CQEs up to the last solicited one.
+CQ_ROW = Entry("cq_row", 192, """
     cqn            0  i64
     addr           8  i64
     log           16  i64
@@ -137,6 +166,13 @@ CQ_ROW = Entry("cq_row", 128, """
     uar_page      56  i64
     pi            64  i64
     error         72  i64
+    channel       80  i64
+    cookie        88  i64
+    armed         96  i64
+    arm_seen     104  i64
+    solicited_pi 112  i64
+    error_channel 120 i64
+    error_cookie 128  i64
 """)
 
 # `lent`, where the memory has been lent to other processes (shares.py): what makes its addresses references.
@@ -226,10 +262,12 @@ COUNTERS = Entry("counters", 320, """
     rx_accepted                       288  i64
     rx_refused                        296  i64
     rx_unexpected                     304  i64
+    rx_link_down                      312  i64
 """)
 PACKET_FATES = (
     "rx_accepted", "rx_malformed", "rx_no_qp", "rx_wrong_peer", "rx_wrong_pkey", "rx_wrong_state", "out_of_sequence",
     "duplicate_request", "out_of_buffer", "rx_refused", "rx_uc_dropped", "rx_unexpected", "implied_nak_seq_err",
+    "rx_link_down",
 )  # fmt: skip
 
 # What went wrong, for the log: filled by the engine, read by the service thread.
@@ -249,7 +287,7 @@ ERROR_RECORD = Entry("error_record", 128, """
 
 # What the engine is given: where everything is, and how it is spoken to. `payload` of a packet that refers to it, while
 # that packet is taken; `payload_bytes` is 0 for all others.
-NIC = Entry("nic", 512, """
+NIC = Entry("nic", 640, """
     qps              0  i64
     qp_mask          8  i64
     mkeys           16  i64
@@ -304,6 +342,27 @@ NIC = Entry("nic", 512, """
     scratch        464  i64
     payload        480  i64
     payload_bytes  488  i64
+    cqs            496  i64
+    cq_mask        504  i64
+    armable        512  i64
+    armable_count  520  i64
+    ringing        528  i64
+    ringing_count  536  i64
+    link_down      544  i64
+""")
+
+# Events on their way to whoever subscribed (PRM, event queues): a ring that the engine fills, and the descriptor that
+# counts what is in it. `unheard` of them have not been counted there yet; `lost` ones found the ring full.
+CHANNEL = Entry("channel", 256, """
+    fd             0  i64
+    unheard        8  i64
+    lost          16  i64
+    ring          64  raw[192]
+""")
+EVENT = Entry("event", 32, """
+    cookie         0  i64
+    type           8  i64
+    number        16  i64
 """)
 
 # One way out of the NIC, and in. Pipes lead to a NIC of this host; UDP to everybody else, in datagrams that the engine
@@ -340,6 +399,9 @@ LOANS = 256
 
 qp_row_at = struct_view(QP_ROW)
 cq_row_at = struct_view(CQ_ROW)
+srq_row_at = struct_view(SRQ_ROW)
+channel_at = struct_view(CHANNEL)
+event_at = struct_view(EVENT)
 mkey_row_at = struct_view(MKEY_ROW)
 nic_at = struct_view(NIC)
 flight_at = struct_view(FLIGHT)

@@ -71,6 +71,9 @@ def receive(nic, wire, packet, nbytes, peer_high, peer_low):
     w = wire_at(wire)
     c = counters_at(n.counters)
     c.rdma_rx_packets += 1
+    if n.link_down:
+        c.rx_link_down += 1
+        return
     link = _link_headers(nic, packet, nbytes) if w.infiniband else 0
     bth = packet + link
     nbytes -= link

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from ..device.compile import device_function, engine_function
-from ..device.ops import be32, be64, copy, ld32, ld64, ld_acquire32, pause, st64
+from ..device.ops import be32, be64, copy, ld8, ld32, ld64, ld_acquire32, pause, st64
 from ..enums import Access
 from ..formats.commands import ServiceType
 from ..formats.doorbell import PI_MASK, WQE_IDX_SHIFT
 from ..formats.wqe import (
-    ATOMIC_SEG, CTRL_SEG, DATA_SEG, INLINE_SEG, MAX_TRANSFER, RADDR_SEG, SEGMENT, WQEBB_SHIFT, WqeOpcode,
+    ATOMIC_SEG, CTRL_SEG, DATA_SEG, INLINE_SEG, MAX_TRANSFER, RADDR_SEG, SEGMENT, WAIT_SEG, WQEBB_SHIFT, CtrlFlags,
+    WqeOpcode,
 )  # fmt: skip
 from .completion import ce_of, fail_send
 from .message import MAX_SEGMENTS, MESSAGE, message_at
 from .mkey import translate
 from .reasons import Reason
 from .responder import explain
-from .tables import qp_row_at
+from .tables import CQ_ROW, cq_row_at, nic_at, qp_row_at
 
 _WRITE, _WRITE_IMM, _READ = int(WqeOpcode.RDMA_WRITE), int(WqeOpcode.RDMA_WRITE_IMM), int(WqeOpcode.RDMA_READ)
 _SEND, _SEND_IMM = int(WqeOpcode.SEND), int(WqeOpcode.SEND_IMM)
@@ -24,6 +25,9 @@ _STALE, _WRONG_QPN, _MALFORMED = int(Reason.WQE_STALE), int(Reason.WQE_QPN), int
 _LKEY_UNKNOWN, _LENGTH = int(Reason.LKEY_UNKNOWN), int(Reason.LENGTH)
 _OPCODE, _ATOMIC_LENGTH, _FLUSH = int(Reason.WQE_OPCODE), int(Reason.ATOMIC_LENGTH), int(Reason.FLUSH)
 _LOCAL_WRITE, _RC = int(Access.LOCAL_WRITE), int(ServiceType.RC)
+_SOLICITED = int(CtrlFlags.SOLICITED)
+_CQN_MASK, _INDEX_MASK = 0xFF_FFFF, 0xFFFF_FFFF
+_WAIT_DS = 2
 
 STALE_POLLS = 20_000  # how often a WQE that is not there yet is read again: a fraction of a millisecond
 UNSUPPORTED = 64  # larger than any WQE's number of segments
@@ -176,6 +180,7 @@ def build(nic, row, message, wqe, opcode, ds, index):
         m.raddr = be64(ld64(wqe + SEGMENT + RADDR_SEG.raddr))
         m.rkey = be32(ld32(wqe + SEGMENT + RADDR_SEG.rkey))
     m.imm = be32(ld32(wqe + CTRL_SEG.imm))
+    m.solicited = ld8(wqe + CTRL_SEG.fm_ce_se) & _SOLICITED
     right = 0
     if opcode == _READ:
         right = _LOCAL_WRITE
@@ -190,6 +195,22 @@ def build(nic, row, message, wqe, opcode, ds, index):
         explain(nic, 0, 0, m.nbytes, 0, 0)
         return _ATOMIC_LENGTH
     return reason
+
+
+@engine_function
+def wait_over(nic, row, wqe, ds):
+    """Whether a WAIT's CQ has the CQE that it names: 1, 0 for not yet, or minus a reason (PRM, core-direct)."""
+    n = nic_at(nic)
+    cqn = be32(ld32(wqe + SEGMENT + WAIT_SEG.qpn_cqn)) & _CQN_MASK
+    cq = n.cqs + (cqn & n.cq_mask) * CQ_ROW.size
+    if qp_row_at(row).core_direct == 0 or cqn == 0 or cq_row_at(cq).cqn != cqn:
+        explain(nic, 0, 0, 0, cqn, 0)
+        return -_OPCODE
+    if ds != _WAIT_DS:
+        explain(nic, 0, 0, 0, ds, 0)
+        return -_MALFORMED
+    ahead = cq_row_at(cq).pi - be32(ld32(wqe + SEGMENT + WAIT_SEG.max_index))
+    return 1 if 0 < (ahead & _INDEX_MASK) <= _INDEX_MASK >> 1 else 0
 
 
 @engine_function

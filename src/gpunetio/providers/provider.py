@@ -8,10 +8,12 @@ Numbers are plain ints and errors are `DocaError`s: a refused command is a `Driv
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
 from ..enums import Access, LinkLayer, UarAllocationType
+from ..formats.events import EventType
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,18 @@ class UarPage:
     reg_addr: int
 
 
+@dataclass(frozen=True)
+class Event:
+    """`mlx5dv_devx_get_event`: the `cookie` of the subscription, and the event's type.
+
+    `number` is that of the object; of PORT_CHANGE it is the port << 8 | PortSubtype.
+    """
+
+    cookie: int
+    type: EventType
+    number: int
+
+
 class Provider(Protocol):
     """One opened device."""
 
@@ -112,8 +126,16 @@ class Provider(Protocol):
 
     def dereg_mr(self, handle: int) -> None: ...
 
+    def reg_dmabuf_mr(self, pdn: int, fd: int, offset: int, nbytes: int, iova: int, access: Access) -> MrKeys:
+        """Register a range of a dmabuf (`ibv_reg_dmabuf_mr`). The descriptor stays the caller's."""
+        ...
+
     def reg_umem(self, address: int, nbytes: int, access: Access) -> int:
         """A UMEM id (`mlx5dv_devx_umem_reg_ex`)."""
+        ...
+
+    def reg_dmabuf_umem(self, fd: int, offset: int, nbytes: int, access: Access) -> int:
+        """A UMEM in a range of a dmabuf (`mlx5dv_devx_umem_reg_ex` with MLX5DV_UMEM_MASK_DMABUF)."""
         ...
 
     def dereg_umem(self, umem_id: int) -> None: ...
@@ -139,6 +161,29 @@ class Provider(Protocol):
     def devx_obj_destroy(self, handle: int) -> None: ...
 
     def general_cmd(self, mailbox: bytes, out_size: int) -> bytes: ...
+
+    def create_event_channel(self) -> int:
+        """A handle (`mlx5dv_devx_create_event_channel`)."""
+        ...
+
+    def event_fd(self, channel: int) -> int:
+        """A descriptor that can be read while events wait. It stays the channel's."""
+        ...
+
+    def subscribe(self, channel: int, handle: int | None, types: Iterable[EventType], cookie: int) -> None:
+        """Tell the channel of these events of a DEVX object (`mlx5dv_devx_subscribe_devx_event`).
+
+        Without an object: of the port and the device. A subscription ends with its object or its channel.
+        """
+        ...
+
+    def get_event(self, channel: int) -> Event | None:
+        """The oldest event that waits, if any (`mlx5dv_devx_get_event`). FullError after some were lost."""
+        ...
+
+    def destroy_event_channel(self, channel: int) -> None:
+        """Afterwards nothing is told to it (`mlx5dv_devx_destroy_event_channel`)."""
+        ...
 
     def doorbell_register(self, uar: UarPage, qpn: int) -> int:
         """Address of the 8-byte register that a kernel rings for `qpn`: the UAR's own on a card."""

@@ -6,7 +6,8 @@ import contextlib
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 
 from ..device.launch import observers
 from ..enums import Access, UarAllocationType
@@ -15,9 +16,12 @@ from ..fabric.neighbours import owner_of
 from ..formats import commands as cmd
 from ..formats.commands import Opcode, Status
 from ..formats.doorbell import UAR_REG_OFFSET
-from ..nic.nic import MAX_CQ, MAX_GID, MAX_MR, MAX_PD, MAX_QP, SoftNic
+from ..formats.events import EventType
+from ..memory import MappedMemory
+from ..nic.channels import EventChannel
+from ..nic.nic import MAX_CQ, MAX_GID, MAX_MR, MAX_PD, MAX_QP, MAX_SRQ, SoftNic
 from ..nic.port import Port, PortConfig
-from .provider import DeviceAttr, DeviceInfo, MrKeys, PortAttr, UarPage
+from .provider import DeviceAttr, DeviceInfo, Event, MrKeys, PortAttr, UarPage
 
 DEVICES = 8
 _MAX_WR, _MAX_SGE, _MAX_CQE = 1 << 15, 30, 1 << 22
@@ -88,13 +92,14 @@ def open_first(port: PortConfig | None = None) -> SoftProvider:
 _DESTROY = {
     Opcode.CREATE_CQ: (Opcode.DESTROY_CQ, cmd.DESTROY_CQ_IN, "cqn", cmd.CREATE_CQ_OUT),
     Opcode.CREATE_QP: (Opcode.DESTROY_QP, cmd.DESTROY_QP_IN, "qpn", cmd.CREATE_QP_OUT),
+    Opcode.CREATE_RMP: (Opcode.DESTROY_RMP, cmd.DESTROY_RMP_IN, "rmpn", cmd.CREATE_RMP_OUT),
 }
 _MODIFY = (
     Opcode.RST2INIT_QP, Opcode.INIT2INIT_QP, Opcode.INIT2RTR_QP, Opcode.RTR2RTS_QP, Opcode.RTS2RTS_QP, Opcode.QP_2ERR,
-    Opcode.QP_2RST,
+    Opcode.QP_2RST, Opcode.MODIFY_RMP,
 )  # fmt: skip
-_QUERY = (Opcode.QUERY_QP,)
-_OF_OBJECTS = (*_DESTROY, Opcode.DESTROY_CQ, Opcode.DESTROY_QP, *_MODIFY, *_QUERY)
+_QUERY = (Opcode.QUERY_QP, Opcode.QUERY_RMP)
+_OF_OBJECTS = (*_DESTROY, *(destroy for destroy, *_ in _DESTROY.values()), *_MODIFY, *_QUERY)
 _NUMBER = slice(cmd.QUERY_QP_IN.offset("qpn"), cmd.QUERY_QP_IN.offset("qpn") + 3)  # at the same place in all of them
 
 
@@ -106,6 +111,8 @@ class SoftProvider:
         self._objects: dict[int, bytes] = {}  # handle of a DEVX object → the mailbox that destroys it
         self._next_handle = 1
         self._held: dict[tuple[Callable[[int], None], int], None] = {}  # what close() gives back, in order
+        self._mapped: dict[tuple[Callable[[int], None], int], MappedMemory] = {}  # dmabufs, by what gives them back
+        self._channels: dict[int, EventChannel] = {}
         self._pid = os.getpid()
         self._open = True
 
@@ -116,7 +123,7 @@ class SoftProvider:
             fw_ver="software", node_guid=guid, sys_image_guid=guid, vendor_id=0x02C9, vendor_part_id=0, hw_ver=0,
             board_id="gpunetio-soft", phys_port_cnt=1, max_mr_size=1 << 47, max_qp=MAX_QP - 1, max_qp_wr=_MAX_WR,
             max_sge=_MAX_SGE, max_cq=MAX_CQ - 1, max_cqe=_MAX_CQE, max_mr=MAX_MR - 1, max_pd=MAX_PD - 1, max_ah=0,
-            max_srq=0, max_srq_wr=0, max_srq_sge=0, max_pkeys=1, max_qp_rd_atom=_MAX_RD_ATOMIC,
+            max_srq=MAX_SRQ - 1, max_srq_wr=_MAX_WR, max_srq_sge=_MAX_SGE, max_pkeys=1, max_qp_rd_atom=_MAX_RD_ATOMIC,
             max_qp_init_rd_atom=_MAX_RD_ATOMIC,
         )  # fmt: skip
 
@@ -124,7 +131,7 @@ class SoftProvider:
         """See `Provider`."""
         self._check_port(port)
         return PortAttr(
-            state="PORT_ACTIVE", max_mtu=4096, active_mtu=self.nic.port.active_mtu, sm_lid=0,
+            state="PORT_ACTIVE" if self.nic.link_up else "PORT_DOWN", max_mtu=4096, active_mtu=self.nic.port.active_mtu, sm_lid=0,
             lid=self.nic.port.lid, lmc=0, link_layer=self.nic.port.link_layer, gid_tbl_len=MAX_GID,
         )  # fmt: skip
 
@@ -150,9 +157,29 @@ class SoftProvider:
         """See `Provider`."""
         self._give_back(self.nic.dereg_mr, handle)
 
+    def reg_dmabuf_mr(self, pdn: int, fd: int, offset: int, nbytes: int, iova: int, access: Access) -> MrKeys:
+        """See `Provider`. The CPU must be able to map it."""
+        memory = _map(fd, offset, nbytes)
+        with ExitStack() as undo:
+            undo.callback(memory.close)
+            keys = self.reg_mr(pdn, memory.address + offset, nbytes, iova, access, False)
+            undo.pop_all()
+        self._mapped[self.nic.dereg_mr, keys.handle] = memory
+        return keys
+
     def reg_umem(self, address: int, nbytes: int, access: Access) -> int:
         """See `Provider`."""
         return self._hold(self.nic.dereg_umem, self.nic.reg_umem(address, nbytes, access))
+
+    def reg_dmabuf_umem(self, fd: int, offset: int, nbytes: int, access: Access) -> int:
+        """See `Provider`. The CPU must be able to map it."""
+        memory = _map(fd, offset, nbytes)
+        with ExitStack() as undo:
+            undo.callback(memory.close)
+            umem_id = self.reg_umem(memory.address + offset, nbytes, access)
+            undo.pop_all()
+        self._mapped[self.nic.dereg_umem, umem_id] = memory
+        return umem_id
 
     def dereg_umem(self, umem_id: int) -> None:
         """See `Provider`."""
@@ -214,6 +241,45 @@ class SoftProvider:
             raise InvalidValueError(f"{_name(opcode)} concerns an object: use a devx_obj_… call")
         return self._execute(mailbox, out_size)
 
+    def create_event_channel(self) -> int:
+        """See `Provider`."""
+        handle = self._next_handle
+        self._next_handle += 1
+        self._channels[handle] = self.nic.create_event_channel()
+        return self._hold(self._destroy_channel, handle)
+
+    def event_fd(self, channel: int) -> int:
+        """See `Provider`."""
+        return self._channel(channel).fd
+
+    def subscribe(self, channel: int, handle: int | None, types: Iterable[EventType], cookie: int) -> None:
+        """See `Provider`."""
+        target = None
+        if handle is not None:
+            destroy = self._object(handle)
+            nic = self.nic
+            table = {Opcode.DESTROY_CQ: nic.cqs, Opcode.DESTROY_QP: nic.qps, Opcode.DESTROY_RMP: nic.srqs}
+            target = table[Opcode(_opcode(destroy))][int.from_bytes(destroy[_NUMBER], "big")]
+        self.nic.subscribe(self._channel(channel), target, types, cookie)
+
+    def get_event(self, channel: int) -> Event | None:
+        """See `Provider`."""
+        event = self._channel(channel).get()
+        return None if event is None else Event(*event)
+
+    def destroy_event_channel(self, channel: int) -> None:
+        """See `Provider`."""
+        self._channel(channel)
+        self._give_back(self._destroy_channel, channel)
+
+    def _destroy_channel(self, handle: int) -> None:
+        self.nic.destroy_event_channel(self._channels.pop(handle))
+
+    def _channel(self, handle: int) -> EventChannel:
+        if handle not in self._channels:
+            raise InvalidValueError(f"{self.name} has no event channel {handle}")
+        return self._channels[handle]
+
     def doorbell_register(self, uar: UarPage, qpn: int) -> int:
         """A line of the QP's own: two queues that ring one register in memory would overwrite each other."""
         return self.nic.doorbell_line(qpn)
@@ -225,7 +291,7 @@ class SoftProvider:
         self._open = False
         for free, number in reversed(list(self._held)):
             with contextlib.suppress(DocaError):
-                free(number)
+                self._give_back(free, number)
         with _lock:
             nic, opened = _nics[self.name]
             if opened > 1:
@@ -242,6 +308,8 @@ class SoftProvider:
     def _give_back(self, free: Callable[[int], None], number: int) -> None:
         free(number)
         self._held.pop((free, number), None)
+        if memory := self._mapped.pop((free, number), None):
+            memory.close()
 
     def _destroy(self, handle: int) -> None:
         self._execute(self._objects[handle], cmd.OUT.size)
@@ -277,6 +345,20 @@ class SoftProvider:
     def _check_port(port: int) -> None:
         if port != 1:
             raise InvalidValueError(f"port {port} does not exist: the software NIC has one, port 1")
+
+
+def _map(fd: int, offset: int, nbytes: int) -> MappedMemory:
+    """Map the memory of a dmabuf, or of a file of memory whose size is sealed."""
+    try:
+        size = os.lseek(fd, 0, os.SEEK_END)
+        if offset < 0 or nbytes <= 0 or offset + nbytes > size:
+            raise InvalidValueError(f"{nbytes} bytes at offset {offset} do not lie in the {size} bytes of fd {fd}")
+        return MappedMemory(fd, size, writable=True)
+    except OSError as error:
+        raise NotSupportedError(
+            f"the software NIC cannot map dmabuf fd {fd} into this process ({error}): its exporter must allow mmap, "
+            "which GPU drivers do not"
+        ) from error
 
 
 def _opcode(mailbox: bytes) -> int:

@@ -10,21 +10,25 @@
 """
 
 from .ah import AhAttr
-from .context import Context, open
+from .channel import CompChannel
+from .context import Context, import_context, open
 from .cq import CQ
 from .device_attr import DeviceAttributes
+from .events import AsyncEvent
 from .handle import Handle
 from .mr import MR
 from .pd import PD
 from .qp import QP, QpEndpoint
 from .qp_init import QpInitAttr
 from .qp_state import QpAttr
+from .srq import SRQ, SrqAttr
 from .uar import UAR
 from .umem import UMEM
 from .work import BadWrError, Completion, RecvWr, SendWr, Sge
 
 __all__ = [
-    "open", "Context", "DeviceAttributes", "PD", "MR", "UMEM", "UAR", "CQ",
+    "open", "import_context", "Context", "DeviceAttributes", "PD", "MR", "UMEM", "UAR", "CQ",
+    "CompChannel", "AsyncEvent", "SRQ", "SrqAttr",
     "QP", "QpInitAttr", "QpAttr", "AhAttr", "QpEndpoint", "Handle",
     "Sge", "SendWr", "RecvWr", "Completion", "BadWrError",
 ]  # fmt: skip

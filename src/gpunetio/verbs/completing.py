@@ -61,7 +61,9 @@ def completion_of(cqe: Cqe, qp: QP) -> Completion:
             wr_id, opcode = posting.send.complete(cqe.counter)
             nbytes = cqe.byte_cnt if opcode in _BRING_BACK else 0
         else:
-            wr_id, nbytes = posting.receive.complete(), cqe.byte_cnt
+            srq = qp.init_attr.srq
+            wr_id = srq.complete(cqe.counter) if srq else posting.receive.complete()
+            nbytes = cqe.byte_cnt
             opcode = WcOpcode.RECV_RDMA_WITH_IMM if cqe.opcode == CqeOpcode.RESP_WR_IMM else WcOpcode.RECV
     if failed:
         status = _STATUS.get(cqe.syndrome, WcStatus.GENERAL_ERR)  # type: ignore[call-overload]

@@ -8,11 +8,15 @@ from typing import Any
 
 from ..enums import Access, CqOverrun, UarAllocationType
 from ..errors import DocaError, InvalidValueError
+from ..formats.cqe import CQE_SIZE
 from ..providers import PortConfig, open_device
 from ..providers.provider import PortAttr, Provider
+from .channel import CompChannel
 from .cq import CQ
 from .device_attr import DeviceAttributes, query_device
+from .events import AsyncEvent, AsyncEvents
 from .handle import Handle
+from .mr import Dmabuf
 from .pd import PD
 from .uar import UAR
 from .umem import UMEM
@@ -26,19 +30,32 @@ def open(name: str | None = None, *, port: PortConfig | None = None) -> Context:
     return Context(open_device(name, port))
 
 
+def import_context(provider: Provider) -> Context:
+    """A context on a device that somebody else has opened (`doca_verbs_bridge_verbs_context_import`).
+
+    Closing it closes what was made from it. The device stays the caller's, and open until then.
+    """
+    return Context(provider, imported=True)
+
+
 class Context(Handle):
-    """An opened device (`ibv_context`). It takes the provider over, and closes all that was made from it."""
+    """An opened device (`ibv_context`). It closes all that was made from it, and the device unless that was imported.
+
+    `async_events` are its asynchronous events: a `fd`, and `async for`.
+    """
 
     _rank = 4
     _closes_users = True
 
-    def __init__(self, provider: Provider):
+    def __init__(self, provider: Provider, imported: bool = False):
         super().__init__(self)
         self.name = provider.name
         self._provider = provider
         self._uars: dict[UarAllocationType, UAR] = {}
         with ExitStack() as undo:
-            undo.callback(provider.close)
+            if not imported:
+                undo.callback(provider.close)
+            self.async_events = AsyncEvents(provider, undo)
             self._opened(f"context {self.name}", undo)
 
     @property
@@ -75,13 +92,35 @@ class Context(Handle):
             raise InvalidValueError(f"port {port}: {self} has the ports 1 to {count}")
 
     def create_pd(self) -> PD:
-        """A protection domain (`ibv_alloc_pd`)."""
+        """A protection domain (`doca_verbs_pd_create`)."""
         return PD(self)
+
+    def import_pd(self, pdn: int) -> PD:
+        """A protection domain that somebody else has made on this device (`doca_verbs_bridge_verbs_pd_import`).
+
+        Closing it closes what was made from it here, and leaves the domain itself alone.
+        """
+        return PD(self, pdn)
+
+    def create_comp_channel(self) -> CompChannel:
+        """A completion channel (`doca_verbs_comp_channel_create`)."""
+        return CompChannel(self)
+
+    def get_async_event(self, timeout: float) -> AsyncEvent | None:
+        """What happened to an object, the port or the device; None when nothing does within `timeout` seconds.
+
+        `doca_verbs_get_async_event`. Each event must be acknowledged: `event.ack()`.
+        """
+        self.check_open()
+        return self.async_events.get(timeout)
 
     def create_cq(
         self,
         cqe: int,
         *,
+        cqe_size: int = CQE_SIZE,
+        channel: CompChannel | None = None,
+        external_datapath: bool = False,
         overrun: CqOverrun = CqOverrun.DISABLE,
         collapsed: bool = False,
         external_umem: tuple[UMEM, int] | None = None,
@@ -89,7 +128,10 @@ class Context(Handle):
         external_uar: UAR | None = None,
         context: Any = None,
     ) -> CQ:
-        """A completion queue of `cqe` entries, a power of two (`doca_verbs_cq_create`).
+        """A completion queue of `cqe` entries of `cqe_size` bytes, a power of two (`doca_verbs_cq_create`).
+
+        `channel` tells of completions when `req_notify()` has asked for that. With `external_datapath` somebody else
+        reads the entries, a kernel for one, and `poll()` refuses; so it is with a ring in memory of yours.
 
         `external_umem` and `external_dbr_umem`, each (UMEM, byte offset), place the ring and its doorbell record in
         memory of yours, whose entries you preset; without them both are made here. `overrun` lets the device write
@@ -98,6 +140,9 @@ class Context(Handle):
         return CQ(
             self,
             cqe,
+            cqe_size=cqe_size,
+            channel=channel,
+            external_datapath=external_datapath,
             overrun=overrun,
             collapsed=collapsed,
             external_umem=external_umem,
@@ -123,6 +168,12 @@ class Context(Handle):
                 uar = UAR(self, instead)
             self._uars[kind] = uar
         return uar
+
+    def register_dmabuf_umem(
+        self, fd: int, nbytes: int, access: Access = Access.LOCAL_WRITE, *, offset: int = 0
+    ) -> UMEM:
+        """`nbytes` at `offset` of a dmabuf for queues (`doca_verbs_umem_create` with a dmabuf id)."""
+        return UMEM(self, Dmabuf(fd, offset, nbytes), access)
 
     def register_umem(self, obj: Any, access: Access = Access.LOCAL_WRITE) -> UMEM:
         """Memory that queues can be placed in (`doca_verbs_umem_create`)."""

@@ -7,12 +7,15 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from ..enums import CqOverrun, UarAllocationType
-from ..errors import BadStateError, InvalidValueError
+from ..errors import BadStateError, InvalidValueError, NotSupportedError
 from ..formats.commands import CREATE_CQ_IN, CREATE_CQ_OUT, Opcode
 from ..formats.cqe import CI_MASK, CQE64, CQE_SIZE, INIT_OP_OWN
-from ..formats.doorbell import CQ_DBREC
+from ..formats.doorbell import CQ_ARM_SN_MASK, CQ_ARM_SN_SHIFT, CQ_ARM_SOLICITED, CQ_DBREC, UAR_CQ_OFFSET
+from ..formats.events import EventType
+from .channel import CompChannel
 from .completing import Cqe, completion_of
-from .doorbell import arrived
+from .doorbell import arrived, ring_arm
+from .events import OF_CQ
 from .handle import Handle, command, destroy
 from .ring import check_both, external_ring, internal_ring
 from .uar import UAR
@@ -39,6 +42,9 @@ class CQ(Handle):
         ctx: Context,
         cqe: int,
         *,
+        cqe_size: int,
+        channel: CompChannel | None,
+        external_datapath: bool,
         overrun: CqOverrun,
         collapsed: bool,
         external_umem: tuple[UMEM, int] | None,
@@ -47,7 +53,9 @@ class CQ(Handle):
         context: Any,
     ):
         super().__init__(ctx)
-        self._use(ctx, external_uar)
+        self._use(ctx, external_uar, channel)
+        if cqe_size != CQE_SIZE:
+            raise NotSupportedError(f"cqe_size = {cqe_size}: completion queue entries have {CQE_SIZE} bytes here")
         check_both(external_umem, external_dbr_umem)
         limit = ctx.query_device().max_cqe
         if cqe < 1 or cqe & (cqe - 1) or cqe > limit:
@@ -85,7 +93,11 @@ class CQ(Handle):
             with command("CREATE_CQ"):
                 handle, out = provider.devx_obj_create(bytes(mailbox), CREATE_CQ_OUT.size)
             undo.callback(destroy, provider, "DESTROY_CQ", handle)
+            ctx.async_events.subscribe(self, handle, OF_CQ, undo)
+            if channel:
+                channel.reader.subscribe(self, handle, (EventType.COMPLETION,), undo)
             self.cqn = int(CREATE_CQ_OUT.get(out, "cqn"))
+            self.channel, self.external_datapath = channel, external_datapath
             self.entries, self.overrun, self.collapsed, self.context = cqe, overrun, collapsed, context
             self.ring_address = ring.address
             self.dbr_address = ring.dbr_address + CQ_DBREC.set_ci
@@ -94,6 +106,8 @@ class CQ(Handle):
             self._queues: dict[int, QP] = {}  # by number: whose completions come here
             self._dropped: set[int] = set()  # indices of CQEs that nobody wants any more
             self._consumer = 0  # counts CQEs for ever
+            self._arm_sn = 1  # counts the events that were taken: the device hears a request once
+            self._any_wanted = 0  # that count, when any completion was asked for last
             self._lock = threading.Lock()
             self._opened(f"CQ {self.cqn:#x} of {ctx.name}", undo)
 
@@ -119,7 +133,7 @@ class CQ(Handle):
     @property
     def _polled(self) -> bool:
         """Whether it can be polled here."""
-        return self._ring.memory is not None and not self.collapsed
+        return self._ring.memory is not None and not self.collapsed and not self.external_datapath
 
     def _arrived(self, most: int) -> int:
         return arrived(self.ring_address, self.entries.bit_length() - 1, self._consumer, most)
@@ -128,6 +142,46 @@ class CQ(Handle):
         assert self._ring.memory
         at = index % self.entries * CQE_SIZE
         return Cqe.unpack(self._ring.memory.array[at : at + CQE_SIZE].tobytes())
+
+    def _not_ours(self, what: str) -> BadStateError:
+        why = "is collapsed" if self.collapsed else "has an external data path: its entries are yours to read"
+        return BadStateError(f"{self} {why}: it cannot be {what} here")
+
+    @property
+    def consumer_index(self) -> int:
+        """How many completions have been polled so far (`doca_verbs_bridge_get_current_cq_ci`)."""
+        self.check_open()
+        return self._consumer
+
+    def req_notify(self, solicited_only: bool = False) -> None:
+        """Ask the channel for one event: at the next completion that has not been polled (`ibv_req_notify_cq`).
+
+        It comes at once when there is such a completion already, so that none is missed. `solicited_only`: only those
+        of requests whose sender set SOLICITED, and errors.
+        """
+        self.check_open()
+        if self.channel is None:
+            raise BadStateError(f"{self} has no completion channel: give create_cq() one")
+        if not self._polled:
+            raise self._not_ours("asked for events")
+        with self._lock:
+            # A request for any completion stands until its event was taken: one for less must not overwrite it.
+            if not solicited_only:
+                self._any_wanted = self._arm_sn
+            command = 0 if self._any_wanted == self._arm_sn else CQ_ARM_SOLICITED
+            word = (self._arm_sn & CQ_ARM_SN_MASK) << CQ_ARM_SN_SHIFT | command | self._consumer & CI_MASK
+            ring_arm(self.arm_address, word, self.uar.page.base_addr + UAR_CQ_OFFSET, self.cqn)
+
+    def event_taken(self) -> None:
+        """The channel has given an event of this queue away."""
+        with self._lock:
+            self._arm_sn += 1
+        self.hold_for_event()
+
+    def ack_events(self, count: int = 1) -> None:
+        """Done with events from the channel (`doca_verbs_ack_cq_events`): the queue cannot be closed before."""
+        self.check_open()
+        self.acknowledge(count)
 
     def poll(self, most: int = 16) -> list[Completion]:
         """Up to `most` completions, oldest first; an empty list when there are none (`doca_verbs_bridge_poll_cq`).
@@ -138,8 +192,7 @@ class CQ(Handle):
         if most < 1:
             raise InvalidValueError(f"most = {most}: ask for one completion at least")
         if not self._polled:
-            what = "is collapsed" if self.collapsed else "has an external data path: its ring is in your memory"
-            raise BadStateError(f"{self} {what}: it cannot be polled here")
+            raise self._not_ours("polled")
         found: list[Completion] = []
         with self._lock:
             count = self._arrived(most)

@@ -28,6 +28,14 @@ def ring_receive(record, producer):
 
 
 @engine_function
+def ring_arm(record, word, register, cqn):
+    """Ask for an event: the arm record, then the register (see formats/doorbell.py)."""
+    st_release32(record, be32(word))
+    fence_release_sys()
+    st_mmio64(register, be64(word << 32 | cqn))
+
+
+@engine_function
 def arrived(ring, log_entries, consumer, most):
     """How many CQEs, `most` at the most, are there from index `consumer` on."""
     count = 0

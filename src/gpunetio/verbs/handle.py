@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, ClassVar, Self
@@ -30,6 +31,8 @@ class Handle:
         self._undo: ExitStack | None = None  # what close() does; None while the object is not open
         self._uses: tuple[Handle, ...] = ()
         self._users: dict[Handle, None] = {}
+        self._unacknowledged = 0  # events that were taken
+        self._acknowledging = threading.Lock()
 
     def _use(self, *handles: Handle | None) -> None:
         """Note what this object needs: all of it open, and of the same context."""
@@ -65,16 +68,35 @@ class Handle:
             return
         if self._users and not self._closes_users:
             raise InUseError(f"{self} is still used by {', '.join(map(str, self._users))}: close that first")
+        if self._unacknowledged:
+            raise InUseError(f"{self} has {self._unacknowledged} event(s) that were not acknowledged: do that first")
+        self._close()
+
+    def _close(self) -> None:
+        if self._undo is None:
+            return
         with ExitStack() as steps:  # the last step first, and every step whatever the others raise
             steps.callback(self._release, self._undo)
             for user in sorted(self._users, key=lambda user: user._rank, reverse=True):
-                steps.callback(user.close)
+                steps.callback(user._close)
 
     def _release(self, undo: ExitStack) -> None:
         self._undo = None
         for used in self._uses:
             used._users.pop(self, None)
         undo.close()
+
+    def hold_for_event(self) -> None:
+        """An event about the object was taken: it stays until that is acknowledged."""
+        with self._acknowledging:
+            self._unacknowledged += 1
+
+    def acknowledge(self, count: int) -> None:
+        """Events about the object are done with."""
+        with self._acknowledging:
+            if not 1 <= count <= self._unacknowledged:
+                raise InvalidValueError(f"{count} events acknowledged: {self} waits for {self._unacknowledged}")
+            self._unacknowledged -= count
 
     def __enter__(self) -> Self:
         return self

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..enums import Access
@@ -17,15 +18,32 @@ _WRITING = Access.LOCAL_WRITE | Access.REMOTE_WRITE | Access.REMOTE_ATOMIC
 _NEED_LOCAL_WRITE = Access.REMOTE_WRITE | Access.REMOTE_ATOMIC
 
 
+@dataclass(frozen=True)
+class Dmabuf:
+    """A range of a dmabuf: memory that may have no address here. The descriptor stays the caller's."""
+
+    fd: int
+    offset: int
+    nbytes: int
+
+    @property
+    def region(self) -> Region:
+        """The range, with offsets for addresses."""
+        return Region(self.offset, self.nbytes, readonly=False, cuda=False, owner=None)
+
+
 class MR(Handle):
-    """A memory region (`ibv_mr`): `nbytes` at `address`, which keys see at `iova`. It keeps the memory alive."""
+    """A memory region (`ibv_mr`): `nbytes` at `address`, which keys see at `iova`. It keeps the memory alive.
+
+    Of a dmabuf, `address` is the offset in it.
+    """
 
     _rank = 2
 
     def __init__(self, pd: PD, obj: Any, access: Access | None = None, iova: int | None = None):
         super().__init__(pd.ctx)
         self._use(pd, pd.ctx)
-        region = Region.of(obj)
+        region = obj.region if isinstance(obj, Dmabuf) else Region.of(obj)
         if access is None:
             access = Access.LOCAL_READ | Access.REMOTE_READ if region.readonly else Access.all()
         check_access(region, access)
@@ -39,7 +57,10 @@ class MR(Handle):
             undo.callback(setattr, self, "_region", None)
             self._region: Region | None = region
             with command("register a memory region"):
-                keys = provider.reg_mr(pd.pdn, self.address, self.nbytes, self.iova, access, region.cuda)
+                if isinstance(obj, Dmabuf):
+                    keys = provider.reg_dmabuf_mr(pd.pdn, obj.fd, obj.offset, obj.nbytes, self.iova, access)
+                else:
+                    keys = provider.reg_mr(pd.pdn, self.address, self.nbytes, self.iova, access, region.cuda)
             undo.callback(provider.dereg_mr, keys.handle)
             self.lkey, self.rkey = keys.lkey, keys.rkey
             self._opened(f"MR {self.lkey:#x} of {pd.ctx.name}", undo)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from ..enums import Access, QpSendDbrMode, QpType
+from ..enums import Access, QpSendDbrMode, QpType, SrqType
 from .cq import CQ
 from .handle import Handle
-from .mr import MR
+from .mr import MR, Dmabuf
 from .qp import QP
 from .qp_init import QpInitAttr
+from .srq import SRQ
 from .uar import UAR
 from .umem import UMEM
 
@@ -24,13 +25,16 @@ class PD(Handle):
     _rank = 3
     _closes_users = True
 
-    def __init__(self, ctx: Context):
+    def __init__(self, ctx: Context, imported: int | None = None):
         super().__init__(ctx)
         self._use(ctx)
         provider = ctx.provider
         with ExitStack() as undo:
-            self.pdn = provider.alloc_pd()
-            undo.callback(provider.dealloc_pd, self.pdn)
+            if imported is None:
+                self.pdn = provider.alloc_pd()
+                undo.callback(provider.dealloc_pd, self.pdn)
+            else:
+                self.pdn = imported
             self._opened(f"PD {self.pdn:#x} of {ctx.name}", undo)
 
     def register(self, obj: Any, access: Access | None = None, *, iova: int | None = None) -> MR:
@@ -40,6 +44,37 @@ class PD(Handle):
         is read-only. Keys count addresses from `iova`: by default the memory's own, 0 for offsets from its start.
         """
         return MR(self, obj, access, iova)
+
+    def register_dmabuf(
+        self, fd: int, nbytes: int, access: Access | None = None, *, offset: int = 0, iova: int | None = None
+    ) -> MR:
+        """Let the device reach `nbytes` at `offset` of a dmabuf (`ibv_reg_dmabuf_mr`).
+
+        All rights by default. Keys count addresses from `iova`, by default from `offset`. NotSupportedError where the
+        device cannot; the software NIC needs an exporter that lets the CPU map it.
+        """
+        return MR(self, Dmabuf(fd, offset, nbytes), access, offset if iova is None else iova)
+
+    def create_srq(
+        self,
+        srq_wr: int,
+        *,
+        receive_max_sges: int = 1,
+        srq_type: SrqType = SrqType.LINKED_LIST,
+        external_umem: tuple[UMEM, int] | None = None,
+        external_dbr_umem: tuple[UMEM, int] | None = None,
+        external_datapath: bool = False,
+        context: Any = None,
+    ) -> SRQ:
+        """A queue of at least `srq_wr` receives for many queue pairs (`doca_verbs_srq_create`).
+
+        A CONTIGUOUS one, whose WQEs are used in the order of the ring, is for an external data path only: kernels fill
+        it. `external_umem` and `external_dbr_umem`, each (UMEM, byte offset), place the ring and its doorbell record in
+        memory of yours. `context` is any object of yours.
+        """
+        return SRQ(
+            self, srq_wr, receive_max_sges, srq_type, external_umem, external_dbr_umem, external_datapath, context
+        )
 
     def create_qp(
         self,
@@ -54,6 +89,8 @@ class PD(Handle):
         sq_sig_all: bool = False,
         user_index: int = 0,
         qp_type: QpType = QpType.RC,
+        srq: SRQ | None = None,
+        external_datapath: bool = False,
         external_umem: tuple[UMEM, int] | None = None,
         external_dbr_umem: tuple[UMEM, int] | None = None,
         external_uar: UAR | None = None,
@@ -76,6 +113,8 @@ class PD(Handle):
                 sq_sig_all=sq_sig_all,
                 user_index=user_index,
                 qp_type=qp_type,
+                srq=srq,
+                external_datapath=external_datapath,
                 external_umem=external_umem,
                 external_dbr_umem=external_dbr_umem,
                 external_uar=external_uar,

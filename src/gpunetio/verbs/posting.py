@@ -71,7 +71,7 @@ def _check_range(name: str, value: int, most: int) -> int:
     return value
 
 
-def _data_segments(sges: Sequence[Sge], most: int, limit: str) -> tuple[bytes, int]:
+def data_segments(sges: Sequence[Sge], most: int, limit: str) -> tuple[bytes, int]:
     """Data segments, up to `most`, and the bytes that they name; `limit` is the attribute that says how many.
 
     Empty ones are left out: 0 in a segment means 2^31 bytes.
@@ -148,7 +148,7 @@ class SendQueue:
         if kind.atomic:
             words = (request.add, 0) if kind.completion == WcOpcode.FETCH_ADD else (request.swap, request.compare)
             parts.append(struct.pack(">QQ", *(word & _U64 - 1 for word in words)))
-        data, nbytes = _data_segments(request.sges, attr.send_max_sges, "send_max_sges")
+        data, nbytes = data_segments(request.sges, attr.send_max_sges, "send_max_sges")
         if request.inline is not None or SendFlags.INLINE in request.flags:
             return b"".join(parts) + self._inline(request, kind)
         if kind.atomic and nbytes != _ATOMIC_BYTES:
@@ -203,7 +203,7 @@ class ReceiveQueue:
         """Write the WQE of a request; nothing is rung yet."""
         if self.producer - self.consumer == len(self._ring):
             raise FullError(f"{self._qp} has no room: all {len(self._ring)} receives are posted; poll the CQ first")
-        data, _ = _data_segments(request.sges, self._qp.init_attr.receive_max_sges, "receive_max_sges")
+        data, _ = data_segments(request.sges, self._qp.init_attr.receive_max_sges, "receive_max_sges")
         if len(data) < self._qp.rq_stride:
             data += struct.pack(">IIQ", 0, INVALID_LKEY, 0)
         slot = self.producer % len(self._ring)

@@ -23,6 +23,7 @@ from ..formats.commands import (
 from ..formats.doorbell import QP_DBREC
 from ..formats.wqe import SEGMENT
 from .ah import AhAttr, ah_of, ip_type, path_to, path_update
+from .events import OF_QP
 from .handle import Handle, command, destroy
 from .posting import Posting
 from .qp_init import QpInitAttr, QueueSizes, queue_sizes
@@ -78,7 +79,7 @@ class QP(Handle):
     def __init__(self, pd: PD, attr: QpInitAttr):
         ctx = pd.ctx
         super().__init__(ctx)
-        self._use(pd, ctx, attr.send_cq, attr.receive_cq, attr.external_uar)
+        self._use(pd, ctx, attr.send_cq, attr.receive_cq, attr.srq, attr.external_uar)
         device = ctx.query_device()
         attr.check(device)
         sizes = queue_sizes(attr, device)
@@ -109,6 +110,7 @@ class QP(Handle):
             with command("CREATE_QP"):
                 self._handle, out = provider.devx_obj_create(bytes(mailbox), CREATE_QP_OUT.size)
             undo.callback(destroy, provider, "DESTROY_QP", self._handle)
+            ctx.async_events.subscribe(self, self._handle, OF_QP, undo)
             self.qpn = int(CREATE_QP_OUT.get(out, "qpn"))
             page = self.uar.page
             if attr.send_dbr_mode == QpSendDbrMode.NO_DBR_EXT:
@@ -118,7 +120,7 @@ class QP(Handle):
             self.sq_address, self.sq_entries = ring.address + sizes.rq_bytes, sizes.sq_entries
             self.dbr_address = ring.dbr_address
             self._ring = ring
-            self._posting = Posting(self, ring.memory) if ring.memory else None
+            self._posting = Posting(self, ring.memory) if ring.memory and not attr.external_datapath else None
             for cq in self._cqs() if self._posting else ():
                 cq.serve(self)
                 undo.callback(cq.forget, self)
@@ -202,7 +204,7 @@ class QP(Handle):
         self.check_open()
         if self._posting is None:
             raise BadStateError(
-                f"{self} has an external data path: its rings are in your memory, and yours to fill; leave out "
+                f"{self} has an external data path: its rings are yours to fill; leave out external_datapath and "
                 "external_umem to post from the CPU"
             )
         return self._posting
@@ -223,6 +225,8 @@ class QP(Handle):
         Errors as in `post_send`.
         """
         posting = self.posting
+        if self.init_attr.srq:
+            raise InvalidValueError(f"{self} receives from {self.init_attr.srq}: post there")
         posting.check("receives", QpState.INIT)
         posting.post(posting.receive, requests)
 
@@ -348,6 +352,8 @@ def _context(pd: PD, attr: QpInitAttr, sizes: QueueSizes, ring: Ring, uar: UAR) 
             "log_rq_size": sizes.rq_entries.bit_length() - 1,
             "log_rq_stride": (sizes.rq_stride // SEGMENT).bit_length() - 1,
         }
+    elif attr.srq and attr.receive_cq:
+        qpc |= {"rq_type": RqType.SRQ_RMP, "cqn_rcv": attr.receive_cq.cqn, "srqn_rmpn_xrqn": attr.srq.srqn}
     else:
         qpc["rq_type"] = RqType.ZERO_SIZE
     return qpc

@@ -14,6 +14,7 @@ from .ring import check_both
 
 if TYPE_CHECKING:
     from .cq import CQ
+    from .srq import SRQ
     from .uar import UAR
     from .umem import UMEM
 
@@ -34,6 +35,8 @@ class QpInitAttr:
     `sq_sig_all`              for whoever posts: every send makes a completion
     `qp_type`                 RC, or UC: no acknowledgements, no READs, no atomics
     `user_index`              24 bits that the device puts into completions
+    `srq`                     takes the place of a receive ring: `rq_wr` does not count then
+    `external_datapath`       somebody else posts, a kernel for one; always so with `external_umem`
     `external_umem`           (UMEM, offset) of the rings, receive ring first; the offset is a multiple of 64
     `external_dbr_umem`       (UMEM, offset) of the 8-byte doorbell record
     `external_uar`            doorbell page to share; without one the queue pair gets its own
@@ -53,6 +56,8 @@ class QpInitAttr:
     sq_sig_all: bool = False
     user_index: int = 0
     qp_type: QpType = QpType.RC
+    srq: SRQ | None = None
+    external_datapath: bool = False
     external_umem: tuple[UMEM, int] | None = None
     external_dbr_umem: tuple[UMEM, int] | None = None
     external_uar: UAR | None = None
@@ -84,8 +89,9 @@ class QpInitAttr:
                 )
         if self.sq_wr and self.send_cq is None:
             raise InvalidValueError(f"sq_wr = {self.sq_wr} without send_cq: sends need a completion queue")
-        if self.rq_wr and self.receive_cq is None:
-            raise InvalidValueError(f"rq_wr = {self.rq_wr} without receive_cq: receives need a completion queue")
+        if (self.rq_wr or self.srq) and self.receive_cq is None:
+            what = "srq" if self.srq else f"rq_wr = {self.rq_wr}"
+            raise InvalidValueError(f"{what} without receive_cq: receives need a completion queue")
 
 
 @dataclass(frozen=True)
@@ -104,7 +110,7 @@ def queue_sizes(attr: QpInitAttr, device: DeviceAttributes) -> QueueSizes:
     """Ring sizes for `attr`, or InvalidValueError when the device has no rings that large."""
     rq_bytes = rq_stride = sq_bytes = 0
     max_inline = attr.max_inline_data
-    if attr.rq_wr:
+    if attr.rq_wr and not attr.srq:
         if attr.rq_wr > device.max_qp_wr:
             raise InvalidValueError(f"rq_wr = {attr.rq_wr}: the device holds at most {device.max_qp_wr} receives")
         rq_stride = SEGMENT * _next_power_of_two(_at_least_one("receive_max_sges", attr.receive_max_sges))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ..enums import Access
 from ..memory import Region
 from .handle import Handle, command
-from .mr import check_access
+from .mr import Dmabuf, check_access
 
 if TYPE_CHECKING:
     from .context import Context
@@ -22,7 +22,7 @@ class UMEM(Handle):
     def __init__(self, ctx: Context, obj: Any, access: Access):
         super().__init__(ctx)
         self._use(ctx)
-        region = Region.of(obj)
+        region = obj.region if isinstance(obj, Dmabuf) else Region.of(obj)
         check_access(region, access)
         self.address, self.nbytes = region.address, region.nbytes
         provider = ctx.provider
@@ -30,6 +30,9 @@ class UMEM(Handle):
             undo.callback(setattr, self, "_region", None)
             self._region: Region | None = region
             with command("register a UMEM"):
-                self.umem_id = provider.reg_umem(self.address, self.nbytes, access)
+                if isinstance(obj, Dmabuf):
+                    self.umem_id = provider.reg_dmabuf_umem(obj.fd, obj.offset, obj.nbytes, access)
+                else:
+                    self.umem_id = provider.reg_umem(self.address, self.nbytes, access)
             undo.callback(provider.dereg_umem, self.umem_id)
             self._opened(f"UMEM {self.umem_id:#x} of {ctx.name}", undo)

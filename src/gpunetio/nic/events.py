@@ -1,0 +1,93 @@
+"""Events: the engine puts them into the channels that subscribed, and arms CQs to make some (PRM, event queues)."""
+
+from __future__ import annotations
+
+from ..device.compile import device_function, engine_function
+from ..device.ops import be32, be64, exchange64, ld64, ld_acquire32, ld_relaxed64, st64
+from ..fabric.ring import next_free, publish
+from ..formats.cqe import CI_MASK
+from ..formats.doorbell import CQ_ARM_SOLICITED, CQ_DBREC, UAR_CQ_OFFSET
+from ..formats.events import EventType
+from .tables import CHANNEL, CQ_ROW, channel_at, cq_row_at, event_at, nic_at
+
+_COMPLETION = int(EventType.COMPLETION)
+_ANY, _SOLICITED = 2, 1  # CQ_ROW.armed: the larger one includes the other
+
+
+@engine_function
+def raise_event(nic, channel, cookie, kind, number):
+    """Tell a channel, if there is one; the engine rings its descriptor at the end of the turn."""
+    if channel == 0:
+        return
+    c = channel_at(channel)
+    slot = next_free(channel + CHANNEL.ring)
+    if slot == 0:
+        c.lost += 1
+        return
+    e = event_at(slot)
+    e.cookie, e.type, e.number = cookie, kind, number
+    publish(channel + CHANNEL.ring)
+    if c.unheard == 0:
+        n = nic_at(nic)
+        st64(n.ringing + 8 * n.ringing_count, channel)
+        n.ringing_count += 1
+    c.unheard += 1
+
+
+@device_function
+def notify(nic, cq, solicited):
+    """A CQE has been written: an event if the CQ is armed for it, which disarms it."""
+    c = cq_row_at(cq)
+    if solicited:
+        c.solicited_pi = c.pi
+    if c.armed == _ANY or (solicited and c.armed == _SOLICITED):
+        c.armed = 0
+        raise_event(nic, c.channel, c.cookie, _COMPLETION, c.cqn)
+
+
+@engine_function
+def _arm(nic, cq):
+    """A request for an event, as the arm record has it: at once if the CQE that it asks for is there already.
+
+    The same word again is the same request. One for any completion outlives one for solicited ones (IBTA 11.4.2.2).
+    """
+    c = cq_row_at(cq)
+    word = be32(ld_acquire32(c.dbrec + CQ_DBREC.arm))
+    if word == c.arm_seen:
+        return
+    c.arm_seen = word
+    wanted = _SOLICITED if word & CQ_ARM_SOLICITED else _ANY
+    written = c.solicited_pi if wanted == _SOLICITED else c.pi
+    unseen = (written - word) & CI_MASK
+    if 0 < unseen <= CI_MASK >> 1:
+        c.armed = 0
+        raise_event(nic, c.channel, c.cookie, _COMPLETION, c.cqn)
+    elif c.armed < wanted:
+        c.armed = wanted
+
+
+@engine_function
+def serve_arm_register(nic, page):
+    """The register of a UAR page that arms CQs: 1 if it was rung.
+
+    It says which CQ asks. What for is read from the record: it may ask for more meanwhile.
+    """
+    register = page + UAR_CQ_OFFSET
+    if ld_relaxed64(register) == 0:
+        return 0
+    cqn = be64(exchange64(register, 0)) & 0xFFFFFF
+    n = nic_at(nic)
+    cq = n.cqs + (cqn & n.cq_mask) * CQ_ROW.size
+    if cqn != 0 and cq_row_at(cq).cqn == cqn:
+        _arm(nic, cq)
+    return 1
+
+
+@engine_function
+def scan_arm_records(nic):
+    """Look at the arm record of every CQ with a channel: two that ring one register at once overwrite each other."""
+    n = nic_at(nic)
+    for i in range(n.armable_count):
+        cq = ld64(n.armable + 8 * i)
+        if ld_acquire32(cq_row_at(cq).dbrec + CQ_DBREC.arm) != 0:  # somebody has written it
+            _arm(nic, cq)

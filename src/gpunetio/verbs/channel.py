@@ -1,0 +1,57 @@
+"""Completion channels: wait for completions instead of polling for them."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from .events import EventReader
+from .handle import Handle
+
+if TYPE_CHECKING:
+    from .context import Context
+    from .cq import CQ
+
+
+class CompChannel(Handle):
+    """A completion channel (`doca_verbs_comp_channel`): tells which of its CQs has a completion that was asked for.
+
+    A CQ asks with `req_notify()`, for one event each time; take what has come, ask, and poll once more. Each event is
+    acknowledged with the CQ's `ack_events()`. `async for cq in channel` waits in asyncio.
+    """
+
+    _rank = 2
+
+    def __init__(self, ctx: Context):
+        super().__init__(ctx)
+        self._use(ctx)
+        with ExitStack() as undo:
+            self.reader = EventReader(ctx.provider, undo)
+            self._opened(f"completion channel of {ctx.name}", undo)
+
+    def fileno(self) -> int:
+        """A descriptor that can be read while events wait (`doca_verbs_comp_channel_get_handle`)."""
+        self.check_open()
+        return self.reader.fd
+
+    def get_event(self, timeout: float) -> CQ | None:
+        """The CQ that the next event is about, or None after `timeout` seconds (`doca_verbs_get_cq_event`).
+
+        Its `context` is what the C function gives back, too.
+        """
+        self.check_open()
+        found = self.reader.wait(timeout)
+        return None if found is None else self._told(found[0])
+
+    @staticmethod
+    def _told(cq: Handle | None) -> CQ:
+        cq.event_taken()  # type: ignore[union-attr]
+        return cq  # type: ignore[return-value]
+
+    def __aiter__(self) -> CompChannel:
+        return self
+
+    async def __anext__(self) -> CQ:
+        self.check_open()
+        found, _ = await self.reader.wait_in_loop()
+        return self._told(found)

@@ -1,0 +1,158 @@
+"""Events: a reader of what a device tells, and the asynchronous events of a context."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import select
+import time
+from collections.abc import Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..enums import AsyncEventType as Async
+from ..errors import InvalidValueError
+from ..formats.events import EventType, PortSubtype
+from ..providers.provider import Event, Provider
+from .handle import Handle
+
+if TYPE_CHECKING:
+    from .cq import CQ
+    from .qp import QP
+    from .srq import SRQ
+
+_OF_DEVICE = 0  # the cookie of events that are about no object
+_PORT_SHIFT = 8
+
+# What the device calls an event, and what verbs calls it (ibv_get_async_event(3)).
+_ASYNC = {
+    EventType.PATH_MIGRATED:       Async.PATH_MIG,
+    EventType.COMM_EST:            Async.COMM_EST,
+    EventType.SQ_DRAINED:          Async.SQ_DRAINED,
+    EventType.CQ_ERROR:            Async.CQ_ERR,
+    EventType.WQ_CATAS_ERROR:      Async.QP_FATAL,
+    EventType.PATH_MIGRATE_FAILED: Async.PATH_MIG_ERR,
+    EventType.INTERNAL_ERROR:      Async.DEVICE_FATAL,
+    EventType.WQ_INVAL_REQ_ERROR:  Async.QP_REQ_ERR,
+    EventType.WQ_ACCESS_ERROR:     Async.QP_ACCESS_ERR,
+    EventType.SRQ_CATAS_ERROR:     Async.SRQ_ERR,
+    EventType.SRQ_LAST_WQE:        Async.QP_LAST_WQE_REACHED,
+    EventType.SRQ_RQ_LIMIT:        Async.SRQ_LIMIT_REACHED,
+}  # fmt: skip
+OF_QP = (
+    EventType.PATH_MIGRATED, EventType.COMM_EST, EventType.SQ_DRAINED, EventType.WQ_CATAS_ERROR,
+    EventType.PATH_MIGRATE_FAILED, EventType.WQ_INVAL_REQ_ERROR, EventType.WQ_ACCESS_ERROR, EventType.SRQ_LAST_WQE,
+)  # fmt: skip
+OF_CQ = (EventType.CQ_ERROR,)
+OF_SRQ = (EventType.SRQ_CATAS_ERROR, EventType.SRQ_RQ_LIMIT)
+_OF_PORT_AND_DEVICE = (EventType.PORT_CHANGE, EventType.INTERNAL_ERROR)
+
+
+class EventReader:
+    """An event channel of the device, and the objects that it tells of. `fd` can be read while events wait."""
+
+    def __init__(self, provider: Provider, undo: ExitStack):
+        self._provider = provider
+        self._channel = provider.create_event_channel()
+        undo.callback(provider.destroy_event_channel, self._channel)
+        self.fd = provider.event_fd(self._channel)
+        self._targets: dict[int, Handle] = {}
+        self._cookies = itertools.count(_OF_DEVICE + 1)
+
+    def subscribe(self, target: Handle, handle: int, types: Iterable[EventType], undo: ExitStack) -> None:
+        """Hear of a DEVX object until `undo`."""
+        cookie = next(self._cookies)
+        self._targets[cookie] = target
+        undo.callback(self._targets.pop, cookie)
+        self._provider.subscribe(self._channel, handle, types, cookie)
+
+    def subscribe_device(self) -> None:
+        """Hear of the port and the device."""
+        self._provider.subscribe(self._channel, None, _OF_PORT_AND_DEVICE, _OF_DEVICE)
+
+    def take(self) -> tuple[Handle | None, Event] | None:
+        """The oldest event and what it is about; None when none waits. What tells of closed objects is passed over."""
+        while event := self._provider.get_event(self._channel):
+            if event.cookie == _OF_DEVICE:
+                return None, event
+            if target := self._targets.get(event.cookie):
+                return target, event
+        return None
+
+    def wait(self, timeout: float) -> tuple[Handle | None, Event] | None:
+        """The same, and wait for one for `timeout` seconds at most."""
+        if timeout < 0:
+            raise InvalidValueError(f"timeout = {timeout}: give seconds, 0 or more")
+        poll = select.poll()
+        poll.register(self.fd, select.POLLIN)
+        until = time.monotonic() + timeout
+        while (found := self.take()) is None and (left := until - time.monotonic()) > 0:
+            poll.poll(1000 * left)
+        return found
+
+    async def wait_in_loop(self) -> tuple[Handle | None, Event]:
+        """The same in asyncio's event loop, for as long as it takes."""
+        loop = asyncio.get_running_loop()
+        while (found := self.take()) is None:
+            ready = loop.create_future()
+            loop.add_reader(self.fd, lambda ready=ready: ready.done() or ready.set_result(None))
+            try:
+                await ready
+            finally:
+                loop.remove_reader(self.fd)
+        return found
+
+
+@dataclass(eq=False)
+class AsyncEvent:
+    """Something that happened to an object, a port or the device (`doca_verbs_async_event`). `ack()` it once.
+
+    `element` is the QP, CQ or SRQ, the number of the port, or None for the device.
+    """
+
+    type: Async
+    element: QP | CQ | SRQ | int | None
+    acknowledged: bool = False
+
+    def ack(self) -> None:
+        """Done with the event (`doca_verbs_ack_async_event`): its object cannot be closed before."""
+        if self.acknowledged:
+            raise InvalidValueError(f"{self.type.name} was acknowledged before: once for each event")
+        self.acknowledged = True
+        if isinstance(self.element, Handle):
+            self.element.acknowledge(1)
+
+
+class AsyncEvents:
+    """The asynchronous events of a context, an `async for` over which never ends. `fd` is readable while some wait."""
+
+    def __init__(self, provider: Provider, undo: ExitStack):
+        self._reader = EventReader(provider, undo)
+        self._reader.subscribe_device()
+        self.subscribe = self._reader.subscribe
+
+    @property
+    def fd(self) -> int:
+        """For `select`, `poll` and `epoll`."""
+        return self._reader.fd
+
+    def get(self, timeout: float) -> AsyncEvent | None:
+        """The oldest event; None when none comes within `timeout` seconds."""
+        found = self._reader.wait(timeout)
+        return None if found is None else _translate(*found)
+
+    def __aiter__(self) -> AsyncEvents:
+        return self
+
+    async def __anext__(self) -> AsyncEvent:
+        return _translate(*await self._reader.wait_in_loop())
+
+
+def _translate(target: Handle | None, event: Event) -> AsyncEvent:
+    if event.type == EventType.PORT_CHANGE:
+        up = event.number & (1 << _PORT_SHIFT) - 1 == PortSubtype.ACTIVE
+        return AsyncEvent(Async.PORT_ACTIVE if up else Async.PORT_ERR, event.number >> _PORT_SHIFT)
+    if target is not None:
+        target.hold_for_event()
+    return AsyncEvent(_ASYNC[event.type], target)  # type: ignore[arg-type]
