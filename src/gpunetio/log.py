@@ -8,6 +8,11 @@ import logging
 import os
 
 _LEVELS = (logging.CRITICAL,) * 3 + (logging.ERROR, logging.WARNING, logging.INFO, logging.INFO, logging.DEBUG)
+# The levels of DOCA (`doca_log_level`), which the samples take: DISABLE, CRITICAL, ERROR, WARNING, INFO, DEBUG, TRACE.
+DOCA_LEVELS = {
+    10: logging.CRITICAL + 1, 20: logging.CRITICAL, 30: logging.ERROR, 40: logging.WARNING, 50: logging.INFO,
+    60: logging.DEBUG, 70: 1,
+}  # fmt: skip
 
 logger = logging.getLogger("gpunetio")
 

@@ -43,10 +43,10 @@ def port_options(command: Any) -> Any:
     return command
 
 
-def tcp_port(*names: str) -> Callable[[Any], Any]:
+def tcp_port(*names: str, default: int = 18515) -> Callable[[Any], Any]:
     """The option of the port where the two ends meet."""
     return click.option(
-        *names, "tcp_port", type=click.IntRange(1, 65535), default=18515, show_default=True, metavar="PORT",
+        *names, "tcp_port", type=click.IntRange(1, 65535), default=default, show_default=True, metavar="PORT",
         help="TCP port where the two ends meet.",
     )  # fmt: skip
 

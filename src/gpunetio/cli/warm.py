@@ -29,4 +29,20 @@ def warm() -> None:
                     run.launch(kernels.write_lat_end, 1, 1, 0, run.clients[0], *[0] * 12)
         with PingPong(PingPongOptions()) as end:
             end.compile()
-    click.echo(f"ready: the NIC, {', '.join(BENCHMARKS)}, pingpong ({time.monotonic() - start:.1f} s)")
+        _post()
+    ready = ", ".join(("the NIC", *BENCHMARKS, "pingpong", "verbs_server_client"))
+    click.echo(f"ready: {ready} ({time.monotonic() - start:.1f} s)")
+
+
+def _post() -> None:
+    """Compile the CPU data path: it is used once, by a queue pair that is connected to itself."""
+    from .. import verbs
+    from ..enums import WrOpcode
+
+    with verbs.open() as ctx:
+        cq = ctx.create_cq(2)
+        qp = ctx.create_pd().create_qp(sq_wr=1, rq_wr=1, send_cq=cq, receive_cq=cq)
+        qp.connect(qp)
+        qp.post_recv(verbs.RecvWr())
+        qp.post_send(verbs.SendWr(opcode=WrOpcode.SEND))
+        cq.poll()

@@ -1,0 +1,142 @@
+"""DOCA's samples as commands: `gpunetio verbs_server_client`."""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .compiling import compiling
+from .failures import guarded
+from .ports import nic_port, port_options, tcp_port
+from .version import version_option
+
+if TYPE_CHECKING:
+    from ..bench.exchange import Link
+
+_LEVELS = "10=DISABLE, 20=CRITICAL, 30=ERROR, 40=WARNING, 50=INFO, 60=DEBUG, 70=TRACE"
+_LOOK_SECONDS = 0.1
+
+
+def _level(*names: str, whose: str, default: str | None = None) -> Callable[[Any], Any]:
+    """An option that takes one of DOCA's log levels."""
+    shown = default or "what DOCA_GPUNETIO_LOG says"
+    return click.option(
+        *names, type=click.Choice(["10", "20", "30", "40", "50", "60", "70"]), metavar="LEVEL", default=default,
+        help=f"Log level of {whose}: {_LEVELS}.  [default: {shown}]",
+    )  # fmt: skip
+
+
+@click.command("verbs_server_client", context_settings={"max_content_width": 120})
+@click.option(
+    "-c", "--client", "server", metavar="IP", help="Be the client of the server at IP.  [default: be the server]"
+)
+@tcp_port("--port", default=5000)
+@click.option("-d", "--device", metavar="NIC", help="The NIC.  [default: the first that no other process uses]")
+@click.option(
+    "-gid", "--gid-index", type=click.IntRange(0), default=0, show_default=True, help="Index of the NIC's address."
+)
+@click.option(
+    "-ro", "--rdma-oper-type", "operation", type=click.Choice(["Send", "Write", "Read"], case_sensitive=False),
+    default="Send", show_default=True, metavar="[Send|Write|Read]", help="RDMA operation.",
+)  # fmt: skip
+@click.option(
+    "-s", "--buffer-size", "size", type=click.IntRange(4, 1 << 30), default=64, show_default=True,
+    help="Bytes of a message.",
+)  # fmt: skip
+@click.option("-qt", "--qp-type", type=click.Choice(["RC"]), default="RC", show_default=True, help="QP type.")
+@click.option(
+    "-n", "--iters", "iterations", type=click.IntRange(1, 10_000), default=1, show_default=True, help="Messages."
+)
+@click.option("-b", "--send-burst", is_flag=True, help="Send all messages at once instead of asking for each burst.")
+@port_options
+@_level("-l", "--log-level", whose="the sample itself", default="50")
+@_level("--sdk-log-level", whose="the NIC and the library")
+@version_option("-v", "--version")
+@guarded
+def verbs_server_client(**values: Any) -> None:
+    """SEND, WRITE or READ from one process to another with DOCA Verbs on the CPU, one message an iteration.
+
+    The server waits; the client, with -c, posts the operations. Give both the same -ro, -s and -n. The program is
+    gpunetio/samples/verbs_server_client.py, and there to be read.
+    """
+    if values["server"] == "":
+        raise click.UsageError("--client needs the server's address")
+    from ..samples.verbs_server_client import SampleOptions, run
+
+    names = ("server", "tcp_port", "device", "gid_index", "operation", "size", "iterations")
+    options = SampleOptions(nic_port=nic_port(values), **{name: values[name] for name in names})
+    with _logging(values["log_level"], values["sdk_log_level"]), compiling("the NIC"):
+        run(options, None if values["send_burst"] else _ask)
+
+
+# --- the sample's messages -------------------------------------------------------------------------------------------
+
+
+class _Echo(logging.Handler):
+    """Messages go to stdout, as they are."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print one. Unlike a StreamHandler it lets a broken pipe end the program."""
+        click.echo(self.format(record))
+
+
+@contextmanager
+def _logging(level: str, sdk_level: str | None) -> Iterator[None]:
+    """Show the sample's messages, and set both levels."""
+    from .. import log
+
+    sample, handler, before = log.logger.getChild("samples"), _Echo(), log.logger.level
+    sample.addHandler(handler)
+    sample.propagate = False
+    sample.setLevel(log.DOCA_LEVELS[int(level)])
+    if sdk_level is not None:
+        log.logger.setLevel(log.DOCA_LEVELS[int(sdk_level)])
+    try:
+        yield
+    finally:
+        sample.removeHandler(handler)
+        sample.propagate = True
+        log.logger.setLevel(before)
+
+
+# --- bursts ----------------------------------------------------------------------------------------------------------
+
+
+def _ask(link: Link, left: int) -> int:
+    """Ask for the size of the next burst until it is 1 to `left`."""
+    while True:
+        click.echo(f"Enter the required burst size and press enter (1 to {left})")
+        answer = _line(link).strip()
+        if answer.isdecimal() and 1 <= int(answer) <= left:
+            return int(answer)
+        click.echo(f"{answer!r} is no number from 1 to {left}")
+
+
+def _line(link: Link) -> str:
+    """A line from stdin, as long as the other end is there: select would not see what Python's own reader holds."""
+    from ..errors import InvalidValueError, TimedOutError
+    from ..samples.verbs_server_client import PERSON_SECONDS
+
+    line, end = b"", time.monotonic() + PERSON_SECONDS
+    while not line.endswith(b"\n"):
+        if link.failure is not None:
+            raise link.failure
+        if time.monotonic() > end:
+            raise TimedOutError(f"no burst size was entered within {PERSON_SECONDS:g} s")
+        if sys.stdin is not None and not select.select([sys.stdin], [], [], _LOOK_SECONDS)[0]:
+            continue
+        byte = b"" if sys.stdin is None else os.read(sys.stdin.fileno(), 1)
+        if not byte:
+            raise InvalidValueError(
+                "no burst size: standard input is at its end; enter one for each burst, or give -b to send all at once"
+            )
+        line += byte
+    return line.decode(errors="replace")

@@ -1,0 +1,23 @@
+"""The option that prints the version."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+
+def version_option(*names: str) -> Callable[[Any], Any]:
+    """Under these names."""
+    return click.option(
+        *names, is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Print the version."
+    )
+
+
+def _print_version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        from .. import __version__
+
+        click.echo(f"gpunetio {__version__}")
+        ctx.exit()

@@ -1,0 +1,287 @@
+"""verbs_server_client: two processes exchange messages by SEND, RDMA WRITE or RDMA READ, from the CPU.
+
+    1. resources    device, protection domain, memory region, completion queue, queue pair
+    2. exchange     over TCP: address and rkey of the region; QP number, GID, LID and first PSN of the queue pair
+    3. connection   RST → INIT → RTR → RTS, step by step; `QP.connect` would do the three in one call
+    4. data path    Send: the client SENDs, the server has posted receives and polls its CQ
+                    Write: the client WRITEs, the server polls its memory, as no completion tells it
+                    Read: the client READs, the server has nothing to do
+    5. end          each end tells the other that it is done: until then the other may still need its memory
+
+Message i, counted from 0, is the 32-bit number i + 1, repeated. Each has a place of its own in either end's buffer, so
+that in a burst none overwrites another before it was checked.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+from ..bench.agreement import swap_ends
+from ..bench.exchange import Link, PeerError, accept, dial, listen, own_address
+from ..enums import Access, AddrType, LinkLayer, MtuSize, QpAttrMask, QpState, QpType, WcStatus, WrOpcode
+from ..errors import DriverError, InvalidValueError, TimedOutError, UnexpectedError
+from ..nic.port import PortConfig
+from ..verbs import AhAttr, Completion, Context, QpAttr, RecvWr, SendWr, Sge
+from ..verbs import open as open_device
+from ..verbs.ah import ip_type
+
+PORT = 5000
+MOST_BYTES = 1 << 30  # of all messages together
+PERSON_SECONDS = 600.0  # for somebody to type the size of a burst; an end that dies or hangs is noticed before
+WAIT_SECONDS = 10.0  # for the next message or completion
+POLL_SECONDS = 50e-6  # between two looks: the NIC may be a thread, and need this core
+
+_MIN_RECEIVES = 4
+_M = QpAttrMask
+_T = TypeVar("_T")
+_log = logging.getLogger(__name__)
+
+Ask = Callable[[Link, int], int] | None  # how many of the messages that are left go in the next burst; None: all
+
+# What the client posts, and the rights to the server's memory that it takes.
+OPERATIONS = {
+    "Send":  (WrOpcode.SEND,       Access.LOCAL_WRITE),
+    "Write": (WrOpcode.RDMA_WRITE, Access.LOCAL_WRITE | Access.REMOTE_WRITE),
+    "Read":  (WrOpcode.RDMA_READ,  Access.LOCAL_WRITE | Access.REMOTE_READ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleOptions:
+    """What an end is asked for; without `server` it is the server. `size` is the bytes of a message."""
+
+    server: str | None = None
+    tcp_port: int = PORT
+    device: str | None = None
+    nic_port: PortConfig | None = None
+    gid_index: int = 0
+    operation: str = "Send"
+    size: int = 64
+    iterations: int = 1
+
+    def __post_init__(self):
+        if self.size * self.iterations > MOST_BYTES:
+            raise InvalidValueError(
+                f"{self.iterations} messages of {self.size} bytes: they may have {MOST_BYTES} bytes together; ask for "
+                "fewer --iters or a smaller --buffer-size"
+            )
+
+
+def run(options: SampleOptions, ask: Ask = None) -> None:
+    """One end of the sample. The connection to the other end is there for `ask` to see whether it is gone."""
+    _log.info("Starting the sample")
+    with ExitStack() as stack:
+        ctx = stack.enter_context(open_device(options.device, port=options.nic_port))
+        end = Server(ctx, options) if options.server is None else Client(ctx, options)
+        link = _meet(ctx, options)
+        stack.push(lambda kind, error, trace: link.close(error))  # an error is told to the other end
+        _compare(link, options)
+        end.connect(link)
+        end.prepare()
+        _meet_in(link, "ready")
+        end.exchange(ask)
+        _meet_in(link, "done")
+    _log.info("Sample finished successfully")
+
+
+def _meet(ctx: Context, options: SampleOptions) -> Link:
+    """The TCP connection to the other end."""
+    if options.server is not None:
+        return Link(dial(options.server, options.tcp_port), f"the server {options.server}")
+    address = own_address(ctx, options.gid_index)
+    with listen(address, options.tcp_port) as listener:
+        _log.info("Waiting for a client on %s port %d …", *listener.getsockname()[:2])
+        sock, caller = accept(listener)
+    return Link(sock, f"the client {caller}")
+
+
+def _compare(link: Link, options: SampleOptions) -> None:
+    """Both ends must be asked for the same."""
+    terms = {"--rdma-oper-type": options.operation, "--buffer-size": options.size, "--iters": options.iterations}
+    link.send("verbs_server_client", **terms)
+    theirs = link.expect("verbs_server_client")
+    for name, value in terms.items():
+        if theirs.get(name) != value:
+            raise PeerError(f"{link.peer} has {name} {theirs.get(name)!r:.40}, this end {value!r}: give both the same")
+
+
+def _meet_in(link: Link, kind: str) -> None:
+    """Go on when both ends are here."""
+    link.send(kind)
+    link.expect(kind, timeout=PERSON_SECONDS)
+
+
+class End:
+    """What client and server have in common: their resources, the connection, and how they wait."""
+
+    peer = ""
+
+    link: Link  # to the other end, from `connect` on
+
+    def __init__(self, ctx: Context, options: SampleOptions):
+        self.ctx, self.options = ctx, options
+        self.opcode, self.access = OPERATIONS[options.operation]
+        pd = ctx.create_pd()
+        self.buffer = bytearray(b"\xff" * options.size * options.iterations)  # what no message is
+        self.mr = pd.register(self.buffer, self.access)
+        # One CQ has the completions of both queues: it must have room for all of them.
+        sq_wr, rq_wr = options.iterations, max(_MIN_RECEIVES, options.iterations)
+        self.cq = ctx.create_cq(1 << (sq_wr + rq_wr - 1).bit_length())
+        self.qp = pd.create_qp(sq_wr=sq_wr, rq_wr=rq_wr, send_cq=self.cq, receive_cq=self.cq, qp_type=QpType.RC)
+        self.here = self.qp.endpoint(sgid_index=options.gid_index)
+
+    def connect(self, link: Link) -> None:
+        """Swap addresses with the other end, and take the queue pair from RST to RTS."""
+        self.link, here = link, self.here
+        self.far = swap_ends(link, [here], self.mr.address, self.mr.rkey, self.mr.nbytes, self.mr.nbytes)
+        (there,) = self.far.endpoints
+
+        # INIT: the port, and what the other end may do. Receives can be posted from here on.
+        attr = QpAttr(next_state=QpState.INIT, port_num=1, pkey_index=0)
+        attr.allow_remote_write = Access.REMOTE_WRITE in self.access
+        attr.allow_remote_read = Access.REMOTE_READ in self.access
+        self.qp.modify(
+            attr, _M.NEXT_STATE | _M.PORT_NUM | _M.PKEY_INDEX | _M.ALLOW_REMOTE_WRITE | _M.ALLOW_REMOTE_READ
+        )
+
+        # RTR, ready to receive: who the other end is, and the way there.
+        smallest = min(MtuSize.MTU_1K.nbytes, here.mtu, there.mtu)
+        attr = QpAttr(next_state=QpState.RTR, dest_qp_num=there.qpn, rq_psn=there.psn, min_rnr_timer=1)
+        attr.path_mtu = max(mtu for mtu in MtuSize if mtu.nbytes <= smallest)
+        attr.ah_attr = AhAttr(gid=there.gid, dlid=there.lid, sgid_index=self.options.gid_index)
+        infiniband = self.ctx.query_port(1).link_layer == LinkLayer.INFINIBAND
+        attr.ah_attr.addr_type = AddrType.IB_NO_GRH if infiniband else ip_type(there.gid)
+        self.qp.modify(attr, _M.NEXT_STATE | _M.DEST_QP_NUM | _M.RQ_PSN | _M.MIN_RNR_TIMER | _M.PATH_MTU | _M.AH_ATTR)
+
+        # RTS, ready to send: the first packet's number, and how often and how long to try. 4.096 µs × 2^14 is 67 ms.
+        attr = QpAttr(next_state=QpState.RTS, sq_psn=here.psn, ack_timeout=14, retry_cnt=7, rnr_retry=7)
+        self.qp.modify(attr, _M.NEXT_STATE | _M.SQ_PSN | _M.ACK_TIMEOUT | _M.RETRY_CNT | _M.RNR_RETRY)
+        _log.debug("%s is connected to QP %#x, path MTU %d", self.qp, there.qpn, smallest)
+
+    # --- messages
+
+    def place(self, i: int) -> slice:
+        """Where message `i` is in the buffer."""
+        return slice(i * self.options.size, (i + 1) * self.options.size)
+
+    def sge(self, i: int) -> Sge:
+        """The same as the NIC is told."""
+        return Sge(self.mr.address + self.place(i).start, self.options.size, self.mr.lkey)
+
+    def message(self, i: int) -> bytes:
+        """What message `i` must be."""
+        size = self.options.size
+        return (struct.pack("<I", i + 1) * (size // 4 + 1))[:size]
+
+    def fill(self) -> None:
+        """Write all messages to their places."""
+        for i in range(self.options.iterations):
+            self.buffer[self.place(i)] = self.message(i)
+
+    def validate(self, i: int) -> None:
+        """UnexpectedError unless message `i` has arrived as it was sent."""
+        found, wanted = self.buffer[self.place(i)], self.message(i)
+        if found != wanted:
+            at = next(at for at in range(len(wanted)) if found[at] != wanted[at])
+            raise UnexpectedError(
+                f"message #{i + 1} from {self.peer} is wrong: its byte {at} is {found[at]:#04x}, not {wanted[at]:#04x}"
+            )
+        _log.info("Received a valid message #%d from %s", i + 1, self.peer)
+
+    # --- waiting
+
+    def wait(self, ready: Callable[[], _T], what: str) -> _T:
+        """Poll until `ready()` is true: its value. An error when the other end is gone, or after a while."""
+        end = time.monotonic() + WAIT_SECONDS
+        while not (value := ready()):
+            if self.link.failure is not None:
+                raise self.link.failure
+            if time.monotonic() > end:
+                raise TimedOutError(f"{what} did not come within {WAIT_SECONDS:g} s")
+            time.sleep(POLL_SECONDS)
+        return value
+
+    def completions(self, count: int) -> Iterator[Completion]:
+        """So many completions, as they come; DriverError for a request that has failed."""
+        while count > 0:
+            for completion in self.wait(partial(self.cq.poll, count), "a completion"):
+                if completion.status != WcStatus.SUCCESS:
+                    raise self.link.failure_soon() or DriverError(
+                        f"request {completion.wr_id + 1} failed: {completion.status.name} (vendor "
+                        f"{completion.vendor_err:#04x}); the NIC's log says why"
+                    )
+                yield completion
+                count -= 1
+
+
+class Client(End):
+    """The end that posts the operations."""
+
+    peer = "server"
+
+    def prepare(self) -> None:
+        """Write the messages, unless they are to be read."""
+        if self.opcode != WrOpcode.RDMA_READ:
+            self.fill()
+
+    def exchange(self, ask: Ask) -> None:
+        """Post a burst, tell the server, wait for the completions, and so on."""
+        posted, total = 0, self.options.iterations
+        while posted < total:
+            count = ask(self.link, total - posted) if ask else total
+            self.qp.post_send(*map(self.request, range(posted, posted + count)))
+            self.link.send("burst", count=count)
+            for completion in self.completions(count):
+                if self.opcode == WrOpcode.RDMA_READ:
+                    self.validate(completion.wr_id)
+            posted += count
+
+    def request(self, i: int) -> SendWr:
+        """The request of message `i`. A SEND goes where the receive says, and ignores the remote address."""
+        return SendWr(
+            opcode=self.opcode, sges=[self.sge(i)], wr_id=i,
+            remote_addr=self.far.address + self.place(i).start, rkey=self.far.rkey,
+        )  # fmt: skip
+
+
+class Server(End):
+    """The end whose memory is written or read."""
+
+    peer = "client"
+
+    def prepare(self) -> None:
+        """Post the receives, or write the messages that are to be read."""
+        if self.opcode == WrOpcode.SEND:
+            self.qp.post_recv(*(RecvWr(sges=[self.sge(i)], wr_id=i) for i in range(self.options.iterations)))
+        elif self.opcode == WrOpcode.RDMA_READ:
+            self.fill()
+
+    def exchange(self, ask: Ask) -> None:
+        """Take what comes; the client says when it has posted a burst."""
+        taken, total = 0, self.options.iterations
+        while taken < total:
+            burst = self.link.expect("burst", timeout=PERSON_SECONDS)
+            count = burst.integer("count", 1, total - taken)
+            if self.opcode == WrOpcode.SEND:
+                for completion in self.completions(count):
+                    self.validate(completion.wr_id)
+            elif self.opcode == WrOpcode.RDMA_WRITE:
+                for i in range(taken, taken + count):
+                    self._poll_memory(i)
+            taken += count
+
+    def _poll_memory(self, i: int) -> None:
+        """Wait until message `i` is in memory."""
+        try:
+            self.wait(lambda: self.buffer[self.place(i)] == self.message(i), f"message #{i + 1}")
+        except TimedOutError:
+            if self.link.failure is not None:
+                raise
+        self.validate(i)  # or says what is there instead
