@@ -147,7 +147,8 @@ class QP(Handle):
             fields, opt = carry(attr, mask, move)
             if _M.AH_ATTR in mask and attr.ah_attr:
                 if move.opcode == Opcode.INIT2RTR_QP:
-                    fields[PATH] |= path_to(self.ctx, qpc[PATH]["vhca_port_num"], attr.ah_attr)
+                    port = qpc[PATH]["vhca_port_num"] or 1  # none before INIT: the device will say what is wrong
+                    fields[PATH] |= path_to(self.ctx, port, attr.ah_attr)
                 else:
                     path, path_opt = path_update(self.ctx, attr.ah_attr)
                     fields[PATH] |= path

@@ -269,7 +269,8 @@ ATTRIBUTES = {
 
 
 def _names(mask: QpAttrMask) -> str:
-    return ", ".join(str(bit.name) for bit in mask) or f"bits {int(mask):#x}"
+    unknown = int(mask) & ~sum(QpAttrMask)
+    return ", ".join([str(bit.name) for bit in mask] + ([f"bits {unknown:#x}"] if unknown else []))
 
 
 def _state_name(state: int) -> str:
