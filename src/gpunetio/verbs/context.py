@@ -10,6 +10,7 @@ from ..enums import Access, CqOverrun, UarAllocationType
 from ..errors import DocaError, InvalidValueError
 from ..providers import PortConfig, open_device
 from ..providers.provider import PortAttr, Provider
+from .arguments import instance, whole
 from .cq import CQ
 from .device_attr import DeviceAttributes, query_device
 from .handle import Handle
@@ -23,6 +24,8 @@ def open(name: str | None = None, *, port: PortConfig | None = None) -> Context:
 
     `port` says how a software NIC is attached to the world: addresses, wire, MTU, link layer, faults, capture.
     """
+    if port is not None:
+        instance("port", port, PortConfig)
     return Context(open_device(name, port))
 
 
@@ -65,13 +68,13 @@ class Context(Handle):
         """16 raw bytes of a port's GID; all zero for an empty entry (`ibv_query_gid`)."""
         self._check_port(port)
         size = self.query_device().gid_table_size
-        if not 0 <= index < size:
+        if not 0 <= whole("index", index) < size:
             raise InvalidValueError(f"GID index {index}: the table of {self} has the indices 0 to {size - 1}")
         return self.provider.query_gid(port, index)
 
     def _check_port(self, port: int) -> None:
         count = self.query_device().phys_port_cnt
-        if not 1 <= port <= count:
+        if not 1 <= whole("port", port) <= count:
             raise InvalidValueError(f"port {port}: {self} has the ports 1 to {count}")
 
     def create_pd(self) -> PD:

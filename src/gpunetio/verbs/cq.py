@@ -11,10 +11,11 @@ from ..errors import BadStateError, InvalidValueError
 from ..formats.commands import CREATE_CQ_IN, CREATE_CQ_OUT, Opcode
 from ..formats.cqe import CI_MASK, CQE64, CQE_SIZE, INIT_OP_OWN
 from ..formats.doorbell import CQ_DBREC
+from .arguments import instance, member, whole, within
 from .completing import Cqe, completion_of
 from .doorbell import arrived
 from .handle import Handle, command, destroy
-from .ring import check_both, external_ring, internal_ring
+from .ring import check_places, external_ring, internal_ring
 from .uar import UAR
 from .umem import UMEM
 from .work import Completion
@@ -47,8 +48,12 @@ class CQ(Handle):
         context: Any,
     ):
         super().__init__(ctx)
-        self._use(ctx, external_uar)
-        check_both(external_umem, external_dbr_umem)
+        self._use(ctx)
+        if external_uar is not None:
+            self._use(instance("external_uar", external_uar, UAR))
+        check_places(external_umem, external_dbr_umem)
+        overrun, collapsed = member("overrun", overrun, CqOverrun), bool(within("collapsed", collapsed, 0, 1))
+        cqe = whole("cqe", cqe)
         limit = ctx.query_device().max_cqe
         if cqe < 1 or cqe & (cqe - 1) or cqe > limit:
             raise InvalidValueError(f"cqe = {cqe}: the size must be a power of two, and at most {limit} on {ctx.name}")
@@ -135,14 +140,14 @@ class CQ(Handle):
         What queue pairs with an external data path complete here is passed over.
         """
         self.check_open()
-        if most < 1:
+        if whole("most", most) < 1:
             raise InvalidValueError(f"most = {most}: ask for one completion at least")
         if not self._polled:
             what = "is collapsed" if self.collapsed else "has an external data path: its ring is in your memory"
             raise BadStateError(f"{self} {what}: it cannot be polled here")
         found: list[Completion] = []
         with self._lock:
-            count = self._arrived(most)
+            count = self._arrived(min(most, self.entries))
             for index in range(self._consumer, self._consumer + count):
                 cqe = self._cqe(index)
                 qp = self._queues.get(cqe.qpn)
