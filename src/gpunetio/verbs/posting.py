@@ -168,6 +168,8 @@ class SendQueue:
         payload = request.inline
         if payload is None:
             payload = b"".join(ctypes.string_at(sge.address, sge.length) for sge in request.sges)
+        elif not isinstance(payload, bytes):
+            payload = memoryview(payload).tobytes()
         most = self._qp.init_attr.max_inline_data
         if len(payload) > most:
             raise InvalidValueError(f"{len(payload)} bytes inline: {self._qp} takes {most} (max_inline_data)")
@@ -259,7 +261,7 @@ class Posting:
                         queue.put(request)  # type: ignore[arg-type]
                     except DocaError as error:
                         raise BadWrError(index, request, error) from error
-                    except (AttributeError, TypeError, ValueError) as error:  # a value of no use in a WQE
+                    except (AttributeError, TypeError, ValueError, struct.error) as error:  # a value of no use in a WQE
                         cause = InvalidValueError(f"a value is of the wrong type in {request}: {error}")
                         raise BadWrError(index, request, cause) from error
             finally:
