@@ -6,6 +6,7 @@ Counted are threads, descriptors, mappings of memory, memory that is kept for a 
 import gc
 import os
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 
 from gpunetio import memory, verbs
 from gpunetio.enums import QpState, SendFlags, WrOpcode
-from gpunetio.errors import DriverError, InUseError
+from gpunetio.errors import DocaError, DriverError, InUseError
 from gpunetio.memory import HostMemory
 from gpunetio.providers import soft
 from gpunetio.verbs import CQ, MR, PD, QP, UAR, UMEM, Context, SendWr, Sge
@@ -188,19 +189,45 @@ FIRST: tuple[tuple[str, int, int], ...] = (
 )  # fmt: skip
 
 
-def play(names: tuple[str, ...], steps: list[tuple[str, int, int]], last: Callable[[list[Context]], list[Context]]):
-    """Take the steps, then close the contexts that are open in some order."""
+def play(
+    names: tuple[str, ...], steps: list[tuple[str, int, int]], last: Callable[[list[verbs.Handle]], None]
+) -> None:
+    """Take the steps, then close what is open."""
     stage = Stage(names)
     try:
         for action, a, b in (*FIRST, *steps):
             getattr(stage, action)(a, b)
     finally:
-        for ctx in last([handle for handle in stage.made if isinstance(handle, Context)]):
-            ctx.close()
-    assert all(handle.closed for handle in stage.made)
+        last(stage.made)
+        for handle in stage.made:
+            handle.close()
 
 
-ORDERS = st.sampled_from([list, lambda contexts: contexts[::-1]])
+def contexts_only(made: list[verbs.Handle]) -> None:
+    """A context closes all that was made from it."""
+    for handle in made:
+        if isinstance(handle, Context):
+            handle.close()
+    assert all(handle.closed for handle in made)
+
+
+def one_by_one(made: list[verbs.Handle]) -> None:
+    """Users before what they use, the latest first: the devices have nothing then but the pages that queues share."""
+    for handle in reversed(made):
+        if not isinstance(handle, Context):
+            with suppress(InUseError):
+                handle.close()
+    for handle in reversed(made):  # those that a younger object's user was in the way of
+        if not isinstance(handle, Context):
+            handle.close()
+    for handle in made:
+        if isinstance(handle, Context) and not handle.closed:
+            shared = [uar.page_id for uar in handle._uars.values()]
+            held = [number for _, number in handle.provider._held]  # type: ignore[attr-defined]
+            assert sorted(held) == sorted(shared)
+
+
+ORDERS = st.sampled_from([contexts_only, one_by_one])
 
 
 @pytest.fixture(scope="module")
@@ -208,7 +235,7 @@ def warm() -> None:
     """What is made once and kept: compiled functions, imports."""
     everything = [(action, n, n) for n in range(4) for action in ACTIONS if action != "close"]
     for _ in range(2):
-        play(("soft0", "soft1"), everything, list)
+        play(("soft0", "soft1"), everything, contexts_only)
 
 
 @pytest.fixture
@@ -292,3 +319,45 @@ def test_every_order(kept):
         close_in(order)
         assert rows(kept) == [0] * (2 * len(TABLES))
     before.check()
+
+
+def test_a_context_that_nobody_holds(kept):
+    """Its keys work until it is closed: the memory behind them must stay, though no name is left."""
+
+    class Buffer(bytearray):
+        """Can be referred to weakly."""
+
+    def forget() -> tuple[weakref.ref, weakref.ref, int]:
+        ctx, buffer = verbs.open("soft0"), Buffer(64)
+        return weakref.ref(ctx), weakref.ref(buffer), ctx.create_pd().register(buffer).rkey
+
+    ctx, buffer, rkey = forget()
+    gc.collect()
+    assert rkey in kept[0].provider.nic.mkeys
+    assert buffer() is not None
+    ctx().close()  # type: ignore[union-attr]
+    gc.collect()
+    assert (ctx(), buffer()) == (None, None)
+
+
+def test_a_queue_that_the_device_does_not_destroy_keeps_its_ring(kept, monkeypatch):
+    """The device may still write there."""
+    ctx, before = verbs.open("soft0"), len(memory._live)
+    qp = ctx.create_pd().create_qp(sq_wr=4, send_cq=ctx.create_cq(16))
+    ring = memory._live[qp.sq_address]
+
+    def refuse(handle: int) -> None:
+        raise DriverError("stuck", 8, 0)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ctx.provider, "devx_obj_destroy", refuse)
+        with pytest.raises(InUseError, match="is still used by 2 object"):
+            qp.close()
+    assert qp.closed
+    assert not ring.closed
+    with pytest.raises(DocaError):  # the CQ and the PD are still in use there
+        ctx.close()
+    assert ctx.closed
+    assert rows(kept) == [0] * (2 * len(TABLES))  # closing the device takes all of it
+    for left in list(memory._live.values())[before:]:
+        left.close()

@@ -18,6 +18,8 @@ from .pd import PD
 from .uar import UAR
 from .umem import UMEM
 
+_open: set[Context] = set()  # a device goes on until it is closed: so must the memory behind its regions
+
 
 def open(name: str | None = None, *, port: PortConfig | None = None) -> Context:
     """Open a device (`ibv_open_device`); without a name the first software NIC that no other process has.
@@ -41,6 +43,8 @@ class Context(Handle):
         self._provider = provider
         self._uars: dict[UarAllocationType, UAR] = {}
         with ExitStack() as undo:
+            _open.add(self)
+            undo.callback(_open.discard, self)
             undo.callback(provider.close)
             self._opened(f"context {self.name}", undo)
 

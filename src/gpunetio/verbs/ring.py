@@ -38,10 +38,17 @@ def internal_ring(ctx: Context, undo: ExitStack, nbytes: int) -> Ring:
     provider = ctx.provider
     dbr_offset = round_up(nbytes, ALIGNMENT)
     memory = HostMemory(dbr_offset + ALIGNMENT)
-    undo.callback(memory.close)
-    with command("register a UMEM"):
-        umem_id = provider.reg_umem(memory.address, memory.nbytes, Access.LOCAL_WRITE)
-    undo.callback(provider.dereg_umem, umem_id)
+    with ExitStack() as failed:
+        failed.callback(memory.close)
+        with command("register a UMEM"):
+            umem_id = provider.reg_umem(memory.address, memory.nbytes, Access.LOCAL_WRITE)
+        failed.pop_all()
+
+    def give_back() -> None:
+        provider.dereg_umem(umem_id)
+        memory.close()  # not if the device keeps it, for a queue that it did not destroy
+
+    undo.callback(give_back)
     return Ring(umem_id, 0, memory.address, umem_id, dbr_offset, memory.address + dbr_offset, memory)
 
 
