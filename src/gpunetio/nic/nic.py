@@ -300,7 +300,7 @@ class SoftNic:
             # A random place and tag: a key cannot be guessed from another.
             index = self.mkeys.free_slot(1 + secrets.randbelow(MAX_MR - 1))
             if index is None:
-                raise NoMemoryError(f"{self.name} has no free memory key: all {MAX_MR - 1} are in use")
+                raise NoMemoryError(f"{self.name} has no free memory key: all {MAX_MR - 1} are in use; close one first")
             key = index << 8 | 1 + secrets.randbelow(255)  # never 0x100, which ends a scatter list
             row = np.zeros((), MKEY_ROW.dtype)
             row["key"], row["pdn"], row["access"], row["iova"] = key, pdn, int(access), _signed(iova)
@@ -505,7 +505,9 @@ class SoftNic:
     def _slot(self, table: Table) -> int:
         slot = table.free_slot()
         if slot is None:
-            raise NoMemoryError(f"{self.name} has no free {table.name}: all {table.mask} are in use")
+            raise NoMemoryError(
+                f"{self.name} has no free {table.name}: all {table.mask} are in use; close one first"
+            )
         table.rows[slot]["users"] = 0
         return slot
 

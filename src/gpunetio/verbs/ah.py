@@ -16,6 +16,7 @@ from ..formats.commands import (
     OptParam,
 )
 from ..formats.contexts import ROCE_ADDR_LAYOUT
+from .arguments import instance, member, whole, within
 from .device_attr import DeviceAttributes
 from .handle import command
 
@@ -46,24 +47,21 @@ class AhAttr:
 
     def check(self, device: DeviceAttributes) -> None:
         """Raise InvalidValueError for what the device cannot use."""
+        instance("ah_attr.gid", self.gid, bytes, bytearray)
         if len(self.gid) != GID_BYTES:
             raise InvalidValueError(f"ah_attr.gid has {len(self.gid)} bytes: a GID has {GID_BYTES}")
-        if self.addr_type not in list(AddrType):
-            raise InvalidValueError(
-                f"ah_attr.addr_type = {self.addr_type}: it is one of {', '.join(AddrType.__members__)}"
-            )
+        member("ah_attr.addr_type", self.addr_type, AddrType)
         if (device.link_layer == LinkLayer.ETHERNET) != (self.addr_type in (AddrType.IPv4, AddrType.IPv6)):
             need = "IPv4 or IPv6" if device.link_layer == LinkLayer.ETHERNET else "IB_GRH or IB_NO_GRH"
             raise InvalidValueError(
                 f"ah_attr.addr_type = {AddrType(self.addr_type).name} on a port of {device.link_layer.name}: use {need}"
             )
-        if not 0 <= self.sgid_index < device.gid_table_size:
+        if not 0 <= whole("ah_attr.sgid_index", self.sgid_index) < device.gid_table_size:
             raise InvalidValueError(
                 f"ah_attr.sgid_index = {self.sgid_index}: the device has the GIDs 0 to {device.gid_table_size - 1}"
             )
         for name, most in _LIMITS.items():
-            if not 0 <= getattr(self, name) <= most:
-                raise InvalidValueError(f"ah_attr.{name} = {getattr(self, name)}: it must be 0 to {most}")
+            within(f"ah_attr.{name}", getattr(self, name), 0, most)
 
 
 def path_to(ctx: Context, port: int, ah: AhAttr) -> dict[str, Any]:

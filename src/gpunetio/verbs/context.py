@@ -11,6 +11,7 @@ from ..errors import DocaError, InvalidValueError
 from ..formats.cqe import CQE_SIZE
 from ..providers import PortConfig, open_device
 from ..providers.provider import PortAttr, Provider
+from .arguments import instance, whole
 from .channel import CompChannel
 from .cq import CQ
 from .device_attr import DeviceAttributes, query_device
@@ -21,12 +22,16 @@ from .pd import PD
 from .uar import UAR
 from .umem import UMEM
 
+_open: set[Context] = set()  # a device goes on until it is closed: so must the memory behind its regions
+
 
 def open(name: str | None = None, *, port: PortConfig | None = None) -> Context:
     """Open a device (`ibv_open_device`); without a name the first software NIC that no other process has.
 
     `port` says how a software NIC is attached to the world: addresses, wire, MTU, link layer, faults, capture.
     """
+    if port is not None:
+        instance("port", port, PortConfig)
     return Context(open_device(name, port))
 
 
@@ -53,6 +58,8 @@ class Context(Handle):
         self._provider = provider
         self._uars: dict[UarAllocationType, UAR] = {}
         with ExitStack() as undo:
+            _open.add(self)
+            undo.callback(_open.discard, self)
             if not imported:
                 undo.callback(provider.close)
             self.async_events = AsyncEvents(provider, undo)
@@ -82,13 +89,13 @@ class Context(Handle):
         """16 raw bytes of a port's GID; all zero for an empty entry (`ibv_query_gid`)."""
         self._check_port(port)
         size = self.query_device().gid_table_size
-        if not 0 <= index < size:
+        if not 0 <= whole("index", index) < size:
             raise InvalidValueError(f"GID index {index}: the table of {self} has the indices 0 to {size - 1}")
         return self.provider.query_gid(port, index)
 
     def _check_port(self, port: int) -> None:
         count = self.query_device().phys_port_cnt
-        if not 1 <= port <= count:
+        if not 1 <= whole("port", port) <= count:
             raise InvalidValueError(f"port {port}: {self} has the ports 1 to {count}")
 
     def create_pd(self) -> PD:

@@ -12,12 +12,13 @@ from ..formats.commands import CREATE_CQ_IN, CREATE_CQ_OUT, Opcode
 from ..formats.cqe import CI_MASK, CQE64, CQE_SIZE, INIT_OP_OWN
 from ..formats.doorbell import CQ_ARM_SN_MASK, CQ_ARM_SN_SHIFT, CQ_ARM_SOLICITED, CQ_DBREC, UAR_CQ_OFFSET
 from ..formats.events import EventType
+from .arguments import instance, member, whole, within
 from .channel import CompChannel
 from .completing import Cqe, completion_of
 from .doorbell import arrived, ring_arm
 from .events import OF_CQ
 from .handle import Handle, command, destroy
-from .ring import check_both, external_ring, internal_ring
+from .ring import check_places, external_ring, internal_ring
 from .uar import UAR
 from .umem import UMEM
 from .work import Completion
@@ -53,10 +54,17 @@ class CQ(Handle):
         context: Any,
     ):
         super().__init__(ctx)
-        self._use(ctx, external_uar, channel)
-        if cqe_size != CQE_SIZE:
+        self._use(ctx)
+        if external_uar is not None:
+            self._use(instance("external_uar", external_uar, UAR))
+        if channel is not None:
+            self._use(instance("channel", channel, CompChannel))
+        if whole("cqe_size", cqe_size) != CQE_SIZE:
             raise NotSupportedError(f"cqe_size = {cqe_size}: completion queue entries have {CQE_SIZE} bytes here")
-        check_both(external_umem, external_dbr_umem)
+        check_places(external_umem, external_dbr_umem)
+        overrun, collapsed = member("overrun", overrun, CqOverrun), bool(within("collapsed", collapsed, 0, 1))
+        external_datapath = bool(within("external_datapath", external_datapath, 0, 1))
+        cqe = whole("cqe", cqe)
         limit = ctx.query_device().max_cqe
         if cqe < 1 or cqe & (cqe - 1) or cqe > limit:
             raise InvalidValueError(f"cqe = {cqe}: the size must be a power of two, and at most {limit} on {ctx.name}")
@@ -189,13 +197,13 @@ class CQ(Handle):
         What queue pairs with an external data path complete here is passed over.
         """
         self.check_open()
-        if most < 1:
+        if whole("most", most) < 1:
             raise InvalidValueError(f"most = {most}: ask for one completion at least")
         if not self._polled:
             raise self._not_ours("polled")
         found: list[Completion] = []
         with self._lock:
-            count = self._arrived(most)
+            count = self._arrived(min(most, self.entries))
             for index in range(self._consumer, self._consumer + count):
                 cqe = self._cqe(index)
                 qp = self._queues.get(cqe.qpn)

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, ClassVar, Self
 
-from ..errors import BadStateError, DriverError, InUseError, InvalidValueError
+from ..errors import BadStateError, DriverError, InUseError, InvalidValueError, NoMemoryError
+from ..formats.commands import Status
 
 if TYPE_CHECKING:
     from ..providers.provider import Provider
@@ -116,10 +117,12 @@ class Handle:
 
 @contextmanager
 def command(name: str) -> Iterator[None]:
-    """Put a command's name before what the device answers to it."""
+    """Put a command's name before what the device answers to it. NoMemoryError when all that it has is in use."""
     try:
         yield
     except DriverError as error:
+        if error.status == Status.NO_RESOURCES:
+            raise NoMemoryError(f"{name}: {error}; close one first") from error
         raise DriverError(f"{name}: {error}", error.status, error.syndrome) from error
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ..enums import Access
 from ..errors import InvalidValueError
 from ..memory import Region
+from .arguments import flags, whole
 from .handle import Handle, command
 
 if TYPE_CHECKING:
@@ -46,10 +47,10 @@ class MR(Handle):
         region = obj.region if isinstance(obj, Dmabuf) else Region.of(obj)
         if access is None:
             access = Access.LOCAL_READ | Access.REMOTE_READ if region.readonly else Access.all()
-        check_access(region, access)
+        access = check_access(region, access)
         self.pd, self.access = pd, access
         self.address, self.nbytes = region.address, region.nbytes
-        self.iova = region.address if iova is None else iova
+        self.iova = region.address if iova is None else whole("iova", iova)
         if not 0 <= self.iova <= (1 << 64) - self.nbytes:
             raise InvalidValueError(f"iova {self.iova:#x}: {self.nbytes} bytes from there do not fit in 64 bits")
         provider = pd.ctx.provider
@@ -66,8 +67,9 @@ class MR(Handle):
             self._opened(f"MR {self.lkey:#x} of {pd.ctx.name}", undo)
 
 
-def check_access(region: Region, access: Access) -> None:
-    """Raise InvalidValueError for rights that the memory or the verbs rules do not allow."""
+def check_access(region: Region, access: Access) -> Access:
+    """The rights, or InvalidValueError for those that the memory or the verbs rules do not allow."""
+    access = flags("access", access, Access)
     if region.nbytes == 0:
         raise InvalidValueError("the memory has 0 bytes: only a region of at least one byte can be registered")
     if region.readonly and access & _WRITING:
@@ -77,6 +79,7 @@ def check_access(region: Region, access: Access) -> None:
         )
     if access & _NEED_LOCAL_WRITE and not access & Access.LOCAL_WRITE:
         raise InvalidValueError(f"{_names(access & _NEED_LOCAL_WRITE)} without LOCAL_WRITE: add LOCAL_WRITE")
+    return access
 
 
 def _names(access: Access) -> str:

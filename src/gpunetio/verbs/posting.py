@@ -28,6 +28,7 @@ from ..formats.wqe import (
     FenceMode,
     WqeOpcode,
 )  # fmt: skip
+from .arguments import instance
 from .doorbell import ring_receive, ring_send
 from .work import BadWrError, RecvWr, SendWr, Sge
 
@@ -92,6 +93,8 @@ def data_segments(sges: Sequence[Sge], most: int, limit: str) -> tuple[bytes, in
 
 class SendQueue:
     """The send ring. Indices count basic blocks for ever."""
+
+    takes = SendWr
 
     def __init__(self, qp: QP, ring: np.ndarray):
         self._qp, self._ring = qp, ring.reshape(-1, WQEBB)
@@ -165,6 +168,8 @@ class SendQueue:
         payload = request.inline
         if payload is None:
             payload = b"".join(ctypes.string_at(sge.address, sge.length) for sge in request.sges)
+        elif not isinstance(payload, bytes):
+            payload = memoryview(payload).tobytes()
         most = self._qp.init_attr.max_inline_data
         if len(payload) > most:
             raise InvalidValueError(f"{len(payload)} bytes inline: {self._qp} takes {most} (max_inline_data)")
@@ -188,6 +193,8 @@ class SendQueue:
 
 class ReceiveQueue:
     """The receive ring. Indices count WQEs for ever."""
+
+    takes = RecvWr
 
     def __init__(self, qp: QP, ring: np.ndarray):
         self._qp, self._ring = qp, ring.reshape(-1, qp.rq_stride or SEGMENT)
@@ -250,9 +257,13 @@ class Posting:
             try:
                 for index, request in enumerate(requests):
                     try:
+                        instance("request", request, queue.takes)
                         queue.put(request)  # type: ignore[arg-type]
                     except DocaError as error:
                         raise BadWrError(index, request, error) from error
+                    except (AttributeError, TypeError, ValueError, struct.error) as error:  # a value of no use in a WQE
+                        cause = InvalidValueError(f"a value is of the wrong type in {request}: {error}")
+                        raise BadWrError(index, request, cause) from error
             finally:
                 if index >= 0:
                     queue.ring()

@@ -23,6 +23,7 @@ from ..formats.commands import (
 from ..formats.doorbell import QP_DBREC
 from ..formats.wqe import SEGMENT
 from .ah import AhAttr, ah_of, ip_type, path_to, path_update
+from .arguments import flags, instance, member, whole
 from .events import OF_QP
 from .handle import Handle, command, destroy
 from .posting import Posting
@@ -79,7 +80,9 @@ class QP(Handle):
     def __init__(self, pd: PD, attr: QpInitAttr):
         ctx = pd.ctx
         super().__init__(ctx)
-        self._use(pd, ctx, attr.send_cq, attr.receive_cq, attr.srq, attr.external_uar)
+        self._use(pd, ctx)
+        attr = instance("attr", attr, QpInitAttr).typed()
+        self._use(attr.send_cq, attr.receive_cq, attr.srq, attr.external_uar)
         device = ctx.query_device()
         attr.check(device)
         sizes = queue_sizes(attr, device)
@@ -139,9 +142,11 @@ class QP(Handle):
 
         Remote atomics change only with ATOMIC_MODE in the mask. The path to the peer is resolved on the way to RTR.
         """
-        qpc, mask = self._query(), QpAttrMask(mask)
-        current = attr.current_state if _M.CURRENT_STATE in mask else state_of(qpc)
-        move = transition(current, attr.next_state if _M.NEXT_STATE in mask else current)
+        qpc, mask = self._query(), QpAttrMask(whole("mask", mask))
+        attr = instance("attr", attr, QpAttr)
+        current = member("current_state", attr.current_state, QpState) if _M.CURRENT_STATE in mask else state_of(qpc)
+        following = member("next_state", attr.next_state, QpState) if _M.NEXT_STATE in mask else current
+        move = transition(current, following)
         move.check(mask, self.init_attr.qp_type)
         check_values(attr, mask, self.ctx.query_device())
         values: dict[str, Any] = {}
@@ -149,7 +154,8 @@ class QP(Handle):
             fields, opt = carry(attr, mask, move)
             if _M.AH_ATTR in mask and attr.ah_attr:
                 if move.opcode == Opcode.INIT2RTR_QP:
-                    fields[PATH] |= path_to(self.ctx, qpc[PATH]["vhca_port_num"], attr.ah_attr)
+                    port = qpc[PATH]["vhca_port_num"] or 1  # none before INIT: the device will say what is wrong
+                    fields[PATH] |= path_to(self.ctx, port, attr.ah_attr)
                 else:
                     path, path_opt = path_update(self.ctx, attr.ah_attr)
                     fields[PATH] |= path
@@ -159,7 +165,7 @@ class QP(Handle):
         with command(move.opcode.name):
             self.ctx.provider.devx_obj_modify(self._handle, bytes(mailbox), OUT.size)
         if self._posting:
-            self._posting.state = attr.next_state if _M.NEXT_STATE in mask else current
+            self._posting.state = following
         if move.opcode == Opcode.QP_2RST and self._ring.memory:  # the device counts from 0 again: so must the record
             self._ring.memory.view(QP_DBREC.dtype, self._ring.dbr_offset)[:] = 0
             self._restart()
@@ -174,6 +180,7 @@ class QP(Handle):
         if qpc["mtu"]:  # INIT2RTR sets the MTU and the path
             attr.ah_attr = ah_of(qpc[PATH], self.ctx.query_device().link_layer)
         if mask is not None:
+            mask = flags("mask", mask, QpAttrMask)
             attr = QpAttr(**{name: getattr(attr, name) for bit, name in ATTRIBUTES.items() if bit in mask})
         return attr, self.init_attr
 
@@ -243,7 +250,8 @@ class QP(Handle):
                 f"port {port} of {self.ctx.name} has no GID at index {sgid_index}: choose another index"
             )
         about = self.ctx.query_port(port)
-        return QpEndpoint(self.qpn, bytes(gid), about.lid, about.active_mtu, self.psn if psn is None else psn)
+        psn = self.psn if psn is None else whole("psn", psn)
+        return QpEndpoint(self.qpn, bytes(gid), about.lid, about.active_mtu, psn)
 
     def connect(
         self,
@@ -274,6 +282,8 @@ class QP(Handle):
         `psn` numbers the first packet sent; without it that is the queue pair's own. UC ignores what concerns
         acknowledgements, READs and atomics.
         """
+        instance("remote", remote, QP, QpEndpoint)
+        remote_access = flags("remote_access", remote_access, Access)
         wanted = QpAttr(
             allow_remote_write=Access.REMOTE_WRITE in remote_access,
             allow_remote_read=Access.REMOTE_READ in remote_access,
@@ -309,18 +319,20 @@ class QP(Handle):
         """One end of `connect`: complete what is wanted by what the peer and the two ports say."""
         device = self.ctx.query_device()
         local = self.endpoint(port=wanted.port_num, sgid_index=path.sgid_index)
+        gid = bytes(instance("remote.gid", remote.gid, bytes, bytearray))
+        most = whole("max_rd_atomic", wanted.max_rd_atomic)
         attr = replace(
             wanted,
-            path_mtu=_mtu(min(local.mtu, remote.mtu)),
+            path_mtu=_mtu(min(local.mtu, whole("remote.mtu", remote.mtu))),
             rq_psn=remote.psn,
             dest_qp_num=remote.qpn,
-            max_rd_atomic=min(wanted.max_rd_atomic, device.max_qp_init_rd_atom),
-            max_dest_rd_atomic=min(wanted.max_dest_rd_atomic, device.max_qp_rd_atom),
+            max_rd_atomic=min(most, device.max_qp_init_rd_atom),
+            max_dest_rd_atomic=min(most, device.max_qp_rd_atom),
             ah_attr=replace(
                 path,
-                gid=remote.gid,
+                gid=gid,
                 dlid=remote.lid,
-                addr_type=_addr_type(device.link_layer, local.gid, remote.gid),
+                addr_type=_addr_type(device.link_layer, local.gid, gid),
             ),
         )
         left_out = _ONLY_RC if self.init_attr.qp_type == QpType.UC else _M(0)

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import Any
 
 from ..enums import QpSendDbrMode, QpType
 from ..errors import InvalidValueError, NotSupportedError
 from ..formats.wqe import ATOMIC_SEG, CTRL_SEG, DATA_SEG, INLINE_HEADER, RADDR_SEG, SEGMENT, WQEBB
 from ..memory import round_up
+from .arguments import instance, member, whole, within
+from .cq import CQ
 from .device_attr import DeviceAttributes
-from .ring import check_both
-
-if TYPE_CHECKING:
-    from .cq import CQ
-    from .srq import SRQ
-    from .uar import UAR
-    from .umem import UMEM
+from .ring import check_places
+from .srq import SRQ
+from .uar import UAR
+from .umem import UMEM
 
 _MAX_SQ_BYTES = 0x7FFF_FFFF
 _MIN_RQ_BYTES = 64
 _USER_INDEX_BITS = 24
+_SIZES = ("sq_wr", "rq_wr", "send_max_sges", "receive_max_sges", "max_inline_data", "user_index")
+_SWITCHES = ("sq_sig_all", "external_datapath", "core_direct_master", "emulate_no_dbr_ext")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,9 +67,21 @@ class QpInitAttr:
     emulate_no_dbr_ext: bool = False
     context: Any = None
 
+    def typed(self) -> QpInitAttr:
+        """The same, numbers as ints and enumerations as their members; InvalidValueError names what is neither."""
+        for name, kind in (("send_cq", CQ), ("receive_cq", CQ), ("srq", SRQ), ("external_uar", UAR)):
+            if getattr(self, name) is not None:
+                instance(name, getattr(self, name), kind)
+        check_places(self.external_umem, self.external_dbr_umem)
+        return replace(
+            self,
+            **{name: whole(name, getattr(self, name)) for name in (*_SIZES, "qp_type")},
+            **{name: bool(within(name, getattr(self, name), 0, 1)) for name in _SWITCHES},
+            send_dbr_mode=member("send_dbr_mode", self.send_dbr_mode, QpSendDbrMode),
+        )
+
     def check(self, device: DeviceAttributes) -> None:
         """Raise unless the device can make such a queue pair. Sizes are checked by `queue_sizes`."""
-        check_both(self.external_umem, self.external_dbr_umem)
         if self.qp_type not in list(QpType):
             raise InvalidValueError(f"qp_type = {self.qp_type}: only RC (0) and UC (1) queue pairs can be created")
         if not device.is_qp_type_supported(self.qp_type):

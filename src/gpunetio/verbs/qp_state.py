@@ -14,6 +14,7 @@ from ..formats.commands import PM_STATE_MIGRATED, Opcode, OptParam, PrmMtu
 from ..formats.contexts import ADS, QPC
 from ..formats.layout import BitStruct
 from .ah import AhAttr
+from .arguments import instance, member, whole, within
 from .device_attr import DeviceAttributes
 
 _log = logging.getLogger(__name__)
@@ -187,21 +188,19 @@ def check_values(attr: QpAttr, mask: QpAttrMask, device: DeviceAttributes) -> No
     }
     for carrier in _CARRIERS:
         if carrier.encode is _psn and carrier.mask in mask:
-            if _psn(value := getattr(attr, carrier.attr)) != value:
+            if _psn(value := whole(carrier.attr, getattr(attr, carrier.attr))) != value:
                 _log.error("%s = %#x has more than 24 bits: %#x is used", carrier.attr, value, _psn(value))
         elif carrier.mask in mask:
             least, most = ranges.get(carrier.mask) or (0, (1 << _width(carrier.name)) - 1)
-            value = int(getattr(attr, carrier.attr))
-            if not least <= value <= most:
-                raise InvalidValueError(f"{carrier.attr} = {value}: it must be {least} to {most}")
+            value = within(carrier.attr, getattr(attr, carrier.attr), least, most)
             if carrier.encode is _log2 and value & (value - 1):
                 raise InvalidValueError(f"{carrier.attr} = {value}: it must be a power of two")
-    if _M.ATOMIC_MODE in mask and attr.allow_remote_atomic not in list(QpAtomicType):
-        raise InvalidValueError(f"allow_remote_atomic = {attr.allow_remote_atomic} is no QpAtomicType")
+    if _M.ATOMIC_MODE in mask:
+        member("allow_remote_atomic", attr.allow_remote_atomic, QpAtomicType)
     if _M.AH_ATTR in mask:
         if attr.ah_attr is None:
             raise InvalidValueError("AH_ATTR is in the mask, and ah_attr is None: set ah_attr to an AhAttr")
-        attr.ah_attr.check(device)
+        instance("ah_attr", attr.ah_attr, AhAttr).check(device)
 
 
 def _width(name: str) -> int:
@@ -216,7 +215,7 @@ def carry(attr: QpAttr, mask: QpAttrMask, move: Transition) -> tuple[dict[str, A
     for carrier in _CARRIERS:
         if carrier.mask in mask:
             path, _, name = carrier.name.rpartition(".")
-            (qpc[path] if path else qpc)[name] = int(carrier.encode(getattr(attr, carrier.attr)))
+            (qpc[path] if path else qpc)[name] = int(carrier.encode(whole(carrier.attr, getattr(attr, carrier.attr))))
             # RST2INIT takes all its fields as they are, and has no opt_param_mask.
             if carrier.mask in move.optional and move.opcode != Opcode.RST2INIT_QP:
                 opt |= carrier.opt
@@ -269,7 +268,8 @@ ATTRIBUTES = {
 
 
 def _names(mask: QpAttrMask) -> str:
-    return ", ".join(str(bit.name) for bit in mask) or f"bits {int(mask):#x}"
+    unknown = int(mask) & ~sum(QpAttrMask)
+    return ", ".join([str(bit.name) for bit in mask] + ([f"bits {unknown:#x}"] if unknown else []))
 
 
 def _state_name(state: int) -> str:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..enums import Access
 from ..errors import InvalidValueError
 from ..memory import HostMemory, round_up
+from .arguments import instance, whole
 from .handle import command
+from .umem import UMEM
 
 if TYPE_CHECKING:
     from .context import Context
-    from .umem import UMEM
 
 ALIGNMENT = 64  # of rings, and of a record that shares memory with its ring
 RECORD = 8  # bytes of a doorbell record, and its alignment
@@ -37,16 +38,24 @@ def internal_ring(ctx: Context, undo: ExitStack, nbytes: int) -> Ring:
     provider = ctx.provider
     dbr_offset = round_up(nbytes, ALIGNMENT)
     memory = HostMemory(dbr_offset + ALIGNMENT)
-    undo.callback(memory.close)
-    with command("register a UMEM"):
-        umem_id = provider.reg_umem(memory.address, memory.nbytes, Access.LOCAL_WRITE)
-    undo.callback(provider.dereg_umem, umem_id)
+    with ExitStack() as failed:
+        failed.callback(memory.close)
+        with command("register a UMEM"):
+            umem_id = provider.reg_umem(memory.address, memory.nbytes, Access.LOCAL_WRITE)
+        failed.pop_all()
+
+    def give_back() -> None:
+        provider.dereg_umem(umem_id)
+        memory.close()  # not if the device keeps it, for a queue that it did not destroy
+
+    undo.callback(give_back)
     return Ring(umem_id, 0, memory.address, umem_id, dbr_offset, memory.address + dbr_offset, memory)
 
 
 def external_ring(ring: tuple[UMEM, int], record: tuple[UMEM, int], nbytes: int) -> Ring:
     """A ring of `nbytes` and a doorbell record at offsets into the user's UMEMs."""
     (umem, offset), (dbr_umem, dbr_offset) = ring, record
+    offset, dbr_offset = int(offset), int(dbr_offset)
     _check_place("external_umem", umem, offset, nbytes, ALIGNMENT)
     _check_place("external_dbr_umem", dbr_umem, dbr_offset, RECORD, RECORD)
     return Ring(
@@ -55,8 +64,15 @@ def external_ring(ring: tuple[UMEM, int], record: tuple[UMEM, int], nbytes: int)
     )  # fmt: skip
 
 
-def check_both(external_umem: object, external_dbr_umem: object) -> None:
-    """Raise InvalidValueError when only one of ring and doorbell record is external."""
+def check_places(external_umem: Any, external_dbr_umem: Any) -> None:
+    """Raise InvalidValueError unless ring and doorbell record have a (UMEM, offset) each, or neither has."""
+    for name, place in (("external_umem", external_umem), ("external_dbr_umem", external_dbr_umem)):
+        if place is None:
+            continue
+        if not isinstance(place, tuple) or len(place) != 2:
+            raise InvalidValueError(f"{name} = {place!r}: it must be a pair, (UMEM, offset in bytes)")
+        instance(f"{name}[0]", place[0], UMEM)
+        whole(f"{name}[1]", place[1])
     if (external_umem is None) != (external_dbr_umem is None):
         given, missing = "external_umem", "external_dbr_umem"
         if external_umem is None:

@@ -25,11 +25,12 @@ from ..formats.commands import (
 )  # fmt: skip
 from ..formats.doorbell import PI_MASK, QP_DBREC
 from ..formats.wqe import INVALID_LKEY, SEGMENT, SRQ_NEXT_SEG
+from .arguments import member, whole, within
 from .doorbell import ring_receive
 from .events import OF_SRQ
 from .handle import Handle, command, destroy
 from .posting import data_segments
-from .ring import check_both, external_ring, internal_ring
+from .ring import check_places, external_ring, internal_ring
 from .umem import UMEM
 from .work import BadWrError, RecvWr
 
@@ -73,7 +74,10 @@ class SRQ(Handle):
         ctx = pd.ctx
         super().__init__(ctx)
         self._use(pd, ctx)
-        check_both(external_umem, external_dbr_umem)
+        check_places(external_umem, external_dbr_umem)
+        srq_wr, receive_max_sges = whole("srq_wr", srq_wr), whole("receive_max_sges", receive_max_sges)
+        srq_type = member("srq_type", srq_type, SrqType)
+        external_datapath = bool(within("external_datapath", external_datapath, 0, 1))
         linked = self._check(srq_wr, receive_max_sges, srq_type, external_datapath or external_umem is not None)
         # One WQE of a linked list stays unused: the list never ends.
         self.entries = 1 << max(srq_wr - 1 + linked, 1).bit_length() if linked else 1 << (srq_wr - 1).bit_length()
@@ -114,14 +118,13 @@ class SRQ(Handle):
     def _check(self, srq_wr: int, max_sges: int, srq_type: SrqType, external: bool) -> bool:
         """Whether it is a linked list; raises for what the device cannot make."""
         device = self.ctx.query_device()
-        if srq_type not in list(SrqType):
-            raise InvalidValueError(f"srq_type = {srq_type}: it is one of {', '.join(SrqType.__members__)}")
         if srq_type == SrqType.CONTIGUOUS and not external:
             raise InvalidValueError(
                 "a CONTIGUOUS shared receive queue needs an external data path: set external_datapath, or choose "
                 "LINKED_LIST"
             )
-        for name, value, most in (("srq_wr", srq_wr, device.max_srq_wr), ("max_sges", max_sges, device.max_srq_sge)):
+        limits = (("srq_wr", srq_wr, device.max_srq_wr), ("receive_max_sges", max_sges, device.max_srq_sge))
+        for name, value, most in limits:
             if value < 1:
                 raise InvalidValueError(f"{name} = {value}: it must be 1 to {most}")
             if value > most:
@@ -157,8 +160,7 @@ class SRQ(Handle):
         `ibv_modify_srq` with IBV_SRQ_LIMIT.
         """
         self.check_open()
-        if not 0 <= srq_limit <= self.entries:
-            raise InvalidValueError(f"srq_limit = {srq_limit}: {self} has {self.entries} entries, so 0 to that many")
+        within("srq_limit", srq_limit, 0, self.entries)
         mailbox = MODIFY_RMP_IN.pack(
             opcode=Opcode.MODIFY_RMP, rmp_state=RmpState.RDY, rmpn=self.srqn, modify_lwm=1,
             ctx={"wq": {"lwm": srq_limit}},

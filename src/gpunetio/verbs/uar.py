@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ..enums import UarAllocationType
 from ..formats.doorbell import UAR_NO_DBR_OFFSET
+from .arguments import member
 from .handle import Handle, command
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ class UAR(Handle):
     def __init__(self, ctx: Context, kind: UarAllocationType):
         super().__init__(ctx)
         self._use(ctx)
+        kind = member("kind", kind, UarAllocationType)
         provider = ctx.provider
         with ExitStack() as undo:
             with command(f"allocate a UAR of kind {kind.name}"):

@@ -23,7 +23,7 @@ class UMEM(Handle):
         super().__init__(ctx)
         self._use(ctx)
         region = obj.region if isinstance(obj, Dmabuf) else Region.of(obj)
-        check_access(region, access)
+        access = check_access(region, access)
         self.address, self.nbytes = region.address, region.nbytes
         provider = ctx.provider
         with ExitStack() as undo:

@@ -80,5 +80,5 @@ class BadWrError(DocaError):
     """
 
     def __init__(self, index: int, request: SendWr | RecvWr, cause: DocaError):
-        super().__init__(f"request {index} (wr_id {request.wr_id}): {cause}")
+        super().__init__(f"request {index} (wr_id {getattr(request, 'wr_id', None)}): {cause}")
         self.index, self.request, self.code = index, request, cause.code

@@ -1,0 +1,59 @@
+"""Arguments of the wrong type are refused by name, before anything is made of them."""
+
+from __future__ import annotations
+
+import operator
+from enum import IntEnum, IntFlag
+from typing import Any, TypeVar
+
+import numpy as np
+
+from ..errors import InvalidValueError
+
+_T = TypeVar("_T")
+_E = TypeVar("_E", bound=IntEnum)
+_F = TypeVar("_F", bound=IntFlag)
+
+
+def whole(name: str, value: Any) -> int:
+    """A whole number as an int: Python's and NumPy's, booleans and members of enumerations too."""
+    try:
+        return int(operator.index(value.item() if isinstance(value, np.generic) else value))
+    except TypeError:
+        raise InvalidValueError(
+            f"{name} = {value!r} is of type {type(value).__name__}: it must be a whole number"
+        ) from None
+
+
+def within(name: str, value: Any, least: int, most: int) -> int:
+    """A whole number from `least` to `most`."""
+    number = whole(name, value)
+    if not least <= number <= most:
+        raise InvalidValueError(f"{name} = {number}: it must be {least} to {most}")
+    return number
+
+
+def member(name: str, value: Any, kind: type[_E]) -> _E:
+    """A member of an enumeration, or its number."""
+    number = whole(name, value)
+    if number not in list(kind):
+        raise InvalidValueError(
+            f"{name} = {number}: it is one of {', '.join(f'{m.name} ({m.value})' for m in kind)}"
+        )
+    return kind(number)
+
+
+def flags(name: str, value: Any, kind: type[_F]) -> _F:
+    """Flags of a set, or their number."""
+    number = whole(name, value)
+    if unknown := number & ~sum(kind):
+        raise InvalidValueError(f"{name} = {number:#x} has unknown bits {unknown:#x}: its bits are {sum(kind):#x}")
+    return kind(number)
+
+
+def instance(name: str, value: Any, *kinds: type[_T]) -> _T:
+    """An object of one of these types."""
+    if not isinstance(value, kinds):
+        wanted = " or ".join(kind.__name__ for kind in kinds)
+        raise InvalidValueError(f"{name} = {value!r} is of type {type(value).__name__}: it must be a {wanted}")
+    return value
