@@ -12,6 +12,7 @@ from .failures import INTERRUPTED, OneLineUsage
 from .pingpong import pingpong
 from .show import show
 from .stat import stat
+from .verbs_dpa import verbs_dpa
 from .warm import warm
 
 
@@ -29,7 +30,7 @@ def app() -> None:
     """DOCA GPUNetIO in Python: kernels that drive a network card, measured and looked at."""
 
 
-for _command in (*benchmark_commands(), devices, pingpong, show, stat, warm):
+for _command in (*benchmark_commands(), devices, pingpong, show, stat, verbs_dpa, warm):
     app.add_command(_command)
 
 

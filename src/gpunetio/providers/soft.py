@@ -99,7 +99,9 @@ _NUMBER = slice(cmd.QUERY_QP_IN.offset("qpn"), cmd.QUERY_QP_IN.offset("qpn") + 3
 
 
 class SoftProvider:
-    """One open of a software NIC; `nic` is the NIC itself, to look at."""
+    """One open of a software NIC; `nic` is the NIC itself, to look at. Its DPA is threads of this process."""
+
+    has_dpa = True
 
     def __init__(self, nic: SoftNic):
         self.nic, self.name = nic, nic.name
