@@ -3,6 +3,7 @@
 import signal
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -119,7 +120,7 @@ class Bench:
         a.connect(b)
         return a, b
 
-    def start(self, body, *args, threads=1) -> tuple[object, GpuMemory]:
+    def start(self, body, *args, threads=1) -> tuple[Any, GpuMemory]:
         out = self.dpa.alloc(8 * threads)
         plain = [arg.get_dpa_handle(self.dpa) if isinstance(arg, QP) else arg for arg in args]
         return body[1, threads, self.dpa](*plain, out), out
@@ -409,7 +410,7 @@ def test_closing_waits_for_kernels(bench: Bench, what):
     word_array[:] = 1
     closing.join(30)
     assert not closing.is_alive()
-    assert launch.wait(0)  # type: ignore[attr-defined]
+    assert launch.wait(0)
     assert handles[what].closed
 
 
@@ -423,30 +424,29 @@ def test_a_kernel_that_does_not_end_keeps_its_queue(bench: Bench, monkeypatch):
             handle.close()
     assert qp.state == QpState.RST
     word.array[:] = 1
-    assert launch.wait(30)  # type: ignore[attr-defined]
+    assert launch.wait(30)
     bench.dpa.close()
     assert qp.closed
 
 
-def test_a_gpu_is_no_dpa(bench: Bench):
-    """An exported queue has the same structure, so that the two-sided functions work there too."""
-    with Gpu("host") as gpu:
-        cqs = [bench.ctx.create_cq(8, overrun=CqOverrun.ENABLE) for _ in range(4)]
-        a, b = (
-            gpu.export_qp(bench.pd.create_qp(sq_wr=8, rq_wr=4, send_cq=sends, receive_cq=receives))
-            for sends, receives in (cqs[:2], cqs[2:])
-        )
-        a.connect(b)
-        (here, there), (here_mr, there_mr), out = bench.memory, bench.mrs, gpu.alloc(8)
-        for body, args in (
-            (post, (b, there, there_mr.lkey, 100, 1, out)), (send, (a, here, here_mr.lkey, 100, 1, out)),
-            (take, (b, 0, out)),
-        ):  # fmt: skip
-            assert body[1, 1, gpu](*args).wait(60)
-        assert out.read().view(np.int64)[0] == 100
-        assert np.array_equal(there.array[:100], here.array[:100])
-        a.close()
-        b.close()
+def test_two_sided_functions_on_a_gpu(bench: Bench, gpu: Gpu):
+    """Exported queues have the same structure as those of a DPA."""
+    cqs = [bench.ctx.create_cq(8, overrun=CqOverrun.ENABLE) for _ in range(4)]
+    a, b = (
+        gpu.export_qp(bench.pd.create_qp(sq_wr=8, rq_wr=4, send_cq=sends, receive_cq=receives))
+        for sends, receives in (cqs[:2], cqs[2:])
+    )
+    a.connect(b)
+    (here, there), (here_mr, there_mr), out = bench.memory, bench.mrs, gpu.alloc(8)
+    for body, args in (
+        (post, (b, there.address, there_mr.lkey, 100, 1, out)), (send, (a, here.address, here_mr.lkey, 100, 1, out)),
+        (take, (b, 0, out)),
+    ):  # fmt: skip
+        assert body[1, 1, gpu](*args).wait(60)
+    assert out.read().view(np.int64)[0] == 100
+    assert np.array_equal(there.array[:100], here.array[:100])
+    a.close()
+    b.close()
 
 
 # --- two processes ---------------------------------------------------------------------------------------------------
