@@ -21,6 +21,9 @@ def warm() -> None:
         from ..bench.measure import measure
         from ..bench.options import BENCHMARKS, Options
         from ..bench.pingpong import PingPong, PingPongOptions
+        from ..dpa import Dpa
+        from ..samples import verbs_dpa
+        from ..verbs import open as open_device
 
         for benchmark in BENCHMARKS.values():
             with Loopback(Options(benchmark=benchmark, sizes=(64,), gpu="host", iterations=8)) as run:
@@ -29,4 +32,6 @@ def warm() -> None:
                     run.launch(kernels.write_lat_end, 1, 1, 0, run.clients[0], *[0] * 12)
         with PingPong(PingPongOptions()) as end:
             end.compile()
-    click.echo(f"ready: the NIC, {', '.join(BENCHMARKS)}, pingpong ({time.monotonic() - start:.1f} s)")
+        with open_device() as ctx, Dpa(ctx) as dpa, dpa.alloc(16) as out:
+            verbs_dpa.write_and_wait[1, 1, dpa](*[0] * 11, out).wait(verbs_dpa.KERNEL_SECONDS)
+    click.echo(f"ready: the NIC, {', '.join(BENCHMARKS)}, pingpong, verbs_dpa ({time.monotonic() - start:.1f} s)")
