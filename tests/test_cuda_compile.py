@@ -48,6 +48,12 @@ def low_level(queue, raddr, rkey, laddr, lkey, n, out):
     device.st64(out, device.poll_at(queue, first + 7))
 
 
+def two_sided(queue, raddr, rkey, laddr, lkey, n, out):
+    """All of the two-sided API."""
+    device.st64(out, device.wait(queue, device.send(queue, laddr, lkey, n)))
+    device.st64(out, device.recv_wait(queue, device.recv(queue, laddr, lkey, n)))
+
+
 def groups(queue, raddr, rkey, laddr, lkey, n, out):
     """Identity and synchronisation."""
     device.block_sync()
@@ -73,11 +79,12 @@ def engine(nic, out):
 
 KERNELS: dict[str, tuple[Callable, int]] = {
     "one_sided": (one_sided, 7),
+    "two_sided": (two_sided, 7),
     "low_level": (low_level, 7),
     "groups": (groups, 7),
     "engine": (engine, 2),
 }
-QUICK = ("one_sided", "low_level", "groups")  # ptxas takes minutes for the engine
+QUICK = ("one_sided", "two_sided", "low_level", "groups")  # ptxas takes minutes for the engine
 
 
 def ptx_of(body: Callable, parameters: int, capability: tuple[int, int] = SM_90) -> str:

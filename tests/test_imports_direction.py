@@ -5,7 +5,7 @@ The layers, from high to low:
     cli
     samples, bench, testing, doctor
     eth, flow, rdma, dma            the libraries, and the package's face, gpunetio/__init__.py
-    gpu
+    gpu, dpa
     verbs
     providers
     nic
@@ -34,7 +34,7 @@ LAYERS = (
     ("cli", "__main__"),
     ("samples", "bench", "testing", "doctor"),
     ("eth", "flow", "rdma", "dma", FACE),
-    ("gpu",),
+    ("gpu", "dpa"),
     ("verbs",),
     ("providers",),
     ("nic",),

@@ -191,7 +191,8 @@ def test_limit(shop):
     assert ctx.get_async_event(0) is None  # 4 are left, which is not fewer
     shop.send(1, 0, 1)
     event = ctx.get_async_event(10)
-    assert event and (event.type, event.element) == (AsyncEventType.SRQ_LIMIT_REACHED, srq)
+    assert event
+    assert (event.type, event.element) == (AsyncEventType.SRQ_LIMIT_REACHED, srq)
     assert srq.query().srq_limit == 0
     event.ack()
     shop.send(1, 0, 1)
@@ -200,7 +201,8 @@ def test_limit(shop):
     srq.modify(srq_limit=2)
     shop.send(1, 0, 1)
     again = ctx.get_async_event(10)
-    assert again and again.type == AsyncEventType.SRQ_LIMIT_REACHED
+    assert again
+    assert again.type == AsyncEventType.SRQ_LIMIT_REACHED
     again.ack()
 
 
@@ -210,7 +212,8 @@ def test_last_wqe_reached(shop):
     shop.receive(0, 1)
     qp.to_error()
     event = ctx.get_async_event(10)
-    assert event and (event.type, event.element) == (AsyncEventType.QP_LAST_WQE_REACHED, qp)
+    assert event
+    assert (event.type, event.element) == (AsyncEventType.QP_LAST_WQE_REACHED, qp)
     event.ack()
     assert shop.received.poll() == []  # the receives are not this queue pair's: nothing is flushed
     shop.send(0, 0, 1)

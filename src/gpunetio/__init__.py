@@ -3,6 +3,7 @@
 from . import device, errors, verbs
 from .device.compile import device_function
 from .device.launch import kernel
+from .dpa import Dpa, DpaCompletion
 from .enums import (
     Access,
     CodeOpt,
@@ -30,8 +31,8 @@ from .verbs import Context, open
 __version__ = "0.1.0"
 
 __all__ = [
-    "Access", "CodeOpt", "Context", "CqOverrun", "DocaError", "ExportedQp", "Faults", "Gpu", "GpuMemory", "LinkLayer",
-    "MemType", "MtuSize", "NicHandler", "PortConfig", "QpAttrMask", "QpError", "QpState", "QpType", "SendFlags",
-    "SharingMode", "SyncScope", "WcOpcode", "WcStatus", "WrOpcode", "__version__", "device", "device_function",
-    "errors", "gpu_list", "kernel", "open", "verbs",
+    "Access", "CodeOpt", "Context", "CqOverrun", "DocaError", "Dpa", "DpaCompletion", "ExportedQp", "Faults", "Gpu",
+    "GpuMemory", "LinkLayer", "MemType", "MtuSize", "NicHandler", "PortConfig", "QpAttrMask", "QpError", "QpState",
+    "QpType", "SendFlags", "SharingMode", "SyncScope", "WcOpcode", "WcStatus", "WrOpcode", "__version__", "device",
+    "device_function", "errors", "gpu_list", "kernel", "open", "verbs",
 ]  # fmt: skip

@@ -13,6 +13,7 @@ from .pingpong import pingpong
 from .samples import verbs_server_client
 from .show import show
 from .stat import stat
+from .verbs_dpa import verbs_dpa
 from .version import version_option
 from .warm import warm
 
@@ -23,7 +24,7 @@ def app() -> None:
     """DOCA GPUNetIO in Python: kernels that drive a network card, measured and looked at."""
 
 
-for _command in (*benchmark_commands(), devices, pingpong, show, stat, verbs_server_client, warm):
+for _command in (*benchmark_commands(), devices, pingpong, show, stat, verbs_dpa, verbs_server_client, warm):
     app.add_command(_command)
 
 

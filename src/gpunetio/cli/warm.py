@@ -21,6 +21,9 @@ def warm() -> None:
         from ..bench.measure import measure
         from ..bench.options import BENCHMARKS, Options
         from ..bench.pingpong import PingPong, PingPongOptions
+        from ..dpa import Dpa
+        from ..samples import verbs_dpa
+        from ..verbs import open as open_device
 
         for benchmark in BENCHMARKS.values():
             with Loopback(Options(benchmark=benchmark, sizes=(64,), gpu="host", iterations=8)) as run:
@@ -29,8 +32,10 @@ def warm() -> None:
                     run.launch(kernels.write_lat_end, 1, 1, 0, run.clients[0], *[0] * 12)
         with PingPong(PingPongOptions()) as end:
             end.compile()
+        with open_device() as ctx, Dpa(ctx) as dpa, dpa.alloc(16) as out:
+            verbs_dpa.write_and_wait[1, 1, dpa](*[0] * 11, out).wait(verbs_dpa.KERNEL_SECONDS)
         _post()
-    ready = ", ".join(("the NIC", *BENCHMARKS, "pingpong", "verbs_server_client"))
+    ready = ", ".join(("the NIC", *BENCHMARKS, "pingpong", "verbs_dpa", "verbs_server_client"))
     click.echo(f"ready: {ready} ({time.monotonic() - start:.1f} s)")
 
 

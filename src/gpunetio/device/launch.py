@@ -132,9 +132,10 @@ class Kernel:
         except BaseException:
             tell_observers(-1)
             raise
-        for arg in args:
-            if hasattr(arg, "used_by"):
-                arg.used_by(launch)  # closing it waits for the kernel
+        parts: tuple[Any, ...] = (place, *args)
+        for used in parts:
+            if hasattr(used, "used_by"):
+                used.used_by(launch)  # closing it waits for the kernel
         return launch
 
 

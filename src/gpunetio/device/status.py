@@ -3,6 +3,7 @@
 OK = 0
 EIO = -5  # an error completion; the host's `ExportedQp.last_error()` says which
 EBUSY = 16  # not yet: positive, as in the C library
+ENOBUFS = -105  # all receives of the queue are posted: wait for one first
 ETIMEDOUT = -110  # the deadline of the queue has passed
 EINVAL = -22  # an argument that no WQE can express
 ENOTRECOVERABLE = -131  # a reservation of this queue timed out and left a hole: reset the queue
@@ -11,6 +12,7 @@ NAMES = {
     OK: "ok",
     EIO: "error completion",
     EBUSY: "not yet complete",
+    ENOBUFS: "receive queue full",
     ETIMEDOUT: "deadline passed",
     EINVAL: "invalid argument",
     ENOTRECOVERABLE: "queue broken by an earlier timeout: reset it",

@@ -42,11 +42,17 @@ DEV_QP = Entry("doca_gpu_dev_verbs_qp", 296, """
     mem_type              292  u32
 """)
 
-# Behind DEV_QP.side, in the same memory: what the C structure has no room for.
-DEV_SIDE = Entry("dev_side", 64, """
+# Behind DEV_QP.side, in the same memory: what the C structure has no room for. `cq_rq` is a DEV_CQ.
+DEV_SIDE = Entry("dev_side", 192, """
     timeout_ns              0  i64
     broken                  8  i64
     err_index              16  i64
     err_syndrome           24  i64
     err_vendor             32  i64
+    rq_wqe_daddr           64  i64
+    rq_dbrec               72  i64
+    rq_wqe_pi              80  i64
+    rq_wqe_num             88  u32
+    rq_wqe_size            92  u32
+    cq_rq                 128  raw[64]
 """)

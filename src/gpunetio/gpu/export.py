@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ import numpy as np
 
 from ..enums import MemType, NicHandler
 from ..errors import BadStateError, InvalidValueError, NotSupportedError
-from ..formats.cqe import CQE_SIZE, Syndrome
+from ..formats.cqe import CQE64, CQE_SIZE, OWNER_MASK, Syndrome
 from ..formats.device_structs import DEV_CQ, DEV_QP, DEV_SIDE
 from ..formats.doorbell import CQ_DBREC, QP_DBREC
 from ..formats.wqe import WQEBB
@@ -27,7 +28,7 @@ _DB_BYTES = 8
 
 @dataclass(frozen=True)
 class QpError:
-    """Why a device wait returned EIO: the first error CQE of the queue."""
+    """Why a device wait returned EIO: the first error CQE of the queue, which is that of a send or of a receive."""
 
     index: int
     syndrome: int
@@ -42,6 +43,16 @@ def _be32(value: int) -> int:
     return int.from_bytes((value & 0xFFFF_FFFF).to_bytes(4, "big"), "little")
 
 
+def _position(cq: CQ) -> int:
+    """How many CQEs the NIC has written, modulo two laps: as much as ring and owner bits tell."""
+    ring = np.ctypeslib.as_array((ctypes.c_uint8 * (cq.entries * CQE_SIZE)).from_address(cq.ring_address))
+    owners = ring.view(CQE64.dtype)["op_own"] & OWNER_MASK
+    behind = np.flatnonzero(owners != owners[0])  # slots of the lap before
+    if len(behind):
+        return int(owners[0]) * cq.entries + int(behind[0])
+    return 0 if owners[0] else cq.entries
+
+
 class ExportedQp:
     """A QP that kernels can use; pass it to a kernel as it is, or its `device_address`.
 
@@ -50,7 +61,7 @@ class ExportedQp:
     """
 
     def __init__(self, gpu: Gpu, qp: QP, nic_handler: NicHandler, timeout: float):
-        cq = qp.init_attr.send_cq
+        cq = qp.send_cq
         if cq is None or qp.sq_entries == 0:
             raise InvalidValueError(f"QP {qp.qpn:#x} has no send queue to export: create it with sq_wr and send_cq")
         if nic_handler not in (NicHandler.AUTO, NicHandler.GPU_SM_DB):
@@ -92,11 +103,19 @@ class ExportedQp:
         q["sq_dbrec"] = self._map(qp.dbr_address, QP_DBREC.size) + QP_DBREC.snd
         q["sq_db"] = self._map(qp.doorbell_register, _DB_BYTES)
         q["nic_handler"] = NicHandler.GPU_SM_DB
+        side["timeout_ns"] = int(timeout * 1e9)
+        self._fill_cq(c, cq)
+        if qp.receive_cq and qp.rq_entries:
+            side["rq_wqe_daddr"] = self._map(qp.rq_address, qp.rq_entries * qp.rq_stride)
+            side["rq_dbrec"] = self._map(qp.dbr_address, QP_DBREC.size) + QP_DBREC.rcv
+            side["rq_wqe_num"], side["rq_wqe_size"] = qp.rq_entries, qp.rq_stride
+            self._fill_cq(DEV_CQ.at(image, _SIDE_OFFSET + DEV_SIDE.cq_rq), qp.receive_cq)
+        return image
+
+    def _fill_cq(self, c: np.ndarray, cq: CQ) -> None:
         c["cqe_daddr"] = self._map(cq.ring_address, cq.entries * CQE_SIZE)
         c["cq_num"], c["cqe_num"], c["cqe_mask"], c["cqe_size"] = cq.cqn, cq.entries, cq.entries - 1, CQE_SIZE
         c["dbrec"] = self._map(cq.dbr_address, CQ_DBREC.size)
-        side["timeout_ns"] = int(timeout * 1e9)
-        return image
 
     def _place(self, image: np.ndarray) -> np.ndarray:
         DEV_QP.at(image)["side"] = self._memory.device_address + _SIDE_OFFSET
@@ -126,6 +145,24 @@ class ExportedQp:
             "reserved": int(q["sq_rsvd_index"]), "ready": int(q["sq_ready_index"]),
             "submitted": int(q["sq_wqe_pi"]), "completed": int(c["cqe_ci"]),
         }  # fmt: skip
+
+    def restart(self) -> None:
+        """With the QP in RST: indices count from 0 again, and completions from where their CQs are; errors go.
+
+        Kernels must not use the queue meanwhile.
+        """
+        self._check()
+        image = self._memory.read()
+        q, side = DEV_QP.at(image), DEV_SIDE.at(image, _SIDE_OFFSET)
+        for name in ("sq_rsvd_index", "sq_ready_index", "sq_wqe_pi", "sq_lock"):
+            q[name] = 0
+        for name in ("broken", "err_index", "err_syndrome", "err_vendor", "rq_wqe_pi"):
+            side[name] = 0
+        for cq, offset in ((self.cq, DEV_QP.cq_sq), (self.qp.receive_cq, _SIDE_OFFSET + DEV_SIDE.cq_rq)):
+            if cq is not None:
+                c = DEV_CQ.at(image, offset)
+                c["cqe_ci"], c["cqe_rsvd"] = 0, _position(cq)
+        self._memory.write(image)
 
     def last_error(self) -> QpError | None:
         """The first error completion that a kernel has seen (`doca_gpu_verbs_query_last_error`), or None."""

@@ -99,9 +99,10 @@ class Event:
 
 
 class Provider(Protocol):
-    """One opened device."""
+    """One opened device. `has_dpa`: its data path accelerator runs kernels (`doca_dpa_cap_is_supported`)."""
 
     name: str
+    has_dpa: bool
 
     def query_device(self) -> DeviceAttr: ...
 

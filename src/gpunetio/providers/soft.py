@@ -104,7 +104,9 @@ _NUMBER = slice(cmd.QUERY_QP_IN.offset("qpn"), cmd.QUERY_QP_IN.offset("qpn") + 3
 
 
 class SoftProvider:
-    """One open of a software NIC; `nic` is the NIC itself, to look at."""
+    """One open of a software NIC; `nic` is the NIC itself, to look at. Its DPA is threads of this process."""
+
+    has_dpa = True
 
     def __init__(self, nic: SoftNic):
         self.nic, self.name = nic, nic.name
@@ -131,7 +133,8 @@ class SoftProvider:
         """See `Provider`."""
         self._check_port(port)
         return PortAttr(
-            state="PORT_ACTIVE" if self.nic.link_up else "PORT_DOWN", max_mtu=4096, active_mtu=self.nic.port.active_mtu, sm_lid=0,
+            state="PORT_ACTIVE" if self.nic.link_up else "PORT_DOWN",
+            max_mtu=4096, active_mtu=self.nic.port.active_mtu, sm_lid=0,
             lid=self.nic.port.lid, lmc=0, link_layer=self.nic.port.link_layer, gid_tbl_len=MAX_GID,
         )  # fmt: skip
 

@@ -74,6 +74,7 @@ class Handle:
         self._close()
 
     def _close(self) -> None:
+        """What `close()` does when nothing speaks against it, and what a parent does that closes."""
         if self._undo is None:
             return
         with ExitStack() as steps:  # the last step first, and every step whatever the others raise

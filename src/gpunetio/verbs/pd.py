@@ -16,6 +16,7 @@ from .uar import UAR
 from .umem import UMEM
 
 if TYPE_CHECKING:
+    from ..dpa import Dpa, DpaCompletion
     from .context import Context
 
 
@@ -97,6 +98,9 @@ class PD(Handle):
         core_direct_master: bool = False,
         send_dbr_mode: QpSendDbrMode = QpSendDbrMode.DBR_VALID,
         emulate_no_dbr_ext: bool = False,
+        dpa: Dpa | None = None,
+        send_dpa_completion: DpaCompletion | None = None,
+        receive_dpa_completion: DpaCompletion | None = None,
         context: Any = None,
     ) -> QP:
         """A queue pair in state RST (`doca_verbs_qp_create`); `QpInitAttr` says what the arguments mean."""
@@ -121,6 +125,9 @@ class PD(Handle):
                 core_direct_master=core_direct_master,
                 send_dbr_mode=send_dbr_mode,
                 emulate_no_dbr_ext=emulate_no_dbr_ext,
+                dpa=dpa,
+                send_dpa_completion=send_dpa_completion,
+                receive_dpa_completion=receive_dpa_completion,
                 context=context,
             ),
         )

@@ -27,6 +27,7 @@ from .arguments import flags, instance, member, whole
 from .events import OF_QP
 from .handle import Handle, command, destroy
 from .posting import Posting
+from .qp_dpa import for_dpa
 from .qp_init import QpInitAttr, QueueSizes, queue_sizes
 from .qp_state import ATTRIBUTES, PATH, QpAttr, attributes_of, carry, check_values, state_of, transition
 from .ring import Ring, external_ring, internal_ring
@@ -34,6 +35,7 @@ from .uar import UAR
 from .work import RecvWr, SendWr
 
 if TYPE_CHECKING:
+    from ..dpa import Dpa
     from .cq import CQ
     from .pd import PD
 
@@ -73,6 +75,7 @@ class QP(Handle):
     `rq_address`, `rq_entries`, `rq_stride`    receive ring, in WQEs of `rq_stride` bytes
     `dbr_address`                              doorbell record: receive word, send word (`doca_verbs_qp_get_dbr_addr`)
     `doorbell_register`                        register that a post rings (`doca_verbs_qp_get_uar_addr`)
+    `send_cq`, `receive_cq`                    where the rings complete, also when that is a DPA completion
     """
 
     _rank = 0
@@ -82,9 +85,11 @@ class QP(Handle):
         super().__init__(ctx)
         self._use(pd, ctx)
         attr = instance("attr", attr, QpInitAttr).typed()
-        self._use(attr.send_cq, attr.receive_cq, attr.srq, attr.external_uar)
+        self._dpa, wired = for_dpa(attr)
+        self._use(wired.send_cq, wired.receive_cq, attr.srq, attr.external_uar)
+        self._use(self._dpa, attr.send_dpa_completion, attr.receive_dpa_completion)
         device = ctx.query_device()
-        attr.check(device)
+        wired.check(device)
         sizes = queue_sizes(attr, device)
         self.pd, self.init_attr = pd, replace(attr, max_inline_data=sizes.max_inline_data)
         self.send_dbr_mode, self.emulate_no_dbr_ext = attr.send_dbr_mode, attr.emulate_no_dbr_ext
@@ -105,7 +110,7 @@ class QP(Handle):
                 self.uar = attr.external_uar
             mailbox = CREATE_QP_IN.pack(
                 opcode=Opcode.CREATE_QP,
-                qpc=_context(pd, attr, sizes, ring, self.uar),
+                qpc=_context(pd, wired, sizes, ring, self.uar),
                 wq_umem_offset=ring.offset,
                 wq_umem_id=ring.umem_id,
                 wq_umem_valid=1,
@@ -122,11 +127,16 @@ class QP(Handle):
             self.rq_address, self.rq_entries, self.rq_stride = ring.address, sizes.rq_entries, sizes.rq_stride
             self.sq_address, self.sq_entries = ring.address + sizes.rq_bytes, sizes.sq_entries
             self.dbr_address = ring.dbr_address
+            self.send_cq, self.receive_cq = wired.send_cq, wired.receive_cq
             self._ring = ring
-            self._posting = Posting(self, ring.memory) if ring.memory and not attr.external_datapath else None
+            ours = not attr.external_datapath and self._dpa is None
+            self._posting = Posting(self, ring.memory) if ring.memory and ours else None
             for cq in self._cqs() if self._posting else ():
                 cq.serve(self)
                 undo.callback(cq.forget, self)
+            if self._dpa:
+                self._dpa.attach(self)
+                undo.callback(self._dpa.detach, self)
             self._opened(f"QP {self.qpn:#x} of {ctx.name}", undo)
 
     @property
@@ -169,6 +179,8 @@ class QP(Handle):
         if move.opcode == Opcode.QP_2RST and self._ring.memory:  # the device counts from 0 again: so must the record
             self._ring.memory.view(QP_DBREC.dtype, self._ring.dbr_offset)[:] = 0
             self._restart()
+        if move.opcode == Opcode.QP_2RST and self._dpa:
+            self._dpa.restart(self)
 
     def query(self, mask: QpAttrMask | None = None) -> tuple[QpAttr, QpInitAttr]:
         """Ask the device for the attributes in `mask`, by default all (`doca_verbs_qp_query`).
@@ -207,8 +219,13 @@ class QP(Handle):
 
     @property
     def posting(self) -> Posting:
-        """The rings as the CPU data path fills them. BadStateError when they are in memory of yours."""
+        """The rings as the CPU data path fills them. BadStateError when they are a DPA's, or in memory of yours."""
         self.check_open()
+        if self._dpa:
+            raise BadStateError(
+                f"{self} has an external data path: kernels of {self._dpa} drive it, by get_dpa_handle(); create it "
+                "without a DPA to post from the CPU"
+            )
         if self._posting is None:
             raise BadStateError(
                 f"{self} has an external data path: its rings are yours to fill; leave out external_datapath and "
@@ -236,6 +253,23 @@ class QP(Handle):
             raise InvalidValueError(f"{self} receives from {self.init_attr.srq}: post there")
         posting.check("receives", QpState.INIT)
         posting.post(posting.receive, requests)
+
+    def get_dpa_handle(self, dpa: Dpa) -> int:
+        """What kernels of `dpa` pass to `put`, `wait`, `recv`, … (`doca_verbs_qp_get_dpa_handle`): a device pointer.
+
+        It stays the same while the queue pair lives, resets included. InvalidValueError unless the queue pair was made
+        for this DPA.
+        """
+        self.check_open()
+        if dpa is not self._dpa:
+            raise InvalidValueError(f"{self} was not made for {dpa}: create a queue pair with dpa = that DPA")
+        return dpa.handle(self)
+
+    def _close(self) -> None:
+        """See `Handle`. That of a DPA waits first until no kernel runs there; TimedOutError when one does not end."""
+        if self._dpa and not self.closed:
+            self._dpa.wait_for_kernels(str(self))
+        super()._close()
 
     def to_error(self) -> None:
         """To ERR: what is posted completes with an error."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..enums import QpSendDbrMode, QpType
 from ..errors import InvalidValueError, NotSupportedError
@@ -16,6 +16,9 @@ from .ring import check_places
 from .srq import SRQ
 from .uar import UAR
 from .umem import UMEM
+
+if TYPE_CHECKING:
+    from ..dpa import Dpa, DpaCompletion
 
 _MAX_SQ_BYTES = 0x7FFF_FFFF
 _MIN_RQ_BYTES = 64
@@ -44,6 +47,10 @@ class QpInitAttr:
     `core_direct_master`      the queue may hold WAIT requests
     `send_dbr_mode`           NO_DBR_EXT: the device needs no doorbell record for sends
     `emulate_no_dbr_ext`      kernels leave the record alone, and a CPU thread keeps it
+    `dpa`                     kernels of this DPA post and poll (`…_set_dpa`); ring, record and page are made in it,
+                              unless `external_umem`, `external_dbr_umem` and `external_uar` are given, all three
+    `send_dpa_completion`     instead of the CQ of that name (`…_set_send_dpa_completion`); with the three external
+    `receive_dpa_completion`  attributes they name the DPA too, so that `dpa` may be left out
     `context`                 any object of yours
     """
 
@@ -65,6 +72,9 @@ class QpInitAttr:
     core_direct_master: bool = False
     send_dbr_mode: QpSendDbrMode = QpSendDbrMode.DBR_VALID
     emulate_no_dbr_ext: bool = False
+    dpa: Dpa | None = None
+    send_dpa_completion: DpaCompletion | None = None
+    receive_dpa_completion: DpaCompletion | None = None
     context: Any = None
 
     def typed(self) -> QpInitAttr:

@@ -1,0 +1,48 @@
+"""`gpunetio verbs_dpa`: kernels on the DPAs of two NICs write into each other's memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from .compiling import compiling
+from .failures import guarded
+from .ports import MTU, nic_port, port_options, tcp_port
+
+
+@click.command("verbs_dpa", context_settings={"max_content_width": 120})
+@click.option(
+    "-c", "--client", "server", metavar="HOST", help="Be the client of the server at HOST.  [default: be the server]"
+)
+@tcp_port("--port")
+@click.option(
+    "-d", "--device", "--ib-dev", metavar="NIC",
+    help="The NIC; `gpunetio devices` names them.  [default: the first that no other process uses]",
+)  # fmt: skip
+@click.option(
+    "-g", "--gid-index", type=click.IntRange(0), default=0, show_default=True, help="Index of the NIC's address."
+)
+@click.option(
+    "-s", "--size", type=click.IntRange(1, 1 << 20), default=64, show_default=True, help="Bytes of a message."
+)
+@click.option(
+    "-i", "--iters", "iterations", type=click.IntRange(1, 1 << 20), default=1, show_default=True,
+    help="Messages in each direction.",
+)  # fmt: skip
+@port_options
+@MTU
+@guarded
+def verbs_dpa(**values: Any) -> None:
+    """RDMA WRITEs by a kernel on the DPA of either NIC, which then polls its memory for those of the other.
+
+    The server waits for the client, which has -c. Give both the same -s and -i. The program is
+    gpunetio/samples/verbs_dpa.py, and there to be read.
+    """
+    if values["server"] == "":
+        raise click.UsageError("--client needs the server's address")
+    with compiling("the NIC and the kernel"):
+        from ..samples.verbs_dpa import SampleOptions, run
+
+        names = ("server", "tcp_port", "device", "gid_index", "size", "iterations")
+        run(SampleOptions(nic_port=nic_port(values), **{name: values[name] for name in names}), click.echo)

@@ -1,0 +1,144 @@
+"""The data path accelerator (DPA) of a device: a place beside the NIC where kernels drive its queues (`doca_dpa`).
+
+The software NIC's is threads of the host that run `@kernel` functions, in host memory:
+
+    with Dpa(ctx) as dpa:
+        completion = dpa.create_completion(64)
+        qp = pd.create_qp(dpa=dpa, sq_wr=64, send_dpa_completion=completion)
+        ...
+        work[1, threads, dpa](qp.get_dpa_handle(dpa), ...).wait(timeout=10)
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+
+from .enums import CqOverrun, MemType
+from .errors import InUseError, InvalidValueError, NotSupportedError
+from .gpu import ExportedQp, Gpu, GpuMemory, QpError
+from .gpu.gpu import DEFAULT_TIMEOUT
+from .gpu.memory import LAUNCH_TIMEOUT, RunningLaunches
+from .verbs import QP, Context, Handle
+
+
+class Dpa(Handle):
+    """The DPA of a device (`doca_dpa_create`). It closes the completions and queue pairs that were made for it.
+
+    `kernel[grid, block, dpa](…)` launches grid × block DPA threads (`doca_dpa_kernel_launch_update_set`); closing
+    anything that they may use waits for them. `timeout`: seconds after which any wait of a device function on a queue
+    ends with ETIMEDOUT.
+
+    NotSupportedError when the device has none.
+    """
+
+    _rank = 3
+    _closes_users = True
+    warp, stream = 1, 0  # and `target`: what `@kernel` asks of a place
+
+    def __init__(self, ctx: Context, *, timeout: float = DEFAULT_TIMEOUT):
+        super().__init__(ctx)
+        self._use(ctx)
+        if not ctx.provider.has_dpa:
+            raise NotSupportedError(f"{ctx.name} has no DPA: export its queue pairs to a Gpu, or open a software NIC")
+        if timeout <= 0:
+            raise InvalidValueError(f"timeout {timeout:g} s: a device wait needs a positive deadline")
+        self.timeout = timeout
+        self._launches = RunningLaunches()
+        self._queues: dict[QP, ExportedQp] = {}
+        with ExitStack() as undo:
+            self._threads = Gpu("host")
+            undo.callback(self._threads.close)
+            self._opened(f"DPA of {ctx.name}", undo)
+
+    @property
+    def target(self) -> str:
+        """What kernels are compiled for."""
+        self.check_open()
+        return self._threads.target
+
+    def create_completion(self, cqe: int) -> DpaCompletion:
+        """A completion context of `cqe` entries, a power of two (`doca_dpa_completion_create`)."""
+        return DpaCompletion(self, cqe)
+
+    def alloc(self, nbytes: int) -> GpuMemory:
+        """Zeroed, page-aligned memory of the DPA (`doca_dpa_mem_alloc`); `array` is the CPU's view of it.
+
+        To be registered for payload or, with `Context.register_umem`, as the place of a queue.
+        """
+        self.check_open()
+        return self._threads.alloc(nbytes, MemType.CPU_GPU)
+
+    def last_error(self, qp: QP) -> QpError | None:
+        """The first error completion of a queue pair that a kernel has seen, or None."""
+        self.check_open()
+        return self._queue(qp).last_error()
+
+    def _close(self) -> None:
+        """See `Handle`. Waits first until no kernel runs here; TimedOutError when one does not end."""
+        if not self.closed:
+            self.wait_for_kernels(str(self))
+        super()._close()
+
+    # --- what launches and queue pairs tell, and ask for -------------------------------------------------------------
+
+    def used_by(self, launch: object) -> None:
+        """A kernel has been launched here."""
+        self._launches.add(launch)
+
+    def wait_for_kernels(self, what: str) -> None:
+        """Wait until no kernel runs here: any may have the handle of `what`, which is but a number."""
+        if self._pid == os.getpid():
+            self._launches.wait(self.timeout + LAUNCH_TIMEOUT, what)
+
+    def attach(self, qp: QP) -> None:
+        """A queue pair has been made for this DPA."""
+        queue = self._threads.export_qp(qp, timeout=self.timeout)
+        queue.restart()  # its completions may have served another one
+        self._queues[qp] = queue
+
+    def detach(self, qp: QP) -> None:
+        """It goes."""
+        self._queues.pop(qp).close()
+
+    def restart(self, qp: QP) -> None:
+        """It is in RST, where the device counts from 0 again."""
+        self._queues[qp].restart()
+
+    def handle(self, qp: QP) -> int:
+        """See `QP.get_dpa_handle`."""
+        return self._queue(qp).device_address
+
+    def _queue(self, qp: QP) -> ExportedQp:
+        if qp not in self._queues:
+            raise InvalidValueError(f"{qp} is not a queue pair of {self}")
+        return self._queues[qp]
+
+
+class DpaCompletion(Handle):
+    """Where a queue of a DPA's queue pair completes (`doca_dpa_completion`); kernels poll the ring of the CQ `cq`.
+
+    It serves one queue at a time, as the device library finds a CQE by the index of its WQE.
+    """
+
+    _rank = 1
+
+    def __init__(self, dpa: Dpa, cqe: int):
+        super().__init__(dpa.ctx)
+        self._use(dpa.ctx, dpa)
+        self.dpa = dpa
+        with ExitStack() as undo:
+            self.cq = dpa.ctx.create_cq(cqe, overrun=CqOverrun.ENABLE)
+            undo.callback(self.cq.close)
+            self._use(self.cq)
+            self._opened(f"DPA completion {self.cq.cqn:#x} of {dpa.ctx.name}", undo)
+
+    @property
+    def entries(self) -> int:
+        """CQEs of the ring."""
+        return self.cq.entries
+
+    def check_free(self) -> None:
+        """Raise InUseError when a queue completes here."""
+        if self._users:
+            raise InUseError(f"{self} has its queue, of {', '.join(map(str, self._users))}: create another completion")
