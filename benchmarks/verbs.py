@@ -1,4 +1,4 @@
-"""DOCA Verbs from Python on the software NIC: messages a second of the CPU data path, and what the control path costs."""
+"""DOCA Verbs from Python on the software NIC: the rate of the CPU data path, and what the control path costs."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ def idle(seconds: float = 2.0) -> float:
     return 100 * (time.process_time() - start) / seconds
 
 
-# --- the control path --------------------------------------------------------------------------------------------------
+# --- the control path ------------------------------------------------------------------------------------------------
 
 
 def resident() -> int:
@@ -274,7 +274,7 @@ def many_queues(count: int, rounds: int, batches: int) -> list[Result]:
         return results
 
 
-# --- all of it -----------------------------------------------------------------------------------------------------------
+# --- all of it -------------------------------------------------------------------------------------------------------
 
 
 def show(results: list[Result]) -> None:

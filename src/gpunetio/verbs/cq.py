@@ -11,7 +11,7 @@ from ..errors import BadStateError, InvalidValueError
 from ..formats.commands import CREATE_CQ_IN, CREATE_CQ_OUT, Opcode
 from ..formats.cqe import CI_MASK, CQE64, CQE_SIZE, INIT_OP_OWN
 from ..formats.doorbell import CQ_DBREC
-from .completing import Cqe, completion_of
+from .completing import QPN_MASK, completions
 from .doorbell import arrived
 from .handle import Handle, command, destroy
 from .ring import check_both, external_ring, internal_ring
@@ -21,6 +21,7 @@ from .work import Completion
 
 if TYPE_CHECKING:
     from .context import Context
+    from .posting import Posting
     from .qp import QP
 
 
@@ -60,7 +61,9 @@ class CQ(Handle):
             else:
                 ring = internal_ring(ctx, undo, cqe * CQE_SIZE)
             if ring.memory:
-                ring.memory.view(CQE64.dtype, count=cqe)["op_own"] = INIT_OP_OWN
+                self._cqes = ring.memory.view(CQE64.dtype, count=cqe)
+                self._cqes["op_own"] = INIT_OP_OWN
+                self._record = ring.memory.view(CQ_DBREC.dtype, ring.dbr_offset)
             if external_uar is None:
                 self.uar = ctx.shared_uar(UarAllocationType.NONCACHE, UarAllocationType.BLUEFLAME)
                 self._use(self.uar)
@@ -91,30 +94,30 @@ class CQ(Handle):
             self.dbr_address = ring.dbr_address + CQ_DBREC.set_ci
             self.arm_address = ring.dbr_address + CQ_DBREC.arm
             self._ring = ring
-            self._queues: dict[int, QP] = {}  # by number: whose completions come here
-            self._dropped: set[int] = set()  # indices of CQEs that nobody wants any more
+            self._queues: dict[int, Posting] = {}  # by number: whose completions come here
             self._consumer = 0  # counts CQEs for ever
             self._lock = threading.Lock()
             self._opened(f"CQ {self.cqn:#x} of {ctx.name}", undo)
 
     # --- the CPU data path -------------------------------------------------------------------------------------------
 
-    def serve(self, qp: QP) -> None:
+    def serve(self, qpn: int, posting: Posting) -> None:
         """A queue pair completes here."""
-        self._queues[qp.qpn] = qp
+        self._queues[qpn] = posting
 
     def forget(self, qp: QP) -> None:
         """It is gone, and with it what of it has not been polled."""
         self._queues.pop(qp.qpn, None)
 
     def drop(self, qp: QP) -> None:
-        """It was reset: what has completed so far belongs to requests that are forgotten."""
+        """It was reset: what has completed so far belongs to requests that are forgotten, and is nobody's from now."""
         if not self._polled:
             return
         with self._lock:
             for index in range(self._consumer, self._consumer + self._arrived(self.entries)):
-                if self._cqe(index).qpn == qp.qpn:
-                    self._dropped.add(index)
+                cqe = self._cqes[index % self.entries]
+                if cqe["sop_drop_qpn"] & QPN_MASK == qp.qpn:
+                    cqe["sop_drop_qpn"] = 0
 
     @property
     def _polled(self) -> bool:
@@ -123,11 +126,6 @@ class CQ(Handle):
 
     def _arrived(self, most: int) -> int:
         return arrived(self.ring_address, self.entries.bit_length() - 1, self._consumer, most)
-
-    def _cqe(self, index: int) -> Cqe:
-        assert self._ring.memory
-        at = index % self.entries * CQE_SIZE
-        return Cqe.unpack(self._ring.memory.array[at : at + CQE_SIZE].tobytes())
 
     def poll(self, most: int = 16) -> list[Completion]:
         """Up to `most` completions, oldest first; an empty list when there are none (`doca_verbs_bridge_poll_cq`).
@@ -140,19 +138,14 @@ class CQ(Handle):
         if not self._polled:
             what = "is collapsed" if self.collapsed else "has an external data path: its ring is in your memory"
             raise BadStateError(f"{self} {what}: it cannot be polled here")
-        found: list[Completion] = []
         with self._lock:
             count = self._arrived(most)
-            for index in range(self._consumer, self._consumer + count):
-                cqe = self._cqe(index)
-                qp = self._queues.get(cqe.qpn)
-                if index in self._dropped:
-                    self._dropped.discard(index)
-                elif qp is not None:
-                    found.append(completion_of(cqe, qp))
-            if count:
-                self._consumer += count
-                assert self._ring.memory
-                record = self._ring.memory.view(CQ_DBREC.dtype, self._ring.dbr_offset)
-                record["set_ci"] = self._consumer & CI_MASK
+            if not count:
+                return []
+            start = self._consumer % self.entries
+            cqes = self._cqes[start : start + count].tobytes()
+            cqes += self._cqes[: count - len(cqes) // CQE_SIZE].tobytes()
+            found = completions(cqes, self._queues)
+            self._consumer += count
+            self._record["set_ci"] = self._consumer & CI_MASK
         return found

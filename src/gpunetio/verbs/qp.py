@@ -119,9 +119,10 @@ class QP(Handle):
             self.dbr_address = ring.dbr_address
             self._ring = ring
             self._posting = Posting(self, ring.memory) if ring.memory else None
-            for cq in self._cqs() if self._posting else ():
-                cq.serve(self)
-                undo.callback(cq.forget, self)
+            if self._posting:
+                for cq in self._cqs():
+                    cq.serve(self.qpn, self._posting)
+                    undo.callback(cq.forget, self)
             self._opened(f"QP {self.qpn:#x} of {ctx.name}", undo)
 
     @property

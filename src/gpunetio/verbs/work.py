@@ -20,11 +20,21 @@ class Sge:
     lkey: int
 
 
+class _Request:
+    """`packed` is what a queue has made of the request, for the next time that it is posted there (posting.py).
+
+    No field: equality, `repr` and pickling do not see it.
+    """
+
+    __slots__ = ("packed",)
+    packed: tuple[object, bytes, tuple]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SendWr:
+class SendWr(_Request):
     """A request for the send queue (`ibv_send_wr`).
 
-    `sges`                   what is gathered, or where a READ's or an atomic's result goes
+    `sges`                   what is gathered, or where a READ's or an atomic's result goes; kept as a tuple
     `inline`                 the bytes themselves, in place of `sges`: no region is needed, and they may change at once
     `wr_id`                  comes back in the completion
     `flags`                  unlike in C, every request makes a completion unless this says otherwise
@@ -46,16 +56,28 @@ class SendWr:
     swap: int = 0
     add: int = 0
 
+    def __post_init__(self) -> None:
+        _keep_entries(self)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecvWr:
-    """A request for the receive queue (`ibv_recv_wr`): where the bytes of a SEND go."""
+class RecvWr(_Request):
+    """A request for the receive queue (`ibv_recv_wr`): where the bytes of a SEND go. `sges` is kept as a tuple."""
 
     sges: Sequence[Sge] = ()
     wr_id: int = 0
 
+    def __post_init__(self) -> None:
+        _keep_entries(self)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+def _keep_entries(request: SendWr | RecvWr) -> None:
+    """A request stays what it was, whatever becomes of the list that it was made of."""
+    if type(request.sges) is not tuple:
+        object.__setattr__(request, "sges", tuple(request.sges))
+
+
+@dataclass(slots=True)  # not frozen: that would take five times as long to make
 class Completion:
     """What became of a request (`ibv_wc`).
 
