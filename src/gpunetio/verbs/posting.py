@@ -40,9 +40,13 @@ if TYPE_CHECKING:
 _U32, _U64 = 1 << 32, 1 << 64
 _ATOMIC_BYTES = 8
 _CONTROL, _REMOTE, _DATA = struct.Struct(">IIBHBI"), struct.Struct(">QII"), struct.Struct(">IIQ")
-_SIGNALED, _SOLICITED, _FENCE, _INLINE = (  # plain ints, as operations of flags take long
-    int(flag) for flag in (SendFlags.SIGNALED, SendFlags.SOLICITED, SendFlags.FENCE, SendFlags.INLINE)
-)
+_SIGNALED, _INLINE = int(SendFlags.SIGNALED), int(SendFlags.INLINE)  # plain ints: those of an enumeration are slow
+_FM_CE_SE = [  # the byte of that name, for the SendFlags FENCE, SIGNALED and SOLICITED
+    (FenceMode.FENCE_AND_INITIATOR_SMALL_FENCE << FM_SHIFT if flags & SendFlags.FENCE else 0)
+    | (CompletionMode.ALWAYS if flags & SendFlags.SIGNALED else CompletionMode.ON_ERROR) << CE_SHIFT
+    | (CtrlFlags.SOLICITED if flags & SendFlags.SOLICITED else 0)
+    for flags in range(8)
+]
 _INDEX = CTRL_SEG.opmod_idx_opcode + 1  # the 16 bits of a control segment that hold the WQE's index
 
 
@@ -181,20 +185,27 @@ class _Queue(ABC):
 class SendQueue(_Queue):
     """The send ring. A slot is a basic block; `_posted` has (wr_id, opcode, whether it brings data, blocks)."""
 
+    def __init__(self, qp: QP, ring: np.ndarray):
+        super().__init__(qp, ring)
+        self._always = _SIGNALED if qp.init_attr.sq_sig_all else 0
+
     def _pack(self, request: SendWr) -> tuple[object, bytes, tuple]:
         kind = _KINDS.get(request.opcode)
         if kind is None:
             raise InvalidValueError(f"opcode = {request.opcode}: it must be a WrOpcode")
         if kind.reads and self._qp.init_attr.qp_type != QpType.RC:
             raise InvalidValueError(f"{request.opcode.name} on a UC queue pair: only RC has READs and atomics")
-        body = self._body(request, kind)
+        flags = int(request.flags)
+        inline = request.inline is not None or flags & _INLINE != 0
+        body = self._body(request, kind, inline)
         imm = _check_range("imm", request.imm, _U32) if kind.imm else 0
         segments = 1 + len(body) // SEGMENT
         blocks = -(-segments * SEGMENT // WQEBB)
-        control = _CONTROL.pack(kind.wqe, self._qp.qpn << 8 | segments, 0, 0, self._flags(int(request.flags)), imm)
+        fm_ce_se = _FM_CE_SE[(flags | self._always) & 7]
+        control = _CONTROL.pack(kind.wqe, self._qp.qpn << 8 | segments, 0, 0, fm_ce_se, imm)
         wqe = (control + body).ljust(blocks * WQEBB, b"\0")
         slots = ((request.wr_id, kind.completion, kind.reads, blocks), *(None,) * (blocks - 1))
-        if int(request.flags) & _INLINE or not isinstance(request.inline, (bytes, type(None))):
+        if inline and type(request.inline) is not bytes:
             return self._token, wqe, slots  # its bytes may be others next time
         return self._keep(request, wqe, slots)
 
@@ -209,17 +220,7 @@ class SendQueue(_Queue):
             "send queue wait for completion; poll the CQ, with a signalled request now and then"
         )
 
-    def _flags(self, flags: int) -> int:
-        """The byte fm_ce_se."""
-        signaled = flags & _SIGNALED or self._qp.init_attr.sq_sig_all
-        value = (CompletionMode.ALWAYS if signaled else CompletionMode.ON_ERROR) << CE_SHIFT
-        if flags & _SOLICITED:
-            value |= CtrlFlags.SOLICITED
-        if flags & _FENCE:
-            value |= FenceMode.FENCE_AND_INITIATOR_SMALL_FENCE << FM_SHIFT
-        return value
-
-    def _body(self, request: SendWr, kind: _Kind) -> bytes:
+    def _body(self, request: SendWr, kind: _Kind, inline: bool) -> bytes:
         """The segments behind the control segment."""
         head = b""
         if kind.remote:
@@ -233,7 +234,7 @@ class SendQueue(_Queue):
             words = (request.add, 0) if kind.completion == WcOpcode.FETCH_ADD else (request.swap, request.compare)
             head += struct.pack(">QQ", *(word & _U64 - 1 for word in words))
         data, nbytes = _data_segments(request.sges, self._qp.init_attr.send_max_sges, "send_max_sges")
-        if request.inline is not None or int(request.flags) & _INLINE:
+        if inline:
             return head + self._inline(request, kind)
         if kind.atomic and nbytes != _ATOMIC_BYTES:
             raise InvalidValueError(f"{nbytes} bytes for the result of an atomic: give one entry of {_ATOMIC_BYTES}")
@@ -298,6 +299,7 @@ class Posting:
 
     def __init__(self, qp: QP, memory: HostMemory):
         self._qp, self.lock = qp, threading.Lock()
+        self._doorbell_rung = qp.ctx.provider.doorbell_rung
         sends = qp.sq_address - memory.address
         self._rings = memory.array[sends : sends + qp.sq_entries * WQEBB], memory.array[: qp.rq_entries * qp.rq_stride]
         self.state = QpState.RST
@@ -318,8 +320,12 @@ class Posting:
         """Post requests, and ring once."""
         if queue.size == 0:
             raise InvalidValueError(f"{self._qp} has no such queue: create it with sq_wr or rq_wr above 0")
-        with self.lock:
-            queue.post(requests)
+        try:
+            with self.lock:
+                queue.post(requests)
+        finally:
+            if queue is self.send:
+                self._doorbell_rung()
 
     def check(self, what: str, least: QpState) -> None:
         """Raise BadStateError in a state that takes no such request."""
