@@ -41,7 +41,7 @@ from gpunetio.nic.message import MAX_SEGMENTS
 
 PEER = Path(__file__).with_name("engine_peer.cpp")
 ENTRIES = (
-    tables.NIC, tables.QP_ROW, tables.CQ_ROW, tables.MKEY_ROW, tables.COUNTERS,
+    tables.NIC, tables.QP_ROW, tables.WATCH, tables.CQ_ROW, tables.MKEY_ROW, tables.COUNTERS,
     wqe.CTRL_SEG, wqe.RADDR_SEG, wqe.DATA_SEG, cqe.CQE64, DEV_QP, DEV_CQ,
 )  # fmt: skip
 CONSTANTS = {

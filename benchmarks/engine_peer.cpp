@@ -185,7 +185,7 @@ inline int64_t serve_qp(nic *n, qp_row *q) {
 int64_t step(nic *n) {
     int64_t done = 0;
     for (int64_t i = 0; i < n->active_count; i++) {
-        int64_t served = serve_qp(n, at<qp_row>(at<int64_t>(n->active)[i]));
+        int64_t served = serve_qp(n, at<qp_row>(at<watch>(n->active)[i].row));
         if (served < 0)
             return -1;
         done += served;

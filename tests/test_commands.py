@@ -334,21 +334,27 @@ def test_transition_of_no_qp(device, opcode):
 def test_numbers_are_unique_and_spread(device):
     qpns = {device.qp()[1] for _ in range(100)}
     assert len(qpns) == 100
-    assert all(4096 <= qpn < 0xFFFFFF for qpn in qpns)  # not QP 0 and 1, which are special, nor multicast
-    assert len({qpn >> 12 for qpn in qpns}) > 10
+    assert all(nic_module.MAX_QP <= qpn < 0xFFFFFF for qpn in qpns)  # not QP 0 and 1, which are special, nor multicast
+    assert len({qpn // nic_module.MAX_QP for qpn in qpns}) > 10
     cqns = {device.cq()[1] for _ in range(100)}
     assert len(cqns) == 100
     assert 0 not in cqns
 
 
 def test_a_new_qp_in_an_old_row_has_another_number(device):
+    """Rows are used in turns: an old one when all others were."""
     handle, qpn = device.qp()
     device.provider.devx_obj_destroy(handle)
     again = set()
+    mask = device.nic.qps.mask
     for _ in range(8):
         handle, number = device.qp()
+        assert number & mask == (qpn & mask) + 1
+        device.provider.devx_obj_destroy(handle)
+        device.nic.qps._last = 0
+        handle, number = device.qp()
         again.add(number)
-        assert number & 0xFFF == qpn & 0xFFF
+        assert number & mask == qpn & mask
         device.provider.devx_obj_destroy(handle)
     assert again != {qpn}
 

@@ -222,6 +222,9 @@ class FakeProvider:
         self._check("doorbell_register")
         return uar.reg_addr
 
+    def doorbell_rung(self) -> None:
+        self._check("doorbell_rung")
+
     def close(self) -> None:
         self.gone.append("device")
 

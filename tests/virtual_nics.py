@@ -23,7 +23,8 @@ from gpunetio.formats.layout import Entry
 from gpunetio.nic.nic import SoftNic
 from gpunetio.nic.port import PortConfig
 from gpunetio.nic.step import scan_records, step
-from gpunetio.nic.tables import WIRE, nic_at, qp_row_at, wire_at
+from gpunetio.nic.tables import WIRE, nic_at, qp_row_at, watch_at, wire_at
+from gpunetio.nic.watch import entry
 from gpunetio.providers.soft import open_device
 from nic_rig import Queue, view
 
@@ -142,7 +143,7 @@ def next_timer(nic):
     n = nic_at(nic)
     best = 0
     for i in range(n.active_count):
-        q = qp_row_at(ld64(n.active + 8 * i))
+        q = qp_row_at(watch_at(entry(nic, i)).row)
         if q.state == _RTS and q.sq_ci != q.sq_pi:
             best = _earlier(best, q.retry_at if q.retry_at else q.timer_at)
     for i in range(n.wire_count):

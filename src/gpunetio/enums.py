@@ -209,6 +209,7 @@ class WrOpcode(IntEnum):
     RDMA_READ            = 4
     ATOMIC_CMP_AND_SWP   = 5
     ATOMIC_FETCH_AND_ADD = 6
+    WAIT_CQ_PI           = 11  # IBV_WR_DRIVER1
 
 
 class SendFlags(IntFlag):
@@ -250,6 +251,7 @@ class WcOpcode(IntEnum):
     FETCH_ADD          = 4
     RECV               = 128
     RECV_RDMA_WITH_IMM = 129
+    WAIT_CQ_PI         = 135  # IBV_WC_DRIVER1
 
 
 class WcFlags(IntFlag):

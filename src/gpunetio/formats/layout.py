@@ -40,6 +40,11 @@ class BitStruct:
             field, offset, width, *struct = row.split()
             bits = VARIABLE if width == "*" else int(width)
             self.fields[field] = Field(field, int(offset, 16), bits, nested[struct[0]] if struct else None)
+        self._ints = {  # the ordinary fields: first byte, end, right shift, mask
+            name: self._place(field)
+            for name, field in self.fields.items()
+            if field.struct is None and field.width != VARIABLE and field.width <= 64
+        }
 
     def __repr__(self) -> str:
         return f"BitStruct({self.name}, {self.size} bytes, {len(self.fields)} fields)"
@@ -53,18 +58,19 @@ class BitStruct:
     def update(self, buf: bytearray, base: int = 0, /, **values: Any) -> None:
         """Set `values` in `buf`, whose structure starts at byte `base`."""
         for name, value in values.items():
+            if name in self._ints:
+                self._set_int(buf, base, name, int(value))
+                continue
             field = self._field(name)
             start = base + field.offset // 8
             if field.struct:
                 field.struct.update(buf, start, **value)
             elif field.width == VARIABLE:
                 buf[start:] = value
-            elif field.width > 64:
+            else:
                 if len(value) * 8 != field.width:
                     raise ValueError(f"{self.name}.{name} takes {field.width // 8} bytes, not {len(value)}")
                 buf[start : start + field.width // 8] = value
-            else:
-                self._set_int(buf, base, field, int(value))
 
     def unpack(self, buf: bytes | bytearray | memoryview, base: int = 0) -> dict[str, Any]:
         """Every field of the structure that starts at byte `base` of `buf`."""
@@ -72,6 +78,9 @@ class BitStruct:
 
     def get(self, buf: bytes | bytearray | memoryview, name: str, base: int = 0) -> Any:
         """One field; `name` may be dotted ("qpc.primary_address_path.rlid")."""
+        if name in self._ints:
+            first, end, shift, mask = self._ints[name]
+            return (int.from_bytes(buf[base + first : base + end], "big") >> shift) & mask
         name, _, rest = name.partition(".")
         field = self._field(name)
         start = base + field.offset // 8
@@ -80,11 +89,7 @@ class BitStruct:
         self._no_more(field, rest)
         if field.width == VARIABLE:
             return bytes(buf[start:])
-        if field.width > 64:
-            return bytes(buf[start : start + field.width // 8])
-        first, shift, count = self._bytes_of(field)
-        raw = int.from_bytes(buf[base + first : base + first + count], "big")
-        return (raw >> shift) & ((1 << field.width) - 1)
+        return bytes(buf[start : start + field.width // 8])
 
     def offset(self, name: str) -> int:
         """Byte offset of a field that starts on a byte boundary; `name` may be dotted."""
@@ -108,20 +113,19 @@ class BitStruct:
             raise ValueError(f"{self.name} has no field {name!r}; it has {', '.join(self.fields)}") from None
 
     @staticmethod
-    def _bytes_of(field: Field) -> tuple[int, int, int]:
-        """(first byte, right shift, number of bytes) of the big-endian integer that holds the field."""
-        first, end = field.offset // 8, field.offset + field.width
+    def _place(field: Field) -> tuple[int, int, int, int]:
+        """The big-endian integer that holds the field: first byte, byte behind it, right shift, mask."""
+        end = field.offset + field.width
         last = (end + 7) // 8
-        return first, last * 8 - end, last - first
+        return field.offset // 8, last, last * 8 - end, (1 << field.width) - 1
 
-    def _set_int(self, buf: bytearray, base: int, field: Field, value: int) -> None:
-        if not 0 <= value < 1 << field.width:
-            raise ValueError(f"{self.name}.{field.name} = {value:#x} does not fit in {field.width} bits")
-        first, shift, count = self._bytes_of(field)
-        at = slice(base + first, base + first + count)
-        mask = ((1 << field.width) - 1) << shift
-        raw = int.from_bytes(buf[at], "big") & ~mask | value << shift
-        buf[at] = raw.to_bytes(count, "big")
+    def _set_int(self, buf: bytearray, base: int, name: str, value: int) -> None:
+        first, end, shift, mask = self._ints[name]
+        if not 0 <= value <= mask:
+            raise ValueError(f"{self.name}.{name} = {value:#x} does not fit in {mask.bit_length()} bits")
+        at = slice(base + first, base + end)
+        raw = int.from_bytes(buf[at], "big") & ~(mask << shift) | value << shift
+        buf[at] = raw.to_bytes(end - first, "big")
 
 
 _TYPES = {

@@ -13,6 +13,7 @@ from ..formats.wqe import CE_SHIFT, CTRL_SEG, CompletionMode
 from .events import notify, raise_event
 from .reasons import Reason
 from .tables import EQ_ROW, counters_at, cq_row_at, error_record_at, nic_at, qp_row_at
+from .watch import wake
 
 ERR = int(QpState.ERR)
 REQ, REQ_ERR, RESP_ERR = int(CqeOpcode.REQ), int(CqeOpcode.REQ_ERR), int(CqeOpcode.RESP_ERR)
@@ -138,6 +139,7 @@ def fail_qp(nic, row, index, opcode, reason, side):
     q = qp_row_at(row)
     q.state = ERR
     q.retry_at = 0
+    wake(row)
     if q.failed == 0:
         q.failed = 1
         event = _event_of(reason)

@@ -11,6 +11,7 @@ from .completion import REQUESTER, fail_qp, fail_send, record_error
 from .reasons import Reason
 from .responder import explain
 from .tables import qp_row_at
+from .watch import wake
 from .wqes import wqe_slot
 
 RST, RTS = int(QpState.RST), int(QpState.RTS)
@@ -31,6 +32,7 @@ def announce(nic, row, producer16):
         if q.sq_ci + ahead <= q.sq_pi:
             return
         q.sq_pi = q.sq_ci + ahead
+        wake(row)
         if q.state < RTS and q.failed == 0:
             explain(nic, 0, 0, 0, q.state, 0)
             record_error(nic, REQUESTER, q.qpn, q.sq_ci, _NOP, _QP_STATE, 0)

@@ -14,7 +14,7 @@ from numba import types
 
 from ..device.compile import engine_function
 from ..device.ops import (
-    clock_ns, ld32, ld64, ld_relaxed64, pause, st64, st_relaxed64, st_release64, yield_thread,
+    clock_ns, exchange64, ld32, ld64, ld_relaxed64, pause, st64, st_relaxed64, st_release64, yield_thread,
 )  # fmt: skip
 from ..errors import BadStateError, TimedOutError
 from ..fabric.faults import faults_at
@@ -23,7 +23,8 @@ from ..memory import HostMemory
 from .step import WRITE_ROW, WRONG_STATE, scan_records, step
 from .datagrams import receive_datagrams, send_datagrams
 from .doorbells import RTS
-from .tables import NIC, PIPES, QP_ROW, WIRE, channel_at, nic_at, qp_row_at, wire_at
+from .tables import NIC, PIPES, QP_ROW, WIRE, channel_at, nic_at, qp_row_at, watch_at, wire_at
+from .watch import entry
 
 _poll = types.ExternalFunction("poll", types.int32(types.int64, types.uint64, types.int32))
 _read = types.ExternalFunction("read", types.int64(types.int32, types.int64, types.uint64))
@@ -47,16 +48,22 @@ def _work_left(nic):
         if w.faults != 0 and faults_at(w.faults).held != 0:
             return True
     for i in range(n.active_count):
-        q = qp_row_at(ld64(n.active + 8 * i))
-        if q.sq_ci != q.sq_pi and q.state >= RTS:
-            return True
+        w = watch_at(entry(nic, i))
+        if w.awake != 0:
+            q = qp_row_at(w.row)
+            if q.sq_ci != q.sq_pi and q.state >= RTS:
+                return True
     return False
 
 
 @engine_function
 def _set_asleep(nic, asleep):
-    """Tell the NICs of this host whether their frames have to wake this engine."""
+    """Tell the NICs of this host, and posters of this process, whether they have to wake this engine.
+
+    An exchange, because what is looked at afterwards must not be looked at before.
+    """
     n = nic_at(nic)
+    exchange64(nic + NIC.asleep, asleep)
     for i in range(n.wire_count):
         wire = ld64(n.wires + 8 * i)
         if wire_at(wire).kind == PIPES:
@@ -65,16 +72,11 @@ def _set_asleep(nic, asleep):
 
 @engine_function
 def _sleep(nic):
-    """Sleep until kicked, until a datagram comes, or for `sleep_ms`: a kernel's doorbell cannot wake a thread.
-
-    A frame that was published before its producer saw that we sleep waits for those milliseconds, too.
-    """
+    """Sleep until kicked, until a datagram comes, or for `sleep_ms`: a kernel's doorbell cannot wake a thread."""
     n = nic_at(nic)
-    _set_asleep(nic, 1)
     if _poll(n.pollfds, n.pollfd_count, n.sleep_ms) > 0:
         for i in range(n.event_count):
             _read(ld32(n.pollfds + 8 * i), nic + NIC.word, 8)  # empties the counter; none of them blocks
-    _set_asleep(nic, 0)
 
 
 @engine_function
@@ -114,7 +116,10 @@ def _ring_channels(nic):
 
 @engine_function
 def run(nic):
-    """Serve the NIC until told to stop."""
+    """Serve the NIC until told to stop.
+
+    Before it sleeps it says so, and has one more turn, for what was rung or published before anybody could see that.
+    """
     n = nic_at(nic)
     idle = 0
     idle_since = 0
@@ -130,6 +135,15 @@ def run(nic):
         if done > 0:
             idle = 0
             idle_since = 0
+            if n.asleep:
+                _set_asleep(nic, 0)
+            continue
+        if n.asleep:
+            scan_records(nic)
+            if ld_relaxed64(nic + NIC.busy) > 0 or _work_left(nic):
+                _set_asleep(nic, 0)
+            else:
+                _sleep(nic)
             continue
         idle += 1
         if idle & (SCAN_EVERY - 1) == 0:
@@ -144,9 +158,7 @@ def run(nic):
         if idle_since == 0:
             idle_since = now
         elif now - idle_since > n.spin_ns and not _work_left(nic):
-            scan_records(nic)
-            if not _work_left(nic):
-                _sleep(nic)
+            _set_asleep(nic, 1)
 
 
 @engine_function
@@ -209,6 +221,15 @@ class Engine:
         with self._kick_lock:
             if self._kick_fd is not None:
                 os.eventfd_write(self._kick_fd, 1)
+
+    def doorbell_rung(self) -> None:
+        """A thread of this process has rung a doorbell: wake the engine if it sleeps.
+
+        In a race that is lost the engine finds the doorbell when it wakes by itself. What releases a lock after ringing
+        loses none where that is a fence, as on x86.
+        """
+        if self._nic["asleep"]:
+            self.kick()
 
     def busy(self, change: int) -> None:
         """Kernels have been launched (+1) or have ended (-1): the engine spins while there are any."""

@@ -40,10 +40,10 @@ from .reasons import EXPLAIN
 from .reports import ReportService
 from .tables import (
     COUNTERS, CQ_ROW, EQ_ROW, EVENT, FLIGHT, GID_ROW, MAX_RD_ATOMIC, MKEY_ROW, NIC, PD_ROW, QP_ROW, RESOURCE, SRQ_ROW,
-    UAR_ROW, UMEM_ROW, MkeyTable, Table,
+    UAR_ROW, UMEM_ROW, WATCH, MkeyTable, Table,
 )  # fmt: skip
 
-MAX_QP, MAX_CQ, MAX_MR, MAX_PD, MAX_UMEM, MAX_UAR, MAX_GID = 4096, 4096, 65536, 1024, 8192, 512, 16
+MAX_QP, MAX_CQ, MAX_MR, MAX_PD, MAX_UMEM, MAX_UAR, MAX_GID = 16384, 4096, 65536, 1024, 32768, 512, 16
 MAX_SRQ = 1024
 MAX_CHANNELS = 1024
 _GID_TABLE_CODE = (MAX_GID // 8).bit_length() - 1  # what the capability carries: 8 entries, shifted by it
@@ -102,8 +102,8 @@ class SoftNic:
         self._service = ReportService(name, lambda key: key in self.mkeys)
         undo.callback(self._service.close)
         self._control = HostMemory(
-            NIC.size + COUNTERS.size + 256 + 8 * (2 * MAX_QP + MAX_UAR + MAX_WIRES + MAX_CQ + MAX_CHANNELS)
-            + MESSAGE.size + 64 + HEADER_ROOM,
+            NIC.size + COUNTERS.size + 256 + (WATCH.size + 8) * MAX_QP
+            + 8 * (MAX_UAR + MAX_WIRES + MAX_CQ + MAX_CHANNELS) + MESSAGE.size + 64 + HEADER_ROOM,
             shared=True,
         )
         undo.callback(self._control.close)
@@ -149,7 +149,7 @@ class SoftNic:
         r["armable"], r["ringing"] = take(8 * MAX_CQ), take(8 * MAX_CHANNELS)
         r["eqs"], r["errors"], r["service_fd"] = self.eqs.address, self._service.ring, self._service.event
         r["counters"], r["syndromes"] = take(COUNTERS.size), take(256)
-        r["active"], r["uars"], r["wires"] = take(8 * MAX_QP), take(8 * MAX_UAR), take(8 * MAX_WIRES)
+        r["active"], r["uars"], r["wires"] = take(WATCH.size * MAX_QP), take(8 * MAX_UAR), take(8 * MAX_WIRES)
         r["due"], r["message"], r["scratch"] = take(8 * MAX_QP), take(MESSAGE.size), take(HEADER_ROOM)
         r["gids"], r["lid"], r["min_timeout"] = self.gids.address, self.port.lid, MIN_ACK_TIMEOUT_NS
         r["spin_ns"], r["sleep_ms"], r["budget"], r["pause_at"] = spin_us * 1000, sleep_ms, budget, -1

@@ -11,7 +11,8 @@ from .events import raise_event, scan_arm_records, serve_arm_register
 from .loopback import serve as serve_loopback
 from .requester import serve as serve_requester
 from .responder import flush_receives, return_shared
-from .tables import COUNTERS, NIC, QP_ROW, QP_SETUP_BYTES, counters_at, event_at, nic_at, qp_row_at
+from .tables import COUNTERS, NIC, QP_ROW, QP_SETUP_BYTES, counters_at, event_at, nic_at, qp_row_at, watch_at
+from .watch import add, entry, has_work, remove, settle, wake
 from .wires import flush_wires, forget_due, qp_row, send_due, serve_wires
 from .wqes import flush_next
 
@@ -22,6 +23,8 @@ MODIFY_QP = 3  # the same for a QP that is served, if it is still in the state t
 RESET_QP = 4  # MODIFY_QP to RST: forget all queue positions
 REMOVE_QP = 5  # stop serving a QP
 RAISE_EVENT = 6  # tell a channel, `row`, of the prepared EVENT
+
+SCANNED = 256  # doorbell records at a time: each is a cache line of its own, and mostly a page
 
 # command_result
 DONE, WRONG_STATE = 0, 1
@@ -59,12 +62,7 @@ def _modify(nic, row, source, expected_state):
 
 @engine_function
 def _remove(nic, row):
-    n = nic_at(nic)
-    for i in range(n.active_count):
-        if ld64(n.active + 8 * i) == row:
-            n.active_count -= 1
-            st64(n.active + 8 * i, ld64(n.active + 8 * n.active_count))
-            break
+    remove(nic, row)
     _clear_positions(row)
     for offset in range(0, QP_SETUP_BYTES, 8):
         st64(row + offset, 0)
@@ -82,10 +80,10 @@ def _apply(nic):
     elif op == ADD_QP:
         copy(row, n.command_src, QP_SETUP_BYTES)
         _clear_positions(row)
-        st64(n.active + 8 * n.active_count, row)
-        n.active_count += 1
+        add(nic, row)
     elif op == MODIFY_QP:
         n.command_result = _modify(nic, row, n.command_src, n.command_state)
+        wake(row)
         if qp_row_at(row).state == _ERR:
             serve_qp(nic, row)
     elif op == RESET_QP:
@@ -93,6 +91,7 @@ def _apply(nic):
         return_shared(row)
         copy(row, n.command_src, QP_SETUP_BYTES)
         _clear_positions(row)
+        wake(row)
     elif op == REMOVE_QP:
         forget_due(nic, row)
         return_shared(row)
@@ -146,12 +145,13 @@ def serve_registers(nic):
 
 @engine_function
 def scan_records(nic):
-    """Look at every doorbell record, for rings that were missed."""
+    """Look at doorbell records, for rings that were missed: at all of them, or at the next of very many."""
     n = nic_at(nic)
     if n.paused:
         return
-    for i in range(n.active_count):
-        scan_record(nic, ld64(n.active + 8 * i))
+    for _ in range(min(n.active_count, SCANNED)):
+        n.scan_at = n.scan_at + 1 if n.scan_at + 1 < n.active_count else 0
+        scan_record(nic, watch_at(entry(nic, n.scan_at)).row)
     scan_arm_records(nic)
 
 
@@ -202,7 +202,7 @@ def _in_flight(nic):
     """Whether a started WQE waits for its peer."""
     n = nic_at(nic)
     for i in range(n.active_count):
-        q = qp_row_at(ld64(n.active + 8 * i))
+        q = qp_row_at(watch_at(entry(nic, i)).row)
         if q.sq_ci != q.sq_sent and q.state == _RTS:
             return True
     return False
@@ -220,8 +220,14 @@ def step(nic):
     done += serve_registers(nic)
     if n.wire_count != 0:
         done += serve_wires(nic)  # before the timers: an acknowledgement may be there already
-    for i in range(n.active_count):
-        done += serve_qp(nic, ld64(n.active + 8 * i))
+    n.served_first += 1  # each QP is the first now and then: who comes first gets the last receive of an SRQ
+    at = n.served_first % max(n.active_count, 1)
+    for _ in range(n.active_count):
+        watch = entry(nic, at)
+        at = at + 1 if at + 1 < n.active_count else 0
+        if has_work(watch):
+            done += serve_qp(nic, watch_at(watch).row)
+            settle(watch)
     if n.wire_count != 0:
         send_due(nic)
         flush_wires(nic)

@@ -65,6 +65,7 @@ QP_ROW = Entry("qp_row", 896, """
     channel        304  i64
     cookie         312  i64
     core_direct    320  i64
+    watch          328  i64
     sq_ci          384  i64
     sq_next        392  i64
     sq_sent        400  i64
@@ -108,6 +109,15 @@ QP_ROW = Entry("qp_row", 896, """
 """)
 QP_SETUP_BYTES = QP_ROW.sq_ci  # the fields before belong to commands
 MAX_RD_ATOMIC = 16  # READs and atomics in flight in one direction of a QP
+
+# Of a QP that is served, in the engine's list of them: what a turn looks at (watch.py). `seen` is what its doorbell
+# held when it was last served; `awake` says that it must be served anyway.
+WATCH = Entry("watch", 32, """
+    row              0  i64
+    doorbell         8  i64
+    seen            16  i64
+    awake           24  i64
+""")
 
 # A started WQE, at its first block's slot: which packets it takes, for acknowledgements and for sending them again.
 FLIGHT = Entry("flight", 64, """
@@ -328,6 +338,8 @@ NIC = Entry("nic", 640, """
     command_state  296  i64
     command_done   320  i64
     command_result 328  i64
+    asleep         336  i64
+    scan_at        344  i64
     stop           384  i64
     busy           392  i64
     kick_fd        400  i64
@@ -349,6 +361,7 @@ NIC = Entry("nic", 640, """
     ringing        528  i64
     ringing_count  536  i64
     link_down      544  i64
+    served_first   552  i64
 """)
 
 # Events on their way to whoever subscribed (PRM, event queues): a ring that the engine fills, and the descriptor that
@@ -404,6 +417,7 @@ channel_at = struct_view(CHANNEL)
 event_at = struct_view(EVENT)
 mkey_row_at = struct_view(MKEY_ROW)
 nic_at = struct_view(NIC)
+watch_at = struct_view(WATCH)
 flight_at = struct_view(FLIGHT)
 resource_at = struct_view(RESOURCE)
 wire_at = struct_view(WIRE)
@@ -425,6 +439,7 @@ class Table:
         self.rows = self.memory.view(entry.dtype, 0, rows)
         self.address = self.memory.address
         self._number = entry.dtype.names[0]  # type: ignore[index]
+        self._last = 0
 
     def __len__(self) -> int:
         return int(np.count_nonzero(self.rows[self._number]))
@@ -444,9 +459,19 @@ class Table:
         """Where the row of `number` lives."""
         return self.address + self._slot(number) * self.entry.size
 
-    def free_slot(self, start: int = 1) -> int | None:
-        """The first free row from `start` on, wrapping around; None when the table is full."""
+    def free_slot(self, start: int | None = None) -> int | None:
+        """The first free row from `start` on, wrapping around; None when the table is full.
+
+        Without `start` it is the next behind the last one that was given: nothing has to be searched then, and numbers
+        are not used again at once.
+        """
+        if start is None:
+            slot = self.free_slot(self._last % self.mask + 1)
+            self._last = slot or self._last
+            return slot
         numbers = self.rows[self._number]
+        if numbers[start] == 0:
+            return start
         for slots in (range(start, len(numbers)), range(1, start)):
             free = np.flatnonzero(numbers[slots.start : slots.stop] == 0)
             if len(free):

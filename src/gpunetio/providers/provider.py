@@ -190,6 +190,10 @@ class Provider(Protocol):
         """Address of the 8-byte register that a kernel rings for `qpn`: the UAR's own on a card."""
         ...
 
+    def doorbell_rung(self) -> None:
+        """A CPU has rung a doorbell. A card sees that by itself."""
+        ...
+
     def close(self) -> None:
         """Release the device. Idempotent."""
         ...

@@ -287,6 +287,10 @@ class SoftProvider:
         """A line of the QP's own: two queues that ring one register in memory would overwrite each other."""
         return self.nic.doorbell_line(qpn)
 
+    def doorbell_rung(self) -> None:
+        """See `Provider`: an engine that sleeps does not see it."""
+        self.nic.engine.doorbell_rung()
+
     def close(self) -> None:
         """See `Provider`. The last close of a NIC stops its engine."""
         if not self._open or self._pid != os.getpid():

@@ -24,11 +24,11 @@ from .qp_state import QpAttr
 from .srq import SRQ, SrqAttr
 from .uar import UAR
 from .umem import UMEM
-from .work import BadWrError, Completion, RecvWr, SendWr, Sge
+from .work import BadWrError, Completion, RecvWr, SendWr, Sge, wait_cq_pi
 
 __all__ = [
     "open", "import_context", "Context", "DeviceAttributes", "PD", "MR", "UMEM", "UAR", "CQ",
     "CompChannel", "AsyncEvent", "SRQ", "SrqAttr",
     "QP", "QpInitAttr", "QpAttr", "AhAttr", "QpEndpoint", "Handle",
-    "Sge", "SendWr", "RecvWr", "Completion", "BadWrError",
+    "Sge", "SendWr", "RecvWr", "Completion", "BadWrError", "wait_cq_pi",
 ]  # fmt: skip

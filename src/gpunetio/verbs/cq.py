@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 from ..enums import CqOverrun, UarAllocationType
 from ..errors import BadStateError, InvalidValueError, NotSupportedError
 from ..formats.commands import CREATE_CQ_IN, CREATE_CQ_OUT, Opcode
-from ..formats.cqe import CI_MASK, CQE64, CQE_SIZE, INIT_OP_OWN
+from ..formats.cqe import CI_MASK, CQE64, CQE_SIZE, INIT_OP_OWN, OPCODE_SHIFT
 from ..formats.doorbell import CQ_ARM_SN_MASK, CQ_ARM_SN_SHIFT, CQ_ARM_SOLICITED, CQ_DBREC, UAR_CQ_OFFSET
 from ..formats.events import EventType
 from .arguments import instance, member, whole, within
 from .channel import CompChannel
-from .completing import Cqe, completion_of
+from .completing import OF_SENDS, QPN_MASK, completions
 from .doorbell import arrived, ring_arm
 from .events import OF_CQ
 from .handle import Handle, command, destroy
@@ -25,6 +25,7 @@ from .work import Completion
 
 if TYPE_CHECKING:
     from .context import Context
+    from .posting import Posting
     from .qp import QP
 
 
@@ -76,7 +77,9 @@ class CQ(Handle):
             else:
                 ring = internal_ring(ctx, undo, cqe * CQE_SIZE)
             if ring.memory:
-                ring.memory.view(CQE64.dtype, count=cqe)["op_own"] = INIT_OP_OWN
+                self._cqes = ring.memory.view(CQE64.dtype, count=cqe)
+                self._cqes["op_own"] = INIT_OP_OWN
+                self._record = ring.memory.view(CQ_DBREC.dtype, ring.dbr_offset)
             if external_uar is None:
                 self.uar = ctx.shared_uar(UarAllocationType.NONCACHE, UarAllocationType.BLUEFLAME)
                 self._use(self.uar)
@@ -111,8 +114,7 @@ class CQ(Handle):
             self.dbr_address = ring.dbr_address + CQ_DBREC.set_ci
             self.arm_address = ring.dbr_address + CQ_DBREC.arm
             self._ring = ring
-            self._queues: dict[int, QP] = {}  # by number: whose completions come here
-            self._dropped: set[int] = set()  # indices of CQEs that nobody wants any more
+            self._queues: dict[int, Posting] = {}  # by number: whose completions come here
             self._consumer = 0  # counts CQEs for ever
             self._arm_sn = 1  # counts the events that were taken: the device hears a request once
             self._any_wanted = 0  # that count, when any completion was asked for last
@@ -121,22 +123,27 @@ class CQ(Handle):
 
     # --- the CPU data path -------------------------------------------------------------------------------------------
 
-    def serve(self, qp: QP) -> None:
+    def serve(self, qpn: int, posting: Posting) -> None:
         """A queue pair completes here."""
-        self._queues[qp.qpn] = qp
+        self._queues[qpn] = posting
 
     def forget(self, qp: QP) -> None:
         """It is gone, and with it what of it has not been polled."""
+        if qp.init_attr.srq:
+            self.drop(qp)  # the receives that it has used are the SRQ's
         self._queues.pop(qp.qpn, None)
 
     def drop(self, qp: QP) -> None:
-        """It was reset: what has completed so far belongs to requests that are forgotten."""
+        """It was reset: what has completed so far belongs to requests that are forgotten, and is nobody's from now."""
         if not self._polled:
             return
         with self._lock:
             for index in range(self._consumer, self._consumer + self._arrived(self.entries)):
-                if self._cqe(index).qpn == qp.qpn:
-                    self._dropped.add(index)
+                cqe = self._cqes[index % self.entries]
+                if cqe["sop_drop_qpn"] & QPN_MASK == qp.qpn:
+                    cqe["sop_drop_qpn"] = 0
+                    if qp.init_attr.srq and cqe["op_own"] >> OPCODE_SHIFT not in OF_SENDS:
+                        qp.init_attr.srq.complete(int(cqe["wqe_counter"]))
 
     @property
     def _polled(self) -> bool:
@@ -145,11 +152,6 @@ class CQ(Handle):
 
     def _arrived(self, most: int) -> int:
         return arrived(self.ring_address, self.entries.bit_length() - 1, self._consumer, most)
-
-    def _cqe(self, index: int) -> Cqe:
-        assert self._ring.memory
-        at = index % self.entries * CQE_SIZE
-        return Cqe.unpack(self._ring.memory.array[at : at + CQE_SIZE].tobytes())
 
     def _not_ours(self, what: str) -> BadStateError:
         why = "is collapsed" if self.collapsed else "has an external data path: its entries are yours to read"
@@ -179,6 +181,7 @@ class CQ(Handle):
             command = 0 if self._any_wanted == self._arm_sn else CQ_ARM_SOLICITED
             word = (self._arm_sn & CQ_ARM_SN_MASK) << CQ_ARM_SN_SHIFT | command | self._consumer & CI_MASK
             ring_arm(self.arm_address, word, self.uar.page.base_addr + UAR_CQ_OFFSET, self.cqn)
+        self.ctx.provider.doorbell_rung()
 
     def event_taken(self) -> None:
         """The channel has given an event of this queue away."""
@@ -201,19 +204,14 @@ class CQ(Handle):
             raise InvalidValueError(f"most = {most}: ask for one completion at least")
         if not self._polled:
             raise self._not_ours("polled")
-        found: list[Completion] = []
         with self._lock:
             count = self._arrived(min(most, self.entries))
-            for index in range(self._consumer, self._consumer + count):
-                cqe = self._cqe(index)
-                qp = self._queues.get(cqe.qpn)
-                if index in self._dropped:
-                    self._dropped.discard(index)
-                elif qp is not None:
-                    found.append(completion_of(cqe, qp))
-            if count:
-                self._consumer += count
-                assert self._ring.memory
-                record = self._ring.memory.view(CQ_DBREC.dtype, self._ring.dbr_offset)
-                record["set_ci"] = self._consumer & CI_MASK
+            if not count:
+                return []
+            start = self._consumer % self.entries
+            cqes = self._cqes[start : start + count].tobytes()
+            cqes += self._cqes[: count - len(cqes) // CQE_SIZE].tobytes()
+            found = completions(cqes, self._queues)
+            self._consumer += count
+            self._record["set_ci"] = self._consumer & CI_MASK
         return found

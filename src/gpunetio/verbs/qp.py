@@ -94,6 +94,7 @@ class QP(Handle):
         self.pd, self.init_attr = pd, replace(attr, max_inline_data=sizes.max_inline_data)
         self.send_dbr_mode, self.emulate_no_dbr_ext = attr.send_dbr_mode, attr.emulate_no_dbr_ext
         self.context = attr.context
+        self._posting: Posting | None = None
         self.psn = secrets.randbits(24)  # a peer that is gone cannot be imitated by guessing
         provider = ctx.provider
         with ExitStack() as undo:
@@ -115,6 +116,7 @@ class QP(Handle):
                 wq_umem_id=ring.umem_id,
                 wq_umem_valid=1,
             )
+            undo.callback(self._forget)
             with command("CREATE_QP"):
                 self._handle, out = provider.devx_obj_create(bytes(mailbox), CREATE_QP_OUT.size)
             undo.callback(destroy, provider, "DESTROY_QP", self._handle)
@@ -131,9 +133,9 @@ class QP(Handle):
             self._ring = ring
             ours = not attr.external_datapath and self._dpa is None
             self._posting = Posting(self, ring.memory) if ring.memory and ours else None
-            for cq in self._cqs() if self._posting else ():
-                cq.serve(self)
-                undo.callback(cq.forget, self)
+            if self._posting:
+                for cq in self._cqs():
+                    cq.serve(self.qpn, self._posting)
             if self._dpa:
                 self._dpa.attach(self)
                 undo.callback(self._dpa.detach, self)
@@ -206,6 +208,11 @@ class QP(Handle):
     def reset(self) -> None:
         """Back to RST from any state. A doorbell record in memory of yours is yours to zero."""
         self.modify(QpAttr(next_state=QpState.RST), _M.NEXT_STATE)
+
+    def _forget(self) -> None:
+        """The device has no such queue pair any more: what it has completed is not told."""
+        for cq in self._cqs() if self._posting else ():
+            cq.forget(self)
 
     def _cqs(self) -> set[CQ]:
         return {cq for cq in (self.init_attr.send_cq, self.init_attr.receive_cq) if cq}

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ..enums import SendFlags, WcFlags, WcOpcode, WcStatus, WrOpcode
 from ..errors import DocaError
+
+if TYPE_CHECKING:
+    from .cq import CQ
 
 _NO_FLAGS = WcFlags(0)
 
@@ -20,11 +24,21 @@ class Sge:
     lkey: int
 
 
+class _Request:
+    """`packed` is what a queue has made of the request, for the next time that it is posted there (posting.py).
+
+    No field: equality, `repr` and pickling do not see it.
+    """
+
+    __slots__ = ("packed",)
+    packed: tuple[object, bytes, tuple]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SendWr:
+class SendWr(_Request):
     """A request for the send queue (`ibv_send_wr`).
 
-    `sges`                   what is gathered, or where a READ's or an atomic's result goes
+    `sges`                   what is gathered, or where a READ's or an atomic's result goes; kept as a tuple
     `inline`                 the bytes themselves, in place of `sges`: no region is needed, and they may change at once
     `wr_id`                  comes back in the completion
     `flags`                  unlike in C, every request makes a completion unless this says otherwise
@@ -32,6 +46,7 @@ class SendWr:
     `imm`                    32 bits, for the opcodes WITH_IMM
     `compare`, `swap`        of a compare and swap: 64 bits in the responder's byte order
     `add`                    of a fetch and add
+    `wait_cqn`, `wait_pi`    of a WAIT: see `wait_cq_pi`
     """
 
     opcode: WrOpcode
@@ -45,17 +60,41 @@ class SendWr:
     compare: int = 0
     swap: int = 0
     add: int = 0
+    wait_cqn: int = 0
+    wait_pi: int = 0
+
+    def __post_init__(self) -> None:
+        _keep_entries(self)
+
+
+def wait_cq_pi(cq: CQ, pi: int, *, wr_id: int = 0, flags: SendFlags = SendFlags.SIGNALED) -> SendWr:
+    """A request that holds its queue until a CQ's producer index passes `pi` (`doca_verbs_bridge_set_wait_cq_pi_wr`).
+
+    So entry number `pi` of the CQ, counted from 0 for ever, has been written. What has been polled is
+    `cq.consumer_index`: with nothing on its way, `consumer_index + 1` waits for two completions. The queue pair must be
+    created with `core_direct_master`.
+    """
+    return SendWr(opcode=WrOpcode.WAIT_CQ_PI, wait_cqn=cq.cqn, wait_pi=pi, wr_id=wr_id, flags=flags)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecvWr:
-    """A request for the receive queue (`ibv_recv_wr`): where the bytes of a SEND go."""
+class RecvWr(_Request):
+    """A request for the receive queue (`ibv_recv_wr`): where the bytes of a SEND go. `sges` is kept as a tuple."""
 
     sges: Sequence[Sge] = ()
     wr_id: int = 0
 
+    def __post_init__(self) -> None:
+        _keep_entries(self)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+def _keep_entries(request: SendWr | RecvWr) -> None:
+    """A request stays what it was, whatever becomes of the list that it was made of."""
+    if type(request.sges) is not tuple:
+        object.__setattr__(request, "sges", tuple(request.sges))
+
+
+@dataclass(slots=True)  # not frozen: that would take five times as long to make
 class Completion:
     """What became of a request (`ibv_wc`).
 
