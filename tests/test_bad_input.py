@@ -209,7 +209,7 @@ CREATE: dict[str, Row] = {
     "no such device": (lambda w: verbs.open("soft9"), NotFoundError, "no device 'soft9'; there are: soft0"),
     "a port that is none": (
         lambda w: verbs.open("soft1", port="udp"),  # type: ignore[arg-type]
-        InvalidValueError, "port = 'udp' is of type str: it must be a PortConfig"),
+        InvalidValueError, "port = 'udp' is of type str: it must be of type PortConfig"),
 }  # fmt: skip
 
 
@@ -227,7 +227,7 @@ PLACES: dict[str, tuple[Callable[[World], dict[str, Any]], str]] = {
     "one": (lambda w: w.place(external_dbr_umem=(w.umem,)), "external_dbr_umem = (<UMEM"),
     "three": (lambda w: w.place(external_umem=(w.umem, 0, 0)), "it must be a pair"),
     "no UMEM": (lambda w: w.place(external_umem=(None, 0)), "external_umem[0] = None is of type NoneType: it must be"),
-    "a CQ": (lambda w: w.place(external_dbr_umem=(w.cq, 0)), "is of type CQ: it must be a UMEM"),
+    "a CQ": (lambda w: w.place(external_dbr_umem=(w.cq, 0)), "is of type CQ: it must be of type UMEM"),
     "str": (lambda w: w.place(external_umem=(w.umem, "0")), "external_umem[1] = '0' is of type str"),
     "float": (lambda w: w.place(external_dbr_umem=(w.umem, 64.0)), "external_dbr_umem[1] = 64.0 is of type float"),
     "odd": (lambda w: w.place(external_umem=(w.umem, 8)), "external_umem: offset 8 is no multiple of 64"),
@@ -241,8 +241,8 @@ PLACES: dict[str, tuple[Callable[[World], dict[str, Any]], str]] = {
     "foreign": (lambda w: w.place(external_umem=(w.foreign.umem, 0)), "belongs to another context: use one made from"),
     "foreign record": (lambda w: w.place(external_dbr_umem=(w.foreign.umem, 0)), "belongs to another context"),
     "foreign UAR": (lambda w: {"external_uar": w.foreign.uar}, "belongs to another context"),
-    "no UAR": (lambda w: {"external_uar": 7}, "external_uar = 7 is of type int: it must be a UAR"),
-    "a PD as UAR": (lambda w: {"external_uar": w.pd}, "is of type PD: it must be a UAR"),
+    "no UAR": (lambda w: {"external_uar": 7}, "external_uar = 7 is of type int: it must be of type UAR"),
+    "a PD as UAR": (lambda w: {"external_uar": w.pd}, "is of type PD: it must be of type UAR"),
 }
 
 
@@ -260,8 +260,8 @@ CQS: dict[str, Row] = {
     for argument, size in (("send_cq", "sq_wr"), ("receive_cq", "rq_wr"))
     for name, bad, words in (
         ("foreign", lambda w: w.foreign.cq, "belongs to another context: use one made from context soft0"),
-        ("number", lambda w: w.cq.cqn, "{} = 1 is of type int: it must be a CQ"),
-        ("UAR", lambda w: w.uar, "is of type UAR: it must be a CQ"),
+        ("number", lambda w: w.cq.cqn, "{} = 1 is of type int: it must be of type CQ"),
+        ("UAR", lambda w: w.uar, "is of type UAR: it must be of type CQ"),
     )
 }  # fmt: skip
 
@@ -382,10 +382,10 @@ FROM_RST: dict[str, Row] = {
     }),
     "no attributes": (
         lambda w: w.qp.modify(None, INIT),  # type: ignore[arg-type]
-        InvalidValueError, "attr = None is of type NoneType: it must be a QpAttr"),
+        InvalidValueError, "attr = None is of type NoneType: it must be of type QpAttr"),
     "other attributes": (
         lambda w: w.qp.modify(QpInitAttr(), INIT),  # type: ignore[arg-type]
-        InvalidValueError, "is of type QpInitAttr: it must be a QpAttr"),
+        InvalidValueError, "is of type QpInitAttr: it must be of type QpAttr"),
     **{
         f"query {row}": value
         for row, value in numbers("mask", lambda w, v: w.qp.query(v), {
@@ -407,9 +407,9 @@ FROM_INIT: dict[str, Row] = {
         lambda w: w.modify(QpState.INIT, RTR, ah_attr=None), InvalidValueError, "ah_attr is None: set ah_attr to an"),
     "a GID as path": (
         lambda w: w.modify(QpState.INIT, RTR, ah_attr=bytes(16)),
-        InvalidValueError, "is of type bytes: it must be a AhAttr"),
+        InvalidValueError, "is of type bytes: it must be of type AhAttr"),
     "short GID": (gid_of(bytes(15)), InvalidValueError, "ah_attr.gid has 15 bytes: a GID has 16"),
-    "GID as text": (gid_of("x" * 16), InvalidValueError, "is of type str: it must be a bytes or bytearray"),
+    "GID as text": (gid_of("x" * 16), InvalidValueError, "is of type str: it must be of type bytes or bytearray"),
     "GID as numbers": (gid_of([0] * 16), InvalidValueError, "is of type list"),
     "no GID": (gid_of(None), InvalidValueError, "ah_attr.gid = None"),
     "nobody there": (gid_of(bytes(10) + b"\xff" * 6), NotFoundError, "no route to 255.255.255.255"),
@@ -468,8 +468,8 @@ def test_a_psn_above_24_bits_is_cut_and_logged(world, caplog, state, mask, name,
 CONNECT: dict[str, Row] = {
     "nobody": (
         lambda w: w.qp.connect(None),  # type: ignore[arg-type]
-        InvalidValueError, "remote = None is of type NoneType: it must be a QP or QpEndpoint"),
-    "a CQ": (lambda w: w.qp.connect(w.cq), InvalidValueError, "it must be a QP or"),  # type: ignore[arg-type]
+        InvalidValueError, "remote = None is of type NoneType: it must be of type QP or QpEndpoint"),
+    "a CQ": (lambda w: w.qp.connect(w.cq), InvalidValueError, "it must be of type QP or"),  # type: ignore[arg-type]
     **{
         f"connect {row}": value
         for name, most in (
@@ -553,10 +553,10 @@ def receives(**values: Any) -> Call:
 
 WRONG = "a value is of the wrong type in SendWr("
 POST: dict[str, tuple[Call, str]] = {
-    "no request": (lambda w: w.pair.post_send(None), "request = None is of type NoneType: it must be a SendWr"),  # type: ignore[arg-type]
-    "a receive": (lambda w: w.pair.post_send(RecvWr()), "is of type RecvWr: it must be a SendWr"),  # type: ignore[arg-type]
-    "a send": (lambda w: w.pair.post_recv(WRITE), "is of type SendWr: it must be a RecvWr"),  # type: ignore[arg-type]
-    "a list": (lambda w: w.pair.post_send([WRITE]), "is of type list: it must be a SendWr"),  # type: ignore[arg-type]
+    "no request": (lambda w: w.pair.post_send(None), "request = None is of type NoneType: it must be of type SendWr"),  # type: ignore[arg-type]
+    "a receive": (lambda w: w.pair.post_send(RecvWr()), "is of type RecvWr: it must be of type SendWr"),  # type: ignore[arg-type]
+    "a send": (lambda w: w.pair.post_recv(WRITE), "is of type SendWr: it must be of type RecvWr"),  # type: ignore[arg-type]
+    "a list": (lambda w: w.pair.post_send([WRITE]), "is of type list: it must be of type SendWr"),  # type: ignore[arg-type]
     "opcode": (sends(opcode=99), "opcode = 99: it must be a WrOpcode"),
     "no opcode": (sends(opcode=None), "opcode = None: it must be a WrOpcode"),
     "sges": (sends(sges=5), WRONG),

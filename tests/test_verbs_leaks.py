@@ -253,7 +253,7 @@ def test_a_nic_that_stays(kept):
     """Contexts come and go, and the NICs' tables are empty."""
     before = Usage.now()
 
-    @settings(max_examples=40)
+    @settings(max_examples=80)
     @given(STEPS, ORDERS)
     def check(steps, last):
         play(("soft0", "soft1"), steps, last)
@@ -270,7 +270,7 @@ def test_a_nic_that_goes(warm):
     """The last context of a NIC closes it: its threads, descriptors and memory are gone."""
     before = Usage.now()
 
-    @settings(max_examples=20)
+    @settings(max_examples=40)
     @given(STEPS, ORDERS)
     def check(steps, last):
         play(("soft0", "soft1"), steps, last)

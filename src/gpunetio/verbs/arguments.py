@@ -55,5 +55,5 @@ def instance(name: str, value: Any, *kinds: type[_T]) -> _T:
     """An object of one of these types."""
     if not isinstance(value, kinds):
         wanted = " or ".join(kind.__name__ for kind in kinds)
-        raise InvalidValueError(f"{name} = {value!r} is of type {type(value).__name__}: it must be a {wanted}")
+        raise InvalidValueError(f"{name} = {value!r} is of type {type(value).__name__}: it must be of type {wanted}")
     return value
