@@ -320,7 +320,7 @@ def test_memory(world, register, thing):
     [
         ("rw", "access = 'rw' is of type str"),
         (1.0, "access = 1.0 is of type float"),
-        (1 << 4, "access = 0x10 has unknown bits 0x10: its bits are 0xf"),
+        (1 << 4, "access = 0x10 has unknown bits 0x10: its bits are 0x10000f"),
         (-1, "unknown bits"),
         (Access.REMOTE_WRITE, "REMOTE_WRITE without LOCAL_WRITE: add LOCAL_WRITE"),
         (Access.REMOTE_ATOMIC | Access.REMOTE_READ, "REMOTE_ATOMIC without LOCAL_WRITE"),

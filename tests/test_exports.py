@@ -20,8 +20,8 @@ EXPORTS = {
         thread_idx update_dbr wait wait_all warp_broadcast warp_size warp_sync wqe_address yield_thread""",
     "gpunetio.gpu": "ExportedQp Gpu GpuMemory QpError gpu_list",
     "gpunetio.verbs": """
-        AhAttr BadWrError CQ Completion Context DeviceAttributes Handle MR PD QP QpAttr QpEndpoint QpInitAttr RecvWr
-        SendWr Sge UAR UMEM open""",
+        AhAttr AsyncEvent BadWrError CQ CompChannel Completion Context DeviceAttributes Handle MR PD QP QpAttr
+        QpEndpoint QpInitAttr RecvWr SRQ SendWr Sge SrqAttr UAR UMEM import_context open wait_cq_pi""",
 }
 
 

@@ -53,7 +53,9 @@ class FakeProvider:
         return [mailbox for mailbox in self.mailboxes if be(mailbox, 0, 2) == opcode]
 
     def left(self) -> list[str]:
-        return [kind for kind, numbers in self.live.items() if numbers]
+        """What exists, but for the event channel that an open context has."""
+        spared = {"channel": "device" not in self.gone}
+        return [kind for kind, numbers in self.live.items() if len(numbers) > spared.get(kind, 0)]
 
     def set_state(self, handle: int, state: int) -> None:
         self.qpcs[handle][0] = state << 4 | self.qpcs[handle][0] & 0xF

@@ -212,7 +212,10 @@ def contexts_only(made: list[verbs.Handle]) -> None:
 
 
 def one_by_one(made: list[verbs.Handle]) -> None:
-    """Users before what they use, the latest first: the devices have nothing then but the pages that queues share."""
+    """Users before what they use, the latest first.
+
+    The devices have nothing then but the pages that queues share, and the channel of the context's events.
+    """
     for handle in reversed(made):
         if not isinstance(handle, Context):
             with suppress(InUseError):
@@ -222,7 +225,7 @@ def one_by_one(made: list[verbs.Handle]) -> None:
             handle.close()
     for handle in made:
         if isinstance(handle, Context) and not handle.closed:
-            shared = [uar.page_id for uar in handle._uars.values()]
+            shared = [uar.page_id for uar in handle._uars.values()] + [handle.async_events._reader._channel]
             held = [number for _, number in handle.provider._held]  # type: ignore[attr-defined]
             assert sorted(held) == sorted(shared)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -90,7 +90,7 @@ class RecvWr(_Request):
 
 def _keep_entries(request: SendWr | RecvWr) -> None:
     """A request stays what it was, whatever becomes of the list that it was made of."""
-    if type(request.sges) is not tuple:
+    if isinstance(request.sges, Iterable) and type(request.sges) is not tuple:  # what is none is refused by the post
         object.__setattr__(request, "sges", tuple(request.sges))
 
 
