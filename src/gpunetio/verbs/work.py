@@ -57,7 +57,8 @@ class SendWr(_Request):
     add: int = 0
 
     def __post_init__(self) -> None:
-        _keep_entries(self)
+        if type(self.sges) is not tuple:  # it stays what it was, whatever becomes of a list
+            object.__setattr__(self, "sges", tuple(self.sges))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,13 +69,8 @@ class RecvWr(_Request):
     wr_id: int = 0
 
     def __post_init__(self) -> None:
-        _keep_entries(self)
-
-
-def _keep_entries(request: SendWr | RecvWr) -> None:
-    """A request stays what it was, whatever becomes of the list that it was made of."""
-    if type(request.sges) is not tuple:
-        object.__setattr__(request, "sges", tuple(request.sges))
+        if type(self.sges) is not tuple:
+            object.__setattr__(self, "sges", tuple(self.sges))
 
 
 @dataclass(slots=True)  # not frozen: that would take five times as long to make
