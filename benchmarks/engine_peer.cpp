@@ -185,10 +185,16 @@ inline int64_t serve_qp(nic *n, qp_row *q) {
 int64_t step(nic *n) {
     int64_t done = 0;
     for (int64_t i = 0; i < n->active_count; i++) {
-        int64_t served = serve_qp(n, at<qp_row>(at<watch>(n->active)[i].row));
+        watch *w = at<watch>(n->active) + i;
+        if (!w->awake && int64_t(__atomic_load_n(at<uint32_t>(w->doorbell), __ATOMIC_RELAXED)) == w->seen)
+            continue;
+        qp_row *q = at<qp_row>(w->row);
+        int64_t served = serve_qp(n, q);
         if (served < 0)
             return -1;
         done += served;
+        w->seen = q->db_seen;
+        w->awake = q->sq_ci != q->sq_pi;
     }
     return done;
 }

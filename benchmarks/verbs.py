@@ -59,14 +59,16 @@ class Pair:
         self.remote = stack.enter_context(self.pd.register(self.target))
 
     def writes(self, first: int) -> list[SendWr]:
-        """A batch of writes to the places from `first` on."""
-        return [self._write(n % PLACES * NBYTES, n) for n in range(first, first + BATCH)]
-
-    def _write(self, offset: int, wr_id: int) -> SendWr:
-        return SendWr(
-            opcode=WrOpcode.RDMA_WRITE, sges=(Sge(self.local.address + offset, NBYTES, self.local.lkey),), wr_id=wr_id,
-            remote_addr=self.remote.address + offset, rkey=self.remote.rkey,
-        )  # fmt: skip
+        """A batch of writes to the places from `first` on, a multiple of the batch."""
+        opcode, lkey, rkey = WrOpcode.RDMA_WRITE, self.local.lkey, self.remote.rkey
+        here, there = self.local.address + first % PLACES * NBYTES, self.remote.address + first % PLACES * NBYTES
+        return [
+            SendWr(
+                opcode=opcode, sges=(Sge(here + n * NBYTES, NBYTES, lkey),), wr_id=first + n,
+                remote_addr=there + n * NBYTES, rkey=rkey,
+            )
+            for n in range(BATCH)
+        ]  # fmt: skip
 
     def check(self) -> None:
         """What was written is what was to be written."""

@@ -1,10 +1,15 @@
 """The CPU data path: requests and completions as plain values, on one NIC and between two."""
 
+import pickle
+import struct
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +20,10 @@ from gpunetio import DocaError, QpType, verbs
 from gpunetio.enums import CqOverrun, QpState, SendFlags, WcFlags, WcOpcode, WcStatus, WrOpcode
 from gpunetio.errors import BadStateError, DocaErrorCode, InvalidValueError
 from gpunetio.memory import HostMemory
-from gpunetio.verbs import CQ, QP, BadWrError, Completion, RecvWr, SendWr, Sge
+from gpunetio.nic.step import SCANNED
+from gpunetio.verbs import CQ, QP, BadWrError, Completion, QpInitAttr, RecvWr, SendWr, Sge, posting
+from gpunetio.verbs.doorbell import ring_receive
+from gpunetio.verbs.posting import ReceiveQueue, SendQueue
 from nic_rig import Buffer, until
 
 SIZE = 1 << 14
@@ -386,3 +394,178 @@ def test_counters_of_16_bits_wrap():
             a.qp.post_send(*batch, SendWr(opcode=WrOpcode.RDMA_WRITE, inline=b"x", wr_id=n, **b.remote(1)))
             assert [done.wr_id for done in take(a.sent)] == [n]
         assert a.qp.posting.send.producer > 1 << 16
+
+
+# --- the queues by themselves ----------------------------------------------------------------------------------------
+
+SLOTS, BLOCK = 8, 64
+
+
+class Ring:
+    """A queue in memory that no device reads, and beside it what it should hold: requests in order, in plain Python."""
+
+    def __init__(self, kind: type[SendQueue] | type[ReceiveQueue], qpn: int):
+        self.ring, self.record = np.zeros((SLOTS, BLOCK), np.uint8), np.zeros(16, np.uint8)
+        address = int(self.record.ctypes.data)
+        qp = SimpleNamespace(
+            qpn=qpn, rq_stride=BLOCK, dbr_address=address, doorbell_register=address + 8,
+            init_attr=QpInitAttr(send_max_sges=3, receive_max_sges=4, max_inline_data=200),
+        )  # fmt: skip
+        self.qpn, self.queue = qpn, kind(qp, self.ring)  # type: ignore[arg-type]
+        self.waiting: deque[tuple[int, int, SendWr | RecvWr]] = deque()  # index, slots, request
+        self.producer = 0
+
+    def post(self, requests: list[SendWr] | list[RecvWr], slots: Callable[[Any], int]) -> None:
+        """Post, and see that just those are taken for which there is room."""
+        refused = None
+        for n, request in enumerate(requests):
+            if sum(taken for _, taken, _ in self.waiting) + slots(request) > SLOTS:
+                refused = n
+                break
+            self.waiting.append((self.producer, slots(request), request))
+            self.producer += slots(request)
+        if refused is None:
+            self.queue.post(requests)
+        else:
+            with pytest.raises(BadWrError) as caught:
+                self.queue.post(requests)
+            assert (caught.value.index, caught.value.request) == (refused, requests[refused])
+            assert caught.value.code is DocaErrorCode.FULL
+        assert self.queue.producer == self.producer
+
+    def bytes_at(self, index: int, count: int) -> bytes:
+        """The ring's content of so many slots."""
+        return b"".join(self.ring[(index + n) % SLOTS].tobytes() for n in range(count))
+
+
+def blocks_of(request: SendWr) -> int:
+    return -(-(16 + 16 + 4 + len(request.inline or b"")) // BLOCK)
+
+
+SENDS = [
+    SendWr(opcode=WrOpcode.RDMA_WRITE, inline=bytes([n] * n), wr_id=100 + n, rkey=n) for n in (1, 28, 29, 92, 93, 156)
+]
+RECEIVES = [RecvWr(sges=[Sge(1000 * n, n, 7)] * n, wr_id=n) for n in range(1, 5)]
+LISTS = st.lists(st.integers(0, 5), max_size=10)
+
+
+@given(st.lists(st.tuples(st.integers(0, 1), LISTS, st.integers(0, 8)), max_size=30))
+def test_send_queues_against_a_model(steps):
+    """Two queues with requests that both have posted before, of one to three blocks; any may be signalled."""
+    rings = Ring(SendQueue, 0x123456), Ring(SendQueue, 0x65)
+    for which, chosen, completed in steps:
+        ring = rings[which]
+        ring.post([SENDS[n] for n in chosen], blocks_of)
+        for index, count, request in ring.waiting:
+            wqe = ring.bytes_at(index, count)
+            segments = 2 + -(-(4 + len(request.inline)) // 16)
+            assert struct.unpack(">II", wqe[:8]) == ((index & 0xFFFF) << 8 | 0x08, ring.qpn << 8 | segments)
+            assert struct.unpack(">I", wqe[24:28]) == (request.rkey,)
+            assert struct.unpack(">I", wqe[32:36]) == (1 << 31 | len(request.inline),)
+            assert wqe[36:].rstrip(b"\0") == request.inline
+        if any(ring.record):
+            assert int.from_bytes(ring.record[4:8].tobytes(), "big") == ring.producer & 0xFFFF
+        done = [ring.waiting.popleft() for _ in range(min(completed, len(ring.waiting)))]
+        if done:  # only the last one was signalled
+            index, count, request = done[-1]
+            assert ring.queue.complete(index & 0xFFFF) == (request.wr_id, WcOpcode.RDMA_WRITE, False)
+            assert ring.queue.consumer == index + count
+
+
+@given(st.lists(st.tuples(LISTS, st.integers(0, 8)), max_size=30))
+def test_receive_queue_against_a_model(steps):
+    ring = Ring(ReceiveQueue, 1)
+    for chosen, completed in steps:
+        ring.post([RECEIVES[n % 4] for n in chosen], lambda _: 1)
+        for index, _, request in ring.waiting:
+            ends = () if len(request.sges) == 4 else (0, 0x100, 0)
+            words = [word for sge in request.sges for word in (sge.length, sge.lkey, sge.address)]
+            assert struct.unpack(">" + "IIQ" * 4, ring.bytes_at(index, 1)) == tuple([*words, *ends, *[0] * 12][:12])
+        for _ in range(min(completed, len(ring.waiting))):
+            assert ring.queue.complete() == ring.waiting.popleft()[2].wr_id
+
+
+def test_what_was_posted_before_is_packed_anew():
+    """For another queue, after a reset, and where the bytes may be others now."""
+    with verbs.open("soft0") as ctx:
+        a, b = Side.open(ctx, 1), Side.open(ctx, 2)
+        a.qp.connect(b.qp)
+        write = SendWr(opcode=WrOpcode.RDMA_WRITE, sges=[a.sge(0, 8)], **b.remote(0))
+        there = SendWr(
+            opcode=WrOpcode.RDMA_WRITE, sges=[a.sge(0, 8)], flags=SendFlags.INLINE | SendFlags.SIGNALED, **b.remote(8)
+        )
+        for n in range(3):
+            a.memory.bytes[:8] = n
+            a.qp.post_send(write, there, write)
+            take(a.sent, 3)
+            assert set(b.memory.bytes[:16]) == {n}
+        both = SendWr(opcode=WrOpcode.SEND, inline=b"both ways")
+        for near, far in (a, b), (b, a), (a, b):
+            far.qp.post_recv(RecvWr(sges=[far.sge(0, 16)]))
+            near.qp.post_send(both)
+            take(near.sent)
+            assert take(far.received)[0].byte_len == 9
+        for side in a, b:
+            side.qp.reset()
+        a.qp.connect(b.qp)
+        a.qp.post_send(write)
+        assert take(a.sent)[0].status is WcStatus.SUCCESS
+
+
+def test_requests_are_values():
+    entries = [Sge(1, 2, 3)]
+    request = SendWr(opcode=WrOpcode.SEND, sges=entries)
+    entries.clear()
+    assert request == SendWr(opcode=WrOpcode.SEND, sges=(Sge(1, 2, 3),))
+    assert RecvWr(sges=[]) == RecvWr(sges=())
+    ring = Ring(SendQueue, 5)
+    ring.queue.post([request])
+    again = pickle.loads(pickle.dumps(request))
+    assert again == request
+    assert hash(again) == hash(request)
+    assert not hasattr(again, "packed")
+    assert "packed" not in {field.name for field in fields(request)}
+
+
+# --- an engine that sleeps, and queues that do nothing ---------------------------------------------------------------
+
+
+def test_a_post_wakes_the_engine():
+    with verbs.open("soft0") as ctx:
+        a, b = Side.open(ctx, 1), Side.open(ctx, 2)
+        a.qp.connect(b.qp)
+        nic = ctx.provider.nic  # type: ignore[attr-defined]
+        nic.record["sleep_ms"] = 3_600_000
+        for n in range(20):
+            until(lambda: nic.record["asleep"] == 1, "the engine to sleep")
+            a.qp.post_send(SendWr(opcode=WrOpcode.RDMA_WRITE, inline=b"wake", wr_id=n, **b.remote(0)))
+            assert take(a.sent)[0].wr_id == n
+
+
+def test_queues_come_and_go():
+    """Those that are left work, whichever others are gone."""
+    with verbs.open("soft0") as ctx:
+        sides = [Side.open(ctx, n) for n in range(6)]
+        target = Side.open(ctx, 9)
+        for gone in (2, 0, 3, 2):  # in the middle, the first, the last
+            sides.pop(gone).qp.close()
+            for n, side in enumerate(sides):
+                target.qp.connect(side.qp)
+                side.qp.post_send(SendWr(opcode=WrOpcode.RDMA_WRITE, inline=b"x", wr_id=n, **target.remote(n)))
+                assert [done.wr_id for done in take(side.sent)] == [n]
+                target.qp.reset()
+                side.qp.reset()
+
+
+def test_a_missed_ring_among_many_queues(monkeypatch):
+    """The doorbell record is looked at in turns with those of others."""
+    monkeypatch.setattr(posting, "ring_send", lambda record, producer, register, qpn: ring_receive(record, producer))
+    with verbs.open("soft0") as ctx:
+        pd, cq = ctx.create_pd(), ctx.create_cq(64)
+        others = [pd.create_qp(sq_wr=1, send_cq=cq) for _ in range(2 * SCANNED)]
+        a, b = Side.open(ctx, 1), Side.open(ctx, 2)
+        a.qp.connect(b.qp)
+        for n in range(3):
+            a.qp.post_send(SendWr(opcode=WrOpcode.RDMA_WRITE, inline=b"x", wr_id=n, **b.remote(n)))
+            assert take(a.sent)[0].wr_id == n
+            others.pop().close()

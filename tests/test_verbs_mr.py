@@ -138,12 +138,12 @@ def test_close(fake, ctx):
     mr.close()
     assert mr.closed
     assert fake.gone == ["mr"]
-    with pytest.raises(BadStateError, match=r"^MR 0x1200 of fake0 is closed$"):
+    with pytest.raises(BadStateError, match=r"^MR 0x1300 of fake0 is closed$"):
         mr.check_open()
     pd.register(bytearray(8))
     pd.close()
     assert fake.gone == ["mr", "mr", "pd"]
-    with pytest.raises(BadStateError, match=r"^PD 0x11 of fake0 is closed$"):
+    with pytest.raises(BadStateError, match=r"^PD 0x12 of fake0 is closed$"):
         pd.register(bytearray(8))
 
 

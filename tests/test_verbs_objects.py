@@ -99,7 +99,7 @@ def test_open_by_name(monkeypatch):
     with verbs.open("soft0") as ctx:
         assert ctx.provider is provider
         assert ctx.name == "fake0"
-    assert provider.gone == ["device"]
+    assert provider.gone == ["channel", "device"]
 
 
 def test_uar(fake, ctx):

@@ -74,7 +74,14 @@ class BitStruct:
 
     def unpack(self, buf: bytes | bytearray | memoryview, base: int = 0) -> dict[str, Any]:
         """Every field of the structure that starts at byte `base` of `buf`."""
-        return {name: self.get(buf, name, base) for name in self.fields}
+        number, values = int.from_bytes, {}
+        for name in self.fields:
+            if name in self._ints:
+                first, end, shift, mask = self._ints[name]
+                values[name] = (number(buf[base + first : base + end], "big") >> shift) & mask
+            else:
+                values[name] = self.get(buf, name, base)
+        return values
 
     def get(self, buf: bytes | bytearray | memoryview, name: str, base: int = 0) -> Any:
         """One field; `name` may be dotted ("qpc.primary_address_path.rlid")."""

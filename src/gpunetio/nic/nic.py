@@ -55,10 +55,11 @@ class SoftNic:
     """One software NIC. `nic.qps[qpn]`, `.cqs`, `.srqs`, `.mkeys`, `.pds`, `.umems`, `.uar_pages`, `.eqs`, `.gids` and
     `.counters` are its tables; `nic.reports` is what it has refused, in words.
 
-    `spin_us`: how long an idle engine spins before it sleeps; `sleep_ms`: how long it sleeps at most.
+    `spin_us`: how long an idle engine spins before it sleeps, longer than a program in Python takes from one command or
+    batch to the next; `sleep_ms`: how long it sleeps at most.
     """
 
-    def __init__(self, name: str, port: Port, spin_us: int = 200, sleep_ms: int = 1, budget: int = BUDGET):
+    def __init__(self, name: str, port: Port, spin_us: int = 1000, sleep_ms: int = 1, budget: int = BUDGET):
         self.name, self.port = name, port
         self.pid = os.getpid()
         with contextlib.ExitStack() as undo:

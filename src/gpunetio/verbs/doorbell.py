@@ -6,7 +6,16 @@ Compiled, because Python has neither ordered stores nor stores of 64 bits in one
 from __future__ import annotations
 
 from ..device.compile import engine_function
-from ..device.ops import be32, be64, fence_acquire_sys, fence_release_sys, ld_relaxed8, st_mmio64, st_release32
+from ..device.ops import (
+    be32,
+    be64,
+    fence_acquire_sys,
+    fence_release_sys,
+    ld_relaxed8,
+    st_mmio64,
+    st_release32,
+    yield_thread,
+)
 from ..formats.cqe import CQE64, CQE_SHIFT, OPCODE_SHIFT, OWNER_MASK, CqeOpcode
 from ..formats.doorbell import WQE_IDX_SHIFT
 
@@ -37,7 +46,10 @@ def ring_arm(record, word, register, cqn):
 
 @engine_function
 def arrived(ring, log_entries, consumer, most):
-    """How many CQEs, `most` at the most, are there from index `consumer` on."""
+    """How many CQEs, `most` at the most, are there from index `consumer` on.
+
+    When there are none the thread gives way: an engine, just woken, may wait for this very core.
+    """
     count = 0
     while count < most:
         index = consumer + count
@@ -45,5 +57,7 @@ def arrived(ring, log_entries, consumer, most):
         if op_own >> OPCODE_SHIFT == _INVALID or op_own & OWNER_MASK != (index >> log_entries) & 1:
             break
         count += 1
+    if count == 0:
+        yield_thread()
     fence_acquire_sys()
     return count

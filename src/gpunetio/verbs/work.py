@@ -64,7 +64,8 @@ class SendWr(_Request):
     wait_pi: int = 0
 
     def __post_init__(self) -> None:
-        _keep_entries(self)
+        if type(self.sges) is not tuple:
+            _keep_entries(self)
 
 
 def wait_cq_pi(cq: CQ, pi: int, *, wr_id: int = 0, flags: SendFlags = SendFlags.SIGNALED) -> SendWr:
@@ -85,12 +86,13 @@ class RecvWr(_Request):
     wr_id: int = 0
 
     def __post_init__(self) -> None:
-        _keep_entries(self)
+        if type(self.sges) is not tuple:
+            _keep_entries(self)
 
 
 def _keep_entries(request: SendWr | RecvWr) -> None:
     """A request stays what it was, whatever becomes of the list that it was made of."""
-    if isinstance(request.sges, Iterable) and type(request.sges) is not tuple:  # what is none is refused by the post
+    if isinstance(request.sges, Iterable):  # what is none is refused by the post
         object.__setattr__(request, "sges", tuple(request.sges))
 
 
