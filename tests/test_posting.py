@@ -482,7 +482,7 @@ def test_receive_queue_against_a_model(steps):
             words = [word for sge in request.sges for word in (sge.length, sge.lkey, sge.address)]
             assert struct.unpack(">" + "IIQ" * 4, ring.bytes_at(index, 1)) == tuple([*words, *ends, *[0] * 12][:12])
         for _ in range(min(completed, len(ring.waiting))):
-            assert ring.queue.complete() == ring.waiting.popleft()[2].wr_id
+            assert ring.queue.complete(0) == ring.waiting.popleft()[2].wr_id
 
 
 def test_what_was_posted_before_is_packed_anew():
