@@ -594,6 +594,7 @@ def fuzz(count: int, seed: int) -> dict[str, int]:
         assert r["nonsense"] > 0
         assert r["unbroken"] == 0, "nonsense in the pipe's fields was believed"
         assert r["touched"] > 0, "no frame got anywhere"
+        assert fates.pop("rx_link_down") == 0
         assert all(fates.values()), f"some fate was met by no frame: {fates}"
         f.check_good_peer()
         others = ("nonsense", "restored", "touched", "wrong_icrc")

@@ -220,7 +220,6 @@ def step(nic):
     done += serve_registers(nic)
     if n.wire_count != 0:
         done += serve_wires(nic)  # before the timers: an acknowledgement may be there already
-    n.served_first += 1  # each QP is the first now and then: who comes first gets the last receive of an SRQ
     at = n.served_first % max(n.active_count, 1)
     for _ in range(n.active_count):
         watch = entry(nic, at)
@@ -228,6 +227,8 @@ def step(nic):
         if has_work(watch):
             done += serve_qp(nic, watch_at(watch).row)
             settle(watch)
+    if done > 0:  # another QP is the first next time: who comes first gets the last receive of an SRQ
+        n.served_first += 1
     if n.wire_count != 0:
         send_due(nic)
         flush_wires(nic)
