@@ -26,6 +26,10 @@ RAISE_EVENT = 6  # tell a channel, `row`, of the prepared EVENT
 
 SCANNED = 256  # doorbell records at a time: each is a cache line of its own, and mostly a page
 
+# Any QP may be the first of a turn: who comes first gets the last receive of an SRQ, and a fixed order, or one that moves
+# on by one, falls in step with the timers of those that wait. A linear congruential generator's high bits (Knuth).
+_LCG, _POSITIVE = 6364136223846793005, (1 << 63) - 1
+
 # command_result
 DONE, WRONG_STATE = 0, 1
 
@@ -220,15 +224,15 @@ def step(nic):
     done += serve_registers(nic)
     if n.wire_count != 0:
         done += serve_wires(nic)  # before the timers: an acknowledgement may be there already
-    at = n.served_first % max(n.active_count, 1)
+    at = (n.served_first >> 33) % max(n.active_count, 1)
     for _ in range(n.active_count):
         watch = entry(nic, at)
         at = at + 1 if at + 1 < n.active_count else 0
         if has_work(watch):
             done += serve_qp(nic, watch_at(watch).row)
             settle(watch)
-    if done > 0:  # another QP is the first next time: who comes first gets the last receive of an SRQ
-        n.served_first += 1
+    if done > 0:
+        n.served_first = n.served_first * _LCG + 1 & _POSITIVE
     if n.wire_count != 0:
         send_due(nic)
         flush_wires(nic)
