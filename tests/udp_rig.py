@@ -23,9 +23,12 @@ _count = itertools.count(1)
 
 
 def own_address() -> str:
-    """An address of the loopback interface that no other test, nor another run of them, uses."""
+    """An address of the loopback interface that no other test, nor another run of them, uses.
+
+    Its last 16 bits are a unicast LID, so that it does for InfiniBand, too.
+    """
     pid, n = os.getpid(), next(_count)
-    return f"127.{64 + (pid >> 8) % 128}.{pid % 256}.{1 + n % 250}"
+    return f"127.{64 + pid // 192 % 128}.{pid % 192}.{1 + n % 250}"
 
 
 @dataclass

@@ -10,7 +10,7 @@ from .benchmarks import benchmark_commands
 from .devices import devices
 from .failures import INTERRUPTED, OneLineUsage
 from .pingpong import pingpong
-from .samples import verbs_server_client
+from .samples import verbs_server_client, verbs_wait_cq_wr
 from .show import show
 from .stat import stat
 from .verbs_dpa import verbs_dpa
@@ -24,7 +24,9 @@ def app() -> None:
     """DOCA GPUNetIO in Python: kernels that drive a network card, measured and looked at."""
 
 
-for _command in (*benchmark_commands(), devices, pingpong, show, stat, verbs_dpa, verbs_server_client, warm):
+for _command in (
+    *benchmark_commands(), devices, pingpong, show, stat, verbs_dpa, verbs_server_client, verbs_wait_cq_wr, warm,
+):  # fmt: skip
     app.add_command(_command)
 
 

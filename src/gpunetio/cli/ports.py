@@ -11,15 +11,16 @@ import click
 if TYPE_CHECKING:
     from ..nic.port import PortConfig
 
+ADDRESS = click.option(
+    "--address", "addresses", metavar="IP", multiple=True,
+    help="An IP address of the NIC; may be given several times.  [default: softN has 127.0.0.(N+1)]",
+)  # fmt: skip
 _OPTIONS = (
     click.option(
         "--wire", type=click.Choice(["auto", "udp"]), default="auto", show_default=True,
         help="How NICs of different processes are joined.",
     ),
-    click.option(
-        "--address", "addresses", metavar="IP", multiple=True,
-        help="An IP address of the NIC; may be given several times.  [default: softN has 127.0.0.(N+1)]",
-    ),
+    ADDRESS,
     click.option(
         "--link-layer", type=click.Choice(["ethernet", "infiniband"]), default="ethernet", show_default=True,
         help="What the port speaks: RoCE v2, or InfiniBand to NICs of this host.",

@@ -1,4 +1,4 @@
-"""DOCA's samples as commands: `gpunetio verbs_server_client`."""
+"""DOCA's samples as commands: `gpunetio verbs_server_client`, `gpunetio verbs_wait_cq_wr`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import click
 
 from .compiling import compiling
 from .failures import guarded
-from .ports import nic_port, port_options, tcp_port
+from .ports import ADDRESS, nic_port, port_options, tcp_port
 from .version import version_option
 
 if TYPE_CHECKING:
@@ -34,15 +34,34 @@ def _level(*names: str, whose: str, default: str | None = None) -> Callable[[Any
     )  # fmt: skip
 
 
+def _common(command: Any) -> Any:
+    """The options of every sample: two log levels and the version."""
+    command = version_option("-v", "--version")(command)
+    command = _level("--sdk-log-level", whose="the NIC and the library")(command)
+    return _level("-l", "--log-level", whose="the sample itself", default="50")(command)
+
+
+def _device(*names: str) -> Callable[[Any], Any]:
+    """The option that names the NIC."""
+    return click.option(
+        *names, "device", metavar="NIC", help="The NIC.  [default: the first that no other process uses]"
+    )
+
+
+def _gid_index(*names: str) -> Callable[[Any], Any]:
+    """The option that chooses the NIC's address."""
+    return click.option(
+        *names, type=click.IntRange(0), default=0, show_default=True, help="Index of the NIC's address."
+    )
+
+
 @click.command("verbs_server_client", context_settings={"max_content_width": 120})
 @click.option(
     "-c", "--client", "server", metavar="IP", help="Be the client of the server at IP.  [default: be the server]"
 )
 @tcp_port("--port", default=5000)
-@click.option("-d", "--device", metavar="NIC", help="The NIC.  [default: the first that no other process uses]")
-@click.option(
-    "-gid", "--gid-index", type=click.IntRange(0), default=0, show_default=True, help="Index of the NIC's address."
-)
+@_device("-d", "--device")
+@_gid_index("-gid", "--gid-index")
 @click.option(
     "-ro", "--rdma-oper-type", "operation", type=click.Choice(["Send", "Write", "Read"], case_sensitive=False),
     default="Send", show_default=True, metavar="[Send|Write|Read]", help="RDMA operation.",
@@ -57,9 +76,7 @@ def _level(*names: str, whose: str, default: str | None = None) -> Callable[[Any
 )
 @click.option("-b", "--send-burst", is_flag=True, help="Send all messages at once instead of asking for each burst.")
 @port_options
-@_level("-l", "--log-level", whose="the sample itself", default="50")
-@_level("--sdk-log-level", whose="the NIC and the library")
-@version_option("-v", "--version")
+@_common
 @guarded
 def verbs_server_client(**values: Any) -> None:
     """SEND, WRITE or READ from one process to another with DOCA Verbs on the CPU, one message an iteration.
@@ -75,6 +92,29 @@ def verbs_server_client(**values: Any) -> None:
     options = SampleOptions(nic_port=nic_port(values), **{name: values[name] for name in names})
     with _logging(values["log_level"], values["sdk_log_level"]), compiling("the NIC"):
         run(options, None if values["send_burst"] else _ask)
+
+
+@click.command("verbs_wait_cq_wr", context_settings={"max_content_width": 120})
+@_device("-d", "--device-name")
+@_gid_index("-gi", "--gid-index")
+@click.option("--ipv6", is_flag=True, help="Use IPv6 instead of IPv4: the address must be an IPv6 address.")
+@ADDRESS
+@_common
+@guarded
+def verbs_wait_cq_wr(**values: Any) -> None:
+    """A WAIT in one queue pair holds its SEND back until another has completed, all in one process.
+
+    The program is gpunetio/samples/verbs_wait_cq_wr.py, and there to be read.
+    """
+    from ..nic.port import PortConfig
+    from ..samples.verbs_wait_cq_wr import SampleOptions, run
+
+    options = SampleOptions(
+        device=values["device"], gid_index=values["gid_index"], ipv6=values["ipv6"],
+        nic_port=PortConfig(addresses=values["addresses"]) if values["addresses"] else None,
+    )  # fmt: skip
+    with _logging(values["log_level"], values["sdk_log_level"]), compiling("the NIC"):
+        run(options)
 
 
 # --- the sample's messages -------------------------------------------------------------------------------------------

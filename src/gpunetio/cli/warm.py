@@ -35,7 +35,7 @@ def warm() -> None:
         with open_device() as ctx, Dpa(ctx) as dpa, dpa.alloc(16) as out:
             verbs_dpa.write_and_wait[1, 1, dpa](*[0] * 11, out).wait(verbs_dpa.KERNEL_SECONDS)
         _post()
-    ready = ", ".join(("the NIC", *BENCHMARKS, "pingpong", "verbs_dpa", "verbs_server_client"))
+    ready = ", ".join(("the NIC", *BENCHMARKS, "pingpong", "verbs_dpa", "verbs_server_client", "verbs_wait_cq_wr"))
     click.echo(f"ready: {ready} ({time.monotonic() - start:.1f} s)")
 
 

@@ -2,7 +2,7 @@
 
     1. resources    device, protection domain, memory region, completion queue, queue pair
     2. exchange     over TCP: address and rkey of the region; QP number, GID, LID and first PSN of the queue pair
-    3. connection   RST → INIT → RTR → RTS, step by step; `QP.connect` would do the three in one call
+    3. connection   RST → INIT → RTR → RTS, step by step, in connection.py
     4. data path    Send: the client SENDs, the server has posted receives and polls its CQ
                     Write: the client WRITEs, the server polls its memory, as no completion tells it
                     Read: the client READs, the server has nothing to do
@@ -25,12 +25,12 @@ from typing import TypeVar
 
 from ..bench.agreement import swap_ends
 from ..bench.exchange import Link, PeerError, accept, dial, listen, own_address
-from ..enums import Access, AddrType, LinkLayer, MtuSize, QpAttrMask, QpState, QpType, WcStatus, WrOpcode
+from ..enums import Access, QpType, WcStatus, WrOpcode
 from ..errors import DriverError, InvalidValueError, TimedOutError, UnexpectedError
 from ..nic.port import PortConfig
-from ..verbs import AhAttr, Completion, Context, QpAttr, RecvWr, SendWr, Sge
+from ..verbs import Completion, Context, RecvWr, SendWr, Sge
 from ..verbs import open as open_device
-from ..verbs.ah import ip_type
+from .connection import connect
 
 PORT = 5000
 MOST_BYTES = 1 << 30  # of all messages together
@@ -39,7 +39,6 @@ WAIT_SECONDS = 10.0  # for the next message or completion
 POLL_SECONDS = 50e-6  # between two looks: the NIC may be a thread, and need this core
 
 _MIN_RECEIVES = 4
-_M = QpAttrMask
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
@@ -139,31 +138,10 @@ class End:
 
     def connect(self, link: Link) -> None:
         """Swap addresses with the other end, and take the queue pair from RST to RTS."""
-        self.link, here = link, self.here
-        self.far = swap_ends(link, [here], self.mr.address, self.mr.rkey, self.mr.nbytes, self.mr.nbytes)
+        self.link = link
+        self.far = swap_ends(link, [self.here], self.mr.address, self.mr.rkey, self.mr.nbytes, self.mr.nbytes)
         (there,) = self.far.endpoints
-
-        # INIT: the port, and what the other end may do. Receives can be posted from here on.
-        attr = QpAttr(next_state=QpState.INIT, port_num=1, pkey_index=0)
-        attr.allow_remote_write = Access.REMOTE_WRITE in self.access
-        attr.allow_remote_read = Access.REMOTE_READ in self.access
-        self.qp.modify(
-            attr, _M.NEXT_STATE | _M.PORT_NUM | _M.PKEY_INDEX | _M.ALLOW_REMOTE_WRITE | _M.ALLOW_REMOTE_READ
-        )
-
-        # RTR, ready to receive: who the other end is, and the way there.
-        smallest = min(MtuSize.MTU_1K.nbytes, here.mtu, there.mtu)
-        attr = QpAttr(next_state=QpState.RTR, dest_qp_num=there.qpn, rq_psn=there.psn, min_rnr_timer=1)
-        attr.path_mtu = max(mtu for mtu in MtuSize if mtu.nbytes <= smallest)
-        attr.ah_attr = AhAttr(gid=there.gid, dlid=there.lid, sgid_index=self.options.gid_index)
-        infiniband = self.ctx.query_port(1).link_layer == LinkLayer.INFINIBAND
-        attr.ah_attr.addr_type = AddrType.IB_NO_GRH if infiniband else ip_type(there.gid)
-        self.qp.modify(attr, _M.NEXT_STATE | _M.DEST_QP_NUM | _M.RQ_PSN | _M.MIN_RNR_TIMER | _M.PATH_MTU | _M.AH_ATTR)
-
-        # RTS, ready to send: the first packet's number, and how often and how long to try. 4.096 µs × 2^14 is 67 ms.
-        attr = QpAttr(next_state=QpState.RTS, sq_psn=here.psn, ack_timeout=14, retry_cnt=7, rnr_retry=7)
-        self.qp.modify(attr, _M.NEXT_STATE | _M.SQ_PSN | _M.ACK_TIMEOUT | _M.RETRY_CNT | _M.RNR_RETRY)
-        _log.debug("%s is connected to QP %#x, path MTU %d", self.qp, there.qpn, smallest)
+        connect(self.qp, self.here, there, self.access, self.options.gid_index)
 
     # --- messages
 
