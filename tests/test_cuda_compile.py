@@ -130,11 +130,8 @@ def test_compiles_for_sm_90(name, tmp_path):
     check(name, SM_90, tmp_path)
 
 
-@pytest.mark.parametrize(
-    "capability",
-    [SM_90, pytest.param((8, 0), marks=pytest.mark.slow), pytest.param((10, 0), marks=pytest.mark.slow)],
-    ids=["sm_90", "sm_80", "sm_100"],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [SM_90, (8, 0), (10, 0)], ids=["sm_90", "sm_80", "sm_100"])
 def test_the_engine_compiles_for_a_gpu(capability):
     """Requester and responder are free of what exists on a CPU only."""
     ptx = ptx_of(*KERNELS["engine"], capability)

@@ -20,8 +20,9 @@ EXPORTS = {
         thread_idx update_dbr wait wait_all warp_broadcast warp_size warp_sync wqe_address yield_thread""",
     "gpunetio.gpu": "ExportedQp Gpu GpuMemory QpError gpu_list",
     "gpunetio.verbs": """
-        AhAttr AsyncEvent BadWrError CQ CompChannel Completion Context DeviceAttributes Handle MR PD QP QpAttr
-        QpEndpoint QpInitAttr RecvWr SRQ SendWr Sge SrqAttr UAR UMEM import_context open wait_cq_pi""",
+        AhAttr AsyncEvent BadWrError CQ CompChannel Completion Context DeviceAttributes DeviceInfo Handle MR PD QP
+        QpAttr QpEndpoint QpInitAttr RecvWr SRQ SendWr Sge SrqAttr UAR UMEM device_list import_context open
+        wait_cq_pi""",
 }
 
 

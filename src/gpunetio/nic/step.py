@@ -26,8 +26,8 @@ RAISE_EVENT = 6  # tell a channel, `row`, of the prepared EVENT
 
 SCANNED = 256  # doorbell records at a time: each is a cache line of its own, and mostly a page
 
-# Any QP may be the first of a turn: who comes first gets the last receive of an SRQ, and a fixed order, or one that moves
-# on by one, falls in step with the timers of those that wait. A linear congruential generator's high bits (Knuth).
+# Any QP may be the first of a turn: who comes first gets the last receive of an SRQ, and a fixed order, or one that
+# moves on by one, falls in step with the timers of those that wait. A linear congruential generator (Knuth).
 _LCG, _POSITIVE = 6364136223846793005, (1 << 63) - 1
 
 # command_result

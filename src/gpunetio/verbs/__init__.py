@@ -9,6 +9,7 @@
         a.connect(b)
 """
 
+from ..providers import DeviceInfo, device_list
 from .ah import AhAttr
 from .channel import CompChannel
 from .context import Context, import_context, open
@@ -27,7 +28,8 @@ from .umem import UMEM
 from .work import BadWrError, Completion, RecvWr, SendWr, Sge, wait_cq_pi
 
 __all__ = [
-    "open", "import_context", "Context", "DeviceAttributes", "PD", "MR", "UMEM", "UAR", "CQ",
+    "device_list", "DeviceInfo", "open", "import_context",
+    "Context", "DeviceAttributes", "PD", "MR", "UMEM", "UAR", "CQ",
     "CompChannel", "AsyncEvent", "SRQ", "SrqAttr",
     "QP", "QpInitAttr", "QpAttr", "AhAttr", "QpEndpoint", "Handle",
     "Sge", "SendWr", "RecvWr", "Completion", "BadWrError", "wait_cq_pi",
