@@ -7,6 +7,7 @@ import sys
 import click
 
 from .benchmarks import benchmark_commands
+from .conformance import conformance
 from .devices import devices
 from .failures import INTERRUPTED, OneLineUsage
 from .pingpong import pingpong
@@ -24,7 +25,9 @@ def app() -> None:
     """DOCA GPUNetIO in Python: kernels that drive a network card, measured and looked at."""
 
 
-for _command in (*benchmark_commands(), devices, pingpong, show, stat, verbs_dpa, verbs_server_client, warm):
+for _command in (
+    *benchmark_commands(), conformance, devices, pingpong, show, stat, verbs_dpa, verbs_server_client, warm,
+):  # fmt: skip
     app.add_command(_command)
 
 

@@ -122,10 +122,12 @@ def _count_error(nic, reason, syndrome, side):
 
 
 @device_function
-def _event_of(reason):
-    """The event of a failure that no CQE of this QP tells of (IBTA 11.6.3.1)."""
+def _event_of(reason, side):
+    """The event of a failure that no CQE of this QP tells of (IBTA 11.6.3.1). A requester has its CQE."""
     if reason == _CQ_OVERRUN:
         return _CATASTROPHE
+    if side == REQUESTER:
+        return _NO_EVENT
     if reason >= _RKEY_UNKNOWN and reason <= _RKEY_BOUNDS:
         return _ACCESS_ERROR
     if reason == _QP_RIGHTS or reason == _ATOMIC_ALIGNMENT or reason == _BAD_REQUEST:
@@ -142,7 +144,7 @@ def fail_qp(nic, row, index, opcode, reason, side):
     wake(row)
     if q.failed == 0:
         q.failed = 1
-        event = _event_of(reason)
+        event = _event_of(reason, side)
         if event != _NO_EVENT:
             raise_event(nic, q.channel, q.cookie, event, q.qpn)
         record_error(nic, side, q.qpn, index, opcode, reason, ld8(nic_at(nic).syndromes + reason))

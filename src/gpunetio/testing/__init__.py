@@ -1,11 +1,13 @@
-"""The conformance kit: holds a provider, whichever it is, against the contract of DOCA Verbs as `gpunetio.verbs` gives it.
+"""The conformance kit: holds any provider against the contract of DOCA Verbs as `gpunetio.verbs` implements it.
 
     report = testing.run(lambda: verbs.open("soft0"), lambda: verbs.open("soft1"))
     print(report)
     assert report.passed
 """
 
-from . import (  # noqa: F401  each registers its checks
+# Each module registers its checks, in the order of the report.
+# isort: off
+from . import (  # noqa: F401
     checks_device,
     checks_objects,
     checks_memory,
@@ -17,6 +19,7 @@ from . import (  # noqa: F401  each registers its checks
     checks_shared,
     checks_events,
 )
+# isort: on
 from .kit import Check, Outcome, Report, Result, checks, run
 from .rig import Rig, Violation
 

@@ -136,11 +136,9 @@ def many_cqs_on_a_channel(rig: Rig) -> None:
     for side in sides:
         side.post(WrOpcode.RDMA_WRITE, **side.memory.remote())
     found = []
-    for _ in cqs:
-        cq = channel.get_event(rig.patience)
-        if cq:
-            cq.ack_events()
-            found.append(str(cq))
+    while len(found) < len(cqs) and (cq := channel.get_event(rig.patience)):
+        cq.ack_events()
+        found.append(str(cq))
     same("the CQs that were told of", sorted(found), sorted(map(str, cqs)))
     rig.not_told(channel)
 

@@ -19,7 +19,7 @@ _FENCE = SendFlags.FENCE
 _SIZE = 4096
 
 
-def _refused(rig: Rig, a: Side, b: Side, status: WcStatus, opcode: WrOpcode, nbytes: int, **remote: int) -> None:
+def _refused(rig: Rig, a: Side, b: Side, status: WcStatus, opcode: WrOpcode, nbytes: int, **remote: Any) -> None:
     """The request fails so, what is behind it is flushed, and neither memory has changed."""
     for number in range(2):
         a.post(opcode, a.memory.sge(0, nbytes), wr_id=number, **remote)

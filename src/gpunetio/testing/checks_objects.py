@@ -209,14 +209,15 @@ def qp_life(rig: Rig) -> None:
     true("the receive ring holds 5 requests", qp.rq_entries >= 5)
     true("a receive holds 3 entries", qp.rq_stride >= 3 * 16)
     true("50 bytes go inline", qp.init_attr.max_inline_data >= 50)
-    for what, init in (
+    bad: tuple[tuple[str, dict[str, Any]], ...] = (
         ("a send queue without a CQ", {"sq_wr": 1}),
         ("a receive queue without a CQ", {"rq_wr": 1}),
         ("more receives than the device holds", {"rq_wr": device.max_qp_wr + 1, "receive_cq": cq}),
         ("more sends than the device holds", {"sq_wr": 2 << device.log_max_qp_sz, "send_cq": cq}),
         ("requests without entries", {"sq_wr": 1, "send_cq": cq, "send_max_sges": 0}),
         ("a user index of 25 bits", {"user_index": 1 << 24}),
-    ):
+    )
+    for what, init in bad:
         refused(what, InvalidValueError, lambda init=init: pd.create_qp(**init))
     qp.close()
     _dead(qp, lambda: qp.state, qp.reset, qp.endpoint, lambda: qp.connect(qp), lambda: qp.post_recv(RecvWr()))
@@ -236,19 +237,15 @@ def srq_life(rig: Rig) -> None:
     same("the limit of a new SRQ", held.srq_limit, 0)
     refused("an SRQ of 0 receives", InvalidValueError, lambda: pd.create_srq(0))
     refused("a CONTIGUOUS SRQ for the CPU", InvalidValueError, lambda: pd.create_srq(4, srq_type=SrqType.CONTIGUOUS))
-    _not_supported("an SRQ larger than the device's limit", lambda: pd.create_srq(device.max_srq_wr + 1))
-    _not_supported("receives larger than the device's limit",
-                   lambda: pd.create_srq(4, receive_max_sges=device.max_srq_sge + 1))  # fmt: skip
+    refused("an SRQ larger than the device's limit", NotSupportedError, lambda: pd.create_srq(device.max_srq_wr + 1))
+    refused("receives larger than the device's limit", NotSupportedError,
+            lambda: pd.create_srq(4, receive_max_sges=device.max_srq_sge + 1))  # fmt: skip
     qp = pd.create_qp(receive_cq=cq, srq=srq)
     refused("a receive of a queue pair that has an SRQ", InvalidValueError, lambda: qp.post_recv(RecvWr()))
     _in_use(srq)
     qp.close()
     srq.close()
     _dead(srq, srq.query, lambda: srq.post_recv(RecvWr()), lambda: pd.create_qp(receive_cq=cq, srq=srq))
-
-
-def _not_supported(what: str, call: Callable[[], Any]) -> None:
-    refused(what, NotSupportedError, call)
 
 
 @check

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ..enums import Access, SendFlags, WcFlags, WcOpcode, WcStatus, WrOpcode
 from ..errors import DocaErrorCode, InvalidValueError
 from ..verbs import BadWrError, Completion, RecvWr, SendWr, Sge, wait_cq_pi
@@ -337,13 +339,10 @@ def many_in_flight(rig: Rig) -> None:
     a, b = rig.pair(near={"sq_wr": 64, "send_cq": rig.near.create_cq(256)})
     nbytes, places = 2000, 40
     for lap in range(6):
-        requests = [
-            SendWr(
-                opcode=WrOpcode.RDMA_WRITE, sges=[a.memory.sge((nbytes + lap) * number, nbytes)], wr_id=number,
-                **b.memory.remote(nbytes * number),
-            )  # fmt: skip
-            for number in range(places)
-        ]
+        requests = []
+        for number in range(places):
+            sges, to = [a.memory.sge((nbytes + lap) * number, nbytes)], b.memory.remote(nbytes * number)
+            requests.append(SendWr(opcode=WrOpcode.RDMA_WRITE, sges=sges, wr_id=number, **to))
         a.qp.post_send(*requests)
         a.succeed(*range(places))
         for number in range(places):
@@ -447,9 +446,9 @@ def bad_requests(rig: Rig) -> None:
     same("the receive that was named", error.index, 1)
 
 
-def _bad_wr(what: str, call: object) -> BadWrError:
+def _bad_wr(what: str, call: Callable[[], None]) -> BadWrError:
     try:
-        call()  # type: ignore[operator]
+        call()
     except BadWrError as error:
         return error
     raise Violation(f"{what} was not refused")

@@ -120,8 +120,8 @@ def srq_scatter_and_immediate(rig: Rig) -> None:
     a.post(WrOpcode.SEND, a.memory.sge(200, 4), wr_id=2)
     a.succeed(0, 1, 2)
     done = rig.take(pool.received, 3)
-    same("completions", [(one.wr_id, one.opcode, one.byte_len, one.imm) for one in done],
-         [(1, WcOpcode.RECV, 50, None), (2, WcOpcode.RECV_RDMA_WITH_IMM, 20, 77), (3, WcOpcode.RECV, 4, None)])  # fmt: skip
+    wanted = [(1, WcOpcode.RECV, 50, None), (2, WcOpcode.RECV_RDMA_WITH_IMM, 20, 77), (3, WcOpcode.RECV, 4, None)]
+    same("completions", [(one.wr_id, one.opcode, one.byte_len, one.imm) for one in done], wanted)
     pool.memory.expect_copy(5, a.memory, 0, 3)
     pool.memory.expect_copy(1000, a.memory, 3, 47)
     pool.memory.expect_copy(20 * _SLOT, a.memory, 100, 20)

@@ -139,7 +139,7 @@ def values_out_of_range(rig: Rig) -> None:
     Source: doca_verbs_qp_modify; ibv_modify_qp(3).
     """
     device = rig.near.query_device()
-    for state, to, values in (
+    bad: tuple[tuple[QpState, QpState, dict[str, Any]], ...] = (
         (_RST, _INIT, {"port_num": 0}),
         (_RST, _INIT, {"port_num": device.phys_port_cnt + 1}),
         (_RST, _INIT, {"pkey_index": device.max_pkeys}),
@@ -154,7 +154,8 @@ def values_out_of_range(rig: Rig) -> None:
         (_RTR, _RTS, {"retry_cnt": 8}),
         (_RTR, _RTS, {"rnr_retry": 8}),
         (_RTR, _RTS, {"max_rd_atomic": 2 * device.max_qp_init_rd_atom}),
-    ):
+    )
+    for state, to, values in bad:
         qp = _in_state(rig, state)
         mask = _NEEDED[state, to] | _OPTIONAL[state, to]
         refused(f"{values} on the way to {to.name}", InvalidValueError,
@@ -188,7 +189,8 @@ def query_tells_what_was_set(rig: Rig) -> None:
     device = rig.near.query_device()
     wanted = {
         "allow_remote_write": True, "allow_remote_read": False, "allow_remote_atomic": QpAtomicType.IB_SPEC,
-        "rq_psn": 0x123456, "dest_qp_num": 0x0ABCDE, "path_mtu": _mtu(rig.near.query_port().active_mtu), "min_rnr_timer": 9,
+        "rq_psn": 0x123456, "dest_qp_num": 0x0ABCDE, "min_rnr_timer": 9,
+        "path_mtu": _mtu(rig.near.query_port().active_mtu),
         "max_dest_rd_atomic": 1 << device.max_qp_rd_atom.bit_length() - 1,
         "sq_psn": 0xFEDCBA, "ack_timeout": 17, "retry_cnt": 5, "rnr_retry": 3, "max_rd_atomic": 1,
         "pkey_index": 0, "port_num": 1,

@@ -56,6 +56,10 @@ class Result:
     message: str
     seconds: float
 
+    def line(self, width: int = 0) -> str:
+        """A row of the report, the name padded to `width`."""
+        return f"{self.check.name:<{width}}  {self.outcome.value}" + (f": {self.message}" if self.message else "")
+
 
 @dataclass(frozen=True)
 class Report:
@@ -72,14 +76,15 @@ class Report:
         """The results with this outcome."""
         return [result for result in self.results if result.outcome is outcome]
 
+    @property
+    def summary(self) -> str:
+        """How many there are of each outcome."""
+        counts = ", ".join(f"{len(self.of(outcome))} {outcome.value}" for outcome in Outcome)
+        return f"{len(self.results)} checks: {counts}"
+
     def __str__(self) -> str:
         width = max((len(result.check.name) for result in self.results), default=0)
-        lines = [
-            f"{result.check.name:<{width}}  {result.outcome.value}" + (f": {result.message}" if result.message else "")
-            for result in self.results
-        ]
-        counts = ", ".join(f"{len(self.of(outcome))} {outcome.value}" for outcome in Outcome)
-        return "\n".join([*lines, f"{len(self.results)} checks: {counts}"])
+        return "\n".join([*(result.line(width) for result in self.results), self.summary])
 
 
 def check(function: Callable[[Rig], None]) -> Callable[[Rig], None]:

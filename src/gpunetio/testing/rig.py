@@ -65,7 +65,7 @@ class Memory:
         """A scatter/gather entry."""
         return Sge(self.mr.iova + at, nbytes, self.mr.lkey)
 
-    def remote(self, at: int = 0) -> dict[str, int]:
+    def remote(self, at: int = 0) -> dict[str, Any]:
         """What a request of the peer names it by."""
         return {"remote_addr": self.mr.iova + at, "rkey": self.mr.rkey}
 
@@ -177,8 +177,12 @@ class Rig:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        self._stack.close()
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        try:
+            self._stack.close()
+        except DocaError:
+            if error is None:  # otherwise what went wrong first says more
+                raise
 
     @cached_property
     def near(self) -> Context:
