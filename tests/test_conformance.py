@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from gpunetio import testing, verbs
+from gpunetio import LinkLayer, PortConfig, testing, verbs
 from gpunetio.cli import app
 from gpunetio.enums import Access
 from gpunetio.errors import DriverError, NotFoundError, NotSupportedError
@@ -19,6 +19,7 @@ from gpunetio.formats.commands import Opcode
 from gpunetio.formats.cqe import CQE64
 from gpunetio.formats.doorbell import CQ_DBREC
 from gpunetio.formats.events import EventType
+from gpunetio.formats.layout import BitStruct
 from gpunetio.providers import open_device
 from gpunetio.testing import Outcome
 
@@ -26,13 +27,24 @@ DOCUMENT = Path(__file__).parents[1] / "docs" / "conformance.md"
 HASTE = 1.0  # seconds that a check waits for what a broken provider will not do
 
 
-def opener(name: str) -> Callable[[], verbs.Context]:
-    return lambda: verbs.open(name)
+def opener(name: str, port: PortConfig | None = None) -> Callable[[], verbs.Context]:
+    return lambda: verbs.open(name, port=port)
 
 
-@pytest.mark.parametrize("names", [("soft0",), ("soft0", "soft1")], ids=["loopback", "wire"])
-def test_the_software_nic_passes(names):
-    report = testing.run(*map(opener, names))
+INFINIBAND, UDP = PortConfig(link_layer=LinkLayer.INFINIBAND), PortConfig(wire="udp")
+
+
+@pytest.mark.parametrize(
+    "names, port",
+    [
+        pytest.param(["soft0"], None, id="loopback"),
+        pytest.param(["soft0", "soft1"], None, id="wire"),
+        pytest.param(["soft0", "soft1"], INFINIBAND, id="infiniband", marks=pytest.mark.slow),
+        pytest.param(["soft0", "soft1"], UDP, id="udp", marks=pytest.mark.slow),
+    ],
+)
+def test_the_software_nic_passes(names, port):
+    report = testing.run(*(opener(name, port) for name in names))
     assert report.passed, str(report)
     assert report.of(Outcome.NOT_SUPPORTED) == []
     assert [result.check for result in report.results] == testing.checks()
@@ -74,6 +86,13 @@ class Absolute(Broken):
 
     def reg_mr(self, pdn, address, nbytes, iova, access, cuda):
         return self._inner.reg_mr(pdn, address, nbytes, address, access, cuda)
+
+
+class Shifted(Broken):
+    """Reaches every region 8 bytes further on."""
+
+    def reg_mr(self, pdn, address, nbytes, iova, access, cuda):
+        return self._inner.reg_mr(pdn, address + 8, nbytes, iova, access, cuda)
 
 
 class Clinging(Broken):
@@ -211,14 +230,14 @@ class Agreeable(Broken):
 
 
 class Modified(Broken):
-    """Changes commands on their way. `commands` says which fields of which."""
+    """Changes fields of one command on its way."""
 
-    commands: dict[int, tuple[Any, dict[str, Any]]]
+    command: tuple[Opcode, BitStruct, dict[str, Any]]
 
     def _changed(self, mailbox):
         mailbox = bytearray(mailbox)
-        if opcode(mailbox) in self.commands:
-            layout, fields = self.commands[opcode(mailbox)]
+        which, layout, fields = self.command
+        if opcode(mailbox) == which:
             layout.update(mailbox, **fields)
         return bytes(mailbox)
 
@@ -229,46 +248,18 @@ class Modified(Broken):
         return self._inner.devx_obj_modify(handle, self._changed(mailbox), out_size)
 
 
-class Permissive(Modified):
-    """Queue pairs allow everything."""
-
-    commands = {Opcode.RST2INIT_QP: (cmd.RST2INIT_QP_IN, {"qpc": {"rwe": 1, "rre": 1, "rae": 1, "atomic_mode": 1}})}
+def modified(name: str, command: Opcode, layout: BitStruct, **fields: Any) -> type[Modified]:
+    return type(name, (Modified,), {"command": (command, layout, fields)})
 
 
-class Patient(Modified):
-    """Retries without end while the receiver is not ready."""
-
-    commands = {Opcode.RTR2RTS_QP: (cmd.RTR2RTS_QP_IN, {"qpc": {"rnr_retry": 7}})}
-
-
-class Impatient(Modified):
-    """Retries not once while the receiver is not ready."""
-
-    commands = {Opcode.RTR2RTS_QP: (cmd.RTR2RTS_QP_IN, {"qpc": {"rnr_retry": 0}})}
-
-
-class Overrunning(Modified):
-    """CQs overrun, asked for or not."""
-
-    commands = {Opcode.CREATE_CQ: (cmd.CREATE_CQ_IN, {"cq_context": {"oi": 1}})}
-
-
-class Strict(Modified):
-    """CQs never overrun, nor collapse."""
-
-    commands = {Opcode.CREATE_CQ: (cmd.CREATE_CQ_IN, {"cq_context": {"oi": 0, "cc": 0}})}
-
-
-class Unlimited(Modified):
-    """SRQs have no limit."""
-
-    commands = {Opcode.MODIFY_RMP: (cmd.MODIFY_RMP_IN, {"ctx": {"wq": {"lwm": 0}}})}
-
-
-class NeverMaster(Modified):
-    """Queue pairs hold no WAITs."""
-
-    commands = {Opcode.CREATE_QP: (cmd.CREATE_QP_IN, {"qpc": {"cd_master": 0}})}
+RIGHTS = {"rwe": 1, "rre": 1, "rae": 1, "atomic_mode": 1}
+Permissive = modified("Permissive", Opcode.RST2INIT_QP, cmd.RST2INIT_QP_IN, qpc=RIGHTS)
+Patient = modified("Patient", Opcode.RTR2RTS_QP, cmd.RTR2RTS_QP_IN, qpc={"rnr_retry": 7})
+Impatient = modified("Impatient", Opcode.RTR2RTS_QP, cmd.RTR2RTS_QP_IN, qpc={"rnr_retry": 0})
+Overrunning = modified("Overrunning", Opcode.CREATE_CQ, cmd.CREATE_CQ_IN, cq_context={"oi": 1})
+Strict = modified("Strict", Opcode.CREATE_CQ, cmd.CREATE_CQ_IN, cq_context={"oi": 0, "cc": 0})
+Unlimited = modified("Unlimited", Opcode.MODIFY_RMP, cmd.MODIFY_RMP_IN, ctx={"wq": {"lwm": 0}})
+NeverMaster = modified("NeverMaster", Opcode.CREATE_QP, cmd.CREATE_QP_IN, qpc={"cd_master": 0})
 
 
 class Boasting(Broken):
@@ -326,6 +317,14 @@ def test_a_broken_provider_is_caught(broken, name, message):
     assert re.search(message, result.message), result.message
     assert not report.passed
     assert f"{name}  FAILED: " in str(report)
+
+
+def test_every_operation_has_its_bytes_compared():
+    report = testing.run(
+        lambda: verbs.Context(Shifted()), only=["operations", "unreliable", "zero_based_regions"], patience=HASTE
+    )
+    passed = {result.check.name for result in report.of(Outcome.PASSED)}
+    assert passed == {"all_requests_signalled", "bad_requests", "full_queues", "unreliable_has_no_reads"}
 
 
 class WithoutSrqs(Broken):
@@ -413,9 +412,9 @@ def test_command_lists():
     assert command("--list", "states").stdout.splitlines()[0].startswith("states      state_path")
 
 
-@pytest.mark.parametrize("args, said", [(["nonsense"], "no check or area 'nonsense'"), (["-d", "x9"], "no device 'x9'")])
+@pytest.mark.parametrize("args, said", [("nonsense", "no check or area 'nonsense'"), ("-d x9", "no device 'x9'")])
 def test_command_line_mistakes(args, said):
-    result = command(*args)
+    result = command(*args.split())
     assert result.exit_code == 1
     (line,) = result.stderr.splitlines()
     assert said in line

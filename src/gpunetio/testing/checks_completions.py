@@ -22,7 +22,7 @@ def one_cq_for_all(rig: Rig) -> None:
     shared = {"send_cq": cq, "receive_cq": cq, "pd": rig.near.create_pd()}
     sides = [rig.side(rig.near, **shared) for _ in range(4)]
     for one, other in ((0, 1), (2, 3)):
-        sides[one].qp.connect(sides[other].qp)
+        rig.connect(sides[one], sides[other])
     for number, side in enumerate(sides):
         side.receive(side.memory.sge(), wr_id=100 + number)
     for number, side in enumerate(sides):

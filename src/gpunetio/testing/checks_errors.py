@@ -214,7 +214,7 @@ def life_after_an_error(rig: Rig) -> None:
         rig.state(b.qp, QpState.ERR)
         for side in (a, b):
             side.qp.reset()
-        a.qp.connect(b.qp, min_rnr_timer=1)
+        rig.connect(a, b)
         b.receive(b.memory.sge(0, 64), wr_id=1)
         a.post(WrOpcode.SEND, a.memory.sge(0, 64), wr_id=2)
         a.succeed(2)

@@ -19,7 +19,7 @@ _FENCE = SendFlags.FENCE
 _SIZE = 4096
 
 
-def _refused(rig: Rig, a: Side, b: Side, status: WcStatus, opcode: WrOpcode, nbytes: int, **remote: Any) -> None:
+def _refused(a: Side, b: Side, status: WcStatus, opcode: WrOpcode, nbytes: int, **remote: Any) -> None:
     """The request fails so, what is behind it is flushed, and neither memory has changed."""
     for number in range(2):
         a.post(opcode, a.memory.sge(0, nbytes), wr_id=number, **remote)
@@ -39,7 +39,7 @@ def _one_right(rig: Rig, opcode: WrOpcode, right: Access, nbytes: int) -> None:
     a, b = rig.pair(far={"access": right | needed, "size": _SIZE})
     _succeeds(a, b, opcode, nbytes)
     a, b = rig.pair(far={"access": Access.all() & ~right, "size": _SIZE})
-    _refused(rig, a, b, WcStatus.REM_ACCESS_ERR, opcode, nbytes, **b.memory.remote())
+    _refused(a, b, WcStatus.REM_ACCESS_ERR, opcode, nbytes, **b.memory.remote())
 
 
 @check
@@ -110,7 +110,7 @@ def rights_of_the_queue_pair(rig: Rig) -> None:
         a, b = rig.pair(far={"size": _SIZE}, remote_access=right)
         _succeeds(a, b, opcode, nbytes)
         a, b = rig.pair(far={"size": _SIZE}, remote_access=Access.all() & ~(right | Access.LOCAL_WRITE))
-        _refused(rig, a, b, WcStatus.REM_INV_REQ_ERR, opcode, nbytes, **b.memory.remote())
+        _refused(a, b, WcStatus.REM_INV_REQ_ERR, opcode, nbytes, **b.memory.remote())
 
 
 @check
@@ -119,18 +119,20 @@ def bounds_of_remote_regions(rig: Rig) -> None:
 
     Source: IBTA 9.7.4.1, 10.6.3; ibv_poll_cq(3) (IBV_WC_REM_ACCESS_ERR).
     """
-    for opcode, nbytes in ((_WRITE, 100), (_READ, 100)):
-        a, b = rig.pair(far={"size": _SIZE})
-        for at in (0, _SIZE - nbytes):
-            a.memory.image[:nbytes] = a.memory.bytes[:nbytes]
-            a.post(opcode, a.memory.sge(0, nbytes), **b.memory.remote(at))
-            a.succeed(0)
-            source, target = ((a.memory, 0), (b.memory, at)) if opcode == _WRITE else ((b.memory, at), (a.memory, 0))
-            target[0].expect_copy(target[1], *source, nbytes)
-            target[0].verify(f"{opcode.name} at offset {at} of a region")
+    nbytes = 100
+    a, b = rig.pair(far={"size": _SIZE})
+    for at in (0, _SIZE - nbytes):
+        a.post(_WRITE, a.memory.sge(0, nbytes), **b.memory.remote(at))
+        a.post(_READ, a.memory.sge(1000 + at, nbytes), **b.memory.remote(at))
+        a.succeed(0, 0)
+        b.memory.expect_copy(at, a.memory, 0, nbytes)
+        a.memory.expect_copy(1000 + at, b.memory, at, nbytes)
+        for side in (a, b):
+            side.memory.verify(f"{nbytes} bytes at offset {at} of a region")
+    for opcode in (_WRITE, _READ):
         for at in (-1, _SIZE - nbytes + 1):
             a, b = rig.pair(far={"size": _SIZE})
-            _refused(rig, a, b, WcStatus.REM_ACCESS_ERR, opcode, nbytes, **b.memory.remote(at))
+            _refused(a, b, WcStatus.REM_ACCESS_ERR, opcode, nbytes, **b.memory.remote(at))
 
 
 @check
@@ -157,7 +159,7 @@ def bounds_of_atomics(rig: Rig) -> None:
     _succeeds(a, b, _ADD, 8, _SIZE - 8)
     for at, status in ((_SIZE, WcStatus.REM_ACCESS_ERR), (4, WcStatus.REM_INV_REQ_ERR)):
         a, b = rig.pair(far={"size": _SIZE})
-        _refused(rig, a, b, status, _ADD, 8, **b.memory.remote(at))
+        _refused(a, b, status, _ADD, 8, **b.memory.remote(at))
 
 
 def _based(rig: Rig, iova: int) -> None:
@@ -172,14 +174,11 @@ def _based(rig: Rig, iova: int) -> None:
     near.expect_copy(0, far, 990, 10)
     for memory in (near, far):
         memory.verify(f"regions that count from {iova:#x}")
-    outside: list[dict[str, Any]] = [
-        {"remote_addr": far.mr.address, "rkey": far.mr.rkey},
-        {"remote_addr": iova + nbytes - 99, "rkey": far.mr.rkey},
-    ]
-    for remote in outside:
+    for past_the_end in (False, True):
         a, b = rig.pair()
         far = rig.memory(b.pd, nbytes, iova=iova)
-        _refused(rig, a, b, WcStatus.REM_ACCESS_ERR, _WRITE, 100, **{**remote, "rkey": far.mr.rkey})
+        outside = iova + nbytes - 99 if past_the_end else far.mr.address
+        _refused(a, b, WcStatus.REM_ACCESS_ERR, _WRITE, 100, remote_addr=outside, rkey=far.mr.rkey)
         far.verify("a WRITE outside of a region")
 
 
@@ -211,7 +210,7 @@ def keys_of_closed_regions(rig: Rig) -> None:
     gone = rig.memory(b.pd, _SIZE)
     remote = gone.remote()
     gone.mr.close()
-    _refused(rig, a, b, WcStatus.REM_ACCESS_ERR, _WRITE, 100, **remote)
+    _refused(a, b, WcStatus.REM_ACCESS_ERR, _WRITE, 100, **remote)
     gone.verify("a WRITE under a closed key")
     a, b = rig.pair()
     gone = rig.memory(a.pd, _SIZE)
@@ -230,7 +229,7 @@ def keys_of_other_domains(rig: Rig) -> None:
     """
     a, b = rig.pair()
     foreign = rig.memory(b.ctx.create_pd(), _SIZE)
-    _refused(rig, a, b, WcStatus.REM_ACCESS_ERR, _WRITE, 100, **foreign.remote())
+    _refused(a, b, WcStatus.REM_ACCESS_ERR, _WRITE, 100, **foreign.remote())
     foreign.verify("a WRITE under a key of another PD")
     a, b = rig.pair()
     own = rig.memory(a.ctx.create_pd(), _SIZE)

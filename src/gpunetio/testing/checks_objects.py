@@ -68,7 +68,7 @@ def context_import(rig: Rig) -> None:
     with import_context(rig.near.provider) as imported:
         same("the device, asked by the imported context,", imported.query_device(), rig.near.query_device())
         c, d = rig.side(imported), rig.side(rig.far)
-        c.qp.connect(d.qp)
+        rig.connect(c, d)
         c.post(WrOpcode.RDMA_WRITE, c.memory.sge(), **d.memory.remote())
         c.succeed(0)
     _dead(c.qp)

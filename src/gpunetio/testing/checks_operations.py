@@ -203,28 +203,25 @@ def _scatter(side: Side, places: tuple[tuple[int, int], ...], message: bytes) ->
 
 @check
 def inline(rig: Rig) -> None:
-    """Inline bytes need no key and may change as soon as the request is posted.
+    """Inline bytes need no key, and may change as soon as the request is posted.
 
     Source: ibv_post_send(3) (IBV_SEND_INLINE).
     """
     a, b = rig.pair(near={"max_inline_data": 60})
     for nbytes in (0, 1, 28, 60, a.qp.init_attr.max_inline_data):
-        payload = bytearray(range(1, nbytes + 1))
+        payload = bytes(range(1, nbytes + 1))
         b.receive(b.memory.sge(0, 1000))
-        requests = [
-            SendWr(opcode=WrOpcode.RDMA_WRITE, inline=payload, wr_id=1, **b.memory.remote(2000)),  # type: ignore[arg-type]
-            SendWr(opcode=WrOpcode.SEND, inline=payload, wr_id=2),  # type: ignore[arg-type]
-        ]
-        a.qp.post_send(*requests)
+        a.post(WrOpcode.RDMA_WRITE, inline=payload, wr_id=1, **b.memory.remote(2000))
+        a.post(WrOpcode.SEND, inline=payload, wr_id=2)
         for place in (0, 2000):
             b.memory.image[place : place + nbytes] = list(payload)
-        payload[:] = bytes(nbytes)
         a.succeed(1, 2)
         _is(b.receives()[0], 0, WcOpcode.RECV, nbytes)
         b.memory.verify(f"{nbytes} bytes inline")
     source = rig.memory(a.pd, 64)
     by_address = Sge(source.mr.address, 50, 0)  # a key that is none
     a.post(WrOpcode.RDMA_WRITE, by_address, flags=SendFlags.INLINE, **b.memory.remote(0))
+    source.bytes[:] = 0
     a.succeed(0)
     b.memory.expect_copy(0, source, 0, 50)
     b.memory.verify("inline bytes by address")
@@ -398,7 +395,7 @@ def connected_to_itself(rig: Rig) -> None:
     Source: IBTA 10.2.4, 17.2.6 (loopback); ibv_modify_qp(3).
     """
     a = rig.side(rig.near)
-    a.qp.connect(a.qp)
+    rig.connect(a, a)
     a.receive(a.memory.sge(100_000, 5000), wr_id=1)
     a.post(WrOpcode.SEND, a.memory.sge(0, 5000), wr_id=2)
     a.succeed(2)

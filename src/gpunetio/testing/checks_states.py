@@ -283,14 +283,14 @@ def reset_forgets(rig: Rig) -> None:
         for side in (a, b):
             side.qp.reset()
         rig.quiet("completions of queue pairs that were reset", lambda: a.sent.poll() + b.received.poll())
-        a.qp.connect(b.qp, min_rnr_timer=1)
+        rig.connect(a, b)
         b.receive(b.memory.sge(), wr_id=9)
         a.post(WrOpcode.SEND, a.memory.sge(), wr_id=8)
         a.succeed(8)
         b.arrive(9)
         for side in (a, b):
             side.qp.reset()
-        a.qp.connect(b.qp, min_rnr_timer=1)
+        rig.connect(a, b)
 
 
 @check
@@ -316,7 +316,7 @@ def messages_before_rtr(rig: Rig) -> None:
     """
     a, b = rig.sides()
     for state in _PATH:
-        _move(a.qp, state, peer=b.qp)
+        _move(a.qp, state, peer=b.qp, ack_timeout=16)  # a quarter of a second, and seven times more
     _move(b.qp, _INIT, peer=a.qp)
     a.post(WrOpcode.RDMA_WRITE, a.memory.sge(0, 100), **b.memory.remote(0))
     rig.quiet("completions of a WRITE to a queue pair in INIT", a.sent.poll)

@@ -225,8 +225,16 @@ class Rig:
     ) -> tuple[Side, Side]:
         """One on each end, connected; the dictionaries are arguments of `side`, the rest those of `QP.connect`."""
         a, b = self.sides(near, far)
-        a.qp.connect(b.qp, **{"min_rnr_timer": 1, **connection})
+        self.connect(a, b, **connection)
         return a, b
+
+    @staticmethod
+    def connect(a: Side, b: Side, **connection: Any) -> None:
+        """Connect two queue pairs. Timeouts are a second, so that a device with no time to spare is not taken for dead.
+
+        A receiver that is not ready is asked again soon.
+        """
+        a.qp.connect(b.qp, **{"ack_timeout": 18, "min_rnr_timer": 1, **connection})
 
     # --- waiting
 
