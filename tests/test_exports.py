@@ -19,6 +19,7 @@ EXPORTS = {
         put_signal qp_at recv recv_wait reserve ring_db send signal st16 st32 st64 st8 st_relaxed64 st_release64 submit
         thread_idx update_dbr wait wait_all warp_broadcast warp_size warp_sync wqe_address yield_thread""",
     "gpunetio.gpu": "ExportedQp Gpu GpuMemory QpError gpu_list",
+    "gpunetio.testing": "Check Outcome Report Result Rig Violation checks run",
     "gpunetio.verbs": """
         AhAttr AsyncEvent BadWrError CQ CompChannel Completion Context DeviceAttributes DeviceInfo Handle MR PD QP
         QpAttr QpEndpoint QpInitAttr RecvWr SRQ SendWr Sge SrqAttr UAR UMEM device_list import_context open

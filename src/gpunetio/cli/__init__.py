@@ -7,6 +7,7 @@ import sys
 import click
 
 from .benchmarks import benchmark_commands
+from .conformance import conformance
 from .devices import devices
 from .failures import INTERRUPTED, OneLineUsage
 from .pingpong import pingpong
@@ -25,7 +26,8 @@ def app() -> None:
 
 
 for _command in (
-    *benchmark_commands(), devices, pingpong, show, stat, verbs_dpa, verbs_server_client, verbs_wait_cq_wr, warm,
+    *benchmark_commands(), conformance, devices, pingpong, show, stat, verbs_dpa, verbs_server_client,
+    verbs_wait_cq_wr, warm,
 ):  # fmt: skip
     app.add_command(_command)
 

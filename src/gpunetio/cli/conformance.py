@@ -1,0 +1,57 @@
+"""`gpunetio conformance`: hold a NIC against the contract of DOCA Verbs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import click
+
+from .compiling import compiling
+from .failures import guarded
+
+
+@click.command()
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.option("-d", "--device", "--ib-dev", metavar="NIC", default="soft0", show_default=True, help="The NIC to check.")
+@click.option("--peer", metavar="NIC", help="The NIC at the other end.  [default: the same]")
+@click.option("-l", "--list", "only_list", is_flag=True, help="Only name the checks, by area, and what each one holds.")
+@guarded
+def conformance(names: tuple[str, ...], device: str, peer: str | None, only_list: bool) -> None:
+    """Check that a NIC does what DOCA Verbs promises: objects, states, operations, errors, events.
+
+    NAME is a check or an area of them; without, all are run. The exit status is 1 when one fails; what the NIC says
+    that it does not support is no failure.
+    """
+    from ..testing import checks, run
+    from ..verbs import open as open_device
+
+    chosen = checks(names or None)
+    width = max(len(one.name) for one in chosen)
+    if only_list:
+        for one in chosen:
+            click.echo(f"{one.area:<12}{one.name:<{width}}  {one.summary}")
+        return
+    with compiling("the NIC"):
+        open_device(device).close()
+    with _quietly():
+        report = run(
+            lambda: open_device(device), lambda: open_device(peer or device), names or None,
+            tell=lambda result: click.echo(result.line(width)),
+        )  # fmt: skip
+    click.echo(report.summary)
+    if not report.passed:
+        raise click.exceptions.Exit(1)
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Without the NIC's explanations of the errors that checks provoke."""
+    from .. import log
+
+    before = log.logger.level
+    log.logger.setLevel(log.DOCA_LEVELS[20])
+    try:
+        yield
+    finally:
+        log.logger.setLevel(before)

@@ -1,0 +1,307 @@
+"""What checks work with: two ends with their objects, waits that end, and comparisons that say what was wrong."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Self, TypeVar
+
+import numpy as np
+
+from ..enums import Access, AsyncEventType, QpState, SendFlags, WcStatus, WrOpcode
+from ..errors import DocaError
+from ..verbs import CQ, MR, PD, QP, CompChannel, Completion, Context, RecvWr, SendWr, Sge
+
+PATIENCE = 10.0  # seconds for what must happen
+QUIET = 0.02  # seconds in which what must not happen would have happened
+SIZE = 1 << 18  # bytes of a side's memory: two messages of 64 KiB at different places
+_LOOK = 20e-6
+_GUARD = 64
+
+_T = TypeVar("_T")
+
+
+class Violation(Exception):
+    """A provider does not keep to the contract: how."""
+
+
+def same(what: str, found: Any, wanted: Any) -> None:
+    """Raise Violation unless two values are equal."""
+    if found != wanted:
+        raise Violation(f"{what}: {found!r}, and it should be {wanted!r}")
+
+
+def true(what: str, holds: Any) -> None:
+    """Raise Violation unless something holds."""
+    if not holds:
+        raise Violation(f"it should be that {what}")
+
+
+def refused(what: str, errors: type[DocaError] | tuple[type[DocaError], ...], call: Callable[[], Any]) -> DocaError:
+    """Raise Violation unless the call raises such an error, which is returned."""
+    try:
+        call()
+    except errors as error:
+        return error
+    raise Violation(f"{what} was not refused")
+
+
+class Memory:
+    """Registered memory with guard bytes around it, random content, and an image of what it must hold."""
+
+    def __init__(self, pd: PD, nbytes: int, seed: int, access: Access | None = None, iova: int | None = None):
+        self.whole = np.random.default_rng(seed).integers(0, 256, nbytes + 2 * _GUARD + 8, np.uint8)
+        start = _GUARD + -int(self.whole.ctypes.data + _GUARD) % 8  # where atomics can go
+        self.nbytes = nbytes
+        self.bytes = self.whole[start : start + nbytes]
+        self.mr: MR = pd.register(self.bytes, access, iova=iova)
+        self._image = self.whole.copy()
+        self.image = self._image[start : start + nbytes]
+
+    def sge(self, at: int = 0, nbytes: int = 8) -> Sge:
+        """A scatter/gather entry."""
+        return Sge(self.mr.iova + at, nbytes, self.mr.lkey)
+
+    def remote(self, at: int = 0) -> dict[str, Any]:
+        """What a request of the peer names it by."""
+        return {"remote_addr": self.mr.iova + at, "rkey": self.mr.rkey}
+
+    def word(self, at: int) -> int:
+        """The 64-bit word there."""
+        return int(self.bytes[at : at + 8].view(np.uint64)[0])
+
+    def set_word(self, at: int, value: int) -> None:
+        """Set it, in the image too."""
+        for place in (self.bytes, self.image):
+            place[at : at + 8].view(np.uint64)[0] = value
+
+    def expect_word(self, at: int, value: int) -> None:
+        """Note that it must become this."""
+        self.image[at : at + 8].view(np.uint64)[0] = value % 2**64
+
+    def expect_copy(self, at: int, source: Memory, start: int, nbytes: int) -> None:
+        """Note that these bytes must come here."""
+        self.image[at : at + nbytes] = source.image[start : start + nbytes]
+
+    def verify(self, what: str) -> None:
+        """Raise Violation unless the memory, guards included, is what the image says."""
+        wrong = np.flatnonzero(self.whole != self._image)
+        if len(wrong):
+            first = int(wrong[0]) - int(self.bytes.ctypes.data - self.whole.ctypes.data)
+            raise Violation(
+                f"{what}: {len(wrong)} of {self.nbytes} bytes of memory are wrong, the first at offset {first}: "
+                f"{self.whole[wrong[0]]:#04x}, and it should be {self._image[wrong[0]]:#04x}"
+            )
+
+
+@dataclass
+class Side:
+    """One end of a connection: a queue pair, a CQ for each of its queues, and memory."""
+
+    rig: Rig
+    pd: PD
+    qp: QP
+    sent: CQ
+    received: CQ
+    memory: Memory
+
+    @property
+    def ctx(self) -> Context:
+        """Its context."""
+        return self.pd.ctx
+
+    def post(self, opcode: WrOpcode, *sges: Sge, signaled: bool = True, **more: Any) -> None:
+        """Post one request; a SEND_WITH_IMM for example takes `imm`."""
+        flags = more.pop("flags", SendFlags(0)) | (SendFlags.SIGNALED if signaled else SendFlags(0))
+        self.qp.post_send(SendWr(opcode=opcode, sges=sges, flags=flags, **more))
+
+    def receive(self, *sges: Sge, wr_id: int = 0) -> None:
+        """Post one receive."""
+        self.qp.post_recv(RecvWr(sges=sges, wr_id=wr_id))
+
+    def sends(self, count: int = 1) -> list[Completion]:
+        """So many completions of the send queue, and no more."""
+        return self.rig.take(self.sent, count)
+
+    def receives(self, count: int = 1) -> list[Completion]:
+        """The same of the receive queue."""
+        return self.rig.take(self.received, count)
+
+    def succeed(self, *wr_ids: int) -> list[Completion]:
+        """The send queue's next completions: successes of these requests, in this order."""
+        done = self.sends(len(wr_ids))
+        same("completions of sends", outcomes(done), [(wr_id, WcStatus.SUCCESS) for wr_id in wr_ids])
+        return done
+
+    def arrive(self, *wr_ids: int) -> list[Completion]:
+        """The same of the receive queue."""
+        done = self.receives(len(wr_ids))
+        same("completions of receives", outcomes(done), [(wr_id, WcStatus.SUCCESS) for wr_id in wr_ids])
+        return done
+
+    def fail(self, status: WcStatus, *wr_ids: int) -> None:
+        """The send queue's next completions: the first of these requests has failed so, the others are flushed."""
+        same("completions of sends", outcomes(self.sends(len(wr_ids))), _failed(status, wr_ids))
+        self.rig.state(self.qp, QpState.ERR)
+
+    def fail_receiving(self, status: WcStatus, *wr_ids: int) -> None:
+        """The same of the receive queue."""
+        same("completions of receives", outcomes(self.receives(len(wr_ids))), _failed(status, wr_ids))
+        self.rig.state(self.qp, QpState.ERR)
+
+
+def _failed(status: WcStatus, wr_ids: tuple[int, ...]) -> list[tuple[int, WcStatus]]:
+    return [(wr_id, WcStatus.WR_FLUSH_ERR if number else status) for number, wr_id in enumerate(wr_ids)]
+
+
+def outcomes(done: Iterable[Completion]) -> list[tuple[int, WcStatus]]:
+    """(wr_id, status) of completions."""
+    return [(one.wr_id, one.status) for one in done]
+
+
+class Rig:
+    """Both ends of one check. Contexts are opened on first use, and closed with all that was made from them.
+
+    `near` is the device that is checked, `far` the one at the other end, which may be the same device in a context of
+    its own.
+    """
+
+    def __init__(self, factory: Callable[[], Context], peer: Callable[[], Context], patience: float):
+        self._factory, self._peer, self.patience = factory, peer, patience
+        self._stack = ExitStack()
+        self._seed = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        try:
+            self._stack.close()
+        except DocaError:
+            if error is None:  # otherwise what went wrong first says more
+                raise
+
+    @cached_property
+    def near(self) -> Context:
+        """The context under examination."""
+        return self._stack.enter_context(self._factory())
+
+    @cached_property
+    def far(self) -> Context:
+        """The other end's."""
+        return self._stack.enter_context(self._peer())
+
+    def another(self) -> Context:
+        """One more context of the near device."""
+        return self._stack.enter_context(self._factory())
+
+    # --- objects
+
+    def memory(
+        self, pd: PD, nbytes: int = SIZE, access: Access | None = None, *, iova: int | None = None
+    ) -> Memory:
+        """Memory whose content is like no other's."""
+        self._seed += 1
+        return Memory(pd, nbytes, self._seed, access, iova)
+
+    def side(self, ctx: Context, *, access: Access | None = None, size: int = SIZE, **init: Any) -> Side:
+        """A queue pair with a PD, CQs and memory of its own; `init` says otherwise."""
+        pd: PD = init.pop("pd", None) or ctx.create_pd()
+        sent: CQ = init.pop("send_cq", None) or ctx.create_cq(64)
+        received: CQ = init.pop("receive_cq", None) or ctx.create_cq(64)
+        options = {"sq_wr": 16, "rq_wr": 16, "send_max_sges": 3, "receive_max_sges": 3, **init}
+        qp = pd.create_qp(send_cq=sent, receive_cq=received, **options)
+        return Side(self, pd, qp, sent, received, self.memory(pd, size, access))
+
+    def sides(self, near: dict[str, Any] | None = None, far: dict[str, Any] | None = None) -> tuple[Side, Side]:
+        """One on each end, not connected."""
+        return self.side(self.near, **(near or {})), self.side(self.far, **(far or {}))
+
+    def pair(
+        self, near: dict[str, Any] | None = None, far: dict[str, Any] | None = None, **connection: Any
+    ) -> tuple[Side, Side]:
+        """One on each end, connected; the dictionaries are arguments of `side`, the rest those of `QP.connect`."""
+        a, b = self.sides(near, far)
+        self.connect(a, b, **connection)
+        return a, b
+
+    @staticmethod
+    def connect(a: Side, b: Side, **connection: Any) -> None:
+        """Connect two queue pairs. Timeouts are a second, so that a device with no time to spare is not taken for dead.
+
+        A receiver that is not ready is asked again soon.
+        """
+        a.qp.connect(b.qp, **{"ack_timeout": 18, "min_rnr_timer": 1, **connection})
+
+    # --- waiting
+
+    def until(self, what: str, call: Callable[[], _T | None]) -> _T:
+        """Wait until a call returns something that is true, and return it."""
+        end = time.monotonic() + self.patience
+        while not (found := call()):
+            if time.monotonic() > end:
+                raise Violation(f"waited {self.patience:g} s in vain for {what}")
+            time.sleep(_LOOK)
+        return found
+
+    def quiet(self, what: str, call: Callable[[], object]) -> None:
+        """Raise Violation if a call returns something that is true, for a moment."""
+        time.sleep(QUIET)
+        if found := call():
+            raise Violation(f"{what}: {found!r}, and there should be none")
+
+    def take(self, cq: CQ, count: int) -> list[Completion]:
+        """So many completions, and no more."""
+        found: list[Completion] = []
+
+        def poll() -> bool:
+            found.extend(cq.poll(count + 1))
+            return len(found) >= count
+
+        try:
+            self.until(f"{count} completions of {cq}", poll)
+        except Violation as violation:
+            raise Violation(f"{violation}; there came {outcomes(found)}") from None
+        found += cq.poll()
+        if len(found) > count:
+            raise Violation(f"{len(found)} completions of {cq}, and there should be {count}: {outcomes(found)}")
+        return found
+
+    def state(self, qp: QP, wanted: QpState) -> None:
+        """Wait until a queue pair is in a state."""
+        end = time.monotonic() + self.patience
+        while (found := qp.state) != wanted:
+            if time.monotonic() > end:
+                raise Violation(f"{qp} is in {found.name}, and it should be in {wanted.name}")
+            time.sleep(_LOOK)
+
+    def event(self, ctx: Context, wanted: AsyncEventType, element: object) -> None:
+        """The next asynchronous event: of this type, about this object. It is acknowledged."""
+        event = ctx.get_async_event(self.patience)
+        if event is None:
+            raise Violation(f"waited {self.patience:g} s in vain for {wanted.name} of {element}")
+        event.ack()
+        same("asynchronous event", (event.type.name, str(event.element)), (wanted.name, str(element)))
+
+    def no_event(self, ctx: Context) -> None:
+        """No asynchronous event waits, or comes in a moment."""
+        if event := ctx.get_async_event(QUIET):
+            event.ack()
+            raise Violation(f"asynchronous event {event.type.name} of {event.element}, and there should be none")
+
+    def told(self, channel: CompChannel, cq: CQ) -> None:
+        """The channel's next event is about this CQ. It is acknowledged."""
+        found = channel.get_event(self.patience)
+        if found is None:
+            raise Violation(f"waited {self.patience:g} s in vain for an event of {cq}")
+        found.ack_events()
+        same("completion event", str(found), str(cq))
+
+    def not_told(self, channel: CompChannel) -> None:
+        """No event comes in a moment."""
+        if found := channel.get_event(QUIET):
+            found.ack_events()
+            raise Violation(f"a completion event of {found}, and there should be none")
