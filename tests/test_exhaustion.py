@@ -15,8 +15,8 @@ from gpunetio.nic import nic as nic_module
 from gpunetio.verbs import SendWr
 from nic_rig import until
 
-ROWS = {"QP": 16, "CQ": 16, "PD": 8, "UMEM": 32, "UAR": 8, "MR": 16}
-TABLES = ("qps", "cqs", "pds", "umems", "uar_pages", "mkeys")
+ROWS = {"QP": 16, "CQ": 16, "PD": 8, "UMEM": 32, "UAR": 8, "MR": 16, "SRQ": 8}
+TABLES = ("qps", "cqs", "pds", "umems", "uar_pages", "mkeys", "srqs")
 
 
 @dataclass
@@ -74,6 +74,7 @@ KINDS: dict[str, tuple[Callable[[World], verbs.Handle], str, str]] = {
     "UMEM": (lambda w: w.ctx.register_umem(bytearray(64)), "soft7 has no free UMEM: all 31 are in use", "UMEM"),
     "UAR": (lambda w: w.ctx.create_uar(), "soft7 has no free UAR page: all 7 are in use", "UAR"),
     "MR": (lambda w: w.pd.register(bytearray(64)), "soft7 has no free memory key: all 15 are in use", "MR"),
+    "SRQ": (lambda w: w.pd.create_srq(4, **w.place()), "all 7 SRQs are in use", "SRQ"),
     "QP with rings": (lambda w: w.pd.create_qp(sq_wr=4, send_cq=w.cq), "all 15 QPs are in use", "QP"),
     "CQ with a ring": (lambda w: w.ctx.create_cq(4), "all 15 CQs are in use", "CQ"),
 }

@@ -24,12 +24,15 @@ from gpunetio.enums import QpState, SendFlags, WrOpcode
 from gpunetio.errors import DocaError, DriverError, InUseError
 from gpunetio.memory import HostMemory
 from gpunetio.providers import soft
-from gpunetio.verbs import CQ, MR, PD, QP, UAR, UMEM, Context, SendWr, Sge
+from gpunetio.verbs import CQ, MR, PD, QP, SRQ, UAR, UMEM, CompChannel, Context, SendWr, Sge
 
 BLOCK = 64 << 20  # bytes of a large region, hardly any of them touched: malloc and Python grow by less in a test
 MESSAGE = 1 << 18
-TABLES = ("qps", "cqs", "mkeys", "pds", "umems", "uar_pages")
-MAKING = ("alloc_pd", "reg_mr", "reg_umem", "alloc_uar", "query_eqn", "devx_obj_create", "doorbell_register")
+TABLES = ("qps", "cqs", "srqs", "mkeys", "pds", "umems", "uar_pages")
+MAKING = (
+    "alloc_pd", "reg_mr", "reg_umem", "alloc_uar", "query_eqn", "devx_obj_create", "doorbell_register",
+    "create_event_channel", "subscribe",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -118,13 +121,24 @@ class Stage:
             place["external_uar"] = uar
         return place
 
+    def channel(self, a: int, b: int) -> None:
+        if ctx := self.one(Context, a):
+            self.made.append(ctx.create_comp_channel())
+
     def cq(self, a: int, b: int) -> None:
         if ctx := self.one(Context, a):
-            self.made.append(ctx.create_cq(16, **self._place(ctx, b)))
+            channel = self.of(CompChannel, ctx, b) if b & 4 else None
+            self.made.append(ctx.create_cq(16, channel=channel, **self._place(ctx, b)))
+
+    def srq(self, a: int, b: int) -> None:
+        if pd := self.one(PD, a):
+            self.made.append(pd.create_srq(4, **self._place(pd.ctx, b & 1)))
 
     def qp(self, a: int, b: int) -> None:
         if (pd := self.one(PD, a)) and (cq := self.of(CQ, pd.ctx, b)):
-            self.made.append(pd.create_qp(sq_wr=8, rq_wr=8, send_cq=cq, receive_cq=cq, **self._place(pd.ctx, b)))
+            srq = self.of(SRQ, pd.ctx, b) if b & 4 else None
+            place = self._place(pd.ctx, b)
+            self.made.append(pd.create_qp(sq_wr=8, rq_wr=8, send_cq=cq, receive_cq=cq, srq=srq, **place))
 
     def post(self, a: int, b: int) -> None:
         """Large writes, which nobody waits for, between two queue pairs of any contexts."""
@@ -170,7 +184,7 @@ class Stage:
         setattr(provider, name, refuse)
         before = len(self.made)
         try:
-            for make in (self.pd, self.mr, self.umem, self.uar, self.cq, self.qp):
+            for make in (self.pd, self.mr, self.umem, self.uar, self.channel, self.cq, self.srq, self.qp):
                 with suppress(DriverError):
                     make(a, b)
             assert all(handle.ctx.closed is False for handle in self.made[before:])
@@ -178,7 +192,7 @@ class Stage:
             delattr(provider, name)
 
 
-ACTIONS = ("open", "pd", "mr", "umem", "uar", "cq", "qp", "post", "close", "fail")
+ACTIONS = ("open", "pd", "mr", "umem", "uar", "channel", "cq", "srq", "qp", "post", "close", "fail")
 STEPS = st.lists(
     st.tuples(st.sampled_from((*ACTIONS, "qp", "post", "mr")), st.integers(0, 50), st.integers(0, 50)),
     min_size=10, max_size=30,
