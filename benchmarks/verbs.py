@@ -193,7 +193,7 @@ def data_path(rounds: int, batches: int) -> list[Result]:
             Result(f"{name}, batches of {BATCH}", rate(make(pair), batches, rounds), "M/s", goal)
             for name, make, goal in (
                 ("WRITE of 8 B, the same requests", posted_again, "≥ 0.5"),
-                ("WRITE of 8 B, new requests each time", posted_new, "≥ 0.25"),
+                ("WRITE of 8 B, new requests each time", posted_new, ""),
                 ("WRITE of 8 B inline", posted_inline, ""),
                 ("SEND of 8 B, posted receives and their completions", received, ""),
             )
