@@ -22,6 +22,7 @@ from gpunetio.formats.events import EventType
 from gpunetio.formats.layout import BitStruct
 from gpunetio.providers import open_device
 from gpunetio.testing import Outcome
+from gpunetio.testing.rig import PATIENCE
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "conformance.md"
 HASTE = 1.0  # seconds that a check waits for what a broken provider will not do
@@ -270,48 +271,50 @@ class Boasting(Broken):
         return type(known)(**{**known.__dict__, "max_mtu": 2048})
 
 
-BROKEN = [
-    (Generous, "right_remote_write", r"completions of sends: \[\(0, <WcStatus.SUCCESS"),
-    (Generous, "right_remote_read", "SUCCESS"),
-    (Generous, "right_remote_atomic", "SUCCESS"),
-    (Generous, "right_local_write_for_results", "SUCCESS"),
-    (Generous, "right_local_write_for_receives", "SUCCESS"),
-    (Wide, "bounds_of_remote_regions", "SUCCESS"),
-    (Wide, "bounds_of_local_regions", "SUCCESS"),
-    (Absolute, "zero_based_regions", "LOC_PROT_ERR|REM_ACCESS_ERR"),
-    (Absolute, "shifted_regions", "LOC_PROT_ERR|REM_ACCESS_ERR"),
-    (Clinging, "keys_of_closed_regions", "SUCCESS"),
-    (OneDomain, "keys_of_other_domains", "SUCCESS"),
-    (Muted, "one_event_for_a_request", "in vain for an event of CQ"),
-    (Muted, "many_cqs_on_a_channel", "the CQs that were told of"),
-    (Repeating, "one_event_for_a_request", "a completion event of CQ .*, and there should be none"),
-    (Deaf, "refused_key_is_told", "in vain for QP_ACCESS_ERR"),
-    (Deaf, "srq_limit", "in vain for SRQ_LIMIT_REACHED"),
-    (Deaf, "srq_last_wqe", "in vain for QP_LAST_WQE_REACHED"),
-    (Deaf, "cq_overrun", "CQ_ERR of CQ .* is among the events"),
-    (Repeating, "refused_request_is_told", "QP_REQ_ERR of QP .*, and there should be none"),
-    (Spilling, "write", "1 of 262144 bytes of memory are wrong, the first at offset 262144"),
-    (Disorderly, "completion_order", r"completions of sends: \[\(1, .*\), \(0, .*and it should be \[\(0,"),
-    (Untroubled, "state_path", "state: <QpState.RTS: 3>, and it should be <QpState.ERR: 4>"),
-    (Untroubled, "wrong_remote_key", "is in RTS, and it should be in ERR"),
-    (Forgetful, "query_tells_what_was_set", "'retry_cnt': 7"),
-    (Agreeable, "a_wrong_current_state", "RTR to RTS in RST was not refused"),
-    (Permissive, "rights_of_the_queue_pair", "SUCCESS"),
-    (Permissive, "refused_request_is_told", "in vain for QP_REQ_ERR"),
-    (Patient, "receiver_not_ready_for_too_long", "in vain for 3 completions"),
-    (Impatient, "receiver_not_ready", "RNR_RETRY_EXC_ERR"),
-    (Overrunning, "cq_overrun", "CQ_ERR of CQ .* is among the events"),
-    (Strict, "cq_overrun_allowed", "in vain for 12 atomics"),
-    (Strict, "collapsed_cq", "in vain for the sixth completion"),
-    (Unlimited, "srq_limit", "the limit: 0, and it should be 5"),
-    (NeverMaster, "wait_for_a_completion", "LOC_QP_OP_ERR"),
-    (Boasting, "port_attributes", "active MTU 4096 is at most 2048"),
+BROKEN = [  # what a provider does wrong is seen when it happens, or when it has not happened for a while
+    (PATIENCE, Generous, "right_remote_write", r"completions of sends: \[\(0, <WcStatus.SUCCESS"),
+    (PATIENCE, Generous, "right_remote_read", "SUCCESS"),
+    (PATIENCE, Generous, "right_remote_atomic", "SUCCESS"),
+    (PATIENCE, Generous, "right_local_write_for_results", "SUCCESS"),
+    (PATIENCE, Generous, "right_local_write_for_receives", "SUCCESS"),
+    (PATIENCE, Wide, "bounds_of_remote_regions", "SUCCESS"),
+    (PATIENCE, Wide, "bounds_of_local_regions", "SUCCESS"),
+    (PATIENCE, Absolute, "zero_based_regions", "LOC_PROT_ERR|REM_ACCESS_ERR"),
+    (PATIENCE, Absolute, "shifted_regions", "LOC_PROT_ERR|REM_ACCESS_ERR"),
+    (PATIENCE, Clinging, "keys_of_closed_regions", "SUCCESS"),
+    (PATIENCE, OneDomain, "keys_of_other_domains", "SUCCESS"),
+    (PATIENCE, Repeating, "one_event_for_a_request", "a completion event of CQ .*, and there should be none"),
+    (PATIENCE, Repeating, "refused_request_is_told", "QP_REQ_ERR of QP .*, and there should be none"),
+    (PATIENCE, Spilling, "write", "1 of 262144 bytes of memory are wrong, the first at offset 262144"),
+    (PATIENCE, Disorderly, "completion_order", r"completions of sends: \[\(1, .*\), \(0, .*and it should be \[\(0,"),
+    (PATIENCE, Untroubled, "state_path", "state: <QpState.RTS: 3>, and it should be <QpState.ERR: 4>"),
+    (PATIENCE, Forgetful, "query_tells_what_was_set", "'retry_cnt': 7"),
+    (PATIENCE, Agreeable, "a_wrong_current_state", "RTR to RTS in RST was not refused"),
+    (PATIENCE, Permissive, "rights_of_the_queue_pair", "SUCCESS"),
+    (PATIENCE, Impatient, "receiver_not_ready", "RNR_RETRY_EXC_ERR"),
+    (PATIENCE, Unlimited, "srq_limit", "the limit: 0, and it should be 5"),
+    (PATIENCE, NeverMaster, "wait_for_a_completion", "LOC_QP_OP_ERR"),
+    (PATIENCE, Boasting, "port_attributes", "active MTU 4096 is at most 2048"),
+    (HASTE, Muted, "one_event_for_a_request", "in vain for an event of CQ"),
+    (HASTE, Muted, "many_cqs_on_a_channel", "the CQs that were told of"),
+    (HASTE, Deaf, "refused_key_is_told", "in vain for QP_ACCESS_ERR"),
+    (HASTE, Deaf, "srq_limit", "in vain for SRQ_LIMIT_REACHED"),
+    (HASTE, Deaf, "srq_last_wqe", "in vain for QP_LAST_WQE_REACHED"),
+    (HASTE, Deaf, "cq_overrun", "CQ_ERR of CQ .* is among the events"),
+    (HASTE, Untroubled, "wrong_remote_key", "is in RTS, and it should be in ERR"),
+    (HASTE, Permissive, "refused_request_is_told", "in vain for QP_REQ_ERR"),
+    (HASTE, Patient, "receiver_not_ready_for_too_long", "in vain for 3 completions"),
+    (HASTE, Overrunning, "cq_overrun", "CQ_ERR of CQ .* is among the events"),
+    (HASTE, Strict, "cq_overrun_allowed", "in vain for 12 atomics"),
+    (HASTE, Strict, "collapsed_cq", "in vain for the sixth completion"),
 ]
 
 
-@pytest.mark.parametrize("broken, name, message", BROKEN, ids=[f"{one.__name__}-{name}" for one, name, _ in BROKEN])
-def test_a_broken_provider_is_caught(broken, name, message):
-    report = testing.run(lambda: verbs.Context(broken()), only=[name], patience=HASTE)
+@pytest.mark.parametrize(
+    "patience, broken, name, message", BROKEN, ids=[f"{one.__name__}-{name}" for _, one, name, _ in BROKEN]
+)
+def test_a_broken_provider_is_caught(patience, broken, name, message):
+    report = testing.run(lambda: verbs.Context(broken()), only=[name], patience=patience)
     (result,) = report.results
     assert result.outcome is Outcome.FAILED
     assert re.search(message, result.message), result.message
@@ -320,11 +323,9 @@ def test_a_broken_provider_is_caught(broken, name, message):
 
 
 def test_every_operation_has_its_bytes_compared():
-    report = testing.run(
-        lambda: verbs.Context(Shifted()), only=["operations", "unreliable", "zero_based_regions"], patience=HASTE
-    )
+    report = testing.run(lambda: verbs.Context(Shifted()), only=["operations", "ordering", "unreliable"])
     passed = {result.check.name for result in report.of(Outcome.PASSED)}
-    assert passed == {"all_requests_signalled", "bad_requests", "full_queues", "unreliable_has_no_reads"}
+    assert passed == {"all_requests_signalled", "unreliable_has_no_reads"}
 
 
 class WithoutSrqs(Broken):

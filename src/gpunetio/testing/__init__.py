@@ -13,6 +13,8 @@ from . import (  # noqa: F401
     checks_memory,
     checks_states,
     checks_operations,
+    checks_ordering,
+    checks_posting,
     checks_unreliable,
     checks_errors,
     checks_completions,

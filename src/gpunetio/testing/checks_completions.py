@@ -59,7 +59,7 @@ def polling_in_parts(rig: Rig) -> None:
 def cq_overrun(rig: Rig) -> None:
     """Completions beyond a CQ's room are an error of the CQ; the queue pair that made them goes to ERR.
 
-    Source: IBTA 10.2.6.3, 11.6.3.1 (CQ overrun is a CQ error); ibv_get_async_event(3) (IBV_EVENT_CQ_ERR).
+    Source: IBTA 10.2.6, 11.6.3 (CQ overrun is a CQ error); ibv_get_async_event(3) (IBV_EVENT_CQ_ERR).
     """
     a, b = rig.pair(near={"send_cq": rig.near.create_cq(2)})
     a.qp.post_send(*(SendWr(opcode=WrOpcode.RDMA_WRITE, **b.memory.remote()) for _ in range(8)))

@@ -14,7 +14,7 @@ _WRONG = 0xFF  # another tag of the same key
 def wrong_remote_key(rig: Rig) -> None:
     """A wrong rkey fails the request; what is behind it and the responder's receives are flushed, both are in ERR.
 
-    Source: IBTA 9.7.5.2, 9.9.2, 9.9.3, 10.10.2; ibv_poll_cq(3) (IBV_WC_REM_ACCESS_ERR).
+    Source: IBTA 9.7.5.2, 9.9.2, 9.9.3, 10.10; ibv_poll_cq(3) (IBV_WC_REM_ACCESS_ERR).
     """
     for opcode, nbytes in (
         (WrOpcode.RDMA_WRITE, 100), (WrOpcode.RDMA_READ, 100), (WrOpcode.ATOMIC_FETCH_AND_ADD, 8),
@@ -36,7 +36,7 @@ def wrong_remote_key(rig: Rig) -> None:
 def wrong_local_key(rig: Rig) -> None:
     """A wrong lkey fails the request before anything leaves: the responder stays in RTS and its memory as it was.
 
-    Source: IBTA 9.9.2, 10.10.2, 11.6.2; ibv_poll_cq(3) (IBV_WC_LOC_PROT_ERR).
+    Source: IBTA 9.9.2, 10.10, 11.6.2; ibv_poll_cq(3) (IBV_WC_LOC_PROT_ERR).
     """
     for opcode in (WrOpcode.SEND, WrOpcode.RDMA_WRITE, WrOpcode.RDMA_READ):
         a, b = rig.pair()
@@ -149,7 +149,7 @@ def peer_that_does_not_answer(rig: Rig) -> None:
 def what_came_before_an_error(rig: Rig) -> None:
     """Requests before one that fails are carried out and succeed; unsignalled ones stay silent, a failed one speaks.
 
-    Source: IBTA 10.8.6, 10.10.2; ibv_post_send(3) (IBV_SEND_SIGNALED: errors always complete).
+    Source: IBTA 10.8.6, 10.10; ibv_post_send(3) (IBV_SEND_SIGNALED: errors always complete).
     """
     a, b = rig.pair()
     wrong = {**b.memory.remote(), "rkey": b.memory.mr.rkey ^ _WRONG}
@@ -168,7 +168,7 @@ def what_came_before_an_error(rig: Rig) -> None:
 def requests_in_error(rig: Rig) -> None:
     """A move to ERR flushes what is posted in both queues; what is posted afterwards is flushed too.
 
-    Source: IBTA 10.3.1 (Error State), 10.10.2; ibv_poll_cq(3) (IBV_WC_WR_FLUSH_ERR).
+    Source: IBTA 10.3.1 (Error State), 10.10; ibv_poll_cq(3) (IBV_WC_WR_FLUSH_ERR).
     """
     a, b = rig.pair()
     for number in range(3):
@@ -186,7 +186,7 @@ def requests_in_error(rig: Rig) -> None:
 def errors_stay_where_they_are(rig: Rig) -> None:
     """A queue pair in ERR takes no other along, not even one that shares its PD and its CQs.
 
-    Source: IBTA 10.2.4, 10.10.2.
+    Source: IBTA 10.2.4, 10.10.
     """
     a, b = rig.pair()
     c, d = rig.pair(

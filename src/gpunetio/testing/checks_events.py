@@ -45,7 +45,7 @@ class _Told:
 
 @check
 def one_event_for_a_request(rig: Rig) -> None:
-    """A CQ that was asked tells of the next completion, once; asked twice it tells once, and not asked never.
+    """A CQ that was asked tells of the next completion, once; one that was not asked tells nothing.
 
     Source: IBTA 11.4.2.2; ibv_req_notify_cq(3), ibv_get_cq_event(3).
     """
@@ -178,7 +178,7 @@ def channel_can_be_polled(rig: Rig) -> None:
 def refused_key_is_told(rig: Rig) -> None:
     """A responder that refuses a key or a right of a region tells QP_ACCESS_ERR; the requester hears nothing.
 
-    Source: IBTA 11.6.3.2 (local access violation work queue error); ibv_get_async_event(3).
+    Source: IBTA 11.6.3 (local access violation work queue error); ibv_get_async_event(3).
     """
     for wrong in (0xFF, 0):
         a, b = rig.pair(far={"access": Access.all() if wrong else Access.LOCAL_WRITE})
@@ -194,7 +194,7 @@ def refused_key_is_told(rig: Rig) -> None:
 def refused_request_is_told(rig: Rig) -> None:
     """A responder whose queue pair does not allow a request tells QP_REQ_ERR.
 
-    Source: IBTA 11.6.3.2 (invalid request local work queue error); ibv_get_async_event(3).
+    Source: IBTA 11.6.3 (invalid request local work queue error); ibv_get_async_event(3).
     """
     a, b = rig.pair(remote_access=Access.REMOTE_READ)
     a.post(WrOpcode.RDMA_WRITE, a.memory.sge(), **b.memory.remote())

@@ -46,7 +46,7 @@ def _one_right(rig: Rig, opcode: WrOpcode, right: Access, nbytes: int) -> None:
 def right_remote_write(rig: Rig) -> None:
     """A WRITE needs REMOTE_WRITE of the region, and no more.
 
-    Source: IBTA 9.4.3, 10.6.3; ibv_reg_mr(3).
+    Source: IBTA 9.4.3, 10.6; ibv_reg_mr(3).
     """
     _one_right(rig, *_OPERATIONS[0])
 
@@ -55,7 +55,7 @@ def right_remote_write(rig: Rig) -> None:
 def right_remote_read(rig: Rig) -> None:
     """A READ needs REMOTE_READ of the region, and no more.
 
-    Source: IBTA 9.4.4, 10.6.3; ibv_reg_mr(3).
+    Source: IBTA 9.4.4, 10.6; ibv_reg_mr(3).
     """
     _one_right(rig, *_OPERATIONS[1])
 
@@ -64,7 +64,7 @@ def right_remote_read(rig: Rig) -> None:
 def right_remote_atomic(rig: Rig) -> None:
     """An atomic needs REMOTE_ATOMIC of the region, and no more.
 
-    Source: IBTA 9.4.5, 10.6.3; ibv_reg_mr(3).
+    Source: IBTA 9.4.5, 10.6; ibv_reg_mr(3).
     """
     _one_right(rig, *_OPERATIONS[2])
 
@@ -73,7 +73,7 @@ def right_remote_atomic(rig: Rig) -> None:
 def right_local_write_for_results(rig: Rig) -> None:
     """What a READ or an atomic brings is written with LOCAL_WRITE only; sending needs no right.
 
-    Source: IBTA 10.6.3, 11.6.2 (Local Protection Error); ibv_reg_mr(3).
+    Source: IBTA 10.6, 11.6.2 (Local Protection Error); ibv_reg_mr(3).
     """
     for opcode, nbytes in ((_READ, 100), (_ADD, 8)):
         a, b = rig.pair(near={"access": Access.REMOTE_READ, "size": _SIZE})
@@ -117,7 +117,7 @@ def rights_of_the_queue_pair(rig: Rig) -> None:
 def bounds_of_remote_regions(rig: Rig) -> None:
     """The first and the last byte of a region can be reached; one byte before or behind it, nothing is.
 
-    Source: IBTA 9.7.4.1, 10.6.3; ibv_poll_cq(3) (IBV_WC_REM_ACCESS_ERR).
+    Source: IBTA 9.7.4.1, 10.6; ibv_poll_cq(3) (IBV_WC_REM_ACCESS_ERR).
     """
     nbytes = 100
     a, b = rig.pair(far={"size": _SIZE})
@@ -139,7 +139,7 @@ def bounds_of_remote_regions(rig: Rig) -> None:
 def bounds_of_local_regions(rig: Rig) -> None:
     """A request that names one byte before or behind a local region fails, and the peer hears nothing of it.
 
-    Source: IBTA 10.6.3, 11.6.2 (Local Protection Error); ibv_poll_cq(3) (IBV_WC_LOC_PROT_ERR).
+    Source: IBTA 10.6, 11.6.2 (Local Protection Error); ibv_poll_cq(3) (IBV_WC_LOC_PROT_ERR).
     """
     for at in (-1, _SIZE - 99):
         a, b = rig.pair(near={"size": _SIZE}, far={"size": _SIZE})
@@ -186,7 +186,7 @@ def _based(rig: Rig, iova: int) -> None:
 def zero_based_regions(rig: Rig) -> None:
     """Keys of a region with iova 0 count offsets from its start.
 
-    Source: IBTA 10.6.2 (zero based virtual addresses); ibv_reg_mr_iova(3).
+    Source: IBTA 10.6 (zero based virtual addresses); ibv_reg_mr_iova(3).
     """
     _based(rig, 0)
 
@@ -204,7 +204,7 @@ def shifted_regions(rig: Rig) -> None:
 def keys_of_closed_regions(rig: Rig) -> None:
     """A key that was deregistered reaches nothing, at neither end.
 
-    Source: IBTA 10.6.4, 10.6.5; ibv_dereg_mr(3).
+    Source: IBTA 10.6; ibv_dereg_mr(3).
     """
     a, b = rig.pair()
     gone = rig.memory(b.pd, _SIZE)

@@ -187,7 +187,7 @@ def srq_full(rig: Rig) -> None:
 def srq_limit(rig: Rig) -> None:
     """One event when fewer receives are left than the limit, which is disarmed then and can be armed again.
 
-    Source: IBTA 10.2.9, 11.6.3.3 (SRQ limit reached); ibv_modify_srq(3), ibv_get_async_event(3).
+    Source: IBTA 10.2.9, 11.6.3 (SRQ limit reached); ibv_modify_srq(3), ibv_get_async_event(3).
     """
     pool = _Pool.open(rig, 1)
     (a,) = pool.senders
@@ -213,7 +213,7 @@ def srq_limit(rig: Rig) -> None:
 def srq_last_wqe(rig: Rig) -> None:
     """A queue pair with an SRQ that goes to ERR flushes no receives, and tells when it takes no more of them.
 
-    Source: IBTA 10.2.9, 11.6.3.3 (last WQE reached); ibv_get_async_event(3) (IBV_EVENT_QP_LAST_WQE_REACHED).
+    Source: IBTA 10.2.9, 11.6.3 (last WQE reached); ibv_get_async_event(3) (IBV_EVENT_QP_LAST_WQE_REACHED).
     """
     pool = _Pool.open(rig, 2)
     pool.receive(0, 1)

@@ -54,7 +54,7 @@ def unreliable_write(rig: Rig) -> None:
 def unreliable_losses_are_silent(rig: Rig) -> None:
     """A SEND that finds no receive succeeds at the sender and leaves nothing behind; the next one is received.
 
-    Source: IBTA 9.8.2.2, 9.9.3 (the responder drops the message silently); both stay in RTS.
+    Source: IBTA 9.8.2, 9.9.3 (the responder drops the message silently); both stay in RTS.
     """
     a, b = _pair(rig)
     a.post(WrOpcode.SEND, a.memory.sge(0, 100), wr_id=1)
