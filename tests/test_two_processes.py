@@ -105,8 +105,13 @@ def error_line(err):
 # --- what works ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("wire", ["auto", "udp"])
-@pytest.mark.parametrize("name", BENCHMARKS)
+@pytest.mark.parametrize(
+    "name, wire",
+    [
+        *((name, "auto") for name in BENCHMARKS), ("put_bw", "udp"),
+        *(pytest.param(name, "udp", marks=pytest.mark.slow) for name in BENCHMARKS if name != "put_bw"),
+    ],
+)  # fmt: skip
 def test_client_and_server(name, wire, port):
     options = ("-s", 64, "-s", 5000, "-i", 300, "--wire", wire)
     with running(*pair(name, port, ("--wire", wire), options)) as tools:
@@ -183,8 +188,13 @@ def test_both_ends_of_many_queues(port):
 
 @pytest.mark.parametrize("wire", ["auto", pytest.param("udp", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
-    "options", [(), ("-n", 10_000), ("-c", "-s", 9000), ("-s", 1, "-r", 1), ("-c", "-s", 65536, "-m", 4096, "-n", 200)]
-)
+    "options",
+    [
+        (), ("-c", "-s", 9000),
+        *(pytest.param(options, marks=pytest.mark.slow)
+          for options in (("-n", 10_000), ("-s", 1, "-r", 1), ("-c", "-s", 65536, "-m", 4096, "-n", 200))),
+    ],
+)  # fmt: skip
 def test_pingpong(options, wire, port):
     where, options = own_address(), ("-p", port, "--wire", wire, *options)
     with running(Tool("pingpong", "--address", where, *options)) as (server,):
@@ -390,10 +400,18 @@ def test_a_stranger_is_silent(port):
 # --- one end goes away -----------------------------------------------------------------------------------------------
 
 LONG = ("-s", 4096, "-D", 50)
+# One benchmark for each end that goes; the others in the slow suite.
+VICTIMS = pytest.mark.parametrize(
+    "name, victim",
+    [
+        pytest.param(name, end, marks=() if (name, end) in (("put_bw", 0), ("write_lat", 1)) else pytest.mark.slow)
+        for name in BENCHMARKS for end in (0, 1)
+    ],
+    ids=lambda value: ("server", "client")[value] if isinstance(value, int) else value,
+)  # fmt: skip
 
 
-@pytest.mark.parametrize("victim", [0, 1], ids=["server", "client"])
-@pytest.mark.parametrize("name", SOME)
+@VICTIMS
 def test_ctrl_c_ends_both(name, victim, port):
     with running(*pair(name, port, (), LONG)) as tools:
         for tool in tools:
@@ -407,8 +425,7 @@ def test_ctrl_c_ends_both(name, victim, port):
         assert "was interrupted (Ctrl+C)" in error_line(err)
 
 
-@pytest.mark.parametrize("victim", [0, 1], ids=["server", "client"])
-@pytest.mark.parametrize("name", SOME)
+@VICTIMS
 def test_a_kill_is_noticed(name, victim, port):
     with running(*pair(name, port, (), LONG)) as tools:
         for tool in tools:
