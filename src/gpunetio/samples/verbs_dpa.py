@@ -25,7 +25,7 @@ import numpy as np
 
 from .. import device as dev
 from ..bench.agreement import swap_ends
-from ..bench.exchange import PORT, Link, PeerError, accept, dial, listen, own_address
+from ..bench.exchange import PORT, Link
 from ..device import device_function, kernel
 from ..device.cq import timeout_of
 from ..device.status import NAMES
@@ -35,6 +35,7 @@ from ..errors import DriverError, TimedOutError, UnexpectedError
 from ..nic.port import PortConfig
 from ..verbs import Context
 from ..verbs import open as open_device
+from .meeting import compare, meet, meet_in
 
 FIRST_BYTE = {"server": 1, "client": 129}
 SLOTS = 2  # of the buffer that is written
@@ -110,45 +111,19 @@ def run(options: SampleOptions, say: Callable[[str], None]) -> None:
     with ExitStack() as stack:
         ctx = stack.enter_context(open_device(options.device, port=options.nic_port))
         dpa = stack.enter_context(Dpa(ctx, timeout=WAIT_SECONDS))
-        link = _meet(ctx, options, say)
+        link = meet(ctx, options.server, options.tcp_port, options.gid_index, say)
         stack.push(lambda kind, error, trace: link.close(error))  # an error is told to the other end
-        _compare(link, options)
+        compare(link, "verbs_dpa", {"--size": options.size, "--iters": options.iterations})
         end = End(ctx, dpa, link, options)
         end.connect()
         end.run(0)  # compiles: no end must wait for a message while the other does
-        _meet_in(link, "ready")
+        meet_in(link, "ready", KERNEL_SECONDS)
         say("Launching the DPA kernel")
         end.run(options.iterations)
         end.validate()
-        _meet_in(link, "done")
+        meet_in(link, "done", KERNEL_SECONDS)
     say(f"The DPA kernel wrote to the {end.peer}'s buffer {options.iterations} times, {options.size} bytes each")
     say(f"The {end.peer}'s DPA kernel wrote to this one's buffer as often, and all bytes are right")
-
-
-def _meet(ctx: Context, options: SampleOptions, say: Callable[[str], None]) -> Link:
-    """The TCP connection to the other end."""
-    if options.server is not None:
-        return Link(dial(options.server, options.tcp_port), f"the server {options.server}")
-    with listen(own_address(ctx, options.gid_index), options.tcp_port) as listener:
-        say("Waiting for a client on {} port {} …".format(*listener.getsockname()[:2]))
-        sock, caller = accept(listener)
-    return Link(sock, f"the client {caller}")
-
-
-def _compare(link: Link, options: SampleOptions) -> None:
-    """Both ends must be asked for the same."""
-    terms = {"--size": options.size, "--iters": options.iterations}
-    link.send("verbs_dpa", **terms)
-    theirs = link.expect("verbs_dpa")
-    for name, value in terms.items():
-        if theirs.get(name) != value:
-            raise PeerError(f"{link.peer} has {name} {theirs.get(name)!r:.40}, this end {value}: give both the same")
-
-
-def _meet_in(link: Link, kind: str) -> None:
-    """Go on when both ends are here."""
-    link.send(kind)
-    link.expect(kind, timeout=KERNEL_SECONDS)
 
 
 class End:

@@ -24,13 +24,14 @@ from functools import partial
 from typing import TypeVar
 
 from ..bench.agreement import swap_ends
-from ..bench.exchange import Link, PeerError, accept, dial, listen, own_address
+from ..bench.exchange import Link
 from ..enums import Access, QpType, WcStatus, WrOpcode
 from ..errors import DriverError, InvalidValueError, TimedOutError, UnexpectedError
 from ..nic.port import PortConfig
 from ..verbs import Completion, Context, RecvWr, SendWr, Sge
 from ..verbs import open as open_device
 from .connection import connect
+from .meeting import compare, meet, meet_in
 
 PORT = 5000
 MOST_BYTES = 1 << 30  # of all messages together
@@ -79,42 +80,16 @@ def run(options: SampleOptions, ask: Ask = None) -> None:
     with ExitStack() as stack:
         ctx = stack.enter_context(open_device(options.device, port=options.nic_port))
         end = Server(ctx, options) if options.server is None else Client(ctx, options)
-        link = _meet(ctx, options)
+        link = meet(ctx, options.server, options.tcp_port, options.gid_index, _log.info)
         stack.push(lambda kind, error, trace: link.close(error))  # an error is told to the other end
-        _compare(link, options)
+        terms = {"--rdma-oper-type": options.operation, "--buffer-size": options.size, "--iters": options.iterations}
+        compare(link, "verbs_server_client", terms)
         end.connect(link)
         end.prepare()
-        _meet_in(link, "ready")
+        meet_in(link, "ready", PERSON_SECONDS)
         end.exchange(ask)
-        _meet_in(link, "done")
+        meet_in(link, "done", PERSON_SECONDS)
     _log.info("Sample finished successfully")
-
-
-def _meet(ctx: Context, options: SampleOptions) -> Link:
-    """The TCP connection to the other end."""
-    if options.server is not None:
-        return Link(dial(options.server, options.tcp_port), f"the server {options.server}")
-    address = own_address(ctx, options.gid_index)
-    with listen(address, options.tcp_port) as listener:
-        _log.info("Waiting for a client on %s port %d …", *listener.getsockname()[:2])
-        sock, caller = accept(listener)
-    return Link(sock, f"the client {caller}")
-
-
-def _compare(link: Link, options: SampleOptions) -> None:
-    """Both ends must be asked for the same."""
-    terms = {"--rdma-oper-type": options.operation, "--buffer-size": options.size, "--iters": options.iterations}
-    link.send("verbs_server_client", **terms)
-    theirs = link.expect("verbs_server_client")
-    for name, value in terms.items():
-        if theirs.get(name) != value:
-            raise PeerError(f"{link.peer} has {name} {theirs.get(name)!r:.40}, this end {value!r}: give both the same")
-
-
-def _meet_in(link: Link, kind: str) -> None:
-    """Go on when both ends are here."""
-    link.send(kind)
-    link.expect(kind, timeout=PERSON_SECONDS)
 
 
 class End:

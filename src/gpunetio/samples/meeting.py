@@ -1,0 +1,34 @@
+"""How the two ends of a sample find each other over TCP, and agree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..bench.exchange import Link, PeerError, accept, dial, listen, own_address
+from ..verbs import Context
+
+
+def meet(ctx: Context, server: str | None, tcp_port: int, gid_index: int, say: Callable[[str], None]) -> Link:
+    """The connection to the other end: of a client to its `server`, or of a server, which waits, to its client."""
+    if server is not None:
+        return Link(dial(server, tcp_port), f"the server {server}")
+    with listen(own_address(ctx, gid_index), tcp_port) as listener:
+        say("Waiting for a client on {} port {} …".format(*listener.getsockname()[:2]))
+        sock, caller = accept(listener)
+    return Link(sock, f"the client {caller}")
+
+
+def compare(link: Link, sample: str, terms: dict[str, Any]) -> None:
+    """Both ends must be asked for the same: options of the sample, and their values. PeerError names the first."""
+    link.send(sample, **terms)
+    theirs = link.expect(sample)
+    for name, value in terms.items():
+        if theirs.get(name) != value:
+            raise PeerError(f"{link.peer} has {name} {theirs.get(name)!r:.40}, this end {value!r}: give both the same")
+
+
+def meet_in(link: Link, kind: str, seconds: float) -> None:
+    """Go on when both ends are here."""
+    link.send(kind)
+    link.expect(kind, timeout=seconds)
