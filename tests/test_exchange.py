@@ -544,7 +544,14 @@ class Puppet:
         self.link.expect("end")
 
 
-@pytest.mark.parametrize("step", Puppet.steps)
+# Each costs a second; the steps between the first, one in the middle and the last are in the slow suite.
+STEPS = pytest.mark.parametrize(
+    "step",
+    [pytest.param(step, marks=() if step in ("hello", "size", "end") else pytest.mark.slow) for step in Puppet.steps],
+)
+
+
+@STEPS
 def test_a_client_that_dies(step):
     server = ServerThread("put_bw")
     puppet = Puppet(server, "put_bw")
@@ -556,7 +563,7 @@ def test_a_client_that_dies(step):
     assert "closed the connection" in one_line(error)
 
 
-@pytest.mark.parametrize("step", Puppet.steps)
+@STEPS
 def test_a_client_that_hangs(step, monkeypatch):
     monkeypatch.setattr(exchange, "STEP_SECONDS", 0.5)
     server = ServerThread("put_bw")
@@ -569,7 +576,7 @@ def test_a_client_that_hangs(step, monkeypatch):
     assert "the client 127.0.0.1 " in one_line(error)
 
 
-@pytest.mark.parametrize("step", Puppet.steps)
+@STEPS
 def test_a_client_that_speaks_nonsense(step):
     server = ServerThread("put_bw")
     puppet = Puppet(server, "put_bw")
@@ -581,22 +588,26 @@ def test_a_client_that_speaks_nonsense(step):
     assert "sent 'nonsense' where" in one_line(error)
 
 
+WRONG_VALUES = [
+    ("hello", {"benchmark": 7}), ("ends", {}), ("size", {}), ("prepare", {}), ("result", {}),
+    ("size", {"size": 64, "value": 256}), ("prepare", {"first": 300, "count": 1}),
+]  # fmt: skip
+MORE_WRONG_VALUES = [
+    ("hello", {"benchmark": "put_bw"}),
+    ("hello", {"benchmark": "put_bw", "asked": {"sizes": [0]}}),
+    ("hello", {"benchmark": "put_bw", "asked": {"sizes": []}}),
+    ("hello", {"benchmark": "put_bw", "asked": {"qps": 1 << 40}}),
+    ("hello", {"benchmark": "put_bw", "asked": {"duration": -1}}),
+    ("hello", {"benchmark": "put_bw", "asked": {}, "payload": {"nbytes": -1}}),
+    ("ends", {"nbytes": 1, "qps": []}), ("ends", {"nbytes": 1 << 30, "qps": [{}]}),
+    ("ends", {"nbytes": 1 << 30, "qps": [{"gid": "00", "mtu": 1024}]}),
+    ("size", {"size": 65, "value": 1}), ("prepare", {"first": 0, "count": 1 << 40}), ("result", {"size": 64}),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    "step, body",
-    [
-        ("hello", {"benchmark": 7}), ("hello", {"benchmark": "put_bw"}),
-        ("hello", {"benchmark": "put_bw", "asked": {"sizes": [0]}}),
-        ("hello", {"benchmark": "put_bw", "asked": {"sizes": []}}),
-        ("hello", {"benchmark": "put_bw", "asked": {"qps": 1 << 40}}),
-        ("hello", {"benchmark": "put_bw", "asked": {"duration": -1}}),
-        ("hello", {"benchmark": "put_bw", "asked": {}, "payload": {"nbytes": -1}}),
-        ("ends", {}), ("ends", {"nbytes": 1, "qps": []}), ("ends", {"nbytes": 1 << 30, "qps": [{}]}),
-        ("ends", {"nbytes": 1 << 30, "qps": [{"gid": "00", "mtu": 1024}]}),
-        ("size", {}), ("size", {"size": 65, "value": 1}), ("size", {"size": 64, "value": 256}),
-        ("prepare", {}), ("prepare", {"first": 0, "count": 1 << 40}), ("prepare", {"first": 300, "count": 1}),
-        ("result", {}), ("result", {"size": 64}),
-    ],
-)  # fmt: skip
+    "step, body", [*WRONG_VALUES, *(pytest.param(*values, marks=pytest.mark.slow) for values in MORE_WRONG_VALUES)]
+)
 def test_a_client_with_wrong_values(step, body):
     server = ServerThread("put_bw")
     puppet = Puppet(server, "put_bw")
