@@ -202,10 +202,7 @@ class CommandInterpreter:
         if context["c_eqn"] not in nic.eqs:
             raise CommandError(Status.BAD_RESOURCE, CommandSyndrome.NO_SUCH_EQ, f"there is no EQ {context['c_eqn']}")
         self._uar(context["uar_page"])
-        if not (get(mailbox, "cq_umem_valid") and context["dbr_umem_valid"]):
-            raise CommandError(
-                Status.BAD_PARAM, CommandSyndrome.UMEM_REQUIRED, "cq_umem_valid and dbr_umem_valid must be set"
-            )
+        self._need_umems(get(mailbox, "cq_umem_valid") and context["dbr_umem_valid"], "cq_umem_valid")
         ring_umem, record_umem = get(mailbox, "cq_umem_id"), context["dbr_umem_id"]
         ring = self._umem(ring_umem, get(mailbox, "cq_umem_offset"), CQE_SIZE << log, "the CQE ring", _RING_ALIGNMENT)
         record = self._umem(record_umem, context["dbr_addr"], 8, "the CQ doorbell record", _RECORD_ALIGNMENT)
@@ -229,11 +226,7 @@ class CommandInterpreter:
         nic = self._nic
         cqn = cmd.DESTROY_CQ_IN.get(mailbox, "cqn")
         row_address = self._row(nic.cqs, cqn, CommandSyndrome.NO_SUCH_CQ, "CQ")
-        users = [qpn for qpn, uses in self._qp_uses.items() if cqn in uses["cqs"]]
-        if users:
-            raise CommandError(
-                Status.RESOURCE_BUSY, CommandSyndrome.IN_USE, f"CQ {cqn:#x} is used by QP {', '.join(map(hex, users))}"
-            )
+        self._need_unused("cqs", cqn, "CQ")
         uar_page = int(nic.cqs[cqn]["uar_page"])
         nic.forget_armable(row_address)
         nic.engine.post(step.WRITE_ROW, row_address, np.zeros((), nic.cqs.entry.dtype))
@@ -262,10 +255,7 @@ class CommandInterpreter:
         srqn = context["srqn_rmpn_xrqn"]
         if shared:
             self._row(nic.srqs, srqn, CommandSyndrome.NO_SUCH_SRQ, "SRQ")
-        if not (cmd.CREATE_QP_IN.get(mailbox, "wq_umem_valid") and context["dbr_umem_valid"]):
-            raise CommandError(
-                Status.BAD_PARAM, CommandSyndrome.UMEM_REQUIRED, "wq_umem_valid and dbr_umem_valid must be set"
-            )
+        self._need_umems(cmd.CREATE_QP_IN.get(mailbox, "wq_umem_valid") and context["dbr_umem_valid"], "wq_umem_valid")
         ring_umem, record_umem = cmd.CREATE_QP_IN.get(mailbox, "wq_umem_id"), context["dbr_umem_id"]
         offset = cmd.CREATE_QP_IN.get(mailbox, "wq_umem_offset")
         ring = self._umem(ring_umem, offset, sq_bytes + rq_bytes, "the work queues", _RING_ALIGNMENT)
@@ -350,10 +340,7 @@ class CommandInterpreter:
             )  # fmt: skip
         if wq["pd"] not in nic.pds:
             raise CommandError(Status.BAD_RESOURCE, CommandSyndrome.NO_SUCH_PD, f"there is no PD {wq['pd']:#x}")
-        if not (wq["wq_umem_valid"] and wq["dbr_umem_valid"]):
-            raise CommandError(
-                Status.BAD_PARAM, CommandSyndrome.UMEM_REQUIRED, "wq_umem_valid and dbr_umem_valid must be set"
-            )
+        self._need_umems(wq["wq_umem_valid"] and wq["dbr_umem_valid"], "wq_umem_valid")
         ring_umem, record_umem = wq["wq_umem_id"], wq["dbr_umem_id"]
         nbytes = 1 << log + stride_log
         ring = self._umem(ring_umem, wq["wq_umem_offset"], nbytes, "the receive pool", _RING_ALIGNMENT)
@@ -390,12 +377,7 @@ class CommandInterpreter:
         nic = self._nic
         srqn = cmd.DESTROY_RMP_IN.get(mailbox, "rmpn")
         row_address = self._row(nic.srqs, srqn, CommandSyndrome.NO_SUCH_SRQ, "SRQ")
-        users = [qpn for qpn, uses in self._qp_uses.items() if srqn in uses["srqs"]]
-        if users:
-            raise CommandError(
-                Status.RESOURCE_BUSY, CommandSyndrome.IN_USE,
-                f"SRQ {srqn:#x} is used by QP {', '.join(map(hex, users))}",
-            )  # fmt: skip
+        self._need_unused("srqs", srqn, "SRQ")
         wq = RMPC.get(self._pools.pop(srqn), "wq")
         nic.engine.post(step.WRITE_ROW, row_address, np.zeros((), nic.srqs.entry.dtype))
         nic.free_shared_queue_memory(srqn)
@@ -555,6 +537,22 @@ class CommandInterpreter:
         if number not in table:
             raise CommandError(Status.BAD_RESOURCE, syndrome, f"there is no {what} {number:#x}")
         return table.row_address(number)
+
+    def _need_unused(self, kind: str, number: int, what: str) -> None:
+        users = [qpn for qpn, uses in self._qp_uses.items() if number in uses[kind]]
+        if users:
+            raise CommandError(
+                Status.RESOURCE_BUSY, CommandSyndrome.IN_USE,
+                f"{what} {number:#x} is used by QP {', '.join(map(hex, users))}",
+            )  # fmt: skip
+
+    @staticmethod
+    def _need_umems(valid: int, ring_field: str) -> None:
+        """Queues lie in UMEMs, ring and record: there are no physical addresses."""
+        if not valid:
+            raise CommandError(
+                Status.BAD_PARAM, CommandSyndrome.UMEM_REQUIRED, f"{ring_field} and dbr_umem_valid must be set"
+            )
 
     def _uar(self, page_id: int) -> None:
         if page_id not in self._nic.uar_pages:

@@ -162,13 +162,11 @@ class SoftProvider:
 
     def reg_dmabuf_mr(self, pdn: int, fd: int, offset: int, nbytes: int, iova: int, access: Access) -> MrKeys:
         """See `Provider`. The CPU must be able to map it."""
-        memory = _map(fd, offset, nbytes)
-        with ExitStack() as undo:
-            undo.callback(memory.close)
-            keys = self.reg_mr(pdn, memory.address + offset, nbytes, iova, access, False)
-            undo.pop_all()
-        self._mapped[self.nic.dereg_mr, keys.handle] = memory
-        return keys
+        key = self._map_for(
+            self.nic.dereg_mr, fd, offset, nbytes,
+            lambda address: self.reg_mr(pdn, address, nbytes, iova, access, False).handle,
+        )  # fmt: skip
+        return MrKeys(key, key, key)
 
     def reg_umem(self, address: int, nbytes: int, access: Access) -> int:
         """See `Provider`."""
@@ -176,13 +174,9 @@ class SoftProvider:
 
     def reg_dmabuf_umem(self, fd: int, offset: int, nbytes: int, access: Access) -> int:
         """See `Provider`. The CPU must be able to map it."""
-        memory = _map(fd, offset, nbytes)
-        with ExitStack() as undo:
-            undo.callback(memory.close)
-            umem_id = self.reg_umem(memory.address + offset, nbytes, access)
-            undo.pop_all()
-        self._mapped[self.nic.dereg_umem, umem_id] = memory
-        return umem_id
+        return self._map_for(
+            self.nic.dereg_umem, fd, offset, nbytes, lambda address: self.reg_umem(address, nbytes, access)
+        )
 
     def dereg_umem(self, umem_id: int) -> None:
         """See `Provider`."""
@@ -306,6 +300,18 @@ class SoftProvider:
                 return
             del _nics[self.name]
             nic.close()
+
+    def _map_for(
+        self, free: Callable[[int], None], fd: int, offset: int, nbytes: int, register: Callable[[int], int]
+    ) -> int:
+        """Map a dmabuf and register the range where it is: the number that `free` gives back, with the mapping."""
+        memory = _map(fd, offset, nbytes)
+        with ExitStack() as undo:
+            undo.callback(memory.close)
+            number = register(memory.address + offset)
+            undo.pop_all()
+        self._mapped[free, number] = memory
+        return number
 
     def _hold(self, free: Callable[[int], None], number: int) -> int:
         """Note what this provider has made: a driver, too, cleans up behind a process."""

@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-from ..bench.exchange import Link, PeerError, accept, dial, listen, own_address
+from ..bench.exchange import PORT, Link, PeerError, accept, dial, listen, own_address
+from ..nic.port import PortConfig
 from ..verbs import Context
 
 
-def meet(ctx: Context, server: str | None, tcp_port: int, gid_index: int, say: Callable[[str], None]) -> Link:
-    """The connection to the other end: of a client to its `server`, or of a server, which waits, to its client."""
-    if server is not None:
-        return Link(dial(server, tcp_port), f"the server {server}")
-    with listen(own_address(ctx, gid_index), tcp_port) as listener:
+@dataclass(frozen=True, kw_only=True)
+class EndOptions:
+    """What an end of any sample is asked for; without `server` it is the server."""
+
+    server: str | None = None
+    tcp_port: int = PORT
+    device: str | None = None
+    nic_port: PortConfig | None = None
+    gid_index: int = 0
+
+
+def meet(ctx: Context, options: EndOptions, say: Callable[[str], None]) -> Link:
+    """The connection to the other end: of a client to its server, or of a server, which waits, to its client."""
+    if options.server is not None:
+        return Link(dial(options.server, options.tcp_port), f"the server {options.server}")
+    with listen(own_address(ctx, options.gid_index), options.tcp_port) as listener:
         say("Waiting for a client on {} port {} …".format(*listener.getsockname()[:2]))
         sock, caller = accept(listener)
     return Link(sock, f"the client {caller}")

@@ -25,17 +25,16 @@ import numpy as np
 
 from .. import device as dev
 from ..bench.agreement import swap_ends
-from ..bench.exchange import PORT, Link
+from ..bench.exchange import Link
 from ..device import device_function, kernel
 from ..device.cq import timeout_of
 from ..device.status import NAMES
 from ..device.waiting import patience
 from ..dpa import Dpa
 from ..errors import DriverError, TimedOutError, UnexpectedError
-from ..nic.port import PortConfig
 from ..verbs import Context
 from ..verbs import open as open_device
-from .meeting import compare, meet, meet_in
+from .meeting import EndOptions, compare, meet, meet_in
 
 FIRST_BYTE = {"server": 1, "client": 129}
 SLOTS = 2  # of the buffer that is written
@@ -47,14 +46,9 @@ STOPPED = -125  # ECANCELED: the stop word was set
 
 
 @dataclass(frozen=True, kw_only=True)
-class SampleOptions:
-    """What an end is asked for; without `server` it is the server. `size` is the bytes of a message."""
+class SampleOptions(EndOptions):
+    """`size` is the bytes of a message, `iterations` the rounds."""
 
-    server: str | None = None
-    tcp_port: int = PORT
-    device: str | None = None
-    nic_port: PortConfig | None = None
-    gid_index: int = 0
     size: int = 64
     iterations: int = 1
 
@@ -111,7 +105,7 @@ def run(options: SampleOptions, say: Callable[[str], None]) -> None:
     with ExitStack() as stack:
         ctx = stack.enter_context(open_device(options.device, port=options.nic_port))
         dpa = stack.enter_context(Dpa(ctx, timeout=WAIT_SECONDS))
-        link = meet(ctx, options.server, options.tcp_port, options.gid_index, say)
+        link = meet(ctx, options, say)
         stack.push(lambda kind, error, trace: link.close(error))  # an error is told to the other end
         compare(link, "verbs_dpa", {"--size": options.size, "--iters": options.iterations})
         end = End(ctx, dpa, link, options)

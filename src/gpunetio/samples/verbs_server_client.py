@@ -27,11 +27,10 @@ from ..bench.agreement import swap_ends
 from ..bench.exchange import Link
 from ..enums import Access, QpType, WcStatus, WrOpcode
 from ..errors import DriverError, InvalidValueError, TimedOutError, UnexpectedError
-from ..nic.port import PortConfig
 from ..verbs import Completion, Context, RecvWr, SendWr, Sge
 from ..verbs import open as open_device
 from .connection import connect
-from .meeting import compare, meet, meet_in
+from .meeting import EndOptions, compare, meet, meet_in
 
 PORT = 5000
 MOST_BYTES = 1 << 30  # of all messages together
@@ -54,14 +53,10 @@ OPERATIONS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class SampleOptions:
-    """What an end is asked for; without `server` it is the server. `size` is the bytes of a message."""
+class SampleOptions(EndOptions):
+    """`size` is the bytes of a message, `iterations` how many there are."""
 
-    server: str | None = None
     tcp_port: int = PORT
-    device: str | None = None
-    nic_port: PortConfig | None = None
-    gid_index: int = 0
     operation: str = "Send"
     size: int = 64
     iterations: int = 1
@@ -80,7 +75,7 @@ def run(options: SampleOptions, ask: Ask = None) -> None:
     with ExitStack() as stack:
         ctx = stack.enter_context(open_device(options.device, port=options.nic_port))
         end = Server(ctx, options) if options.server is None else Client(ctx, options)
-        link = meet(ctx, options.server, options.tcp_port, options.gid_index, _log.info)
+        link = meet(ctx, options, _log.info)
         stack.push(lambda kind, error, trace: link.close(error))  # an error is told to the other end
         terms = {"--rdma-oper-type": options.operation, "--buffer-size": options.size, "--iters": options.iterations}
         compare(link, "verbs_server_client", terms)
