@@ -50,6 +50,7 @@ CONSTANTS = {
     "CQ_UPDATE": int(wqe.CtrlFlags.CQ_UPDATE), "RDMA_WRITE": int(wqe.WqeOpcode.RDMA_WRITE),
     "CQE_SHIFT": cqe.CQE_SHIFT, "CI_MASK": cqe.CI_MASK, "WQE_IDX_SHIFT": doorbell.WQE_IDX_SHIFT,
     "PI_MASK": doorbell.PI_MASK, "PSN_MASK": PSN_MASK, "MAX_SEGMENTS": MAX_SEGMENTS,
+    "DS_MASK": wqe.DS_MASK,
     "RTR": int(QpState.RTR), "RTS": int(QpState.RTS), "REMOTE_WRITE": int(Access.REMOTE_WRITE),
     "YIELD_EVERY": engine.yield_every(), "HOST_SPINS": HOST_SPINS,
 }  # fmt: skip

@@ -110,7 +110,7 @@ inline int execute_next(nic *n, qp_row *q) {
     int64_t wqe = q->sq_addr + ((index & mask) << WQEBB_SHIFT);
     const ctrl_seg *ctrl = at<ctrl_seg>(wqe);
     uint32_t word = be(ctrl->opmod_idx_opcode), qpn_ds = be(ctrl->qpn_ds);
-    int64_t opcode = word & 0xFF, ds = qpn_ds & 0x3F, blocks = (ds + 3) >> 2, ce = (ctrl->fm_ce_se >> CE_SHIFT) & 3;
+    int64_t opcode = word & 0xFF, ds = qpn_ds & DS_MASK, blocks = (ds + 3) >> 2, ce = (ctrl->fm_ce_se >> CE_SHIFT) & 3;
     if (((word >> WQE_IDX_SHIFT) & PI_MASK) != (index & PI_MASK) || qpn_ds >> 8 != q->qpn)
         return -1;
     if (ds == 0 || index + blocks > q->sq_pi || opcode != RDMA_WRITE || q->wire != 0)
@@ -153,12 +153,13 @@ inline int execute_next(nic *n, qp_row *q) {
 }
 
 inline void poll_doorbell(qp_row *q) {
-    uint32_t raw = __atomic_load_n(at<uint32_t>(q->doorbell), __ATOMIC_RELAXED);
+    uint64_t raw = __atomic_load_n(at<uint64_t>(q->doorbell), __ATOMIC_RELAXED);
     if (int64_t(raw) == q->db_seen)
         return;
     q->db_seen = raw;
     std::atomic_thread_fence(std::memory_order_acquire);
-    int64_t ahead = (int64_t(be(raw) >> WQE_IDX_SHIFT) - q->sq_ci) & PI_MASK;
+    uint64_t value = be(raw), blocks = ((value & DS_MASK) + 3) >> 2;  // of BlueFlame; a doorbell has none
+    int64_t ahead = (int64_t((value >> (32 + WQE_IDX_SHIFT)) + blocks) - q->sq_ci) & PI_MASK;
     if (ahead <= 1ll << q->sq_log && q->sq_ci + ahead > q->sq_pi)
         q->sq_pi = q->sq_ci + ahead;
 }
@@ -186,7 +187,7 @@ int64_t step(nic *n) {
     int64_t done = 0;
     for (int64_t i = 0; i < n->active_count; i++) {
         watch *w = at<watch>(n->active) + i;
-        if (!w->awake && int64_t(__atomic_load_n(at<uint32_t>(w->doorbell), __ATOMIC_RELAXED)) == w->seen)
+        if (!w->awake && int64_t(__atomic_load_n(at<uint64_t>(w->doorbell), __ATOMIC_RELAXED)) == w->seen)
             continue;
         qp_row *q = at<qp_row>(w->row);
         int64_t served = serve_qp(n, q);

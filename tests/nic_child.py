@@ -89,7 +89,7 @@ class _Nic:
         self.queue.receive(self.buffer.at())
 
     def arrived(self) -> list[int]:
-        return list(self.queue.arrived.next())
+        return list(self.queue.arrived.next()[:-1])  # the payload would be no JSON
 
     def bytes(self, nbytes: int) -> str:
         return self.buffer.bytes[:nbytes].tobytes().hex()

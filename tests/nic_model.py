@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 # WQE opcodes
 NOP, RDMA_WRITE, WRITE_IMM, SEND, SEND_IMM, READ, CMP_SWAP, FETCH_ADD = 0x00, 0x08, 0x09, 0x0A, 0x0B, 0x10, 0x11, 0x12
+MASKED_CS, MASKED_FA, DUMP = 0x14, 0x15, 0x23
 # CQE opcodes
 REQ, RESP_WRITE_IMM, RESP_SEND, RESP_SEND_IMM, REQ_ERR, RESP_ERR = 0, 1, 2, 3, 13, 14
 # rights of regions (ibv_access_flags); the remote ones are also rights of QPs
@@ -24,20 +25,25 @@ REMOTE_INVALID, REMOTE_ACCESS, REMOTE_OP, RETRY_EXCEEDED, RNR_EXCEEDED = 0x12, 0
 # vendor syndromes
 STALE, WRONG_QPN, MALFORMED, UNSUPPORTED, LENGTH, LKEY, RKEY, QP_RIGHTS = 1, 2, 3, 4, 5, 6, 10, 14
 MISALIGNED, ATOMIC_LENGTH, RECV_TOO_SMALL, RECV_LKEY, RNR, NO_RESPONSE, FLUSH = 15, 16, 17, 18, 19, 20, 22
+OPMOD, NO_PACKET = 31, 32
 NAK_VENDORS = {REMOTE_INVALID: 26, REMOTE_ACCESS: 27, REMOTE_OP: 28}  # by syndrome
 NO_KEY, OTHER_PD, NO_RIGHT, OUT_OF_BOUNDS = 0, 1, 2, 3  # to be added to LKEY or RKEY
 
-HEADER_SEGMENTS = {RDMA_WRITE: 2, WRITE_IMM: 2, READ: 2, SEND: 1, SEND_IMM: 1, CMP_SWAP: 3, FETCH_ADD: 3}
+HEADER_SEGMENTS = {
+    RDMA_WRITE: 2, WRITE_IMM: 2, READ: 2, SEND: 1, SEND_IMM: 1, CMP_SWAP: 3, FETCH_ADD: 3, MASKED_CS: 3, MASKED_FA: 3,
+}  # fmt: skip
+ATOMICS = (CMP_SWAP, FETCH_ADD, MASKED_CS, MASKED_FA)
+MASKED_BYTES = {0x08: 4, 0x09: 8}  # by the opmod of a masked atomic
 RECEIVES = {SEND: RESP_SEND, SEND_IMM: RESP_SEND_IMM, WRITE_IMM: RESP_WRITE_IMM}
 NEEDS = {
     RDMA_WRITE: REMOTE_WRITE, WRITE_IMM: REMOTE_WRITE, READ: REMOTE_READ,
-    CMP_SWAP: REMOTE_ATOMIC, FETCH_ADD: REMOTE_ATOMIC, SEND: 0, SEND_IMM: 0,
+    **dict.fromkeys(ATOMICS, REMOTE_ATOMIC), SEND: 0, SEND_IMM: 0,
 }  # fmt: skip
 ON_FIRST_ERROR, ALWAYS = 1, 2
 GIB = 1 << 30
 LIST_END = 0x100
 BLOCK, SEGMENT = 64, 16
-MASK64 = (1 << 64) - 1
+INLINE = 32  # bytes that a CQE carries
 
 
 class Refused(Exception):
@@ -60,6 +66,7 @@ class Cqe(NamedTuple):
     imm: int | None
     syndrome: int
     vendor: int
+    payload: bytes
 
 
 @dataclass
@@ -69,9 +76,10 @@ class Cq:
     log: int
     cqes: list[Cqe] = field(default_factory=list)
 
-    def add(self, qp: Qp, opcode: int, counter: int, **fields: int | None) -> None:
+    def add(self, qp: Qp, opcode: int, counter: int, **fields: int | bytes | None) -> None:
         owner = len(self.cqes) >> self.log & 1
-        values = {"wqe_opcode": None, "byte_cnt": None, "imm": None, "syndrome": 0, "vendor": 0, **fields}
+        values = {"wqe_opcode": None, "byte_cnt": None, "imm": None, "syndrome": 0, "vendor": 0, "payload": b""}
+        values.update(fields)
         self.cqes.append(Cqe(opcode, owner, counter & 0xFFFF, qp.qpn, user_index=qp.user_index, **values))  # type: ignore[arg-type]
 
 
@@ -135,8 +143,39 @@ class Request:
     address: int
     rkey: int
     imm: int
-    swap_add: int
-    compare: int
+    operands: tuple[int, ...] = ()
+
+
+def header_segments(opcode: int, opmod: int) -> int:
+    """Segments before the data."""
+    return 4 if (opcode, opmod) == (MASKED_CS, 0x09) else HEADER_SEGMENTS[opcode]
+
+
+def operands_of(opcode: int, nbytes: int, segments: bytes) -> tuple[int, ...]:
+    """What an atomic's segments say: two words, or of a masked compare and swap four."""
+    count = 4 if opcode == MASKED_CS else 2
+    return tuple(int.from_bytes(segments[i * nbytes : (i + 1) * nbytes], "big") for i in range(count))
+
+
+def combined(opcode: int, word: int, operands: tuple[int, ...], nbytes: int) -> int:
+    """The word that an atomic leaves."""
+    bits = 8 * nbytes
+    if opcode == FETCH_ADD:
+        return (word + operands[0]) % (1 << bits)
+    if opcode == CMP_SWAP:
+        swap, compare = operands
+        return swap if word == compare else word
+    if opcode == MASKED_CS:
+        swap, compare, swap_mask, compare_mask = operands
+        return word & ~swap_mask | swap & swap_mask if word & compare_mask == compare & compare_mask else word
+    add, boundary = operands  # each field from the lowest bit on, each modulo its size
+    result = start = 0
+    for bit in range(bits):
+        if boundary >> bit & 1 or bit == bits - 1:
+            size = 1 << bit + 1 - start
+            result |= ((word >> start) + (add >> start)) % size << start
+            start = bit + 1
+    return result
 
 
 @dataclass
@@ -153,8 +192,10 @@ class Qp:
     recv_cq: Cq
     user_index: int = 0
     wired: bool = False  # whether the peer is on another NIC
+    inline: bool = False  # whether short SENDs come in CQEs
     state: str = "RST"
     rights: int = 0
+    extended: bool = False  # whether its atomic mode allows masked atomics
     peer: Qp | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -163,17 +204,17 @@ class Qp:
 
     def reset(self) -> None:
         """RST: the queues are empty, and both count from 0."""
-        self.state, self.peer, self.rights = "RST", None, 0
+        self.state, self.peer, self.rights, self.extended = "RST", None, 0, False
         self.consumer = self.producer = 0
         self.receives: list[list[tuple[int, int, int]]] = []  # (bytes, lkey, address) of the segments
         self.receive_index = 0
         self.told = False  # whether an error CQE was due
         self.blamed = 0  # the vendor number of the peer's request that took this QP to ERR
 
-    def connect(self, peer: Qp, rights: int) -> None:
+    def connect(self, peer: Qp, rights: int, extended: bool) -> None:
         """RTS, with finite retries everywhere."""
         self.reset()
-        self.peer, self.rights, self.state = peer, rights, "RTS"
+        self.peer, self.rights, self.extended, self.state = peer, rights, extended, "RTS"
 
     # --- posting
 
@@ -217,7 +258,7 @@ class Qp:
             if ds == 0 or index + blocks > self.producer:
                 raise Refused(LOCAL_QP_OP, MALFORMED)
             self.consumer = index + blocks
-            nbytes = self._execute(around[: ds * SEGMENT], opcode, imm)
+            nbytes = self._execute(around[: ds * SEGMENT], opcode, dword0 >> 24, imm)
         except Refused as refused:
             self._complete_error(index, opcode, ce, refused)
             self._to_error()
@@ -232,24 +273,38 @@ class Qp:
             )
         self.told = True
 
-    def _execute(self, wqe: bytes, opcode: int, imm: int) -> int | None:
+    def _execute(self, wqe: bytes, opcode: int, opmod: int, imm: int) -> int | None:
         """Carry out a WQE: the bytes that its CQE counts, where it counts any."""
         if opcode == NOP:
             return None
+        if opcode == DUMP:  # one data segment, which is only looked at
+            if len(wqe) != 2 * SEGMENT or wqe[SEGMENT] >> 7:
+                raise Refused(LOCAL_QP_OP, MALFORMED)
+            self._local(wqe[SEGMENT:], 0)
+            return None
         if opcode not in HEADER_SEGMENTS:
             raise Refused(LOCAL_QP_OP, UNSUPPORTED)
-        headers = HEADER_SEGMENTS[opcode] * SEGMENT
+        word = 8
+        if opcode in (MASKED_CS, MASKED_FA):
+            if opmod not in MASKED_BYTES:
+                raise Refused(LOCAL_QP_OP, OPMOD)
+            if self.wired:
+                raise Refused(LOCAL_QP_OP, NO_PACKET)
+            word = MASKED_BYTES[opmod]
+        headers = header_segments(opcode, opmod) * SEGMENT
         if len(wqe) < headers:
             raise Refused(LOCAL_QP_OP, MALFORMED)
         address, rkey = struct.unpack_from(">QI", wqe, 16) if headers > 16 else (0, 0)
-        swap_add, compare = struct.unpack_from(">QQ", wqe, 32) if headers > 32 else (0, 0)
-        returns = opcode in (READ, CMP_SWAP, FETCH_ADD)
+        returns = opcode == READ or opcode in ATOMICS
         local = self._local(wqe[headers:], LOCAL_WRITE if returns else 0)
         nbytes = sum(part.nbytes if isinstance(part, Span) else len(part) for part in local)
-        if opcode in (CMP_SWAP, FETCH_ADD) and nbytes != 8:
+        if opcode in ATOMICS and nbytes != word:
             raise Refused(LOCAL_LENGTH, ATOMIC_LENGTH)
         payload = b"" if returns else b"".join(part.get() if isinstance(part, Span) else part for part in local)
-        answer = self._ask(Request(opcode, payload, nbytes, address, rkey, imm, swap_add, compare))
+        operands = operands_of(opcode, word, wqe[32:headers]) if opcode in ATOMICS else ()
+        answer = self._ask(Request(opcode, payload, nbytes, address, rkey, imm, operands))
+        if word == 4:
+            answer = answer[::-1]  # big-endian, other than words of 8 bytes
         if not returns:
             return None
         for part in local:
@@ -306,14 +361,19 @@ class Qp:
     def _respond(self, request: Request) -> bytes:
         """Carry out a request (9.7.4): first the QP, then the receive, then the key, then the data."""
         need = NEEDS[request.opcode]
-        if request.opcode in (CMP_SWAP, FETCH_ADD) and request.address % 8:
+        masked = request.opcode in (MASKED_CS, MASKED_FA)
+        if masked and not (self.extended and self.rights & REMOTE_ATOMIC):
+            raise Refused(REMOTE_INVALID, QP_RIGHTS)
+        if request.opcode in ATOMICS and request.address % request.nbytes:
             raise Refused(REMOTE_INVALID, MISALIGNED)
         if self.rights & need != need:
             raise Refused(REMOTE_INVALID, QP_RIGHTS)
         if request.opcode in RECEIVES and not self.receives:
             raise Refused(RNR_EXCEEDED, RNR)
-        answer = b""
-        if request.opcode in (SEND, SEND_IMM):
+        answer = carried = b""
+        if request.opcode in (SEND, SEND_IMM) and self.inline and 0 < request.nbytes <= INLINE:
+            carried = request.payload  # and nobody looks at the receive
+        elif request.opcode in (SEND, SEND_IMM):
             self._deliver(request.payload)
         elif request.nbytes:  # 9.7.4.1.6: the key of an empty request is not checked
             span = self.nic.span(
@@ -322,15 +382,14 @@ class Qp:
             answer = span.get()
             if request.opcode in (RDMA_WRITE, WRITE_IMM):
                 span.put(request.payload)
-            if request.opcode == FETCH_ADD:
+            if request.opcode in ATOMICS:
                 word = int.from_bytes(answer, "little")
-                span.put((word + request.swap_add & MASK64).to_bytes(8, "little"))
-            if request.opcode == CMP_SWAP and int.from_bytes(answer, "little") == request.compare:
-                span.put(request.swap_add.to_bytes(8, "little"))
+                word = combined(request.opcode, word, request.operands, request.nbytes)
+                span.put(word.to_bytes(request.nbytes, "little"))
         if request.opcode in RECEIVES:
             self.recv_cq.add(
                 self, RECEIVES[request.opcode], self.receive_index, byte_cnt=request.nbytes,
-                imm=0 if request.opcode == SEND else request.imm,
+                imm=0 if request.opcode == SEND else request.imm, payload=carried,
             )  # fmt: skip
             self.receives.pop(0)
             self.receive_index += 1

@@ -16,11 +16,13 @@ from gpunetio.verbs import CQ, MR, PD, QP
 PATIENCE = 30.0  # seconds after which a NIC that has not answered is taken for hung: it may share its core with many
 
 NOP, WRITE, WRITE_IMM, SEND, SEND_IMM, READ, CS, FA = 0x00, 0x08, 0x09, 0x0A, 0x0B, 0x10, 0x11, 0x12
+MASKED_CS, MASKED_FA, DUMP = 0x14, 0x15, 0x23
+OPMOD = {4: 0x08, 8: 0x09}  # of masked atomics, by the bytes of the word
 REQ, RESP_WRITE_IMM, RESP_SEND, RESP_SEND_IMM, REQ_ERR, RESP_ERR = 0, 1, 2, 3, 13, 14
 ON_ERROR, ON_FIRST_ERROR, ALWAYS, WITH_EVENT = range(4)
 LOCAL_LENGTH, LOCAL_QP_OP, LOCAL_PROT, FLUSHED = 0x01, 0x02, 0x04, 0x05
 REMOTE_INVALID, REMOTE_ACCESS, REMOTE_OP, RETRY_EXCEEDED, RNR_EXCEEDED = 0x12, 0x13, 0x14, 0x15, 0x16
-RINGS = ("record", "register", "both", "uar")
+RINGS = ("record", "register", "both", "uar", "blueflame", "uar blueflame")
 
 
 def view(address: int, nbytes: int, dtype: Any = np.uint8) -> np.ndarray:
@@ -57,14 +59,26 @@ def atomic(swap_add: int, compare: int = 0) -> bytes:
     return struct.pack(">QQ", swap_add & (1 << 64) - 1, compare & (1 << 64) - 1)
 
 
-def control(opcode: int, index: int, qpn: int, ds: int, ce: int = ALWAYS, imm: int = 0, junk: int = 0) -> bytes:
+def masked_cs(swap: int, compare: int, swap_mask: int, compare_mask: int, nbytes: int) -> bytes:
+    """The operands of a masked compare and swap."""
+    return b"".join(word.to_bytes(nbytes, "big") for word in (swap, compare, swap_mask, compare_mask))
+
+
+def masked_fa(add: int, boundary: int, nbytes: int) -> bytes:
+    """The operands of a masked fetch and add; what is reserved holds anything."""
+    return (add.to_bytes(nbytes, "big") + boundary.to_bytes(nbytes, "big")).ljust(16, b"\xa5")
+
+
+def control(
+    opcode: int, index: int, qpn: int, ds: int, ce: int = ALWAYS, imm: int = 0, junk: int = 0, opmod: int = 0
+) -> bytes:
     """A control segment; `junk` goes where the device must not look (signature, DCI stream, fence mode)."""
-    flags = ce << 2 | (junk & 7) << 5
-    return struct.pack(">IIBHBI", (index & 0xFFFF) << 8 | opcode, qpn << 8 | ds, junk & 0xFF, junk & 0xFFFF, flags, imm)
+    first, flags = opmod << 24 | (index & 0xFFFF) << 8 | opcode, ce << 2 | (junk & 7) << 5
+    return struct.pack(">IIBHBI", first, qpn << 8 | ds, junk & 0xFF, junk & 0xFFFF, flags, imm)
 
 
 class Cqe(NamedTuple):
-    """A CQE's fields; `syndrome` and `vendor` are 0 unless the opcode says error."""
+    """A CQE's fields; `syndrome` and `vendor` are 0 unless the opcode says error. `payload` is what it carries."""
 
     opcode: int
     owner: int
@@ -76,6 +90,7 @@ class Cqe(NamedTuple):
     imm: int
     syndrome: int
     vendor: int
+    payload: bytes = b""
 
 
 def parse_cqe(raw: bytes) -> Cqe:
@@ -84,7 +99,9 @@ def parse_cqe(raw: bytes) -> Cqe:
     opcode = op_own >> 4
     vendor, syndrome = (raw[54], raw[55]) if opcode in (REQ_ERR, RESP_ERR) else (0, 0)
     qpn, wqe_opcode = opcode_qpn & 0xFFFFFF, opcode_qpn >> 24
-    return Cqe(opcode, op_own & 1, counter, qpn, wqe_opcode, user_index, byte_cnt, imm, syndrome, vendor)
+    assert op_own >> 2 & 3 < 2, "a format that a CQE of 64 bytes cannot have"
+    payload = raw[:byte_cnt] if op_own >> 2 & 3 else b""
+    return Cqe(opcode, op_own & 1, counter, qpn, wqe_opcode, user_index, byte_cnt, imm, syndrome, vendor, payload)
 
 
 class Completions:
@@ -134,9 +151,9 @@ class Queue:
         self.sq = view(self.qp.sq_address, self.qp.sq_entries * 64)
         self.rq = view(self.qp.rq_address, self.qp.rq_entries * self.qp.rq_stride) if rq else self.sq[:0]
         self.record = view(self.qp.dbr_address, 8, ">u4")  # receives, sends
-        self.register = view(self.qp.doorbell_register, 8, ">u8")
-        self.uar = view(self.qp.uar.reg_addr, 8, ">u8")
-        self.index = self.received = 0
+        self.register = view(self.qp.doorbell_register, 64, ">u8")
+        self.uar = view(self.qp.uar.reg_addr, 64, ">u8")
+        self.index = self.received = self.last = 0  # `last` is the index of the latest send WQE
 
     @property
     def nic(self) -> Any:
@@ -151,24 +168,29 @@ class Queue:
 
     def write_wqe(self, wqe: bytes) -> int:
         """Put a WQE's bytes at `index`, around the ring's end if need be, and move on; returns its index."""
-        index = self.index
+        index = self.last = self.index
         whole = np.frombuffer(wqe, np.uint8)
         at = (index % self.qp.sq_entries) * 64
         self.sq[(at + np.arange(len(whole))) % len(self.sq)] = whole
         self.index += max(1, -(-len(wqe) // 64))
         return index
 
-    def put(self, opcode: int, *segments: bytes, ce: int = ALWAYS, imm: int = 0, junk: int = 0) -> int:
+    def put(self, opcode: int, *segments: bytes, **fields: int) -> int:
         """Write a well-formed WQE: its index. Nothing is rung."""
         body = b"".join(segments)
-        return self.write_wqe(control(opcode, self.index, self.qp.qpn, 1 + len(body) // 16, ce, imm, junk) + body)
+        return self.write_wqe(control(opcode, self.index, self.qp.qpn, 1 + len(body) // 16, **fields) + body)
 
     def doorbell(self, index: int | None = None) -> int:
         """The 64 bits that ring for a producer index."""
         return ((self.index if index is None else index) & 0xFFFF) << 40 | self.qp.qpn << 8
 
     def ring(self, how: str = "both", index: int | None = None) -> None:
-        """Announce the WQEs up to `index` (default: all) by the record, a register, or both."""
+        """Announce the WQEs up to `index` (default: all) by the record, a register, or both, or by BlueFlame."""
+        if how.endswith("blueflame"):
+            assert index is None
+            register = self.uar if how.startswith("uar") else self.register
+            register[:] = self.sq.view(">u8").reshape(-1, 8)[self.last % self.qp.sq_entries]
+            return
         value = self.doorbell(index)
         if how in ("both", "register"):
             self.register[0] = value
@@ -208,7 +230,7 @@ class Queue:
     def reset(self) -> None:
         """The QP to RST, and the counts to 0."""
         self.qp.reset()
-        self.index = self.received = 0
+        self.index = self.received = self.last = 0
 
     def idle(self) -> bool:
         """Whether the NIC has dealt with all that was rung."""

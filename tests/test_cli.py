@@ -25,6 +25,8 @@ from gpunetio.cli import app, benchmarks
 from gpunetio.errors import InUseError
 
 HOST = ("--loopback", "--target", "cpu")
+BANDWIDTH = [name for name, benchmark in BENCHMARKS.items() if not benchmark.latency]
+LATENCY = [name for name, benchmark in BENCHMARKS.items() if benchmark.latency]
 BW_COLUMNS = ["#bytes", "#iterations", "BW peak[MiB/sec]", "BW average[MiB/sec]", "MsgRate[Mpps]"]
 LAT_COLUMNS = [
     "#bytes", "#iterations", "t_min[usec]", "t_max[usec]", "t_typical[usec]", "t_avg[usec]", "t_stdev[usec]",
@@ -70,7 +72,7 @@ def file(tmp_path):
 # --- output --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["put_bw", "write_bw", "get_bw"])
+@pytest.mark.parametrize("name", BANDWIDTH)
 def test_bandwidth_columns(name):
     output = run(name, *HOST, "-i", 100, "-s", 64, "-s", 4096).stdout
     heading = next(line for line in output.splitlines() if "#bytes" in line)
@@ -82,8 +84,9 @@ def test_bandwidth_columns(name):
         assert rate * 1e6 * int(row[0]) / 2**20 == pytest.approx(average, abs=0.01)
 
 
-def test_latency_columns():
-    output = run("write_lat", *HOST, "-i", 100, "-s", 8).stdout
+@pytest.mark.parametrize("name", LATENCY)
+def test_latency_columns(name):
+    output = run(name, *HOST, "-i", 100, "-s", 8).stdout
     heading = next(line for line in output.splitlines() if "#bytes" in line)
     assert re.split(r"  +", heading.strip()) == LAT_COLUMNS
     ((size, iterations, *times),) = rows(output)
@@ -96,6 +99,8 @@ def test_default_sizes_are_the_originals():
     for name, end in (("put_bw", 21), ("write_lat", 15)):
         sizes = [int(row[0]) for row in rows(run(name, *HOST, "-i", 2).stdout)]
         assert sizes == [1, *(1 << n for n in range(6, end))]
+    inline = [int(row[0]) for row in rows(run("twosided_bw", *HOST, "-i", 2, "-x").stdout)]
+    assert inline == [1, 4, 8, 12, 16, 20, 24, 28, 30, 32]
 
 
 def test_all_sizes():
@@ -119,7 +124,11 @@ def test_duration():
     assert int(row[1]) > 0
 
 
-@pytest.mark.parametrize("letters", [("-q", 2), ("--qp", 3), ("-t", 2), ("-r", 1), ("-gid", 1), ("-l", 1), ("-p", 2)])
+@pytest.mark.parametrize(
+    "letters",
+    [("-q", 2), ("--qp", 3), ("-t", 2), ("-r", 1), ("-r", 2), ("-gid", 1), ("-l", 1), ("-x", 1), ("-p", 2), ("-n", 1),
+     ("-e", 1), ("-e", 2), ("--queue-memory", "cpu_gpu"), ("--payload-memory", "gpu")],
+)  # fmt: skip
 def test_options_of_the_originals(letters):
     assert rows(run("put_bw", *HOST, "-s", 64, "-i", 64, *letters).stdout)
 
@@ -128,13 +137,13 @@ def test_the_named_gid_is_used():
     assert "GID index 1" in run("put_bw", *HOST, "-s", 64, "-i", 64, "-gid", 1).stdout
 
 
-@pytest.mark.parametrize("name", ["put_bw", "write_bw", "get_bw", "write_lat"])
+@pytest.mark.parametrize("name", BENCHMARKS)
 def test_json(name):
     document = json.loads(run(name, *HOST, "--json", "-i", 64, "-s", 64, "-s", 128).stdout)
     assert (document["test"], document["nic"], document["target"]) == (name, "soft0", "cpu")
     assert [result["size"] for result in document["results"]] == [64, 128]
     latency = ["lat_min_us", "lat_median_us", "lat_p99_us"]
-    names = latency if name == "write_lat" else ["bw_avg_gbps", "msg_rate_mpps"]
+    names = latency if name in LATENCY else ["bw_avg_gbps", "msg_rate_mpps"]
     for result in document["results"]:
         assert result["iterations"] == 64
         assert result["validated"] is True
@@ -174,7 +183,7 @@ def test_plot_is_refused_before_anything_runs(tmp_path, monkeypatch):
 # --- payload -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["put_bw", "write_bw", "get_bw", "write_lat"])
+@pytest.mark.parametrize("name", BENCHMARKS)
 def test_payload(name, file):
     document = json.loads(run(name, *HOST, "--json", "--payload", file, "-s", 7, "-s", 1000, "-s", 65536).stdout)
     assert document["payload"] == {"file": str(file), "bytes": 50_001}
@@ -206,8 +215,8 @@ def test_empty_payload(tmp_path):
 def test_a_corrupted_byte_fails_the_run(file, monkeypatch):
     launch = Loopback.launch
 
-    def corrupting(loopback, *args):
-        records = launch(loopback, *args)
+    def corrupting(loopback, *args, **named):
+        records = launch(loopback, *args, **named)
         loopback.far.array[4321] ^= 1
         return records
 
@@ -232,6 +241,8 @@ def test_a_corrupted_byte_fails_the_run(file, monkeypatch):
         ("put_bw", "--target", "tpu"), ("put_bw", "-s", "64", "-a"), ("put_bw", "-D", "1", "-i", "5"),
         ("put_bw", "-D", "1", "--payload", "x"), ("put_bw", "--json", "--report_gbits"),
         ("put_bw", "-g", "host", "--target", "cuda"), ("put_bw", "-g", "0", "--target", "cpu"), ("put_bw", "stray"),
+        ("put_bw", "-e", "3"), ("put_bw", "-r", "3"), ("twosided_bw", "-x", "-a"), ("put_bw", "--inline"),
+        ("put_bw", "--trace-ops", "0"), ("put_bw", "--queue-memory", "here"), ("put_bw", "--payload-memory", "disk"),
         ("put_bw", "-c", "127.0.0.1"), ("put_bw", "-c", ""), ("put_bw", "--port", "65536"), ("put_bw", "--wire", "tcp"),
         ("nonsense",), ("devices", "--frob"),
     ],
@@ -241,9 +252,23 @@ def test_wrong_options(args):
     assert "--help)" in error(*args, *extra, expect=2)
 
 
-@pytest.mark.parametrize("letters", [("-e", 1), ("-p", 1), ("-p", 6), ("-r", 2)])
-def test_what_comes_later_is_refused(letters):
-    assert "later" in (text := error("put_bw", *HOST, *letters)) or "not supported yet" in text
+@pytest.mark.parametrize(
+    "args, text",
+    [
+        *(((name, "-p", 6), f"-p 6: {name} has no NIC handler GPU_SM_BF, but 0 (AUTO), 1 (CPU_PROXY), 2 (GPU_SM_DB)")
+          for name in BENCHMARKS if name != "write_lat"),
+        (("write_bw", "-e", 1), "-e 1: write_bw has no execution scope WARP: a block's last thread submits for all"),
+        *(((name, "-e", 2), f"-e 2: {name} has no execution scope BLOCK: one thread posts at each end")
+          for name in LATENCY),
+        (("twosided_bw", "-x", "-s", 8, "-s", 33), "--inline: a completion carries at most 32 bytes, not 33"),
+        (("put_bw", "-e", 2, "-t", 64, "--tx-depth", 16), "32 threads post 32 requests together, for which --tx-depth"),
+        (("put_signal_bw", "-e", 2, "-t", 64, "--tx-depth", 32), "is too small: give 64 or more"),
+        (("twosided_bw", "-e", 2, "-t", 32, "--tx-depth", 32), "is too small: give 64 or more"),
+        (("put_bw", "-t", 32, "--trace", "/dev/null", "--trace-ops", 65536), "of 32 threads are too many"),
+    ],
+)  # fmt: skip
+def test_what_a_benchmark_cannot_do(args, text):
+    assert text in error(*args, *HOST)
 
 
 def test_unknown_device():
@@ -311,7 +336,7 @@ class ServerThread(threading.Thread):
         self.up.set()
 
 
-@pytest.mark.parametrize("name", ["put_bw", "write_bw", "get_bw", "write_lat"])
+@pytest.mark.parametrize("name", BENCHMARKS)
 def test_a_client(name):
     server = ServerThread(Options(benchmark=BENCHMARKS[name], device="soft0", gpu="host", tcp_port=0))
     server.start()

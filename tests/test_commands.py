@@ -120,7 +120,7 @@ def test_query_hca_cap(device, current):
 
     assert query(CapClass.GENERAL, contexts.CMD_HCA_CAP) == {
         "hca_cap_2": 1, "log_max_qp_sz": 15, "log_max_cq_sz": 22, "rts2rts_qp_dscp": 1, "gid_table_size": 1,
-        "port_type": 1, "rc": 1, "uc": 1, "max_wqe_sz_sq": 1024, "max_wqe_sz_rq": 512,
+        "port_type": 1, "rc": 1, "uc": 1, "max_wqe_sz_sq": 1024, "max_wqe_sz_rq": 512, "sctr_data_cqe": 1,
     }  # fmt: skip
     assert query(CapClass.ROCE, contexts.ROCE_CAP) == {
         "roce_version": 4, "r_roce_dest_udp_port": 4791, "r_roce_max_src_udp_port": 0xFFFF,
@@ -246,7 +246,7 @@ def test_create_qp(device):
     (_, send), (_, receive) = device.cq(), device.cq()
     queues = {
         "no_sq": 0, "log_sq_size": 5, "cqn_snd": send, "rq_type": 0, "log_rq_size": 4, "log_rq_stride": 2,
-        "cqn_rcv": receive, "user_index": 0xABCDEF, "send_dbr_mode": 1, "dbr_addr": 0x8010,
+        "cqn_rcv": receive, "user_index": 0xABCDEF, "send_dbr_mode": 1, "dbr_addr": 0x8010, "cs_res": 1,
     }  # fmt: skip
     _, qpn = device.qp(queues)
     row, nic, base = device.nic.qps[qpn], device.nic, device.memory.address
@@ -255,6 +255,7 @@ def test_create_qp(device):
     assert (row["sq_addr"], row["sq_log"]) == (base + 0x1000 + 16 * 64, 5)
     assert (row["send_cq"], row["recv_cq"]) == (nic.cqs.row_address(send), nic.cqs.row_address(receive))
     assert (row["dbrec"], row["no_dbr"], row["user_index"]) == (base + 0x8010, 1, 0xABCDEF)
+    assert row["cs_res"] == 1
     assert row["doorbell"] == device.provider.doorbell_register(device.page, qpn)
     context = device.query(qpn)
     assert {name: context[name] for name in queues} == queues
@@ -293,6 +294,8 @@ def test_qp_without_queues_needs_no_cq(device):
         ({"dbr_addr": 0xFFFC}, {}, Status.BAD_PARAM, CommandSyndrome.UMEM_RANGE, "the QP doorbell record: [0xfffc"),
         ({}, {"wq_umem_offset": 32}, Status.BAD_PARAM, CommandSyndrome.UMEM_ALIGNMENT, "no multiple of 64"),
         ({"dbr_addr": 12}, {}, Status.BAD_PARAM, CommandSyndrome.UMEM_ALIGNMENT, "no multiple of 8"),
+        ({"cs_res": 2}, {}, Status.BAD_PARAM, CommandSyndrome.SCATTER_TO_CQE, "cs_res 0x2: CQEs carry up to 32 bytes"),
+        ({"cs_req": 0x11}, {}, Status.BAD_PARAM, CommandSyndrome.SCATTER_TO_CQE, "cs_req 0x11"),
     ],
 )
 def test_create_qp_refused(device, qpc, fields, status, syndrome, words):

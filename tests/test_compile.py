@@ -72,16 +72,50 @@ def test_constants_do_not_multiply_compilations():
     assert len(add.signatures) == 1
 
 
-@pytest.mark.parametrize("part", ["formats", "device", "nic", "fabric"])
-def test_the_stamp_covers_every_folder_with_compiled_code(part, monkeypatch, tmp_path):
+@pytest.mark.parametrize("module", ["nic.engine", "nic.step", "device.onesided", "bench.onesided_kernels"])
+def test_the_stamp_covers_the_files_of_all_callees(module):
+    """Followed from function to function, which is not how the stamp finds them."""
+    import importlib
+    import inspect
+
+    from numba.core.dispatcher import Dispatcher
+
+    from gpunetio.device.compile import sources_of
+
+    home = importlib.import_module(f"gpunetio.{module}")
+    covered = set(sources_of(Path(home.__file__)))
+    todo = [value.py_func for value in vars(home).values() if isinstance(value, Dispatcher)]
+    seen, files = set(), set()
+    while todo:
+        function = todo.pop()
+        if function in seen:
+            continue
+        seen.add(function)
+        files.add(Path(inspect.getfile(function)))
+        named = [function.__globals__.get(name) for name in function.__code__.co_names]
+        todo += [callee.py_func for callee in named if isinstance(callee, Dispatcher)]
+    assert len(files) > 1
+    assert files <= covered
+
+
+def test_the_stamp_changes_with_an_imported_file_and_only_then(monkeypatch, tmp_path):
     import shutil
 
     from gpunetio.device import compile as compilation
 
     copy = tmp_path / "gpunetio"
     shutil.copytree(Path(compilation.__file__).parents[1], copy, ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.setattr(compilation, "_PACKAGE", copy)
-    before = compilation.package_stamp.__wrapped__()
-    changed = next((copy / part).glob("[a-z]*.py"))
+
+    def stamps():
+        compilation._imported_by.cache_clear()
+        compilation.sources_of.cache_clear()
+        return [compilation.stamp_of.__wrapped__(copy / part) for part in ("nic/engine.py", "device/onesided.py")]
+
+    engine, onesided = stamps()
+    changed = copy / "device" / "cq.py"
     changed.write_text(changed.read_text() + "\n")
-    assert compilation.package_stamp.__wrapped__() != before
+    assert stamps()[0] == engine
+    assert stamps()[1] != onesided
+    changed = copy / "formats" / "wqe.py"
+    changed.write_text(changed.read_text() + "\n")
+    assert stamps()[0] != engine

@@ -1,12 +1,18 @@
 """The examples run as they stand, each in a process of its own."""
 
+import importlib.util
 import os
 import re
+import signal
+import socket
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+
+from test_two_processes import Tool, running
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
@@ -21,7 +27,18 @@ SAID = {
         {f"client {i}: 10 replies" for i in range(3)},
         "30 right replies of 30",
     ),
+    "first_put": (set(), "4 threads put 256 of 256 bytes on host"),
+    "torch_tensor": (set(), "1048576 numbers have come into a cpu tensor"),
 }
+ARRIVED = "0 failed puts, 32768 of 32768 bytes arrived"
+ON_A_GPU = {
+    "cuda_core_put": ARRIVED,
+    "cupy_put": ARRIVED,
+    "first_put": r"4 threads put 256 of 256 bytes on [\da-f:.]+",
+    "torch_tensor": "1048576 numbers have come into a cuda tensor",
+}
+ELSEWHERE = {"cpp_put", "halo_exchange"}  # test_device_lib.py builds what the first loads; the second has tests below
+PACKAGES = {"cupy_put": "cupy", "torch_tensor": "torch"}  # too large to be installed for every run of the tests
 
 
 def run(name: str) -> tuple[int, list[str], str]:
@@ -34,8 +51,15 @@ def run(name: str) -> tuple[int, list[str], str]:
     return done.returncode, re.sub(r"QP 0x\w+", "QP", done.stdout).splitlines(), done.stderr
 
 
+def skip_without_package(name: str) -> None:
+    if name in PACKAGES and importlib.util.find_spec(PACKAGES[name]) is None:
+        pytest.skip(f"needs {PACKAGES[name]}, which is not installed")
+
+
 @pytest.mark.parametrize("name", SAID)
-def test_example(name):
+def test_example(name, monkeypatch):
+    skip_without_package(name)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     status, lines, err = run(name)
     assert status == 0, err
     said, last = SAID[name]
@@ -45,5 +69,91 @@ def test_example(name):
         assert any(line.startswith("server: SRQ_LIMIT_REACHED, ") for line in lines)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ON_A_GPU)
+def test_example_on_a_gpu(name):
+    skip_without_package(name)
+    status, lines, err = run(name)
+    assert status == 0, err
+    assert re.fullmatch(ON_A_GPU[name], lines[-1])
+
+
+# --- the halo exchange, whose ends are started one by one -------------------------------------------------------------
+
+
+@pytest.fixture
+def halves(monkeypatch):
+    """Starts both halves: the options that both get, and those of the lower one."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(ROOT / "src"), os.environ.get("PYTHONPATH")))))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    program = ("-W", "error", EXAMPLES / "halo_exchange.py")
+
+    with ExitStack() as stack:
+
+        def start(*options, lower=()):
+            upper = Tool("--port", port, *options, program=program)
+            stack.enter_context(running(upper))
+            (address,) = re.findall(r"on ([\d.]+) port", upper.until("Waiting for a client"))
+            other = Tool("--port", port, "--peer", address, *options, *lower, program=program)
+            stack.enter_context(running(other))
+            return upper, other
+
+        yield start
+
+
+@pytest.mark.parametrize("target", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_halo_exchange(halves, target):
+    """Each half compares its result with NumPy's."""
+    for half, tool in zip(("upper", "lower"), halves("--target", target, "--steps", 50), strict=True):
+        status, out, err = tool.end()
+        assert status == 0, err
+        last = out.splitlines()[-1]
+        assert re.fullmatch(rf"{half} half: 50 steps of 64 × 64 cells on [\w:.]+, as NumPy has them", last)
+
+
+@pytest.mark.slow
+def test_halo_exchange_of_unequal_halves(halves):
+    for tool in halves("--target", "cpu", lower=("--rows", 32)):
+        status, _, err = tool.end()
+        assert status == 1
+        assert re.search("error: the .* has rows .*: give both the same", err)
+
+
+@pytest.mark.slow
+def test_halo_exchange_with_a_half_that_dies(halves):
+    """The other one's kernel ends by itself."""
+    upper, lower = halves("--target", "cpu", "--steps", 10**9)
+    lower.until("both halves begin")
+    lower.signal(signal.SIGKILL)
+    status, _, err = upper.end()
+    assert status == 1
+    assert "the kernel ended with error completion: WQE " in err
+
+
+# --- no GPU ----------------------------------------------------------------------------------------------------------
+
+COMPILES = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from numba import cuda, float64, int64, void
+from gpunetio.device.launch import offline
+import first_put, halo_exchange
+for kernel, types in (
+    (first_put.put_pieces, [int64] * 7), (halo_exchange.diffuse, [float64[:, :, ::1]] + [int64] * 10),
+):
+    with offline((9, 0)):
+        cuda.compile(kernel.py_func, void(*types), device=False, cc=(9, 0), output="ptx", abi="numba")
+"""
+
+
+@pytest.mark.slow
+def test_kernels_compile_for_a_gpu_that_is_not_there():
+    pytest.importorskip("numba_cuda", reason="needs numba-cuda (extra 'cuda')")
+    ran = subprocess.run([sys.executable, "-c", COMPILES, EXAMPLES], capture_output=True, text=True, timeout=100)
+    assert ran.returncode == 0, ran.stderr
+
+
 def test_all_are_tested():
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == set(SAID)
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == {*SAID, *ON_A_GPU, *ELSEWHERE}

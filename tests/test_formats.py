@@ -46,6 +46,7 @@ FIELDS_OF_OURS = {
             "opcode": (0x00, 16), "uid": (0x10, 16), "op_mod": (0x30, 16), number: (0x48, 24),
         }.items()
     },
+    ("cmd_hca_cap", "sctr_data_cqe"): (0x215, 1),
     # what else is done to a receive pool, and its limit
     ("wq", "lwm"): (0x30, 16),
     **{
@@ -256,7 +257,7 @@ def test_no_other_entries_and_fields():
     known |= {(r["struct"], r["field"]) for r in rows("device_structs.csv")}
     other = {name: {f: place(e, f) for f in e.offsets if (name, f) not in known} for name, e in ENTRIES.items()}
     assert other.pop("doca_gpu_dev_verbs_qp") == {SIDE: (88, 8)}
-    del other["dev_side"]
+    del other["dev_side"], other["dev_rq"]
     assert {name: fields for name, fields in other.items() if fields} == ENTRIES_OF_OURS
 
 
@@ -307,6 +308,7 @@ ENUMS = {
     "resource_sharing_mode": numbered(enums.SharingMode),
     "nic_handler": numbered(enums.NicHandler),
     "code_opt": numbered(enums.CodeOpt),
+    "send_dbr_mode_ext": numbered(enums.SendDbrModeExt),
     "gpu_mem_type": numbered(enums.MemType),
     "qp_state": numbered(enums.QpState),
     "addr_type": numbered(enums.AddrType),
@@ -320,18 +322,18 @@ ENUMS = {
 }
 NOT_DECLARED = {  # nothing in the package has a use for them yet; whoever gives them one declares and checks them
     "mem_type": "the kind of memory is found by looking at the object that is given",
-    "send_dbr_mode_ext": "what the exported queue does follows from send_dbr_mode and emulate_no_dbr_ext",
     "qp_type": "marks a send queue among queue handles: there is one kind of exported queue",
     "nic_handler_flags": "the bits that the values of nic_handler are made of",
     "signal_op": "ADD is the only one",
-    "dump_mode": "memory dumps are no device function yet",
-    "blocking_mode": "waits take a deadline",
-    "mcst_mode": "memory consistency is no mode of a device function yet",
+    "dump_mode": "an address to dump asks for it",
+    "blocking_mode": "a flag, 0 or 1",
+    "mcst_mode": "an address to dump asks for it",
     "wqe_segment_counts": "ds is counted where a WQE is built",
-    "atomic_ext_bytes": "masked atomics are no device function yet",
+    "atomic_ext_bytes": "the number of bytes itself",
     "qp_ready_mode": "there is one way to mark slots ready",
 }
 SENTINELS = {("nic_handler", "TYPE_MAX")}  # no value, but one more than the largest
+OURS = [("exec_scope", "BLOCK")]
 
 
 @pytest.mark.parametrize("row", rows("enums.csv"), ids=ids)
@@ -349,7 +351,7 @@ def test_enum(row):
 def test_no_other_enumerators():
     known = {(row["enum"], row["name"]) for row in rows("enums.csv")}
     assert {row["enum"] for row in rows("enums.csv")} == set(ENUMS) | set(NOT_DECLARED)
-    assert [(enum, name) for enum, members in ENUMS.items() for name in members if (enum, name) not in known] == []
+    assert [(enum, name) for enum, members in ENUMS.items() for name in members if (enum, name) not in known] == OURS
 
 
 def test_error_classes_have_their_codes():
@@ -386,6 +388,7 @@ def test_modes_of_device_functions():
             members
             for members, short in (
                 (ENUMS["resource_sharing_mode"], name),
+                (ENUMS["exec_scope"], name),
                 (ENUMS["sync_scope"], name.removeprefix("SYNC_") if name.startswith("SYNC_") else ""),
                 (ENUMS["nic_handler"], name),
                 (ENUMS["code_opt"], name),
@@ -462,6 +465,22 @@ def test_control_flags_are_made_of_the_two_modes():
     assert flags("ALWAYS", "FENCE") == wqe.CtrlFlags.CQ_UPDATE_FENCE
     assert flags("ON_ERROR", "INITIATOR_SMALL_FENCE") == wqe.CtrlFlags.INITIATOR_SMALL_FENCE
     assert flags("ON_ERROR", "STRONG_ORDERING") == wqe.CtrlFlags.STRONG_ORDERING
+
+
+def test_scatter_to_cqe():
+    """From mlx5's qp.h and mlx5dv.h: MLX5_RES_SCAT_DATA32_CQE, MLX5_INLINE_SCATTER_32 and what belongs to them."""
+    assert numbered(commands.ScatterToCqe) == {"NONE": 0, "DATA_32": 0x1, "DATA_64": 0x2}
+    assert numbered(cqe.CqeFormat) == {"NO_INLINE": 0, "INLINE_32": 1, "INLINE_64": 2, "COMPRESSED": 3}
+    assert cqe.CqeFormat.INLINE_32 << cqe.FORMAT_SHIFT == 0x4
+    assert cqe.CqeFormat.COMPRESSED << cqe.FORMAT_SHIFT == cqe.FORMAT_MASK
+    assert cqe.OWNER_MASK & cqe.FORMAT_MASK == 0 == cqe.FORMAT_MASK >> cqe.OPCODE_SHIFT
+
+
+def test_opmods_of_masked_atomics():
+    """Of the words that GPUNetIO's builders put into the upper 8 bits: extended, and how large."""
+    assert (wqe.EXTENDED_ATOMIC_4 << wqe.OPMOD_SHIFT, wqe.EXTENDED_ATOMIC_8 << wqe.OPMOD_SHIFT) == (
+        0x08000000, 0x09000000,
+    )  # fmt: skip
 
 
 def test_statuses_and_syndromes_of_the_prm():

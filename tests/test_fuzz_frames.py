@@ -12,7 +12,7 @@ import pytest
 
 from gpunetio.device.compile import engine_function
 from gpunetio.device.ops import be32, copy, ld8, ld32, ld64, st8, st16, st32, st64, st_release64
-from gpunetio.device.views import struct_view
+from gpunetio.device.struct_view import struct_view
 from gpunetio.enums import Access, CqOverrun
 from gpunetio.fabric.frames import (
     FRAME,

@@ -5,14 +5,16 @@ import time
 import numpy as np
 import pytest
 
-from gpunetio.enums import Access, QpState
+from gpunetio.enums import Access, QpState, QpType
 from gpunetio.memory import HostMemory
 from gpunetio.nic.reasons import Reason
 from nic_rig import (
     ALWAYS,
     CS,
+    DUMP,
     FA,
     LOCAL_LENGTH,
+    LOCAL_PROT,
     LOCAL_QP_OP,
     NOP,
     ON_ERROR,
@@ -37,6 +39,7 @@ from nic_rig import (
     data,
     error_of,
     inline,
+    pause,
     raddr,
     until,
     view,
@@ -141,6 +144,71 @@ def test_nop_completes_in_order(ends):
         ends.a.put(opcode, *((ends.there.remote(), ends.here.at()) if opcode == WRITE else ()))
     ends.a.ring()
     assert [(cqe.wqe_opcode, cqe.counter) for cqe in ends.a.done.take(5)] == list(zip(kinds, range(5)))
+
+
+def test_dump_completes_behind_reads_and_atomics(ends):
+    """Its completion says that what they brought is in memory, though they make none themselves."""
+    for lap in range(5):
+        ends.there.bytes[:] = np.arange(SIZE) * 3 + lap
+        ends.there.set_word(0, lap)
+        ends.a.put(READ, ends.there.remote(64), ends.here.at(64, SIZE - 64), ce=ON_ERROR)
+        ends.a.put(FA, ends.there.remote(), atomic(1), ends.here.at(0, 8), ce=ON_ERROR)
+        dump = ends.a.post(DUMP, ends.here.at(100, 1))
+        cqe = ends.a.done.next()
+        assert (cqe.opcode, cqe.wqe_opcode, cqe.counter, cqe.byte_cnt) == (REQ, DUMP, dump, 0)
+        assert ends.here.word(0) == lap
+        assert np.array_equal(ends.here.bytes[64:], ends.there.bytes[64:])
+
+
+@pytest.mark.parametrize("fence", [0, 2])
+def test_dump_waits_for_a_peer_that_is_slow(ends, fence):
+    """What a READ before it has not brought yet holds it up, with a fence and without; what is behind it waits too."""
+    ends.again(ack_timeout=20, retry_cnt=7)
+    pause(ends.b)
+    ends.there.bytes[:] = 7
+    ends.a.put(READ, ends.there.remote(), ends.here.at())
+    ends.a.put(DUMP, ends.here.at(0, 1), junk=fence)
+    ends.a.put(WRITE, ends.there.remote(8), inline(bytes(8)))
+    ends.a.ring()
+    assert ends.a.done.none_for()
+    ends.b.nic.resume()
+    assert [cqe.wqe_opcode for cqe in ends.a.done.take(3)] == [READ, DUMP, WRITE]
+    assert (ends.here.bytes == 7).all()
+
+
+def test_dump_needs_a_key_and_no_peer(ends):
+    """Any key that reads is good enough; a peer that is gone does not matter."""
+    locked = Buffer(ends.a.qp.pd, 64, access=Access.LOCAL_READ)
+    ends.b.reset()
+    ends.a.post(DUMP, locked.at())
+    assert ends.a.done.next().opcode == REQ
+    uc, other = (Queue(queue.qp.pd, qp_type=QpType.UC) for queue in (ends.a, ends.b))
+    connect(uc, other)
+    uc.post(DUMP, locked.at())
+    assert uc.done.next().opcode == REQ
+
+
+def test_bad_dumps(ends):
+    """One data segment in memory of the queue's own, and nothing else."""
+    here, foreign = ends.here, Buffer(ends.a.qp.ctx.create_pd(), 64)
+    cases = [
+        ([], LOCAL_QP_OP, Reason.WQE_MALFORMED),
+        ([here.at(0, 1), here.at(0, 1)], LOCAL_QP_OP, Reason.WQE_MALFORMED),
+        ([inline(b"x")], LOCAL_QP_OP, Reason.WQE_MALFORMED),
+        ([data(here.address, here.key, 0)], LOCAL_LENGTH, Reason.LENGTH),
+        ([data(here.address, 0xBAD00, 1)], LOCAL_PROT, Reason.LKEY_UNKNOWN),
+        ([foreign.at()], LOCAL_PROT, Reason.LKEY_PD),
+        ([here.at(SIZE - 1, 2)], LOCAL_PROT, Reason.LKEY_BOUNDS),
+    ]
+    for segments, syndrome, reason in cases:
+        ends.a.put(READ, ends.there.remote(), ends.here.at())  # the error waits for its turn
+        ends.a.put(DUMP, *segments)
+        ends.a.put(NOP)
+        ends.a.ring()
+        read, dump, flushed = ends.a.done.take(3)
+        assert (read.opcode, error_of(dump), dump.wqe_opcode) == (REQ, (syndrome, reason), DUMP)
+        assert error_of(flushed)[1] == Reason.FLUSH
+        ends.again()
 
 
 @pytest.mark.parametrize("opcode", [0x02, 0x7F, 0xFF])

@@ -26,6 +26,7 @@ from nic_rig import (
     connect,
     control,
     error_of,
+    inline,
     raddr,
     reports_of,
     until,
@@ -172,7 +173,7 @@ def test_each_way_to_ring(ends, how):
         assert ends.written()
         ends.a.ring(how)
         assert ends.a.done.none_for(0.005)
-    if how == "uar":
+    if how.startswith("uar"):
         until(lambda: ends.a.uar[0] == 0, "the NIC to consume the ring")
 
 
@@ -212,6 +213,52 @@ def test_shared_register_names_the_queue(one):
     assert first.done.none_for()
     first.ring("uar")
     assert first.done.next().opcode == REQ
+
+
+def test_blueflame_tells_the_end_of_its_wqe(ends):
+    """The index written is the WQE's own, and those before it count too; of long ones the first 64 bytes are enough."""
+    for how in ("blueflame", "uar blueflame"):
+        for _ in range(2 * ends.a.qp.sq_entries // 6):
+            ends.a.put(NOP)
+            ends.a.put(WRITE, ends.there.remote(), ends.here.at(0, 8))
+            ends.a.put(WRITE, ends.there.remote(), inline(bytes(range(200))))  # 4 blocks
+            ends.a.ring(how)
+            start = ends.a.index - 6
+            assert [cqe.counter for cqe in ends.a.done.take(3)] == [start, start + 1, start + 2]
+        assert ends.there.bytes[:200].tobytes() == bytes(range(200))
+    assert ends.a.qp.state == QpState.RTS
+
+
+def test_blueflame_of_a_nop_is_no_doorbell(ends):
+    """It differs from the ring before it in ds alone, which says that the WQE at that index is there, too."""
+    for how in ("register", "blueflame") * 3:
+        ends.a.post(NOP, how=how)
+        assert ends.a.done.next().counter == ends.a.index - 1
+
+
+def test_blueflame_and_doorbells_mixed(ends):
+    """As the device library does it: the WQE, the record, and the doorbell; or one of them at a time."""
+    ways = [("blueflame", "record", "register"), ("uar blueflame", "uar"), ("blueflame",), ("both",)]
+    for round_ in range(12):
+        ends.a.put(WRITE, ends.there.remote(8 * round_), ends.here.at(8 * round_, 8))
+        for how in ways[round_ % 4]:
+            ends.a.ring(how)
+        assert ends.a.done.next().counter == round_
+    assert np.array_equal(ends.there.bytes[:96], ends.here.bytes[:96])
+    assert ends.a.done.none_for(0.005)
+
+
+def test_blueflame_of_a_wqe_that_is_not_in_the_ring(one):
+    """The NIC reads the ring: a WQE that was only written to the register is not executed."""
+    one.a.register[:] = np.frombuffer(control(NOP, 0, one.a.qp.qpn, 1).ljust(64, b"\0"), ">u8")
+    assert error_of(one.a.done.next()) == (LOCAL_QP_OP, Reason.WQE_STALE)
+
+
+def test_registers_are_cache_lines_of_their_own(one):
+    """BlueFlame's 64 bytes are the queue's alone."""
+    registers = [Queue(one.a.qp.pd, sq=1, rq=0).qp.doorbell_register for _ in range(3)]
+    assert all(register % 64 == 0 for register in registers)
+    assert len(set(registers)) == 3
 
 
 def test_queue_without_a_record(one):

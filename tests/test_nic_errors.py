@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fake_gpu import LAUNCH_FAILURE, FakeGpus, FarBuffer
 from gpunetio.enums import Access, QpAttrMask, QpState
 from gpunetio.nic.reasons import EXPLAIN, Reason
 from gpunetio.verbs import QpAttr
@@ -17,6 +18,8 @@ from nic_rig import (
     FLUSHED,
     LOCAL_LENGTH,
     LOCAL_QP_OP,
+    MASKED_CS,
+    MASKED_FA,
     NAKS,
     NOP,
     READ,
@@ -37,6 +40,8 @@ from nic_rig import (
     data,
     error_of,
     inline,
+    masked_cs,
+    masked_fa,
     pause,
     raddr,
     reports_of,
@@ -239,7 +244,7 @@ LOOPBACK, WIRE = ("soft0",), ("soft0", "soft1")
 CASES: dict[tuple[Reason, tuple[str, ...]], Case] = {}
 OF_RESPONDER = {
     Reason.RKEY_UNKNOWN, Reason.RKEY_PD, Reason.RKEY_RIGHTS, Reason.RKEY_BOUNDS, Reason.QP_RIGHTS,
-    Reason.ATOMIC_ALIGNMENT, Reason.RECV_TOO_SMALL, Reason.RECV_LKEY,
+    Reason.ATOMIC_ALIGNMENT, Reason.ATOMIC_FAR, Reason.RECV_TOO_SMALL, Reason.RECV_LKEY,
 }  # fmt: skip
 
 
@@ -360,10 +365,29 @@ def _alignment(ends):
     return ends.b, [hex(ends.there.address + 4)]
 
 
+@produces(Reason.ATOMIC_FAR)
+def _atomic_far(ends):
+    gpus = FakeGpus()
+    gpus.serve(ends.b.qp.ctx)
+    far = FarBuffer(gpus, ends.b.qp.pd, 64)
+    ends.a.post(FA, far.remote(8), atomic(1), ends.here.at(0, 8))
+    return ends.b, [hex(far.address + 8)]
+
+
+@produces(Reason.COPY_FAILED)
+def _copy_failed(ends):
+    gpus = FakeGpus()
+    gpus.serve(ends.a.qp.ctx)
+    far = FarBuffer(gpus, ends.a.qp.pd, 64)
+    gpus.streams[0].row["copy_error"] = LAUNCH_FAILURE
+    ends.a.post(WRITE, ends.there.remote(), far.at())
+    return ends.a, ["CUDA_ERROR_LAUNCH_FAILED", "719"]
+
+
 @produces(Reason.ATOMIC_LENGTH)
 def _atomic_length(ends):
     ends.a.post(FA, ends.there.remote(), atomic(1), ends.here.at(0, 12))
-    return ends.a, ["into 12 bytes"]
+    return ends.a, ["returns 8 bytes into 12 bytes"]
 
 
 @produces(Reason.RECV_TOO_SMALL)
@@ -481,6 +505,18 @@ def _bad_response(ends):
     connect_with_mtus(ends, here=512, there=1024)
     ends.a.post(READ, ends.there.remote(), ends.here.at(0, 2000))
     return ends.a, [f"QP {ends.b.qp.qpn:#x}", "1024 bytes"]
+
+
+@produces(Reason.WQE_OPMOD)
+def _opmod(ends):
+    ends.a.post(MASKED_CS, ends.there.remote(), masked_cs(1, 2, 3, 4, 4), ends.here.at(0, 4), opmod=0x0A)
+    return ends.a, ["opmod 0x0a", "opcode 0x14"]
+
+
+@produces(Reason.ATOMIC_WIRE, WIRE)
+def _masked_on_a_wire(ends):
+    ends.a.post(MASKED_FA, ends.there.remote(), masked_fa(1, 0, 8), ends.here.at(0, 8), opmod=0x09)
+    return ends.a, ["opcode 0x15", f"QP {ends.b.qp.qpn:#x}"]
 
 
 def test_every_reason_has_a_case():

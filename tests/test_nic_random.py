@@ -11,11 +11,41 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import nic_model as model
+from fake_gpu import FakeGpus, FarBuffer
 from gpunetio import verbs
-from gpunetio.enums import Access, QpState
+from gpunetio.enums import Access, QpAtomicType, QpState
 from gpunetio.nic.port import PortConfig
-from nic_model import CMP_SWAP, FETCH_ADD, NOP, RDMA_WRITE, READ, SEND, SEND_IMM, WRITE_IMM
-from nic_rig import RINGS, Buffer, Completions, Queue, atomic, connect, control, data, inline, raddr, reports_of, until
+from nic_model import (
+    ATOMICS,
+    CMP_SWAP,
+    DUMP,
+    FETCH_ADD,
+    MASKED_CS,
+    MASKED_FA,
+    NOP,
+    RDMA_WRITE,
+    READ,
+    SEND,
+    SEND_IMM,
+    WRITE_IMM,
+)
+from nic_rig import (
+    OPMOD,
+    RINGS,
+    Buffer,
+    Completions,
+    Queue,
+    atomic,
+    connect,
+    control,
+    data,
+    inline,
+    masked_cs,
+    masked_fa,
+    raddr,
+    reports_of,
+    until,
+)
 
 WQES = 12000  # of each wire
 SQ, RQ = 64, 16  # entries of a ring
@@ -24,9 +54,11 @@ SMALL = 64  # bytes of a small receive
 LW, RW, RR, RA = Access.LOCAL_WRITE, Access.REMOTE_WRITE, Access.REMOTE_READ, Access.REMOTE_ATOMIC
 ALL = Access.all()
 RIGHTS = (RW | RR | RA,) * 16 + (RW | RR, RW | RA, RR | RA, Access(0))
-OPCODES = (NOP, *(RDMA_WRITE,) * 3, WRITE_IMM, SEND, SEND, SEND_IMM, READ, READ, CMP_SWAP, FETCH_ADD)
-BLAMED = -1  # in the place of a CQE's opcode
-UNSUPPORTED = (0x01, 0x0E, 0x0F, 0x14, 0x1B, 0x23, 0x25, 0x2F, 0x7F, 0xFF)
+OPCODES = (NOP, DUMP, *(RDMA_WRITE,) * 3, WRITE_IMM, SEND, SEND, SEND_IMM, READ, READ, CMP_SWAP, FETCH_ADD)
+MASKED = (MASKED_CS, MASKED_FA)
+PLAIN_RINGS = tuple(how for how in RINGS if "blueflame" not in how)
+BLAMED, EXECUTED, CARRIED = -1, -2, -3  # in the place of a CQE's opcode
+UNSUPPORTED = (0x01, 0x0E, 0x0F, 0x19, 0x1B, 0x20, 0x25, 0x2F, 0x7F, 0xFF)
 
 # What regions are for, so that a source and its target never overlap: name → (rights, in the QP's PD, iova).
 LOCAL = {
@@ -37,21 +69,29 @@ REMOTE = {
     "based": (ALL, True, (1 << 63) - 512), "foreign": (ALL, False, None), "none": (LW, True, None),
 }  # fmt: skip
 INBOX = {"inbox": (LW, True, None), "locked": (Access(0), True, None), "stranger": (LW, False, None)}
-RIGHT_OF = {RDMA_WRITE: RW, WRITE_IMM: RW, READ: RR, CMP_SWAP: RA, FETCH_ADD: RA}
+# Those that may lie in the memory of a GPU: wherever no atomic has its word.
+FAR = {"local", "source", "zero", "write", "read", "none", "inbox"}
+RIGHT_OF = {RDMA_WRITE: RW, WRITE_IMM: RW, READ: RR, **dict.fromkeys(ATOMICS, RA)}
 
 
 class Side:
     """A NIC's PDs and regions, and the model's."""
 
-    def __init__(self, name: str, link_mtu: int = 0):
+    def __init__(self, name: str, link_mtu: int = 0, gpus: FakeGpus | None = None):
         self.ctx = verbs.open(name, port=PortConfig(mtu=link_mtu))
+        if gpus:
+            gpus.serve(self.ctx)
         self.pd, self.other_pd = self.ctx.create_pd(), self.ctx.create_pd()
         self.model = model.Nic()
         self.buffers: dict[str, Buffer] = {}
         self.memories: dict[str, bytearray] = {}
         for fill, (region, (access, own, iova)) in enumerate((LOCAL | REMOTE | INBOX).items()):
             pd = self.pd if own else self.other_pd
-            buffer = self.buffers[region] = Buffer(pd, SIZE, fill, access=access, iova=iova)
+            if gpus and region in FAR:
+                buffer = FarBuffer(gpus, pd, SIZE, fill, access=access, iova=iova)
+            else:
+                buffer = Buffer(pd, SIZE, fill, access=access, iova=iova)
+            self.buffers[region] = buffer
             memory = self.memories[region] = bytearray(buffer.whole.tobytes())
             self.model.register(
                 model.Region(buffer.key, pd.pdn, int(access), buffer.address, memory, buffer.start, SIZE)
@@ -71,17 +111,19 @@ class Side:
 class End:
     """A queue pair of the NIC beside the model's."""
 
-    def __init__(self, side: Side, user_index: int, wired: bool):
+    def __init__(self, side: Side, user_index: int, wired: bool, cqe_inline: bool):
         self.side = side
         self.queue = Queue(
-            side.pd, SQ, RQ, send_cq=side.ctx.create_cq(SQ), recv_cq=side.ctx.create_cq(RQ), user_index=user_index
-        )
+            side.pd, SQ, RQ, send_cq=side.ctx.create_cq(SQ), recv_cq=side.ctx.create_cq(RQ), user_index=user_index,
+            cqe_inline=cqe_inline,
+        )  # fmt: skip
         qp = self.queue.qp
         assert (qp.sq_entries, qp.rq_entries) == (SQ, RQ)
         self.send_cq, self.recv_cq = model.Cq(6), model.Cq(4)
         self.model = model.Qp(
-            side.model, qp.qpn, side.pd.pdn, SQ, RQ, qp.rq_stride, self.send_cq, self.recv_cq, user_index, wired
-        )
+            side.model, qp.qpn, side.pd.pdn, SQ, RQ, qp.rq_stride, self.send_cq, self.recv_cq, user_index, wired,
+            cqe_inline,
+        )  # fmt: skip
 
     def reset(self) -> None:
         self.queue.reset()
@@ -113,8 +155,10 @@ class End:
 class Programs:
     """Random WQEs from one end to the other."""
 
-    def __init__(self, random: Random, bad: float):
+    def __init__(self, random: Random, bad: float, wired: bool):
         self.random, self.bad = random, bad
+        self.opcodes = OPCODES if wired else OPCODES + MASKED * 2
+        self.wrong_opcodes = UNSUPPORTED + MASKED * 2 if wired else UNSUPPORTED
         self.filled: list[tuple[int, int, int]] = []  # (key, start, end) of what READs and atomics in flight fill
 
     def chance(self, share: float) -> bool:
@@ -158,13 +202,25 @@ class Programs:
             segments.append(inline(b""))
         return segments
 
+    def operands(self, peer: Side, opcode: int, nbytes: int) -> bytes:
+        """An atomic's segments: words that are likely to meet, and fields of some size."""
+        r, bits = self.random, 8 * nbytes
+        words = peer.buffers["all"]
+        compare = words.word(r.randrange(0, SIZE, 8)) if self.chance(0.5) else r.getrandbits(64)
+        if opcode in (CMP_SWAP, FETCH_ADD):
+            return atomic(r.getrandbits(64), compare)
+        masks = [r.choice((0, (1 << bits) - 1, r.getrandbits(bits), 1 << r.randrange(bits))) for _ in range(2)]
+        if opcode == MASKED_FA:
+            return masked_fa(r.getrandbits(bits), masks[0], nbytes)
+        return masked_cs(r.getrandbits(bits), compare & (1 << bits) - 1, masks[0], masks[1], nbytes)
+
     def remote(self, side: Side, opcode: int, nbytes: int) -> bytes:
         r = self.random
         names = [n for n, (access, own, _) in REMOTE.items() if own and access & RIGHT_OF[opcode]]
         name, key = r.choice(names), None
         offset = r.randint(0, SIZE - nbytes)
-        if opcode in (CMP_SWAP, FETCH_ADD):
-            offset &= ~7
+        if opcode in ATOMICS:
+            offset &= -nbytes
         if self.chance(self.bad):
             match r.randrange(6):
                 case 0:
@@ -185,20 +241,25 @@ class Programs:
     def wqe(self, end: End, peer: End) -> bytes:
         """One WQE for the next index of `end`."""
         r, queue = self.random, end.queue
-        opcode = r.choice(OPCODES)
-        total = r.choice((0, 1, 8, SMALL, SMALL + 1, r.randint(1, SMALL), r.randint(1, SIZE), SIZE))
+        opcode, opmod = r.choice(self.opcodes), 0
+        total = r.choice((0, 1, 8, 32, 33, SMALL, SMALL + 1, r.randint(1, SMALL), r.randint(1, SIZE), SIZE))
         body = b""
-        if opcode in (CMP_SWAP, FETCH_ADD):
-            total = 8
-            words = peer.side.buffers["all"]
-            compare = words.word(r.randrange(0, SIZE, 8)) if self.chance(0.5) else r.getrandbits(64)
-            body = self.remote(peer.side, opcode, 8) + atomic(r.getrandbits(64), compare)
+        if opcode in ATOMICS:
+            total = r.choice((4, 8)) if opcode in MASKED else 8
+            opmod = OPMOD[total] if opcode in MASKED else 0
+            body = self.remote(peer.side, opcode, total) + self.operands(peer.side, opcode, total)
             if self.chance(self.bad / 3):
-                total = r.choice((4, 7, 9, 16))
+                total = r.choice((4, 7, 8, 9, 16))
+            if opcode in MASKED and self.chance(self.bad / 3):
+                opmod = r.choice((0, 1, 0x07, 0x08, 0x09, 0x0A, 0xFF))
         elif opcode in RIGHT_OF:
             body = self.remote(peer.side, opcode, total)
-        if opcode != NOP:
-            body += b"".join(self.locals(end.side, total, opcode in (READ, CMP_SWAP, FETCH_ADD)))
+        if opcode == DUMP:
+            body = self.local(end.side, total or 1, False)
+            if self.chance(self.bad / 3):
+                body = r.choice((inline(bytes(total)), b"", body * 2))
+        elif opcode != NOP:
+            body += b"".join(self.locals(end.side, total, opcode == READ or opcode in ATOMICS))
         index, qpn, ds = queue.index, queue.qp.qpn, 1 + len(body) // 16
         if self.chance(self.bad / 2):
             match r.randrange(5):
@@ -207,7 +268,7 @@ class Programs:
                 case 1:
                     qpn = r.choice((peer.queue.qp.qpn ^ (peer.queue.qp.qpn == qpn), 0, qpn ^ 1))
                 case 2:
-                    opcode = r.choice(UNSUPPORTED)
+                    opcode, opmod = r.choice(self.wrong_opcodes), r.choice((0x08, 0x09))
                 case 3:
                     index += r.choice((1, -1, 0x100, SQ))
                 case 4:
@@ -215,14 +276,14 @@ class Programs:
                     ds += 1
         ce = r.choice((0, 1, 2, 2, 2, 3))
         junk = r.getrandbits(16)
-        if self.must_wait(opcode, body):
+        if self.must_wait(opcode, opmod, body):
             junk |= r.randint(1, 7)  # the fence
-        return control(opcode, index, qpn, min(ds, 63), ce, r.getrandbits(32), junk) + body
+        return control(opcode, index, qpn, min(ds, 63), ce, r.getrandbits(32), junk, opmod) + body
 
-    def must_wait(self, opcode: int, body: bytes) -> bool:
+    def must_wait(self, opcode: int, opmod: int, body: bytes) -> bool:
         """Whether a request sends what a READ or atomic before it may not have fetched yet (10.8.3.3)."""
-        headers = 16 * (model.HEADER_SEGMENTS.get(opcode, 1) - 1)
-        returns = opcode in (READ, CMP_SWAP, FETCH_ADD)
+        headers = 16 * (model.header_segments(opcode, opmod) - 1) if opcode in model.HEADER_SEGMENTS else 0
+        returns = opcode == READ or opcode in ATOMICS
         waits, at = False, headers
         while at + 16 <= len(body):
             nbytes, key, address = struct.unpack_from(">IIQ", body, at)
@@ -270,21 +331,30 @@ class Programs:
             queue.write_wqe(wqe)
             posted += 1
         image = queue.sq.tobytes()
-        queue.ring(r.choice(RINGS))
+        queue.ring(r.choice(RINGS if self.may_flame(queue) else PLAIN_RINGS))
         end.model.post(image, queue.index)
         for one in (end, peer):
             one.settle()
             one.side.check()
         return posted
 
+    @staticmethod
+    def may_flame(queue: Queue) -> bool:
+        """Whether the latest WQE says of itself which one it is, and how long: BlueFlame's doorbell believes it."""
+        dwords = queue.sq.view(">u4").reshape(-1, 16)[queue.last % SQ, :2].tolist()
+        ds = queue.index - queue.last << 2
+        return dwords[0] >> 8 & 0xFFFF == queue.last & 0xFFFF and dwords[1] >> 8 == queue.qp.qpn and (
+            ds - 4 < dwords[1] & 0x3F <= ds
+        )
+
 
 def run_programs(sides: list[Side], seed: int, wqes: int, bad: float = 0.04) -> Counter:
-    """Programs in both directions, `wqes` WQEs together: how often each (CQE opcode, syndrome, vendor) was seen, and
-    each (BLAMED, syndrome, vendor) of a responder."""
+    """Programs in both directions, `wqes` WQEs together: how often each (CQE opcode, syndrome, vendor) was seen, each
+    (BLAMED, syndrome, vendor) of a responder, each (EXECUTED, WQE opcode, 0), and each (CARRIED, bytes in a CQE, 0)."""
     random = Random(seed)
-    programs = Programs(random, bad)
     wired = len(sides) == 2
-    ends = [End(sides[0], 0x123456, wired), End(sides[-1], 0xABCDEF, wired)]
+    programs = Programs(random, bad, wired)
+    ends = [End(sides[0], 0x123456, wired, True), End(sides[-1], 0xABCDEF, wired, False)]
     posted = used = 0
     while posted < wqes:
         broken = any(end.model.state == "ERR" for end in ends)
@@ -292,19 +362,23 @@ def run_programs(sides: list[Side], seed: int, wqes: int, bad: float = 0.04) -> 
             for end in ends:
                 end.reset()
             rights = random.choice(RIGHTS) if bad else RIGHTS[0]
+            extended = random.random() < (0.9 if bad else 1)
             psn = random.choice((0, 0xFFFFFE, random.getrandbits(24)))
             connect(
                 ends[0].queue, ends[1].queue, remote_access=rights, psn=psn, rnr_retry=random.randrange(3),
                 retry_cnt=random.randrange(3),
+                atomic_type=QpAtomicType.UP_TO_8BYTES if extended else QpAtomicType.IB_SPEC,
             )  # fmt: skip
             for end, peer in (ends, ends[::-1]):
-                end.model.connect(peer.model, int(rights))
+                end.model.connect(peer.model, int(rights), extended)
         random.shuffle(ends)
         posted += programs.run(*ends, length=random.choice((1, 4, 12, 12, 30 if bad else RQ - 1)))
         used += 1
     cqes = [cqe for end in ends for cqe in end.send_cq.cqes + end.recv_cq.cqes]
     blamed = [(BLAMED, *refusal) for end in ends for refusal in end.model.refusals]
-    return Counter([(cqe.opcode, cqe.syndrome, cqe.vendor) for cqe in cqes] + blamed)
+    executed = [(EXECUTED, cqe.wqe_opcode, 0) for cqe in cqes if cqe.opcode == model.REQ]
+    carried = [(CARRIED, len(cqe.payload), 0) for cqe in cqes if cqe.payload]
+    return Counter([(cqe.opcode, cqe.syndrome, cqe.vendor) for cqe in cqes] + blamed + executed + carried)
 
 
 @pytest.fixture
@@ -319,8 +393,9 @@ def quiet():
 
 @pytest.fixture
 def sides(quiet, request):
-    names, link_mtu = request.param
-    sides = [Side(name, link_mtu) for name in names]
+    names, link_mtu, *far = request.param
+    gpus = FakeGpus(delay=2, eager=far[0] == "eager") if far else None
+    sides = [Side(name, link_mtu, gpus) for name in names]
     yield sides
     for side in sides:
         side.ctx.close()
@@ -356,19 +431,41 @@ def test_random_programs(sides):
     met = Counter()
     for seed in range(4):
         met += run_programs(sides, seed, WQES // 4)
-    told = model.NAK_VENDORS.items() if len(sides) == 2 else REFUSED
-    assert met.keys() >= MET | {(model.REQ_ERR, *error) for error in told} | {(BLAMED, *error) for error in REFUSED}
+    wired = len(sides) == 2
+    told = model.NAK_VENDORS.items() if wired else REFUSED
+    masked = (model.REQ_ERR, model.LOCAL_QP_OP, model.NO_PACKET if wired else model.OPMOD)
+    wanted = MET | {(model.REQ_ERR, *error) for error in told} | {(BLAMED, *error) for error in REFUSED} | {masked}
+    wanted |= {(EXECUTED, opcode, 0) for opcode in OPCODES + (() if wired else MASKED)}
+    wanted |= {(CARRIED, 1, 0), (CARRIED, 32, 0)}
+    assert met.keys() >= wanted
+    assert max(nbytes for kind, nbytes, _ in met if kind == CARRIED) == 32
     assert met[model.REQ, 0, 0] > WQES // 4
 
 
 @pytest.mark.parametrize(
-    "sides", [(("soft0",), 0), (("soft0", "soft1"), 0), (("soft0", "soft1"), 336)], indirect=True,
-    ids=["loopback", "wire", "packets of 256"],
+    "sides",
+    [
+        (("soft0",), 0), (("soft0", "soft1"), 0), (("soft0", "soft1"), 336), (("soft0",), 0, "lazy"),
+        (("soft0",), 0, "eager"), (("soft0", "soft1"), 336, "lazy"),
+    ],
+    indirect=True,
+    ids=["loopback", "wire", "packets of 256", "GPU, loopback", "eager GPU, loopback", "GPU, packets of 256"],
 )  # fmt: skip
 def test_valid_programs(sides):
     """No error at all: long runs around the rings, without a reset."""
     met = run_programs(sides, 3, WQES // 4, bad=0.0)
-    assert all(syndrome == 0 for _, syndrome, _ in met)
+    assert all(syndrome == 0 for opcode, syndrome, _ in met if opcode >= 0)
+    assert not any(opcode == BLAMED for opcode, _, _ in met)
+
+
+@pytest.mark.parametrize(
+    "sides", [(("soft0",), 0, "lazy"), (("soft0", "soft1"), 0, "lazy")], indirect=True, ids=["loopback", "wire"]
+)
+def test_random_programs_with_gpu_memory(sides):
+    """Most regions lie in the memory of a GPU; the model does not know, so that nothing may show it."""
+    met = run_programs(sides, 5, WQES // 4)
+    assert met[model.REQ, 0, 0] > WQES // 16
+    assert len(met) > 15
 
 
 @EVERYWHERE

@@ -103,11 +103,13 @@ def atomics(value, out):
     ops.st64(out + 40, ops.exchange64(cell, 77))
     ops.st64(out + 48, ops.cas_gpu64(cell, 77, 1) * 10 + ops.cas_cta64(cell, 2, 3))
     ops.st64(out + 56, ops.cas_sys64(cell, 1, 8) * 10 + ops.cas_gpu32(cell, 8, 4))
+    ops.st64(out + 72, ops.cas_sys32(cell, 4, -1))
+    ops.st64(out + 80, ops.cas_sys32(cell, -1, 6))
 
 
 def test_atomics_return_the_old_value(gpu):
-    got = run_on(gpu, atomics, 7, count=9)
-    assert got == [5, 12, 13, 5, 5, 9, 77 * 10 + 1, 1 * 10 + 8, 4]
+    got = run_on(gpu, atomics, 7, count=11)
+    assert got == [5, 12, 13, 5, 5, 9, 77 * 10 + 1, 1 * 10 + 8, 6, 4, 0xFFFF_FFFF]
 
 
 @kernel

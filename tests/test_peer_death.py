@@ -161,6 +161,7 @@ def check_resources(used: list[dict[str, int]]) -> None:
     assert used[-1]["resident"] - used[3]["resident"] < 16 << 20, [use["resident"] for use in used]
 
 
+@pytest.mark.slow
 def test_a_peer_that_is_started_again(farm, wire):
     with side(wire) as near:
         check_resources(restart(near, farm, wire, address(), 6))

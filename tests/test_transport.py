@@ -744,6 +744,18 @@ def test_fence(peer):
     assert [packet.opcode for packet in p.drain()] == [WRITE_ONLY]
 
 
+def test_fence_of_a_nop(peer):
+    """A fence needs no request of its own: it holds up what is behind it all the same."""
+    p = peer()
+    request(p, READ, 8)
+    post(p, NOP, flags=FENCE)
+    request(p, WRITE, 8)
+    assert [packet.opcode for packet in p.drain()] == [READ_REQUEST]
+    p.send(response_packets(b"fenced--", p.mtu, p.psn))
+    (write,) = p.drain()
+    assert write.payload == b"fenced--"
+
+
 def test_fence_while_a_read_is_asked_for_again(peer):
     p = peer()
     request(p, READ, 8)

@@ -19,9 +19,20 @@ import pytest
 from neighbour import address as own_address
 from udp_rig import Namespace
 
-BENCHMARKS = ("put_bw", "write_bw", "get_bw", "write_lat")
-# Each takes two processes: the quick suite has one that sends from many threads, and one that waits for the other end.
-SOME = [pytest.param(name, marks=() if name in ("put_bw", "write_lat") else pytest.mark.slow) for name in BENCHMARKS]
+BENCHMARKS = (
+    "put_bw", "write_bw", "get_bw", "put_signal_bw", "put_counter_bw", "twosided_bw", "write_lat", "put_signal_lat",
+    "put_counter_lat",
+)  # fmt: skip
+
+
+def quickly(*names):
+    """All benchmarks; those that are not named are in the slow suite, as each takes two processes."""
+    return [pytest.param(name, marks=() if name in names else pytest.mark.slow) for name in BENCHMARKS]
+
+
+# One that sends from many threads, and one that waits for the other end.
+SOME = quickly("put_bw", "write_lat")
+FIRST = ("put_bw", "twosided_bw", "write_lat")  # the others are like them in what the ends do
 LIMIT = 60  # seconds for anything
 
 
@@ -108,8 +119,8 @@ def error_line(err):
 @pytest.mark.parametrize(
     "name, wire",
     [
-        *((name, "auto") for name in BENCHMARKS), ("put_bw", "udp"),
-        *(pytest.param(name, "udp", marks=pytest.mark.slow) for name in BENCHMARKS if name != "put_bw"),
+        pytest.param(name, wire, marks=() if wire == "auto" and name in FIRST else pytest.mark.slow)
+        for wire in ("auto", "udp") for name in BENCHMARKS
     ],
 )  # fmt: skip
 def test_client_and_server(name, wire, port):
@@ -125,7 +136,7 @@ def test_client_and_server(name, wire, port):
     assert [line.split()[:2] for line in tables[0]] == [["64", "300"], ["5000", "300"]]
 
 
-@pytest.mark.parametrize("name", BENCHMARKS)
+@pytest.mark.parametrize("name", quickly("get_bw"))
 def test_a_file(name, port, file):
     payload = ("--payload", file)
     reads = name == "get_bw"
@@ -139,6 +150,45 @@ def test_a_file(name, port, file):
         assert (result["payload_bytes"], result["sha256"], result["validated"]) == (50_001, digest, True)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options", [pytest.param(("-e", 1, "-q", 2), marks=pytest.mark.slow), ("-x",)], ids=lambda options: options[0]
+)
+def test_sends_in_other_ways(options, port):
+    """Of the client's; -x is agreed on, with the sizes that go with it."""
+    with running(*pair("twosided_bw", port, (), ("-i", 300, *options))) as tools:
+        outputs = [tool.end() for tool in tools]
+    sizes = [[line.split()[0] for line in out.splitlines() if re.match(r" \d", line)] for _, out, _ in outputs]
+    assert [(status, err) for status, _, err in outputs] == [(0, ""), (0, "")]
+    assert sizes[0] == sizes[1]
+    assert len(sizes[0]) == (10 if options == ("-x",) else 16)
+
+
+_MISCOUNTING = """
+from gpunetio.bench.words import Words
+from gpunetio.cli import main
+before = Words.problem
+def problem(self):
+    self._array[0] += 1
+    return before(self)
+Words.problem = problem
+main()
+"""
+
+
+@pytest.mark.slow
+def test_a_wrong_flag_is_noticed(port):
+    """The server's flags are not what they should be: both ends say so, and fail."""
+    client = ("-s", 64, "-i", 300, "-t", 1)
+    with running(*pair("put_signal_bw", port, (), client, program=("-c", _MISCOUNTING))) as tools:
+        for tool in tools:
+            status, out, err = tool.end()
+            assert status == 1
+            assert "validation failed: message size 64: the server's flag 0 is 301 instead of 300" in err
+            assert "successful" not in out
+
+
+@pytest.mark.slow
 def test_documents_and_pictures(port, tmp_path):
     """Of both ends, which have measured the same."""
     pytest.importorskip("matplotlib", reason="needs matplotlib (extra 'plot')")
@@ -181,6 +231,7 @@ main()
 LOOPBACK = "127.0.0.1"  # whence a client calls
 
 
+@pytest.mark.slow
 def test_both_ends_of_many_queues(port):
     with running(*pair("put_bw", port, (), ("-q", 3, "-D", 0.3, "-s", 4096, "--report_gbits"))) as tools:
         assert [tool.end()[0] for tool in tools] == [0, 0]
@@ -219,6 +270,7 @@ def listens(pid):
     return [(socket.inet_ntoa(bytes.fromhex(host)[::-1]), int(number, 16)) for host, number in found]
 
 
+@pytest.mark.slow
 def test_a_server_listens_where_its_nic_is(port):
     """And nowhere else; nobody is listened to once the client is there."""
     where = own_address()
@@ -289,12 +341,13 @@ _CORRUPTING = """
 from gpunetio.bench import data
 from gpunetio.cli import main
 def corrupting(kind, collect):
+    def flip(self, bits):
+        for sink in getattr(self, "_sinks", None) or [self._sink]:
+            sink.write(sink.read({at}, 1) ^ bits, {at})
     def corrupt(self, first, count):
-        for sink in getattr(self, "_sinks", None) or [self._sink]:
-            sink[{at}] ^= 0x10
+        flip(self, 0x10)
         collect(self, first, count)
-        for sink in getattr(self, "_sinks", None) or [self._sink]:
-            sink[{at}] ^= 0x10 * {again}
+        flip(self, 0x10 * {again})
     kind.collect = corrupt
 corrupting(data.Pattern, data.Pattern.collect)
 corrupting(data.Arrival, data.Arrival.collect)
@@ -302,7 +355,7 @@ main()
 """
 
 
-@pytest.mark.parametrize("with_file", [False, True])
+@pytest.mark.parametrize("with_file", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_wrong_byte_is_noticed(with_file, port, file):
     """A bit flips in the server's memory, behind the NIC's back: both ends say so, and fail."""
     payload = ("--payload", file) if with_file else ()
@@ -341,6 +394,7 @@ def test_another_benchmark(port):
             assert "run the same at both ends" in error_line(err)
 
 
+@pytest.mark.slow
 def test_other_sizes(port):
     with running(*pair("put_bw", port, ("-s", 64), ("-s", 128))) as tools:
         for tool in tools:
@@ -370,6 +424,7 @@ def test_a_stranger_calls(data, port):
     assert f"the client {LOOPBACK} {NONSENSE[data]}" in error_line(err)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("data", NONSENSE)
 def test_a_stranger_answers(data, port):
     where = own_address()
@@ -404,7 +459,7 @@ LONG = ("-s", 4096, "-D", 50)
 VICTIMS = pytest.mark.parametrize(
     "name, victim",
     [
-        pytest.param(name, end, marks=() if (name, end) in (("put_bw", 0), ("write_lat", 1)) else pytest.mark.slow)
+        pytest.param(name, end, marks=() if (name, end) in (("put_bw", 0),) else pytest.mark.slow)
         for name in BENCHMARKS for end in (0, 1)
     ],
     ids=lambda value: ("server", "client")[value] if isinstance(value, int) else value,

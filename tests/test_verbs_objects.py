@@ -219,6 +219,7 @@ def test_qp(fake, ctx, pd, cq):
     assert be(qpc, 0x11, 3) == 0xABCDEF
     assert be(qpc, 0x7D, 3) == cq.cqn
     assert qpc[0x93] == 0  # no cd_master
+    assert (qpc[0xC6], qpc[0xC7]) == (0, 0)  # cs_req, cs_res
     assert be(qpc, 0x9D, 3) == receives.cqn
     assert be(qpc, 0xA0, 8) == 512 + 1024  # dbr_addr
     assert qpc[0xAC] == 0  # rq_type
@@ -269,6 +270,19 @@ def test_core_direct_master(fake, pd, cq):
     qpc = fake.sent(CREATE_QP)[0][QPC_AT:]
     assert qpc[0x93] == 1
     assert be(qpc, 0x95, 3) == 0  # the bit is not in next_rcv_psn
+
+
+def test_payload_in_completions(fake, pd, cq):
+    with pytest.raises(NotSupportedError, match="cqe_inline: the device puts no payload into completions"):
+        pd.create_qp(rq_wr=1, receive_cq=cq, cqe_inline=True)
+    assert not pd.ctx.query_device().is_cqe_inline_supported
+    fake.cqe_inline = True
+    ctx = Context(fake)
+    assert ctx.query_device().is_cqe_inline_supported
+    qp = ctx.create_pd().create_qp(rq_wr=1, receive_cq=ctx.create_cq(4), cqe_inline=True)
+    qpc = fake.sent(CREATE_QP)[0][QPC_AT:]
+    assert (qpc[0xC6], qpc[0xC7]) == (0, 1)  # cs_req, cs_res: MLX5_RES_SCAT_DATA32_CQE
+    assert qp.init_attr.cqe_inline
 
 
 def test_doorbells_without_a_record(fake, pd, cq):

@@ -377,7 +377,8 @@ SLOW = pytest.mark.slow  # two processes each: the quick suite has one of a kind
     "operation, wire",
     [
         ("Send", "auto"), pytest.param("Write", "auto", marks=SLOW), pytest.param("Read", "auto", marks=SLOW),
-        pytest.param("Send", "udp", marks=SLOW), pytest.param("Write", "udp", marks=SLOW), ("Read", "udp"),
+        pytest.param("Send", "udp", marks=SLOW), pytest.param("Write", "udp", marks=SLOW),
+        pytest.param("Read", "udp", marks=SLOW),
     ],
 )  # fmt: skip
 def test_bursts(port, operation, wire):
@@ -472,6 +473,7 @@ def _end_without_closing(tool):
     return status, tool.process.stdout.read(), re.sub(r"compiling .* …\n", "", tool.process.stderr.read())
 
 
+@pytest.mark.slow
 def test_a_stranger_calls(port):
     where = own_address()
     with running(Tool(NAME, "--port", port, "--address", where)) as (server,):

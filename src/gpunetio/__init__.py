@@ -15,6 +15,7 @@ from .enums import (
     QpAttrMask,
     QpState,
     QpType,
+    SendDbrModeExt,
     SendFlags,
     SharingMode,
     SyncScope,
@@ -24,15 +25,29 @@ from .enums import (
 )  # fmt: skip
 from .errors import DocaError
 from .fabric.faults import Faults
-from .gpu import ExportedQp, Gpu, GpuMemory, QpError, gpu_list
+from .gpu import (
+    ExportedQp,
+    ExportedQps,
+    Gpu,
+    GpuMemory,
+    ProxyService,
+    QpError,
+    QpGroup,
+    check_device_code_compatibility,
+    check_host_code_compatibility,
+    gpu_list,
+    library_version,
+)  # fmt: skip
 from .providers import PortConfig
 from .verbs import Context, open
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "Access", "CodeOpt", "Context", "CqOverrun", "DocaError", "Dpa", "DpaCompletion", "ExportedQp", "Faults", "Gpu",
-    "GpuMemory", "LinkLayer", "MemType", "MtuSize", "NicHandler", "PortConfig", "QpAttrMask", "QpError", "QpState",
-    "QpType", "SendFlags", "SharingMode", "SyncScope", "WcOpcode", "WcStatus", "WrOpcode", "__version__", "device",
-    "device_function", "errors", "gpu_list", "kernel", "open", "verbs",
+    "Access", "CodeOpt", "Context", "CqOverrun", "DocaError", "Dpa", "DpaCompletion", "ExportedQp", "ExportedQps",
+    "Faults", "Gpu", "GpuMemory", "LinkLayer", "MemType", "MtuSize", "NicHandler", "PortConfig", "ProxyService",
+    "QpAttrMask", "QpError", "QpGroup", "QpState", "QpType", "SendDbrModeExt", "SendFlags", "SharingMode", "SyncScope",
+    "WcOpcode", "WcStatus", "WrOpcode", "__version__", "check_device_code_compatibility",
+    "check_host_code_compatibility", "device", "device_function", "errors", "gpu_list", "kernel", "library_version",
+    "open", "verbs",
 ]  # fmt: skip

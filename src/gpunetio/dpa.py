@@ -93,9 +93,7 @@ class Dpa(Handle):
 
     def attach(self, qp: QP) -> None:
         """A queue pair has been made for this DPA."""
-        queue = self._threads.export_qp(qp, timeout=self.timeout)
-        queue.restart()  # its completions may have served another one
-        self._queues[qp] = queue
+        self._queues[qp] = self._threads.export_qp(qp, timeout=self.timeout)
 
     def detach(self, qp: QP) -> None:
         """It goes."""
@@ -103,7 +101,7 @@ class Dpa(Handle):
 
     def restart(self, qp: QP) -> None:
         """It is in RST, where the device counts from 0 again."""
-        self._queues[qp].restart()
+        self._queues[qp].reset()
 
     def handle(self, qp: QP) -> int:
         """See `QP.get_dpa_handle`."""

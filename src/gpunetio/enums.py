@@ -132,6 +132,14 @@ class NicHandler(IntEnum):
     GPU_SM_NO_DBR = 10
 
 
+class SendDbrModeExt(IntEnum):
+    """enum doca_gpu_verbs_send_dbr_mode_ext: who keeps the doorbell record of an exported send queue."""
+
+    VALID_DBR          = 0  # whoever rings the doorbell
+    NO_DBR_HW          = 1  # nobody: the device needs none (QpSendDbrMode.NO_DBR_EXT)
+    NO_DBR_SW_EMULATED = 2  # a thread of the CPU, behind the kernels that ring
+
+
 class SharingMode(IntEnum):
     """enum doca_gpu_dev_verbs_resource_sharing_mode: who shares a queue."""
 
@@ -141,10 +149,11 @@ class SharingMode(IntEnum):
 
 
 class ExecScope(IntEnum):
-    """enum doca_gpu_dev_verbs_exec_scope."""
+    """enum doca_gpu_dev_verbs_exec_scope; BLOCK is ours."""
 
     THREAD = 0
     WARP   = 1
+    BLOCK  = 2
 
 
 class SyncScope(IntEnum):

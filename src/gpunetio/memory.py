@@ -221,8 +221,9 @@ class Region:
             cuda = bool(getattr(obj, "is_cuda", False))
             keep = getattr(obj, "allocation", None)  # it stays allocated, even if `obj` is closed
             return cls(obj.address, obj.nbytes, False, cuda, (obj, keep))
-        if hasattr(obj, "__cuda_array_interface__"):
-            return cls._of_cuda_array(obj)
+        face = _cuda_array_of(obj)
+        if face is not None:
+            return cls._of_cuda_array(obj, face)
         try:
             view = memoryview(obj)
         except (TypeError, ValueError, BufferError) as error:
@@ -240,8 +241,7 @@ class Region:
         return cls(int(array.ctypes.data), view.nbytes, view.readonly, False, view)
 
     @classmethod
-    def _of_cuda_array(cls, obj: Any) -> Region:
-        face = obj.__cuda_array_interface__
+    def _of_cuda_array(cls, obj: Any, face: dict[str, Any]) -> Region:
         item, shape, strides = np.dtype(face["typestr"]).itemsize, face["shape"], face.get("strides")
         if strides is not None and not _is_contiguous(shape, strides, item):
             raise InvalidValueError(f"the CUDA array has strides {strides}: only C-contiguous arrays can be registered")
@@ -264,6 +264,14 @@ class Region:
             (tensor.data or 0) + tensor.byte_offset, (math.prod(shape) * bits + 7) // 8, False,
             tensor.device_type == _DL_CUDA, (obj, capsule),
         )  # fmt: skip
+
+
+def _cuda_array_of(obj: Any) -> dict[str, Any] | None:
+    """The object's CUDA array interface, if it has one and gives it; a tensor that requires gradients does not."""
+    try:
+        return getattr(obj, "__cuda_array_interface__", None)
+    except (RuntimeError, TypeError, KeyError):
+        return None
 
 
 def _is_contiguous(shape: Sequence[int], strides: Sequence[int], item: int) -> bool:

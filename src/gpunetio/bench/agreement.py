@@ -74,6 +74,10 @@ def _asked(asked: Message) -> dict[str, Any]:
         values["duration"] = asked.number("duration", 1e-9, MOST_SECONDS)
     if "qps" in asked:
         values["qps"] = asked.integer("qps", 1, MOST_QPS)
+    if "inline" in asked:
+        if asked["inline"] is not True:
+            raise asked.wrong("inline", "true")
+        values["inline"] = True
     return values
 
 
@@ -110,7 +114,7 @@ def swap_ends(link: Link, endpoints: list[QpEndpoint], address: int, rkey: int, 
         ],
     )  # fmt: skip
     ends = link.expect("ends")
-    theirs = ends.parts("qps", MOST_QPS)
+    theirs = ends.parts("qps", 2 * MOST_QPS)
     if len(theirs) != len(endpoints):
         raise PeerError(f"{link.peer} has {len(theirs)} queue pairs, this end {len(endpoints)}")
     ends.integer("nbytes", needed, 1 << 62)
@@ -118,6 +122,13 @@ def swap_ends(link: Link, endpoints: list[QpEndpoint], address: int, rkey: int, 
         tuple(_endpoint(each) for each in theirs), ends.integer("address", 0, (1 << 63) - 1),
         ends.integer("rkey", 0, 0xFFFF_FFFF),
     )  # fmt: skip
+
+
+def swap_words(link: Link, address: int, rkey: int) -> tuple[int, int]:
+    """Tell the peer where the words are that it adds to: address and key of its own."""
+    link.send("words", address=address, rkey=rkey)
+    words = link.expect("words")
+    return words.integer("address", 0, (1 << 63) - 1), words.integer("rkey", 0, 0xFFFF_FFFF)
 
 
 def _endpoint(each: Message) -> QpEndpoint:

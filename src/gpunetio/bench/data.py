@@ -10,12 +10,20 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 
 from ..errors import InvalidValueError, OperatingSystemError
 from .results import Check
+
+
+class Buffer(Protocol):
+    """Bytes somewhere, which are copied in and out: `GpuMemory`, for one."""
+
+    def read(self, offset: int = 0, nbytes: int | None = None) -> np.ndarray: ...
+
+    def write(self, data: Any, offset: int = 0) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -25,14 +33,34 @@ class Ends:
     `marks` gets the last byte of each message of a file's, by which a latency test awaits it.
     """
 
-    source: np.ndarray | None
-    sinks: Sequence[np.ndarray]
+    source: Buffer | None
+    sinks: Sequence[Buffer]
     marks: np.ndarray
+
+
+class Received:
+    """A buffer whose slots were filled in any order: `order` has the message in each slot, once they have come."""
+
+    def __init__(self, buffer: Buffer, size: int, order: np.ndarray):
+        self._buffer, self._size, self._order = buffer, size, order
+
+    def write(self, data: Any, offset: int = 0) -> None:
+        """See `Buffer`."""
+        self._buffer.write(data, offset)
+
+    def read(self, offset: int = 0, nbytes: int | None = None) -> np.ndarray:
+        """Of the first messages, one behind the other; `offset` must be 0."""
+        assert offset == 0
+        assert nbytes is not None
+        count = -(-nbytes // self._size)
+        slots = self._buffer.read(0, count * self._size).reshape(count, self._size)
+        return slots[np.argsort(self._order[:count], kind="stable")].reshape(-1)[:nbytes]
 
 
 class Data(Protocol):
     """What a launch needs to know."""
 
+    size: int
     messages: int
     total: int
     slots: int
@@ -64,7 +92,7 @@ class Pattern:
 
     def __init__(self, ends: Ends, size: int, messages: int, slots: int, value: int, counting: bool):
         self.messages, self.slots, self.total = messages, slots, messages * size
-        self._source, self._sinks, self._size = ends.source, ends.sinks, size
+        self._source, self._sinks, self.size = ends.source, ends.sinks, size
         self._value, self._counting = value, counting
         self._sent = 0
 
@@ -72,13 +100,14 @@ class Pattern:
         """See the module. What is there already serves the messages after the first."""
         if first > 0:
             return
-        used = self.slots * self._size
+        used = self.slots * self.size
         if self._source is not None:
-            self._source[:used] = self._value
+            self._source.write(np.full(used, self._value, np.uint8))
+        empty = np.full(used, ~self._value & 0xFF, np.uint8)
+        if self._counting:
+            empty[-1] = 0
         for sink in self._sinks:
-            sink[:used] = ~self._value & 0xFF
-            if self._counting:
-                sink[used - 1] = 0
+            sink.write(empty)
 
     def collect(self, first: int, count: int) -> None:
         """See the module."""
@@ -86,10 +115,10 @@ class Pattern:
 
     def check(self) -> Check:
         """See the module."""
-        wanted = np.full(min(self._sent, self.slots) * self._size, self._value, np.uint8)
+        wanted = np.full(min(self._sent, self.slots) * self.size, self._value, np.uint8)
         if self._counting:
             wanted[-1:] = self._sent & 0xFF
-        problems = [_problem(sink[: len(wanted)], wanted, 0, self._size) for sink in self._sinks]
+        problems = [_problem(sink.read(0, len(wanted)), wanted, 0, self.size) for sink in self._sinks]
         return Check(next(filter(None, problems), None))
 
     def digest(self) -> str | None:
@@ -105,34 +134,35 @@ class Payload:
         if ends.source is None:
             raise InvalidValueError("a file is sent from the process that has it")
         self._source, self._sinks, self._marks = ends.source, ends.sinks, ends.marks
-        self._size, self._file = size, file
+        self.size, self._file = size, file
         self._sent, self._received = hashlib.sha256(), hashlib.sha256()
         self._problem: str | None = None
+        self._part = np.zeros(0, np.uint8)  # what this launch sends
 
     def _window(self, first: int, count: int) -> int:
-        return min(count * self._size, self.total - first * self._size)
+        return min(count * self.size, self.total - first * self.size)
 
     def lay_out(self, first: int, count: int) -> None:
         """See the module."""
         nbytes = self._window(first, count)
-        part = self._source[:nbytes]
-        self._file.seek(first * self._size)
-        if self._file.readinto(part.data) != nbytes:  # type: ignore[attr-defined]
+        self._file.seek(first * self.size)
+        self._part = np.frombuffer(self._file.read(nbytes), np.uint8)
+        if len(self._part) != nbytes:
             raise OperatingSystemError(f"{self._file.name} became shorter while it was sent")
+        self._source.write(self._part)
         for sink in self._sinks:
-            np.invert(part, out=sink[:nbytes])
-        ends = np.minimum(np.arange(1, count + 1) * self._size, nbytes)
-        self._marks[:count] = part[ends - 1]
+            sink.write(~self._part)
+        ends = np.minimum(np.arange(1, count + 1) * self.size, nbytes)
+        self._marks[:count] = self._part[ends - 1]
 
     def collect(self, first: int, count: int) -> None:
         """See the module."""
-        nbytes = self._window(first, count)
-        self._sent.update(self._source[:nbytes].data)
-        if self._sinks:
-            self._received.update(self._sinks[0][:nbytes].data)
-        for sink in self._sinks:
-            problem = _problem(sink[:nbytes], self._source[:nbytes], first * self._size, self._size)
-            self._problem = self._problem or problem
+        self._sent.update(self._part.data)
+        for index, sink in enumerate(self._sinks):
+            received = sink.read(0, len(self._part))
+            if index == 0:
+                self._received.update(received.data)
+            self._problem = self._problem or _problem(received, self._part, first * self.size, self.size)
 
     def check(self) -> Check:
         """See the module."""
@@ -140,7 +170,7 @@ class Payload:
         if not self._sinks:
             return Check()
         if problem is None and self._sent.digest() != self._received.digest():
-            problem = f"message size {self._size}: SHA-256 differs, {self._received.hexdigest()} was received"
+            problem = f"message size {self.size}: SHA-256 differs, {self._received.hexdigest()} was received"
         return Check(problem, self.total, self._received.hexdigest())
 
     def digest(self) -> str | None:
@@ -156,30 +186,30 @@ class Arrival:
 
     def __init__(self, ends: Ends, size: int, messages: int, slots: int, total: int):
         self.messages, self.slots, self.total = messages, slots, total
-        self._sink, self._marks, self._size = ends.sinks[0], ends.marks, size
+        self._sink, self._marks, self.size = ends.sinks[0], ends.marks, size
         self._received = hashlib.sha256()
         self._from = self._to = 0
         self._problem: str | None = None
 
     def lay_out(self, first: int, count: int) -> None:
         """See the module. Before it `marks` holds the last byte of each message, if a latency test awaits those."""
-        nbytes = min(count * self._size, self.total - first * self._size)
-        sink = self._sink[:nbytes]
-        np.invert(sink, out=sink)
+        nbytes = min(count * self.size, self.total - first * self.size)
+        sink = ~self._sink.read(0, nbytes)
         if len(self._marks):
-            sink[np.minimum(np.arange(1, count + 1) * self._size, nbytes) - 1] = ~self._marks[:count]
+            sink[np.minimum(np.arange(1, count + 1) * self.size, nbytes) - 1] = ~self._marks[:count]
+        self._sink.write(sink)
 
     def collect(self, first: int, count: int) -> None:
         """See the module."""
-        self._from = first * self._size
-        self._to = min(self._from + count * self._size, self.total)
-        self._received.update(self._sink[: self._to - self._from].data)
+        self._from = first * self.size
+        self._to = min(self._from + count * self.size, self.total)
+        self._received.update(self._sink.read(0, self._to - self._from).data)
 
     def compare(self, digest: str | None) -> None:
         """What was sent up to now has this SHA-256."""
         if self._problem is None and digest != self._received.hexdigest():
             self._problem = (
-                f"message size {self._size}: SHA-256 differs, {self._received.hexdigest()} was received: a byte at "
+                f"message size {self.size}: SHA-256 differs, {self._received.hexdigest()} was received: a byte at "
                 f"offset {self._from} … {self._to - 1} is wrong"
             )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import signal
 import threading
@@ -14,16 +15,23 @@ import numpy as np
 
 from ..device.status import EIO, ETIMEDOUT, NAMES
 from ..enums import MemType
-from ..errors import DriverError, TimedOutError
+from ..errors import DocaError, DriverError, TimedOutError
 from ..gpu import ExportedQp, Gpu, GpuMemory
-from .kernels import RECORD_WORDS, STOPPED
+from .kernel_parts import NOT_INLINE, RECORD_WORDS, STOPPED, WRONG_LENGTH
 
 logger = logging.getLogger("gpunetio.bench")
 
 WAIT_SECONDS = 10.0  # of one wait in a kernel
 LAUNCH_SECONDS = 120.0  # of one launch, which may have to compile first
-GRACE_SECONDS = 2 * WAIT_SECONDS  # for a kernel that was told to stop
+GRACE_SECONDS = 2 * WAIT_SECONDS  # for a kernel that was told to stop and whose queue pairs have failed
+STOP_SECONDS = 0.5  # for a kernel to notice that it is to stop; then its queue pairs are put into the error state
 LOOK_SECONDS = 0.05  # between looks at what else may end a launch
+
+_OWN_STATUSES = {
+    STOPPED: "stopped",
+    WRONG_LENGTH: "a receive of another length than was sent",
+    NOT_INLINE: "a completion without the data that it should carry",
+}
 
 
 class Launcher:
@@ -82,11 +90,24 @@ class Launcher:
 
     def _wait(self, seconds: float) -> bool:
         end = time.monotonic() + seconds
+        stopped = 0.0
         while not self._running.wait(LOOK_SECONDS):
-            if time.monotonic() > end:
+            now = time.monotonic()
+            if now > end:
                 return False
             self._look()
+            if self._stop.array.view(np.int64)[0] == 0:
+                continue
+            stopped = stopped or now
+            if now > stopped + STOP_SECONDS:  # it waits for a completion that will not come
+                stopped = now + GRACE_SECONDS
+                self._fail_queues()
         return True
+
+    def _fail_queues(self) -> None:
+        for qp in self._qps:
+            with contextlib.suppress(DocaError):
+                qp.qp.to_error()
 
     @contextmanager
     def _interrupt_stops_the_kernel(self) -> Iterator[None]:
@@ -120,7 +141,7 @@ class Launcher:
         cause = min(failures, key=lambda status: (status != EIO, status == STOPPED))
         errors = [str(error) for qp in self._qps if (error := qp.last_error()) is not None]
         details = "; ".join([*errors, *self.gpu.watchdog.stalls]) or f"status {cause}"
-        what = f"the kernel ended with '{NAMES.get(cause, 'stopped')}': {details}"
+        what = f"the kernel ended with '{_OWN_STATUSES.get(cause) or NAMES.get(cause, cause)}': {details}"
         raise TimedOutError(what) if cause == ETIMEDOUT else DriverError(what)
 
     def _end_launch(self) -> bool:
@@ -128,4 +149,7 @@ class Launcher:
         if self._running is None:
             return True
         self._tell_to_stop()
+        if self._running.wait(STOP_SECONDS):
+            return True
+        self._fail_queues()
         return self._running.wait(GRACE_SECONDS)

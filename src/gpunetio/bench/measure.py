@@ -28,15 +28,15 @@ def measure(run: Run, index: int, size: int, tick: Tick = lambda share: None) ->
     if data.messages:
         warm_up = min(WARM_UP, data.messages, data.slots)
         run.lay_out(data, 0, warm_up)
-        run.send(size, data, 0, warm_up)
+        run.send(data, 0, warm_up)
     for first, count, share in _plan(run, data, size):
         run.lay_out(data, first, count)
-        records = run.send(size, data, first, count)
+        records = run.send(data, first, count)
         run.collect(data, first, count)
         seconds = max(1, int(records[:, 1].max() - records[:, 0].min())) / 1e9  # first begin of a thread to last end
         parts.append((count, min(count * size, data.total - first * size), seconds))
         if run.options.benchmark.latency:
-            round_trips.append(run.times.array.view(np.int64)[:count].copy())
+            round_trips.append(run.notes.array.view(np.int64)[:count].copy())
         tick(share)
     if run.options.benchmark.latency:
         return LatResult.of(size, np.concatenate(round_trips) if round_trips else np.zeros(0), run.check(data))

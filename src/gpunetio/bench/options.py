@@ -2,57 +2,115 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..enums import ExecScope, MemType, NicHandler, SendDbrModeExt
+from ..errors import InvalidValueError, NotSupportedError
 from ..nic.port import PortConfig
 from .exchange import PORT
 
 ALL_SIZES = tuple(1 << n for n in range(1, 24))
 BW_SIZES = (1, *(1 << n for n in range(6, 21)))
 LAT_SIZES = (1, *(1 << n for n in range(6, 15)))
+INLINE_SIZES = (1, 4, 8, 12, 16, 20, 24, 28, 30, 32)
+MOST_INLINE = 32  # bytes that a completion carries
 ITERATIONS = 2048
 DEPTH = 1024  # slots of a send queue
 CUDA_THREADS = 512
 # What both ends must share, and how it is asked for.
-TERMS = {"sizes": "--size", "iterations": "--iters", "duration": "--duration", "qps": "--qp"}
+TERMS = {
+    "sizes": "--size", "iterations": "--iters", "duration": "--duration", "qps": "--qp", "inline": "--inline",
+}  # fmt: skip
 HOST_THREADS = 8  # at most: the engine needs a core too
+HOST_WARP = 2  # lanes of a warp of host threads that post together
+TRACED = 1024  # operations of one size that all threads together note, unless told otherwise
+MOST_TRACED = 1 << 20
+
+_OPERATIONS = {"write_bw": "round of writes", "twosided_bw": "send"}
+_ALONE = (ExecScope.THREAD,)
+_ANY_SCOPE = (ExecScope.THREAD, ExecScope.WARP, ExecScope.BLOCK)
 
 
 @dataclass(frozen=True)
 class Benchmark:
-    """One of the benchmarks. `reads`: the remote end is the source of the data."""
+    """One of the benchmarks.
+
+    `latency`     one thread at each end, which answers; or else bandwidth
+    `reads`       the remote end is the source of the data
+    `counts`      words at the receiver count the messages
+    `companion`   a companion of the queue does, when they are complete
+    `two_sided`   the receiver has a kernel that posts receives
+    `scopes`      who can post together
+    `handlers`    how doorbells can reach the NIC
+    `collapsed`   the completion queue has one entry
+    `slots`       of the send queue that an operation takes, there or in the companion's
+    """
 
     name: str
     title: str
     latency: bool = False
     reads: bool = False
+    counts: bool = False
+    companion: bool = False
+    two_sided: bool = False
+    scopes: tuple[ExecScope, ...] = _ANY_SCOPE
+    handlers: tuple[NicHandler, ...] = (NicHandler.AUTO, NicHandler.CPU_PROXY, NicHandler.GPU_SM_DB)
+    collapsed: bool = False
+    slots: int = 1
 
     @property
     def sizes(self) -> tuple[int, ...]:
         """Message sizes that are measured unless others are asked for."""
         return LAT_SIZES if self.latency else BW_SIZES
 
+    @property
+    def operation(self) -> str:
+        """What its kernel does."""
+        return _OPERATIONS.get(self.name) or self.name.rpartition("_")[0]
+
+    @property
+    def answers(self) -> bool:
+        """Whether the server has a kernel too."""
+        return self.latency or self.two_sided
+
+    @property
+    def marked(self) -> bool:
+        """Whether a message is known by its last byte."""
+        return self.latency and not self.counts
+
 
 BENCHMARKS = {
     benchmark.name: benchmark
     for benchmark in (
         Benchmark("put_bw", "GPUNetIO put BW test"),
-        Benchmark("write_bw", "GPUNetIO RDMA write BW test"),
+        Benchmark("write_bw", "GPUNetIO RDMA write BW test", scopes=_ALONE),
         Benchmark("get_bw", "GPUNetIO get BW test", reads=True),
-        Benchmark("write_lat", "GPUNetIO write latency test", latency=True),
+        Benchmark("put_signal_bw", "GPUNetIO put-signal BW test", counts=True, slots=2),
+        Benchmark("put_counter_bw", "GPUNetIO put-counter BW test", counts=True, companion=True, slots=2),
+        Benchmark("twosided_bw", "GPUNetIO two-sided BW test", two_sided=True),
+        Benchmark(
+            "write_lat", "GPUNetIO write latency test", latency=True, scopes=_ALONE, collapsed=True,
+            handlers=(NicHandler.AUTO, NicHandler.CPU_PROXY, NicHandler.GPU_SM_DB, NicHandler.GPU_SM_BF),
+        ),
+        Benchmark("put_signal_lat", "GPUNetIO put-signal latency test", latency=True, scopes=_ALONE, counts=True),
+        Benchmark(
+            "put_counter_lat", "GPUNetIO put-counter latency test", latency=True, scopes=_ALONE, counts=True,
+            companion=True,
+        ),
     )
-}
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """One run. `gpu` is what `Gpu` takes; `threads` None means what suits the target; `duration` is in seconds.
 
-    `device` None is the first NIC that nobody uses. With two processes, `server` is the address that the client calls,
-    `tcp_port` is where they meet, and `asked` names those of `TERMS` that the user chose: what one end leaves open, the
-    other decides.
+    `device` None is the first NIC that nobody uses. `traced` operations of a thread and size are noted, 0 for what
+    fits, None for none. With two processes, `server` is the address that the client calls, `tcp_port` is where they
+    meet, and `asked` names those of `TERMS` that the user chose: what one end leaves open, the other decides.
     """
 
     benchmark: Benchmark
@@ -60,23 +118,111 @@ class Options:
     device: str | None = None
     nic_port: PortConfig | None = None
     gpu: str = "auto"
+    queue_memory: str = "auto"
+    payload_memory: MemType = MemType.CPU_GPU
     gid_index: int = 0
-    nic_handler: int = 0
-    no_dbr: bool = False
+    nic_handler: NicHandler = NicHandler.AUTO
+    send_dbr_mode: SendDbrModeExt = SendDbrModeExt.VALID_DBR
+    scope: ExecScope = ExecScope.THREAD
     iterations: int = ITERATIONS
     duration: float | None = None
     qps: int = 1
     depth: int = DEPTH
     threads: int | None = None
+    inline: bool = False
     payload: Path | None = None
+    traced: int | None = None
     server: str | None = None
     tcp_port: int = PORT
     asked: frozenset[str] = frozenset()
 
     def kernel_threads(self, target: str) -> int:
-        """Kernel threads of a launch, at least one for each queue pair and a multiple of their number."""
+        """Kernel threads of a launch at one end, each queue pair with the same number of warps or blocks."""
         if self.benchmark.latency:
             return 1
         cores = len(os.sched_getaffinity(0))
-        wanted = self.threads or (CUDA_THREADS if target == "cuda" else max(1, min(cores - 1, HOST_THREADS)))
-        return -(-wanted // self.qps) * self.qps
+        least = 1 if self.scope == ExecScope.THREAD else 2 * HOST_WARP
+        wanted = self.threads or (CUDA_THREADS if target == "cuda" else max(least, min(cores - 1, HOST_THREADS)))
+        unit = {
+            ExecScope.THREAD: self.qps,
+            ExecScope.WARP: self.warp(target) * (self.qps if self.benchmark.two_sided else math.lcm(2, self.qps)),
+            ExecScope.BLOCK: self.blocks(wanted),
+        }[self.scope]
+        return -(-wanted // unit) * unit
+
+    def blocks(self, threads: int) -> int:
+        """Blocks of a launch at one end. Queues are shared across two, unless the threads cannot be halved."""
+        if self.benchmark.latency:
+            return 1
+        if self.benchmark.two_sided or self.benchmark.name == "write_bw":
+            return self.qps
+        if self.scope == ExecScope.BLOCK:
+            return self.qps if self.qps > 1 else 2
+        return 2 if threads % 2 == 0 else 1
+
+    def warp(self, target: str) -> int:
+        """Lanes of a warp."""
+        if target == "cuda":
+            return 32
+        return HOST_WARP if self.scope == ExecScope.WARP else 1
+
+    def together(self, target: str) -> int:
+        """Threads that post with one reservation."""
+        if self.scope == ExecScope.BLOCK:
+            threads = self.kernel_threads(target)
+            return threads // self.blocks(threads)
+        return self.warp(target) if self.scope == ExecScope.WARP else 1
+
+    def slots(self, target: str) -> int:
+        """Slots of a send queue: a companion's must hold what all threads have reserved before the first one posts."""
+        if self.benchmark.companion and not self.benchmark.latency:
+            return max(self.depth, self.benchmark.slots * self.kernel_threads(target))
+        return self.depth
+
+    def traced_of(self, threads: int) -> int:
+        """Operations that each of so many threads notes."""
+        return self.traced or max(1, TRACED // threads)
+
+    def check(self) -> None:
+        """Raise for what a benchmark does not do."""
+        benchmark = self.benchmark
+        name = benchmark.name
+        if self.nic_handler not in benchmark.handlers:
+            raise NotSupportedError(
+                f"-p {int(self.nic_handler)}: {name} has no NIC handler {self.nic_handler.name}, but "
+                + ", ".join(f"{int(handler)} ({handler.name})" for handler in benchmark.handlers)
+            )
+        if self.scope not in benchmark.scopes:
+            raise NotSupportedError(
+                f"-e {int(self.scope)}: {name} has no execution scope {self.scope.name}: "
+                + ("one thread posts at each end" if benchmark.latency else "a block's last thread submits for all")
+            )
+        if self.inline and (not benchmark.two_sided or max(self.sizes, default=0) > MOST_INLINE):
+            raise InvalidValueError(
+                f"--inline: a completion carries at most {MOST_INLINE} bytes, not {max(self.sizes)}"
+                if benchmark.two_sided
+                else f"--inline: {name} has no receives whose completions could carry data"
+            )
+
+    def check_threads(self, target: str) -> None:
+        """Raise for threads that cannot post together, on a target that is known."""
+        if self.benchmark.latency or self.benchmark.name == "write_bw":
+            return
+        threads = self.kernel_threads(target)
+        blocks = self.blocks(threads)
+        if threads // blocks > 1024:
+            raise InvalidValueError(
+                f"-e {int(self.scope)} with --qp {self.qps} takes {threads} threads in {blocks} blocks, and a block "
+                "has 1024 at most: use fewer queue pairs"
+            )
+        needed = self.together(target) * self.benchmark.slots
+        room = self.depth // 2 if self.benchmark.two_sided and self.scope != ExecScope.THREAD else self.depth
+        if needed > room:
+            raise InvalidValueError(
+                f"-e {int(self.scope)}: {self.together(target)} threads post {needed} requests together, for which "
+                f"--tx-depth {self.depth} is too small: give {needed * self.depth // room} or more"
+            )
+        if self.traced_of(threads) * threads > MOST_TRACED:
+            raise InvalidValueError(
+                f"--trace-ops {self.traced} of {threads} threads are too many: {MOST_TRACED} in all is the limit"
+            )

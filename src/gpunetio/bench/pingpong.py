@@ -32,7 +32,7 @@ from ..verbs import QpEndpoint
 from ..verbs import open as open_device
 from . import launches
 from .exchange import PORT, STEP_SECONDS, PeerError, accept, dial, listen, own_address
-from .kernels import RECORD_WORDS
+from .kernel_parts import RECORD_WORDS
 from .launches import Launcher
 from .pingpong_kernel import OUT, RECEIVE_SIDE, pingpong, post_receives
 

@@ -12,7 +12,7 @@ from ..device.ops import fence_acquire_sys, ld_relaxed32, pack64, st128, st_rela
 from ..device.waiting import patience
 from ..formats.cqe import CQE64, CQE_SHIFT, ERR_CQE64, INIT_OP_OWN, OPCODE_SHIFT, OWNER_MASK, CqeOpcode
 from ..formats.doorbell import PI_MASK
-from .kernels import STOPPED
+from .kernel_parts import STOPPED
 
 RECEIVE_SIDE = ("ring", "stride", "slots", "record", "cq_ring", "cq_entries", "cq_record")
 OUT = ("start", "end", "status", "received", "sent", "bad_message", "bad_offset", "syndrome", "vendor")

@@ -18,14 +18,14 @@ _SHOWN = 99.9  # percent of the latencies that the histogram spans
 _PERCENTILES = (50, 99, 99.9)
 
 
-def check(path: Path) -> None:
-    """Raise if `draw` could not write there: called before anything is measured."""
+def check(path: Path, option: str = "--plot") -> None:
+    """Raise if a picture could not be written there: called before anything is measured."""
     if path.suffix.lower() not in FORMATS:
-        raise InvalidValueError(f"--plot {path}: the suffix names the format, one of {', '.join(FORMATS)}")
+        raise InvalidValueError(f"{option} {path}: the suffix names the format, one of {', '.join(FORMATS)}")
     if not path.absolute().parent.is_dir():
-        raise NotFoundError(f"--plot {path}: there is no directory {path.absolute().parent}")
+        raise NotFoundError(f"{option} {path}: there is no directory {path.absolute().parent}")
     if importlib.util.find_spec("matplotlib") is None:
-        raise NotSupportedError("--plot needs matplotlib, which is in the extra 'plot': pip install 'gpunetio[plot]'")
+        raise NotSupportedError(f"{option} needs matplotlib, in the extra 'plot': pip install 'gpunetio[plot]'")
 
 
 def draw(path: Path, title: str, results: Sequence[Result]) -> None:

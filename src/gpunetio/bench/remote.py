@@ -11,26 +11,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
 from ..errors import DocaError
-from . import exchange, kernels
-from .agreement import File, agree, swap_ends
+from . import exchange
+from .agreement import File, agree, swap_ends, swap_words
 from .data import Arrival, Data, Ends, Pattern, Payload
 from .exchange import Link, Message, PeerError, accept, dial, listen, own_address
+from .kernel_parts import MOST_THREADS
 from .launches import GRACE_SECONDS, LAUNCH_SECONDS
 from .options import Options
 from .results import BwResult, Check, LatResult, Result
 from .run import PART_MESSAGES, Run
+from .side import Shown
 
-STOP_SECONDS = 0.5  # for a kernel to notice that it is to stop; then its queue pairs are put into the error state
 # 0.27 s, and 2 s with all retries: an engine on a crowded machine may be away from its core for longer than usual, and
 # that the peer is gone is learnt from the exchange.
 ACK_TIMEOUT = 16
@@ -50,25 +49,27 @@ class Remote(Run):
         own = None if self._file is None else _describe(self._file)
         self.options, file = agree(link, self.options, own, self.is_client)
         self.payload_bytes = None if file is None else file.nbytes
-        options, room, latency = self.options, self.room, self.options.benchmark.latency
-        self._sends = self.is_client != options.benchmark.reads
-        pd = self.ctx.create_pd()
-        qps = [self._create_qp(pd) for _ in range(options.qps)]
-        self.near, self.near_mr = self._buffer(pd, room)
-        returns = latency and self.is_client  # what was sent comes back, to another place
-        self.back, self.back_mr = self._buffer(pd, room if returns else 1)
-        shown, mr = (self.back, self.back_mr) if returns else (self.near, self.near_mr)
+        self.options.check()
+        options, benchmark = self.options, self.options.benchmark
+        self._sends = self.is_client != benchmark.reads
+        side = self._open_side(self.is_client)
+        self.near, self.back = side.data, side.back
         self.far = swap_ends(
-            link, [qp.qp.endpoint(sgid_index=options.gid_index) for qp in qps], shown.device_address, mr.rkey,
-            shown.nbytes, room,
+            link, [qp.qp.endpoint(sgid_index=options.gid_index) for qp in side.queues], side.shown.address,
+            side.shown.rkey, side.back.nbytes, self.room,
         )  # fmt: skip
-        for qp, endpoint in zip(qps, self.far.endpoints):
+        far = Shown(self.far.address, self.far.rkey)
+        if benchmark.counts or benchmark.two_sided:
+            words = swap_words(link, side.shown.words_address, side.shown.words_rkey)
+            far = Shown(far.address, far.rkey, *words)
+        for qp, endpoint in zip(side.queues, self.far.endpoints):
             qp.connect(endpoint, sgid_index=options.gid_index, ack_timeout=ACK_TIMEOUT)
         self._open_memory()
-        self._list_qps(qps)
+        self._list_ends(side.rows(far, self.marks if self.payload_bytes is not None else None, self.notes))
+        self.counts = side.counts(self.notes.array.view(np.int64))
         # A launch without messages, so that neither end compiles while the other waits for data.
-        if self.is_client or latency:
-            self._kernel(1, 1, 1, 0, 0)
+        if self.is_client or benchmark.answers:
+            self.launch_for(1, 1, 1, 0, 0)
         link.send("ready")
         self._await("ready")
 
@@ -86,21 +87,11 @@ class Remote(Run):
 
     def _look(self) -> None:
         """Stop a kernel whose peer has gone."""
-        if self.link is None or self.link.failure is None:
-            return
-        self._tell_to_stop()
-        now = time.monotonic()
-        if self._stop_by == 0.0:
-            self._stop_by = now + STOP_SECONDS
-        elif now > self._stop_by:  # it waits for a completion that will not come
-            self._stop_by = now + GRACE_SECONDS
-            for qp in self._qps:
-                with contextlib.suppress(DocaError):
-                    qp.qp.to_error()
+        if self.link is not None and self.link.failure is not None:
+            self._tell_to_stop()
 
     def launch(self, kernel: Any, grid: int, block: int, *args: Any, **options: Any) -> np.ndarray:
         """See `Run`. When the talk has ended, that is why the kernel failed."""
-        self._stop_by = 0.0
         try:
             return super().launch(kernel, grid, block, *args, **options)
         except DocaError:
@@ -108,28 +99,18 @@ class Remote(Run):
                 raise failure from None
             raise
 
-    def _kernel(self, *job: int, launched: Callable[[], None] = lambda: None) -> np.ndarray:
-        near, back, far = self.near, self.back, self.far
-        if not self.options.benchmark.latency:
-            return self.bandwidth_kernel(far.address, far.rkey, near, self.near_mr.lkey, *job)
-        return self.launch(
-            kernels.write_lat_end, 1, 1, int(self.is_client), self._qps[0], near, self.near_mr.lkey, far.address,
-            far.rkey, back if self.is_client else near, *job, self.marks if self.payload_bytes is not None else 0,
-            self.times, launched=launched,
-        )  # fmt: skip
-
     def data(self, size: int, value: int) -> Data:
         """See `Run`."""
-        near, latency = self.near.array, self.options.benchmark.latency
+        benchmark = self.options.benchmark
         messages, slots = self.messages(size), self.slots(size)
-        sinks = [self.back.array if self._sends else near] if latency or not self._sends else []
-        ends = Ends(near if self._sends else None, sinks, self.marks.array)
+        sinks = [self.back] if benchmark.latency else [] if self._sends else [self.received(self.near, size)]
+        ends = Ends(self.near if self._sends else None, sinks, self.marks.array)
         if self.payload_bytes is None:
-            return Pattern(ends, size, messages, slots, value, latency)
+            return Pattern(ends, size, messages, slots, value, benchmark.marked)
         total = min(self.payload_bytes, messages * size)
         if self._sends and self._file is not None:
             return Payload(ends, size, messages, slots, self._file, total)
-        if not latency:
+        if not benchmark.marked:
             ends = dataclasses.replace(ends, marks=_NO_MARKS)
         return Arrival(ends, size, messages, slots, total)
 
@@ -157,18 +138,15 @@ class Client(Remote):
 
     def lay_out(self, data: Data, first: int, count: int) -> None:
         """See `Run`."""
-        data.lay_out(first, count)
-        marks = self.marks.array[:count] if isinstance(data, Payload) and self.options.benchmark.latency else _NO_MARKS
-        self._tell("prepare", first=first, count=count, marks=marks.tobytes().hex())
+        super().lay_out(data, first, count)
+        marked = isinstance(data, Payload) and self.options.benchmark.marked
+        marks = self.marks.array[:count] if marked else _NO_MARKS
+        self._tell("prepare", first=first, count=count, marks=marks.tobytes().hex(), counters=self.counters)
         self._await("ready")
-
-    def send(self, size: int, data: Data, first: int, count: int) -> np.ndarray:
-        """See `Run`."""
-        return self._kernel(size, data.total, data.slots, first, count)
 
     def collect(self, data: Data, first: int, count: int) -> None:
         """See `Run`."""
-        data.collect(first, count)
+        super().collect(data, first, count)
         self._tell("collect", sha256=data.digest() or "")
         answer = self._await("collected")
         if isinstance(data, Arrival):
@@ -177,7 +155,7 @@ class Client(Remote):
     def check(self, data: Data) -> Check:
         """See `Run`."""
         self._tell("check")
-        own, theirs = data.check(), _check_of(self._await("checked").part("check"))
+        own, theirs = super().check(data), _check_of(self._await("checked").part("check"))
         if theirs.sha256 is None:
             theirs = dataclasses.replace(theirs, payload_bytes=own.payload_bytes, sha256=own.sha256)
         return dataclasses.replace(theirs, problem=theirs.problem or own.problem)
@@ -201,7 +179,7 @@ class Server(Remote):
     """The end that serves one client. `waiting` is called with its address and port when it can be called."""
 
     def __init__(self, options: Options, waiting: Callable[[str, int], None] = lambda address, port: None):
-        self._waiting = waiting
+        self._waiting, self._counters = waiting, 1
         super().__init__(options)
 
     def _meet(self) -> Link:
@@ -232,37 +210,44 @@ class Server(Remote):
         while True:
             message = self._await("prepare", "collect", "check", "result")
             if message.kind == "prepare":
-                prepared = self._prepare(link, message, size, data)
+                prepared = self._prepare(link, message, data)
             elif message.kind == "collect":
                 if prepared is None:
                     raise PeerError(f"{link.peer} asked to collect what it has not sent")
-                data.collect(*prepared)
+                self.collect(data, *prepared)
                 if isinstance(data, Arrival):
                     data.compare(message.raw("sha256", 32).hex())
                 link.send("collected", sha256=data.digest() or "")
                 prepared = None
             elif message.kind == "check":
-                link.send("checked", check=dataclasses.asdict(data.check()))
+                link.send("checked", check=dataclasses.asdict(self.check(data)))
             else:
                 return _result_of(message, size, self.options.benchmark.latency)
 
-    def _prepare(self, link: Link, message: Message, size: int, data: Data) -> tuple[int, int]:
+    @property
+    def counters(self) -> int:
+        """See `Run`: as many as the client says."""
+        return self._counters
+
+    def _prepare(self, link: Link, message: Message, data: Data) -> tuple[int, int]:
         """Make ready for a launch of the client: its first message, and how many."""
         first = message.integer("first", 0, max(0, data.messages - 1))
         whole_file = data.slots if self.payload_bytes is not None else PART_MESSAGES
         count = message.integer("count", 1, min(whole_file, data.messages - first))
-        job = (size, data.total, data.slots, first, count)
-        if not self.options.benchmark.latency:
-            data.lay_out(first, count)
-            link.send("ready")
-            return first, count
-        if self.payload_bytes is not None:
+        self._counters = message.integer("counters", 1, MOST_THREADS)
+        benchmark = self.options.benchmark
+        if benchmark.marked and self.payload_bytes is not None:
             marks = message.raw("marks", PART_MESSAGES)
             if len(marks) != count:
                 raise message.wrong("marks", f"the last bytes of {count} messages")
             self.marks.array[:count] = np.frombuffer(marks, np.uint8)
-        data.lay_out(first, count)
-        self._kernel(*job, launched=lambda: link.send("ready"))
+        self.lay_out(data, first, count)
+        if benchmark.answers:
+            self.launch_for(
+                data.size, data.total, data.slots, first, count, launched=lambda: link.send("ready")
+            )
+        else:
+            link.send("ready")
         return first, count
 
 

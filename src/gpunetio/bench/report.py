@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from ..enums import ExecScope
 from .options import Options
 from .results import BwResult, Result
 from .run import Run
@@ -53,11 +54,18 @@ class Table:
 def preamble(run: Run) -> str:
     """What is measured, between which ends."""
     options = run.options
+    queue = run.queue
+    together = "" if options.scope == ExecScope.THREAD else f", {options.scope.name.lower()} scope"
     left = {
         "Device": f"{run.ctx.name}, GID index {options.gid_index}",
-        "Kernels": f"{run.gpu.name} ({run.gpu.target}), {run.threads} thread(s)",
+        "Kernels": f"{run.gpu.name} ({run.gpu.target}), {run.threads} thread(s){together}",
+        "Doorbell": f"{queue.nic_handler.name}, {queue.send_dbr_mode.name}",
     }
-    right = {"Queue pairs": str(options.qps), "Send queue": f"{options.depth} slots, MTU {run.mtu}"}
+    right = {
+        "Queue pairs": str(options.qps),
+        "Send queue": f"{options.depth} slots, MTU {run.mtu}",
+        "Data": f"{options.payload_memory.name} memory",
+    }
     lines = [f" {a:<8}: {left[a]:<36} {b:<12}: {right[b]}" for a, b in zip(left, right)]
     return "\n".join([_LINE, f"{options.benchmark.title}, {run.role}".center(len(_LINE)).rstrip(), *lines, _LINE])
 

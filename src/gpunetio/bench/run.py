@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Self
 
 import numpy as np
 
-from ..enums import NicHandler, QpSendDbrMode
 from ..errors import InvalidValueError
-from ..gpu import ExportedQp, Gpu, GpuMemory
-from ..verbs import MR, PD
+from ..gpu import ExportedQp, Gpu
 from ..verbs import open as open_device
-from . import kernels, launches
-from .data import Data
+from . import timestamps
+from .data import Buffer, Data, Received
+from .ends import End, table
+from .kernels import KERNELS
 from .launches import Launcher
 from .options import Options
 from .results import Check, Result
+from .side import Side
+from .trace import Trace
+from .words import Order, Words
 
 BUFFER_BYTES = 4 << 20  # of data at each end, which caches hold; messages beyond that use the slots again
 PART_MESSAGES = 1 << 16  # of one launch at most
@@ -32,11 +36,16 @@ class Run(Launcher):
 
     def __init__(self, options: Options):
         super().__init__()
+        options.check()
         self.options = options
+        self.trace: Trace | None = None
+        self.counts: list[Words | Order] = []
         try:
             self._file, self.payload_bytes = self._open_payload(options.payload)
             self.ctx = self._stack.enter_context(open_device(options.device, port=options.nic_port))
-            self.gpu = self._stack.enter_context(Gpu(options.gpu))
+            self.gpu = self._stack.enter_context(
+                Gpu(options.gpu, warp=options.warp("cpu"), queue_memory=options.queue_memory)
+            )
             self.mtu = self.ctx.query_port().active_mtu
             self._open()
         except BaseException as error:
@@ -51,8 +60,18 @@ class Run(Launcher):
 
     @property
     def threads(self) -> int:
-        """Kernel threads of a launch."""
+        """Kernel threads of a launch at one end."""
         return self.options.kernel_threads(self.gpu.target)
+
+    @property
+    def queue(self) -> ExportedQp:
+        """One of the queue pairs, which are all alike."""
+        return self._qps[0]
+
+    @property
+    def counters(self) -> int:
+        """How many words count the messages of a launch in turn: one a thread, or one a queue."""
+        return self.options.qps if self.options.benchmark.two_sided else self.threads
 
     # --- what the kinds of runs do each in its own way ---------------------------------------------------------------
 
@@ -70,18 +89,24 @@ class Run(Launcher):
     def lay_out(self, data: Data, first: int, count: int) -> None:
         """Prepare the ends for a launch."""
         data.lay_out(first, count)
+        for words in self.counts:
+            words.lay_out(first)
 
-    def send(self, size: int, data: Data, first: int, count: int) -> np.ndarray:
+    def send(self, data: Data, first: int, count: int) -> np.ndarray:
         """Launch the kernel for `count` messages, and wait for its end: its records."""
-        raise NotImplementedError
+        return self.launch_for(data.size, data.total, data.slots, first, count)
 
     def collect(self, data: Data, first: int, count: int) -> None:
         """Look at what has arrived."""
         data.collect(first, count)
+        for words in self.counts:
+            words.collect(count, self.counters)
 
     def check(self, data: Data) -> Check:
         """How it all went."""
-        return data.check()
+        check = data.check()
+        problems = (f"message size {data.size}: {text}" for words in self.counts if (text := words.problem()))
+        return check if check.problem else replace(check, problem=next(problems, None))
 
     def tell(self, result: Result) -> None:
         """A size was measured."""
@@ -99,34 +124,30 @@ class Run(Launcher):
         file = self._stack.enter_context(path.open("rb"))
         return file, path.stat().st_size
 
+    def _open_side(self, client: bool) -> Side:
+        """An end in this process."""
+        side = Side(self.ctx, self.gpu, self.options, client, self.room, self._stack)
+        self._qps += side.queues
+        return side
+
     def _open_memory(self) -> None:
         """What every launch needs."""
-        latency = self.options.benchmark.latency
-        self.qp_list = self.gpu.alloc(8 * self.options.qps)
-        self._open_records(2 if latency else self.threads)
-        self.times = self._alloc(8 * PART_MESSAGES if latency else 8)
+        self.options.check_threads(self.gpu.target)
+        self.notes = self._alloc(8 * PART_MESSAGES if self.options.benchmark.answers else 8)
         self.marks = self._alloc(PART_MESSAGES)
 
-    def _buffer(self, pd: PD, nbytes: int) -> tuple[GpuMemory, MR]:
-        memory = self._alloc(nbytes)
-        return memory, pd.register(memory)
-
-    def _create_qp(self, pd: PD) -> ExportedQp:
-        options = self.options
-        exported = self.gpu.create_qp(
-            pd,
-            options.depth,
-            send_dbr_mode=QpSendDbrMode.NO_DBR_EXT if options.no_dbr else QpSendDbrMode.DBR_VALID,
-            nic_handler=NicHandler(options.nic_handler),
-            timeout=launches.WAIT_SECONDS,
-        )
-        self._stack.callback(exported.close)  # before the memory goes that its WQEs name
-        self._qps.append(exported)
-        return exported
-
-    def _list_qps(self, qps: Sequence[ExportedQp]) -> None:
-        """Give kernels these queue pairs."""
-        self.qp_list.write(np.array([qp.device_address for qp in qps], np.int64))
+    def _list_ends(self, rows: Sequence[End]) -> None:
+        """Give kernels these ends: a block for each of them where the server has a kernel, too."""
+        answers = self.options.benchmark.answers
+        self._sides = len(rows) // self.options.qps if answers else 1
+        self._begins_as_client = bool(rows[0].client)
+        self._ends = self.gpu.alloc(8 * len(End._fields) * len(rows))
+        self._ends.write(table(rows))
+        self._open_records(self._sides * self.threads)
+        if self.options.traced is not None:
+            limit = self.options.traced_of(self.threads)
+            self.trace = Trace(self.options.benchmark, limit)
+            self._parts = self._alloc(self._sides * self.threads * timestamps.part_bytes(limit))
 
     def __enter__(self) -> Self:
         return self
@@ -147,7 +168,7 @@ class Run(Launcher):
 
     def slots(self, size: int) -> int:
         """Slots of the buffers. Counting in place takes one, and a launch of a file's bytes uses none twice."""
-        if self.payload_bytes is None and self.options.benchmark.latency:
+        if self.payload_bytes is None and self.options.benchmark.marked:
             return 1
         return max(1, min(self.messages(size), BUFFER_BYTES // size, PART_MESSAGES))
 
@@ -156,15 +177,29 @@ class Run(Launcher):
         """Bytes of the buffers."""
         return max(self.slots(size) * size for size in self.options.sizes)
 
+    def received(self, buffer: Buffer, size: int) -> Buffer:
+        """A receiver's buffer, with its messages in order."""
+        if self.options.benchmark.two_sided and self.payload_bytes is not None:
+            return Received(buffer, size, self.notes.array.view(np.int64))
+        return buffer  # every message is where it belongs, or they are all alike
+
     # --- launches ----------------------------------------------------------------------------------------------------
 
-    def bandwidth_kernel(
-        self, far: int | GpuMemory, far_rkey: int, near: GpuMemory, near_lkey: int, *job: int
+    def launch_for(
+        self, size: int, total: int, slots: int, first: int, count: int, launched: Callable[[], None] = lambda: None
     ) -> np.ndarray:
-        """Launch the benchmark's kernel on the listed queue pairs: `job` is size, total, slots, first, count."""
-        options = self.options
-        # Otherwise two blocks, so that queues are shared across blocks, unless the threads cannot be halved.
-        grid = options.qps if options.benchmark.name == "write_bw" else 2 if self.threads % 2 == 0 else 1
-        kernel = getattr(kernels, options.benchmark.name)
-        keys = (far, far_rkey, near, near_lkey)
-        return self.launch(kernel, grid, self.threads // grid, self.qp_list, options.qps, *keys, *job)
+        """Launch the benchmark's kernel for some messages, with the ends that this process has: its records."""
+        options, threads = self.options, self.threads
+        blocks = options.blocks(threads)
+        trace = self.trace if first == 0 and count > 0 else None
+        if trace:
+            self._parts.write(timestamps.prepared(self._sides * threads, trace.limit))
+        records = self.launch(
+            KERNELS[options.benchmark.name], self._sides * blocks, threads // blocks, self._ends, options.qps,
+            int(options.scope), size, total, slots, first, count, self._parts if trace else 0, launched=launched,
+        )  # fmt: skip
+        if trace:
+            parts = self._parts.array.view(np.int64).reshape(self._sides * threads, -1)
+            for side, rows in enumerate(np.split(parts, self._sides)):
+                trace.add(size, self._begins_as_client and side == 0, threads // blocks, timestamps.noted(rows))
+        return records

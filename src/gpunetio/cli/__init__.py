@@ -8,10 +8,12 @@ import click
 
 from .benchmarks import benchmark_commands
 from .conformance import conformance
+from .device_lib import device_lib
 from .devices import devices
 from .failures import INTERRUPTED, OneLineUsage
 from .pingpong import pingpong
 from .samples import verbs_server_client, verbs_wait_cq_wr
+from .selftest import selftest
 from .show import show
 from .stat import stat
 from .verbs_dpa import verbs_dpa
@@ -26,8 +28,8 @@ def app() -> None:
 
 
 for _command in (
-    *benchmark_commands(), conformance, devices, pingpong, show, stat, verbs_dpa, verbs_server_client,
-    verbs_wait_cq_wr, warm,
+    *benchmark_commands(), conformance, device_lib, devices, pingpong, selftest, show, stat, verbs_dpa,
+    verbs_server_client, verbs_wait_cq_wr, warm,
 ):  # fmt: skip
     app.add_command(_command)
 

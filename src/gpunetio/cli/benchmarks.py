@@ -1,11 +1,11 @@
-"""The benchmarks as commands: put_bw, write_bw, get_bw, write_lat."""
+"""The benchmarks as commands."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -24,13 +24,27 @@ _HELP = {
     "put_bw": "Bandwidth of puts.",
     "write_bw": "Bandwidth of RDMA writes.",
     "get_bw": "Bandwidth of gets.",
+    "put_signal_bw": "Bandwidth of puts with signals.",
+    "put_counter_bw": "Bandwidth of puts that the NIC counts.",
+    "twosided_bw": "Bandwidth of sends and receives.",
     "write_lat": "Latency of RDMA writes.",
+    "put_signal_lat": "Latency of puts with signals.",
+    "put_counter_lat": "Latency of puts that the NIC counts.",
 }
 _MORE = {
     "put_bw": "The threads of two blocks share the queues, and each posts its own messages (doca_gpu_dev_verbs_put).",
     "write_bw": "The threads of a block fill WQEs at computed indices, and the last one submits them together.",
     "get_bw": "The threads of two blocks share the queues, and each posts its own reads (doca_gpu_dev_verbs_get).",
+    "put_signal_bw": "Behind each put an atomic adds 1 to the thread's flag at the server; what it was before comes "
+    "back, by which the thread knows that all is there (doca_gpu_dev_verbs_put_signal).",
+    "put_counter_bw": "The queue's companion waits for each put's completion and adds 1 to the thread's flag at the "
+    "server (doca_gpu_dev_verbs_put_counter).",
+    "twosided_bw": "The server posts receives and tells the client how many; the client sends "
+    "(doca_gpu_dev_verbs_send, doca_gpu_dev_verbs_recv).",
     "write_lat": "Half a round trip between two kernel threads, each polling the last byte of what it receives.",
+    "put_signal_lat": "Half a round trip between two kernel threads, each polling the flag that signals add to.",
+    "put_counter_lat": "Half a round trip between two kernel threads, each polling the flag that the far end's "
+    "companion adds to when its put is complete.",
 }
 
 
@@ -44,16 +58,21 @@ def _command(name: str) -> click.Command:
         name, cls=BenchmarkCommand, short_help=_HELP[name], help=f"{_HELP[name]} {_MORE[name]}",
         context_settings={"max_content_width": 120},
     )  # fmt: skip
-    @benchmark_options(latency=name.endswith("_lat"))
+    @benchmark_options(latency=name.endswith("_lat"), two_sided=name == "twosided_bw")
     @guarded
     def command(**values: Any) -> None:
-        from ..bench import plot
+        from ..bench import plot, trace
         from ..bench.options import BENCHMARKS
 
         options = make_options(BENCHMARKS[name], values)
         if values["plot"]:
             plot.check(values["plot"])
-        output = _Output(values["as_json"], values.get("gbits") or False, values["plot"])
+        if values["trace_plot"]:
+            plot.check(values["trace_plot"], "--trace-plot")
+        if values["trace"]:
+            trace.check(values["trace"])
+        files = _Files(values["plot"], values["trace"], values["trace_plot"])
+        output = _Output(values["as_json"], values.get("gbits") or False, files)
         with compiling("the NIC and the kernels"):
             if values["loopback"] or options.server:
                 valid = _measure(options, values["loopback"], output)
@@ -93,11 +112,31 @@ def _serve(options: Options, output: _Output) -> bool:
         return output.end(run)
 
 
+class _Files(NamedTuple):
+    """Where pictures and traces go."""
+
+    plot: Path | None
+    trace: Path | None
+    trace_plot: Path | None
+
+    def write(self, run: Run, results: list[Result]) -> None:
+        """Write those that were asked for."""
+        from ..bench import plot, trace_plot
+
+        title = f"{run.options.benchmark.title}, {run.role}"
+        if self.plot:
+            plot.draw(self.plot, title, results)
+        if run.trace and self.trace:
+            run.trace.write(self.trace, title)
+        if run.trace and self.trace_plot:
+            trace_plot.draw(self.trace_plot, title, run.trace)
+
+
 class _Output:
     """What a run prints."""
 
-    def __init__(self, as_json: bool, gbits: bool, plot: Path | None):
-        self.as_json, self._gbits, self._plot = as_json, gbits, plot
+    def __init__(self, as_json: bool, gbits: bool, files: _Files):
+        self.as_json, self._gbits, self._files = as_json, gbits, files
         self._results: list[Result] = []
 
     def waiting(self, address: str, port: int) -> None:
@@ -123,12 +162,11 @@ class _Output:
 
     def end(self, run: Run) -> bool:
         """All sizes were: whether all that arrived was right."""
-        from ..bench import plot, report
+        from ..bench import report
 
         results, payload = self._results, run.payload_bytes
         valid = all(result.check.problem is None for result in results)
-        if self._plot:
-            plot.draw(self._plot, f"{run.options.benchmark.title}, {run.role}", results)
+        self._files.write(run, results)
         if self.as_json:
             click.echo(report.as_json(run, results))
             return valid

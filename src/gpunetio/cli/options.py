@@ -68,20 +68,37 @@ _COMMON = (
         help="Draw the results: FILE.png, .svg or .pdf. Needs the extra 'plot'.",
     ),
     click.option(
-        "-l", "-x", "--gid-index", type=click.IntRange(0), default=0, show_default=True,
-        help="The NIC's address. Also -gid.",
+        "--trace", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+        help="Note when single operations begin, are posted and are complete, which takes time; write FILE in the "
+        "Trace Event Format, for chrome://tracing and ui.perfetto.dev.",
+    ),
+    click.option(
+        "--trace-plot", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+        help="The same as a picture: FILE.png, .svg or .pdf. Needs the extra 'plot'.",
+    ),
+    click.option(
+        "--trace-ops", type=click.IntRange(1, 1 << 16), metavar="N",
+        help="Note the first N operations of each thread and size.  [default: 1024 divided by the threads]",
     ),
     click.option(
         "-p", "-n", "--nic-handler", type=click.Choice(["0", "1", "2", "6"]), default="0", show_default=True,
-        help="How kernels ring the NIC: 0 auto, 2 GPU doorbell. (1, CPU proxy, and 6, BlueFlame: in a later release.)",
+        help="How kernels ring the NIC: 0 auto, 1 CPU proxy, 2 GPU doorbell, 6 BlueFlame (write_lat only).",
     ),
     click.option(
         "-r", "--send-dbr", type=click.Choice(["0", "1", "2"]), default="0", show_default=True,
-        help="0: the NIC keeps a doorbell record. 1: it needs none. (2, emulated: in a later release.)",
+        help="Who keeps the doorbell record: 0 the kernel; 1 nobody, the NIC needs none; 2 a CPU thread.",
     ),
     click.option(
-        "-e", "--exec-scope", "--exec-shared", type=click.Choice(["0", "1"]), default="0", show_default=True,
-        help="Who posts together: 0, a thread for itself. (1, a warp: in a later release.)",
+        "-e", "--exec-scope", "--exec-shared", type=click.Choice(["0", "1", "2"]), default="0", show_default=True,
+        help="Who posts together: 0 a thread for itself, 1 a warp, 2 a block (not write_bw and latencies).",
+    ),
+    click.option(
+        "--queue-memory", type=click.Choice(["auto", "gpu", "cpu_gpu"]), default="auto", show_default=True,
+        help="Where the structures of queues are: cpu_gpu is for systems without GPUDirect RDMA.",
+    ),
+    click.option(
+        "--payload-memory", type=click.Choice(["host", "gpu"]), default="host", show_default=True,
+        help="Where the data are: pinned memory of the host, or memory of the GPU.",
     ),
     click.option(
         "--tx-depth", "depth", type=click.IntRange(2, 1 << 15), default=1024, show_default=True,
@@ -102,13 +119,23 @@ _BANDWIDTH = (
         "--report_gbits", "--report-gbits", "gbits", is_flag=True, help="Bandwidth in Gb/sec instead of MiB/sec."
     ),
 )  # fmt: skip
+_GID_INDEX = {"type": click.IntRange(0), "default": 0, "show_default": True, "help": "The NIC's address. Also -gid."}
+_ONE_SIDED = (click.option("-l", "-x", "--gid-index", **_GID_INDEX),)  # type: ignore[arg-type]
+_TWO_SIDED = (
+    click.option("-l", "--gid-index", **_GID_INDEX),  # type: ignore[arg-type]
+    click.option(
+        "-x", "--inline", is_flag=True,
+        help="Data in the completions of receives: sizes of up to 32 bytes.  [default sizes: 1, 4, 8, … 30, 32]",
+    ),
+)  # fmt: skip
 
 
-def benchmark_options(latency: bool) -> Callable[[Any], Any]:
+def benchmark_options(latency: bool, two_sided: bool) -> Callable[[Any], Any]:
     """Decorate a command with its options."""
 
     def decorate(command: Any) -> Any:
-        for option in reversed(_COMMON if latency else _COMMON + _BANDWIDTH):
+        options = _COMMON + (_TWO_SIDED if two_sided else _ONE_SIDED) + (() if latency else _BANDWIDTH)
+        for option in reversed(options):
             command = option(command)
         return command
 
@@ -117,34 +144,44 @@ def benchmark_options(latency: bool) -> Callable[[Any], Any]:
 
 def make_options(benchmark: Benchmark, values: dict[str, Any]) -> Options:
     """`Options` from the values that click found."""
-    from ..bench.options import ALL_SIZES, ITERATIONS, Options
+    from ..bench.options import ALL_SIZES, INLINE_SIZES, ITERATIONS, Options
+    from ..enums import ExecScope, MemType, NicHandler, SendDbrModeExt
 
-    _check_combination(values, benchmark.latency)
-    _refuse_what_comes_later(values)
-    asked = {name: values.get(name) for name in ("iterations", "duration", "qps")}
-    asked["sizes"] = values["sizes"] or values["all_sizes"]
-    return Options(
+    _check_combination(values, benchmark)
+    inline = values.get("inline", False)
+    chosen = values["sizes"] or (ALL_SIZES if values["all_sizes"] else INLINE_SIZES if inline else ())
+    asked = {name: values.get(name) for name in ("iterations", "duration", "qps", "inline")}
+    asked["sizes"] = chosen
+    traced = values["trace_ops"] or 0 if values["trace"] or values["trace_plot"] else None
+    options = Options(
         benchmark=benchmark,
-        sizes=values["sizes"] or (ALL_SIZES if values["all_sizes"] else benchmark.sizes),
+        sizes=chosen or benchmark.sizes,
         device=values["device"],
         nic_port=nic_port(values),
         gpu=_gpu(values["gpu"], values["target"]),
+        queue_memory=values["queue_memory"],
+        payload_memory=MemType.GPU if values["payload_memory"] == "gpu" else MemType.CPU_GPU,
         gid_index=values["gid_index"],
-        nic_handler=int(values["nic_handler"]),
-        no_dbr=values["send_dbr"] == "1",
+        nic_handler=NicHandler(int(values["nic_handler"])),
+        send_dbr_mode=SendDbrModeExt(int(values["send_dbr"])),
+        scope=ExecScope(int(values["exec_scope"])),
         iterations=values["iterations"] or ITERATIONS,
         duration=values["duration"],
         qps=values.get("qps") or 1,
         depth=values["depth"],
         threads=values.get("threads"),
+        inline=inline,
         payload=values["payload"],
+        traced=traced,
         server=values["server"],
         tcp_port=values["tcp_port"],
         asked=frozenset(name for name, value in asked.items() if value),
     )
+    options.check()
+    return options
 
 
-def _check_combination(values: dict[str, Any], latency: bool) -> None:
+def _check_combination(values: dict[str, Any], benchmark: Benchmark) -> None:
     if values["server"] == "":
         raise click.UsageError("--client needs the server's address")
     for what, first, second in (
@@ -153,21 +190,20 @@ def _check_combination(values: dict[str, Any], latency: bool) -> None:
         ("--size and --all", values["sizes"], values["all_sizes"]),
         ("--duration and --iters", values["duration"], values["iterations"]),
         ("--duration and --payload, which sends a file once,", values["duration"], values["payload"]),
+        ("--inline and --all", values.get("inline"), values["all_sizes"]),
         ("--json and --report_gbits", values["as_json"], values.get("gbits")),
     ):
         if first and second:
             raise click.UsageError(f"{what} exclude each other")
-    if latency and values["plot"] and not (values["loopback"] or values["server"]):
+    if values["loopback"] or values["server"]:
+        return
+    if benchmark.latency and values["plot"]:
         raise click.UsageError("--plot of a latency test belongs to the client, which measures")
-
-
-def _refuse_what_comes_later(values: dict[str, Any]) -> None:
-    from ..errors import NotSupportedError
-
-    if values["exec_scope"] == "1":
-        raise NotSupportedError("-e 1: operations of a whole warp come later; use -e 0")
-    if values["send_dbr"] == "2":
-        raise NotSupportedError("-r 2: emulation of queues without a doorbell record comes later; use -r 0 or -r 1")
+    for option in ("trace", "trace_plot"):
+        if values[option] and not benchmark.answers:
+            raise click.UsageError(
+                f"--{option.replace('_', '-')} belongs to the client: the server of {benchmark.name} has no kernel"
+            )
 
 
 def _gpu(gpu: str | None, target: str) -> str:

@@ -117,7 +117,9 @@ def _cell(kind: str, field: str, nic: Observed, row: np.void) -> str:
     if (kind, field) == ("cq", "log"):
         return str(1 << int(row[field]))
     if (kind, field) == ("mr", "address"):
-        return f"{_unsigned(row['iova'] + row['delta']):#x}"
+        from ..nic.movers import FAR_ADDRESS
+
+        return f"{_unsigned(row['iova'] + row['delta']) & FAR_ADDRESS:#x}"  # without the mover of GPU memory
     if (kind, field) == ("qp", "peer_high"):
         return _peer(row)
     if (kind, field) in (("qp", "una_psn"), ("qp", "tx_psn")):

@@ -16,7 +16,6 @@ def warm() -> None:
     """Compile all that the other commands need."""
     start = time.monotonic()
     with compiling("the NIC and the kernels"):
-        from ..bench import kernels
         from ..bench.loopback import Loopback
         from ..bench.measure import measure
         from ..bench.options import BENCHMARKS, Options
@@ -28,8 +27,6 @@ def warm() -> None:
         for benchmark in BENCHMARKS.values():
             with Loopback(Options(benchmark=benchmark, sizes=(64,), gpu="host", iterations=8)) as run:
                 measure(run, 0, 64)
-                if benchmark.latency:  # between two processes it has another kernel, which here gets no messages
-                    run.launch(kernels.write_lat_end, 1, 1, 0, run.clients[0], *[0] * 12)
         with PingPong(PingPongOptions()) as end:
             end.compile()
         with open_device() as ctx, Dpa(ctx) as dpa, dpa.alloc(16) as out:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import hashlib
 import inspect
@@ -15,29 +16,54 @@ from numba import njit, types
 from numba.core.dispatcher import Dispatcher
 
 _PACKAGE = Path(__file__).parents[1]
-_COMPILED_PARTS = ("formats", "device", "nic", "fabric")  # the folders that hold nopython code
 
 
 @functools.cache
-def package_stamp() -> str:
-    """A hash of everything that compiled code may contain.
+def _imported_by(path: Path) -> tuple[Path, ...]:
+    """The package's modules that a module names in relative imports."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            base = path.parents[node.level - 1].joinpath(*(node.module or "").split("."))
+            candidates = [base.with_suffix(".py"), base / "__init__.py", *(base / f"{a.name}.py" for a in node.names)]
+            found += [candidate for candidate in candidates if candidate.is_file()]
+    return tuple(found)
+
+
+@functools.cache
+def sources_of(path: Path) -> tuple[Path, ...]:
+    """A module and all modules of the package that it imports, and those import, …: all that its code may contain."""
+    seen: set[Path] = set()
+    todo = [path]
+    while todo:
+        module = todo.pop()
+        if module not in seen:
+            seen.add(module)
+            todo += _imported_by(module)
+    return tuple(sorted(seen))
+
+
+@functools.cache
+def stamp_of(path: Path) -> str:
+    """A hash of everything that the compiled functions of a module may contain.
 
     Numba's cache looks only at the file of the function itself, so that editing a callee would leave stale code
     running; this stamp covers the callees.
     """
     digest = hashlib.sha256(f"numba {numba.__version__}, llvmlite {llvmlite.__version__}".encode())
-    for part in _COMPILED_PARTS:
-        for path in sorted((_PACKAGE / part).glob("*.py")):
-            digest.update(path.read_bytes())
+    for source in (Path(__file__), *sources_of(path)):
+        digest.update(source.read_bytes())
     return digest.hexdigest()
 
 
 def _stamp(fn: Callable[..., Any]) -> str:
-    """The package's stamp, the function's own file, and the stamps of the device functions that it names."""
-    digest = hashlib.sha256(package_stamp().encode())
-    file = inspect.getfile(fn)
-    if Path(file).is_file():
-        digest.update(Path(file).read_bytes())
+    """The stamp of the function's module, of the device library, which programs import whole, and of its callees."""
+    file = Path(inspect.getfile(fn))
+    if _PACKAGE in file.parents:
+        return stamp_of(file)
+    digest = hashlib.sha256(stamp_of(_PACKAGE / "device" / "__init__.py").encode())
+    if file.is_file():
+        digest.update(file.read_bytes())
     for name in fn.__code__.co_names:
         callee = fn.__globals__.get(name)
         if isinstance(callee, Dispatcher):

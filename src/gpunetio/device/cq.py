@@ -1,31 +1,34 @@
 """Completion queue: is the WQE with this index complete, and how did it end.
 
 Indices are absolute 64-bit WQE indices; the ring holds the low bits. A CQE is new when its owner bit equals the lap's
-parity and it names the WQE asked for.
+parity and it names the WQE asked for. A collapsed queue (`cqe_mask` 0) has one entry, which names the last WQE.
 """
 
 from __future__ import annotations
 
-from ..formats.cqe import CQE64, CQE_SHIFT, ERR_CQE64, INIT_OP_OWN, OPCODE_SHIFT, OWNER_MASK, CqeOpcode
+from ..formats.cqe import CI_MASK, CQE64, CQE_SHIFT, ERR_CQE64, INIT_OP_OWN, OPCODE_SHIFT, OWNER_MASK, CqeOpcode
 from ..formats.device_structs import DEV_CQ, DEV_QP, DEV_SIDE
 from .compile import device_function
 from .modes import CTA, EXCLUSIVE, GPU
 from .ops import (
-    be32, fence_acquire_sys, fetch_max_cta64, fetch_max_gpu64, ld8, ld64, ld_fixed32, ld_fixed64, ld_relaxed32,
-    ld_relaxed_gpu64, st64,
+    be32, fence_acquire_gpu, fence_acquire_sys, fence_gpu, fetch_max_cta64, fetch_max_gpu64, ld8, ld64, ld_fixed32,
+    ld_fixed64, ld_relaxed32, ld_relaxed_gpu64, raise_gpu64, st64, st_relaxed32,
 )  # fmt: skip
-from .status import EBUSY, EIO, ETIMEDOUT, OK
+from .status import EBUSY, EINVAL, EIO, ETIMEDOUT, OK
 from .waiting import patience
 
-# Fields that stay as the host wrote them.
-_RING = DEV_QP.cq_sq + DEV_CQ.cqe_daddr
-_NUM, _MASK = DEV_QP.cq_sq + DEV_CQ.cqe_num, DEV_QP.cq_sq + DEV_CQ.cqe_mask
-_RSVD = DEV_QP.cq_sq + DEV_CQ.cqe_rsvd
-_CI = DEV_QP.cq_sq + DEV_CQ.cqe_ci
+CI = DEV_QP.cq_sq + DEV_CQ.cqe_ci
 _WQE_COUNTER = CQE64.wqe_counter  # with op_own in one aligned 32-bit word, written last
+_COUNTER_MASK = 0xFFFF
 _SYNDROME, _VENDOR = ERR_CQE64.syndrome, ERR_CQE64.vendor_err_synd
 _ERR_INDEX, _ERR_SYNDROME, _ERR_VENDOR = DEV_SIDE.err_index, DEV_SIDE.err_syndrome, DEV_SIDE.err_vendor
-_REQ_ERR, _INVALID = int(CqeOpcode.REQ_ERR), INIT_OP_OWN >> OPCODE_SHIFT
+_REQ_ERR, _RESP_ERR, _INVALID = int(CqeOpcode.REQ_ERR), int(CqeOpcode.RESP_ERR), INIT_OP_OWN >> OPCODE_SHIFT
+
+
+@device_function
+def cq_of(qp):
+    """The completion queue of a queue's sends (`doca_gpu_dev_verbs_qp_get_cq_sq`)."""
+    return qp + DEV_QP.cq_sq
 
 
 @device_function
@@ -36,7 +39,7 @@ def timeout_of(qp):
 
 @device_function
 def load_index(address, sharing=GPU):
-    """A queue index that other threads may move, unless the queue is EXCLUSIVE."""
+    """A queue index that other threads may move, unless the queue is EXCLUSIVE (`doca_gpu_dev_verbs_load_relaxed`)."""
     if sharing == EXCLUSIVE:
         return ld64(address)
     return ld_relaxed_gpu64(address)
@@ -56,20 +59,32 @@ def raise_index(address, value, sharing=GPU):
 
 
 @device_function
-def _cqe(qp, position):
-    return ld_fixed64(qp + _RING) + ((position & ld_fixed32(qp + _MASK)) << CQE_SHIFT)
+def _advance(address, value, sharing):
+    """`raise_index` to more than was seen, whose old value nobody waits for."""
+    if sharing == EXCLUSIVE:
+        st64(address, value)
+    else:
+        raise_gpu64(address, value)
 
 
 @device_function
-def _note_error(qp, index):
+def cqe_address(cq, position):
+    """Address of the CQE at a position of the ring."""
+    return ld_fixed64(cq + DEV_CQ.cqe_daddr) + ((position & ld_fixed32(cq + DEV_CQ.cqe_mask)) << CQE_SHIFT)
+
+
+@device_function
+def note_error(side, cq, index):
     """Keep the first error CQE up to `index` for the host: later ones are mere flushes."""
-    side = ld_fixed64(qp + DEV_QP.side)
     if ld64(side + _ERR_SYNDROME) != 0:
         return
-    i = ld64(qp + _CI)
+    i = ld64(cq + DEV_CQ.cqe_ci)
+    if ld_fixed32(cq + DEV_CQ.cqe_mask) == 0:
+        i = index
     while i <= index:
-        cqe = _cqe(qp, i + ld_fixed64(qp + _RSVD))
-        if ld8(cqe + CQE64.op_own) >> OPCODE_SHIFT == _REQ_ERR:
+        cqe = cqe_address(cq, i + ld_fixed64(cq + DEV_CQ.cqe_rsvd))
+        opcode = ld8(cqe + CQE64.op_own) >> OPCODE_SHIFT
+        if opcode == _REQ_ERR or opcode == _RESP_ERR:
             st64(side + _ERR_INDEX, i)
             st64(side + _ERR_VENDOR, ld8(cqe + _VENDOR))
             st64(side + _ERR_SYNDROME, ld8(cqe + _SYNDROME))
@@ -78,29 +93,83 @@ def _note_error(qp, index):
 
 
 @device_function
+def has_failed(qp):
+    """Whether an error completion of the queue pair was seen: what is not complete now ends with an error."""
+    return ld_relaxed_gpu64(ld_fixed64(qp + DEV_QP.side) + _ERR_SYNDROME) != 0
+
+
+@device_function
+def _seen_by_others(sharing):
+    """A completion was consumed, by another thread perhaps: what it brought must not come from a stale cache."""
+    if sharing == GPU:
+        fence_acquire_gpu()
+    return OK
+
+
+@device_function
+def poll_ring(side, cq, index, named, sharing):
+    """`poll_one` of any queue but a collapsed one. A completed index is consumed with all before it.
+
+    `named`: the CQE must be that of WQE `index`. Completions of a shared receive queue are only counted, by the caller.
+    """
+    entries = ld_fixed32(cq + DEV_CQ.cqe_num)
+    position = index + ld_fixed64(cq + DEV_CQ.cqe_rsvd)
+    # Both loads are under way before either is waited for; the ring's may come from the host.
+    word = be32(ld_relaxed32(cqe_address(cq, position) + _WQE_COUNTER))
+    ci = load_index(cq + DEV_CQ.cqe_ci, sharing)
+    if index < ci:
+        return _seen_by_others(sharing)
+    if index >= ci + entries:
+        return EBUSY  # its slot still belongs to the lap before
+    new = (word & OWNER_MASK) == ((position & entries) != 0)
+    if named:
+        new = new and word >> 16 == index & _COUNTER_MASK
+    opcode = (word & 0xFF) >> OPCODE_SHIFT
+    if not new or opcode == _INVALID:
+        return EBUSY
+    fence_acquire_sys()
+    if opcode == _REQ_ERR or opcode == _RESP_ERR:
+        note_error(side, cq, index)
+        return EIO
+    if named:
+        _advance(cq + DEV_CQ.cqe_ci, index + 1, sharing)
+    return OK
+
+
+@device_function
+def poll_collapsed(qp, index, sharing=GPU):
+    """`poll_one` of a queue with a collapsed CQ (`doca_gpu_dev_verbs_poll_cq_collapsed_at`, without waiting).
+
+    An error is told of the last WQE only, and of those before it that nobody has seen complete.
+    """
+    cq = cq_of(qp)
+    ci = load_index(cq + DEV_CQ.cqe_ci, sharing)
+    if index < ci:
+        return _seen_by_others(sharing)
+    if index >= load_index(qp + DEV_QP.sq_wqe_pi, sharing):
+        return EBUSY  # 16 bits of the CQE would be ambiguous for what is not submitted
+    word = be32(ld_relaxed32(cqe_address(cq, 0) + _WQE_COUNTER))
+    opcode = (word & 0xFF) >> OPCODE_SHIFT
+    ahead = ((word >> 16) - index) & _COUNTER_MASK  # of the last WQE complete
+    if opcode == _INVALID or ahead >= ld_fixed32(cq + DEV_CQ.cqe_num):
+        return EBUSY
+    fence_acquire_sys()
+    if opcode == _REQ_ERR:
+        note_error(ld_fixed64(qp + DEV_QP.side), cq, index + ahead)
+        return EIO
+    _advance(cq + DEV_CQ.cqe_ci, index + ahead + 1, sharing)
+    return OK
+
+
+@device_function
 def poll_one(qp, index, sharing=GPU):
     """Whether WQE `index` is complete: OK, EBUSY (not yet), or EIO (`doca_gpu_dev_verbs_poll_one_cq_at`).
 
     Completion of an index means completion of all before it. After EIO, `gpu.ExportedQp.last_error` has the syndrome.
     """
-    entries = ld_fixed32(qp + _NUM)
-    ci = load_index(qp + _CI, sharing)
-    if index < ci:
-        return OK
-    if index >= ci + entries:
-        return EBUSY  # its slot still belongs to the lap before
-    position = index + ld_fixed64(qp + _RSVD)
-    word = be32(ld_relaxed32(_cqe(qp, position) + _WQE_COUNTER))
-    new = (word & OWNER_MASK) == ((position & entries) != 0) and word >> 16 == index & 0xFFFF
-    opcode = (word & 0xFF) >> OPCODE_SHIFT
-    if not new or opcode == _INVALID:
-        return EBUSY
-    fence_acquire_sys()
-    if opcode == _REQ_ERR:
-        _note_error(qp, index)
-        return EIO
-    raise_index(qp + _CI, index + 1, sharing)
-    return OK
+    if ld_fixed32(cq_of(qp) + DEV_CQ.cqe_mask) == 0:
+        return poll_collapsed(qp, index, sharing)
+    return poll_ring(ld_fixed64(qp + DEV_QP.side), cq_of(qp), index, True, sharing)
 
 
 @device_function
@@ -114,5 +183,33 @@ def poll_at(qp, index, sharing=GPU):
         if start < 0:
             return ETIMEDOUT
         polls += 1
+        failed = polls & 0xFF == 0 and has_failed(qp)
         status = poll_one(qp, index, sharing)
+        if failed and status == EBUSY:
+            return EIO  # even if it was never posted
     return status
+
+
+@device_function
+def poll(qp, count, sharing=GPU):
+    """Wait for `count` more completions than were consumed: OK, EIO or ETIMEDOUT (`doca_gpu_dev_verbs_poll_cq`)."""
+    if count < 0:
+        return EINVAL
+    return OK if count == 0 else poll_at(qp, load_index(qp + CI, sharing) + count - 1, sharing)
+
+
+@device_function
+def update_cq_record(cq, sharing=GPU):
+    """Tell the NIC how far a CQ's completions were consumed (`doca_gpu_dev_verbs_cq_update_dbrec`).
+
+    Threads that share the CQ may store out of order, so each looks whether what it stored is still true.
+    """
+    record = ld_fixed64(cq + DEV_CQ.dbrec)
+    told = -1
+    ci = load_index(cq + DEV_CQ.cqe_ci, sharing)
+    while told != ci:
+        st_relaxed32(record, be32((ci + ld_fixed64(cq + DEV_CQ.cqe_rsvd)) & CI_MASK))
+        told = ci
+        if sharing != EXCLUSIVE:
+            fence_gpu()
+            ci = load_index(cq + DEV_CQ.cqe_ci, sharing)

@@ -1,29 +1,39 @@
-"""One-sided operations in thread scope: each posts its WQEs, signalled, and returns a ticket for `wait`.
+"""One-sided operations: each posts its WQEs, signalled, and returns a ticket for `wait`.
 
 A ticket is the index of the last WQE posted. A negative result is a status (device/status.py), and `wait` hands a
 negative ticket back, so that `wait(qp, put(…))` tells the whole story. Addresses and keys are in host byte order.
+
+`scope` says who posts together (device/scope.py). In warp and block scope each thread's transfer is at most 1 GiB; what
+one thread asks for wrongly gives it EINVAL, and the others' operations are done.
 """
 
 from __future__ import annotations
 
-from ..formats.wqe import MAX_TRANSFER, MAX_TRANSFER_SHIFT
+from ..formats.device_structs import DEV_QP
+from ..formats.wqe import MAX_TRANSFER, MAX_TRANSFER_SHIFT, CtrlFlags
 from .compile import device_function
-from .cq import load_index, poll_at
-from .modes import DEFAULT, GPU
-from .qp import (
-    ATOMIC_FA, _RSVD, post, prepare_atomic, prepare_nop, prepare_read, prepare_write, prepare_write_value, reserve,
+from .cq import load_index, poll_at, timeout_of
+from .modes import DEFAULT, GPU, THREAD
+from .ops import fence_acquire_sys, ld_fixed16, ld_relaxed64
+from .qp import RSVD
+from .scope import ALONE, from_last, group_of, group_with, post_own, rank_in, reserve_own, size_of
+from .status import EINVAL, ETIMEDOUT, OK
+from .waiting import patience
+from .wqe import (
+    ATOMIC_FA, prepare_atomic, prepare_dump, prepare_nop, prepare_read, prepare_write, prepare_write_value,
 )  # fmt: skip
-from .status import EINVAL, OK
+
+_FENCED = int(CtrlFlags.CQ_UPDATE_FENCE)
 
 
 @device_function
-def _chunks(nbytes):
+def chunks(nbytes):
     """WQEs for a transfer: one per GiB, and one NOP for nothing."""
     return max(1, (nbytes + MAX_TRANSFER - 1) >> MAX_TRANSFER_SHIFT)
 
 
 @device_function
-def _fill(reading, qp, first, raddr, rkey, laddr, lkey, nbytes):
+def fill(reading, qp, first, raddr, rkey, laddr, lkey, nbytes):
     """Fill the slots from `first` on with READs or WRITEs of the range, or with a NOP for an empty one."""
     if nbytes == 0:
         prepare_nop(qp, first)
@@ -40,70 +50,176 @@ def _fill(reading, qp, first, raddr, rkey, laddr, lkey, nbytes):
 
 
 @device_function
-def _transfer(reading, qp, raddr, rkey, laddr, lkey, nbytes, sharing, code_opt):
-    if nbytes < 0:
+def fill_nops(qp, first, count):
+    """Fill the slots of a thread that asked for what no WQE can express, when others have asked with it."""
+    for i in range(count):
+        prepare_nop(qp, first + i)
+
+
+@device_function
+def put(qp, raddr, rkey, laddr, lkey, nbytes, sharing=GPU, code_opt=DEFAULT, scope=THREAD):
+    """Write `nbytes` from `laddr` to `raddr`; 0 bytes post a NOP (`doca_gpu_dev_verbs_put`)."""
+    valid = nbytes >= 0 and (scope == THREAD or nbytes <= MAX_TRANSFER)
+    if scope == THREAD and not valid:
         return EINVAL
-    count = _chunks(nbytes)
-    first = reserve(qp, count, sharing, code_opt)
+    count = chunks(nbytes) if scope == THREAD else 1
+    lanes = group_of(qp, 0, sharing, scope) if count == 1 else ALONE
+    first = reserve_own(qp, count, sharing, code_opt, scope, lanes)
     if first < 0:
         return first
-    _fill(reading, qp, first, raddr, rkey, laddr, lkey, nbytes)
-    return post(qp, first, first + count - 1, sharing, code_opt)
+    fill(0, qp, first, raddr, rkey, laddr, lkey, nbytes if valid else 0)
+    ticket = post_own(qp, first, count, sharing, code_opt, scope, lanes)
+    return ticket if valid else EINVAL
 
 
 @device_function
-def put(qp, raddr, rkey, laddr, lkey, nbytes, sharing=GPU, code_opt=DEFAULT):
-    """Write `nbytes` from `laddr` to `raddr`; 0 bytes post a NOP (`doca_gpu_dev_verbs_put`)."""
-    return _transfer(0, qp, raddr, rkey, laddr, lkey, nbytes, sharing, code_opt)
+def mcst(qp, daddr, dlkey, sharing=GPU, code_opt=DEFAULT, scope=THREAD):
+    """Have the NIC read the byte at `daddr`, behind all before it on the queue (`doca_gpu_dev_verbs_mcst`).
+
+    Once that is complete, what READs before it brought is visible, also on GPUs before Hopper, which may see a
+    completion before the data (MCST).
+    """
+    lanes = group_of(qp, 0, sharing, scope)
+    first = reserve_own(qp, 1, sharing, code_opt, scope, lanes)
+    if first < 0:
+        return first
+    prepare_dump(qp, first, daddr, dlkey)
+    return post_own(qp, first, 1, sharing, code_opt, scope, lanes)
 
 
 @device_function
-def get(qp, raddr, rkey, laddr, lkey, nbytes, sharing=GPU, code_opt=DEFAULT):
-    """Read `nbytes` from `raddr` into `laddr`; 0 bytes post a NOP (`doca_gpu_dev_verbs_get`, as corrected in 2.0.2)."""
-    return _transfer(1, qp, raddr, rkey, laddr, lkey, nbytes, sharing, code_opt)
+def get(
+    qp, raddr, rkey, laddr, lkey, nbytes, sharing=GPU, code_opt=DEFAULT, scope=THREAD, daddr=0, dlkey=0, blocking=0
+):
+    """Read `nbytes` from `raddr` into `laddr`; 0 bytes post a NOP (`doca_gpu_dev_verbs_get`, as corrected in 2.0.2).
 
-
-@device_function
-def p(qp, raddr, rkey, value, nbytes=8, sharing=GPU, code_opt=DEFAULT):
-    """Write the low `nbytes` (1 to 8) of `value` to `raddr`, inline (`doca_gpu_dev_verbs_p`)."""
-    if nbytes < 1 or nbytes > 8:
+    `daddr`, `dlkey`: also post what `mcst` does, of that byte, behind the READs; all of a warp or block, or none.
+    `blocking`: wait for it all.
+    """
+    valid = nbytes >= 0 and (scope == THREAD or nbytes <= MAX_TRANSFER)
+    if scope == THREAD and not valid:
         return EINVAL
-    index = reserve(qp, 1, sharing, code_opt)
-    if index < 0:
-        return index
-    prepare_write_value(qp, index, raddr, rkey, value, nbytes)
-    return post(qp, index, index, sharing, code_opt)
+    reads = chunks(nbytes) if scope == THREAD else 1
+    count = reads + 1 if daddr != 0 else reads
+    slots = ld_fixed16(qp + DEV_QP.sq_wqe_num)
+    lanes = group_with(qp, count, slots, sharing, scope) if reads == 1 else ALONE
+    first = reserve_own(qp, count, sharing, code_opt, scope, lanes)
+    if first < 0:
+        return first
+    fill(1, qp, first, raddr, rkey, laddr, lkey, nbytes if valid else 0)
+    if daddr != 0:
+        prepare_dump(qp, first + reads, daddr, dlkey)
+    ticket = post_own(qp, first, count, sharing, code_opt, scope, lanes)
+    if blocking and ticket >= 0:
+        status = wait(qp, ticket, sharing, scope)
+        ticket = ticket if status == OK else status
+    return ticket if valid else EINVAL
 
 
 @device_function
-def signal(qp, sig_raddr, sig_rkey, sig_laddr, sig_lkey, value, sharing=GPU, code_opt=DEFAULT):
-    """Add `value` to the 64-bit word at `sig_raddr`; the old one lands at `sig_laddr` (`doca_gpu_dev_verbs_signal`)."""
-    index = reserve(qp, 1, sharing, code_opt)
-    if index < 0:
-        return index
-    prepare_atomic(qp, index, ATOMIC_FA, sig_raddr, sig_rkey, sig_laddr, sig_lkey, 0, value)
-    return post(qp, index, index, sharing, code_opt)
+def p(qp, raddr, rkey, value, nbytes=8, sharing=GPU, code_opt=DEFAULT, scope=THREAD):
+    """Write the low `nbytes` (1 to 8) of `value` to `raddr`, inline (`doca_gpu_dev_verbs_p`)."""
+    valid = 1 <= nbytes <= 8
+    if scope == THREAD and not valid:
+        return EINVAL
+    lanes = group_of(qp, 0, sharing, scope)
+    first = reserve_own(qp, 1, sharing, code_opt, scope, lanes)
+    if first < 0:
+        return first
+    if valid:
+        prepare_write_value(qp, first, raddr, rkey, value, nbytes)
+    else:
+        prepare_nop(qp, first)
+    ticket = post_own(qp, first, 1, sharing, code_opt, scope, lanes)
+    return ticket if valid else EINVAL
+
+
+@device_function
+def signal(
+    qp, sig_raddr, sig_rkey, sig_laddr, sig_lkey, sig_value, sharing=GPU, code_opt=DEFAULT, scope=THREAD
+):
+    """Add `sig_value` to the 64-bit word at `sig_raddr`; the old one lands at `sig_laddr`
+    (`doca_gpu_dev_verbs_signal`)."""
+    lanes = group_of(qp, 0, sharing, scope)
+    first = reserve_own(qp, 1, sharing, code_opt, scope, lanes)
+    if first < 0:
+        return first
+    prepare_atomic(qp, first, ATOMIC_FA, sig_raddr, sig_rkey, sig_laddr, sig_lkey, 0, sig_value)
+    return post_own(qp, first, 1, sharing, code_opt, scope, lanes)
 
 
 @device_function
 def put_signal(
-    qp, raddr, rkey, laddr, lkey, nbytes, sig_raddr, sig_rkey, sig_laddr, sig_lkey, value, sharing=GPU, code_opt=DEFAULT
-):
+    qp, raddr, rkey, laddr, lkey, nbytes, sig_raddr, sig_rkey, sig_laddr, sig_lkey, sig_value, sharing=GPU,
+    code_opt=DEFAULT, scope=THREAD,
+):  # fmt: skip
     """`put`, then `signal`, in this order at the target (`doca_gpu_dev_verbs_put_signal`)."""
-    if nbytes < 0:
+    valid = nbytes >= 0 and (scope == THREAD or nbytes <= MAX_TRANSFER)
+    if scope == THREAD and not valid:
         return EINVAL
-    count = _chunks(nbytes)
-    first = reserve(qp, count + 1, sharing, code_opt)
+    writes = chunks(nbytes) if scope == THREAD else 1
+    lanes = group_of(qp, 0, sharing, scope) if writes == 1 else ALONE
+    first = reserve_own(qp, writes + 1, sharing, code_opt, scope, lanes)
     if first < 0:
         return first
-    _fill(0, qp, first, raddr, rkey, laddr, lkey, nbytes)
-    prepare_atomic(qp, first + count, ATOMIC_FA, sig_raddr, sig_rkey, sig_laddr, sig_lkey, 0, value)
-    return post(qp, first, first + count, sharing, code_opt)
+    if valid:
+        fill(0, qp, first, raddr, rkey, laddr, lkey, nbytes)
+        prepare_atomic(qp, first + writes, ATOMIC_FA, sig_raddr, sig_rkey, sig_laddr, sig_lkey, 0, sig_value)
+    else:
+        fill_nops(qp, first, writes + 1)
+    ticket = post_own(qp, first, writes + 1, sharing, code_opt, scope, lanes)
+    return ticket if valid else EINVAL
 
 
 @device_function
-def wait(qp, ticket, sharing=GPU):
-    """Wait for a ticket and all before it: OK or a negative status (`doca_gpu_dev_verbs_wait`)."""
+def p_signal(
+    qp, raddr, rkey, value, nbytes, sig_raddr, sig_rkey, sig_laddr, sig_lkey, sig_value, sharing=GPU, code_opt=DEFAULT,
+    scope=THREAD,
+):  # fmt: skip
+    """`p` of `value`, then `signal`, in this order at the target (`doca_gpu_dev_verbs_p_signal`)."""
+    valid = 1 <= nbytes <= 8
+    if scope == THREAD and not valid:
+        return EINVAL
+    lanes = group_of(qp, 0, sharing, scope)
+    first = reserve_own(qp, 2, sharing, code_opt, scope, lanes)
+    if first < 0:
+        return first
+    if valid:
+        prepare_write_value(qp, first, raddr, rkey, value, nbytes)
+        prepare_atomic(qp, first + 1, ATOMIC_FA, sig_raddr, sig_rkey, sig_laddr, sig_lkey, 0, sig_value)
+    else:
+        fill_nops(qp, first, 2)
+    ticket = post_own(qp, first, 2, sharing, code_opt, scope, lanes)
+    return ticket if valid else EINVAL
+
+
+@device_function
+def fence(qp, sharing=GPU, code_opt=DEFAULT, scope=THREAD):
+    """What is posted behind it starts when all READs and atomics before it are complete: a NOP that waits.
+
+    The original's (`doca_gpu_dev_verbs_fence`) does nothing. WRITEs and SENDs need none: they arrive in order.
+    """
+    lanes = group_of(qp, 0, sharing, scope)
+    first = reserve_own(qp, 1, sharing, code_opt, scope, lanes)
+    if first < 0:
+        return first
+    prepare_nop(qp, first, _FENCED)
+    return post_own(qp, first, 1, sharing, code_opt, scope, lanes)
+
+
+@device_function
+def wait(qp, ticket, sharing=GPU, scope=THREAD):
+    """Wait for a ticket and all before it: OK or a negative status (`doca_gpu_dev_verbs_wait`).
+
+    In warp and block scope the tickets are those that one call in that scope has returned: the last thread waits for
+    all, and each gets its own ticket's status.
+    """
+    if scope != THREAD:
+        status = ticket
+        if rank_in(scope, ALONE) == size_of(scope, ALONE) - 1 and ticket >= 0:
+            status = poll_at(qp, ticket, sharing)
+        if from_last(status, scope) == OK:
+            return min(ticket, OK)
     if ticket < 0:
         return ticket
     return poll_at(qp, ticket, sharing)
@@ -112,5 +228,35 @@ def wait(qp, ticket, sharing=GPU):
 @device_function
 def wait_all(qp, sharing=GPU):
     """Wait for everything reserved so far, by any thread (`doca_gpu_dev_verbs_wait` without a ticket)."""
-    reserved = load_index(qp + _RSVD, sharing)
+    reserved = load_index(qp + RSVD, sharing)
     return OK if reserved == 0 else poll_at(qp, reserved - 1, sharing)
+
+
+@device_function
+def get_wait(qp, ticket, sharing=GPU, scope=THREAD, daddr=0, dlkey=0):
+    """`wait` for a `get`: its data are there then (`doca_gpu_dev_verbs_get_wait`).
+
+    `daddr`, `dlkey`: post what `mcst` does first, and wait for that too, as GPUs before Hopper need.
+    """
+    if daddr != 0 and (ticket >= 0 or scope != THREAD):
+        after = mcst(qp, daddr, dlkey, sharing, DEFAULT, scope)
+        if ticket >= 0:
+            ticket = after
+    return wait(qp, ticket, sharing, scope)
+
+
+@device_function
+def wait_word(qp, address, value):
+    """Wait until the 64-bit word at `address`, which peers add to or write, is at least `value`: OK or ETIMEDOUT.
+
+    What was sent before its last change is visible then. The deadline is that of waits on `qp`.
+    """
+    polls = 0
+    start = 0
+    while ld_relaxed64(address) < value:
+        start = patience(polls, start, timeout_of(qp))
+        if start < 0:
+            return ETIMEDOUT
+        polls += 1
+    fence_acquire_sys()
+    return OK

@@ -16,6 +16,7 @@ block. The CPU has one scope, so all three lower to the same instruction there.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import platform
 from collections.abc import Callable
 from typing import Any
@@ -57,10 +58,14 @@ def op(*widths: int, ret: int | None = None, cpu: Emit, cuda: Emit) -> Callable[
             lambda typingctx, a: answer,
             lambda typingctx, a, b: answer,
             lambda typingctx, a, b, c: answer,
+            lambda typingctx, a, b, c, d: answer,
+            lambda typingctx, a, b, c, d, e: answer,
         )[len(widths)]
         typing.__name__, typing.__qualname__ = stub.__name__, stub.__qualname__
         typing.__doc__, typing.__module__ = stub.__doc__, stub.__module__
-        return intrinsic(typing)
+        made: Any = intrinsic(typing)
+        made.__signature__ = inspect.signature(stub)  # for help(): Numba shows that of `typing`
+        return made
 
     return bind
 
@@ -153,11 +158,6 @@ def _compute_capability() -> tuple[int, int]:
     return dispatcher.get_current_device().compute_capability  # type: ignore[attr-defined]
 
 
-def _doorbell_fence(b):
-    scope = "gpu" if _compute_capability() == (9, 0) and platform.machine() == "x86_64" else "sys"
-    return _from_sm90(f"fence.release.{scope};", f"fence.acq_rel.{scope};")(b)
-
-
 def _from_sm90(new: str, old: str) -> Emit:
     """PTX that older GPUs do not have."""
     return lambda b: _ptx(new if _compute_capability() >= (9, 0) else old)(b)
@@ -195,15 +195,24 @@ st64 = _store_op("st64", 64, None, None, "Plain 64-bit store.")
 
 
 
+# Pure inline PTX may be moved out of loops, which is what makes these loads cheap behind fences, and so also out from
+# behind the check that an address is good: `if queue != 0`. What can be no address is therefore not read.
+_NO_ADDRESS_BELOW, _ADDRESSES = 1 << 16, 1 << 56
+
+
 def _fixed_op(name, width):
     def stub(addr: int) -> int: ...
 
     stub.__name__ = stub.__qualname__ = name
     stub.__doc__ = (
         f"{width}-bit load of what nobody changes while the kernel runs: it may be kept, moved and read through the "
-        "non-coherent cache, across fences."
+        "non-coherent cache, across fences and ahead of time."
     )
-    how = _ptx(f"ld.global.nc.u{width} $0, [$1];", width, pure=True)
+    how = _ptx(
+        f"{{.reg .pred p; .reg .b64 t; sub.u64 t, $1, {_NO_ADDRESS_BELOW}; setp.lt.u64 p, t, {_ADDRESSES}; "
+        f"mov.u{width} $0, 0; @p ld.global.nc.u{width} $0, [$1];}}",
+        width, pure=True,
+    )  # fmt: skip
     return op(64, ret=width, cpu=_load(width), cuda=how)(stub)
 
 
@@ -224,6 +233,24 @@ st_relaxed_gpu64 = _store_op("st_relaxed_gpu64", 64, "monotonic", "st.relaxed.gp
 st_release32 = _store_op("st_release32", 32, "release", "st.release.sys.global", "System-scope release store.")
 st_release64 = _store_op("st_release64", 64, "release", "st.release.sys.global", "System-scope release store.")
 st_release_gpu32 = _store_op("st_release_gpu32", 32, "release", "st.release.gpu.global", "GPU-scope release store.")
+
+
+def _mmio_release(b, addr, value):
+    new = _ptx("st.async.mmio.release.sys.global.b64 [$0], $1;")
+    fence, store = _from_sm90("fence.release.sys;", "fence.acq_rel.sys;"), _ptx_store("st.mmio.relaxed.sys.global", 64)
+    if _compute_capability() >= (10, 0):
+        return new(b, addr, value)
+    fence(b)
+    return store(b, addr, value)
+
+
+@op(64, 64, cpu=_store(64, "release"), cuda=_mmio_release)
+def st_mmio_release64(addr: int, value: int) -> None:
+    """Store to a doorbell register behind all earlier accesses, without waiting for them from sm_100 on
+    (`doca_gpu_dev_verbs_async_store_release`)."""
+    ...
+
+
 st_mmio64 = _store_op("st_mmio64", 64, "monotonic", "st.mmio.relaxed.sys.global", "Store to a doorbell register.")
 
 
@@ -233,9 +260,9 @@ def _store_pair(b, addr, low, high):
     b.store(b.insert_element(value, high, _INT[32](1)), b.inttoptr(addr, vector.as_pointer()), align=16)
 
 
-@op(64, 64, 64, cpu=_store_pair, cuda=_ptx("st.global.cs.v2.b64 [$0], {$1, $2};"))
+@op(64, 64, 64, cpu=_store_pair, cuda=_ptx("st.cs.v2.b64 [$0], {$1, $2};"))
 def st128(addr: int, low: int, high: int) -> None:
-    """Store one 16-byte segment; `addr` is 16-byte aligned. Streaming on CUDA, because the NIC reads it next."""
+    """Store one 16-byte segment; `addr`, of any memory, is aligned. Streaming on CUDA: the NIC reads it next."""
     ...
 
 
@@ -297,13 +324,21 @@ def fence_release_cta() -> None:
     ...
 
 
-@op(cpu=_fence("release"), cuda=_doorbell_fence)
-def fence_release_doorbell() -> None:
-    """Order WQEs and payload before a doorbell that a CPU or the NIC reads.
+@op(cpu=_fence("acq_rel"), cuda=_ptx("fence.acq_rel.sys;"))
+def fence_sys() -> None:
+    """Order earlier accesses before later ones, for every agent of the system: release and acquire in one."""
+    ...
 
-    The PTX memory model asks for `.sys`. On sm_90 with queues in pinned memory of an x86 host `.gpu` was measured to
-    be enough (no torn or stale WQE in 5·10⁹ posts, docs/design.md), and it nearly doubles the rate.
-    """
+
+@op(cpu=_fence("acq_rel"), cuda=_ptx("fence.acq_rel.gpu;"))
+def fence_gpu() -> None:
+    """Order earlier accesses before later ones, for the threads of this GPU: release and acquire in one."""
+    ...
+
+
+@op(cpu=_fence("acq_rel"), cuda=_ptx("fence.acq_rel.cta;"))
+def fence_cta() -> None:
+    """Order earlier accesses before later ones, for the threads of this block."""
     ...
 
 
@@ -358,6 +393,12 @@ def fetch_max_cta64(addr: int, value: int) -> int:
     ...
 
 
+@op(64, 64, cpu=_rmw("umax", 64), cuda=_ptx("red.relaxed.gpu.global.max.u64 [$0], $1;"))
+def raise_gpu64(addr: int, value: int) -> None:
+    """Relaxed unsigned maximum at GPU scope, whose old value nobody waits for."""
+    ...
+
+
 @op(64, 64, ret=64, cpu=_rmw("xchg", 64), cuda=_ptx("atom.acq_rel.sys.global.exch.b64 $0, [$1], $2;", 64))
 def exchange64(addr: int, value: int) -> int:
     """Swap in `value` at system scope."""
@@ -376,9 +417,21 @@ def cas_gpu64(addr: int, expected: int, new: int) -> int:
     ...
 
 
+@op(64, 64, 64, ret=64, cpu=_cas(64), cuda=_ptx("atom.acq_rel.gpu.global.cas.b64 $0, [$1], $2, $3;", 64))
+def cas_acq_rel_gpu64(addr: int, expected: int, new: int) -> int:
+    """Compare and swap, acquire-release, at GPU scope."""
+    ...
+
+
 @op(64, 64, 64, ret=64, cpu=_cas(64), cuda=_ptx("atom.relaxed.cta.global.cas.b64 $0, [$1], $2, $3;", 64))
 def cas_cta64(addr: int, expected: int, new: int) -> int:
     """Compare and swap at block scope."""
+    ...
+
+
+@op(64, 32, 32, ret=32, cpu=_cas(32), cuda=_ptx("atom.acq_rel.sys.global.cas.b32 $0, [$1], $2, $3;", 32))
+def cas_sys32(addr: int, expected: int, new: int) -> int:
+    """Compare and swap, acquire-release, at system scope."""
     ...
 
 
@@ -400,6 +453,37 @@ def _copy_words(b, dst, src, nbytes):
         with cgutils.for_range(b, b.sub(end, start)) as loop:
             at = b.mul(b.add(loop.index, start), step)
             b.store(b.load(_ptr(b, b.add(src, at), width)), _ptr(b, b.add(dst, at), width))
+
+
+def _host_register(b, register, source):
+    """The words behind the first one first: that is the one that the NIC watches."""
+    words = [b.load(_ptr(b, b.add(source, _INT[64](8 * i)), 64)) for i in range(8)]
+    for i in range(1, 8):
+        b.store(words[i], _ptr(b, b.add(register, _INT[64](8 * i)), 64))
+    b.store_atomic(words[0], _ptr(b, register, 64), "release", 8)
+
+
+_BULK_COPY = (
+    "{.reg .b64 s; cvta.to.shared.u64 s, $1; fence.proxy.async.shared::cta;"
+    " cp.async.bulk.global.shared::cta.bulk_group [$0], [s], 64;"
+    " cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;}"
+)
+
+
+def _bulk_copy(b, register, source):
+    return _ptx(_BULK_COPY)(b, register, source) if _compute_capability() >= (9, 0) else None
+
+
+@op(64, 64, cpu=_host_register, cuda=_bulk_copy)
+def copy_to_register(register: int, source: int) -> None:
+    """Write 64 bytes of the block's shared memory to a BlueFlame register, in one. Only where `has_bulk_copy`."""
+    ...
+
+
+@op(ret=32, cpu=lambda b: _INT[32](1), cuda=lambda b: _INT[32](int(_compute_capability() >= (9, 0))))
+def has_bulk_copy() -> int:
+    """1 where `copy_to_register` works: on the host and from sm_90 on. Folds at compile time."""
+    ...
 
 
 def _prefetch(b, addr):
@@ -590,6 +674,25 @@ def crc32_fold(initial: int, address: int, nbytes: int) -> int:
     ...
 
 
+# --- C functions ---------------------------------------------------------------------------------------------------
+
+NO_CALLS = 801  # what a call returns on CUDA: CUDA_ERROR_NOT_SUPPORTED
+
+
+def _call(b, function, *args):
+    fnty = ir.FunctionType(_INT[32], [a.type for a in args])
+    return b.call(b.inttoptr(function, fnty.as_pointer()), args)
+
+
+@op(64, 64, 64, 64, 64, ret=32, cpu=_call, cuda=lambda b, *args: _INT[32](NO_CALLS))
+def call_c(function: int, a: int, b: int, c: int, d: int) -> int:
+    """The `int` that the C function at an address returns. One with fewer parameters ignores the rest (psABI).
+
+    The address comes out of memory, never from a global: Numba would freeze it into its cache.
+    """
+    ...
+
+
 # --- time and patience ---------------------------------------------------------------------------------------------
 
 CLOCK_MONOTONIC = 1
@@ -701,6 +804,9 @@ def _block_group() -> int:
     ...
 
 
+BLOCK_SLOT = 128  # bytes
+GROUP_HEADER = 8  # words of a host group before the slot
+GROUP_WORDS = GROUP_HEADER + BLOCK_SLOT // 8
 _CPU_ONLY = 1
 
 
@@ -711,6 +817,23 @@ def on_host() -> int:
 
 
 _nothing: Emit = lambda b, *args: None  # noqa: E731
+
+
+def _shared_slot(b):
+    """A variable of the block in shared memory, as a generic address."""
+    name, slot = "gpunetio_block_slot", ir.ArrayType(_INT[8], BLOCK_SLOT)
+    variable: Any = b.module.globals.get(name)
+    if variable is None:
+        variable = cgutils.add_global_variable(b.module, slot, name, addrspace=3)
+        variable.linkage, variable.align, variable.initializer = "internal", 128, ir.Constant(slot, ir.Undefined)
+    return b.ptrtoint(b.addrspacecast(variable, slot.as_pointer(), "generic"), _INT[64])
+
+
+@op(ret=64, cpu=lambda b: b.add(_thread_word(7)(b), _INT[64](8 * GROUP_HEADER)), cuda=_shared_slot)
+def block_slot() -> int:
+    """Address of 128 bytes that the threads of a block share: the first 64 are anybody's, a WQE for BlueFlame for
+    example; the others are those of `block_broadcast`."""
+    ...
 
 
 @op(cpu=_nothing, cuda=_ptx("bar.sync 0;", convergent=True))
@@ -731,11 +854,67 @@ _SHFL64 = (
 def _cuda_warp_broadcast(value: int, lane: int) -> int: ...
 
 
+# --- lanes that run together ---------------------------------------------------------------------------------------
+# Threads of a CUDA warp that are converged at some point of the program can act as one. Host threads never are.
+
+
+@op(ret=32, cpu=lambda b: _INT[32](1), cuda=_ptx("activemask.b32 $0;", 32, convergent=True))
+def _active_lanes() -> int: ...
+
+
+@op(32, 64, ret=32, cpu=lambda b, lanes, value: lanes,
+    cuda=_ptx("match.any.sync.b64 $0, $2, $1;", 32, convergent=True))  # fmt: skip
+def _match(lanes: int, value: int) -> int: ...
+
+
+@device_function
+def converged_lanes(value):
+    """The lanes, as a mask, that are here together with this one and have the same `value`; on the host only itself."""
+    return 1 if on_host() else _match(_active_lanes(), value)
+
+
+@device_function
+def lanes_with(lanes, value):
+    """Those of a mask's lanes, which all call this, that have the same `value` as this one."""
+    return lanes if on_host() else _match(lanes, value)
+
+
+@op(32, ret=32, cpu=_llvm("llvm.ctpop", _INT[32]), cuda=_ptx("popc.b32 $0, $1;", 32, pure=True))
+def count_lanes(lanes: int) -> int:
+    """How many lanes a mask has."""
+    ...
+
+
+@op(32, ret=32, cpu=lambda b, lanes: _INT[32](0),
+    cuda=_ptx("{.reg .b32 m; mov.u32 m, %lanemask_lt; and.b32 m, m, $1; popc.b32 $0, m;}", 32, pure=True))  # fmt: skip
+def rank_among(lanes: int) -> int:
+    """How many lanes of a mask are below this one."""
+    ...
+
+
+@op(32, cpu=_nothing, cuda=_ptx("bar.warp.sync $0;", convergent=True))
+def sync_lanes(lanes: int) -> None:
+    """Wait for the lanes of a mask, which all call this; what they have stored is theirs in common then."""
+    ...
+
+
+_SHFL64_FIRST = (
+    "{.reg .b32 l, h, f; brev.b32 f, $2; bfind.shiftamt.u32 f, f; mov.b64 {l, h}, $1;"
+    " shfl.sync.idx.b32 l, l, f, 31, $2; shfl.sync.idx.b32 h, h, f, 31, $2; mov.b64 $0, {l, h};}"
+)
+
+
+@op(64, 32, ret=64, cpu=lambda b, value, lanes: value, cuda=_ptx(_SHFL64_FIRST, 64, convergent=True))
+def from_first(value: int, lanes: int) -> int:
+    """The `value` of the lowest lane of a mask, in all its lanes."""
+    ...
+
+
 # --- synchronisation within a group --------------------------------------------------------------------------------
-# A host group is a record of int64 words: arrived, generation, size, value.
+# A host group is a record of int64 words: arrived, generation, size, value; behind them, a block's slot.
 
 _GENERATION, _SIZE, _VALUE = 8, 16, 24
-GROUP_WORDS = 8
+_BROADCAST = 64  # in the slot
 
 
 @device_function
@@ -783,6 +962,20 @@ def warp_broadcast(value, lane):
         _host_barrier(group)
         return value
     return _cuda_warp_broadcast(value, lane)
+
+
+@device_function
+def block_broadcast(value, thread):
+    """The `value` of thread `thread` of the block, in every thread of it."""
+    if block_dim() == 1:
+        return value
+    slot = block_slot() + _BROADCAST
+    if thread_idx() == thread:
+        st64(slot, value)
+    block_sync()
+    value = ld64(slot)
+    block_sync()  # all have read it before the next one comes
+    return value
 
 
 @device_function

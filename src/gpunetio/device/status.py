@@ -3,6 +3,7 @@
 OK = 0
 EIO = -5  # an error completion; the host's `ExportedQp.last_error()` says which
 EBUSY = 16  # not yet: positive, as in the C library
+EOVERFLOW = -75  # the message has come, but its completion was overwritten: how long it is nobody knows
 ENOBUFS = -105  # all receives of the queue are posted: wait for one first
 ETIMEDOUT = -110  # the deadline of the queue has passed
 EINVAL = -22  # an argument that no WQE can express
@@ -12,6 +13,7 @@ NAMES = {
     OK: "ok",
     EIO: "error completion",
     EBUSY: "not yet complete",
+    EOVERFLOW: "completion overwritten",
     ENOBUFS: "receive queue full",
     ETIMEDOUT: "deadline passed",
     EINVAL: "invalid argument",

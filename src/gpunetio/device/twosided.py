@@ -1,120 +1,318 @@
-"""Two-sided operations in thread scope: SENDs, and the receives that they need at the other end.
+"""Two-sided operations: SENDs, and the receives that they need at the other end.
 
-A receive queue has no locks: one thread at a time posts receives and waits for them. Tickets count receives.
+Receives are posted to the queue's own receive queue or to a contiguous shared one. Tickets count receives; messages
+arrive in that order. A shared receive queue that serves several queues gives each message the next receive, so that
+a ticket does not say where it arrives: `recv_next` waits for a queue's next message and `recv_slot` says in which
+receive that is.
 """
 
 from __future__ import annotations
 
-from ..formats.cqe import CI_MASK, CQE64, CQE_SHIFT, ERR_CQE64, INIT_OP_OWN, OPCODE_SHIFT, OWNER_MASK, CqeOpcode
-from ..formats.device_structs import DEV_CQ, DEV_QP, DEV_SIDE
+from ..formats.cqe import CQE64, FORMAT_MASK, FORMAT_SHIFT, OWNER_MASK, CqeFormat
+from ..formats.device_structs import DEV_CQ, DEV_QP, DEV_RQ, DEV_SIDE
 from ..formats.doorbell import PI_MASK
 from ..formats.wqe import INVALID_LKEY, MAX_TRANSFER, SEGMENT
 from .compile import device_function
-from .cq import timeout_of
-from .modes import DEFAULT, GPU
+from .cq import cqe_address, load_index, poll_ring, raise_index, timeout_of, update_cq_record
+from .modes import DEFAULT, EXCLUSIVE, GPU, THREAD
+from .onesided import mcst, wait
 from .ops import (
-    be32, be64, fence_acquire_sys, fence_release_sys, ld8, ld32, ld64, ld_fixed32, ld_fixed64, ld_relaxed32, pack64,
-    st64, st128, st_relaxed32,
+    be16, be32, cas_gpu64, fence_acquire_gpu, fence_gpu, fence_release_sys, ld8, ld16, ld32, ld_fixed32,
+    ld_fixed64, ld_relaxed64, ld_relaxed_gpu64, pack64, raise_gpu64, st64, st128, st_relaxed32, st_relaxed_gpu64,
 )  # fmt: skip
-from .qp import post, prepare_send, reserve
-from .status import EINVAL, EIO, ENOBUFS, ETIMEDOUT, OK
+from .qp import await_turn
+from .scope import from_leader, gather, group_of, group_with, post_own, rank_in, reserve_own, size_of
+from .status import EBUSY, EINVAL, ENOBUFS, EOVERFLOW, ETIMEDOUT, OK
 from .waiting import patience
+from .wqe import CQ_UPDATE, SEND, SEND_IMM, data_segment, prepare_nop, prepare_send
 
-_PI, _NUM, _SIZE = DEV_SIDE.rq_wqe_pi, DEV_SIDE.rq_wqe_num, DEV_SIDE.rq_wqe_size
-_CI, _RSVD = DEV_SIDE.cq_rq + DEV_CQ.cqe_ci, DEV_SIDE.cq_rq + DEV_CQ.cqe_rsvd
-_CQE_NUM, _CQE_DADDR = DEV_SIDE.cq_rq + DEV_CQ.cqe_num, DEV_SIDE.cq_rq + DEV_CQ.cqe_daddr
-_CQ_DBREC = DEV_SIDE.cq_rq + DEV_CQ.dbrec
-_RESP_ERR, _INVALID = int(CqeOpcode.RESP_ERR), INIT_OP_OWN >> OPCODE_SHIFT
+_CQ = DEV_SIDE.cq_rq
+_INLINE_32 = int(CqeFormat.INLINE_32)
 
 
 @device_function
-def send(qp, laddr, lkey, nbytes, sharing=GPU, code_opt=DEFAULT):
-    """Send `nbytes`, at least 1, from `laddr` to the peer's next receive (`doca_gpu_dev_verbs_send`)."""
-    if nbytes < 1 or nbytes > MAX_TRANSFER:
+def _send(qp, laddr, lkey, nbytes, opcode, imm, sharing, code_opt, scope):
+    valid = 1 <= nbytes <= MAX_TRANSFER
+    if scope == THREAD and not valid:
         return EINVAL
-    index = reserve(qp, 1, sharing, code_opt)
-    if index < 0:
-        return index
-    prepare_send(qp, index, laddr, lkey, nbytes)
-    return post(qp, index, index, sharing, code_opt)
+    lanes = group_of(qp, 0, sharing, scope)
+    first = reserve_own(qp, 1, sharing, code_opt, scope, lanes)
+    if first < 0:
+        return first
+    if valid:
+        prepare_send(qp, first, laddr, lkey, nbytes, CQ_UPDATE, opcode, imm)
+    else:
+        prepare_nop(qp, first)
+    ticket = post_own(qp, first, 1, sharing, code_opt, scope, lanes)
+    return ticket if valid else EINVAL
 
 
 @device_function
-def recv(qp, laddr, lkey, nbytes):
+def send(qp, laddr, lkey, nbytes, sharing=GPU, code_opt=DEFAULT, scope=THREAD):
+    """Send `nbytes`, at least 1, from `laddr` to the peer's next receive (`doca_gpu_dev_verbs_send`)."""
+    return _send(qp, laddr, lkey, nbytes, SEND, 0, sharing, code_opt, scope)
+
+
+@device_function
+def send_imm(qp, laddr, lkey, nbytes, imm, sharing=GPU, code_opt=DEFAULT, scope=THREAD):
+    """`send` with 32 bits that `recv_imm` returns at the other end."""
+    return _send(qp, laddr, lkey, nbytes, SEND_IMM, imm, sharing, code_opt, scope)
+
+
+# --- receives ------------------------------------------------------------------------------------------------------
+
+
+@device_function
+def _rq(qp):
+    return ld_fixed64(ld_fixed64(qp + DEV_QP.side) + DEV_SIDE.rq)
+
+
+@device_function
+def _has_room(qp, rq, first, count, sharing):
+    """Whether the slots of receives first … first + count − 1 are free."""
+    slots = ld_fixed32(rq + DEV_RQ.wqe_num)
+    done = ld_fixed64(rq + DEV_RQ.done)
+    if done == 0:
+        consumed = load_index(ld_fixed64(qp + DEV_QP.side) + _CQ + DEV_CQ.cqe_ci, sharing)
+        return first + count <= consumed + slots
+    for i in range(first, first + count):
+        if i >= slots and ld_relaxed64(done + 8 * (i & (slots - 1))) != i - slots + 1:
+            return False
+    return True
+
+
+@device_function
+def _reserve(qp, rq, count, sharing):
+    while True:
+        first = load_index(rq + DEV_RQ.rsvd, sharing)
+        if not _has_room(qp, rq, first, count, sharing):
+            return ENOBUFS
+        if sharing == EXCLUSIVE:
+            st64(rq + DEV_RQ.rsvd, first + count)
+            return first
+        if cas_gpu64(rq + DEV_RQ.rsvd, first, first + count) == first:
+            return first
+
+
+@device_function
+def _fill_receive(rq, index, laddr, lkey, nbytes):
+    size = ld_fixed32(rq + DEV_RQ.wqe_size)
+    slot = index & (ld_fixed32(rq + DEV_RQ.wqe_num) - 1)
+    wqe = ld_fixed64(rq + DEV_RQ.wqe_daddr) + slot * size
+    used = 0
+    if nbytes > 0:
+        data_segment(wqe, laddr, lkey, nbytes)
+        used = SEGMENT
+    if used < size:
+        st128(wqe + used, pack64(0, be32(INVALID_LKEY)), 0)  # ends the list
+
+
+@device_function
+def _publish(qp, rq, first, next_index, sharing):
+    """Tell the NIC of receives, in the order of their reservation."""
+    if sharing != EXCLUSIVE:
+        status = await_turn(qp, rq + DEV_RQ.ready, first, sharing)
+        if status != OK:
+            return status
+        fence_acquire_gpu()
+    fence_release_sys()
+    st_relaxed32(ld_fixed64(rq + DEV_RQ.dbrec), be32(next_index & PI_MASK))
+    if sharing != EXCLUSIVE:
+        fence_gpu()  # the next one's record comes behind this one's
+    st_relaxed_gpu64(rq + DEV_RQ.ready, next_index)
+    return OK
+
+
+@device_function
+def recv(qp, laddr, lkey, nbytes, sharing=GPU, scope=THREAD):
     """Post a receive of up to `nbytes` to `laddr`: a ticket for `recv_wait` (`doca_gpu_dev_verbs_recv`).
 
     0 bytes for what brings no data here: a WRITE with immediate. ENOBUFS when all receives are posted; EINVAL for a
     queue without receives.
     """
-    side = ld_fixed64(qp + DEV_QP.side)
-    slots = ld_fixed32(side + _NUM)
-    if slots == 0 or nbytes < 0 or nbytes > MAX_TRANSFER:
+    rq = _rq(qp)
+    if rq == 0:
         return EINVAL
-    index = ld64(side + _PI)
-    if index - ld64(side + _CI) == slots:
-        return ENOBUFS
-    size = ld_fixed32(side + _SIZE)
-    wqe = ld_fixed64(side + DEV_SIDE.rq_wqe_daddr) + (index & (slots - 1)) * size
-    used = 0
-    if nbytes > 0:
-        st128(wqe, pack64(be32(nbytes), be32(lkey)), be64(laddr))
-        used = SEGMENT
-    if used < size:
-        st128(wqe + used, pack64(0, be32(INVALID_LKEY)), 0)  # ends the list
-    st64(side + _PI, index + 1)
-    fence_release_sys()
-    st_relaxed32(ld_fixed64(side + DEV_SIDE.rq_dbrec), be32((index + 1) & PI_MASK))
-    return index
+    valid = 0 <= nbytes <= MAX_TRANSFER
+    if scope == THREAD and not valid:
+        return EINVAL
+    lanes = group_with(rq, 0, ld_fixed32(rq + DEV_RQ.wqe_num), sharing, scope)
+    rank, size = rank_in(scope, lanes), size_of(scope, lanes)
+    first = 0
+    if rank == 0:
+        first = _reserve(qp, rq, size, sharing)
+    first = from_leader(first, scope, lanes)
+    if first < 0:
+        return first
+    _fill_receive(rq, first + rank, laddr, lkey, nbytes if valid else 0)
+    gather(scope, lanes)
+    status = OK
+    if rank == 0:
+        status = _publish(qp, rq, first, first + size, sharing)
+    status = from_leader(status, scope, lanes)
+    if status != OK:
+        return status
+    return first + rank if valid else EINVAL
+
+
+# --- arrivals ------------------------------------------------------------------------------------------------------
 
 
 @device_function
-def _cqe(side, index):
-    position = index + ld64(side + _RSVD)
-    return ld_fixed64(side + _CQE_DADDR) + ((position & (ld_fixed32(side + _CQE_NUM) - 1)) << CQE_SHIFT)
+def _cqe(qp, arrival):
+    cq = ld_fixed64(qp + DEV_QP.side) + _CQ
+    return cqe_address(cq, arrival + ld_fixed64(cq + DEV_CQ.cqe_rsvd))
 
 
 @device_function
-def _await_next(qp, side, index):
-    """Wait for the CQE of receive `index`, the next one: OK or a negative status."""
-    cqe = _cqe(side, index)
-    lap = ((index + ld64(side + _RSVD)) & ld_fixed32(side + _CQE_NUM)) != 0
-    timeout_ns = timeout_of(qp)
+def _slot(qp, rq, arrival):
+    """Which slot of a shared queue a message is in. Devices differ in whether they count receives or slots."""
+    return be16(ld16(_cqe(qp, arrival) + CQE64.wqe_counter)) & (ld_fixed32(rq + DEV_RQ.wqe_num) - 1)
+
+
+@device_function
+def _count_shared(qp, rq, cq, arrival, sharing):
+    """The receive of a shared queue in which a message has arrived can be used again; the message is counted."""
+    slot = _slot(qp, rq, arrival)
+    # Not `ready`, which is raised behind the record. No slot is reserved again before it is free.
+    newest = ld_relaxed_gpu64(rq + DEV_RQ.rsvd) - 1
+    index = newest - ((newest - slot) & (ld_fixed32(rq + DEV_RQ.wqe_num) - 1))
+    if sharing != EXCLUSIVE:
+        fence_acquire_gpu()
+        if load_index(cq + DEV_CQ.cqe_ci, sharing) != arrival:
+            return  # another thread has counted it, and the completion may be a later one's by now
+    raise_gpu64(ld_fixed64(rq + DEV_RQ.done) + 8 * slot, index + 1)
+    if sharing != EXCLUSIVE:
+        fence_gpu()
+    raise_index(cq + DEV_CQ.cqe_ci, arrival + 1, sharing)
+
+
+@device_function
+def recv_slot(qp, arrival):
+    """The ticket of the receive that took message number `arrival` of the queue, which was waited for.
+
+    Of a shared receive queue: until its slot has taken another message that was waited for.
+    """
+    rq = _rq(qp)
+    done = ld_fixed64(rq + DEV_RQ.done)
+    return ld_relaxed64(done + 8 * _slot(qp, rq, arrival)) - 1 if done != 0 else arrival
+
+
+@device_function
+def _await(qp, arrival, sharing):
+    """Wait for the queue's message number `arrival` and all before it: OK or a negative status."""
+    side, rq = ld_fixed64(qp + DEV_QP.side), _rq(qp)
+    if rq == 0:
+        return EINVAL
+    cq = side + _CQ
+    shared = ld_fixed64(rq + DEV_RQ.done) != 0
     polls = 0
     start = 0
     while True:
-        word = be32(ld_relaxed32(cqe + CQE64.wqe_counter))  # with op_own, and written last
-        opcode = (word & 0xFF) >> OPCODE_SHIFT
-        if (word & OWNER_MASK) == lap and opcode != _INVALID and word >> 16 == index & 0xFFFF:
-            break
-        start = patience(polls, start, timeout_ns)
-        if start < 0:
-            return ETIMEDOUT
-        polls += 1
-    fence_acquire_sys()
-    if opcode == _RESP_ERR:
-        if ld64(side + DEV_SIDE.err_syndrome) == 0:
-            st64(side + DEV_SIDE.err_index, index)
-            st64(side + DEV_SIDE.err_vendor, ld8(cqe + ERR_CQE64.vendor_err_synd))
-            st64(side + DEV_SIDE.err_syndrome, ld8(cqe + ERR_CQE64.syndrome))
-        return EIO
-    st64(side + _CI, index + 1)
-    st_relaxed32(ld_fixed64(side + _CQ_DBREC), be32((index + 1 + ld64(side + _RSVD)) & CI_MASK))
-    return OK
+        ci = load_index(cq + DEV_CQ.cqe_ci, sharing)
+        # In parts, where the ring is shorter than the wait; one by one, where each frees a slot of a shared queue.
+        part = min(arrival, ci if shared else ci + ld_fixed32(cq + DEV_CQ.cqe_num) - 1)
+        status = poll_ring(side, cq, part, not shared, sharing)
+        if status == OK:
+            if part >= ci:
+                if shared:
+                    _count_shared(qp, rq, cq, part, sharing)
+                if ld_fixed64(side + DEV_SIDE.tells_cq):
+                    update_cq_record(cq, sharing)
+            if part == arrival:
+                return OK
+        elif status != EBUSY:
+            return status
+        else:
+            start = patience(polls, start, timeout_of(qp))
+            if start < 0:
+                return ETIMEDOUT
+            polls += 1
 
 
 @device_function
-def recv_wait(qp, ticket):
+def _is_there(qp, arrival):
+    """Whether the completion is still that of a message that has arrived, and not one of a later lap of the ring."""
+    cq, rq = ld_fixed64(qp + DEV_QP.side) + _CQ, _rq(qp)
+    position = arrival + ld_fixed64(cq + DEV_CQ.cqe_rsvd)
+    word = be32(ld32(cqe_address(cq, position) + CQE64.wqe_counter))
+    there = (word & OWNER_MASK) == ((position & ld_fixed32(cq + DEV_CQ.cqe_num)) != 0)
+    if ld_fixed64(rq + DEV_RQ.done) == 0:
+        there = there and word >> 16 == arrival & PI_MASK
+    return there
+
+
+@device_function
+def recv_bytes(qp, arrival):
+    """Bytes of a message that has arrived, until the ring of completions has gone round
+    (`doca_gpu_dev_verbs_cqe_get_bytes`)."""
+    return be32(ld32(_cqe(qp, arrival) + CQE64.byte_cnt))
+
+
+@device_function
+def recv_imm(qp, arrival):
+    """The 32 bits that came with a message or a WRITE with immediate."""
+    return be32(ld32(_cqe(qp, arrival) + CQE64.imm_inval_pkey))
+
+
+@device_function
+def recv_inline(qp, arrival):
+    """Address of a message's bytes inside its completion, or 0 if they are in the receive's buffer
+    (`doca_gpu_dev_verbs_cqe_is_inline`, `…cqe_get_inl_data`).
+
+    For queue pairs created with `cqe_inline`: at most 32 bytes, until the ring of completions has gone round.
+    """
+    cqe = _cqe(qp, arrival)
+    return cqe if (ld8(cqe + CQE64.op_own) & FORMAT_MASK) >> FORMAT_SHIFT == _INLINE_32 else 0
+
+
+@device_function
+def recv_wait(qp, ticket, sharing=GPU, daddr=0, dlkey=0):
     """Wait for a receive and all before it: the bytes that came, or a negative status (`doca_gpu_dev_verbs_recv_wait`).
 
-    The bytes are told until the ring of completions has gone round.
+    EOVERFLOW when they came so long ago that the ring of completions has gone round: the bytes are there, but not how
+    many. Threads that share a queue can overtake each other so; a longer completion queue gives them time.
+    `daddr`, `dlkey`: then also wait for a `mcst` of that byte, as GPUs before Hopper need for data in their memory.
     """
     if ticket < 0:
         return ticket
-    side = ld_fixed64(qp + DEV_QP.side)
-    index = ld64(side + _CI)
-    while index <= ticket:
-        status = _await_next(qp, side, index)
+    status = _await(qp, ticket, sharing)
+    if status == OK and daddr != 0:
+        status = wait(qp, mcst(qp, daddr, dlkey, sharing), sharing)
+    if status != OK:
+        return status
+    nbytes = recv_bytes(qp, ticket)
+    return nbytes if _is_there(qp, ticket) else EOVERFLOW
+
+
+@device_function
+def recv_wait_all(qp, sharing=GPU):
+    """Wait for all receives posted: OK or a negative status (`doca_gpu_dev_verbs_recv_wait` without a ticket).
+
+    Not for a shared receive queue, whose receives are also others'.
+    """
+    rq = _rq(qp)
+    if rq == 0 or ld_fixed64(rq + DEV_RQ.done) != 0:
+        return EINVAL
+    posted = load_index(rq + DEV_RQ.rsvd, sharing)
+    return OK if posted == 0 else _await(qp, posted - 1, sharing)
+
+
+@device_function
+def recv_next(qp, sharing=GPU):
+    """Wait for the queue's next message: its number, for `recv_bytes` and its like, or a negative status.
+
+    Threads that call it get a message each: all wait for the same one, and the first takes it. So a wait that ends
+    without one leaves no gap.
+    """
+    arrivals = ld_fixed64(qp + DEV_QP.side) + DEV_SIDE.arrivals
+    while True:
+        arrival = load_index(arrivals, sharing)
+        status = _await(qp, arrival, sharing)
         if status != OK:
             return status
-        index += 1
-    return be32(ld32(_cqe(side, ticket) + CQE64.byte_cnt))
+        if sharing == EXCLUSIVE:
+            st64(arrivals, arrival + 1)
+            return arrival
+        if cas_gpu64(arrivals, arrival, arrival + 1) == arrival:
+            return arrival

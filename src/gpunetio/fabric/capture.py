@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..device.compile import engine_function
 from ..device.ops import copy
-from ..device.views import struct_view
+from ..device.struct_view import struct_view
 from ..formats.layout import Entry
 from .frames import PACKET, commit, publish, reserve
 

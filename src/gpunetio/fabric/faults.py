@@ -12,7 +12,7 @@ import numpy as np
 
 from ..device.compile import device_function, engine_function
 from ..device.ops import copy, ld8, st8, st32
-from ..device.views import struct_view
+from ..device.struct_view import struct_view
 from ..errors import InvalidValueError
 from ..formats.layout import Entry
 from ..memory import HostMemory

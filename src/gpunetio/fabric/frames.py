@@ -13,7 +13,7 @@ import numpy as np
 
 from ..device.compile import device_function
 from ..device.ops import ld_acquire64, ld_relaxed64, prefetch, st_release64
-from ..device.views import struct_view
+from ..device.struct_view import struct_view
 from ..formats.layout import Entry
 from ..formats.packet import ICRC_SIZE
 

@@ -9,7 +9,7 @@ from numba import types
 
 from ..device.ops import ld32
 from ..device.compile import device_function
-from ..device.views import struct_view
+from ..device.struct_view import struct_view
 from ..formats.layout import Entry
 
 # --- limits --------------------------------------------------------------------------------------------------------

@@ -104,6 +104,14 @@ class RqType(IntEnum):
     ZERO_SIZE = 3
 
 
+class ScatterToCqe(IntEnum):
+    """qpc.cs_res: payload of received SENDs goes into CQEs. qpc.cs_req is for what READs and atomics bring."""
+
+    NONE    = 0x00
+    DATA_32 = 0x01
+    DATA_64 = 0x02
+
+
 class WqType(IntEnum):
     """wq.wq_type."""
 

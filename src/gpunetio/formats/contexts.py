@@ -157,6 +157,7 @@ CMD_HCA_CAP = BitStruct("cmd_hca_cap", 256, """
     rts2rts_qp_dscp             0x16a      1
     gid_table_size              0x170     16
     port_type                   0x1b6      2
+    sctr_data_cqe               0x215      1
     uc                          0x23e      1
     rc                          0x23f      1
     max_wqe_sz_sq               0x290     16

@@ -9,6 +9,8 @@ CQE_SHIFT = 6
 OPCODE_SHIFT = 4
 OWNER_MASK = 1
 CI_MASK = 0xFF_FFFF
+FORMAT_SHIFT, FORMAT_MASK = 2, 0x0C  # of op_own; bit 1 is the solicited event's
+INLINE_BYTES = 32  # the most that a CQE of INLINE_32 holds, from its start
 INIT_OP_OWN = 0xF1  # INVALID << 4 | owner 1: what a ring holds before the first lap, whose owner bit is 0
 
 
@@ -26,6 +28,15 @@ class CqeOpcode(IntEnum):
     REQ_ERR       = 13
     RESP_ERR      = 14
     INVALID       = 15
+
+
+class CqeFormat(IntEnum):
+    """Bits 3:2 of op_own: whether the CQE has the message's payload in it, or in the 64 bytes before it."""
+
+    NO_INLINE  = 0
+    INLINE_32  = 1
+    INLINE_64  = 2
+    COMPRESSED = 3
 
 
 class Syndrome(IntEnum):

@@ -42,17 +42,31 @@ DEV_QP = Entry("doca_gpu_dev_verbs_qp", 296, """
     mem_type              292  u32
 """)
 
-# Behind DEV_QP.side, in the same memory: what the C structure has no room for. `cq_rq` is a DEV_CQ.
-DEV_SIDE = Entry("dev_side", 192, """
+# Behind DEV_QP.side, in the same memory: what the C structure has no room for. `submit` is the index wanted by the
+# threads of a shared queue (device/submit.py); `rq` points to a DEV_RQ, `own_rq` or that of a shared receive queue, or
+# is 0; `cq_rq` is a DEV_CQ, whose record is kept if `tells_cq`; `arrivals` counts messages that were waited for.
+DEV_SIDE = Entry("dev_side", 256, """
     timeout_ns              0  i64
     broken                  8  i64
     err_index              16  i64
     err_syndrome           24  i64
     err_vendor             32  i64
-    rq_wqe_daddr           64  i64
-    rq_dbrec               72  i64
-    rq_wqe_pi              80  i64
-    rq_wqe_num             88  u32
-    rq_wqe_size            92  u32
+    submit                 40  i64
+    rq                     48  i64
+    arrivals               56  i64
+    tells_cq               64  i64
     cq_rq                 128  raw[64]
+    own_rq                192  raw[64]
+""")
+
+# A receive queue, or a contiguous shared one: `done` points to a word for each slot then, 1 + the receive that was
+# complete in it last. Receives have two indices: reserved, and told to the NIC (`ready`).
+DEV_RQ = Entry("dev_rq", 64, """
+    wqe_daddr               0  i64
+    dbrec                   8  i64
+    rsvd                   16  i64
+    ready                  24  i64
+    done                   32  i64
+    wqe_num                40  u32
+    wqe_size               44  u32
 """)

@@ -9,6 +9,7 @@ UAR_PAGE = 4096
 UAR_CQ_OFFSET = 0x20  # the register that arms a CQ
 UAR_NO_DBR_OFFSET = 0x600  # the register for queues without a doorbell record
 UAR_REG_OFFSET = 0x800  # the ordinary doorbell and BlueFlame register
+REGISTER_BYTES = 64  # a doorbell takes 8 of them, BlueFlame all
 
 QP_DBREC = Entry("qp_dbrec", 8, """
     rcv                 0  be32
@@ -20,7 +21,8 @@ CQ_DBREC = Entry("cq_dbrec", 8, """
     arm                 4  be32
 """)
 
-# The first 8 bytes of a control segment: producer index << 8, then QPN << 8.
+# The first 8 bytes of a control segment without opcode and ds: producer index << 8, then QPN << 8. BlueFlame writes a
+# whole WQE instead, whose index is its own and whose ds is not 0.
 SEND_DB = Entry("send_db", 8, """
     pi_shift8           0  be32
     qpn_shift8          4  be32

@@ -15,6 +15,9 @@ INLINE_SEG = 0x8000_0000
 MAX_TRANSFER_SHIFT = 30
 MAX_TRANSFER = 1 << MAX_TRANSFER_SHIFT  # bytes of one WQE
 INVALID_LKEY = 0x100  # ends the scatter list of a receive WQE
+DS_MASK = 0x3F  # of the control segment's second dword: the WQE's length in segments
+OPMOD_SHIFT = 24  # of its first dword
+EXTENDED_ATOMIC_4, EXTENDED_ATOMIC_8 = 0x08, 0x09  # opmod of a masked atomic: log2 of its bytes - 2, and bit 3
 
 
 class WqeOpcode(IntEnum):
@@ -109,6 +112,7 @@ ATOMIC_SEG = Entry("atomic_seg", 16, """
     compare            8  be64
 """)
 
+# Masked atomics: one segment, and of a compare and swap of 8 bytes two, first its words and then its masks.
 MASKED_FA32_SEG = Entry("masked_fa32_seg", 16, """
     add_data           0  be32
     field_boundary     4  be32

@@ -1,7 +1,15 @@
-"""GPUs and host threads as places where kernels run: memory, exported queues, and the watchdog over them."""
+"""GPUs and host threads as places where kernels run: memory, exported queues, the CPU proxy and the watchdog."""
 
-from .export import ExportedQp, QpError
+from .array import ExportedQps
+from .export import ExportedQp
 from .gpu import Gpu, gpu_list
+from .group import QpGroup
 from .memory import GpuMemory
+from .proxy import ProxyService
+from .qp_error import QpError
+from .versions import check_device_code_compatibility, check_host_code_compatibility, library_version
 
-__all__ = ["ExportedQp", "Gpu", "GpuMemory", "QpError", "gpu_list"]
+__all__ = [
+    "ExportedQp", "ExportedQps", "Gpu", "GpuMemory", "ProxyService", "QpError", "QpGroup",
+    "check_device_code_compatibility", "check_host_code_compatibility", "gpu_list", "library_version",
+]  # fmt: skip

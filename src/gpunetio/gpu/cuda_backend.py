@@ -7,6 +7,7 @@ import os
 import threading
 import time
 import weakref
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -67,10 +68,70 @@ class _Allocation:
         weakref.finalize(self, free, base)
 
 
+class _PinnedPages:
+    """Pages of host memory that are registered with CUDA, which is for the whole process, whichever GPU asked."""
+
+    def __init__(self):
+        self._users: dict[int, int] = {}  # page → how many
+        self._lock = threading.Lock()
+
+    def add(self, rt: Any, address: int, nbytes: int, io: bool) -> None:
+        """Register the pages of a range, or count a user more; `io`: they may be a device's, not memory."""
+        pages: list[int] = []
+        with self._lock:
+            try:
+                for page in _span(address, nbytes):
+                    if page not in self._users and not _register(rt, page, io):
+                        continue
+                    self._users[page] = self._users.get(page, 0) + 1
+                    pages.append(page)
+            except BaseException:
+                for page in pages:
+                    self._leave(rt, page)
+                raise
+
+    def remove(self, rt: Any, address: int, nbytes: int) -> None:
+        """Undo `add`."""
+        with self._lock:
+            for page in _span(address, nbytes):
+                if page in self._users:
+                    self._leave(rt, page)
+
+    def _leave(self, rt: Any, page: int) -> None:
+        self._users[page] -= 1
+        if self._users[page] == 0:
+            del self._users[page]
+            _check(rt.cudaHostUnregister(page), "cudaHostUnregister")
+
+
+_pinned = _PinnedPages()
+
+
+def _span(address: int, nbytes: int) -> range:
+    return range(address & -PAGE, address + nbytes, PAGE)
+
+
+def _register(rt: Any, page: int, io: bool) -> bool:
+    """Register a page: whether it was not registered, or allocated pinned, by somebody else."""
+    flags = rt.cudaHostRegisterPortable | rt.cudaHostRegisterMapped
+    result = rt.cudaHostRegister(page, PAGE, flags)
+    if result[0] == rt.cudaError_t.cudaErrorHostMemoryAlreadyRegistered:
+        rt.cudaGetLastError()
+        return False
+    if io and int(result[0]) != 0:  # not memory
+        rt.cudaGetLastError()
+        result = rt.cudaHostRegister(page, PAGE, flags | rt.cudaHostRegisterIoMemory)
+    if int(result[0]) != 0:
+        rt.cudaGetLastError()
+    _check(result, "cudaHostRegister")
+    return True
+
+
 class CudaBackend:
     """What `Gpu` asks of a CUDA device."""
 
     target = "cuda"
+    maps_gpu_memory = False  # that would take GDRCopy
 
     def __init__(self, ordinal: int):
         self._rt = _runtime()
@@ -88,8 +149,8 @@ class CudaBackend:
         self._copies = _check(
             self._rt.cudaStreamCreateWithFlags(self._rt.cudaStreamNonBlocking), "cudaStreamCreateWithFlags"
         )
-        self._pages: dict[int, int] = {}  # registered page → how many users
-        self._lock = threading.Lock()
+        attribute = self._rt.cudaDeviceAttr.cudaDevAttrIntegrated
+        self.integrated = bool(_check(self._rt.cudaDeviceGetAttribute(attribute, ordinal), "cudaDeviceGetAttribute"))
 
     def alloc(self, nbytes: int, alignment: int, kind: MemType) -> tuple[int, np.ndarray | None, Any]:
         """(device address, CPU view or None, what keeps it allocated)."""
@@ -122,35 +183,33 @@ class CudaBackend:
                 raise TimedOutError(f"a copy on GPU {self.name} did not end within {_COPY_TIMEOUT:g} s")
         _check(state, "cudaStreamQuery")
 
-    def map(self, address: int, nbytes: int) -> int:
-        """Register the pages of ordinary host memory, so that kernels reach them: their device address."""
+    def map(self, address: int, nbytes: int, io: bool = False) -> int:
+        """Register the pages of host memory, so that kernels reach them: their device address. `io`: a register's."""
         _check(self._rt.cudaSetDevice(self.ordinal), "cudaSetDevice")
-        flags = self._rt.cudaHostRegisterPortable | self._rt.cudaHostRegisterMapped
-        registered_already = self._rt.cudaError_t.cudaErrorHostMemoryAlreadyRegistered
-        with self._lock:
-            for page in self._span(address, nbytes):
-                if page not in self._pages:
-                    result = self._rt.cudaHostRegister(page, PAGE, flags)
-                    if result[0] == registered_already:  # by its owner, or allocated pinned
-                        self._rt.cudaGetLastError()
-                        continue
-                    _check(result, "cudaHostRegister")
-                self._pages[page] = self._pages.get(page, 0) + 1
-        return int(_check(self._rt.cudaHostGetDevicePointer(address, 0), "cudaHostGetDevicePointer"))
+        _pinned.add(self._rt, address, nbytes, io)
+        with ExitStack() as undo:
+            undo.callback(self.unmap, address, nbytes)
+            device_address = _check(self._rt.cudaHostGetDevicePointer(address, 0), "cudaHostGetDevicePointer")
+            undo.pop_all()
+        return int(device_address)
 
     def unmap(self, address: int, nbytes: int) -> None:
         """Undo `map`."""
-        with self._lock:
-            for page in self._span(address, nbytes):
-                if page in self._pages:
-                    self._pages[page] -= 1
-                    if self._pages[page] == 0:
-                        del self._pages[page]
-                        _check(self._rt.cudaHostUnregister(page), "cudaHostUnregister")
+        _pinned.remove(self._rt, address, nbytes)
 
-    @staticmethod
-    def _span(address: int, nbytes: int) -> range:
-        return range(address & -PAGE, address + nbytes, PAGE)
+    def dmabuf_fd(self, address: int, nbytes: int) -> int:
+        """A dmabuf of a range of GPU memory."""
+        from cuda.bindings import driver  # type: ignore[attr-defined]
+
+        kind = driver.CUmemRangeHandleType.CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD
+        _check(self._rt.cudaSetDevice(self.ordinal), "cudaSetDevice")
+        error, fd = driver.cuMemGetHandleForAddressRange(address, nbytes, kind, 0)
+        if int(error) != 0:
+            raise NotSupportedError(
+                f"GPU {self.name} gives no dmabuf of {nbytes} bytes at {address:#x} ({error.name}): that takes GPU "
+                "memory and the open kernel modules of its driver; register the memory itself"
+            )
+        return int(fd)
 
     def close(self) -> None:
         """Release the stream."""

@@ -4,53 +4,40 @@ from __future__ import annotations
 
 import ctypes
 import os
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from ..enums import MemType, NicHandler
-from ..errors import BadStateError, InvalidValueError, NotSupportedError
-from ..formats.cqe import CQE64, CQE_SIZE, OWNER_MASK, Syndrome
-from ..formats.device_structs import DEV_CQ, DEV_QP, DEV_SIDE
-from ..formats.doorbell import CQ_DBREC, QP_DBREC
+from ..enums import NicHandler, QpState, SendDbrModeExt
+from ..errors import BadStateError, InUseError, InvalidValueError, NotSupportedError
+from ..formats.device_structs import DEV_CQ, DEV_QP, DEV_RQ, DEV_SIDE
+from ..formats.doorbell import QP_DBREC
 from ..formats.wqe import WQEBB
-from ..memory import round_up
 from ..verbs import CQ, QP, QpEndpoint
-from .memory import LAUNCH_TIMEOUT, RunningLaunches
+from .completions import FailedWqe, first_error, forget, produced
+from .handlers import check, choose, mode_of, structure_kind
+from .memory import LAUNCH_TIMEOUT, GpuMemory, RunningLaunches
+from .proxy import Forwarding, ProxyService
+from .qp_error import QpError
+from .srq import ExportedSrq
+from .structure import Place, images, places, receives
 
 if TYPE_CHECKING:
     from .gpu import Gpu
 
-_SIDE_OFFSET = round_up(DEV_QP.size, 64)
-_DB_BYTES = 8
+MAX_SLOTS = 1 << 15  # the structure counts them in 16 bits
 
 
-@dataclass(frozen=True)
-class QpError:
-    """Why a device wait returned EIO: the first error CQE of the queue, which is that of a send or of a receive."""
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions:
+    """How to export a queue pair: see `Gpu.export_qp`. `why` is what the log says of a handler that is not AUTO."""
 
-    index: int
-    syndrome: int
-    vendor_syndrome: int
-
-    def __str__(self) -> str:
-        name = Syndrome(self.syndrome).name if self.syndrome in list(Syndrome) else "unknown"
-        return f"WQE {self.index} failed: {name} (syndrome {self.syndrome:#04x}, vendor {self.vendor_syndrome:#04x})"
-
-
-def _be32(value: int) -> int:
-    return int.from_bytes((value & 0xFFFF_FFFF).to_bytes(4, "big"), "little")
-
-
-def _position(cq: CQ) -> int:
-    """How many CQEs the NIC has written, modulo two laps: as much as ring and owner bits tell."""
-    ring = np.ctypeslib.as_array((ctypes.c_uint8 * (cq.entries * CQE_SIZE)).from_address(cq.ring_address))
-    owners = ring.view(CQE64.dtype)["op_own"] & OWNER_MASK
-    behind = np.flatnonzero(owners != owners[0])  # slots of the lap before
-    if len(behind):
-        return int(owners[0]) * cq.entries + int(behind[0])
-    return 0 if owners[0] else cq.entries
+    nic_handler: NicHandler
+    send_dbr_mode: SendDbrModeExt | None
+    cpu_gpu: bool
+    proxy_service: bool
+    timeout: float
+    why: str = "as asked"
 
 
 class ExportedQp:
@@ -58,74 +45,74 @@ class ExportedQp:
 
     The structure is in GPU memory, rings, records and the doorbell register are in memory that the NIC sees, which is
     registered with CUDA where it is not pinned already.
+
+    `qp`, `cq`                 the queue pair and its send CQ
+    `nic_handler`              how its doorbells reach the NIC
+    `send_dbr_mode`            who keeps its doorbell record
     """
 
-    def __init__(self, gpu: Gpu, qp: QP, nic_handler: NicHandler, timeout: float):
-        cq = qp.send_cq
-        if cq is None or qp.sq_entries == 0:
-            raise InvalidValueError(f"QP {qp.qpn:#x} has no send queue to export: create it with sq_wr and send_cq")
-        if nic_handler not in (NicHandler.AUTO, NicHandler.GPU_SM_DB):
-            raise NotSupportedError(f"NIC handler {nic_handler.name} is not supported yet: use AUTO or GPU_SM_DB")
-        if timeout <= 0:
-            raise InvalidValueError(f"timeout {timeout:g} s: a device wait needs a positive deadline")
+    def __init__(self, gpu: Gpu, qp: QP, options: ExportOptions, place: Place | None = None):
+        cq = _check_queue(qp, options.timeout)
         self.gpu, self.qp, self.cq = gpu, qp, cq
-        self.owned: tuple[Any, ...] = ()
-        self._launches, self._timeout = RunningLaunches(), timeout
+        self.send_dbr_mode = mode = mode_of(qp, options.send_dbr_mode)
+        check(gpu, qp, options.nic_handler, mode, options.cpu_gpu)
+        self._launches, self._timeout = RunningLaunches(), options.timeout
+        self._forwarding: Forwarding | None = None
+        self._memory: GpuMemory | None = None
+        self._srq: ExportedSrq | None = None
+        with ExitStack() as undo:
+            self.nic_handler, register = choose(gpu, qp, options.nic_handler, mode, options.cpu_gpu, options.why)
+            if register is not None:
+                undo.callback(gpu.registers.unexport, register)
+            else:
+                self._forwarding = Forwarding(gpu, qp, mode)
+                undo.callback(self._forwarding.close)
+                register = self._forwarding.device_address
+
+            def to_device(address: int, nbytes: int) -> int:
+                device_address = gpu.backend.map(address, nbytes)
+                undo.callback(gpu.backend.unmap, address, nbytes)
+                return device_address
+
+            shared_rq = 0
+            if qp.init_attr.srq:
+                self._srq = gpu.export_srq(qp.init_attr.srq)
+                undo.callback(self._srq.release)
+                shared_rq = self._srq.device_address
+            image, side = images(qp, cq, self.nic_handler, register, options.timeout, shared_rq, to_device)
+            forget(cq)
+            if place is None:
+                nbytes, (offsets,) = places(1)
+                self._memory = gpu.alloc(nbytes, structure_kind([mode], options.cpu_gpu))
+                undo.callback(self._free)
+                place = Place(self._memory, *offsets)
+            self._place = place
+            place.write(image, side)
+            if mode is SendDbrModeExt.NO_DBR_SW_EMULATED and self.nic_handler is NicHandler.GPU_SM_NO_DBR:
+                self._forwarding = Forwarding(gpu, qp, mode, self._index_address())
+                undo.callback(self._forwarding.close)
+            if self._forwarding and options.proxy_service:
+                gpu.own_service().add(self._forwarding)
+            self._undo = undo.pop_all()
         self._open = True
-        self._mapped: list[tuple[int, int]] = []
-        try:
-            image = self._image(qp, cq, timeout)
-            self._memory = gpu.alloc(len(image), MemType.GPU)
-            self._memory.write(self._place(image))
-        except BaseException:
-            self._unmap()
-            raise
 
-    def _map(self, address: int, nbytes: int) -> int:
-        device_address = self.gpu.backend.map(address, nbytes)
-        self._mapped.append((address, nbytes))
-        return device_address
+    def _free(self) -> None:
+        """Give back the structures' memory, unless they lie in an array."""
+        if self._memory:
+            self._memory.close()
+            self._memory = None
 
-    def _unmap(self) -> None:
-        for address, nbytes in self._mapped:
-            self.gpu.backend.unmap(address, nbytes)
-        self._mapped.clear()
+    def _index_address(self) -> int:
+        """Where the CPU sees the index that kernels raise when they ring."""
+        return int(self._place.memory.array.ctypes.data) + self._place.qp + DEV_QP.sq_wqe_pi
 
-    def _image(self, qp: QP, cq: CQ, timeout: float) -> np.ndarray:
-        image = np.zeros(_SIDE_OFFSET + DEV_SIDE.size, np.uint8)
-        q, c, side = DEV_QP.at(image), DEV_CQ.at(image, DEV_QP.cq_sq), DEV_SIDE.at(image, _SIDE_OFFSET)
-        q["sq_num"], q["sq_num_shift8"] = qp.qpn, qp.qpn << 8 & 0xFFFF_FFFF
-        q["sq_num_shift8_be"] = _be32(qp.qpn << 8)
-        for ds in range(1, 6):
-            q[f"sq_num_shift8_be_{ds}ds"] = _be32(qp.qpn << 8 | ds)
-        q["sq_wqe_num"], q["sq_wqe_mask"] = qp.sq_entries, qp.sq_entries - 1
-        q["sq_wqe_daddr"] = self._map(qp.sq_address, qp.sq_entries * WQEBB)
-        q["sq_dbrec"] = self._map(qp.dbr_address, QP_DBREC.size) + QP_DBREC.snd
-        q["sq_db"] = self._map(qp.doorbell_register, _DB_BYTES)
-        q["nic_handler"] = NicHandler.GPU_SM_DB
-        side["timeout_ns"] = int(timeout * 1e9)
-        self._fill_cq(c, cq)
-        if qp.receive_cq and qp.rq_entries:
-            side["rq_wqe_daddr"] = self._map(qp.rq_address, qp.rq_entries * qp.rq_stride)
-            side["rq_dbrec"] = self._map(qp.dbr_address, QP_DBREC.size) + QP_DBREC.rcv
-            side["rq_wqe_num"], side["rq_wqe_size"] = qp.rq_entries, qp.rq_stride
-            self._fill_cq(DEV_CQ.at(image, _SIDE_OFFSET + DEV_SIDE.cq_rq), qp.receive_cq)
-        return image
-
-    def _fill_cq(self, c: np.ndarray, cq: CQ) -> None:
-        c["cqe_daddr"] = self._map(cq.ring_address, cq.entries * CQE_SIZE)
-        c["cq_num"], c["cqe_num"], c["cqe_mask"], c["cqe_size"] = cq.cqn, cq.entries, cq.entries - 1, CQE_SIZE
-        c["dbrec"] = self._map(cq.dbr_address, CQ_DBREC.size)
-
-    def _place(self, image: np.ndarray) -> np.ndarray:
-        DEV_QP.at(image)["side"] = self._memory.device_address + _SIDE_OFFSET
-        return image
+    # --- what kernels are given --------------------------------------------------------------------------------------
 
     @property
     def device_address(self) -> int:
         """The `struct doca_gpu_dev_verbs_qp *` that kernels take."""
         self._check()
-        return self._memory.device_address
+        return self._place.device_address
 
     @property
     def qpn(self) -> int:
@@ -136,41 +123,169 @@ class ExportedQp:
         """`QP.connect` of the QP behind it."""
         self.qp.connect(remote.qp if isinstance(remote, ExportedQp) else remote, **options)
 
-    def indices(self) -> dict[str, int]:
-        """The queue's indices as they are in GPU memory now: reserved, ready, submitted, completed."""
+    def move(self, place: Place) -> None:
+        """Put the structures somewhere else. InUseError while a kernel runs that was given the queue."""
         self._check()
-        image = self._memory.read()
+        if self._launches.running:
+            raise InUseError(f"{self.qp} cannot move into an array: a kernel still uses it where it is")
+        place.write(self._place.read(), self._place.read_side())
+        forwarding = self._forwarding
+        service = self._leave_service()
+        self._place = place
+        self._free()
+        if forwarding and self.nic_handler is not NicHandler.CPU_PROXY:
+            forwarding.watch(self._index_address())
+        self._join_service(service)
+
+    # --- the CPU proxy -----------------------------------------------------------------------------------------------
+
+    @property
+    def forwarding(self) -> Forwarding:
+        """What the CPU does for this queue. NotSupportedError when kernels ring its doorbells themselves."""
+        self._check()
+        if self._forwarding is None:
+            raise NotSupportedError(
+                f"{self.qp} has NIC handler {self.nic_handler.name}, which needs no CPU: export it with CPU_PROXY"
+            )
+        return self._forwarding
+
+    @property
+    def service(self) -> ProxyService | None:
+        """The service that forwards this queue's doorbells, if one does."""
+        return self._forwarding.service if self._forwarding else None
+
+    def progress(self) -> bool:
+        """Forward what kernels have announced: whether anything was new (`doca_gpu_verbs_cpu_proxy_progress`).
+
+        For a queue with `proxy_service=False`, by one thread at a time. BadStateError while a service does it.
+        """
+        forwarding = self.forwarding
+        if forwarding.service:
+            raise BadStateError(
+                f"a service forwards the doorbells of {self.qp}: export it with proxy_service=False, or take it from "
+                "the service by forget()"
+            )
+        return forwarding.progress()
+
+    def _leave_service(self) -> ProxyService | None:
+        """The service that the queue was in; nobody forwards now."""
+        service = self.service
+        if self._forwarding and service:
+            service.drop(self._forwarding)
+        return service
+
+    def _join_service(self, service: ProxyService | None) -> None:
+        if self._forwarding and service:
+            service.add(self._forwarding)
+
+    # --- what the host learns ----------------------------------------------------------------------------------------
+
+    def indices(self) -> dict[str, int]:
+        """The queue's indices as they are in GPU memory now: reserved, ready, submitted, completed.
+
+        With a CPU proxy: forwarded. With receives: receives_posted, to a shared queue by all, and receives_completed.
+        """
+        self._check()
+        image = self._place.read()
         q, c = DEV_QP.at(image), DEV_CQ.at(image, DEV_QP.cq_sq)
-        return {
+        found = {
             "reserved": int(q["sq_rsvd_index"]), "ready": int(q["sq_ready_index"]),
             "submitted": int(q["sq_wqe_pi"]), "completed": int(c["cqe_ci"]),
         }  # fmt: skip
+        if self._forwarding:  # kernels may leave the index there alone
+            found["submitted"] = max(found["submitted"], self._forwarding.announced)
+            found["forwarded"] = self._forwarding.forwarded
+        if receives(self.qp):
+            side = self._place.read_side()
+            rq = self._srq.read() if self._srq else DEV_RQ.at(side, DEV_SIDE.own_rq)
+            found["receives_posted"] = int(rq["ready"])
+            found["receives_completed"] = int(DEV_CQ.at(side, DEV_SIDE.cq_rq)["cqe_ci"])
+        return found
 
-    def restart(self) -> None:
-        """With the QP in RST: indices count from 0 again, and completions from where their CQs are; errors go.
+    def cqe_offset(self, receives: bool = False) -> int:
+        """CQEs that the NIC had written when WQEs were counted from 0: `cqe_rsvd` of the CQ's structure.
 
-        Kernels must not use the queue meanwhile.
+        The CQE of WQE i is number i + this, in 64 bits, which is what a WAIT request names.
         """
         self._check()
-        image = self._memory.read()
-        q, side = DEV_QP.at(image), DEV_SIDE.at(image, _SIDE_OFFSET)
-        for name in ("sq_rsvd_index", "sq_ready_index", "sq_wqe_pi", "sq_lock"):
-            q[name] = 0
-        for name in ("broken", "err_index", "err_syndrome", "err_vendor", "rq_wqe_pi"):
-            side[name] = 0
-        for cq, offset in ((self.cq, DEV_QP.cq_sq), (self.qp.receive_cq, _SIDE_OFFSET + DEV_SIDE.cq_rq)):
-            if cq is not None:
-                c = DEV_CQ.at(image, offset)
-                c["cqe_ci"], c["cqe_rsvd"] = 0, _position(cq)
-        self._memory.write(image)
+        if receives:
+            return int(DEV_CQ.at(self._place.read_side(), DEV_SIDE.cq_rq)["cqe_rsvd"])
+        return int(DEV_CQ.at(self._place.read(), DEV_QP.cq_sq)["cqe_rsvd"])
+
+    @property
+    def in_use(self) -> bool:
+        """Whether a kernel runs that was given the queue."""
+        return self._launches.running
 
     def last_error(self) -> QpError | None:
-        """The first error completion that a kernel has seen (`doca_gpu_verbs_query_last_error`), or None."""
+        """Why the queue pair has failed (`doca_gpu_verbs_query_last_error`), or None.
+
+        The first error completion that a kernel has seen, or else that there is when the queue pair is in ERR.
+        """
         self._check()
-        side = DEV_SIDE.at(self._memory.read(), _SIDE_OFFSET)
-        if side["err_syndrome"] == 0:
+        side = DEV_SIDE.at(self._place.read_side())
+        state = self.qp.state
+        if side["err_syndrome"]:
+            failed = FailedWqe(int(side["err_index"]), int(side["err_syndrome"]), int(side["err_vendor"]))
+            return QpError.of(self.qp, state, failed)
+        if state is not QpState.ERR:
             return None
-        return QpError(int(side["err_index"]), int(side["err_syndrome"]), int(side["err_vendor"]))
+        indices = self.indices()
+        failed = first_error(self.cq, self.cqe_offset(), indices["completed"])
+        if failed is None and self.qp.receive_cq and receives(self.qp):
+            failed = first_error(
+                self.qp.receive_cq, self.cqe_offset(receives=True), indices["receives_completed"], not self._srq
+            )
+        return QpError.of(self.qp, state, failed)
+
+    # --- life cycle --------------------------------------------------------------------------------------------------
+
+    def reset(self) -> None:
+        """With the QP in RST, begin anew: WQEs count from 0, errors go, ring and record are as they were at first.
+
+        `doca_gpu_verbs_reset_tracking_and_memory`. The NIC's count of CQEs goes on, as `cqe_offset()` tells. Kernels
+        must not use the queue meanwhile; then connect it again. BadStateError unless the QP is in RST.
+        """
+        self._check()
+        if (state := self.qp.state) is not QpState.RST:
+            raise BadStateError(f"{self.qp} is in {state.name}: move it to RST first, with QP.reset()")
+        service = self._leave_service()
+        indices = self.indices()
+        image, side_image = self._place.read(), self._place.read_side()
+        q, side = DEV_QP.at(image), DEV_SIDE.at(side_image)
+        sent = max(indices["completed"], indices["submitted"] - self.qp.sq_entries)
+        _restart_cq(self.cq, DEV_CQ.at(image, DEV_QP.cq_sq), sent)
+        if self.qp.receive_cq and receives(self.qp):
+            self._give_up_messages()
+            received = DEV_CQ.at(side_image, DEV_SIDE.cq_rq)
+            _restart_cq(self.qp.receive_cq, received, indices["receives_completed"])
+        for name in ("sq_rsvd_index", "sq_ready_index", "sq_wqe_pi", "sq_lock"):
+            q[name] = 0
+        for name in ("broken", "err_index", "err_syndrome", "err_vendor", "submit", "arrivals"):
+            side[name] = 0
+        own_rq = DEV_RQ.at(side_image, DEV_SIDE.own_rq)
+        own_rq["rsvd"] = own_rq["ready"] = 0
+        ctypes.memset(self.qp.sq_address, 0, self.qp.sq_entries * WQEBB)
+        ctypes.memset(self.qp.dbr_address, 0, QP_DBREC.size)
+        self._place.write(image, side_image)
+        if self._forwarding:
+            self._forwarding.reset()
+        self._join_service(service)
+
+    def _give_up_messages(self) -> None:
+        """Messages in a shared receive queue that no kernel has taken are not taken any more."""
+        cq = self.qp.receive_cq
+        if self._srq and cq and not cq.closed:
+            before, first = self.cqe_offset(receives=True), self.indices()["receives_completed"]
+            self._srq.give_up(cq, before, first, produced(cq, before, first))
+
+    def own(self, *parts: Any) -> None:
+        """Close these behind the export, the first one first."""
+        owned = ExitStack()
+        for part in reversed(parts):
+            owned.callback(part.close)
+        owned.push(self._undo)
+        self._undo = owned
 
     def close(self) -> None:
         """`doca_gpu_verbs_unexport_qp`; closes QP and CQ if `Gpu.create_qp` made them. Idempotent.
@@ -180,12 +295,11 @@ class ExportedQp:
         if not self._open or self.gpu._pid != os.getpid():
             return
         self._launches.wait(self._timeout + LAUNCH_TIMEOUT, f"QP {self.qpn:#x}")
+        self._leave_service()
+        self._give_up_messages()
         self._open = False
         self.gpu.forget_export(self)
-        self._memory.close()
-        self._unmap()
-        for part in self.owned:
-            part.close()
+        self._undo.close()
 
     def used_by(self, launch: Any) -> None:
         """Called when a kernel is launched with this queue as an argument."""
@@ -203,3 +317,23 @@ class ExportedQp:
 
     def __reduce__(self):
         raise BadStateError("an exported QP cannot be pickled: export it in the other process")
+
+
+def _check_queue(qp: QP, timeout: float) -> CQ:
+    """The send CQ, or InvalidValueError when kernels could not use such a queue pair."""
+    if qp.send_cq is None or qp.sq_entries == 0:
+        raise InvalidValueError(f"QP {qp.qpn:#x} has no send queue to export: create it with sq_wr and send_cq")
+    if qp.sq_entries > MAX_SLOTS:
+        raise InvalidValueError(f"the send queue of {qp} has {qp.sq_entries} slots: kernels take at most {MAX_SLOTS}")
+    if receives(qp) and qp.receive_cq and qp.receive_cq.collapsed:
+        raise NotSupportedError(f"{qp} has a collapsed receive CQ, which keeps the last message only: give it a ring")
+    if timeout <= 0:
+        raise InvalidValueError(f"timeout {timeout:g} s: a device wait needs a positive deadline")
+    return qp.send_cq
+
+
+def _restart_cq(cq: CQ, c: Any, least: int) -> None:
+    """Of a CQ's structure: completions go on from where the NIC is, `least` of them or more since the last time."""
+    c["cqe_rsvd"] += produced(cq, int(c["cqe_rsvd"]), least)
+    c["cqe_ci"] = 0
+    forget(cq)

@@ -4,22 +4,36 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
+from collections.abc import Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
-from ..enums import CqOverrun, MemType, NicHandler, QpSendDbrMode
+import numpy as np
+
+from ..enums import MemType, NicHandler, QpSendDbrMode, SendDbrModeExt
 from ..errors import BadStateError, InvalidValueError, NotFoundError, NotSupportedError
 from ..memory import PAGE
-from ..verbs import PD, QP
+from ..verbs import PD, QP, SRQ
+from ..verbs.arguments import member, whole
 from . import cuda_backend
+from .array import ExportedQps
 from .cuda_backend import CudaBackend
-from .export import ExportedQp
+from .export import ExportedQp, ExportOptions
+from .group import QpGroup, create_group, create_qp
 from .host_backend import HostBackend
 from .memory import GpuMemory
+from .proxy import ProxyService
+from .srq import ExportedSrq
+from .structure import Place
+from .uar import RegisterTable
 from .watchdog import Watchdog
 
 logger = logging.getLogger("gpunetio.gpu")
 
 DEFAULT_TIMEOUT = 30.0  # seconds that a device wait lasts at most
+QUEUE_MEMORY = ("auto", "gpu", "cpu_gpu")
+_GPU_CPU_ALIGNMENT = 1 << 16  # GDRCopy maps GPU pages
 
 
 def gpu_list() -> list[str]:
@@ -32,15 +46,31 @@ class Gpu:
 
     `which`: "auto" (the first CUDA device, or the host), "host", a CUDA ordinal, or a PCI address ("8a:00.0").
     `warp`: lanes of a host warp, 1 … 32; a CUDA warp has 32.
+    `queue_memory`: "gpu" for queues whose structures are in GPU memory and whose doorbells kernels ring; "cpu_gpu" for
+    a system without GPUDirect RDMA: structures and allocations are CPU_GPU memory unless asked otherwise, and the CPU
+    proxy rings. "auto" is "cpu_gpu" on an integrated GPU, whose memory no NIC reaches.
     """
 
-    def __init__(self, which: str | int = "auto", *, warp: int = 1):
+    def __init__(self, which: str | int = "auto", *, warp: int = 1, queue_memory: str = "auto"):
+        _check_queue_memory(queue_memory)
         self.backend: Any = self._open_backend(which)
         self.warp = 32 if self.target == "cuda" else warp
+        self.queue_memory = queue_memory
+        if queue_memory == "auto":
+            self.queue_memory = "cpu_gpu" if self.backend.integrated else "gpu"
+            if self.backend.integrated:
+                logger.info("GPU %s is integrated, without GPUDirect RDMA: queues are in CPU_GPU memory", self.name)
         self._pid = os.getpid()
         self._open = True
         self._memory: list[GpuMemory] = []
         self._exports: list[ExportedQp] = []
+        self._srqs: dict[SRQ, ExportedSrq] = {}
+        self._srqs_before: WeakKeyDictionary[SRQ, np.ndarray] = WeakKeyDictionary()
+        self._services: list[ProxyService] = []
+        self._own_service: ProxyService | None = None
+        self._lock = threading.Lock()
+        self._warned = False
+        self.registers = RegisterTable(self.backend)
         self.watchdog = Watchdog(lambda: list(self._exports))
 
     @staticmethod
@@ -73,17 +103,30 @@ class Gpu:
         """The CUDA stream that kernels are launched on."""
         return self.backend.stream
 
-    def alloc(self, nbytes: int, kind: MemType = MemType.GPU, alignment: int = PAGE) -> GpuMemory:
-        """Zeroed memory (`doca_gpu_mem_alloc`). GPU_CPU needs GDRCopy, without which it becomes CPU_GPU."""
+    # --- memory ------------------------------------------------------------------------------------------------------
+
+    def alloc(self, nbytes: int, kind: MemType | None = None, alignment: int = PAGE) -> GpuMemory:
+        """Zeroed memory (`doca_gpu_mem_alloc`), by default GPU, or CPU_GPU where queues are in such memory, too.
+
+        `alignment` is a power of two, and 0 a page of the host; that of GPU_CPU memory is 64 KiB at least. GPU_CPU
+        needs GDRCopy, without which it becomes CPU_GPU.
+        """
         self._check()
+        nbytes, alignment = whole("nbytes", nbytes), whole("alignment", alignment) or PAGE
         if nbytes <= 0:
             raise InvalidValueError(f"cannot allocate {nbytes} bytes: the size must be positive")
-        if alignment <= 0 or alignment & (alignment - 1):
+        if alignment < 0 or alignment & (alignment - 1):
             raise InvalidValueError(f"alignment {alignment} is not a power of two")
-        kind = MemType(kind)
-        if kind is MemType.GPU_CPU and self.target == "cuda":
-            logger.warning("GDRCopy is not available: GPU_CPU memory is pinned host memory (CPU_GPU) instead")
-            kind = MemType.CPU_GPU
+        if kind is None:
+            kind = MemType.CPU_GPU if self.queue_memory == "cpu_gpu" else MemType.GPU
+        kind = member("kind", kind, MemType)
+        if kind is MemType.GPU_CPU:
+            alignment = max(alignment, _GPU_CPU_ALIGNMENT)
+            if not self.backend.maps_gpu_memory:
+                kind = MemType.CPU_GPU
+                if not self._warned:
+                    logger.warning("GDRCopy is not available: GPU_CPU memory is pinned host memory (CPU_GPU) instead")
+                self._warned = True
         address, array, owner = self.backend.alloc(nbytes, alignment, kind)
         memory = GpuMemory(self, address, nbytes, kind, array, owner)
         self._memory.append(memory)
@@ -93,17 +136,84 @@ class Gpu:
         """Called by `GpuMemory.close`."""
         self._memory.remove(memory)
 
+    def dmabuf_fd(self, memory: GpuMemory, nbytes: int | None = None) -> int:
+        """A dmabuf descriptor of the memory's first `nbytes`, or of all of it (`doca_gpu_dmabuf_fd`); you close it.
+
+        For `PD.register_dmabuf` and `Context.register_dmabuf_umem` of a device that reaches GPU memory. Address and
+        size must be whole pages of the host. NotSupportedError when the GPU, its driver or this kind of memory has no
+        dmabufs; register the memory itself then.
+        """
+        self._check()
+        nbytes = memory.nbytes if nbytes is None else whole("nbytes", nbytes)
+        if not 0 < nbytes <= memory.nbytes or nbytes % PAGE or memory.device_address % PAGE:
+            raise InvalidValueError(
+                f"a dmabuf of {nbytes} of {memory.nbytes} bytes at {memory.device_address:#x}: address and size must "
+                f"be multiples of {PAGE}, and the range must lie in the memory"
+            )
+        return self.backend.dmabuf_fd(memory.device_address, nbytes)
+
+    # --- doorbell registers ------------------------------------------------------------------------------------------
+
+    def can_register_uar(self, address: int) -> bool:
+        """Whether kernels can ring a doorbell register (`doca_gpu_verbs_can_gpu_register_uar`)."""
+        self._check()
+        return self.registers.can_map(address)
+
+    def export_uar(self, address: int) -> int:
+        """Map a doorbell register: its device address (`doca_gpu_verbs_export_uar`). Each call counts one user more.
+
+        `export_qp` does it for its queue. DriverError when the GPU cannot map it.
+        """
+        self._check()
+        return self.registers.export(address)
+
+    def unexport_uar(self, device_address: int) -> None:
+        """One user less of what `export_uar` has given (`doca_gpu_verbs_unexport_uar`)."""
+        self._check()
+        self.registers.unexport(device_address)
+
+    # --- queues ------------------------------------------------------------------------------------------------------
+
     def export_qp(
-        self, qp: QP, nic_handler: NicHandler = NicHandler.AUTO, timeout: float = DEFAULT_TIMEOUT
+        self,
+        qp: QP,
+        nic_handler: NicHandler = NicHandler.AUTO,
+        timeout: float = DEFAULT_TIMEOUT,
+        *,
+        send_dbr_mode: SendDbrModeExt | None = None,
+        queue_memory: str | None = None,
+        proxy_service: bool = True,
     ) -> ExportedQp:
         """Make a QP usable by kernels (`doca_gpu_verbs_export_qp`, `doca_gpu_verbs_get_qp_dev`).
 
-        `timeout`: seconds after which any device wait on this queue ends with ETIMEDOUT.
+        `nic_handler`     how doorbells reach the NIC. AUTO: kernels ring, or else the CPU proxy, and the log says why
+        `timeout`         seconds after which any device wait on this queue ends with ETIMEDOUT
+        `send_dbr_mode`   who keeps the doorbell record; None: as the queue pair was created
+        `queue_memory`    instead of the GPU's own setting
+        `proxy_service`   what the CPU must do for the queue a thread of this handle does; False: by
+                          `ExportedQp.progress`, or by a service of yours
+        """
+        return self.export(qp, self._options(nic_handler, send_dbr_mode, queue_memory, proxy_service, timeout))
+
+    def export_qps(
+        self,
+        qps: Sequence[QP | ExportedQp],
+        nic_handler: NicHandler = NicHandler.AUTO,
+        timeout: float = DEFAULT_TIMEOUT,
+        *,
+        send_dbr_mode: SendDbrModeExt | None = None,
+        queue_memory: str | None = None,
+        proxy_service: bool = True,
+    ) -> ExportedQps:
+        """Export QPs as one array of structures (`doca_gpu_verbs_export_multi_qps_dev`); arguments as for `export_qp`.
+
+        Queues that are exported already move into the array, as `doca_gpu_verbs_qp_flat_list_create_hl` copies those of
+        `create_qp`; no kernel may be using them, and their `device_address` changes.
         """
         self._check()
-        exported = ExportedQp(self, qp, NicHandler(nic_handler), timeout)
-        self._exports.append(exported)
-        return exported
+        return ExportedQps(
+            self, qps, self._options(nic_handler, send_dbr_mode, queue_memory, proxy_service, timeout)
+        )
 
     def create_qp(
         self,
@@ -111,42 +221,110 @@ class Gpu:
         depth: int = 1024,
         *,
         cq_collapsed: bool = False,
-        send_dbr_mode: QpSendDbrMode = QpSendDbrMode.DBR_VALID,
+        send_dbr_mode: SendDbrModeExt | QpSendDbrMode = SendDbrModeExt.VALID_DBR,
         nic_handler: NicHandler = NicHandler.AUTO,
+        queue_memory: str | None = None,
+        proxy_service: bool = True,
         timeout: float = DEFAULT_TIMEOUT,
     ) -> ExportedQp:
         """A QP of `depth` send slots with a CQ of its own, exported (`doca_gpu_verbs_create_qp_hl`).
 
-        Closing the result closes QP and CQ too. `depth` is rounded up to a power of two.
+        Closing the result closes QP and CQ too. `depth` is rounded up to a power of two. Rings and records are in host
+        memory that the GPU reaches. A handler GPU_SM_DB becomes GPU_SM_NO_DBR when kernels keep no record.
+        """
+        options = self._options(nic_handler, send_dbr_mode, queue_memory, proxy_service, timeout)
+        return create_qp(self, pd, depth, cq_collapsed, options)
+
+    def create_qp_group(
+        self,
+        pd: PD,
+        depth: int = 1024,
+        *,
+        cq_collapsed: bool = False,
+        send_dbr_mode: SendDbrModeExt | QpSendDbrMode = SendDbrModeExt.VALID_DBR,
+        nic_handler: NicHandler = NicHandler.AUTO,
+        queue_memory: str | None = None,
+        proxy_service: bool = True,
+        timeout: float = DEFAULT_TIMEOUT,
+    ) -> QpGroup:
+        """Two such QPs, the second one a core-direct companion (`doca_gpu_verbs_create_qp_group_hl`).
+
+        Arguments as for `create_qp`; the handler cannot be BlueFlame.
+        """
+        options = self._options(nic_handler, send_dbr_mode, queue_memory, proxy_service, timeout)
+        return create_group(self, pd, depth, cq_collapsed, options)
+
+    def create_service(self) -> ProxyService:
+        """A thread that forwards doorbells of queues with a CPU proxy (`doca_gpu_verbs_create_service`).
+
+        Needed only where `proxy_service=False`, or to spread queues over several threads.
         """
         self._check()
-        if depth < 1:
-            raise InvalidValueError(f"a send queue of {depth} slots is not possible")
-        slots = 1 << (depth - 1).bit_length()
-        cq = pd.ctx.create_cq(slots, overrun=CqOverrun.ENABLE, collapsed=cq_collapsed)
-        try:
-            qp = pd.create_qp(sq_wr=slots, send_cq=cq, send_dbr_mode=send_dbr_mode)
-            try:
-                exported = self.export_qp(qp, nic_handler, timeout)
-            except BaseException:
-                qp.close()
-                raise
-        except BaseException:
-            cq.close()
-            raise
-        exported.owned = (qp, cq)
+        with self._lock:
+            return self._new_service()
+
+    def own_service(self) -> ProxyService:
+        """The service that this handle runs by itself."""
+        with self._lock:
+            if self._own_service is None or self._own_service.closed:
+                self._own_service = self._new_service()
+            return self._own_service
+
+    def _new_service(self) -> ProxyService:
+        self._services = [service for service in self._services if not service.closed]
+        self._services.append(ProxyService())
+        return self._services[-1]
+
+    def _options(
+        self,
+        nic_handler: NicHandler,
+        send_dbr_mode: SendDbrModeExt | QpSendDbrMode | None,
+        queue_memory: str | None,
+        proxy_service: bool,
+        timeout: float,
+    ) -> ExportOptions:
+        self._check()
+        _check_queue_memory(queue_memory or "auto")
+        where = self.queue_memory if queue_memory in (None, "auto") else queue_memory
+        return ExportOptions(
+            nic_handler=member("nic_handler", nic_handler, NicHandler),
+            send_dbr_mode=None if send_dbr_mode is None else member("send_dbr_mode", send_dbr_mode, SendDbrModeExt),
+            cpu_gpu=where == "cpu_gpu",
+            proxy_service=bool(proxy_service),
+            timeout=timeout,
+        )
+
+    def export(self, qp: QP, options: ExportOptions, place: Place | None = None) -> ExportedQp:
+        """Export a QP, its structures at a place of their own or at this one."""
+        exported = ExportedQp(self, qp, options, place)
+        self._exports.append(exported)
         return exported
 
+    def export_srq(self, srq: SRQ) -> ExportedSrq:
+        """The structure of a contiguous SRQ, with one user more. `export_qp` does this for its queue."""
+        self._check()
+        if srq not in self._srqs:
+            self._srqs[srq] = ExportedSrq(self, srq, self._srqs_before.pop(srq, None))
+        return self._srqs[srq].use()
+
+    def forget_srq(self, exported: ExportedSrq) -> None:
+        """Called when it has no user left."""
+        self._srqs_before[exported.srq] = exported.read_all()
+        del self._srqs[exported.srq]
+
     def forget_export(self, exported: ExportedQp) -> None:
-        """Called by `ExportedQp.close`."""
-        self._exports.remove(exported)
+        """Called by `ExportedQp.close`: when this returns the watchdog looks at it no more."""
+        with self.watchdog.looking:
+            self._exports.remove(exported)
+
+    # --- life cycle --------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Close exports, memory and the handle (`doca_gpu_destroy`). Idempotent."""
         if not self._open or self._pid != os.getpid():
             return
         self.watchdog.close()
-        for part in (*reversed(self._exports), *reversed(self._memory)):
+        for part in (*reversed(self._exports), *self._services, *reversed(self._memory)):
             part.close()
         self._open = False
         self.backend.close()
@@ -168,3 +346,8 @@ class Gpu:
 
     def __reduce__(self):
         raise BadStateError("a GPU handle cannot be pickled: open the GPU in the other process")
+
+
+def _check_queue_memory(queue_memory: str) -> None:
+    if queue_memory not in QUEUE_MEMORY:
+        raise InvalidValueError(f"queue_memory = {queue_memory!r}: it is one of {', '.join(QUEUE_MEMORY)}")

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..enums import MemType
+from ..errors import NotSupportedError
 from ..memory import HostMemory
 
 SHARED_FROM = 4 << 20  # bytes: a NIC may lend it to another process (nic/loans.py), at the price of descriptors
@@ -20,6 +21,8 @@ class HostBackend:
     target = "cpu"
     name = "host"
     stream = 0
+    integrated = False
+    maps_gpu_memory = True  # the CPU sees all memory
 
     def alloc(self, nbytes: int, alignment: int, kind: MemType) -> tuple[int, np.ndarray | None, Any]:
         """(device address, CPU view, what keeps it allocated)."""
@@ -37,12 +40,16 @@ class HostBackend:
         """Copy between any two addresses."""
         ctypes.memmove(target, source, nbytes)
 
-    def map(self, address: int, nbytes: int) -> int:
+    def map(self, address: int, nbytes: int, io: bool = False) -> int:
         """The device address of host memory."""
         return address
 
     def unmap(self, address: int, nbytes: int) -> None:
         """Undo `map`."""
+
+    def dmabuf_fd(self, address: int, nbytes: int) -> int:
+        """Host memory has none."""
+        raise NotSupportedError("memory of the host target has no dmabufs: register the memory itself")
 
     def close(self) -> None:
         """Nothing to release."""

@@ -27,6 +27,11 @@ class RunningLaunches:
         """A kernel has been launched; those that have ended are forgotten."""
         self._launches = [other for other in self._launches if not other.done] + [launch]
 
+    @property
+    def running(self) -> bool:
+        """Whether one has not ended."""
+        return any(not launch.done for launch in self._launches)
+
     def wait(self, timeout: float, what: str) -> None:
         """Wait until all have ended."""
         end = time.monotonic() + timeout

@@ -1,62 +1,51 @@
-"""The watchdog: names the queue, the index and the last CQE of a kernel that makes no progress."""
+"""The watchdog: names the queue, the index and the last CQE of a kernel that makes no progress, and who owes what."""
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
+from ..enums import NicHandler, QpState
 from ..errors import DocaError
-from ..formats.cqe import CQE64, CQE_SIZE, OPCODE_SHIFT, OWNER_MASK, CqeOpcode
+from .completions import is_complete, last_cqe
 
 if TYPE_CHECKING:
     from .export import ExportedQp
 
 logger = logging.getLogger("gpunetio.watchdog")
 
-
-def _cqe(exported: ExportedQp, slot: int) -> np.ndarray:
-    return CQE64.at((ctypes.c_uint8 * CQE_SIZE).from_address(exported.cq.ring_address + slot * CQE_SIZE))
+_LISTENING = (QpState.RTR, QpState.RTS)
 
 
-def last_cqe(exported: ExportedQp, completed: int) -> str:
-    """The newest completion that a kernel has consumed, in words."""
-    if completed == 0:
-        return "none yet"
-    slot = 0 if exported.cq.collapsed else (completed - 1) % exported.cq.entries
-    cqe = _cqe(exported, slot)
-    opcode = int(cqe["op_own"]) >> OPCODE_SHIFT
-    name = CqeOpcode(opcode).name if opcode in list(CqeOpcode) else hex(opcode)
-    return f"{name} with wqe_counter {int(cqe['wqe_counter'])} in slot {slot}"
+@dataclass
+class _Seen:
+    """A queue at the last look: its indices, since when they are so, and what was told of that."""
 
-
-def _produced(exported: ExportedQp, index: int) -> bool:
-    """Whether the NIC has completed WQE `index`, so that only the kernel has not looked yet."""
-    slot = 0 if exported.cq.collapsed else index % exported.cq.entries
-    cqe = _cqe(exported, slot)
-    behind = (int(cqe["wqe_counter"]) - index) & 0xFFFF
-    if exported.cq.collapsed:
-        return int(cqe["op_own"]) >> OPCODE_SHIFT != CqeOpcode.INVALID and behind < exported.cq.entries
-    return behind == 0 and int(cqe["op_own"]) & OWNER_MASK == (index // exported.cq.entries) & 1
+    indices: dict[str, int]
+    since: float
+    told: frozenset[str] = frozenset()
 
 
 class Watchdog:
     """Looks at the exported QPs of a GPU every `period` seconds and reports, once a stall, those that stand still.
 
-    `stalls` keeps the messages. A queue stalls when the NIC owes it a completion and no index has moved for `patience`
-    seconds.
+    `stalls` keeps the messages. A queue stalls when it is owed a completion and no index has moved for `patience`
+    seconds. The NIC owes it what its doorbell has announced, and the CPU proxy the doorbell. A receive stalls only
+    while a kernel runs that was given the queue; that no message comes is nobody's fault, and logged as information.
+
+    `looking` is locked during a look.
     """
 
     def __init__(self, exports: Callable[[], list[ExportedQp]], patience: float = 5.0, period: float = 0.5):
         self.patience, self.period = patience, period
         self.stalls: list[str] = []
+        self.looking = threading.Lock()
         self._exports = exports
-        self._seen: dict[int, tuple[dict[str, int], float, bool]] = {}
+        self._seen: dict[int, _Seen] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gpunetio watchdog", daemon=True)
         self._thread.start()
@@ -67,37 +56,76 @@ class Watchdog:
 
     def look(self) -> None:
         """One look at every queue."""
-        for exported in self._exports():
-            try:
-                self._look_at(exported)
-            except DocaError:
-                self._seen.pop(id(exported), None)  # closed meanwhile
+        with self.looking:
+            exports = self._exports()
+            for gone in self._seen.keys() - {id(exported) for exported in exports}:
+                del self._seen[gone]
+            for exported in exports:
+                try:
+                    self._look_at(exported)
+                except DocaError:
+                    self._seen.pop(id(exported), None)  # its queue pair is being closed
 
     def _look_at(self, exported: ExportedQp) -> None:
+        if exported.qp.closed or exported.cq.closed:
+            return
         indices, now = exported.indices(), time.monotonic()
-        before, since, told = self._seen.get(id(exported), (None, now, False))
-        if indices != before:
-            self._seen[id(exported)] = indices, now, False
-        elif (
-            indices["submitted"] > indices["completed"]
-            and not told
-            and now - since >= self.patience
-            and not _produced(exported, indices["completed"])
-        ):
-            self._seen[id(exported)] = indices, since, True
-            self._report(exported, indices, now - since)
+        seen = self._seen.get(id(exported))
+        if seen is None or seen.indices != indices:
+            self._seen[id(exported)] = _Seen(indices, now)
+            return
+        if now - seen.since < self.patience:
+            return
+        for what, find in (("sends", _owed_send), ("receives", _owed_receive)):
+            if what not in seen.told and (owed := find(exported, indices)):
+                seen.told |= {what}
+                level, text = owed
+                self._report(exported, level, f"makes no progress for {now - seen.since:.1f} s: {text}")
 
-    def _report(self, exported: ExportedQp, indices: dict[str, int], seconds: float) -> None:
-        message = (
-            f"QP {exported.qpn:#x} of {exported.qp.ctx.name} makes no progress for {seconds:.1f} s: WQE "
-            f"{indices['completed']} is not complete (reserved {indices['reserved']}, ready {indices['ready']}, "
-            f"submitted {indices['submitted']}); last CQE: {last_cqe(exported, indices['completed'])}; the QP is in "
-            f"{exported.qp.state.name}"
-        )
+    def _report(self, exported: ExportedQp, level: int, text: str) -> None:
+        message = f"QP {exported.qpn:#x} of {exported.qp.ctx.name} {text}; the QP is in {exported.qp.state.name}"
         self.stalls.append(message)
-        logger.warning(message)
+        logger.log(level, message)
 
     def close(self) -> None:
         """Stop looking."""
         self._stop.set()
         self._thread.join()
+
+
+def _owed_send(exported: ExportedQp, i: dict[str, int]) -> tuple[int, str] | None:
+    """The oldest send that is announced and not complete, if the kernel is not the one who has yet to look."""
+    index = i["completed"]
+    if i["submitted"] <= index:
+        return None
+    before = exported.cqe_offset()
+    if is_complete(exported.cq, before, index):
+        return None
+    if exported.nic_handler is NicHandler.CPU_PROXY and i["forwarded"] <= index:
+        who = f"the proxy has not forwarded WQE {index} (forwarded {i['forwarded']}, {_proxy_state(exported)})"
+    else:
+        who = f"the NIC has not completed WQE {index}"
+    counts = f"reserved {i['reserved']}, ready {i['ready']}, submitted {i['submitted']}"
+    return logging.WARNING, f"{who} ({counts}); last CQE: {last_cqe(exported.cq, before, index)}"
+
+
+def _proxy_state(exported: ExportedQp) -> str:
+    service = exported.service
+    if service is None:
+        return "which is left to ExportedQp.progress(): call it"
+    return "by a service that is alive" if service.running else "by a service whose thread has ended"
+
+
+def _owed_receive(exported: ExportedQp, i: dict[str, int]) -> tuple[int, str] | None:
+    """The oldest receive that is posted and not complete, if a kernel may wait for it."""
+    cq, index = exported.qp.receive_cq, i.get("receives_completed", 0)
+    if cq is None or i.get("receives_posted", 0) <= index or not exported.in_use:
+        return None
+    before = exported.cqe_offset(receives=True)
+    if is_complete(cq, before, index, named=exported.qp.init_attr.srq is None):
+        return None
+    level = logging.INFO if exported.qp.state in _LISTENING else logging.WARNING
+    return level, (
+        f"no message has come for receive {index} (posted {i['receives_posted']}); "
+        f"last CQE: {last_cqe(cq, before, index)}"
+    )

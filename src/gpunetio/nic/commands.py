@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..enums import Access
+from ..enums import Access, QpAtomicType
 from ..errors import BadStateError, TimedOutError
 from ..formats import commands as cmd
-from ..formats.commands import Opcode, OptParam, PrmMtu, QpState, RmpState, RqType, ServiceType, Status, WqType
+from ..formats.commands import (
+    Opcode, OptParam, PrmMtu, QpState, RmpState, RqType, ScatterToCqe, ServiceType, Status, WqType,
+)  # fmt: skip
 from ..formats.contexts import ROCE_ADDR_LAYOUT, RMPC
 from ..formats.cqe import CQE_SIZE
 from ..formats.layout import BitStruct
@@ -22,7 +24,7 @@ from ..formats.wqe import WQEBB
 from . import step
 from .rnr import rnr_delay_ns
 from .syndromes import CommandError, CommandSyndrome
-from .tables import SRQ_ROW, Table
+from .tables import EXTENDED_ATOMICS, SRQ_ROW, Table
 
 if TYPE_CHECKING:
     from .nic import SoftNic
@@ -244,6 +246,12 @@ class CommandInterpreter:
                 Status.BAD_PARAM, CommandSyndrome.SERVICE_TYPE,
                 f"service type {context['st']} is not supported: only RC (0) and UC (1)",
             )  # fmt: skip
+        if context["cs_req"] != ScatterToCqe.NONE or context["cs_res"] not in (ScatterToCqe.NONE, ScatterToCqe.DATA_32):
+            raise CommandError(
+                Status.BAD_PARAM, CommandSyndrome.SCATTER_TO_CQE,
+                f"cs_req {context['cs_req']:#x}, cs_res {context['cs_res']:#x}: CQEs carry up to 32 bytes of received "
+                "SENDs (cs_res 1), and nothing of READs and atomics",
+            )  # fmt: skip
         if context["pd"] not in nic.pds:
             raise CommandError(Status.BAD_RESOURCE, CommandSyndrome.NO_SUCH_PD, f"there is no PD {context['pd']:#x}")
         self._uar(context["uar_page"])
@@ -265,6 +273,7 @@ class CommandInterpreter:
         row = np.zeros((), nic.qps.entry.dtype)
         row["qpn"], row["state"], row["pdn"], row["user_index"] = qpn, QpState.RST, context["pd"], context["user_index"]
         row["service"], row["core_direct"] = context["st"], context["cd_master"]
+        row["cs_res"] = context["cs_res"]
         row["flights"], row["resources"] = nic.queue_memory(qpn, sq_bytes // WQEBB)
         row["dbrec"], row["doorbell"], row["no_dbr"] = record, nic.doorbell_line(qpn), context["send_dbr_mode"]
         if rq_bytes:
@@ -464,10 +473,12 @@ class CommandInterpreter:
         """The QP's row as `context` asks for it."""
         row = self._nic.qps[qpn].copy()
         row["state"] = state
+        atomics = _get(context, "atomic_mode") if _get(context, "rae") else QpAtomicType.NONE
         row["rights"] = (
             Access.REMOTE_WRITE * _get(context, "rwe")
             | Access.REMOTE_READ * _get(context, "rre")
-            | Access.REMOTE_ATOMIC * (_get(context, "rae") and _get(context, "atomic_mode") != 0)
+            | Access.REMOTE_ATOMIC * (atomics != QpAtomicType.NONE)
+            | EXTENDED_ATOMICS * (atomics == QpAtomicType.UP_TO_8BYTES)
         )
         row["min_rnr_code"] = _get(context, "min_rnr_nak")
         row["min_rnr"] = rnr_delay_ns.py_func(int(row["min_rnr_code"]))

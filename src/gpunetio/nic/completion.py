@@ -6,7 +6,7 @@ from ..device.compile import device_function, engine_function
 from ..device.ops import be32, be64, ld8, ld64, ld_acquire32, pack64, st64, st128, st_relaxed32, st_release32
 from ..fabric.ring import next_free, publish
 from ..formats.commands import QpState
-from ..formats.cqe import CI_MASK, CQE64, CQE_SHIFT, OPCODE_SHIFT, CqeOpcode, Syndrome
+from ..formats.cqe import CI_MASK, CQE64, CQE_SHIFT, FORMAT_SHIFT, OPCODE_SHIFT, CqeFormat, CqeOpcode, Syndrome
 from ..formats.doorbell import CQ_DBREC
 from ..formats.events import EventType
 from ..formats.wqe import CE_SHIFT, CTRL_SEG, CompletionMode
@@ -24,10 +24,11 @@ _RNR, _NO_RESPONSE = int(Reason.RNR), int(Reason.NO_RESPONSE)
 _REMOTE_ACCESS, _REMOTE_INVAL_REQ = int(Syndrome.REMOTE_ACCESS), int(Syndrome.REMOTE_INVAL_REQ)
 _RKEY_UNKNOWN, _RKEY_BOUNDS = int(Reason.RKEY_UNKNOWN), int(Reason.RKEY_BOUNDS)
 _QP_RIGHTS, _ATOMIC_ALIGNMENT = int(Reason.QP_RIGHTS), int(Reason.ATOMIC_ALIGNMENT)
-_BAD_REQUEST = int(Reason.BAD_REQUEST)
+_BAD_REQUEST, _ATOMIC_FAR = int(Reason.BAD_REQUEST), int(Reason.ATOMIC_FAR)
 _CQ_ERROR, _CATASTROPHE = int(EventType.CQ_ERROR), int(EventType.WQ_CATAS_ERROR)
 _ACCESS_ERROR, _INVALID_REQUEST = int(EventType.WQ_ACCESS_ERROR), int(EventType.WQ_INVAL_REQ_ERROR)
 _NO_EVENT = 0
+_INLINE = int(CqeFormat.INLINE_32) << FORMAT_SHIFT
 REQUESTER, RESPONDER = 0, 1
 
 
@@ -38,8 +39,11 @@ def ce_of(wqe):
 
 
 @device_function
-def write_cqe(nic, cq, kind, qpn, user_index, wqe_opcode, counter, nbytes, imm, syndrome, vendor, solicited):
-    """Write a CQE, its last word last: 0, or Reason.CQ_OVERRUN when the CQ is full and may not be overrun."""
+def write_cqe(nic, cq, kind, qpn, user_index, wqe_opcode, counter, nbytes, imm, syndrome, vendor, solicited, payload):
+    """Write a CQE, its last word last: 0, or Reason.CQ_OVERRUN when the CQ is full and may not be overrun.
+
+    `payload` is the address of 32 bytes that it carries, or 0.
+    """
     c = cq_row_at(cq)
     n = nic_at(nic)
     if not c.overrun:
@@ -52,15 +56,20 @@ def write_cqe(nic, cq, kind, qpn, user_index, wqe_opcode, counter, nbytes, imm, 
             return _CQ_OVERRUN
     slot = 0 if c.collapsed else c.pi & ((1 << c.log) - 1)
     cqe = c.addr + (slot << CQE_SHIFT)
-    owner = (c.pi >> c.log) & 1
-    st128(cqe, 0, 0)
-    st128(cqe + 16, 0, 0)
+    op_own = kind << OPCODE_SHIFT | (c.pi >> c.log) & 1
+    if payload == 0:
+        st128(cqe, 0, 0)
+        st128(cqe + 16, 0, 0)
+    else:
+        op_own |= _INLINE
+        st128(cqe, ld64(payload), ld64(payload + 8))
+        st128(cqe + 16, ld64(payload + 16), ld64(payload + 24))
     st128(cqe + 32, pack64(be32(user_index), be32(imm)), pack64(0, be32(nbytes)))
     # An error CQE has its syndromes where an ordinary one has the end of its timestamp.
     errors = pack64(0, be32(vendor << 8 | syndrome))
     st64(cqe + CQE64.timestamp, errors if syndrome else be64(n.now))
     st_relaxed32(cqe + CQE64.sop_drop_qpn, be32(wqe_opcode << 24 | qpn))
-    st_release32(cqe + CQE64.wqe_counter, be32((counter & 0xFFFF) << 16 | kind << OPCODE_SHIFT | owner))
+    st_release32(cqe + CQE64.wqe_counter, be32((counter & 0xFFFF) << 16 | op_own))
     c.pi += 1
     counters_at(n.counters).cqes += 1
     if c.channel != 0:
@@ -77,7 +86,7 @@ def complete_send(nic, row, index, opcode, ce, nbytes):
     if ce == _CQE_AND_EQE:
         event_queue = nic_at(nic).eqs + EQ_ROW.size  # EQ 1, the only one
         st64(event_queue + EQ_ROW.pi, ld64(event_queue + EQ_ROW.pi) + 1)
-    reason = write_cqe(nic, q.send_cq, REQ, q.qpn, q.user_index, opcode, index, nbytes, 0, 0, 0, 0)
+    reason = write_cqe(nic, q.send_cq, REQ, q.qpn, q.user_index, opcode, index, nbytes, 0, 0, 0, 0, 0)
     if reason != 0:
         fail_qp(nic, row, index, opcode, reason, REQUESTER)
 
@@ -130,7 +139,7 @@ def _event_of(reason, side):
         return _NO_EVENT
     if reason >= _RKEY_UNKNOWN and reason <= _RKEY_BOUNDS:
         return _ACCESS_ERROR
-    if reason == _QP_RIGHTS or reason == _ATOMIC_ALIGNMENT or reason == _BAD_REQUEST:
+    if reason == _QP_RIGHTS or reason == _ATOMIC_ALIGNMENT or reason == _ATOMIC_FAR or reason == _BAD_REQUEST:
         return _INVALID_REQUEST
     return _NO_EVENT
 
@@ -161,7 +170,7 @@ def fail_send(nic, row, index, opcode, ce, reason):
     _count_error(nic, reason, syndrome, REQUESTER)
     if ce == _ON_FIRST_ERROR and not first:
         return
-    write_cqe(nic, q.send_cq, REQ_ERR, q.qpn, q.user_index, opcode, index, 0, 0, syndrome, reason, 0)
+    write_cqe(nic, q.send_cq, REQ_ERR, q.qpn, q.user_index, opcode, index, 0, 0, syndrome, reason, 0, 0)
 
 
 @engine_function
@@ -170,4 +179,4 @@ def fail_receive(nic, row, index, reason, syndrome):
     q = qp_row_at(row)
     fail_qp(nic, row, index, 0, reason, RESPONDER)
     _count_error(nic, reason, syndrome, RESPONDER)
-    write_cqe(nic, q.recv_cq, RESP_ERR, q.qpn, q.user_index, 0, index, 0, 0, syndrome, reason, 0)
+    write_cqe(nic, q.recv_cq, RESP_ERR, q.qpn, q.user_index, 0, index, 0, 0, syndrome, reason, 0, 0)

@@ -35,7 +35,7 @@ def receive_datagrams(nic):
     for i in range(n.wire_count):
         wire = ld64(n.wires + 8 * i)
         w = wire_at(wire)
-        if w.kind != UDP or n.paused:
+        if w.kind != UDP or n.paused or n.holding:
             continue
         count = receive_udp(w.udp)
         u = udp_wire_at(w.udp)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from ..device.compile import device_function, engine_function
-from ..device.ops import be32, fence_acquire_sys, ld_acquire32, ld_relaxed32
+from ..device.ops import be32, be64, fence_acquire_sys, ld_acquire32, ld_relaxed64
 from ..formats.commands import QpState
 from ..formats.doorbell import PI_MASK, QP_DBREC, WQE_IDX_SHIFT
-from ..formats.wqe import WqeOpcode
+from ..formats.wqe import DS_MASK, WqeOpcode
 from .completion import REQUESTER, fail_qp, fail_send, record_error
 from .reasons import Reason
 from .responder import explain
@@ -18,6 +18,16 @@ RST, RTS = int(QpState.RST), int(QpState.RTS)
 _NOP = int(WqeOpcode.NOP)
 _QP_STATE, _DOORBELL_RANGE = int(Reason.QP_STATE), int(Reason.DOORBELL_RANGE)
 HALF_RANGE = (PI_MASK + 1) // 2
+
+
+@device_function
+def announced(value):
+    """The producer index in the 8 bytes of a doorbell, or behind the WQE that BlueFlame has written.
+
+    Such a WQE begins with its own index, and its ds, which is 0 in a doorbell, says where the next one starts. The WQE
+    itself is read from the ring, where it must be anyhow.
+    """
+    return ((value >> 32 + WQE_IDX_SHIFT) + ((value & DS_MASK) + 3 >> 2)) & PI_MASK
 
 
 @engine_function
@@ -48,11 +58,11 @@ def announce(nic, row, producer16):
 def poll_doorbell(nic, row):
     """Look at the QP's own register line."""
     q = qp_row_at(row)
-    raw = ld_relaxed32(q.doorbell)
+    raw = ld_relaxed64(q.doorbell)
     if raw != q.db_seen:
         q.db_seen = raw
         fence_acquire_sys()
-        announce(nic, row, (be32(raw) >> WQE_IDX_SHIFT) & PI_MASK)
+        announce(nic, row, announced(be64(raw)))
 
 
 @engine_function

@@ -23,6 +23,7 @@ from ..memory import HostMemory
 from .step import WRITE_ROW, WRONG_STATE, scan_records, step
 from .datagrams import receive_datagrams, send_datagrams
 from .doorbells import RTS
+from .movers import at_work
 from .tables import NIC, PIPES, QP_ROW, WIRE, channel_at, nic_at, qp_row_at, watch_at, wire_at
 from .watch import entry
 
@@ -41,7 +42,7 @@ _PR_SET_TIMERSLACK = 29
 def _work_left(nic):
     """Whether a posted WQE waits for a retry or for an acknowledgement, or something else waits for room."""
     n = nic_at(nic)
-    if n.due_count != 0:
+    if n.due_count != 0 or (n.mover_count != 0 and at_work(nic)):
         return True
     for i in range(n.wire_count):
         w = wire_at(ld64(n.wires + 8 * i))

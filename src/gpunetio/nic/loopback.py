@@ -7,18 +7,19 @@ from ..device.ops import be32, be64, copy, ld32, ld64, st64
 from ..enums import Access
 from ..formats.commands import QpState, ServiceType
 from ..formats.packet import PSN_MASK
-from ..formats.wqe import CTRL_SEG, DATA_SEG, MAX_TRANSFER, RADDR_SEG, SEGMENT, WqeOpcode
+from ..formats.wqe import CTRL_SEG, DATA_SEG, DS_MASK, MAX_TRANSFER, RADDR_SEG, SEGMENT, WqeOpcode
 from .completion import ce_of, complete_send, fail_send
 from .message import message_at
 from .mkey import find
+from .movers import MOVER_SHIFT
+from .moving import begin, finish, may_follow
 from .reasons import Reason
 from .responder import explain, respond
 from .tables import QP_ROW, counters_at, nic_at, qp_row_at
-from .wqes import build, check_wqe, explain_wqe, in_one_piece, local_failure, wait_over, wqe_slot
+from .wqes import build, check_wqe, execute_local, explain_wqe, in_one_piece, is_local, local_failure, wqe_slot
 
 _RTR, _RTS, _RC = int(QpState.RTR), int(QpState.RTS), int(ServiceType.RC)
-_NOP, _WAIT, _WRITE = int(WqeOpcode.NOP), int(WqeOpcode.WAIT), int(WqeOpcode.RDMA_WRITE)
-_REMOTE_WRITE = int(Access.REMOTE_WRITE)
+_WRITE, _REMOTE_WRITE = int(WqeOpcode.RDMA_WRITE), int(Access.REMOTE_WRITE)
 _NO_RESPONSE, _RNR = int(Reason.NO_RESPONSE), int(Reason.RNR)
 
 ENDLESS_RNR = 7  # rnr_retry 7 means for ever (IBTA 9.7.5.2.8)
@@ -88,7 +89,8 @@ def _plain_write(nic, row, wqe, ds):
     source = find(nic, lkey, q.pdn, be64(ld64(wqe + 2 * SEGMENT + DATA_SEG.addr)), nbytes, 0)
     rkey = be32(ld32(wqe + SEGMENT + RADDR_SEG.rkey))
     target = find(nic, rkey, p.pdn, be64(ld64(wqe + SEGMENT + RADDR_SEG.raddr)), nbytes, _REMOTE_WRITE)
-    if source < 0 or target < 0 or p.rights & _REMOTE_WRITE == 0:
+    # Neither refused (-1) nor far, which goes by a mover.
+    if (source | target) >> MOVER_SHIFT != 0 or p.rights & _REMOTE_WRITE == 0:
         return -1
     copy(target, source, nbytes)
     counters = counters_at(nic_at(nic).counters)
@@ -118,45 +120,27 @@ def _succeed(nic, row, index, blocks, opcode, ce, nbytes):
     _consume(row, index, blocks)
 
 
-@device_function
-def execute_next(nic, row):
-    """Execute the WQE at `sq_next`: 1, or 0 if the QP has to wait."""
+@engine_function
+def _execute_message(nic, row, wqe, index, blocks, opcode, ce, ds):
+    """Have the peer carry a WQE out: as `execute_next`."""
     q = qp_row_at(row)
-    index = q.sq_next
-    reason = check_wqe(row, index)
-    wqe = wqe_slot(row, index)
-    opcode = be32(ld32(wqe)) & 0xFF
-    ds = be32(ld32(wqe + CTRL_SEG.qpn_ds)) & 0x3F
-    blocks = (ds + 3) >> 2
-    ce = ce_of(wqe)
-    if reason != 0:
-        explain_wqe(nic, row, index, reason)
-        return local_failure(nic, row, index, opcode, ce, reason, 1)
-    if opcode == _WAIT:
-        reason = wait_over(nic, row, wqe, ds)
-        if reason == 0:
-            return 0
-        if reason < 0:
-            return local_failure(nic, row, index, opcode, ce, -reason, blocks)
-    if opcode == _NOP or opcode == _WAIT:
-        complete_send(nic, row, index, opcode, ce, 0)
-        _consume(row, index, blocks)
-        return 1
-    if opcode == _WRITE:
-        nbytes = _plain_write(nic, row, wqe, ds)
-        if nbytes >= 0:
-            _succeed(nic, row, index, blocks, opcode, ce, nbytes)
-            return 1
     message = nic_at(nic).message
     wqe = in_one_piece(row, message, wqe, index, blocks)
     reason = build(nic, row, message, wqe, opcode, ds, index)
     if reason != 0:
         return local_failure(nic, row, index, opcode, ce, reason, blocks)
+    n = nic_at(nic)
+    n.touched, n.landed = 0, 0
     peer = q.remote_row
     reason = _NO_RESPONSE
     if peer != 0 and _peer_ready(row, peer):
         reason = respond(nic, peer, message)
     nbytes = message_at(message).nbytes
+    if reason != 0 and q.sq_ci != index:
+        return 0  # it fails behind what is on its way
+    if reason == 0 and n.touched != 0:
+        begin(nic, row, index, blocks, opcode, ce, nbytes)
+        return 0
     if reason == 0:
         _succeed(nic, row, index, blocks, opcode, ce, nbytes)
     elif q.service != _RC:  # lost, and nobody tells the sender
@@ -169,6 +153,56 @@ def execute_next(nic, row):
     return 1
 
 
+@device_function
+def execute_next(nic, row):
+    """Execute the WQE at `sq_next`: 1; or 0 if the QP has to wait, also for this WQE, which has begun then."""
+    q = qp_row_at(row)
+    index = q.sq_next
+    reason = check_wqe(row, index)
+    wqe = wqe_slot(row, index)
+    opcode = be32(ld32(wqe)) & 0xFF
+    ds = be32(ld32(wqe + CTRL_SEG.qpn_ds)) & DS_MASK
+    blocks = (ds + 3) >> 2
+    ce = ce_of(wqe)
+    if reason != 0:
+        explain_wqe(nic, row, index, reason)
+        return local_failure(nic, row, index, opcode, ce, reason, 1)
+    if is_local(opcode):
+        done = execute_local(nic, row, wqe, opcode, ds)
+        if done == 0:
+            return 0
+        if done < 0:
+            return local_failure(nic, row, index, opcode, ce, -done, blocks)
+        complete_send(nic, row, index, opcode, ce, 0)
+        _consume(row, index, blocks)
+        return 1
+    if opcode == _WRITE:
+        nbytes = _plain_write(nic, row, wqe, ds)
+        if nbytes >= 0:
+            _succeed(nic, row, index, blocks, opcode, ce, nbytes)
+            return 1
+    return _execute_message(nic, row, wqe, index, blocks, opcode, ce, ds)
+
+
+@engine_function
+def _serve_behind(nic, row, budget):
+    """Complete what is in place, and begin what may follow the rest: how much that was."""
+    q = qp_row_at(row)
+    done = finish(nic, row)
+    while q.mover != 0 and q.sq_next != q.sq_pi and done < budget and q.state == _RTS:
+        index = q.sq_next
+        peer = q.remote_row
+        if peer == 0 or not _peer_ready(row, peer) or not may_follow(nic, row):
+            break
+        wqe = wqe_slot(row, index)
+        ds = be32(ld32(wqe + CTRL_SEG.qpn_ds)) & DS_MASK
+        _execute_message(nic, row, wqe, index, (ds + 3) >> 2, be32(ld32(wqe)) & 0xFF, ce_of(wqe), ds)
+        if q.sq_next == index:
+            break
+        done += 1
+    return done
+
+
 @engine_function
 def serve(nic, row, budget):
     """Execute up to `budget` WQEs: how many."""
@@ -178,9 +212,14 @@ def serve(nic, row, budget):
             return 0
         q.retry_at = 0
     done = 0
-    while q.sq_next != q.sq_pi and done < budget and q.state == _RTS:
-        if execute_next(nic, row) == 0:
-            break
-        done += 1
+    if q.mover != 0:
+        done = _serve_behind(nic, row, budget)
+    if q.mover == 0:
+        while q.sq_next != q.sq_pi and done < budget and q.state == _RTS:
+            if execute_next(nic, row) == 0:
+                break
+            done += 1
+        if q.mover != 0:
+            done += 1  # the last one has begun
     q.sq_sent = q.sq_next
     return done

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from ..device.views import struct_view
+from ..device.struct_view import struct_view
 from ..formats.layout import Entry
 
 MAX_SEGMENTS = 64
 
 WQE_BYTES = 1024  # the largest WQE: 16 basic blocks
 
-# `segments` are (address, bytes) pairs; `wqe` is room for a WQE that wraps around its ring.
-MESSAGE = Entry("message", 128 + 16 * MAX_SEGMENTS + WQE_BYTES, """
+# `swap_add` and `compare` are an atomic's operands and, of a masked one, `swap_mask` and `compare_mask`; the field
+# boundaries of a fetch and add are in `swap_mask`. `segments` are (address, bytes) pairs; `wqe` is room for a WQE that
+# wraps around its ring, `payload` for what a CQE carries. `far` is 0 when all segments lie in host memory (movers.py).
+MESSAGE = Entry("message", 192 + 16 * MAX_SEGMENTS + WQE_BYTES, """
     opcode         0  i64
     src_qpn        8  i64
     dst_qpn       16  i64
@@ -23,9 +25,12 @@ MESSAGE = Entry("message", 128 + 16 * MAX_SEGMENTS + WQE_BYTES, """
     swap_add      72  i64
     solicited     80  i64
     nsegments     88  i64
-    psn           96  i64
-    segments     128  i64
-    wqe         1152  i64
+    swap_mask     96  i64
+    compare_mask 104  i64
+    far          112  i64
+    payload      128  i64[4]
+    segments     192  i64
+    wqe         1216  i64
 """)
 
 message_at = struct_view(MESSAGE)

@@ -24,13 +24,14 @@ from ..fabric.neighbours import Door
 from ..fabric.pcap import Pcap
 from ..formats import contexts
 from ..formats.commands import PORT_TYPE_ETH, PORT_TYPE_IB, ROCE_VERSION_2, CapClass
-from ..formats.doorbell import UAR_PAGE
+from ..formats.doorbell import REGISTER_BYTES, UAR_PAGE
 from ..formats.events import EventType, PortSubtype
 from ..memory import HostMemory, is_accessible
 from . import step
 from .channels import EventChannel
 from .commands import CommandInterpreter
 from .engine import Engine
+from .far_memory import FarMemory
 from .links import MAX_WIRES, Links
 from .loans import Loans
 from .message import MESSAGE
@@ -47,7 +48,6 @@ MAX_QP, MAX_CQ, MAX_MR, MAX_PD, MAX_UMEM, MAX_UAR, MAX_GID = 16384, 4096, 65536,
 MAX_SRQ = 1024
 MAX_CHANNELS = 1024
 _GID_TABLE_CODE = (MAX_GID // 8).bit_length() - 1  # what the capability carries: 8 entries, shifted by it
-LINE = 64  # an exported QP's doorbell register has a cache line of its own
 MIN_ACK_TIMEOUT_NS = 1_000_000  # an engine is a thread, and can be away from its core for that long
 BUDGET = 256  # WQEs of one QP before the next has its turn
 
@@ -82,7 +82,7 @@ class SoftNic:
         undo.callback(lambda: [channel.close() for channel in self.channels])
         self.umems, self.uar_pages = Table("UMEM", UMEM_ROW, MAX_UMEM), Table("UAR page", UAR_ROW, MAX_UAR)
         self.eqs, self.gids = Table("EQ", EQ_ROW, 2), Table("GID", GID_ROW, MAX_GID)
-        self._uar_memory, self._lines = HostMemory(MAX_UAR * UAR_PAGE), HostMemory(MAX_QP * LINE)
+        self._uar_memory, self._lines = HostMemory(MAX_UAR * UAR_PAGE), HostMemory(MAX_QP * REGISTER_BYTES)
         for part in (
             self.qps, self.cqs, self.srqs, self.mkeys, self.pds, self.umems, self.uar_pages, self.eqs, self.gids,
             self._uar_memory, self._lines,
@@ -91,7 +91,8 @@ class SoftNic:
         self.eqs.rows[1]["eqn"] = 1
         self._fill_gids()
         self.capabilities = self._capabilities()
-        self.links, self.loans = Links(self), Loans(self)
+        self.links, self.loans, self.far_memory = Links(self), Loans(self), FarMemory(self)
+        undo.callback(self.far_memory.close)
         undo.callback(self.loans.close)
         undo.callback(self.links.close)
         # Faults and captures need the bytes of every packet.
@@ -100,7 +101,7 @@ class SoftNic:
         self._pcap = Pcap(port.config.capture, port.infiniband) if port.config.capture else None
         if self._pcap:
             undo.callback(self._pcap.close)
-        self._service = ReportService(name, lambda key: key in self.mkeys)
+        self._service = ReportService(name, lambda key: key in self.mkeys, self.far_memory.explain)
         undo.callback(self._service.close)
         self._control = HostMemory(
             NIC.size + COUNTERS.size + 256 + (WATCH.size + 8) * MAX_QP
@@ -190,7 +191,7 @@ class SoftNic:
         general = contexts.CMD_HCA_CAP.pack(
             port_type=PORT_TYPE_IB if self.port.infiniband else PORT_TYPE_ETH,
             gid_table_size=_GID_TABLE_CODE, rc=1, uc=1, rts2rts_qp_dscp=1, max_wqe_sz_sq=1024, max_wqe_sz_rq=512,
-            log_max_qp_sz=15, hca_cap_2=1, log_max_cq_sz=22,
+            log_max_qp_sz=15, hca_cap_2=1, log_max_cq_sz=22, sctr_data_cqe=1,
         )  # fmt: skip
         roce = contexts.ROCE_CAP.pack(
             roce_version=1 << ROCE_VERSION_2, r_roce_max_src_udp_port=0xFFFF, r_roce_min_src_udp_port=0xC000,
@@ -291,13 +292,7 @@ class SoftNic:
         """Register memory: its key, which is lkey and rkey."""
         with self._guard():
             pd = self.pds[pdn]
-            if not is_accessible(address, nbytes, bool(access & Access.LOCAL_WRITE)):
-                if cuda:
-                    raise NotSupportedError(
-                        f"the software NIC's CPU engine cannot reach GPU memory at {address:#x} yet: "
-                        "place the payload in CPU_GPU memory (Gpu.alloc with MemType.CPU_GPU)"
-                    )
-                raise InvalidValueError(_inaccessible(address, nbytes, access))
+            place = self._place(address, nbytes, access, cuda)
             # A random place and tag: a key cannot be guessed from another.
             index = self.mkeys.free_slot(1 + secrets.randbelow(MAX_MR - 1))
             if index is None:
@@ -305,11 +300,27 @@ class SoftNic:
             key = index << 8 | 1 + secrets.randbelow(255)  # never 0x100, which ends a scatter list
             row = np.zeros((), MKEY_ROW.dtype)
             row["key"], row["pdn"], row["access"], row["iova"] = key, pdn, int(access), _signed(iova)
-            row["nbytes"], row["delta"] = nbytes, _signed(address - iova)
+            row["nbytes"], row["delta"] = nbytes, _signed(place - iova)
             row["lent"] = self.loans.lend(address, nbytes)
             self.engine.post(step.WRITE_ROW, self.mkeys.row_address(key), row)
             pd["users"] += 1
             return key
+
+    def _place(self, address: int, nbytes: int, access: Access, cuda: bool) -> int:
+        """What the engine is to take for a range's address. The CUDA driver says whose it is, not who registers it."""
+        place = self.far_memory.mark(address, nbytes) if cuda else None
+        if place is None and is_accessible(address, nbytes, bool(access & Access.LOCAL_WRITE)):
+            return address
+        if place is None and not cuda:
+            place = self.far_memory.mark(address, nbytes)
+        if place is not None:
+            return place
+        if cuda:
+            raise NotSupportedError(
+                f"[{address:#x}, +{nbytes}) is neither memory of this process's CPU nor, as its CUDA driver sees it, "
+                "of one GPU: register an allocation of this process"
+            )
+        raise InvalidValueError(_inaccessible(address, nbytes, access))
 
     def dereg_mr(self, key: int) -> None:
         """After this returns this NIC touches no byte of the region."""
@@ -357,8 +368,8 @@ class SoftNic:
             row["page_id"] = 0
 
     def doorbell_line(self, qpn: int) -> int:
-        """The QP's own register."""
-        return self._lines.address + (qpn & self.qps.mask) * LINE
+        """The QP's own register, a cache line."""
+        return self._lines.address + (qpn & self.qps.mask) * REGISTER_BYTES
 
     def execute(self, mailbox: bytes, out_size: int) -> tuple[bytes, str]:
         """Carry out a command; see `CommandInterpreter.execute`."""

@@ -46,6 +46,10 @@ class Reason(IntEnum):
     NAK_REMOTE_OPERATION = 28
     BAD_RESPONSE         = 29
     BAD_REQUEST          = 30
+    WQE_OPMOD            = 31
+    ATOMIC_WIRE          = 32
+    COPY_FAILED          = 40
+    ATOMIC_FAR           = 41
 
 
 class Explanation(NamedTuple):
@@ -113,15 +117,16 @@ EXPLAIN: dict[Reason, Explanation] = {
     Reason.QP_RIGHTS: Explanation(
         Syndrome.REMOTE_INVAL_REQ,
         "the peer's QP does not allow this operation (it allows {extra0:#x}, needed {extra1:#x})",
-        "connect the peer with ALLOW_REMOTE_WRITE, ALLOW_REMOTE_READ or ATOMIC_MODE"),
+        "connect the peer with ALLOW_REMOTE_WRITE, ALLOW_REMOTE_READ or ATOMIC_MODE (masked atomics, 0x100, need "
+        "QpAtomicType.UP_TO_8BYTES)"),
     Reason.ATOMIC_ALIGNMENT: Explanation(
         Syndrome.REMOTE_INVAL_REQ,
-        "the atomic's remote address {addr:#x} is not a multiple of 8",
-        "place the 64-bit word on an 8-byte boundary"),
+        "the atomic's remote address {addr:#x} is not a multiple of {nbytes}",
+        "place the word on a boundary of its own size"),
     Reason.ATOMIC_LENGTH: Explanation(
         Syndrome.LOCAL_LENGTH,
-        "the atomic returns 8 bytes into {nbytes} bytes of local memory",
-        "give it one data segment of 8 bytes"),
+        "the atomic returns {extra0} bytes into {nbytes} bytes of local memory",
+        "give it one data segment of the word's size"),
     Reason.RECV_TOO_SMALL: Explanation(
         Syndrome.REMOTE_INVAL_REQ,
         "a message of {nbytes} bytes arrived for a receive of {extra0} bytes",
@@ -176,4 +181,20 @@ EXPLAIN: dict[Reason, Explanation] = {
         Syndrome.REMOTE_INVAL_REQ,
         "a request of {nbytes} bytes does not fit the message it belongs to ({extra1} bytes taken), or is too long",
         "another path MTU or max_rd_atomic at the peer, or a peer that breaks the protocol (1 GiB is the most)"),
+    Reason.WQE_OPMOD: Explanation(
+        Syndrome.LOCAL_QP_OP,
+        "opmod {extra0:#04x} of opcode {opcode:#04x} is neither 0x08 (4 bytes) nor 0x09 (8 bytes)",
+        "the upper 8 bits of the control segment's first dword say how large the word of a masked atomic is"),
+    Reason.ATOMIC_WIRE: Explanation(
+        Syndrome.LOCAL_QP_OP,
+        "opcode {opcode:#04x} goes to QP {extra0:#x} of another NIC, and no packet can carry it",
+        "masked atomics work between queue pairs of one software NIC: RoCE has packets for the plain ones only"),
+    Reason.COPY_FAILED: Explanation(
+        Syndrome.LOCAL_QP_OP,
+        "bytes could not be moved to or from GPU memory: {cuda}",
+        "the GPU memory was freed while it was registered, or a kernel has failed on that GPU"),
+    Reason.ATOMIC_FAR: Explanation(
+        Syndrome.REMOTE_INVAL_REQ,
+        "the atomic's word at {addr:#x} is in GPU memory, which a NIC on a CPU cannot change atomically",
+        "place the word in CPU_GPU memory; only the old value may come to lie in GPU memory"),
 }  # fmt: skip

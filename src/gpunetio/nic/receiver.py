@@ -18,14 +18,17 @@ from ..formats.packet import (
 )  # fmt: skip
 from ..formats.wqe import MAX_TRANSFER, WqeOpcode
 from .completion import RESPONDER, fail_qp
+from .message import MESSAGE
 from .mkey import translate
+from .movers import await_moved, ended, explain_copy, far, place
 from .packets import close_packet, open_packet, write_bth
 from .reasons import Reason
 from .requester import MAX_OUTSTANDING
 from .responder import (
-    atomic, atomic_address, complete_receive, explain, fail_scatter, grant, has_rights, receive_scatter,
-    receives_posted,
+    atomic, atomic_address, complete_receive, explain, fail_scatter, fits_cqe, grant, has_rights, receive_scatter,
+    receives_posted, stage_payload,
 )  # fmt: skip
+from .staging import drop, leave, response_tag, slot_at, staged
 from .tables import RESOURCE, counters_at, nic_at, qp_row_at, resource_at
 
 _RC, _RST = int(ServiceType.RC), int(QpState.RST)
@@ -46,12 +49,15 @@ _SEQUENCE, _INVALID = _NAK | int(NakCode.PSN_SEQUENCE), _NAK | int(NakCode.INVAL
 _ACCESS, _OPERATION = _NAK | int(NakCode.REMOTE_ACCESS), _NAK | int(NakCode.REMOTE_OPERATION)
 _REMOTE_WRITE, _REMOTE_READ = int(Access.REMOTE_WRITE), int(Access.REMOTE_READ)
 _RKEY_UNKNOWN, _BAD_REQUEST = int(Reason.RKEY_UNKNOWN), int(Reason.BAD_REQUEST)
-_RECV_TOO_SMALL = int(Reason.RECV_TOO_SMALL)
+_RECV_TOO_SMALL, _COPY_FAILED = int(Reason.RECV_TOO_SMALL), int(Reason.COPY_FAILED)
 _QP_RIGHTS, _ATOMIC_ALIGNMENT = int(Reason.QP_RIGHTS), int(Reason.ATOMIC_ALIGNMENT)
+_ATOMIC_FAR = int(Reason.ATOMIC_FAR)
 _RESP_SEND, _RESP_SEND_IMM = int(CqeOpcode.RESP_SEND), int(CqeOpcode.RESP_SEND_IMM)
 _RESP_WR_IMM = int(CqeOpcode.RESP_WR_IMM)
 _WQE_SEND, _WQE_WRITE = int(WqeOpcode.SEND), int(WqeOpcode.RDMA_WRITE)
 _WQE_READ, _WQE_CS, _WQE_FA = int(WqeOpcode.RDMA_READ), int(WqeOpcode.ATOMIC_CS), int(WqeOpcode.ATOMIC_FA)
+
+_ATOMIC_BYTES = 8  # of the atomics that have packets
 
 # QP_ROW.rx_kind: the message that has begun and not ended.
 _NONE, _SENDING, _WRITING = 0, 1, 2
@@ -86,6 +92,28 @@ def _write_aeth(row, at, syndrome):
 
 
 @engine_function
+def _fail_response(nic, row, resource, reason, syndrome):
+    """What a READ asks for is there no longer, or cannot be fetched."""
+    e = resource_at(resource)
+    e.todo = 0
+    fail_qp(nic, row, 0, _WQE_READ, reason, RESPONDER)
+    _owe_ack(nic, row, syndrome, e.first + e.next)
+
+
+@engine_function
+def _staged_response(nic, row, resource, offset):
+    """The slot with byte `offset` of a READ's response, which is far: 0 if it is not filled yet, or minus a reason."""
+    e = resource_at(resource)
+    message = nic_at(nic).message
+    source = translate(nic, e.rkey, qp_row_at(row).pdn, e.va, e.nbytes, _REMOTE_READ, _RKEY_UNKNOWN)
+    if source < 0:
+        return source
+    st64(message + MESSAGE.segments, source)
+    st64(message + MESSAGE.segments + 8, e.nbytes)
+    return staged(nic, row, response_tag(e.serial), message, offset, e.nbytes)
+
+
+@engine_function
 def _send_response(nic, row, resource):
     """Packets of a READ's or atomic's response: 1 when all are sent, 0 when the wire is full, 2 when it has failed."""
     q = qp_row_at(row)
@@ -110,11 +138,18 @@ def _send_response(nic, row, resource):
             if part > 0:
                 source = translate(nic, e.rkey, q.pdn, e.va + offset, part, _REMOTE_READ, _RKEY_UNKNOWN)
                 if source < 0:  # deregistered since the request was accepted
-                    e.todo = 0
                     counters_at(nic_at(nic).counters).resp_remote_access_errors += 1
-                    fail_qp(nic, row, 0, _WQE_READ, -source, RESPONDER)
-                    _owe_ack(nic, row, _ACCESS, psn)
+                    _fail_response(nic, row, resource, -source, _ACCESS)
                     return 2
+            slot = 0
+            if far(source) != 0:
+                slot = _staged_response(nic, row, resource, offset)
+                if slot == 0:
+                    return 0
+                if slot < 0:
+                    _fail_response(nic, row, resource, -slot, _OPERATION)
+                    return 2
+                source = slot_at(slot).address + offset - slot_at(slot).begin
             operation = _RESPONSE_MIDDLE
             if e.next == 0:
                 operation = _RESPONSE_ONLY if last else _RESPONSE_FIRST
@@ -133,6 +168,8 @@ def _send_response(nic, row, resource):
                 st32((at + part) & -4, 0)
             copy(at, source, part)
             close_packet(nic, row, bth, headers + part + pad, part)
+            if slot != 0:
+                leave(slot, offset + part)
         e.next += 1
         e.todo -= 1
         if e.todo == 0:
@@ -141,11 +178,26 @@ def _send_response(nic, row, resource):
 
 
 @engine_function
+def _all_moved(nic, row):
+    """Whether the bytes of what would be acknowledged are where they belong; the QP fails with the mover."""
+    q = qp_row_at(row)
+    state = ended(q.mover, q.fence, q.failures)
+    if state < 0:
+        explain_copy(nic, q.mover, 0, 0)
+        _refuse_moved(nic, row, _WQE_WRITE)
+    if state != 0:
+        q.mover = 0
+    return state
+
+
+@engine_function
 def serve_due(nic, row):
-    """Send what a QP owes: 1 when that was all, 0 when the wire is full."""
+    """Send what a QP owes: 1 when that was all, 0 when the wire is full or bytes are still on their way."""
     q = qp_row_at(row)
     if q.state == _RST or q.wire == 0:
         return 1
+    if q.mover != 0 and _all_moved(nic, row) == 0:
+        return 0
     if q.res_todo:
         oldest = max(q.res_head - q.max_dest_rd, 0)
         for i in range(oldest, q.res_head):
@@ -183,10 +235,18 @@ def _refuse(nic, row, opcode, reason, syndrome):
     _owe_ack(nic, row, syndrome, q.expect_psn)
 
 
+@engine_function
+def _refuse_moved(nic, row, opcode):
+    """Bytes that were taken have not come where they belong: the NAK is for the first packet of those."""
+    q = qp_row_at(row)
+    q.expect_psn = q.fence_psn
+    _refuse(nic, row, opcode, _COPY_FAILED, _OPERATION)
+
+
 @device_function
 def _is_invalid(reason):
     """Whether the NAK for a reason is "invalid request" and not "remote access error"."""
-    return reason == _QP_RIGHTS or reason == _ATOMIC_ALIGNMENT
+    return reason == _QP_RIGHTS or reason == _ATOMIC_ALIGNMENT or reason == _ATOMIC_FAR
 
 
 @engine_function
@@ -248,7 +308,10 @@ def _place_write(nic, row, data, nbytes):
             counters_at(nic_at(nic).counters).resp_remote_access_errors += 1
             _refuse(nic, row, _WQE_WRITE, -address, _ACCESS)
             return 0
-        copy(address, data, nbytes)
+        reason = place(nic, row, address, data, nbytes)
+        if reason != 0:
+            _refuse(nic, row, _WQE_WRITE, reason, _OPERATION)
+            return 0
     return 1
 
 
@@ -316,7 +379,11 @@ def _take_data(nic, row, operation, bth, nbytes, pad):
         at += IMM_DT.size
     if n.payload_bytes != 0:
         at = n.payload
-    if (_place_write(nic, row, at, payload) if writing else _place_send(nic, row, at, payload)) == 0:
+    carried = 0
+    if first and last and not writing and fits_cqe(row, payload):
+        carried = stage_payload(n.message)
+        copy(carried, at, payload)
+    elif (_place_write(nic, row, at, payload) if writing else _place_send(nic, row, at, payload)) == 0:
         return 0
     q.rx_done += payload
     counters_at(nic_at(nic).counters).rdma_rx_bytes += payload
@@ -324,11 +391,16 @@ def _take_data(nic, row, operation, bth, nbytes, pad):
         q.rx_kind = _NONE
         q.msn += 1
         if with_imm or not writing:
+            if q.mover != 0 and await_moved(nic, row) != 0:
+                if not writing:
+                    fail_scatter(nic, row, _COPY_FAILED)
+                _refuse_moved(nic, row, opcode)
+                return 0
             cqe = _RESP_WR_IMM
             if not writing:
                 cqe = _RESP_SEND_IMM if with_imm else _RESP_SEND
             solicited = ld8(bth + BTH.se_m_pad_tver) & SOLICITED
-            if complete_receive(nic, row, cqe, q.rx_done, imm, opcode, solicited) != 0:
+            if complete_receive(nic, row, cqe, q.rx_done, imm, opcode, solicited, carried) != 0:
                 counters_at(nic_at(nic).counters).rx_refused += 1
                 if q.service == _RC:
                     _owe_ack(nic, row, _OPERATION, q.expect_psn)
@@ -354,6 +426,7 @@ def _accept(nic, row, opcode, packets):
     if q.res_head >= q.max_dest_rd and e.answered == 0:
         return 0
     e.opcode, e.first, e.packets, e.next, e.todo, e.answered = opcode, q.expect_psn, packets, 0, packets, 0
+    e.serial = q.res_head
     q.res_head += 1
     q.res_todo = 1
     q.msn += 1
@@ -400,13 +473,13 @@ def _take_atomic(nic, row, operation, bth, nbytes):
         return 0
     va = be32(ld32(at + ATOMIC_ETH.va)) << 32 | be32(ld32(at + ATOMIC_ETH.va + 4))
     key = be32(ld32(at + ATOMIC_ETH.rkey))
-    address = atomic_address(nic, row, key, va)
+    address = atomic_address(nic, row, key, va, _ATOMIC_BYTES)
     if address < 0:
         _refuse(nic, row, opcode, -address, _INVALID if _is_invalid(-address) else _ACCESS)
         return 0
     resource = _accept(nic, row, opcode, 1)
     if resource == 0:
-        _refuse_packet(nic, row, opcode, 8)
+        _refuse_packet(nic, row, opcode, _ATOMIC_BYTES)
         return 0
     swap_add = be32(ld32(at + ATOMIC_ETH.swap_add)) << 32 | be32(ld32(at + ATOMIC_ETH.swap_add + 4))
     compare = be32(ld32(at + ATOMIC_ETH.compare)) << 32 | be32(ld32(at + ATOMIC_ETH.compare + 4))
@@ -463,6 +536,8 @@ def _take_duplicate(nic, row, operation, psn, ack_request, bth, nbytes):
                 return  # not what was asked then
             e.first, e.va, e.nbytes = psn, va, length
             e.packets = max(1, (length + q.mtu - 1) // q.mtu)
+            if nic_at(nic).mover_count != 0:
+                drop(nic, row, response_tag(e.serial))
         e.next, e.todo = 0, e.packets
         q.res_todo = 1
         _owe(nic, row)
@@ -519,6 +594,9 @@ def take_request(nic, row, operation, psn, ack_request, bth, nbytes, pad):
         packets = _take_data(nic, row, operation, bth, nbytes, pad)
     elif q.rx_kind != _NONE:
         _refuse_packet(nic, row, operation, nbytes)
+        packets = 0
+    elif q.mover != 0 and await_moved(nic, row) != 0:  # READs and atomics see what came before them
+        _refuse_moved(nic, row, _WQE_READ)
         packets = 0
     elif operation == _READ_REQUEST:
         packets = _take_read(nic, row, bth, nbytes)

@@ -7,6 +7,7 @@ import os
 import select
 import threading
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..fabric.ring import RING, next_full, release
@@ -46,8 +47,8 @@ def _swapped(key: int) -> int:
 class ReportService:
     """Owns the ring of error records that the engine fills, and the thread that empties it."""
 
-    def __init__(self, name: str, known_key):
-        self._name, self._known_key = name, known_key
+    def __init__(self, name: str, known_key: Callable[[int], bool], cuda_failure: Callable[[int, int], str]):
+        self._name, self._known_key, self._cuda_failure = name, known_key, cuda_failure
         self._memory = HostMemory(RING.size + CAPACITY * ERROR_RECORD.size)
         self.ring = self._memory.address
         ring = self._memory.view(RING.dtype)[0]
@@ -79,7 +80,8 @@ class ReportService:
     def _report(self, record: dict[str, int]) -> None:
         reason = Reason(record["reason"])
         text = EXPLAIN[reason]
-        what, cause = text.what.format(**record), text.cause
+        cuda = self._cuda_failure(record["extra0"], record["extra1"]) if reason is Reason.COPY_FAILED else ""
+        what, cause = text.what.format(**record, cuda=cuda), text.cause
         if reason in (Reason.LKEY_UNKNOWN, Reason.RKEY_UNKNOWN) and self._known_key(_swapped(record["key"])):
             cause = f"this is key {_swapped(record['key']):#x} with its bytes swapped: give keys in host order"
         side = "responder" if record["side"] == RESPONDER else "requester"

@@ -12,7 +12,7 @@ from ..device.ops import be32, copy, ld8, ld32, ld64, st32, st64
 from ..fabric.frames import LEAST_LENT, LENT_SHIFT, publish, refer
 from ..formats.commands import QpState, ServiceType
 from ..formats.packet import ATOMIC_ETH, BTH, IMM_DT, PSN_MASK, RETH, PacketOpcode
-from ..formats.wqe import CTRL_SEG, DATA_SEG, FM_SHIFT, INLINE_SEG, SEGMENT, CtrlFlags, WqeOpcode
+from ..formats.wqe import CTRL_SEG, DATA_SEG, DS_MASK, FM_SHIFT, INLINE_SEG, SEGMENT, CtrlFlags, WqeOpcode
 from .completion import ce_of, complete_send, fail_send
 from .loopback import ENDLESS_RNR
 from .message import MESSAGE, message_at
@@ -20,13 +20,13 @@ from .mkey import reference
 from .packets import close_packet, open_packet, packet_opcode, put_be64, write_bth
 from .reasons import Reason
 from .responder import explain
+from .staging import leave, request_tag, slot_at, staged
 from .tables import FLIGHT, MAX_RD_ATOMIC, QP_ROW, WIRE, counters_at, flight_at, nic_at, qp_row_at, wire_at
 from .wqes import (
-    build, check_wqe, explain_wqe, header_segments, in_one_piece, local_failure, wait_over, wqe_slot,
+    build, check_wqe, execute_local, explain_wqe, header_segments, in_one_piece, is_local, local_failure, wqe_slot,
 )  # fmt: skip
 
 _RTS, _RC = int(QpState.RTS), int(ServiceType.RC)
-_NOP, _WAIT = int(WqeOpcode.NOP), int(WqeOpcode.WAIT)
 _SEND, _SEND_IMM = int(WqeOpcode.SEND), int(WqeOpcode.SEND_IMM)
 _WRITE, _WRITE_IMM, _READ = int(WqeOpcode.RDMA_WRITE), int(WqeOpcode.RDMA_WRITE_IMM), int(WqeOpcode.RDMA_READ)
 _CS, _FA = int(WqeOpcode.ATOMIC_CS), int(WqeOpcode.ATOMIC_FA)
@@ -77,7 +77,7 @@ def _start(nic, row):
     reason = check_wqe(row, index)
     wqe = wqe_slot(row, index)
     opcode = be32(ld32(wqe)) & 0xFF
-    ds = be32(ld32(wqe + CTRL_SEG.qpn_ds)) & 0x3F
+    ds = be32(ld32(wqe + CTRL_SEG.qpn_ds)) & DS_MASK
     blocks = (ds + 3) >> 2
     ce = ce_of(wqe)
     if reason != 0:
@@ -86,16 +86,16 @@ def _start(nic, row):
         return 0
     nbytes = 0
     packets = 0
-    if opcode == _WAIT:
-        reason = wait_over(nic, row, wqe, ds)
-        if reason == 0:
+    fenced = ld8(wqe + CTRL_SEG.fm_ce_se) >> FM_SHIFT != 0
+    if fenced and q.reads_head != q.reads_tail:
+        return 0  # a fence waits for READs and atomics (IBTA 10.8.3.3)
+    if is_local(opcode):
+        done = execute_local(nic, row, wqe, opcode, ds)
+        if done < 0:
+            local_failure(nic, row, index, opcode, ce, -done, blocks)
+        if done <= 0:
             return 0
-        if reason < 0:
-            local_failure(nic, row, index, opcode, ce, -reason, blocks)
-            return 0
-    elif opcode != _NOP:
-        if ld8(wqe + CTRL_SEG.fm_ce_se) >> FM_SHIFT != 0 and q.reads_head != q.reads_tail:
-            return 0  # a fence waits for READs and atomics (IBTA 10.8.3.3)
+    else:
         message = n.message
         reason = build(nic, row, message, in_one_piece(row, message, wqe, index, blocks), opcode, ds, index)
         if reason != 0:
@@ -142,7 +142,7 @@ def _reference(nic, row, message, wqe, flight):
     """
     q = qp_row_at(row)
     f = flight_at(flight)
-    headers = header_segments(f.opcode)
+    headers = header_segments(f.opcode, 0)
     segment = wqe + headers * SEGMENT
     if q.service != _RC or f.ds != headers + 1 or be32(ld32(segment + DATA_SEG.byte_count)) & INLINE_SEG:
         return 0
@@ -151,7 +151,7 @@ def _reference(nic, row, message, wqe, flight):
 
 @device_function
 def _send_data(nic, row, message, flight, wqe, solicited):
-    """Packets of a SEND or WRITE, until it ends or the wire or window is full: how many."""
+    """Packets of a SEND or WRITE, until it ends or the wire or window is full: how many, or minus a reason."""
     q = qp_row_at(row)
     f = flight_at(flight)
     m = message_at(message)
@@ -161,6 +161,15 @@ def _send_data(nic, row, message, flight, wqe, solicited):
     limit = min(end, q.una_psn + window, q.tx_psn + BURST)
     with_imm = opcode == _SEND_IMM or opcode == _WRITE_IMM
     writing = opcode == _WRITE or opcode == _WRITE_IMM
+    slot = 0
+    if m.far != 0:
+        if q.tx_psn >= limit:
+            return 0
+        slot = staged(nic, row, request_tag(f.first), message, (q.tx_psn - f.first) * q.mtu, f.nbytes)
+        if slot <= 0:
+            return slot
+        if slot_at(slot).end < f.nbytes:
+            limit = min(limit, f.first + slot_at(slot).end // q.mtu)
     lent = 0
     if wire_at(q.wire).loans != 0 and f.nbytes >= LEAST_LENT:
         lent = _reference(nic, row, message, wqe, flight)
@@ -203,6 +212,8 @@ def _send_data(nic, row, message, flight, wqe, solicited):
             st32((at + part) & -4, 0)
         if carried < part:
             refer(q.wire + WIRE.tx, lent + offset + (part << LENT_SHIFT))
+        elif slot != 0:
+            copy(at, slot_at(slot).address + offset - slot_at(slot).begin, part)
         else:
             _move_out(message, offset, part, at)
         close_packet(nic, row, bth, nbytes, part)
@@ -210,6 +221,8 @@ def _send_data(nic, row, message, flight, wqe, solicited):
         sent += 1
         if sent & (PUBLISH_EVERY - 1) == 0:
             publish(q.wire + WIRE.tx)
+    if slot != 0:
+        leave(slot, (q.tx_psn - f.first) * q.mtu)
     return sent
 
 
@@ -309,6 +322,9 @@ def _send_flight(nic, row):
         sent = _send_atomic(nic, row, message, flight)
     else:
         sent = _send_data(nic, row, message, flight, wqe, ld8(wqe + CTRL_SEG.fm_ce_se) & _SOLICITED)
+        if sent < 0:
+            local_failure(nic, row, index, f.opcode, f.ce, -sent, f.blocks)
+            return 0
     if q.tx_psn == f.first + f.packets:
         q.sq_next = index + f.blocks
     return sent
@@ -325,7 +341,7 @@ def _send(nic, row):
         if q.sq_next == q.sq_sent and (q.sq_next == q.sq_pi or _start(nic, row) == 0):
             break
         f = flight_at(flight_of(row, q.sq_next))
-        if f.packets == 0:  # a NOP, or a WAIT that is over
+        if f.packets == 0:  # a WQE that the peer does not hear of, and that has been carried out
             q.sq_next += f.blocks
             acknowledge(nic, row, q.una_psn)
             done += 1

@@ -8,36 +8,40 @@ from __future__ import annotations
 
 from ..device.compile import device_function, engine_function
 from ..device.ops import (
-    be16, be32, be64, cas_sys64, copy, fetch_add_sys64, ld16, ld32, ld64, ld_acquire32, st64,
+    be16, be32, be64, cas_sys32, cas_sys64, fetch_add_sys64, ld16, ld32, ld64, ld_acquire32, ld_acquire64, st64,
 )  # fmt: skip
 from ..enums import Access
 from .message import MESSAGE, message_at
-from ..formats.commands import ServiceType
-from ..formats.cqe import CqeOpcode, Syndrome
+from ..formats.commands import ScatterToCqe, ServiceType
+from ..formats.cqe import INLINE_BYTES, CqeOpcode, Syndrome
 from ..formats.doorbell import PI_MASK, QP_DBREC
 from ..formats.events import EventType
 from ..formats.wqe import DATA_SEG, INLINE_SEG, INVALID_LKEY, SEGMENT, SRQ_NEXT_SEG, WqeOpcode
 from .completion import RESPONDER, fail_qp, fail_receive, write_cqe
 from .events import raise_event
 from .mkey import translate
+from .movers import far, fetch, let_arrive, move, place
 from .reasons import Reason
-from .tables import counters_at, nic_at, qp_row_at, srq_row_at
+from .tables import EXTENDED_ATOMICS, counters_at, nic_at, qp_row_at, srq_row_at
 
 _WRITE, _WRITE_IMM = int(WqeOpcode.RDMA_WRITE), int(WqeOpcode.RDMA_WRITE_IMM)
 _SEND, _SEND_IMM = int(WqeOpcode.SEND), int(WqeOpcode.SEND_IMM)
 _READ, _CS, _FA = int(WqeOpcode.RDMA_READ), int(WqeOpcode.ATOMIC_CS), int(WqeOpcode.ATOMIC_FA)
+_MASKED_CS, _MASKED_FA = int(WqeOpcode.ATOMIC_MASKED_CS), int(WqeOpcode.ATOMIC_MASKED_FA)
 _LOCAL_WRITE, _REMOTE_WRITE = int(Access.LOCAL_WRITE), int(Access.REMOTE_WRITE)
 _REMOTE_READ, _REMOTE_ATOMIC = int(Access.REMOTE_READ), int(Access.REMOTE_ATOMIC)
 _RKEY_UNKNOWN, _LKEY_UNKNOWN, _RECV_LKEY = int(Reason.RKEY_UNKNOWN), int(Reason.LKEY_UNKNOWN), int(Reason.RECV_LKEY)
 _QP_RIGHTS, _ATOMIC_ALIGNMENT, _RNR = int(Reason.QP_RIGHTS), int(Reason.ATOMIC_ALIGNMENT), int(Reason.RNR)
 _RECV_TOO_SMALL, _FLUSH = int(Reason.RECV_TOO_SMALL), int(Reason.FLUSH)
-_REMOTE_ABORT = int(Reason.REMOTE_ABORT)
+_REMOTE_ABORT, _COPY_FAILED = int(Reason.REMOTE_ABORT), int(Reason.COPY_FAILED)
+_ATOMIC_FAR = int(Reason.ATOMIC_FAR)
 _RC = int(ServiceType.RC)
 _LOCAL_LENGTH, _LOCAL_PROT, _WR_FLUSH = int(Syndrome.LOCAL_LENGTH), int(Syndrome.LOCAL_PROT), int(Syndrome.WR_FLUSH)
 _RESP_SEND, _RESP_SEND_IMM = int(CqeOpcode.RESP_SEND), int(CqeOpcode.RESP_SEND_IMM)
 _RESP_WR_IMM = int(CqeOpcode.RESP_WR_IMM)
 _LIMIT_REACHED, _LAST_WQE = int(EventType.SRQ_RQ_LIMIT), int(EventType.SRQ_LAST_WQE)
-_SEGMENTS = MESSAGE.segments
+_SEGMENTS, _PAYLOAD = MESSAGE.segments, MESSAGE.payload
+_DATA_32 = int(ScatterToCqe.DATA_32)
 
 
 @device_function
@@ -51,7 +55,9 @@ def explain(nic, key, addr, nbytes, extra0, extra1):
 def respond(nic, row, message):
     """Execute the request at `message` on the QP at `row`: 0, or the reason why not.
 
-    Anything but RNR that is refused takes the QP to ERR (IBTA 9.9.3, class C).
+    Anything but RNR that is refused takes the QP to ERR (IBTA 9.9.3, class C); a copy that fails is the requester's
+    affair. If a mover has bytes of it, which `NIC.touched` says, a receive is completed when they are there
+    (moving.py).
     """
     m = message_at(message)
     opcode = m.opcode
@@ -62,7 +68,7 @@ def respond(nic, row, message):
         reason = _write(nic, row, message)
     else:
         reason = _respond_other(nic, row, message, opcode)
-    if reason != 0 and reason != _RNR and qp_row_at(row).service == _RC:
+    if reason != 0 and reason != _RNR and reason != _COPY_FAILED and qp_row_at(row).service == _RC:
         fail_qp(nic, row, m.index, opcode, reason, RESPONDER)
     return reason
 
@@ -118,7 +124,9 @@ def _write(nic, row, message):
     end = segment + 16 * m.nsegments
     while segment != end:
         nbytes = ld64(segment + 8)
-        copy(address, ld64(segment), nbytes)
+        reason = move(nic, address, ld64(segment), nbytes)
+        if reason != 0:
+            return reason
         address += nbytes
         segment += 16
     return 0
@@ -130,31 +138,36 @@ def _read(nic, row, message):
     address = grant(nic, row, m.rkey, m.raddr, m.nbytes, _REMOTE_READ)
     if address < 0:
         return -address
-    scatter(message, address)
-    return 0
+    return scatter(nic, message, address)
 
 
 @device_function
-def scatter(message, address):
-    """Copy the bytes at `address` into the requester's segments."""
+def scatter(nic, message, address):
+    """Copy the bytes at `address` into the requester's segments: 0, or a reason."""
     segment = message + _SEGMENTS
     end = segment + 16 * message_at(message).nsegments
     while segment != end:
         nbytes = ld64(segment + 8)
-        copy(ld64(segment), address, nbytes)
+        reason = move(nic, ld64(segment), address, nbytes)
+        if reason != 0:
+            return reason
         address += nbytes
         segment += 16
+    return 0
 
 
 @engine_function
-def atomic_address(nic, row, key, addr):
+def atomic_address(nic, row, key, addr, nbytes):
     """The address of an atomic's word, or minus a reason."""
-    if addr & 7:
-        explain(nic, key, addr, 8, 0, 0)
+    if addr & (nbytes - 1):
+        explain(nic, key, addr, nbytes, 0, 0)
         return -_ATOMIC_ALIGNMENT
-    address = grant(nic, row, key, addr, 8, _REMOTE_ATOMIC)
-    if address > 0 and address & 7:  # a region whose iova and memory are aligned differently
-        explain(nic, key, address, 8, 0, 0)
+    address = grant(nic, row, key, addr, nbytes, _REMOTE_ATOMIC)
+    if address > 0 and far(address) != 0:
+        explain(nic, key, addr, nbytes, 0, 0)
+        return -_ATOMIC_FAR
+    if address > 0 and address & (nbytes - 1):  # a region whose iova and memory are aligned differently
+        explain(nic, key, address, nbytes, 0, 0)
         return -_ATOMIC_ALIGNMENT
     return address
 
@@ -167,16 +180,49 @@ def atomic(opcode, address, swap_add, compare):
     return cas_sys64(address, compare, swap_add)
 
 
+@device_function
+def _add_fields(word, addend, boundary):
+    """The sum, with no carry out of a field, whose top bit is set in `boundary`.
+
+    The top bits are left out of the sum, which makes room for the carries into them, and are added without one.
+    """
+    return (word & ~boundary) + (addend & ~boundary) ^ ((word ^ addend) & boundary)
+
+
+@engine_function
+def _masked_atomic(message, opcode, address):
+    """Carry out a masked atomic of 4 or 8 bytes: the word as it was."""
+    m = message_at(message)
+    nbytes = m.nbytes
+    while True:  # until nobody comes between: whoever does has changed the word
+        old = ld_acquire32(address) if nbytes == 4 else ld_acquire64(address)
+        if opcode == _MASKED_FA:
+            new = _add_fields(old, m.swap_add, m.swap_mask)
+        elif (old ^ m.compare) & m.compare_mask != 0:
+            return old
+        else:
+            new = old & ~m.swap_mask | m.swap_add & m.swap_mask
+        found = cas_sys32(address, old, new) if nbytes == 4 else cas_sys64(address, old, new)
+        if found == old:
+            return old
+
+
 @engine_function
 def _atomic(nic, row, message, opcode):
     m = message_at(message)
-    address = atomic_address(nic, row, m.rkey, m.raddr)
+    masked = opcode == _MASKED_CS or opcode == _MASKED_FA
+    if masked and not has_rights(nic, row, m.rkey, m.raddr, m.nbytes, _REMOTE_ATOMIC | EXTENDED_ATOMICS):
+        return _QP_RIGHTS
+    address = atomic_address(nic, row, m.rkey, m.raddr, m.nbytes)
     if address < 0:
         return -address
     # The result travels in `compare`, which is no longer needed.
-    m.compare = atomic(opcode, address, m.swap_add, m.compare)
-    scatter(message, message + MESSAGE.compare)
-    return 0
+    if masked:
+        old = _masked_atomic(message, opcode, address)
+        m.compare = be32(old) if m.nbytes == 4 else old  # as mlx5 has it: words of 8 bytes only are in host order
+    else:
+        m.compare = atomic(opcode, address, m.swap_add, m.compare)
+    return scatter(nic, message, message + MESSAGE.compare)
 
 
 # --- receives ------------------------------------------------------------------------------------------------------
@@ -311,7 +357,12 @@ def receive_scatter(nic, row, offset, total, data, nbytes):
             if target < 0:
                 return _RECV_LKEY
             part = min(begin + capacity - offset, nbytes)
-            copy(target + offset - begin, data, part)
+            if q.wire == 0:
+                reason = move(nic, target + offset - begin, data, part)
+            else:
+                reason = place(nic, row, target + offset - begin, data, part)
+            if reason != 0:
+                return reason
             data += part
             nbytes -= part
             offset += part
@@ -320,9 +371,25 @@ def receive_scatter(nic, row, offset, total, data, nbytes):
     return 0
 
 
+@device_function
+def fits_cqe(row, nbytes):
+    """Whether the payload of a SEND goes into the CQE. The receive's list is not looked at then."""
+    return qp_row_at(row).cs_res == _DATA_32 and 0 < nbytes <= INLINE_BYTES
+
+
+@device_function
+def stage_payload(message):
+    """Clear the place of a payload that goes into a CQE: its address."""
+    for offset in range(0, INLINE_BYTES, 8):
+        st64(message + _PAYLOAD + offset, 0)
+    return message + _PAYLOAD
+
+
 @engine_function
 def fail_scatter(nic, row, reason):
     """The next receive takes the error that `receive_scatter` found."""
+    if nic_at(nic).mover_count != 0:
+        let_arrive(nic, row)
     index = _consume_receive(nic, row)
     fail_receive(nic, row, index, reason, _LOCAL_LENGTH if reason == _RECV_TOO_SMALL else _LOCAL_PROT)
 
@@ -333,6 +400,7 @@ def _receive(nic, row, message):
     if receives_posted(row) == 0:
         return _no_receive(nic)
     reason = 0
+    payload = stage_payload(message) if fits_cqe(row, m.nbytes) else 0
     done = 0
     segment = message + _SEGMENTS
     end = segment + 16 * m.nsegments
@@ -340,14 +408,21 @@ def _receive(nic, row, message):
         reason = receive_scatter(nic, row, 0, 0, 0, 0)
     while segment != end and reason == 0:
         nbytes = ld64(segment + 8)
-        reason = receive_scatter(nic, row, done, m.nbytes, ld64(segment), nbytes)
+        if payload != 0:
+            reason = fetch(nic, payload + done, ld64(segment), nbytes)
+        else:
+            reason = receive_scatter(nic, row, done, m.nbytes, ld64(segment), nbytes)
         done += nbytes
         segment += 16
+    if reason == _COPY_FAILED:
+        return reason
     if reason != 0:
         fail_scatter(nic, row, reason)
         return reason
+    if nic_at(nic).touched != 0:
+        return 0
     kind = _RESP_SEND_IMM if m.opcode == _SEND_IMM else _RESP_SEND
-    return complete_receive(nic, row, kind, m.nbytes, m.imm, m.opcode, m.solicited)
+    return complete_receive(nic, row, kind, m.nbytes, m.imm, m.opcode, m.solicited, payload)
 
 
 @engine_function
@@ -358,19 +433,22 @@ def _write_imm(nic, row, message):
     if receives_posted(row) == 0:
         return _no_receive(nic)
     reason = _write(nic, row, message)
-    if reason != 0:
+    if reason != 0 or nic_at(nic).touched != 0:
         return reason
-    return complete_receive(nic, row, _RESP_WR_IMM, m.nbytes, m.imm, m.opcode, m.solicited)
+    return complete_receive(nic, row, _RESP_WR_IMM, m.nbytes, m.imm, m.opcode, m.solicited, 0)
 
 
 @engine_function
-def complete_receive(nic, row, kind, nbytes, imm, opcode, solicited):
-    """The next receive has been filled, or used up by immediate data: its CQE. 0 or REMOTE_ABORT."""
+def complete_receive(nic, row, kind, nbytes, imm, opcode, solicited, payload):
+    """The next receive has been filled, or used up by immediate data: its CQE. 0 or REMOTE_ABORT.
+
+    `payload` is what the CQE carries, or 0.
+    """
     q = qp_row_at(row)
     if kind == _RESP_SEND:
         imm = 0
     index = _consume_receive(nic, row)
-    reason = write_cqe(nic, q.recv_cq, kind, q.qpn, q.user_index, 0, index, nbytes, imm, 0, 0, solicited)
+    reason = write_cqe(nic, q.recv_cq, kind, q.qpn, q.user_index, 0, index, nbytes, imm, 0, 0, solicited, payload)
     if reason != 0:
         fail_qp(nic, row, index, opcode, reason, RESPONDER)
         return _REMOTE_ABORT

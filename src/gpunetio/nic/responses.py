@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from ..device.compile import device_function, engine_function
-from ..device.ops import be32, copy, ld32, ld64, st64
+from ..device.ops import be32, ld32, ld64, st64
 from ..formats.commands import QpState
 from ..formats.packet import (
     ACK_KIND_SHIFT, ACK_VALUE_MASK, AETH, ATOMIC_ACK_ETH, BTH, SYNDROME_SHIFT, AckKind, NakCode, PacketOpcode,
 )  # fmt: skip
 from ..formats.wqe import WqeOpcode
 from .message import MESSAGE, message_at
+from .movers import await_moved, place
 from .reasons import Reason
 from .requester import (
     acknowledge, answered, fail_oldest, flight_of, hurry, read_end, retry, retry_gap, retry_rnr, unwrap,
@@ -112,19 +113,23 @@ def _take_acknowledge(nic, row, psn, syndrome):
 
 
 @device_function
-def _scatter_part(message, offset, nbytes, source):
-    """Copy `nbytes` at `source` to where byte `offset` of the message and those after it belong."""
+def _scatter_part(nic, row, offset, nbytes, source):
+    """Copy `nbytes` at `source` to where byte `offset` of the message and those after it belong: 0, or a reason."""
+    message = nic_at(nic).message
     segment = message + MESSAGE.segments
     while offset >= ld64(segment + 8) and nbytes > 0:
         offset -= ld64(segment + 8)
         segment += 16
     while nbytes > 0:
         part = min(nbytes, ld64(segment + 8) - offset)
-        copy(ld64(segment) + offset, source, part)
+        reason = place(nic, row, ld64(segment) + offset, source, part)
+        if reason != 0:
+            return reason
         source += part
         nbytes -= part
         offset = 0
         segment += 16
+    return 0
 
 
 @engine_function
@@ -140,7 +145,7 @@ def _place(nic, row, offset, nbytes, source):
         explain(nic, 0, 0, 0, q.remote_qpn, nbytes)
         reason = _BAD_RESPONSE
     if reason == 0:
-        _scatter_part(message, offset, nbytes, source)
+        reason = _scatter_part(nic, row, offset, nbytes, source)
     return reason
 
 
@@ -183,6 +188,8 @@ def _take_read(nic, row, operation, psn, data, nbytes):
         _bad_response(nic, row, nbytes)
         return
     reason = _place(nic, row, offset, nbytes, data)
+    if reason == 0 and q.mover != 0 and psn + 1 == f.first + f.packets:
+        reason = await_moved(nic, row)
     if reason != 0:
         _refuse(nic, row, reason)
         return
@@ -203,7 +210,10 @@ def _take_atomic(nic, row, data, nbytes):
     reason = _place(nic, row, 0, 0, scratch)
     if reason == 0:
         st64(scratch, old)
-        _scatter_part(nic_at(nic).message, 0, 8, scratch)
+        reason = _scatter_part(nic, row, 0, 8, scratch)
+    if reason == 0 and q.mover != 0:
+        reason = await_moved(nic, row)
+    if reason == 0:
         _advance(nic, row)
     else:
         _refuse(nic, row, reason)

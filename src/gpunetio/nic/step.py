@@ -5,12 +5,15 @@ from __future__ import annotations
 from ..device.compile import device_function, engine_function
 from ..device.ops import be64, clock_ns, copy, exchange64, ld64, ld_acquire64, ld_relaxed64, st64, st_release64
 from ..formats.commands import QpState
-from ..formats.doorbell import PI_MASK, UAR_NO_DBR_OFFSET, UAR_REG_OFFSET, WQE_IDX_SHIFT
-from .doorbells import announce, poll_doorbell, scan_record
+from ..formats.doorbell import UAR_NO_DBR_OFFSET, UAR_REG_OFFSET
+from .doorbells import announce, announced, poll_doorbell, scan_record
 from .events import raise_event, scan_arm_records, serve_arm_register
 from .loopback import serve as serve_loopback
+from .movers import at_work, serve_movers, start_movers
+from .moving import is_still
 from .requester import serve as serve_requester
 from .responder import flush_receives, return_shared
+from .staging import free_slots
 from .tables import COUNTERS, NIC, QP_ROW, QP_SETUP_BYTES, counters_at, event_at, nic_at, qp_row_at, watch_at
 from .watch import add, entry, has_work, remove, settle, wake
 from .wires import flush_wires, forget_due, qp_row, send_due, serve_wires
@@ -93,12 +96,14 @@ def _apply(nic):
     elif op == RESET_QP:
         forget_due(nic, row)
         return_shared(row)
+        free_slots(nic, row)
         copy(row, n.command_src, QP_SETUP_BYTES)
         _clear_positions(row)
         wake(row)
     elif op == REMOVE_QP:
         forget_due(nic, row)
         return_shared(row)
+        free_slots(nic, row)
         _remove(nic, row)
     elif op == RAISE_EVENT:
         event = event_at(n.command_src)
@@ -107,11 +112,18 @@ def _apply(nic):
 
 @engine_function
 def serve_command(nic):
-    """Take a posted command: 1 if one was carried out."""
+    """Take a posted command: 1 if one was carried out.
+
+    It waits, and with it all else, until no mover is at work: then nothing touches what it takes away, or ever will.
+    """
     n = nic_at(nic)
     posted = ld_acquire64(nic + NIC.command_seq)
     if posted == n.command_done:
         return 0
+    if n.mover_count != 0 and at_work(nic):
+        n.holding = 1
+        return 0
+    n.holding = 0
     _apply(nic)
     st_release64(nic + NIC.command_done, posted)
     return 1
@@ -128,7 +140,7 @@ def _serve_register(nic, register):
     value = be64(exchange64(register, 0))
     row = qp_row(nic, (value >> 8) & 0xFFFFFF)
     if qp_row_at(row).qpn != 0 and qp_row_at(row).qpn == (value >> 8) & 0xFFFFFF:
-        announce(nic, row, (value >> 32 + WQE_IDX_SHIFT) & PI_MASK)
+        announce(nic, row, announced(value))
     return 1
 
 
@@ -184,6 +196,8 @@ def serve_qp(nic, row):
 def _flush(nic, row):
     """Complete everything that is posted to a QP in ERR with a flush error."""
     q = qp_row_at(row)
+    if nic_at(nic).mover_count != 0 and not is_still(nic, row):
+        return 0
     done = flush_receives(nic, row)
     while q.sq_ci != q.sq_pi:
         flush_next(nic, row)
@@ -218,8 +232,11 @@ def step(nic):
     n = nic_at(nic)
     if n.virtual_time == 0:
         n.now = clock_ns()
-    done = serve_command(nic)
-    if _paused(nic):
+    done = 0
+    if n.mover_count != 0:
+        done = serve_movers(nic)
+    done += serve_command(nic)
+    if n.holding != 0 or _paused(nic):
         return done
     done += serve_registers(nic)
     if n.wire_count != 0:
@@ -236,4 +253,6 @@ def step(nic):
     if n.wire_count != 0:
         send_due(nic)
         flush_wires(nic)
+    if n.mover_count != 0:
+        start_movers(nic)
     return done

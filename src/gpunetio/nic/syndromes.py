@@ -36,6 +36,7 @@ class CommandSyndrome(IntEnum):
     UMEM_ALIGNMENT      = 0x5F0026
     UMEM_RIGHTS         = 0x5F0027
     RMP_STATE           = 0x5F0028
+    SCATTER_TO_CQE      = 0x5F0029
     PKEY_INDEX          = 0x5F0030
     PORT_NUMBER         = 0x5F0031
     MTU                 = 0x5F0032

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..device.views import struct_view
+from ..device.struct_view import struct_view
 from ..errors import NotFoundError
 from ..formats.layout import Entry
 from ..memory import HostMemory
@@ -19,10 +19,13 @@ from ..memory import HostMemory
 #
 # PSNs inside the engine count packets for ever in 64 bits; a packet carries the low 24 (IBTA 9.7.2). `una_psn` is the
 # oldest not yet acknowledged, `tx_psn` the next to send, `end_psn` the next that no WQE has been given yet. `high_psn`
-# is where `tx_psn` was before it went back, `gap_psn` - 1 where a missing response was last asked for again.
-# WQEs from `sq_ci` to `sq_next` are on their way, those to `sq_sent` have been started at least once: `flights` says
-# what became of them. The responder keeps the last READs and atomics in `resources` (IBTA 9.7.4.1.3).
-# `rx_wqe` is the receive that was taken from the QP's SRQ for the message that is coming in.
+# is where `tx_psn` was before it went back, `gap_psn` - 1 where a missing response was last asked for again. WQEs from
+# `sq_ci` to `sq_next` are on their way, those to `sq_sent` have been started at least once: `flights` says what became
+# of them. The responder keeps the last READs and atomics in `resources` (IBTA 9.7.4.1.3). `rx_wqe` is the receive that
+# was taken from the QP's SRQ for the message that is coming in. `mover`, if not 0, carries bytes for the QP up to its
+# position `fence` (movers.py); on a wire they belong to packets from `fence_psn` on, inside a NIC `landing` says that
+# they come to lie in host memory by the engine's hand. `rights` are the remote ones of `Access`, with EXTENDED_ATOMICS
+# where the atomic mode has those.
 QP_ROW = Entry("qp_row", 896, """
     qpn              0  i64
     state            8  i64
@@ -66,6 +69,7 @@ QP_ROW = Entry("qp_row", 896, """
     cookie         312  i64
     core_direct    320  i64
     watch          328  i64
+    cs_res         336  i64
     sq_ci          384  i64
     sq_next        392  i64
     sq_sent        400  i64
@@ -74,7 +78,7 @@ QP_ROW = Entry("qp_row", 896, """
     una_psn        424  i64
     tx_psn         432  i64
     end_psn        440  i64
-    timer_at       448  i64
+    mover          448  i64
     retry_at       456  i64
     retries        464  i64
     rnr_retries    472  i64
@@ -106,8 +110,14 @@ QP_ROW = Entry("qp_row", 896, """
     rx_wqe         800  i64
     rx_index       808  i64
     drained        816  i64
+    timer_at       824  i64
+    fence          832  i64
+    failures       840  i64
+    fence_psn      848  i64
+    landing        856  i64
 """)
 QP_SETUP_BYTES = QP_ROW.sq_ci  # the fields before belong to commands
+EXTENDED_ATOMICS = 1 << 8
 MAX_RD_ATOMIC = 16  # READs and atomics in flight in one direction of a QP
 
 # Of a QP that is served, in the engine's list of them: what a turn looks at (watch.py). `seen` is what its doorbell
@@ -120,6 +130,7 @@ WATCH = Entry("watch", 32, """
 """)
 
 # A started WQE, at its first block's slot: which packets it takes, for acknowledgements and for sending them again.
+# Inside a NIC, where its copies end (moving.py).
 FLIGHT = Entry("flight", 64, """
     first            0  i64
     packets          8  i64
@@ -128,10 +139,11 @@ FLIGHT = Entry("flight", 64, """
     ce              32  i64
     ds              40  i64
     blocks          48  i64
+    fence           56  i64
 """)
 
 # A READ or atomic that the responder has accepted. `todo` packets of the response remain to be sent, from `next`;
-# `answered` says that all have been sent at least once.
+# `answered` says that all have been sent at least once; `serial` is a number that no other of the QP has had.
 RESOURCE = Entry("resource", 128, """
     opcode           0  i64
     first            8  i64
@@ -142,6 +154,7 @@ RESOURCE = Entry("resource", 128, """
     next            48  i64
     todo            56  i64
     answered        64  i64
+    serial          72  i64
 """)
 
 # A shared receive queue, which the PRM calls a receive memory pool. WQEs are taken at `next`, or first from among the
@@ -295,8 +308,10 @@ ERROR_RECORD = Entry("error_record", 128, """
     syndrome      80  i64
 """)
 
-# What the engine is given: where everything is, and how it is spoken to. `payload` of a packet that refers to it, while
-# that packet is taken; `payload_bytes` is 0 for all others.
+# What the engine is given: where everything is, and how it is spoken to. `payload` of a packet that refers to it,
+# while that packet is taken; `payload_bytes` is 0 for all others. `touched` is the mover that has carried bytes of the
+# request at hand, `failures` those that it had before, `landed` whether some come to lie in host memory; `holding`,
+# that a command waits for the movers; `context`, the CUDA context of the engine's thread.
 NIC = Entry("nic", 640, """
     qps              0  i64
     qp_mask          8  i64
@@ -362,6 +377,14 @@ NIC = Entry("nic", 640, """
     ringing_count  536  i64
     link_down      544  i64
     served_first   552  i64
+    movers         560  i64
+    mover_count    568  i64
+    slots          576  i64
+    touched        584  i64
+    failures       592  i64
+    landed         600  i64
+    context        608  i64
+    holding        616  i64
 """)
 
 # Events on their way to whoever subscribed (PRM, event queues): a ring that the engine fills, and the descriptor that

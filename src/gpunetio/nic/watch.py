@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..device.compile import device_function, engine_function
-from ..device.ops import ld_relaxed32
+from ..device.ops import ld_relaxed64
 from ..formats.commands import QpState
 from .tables import WATCH, nic_at, qp_row_at, watch_at
 
@@ -26,7 +26,7 @@ def wake(row):
 def has_work(watch):
     """Whether the QP must be served."""
     w = watch_at(watch)
-    return w.awake != 0 or ld_relaxed32(w.doorbell) != w.seen
+    return w.awake != 0 or ld_relaxed64(w.doorbell) != w.seen
 
 
 @device_function

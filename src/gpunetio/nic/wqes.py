@@ -8,12 +8,14 @@ from ..enums import Access
 from ..formats.commands import ServiceType
 from ..formats.doorbell import PI_MASK, WQE_IDX_SHIFT
 from ..formats.wqe import (
-    ATOMIC_SEG, CTRL_SEG, DATA_SEG, INLINE_SEG, MAX_TRANSFER, RADDR_SEG, SEGMENT, WAIT_SEG, WQEBB_SHIFT, CtrlFlags,
-    WqeOpcode,
+    ATOMIC_SEG, CTRL_SEG, DATA_SEG, DS_MASK, EXTENDED_ATOMIC_4, EXTENDED_ATOMIC_8, INLINE_SEG, MASKED_CS32_SEG,
+    MASKED_CS64_SEG, MASKED_FA32_SEG, MASKED_FA64_SEG, MAX_TRANSFER, OPMOD_SHIFT, RADDR_SEG, SEGMENT, WAIT_SEG,
+    WQEBB_SHIFT, CtrlFlags, WqeOpcode,
 )  # fmt: skip
 from .completion import ce_of, fail_send
 from .message import MAX_SEGMENTS, MESSAGE, message_at
 from .mkey import translate
+from .movers import MOVER_SHIFT
 from .reasons import Reason
 from .responder import explain
 from .tables import CQ_ROW, cq_row_at, nic_at, qp_row_at
@@ -21,13 +23,16 @@ from .tables import CQ_ROW, cq_row_at, nic_at, qp_row_at
 _WRITE, _WRITE_IMM, _READ = int(WqeOpcode.RDMA_WRITE), int(WqeOpcode.RDMA_WRITE_IMM), int(WqeOpcode.RDMA_READ)
 _SEND, _SEND_IMM = int(WqeOpcode.SEND), int(WqeOpcode.SEND_IMM)
 _CS, _FA = int(WqeOpcode.ATOMIC_CS), int(WqeOpcode.ATOMIC_FA)
+_MASKED_CS, _MASKED_FA = int(WqeOpcode.ATOMIC_MASKED_CS), int(WqeOpcode.ATOMIC_MASKED_FA)
+_NOP, _WAIT, _DUMP = int(WqeOpcode.NOP), int(WqeOpcode.WAIT), int(WqeOpcode.DUMP)
 _STALE, _WRONG_QPN, _MALFORMED = int(Reason.WQE_STALE), int(Reason.WQE_QPN), int(Reason.WQE_MALFORMED)
 _LKEY_UNKNOWN, _LENGTH = int(Reason.LKEY_UNKNOWN), int(Reason.LENGTH)
 _OPCODE, _ATOMIC_LENGTH, _FLUSH = int(Reason.WQE_OPCODE), int(Reason.ATOMIC_LENGTH), int(Reason.FLUSH)
+_OPMOD, _ATOMIC_WIRE = int(Reason.WQE_OPMOD), int(Reason.ATOMIC_WIRE)
 _LOCAL_WRITE, _RC = int(Access.LOCAL_WRITE), int(ServiceType.RC)
 _SOLICITED = int(CtrlFlags.SOLICITED)
 _CQN_MASK, _INDEX_MASK = 0xFF_FFFF, 0xFFFF_FFFF
-_WAIT_DS = 2
+_LOCAL_DS = 2  # of a WAIT or DUMP
 
 STALE_POLLS = 20_000  # how often a WQE that is not there yet is read again: a fraction of a millisecond
 UNSUPPORTED = 64  # larger than any WQE's number of segments
@@ -67,7 +72,7 @@ def check_wqe(row, index):
         _await(wqe, index, q.qpn)
     word = be32(ld32(wqe))
     qpn_ds = be32(ld32(wqe + CTRL_SEG.qpn_ds))
-    ds = qpn_ds & 0x3F
+    ds = qpn_ds & DS_MASK
     if (word >> WQE_IDX_SHIFT) & PI_MASK != index & PI_MASK or qpn_ds == 0:
         return _STALE
     if qpn_ds >> 8 != q.qpn:
@@ -87,7 +92,7 @@ def explain_wqe(nic, row, index, reason):
     elif reason == _WRONG_QPN:
         explain(nic, 0, 0, 0, qpn_ds >> 8, 0)
     else:
-        explain(nic, 0, 0, 0, qpn_ds & 0x3F, 0)
+        explain(nic, 0, 0, 0, qpn_ds & DS_MASK, 0)
 
 
 @engine_function
@@ -115,6 +120,7 @@ def gather(nic, row, message, segment, end, right):
     out = message + _SEGMENTS
     total = 0
     count = 0
+    far = 0
     while segment < end:
         word = be32(ld32(segment + DATA_SEG.byte_count))
         nbytes = word & (INLINE_SEG - 1)
@@ -137,6 +143,7 @@ def gather(nic, row, message, segment, end, right):
             if address < 0:
                 return -address
         if nbytes > 0:
+            far |= address
             st64(out, address)
             st64(out + 8, nbytes)
             out += 16
@@ -145,19 +152,70 @@ def gather(nic, row, message, segment, end, right):
         segment += step
     m.nbytes = total
     m.nsegments = count
+    m.far = far >> MOVER_SHIFT
     return 0
 
 
 @device_function
-def header_segments(opcode):
+def is_masked(opcode):
+    """Whether the opcode is a masked atomic, which mlx5 calls extended."""
+    return opcode == _MASKED_CS or opcode == _MASKED_FA
+
+
+@device_function
+def is_atomic(opcode):
+    """Whether the opcode is an atomic."""
+    return opcode == _CS or opcode == _FA or is_masked(opcode)
+
+
+@device_function
+def header_segments(opcode, opmod):
     """16-byte segments before the data: ctrl, and raddr and atomic where the opcode has them."""
     if opcode == _WRITE or opcode == _READ or opcode == _WRITE_IMM:
         return 2
     if opcode == _SEND or opcode == _SEND_IMM:
         return 1
-    if opcode == _CS or opcode == _FA:
-        return 3
+    if is_atomic(opcode):
+        return 4 if opcode == _MASKED_CS and opmod == EXTENDED_ATOMIC_8 else 3
     return UNSUPPORTED
+
+
+@device_function
+def _read_operands(message, operands, opcode, opmod):
+    """Put an atomic's operands, whose segments begin at `operands`, into the message."""
+    m = message_at(message)
+    if opcode == _MASKED_FA and opmod == EXTENDED_ATOMIC_4:
+        m.swap_add = be32(ld32(operands + MASKED_FA32_SEG.add_data))
+        m.swap_mask = be32(ld32(operands + MASKED_FA32_SEG.field_boundary))
+    elif opcode == _MASKED_FA:
+        m.swap_add = be64(ld64(operands + MASKED_FA64_SEG.add_data))
+        m.swap_mask = be64(ld64(operands + MASKED_FA64_SEG.field_boundary))
+    elif opcode == _MASKED_CS and opmod == EXTENDED_ATOMIC_4:
+        m.swap_add = be32(ld32(operands + MASKED_CS32_SEG.swap_data))
+        m.compare = be32(ld32(operands + MASKED_CS32_SEG.compare_data))
+        m.swap_mask = be32(ld32(operands + MASKED_CS32_SEG.swap_mask))
+        m.compare_mask = be32(ld32(operands + MASKED_CS32_SEG.compare_mask))
+    elif opcode == _MASKED_CS:
+        m.swap_add = be64(ld64(operands + MASKED_CS64_SEG.swap))
+        m.compare = be64(ld64(operands + MASKED_CS64_SEG.compare))
+        m.swap_mask = be64(ld64(operands + SEGMENT + MASKED_CS64_SEG.swap))
+        m.compare_mask = be64(ld64(operands + SEGMENT + MASKED_CS64_SEG.compare))
+    else:
+        m.swap_add = be64(ld64(operands + ATOMIC_SEG.swap_add))
+        m.compare = be64(ld64(operands + ATOMIC_SEG.compare))
+
+
+@device_function
+def _check_masked(nic, row, opmod):
+    """0, or the reason why a masked atomic of this opmod cannot go to the QP's peer."""
+    q = qp_row_at(row)
+    if opmod != EXTENDED_ATOMIC_4 and opmod != EXTENDED_ATOMIC_8:
+        explain(nic, 0, 0, 0, opmod, 0)
+        return _OPMOD
+    if q.wire != 0:
+        explain(nic, 0, 0, 0, q.remote_qpn, 0)
+        return _ATOMIC_WIRE
+    return 0
 
 
 @engine_function
@@ -165,10 +223,16 @@ def build(nic, row, message, wqe, opcode, ds, index):
     """Turn a checked control segment's WQE into a message: 0, or a reason."""
     q = qp_row_at(row)
     m = message_at(message)
-    headers = header_segments(opcode)
-    if headers == UNSUPPORTED or (q.service != _RC and (opcode == _READ or headers == 3)):
+    opmod = be32(ld32(wqe)) >> OPMOD_SHIFT
+    headers = header_segments(opcode, opmod)
+    atomic = is_atomic(opcode)
+    if headers == UNSUPPORTED or (q.service != _RC and (opcode == _READ or atomic)):
         explain(nic, 0, 0, 0, 0, 0)
         return _OPCODE
+    if is_masked(opcode):
+        reason = _check_masked(nic, row, opmod)
+        if reason != 0:
+            return reason
     if ds < headers or ds - headers > MAX_SEGMENTS:
         explain(nic, 0, 0, 0, ds, 0)
         return _MALFORMED
@@ -181,24 +245,38 @@ def build(nic, row, message, wqe, opcode, ds, index):
         m.rkey = be32(ld32(wqe + SEGMENT + RADDR_SEG.rkey))
     m.imm = be32(ld32(wqe + CTRL_SEG.imm))
     m.solicited = ld8(wqe + CTRL_SEG.fm_ce_se) & _SOLICITED
-    right = 0
-    if opcode == _READ:
-        right = _LOCAL_WRITE
-    if headers == 3:
-        right = _LOCAL_WRITE
-        m.swap_add = be64(ld64(wqe + 2 * SEGMENT + ATOMIC_SEG.swap_add))
-        m.compare = be64(ld64(wqe + 2 * SEGMENT + ATOMIC_SEG.compare))
+    if atomic:
+        _read_operands(message, wqe + 2 * SEGMENT, opcode, opmod)
+    right = _LOCAL_WRITE if atomic or opcode == _READ else 0
     reason = gather(nic, row, message, wqe + headers * SEGMENT, wqe + ds * SEGMENT, right)
+    word = 4 if is_masked(opcode) and opmod == EXTENDED_ATOMIC_4 else 8
     if reason == _MALFORMED:
         explain(nic, 0, 0, 0, ds, 0)
-    elif reason == 0 and headers == 3 and m.nbytes != 8:
-        explain(nic, 0, 0, m.nbytes, 0, 0)
+    elif reason == 0 and atomic and m.nbytes != word:
+        explain(nic, 0, 0, m.nbytes, word, 0)
         return _ATOMIC_LENGTH
     return reason
 
 
+# --- WQEs that no peer hears of ------------------------------------------------------------------------------------
+
+
+@device_function
+def is_local(opcode):
+    """Whether a WQE concerns this NIC only."""
+    return opcode == _NOP or opcode == _WAIT or opcode == _DUMP
+
+
 @engine_function
-def wait_over(nic, row, wqe, ds):
+def execute_local(nic, row, wqe, opcode, ds):
+    """Carry out such a WQE: 1, 0 if it has to wait, or minus a reason."""
+    if opcode == _NOP:
+        return 1
+    return _wait(nic, row, wqe, ds) if opcode == _WAIT else _dump(nic, row, wqe, ds)
+
+
+@engine_function
+def _wait(nic, row, wqe, ds):
     """Whether a WAIT's CQ has the CQE that it names: 1, 0 for not yet, or minus a reason (PRM, core-direct)."""
     n = nic_at(nic)
     cqn = be32(ld32(wqe + SEGMENT + WAIT_SEG.qpn_cqn)) & _CQN_MASK
@@ -206,11 +284,25 @@ def wait_over(nic, row, wqe, ds):
     if qp_row_at(row).core_direct == 0 or cqn == 0 or cq_row_at(cq).cqn != cqn:
         explain(nic, 0, 0, 0, cqn, 0)
         return -_OPCODE
-    if ds != _WAIT_DS:
+    if ds != _LOCAL_DS:
         explain(nic, 0, 0, 0, ds, 0)
         return -_MALFORMED
     ahead = cq_row_at(cq).pi - be32(ld32(wqe + SEGMENT + WAIT_SEG.max_index))
     return 1 if 0 < (ahead & _INDEX_MASK) <= _INDEX_MASK >> 1 else 0
+
+
+@engine_function
+def _dump(nic, row, wqe, ds):
+    """A DUMP reads memory of this side: 1, or minus a reason. Its key is checked, and the bytes go nowhere.
+
+    It is posted for its place in the queue: it completes behind the READs before it, whose bytes are in memory then.
+    """
+    reason = _MALFORMED
+    if ds == _LOCAL_DS and be32(ld32(wqe + SEGMENT + DATA_SEG.byte_count)) & INLINE_SEG == 0:
+        reason = gather(nic, row, nic_at(nic).message, wqe + SEGMENT, wqe + ds * SEGMENT, 0)
+    if reason == _MALFORMED:
+        explain(nic, 0, 0, 0, ds, 0)
+    return 1 if reason == 0 else -reason
 
 
 @engine_function
@@ -232,7 +324,7 @@ def flush_next(nic, row):
     q = qp_row_at(row)
     index = q.sq_ci
     wqe = wqe_slot(row, index)
-    ds = be32(ld32(wqe + CTRL_SEG.qpn_ds)) & 0x3F
+    ds = be32(ld32(wqe + CTRL_SEG.qpn_ds)) & DS_MASK
     explain(nic, 0, 0, 0, 0, 0)
     fail_send(nic, row, index, be32(ld_acquire32(wqe)) & 0xFF, ce_of(wqe), _FLUSH)
     # A WQE that is not what it should be counts as one block, so that the flush always ends.

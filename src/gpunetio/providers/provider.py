@@ -121,7 +121,8 @@ class Provider(Protocol):
     def reg_mr(self, pdn: int, address: int, nbytes: int, iova: int, access: Access, cuda: bool) -> MrKeys:
         """Register [address, address + nbytes) under the addresses [iova, iova + nbytes) (`ibv_reg_mr_iova2`).
 
-        `cuda` says that CUDA named the range, which may then be GPU memory.
+        `cuda` says that CUDA named the range, which may then be GPU memory; NotSupportedError if the device cannot
+        reach that.
         """
         ...
 
@@ -187,11 +188,18 @@ class Provider(Protocol):
         ...
 
     def doorbell_register(self, uar: UarPage, qpn: int) -> int:
-        """Address of the 8-byte register that a kernel rings for `qpn`: the UAR's own on a card."""
+        """Address of the register for `qpn`: the UAR's own on a card.
+
+        A kernel rings it with 8 bytes, or writes a WQE to it (BlueFlame): 64 bytes, a cache line, are the register's.
+        """
         ...
 
     def doorbell_rung(self) -> None:
         """A CPU has rung a doorbell. A card sees that by itself."""
+        ...
+
+    def explain(self, qpn: int, vendor_syndrome: int | None) -> str | None:
+        """In words, what the device refused last on a queue pair, or what this vendor syndrome was for; else None."""
         ...
 
     def close(self) -> None:

@@ -285,6 +285,13 @@ class SoftProvider:
         """See `Provider`: an engine that sleeps does not see it."""
         self.nic.engine.doorbell_rung()
 
+    def explain(self, qpn: int, vendor_syndrome: int | None) -> str | None:
+        """See `Provider`."""
+        for report in reversed(self.nic.reports):
+            if report.qpn == qpn and report.reason == (report.reason if vendor_syndrome is None else vendor_syndrome):
+                return report.message
+        return None
+
     def close(self) -> None:
         """See `Provider`. The last close of a NIC stops its engine."""
         if not self._open or self._pid != os.getpid():

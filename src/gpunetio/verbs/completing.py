@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ..enums import WcFlags, WcOpcode, WcStatus
-from ..formats.cqe import OPCODE_SHIFT, CqeOpcode, Syndrome
+from ..formats.cqe import FORMAT_MASK, OPCODE_SHIFT, CqeOpcode, Syndrome
 from .work import Completion
 
 if TYPE_CHECKING:
@@ -36,9 +36,9 @@ _RECEIVED = {int(CqeOpcode.RESP_WR_IMM): WcOpcode.RECV_RDMA_WITH_IMM}
 _SUCCESS, _RECV = WcStatus.SUCCESS, WcOpcode.RECV
 
 
-# Of CQE64 and ERR_CQE64: imm, byte_cnt, vendor_err_synd, syndrome, WQE opcode and QPN, wqe_counter, op_own. The
-# syndromes mean something in an error CQE only.
-_CQE = struct.Struct(">36xI4xI6xBBIHxB")
+# Of CQE64 and ERR_CQE64: the place of a payload, imm, byte_cnt, vendor_err_synd, syndrome, WQE opcode and QPN,
+# wqe_counter, op_own. The syndromes mean something in an error CQE only, the payload where the format says so.
+_CQE = struct.Struct(">32s4xI4xI6xBBIHxB")
 
 
 def completions(cqes: bytes, queues: Mapping[int, Posting]) -> list[Completion]:
@@ -47,7 +47,7 @@ def completions(cqes: bytes, queues: Mapping[int, Posting]) -> list[Completion]:
     CQEs of others are passed over. One loop that calls little, as it bounds the rate of messages.
     """
     found = []
-    for imm, nbytes, vendor, syndrome, opcode_qpn, counter, op_own in _CQE.iter_unpack(cqes):
+    for payload, imm, nbytes, vendor, syndrome, opcode_qpn, counter, op_own in _CQE.iter_unpack(cqes):
         qpn, kind = opcode_qpn & QPN_MASK, op_own >> OPCODE_SHIFT
         posting = queues.get(qpn)
         if posting is None:
@@ -56,8 +56,9 @@ def completions(cqes: bytes, queues: Mapping[int, Posting]) -> list[Completion]:
             wr_id, opcode, reads = posting.send.complete(counter)
             done = Completion(wr_id, _SUCCESS, opcode, nbytes if reads else 0, None, qpn)
         else:
+            status = posting.deliver(counter, payload[:nbytes]) if op_own & FORMAT_MASK else _SUCCESS
             wr_id = posting.complete_receive(counter)
-            done = Completion(wr_id, _SUCCESS, _RECEIVED.get(kind, _RECV), nbytes, None, qpn)
+            done = Completion(wr_id, status, _RECEIVED.get(kind, _RECV), nbytes, None, qpn)
             if kind in _WITH_IMM:
                 done.imm, done.flags = imm, WcFlags.WITH_IMM
         if kind in _FAILED:

@@ -33,6 +33,7 @@ class DeviceAttributes(DeviceAttr):
     max_wqe_sz_rq: int
     rts2rts_qp_dscp: bool
     send_dbr_mode_no_dbr_ext: bool
+    is_cqe_inline_supported: bool
     roce_version: int
     min_udp_sport: int
     max_udp_sport: int
@@ -61,6 +62,7 @@ def query_device(provider: Provider) -> DeviceAttributes:
         max_wqe_sz_rq=general["max_wqe_sz_rq"],
         rts2rts_qp_dscp=bool(general["rts2rts_qp_dscp"]),
         send_dbr_mode_no_dbr_ext=bool(more.get("send_dbr_mode_no_dbr_ext", 0)),
+        is_cqe_inline_supported=bool(general["sctr_data_cqe"]),
         roce_version=roce["roce_version"],
         min_udp_sport=roce["r_roce_min_src_udp_port"],
         max_udp_sport=roce["r_roce_max_src_udp_port"],

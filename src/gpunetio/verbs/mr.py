@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ..enums import Access
 from ..errors import InvalidValueError
-from ..memory import Region
+from ..memory import Region, is_accessible
 from .arguments import flags, whole
 from .handle import Handle, command
 
@@ -17,6 +18,13 @@ if TYPE_CHECKING:
 
 _WRITING = Access.LOCAL_WRITE | Access.REMOTE_WRITE | Access.REMOTE_ATOMIC
 _NEED_LOCAL_WRITE = Access.REMOTE_WRITE | Access.REMOTE_ATOMIC
+
+_regions: dict[tuple[str, int], MR] = {}  # of this process, by device and lkey
+
+
+def region_of(device: str, lkey: int) -> MR | None:
+    """The region with this key, if this process has registered it."""
+    return _regions.get((device, lkey))
 
 
 @dataclass(frozen=True)
@@ -64,7 +72,22 @@ class MR(Handle):
                     keys = provider.reg_mr(pd.pdn, self.address, self.nbytes, self.iova, access, region.cuda)
             undo.callback(provider.dereg_mr, keys.handle)
             self.lkey, self.rkey = keys.lkey, keys.rkey
+            self._dmabuf = isinstance(obj, Dmabuf)
+            undo.callback(_regions.pop, (pd.ctx.name, self.lkey), None)
+            _regions[pd.ctx.name, self.lkey] = self
             self._opened(f"MR {self.lkey:#x} of {pd.ctx.name}", undo)
+
+    @cached_property
+    def _of_the_cpu(self) -> bool:
+        """Whether `address` is one that this process may write to."""
+        cuda = self._region is not None and self._region.cuda
+        return not self._dmabuf and (not cuda or is_accessible(self.address, self.nbytes, True))
+
+    def writable_at(self, address: int, nbytes: int, pdn: int) -> int | None:
+        """Where `nbytes` are that the key sees at `address`; None unless a queue of that PD may write there, and we."""
+        inside = self.iova <= address and address + nbytes <= self.iova + self.nbytes
+        allowed = self.pd.pdn == pdn and Access.LOCAL_WRITE in self.access
+        return self.address + address - self.iova if inside and allowed and self._of_the_cpu else None
 
 
 def check_access(region: Region, access: Access) -> Access:

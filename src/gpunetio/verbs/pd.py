@@ -41,8 +41,9 @@ class PD(Handle):
     def register(self, obj: Any, access: Access | None = None, *, iova: int | None = None) -> MR:
         """Let the device reach the memory of `obj` (`ibv_reg_mr_iova2`).
 
-        `obj` is a buffer, or has `__cuda_array_interface__` or DLPack. All rights by default; only reading when `obj`
-        is read-only. Keys count addresses from `iova`: by default the memory's own, 0 for offsets from its start.
+        `obj` is a buffer, or has `__cuda_array_interface__` or DLPack: memory of the host or of a GPU, which is not
+        copied, and stays alive as long as the region. All rights by default; only reading when `obj` is read-only.
+        Keys count addresses from `iova`: by default the memory's own, 0 for offsets from its start.
         """
         return MR(self, obj, access, iova)
 
@@ -98,6 +99,7 @@ class PD(Handle):
         core_direct_master: bool = False,
         send_dbr_mode: QpSendDbrMode = QpSendDbrMode.DBR_VALID,
         emulate_no_dbr_ext: bool = False,
+        cqe_inline: bool = False,
         dpa: Dpa | None = None,
         send_dpa_completion: DpaCompletion | None = None,
         receive_dpa_completion: DpaCompletion | None = None,
@@ -125,6 +127,7 @@ class PD(Handle):
                 core_direct_master=core_direct_master,
                 send_dbr_mode=send_dbr_mode,
                 emulate_no_dbr_ext=emulate_no_dbr_ext,
+                cqe_inline=cqe_inline,
                 dpa=dpa,
                 send_dpa_completion=send_dpa_completion,
                 receive_dpa_completion=receive_dpa_completion,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..enums import QpState, QpType, SendFlags, WcOpcode, WrOpcode
+from ..enums import QpState, QpType, SendFlags, WcOpcode, WcStatus, WrOpcode
 from ..errors import BadStateError, DocaError, FullError, InvalidValueError
 from ..formats.doorbell import PI_MASK, QP_DBREC
 from ..formats.wqe import (
@@ -32,6 +32,7 @@ from ..formats.wqe import (
 )  # fmt: skip
 from .arguments import instance
 from .doorbell import ring_receive, ring_send
+from .scatter import scatter
 from .work import BadWrError, RecvWr, SendWr, Sge
 
 if TYPE_CHECKING:
@@ -306,6 +307,10 @@ class ReceiveQueue(_Queue):
     def _ring_doorbell(self) -> None:
         ring_receive(self._qp.dbr_address + QP_DBREC.rcv, self.producer & PI_MASK)
 
+    def segments(self, counter: int) -> bytes:
+        """The data segments of the oldest receive."""
+        return self._ring[self.consumer & self._mask].tobytes()
+
     def complete(self, counter: int) -> int:
         """The oldest receive has completed: its wr_id. They complete in order."""
         wr_id = self._posted[self.consumer & self._mask]
@@ -329,8 +334,13 @@ class Posting:
         sends, receives = self._rings
         self.send = SendQueue(self._qp, sends.reshape(-1, WQEBB))
         self.receive = ReceiveQueue(self._qp, receives.reshape(-1, self._qp.rq_stride or SEGMENT))
-        srq = self._qp.init_attr.srq
-        self.complete_receive = srq.complete if srq else self.receive.complete
+        receives = self._qp.init_attr.srq or self.receive
+        self._segments, self.complete_receive = receives.segments, receives.complete
+        self._receiving_pd = (self._qp.init_attr.srq or self._qp).pd
+
+    def deliver(self, counter: int, payload: bytes) -> WcStatus:
+        """Put what a completion carries into the buffers of its receive, which is not complete before."""
+        return scatter(self._segments(counter), payload, self._qp.ctx.name, self._receiving_pd.pdn)
 
     @property
     def used(self) -> bool:

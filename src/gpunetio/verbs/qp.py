@@ -18,6 +18,7 @@ from ..formats.commands import (
     QUERY_QP_OUT,
     Opcode,
     RqType,
+    ScatterToCqe,
     ServiceType,
 )
 from ..formats.doorbell import QP_DBREC
@@ -390,6 +391,7 @@ def _context(pd: PD, attr: QpInitAttr, sizes: QueueSizes, ring: Ring, uar: UAR) 
         "uar_page": uar.page_id,
         "send_dbr_mode": attr.send_dbr_mode,
         "cd_master": attr.core_direct_master,
+        "cs_res": ScatterToCqe.DATA_32 if attr.cqe_inline else ScatterToCqe.NONE,
         "dbr_umem_valid": 1,
         "dbr_umem_id": ring.dbr_umem_id,
         "dbr_addr": ring.dbr_offset,

@@ -24,7 +24,7 @@ _MAX_SQ_BYTES = 0x7FFF_FFFF
 _MIN_RQ_BYTES = 64
 _USER_INDEX_BITS = 24
 _SIZES = ("sq_wr", "rq_wr", "send_max_sges", "receive_max_sges", "max_inline_data", "user_index")
-_SWITCHES = ("sq_sig_all", "external_datapath", "core_direct_master", "emulate_no_dbr_ext")
+_SWITCHES = ("sq_sig_all", "external_datapath", "core_direct_master", "emulate_no_dbr_ext", "cqe_inline")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +47,8 @@ class QpInitAttr:
     `core_direct_master`      the queue may hold WAIT requests
     `send_dbr_mode`           NO_DBR_EXT: the device needs no doorbell record for sends
     `emulate_no_dbr_ext`      kernels leave the record alone, and a CPU thread keeps it
+    `cqe_inline`              SENDs of up to 32 bytes come in their completions (`…_set_cqe_inline`): a kernel reads
+                              them there, and `CQ.poll` copies them to where the receive says
     `dpa`                     kernels of this DPA post and poll (`…_set_dpa`); ring, record and page are made in it,
                               unless `external_umem`, `external_dbr_umem` and `external_uar` are given, all three
     `send_dpa_completion`     instead of the CQ of that name (`…_set_send_dpa_completion`); with the three external
@@ -72,6 +74,7 @@ class QpInitAttr:
     core_direct_master: bool = False
     send_dbr_mode: QpSendDbrMode = QpSendDbrMode.DBR_VALID
     emulate_no_dbr_ext: bool = False
+    cqe_inline: bool = False
     dpa: Dpa | None = None
     send_dpa_completion: DpaCompletion | None = None
     receive_dpa_completion: DpaCompletion | None = None
@@ -110,6 +113,12 @@ class QpInitAttr:
                 raise NotSupportedError(
                     "send_dbr_mode NO_DBR_EXT: the device needs doorbell records; use DBR_VALID or emulate_no_dbr_ext"
                 )
+        if self.cqe_inline and not device.is_cqe_inline_supported:
+            raise NotSupportedError("cqe_inline: the device puts no payload into completions; leave it out")
+        if self.cqe_inline and self.srq and self.srq.external_datapath and not self.external_datapath:
+            raise InvalidValueError(
+                f"cqe_inline with {self.srq}, whose receives are not posted here: set external_datapath here, too"
+            )
         if self.sq_wr and self.send_cq is None:
             raise InvalidValueError(f"sq_wr = {self.sq_wr} without send_cq: sends need a completion queue")
         if (self.rq_wr or self.srq) and self.receive_cq is None:

@@ -141,6 +141,15 @@ class SRQ(Handle):
             raise BadStateError(f"{self} has an external data path: its ring is yours to fill")
         self._list.post(requests)
 
+    @property
+    def external_datapath(self) -> bool:
+        """Whether somebody else fills the ring."""
+        return self._list is None
+
+    def segments(self, index: int) -> bytes:
+        """The data segments of the receive in this WQE."""
+        return self._list.segments(index) if self._list else b""
+
     def complete(self, index: int) -> int:
         """The receive in this WQE has completed: its wr_id. The WQE is free again."""
         return self._list.complete(index) if self._list else 0
@@ -216,6 +225,10 @@ class FreeList:
         self._wr_ids[index] = request.wr_id
         self._head = self._next[index]
         self._posted += 1
+
+    def segments(self, index: int) -> bytes:
+        """The data segments of a WQE."""
+        return self._wqes[index, SEGMENT:].tobytes()
 
     def complete(self, index: int) -> int:
         """Put a WQE behind the end of the chain: its wr_id."""

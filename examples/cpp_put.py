@@ -1,0 +1,41 @@
+"""A shared object that nvcc has built from cpp_put.cu, whose kernel puts through a queue pair of gpunetio.
+
+cpp_put.cu has the command lines. Then, on a machine with a GPU: `python cpp_put.py ./cpp_put.so`.
+"""
+
+import ctypes
+import sys
+
+import numpy as np
+
+import gpunetio as gn
+from gpunetio.device.library import foreign_kernels
+
+BLOCKS, THREADS, NBYTES = 2, 64, 256
+
+
+def main(path: str) -> None:
+    run_put_pieces = ctypes.CDLL(path).run_put_pieces
+    run_put_pieces.argtypes = [ctypes.c_int] * 2 + [ctypes.c_longlong] * 7
+    with gn.Gpu(0) as gpu, gn.open("soft0") as nic:
+        pd = nic.create_pd()
+        near, far = gpu.create_qp(pd), gpu.create_qp(pd)
+        near.connect(far)
+        source = gpu.alloc(BLOCKS * THREADS * NBYTES, gn.MemType.CPU_GPU)
+        target = gpu.alloc(BLOCKS * THREADS * NBYTES, gn.MemType.CPU_GPU)
+        status = gpu.alloc(BLOCKS * THREADS * 8, gn.MemType.CPU_GPU)
+        source.array[:] = np.arange(source.nbytes) % 251
+        status.array[:] = 0xFF
+        from_mr, to_mr = pd.register(source), pd.register(target)
+        with foreign_kernels():
+            error = run_put_pieces(
+                BLOCKS, THREADS, near.device_address, to_mr.address, to_mr.rkey, from_mr.address, from_mr.lkey, NBYTES,
+                status.device_address,
+            )  # fmt: skip
+        failed = np.count_nonzero(status.array.view(np.int64))
+        right = np.count_nonzero(target.array == source.array)
+        print(f"CUDA error {error}, {failed} failed puts, {right} of {target.nbytes} bytes arrived")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

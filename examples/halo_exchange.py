@@ -1,0 +1,155 @@
+"""Heat that spreads over a plate, of which two processes have one half each; their kernels exchange the edges.
+
+    python examples/halo_exchange.py                      the upper half, which waits for the lower one
+    python examples/halo_exchange.py --peer 127.0.0.1     the lower half
+
+Each half has a row more than it computes, its halo: the edge of the other half. In each step a kernel puts its edge
+into the other's halo and adds 1 to the other's flag, computes what needs no halo, waits for its own flag, and computes
+its edge. Nothing but the kernels talks meanwhile. The result is compared with NumPy's, of the whole plate.
+"""
+
+import argparse
+import sys
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+
+import gpunetio as gn
+from gpunetio import device as dev
+from gpunetio.bench.agreement import swap_ends
+from gpunetio.device.status import NAMES
+from gpunetio.samples.meeting import EndOptions, compare, meet, meet_in
+
+RATE = 0.2  # of the spreading, at most 0.25
+SECONDS = 30.0  # that a wait lasts at most
+PLACES = {"auto": "auto", "cpu": "host", "cuda": 0}
+
+
+@gn.device_function
+def spread(old, new, row):
+    """One step of one row."""
+    for x in range(1, old.shape[1] - 1):
+        around = old[row - 1, x] + old[row + 1, x] + old[row, x - 1] + old[row, x + 1]
+        new[row, x] = old[row, x] + RATE * (around - 4.0 * old[row, x])
+
+
+@gn.kernel
+def diffuse(heat, edge, steps, qp, raddr, rkey, laddr, lkey, flag_raddr, words):
+    """`heat` is two planes, which take turns; `words` are the flag, the old value of the peer's, and the status."""
+    me, threads, rows = dev.thread_idx(), dev.block_dim(), heat.shape[1] - 2
+    row_bytes = 8 * heat.shape[2]
+    plane_bytes = row_bytes * heat.shape[1]
+    status = dev.OK
+    ticket = dev.OK
+    for step in range(steps):
+        old, new = heat[step % 2], heat[(step + 1) % 2]
+        if me == 0:
+            at = step % 2 * plane_bytes
+            ticket = dev.put_signal(
+                qp, raddr + at, rkey, laddr + at, lkey, row_bytes, flag_raddr, rkey, words + 8, lkey, 1, dev.EXCLUSIVE
+            )
+        for row in range(1 + me, rows + 1, threads):
+            if row != edge:
+                spread(old, new, row)
+        if me == 0:
+            status = dev.wait(qp, ticket, dev.EXCLUSIVE)  # the NIC has read the edge: it may change
+            if status == dev.OK:
+                status = dev.wait_word(qp, words, step + 1)
+        status = dev.block_broadcast(status, 0)
+        if status != dev.OK:
+            break
+        if me == 0:
+            spread(old, new, edge)
+        dev.block_sync()
+    if me == 0:
+        dev.st64(words + 16, status)
+
+
+def whole_plate(rows: int, columns: int) -> np.ndarray:
+    """The heat at the beginning. The outermost cells keep it."""
+    return np.random.default_rng(7).random((2 * rows + 2, columns))
+
+
+def by_numpy(heat: np.ndarray, steps: int) -> np.ndarray:
+    """The heat of the whole plate after so many steps."""
+    heat = heat.copy()
+    for _ in range(steps):
+        around = heat[:-2, 1:-1] + heat[2:, 1:-1] + heat[1:-1, :-2] + heat[1:-1, 2:]
+        heat[1:-1, 1:-1] += RATE * (around - 4.0 * heat[1:-1, 1:-1])
+    return heat
+
+
+def as_array(memory: gn.GpuMemory, shape: tuple[int, ...]) -> Any:
+    """Memory as kernels index it, with no copy: a NumPy array on the host, one of Numba's on a GPU."""
+    if not memory.is_cuda:
+        return memory.array.view(np.float64)[: np.prod(shape)].reshape(shape)
+    from numba import cuda
+
+    return cuda.as_cuda_array(memory).view(np.float64)[: np.prod(shape)].reshape(shape)
+
+
+def run(options: argparse.Namespace) -> None:
+    upper, rows, columns = options.peer is None, options.rows, options.columns
+    plate = whole_plate(rows, columns)
+    mine = slice(0, rows + 2) if upper else slice(rows, None)
+    edge, peer_halo = (rows, 0) if upper else (1, rows + 1)  # the row to put, and where the peer wants it
+    shape = (2, rows + 2, columns)
+    plane_bytes, row_bytes = 8 * shape[1] * shape[2], 8 * shape[2]
+
+    ends = EndOptions(server=options.peer, tcp_port=options.port)
+    with gn.open() as nic, gn.Gpu(PLACES[options.target]) as gpu, closing(meet(nic, ends, print)) as link:
+        compare(link, "halo_exchange", {"rows": rows, "columns": columns, "steps": options.steps})
+        pd = nic.create_pd()
+        qp = gpu.create_qp(pd, timeout=SECONDS)
+        memory = gpu.alloc(2 * plane_bytes + 24, gn.MemType.CPU_GPU)  # two planes and three words
+        memory.array[: 2 * plane_bytes] = np.stack([plate[mine]] * 2).view(np.uint8).reshape(-1)
+        mr = pd.register(memory)
+        far = swap_ends(link, [qp.qp.endpoint()], mr.address, mr.rkey, mr.nbytes, mr.nbytes)
+        qp.connect(far.endpoints[0])
+
+        # An edge goes from its row here to the halo there; `peer_halo` rows into the peer's plane.
+        heat, words, flag_raddr = as_array(memory, shape), mr.address + 2 * plane_bytes, far.address + 2 * plane_bytes
+        raddr, laddr = far.address + peer_halo * row_bytes, mr.address + edge * row_bytes
+
+        def launch(steps: int) -> None:
+            where = (qp, raddr, far.rkey, laddr, mr.lkey, flag_raddr, words)
+            done = diffuse[1, options.threads, gpu](heat, edge, steps, *where)
+            if not done.wait(timeout=4 * SECONDS):
+                sys.exit("the kernel did not end")
+
+        launch(0)  # compiles, so that neither half waits for the other's compiler
+        meet_in(link, "ready", seconds=4 * SECONDS)
+        print("both halves begin")
+        launch(options.steps)
+        status = int(memory.array[-8:].view(np.int64)[0])
+        if status != dev.OK:
+            sys.exit(f"the kernel ended with {NAMES[status]}: {qp.last_error()}")
+        meet_in(link, "done", seconds=4 * SECONDS)  # before the queue goes away, on which the peer may wait
+
+        found = memory.array[: 2 * plane_bytes].view(np.float64).reshape(shape)[options.steps % 2]
+        inner = slice(1, -1)
+        error = np.abs(found - by_numpy(plate, options.steps)[mine])[inner, inner].max()
+        if error > 1e-12:
+            sys.exit(f"the result is wrong: it differs from NumPy's by {error:g}")
+        half = "upper" if upper else "lower"
+        print(f"{half} half: {options.steps} steps of {rows} × {columns} cells on {gpu.name}, as NumPy has them")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Heat on a plate, of which two processes have one half each.")
+    parser.add_argument("--peer", help="address that the upper half says it waits on; without it, this is that half")
+    parser.add_argument("--port", type=int, default=18520, help="TCP port of the meeting (default %(default)s)")
+    parser.add_argument("--target", choices=PLACES, default="auto", help="where kernels run")
+    parser.add_argument("--threads", type=int, default=2, help="of the kernel, in one block (default %(default)s)")
+    parser.add_argument("--rows", type=int, default=64, help="that each half computes (default %(default)s)")
+    parser.add_argument("--columns", type=int, default=64, help="of the plate (default %(default)s)")
+    parser.add_argument("--steps", type=int, default=200, help="(default %(default)s)")
+    try:
+        run(parser.parse_args())
+    except gn.DocaError as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()

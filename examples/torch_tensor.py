@@ -1,0 +1,111 @@
+"""A kernel sends a tensor of PyTorch into a tensor of another process, with no copy in between.
+
+The NIC reads and writes the tensors where PyTorch has them: CUDA tensors where there is a GPU, otherwise CPU tensors.
+Needs PyTorch.
+"""
+
+import multiprocessing as mp
+import sys
+from multiprocessing.connection import Connection
+
+import torch
+
+import gpunetio as gn
+from gpunetio import device as dev
+from gpunetio.device.status import NAMES
+
+THREADS, NUMBERS = 4, 1 << 20
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+SECONDS = 120.0  # for the other process, which may have to compile first
+
+
+@gn.kernel
+def send(qp, raddr, rkey, laddr, lkey, nbytes, flag_raddr, flag_rkey, words, words_lkey):
+    """Each thread puts a piece and adds 1 to the flag; what the flag was lands at `words`, the status behind it."""
+    me = dev.thread_idx()
+    at = me * nbytes
+    mine = words + 16 * me
+    ticket = dev.put_signal(qp, raddr + at, rkey, laddr + at, lkey, nbytes, flag_raddr, flag_rkey, mine, words_lkey, 1)
+    dev.st64(mine + 8, dev.wait(qp, ticket))
+
+
+@gn.kernel
+def receive(flag, pieces, status, timeout_ns):
+    """Wait until all pieces have come."""
+    deadline = dev.clock_ns() + timeout_ns
+    while dev.ld_acquire64(flag) < pieces and dev.clock_ns() < deadline:
+        dev.yield_thread()
+    dev.st64(status, dev.OK if dev.ld_acquire64(flag) == pieces else dev.ETIMEDOUT)
+
+
+def roots() -> torch.Tensor:
+    """What is sent."""
+    return torch.arange(NUMBERS, dtype=torch.float64, device=DEVICE).sqrt()
+
+
+def hear(pipe: Connection):
+    """What the other process says, in time."""
+    try:
+        if pipe.poll(SECONDS):
+            return pipe.recv()
+        sys.exit(f"the other process has said nothing for {SECONDS:g} s")
+    except EOFError:
+        sys.exit("the other process has ended")
+
+
+def check(launch, words) -> None:
+    """The kernel has ended, and every second of its words, a status, is OK."""
+    if not launch.wait(timeout=2 * SECONDS):
+        sys.exit("the kernel did not end")
+    for status in words.array.view("i8")[1::2]:
+        if status != dev.OK:
+            sys.exit(f"the kernel ended with {NAMES[int(status)]}")
+
+
+def receiver(pipe: Connection) -> None:
+    """Own an empty tensor, and tell the sender where."""
+    with gn.open() as nic, gn.Gpu() as gpu:
+        pd, words = nic.create_pd(), gpu.alloc(16, gn.MemType.CPU_GPU)  # the flag, and the kernel's status
+        qp = gpu.create_qp(pd)
+        tensor = torch.zeros(NUMBERS, dtype=torch.float64, device=DEVICE)
+        room, flag = pd.register(tensor), pd.register(words)
+        pipe.send((qp.qp.endpoint(), (room.address, room.rkey), (flag.address, flag.rkey)))
+        qp.connect(hear(pipe))
+        pipe.send("ready")
+        check(receive[1, 1, gpu](words, THREADS, words.device_address + 8, int(SECONDS * 1e9)), words)
+        if not torch.equal(tensor, roots()):
+            sys.exit("what has come is not what was sent")
+        print(f"{NUMBERS} numbers have come into a {tensor.device.type} tensor")
+        hear(pipe)  # before the queue goes away, on which the sender may wait
+
+
+def sender(pipe: Connection) -> None:
+    """Send a tensor."""
+    with gn.open() as nic, gn.Gpu() as gpu:
+        pd, words = nic.create_pd(), gpu.alloc(16 * THREADS, gn.MemType.CPU_GPU)
+        qp = gpu.create_qp(pd)
+        endpoint, (raddr, rkey), flag = hear(pipe)
+        qp.connect(endpoint)
+        pipe.send(qp.qp.endpoint())
+        hear(pipe)
+        tensor = roots()
+        if tensor.is_cuda:
+            torch.cuda.synchronize()  # what PyTorch has queued must be done before the NIC reads
+        mr, old = pd.register(tensor), pd.register(words)
+        where = (raddr, rkey, mr.address, mr.lkey, tensor.nbytes // THREADS)
+        check(send[1, THREADS, gpu](qp, *where, *flag, words, old.lkey), words)
+        pipe.send("done")
+
+
+def main() -> None:
+    here, there = mp.Pipe()
+    other = mp.get_context("spawn").Process(target=receiver, args=(there,), daemon=True)
+    other.start()
+    there.close()  # so that its end is noticed
+    sender(here)
+    other.join(SECONDS)
+    sys.exit(other.exitcode != 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""One end of a benchmark in this process: queue pairs, data, and the words that count messages."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..enums import CqOverrun, MemType, NicHandler, QpSendDbrMode, SendDbrModeExt
+from ..gpu import ExportedQp, Gpu, GpuMemory
+from ..verbs import MR, PD, Context
+from . import launches
+from .ends import End
+from .kernel_parts import MOST_THREADS
+from .options import Options
+from .words import Order, Words
+
+_WORDS = MOST_THREADS + 1  # the last of them for messages that are none
+_RECORDLESS = {NicHandler.GPU_SM_DB: NicHandler.GPU_SM_NO_DBR}
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What the other end must know of this one's memory: the data, and the words."""
+
+    address: int
+    rkey: int
+    words_address: int = 0
+    words_rkey: int = 0
+
+
+class Side:
+    """The client or the server, with buffers of `room` bytes. What is to be closed goes on `stack`.
+
+    `qps`, `companions`  the queue pairs, and what counts their completions, if anything does
+    `data`               what is sent, or where data arrive
+    `back`               where a latency test's client gets them back
+    """
+
+    def __init__(self, ctx: Context, gpu: Gpu, options: Options, client: bool, room: int, stack: ExitStack):
+        self.client, self.options = client, options
+        self._gpu, self._stack = gpu, stack
+        pd = ctx.create_pd()
+        self.qps: list[ExportedQp] = []
+        self.companions: list[ExportedQp] = []
+        for _ in range(options.qps):
+            self._add_queue(ctx, pd)
+        self.data, self.data_mr = self._buffer(pd, room, options.payload_memory)
+        self.back, self.back_mr = self.data, self.data_mr
+        if options.benchmark.latency and client:
+            self.back, self.back_mr = self._buffer(pd, room, options.payload_memory)
+        self.words, self.words_mr = self._buffer(pd, 2 * 8 * _WORDS, MemType.CPU_GPU)
+
+    def _buffer(self, pd: PD, nbytes: int, kind: MemType) -> tuple[GpuMemory, MR]:
+        memory = self._gpu.alloc(nbytes, kind)
+        return memory, pd.register(memory)
+
+    def _add_queue(self, ctx: Context, pd: PD) -> None:
+        options, gpu = self.options, self._gpu
+        benchmark, depth = options.benchmark, options.slots(gpu.target)
+        handler, mode, timeout = options.nic_handler, options.send_dbr_mode, launches.WAIT_SECONDS
+        if benchmark.two_sided:
+            self._keep(self.qps, self._two_sided_queue(ctx, pd, depth))
+        elif benchmark.companion:
+            group = gpu.create_qp_group(pd, depth, nic_handler=handler, send_dbr_mode=mode, timeout=timeout)
+            self._keep(self.qps, group.main)
+            self._keep(self.companions, group.companion)
+        else:
+            self._keep(self.qps, gpu.create_qp(
+                pd, depth, cq_collapsed=benchmark.collapsed, nic_handler=handler, send_dbr_mode=mode, timeout=timeout
+            ))  # fmt: skip
+
+    def _two_sided_queue(self, ctx: Context, pd: PD, depth: int) -> ExportedQp:
+        options = self.options
+        mode, handler = options.send_dbr_mode, options.nic_handler
+        slots = 1 << (depth - 1).bit_length()
+        cqs = [ctx.create_cq(slots, overrun=CqOverrun.ENABLE, external_datapath=True) for _ in range(2)]
+        qp = pd.create_qp(
+            sq_wr=slots, rq_wr=slots, send_cq=cqs[0], receive_cq=cqs[1], external_datapath=True,
+            cqe_inline=options.inline, emulate_no_dbr_ext=mode == SendDbrModeExt.NO_DBR_SW_EMULATED,
+            send_dbr_mode=QpSendDbrMode.NO_DBR_EXT if mode == SendDbrModeExt.NO_DBR_HW else QpSendDbrMode.DBR_VALID,
+        )  # fmt: skip
+        if mode != SendDbrModeExt.VALID_DBR:
+            handler = _RECORDLESS.get(handler, handler)
+        return self._gpu.export_qp(qp, handler, launches.WAIT_SECONDS)
+
+    def _keep(self, queues: list[ExportedQp], queue: ExportedQp) -> None:
+        self._stack.callback(queue.close)  # before the memory goes that its WQEs name
+        queues.append(queue)
+
+    @property
+    def queues(self) -> list[ExportedQp]:
+        """All of them, in the order in which those of two ends are connected."""
+        return [*self.qps, *self.companions]
+
+    @property
+    def inbox(self) -> GpuMemory:
+        """Where messages of the other end arrive."""
+        return self.back
+
+    @property
+    def shown(self) -> Shown:
+        """What the other end must know."""
+        return Shown(self.back.device_address, self.back_mr.rkey, self.words.device_address, self.words_mr.rkey)
+
+    def rows(self, far: Shown, marks: GpuMemory | None, notes: GpuMemory) -> list[End]:
+        """What kernels must know of this end, a row a queue."""
+        words = self.words.device_address
+        return [
+            End(
+                qp=queue.device_address,
+                companion=self.companions[i].device_address if self.companions else 0,
+                client=int(self.client),
+                laddr=self.data.device_address, lkey=self.data_mr.lkey,
+                raddr=far.address, rkey=far.rkey,
+                inbox=self.inbox.device_address,
+                flags=words + 8 * i, far_flags=far.words_address, far_rkey=far.words_rkey,
+                old=words + 8 * _WORDS, words_lkey=self.words_mr.lkey,
+                marks=marks.device_address if marks else 0, notes=notes.device_address,
+                receives=queue.qp.rq_entries, inline=int(self.options.inline),
+            )
+            for i, queue in enumerate(self.qps)
+        ]  # fmt: skip
+
+    def counts(self, notes: np.ndarray) -> list[Words | Order]:
+        """The words of this end that tell which messages came. `notes`: what a receiving kernel has noted."""
+        benchmark, who = self.options.benchmark, "client" if self.client else "server"
+        flags, old = (part[:MOST_THREADS] for part in self.words.array.view(np.int64)[: 2 * _WORDS].reshape(2, _WORDS))
+        if benchmark.two_sided:
+            return [Words("the client's credit", flags, 0, every_launch=True)] if self.client else [Order(notes)]
+        if not benchmark.counts:
+            return []
+        arrived, sent = Words(f"the {who}'s flag", flags, 0), Words(f"the {who}'s old value of flag", old, -1)
+        if benchmark.latency:
+            return [arrived, sent]
+        return [sent] if self.client else [arrived]

@@ -1,0 +1,65 @@
+"""A trace as a picture: for each size what the threads did when, and how long operations took."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .trace import Trace, TracedThread
+
+_SIZES = 4  # that are shown at most: the first ones
+_THREADS = 12
+_OPERATIONS = 32  # of a thread in the timeline, so that single ones can be seen
+_BINS = 40
+_PERCENTILES = ((50, "-"), (99, "--"))
+_POST, _FLIGHT = "tab:blue", "tab:orange"
+
+
+def draw(path: Path, title: str, trace: Trace) -> None:
+    """Write the picture; its format is that of the suffix."""
+    from matplotlib.figure import Figure  # with no pyplot there is no window, and no display is needed
+
+    shown = [(size, threads) for size, threads in trace.sizes.items() if threads][:_SIZES]
+    heights = [1.6 + 0.7 * min(len(threads), _THREADS) for _, threads in shown] or [2.0]
+    figure: Any = Figure(figsize=(11, sum(heights)), layout="constrained")
+    figure.suptitle(title)
+    if shown:
+        grid = figure.subplots(len(shown), 2, squeeze=False, width_ratios=(3, 1), height_ratios=heights)
+        for (left, right), (size, threads) in zip(grid, shown):
+            _timeline(left, size, threads)
+            _distribution(right, threads)
+    figure.savefig(path, format=path.suffix[1:].lower(), dpi=150)
+
+
+def _timeline(axes: Any, size: int, threads: list[TracedThread]) -> None:
+    """A lane a thread, and in it a line an operation, the first one on top."""
+    drawn = [(thread, thread.rows[:_OPERATIONS]) for thread in threads[:_THREADS]]
+    zero = min(rows[0, 1] for _, rows in drawn)
+    for lane, (_, rows) in enumerate(drawn):
+        heights = lane + 0.85 * np.arange(len(rows)) / len(rows)
+        begin, posted, done = (rows[:, 1:].T - zero) / 1000
+        axes.hlines(heights, posted, np.maximum(posted, done), colors=_FLIGHT, linewidth=1)
+        axes.hlines(heights, begin, posted, colors=_POST, linewidth=1)
+    labels = [f"{thread.name}\n{thread.operation}" for thread, _ in drawn]
+    axes.set_yticks(np.arange(len(labels)) + 0.4, labels, fontsize="small")
+    axes.set_ylim(len(labels), -0.15)
+    axes.set_xlabel("µs: posting (blue), until complete (orange)")
+    most = max(len(rows) for _, rows in drawn)
+    axes.set_title(f"{size} bytes, the first {most} operations", fontsize="medium")
+    axes.grid(True, axis="x", alpha=0.3)
+
+
+def _distribution(axes: Any, threads: list[TracedThread]) -> None:
+    """Of all that were noted, from the begin of the post to the completion."""
+    times = np.concatenate([thread.rows[:, 3] - thread.rows[:, 1] for thread in threads]) / 1000
+    low, high = max(float(times.min()), 1e-3), float(times.max())
+    axes.hist(times, bins=np.geomspace(low, max(high, low * 1.01), _BINS), color=_FLIGHT, alpha=0.7)
+    axes.set_xscale("log")
+    for percent, style in _PERCENTILES:
+        value = float(np.percentile(times, percent))
+        axes.axvline(value, color="black", linestyle=style, label=f"{percent}%: {value:.2f} µs")
+    axes.set_xlabel("begin to completion [µs]")
+    axes.set_ylabel("operations")
+    axes.legend(fontsize="small")

@@ -1,0 +1,62 @@
+"""Words that count messages, or name them, and whether each holds exactly what it should."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+class Words:
+    """64-bit words at one end: `before` the first launch of a size, or every launch, then one more a message.
+
+    A launch's message n counts in word n % `counters`. `what` names a word in an error.
+    """
+
+    def __init__(self, what: str, array: np.ndarray, before: int, every_launch: bool = False):
+        self._what, self._array, self._before, self._every_launch = what, array, before, every_launch
+        self._expected = np.zeros(len(array), np.int64)
+        self.lay_out(0)
+
+    def lay_out(self, first: int) -> None:
+        """Prepare for a launch that starts with message `first`."""
+        if first == 0 or self._every_launch:
+            self._array[:] = self._before
+            self._expected[:] = self._before
+
+    def collect(self, count: int, counters: int) -> None:
+        """`count` messages were sent."""
+        self._expected[:counters] += (count - np.arange(counters) + counters - 1) // counters
+
+    def problem(self) -> str | None:
+        """What is wrong, if something is."""
+        wrong = np.flatnonzero(self._array != self._expected)
+        if len(wrong) == 0:
+            return None
+        at = int(wrong[0])
+        return (
+            f"{self._what} {at} is {self._array[at]} instead of {self._expected[at]} "
+            f"({len(wrong)} of {len(self._array)} are wrong)"
+        )
+
+
+class Order:
+    """Which message each receive of a launch has got: every one of them once."""
+
+    def __init__(self, array: np.ndarray):
+        self._array = array
+        self._problem: str | None = None
+
+    def lay_out(self, first: int) -> None:
+        """Prepare for a launch that starts with message `first`."""
+        self._array[:] = -1
+        if first == 0:
+            self._problem = None
+
+    def collect(self, count: int, counters: int) -> None:
+        """`count` messages were sent."""
+        missing = np.setdiff1d(np.arange(count), self._array[:count])
+        if len(missing):
+            self._problem = self._problem or f"{len(missing)} messages of a launch did not come, the first {missing[0]}"
+
+    def problem(self) -> str | None:
+        """What is wrong, if something is."""
+        return self._problem

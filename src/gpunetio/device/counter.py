@@ -1,0 +1,174 @@
+"""Counted operations: a counter somewhere counts those that are complete, and no kernel polls for it.
+
+The operation goes to the main queue. Its companion, a queue with `core_direct_master` (`Gpu.create_qp_group`), gets a
+WAIT for the operation's completion and an atomic that adds to the counter, which the NIC executes when the
+completion is there. So the counter may be anybody's memory that the companion is connected to.
+
+Completions are counted in the main queue's CQ, which must be its own. Tickets are those of the main queue.
+"""
+
+from __future__ import annotations
+
+from ..formats.device_structs import DEV_CQ
+from ..formats.wqe import MAX_TRANSFER
+from .compile import device_function
+from .cq import cq_of
+from .modes import DEFAULT, GPU, THREAD
+from .onesided import chunks, fill, fill_nops
+from .ops import ld_fixed32, ld_fixed64
+from .scope import ALONE, group_of, post_own, reserve_own
+from .status import EINVAL
+from .wqe import ATOMIC_FA, prepare_atomic, prepare_nop, prepare_wait, prepare_write_value
+
+_WQES = 2  # on the companion, for each operation
+
+
+@device_function
+def _reserve_both(qp, count, companion, sharing, code_opt, scope, lanes):
+    """Slots of both queues, the first of each; a negative status in place of the main queue's: nothing is posted then.
+
+    The companion's come first. Its room comes from operations that are complete, and those of who reserves the main
+    queue's next slots could not even begin before this one, if this one waited for room behind them.
+    """
+    beside = reserve_own(companion, _WQES, sharing, code_opt, scope, lanes)
+    if beside < 0:
+        return beside, beside
+    first = reserve_own(qp, count, sharing, code_opt, scope, lanes)
+    if first < 0:
+        fill_nops(companion, beside, _WQES)
+        post_own(companion, beside, _WQES, sharing, code_opt, scope, lanes)
+    return first, beside
+
+
+@device_function
+def _post_counted(
+    qp, first, count, companion, beside, counter_raddr, counter_rkey, counter_laddr, counter_lkey, counter_value,
+    valid, sharing, code_opt, scope, lanes,
+):  # fmt: skip
+    """Post what was filled, and the companion's WQEs behind it: the ticket, or a negative status."""
+    if valid:
+        cq = cq_of(qp)
+        position = first + count - 1 + ld_fixed64(cq + DEV_CQ.cqe_rsvd)
+        prepare_wait(companion, beside, position, ld_fixed32(cq + DEV_CQ.cq_num))
+        prepare_atomic(
+            companion, beside + 1, ATOMIC_FA, counter_raddr, counter_rkey, counter_laddr, counter_lkey, 0,
+            counter_value,
+        )  # fmt: skip
+    else:
+        fill_nops(companion, beside, _WQES)
+    ticket = post_own(qp, first, count, sharing, code_opt, scope, lanes)
+    counted = post_own(companion, beside, _WQES, sharing, code_opt, scope, lanes)
+    if not valid:
+        return EINVAL
+    return ticket if counted >= 0 or ticket < 0 else counted
+
+
+@device_function
+def _transfer_counter(
+    reading, qp, raddr, rkey, laddr, lkey, nbytes, companion, counter_raddr, counter_rkey, counter_laddr, counter_lkey,
+    counter_value, sharing, code_opt, scope,
+):  # fmt: skip
+    valid = nbytes >= 0 and (scope == THREAD or nbytes <= MAX_TRANSFER)
+    if scope == THREAD and not valid:
+        return EINVAL
+    count = chunks(nbytes) if scope == THREAD else 1
+    lanes = group_of(qp, companion, sharing, scope) if count == 1 else ALONE
+    first, beside = _reserve_both(qp, count, companion, sharing, code_opt, scope, lanes)
+    if first < 0:
+        return first
+    fill(reading, qp, first, raddr, rkey, laddr, lkey, nbytes if valid else 0)
+    return _post_counted(
+        qp, first, count, companion, beside, counter_raddr, counter_rkey, counter_laddr, counter_lkey, counter_value,
+        valid, sharing, code_opt, scope, lanes,
+    )  # fmt: skip
+
+
+@device_function
+def put_counter(
+    qp, raddr, rkey, laddr, lkey, nbytes, companion, counter_raddr, counter_rkey, counter_laddr, counter_lkey,
+    counter_value, sharing=GPU, code_opt=DEFAULT, scope=THREAD,
+):  # fmt: skip
+    """`put`, and when it is complete `counter_value` is added at `counter_raddr` (`doca_gpu_dev_verbs_put_counter`)."""
+    return _transfer_counter(
+        0, qp, raddr, rkey, laddr, lkey, nbytes, companion, counter_raddr, counter_rkey, counter_laddr, counter_lkey,
+        counter_value, sharing, code_opt, scope,
+    )  # fmt: skip
+
+
+@device_function
+def get_counter(
+    qp, raddr, rkey, laddr, lkey, nbytes, companion, counter_raddr, counter_rkey, counter_laddr, counter_lkey,
+    counter_value, sharing=GPU, code_opt=DEFAULT, scope=THREAD,
+):  # fmt: skip
+    """`get`, and when it is complete `counter_value` is added at `counter_raddr` (`doca_gpu_dev_verbs_get_counter`)."""
+    return _transfer_counter(
+        1, qp, raddr, rkey, laddr, lkey, nbytes, companion, counter_raddr, counter_rkey, counter_laddr, counter_lkey,
+        counter_value, sharing, code_opt, scope,
+    )  # fmt: skip
+
+
+@device_function
+def p_counter(
+    qp, raddr, rkey, value, nbytes, companion, counter_raddr, counter_rkey, counter_laddr, counter_lkey, counter_value,
+    sharing=GPU, code_opt=DEFAULT, scope=THREAD,
+):  # fmt: skip
+    """`p`, and when it is complete `counter_value` is added at `counter_raddr` (`doca_gpu_dev_verbs_p_counter`)."""
+    valid = 1 <= nbytes <= 8
+    if scope == THREAD and not valid:
+        return EINVAL
+    lanes = group_of(qp, companion, sharing, scope)
+    first, beside = _reserve_both(qp, 1, companion, sharing, code_opt, scope, lanes)
+    if first < 0:
+        return first
+    if valid:
+        prepare_write_value(qp, first, raddr, rkey, value, nbytes)
+    else:
+        prepare_nop(qp, first)
+    return _post_counted(
+        qp, first, 1, companion, beside, counter_raddr, counter_rkey, counter_laddr, counter_lkey, counter_value, valid,
+        sharing, code_opt, scope, lanes,
+    )  # fmt: skip
+
+
+@device_function
+def signal_counter(
+    qp, sig_raddr, sig_rkey, sig_laddr, sig_lkey, sig_value, companion, counter_raddr, counter_rkey, counter_laddr,
+    counter_lkey, counter_value, sharing=GPU, code_opt=DEFAULT, scope=THREAD,
+):  # fmt: skip
+    """`signal`, and when it is complete `counter_value` is added at `counter_raddr`
+    (`doca_gpu_dev_verbs_signal_counter`)."""
+    lanes = group_of(qp, companion, sharing, scope)
+    first, beside = _reserve_both(qp, 1, companion, sharing, code_opt, scope, lanes)
+    if first < 0:
+        return first
+    prepare_atomic(qp, first, ATOMIC_FA, sig_raddr, sig_rkey, sig_laddr, sig_lkey, 0, sig_value)
+    return _post_counted(
+        qp, first, 1, companion, beside, counter_raddr, counter_rkey, counter_laddr, counter_lkey, counter_value, True,
+        sharing, code_opt, scope, lanes,
+    )  # fmt: skip
+
+
+@device_function
+def put_signal_counter(
+    qp, raddr, rkey, laddr, lkey, nbytes, sig_raddr, sig_rkey, sig_laddr, sig_lkey, sig_value, companion, counter_raddr,
+    counter_rkey, counter_laddr, counter_lkey, counter_value, sharing=GPU, code_opt=DEFAULT, scope=THREAD,
+):  # fmt: skip
+    """`put_signal`, and when it is complete `counter_value` is added at `counter_raddr`
+    (`doca_gpu_dev_verbs_put_signal_counter`)."""
+    valid = nbytes >= 0 and (scope == THREAD or nbytes <= MAX_TRANSFER)
+    if scope == THREAD and not valid:
+        return EINVAL
+    writes = chunks(nbytes) if scope == THREAD else 1
+    lanes = group_of(qp, companion, sharing, scope) if writes == 1 else ALONE
+    first, beside = _reserve_both(qp, writes + 1, companion, sharing, code_opt, scope, lanes)
+    if first < 0:
+        return first
+    if valid:
+        fill(0, qp, first, raddr, rkey, laddr, lkey, nbytes)
+        prepare_atomic(qp, first + writes, ATOMIC_FA, sig_raddr, sig_rkey, sig_laddr, sig_lkey, 0, sig_value)
+    else:
+        fill_nops(qp, first, writes + 1)
+    return _post_counted(
+        qp, first, writes + 1, companion, beside, counter_raddr, counter_rkey, counter_laddr, counter_lkey,
+        counter_value, valid, sharing, code_opt, scope, lanes,
+    )  # fmt: skip

@@ -1,0 +1,281 @@
+"""The device library for CUDA C++: every public device function under a C name, and a header that declares them.
+
+Functions are found by looking at `gpunetio.device`; nothing here names one. Arguments and results are `long long`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import graphlib
+import importlib.util
+import inspect
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum, IntFlag
+from pathlib import Path
+from typing import Any
+
+from numba.core.dispatcher import Dispatcher
+
+from ..enums import CodeOpt, ExecScope, SharingMode, SyncScope
+from ..errors import InvalidValueError, NotSupportedError, TimedOutError, UnexpectedError
+from ..formats.wqe import CtrlFlags, WqeOpcode
+from . import ops, status
+from .compile import device_function
+from .launch import tell_observers
+
+KINDS = ("ltoir", "ptx", "cubin")
+STEM = "gpunetio_device"  # of the files that people give these images and the header
+_ARCH = re.compile(r"(sm|compute)_(\d+)(\d)")
+_COMPILE_SECONDS = 300.0
+
+# C prefix, values, and the parameters that take them: their defaults are written by name.
+_ENUMS: tuple[tuple[str, type[IntEnum] | type[IntFlag], str], ...] = (
+    ("SHARING", SharingMode, "sharing"),
+    ("SYNC", SyncScope, "sync"),
+    ("SCOPE", ExecScope, "scope"),
+    ("CODE_OPT", CodeOpt, "code_opt"),
+    ("OPCODE", WqeOpcode, "opcode"),
+    ("CTRL", CtrlFlags, "flags"),
+)
+
+
+@device_function
+def clock_ns():
+    """Nanoseconds of the clock that deadlines are kept by (`doca_gpu_dev_verbs_query_globaltimer`)."""
+    return ops.clock_ns()
+
+
+@dataclass(frozen=True)
+class Function:
+    """A device function as C sees it. `chapter` is the module it is from; `defaults` belong to the last parameters."""
+
+    name: str
+    chapter: str
+    python: Callable[..., Any]
+    parameters: tuple[str, ...]
+    defaults: tuple[int, ...]
+
+    @property
+    def c_name(self) -> str:
+        """`put` is `gpunetio_put`."""
+        return f"gpunetio_{self.name}"
+
+
+@functools.cache
+def functions() -> tuple[Function, ...]:
+    """All device functions that are public, by module and name, and the clock."""
+    from .. import device
+
+    public = {name: getattr(device, name) for name in device.__all__}
+    found = [_function(name, value) for name, value in public.items() if isinstance(value, Dispatcher)]
+    found.append(_function("clock_ns", clock_ns, ops.__name__))
+    return tuple(sorted(found, key=lambda one: (one.chapter, one.name)))
+
+
+def _function(name: str, compiled: Any, chapter: str | None = None) -> Function:
+    python = compiled.py_func
+    parameters = inspect.signature(python).parameters
+    defaults = tuple(int(p.default) for p in parameters.values() if p.default is not p.empty)
+    return Function(name, chapter or python.__module__, python, tuple(parameters), defaults)
+
+
+# --- the header ----------------------------------------------------------------------------------------------------
+
+_PREFACE = """\
+// gpunetio's device functions for CUDA C++. Link one of gpunetio_device.ltoir, .ptx and .cubin; docs/device-lib.md
+// shows how. Made by `gpunetio device-lib`.
+//
+// Arguments and results are 64-bit integers. `qp` is the device address of an exported queue pair, which is a
+// struct doca_gpu_dev_verbs_qp. Addresses are passed as integers, keys in host byte order, as `mr.rkey` gives them.
+// A ticket is the index of the last WQE posted. A negative result is an error of enum gpunetio_status; what has nothing
+// to tell returns GPUNETIO_OK. No function waits longer than the deadline that the queue was exported with.
+#ifndef GPUNETIO_DEVICE_CUH
+#define GPUNETIO_DEVICE_CUH
+"""
+
+
+@functools.cache
+def header() -> str:
+    """`gpunetio_device.cuh`: constants, and prototypes with the docstrings of the Python functions."""
+    statuses = {name: value for name, value in vars(status).items() if name.isupper() and isinstance(value, int)}
+    parts = [_PREFACE, _enum("status", "", statuses)]
+    parts += [_enum(prefix.lower(), f"{prefix}_", values.__members__) for prefix, values, _ in _ENUMS]
+    chapter = ""
+    for one in functions():
+        if one.chapter != chapter:
+            chapter = one.chapter
+            parts.append(f"// --- {(inspect.getdoc(sys.modules[chapter]) or chapter).splitlines()[0]}\n")
+        parts.append(_prototype(one))
+    return "\n".join([*parts, "#endif\n"])
+
+
+_COLUMNS = 120
+_GLUE = re.compile("(?<!,) ")
+
+
+def _enum(name: str, prefix: str, values: Any) -> str:
+    lines = [f"    GPUNETIO_{prefix}{member} = {int(value)}," for member, value in values.items()]
+    return "\n".join([f"enum gpunetio_{name} {{", *lines, "};\n"])
+
+
+def _comment(text: str) -> str:
+    fill = functools.partial(
+        textwrap.fill, width=_COLUMNS, initial_indent="// ", subsequent_indent="// ", break_on_hyphens=False
+    )
+    return "\n//\n".join(fill(paragraph) for paragraph in text.split("\n\n")) + "\n"
+
+
+def _prototype(one: Function) -> str:
+    required = len(one.parameters) - len(one.defaults)
+    declared = [f"long long {name}" for name in one.parameters[:required]]
+    declared += [
+        f"long long {name} = {_in_c(name, value)}"
+        for name, value in zip(one.parameters[required:], one.defaults, strict=True)
+    ]
+    start, rest = f'extern "C" __device__ long long {one.c_name}(', f"{', '.join(declared)});"
+    if len(start) + len(rest) > _COLUMNS:
+        unbroken = _GLUE.sub("\0", rest)  # lines end behind commas
+        rest = "\n" + textwrap.indent(textwrap.fill(unbroken, _COLUMNS - 4).replace("\0", " "), "    ")
+    return f"{_comment(inspect.getdoc(one.python) or '')}{start}{rest}\n"
+
+
+def _in_c(parameter: str, value: int) -> str:
+    for prefix, values, taken_by in _ENUMS:
+        if parameter == taken_by and value in values.__members__.values():
+            return f"GPUNETIO_{prefix}_{values(value).name}"
+    return str(value)
+
+
+# --- the images ----------------------------------------------------------------------------------------------------
+
+
+def build(arch: str, kinds: Sequence[str] = ("ltoir",)) -> dict[str, bytes]:
+    """Compile the library for `arch` ("sm_90"; "compute_90" but for a cubin), with no GPU: an image for each kind.
+
+    "ltoir" is inlined into its callers by whoever links it, so that constant modes fold away; "ptx" and "cubin" are
+    called. Takes some seconds, in a process of its own, because Numba keeps one compilation of a function for all
+    architectures. NotSupportedError where the CUDA compiler is not installed.
+    """
+    _capability(arch)
+    for kind in kinds:
+        if kind not in KINDS:
+            raise InvalidValueError(f"no format {kind!r}: there are {', '.join(KINDS)}")
+    if "cubin" in kinds and not arch.startswith("sm_"):
+        raise InvalidValueError(f"a cubin is for one architecture: sm_{arch.partition('_')[2]}, not {arch}")
+    if importlib.util.find_spec("numba_cuda") is None:
+        raise NotSupportedError("the device library is compiled by numba-cuda: pip install gpunetio[cuda]")
+    with tempfile.TemporaryDirectory(prefix="gpunetio-") as folder:
+        _in_a_process(folder, arch, kinds)
+        return {kind: Path(folder, kind).read_bytes() for kind in kinds}
+
+
+def _capability(arch: str) -> tuple[int, int]:
+    match = _ARCH.fullmatch(arch)
+    if not match:
+        raise InvalidValueError(f"no architecture {arch!r}: name one as sm_90 or compute_90")
+    return int(match[2]), int(match[3])
+
+
+def _in_a_process(folder: str, arch: str, kinds: Sequence[str]) -> None:
+    code = "import sys; from gpunetio.device import library; library.compile_into(*sys.argv[1:])"
+    fixed = {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONHASHSEED": "0"}  # the same bytes each time
+    try:
+        ran = subprocess.run(
+            [sys.executable, "-c", code, folder, arch, *kinds], capture_output=True, text=True, check=False,
+            env={**os.environ, **fixed}, timeout=_COMPILE_SECONDS,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise TimedOutError(f"the device library did not compile for {arch} within {_COMPILE_SECONDS:g} s") from None
+    if ran.returncode != 0:
+        said = re.search(r"^\S*Error: .*", ran.stderr, re.MULTILINE | re.DOTALL)
+        reason = said[0].strip() if said else f"exit status {ran.returncode}"
+        raise UnexpectedError(f"the device library does not compile for {arch} with this gpunetio[cuda]: {reason}")
+
+
+def compile_into(folder: str, arch: str, *kinds: str) -> None:
+    """What `build` does in its process: leave the images in `folder`, each in a file named after its kind."""
+    from numba.cuda.cudadrv import nvvm
+
+    capability = _capability(arch)
+    modules = _callers_first(_modules(functions(), capability))
+    for kind in kinds:
+        options: dict[str, Any] = {"gen-lto": None} if kind == "ltoir" else {}
+        image: Any = nvvm.compile_ir(modules, arch="compute_{}{}".format(*capability), opt=3, **options)
+        target = Path(folder, kind)
+        target.write_bytes(image if kind == "ltoir" else image.rstrip(b"\0"))
+        if kind == "cubin":
+            _assemble(target, arch)
+
+
+def _modules(wanted: Iterable[Function], capability: tuple[int, int]) -> list[str]:
+    """LLVM modules of the functions and of all that they call, each once."""
+    from numba import int64, types
+    from numba.cuda.compiler import compile_cuda
+
+    from .launch import offline
+
+    found: set[str] = set()
+    with offline(capability):
+        for one in wanted:
+            compiled = functools.partial(
+                compile_cuda, one.python, args=(int64,) * len(one.parameters), cc=capability, forceinline=True,
+                nvvm_options={"opt": 3, "fastmath": False}, abi="c", abi_info={"abi_name": one.c_name},
+            )  # fmt: skip
+            result = compiled(return_type=None)
+            if result.signature.return_type not in (int64, types.none):  # None is 0 in Numba's C ABI
+                result = compiled(return_type=int64)
+            found.update(result.library.llvm_strs)
+    return sorted(found)
+
+
+_DEFINED = re.compile(r'^define [^@]*@"([^"]+)"', re.MULTILINE)
+_NAMED = re.compile(r'@"([^"]+)"')
+# Numba's environments, of which nothing is left in functions with C ABI.
+_ENVIRONMENT = re.compile(r'^@"_ZN08NumbaEnv.*\n', re.MULTILINE)
+
+
+def _callers_first(modules: Sequence[str]) -> list[str]:
+    """The order in which to link: an inline function that nobody has asked for yet would be dropped."""
+    owner = {name: index for index, text in enumerate(modules) for name in _DEFINED.findall(text)}
+    callers: dict[int, set[int]] = {index: set() for index in range(len(modules))}
+    for index, text in enumerate(modules):
+        for name in _NAMED.findall(text):
+            if owner.get(name, index) != index:
+                callers[owner[name]].add(index)
+    return [_ENVIRONMENT.sub("", modules[index]) for index in graphlib.TopologicalSorter(callers).static_order()]
+
+
+def _assemble(ptx: Path, arch: str) -> None:
+    """PTX to a cubin that can be linked, in place."""
+    from cuda.pathfinder import find_nvidia_binary_utility  # type: ignore[attr-defined]
+
+    ptxas = find_nvidia_binary_utility("ptxas") or shutil.which("ptxas")
+    if ptxas is None:
+        raise NotSupportedError("a cubin is made by ptxas: pip install gpunetio[cuda]")
+    command = [ptxas, "-c", f"-arch={arch}", str(ptx), "-o", str(ptx)]
+    subprocess.run(command, check=True, stdout=sys.stderr, timeout=_COMPILE_SECONDS)
+
+
+# --- running ---------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def foreign_kernels() -> Iterator[None]:
+    """While kernels run that others launch: software NICs spin, as they do for `@kernel`, and don't sleep.
+
+    Otherwise a NIC that sleeps finds a doorbell up to a millisecond late, because a GPU cannot wake a thread.
+    """
+    tell_observers(+1)
+    try:
+        yield
+    finally:
+        tell_observers(-1)

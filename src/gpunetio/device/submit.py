@@ -1,0 +1,244 @@
+"""Submit: tell the NIC that all slots below an index may be executed, by whichever handler the queue has.
+
+| handler       | what is written                                                                        |
+|---------------|----------------------------------------------------------------------------------------|
+| GPU_SM_DB     | doorbell register, doorbell record, register again                                     |
+| GPU_SM_BF     | the same; `submit_bf` writes the last WQE itself to the register first                 |
+| GPU_SM_NO_DBR | doorbell register                                                                      |
+| CPU_PROXY     | the producer index, to a word that a CPU thread watches and rings the NIC for          |
+
+The register is rung before the record, for latency, and again after it, because a NIC that missed the first ring looks
+at the record.
+
+On a shared queue one thread at a time rings. The others leave their index in one word, which the ringer looks at again
+before it is done. So nobody waits for a doorbell of somebody else's, and under contention one doorbell announces the
+slots of many. The word is 2p − 1 while p is being announced, or is wanted, and 2p when everything below p has been.
+"""
+
+from __future__ import annotations
+
+from ..formats.device_structs import DEV_QP, DEV_SIDE
+from ..formats.doorbell import PI_MASK, WQE_IDX_SHIFT
+from .compile import device_function
+from .cq import load_index
+from .modes import (
+    ASYNC_STORE_RELEASE, CPU_PROXY, DEFAULT, EXCLUSIVE, GPU, GPU_SM_BF, GPU_SM_DB, GPU_SM_NO_DBR, SKIP_DB_RINGING,
+    SYNC_CTA, SYNC_GPU, SYNC_SYS, SYNC_THREAD,
+)  # fmt: skip
+from .ops import (
+    be32, cas_acq_rel_gpu64, copy_to_register, fence_release_cta, fence_release_gpu, fence_release_sys, fence_sys,
+    fetch_max_gpu64, has_bulk_copy, lane_id, ld64, ld_fixed32, ld_fixed64, pack64, st64, st_mmio64, st_mmio_release64,
+    st_relaxed32, st_relaxed64, st_relaxed_gpu64, warp_broadcast, warp_size, warp_sync,
+)  # fmt: skip
+from .qp import READY, RSVD, hand_on, mark_ready
+from .status import OK
+
+PI = DEV_QP.sq_wqe_pi
+_REGISTER_WORDS = 8  # of 64 bits, in a BlueFlame register
+_COVERED = -1
+_BF = GPU_SM_BF & ~GPU_SM_DB  # the handler's flag
+
+
+@device_function
+def fence_release(sync=SYNC_SYS):
+    """Order earlier accesses before later stores, within a scope (`doca_gpu_dev_verbs_fence_release`).
+
+    Before a doorbell that is SYNC_SYS, as the queue and the payload may be in host memory: what a GPU-scope fence waits
+    for is then still on its way. The original's default, SYNC_GPU, is for queues in GPU memory.
+    """
+    if sync == SYNC_SYS:
+        fence_release_sys()
+    elif sync == SYNC_GPU:
+        fence_release_gpu()
+    elif sync == SYNC_CTA:
+        fence_release_cta()
+
+
+@device_function
+def update_dbr(qp, producer):
+    """Write the doorbell record (`doca_gpu_dev_verbs_update_dbr`, without its fence)."""
+    st_relaxed32(ld_fixed64(qp + DEV_QP.sq_dbrec), be32(producer & PI_MASK))
+
+
+@device_function
+def ring_db(qp, producer, sync=SYNC_SYS, code_opt=DEFAULT):
+    """Ring the doorbell register after a release fence of scope `sync` (`doca_gpu_dev_verbs_ring_db`).
+
+    With ASYNC_STORE_RELEASE the store itself is the fence, and nobody waits for it (sm_100; elsewhere one fences).
+    """
+    value = pack64(be32((producer & PI_MASK) << WQE_IDX_SHIFT), ld_fixed32(qp + DEV_QP.sq_num_shift8_be))
+    if code_opt & ASYNC_STORE_RELEASE:
+        st_mmio_release64(ld_fixed64(qp + DEV_QP.sq_db), value)
+    else:
+        fence_release(sync)
+        st_mmio64(ld_fixed64(qp + DEV_QP.sq_db), value)
+
+
+@device_function
+def ring_proxy(qp, producer, sync=SYNC_SYS):
+    """Leave the index to the CPU's proxy after a release fence of scope `sync` (`doca_gpu_dev_verbs_ring_proxy`)."""
+    fence_release(sync)
+    st_relaxed64(ld_fixed64(qp + DEV_QP.sq_db), producer)
+
+
+@device_function
+def _record_and_ring(qp, producer, code_opt):
+    update_dbr(qp, producer)
+    ring_db(qp, producer, SYNC_GPU, code_opt)  # of the record only; the NIC has heard of the index already
+
+
+@device_function
+def _announce(qp, producer, sync, code_opt):
+    handler = ld_fixed32(qp + DEV_QP.nic_handler)
+    if handler == CPU_PROXY:
+        ring_proxy(qp, producer, sync)
+        return
+    ring_db(qp, producer, sync, code_opt)
+    if handler != GPU_SM_NO_DBR:
+        _record_and_ring(qp, producer, code_opt)
+
+
+@device_function
+def _word(qp):
+    return ld_fixed64(qp + DEV_QP.side) + DEV_SIDE.submit
+
+
+@device_function
+def _begin(qp, producer, sharing):
+    """What to announce, or _COVERED: another thread has announced it, or will."""
+    if sharing == EXCLUSIVE:
+        return _COVERED if ld64(qp + PI) >= producer else producer
+    wanted = 2 * producer - 1
+    word = fetch_max_gpu64(_word(qp), wanted)
+    return _COVERED if word & 1 or word >= wanted else producer
+
+
+@device_function
+def _end(qp, producer, sharing, code_opt):
+    """Note what was announced, after announcing what others have left meanwhile."""
+    st_relaxed_gpu64(qp + PI, producer)
+    if sharing == EXCLUSIVE:
+        return
+    found = cas_acq_rel_gpu64(_word(qp), 2 * producer - 1, 2 * producer)
+    while found != 2 * producer - 1:
+        producer = (found + 1) >> 1
+        _announce(qp, producer, SYNC_SYS, code_opt)
+        st_relaxed_gpu64(qp + PI, producer)
+        found = cas_acq_rel_gpu64(_word(qp), 2 * producer - 1, 2 * producer)
+
+
+@device_function
+def submit(qp, producer, sharing=GPU, sync=SYNC_SYS, code_opt=DEFAULT):
+    """Tell the NIC that all slots below `producer` may be executed (`doca_gpu_dev_verbs_submit`).
+
+    `sync` is the scope of the fence before the doorbell. With SKIP_DB_RINGING nothing happens, and a later call
+    announces these slots too.
+    """
+    if code_opt & SKIP_DB_RINGING:
+        return OK
+    target = _begin(qp, producer, sharing)
+    if target != _COVERED:
+        _announce(qp, target, sync, code_opt)
+        _end(qp, target, sharing, code_opt)
+    return OK
+
+
+@device_function
+def submit_bf(qp, producer, wqe, sharing=GPU, code_opt=DEFAULT):
+    """`submit` that also writes the last WQE, a copy of which is at `wqe`, to the BlueFlame register
+    (`doca_gpu_dev_verbs_submit_bf`).
+
+    `wqe`: 64 bytes in the block's shared memory (`block_slot`). The WQE must be in the ring too. Before sm_90 the write
+    could not be one, as it must be: there, and on queues of another handler, this is `submit`.
+    """
+    if code_opt & SKIP_DB_RINGING:
+        return OK
+    if has_bulk_copy() == 0 or ld_fixed32(qp + DEV_QP.nic_handler) & _BF == 0:
+        return submit(qp, producer, sharing, SYNC_SYS, code_opt)
+    target = _begin(qp, producer, sharing)
+    if target != _COVERED:
+        fence_release()
+        copy_to_register(ld_fixed64(qp + DEV_QP.sq_db), wqe)
+        _record_and_ring(qp, target, code_opt)
+        _end(qp, target, sharing, code_opt)
+    return OK
+
+
+@device_function
+def submit_bf_warp(qp, producer, wqe, sharing=GPU, code_opt=DEFAULT):
+    """The same by a whole warp, whose first eight lanes write 8 bytes each (`doca_gpu_dev_verbs_submit_bf_warp`).
+
+    `producer` and `wqe`, in any memory of the GPU, are those of lane 0.
+    """
+    if code_opt & SKIP_DB_RINGING:
+        return OK
+    target = _COVERED
+    if lane_id() == 0:
+        target = _begin(qp, producer, sharing)
+    target = warp_broadcast(target, 0)
+    if target == _COVERED:
+        return OK
+    if ld_fixed32(qp + DEV_QP.nic_handler) & _BF:
+        wqe = warp_broadcast(wqe, 0)
+        warp_sync()  # what lane 0 has stored there is for all to read now
+        register = ld_fixed64(qp + DEV_QP.sq_db)
+        fence_release()
+        for i in range(lane_id(), _REGISTER_WORDS, warp_size()):
+            st_mmio64(register + 8 * i, ld64(wqe + 8 * i))
+        warp_sync()
+        if lane_id() == 0:
+            _record_and_ring(qp, target, code_opt)
+            _end(qp, target, sharing, code_opt)
+    elif lane_id() == 0:
+        _announce(qp, target, SYNC_SYS, code_opt)
+        _end(qp, target, sharing, code_opt)
+    return OK
+
+
+@device_function
+def submit_multi(qps, producers, count, sharing=GPU, sync=SYNC_SYS, code_opt=DEFAULT):
+    """`submit` of several queues (`doca_gpu_dev_verbs_submit_multi_qps`).
+
+    `qps` and `producers`: addresses of `count` 64-bit words, the queues and the index of each.
+    """
+    fence_release(sync)
+    for i in range(count):
+        submit(ld64(qps + 8 * i), ld64(producers + 8 * i), sharing, SYNC_THREAD, code_opt)
+    return OK
+
+
+@device_function
+def _post_shared(qp, first, last, sharing, code_opt):
+    # Three looks that are under way together, and while the fence waits for the stores to the slots. The one fence
+    # then also orders what those before us have stored.
+    ready = load_index(qp + READY, GPU)
+    word = load_index(_word(qp), GPU)
+    reserved = load_index(qp + RSVD, GPU)
+    fence_sys()
+    if ready == first and word == 2 * first and reserved == last + 1:
+        # It is our turn, all before us is announced, and nobody is behind us: nobody can ring until we hand on.
+        _announce(qp, last + 1, SYNC_THREAD, code_opt)
+        st_relaxed_gpu64(qp + PI, last + 1)
+        st_relaxed_gpu64(_word(qp), 2 * (last + 1))
+        fence_release_gpu()
+        st_relaxed_gpu64(qp + READY, last + 1)
+        return last
+    status = hand_on(qp, qp + READY, ready, first, last + 1, sharing)
+    if status == OK:
+        status = submit(qp, last + 1, sharing, SYNC_THREAD, code_opt)
+    return last if status == OK else status
+
+
+@device_function
+def post(qp, first, last, sharing=GPU, code_opt=DEFAULT):
+    """Mark first … last ready and submit them: `last` as the ticket, or a negative status."""
+    if code_opt & SKIP_DB_RINGING:
+        status = mark_ready(qp, first, last, sharing)
+        return last if status == OK else status
+    if sharing != EXCLUSIVE:
+        return _post_shared(qp, first, last, sharing, code_opt)
+    # Slots just reserved, which nobody has submitted. The indices can wait until the bell has rung.
+    _announce(qp, last + 1, SYNC_SYS, code_opt)
+    st64(qp + PI, last + 1)
+    mark_ready(qp, first, last, sharing)
+    return last

@@ -1,0 +1,202 @@
+"""WQE builders: they fill a slot of the send queue, whose index says where it is and what it is called.
+
+Each writes whole 16-byte segments, past the caches, because the NIC reads them next. `flags` are the control segment's
+(`CQ_UPDATE`: makes a completion, which everything that waits by index needs). `at`: an address to build at instead of
+the ring, for BlueFlame (`block_slot`). Addresses, keys, values and masks are in host byte order.
+"""
+
+from __future__ import annotations
+
+from ..formats.device_structs import DEV_QP
+from ..formats.doorbell import PI_MASK, WQE_IDX_SHIFT
+from ..formats.wqe import INLINE_SEG, MAX_INLINE, WQEBB_SHIFT, CtrlFlags, WqeOpcode
+from .compile import device_function
+from .ops import be32, be64, copy, ld_fixed16, ld_fixed32, ld_fixed64, pack64, st128
+from .status import EINVAL, OK
+
+CQ_UPDATE = int(CtrlFlags.CQ_UPDATE)
+NOP, RDMA_WRITE, RDMA_WRITE_IMM = int(WqeOpcode.NOP), int(WqeOpcode.RDMA_WRITE), int(WqeOpcode.RDMA_WRITE_IMM)
+RDMA_READ, SEND, SEND_IMM = int(WqeOpcode.RDMA_READ), int(WqeOpcode.SEND), int(WqeOpcode.SEND_IMM)
+ATOMIC_CS, ATOMIC_FA = int(WqeOpcode.ATOMIC_CS), int(WqeOpcode.ATOMIC_FA)
+WAIT, DUMP = int(WqeOpcode.WAIT), int(WqeOpcode.DUMP)
+_MASKED_CS, _MASKED_FA = int(WqeOpcode.ATOMIC_MASKED_CS), int(WqeOpcode.ATOMIC_MASKED_FA)
+
+_1DS, _2DS, _3DS = DEV_QP.sq_num_shift8_be_1ds, DEV_QP.sq_num_shift8_be_2ds, DEV_QP.sq_num_shift8_be_3ds
+_4DS, _5DS = DEV_QP.sq_num_shift8_be_4ds, DEV_QP.sq_num_shift8_be_5ds
+_INLINE_IN_3DS = 12  # payload bytes that share a segment with the inline header
+_OPMOD_SHIFT, _EXTENDED_4, _EXTENDED_8 = 24, 0x08, 0x09  # how long the words of a masked atomic are
+
+
+@device_function
+def wqe_address(qp, index):
+    """Address of the slot of `index` (`doca_gpu_dev_verbs_get_wqe_ptr`)."""
+    return ld_fixed64(qp + DEV_QP.sq_wqe_daddr) + ((index & ld_fixed16(qp + DEV_QP.sq_wqe_mask)) << WQEBB_SHIFT)
+
+
+@device_function
+def _start(qp, index, at, opcode, ds, flags, imm):
+    """Write the control segment: where the WQE is. `ds` is the field with the QPN and the number of segments."""
+    wqe = at if at != 0 else wqe_address(qp, index)
+    first = be32((index & PI_MASK) << WQE_IDX_SHIFT | opcode)
+    st128(wqe, pack64(first, ld_fixed32(qp + ds)), pack64(flags << 24, be32(imm)))
+    return wqe
+
+
+@device_function
+def _raddr(segment, raddr, rkey):
+    st128(segment, be64(raddr), pack64(be32(rkey), 0))
+
+
+@device_function
+def data_segment(segment, laddr, lkey, nbytes):
+    """`nbytes` at `laddr`, under `lkey`: 16 bytes of a WQE."""
+    st128(segment, pack64(be32(nbytes & (INLINE_SEG - 1)), be32(lkey)), be64(laddr))
+
+
+@device_function
+def prepare_nop(qp, index, flags=CQ_UPDATE, at=0):
+    """NOP (`doca_gpu_dev_verbs_wqe_prepare_nop`)."""
+    _start(qp, index, at, NOP, _1DS, flags, 0)
+
+
+@device_function
+def prepare_write(qp, index, raddr, rkey, laddr, lkey, nbytes, flags=CQ_UPDATE, opcode=RDMA_WRITE, imm=0, at=0):
+    """RDMA WRITE of one local segment (`doca_gpu_dev_verbs_wqe_prepare_write`)."""
+    wqe = _start(qp, index, at, opcode, _3DS, flags, imm)
+    _raddr(wqe + 16, raddr, rkey)
+    data_segment(wqe + 32, laddr, lkey, nbytes)
+
+
+@device_function
+def prepare_write2(
+    qp, index, raddr, rkey, laddr0, lkey0, nbytes0, laddr1, lkey1, nbytes1, flags=CQ_UPDATE, opcode=RDMA_WRITE, imm=0,
+    at=0,
+):  # fmt: skip
+    """RDMA WRITE gathered from two local segments (`doca_gpu_dev_verbs_wqe_prepare_write`, second form)."""
+    wqe = _start(qp, index, at, opcode, _4DS, flags, imm)
+    _raddr(wqe + 16, raddr, rkey)
+    data_segment(wqe + 32, laddr0, lkey0, nbytes0)
+    data_segment(wqe + 48, laddr1, lkey1, nbytes1)
+
+
+@device_function
+def prepare_write_value(qp, index, raddr, rkey, value, nbytes, flags=CQ_UPDATE, at=0):
+    """Inline RDMA WRITE of the low `nbytes` (1 to 8) of `value` (`…prepare_inl_rdma_write_wqe_header`, `_data`)."""
+    wqe = _start(qp, index, at, RDMA_WRITE, _3DS, flags, 0)
+    _raddr(wqe + 16, raddr, rkey)
+    st128(wqe + 32, pack64(be32(nbytes | INLINE_SEG), value), value >> 32)
+
+
+@device_function
+def prepare_write_inline(qp, index, raddr, rkey, laddr, nbytes, flags=CQ_UPDATE, at=0):
+    """Inline RDMA WRITE of at most 28 bytes read from `laddr`, which needs no key (`…wqe_prepare_write_inl`).
+
+    OK, or EINVAL for another length, and then nothing is written.
+    """
+    if nbytes < 0 or nbytes > MAX_INLINE:
+        return EINVAL
+    wqe = _start(qp, index, at, RDMA_WRITE, _3DS if nbytes <= _INLINE_IN_3DS else _4DS, flags, 0)
+    _raddr(wqe + 16, raddr, rkey)
+    st128(wqe + 32, pack64(be32(nbytes | INLINE_SEG), 0), 0)
+    copy(wqe + 36, laddr, nbytes)
+    return OK
+
+
+@device_function
+def prepare_read(qp, index, raddr, rkey, laddr, lkey, nbytes, flags=CQ_UPDATE, at=0):
+    """RDMA READ into one local segment (`doca_gpu_dev_verbs_wqe_prepare_read`)."""
+    wqe = _start(qp, index, at, RDMA_READ, _3DS, flags, 0)
+    _raddr(wqe + 16, raddr, rkey)
+    data_segment(wqe + 32, laddr, lkey, nbytes)
+
+
+@device_function
+def prepare_read2(qp, index, raddr, rkey, laddr0, lkey0, nbytes0, laddr1, lkey1, nbytes1, flags=CQ_UPDATE, at=0):
+    """RDMA READ scattered to two local segments (`doca_gpu_dev_verbs_wqe_prepare_read`, second form)."""
+    wqe = _start(qp, index, at, RDMA_READ, _4DS, flags, 0)
+    _raddr(wqe + 16, raddr, rkey)
+    data_segment(wqe + 32, laddr0, lkey0, nbytes0)
+    data_segment(wqe + 48, laddr1, lkey1, nbytes1)
+
+
+@device_function
+def prepare_send(qp, index, laddr, lkey, nbytes, flags=CQ_UPDATE, opcode=SEND, imm=0, at=0):
+    """SEND of one local segment, with immediate when `opcode` is SEND_IMM."""
+    wqe = _start(qp, index, at, opcode, _2DS, flags, imm)
+    data_segment(wqe + 16, laddr, lkey, nbytes)
+
+
+@device_function
+def prepare_atomic(qp, index, opcode, raddr, rkey, laddr, lkey, compare, swap_add, flags=CQ_UPDATE, at=0):
+    """8-byte ATOMIC_FA (adds `swap_add`) or ATOMIC_CS; the old value lands at `laddr` (`…wqe_prepare_atomic`)."""
+    wqe = _start(qp, index, at, opcode, _4DS, flags, 0)
+    _raddr(wqe + 16, raddr, rkey)
+    st128(wqe + 32, be64(swap_add), be64(compare))
+    data_segment(wqe + 48, laddr, lkey, 8)
+
+
+@device_function
+def prepare_masked_add(qp, index, nbytes, raddr, rkey, laddr, lkey, add, boundary=0, flags=CQ_UPDATE, at=0):
+    """Masked fetch-and-add of 4 or 8 bytes (`doca_gpu_dev_verbs_wqe_prepare_atomic_ext`, MASKED_FA).
+
+    The word is several fields: no carry goes from a bit that `boundary` has. OK, or EINVAL for another size.
+    """
+    if nbytes != 4 and nbytes != 8:
+        return EINVAL
+    opmod = (_EXTENDED_4 if nbytes == 4 else _EXTENDED_8) << _OPMOD_SHIFT
+    wqe = _start(qp, index, at, opmod | _MASKED_FA, _4DS, flags, 0)
+    _raddr(wqe + 16, raddr, rkey)
+    if nbytes == 4:
+        st128(wqe + 32, pack64(be32(add), be32(boundary)), 0)
+    else:
+        st128(wqe + 32, be64(add), be64(boundary))
+    data_segment(wqe + 48, laddr, lkey, nbytes)
+    return OK
+
+
+@device_function
+def prepare_masked_swap32(
+    qp, index, raddr, rkey, laddr, lkey, compare, swap, compare_mask=0xFFFF_FFFF, swap_mask=0xFFFF_FFFF,
+    flags=CQ_UPDATE, at=0,
+):  # fmt: skip
+    """Masked compare-and-swap of 4 bytes (`doca_gpu_dev_verbs_wqe_prepare_atomic_ext<4>`, MASKED_CS).
+
+    The bits of `swap_mask` are replaced by those of `swap` if the bits of `compare_mask` are those of `compare`.
+    """
+    wqe = _start(qp, index, at, _EXTENDED_4 << _OPMOD_SHIFT | _MASKED_CS, _4DS, flags, 0)
+    _raddr(wqe + 16, raddr, rkey)
+    st128(wqe + 32, pack64(be32(swap), be32(compare)), pack64(be32(swap_mask), be32(compare_mask)))
+    data_segment(wqe + 48, laddr, lkey, 4)
+
+
+@device_function
+def prepare_masked_swap64(
+    qp, index, raddr, rkey, laddr, lkey, compare, swap, compare_mask=-1, swap_mask=-1, flags=CQ_UPDATE
+):
+    """Masked compare-and-swap of 8 bytes (`doca_gpu_dev_verbs_wqe_prepare_atomic_ext<8>`, MASKED_CS).
+
+    It takes two slots, `index` and the next, and makes one completion, of `index`, which is what to wait for:
+    completions by index need a collapsed completion queue then, where the last one counts.
+    """
+    wqe = _start(qp, index, 0, _EXTENDED_8 << _OPMOD_SHIFT | _MASKED_CS, _5DS, flags, 0)
+    _raddr(wqe + 16, raddr, rkey)
+    st128(wqe + 32, be64(swap), be64(compare))
+    st128(wqe + 48, be64(swap_mask), be64(compare_mask))
+    data_segment(wqe_address(qp, index + 1), laddr, lkey, 8)
+
+
+@device_function
+def prepare_wait(qp, index, max_index, cqn, flags=CQ_UPDATE, at=0):
+    """WAIT until completion `max_index` (low 32 bits, from 0) of CQ `cqn` exists (`…wqe_prepare_wait`).
+
+    Only on a queue created with `core_direct_master`.
+    """
+    wqe = _start(qp, index, at, WAIT, _2DS, flags, 0)
+    st128(wqe + 16, 0, pack64(be32(max_index), be32(cqn)))
+
+
+@device_function
+def prepare_dump(qp, index, laddr, lkey, nbytes=1, flags=CQ_UPDATE, at=0):
+    """DUMP: the NIC reads `nbytes` at `laddr`, behind all before it on the queue (`…wqe_prepare_dump`)."""
+    wqe = _start(qp, index, at, DUMP, _2DS, flags, 0)
+    data_segment(wqe + 16, laddr, lkey, nbytes)

@@ -1,0 +1,88 @@
+"""Many queues for one kernel: their structures one behind the other, as an array in C."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, overload
+
+from ..errors import BadStateError, InvalidValueError
+from ..formats.device_structs import DEV_QP
+from ..verbs import QP
+from ..verbs.arguments import instance
+from .export import ExportedQp, ExportOptions
+from .handlers import mode_of, structure_kind
+from .structure import Place, places
+
+if TYPE_CHECKING:
+    from .gpu import Gpu
+
+_ALIGNMENT = 1 << 16
+
+
+class ExportedQps(Sequence[ExportedQp]):
+    """Exported QPs whose structures are an array (`doca_gpu_verbs_export_multi_qps_dev`); a kernel takes it as it is.
+
+    Element i is at `device_address` + i × `STRIDE`. Each element is an `ExportedQp`; closing the array closes them all.
+    """
+
+    STRIDE = DEV_QP.size
+
+    def __init__(self, gpu: Gpu, qps: Sequence[QP | ExportedQp], options: ExportOptions):
+        if not qps:
+            raise InvalidValueError("no queue pairs to export: an array needs at least one")
+        for i, qp in enumerate(qps):
+            if instance(f"qps[{i}]", qp, QP, ExportedQp) in qps[:i]:
+                raise InvalidValueError(f"qps[{i}], QP {qp.qpn:#x}, is in the list twice")
+        modes = [qp.send_dbr_mode if isinstance(qp, ExportedQp) else mode_of(qp, options.send_dbr_mode) for qp in qps]
+        nbytes, offsets = places(len(qps))
+        with ExitStack() as undo:
+            memory = gpu.alloc(nbytes, structure_kind(modes, options.cpu_gpu), _ALIGNMENT)
+            undo.callback(memory.close)
+            found = []
+            for qp, offset in zip(qps, offsets, strict=True):
+                place = Place(memory, *offset)
+                if isinstance(qp, ExportedQp):
+                    qp.move(place)
+                else:
+                    qp = gpu.export(qp, options, place)
+                undo.callback(qp.close)
+                found.append(qp)
+            self._qps, self._memory, self._undo = tuple(found), memory, undo.pop_all()
+
+    @property
+    def device_address(self) -> int:
+        """The `struct doca_gpu_dev_verbs_qp *` of element 0."""
+        if self._memory.closed:
+            raise BadStateError("this array of exported QPs is closed")
+        return self._memory.device_address
+
+    def used_by(self, launch: Any) -> None:
+        """Called when a kernel is launched with the array as an argument."""
+        for qp in self._qps:
+            qp.used_by(launch)
+
+    def close(self) -> None:
+        """`doca_gpu_verbs_unexport_multi_qps_dev`: every element, then the array. Idempotent."""
+        self._undo.close()
+
+    @overload
+    def __getitem__(self, index: int) -> ExportedQp: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[ExportedQp]: ...
+
+    def __getitem__(self, index: int | slice) -> ExportedQp | Sequence[ExportedQp]:
+        return self._qps[index]
+
+    def __len__(self) -> int:
+        return len(self._qps)
+
+    def __enter__(self) -> ExportedQps:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __reduce__(self):
+        raise BadStateError("an array of exported QPs cannot be pickled: export them in the other process")

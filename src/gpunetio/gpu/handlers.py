@@ -1,0 +1,93 @@
+"""How the doorbells of an exported queue reach the NIC: which ways are possible, and which one is taken."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from ..enums import MemType, NicHandler, QpSendDbrMode, SendDbrModeExt, UarAllocationType
+from ..errors import DriverError, InvalidValueError
+from ..verbs import QP
+from ..verbs.arguments import member
+
+if TYPE_CHECKING:
+    from .gpu import Gpu
+
+logger = logging.getLogger("gpunetio.gpu")
+
+_VALID, _HW, _EMULATED = SendDbrModeExt
+_OF_QP = {_VALID: QpSendDbrMode.DBR_VALID, _HW: QpSendDbrMode.NO_DBR_EXT, _EMULATED: QpSendDbrMode.DBR_VALID}
+_DIRECT = {
+    _VALID: (NicHandler.GPU_SM_DB, "kernels ring the doorbell and keep its record"),
+    _HW: (NicHandler.GPU_SM_NO_DBR, "kernels ring the doorbell, and the NIC needs no record"),
+    _EMULATED: (NicHandler.GPU_SM_NO_DBR, "kernels ring the doorbell, and the CPU keeps its record"),
+}
+
+
+def mode_of(qp: QP, asked: SendDbrModeExt | None) -> SendDbrModeExt:
+    """Who keeps the doorbell record of a queue pair: as it was created, or as asked if that fits."""
+    if asked is None:
+        if qp.send_dbr_mode == QpSendDbrMode.NO_DBR_EXT:
+            return _HW
+        return _EMULATED if qp.emulate_no_dbr_ext else _VALID
+    mode = member("send_dbr_mode", asked, SendDbrModeExt)
+    if _OF_QP[mode] != qp.send_dbr_mode:
+        raise InvalidValueError(
+            f"send_dbr_mode {mode.name} needs a queue pair with {_OF_QP[mode].name}, and {qp} has "
+            f"{QpSendDbrMode(qp.send_dbr_mode).name}"
+        )
+    return mode
+
+
+def check(gpu: Gpu, qp: QP, handler: NicHandler, mode: SendDbrModeExt, cpu_gpu: bool) -> None:
+    """InvalidValueError for a handler that cannot drive this queue."""
+    if handler is NicHandler.GPU_SM_NO_DBR and mode is _VALID:
+        raise InvalidValueError(
+            f"NIC handler GPU_SM_NO_DBR leaves the doorbell record alone, and {qp} needs it: create it with "
+            "send_dbr_mode NO_DBR_HW or NO_DBR_SW_EMULATED"
+        )
+    if handler is NicHandler.GPU_SM_BF and qp.uar.kind != UarAllocationType.BLUEFLAME:
+        raise InvalidValueError(
+            f"NIC handler GPU_SM_BF writes to a BlueFlame register, and {qp} has a {qp.uar.kind.name} page: give it "
+            "external_uar=ctx.create_uar(UarAllocationType.BLUEFLAME)"
+        )
+    if mode is _EMULATED and not (cpu_gpu or gpu.backend.maps_gpu_memory):
+        raise InvalidValueError(
+            "send_dbr_mode NO_DBR_SW_EMULATED: the CPU must see the indices in the queue's structure, and without "
+            "GDRCopy it sees no GPU memory; use queue_memory='cpu_gpu', VALID_DBR or NO_DBR_HW"
+        )
+
+
+def structure_kind(modes: list[SendDbrModeExt], cpu_gpu: bool) -> MemType:
+    """The memory that queues' structures need: with a CPU mapping when a thread of the CPU follows their indices."""
+    if cpu_gpu:
+        return MemType.CPU_GPU
+    return MemType.GPU_CPU if _EMULATED in modes else MemType.GPU
+
+
+def choose(
+    gpu: Gpu, qp: QP, asked: NicHandler, mode: SendDbrModeExt, cpu_gpu: bool, why: str
+) -> tuple[NicHandler, int | None]:
+    """The handler, and the register's address in the GPU, which is mapped there unless the CPU rings.
+
+    `why` is what the log says of a handler that was asked for. DriverError when that needs a register which cannot be
+    mapped; AUTO takes the CPU proxy then.
+    """
+    level, handler, register = logging.INFO, asked, None
+    if asked is NicHandler.AUTO and cpu_gpu:
+        handler, why = NicHandler.CPU_PROXY, "as its queues are in CPU_GPU memory"
+    elif asked is not NicHandler.CPU_PROXY:
+        try:
+            register = gpu.registers.export(qp.doorbell_register)
+            if asked is NicHandler.AUTO:
+                handler, why = _DIRECT[mode]
+        except DriverError as error:
+            if asked is not NicHandler.AUTO:
+                raise DriverError(
+                    f"NIC handler {asked.name}: the doorbell register of {qp} cannot be mapped into GPU {gpu.name} "
+                    f"({error}); use AUTO or CPU_PROXY", error.status, error.syndrome,
+                ) from error  # fmt: skip
+            level, handler = logging.WARNING, NicHandler.CPU_PROXY
+            why = f"as its doorbell register cannot be mapped ({error}): enabling CPU proxy mode"
+    logger.log(level, "%s on GPU %s: NIC handler %s, %s", qp, gpu.name, handler.name, why)
+    return handler, register

@@ -1,0 +1,219 @@
+"""The CPU proxy: kernels leave the producer index in memory, and a thread of the host rings the doorbell."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import select
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from ..device.launch import observers
+from ..enums import MemType, SendDbrModeExt
+from ..errors import BadStateError, FullError, InvalidValueError, TimedOutError
+from ..formats.doorbell import QP_DBREC
+from ..memory import HostMemory
+from ..nic.engine import POLLFD, yield_every
+from ..verbs import QP
+from .proxy_loop import PROXY, PROXY_ROW, ask, forward, serve
+
+if TYPE_CHECKING:
+    from .export import ExportedQp
+    from .gpu import Gpu
+
+CAPACITY = 1 << 14  # queues of a service
+SPIN_NS = 1_000_000  # behind the last doorbell, while no kernel runs that we know of
+SLEEP_MS = 1
+_ANSWER_TIMEOUT = 10.0
+_WORD_BYTES = 64  # the word that kernels write has a cache line of its own
+
+
+class Forwarding:
+    """What the CPU does for one queue: it sees the producer index at a word, keeps the record and rings.
+
+    Without `word`, the host address of an index that kernels count anyway, kernels announce at `device_address`, a word
+    of our own.
+    """
+
+    def __init__(self, gpu: Gpu, qp: QP, mode: SendDbrModeExt, word: int | None = None):
+        self._memory = gpu.alloc(_WORD_BYTES + PROXY_ROW.size, MemType.CPU_GPU, _WORD_BYTES)
+        self.device_address = self._memory.device_address
+        self._row = PROXY_ROW.at(self._memory.array, _WORD_BYTES)
+        self._word = self._memory.array[:8].view("<i8")
+        self.row_address = int(self._row.ctypes.data)
+        self._row["word"] = int(self._word.ctypes.data) if word is None else word
+        self._row["early"] = word is None  # otherwise kernels ring, and only the record is late
+        self._row["register"], self._row["qpn"] = qp.doorbell_register, qp.qpn
+        if mode is not SendDbrModeExt.NO_DBR_HW:
+            self._row["record"] = qp.dbr_address + QP_DBREC.snd
+        self.service: ProxyService | None = None
+
+    @property
+    def announced(self) -> int:
+        """The producer index that kernels have left in the word of our own; 0 without one."""
+        return int(self._word[0])
+
+    @property
+    def forwarded(self) -> int:
+        """The last index that was forwarded."""
+        return int(self._row["last"])
+
+    def progress(self) -> bool:
+        """Forward what is new: whether something was."""
+        return bool(forward(self.row_address))
+
+    def watch(self, word: int) -> None:
+        """The index that kernels count has moved to another place. No service may be at work."""
+        self._row["word"] = word
+
+    def reset(self) -> None:
+        """The queue counts from 0 again. No service may be at work."""
+        self._word[0] = self._row["last"] = 0
+
+    def close(self) -> None:
+        """Give the memory back."""
+        if self.service:
+            self.service.drop(self)
+        self._memory.close()
+
+
+class ProxyService:
+    """A thread that forwards the doorbells of many queues (`doca_gpu_verbs_create_service`).
+
+    It spins, yielding its core, while kernels run that were launched by `@kernel`, and sleeps when none has announced
+    anything for a millisecond; it then looks every millisecond.
+    """
+
+    def __init__(self):
+        self._memory = HostMemory(PROXY.size + POLLFD.itemsize + 8 * CAPACITY)
+        self._proxy = self._memory.view(PROXY.dtype)[0]
+        self._rows = self._memory.view("<i8", PROXY.size + POLLFD.itemsize, CAPACITY)
+        self._lock, self._kick_lock = threading.Lock(), threading.Lock()
+        self._served: list[Forwarding] = []
+        self._pid = os.getpid()
+        self._kick_fd: int | None = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._memory.view(POLLFD, PROXY.size)[0] = (self._kick_fd, select.POLLIN, 0)
+        proxy = self._proxy
+        proxy["rows"], proxy["pollfd"] = int(self._rows.ctypes.data), self._memory.address + PROXY.size
+        proxy["kick_fd"], proxy["spin_ns"], proxy["sleep_ms"] = self._kick_fd, SPIN_NS, SLEEP_MS
+        proxy["yield_every"] = yield_every()
+        proxy["stop"] = 1
+        serve(self._memory.address)  # compiles, or loads from the cache, and returns at once
+        proxy["stop"] = 0
+        observers.append(self._launched)
+        self._thread = threading.Thread(
+            target=serve, args=(self._memory.address,), name="gpunetio proxy", daemon=True
+        )
+        self._thread.start()
+        atexit.register(self.close)
+
+    def monitor(self, queue: ExportedQp) -> None:
+        """Forward for this queue from now on (`doca_gpu_verbs_service_monitor_qp`), instead of another service."""
+        self._check()
+        forwarding = queue.forwarding
+        if forwarding.service is self:
+            return
+        if forwarding.service:
+            forwarding.service.drop(forwarding)
+        self.add(forwarding)
+
+    def forget(self, queue: ExportedQp) -> None:
+        """Forward for this queue no more: when this returns, the thread touches nothing of it."""
+        self._check()
+        if queue.forwarding.service is not self:
+            raise InvalidValueError(f"{queue.qp} is not monitored by this service")
+        self.drop(queue.forwarding)
+
+    def add(self, forwarding: Forwarding) -> None:
+        """Take a queue in that no service has."""
+        with self._lock:
+            count = len(self._served)
+            if count == CAPACITY:
+                raise FullError(f"a proxy service takes {CAPACITY} queues: create another one")
+            self._served.append(forwarding)
+            self._rows[count] = forwarding.row_address
+            self._proxy["count"] = count + 1
+            forwarding.service = self
+        self._kick()
+
+    def drop(self, forwarding: Forwarding) -> None:
+        """Leave a queue alone; the thread has done so when this returns."""
+        with self._lock:
+            at, last = self._served.index(forwarding), len(self._served) - 1
+            self._served[at] = self._served[last]
+            self._rows[at] = self._rows[last]
+            self._served.pop()
+            self._proxy["count"] = last
+            forwarding.service = None
+            self._settle()
+
+    def _settle(self) -> None:
+        """Wait until the thread has seen the table as it is now."""
+        if not self.running:
+            return
+        ask(self._memory.address)
+        self._kick()
+        end = time.monotonic() + _ANSWER_TIMEOUT
+        while int(self._proxy["answered"]) != int(self._proxy["asked"]):
+            if time.monotonic() > end:
+                raise TimedOutError(f"the proxy service did not answer within {_ANSWER_TIMEOUT:g} s")
+            os.sched_yield()
+
+    def _launched(self, change: int) -> None:
+        """A kernel has been launched (+1) or has ended (-1)."""
+        with self._kick_lock:  # those that ran when the service began are not counted, and end all the same
+            self._proxy["busy"] = max(0, int(self._proxy["busy"]) + change)
+        if change > 0:
+            self._kick()
+
+    def _kick(self) -> None:
+        with self._kick_lock:
+            if self._kick_fd is not None:
+                os.eventfd_write(self._kick_fd, 1)
+
+    @property
+    def running(self) -> bool:
+        """Whether the thread is at work."""
+        return self._thread.is_alive()
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close()` was called."""
+        return self._kick_fd is None
+
+    def close(self) -> None:
+        """Stop the thread (`doca_gpu_verbs_destroy_service`); queues that it had are not forwarded any more."""
+        if self.closed or self._pid != os.getpid():
+            return
+        atexit.unregister(self.close)
+        if self._launched in observers:  # a fork empties the list
+            observers.remove(self._launched)
+        self._proxy["stop"] = 1
+        self._kick()
+        self._thread.join(_ANSWER_TIMEOUT)
+        if self.running:
+            raise TimedOutError(f"the proxy service did not stop within {_ANSWER_TIMEOUT:g} s")
+        with self._lock:
+            for forwarding in self._served:
+                forwarding.service = None
+            self._served.clear()
+        with self._kick_lock:
+            os.close(int(self._proxy["kick_fd"]))
+            self._kick_fd = None
+        self._memory.close()
+
+    def _check(self) -> None:
+        if self._pid != os.getpid():
+            raise BadStateError(f"the proxy service was created in process {self._pid}: create one here")
+        if self.closed:
+            raise BadStateError("the proxy service is closed")
+
+    def __enter__(self) -> ProxyService:
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self.close()
+
+    def __reduce__(self):
+        raise BadStateError("a proxy service cannot be pickled: it is a thread of this process")

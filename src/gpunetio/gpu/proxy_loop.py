@@ -1,0 +1,147 @@
+"""The CPU proxy's loop, compiled: it looks at what kernels announce, and rings the doorbells for them."""
+
+from __future__ import annotations
+
+from numba import types
+
+from ..device.compile import engine_function
+from ..device.ops import (
+    be32,
+    be64,
+    clock_ns,
+    fence_acquire_sys,
+    fence_release_sys,
+    ld_acquire64,
+    ld_relaxed64,
+    pause,
+    st_mmio64,
+    st_relaxed32,
+    st_release64,
+    yield_thread,
+)  # fmt: skip
+from ..device.struct_view import struct_view
+from ..formats.doorbell import PI_MASK, WQE_IDX_SHIFT
+from ..formats.layout import Entry
+
+_poll = types.ExternalFunction("poll", types.int32(types.int64, types.uint64, types.int32))
+_read = types.ExternalFunction("read", types.int64(types.int32, types.int64, types.uint64))
+
+# A queue: kernels leave the producer index at `word`, and `last` is the one that was forwarded. `record` 0: the device
+# needs none. `early`: the register is rung before the record is written, too, for latency.
+PROXY_ROW = Entry("proxy_row", 64, """
+    word             0  i64
+    last             8  i64
+    register        16  i64
+    record          24  i64
+    qpn             32  i64
+    early           40  i64
+""")
+
+# A service: the addresses of `count` rows are at `rows`. Who has changed that table counts `asked` up and waits until
+# `answered` is equal: from then on the thread knows the new one and touches nothing else. `busy` kernels run.
+PROXY = Entry("proxy", 128, """
+    stop             0  i64
+    asked            8  i64
+    answered        16  i64
+    busy            24  i64
+    count           32  i64
+    rows            40  i64
+    spin_ns         48  i64
+    sleep_ms        56  i64
+    yield_every     64  i64
+    pollfd          72  i64
+    kick_fd         80  i64
+    drained         88  i64
+""")
+
+row_at, proxy_at = struct_view(PROXY_ROW), struct_view(PROXY)
+
+
+@engine_function
+def _ring(row, producer):
+    r = row_at(row)
+    fence_release_sys()
+    st_mmio64(r.register, be64((producer & PI_MASK) << 32 + WQE_IDX_SHIFT | r.qpn << 8))
+
+
+@engine_function
+def forward(row):
+    """Forward what kernels have announced since the last time (`doca_gpu_verbs_cpu_proxy_progress`): 1, or 0."""
+    r = row_at(row)
+    producer = ld_relaxed64(r.word)
+    if producer == r.last:
+        return 0
+    fence_acquire_sys()
+    if r.early != 0:
+        _ring(row, producer)
+    if r.record != 0:
+        fence_release_sys()
+        st_relaxed32(r.record, be32(producer & PI_MASK))
+        _ring(row, producer)
+    r.last = producer
+    return 1
+
+
+@engine_function
+def ask(proxy):
+    """The table has changed."""
+    st_release64(proxy + PROXY.asked, proxy_at(proxy).asked + 1)
+
+
+@engine_function
+def _turn(proxy):
+    asked = ld_acquire64(proxy + PROXY.asked)
+    if asked != proxy_at(proxy).answered:
+        st_release64(proxy + PROXY.answered, asked)
+    done = 0
+    rows = proxy_at(proxy).rows
+    for i in range(ld_relaxed64(proxy + PROXY.count)):
+        done += forward(ld_relaxed64(rows + 8 * i))
+    return done
+
+
+@engine_function
+def _must_watch(proxy):
+    """Whether a kernel may announce something at any moment."""
+    return ld_relaxed64(proxy + PROXY.busy) > 0 and ld_relaxed64(proxy + PROXY.count) != 0
+
+
+@engine_function
+def _sleep(proxy):
+    """Sleep until kicked, or for `sleep_ms`, as a store of a kernel that nobody told of wakes no thread."""
+    p = proxy_at(proxy)
+    if _poll(p.pollfd, 1, p.sleep_ms if ld_relaxed64(proxy + PROXY.count) != 0 else -1) > 0:
+        _read(p.kick_fd, proxy + PROXY.drained, 8)
+
+
+@engine_function
+def serve(proxy):
+    """Forward for all queues until told to stop; awake while kernels run, and for `spin_ns` behind a doorbell."""
+    p = proxy_at(proxy)
+    idle = 0
+    idle_since = 0
+    asleep = 0
+    while ld_relaxed64(proxy + PROXY.stop) == 0:
+        if _turn(proxy) > 0:
+            idle = 0
+            idle_since = 0
+            asleep = 0
+            continue
+        if asleep != 0:
+            if _must_watch(proxy):
+                asleep = 0
+            else:
+                _sleep(proxy)
+            continue
+        idle += 1
+        if idle % p.yield_every != 0:
+            pause()
+            continue
+        yield_thread()
+        if _must_watch(proxy):
+            continue
+        now = clock_ns()
+        if idle_since == 0:
+            idle_since = now
+        elif now - idle_since > p.spin_ns:
+            asleep = 1

@@ -1,0 +1,119 @@
+"""The structure that kernels hold a pointer to, and the one behind it: where they lie, and how a QP fills them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..enums import CqOverrun, NicHandler
+from ..formats.cqe import CQE_SIZE
+from ..formats.device_structs import DEV_CQ, DEV_QP, DEV_RQ, DEV_SIDE
+from ..formats.doorbell import CQ_DBREC, QP_DBREC
+from ..formats.wqe import WQEBB
+from ..memory import round_up
+from ..verbs import CQ, QP
+from .completions import produced
+from .memory import GpuMemory
+
+ToDevice = Callable[[int, int], int]  # address and bytes of host memory → its device address
+
+_ALIGNMENT = 64  # of the side structures
+_RECORD_BYTES = 4  # of a receive counter
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a queue's two structures lie: byte offsets in GPU memory."""
+
+    memory: GpuMemory
+    qp: int
+    side: int
+
+    @property
+    def device_address(self) -> int:
+        """The `struct doca_gpu_dev_verbs_qp *`."""
+        return self.memory.device_address + self.qp
+
+    def read(self) -> np.ndarray:
+        """A copy of the QP's structure."""
+        return self.memory.read(self.qp, DEV_QP.size)
+
+    def read_side(self) -> np.ndarray:
+        """A copy of the side structure."""
+        return self.memory.read(self.side, DEV_SIDE.size)
+
+    def write(self, image: np.ndarray, side: np.ndarray) -> None:
+        """Replace both."""
+        at = self.memory.device_address + self.side
+        DEV_QP.at(image)["side"] = at
+        if DEV_RQ.at(side, DEV_SIDE.own_rq)["wqe_num"]:
+            DEV_SIDE.at(side)["rq"] = at + DEV_SIDE.own_rq
+        self.memory.write(side, self.side)
+        self.memory.write(image, self.qp)
+
+
+def places(count: int) -> tuple[int, list[tuple[int, int]]]:
+    """Room for `count` queues, one behind the other: bytes, and the two offsets of each. Side structures follow."""
+    sides = round_up(count * DEV_QP.size, _ALIGNMENT)
+    offsets = [(i * DEV_QP.size, sides + i * DEV_SIDE.size) for i in range(count)]
+    return sides + count * DEV_SIDE.size, offsets
+
+
+def images(
+    qp: QP, cq: CQ, handler: NicHandler, doorbell: int, timeout: float, shared_rq: int, to_device: ToDevice
+) -> tuple[np.ndarray, np.ndarray]:
+    """Both structures of a queue pair that is in RST, or has not been used since.
+
+    `doorbell` is what kernels ring, a device address; `timeout` ends a device wait, in seconds; `shared_rq` is the
+    structure of the shared receive queue, if there is one.
+    """
+    image, side_image = np.zeros(DEV_QP.size, np.uint8), np.zeros(DEV_SIDE.size, np.uint8)
+    q, side = DEV_QP.at(image), DEV_SIDE.at(side_image)
+    q["sq_num"], q["sq_num_shift8"] = qp.qpn, qp.qpn << 8 & 0xFFFF_FFFF
+    q["sq_num_shift8_be"] = _be32(qp.qpn << 8)
+    for ds in range(1, 6):
+        q[f"sq_num_shift8_be_{ds}ds"] = _be32(qp.qpn << 8 | ds)
+    q["sq_wqe_num"], q["sq_wqe_mask"] = qp.sq_entries, qp.sq_entries - 1
+    q["sq_wqe_daddr"] = to_device(qp.sq_address, qp.sq_entries * WQEBB)
+    q["sq_dbrec"] = to_device(qp.dbr_address, QP_DBREC.size) + QP_DBREC.snd
+    q["sq_db"], q["nic_handler"] = doorbell, handler
+    _fill_cq(DEV_CQ.at(image, DEV_QP.cq_sq), cq, to_device)
+    side["timeout_ns"] = int(timeout * 1e9)
+    if receives(qp):
+        assert qp.receive_cq is not None
+        _fill_cq(DEV_CQ.at(side_image, DEV_SIDE.cq_rq), qp.receive_cq, to_device)
+        side["tells_cq"] = qp.receive_cq.overrun != CqOverrun.ENABLE
+        side["rq"] = shared_rq
+    if qp.rq_entries:
+        fill_rq(
+            DEV_RQ.at(side_image, DEV_SIDE.own_rq), qp.rq_address, qp.rq_entries, qp.rq_stride,
+            qp.dbr_address + QP_DBREC.rcv, to_device,
+        )  # fmt: skip
+    return image, side_image
+
+
+def receives(qp: QP) -> bool:
+    """Whether kernels can receive on it, from its own receive queue or a shared one."""
+    return qp.receive_cq is not None and bool(qp.rq_entries or qp.init_attr.srq)
+
+
+def fill_rq(rq: np.ndarray, ring: int, entries: int, stride: int, record: int, to_device: ToDevice) -> None:
+    """The structure of a receive queue with nothing posted."""
+    rq["wqe_daddr"] = to_device(ring, entries * stride)
+    rq["dbrec"] = to_device(record, _RECORD_BYTES)
+    rq["wqe_num"], rq["wqe_size"] = entries, stride
+
+
+def _fill_cq(c: np.ndarray, cq: CQ, to_device: ToDevice) -> None:
+    """`cqe_rsvd` is added to a WQE's index to find its CQE: how many CQEs the NIC had written before."""
+    c["cqe_daddr"] = to_device(cq.ring_address, cq.entries * CQE_SIZE)
+    c["cq_num"], c["cqe_num"], c["cqe_size"] = cq.cqn, cq.entries, CQE_SIZE
+    c["cqe_mask"] = 0 if cq.collapsed else cq.entries - 1  # the ring of a collapsed CQ is one slot
+    c["dbrec"] = to_device(cq.dbr_address, CQ_DBREC.size)
+    c["cqe_rsvd"] = cq.consumer_index + produced(cq, cq.consumer_index, 0)
+
+
+def _be32(value: int) -> int:
+    return int.from_bytes((value & 0xFFFF_FFFF).to_bytes(4, "big"), "little")

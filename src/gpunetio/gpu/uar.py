@@ -1,0 +1,54 @@
+"""Doorbell registers that kernels ring: mapped into the GPU once, however many queues share one."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from ..errors import DriverError, InvalidValueError
+from ..verbs.arguments import whole
+
+_BYTES = 8
+
+
+class RegisterTable:
+    """The registers that are mapped into one GPU, and how many users each has."""
+
+    def __init__(self, backend: Any):
+        self._backend = backend
+        self._device: dict[int, int] = {}  # address of a register → its device address
+        self._users: dict[int, list[int]] = {}  # device address → address of the register, users
+        self._lock = threading.Lock()
+
+    def can_map(self, address: int) -> bool:
+        """Whether the register can be mapped; it is not mapped afterwards unless it was before."""
+        try:
+            self.unexport(self.export(address))
+        except DriverError:
+            return False
+        return True
+
+    def export(self, address: int) -> int:
+        """Map the register, or count one more user: its device address. DriverError when that is impossible."""
+        address = whole("address", address)
+        if address <= 0 or address % _BYTES:
+            raise InvalidValueError(f"{address:#x} is no doorbell register: give the address of an aligned 8-byte word")
+        with self._lock:
+            if address not in self._device:
+                device_address = self._backend.map(address, _BYTES, io=True)
+                self._device[address] = device_address
+                self._users[device_address] = [address, 0]
+            device_address = self._device[address]
+            self._users[device_address][1] += 1
+            return device_address
+
+    def unexport(self, device_address: int) -> None:
+        """One user less; the last one's leaving takes the mapping away."""
+        with self._lock:
+            if device_address not in self._users:
+                raise InvalidValueError(f"nothing is mapped at {device_address:#x}: give what export_uar() returned")
+            entry = self._users[device_address]
+            entry[1] -= 1
+            if entry[1] == 0:
+                del self._users[device_address], self._device[entry[0]]
+                self._backend.unmap(entry[0], _BYTES)

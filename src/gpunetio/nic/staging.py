@@ -1,0 +1,188 @@
+"""Far bytes on their way to a wire: they are fetched ahead, in large pieces, into slots of pinned memory.
+
+Packets are filled from a slot as from any host memory, by a QP's turn that finds it filled; until then the QP waits,
+and while it sends from one slot the next is fetched. What is sent again is fetched again, unless it is still there. A
+slot that its QP has left alone for a while, because its window is full or its peer is silent, goes to whoever needs
+one.
+"""
+
+from __future__ import annotations
+
+from ..device.compile import device_function, engine_function
+from ..device.ops import copy, ld64
+from ..device.struct_view import struct_view
+from ..formats.layout import Entry
+from .message import MESSAGE
+from .movers import ended, explain_copy, far, mover_at, move_far, on_gpu
+from .reasons import Reason
+from .tables import nic_at
+
+SLOTS = 32
+SLOT_BYTES = 256 << 10
+ABANDONED = -1  # the tag of a slot that is being filled for nobody
+IDLE_NS = 1_000_000  # after which a slot is not thought to be needed soon
+
+# Bytes [begin, end) of the message `tag` of the QP at `row`, which is 0 for a free slot. `filled` once `fence` was
+# reached.
+SLOT = Entry("slot", 128, """
+    row              0  i64
+    tag              8  i64
+    begin           16  i64
+    end             24  i64
+    address         32  i64
+    mover           40  i64
+    fence           48  i64
+    failures        56  i64
+    filled          64  i64
+    used_at         72  i64
+""")
+slot_at = struct_view(SLOT)
+
+_COPY_FAILED = int(Reason.COPY_FAILED)
+
+
+@device_function
+def request_tag(first):
+    """The tag of a request whose first packet has this PSN, which counts for ever."""
+    return first << 1
+
+
+@device_function
+def response_tag(serial):
+    """The tag of the response to a READ."""
+    return serial << 1 | 1
+
+
+@engine_function
+def _slot_of(nic, row, tag, offset):
+    """The slot with this byte of a message, or 0."""
+    for i in range(SLOTS):
+        slot = nic_at(nic).slots + i * SLOT.size
+        s = slot_at(slot)
+        if s.row == row and s.tag == tag and s.begin <= offset < s.end:
+            return slot
+    return 0
+
+
+@engine_function
+def _claim(nic, patient):
+    """A slot for a new piece, or 0. With `patient` only one that nobody has."""
+    best = 0
+    for i in range(SLOTS):
+        slot = nic_at(nic).slots + i * SLOT.size
+        s = slot_at(slot)
+        if s.row == 0 or (s.tag == ABANDONED and ended(s.mover, s.fence, s.failures) != 0):
+            return slot
+        if s.filled != 0 and (best == 0 or s.used_at < slot_at(best).used_at):
+            best = slot
+    if patient or best == 0 or nic_at(nic).now - slot_at(best).used_at < IDLE_NS:
+        return 0
+    return best
+
+
+@engine_function
+def _fetch(nic, row, slot, tag, message, begin, end):
+    """Have bytes [begin, end) of a message's segments brought into a slot: 0, or a reason."""
+    if on_gpu():
+        return 0
+    n = nic_at(nic)
+    s = slot_at(slot)
+    s.row, s.tag, s.begin, s.end, s.filled, s.used_at = row, tag, begin, end, 0, n.now
+    n.touched = 0
+    target = s.address
+    segment = message + MESSAGE.segments
+    offset = begin
+    while offset >= ld64(segment + 8):
+        offset -= ld64(segment + 8)
+        segment += 16
+    left = end - begin
+    while left > 0:
+        source = ld64(segment) + offset
+        part = min(left, ld64(segment + 8) - offset)
+        if far(source) == 0:
+            copy(target, source, part)
+        else:
+            reason = move_far(nic, target, source, part, 1)
+            if reason != 0:
+                s.row = 0
+                return reason
+        target += part
+        left -= part
+        offset = 0
+        segment += 16
+    s.mover, s.failures = n.touched, n.failures
+    if n.touched == 0:  # this piece is all in host memory
+        s.filled = 1
+    else:
+        s.fence = mover_at(n.touched).issued
+    return 0
+
+
+@engine_function
+def staged(nic, row, tag, message, offset, total):
+    """The slot with bytes from `offset` on of a message of `total`: 0 if it is not filled yet, or minus a reason."""
+    if on_gpu():
+        return 0
+    slot = _slot_of(nic, row, tag, offset)
+    if slot == 0:
+        slot = _claim(nic, False)
+        if slot == 0:
+            return 0
+        reason = _fetch(nic, row, slot, tag, message, offset, min(offset + SLOT_BYTES, total))
+        if reason != 0:
+            return -reason
+    s = slot_at(slot)
+    if s.end < total and _slot_of(nic, row, tag, s.end) == 0:
+        ahead = _claim(nic, True)
+        if ahead != 0:  # if this fails, it does so again when its turn comes
+            _fetch(nic, row, ahead, tag, message, s.end, min(s.end + SLOT_BYTES, total))
+    if s.filled == 0:
+        state = ended(s.mover, s.fence, s.failures)
+        if state == 0:
+            return 0
+        if state < 0:
+            s.row = 0
+            explain_copy(nic, s.mover, 0, s.end - s.begin)
+            return -_COPY_FAILED
+        s.filled = 1
+    s.used_at = nic_at(nic).now
+    return slot
+
+
+@device_function
+def leave(slot, sent):
+    """The message has been sent up to `sent`: behind the slot's end nothing more is needed from it."""
+    if sent >= slot_at(slot).end:
+        slot_at(slot).row = 0
+
+
+@engine_function
+def drop(nic, row, tag):
+    """A message is sent no more."""
+    if on_gpu():
+        return
+    for i in range(SLOTS):
+        s = slot_at(nic_at(nic).slots + i * SLOT.size)
+        if s.row == row and s.tag == tag:
+            if s.filled != 0:
+                s.row = 0
+            else:
+                s.tag = ABANDONED
+
+
+@engine_function
+def free_slots(nic, row):
+    """Free the slots of a QP that sends no more: whether nothing is on its way to them."""
+    n = nic_at(nic)
+    if n.mover_count == 0:
+        return True
+    still = True
+    for i in range(SLOTS):
+        s = slot_at(n.slots + i * SLOT.size)
+        if s.row != row:
+            continue
+        if s.filled != 0 or ended(s.mover, s.fence, s.failures) != 0:
+            s.row = 0
+        else:
+            still = False
+    return still
