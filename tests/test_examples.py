@@ -141,7 +141,7 @@ from numba import cuda, float64, int64, void
 from gpunetio.device.launch import offline
 import first_put, halo_exchange
 for kernel, types in (
-    (first_put.put_pieces, [int64] * 7), (halo_exchange.diffuse, [float64[:, :, ::1]] + [int64] * 10),
+    (first_put.put_pieces, [int64] * 7), (halo_exchange.diffuse, [float64[:, :, ::1]] + [int64] * 9),
 ):
     with offline((9, 0)):
         cuda.compile(kernel.py_func, void(*types), device=False, cc=(9, 0), output="ptx", abi="numba")
