@@ -44,13 +44,13 @@ NAMES = (
     "put", "get", "p", "signal", "put_signal", "p_signal", "mcst", "fence", "wait", "wait_all", "get_wait",
     "put_counter", "get_counter", "p_counter", "signal_counter", "put_signal_counter",
     "send", "send_imm", "recv", "recv_wait", "recv_wait_all", "recv_next", "recv_slot", "recv_bytes", "recv_imm",
-    "recv_inline", "poll_one", "poll", "copy", "sleep", "barrier", "skip",
+    "recv_inline", "recv_poll", "poll_one", "poll", "copy", "sleep", "barrier", "skip",
 )  # fmt: skip
 (
     PUT, GET, P, SIGNAL, PUT_SIGNAL, P_SIGNAL, MCST, FENCE, WAIT, WAIT_ALL, GET_WAIT,
     PUT_COUNTER, GET_COUNTER, P_COUNTER, SIGNAL_COUNTER, PUT_SIGNAL_COUNTER,
     SEND, SEND_IMM, RECV, RECV_WAIT, RECV_WAIT_ALL, RECV_NEXT, RECV_SLOT, RECV_BYTES, RECV_IMM,
-    RECV_INLINE, POLL_ONE, POLL, COPY, SLEEP, BARRIER, SKIP,
+    RECV_INLINE, RECV_POLL, POLL_ONE, POLL, COPY, SLEEP, BARRIER, SKIP,
 ) = range(len(NAMES))  # fmt: skip
 
 
@@ -141,6 +141,8 @@ def run_calls(calls, count, out):
             result = device.recv_imm(qp, ticket)
         elif what == RECV_INLINE:
             result = device.recv_inline(qp, ticket)
+        elif what == RECV_POLL:
+            result = device.recv_poll(qp, ticket, sharing)
         elif what == POLL_ONE:
             result = device.poll_one(qp, ticket, sharing)
         elif what == POLL:

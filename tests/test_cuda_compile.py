@@ -109,6 +109,7 @@ def two_sided(queue, raddr, rkey, laddr, lkey, n, out):
     arrival = device.recv_next(queue)
     device.st64(out, device.recv_imm(queue, arrival) + device.recv_slot(queue, arrival))
     device.st64(out, device.recv_inline(queue, arrival) + device.recv_wait_all(queue))
+    device.st64(out, device.recv_poll(queue, arrival))
 
 
 def groups(queue, raddr, rkey, laddr, lkey, n, out):
@@ -127,6 +128,22 @@ def exclusive_put(queue, raddr, rkey, laddr, lkey, n, out):
 
 def shared_put(queue, raddr, rkey, laddr, lkey, n, out):
     device.st64(out, device.put(queue, raddr, rkey, laddr, lkey, n, device.GPU))
+
+
+def exclusive_async_put(queue, raddr, rkey, laddr, lkey, n, out):
+    flags = device.ASYNC_STORE_RELEASE
+    device.st64(out, device.put(queue, raddr, rkey, laddr, lkey, n, device.EXCLUSIVE, flags))
+
+
+@device.device_function
+def own_slot():
+    return device.block_slot()
+
+
+def two_functions_slots(out):
+    device.st64(out, device.block_slot())
+    device.st64(out + 8, own_slot())
+    device.st64(out + 16, device.block_broadcast(out, 0))
 
 
 def engine(nic, out):
@@ -244,6 +261,20 @@ def test_doorbell_is_rung_with_an_mmio_store_behind_a_system_fence():
     at = order.index(ring)
     assert order[at - 1] == "fence.release.sys"
     assert ring in order[at + 1 :]
+
+
+def test_a_doorbell_that_is_its_own_fence_does_not_order_the_record():
+    ptx = ptx_of(exclusive_async_put, 7, (10, 0))
+    order = re.findall(r"st\.async[.\w]*|fence\.release\.sys|st\.relaxed\.sys\.global\.u32", ptx)
+    rings = [at for at, what in enumerate(order) if what.startswith("st.async")]
+    record = order.index("st.relaxed.sys.global.u32")
+    assert rings[0] < record < rings[1]
+    assert "fence.release.sys" in order[rings[0] : record]
+
+
+def test_a_block_has_one_slot():
+    """Numba compiles each device function to a module of its own."""
+    assert len(re.findall(r"\.shared .*\bgpunetio_block_slot", ptx_of(two_functions_slots, 1))) == 1
 
 
 def lto_ir(body: Callable, signature, name: str) -> bytes:

@@ -101,8 +101,8 @@ def atomics(value, out):
     ops.st64(out + 24, ops.fetch_max_gpu64(cell, 3))
     ops.st64(out + 32, ops.fetch_max_cta64(cell, 9))
     ops.st64(out + 40, ops.exchange64(cell, 77))
-    ops.st64(out + 48, ops.cas_gpu64(cell, 77, 1) * 10 + ops.cas_cta64(cell, 2, 3))
-    ops.st64(out + 56, ops.cas_sys64(cell, 1, 8) * 10 + ops.cas_gpu32(cell, 8, 4))
+    ops.st64(out + 48, ops.cas_gpu64(cell, 77, 1) * 10 + ops.cas_gpu64(cell, 2, 3))
+    ops.st64(out + 56, ops.cas_sys64(cell, 1, 8) * 10 + ops.cas_sys32(cell, 8, 4))
     ops.st64(out + 72, ops.cas_sys32(cell, 4, -1))
     ops.st64(out + 80, ops.cas_sys32(cell, -1, 6))
 

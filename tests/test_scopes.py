@@ -253,6 +253,24 @@ def test_a_bad_argument_is_its_threads_own(pair: Pair, what):
     assert np.array_equal(pair.there.array, expected.there)
 
 
+def test_one_of_many_rings(pair: Pair):
+    """Threads that come together and do not all ask for the doorbell: it rings."""
+    begin_anew(pair)
+    lanes = pair.gpu.warp
+    call = {
+        "what": "put", "raddr": pair.there.address, "rkey": pair.there_mr.rkey, "laddr": pair.here.address,
+        "lkey": pair.here_mr.lkey, "nbytes": 8, "qp": pair.a,
+    }  # fmt: skip
+    flags = [device.SKIP_DB_RINGING] * (lanes - 1) + [device.DEFAULT]
+    skip: list[Call] = [{"what": "skip"}] * (lanes - 1)
+    steps: list[list[Call]] = []
+    for i in range(4):
+        steps += [[call | {"code_opt": flag} for flag in flags], [*skip, {"what": "wait", "ref": 2 * i, "qp": pair.a}]]
+    results = run(pair.gpu, steps, sharing=GPU)
+    assert sorted(results[::2].ravel().tolist()) == list(range(4 * lanes))
+    assert results[1::2, -1].tolist() == [device.OK] * 4
+
+
 def test_a_group_learns_of_an_error(pair: Pair):
     """Threads whose own WQEs are complete hear OK, those behind the failed one hear EIO; the ring stays usable."""
     for scope in (WARP, BLOCK):

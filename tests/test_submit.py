@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from device_programs import Call, run, start
-from gpunetio import ExportedQp, Gpu, MemType, NicHandler, SendDbrModeExt, device, verbs
+from gpunetio import CqOverrun, ExportedQp, Gpu, MemType, NicHandler, SendDbrModeExt, device, verbs
 from gpunetio.formats.cqe import Syndrome
 from gpunetio.formats.device_structs import DEV_CQ, DEV_QP
 from nic_rig import until, view
@@ -178,9 +178,10 @@ def test_fences_before_the_doorbell(plain: Pair, how, code_opt, sync):
 @pytest.mark.parametrize("sharing", [EXCLUSIVE, CTA, GPU])
 @pytest.mark.parametrize("handler", ["db", "bf", "proxy"])
 def test_posts_that_are_not_announced(plain: Pair, handler, sharing, how):
-    """SKIP_DB_RINGING leaves them to the next who rings."""
+    """SKIP_DB_RINGING leaves them to the next who rings, but not to one that announces nothing."""
     pair = plain
     queue = made(pair, **HANDLERS[handler])
+    assert pair.run(submit_now, 0, sharing)[0] == OK
     assert submit(pair, how, 7, sharing=sharing, code_opt=device.SKIP_DB_RINGING) == [OK]
     indices = queue.indices()
     assert (indices["ready"], indices["submitted"], record_of(queue)) == (7, 0, 0)
@@ -190,8 +191,11 @@ def test_posts_that_are_not_announced(plain: Pair, handler, sharing, how):
     assert pair.run(submit_now, 7, sharing)[0] == OK
     assert arrived(pair, 7)
     assert pair.run(submit_now, 7, sharing)[0] == OK  # again, which does no harm
-    assert pair.run(submit_now, 3, sharing)[0] == OK
+    for less in (3, 0, -1):
+        assert pair.run(submit_now, less, sharing)[0] == OK
     assert queue.indices()["submitted"] == 7
+    assert submit(pair, how, 1, sharing=sharing) == [OK]  # and later ones are announced as ever
+    assert queue.indices()["submitted"] == 8
 
 
 def test_operations_that_are_not_announced(plain: Pair):
@@ -306,6 +310,21 @@ def test_polling_a_collapsed_queue(plain: Pair):
         expected = [EBUSY, base, base + 1, base + 2, OK, OK, OK, OK, EBUSY, EBUSY, OK, base + 3, base + 4, OK, OK]
         assert results == ([] if base else [OK]) + expected
     assert queue.indices()["completed"] == 10
+
+
+def test_a_collapsed_queue_of_one_entry(plain: Pair):
+    """Its one entry tells of as many WQEs as the send queue holds."""
+    depth, pd = 64, plain.pd
+    cq = pd.ctx.create_cq(1, collapsed=True, overrun=CqOverrun.ENABLE, external_datapath=True)
+    qp = pd.create_qp(sq_wr=depth, send_cq=cq, external_datapath=True)
+    with plain.gpu.export_qp(qp) as queue:
+        queue.connect(queue)
+        put = keys(plain) | {"what": "put", "nbytes": 8, "qp": queue}
+        calls: list[Call] = [put] * (2 * depth) + [{"what": "wait_all"}, {"what": "poll_one", "ticket": depth}]
+        results = run(plain.gpu, [[call] for call in calls], qp=queue, sharing=GPU).ravel().tolist()
+        assert results == [*range(2 * depth), OK, OK]
+        calls = [put] * depth + [{"what": "sleep", "value": 50_000_000}, {"what": "wait", "ref": 0}]
+        assert run(plain.gpu, [[call] for call in calls], qp=queue, sharing=GPU)[-1, 0] == OK
 
 
 @pytest.mark.parametrize("sharing", [EXCLUSIVE, GPU])

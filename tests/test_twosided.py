@@ -14,13 +14,15 @@ from gpunetio import CqOverrun, ExportedQp, Gpu, GpuMemory, MemType, QpType, dev
 from gpunetio.enums import QpState, SrqType, WrOpcode
 from gpunetio.errors import NotSupportedError
 from gpunetio.formats.cqe import Syndrome
+from gpunetio.formats.device_structs import DEV_SIDE
 from nic_rig import until
 from test_scopes import BLOCK, CTA, EXCLUSIVE, GIB, GPU, SCOPES, THREAD, WARP
 
 NBYTES = 1 << 20
 SLOT = 512  # bytes of a message's place
 OUT = 1 << 19  # where what kernels copy out of completions goes, in `there`
-OK, EIO, EINVAL, ENOBUFS, ETIMEDOUT = device.OK, device.EIO, device.EINVAL, device.ENOBUFS, device.ETIMEDOUT
+OK, EBUSY, EIO, EINVAL = device.OK, device.EBUSY, device.EIO, device.EINVAL
+ENOBUFS, ETIMEDOUT = device.ENOBUFS, device.ETIMEDOUT
 
 
 @dataclass
@@ -514,7 +516,49 @@ def test_a_message_that_does_not_come_leaves_no_gap(post: Post):
     assert post.alone(take, sharing=EXCLUSIVE) == [6]
 
 
+@pytest.mark.parametrize("sharing", [EXCLUSIVE, CTA, GPU])
+@pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])
+def test_one_look(post: Post, shared, sharing):
+    """`recv_poll` does not wait, and counts what is there, so that a shared queue has room again."""
+    a, b = post.pair(4, **({"srq": post.srq(4)} if shared else {}))
+    look = [{"what": "recv_poll", "qp": b, "ticket": n} for n in range(3)]
+    posted = post.alone(*look[:1], *(post.receiving(b, n) for n in range(4)), look[0], sharing=sharing)
+    assert posted == [EBUSY, 0, 1, 2, 3, EBUSY]
+    post.alone(*(post.sending(a, n, 20 + n) for n in range(2)), {"what": "wait_all", "qp": a}, sharing=sharing)
+    assert b.indices()["receives_completed"] == 0
+    calls = [look[2], look[1], look[0], {"what": "recv_bytes", "qp": b, "ticket": 1}, post.receiving(b, 4)]
+    assert post.alone(*calls, {"what": "recv_poll", "qp": b, "ticket": EINVAL}, sharing=sharing) == [
+        EBUSY, OK, OK, 21, 4, EINVAL,
+    ]  # fmt: skip
+    assert b.indices()["receives_completed"] == 2
+
+
+@pytest.mark.parametrize("sharing", [CTA, GPU])
+def test_one_thread_counts_a_message(post: Post, sharing):
+    """Another one, that is held up while it does, is waited for: the slot may have its next receive by then."""
+    a, b = post.pair(4, srq=post.srq(4), timeout=0.2)
+    post.alone(post.receiving(b, 0), post.sending(a, 0, 8), {"what": "wait_all", "qp": a})
+    image, side = b._place.read(), b._place.read_side()
+    DEV_SIDE.at(side)["counting"] = 1  # somebody has begun, and is held up
+    b._place.write(image, side)
+    calls: list[Call] = [{"what": "recv_poll", "qp": b, "ticket": 0}, {"what": "recv_next", "qp": b}]
+    assert post.alone(*calls, sharing=sharing) == [EBUSY, ETIMEDOUT]
+    assert b.indices()["receives_completed"] == 0
+    assert post.alone({"what": "recv_slot", "qp": b, "ticket": 0}) == [-1]  # nothing of it is marked
+
+
 # --- errors ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sharing", [EXCLUSIVE, GPU])
+def test_receives_of_a_queue_that_has_failed(post: Post, quiet, sharing):
+    """Those of a shared queue stay there for others, so that no completion ends the wait of a queue pair in error."""
+    _, b = post.pair(4, srq=post.srq(4), timeout=20)
+    bad = post.sending(b, 0, 8, lkey=0)
+    calls: list[Call] = [post.receiving(b, 0), bad, {"what": "wait_all", "qp": b}, {"what": "recv_next", "qp": b}]
+    started = time.monotonic()
+    assert post.alone(*calls, sharing=sharing) == [0, 0, EIO, EIO]
+    assert time.monotonic() - started < 15
 
 
 FAULTY: dict[str, tuple[Callable[[Post], Call], Syndrome, Syndrome]] = {

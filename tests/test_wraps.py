@@ -36,7 +36,7 @@ def put_forward(nic, queue: ExportedQp, start: int) -> None:
     for name in ("sq_rsvd_index", "sq_ready_index", "sq_wqe_pi"):
         q[name] = start
     cqs = [(queue.cq, DEV_CQ.at(image, DEV_QP.cq_sq))]
-    side["submit"], side["arrivals"] = start << 1, start
+    side["submit"], side["arrivals"], side["counting"] = start << 1, start, start
     if queue.qp.receive_cq:
         cqs.append((queue.qp.receive_cq, DEV_CQ.at(side_image, DEV_SIDE.cq_rq)))
         own_rq = DEV_RQ.at(side_image, DEV_SIDE.own_rq)

@@ -23,7 +23,8 @@ from .submit import (
     fence_release, post, ring_db, ring_proxy, submit, submit_bf, submit_bf_warp, submit_multi, update_dbr,
 )  # fmt: skip
 from .twosided import (
-    recv, recv_bytes, recv_imm, recv_inline, recv_next, recv_slot, recv_wait, recv_wait_all, send, send_imm,
+    recv, recv_bytes, recv_imm, recv_inline, recv_next, recv_poll, recv_slot, recv_wait, recv_wait_all, send,
+    send_imm,
 )  # fmt: skip
 from .views import cq_at, qp_at
 from .wqe import (
@@ -47,9 +48,9 @@ __all__ = [
     "prepare_atomic", "prepare_dump", "prepare_masked_add", "prepare_masked_swap32", "prepare_masked_swap64",
     "prepare_nop", "prepare_read", "prepare_read2", "prepare_send", "prepare_wait", "prepare_write",
     "prepare_write2", "prepare_write_inline", "prepare_write_value", "put", "put_counter", "put_signal",
-    "put_signal_counter", "qp_at", "recv", "recv_bytes", "recv_imm", "recv_inline", "recv_next", "recv_slot",
-    "recv_wait", "recv_wait_all", "reserve", "reserve_own", "ring_db", "ring_proxy", "send", "send_imm", "signal",
-    "signal_counter", "st16", "st32", "st64", "st8", "st_relaxed64", "st_release64", "submit", "submit_bf",
-    "submit_bf_warp", "submit_multi", "thread_idx", "update_cq_record", "update_dbr", "wait", "wait_all",
-    "wait_word", "warp_broadcast", "warp_size", "warp_sync", "wqe_address", "yield_thread",
+    "put_signal_counter", "qp_at", "recv", "recv_bytes", "recv_imm", "recv_inline", "recv_next", "recv_poll",
+    "recv_slot", "recv_wait", "recv_wait_all", "reserve", "reserve_own", "ring_db", "ring_proxy", "send",
+    "send_imm", "signal", "signal_counter", "st16", "st32", "st64", "st8", "st_relaxed64", "st_release64", "submit",
+    "submit_bf", "submit_bf_warp", "submit_multi", "thread_idx", "update_cq_record", "update_dbr", "wait",
+    "wait_all", "wait_word", "warp_broadcast", "warp_size", "warp_sync", "wqe_address", "yield_thread",
 ]  # fmt: skip

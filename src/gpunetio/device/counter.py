@@ -72,7 +72,7 @@ def _transfer_counter(
     if scope == THREAD and not valid:
         return EINVAL
     count = chunks(nbytes) if scope == THREAD else 1
-    lanes = group_of(qp, companion, sharing, scope) if count == 1 else ALONE
+    lanes = group_of(qp, companion, sharing, code_opt, scope) if count == 1 else ALONE
     first, beside = _reserve_both(qp, count, companion, sharing, code_opt, scope, lanes)
     if first < 0:
         return first
@@ -116,7 +116,7 @@ def p_counter(
     valid = 1 <= nbytes <= 8
     if scope == THREAD and not valid:
         return EINVAL
-    lanes = group_of(qp, companion, sharing, scope)
+    lanes = group_of(qp, companion, sharing, code_opt, scope)
     first, beside = _reserve_both(qp, 1, companion, sharing, code_opt, scope, lanes)
     if first < 0:
         return first
@@ -137,7 +137,7 @@ def signal_counter(
 ):  # fmt: skip
     """`signal`, and when it is complete `counter_value` is added at `counter_raddr`
     (`doca_gpu_dev_verbs_signal_counter`)."""
-    lanes = group_of(qp, companion, sharing, scope)
+    lanes = group_of(qp, companion, sharing, code_opt, scope)
     first, beside = _reserve_both(qp, 1, companion, sharing, code_opt, scope, lanes)
     if first < 0:
         return first
@@ -159,7 +159,7 @@ def put_signal_counter(
     if scope == THREAD and not valid:
         return EINVAL
     writes = chunks(nbytes) if scope == THREAD else 1
-    lanes = group_of(qp, companion, sharing, scope) if writes == 1 else ALONE
+    lanes = group_of(qp, companion, sharing, code_opt, scope) if writes == 1 else ALONE
     first, beside = _reserve_both(qp, writes + 1, companion, sharing, code_opt, scope, lanes)
     if first < 0:
         return first

@@ -11,8 +11,8 @@ from ..formats.device_structs import DEV_CQ, DEV_QP, DEV_SIDE
 from .compile import device_function
 from .modes import CTA, EXCLUSIVE, GPU
 from .ops import (
-    be32, fence_acquire_gpu, fence_acquire_sys, fence_gpu, fetch_max_cta64, fetch_max_gpu64, ld8, ld64, ld_fixed32,
-    ld_fixed64, ld_relaxed32, ld_relaxed_gpu64, raise_gpu64, st64, st_relaxed32,
+    be32, fence_acquire_gpu, fence_acquire_sys, fence_gpu, fetch_max_cta64, fetch_max_gpu64, ld8, ld64, ld_fixed16,
+    ld_fixed32, ld_fixed64, ld_relaxed32, ld_relaxed_gpu64, raise_gpu64, st64, st_relaxed32,
 )  # fmt: skip
 from .status import EBUSY, EINVAL, EIO, ETIMEDOUT, OK
 from .waiting import patience
@@ -151,7 +151,7 @@ def poll_collapsed(qp, index, sharing=GPU):
     word = be32(ld_relaxed32(cqe_address(cq, 0) + _WQE_COUNTER))
     opcode = (word & 0xFF) >> OPCODE_SHIFT
     ahead = ((word >> 16) - index) & _COUNTER_MASK  # of the last WQE complete
-    if opcode == _INVALID or ahead >= ld_fixed32(cq + DEV_CQ.cqe_num):
+    if opcode == _INVALID or ahead >= ld_fixed16(qp + DEV_QP.sq_wqe_num):  # no more can be complete; it is behind
         return EBUSY
     fence_acquire_sys()
     if opcode == _REQ_ERR:

@@ -63,7 +63,7 @@ def put(qp, raddr, rkey, laddr, lkey, nbytes, sharing=GPU, code_opt=DEFAULT, sco
     if scope == THREAD and not valid:
         return EINVAL
     count = chunks(nbytes) if scope == THREAD else 1
-    lanes = group_of(qp, 0, sharing, scope) if count == 1 else ALONE
+    lanes = group_of(qp, 0, sharing, code_opt, scope) if count == 1 else ALONE
     first = reserve_own(qp, count, sharing, code_opt, scope, lanes)
     if first < 0:
         return first
@@ -79,7 +79,7 @@ def mcst(qp, daddr, dlkey, sharing=GPU, code_opt=DEFAULT, scope=THREAD):
     Once that is complete, what READs before it brought is visible, also on GPUs before Hopper, which may see a
     completion before the data (MCST).
     """
-    lanes = group_of(qp, 0, sharing, scope)
+    lanes = group_of(qp, 0, sharing, code_opt, scope)
     first = reserve_own(qp, 1, sharing, code_opt, scope, lanes)
     if first < 0:
         return first
@@ -102,7 +102,7 @@ def get(
     reads = chunks(nbytes) if scope == THREAD else 1
     count = reads + 1 if daddr != 0 else reads
     slots = ld_fixed16(qp + DEV_QP.sq_wqe_num)
-    lanes = group_with(qp, count, slots, sharing, scope) if reads == 1 else ALONE
+    lanes = group_with(qp, count, slots, sharing, code_opt, scope) if reads == 1 else ALONE
     first = reserve_own(qp, count, sharing, code_opt, scope, lanes)
     if first < 0:
         return first
@@ -122,7 +122,7 @@ def p(qp, raddr, rkey, value, nbytes=8, sharing=GPU, code_opt=DEFAULT, scope=THR
     valid = 1 <= nbytes <= 8
     if scope == THREAD and not valid:
         return EINVAL
-    lanes = group_of(qp, 0, sharing, scope)
+    lanes = group_of(qp, 0, sharing, code_opt, scope)
     first = reserve_own(qp, 1, sharing, code_opt, scope, lanes)
     if first < 0:
         return first
@@ -140,7 +140,7 @@ def signal(
 ):
     """Add `sig_value` to the 64-bit word at `sig_raddr`; the old one lands at `sig_laddr`
     (`doca_gpu_dev_verbs_signal`)."""
-    lanes = group_of(qp, 0, sharing, scope)
+    lanes = group_of(qp, 0, sharing, code_opt, scope)
     first = reserve_own(qp, 1, sharing, code_opt, scope, lanes)
     if first < 0:
         return first
@@ -158,7 +158,7 @@ def put_signal(
     if scope == THREAD and not valid:
         return EINVAL
     writes = chunks(nbytes) if scope == THREAD else 1
-    lanes = group_of(qp, 0, sharing, scope) if writes == 1 else ALONE
+    lanes = group_of(qp, 0, sharing, code_opt, scope) if writes == 1 else ALONE
     first = reserve_own(qp, writes + 1, sharing, code_opt, scope, lanes)
     if first < 0:
         return first
@@ -180,7 +180,7 @@ def p_signal(
     valid = 1 <= nbytes <= 8
     if scope == THREAD and not valid:
         return EINVAL
-    lanes = group_of(qp, 0, sharing, scope)
+    lanes = group_of(qp, 0, sharing, code_opt, scope)
     first = reserve_own(qp, 2, sharing, code_opt, scope, lanes)
     if first < 0:
         return first
@@ -199,7 +199,7 @@ def fence(qp, sharing=GPU, code_opt=DEFAULT, scope=THREAD):
 
     The original's (`doca_gpu_dev_verbs_fence`) does nothing. WRITEs and SENDs need none: they arrive in order.
     """
-    lanes = group_of(qp, 0, sharing, scope)
+    lanes = group_of(qp, 0, sharing, code_opt, scope)
     first = reserve_own(qp, 1, sharing, code_opt, scope, lanes)
     if first < 0:
         return first

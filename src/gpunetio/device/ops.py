@@ -232,7 +232,6 @@ st_relaxed64 = _store_op("st_relaxed64", 64, "monotonic", "st.relaxed.sys.global
 st_relaxed_gpu64 = _store_op("st_relaxed_gpu64", 64, "monotonic", "st.relaxed.gpu.global", "GPU-scope relaxed store.")
 st_release32 = _store_op("st_release32", 32, "release", "st.release.sys.global", "System-scope release store.")
 st_release64 = _store_op("st_release64", 64, "release", "st.release.sys.global", "System-scope release store.")
-st_release_gpu32 = _store_op("st_release_gpu32", 32, "release", "st.release.gpu.global", "GPU-scope release store.")
 
 
 def _mmio_release(b, addr, value):
@@ -405,12 +404,6 @@ def exchange64(addr: int, value: int) -> int:
     ...
 
 
-@op(64, 32, 32, ret=32, cpu=_cas(32), cuda=_ptx("atom.acquire.gpu.global.cas.b32 $0, [$1], $2, $3;", 32))
-def cas_gpu32(addr: int, expected: int, new: int) -> int:
-    """Compare and swap, acquire, at GPU scope."""
-    ...
-
-
 @op(64, 64, 64, ret=64, cpu=_cas(64), cuda=_ptx("atom.relaxed.gpu.global.cas.b64 $0, [$1], $2, $3;", 64))
 def cas_gpu64(addr: int, expected: int, new: int) -> int:
     """Compare and swap at GPU scope."""
@@ -420,12 +413,6 @@ def cas_gpu64(addr: int, expected: int, new: int) -> int:
 @op(64, 64, 64, ret=64, cpu=_cas(64), cuda=_ptx("atom.acq_rel.gpu.global.cas.b64 $0, [$1], $2, $3;", 64))
 def cas_acq_rel_gpu64(addr: int, expected: int, new: int) -> int:
     """Compare and swap, acquire-release, at GPU scope."""
-    ...
-
-
-@op(64, 64, 64, ret=64, cpu=_cas(64), cuda=_ptx("atom.relaxed.cta.global.cas.b64 $0, [$1], $2, $3;", 64))
-def cas_cta64(addr: int, expected: int, new: int) -> int:
-    """Compare and swap at block scope."""
     ...
 
 
@@ -830,10 +817,14 @@ def _shared_slot(b):
 
 
 @op(ret=64, cpu=lambda b: b.add(_thread_word(7)(b), _INT[64](8 * GROUP_HEADER)), cuda=_shared_slot)
-def block_slot() -> int:
+def _block_slot() -> int: ...
+
+
+@device_function
+def block_slot():
     """Address of 128 bytes that the threads of a block share: the first 64 are anybody's, a WQE for BlueFlame for
     example; the others are those of `block_broadcast`."""
-    ...
+    return _block_slot()  # here alone: each function that says so itself has a variable of its own
 
 
 @op(cpu=_nothing, cuda=_ptx("bar.sync 0;", convergent=True))

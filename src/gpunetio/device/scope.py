@@ -24,15 +24,17 @@ from .status import OK
 from .submit import post
 
 ALONE = 0
+_BESIDE_ADDRESS = 56  # bits of an address have fewer
 _PART = 8  # slots of a ring for each thread of a group: operations of two WQEs take a quarter of it at most
 
 
 @device_function
-def group_with(key, other, slots, sharing, scope):
-    """Who is here with the same `key` and `other`, if queues are shared and a ring of `slots` has room for them all."""
+def group_with(key, other, slots, sharing, code_opt, scope):
+    """Who is here with the same `key`, an address, `other` and `code_opt`, if queues are shared and a ring of `slots`
+    has room for them all."""
     if scope != THREAD or sharing == EXCLUSIVE:
         return ALONE
-    lanes = converged_lanes(key)
+    lanes = converged_lanes(key ^ (code_opt << _BESIDE_ADDRESS))  # its leader rings for all, or for none
     if other != 0:
         lanes = lanes_with(lanes, other)
     threads = count_lanes(lanes)
@@ -40,12 +42,12 @@ def group_with(key, other, slots, sharing, scope):
 
 
 @device_function
-def group_of(qp, companion, sharing, scope):
-    """Who is here with the same queue, and the same companion (or 0), if queues are shared and large enough."""
+def group_of(qp, companion, sharing, code_opt, scope):
+    """Who is here with the same queue, companion (or 0) and `code_opt`, if queues are shared and large enough."""
     slots = ld_fixed16(qp + DEV_QP.sq_wqe_num)
     if companion != 0:
         slots = min(slots, ld_fixed16(companion + DEV_QP.sq_wqe_num))
-    return group_with(qp, companion, slots, sharing, scope)
+    return group_with(qp, companion, slots, sharing, code_opt, scope)
 
 
 @device_function

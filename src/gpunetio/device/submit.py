@@ -22,8 +22,8 @@ from ..formats.doorbell import PI_MASK, WQE_IDX_SHIFT
 from .compile import device_function
 from .cq import load_index
 from .modes import (
-    ASYNC_STORE_RELEASE, CPU_PROXY, DEFAULT, EXCLUSIVE, GPU, GPU_SM_BF, GPU_SM_DB, GPU_SM_NO_DBR, SKIP_DB_RINGING,
-    SYNC_CTA, SYNC_GPU, SYNC_SYS, SYNC_THREAD,
+    ASYNC_STORE_RELEASE, CPU_PROXY, CTA, DEFAULT, EXCLUSIVE, GPU, GPU_SM_BF, GPU_SM_DB, GPU_SM_NO_DBR,
+    SKIP_DB_RINGING, SYNC_CTA, SYNC_GPU, SYNC_SYS, SYNC_THREAD,
 )  # fmt: skip
 from .ops import (
     be32, cas_acq_rel_gpu64, copy_to_register, fence_release_cta, fence_release_gpu, fence_release_sys, fence_sys,
@@ -64,7 +64,7 @@ def update_dbr(qp, producer):
 def ring_db(qp, producer, sync=SYNC_SYS, code_opt=DEFAULT):
     """Ring the doorbell register after a release fence of scope `sync` (`doca_gpu_dev_verbs_ring_db`).
 
-    With ASYNC_STORE_RELEASE the store itself is the fence, and nobody waits for it (sm_100; elsewhere one fences).
+    With ASYNC_STORE_RELEASE the store itself is the fence, for what was stored before (sm_100; elsewhere one fences).
     """
     value = pack64(be32((producer & PI_MASK) << WQE_IDX_SHIFT), ld_fixed32(qp + DEV_QP.sq_num_shift8_be))
     if code_opt & ASYNC_STORE_RELEASE:
@@ -83,6 +83,8 @@ def ring_proxy(qp, producer, sync=SYNC_SYS):
 
 @device_function
 def _record_and_ring(qp, producer, code_opt):
+    if code_opt & ASYNC_STORE_RELEASE:
+        fence_release()  # a doorbell that was its own fence orders nothing behind it
     update_dbr(qp, producer)
     ring_db(qp, producer, SYNC_GPU, code_opt)  # of the record only; the NIC has heard of the index already
 
@@ -108,6 +110,8 @@ def _begin(qp, producer, sharing):
     """What to announce, or _COVERED: another thread has announced it, or will."""
     if sharing == EXCLUSIVE:
         return _COVERED if ld64(qp + PI) >= producer else producer
+    if producer <= 0:
+        return _COVERED  # nothing was posted; the word is compared without a sign
     wanted = 2 * producer - 1
     word = fetch_max_gpu64(_word(qp), wanted)
     return _COVERED if word & 1 or word >= wanted else producer
@@ -225,7 +229,8 @@ def _post_shared(qp, first, last, sharing, code_opt):
         return last
     status = hand_on(qp, qp + READY, ready, first, last + 1, sharing)
     if status == OK:
-        status = submit(qp, last + 1, sharing, SYNC_THREAD, code_opt)
+        # In a block those before us may have ordered their stores for the block only (`mark_ready`).
+        status = submit(qp, last + 1, sharing, SYNC_SYS if sharing == CTA else SYNC_THREAD, code_opt)
     return last if status == OK else status
 
 

@@ -13,16 +13,16 @@ from ..formats.device_structs import DEV_CQ, DEV_QP, DEV_RQ, DEV_SIDE
 from ..formats.doorbell import PI_MASK
 from ..formats.wqe import INVALID_LKEY, MAX_TRANSFER, SEGMENT
 from .compile import device_function
-from .cq import cqe_address, load_index, poll_ring, raise_index, timeout_of, update_cq_record
+from .cq import cqe_address, has_failed, load_index, poll_ring, raise_index, timeout_of, update_cq_record
 from .modes import DEFAULT, EXCLUSIVE, GPU, THREAD
 from .onesided import mcst, wait
 from .ops import (
     be16, be32, cas_gpu64, fence_acquire_gpu, fence_gpu, fence_release_sys, ld8, ld16, ld32, ld_fixed32,
-    ld_fixed64, ld_relaxed64, ld_relaxed_gpu64, pack64, raise_gpu64, st64, st128, st_relaxed32, st_relaxed_gpu64,
+    ld_fixed64, ld_relaxed64, ld_relaxed_gpu64, pack64, st64, st128, st_relaxed32, st_relaxed_gpu64,
 )  # fmt: skip
 from .qp import await_turn
 from .scope import from_leader, gather, group_of, group_with, post_own, rank_in, reserve_own, size_of
-from .status import EBUSY, EINVAL, ENOBUFS, EOVERFLOW, ETIMEDOUT, OK
+from .status import EBUSY, EINVAL, EIO, ENOBUFS, EOVERFLOW, ETIMEDOUT, OK
 from .waiting import patience
 from .wqe import CQ_UPDATE, SEND, SEND_IMM, data_segment, prepare_nop, prepare_send
 
@@ -35,7 +35,7 @@ def _send(qp, laddr, lkey, nbytes, opcode, imm, sharing, code_opt, scope):
     valid = 1 <= nbytes <= MAX_TRANSFER
     if scope == THREAD and not valid:
         return EINVAL
-    lanes = group_of(qp, 0, sharing, scope)
+    lanes = group_of(qp, 0, sharing, code_opt, scope)
     first = reserve_own(qp, 1, sharing, code_opt, scope, lanes)
     if first < 0:
         return first
@@ -128,7 +128,7 @@ def recv(qp, laddr, lkey, nbytes, sharing=GPU, scope=THREAD):
     """Post a receive of up to `nbytes` to `laddr`: a ticket for `recv_wait` (`doca_gpu_dev_verbs_recv`).
 
     0 bytes for what brings no data here: a WRITE with immediate. ENOBUFS when all receives are posted; EINVAL for a
-    queue without receives.
+    queue without receives. In warp and block scope what one thread asks for wrongly is a receive of 0 bytes.
     """
     rq = _rq(qp)
     if rq == 0:
@@ -136,7 +136,7 @@ def recv(qp, laddr, lkey, nbytes, sharing=GPU, scope=THREAD):
     valid = 0 <= nbytes <= MAX_TRANSFER
     if scope == THREAD and not valid:
         return EINVAL
-    lanes = group_with(rq, 0, ld_fixed32(rq + DEV_RQ.wqe_num), sharing, scope)
+    lanes = group_with(rq, 0, ld_fixed32(rq + DEV_RQ.wqe_num), sharing, DEFAULT, scope)
     rank, size = rank_in(scope, lanes), size_of(scope, lanes)
     first = 0
     if rank == 0:
@@ -172,19 +172,22 @@ def _slot(qp, rq, arrival):
 
 @device_function
 def _count_shared(qp, rq, cq, arrival, sharing):
-    """The receive of a shared queue in which a message has arrived can be used again; the message is counted."""
+    """The receive of a shared queue in which a message has arrived can be used again; the message is counted.
+
+    EBUSY when another thread does so: the slot may be reserved again meanwhile, and name a later receive.
+    """
+    counting = ld_fixed64(qp + DEV_QP.side) + DEV_SIDE.counting
+    if sharing != EXCLUSIVE and cas_gpu64(counting, arrival, arrival + 1) != arrival:
+        return EBUSY
     slot = _slot(qp, rq, arrival)
     # Not `ready`, which is raised behind the record. No slot is reserved again before it is free.
     newest = ld_relaxed_gpu64(rq + DEV_RQ.rsvd) - 1
     index = newest - ((newest - slot) & (ld_fixed32(rq + DEV_RQ.wqe_num) - 1))
+    st_relaxed_gpu64(ld_fixed64(rq + DEV_RQ.done) + 8 * slot, index + 1)
     if sharing != EXCLUSIVE:
-        fence_acquire_gpu()
-        if load_index(cq + DEV_CQ.cqe_ci, sharing) != arrival:
-            return  # another thread has counted it, and the completion may be a later one's by now
-    raise_gpu64(ld_fixed64(rq + DEV_RQ.done) + 8 * slot, index + 1)
-    if sharing != EXCLUSIVE:
-        fence_gpu()
+        fence_gpu()  # who sees the message counted finds its slot
     raise_index(cq + DEV_CQ.cqe_ci, arrival + 1, sharing)
+    return OK
 
 
 @device_function
@@ -199,35 +202,49 @@ def recv_slot(qp, arrival):
 
 
 @device_function
-def _await(qp, arrival, sharing):
-    """Wait for the queue's message number `arrival` and all before it: OK or a negative status."""
+def recv_poll(qp, ticket, sharing=GPU):
+    """Whether a receive, or the message of this number, is complete and all before it: OK, EBUSY (not yet), or EIO.
+
+    What arrived is counted, so that a shared receive queue has room again. After EIO, `gpu.ExportedQp.last_error` has
+    the syndrome. EINVAL for a queue without receives.
+    """
+    if ticket < 0:
+        return ticket
     side, rq = ld_fixed64(qp + DEV_QP.side), _rq(qp)
     if rq == 0:
         return EINVAL
     cq = side + _CQ
     shared = ld_fixed64(rq + DEV_RQ.done) != 0
-    polls = 0
-    start = 0
     while True:
         ci = load_index(cq + DEV_CQ.cqe_ci, sharing)
         # In parts, where the ring is shorter than the wait; one by one, where each frees a slot of a shared queue.
-        part = min(arrival, ci if shared else ci + ld_fixed32(cq + DEV_CQ.cqe_num) - 1)
+        part = min(ticket, ci if shared else ci + ld_fixed32(cq + DEV_CQ.cqe_num) - 1)
         status = poll_ring(side, cq, part, not shared, sharing)
-        if status == OK:
-            if part >= ci:
-                if shared:
-                    _count_shared(qp, rq, cq, part, sharing)
-                if ld_fixed64(side + DEV_SIDE.tells_cq):
-                    update_cq_record(cq, sharing)
-            if part == arrival:
-                return OK
-        elif status != EBUSY:
+        if status == OK and part >= ci:
+            if shared:
+                status = _count_shared(qp, rq, cq, part, sharing)
+            if status == OK and ld_fixed64(side + DEV_SIDE.tells_cq):
+                update_cq_record(cq, sharing)
+        if status != OK or part == ticket:
             return status
-        else:
-            start = patience(polls, start, timeout_of(qp))
-            if start < 0:
-                return ETIMEDOUT
-            polls += 1
+
+
+@device_function
+def _await(qp, arrival, sharing):
+    """Wait for the queue's message number `arrival` and all before it: OK or a negative status."""
+    status = recv_poll(qp, arrival, sharing)
+    polls = 0
+    start = 0
+    while status == EBUSY:
+        start = patience(polls, start, timeout_of(qp))
+        if start < 0:
+            return ETIMEDOUT
+        polls += 1
+        failed = polls & 0xFF == 0 and has_failed(qp)
+        status = recv_poll(qp, arrival, sharing)
+        if failed and status == EBUSY:
+            return EIO  # receives of a shared queue stay there for others
+    return status
 
 
 @device_function

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from ..formats.device_structs import DEV_QP
 from ..formats.doorbell import PI_MASK, WQE_IDX_SHIFT
-from ..formats.wqe import INLINE_SEG, MAX_INLINE, WQEBB_SHIFT, CtrlFlags, WqeOpcode
+from ..formats.wqe import (
+    EXTENDED_ATOMIC_4, EXTENDED_ATOMIC_8, INLINE_SEG, MAX_INLINE, OPMOD_SHIFT, WQEBB_SHIFT, CtrlFlags, WqeOpcode,
+)  # fmt: skip
 from .compile import device_function
 from .ops import be32, be64, copy, ld_fixed16, ld_fixed32, ld_fixed64, pack64, st128
 from .status import EINVAL, OK
@@ -24,7 +26,6 @@ _MASKED_CS, _MASKED_FA = int(WqeOpcode.ATOMIC_MASKED_CS), int(WqeOpcode.ATOMIC_M
 _1DS, _2DS, _3DS = DEV_QP.sq_num_shift8_be_1ds, DEV_QP.sq_num_shift8_be_2ds, DEV_QP.sq_num_shift8_be_3ds
 _4DS, _5DS = DEV_QP.sq_num_shift8_be_4ds, DEV_QP.sq_num_shift8_be_5ds
 _INLINE_IN_3DS = 12  # payload bytes that share a segment with the inline header
-_OPMOD_SHIFT, _EXTENDED_4, _EXTENDED_8 = 24, 0x08, 0x09  # how long the words of a masked atomic are
 
 
 @device_function
@@ -143,7 +144,7 @@ def prepare_masked_add(qp, index, nbytes, raddr, rkey, laddr, lkey, add, boundar
     """
     if nbytes != 4 and nbytes != 8:
         return EINVAL
-    opmod = (_EXTENDED_4 if nbytes == 4 else _EXTENDED_8) << _OPMOD_SHIFT
+    opmod = (EXTENDED_ATOMIC_4 if nbytes == 4 else EXTENDED_ATOMIC_8) << OPMOD_SHIFT
     wqe = _start(qp, index, at, opmod | _MASKED_FA, _4DS, flags, 0)
     _raddr(wqe + 16, raddr, rkey)
     if nbytes == 4:
@@ -163,7 +164,7 @@ def prepare_masked_swap32(
 
     The bits of `swap_mask` are replaced by those of `swap` if the bits of `compare_mask` are those of `compare`.
     """
-    wqe = _start(qp, index, at, _EXTENDED_4 << _OPMOD_SHIFT | _MASKED_CS, _4DS, flags, 0)
+    wqe = _start(qp, index, at, EXTENDED_ATOMIC_4 << OPMOD_SHIFT | _MASKED_CS, _4DS, flags, 0)
     _raddr(wqe + 16, raddr, rkey)
     st128(wqe + 32, pack64(be32(swap), be32(compare)), pack64(be32(swap_mask), be32(compare_mask)))
     data_segment(wqe + 48, laddr, lkey, 4)
@@ -175,10 +176,11 @@ def prepare_masked_swap64(
 ):
     """Masked compare-and-swap of 8 bytes (`doca_gpu_dev_verbs_wqe_prepare_atomic_ext<8>`, MASKED_CS).
 
-    It takes two slots, `index` and the next, and makes one completion, of `index`, which is what to wait for:
-    completions by index need a collapsed completion queue then, where the last one counts.
+    It takes two slots, `index` and the next, and makes one completion, of `index`: completions by index need a
+    collapsed completion queue then, where the last one counts. Wait for `index`. The ticket that `post` returns, and
+    `wait_all`, are for the slot behind it, which is complete when a later WQE is: a NOP behind the swap, for example.
     """
-    wqe = _start(qp, index, 0, _EXTENDED_8 << _OPMOD_SHIFT | _MASKED_CS, _5DS, flags, 0)
+    wqe = _start(qp, index, 0, EXTENDED_ATOMIC_8 << OPMOD_SHIFT | _MASKED_CS, _5DS, flags, 0)
     _raddr(wqe + 16, raddr, rkey)
     st128(wqe + 32, be64(swap), be64(compare))
     st128(wqe + 48, be64(swap_mask), be64(compare_mask))

@@ -44,7 +44,8 @@ DEV_QP = Entry("doca_gpu_dev_verbs_qp", 296, """
 
 # Behind DEV_QP.side, in the same memory: what the C structure has no room for. `submit` is the index wanted by the
 # threads of a shared queue (device/submit.py); `rq` points to a DEV_RQ, `own_rq` or that of a shared receive queue, or
-# is 0; `cq_rq` is a DEV_CQ, whose record is kept if `tells_cq`; `arrivals` counts messages that were waited for.
+# is 0; `cq_rq` is a DEV_CQ, whose record is kept if `tells_cq`; `arrivals` counts messages that were waited for, and
+# `counting` those whose receive in a shared queue somebody gives back, or has.
 DEV_SIDE = Entry("dev_side", 256, """
     timeout_ns              0  i64
     broken                  8  i64
@@ -55,6 +56,7 @@ DEV_SIDE = Entry("dev_side", 256, """
     rq                     48  i64
     arrivals               56  i64
     tells_cq               64  i64
+    counting               72  i64
     cq_rq                 128  raw[64]
     own_rq                192  raw[64]
 """)

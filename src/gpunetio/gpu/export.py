@@ -261,7 +261,7 @@ class ExportedQp:
             _restart_cq(self.qp.receive_cq, received, indices["receives_completed"])
         for name in ("sq_rsvd_index", "sq_ready_index", "sq_wqe_pi", "sq_lock"):
             q[name] = 0
-        for name in ("broken", "err_index", "err_syndrome", "err_vendor", "submit", "arrivals"):
+        for name in ("broken", "err_index", "err_syndrome", "err_vendor", "submit", "arrivals", "counting"):
             side[name] = 0
         own_rq = DEV_RQ.at(side_image, DEV_SIDE.own_rq)
         own_rq["rsvd"] = own_rq["ready"] = 0
