@@ -34,7 +34,10 @@ def main(path: str) -> None:
             )  # fmt: skip
         failed = np.count_nonzero(status.array.view(np.int64))
         right = np.count_nonzero(target.array == source.array)
-        print(f"CUDA error {error}, {failed} failed puts, {right} of {target.nbytes} bytes arrived")
+        said = f"CUDA error {error}, {failed} failed puts, {right} of {target.nbytes} bytes arrived"
+        if error or failed or right != target.nbytes:
+            sys.exit(said)
+        print(said)
 
 
 if __name__ == "__main__":

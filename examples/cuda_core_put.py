@@ -3,6 +3,8 @@
 Needs a GPU and gpunetio[cuda].
 """
 
+import sys
+
 import numpy as np
 from cuda.core import Device, LaunchConfig, Linker, LinkerOptions, ObjectCode, Program, ProgramOptions, launch
 
@@ -53,7 +55,10 @@ def main() -> None:
             stream.sync()
         failed = np.count_nonzero(status.array.view(np.int64))
         right = np.count_nonzero(target.array == source.array)
-        print(f"{failed} failed puts, {right} of {target.nbytes} bytes arrived")
+        said = f"{failed} failed puts, {right} of {target.nbytes} bytes arrived"
+        if failed or right != target.nbytes:
+            sys.exit(said)
+        print(said)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 Needs a GPU, CuPy and gpunetio[cuda]. CuPy does not link, so cuda.core makes the cubin that it loads.
 """
 
+import sys
 import tempfile
 from pathlib import Path
 
@@ -54,7 +55,10 @@ def main() -> None:
             cupy.cuda.get_current_stream().synchronize()
         failed = int(cupy.count_nonzero(status))
         right = np.count_nonzero(target.array == source.array)
-        print(f"{failed} failed puts, {right} of {target.nbytes} bytes arrived")
+        said = f"{failed} failed puts, {right} of {target.nbytes} bytes arrived"
+        if failed or right != target.nbytes:
+            sys.exit(said)
+        print(said)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,8 @@ from gpunetio.device.status import NAMES
 from gpunetio.samples.meeting import EndOptions, compare, meet, meet_in
 
 RATE = 0.2  # of the spreading, at most 0.25
-SECONDS = 30.0  # that a wait lasts at most
+DEADLINE = 10.0  # seconds that a kernel waits at most, for a completion or for the other half
+SECONDS = 120.0  # for a launch, and for the other half between launches, which may have to compile first
 PLACES = {"auto": "auto", "cpu": "host", "cuda": 0}
 
 
@@ -101,7 +102,7 @@ def run(options: argparse.Namespace) -> None:
     with gn.open() as nic, gn.Gpu(PLACES[options.target]) as gpu, closing(meet(nic, ends, print)) as link:
         compare(link, "halo_exchange", {"rows": rows, "columns": columns, "steps": options.steps})
         pd = nic.create_pd()
-        qp = gpu.create_qp(pd, timeout=SECONDS)
+        qp = gpu.create_qp(pd, timeout=DEADLINE)
         memory = gpu.alloc(2 * plane_bytes + 24, gn.MemType.CPU_GPU)  # two planes and three words
         memory.array[: 2 * plane_bytes] = np.stack([plate[mine]] * 2).view(np.uint8).reshape(-1)
         mr = pd.register(memory)
@@ -115,17 +116,17 @@ def run(options: argparse.Namespace) -> None:
         def launch(steps: int) -> None:
             where = (qp, raddr, far.rkey, laddr, mr.lkey, flag_raddr, words)
             done = diffuse[1, options.threads, gpu](heat, edge, steps, *where)
-            if not done.wait(timeout=4 * SECONDS):
+            if not done.wait(timeout=SECONDS):
                 sys.exit("the kernel did not end")
 
         launch(0)  # compiles, so that neither half waits for the other's compiler
-        meet_in(link, "ready", seconds=4 * SECONDS)
+        meet_in(link, "ready", seconds=SECONDS)
         print("both halves begin")
         launch(options.steps)
         status = int(memory.array[-8:].view(np.int64)[0])
         if status != dev.OK:
-            sys.exit(f"the kernel ended with {NAMES[status]}: {qp.last_error()}")
-        meet_in(link, "done", seconds=4 * SECONDS)  # before the queue goes away, on which the peer may wait
+            sys.exit(f"the kernel ended with {NAMES[status]}: {qp.last_error() or 'the other half is silent'}")
+        meet_in(link, "done", seconds=SECONDS)  # before the queue goes away, on which the peer may wait
 
         found = memory.array[: 2 * plane_bytes].view(np.float64).reshape(shape)[options.steps % 2]
         inner = slice(1, -1)

@@ -1,5 +1,6 @@
 """The examples run as they stand, each in a process of its own."""
 
+import ctypes
 import importlib.util
 import os
 import re
@@ -9,9 +10,11 @@ import subprocess
 import sys
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from gpunetio import Gpu
 from test_two_processes import Tool, running
 
 ROOT = Path(__file__).parents[1]
@@ -129,10 +132,39 @@ def test_halo_exchange_with_a_half_that_dies(halves):
     lower.signal(signal.SIGKILL)
     status, _, err = upper.end()
     assert status == 1
-    assert "the kernel ended with error completion: WQE " in err
+    put_was_lost, put_had_arrived = "error completion: WQE ", "deadline passed: the other half is silent"
+    assert re.search(f"the kernel ended with ({put_was_lost}|{put_had_arrived})", err)
 
 
 # --- no GPU ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "nbytes"), [(0, 0, 32768), (0, 0, 32767), (0, 0xFF, 32768), (719, 0, 32768)],
+    ids=["right", "byte", "status", "error"],
+)  # fmt: skip
+def test_cpp_put_fails_unless_all_is_right(monkeypatch, capsys, error, status, nbytes):
+    """The shared object is replaced by a function that leaves what is to be judged."""
+    monkeypatch.syspath_prepend(EXAMPLES)
+    cpp_put = importlib.import_module("cpp_put")
+    monkeypatch.setattr(cpp_put.gn, "Gpu", lambda _: Gpu("host"))
+
+    def run_put_pieces(blocks, threads, qp, raddr, rkey, laddr, lkey, piece, statuses):
+        ctypes.memmove(raddr, laddr, nbytes)
+        ctypes.memset(statuses, status, 8 * blocks * threads)
+        return error
+
+    library = SimpleNamespace(run_put_pieces=run_put_pieces)
+    monkeypatch.setattr(cpp_put, "ctypes", SimpleNamespace(**{**vars(ctypes), "CDLL": lambda _: library}))
+    said = f"CUDA error {error}, {128 if status else 0} failed puts, {nbytes} of 32768 bytes arrived"
+    if (error, status, nbytes) == (0, 0, 32768):
+        cpp_put.main("cpp_put.so")
+        assert capsys.readouterr().out == said + "\n"
+    else:
+        with pytest.raises(SystemExit) as caught:
+            cpp_put.main("cpp_put.so")
+        assert caught.value.code == said
+
 
 COMPILES = """
 import sys

@@ -7,6 +7,7 @@ import itertools
 import mmap
 import os
 import pickle
+import re
 import subprocess
 import sys
 import textwrap
@@ -95,10 +96,11 @@ def test_attributes(ctx):
     assert (device.log_max_qp_sz, device.log_max_cq_sz, device.max_pkeys) == (15, 22, 1)
     assert (device.min_udp_sport, device.max_udp_sport, device.roce_version) == (0xC000, 0xFFFF, 4)
     assert (device.rc, device.rts2rts_qp_dscp, device.send_dbr_mode_no_dbr_ext) == (True, True, True)
-    assert device.node_guid == 0x02007FFFFE000001
+    number = int(ctx.name.removeprefix("soft")) + 1  # another process may have the first NICs
+    assert device.node_guid == 0x02007FFFFE000000 + number
     port = ctx.query_port()
     assert (port.state, port.active_mtu, port.link_layer) == ("PORT_ACTIVE", 4096, LinkLayer.ETHERNET)
-    assert ctx.query_gid() == bytes(10) + b"\xff\xff\x7f\x00\x00\x01"
+    assert ctx.query_gid() == bytes(10) + bytes([0xFF, 0xFF, 127, 0, 0, number])
     assert ctx.query_gid(1, 1)[:2] == b"\xfe\x80"
     assert not any(ctx.query_gid(1, 2))
 
@@ -315,19 +317,20 @@ def test_connect_between_nics():
         assert target == b"hello"
 
 
-def test_failed_connect_goes_back_to_reset(pd):
+def test_failed_connect_goes_back_to_reset(ctx, pd):
     a, b = Queue(pd).qp, Queue(pd).qp
-    with pytest.raises(NotFoundError, match=r"soft0 has no route to 255\.255\.255\.255"):
+    own = re.escape(str(nic_of(ctx).port.addresses[0]))
+    with pytest.raises(NotFoundError, match=rf"{ctx.name} has no route to 255\.255\.255\.255"):
         a.connect(QpEndpoint(5, bytes(10) + b"\xff" * 6, 0, 4096))
     assert a.state == RST
-    with pytest.raises(InvalidValueError, match=r"GID ::1 cannot be reached from GID index 0 \(127\.0\.0\.1\)"):
+    with pytest.raises(InvalidValueError, match=rf"GID ::1 cannot be reached from GID index 0 \({own}\)"):
         a.connect(QpEndpoint(5, bytes(15) + b"\x01", 0, 4096))
     assert a.state == RST
     b.to_error()
     with pytest.raises(BadStateError, match=f"{b} is in state ERR, and connect"):
         a.connect(b)
     assert a.state == RST
-    with pytest.raises(NotFoundError, match="port 1 of soft0 has no GID at index 2"):
+    with pytest.raises(NotFoundError, match=f"port 1 of {ctx.name} has no GID at index 2"):
         a.connect(b, sgid_index=2)
     b.reset()
     a.connect(b, sgid_index=1)
