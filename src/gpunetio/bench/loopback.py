@@ -37,8 +37,7 @@ class Loopback(Run):
         if benchmark.reads:
             ends = Ends(far, [near], self.marks.array)
         else:
-            arrived = self.received(far, size)
-            ends = Ends(near, [arrived, back] if benchmark.latency else [arrived], self.marks.array)
+            ends = Ends(near, [far, back] if benchmark.latency else [far], self.marks.array, self.order)
         if self._file is None or self.payload_bytes is None:
             return Pattern(ends, size, messages, slots, value, benchmark.marked)
         return Payload(ends, size, messages, slots, self._file, min(self.payload_bytes, messages * size))

@@ -103,8 +103,8 @@ class Remote(Run):
         """See `Run`."""
         benchmark = self.options.benchmark
         messages, slots = self.messages(size), self.slots(size)
-        sinks = [self.back] if benchmark.latency else [] if self._sends else [self.received(self.near, size)]
-        ends = Ends(self.near if self._sends else None, sinks, self.marks.array)
+        sinks = [self.back] if benchmark.latency else [] if self._sends else [self.near]
+        ends = Ends(self.near if self._sends else None, sinks, self.marks.array, self.order)
         if self.payload_bytes is None:
             return Pattern(ends, size, messages, slots, value, benchmark.marked)
         total = min(self.payload_bytes, messages * size)
@@ -232,8 +232,7 @@ class Server(Remote):
     def _prepare(self, link: Link, message: Message, data: Data) -> tuple[int, int]:
         """Make ready for a launch of the client: its first message, and how many."""
         first = message.integer("first", 0, max(0, data.messages - 1))
-        whole_file = data.slots if self.payload_bytes is not None else PART_MESSAGES
-        count = message.integer("count", 1, min(whole_file, data.messages - first))
+        count = message.integer("count", 1, min(self.most(data), data.messages - first))
         self._counters = message.integer("counters", 1, MOST_THREADS)
         benchmark = self.options.benchmark
         if benchmark.marked and self.payload_bytes is not None:

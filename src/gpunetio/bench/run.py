@@ -14,7 +14,7 @@ from ..errors import InvalidValueError
 from ..gpu import ExportedQp, Gpu
 from ..verbs import open as open_device
 from . import timestamps
-from .data import Buffer, Data, Received
+from .data import Data
 from .ends import End, table
 from .kernels import KERNELS
 from .launches import Launcher
@@ -26,6 +26,7 @@ from .words import Order, Words
 
 BUFFER_BYTES = 4 << 20  # of data at each end, which caches hold; messages beyond that use the slots again
 PART_MESSAGES = 1 << 16  # of one launch at most
+PART_BYTES = 1 << 30
 ENDLESS = 1 << 32  # messages: enough for any duration, and their bytes fit in 62 bits
 
 
@@ -177,11 +178,16 @@ class Run(Launcher):
         """Bytes of the buffers."""
         return max(self.slots(size) * size for size in self.options.sizes)
 
-    def received(self, buffer: Buffer, size: int) -> Buffer:
-        """A receiver's buffer, with its messages in order."""
-        if self.options.benchmark.two_sided and self.payload_bytes is not None:
-            return Received(buffer, size, self.notes.array.view(np.int64))
-        return buffer  # every message is where it belongs, or they are all alike
+    def most(self, data: Data) -> int:
+        """Messages of one launch at most. Those of a file, or that arrive in any order, use no slot twice."""
+        if self.payload_bytes is not None or self.options.benchmark.two_sided:
+            return data.slots
+        return max(1, min(PART_MESSAGES, PART_BYTES // data.size))
+
+    @property
+    def order(self) -> np.ndarray | None:
+        """See `Ends`: what a receiving kernel has noted."""
+        return self.notes.array.view(np.int64) if self.options.benchmark.two_sided else None
 
     # --- launches ----------------------------------------------------------------------------------------------------
 
