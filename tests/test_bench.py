@@ -39,6 +39,11 @@ def options(name, **values):
     return Options(benchmark=BENCHMARKS[name], **{"gpu": "host", "sizes": (64,), "iterations": 300, **values})
 
 
+def flag(name, messages):
+    """What a result has as the flags' value."""
+    return messages if name in ("put_signal_bw", "put_counter_bw") else None
+
+
 @pytest.fixture
 def file(tmp_path):
     path = tmp_path / "payload"
@@ -65,7 +70,7 @@ def test_payload_arrives_in_order(name, size, file):
         result = measure(run, 0, size)
     sent = min(len(data), 300 * size)
     assert result.iterations == -(-sent // size)
-    assert result.check == Check(None, sent, hashlib.sha256(data[:sent]).hexdigest())
+    assert result.check == Check(None, sent, hashlib.sha256(data[:sent]).hexdigest(), flag(name, result.iterations))
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -74,7 +79,7 @@ def test_a_payload_larger_than_the_buffers_goes_in_parts(name, file, monkeypatch
     with Loopback(options(name, sizes=(1000,), payload=file)) as run:
         result = measure(run, 0, 1000)
     assert result.iterations == 101
-    assert result.check == Check(None, 100_003, hashlib.sha256(file.read_bytes()).hexdigest())
+    assert result.check == Check(None, 100_003, hashlib.sha256(file.read_bytes()).hexdigest(), flag(name, 101))
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -83,7 +88,7 @@ def test_an_empty_payload_is_nothing_received(name, tmp_path):
     empty.touch()
     with Loopback(options(name, payload=empty)) as run:
         result = measure(run, 0, 64)
-    assert (result.iterations, result.check) == (0, Check(None, 0, hashlib.sha256(b"").hexdigest()))
+    assert (result.iterations, result.check) == (0, Check(None, 0, hashlib.sha256(b"").hexdigest(), flag(name, 0)))
 
 
 @pytest.mark.parametrize("name", BANDWIDTH)
@@ -279,11 +284,12 @@ class TestPattern:
 def test_rates():
     result = BwResult.of(1000, [(10, 10_000, 0.25), (10, 10_000, 0.75)], Check())
     assert (result.iterations, result.peak, result.average, result.rate) == (20, 40_000.0, 20_000.0, 20.0)
-    assert result.as_json()["bw_avg_gbps"] == 160e-6
+    assert (result.as_json()["bw_avg_gbps"], result.as_json()["kernel_ms"]) == (160e-6, 1000.0)
 
 
 def test_latencies_are_half_round_trips():
-    result = LatResult.of(8, np.arange(2000, 202_000, 2000), Check())
+    result = LatResult.of(8, np.arange(2000, 202_000, 2000), 0.5, Check())
+    assert result.as_json()["kernel_us"] == 500_000
     assert (result.iterations, result.least, result.most, result.median) == (100, 1.0, 100.0, 50.5)
     assert result.p99 == pytest.approx(99.01)
     assert result.stdev == pytest.approx(np.std(np.arange(1, 101)))

@@ -161,7 +161,7 @@ def test_sends_in_other_ways(options, port):
     sizes = [[line.split()[0] for line in out.splitlines() if re.match(r" \d", line)] for _, out, _ in outputs]
     assert [(status, err) for status, _, err in outputs] == [(0, ""), (0, "")]
     assert sizes[0] == sizes[1]
-    assert len(sizes[0]) == (10 if options == ("-x",) else 16)
+    assert len(sizes[0]) == 10
 
 
 _MISCOUNTING = """

@@ -38,7 +38,8 @@ def measure(run: Run, index: int, size: int, tick: Tick = lambda share: None) ->
             round_trips.append(run.notes.array.view(np.int64)[:count].copy())
         tick(share)
     if run.options.benchmark.latency:
-        return LatResult.of(size, np.concatenate(round_trips) if round_trips else np.zeros(0), run.check(data))
+        times = np.concatenate(round_trips) if round_trips else np.zeros(0)
+        return LatResult.of(size, times, sum(seconds for *_, seconds in parts), run.check(data))
     return BwResult.of(size, parts, run.check(data))
 
 

@@ -13,12 +13,12 @@ from ..nic.port import PortConfig
 from .exchange import PORT
 
 ALL_SIZES = tuple(1 << n for n in range(1, 24))
-BW_SIZES = (1, *(1 << n for n in range(6, 21)))
-LAT_SIZES = (1, *(1 << n for n in range(6, 15)))
+SIZES = (1, *(1 << n for n in range(6, 15)))
+MORE_SIZES = (1, *(1 << n for n in range(6, 21)))
 INLINE_SIZES = (1, 4, 8, 12, 16, 20, 24, 28, 30, 32)
 MOST_INLINE = 32  # bytes that a completion carries
 ITERATIONS = 2048
-DEPTH = 1024  # slots of a send queue
+DEPTH = 2048  # slots of a send queue
 CUDA_THREADS = 512
 # What both ends must share, and how it is asked for.
 TERMS = {
@@ -47,6 +47,7 @@ class Benchmark:
     `handlers`    how doorbells can reach the NIC
     `collapsed`   the completion queue has one entry
     `slots`       of the send queue that an operation takes, there or in the companion's
+    `sizes`       of messages, which are measured unless others are asked for
     """
 
     name: str
@@ -60,11 +61,7 @@ class Benchmark:
     handlers: tuple[NicHandler, ...] = (NicHandler.AUTO, NicHandler.CPU_PROXY, NicHandler.GPU_SM_DB)
     collapsed: bool = False
     slots: int = 1
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """Message sizes that are measured unless others are asked for."""
-        return LAT_SIZES if self.latency else BW_SIZES
+    sizes: tuple[int, ...] = SIZES
 
     @property
     def operation(self) -> str:
@@ -85,8 +82,8 @@ class Benchmark:
 BENCHMARKS = {
     benchmark.name: benchmark
     for benchmark in (
-        Benchmark("put_bw", "GPUNetIO put BW test"),
-        Benchmark("write_bw", "GPUNetIO RDMA write BW test", scopes=_ALONE),
+        Benchmark("put_bw", "GPUNetIO put BW test", sizes=MORE_SIZES),
+        Benchmark("write_bw", "GPUNetIO RDMA write BW test", scopes=_ALONE, sizes=MORE_SIZES),
         Benchmark("get_bw", "GPUNetIO get BW test", reads=True),
         Benchmark("put_signal_bw", "GPUNetIO put-signal BW test", counts=True, slots=2),
         Benchmark("put_counter_bw", "GPUNetIO put-counter BW test", counts=True, companion=True, slots=2),

@@ -268,11 +268,8 @@ def _result_of(message: Message, size: int, latency: bool) -> Result:
 
 
 def _check_of(message: Message) -> Check:
-    problem = message.get("problem")
+    problem = None if message.get("problem") is None else message.text("problem")[:_TEXT]
+    flag = None if message.get("flag") is None else message.integer("flag", -(1 << 63), (1 << 63) - 1)
     if message.get("sha256") is None:
-        return Check(None if problem is None else message.text("problem")[:_TEXT])
-    return Check(
-        None if problem is None else message.text("problem")[:_TEXT],
-        message.integer("payload_bytes", 0, 1 << 62),
-        message.raw("sha256", 32).hex(),
-    )
+        return Check(problem, flag=flag)
+    return Check(problem, message.integer("payload_bytes", 0, 1 << 62), message.raw("sha256", 32).hex(), flag)

@@ -106,8 +106,9 @@ class Run(Launcher):
     def check(self, data: Data) -> Check:
         """How it all went."""
         check = data.check()
+        flags = [words.total for words in self.counts if isinstance(words, Words) and words.told]
         problems = (f"message size {data.size}: {text}" for words in self.counts if (text := words.problem()))
-        return check if check.problem else replace(check, problem=next(problems, None))
+        return replace(check, problem=check.problem or next(problems, None), flag=flags[0] if flags else None)
 
     def tell(self, result: Result) -> None:
         """A size was measured."""

@@ -131,7 +131,8 @@ class Side:
             return [Words("the client's credit", flags, 0, every_launch=True)] if self.client else [Order(notes)]
         if not benchmark.counts:
             return []
-        arrived, sent = Words(f"the {who}'s flag", flags, 0), Words(f"the {who}'s old value of flag", old, -1)
+        arrived = Words(f"the {who}'s flag", flags, 0, told=not benchmark.latency)
+        sent = Words(f"the {who}'s old value of flag", old, -1)
         if benchmark.latency:
             return [arrived, sent]
         return [sent] if self.client else [arrived]
