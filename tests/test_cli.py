@@ -284,8 +284,9 @@ def test_wrong_options(args):
         (("twosided_bw", "-x", "-s", 8, "-s", 33), "--inline: a completion carries at most 32 bytes, not 33"),
         (("put_bw", "-e", 2, "-t", 64, "--tx-depth", 16), "32 threads post 32 requests together, for which --tx-depth"),
         (("put_signal_bw", "-e", 2, "-t", 64, "--tx-depth", 32), "is too small: give 64 or more"),
-        (("twosided_bw", "-e", 2, "-t", 32, "--tx-depth", 32), "is too small: give 64 or more"),
+        (("twosided_bw", "-e", 2, "-t", 32, "--tx-depth", 32), "32 slots, of which half are posted at a time: give"),
         (("put_bw", "-t", 32, "--trace", "/dev/null", "--trace-ops", 65536), "of 32 threads are too many"),
+        (("write_bw", "-q", 64, "--trace", "/dev/null", "--trace-ops", 65536), "of 64 threads are too many"),
     ],
 )  # fmt: skip
 def test_what_a_benchmark_cannot_do(args, text):

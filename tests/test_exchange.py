@@ -36,7 +36,8 @@ from gpunetio.bench.measure import measure
 from gpunetio.bench.options import BENCHMARKS, Options
 from gpunetio.bench.remote import Client, Server
 from gpunetio.bench.results import BwResult, Check
-from gpunetio.errors import DocaError, DriverError, OperatingSystemError, TimedOutError
+from gpunetio.enums import ExecScope
+from gpunetio.errors import DocaError, DriverError, InvalidValueError, OperatingSystemError, TimedOutError
 from gpunetio.gpu import ExportedQp
 
 ALL = list(BENCHMARKS)
@@ -472,6 +473,23 @@ def test_ends_that_disagree(ours, theirs, text):
     assert text in one_line(error)
 
 
+@pytest.mark.parametrize("depth", [4, 8])
+def test_a_server_with_too_few_receives(depth):
+    """For threads that send together, and would wait for the last of them."""
+    server = ServerThread("twosided_bw", depth=depth)
+    with pytest.raises(InvalidValueError, match=f"-e 2: 8 threads send together.* of {depth} slots.*--tx-depth 16"):
+        run_client(server, "twosided_bw", scope=ExecScope.BLOCK, threads=8)
+    assert "--tx-depth 16" in str(server.join())
+
+
+@pytest.mark.parametrize("ours, theirs", [(16, 2048), (2048, 16)])
+def test_queues_of_different_depths(ours, theirs):
+    server = ServerThread("twosided_bw", depth=ours)
+    (result,) = run_client(server, "twosided_bw", scope=ExecScope.BLOCK, threads=8, depth=theirs)
+    assert server.join() is None
+    assert result.check == Check()
+
+
 def test_another_benchmark():
     server = ServerThread("put_bw")
     with pytest.raises(PeerError, match="runs put_bw, this end get_bw: run the same at both ends"):
@@ -520,7 +538,7 @@ class Puppet:
     def ends(self):
         gid = bytes(10) + b"\xff\xff\x7f\0\0\1"
         qp = {"qpn": 0x77, "gid": gid.hex(), "lid": 0, "mtu": 4096, "psn": 0}
-        self.link.send("ends", address=4096, rkey=1, nbytes=1 << 30, qps=[qp])
+        self.link.send("ends", address=4096, rkey=1, nbytes=1 << 30, receives=0, qps=[qp])
         self.link.expect("ends")
 
     def ready(self):

@@ -21,6 +21,8 @@ class Loopback(Run):
         self.clients, self.servers = client.qps, server.qps
         self.near, self.near_mr, self.far, self.far_mr = client.data, client.data_mr, server.data, server.data_mr
         self.back = client.back
+        if self.options.benchmark.two_sided:
+            self.options.check_receives(self.gpu.target, self.servers[0].qp.rq_entries)
         self._open_memory()
         marks = self.marks if self._file else None
         rows = client.rows(server.shown, marks, self.notes)

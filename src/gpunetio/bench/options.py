@@ -176,9 +176,16 @@ class Options:
             return max(self.depth, self.benchmark.slots * self.kernel_threads(target))
         return self.depth
 
+    def noting(self, threads: int) -> list[tuple[int, int]]:
+        """Block and thread of those of so many threads that note their operations."""
+        size = threads // self.blocks(threads)
+        if self.benchmark.name == "write_bw":  # where a block's last thread posts for all
+            return [(block, size - 1) for block in range(threads // size)]
+        return [divmod(thread, size) for thread in range(threads)]
+
     def traced_of(self, threads: int) -> int:
-        """Operations that each of so many threads notes."""
-        return self.traced or max(1, TRACED // threads)
+        """Operations that each one of `noting` notes, of so many threads."""
+        return self.traced or max(1, TRACED // len(self.noting(threads)))
 
     def check(self) -> None:
         """Raise for what a benchmark does not do."""
@@ -202,10 +209,17 @@ class Options:
             )
 
     def check_threads(self, target: str) -> None:
-        """Raise for threads that cannot post together, on a target that is known."""
-        if self.benchmark.latency or self.benchmark.name == "write_bw":
-            return
+        """Raise for threads that cannot post together, or note too much, on a target that is known."""
         threads = self.kernel_threads(target)
+        if not self.benchmark.latency and self.benchmark.name != "write_bw":
+            self._check_together(target, threads)
+        noting = len(self.noting(threads))
+        if self.traced_of(threads) * noting > MOST_TRACED:
+            raise InvalidValueError(
+                f"--trace-ops {self.traced} of {noting} threads are too many: {MOST_TRACED} in all is the limit"
+            )
+
+    def _check_together(self, target: str, threads: int) -> None:
         blocks = self.blocks(threads)
         if threads // blocks > 1024:
             raise InvalidValueError(
@@ -213,13 +227,21 @@ class Options:
                 "has 1024 at most: use fewer queue pairs"
             )
         needed = self.together(target) * self.benchmark.slots
-        room = self.depth // 2 if self.benchmark.two_sided and self.scope != ExecScope.THREAD else self.depth
-        if needed > room:
+        if needed > self.depth:
             raise InvalidValueError(
                 f"-e {int(self.scope)}: {self.together(target)} threads post {needed} requests together, for which "
-                f"--tx-depth {self.depth} is too small: give {needed * self.depth // room} or more"
+                f"--tx-depth {self.depth} is too small: give {needed} or more"
             )
-        if self.traced_of(threads) * threads > MOST_TRACED:
+
+    def check_receives(self, target: str, receives: int) -> None:
+        """Raise for threads that send together when the server, whose queue has so many receives, posts too few.
+
+        It posts them by halves: the next half when one is full, which one of its receives must not keep waiting.
+        """
+        together = self.together(target)
+        if together > max(1, receives // 2):
             raise InvalidValueError(
-                f"--trace-ops {self.traced} of {threads} threads are too many: {MOST_TRACED} in all is the limit"
+                f"-e {int(self.scope)}: {together} threads send together, into the server's receive queue of "
+                f"{receives} slots, of which half are posted at a time: give the server --tx-depth {2 * together} "
+                "or more"
             )

@@ -97,7 +97,7 @@ class LatResult:
     def of(cls, size: int, round_trips_ns: np.ndarray, kernel: float, check: Check) -> LatResult:
         """From the round trips of one size."""
         if len(round_trips_ns) == 0:
-            return cls(size, 0, *[0.0] * 8, check)
+            return cls(size, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, check)
         half = round_trips_ns / 2000
         least, median, p99, p999, most = (float(value) for value in np.percentile(half, [0, 50, 99, 99.9, 100]))
         mean, stdev = float(half.mean()), float(half.std())

@@ -148,8 +148,9 @@ class Run(Launcher):
         self._open_records(self._sides * self.threads)
         if self.options.traced is not None:
             limit = self.options.traced_of(self.threads)
+            self._noting = self.options.noting(self.threads)
             self.trace = Trace(self.options.benchmark, limit)
-            self._parts = self._alloc(self._sides * self.threads * timestamps.part_bytes(limit))
+            self._parts = self._alloc(self._sides * len(self._noting) * timestamps.part_bytes(limit))
 
     def __enter__(self) -> Self:
         return self
@@ -200,13 +201,13 @@ class Run(Launcher):
         blocks = options.blocks(threads)
         trace = self.trace if first == 0 and count > 0 else None
         if trace:
-            self._parts.write(timestamps.prepared(self._sides * threads, trace.limit))
+            self._parts.write(timestamps.prepared(self._sides * len(self._noting), trace.limit))
         records = self.launch(
             KERNELS[options.benchmark.name], self._sides * blocks, threads // blocks, self._ends, options.qps,
             int(options.scope), size, total, slots, first, count, self._parts if trace else 0, launched=launched,
         )  # fmt: skip
         if trace:
-            parts = self._parts.array.view(np.int64).reshape(self._sides * threads, -1)
+            parts = self._parts.array.view(np.int64).reshape(self._sides * len(self._noting), -1)
             for side, rows in enumerate(np.split(parts, self._sides)):
-                trace.add(size, self._begins_as_client and side == 0, threads // blocks, timestamps.noted(rows))
+                trace.add(size, self._begins_as_client and side == 0, self._noting, timestamps.noted(rows))
         return records
