@@ -16,6 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from gpunetio import gpu
+from gpunetio.bench import litmus
 from gpunetio.bench.exchange import PeerInterrupted
 from gpunetio.bench.loopback import Loopback
 from gpunetio.bench.measure import measure
@@ -455,7 +456,10 @@ def test_devices_verbose_and_listed():
 
 
 def test_warm_and_version():
-    assert run("warm").stdout.startswith("ready: the NIC, put_bw, ")
+    text = run("warm").stdout
+    assert text.startswith("ready: the NIC, put_bw, ")
+    assert "selftest litmus, " in text
+    assert litmus.read_rings.signatures
     assert re.fullmatch(r"gpunetio \d+\.\d+\.\d+\n", run("--version").stdout)
 
 

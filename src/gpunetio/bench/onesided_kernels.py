@@ -62,7 +62,7 @@ def _one_sided(reading, ends, queues, scope, size, total, slots, first, count, t
         )
         if status >= 0:
             timestamps.finish(part, qp, dev.GPU)
-            status = wait_together(qp, status, scope)
+            status = wait_together(qp, status, scope, dev.ld64(end + AT.dump), dev.ld64(end + AT.lkey))
     record(out, thread, start, status)
 
 
