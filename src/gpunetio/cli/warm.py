@@ -13,7 +13,10 @@ from .failures import guarded
 @click.command()
 @guarded
 def warm() -> None:
-    """Compile for the host what the other commands run there: the NIC, and their kernels. GPU kernels are not kept."""
+    """Compile for the host what the other commands run there: the NIC and their kernels.
+
+    What is compiled for a GPU is not kept: each run does that for itself.
+    """
     start = time.monotonic()
     with compiling("the NIC and the kernels"):
         from ..bench.litmus import Litmus
