@@ -342,7 +342,7 @@ from gpunetio.bench import data
 from gpunetio.cli import main
 def corrupting(kind, collect):
     def flip(self, bits):
-        for sink in getattr(self, "_sinks", None) or [self._sink]:
+        for sink in self._ends.sinks:
             sink.write(sink.read({at}, 1) ^ bits, {at})
     def corrupt(self, first, count):
         flip(self, 0x10)
