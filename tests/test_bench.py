@@ -39,6 +39,11 @@ def options(name, **values):
     return Options(benchmark=BENCHMARKS[name], **{"gpu": "host", "sizes": (64,), "iterations": 300, **values})
 
 
+def flag(name, messages):
+    """What a result has as the flags' value."""
+    return messages if name in ("put_signal_bw", "put_counter_bw") else None
+
+
 @pytest.fixture
 def file(tmp_path):
     path = tmp_path / "payload"
@@ -54,7 +59,7 @@ def test_pattern_arrives_at_all_sizes(name):
             result = measure(run, index, size)
             assert (result.size, result.iterations, result.check.problem) == (size, 300, None)
         sink = (run.near if name == "get_bw" else run.far).array
-        assert set(sink[:99_999]) == {len(sizes)}
+        assert set(sink[8:99_999]) == {len(sizes)}
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -65,7 +70,7 @@ def test_payload_arrives_in_order(name, size, file):
         result = measure(run, 0, size)
     sent = min(len(data), 300 * size)
     assert result.iterations == -(-sent // size)
-    assert result.check == Check(None, sent, hashlib.sha256(data[:sent]).hexdigest())
+    assert result.check == Check(None, sent, hashlib.sha256(data[:sent]).hexdigest(), flag(name, result.iterations))
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -74,7 +79,7 @@ def test_a_payload_larger_than_the_buffers_goes_in_parts(name, file, monkeypatch
     with Loopback(options(name, sizes=(1000,), payload=file)) as run:
         result = measure(run, 0, 1000)
     assert result.iterations == 101
-    assert result.check == Check(None, 100_003, hashlib.sha256(file.read_bytes()).hexdigest())
+    assert result.check == Check(None, 100_003, hashlib.sha256(file.read_bytes()).hexdigest(), flag(name, 101))
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -83,7 +88,7 @@ def test_an_empty_payload_is_nothing_received(name, tmp_path):
     empty.touch()
     with Loopback(options(name, payload=empty)) as run:
         result = measure(run, 0, 64)
-    assert (result.iterations, result.check) == (0, Check(None, 0, hashlib.sha256(b"").hexdigest()))
+    assert (result.iterations, result.check) == (0, Check(None, 0, hashlib.sha256(b"").hexdigest(), flag(name, 0)))
 
 
 @pytest.mark.parametrize("name", BANDWIDTH)
@@ -116,13 +121,30 @@ def test_a_wrong_byte_is_seen(name, with_payload, file, monkeypatch):
         return records
 
     monkeypatch.setattr(Loopback, "launch", corrupting)
-    # One launch after the warm-up, so that the byte is not changed back.
-    with Loopback(options(name, sizes=(100,), iterations=255 if not with_payload else 2000, threads=1,
+    with Loopback(options(name, sizes=(100,), iterations=2000, threads=1,
                           payload=file if with_payload else None)) as run:  # fmt: skip
         problem = measure(run, 0, 100).check.problem
     offset = at if name != "write_lat" or with_payload else 7
     assert problem is not None
     assert problem.startswith(f"message size 100: the byte at offset {offset} of the receiver is")
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if name != "write_lat"])  # which has one slot
+def test_messages_in_each_others_slots_are_seen(name, monkeypatch):
+    """What a kernel does that posts with wrong addresses."""
+    launch = Loopback.launch
+
+    def exchanging(run, *args, **named):
+        records = launch(run, *args, **named)
+        sink = (run.near if name == "get_bw" else run.far).array
+        sink[300:500] = np.roll(sink[300:500], 100)
+        return records
+
+    monkeypatch.setattr(Loopback, "launch", exchanging)
+    with Loopback(options(name, sizes=(100,), iterations=1000)) as run:
+        problem = measure(run, 0, 100).check.problem
+    assert problem is not None
+    assert "(2 of 100000 bytes are wrong)" in problem
 
 
 @pytest.mark.parametrize("name", BANDWIDTH)
@@ -141,6 +163,24 @@ def test_a_message_that_nobody_sent_is_seen(name, monkeypatch):
     assert problem is not None
     assert "offset 6336 " in problem
     assert "64 of 6400 bytes are wrong" in problem
+
+
+@pytest.mark.parametrize("name", ["put_bw", "write_bw", "get_bw"])
+@pytest.mark.parametrize("size", [64, 65536])
+def test_a_launch_that_transfers_nothing_is_seen(name, size, monkeypatch):
+    """One in the middle of eight, whose slots the launches before have filled."""
+    send, launches_sent = Loopback.send, []
+
+    def forgetting(run, data, first, count):
+        launches_sent.append(first)
+        return run.launch_for(1, 1, 1, 0, 0) if len(launches_sent) == 5 else send(run, data, first, count)
+
+    monkeypatch.setattr(Loopback, "send", forgetting)
+    with Loopback(options(name, sizes=(size,), iterations=2048)) as run:
+        problem = measure(run, 0, size).check.problem
+    assert len(launches_sent) == 9  # and the warm-up
+    assert problem is not None
+    assert f"message size {size}: the byte at offset " in problem
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -195,25 +235,61 @@ def test_a_file_that_shrinks_is_an_error():
         Payload(ends, 64, 1, 1, file, 64).lay_out(0, 1)
 
 
-def test_pattern_differs_from_what_was_there():
-    ends = Ends(Plain(64), [Plain(64)], np.zeros(8, np.uint8))
-    pattern = Pattern(ends, 16, 4, 4, 0xA5, counting=False)
-    pattern.lay_out(0, 4)
-    pattern.collect(0, 4)
-    assert "offset 0 " in (pattern.check().problem or "")
-    assert ends.source is not None
-    ends.sinks[0].write(ends.source.read())
-    assert pattern.check() == Check(None)
+class TestPattern:
+    """Launches of four messages over six slots, after a first one that was right."""
+
+    @pytest.fixture(params=[1, 8, 100], ids="{} bytes".format)
+    def size(self, request):
+        return request.param
+
+    def carry(self, size, moves, order=None):
+        """What is wrong when slots of the second launch are copied as `moves` says: its own are 4, 5, 0, 1."""
+        source, sink = Plain(6 * size), Plain(6 * size)
+        noted = None if order is None else np.arange(4)
+        pattern = Pattern(Ends(source, [sink], np.zeros(0, np.uint8), noted), size, 8, 6, 0xA5, counting=False)
+        for first, copies in ((0, {0: 0, 1: 1, 2: 2, 3: 3}), (4, moves)):
+            pattern.lay_out(first, 4)
+            for there, here in copies.items():
+                sink.array[there * size :][:size] = source.array[here * size :][:size]
+            if noted is not None and first > 0:
+                noted[:] = order
+            pattern.collect(first, 4)
+        return pattern.check().problem
+
+    def test_all_is_where_it_belongs(self, size):
+        assert self.carry(size, {4: 4, 5: 5, 0: 0, 1: 1}) is None
+
+    def test_nothing_came(self, size):
+        problem = self.carry(size, {})
+        assert problem is not None
+        assert f"message size {size}: the byte at offset 0 " in problem
+        assert f"({4 * size} of {6 * size} bytes are wrong)" in problem
+
+    def test_one_did_not_come(self, size):
+        assert f"offset {5 * size} " in (self.carry(size, {4: 4, 0: 0, 1: 1}) or "")
+
+    def test_two_have_changed_places(self, size):
+        assert f"offset {4 * size} " in (self.carry(size, {4: 5, 5: 4, 0: 0, 1: 1}) or "")
+
+    def test_a_slot_that_is_not_the_launchs(self, size):
+        assert f"offset {2 * size} " in (self.carry(size, {4: 4, 5: 5, 0: 0, 1: 1, 2: 2}) or "")
+
+    def test_any_order(self, size):
+        """The second launch's receives have got messages 2, 3, 0, 1 of it."""
+        moves = {4: 0, 5: 1, 0: 4, 1: 5}
+        assert self.carry(size, moves, [2, 3, 0, 1]) is None
+        assert "offset 0 " in (self.carry(size, moves, [0, 1, 2, 3]) or "")
 
 
 def test_rates():
     result = BwResult.of(1000, [(10, 10_000, 0.25), (10, 10_000, 0.75)], Check())
     assert (result.iterations, result.peak, result.average, result.rate) == (20, 40_000.0, 20_000.0, 20.0)
-    assert result.as_json()["bw_avg_gbps"] == 160e-6
+    assert (result.as_json()["bw_avg_gbps"], result.as_json()["kernel_ms"]) == (160e-6, 1000.0)
 
 
 def test_latencies_are_half_round_trips():
-    result = LatResult.of(8, np.arange(2000, 202_000, 2000), Check())
+    result = LatResult.of(8, np.arange(2000, 202_000, 2000), 0.5, Check())
+    assert result.as_json()["kernel_us"] == 500_000
     assert (result.iterations, result.least, result.most, result.median) == (100, 1.0, 100.0, 50.5)
     assert result.p99 == pytest.approx(99.01)
     assert result.stdev == pytest.approx(np.std(np.arange(1, 101)))

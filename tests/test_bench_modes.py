@@ -148,6 +148,21 @@ def test_data_that_are_copied(name, file, monkeypatch):
     assert MemType.GPU in kinds
 
 
+@pytest.mark.parametrize("scope", [THREAD, BLOCK])
+def test_get_bw_dumps_where_the_gpu_needs_it(scope, monkeypatch):
+    """One thread or block at a time waits for its last message, and for a read of its memory behind it."""
+    posted = {}
+    for needed in (False, True):
+        monkeypatch.setattr(sides, "_before_hopper", lambda gpu, needed=needed: needed)
+        for name, memory in (("get_bw", MemType.GPU), ("get_bw", MemType.CPU_GPU), ("put_bw", MemType.GPU)):
+            with Loopback(options(name, threads=2, scope=scope, payload_memory=memory)) as run:
+                assert measure(run, 0, 64).check.problem is None
+                posted[needed, name, memory] = run.queue.indices()["completed"]
+    expected = 2 * 2  # of two threads, in the warm-up and the launch
+    more = {key[1:]: posted[key] - posted[False, *key[1:]] for key in posted if key[0]}
+    assert more == {("get_bw", MemType.GPU): expected, ("get_bw", MemType.CPU_GPU): 0, ("put_bw", MemType.GPU): 0}
+
+
 def test_write_lat_collapses_its_completions():
     with Loopback(options("write_lat")) as run:
         assert run.queue.cq.collapsed
@@ -220,11 +235,11 @@ def test_a_wrong_word_is_seen(name, monkeypatch):
             run.send(data, 0, 100)
             words._array[0] += 1
             run.collect(data, 0, 100)
+            expected = "messages of a launch did not come" if isinstance(words, Order) else f"{words._what} 0 is "
+            assert expected in (words.problem() or "")
             problem = run.check(data).problem
             assert problem is not None
             assert problem.startswith("message size 64: ")
-            expected = "messages of a launch did not come" if isinstance(words, Order) else f"{words._what} 0 is "
-            assert expected in problem
 
 
 def test_words():

@@ -16,6 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from gpunetio import gpu
+from gpunetio.bench import litmus
 from gpunetio.bench.exchange import PeerInterrupted
 from gpunetio.bench.loopback import Loopback
 from gpunetio.bench.measure import measure
@@ -29,10 +30,10 @@ HOST = ("--loopback", "--target", "cpu")
 SOFTWARE_NICS = {device.name for device in device_list()}
 BANDWIDTH = [name for name, benchmark in BENCHMARKS.items() if not benchmark.latency]
 LATENCY = [name for name, benchmark in BENCHMARKS.items() if benchmark.latency]
-BW_COLUMNS = ["#bytes", "#iterations", "BW peak[MiB/sec]", "BW average[MiB/sec]", "MsgRate[Mpps]"]
+BW_COLUMNS = ["#bytes", "#iterations", "BW peak[MiB/sec]", "BW average[MiB/sec]", "MsgRate[Mpps]", "Kernel[ms]"]
 LAT_COLUMNS = [
     "#bytes", "#iterations", "t_min[usec]", "t_max[usec]", "t_typical[usec]", "t_avg[usec]", "t_stdev[usec]",
-    "99% percentile[usec]", "99.9% percentile[usec]",
+    "99% percentile[usec]", "99.9% percentile[usec]", "Kernel[usec]",
 ]  # fmt: skip
 needs_no_gpu = pytest.mark.skipif(gpu.gpu_list()[0] != "host", reason="this machine has a GPU")
 
@@ -81,8 +82,9 @@ def test_bandwidth_columns(name):
     assert re.split(r"  +", heading.strip()) == BW_COLUMNS
     assert [row[:2] for row in rows(output)] == [["64", "100"], ["4096", "100"]]
     for row in rows(output):
-        peak, average, rate = map(float, row[2:])
+        peak, average, rate, kernel = map(float, row[2:])
         assert peak >= average > 0
+        assert 100 / (kernel * 1000) == pytest.approx(rate, rel=0.01)
         assert rate * 1e6 * int(row[0]) / 2**20 == pytest.approx(average, abs=0.01)
 
 
@@ -92,15 +94,19 @@ def test_latency_columns(name):
     heading = next(line for line in output.splitlines() if "#bytes" in line)
     assert re.split(r"  +", heading.strip()) == LAT_COLUMNS
     ((size, iterations, *times),) = rows(output)
-    least, most, typical, _, _, p99, p999 = map(float, times)
+    least, most, typical, average, _, p99, p999, kernel = map(float, times)
     assert (size, iterations) == ("8", "100")
     assert 0 < least <= typical <= p99 <= p999 <= most
+    assert kernel >= 100 * 2 * (average - 0.01)
 
 
 def test_default_sizes_are_the_originals():
-    for name, end in (("put_bw", 21), ("write_lat", 15)):
-        sizes = [int(row[0]) for row in rows(run(name, *HOST, "-i", 2).stdout)]
-        assert sizes == [1, *(1 << n for n in range(6, end))]
+    small = [1, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384]
+    large = [*small, 32768, 65536, 131072, 262144, 524288, 1048576]
+    for name, benchmark in BENCHMARKS.items():
+        assert list(benchmark.sizes) == (large if name in ("put_bw", "write_bw") else small)
+    for name in ("put_bw", "get_bw", "write_lat"):
+        assert [int(row[0]) for row in rows(run(name, *HOST, "-i", 2).stdout)] == list(BENCHMARKS[name].sizes)
     inline = [int(row[0]) for row in rows(run("twosided_bw", *HOST, "-i", 2, "-x").stdout)]
     assert inline == [1, 4, 8, 12, 16, 20, 24, 28, 30, 32]
 
@@ -139,6 +145,22 @@ def test_the_named_gid_is_used():
     assert "GID index 1" in run("put_bw", *HOST, "-s", 64, "-i", 64, "-gid", 1).stdout
 
 
+@pytest.mark.parametrize("depth, entries", [((), 2048), (("--tx-depth", 100), 128)])
+def test_the_preamble_says_what_the_queue_has(depth, entries):
+    assert f"Send queue  : {entries} slots" in run("put_bw", *HOST, "-s", 64, "-i", 64, *depth).stdout
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_flag_values(name):
+    """Are shown where the original shows them."""
+    args = (name, *HOST, "-s", 64, "-s", 128, "-i", 300)
+    lines = [line for line in run(*args).stdout.splitlines() if line.startswith("Flag value")]
+    shown = name in ("put_signal_bw", "put_counter_bw")
+    assert lines == ([f"Flag value for message size {size} is 300" for size in (64, 128)] if shown else [])
+    flags = [result.get("flag_value") for result in json.loads(run(*args, "--json").stdout)["results"]]
+    assert flags == [300 if shown else None] * 2
+
+
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_json(name):
     document = json.loads(run(name, *HOST, "--json", "-i", 64, "-s", 64, "-s", 128).stdout)
@@ -146,7 +168,7 @@ def test_json(name):
     assert document["nic"] in SOFTWARE_NICS  # the first that no other process has
     assert [result["size"] for result in document["results"]] == [64, 128]
     latency = ["lat_min_us", "lat_median_us", "lat_p99_us"]
-    names = latency if name in LATENCY else ["bw_avg_gbps", "msg_rate_mpps"]
+    names = [*latency, "kernel_us"] if name in LATENCY else ["bw_avg_gbps", "msg_rate_mpps", "kernel_ms"]
     for result in document["results"]:
         assert result["iterations"] == 64
         assert result["validated"] is True
@@ -266,8 +288,9 @@ def test_wrong_options(args):
         (("twosided_bw", "-x", "-s", 8, "-s", 33), "--inline: a completion carries at most 32 bytes, not 33"),
         (("put_bw", "-e", 2, "-t", 64, "--tx-depth", 16), "32 threads post 32 requests together, for which --tx-depth"),
         (("put_signal_bw", "-e", 2, "-t", 64, "--tx-depth", 32), "is too small: give 64 or more"),
-        (("twosided_bw", "-e", 2, "-t", 32, "--tx-depth", 32), "is too small: give 64 or more"),
+        (("twosided_bw", "-e", 2, "-t", 32, "--tx-depth", 32), "32 slots, of which half are posted at a time: give"),
         (("put_bw", "-t", 32, "--trace", "/dev/null", "--trace-ops", 65536), "of 32 threads are too many"),
+        (("write_bw", "-q", 64, "--trace", "/dev/null", "--trace-ops", 65536), "of 64 threads are too many"),
     ],
 )  # fmt: skip
 def test_what_a_benchmark_cannot_do(args, text):
@@ -436,7 +459,11 @@ def test_devices_verbose_and_listed():
 
 
 def test_warm_and_version():
-    assert run("warm").stdout.startswith("ready: the NIC, put_bw, ")
+    text = run("warm").stdout
+    assert text.startswith("ready: the NIC, put_bw, ")
+    assert "selftest litmus, " in text
+    assert litmus.read_rings.signatures
+    assert litmus.post_stamped.body.signatures
     assert re.fullmatch(r"gpunetio \d+\.\d+\.\d+\n", run("--version").stdout)
 
 

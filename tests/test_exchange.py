@@ -36,7 +36,8 @@ from gpunetio.bench.measure import measure
 from gpunetio.bench.options import BENCHMARKS, Options
 from gpunetio.bench.remote import Client, Server
 from gpunetio.bench.results import BwResult, Check
-from gpunetio.errors import DocaError, DriverError, OperatingSystemError, TimedOutError
+from gpunetio.enums import ExecScope
+from gpunetio.errors import DocaError, DriverError, InvalidValueError, OperatingSystemError, TimedOutError
 from gpunetio.gpu import ExportedQp
 
 ALL = list(BENCHMARKS)
@@ -384,7 +385,8 @@ def test_both_ends_agree_on_what_arrived(name):
     server = ServerThread(name)
     results = run_client(server, name, sizes=(1, 7, 4096, 100_000), qps=1 if name in LATENCY else 2)
     assert server.join() is None
-    assert [(r.size, r.iterations, r.check) for r in results] == [(n, 300, Check()) for n in (1, 7, 4096, 100_000)]
+    check = Check(flag=300 if name in ("put_signal_bw", "put_counter_bw") else None)
+    assert [(r.size, r.iterations, r.check) for r in results] == [(n, 300, check) for n in (1, 7, 4096, 100_000)]
     assert server.results == results
 
 
@@ -422,7 +424,7 @@ def test_a_payload_arrives(name, file, monkeypatch):
     results = run_client(server, name, sizes=(100, 4096, 200_000), iterations=2000, **given_to(name, "client", file))
     assert server.join() is None
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
-    assert [r.check for r in results] == [Check(None, 100_003, digest)] * 3
+    assert [dataclasses.replace(r.check, flag=None) for r in results] == [Check(None, 100_003, digest)] * 3
     assert server.results == results
 
 
@@ -434,9 +436,7 @@ def test_a_wrong_byte_is_seen_at_both_ends(name, with_payload, file, monkeypatch
     before = {kind: kind.collect for kind in kinds}
 
     def corrupting(data, first, count):
-        sink = data._sink if isinstance(data, remote.Arrival) else (data._sinks or [None])[0]
-        if sink is not None:
-            sink = getattr(sink, "_buffer", sink)
+        for sink in data._ends.sinks[:1]:
             sink.write(sink.read(7, 1) ^ 0x10, 7)
         before[type(data)](data, first, count)
 
@@ -470,6 +470,23 @@ def test_ends_that_disagree(ours, theirs, text):
     error = server.join()
     assert isinstance(error, PeerError)
     assert text in one_line(error)
+
+
+@pytest.mark.parametrize("depth", [4, 8])
+def test_a_server_with_too_few_receives(depth):
+    """For threads that send together, and would wait for the last of them."""
+    server = ServerThread("twosided_bw", depth=depth)
+    with pytest.raises(InvalidValueError, match=f"-e 2: 8 threads send together.* of {depth} slots.*--tx-depth 16"):
+        run_client(server, "twosided_bw", scope=ExecScope.BLOCK, threads=8)
+    assert "--tx-depth 16" in str(server.join())
+
+
+@pytest.mark.parametrize("ours, theirs", [(16, 2048), (2048, 16)])
+def test_queues_of_different_depths(ours, theirs):
+    server = ServerThread("twosided_bw", depth=ours)
+    (result,) = run_client(server, "twosided_bw", scope=ExecScope.BLOCK, threads=8, depth=theirs)
+    assert server.join() is None
+    assert result.check == Check()
 
 
 def test_another_benchmark():
@@ -520,7 +537,7 @@ class Puppet:
     def ends(self):
         gid = bytes(10) + b"\xff\xff\x7f\0\0\1"
         qp = {"qpn": 0x77, "gid": gid.hex(), "lid": 0, "mtu": 4096, "psn": 0}
-        self.link.send("ends", address=4096, rkey=1, nbytes=1 << 30, qps=[qp])
+        self.link.send("ends", address=4096, rkey=1, nbytes=1 << 30, receives=0, qps=[qp])
         self.link.expect("ends")
 
     def ready(self):

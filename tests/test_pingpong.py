@@ -314,7 +314,7 @@ def test_the_command():
 @pytest.mark.parametrize(
     "args, status, text",
     [
-        (["-e"], 1, "-e: sleeping on completion events comes later"),
+        (["-e"], 1, "-e: sleeping on completion events is not supported; without it"),
         (["-m", "1000"], 2, "--help)"), (["-s", "0"], 2, "--help)"), (["-r", "0"], 2, "--help)"),
         (["-p", "1", "127.0.0.1"], 1, "no server at 127.0.0.1 port 1"), (["a", "b"], 2, "--help)"),
         (["-g", "9"], 1, "no GID at index 9"), (["-d", "soft99"], 1, "no device 'soft99'"),

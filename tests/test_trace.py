@@ -13,6 +13,7 @@ from gpunetio.bench.measure import measure
 from gpunetio.bench.options import BENCHMARKS, TRACED, Options
 from gpunetio.bench.trace import Trace
 from gpunetio.cli import app
+from gpunetio.errors import InvalidValueError
 
 TARGETS = ["host", pytest.param("auto", marks=pytest.mark.gpu, id="cuda")]
 HOST = ("--loopback", "--target", "cpu")
@@ -71,6 +72,8 @@ def test_what_is_noted(name, target):
             assert len(messages) == len(set(messages)) > 0
             if name != "write_bw":
                 assert set(messages) <= set(range(300))
+            if name == "write_bw":  # the last thread of the block
+                assert [thread.name for thread in threads] == ["client block 0 thread 1"]
             if end == "client":  # which receives come first is for the threads to settle
                 assert 0 in messages
         for thread in threads:
@@ -92,6 +95,23 @@ def test_memory_is_bounded(threads, limit):
     assert timestamps.prepared(threads, limit).nbytes == threads * timestamps.part_bytes(limit)
 
 
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_what_is_noted_is_bounded(name):
+    wanted = options(name, threads=1024, qps=1 if BENCHMARKS[name].latency else 4, traced=1 << 21)
+    with pytest.raises(InvalidValueError, match=r"--trace-ops 2097152 of \d+ threads are too many: 1048576 in all"):
+        wanted.check_threads("cpu")
+
+
+@pytest.mark.parametrize("name, noting", [
+    ("write_lat", [(0, 0)]), ("write_bw", [(0, 3), (1, 3)]), ("put_bw", [divmod(i, 4) for i in range(8)]),
+])  # fmt: skip
+def test_who_notes(name, noting):
+    wanted = options(name, threads=8, qps=1 if name == "write_lat" else 2, traced=0)
+    threads = wanted.kernel_threads("cpu")
+    assert wanted.noting(threads) == noting
+    assert wanted.traced_of(threads) == TRACED // len(noting)
+
+
 @pytest.mark.parametrize("name", ["put_bw", "twosided_bw", "put_counter_lat"])
 def test_file(name, tmp_path):
     path = tmp_path / "trace.json"
@@ -110,7 +130,7 @@ def test_file(name, tmp_path):
 def test_times_are_microseconds():
     trace = Trace(BENCHMARKS["put_bw"], 4)
     rows = np.array([[0, 5_000_000, 5_001_500, 5_004_000], [1, 5_001_500, 5_002_000, 5_006_500]])
-    trace.add(64, True, 2, [rows, np.zeros((0, 4), np.int64)])
+    trace.add(64, True, [(0, 0), (0, 1)], [rows, np.zeros((0, 4), np.int64)])
     spans = [event for event in trace._events("test") if event["ph"] == "X"]
     assert [(e["name"], e["ts"], e["dur"]) for e in spans] == [
         ("put", 0.0, 1.5), ("put complete", 1.5, 2.5), ("put", 1.5, 0.5), ("put complete", 4.0, 2.5),
@@ -125,7 +145,7 @@ def test_the_last_launch_of_a_size_counts():
     trace = Trace(BENCHMARKS["twosided_bw"], 4)
     for message in (1, 2):
         for client in (False, True):
-            trace.add(64, client, 1, [np.array([[message, 1, 2, 3]])])
+            trace.add(64, client, [(0, 0)], [np.array([[message, 1, 2, 3]])])
     assert [(t.name, t.operation, t.rows.tolist()) for t in trace.sizes[64]] == [
         ("client block 0 thread 0", "send", [[2, 1, 2, 3]]), ("server block 0 thread 0", "receive", [[2, 1, 2, 3]]),
     ]  # fmt: skip

@@ -27,11 +27,12 @@ class File:
 
 @dataclass(frozen=True)
 class Far:
-    """The other end's queue pairs and memory."""
+    """The other end's queue pairs and memory, and the slots of each one's receive queue."""
 
     endpoints: tuple[QpEndpoint, ...]
     address: int
     rkey: int
+    receives: int
 
 
 def agree(link: Link, options: Options, file: File | None, client: bool) -> tuple[Options, File | None]:
@@ -105,10 +106,12 @@ def _file(link: Link, own: File | None, hello: Message, sends: bool) -> File | N
     return sender
 
 
-def swap_ends(link: Link, endpoints: list[QpEndpoint], address: int, rkey: int, nbytes: int, needed: int) -> Far:
+def swap_ends(
+    link: Link, endpoints: list[QpEndpoint], receives: int, address: int, rkey: int, nbytes: int, needed: int
+) -> Far:  # fmt: skip
     """Tell the peer of this end's queue pairs and memory: its own, of which `needed` bytes are used."""
     link.send(
-        "ends", address=address, rkey=rkey, nbytes=nbytes,
+        "ends", address=address, rkey=rkey, nbytes=nbytes, receives=receives,
         qps=[
             {"qpn": e.qpn, "gid": e.gid.hex(), "lid": e.lid, "mtu": e.mtu, "psn": e.psn} for e in endpoints
         ],
@@ -120,7 +123,7 @@ def swap_ends(link: Link, endpoints: list[QpEndpoint], address: int, rkey: int, 
     ends.integer("nbytes", needed, 1 << 62)
     return Far(
         tuple(_endpoint(each) for each in theirs), ends.integer("address", 0, (1 << 63) - 1),
-        ends.integer("rkey", 0, 0xFFFF_FFFF),
+        ends.integer("rkey", 0, 0xFFFF_FFFF), ends.integer("receives", 0, 1 << 15),
     )  # fmt: skip
 
 

@@ -1,8 +1,8 @@
-"""What a benchmark sends, and whether it arrived: a pattern that differs by size, or the bytes of a file.
+"""What a benchmark sends, and whether it arrived: a pattern that differs by size and slot, or the bytes of a file.
 
 `lay_out(first, count)` prepares both ends for a launch of messages first … first + count − 1: the receiving buffers
-hold the complement of what is to arrive, so that a byte which nobody wrote is seen. `collect` looks after it,
-and `check` says how it all went. `total` is the number of bytes of all messages.
+hold the complement of what is to arrive, so that a byte which nobody wrote is seen. `collect` looks after it, outside
+of the time that is measured, and `check` says how it all went. `total` is the number of bytes of all messages.
 """
 
 from __future__ import annotations
@@ -30,31 +30,22 @@ class Buffer(Protocol):
 class Ends:
     """Where data lie, as far as they lie in this process.
 
-    `marks` gets the last byte of each message of a file's, by which a latency test awaits it.
+    `marks` gets the last byte of each message of a file's, by which a latency test awaits it. `order` is there when
+    sinks are filled in any order: it has the message of a launch in each slot, counted from the launch's first slot.
     """
 
     source: Buffer | None
     sinks: Sequence[Buffer]
     marks: np.ndarray
+    order: np.ndarray | None = None
 
-
-class Received:
-    """A buffer whose slots were filled in any order: `order` has the message in each slot, once they have come."""
-
-    def __init__(self, buffer: Buffer, size: int, order: np.ndarray):
-        self._buffer, self._size, self._order = buffer, size, order
-
-    def write(self, data: Any, offset: int = 0) -> None:
-        """See `Buffer`."""
-        self._buffer.write(data, offset)
-
-    def read(self, offset: int = 0, nbytes: int | None = None) -> np.ndarray:
-        """Of the first messages, one behind the other; `offset` must be 0."""
-        assert offset == 0
-        assert nbytes is not None
-        count = -(-nbytes // self._size)
-        slots = self._buffer.read(0, count * self._size).reshape(count, self._size)
-        return slots[np.argsort(self._order[:count], kind="stable")].reshape(-1)[:nbytes]
+    def arrived(self, sink: Buffer, size: int, nbytes: int) -> np.ndarray:
+        """The first `nbytes` of a sink's messages, in their order, after a launch that started with slot 0."""
+        if self.order is None:
+            return sink.read(0, nbytes)
+        count = -(-nbytes // size)
+        slots = sink.read(0, count * size).reshape(count, size)
+        return slots[np.argsort(self.order[:count], kind="stable")].reshape(-1)[:nbytes]
 
 
 class Data(Protocol):
@@ -87,39 +78,58 @@ def _problem(sink: np.ndarray, wanted: np.ndarray, offset: int, size: int) -> st
     )
 
 
+_HEAD = 8  # bytes of a message that tell its slot, or as many as it has
+
+
 class Pattern:
-    """Every byte is `value`; with `counting`, the last one of the only slot is the message's number, from 1."""
+    """Every byte is `value`, but the first eight of a message have the number of its slot XORed into them.
+
+    So a message in another one's slot is seen. With `counting`, the last byte of the only slot is the message's number,
+    from 1.
+    """
 
     def __init__(self, ends: Ends, size: int, messages: int, slots: int, value: int, counting: bool):
         self.messages, self.slots, self.total = messages, slots, messages * size
-        self._source, self._sinks, self.size = ends.source, ends.sinks, size
-        self._value, self._counting = value, counting
-        self._sent = 0
+        self._ends, self.size, self._counting = ends, size, counting
+        head = min(size, _HEAD)
+        numbers = np.arange(slots, dtype="<i8").view(np.uint8).reshape(slots, 8)
+        self._sent = np.full((slots, size), value, np.uint8)
+        self._sent[:, :head] ^= numbers[:, :head]
+        self._problem: str | None = None
 
     def lay_out(self, first: int, count: int) -> None:
-        """See the module. What is there already serves the messages after the first."""
-        if first > 0:
-            return
-        used = self.slots * self.size
-        if self._source is not None:
-            self._source.write(np.full(used, self._value, np.uint8))
-        empty = np.full(used, ~self._value & 0xFF, np.uint8)
+        """See the module. The source serves all launches."""
+        if self._ends.source is not None and first == 0:
+            self._ends.source.write(self._sent.reshape(-1))
+        empty = ~self._sent
         if self._counting:
-            empty[-1] = 0
-        for sink in self._sinks:
-            sink.write(empty)
+            empty[-1, -1] = first & 0xFF
+        for sink in self._ends.sinks:
+            sink.write(empty.reshape(-1))
 
     def collect(self, first: int, count: int) -> None:
-        """See the module."""
-        self._sent = first + count
+        """See the module. Slots that the launch does not use must be as they were."""
+        if self._ends.sinks:
+            wanted = self._wanted(first, min(count, self.slots))
+            if self._counting:
+                wanted[-1, -1] = (first + count) & 0xFF
+            for sink in self._ends.sinks:
+                found = sink.read(0, wanted.size)
+                self._problem = self._problem or _problem(found, wanted.reshape(-1), 0, self.size)
+
+    def _wanted(self, first: int, used: int) -> np.ndarray:
+        """What a launch that uses so many slots leaves in all of them."""
+        order = self._ends.order
+        if order is None and used == self.slots:
+            return self._sent
+        slots = first + np.arange(used)
+        wanted = ~self._sent
+        wanted[slots % self.slots] = self._sent[(slots if order is None else first + order[:used]) % self.slots]
+        return wanted
 
     def check(self) -> Check:
         """See the module."""
-        wanted = np.full(min(self._sent, self.slots) * self.size, self._value, np.uint8)
-        if self._counting:
-            wanted[-1:] = self._sent & 0xFF
-        problems = [_problem(sink.read(0, len(wanted)), wanted, 0, self.size) for sink in self._sinks]
-        return Check(next(filter(None, problems), None))
+        return Check(self._problem)
 
     def digest(self) -> str | None:
         """See `Data`."""
@@ -133,7 +143,7 @@ class Payload:
         self.messages, self.slots, self.total = messages, slots, total
         if ends.source is None:
             raise InvalidValueError("a file is sent from the process that has it")
-        self._source, self._sinks, self._marks = ends.source, ends.sinks, ends.marks
+        self._ends, self._source, self._sinks, self._marks = ends, ends.source, ends.sinks, ends.marks
         self.size, self._file = size, file
         self._sent, self._received = hashlib.sha256(), hashlib.sha256()
         self._problem: str | None = None
@@ -159,7 +169,7 @@ class Payload:
         """See the module."""
         self._sent.update(self._part.data)
         for index, sink in enumerate(self._sinks):
-            received = sink.read(0, len(self._part))
+            received = self._ends.arrived(sink, self.size, len(self._part))
             if index == 0:
                 self._received.update(received.data)
             self._problem = self._problem or _problem(received, self._part, first * self.size, self.size)
@@ -186,7 +196,7 @@ class Arrival:
 
     def __init__(self, ends: Ends, size: int, messages: int, slots: int, total: int):
         self.messages, self.slots, self.total = messages, slots, total
-        self._sink, self._marks, self.size = ends.sinks[0], ends.marks, size
+        self._ends, self._sink, self._marks, self.size = ends, ends.sinks[0], ends.marks, size
         self._received = hashlib.sha256()
         self._from = self._to = 0
         self._problem: str | None = None
@@ -203,7 +213,7 @@ class Arrival:
         """See the module."""
         self._from = first * self.size
         self._to = min(self._from + count * self.size, self.total)
-        self._received.update(self._sink.read(0, self._to - self._from).data)
+        self._received.update(self._ends.arrived(self._sink, self.size, self._to - self._from).data)
 
     def compare(self, digest: str | None) -> None:
         """What was sent up to now has this SHA-256."""

@@ -24,6 +24,7 @@ class End(NamedTuple):
     `notes`                 a word a message: times of round trips, or which message a receive has got
     `receives`              slots of the receive queue
     `inline`                1 when data come in completions
+    `dump`                  a byte that the NIC is to read before what it has fetched is looked at, or 0
     """
 
     qp: int
@@ -43,6 +44,7 @@ class End(NamedTuple):
     notes: int = 0
     receives: int = 0
     inline: int = 0
+    dump: int = 0
 
 
 AT = End(*range(0, 8 * len(End._fields), 8))

@@ -37,9 +37,12 @@ def record(out, thread, start, status):
 
 
 @device_function
-def wait_together(qp, ticket, scope):
-    """Wait for tickets: a status that is the same for all of a warp or block, who go on together or not at all."""
-    status = dev.wait(qp, ticket, dev.GPU, scope)
+def wait_together(qp, ticket, scope, daddr=0, dlkey=0):
+    """Wait for tickets: a status that is the same for all of a warp or block, who go on together or not at all.
+
+    `daddr`, `dlkey`: see `dev.get_wait`.
+    """
+    status = dev.get_wait(qp, ticket, dev.GPU, scope, daddr, dlkey)
     return status if scope == dev.THREAD else from_last(status, scope)
 
 

@@ -21,6 +21,8 @@ class Loopback(Run):
         self.clients, self.servers = client.qps, server.qps
         self.near, self.near_mr, self.far, self.far_mr = client.data, client.data_mr, server.data, server.data_mr
         self.back = client.back
+        if self.options.benchmark.two_sided:
+            self.options.check_receives(self.gpu.target, self.servers[0].qp.rq_entries)
         self._open_memory()
         marks = self.marks if self._file else None
         rows = client.rows(server.shown, marks, self.notes)
@@ -37,8 +39,7 @@ class Loopback(Run):
         if benchmark.reads:
             ends = Ends(far, [near], self.marks.array)
         else:
-            arrived = self.received(far, size)
-            ends = Ends(near, [arrived, back] if benchmark.latency else [arrived], self.marks.array)
+            ends = Ends(near, [far, back] if benchmark.latency else [far], self.marks.array, self.order)
         if self._file is None or self.payload_bytes is None:
             return Pattern(ends, size, messages, slots, value, benchmark.marked)
         return Payload(ends, size, messages, slots, self._file, min(self.payload_bytes, messages * size))

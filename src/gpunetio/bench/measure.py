@@ -9,12 +9,11 @@ import numpy as np
 
 from .data import Data
 from .results import BwResult, LatResult, Result
-from .run import PART_MESSAGES, Run
+from .run import Run
 
 PARTS = 8  # launches of one size, as long as each has MIN_PART messages: the best of them is the peak
 MIN_PART = 256
 MIN_PER_THREAD = 4
-PART_BYTES = 1 << 30
 WARM_UP = 64  # messages
 DURATION_STEP = 0.05  # seconds of one launch, when a duration is asked for
 
@@ -29,7 +28,7 @@ def measure(run: Run, index: int, size: int, tick: Tick = lambda share: None) ->
         warm_up = min(WARM_UP, data.messages, data.slots)
         run.lay_out(data, 0, warm_up)
         run.send(data, 0, warm_up)
-    for first, count, share in _plan(run, data, size):
+    for first, count, share in _plan(run, data):
         run.lay_out(data, first, count)
         records = run.send(data, first, count)
         run.collect(data, first, count)
@@ -39,18 +38,19 @@ def measure(run: Run, index: int, size: int, tick: Tick = lambda share: None) ->
             round_trips.append(run.notes.array.view(np.int64)[:count].copy())
         tick(share)
     if run.options.benchmark.latency:
-        return LatResult.of(size, np.concatenate(round_trips) if round_trips else np.zeros(0), run.check(data))
+        times = np.concatenate(round_trips) if round_trips else np.zeros(0)
+        return LatResult.of(size, times, sum(seconds for *_, seconds in parts), run.check(data))
     return BwResult.of(size, parts, run.check(data))
 
 
-def _plan(run: Run, data: Data, size: int) -> Iterator[tuple[int, int, float]]:
+def _plan(run: Run, data: Data) -> Iterator[tuple[int, int, float]]:
     """(first message, messages, share that is then done) of each launch."""
-    most = max(1, min(PART_MESSAGES, PART_BYTES // size))
+    most = run.most(data)
     if run.options.duration is not None:
         yield from _timed_plan(run.options.duration, most)
         return
     if run.payload_bytes is not None:
-        step = data.slots
+        step = most
     else:
         parts = min(PARTS, data.messages // max(MIN_PART, MIN_PER_THREAD * run.threads))
         step = min(most, -(-data.messages // max(1, parts)))

@@ -62,7 +62,7 @@ def _one_sided(reading, ends, queues, scope, size, total, slots, first, count, t
         )
         if status >= 0:
             timestamps.finish(part, qp, dev.GPU)
-            status = wait_together(qp, status, scope)
+            status = wait_together(qp, status, scope, dev.ld64(end + AT.dump), dev.ld64(end + AT.lkey))
     record(out, thread, start, status)
 
 
@@ -104,7 +104,7 @@ def write_bw(ends, queues, scope, size, total, slots, first, count, trace, stop,
     laddr, lkey = dev.ld64(end + AT.laddr), dev.ld64(end + AT.lkey)
     last = block * threads + threads - 1
     verdict = out + last * RECORD + STATUS
-    part = timestamps.part_of(trace, last)
+    part = timestamps.part_of(trace, block)  # which only the last thread uses
     if thread == threads - 1:
         dev.prepare_nop(qp, dev.ld64(qp + _SQ_PI))  # see wake
         dev.st64(verdict, _submit_round(qp, dev.ld64(qp + _SQ_PI) + 1, 0, stop, 0, 0, 0))

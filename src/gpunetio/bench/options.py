@@ -13,12 +13,12 @@ from ..nic.port import PortConfig
 from .exchange import PORT
 
 ALL_SIZES = tuple(1 << n for n in range(1, 24))
-BW_SIZES = (1, *(1 << n for n in range(6, 21)))
-LAT_SIZES = (1, *(1 << n for n in range(6, 15)))
+SIZES = (1, *(1 << n for n in range(6, 15)))
+MORE_SIZES = (1, *(1 << n for n in range(6, 21)))
 INLINE_SIZES = (1, 4, 8, 12, 16, 20, 24, 28, 30, 32)
 MOST_INLINE = 32  # bytes that a completion carries
 ITERATIONS = 2048
-DEPTH = 1024  # slots of a send queue
+DEPTH = 2048  # slots of a send queue
 CUDA_THREADS = 512
 # What both ends must share, and how it is asked for.
 TERMS = {
@@ -47,6 +47,7 @@ class Benchmark:
     `handlers`    how doorbells can reach the NIC
     `collapsed`   the completion queue has one entry
     `slots`       of the send queue that an operation takes, there or in the companion's
+    `sizes`       of messages, which are measured unless others are asked for
     """
 
     name: str
@@ -60,11 +61,7 @@ class Benchmark:
     handlers: tuple[NicHandler, ...] = (NicHandler.AUTO, NicHandler.CPU_PROXY, NicHandler.GPU_SM_DB)
     collapsed: bool = False
     slots: int = 1
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """Message sizes that are measured unless others are asked for."""
-        return LAT_SIZES if self.latency else BW_SIZES
+    sizes: tuple[int, ...] = SIZES
 
     @property
     def operation(self) -> str:
@@ -85,8 +82,8 @@ class Benchmark:
 BENCHMARKS = {
     benchmark.name: benchmark
     for benchmark in (
-        Benchmark("put_bw", "GPUNetIO put BW test"),
-        Benchmark("write_bw", "GPUNetIO RDMA write BW test", scopes=_ALONE),
+        Benchmark("put_bw", "GPUNetIO put BW test", sizes=MORE_SIZES),
+        Benchmark("write_bw", "GPUNetIO RDMA write BW test", scopes=_ALONE, sizes=MORE_SIZES),
         Benchmark("get_bw", "GPUNetIO get BW test", reads=True),
         Benchmark("put_signal_bw", "GPUNetIO put-signal BW test", counts=True, slots=2),
         Benchmark("put_counter_bw", "GPUNetIO put-counter BW test", counts=True, companion=True, slots=2),
@@ -179,9 +176,16 @@ class Options:
             return max(self.depth, self.benchmark.slots * self.kernel_threads(target))
         return self.depth
 
+    def noting(self, threads: int) -> list[tuple[int, int]]:
+        """Block and thread of those of so many threads that note their operations."""
+        size = threads // self.blocks(threads)
+        if self.benchmark.name == "write_bw":  # where a block's last thread posts for all
+            return [(block, size - 1) for block in range(threads // size)]
+        return [divmod(thread, size) for thread in range(threads)]
+
     def traced_of(self, threads: int) -> int:
-        """Operations that each of so many threads notes."""
-        return self.traced or max(1, TRACED // threads)
+        """Operations that each one of `noting` notes, of so many threads."""
+        return self.traced or max(1, TRACED // len(self.noting(threads)))
 
     def check(self) -> None:
         """Raise for what a benchmark does not do."""
@@ -205,10 +209,17 @@ class Options:
             )
 
     def check_threads(self, target: str) -> None:
-        """Raise for threads that cannot post together, on a target that is known."""
-        if self.benchmark.latency or self.benchmark.name == "write_bw":
-            return
+        """Raise for threads that cannot post together, or note too much, on a target that is known."""
         threads = self.kernel_threads(target)
+        if not self.benchmark.latency and self.benchmark.name != "write_bw":
+            self._check_together(target, threads)
+        noting = len(self.noting(threads))
+        if self.traced_of(threads) * noting > MOST_TRACED:
+            raise InvalidValueError(
+                f"--trace-ops {self.traced} of {noting} threads are too many: {MOST_TRACED} in all is the limit"
+            )
+
+    def _check_together(self, target: str, threads: int) -> None:
         blocks = self.blocks(threads)
         if threads // blocks > 1024:
             raise InvalidValueError(
@@ -216,13 +227,21 @@ class Options:
                 "has 1024 at most: use fewer queue pairs"
             )
         needed = self.together(target) * self.benchmark.slots
-        room = self.depth // 2 if self.benchmark.two_sided and self.scope != ExecScope.THREAD else self.depth
-        if needed > room:
+        if needed > self.depth:
             raise InvalidValueError(
                 f"-e {int(self.scope)}: {self.together(target)} threads post {needed} requests together, for which "
-                f"--tx-depth {self.depth} is too small: give {needed * self.depth // room} or more"
+                f"--tx-depth {self.depth} is too small: give {needed} or more"
             )
-        if self.traced_of(threads) * threads > MOST_TRACED:
+
+    def check_receives(self, target: str, receives: int) -> None:
+        """Raise for threads that send together when the server, whose queue has so many receives, posts too few.
+
+        It posts them by halves: the next half when one is full, which one of its receives must not keep waiting.
+        """
+        together = self.together(target)
+        if together > max(1, receives // 2):
             raise InvalidValueError(
-                f"--trace-ops {self.traced} of {threads} threads are too many: {MOST_TRACED} in all is the limit"
+                f"-e {int(self.scope)}: {together} threads send together, into the server's receive queue of "
+                f"{receives} slots, of which half are posted at a time: give the server --tx-depth {2 * together} "
+                "or more"
             )

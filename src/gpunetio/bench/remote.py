@@ -55,9 +55,11 @@ class Remote(Run):
         side = self._open_side(self.is_client)
         self.near, self.back = side.data, side.back
         self.far = swap_ends(
-            link, [qp.qp.endpoint(sgid_index=options.gid_index) for qp in side.queues], side.shown.address,
-            side.shown.rkey, side.back.nbytes, self.room,
+            link, [qp.qp.endpoint(sgid_index=options.gid_index) for qp in side.queues], self.queue.qp.rq_entries,
+            side.shown.address, side.shown.rkey, side.back.nbytes, self.room,
         )  # fmt: skip
+        if benchmark.two_sided and self.is_client:
+            options.check_receives(self.gpu.target, self.far.receives)
         far = Shown(self.far.address, self.far.rkey)
         if benchmark.counts or benchmark.two_sided:
             words = swap_words(link, side.shown.words_address, side.shown.words_rkey)
@@ -103,8 +105,8 @@ class Remote(Run):
         """See `Run`."""
         benchmark = self.options.benchmark
         messages, slots = self.messages(size), self.slots(size)
-        sinks = [self.back] if benchmark.latency else [] if self._sends else [self.received(self.near, size)]
-        ends = Ends(self.near if self._sends else None, sinks, self.marks.array)
+        sinks = [self.back] if benchmark.latency else [] if self._sends else [self.near]
+        ends = Ends(self.near if self._sends else None, sinks, self.marks.array, self.order)
         if self.payload_bytes is None:
             return Pattern(ends, size, messages, slots, value, benchmark.marked)
         total = min(self.payload_bytes, messages * size)
@@ -232,8 +234,7 @@ class Server(Remote):
     def _prepare(self, link: Link, message: Message, data: Data) -> tuple[int, int]:
         """Make ready for a launch of the client: its first message, and how many."""
         first = message.integer("first", 0, max(0, data.messages - 1))
-        whole_file = data.slots if self.payload_bytes is not None else PART_MESSAGES
-        count = message.integer("count", 1, min(whole_file, data.messages - first))
+        count = message.integer("count", 1, min(self.most(data), data.messages - first))
         self._counters = message.integer("counters", 1, MOST_THREADS)
         benchmark = self.options.benchmark
         if benchmark.marked and self.payload_bytes is not None:
@@ -269,11 +270,8 @@ def _result_of(message: Message, size: int, latency: bool) -> Result:
 
 
 def _check_of(message: Message) -> Check:
-    problem = message.get("problem")
+    problem = None if message.get("problem") is None else message.text("problem")[:_TEXT]
+    flag = None if message.get("flag") is None else message.integer("flag", -(1 << 63), (1 << 63) - 1)
     if message.get("sha256") is None:
-        return Check(None if problem is None else message.text("problem")[:_TEXT])
-    return Check(
-        None if problem is None else message.text("problem")[:_TEXT],
-        message.integer("payload_bytes", 0, 1 << 62),
-        message.raw("sha256", 32).hex(),
-    )
+        return Check(problem, flag=flag)
+    return Check(problem, message.integer("payload_bytes", 0, 1 << 62), message.raw("sha256", 32).hex(), flag)

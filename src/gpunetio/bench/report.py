@@ -11,16 +11,16 @@ from .options import Options
 from .results import BwResult, Result
 from .run import Run
 
-_LINE = "-" * 87
+_LINE = "-" * 101
 _BW_UNITS = {False: ("MiB/sec", 1 << 20), True: ("Gb/sec", 1e9 / 8)}
 _LAT_HEADINGS = (
     "t_min[usec]", "t_max[usec]", "t_typical[usec]", "t_avg[usec]", "t_stdev[usec]", "99% percentile[usec]",
-    "99.9% percentile[usec]",
+    "99.9% percentile[usec]", "Kernel[usec]",
 )  # fmt: skip
 
 
 class Table:
-    """perftest's table of a bandwidth or latency test: `heading`, and a `row` for each result.
+    """perftest's table of a bandwidth or latency test, and the time in kernels: `heading`, and a `row` for each result.
 
     `gbits`: bandwidth in Gb/sec, not MiB/sec.
     """
@@ -28,7 +28,7 @@ class Table:
     def __init__(self, options: Options, gbits: bool = False):
         self._latency = options.benchmark.latency
         unit, self._unit = _BW_UNITS[gbits]
-        bandwidth = (f"BW peak[{unit}]", f"BW average[{unit}]", "MsgRate[Mpps]")
+        bandwidth = (f"BW peak[{unit}]", f"BW average[{unit}]", "MsgRate[Mpps]", "Kernel[ms]")
         self._headings = ("#bytes", "#iterations", *(_LAT_HEADINGS if self._latency else bandwidth))
 
     @property
@@ -40,10 +40,10 @@ class Table:
         """One size's line."""
         if isinstance(result, BwResult):
             bandwidths = [f"{value / self._unit:.2f}" for value in (result.peak, result.average)]
-            numbers = [*bandwidths, f"{result.rate / 1e6:.6f}"]
+            numbers = [*bandwidths, f"{result.rate / 1e6:.6f}", f"{result.kernel * 1e3:.6f}"]
         else:
             times = (result.least, result.most, result.median, result.average, result.stdev, result.p99, result.p999)
-            numbers = [f"{time:.2f}" for time in times]
+            numbers = [f"{time:.2f}" for time in (*times, result.kernel * 1e6)]
         return self._line((str(result.size), str(result.iterations), *numbers))
 
     def _line(self, cells: Sequence[str]) -> str:
@@ -63,11 +63,20 @@ def preamble(run: Run) -> str:
     }
     right = {
         "Queue pairs": str(options.qps),
-        "Send queue": f"{options.depth} slots, MTU {run.mtu}",
+        "Send queue": f"{queue.qp.sq_entries} slots, MTU {run.mtu}",
         "Data": f"{options.payload_memory.name} memory",
     }
     lines = [f" {a:<8}: {left[a]:<36} {b:<12}: {right[b]}" for a, b in zip(left, right)]
     return "\n".join([_LINE, f"{options.benchmark.title}, {run.role}".center(len(_LINE)).rstrip(), *lines, _LINE])
+
+
+def flag_lines(results: Sequence[Result]) -> list[str]:
+    """What the server's flags have counted, as the original words it."""
+    return [
+        f"Flag value for message size {result.size} is {result.check.flag}"
+        for result in results
+        if result.check.flag is not None
+    ]
 
 
 def payload_lines(name: str, file_bytes: int, results: Sequence[Result]) -> list[str]:

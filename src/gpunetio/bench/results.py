@@ -15,30 +15,38 @@ Part = tuple[int, int, float]  # messages, bytes and seconds of one launch
 class Check:
     """Whether the receiver holds what was sent; `problem` says where it does not.
 
-    `payload_bytes` and `sha256`, of what the receiver holds, are set when a file was sent.
+    `payload_bytes` and `sha256`, of what the receiver holds, are set when a file was sent; `flag`, what the server's
+    flags have counted, where the original prints it.
     """
 
     problem: str | None = None
     payload_bytes: int | None = None
     sha256: str | None = None
+    flag: int | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Fields of a JSON result."""
         fields: dict[str, Any] = {"validated": self.problem is None}
         if self.payload_bytes is not None:
             fields |= {"payload_bytes": self.payload_bytes, "sha256": self.sha256}
+        if self.flag is not None:
+            fields["flag_value"] = self.flag
         return fields
 
 
 @dataclass(frozen=True)
 class BwResult:
-    """Rates in bytes and messages a second. The peak is the best launch's, the average that of all launches."""
+    """Rates in bytes and messages a second. The peak is the best launch's, the average that of all launches.
+
+    `kernel` is how long all launches were in the kernel, in seconds.
+    """
 
     size: int
     iterations: int
     peak: float
     average: float
     rate: float
+    kernel: float
     check: Check
 
     @classmethod
@@ -51,6 +59,7 @@ class BwResult:
             peak=max((part[1] / part[2] for part in parts), default=0.0),
             average=nbytes / seconds if parts else 0.0,
             rate=messages / seconds if parts else 0.0,
+            kernel=float(seconds),
             check=check,
         )
 
@@ -62,13 +71,14 @@ class BwResult:
             "bw_peak_gbps": self.peak * 8 / 1e9,
             "bw_avg_gbps": self.average * 8 / 1e9,
             "msg_rate_mpps": self.rate / 1e6,
+            "kernel_ms": self.kernel * 1e3,
             **self.check.as_json(),
         }
 
 
 @dataclass(frozen=True)
 class LatResult:
-    """Microseconds of half a round trip."""
+    """Microseconds of half a round trip; `kernel` is how long all launches were in the kernel, in seconds."""
 
     size: int
     iterations: int
@@ -79,17 +89,19 @@ class LatResult:
     stdev: float
     p99: float
     p999: float
+    kernel: float
     check: Check
     times: np.ndarray | None = field(default=None, repr=False, compare=False)  # each one, where they were measured
 
     @classmethod
-    def of(cls, size: int, round_trips_ns: np.ndarray, check: Check) -> LatResult:
+    def of(cls, size: int, round_trips_ns: np.ndarray, kernel: float, check: Check) -> LatResult:
         """From the round trips of one size."""
         if len(round_trips_ns) == 0:
-            return cls(size, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, check)
+            return cls(size, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, check)
         half = round_trips_ns / 2000
         least, median, p99, p999, most = (float(value) for value in np.percentile(half, [0, 50, 99, 99.9, 100]))
-        return cls(size, len(half), least, most, median, float(half.mean()), float(half.std()), p99, p999, check, half)
+        mean, stdev = float(half.mean()), float(half.std())
+        return cls(size, len(half), least, most, median, mean, stdev, p99, p999, kernel, check, half)
 
     def as_json(self) -> dict[str, Any]:
         """One entry of "results"."""
@@ -103,6 +115,7 @@ class LatResult:
             "lat_stdev_us": self.stdev,
             "lat_p99_us": self.p99,
             "lat_p999_us": self.p999,
+            "kernel_us": self.kernel * 1e6,
             **self.check.as_json(),
         }
 

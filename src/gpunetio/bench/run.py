@@ -14,7 +14,7 @@ from ..errors import InvalidValueError
 from ..gpu import ExportedQp, Gpu
 from ..verbs import open as open_device
 from . import timestamps
-from .data import Buffer, Data, Received
+from .data import Data
 from .ends import End, table
 from .kernels import KERNELS
 from .launches import Launcher
@@ -26,6 +26,7 @@ from .words import Order, Words
 
 BUFFER_BYTES = 4 << 20  # of data at each end, which caches hold; messages beyond that use the slots again
 PART_MESSAGES = 1 << 16  # of one launch at most
+PART_BYTES = 1 << 30
 ENDLESS = 1 << 32  # messages: enough for any duration, and their bytes fit in 62 bits
 
 
@@ -105,8 +106,9 @@ class Run(Launcher):
     def check(self, data: Data) -> Check:
         """How it all went."""
         check = data.check()
+        flags = [words.total for words in self.counts if isinstance(words, Words) and words.told]
         problems = (f"message size {data.size}: {text}" for words in self.counts if (text := words.problem()))
-        return check if check.problem else replace(check, problem=next(problems, None))
+        return replace(check, problem=check.problem or next(problems, None), flag=flags[0] if flags else None)
 
     def tell(self, result: Result) -> None:
         """A size was measured."""
@@ -146,8 +148,9 @@ class Run(Launcher):
         self._open_records(self._sides * self.threads)
         if self.options.traced is not None:
             limit = self.options.traced_of(self.threads)
+            self._noting = self.options.noting(self.threads)
             self.trace = Trace(self.options.benchmark, limit)
-            self._parts = self._alloc(self._sides * self.threads * timestamps.part_bytes(limit))
+            self._parts = self._alloc(self._sides * len(self._noting) * timestamps.part_bytes(limit))
 
     def __enter__(self) -> Self:
         return self
@@ -177,11 +180,16 @@ class Run(Launcher):
         """Bytes of the buffers."""
         return max(self.slots(size) * size for size in self.options.sizes)
 
-    def received(self, buffer: Buffer, size: int) -> Buffer:
-        """A receiver's buffer, with its messages in order."""
-        if self.options.benchmark.two_sided and self.payload_bytes is not None:
-            return Received(buffer, size, self.notes.array.view(np.int64))
-        return buffer  # every message is where it belongs, or they are all alike
+    def most(self, data: Data) -> int:
+        """Messages of one launch at most. Those of a file, or that arrive in any order, use no slot twice."""
+        if self.payload_bytes is not None or self.options.benchmark.two_sided:
+            return data.slots
+        return max(1, min(PART_MESSAGES, PART_BYTES // data.size))
+
+    @property
+    def order(self) -> np.ndarray | None:
+        """See `Ends`: what a receiving kernel has noted."""
+        return self.notes.array.view(np.int64) if self.options.benchmark.two_sided else None
 
     # --- launches ----------------------------------------------------------------------------------------------------
 
@@ -193,13 +201,13 @@ class Run(Launcher):
         blocks = options.blocks(threads)
         trace = self.trace if first == 0 and count > 0 else None
         if trace:
-            self._parts.write(timestamps.prepared(self._sides * threads, trace.limit))
+            self._parts.write(timestamps.prepared(self._sides * len(self._noting), trace.limit))
         records = self.launch(
             KERNELS[options.benchmark.name], self._sides * blocks, threads // blocks, self._ends, options.qps,
             int(options.scope), size, total, slots, first, count, self._parts if trace else 0, launched=launched,
         )  # fmt: skip
         if trace:
-            parts = self._parts.array.view(np.int64).reshape(self._sides * threads, -1)
+            parts = self._parts.array.view(np.int64).reshape(self._sides * len(self._noting), -1)
             for side, rows in enumerate(np.split(parts, self._sides)):
-                trace.add(size, self._begins_as_client and side == 0, threads // blocks, timestamps.noted(rows))
+                trace.add(size, self._begins_as_client and side == 0, self._noting, timestamps.noted(rows))
         return records

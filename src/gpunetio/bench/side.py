@@ -20,6 +20,15 @@ _WORDS = MOST_THREADS + 1  # the last of them for messages that are none
 _RECORDLESS = {NicHandler.GPU_SM_DB: NicHandler.GPU_SM_NO_DBR}
 
 
+def _before_hopper(gpu: Gpu) -> bool:
+    """Whether a GPU may see a completion before the data that the NIC has written into its memory."""
+    if gpu.target != "cuda":
+        return False
+    from numba import cuda
+
+    return cuda.get_current_device().compute_capability < (9, 0)
+
+
 @dataclass(frozen=True)
 class Shown:
     """What the other end must know of this one's memory: the data, and the words."""
@@ -119,9 +128,16 @@ class Side:
                 old=words + 8 * _WORDS, words_lkey=self.words_mr.lkey,
                 marks=marks.device_address if marks else 0, notes=notes.device_address,
                 receives=queue.qp.rq_entries, inline=int(self.options.inline),
+                dump=self.data.device_address if self._dumps else 0,
             )
             for i, queue in enumerate(self.qps)
         ]  # fmt: skip
+
+    @property
+    def _dumps(self) -> bool:
+        """Whether what is read into this end's memory may come after its completion."""
+        options = self.options
+        return options.benchmark.reads and options.payload_memory is MemType.GPU and _before_hopper(self._gpu)
 
     def counts(self, notes: np.ndarray) -> list[Words | Order]:
         """The words of this end that tell which messages came. `notes`: what a receiving kernel has noted."""
@@ -131,7 +147,8 @@ class Side:
             return [Words("the client's credit", flags, 0, every_launch=True)] if self.client else [Order(notes)]
         if not benchmark.counts:
             return []
-        arrived, sent = Words(f"the {who}'s flag", flags, 0), Words(f"the {who}'s old value of flag", old, -1)
+        arrived = Words(f"the {who}'s flag", flags, 0, told=not benchmark.latency)
+        sent = Words(f"the {who}'s old value of flag", old, -1)
         if benchmark.latency:
             return [arrived, sent]
         return [sent] if self.client else [arrived]

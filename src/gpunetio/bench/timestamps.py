@@ -1,8 +1,9 @@
 """Timestamps of single operations, which kernels take when they are asked to (KERNEL_DEBUG_TIMES of the original).
 
-Each thread has a part of its own: how many operations it may note, how many it has noted, how many of those it has seen
-complete, and a row of each. An operation is complete when the thread notices: it looks after each post, and waits for
-those that are left when it has posted everything. `part` 0 takes no timestamps, which costs a comparison an operation.
+Each thread that notes has a part of its own: how many operations it may note, how many it has noted, how many of those
+it has seen complete, and a row of each. An operation is complete when the thread notices: it looks after each post,
+and waits for those that are left when it has posted everything. `part` 0 takes no timestamps, which costs a comparison
+an operation.
 """
 
 from __future__ import annotations

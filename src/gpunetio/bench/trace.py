@@ -38,15 +38,15 @@ class Trace:
         self.benchmark, self.limit = benchmark, limit
         self.sizes: dict[int, list[TracedThread]] = {}
 
-    def add(self, size: int, client: bool, block: int, rows: list[np.ndarray]) -> None:
-        """What the threads of one end have noted, in blocks of `block`. The last launch of a size counts."""
+    def add(self, size: int, client: bool, noting: list[tuple[int, int]], rows: list[np.ndarray]) -> None:
+        """What threads of one end, each by its block and number, have noted. The last launch of a size counts."""
         kept = [thread for thread in self.sizes.get(size, []) if thread.name.startswith("client") != client]
         end = "client" if client else "server"
         receives = self.benchmark.two_sided and not client
         operation = "receive" if receives else self.benchmark.operation
         added = [
-            TracedThread(f"{end} block {i // block} thread {i % block}", operation, each.copy())
-            for i, each in enumerate(rows)
+            TracedThread(f"{end} block {block} thread {thread}", operation, each.copy())
+            for (block, thread), each in zip(noting, rows)
             if len(each)
         ]
         self.sizes[size] = sorted(kept + added, key=lambda thread: not thread.name.startswith("client"))

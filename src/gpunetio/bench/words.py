@@ -8,11 +8,12 @@ import numpy as np
 class Words:
     """64-bit words at one end: `before` the first launch of a size, or every launch, then one more a message.
 
-    A launch's message n counts in word n % `counters`. `what` names a word in an error.
+    A launch's message n counts in word n % `counters`. `what` names a word in an error. `told`: their sum is shown.
     """
 
-    def __init__(self, what: str, array: np.ndarray, before: int, every_launch: bool = False):
+    def __init__(self, what: str, array: np.ndarray, before: int, every_launch: bool = False, told: bool = False):
         self._what, self._array, self._before, self._every_launch = what, array, before, every_launch
+        self.told = told
         self._expected = np.zeros(len(array), np.int64)
         self.lay_out(0)
 
@@ -25,6 +26,11 @@ class Words:
     def collect(self, count: int, counters: int) -> None:
         """`count` messages were sent."""
         self._expected[:counters] += (count - np.arange(counters) + counters - 1) // counters
+
+    @property
+    def total(self) -> int:
+        """What they have counted, all together."""
+        return int((self._array - self._before).sum())
 
     def problem(self) -> str | None:
         """What is wrong, if something is."""

@@ -170,6 +170,8 @@ class _Output:
         if self.as_json:
             click.echo(report.as_json(run, results))
             return valid
+        for line in report.flag_lines(results):
+            click.echo(line)
         if payload is not None:
             name = run.options.payload.name if run.options.payload else "the payload"
             for line in report.payload_lines(name, payload, results):

@@ -101,7 +101,7 @@ _COMMON = (
         help="Where the data are: pinned memory of the host, or memory of the GPU.",
     ),
     click.option(
-        "--tx-depth", "depth", type=click.IntRange(2, 1 << 15), default=1024, show_default=True,
+        "--tx-depth", "depth", type=click.IntRange(2, 1 << 15), default=2048, show_default=True,
         help="Slots of a send queue; rounded up to a power of two.",
     ),
     click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of the table."),

@@ -29,7 +29,7 @@ from .ports import nic_port, port_options, tcp_port
     "-n", "--iters", "iterations", type=click.IntRange(1), default=1000, show_default=True, help="Exchanges."
 )
 @click.option("-l", "--sl", type=click.IntRange(0, 15), default=0, show_default=True, help="Service level.")
-@click.option("-e", "--events", is_flag=True, help="Sleep on completion events. (In a later release.)")
+@click.option("-e", "--events", is_flag=True, help="Sleep on completion events: not supported.")
 @click.option(
     "-g", "--gid-idx", "gid_index", type=click.IntRange(0),
     help="Index of the NIC's address.  [default: 0 on Ethernet, none on InfiniBand]",
@@ -42,7 +42,7 @@ def pingpong(host: str | None, **values: Any) -> None:
     from ..errors import NotSupportedError
 
     if values["events"]:
-        raise NotSupportedError("-e: sleeping on completion events comes later; without it completions are polled")
+        raise NotSupportedError("-e: sleeping on completion events is not supported; without it completions are polled")
     with compiling("the NIC and the kernel"):
         valid = _play(host, values)
     if not valid:
