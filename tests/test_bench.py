@@ -51,7 +51,9 @@ def file(tmp_path):
     return path
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "put_bw" else pytest.mark.slow) for name in ALL]
+)
 def test_pattern_arrives_at_all_sizes(name):
     sizes = (1, 7, 64, 4096, 100_000)
     with Loopback(options(name, sizes=sizes)) as run:

@@ -168,7 +168,8 @@ KERNELS: dict[str, tuple[Callable, int]] = {
     "engine": (engine, 2),
     "engine_inside": (engine_inside, 3),
 }
-QUICK = tuple(name for name in KERNELS if "engine" not in name)
+DEVICE = tuple(name for name in KERNELS if "engine" not in name)
+QUICK = ("low_level", "blue_flame", "groups")
 
 
 def ptx_of(body: Callable, parameters: int, capability: tuple[int, int] = SM_90) -> str:
@@ -209,7 +210,7 @@ def check(name: str, capability: tuple[int, int], folder: Path) -> None:
     assert set(spills) == {"0"}, report
 
 
-@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in DEVICE])
 def test_compiles_for_sm_90(name, tmp_path):
     check(name, SM_90, tmp_path)
 
@@ -231,7 +232,7 @@ def test_the_engine_assembles_for_sm_90_without_spills(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("capability", [(8, 0), (10, 0)], ids=["sm_80", "sm_100"])
-@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize("name", DEVICE)
 def test_compiles_for_other_architectures(name, capability, tmp_path):
     """In a process of its own: Numba keeps one compilation of a device function for all architectures."""
     code = (

@@ -257,7 +257,9 @@ def exchange_with(child: Child, ctx: verbs.Context, addr_type: AddrType | None =
 
 
 @pytest.mark.parametrize("addr_type", [None, AddrType.IB_GRH], ids=["local", "grh"])
-@pytest.mark.parametrize("lids", [None, (0x1234, 0xBFFF)], ids=["of the addresses", "given"])
+@pytest.mark.parametrize(
+    "lids", [pytest.param(None, marks=pytest.mark.slow), (0x1234, 0xBFFF)], ids=["of the addresses", "given"]
+)
 def test_between_two_processes(lids, addr_type):
     """What `lid` says counts, and the address's bits without it."""
     one, two = lids or (0, 0)

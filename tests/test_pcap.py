@@ -528,7 +528,7 @@ def test_a_file_that_ends_early_is_told(tmp_path, caplog):
 @pytest.mark.parametrize("options", [
     pytest.param((), marks=pytest.mark.slow, id="shared memory"),
     pytest.param(("--wire", "udp"), marks=pytest.mark.slow, id="udp"),
-    pytest.param(("--link-layer", "infiniband"), id="infiniband"),
+    pytest.param(("--link-layer", "infiniband"), marks=pytest.mark.slow, id="infiniband"),
 ])  # fmt: skip
 def test_pingpong_of_two_processes(tmp_path, options):
     """--pcap and --link-layer: each end has its file, with every SEND and ACK of both."""

@@ -241,9 +241,11 @@ def test_both_ends_of_many_queues(port):
 @pytest.mark.parametrize(
     "options",
     [
-        (), ("-c", "-s", 9000),
+        (),
         *(pytest.param(options, marks=pytest.mark.slow)
-          for options in (("-n", 10_000), ("-s", 1, "-r", 1), ("-c", "-s", 65536, "-m", 4096, "-n", 200))),
+          for options in (
+              ("-c", "-s", 9000), ("-n", 10_000), ("-s", 1, "-r", 1), ("-c", "-s", 65536, "-m", 4096, "-n", 200),
+          )),
     ],
 )  # fmt: skip
 def test_pingpong(options, wire, port):
@@ -410,7 +412,12 @@ NONSENSE = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("data", NONSENSE)
+FIRST_NONSENSE, *MORE_NONSENSE = NONSENSE
+
+
+@pytest.mark.parametrize(
+    "data", [FIRST_NONSENSE, *(pytest.param(data, marks=pytest.mark.slow) for data in MORE_NONSENSE)]
+)
 def test_a_stranger_calls(data, port):
     where = own_address()
     with running(Tool("put_bw", "--port", port, "--target", "cpu", "--address", where)) as (server,):
@@ -466,6 +473,7 @@ VICTIMS = pytest.mark.parametrize(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @VICTIMS
 def test_ctrl_c_ends_both(name, victim, port):
     with running(*pair(name, port, (), LONG)) as tools:

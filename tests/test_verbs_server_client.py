@@ -393,14 +393,9 @@ def test_bursts(port, operation, wire):
 PROMPT = "Enter the required burst size and press enter"
 
 
-@pytest.mark.parametrize(
-    "operation, wire",
-    [
-        pytest.param("Send", "auto", marks=SLOW), ("Write", "auto"), pytest.param("Read", "auto", marks=SLOW),
-        pytest.param("Send", "udp", marks=SLOW), pytest.param("Write", "udp", marks=SLOW),
-        pytest.param("Read", "udp", marks=SLOW),
-    ],
-)  # fmt: skip
+@pytest.mark.slow
+@pytest.mark.parametrize("wire", ["auto", "udp"])
+@pytest.mark.parametrize("operation", ["Send", "Write", "Read"])
 def test_bursts_that_are_entered(port, operation, wire):
     """Also several lines at once, and some that are wrong."""
     with running(*pair(port, "-ro", operation, "-n", 4, "--wire", wire)) as (server, client):

@@ -98,7 +98,7 @@ def test_many_neighbours(farm, wire):
         assert near.wires() == (len(fars) if wire == "auto" else 1)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 5))])
 def test_a_neighbour_that_scribbles(farm, seed):
     """What it shares with us harms its own queue pairs only."""
     with side() as near:
