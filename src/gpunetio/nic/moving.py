@@ -178,7 +178,8 @@ def is_still(nic, row):
         return True
     q = qp_row_at(row)
     if q.wire != 0:
-        if q.mover != 0 and ended(q.mover, q.fence, q.failures) != 0:
+        # What is owed to the peer depends on how they ended.
+        if q.mover != 0 and q.due == 0 and ended(q.mover, q.fence, q.failures) != 0:
             q.mover = 0
         return q.mover == 0 and free_slots(nic, row)
     if q.mover != 0:
