@@ -6,13 +6,14 @@ from typing import Any
 import pytest
 
 from fake_gpu import LAUNCH_FAILURE, FakeGpus, FarBuffer
-from gpunetio.nic.staging import SLOT_BYTES
+from gpunetio.nic.staging import ABANDONED, SLOT, SLOT_BYTES, SLOTS
 from gpunetio.nic.tables import PACKET_FATES
-from nic_rig import READ, raddr
+from nic_rig import READ, REQ, WRITE, raddr, until, view
 from transport_rig import (
     ACKNOWLEDGE,
     NAK_OPERATION,
     READ_REQUEST,
+    RESPONSE_ONLY,
     RNR_NAK,
     WRITE_MIDDLE,
     Lab,
@@ -43,6 +44,23 @@ class FarLab(Lab):
         self.far_here, self.far_there = FarBuffer(gpus, self.pd, 2 * SLOT_BYTES, 1), FarBuffer(gpus, self.pd, 64 * KIB)
         self.gpu: Any = gpus.streams[0].row
 
+    def hang(self) -> None:
+        """From now on copies are begun, but not carried out."""
+        self.gpu["hangs"] = 1
+
+    def copy_begun(self, before: int) -> None:
+        """Wait until the GPU has been given more copies than `before`."""
+        until(lambda: self.gpu["given"] > before, "a copy")
+
+    def pass_hanging(self, nanoseconds: int) -> None:
+        """Move the NIC's clock while the GPU hangs: no command is served, which could tell that the NIC has seen it."""
+        self.nic.record["now"] += nanoseconds
+
+    def held(self) -> int:
+        """How many slots are held for somebody who will come for them."""
+        slots = view(int(self.nic.record["slots"]), SLOTS * SLOT.size, SLOT.dtype)
+        return sum(int(slot["row"]) != 0 and int(slot["tag"]) != ABANDONED for slot in slots)
+
 
 @pytest.fixture(scope="module")
 def lab() -> Iterator[FarLab]:
@@ -55,6 +73,18 @@ def lab() -> Iterator[FarLab]:
 def healthy(lab: FarLab) -> Iterator[None]:
     yield
     lab.gpu["hangs"] = lab.gpu["copy_error"] = 0
+
+
+def write_from_gpu(lab: FarLab, p: Peer, nbytes: int) -> None:
+    p.queue.post(WRITE, raddr(VA, RKEY), lab.far_here.at(0, nbytes))
+
+
+def send_again(lab: FarLab) -> None:
+    """Let the ack timeout pass, and the GPU hang as soon as it is asked for the bytes again."""
+    before = int(lab.gpu["given"])
+    lab.hang()
+    lab.pass_hanging(TIMEOUT)
+    lab.copy_begun(before)
 
 
 # --- copies that fail ------------------------------------------------------------------------------------------------
@@ -96,3 +126,64 @@ def test_bytes_that_have_not_come_are_not_acknowledged(peer, lab, next_packets):
     assert (answer.opcode, answer.psn, answer.aeth[0]) == (ACKNOWLEDGE, p.own, NAK_OPERATION)
     assert p.silent()
     assert sum(p.counted(*PACKET_FATES)) == p.counted("rdma_rx_packets")
+
+
+# --- slots -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("acked", [1, 100, 128])
+def test_slots_of_what_is_acknowledged_while_it_is_fetched_again(peer, lab, acked):
+    """An acknowledgement that comes late: nobody will ask for those bytes."""
+    p = peer(mtu=4096)
+    write_from_gpu(lab, p, 128 * 4096)
+    p.take(128)
+    send_again(lab)
+    p.ack(p.psn + acked - 1)
+    until(lambda: int(p.row["una_psn"]) == p.psn + acked, "the acknowledgement to be heard")
+    lab.gpu["hangs"] = 0
+    assert all(packet.psn >= p.psn + acked for packet in p.drain())
+    p.ack(p.psn + 127)
+    assert p.queue.done.next().opcode == REQ
+    lab.settle()
+    assert not lab.held()
+
+
+def test_slots_of_a_response_that_nobody_waits_for_any_more(peer, lab):
+    """A new request takes the place of one whose response is fetched again for a duplicate."""
+    p = peer(max_rd_atomic=1)
+    here = lab.far_here
+    read = Packet(READ_REQUEST, p.own, reth=(here.address, here.key, 8))
+    p.send(read)
+    assert p.receive().opcode == RESPONSE_ONLY
+    before = int(lab.gpu["given"])
+    lab.hang()
+    p.send(read)
+    lab.copy_begun(before)
+    p.send(Packet(READ_REQUEST, p.own + 1, reth=(here.address + 8, here.key, 8)))
+    lab.copy_begun(before + 1)
+    lab.gpu["hangs"] = 0
+    assert p.receive().payload == here.bytes[8:16].tobytes()
+    lab.settle()
+    assert not lab.held()
+
+
+def test_a_slot_is_given_up_by_those_who_do_not_come_for_it(peer, lab):
+    """Their bytes were asked for again when the peer said that it was not ready; all slots are theirs."""
+    waiting = [peer(rnr_retry=7) for _ in range(SLOTS)]
+    late = peer()
+    for p in waiting:
+        write_from_gpu(lab, p, 8)
+        p.receive()
+    before = int(lab.gpu["given"])
+    lab.hang()
+    lab.pass_hanging(TIMEOUT)
+    lab.copy_begun(before + SLOTS - 1)
+    for p in waiting:
+        p.ack(p.psn, LONG_RNR)
+    until(lambda: all(int(p.row["retry_at"]) for p in waiting), "all to wait")
+    lab.gpu["hangs"] = 0
+    assert lab.held() == SLOTS
+    write_from_gpu(lab, late, 8)
+    assert late.silent()
+    lab.pass_time(1_000_000)
+    assert late.receive().psn == late.psn

@@ -422,6 +422,8 @@ def _accept(nic, row, opcode, packets):
     e = resource_at(resource)
     if q.res_head >= q.max_dest_rd and e.answered == 0:
         return 0
+    if e.todo != 0 and nic_at(nic).mover_count != 0:
+        drop(nic, row, response_tag(e.serial))
     e.opcode, e.first, e.packets, e.next, e.todo, e.answered = opcode, q.expect_psn, packets, 0, packets, 0
     e.serial = q.res_head
     q.res_head += 1

@@ -20,7 +20,7 @@ from .mkey import reference
 from .packets import close_packet, open_packet, packet_opcode, put_be64, write_bth
 from .reasons import Reason
 from .responder import explain
-from .staging import leave, request_tag, slot_at, staged
+from .staging import drop_acknowledged, leave, request_tag, slot_at, staged
 from .tables import FLIGHT, MAX_RD_ATOMIC, QP_ROW, WIRE, counters_at, flight_at, nic_at, qp_row_at, wire_at
 from .wqes import (
     build, check_wqe, execute_local, explain_wqe, header_segments, in_one_piece, is_local, local_failure, wqe_slot,
@@ -394,6 +394,8 @@ def acknowledge(nic, row, target):
     if q.sq_next < q.sq_ci or q.tx_psn < q.una_psn:  # acknowledged what was about to be sent again
         q.sq_next = max(q.sq_next, q.sq_ci)
         q.tx_psn = max(q.tx_psn, q.una_psn)
+        if nic_at(nic).mover_count != 0:
+            drop_acknowledged(nic, row)
     return implied
 
 
