@@ -1,5 +1,6 @@
 """Payload in memory that the engine cannot touch, packet by packet, against a peer made by hand."""
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ from gpunetio.nic.staging import ABANDONED, SLOT, SLOT_BYTES, SLOTS
 from gpunetio.nic.tables import PACKET_FATES
 from nic_rig import READ, REQ, WRITE, raddr, until, view
 from transport_rig import (
+    ACK,
     ACKNOWLEDGE,
     NAK_OPERATION,
     READ_REQUEST,
@@ -187,3 +189,28 @@ def test_a_slot_is_given_up_by_those_who_do_not_come_for_it(peer, lab):
     assert late.silent()
     lab.pass_time(1_000_000)
     assert late.receive().psn == late.psn
+
+
+# --- timers ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_the_ack_timer_does_not_run_while_the_gpu_is_waited_for(peer, lab, again):
+    """Nothing is on its way to the peer, who has nothing to acknowledge."""
+    p = peer(retry_cnt=1)
+    before = int(lab.gpu["given"])
+    lab.hang()
+    write_from_gpu(lab, p, 8)
+    lab.copy_begun(before)
+    if again:
+        lab.gpu["hangs"] = 0
+        p.receive()
+        send_again(lab)
+    for _ in range(10):
+        lab.pass_hanging(4 * TIMEOUT)
+        time.sleep(0.002)
+    lab.gpu["hangs"] = 0
+    assert p.receive().psn == p.psn
+    p.ack(p.psn, ACK)
+    assert p.queue.done.next().opcode == REQ
+    assert p.counted("local_ack_timeout_err") == int(again)

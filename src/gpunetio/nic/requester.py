@@ -414,8 +414,6 @@ def go_back(row):
 def fail_oldest(nic, row, reason):
     """The oldest WQE in flight fails, and with it the QP."""
     q = qp_row_at(row)
-    if q.sq_ci == q.sq_sent and (q.sq_ci == q.sq_pi or _start(nic, row) == 0):
-        return
     index = q.sq_ci
     f = flight_at(flight_of(row, index))
     q.sq_ci = index + f.blocks
@@ -496,6 +494,18 @@ def _patience(nic, row):
     return max(q.timeout_ns, nic_at(nic).min_timeout) << min(q.retries, MAX_PATIENCE)
 
 
+@device_function
+def _waits_for_peer(nic, row):
+    """Whether it is the peer's turn: packets are on their way to it, or the wire is full of what it has not taken.
+
+    Not while a WAIT is open, nor while bytes of the first packet are fetched.
+    """
+    q = qp_row_at(row)
+    return q.tx_psn != q.una_psn or (
+        q.sq_next != q.sq_sent and open_packet(nic, row, BTH.size + RETH.size + IMM_DT.size + q.mtu) == 0
+    )
+
+
 @engine_function
 def serve(nic, row):
     """Timers, then packets: how much was done."""
@@ -516,8 +526,7 @@ def serve(nic, row):
             q.hurry = 0
             retry(nic, row)
     done = _send(nic, row)
-    # Also when nothing could be sent: a wire that stays full is a peer that does not answer.
-    if q.timer_at == 0 and q.timeout_ns != 0 and q.sq_ci != q.sq_pi and q.service == _RC:
+    if q.timer_at == 0 and q.timeout_ns != 0 and q.service == _RC and _waits_for_peer(nic, row):
         patience = _patience(nic, row)
         q.timer_at = n.now + (patience if q.hurry == 0 else min(patience, q.hurry))
     return done
