@@ -224,6 +224,22 @@ def test_many_requests_are_given_to_the_gpu_before_the_first_is_done(one):
     assert np.array_equal(there.bytes[: 32 * KIB], here.bytes[: 32 * KIB])
 
 
+def test_each_request_is_counted_once(one):
+    here, there = one.far(0, KIB, 1), one.far(1, KIB)
+    before = int(one.a.nic.counters["sq_wqes"])
+    one.a.nic.pause(after=4)
+    for _ in range(10):
+        one.a.put(WRITE, there.remote(), here.at())
+    one.a.ring()
+    until(lambda: one.a.nic.record["paused"], "the NIC to stand still")
+    assert int(one.a.nic.counters["sq_wqes"]) - before == 4
+    assert len(one.a.done.take(4)) == 4
+    assert one.a.done.none_for()
+    one.a.nic.resume()
+    one.a.done.take(6)
+    assert int(one.a.nic.counters["sq_wqes"]) - before == 10
+
+
 def flag_by_write(ends: FarEnds, flag: Any, source: Any) -> None:
     ends.a.put(WRITE, flag.remote(), source.at(0, 8))
 
