@@ -4,15 +4,18 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fake_gpu import LAUNCH_FAILURE, FakeGpus, FarBuffer
+from gpunetio.nic.reasons import Reason
 from gpunetio.nic.staging import ABANDONED, SLOT, SLOT_BYTES, SLOTS
 from gpunetio.nic.tables import PACKET_FATES
-from nic_rig import READ, REQ, WRITE, raddr, until, view
+from nic_rig import READ, REMOTE_ACCESS, REQ, WRITE, error_of, raddr, until, view
 from transport_rig import (
     ACK,
     ACKNOWLEDGE,
+    NAK_ACCESS,
     NAK_OPERATION,
     READ_REQUEST,
     RESPONSE_ONLY,
@@ -128,6 +131,22 @@ def test_bytes_that_have_not_come_are_not_acknowledged(peer, lab, next_packets):
     assert (answer.opcode, answer.psn, answer.aeth[0]) == (ACKNOWLEDGE, p.own, NAK_OPERATION)
     assert p.silent()
     assert sum(p.counted(*PACKET_FATES)) == p.counted("rdma_rx_packets")
+
+
+def test_a_read_fails_when_nothing_of_it_is_on_its_way(peer, lab):
+    p = peer()
+    p.queue.post(READ, raddr(VA, RKEY), lab.far_there.at(0, 2 * MTU))
+    assert p.receive().opcode == READ_REQUEST
+    first, _ = response_packets(b"\7" * 2 * MTU, MTU, p.psn)
+    lab.far_there.bytes[:] = 0
+    before = int(lab.gpu["given"])
+    lab.hang()
+    p.send(first, Packet(ACKNOWLEDGE, p.psn + 1, aeth=(NAK_ACCESS, 0)))
+    lab.copy_begun(before)
+    assert p.queue.done.none_for()
+    lab.gpu["hangs"] = 0
+    assert error_of(p.queue.done.next()) == (REMOTE_ACCESS, Reason.NAK_REMOTE_ACCESS)
+    assert np.all(lab.far_there.bytes[:MTU] == 7)
 
 
 # --- slots -----------------------------------------------------------------------------------------------------------

@@ -554,9 +554,9 @@ def let_arrive(nic, row):
         return
     n = nic_at(nic)
     q = qp_row_at(row)
-    if n.touched != 0:
+    if q.wire == 0 and n.touched != 0:
         _await(nic, n.touched, mover_at(n.touched).issued)
-    if q.wire != 0 and q.mover != 0:
+    elif q.wire != 0 and q.mover != 0:
         _await(nic, q.mover, q.fence)
 
 

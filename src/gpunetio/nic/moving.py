@@ -33,7 +33,7 @@ _REMOTE_WRITE, _REMOTE_READ = int(Access.REMOTE_WRITE), int(Access.REMOTE_READ)
 _SOLICITED = int(CtrlFlags.SOLICITED)
 _COPY_FAILED = int(Reason.COPY_FAILED)
 
-MOST_MOVING = 64 << 20  # bytes on their way by one mover, so that a command need not wait long
+MOST_MOVING = 64 << 20  # bytes on their way by one mover, behind which nothing is begun: commands wait for them
 
 
 @device_function

@@ -17,6 +17,7 @@ from .completion import ce_of, complete_send, fail_send
 from .loopback import ENDLESS_RNR
 from .message import MESSAGE, message_at
 from .mkey import reference
+from .movers import let_arrive
 from .packets import close_packet, open_packet, packet_opcode, put_be64, write_bth
 from .reasons import Reason
 from .responder import explain
@@ -416,6 +417,8 @@ def fail_oldest(nic, row, reason):
     q = qp_row_at(row)
     index = q.sq_ci
     f = flight_at(flight_of(row, index))
+    if q.mover != 0 and answered(f.opcode):
+        let_arrive(nic, row)
     q.sq_ci = index + f.blocks
     q.sq_next = q.sq_ci
     q.sq_sent = q.sq_ci
