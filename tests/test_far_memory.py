@@ -38,11 +38,13 @@ from nic_rig import (
     SEND_IMM,
     WRITE,
     WRITE_IMM,
+    Queue,
     atomic,
     connect,
     data,
     error_of,
     inline,
+    pause,
     reports_of,
     until,
 )  # fmt: skip
@@ -222,6 +224,22 @@ def test_many_requests_are_given_to_the_gpu_before_the_first_is_done(one):
     assert np.array_equal(there.bytes[: 32 * KIB], here.bytes[: 32 * KIB])
 
 
+def test_each_request_is_counted_once(one):
+    here, there = one.far(0, KIB, 1), one.far(1, KIB)
+    before = int(one.a.nic.counters["sq_wqes"])
+    one.a.nic.pause(after=4)
+    for _ in range(10):
+        one.a.put(WRITE, there.remote(), here.at())
+    one.a.ring()
+    until(lambda: one.a.nic.record["paused"], "the NIC to stand still")
+    assert int(one.a.nic.counters["sq_wqes"]) - before == 4
+    assert len(one.a.done.take(4)) == 4
+    assert one.a.done.none_for()
+    one.a.nic.resume()
+    one.a.done.take(6)
+    assert int(one.a.nic.counters["sq_wqes"]) - before == 10
+
+
 def flag_by_write(ends: FarEnds, flag: Any, source: Any) -> None:
     ends.a.put(WRITE, flag.remote(), source.at(0, 8))
 
@@ -386,6 +404,24 @@ def test_a_refusal_behind_copies_on_their_way(one):
     cqes = one.a.done.take(6)
     assert [cqe.opcode for cqe in cqes] == [REQ] * 3 + [REQ_ERR] * 3
     assert [cqe.syndrome for cqe in cqes] == [0] * 3 + [LOCAL_QP_OP] + [FLUSHED] * 2
+
+
+def test_all_copies_of_a_turn_fail(one):
+    """Each failure gives up what was on its way: what the first one gave up has not arrived, whatever the second does.
+
+    The bytes of one queue pair are given to the GPU when those of the next come.
+    """
+    here, there = one.host(0, KIB, 1), one.far(1, 8 * KIB)
+    pairs = [(Queue(one.pds[0], 16, 0), Queue(one.pds[0], 16, 0)) for _ in range(6)]
+    for i, (a, b) in enumerate(pairs):
+        connect(a, b)
+        a.put(WRITE, there.remote(i * KIB), here.at(0, 100))
+    pause(one.a)
+    for a, _ in pairs:
+        a.ring()
+    stream(one)["copies_left"], stream(one)["copy_error"] = 0, LAUNCH_FAILURE
+    one.a.nic.resume()
+    assert [error_of(a.done.next()) for a, _ in pairs] == [(LOCAL_QP_OP, Reason.COPY_FAILED)] * 6
 
 
 def test_a_gpu_that_has_failed(ends):

@@ -1,5 +1,6 @@
 """The RC and UC transport, packet by packet, against a peer made by hand (IBTA, volume 1, chapter 9)."""
 
+import struct
 import time
 from dataclasses import replace
 
@@ -76,6 +77,7 @@ __all__ = ["lab", "peer"]  # fixtures
 MTUS = (256, 512, 1024, 2048, 4096)
 VA, RKEY = 0x1122334455667788, 0x99AABBCC  # at the peer, which the NIC cannot check
 BAD_RESPONSE = 0x10  # PRM, syndromes of CQEs
+WAIT = 0x0F
 SOLICITED, FENCE = 0x02, 0x20  # flags of a control segment
 TIMEOUT = 4096 << 14  # nanoseconds; ack_timeout 14
 SOON = (1_000_000, 8_000_000, 64_000_000)  # the timers behind a NAK
@@ -359,6 +361,38 @@ def test_ack_timeout(peer, retries):
     failed(p, RETRY_EXCEEDED, Reason.NO_RESPONSE, flushed=2)
     assert p.counted("local_ack_timeout_err", "req_transport_retries_exceeded") == (retries + 1, 1)
     assert p.silent()
+
+
+def test_the_ack_timer_does_not_run_while_a_wait_is_open(peer):
+    """Nothing is on its way to the peer; what is sent behind the WAIT has all of its retries."""
+    p, other = peer(retry_cnt=1, core_direct=True), peer()
+    post(p, WAIT, struct.pack(">8xII", 0, other.queue.send_cq.cqn))
+    write = request(p, WRITE, 8)
+    for _ in range(5):
+        p.lab.pass_time(4 * TIMEOUT)
+    post(other, NOP)
+    (packet,) = p.drain()
+    p.lab.pass_time(TIMEOUT - 1)
+    assert p.silent()
+    p.lab.pass_time(1)
+    assert p.drain() == [packet]
+    p.ack(p.psn)
+    completed(p, write - 1, write)
+    assert p.counted("local_ack_timeout_err") == 1
+
+
+def test_the_ack_timer_runs_while_nothing_can_be_sent(peer):
+    """A wire without room, as one that is down, is a peer that does not answer."""
+    p = peer(retry_cnt=1)
+    p.lab.nic.set_link(False)
+    try:
+        request(p, WRITE, 8)
+        p.lab.pass_time(3 * TIMEOUT - 1)
+        assert p.queue.done.poll() is None
+        p.lab.pass_time(2 * TIMEOUT)
+        failed(p, RETRY_EXCEEDED, Reason.NO_RESPONSE)
+    finally:
+        p.lab.nic.set_link(True)
 
 
 def test_progress_gives_the_retries_back_and_restarts_the_timer(peer):

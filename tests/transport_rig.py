@@ -266,10 +266,11 @@ class Peer:
 
     def __init__(
         self, lab: Lab, mtu: int = 1024, psn: int = 100, own: int = 500, service: int = 0, sq: int = 64, rq: int = 16,
-        recv_cq: int = 256, **connect: Any,
+        recv_cq: int = 256, core_direct: bool = False, **connect: Any,
     ):  # fmt: skip
         self.lab, self.mtu, self.psn, self.own, self.service = lab, mtu, psn, own, service
-        self.queue = Queue(lab.pd, sq, rq, recv_cq=lab.ctx.create_cq(recv_cq), qp_type=int(service != 0))
+        init = {"qp_type": int(service != 0), "core_direct_master": core_direct}
+        self.queue = Queue(lab.pd, sq, rq, recv_cq=lab.ctx.create_cq(recv_cq), **init)
         self.qpn = self.queue.qp.qpn
         options = {"ack_timeout": 14, "retry_cnt": 3, "rnr_retry": 3, "min_rnr_timer": 12, **connect}
         self.queue.qp.connect(QpEndpoint(PEER_QPN, PEER_GID, 0, mtu, own), psn=psn, **options)

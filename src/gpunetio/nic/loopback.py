@@ -185,11 +185,11 @@ def execute_next(nic, row):
 
 
 @engine_function
-def _serve_behind(nic, row, budget):
-    """Complete what is in place, and begin what may follow the rest: how much that was."""
+def _begin_behind(nic, row, budget):
+    """Begin what may follow the requests that are on their way: how many."""
     q = qp_row_at(row)
-    done = finish(nic, row)
-    while q.mover != 0 and q.sq_next != q.sq_pi and done < budget and q.state == _RTS:
+    begun = 0
+    while q.mover != 0 and q.sq_next != q.sq_pi and begun < budget and q.state == _RTS:
         index = q.sq_next
         peer = q.remote_row
         if peer == 0 or not _peer_ready(row, peer) or not may_follow(nic, row):
@@ -199,27 +199,30 @@ def _serve_behind(nic, row, budget):
         _execute_message(nic, row, wqe, index, (ds + 3) >> 2, be32(ld32(wqe)) & 0xFF, ce_of(wqe), ds)
         if q.sq_next == index:
             break
-        done += 1
-    return done
+        begun += 1
+    return begun
 
 
 @engine_function
 def serve(nic, row, budget):
-    """Execute up to `budget` WQEs: how many."""
+    """Execute or begin up to `budget` WQEs, and complete those whose bytes are in place: how much that was."""
     q = qp_row_at(row)
     if q.retry_at != 0:
         if nic_at(nic).now < q.retry_at:
             return 0
         q.retry_at = 0
-    done = 0
+    begun = 0
+    finished = 0
     if q.mover != 0:
-        done = _serve_behind(nic, row, budget)
+        finished = finish(nic, row)
+        begun = _begin_behind(nic, row, budget)
     if q.mover == 0:
-        while q.sq_next != q.sq_pi and done < budget and q.state == _RTS:
+        while q.sq_next != q.sq_pi and begun < budget and q.state == _RTS:
             if execute_next(nic, row) == 0:
                 break
-            done += 1
+            begun += 1
         if q.mover != 0:
-            done += 1  # the last one has begun
+            begun += 1  # the last one, which is on its way
     q.sq_sent = q.sq_next
-    return done
+    counters_at(nic_at(nic).counters).sq_wqes += begun
+    return begun + finished

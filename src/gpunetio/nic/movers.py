@@ -15,6 +15,7 @@ from __future__ import annotations
 from ..device.compile import device_function, engine_function
 from ..device.ops import call_c, clock_ns, copy, ld32, on_host, pause
 from ..device.struct_view import struct_view
+from ..formats.commands import ServiceType
 from ..formats.layout import Entry
 from .reasons import Reason
 from .tables import nic_at, qp_row_at
@@ -37,8 +38,8 @@ TIMED_OUT = -1  # in the place of a CUresult: the mover's deadline has passed
 # `copy_in` to `enter` are cuMemcpyHtoDAsync, cuMemcpyDtoHAsync, cuMemcpyDtoDAsync, cuMemcpyAsync (between GPUs: it
 # takes what it does not know for host memory, and touches it), cuEventRecord, cuEventQuery, cuPointerGetAttributes and
 # cuCtxSetCurrent. `names` and `answers` are where the attributes' numbers lie and the places of the words at the end.
-# The piece that is still growing is `open_*`. After a failure, which is counted, positions above `fail_from` were not
-# reached. `stuck`: nothing more is given to the mover, until its events occur after all (1) or for ever (2).
+# The piece that is still growing is `open_*`. A failure, which is counted, gives up what is above `fail_from`. `stuck`:
+# nothing more is given to the mover, until its events occur after all (1) or for ever (2).
 MOVER = Entry("mover", 512, """
     copy_in          0  i64
     copy_out         8  i64
@@ -94,7 +95,7 @@ mover_at = struct_view(MOVER)
 mark_at = struct_view(MARK)
 landing_at = struct_view(LANDING)
 
-_COPY_FAILED = int(Reason.COPY_FAILED)
+_COPY_FAILED, _RC = int(Reason.COPY_FAILED), int(ServiceType.RC)
 UNTIL_IDLE, FOR_EVER = 1, 2  # MOVER.stuck
 
 
@@ -263,13 +264,18 @@ def _advance(nic, mover):
 
 @engine_function
 def ended(mover, fence, failures):
-    """What became of the copies up to `fence`, of a mover that had `failures`: 1 done, 0 not yet, -1 failed."""
+    """What became of the copies up to `fence`, of a mover that had `failures`: 1 done, 0 not yet, -1 failed.
+
+    `fail_from` is the latest failure's alone: behind several, nobody knows which copies an earlier one has given up.
+    """
     if on_gpu():
         return 1
     m = mover_at(mover)
     if m.done < fence:
         return 0
-    return -1 if m.failures != failures and fence > m.fail_from else 1
+    if m.failures == failures:
+        return 1
+    return -1 if m.failures - failures > 1 or fence > m.fail_from else 1
 
 
 @engine_function
@@ -523,14 +529,19 @@ def fetch(nic, target, source, nbytes):
 
 @engine_function
 def await_moved(nic, row):
-    """Wait for what is on its way for a QP, so that something may follow it: 0, or a reason."""
+    """Wait for what is on its way for a QP, so that something may follow it: 0, or a reason.
+
+    An RC QP remembers by its mover that this has failed, until it has told its peer (receiver.py).
+    """
     if on_gpu():
         return 0
     q = qp_row_at(row)
     mover = q.mover
     _await(nic, mover, q.fence)
-    q.mover = 0
-    if ended(mover, q.fence, q.failures) > 0:
+    moved = ended(mover, q.fence, q.failures) > 0
+    if moved or q.service != _RC:
+        q.mover = 0
+    if moved:
         return 0
     explain_copy(nic, mover, 0, 0)
     return _COPY_FAILED
@@ -542,10 +553,11 @@ def let_arrive(nic, row):
     if on_gpu():
         return
     n = nic_at(nic)
-    if n.touched != 0:
+    q = qp_row_at(row)
+    if q.wire == 0 and n.touched != 0:
         _await(nic, n.touched, mover_at(n.touched).issued)
-    if qp_row_at(row).wire != 0 and qp_row_at(row).mover != 0:
-        await_moved(nic, row)
+    elif q.wire != 0 and q.mover != 0:
+        _await(nic, q.mover, q.fence)
 
 
 @engine_function

@@ -33,7 +33,7 @@ _REMOTE_WRITE, _REMOTE_READ = int(Access.REMOTE_WRITE), int(Access.REMOTE_READ)
 _SOLICITED = int(CtrlFlags.SOLICITED)
 _COPY_FAILED = int(Reason.COPY_FAILED)
 
-MOST_MOVING = 64 << 20  # bytes on their way by one mover, so that a command need not wait long
+MOST_MOVING = 64 << 20  # bytes on their way by one mover, behind which nothing is begun: commands wait for them
 
 
 @device_function
@@ -178,7 +178,8 @@ def is_still(nic, row):
         return True
     q = qp_row_at(row)
     if q.wire != 0:
-        if q.mover != 0 and ended(q.mover, q.fence, q.failures) != 0:
+        # What is owed to the peer depends on how they ended.
+        if q.mover != 0 and q.due == 0 and ended(q.mover, q.fence, q.failures) != 0:
             q.mover = 0
         return q.mover == 0 and free_slots(nic, row)
     if q.mover != 0:

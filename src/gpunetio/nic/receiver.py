@@ -179,12 +179,17 @@ def _send_response(nic, row, resource):
 
 @engine_function
 def _all_moved(nic, row):
-    """Whether the bytes of what would be acknowledged are where they belong; the QP fails with the mover."""
+    """Whether the bytes of what would be acknowledged are where they belong.
+
+    If they failed to get there so does the QP, and whatever was owed, the NAK is for the first packet of those bytes.
+    """
     q = qp_row_at(row)
     state = ended(q.mover, q.fence, q.failures)
     if state < 0:
         explain_copy(nic, q.mover, 0, 0)
-        _refuse_moved(nic, row, _WQE_WRITE)
+        fail_qp(nic, row, 0, _WQE_WRITE, _COPY_FAILED, RESPONDER)
+        q.expect_psn = q.fence_psn
+        _owe_ack(nic, row, _OPERATION, q.fence_psn)
     if state != 0:
         q.mover = 0
     return state
@@ -233,14 +238,6 @@ def _refuse(nic, row, opcode, reason, syndrome):
     c.rx_refused += 1
     fail_qp(nic, row, 0, opcode, reason, RESPONDER)
     _owe_ack(nic, row, syndrome, q.expect_psn)
-
-
-@engine_function
-def _refuse_moved(nic, row, opcode):
-    """Bytes that were taken have not come where they belong: the NAK is for the first packet of those."""
-    q = qp_row_at(row)
-    q.expect_psn = q.fence_psn
-    _refuse(nic, row, opcode, _COPY_FAILED, _OPERATION)
 
 
 @device_function
@@ -394,7 +391,7 @@ def _take_data(nic, row, operation, bth, nbytes, pad):
             if q.mover != 0 and await_moved(nic, row) != 0:
                 if not writing:
                     fail_scatter(nic, row, _COPY_FAILED)
-                _refuse_moved(nic, row, opcode)
+                _refuse(nic, row, opcode, _COPY_FAILED, _OPERATION)
                 return 0
             cqe = _RESP_WR_IMM
             if not writing:
@@ -425,6 +422,8 @@ def _accept(nic, row, opcode, packets):
     e = resource_at(resource)
     if q.res_head >= q.max_dest_rd and e.answered == 0:
         return 0
+    if e.todo != 0 and nic_at(nic).mover_count != 0:
+        drop(nic, row, response_tag(e.serial))
     e.opcode, e.first, e.packets, e.next, e.todo, e.answered = opcode, q.expect_psn, packets, 0, packets, 0
     e.serial = q.res_head
     q.res_head += 1
@@ -596,7 +595,7 @@ def take_request(nic, row, operation, psn, ack_request, bth, nbytes, pad):
         _refuse_packet(nic, row, operation, nbytes)
         packets = 0
     elif q.mover != 0 and await_moved(nic, row) != 0:  # READs and atomics see what came before them
-        _refuse_moved(nic, row, _WQE_READ)
+        _refuse(nic, row, _WQE_READ, _COPY_FAILED, _OPERATION)
         packets = 0
     elif operation == _READ_REQUEST:
         packets = _take_read(nic, row, bth, nbytes)

@@ -17,10 +17,11 @@ from .completion import ce_of, complete_send, fail_send
 from .loopback import ENDLESS_RNR
 from .message import MESSAGE, message_at
 from .mkey import reference
+from .movers import let_arrive
 from .packets import close_packet, open_packet, packet_opcode, put_be64, write_bth
 from .reasons import Reason
 from .responder import explain
-from .staging import leave, request_tag, slot_at, staged
+from .staging import drop_acknowledged, leave, request_tag, slot_at, staged
 from .tables import FLIGHT, MAX_RD_ATOMIC, QP_ROW, WIRE, counters_at, flight_at, nic_at, qp_row_at, wire_at
 from .wqes import (
     build, check_wqe, execute_local, explain_wqe, header_segments, in_one_piece, is_local, local_failure, wqe_slot,
@@ -394,6 +395,8 @@ def acknowledge(nic, row, target):
     if q.sq_next < q.sq_ci or q.tx_psn < q.una_psn:  # acknowledged what was about to be sent again
         q.sq_next = max(q.sq_next, q.sq_ci)
         q.tx_psn = max(q.tx_psn, q.una_psn)
+        if nic_at(nic).mover_count != 0:
+            drop_acknowledged(nic, row)
     return implied
 
 
@@ -412,10 +415,10 @@ def go_back(row):
 def fail_oldest(nic, row, reason):
     """The oldest WQE in flight fails, and with it the QP."""
     q = qp_row_at(row)
-    if q.sq_ci == q.sq_sent and (q.sq_ci == q.sq_pi or _start(nic, row) == 0):
-        return
     index = q.sq_ci
     f = flight_at(flight_of(row, index))
+    if q.mover != 0 and answered(f.opcode):
+        let_arrive(nic, row)
     q.sq_ci = index + f.blocks
     q.sq_next = q.sq_ci
     q.sq_sent = q.sq_ci
@@ -494,6 +497,18 @@ def _patience(nic, row):
     return max(q.timeout_ns, nic_at(nic).min_timeout) << min(q.retries, MAX_PATIENCE)
 
 
+@device_function
+def _waits_for_peer(nic, row):
+    """Whether it is the peer's turn: packets are on their way to it, or the wire is full of what it has not taken.
+
+    Not while a WAIT is open, nor while bytes of the first packet are fetched.
+    """
+    q = qp_row_at(row)
+    return q.tx_psn != q.una_psn or (
+        q.sq_next != q.sq_sent and open_packet(nic, row, BTH.size + RETH.size + IMM_DT.size + q.mtu) == 0
+    )
+
+
 @engine_function
 def serve(nic, row):
     """Timers, then packets: how much was done."""
@@ -514,8 +529,7 @@ def serve(nic, row):
             q.hurry = 0
             retry(nic, row)
     done = _send(nic, row)
-    # Also when nothing could be sent: a wire that stays full is a peer that does not answer.
-    if q.timer_at == 0 and q.timeout_ns != 0 and q.sq_ci != q.sq_pi and q.service == _RC:
+    if q.timer_at == 0 and q.timeout_ns != 0 and q.service == _RC and _waits_for_peer(nic, row):
         patience = _patience(nic, row)
         q.timer_at = n.now + (patience if q.hurry == 0 else min(patience, q.hurry))
     return done

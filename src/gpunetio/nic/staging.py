@@ -15,7 +15,7 @@ from ..formats.layout import Entry
 from .message import MESSAGE
 from .movers import ended, explain_copy, far, mover_at, move_far, on_gpu
 from .reasons import Reason
-from .tables import nic_at
+from .tables import nic_at, qp_row_at
 
 SLOTS = 32
 SLOT_BYTES = 256 << 10
@@ -48,6 +48,11 @@ def request_tag(first):
 
 
 @device_function
+def _is_request(tag):
+    return tag & 1 == 0
+
+
+@device_function
 def response_tag(serial):
     """The tag of the response to a READ."""
     return serial << 1 | 1
@@ -71,9 +76,14 @@ def _claim(nic, patient):
     for i in range(SLOTS):
         slot = nic_at(nic).slots + i * SLOT.size
         s = slot_at(slot)
-        if s.row == 0 or (s.tag == ABANDONED and ended(s.mover, s.fence, s.failures) != 0):
+        if s.row == 0:
             return slot
-        if s.filled != 0 and (best == 0 or s.used_at < slot_at(best).used_at):
+        state = 1 if s.filled != 0 else ended(s.mover, s.fence, s.failures)
+        if s.tag == ABANDONED and state != 0:
+            return slot
+        if s.filled == 0 and state > 0:  # its owner has not come for it yet
+            s.filled, s.used_at = 1, nic_at(nic).now
+        if state != 0 and (best == 0 or s.used_at < slot_at(best).used_at):
             best = slot
     if patient or best == 0 or nic_at(nic).now - slot_at(best).used_at < IDLE_NS:
         return 0
@@ -156,18 +166,38 @@ def leave(slot, sent):
         slot_at(slot).row = 0
 
 
+@device_function
+def _give_up(slot):
+    """Nobody will come for a slot's bytes."""
+    s = slot_at(slot)
+    if s.filled != 0:
+        s.row = 0
+    else:
+        s.tag = ABANDONED
+
+
 @engine_function
 def drop(nic, row, tag):
     """A message is sent no more."""
     if on_gpu():
         return
     for i in range(SLOTS):
-        s = slot_at(nic_at(nic).slots + i * SLOT.size)
-        if s.row == row and s.tag == tag:
-            if s.filled != 0:
-                s.row = 0
-            else:
-                s.tag = ABANDONED
+        slot = nic_at(nic).slots + i * SLOT.size
+        if slot_at(slot).row == row and slot_at(slot).tag == tag:
+            _give_up(slot)
+
+
+@engine_function
+def drop_acknowledged(nic, row):
+    """What a QP was about to send again has arrived after all: it goes on from `tx_psn`."""
+    if on_gpu():
+        return
+    q = qp_row_at(row)
+    for i in range(SLOTS):
+        slot = nic_at(nic).slots + i * SLOT.size
+        s = slot_at(slot)
+        if s.row == row and _is_request(s.tag) and (s.tag >> 1) + (s.end + q.mtu - 1) // q.mtu <= q.tx_psn:
+            _give_up(slot)
 
 
 @engine_function

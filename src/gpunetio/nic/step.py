@@ -183,13 +183,10 @@ def serve_qp(nic, row):
     if q.wire != 0:
         return serve_requester(nic, row)
     n = nic_at(nic)
-    counters = counters_at(n.counters)
     budget = n.budget
     if n.pause_at >= 0:
-        budget = min(budget, n.pause_at - counters.sq_wqes)
-    done = serve_loopback(nic, row, budget)
-    counters.sq_wqes += done
-    return done
+        budget = min(budget, n.pause_at - counters_at(n.counters).sq_wqes)
+    return serve_loopback(nic, row, budget)
 
 
 @engine_function

@@ -198,7 +198,7 @@ CQ_ROW = Entry("cq_row", 192, """
     error_cookie 128  i64
 """)
 
-# `lent`, where the memory has been lent to other processes (shares.py): what makes its addresses references.
+# `lent`, where the memory has been lent to other processes (loans.py): what makes its addresses references.
 MKEY_ROW = Entry("mkey_row", 64, """
     key            0  i64
     pdn            8  i64
