@@ -27,8 +27,10 @@ from gpunetio.device.compile import engine_function
 from gpunetio.device.modes import EXCLUSIVE
 from gpunetio.device.onesided import put, wait
 from gpunetio.device.ops import be32, clock_ns, st_release32
-from gpunetio.device.qp import post, prepare_write, reserve
+from gpunetio.device.qp import reserve
+from gpunetio.device.submit import post
 from gpunetio.device.waiting import HOST_SPINS
+from gpunetio.device.wqe import prepare_write
 from gpunetio.enums import Access
 from gpunetio.formats import cqe, doorbell, wqe
 from gpunetio.formats.commands import QpState
