@@ -2,6 +2,7 @@
 
 import logging
 import pickle
+import threading
 import time
 
 import numpy as np
@@ -10,10 +11,18 @@ import pytest
 from gpunetio import DocaError, Gpu, MemType, NicHandler, gpu_list, kernel, verbs
 from gpunetio.device import status
 from gpunetio.device.launch import observers
-from gpunetio.errors import BadStateError, InvalidValueError, NotFoundError, NotSupportedError
+from gpunetio.errors import (
+    BadStateError,
+    InUseError,
+    InvalidValueError,
+    NotFoundError,
+    NotSupportedError,
+    TimedOutError,
+)  # fmt: skip
 from gpunetio.formats.cqe import Syndrome
 from gpunetio.formats.device_structs import DEV_CQ, DEV_QP
-from pair import Pair
+from gpunetio.gpu import export as export_module
+from pair import Pair, make_pair
 
 
 @pytest.mark.parametrize("kind", list(MemType))
@@ -159,6 +168,65 @@ def test_closing_an_export_closes_what_it_owns(pair: Pair):
     assert exported.cq.closed
     with pytest.raises(BadStateError, match="closed"):
         _ = exported.device_address
+
+
+def test_a_queue_pair_stays_while_it_is_exported(pair: Pair):
+    cq = pair.ctx.create_cq(4)
+    qp = pair.pd.create_qp(sq_wr=4, send_cq=cq, external_datapath=True)
+    exported = pair.gpu.export_qp(qp)
+    for handle, user in ((qp, exported), (cq, qp), (pair.a.qp, pair.a)):
+        with pytest.raises(InUseError, match=f"is still used by {user}: close that first"):
+            handle.close()
+    assert exported.indices()["completed"] == 0
+    exported.close()
+    qp.close()
+    cq.close()
+
+
+class Running:
+    """A kernel that ends when it is told."""
+
+    done = False
+
+
+@pytest.mark.parametrize("parent", [verbs.PD, verbs.Context])
+def test_parents_close_exports_when_their_kernels_have_ended(gpu: Gpu, parent):
+    """As in `with Gpu() as gpu, verbs.open() as ctx:`."""
+    with verbs.open("soft0") as ctx:
+        pd, launch = ctx.create_pd(), Running()
+        owned, cq = gpu.create_qp(pd, 4), ctx.create_cq(4)
+        exported = gpu.export_qp(pd.create_qp(sq_wr=4, send_cq=cq, external_datapath=True))
+        exported.used_by(launch)
+        closing = threading.Thread(target=(ctx if parent is verbs.Context else pd).close)
+        closing.start()
+        closing.join(0.1)
+        assert closing.is_alive()
+        assert not any(handle.closed for handle in (owned, owned.qp, exported, exported.qp, cq, pd))
+        launch.done = True
+        closing.join(30)
+        assert all(handle.closed for handle in (owned, owned.qp, owned.cq, exported, exported.qp, pd))
+        assert cq.closed == (parent is verbs.Context)
+        assert gpu._memory == []
+
+
+def test_a_kernel_that_does_not_end_keeps_all(pair: Pair, monkeypatch):
+    monkeypatch.setattr(export_module, "LAUNCH_TIMEOUT", 0.01)
+    queue, launch = pair.gpu.create_qp(pair.pd, 4, timeout=0.01), Running()
+    queue.used_by(launch)
+    for handle in (queue, pair.pd, pair.ctx):
+        with pytest.raises(TimedOutError, match=rf"{queue.qp} cannot be closed: a kernel still uses it after 0.02 s"):
+            handle.close()
+    assert not any(handle.closed for handle in (queue, queue.qp, queue.cq, pair.a, pair.pd, pair.ctx))
+    launch.done = True
+    queue.close()
+
+
+def test_an_event_that_nobody_acknowledged_does_not_keep_a_parent(gpu: Gpu):
+    ctx = verbs.open("soft0")
+    pair = make_pair(ctx, gpu)
+    pair.a.qp.hold_for_event()
+    ctx.close()
+    assert pair.a.qp.closed
 
 
 def test_last_error_is_none_at_first_and_reads_well(pair: Pair):

@@ -67,8 +67,6 @@ class Watchdog:
                     self._seen.pop(id(exported), None)  # its queue pair is being closed
 
     def _look_at(self, exported: ExportedQp) -> None:
-        if exported.qp.closed or exported.cq.closed:
-            return
         indices, now = exported.indices(), time.monotonic()
         seen = self._seen.get(id(exported))
         if seen is None or seen.indices != indices:

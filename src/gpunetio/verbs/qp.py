@@ -138,9 +138,14 @@ class QP(Handle):
                 for cq in self._cqs():
                     cq.serve(self.qpn, self._posting)
             if self._dpa:
-                self._dpa.attach(self)
                 undo.callback(self._dpa.detach, self)
             self._opened(f"QP {self.qpn:#x} of {ctx.name}", undo)
+        if self._dpa:
+            self._closes_users = True  # the DPA's export of it is nobody else's
+            with ExitStack() as undo:
+                undo.callback(self.close)
+                self._dpa.attach(self)
+                undo.pop_all()
 
     @property
     def state(self) -> QpState:
@@ -273,11 +278,11 @@ class QP(Handle):
             raise InvalidValueError(f"{self} was not made for {dpa}: create a queue pair with dpa = that DPA")
         return dpa.handle(self)
 
-    def _close(self) -> None:
-        """See `Handle`. That of a DPA waits first until no kernel runs there; TimedOutError when one does not end."""
-        if self._dpa and not self.closed:
+    def _wait_idle(self) -> None:
+        """See `Handle`. That of a DPA waits until no kernel runs there."""
+        if self._dpa:
             self._dpa.wait_for_kernels(str(self))
-        super()._close()
+        super()._wait_idle()
 
     def to_error(self) -> None:
         """To ERR: what is posted completes with an error."""
