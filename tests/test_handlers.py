@@ -19,13 +19,14 @@ from gpunetio import (
     kernel,
     library_version,
 )
-from gpunetio.enums import QpSendDbrMode, SrqType, UarAllocationType
+from gpunetio.enums import QpSendDbrMode, QpState, SrqType, UarAllocationType
 from gpunetio.errors import BadStateError, DriverError, InUseError, InvalidValueError, NotSupportedError
 from gpunetio.formats.device_structs import DEV_CQ, DEV_QP
 from gpunetio.gpu.host_backend import HostBackend
 from gpunetio.verbs import SendWr, Sge
 from nic_rig import until
 from pair import Pair
+from queue_kernels import puts
 
 AUTO, PROXY, DB, BF, NO_DBR = NicHandler
 VALID, HW, EMULATED = SendDbrModeExt
@@ -213,6 +214,38 @@ def test_queue_memory_of_one_queue_and_of_all(pair: Pair):
         assert gpu.alloc(64).kind is MemType.CPU_GPU
         assert gpu.create_qp(pair.pd, 4).nic_handler is PROXY
         assert gpu.create_qp(pair.pd, 4, queue_memory="gpu").nic_handler is DB
+
+
+# --- exported anew ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("attributes", [{}, NO_RECORD])
+def test_a_used_queue_is_reset_before_it_is_exported_again(pair: Pair, attributes):
+    """Kernels count its WQEs from 0, and the NIC goes on."""
+    qp = queue_pair(pair, **attributes)
+    keys = (pair.there.address, pair.there_mr.rkey, pair.here.address, pair.here_mr.lkey)
+    for count in (3, 5):
+        for _ in range(2):  # the first time nobody uses it
+            with pair.gpu.export_qp(qp, timeout=5.0) as queue, pair.gpu.alloc(64, MemType.CPU_GPU) as out:
+                if qp.state is QpState.RST:
+                    queue.connect(queue)
+                    continue
+                assert puts[1, 1, pair.gpu](queue, *keys, 8, count, 1, out).wait(60)
+                assert out.array.view(np.int64)[0] == device.OK
+        with pytest.raises(BadStateError, match=r"has been used, .*: reset\(\) and connect\(\) it first"):
+            pair.gpu.export_qp(qp)
+        qp.reset()
+
+
+def test_a_queue_is_exported_once_at_a_time(pair: Pair):
+    beside = Gpu(pair.gpu.name)
+    for gpu in (pair.gpu, beside):
+        with pytest.raises(InUseError, match=f"{pair.a.qp} is exported already: use {pair.a}, or close that first"):
+            gpu.export_qp(pair.a.qp)
+    qp = queue_pair(pair)
+    pair.gpu.export_qp(qp).close()
+    with beside, beside.export_qp(qp):
+        pass
 
 
 # --- arrays and groups -----------------------------------------------------------------------------------------------

@@ -317,7 +317,7 @@ class ExportedQp(Handle):
 
 
 def _check_queue(qp: QP, timeout: float) -> CQ:
-    """The send CQ, or InvalidValueError when kernels could not use such a queue pair."""
+    """The send CQ; an error when kernels could not use such a queue pair, or not as it is now."""
     if qp.send_cq is None or qp.sq_entries == 0:
         raise InvalidValueError(f"QP {qp.qpn:#x} has no send queue to export: create it with sq_wr and send_cq")
     if qp.sq_entries > MAX_SLOTS:
@@ -326,6 +326,10 @@ def _check_queue(qp: QP, timeout: float) -> CQ:
         raise NotSupportedError(f"{qp} has a collapsed receive CQ, which keeps the last message only: give it a ring")
     if timeout <= 0:
         raise InvalidValueError(f"timeout {timeout:g} s: a device wait needs a positive deadline")
+    for user in qp.users:
+        raise InUseError(f"{qp} is exported already: use {user}, or close that first")
+    if qp.state is not QpState.RST and qp.used:
+        raise BadStateError(f"{qp} has been used, but kernels count requests from 0: reset() and connect() it first")
     return qp.send_cq
 
 

@@ -64,6 +64,11 @@ class Handle:
         """Whether `close()` was called, here or on a parent."""
         return self._undo is None
 
+    @property
+    def users(self) -> tuple[Handle, ...]:
+        """What needs the object."""
+        return tuple(self._users)
+
     def close(self) -> None:
         """Destroy the object. Once is enough, twice is harmless; a forked child leaves it to its parent process."""
         if self._undo is None or self._pid != os.getpid():
@@ -77,7 +82,7 @@ class Handle:
 
     def _wait_idle(self) -> None:
         """Wait until no kernel uses the object, or what closes with it. TimedOutError when one does not end."""
-        for user in list(self._users):
+        for user in self.users:
             user._wait_idle()
 
     def _close(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import secrets
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -151,6 +152,13 @@ class QP(Handle):
     def state(self) -> QpState:
         """The state, as the device reports it: an error may have moved the queue pair to ERR."""
         return state_of(self._query())
+
+    @property
+    def used(self) -> bool:
+        """Whether requests were posted since it was in RST, by whomever: what 16-bit counters say of that."""
+        qpc = self._query()
+        record = ctypes.string_at(self.dbr_address, QP_DBREC.size)
+        return bool(qpc["sw_sq_wqebb_counter"] or qpc["hw_sq_wqebb_counter"] or any(record))
 
     def modify(self, attr: QpAttr, mask: QpAttrMask | int) -> None:
         """Move to another state, or change attributes of this one (`doca_verbs_qp_modify`).
