@@ -326,11 +326,25 @@ def _check_queue(qp: QP, timeout: float) -> CQ:
         raise NotSupportedError(f"{qp} has a collapsed receive CQ, which keeps the last message only: give it a ring")
     if timeout <= 0:
         raise InvalidValueError(f"timeout {timeout:g} s: a device wait needs a positive deadline")
+    _check_cqs(qp, qp.send_cq)
     for user in qp.users:
         raise InUseError(f"{qp} is exported already: use {user}, or close that first")
     if qp.state is not QpState.RST and qp.used:
         raise BadStateError(f"{qp} has been used, but kernels count requests from 0: reset() and connect() it first")
     return qp.send_cq
+
+
+def _check_cqs(qp: QP, send_cq: CQ) -> None:
+    """Kernels find a CQE by the index of its request: no other queue may complete in the same ring."""
+    cqs = [send_cq]
+    if receives(qp) and qp.receive_cq:
+        if qp.receive_cq is send_cq:
+            raise InvalidValueError(f"{qp} has {send_cq} for sends and for receives: create it with a CQ for each")
+        cqs.append(qp.receive_cq)
+    for cq in cqs:
+        for other in cq.users:
+            if isinstance(other, QP) and other is not qp and other.users:
+                raise InvalidValueError(f"{cq} of {qp} is also that of {other}, which is exported: give each its own")
 
 
 def _restart_cq(cq: CQ, c: Any, least: int) -> None:

@@ -186,6 +186,9 @@ class Gpu:
     ) -> ExportedQp:
         """Make a QP usable by kernels (`doca_gpu_verbs_export_qp`, `doca_gpu_verbs_get_qp_dev`).
 
+        A QP that has been used must be reset before. It needs a CQ for its sends and another one for its receives, in
+        which no other exported queue completes.
+
         `nic_handler`     how doorbells reach the NIC. AUTO: kernels ring, or else the CPU proxy, and the log says why
         `timeout`         seconds after which any device wait on this queue ends with ETIMEDOUT
         `send_dbr_mode`   who keeps the doorbell record; None: as the queue pair was created
