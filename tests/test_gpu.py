@@ -4,6 +4,7 @@ import logging
 import pickle
 import threading
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from gpunetio.errors import (
 from gpunetio.formats.cqe import Syndrome
 from gpunetio.formats.device_structs import DEV_CQ, DEV_QP
 from gpunetio.gpu import export as export_module
+from gpunetio.gpu.memory import RunningLaunches
 from pair import Pair, make_pair
 
 
@@ -168,7 +170,7 @@ def test_completion_queues_have_one_exported_queue(pair: Pair):
     qp = pair.pd.create_qp(sq_wr=4, rq_wr=4, send_cq=cqs[0], receive_cq=cqs[1], external_datapath=True)
     exported = pair.gpu.export_qp(qp)
     for send, receive, shared in ((0, 2, 0), (1, 2, 1), (2, 0, 0), (2, 1, 1)):
-        ring = {"send_cq": cqs[send], "receive_cq": cqs[receive]}
+        ring: Any = {"send_cq": cqs[send], "receive_cq": cqs[receive]}
         other = pair.pd.create_qp(sq_wr=4, rq_wr=4, external_datapath=True, **ring)
         with pytest.raises(InvalidValueError, match=f"{cqs[shared]} of {other} is also that of {qp}, which is exp"):
             pair.gpu.export_qp(other)
@@ -293,6 +295,29 @@ def test_what_a_host_kernel_raises_reaches_the_waiter():
         launch = divide[1, 1, host](0, 5)  # an int has no items: Numba refuses to compile it
         with pytest.raises(Exception, match=r"getitem|setitem|Failed in nopython"):
             launch.wait(60)
+
+
+def test_launches_of_many_threads_are_all_known():
+    running, other = RunningLaunches(), Running()
+
+    class Interrupted:
+        """Another thread launches while this one is asked whether it has ended."""
+
+        @property
+        def done(self) -> bool:
+            if not threads:
+                threads.append(threading.Thread(target=running.add, args=(other,)))
+                threads[0].start()
+                threads[0].join(0.1)
+            return True
+
+    threads: list[threading.Thread] = []
+    running.add(Interrupted())
+    running.add(Running())
+    threads[0].join()
+    assert other in running._launches
+    with pytest.raises(TimedOutError):
+        running.wait(0.01, "this")
 
 
 def test_launches_tell_the_observers(gpu):
