@@ -20,8 +20,9 @@ from gpunetio import (
     library_version,
 )
 from gpunetio.enums import QpSendDbrMode, QpState, SrqType, UarAllocationType
-from gpunetio.errors import BadStateError, DriverError, InUseError, InvalidValueError, NotSupportedError
+from gpunetio.errors import BadStateError, DriverError, InUseError, InvalidValueError, NotSupportedError, TimedOutError
 from gpunetio.formats.device_structs import DEV_CQ, DEV_QP
+from gpunetio.gpu import export
 from gpunetio.gpu.host_backend import HostBackend
 from gpunetio.verbs import SendWr, Sge
 from nic_rig import until
@@ -36,6 +37,12 @@ VALID, HW, EMULATED = SendDbrModeExt
 def log(caplog):
     caplog.set_level(logging.INFO, "gpunetio.gpu")
     return caplog
+
+
+class Running:
+    """A kernel that ends when it is told."""
+
+    done = False
 
 
 def queue_pair(pair: Pair, **attributes):
@@ -285,10 +292,36 @@ def test_arrays_that_cannot_be_made(pair: Pair):
     pair.gpu.export_qp(qp).close()  # nothing was left half-made
 
 
-def test_a_queue_does_not_move_under_a_kernel(pair: Pair):
-    class Running:
-        done = False
+def test_an_array_that_cannot_be_made_leaves_queues_where_they_were(pair: Pair):
+    a, b, plain = pair.a, pair.gpu.create_qp(pair.pd, 4), queue_pair(pair)
+    memory = len(pair.gpu._memory)
+    addresses = [queue.device_address for queue in (a, b)]
+    b.used_by(Running())
+    for qps in ([a, pair.pd.create_qp(rq_wr=1, receive_cq=plain.send_cq)], [a, plain, b]):
+        with pytest.raises((InvalidValueError, InUseError)):
+            pair.gpu.export_qps(qps)
+        assert [queue.device_address for queue in (a, b)] == addresses
+        assert len(pair.gpu._memory) == memory
+    assert pair.run(puts, 8, 3, 1)[0] == device.OK
+    pair.gpu.export_qp(plain).close()
+    b._launches._launches[0].done = True
 
+
+def test_an_array_closes_as_one(pair: Pair, monkeypatch):
+    """While a kernel runs that may use any of its queues, all of them stay."""
+    monkeypatch.setattr(export, "LAUNCH_TIMEOUT", 0.01)
+    array, launch = pair.gpu.export_qps([queue_pair(pair), queue_pair(pair)], timeout=0.01), Running()
+    array[0].used_by(launch)
+    with pytest.raises(TimedOutError, match=f"{array[0].qp} cannot be closed: a kernel still uses it"):
+        array.close()
+    assert [array[i].device_address for i in (0, 1)] == [array.device_address, array.device_address + 296]
+    launch.done = True
+    array.close()
+    assert array[0].closed
+    assert array[1].closed
+
+
+def test_a_queue_does_not_move_under_a_kernel(pair: Pair):
     queue, launch = pair.gpu.create_qp(pair.pd, 4), Running()
     queue.used_by(launch)
     with pytest.raises(InUseError, match="cannot move into an array: a kernel still uses it"):

@@ -87,7 +87,7 @@ class ExportedQp(Handle):
             if place is None:
                 nbytes, (offsets,) = places(1)
                 self._memory = gpu.alloc(nbytes, structure_kind([mode], options.cpu_gpu))
-                undo.callback(self._free)
+                undo.callback(self.free_own)
                 place = Place(self._memory, *offsets)
             self._place = place
             place.write(image, side)
@@ -98,8 +98,8 @@ class ExportedQp(Handle):
                 gpu.own_service().add(self._forwarding)
             self._opened(f"the export of {qp} to GPU {gpu.name}", undo)
 
-    def _free(self) -> None:
-        """Give back the structures' memory, unless they lie in an array."""
+    def free_own(self) -> None:
+        """Give back the memory of the structures' own, which they have left, or are about to."""
         if self._memory:
             self._memory.close()
             self._memory = None
@@ -125,6 +125,11 @@ class ExportedQp(Handle):
         """`QP.connect` of the QP behind it."""
         self.qp.connect(remote.qp if isinstance(remote, ExportedQp) else remote, **options)
 
+    @property
+    def place(self) -> Place:
+        """Where the structures lie."""
+        return self._place
+
     def move(self, place: Place) -> None:
         """Put the structures somewhere else. InUseError while a kernel runs that was given the queue."""
         self.check_open()
@@ -134,7 +139,6 @@ class ExportedQp(Handle):
         forwarding = self._forwarding
         service = self._leave_service()
         self._place = place
-        self._free()
         if forwarding and self.nic_handler is not NicHandler.CPU_PROXY:
             forwarding.watch(self._index_address())
         self._join_service(service)
