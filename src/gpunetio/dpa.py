@@ -73,10 +73,10 @@ class Dpa(Handle):
         self.check_open()
         return self._queue(qp).last_error()
 
-    def _wait_idle(self) -> None:
+    def wait_idle(self) -> None:
         """See `Handle`."""
         self.wait_for_kernels(str(self))
-        super()._wait_idle()
+        super().wait_idle()
 
     # --- what launches and queue pairs tell, and ask for -------------------------------------------------------------
 

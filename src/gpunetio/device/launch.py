@@ -21,7 +21,7 @@ from types import SimpleNamespace
 from typing import Any, Protocol
 from unittest import mock
 
-from ..errors import InvalidValueError
+from ..errors import DriverError, InvalidValueError
 from .compile import engine_function
 from .host_threads import HostLaunch
 
@@ -71,28 +71,38 @@ class CudaLaunch:
 
         # A kernel that drives a NIC is small on purpose.
         config.CUDA_LOW_OCCUPANCY_WARNINGS = 0  # type: ignore[attr-defined]
+        self._error: Exception | None = None
         self._event = cuda.event(timing=False)
         compiled[grid, block, stream](*args)
         self._event.record(stream)
         threading.Thread(target=self._watch, daemon=True).start()
 
     def _watch(self) -> None:
-        while not self._event.query():
+        while not self.done:
             time.sleep(200e-6)
         tell_observers(-1)
 
     @property
     def done(self) -> bool:
-        """Whether the kernel has ended."""
-        return bool(self._event.query())
+        """Whether the kernel has ended. So has one whose event answers with an error: a kernel has failed."""
+        try:
+            return bool(self._event.query())
+        except Exception as error:  # a class of Numba's
+            self._error = error
+            return True
 
     def wait(self, timeout: float) -> bool:
-        """Wait at most `timeout` seconds for the kernel to end."""
+        """Wait at most `timeout` seconds for the kernel to end. DriverError when it, or one before it, has failed."""
         end = time.monotonic() + timeout
-        while not self._event.query():
+        while not self.done:
             if time.monotonic() > end:
                 return False
             time.sleep(20e-6)
+        if self._error is not None:
+            raise DriverError(
+                f"a kernel has failed, and with it the CUDA context: {self._error}; look for the access with "
+                "compute-sanitizer, and start a new process"
+            ) from self._error
         return True
 
 

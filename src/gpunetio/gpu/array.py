@@ -76,7 +76,7 @@ class ExportedQps(Sequence[ExportedQp]):
         if self._gpu._pid != os.getpid():
             return
         for qp in self._qps:
-            qp._wait_idle()
+            qp.wait_idle()
         with ExitStack() as steps:  # the last step first, and every step whatever the others raise
             steps.callback(self._memory.close)
             for qp in self._qps:

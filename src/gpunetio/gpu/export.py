@@ -301,7 +301,7 @@ class ExportedQp(Handle):
         """
         super().close()
 
-    def _wait_idle(self) -> None:
+    def wait_idle(self) -> None:
         """See `Handle`."""
         self._launches.wait(self._timeout + LAUNCH_TIMEOUT, str(self.qp))
 

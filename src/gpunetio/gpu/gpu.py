@@ -6,6 +6,7 @@ import logging
 import os
 import threading
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -323,14 +324,20 @@ class Gpu:
     # --- life cycle --------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Close exports, memory and the handle (`doca_gpu_destroy`). Idempotent."""
+        """Close exports, memory and the handle (`doca_gpu_destroy`). Idempotent.
+
+        Waits first until no kernel uses any of it; TimedOutError when one does not end.
+        """
         if not self._open or self._pid != os.getpid():
             return
+        for part in (*self._exports, *self._memory):
+            part.wait_idle()
         self.watchdog.close()
-        for part in (*reversed(self._exports), *self._services, *reversed(self._memory)):
-            part.close()
         self._open = False
-        self.backend.close()
+        with ExitStack() as steps:  # the last step first, and every step whatever the others raise
+            steps.callback(self.backend.close)
+            for part in (*self._memory, *self._services, *self._exports):
+                steps.callback(part.close)
 
     def _check(self) -> None:
         if self._pid != os.getpid():

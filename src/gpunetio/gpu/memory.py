@@ -117,10 +117,14 @@ class GpuMemory:
         Waits for kernels that were given the memory; TimedOutError when one does not end.
         """
         if self._open:
-            self._launches.wait(LAUNCH_TIMEOUT, "this GPU memory")
+            self.wait_idle()
             self._open = False
             self._array = self._owner = None
             self._gpu.forget(self)
+
+    def wait_idle(self) -> None:
+        """Wait until no kernel runs that was given the memory. TimedOutError when one does not end."""
+        self._launches.wait(LAUNCH_TIMEOUT, "this GPU memory")
 
     def used_by(self, launch: Any) -> None:
         """Called when a kernel is launched with this memory as an argument."""

@@ -64,7 +64,9 @@ class Watchdog:
                 try:
                     self._look_at(exported)
                 except DocaError:
-                    self._seen.pop(id(exported), None)  # its queue pair is being closed
+                    self._seen.pop(id(exported), None)  # its queue pair is being closed, or the GPU has failed
+                except Exception:  # others are looked at all the same
+                    logger.exception("%s cannot be looked at", exported)
 
     def _look_at(self, exported: ExportedQp) -> None:
         indices, now = exported.indices(), time.monotonic()

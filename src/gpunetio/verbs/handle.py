@@ -77,13 +77,13 @@ class Handle:
             raise InUseError(f"{self} is still used by {', '.join(map(str, self._users))}: close that first")
         if self._unacknowledged:
             raise InUseError(f"{self} has {self._unacknowledged} event(s) that were not acknowledged: do that first")
-        self._wait_idle()
+        self.wait_idle()
         self._close()
 
-    def _wait_idle(self) -> None:
+    def wait_idle(self) -> None:
         """Wait until no kernel uses the object, or what closes with it. TimedOutError when one does not end."""
         for user in self.users:
-            user._wait_idle()
+            user.wait_idle()
 
     def _close(self) -> None:
         """What `close()` does when nothing speaks against it, and what a parent does that closes. No kernel runs."""

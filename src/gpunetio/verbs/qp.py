@@ -286,11 +286,11 @@ class QP(Handle):
             raise InvalidValueError(f"{self} was not made for {dpa}: create a queue pair with dpa = that DPA")
         return dpa.handle(self)
 
-    def _wait_idle(self) -> None:
+    def wait_idle(self) -> None:
         """See `Handle`. That of a DPA waits until no kernel runs there."""
         if self._dpa:
             self._dpa.wait_for_kernels(str(self))
-        super()._wait_idle()
+        super().wait_idle()
 
     def to_error(self) -> None:
         """To ERR: what is posted completes with an error."""
