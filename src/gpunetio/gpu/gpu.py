@@ -104,6 +104,11 @@ class Gpu:
         """The CUDA stream that kernels are launched on."""
         return self.backend.stream
 
+    @property
+    def ordinal(self) -> int:
+        """Which CUDA device it is. AttributeError for the host."""
+        return self.backend.ordinal
+
     # --- memory ------------------------------------------------------------------------------------------------------
 
     def alloc(self, nbytes: int, kind: MemType | None = None, alignment: int = PAGE) -> GpuMemory:
