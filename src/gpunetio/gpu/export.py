@@ -48,6 +48,7 @@ class ExportedQp(Handle):
     `qp`, `cq`                 the queue pair and its send CQ
     `nic_handler`              how its doorbells reach the NIC
     `send_dbr_mode`            who keeps its doorbell record
+    `timeout`                  seconds after which a device wait ends
     """
 
     _rank = -1
@@ -59,7 +60,7 @@ class ExportedQp(Handle):
         self.gpu, self.qp, self.cq = gpu, qp, cq
         self.send_dbr_mode = mode = mode_of(qp, options.send_dbr_mode)
         check(gpu, qp, options.nic_handler, mode, options.cpu_gpu)
-        self._launches, self._timeout = RunningLaunches(), options.timeout
+        self._launches, self.timeout = RunningLaunches(), options.timeout
         self._forwarding: Forwarding | None = None
         self._memory: GpuMemory | None = None
         self._srq: ExportedSrq | None = None
@@ -303,7 +304,7 @@ class ExportedQp(Handle):
 
     def wait_idle(self) -> None:
         """See `Handle`."""
-        self._launches.wait(self._timeout + LAUNCH_TIMEOUT, str(self.qp))
+        self._launches.wait(self.timeout + LAUNCH_TIMEOUT, str(self.qp))
 
     def _close(self) -> None:
         """See `Handle`."""
