@@ -386,7 +386,12 @@ def receive_next(qp, laddr, lkey, out):
     device.st64(out + 8, device.recv_bytes(qp, device.recv_next(qp)))
 
 
-def test_a_shared_receive_queue_goes_on_when_its_queues_are_exported_anew(pair: Pair):
+def fails(*args: object) -> None:
+    raise DriverError("no luck")
+
+
+def test_a_shared_receive_queue_goes_on_when_its_queues_are_exported_anew(pair: Pair, monkeypatch):
+    """Also after an export that failed."""
     memory = pair.here
     srq = pair.pd.create_srq(4, srq_type=SrqType.CONTIGUOUS, external_datapath=True)
     sends, receives, cq = (pair.ctx.create_cq(8, overrun=CqOverrun.ENABLE) for _ in range(3))
@@ -394,6 +399,10 @@ def test_a_shared_receive_queue_goes_on_when_its_queues_are_exported_anew(pair: 
     peer = pair.pd.create_qp(sq_wr=4, send_cq=cq)
     qp.connect(peer)
     for i in range(3):
+        with monkeypatch.context() as patch:
+            patch.setattr(pair.gpu, "alloc", fails)
+            with pytest.raises(DriverError, match="no luck"):
+                pair.gpu.export_qp(qp)
         with pair.gpu.export_qp(qp, timeout=5.0) as queue, pair.gpu.alloc(64, MemType.CPU_GPU) as out:
             launch = receive_next[1, 1, pair.gpu](queue, memory, pair.here_mr.lkey, out)
             until(lambda queue=queue, i=i: queue.indices()["receives_posted"] == i + 1, "the kernel")
@@ -402,3 +411,16 @@ def test_a_shared_receive_queue_goes_on_when_its_queues_are_exported_anew(pair: 
             assert out.array.view(np.int64)[:2].tolist() == [i, 10 + i]
     assert not pair.gpu._srqs
     qp.close()
+
+
+def test_a_shared_receive_queue_that_cannot_be_read_is_given_back(pair: Pair, monkeypatch):
+    srq = pair.pd.create_srq(4, srq_type=SrqType.CONTIGUOUS, external_datapath=True)
+    qp = queue_pair(pair, receive_cq=pair.ctx.create_cq(8), srq=srq)
+    memory = len(pair.gpu._memory)
+    queue = pair.gpu.export_qp(qp)
+    monkeypatch.setattr(queue._srq, "read_all", fails)
+    with pytest.raises(DriverError, match="no luck"):
+        queue.close()
+    assert queue.closed
+    assert len(pair.gpu._memory) == memory
+    assert not pair.gpu._srqs

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -137,12 +138,10 @@ class ExportedQp(Handle):
         if self._launches.running:
             raise InUseError(f"{self.qp} cannot move into an array: a kernel still uses it where it is")
         place.write(self._place.read(), self._place.read_side())
-        forwarding = self._forwarding
-        service = self._leave_service()
-        self._place = place
-        if forwarding and self.nic_handler is not NicHandler.CPU_PROXY:
-            forwarding.watch(self._index_address())
-        self._join_service(service)
+        with self._out_of_service():
+            self._place = place
+            if self._forwarding and self.nic_handler is not NicHandler.CPU_PROXY:
+                self._forwarding.watch(self._index_address())
 
     # --- the CPU proxy -----------------------------------------------------------------------------------------------
 
@@ -181,9 +180,15 @@ class ExportedQp(Handle):
             service.drop(self._forwarding)
         return service
 
-    def _join_service(self, service: ProxyService | None) -> None:
-        if self._forwarding and service:
-            service.add(self._forwarding)
+    @contextmanager
+    def _out_of_service(self) -> Iterator[None]:
+        """Nobody forwards inside; its service has the queue again behind it, whatever happens."""
+        service = self._leave_service()
+        try:
+            yield
+        finally:
+            if self._forwarding and service:
+                service.add(self._forwarding)
 
     # --- what the host learns ----------------------------------------------------------------------------------------
 
@@ -256,7 +261,11 @@ class ExportedQp(Handle):
         self.check_open()
         if (state := self.qp.state) is not QpState.RST:
             raise BadStateError(f"{self.qp} is in {state.name}: move it to RST first, with QP.reset()")
-        service = self._leave_service()
+        with self._out_of_service():
+            self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        """What kernels and the CPU proxy count is 0."""
         indices = self.indices()
         image, side_image = self._place.read(), self._place.read_side()
         q, side = DEV_QP.at(image), DEV_SIDE.at(side_image)
@@ -277,7 +286,6 @@ class ExportedQp(Handle):
         self._place.write(image, side_image)
         if self._forwarding:
             self._forwarding.reset()
-        self._join_service(service)
 
     def _give_up_messages(self) -> None:
         """Messages in a shared receive queue that no kernel has taken are not taken any more."""

@@ -313,13 +313,14 @@ class Gpu:
         """The structure of a contiguous SRQ, with one user more. `export_qp` does this for its queue."""
         self._check()
         if srq not in self._srqs:
-            self._srqs[srq] = ExportedSrq(self, srq, self._srqs_before.pop(srq, None))
+            self._srqs[srq] = ExportedSrq(self, srq, self._srqs_before.get(srq))
+            self._srqs_before.pop(srq, None)
         return self._srqs[srq].use()
 
     def forget_srq(self, exported: ExportedSrq) -> None:
         """Called when it has no user left."""
-        self._srqs_before[exported.srq] = exported.read_all()
         del self._srqs[exported.srq]
+        self._srqs_before[exported.srq] = exported.read_all()
 
     def forget_export(self, exported: ExportedQp) -> None:
         """Called by `ExportedQp.close`: when this returns the watchdog looks at it no more."""
