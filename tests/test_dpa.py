@@ -205,7 +205,8 @@ def test_a_dpa_queue_and_a_cpu_queue(bench: Bench):
 
 def test_a_plain_cq_may_take_a_side(bench: Bench):
     attr = {"send_dpa_completion": None, "send_cq": bench.ctx.create_cq(SLOTS, overrun=CqOverrun.ENABLE)}
-    a, _ = bench.pair(**attr)
+    a, b = bench.qp(**attr), bench.qp()
+    a.connect(b)
     (here, there), (here_mr, there_mr) = bench.memory, bench.mrs
     assert bench.run(put, a, there.address, there_mr.rkey, here, here_mr.lkey, 100, 3 * SLOTS) == [0]
     assert np.array_equal(there.array[: 300 * SLOTS], here.array[: 300 * SLOTS])

@@ -2,7 +2,9 @@
 
 import logging
 import pickle
+import threading
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,10 +12,19 @@ import pytest
 from gpunetio import DocaError, Gpu, MemType, NicHandler, gpu_list, kernel, verbs
 from gpunetio.device import status
 from gpunetio.device.launch import observers
-from gpunetio.errors import BadStateError, InvalidValueError, NotFoundError, NotSupportedError
+from gpunetio.errors import (
+    BadStateError,
+    InUseError,
+    InvalidValueError,
+    NotFoundError,
+    NotSupportedError,
+    TimedOutError,
+)  # fmt: skip
 from gpunetio.formats.cqe import Syndrome
 from gpunetio.formats.device_structs import DEV_CQ, DEV_QP
-from pair import Pair
+from gpunetio.gpu import export as export_module
+from gpunetio.gpu.memory import RunningLaunches
+from pair import Pair, make_pair
 
 
 @pytest.mark.parametrize("kind", list(MemType))
@@ -150,6 +161,24 @@ def test_export_needs_a_send_queue_and_a_deadline(pair: Pair):
         pair.gpu.create_qp(pair.pd, 0)
 
 
+def test_completion_queues_have_one_exported_queue(pair: Pair):
+    """Kernels find a CQE by the index of its request alone."""
+    cqs = [pair.ctx.create_cq(4) for _ in range(3)]
+    one = pair.pd.create_qp(sq_wr=4, rq_wr=4, send_cq=cqs[0], receive_cq=cqs[0], external_datapath=True)
+    with pytest.raises(InvalidValueError, match=f"{one} has {cqs[0]} for sends and for receives: create it with a CQ"):
+        pair.gpu.export_qp(one)
+    qp = pair.pd.create_qp(sq_wr=4, rq_wr=4, send_cq=cqs[0], receive_cq=cqs[1], external_datapath=True)
+    exported = pair.gpu.export_qp(qp)
+    for send, receive, shared in ((0, 2, 0), (1, 2, 1), (2, 0, 0), (2, 1, 1)):
+        ring: Any = {"send_cq": cqs[send], "receive_cq": cqs[receive]}
+        other = pair.pd.create_qp(sq_wr=4, rq_wr=4, external_datapath=True, **ring)
+        with pytest.raises(InvalidValueError, match=f"{cqs[shared]} of {other} is also that of {qp}, which is exp"):
+            pair.gpu.export_qp(other)
+    exported.close()
+    other = pair.pd.create_qp(sq_wr=4, rq_wr=4, send_cq=cqs[1], receive_cq=cqs[0], external_datapath=True)
+    pair.gpu.export_qp(other).close()
+
+
 def test_closing_an_export_closes_what_it_owns(pair: Pair):
     exported = pair.gpu.create_qp(pair.pd, 5)
     assert exported.qp.sq_entries == 8
@@ -159,6 +188,65 @@ def test_closing_an_export_closes_what_it_owns(pair: Pair):
     assert exported.cq.closed
     with pytest.raises(BadStateError, match="closed"):
         _ = exported.device_address
+
+
+def test_a_queue_pair_stays_while_it_is_exported(pair: Pair):
+    cq = pair.ctx.create_cq(4)
+    qp = pair.pd.create_qp(sq_wr=4, send_cq=cq, external_datapath=True)
+    exported = pair.gpu.export_qp(qp)
+    for handle, user in ((qp, exported), (cq, qp), (pair.a.qp, pair.a)):
+        with pytest.raises(InUseError, match=f"is still used by {user}: close that first"):
+            handle.close()
+    assert exported.indices()["completed"] == 0
+    exported.close()
+    qp.close()
+    cq.close()
+
+
+class Running:
+    """A kernel that ends when it is told."""
+
+    done = False
+
+
+@pytest.mark.parametrize("parent", [verbs.PD, verbs.Context])
+def test_parents_close_exports_when_their_kernels_have_ended(gpu: Gpu, parent):
+    """As in `with Gpu() as gpu, verbs.open() as ctx:`."""
+    with verbs.open("soft0") as ctx:
+        pd, launch = ctx.create_pd(), Running()
+        owned, cq = gpu.create_qp(pd, 4), ctx.create_cq(4)
+        exported = gpu.export_qp(pd.create_qp(sq_wr=4, send_cq=cq, external_datapath=True))
+        exported.used_by(launch)
+        closing = threading.Thread(target=(ctx if parent is verbs.Context else pd).close)
+        closing.start()
+        closing.join(0.1)
+        assert closing.is_alive()
+        assert not any(handle.closed for handle in (owned, owned.qp, exported, exported.qp, cq, pd))
+        launch.done = True
+        closing.join(30)
+        assert all(handle.closed for handle in (owned, owned.qp, owned.cq, exported, exported.qp, pd))
+        assert cq.closed == (parent is verbs.Context)
+        assert gpu._memory == []
+
+
+def test_a_kernel_that_does_not_end_keeps_all(pair: Pair, monkeypatch):
+    monkeypatch.setattr(export_module, "LAUNCH_TIMEOUT", 0.01)
+    queue, launch = pair.gpu.create_qp(pair.pd, 4, timeout=0.01), Running()
+    queue.used_by(launch)
+    for handle in (queue, pair.pd, pair.ctx):
+        with pytest.raises(TimedOutError, match=rf"{queue.qp} cannot be closed: a kernel still uses it after 0.02 s"):
+            handle.close()
+    assert not any(handle.closed for handle in (queue, queue.qp, queue.cq, pair.a, pair.pd, pair.ctx))
+    launch.done = True
+    queue.close()
+
+
+def test_an_event_that_nobody_acknowledged_does_not_keep_a_parent(gpu: Gpu):
+    ctx = verbs.open("soft0")
+    pair = make_pair(ctx, gpu)
+    pair.a.qp.hold_for_event()
+    ctx.close()
+    assert pair.a.qp.closed
 
 
 def test_last_error_is_none_at_first_and_reads_well(pair: Pair):
@@ -207,6 +295,29 @@ def test_what_a_host_kernel_raises_reaches_the_waiter():
         launch = divide[1, 1, host](0, 5)  # an int has no items: Numba refuses to compile it
         with pytest.raises(Exception, match=r"getitem|setitem|Failed in nopython"):
             launch.wait(60)
+
+
+def test_launches_of_many_threads_are_all_known():
+    running, other = RunningLaunches(), Running()
+
+    class Interrupted:
+        """Another thread launches while this one is asked whether it has ended."""
+
+        @property
+        def done(self) -> bool:
+            if not threads:
+                threads.append(threading.Thread(target=running.add, args=(other,)))
+                threads[0].start()
+                threads[0].join(0.1)
+            return True
+
+    threads: list[threading.Thread] = []
+    running.add(Interrupted())
+    running.add(Running())
+    threads[0].join()
+    assert other in running._launches
+    with pytest.raises(TimedOutError):
+        running.wait(0.01, "this")
 
 
 def test_launches_tell_the_observers(gpu):

@@ -19,13 +19,15 @@ from gpunetio import (
     kernel,
     library_version,
 )
-from gpunetio.enums import QpSendDbrMode, SrqType, UarAllocationType
-from gpunetio.errors import BadStateError, DriverError, InUseError, InvalidValueError, NotSupportedError
+from gpunetio.enums import QpSendDbrMode, QpState, SrqType, UarAllocationType
+from gpunetio.errors import BadStateError, DriverError, InUseError, InvalidValueError, NotSupportedError, TimedOutError
 from gpunetio.formats.device_structs import DEV_CQ, DEV_QP
+from gpunetio.gpu import export
 from gpunetio.gpu.host_backend import HostBackend
 from gpunetio.verbs import SendWr, Sge
 from nic_rig import until
 from pair import Pair
+from queue_kernels import puts
 
 AUTO, PROXY, DB, BF, NO_DBR = NicHandler
 VALID, HW, EMULATED = SendDbrModeExt
@@ -35,6 +37,12 @@ VALID, HW, EMULATED = SendDbrModeExt
 def log(caplog):
     caplog.set_level(logging.INFO, "gpunetio.gpu")
     return caplog
+
+
+class Running:
+    """A kernel that ends when it is told."""
+
+    done = False
 
 
 def queue_pair(pair: Pair, **attributes):
@@ -215,6 +223,38 @@ def test_queue_memory_of_one_queue_and_of_all(pair: Pair):
         assert gpu.create_qp(pair.pd, 4, queue_memory="gpu").nic_handler is DB
 
 
+# --- exported anew ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("attributes", [{}, NO_RECORD])
+def test_a_used_queue_is_reset_before_it_is_exported_again(pair: Pair, attributes):
+    """Kernels count its WQEs from 0, and the NIC goes on."""
+    qp = queue_pair(pair, **attributes)
+    keys = (pair.there.address, pair.there_mr.rkey, pair.here.address, pair.here_mr.lkey)
+    for count in (3, 5):
+        for _ in range(2):  # the first time nobody uses it
+            with pair.gpu.export_qp(qp, timeout=5.0) as queue, pair.gpu.alloc(64, MemType.CPU_GPU) as out:
+                if qp.state is QpState.RST:
+                    queue.connect(queue)
+                    continue
+                assert puts[1, 1, pair.gpu](queue, *keys, 8, count, 1, out).wait(60)
+                assert out.array.view(np.int64)[0] == device.OK
+        with pytest.raises(BadStateError, match=r"has been used, .*: reset\(\) and connect\(\) it first"):
+            pair.gpu.export_qp(qp)
+        qp.reset()
+
+
+def test_a_queue_is_exported_once_at_a_time(pair: Pair):
+    beside = Gpu(pair.gpu.name)
+    for gpu in (pair.gpu, beside):
+        with pytest.raises(InUseError, match=f"{pair.a.qp} is exported already: use {pair.a}, or close that first"):
+            gpu.export_qp(pair.a.qp)
+    qp = queue_pair(pair)
+    pair.gpu.export_qp(qp).close()
+    with beside, beside.export_qp(qp):
+        pass
+
+
 # --- arrays and groups -----------------------------------------------------------------------------------------------
 
 
@@ -252,10 +292,36 @@ def test_arrays_that_cannot_be_made(pair: Pair):
     pair.gpu.export_qp(qp).close()  # nothing was left half-made
 
 
-def test_a_queue_does_not_move_under_a_kernel(pair: Pair):
-    class Running:
-        done = False
+def test_an_array_that_cannot_be_made_leaves_queues_where_they_were(pair: Pair):
+    a, b, plain = pair.a, pair.gpu.create_qp(pair.pd, 4), queue_pair(pair)
+    memory = len(pair.gpu._memory)
+    addresses = [queue.device_address for queue in (a, b)]
+    b.used_by(Running())
+    for qps in ([a, pair.pd.create_qp(rq_wr=1, receive_cq=plain.send_cq)], [a, plain, b]):
+        with pytest.raises((InvalidValueError, InUseError)):
+            pair.gpu.export_qps(qps)
+        assert [queue.device_address for queue in (a, b)] == addresses
+        assert len(pair.gpu._memory) == memory
+    assert pair.run(puts, 8, 3, 1)[0] == device.OK
+    pair.gpu.export_qp(plain).close()
+    b._launches._launches[0].done = True
 
+
+def test_an_array_closes_as_one(pair: Pair, monkeypatch):
+    """While a kernel runs that may use any of its queues, all of them stay."""
+    monkeypatch.setattr(export, "LAUNCH_TIMEOUT", 0.01)
+    array, launch = pair.gpu.export_qps([queue_pair(pair), queue_pair(pair)], timeout=0.01), Running()
+    array[0].used_by(launch)
+    with pytest.raises(TimedOutError, match=f"{array[0].qp} cannot be closed: a kernel still uses it"):
+        array.close()
+    assert [array[i].device_address for i in (0, 1)] == [array.device_address, array.device_address + 296]
+    launch.done = True
+    array.close()
+    assert array[0].closed
+    assert array[1].closed
+
+
+def test_a_queue_does_not_move_under_a_kernel(pair: Pair):
     queue, launch = pair.gpu.create_qp(pair.pd, 4), Running()
     queue.used_by(launch)
     with pytest.raises(InUseError, match="cannot move into an array: a kernel still uses it"):
@@ -320,7 +386,12 @@ def receive_next(qp, laddr, lkey, out):
     device.st64(out + 8, device.recv_bytes(qp, device.recv_next(qp)))
 
 
-def test_a_shared_receive_queue_goes_on_when_its_queues_are_exported_anew(pair: Pair):
+def fails(*args: object) -> None:
+    raise DriverError("no luck")
+
+
+def test_a_shared_receive_queue_goes_on_when_its_queues_are_exported_anew(pair: Pair, monkeypatch):
+    """Also after an export that failed."""
     memory = pair.here
     srq = pair.pd.create_srq(4, srq_type=SrqType.CONTIGUOUS, external_datapath=True)
     sends, receives, cq = (pair.ctx.create_cq(8, overrun=CqOverrun.ENABLE) for _ in range(3))
@@ -328,6 +399,10 @@ def test_a_shared_receive_queue_goes_on_when_its_queues_are_exported_anew(pair: 
     peer = pair.pd.create_qp(sq_wr=4, send_cq=cq)
     qp.connect(peer)
     for i in range(3):
+        with monkeypatch.context() as patch:
+            patch.setattr(pair.gpu, "alloc", fails)
+            with pytest.raises(DriverError, match="no luck"):
+                pair.gpu.export_qp(qp)
         with pair.gpu.export_qp(qp, timeout=5.0) as queue, pair.gpu.alloc(64, MemType.CPU_GPU) as out:
             launch = receive_next[1, 1, pair.gpu](queue, memory, pair.here_mr.lkey, out)
             until(lambda queue=queue, i=i: queue.indices()["receives_posted"] == i + 1, "the kernel")
@@ -336,3 +411,16 @@ def test_a_shared_receive_queue_goes_on_when_its_queues_are_exported_anew(pair: 
             assert out.array.view(np.int64)[:2].tolist() == [i, 10 + i]
     assert not pair.gpu._srqs
     qp.close()
+
+
+def test_a_shared_receive_queue_that_cannot_be_read_is_given_back(pair: Pair, monkeypatch):
+    srq = pair.pd.create_srq(4, srq_type=SrqType.CONTIGUOUS, external_datapath=True)
+    qp = queue_pair(pair, receive_cq=pair.ctx.create_cq(8), srq=srq)
+    memory = len(pair.gpu._memory)
+    queue = pair.gpu.export_qp(qp)
+    monkeypatch.setattr(queue._srq, "read_all", fails)
+    with pytest.raises(DriverError, match="no luck"):
+        queue.close()
+    assert queue.closed
+    assert len(pair.gpu._memory) == memory
+    assert not pair.gpu._srqs

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from gpunetio import CqOverrun, Gpu, MemType, NicHandler, ProxyService, SendDbrModeExt, device, kernel, verbs
 from gpunetio.device.launch import observers
-from gpunetio.errors import BadStateError, InvalidValueError, NotSupportedError
+from gpunetio.errors import BadStateError, DriverError, InvalidValueError, NotSupportedError
 from gpunetio.formats.device_structs import DEV_QP
 from gpunetio.gpu.proxy_loop import PROXY_ROW, forward
+from gpunetio.gpu.structure import Place
 from nic_rig import until
 from pair import Pair, make_pair
 from queue_kernels import puts, puts_in_turn
@@ -134,6 +135,25 @@ def test_a_reset_of_a_proxied_queue(proxied: Pair):
         assert set(proxied.a.indices().values()) == {0}
         assert proxied.a.service is not None
         proxied.a.connect(proxied.b)
+
+
+def test_a_reset_that_fails_leaves_the_queue_in_its_service(proxied: Pair, monkeypatch):
+    def fails(*args: object) -> None:
+        raise DriverError("no luck")
+
+    queue, service = proxied.a, proxied.a.service
+    assert service
+    proxied.b.qp.reset()
+    queue.qp.reset()
+    with monkeypatch.context() as patch:
+        patch.setattr(Place, "write", fails)
+        with pytest.raises(DriverError, match="no luck"):
+            queue.reset()
+    assert queue.service is service
+    queue.reset()
+    proxied.b.reset()
+    queue.connect(proxied.b)
+    assert proxied.run(puts, NBYTES, 3, 1)[0] == device.OK
 
 
 def test_by_hand(proxied: Pair):

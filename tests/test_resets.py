@@ -60,7 +60,7 @@ def test_the_count_of_completions_is_told_by_the_ring(entries, collapsed, lives)
         ring.complete(0, count)
         least = max(0, count - min(unknown, entries))
         assert before + produced(ring.cq, before, least) == ring.total
-        for index in range(max(0, count - entries), count + 2):
+        for index in () if collapsed else range(max(0, count - entries), count + 2):
             assert is_complete(ring.cq, before, index) == (index < count)
         before = ring.total
         forget(ring.cq)
@@ -166,7 +166,7 @@ def test_a_collapsed_ring_forgets_its_last_completion(gpu):
                 end.qp.reset()
                 end.reset()
             assert a.cqe_offset() == total
-            assert not is_complete(a.cq, total, 0)
+            assert produced(a.cq, total, 0) == 0
             a.connect(b)
         a.close()
         b.close()

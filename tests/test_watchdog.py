@@ -1,6 +1,7 @@
 """The watchdog says who owes what, and `last_error` what has failed."""
 
 import logging
+import re
 import time
 
 import numpy as np
@@ -20,11 +21,11 @@ PROXY = NicHandler.CPU_PROXY
 
 @pytest.fixture
 def quick(gpu: Gpu, caplog):
-    """A pair whose device waits end soon, and a watchdog that is told when to look."""
+    """A pair whose device waits end soon, and a watchdog that looks when it is told."""
     caplog.set_level(logging.CRITICAL, "gpunetio.nic")
     caplog.set_level(logging.INFO, "gpunetio.watchdog")
+    gpu.watchdog.close()
     gpu.watchdog.patience = 0.02
-    gpu.watchdog.period = 1000
     with verbs.open("soft0") as ctx:
         pair = make_pair(ctx, gpu, 16, timeout=0.3)
         yield pair
@@ -90,6 +91,51 @@ def test_what_the_last_completion_was(quick: Pair):
     (told,) = stalls(quick)
     assert "the NIC has not completed WQE 21" in told
     assert "last CQE: REQ with wqe_counter 20 in slot 4" in told
+
+
+@pytest.mark.parametrize("collapsed", [False, True])
+def test_a_batch_of_which_some_are_complete(quick: Pair, collapsed):
+    """A kernel that waits for the last of them counts none as complete."""
+    replace(quick, cq_collapsed=collapsed)
+    quick.nic.pause(after=3)
+    assert quick.run(puts, 8, 7, 0)[0] == device.OK
+    until(lambda: int(quick.nic.qps[quick.a.qpn]["sq_ci"]) == 3, "the NIC")
+    (told,) = stalls(quick)
+    assert "the NIC has not completed WQE 3 (reserved 7, ready 7, submitted 7)" in told
+    assert "last CQE: REQ with wqe_counter 2" in told
+
+
+def test_a_ring_that_has_gone_round_is_complete(quick: Pair):
+    """Nobody looks, and each completion that was owed is overwritten."""
+    for _ in range(5):
+        assert quick.run(puts, 8, 9, 0)[0] == device.OK
+        until(lambda: int(quick.nic.cqs[quick.a.cq.cqn]["pi"]) == quick.a.indices()["submitted"], "the NIC")
+        assert stalls(quick) == []
+
+
+def test_a_collapsed_ring_may_have_fewer_entries_than_the_queue(quick: Pair):
+    cq = quick.ctx.create_cq(2, collapsed=True, overrun=CqOverrun.ENABLE, external_datapath=True)
+    own, qp = quick.a, quick.pd.create_qp(sq_wr=16, send_cq=cq, external_datapath=True)
+    with quick.gpu.export_qp(qp, timeout=0.3) as quick.a:
+        quick.a.connect(quick.a)
+        assert quick.run(puts, 8, 10, 0)[0] == device.OK
+        until(lambda: int(quick.nic.cqs[cq.cqn]["pi"]) == 10, "the NIC")
+        assert stalls(quick) == []
+    quick.a = own
+
+
+def test_a_queue_with_a_short_timeout_is_told_before_that(gpu: Gpu, caplog):
+    caplog.set_level(logging.CRITICAL, "gpunetio.nic")
+    with verbs.open("soft0") as ctx:
+        pair = make_pair(ctx, gpu, 16, timeout=1.0)
+        pair.nic.pause()
+        assert pair.run(puts, 8, 1, 1)[0] == device.ETIMEDOUT
+        until(lambda: gpu.watchdog.stalls, "the watchdog")
+        (told,) = gpu.watchdog.stalls
+        seconds = re.search(r"makes no progress for ([0-9.]+) s: the NIC has not completed WQE 0", told)
+        assert seconds
+        assert 0.8 <= float(seconds[1]) < 4
+        pair.nic.resume()
 
 
 def test_what_the_proxy_owes(quick: Pair):

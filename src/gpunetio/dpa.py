@@ -11,7 +11,6 @@ The software NIC's is threads of the host that run `@kernel` functions, in host 
 
 from __future__ import annotations
 
-import os
 from contextlib import ExitStack
 
 from .enums import CqOverrun, MemType
@@ -74,11 +73,10 @@ class Dpa(Handle):
         self.check_open()
         return self._queue(qp).last_error()
 
-    def _close(self) -> None:
-        """See `Handle`. Waits first until no kernel runs here; TimedOutError when one does not end."""
-        if not self.closed:
-            self.wait_for_kernels(str(self))
-        super()._close()
+    def wait_idle(self) -> None:
+        """See `Handle`."""
+        self.wait_for_kernels(str(self))
+        super().wait_idle()
 
     # --- what launches and queue pairs tell, and ask for -------------------------------------------------------------
 
@@ -88,16 +86,15 @@ class Dpa(Handle):
 
     def wait_for_kernels(self, what: str) -> None:
         """Wait until no kernel runs here: any may have the handle of `what`, which is but a number."""
-        if self._pid == os.getpid():
-            self._launches.wait(self.timeout + LAUNCH_TIMEOUT, what)
+        self._launches.wait(self.timeout + LAUNCH_TIMEOUT, what)
 
     def attach(self, qp: QP) -> None:
         """A queue pair has been made for this DPA."""
         self._queues[qp] = self._threads.export_qp(qp, timeout=self.timeout)
 
     def detach(self, qp: QP) -> None:
-        """It goes."""
-        self._queues.pop(qp).close()
+        """It goes, and its export went before."""
+        self._queues.pop(qp, None)
 
     def restart(self, qp: QP) -> None:
         """It is in RST, where the device counts from 0 again."""

@@ -21,7 +21,7 @@ from types import SimpleNamespace
 from typing import Any, Protocol
 from unittest import mock
 
-from ..errors import InvalidValueError
+from ..errors import DriverError, InvalidValueError
 from .compile import engine_function
 from .host_threads import HostLaunch
 
@@ -35,6 +35,7 @@ class Place(Protocol):
     target: str  # "cuda" or "cpu"
     warp: int  # lanes of a host warp
     stream: Any
+    ordinal: int  # which CUDA device; asked only of one
 
 
 def tell_observers(change: int) -> None:
@@ -54,45 +55,76 @@ def cuda_available() -> bool:
         return False
 
 
+@functools.cache
+def _device_of_thread() -> Callable[[], tuple[Any, int]]:
+    """cudaGetDevice: an error, and the ordinal of the device whose context this thread has."""
+    from cuda.bindings import runtime  # type: ignore[attr-defined]
+
+    return runtime.cudaGetDevice
+
+
 class _DefaultPlace:
     """The first GPU, or host threads with one-lane warps."""
 
     def __init__(self):
         self.target = "cuda" if cuda_available() else "cpu"
-        self.warp, self.stream = 1, 0
+        self.warp, self.stream, self.ordinal = 1, 0, 0
 
 
 class CudaLaunch:
     """A kernel running on a GPU; `wait(timeout)` returns whether it has ended."""
 
-    def __init__(self, compiled: Any, args: tuple[Any, ...], grid: int, block: int, stream: Any):
+    def __init__(self, compiled: Any, args: tuple[Any, ...], grid: int, block: int, stream: Any, ordinal: int):
         from numba import cuda
         from numba.cuda.dispatcher import config  # type: ignore[attr-defined]
 
         # A kernel that drives a NIC is small on purpose.
         config.CUDA_LOW_OCCUPANCY_WARNINGS = 0  # type: ignore[attr-defined]
-        self._event = cuda.event(timing=False)
-        compiled[grid, block, stream](*args)
-        self._event.record(stream)
+        self._error: Exception | None = None
+        configured = compiled[grid, block, stream]
+        if _device_of_thread()()[1] == ordinal:  # nearly always, and a context takes some µs to change
+            self._event = self._start(configured, args, stream)
+        else:
+            with cuda.gpus[ordinal]:
+                self._event = self._start(configured, args, stream)
         threading.Thread(target=self._watch, daemon=True).start()
 
+    @staticmethod
+    def _start(configured: Any, args: tuple[Any, ...], stream: Any) -> Any:
+        """Launch in the thread's context: the event behind the kernel."""
+        from numba import cuda
+
+        event = cuda.event(timing=False)
+        configured(*args)
+        event.record(stream)
+        return event
+
     def _watch(self) -> None:
-        while not self._event.query():
+        while not self.done:
             time.sleep(200e-6)
         tell_observers(-1)
 
     @property
     def done(self) -> bool:
-        """Whether the kernel has ended."""
-        return bool(self._event.query())
+        """Whether the kernel has ended. So has one whose event answers with an error: a kernel has failed."""
+        try:
+            return bool(self._event.query())
+        except Exception as error:  # a class of Numba's
+            self._error = error
+            return True
 
     def wait(self, timeout: float) -> bool:
-        """Wait at most `timeout` seconds for the kernel to end."""
+        """Wait at most `timeout` seconds for the kernel to end. DriverError when it, or one before it, has failed."""
         end = time.monotonic() + timeout
-        while not self._event.query():
+        while not self.done:
             if time.monotonic() > end:
                 return False
             time.sleep(20e-6)
+        if self._error is not None:
+            raise DriverError(
+                f"a kernel has failed, and with it the CUDA context: {self._error}; look for the access with "
+                "compute-sanitizer, and start a new process"
+            ) from self._error
         return True
 
 
@@ -126,7 +158,7 @@ class Kernel:
         tell_observers(+1)
         try:
             if place.target == "cuda":
-                launch = CudaLaunch(self.cuda, plain, grid, block, place.stream)
+                launch = CudaLaunch(self.cuda, plain, grid, block, place.stream, place.ordinal)
             else:
                 launch = HostLaunch(self.body, plain, grid, block, place.warp, lambda: tell_observers(-1))
         except BaseException:

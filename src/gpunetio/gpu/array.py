@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, overload
@@ -39,16 +40,21 @@ class ExportedQps(Sequence[ExportedQp]):
         with ExitStack() as undo:
             memory = gpu.alloc(nbytes, structure_kind(modes, options.cpu_gpu), _ALIGNMENT)
             undo.callback(memory.close)
-            found = []
-            for qp, offset in zip(qps, offsets, strict=True):
-                place = Place(memory, *offset)
+            found: dict[int, ExportedQp] = {}
+            # Those that are exported come last, and back if that fails.
+            for i in sorted(range(len(qps)), key=lambda i: isinstance(qps[i], ExportedQp)):
+                qp, place = qps[i], Place(memory, *offsets[i])
                 if isinstance(qp, ExportedQp):
+                    before, found[i] = qp.place, qp
                     qp.move(place)
+                    undo.callback(qp.move, before)
                 else:
-                    qp = gpu.export(qp, options, place)
-                undo.callback(qp.close)
-                found.append(qp)
-            self._qps, self._memory, self._undo = tuple(found), memory, undo.pop_all()
+                    found[i] = gpu.export(qp, options, place)
+                    undo.callback(found[i].close)
+            undo.pop_all()
+        self._gpu, self._memory, self._qps = gpu, memory, tuple(found[i] for i in range(len(qps)))
+        for qp in self._qps:
+            qp.free_own()
 
     @property
     def device_address(self) -> int:
@@ -63,8 +69,18 @@ class ExportedQps(Sequence[ExportedQp]):
             qp.used_by(launch)
 
     def close(self) -> None:
-        """`doca_gpu_verbs_unexport_multi_qps_dev`: every element, then the array. Idempotent."""
-        self._undo.close()
+        """`doca_gpu_verbs_unexport_multi_qps_dev`: every element, then the array. Idempotent.
+
+        Waits first until no kernel uses any of them; TimedOutError when one does not end.
+        """
+        if self._gpu._pid != os.getpid():
+            return
+        for qp in self._qps:
+            qp.wait_idle()
+        with ExitStack() as steps:  # the last step first, and every step whatever the others raise
+            steps.callback(self._memory.close)
+            for qp in self._qps:
+                steps.callback(qp.close)
 
     @overload
     def __getitem__(self, index: int) -> ExportedQp: ...

@@ -66,16 +66,15 @@ def forget(cq: CQ) -> None:
 
 
 def is_complete(cq: CQ, before: int, index: int, named: bool = True) -> bool:
-    """Whether the NIC has completed a WQE, and its CQE is still there. Not `named`: of a shared receive queue."""
-    ring = completions(cq)
-    at = 0 if cq.collapsed else before + index
-    cqe = ring[at % cq.entries]
-    ahead = (int(cqe["wqe_counter"]) - index) & PI_MASK
-    if _opcode(cqe) == _INVALID:
+    """Whether the NIC has completed a WQE, and its CQE is still there, as it is not long in a collapsed CQ.
+
+    Not `named`: of a shared receive queue.
+    """
+    at = before + index
+    cqe = completions(cq)[at % cq.entries]
+    if _opcode(cqe) == _INVALID or (named and int(cqe["wqe_counter"]) != index & PI_MASK):
         return False
-    if cq.collapsed:
-        return ahead < cq.entries
-    return not (named and ahead) and int(cqe["op_own"]) & OWNER_MASK == at // cq.entries & 1
+    return int(cqe["op_own"]) & OWNER_MASK == at // cq.entries & 1
 
 
 def first_error(cq: CQ, before: int, least: int, named: bool = True) -> FailedWqe | None:
@@ -99,7 +98,7 @@ def _failure(cq: CQ, slot: int, index: int) -> FailedWqe | None:
 
 
 def last_cqe(cq: CQ, before: int, completed: int) -> str:
-    """The newest completion that a kernel has consumed, in words."""
+    """The newest of so many completions, in words."""
     if completed == 0:
         return "none yet"
     slot = 0 if cq.collapsed else (before + completed - 1) % cq.entries

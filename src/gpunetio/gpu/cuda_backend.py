@@ -154,19 +154,22 @@ class CudaBackend:
 
     def alloc(self, nbytes: int, alignment: int, kind: MemType) -> tuple[int, np.ndarray | None, Any]:
         """(device address, CPU view or None, what keeps it allocated)."""
+        _check(self._rt.cudaSetDevice(self.ordinal), "cudaSetDevice")
         room = nbytes + max(0, alignment - 1)
         if kind is MemType.CPU_GPU:
             flags = self._rt.cudaHostAllocPortable | self._rt.cudaHostAllocMapped
             base = int(_check(self._rt.cudaHostAlloc(room, flags), "cudaHostAlloc"))
+            owner = _Allocation(self._rt.cudaFreeHost, base)
             start = base + -base % max(1, alignment)
             view = np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(start))
             view[:] = 0
-            return start, view, _Allocation(self._rt.cudaFreeHost, base)
+            return start, view, owner
         base = int(_check(self._rt.cudaMalloc(room), "cudaMalloc"))
+        owner = _Allocation(self._rt.cudaFree, base)
         start = base + -base % max(1, alignment)
         _check(self._rt.cudaMemsetAsync(start, 0, nbytes, self._copies), "cudaMemsetAsync")
         self._wait_copies()
-        return start, None, _Allocation(self._rt.cudaFree, base)
+        return start, None, owner
 
     def copy(self, target: int, source: int, nbytes: int) -> None:
         """Copy between any two addresses, on a stream of its own."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-import os
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ from ..errors import BadStateError, InUseError, InvalidValueError, NotSupportedE
 from ..formats.device_structs import DEV_CQ, DEV_QP, DEV_RQ, DEV_SIDE
 from ..formats.doorbell import QP_DBREC
 from ..formats.wqe import WQEBB
-from ..verbs import CQ, QP, QpEndpoint
+from ..verbs import CQ, QP, Handle, QpEndpoint
 from .completions import FailedWqe, first_error, forget, produced
 from .handlers import check, choose, mode_of, structure_kind
 from .memory import LAUNCH_TIMEOUT, GpuMemory, RunningLaunches
@@ -40,8 +40,8 @@ class ExportOptions:
     why: str = "as asked"
 
 
-class ExportedQp:
-    """A QP that kernels can use; pass it to a kernel as it is, or its `device_address`.
+class ExportedQp(Handle):
+    """A QP that kernels can use; pass it to a kernel as it is, or its `device_address`. The QP stays until this closes.
 
     The structure is in GPU memory, rings, records and the doorbell register are in memory that the NIC sees, which is
     registered with CUDA where it is not pinned already.
@@ -49,14 +49,19 @@ class ExportedQp:
     `qp`, `cq`                 the queue pair and its send CQ
     `nic_handler`              how its doorbells reach the NIC
     `send_dbr_mode`            who keeps its doorbell record
+    `timeout`                  seconds after which a device wait ends
     """
 
+    _rank = -1
+
     def __init__(self, gpu: Gpu, qp: QP, options: ExportOptions, place: Place | None = None):
+        super().__init__(qp.ctx)
+        self._use(qp)
         cq = _check_queue(qp, options.timeout)
         self.gpu, self.qp, self.cq = gpu, qp, cq
         self.send_dbr_mode = mode = mode_of(qp, options.send_dbr_mode)
         check(gpu, qp, options.nic_handler, mode, options.cpu_gpu)
-        self._launches, self._timeout = RunningLaunches(), options.timeout
+        self._launches, self.timeout = RunningLaunches(), options.timeout
         self._forwarding: Forwarding | None = None
         self._memory: GpuMemory | None = None
         self._srq: ExportedSrq | None = None
@@ -84,7 +89,7 @@ class ExportedQp:
             if place is None:
                 nbytes, (offsets,) = places(1)
                 self._memory = gpu.alloc(nbytes, structure_kind([mode], options.cpu_gpu))
-                undo.callback(self._free)
+                undo.callback(self.free_own)
                 place = Place(self._memory, *offsets)
             self._place = place
             place.write(image, side)
@@ -93,11 +98,10 @@ class ExportedQp:
                 undo.callback(self._forwarding.close)
             if self._forwarding and options.proxy_service:
                 gpu.own_service().add(self._forwarding)
-            self._undo = undo.pop_all()
-        self._open = True
+            self._opened(f"the export of {qp} to GPU {gpu.name}", undo)
 
-    def _free(self) -> None:
-        """Give back the structures' memory, unless they lie in an array."""
+    def free_own(self) -> None:
+        """Give back the memory of the structures' own, which they have left, or are about to."""
         if self._memory:
             self._memory.close()
             self._memory = None
@@ -111,7 +115,7 @@ class ExportedQp:
     @property
     def device_address(self) -> int:
         """The `struct doca_gpu_dev_verbs_qp *` that kernels take."""
-        self._check()
+        self.check_open()
         return self._place.device_address
 
     @property
@@ -123,26 +127,28 @@ class ExportedQp:
         """`QP.connect` of the QP behind it."""
         self.qp.connect(remote.qp if isinstance(remote, ExportedQp) else remote, **options)
 
+    @property
+    def place(self) -> Place:
+        """Where the structures lie."""
+        return self._place
+
     def move(self, place: Place) -> None:
         """Put the structures somewhere else. InUseError while a kernel runs that was given the queue."""
-        self._check()
+        self.check_open()
         if self._launches.running:
             raise InUseError(f"{self.qp} cannot move into an array: a kernel still uses it where it is")
         place.write(self._place.read(), self._place.read_side())
-        forwarding = self._forwarding
-        service = self._leave_service()
-        self._place = place
-        self._free()
-        if forwarding and self.nic_handler is not NicHandler.CPU_PROXY:
-            forwarding.watch(self._index_address())
-        self._join_service(service)
+        with self._out_of_service():
+            self._place = place
+            if self._forwarding and self.nic_handler is not NicHandler.CPU_PROXY:
+                self._forwarding.watch(self._index_address())
 
     # --- the CPU proxy -----------------------------------------------------------------------------------------------
 
     @property
     def forwarding(self) -> Forwarding:
         """What the CPU does for this queue. NotSupportedError when kernels ring its doorbells themselves."""
-        self._check()
+        self.check_open()
         if self._forwarding is None:
             raise NotSupportedError(
                 f"{self.qp} has NIC handler {self.nic_handler.name}, which needs no CPU: export it with CPU_PROXY"
@@ -174,9 +180,15 @@ class ExportedQp:
             service.drop(self._forwarding)
         return service
 
-    def _join_service(self, service: ProxyService | None) -> None:
-        if self._forwarding and service:
-            service.add(self._forwarding)
+    @contextmanager
+    def _out_of_service(self) -> Iterator[None]:
+        """Nobody forwards inside; its service has the queue again behind it, whatever happens."""
+        service = self._leave_service()
+        try:
+            yield
+        finally:
+            if self._forwarding and service:
+                service.add(self._forwarding)
 
     # --- what the host learns ----------------------------------------------------------------------------------------
 
@@ -185,7 +197,7 @@ class ExportedQp:
 
         With a CPU proxy: forwarded. With receives: receives_posted, to a shared queue by all, and receives_completed.
         """
-        self._check()
+        self.check_open()
         image = self._place.read()
         q, c = DEV_QP.at(image), DEV_CQ.at(image, DEV_QP.cq_sq)
         found = {
@@ -207,7 +219,7 @@ class ExportedQp:
 
         The CQE of WQE i is number i + this, in 64 bits, which is what a WAIT request names.
         """
-        self._check()
+        self.check_open()
         if receives:
             return int(DEV_CQ.at(self._place.read_side(), DEV_SIDE.cq_rq)["cqe_rsvd"])
         return int(DEV_CQ.at(self._place.read(), DEV_QP.cq_sq)["cqe_rsvd"])
@@ -222,7 +234,7 @@ class ExportedQp:
 
         The first error completion that a kernel has seen, or else that there is when the queue pair is in ERR.
         """
-        self._check()
+        self.check_open()
         side = DEV_SIDE.at(self._place.read_side())
         state = self.qp.state
         if side["err_syndrome"]:
@@ -246,10 +258,14 @@ class ExportedQp:
         `doca_gpu_verbs_reset_tracking_and_memory`. The NIC's count of CQEs goes on, as `cqe_offset()` tells. Kernels
         must not use the queue meanwhile; then connect it again. BadStateError unless the QP is in RST.
         """
-        self._check()
+        self.check_open()
         if (state := self.qp.state) is not QpState.RST:
             raise BadStateError(f"{self.qp} is in {state.name}: move it to RST first, with QP.reset()")
-        service = self._leave_service()
+        with self._out_of_service():
+            self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        """What kernels and the CPU proxy count is 0."""
         indices = self.indices()
         image, side_image = self._place.read(), self._place.read_side()
         q, side = DEV_QP.at(image), DEV_SIDE.at(side_image)
@@ -270,57 +286,51 @@ class ExportedQp:
         self._place.write(image, side_image)
         if self._forwarding:
             self._forwarding.reset()
-        self._join_service(service)
 
     def _give_up_messages(self) -> None:
         """Messages in a shared receive queue that no kernel has taken are not taken any more."""
         cq = self.qp.receive_cq
-        if self._srq and cq and not cq.closed:
+        if self._srq and cq:
             before, first = self.cqe_offset(receives=True), self.indices()["receives_completed"]
             self._srq.give_up(cq, before, first, produced(cq, before, first))
 
-    def own(self, *parts: Any) -> None:
-        """Close these behind the export, the first one first."""
+    def own(self) -> None:
+        """QP and CQ close behind the export from now on."""
+        assert self._undo is not None
         owned = ExitStack()
-        for part in reversed(parts):
-            owned.callback(part.close)
+        owned.callback(self.cq.close)
+        owned.callback(self.qp._close)
         owned.push(self._undo)
         self._undo = owned
 
     def close(self) -> None:
         """`doca_gpu_verbs_unexport_qp`; closes QP and CQ if `Gpu.create_qp` made them. Idempotent.
 
-        Waits for kernels that were given the queue, whose waits end by its timeout.
+        Waits for kernels that were given the queue, whose waits end by its timeout; TimedOutError when one does not.
         """
-        if not self._open or self.gpu._pid != os.getpid():
+        super().close()
+
+    def wait_idle(self) -> None:
+        """See `Handle`."""
+        self._launches.wait(self.timeout + LAUNCH_TIMEOUT, str(self.qp))
+
+    def _close(self) -> None:
+        """See `Handle`."""
+        if self.closed:
             return
-        self._launches.wait(self._timeout + LAUNCH_TIMEOUT, f"QP {self.qpn:#x}")
-        self._leave_service()
-        self._give_up_messages()
-        self._open = False
-        self.gpu.forget_export(self)
-        self._undo.close()
+        with ExitStack() as steps:  # the last step first, and every step whatever the others raise
+            steps.callback(super()._close)
+            steps.callback(self.gpu.forget_export, self)
+            steps.callback(self._give_up_messages)
+            steps.callback(self._leave_service)
 
     def used_by(self, launch: Any) -> None:
         """Called when a kernel is launched with this queue as an argument."""
         self._launches.add(launch)
 
-    def _check(self) -> None:
-        if not self._open:
-            raise BadStateError("this exported QP is closed")
-
-    def __enter__(self) -> ExportedQp:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
-    def __reduce__(self):
-        raise BadStateError("an exported QP cannot be pickled: export it in the other process")
-
 
 def _check_queue(qp: QP, timeout: float) -> CQ:
-    """The send CQ, or InvalidValueError when kernels could not use such a queue pair."""
+    """The send CQ; an error when kernels could not use such a queue pair, or not as it is now."""
     if qp.send_cq is None or qp.sq_entries == 0:
         raise InvalidValueError(f"QP {qp.qpn:#x} has no send queue to export: create it with sq_wr and send_cq")
     if qp.sq_entries > MAX_SLOTS:
@@ -329,7 +339,25 @@ def _check_queue(qp: QP, timeout: float) -> CQ:
         raise NotSupportedError(f"{qp} has a collapsed receive CQ, which keeps the last message only: give it a ring")
     if timeout <= 0:
         raise InvalidValueError(f"timeout {timeout:g} s: a device wait needs a positive deadline")
+    _check_cqs(qp, qp.send_cq)
+    for user in qp.users:
+        raise InUseError(f"{qp} is exported already: use {user}, or close that first")
+    if qp.state is not QpState.RST and qp.used:
+        raise BadStateError(f"{qp} has been used, but kernels count requests from 0: reset() and connect() it first")
     return qp.send_cq
+
+
+def _check_cqs(qp: QP, send_cq: CQ) -> None:
+    """Kernels find a CQE by the index of its request: no other queue may complete in the same ring."""
+    cqs = [send_cq]
+    if receives(qp) and qp.receive_cq:
+        if qp.receive_cq is send_cq:
+            raise InvalidValueError(f"{qp} has {send_cq} for sends and for receives: create it with a CQ for each")
+        cqs.append(qp.receive_cq)
+    for cq in cqs:
+        for other in cq.users:
+            if isinstance(other, QP) and other is not qp and other.users:
+                raise InvalidValueError(f"{cq} of {qp} is also that of {other}, which is exported: give each its own")
 
 
 def _restart_cq(cq: CQ, c: Any, least: int) -> None:

@@ -6,6 +6,7 @@ import logging
 import os
 import threading
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -103,6 +104,11 @@ class Gpu:
         """The CUDA stream that kernels are launched on."""
         return self.backend.stream
 
+    @property
+    def ordinal(self) -> int:
+        """Which CUDA device it is. AttributeError for the host."""
+        return self.backend.ordinal
+
     # --- memory ------------------------------------------------------------------------------------------------------
 
     def alloc(self, nbytes: int, kind: MemType | None = None, alignment: int = PAGE) -> GpuMemory:
@@ -185,6 +191,9 @@ class Gpu:
         proxy_service: bool = True,
     ) -> ExportedQp:
         """Make a QP usable by kernels (`doca_gpu_verbs_export_qp`, `doca_gpu_verbs_get_qp_dev`).
+
+        A QP that has been used must be reset before. It needs a CQ for its sends and another one for its receives, in
+        which no other exported queue completes.
 
         `nic_handler`     how doorbells reach the NIC. AUTO: kernels ring, or else the CPU proxy, and the log says why
         `timeout`         seconds after which any device wait on this queue ends with ETIMEDOUT
@@ -304,13 +313,14 @@ class Gpu:
         """The structure of a contiguous SRQ, with one user more. `export_qp` does this for its queue."""
         self._check()
         if srq not in self._srqs:
-            self._srqs[srq] = ExportedSrq(self, srq, self._srqs_before.pop(srq, None))
+            self._srqs[srq] = ExportedSrq(self, srq, self._srqs_before.get(srq))
+            self._srqs_before.pop(srq, None)
         return self._srqs[srq].use()
 
     def forget_srq(self, exported: ExportedSrq) -> None:
         """Called when it has no user left."""
-        self._srqs_before[exported.srq] = exported.read_all()
         del self._srqs[exported.srq]
+        self._srqs_before[exported.srq] = exported.read_all()
 
     def forget_export(self, exported: ExportedQp) -> None:
         """Called by `ExportedQp.close`: when this returns the watchdog looks at it no more."""
@@ -320,14 +330,20 @@ class Gpu:
     # --- life cycle --------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Close exports, memory and the handle (`doca_gpu_destroy`). Idempotent."""
+        """Close exports, memory and the handle (`doca_gpu_destroy`). Idempotent.
+
+        Waits first until no kernel uses any of it; TimedOutError when one does not end.
+        """
         if not self._open or self._pid != os.getpid():
             return
+        for part in (*self._exports, *self._memory):
+            part.wait_idle()
         self.watchdog.close()
-        for part in (*reversed(self._exports), *self._services, *reversed(self._memory)):
-            part.close()
         self._open = False
-        self.backend.close()
+        with ExitStack() as steps:  # the last step first, and every step whatever the others raise
+            steps.callback(self.backend.close)
+            for part in (*self._memory, *self._services, *self._exports):
+                steps.callback(part.close)
 
     def _check(self) -> None:
         if self._pid != os.getpid():

@@ -105,6 +105,6 @@ def _create(
         )
         undo.callback(qp.close)
         exported = gpu.export(qp, options)
-        exported.own(qp, cq)
+        exported.own()
         undo.pop_all()
     return exported

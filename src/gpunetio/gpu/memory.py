@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -22,10 +23,12 @@ class RunningLaunches:
 
     def __init__(self):
         self._launches: list[Any] = []
+        self._lock = threading.Lock()
 
     def add(self, launch: Any) -> None:
-        """A kernel has been launched; those that have ended are forgotten."""
-        self._launches = [other for other in self._launches if not other.done] + [launch]
+        """A kernel has been launched, by any thread; those that have ended are forgotten."""
+        with self._lock:
+            self._launches = [other for other in self._launches if not other.done] + [launch]
 
     @property
     def running(self) -> bool:
@@ -35,11 +38,10 @@ class RunningLaunches:
     def wait(self, timeout: float, what: str) -> None:
         """Wait until all have ended."""
         end = time.monotonic() + timeout
-        for launch in self._launches:
-            while not launch.done:
-                if time.monotonic() > end:
-                    raise TimedOutError(f"{what} cannot be closed: a kernel still uses it after {timeout:g} s")
-                time.sleep(100e-6)
+        while self.running:
+            if time.monotonic() > end:
+                raise TimedOutError(f"{what} cannot be closed: a kernel still uses it after {timeout:g} s")
+            time.sleep(100e-6)
 
 
 class GpuMemory:
@@ -115,10 +117,14 @@ class GpuMemory:
         Waits for kernels that were given the memory; TimedOutError when one does not end.
         """
         if self._open:
-            self._launches.wait(LAUNCH_TIMEOUT, "this GPU memory")
+            self.wait_idle()
             self._open = False
             self._array = self._owner = None
             self._gpu.forget(self)
+
+    def wait_idle(self) -> None:
+        """Wait until no kernel runs that was given the memory. TimedOutError when one does not end."""
+        self._launches.wait(LAUNCH_TIMEOUT, "this GPU memory")
 
     def used_by(self, launch: Any) -> None:
         """Called when a kernel is launched with this memory as an argument."""

@@ -83,5 +83,5 @@ class ExportedSrq:
         """One user less."""
         self._users -= 1
         if self._users == 0:
-            self._gpu.forget_srq(self)
-            self._undo.close()
+            with self._undo:  # whatever comes of that
+                self._gpu.forget_srq(self)

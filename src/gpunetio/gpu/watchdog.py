@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ..enums import NicHandler, QpState
 from ..errors import DocaError
-from .completions import is_complete, last_cqe
+from .completions import is_complete, last_cqe, produced
 
 if TYPE_CHECKING:
     from .export import ExportedQp
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("gpunetio.watchdog")
 
 _LISTENING = (QpState.RTR, QpState.RTS)
+_OF_TIMEOUT = 0.8  # of a queue's: it must be told before its kernels give up
+_LOOKS = 10  # in the time that a queue may stand still, at least
 
 
 @dataclass
@@ -33,9 +35,10 @@ class _Seen:
 class Watchdog:
     """Looks at the exported QPs of a GPU every `period` seconds and reports, once a stall, those that stand still.
 
-    `stalls` keeps the messages. A queue stalls when it is owed a completion and no index has moved for `patience`
-    seconds. The NIC owes it what its doorbell has announced, and the CPU proxy the doorbell. A receive stalls only
-    while a kernel runs that was given the queue; that no message comes is nobody's fault, and logged as information.
+    `stalls` keeps the messages. A queue stalls when it is owed a completion and nothing has moved for `patience`
+    seconds, or for most of its own timeout if that is less; the looks are closer then. The NIC owes it what its
+    doorbell has announced, and the CPU proxy the doorbell. A receive stalls only while a kernel runs that was given
+    the queue; that no message comes is nobody's fault, and logged as information.
 
     `looking` is locked during a look.
     """
@@ -51,8 +54,16 @@ class Watchdog:
         self._thread.start()
 
     def _run(self) -> None:
-        while not self._stop.wait(self.period):
+        while not self._stop.wait(self._pause()):
             self.look()
+
+    def _pause(self) -> float:
+        """Seconds until the next look."""
+        return min([self.period, *(self._patience(exported) / _LOOKS for exported in self._exports())])
+
+    def _patience(self, exported: ExportedQp) -> float:
+        """Seconds that this queue may stand still."""
+        return min(self.patience, _OF_TIMEOUT * exported.timeout)
 
     def look(self) -> None:
         """One look at every queue."""
@@ -64,17 +75,18 @@ class Watchdog:
                 try:
                     self._look_at(exported)
                 except DocaError:
-                    self._seen.pop(id(exported), None)  # its queue pair is being closed
+                    self._seen.pop(id(exported), None)  # its queue pair is being closed, or the GPU has failed
+                except Exception:  # others are looked at all the same
+                    logger.exception("%s cannot be looked at", exported)
 
     def _look_at(self, exported: ExportedQp) -> None:
-        if exported.qp.closed or exported.cq.closed:
-            return
         indices, now = exported.indices(), time.monotonic()
+        indices["sent"] = _sent(exported, indices)
         seen = self._seen.get(id(exported))
         if seen is None or seen.indices != indices:
             self._seen[id(exported)] = _Seen(indices, now)
             return
-        if now - seen.since < self.patience:
+        if now - seen.since < self._patience(exported):
             return
         for what, find in (("sends", _owed_send), ("receives", _owed_receive)):
             if what not in seen.told and (owed := find(exported, indices)):
@@ -93,20 +105,23 @@ class Watchdog:
         self._thread.join()
 
 
+def _sent(exported: ExportedQp, i: dict[str, int]) -> int:
+    """Sends that the NIC has completed, whether a kernel has looked or not. No more than a ring of them can be open."""
+    least = max(i["completed"], i["submitted"] - exported.qp.sq_entries)
+    return produced(exported.cq, exported.cqe_offset(), least)
+
+
 def _owed_send(exported: ExportedQp, i: dict[str, int]) -> tuple[int, str] | None:
-    """The oldest send that is announced and not complete, if the kernel is not the one who has yet to look."""
-    index = i["completed"]
+    """The oldest send that is announced and not complete."""
+    index = i["sent"]
     if i["submitted"] <= index:
-        return None
-    before = exported.cqe_offset()
-    if is_complete(exported.cq, before, index):
         return None
     if exported.nic_handler is NicHandler.CPU_PROXY and i["forwarded"] <= index:
         who = f"the proxy has not forwarded WQE {index} (forwarded {i['forwarded']}, {_proxy_state(exported)})"
     else:
         who = f"the NIC has not completed WQE {index}"
     counts = f"reserved {i['reserved']}, ready {i['ready']}, submitted {i['submitted']}"
-    return logging.WARNING, f"{who} ({counts}); last CQE: {last_cqe(exported.cq, before, index)}"
+    return logging.WARNING, f"{who} ({counts}); last CQE: {last_cqe(exported.cq, exported.cqe_offset(), index)}"
 
 
 def _proxy_state(exported: ExportedQp) -> str:

@@ -19,11 +19,12 @@ if TYPE_CHECKING:
 class Handle:
     """An object on a device. It is a context manager, and lives until `close()` or until its parent closes.
 
-    A context or PD closes what was made from it; anything else refuses to close while another object needs it.
+    A context or PD closes what was made from it; anything else refuses to close while another object needs it. Closing
+    waits for kernels that were given the object, or one that goes with it.
     """
 
     _rank: ClassVar[int]  # what a parent closes first: the lowest
-    _closes_users: ClassVar[bool] = False
+    _closes_users: bool = False
 
     def __init__(self, ctx: Context):
         self.ctx = ctx
@@ -63,6 +64,11 @@ class Handle:
         """Whether `close()` was called, here or on a parent."""
         return self._undo is None
 
+    @property
+    def users(self) -> tuple[Handle, ...]:
+        """What needs the object."""
+        return tuple(self._users)
+
     def close(self) -> None:
         """Destroy the object. Once is enough, twice is harmless; a forked child leaves it to its parent process."""
         if self._undo is None or self._pid != os.getpid():
@@ -71,10 +77,16 @@ class Handle:
             raise InUseError(f"{self} is still used by {', '.join(map(str, self._users))}: close that first")
         if self._unacknowledged:
             raise InUseError(f"{self} has {self._unacknowledged} event(s) that were not acknowledged: do that first")
+        self.wait_idle()
         self._close()
 
+    def wait_idle(self) -> None:
+        """Wait until no kernel uses the object, or what closes with it. TimedOutError when one does not end."""
+        for user in self.users:
+            user.wait_idle()
+
     def _close(self) -> None:
-        """What `close()` does when nothing speaks against it, and what a parent does that closes."""
+        """What `close()` does when nothing speaks against it, and what a parent does that closes. No kernel runs."""
         if self._undo is None:
             return
         with ExitStack() as steps:  # the last step first, and every step whatever the others raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import secrets
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -138,14 +139,26 @@ class QP(Handle):
                 for cq in self._cqs():
                     cq.serve(self.qpn, self._posting)
             if self._dpa:
-                self._dpa.attach(self)
                 undo.callback(self._dpa.detach, self)
             self._opened(f"QP {self.qpn:#x} of {ctx.name}", undo)
+        if self._dpa:
+            self._closes_users = True  # the DPA's export of it is nobody else's
+            with ExitStack() as undo:
+                undo.callback(self.close)
+                self._dpa.attach(self)
+                undo.pop_all()
 
     @property
     def state(self) -> QpState:
         """The state, as the device reports it: an error may have moved the queue pair to ERR."""
         return state_of(self._query())
+
+    @property
+    def used(self) -> bool:
+        """Whether requests were posted since it was in RST, by whomever: what 16-bit counters say of that."""
+        qpc = self._query()
+        record = ctypes.string_at(self.dbr_address, QP_DBREC.size)
+        return bool(qpc["sw_sq_wqebb_counter"] or qpc["hw_sq_wqebb_counter"] or any(record))
 
     def modify(self, attr: QpAttr, mask: QpAttrMask | int) -> None:
         """Move to another state, or change attributes of this one (`doca_verbs_qp_modify`).
@@ -273,11 +286,11 @@ class QP(Handle):
             raise InvalidValueError(f"{self} was not made for {dpa}: create a queue pair with dpa = that DPA")
         return dpa.handle(self)
 
-    def _close(self) -> None:
-        """See `Handle`. That of a DPA waits first until no kernel runs there; TimedOutError when one does not end."""
-        if self._dpa and not self.closed:
+    def wait_idle(self) -> None:
+        """See `Handle`. That of a DPA waits until no kernel runs there."""
+        if self._dpa:
             self._dpa.wait_for_kernels(str(self))
-        super()._close()
+        super().wait_idle()
 
     def to_error(self) -> None:
         """To ERR: what is posted completes with an error."""

@@ -1,0 +1,213 @@
+"""What the host does around CUDA, with stand-ins for CUDA."""
+
+import gc
+import threading
+from contextlib import suppress
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gpunetio import Gpu, MemType
+from gpunetio.device import launch as launch_module
+from gpunetio.device.launch import CudaLaunch, observers
+from gpunetio.errors import DriverError
+from gpunetio.gpu import cuda_backend
+from gpunetio.gpu.cuda_backend import CudaBackend
+from gpunetio.gpu.host_backend import HostBackend
+from nic_rig import until
+
+numba_cuda = pytest.importorskip("numba.cuda", reason="needs numba-cuda (extra 'cuda')")
+
+
+class Event:
+    """Of a kernel that runs until `answer` is something else than False."""
+
+    def __init__(self):
+        self.answer: Any = False
+
+    def query(self) -> bool:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+    def record(self, stream: Any) -> None:
+        pass
+
+
+class Runtime:
+    """CUDA's runtime as far as memory needs it: which device is the thread's, and whose each allocation is."""
+
+    cudaHostAllocPortable = cudaHostAllocMapped = 1
+    cudaError_t = SimpleNamespace(cudaErrorNotReady=600)
+
+    def __init__(self):
+        self.device = 0
+        self.owners: dict[int, int] = {}
+        self.memset_error = 0
+
+    def cudaGetDeviceCount(self) -> tuple[int, int]:
+        return 0, 2
+
+    def cudaSetDevice(self, ordinal: int) -> tuple[int]:
+        self.device = ordinal
+        return (0,)
+
+    def cudaGetDevice(self) -> tuple[int, int]:
+        return 0, self.device
+
+    def cudaMalloc(self, nbytes: int) -> tuple[int, int]:
+        address = 1 << 20 << len(self.owners)
+        self.owners[address] = self.device
+        return 0, address
+
+    def cudaFree(self, address: int) -> None:
+        del self.owners[address]
+
+    def cudaMemsetAsync(self, *args: Any) -> tuple[int]:
+        return (self.memset_error,)
+
+    def cudaStreamQuery(self, stream: Any) -> tuple[int]:
+        return (0,)
+
+    def cudaGetErrorString(self, error: int) -> tuple[int, bytes]:
+        return 0, b"out of luck"
+
+
+class Context:
+    """Of a device, which is the thread's inside it."""
+
+    def __init__(self, runtime: Runtime, ordinal: int):
+        self.runtime, self.ordinal = runtime, ordinal
+
+    def __enter__(self) -> None:
+        self.before, self.runtime.device = self.runtime.device, self.ordinal
+
+    def __exit__(self, *exc: object) -> None:
+        self.runtime.device = self.before
+
+
+class Kernel:
+    """What Numba compiles: launched as `kernel[grid, block, stream](…)`, in the thread's context."""
+
+    def __init__(self, runtime: Runtime):
+        self.runtime, self.launched = runtime, []
+
+    def __getitem__(self, config: Any) -> Any:
+        return lambda *args: self.launched.append((self.runtime.device, config, args))
+
+
+@pytest.fixture
+def runtime(monkeypatch) -> Runtime:
+    runtime = Runtime()
+    monkeypatch.setattr(cuda_backend, "_runtime", lambda: runtime)
+    monkeypatch.setattr(launch_module, "_device_of_thread", lambda: runtime.cudaGetDevice)
+    monkeypatch.setattr(numba_cuda, "gpus", [Context(runtime, ordinal) for ordinal in range(2)])
+    return runtime
+
+
+@pytest.fixture
+def event(monkeypatch, runtime: Runtime) -> Event:
+    event = Event()
+    monkeypatch.setattr(numba_cuda, "event", lambda timing: event)
+    return event
+
+
+# --- several devices -------------------------------------------------------------------------------------------------
+
+
+def backend(runtime: Runtime, ordinal: int) -> CudaBackend:
+    """As it is when its device has been opened."""
+    backend = CudaBackend.__new__(CudaBackend)
+    backend._rt, backend._copies, backend.ordinal, backend.name = runtime, 0, ordinal, f"gpu {ordinal}"
+    return backend
+
+
+def test_memory_is_that_of_its_device(runtime: Runtime):
+    backends = [backend(runtime, ordinal) for ordinal in (0, 1)]
+    runtime.device = 1  # it was opened last
+    kept = [backends[ordinal].alloc(100, 4096, MemType.GPU) for ordinal in (0, 1, 0)]
+    assert list(runtime.owners.values()) == [0, 1, 0]
+    del kept
+    gc.collect()
+    assert not runtime.owners
+
+
+def test_memory_that_cannot_be_zeroed_is_given_back(runtime: Runtime):
+    runtime.memset_error = 2
+    with suppress(DriverError):
+        backend(runtime, 0).alloc(100, 4096, MemType.GPU)
+        pytest.fail("it could be zeroed")
+    gc.collect()
+    assert not runtime.owners
+
+
+def test_a_kernel_runs_on_its_device(runtime: Runtime, event: Event):
+    """Whatever the thread has used last, and that is so again afterwards."""
+    event.answer, kernel = True, Kernel(runtime)
+    for used in (0, 1):
+        runtime.device = used
+        for ordinal in (0, 1):
+            CudaLaunch(kernel, (5,), 2, 32, "stream", ordinal)
+            assert kernel.launched.pop() == (ordinal, (2, 32, "stream"), (5,))
+            assert runtime.device == used
+
+
+# --- a kernel that fails ---------------------------------------------------------------------------------------------
+
+
+def test_a_kernel_that_fails_has_ended(event: Event, runtime: Runtime):
+    changes: list[int] = []
+    observers.append(changes.append)
+    try:
+        with Gpu("host") as gpu:
+            memory, running = gpu.alloc(64), CudaLaunch(Kernel(runtime), (), 1, 1, 0, 0)
+            memory.used_by(running)
+            assert not running.done
+            assert not running.wait(0.01)
+            event.answer = RuntimeError("[700] CUDA_ERROR_ILLEGAL_ADDRESS")
+            until(lambda: changes == [-1], "the watching thread")
+            assert running.done
+            with pytest.raises(DriverError, match=r"a kernel has failed, .* \[700\] CUDA_ERROR_ILLEGAL_ADDRESS; look"):
+                running.wait(1)
+            memory.close()
+            assert memory.closed
+    finally:
+        observers.remove(changes.append)
+
+
+def test_closing_goes_on_when_a_part_fails(monkeypatch):
+    """As each call of CUDA does after a kernel has failed."""
+    def fails(*args: object) -> None:
+        raise DriverError("illegal address")
+
+    closed: list[int] = []
+    gpu = Gpu("host")
+    memory = [gpu.alloc(64) for _ in range(2)]
+    service = gpu.create_service()
+    monkeypatch.setattr(memory[1], "close", fails)
+    monkeypatch.setattr(HostBackend, "close", lambda self: closed.append(1))
+    with pytest.raises(DriverError, match="illegal address"):
+        gpu.close()
+    assert memory[0].closed
+    assert service.closed
+    assert closed == [1]
+    gpu.close()
+
+
+def test_the_watchdog_goes_on_when_a_queue_cannot_be_looked_at(caplog):
+    class Broken:
+        def indices(self) -> dict[str, int]:
+            raise RuntimeError("no such address")
+
+        def __str__(self) -> str:
+            return "the export of QP 0x5"
+
+    looked = threading.Event()
+    whole = SimpleNamespace(indices=lambda: looked.set() or {"completed": 0})
+    with Gpu("host") as gpu:
+        gpu.watchdog._exports = lambda: [Broken(), whole]  # type: ignore[list-item]
+        gpu.watchdog.look()
+    assert looked.is_set()
+    assert "the export of QP 0x5 cannot be looked at" in caplog.text
+    assert "no such address" in caplog.text
