@@ -28,6 +28,8 @@ from .host_threads import HostLaunch
 # Called with +1 when a kernel is launched and with -1 when it has ended: a software NIC then spins instead of sleeping.
 observers: list[Callable[[int], None]] = []
 
+_STAY = contextlib.nullcontext()
+
 
 class Place(Protocol):
     """Where a kernel runs: a `Gpu`, or anything with these."""
@@ -81,23 +83,12 @@ class CudaLaunch:
         # A kernel that drives a NIC is small on purpose.
         config.CUDA_LOW_OCCUPANCY_WARNINGS = 0  # type: ignore[attr-defined]
         self._error: Exception | None = None
-        configured = compiled[grid, block, stream]
-        if _device_of_thread()()[1] == ordinal:  # nearly always, and a context takes some µs to change
-            self._event = self._start(configured, args, stream)
-        else:
-            with cuda.gpus[ordinal]:
-                self._event = self._start(configured, args, stream)
+        is_here = _device_of_thread()()[1] == ordinal  # nearly always, and changing the context takes some µs
+        with _STAY if is_here else cuda.gpus[ordinal]:
+            self._event = cuda.event(timing=False)
+            compiled[grid, block, stream](*args)
+            self._event.record(stream)
         threading.Thread(target=self._watch, daemon=True).start()
-
-    @staticmethod
-    def _start(configured: Any, args: tuple[Any, ...], stream: Any) -> Any:
-        """Launch in the thread's context: the event behind the kernel."""
-        from numba import cuda
-
-        event = cuda.event(timing=False)
-        configured(*args)
-        event.record(stream)
-        return event
 
     def _watch(self) -> None:
         while not self.done:

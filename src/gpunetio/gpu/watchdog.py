@@ -21,6 +21,7 @@ logger = logging.getLogger("gpunetio.watchdog")
 _LISTENING = (QpState.RTR, QpState.RTS)
 _OF_TIMEOUT = 0.8  # of a queue's: it must be told before its kernels give up
 _LOOKS = 10  # in the time that a queue may stand still, at least
+_SHORTEST_PERIOD = 0.02
 
 
 @dataclass
@@ -59,7 +60,8 @@ class Watchdog:
 
     def _pause(self) -> float:
         """Seconds until the next look."""
-        return min([self.period, *(self._patience(exported) / _LOOKS for exported in self._exports())])
+        patience = min(map(self._patience, self._exports()), default=self.patience)
+        return min(self.period, max(patience / _LOOKS, _SHORTEST_PERIOD))
 
     def _patience(self, exported: ExportedQp) -> float:
         """Seconds that this queue may stand still."""
