@@ -128,7 +128,7 @@ def run_calls(calls, count, out):
         elif what == RECV:
             result = device.recv(qp, laddr, lkey, nbytes, sharing, scope)
         elif what == RECV_WAIT:
-            result = device.recv_wait(qp, ticket, sharing, daddr, dlkey)
+            result = device.recv_wait(qp, ticket, sharing, scope, daddr, dlkey)
         elif what == RECV_WAIT_ALL:
             result = device.recv_wait_all(qp, sharing)
         elif what == RECV_NEXT:

@@ -42,7 +42,8 @@ def in_warps(queue, raddr, rkey, laddr, lkey, n, out):
         queue, raddr, rkey, laddr, lkey, n, raddr, rkey, laddr, lkey, n, device.CTA, device.DEFAULT, device.WARP
     )
     device.st64(out, device.send(queue, laddr, lkey, n, device.GPU, device.DEFAULT, device.WARP))
-    device.st64(out, device.recv(queue, laddr, lkey, n, device.GPU, device.WARP))
+    ticket = device.recv(queue, laddr, lkey, n, device.GPU, device.WARP)
+    device.st64(out, device.recv_wait(queue, ticket, device.GPU, device.WARP, laddr, lkey))
 
 
 def in_blocks(queue, raddr, rkey, laddr, lkey, n, out):
@@ -105,7 +106,8 @@ def two_sided(queue, raddr, rkey, laddr, lkey, n, out):
     """All of the two-sided API."""
     device.st64(out, device.wait(queue, device.send(queue, laddr, lkey, n)))
     device.st64(out, device.wait(queue, device.send_imm(queue, laddr, lkey, n, n)))
-    device.st64(out, device.recv_wait(queue, device.recv(queue, laddr, lkey, n), device.GPU, laddr, lkey))
+    ticket = device.recv(queue, laddr, lkey, n)
+    device.st64(out, device.recv_wait(queue, ticket, device.GPU, device.THREAD, laddr, lkey))
     arrival = device.recv_next(queue)
     device.st64(out, device.recv_imm(queue, arrival) + device.recv_slot(queue, arrival))
     device.st64(out, device.recv_inline(queue, arrival) + device.recv_wait_all(queue))
@@ -180,6 +182,14 @@ def ptx_of(body: Callable, parameters: int, capability: tuple[int, int] = SM_90)
     return ptx
 
 
+def in_another_process(code: str) -> str:
+    """What it prints. Numba keeps one compilation of a device function for all architectures, in a process."""
+    code = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import test_cuda_compile as t; {code}"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
 def ptxas() -> Path:
     """The assembler of the pinned CUDA wheel."""
     found = [f for f in files("nvidia-cuda-nvcc") or [] if f.name == "ptxas"]
@@ -234,13 +244,7 @@ def test_the_engine_assembles_for_sm_90_without_spills(tmp_path):
 @pytest.mark.parametrize("capability", [(8, 0), (10, 0)], ids=["sm_80", "sm_100"])
 @pytest.mark.parametrize("name", DEVICE)
 def test_compiles_for_other_architectures(name, capability, tmp_path):
-    """In a process of its own: Numba keeps one compilation of a device function for all architectures."""
-    code = (
-        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import test_cuda_compile as t; "
-        f"from pathlib import Path; t.check({name!r}, {capability!r}, Path({str(tmp_path)!r}))"
-    )
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
-    assert ran.returncode == 0, ran.stderr
+    in_another_process(f"from pathlib import Path; t.check({name!r}, {capability!r}, Path({str(tmp_path)!r}))")
 
 
 def test_constant_modes_fold():
@@ -265,7 +269,7 @@ def test_doorbell_is_rung_with_an_mmio_store_behind_a_system_fence():
 
 
 def test_a_doorbell_that_is_its_own_fence_does_not_order_the_record():
-    ptx = ptx_of(exclusive_async_put, 7, (10, 0))
+    ptx = in_another_process("print(t.ptx_of(t.exclusive_async_put, 7, (10, 0)))")
     order = re.findall(r"st\.async[.\w]*|fence\.release\.sys|st\.relaxed\.sys\.global\.u32", ptx)
     rings = [at for at, what in enumerate(order) if what.startswith("st.async")]
     record = order.index("st.relaxed.sys.global.u32")

@@ -21,7 +21,9 @@ from .ops import (
     ld_fixed64, ld_relaxed64, ld_relaxed_gpu64, pack64, st64, st128, st_relaxed32, st_relaxed_gpu64,
 )  # fmt: skip
 from .qp import await_turn
-from .scope import from_leader, gather, group_of, group_with, post_own, rank_in, reserve_own, size_of
+from .scope import (
+    ALONE, from_last, from_leader, gather, group_of, group_with, post_own, rank_in, reserve_own, size_of,
+)  # fmt: skip
 from .status import EBUSY, EINVAL, EIO, ENOBUFS, EOVERFLOW, ETIMEDOUT, OK
 from .waiting import patience
 from .wqe import CQ_UPDATE, SEND, SEND_IMM, data_segment, prepare_nop, prepare_send
@@ -248,6 +250,20 @@ def _await(qp, arrival, sharing):
 
 
 @device_function
+def _await_group(qp, ticket, sharing, scope):
+    """`_await`; in warp and block scope the last thread waits for all, as `wait` does."""
+    if scope != THREAD:
+        status = ticket
+        if rank_in(scope, ALONE) == size_of(scope, ALONE) - 1 and ticket >= 0:
+            status = _await(qp, ticket, sharing)
+        if from_last(status, scope) == OK:
+            return min(ticket, OK)
+    if ticket < 0:
+        return ticket
+    return _await(qp, ticket, sharing)
+
+
+@device_function
 def _is_there(qp, arrival):
     """Whether the completion is still that of a message that has arrived, and not one of a later lap of the ring."""
     cq, rq = ld_fixed64(qp + DEV_QP.side) + _CQ, _rq(qp)
@@ -284,18 +300,18 @@ def recv_inline(qp, arrival):
 
 
 @device_function
-def recv_wait(qp, ticket, sharing=GPU, daddr=0, dlkey=0):
+def recv_wait(qp, ticket, sharing=GPU, scope=THREAD, daddr=0, dlkey=0):
     """Wait for a receive and all before it: the bytes that came, or a negative status (`doca_gpu_dev_verbs_recv_wait`).
 
+    In warp and block scope the tickets are those that one `recv` in that scope has returned.
     EOVERFLOW when they came so long ago that the ring of completions has gone round: the bytes are there, but not how
     many. Threads that share a queue can overtake each other so; a longer completion queue gives them time.
     `daddr`, `dlkey`: then also wait for a `mcst` of that byte, as GPUs before Hopper need for data in their memory.
     """
-    if ticket < 0:
-        return ticket
-    status = _await(qp, ticket, sharing)
-    if status == OK and daddr != 0:
-        status = wait(qp, mcst(qp, daddr, dlkey, sharing), sharing)
+    status = _await_group(qp, ticket, sharing, scope)
+    if daddr != 0 and (status == OK or scope != THREAD):
+        read = wait(qp, mcst(qp, daddr, dlkey, sharing, DEFAULT, scope), sharing, scope)
+        status = read if status == OK else status
     if status != OK:
         return status
     nbytes = recv_bytes(qp, ticket)
