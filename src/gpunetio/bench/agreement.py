@@ -107,9 +107,12 @@ def _file(link: Link, own: File | None, hello: Message, sends: bool) -> File | N
 
 
 def swap_ends(
-    link: Link, endpoints: list[QpEndpoint], receives: int, address: int, rkey: int, nbytes: int, needed: int
+    link: Link, endpoints: list[QpEndpoint], address: int, rkey: int, nbytes: int, needed: int, receives: int = 0
 ) -> Far:  # fmt: skip
-    """Tell the peer of this end's queue pairs and memory: its own, of which `needed` bytes are used."""
+    """Tell the peer of this end's queue pairs and memory: its own, of which `needed` bytes are used.
+
+    `receives`: the slots of this end's receive queues, for who must not send more at a time.
+    """
     link.send(
         "ends", address=address, rkey=rkey, nbytes=nbytes, receives=receives,
         qps=[

@@ -55,8 +55,8 @@ class Remote(Run):
         side = self._open_side(self.is_client)
         self.near, self.back = side.data, side.back
         self.far = swap_ends(
-            link, [qp.qp.endpoint(sgid_index=options.gid_index) for qp in side.queues], self.queue.qp.rq_entries,
-            side.shown.address, side.shown.rkey, side.back.nbytes, self.room,
+            link, [qp.qp.endpoint(sgid_index=options.gid_index) for qp in side.queues],
+            side.shown.address, side.shown.rkey, side.back.nbytes, self.room, self.queue.qp.rq_entries,
         )  # fmt: skip
         if benchmark.two_sided and self.is_client:
             options.check_receives(self.gpu.target, self.far.receives)

@@ -139,7 +139,7 @@ class End:
         """Swap addresses with the other end, and connect."""
         index, nbytes = self.options.gid_index, self.inbox.nbytes
         here = self.qp.endpoint(sgid_index=index)
-        self.far = swap_ends(self.link, [here], self.qp.rq_entries, self.in_mr.address, self.in_mr.rkey, nbytes, nbytes)
+        self.far = swap_ends(self.link, [here], self.in_mr.address, self.in_mr.rkey, nbytes, nbytes)
         self.qp.connect(self.far.endpoints[0], sgid_index=index)
 
     def run(self, rounds: int) -> None:

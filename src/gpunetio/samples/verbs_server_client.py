@@ -109,9 +109,7 @@ class End:
     def connect(self, link: Link) -> None:
         """Swap addresses with the other end, and take the queue pair from RST to RTS."""
         self.link = link
-        self.far = swap_ends(
-            link, [self.here], self.qp.rq_entries, self.mr.address, self.mr.rkey, self.mr.nbytes, self.mr.nbytes
-        )
+        self.far = swap_ends(link, [self.here], self.mr.address, self.mr.rkey, self.mr.nbytes, self.mr.nbytes)
         (there,) = self.far.endpoints
         connect(self.qp, self.here, there, self.access, self.options.gid_index)
 
