@@ -15,14 +15,14 @@ from gpunetio.enums import QpState, SrqType, WrOpcode
 from gpunetio.errors import NotSupportedError
 from gpunetio.formats.cqe import Syndrome
 from gpunetio.formats.device_structs import DEV_SIDE
-from nic_rig import until
+from nic_rig import until, view
 from test_scopes import BLOCK, CTA, EXCLUSIVE, GIB, GPU, SCOPES, THREAD, WARP
 
 NBYTES = 1 << 20
 SLOT = 512  # bytes of a message's place
 OUT = 1 << 19  # where what kernels copy out of completions goes, in `there`
 OK, EBUSY, EIO, EINVAL = device.OK, device.EBUSY, device.EIO, device.EINVAL
-ENOBUFS, ETIMEDOUT = device.ENOBUFS, device.ETIMEDOUT
+ENOBUFS, EOVERFLOW, ETIMEDOUT = device.ENOBUFS, device.EOVERFLOW, device.ETIMEDOUT
 
 
 @dataclass
@@ -545,6 +545,16 @@ def test_one_thread_counts_a_message(post: Post, sharing):
     assert post.alone(*calls, sharing=sharing) == [EBUSY, ETIMEDOUT]
     assert b.indices()["receives_completed"] == 0
     assert post.alone({"what": "recv_slot", "qp": b, "ticket": 0}) == [-1]  # nothing of it is marked
+
+
+def test_a_completion_that_is_being_overwritten(post: Post):
+    """Its length may be another message's already: the NIC says so before it writes the rest."""
+    a, b = post.pair(4)
+    post.alone(post.receiving(b, 0), post.sending(a, 0, 20), {"what": "wait_all", "qp": a})
+    assert post.alone({"what": "recv_wait", "qp": b, "ticket": 0}) == [20]
+    assert b.qp.receive_cq is not None
+    view(b.qp.receive_cq.ring_address, 64)[63] = 0xF0
+    assert post.alone({"what": "recv_wait", "qp": b, "ticket": 0}) == [EOVERFLOW]
 
 
 # --- errors ----------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ receive that is.
 
 from __future__ import annotations
 
-from ..formats.cqe import CQE64, FORMAT_MASK, FORMAT_SHIFT, OWNER_MASK, CqeFormat
+from ..formats.cqe import CQE64, FORMAT_MASK, FORMAT_SHIFT, INIT_OP_OWN, OPCODE_SHIFT, OWNER_MASK, CqeFormat
 from ..formats.device_structs import DEV_CQ, DEV_QP, DEV_RQ, DEV_SIDE
 from ..formats.doorbell import PI_MASK
 from ..formats.wqe import INVALID_LKEY, MAX_TRANSFER, SEGMENT
@@ -17,8 +17,8 @@ from .cq import cqe_address, has_failed, load_index, poll_ring, raise_index, tim
 from .modes import DEFAULT, EXCLUSIVE, GPU, THREAD
 from .onesided import mcst, wait
 from .ops import (
-    be16, be32, cas_gpu64, fence_acquire_gpu, fence_gpu, fence_release_sys, ld8, ld16, ld32, ld_fixed32,
-    ld_fixed64, ld_relaxed64, ld_relaxed_gpu64, pack64, st64, st128, st_relaxed32, st_relaxed_gpu64,
+    be16, be32, cas_gpu64, fence_acquire_gpu, fence_acquire_sys, fence_gpu, fence_release_sys, ld8, ld16, ld32,
+    ld_fixed32, ld_fixed64, ld_relaxed64, ld_relaxed_gpu64, pack64, st64, st128, st_relaxed32, st_relaxed_gpu64,
 )  # fmt: skip
 from .qp import await_turn
 from .scope import (
@@ -30,6 +30,7 @@ from .wqe import CQ_UPDATE, SEND, SEND_IMM, data_segment, prepare_nop, prepare_s
 
 _CQ = DEV_SIDE.cq_rq
 _INLINE_32 = int(CqeFormat.INLINE_32)
+_INVALID = INIT_OP_OWN >> OPCODE_SHIFT
 
 
 @device_function
@@ -270,6 +271,7 @@ def _is_there(qp, arrival):
     position = arrival + ld_fixed64(cq + DEV_CQ.cqe_rsvd)
     word = be32(ld32(cqe_address(cq, position) + CQE64.wqe_counter))
     there = (word & OWNER_MASK) == ((position & ld_fixed32(cq + DEV_CQ.cqe_num)) != 0)
+    there = there and (word & 0xFF) >> OPCODE_SHIFT != _INVALID  # being overwritten
     if ld_fixed64(rq + DEV_RQ.done) == 0:
         there = there and word >> 16 == arrival & PI_MASK
     return there
@@ -315,6 +317,7 @@ def recv_wait(qp, ticket, sharing=GPU, scope=THREAD, daddr=0, dlkey=0):
     if status != OK:
         return status
     nbytes = recv_bytes(qp, ticket)
+    fence_acquire_sys()  # of the length, then of whose it was
     return nbytes if _is_there(qp, ticket) else EOVERFLOW
 
 

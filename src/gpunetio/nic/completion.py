@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from ..device.compile import device_function, engine_function
-from ..device.ops import be32, be64, ld8, ld64, ld_acquire32, pack64, st64, st128, st_relaxed32, st_release32
+from ..device.ops import (
+    be32, be64, fence_release_sys, ld8, ld64, ld_acquire32, pack64, st64, st128, st_relaxed32, st_release32,
+)  # fmt: skip
 from ..fabric.ring import next_free, publish
 from ..formats.commands import QpState
-from ..formats.cqe import CI_MASK, CQE64, CQE_SHIFT, FORMAT_SHIFT, OPCODE_SHIFT, CqeFormat, CqeOpcode, Syndrome
+from ..formats.cqe import (
+    CI_MASK, CQE64, CQE_SHIFT, FORMAT_SHIFT, INIT_OP_OWN, OPCODE_SHIFT, CqeFormat, CqeOpcode, Syndrome,
+)  # fmt: skip
 from ..formats.doorbell import CQ_DBREC
 from ..formats.events import EventType
 from ..formats.wqe import CE_SHIFT, CTRL_SEG, CompletionMode
@@ -28,6 +32,7 @@ _BAD_REQUEST, _ATOMIC_FAR = int(Reason.BAD_REQUEST), int(Reason.ATOMIC_FAR)
 _CQ_ERROR, _CATASTROPHE = int(EventType.CQ_ERROR), int(EventType.WQ_CATAS_ERROR)
 _ACCESS_ERROR, _INVALID_REQUEST = int(EventType.WQ_ACCESS_ERROR), int(EventType.WQ_INVAL_REQ_ERROR)
 _NO_EVENT = 0
+_INVALID = INIT_OP_OWN >> OPCODE_SHIFT << OPCODE_SHIFT
 _INLINE = int(CqeFormat.INLINE_32) << FORMAT_SHIFT
 REQUESTER, RESPONDER = 0, 1
 
@@ -56,7 +61,13 @@ def write_cqe(nic, cq, kind, qpn, user_index, wqe_opcode, counter, nbytes, imm, 
             return _CQ_OVERRUN
     slot = 0 if c.collapsed else c.pi & ((1 << c.log) - 1)
     cqe = c.addr + (slot << CQE_SHIFT)
-    op_own = kind << OPCODE_SHIFT | (c.pi >> c.log) & 1
+    owner = (c.pi >> c.log) & 1
+    op_own = kind << OPCODE_SHIFT | owner
+    if kind != REQ:
+        # Who reads the length of a message of the lap before must see when it has read this one's. A card writes all
+        # 64 bytes at once.
+        st_relaxed32(cqe + CQE64.wqe_counter, be32(_INVALID | owner ^ 1))
+        fence_release_sys()
     if payload == 0:
         st128(cqe, 0, 0)
         st128(cqe + 16, 0, 0)
