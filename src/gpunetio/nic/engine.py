@@ -235,7 +235,7 @@ class Engine:
     def busy(self, change: int) -> None:
         """Kernels have been launched (+1) or have ended (-1): the engine spins while there are any."""
         with self._kick_lock:
-            self._nic["busy"] += change
+            self._nic["busy"] = max(0, int(self._nic["busy"]) + change)  # of those launched since it opened
         self.kick()
 
     def post(
