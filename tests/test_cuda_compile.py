@@ -279,7 +279,7 @@ def test_a_doorbell_that_is_its_own_fence_does_not_order_the_record():
 
 def test_a_block_has_one_slot():
     """Numba compiles each device function to a module of its own."""
-    assert len(re.findall(r"\.shared .*\bgpunetio_block_slot", ptx_of(two_functions_slots, 1))) == 1
+    assert len(re.findall(r"\.shared .*\bgpunetio_shared_slot", ptx_of(two_functions_slots, 1))) == 1
 
 
 def lto_ir(body: Callable, signature, name: str) -> bytes:

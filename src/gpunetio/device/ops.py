@@ -808,7 +808,7 @@ _nothing: Emit = lambda b, *args: None  # noqa: E731
 
 def _shared_slot(b):
     """A variable of the block in shared memory, as a generic address."""
-    name, slot = "gpunetio_block_slot", ir.ArrayType(_INT[8], BLOCK_SLOT)
+    name, slot = "gpunetio_shared_slot", ir.ArrayType(_INT[8], BLOCK_SLOT)
     variable: Any = b.module.globals.get(name)
     if variable is None:
         variable = cgutils.add_global_variable(b.module, slot, name, addrspace=3)
