@@ -458,6 +458,7 @@ def test_devices_verbose_and_listed():
     assert re.findall(r"hca_id:\t(\w+)", run("devices").stdout) == names
 
 
+@pytest.mark.slow
 def test_warm_and_version():
     text = run("warm").stdout
     assert text.startswith("ready: the NIC, put_bw, ")
@@ -495,7 +496,9 @@ def test_what_is_refused_is_explained(tmp_path):
     assert done.stderr.splitlines()[-1].startswith("gpunetio: error: the kernel ended with 'error completion': WQE ")
 
 
-@pytest.mark.parametrize("args", [("put_bw", "-s", "64"), ("write_lat", "-s", "1048576")])
+@pytest.mark.parametrize(
+    "args", [("put_bw", "-s", "64"), pytest.param(("write_lat", "-s", "1048576"), marks=pytest.mark.slow)]
+)
 def test_ctrl_c(args):
     run(*args, *HOST, "-i", 4)  # so that nothing has to be compiled when the signal comes
     process = subprocess.Popen(

@@ -40,6 +40,7 @@ def run(folder: Path) -> list[int]:
     return json.loads(ran.stdout)
 
 
+@pytest.mark.slow
 def test_editing_a_callee_in_another_file_recompiles_its_callers(tmp_path):
     (tmp_path / "main.py").write_text(MAIN.format(folder=str(tmp_path)))
     (tmp_path / "helper.py").write_text(HELPER.format(addend=2))

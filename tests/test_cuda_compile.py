@@ -268,6 +268,7 @@ def test_doorbell_is_rung_with_an_mmio_store_behind_a_system_fence():
     assert ring in order[at + 1 :]
 
 
+@pytest.mark.slow
 def test_a_doorbell_that_is_its_own_fence_does_not_order_the_record():
     ptx = in_another_process("print(t.ptx_of(t.exclusive_async_put, 7, (10, 0)))")
     order = re.findall(r"st\.async[.\w]*|fence\.release\.sys|st\.relaxed\.sys\.global\.u32", ptx)

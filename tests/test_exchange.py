@@ -391,7 +391,7 @@ def test_both_ends_agree_on_what_arrived(name):
 
 
 @pytest.mark.parametrize("late", ["soft0", "soft1"], ids=["server", "client"])
-@pytest.mark.parametrize("name", ["put_bw", "write_lat"])
+@pytest.mark.parametrize("name", ["put_bw", pytest.param("write_lat", marks=pytest.mark.slow)])
 def test_an_end_that_connects_late(name, late, monkeypatch):
     """Later than the other one's retries would last."""
     connect = ExportedQp.connect

@@ -43,6 +43,7 @@ def test_64_queues(farm, wire):
     assert all_to_one(farm, wire, 64)["rnr_nak_retry_err"] > 0
 
 
+@pytest.mark.slow
 def test_sockets_that_overflow(farm):
     """What the receiver's socket has no room for is sent again."""
     counters = all_to_one(farm, "udp", 64, socket_buffer=64 << 10)

@@ -459,8 +459,11 @@ def test_valid_programs(sides):
 
 
 @pytest.mark.parametrize(
-    "sides", [(("soft0",), 0, "lazy"), (("soft0", "soft1"), 0, "lazy")], indirect=True, ids=["loopback", "wire"]
-)
+    "sides", [
+        pytest.param((("soft0",), 0, "lazy"), id="loopback"),
+        pytest.param((("soft0", "soft1"), 0, "lazy"), marks=pytest.mark.slow, id="wire"),
+    ], indirect=True,
+)  # fmt: skip
 def test_random_programs_with_gpu_memory(sides):
     """Most regions lie in the memory of a GPU; the model does not know, so that nothing may show it."""
     met = run_programs(sides, 5, WQES // 4)

@@ -241,6 +241,7 @@ def test_ipv6_neighbours():
         child.close()
 
 
+@pytest.mark.slow
 def test_a_claimed_address():
     """The second NIC with an address works inside itself; outside it would answer for the first one."""
     address, third = own_address(), own_address()
@@ -263,6 +264,7 @@ def test_a_claimed_address():
         peer.close()
 
 
+@pytest.mark.slow
 def test_open_without_a_name(monkeypatch):
     """The first that no other process has; of this one's it may be any."""
     base = own_address().rpartition(".")[0]

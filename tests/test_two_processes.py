@@ -30,9 +30,7 @@ def quickly(*names):
     return [pytest.param(name, marks=() if name in names else pytest.mark.slow) for name in BENCHMARKS]
 
 
-# One that sends from many threads, and one that waits for the other end.
-SOME = quickly("put_bw", "write_lat")
-FIRST = ("put_bw", "twosided_bw", "write_lat")  # the others are like them in what the ends do
+FIRST = ("put_bw", "write_lat")  # the others are like them in what the ends do
 LIMIT = 60  # seconds for anything
 
 
@@ -136,7 +134,8 @@ def test_client_and_server(name, wire, port):
     assert [line.split()[:2] for line in tables[0]] == [["64", "300"], ["5000", "300"]]
 
 
-@pytest.mark.parametrize("name", quickly("get_bw"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BENCHMARKS)
 def test_a_file(name, port, file):
     payload = ("--payload", file)
     reads = name == "get_bw"
@@ -298,7 +297,7 @@ def hosts():
 
 
 @pytest.mark.root
-@pytest.mark.parametrize("name", SOME)
+@pytest.mark.parametrize("name", quickly("write_lat"))  # which waits for the other end
 def test_two_hosts(name, hosts, port):
     """Over UDP, with the MTU that Ethernet leaves."""
     here, there = ([*args, "--target", "cpu", "--port", port, "-s", 64, "-s", 50_000, "-i", 300] for args in (
@@ -385,6 +384,7 @@ def _calling(args, port):
 # --- mistakes --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_another_benchmark(port):
     where = own_address()
     server = Tool("put_bw", "--port", port, "--target", "cpu", "--address", where)
@@ -513,6 +513,7 @@ def test_an_end_that_hangs_is_noticed(name, victim, port):
         assert "gpunetio: error:" in err
 
 
+@pytest.mark.slow
 def test_ctrl_c_of_a_server_that_waits(port):
     with running(Tool("put_bw", "--port", port, "--target", "cpu", "--address", own_address())) as (server,):
         server.until("Waiting")

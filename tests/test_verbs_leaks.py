@@ -266,6 +266,7 @@ def rows(contexts: list[Context]) -> list[int]:
     return [len(getattr(ctx.provider.nic, table)) for ctx in contexts for table in TABLES]  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_a_nic_that_stays(kept):
     """Contexts come and go, and the NICs' tables are empty."""
     before = Usage.now()

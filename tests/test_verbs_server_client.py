@@ -414,6 +414,7 @@ def test_bursts_that_are_entered(port, operation, wire):
         assert [text.count("valid message") for text in (heard, out)] == ([0, 4] if operation == "Read" else [4, 0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text", [pytest.param("", marks=SLOW), pytest.param("1\n", marks=SLOW), "1\n2"],
     ids=["nothing", "too little", "no end of line"],
