@@ -34,12 +34,13 @@ def devices(wanted: str | None, names_only: bool, verbose: bool) -> None:
         for info in device_list():
             click.echo(info.name)
         return
+    software = {info.name for info in device_list() if info.provider == "soft"}
     for name in [wanted] if wanted else [info.name for info in device_list()]:
         with compiling("the NIC"):
             ctx = open_device(name)
         with ctx:
             click.echo(_describe(ctx, verbose))
-        if verbose:
+        if verbose and name in software:
             _live_counters(name)
 
 

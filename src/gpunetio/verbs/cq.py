@@ -15,10 +15,9 @@ from ..formats.events import EventType
 from .arguments import instance, member, whole, within
 from .channel import CompChannel
 from .completing import OF_SENDS, QPN_MASK, completions
-from .doorbell import arrived, ring_arm
 from .events import OF_CQ
 from .handle import Handle, command, destroy
-from .ring import check_places, external_ring, internal_ring
+from .ring import check_places, doorbells, external_ring, internal_ring
 from .uar import UAR
 from .umem import UMEM
 from .work import Completion
@@ -114,6 +113,8 @@ class CQ(Handle):
             self.dbr_address = ring.dbr_address + CQ_DBREC.set_ci
             self.arm_address = ring.dbr_address + CQ_DBREC.arm
             self._ring = ring
+            if self._polled:
+                self._doorbells = doorbells()
             self._queues: dict[int, Posting] = {}  # by number: whose completions come here
             self._consumer = 0  # counts CQEs for ever
             self._arm_sn = 1  # counts the events that were taken: the device hears a request once
@@ -151,7 +152,7 @@ class CQ(Handle):
         return self._ring.memory is not None and not self.collapsed and not self.external_datapath
 
     def _arrived(self, most: int) -> int:
-        return arrived(self.ring_address, self.entries.bit_length() - 1, self._consumer, most)
+        return self._doorbells.arrived(self.ring_address, self.entries.bit_length() - 1, self._consumer, most)
 
     def _not_ours(self, what: str) -> BadStateError:
         why = "is collapsed" if self.collapsed else "has an external data path: its entries are yours to read"
@@ -180,7 +181,7 @@ class CQ(Handle):
                 self._any_wanted = self._arm_sn
             command = 0 if self._any_wanted == self._arm_sn else CQ_ARM_SOLICITED
             word = (self._arm_sn & CQ_ARM_SN_MASK) << CQ_ARM_SN_SHIFT | command | self._consumer & CI_MASK
-            ring_arm(self.arm_address, word, self.uar.page.base_addr + UAR_CQ_OFFSET, self.cqn)
+            self._doorbells.ring_arm(self.arm_address, word, self.uar.page.base_addr + UAR_CQ_OFFSET, self.cqn)
         self.ctx.provider.doorbell_rung()
 
     def event_taken(self) -> None:

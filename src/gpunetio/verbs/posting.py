@@ -31,7 +31,7 @@ from ..formats.wqe import (
     WqeOpcode,
 )  # fmt: skip
 from .arguments import instance
-from .doorbell import ring_receive, ring_send
+from .ring import doorbells
 from .scatter import scatter
 from .work import BadWrError, RecvWr, SendWr, Sge
 
@@ -119,6 +119,7 @@ class _Queue(ABC):
     def __init__(self, qp: QP, ring: np.ndarray):
         self._qp, self._ring = qp, ring
         self._token = object()
+        self._doorbells = doorbells()
         self._mask = len(ring) - 1
         self._posted: list[Any] = [None] * len(ring)  # by slot: what `complete` needs to know
         self.producer = self.consumer = 0
@@ -279,7 +280,7 @@ class SendQueue(_Queue):
 
     def _ring_doorbell(self) -> None:
         qp = self._qp
-        ring_send(qp.dbr_address + QP_DBREC.snd, self.producer & PI_MASK, qp.doorbell_register, qp.qpn)
+        self._doorbells.ring_send(qp.dbr_address + QP_DBREC.snd, self.producer & PI_MASK, qp.doorbell_register, qp.qpn)
 
     def complete(self, counter: int) -> tuple[int, WcOpcode, bool]:
         """The request whose index ends in these 16 bits has completed, and with it all before: what it was."""
@@ -305,7 +306,7 @@ class ReceiveQueue(_Queue):
         return f"{self._qp} has no room: all {len(self._ring)} receives are posted; poll the CQ first"
 
     def _ring_doorbell(self) -> None:
-        ring_receive(self._qp.dbr_address + QP_DBREC.rcv, self.producer & PI_MASK)
+        self._doorbells.ring_receive(self._qp.dbr_address + QP_DBREC.rcv, self.producer & PI_MASK)
 
     def segments(self, counter: int) -> bytes:
         """The data segments of the oldest receive."""

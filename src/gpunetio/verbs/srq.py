@@ -26,11 +26,10 @@ from ..formats.commands import (
 from ..formats.doorbell import PI_MASK, QP_DBREC
 from ..formats.wqe import INVALID_LKEY, SEGMENT, SRQ_NEXT_SEG
 from .arguments import member, whole, within
-from .doorbell import ring_receive
 from .events import OF_SRQ
 from .handle import Handle, command, destroy
 from .posting import data_segments
-from .ring import check_places, external_ring, internal_ring
+from .ring import check_places, doorbells, external_ring, internal_ring
 from .umem import UMEM
 from .work import BadWrError, RecvWr
 
@@ -187,7 +186,7 @@ class FreeList:
 
     def __init__(self, srq: SRQ, wqes: np.ndarray):
         self._srq, self._wqes = srq, wqes
-        self._lock = threading.Lock()
+        self._lock, self._doorbells = threading.Lock(), doorbells()
         count = len(wqes)
         self._next = [(index + 1) % count for index in range(count)]
         self._wr_ids = [0] * count
@@ -211,7 +210,7 @@ class FreeList:
                         raise BadWrError(number, request, error) from error
             finally:
                 if self._posted != before:
-                    ring_receive(self._srq.dbr_address, self._posted & PI_MASK)
+                    self._doorbells.ring_receive(self._srq.dbr_address, self._posted & PI_MASK)
 
     def _put(self, request: RecvWr) -> None:
         if self._head == self._tail:
