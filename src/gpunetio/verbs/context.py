@@ -29,7 +29,8 @@ def open(name: str | None = None, *, port: PortConfig | None = None) -> Context:
     """Open a device (`ibv_open_device`): a card or a software NIC.
 
     Without a name it is the first card with an active port, or else the first software NIC that no other process has;
-    the log says which (INFO). `port` says how a software NIC is attached to the world: addresses, wire, MTU, link layer, faults, capture.
+    the log says which (INFO). `port` says how a software NIC is attached to the world: addresses, wire, MTU, link
+    layer, faults, capture.
     """
     if port is not None:
         instance("port", port, PortConfig)
