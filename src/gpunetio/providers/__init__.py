@@ -83,7 +83,9 @@ def _software_list() -> list[DeviceInfo]:
 
 def _open(device: FoundDevice) -> Provider:
     if not device.mlx5:
-        raise NotSupportedError(f"{device.name} is no device of NVIDIA, or libmlx5 is missing")
+        from .plain import open_device as open_plain
+
+        return open_plain(device.name)
     from .mlx5.provider import open_device as open_mlx5
 
     return open_mlx5(device.name)

@@ -24,6 +24,7 @@ from ...errors import (
     NotPermittedError,
     NotSupportedError,
 )
+from ..plain_verbs import PlainVerbs
 from ..provider import DeviceAttr, DeviceInfo, GidType, MrKeys, PortAttr
 from . import structs as s
 from .cuda_dmabuf import dmabuf_of
@@ -147,6 +148,7 @@ class VerbsDevice:
     """
 
     has_dpa = False
+    plain: PlainVerbs | None = None
 
     def __init__(self, name: str, context: Any, borrowed: bool = False):
         self.name = name
