@@ -24,6 +24,7 @@ from ...errors import (
     NotPermittedError,
     NotSupportedError,
 )
+from ...memory import PAGE
 from ..plain_verbs import PlainVerbs
 from ..provider import DeviceAttr, DeviceInfo, GidType, MrKeys, PortAttr
 from . import structs as s
@@ -249,6 +250,11 @@ class VerbsDevice:
                 logger.info("%s: no dmabuf of %s (%s)", self.name, what, error)
                 logger.info("%s: mapping %s with nvidia-peermem mode", self.name, what)
         mr = ibv_reg_mr(self.get("PD", pdn), address, nbytes, iova, int(access))
+        if not mr and ctypes.get_errno() == errno.EINVAL and (address - iova) % PAGE:  # ib_uverbs_reg_mr
+            raise InvalidValueError(
+                f"ibv_reg_mr of {what} on {self.name}: iova {iova:#x} and the memory must lie at the same offset in "
+                f"their pages of {PAGE} bytes"
+            )
         if cuda and not mr and ctypes.get_errno() == errno.EFAULT:
             raise NotSupportedError(
                 f"ibv_reg_mr of {what} on {self.name}: it is GPU memory, of which the kernel knows nothing: load "
