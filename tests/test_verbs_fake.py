@@ -29,7 +29,7 @@ class FakeProvider:
     """Settings are attributes. `mailboxes` has what was sent, `live` what exists, by kind."""
 
     name = "fake0"
-    has_dpa = False
+    has_dpa = reaches_gpu_memory = False
 
     def __init__(self, ethernet: bool = True):
         self.ethernet = ethernet
