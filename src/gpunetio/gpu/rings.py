@@ -136,7 +136,8 @@ class Rings:
                 if not others:
                     raise _refused(what, way, error) from error
                 self._ways = tuple(others)
-                logger.warning("Cannot map %s %s %s (%s): trying %s", what, of, way.name, error, others[0].name)
+                # As text: a record that is kept would keep the memory, too.
+                logger.warning("Cannot map %s %s %s (%s): trying %s", what, of, way.name, str(error), others[0].name)
             else:
                 logger.info("Mapping %s (%d bytes at %#x) %s %s", what, nbytes, memory.address, of, way.name)
                 return umem, memory
