@@ -19,7 +19,7 @@ import pytest
 from card_rig import REQ_ERR, RESP_SEND, Card, FakeCuda, complete, peek, poke
 from gpunetio import Gpu, MemRegType, MemType, NicHandler, QpState, RingMemory, SendDbrModeExt, verbs
 from gpunetio.enums import QpSendDbrMode, SrqType
-from gpunetio.errors import BadStateError, DriverError, InvalidValueError, NotSupportedError
+from gpunetio.errors import BadStateError, DeviceFatalError, DriverError, InvalidValueError, NotSupportedError
 from gpunetio.formats.device_structs import DEV_CQ, DEV_QP, DEV_RQ, DEV_SIDE
 from gpunetio.gpu.host_backend import HostBackend
 from gpunetio.memory import HostMemory
@@ -586,13 +586,15 @@ def test_a_shared_receive_queue_in_the_gpu(stage: Stage):
     assert stage.held() == before
 
 
-def test_an_unknown_failure_is_told_as_it_is(stage: Stage, monkeypatch):
-    """Only errors of the device and of CUDA make the next way be tried."""
-    def broken(*args) -> int:
-        raise RuntimeError("a bug")
+@pytest.mark.parametrize("error", [RuntimeError("a bug"), DeviceFatalError("the device is gone")])
+def test_what_no_other_way_helps_against(stage: Stage, log, monkeypatch, error):
+    """Only refusals make the next way be tried."""
+    def fails(*args) -> int:
+        raise type(error)(*error.args)
 
     before = stage.held()
-    monkeypatch.setattr(stage.card, "reg_dmabuf_umem", broken)
-    with pytest.raises(RuntimeError, match="a bug"):
+    monkeypatch.setattr(stage.card, "reg_dmabuf_umem", fails)
+    with pytest.raises(type(error), match=error.args[0]):
         stage.gpu.create_qp(stage.pd, 4)
     assert stage.held() == before
+    assert lines(log) == []

@@ -47,9 +47,10 @@ class Gpu:
 
     `which`: "auto" (the first CUDA device, or the host), "host", a CUDA ordinal, or a PCI address ("8a:00.0").
     `warp`: lanes of a host warp, 1 … 32; a CUDA warp has 32.
-    `queue_memory`: "gpu" for queues whose structures are in GPU memory and whose doorbells kernels ring; "cpu_gpu" for
-    a system without GPUDirect RDMA: structures and allocations are CPU_GPU memory unless asked otherwise, and the CPU
-    proxy rings. "auto" is "cpu_gpu" on an integrated GPU, whose memory no NIC reaches.
+    `queue_memory`: "gpu" for queues whose structures are in GPU memory, and their rings where the NIC reaches that, and
+    whose doorbells kernels ring; "cpu_gpu" for a system without GPUDirect RDMA: rings are in host memory, structures
+    and allocations are CPU_GPU memory unless asked otherwise, and the CPU proxy rings. "auto" is "cpu_gpu" on an
+    integrated GPU, whose memory no NIC reaches.
     """
 
     def __init__(self, which: str | int = "auto", *, warp: int = 1, queue_memory: str = "auto"):

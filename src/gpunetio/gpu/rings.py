@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..enums import MemRegType, MemType
-from ..errors import DocaError, DriverError, NotSupportedError
+from ..errors import DeviceFatalError, DocaError, DriverError, NotSupportedError
 from ..formats.cqe import CQE64, CQE_SIZE, INIT_OP_OWN
 from ..memory import PAGE, HostMemory, round_up
 from ..verbs import UMEM, Context
@@ -132,6 +132,8 @@ class Rings:
             try:
                 memory = self._gpu.alloc(nbytes, way.kind)
                 umem = self._register(memory, way.register)
+            except DeviceFatalError:
+                raise
             except DocaError as error:
                 if not others:
                     raise _refused(what, way, error) from error
