@@ -65,8 +65,8 @@ class Card(FakeProvider):
 class FakeCuda(HostBackend):
     """A CUDA device whose memory the CPU cannot touch at its addresses; kernels do not run there.
 
-    `refused` may have "dmabuf", "register", and "alloc GPU" and the like. `live` counts allocations by kind, `mapped`
-    users of registered ranges.
+    With `maps_gpu_memory` it has GDRCopy. `refused` may have "dmabuf", "register", and "alloc GPU" and the like. `live`
+    counts allocations by kind, `mapped` users of registered ranges.
     """
 
     target, name, ordinal = "cuda", "fa:00.0", 0
@@ -87,7 +87,10 @@ class FakeCuda(HostBackend):
         else:
             owner, array = FakeMemory(nbytes + alignment), None
             self._regions.append(owner)
-            address = owner.address + -owner.address % alignment
+            start = -owner.address % alignment
+            address = owner.address + start
+            if kind is MemType.GPU_CPU:
+                array = owner.array[start : start + nbytes]
         held = _Owner(owner)
         weakref.finalize(held, self.live.subtract, [kind.name])
         return address, array, held

@@ -342,6 +342,18 @@ def test_a_register_that_no_gpu_can_map(stage: Stage, log):
     assert stage.held() == before
 
 
+def test_a_record_that_a_thread_keeps_behind_kernels_is_in_host_memory(stage: Stage):
+    """It sees their index in the structure, by GDRCopy."""
+    stage.cuda.maps_gpu_memory = True
+    before = stage.held()
+    with stage.gpu.create_qp(stage.pd, 4, send_dbr_mode=EMULATED, proxy_service=False) as queue:
+        assert (queue.nic_handler, queue.ring_memory, record_in(queue)) == (NO_DBR, DMABUF, HOST)
+        set_index(stage, queue, sq_wqe_pi=2)
+        assert queue.progress()
+        assert peek(stage.gpu, queue.qp.dbr_address, 8) == bytes([0, 0, 0, 0, 0, 0, 0, 2])
+    assert stage.held() == before
+
+
 def proxy(queue, rings: str) -> str:
     return (
         f"WARNING QP {queue.qpn:#x} of card0 on GPU fa:00.0: NIC handler CPU_PROXY, as its doorbell register cannot be "
