@@ -1,0 +1,145 @@
+"""DOCA's own libraries, when DOCA_SDK_LIB_PATH names their folder: loading, calls, and what the log says of it."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ...errors import DocaErrorCode, NotSupportedError, error_of
+from .signatures import COMMON, GPUNETIO, RESULTS, VERBS, Area, Types
+
+VARIABLE = "DOCA_SDK_LIB_PATH"
+_IN_ORDER = COMMON, VERBS, GPUNETIO  # each one needs those before it
+
+logger = logging.getLogger("gpunetio.sdk")
+
+
+@functools.cache
+def sdk() -> Sdk | None:
+    """The libraries in the folder that the environment names, which is read once; None when it names none."""
+    folder = os.environ.get(VARIABLE)
+    return Sdk(folder) if folder else None
+
+
+def not_bound(what: str, function: str) -> NotSupportedError:
+    """The error for something that takes a function of the SDK whose types are not known."""
+    return NotSupportedError(
+        f"{what} with the DOCA SDK: {function} is not bound, because nothing public shows its types; unset {VARIABLE} "
+        "to use gpunetio's own control path"
+    )
+
+
+class Sdk:
+    """The libraries in one folder."""
+
+    def __init__(self, folder: str):
+        self.folder = folder
+        self._libraries: dict[str, ctypes.CDLL | None] = {}
+        self._areas: dict[Area, bool] = {}  # whether all of it is bound
+        self._functions: dict[str, Any] = {}
+        self._makes: dict[str, str] = {}
+        self._told: set[str] = set()
+        self._lock = threading.Lock()
+
+    # --- loading -----------------------------------------------------------------------------------------------------
+
+    def use(self, *areas: Area) -> bool:
+        """Bind areas that are of use only together: whether all of it is there. If not, gpunetio does it itself."""
+        with self._lock:
+            usable = all([self._bind(area) for area in areas])  # a list, so that each one says what it misses
+            if not usable:
+                for what in (what for area in areas for what in area.makes.values()):
+                    self._tell(what, ", but DOCA SDK libraries not found. DOCA SDK is not in use", "open")
+        return usable
+
+    def _bind(self, area: Area) -> bool:
+        if area not in self._areas:
+            libraries = [library for name in area.libraries if (library := self._find(name))]
+            complete = len(libraries) == len(area.libraries)
+            self._areas[area] = complete and self._look_up(area.functions, libraries)
+            if self._areas[area]:
+                self._makes |= area.makes
+                self._look_up(area.optional, libraries, logging.DEBUG)
+        return self._areas[area]
+
+    def _find(self, name: str) -> ctypes.CDLL | None:
+        path = Path(self.folder, name)
+        library = self._load(path)
+        if library is None:
+            logger.error("Failed to find %s library %s (%s=%s)", name, path, VARIABLE, self.folder)
+        return library
+
+    def _load(self, path: Path) -> ctypes.CDLL | None:
+        if path.name not in self._libraries:
+            # The loader need not know this folder: it takes what a library needs from those that are loaded.
+            for needed in _IN_ORDER[: _IN_ORDER.index(path.name)]:
+                self._load(Path(self.folder, needed))
+            try:
+                library = ctypes.CDLL(str(path), os.RTLD_NOW | os.RTLD_GLOBAL)
+            except OSError as error:
+                library = None
+                logger.debug("%s", error)
+            self._libraries[path.name] = library
+        return self._libraries[path.name]
+
+    def _look_up(self, functions: Types, libraries: list[ctypes.CDLL], level: int = logging.ERROR) -> bool:
+        found = True
+        for name, types in functions.items():
+            function = next((function for library in libraries if (function := getattr(library, name, None))), None)
+            if function is None:
+                logger.log(level, "%s has no function %s", " and ".join(lib._name for lib in libraries), name)
+                found = False
+            else:
+                function.argtypes, function.restype = types, RESULTS.get(name, ctypes.c_int)
+                self._functions[name] = function
+        return found
+
+    def _tell(self, what: str, state: str, which: str) -> None:
+        """Say of something, once, which of the two makes it."""
+        if what not in self._told:
+            self._told.add(what)
+            logger.warning("Env var %s set to %s%s", VARIABLE, self.folder, state)
+            logger.info("Use DOCA %s %s", what, which)
+
+    # --- calls -------------------------------------------------------------------------------------------------------
+
+    def has(self, name: str) -> bool:
+        """Whether this release has an optional function."""
+        return name in self._functions
+
+    def get(self, name: str, *args: Any) -> Any:
+        """Call a function: what it returns."""
+        return self._functions[name](*args)
+
+    def call(self, name: str, *args: Any) -> None:
+        """Call a function that returns a `doca_error_t`."""
+        if code := self.get(name, *args):
+            meaning = DocaErrorCode(code).name if code in list(DocaErrorCode) else "unknown"
+            raise error_of(code, f"{name} of the DOCA SDK failed with doca_error_t {code} ({meaning})")
+
+    def make(self, name: str, *args: Any) -> int:
+        """Call a function that makes something: the pointer to it, which comes behind the last argument."""
+        made = ctypes.c_void_p()
+        self.call(name, *args, ctypes.byref(made))
+        if what := self._makes.get(name):
+            with self._lock:
+                self._tell(what, ". DOCA SDK is in use", "SDK")
+        return made.value or 0
+
+    @contextmanager
+    def attributes(self, kind: str, *of: Any, **attributes: Any) -> Iterator[int]:
+        """An object of attributes that are set, for as long as the block: `…_create`, `…_set_…`, `…_destroy`."""
+        pointer = self.make(f"{kind}_create", *of)
+        try:
+            for name, value in attributes.items():
+                self.call(f"{kind}_set_{name}", pointer, *(value if isinstance(value, tuple) else (value,)))
+            yield pointer
+        finally:
+            self.call(f"{kind}_destroy", pointer)
