@@ -28,12 +28,9 @@ def sdk() -> Sdk | None:
     return Sdk(folder) if folder else None
 
 
-def not_bound(what: str, function: str) -> NotSupportedError:
-    """The error for something that takes a function of the SDK whose types are not known."""
-    return NotSupportedError(
-        f"{what} with the DOCA SDK: {function} is not bound, because nothing public shows its types; unset {VARIABLE} "
-        "to use gpunetio's own control path"
-    )
+def not_in_sdk_mode(what: str, why: str) -> NotSupportedError:
+    """The error for something that the SDK does not do for gpunetio."""
+    return NotSupportedError(f"{what}: not in SDK mode, {why}; unset {VARIABLE} to use gpunetio's own control path")
 
 
 class Sdk:
@@ -53,11 +50,11 @@ class Sdk:
     def use(self, *areas: Area) -> bool:
         """Bind areas that are of use only together: whether all of it is there. If not, gpunetio does it itself."""
         with self._lock:
-            usable = all([self._bind(area) for area in areas])  # a list, so that each one says what it misses
-            if not usable:
+            bound = [self._bind(area) for area in areas]
+            if not all(bound):
                 for what in (what for area in areas for what in area.makes.values()):
                     self._tell(what, ", but DOCA SDK libraries not found. DOCA SDK is not in use", "open")
-        return usable
+        return all(bound)
 
     def _bind(self, area: Area) -> bool:
         if area not in self._areas:
@@ -94,7 +91,7 @@ class Sdk:
         for name, types in functions.items():
             function = next((function for library in libraries if (function := getattr(library, name, None))), None)
             if function is None:
-                logger.log(level, "%s has no function %s", " and ".join(lib._name for lib in libraries), name)
+                logger.log(level, "No function %s in %s", name, ", ".join(library._name for library in libraries))
                 found = False
             else:
                 function.argtypes, function.restype = types, RESULTS.get(name, ctypes.c_int)
@@ -110,19 +107,17 @@ class Sdk:
 
     # --- calls -------------------------------------------------------------------------------------------------------
 
-    def has(self, name: str) -> bool:
-        """Whether this release has an optional function."""
-        return name in self._functions
-
     def get(self, name: str, *args: Any) -> Any:
-        """Call a function: what it returns."""
+        """Call a function: what it returns. NotSupportedError for one that this release does not have."""
+        if name not in self._functions:
+            raise not_in_sdk_mode(name, f"as the libraries in {self.folder} do not have it")
         return self._functions[name](*args)
 
     def call(self, name: str, *args: Any) -> None:
         """Call a function that returns a `doca_error_t`."""
         if code := self.get(name, *args):
-            meaning = DocaErrorCode(code).name if code in list(DocaErrorCode) else "unknown"
-            raise error_of(code, f"{name} of the DOCA SDK failed with doca_error_t {code} ({meaning})")
+            known = f"DOCA_ERROR_{DocaErrorCode(code).name}" if code in list(DocaErrorCode) else "unknown"
+            raise error_of(code, f"{name} of the DOCA SDK failed with {code} ({known})")
 
     def make(self, name: str, *args: Any) -> int:
         """Call a function that makes something: the pointer to it, which comes behind the last argument."""

@@ -1,8 +1,7 @@
 """The functions of DOCA's libraries that are bound, by area, with their types.
 
-They are those whose types NVIDIA's documents and BSD-licensed sources show: the guide to DOCA Verbs, the headers of open
-GPUNetIO, where a `doca_verbs_context` takes the place of `ibv_context` and a `doca_verbs_pd` that of `ibv_pd`, and the
-samples.
+They are those whose types NVIDIA's documents and BSD-licensed sources show: the guide to DOCA Verbs, the samples, and
+open GPUNetIO, where a `doca_verbs_context` takes the place of `ibv_context` and a `doca_verbs_pd` that of `ibv_pd`.
 """
 
 from __future__ import annotations
@@ -99,7 +98,7 @@ _UMEM = Area(
         "doca_umem_destroy": (void_p,),
         "doca_umem_get_id":  (void_p, _PU32),
     },
-)
+)  # fmt: skip
 _UAR = Area(
     (COMMON,),
     {"doca_uar_create": "Verbs UAR"},
@@ -109,7 +108,7 @@ _UAR = Area(
         "doca_uar_id_get":       (void_p, _PU32),
         "doca_uar_reg_addr_get": (void_p, OUT),
     },
-)
+)  # fmt: skip
 _QP = Area(
     (COMMON, VERBS),
     {
@@ -121,10 +120,9 @@ _QP = Area(
         **_attributes(
             "doca_verbs_qp_init_attr",
             pd=void_p, send_cq=void_p, receive_cq=void_p, sq_wr=c_uint32, rq_wr=c_uint32, send_max_sges=c_uint32,
-            receive_max_sges=c_uint32, max_inline_data=c_uint32, sq_sig_all=c_int, user_index=c_uint32,
-            qp_type=c_uint32, external_datapath_en=c_uint8, external_umem=(void_p, c_uint64),
-            external_dbr_umem=(void_p, c_uint64), external_uar=void_p, srq=void_p, core_direct_master=c_uint8,
-            send_dbr_mode=c_int,
+            receive_max_sges=c_uint32, user_index=c_uint32, qp_type=c_uint32, external_datapath_en=c_uint8,
+            external_umem=(void_p, c_uint64), external_dbr_umem=(void_p, c_uint64), external_uar=void_p, srq=void_p,
+            core_direct_master=c_uint8, send_dbr_mode=c_int,
         ),
         "doca_verbs_qp_create":       (void_p, void_p, OUT),
         "doca_verbs_qp_destroy":      (void_p,),
@@ -134,10 +132,10 @@ _QP = Area(
         "doca_verbs_qp_get_uar_addr": (void_p,),
         **_attributes(
             "doca_verbs_qp_attr",
-            next_state=c_int, current_state=c_int, path_mtu=c_int, rq_psn=c_uint32, sq_psn=c_uint32,
-            dest_qp_num=c_uint32, allow_remote_write=c_int, allow_remote_read=c_int, atomic_mode=c_int, ah_attr=void_p,
-            pkey_index=c_uint16, port_num=c_uint16, ack_timeout=c_uint16, retry_cnt=c_uint16, rnr_retry=c_uint16,
-            min_rnr_timer=c_uint16, max_rd_atomic=c_uint8, max_dest_rd_atomic=c_uint8,
+            next_state=c_int, path_mtu=c_int, rq_psn=c_uint32, sq_psn=c_uint32, dest_qp_num=c_uint32,
+            allow_remote_write=c_int, allow_remote_read=c_int, atomic_mode=c_int, ah_attr=void_p, pkey_index=c_uint16,
+            port_num=c_uint16, ack_timeout=c_uint16, retry_cnt=c_uint16, rnr_retry=c_uint16, min_rnr_timer=c_uint16,
+            max_rd_atomic=c_uint8, max_dest_rd_atomic=c_uint8,
         ),
         "doca_verbs_qp_attr_get_current_state": (void_p,),
         "doca_verbs_qp_modify":       (void_p, void_p, c_int),
