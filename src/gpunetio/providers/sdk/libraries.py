@@ -38,7 +38,7 @@ class Sdk:
 
     def __init__(self, folder: str):
         self.folder = folder
-        self._libraries: dict[str, ctypes.CDLL | None] = {}
+        self._libraries: dict[str, ctypes.CDLL | OSError] = {}
         self._areas: dict[Area, bool] = {}  # whether all of it is bound
         self._functions: dict[str, Any] = {}
         self._makes: dict[str, str] = {}
@@ -58,35 +58,33 @@ class Sdk:
 
     def _bind(self, area: Area) -> bool:
         if area not in self._areas:
-            libraries = [library for name in area.libraries if (library := self._find(name))]
-            complete = len(libraries) == len(area.libraries)
-            self._areas[area] = complete and self._look_up(area.functions, libraries)
-            if self._areas[area]:
-                self._makes |= area.makes
+            libraries = [self._library(name) for name in area.libraries]
+            for name, found in zip(area.libraries, libraries, strict=True):
+                if isinstance(found, OSError):
+                    path = Path(self.folder, name)
+                    why = f": {found}" if path.exists() else ""
+                    logger.error("Failed to find %s library %s (%s=%s)%s", name, path, VARIABLE, self.folder, why)
+                    break
+            else:
+                self._areas[area] = self._look_up(area.functions, libraries)
                 self._look_up(area.optional, libraries, logging.DEBUG)
-        return self._areas[area]
+                self._makes |= area.makes
+        return self._areas.setdefault(area, False)
 
-    def _find(self, name: str) -> ctypes.CDLL | None:
-        path = Path(self.folder, name)
-        library = self._load(path)
-        if library is None:
-            logger.error("Failed to find %s library %s (%s=%s)", name, path, VARIABLE, self.folder)
-        return library
-
-    def _load(self, path: Path) -> ctypes.CDLL | None:
-        if path.name not in self._libraries:
+    def _library(self, name: str) -> ctypes.CDLL | OSError:
+        """A library, or why it cannot be loaded."""
+        if name not in self._libraries:
             # The loader need not know this folder: it takes what a library needs from those that are loaded.
-            for needed in _IN_ORDER[: _IN_ORDER.index(path.name)]:
-                self._load(Path(self.folder, needed))
+            for needed in _IN_ORDER[: _IN_ORDER.index(name)]:
+                self._library(needed)
             try:
-                library = ctypes.CDLL(str(path), os.RTLD_NOW | os.RTLD_GLOBAL)
+                library = ctypes.CDLL(str(Path(self.folder, name)), os.RTLD_NOW | os.RTLD_GLOBAL)
             except OSError as error:
-                library = None
-                logger.debug("%s", error)
-            self._libraries[path.name] = library
-        return self._libraries[path.name]
+                library = error
+            self._libraries[name] = library
+        return self._libraries[name]
 
-    def _look_up(self, functions: Types, libraries: list[ctypes.CDLL], level: int = logging.ERROR) -> bool:
+    def _look_up(self, functions: Types, libraries: list[Any], level: int = logging.ERROR) -> bool:
         found = True
         for name, types in functions.items():
             function = next((function for library in libraries if (function := getattr(library, name, None))), None)
