@@ -30,6 +30,8 @@ from gpunetio.enums import (
 )
 from gpunetio.errors import DocaError, InUseError, NotSupportedError, UnexpectedError
 from gpunetio.memory import HostMemory
+from gpunetio.providers.mlx5 import structs
+from gpunetio.providers.mlx5.device import VerbsDevice
 from gpunetio.providers.sdk import libraries, signatures
 from gpunetio.providers.sdk import provider as sdk_provider
 from gpunetio.providers.sdk.provider import SdkProvider, through_sdk
@@ -728,7 +730,19 @@ def test_the_host_as_gpu_is_not_concerned(folder, monkeypatch, calls):
 def test_a_forked_child_leaves_the_device_to_its_parent(card, calls, monkeypatch):
     before = calls()
     parent = os.getpid()
-    monkeypatch.setattr(sdk_provider.os, "getpid", lambda: parent + 1)
-    card.close()
+    with monkeypatch.context() as child:
+        child.setattr(sdk_provider.os, "getpid", lambda: parent + 1)
+        card.close()
     assert calls() == before
-    monkeypatch.undo()
+    card.close()
+    assert left(calls) == set()
+
+
+def test_a_card_tells_where_libibverbs_has_it():
+    context, pd = structs.ibv_context(), structs.ibv_pd()
+    device = VerbsDevice("mlx5_0", ctypes.pointer(context), borrowed=True)
+    device.hold("PD", 7, lambda pointer: 0, ctypes.pointer(pd))
+    assert device.ibv_context == ctypes.addressof(context)
+    assert device.ibv_pd(7) == ctypes.addressof(pd)
+    with pytest.raises(errors.InvalidValueError, match="mlx5_0 has no PD 0x8"):
+        device.ibv_pd(8)

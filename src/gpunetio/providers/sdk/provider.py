@@ -31,11 +31,10 @@ from .signatures import DEVICE
 _NO_FLAGS = 0  # DOCA_VERBS_CONTEXT_CREATE_FLAGS_NONE
 _ON = 1
 _RECORD_ALIGNMENT = 64  # of the doorbell record, which the SDK expects behind the ring of a CQ or SRQ
-# Of `doca_access_flag` only this is known: the first bit is local writing, and the first four are all rights.
+# Open GPUNetIO hands `ibv_access_flags` on as `doca_access_flag`, which names the four rights in another order: so only
+# the first bit, local writing, and all four together are sure to mean the same.
 _ACCESS = {Access.LOCAL_READ: 0x0, Access.LOCAL_WRITE: 0x1, Access.all(): 0xF}
 _CREATED_OUT = cmd.CREATE_QP_OUT  # the number is at the same place in all of them
-
-
 _AnyProvider = TypeVar("_AnyProvider", bound=Provider)
 
 
