@@ -31,8 +31,8 @@ from .signatures import DEVICE
 _NO_FLAGS = 0  # DOCA_VERBS_CONTEXT_CREATE_FLAGS_NONE
 _ON = 1
 _RECORD_ALIGNMENT = 64  # of the doorbell record, which the SDK expects behind the ring of a CQ or SRQ
-# Open GPUNetIO hands `ibv_access_flags` on as `doca_access_flag`. In which order that has the three remote rights nothing
-# shows; so none of them is asked for alone.
+# Open GPUNetIO hands `ibv_access_flags` on as `doca_access_flag`. The order of remote rights there is not known:
+# none of them is asked for alone.
 _ACCESS = {Access.LOCAL_READ: 0x0, Access.LOCAL_WRITE: 0x1, Access.all(): 0xF}
 _CREATED_OUT = cmd.CREATE_QP_OUT  # the number is at the same place in all of them
 _AnyProvider = TypeVar("_AnyProvider", bound=Provider)
