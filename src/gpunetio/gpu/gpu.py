@@ -15,6 +15,7 @@ import numpy as np
 from ..enums import MemRegType, MemType, NicHandler, QpSendDbrMode, SendDbrModeExt
 from ..errors import BadStateError, InvalidValueError, NotFoundError, NotSupportedError
 from ..memory import PAGE
+from ..providers.sdk.gpu import create_gpu
 from ..verbs import PD, QP, SRQ
 from ..verbs.arguments import member, whole
 from . import cuda_backend
@@ -56,6 +57,10 @@ class Gpu:
     def __init__(self, which: str | int = "auto", *, warp: int = 1, queue_memory: str = "auto"):
         _check_queue_memory(queue_memory)
         self.backend: Any = self._open_backend(which)
+        with ExitStack() as undo:
+            undo.callback(self.backend.close)
+            self._destroy_sdk = create_gpu(self.name) if self.target == "cuda" else None
+            undo.pop_all()
         self.warp = 32 if self.target == "cuda" else warp
         self.queue_memory = queue_memory
         if queue_memory == "auto":
@@ -363,6 +368,8 @@ class Gpu:
         self._open = False
         with ExitStack() as steps:  # the last step first, and every step whatever the others raise
             steps.callback(self.backend.close)
+            if self._destroy_sdk:
+                steps.callback(self._destroy_sdk)
             for part in (*self._memory, *self._services, *self._exports):
                 steps.callback(part.close)
 

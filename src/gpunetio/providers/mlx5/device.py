@@ -165,6 +165,15 @@ class VerbsDevice:
         """The file that the device is opened by."""
         return f"/dev/infiniband/{os.fsdecode(self.context.contents.device.contents.dev_name)}"
 
+    @property
+    def ibv_context(self) -> int:
+        """The address of the `ibv_context`."""
+        return ctypes.cast(self.context, ctypes.c_void_p).value or 0
+
+    def ibv_pd(self, pdn: int) -> int:
+        """The address of a protection domain's `ibv_pd`."""
+        return ctypes.cast(self.get("PD", pdn), ctypes.c_void_p).value or 0
+
     # --- identity and ports ------------------------------------------------------------------------------------------
 
     def query_device(self) -> DeviceAttr:

@@ -20,6 +20,7 @@ from ...formats.commands import Status
 from ...formats.events import EventType, PortSubtype
 from ...memory import PAGE
 from ..provider import Event, UarPage
+from ..sdk.provider import through_sdk
 from . import structs as s
 from .device import VerbsDevice, open_context
 from .errors import GONE, command_refused, errno_of
@@ -57,7 +58,7 @@ def open_device(name: str) -> Mlx5Provider:
         undo.callback(libibverbs().ibv_close_device, context)
         provider = Mlx5Provider(name, context)
         undo.pop_all()
-    return provider
+    return through_sdk(provider)
 
 
 def adopt_context(address: int) -> Mlx5Provider:
@@ -67,7 +68,7 @@ def adopt_context(address: int) -> Mlx5Provider:
     """
     libmlx5()
     context = ctypes.cast(address, POINTER(s.ibv_context))
-    return Mlx5Provider(os.fsdecode(context.contents.device.contents.name), context, borrowed=True)
+    return through_sdk(Mlx5Provider(os.fsdecode(context.contents.device.contents.name), context, borrowed=True))
 
 
 class Mlx5Provider(VerbsDevice):
