@@ -11,8 +11,8 @@ command or script with the stand-in installed. GPUNETIO_STAND_IN names a file th
 What it is stricter in than the software NIC: see stand_in.c and strict.py. Differences from a card that remain:
 
 - A doorbell register in memory holds one doorbell: queues that ring the same one overwrite each other. With a doorbell
-  record nothing is lost, as the engine looks at records when it is idle. A queue without one (NO_DBR_EXT) therefore gets
-  a UAR of its own while the stand-in is installed (`own_registers`); on a card they share one.
+  record nothing is lost, as the engine looks at records when it is idle. Queues without one (NO_DBR_EXT) do not share a
+  UAR while the stand-in is installed (`own_registers`); on a card they may.
 - Nobody tells the engine of a doorbell. While kernels run it spins; otherwise it looks every millisecond, so that the
   first request of a CPU after a while takes that long.
 - The engine does not ask through which UAR a queue was rung.

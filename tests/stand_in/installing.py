@@ -6,12 +6,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
+from weakref import WeakSet
 
 from gpunetio.enums import QpSendDbrMode, UarAllocationType
 from gpunetio.providers.mlx5 import libraries
 from gpunetio.verbs.pd import PD
 from gpunetio.verbs.qp import QP
 from gpunetio.verbs.qp_init import QpInitAttr
+from gpunetio.verbs.uar import UAR
 
 from .nics import StandIn
 
@@ -36,12 +38,17 @@ def installed(path: Path) -> Iterator[StandIn]:
 
 @contextmanager
 def own_registers() -> Iterator[None]:
-    """Meanwhile a queue pair without a doorbell record has a UAR of its own: its register is its only doorbell."""
+    """Meanwhile no two queue pairs without a doorbell record share a UAR: its register is their only doorbell."""
     create = QP.__init__
+    rung: WeakSet[UAR] = WeakSet()
 
     def created(self: QP, pd: PD, attr: QpInitAttr) -> None:
-        if attr.send_dbr_mode == QpSendDbrMode.NO_DBR_EXT and attr.external_uar is None:
-            attr = replace(attr, external_uar=pd.ctx.create_uar(UarAllocationType.BLUEFLAME))
+        if attr.send_dbr_mode == QpSendDbrMode.NO_DBR_EXT:
+            given = attr.external_uar
+            if given is None or given in rung:
+                kind = UarAllocationType.NONCACHE_DEDICATED if given else UarAllocationType.BLUEFLAME
+                attr = replace(attr, external_uar=pd.ctx.create_uar(kind))
+            rung.add(attr.external_uar)
         create(self, pd, attr)
 
     with mock.patch.object(QP, "__init__", created):

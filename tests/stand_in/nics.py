@@ -18,8 +18,16 @@ from typing import Any
 
 from gpunetio.enums import Access, AsyncEventType, UarAllocationType
 from gpunetio.errors import (
-    BadStateError, DocaError, DriverError, FullError, InUseError, InvalidValueError, NoMemoryError, NotFoundError,
-    NotSupportedError, TimedOutError,
+    BadStateError,
+    DocaError,
+    DriverError,
+    FullError,
+    InUseError,
+    InvalidValueError,
+    NoMemoryError,
+    NotFoundError,
+    NotSupportedError,
+    TimedOutError,
 )  # fmt: skip
 from gpunetio.formats.commands import OUT, Opcode, Status
 from gpunetio.formats.events import EventType, PortSubtype
@@ -83,13 +91,43 @@ class Complaints(list[str]):
 
 
 @dataclass
+class _Subscription:
+    """What a channel hears of an object, or of the device: for each type the caller's cookie.
+
+    It outlives its object, as what has happened before is told.
+    """
+
+    channel: int
+    handle: int
+    cookies: dict[EventType, int] = field(default_factory=dict)
+
+
+@dataclass
 class _Context:
-    """One open of a device. Of each event channel without an object it is known what it is to hear."""
+    """One open of a device. The software NIC's cookies are numbers of subscriptions."""
 
     device: int
     nic: soft.SoftProvider
     async_channel: int
-    heard: dict[int, set[EventType]] = field(default_factory=dict)
+    subscriptions: list[_Subscription] = field(default_factory=list)
+
+    def subscription(self, channel: int, handle: int) -> int:
+        """The number of a channel's subscription of an object, a new one if need be."""
+        for number, known in enumerate(self.subscriptions):
+            if (known.channel, known.handle) == (channel, handle):
+                return number
+        self.subscriptions.append(_Subscription(channel, handle))
+        return len(self.subscriptions) - 1
+
+    def is_told_elsewhere(self, channel: int, handle: int, kind: EventType) -> bool:
+        """Whether the software NIC, which knows one subscriber of an object, tells this kind already."""
+        completions = kind == EventType.COMPLETION  # those have a subscriber of their own
+        return any(
+            (other.channel != channel and (known == EventType.COMPLETION) == completions) or known == kind
+            for other in self.subscriptions
+            for known in other.cookies
+            if other.handle == handle != _NOTHING or (other.channel, other.handle) == (channel, handle)
+        )
 
 
 @dataclass
@@ -363,8 +401,11 @@ class StandIn:
         return self._nic(context).event_fd(channel)
 
     def _destroy_event_channel(self, context: int, channel: int) -> None:
-        self._contexts[context].heard.pop(channel, None)
-        self._nic(context).destroy_event_channel(channel)
+        opened = self._contexts[context]
+        opened.nic.destroy_event_channel(channel)
+        for known in opened.subscriptions:
+            if known.channel == channel:
+                known.cookies.clear()
 
     def _subscribe(self, context: int, channel: int, handle: int, types: int, count: int, cookie: int) -> int:
         opened = self._contexts[context]
@@ -372,25 +413,22 @@ class StandIn:
         if any(number not in list(EventType) for number in numbers):
             return -errno.EINVAL
         wanted = [EventType(number) for number in numbers]
-        if handle == _NOTHING:
-            if any(kind not in _OF_DEVICE for kind in wanted):
-                return -errno.EINVAL
-            opened.heard.setdefault(channel, set()).update(wanted)
-            opened.nic.subscribe(channel, None, wanted, cookie)
-            return 0
-        if any(kind in _OF_DEVICE for kind in wanted):
+        if any((kind in _OF_DEVICE) != (handle == _NOTHING) for kind in wanted):
             return -errno.EINVAL
-        completions = [kind for kind in wanted if kind == EventType.COMPLETION]
-        for kinds in (completions, [kind for kind in wanted if kind not in completions]):
-            if kinds:
-                opened.nic.subscribe(channel, handle, kinds, cookie)
+        if any(opened.is_told_elsewhere(channel, handle, kind) for kind in wanted):
+            return -errno.EOPNOTSUPP
+        number = opened.subscription(channel, handle)
+        for kind in wanted:
+            opened.nic.subscribe(channel, None if handle == _NOTHING else handle, [kind], number)
+            opened.subscriptions[number].cookies[kind] = cookie
         return 0
 
     def _get_event(self, context: int, channel: int, room: int) -> int:
         opened = self._contexts[context]
         while event := opened.nic.get_event(channel):
-            if event.type not in _OF_DEVICE or event.type in opened.heard.get(channel, ()):
-                _fill(room, _words([event.cookie, event.type, event.number]))
+            cookie = opened.subscriptions[event.cookie].cookies.get(event.type)
+            if cookie is not None:
+                _fill(room, _words([cookie, event.type, event.number]))
                 return 0
         return -errno.EAGAIN
 

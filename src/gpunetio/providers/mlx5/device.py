@@ -24,6 +24,7 @@ from ...errors import (
     NotPermittedError,
     NotSupportedError,
 )
+from ...memory import PAGE
 from ..provider import DeviceAttr, DeviceInfo, GidType, MrKeys, PortAttr
 from . import structs as s
 from .cuda_dmabuf import dmabuf_of
@@ -232,6 +233,7 @@ class VerbsDevice:
     def reg_mr(self, pdn: int, address: int, nbytes: int, iova: int, access: Access, cuda: bool) -> MrKeys:
         """See `Provider`. GPU memory: by dmabuf, or else by its address, for which nvidia-peermem must be loaded."""
         what = f"a region of {nbytes} bytes at {address:#x}"
+        _check_iova(address, iova)
         if cuda:
             try:
                 fd, offset = dmabuf_of(address, nbytes)
@@ -256,6 +258,7 @@ class VerbsDevice:
 
     def reg_dmabuf_mr(self, pdn: int, fd: int, offset: int, nbytes: int, iova: int, access: Access) -> MrKeys:
         """See `Provider`. NotSupportedError before rdma-core 34."""
+        _check_iova(offset, iova)
         mr = self.verbs.ibv_reg_dmabuf_mr(self.get("PD", pdn), offset, nbytes, iova, fd, int(access))
         return self._mr(f"ibv_reg_dmabuf_mr of {nbytes} bytes at offset {offset} of fd {fd}", mr)
 
@@ -374,6 +377,15 @@ class VerbsDevice:
 def _be64(value: int) -> int:
     """A big-endian number that ctypes has read in the host's order."""
     return int.from_bytes(bytes(ctypes.c_uint64(value)), "big")
+
+
+def _check_iova(start: int, iova: int) -> None:
+    """Raise InvalidValueError unless both are at the same place in a page, as ib_uverbs_reg_mr of the kernel does."""
+    if (start ^ iova) % PAGE:
+        raise InvalidValueError(
+            f"iova = {iova:#x} for memory at {start:#x}: a card maps whole pages, so that both must have the same "
+            f"offset in a page of {PAGE} bytes: register from {iova % PAGE:#x} of a page on, or choose another iova"
+        )
 
 
 def _mtu_bytes(code: int) -> int:
