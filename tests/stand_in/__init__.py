@@ -19,7 +19,7 @@ What it is stricter in than the software NIC: see stand_in.c and strict.py. Diff
 """
 
 from .building import build, built
-from .installing import installed, own_registers
-from .nics import Complaints, StandIn
+from .installing import installed, nics_of_cards, own_registers
+from .nics import StandIn
 
-__all__ = ["Complaints", "StandIn", "build", "built", "installed", "own_registers"]
+__all__ = ["StandIn", "build", "built", "installed", "nics_of_cards", "own_registers"]

@@ -86,10 +86,6 @@ _LAST_CALLS = (
 _OF_DEVICE = (EventType.PORT_CHANGE, EventType.INTERNAL_ERROR)
 
 
-class Complaints(list[str]):
-    """What would have crashed a real library, or leaked."""
-
-
 @dataclass
 class _Subscription:
     """What a channel hears of an object, or of the device: for each type the caller's cookie.
@@ -141,16 +137,17 @@ class StandIn:
     """The library, and what tests want of it.
 
     `calls` counts calls by function; `complaints` is what would have crashed a real library; `refused` is why commands
-    were refused. `devices`: how many there are; `ports`: how those of a device are attached, by number.
+    were refused. `devices`: how many there are, named `prefix` and a number; `ports`: how they are attached, by
+    number, until they are closed.
 
     `tells_status`: the kernel hands out the device's answer to a refused command (EREMOTEIO, as since Linux 5.18), or
     only an errno. `dedicated_uars`: rdma-core 45 or later. `has_gids`: the GID table is not empty.
     """
 
-    def __init__(self, path: Path):
-        self.path = path
+    def __init__(self, path: Path, prefix: str = "mlx5_"):
+        self.path, self._prefix = path, prefix
         self.calls: Counter[str] = Counter()
-        self.complaints = Complaints()
+        self.complaints: list[str] = []
         self.refused: list[str] = []
         self.ports: dict[int, PortConfig] = {}
         self.reset()
@@ -162,7 +159,7 @@ class StandIn:
             for name, arguments in _CALLS.items()
         ]
         table = (c_void_p * len(_CALLS))(*(ctypes.cast(function, c_void_p) for function in self._functions))
-        self._library.stand_in_install(table, str(self._sysfs()).encode())
+        self._library.stand_in_install(table, str(self._sysfs()).encode(), prefix.encode())
 
     # --- what tests ask for ------------------------------------------------------------------------------------------
 
@@ -184,13 +181,24 @@ class StandIn:
 
     def nic(self, name: str) -> SoftNic:
         """The software NIC behind an open device."""
-        number = int(name.removeprefix("mlx5_"))
+        number = self._number(name)
         return next(context.nic.nic for context in self._contexts.values() if context.device == number)
+
+    def _number(self, name: str) -> int:
+        return int(name.removeprefix(self._prefix))
+
+    def attach(self, name: str, port: PortConfig) -> bool:
+        """Attach a device so when it is opened the next time: whether there is such a device."""
+        number = name.removeprefix(self._prefix)
+        if not number.isdecimal() or int(number) >= self.devices:
+            return False
+        self.ports[int(number)] = port
+        return True
 
     def break_down(self, name: str) -> None:
         """The device fails: everyone is told (IBV_EVENT_DEVICE_FATAL), and from then on calls fail with EIO."""
         self.nic(name).fail()
-        self._fatal.add(int(name.removeprefix("mlx5_")))
+        self._fatal.add(self._number(name))
 
     @property
     def open_contexts(self) -> int:
@@ -216,7 +224,7 @@ class StandIn:
         folder = Path(tempfile.mkdtemp(prefix="gpunetio-stand-in-"))
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
         for number in range(soft.DEVICES):
-            device = folder / f"infiniband/mlx5_{number}"
+            device = folder / f"infiniband/{self._prefix}{number}"
             device.mkdir(parents=True)
             mac = Port(self.ports.get(number) or PortConfig(), f"127.0.0.{number + 1}").mac
             guid = (mac[:3] + b"\xff\xfe" + mac[3:]).hex(":", 2)
@@ -259,6 +267,7 @@ class StandIn:
         closed.nic.close()
         if all(other.device != closed.device for other in self._contexts.values()):
             self._fatal.discard(closed.device)
+            self.ports.pop(closed.device, None)
 
     def _nic(self, context: int) -> soft.SoftProvider:
         return self._contexts[context].nic

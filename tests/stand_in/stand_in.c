@@ -78,12 +78,14 @@ static struct calls {
     i64 (*get_event)(i64 context, i64 channel, u64 *event);
 } calls;
 static bool installed;
-static char sysfs[IBV_SYSFS_PATH_MAX - IBV_SYSFS_NAME_MAX];
+static char sysfs[IBV_SYSFS_PATH_MAX - IBV_SYSFS_NAME_MAX], prefix[16];
 
-void stand_in_install(const struct calls *functions, const char *folder)
+// `folder` is what devices find in place of /sys/class; their names are `name` and a number.
+void stand_in_install(const struct calls *functions, const char *folder, const char *name)
 {
     calls = *functions;
     snprintf(sysfs, sizeof sysfs, "%s", folder);
+    snprintf(prefix, sizeof prefix, "%s", name);
     installed = true;
 }
 
@@ -217,10 +219,10 @@ struct ibv_device **ibv_get_device_list(int *num_devices)
         struct ibv_device *ibv = &devices[n].ibv;
         ibv->node_type = IBV_NODE_CA;
         ibv->transport_type = IBV_TRANSPORT_IB;
-        snprintf(ibv->name, sizeof ibv->name, "mlx5_%d", n);
+        snprintf(ibv->name, sizeof ibv->name, "%s%d", prefix, n);
         snprintf(ibv->dev_name, sizeof ibv->dev_name, "uverbs%d", n);
         snprintf(ibv->dev_path, sizeof ibv->dev_path, "%s/infiniband_verbs/uverbs%d", sysfs, n);
-        snprintf(ibv->ibdev_path, sizeof ibv->ibdev_path, "%s/infiniband/mlx5_%d", sysfs, n);
+        snprintf(ibv->ibdev_path, sizeof ibv->ibdev_path, "%s/infiniband/%s%d", sysfs, prefix, n);
         use(&devices[n], +1);
         list[n] = ibv;
     }
