@@ -213,7 +213,11 @@ class VerbsDevice:
     def alloc_pd(self) -> int:
         """See `Provider`."""
         pd = self.pointer("ibv_alloc_pd", self.verbs.ibv_alloc_pd(self.context))
-        return self.hold("PD", self._pd_number(pd), self.verbs.ibv_dealloc_pd, pd)
+        with contextlib.ExitStack() as undo:
+            undo.callback(self.verbs.ibv_dealloc_pd, pd)
+            number = self._pd_number(pd)
+            undo.pop_all()
+        return self.hold("PD", number, self.verbs.ibv_dealloc_pd, pd)
 
     def _pd_number(self, pd: Any) -> int:
         return pd.contents.handle
