@@ -13,6 +13,7 @@ import numpy as np
 
 from ..enums import Access, AsyncEventType, QpState, SendFlags, WcStatus, WrOpcode
 from ..errors import DocaError
+from ..memory import PAGE
 from ..verbs import CQ, MR, PD, QP, CompChannel, Completion, Context, RecvWr, SendWr, Sge
 
 PATIENCE = 10.0  # seconds for what must happen
@@ -50,11 +51,15 @@ def refused(what: str, errors: type[DocaError] | tuple[type[DocaError], ...], ca
 
 
 class Memory:
-    """Registered memory with guard bytes around it, random content, and an image of what it must hold."""
+    """Registered memory with guard bytes around it, random content, and an image of what it must hold.
+
+    It begins where atomics can go, and at the offset of `iova` in a page, without which a card does not map it.
+    """
 
     def __init__(self, pd: PD, nbytes: int, seed: int, access: Access | None = None, iova: int | None = None):
-        self.whole = np.random.default_rng(seed).integers(0, 256, nbytes + 2 * _GUARD + 8, np.uint8)
-        start = _GUARD + -int(self.whole.ctypes.data + _GUARD) % 8  # where atomics can go
+        multiple, offset = (8, 0) if iova is None else (PAGE, iova % PAGE)
+        self.whole = np.random.default_rng(seed).integers(0, 256, nbytes + 2 * _GUARD + multiple, np.uint8)
+        start = _GUARD + (offset - int(self.whole.ctypes.data + _GUARD)) % multiple
         self.nbytes = nbytes
         self.bytes = self.whole[start : start + nbytes]
         self.mr: MR = pd.register(self.bytes, access, iova=iova)

@@ -24,6 +24,7 @@ from ...errors import (
     NotPermittedError,
     NotSupportedError,
 )
+from ...memory import PAGE
 from ..provider import DeviceAttr, DeviceInfo, GidType, MrKeys, PortAttr
 from . import structs as s
 from .cuda_dmabuf import dmabuf_of
@@ -221,7 +222,11 @@ class VerbsDevice:
     def alloc_pd(self) -> int:
         """See `Provider`."""
         pd = self.pointer("ibv_alloc_pd", self.verbs.ibv_alloc_pd(self.context))
-        return self.hold("PD", self._pd_number(pd), self.verbs.ibv_dealloc_pd, pd)
+        with contextlib.ExitStack() as undo:
+            undo.callback(self.verbs.ibv_dealloc_pd, pd)
+            number = self._pd_number(pd)
+            undo.pop_all()
+        return self.hold("PD", number, self.verbs.ibv_dealloc_pd, pd)
 
     def _pd_number(self, pd: Any) -> int:
         return pd.contents.handle
@@ -241,6 +246,7 @@ class VerbsDevice:
     def reg_mr(self, pdn: int, address: int, nbytes: int, iova: int, access: Access, cuda: bool) -> MrKeys:
         """See `Provider`. GPU memory: by dmabuf, or else by its address, for which nvidia-peermem must be loaded."""
         what = f"a region of {nbytes} bytes at {address:#x}"
+        _check_iova(address, iova)
         if cuda:
             try:
                 fd, offset = dmabuf_of(address, nbytes)
@@ -265,6 +271,7 @@ class VerbsDevice:
 
     def reg_dmabuf_mr(self, pdn: int, fd: int, offset: int, nbytes: int, iova: int, access: Access) -> MrKeys:
         """See `Provider`. NotSupportedError before rdma-core 34."""
+        _check_iova(offset, iova)
         mr = self.verbs.ibv_reg_dmabuf_mr(self.get("PD", pdn), offset, nbytes, iova, fd, int(access))
         return self._mr(f"ibv_reg_dmabuf_mr of {nbytes} bytes at offset {offset} of fd {fd}", mr)
 
@@ -383,6 +390,15 @@ class VerbsDevice:
 def _be64(value: int) -> int:
     """A big-endian number that ctypes has read in the host's order."""
     return int.from_bytes(bytes(ctypes.c_uint64(value)), "big")
+
+
+def _check_iova(start: int, iova: int) -> None:
+    """Raise InvalidValueError unless both are at the same place in a page, as ib_uverbs_reg_mr of the kernel does."""
+    if (start ^ iova) % PAGE:
+        raise InvalidValueError(
+            f"iova = {iova:#x} for memory at {start:#x}: a card maps whole pages, so that both must have the same "
+            f"offset in a page of {PAGE} bytes: register from {iova % PAGE:#x} of a page on, or choose another iova"
+        )
 
 
 def _mtu_bytes(code: int) -> int:

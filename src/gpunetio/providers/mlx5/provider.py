@@ -7,6 +7,7 @@ import errno
 import logging
 import os
 import select
+from collections import Counter
 from collections.abc import Iterable
 from contextlib import ExitStack
 from ctypes import POINTER, byref, c_uint16, c_uint32, sizeof
@@ -80,6 +81,7 @@ class Mlx5Provider(VerbsDevice):
         super().__init__(name, context, borrowed)
         self.mlx5 = libmlx5()
         self._numbers: dict[int, int] = {}  # handle of a DEVX object → its number
+        self._uar_users: Counter[int] = Counter()  # page id → how often it was given: all non-cached ones are one page
         attr = s.mlx5dv_context()
         self._check("mlx5dv_query_device", self.mlx5.mlx5dv_query_device(context, byref(attr)))
         if not attr.flags & s.MLX5DV_CONTEXT_FLAGS_CQE_V1:
@@ -144,12 +146,16 @@ class Mlx5Provider(VerbsDevice):
                 f"mlx5dv_devx_alloc_uar of kind {kind.name} on {self.name}: this kernel or libmlx5 has no such pages"
             )
         found = self.pointer(f"mlx5dv_devx_alloc_uar of kind {kind.name}", uar).contents
+        self._uar_users[found.page_id] += 1
         self.hold("UAR", found.page_id, self.mlx5.mlx5dv_devx_free_uar, uar)
         return UarPage(found.page_id, found.base_addr, found.reg_addr)
 
     def free_uar(self, page_id: int) -> None:
         """See `Provider`."""
-        self.give_back("UAR", page_id)
+        self.get("UAR", page_id)
+        self._uar_users[page_id] -= 1
+        if self._uar_users[page_id] == 0:
+            self.give_back("UAR", page_id)
 
     def doorbell_register(self, uar: UarPage, qpn: int) -> int:
         """See `Provider`: a card tells queues apart by what is written."""
