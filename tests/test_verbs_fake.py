@@ -7,7 +7,7 @@ import inspect
 from collections import defaultdict
 from collections.abc import Iterable
 
-from gpunetio.enums import Access, LinkLayer, UarAllocationType
+from gpunetio.enums import Access, GidType, LinkLayer, UarAllocationType
 from gpunetio.errors import DriverError, NotFoundError, NotSupportedError
 from gpunetio.formats.events import EventType
 from gpunetio.providers.provider import DeviceAttr, Event, MrKeys, PortAttr, Provider, UarPage
@@ -87,6 +87,9 @@ class FakeProvider:
 
     def query_gid(self, port: int, index: int) -> bytes:
         return GID if index == 0 else bytes(16)
+
+    def gid_type(self, port: int, index: int) -> GidType:
+        return GidType.ROCE_V2
 
     def alloc_pd(self) -> int:
         self._check("alloc_pd")

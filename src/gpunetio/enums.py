@@ -98,6 +98,14 @@ class QpAttrMask(IntFlag):
     MAX_DEST_RD_ATOMIC = 1 << 17
 
 
+class GidType(IntEnum):
+    """enum ibv_gid_type."""
+
+    IB      = 0
+    ROCE_V1 = 1
+    ROCE_V2 = 2
+
+
 class Access(IntFlag):
     """Rights of a memory region (enum ibv_access_flags). LOCAL_READ is always given."""
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ..enums import GidType
 from .compiling import compiling
 from .failures import guarded
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from ..verbs import Context
 
 _STATES = {"PORT_DOWN": 1, "PORT_INIT": 2, "PORT_ARMED": 3, "PORT_ACTIVE": 4}
+_GID_TYPES = {GidType.IB: "", GidType.ROCE_V1: ", RoCE v1", GidType.ROCE_V2: ", RoCE v2"}
 _LIMITS = (
     "max_qp", "max_qp_wr", "max_sge", "max_cq", "max_cqe", "max_mr", "max_pd", "max_qp_rd_atom", "max_qp_init_rd_atom",
     "max_ah", "max_srq", "max_srq_wr", "max_srq_sge", "max_pkeys",
@@ -27,9 +29,11 @@ _LIMITS = (
 @guarded
 def devices(wanted: str | None, names_only: bool, verbose: bool) -> None:
     """Describe the NICs as ibv_devinfo does."""
-    from ..providers import device_list
+    from ..providers import device_list, no_hardware
     from ..verbs import open as open_device
 
+    if not wanted and (why := no_hardware()):
+        click.echo(f"only software NICs: {why}", err=True)
     if names_only:
         for info in device_list():
             click.echo(info.name)
@@ -90,8 +94,11 @@ def _port(ctx: Context, port: int, verbose: bool) -> list[str]:
     ]
     if verbose:
         gids = ((index, ctx.query_gid(port, index)) for index in range(attr.gid_tbl_len))
-        kind = "" if attr.link_layer.name == "INFINIBAND" else ", RoCE v2"
-        lines += [_field(f"GID[{index:3}]", _gid(gid) + kind, 3) for index, gid in gids if any(gid)]
+        lines += [
+            _field(f"GID[{index:3}]", _gid(gid) + _GID_TYPES[ctx.gid_type(port, index)], 3)
+            for index, gid in gids
+            if any(gid)
+        ]
     return lines
 
 

@@ -2,27 +2,88 @@
 
 from __future__ import annotations
 
-from ..errors import NotFoundError
+import logging
+
+from ..errors import DocaError, InvalidValueError, NotFoundError, NotSupportedError
 from ..nic.port import PortConfig
 from . import soft
+from .mlx5.device import FoundDevice, found_devices
 from .provider import DeviceInfo, Provider
 
-__all__ = ["DeviceInfo", "PortConfig", "Provider", "device_list", "open_device"]
+__all__ = ["DeviceInfo", "PortConfig", "Provider", "device_list", "no_hardware", "open_device"]
+
+logger = logging.getLogger("gpunetio.providers")
 
 
 def device_list() -> list[DeviceInfo]:
-    """Every device that can be opened (`ibv_get_device_list`)."""
-    return soft.device_list()
+    """Every device that can be opened (`ibv_get_device_list`): those of libibverbs, then the software NICs."""
+    return [*(device.info for device in _hardware()), *soft.device_list()]
+
+
+def no_hardware() -> str | None:
+    """Why there are no devices but software NICs; None when there are."""
+    try:
+        return None if found_devices() else "libibverbs finds no devices: there is no card, or its driver is not loaded"
+    except DocaError as error:
+        return str(error)
 
 
 def open_device(name: str | None = None, port: PortConfig | None = None) -> Provider:
-    """Open a device by name (`ibv_open_device`); None is the first software NIC that no other process has.
+    """Open a device by name (`ibv_open_device`).
 
-    `port` says how a software NIC is attached.
+    None is the first card with an active port, or else the first software NIC that no other process has; the log says
+    which. `port` says how a software NIC is attached, and chooses one if there is no name.
     """
     if name is None:
-        return soft.open_first(port)
-    devices = device_list()
-    if name not in (device.name for device in devices):
-        raise NotFoundError(f"no device {name!r}; there are: {', '.join(device.name for device in devices)}")
-    return soft.open_device(name, port)
+        return (_open_card() if port is None else None) or _open_software(port)
+    for device in _hardware():
+        if device.name == name:
+            if port is not None:
+                raise InvalidValueError(f"port = {port}: {name} is no software NIC, and is attached as the system says")
+            return _open(device)
+    if name in (device.name for device in soft.device_list()):
+        return soft.open_device(name, port)
+    there = ", ".join(device.name for device in device_list())
+    raise NotFoundError(f"no device {name!r}; there are: {there}" + (f" ({why})" if (why := no_hardware()) else ""))
+
+
+def _hardware() -> list[FoundDevice]:
+    """What libibverbs lists; nothing without it."""
+    try:
+        return found_devices()
+    except DocaError as error:
+        logger.debug("no devices but software NICs: %s", error)
+        return []
+
+
+def _open(device: FoundDevice) -> Provider:
+    if not device.mlx5:
+        raise NotSupportedError(f"{device.name} is no device of NVIDIA, or libmlx5 is missing")
+    from .mlx5.provider import open_device as open_mlx5
+
+    return open_mlx5(device.name)
+
+
+def _open_card() -> Provider | None:
+    """The first card with an active port."""
+    for device in _hardware():
+        if not device.card:
+            continue
+        try:
+            provider = _open(device)
+        except DocaError as error:
+            logger.warning("%s is passed over: %s", device.name, error)
+            continue
+        ports = range(1, provider.query_device().phys_port_cnt + 1)
+        if active := [port for port in ports if provider.query_port(port).state == "PORT_ACTIVE"]:
+            logger.info("device %s: its port %d is active", device.name, active[0])
+            return provider
+        logger.info("%s is passed over: none of its ports is active", device.name)
+        provider.close()
+    return None
+
+
+def _open_software(port: PortConfig | None) -> Provider:
+    provider = soft.open_first(port)
+    logger.info("device %s, a software NIC: no card has an active port", provider.name)
+    return provider

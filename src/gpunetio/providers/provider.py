@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from ..enums import Access, LinkLayer, UarAllocationType
+from ..enums import Access, GidType, LinkLayer, UarAllocationType
 from ..formats.events import EventType
 
 
@@ -110,6 +110,10 @@ class Provider(Protocol):
 
     def query_gid(self, port: int, index: int) -> bytes:
         """16 raw bytes; all zero for an empty entry (`ibv_query_gid`)."""
+        ...
+
+    def gid_type(self, port: int, index: int) -> GidType:
+        """What packets from this address look like (`ibv_query_gid_ex`)."""
         ...
 
     def alloc_pd(self) -> int:

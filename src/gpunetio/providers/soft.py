@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 
 from ..device.launch import observers
-from ..enums import Access, UarAllocationType
+from ..enums import Access, GidType, LinkLayer, UarAllocationType
 from ..errors import DocaError, DriverError, InUseError, InvalidValueError, NotSupportedError
 from ..fabric.neighbours import owner_of
 from ..formats import commands as cmd
@@ -142,6 +142,11 @@ class SoftProvider:
         """See `Provider`."""
         self._check_port(port)
         return self.nic.gid(index)
+
+    def gid_type(self, port: int, index: int) -> GidType:
+        """See `Provider`."""
+        self._check_port(port)
+        return GidType.ROCE_V2 if self.nic.port.link_layer == LinkLayer.ETHERNET else GidType.IB
 
     def alloc_pd(self) -> int:
         """See `Provider`."""

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from functools import cached_property
 from typing import Any
 
-from ..enums import Access, CqOverrun, UarAllocationType
+from ..enums import Access, CqOverrun, GidType, UarAllocationType
 from ..errors import DocaError, InvalidValueError
 from ..formats.cqe import CQE_SIZE
 from ..providers import PortConfig, open_device
@@ -26,9 +26,11 @@ _open: set[Context] = set()  # a device goes on until it is closed: so must the 
 
 
 def open(name: str | None = None, *, port: PortConfig | None = None) -> Context:
-    """Open a device (`ibv_open_device`); without a name the first software NIC that no other process has.
+    """Open a device (`ibv_open_device`): a card or a software NIC.
 
-    `port` says how a software NIC is attached to the world: addresses, wire, MTU, link layer, faults, capture.
+    Without a name it is the first card with an active port, or else the first software NIC that no other process has;
+    the log says which (INFO). `port` says how a software NIC is attached to the world: addresses, wire, MTU, link
+    layer, faults, capture.
     """
     if port is not None:
         instance("port", port, PortConfig)
@@ -92,6 +94,11 @@ class Context(Handle):
         if not 0 <= whole("index", index) < size:
             raise InvalidValueError(f"GID index {index}: the table of {self} has the indices 0 to {size - 1}")
         return self.provider.query_gid(port, index)
+
+    def gid_type(self, port: int = 1, index: int = 0) -> GidType:
+        """What packets from a GID look like (`ibv_query_gid_ex`)."""
+        self._check_port(port)
+        return self.provider.gid_type(port, whole("index", index))
 
     def _check_port(self, port: int) -> None:
         count = self.query_device().phys_port_cnt

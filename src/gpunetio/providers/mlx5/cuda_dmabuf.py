@@ -1,0 +1,45 @@
+"""GPU memory as a dmabuf, through the CUDA driver: what a device registers without a module of NVIDIA's."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from contextlib import ExitStack
+
+from ...errors import NotSupportedError
+from ...memory import PAGE
+
+_OF_CONTEXT = 1  # CU_POINTER_ATTRIBUTE_CONTEXT
+_DMABUF_FD = 1  # CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD
+
+
+@functools.cache
+def _driver() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+def dmabuf_of(address: int, nbytes: int) -> tuple[int, int]:
+    """A descriptor of the pages that hold [address, address + nbytes), which the caller closes, and the offset there.
+
+    NotSupportedError when the driver gives none: that takes its open kernel modules, and CUDA 11.7.
+    """
+    start = address & -PAGE
+    size = -(-(address + nbytes - start) // PAGE) * PAGE
+    fd = ctypes.c_int(-1)
+    try:
+        driver = _driver()
+        export = driver.cuMemGetHandleForAddressRange
+    except (OSError, AttributeError) as error:
+        raise NotSupportedError(f"the CUDA driver gives no dmabufs: {error}") from None
+    with ExitStack() as undo:
+        context = ctypes.c_void_p()  # none for memory of a pool
+        driver.cuPointerGetAttribute(ctypes.byref(context), _OF_CONTEXT, ctypes.c_uint64(address))
+        if context and driver.cuCtxPushCurrent_v2(context) == 0:
+            undo.callback(driver.cuCtxPopCurrent_v2, ctypes.byref(ctypes.c_void_p()))
+        code = export(ctypes.byref(fd), ctypes.c_uint64(start), ctypes.c_size_t(size), _DMABUF_FD, ctypes.c_uint64(0))
+    if code != 0:
+        raise NotSupportedError(
+            f"the CUDA driver gives no dmabuf of {size} bytes at {start:#x} (CUresult {code}): that takes GPU memory "
+            "and the open kernel modules"
+        )
+    return fd.value, address - start

@@ -1,0 +1,381 @@
+"""What libibverbs has for every verbs device: which there are, identity, ports, protection domains, memory regions,
+addresses, and asynchronous events."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import logging
+import os
+import select
+from collections.abc import Callable
+from ctypes import POINTER, byref, c_int
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...enums import Access, LinkLayer
+from ...errors import (
+    DeviceFatalError,
+    DocaError,
+    InvalidValueError,
+    NotFoundError,
+    NotPermittedError,
+    NotSupportedError,
+)
+from ..provider import DeviceAttr, DeviceInfo, GidType, MrKeys, PortAttr
+from . import structs as s
+from .cuda_dmabuf import dmabuf_of
+from .errors import GONE, errno_of, refused
+from .inline import ibv_query_port, ibv_reg_mr
+from .libraries import libibverbs, libmlx5
+
+logger = logging.getLogger("gpunetio.providers")
+
+_PORT_STATES = ("PORT_NOP", "PORT_DOWN", "PORT_INIT", "PORT_ARMED", "PORT_ACTIVE", "PORT_ACTIVE_DEFER")
+_GID_BYTES = 16
+_HOP_LIMIT = 255
+# hca_type of sysfs, which is "MT" and the PCI device id in decimal, and the card's name.
+_CARDS = {
+    "MT4115": "ConnectX-4", "MT4117": "ConnectX-4 Lx", "MT4119": "ConnectX-5", "MT4121": "ConnectX-5 Ex",
+    "MT4123": "ConnectX-6", "MT4125": "ConnectX-6 Dx", "MT4127": "ConnectX-6 Lx", "MT4129": "ConnectX-7",
+    "MT4131": "ConnectX-8", "MT41682": "BlueField", "MT41686": "BlueField-2", "MT41692": "BlueField-3",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class FoundDevice:
+    """A device that libibverbs lists. `mlx5`: libmlx5 drives it; `card`: it is a PCI function, not software."""
+
+    name: str
+    node: str
+    sysfs: Path
+    mlx5: bool
+    card: bool
+
+    @property
+    def info(self) -> DeviceInfo:
+        """As `device_list` tells it."""
+        kind = _read(self.sysfs / "hca_type")
+        known = [f"{_CARDS[kind]} ({kind})" if kind in _CARDS else kind] if kind else []
+        firmware = _read(self.sysfs / "fw_ver")
+        known += [f"firmware {firmware}"] if firmware else []
+        what = "card" if self.card else "software device of the kernel"
+        if not self.mlx5:
+            what += ", libibverbs only"
+        return DeviceInfo(self.name, "mlx5" if self.mlx5 else "ibverbs", ", ".join([what, *known]))
+
+
+def _read(path: Path) -> str:
+    """A line of sysfs; nothing where that is missing."""
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+def found_devices() -> list[FoundDevice]:
+    """What libibverbs lists. NotSupportedError without the library; an empty list without the kernel's modules."""
+    with _listed() as devices:
+        return [_describe(device.contents, _is_mlx5(device)) for device in devices]
+
+
+@contextlib.contextmanager
+def _listed():
+    """The pointers of `ibv_get_device_list`, while the list is there."""
+    library = libibverbs()
+    count = c_int(0)
+    devices = library.ibv_get_device_list(byref(count))
+    if not devices:
+        if (code := ctypes.get_errno()) not in (errno.ENOSYS, 0):  # ENOSYS: ib_uverbs is not loaded
+            raise refused("ibv_get_device_list", code)
+        yield []
+        return
+    try:
+        yield [devices[i] for i in range(count.value)]
+    finally:
+        library.ibv_free_device_list(devices)
+
+
+def _describe(device: s.ibv_device, mlx5: bool) -> FoundDevice:
+    sysfs = Path(os.fsdecode(device.ibdev_path))
+    return FoundDevice(
+        os.fsdecode(device.name), os.fsdecode(device.dev_name), sysfs, mlx5, mlx5 or (sysfs / "device").exists()
+    )
+
+
+def _is_mlx5(device: Any) -> bool:
+    try:
+        return bool(libmlx5().mlx5dv_is_supported(device))
+    except NotSupportedError as error:  # then no plug-in of libibverbs drives such a card either
+        logger.debug("devices are looked at without libmlx5: %s", error)
+        return False
+
+
+def open_context(name: str) -> Any:
+    """An open `ibv_context *`, which `ibv_close_device` closes."""
+    with _listed() as devices:
+        for device in devices:
+            if os.fsdecode(device.contents.name) == name:
+                context = libibverbs().ibv_open_device(device)
+                if not context:
+                    raise _not_opened(_describe(device.contents, False), ctypes.get_errno())
+                return context
+    raise NotFoundError(f"libibverbs lists no device {name!r}")
+
+
+def _not_opened(device: FoundDevice, code: int) -> DocaError:
+    node = f"/dev/infiniband/{device.node}"
+    if code in (errno.EACCES, errno.EPERM):
+        return NotPermittedError(
+            f"{device.name} cannot be opened: no permission for {node}: a rule of udev gives it to a group or to all "
+            "(mode 0666 is usual); a container needs --device=/dev/infiniband"
+        )
+    if code in (errno.ENOENT, errno.ENXIO):
+        return NotFoundError(
+            f"{device.name} cannot be opened: there is no {node}: load ib_uverbs; a container needs "
+            "--device=/dev/infiniband"
+        )
+    return refused(f"{device.name} cannot be opened", code)
+
+
+class VerbsDevice:
+    """An open of a device: what `Provider` asks that is the same for all of them.
+
+    `borrowed`: the context is somebody else's, and stays open.
+    """
+
+    has_dpa = False
+
+    def __init__(self, name: str, context: Any, borrowed: bool = False):
+        self.name = name
+        self.context = context
+        self.verbs = libibverbs()
+        self._held: dict[tuple[str, int], tuple[Callable[[Any], Any], Any]] = {}  # what close() gives back, in order
+        self._next_handle = 1
+        self._own_pd: Any = None  # for addresses
+        self._gone = False
+        self._borrowed = borrowed
+        self._pid = os.getpid()
+        self._open = True
+
+    @property
+    def node(self) -> str:
+        """The file that the device is opened by."""
+        return f"/dev/infiniband/{os.fsdecode(self.context.contents.device.contents.dev_name)}"
+
+    # --- identity and ports ------------------------------------------------------------------------------------------
+
+    def query_device(self) -> DeviceAttr:
+        """See `Provider`."""
+        attr = s.ibv_device_attr()
+        self._check("ibv_query_device", self.verbs.ibv_query_device(self.context, byref(attr)))
+        sysfs = Path(os.fsdecode(self.context.contents.device.contents.ibdev_path))
+        return DeviceAttr(
+            fw_ver=os.fsdecode(attr.fw_ver), node_guid=_be64(attr.node_guid), sys_image_guid=_be64(attr.sys_image_guid),
+            vendor_id=attr.vendor_id, vendor_part_id=attr.vendor_part_id, hw_ver=attr.hw_ver,
+            board_id=_read(sysfs / "board_id"), phys_port_cnt=attr.phys_port_cnt, max_mr_size=attr.max_mr_size,
+            max_qp=attr.max_qp, max_qp_wr=attr.max_qp_wr, max_sge=attr.max_sge, max_cq=attr.max_cq,
+            max_cqe=attr.max_cqe, max_mr=attr.max_mr, max_pd=attr.max_pd, max_ah=attr.max_ah, max_srq=attr.max_srq,
+            max_srq_wr=attr.max_srq_wr, max_srq_sge=attr.max_srq_sge, max_pkeys=attr.max_pkeys,
+            max_qp_rd_atom=attr.max_qp_rd_atom, max_qp_init_rd_atom=attr.max_qp_init_rd_atom,
+        )  # fmt: skip
+
+    def query_port(self, port: int) -> PortAttr:
+        """See `Provider`."""
+        attr = s.ibv_port_attr()
+        self._check(f"ibv_query_port of port {port}", ibv_query_port(self.context, port, attr))
+        ethernet = attr.link_layer == s.IBV_LINK_LAYER_ETHERNET
+        return PortAttr(
+            state=_PORT_STATES[attr.state], max_mtu=_mtu_bytes(attr.max_mtu), active_mtu=_mtu_bytes(attr.active_mtu),
+            sm_lid=attr.sm_lid, lid=attr.lid, lmc=attr.lmc,
+            link_layer=LinkLayer.ETHERNET if ethernet else LinkLayer.INFINIBAND, gid_tbl_len=attr.gid_tbl_len,
+        )  # fmt: skip
+
+    def query_gid(self, port: int, index: int) -> bytes:
+        """See `Provider`."""
+        gid = s.ibv_gid()
+        what = f"ibv_query_gid of port {port}, index {index}"
+        self._check(what, self.verbs.ibv_query_gid(self.context, port, index, byref(gid)))
+        return bytes(gid.raw)
+
+    def gid_type(self, port: int, index: int) -> GidType:
+        """See `Provider`. NotSupportedError before rdma-core 32."""
+        entry = s.ibv_gid_entry()
+        code = self.verbs._ibv_query_gid_ex(self.context, port, index, byref(entry), 0, ctypes.sizeof(entry))
+        self._check(f"ibv_query_gid_ex of port {port}, index {index}", code)
+        return GidType(entry.gid_type)
+
+    # --- protection domains and memory -------------------------------------------------------------------------------
+
+    def alloc_pd(self) -> int:
+        """See `Provider`."""
+        pd = self.pointer("ibv_alloc_pd", self.verbs.ibv_alloc_pd(self.context))
+        return self.hold("PD", self._pd_number(pd), self.verbs.ibv_dealloc_pd, pd)
+
+    def _pd_number(self, pd: Any) -> int:
+        return pd.contents.handle
+
+    def adopt_pd(self, address: int) -> int:
+        """The number of an `ibv_pd` at this address, which somebody else has made on this device, and closes.
+
+        For `Context.import_pd`.
+        """
+        pd = ctypes.cast(address, POINTER(s.ibv_pd))
+        return self.hold("PD", self._pd_number(pd), lambda pd: 0, pd)
+
+    def dealloc_pd(self, pdn: int) -> None:
+        """See `Provider`."""
+        self.give_back("PD", pdn)
+
+    def reg_mr(self, pdn: int, address: int, nbytes: int, iova: int, access: Access, cuda: bool) -> MrKeys:
+        """See `Provider`. GPU memory: by dmabuf, or else by its address, for which nvidia-peermem must be loaded."""
+        what = f"a region of {nbytes} bytes at {address:#x}"
+        if cuda:
+            try:
+                fd, offset = dmabuf_of(address, nbytes)
+                try:
+                    keys = self.reg_dmabuf_mr(pdn, fd, offset, nbytes, iova, access)
+                finally:
+                    os.close(fd)
+                logger.info("%s: mapping %s with dmabuf mode", self.name, what)
+                return keys
+            except (DeviceFatalError, InvalidValueError):
+                raise
+            except DocaError as error:
+                logger.info("%s: no dmabuf of %s (%s)", self.name, what, error)
+                logger.info("%s: mapping %s with nvidia-peermem mode", self.name, what)
+        mr = ibv_reg_mr(self.get("PD", pdn), address, nbytes, iova, int(access))
+        if cuda and not mr and ctypes.get_errno() == errno.EFAULT:
+            raise NotSupportedError(
+                f"ibv_reg_mr of {what} on {self.name}: it is GPU memory, of which the kernel knows nothing: load "
+                "nvidia-peermem, or use the open kernel modules of the GPU's driver, which give dmabufs"
+            )
+        return self._mr(f"ibv_reg_mr of {what}", mr)
+
+    def reg_dmabuf_mr(self, pdn: int, fd: int, offset: int, nbytes: int, iova: int, access: Access) -> MrKeys:
+        """See `Provider`. NotSupportedError before rdma-core 34."""
+        mr = self.verbs.ibv_reg_dmabuf_mr(self.get("PD", pdn), offset, nbytes, iova, fd, int(access))
+        return self._mr(f"ibv_reg_dmabuf_mr of {nbytes} bytes at offset {offset} of fd {fd}", mr)
+
+    def _mr(self, what: str, mr: Any) -> MrKeys:
+        self.pointer(what, mr)
+        handle = self.hold("MR", self.new_handle(), self.verbs.ibv_dereg_mr, mr)
+        return MrKeys(handle, mr.contents.lkey, mr.contents.rkey)
+
+    def dereg_mr(self, handle: int) -> None:
+        """See `Provider`."""
+        self.give_back("MR", handle)
+
+    # --- addresses ---------------------------------------------------------------------------------------------------
+
+    def create_ah(self, port: int, sgid_index: int, dgid: bytes) -> Any:
+        """An `ibv_ah *` to a GID, for which the kernel looks up the MAC: `ibv_destroy_ah` takes it away."""
+        if self._own_pd is None:
+            self._own_pd = self.pointer("ibv_alloc_pd", self.verbs.ibv_alloc_pd(self.context))
+            self.hold("PD of addresses", 0, self.verbs.ibv_dealloc_pd, self._own_pd)
+        attr = s.ibv_ah_attr(is_global=1, port_num=port)
+        attr.grh.sgid_index, attr.grh.hop_limit = sgid_index, _HOP_LIMIT
+        attr.grh.dgid.raw[:] = dgid
+        ah = self.verbs.ibv_create_ah(self._own_pd, byref(attr))
+        if not ah:
+            self._no_address(dgid, port, sgid_index, ctypes.get_errno())
+        return ah
+
+    def _no_address(self, dgid: bytes, port: int, sgid_index: int, code: int) -> None:
+        error = self.refused(f"ibv_create_ah to {dgid.hex(':', 2)}", code)
+        if isinstance(error, (DeviceFatalError, NotPermittedError)):
+            raise error
+        raise NotFoundError(
+            f"the address {dgid.hex(':', 2)} is not reached from GID index {sgid_index} of port {port} of {self.name} "
+            f"({os.strerror(code)}): look whether a ping reaches it, and whether that GID is of its address family"
+        )
+
+    # --- asynchronous events -----------------------------------------------------------------------------------------
+
+    def async_event(self) -> s.ibv_async_event | None:
+        """The oldest asynchronous event, which `ibv_ack_async_event` must take; None when there is none."""
+        os.set_blocking(self.context.contents.async_fd, False)
+        poll = select.poll()
+        poll.register(self.context.contents.async_fd, select.POLLIN)
+        if not poll.poll(0):
+            return None
+        event = s.ibv_async_event()
+        if self.verbs.ibv_get_async_event(self.context, byref(event)) != 0:
+            if (code := ctypes.get_errno()) in (errno.EAGAIN, errno.EINTR):
+                return None
+            raise self.refused("ibv_get_async_event", code)
+        if event.event_type == s.IBV_EVENT_DEVICE_FATAL:
+            self._gone = True
+        return event
+
+    # --- what is held ------------------------------------------------------------------------------------------------
+
+    def new_handle(self) -> int:
+        """A number that nothing else has."""
+        self._next_handle += 1
+        return self._next_handle - 1
+
+    def hold(self, kind: str, number: int, free: Callable[[Any], Any], pointer: Any) -> int:
+        """Note what was made, and the function that takes it away: close() does, if nobody else has before."""
+        self._held[kind, number] = free, pointer
+        return number
+
+    def get(self, kind: str, number: int) -> Any:
+        """The pointer behind a number that `hold` has returned. InvalidValueError when there is none."""
+        if (kind, number) not in self._held:
+            raise InvalidValueError(f"{self.name} has no {kind} {number:#x}")
+        return self._held[kind, number][1]
+
+    def give_back(self, kind: str, number: int) -> None:
+        """Take it away. When the device is gone, the kernel has done that."""
+        pointer = self.get(kind, number)
+        try:
+            self._check(f"closing {kind} {number:#x}", self._held[kind, number][0](pointer))
+        except DeviceFatalError:
+            logger.debug("%s is gone, and %s %#x with it", self.name, kind, number)
+        del self._held[kind, number]
+
+    def close(self) -> None:
+        """See `Provider`."""
+        if not self._open or self._pid != os.getpid():
+            return
+        self._open = False
+        for kind, number in reversed(list(self._held)):
+            try:
+                self.give_back(kind, number)
+            except DocaError as error:
+                logger.warning("%s: %s", self.name, error)
+        if not self._borrowed:
+            self.verbs.ibv_close_device(self.context)
+
+    # --- errors ------------------------------------------------------------------------------------------------------
+
+    def pointer(self, what: str, pointer: Any) -> Any:
+        """The pointer, or the error that errno names if it is NULL."""
+        if not pointer:
+            raise self.refused(what, ctypes.get_errno())
+        return pointer
+
+    def _check(self, what: str, code: int | None) -> None:
+        """Raise for an errno, or for -1 with errno set; functions without a result succeed."""
+        if code:
+            raise self.refused(what, errno_of(code))
+
+    def refused(self, what: str, code: int) -> DocaError:
+        """The error for an errno; a device that is gone stays so."""
+        if code in GONE and not self._gone:
+            self._gone = True
+            logger.error("%s is gone or has failed: %s", self.name, os.strerror(code))
+        return refused(f"{what} on {self.name}", code)
+
+
+def _be64(value: int) -> int:
+    """A big-endian number that ctypes has read in the host's order."""
+    return int.from_bytes(bytes(ctypes.c_uint64(value)), "big")
+
+
+def _mtu_bytes(code: int) -> int:
+    """Bytes behind an enum ibv_mtu."""
+    return 128 << code

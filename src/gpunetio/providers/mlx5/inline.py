@@ -1,0 +1,71 @@
+"""The inline functions and macros of infiniband/verbs.h: calls through the tables that a context carries."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import CFUNCTYPE, POINTER, byref, c_int, c_size_t, c_uint8, sizeof
+from typing import Any
+
+from . import structs as s
+from .libraries import libibverbs
+
+_EXTENDED = ctypes.c_size_t(-1).value  # __VERBS_ABI_IS_EXTENDED
+_HEAD = s.verbs_context.context.offset
+
+_context, _cq, _qp, _srq = map(POINTER, (s.ibv_context, s.ibv_cq, s.ibv_qp, s.ibv_srq))
+_send_wr, _recv_wr = POINTER(s.ibv_send_wr), POINTER(s.ibv_recv_wr)
+_QUERY_PORT = CFUNCTYPE(c_int, _context, c_uint8, POINTER(s.ibv_port_attr), c_size_t, use_errno=True)
+_POLL_CQ = CFUNCTYPE(c_int, _cq, c_int, POINTER(s.ibv_wc), use_errno=True)
+_REQ_NOTIFY_CQ = CFUNCTYPE(c_int, _cq, c_int, use_errno=True)
+_POST_SEND = CFUNCTYPE(c_int, _qp, _send_wr, POINTER(_send_wr), use_errno=True)
+_POST_RECV = CFUNCTYPE(c_int, _qp, _recv_wr, POINTER(_recv_wr), use_errno=True)
+_POST_SRQ_RECV = CFUNCTYPE(c_int, _srq, _recv_wr, POINTER(_recv_wr), use_errno=True)
+
+
+def extended_operation(context: Any, name: str) -> int | None:
+    """Address of an operation of the extended context, if the driver has it (`verbs_get_ctx_op`)."""
+    if context.contents.abi_compat != _EXTENDED:
+        return None
+    extended = s.verbs_context.from_address(ctypes.addressof(context.contents) - _HEAD)
+    if extended.sz < sizeof(s.verbs_context) - getattr(s.verbs_context, name).offset:
+        return None
+    return getattr(extended, name)
+
+
+def ibv_query_port(context: Any, port: int, attr: s.ibv_port_attr) -> int:
+    """0, or an errno. The library's own function fills the old, shorter structure only."""
+    if operation := extended_operation(context, "query_port"):
+        return _QUERY_PORT(operation)(context, port, byref(attr), sizeof(attr))
+    return libibverbs().ibv_query_port(context, port, byref(attr))
+
+
+def ibv_reg_mr(pd: Any, address: int, nbytes: int, iova: int, access: int) -> Any:
+    """The macro: optional rights, and other addresses than the memory's own, take a newer function."""
+    if iova == address and not access & s.IBV_ACCESS_OPTIONAL_RANGE:
+        return libibverbs().ibv_reg_mr(pd, address, nbytes, access)
+    return libibverbs().ibv_reg_mr_iova2(pd, address, nbytes, iova, access)
+
+
+def ibv_poll_cq(cq: Any, most: int, wc: Any) -> int:
+    """How many completions are in `wc` now; negative for an error."""
+    return _POLL_CQ(cq.contents.context.contents.ops.poll_cq)(cq, most, wc)
+
+
+def ibv_req_notify_cq(cq: Any, solicited_only: bool) -> int:
+    """0, or an errno."""
+    return _REQ_NOTIFY_CQ(cq.contents.context.contents.ops.req_notify_cq)(cq, int(solicited_only))
+
+
+def ibv_post_send(qp: Any, wr: Any, bad_wr: Any) -> int:
+    """0, or an errno; then `bad_wr` is the first request that was not posted."""
+    return _POST_SEND(qp.contents.context.contents.ops.post_send)(qp, wr, bad_wr)
+
+
+def ibv_post_recv(qp: Any, wr: Any, bad_wr: Any) -> int:
+    """0, or an errno; then `bad_wr` is the first request that was not posted."""
+    return _POST_RECV(qp.contents.context.contents.ops.post_recv)(qp, wr, bad_wr)
+
+
+def ibv_post_srq_recv(srq: Any, wr: Any, bad_wr: Any) -> int:
+    """0, or an errno; then `bad_wr` is the first request that was not posted."""
+    return _POST_SRQ_RECV(srq.contents.context.contents.ops.post_srq_recv)(srq, wr, bad_wr)

@@ -1,0 +1,294 @@
+"""Devices of NVIDIA as a provider: ConnectX and BlueField, by DEVX of libmlx5."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import logging
+import os
+import select
+from collections.abc import Iterable
+from contextlib import ExitStack
+from ctypes import POINTER, byref, c_uint16, c_uint32, sizeof
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...enums import Access, UarAllocationType
+from ...errors import DeviceFatalError, DocaError, DriverError, FullError, InvalidValueError, NotSupportedError
+from ...formats import commands as cmd
+from ...formats.commands import Status
+from ...formats.events import EventType, PortSubtype
+from ...memory import PAGE
+from ..provider import Event, UarPage
+from . import structs as s
+from .device import VerbsDevice, open_context
+from .errors import GONE, command_refused, errno_of
+from .libraries import libibverbs, libmlx5
+
+logger = logging.getLogger("gpunetio.providers")
+
+_UAR = {
+    UarAllocationType.BLUEFLAME:          s.MLX5DV_UAR_ALLOC_TYPE_BF,
+    UarAllocationType.NONCACHE:           s.MLX5DV_UAR_ALLOC_TYPE_NC,
+    UarAllocationType.NONCACHE_DEDICATED: s.MLX5DV_UAR_ALLOC_TYPE_NC_DEDICATED,
+}  # fmt: skip
+_PORT_SUBTYPE = {s.IBV_EVENT_PORT_ACTIVE: PortSubtype.ACTIVE, s.IBV_EVENT_PORT_ERR: PortSubtype.DOWN}
+_NUMBER = slice(cmd.CREATE_QP_OUT.offset("qpn"), cmd.CREATE_QP_OUT.offset("qpn") + 3)  # at this place in all of them
+_EQE_BYTES = 64
+_PORT_SHIFT = 8
+_OF_DEVICE = (EventType.PORT_CHANGE, EventType.INTERNAL_ERROR)
+
+
+@dataclass
+class _Channel:
+    """A DEVX event channel. `told` says for each of our cookies: the subscriber's, the event's type, the object."""
+
+    pointer: Any
+    poll: select.epoll
+    told: dict[int, tuple[int, EventType, int]] = field(default_factory=dict)
+    device_cookie: int | None = None  # of who hears of the port and the device, too
+
+
+def open_device(name: str) -> Mlx5Provider:
+    """Open a device by name (`ibv_open_device`), which asks the kernel for DEVX."""
+    libmlx5()
+    context = open_context(name)
+    with ExitStack() as undo:
+        undo.callback(libibverbs().ibv_close_device, context)
+        provider = Mlx5Provider(name, context)
+        undo.pop_all()
+    return provider
+
+
+def adopt_context(address: int) -> Mlx5Provider:
+    """A provider on the `ibv_context` at this address, which somebody else has opened and closes.
+
+    For `verbs.import_context` (`doca_verbs_bridge_verbs_context_import`); pyverbs and C++ programs have such contexts.
+    """
+    libmlx5()
+    context = ctypes.cast(address, POINTER(s.ibv_context))
+    return Mlx5Provider(os.fsdecode(context.contents.device.contents.name), context, borrowed=True)
+
+
+class Mlx5Provider(VerbsDevice):
+    """One open of a card."""
+
+    def __init__(self, name: str, context: Any, borrowed: bool = False):
+        super().__init__(name, context, borrowed)
+        self.mlx5 = libmlx5()
+        self._numbers: dict[int, int] = {}  # handle of a DEVX object → its number
+        attr = s.mlx5dv_context()
+        self._check("mlx5dv_query_device", self.mlx5.mlx5dv_query_device(context, byref(attr)))
+        if not attr.flags & s.MLX5DV_CONTEXT_FLAGS_CQE_V1:
+            logger.warning("%s writes completions of version 0, as cards before ConnectX-4 did: not supported", name)
+
+    # --- protection domains, addresses -------------------------------------------------------------------------------
+
+    def _pd_number(self, pd: Any) -> int:
+        """What mailboxes name it by."""
+        found = s.mlx5dv_pd()
+        obj = s.mlx5dv_obj()
+        setattr(obj.pd, "in", pd)
+        obj.pd.out = ctypes.pointer(found)
+        self._check("mlx5dv_init_obj of a PD", self.mlx5.mlx5dv_init_obj(byref(obj), s.MLX5DV_OBJ_PD))
+        return found.pdn
+
+    def resolve_mac(self, port: int, sgid_index: int, dgid: bytes) -> bytes:
+        """See `Provider`: the MAC is in the address vector of an `ibv_ah`."""
+        ah = self.create_ah(port, sgid_index, dgid)
+        try:
+            found = s.mlx5dv_ah()
+            obj = s.mlx5dv_obj()
+            setattr(obj.ah, "in", ah)
+            obj.ah.out = ctypes.pointer(found)
+            self._check("mlx5dv_init_obj of an AH", self.mlx5.mlx5dv_init_obj(byref(obj), s.MLX5DV_OBJ_AH))
+            return bytes(found.av.contents.rmac)
+        finally:
+            self.verbs.ibv_destroy_ah(ah)
+
+    # --- memory and doorbells of queues ------------------------------------------------------------------------------
+
+    def reg_umem(self, address: int, nbytes: int, access: Access) -> int:
+        """See `Provider`. GPU memory takes nvidia-peermem; by `reg_dmabuf_umem` it does not."""
+        what = f"mlx5dv_devx_umem_reg of {nbytes} bytes at {address:#x}"
+        if not self.mlx5.has("mlx5dv_devx_umem_reg_ex"):
+            return self._umem(what, self.mlx5.mlx5dv_devx_umem_reg(self.context, address, nbytes, int(access)))
+        wanted = s.mlx5dv_devx_umem_in(addr=address, size=nbytes, access=int(access), pgsz_bitmap=PAGE)
+        return self._umem(what, self.mlx5.mlx5dv_devx_umem_reg_ex(self.context, byref(wanted)))
+
+    def reg_dmabuf_umem(self, fd: int, offset: int, nbytes: int, access: Access) -> int:
+        """See `Provider`."""
+        wanted = s.mlx5dv_devx_umem_in(
+            addr=offset, size=nbytes, access=int(access), pgsz_bitmap=PAGE,
+            comp_mask=s.MLX5DV_UMEM_MASK_DMABUF, dmabuf_fd=fd,
+        )  # fmt: skip
+        umem = self.mlx5.mlx5dv_devx_umem_reg_ex(self.context, byref(wanted))
+        return self._umem(f"mlx5dv_devx_umem_reg_ex of {nbytes} bytes at offset {offset} of dmabuf {fd}", umem)
+
+    def _umem(self, what: str, umem: Any) -> int:
+        self.pointer(what, umem)
+        return self.hold("UMEM", umem.contents.umem_id, self.mlx5.mlx5dv_devx_umem_dereg, umem)
+
+    def dereg_umem(self, umem_id: int) -> None:
+        """See `Provider`."""
+        self.give_back("UMEM", umem_id)
+
+    def alloc_uar(self, kind: UarAllocationType) -> UarPage:
+        """See `Provider`."""
+        uar = self.mlx5.mlx5dv_devx_alloc_uar(self.context, _UAR[kind])
+        if not uar and ctypes.get_errno() in (errno.EINVAL, errno.EOPNOTSUPP):
+            raise NotSupportedError(
+                f"mlx5dv_devx_alloc_uar of kind {kind.name} on {self.name}: this kernel or libmlx5 has no such pages"
+            )
+        found = self.pointer(f"mlx5dv_devx_alloc_uar of kind {kind.name}", uar).contents
+        self.hold("UAR", found.page_id, self.mlx5.mlx5dv_devx_free_uar, uar)
+        return UarPage(found.page_id, found.base_addr, found.reg_addr)
+
+    def free_uar(self, page_id: int) -> None:
+        """See `Provider`."""
+        self.give_back("UAR", page_id)
+
+    def doorbell_register(self, uar: UarPage, qpn: int) -> int:
+        """See `Provider`: a card tells queues apart by what is written."""
+        return uar.reg_addr
+
+    def doorbell_rung(self) -> None:
+        """See `Provider`: a card has seen it."""
+
+    def query_eqn(self, vector: int) -> int:
+        """See `Provider`."""
+        eqn = c_uint32()
+        code = self.mlx5.mlx5dv_devx_query_eqn(self.context, vector, byref(eqn))
+        self._check(f"mlx5dv_devx_query_eqn of completion vector {vector}", code)
+        return eqn.value
+
+    # --- mailboxes ---------------------------------------------------------------------------------------------------
+
+    def devx_obj_create(self, mailbox: bytes, out_size: int) -> tuple[int, bytes]:
+        """See `Provider`."""
+        out = ctypes.create_string_buffer(out_size)
+        made = self.mlx5.mlx5dv_devx_obj_create(self.context, mailbox, len(mailbox), out, out_size)
+        if not made:
+            raise self._command_refused(mailbox, out.raw, ctypes.get_errno())
+        handle = self.hold("DEVX object", self.new_handle(), self.mlx5.mlx5dv_devx_obj_destroy, made)
+        self._numbers[handle] = int.from_bytes(out.raw[_NUMBER], "big")
+        return handle, out.raw
+
+    def devx_obj_modify(self, handle: int, mailbox: bytes, out_size: int) -> bytes:
+        """See `Provider`."""
+        return self._command(self.mlx5.mlx5dv_devx_obj_modify, self.get("DEVX object", handle), mailbox, out_size)
+
+    def devx_obj_query(self, handle: int, mailbox: bytes, out_size: int) -> bytes:
+        """See `Provider`."""
+        return self._command(self.mlx5.mlx5dv_devx_obj_query, self.get("DEVX object", handle), mailbox, out_size)
+
+    def general_cmd(self, mailbox: bytes, out_size: int) -> bytes:
+        """See `Provider`."""
+        return self._command(self.mlx5.mlx5dv_devx_general_cmd, self.context, mailbox, out_size)
+
+    def devx_obj_destroy(self, handle: int) -> None:
+        """See `Provider`."""
+        self.give_back("DEVX object", handle)
+        del self._numbers[handle]
+
+    def _command(self, function: Any, target: Any, mailbox: bytes, out_size: int) -> bytes:
+        out = ctypes.create_string_buffer(out_size)
+        if code := function(target, mailbox, len(mailbox), out, out_size):
+            raise self._command_refused(mailbox, out.raw, errno_of(code))
+        return out.raw
+
+    def _command_refused(self, mailbox: bytes, out: bytes, code: int) -> DocaError:
+        if cmd.OUT.get(out, "status") == Status.OK and code == errno.EOPNOTSUPP:
+            return NotSupportedError(
+                f"{self.name} takes no DEVX commands ({os.strerror(code)}): that needs the driver mlx5_ib with "
+                "CONFIG_MLX5_INFINIBAND's user access, and firmware that allows it (UCTX_EN)"
+            )
+        if code in GONE:
+            self.refused("a command", code)
+        return command_refused(self.name, mailbox, out, code)
+
+    # --- events ------------------------------------------------------------------------------------------------------
+
+    def create_event_channel(self) -> int:
+        """See `Provider`. Its descriptor is that of an epoll, over the channel's and the context's."""
+        channel = self.mlx5.mlx5dv_devx_create_event_channel(self.context, 0)
+        fd = self.pointer("mlx5dv_devx_create_event_channel", channel).contents.fd
+        os.set_blocking(fd, False)
+        poll = select.epoll()
+        poll.register(fd, select.EPOLLIN)
+        return self.hold("event channel", self.new_handle(), self._destroy_channel, _Channel(channel, poll))
+
+    def _destroy_channel(self, channel: _Channel) -> None:
+        channel.poll.close()
+        self.mlx5.mlx5dv_devx_destroy_event_channel(channel.pointer)
+
+    def event_fd(self, channel: int) -> int:
+        """See `Provider`."""
+        return self.get("event channel", channel).poll.fileno()
+
+    def subscribe(self, channel: int, handle: int | None, types: Iterable[EventType], cookie: int) -> None:
+        """See `Provider`. Each type has a cookie of its own, so that no event queue entry needs to be read.
+
+        Port and device are told by the context, not by DEVX. What this device never tells is passed over.
+        """
+        into = self.get("event channel", channel)
+        if handle is None:
+            if unknown := set(types) - set(_OF_DEVICE):
+                raise InvalidValueError(f"{unknown} concern objects: name one")
+            if into.device_cookie is None:
+                into.poll.register(self.context.contents.async_fd, select.EPOLLIN)
+            into.device_cookie = cookie
+            return
+        target, taken = self.get("DEVX object", handle), 0
+        for kind in types:
+            ours = self.new_handle()
+            into.told[ours] = cookie, kind, self._numbers[handle]
+            numbers = (c_uint16 * 1)(kind)
+            code = self.mlx5.mlx5dv_devx_subscribe_devx_event(into.pointer, target, sizeof(numbers), numbers, ours)
+            if code:
+                del into.told[ours]
+                error = self.refused(f"mlx5dv_devx_subscribe_devx_event of {kind.name}", errno_of(code))
+                if errno_of(code) not in (errno.EINVAL, errno.EOPNOTSUPP):
+                    raise error
+                logger.debug("%s", error)
+            taken += not code
+        if not taken:
+            raise DriverError(f"{self.name} tells none of {', '.join(kind.name for kind in types)}")
+
+    def get_event(self, channel: int) -> Event | None:
+        """See `Provider`."""
+        source = self.get("event channel", channel)
+        return self._object_event(source) or self._device_event(source)
+
+    def _object_event(self, channel: _Channel) -> Event | None:
+        room = ctypes.create_string_buffer(sizeof(s.mlx5dv_devx_async_event_hdr) + _EQE_BYTES)
+        while self.mlx5.mlx5dv_devx_get_event(channel.pointer, room, len(room)) >= 0:
+            told = channel.told.get(s.mlx5dv_devx_async_event_hdr.from_buffer(room).cookie)
+            if told:
+                return Event(*told)
+        if (code := ctypes.get_errno()) == errno.EOVERFLOW:
+            raise FullError(f"events of {self.name} were lost: the channel held as many as it can; read it more often")
+        if code in (errno.EAGAIN, errno.EINTR):
+            return None
+        error = self.refused("mlx5dv_devx_get_event", code)
+        if isinstance(error, DeviceFatalError):  # the context tells that, once
+            return None
+        raise error
+
+    def _device_event(self, channel: _Channel) -> Event | None:
+        while channel.device_cookie is not None and (event := self.async_event()):
+            kind, port = event.event_type, event.element.port_num
+            self.verbs.ibv_ack_async_event(byref(event))
+            if kind == s.IBV_EVENT_DEVICE_FATAL:
+                return Event(channel.device_cookie, EventType.INTERNAL_ERROR, 0)
+            if kind in _PORT_SUBTYPE:
+                return Event(channel.device_cookie, EventType.PORT_CHANGE, port << _PORT_SHIFT | _PORT_SUBTYPE[kind])
+        return None
+
+    def destroy_event_channel(self, channel: int) -> None:
+        """See `Provider`."""
+        self.give_back("event channel", channel)
+
+    def explain(self, qpn: int, vendor_syndrome: int | None) -> str | None:
+        """See `Provider`: a card gives no words."""
+        return None
