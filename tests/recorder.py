@@ -22,13 +22,14 @@ from test_verbs_fake import (
     be,
 )
 
-CREATE_RMP = 0x90C
+CREATE_RMP, QUERY_RMP = 0x90C, 0x90F
 CREATES = {CREATE_CQ: "cq", CREATE_QP: "qp", CREATE_RMP: "rmp"}
 FIRST = {  # the number of the first object of a kind; the next ones follow
     "pd": 0xA1A2A3, "umem": 0xB0B1B2B3, "uar": 0xC1C2C3, "cq": 0xD1D2D3, "qp": 0xE1E2E3, "rmp": 0xF1F2F3, "channel": 1,
 }  # fmt: skip
 EQN = 0x9E
 UDP_SPORT = 0xC0DE
+LIMIT = 0x6C77  # wq.lwm, as QUERY_RMP answers it
 LEADS_TO = {0x502: INIT, 0x503: RTR, 0x504: RTS, TO_ERR: ERR, TO_RST: RST}  # qpc.state behind a transition
 DBR_AT = {CREATE_CQ: (0x14, 0x48), CREATE_QP: (0xFC, 0xB8), CREATE_RMP: (0x78, 0x60)}  # bytes of dbr_umem_id, dbr_addr
 HANDLES = 1 << 40  # a DEVX object's handle is not its number
@@ -102,8 +103,11 @@ class Recorder(FakeProvider):
 
     def devx_obj_query(self, handle: int, mailbox: bytes, out_size: int) -> bytes:
         out = bytearray(out_size)
-        if self._recorded(mailbox, out_size, handle) == QUERY_QP:
+        opcode = self._recorded(mailbox, out_size, handle)
+        if opcode == QUERY_QP:
             out[QPC_AT] = self.state << 4
+        elif opcode == QUERY_RMP:
+            out[0x56:0x58] = LIMIT.to_bytes(2, "big")
         return bytes(out)
 
     def devx_obj_destroy(self, handle: int) -> None:

@@ -23,8 +23,8 @@ from gpunetio.enums import (
 from gpunetio.formats.commands import Opcode
 from gpunetio.memory import HostMemory
 from gpunetio.providers.soft import SoftProvider
-from gpunetio.verbs import QP, SRQ, AhAttr, Context, QpAttr, QpEndpoint
-from recorder import FIRST, Recorder
+from gpunetio.verbs import QP, AhAttr, Context, QpAttr, QpEndpoint
+from recorder import FIRST, LIMIT, Recorder
 from test_verbs_fake import ERR, INIT, RST, RTR, RTS, be
 
 GOLDEN = tables("golden_mailboxes.txt")
@@ -326,9 +326,13 @@ def limited(limit: int) -> Configuration:
     return lambda device, ctx: ctx.create_pd().create_srq(0x7FFF).modify(srq_limit=limit)
 
 
+def pool_of_known_limit(device: Recorder, ctx: Context) -> None:
+    assert ctx.create_pd().create_srq(4).query().srq_limit == LIMIT
+
+
 QUERY_QP = {"state": asked(lambda qp: qp.state), "all": asked(QP.query)}
 MODIFY_RMP = {"limit": limited(5), "none": limited(0), "all": limited(0x4000)}
-QUERY_RMP = {"query": lambda device, ctx: SRQ.query(ctx.create_pd().create_srq(4))}
+QUERY_RMP = {"query": pool_of_known_limit}
 QUERY_ROCE_ADDRESS = {
     "first": to_rtr(ah_attr=IPV4),
     "last": to_rtr(ah_attr=AhAttr(gid=GID_IPV4, sgid_index=0xFE)),
