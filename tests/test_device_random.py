@@ -82,6 +82,9 @@ def export_receiver(gpu: Gpu, pd: verbs.PD) -> ExportedQp:
     )
 
 
+# On a GPU the first test compiles the engine and a kernel with all of the device library: two minutes.
+pytestmark = pytest.mark.timeout(300)
+
 FAULTS = Faults(loss=0.03, duplication=0.05, reordering=0.05, corruption=0.01, seed=5)
 MACHINES = {"loopback": ("host", ()), "wire": ("host", (None, None)), "bad network": ("host", (FAULTS, FAULTS))}
 
@@ -535,7 +538,6 @@ def test_programs_of_threads(machine: Machine, seed, length, threads):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_many_programs(machine: Machine):
     for seed in range(1000, 1400):
         run_program(machine, seed, 300, bad_of(machine, random_share(seed)))

@@ -15,7 +15,7 @@ from gpunetio.providers.provider import DeviceAttr, Event, MrKeys, PortAttr, Pro
 QPC_AT, QPC_BYTES = 0x18, 232  # in CREATE_QP, in every transition and in QUERY_QP's output
 RST, INIT, RTR, RTS, ERR = 0, 1, 2, 3, 6  # qpc.state
 MOVES = {0x502: (RST, INIT), 0x50E: (INIT, INIT), 0x503: (INIT, RTR), 0x504: (RTR, RTS), 0x505: (RTS, RTS)}
-CREATE_CQ, CREATE_QP, TO_ERR, TO_RST, QUERY_QP = 0x400, 0x500, 0x507, 0x50A, 0x50B
+CREATE_CQ, CREATE_QP, CREATE_RMP, TO_ERR, TO_RST, QUERY_QP = 0x400, 0x500, 0x90C, 0x507, 0x50A, 0x50B
 QUERY_HCA_CAP, QUERY_ROCE_ADDRESS = 0x100, 0x760
 GID = bytes(10) + b"\xff\xff" + bytes([10, 0, 0, 1])
 MAC = bytes.fromhex("0a1b2c3d4e5f")
@@ -29,7 +29,7 @@ class FakeProvider:
     """Settings are attributes. `mailboxes` has what was sent, `live` what exists, by kind."""
 
     name = "fake0"
-    has_dpa = False
+    has_dpa = reaches_gpu_memory = False
 
     def __init__(self, ethernet: bool = True):
         self.ethernet = ethernet
@@ -142,7 +142,7 @@ class FakeProvider:
         opcode = be(mailbox, 0, 2)
         self._check(opcode)
         self.mailboxes.append(mailbox)
-        handle = self._new({CREATE_CQ: "cq", CREATE_QP: "qp"}[opcode])
+        handle = self._new({CREATE_CQ: "cq", CREATE_QP: "qp", CREATE_RMP: "srq"}[opcode])
         if opcode == CREATE_QP:
             self.blank[handle] = mailbox[QPC_AT : QPC_AT + QPC_BYTES]
             self.qpcs[handle] = bytearray(self.blank[handle])
@@ -176,7 +176,7 @@ class FakeProvider:
         return (bytes(QPC_AT) + self.qpcs[handle]).ljust(out_size, b"\0")
 
     def devx_obj_destroy(self, handle: int) -> None:
-        self._end("qp" if handle in self.qpcs else "cq", handle)
+        self._end(next(kind for kind in ("qp", "cq", "srq") if handle in self.live[kind]), handle)
 
     def general_cmd(self, mailbox: bytes, out_size: int) -> bytes:
         opcode, op_mod = be(mailbox, 0, 2), be(mailbox, 6, 2)

@@ -33,7 +33,8 @@ class CQ(Handle):
     """A completion queue (`doca_verbs_cq`), number `cqn`.
 
     `entries` CQEs of `cqe_size` bytes are at `ring_address` (`doca_verbs_cq_get_wq`); the words of the doorbell record
-    are at `dbr_address`, the consumer index, and `arm_address` (`doca_verbs_cq_get_dbr_addr`).
+    are at `dbr_address`, the consumer index, and `arm_address` (`doca_verbs_cq_get_dbr_addr`). `ring` says in which
+    memory they lie.
     """
 
     _rank = 1
@@ -113,7 +114,7 @@ class CQ(Handle):
             self.ring_address = ring.address
             self.dbr_address = ring.dbr_address + CQ_DBREC.set_ci
             self.arm_address = ring.dbr_address + CQ_DBREC.arm
-            self._ring = ring
+            self.ring = ring
             self._queues: dict[int, Posting] = {}  # by number: whose completions come here
             self._consumer = 0  # counts CQEs for ever
             self._arm_sn = 1  # counts the events that were taken: the device hears a request once
@@ -148,7 +149,7 @@ class CQ(Handle):
     @property
     def _polled(self) -> bool:
         """Whether it can be polled here."""
-        return self._ring.memory is not None and not self.collapsed and not self.external_datapath
+        return self.ring.memory is not None and not self.collapsed and not self.external_datapath
 
     def _arrived(self, most: int) -> int:
         return arrived(self.ring_address, self.entries.bit_length() - 1, self._consumer, most)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import secrets
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -76,6 +75,7 @@ class QP(Handle):
     `sq_address`, `sq_entries`                 send ring, in WQE basic blocks of 64 bytes (`doca_verbs_qp_get_wq`)
     `rq_address`, `rq_entries`, `rq_stride`    receive ring, in WQEs of `rq_stride` bytes
     `dbr_address`                              doorbell record: receive word, send word (`doca_verbs_qp_get_dbr_addr`)
+    `ring`                                     in which memory rings and record lie
     `doorbell_register`                        register that a post rings (`doca_verbs_qp_get_uar_addr`)
     `send_cq`, `receive_cq`                    where the rings complete, also when that is a DPA completion
     """
@@ -132,7 +132,7 @@ class QP(Handle):
             self.sq_address, self.sq_entries = ring.address + sizes.rq_bytes, sizes.sq_entries
             self.dbr_address = ring.dbr_address
             self.send_cq, self.receive_cq = wired.send_cq, wired.receive_cq
-            self._ring = ring
+            self.ring = ring
             ours = not attr.external_datapath and self._dpa is None
             self._posting = Posting(self, ring.memory) if ring.memory and ours else None
             if self._posting:
@@ -155,10 +155,9 @@ class QP(Handle):
 
     @property
     def used(self) -> bool:
-        """Whether requests were posted since it was in RST, by whomever: what 16-bit counters say of that."""
+        """Whether the device has seen sends since it was in RST, by whomever: what its 16-bit counters say of that."""
         qpc = self._query()
-        record = ctypes.string_at(self.dbr_address, QP_DBREC.size)
-        return bool(qpc["sw_sq_wqebb_counter"] or qpc["hw_sq_wqebb_counter"] or any(record))
+        return bool(qpc["sw_sq_wqebb_counter"] or qpc["hw_sq_wqebb_counter"])
 
     def modify(self, attr: QpAttr, mask: QpAttrMask | int) -> None:
         """Move to another state, or change attributes of this one (`doca_verbs_qp_modify`).
@@ -192,8 +191,8 @@ class QP(Handle):
             self.ctx.provider.devx_obj_modify(self._handle, bytes(mailbox), OUT.size)
         if self._posting:
             self._posting.state = following
-        if move.opcode == Opcode.QP_2RST and self._ring.memory:  # the device counts from 0 again: so must the record
-            self._ring.memory.view(QP_DBREC.dtype, self._ring.dbr_offset)[:] = 0
+        if move.opcode == Opcode.QP_2RST and self.ring.memory:  # the device counts from 0 again: so must the record
+            self.ring.memory.view(QP_DBREC.dtype, self.ring.dbr_offset)[:] = 0
             self._restart()
         if move.opcode == Opcode.QP_2RST and self._dpa:
             self._dpa.restart(self)

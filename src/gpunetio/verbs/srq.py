@@ -54,8 +54,9 @@ class SRQ(Handle):
     """A shared receive queue (`doca_verbs_srq`), number `srqn`.
 
     `entries` WQEs of `stride` bytes are at `ring_address` (`doca_verbs_srq_get_wq`), the doorbell record, whose first
-    word counts what was posted, at `dbr_address` (`doca_verbs_srq_get_dbr_addr`). In a linked list the WQEs are used in
-    the order in which they were posted, and become free as their messages complete, in any order.
+    word counts what was posted, at `dbr_address` (`doca_verbs_srq_get_dbr_addr`); `ring` says in which memory they lie.
+    In a linked list the WQEs are used in the order in which they were posted, and become free as their messages
+    complete, in any order.
     """
 
     _rank = 1
@@ -109,6 +110,7 @@ class SRQ(Handle):
             self.srqn = int(CREATE_RMP_OUT.get(out, "rmpn"))
             self.pd, self.type, self.max_sge, self.context = pd, srq_type, receive_max_sges, context
             self.ring_address, self.dbr_address = ring.address, ring.dbr_address + QP_DBREC.rcv
+            self.ring = ring
             self._list = None
             if ring.memory and linked and not external_datapath:
                 wqes = ring.memory.array[: self.entries * self.stride].reshape(self.entries, self.stride)

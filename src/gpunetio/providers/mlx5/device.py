@@ -146,7 +146,7 @@ class VerbsDevice:
     `borrowed`: the context is somebody else's, and stays open.
     """
 
-    has_dpa = False
+    has_dpa = reaches_gpu_memory = False
 
     def __init__(self, name: str, context: Any, borrowed: bool = False):
         self.name = name

@@ -73,6 +73,8 @@ def adopt_context(address: int) -> Mlx5Provider:
 class Mlx5Provider(VerbsDevice):
     """One open of a card."""
 
+    reaches_gpu_memory = True  # over PCIe, when its driver is told where that is
+
     def __init__(self, name: str, context: Any, borrowed: bool = False):
         super().__init__(name, context, borrowed)
         self.mlx5 = libmlx5()
