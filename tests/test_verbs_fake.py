@@ -34,7 +34,7 @@ class FakeProvider:
     def __init__(self, ethernet: bool = True):
         self.ethernet = ethernet
         self.roce_version = 2
-        self.no_dbr_ext = self.cqe_inline = False
+        self.no_dbr_ext = self.cqe_inline = self.uc = False
         self.rts2rts_dscp = True
         self.active_mtu = 4096
         self.udp_sports = (0xC000, 0xFFFF)
@@ -193,7 +193,7 @@ class FakeProvider:
             out[0x10 + 0x2E : 0x10 + 0x30] = (2).to_bytes(2, "big")  # gid_table_size, as code
             out[0x10 + 0x36] = self.ethernet  # port_type
             out[0x10 + 0x42] = self.cqe_inline << 2  # sctr_data_cqe
-            out[0x10 + 0x47] = 1  # rc
+            out[0x10 + 0x47] = self.uc << 1 | 1  # uc, rc
             out[0x10 + 0x52 : 0x10 + 0x54] = (1024).to_bytes(2, "big")  # max_wqe_sz_sq
             out[0x10 + 0x56 : 0x10 + 0x58] = (512).to_bytes(2, "big")  # max_wqe_sz_rq
         elif op_mod == 0x09:

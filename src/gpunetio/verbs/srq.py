@@ -174,7 +174,7 @@ class SRQ(Handle):
         within("srq_limit", srq_limit, 0, self.entries)
         mailbox = MODIFY_RMP_IN.pack(
             opcode=Opcode.MODIFY_RMP, rmp_state=RmpState.RDY, rmpn=self.srqn, modify_lwm=1,
-            ctx={"wq": {"lwm": srq_limit}},
+            ctx={"state": RmpState.RDY, "wq": {"lwm": srq_limit}},  # the state that is wanted: 0 would be RST
         )  # fmt: skip
         with command("MODIFY_RMP"):
             self.ctx.provider.devx_obj_modify(self._handle, bytes(mailbox), OUT.size)
