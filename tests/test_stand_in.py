@@ -508,30 +508,36 @@ def test_infiniband(stand_in: StandIn):
 # --- DEVX ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mailbox, room, size, code", [
-    (QUERY_CAP, 15, None, errno.EINVAL),
-    (QUERY_CAP[:15], 4112, None, errno.EINVAL),
-    (None, 4112, 16, errno.EFAULT),
-    (bytes(cmd.CREATE_CQ_IN.pack(opcode=Opcode.CREATE_CQ)), 16, None, errno.EINVAL),
-    (bytes(cmd.DESTROY_QP_IN.pack(opcode=Opcode.DESTROY_QP)), 16, None, errno.EINVAL),
-    (bytes(cmd.QUERY_QP_IN.pack(opcode=Opcode.QUERY_QP)), 272, None, errno.EINVAL),
-    (b"\x0a\xaa" + bytes(14), 16, None, errno.EINVAL),
-])  # fmt: skip
+GENERAL = {
+    "short output": (QUERY_CAP, 15, None, errno.EINVAL),
+    "short input": (QUERY_CAP[:15], 4112, None, errno.EINVAL),
+    "NULL": (None, 4112, 16, errno.EFAULT),
+    "CREATE": (bytes(cmd.CREATE_CQ_IN.pack(opcode=Opcode.CREATE_CQ)), 16, None, errno.EINVAL),
+    "DESTROY": (bytes(cmd.DESTROY_QP_IN.pack(opcode=Opcode.DESTROY_QP)), 16, None, errno.EINVAL),
+    "QUERY": (bytes(cmd.QUERY_QP_IN.pack(opcode=Opcode.QUERY_QP)), 272, None, errno.EINVAL),
+    "unknown": (b"\x0a\xaa" + bytes(14), 16, None, errno.EINVAL),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mailbox, room, size, code", GENERAL.values(), ids=GENERAL)
 def test_general_commands_that_the_kernel_refuses(device: Device, mailbox, room, size, code):
     returned, out = device.general(mailbox, size, room)
     assert returned == code
     assert not any(out)
 
 
-@pytest.mark.parametrize("mailbox, room, code", [
-    (QUERY_CAP, OUT, errno.EINVAL),
-    (bytes(cmd.DESTROY_CQ_IN.pack(opcode=Opcode.DESTROY_CQ)), OUT, errno.EINVAL),
-    (bytes(cmd.RST2INIT_QP_IN.pack(opcode=Opcode.RST2INIT_QP)), OUT, errno.EINVAL),
-    (bytes(cmd.CREATE_QP_IN.pack(opcode=Opcode.CREATE_QP)), 8, errno.EINVAL),
-    (bytes(cmd.CREATE_QP_IN.pack(opcode=Opcode.CREATE_QP))[:4] + b"\0\1" + bytes(266), OUT, errno.EINVAL),  # tunnel
-])  # fmt: skip
-def test_objects_that_the_kernel_does_not_create(device: Device, mailbox, room, code):
-    null(device.create(mailbox, room)[0], code)
+CREATED = {
+    "GENERAL": (QUERY_CAP, OUT),
+    "DESTROY": (bytes(cmd.DESTROY_CQ_IN.pack(opcode=Opcode.DESTROY_CQ)), OUT),
+    "MODIFY": (bytes(cmd.RST2INIT_QP_IN.pack(opcode=Opcode.RST2INIT_QP)), OUT),
+    "short output": (bytes(cmd.CREATE_QP_IN.pack(opcode=Opcode.CREATE_QP)), 8),
+    "tunnel": (bytes(cmd.CREATE_QP_IN.pack(opcode=Opcode.CREATE_QP))[:4] + b"\0\1" + bytes(266), OUT),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mailbox, room", CREATED.values(), ids=CREATED)
+def test_objects_that_the_kernel_does_not_create(device: Device, mailbox, room):
+    null(device.create(mailbox, room)[0], errno.EINVAL)
 
 
 def test_commands_must_suit_the_object(device: Device, queues: dict[str, Any]):
