@@ -16,8 +16,9 @@ import pytest
 
 from gpunetio import providers, testing, verbs
 from gpunetio.bench.options import BENCHMARKS
-from gpunetio.enums import AsyncEventType, UarAllocationType
+from gpunetio.enums import AsyncEventType, QpState, UarAllocationType
 from gpunetio.errors import (
+    BadStateError,
     DeviceFatalError,
     DriverError,
     InUseError,
@@ -165,6 +166,18 @@ def test_without_a_name_the_first_card_with_an_active_port_opens(stand_in: Stand
             assert (first.query_port().state, ctx.name) == ("PORT_DOWN", "mlx5_1")
 
 
+def test_a_port_that_is_down(stand_in: StandIn):
+    with verbs.open("mlx5_0") as ctx:
+        pd = ctx.create_pd()
+        qp = pd.create_qp(sq_wr=4, send_cq=ctx.create_cq(8))
+        stand_in.nic("mlx5_0").set_link(False)
+        with pytest.raises(BadStateError, match=r"port 1 of mlx5_0 is down .*: look at its cable"):
+            qp.connect(qp)
+        assert qp.state is QpState.RST
+        stand_in.nic("mlx5_0").set_link(True)
+        qp.connect(qp)
+
+
 def test_a_device_that_may_not_be_opened(stand_in: StandIn):
     stand_in.fail("ibv_open_device", errno.EACCES)
     with pytest.raises(NotPermittedError, match="no permission for /dev/infiniband/uverbs3"):
@@ -175,6 +188,9 @@ def test_an_empty_gid_table(stand_in: StandIn):
     stand_in.has_gids = False
     with verbs.open("mlx5_0") as ctx:
         assert [ctx.query_gid(1, index) for index in range(3)] == [bytes(16)] * 3
+        qp = ctx.create_pd().create_qp(sq_wr=4, send_cq=ctx.create_cq(8))
+        with pytest.raises(NotFoundError, match="port 1 of mlx5_0 has no GID at index 0: choose one that"):
+            qp.connect(qp)
 
 
 @pytest.mark.parametrize("tells_status", [True, False], ids=["new kernel", "old kernel"])

@@ -301,7 +301,8 @@ class QP(Handle):
         gid = self.ctx.query_gid(port, sgid_index)
         if not any(gid):
             raise NotFoundError(
-                f"port {port} of {self.ctx.name} has no GID at index {sgid_index}: choose another index"
+                f"port {port} of {self.ctx.name} has no GID at index {sgid_index}: choose one that "
+                "`gpunetio devices -v` shows, or give the port's interface an address"
             )
         about = self.ctx.query_port(port)
         psn = self.psn if psn is None else whole("psn", psn)
@@ -372,6 +373,11 @@ class QP(Handle):
     def _connect(self, remote: QpEndpoint, wanted: QpAttr, path: AhAttr) -> None:
         """One end of `connect`: complete what is wanted by what the peer and the two ports say."""
         device = self.ctx.query_device()
+        if (state := self.ctx.query_port(wanted.port_num).state) == "PORT_DOWN":
+            raise BadStateError(
+                f"port {wanted.port_num} of {self.ctx.name} is down ({state}), so that no peer can be reached: look at "
+                "its cable, and at `rdma link` and `ip link`"
+            )
         local = self.endpoint(port=wanted.port_num, sgid_index=path.sgid_index)
         gid = bytes(instance("remote.gid", remote.gid, bytes, bytearray))
         most = whole("max_rd_atomic", wanted.max_rd_atomic)
