@@ -41,6 +41,7 @@ class Runtime:
 
     cudaHostAllocPortable = cudaHostAllocMapped = 1
     cudaHostRegisterPortable, cudaHostRegisterMapped, cudaHostRegisterIoMemory = 1, 2, 4
+    cudaMemoryType = SimpleNamespace(cudaMemoryTypeUnregistered=0, cudaMemoryTypeHost=1)
     cudaError_t = SimpleNamespace(cudaErrorNotReady=600, cudaErrorHostMemoryAlreadyRegistered=712)
 
     def __init__(self):
@@ -50,9 +51,16 @@ class Runtime:
         self.io_pages: set[int] = set()  # which are no memory
         self.io_error = 0
         self.registered: dict[int, int] = {}  # page → flags
+        self.pinned: set[int] = set()  # pages of cudaHostAlloc
+
+    def cudaPointerGetAttributes(self, address: int) -> tuple[int, Any]:
+        host = address & -4096 in self.pinned | set(self.registered)
+        return 0, SimpleNamespace(type=int(host))
 
     def cudaHostRegister(self, page: int, nbytes: int, flags: int) -> tuple[int]:
         assert (page % 4096, nbytes, flags & 3) == (0, 4096, 3)
+        if page in self.pinned:  # as an H200's driver answers
+            return (1,)
         if page in self.registered:
             return (712,)
         if (page in self.io_pages) != bool(flags & self.cudaHostRegisterIoMemory):
@@ -67,7 +75,7 @@ class Runtime:
         return (0,)
 
     def cudaHostGetDevicePointer(self, address: int, flags: int) -> tuple[int, int]:
-        return (0, address) if address & -4096 in self.registered else (1, 0)
+        return (0, address) if address & -4096 in self.pinned | set(self.registered) else (1, 0)
 
     def cudaGetLastError(self) -> tuple[int]:
         return (0,)
@@ -214,6 +222,15 @@ def test_a_register_that_cuda_refuses(runtime: Runtime):
     with pytest.raises(DriverError, match=r"cudaHostRegister: out of luck \(CUDA error 800\)"):
         registers.export(UAR + 0x800)
     assert not registers.can_map(UAR + 0x800)
+    assert runtime.registered == {}
+
+
+def test_pinned_memory_is_mapped_as_it_is(runtime: Runtime):
+    """A ring in CPU_GPU memory."""
+    runtime.pinned |= {UAR, UAR + 4096}
+    cuda = backend(runtime, 0)
+    assert cuda.map(UAR + 64, 4096 + 64) == UAR + 64
+    cuda.unmap(UAR + 64, 4096 + 64)
     assert runtime.registered == {}
 
 
