@@ -11,7 +11,7 @@ import pytest
 
 from gpunetio.device.compile import engine_function
 from gpunetio.device.ops import ld64, st64
-from gpunetio.fabric.faults import FAULTS, Faults, Injector, faults_at, icrc_fits, inject
+from gpunetio.fabric.faults import Faults
 from gpunetio.fabric.frames import (
     PACKET,
     commit,
@@ -24,6 +24,7 @@ from gpunetio.fabric.frames import (
     release,
     reserve,
 )  # fmt: skip
+from gpunetio.fabric.injector import FAULTS, Injector, faults_at, icrc_fits, inject
 from gpunetio.formats.commands import ServiceType
 from gpunetio.memory import HostMemory
 from gpunetio.nic.tables import PACKET_FATES

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpunetio.bench import launches
+from gpunetio.bench import launches, pingpong_cpu
 from gpunetio.bench.exchange import PeerError
 from gpunetio.bench.pingpong import (
     ADDRESS_BYTES,
@@ -237,9 +237,11 @@ def play(server, **options):
         {"rx_depth": 512, "iterations": 1100}, {"gid_index": 0, "sl": 3},
     ],
 )  # fmt: skip
-def test_both_ends_play(options):
-    server = ServerThread(**options)
-    played = play(server, **options)
+@pytest.mark.parametrize("server_plays", [{}, {"cpu": True}], ids=["kernel", "cpu"])
+@pytest.mark.parametrize("client_plays", [{}, {"cpu": True}, {"events": True}], ids=["kernel", "cpu", "events"])
+def test_both_ends_play(options, server_plays, client_plays):
+    server = ServerThread(**options, **server_plays)
+    played = play(server, **options, **client_plays)
     assert server.join() is None
     assert server.played is not None
     for one in (played, server.played):
@@ -256,8 +258,9 @@ def test_indices_that_wrap():
     assert server.join() is None
 
 
-def test_wrong_contents_are_seen():
-    server = ServerThread(validate=True, iterations=50)
+@pytest.mark.parametrize("plays", [{}, {"cpu": True}], ids=["kernel", "cpu"])
+def test_wrong_contents_are_seen(plays):
+    server = ServerThread(validate=True, iterations=50, **plays)
     play(server, iterations=50)
     assert server.join() is None
     assert server.played is not None
@@ -272,9 +275,18 @@ def test_a_message_that_is_too_long():
     assert "a receive failed after 0 messages: LOCAL_LENGTH" in str(server.join())
 
 
-def test_a_client_that_sends_nothing(monkeypatch):
+def test_a_message_that_is_too_long_for_a_cpu():
+    server = ServerThread(size=64, cpu=True)
+    with pytest.raises(DocaError, match="a send failed after 0 messages: REM_INV_REQ_ERR"):
+        play(server, size=65, cpu=True)
+    assert "a receive failed after 0 messages: LOC_LEN_ERR" in str(server.join())
+
+
+@pytest.mark.parametrize("plays", [{}, {"cpu": True}, {"events": True}], ids=["kernel", "cpu", "events"])
+def test_a_client_that_sends_nothing(monkeypatch, plays):
     monkeypatch.setattr(launches, "WAIT_SECONDS", 0.3)
-    server = ServerThread()
+    monkeypatch.setattr(pingpong_cpu, "WAIT_SECONDS", 0.3)
+    server = ServerThread(**plays)
     with socket.create_connection(server.address) as sock:
         model_of(HERE).client(sock)
     error = server.join()
@@ -296,9 +308,10 @@ def run(*args):
     return CliRunner().invoke(app, ["pingpong", *map(str, args)])
 
 
-def test_the_command():
+@pytest.mark.parametrize("plays", [[], ["--cpu"], ["-e"]])
+def test_the_command(plays):
     server = ServerThread(iterations=100)
-    result = run(server.address[0], "-p", server.address[1], "-d", "soft1", "-n", 100)
+    result = run(server.address[0], "-p", server.address[1], "-d", "soft1", "-n", 100, *plays)
     assert server.join() is None
     assert result.exit_code == 0
     patterns = [
@@ -314,7 +327,6 @@ def test_the_command():
 @pytest.mark.parametrize(
     "args, status, text",
     [
-        (["-e"], 1, "-e: sleeping on completion events is not supported; without it"),
         (["-m", "1000"], 2, "--help)"), (["-s", "0"], 2, "--help)"), (["-r", "0"], 2, "--help)"),
         (["-p", "1", "127.0.0.1"], 1, "no server at 127.0.0.1 port 1"), (["a", "b"], 2, "--help)"),
         (["-g", "9"], 1, "no GID at index 9"), (["-d", "soft99"], 1, "no device 'soft99'"),

@@ -21,9 +21,9 @@ from gpunetio.enums import CqOverrun, QpState, SendFlags, WcFlags, WcOpcode, WcS
 from gpunetio.errors import BadStateError, DocaErrorCode, InvalidValueError
 from gpunetio.memory import HostMemory
 from gpunetio.nic.step import SCANNED
-from gpunetio.verbs import CQ, QP, BadWrError, Completion, QpInitAttr, RecvWr, SendWr, Sge, posting
+from gpunetio.verbs import CQ, QP, BadWrError, Completion, QpInitAttr, RecvWr, SendWr, Sge, doorbell
+from gpunetio.verbs.devx_queues import ReceiveQueue, SendQueue
 from gpunetio.verbs.doorbell import ring_receive
-from gpunetio.verbs.posting import ReceiveQueue, SendQueue
 from nic_rig import Buffer, until
 
 SIZE = 1 << 14
@@ -559,7 +559,7 @@ def test_queues_come_and_go():
 
 def test_a_missed_ring_among_many_queues(monkeypatch):
     """The doorbell record is looked at in turns with those of others."""
-    monkeypatch.setattr(posting, "ring_send", lambda record, producer, register, qpn: ring_receive(record, producer))
+    monkeypatch.setattr(doorbell, "ring_send", lambda record, producer, register, qpn: ring_receive(record, producer))
     with verbs.open("soft0") as ctx:
         pd, cq = ctx.create_pd(), ctx.create_cq(64)
         others = [pd.create_qp(sq_wr=1, send_cq=cq) for _ in range(2 * SCANNED)]

@@ -30,6 +30,7 @@ class FakeProvider:
 
     name = "fake0"
     has_dpa = reaches_gpu_memory = False
+    plain = None
 
     def __init__(self, ethernet: bool = True):
         self.ethernet = ethernet

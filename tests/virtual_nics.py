@@ -16,7 +16,8 @@ from gpunetio import verbs
 from gpunetio.device.compile import engine_function
 from gpunetio.device.ops import be32, copy, ld8, ld64, st_release32
 from gpunetio.device.struct_view import struct_view
-from gpunetio.fabric.faults import FAULTS, HELD, HELD_BACK, SLOT, Faults, faults_at, held_at
+from gpunetio.fabric.faults import Faults
+from gpunetio.fabric.injector import FAULTS, HELD, HELD_BACK, SLOT, faults_at, held_at
 from gpunetio.formats.commands import QpState
 from gpunetio.formats.doorbell import PI_MASK, WQE_IDX_SHIFT
 from gpunetio.formats.layout import Entry

@@ -1,9 +1,9 @@
 """DOCA GPUNetIO and DOCA Verbs in Python: GPU kernels that drive a network card themselves, with or without it."""
 
-from . import device, errors, verbs
-from .device.compile import device_function
-from .device.launch import kernel
-from .dpa import Dpa, DpaCompletion
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from . import errors, verbs
 from .enums import (
     Access,
     CodeOpt,
@@ -27,21 +27,26 @@ from .enums import (
 )  # fmt: skip
 from .errors import DocaError
 from .fabric.faults import Faults
-from .gpu import (
-    ExportedQp,
-    ExportedQps,
-    Gpu,
-    GpuMemory,
-    ProxyService,
-    QpError,
-    QpGroup,
-    check_device_code_compatibility,
-    check_host_code_compatibility,
-    gpu_list,
-    library_version,
-)  # fmt: skip
 from .providers import PortConfig
 from .verbs import Context, open
+
+if TYPE_CHECKING:
+    from . import device
+    from .device import device_function, kernel
+    from .dpa import Dpa, DpaCompletion
+    from .gpu import (
+        ExportedQp,
+        ExportedQps,
+        Gpu,
+        GpuMemory,
+        ProxyService,
+        QpError,
+        QpGroup,
+        check_device_code_compatibility,
+        check_host_code_compatibility,
+        gpu_list,
+        library_version,
+    )  # fmt: skip
 
 __version__ = "0.1.0"
 
@@ -54,3 +59,28 @@ __all__ = [
     "check_host_code_compatibility", "device", "device_function", "errors", "gpu_list", "kernel", "library_version",
     "open", "verbs",
 ]  # fmt: skip
+
+# What kernels need is loaded when it is first asked for: it takes the compiler, and controlling a card does not.
+_ON_DEMAND = {
+    "device": ("device", "device_function", "kernel"),
+    "dpa": ("Dpa", "DpaCompletion"),
+    "gpu": (
+        "ExportedQp", "ExportedQps", "Gpu", "GpuMemory", "ProxyService", "QpError", "QpGroup",
+        "check_device_code_compatibility", "check_host_code_compatibility", "gpu_list", "library_version",
+    ),
+}  # fmt: skip
+_MODULE_OF = {name: module for module, names in _ON_DEMAND.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    """A name that is loaded on demand (PEP 562)."""
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = import_module(f".{_MODULE_OF[name]}", __name__)
+    found = module if name == _MODULE_OF[name] else getattr(module, name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -16,7 +16,11 @@ PATIENCE = 1.0  # seconds of compilation without a word
 @contextmanager
 def compiling(what: str) -> Iterator[None]:
     """Say what the user waits for once compilation, which only a cold cache needs, has taken a second."""
-    from numba.core import event
+    try:
+        from numba.core import event
+    except ModuleNotFoundError:  # nothing will be compiled
+        yield
+        return
 
     message = f"compiling {what} (first run only, about half a minute) …"
     timer = threading.Timer(PATIENCE, functools.partial(click.echo, message, err=True))

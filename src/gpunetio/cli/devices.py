@@ -29,21 +29,23 @@ _LIMITS = (
 @guarded
 def devices(wanted: str | None, names_only: bool, verbose: bool) -> None:
     """Describe the NICs as ibv_devinfo does."""
-    from ..providers import device_list, no_hardware
+    from ..providers import device_list, no_hardware, no_software
     from ..verbs import open as open_device
 
     if not wanted and (why := no_hardware()):
-        click.echo(f"only software NICs: {why}", err=True)
+        without = no_software()
+        click.echo(f"no devices: {why}; {without}" if without else f"only software NICs: {why}", err=True)
     if names_only:
         for info in device_list():
             click.echo(info.name)
         return
+    software = {info.name for info in device_list() if info.provider == "soft"}
     for name in [wanted] if wanted else [info.name for info in device_list()]:
         with compiling("the NIC"):
             ctx = open_device(name)
         with ctx:
             click.echo(_describe(ctx, verbose))
-        if verbose:
+        if verbose and name in software:
             _live_counters(name)
 
 

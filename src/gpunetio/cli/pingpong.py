@@ -29,7 +29,8 @@ from .ports import nic_port, port_options, tcp_port
     "-n", "--iters", "iterations", type=click.IntRange(1), default=1000, show_default=True, help="Exchanges."
 )
 @click.option("-l", "--sl", type=click.IntRange(0, 15), default=0, show_default=True, help="Service level.")
-@click.option("-e", "--events", is_flag=True, help="Sleep on completion events: not supported.")
+@click.option("-e", "--events", is_flag=True, help="Sleep on completion events instead of polling; implies --cpu.")
+@click.option("--cpu", is_flag=True, help="The CPU posts and polls, not a kernel. So it is where no kernel can do it.")
 @click.option(
     "-g", "--gid-idx", "gid_index", type=click.IntRange(0),
     help="Index of the NIC's address.  [default: 0 on Ethernet, none on InfiniBand]",
@@ -39,10 +40,6 @@ from .ports import nic_port, port_options, tcp_port
 @guarded
 def pingpong(host: str | None, **values: Any) -> None:
     """SENDs back and forth with the other end: the server at HOST or, without HOST, one client that calls."""
-    from ..errors import NotSupportedError
-
-    if values["events"]:
-        raise NotSupportedError("-e: sleeping on completion events is not supported; without it completions are polled")
     with compiling("the NIC and the kernel"):
         valid = _play(host, values)
     if not valid:
@@ -52,7 +49,7 @@ def pingpong(host: str | None, **values: Any) -> None:
 def _play(host: str | None, values: dict[str, Any]) -> bool:
     from ..bench.pingpong import PingPong, PingPongOptions, show_address
 
-    names = ("device", "tcp_port", "size", "rx_depth", "iterations", "sl", "gid_index", "validate")
+    names = ("device", "tcp_port", "size", "rx_depth", "iterations", "sl", "gid_index", "validate", "events", "cpu")
     options = PingPongOptions(
         server=host, nic_port=nic_port(values), port=values["ib_port"], mtu=int(values["path_mtu"]),
         **{name: values[name] for name in names},

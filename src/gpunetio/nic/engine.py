@@ -17,8 +17,8 @@ from ..device.ops import (
     clock_ns, exchange64, ld32, ld64, ld_relaxed64, pause, st64, st_relaxed64, st_release64, yield_thread,
 )  # fmt: skip
 from ..errors import BadStateError, TimedOutError
-from ..fabric.faults import faults_at
 from ..fabric.frames import PIPE, pipe_end_at
+from ..fabric.injector import faults_at
 from ..memory import HostMemory
 from .step import WRITE_ROW, WRONG_STATE, scan_records, step
 from .datagrams import receive_datagrams, send_datagrams

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..errors import InvalidValueError, NoMemoryError, NotFoundError
-from ..fabric.faults import Injector
+from ..fabric.injector import Injector
 from ..fabric.frames import PIPE_END, pipe_end, pipe_size
 from ..fabric.inprocess import LinkEnd
 from ..fabric.link import Link

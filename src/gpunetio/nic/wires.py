@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..device.compile import device_function, engine_function
 from ..device.ops import be16, be32, ld8, ld16, ld32, ld64, st64
 from ..fabric.capture import capture
-from ..fabric.faults import icrc_fits, inject
+from ..fabric.injector import icrc_fits, inject
 from ..fabric.frames import (
     LENT_SHIFT, LOAN_SHIFT, MAX_LENT, PACKET, consume, frame_at, next_frame, pipe_end_at, publish, release,
 )  # fmt: skip

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import logging
 from contextlib import ExitStack
+from types import ModuleType
 
+from .. import compiler
 from ..errors import DocaError, InvalidValueError, NotFoundError, NotSupportedError
 from ..nic.port import PortConfig
-from . import soft
 from .mlx5.device import FoundDevice, found_devices
 from .provider import DeviceInfo, Provider
 
-__all__ = ["DeviceInfo", "PortConfig", "Provider", "device_list", "no_hardware", "open_device"]
+__all__ = ["DeviceInfo", "PortConfig", "Provider", "device_list", "no_hardware", "no_software", "open_device"]
 
 logger = logging.getLogger("gpunetio.providers")
 
 
 def device_list() -> list[DeviceInfo]:
-    """Every device that can be opened (`ibv_get_device_list`): those of libibverbs, then the software NICs."""
-    return [*(device.info for device in _hardware()), *soft.device_list()]
+    """Every device that can be opened (`ibv_get_device_list`): those of libibverbs, then the software NICs.
+
+    There are no software NICs where Numba is not installed.
+    """
+    return [*(device.info for device in _hardware()), *_software_list()]
 
 
 def no_hardware() -> str | None:
@@ -26,6 +30,15 @@ def no_hardware() -> str | None:
     try:
         return None if found_devices() else "libibverbs finds no devices: there is no card, or its driver is not loaded"
     except DocaError as error:
+        return str(error)
+
+
+def no_software() -> str | None:
+    """Why there are no software NICs; None when there are."""
+    try:
+        _software()
+        return None
+    except NotSupportedError as error:
         return str(error)
 
 
@@ -42,10 +55,11 @@ def open_device(name: str | None = None, port: PortConfig | None = None) -> Prov
             if port is not None:
                 raise InvalidValueError(f"port = {port}: {name} is no software NIC, and is attached as the system says")
             return _open(device)
-    if name in (device.name for device in soft.device_list()):
-        return soft.open_device(name, port)
-    there = ", ".join(device.name for device in device_list())
-    raise NotFoundError(f"no device {name!r}; there are: {there}" + (f" ({why})" if (why := no_hardware()) else ""))
+    if name in (device.name for device in _software_list()):
+        return _software().open_device(name, port)
+    there = ", ".join(device.name for device in device_list()) or "none"
+    whys = "; ".join(filter(None, (no_hardware(), no_software())))
+    raise NotFoundError(f"no device {name!r}; there are: {there}" + (f" ({whys})" if whys else ""))
 
 
 def _hardware() -> list[FoundDevice]:
@@ -57,9 +71,22 @@ def _hardware() -> list[FoundDevice]:
         return []
 
 
+def _software() -> ModuleType:
+    """The provider of software NICs, whose engine is compiled."""
+    with compiler.needed_for("no software NIC can run"):
+        from . import soft
+    return soft
+
+
+def _software_list() -> list[DeviceInfo]:
+    return [] if no_software() else _software().device_list()
+
+
 def _open(device: FoundDevice) -> Provider:
     if not device.mlx5:
-        raise NotSupportedError(f"{device.name} is no device of NVIDIA, or libmlx5 is missing")
+        from .plain import open_device as open_plain
+
+        return open_plain(device.name)
     from .mlx5.provider import open_device as open_mlx5
 
     return open_mlx5(device.name)
@@ -87,6 +114,6 @@ def _open_card() -> Provider | None:
 
 
 def _open_software(port: PortConfig | None) -> Provider:
-    provider = soft.open_first(port)
+    provider = _software().open_first(port)
     logger.info("device %s, a software NIC: no card has an active port", provider.name)
     return provider

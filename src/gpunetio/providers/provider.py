@@ -14,6 +14,7 @@ from typing import Protocol
 
 from ..enums import Access, GidType, LinkLayer, UarAllocationType
 from ..formats.events import EventType
+from .plain_verbs import PlainVerbs
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,11 @@ class Provider(Protocol):
     name: str
     has_dpa: bool
     reaches_gpu_memory: bool
+
+    @property
+    def plain(self) -> PlainVerbs | None:
+        """In place of mailboxes, UMEMs and UARs, what libibverbs makes by itself: for a device that has only that."""
+        ...
 
     def query_device(self) -> DeviceAttr: ...
 

@@ -108,6 +108,7 @@ class SoftProvider:
 
     has_dpa = True
     reaches_gpu_memory = False  # its engine is a thread of the CPU
+    plain = None
 
     def __init__(self, nic: SoftNic):
         self.nic, self.name = nic, nic.name

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from .events import EventReader
+from .events import Reader
 from .handle import Handle
 
 if TYPE_CHECKING:
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from .cq import CQ
 
 
-class CompChannel(Handle):
+class CompChannel(Handle, ABC):
     """A completion channel (`doca_verbs_comp_channel`): tells which of its CQs has a completion that was asked for.
 
     A CQ asks with `req_notify()`, for one event each time; take what has come, ask, and poll once more. Each event is
@@ -21,13 +22,18 @@ class CompChannel(Handle):
     """
 
     _rank = 2
+    reader: Reader
 
     def __init__(self, ctx: Context):
         super().__init__(ctx)
         self._use(ctx)
         with ExitStack() as undo:
-            self.reader = EventReader(ctx.provider, undo)
+            self._create(undo)
             self._opened(f"completion channel of {ctx.name}", undo)
+
+    @abstractmethod
+    def _create(self, undo: ExitStack) -> None:
+        """Have the device make it: `reader`."""
 
     def fileno(self) -> int:
         """A descriptor that can be read while events wait (`doca_verbs_comp_channel_get_handle`)."""

@@ -11,7 +11,7 @@ from ..formats.cqe import FORMAT_MASK, OPCODE_SHIFT, CqeOpcode, Syndrome
 from .work import Completion
 
 if TYPE_CHECKING:
-    from .posting import Posting
+    from .devx_queues import RingPosting
 
 QPN_MASK = 0xFF_FFFF
 _STATUS = {
@@ -41,7 +41,7 @@ _SUCCESS, _RECV = WcStatus.SUCCESS, WcOpcode.RECV
 _CQE = struct.Struct(">32s4xI4xI6xBBIHxB")
 
 
-def completions(cqes: bytes, queues: Mapping[int, Posting]) -> list[Completion]:
+def completions(cqes: bytes, queues: Mapping[int, RingPosting]) -> list[Completion]:
     """What CQEs say of requests, which they complete; `queues` are those that complete here, by number.
 
     CQEs of others are passed over. One loop that calls little, as it bounds the rate of messages.

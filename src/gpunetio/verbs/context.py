@@ -13,10 +13,11 @@ from ..providers import PortConfig, open_device
 from ..providers.provider import PortAttr, Provider
 from .arguments import instance, whole
 from .channel import CompChannel
-from .cq import CQ
+from .cq import CQ, CqInitAttr
 from .device_attr import DeviceAttributes, query_device
 from .events import AsyncEvent, AsyncEvents
 from .handle import Handle
+from .kinds import DEVX, PLAIN
 from .mr import Dmabuf
 from .pd import PD
 from .uar import UAR
@@ -58,6 +59,7 @@ class Context(Handle):
         super().__init__(self)
         self.name = provider.name
         self._provider = provider
+        self.kinds = PLAIN if provider.plain else DEVX
         self._uars: dict[UarAllocationType, UAR] = {}
         with ExitStack() as undo:
             _open.add(self)
@@ -118,7 +120,7 @@ class Context(Handle):
 
     def create_comp_channel(self) -> CompChannel:
         """A completion channel (`doca_verbs_comp_channel_create`)."""
-        return CompChannel(self)
+        return self.kinds.channel(self)
 
     def get_async_event(self, timeout: float) -> AsyncEvent | None:
         """What happened to an object, the port or the device; None when nothing does within `timeout` seconds.
@@ -151,9 +153,8 @@ class Context(Handle):
         memory of yours, whose entries you preset; without them both are made here. `overrun` lets the device write
         over entries nobody read; a `collapsed` queue keeps only the last entry. `context` is any object of yours.
         """
-        return CQ(
-            self,
-            cqe,
+        attr = CqInitAttr(
+            cqe=cqe,
             cqe_size=cqe_size,
             channel=channel,
             external_datapath=external_datapath,
@@ -164,6 +165,7 @@ class Context(Handle):
             external_uar=external_uar,
             context=context,
         )
+        return self.kinds.cq(self, attr)
 
     def create_uar(self, kind: UarAllocationType = UarAllocationType.NONCACHE) -> UAR:
         """A page of doorbell registers (`doca_verbs_uar_create`)."""

@@ -10,9 +10,12 @@ from ..errors import UnexpectedError
 from ..formats.commands import PORT_TYPE_ETH, QUERY_HCA_CAP_IN, QUERY_HCA_CAP_OUT, CapClass, Opcode
 from ..formats.contexts import CMD_HCA_CAP, CMD_HCA_CAP_2, ROCE_CAP
 from ..formats.layout import BitStruct
+from ..formats.wqe import ATOMIC_SEG, CTRL_SEG, DATA_SEG, RADDR_SEG
 from ..providers.provider import DeviceAttr, Provider
 from .handle import command
 
+_ROCE_V2 = 1 << 2  # PRM, roce_cap.roce_version: a bit for each
+_UDP_SPORTS = 0xC000, 0xFFFF  # IBTA annex A17
 _CURRENT = 1  # op_mod bit 0 of QUERY_HCA_CAP: what is enabled now, not the most there could be
 
 
@@ -45,13 +48,44 @@ class DeviceAttributes(DeviceAttr):
 
 def query_device(provider: Provider) -> DeviceAttributes:
     """Ask a device for all of it (`doca_verbs_query_device`)."""
+    return _by_libibverbs(provider) if provider.plain else _by_mailboxes(provider)
+
+
+def _by_libibverbs(provider: Provider) -> DeviceAttributes:
+    """libibverbs tells fewer things. For the others there are what the specifications say, and nothing optional."""
+    known, port = provider.query_device(), provider.query_port(1)
+    ethernet = port.link_layer == LinkLayer.ETHERNET
+    return DeviceAttributes(
+        **_fields_of(known),
+        link_layer=port.link_layer,
+        gid_table_size=port.gid_tbl_len,
+        rc=True,
+        uc=True,  # whoever has RC has it, as a rule; creating one tells
+        log_max_qp_sz=known.max_qp_wr.bit_length() - 1,
+        log_max_cq_sz=known.max_cqe.bit_length() - 1,
+        max_wqe_sz_sq=CTRL_SEG.size + RADDR_SEG.size + ATOMIC_SEG.size + DATA_SEG.size * known.max_sge,
+        max_wqe_sz_rq=DATA_SEG.size * known.max_sge,
+        rts2rts_qp_dscp=False,
+        send_dbr_mode_no_dbr_ext=False,
+        is_cqe_inline_supported=False,
+        roce_version=_ROCE_V2 if ethernet else 0,
+        min_udp_sport=_UDP_SPORTS[0],
+        max_udp_sport=_UDP_SPORTS[1],
+    )
+
+
+def _fields_of(known: DeviceAttr) -> dict[str, Any]:
+    return {field.name: getattr(known, field.name) for field in fields(DeviceAttr)}
+
+
+def _by_mailboxes(provider: Provider) -> DeviceAttributes:
     general = _query_cap(provider, CapClass.GENERAL, CMD_HCA_CAP)
     roce = _query_cap(provider, CapClass.ROCE, ROCE_CAP)
     more = _query_cap(provider, CapClass.GENERAL_2, CMD_HCA_CAP_2) if general["hca_cap_2"] else {}
     ethernet = general["port_type"] == PORT_TYPE_ETH
     known = provider.query_device()
     return DeviceAttributes(
-        **{field.name: getattr(known, field.name) for field in fields(DeviceAttr)},
+        **_fields_of(known),
         link_layer=LinkLayer.ETHERNET if ethernet else LinkLayer.INFINIBAND,
         gid_table_size=roce["roce_address_table_size"] if ethernet else _ib_gids(general["gid_table_size"]),
         rc=bool(general["rc"]),

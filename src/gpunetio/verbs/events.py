@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import select
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -49,36 +50,14 @@ OF_SRQ = (EventType.SRQ_CATAS_ERROR, EventType.SRQ_RQ_LIMIT)
 _OF_PORT_AND_DEVICE = (EventType.PORT_CHANGE, EventType.INTERNAL_ERROR)
 
 
-class EventReader:
-    """An event channel of the device, and the objects that it tells of. `fd` can be read while events wait."""
+class Reader(ABC):
+    """Where events about objects come from. `fd` can be read while some wait."""
 
-    def __init__(self, provider: Provider, undo: ExitStack):
-        self._provider = provider
-        self._channel = provider.create_event_channel()
-        undo.callback(provider.destroy_event_channel, self._channel)
-        self.fd = provider.event_fd(self._channel)
-        self._targets: dict[int, Handle] = {}
-        self._cookies = itertools.count(_OF_DEVICE + 1)
+    fd: int
 
-    def subscribe(self, target: Handle, handle: int, types: Iterable[EventType], undo: ExitStack) -> None:
-        """Hear of a DEVX object until `undo`."""
-        cookie = next(self._cookies)
-        self._targets[cookie] = target
-        undo.callback(self._targets.pop, cookie)
-        self._provider.subscribe(self._channel, handle, types, cookie)
-
-    def subscribe_device(self) -> None:
-        """Hear of the port and the device."""
-        self._provider.subscribe(self._channel, None, _OF_PORT_AND_DEVICE, _OF_DEVICE)
-
+    @abstractmethod
     def take(self) -> tuple[Handle | None, Event] | None:
         """The oldest event and what it is about; None when none waits. What tells of closed objects is passed over."""
-        while event := self._provider.get_event(self._channel):
-            if event.cookie == _OF_DEVICE:
-                return None, event
-            if target := self._targets.get(event.cookie):
-                return target, event
-        return None
 
     def wait(self, timeout: float) -> tuple[Handle | None, Event] | None:
         """The same, and wait for one for `timeout` seconds at most."""
@@ -102,6 +81,38 @@ class EventReader:
             finally:
                 loop.remove_reader(self.fd)
         return found
+
+
+class EventReader(Reader):
+    """An event channel of the device, and the objects that it tells of."""
+
+    def __init__(self, provider: Provider, undo: ExitStack):
+        self._provider = provider
+        self._channel = provider.create_event_channel()
+        undo.callback(provider.destroy_event_channel, self._channel)
+        self.fd = provider.event_fd(self._channel)
+        self._targets: dict[int, Handle] = {}
+        self._cookies = itertools.count(_OF_DEVICE + 1)
+
+    def subscribe(self, target: Handle, handle: int, types: Iterable[EventType], undo: ExitStack) -> None:
+        """Hear of a DEVX object until `undo`."""
+        cookie = next(self._cookies)
+        self._targets[cookie] = target
+        undo.callback(self._targets.pop, cookie)
+        self._provider.subscribe(self._channel, handle, types, cookie)
+
+    def subscribe_device(self) -> None:
+        """Hear of the port and the device."""
+        self._provider.subscribe(self._channel, None, _OF_PORT_AND_DEVICE, _OF_DEVICE)
+
+    def take(self) -> tuple[Handle | None, Event] | None:
+        """See `Reader`."""
+        while event := self._provider.get_event(self._channel):
+            if event.cookie == _OF_DEVICE:
+                return None, event
+            if target := self._targets.get(event.cookie):
+                return target, event
+        return None
 
 
 @dataclass(eq=False)

@@ -11,7 +11,7 @@ from .handle import Handle
 from .mr import MR, Dmabuf
 from .qp import QP
 from .qp_init import QpInitAttr
-from .srq import SRQ
+from .srq import SRQ, SrqInitAttr
 from .uar import UAR
 from .umem import UMEM
 
@@ -75,9 +75,16 @@ class PD(Handle):
         it. `external_umem` and `external_dbr_umem`, each (UMEM, byte offset), place the ring and its doorbell record in
         memory of yours. `context` is any object of yours.
         """
-        return SRQ(
-            self, srq_wr, receive_max_sges, srq_type, external_umem, external_dbr_umem, external_datapath, context
+        attr = SrqInitAttr(
+            srq_wr=srq_wr,
+            receive_max_sges=receive_max_sges,
+            srq_type=srq_type,
+            external_umem=external_umem,
+            external_dbr_umem=external_dbr_umem,
+            external_datapath=external_datapath,
+            context=context,
         )
+        return self.ctx.kinds.srq(self, attr)
 
     def create_qp(
         self,
@@ -107,31 +114,29 @@ class PD(Handle):
         context: Any = None,
     ) -> QP:
         """A queue pair in state RST (`doca_verbs_qp_create`); `QpInitAttr` says what the arguments mean."""
-        return QP(
-            self,
-            QpInitAttr(
-                sq_wr=sq_wr,
-                rq_wr=rq_wr,
-                send_cq=send_cq,
-                receive_cq=receive_cq,
-                send_max_sges=send_max_sges,
-                receive_max_sges=receive_max_sges,
-                max_inline_data=max_inline_data,
-                sq_sig_all=sq_sig_all,
-                user_index=user_index,
-                qp_type=qp_type,
-                srq=srq,
-                external_datapath=external_datapath,
-                external_umem=external_umem,
-                external_dbr_umem=external_dbr_umem,
-                external_uar=external_uar,
-                core_direct_master=core_direct_master,
-                send_dbr_mode=send_dbr_mode,
-                emulate_no_dbr_ext=emulate_no_dbr_ext,
-                cqe_inline=cqe_inline,
-                dpa=dpa,
-                send_dpa_completion=send_dpa_completion,
-                receive_dpa_completion=receive_dpa_completion,
-                context=context,
-            ),
+        attr = QpInitAttr(
+            sq_wr=sq_wr,
+            rq_wr=rq_wr,
+            send_cq=send_cq,
+            receive_cq=receive_cq,
+            send_max_sges=send_max_sges,
+            receive_max_sges=receive_max_sges,
+            max_inline_data=max_inline_data,
+            sq_sig_all=sq_sig_all,
+            user_index=user_index,
+            qp_type=qp_type,
+            srq=srq,
+            external_datapath=external_datapath,
+            external_umem=external_umem,
+            external_dbr_umem=external_dbr_umem,
+            external_uar=external_uar,
+            core_direct_master=core_direct_master,
+            send_dbr_mode=send_dbr_mode,
+            emulate_no_dbr_ext=emulate_no_dbr_ext,
+            cqe_inline=cqe_inline,
+            dpa=dpa,
+            send_dpa_completion=send_dpa_completion,
+            receive_dpa_completion=receive_dpa_completion,
+            context=context,
         )
+        return self.ctx.kinds.qp(self, attr)

@@ -3,35 +3,21 @@
 from __future__ import annotations
 
 import secrets
+from abc import ABC, abstractmethod
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ..enums import Access, AddrType, LinkLayer, MtuSize, QpAtomicType, QpAttrMask, QpSendDbrMode, QpState, QpType
-from ..enums import UarAllocationType as UarKind
+from ..enums import Access, AddrType, LinkLayer, MtuSize, QpAtomicType, QpAttrMask, QpState, QpType
 from ..errors import BadStateError, InvalidValueError, NotFoundError
-from ..formats.commands import (
-    CREATE_QP_IN,
-    CREATE_QP_OUT,
-    OUT,
-    QUERY_QP_IN,
-    QUERY_QP_OUT,
-    Opcode,
-    RqType,
-    ScatterToCqe,
-    ServiceType,
-)
-from ..formats.doorbell import QP_DBREC
-from ..formats.wqe import SEGMENT
-from .ah import AhAttr, ah_of, ip_type, path_to, path_update
+from .ah import AhAttr, ip_type
 from .arguments import flags, instance, member, whole
-from .events import OF_QP
-from .handle import Handle, command, destroy
+from .handle import Handle
 from .posting import Posting
 from .qp_dpa import for_dpa
-from .qp_init import QpInitAttr, QueueSizes, queue_sizes
-from .qp_state import ATTRIBUTES, PATH, QpAttr, attributes_of, carry, check_values, state_of, transition
-from .ring import Ring, external_ring, internal_ring
+from .qp_init import QpInitAttr
+from .qp_state import ATTRIBUTES, QpAttr, Transition, check_values, transition
+from .ring import Ring
 from .uar import UAR
 from .work import RecvWr, SendWr
 
@@ -47,7 +33,6 @@ _TO_RTR = (
 )
 _TO_RTS = _M.NEXT_STATE | _M.SQ_PSN | _M.ACK_TIMEOUT | _M.RETRY_CNT | _M.RNR_RETRY | _M.MAX_QP_RD_ATOMIC
 _REMOTE = Access.REMOTE_WRITE | Access.REMOTE_READ | Access.REMOTE_ATOMIC
-_SERVICE = {QpType.RC: ServiceType.RC, QpType.UC: ServiceType.UC}
 _ONLY_RC = (
     _M.MIN_RNR_TIMER | _M.ACK_TIMEOUT | _M.RETRY_CNT | _M.RNR_RETRY | _M.MAX_QP_RD_ATOMIC | _M.MAX_DEST_RD_ATOMIC
     | _M.ATOMIC_MODE
@@ -69,7 +54,7 @@ class QpEndpoint:
     psn: int = 0
 
 
-class QP(Handle):
+class QP(Handle, ABC):
     """A connected queue pair (`doca_verbs_qp`), number `qpn`. Its first packet has the random number `psn`.
 
     `sq_address`, `sq_entries`                 send ring, in WQE basic blocks of 64 bytes (`doca_verbs_qp_get_wq`)
@@ -81,83 +66,58 @@ class QP(Handle):
     """
 
     _rank = 0
+    qpn: int
+    sq_address: int
+    sq_entries: int
+    rq_address: int
+    rq_entries: int
+    rq_stride: int
+    dbr_address: int
+    ring: Ring
+    doorbell_register: int
+    uar: UAR
 
     def __init__(self, pd: PD, attr: QpInitAttr):
         ctx = pd.ctx
         super().__init__(ctx)
         self._use(pd, ctx)
-        attr = instance("attr", attr, QpInitAttr).typed()
+        attr = attr.typed()
         self._dpa, wired = for_dpa(attr)
         self._use(wired.send_cq, wired.receive_cq, attr.srq, attr.external_uar)
         self._use(self._dpa, attr.send_dpa_completion, attr.receive_dpa_completion)
-        device = ctx.query_device()
-        wired.check(device)
-        sizes = queue_sizes(attr, device)
-        self.pd, self.init_attr = pd, replace(attr, max_inline_data=sizes.max_inline_data)
+        self._check(wired)
+        self.pd, self.init_attr = pd, attr
         self.send_dbr_mode, self.emulate_no_dbr_ext = attr.send_dbr_mode, attr.emulate_no_dbr_ext
+        self.send_cq, self.receive_cq = wired.send_cq, wired.receive_cq
         self.context = attr.context
         self._posting: Posting | None = None
         self.psn = secrets.randbits(24)  # a peer that is gone cannot be imitated by guessing
-        provider = ctx.provider
         with ExitStack() as undo:
-            nbytes = sizes.rq_bytes + sizes.sq_bytes
-            if attr.external_umem and attr.external_dbr_umem:
-                self._use(attr.external_umem[0], attr.external_dbr_umem[0])
-                ring = external_ring(attr.external_umem, attr.external_dbr_umem, nbytes)
-            else:
-                ring = internal_ring(ctx, undo, nbytes)
-            if attr.external_uar is None:
-                self.uar = ctx.shared_uar(UarKind.BLUEFLAME, UarKind.NONCACHE)
-                self._use(self.uar)
-            else:
-                self.uar = attr.external_uar
-            mailbox = CREATE_QP_IN.pack(
-                opcode=Opcode.CREATE_QP,
-                qpc=_context(pd, wired, sizes, ring, self.uar),
-                wq_umem_offset=ring.offset,
-                wq_umem_id=ring.umem_id,
-                wq_umem_valid=1,
-            )
-            undo.callback(self._forget)
-            with command("CREATE_QP"):
-                self._handle, out = provider.devx_obj_create(bytes(mailbox), CREATE_QP_OUT.size)
-            undo.callback(destroy, provider, "DESTROY_QP", self._handle)
-            ctx.async_events.subscribe(self, self._handle, OF_QP, undo)
-            self.qpn = int(CREATE_QP_OUT.get(out, "qpn"))
-            page = self.uar.page
-            if attr.send_dbr_mode == QpSendDbrMode.NO_DBR_EXT:
-                page = replace(page, reg_addr=self.uar.dbr_less_addr)
-            self.doorbell_register = provider.doorbell_register(page, self.qpn)
-            self.rq_address, self.rq_entries, self.rq_stride = ring.address, sizes.rq_entries, sizes.rq_stride
-            self.sq_address, self.sq_entries = ring.address + sizes.rq_bytes, sizes.sq_entries
-            self.dbr_address = ring.dbr_address
-            self.send_cq, self.receive_cq = wired.send_cq, wired.receive_cq
-            self.ring = ring
-            ours = not attr.external_datapath and self._dpa is None
-            self._posting = Posting(self, ring.memory) if ring.memory and ours else None
-            if self._posting:
-                for cq in self._cqs():
-                    cq.serve(self.qpn, self._posting)
-            if self._dpa:
-                undo.callback(self._dpa.detach, self)
+            self._create(undo)
             self._opened(f"QP {self.qpn:#x} of {ctx.name}", undo)
-        if self._dpa:
-            self._closes_users = True  # the DPA's export of it is nobody else's
-            with ExitStack() as undo:
-                undo.callback(self.close)
-                self._dpa.attach(self)
-                undo.pop_all()
+
+    def _check(self, attr: QpInitAttr) -> None:
+        """Raise unless the device can make such a queue pair."""
+        attr.check(self.ctx.query_device())
+
+    @abstractmethod
+    def _create(self, undo: ExitStack) -> None:
+        """Have the device make it: `qpn`, and `_posting` if the CPU posts."""
 
     @property
     def state(self) -> QpState:
         """The state, as the device reports it: an error may have moved the queue pair to ERR."""
-        return state_of(self._query())
+        self.check_open()
+        return self._ask().current_state
+
+    @abstractmethod
+    def _ask(self) -> QpAttr:
+        """All attributes, as the device reports them. `ah_attr` is None before RTR."""
 
     @property
+    @abstractmethod
     def used(self) -> bool:
-        """Whether the device has seen sends since it was in RST, by whomever: what its 16-bit counters say of that."""
-        qpc = self._query()
-        return bool(qpc["sw_sq_wqebb_counter"] or qpc["hw_sq_wqebb_counter"])
+        """Whether requests were posted since it was in RST, by whomever."""
 
     def modify(self, attr: QpAttr, mask: QpAttrMask | int) -> None:
         """Move to another state, or change attributes of this one (`doca_verbs_qp_modify`).
@@ -167,60 +127,46 @@ class QP(Handle):
 
         Remote atomics change only with ATOMIC_MODE in the mask. The path to the peer is resolved on the way to RTR.
         """
-        qpc, mask = self._query(), QpAttrMask(whole("mask", mask))
+        self.check_open()
+        now, mask = self._ask(), QpAttrMask(whole("mask", mask))
         attr = instance("attr", attr, QpAttr)
-        current = member("current_state", attr.current_state, QpState) if _M.CURRENT_STATE in mask else state_of(qpc)
+        claimed = _M.CURRENT_STATE in mask
+        current = member("current_state", attr.current_state, QpState) if claimed else now.current_state
         following = member("next_state", attr.next_state, QpState) if _M.NEXT_STATE in mask else current
         move = transition(current, following)
         move.check(mask, self.init_attr.qp_type)
         check_values(attr, mask, self.ctx.query_device())
-        values: dict[str, Any] = {}
-        if move.opcode not in (Opcode.QP_2RST, Opcode.QP_2ERR):
-            fields, opt = carry(attr, mask, move)
-            if _M.AH_ATTR in mask and attr.ah_attr:
-                if move.opcode == Opcode.INIT2RTR_QP:
-                    port = qpc[PATH]["vhca_port_num"] or 1  # none before INIT: the device will say what is wrong
-                    fields[PATH] |= path_to(self.ctx, port, attr.ah_attr)
-                else:
-                    path, path_opt = path_update(self.ctx, attr.ah_attr)
-                    fields[PATH] |= path
-                    opt |= path_opt
-            values = {"qpc": fields, "opt_param_mask": opt}
-        mailbox = move.mailbox.pack(opcode=move.opcode, qpn=self.qpn, **values)
-        with command(move.opcode.name):
-            self.ctx.provider.devx_obj_modify(self._handle, bytes(mailbox), OUT.size)
+        self._move(move, attr, mask, now)
         if self._posting:
             self._posting.state = following
-        if move.opcode == Opcode.QP_2RST and self.ring.memory:  # the device counts from 0 again: so must the record
-            self.ring.memory.view(QP_DBREC.dtype, self.ring.dbr_offset)[:] = 0
+        if following == QpState.RST:
             self._restart()
-        if move.opcode == Opcode.QP_2RST and self._dpa:
-            self._dpa.restart(self)
+
+    @abstractmethod
+    def _move(self, move: Transition, attr: QpAttr, mask: QpAttrMask, now: QpAttr) -> None:
+        """Have the device make this transition, whose attributes were checked; `now` is what it was asked before."""
 
     def query(self, mask: QpAttrMask | None = None) -> tuple[QpAttr, QpInitAttr]:
         """Ask the device for the attributes in `mask`, by default all (`doca_verbs_qp_query`).
 
         Attributes outside the mask have QpAttr's defaults, and so has what no transition has set yet.
         """
-        qpc = self._query()
-        attr = attributes_of(qpc)
-        if qpc["mtu"]:  # INIT2RTR sets the MTU and the path
-            attr.ah_attr = ah_of(qpc[PATH], self.ctx.query_device().link_layer)
+        self.check_open()
+        attr = self._ask()
         if mask is not None:
             mask = flags("mask", mask, QpAttrMask)
             attr = QpAttr(**{name: getattr(attr, name) for bit, name in ATTRIBUTES.items() if bit in mask})
         return attr, self.init_attr
 
-    def _query(self) -> dict[str, Any]:
-        self.check_open()
-        mailbox = QUERY_QP_IN.pack(opcode=Opcode.QUERY_QP, qpn=self.qpn)
-        with command("QUERY_QP"):
-            out = self.ctx.provider.devx_obj_query(self._handle, bytes(mailbox), QUERY_QP_OUT.size)
-        return QUERY_QP_OUT.get(out, "qpc")
-
     def reset(self) -> None:
         """Back to RST from any state. A doorbell record in memory of yours is yours to zero."""
         self.modify(QpAttr(next_state=QpState.RST), _M.NEXT_STATE)
+
+    def _serve(self, posting: Posting) -> None:
+        """The CPU posts: what completes is told to it."""
+        self._posting = posting
+        for cq in self._cqs():
+            cq.serve(self.qpn, posting)
 
     def _forget(self) -> None:
         """The device has no such queue pair any more: what it has completed is not told."""
@@ -398,38 +344,6 @@ class QP(Handle):
         left_out = _ONLY_RC if self.init_attr.qp_type == QpType.UC else _M(0)
         for state, mask in ((QpState.INIT, _TO_INIT), (QpState.RTR, _TO_RTR), (QpState.RTS, _TO_RTS)):
             self.modify(replace(attr, next_state=state), mask & ~left_out)
-
-
-def _context(pd: PD, attr: QpInitAttr, sizes: QueueSizes, ring: Ring, uar: UAR) -> dict[str, Any]:
-    """The QPC that CREATE_QP takes."""
-    qpc: dict[str, Any] = {
-        "st": _SERVICE[attr.qp_type],
-        "pd": pd.pdn,
-        "user_index": attr.user_index,
-        "uar_page": uar.page_id,
-        "send_dbr_mode": attr.send_dbr_mode,
-        "cd_master": attr.core_direct_master,
-        "cs_res": ScatterToCqe.DATA_32 if attr.cqe_inline else ScatterToCqe.NONE,
-        "dbr_umem_valid": 1,
-        "dbr_umem_id": ring.dbr_umem_id,
-        "dbr_addr": ring.dbr_offset,
-    }
-    if sizes.sq_entries and attr.send_cq:
-        qpc |= {"cqn_snd": attr.send_cq.cqn, "log_sq_size": sizes.sq_entries.bit_length() - 1}
-    else:
-        qpc["no_sq"] = 1
-    if sizes.rq_entries and attr.receive_cq:
-        qpc |= {
-            "rq_type": RqType.REGULAR,
-            "cqn_rcv": attr.receive_cq.cqn,
-            "log_rq_size": sizes.rq_entries.bit_length() - 1,
-            "log_rq_stride": (sizes.rq_stride // SEGMENT).bit_length() - 1,
-        }
-    elif attr.srq and attr.receive_cq:
-        qpc |= {"rq_type": RqType.SRQ_RMP, "cqn_rcv": attr.receive_cq.cqn, "srqn_rmpn_xrqn": attr.srq.srqn}
-    else:
-        qpc["rq_type"] = RqType.ZERO_SIZE
-    return qpc
 
 
 def _addr_type(link_layer: LinkLayer, local: bytes, remote: bytes) -> AddrType:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from .. import compiler
 from ..enums import Access, RingMemory
 from ..errors import InvalidValueError
 from ..memory import HostMemory, round_up
@@ -68,6 +70,13 @@ def external_ring(ring: tuple[UMEM, int], record: tuple[UMEM, int], nbytes: int)
         dbr_umem.umem_id, dbr_offset, dbr_umem.address + dbr_offset,
         None, umem.lies_in, dbr_umem.lies_in,
     )  # fmt: skip
+
+
+def doorbells() -> ModuleType:
+    """`doorbell.py`: what the CPU does at a ring. It is compiled, and who leaves rings to others can do without."""
+    with compiler.needed_for("the CPU cannot work at the rings of a queue"):
+        from . import doorbell
+    return doorbell
 
 
 def check_places(external_umem: Any, external_dbr_umem: Any) -> None:

@@ -25,6 +25,7 @@ from ...errors import (
     NotSupportedError,
 )
 from ...memory import PAGE
+from ..plain_verbs import PlainVerbs
 from ..provider import DeviceAttr, DeviceInfo, GidType, MrKeys, PortAttr
 from . import structs as s
 from .cuda_dmabuf import dmabuf_of
@@ -148,6 +149,7 @@ class VerbsDevice:
     """
 
     has_dpa = reaches_gpu_memory = False
+    plain: PlainVerbs | None = None
 
     def __init__(self, name: str, context: Any, borrowed: bool = False):
         self.name = name

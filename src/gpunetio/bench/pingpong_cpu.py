@@ -1,0 +1,123 @@
+"""A ping-pong that the CPU plays: by the data path of verbs, polling or asleep until an event comes."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+
+import numpy as np
+
+from ..enums import WcStatus, WrOpcode
+from ..errors import DriverError, TimedOutError
+from ..memory import HostMemory
+from ..verbs import Completion, Context, RecvWr, SendWr, Sge
+from .pingpong_player import SEND_SLOTS, PingPongOptions, Played, Player, problem_at
+
+WAIT_SECONDS = 10.0  # for the next completion
+
+_POLLED = 16
+_RECEIVE, _SEND = 1, 2  # wr_ids
+
+
+class CpuPlayer(Player):
+    """See `Player`. Both queues complete in one CQ, as ibv_rc_pingpong has it."""
+
+    def __init__(self, ctx: Context, options: PingPongOptions):
+        super().__init__(ctx, options)
+        self._sent = self._received = self._posted = 0  # completions of either kind, and receives
+        self._problem: str | None = None
+        with ExitStack() as undo:
+            undo.enter_context(ctx)
+            memory = HostMemory(self._nbytes)
+            undo.callback(memory.close)
+            there = self._fill(memory.array[: self._nbytes])
+            self._message = memory.array[: options.size]
+            self._arrived = memory.array[there : there + options.size]
+            self._channel = ctx.create_comp_channel() if options.events else None
+            pd = ctx.create_pd()
+            mr = pd.register(memory)
+            self._cq = ctx.create_cq(1 << (SEND_SLOTS + options.rx_depth).bit_length(), channel=self._channel)
+            self.qp = pd.create_qp(sq_wr=SEND_SLOTS, rq_wr=options.rx_depth, send_cq=self._cq, receive_cq=self._cq)
+            self._send = SendWr(opcode=WrOpcode.SEND, sges=[Sge(mr.address, options.size, mr.lkey)], wr_id=_SEND)
+            self._receive = RecvWr(sges=[Sge(mr.address + there, options.size, mr.lkey)], wr_id=_RECEIVE)
+            self._stack = undo.pop_all()
+
+    def close(self) -> None:
+        """See `Player`."""
+        self._stack.close()
+
+    def compile(self) -> None:
+        """See `Player`: nothing is."""
+
+    def post(self) -> None:
+        """See `Player`."""
+        if self._channel:
+            self._cq.req_notify()
+        self._fill_up()
+
+    def _fill_up(self) -> None:
+        missing = self.options.rx_depth - (self._posted - self._received)
+        self.qp.post_recv(*[self._receive] * missing)
+        self._posted += missing
+
+    def play(self) -> Played:
+        """See `Player`."""
+        options, client = self.options, self.options.server is not None
+        start = time.perf_counter()
+        for number in range(1, options.iterations + 1):
+            if client:
+                self.qp.post_send(self._send)
+            self._wait(lambda number=number: self._received >= number)
+            if options.validate:
+                self._validate(number)
+            if self._posted - self._received <= 1:
+                self._fill_up()
+            if not client:
+                self.qp.post_send(self._send)
+            # The next message comes only when this one has arrived.
+            self._wait(lambda number=number: self._sent >= number)
+        return Played(options.size, options.iterations, time.perf_counter() - start, self._problem)
+
+    def _validate(self, number: int) -> None:
+        """Compare a message with what both ends send, note the first difference, and spoil it for the next one."""
+        wrong = np.flatnonzero(self._arrived != self._message)
+        if len(wrong) and self._problem is None:
+            self._problem = problem_at(number, int(wrong[0]))
+        self._arrived ^= 0xFF
+
+    def _wait(self, ready: Callable[[], bool]) -> None:
+        """Take completions until it is so."""
+        end = time.monotonic() + WAIT_SECONDS
+        while not ready():
+            done = self._cq.poll(_POLLED)
+            for one in done:
+                self._count(one)
+            if done:
+                continue
+            if time.monotonic() > end:
+                raise TimedOutError(
+                    f"nothing came for {WAIT_SECONDS:g} s, after {self._received} messages: the other end has died, or "
+                    "another number of --iters"
+                )
+            self._sleep(end)
+
+    def _sleep(self, end: float) -> None:
+        """Until an event, which was asked for, or for a moment: the other end may need this very core."""
+        if self._channel is None:
+            os.sched_yield()
+        elif cq := self._channel.get_event(max(0.0, end - time.monotonic())):
+            cq.ack_events()
+            cq.req_notify()
+
+    def _count(self, done: Completion) -> None:
+        if done.status != WcStatus.SUCCESS:
+            what = "send" if done.wr_id == _SEND else "receive"
+            raise DriverError(
+                f"a {what} failed after {self._received} messages: {done.status.name} (vendor {done.vendor_err:#04x})"
+            )
+        if done.wr_id == _RECEIVE:
+            self._received += 1
+        else:
+            self._sent += 1

@@ -1,0 +1,107 @@
+"""What plays at one end of a ping-pong, whoever posts and polls there: a kernel, or the CPU."""
+
+from __future__ import annotations
+
+import mmap
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..nic.port import PortConfig
+from ..verbs import QP, Context
+from .exchange import PORT
+
+FILL = 0x7B
+SEND_SLOTS = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class PingPongOptions:
+    """ibv_rc_pingpong's options and defaults. `gid_index` None: 0 on Ethernet, and no GID on InfiniBand.
+
+    `cpu`: no kernel posts and polls, but the CPU. So it is where a device has no queues for kernels, and with `events`,
+    when completion events are slept for.
+    """
+
+    server: str | None = None
+    tcp_port: int = PORT
+    device: str | None = None
+    nic_port: PortConfig | None = None
+    port: int = 1
+    size: int = 4096
+    mtu: int = 1024
+    rx_depth: int = 500
+    iterations: int = 1000
+    sl: int = 0
+    gid_index: int | None = None
+    validate: bool = False
+    events: bool = False
+    cpu: bool = False
+
+
+@dataclass(frozen=True)
+class Played:
+    """How it went. `problem` is what validation found."""
+
+    size: int
+    iterations: int
+    seconds: float
+    problem: str | None = None
+
+    def lines(self) -> list[str]:
+        """ibv_rc_pingpong's two lines."""
+        nbytes, usec = 2 * self.size * self.iterations, self.seconds * 1e6
+        return [
+            f"{nbytes} bytes in {self.seconds:.2f} seconds = {nbytes * 8 / usec:.2f} Mbit/sec",
+            f"{self.iterations} iters in {self.seconds:.2f} seconds = {usec / self.iterations:.2f} usec/iter",
+        ]
+
+
+class Player(ABC):
+    """A queue pair and its memory; it closes `ctx`, too."""
+
+    qp: QP
+
+    def __init__(self, ctx: Context, options: PingPongOptions):
+        self.ctx, self.options = ctx, options
+
+    def _fill(self, memory: np.ndarray) -> int:
+        """Write the message that is sent to the start of memory: where the one that is received lies.
+
+        To validate, that is another place, and each page of the message is marked as ibv_rc_pingpong does it.
+        """
+        options = self.options
+        memory[:] = FILL ^ 0xFF
+        sent = memory[: options.size]
+        sent[:] = FILL
+        if not options.validate:
+            return 0
+        sent[:: mmap.PAGESIZE] = 0
+        return options.size
+
+    @property
+    def _nbytes(self) -> int:
+        """Of that memory."""
+        return self.options.size * (2 if self.options.validate else 1)
+
+    @abstractmethod
+    def compile(self) -> None:
+        """Compile what plays, if it is not."""
+
+    @abstractmethod
+    def post(self) -> None:
+        """Post the receives that are there before the first message."""
+
+    @abstractmethod
+    def play(self) -> Played:
+        """All exchanges."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End what still runs, and close the device."""
+
+
+def problem_at(message: int, offset: int) -> str:
+    """What is wrong when a message has another byte there than was sent."""
+    return f"the byte at offset {offset} of message {message} is wrong: both ends need --chk and the same --size"

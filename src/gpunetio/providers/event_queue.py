@@ -1,0 +1,43 @@
+"""Events that wait in this process, in front of a descriptor from which more come."""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+from collections import deque
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class EventQueue(Generic[T]):
+    """What was taken from a source but is not asked for yet. `fd` can be read while something waits, here or there."""
+
+    def __init__(self, source: int):
+        self._waiting: deque[T] = deque()
+        self._lock = threading.Lock()
+        self._here = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK | os.EFD_SEMAPHORE)
+        self._poll = select.epoll()
+        self.fd = self._poll.fileno()
+        for fd in (self._here, source):
+            self._poll.register(fd, select.EPOLLIN)
+
+    def put(self, event: T) -> None:
+        """One more waits."""
+        with self._lock:
+            self._waiting.append(event)
+            os.eventfd_write(self._here, 1)
+
+    def get(self) -> T | None:
+        """The oldest, if any waits here."""
+        with self._lock:
+            if not self._waiting:
+                return None
+            os.eventfd_read(self._here)
+            return self._waiting.popleft()
+
+    def close(self) -> None:
+        """Give the descriptors back."""
+        self._poll.close()
+        os.close(self._here)

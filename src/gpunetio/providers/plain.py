@@ -1,0 +1,418 @@
+"""Devices that only libibverbs drives, as a provider: Soft-RoCE and whatever else has no DEVX."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import socket
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from ctypes import POINTER, addressof, byref, c_void_p, pointer, sizeof
+from itertools import pairwise
+from typing import Any, NamedTuple, NoReturn
+
+from ..enums import Access, QpAttrMask, QpState, QpType
+from ..errors import (
+    DocaError,
+    DriverError,
+    FullError,
+    InvalidValueError,
+    NotFoundError,
+    NotSupportedError,
+    UnexpectedError,
+)
+from ..formats.events import EventType, PortSubtype
+from .event_queue import EventQueue
+from .mlx5 import structs as s
+from .mlx5.device import VerbsDevice, open_context
+from .mlx5.errors import errno_of
+from .mlx5.inline import ibv_poll_cq, ibv_post_recv, ibv_post_send, ibv_post_srq_recv, ibv_req_notify_cq
+from .mlx5.libraries import libibverbs
+from .plain_verbs import Entries, NewQp, QpCap, QpInit, QpValues, Refused, Route, Send, SrqValues, Wc
+from .provider import Event
+
+_M = QpAttrMask
+_TYPE = {QpType.RC: s.IBV_QPT_RC, QpType.UC: s.IBV_QPT_UC}
+_STATE = {
+    QpState.RST: s.IBV_QPS_RESET, QpState.INIT: s.IBV_QPS_INIT, QpState.RTR: s.IBV_QPS_RTR, QpState.RTS: s.IBV_QPS_RTS,
+    QpState.ERR: s.IBV_QPS_ERR,
+}  # fmt: skip
+_STATE_OF_IBV = {code: state for state, code in _STATE.items()}
+_MASK = {
+    _M.NEXT_STATE:         s.IBV_QP_STATE,
+    _M.ALLOW_REMOTE_WRITE: s.IBV_QP_ACCESS_FLAGS,
+    _M.ALLOW_REMOTE_READ:  s.IBV_QP_ACCESS_FLAGS,
+    _M.ATOMIC_MODE:        s.IBV_QP_ACCESS_FLAGS,
+    _M.PKEY_INDEX:         s.IBV_QP_PKEY_INDEX,
+    _M.PORT_NUM:           s.IBV_QP_PORT,
+    _M.PATH_MTU:           s.IBV_QP_PATH_MTU,
+    _M.RQ_PSN:             s.IBV_QP_RQ_PSN,
+    _M.SQ_PSN:             s.IBV_QP_SQ_PSN,
+    _M.DEST_QP_NUM:        s.IBV_QP_DEST_QPN,
+    _M.AH_ATTR:            s.IBV_QP_AV,
+    _M.ACK_TIMEOUT:        s.IBV_QP_TIMEOUT,
+    _M.RETRY_CNT:          s.IBV_QP_RETRY_CNT,
+    _M.RNR_RETRY:          s.IBV_QP_RNR_RETRY,
+    _M.MIN_RNR_TIMER:      s.IBV_QP_MIN_RNR_TIMER,
+    _M.MAX_QP_RD_ATOMIC:   s.IBV_QP_MAX_QP_RD_ATOMIC,
+    _M.MAX_DEST_RD_ATOMIC: s.IBV_QP_MAX_DEST_RD_ATOMIC,
+}  # fmt: skip
+_ALL = sum(set(_MASK.values()))
+_UNREACHED = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
+# ibv_get_async_event(3), in the PRM's terms, which the boundary has.
+_EVENTS = {
+    s.IBV_EVENT_CQ_ERR:              EventType.CQ_ERROR,
+    s.IBV_EVENT_QP_FATAL:            EventType.WQ_CATAS_ERROR,
+    s.IBV_EVENT_QP_REQ_ERR:          EventType.WQ_INVAL_REQ_ERROR,
+    s.IBV_EVENT_QP_ACCESS_ERR:       EventType.WQ_ACCESS_ERROR,
+    s.IBV_EVENT_COMM_EST:            EventType.COMM_EST,
+    s.IBV_EVENT_SQ_DRAINED:          EventType.SQ_DRAINED,
+    s.IBV_EVENT_PATH_MIG:            EventType.PATH_MIGRATED,
+    s.IBV_EVENT_PATH_MIG_ERR:        EventType.PATH_MIGRATE_FAILED,
+    s.IBV_EVENT_DEVICE_FATAL:        EventType.INTERNAL_ERROR,
+    s.IBV_EVENT_SRQ_ERR:             EventType.SRQ_CATAS_ERROR,
+    s.IBV_EVENT_SRQ_LIMIT_REACHED:   EventType.SRQ_RQ_LIMIT,
+    s.IBV_EVENT_QP_LAST_WQE_REACHED: EventType.SRQ_LAST_WQE,
+}  # fmt: skip
+_PORT_SUBTYPE = {s.IBV_EVENT_PORT_ACTIVE: PortSubtype.ACTIVE, s.IBV_EVENT_PORT_ERR: PortSubtype.DOWN}
+_PORT_SHIFT = 8
+
+
+class _Subscription(NamedTuple):
+    channel: int
+    types: frozenset[EventType]
+    cookie: int
+
+
+def open_device(name: str) -> PlainProvider:
+    """Open a device by name (`ibv_open_device`)."""
+    context = open_context(name)
+    with ExitStack() as undo:
+        undo.callback(libibverbs().ibv_close_device, context)
+        provider = PlainProvider(name, context)
+        undo.pop_all()
+    return provider
+
+
+def adopt_context(address: int) -> PlainProvider:
+    """A provider on the `ibv_context` at this address, which somebody else has opened and closes.
+
+    For `verbs.import_context` (`doca_verbs_bridge_verbs_context_import`); pyverbs and C++ programs have such contexts.
+    """
+    context = ctypes.cast(address, POINTER(s.ibv_context))
+    return PlainProvider(os.fsdecode(context.contents.device.contents.name), context, borrowed=True)
+
+
+def _devx_only(what: str) -> Callable[..., Any]:
+    """A call of `Provider` that only DEVX answers."""
+
+    def refuse(self: PlainProvider, *arguments: object) -> NoReturn:
+        raise NotSupportedError(
+            f"{self.name} has no {what}: libibverbs alone drives it. Use a ConnectX (libmlx5's DEVX) or a software NIC"
+        )
+
+    return refuse
+
+
+class PlainProvider(VerbsDevice):
+    """One open of a device, and `PlainVerbs` for its objects."""
+
+    def __init__(self, name: str, context: Any, borrowed: bool = False):
+        super().__init__(name, context, borrowed)
+        self.plain = self
+        self._handles: dict[int, int] = {}  # by address of the CQ, QP or SRQ
+        self._subscriptions: defaultdict[int | None, list[_Subscription]] = defaultdict(list)  # by handle
+        self._reading = threading.Lock()
+
+    reg_umem = reg_dmabuf_umem = dereg_umem = _devx_only("UMEMs, in which queues could be placed")
+    alloc_uar = free_uar = doorbell_register = _devx_only("UARs, doorbell pages")
+    query_eqn = _devx_only("event queues to name")
+    resolve_mac = _devx_only("address vectors to look at")
+    devx_obj_create = devx_obj_modify = devx_obj_query = devx_obj_destroy = general_cmd = _devx_only("mailboxes")
+
+    def doorbell_rung(self) -> None:
+        """See `Provider`."""
+
+    def explain(self, qpn: int, vendor_syndrome: int | None) -> str | None:
+        """See `Provider`: nothing is told."""
+        return None
+
+    # --- asynchronous events -----------------------------------------------------------------------------------------
+
+    def create_event_channel(self) -> int:
+        """See `Provider`. The context has one queue of events: what belongs to another channel is passed on to it."""
+        queue = EventQueue[Event](self.context.contents.async_fd)
+        return self.hold("event channel", self.new_handle(), lambda queue: queue.close(), queue)
+
+    def event_fd(self, channel: int) -> int:
+        """See `Provider`."""
+        return self.get("event channel", channel).fd
+
+    def subscribe(self, channel: int, handle: int | None, types: Iterable[EventType], cookie: int) -> None:
+        """See `Provider`. The handle is that of a CQ, QP or SRQ."""
+        self.get("event channel", channel)
+        with self._reading:
+            self._subscriptions[handle].append(_Subscription(channel, frozenset(types), cookie))
+
+    def get_event(self, channel: int) -> Event | None:
+        """See `Provider`. libibverbs' own acknowledgement is given at once: `verbs` keeps objects until its users'."""
+        queue = self.get("event channel", channel)
+        with self._reading:
+            while event := self.async_event():
+                self._pass_on(event)
+                self.verbs.ibv_ack_async_event(byref(event))
+        return queue.get()
+
+    def _pass_on(self, event: s.ibv_async_event) -> None:
+        kind, number, target = _EVENTS.get(event.event_type), 0, None
+        if event.event_type in _PORT_SUBTYPE:
+            kind = EventType.PORT_CHANGE
+            number = event.element.port_num << _PORT_SHIFT | _PORT_SUBTYPE[event.event_type]
+        elif event.event_type != s.IBV_EVENT_DEVICE_FATAL:
+            target = self._handles.get(ctypes.cast(event.element.qp, c_void_p).value or 0)
+            if target is None:  # of no object, or of one that is gone
+                return
+            number = target
+        for each in self._subscriptions[target]:
+            if kind in each.types:
+                self.get("event channel", each.channel).put(Event(each.cookie, EventType(kind), number))
+
+    def destroy_event_channel(self, channel: int) -> None:
+        """See `Provider`."""
+        with self._reading:
+            for handle, told in self._subscriptions.items():
+                self._subscriptions[handle] = [each for each in told if each.channel != channel]
+            self.give_back("event channel", channel)
+
+    # --- objects -----------------------------------------------------------------------------------------------------
+
+    def _made(self, kind: str, what: str, made: Any, destroy: Callable[[Any], Any]) -> int:
+        """The handle of a new object."""
+        handle = self.hold(kind, self.new_handle(), destroy, self.pointer(what, made))
+        self._handles[addressof(made.contents)] = handle
+        return handle
+
+    def _destroy(self, kind: str, handle: int) -> None:
+        address = addressof(self.get(kind, handle).contents)
+        del self._handles[address]  # before another object can be made there
+        try:
+            self.give_back(kind, handle)
+        except BaseException:
+            self._handles[address] = handle
+            raise
+        with self._reading:
+            self._subscriptions.pop(handle, None)
+
+    # --- completion queues and channels ------------------------------------------------------------------------------
+
+    def create_comp_channel(self) -> int:
+        """See `PlainVerbs`."""
+        channel = self.pointer("ibv_create_comp_channel", self.verbs.ibv_create_comp_channel(self.context))
+        os.set_blocking(channel.contents.fd, False)
+        return self.hold("completion channel", self.new_handle(), self.verbs.ibv_destroy_comp_channel, channel)
+
+    def comp_channel_fd(self, channel: int) -> int:
+        """See `PlainVerbs`."""
+        return self.get("completion channel", channel).contents.fd
+
+    def get_cq_event(self, channel: int) -> int | None:
+        """See `PlainVerbs`."""
+        source, cq, context = self.get("completion channel", channel), POINTER(s.ibv_cq)(), c_void_p()
+        while not self.verbs.ibv_get_cq_event(source, byref(cq), byref(context)):
+            self.verbs.ibv_ack_cq_events(cq, 1)
+            if handle := self._handles.get(addressof(cq.contents)):
+                return handle
+        if (code := ctypes.get_errno()) in (errno.EAGAIN, errno.EINTR):
+            return None
+        raise self.refused("ibv_get_cq_event", code)
+
+    def destroy_comp_channel(self, channel: int) -> None:
+        """See `PlainVerbs`."""
+        self.give_back("completion channel", channel)
+
+    def create_cq(self, cqe: int, channel: int | None) -> int:
+        """See `PlainVerbs`."""
+        told = None if channel is None else self.get("completion channel", channel)
+        cq = self.verbs.ibv_create_cq(self.context, cqe, None, told, 0)
+        return self._made("CQ", f"ibv_create_cq of {cqe} entries", cq, self.verbs.ibv_destroy_cq)
+
+    def poll_cq(self, cq: int, most: int) -> list[Wc]:
+        """See `PlainVerbs`."""
+        found = (s.ibv_wc * most)()
+        count = ibv_poll_cq(self.get("CQ", cq), most, found)
+        if count < 0:
+            raise self.refused(f"ibv_poll_cq of CQ {cq}", errno_of(count))
+        return [
+            Wc(wc.wr_id, wc.status, wc.opcode, wc.byte_len,
+               socket.ntohl(wc.imm_data) if wc.wc_flags & s.IBV_WC_WITH_IMM else None, wc.qp_num, wc.vendor_err)
+            for wc in found[:count]
+        ]  # fmt: skip
+
+    def req_notify_cq(self, cq: int, solicited_only: bool) -> None:
+        """See `PlainVerbs`."""
+        self._check(f"ibv_req_notify_cq of CQ {cq}", ibv_req_notify_cq(self.get("CQ", cq), solicited_only))
+
+    def destroy_cq(self, cq: int) -> None:
+        """See `PlainVerbs`."""
+        self._destroy("CQ", cq)
+
+    # --- queue pairs -------------------------------------------------------------------------------------------------
+
+    def create_qp(self, pdn: int, init: QpInit) -> NewQp:
+        """See `PlainVerbs`."""
+        attr = s.ibv_qp_init_attr(
+            send_cq=self.get("CQ", init.send_cq), recv_cq=self.get("CQ", init.recv_cq), cap=s.ibv_qp_cap(*init.cap),
+            srq=None if init.srq is None else self.get("SRQ", init.srq), qp_type=_TYPE[init.qp_type],
+        )  # fmt: skip
+        qp = self.verbs.ibv_create_qp(self.get("PD", pdn), byref(attr))
+        handle = self._made("QP", f"ibv_create_qp of {init.cap}", qp, self.verbs.ibv_destroy_qp)
+        cap = QpCap(*(getattr(attr.cap, name) for name in QpCap._fields))
+        return NewQp(handle, qp.contents.qp_num, cap)
+
+    def modify_qp(self, qp: int, values: QpValues, mask: QpAttrMask) -> None:
+        """See `PlainVerbs`. NotFoundError when nobody has the address that it is to be connected to."""
+        attr = s.ibv_qp_attr(
+            qp_state=_STATE[values.state], path_mtu=_mtu_code(values.path_mtu), rq_psn=values.rq_psn,
+            sq_psn=values.sq_psn, dest_qp_num=values.dest_qp_num, qp_access_flags=int(values.access),
+            pkey_index=values.pkey_index, port_num=values.port_num, timeout=values.ack_timeout,
+            retry_cnt=values.retry_cnt, rnr_retry=values.rnr_retry, min_rnr_timer=values.min_rnr_timer,
+            max_rd_atomic=values.max_rd_atomic, max_dest_rd_atomic=values.max_dest_rd_atomic,
+        )  # fmt: skip
+        route = values.route
+        if route:
+            attr.ah_attr = s.ibv_ah_attr(
+                dlid=route.dlid, sl=route.sl, static_rate=route.static_rate, is_global=route.is_global,
+                port_num=values.port_num,
+            )  # fmt: skip
+            grh = attr.ah_attr.grh
+            grh.sgid_index, grh.hop_limit, grh.traffic_class = route.sgid_index, route.hop_limit, route.traffic_class
+            grh.dgid.raw[:] = route.dgid
+        bits = 0
+        for bit in mask:
+            bits |= _MASK[bit]
+        if not (code := self.verbs.ibv_modify_qp(self.get("QP", qp), byref(attr), bits)):
+            return
+        code = errno_of(code)
+        if route and _M.AH_ATTR in mask and code in _UNREACHED:
+            raise NotFoundError(
+                f"ibv_modify_qp on {self.name}: {route.dgid.hex(':', 2)} is not reached from GID index "
+                f"{route.sgid_index} ({os.strerror(code)}): look whether a ping reaches it"
+            )
+        raise self.refused(f"ibv_modify_qp to {values.state.name}", code)
+
+    def query_qp(self, qp: int) -> QpValues:
+        """See `PlainVerbs`."""
+        attr, init = s.ibv_qp_attr(), s.ibv_qp_init_attr()
+        code = self.verbs.ibv_query_qp(self.get("QP", qp), byref(attr), _ALL, byref(init))
+        self._check("ibv_query_qp", code)
+        if attr.qp_state not in _STATE_OF_IBV:
+            raise UnexpectedError(
+                f"{self.name} reports queue pair state {attr.qp_state}, which has no counterpart here"
+            )
+        ah = attr.ah_attr
+        return QpValues(
+            _STATE_OF_IBV[attr.qp_state], 128 << attr.path_mtu if attr.path_mtu else 0, attr.rq_psn, attr.sq_psn,
+            attr.dest_qp_num, Access(attr.qp_access_flags & sum(Access)), attr.pkey_index, attr.port_num, attr.timeout,
+            attr.retry_cnt, attr.rnr_retry, attr.min_rnr_timer, attr.max_rd_atomic, attr.max_dest_rd_atomic,
+            Route(
+                bytes(ah.grh.dgid.raw), ah.dlid, ah.sl, ah.grh.sgid_index, ah.static_rate, ah.grh.hop_limit,
+                ah.grh.traffic_class, bool(ah.is_global),
+            ),
+        )  # fmt: skip
+
+    def destroy_qp(self, qp: int) -> None:
+        """See `PlainVerbs`."""
+        self._destroy("QP", qp)
+
+    # --- requests ----------------------------------------------------------------------------------------------------
+
+    def post_send(self, qp: int, requests: Sequence[Send], first: int) -> Refused | None:
+        """See `PlainVerbs`."""
+        chain = (s.ibv_send_wr * len(requests))()
+        kept = []  # what the chain points to
+        for number, (wr, request) in enumerate(zip(chain, requests, strict=True)):
+            wr.wr_id, wr.opcode, wr.send_flags, wr.imm_data = (
+                first + number, request.opcode, request.flags, socket.htonl(request.imm),
+            )  # fmt: skip
+            entries = request.entries
+            if request.inline:
+                kept.append(payload := ctypes.create_string_buffer(request.inline, len(request.inline)))
+                entries = ((addressof(payload), len(request.inline), 0),)
+            wr.sg_list, wr.num_sge = _sges(entries), len(entries)
+            if request.opcode in (s.IBV_WR_ATOMIC_CMP_AND_SWP, s.IBV_WR_ATOMIC_FETCH_AND_ADD):
+                atomic = wr.wr.atomic
+                atomic.remote_addr, atomic.rkey = request.remote_addr, request.rkey
+                atomic.compare_add, atomic.swap = request.compare_add, request.swap
+            else:
+                wr.wr.rdma.remote_addr, wr.wr.rdma.rkey = request.remote_addr, request.rkey
+        return self._post(ibv_post_send, self.get("QP", qp), chain)
+
+    def post_recv(self, qp: int, requests: Sequence[Entries], first: int) -> Refused | None:
+        """See `PlainVerbs`."""
+        return self._post(ibv_post_recv, self.get("QP", qp), _receives(requests, first))
+
+    def _post(self, post: Callable[[Any, Any, Any], int], queue: Any, chain: Any) -> Refused | None:
+        for wr, following in pairwise(chain):
+            wr.next = pointer(following)
+        bad = POINTER(chain._type_)()
+        if not (code := post(queue, chain, byref(bad))):
+            return None
+        index = (addressof(bad.contents) - addressof(chain)) // sizeof(chain._type_) if bad else 0
+        return Refused(index, self._post_refused(errno_of(code)))
+
+    def _post_refused(self, code: int) -> DocaError:
+        if code == errno.ENOMEM:
+            return FullError(f"{self.name} has no room for the request: poll the CQ first")
+        name = errno.errorcode.get(code, code)
+        kind = InvalidValueError if code == errno.EINVAL else DriverError
+        return kind(f"{self.name} refuses the request: {os.strerror(code)} ({name})")
+
+    # --- shared receive queues ---------------------------------------------------------------------------------------
+
+    def create_srq(self, pdn: int, max_wr: int, max_sge: int) -> int:
+        """See `PlainVerbs`."""
+        attr = s.ibv_srq_init_attr(attr=s.ibv_srq_attr(max_wr, max_sge, 0))
+        srq = self.verbs.ibv_create_srq(self.get("PD", pdn), byref(attr))
+        what = f"ibv_create_srq of {max_wr} receives of {max_sge} entries"
+        return self._made("SRQ", what, srq, self.verbs.ibv_destroy_srq)
+
+    def post_srq_recv(self, srq: int, requests: Sequence[Entries], first: int) -> Refused | None:
+        """See `PlainVerbs`."""
+        return self._post(ibv_post_srq_recv, self.get("SRQ", srq), _receives(requests, first))
+
+    def query_srq(self, srq: int) -> SrqValues:
+        """See `PlainVerbs`."""
+        attr = s.ibv_srq_attr()
+        self._check("ibv_query_srq", self.verbs.ibv_query_srq(self.get("SRQ", srq), byref(attr)))
+        return SrqValues(attr.max_wr, attr.max_sge, attr.srq_limit)
+
+    def arm_srq(self, srq: int, srq_limit: int) -> None:
+        """See `PlainVerbs`."""
+        attr = s.ibv_srq_attr(srq_limit=srq_limit)
+        code = self.verbs.ibv_modify_srq(self.get("SRQ", srq), byref(attr), s.IBV_SRQ_LIMIT)
+        self._check(f"ibv_modify_srq to a limit of {srq_limit}", code)
+
+    def destroy_srq(self, srq: int) -> None:
+        """See `PlainVerbs`."""
+        self._destroy("SRQ", srq)
+
+
+def _mtu_code(nbytes: int) -> int:
+    """The enum ibv_mtu of an MTU in bytes."""
+    return max(0, nbytes.bit_length() - 8)
+
+
+def _sges(entries: Entries) -> Any:
+    """An array of `ibv_sge`."""
+    return (s.ibv_sge * len(entries))(*entries)
+
+
+def _receives(requests: Sequence[Entries], first: int) -> Any:
+    """An array of `ibv_recv_wr`."""
+    chain = (s.ibv_recv_wr * len(requests))()
+    for number, (wr, entries) in enumerate(zip(chain, requests, strict=True)):
+        wr.wr_id, wr.sg_list, wr.num_sge = first + number, _sges(entries), len(entries)
+    return chain

@@ -1,0 +1,167 @@
+"""The boundary to a device without DEVX: libibverbs' own completion queues, queue pairs and shared receive queues.
+
+Where a provider has this, `verbs` uses it in place of mailboxes and rings. Objects are named by handles, plain ints,
+keys and immediate data are in host byte order, and errors are `DocaError`s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from ..enums import Access, QpAttrMask, QpState, QpType
+from ..errors import DocaError
+
+Entries = Sequence[tuple[int, int, int]]  # of a request: address, length, lkey (`ibv_sge`)
+
+
+class QpCap(NamedTuple):
+    """`ibv_qp_cap`."""
+
+    max_send_wr: int
+    max_recv_wr: int
+    max_send_sge: int
+    max_recv_sge: int
+    max_inline_data: int
+
+
+class QpInit(NamedTuple):
+    """`ibv_qp_init_attr`. Both queues need a CQ, even if they have no slots."""
+
+    qp_type: QpType
+    send_cq: int
+    recv_cq: int
+    srq: int | None
+    cap: QpCap
+
+
+class NewQp(NamedTuple):
+    """What `ibv_create_qp` has made: handle, number, and what the queues really hold."""
+
+    handle: int
+    qpn: int
+    cap: QpCap
+
+
+class Route(NamedTuple):
+    """`ibv_ah_attr`."""
+
+    dgid: bytes
+    dlid: int
+    sl: int
+    sgid_index: int
+    static_rate: int
+    hop_limit: int
+    traffic_class: int
+    is_global: bool
+
+
+class QpValues(NamedTuple):
+    """`ibv_qp_attr`. The MTU is in bytes, 0 when there is none yet."""
+
+    state: QpState
+    path_mtu: int = 0
+    rq_psn: int = 0
+    sq_psn: int = 0
+    dest_qp_num: int = 0
+    access: Access = Access.LOCAL_WRITE
+    pkey_index: int = 0
+    port_num: int = 0
+    ack_timeout: int = 0
+    retry_cnt: int = 0
+    rnr_retry: int = 0
+    min_rnr_timer: int = 0
+    max_rd_atomic: int = 0
+    max_dest_rd_atomic: int = 0
+    route: Route | None = None
+
+
+class Send(NamedTuple):
+    """`ibv_send_wr`, without its wr_id. `inline` takes the place of entries; `opcode` and `flags` are libibverbs'."""
+
+    opcode: int
+    flags: int
+    entries: Entries
+    inline: bytes | None
+    remote_addr: int
+    rkey: int
+    imm: int
+    compare_add: int
+    swap: int
+
+
+class Wc(NamedTuple):
+    """`ibv_wc`. Of one that has failed, opcode, length and immediate data mean nothing."""
+
+    wr_id: int
+    status: int
+    opcode: int
+    byte_len: int
+    imm: int | None
+    qp_num: int
+    vendor_err: int
+
+
+class SrqValues(NamedTuple):
+    """`ibv_srq_attr`."""
+
+    max_wr: int
+    max_sge: int
+    srq_limit: int
+
+
+class Refused(NamedTuple):
+    """Of the requests of a post, the first that was refused, and why: those before it are posted."""
+
+    index: int
+    error: DocaError
+
+
+class PlainVerbs(Protocol):
+    """See above. The requests of a post get the wr_ids `first`, `first` + 1, …"""
+
+    def create_comp_channel(self) -> int: ...
+
+    def comp_channel_fd(self, channel: int) -> int: ...
+
+    def get_cq_event(self, channel: int) -> int | None:
+        """The CQ of the oldest event that waits, if any: it is acknowledged (`ibv_get_cq_event`)."""
+        ...
+
+    def destroy_comp_channel(self, channel: int) -> None: ...
+
+    def create_cq(self, cqe: int, channel: int | None) -> int: ...
+
+    def poll_cq(self, cq: int, most: int) -> list[Wc]: ...
+
+    def req_notify_cq(self, cq: int, solicited_only: bool) -> None:
+        """An event at the next completion: what is there already makes none (`ibv_req_notify_cq`)."""
+        ...
+
+    def destroy_cq(self, cq: int) -> None: ...
+
+    def create_qp(self, pdn: int, init: QpInit) -> NewQp: ...
+
+    def modify_qp(self, qp: int, values: QpValues, mask: QpAttrMask) -> None:
+        """The rights count when one of them is in the mask, all three (`ibv_modify_qp`)."""
+        ...
+
+    def query_qp(self, qp: int) -> QpValues: ...
+
+    def post_send(self, qp: int, requests: Sequence[Send], first: int) -> Refused | None: ...
+
+    def post_recv(self, qp: int, requests: Sequence[Entries], first: int) -> Refused | None: ...
+
+    def destroy_qp(self, qp: int) -> None: ...
+
+    def create_srq(self, pdn: int, max_wr: int, max_sge: int) -> int: ...
+
+    def post_srq_recv(self, srq: int, requests: Sequence[Entries], first: int) -> Refused | None: ...
+
+    def query_srq(self, srq: int) -> SrqValues: ...
+
+    def arm_srq(self, srq: int, srq_limit: int) -> None:
+        """`ibv_modify_srq` with IBV_SRQ_LIMIT."""
+        ...
+
+    def destroy_srq(self, srq: int) -> None: ...

@@ -1,0 +1,168 @@
+"""Shared receive queues that are made by mailboxes: RMPs, whose receives are a linked list or a ring."""
+
+from __future__ import annotations
+
+import struct
+import threading
+from contextlib import ExitStack
+
+import numpy as np
+
+from ..enums import SrqType
+from ..errors import BadStateError, DocaError, FullError
+from ..formats.commands import (
+    CREATE_RMP_IN,
+    CREATE_RMP_OUT,
+    MODIFY_RMP_IN,
+    OUT,
+    QUERY_RMP_IN,
+    QUERY_RMP_OUT,
+    Opcode,
+    RmpState,
+    WqType,
+)  # fmt: skip
+from ..formats.doorbell import PI_MASK, QP_DBREC
+from ..formats.wqe import INVALID_LKEY, SEGMENT, SRQ_NEXT_SEG
+from .devx_queues import data_segments
+from .events import OF_SRQ
+from .handle import command, destroy
+from .ring import doorbells, external_ring, internal_ring
+from .srq import SRQ, SrqAttr, SrqInitAttr
+from .work import BadWrError, RecvWr
+
+_WQ_TYPE = {SrqType.LINKED_LIST: WqType.LINKED_LIST, SrqType.CONTIGUOUS: WqType.CYCLIC}
+_END_PADDING_ALIGN = 1  # wq.end_padding_mode
+
+
+class DevxSRQ(SRQ):
+    """See `SRQ`."""
+
+    def _create(self, attr: SrqInitAttr, undo: ExitStack) -> None:
+        ctx, provider = self.ctx, self.ctx.provider
+        linked = attr.srq_type == SrqType.LINKED_LIST
+        # One WQE of a linked list stays unused: the list never ends.
+        self.entries = 1 << (max(attr.srq_wr, 1) if linked else attr.srq_wr - 1).bit_length()
+        self.stride = 1 << (SEGMENT * (attr.receive_max_sges + linked) - 1).bit_length()
+        if attr.external_umem and attr.external_dbr_umem:
+            self._use(attr.external_umem[0], attr.external_dbr_umem[0])
+            ring = external_ring(attr.external_umem, attr.external_dbr_umem, self.entries * self.stride)
+        else:
+            ring = internal_ring(ctx, undo, self.entries * self.stride)
+        mailbox = CREATE_RMP_IN.pack(
+            opcode=Opcode.CREATE_RMP,
+            ctx={
+                "state": RmpState.RDY,
+                "basic_cyclic_rcv_wqe": not linked,
+                "wq": {
+                    "wq_type": _WQ_TYPE[attr.srq_type], "pd": self.pd.pdn, "end_padding_mode": _END_PADDING_ALIGN,
+                    "log_wq_sz": self.entries.bit_length() - 1, "log_wq_stride": self.stride.bit_length() - 1,
+                    "wq_umem_valid": 1, "wq_umem_id": ring.umem_id, "wq_umem_offset": ring.offset,
+                    "dbr_umem_valid": 1, "dbr_umem_id": ring.dbr_umem_id, "dbr_addr": ring.dbr_offset,
+                },
+            },
+        )  # fmt: skip
+        with command("CREATE_RMP"):
+            self._handle, out = provider.devx_obj_create(bytes(mailbox), CREATE_RMP_OUT.size)
+        undo.callback(destroy, provider, "DESTROY_RMP", self._handle)
+        ctx.async_events.subscribe(self, self._handle, OF_SRQ, undo)
+        self.srqn = int(CREATE_RMP_OUT.get(out, "rmpn"))
+        self.ring_address, self.dbr_address = ring.address, ring.dbr_address + QP_DBREC.rcv
+        self.ring = ring
+        self._list = None
+        if ring.memory and linked and not attr.external_datapath:
+            wqes = ring.memory.array[: self.entries * self.stride].reshape(self.entries, self.stride)
+            self._list = FreeList(self, wqes)
+
+    def _post(self, requests: tuple[RecvWr, ...]) -> None:
+        if self._list is None:
+            raise BadStateError(f"{self} has an external data path: its ring is yours to fill")
+        self._list.post(requests)
+
+    @property
+    def external_datapath(self) -> bool:
+        """See `SRQ`."""
+        return self._list is None
+
+    def segments(self, index: int) -> bytes:
+        """The data segments of the receive in this WQE."""
+        return self._list.segments(index) if self._list else b""
+
+    def complete(self, index: int) -> int:
+        """See `SRQ`: the receive in this WQE."""
+        return self._list.complete(index) if self._list else 0
+
+    def _query(self) -> SrqAttr:
+        mailbox = QUERY_RMP_IN.pack(opcode=Opcode.QUERY_RMP, rmpn=self.srqn)
+        with command("QUERY_RMP"):
+            out = self.ctx.provider.devx_obj_query(self._handle, bytes(mailbox), QUERY_RMP_OUT.size)
+        usable = self.entries - (self.type == SrqType.LINKED_LIST)
+        return SrqAttr(usable, self.max_sge, QUERY_RMP_OUT.get(out, "ctx")["wq"]["lwm"])
+
+    def _arm(self, srq_limit: int) -> None:
+        mailbox = MODIFY_RMP_IN.pack(
+            opcode=Opcode.MODIFY_RMP, rmp_state=RmpState.RDY, rmpn=self.srqn, modify_lwm=1,
+            ctx={"state": RmpState.RDY, "wq": {"lwm": srq_limit}},  # the state that is wanted: 0 would be RST
+        )  # fmt: skip
+        with command("MODIFY_RMP"):
+            self.ctx.provider.devx_obj_modify(self._handle, bytes(mailbox), OUT.size)
+
+
+class FreeList:
+    """The WQEs of a linked list as this process fills them.
+
+    Each WQE names the next one, all the way around. The device follows the chain from WQE 0, behind it a chain of free
+    ones starts at `_head`, and its end, `_tail`, is never used. A WQE that completes is put behind the end.
+    """
+
+    def __init__(self, srq: DevxSRQ, wqes: np.ndarray):
+        self._srq, self._wqes = srq, wqes
+        self._lock, self._doorbells = threading.Lock(), doorbells()
+        count = len(wqes)
+        self._next = [(index + 1) % count for index in range(count)]
+        self._wr_ids = [0] * count
+        self._head, self._tail, self._posted = 0, count - 1, 0
+        for index, following in enumerate(self._next):
+            self._write_next(index, following)
+
+    def _write_next(self, index: int, following: int) -> None:
+        at = SRQ_NEXT_SEG.next_wqe_index
+        self._wqes[index, at : at + 2] = following >> 8, following & 0xFF
+
+    def post(self, requests: tuple[RecvWr, ...]) -> None:
+        """Fill WQEs, and ring once."""
+        with self._lock:
+            before = self._posted
+            try:
+                for number, request in enumerate(requests):
+                    try:
+                        self._put(request)
+                    except DocaError as error:
+                        raise BadWrError(number, request, error) from error
+            finally:
+                if self._posted != before:
+                    self._doorbells.ring_receive(self._srq.dbr_address, self._posted & PI_MASK)
+
+    def _put(self, request: RecvWr) -> None:
+        if self._head == self._tail:
+            raise FullError(f"{self._srq} has no room: all its {len(self._next) - 1} receives are posted; poll the CQ")
+        data, _ = data_segments(request, self._srq.max_sge, "receive_max_sges")
+        room = self._srq.stride - SEGMENT
+        if len(data) < room:
+            data += struct.pack(">IIQ", 0, INVALID_LKEY, 0)
+        index = self._head
+        self._wqes[index, SEGMENT:] = np.frombuffer(data.ljust(room, b"\0"), np.uint8)
+        self._wr_ids[index] = request.wr_id
+        self._head = self._next[index]
+        self._posted += 1
+
+    def segments(self, index: int) -> bytes:
+        """The data segments of a WQE."""
+        return self._wqes[index, SEGMENT:].tobytes()
+
+    def complete(self, index: int) -> int:
+        """Put a WQE behind the end of the chain: its wr_id."""
+        with self._lock:
+            self._write_next(self._tail, index)
+            self._next[self._tail] = index
+            self._tail = index
+            return self._wr_ids[index]

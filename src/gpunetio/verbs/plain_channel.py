@@ -1,0 +1,94 @@
+"""Completion channels of libibverbs.
+
+libibverbs tells of completions that come after a CQ was asked; `CQ.req_notify` promises one event for what is there
+already, too. So a CQ looks when it has asked, and puts its event here by itself if it finds something.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from ..formats.events import EventType
+from ..providers.event_queue import EventQueue
+from ..providers.plain_verbs import PlainVerbs
+from ..providers.provider import Event
+from .channel import CompChannel
+from .events import Reader
+from .plain import plain_verbs
+
+if TYPE_CHECKING:
+    from .handle import Handle
+    from .plain_cq import PlainCQ
+
+
+class PlainReader(Reader):
+    """A completion channel of libibverbs, and the CQs that it tells of."""
+
+    def __init__(self, plain: PlainVerbs, undo: ExitStack):
+        self._plain = plain
+        self.handle = plain.create_comp_channel()
+        undo.callback(plain.destroy_comp_channel, self.handle)
+        self._told: EventQueue[int] = EventQueue(plain.comp_channel_fd(self.handle))
+        undo.callback(self._told.close)
+        self.fd = self._told.fd
+        self._cqs: dict[int, PlainCQ] = {}
+        self._asked: set[int] = set()  # handles of CQs whose request has made no event yet
+        self._waiting: set[int] = set()  # of those whose event waits here
+        self._lock = threading.Lock()
+
+    def subscribe(self, cq: PlainCQ, undo: ExitStack) -> None:
+        """Hear of a CQ until `undo`."""
+        self._cqs[cq.handle] = cq
+        undo.callback(self._forget, cq.handle)
+
+    def _forget(self, handle: int) -> None:
+        with self._lock:
+            del self._cqs[handle]
+            self._asked.discard(handle)
+            self._waiting.discard(handle)
+
+    def ask(self, cq: PlainCQ) -> bool:
+        """A CQ wants one event from now on: whether it has to ask the device, as none waits already."""
+        with self._lock:
+            self._fetch()  # what comes of earlier requests is none of this one's
+            if cq.handle in self._waiting:
+                return False
+            self._asked.add(cq.handle)
+            return True
+
+    def tell(self, handle: int) -> None:
+        """This CQ has what it has asked for."""
+        with self._lock:
+            self._tell(handle)
+
+    def _tell(self, handle: int) -> None:
+        if handle in self._asked:
+            self._asked.remove(handle)
+            self._waiting.add(handle)
+            self._told.put(handle)
+
+    def _fetch(self) -> None:
+        while handle := self._plain.get_cq_event(self.handle):
+            self._tell(handle)
+
+    def take(self) -> tuple[Handle | None, Event] | None:
+        """See `Reader`."""
+        with self._lock:
+            self._fetch()
+            while handle := self._told.get():
+                if handle in self._waiting:  # not one that was closed meanwhile
+                    self._waiting.remove(handle)
+                    cq = self._cqs[handle]
+                    return cq, Event(0, EventType.COMPLETION, cq.cqn)
+        return None
+
+
+class PlainCompChannel(CompChannel):
+    """See `CompChannel`."""
+
+    reader: PlainReader
+
+    def _create(self, undo: ExitStack) -> None:
+        self.reader = PlainReader(plain_verbs(self.ctx), undo)

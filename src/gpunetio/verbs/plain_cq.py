@@ -1,0 +1,102 @@
+"""Completion queues of libibverbs."""
+
+from __future__ import annotations
+
+from collections import deque
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from ..enums import CqOverrun, WcFlags, WcOpcode, WcStatus
+from ..providers.plain_verbs import Wc
+from .channel import CompChannel
+from .cq import CQ, CqInitAttr
+from .events import OF_CQ
+from .handle import command
+from .plain import RECEIVED, needs_devx, plain_verbs, ring_attributes
+from .plain_channel import PlainCompChannel
+from .work import Completion
+
+if TYPE_CHECKING:
+    from .qp import QP
+
+_STATUS = {int(status): status for status in WcStatus}
+_SUCCESS = WcStatus.SUCCESS
+_WITH_IMM = int(WcOpcode.RECV_RDMA_WITH_IMM)
+
+
+class PlainCQ(CQ):
+    """See `CQ`. Its number is `handle`, that of the provider: libibverbs has none that means something elsewhere."""
+
+    ring_address, dbr_address, arm_address, uar, ring = ring_attributes(5)
+
+    def _create(self, attr: CqInitAttr, undo: ExitStack) -> None:
+        for what, asked in (
+            ("external_datapath", attr.external_datapath), ("collapsed", attr.collapsed),
+            ("overrun ENABLE", attr.overrun == CqOverrun.ENABLE), ("external_umem", attr.external_umem),
+            ("external_uar", attr.external_uar),
+        ):  # fmt: skip
+            if asked:
+                raise needs_devx(self.ctx, what)
+        self._plain = plain_verbs(self.ctx)
+        told = attr.channel.reader if isinstance(attr.channel, PlainCompChannel) else None
+        with command("create a CQ"):
+            self.handle = self.cqn = self._plain.create_cq(attr.cqe, told.handle if told else None)
+        undo.callback(self._plain.destroy_cq, self.handle)
+        if told:
+            told.subscribe(self, undo)
+        self.ctx.async_events.subscribe(self, self.handle, OF_CQ, undo)
+        self._found: deque[Wc] = deque()  # taken from libibverbs, and not polled yet
+
+    def forget(self, qp: QP) -> None:
+        """See `CQ`."""
+        self.drop(qp)
+        self._queues.pop(qp.qpn, None)
+
+    def drop(self, qp: QP) -> None:
+        """See `CQ`."""
+        with self._lock:
+            self._fetch()
+            for wc in self._found:
+                if wc.qp_num == qp.qpn and wc.wr_id & RECEIVED and qp.init_attr.srq:
+                    qp.init_attr.srq.complete(wc.wr_id & ~RECEIVED)
+            self._found = deque(wc for wc in self._found if wc.qp_num != qp.qpn)
+
+    def _fetch(self) -> None:
+        """Take all that there is."""
+        while found := self._plain.poll_cq(self.handle, self.entries):
+            self._found += found
+
+    def _request_event(self, channel: CompChannel, solicited_only: bool) -> None:
+        if not isinstance(channel, PlainCompChannel) or not channel.reader.ask(self):
+            return
+        self._plain.req_notify_cq(self.handle, solicited_only)
+        self._fetch()
+        # Whether a success was solicited cannot be seen: of those, only what comes later is told.
+        if any(not solicited_only or wc.status != _SUCCESS for wc in self._found):
+            channel.reader.tell(self.handle)
+
+    def _poll(self, most: int) -> list[Completion]:
+        found = [self._found.popleft() for _ in range(min(most, len(self._found)))]
+        if len(found) < most:
+            found += self._plain.poll_cq(self.handle, min(most - len(found), self.entries))
+        self._consumer += len(found)
+        return [done for wc in found if (done := self._completion(wc))]
+
+    def _completion(self, wc: Wc) -> Completion | None:
+        """What a completion says of a request; None when its queue pair is gone."""
+        posting = self._queues.get(wc.qp_num)
+        if posting is None:
+            return None
+        status = _STATUS.get(wc.status, WcStatus.GENERAL_ERR)
+        if wc.wr_id & RECEIVED:
+            wr_id = posting.complete_receive(wc.wr_id & ~RECEIVED)
+            opcode, nbytes = WcOpcode.RECV_RDMA_WITH_IMM if wc.opcode == _WITH_IMM else WcOpcode.RECV, wc.byte_len
+        else:
+            wr_id, opcode, reads = posting.send.complete(wc.wr_id)
+            nbytes = wc.byte_len if reads else 0
+        if status != _SUCCESS:
+            return Completion(wr_id, status, opcode, 0, None, wc.qp_num, wc.vendor_err)
+        done = Completion(wr_id, status, opcode, nbytes, wc.imm, wc.qp_num)
+        if wc.imm is not None:
+            done.flags = WcFlags.WITH_IMM
+        return done

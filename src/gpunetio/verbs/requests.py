@@ -1,0 +1,111 @@
+"""What a request must be like, whatever carries it out: what each opcode means, and which values it takes."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from ..enums import QpType, WcOpcode, WrOpcode
+from ..errors import InvalidValueError
+from ..formats.wqe import MAX_TRANSFER
+from .arguments import instance
+from .work import RecvWr, SendWr, Sge
+
+U24, U32, U64 = 1 << 24, 1 << 32, 1 << 64
+_ATOMIC_BYTES = 8
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What an opcode becomes."""
+
+    completion: WcOpcode
+    remote: bool = False  # it names memory of the peer
+    reads: bool = False  # it brings something back
+    imm: bool = False
+
+    @cached_property
+    def atomic(self) -> bool:
+        return self.completion in (WcOpcode.COMP_SWAP, WcOpcode.FETCH_ADD)
+
+
+_KINDS = {
+    WrOpcode.SEND:                 Kind(WcOpcode.SEND),
+    WrOpcode.SEND_WITH_IMM:        Kind(WcOpcode.SEND, imm=True),
+    WrOpcode.RDMA_WRITE:           Kind(WcOpcode.RDMA_WRITE, remote=True),
+    WrOpcode.RDMA_WRITE_WITH_IMM:  Kind(WcOpcode.RDMA_WRITE, remote=True, imm=True),
+    WrOpcode.RDMA_READ:            Kind(WcOpcode.RDMA_READ, remote=True, reads=True),
+    WrOpcode.ATOMIC_CMP_AND_SWP:   Kind(WcOpcode.COMP_SWAP, remote=True, reads=True),
+    WrOpcode.ATOMIC_FETCH_AND_ADD: Kind(WcOpcode.FETCH_ADD, remote=True, reads=True),
+    WrOpcode.WAIT_CQ_PI:           Kind(WcOpcode.WAIT_CQ_PI),
+}  # fmt: skip
+
+
+def kind_of(request: SendWr, qp_type: QpType) -> Kind:
+    """What a request for the send queue is."""
+    kind = _KINDS.get(instance("request", request, SendWr).opcode)
+    if kind is None:
+        raise InvalidValueError(f"opcode = {request.opcode}: it must be a WrOpcode")
+    if kind.reads and qp_type != QpType.RC:
+        raise InvalidValueError(f"{request.opcode.name} on a UC queue pair: only RC has READs and atomics")
+    return kind
+
+
+def entries_of(request: SendWr | RecvWr, most: int, limit: str) -> tuple[Sequence[Sge], int]:
+    """The scatter/gather entries of a request, and their bytes; `limit` is the attribute that says how many it has.
+
+    Empty ones are left out: for some devices 0 means 2^31 bytes.
+    """
+    sges, total = request.sges, 0
+    if len(sges) > most:
+        raise InvalidValueError(f"{len(sges)} scatter/gather entries: the queue takes {most} ({limit})")
+    for sge in sges:
+        if not 0 <= sge.length <= MAX_TRANSFER:
+            raise InvalidValueError(f"length = {sge.length}: a scatter/gather entry has 0 to {MAX_TRANSFER} bytes")
+        total += sge.length
+    return [sge for sge in sges if sge.length], total
+
+
+def check_size(kind: Kind, nbytes: int) -> None:
+    """Raise InvalidValueError unless a request of this kind may have entries of so many bytes."""
+    if kind.atomic and nbytes != _ATOMIC_BYTES:
+        raise InvalidValueError(f"{nbytes} bytes for the result of an atomic: give one entry of {_ATOMIC_BYTES}")
+    if nbytes > MAX_TRANSFER:
+        raise InvalidValueError(f"{nbytes} bytes: a request has {MAX_TRANSFER} at most")
+
+
+def inline_payload(request: SendWr, kind: Kind, most: int) -> bytes:
+    """The bytes of a request that carries them itself, `most` at most."""
+    if kind.reads:
+        raise InvalidValueError(f"{request.opcode.name} brings data here: it cannot be inline")
+    if request.inline is not None and request.sges:
+        raise InvalidValueError("inline bytes and scatter/gather entries: give one of the two")
+    payload = request.inline
+    if payload is None:
+        payload = b"".join(ctypes.string_at(sge.address, sge.length) for sge in request.sges)
+    elif not isinstance(payload, bytes):
+        payload = memoryview(payload).tobytes()
+    if len(payload) > most:
+        raise InvalidValueError(f"{len(payload)} bytes inline: the queue takes {most} (max_inline_data)")
+    return payload
+
+
+def check_range(name: str, value: int, most: int) -> int:
+    """A number from 0 to less than `most`."""
+    if not 0 <= value < most:
+        raise InvalidValueError(f"{name} = {value:#x} does not fit in {(most - 1).bit_length()} bits")
+    return value
+
+
+def check_entry(sge: Sge) -> None:
+    """Raise InvalidValueError for an entry whose address or key has too many bits."""
+    check_range("address", sge.address, U64)
+    check_range("lkey", sge.lkey, U32)
+
+
+def check_remote(request: SendWr) -> None:
+    """The same for the peer's memory."""
+    check_range("remote_addr", request.remote_addr, U64)
+    check_range("rkey", request.rkey, U32)
