@@ -5,6 +5,7 @@ import gc
 import importlib.util
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -12,6 +13,7 @@ from hypothesis import HealthCheck, settings
 from gpunetio import Gpu, verbs
 from nic_rig import Ends
 from pair import Pair, make_pair
+from stand_in import StandIn, building, installed, nics_of_cards
 
 # No deadline: the first example of a test may compile. Fewer and repeatable examples in CI, which has two cores.
 settings.register_profile("gpunetio", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -19,6 +21,26 @@ settings.register_profile(
     "gpunetio-ci", settings.get_profile("gpunetio"), max_examples=25, derandomize=True, database=None, print_blob=True
 )
 settings.load_profile("gpunetio-ci" if os.environ.get("CI") else "gpunetio")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--stand-in", action="store_true",
+        help="open soft0, soft1, … as cards: through libibverbs and libmlx5, for which tests/stand_in stands in. "
+        "GPUNETIO_STAND_IN names its shared object where it cannot be compiled",
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cards(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """With --stand-in all tests see software NICs through the provider of cards."""
+    if not request.config.getoption("--stand-in"):
+        yield
+        return
+    path = building.built(tmp_path_factory.mktemp("stand_in"))
+    with installed(path, "soft") as opened, nics_of_cards(opened):
+        yield
+    assert not opened.complaints
 
 
 def why_no_gpu() -> str | None:
@@ -42,9 +64,15 @@ def why_not_root() -> str | None:
     return None if os.geteuid() == 0 else "runs as root only"
 
 
+def why_no_soft_nic(config: pytest.Config) -> str | None:
+    """Why tests do not see the software NIC itself, or None when they do."""
+    return "not with --stand-in" if config.getoption("--stand-in") else None
+
+
 @pytest.hookimpl(trylast=True)  # after -m and -k: the driver is asked only for tests that are to run
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for mark, ask in (("gpu", why_no_gpu), ("root", why_not_root)):
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    reasons = (("gpu", why_no_gpu), ("root", why_not_root), ("soft_nic", lambda: why_no_soft_nic(config)))
+    for mark, ask in reasons:
         marked = [item for item in items if item.get_closest_marker(mark)]
         reason = ask() if marked else None
         if reason:
@@ -58,6 +86,25 @@ def out_of_the_collectors_way() -> Iterator[None]:
     yield
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session")
+def stand_in_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The stand-in for libibverbs and libmlx5, compiled."""
+    if reason := building.why_not():
+        pytest.skip(reason)
+    return building.built(tmp_path_factory.mktemp("stand_in"))
+
+
+@pytest.fixture
+def stand_in(request: pytest.FixtureRequest, stand_in_file: Path) -> Iterator[StandIn]:
+    """mlx5_0, mlx5_1, … in front of software NICs; whoever uses them must do nothing that crashes or leaks."""
+    if request.config.getoption("--stand-in"):
+        pytest.skip("with --stand-in all tests have it, as soft0, soft1, …")
+    with installed(stand_in_file) as opened:
+        yield opened
+    assert not opened.complaints
+    assert opened.open_contexts == 0
 
 
 @pytest.fixture(params=["host", pytest.param("auto", marks=pytest.mark.gpu, id="cuda")])

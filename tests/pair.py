@@ -7,7 +7,6 @@ import numpy as np
 from gpunetio import ExportedQp, Gpu, GpuMemory, MemType, verbs
 from gpunetio.device.launch import Kernel
 from gpunetio.nic.nic import SoftNic
-from gpunetio.providers.soft import SoftProvider
 
 
 @dataclass
@@ -27,9 +26,7 @@ class Pair:
     @property
     def nic(self) -> SoftNic:
         """The software NIC behind the context."""
-        provider = self.ctx.provider
-        assert isinstance(provider, SoftProvider)
-        return provider.nic
+        return self.ctx.provider.nic  # type: ignore[attr-defined]
 
     def run(self, kernel: Kernel, *args: object, grid: int = 1, block: int = 1, timeout: float = 60) -> np.ndarray:
         """Launch `kernel(qp, raddr, rkey, laddr, lkey, *args, out)`: the int64s that it left at `out`, one a thread."""

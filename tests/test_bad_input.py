@@ -507,7 +507,7 @@ CONNECT: dict[str, Row] = {
     **numbers("psn", lambda w, v: w.qp.endpoint(psn=v), {}),
     "connect port 2": (lambda w: w.qp.connect(w.endpoint(), port=2), InvalidValueError, "has the ports 1 to 1"),
     "connect empty GID": (
-        lambda w: w.qp.connect(w.endpoint(), sgid_index=7), NotFoundError, "no GID at index 7: choose another index"),
+        lambda w: w.qp.connect(w.endpoint(), sgid_index=7), NotFoundError, "no GID at index 7: choose one that"),
 }  # fmt: skip
 del CONNECT["psn=None"]  # the queue pair's own
 

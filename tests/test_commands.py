@@ -331,6 +331,28 @@ def test_transition_of_no_qp(device, opcode):
     assert (status, syndrome, text) == (Status.BAD_RESOURCE, CommandSyndrome.NO_SUCH_QP, f"there is no QP {other:#x}")
 
 
+# --- receive pools
+
+
+def test_a_receive_pool_stays_ready(device):
+    wq = {
+        "pd": device.pd, "log_wq_sz": 4, "log_wq_stride": 5, "wq_umem_valid": 1, "wq_umem_id": device.umem,
+        "dbr_umem_valid": 1, "dbr_umem_id": device.umem, "dbr_addr": 0x8000,
+    }  # fmt: skip
+    mailbox = cmd.CREATE_RMP_IN.pack(opcode=Opcode.CREATE_RMP, ctx={"state": 1, "wq": wq})
+    _, out = device.provider.devx_obj_create(bytes(mailbox), 16)
+    rmpn = cmd.CREATE_RMP_OUT.get(out, "rmpn")
+
+    def modify(now: int, wanted: int) -> tuple[bytes, str]:
+        return device.execute(Opcode.MODIFY_RMP, rmp_state=now, rmpn=rmpn, ctx={"state": wanted})
+
+    assert modify(1, 1) == (bytes(16), "")
+    for now, wanted in ((0, 1), (1, 0), (1, 3)):
+        status, syndrome, text = refusal(modify(now, wanted))
+        assert (status, syndrome) == (Status.BAD_PARAM, CommandSyndrome.RMP_STATE)
+        assert text == f"from state {now} to {wanted}: a pool stays in RDY (1)"
+
+
 # --- numbers and room
 
 

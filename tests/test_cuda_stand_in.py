@@ -15,6 +15,7 @@ from gpunetio.errors import DriverError
 from gpunetio.gpu import cuda_backend
 from gpunetio.gpu.cuda_backend import CudaBackend
 from gpunetio.gpu.host_backend import HostBackend
+from gpunetio.gpu.uar import RegisterTable
 from nic_rig import until
 
 numba_cuda = pytest.importorskip("numba.cuda", reason="needs numba-cuda (extra 'cuda')")
@@ -39,12 +40,45 @@ class Runtime:
     """CUDA's runtime as far as memory needs it: which device is the thread's, and whose each allocation is."""
 
     cudaHostAllocPortable = cudaHostAllocMapped = 1
-    cudaError_t = SimpleNamespace(cudaErrorNotReady=600)
+    cudaHostRegisterPortable, cudaHostRegisterMapped, cudaHostRegisterIoMemory = 1, 2, 4
+    cudaMemoryType = SimpleNamespace(cudaMemoryTypeUnregistered=0, cudaMemoryTypeHost=1)
+    cudaError_t = SimpleNamespace(cudaErrorNotReady=600, cudaErrorHostMemoryAlreadyRegistered=712)
 
     def __init__(self):
         self.device = 0
         self.owners: dict[int, int] = {}
         self.memset_error = 0
+        self.io_pages: set[int] = set()  # which are no memory
+        self.io_error = 0
+        self.registered: dict[int, int] = {}  # page → flags
+        self.pinned: set[int] = set()  # pages of cudaHostAlloc
+
+    def cudaPointerGetAttributes(self, address: int) -> tuple[int, Any]:
+        host = address & -4096 in self.pinned | set(self.registered)
+        return 0, SimpleNamespace(type=int(host))
+
+    def cudaHostRegister(self, page: int, nbytes: int, flags: int) -> tuple[int]:
+        assert (page % 4096, nbytes, flags & 3) == (0, 4096, 3)
+        if page in self.pinned:  # as an H200's driver answers
+            return (1,)
+        if page in self.registered:
+            return (712,)
+        if (page in self.io_pages) != bool(flags & self.cudaHostRegisterIoMemory):
+            return (1,)
+        if page in self.io_pages and self.io_error:
+            return (self.io_error,)
+        self.registered[page] = flags
+        return (0,)
+
+    def cudaHostUnregister(self, page: int) -> tuple[int]:
+        del self.registered[page]
+        return (0,)
+
+    def cudaHostGetDevicePointer(self, address: int, flags: int) -> tuple[int, int]:
+        return (0, address) if address & -4096 in self.pinned | set(self.registered) else (1, 0)
+
+    def cudaGetLastError(self) -> tuple[int]:
+        return (0,)
 
     def cudaGetDeviceCount(self) -> tuple[int, int]:
         return 0, 2
@@ -151,6 +185,61 @@ def test_a_kernel_runs_on_its_device(runtime: Runtime, event: Event):
             CudaLaunch(kernel, (5,), 2, 32, "stream", ordinal)
             assert kernel.launched.pop() == (ordinal, (2, 32, "stream"), (5,))
             assert runtime.device == used
+
+
+# --- doorbell registers of a card ------------------------------------------------------------------------------------
+
+UAR = 0x7F00_0000_0000  # where a page of registers is mapped
+
+
+def test_a_register_of_a_card_is_mapped_as_io_memory(runtime: Runtime):
+    """Anywhere in its page, which is registered once for all registers and queues."""
+    runtime.io_pages.add(UAR)
+    registers = RegisterTable(backend(runtime, 0))
+    ordinary, without_record = registers.export(UAR + 0x800), registers.export(UAR + 0x600)
+    assert (ordinary, without_record) == (UAR + 0x800, UAR + 0x600)
+    assert registers.export(UAR + 0x800) == ordinary
+    assert runtime.registered == {UAR: 7}
+    for register in (ordinary, ordinary):
+        registers.unexport(register)
+    assert runtime.registered == {UAR: 7}
+    registers.unexport(without_record)
+    assert runtime.registered == {}
+
+
+def test_a_register_in_memory_is_mapped_as_that(runtime: Runtime):
+    registers = RegisterTable(backend(runtime, 0))
+    registers.unexport(registers.export(UAR + 0x800))
+    assert registers.can_map(UAR + 0x800)
+    assert runtime.registered == {}
+
+
+def test_a_register_that_cuda_refuses(runtime: Runtime):
+    """As without the right to map I/O memory into the GPU."""
+    runtime.io_pages.add(UAR)
+    runtime.io_error = 800
+    registers = RegisterTable(backend(runtime, 0))
+    with pytest.raises(DriverError, match=r"cudaHostRegister: out of luck \(CUDA error 800\)"):
+        registers.export(UAR + 0x800)
+    assert not registers.can_map(UAR + 0x800)
+    assert runtime.registered == {}
+
+
+def test_pinned_memory_is_mapped_as_it_is(runtime: Runtime):
+    """A ring in CPU_GPU memory."""
+    runtime.pinned |= {UAR, UAR + 4096}
+    cuda = backend(runtime, 0)
+    assert cuda.map(UAR + 64, 4096 + 64) == UAR + 64
+    cuda.unmap(UAR + 64, 4096 + 64)
+    assert runtime.registered == {}
+
+
+def test_a_page_that_another_library_has_registered_stays_registered(runtime: Runtime):
+    runtime.io_pages.add(UAR)
+    runtime.registered[UAR] = 7
+    registers = RegisterTable(backend(runtime, 0))
+    registers.unexport(registers.export(UAR + 0x800))
+    assert runtime.registered == {UAR: 7}
 
 
 # --- a kernel that fails ---------------------------------------------------------------------------------------------

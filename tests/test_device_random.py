@@ -32,7 +32,7 @@ COUNTERS = SIZE - 256  # where counters are; the old values come to the same pla
 OK, EIO, EINVAL, ENOBUFS = device.OK, device.EIO, device.EINVAL, device.ENOBUFS
 DUMP, FENCE = nic_model.DUMP, 2 << 5
 SHARING = (device.EXCLUSIVE, device.CTA, device.GPU)
-SCOPES = (device.THREAD, device.THREAD, device.WARP, device.BLOCK)
+ALONE = (device.THREAD, device.THREAD, device.BLOCK)  # scopes that one thread may choose, where warps have 32 lanes
 RETURNS = ("get", "signal", "put_signal", "p_signal", "get_counter", "signal_counter", "put_signal_counter")
 COUNTED = ("put_counter", "get_counter", "p_counter", "signal_counter", "put_signal_counter")
 POSTS = ("put", "get", "p", "signal", "put_signal", "p_signal", "mcst", "fence", *COUNTED)
@@ -81,6 +81,9 @@ def export_receiver(gpu: Gpu, pd: verbs.PD) -> ExportedQp:
         pd.create_qp(sq_wr=DEPTH, send_cq=send_cq, rq_wr=RECEIVES, receive_cq=receive_cq, external_datapath=True)
     )
 
+
+# On a GPU the first test compiles the engine and a kernel with all of the device library: two minutes.
+pytestmark = pytest.mark.timeout(300)
 
 FAULTS = Faults(loss=0.03, duplication=0.05, reordering=0.05, corruption=0.01, seed=5)
 MACHINES = {"loopback": ("host", ()), "wire": ("host", (None, None)), "bad network": ("host", (FAULTS, FAULTS))}
@@ -221,6 +224,7 @@ class Writer:
         self.machine = model.machine
         self.start, self.size = span[0], span[1] - span[0]
         self.counter = COUNTERS + 8 * thread
+        self.scopes = (*ALONE, device.WARP) if self.machine.gpu.warp == 1 else ALONE
         self.calls: list[Call] = []
         self.results: list[int | None] = []
         self.tickets: list[int] = []  # calls whose results are tickets of the main queue
@@ -234,7 +238,7 @@ class Writer:
         r = self.random
         call: Call = {
             "what": what, "qp": self.machine.main, "companion": self.machine.companion,
-            "sharing": r.choice(SHARING), "scope": r.choice(SCOPES), **fields,
+            "sharing": r.choice(SHARING), "scope": r.choice(self.scopes), **fields,
         }  # fmt: skip
         self.calls.append(call)
         self.results.append(result)
@@ -309,7 +313,7 @@ class Writer:
         if m.wired and self.unfenced and what != "fence":
             self.posting("fence")
         call, wqes, valid = self.transfer(what)
-        scope = r.choice(SCOPES)
+        scope = r.choice(self.scopes)
         blocking = what == "get" and not skip and self.chance(0.3)
         if what == "get":
             call["blocking"] = int(blocking)
@@ -375,7 +379,7 @@ class Writer:
         if what == "get_wait" and self.chance(0.5) and not (self.machine.wired and self.unfenced):
             call = self.local("d", 1)
             call["dlkey"] = call.pop("dkey")
-            scope = r.choice(SCOPES)
+            scope = r.choice(self.scopes)
             if ticket >= 0 or scope != device.THREAD:
                 after = model.post([(DUMP, data(call["daddr"], call["dlkey"], 1), 0, 0)])
                 status = model.wait(after) if ticket >= 0 else ticket
@@ -535,7 +539,6 @@ def test_programs_of_threads(machine: Machine, seed, length, threads):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_many_programs(machine: Machine):
     for seed in range(1000, 1400):
         run_program(machine, seed, 300, bad_of(machine, random_share(seed)))

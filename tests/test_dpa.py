@@ -20,6 +20,8 @@ from test_two_processes import Tool, error_line, running
 from test_two_processes import port as port  # a fixture
 from test_verbs_fake import FakeProvider
 
+pytestmark = pytest.mark.soft_nic  # a DPA is the software NIC's
+
 SLOTS, RECEIVES = 8, 4
 NBYTES = 1 << 16
 MODES = ("simple", "advanced", "by completion")

@@ -465,14 +465,14 @@ def test_port():
     with verbs.open("soft0") as one, verbs.open("soft0") as other, verbs.open("soft1") as far:
         nic = one.provider.nic
         assert one.query_port().state == "PORT_ACTIVE"
+        a, b = (ctx.create_pd().create_qp(sq_wr=1, send_cq=ctx.create_cq(2)) for ctx in (one, far))
+        a.connect(b)
         nic.set_link(False)
         nic.set_link(False)
         for ctx in (one, other):  # each context of the device hears of it
             assert told(ctx) == [(AsyncEventType.PORT_ERR, 1)]
             assert ctx.query_port().state == "PORT_DOWN"
         assert told(far) == []
-        a, b = (ctx.create_pd().create_qp(sq_wr=1, send_cq=ctx.create_cq(2)) for ctx in (one, far))
-        a.connect(b)
         a.post_send(SendWr(opcode=WrOpcode.RDMA_WRITE))
         b.post_send(SendWr(opcode=WrOpcode.RDMA_WRITE))
         time.sleep(0.05)

@@ -7,8 +7,8 @@ import pytest
 EXPORTS = {
     "gpunetio": """
         Access CodeOpt Context CqOverrun DocaError Dpa DpaCompletion ExportedQp ExportedQps Faults Gpu GpuMemory
-        LinkLayer MemType MtuSize NicHandler PortConfig ProxyService QpAttrMask QpError QpGroup QpState QpType
-        SendDbrModeExt SendFlags SharingMode SyncScope WcOpcode WcStatus WrOpcode __version__
+        LinkLayer MemRegType MemType MtuSize NicHandler PortConfig ProxyService QpAttrMask QpError QpGroup QpState
+        QpType RingMemory SendDbrModeExt SendFlags SharingMode SyncScope WcOpcode WcStatus WrOpcode __version__
         check_device_code_compatibility check_host_code_compatibility device device_function errors gpu_list kernel
         library_version open verbs""",
     "gpunetio.device": """

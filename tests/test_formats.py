@@ -308,6 +308,7 @@ ENUMS = {
     "resource_sharing_mode": numbered(enums.SharingMode),
     "nic_handler": numbered(enums.NicHandler),
     "code_opt": numbered(enums.CodeOpt),
+    "mem_reg_type": numbered(enums.MemRegType),
     "send_dbr_mode_ext": numbered(enums.SendDbrModeExt),
     "gpu_mem_type": numbered(enums.MemType),
     "qp_state": numbered(enums.QpState),
@@ -332,7 +333,7 @@ NOT_DECLARED = {  # nothing in the package has a use for them yet; whoever gives
     "atomic_ext_bytes": "the number of bytes itself",
     "qp_ready_mode": "there is one way to mark slots ready",
 }
-SENTINELS = {("nic_handler", "TYPE_MAX")}  # no value, but one more than the largest
+SENTINELS = {("nic_handler", "TYPE_MAX"), ("mem_reg_type", "MAX")}  # no value, but one more than the largest
 OURS = [("exec_scope", "BLOCK")]
 
 

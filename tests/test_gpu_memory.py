@@ -209,6 +209,7 @@ def test_cupy_arrays_and_dlpack(ends):
     assert bool((here == there).all())
 
 
+@pytest.mark.soft_nic
 def test_a_range_that_leaves_the_allocation_is_refused(ends):
     memory = ends.gpu.alloc(4096, MemType.GPU)
 

@@ -143,6 +143,7 @@ def signal_at(qp, raddr, rkey, laddr, lkey, address, key, out):
     device.st64(out, device.wait(qp, device.signal(qp, address, key, laddr, lkey, 1)))
 
 
+@pytest.mark.soft_nic
 def test_an_atomic_needs_an_aligned_word_in_memory_too(pair: Pair, caplog):
     """A shifted region can make an address of the wire aligned whose bytes are not."""
     caplog.set_level(logging.CRITICAL, "gpunetio.nic")

@@ -12,10 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpunetio import ExportedQp, Gpu, MemType, device, verbs
+from gpunetio.enums import RingMemory
 from gpunetio.errors import BadStateError
 from gpunetio.formats.cqe import CQE64, INIT_OP_OWN, Syndrome
 from gpunetio.formats.doorbell import PI_MASK
-from gpunetio.gpu.completions import forget, is_complete, produced
+from gpunetio.gpu.completions import Completions
+from gpunetio.gpu.host_backend import HostBackend
+from gpunetio.gpu.spans import Span
 from nic_rig import until
 from pair import Pair, make_pair
 from queue_kernels import count_when_complete, puts
@@ -30,13 +33,13 @@ NO_KEY = 0  # no region has it
 class Ring:
     """A CQ as the NIC writes it: one CQE after the other, the owner bit changing with each lap."""
 
-    def __init__(self, entries: int, collapsed: bool):
+    def __init__(self, entries: int, collapsed: bool, lies_in: RingMemory):
         self.cqes = np.zeros(entries, CQE64.dtype)
         self.cqes["op_own"] = INIT_OP_OWN
         self.total = 0
-        self.cq: Any = SimpleNamespace(
-            entries=entries, collapsed=collapsed, ring_address=int(self.cqes.ctypes.data), ring=self.cqes
-        )
+        self.cq: Any = SimpleNamespace(entries=entries, collapsed=collapsed)
+        span = Span(HostBackend(), int(self.cqes.ctypes.data), self.cqes.nbytes, lies_in)
+        self.completions = Completions(self.cq, span)
 
     def complete(self, first: int, count: int) -> None:
         """WQEs `first` … complete; only what a lap leaves behind is written."""
@@ -51,19 +54,19 @@ class Ring:
 lives = st.lists(st.tuples(st.one_of(st.integers(0, 40), st.integers(0, 1 << 20)), st.integers(0, 16)), max_size=12)
 
 
-@given(st.integers(0, 4).map(lambda log: 1 << log), st.booleans(), lives)
-def test_the_count_of_completions_is_told_by_the_ring(entries, collapsed, lives):
+@given(st.integers(0, 4).map(lambda log: 1 << log), st.booleans(), lives, st.sampled_from(RingMemory))
+def test_the_count_of_completions_is_told_by_the_ring(entries, collapsed, lives, lies_in):
     """Through any number of lives of a queue: so many WQEs, of which the last few were not known to be complete."""
-    ring = Ring(entries, collapsed)
+    ring = Ring(entries, collapsed, lies_in)
     before = 0
     for count, unknown in lives:
         ring.complete(0, count)
         least = max(0, count - min(unknown, entries))
-        assert before + produced(ring.cq, before, least) == ring.total
+        assert before + ring.completions.produced(before, least) == ring.total
         for index in () if collapsed else range(max(0, count - entries), count + 2):
-            assert is_complete(ring.cq, before, index) == (index < count)
+            assert ring.completions.is_complete(before, index) == (index < count)
         before = ring.total
-        forget(ring.cq)
+        ring.completions.forget()
 
 
 # --- the queue -------------------------------------------------------------------------------------------------------
@@ -166,7 +169,7 @@ def test_a_collapsed_ring_forgets_its_last_completion(gpu):
                 end.qp.reset()
                 end.reset()
             assert a.cqe_offset() == total
-            assert produced(a.cq, total, 0) == 0
+            assert a.sends.produced(total, 0) == 0
             a.connect(b)
         a.close()
         b.close()

@@ -136,6 +136,7 @@ def warped(request: pytest.FixtureRequest) -> Iterator[Pair]:
         pair.b.close()
 
 
+@pytest.mark.soft_nic
 @pytest.mark.parametrize("how", [BY_FLAME, BY_WARP_FLAME], ids=["thread", "warp"])
 def test_blueflame(warped: Pair, how):
     """The WQE itself is in the register, but for what the doorbell behind it has overwritten."""

@@ -15,7 +15,7 @@ from gpunetio.providers.provider import DeviceAttr, Event, MrKeys, PortAttr, Pro
 QPC_AT, QPC_BYTES = 0x18, 232  # in CREATE_QP, in every transition and in QUERY_QP's output
 RST, INIT, RTR, RTS, ERR = 0, 1, 2, 3, 6  # qpc.state
 MOVES = {0x502: (RST, INIT), 0x50E: (INIT, INIT), 0x503: (INIT, RTR), 0x504: (RTR, RTS), 0x505: (RTS, RTS)}
-CREATE_CQ, CREATE_QP, TO_ERR, TO_RST, QUERY_QP = 0x400, 0x500, 0x507, 0x50A, 0x50B
+CREATE_CQ, CREATE_QP, CREATE_RMP, TO_ERR, TO_RST, QUERY_QP = 0x400, 0x500, 0x90C, 0x507, 0x50A, 0x50B
 QUERY_HCA_CAP, QUERY_ROCE_ADDRESS = 0x100, 0x760
 GID = bytes(10) + b"\xff\xff" + bytes([10, 0, 0, 1])
 MAC = bytes.fromhex("0a1b2c3d4e5f")
@@ -29,13 +29,13 @@ class FakeProvider:
     """Settings are attributes. `mailboxes` has what was sent, `live` what exists, by kind."""
 
     name = "fake0"
-    has_dpa = False
+    has_dpa = reaches_gpu_memory = False
     plain = None
 
     def __init__(self, ethernet: bool = True):
         self.ethernet = ethernet
         self.roce_version = 2
-        self.no_dbr_ext = self.cqe_inline = False
+        self.no_dbr_ext = self.cqe_inline = self.uc = False
         self.rts2rts_dscp = True
         self.active_mtu = 4096
         self.udp_sports = (0xC000, 0xFFFF)
@@ -143,7 +143,7 @@ class FakeProvider:
         opcode = be(mailbox, 0, 2)
         self._check(opcode)
         self.mailboxes.append(mailbox)
-        handle = self._new({CREATE_CQ: "cq", CREATE_QP: "qp"}[opcode])
+        handle = self._new({CREATE_CQ: "cq", CREATE_QP: "qp", CREATE_RMP: "srq"}[opcode])
         if opcode == CREATE_QP:
             self.blank[handle] = mailbox[QPC_AT : QPC_AT + QPC_BYTES]
             self.qpcs[handle] = bytearray(self.blank[handle])
@@ -177,7 +177,7 @@ class FakeProvider:
         return (bytes(QPC_AT) + self.qpcs[handle]).ljust(out_size, b"\0")
 
     def devx_obj_destroy(self, handle: int) -> None:
-        self._end("qp" if handle in self.qpcs else "cq", handle)
+        self._end(next(kind for kind in ("qp", "cq", "srq") if handle in self.live[kind]), handle)
 
     def general_cmd(self, mailbox: bytes, out_size: int) -> bytes:
         opcode, op_mod = be(mailbox, 0, 2), be(mailbox, 6, 2)
@@ -194,7 +194,7 @@ class FakeProvider:
             out[0x10 + 0x2E : 0x10 + 0x30] = (2).to_bytes(2, "big")  # gid_table_size, as code
             out[0x10 + 0x36] = self.ethernet  # port_type
             out[0x10 + 0x42] = self.cqe_inline << 2  # sctr_data_cqe
-            out[0x10 + 0x47] = 1  # rc
+            out[0x10 + 0x47] = self.uc << 1 | 1  # uc, rc
             out[0x10 + 0x52 : 0x10 + 0x54] = (1024).to_bytes(2, "big")  # max_wqe_sz_sq
             out[0x10 + 0x56 : 0x10 + 0x58] = (512).to_bytes(2, "big")  # max_wqe_sz_rq
         elif op_mod == 0x09:

@@ -188,6 +188,7 @@ def test_a_receive_that_nobody_sends_to(quick: Pair, caplog):
 # --- errors ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.soft_nic
 def test_an_error_that_a_kernel_has_seen(quick: Pair):
     quick.there_mr.close()
     assert quick.run(puts, 8, 3, 1)[0] == device.EIO
@@ -223,6 +224,7 @@ def test_an_error_that_no_kernel_has_looked_at(quick: Pair, collapsed):
     assert quick.a.last_error() is None
 
 
+@pytest.mark.soft_nic
 def test_an_end_that_refused_a_request(quick: Pair):
     """It goes to ERR without a completion of its own; the NIC knows why."""
     quick.there_mr.close()

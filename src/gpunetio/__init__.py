@@ -9,12 +9,14 @@ from .enums import (
     CodeOpt,
     CqOverrun,
     LinkLayer,
+    MemRegType,
     MemType,
     MtuSize,
     NicHandler,
     QpAttrMask,
     QpState,
     QpType,
+    RingMemory,
     SendDbrModeExt,
     SendFlags,
     SharingMode,
@@ -50,9 +52,10 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Access", "CodeOpt", "Context", "CqOverrun", "DocaError", "Dpa", "DpaCompletion", "ExportedQp", "ExportedQps",
-    "Faults", "Gpu", "GpuMemory", "LinkLayer", "MemType", "MtuSize", "NicHandler", "PortConfig", "ProxyService",
-    "QpAttrMask", "QpError", "QpGroup", "QpState", "QpType", "SendDbrModeExt", "SendFlags", "SharingMode", "SyncScope",
-    "WcOpcode", "WcStatus", "WrOpcode", "__version__", "check_device_code_compatibility",
+    "Faults", "Gpu", "GpuMemory", "LinkLayer", "MemRegType", "MemType", "MtuSize", "NicHandler", "PortConfig",
+    "ProxyService", "QpAttrMask", "QpError", "QpGroup", "QpState", "QpType", "RingMemory", "SendDbrModeExt",
+    "SendFlags", "SharingMode", "SyncScope", "WcOpcode", "WcStatus", "WrOpcode", "__version__",
+    "check_device_code_compatibility",
     "check_host_code_compatibility", "device", "device_function", "errors", "gpu_list", "kernel", "library_version",
     "open", "verbs",
 ]  # fmt: skip

@@ -148,6 +148,33 @@ class SendDbrModeExt(IntEnum):
     NO_DBR_SW_EMULATED = 2  # a thread of the CPU, behind the kernels that ring
 
 
+class MemRegType(IntEnum):
+    """enum doca_gpu_verbs_mem_reg_type: how a device is told of a queue in GPU memory."""
+
+    DEFAULT      = 0  # by a dmabuf, or else by its address, or else the queue is in host memory
+    CUDA_DMABUF  = 1
+    CUDA_PEERMEM = 2  # by its address, which takes the kernel module nvidia-peermem
+
+
+class RingMemory(IntEnum):
+    """Where a UMEM lies, and how its device was told; ours."""
+
+    HOST         = 0  # the CPU loads and stores there, and kernels where it is registered with CUDA
+    CUDA_DMABUF  = 1  # GPU memory, of which the device has a dmabuf
+    CUDA_PEERMEM = 2  # GPU memory, of which the device has the address
+    DMABUF       = 3  # a dmabuf that has no address here
+
+    @property
+    def in_gpu(self) -> bool:
+        """Whether it is GPU memory, where the CPU neither loads nor stores."""
+        return self in (RingMemory.CUDA_DMABUF, RingMemory.CUDA_PEERMEM)
+
+    @property
+    def text(self) -> str:
+        """In words."""
+        return ("host memory", "GPU memory (dmabuf)", "GPU memory (nvidia-peermem)", "a dmabuf")[self]
+
+
 class SharingMode(IntEnum):
     """enum doca_gpu_dev_verbs_resource_sharing_mode: who shares a queue."""
 

@@ -165,3 +165,17 @@ class DeviceFatalError(DocaError):
     """DOCA_ERROR_DEVICE_FATAL_ERROR."""
 
     code = DocaErrorCode.DEVICE_FATAL_ERROR
+
+
+_BY_CODE = {kind.code: kind for kind in DocaError.__subclasses__()}
+
+
+def error_of(code: int, message: str) -> DocaError:
+    """The error that a `doca_error_t` stands for: a DocaError with its code when it has no class of its own.
+
+    A number that is none is UNKNOWN.
+    """
+    error = _BY_CODE.get(code, DocaError)(message)  # type: ignore[call-overload]
+    if code in list(DocaErrorCode):
+        error.code = DocaErrorCode(code)
+    return error

@@ -206,7 +206,8 @@ class Guest:
         files = [flag for name in ("peer.py", "protocol.py") for flag in ("-f", str(HERE / name))]
         argv = [
             HERE / "run_guest.sh", *files, "-S", str(REPOSITORY), "-M", str(LINK_MTU[path_mtu]),
-            "-N", self.namespace, "-o", self.logs, "-t", str(LIFE), "-P", str(os.getpid()), "--", "exec python3 peer.py",
+            "-N", self.namespace, "-o", self.logs, "-t", str(LIFE), "-P", str(os.getpid()),
+            "--", "exec python3 peer.py",
         ]  # fmt: skip
         with (self.logs / "run.log").open("wb") as log:
             # In a session of its own: what interrupts or kills the tests leaves it to tidy up behind them.

@@ -60,10 +60,12 @@ def preamble(run: Run) -> str:
         "Device": f"{run.ctx.name}, GID index {options.gid_index}",
         "Kernels": f"{run.gpu.name} ({run.gpu.target}), {run.threads} thread(s){together}",
         "Doorbell": f"{queue.nic_handler.name}, {queue.send_dbr_mode.name}",
+        "Rings": queue.ring_memory.text,
     }
     right = {
         "Queue pairs": str(options.qps),
-        "Send queue": f"{queue.qp.sq_entries} slots, MTU {run.mtu}",
+        "Send queue": f"{queue.qp.sq_entries} slots",
+        "MTU": f"{run.mtu} bytes",
         "Data": f"{options.payload_memory.name} memory",
     }
     lines = [f" {a:<8}: {left[a]:<36} {b:<12}: {right[b]}" for a, b in zip(left, right)]

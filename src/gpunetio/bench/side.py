@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..enums import CqOverrun, MemType, NicHandler, QpSendDbrMode, SendDbrModeExt
+from ..enums import MemType
 from ..gpu import ExportedQp, Gpu, GpuMemory
 from ..verbs import MR, PD, Context
 from . import launches
@@ -17,7 +17,6 @@ from .options import Options
 from .words import Order, Words
 
 _WORDS = MOST_THREADS + 1  # the last of them for messages that are none
-_RECORDLESS = {NicHandler.GPU_SM_DB: NicHandler.GPU_SM_NO_DBR}
 
 
 def _before_hopper(gpu: Gpu) -> bool:
@@ -54,7 +53,7 @@ class Side:
         self.qps: list[ExportedQp] = []
         self.companions: list[ExportedQp] = []
         for _ in range(options.qps):
-            self._add_queue(ctx, pd)
+            self._add_queue(pd)
         self.data, self.data_mr = self._buffer(pd, room, options.payload_memory)
         self.back, self.back_mr = self.data, self.data_mr
         if options.benchmark.latency and client:
@@ -65,34 +64,19 @@ class Side:
         memory = self._gpu.alloc(nbytes, kind)
         return memory, pd.register(memory)
 
-    def _add_queue(self, ctx: Context, pd: PD) -> None:
+    def _add_queue(self, pd: PD) -> None:
         options, gpu = self.options, self._gpu
         benchmark, depth = options.benchmark, options.slots(gpu.target)
         handler, mode, timeout = options.nic_handler, options.send_dbr_mode, launches.WAIT_SECONDS
-        if benchmark.two_sided:
-            self._keep(self.qps, self._two_sided_queue(ctx, pd, depth))
-        elif benchmark.companion:
+        if benchmark.companion:
             group = gpu.create_qp_group(pd, depth, nic_handler=handler, send_dbr_mode=mode, timeout=timeout)
             self._keep(self.qps, group.main)
             self._keep(self.companions, group.companion)
         else:
             self._keep(self.qps, gpu.create_qp(
-                pd, depth, cq_collapsed=benchmark.collapsed, nic_handler=handler, send_dbr_mode=mode, timeout=timeout
+                pd, depth, receives=depth if benchmark.two_sided else 0, cq_collapsed=benchmark.collapsed,
+                cqe_inline=options.inline, nic_handler=handler, send_dbr_mode=mode, timeout=timeout,
             ))  # fmt: skip
-
-    def _two_sided_queue(self, ctx: Context, pd: PD, depth: int) -> ExportedQp:
-        options = self.options
-        mode, handler = options.send_dbr_mode, options.nic_handler
-        slots = 1 << (depth - 1).bit_length()
-        cqs = [ctx.create_cq(slots, overrun=CqOverrun.ENABLE, external_datapath=True) for _ in range(2)]
-        qp = pd.create_qp(
-            sq_wr=slots, rq_wr=slots, send_cq=cqs[0], receive_cq=cqs[1], external_datapath=True,
-            cqe_inline=options.inline, emulate_no_dbr_ext=mode == SendDbrModeExt.NO_DBR_SW_EMULATED,
-            send_dbr_mode=QpSendDbrMode.NO_DBR_EXT if mode == SendDbrModeExt.NO_DBR_HW else QpSendDbrMode.DBR_VALID,
-        )  # fmt: skip
-        if mode != SendDbrModeExt.VALID_DBR:
-            handler = _RECORDLESS.get(handler, handler)
-        return self._gpu.export_qp(qp, handler, launches.WAIT_SECONDS)
 
     def _keep(self, queues: list[ExportedQp], queue: ExportedQp) -> None:
         self._stack.callback(queue.close)  # before the memory goes that its WQEs name

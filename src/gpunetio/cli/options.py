@@ -94,7 +94,7 @@ _COMMON = (
     ),
     click.option(
         "--queue-memory", type=click.Choice(["auto", "gpu", "cpu_gpu"]), default="auto", show_default=True,
-        help="Where the structures of queues are: cpu_gpu is for systems without GPUDirect RDMA.",
+        help="Where queues lie: cpu_gpu is for systems without GPUDirect RDMA.",
     ),
     click.option(
         "--payload-memory", type=click.Choice(["host", "gpu"]), default="host", show_default=True,

@@ -112,7 +112,15 @@ def _span(address: int, nbytes: int) -> range:
 
 
 def _register(rt: Any, page: int, io: bool) -> bool:
-    """Register a page: whether it was not registered, or allocated pinned, by somebody else."""
+    """Register a page: whether it was not registered, or allocated pinned, by somebody else.
+
+    For memory of cudaHostAlloc, cudaHostRegister answers "invalid value", so that is asked first.
+    """
+    error, about = rt.cudaPointerGetAttributes(page)
+    if int(error) != 0:
+        rt.cudaGetLastError()
+    elif about.type == rt.cudaMemoryType.cudaMemoryTypeHost:
+        return False
     flags = rt.cudaHostRegisterPortable | rt.cudaHostRegisterMapped
     result = rt.cudaHostRegister(page, PAGE, flags)
     if result[0] == rt.cudaError_t.cudaErrorHostMemoryAlreadyRegistered:

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..enums import NicHandler, QpState, SendDbrModeExt
+from ..enums import NicHandler, QpState, RingMemory, SendDbrModeExt
 from ..errors import BadStateError, InUseError, InvalidValueError, NotSupportedError
 from ..formats.device_structs import DEV_CQ, DEV_QP, DEV_RQ, DEV_SIDE
-from ..formats.doorbell import QP_DBREC
-from ..formats.wqe import WQEBB
 from ..verbs import CQ, QP, Handle, QpEndpoint
-from .completions import FailedWqe, first_error, forget, produced
-from .handlers import check, choose, mode_of, structure_kind
+from .completions import Completions, FailedWqe
+from .handlers import check, check_record, choose, mode_of, structure_kind
 from .memory import LAUNCH_TIMEOUT, GpuMemory, RunningLaunches
 from .proxy import Forwarding, ProxyService
 from .qp_error import QpError
+from .spans import cq_ring, qp_record, send_ring
 from .srq import ExportedSrq
 from .structure import Place, images, places, receives
 
@@ -43,10 +41,11 @@ class ExportOptions:
 class ExportedQp(Handle):
     """A QP that kernels can use; pass it to a kernel as it is, or its `device_address`. The QP stays until this closes.
 
-    The structure is in GPU memory, rings, records and the doorbell register are in memory that the NIC sees, which is
-    registered with CUDA where it is not pinned already.
+    The structure is in GPU memory. Rings, records and the doorbell register are in memory that the NIC sees, which is
+    registered with CUDA unless it is GPU memory or pinned already.
 
     `qp`, `cq`                 the queue pair and its send CQ
+    `sends`, `receives`        completions of its sends, and of receives if kernels can receive on it
     `nic_handler`              how its doorbells reach the NIC
     `send_dbr_mode`            who keeps its doorbell record
     `timeout`                  seconds after which a device wait ends
@@ -57,8 +56,11 @@ class ExportedQp(Handle):
     def __init__(self, gpu: Gpu, qp: QP, options: ExportOptions, place: Place | None = None):
         super().__init__(qp.ctx)
         self._use(qp)
-        cq = _check_queue(qp, options.timeout)
+        cq = _check_queue(gpu, qp, options.timeout)
         self.gpu, self.qp, self.cq = gpu, qp, cq
+        self.sends, self.receives = Completions(cq, cq_ring(gpu.backend, cq)), None
+        if qp.receive_cq and receives(qp):
+            self.receives = Completions(qp.receive_cq, cq_ring(gpu.backend, qp.receive_cq))
         self.send_dbr_mode = mode = mode_of(qp, options.send_dbr_mode)
         check(gpu, qp, options.nic_handler, mode, options.cpu_gpu)
         self._launches, self.timeout = RunningLaunches(), options.timeout
@@ -69,23 +71,20 @@ class ExportedQp(Handle):
             self.nic_handler, register = choose(gpu, qp, options.nic_handler, mode, options.cpu_gpu, options.why)
             if register is not None:
                 undo.callback(gpu.registers.unexport, register)
-            else:
+            check_record(qp, self.nic_handler, mode)
+            if register is None:
                 self._forwarding = Forwarding(gpu, qp, mode)
                 undo.callback(self._forwarding.close)
                 register = self._forwarding.device_address
-
-            def to_device(address: int, nbytes: int) -> int:
-                device_address = gpu.backend.map(address, nbytes)
-                undo.callback(gpu.backend.unmap, address, nbytes)
-                return device_address
-
             shared_rq = 0
             if qp.init_attr.srq:
                 self._srq = gpu.export_srq(qp.init_attr.srq)
                 undo.callback(self._srq.release)
                 shared_rq = self._srq.device_address
-            image, side = images(qp, cq, self.nic_handler, register, options.timeout, shared_rq, to_device)
-            forget(cq)
+            image, side = images(
+                gpu.backend, qp, self.sends, self.receives, self.nic_handler, register, options.timeout, shared_rq, undo
+            )
+            self.sends.forget()
             if place is None:
                 nbytes, (offsets,) = places(1)
                 self._memory = gpu.alloc(nbytes, structure_kind([mode], options.cpu_gpu))
@@ -122,6 +121,11 @@ class ExportedQp(Handle):
     def qpn(self) -> int:
         """The QP's number."""
         return self.qp.qpn
+
+    @property
+    def ring_memory(self) -> RingMemory:
+        """In which memory the queue pair's rings lie, and how the device was told of it."""
+        return self.qp.ring.lies_in
 
     def connect(self, remote: ExportedQp | QP | QpEndpoint, **options: Any) -> None:
         """`QP.connect` of the QP behind it."""
@@ -207,7 +211,7 @@ class ExportedQp(Handle):
         if self._forwarding:  # kernels may leave the index there alone
             found["submitted"] = max(found["submitted"], self._forwarding.announced)
             found["forwarded"] = self._forwarding.forwarded
-        if receives(self.qp):
+        if self.receives:
             side = self._place.read_side()
             rq = self._srq.read() if self._srq else DEV_RQ.at(side, DEV_SIDE.own_rq)
             found["receives_posted"] = int(rq["ready"])
@@ -243,10 +247,10 @@ class ExportedQp(Handle):
         if state is not QpState.ERR:
             return None
         indices = self.indices()
-        failed = first_error(self.cq, self.cqe_offset(), indices["completed"])
-        if failed is None and self.qp.receive_cq and receives(self.qp):
-            failed = first_error(
-                self.qp.receive_cq, self.cqe_offset(receives=True), indices["receives_completed"], not self._srq
+        failed = self.sends.first_error(self.cqe_offset(), indices["completed"])
+        if failed is None and self.receives:
+            failed = self.receives.first_error(
+                self.cqe_offset(receives=True), indices["receives_completed"], not self._srq
             )
         return QpError.of(self.qp, state, failed)
 
@@ -270,41 +274,37 @@ class ExportedQp(Handle):
         image, side_image = self._place.read(), self._place.read_side()
         q, side = DEV_QP.at(image), DEV_SIDE.at(side_image)
         sent = max(indices["completed"], indices["submitted"] - self.qp.sq_entries)
-        _restart_cq(self.cq, DEV_CQ.at(image, DEV_QP.cq_sq), sent)
-        if self.qp.receive_cq and receives(self.qp):
+        _restart_cq(self.sends, DEV_CQ.at(image, DEV_QP.cq_sq), sent)
+        if self.receives:
             self._give_up_messages()
             received = DEV_CQ.at(side_image, DEV_SIDE.cq_rq)
-            _restart_cq(self.qp.receive_cq, received, indices["receives_completed"])
+            _restart_cq(self.receives, received, indices["receives_completed"])
         for name in ("sq_rsvd_index", "sq_ready_index", "sq_wqe_pi", "sq_lock"):
             q[name] = 0
         for name in ("broken", "err_index", "err_syndrome", "err_vendor", "submit", "arrivals", "counting"):
             side[name] = 0
         own_rq = DEV_RQ.at(side_image, DEV_SIDE.own_rq)
         own_rq["rsvd"] = own_rq["ready"] = 0
-        ctypes.memset(self.qp.sq_address, 0, self.qp.sq_entries * WQEBB)
-        ctypes.memset(self.qp.dbr_address, 0, QP_DBREC.size)
+        send_ring(self.gpu.backend, self.qp).clear()
+        qp_record(self.gpu.backend, self.qp).clear()
         self._place.write(image, side_image)
         if self._forwarding:
             self._forwarding.reset()
 
     def _give_up_messages(self) -> None:
         """Messages in a shared receive queue that no kernel has taken are not taken any more."""
-        cq = self.qp.receive_cq
-        if self._srq and cq:
+        if self._srq and self.receives:
             before, first = self.cqe_offset(receives=True), self.indices()["receives_completed"]
-            self._srq.give_up(cq, before, first, produced(cq, before, first))
+            self._srq.give_up(self.receives, before, first, self.receives.produced(before, first))
 
-    def own(self) -> None:
-        """QP and CQ close behind the export from now on."""
+    def own(self, parts: ExitStack) -> None:
+        """What was made for the export closes behind it from now on."""
         assert self._undo is not None
-        owned = ExitStack()
-        owned.callback(self.cq.close)
-        owned.callback(self.qp._close)
-        owned.push(self._undo)
-        self._undo = owned
+        parts.push(self._undo)
+        self._undo = parts
 
     def close(self) -> None:
-        """`doca_gpu_verbs_unexport_qp`; closes QP and CQ if `Gpu.create_qp` made them. Idempotent.
+        """`doca_gpu_verbs_unexport_qp`; closes QP, CQs and their memory if `Gpu.create_qp` made them. Idempotent.
 
         Waits for kernels that were given the queue, whose waits end by its timeout; TimedOutError when one does not.
         """
@@ -328,8 +328,11 @@ class ExportedQp(Handle):
         """Called when a kernel is launched with this queue as an argument."""
         self._launches.add(launch)
 
+    def __repr__(self) -> str:
+        return f"<{self}{', closed' if self.closed else ''}, its rings in {self.ring_memory.text}>"
 
-def _check_queue(qp: QP, timeout: float) -> CQ:
+
+def _check_queue(gpu: Gpu, qp: QP, timeout: float) -> CQ:
     """The send CQ; an error when kernels could not use such a queue pair, or not as it is now."""
     if qp.send_cq is None or qp.sq_entries == 0:
         raise InvalidValueError(f"QP {qp.qpn:#x} has no send queue to export: create it with sq_wr and send_cq")
@@ -340,9 +343,10 @@ def _check_queue(qp: QP, timeout: float) -> CQ:
     if timeout <= 0:
         raise InvalidValueError(f"timeout {timeout:g} s: a device wait needs a positive deadline")
     _check_cqs(qp, qp.send_cq)
+    _check_memory(gpu, qp)
     for user in qp.users:
         raise InUseError(f"{qp} is exported already: use {user}, or close that first")
-    if qp.state is not QpState.RST and qp.used:
+    if qp.state is not QpState.RST and (qp.used or qp_record(gpu.backend, qp).read().any()):
         raise BadStateError(f"{qp} has been used, but kernels count requests from 0: reset() and connect() it first")
     return qp.send_cq
 
@@ -360,8 +364,20 @@ def _check_cqs(qp: QP, send_cq: CQ) -> None:
                 raise InvalidValueError(f"{cq} of {qp} is also that of {other}, which is exported: give each its own")
 
 
-def _restart_cq(cq: CQ, c: Any, least: int) -> None:
+def _check_memory(gpu: Gpu, qp: QP) -> None:
+    """Kernels of this GPU must reach all rings and records."""
+    for queue in (qp, qp.send_cq, qp.receive_cq, qp.init_attr.srq):
+        for lies_in in (queue.ring.lies_in, queue.ring.dbr_lies_in) if queue else ():
+            if lies_in is RingMemory.DMABUF:
+                raise InvalidValueError(
+                    f"{queue} lies in a dmabuf whose address is not known here: give memory= to register_dmabuf_umem()"
+                )
+            if lies_in.in_gpu and gpu.target != "cuda":
+                raise InvalidValueError(f"{queue} lies in GPU memory, which threads of the host do not reach")
+
+
+def _restart_cq(completions: Completions, c: Any, least: int) -> None:
     """Of a CQ's structure: completions go on from where the NIC is, `least` of them or more since the last time."""
-    c["cqe_rsvd"] += produced(cq, int(c["cqe_rsvd"]), least)
+    c["cqe_rsvd"] += completions.produced(int(c["cqe_rsvd"]), least)
     c["cqe_ci"] = 0
-    forget(cq)
+    completions.forget()

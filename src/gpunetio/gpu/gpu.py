@@ -12,16 +12,17 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from ..enums import MemType, NicHandler, QpSendDbrMode, SendDbrModeExt
+from ..enums import MemRegType, MemType, NicHandler, QpSendDbrMode, SendDbrModeExt
 from ..errors import BadStateError, InvalidValueError, NotFoundError, NotSupportedError
 from ..memory import PAGE
+from ..providers.sdk.gpu import create_gpu
 from ..verbs import PD, QP, SRQ
 from ..verbs.arguments import member, whole
 from . import cuda_backend
 from .array import ExportedQps
 from .cuda_backend import CudaBackend
 from .export import ExportedQp, ExportOptions
-from .group import QpGroup, create_group, create_qp
+from .group import QpGroup, QueueOptions, create_group, create_qp
 from .host_backend import HostBackend
 from .memory import GpuMemory
 from .proxy import ProxyService
@@ -47,14 +48,19 @@ class Gpu:
 
     `which`: "auto" (the first CUDA device, or the host), "host", a CUDA ordinal, or a PCI address ("8a:00.0").
     `warp`: lanes of a host warp, 1 … 32; a CUDA warp has 32.
-    `queue_memory`: "gpu" for queues whose structures are in GPU memory and whose doorbells kernels ring; "cpu_gpu" for
-    a system without GPUDirect RDMA: structures and allocations are CPU_GPU memory unless asked otherwise, and the CPU
-    proxy rings. "auto" is "cpu_gpu" on an integrated GPU, whose memory no NIC reaches.
+    `queue_memory`: "gpu" for queues whose structures are in GPU memory, and their rings where the NIC reaches that, and
+    whose doorbells kernels ring; "cpu_gpu" for a system without GPUDirect RDMA: rings are in host memory, structures
+    and allocations are CPU_GPU memory unless asked otherwise, and the CPU proxy rings. "auto" is "cpu_gpu" on an
+    integrated GPU, whose memory no NIC reaches.
     """
 
     def __init__(self, which: str | int = "auto", *, warp: int = 1, queue_memory: str = "auto"):
         _check_queue_memory(queue_memory)
         self.backend: Any = self._open_backend(which)
+        with ExitStack() as undo:
+            undo.callback(self.backend.close)
+            self._destroy_sdk = create_gpu(self.name) if self.target == "cuda" else None
+            undo.pop_all()
         self.warp = 32 if self.target == "cuda" else warp
         self.queue_memory = queue_memory
         if queue_memory == "auto":
@@ -229,20 +235,37 @@ class Gpu:
         pd: PD,
         depth: int = 1024,
         *,
+        receives: int = 0,
         cq_collapsed: bool = False,
+        cqe_inline: bool = False,
         send_dbr_mode: SendDbrModeExt | QpSendDbrMode = SendDbrModeExt.VALID_DBR,
         nic_handler: NicHandler = NicHandler.AUTO,
         queue_memory: str | None = None,
+        mem_reg_type: MemRegType = MemRegType.DEFAULT,
         proxy_service: bool = True,
         timeout: float = DEFAULT_TIMEOUT,
     ) -> ExportedQp:
         """A QP of `depth` send slots with a CQ of its own, exported (`doca_gpu_verbs_create_qp_hl`).
 
-        Closing the result closes QP and CQ too. `depth` is rounded up to a power of two. Rings and records are in host
-        memory that the GPU reaches. A handler GPU_SM_DB becomes GPU_SM_NO_DBR when kernels keep no record.
+        Closing the result closes QP and CQs, too. `depth` is rounded up to a power of two. A handler GPU_SM_DB becomes
+        GPU_SM_NO_DBR when kernels keep no record. Arguments as for `export_qp`, and:
+
+        `receives`      slots for receives, which have a CQ of their own; `cqe_inline` as in `QpInitAttr`
+        `cq_collapsed`  the CQ of sends keeps its last entry only
+        `mem_reg_type`  how the NIC is told of rings and records in GPU memory. DEFAULT: by a dmabuf, or else by the
+                        address (nvidia-peermem); or else they are in CPU_GPU memory, as the log says and
+                        `ExportedQp.ring_memory`. With a NIC that does not reach GPU memory, as the software NIC, with
+                        `queue_memory` "cpu_gpu" and for threads of the host they are in host memory at once
+
+        NotSupportedError for a `send_dbr_mode` that the device does not have, or a `mem_reg_type` asked for by name
+        where queues are in host memory; DriverError when such a one fails.
         """
-        options = self._options(nic_handler, send_dbr_mode, queue_memory, proxy_service, timeout)
-        return create_qp(self, pd, depth, cq_collapsed, options)
+        queue = QueueOptions(
+            depth=depth, receives=receives, cq_collapsed=cq_collapsed, cqe_inline=cqe_inline, mem_reg_type=mem_reg_type
+        )
+        return create_qp(
+            self, pd, queue, self._options(nic_handler, send_dbr_mode, queue_memory, proxy_service, timeout)
+        )
 
     def create_qp_group(
         self,
@@ -253,6 +276,7 @@ class Gpu:
         send_dbr_mode: SendDbrModeExt | QpSendDbrMode = SendDbrModeExt.VALID_DBR,
         nic_handler: NicHandler = NicHandler.AUTO,
         queue_memory: str | None = None,
+        mem_reg_type: MemRegType = MemRegType.DEFAULT,
         proxy_service: bool = True,
         timeout: float = DEFAULT_TIMEOUT,
     ) -> QpGroup:
@@ -260,8 +284,10 @@ class Gpu:
 
         Arguments as for `create_qp`; the handler cannot be BlueFlame.
         """
-        options = self._options(nic_handler, send_dbr_mode, queue_memory, proxy_service, timeout)
-        return create_group(self, pd, depth, cq_collapsed, options)
+        queue = QueueOptions(depth=depth, cq_collapsed=cq_collapsed, mem_reg_type=mem_reg_type)
+        return create_group(
+            self, pd, queue, self._options(nic_handler, send_dbr_mode, queue_memory, proxy_service, timeout)
+        )
 
     def create_service(self) -> ProxyService:
         """A thread that forwards doorbells of queues with a CPU proxy (`doca_gpu_verbs_create_service`).
@@ -342,6 +368,8 @@ class Gpu:
         self._open = False
         with ExitStack() as steps:  # the last step first, and every step whatever the others raise
             steps.callback(self.backend.close)
+            if self._destroy_sdk:
+                steps.callback(self._destroy_sdk)
             for part in (*self._memory, *self._services, *self._exports):
                 steps.callback(part.close)
 

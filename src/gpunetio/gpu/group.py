@@ -6,11 +6,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ..enums import CqOverrun, NicHandler, QpSendDbrMode, SendDbrModeExt, UarAllocationType
-from ..errors import InvalidValueError
-from ..verbs import PD, UAR
-from ..verbs.arguments import whole
+from ..enums import CqOverrun, MemRegType, NicHandler, QpSendDbrMode, SendDbrModeExt, UarAllocationType
+from ..errors import InvalidValueError, NotSupportedError
+from ..verbs import CQ, PD, UAR, Context, QpInitAttr
+from ..verbs.arguments import member, whole, within
+from ..verbs.qp_init import queue_sizes
 from .export import ExportedQp, ExportOptions
+from .rings import Rings, ways
 
 if TYPE_CHECKING:
     from .gpu import Gpu
@@ -21,12 +23,23 @@ _QUEUE = (NicHandler.AUTO, NicHandler.CPU_PROXY, NicHandler.GPU_SM_DB, NicHandle
 _GROUP = (NicHandler.AUTO, NicHandler.CPU_PROXY, NicHandler.GPU_SM_DB)
 
 
-def create_qp(gpu: Gpu, pd: PD, depth: int, collapsed: bool, options: ExportOptions) -> ExportedQp:
+@dataclass(frozen=True, kw_only=True)
+class QueueOptions:
+    """What to create: see `Gpu.create_qp`."""
+
+    depth: int
+    receives: int = 0
+    cq_collapsed: bool
+    cqe_inline: bool = False
+    mem_reg_type: MemRegType
+
+
+def create_qp(gpu: Gpu, pd: PD, queue: QueueOptions, options: ExportOptions) -> ExportedQp:
     """See `Gpu.create_qp`."""
-    options = _resolve(options, _QUEUE)
+    options = _resolve(pd.ctx, options, _QUEUE)
     blueflame = options.nic_handler is NicHandler.GPU_SM_BF
     uar = pd.ctx.shared_uar(*((_KINDS.BLUEFLAME,) * 2 if blueflame else _NON_CACHED))
-    return _create(gpu, pd, depth, collapsed, options, uar)
+    return _create(gpu, pd, queue, options, uar)
 
 
 @dataclass(frozen=True)
@@ -53,26 +66,30 @@ class QpGroup:
         self.close()
 
 
-def create_group(gpu: Gpu, pd: PD, depth: int, collapsed: bool, options: ExportOptions) -> QpGroup:
+def create_group(gpu: Gpu, pd: PD, queue: QueueOptions, options: ExportOptions) -> QpGroup:
     """See `Gpu.create_qp_group`."""
-    options = _resolve(options, _GROUP)
+    options = _resolve(pd.ctx, options, _GROUP)
     uar = pd.ctx.shared_uar(*_NON_CACHED)
     with ExitStack() as undo:
-        main = _create(gpu, pd, depth, collapsed, options, uar)
+        main = _create(gpu, pd, queue, options, uar)
         undo.callback(main.close)
-        companion = _create(gpu, pd, depth, collapsed, options, uar, core_direct_master=True)
+        companion = _create(gpu, pd, queue, options, uar, core_direct_master=True)
         undo.pop_all()
     return QpGroup(main, companion)
 
 
-def _resolve(options: ExportOptions, possible: tuple[NicHandler, ...]) -> ExportOptions:
-    """The handler to export with, or InvalidValueError for one that such a queue cannot have."""
+def _resolve(ctx: Context, options: ExportOptions, possible: tuple[NicHandler, ...]) -> ExportOptions:
+    """The handler to export with; an error for one that such a queue cannot have, or a mode that the device has not."""
     handler = options.nic_handler
     if handler not in possible:
         cure = ": NO_DBR is what GPU_SM_DB and AUTO become with send_dbr_mode NO_DBR_HW or NO_DBR_SW_EMULATED"
         raise InvalidValueError(
             f"NIC handler {handler.name} is not for these queues, but {', '.join(h.name for h in possible)}"
             + (cure if handler is NicHandler.GPU_SM_NO_DBR else "")
+        )
+    if options.send_dbr_mode == SendDbrModeExt.NO_DBR_HW and not ctx.query_device().send_dbr_mode_no_dbr_ext:
+        raise NotSupportedError(
+            f"send_dbr_mode NO_DBR_HW: {ctx.name} needs doorbell records; use VALID_DBR or NO_DBR_SW_EMULATED"
         )
     if handler is NicHandler.GPU_SM_DB and options.send_dbr_mode:
         why = "which GPU_SM_DB is for a queue whose kernels keep no doorbell record"
@@ -81,30 +98,57 @@ def _resolve(options: ExportOptions, possible: tuple[NicHandler, ...]) -> Export
 
 
 def _create(
-    gpu: Gpu, pd: PD, depth: int, collapsed: bool, options: ExportOptions, uar: UAR, **attributes: Any
-) -> ExportedQp:
-    """A queue pair of at least `depth` slots with a CQ of as many entries, which the export owns."""
-    depth = whole("depth", depth)
+    gpu: Gpu, pd: PD, queue: QueueOptions, options: ExportOptions, uar: UAR, **attributes: Any
+) -> ExportedQp:  # fmt: skip
+    """A queue pair of at least `depth` slots with a CQ of as many entries for each side, which the export owns."""
+    depth, device = whole("depth", queue.depth), pd.ctx.query_device()
     if depth < 1:
         raise InvalidValueError(f"a send queue of {depth} slots is not possible: give at least 1")
-    slots = 1 << (depth - 1).bit_length()
-    mode = options.send_dbr_mode
+    slots, mode = 1 << (depth - 1).bit_length(), options.send_dbr_mode
+    receives = within("receives", queue.receives, 0, device.max_qp_wr)
+    sizes = queue_sizes(QpInitAttr(sq_wr=slots, rq_wr=receives), device)
+    to_try = ways(gpu, pd.ctx, options.cpu_gpu, member("mem_reg_type", queue.mem_reg_type, MemRegType))
     with ExitStack() as undo:
-        cq = pd.ctx.create_cq(
-            slots, overrun=CqOverrun.ENABLE, collapsed=collapsed, external_uar=uar, external_datapath=True
-        )
-        undo.callback(cq.close)
+        rings = Rings(gpu, pd.ctx, to_try, undo)
+
+        def create_cq(what: str, entries: int, collapsed: bool) -> CQ:
+            place = rings.cq(what, entries)
+            cq = pd.ctx.create_cq(
+                entries,
+                overrun=CqOverrun.ENABLE,
+                collapsed=collapsed,
+                external_uar=uar,
+                external_datapath=True,
+                **place,
+            )
+            undo.callback(cq.close)
+            return cq
+
+        send_cq = create_cq("the send CQ", slots, queue.cq_collapsed)
+        receive_cq = create_cq("the receive CQ", sizes.rq_entries, False) if receives else None
+        record_in_host = not rings.made_by_verbs and _cpu_keeps_record(gpu, uar, options)
         qp = pd.create_qp(
             sq_wr=slots,
-            send_cq=cq,
+            rq_wr=receives,
+            send_cq=send_cq,
+            receive_cq=receive_cq,
             external_uar=uar,
             external_datapath=True,
             send_dbr_mode=QpSendDbrMode.NO_DBR_EXT if mode == SendDbrModeExt.NO_DBR_HW else QpSendDbrMode.DBR_VALID,
             emulate_no_dbr_ext=mode == SendDbrModeExt.NO_DBR_SW_EMULATED,
+            cqe_inline=queue.cqe_inline,
             **attributes,
+            **rings.qp("the queue pair", sizes.rq_bytes + sizes.sq_bytes, record_in_host),
         )
-        undo.callback(qp.close)
+        undo.callback(qp._close)
         exported = gpu.export(qp, options)
-        exported.own()
-        undo.pop_all()
+        exported.own(undo.pop_all())
     return exported
+
+
+def _cpu_keeps_record(gpu: Gpu, uar: UAR, options: ExportOptions) -> bool:
+    """Whether a queue with this page will have its doorbell record written by the CPU."""
+    handler, mode = options.nic_handler, options.send_dbr_mode
+    if handler is NicHandler.AUTO and mode != SendDbrModeExt.NO_DBR_HW and not gpu.registers.can_map(uar.reg_addr):
+        return True  # AUTO becomes the proxy
+    return handler is NicHandler.CPU_PROXY or mode == SendDbrModeExt.NO_DBR_SW_EMULATED

@@ -58,6 +58,16 @@ def check(gpu: Gpu, qp: QP, handler: NicHandler, mode: SendDbrModeExt, cpu_gpu: 
         )
 
 
+def check_record(qp: QP, handler: NicHandler, mode: SendDbrModeExt) -> None:
+    """InvalidValueError when the CPU must keep a doorbell record that it does not reach."""
+    kept = mode is _EMULATED or (handler is NicHandler.CPU_PROXY and mode is not _HW)
+    if kept and qp.ring.dbr_lies_in.in_gpu:
+        raise InvalidValueError(
+            f"with NIC handler {handler.name} and send_dbr_mode {mode.name} the CPU keeps the doorbell record of {qp}, "
+            "which is in GPU memory: give the queue pair an external_dbr_umem in host memory"
+        )
+
+
 def structure_kind(modes: list[SendDbrModeExt], cpu_gpu: bool) -> MemType:
     """The memory that queues' structures need: with a CPU mapping when a thread of the CPU follows their indices."""
     if cpu_gpu:
@@ -89,5 +99,6 @@ def choose(
                 ) from error  # fmt: skip
             level, handler = logging.WARNING, NicHandler.CPU_PROXY
             why = f"as its doorbell register cannot be mapped ({error}): enabling CPU proxy mode"
-    logger.log(level, "%s on GPU %s: NIC handler %s, %s", qp, gpu.name, handler.name, why)
+    rings = qp.ring.lies_in.text
+    logger.log(level, "%s on GPU %s: NIC handler %s, %s; rings in %s", qp, gpu.name, handler.name, why, rings)
     return handler, register

@@ -10,8 +10,8 @@ import numpy as np
 from ..enums import SrqType
 from ..errors import NotSupportedError
 from ..formats.device_structs import DEV_RQ
-from ..verbs import CQ, SRQ
-from .completions import completions
+from ..verbs import SRQ
+from .completions import Completions
 from .structure import fill_rq
 
 if TYPE_CHECKING:
@@ -33,18 +33,12 @@ class ExportedSrq:
             )
         self._gpu, self.srq, self._users = gpu, srq, 0
         with ExitStack() as undo:
-
-            def to_device(address: int, nbytes: int) -> int:
-                device_address = gpu.backend.map(address, nbytes)
-                undo.callback(gpu.backend.unmap, address, nbytes)
-                return device_address
-
             if image is None:
                 image = np.zeros(DEV_RQ.size + _WORD * srq.entries, np.uint8)
             self._memory = gpu.alloc(image.nbytes)
             undo.callback(self._memory.close)
             rq = DEV_RQ.at(image)
-            fill_rq(rq, srq.ring_address, srq.entries, srq.stride, srq.dbr_address, to_device)
+            fill_rq(rq, gpu.backend, srq, srq.entries, srq.stride, undo)
             rq["done"] = self._memory.device_address + DEV_RQ.size
             self._memory.write(image)
             self._undo = undo.pop_all()
@@ -62,15 +56,15 @@ class ExportedSrq:
         """A copy of the structure and of what is behind it."""
         return self._memory.read()
 
-    def give_up(self, cq: CQ, before: int, first: int, count: int) -> None:
+    def give_up(self, completions: Completions, before: int, first: int, count: int) -> None:
         """Nobody will take messages `first` … `count` − 1 of a queue pair: the receives that they are in are free.
 
-        `cq` is where they completed, and `before` how many CQEs it had before the first of all.
+        `completions` is where they completed, and `before` how many CQEs it had before the first of all.
         """
         newest = int(self.read()["rsvd"]) - 1
-        ring = completions(cq)
+        cqes = completions.cqes()
         for arrival in range(first, count):
-            slot = int(ring[(before + arrival) % cq.entries]["wqe_counter"]) % self.srq.entries
+            slot = int(cqes[(before + arrival) % len(cqes)]["wqe_counter"]) % self.srq.entries
             index = newest - (newest - slot) % self.srq.entries
             self._memory.write(np.array([index + 1], "<i8").view(np.uint8), DEV_RQ.size + _WORD * slot)
 

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from ..enums import CqOverrun, NicHandler
 from ..formats.cqe import CQE_SIZE
 from ..formats.device_structs import DEV_CQ, DEV_QP, DEV_RQ, DEV_SIDE
-from ..formats.doorbell import CQ_DBREC, QP_DBREC
-from ..formats.wqe import WQEBB
+from ..formats.doorbell import QP_DBREC
 from ..memory import round_up
-from ..verbs import CQ, QP
-from .completions import produced
+from ..verbs import QP, SRQ
+from .completions import Completions
 from .memory import GpuMemory
-
-ToDevice = Callable[[int, int], int]  # address and bytes of host memory → its device address
+from .spans import cq_record, cq_ring, qp_record, receive_record, receive_ring, send_ring
 
 _ALIGNMENT = 64  # of the side structures
-_RECORD_BYTES = 4  # of a receive counter
 
 
 @dataclass(frozen=True)
@@ -62,12 +60,13 @@ def places(count: int) -> tuple[int, list[tuple[int, int]]]:
 
 
 def images(
-    qp: QP, cq: CQ, handler: NicHandler, doorbell: int, timeout: float, shared_rq: int, to_device: ToDevice
-) -> tuple[np.ndarray, np.ndarray]:
+    backend: Any, qp: QP, sends: Completions, receives: Completions | None, handler: NicHandler, doorbell: int,
+    timeout: float, shared_rq: int, undo: ExitStack,
+) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
     """Both structures of a queue pair that is in RST, or has not been used since.
 
     `doorbell` is what kernels ring, a device address; `timeout` ends a device wait, in seconds; `shared_rq` is the
-    structure of the shared receive queue, if there is one.
+    structure of the shared receive queue, if there is one. Rings and records are mapped until `undo` is closed.
     """
     image, side_image = np.zeros(DEV_QP.size, np.uint8), np.zeros(DEV_SIDE.size, np.uint8)
     q, side = DEV_QP.at(image), DEV_SIDE.at(side_image)
@@ -76,21 +75,17 @@ def images(
     for ds in range(1, 6):
         q[f"sq_num_shift8_be_{ds}ds"] = _be32(qp.qpn << 8 | ds)
     q["sq_wqe_num"], q["sq_wqe_mask"] = qp.sq_entries, qp.sq_entries - 1
-    q["sq_wqe_daddr"] = to_device(qp.sq_address, qp.sq_entries * WQEBB)
-    q["sq_dbrec"] = to_device(qp.dbr_address, QP_DBREC.size) + QP_DBREC.snd
+    q["sq_wqe_daddr"] = send_ring(backend, qp).map(undo)
+    q["sq_dbrec"] = qp_record(backend, qp).map(undo) + QP_DBREC.snd
     q["sq_db"], q["nic_handler"] = doorbell, handler
-    _fill_cq(DEV_CQ.at(image, DEV_QP.cq_sq), cq, to_device)
+    _fill_cq(DEV_CQ.at(image, DEV_QP.cq_sq), backend, sends, undo)
     side["timeout_ns"] = int(timeout * 1e9)
-    if receives(qp):
-        assert qp.receive_cq is not None
-        _fill_cq(DEV_CQ.at(side_image, DEV_SIDE.cq_rq), qp.receive_cq, to_device)
-        side["tells_cq"] = qp.receive_cq.overrun != CqOverrun.ENABLE
+    if receives:
+        _fill_cq(DEV_CQ.at(side_image, DEV_SIDE.cq_rq), backend, receives, undo)
+        side["tells_cq"] = receives.cq.overrun != CqOverrun.ENABLE
         side["rq"] = shared_rq
     if qp.rq_entries:
-        fill_rq(
-            DEV_RQ.at(side_image, DEV_SIDE.own_rq), qp.rq_address, qp.rq_entries, qp.rq_stride,
-            qp.dbr_address + QP_DBREC.rcv, to_device,
-        )  # fmt: skip
+        fill_rq(DEV_RQ.at(side_image, DEV_SIDE.own_rq), backend, qp, qp.rq_entries, qp.rq_stride, undo)
     return image, side_image
 
 
@@ -99,20 +94,21 @@ def receives(qp: QP) -> bool:
     return qp.receive_cq is not None and bool(qp.rq_entries or qp.init_attr.srq)
 
 
-def fill_rq(rq: np.ndarray, ring: int, entries: int, stride: int, record: int, to_device: ToDevice) -> None:
+def fill_rq(rq: np.ndarray, backend: Any, queue: QP | SRQ, entries: int, stride: int, undo: ExitStack) -> None:
     """The structure of a receive queue with nothing posted."""
-    rq["wqe_daddr"] = to_device(ring, entries * stride)
-    rq["dbrec"] = to_device(record, _RECORD_BYTES)
+    rq["wqe_daddr"] = receive_ring(backend, queue).map(undo)
+    rq["dbrec"] = receive_record(backend, queue).map(undo)
     rq["wqe_num"], rq["wqe_size"] = entries, stride
 
 
-def _fill_cq(c: np.ndarray, cq: CQ, to_device: ToDevice) -> None:
+def _fill_cq(c: np.ndarray, backend: Any, completions: Completions, undo: ExitStack) -> None:
     """`cqe_rsvd` is added to a WQE's index to find its CQE: how many CQEs the NIC had written before."""
-    c["cqe_daddr"] = to_device(cq.ring_address, cq.entries * CQE_SIZE)
+    cq = completions.cq
+    c["cqe_daddr"] = cq_ring(backend, cq).map(undo)
     c["cq_num"], c["cqe_num"], c["cqe_size"] = cq.cqn, cq.entries, CQE_SIZE
     c["cqe_mask"] = 0 if cq.collapsed else cq.entries - 1  # the ring of a collapsed CQ is one slot
-    c["dbrec"] = to_device(cq.dbr_address, CQ_DBREC.size)
-    c["cqe_rsvd"] = cq.consumer_index + produced(cq, cq.consumer_index, 0)
+    c["dbrec"] = cq_record(backend, cq).map(undo)
+    c["cqe_rsvd"] = cq.consumer_index + completions.produced(cq.consumer_index, 0)
 
 
 def _be32(value: int) -> int:

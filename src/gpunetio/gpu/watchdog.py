@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from ..enums import NicHandler, QpState
 from ..errors import DocaError
-from .completions import is_complete, last_cqe, produced
 
 if TYPE_CHECKING:
     from .export import ExportedQp
@@ -110,7 +109,9 @@ class Watchdog:
 def _sent(exported: ExportedQp, i: dict[str, int]) -> int:
     """Sends that the NIC has completed, whether a kernel has looked or not. No more than a ring of them can be open."""
     least = max(i["completed"], i["submitted"] - exported.qp.sq_entries)
-    return produced(exported.cq, exported.cqe_offset(), least)
+    if least >= i["submitted"]:
+        return least  # without a look at the ring, which may be a copy from the GPU
+    return exported.sends.produced(exported.cqe_offset(), least)
 
 
 def _owed_send(exported: ExportedQp, i: dict[str, int]) -> tuple[int, str] | None:
@@ -123,7 +124,7 @@ def _owed_send(exported: ExportedQp, i: dict[str, int]) -> tuple[int, str] | Non
     else:
         who = f"the NIC has not completed WQE {index}"
     counts = f"reserved {i['reserved']}, ready {i['ready']}, submitted {i['submitted']}"
-    return logging.WARNING, f"{who} ({counts}); last CQE: {last_cqe(exported.cq, exported.cqe_offset(), index)}"
+    return logging.WARNING, f"{who} ({counts}); last CQE: {exported.sends.last_cqe(exported.cqe_offset(), index)}"
 
 
 def _proxy_state(exported: ExportedQp) -> str:
@@ -135,14 +136,14 @@ def _proxy_state(exported: ExportedQp) -> str:
 
 def _owed_receive(exported: ExportedQp, i: dict[str, int]) -> tuple[int, str] | None:
     """The oldest receive that is posted and not complete, if a kernel may wait for it."""
-    cq, index = exported.qp.receive_cq, i.get("receives_completed", 0)
-    if cq is None or i.get("receives_posted", 0) <= index or not exported.in_use:
+    completions, index = exported.receives, i.get("receives_completed", 0)
+    if completions is None or i.get("receives_posted", 0) <= index or not exported.in_use:
         return None
     before = exported.cqe_offset(receives=True)
-    if is_complete(cq, before, index, named=exported.qp.init_attr.srq is None):
+    if completions.is_complete(before, index, named=exported.qp.init_attr.srq is None):
         return None
     level = logging.INFO if exported.qp.state in _LISTENING else logging.WARNING
     return level, (
         f"no message has come for receive {index} (posted {i['receives_posted']}); "
-        f"last CQE: {last_cqe(cq, before, index)}"
+        f"last CQE: {completions.last_cqe(before, index)}"
     )

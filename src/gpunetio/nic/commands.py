@@ -370,8 +370,11 @@ class CommandInterpreter:
         nic = self._nic
         srqn = cmd.MODIFY_RMP_IN.get(mailbox, "rmpn")
         row_address = self._row(nic.srqs, srqn, CommandSyndrome.NO_SUCH_SRQ, "SRQ")
-        if cmd.MODIFY_RMP_IN.get(mailbox, "rmp_state") != RmpState.RDY:
-            raise CommandError(Status.BAD_PARAM, CommandSyndrome.RMP_STATE, "a pool stays in state RDY (1)")
+        now, wanted = (cmd.MODIFY_RMP_IN.get(mailbox, field) for field in ("rmp_state", "ctx.state"))
+        if (now, wanted) != (RmpState.RDY, RmpState.RDY):
+            raise CommandError(
+                Status.BAD_PARAM, CommandSyndrome.RMP_STATE, f"from state {now} to {wanted}: a pool stays in RDY (1)"
+            )
         if cmd.MODIFY_RMP_IN.get(mailbox, "modify_lwm"):
             limit = cmd.MODIFY_RMP_IN.get(mailbox, "ctx")["wq"]["lwm"]
             if limit > 1 << int(nic.srqs[srqn]["log"]):

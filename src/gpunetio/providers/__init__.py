@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import ExitStack
 from types import ModuleType
 
 from .. import compiler
@@ -101,12 +102,14 @@ def _open_card() -> Provider | None:
         except DocaError as error:
             logger.warning("%s is passed over: %s", device.name, error)
             continue
-        ports = range(1, provider.query_device().phys_port_cnt + 1)
-        if active := [port for port in ports if provider.query_port(port).state == "PORT_ACTIVE"]:
-            logger.info("device %s: its port %d is active", device.name, active[0])
-            return provider
-        logger.info("%s is passed over: none of its ports is active", device.name)
-        provider.close()
+        with ExitStack() as undo:
+            undo.callback(provider.close)
+            ports = range(1, provider.query_device().phys_port_cnt + 1)
+            if active := [port for port in ports if provider.query_port(port).state == "PORT_ACTIVE"]:
+                logger.info("device %s: its port %d is active", device.name, active[0])
+                undo.pop_all()
+                return provider
+            logger.info("%s is passed over: none of its ports is active", device.name)
     return None
 
 

@@ -100,10 +100,15 @@ class Event:
 
 
 class Provider(Protocol):
-    """One opened device. `has_dpa`: its data path accelerator runs kernels (`doca_dpa_cap_is_supported`)."""
+    """One opened device.
+
+    `has_dpa`             its data path accelerator runs kernels (`doca_dpa_cap_is_supported`)
+    `reaches_gpu_memory`  it reads and writes GPU memory by itself, so that queues may lie there
+    """
 
     name: str
     has_dpa: bool
+    reaches_gpu_memory: bool
 
     @property
     def plain(self) -> PlainVerbs | None:

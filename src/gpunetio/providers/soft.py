@@ -107,6 +107,7 @@ class SoftProvider:
     """One open of a software NIC; `nic` is the NIC itself, to look at. Its DPA is threads of this process."""
 
     has_dpa = True
+    reaches_gpu_memory = False  # its engine is a thread of the CPU
     plain = None
 
     def __init__(self, nic: SoftNic):

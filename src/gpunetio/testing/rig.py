@@ -53,13 +53,13 @@ def refused(what: str, errors: type[DocaError] | tuple[type[DocaError], ...], ca
 class Memory:
     """Registered memory with guard bytes around it, random content, and an image of what it must hold.
 
-    With `iova` it lies as far behind a page boundary as that: Linux registers no other memory (ib_uverbs_reg_mr).
+    It begins where atomics can go, and at the offset of `iova` in a page, without which a card does not map it.
     """
 
     def __init__(self, pd: PD, nbytes: int, seed: int, access: Access | None = None, iova: int | None = None):
-        alignment = 8 if iova is None else PAGE  # where atomics can go
-        self.whole = np.random.default_rng(seed).integers(0, 256, nbytes + 2 * _GUARD + alignment, np.uint8)
-        start = _GUARD + ((iova or 0) - int(self.whole.ctypes.data) - _GUARD) % alignment
+        multiple, offset = (8, 0) if iova is None else (PAGE, iova % PAGE)
+        self.whole = np.random.default_rng(seed).integers(0, 256, nbytes + 2 * _GUARD + multiple, np.uint8)
+        start = _GUARD + (offset - int(self.whole.ctypes.data + _GUARD)) % multiple
         self.nbytes = nbytes
         self.bytes = self.whole[start : start + nbytes]
         self.mr: MR = pd.register(self.bytes, access, iova=iova)

@@ -194,10 +194,13 @@ class Context(Handle):
         return uar
 
     def register_dmabuf_umem(
-        self, fd: int, nbytes: int, access: Access = Access.LOCAL_WRITE, *, offset: int = 0
+        self, fd: int, nbytes: int, access: Access = Access.LOCAL_WRITE, *, offset: int = 0, memory: Any = None
     ) -> UMEM:
-        """`nbytes` at `offset` of a dmabuf for queues (`doca_verbs_umem_create` with a dmabuf id)."""
-        return UMEM(self, Dmabuf(fd, offset, nbytes), access)
+        """`nbytes` at `offset` of a dmabuf for queues (`doca_verbs_umem_create` with a dmabuf id).
+
+        `memory` is what lies there, from its start, and stays alive: without its address no kernel finds the queues.
+        """
+        return UMEM(self, memory, access, Dmabuf(fd, offset, nbytes))
 
     def register_umem(self, obj: Any, access: Access = Access.LOCAL_WRITE) -> UMEM:
         """Memory that queues can be placed in (`doca_verbs_umem_create`)."""

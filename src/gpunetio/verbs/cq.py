@@ -14,7 +14,7 @@ from ..formats.cqe import CQE_SIZE
 from .arguments import instance, member, whole, within
 from .channel import CompChannel
 from .handle import Handle
-from .ring import check_places
+from .ring import Ring, check_places
 from .uar import UAR
 from .umem import UMEM
 from .work import Completion
@@ -58,7 +58,8 @@ class CQ(Handle, ABC):
     """A completion queue (`doca_verbs_cq`), number `cqn`.
 
     `entries` CQEs of `cqe_size` bytes are at `ring_address` (`doca_verbs_cq_get_wq`); the words of the doorbell record
-    are at `dbr_address`, the consumer index, and `arm_address` (`doca_verbs_cq_get_dbr_addr`).
+    are at `dbr_address`, the consumer index, and `arm_address` (`doca_verbs_cq_get_dbr_addr`). `ring` says in which
+    memory they lie.
     """
 
     _rank = 1
@@ -67,6 +68,7 @@ class CQ(Handle, ABC):
     ring_address: int
     dbr_address: int
     arm_address: int
+    ring: Ring
     uar: UAR
 
     def __init__(self, ctx: Context, attr: CqInitAttr):

@@ -69,7 +69,7 @@ class DevxCQ(CQ):
         self.ring_address = ring.address
         self.dbr_address = ring.dbr_address + CQ_DBREC.set_ci
         self.arm_address = ring.dbr_address + CQ_DBREC.arm
-        self._ring = ring
+        self.ring = ring
         if self._polled:
             self._doorbells = doorbells()
         self._arm_sn = 1  # counts the events that were taken: the device hears a request once
@@ -95,7 +95,7 @@ class DevxCQ(CQ):
 
     @property
     def _polled(self) -> bool:
-        return self._ring.memory is not None and super()._polled
+        return self.ring.memory is not None and super()._polled
 
     def _arrived(self, most: int) -> int:
         return self._doorbells.arrived(self.ring_address, self.entries.bit_length() - 1, self._consumer, most)

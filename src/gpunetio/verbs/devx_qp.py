@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -85,7 +84,7 @@ class DevxQP(QP):
         self.rq_address, self.rq_entries, self.rq_stride = ring.address, sizes.rq_entries, sizes.rq_stride
         self.sq_address, self.sq_entries = ring.address + sizes.rq_bytes, sizes.sq_entries
         self.dbr_address = ring.dbr_address
-        self._ring = ring
+        self.ring = ring
         if ring.memory and not attr.external_datapath and self._dpa is None:
             self._serve(RingPosting(self, ring.memory))
         if self._dpa:
@@ -128,8 +127,7 @@ class DevxQP(QP):
         """See `QP`: what 16-bit counters say of that."""
         self.check_open()
         qpc = self._query()
-        record = ctypes.string_at(self.dbr_address, QP_DBREC.size)
-        return bool(qpc["sw_sq_wqebb_counter"] or qpc["hw_sq_wqebb_counter"] or any(record))
+        return bool(qpc["sw_sq_wqebb_counter"] or qpc["hw_sq_wqebb_counter"])
 
     def _query(self) -> dict[str, Any]:
         mailbox = QUERY_QP_IN.pack(opcode=Opcode.QUERY_QP, qpn=self.qpn)
@@ -162,8 +160,8 @@ class DevxQP(QP):
             self.ctx.provider.devx_obj_modify(self._handle, bytes(mailbox), OUT.size)
 
     def _restart(self) -> None:
-        if self._ring.memory:  # the device counts from 0 again: so must the record
-            self._ring.memory.view(QP_DBREC.dtype, self._ring.dbr_offset)[:] = 0
+        if self.ring.memory:  # the device counts from 0 again: so must the record
+            self.ring.memory.view(QP_DBREC.dtype, self.ring.dbr_offset)[:] = 0
             super()._restart()
         if self._dpa:
             self._dpa.restart(self)

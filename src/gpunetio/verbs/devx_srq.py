@@ -67,6 +67,7 @@ class DevxSRQ(SRQ):
         ctx.async_events.subscribe(self, self._handle, OF_SRQ, undo)
         self.srqn = int(CREATE_RMP_OUT.get(out, "rmpn"))
         self.ring_address, self.dbr_address = ring.address, ring.dbr_address + QP_DBREC.rcv
+        self.ring = ring
         self._list = None
         if ring.memory and linked and not attr.external_datapath:
             wqes = ring.memory.array[: self.entries * self.stride].reshape(self.entries, self.stride)
@@ -100,7 +101,7 @@ class DevxSRQ(SRQ):
     def _arm(self, srq_limit: int) -> None:
         mailbox = MODIFY_RMP_IN.pack(
             opcode=Opcode.MODIFY_RMP, rmp_state=RmpState.RDY, rmpn=self.srqn, modify_lwm=1,
-            ctx={"wq": {"lwm": srq_limit}},
+            ctx={"state": RmpState.RDY, "wq": {"lwm": srq_limit}},  # the state that is wanted: 0 would be RST
         )  # fmt: skip
         with command("MODIFY_RMP"):
             self.ctx.provider.devx_obj_modify(self._handle, bytes(mailbox), OUT.size)

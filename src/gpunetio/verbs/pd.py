@@ -43,7 +43,8 @@ class PD(Handle):
 
         `obj` is a buffer, or has `__cuda_array_interface__` or DLPack: memory of the host or of a GPU, which is not
         copied, and stays alive as long as the region. All rights by default; only reading when `obj` is read-only.
-        Keys count addresses from `iova`: by default the memory's own, 0 for offsets from its start.
+        Keys count addresses from `iova`: by default the memory's own, 0 for offsets from its start. On a card the two
+        must have the same offset in a page.
         """
         return MR(self, obj, access, iova)
 

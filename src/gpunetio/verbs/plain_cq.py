@@ -27,7 +27,7 @@ _WITH_IMM = int(WcOpcode.RECV_RDMA_WITH_IMM)
 class PlainCQ(CQ):
     """See `CQ`. Its number is `handle`, that of the provider: libibverbs has none that means something elsewhere."""
 
-    ring_address, dbr_address, arm_address, uar = ring_attributes(4)
+    ring_address, dbr_address, arm_address, uar, ring = ring_attributes(5)
 
     def _create(self, attr: CqInitAttr, undo: ExitStack) -> None:
         for what, asked in (

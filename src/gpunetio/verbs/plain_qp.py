@@ -41,7 +41,7 @@ _ONE_AT_A_TIME = {"max_rd_atomic": 1, "max_dest_rd_atomic": 1}
 class PlainQP(QP):
     """See `QP`. Its queues are counted in requests: `sq_entries`, `rq_entries`."""
 
-    sq_address, rq_address, rq_stride, dbr_address, doorbell_register, uar = ring_attributes(6)
+    sq_address, rq_address, rq_stride, dbr_address, doorbell_register, uar, ring = ring_attributes(7)
 
     def _check(self, attr: QpInitAttr) -> None:
         for what, asked in (

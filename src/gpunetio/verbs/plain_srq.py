@@ -19,7 +19,7 @@ from .work import BadWrError, RecvWr
 class PlainSRQ(SRQ):
     """See `SRQ`. Its number is `handle`, that of the provider."""
 
-    ring_address, dbr_address, stride = ring_attributes(3)
+    ring_address, dbr_address, stride, ring = ring_attributes(4)
 
     def _create(self, attr: SrqInitAttr, undo: ExitStack) -> None:
         for what, asked in (

@@ -17,6 +17,7 @@ from .posting import Posting
 from .qp_dpa import for_dpa
 from .qp_init import QpInitAttr
 from .qp_state import ATTRIBUTES, QpAttr, Transition, check_values, transition
+from .ring import Ring
 from .uar import UAR
 from .work import RecvWr, SendWr
 
@@ -59,6 +60,7 @@ class QP(Handle, ABC):
     `sq_address`, `sq_entries`                 send ring, in WQE basic blocks of 64 bytes (`doca_verbs_qp_get_wq`)
     `rq_address`, `rq_entries`, `rq_stride`    receive ring, in WQEs of `rq_stride` bytes
     `dbr_address`                              doorbell record: receive word, send word (`doca_verbs_qp_get_dbr_addr`)
+    `ring`                                     in which memory rings and record lie
     `doorbell_register`                        register that a post rings (`doca_verbs_qp_get_uar_addr`)
     `send_cq`, `receive_cq`                    where the rings complete, also when that is a DPA completion
     """
@@ -71,6 +73,7 @@ class QP(Handle, ABC):
     rq_entries: int
     rq_stride: int
     dbr_address: int
+    ring: Ring
     doorbell_register: int
     uar: UAR
 
@@ -244,7 +247,8 @@ class QP(Handle, ABC):
         gid = self.ctx.query_gid(port, sgid_index)
         if not any(gid):
             raise NotFoundError(
-                f"port {port} of {self.ctx.name} has no GID at index {sgid_index}: choose another index"
+                f"port {port} of {self.ctx.name} has no GID at index {sgid_index}: choose one that "
+                "`gpunetio devices -v` shows, or give the port's interface an address"
             )
         about = self.ctx.query_port(port)
         psn = self.psn if psn is None else whole("psn", psn)
@@ -315,6 +319,11 @@ class QP(Handle, ABC):
     def _connect(self, remote: QpEndpoint, wanted: QpAttr, path: AhAttr) -> None:
         """One end of `connect`: complete what is wanted by what the peer and the two ports say."""
         device = self.ctx.query_device()
+        if (state := self.ctx.query_port(wanted.port_num).state) == "PORT_DOWN":
+            raise BadStateError(
+                f"port {wanted.port_num} of {self.ctx.name} is down ({state}), so that no peer can be reached: look at "
+                "its cable, and at `rdma link` and `ip link`"
+            )
         local = self.endpoint(port=wanted.port_num, sgid_index=path.sgid_index)
         gid = bytes(instance("remote.gid", remote.gid, bytes, bytearray))
         most = whole("max_rd_atomic", wanted.max_rd_atomic)

@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from .. import compiler
-from ..enums import Access
+from ..enums import Access, RingMemory
 from ..errors import InvalidValueError
 from ..memory import HostMemory, round_up
 from .arguments import instance, whole
@@ -24,7 +24,10 @@ RECORD = 8  # bytes of a doorbell record, and its alignment
 
 @dataclass(frozen=True)
 class Ring:
-    """A ring and its doorbell record: UMEM and offset for the device, addresses for us. `memory` when it is ours."""
+    """A ring and its doorbell record: UMEM and offset for the device, addresses for us. `memory` when it is ours.
+
+    `lies_in` and `dbr_lies_in` say who reaches these addresses.
+    """
 
     umem_id: int
     offset: int
@@ -33,6 +36,8 @@ class Ring:
     dbr_offset: int
     dbr_address: int
     memory: HostMemory | None = None
+    lies_in: RingMemory = RingMemory.HOST
+    dbr_lies_in: RingMemory = RingMemory.HOST
 
 
 def internal_ring(ctx: Context, undo: ExitStack, nbytes: int) -> Ring:
@@ -63,6 +68,7 @@ def external_ring(ring: tuple[UMEM, int], record: tuple[UMEM, int], nbytes: int)
     return Ring(
         umem.umem_id, offset, umem.address + offset,
         dbr_umem.umem_id, dbr_offset, dbr_umem.address + dbr_offset,
+        None, umem.lies_in, dbr_umem.lies_in,
     )  # fmt: skip
 
 

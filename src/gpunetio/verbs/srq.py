@@ -11,7 +11,7 @@ from ..enums import SrqType
 from ..errors import InvalidValueError, NotSupportedError
 from .arguments import member, whole, within
 from .handle import Handle
-from .ring import check_places
+from .ring import Ring, check_places
 from .umem import UMEM
 from .work import RecvWr
 
@@ -69,8 +69,9 @@ class SRQ(Handle, ABC):
     """A shared receive queue (`doca_verbs_srq`), number `srqn`.
 
     `entries` WQEs of `stride` bytes are at `ring_address` (`doca_verbs_srq_get_wq`), the doorbell record, whose first
-    word counts what was posted, at `dbr_address` (`doca_verbs_srq_get_dbr_addr`). In a linked list the WQEs are used in
-    the order in which they were posted, and become free as their messages complete, in any order.
+    word counts what was posted, at `dbr_address` (`doca_verbs_srq_get_dbr_addr`); `ring` says in which memory they lie.
+    In a linked list the WQEs are used in the order in which they were posted, and become free as their messages
+    complete, in any order.
     """
 
     _rank = 1
@@ -79,6 +80,7 @@ class SRQ(Handle, ABC):
     stride: int
     ring_address: int
     dbr_address: int
+    ring: Ring
 
     def __init__(self, pd: PD, attr: SrqInitAttr):
         ctx = pd.ctx

@@ -5,8 +5,9 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from ..enums import Access
-from ..memory import Region
+from ..enums import Access, RingMemory
+from ..errors import InvalidValueError
+from ..memory import Region, is_accessible
 from .handle import Handle, command
 from .mr import Dmabuf, check_access
 
@@ -15,24 +16,38 @@ if TYPE_CHECKING:
 
 
 class UMEM(Handle):
-    """`nbytes` of memory at `address`, known to the device as `umem_id` (`doca_verbs_umem`). It keeps them alive."""
+    """`nbytes` of memory at `address`, known to the device as `umem_id` (`doca_verbs_umem`). It keeps them alive.
+
+    `lies_in` says where they lie. Of a dmabuf alone, `address` is the offset in it.
+    """
 
     _rank = 2
 
-    def __init__(self, ctx: Context, obj: Any, access: Access):
+    def __init__(self, ctx: Context, obj: Any, access: Access, dmabuf: Dmabuf | None = None):
         super().__init__(ctx)
         self._use(ctx)
-        region = obj.region if isinstance(obj, Dmabuf) else Region.of(obj)
+        region = dmabuf.region if dmabuf and obj is None else Region.of(obj)
         access = check_access(region, access)
-        self.address, self.nbytes = region.address, region.nbytes
+        self.address, self.nbytes = region.address, dmabuf.nbytes if dmabuf else region.nbytes
+        if self.nbytes > region.nbytes:
+            raise InvalidValueError(f"{self.nbytes} bytes of a dmabuf, whose memory here has {region.nbytes} only")
+        self.lies_in = _where(region, obj is not None, dmabuf is not None)
         provider = ctx.provider
         with ExitStack() as undo:
             undo.callback(setattr, self, "_region", None)
             self._region: Region | None = region
             with command("register a UMEM"):
-                if isinstance(obj, Dmabuf):
-                    self.umem_id = provider.reg_dmabuf_umem(obj.fd, obj.offset, obj.nbytes, access)
+                if dmabuf:
+                    self.umem_id = provider.reg_dmabuf_umem(dmabuf.fd, dmabuf.offset, dmabuf.nbytes, access)
                 else:
                     self.umem_id = provider.reg_umem(self.address, self.nbytes, access)
             undo.callback(provider.dereg_umem, self.umem_id)
             self._opened(f"UMEM {self.umem_id:#x} of {ctx.name}", undo)
+
+
+def _where(region: Region, has_address: bool, has_dmabuf: bool) -> RingMemory:
+    if not has_address:
+        return RingMemory.DMABUF
+    if not region.cuda or is_accessible(region.address, region.nbytes, not region.readonly):
+        return RingMemory.HOST  # pinned memory, too, is named by CUDA
+    return RingMemory.CUDA_DMABUF if has_dmabuf else RingMemory.CUDA_PEERMEM

@@ -148,7 +148,7 @@ class VerbsDevice:
     `borrowed`: the context is somebody else's, and stays open.
     """
 
-    has_dpa = False
+    has_dpa = reaches_gpu_memory = False
     plain: PlainVerbs | None = None
 
     def __init__(self, name: str, context: Any, borrowed: bool = False):
@@ -167,6 +167,15 @@ class VerbsDevice:
     def node(self) -> str:
         """The file that the device is opened by."""
         return f"/dev/infiniband/{os.fsdecode(self.context.contents.device.contents.dev_name)}"
+
+    @property
+    def ibv_context(self) -> int:
+        """The address of the `ibv_context`."""
+        return ctypes.cast(self.context, ctypes.c_void_p).value or 0
+
+    def ibv_pd(self, pdn: int) -> int:
+        """The address of a protection domain's `ibv_pd`."""
+        return ctypes.cast(self.get("PD", pdn), ctypes.c_void_p).value or 0
 
     # --- identity and ports ------------------------------------------------------------------------------------------
 
@@ -215,7 +224,11 @@ class VerbsDevice:
     def alloc_pd(self) -> int:
         """See `Provider`."""
         pd = self.pointer("ibv_alloc_pd", self.verbs.ibv_alloc_pd(self.context))
-        return self.hold("PD", self._pd_number(pd), self.verbs.ibv_dealloc_pd, pd)
+        with contextlib.ExitStack() as undo:
+            undo.callback(self.verbs.ibv_dealloc_pd, pd)
+            number = self._pd_number(pd)
+            undo.pop_all()
+        return self.hold("PD", number, self.verbs.ibv_dealloc_pd, pd)
 
     def _pd_number(self, pd: Any) -> int:
         return pd.contents.handle
@@ -235,6 +248,7 @@ class VerbsDevice:
     def reg_mr(self, pdn: int, address: int, nbytes: int, iova: int, access: Access, cuda: bool) -> MrKeys:
         """See `Provider`. GPU memory: by dmabuf, or else by its address, for which nvidia-peermem must be loaded."""
         what = f"a region of {nbytes} bytes at {address:#x}"
+        _check_iova(address, iova)
         if cuda:
             try:
                 fd, offset = dmabuf_of(address, nbytes)
@@ -250,11 +264,6 @@ class VerbsDevice:
                 logger.info("%s: no dmabuf of %s (%s)", self.name, what, error)
                 logger.info("%s: mapping %s with nvidia-peermem mode", self.name, what)
         mr = ibv_reg_mr(self.get("PD", pdn), address, nbytes, iova, int(access))
-        if not mr and ctypes.get_errno() == errno.EINVAL and (address - iova) % PAGE:  # ib_uverbs_reg_mr
-            raise InvalidValueError(
-                f"ibv_reg_mr of {what} on {self.name}: iova {iova:#x} and the memory must lie at the same offset in "
-                f"their pages of {PAGE} bytes"
-            )
         if cuda and not mr and ctypes.get_errno() == errno.EFAULT:
             raise NotSupportedError(
                 f"ibv_reg_mr of {what} on {self.name}: it is GPU memory, of which the kernel knows nothing: load "
@@ -264,6 +273,7 @@ class VerbsDevice:
 
     def reg_dmabuf_mr(self, pdn: int, fd: int, offset: int, nbytes: int, iova: int, access: Access) -> MrKeys:
         """See `Provider`. NotSupportedError before rdma-core 34."""
+        _check_iova(offset, iova)
         mr = self.verbs.ibv_reg_dmabuf_mr(self.get("PD", pdn), offset, nbytes, iova, fd, int(access))
         return self._mr(f"ibv_reg_dmabuf_mr of {nbytes} bytes at offset {offset} of fd {fd}", mr)
 
@@ -382,6 +392,15 @@ class VerbsDevice:
 def _be64(value: int) -> int:
     """A big-endian number that ctypes has read in the host's order."""
     return int.from_bytes(bytes(ctypes.c_uint64(value)), "big")
+
+
+def _check_iova(start: int, iova: int) -> None:
+    """Raise InvalidValueError unless both are at the same place in a page, as ib_uverbs_reg_mr of the kernel does."""
+    if (start ^ iova) % PAGE:
+        raise InvalidValueError(
+            f"iova = {iova:#x} for memory at {start:#x}: a card maps whole pages, so that both must have the same "
+            f"offset in a page of {PAGE} bytes: register from {iova % PAGE:#x} of a page on, or choose another iova"
+        )
 
 
 def _mtu_bytes(code: int) -> int:

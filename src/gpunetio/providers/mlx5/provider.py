@@ -7,6 +7,7 @@ import errno
 import logging
 import os
 import select
+from collections import Counter
 from collections.abc import Iterable
 from contextlib import ExitStack
 from ctypes import POINTER, byref, c_uint16, c_uint32, sizeof
@@ -20,6 +21,7 @@ from ...formats.commands import Status
 from ...formats.events import EventType, PortSubtype
 from ...memory import PAGE
 from ..provider import Event, UarPage
+from ..sdk.provider import through_sdk
 from . import structs as s
 from .device import VerbsDevice, open_context
 from .errors import GONE, command_refused, errno_of
@@ -57,7 +59,7 @@ def open_device(name: str) -> Mlx5Provider:
         undo.callback(libibverbs().ibv_close_device, context)
         provider = Mlx5Provider(name, context)
         undo.pop_all()
-    return provider
+    return through_sdk(provider)
 
 
 def adopt_context(address: int) -> Mlx5Provider:
@@ -67,16 +69,19 @@ def adopt_context(address: int) -> Mlx5Provider:
     """
     libmlx5()
     context = ctypes.cast(address, POINTER(s.ibv_context))
-    return Mlx5Provider(os.fsdecode(context.contents.device.contents.name), context, borrowed=True)
+    return through_sdk(Mlx5Provider(os.fsdecode(context.contents.device.contents.name), context, borrowed=True))
 
 
 class Mlx5Provider(VerbsDevice):
     """One open of a card."""
 
+    reaches_gpu_memory = True  # over PCIe, when its driver is told where that is
+
     def __init__(self, name: str, context: Any, borrowed: bool = False):
         super().__init__(name, context, borrowed)
         self.mlx5 = libmlx5()
         self._numbers: dict[int, int] = {}  # handle of a DEVX object → its number
+        self._uar_users: Counter[int] = Counter()  # page id → how often it was given: all non-cached ones are one page
         attr = s.mlx5dv_context()
         self._check("mlx5dv_query_device", self.mlx5.mlx5dv_query_device(context, byref(attr)))
         if not attr.flags & s.MLX5DV_CONTEXT_FLAGS_CQE_V1:
@@ -141,12 +146,16 @@ class Mlx5Provider(VerbsDevice):
                 f"mlx5dv_devx_alloc_uar of kind {kind.name} on {self.name}: this kernel or libmlx5 has no such pages"
             )
         found = self.pointer(f"mlx5dv_devx_alloc_uar of kind {kind.name}", uar).contents
+        self._uar_users[found.page_id] += 1
         self.hold("UAR", found.page_id, self.mlx5.mlx5dv_devx_free_uar, uar)
         return UarPage(found.page_id, found.base_addr, found.reg_addr)
 
     def free_uar(self, page_id: int) -> None:
         """See `Provider`."""
-        self.give_back("UAR", page_id)
+        self.get("UAR", page_id)
+        self._uar_users[page_id] -= 1
+        if self._uar_users[page_id] == 0:
+            self.give_back("UAR", page_id)
 
     def doorbell_register(self, uar: UarPage, qpn: int) -> int:
         """See `Provider`: a card tells queues apart by what is written."""

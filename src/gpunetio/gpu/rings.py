@@ -1,0 +1,167 @@
+"""Memory for the queues of `Gpu.create_qp`: in the GPU where the NIC reaches that, and in which way it is told so.
+
+    dmabuf              GPU memory; the GPU's driver exports a dmabuf and the NIC's takes it
+    nvidia-peermem      GPU memory by its address, which the kernel module of that name explains to the NIC's driver
+    CPU_GPU memory      pinned memory of the host, which every NIC reaches
+
+A way that fails is logged with its reason, and the next one is tried. A NIC that does not reach GPU memory, as the
+software NIC, has its rings in host memory at once, where `verbs` makes them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..enums import MemRegType, MemType
+from ..errors import DeviceFatalError, DocaError, DriverError, NotSupportedError
+from ..formats.cqe import CQE64, CQE_SIZE, INIT_OP_OWN
+from ..memory import PAGE, HostMemory, round_up
+from ..verbs import UMEM, Context
+from .memory import GpuMemory
+
+if TYPE_CHECKING:
+    from .gpu import Gpu
+
+logger = logging.getLogger("gpunetio.gpu")
+
+_RECORD = 64  # bytes that a doorbell record has for itself behind its ring
+
+
+def _by_dmabuf(gpu: Gpu, ctx: Context, memory: GpuMemory) -> UMEM:
+    fd = gpu.dmabuf_fd(memory)
+    try:
+        return ctx.register_dmabuf_umem(fd, memory.nbytes, memory=memory)
+    finally:
+        os.close(fd)  # the UMEM keeps what the descriptor stood for
+
+
+def _by_address(gpu: Gpu, ctx: Context, memory: GpuMemory | HostMemory) -> UMEM:
+    return ctx.register_umem(memory)
+
+
+_Register = Callable[["Gpu", Context, Any], UMEM]
+
+
+@dataclass(frozen=True)
+class _Way:
+    """A kind of memory, and how a device is told of it; `name` is the original's, for the log."""
+
+    name: str
+    kind: MemType
+    register: _Register
+
+
+_DMABUF = _Way("with dmabuf mode", MemType.GPU, _by_dmabuf)
+_PEERMEM = _Way("with nvidia-peermem mode", MemType.GPU, _by_address)
+_PINNED = _Way("in CPU_GPU memory", MemType.CPU_GPU, _by_address)
+_WAYS = {
+    MemRegType.DEFAULT: (_DMABUF, _PEERMEM, _PINNED),
+    MemRegType.CUDA_DMABUF: (_DMABUF,),
+    MemRegType.CUDA_PEERMEM: (_PEERMEM,),
+}
+
+
+def ways(gpu: Gpu, ctx: Context, cpu_gpu: bool, asked: MemRegType) -> tuple[_Way, ...]:
+    """What to try for the rings of a queue, in this order; none when they are left to `verbs`.
+
+    NotSupportedError when GPU memory was asked for by name, and the queue cannot lie there.
+    """
+    why = None
+    if gpu.target != "cuda":
+        why = f"GPU {gpu.name} has host memory only"
+    elif cpu_gpu:
+        why = "its queues are in CPU_GPU memory"
+    elif not ctx.provider.reaches_gpu_memory:
+        why = f"{ctx.name} does not reach GPU memory"
+    if why is None:
+        return _WAYS[asked]
+    if asked is not MemRegType.DEFAULT:
+        raise NotSupportedError(f"mem_reg_type {asked.name} is for queues in GPU memory, and {why}: use DEFAULT")
+    return ()
+
+
+class Rings:
+    """Places the rings of one queue; its methods give what `verbs` is to be asked for.
+
+    What fails once is not tried again for the queue's other rings. `undo` gives all back.
+    """
+
+    def __init__(self, gpu: Gpu, ctx: Context, to_try: tuple[_Way, ...], undo: ExitStack):
+        self._gpu, self._ctx, self._undo = gpu, ctx, undo
+        self._ways = to_try
+
+    @property
+    def made_by_verbs(self) -> bool:
+        """Whether there is nothing to place."""
+        return not self._ways
+
+    def cq(self, what: str, entries: int) -> dict[str, Any]:
+        """For `create_cq`: a ring of `entries` that are invalid, with a record."""
+        if self.made_by_verbs:
+            return {}
+        umem, memory = self._umem(what, entries * CQE_SIZE + _RECORD)
+        ring = np.zeros((entries, CQE_SIZE), np.uint8)
+        ring[:, CQE64.op_own] = INIT_OP_OWN
+        memory.write(ring)
+        return {"external_umem": (umem, 0), "external_dbr_umem": (umem, ring.nbytes)}
+
+    def qp(self, what: str, nbytes: int, record_in_host: bool) -> dict[str, Any]:
+        """For `create_qp`: rings of `nbytes`, with a record, which is in host memory where the CPU keeps it."""
+        if self.made_by_verbs:
+            return {}
+        at = round_up(nbytes, _RECORD)
+        umem, _ = self._umem(what, at + _RECORD)
+        record = umem, at
+        if record_in_host:
+            page = HostMemory(PAGE)
+            record = self._register(page, _by_address), 0
+        return {"external_umem": (umem, 0), "external_dbr_umem": record}
+
+    def _umem(self, what: str, nbytes: int) -> tuple[UMEM, GpuMemory]:
+        """A UMEM of so many bytes or more, zeroed, and its memory."""
+        nbytes, of = round_up(nbytes, PAGE), f"for {self._ctx.name} on GPU {self._gpu.name}"
+        while True:
+            way, *others = self._ways
+            try:
+                memory = self._gpu.alloc(nbytes, way.kind)
+                umem = self._register(memory, way.register)
+            except DeviceFatalError:
+                raise
+            except DocaError as error:
+                if not others:
+                    raise _refused(what, way, error) from error
+                self._ways = tuple(others)
+                # As text: a record that is kept would keep the memory, too.
+                logger.warning("Cannot map %s %s %s (%s): trying %s", what, of, way.name, str(error), others[0].name)
+            else:
+                logger.info("Mapping %s (%d bytes at %#x) %s %s", what, nbytes, memory.address, of, way.name)
+                return umem, memory
+
+    def _register(self, memory: GpuMemory | HostMemory, register: _Register) -> UMEM:
+        """A UMEM, with which its memory is given back."""
+        with ExitStack() as failed:
+            failed.callback(memory.close)
+            umem = register(self._gpu, self._ctx, memory)
+            failed.pop_all()
+
+        def give_back() -> None:
+            umem.close()
+            memory.close()  # not if the device keeps it, for a queue that it did not destroy
+
+        self._undo.callback(give_back)
+        return umem
+
+
+def _refused(what: str, way: _Way, error: DocaError) -> DocaError:
+    """What the caller is told: no way is left."""
+    text = f"{what} cannot be mapped {way.name}: {error}"
+    if way is not _PINNED:
+        text += "; mem_reg_type DEFAULT tries other ways, too"
+    return DriverError(text, getattr(error, "status", 0), getattr(error, "syndrome", 0))

@@ -1,0 +1,138 @@
+"""DOCA's own libraries, when DOCA_SDK_LIB_PATH names their folder: loading, calls, and what the log says of it."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ...errors import DocaErrorCode, NotSupportedError, error_of
+from .signatures import COMMON, GPUNETIO, RESULTS, VERBS, Area, Types
+
+VARIABLE = "DOCA_SDK_LIB_PATH"
+_IN_ORDER = COMMON, VERBS, GPUNETIO  # each one needs those before it
+
+logger = logging.getLogger("gpunetio.sdk")
+
+
+@functools.cache
+def sdk() -> Sdk | None:
+    """The libraries in the folder that the environment names, which is read once; None when it names none."""
+    folder = os.environ.get(VARIABLE)
+    return Sdk(folder) if folder else None
+
+
+def not_in_sdk_mode(what: str, why: str) -> NotSupportedError:
+    """The error for something that the SDK does not do for gpunetio."""
+    return NotSupportedError(f"{what}: not in SDK mode, {why}; unset {VARIABLE} to use gpunetio's own control path")
+
+
+class Sdk:
+    """The libraries in one folder."""
+
+    def __init__(self, folder: str):
+        self.folder = folder
+        self._libraries: dict[str, ctypes.CDLL | OSError] = {}
+        self._areas: dict[Area, bool] = {}  # whether all of it is bound
+        self._functions: dict[str, Any] = {}
+        self._makes: dict[str, str] = {}
+        self._told: set[str] = set()
+        self._lock = threading.Lock()
+
+    # --- loading -----------------------------------------------------------------------------------------------------
+
+    def use(self, *areas: Area) -> bool:
+        """Bind areas that are of use only together: whether all of it is there. If not, gpunetio does it itself."""
+        with self._lock:
+            bound = [self._bind(area) for area in areas]
+            if not all(bound):
+                for what in (what for area in areas for what in area.makes.values()):
+                    self._tell(what, ", but DOCA SDK libraries not found. DOCA SDK is not in use", "open")
+        return all(bound)
+
+    def _bind(self, area: Area) -> bool:
+        if area not in self._areas:
+            libraries = [self._library(name) for name in area.libraries]
+            for name, found in zip(area.libraries, libraries, strict=True):
+                if isinstance(found, OSError):
+                    path = Path(self.folder, name)
+                    why = f": {found}" if path.exists() else ""
+                    logger.error("Failed to find %s library %s (%s=%s)%s", name, path, VARIABLE, self.folder, why)
+                    break
+            else:
+                self._areas[area] = self._look_up(area.functions, libraries)
+                self._look_up(area.optional, libraries, logging.DEBUG)
+                self._makes |= area.makes
+        return self._areas.setdefault(area, False)
+
+    def _library(self, name: str) -> ctypes.CDLL | OSError:
+        """A library, or why it cannot be loaded."""
+        if name not in self._libraries:
+            # The loader need not know this folder: it takes what a library needs from those that are loaded.
+            for needed in _IN_ORDER[: _IN_ORDER.index(name)]:
+                self._library(needed)
+            try:
+                library = ctypes.CDLL(str(Path(self.folder, name)), os.RTLD_NOW | os.RTLD_GLOBAL)
+            except OSError as error:
+                library = error
+            self._libraries[name] = library
+        return self._libraries[name]
+
+    def _look_up(self, functions: Types, libraries: list[Any], level: int = logging.ERROR) -> bool:
+        found = True
+        for name, types in functions.items():
+            function = next((function for library in libraries if (function := getattr(library, name, None))), None)
+            if function is None:
+                logger.log(level, "No function %s in %s", name, ", ".join(library._name for library in libraries))
+                found = False
+            else:
+                function.argtypes, function.restype = types, RESULTS.get(name, ctypes.c_int)
+                self._functions[name] = function
+        return found
+
+    def _tell(self, what: str, state: str, which: str) -> None:
+        """Say of something, once, which of the two makes it."""
+        if what not in self._told:
+            self._told.add(what)
+            logger.warning("Env var %s set to %s%s", VARIABLE, self.folder, state)
+            logger.info("Use DOCA %s %s", what, which)
+
+    # --- calls -------------------------------------------------------------------------------------------------------
+
+    def get(self, name: str, *args: Any) -> Any:
+        """Call a function: what it returns. NotSupportedError for one that this release does not have."""
+        if name not in self._functions:
+            raise not_in_sdk_mode(name, f"as the libraries in {self.folder} do not have it")
+        return self._functions[name](*args)
+
+    def call(self, name: str, *args: Any) -> None:
+        """Call a function that returns a `doca_error_t`."""
+        if code := self.get(name, *args):
+            known = f"DOCA_ERROR_{DocaErrorCode(code).name}" if code in list(DocaErrorCode) else "unknown"
+            raise error_of(code, f"{name} of the DOCA SDK failed with {code} ({known})")
+
+    def make(self, name: str, *args: Any) -> int:
+        """Call a function that makes something: the pointer to it, which comes behind the last argument."""
+        made = ctypes.c_void_p()
+        self.call(name, *args, ctypes.byref(made))
+        if what := self._makes.get(name):
+            with self._lock:
+                self._tell(what, ". DOCA SDK is in use", "SDK")
+        return made.value or 0
+
+    @contextmanager
+    def attributes(self, kind: str, *of: Any, **attributes: Any) -> Iterator[int]:
+        """An object of attributes that are set, for as long as the block: `…_create`, `…_set_…`, `…_destroy`."""
+        pointer = self.make(f"{kind}_create", *of)
+        try:
+            for name, value in attributes.items():
+                self.call(f"{kind}_set_{name}", pointer, *(value if isinstance(value, tuple) else (value,)))
+            yield pointer
+        finally:
+            self.call(f"{kind}_destroy", pointer)

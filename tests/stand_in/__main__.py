@@ -1,0 +1,29 @@
+"""`python -m stand_in`: a command or script of gpunetio, with the stand-in installed.
+
+`--address ADDRESS` before it is that of mlx5_0, which another process on this machine may have otherwise.
+"""
+
+import runpy
+import sys
+import tempfile
+from pathlib import Path
+
+from gpunetio.cli import main
+from gpunetio.nic.port import PortConfig
+
+from . import built, installed
+
+with tempfile.TemporaryDirectory() as folder, installed(built(Path(folder))) as stand_in:
+    sys.argv.pop(0)
+    if sys.argv[:1] == ["--address"]:
+        stand_in.attach("mlx5_0", PortConfig(addresses=(sys.argv[1],)))
+        del sys.argv[:2]
+    try:
+        if sys.argv and sys.argv[0].endswith(".py"):
+            runpy.run_path(sys.argv[0], run_name="__main__")
+        else:
+            sys.argv.insert(0, "gpunetio")
+            main()
+    finally:
+        for complaint in stand_in.complaints:
+            print(f"stand_in: {complaint}", file=sys.stderr)

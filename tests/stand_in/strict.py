@@ -1,0 +1,44 @@
+"""What a device refuses of a mailbox and the software NIC lets pass: bits that no field has.
+
+The PRM has them reserved, and a device answers BAD_PARAM when one is set. The formats' own tables say which bits those
+are, so that a field which is written without being declared cannot pass.
+"""
+
+from gpunetio.formats import commands as cmd
+from gpunetio.formats.commands import Opcode
+from gpunetio.formats.layout import VARIABLE, BitStruct
+
+SYNDROME = 0x5F00FF  # beside those of gpunetio.nic.syndromes
+
+
+def _mask(layout: BitStruct) -> int:
+    """The bits of a structure that belong to fields, its first bit being the highest."""
+    bits, total = 0, 8 * layout.size
+    for field in layout.fields.values():
+        if field.width == VARIABLE:
+            continue  # behind the structure
+        inner = _mask(field.struct) if field.struct else (1 << field.width) - 1
+        width = 8 * field.struct.size if field.struct else field.width
+        bits |= inner << total - field.offset - width
+    return bits
+
+
+_LAYOUTS = {opcode: getattr(cmd, f"{opcode.name}_IN") for opcode in Opcode}
+_MASKS = {opcode: _mask(layout) for opcode, layout in _LAYOUTS.items()}
+
+
+def reserved_bits(mailbox: bytes) -> str | None:
+    """Which bits are set that must not be, in words; None when there are none, or the opcode is unknown."""
+    number = int.from_bytes(mailbox[:2], "big")
+    if number not in list(Opcode):
+        return None
+    opcode = Opcode(number)
+    layout = _LAYOUTS[opcode]
+    head, tail = mailbox[: layout.size].ljust(layout.size, b"\0"), mailbox[layout.size :]
+    wrong = int.from_bytes(head, "big") & ~_MASKS[opcode]
+    if wrong:
+        return f"{opcode.name} has reserved bits set, the first at {8 * layout.size - wrong.bit_length():#x}"
+    has_tail = any(field.width == VARIABLE for field in layout.fields.values())
+    if any(tail) and not has_tail:
+        return f"{opcode.name} has bytes behind its {layout.size} that are not 0"
+    return None
