@@ -114,6 +114,9 @@ def _open_card() -> Provider | None:
 
 
 def _open_software(port: PortConfig | None) -> Provider:
+    if why := no_software():
+        there = ", ".join(device.name for device in device_list())
+        raise NotSupportedError(f"{why}" + (f"; or name one of {there}" if there else ""))
     provider = _software().open_first(port)
     logger.info("device %s, a software NIC: no card has an active port", provider.name)
     return provider

@@ -11,7 +11,6 @@ from ..providers.plain_verbs import Wc
 from .channel import CompChannel
 from .cq import CQ, CqInitAttr
 from .events import OF_CQ
-from .handle import command
 from .plain import RECEIVED, needs_devx, plain_verbs, ring_attributes
 from .plain_channel import PlainCompChannel
 from .work import Completion
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
 
 _STATUS = {int(status): status for status in WcStatus}
 _SUCCESS = WcStatus.SUCCESS
+_AT_A_TIME = 64
 _WITH_IMM = int(WcOpcode.RECV_RDMA_WITH_IMM)
 
 
@@ -39,8 +39,7 @@ class PlainCQ(CQ):
                 raise needs_devx(self.ctx, what)
         self._plain = plain_verbs(self.ctx)
         told = attr.channel.reader if isinstance(attr.channel, PlainCompChannel) else None
-        with command("create a CQ"):
-            self.handle = self.cqn = self._plain.create_cq(attr.cqe, told.handle if told else None)
+        self.handle = self.cqn = self._plain.create_cq(attr.cqe, told.handle if told else None)
         undo.callback(self._plain.destroy_cq, self.handle)
         if told:
             told.subscribe(self, undo)
@@ -63,7 +62,7 @@ class PlainCQ(CQ):
 
     def _fetch(self) -> None:
         """Take all that there is."""
-        while found := self._plain.poll_cq(self.handle, self.entries):
+        while found := self._plain.poll_cq(self.handle, min(_AT_A_TIME, self.entries)):
             self._found += found
 
     def _request_event(self, channel: CompChannel, solicited_only: bool) -> None:

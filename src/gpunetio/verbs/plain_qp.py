@@ -11,7 +11,6 @@ from ..errors import DriverError, InvalidValueError
 from ..providers.plain_verbs import QpCap, QpInit, QpValues, Route
 from .ah import AhAttr, ip_type
 from .events import OF_QP
-from .handle import command
 from .plain import needs_devx, plain_verbs, ring_attributes
 from .plain_queues import PlainPosting
 from .qp import QP
@@ -73,8 +72,7 @@ class PlainQP(QP):
         srq: Any = attr.srq
         init = QpInit(QpType(attr.qp_type), send_cq, recv_cq, srq.handle if srq else None, wanted)
         undo.callback(self._forget)
-        with command("create a QP"):
-            self.handle, self.qpn, cap = self._plain.create_qp(self.pd.pdn, init)
+        self.handle, self.qpn, cap = self._plain.create_qp(self.pd.pdn, init)
         undo.callback(self._plain.destroy_qp, self.handle)
         self.ctx.async_events.subscribe(self, self.handle, OF_QP, undo)
         self.init_attr = replace(attr, max_inline_data=cap.max_inline_data)
@@ -87,22 +85,19 @@ class PlainQP(QP):
         cqs: list[Any] = [cq for cq in (self.send_cq, self.receive_cq) if cq]
         if cqs:
             return cqs[0].handle, cqs[-1].handle
-        with command("create a CQ"):
-            spare = self._plain.create_cq(1, None)
+        spare = self._plain.create_cq(1, None)
         undo.callback(self._plain.destroy_cq, spare)
         return spare, spare
 
     @property
     def used(self) -> bool:
         """See `QP`."""
-        self.check_open()
         return self.posting.used
 
     # --- attributes --------------------------------------------------------------------------------------------------
 
     def _ask(self) -> QpAttr:
-        with command("query a QP"):
-            found = self._plain.query_qp(self.handle)
+        found = self._plain.query_qp(self.handle)
         numbers = {name: getattr(found, name) for name in _NUMBERS.values()}
         attr = QpAttr(next_state=found.state, current_state=found.state, **numbers)
         for name, right in _RIGHTS.values():
@@ -134,8 +129,7 @@ class PlainQP(QP):
             # Linux does not know this way (ib_modify_qp_is_ok), but the one from INIT.
             self._plain.modify_qp(self.handle, QpValues(QpState.INIT, port_num=1), _TO_INIT)
         values = self._values(following, attr, mask, now)
-        with command(f"modify a QP to {following.name}"):
-            self._plain.modify_qp(self.handle, values, self._taken(following, attr, mask, now))
+        self._plain.modify_qp(self.handle, values, self._taken(following, attr, mask, now))
         if following != QpState.ERR:
             self._has_path = following in (QpState.RTR, QpState.RTS)
 

@@ -9,7 +9,6 @@ from contextlib import ExitStack
 from ..enums import SrqType
 from ..errors import DocaError, FullError
 from .events import OF_SRQ
-from .handle import command
 from .plain import RECEIVED, needs_devx, plain_verbs, ring_attributes
 from .plain_queues import entries_for
 from .srq import SRQ, SrqAttr, SrqInitAttr
@@ -29,8 +28,7 @@ class PlainSRQ(SRQ):
             if asked:
                 raise needs_devx(self.ctx, what)
         self._plain = plain_verbs(self.ctx)
-        with command("create an SRQ"):
-            self.handle = self.srqn = self._plain.create_srq(self.pd.pdn, attr.srq_wr, attr.receive_max_sges)
+        self.handle = self.srqn = self._plain.create_srq(self.pd.pdn, attr.srq_wr, attr.receive_max_sges)
         undo.callback(self._plain.destroy_srq, self.handle)
         self.ctx.async_events.subscribe(self, self.handle, OF_SRQ, undo)
         self.entries = self._plain.query_srq(self.handle).max_wr
