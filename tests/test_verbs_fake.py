@@ -29,7 +29,7 @@ class FakeProvider:
     """Settings are attributes. `mailboxes` has what was sent, `live` what exists, by kind."""
 
     name = "fake0"
-    has_dpa = reaches_gpu_memory = False
+    software = has_dpa = reaches_gpu_memory = False
     plain = None
 
     def __init__(self, ethernet: bool = True):
@@ -126,8 +126,8 @@ class FakeProvider:
         page = self._new("uar")
         return UarPage(page, page << 12, (page << 12) + 0x800)
 
-    def free_uar(self, page_id: int) -> None:
-        self._end("uar", page_id)
+    def free_uar(self, page: UarPage) -> None:
+        self._end("uar", page.page_id)
 
     def query_eqn(self, vector: int) -> int:
         assert vector == 0
