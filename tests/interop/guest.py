@@ -20,6 +20,10 @@ from typing import Any, TypeVar
 from protocol import PORT, Connection, digest, pattern
 
 HERE = Path(__file__).parent
+REPOSITORY = HERE.parents[1]  # what the guest has as /share
+OURS = (  # runs Python there with this package, from the source, and keeps what it compiles
+    "env", "PYTHONPATH=/share/src:/share/tests/interop", "PYTHONPYCACHEPREFIX=/tmp/pycache", "python3",
+)  # fmt: skip
 LINK_MTU = {1024: 1500, 4096: 9000}  # by path MTU
 BUILD, BOOT, START = 600.0, 60.0, 120.0  # seconds; our side compiles when it starts for the first time
 MARGIN = 20.0  # what an answer may take beyond the time that its command was given
@@ -69,6 +73,22 @@ class Remote:
     def call(self, command: str, /, **arguments: Any) -> Any:
         self.begin(command, **arguments)
         return self.finish()
+
+    def run(self, *argv: str, timeout: float, status: int = 0) -> str:
+        """Run a program there: its output. Failed if it ends with another status."""
+        self.begin_run(*argv, timeout=timeout)
+        return self.finish_run(status)
+
+    def begin_run(self, *argv: str, timeout: float) -> None:
+        """Start it, for `finish_run` to wait for."""
+        self.begin("run", argv=argv, timeout=timeout)
+
+    def finish_run(self, status: int = 0) -> str:
+        """What it has printed."""
+        done = self.finish()
+        if done["status"] != status:
+            raise Failed(f"{self.name}: status {done['status']}, not {status}: {done['output']}")
+        return done["output"]
 
     def create(self, **arguments: Any) -> Party:
         """A queue pair in this session."""
@@ -185,8 +205,9 @@ class Guest:
         self._remotes: dict[str, Remote] = {}
         files = [flag for name in ("peer.py", "protocol.py") for flag in ("-f", str(HERE / name))]
         argv = [
-            HERE / "run_guest.sh", *files, "-M", str(LINK_MTU[path_mtu]), "-N", self.namespace, "-o", self.logs,
-            "-t", str(LIFE), "-P", str(os.getpid()), "--", "exec python3 peer.py",
+            HERE / "run_guest.sh", *files, "-S", str(REPOSITORY), "-M", str(LINK_MTU[path_mtu]),
+            "-N", self.namespace, "-o", self.logs, "-t", str(LIFE), "-P", str(os.getpid()),
+            "--", "exec python3 peer.py",
         ]  # fmt: skip
         with (self.logs / "run.log").open("wb") as log:
             # In a session of its own: what interrupts or kills the tests leaves it to tidy up behind them.

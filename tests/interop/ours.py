@@ -197,9 +197,15 @@ class OurSession(Session):
 
     def command_pingpong_command(self, ip: str, arguments: Sequence[str], timeout: float) -> dict[str, Any]:
         """Run `gpunetio pingpong` on this session's NIC: status and output."""
-        argv = ["pingpong", "-d", DEVICE, "-g", str(GID_INDEX[ip]), "--wire", "udp"]
-        argv += [word for address in self.addresses for word in ("--address", address)]
-        done = CliRunner().invoke(app, [*argv, *arguments])
+        return self._command("pingpong", "-g", str(GID_INDEX[ip]), *arguments)
+
+    def command_server_client(self, arguments: Sequence[str], timeout: float) -> dict[str, Any]:
+        """Run `gpunetio verbs_server_client` on this session's NIC, with its IPv4 address: status and output."""
+        return self._command("verbs_server_client", "-gid", str(GID_INDEX["ipv4"]), *arguments)
+
+    def _command(self, name: str, *arguments: str) -> dict[str, Any]:
+        addresses = [word for address in self.addresses for word in ("--address", address)]
+        done = CliRunner().invoke(app, [name, "-d", DEVICE, "--wire", "udp", *addresses, *arguments])
         return {"status": done.exit_code, "output": done.output}
 
 

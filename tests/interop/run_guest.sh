@@ -2,7 +2,7 @@
 # Boot the Soft-RoCE guest of build_guest.sh, run a command in it, return its status.
 #
 #   run_guest.sh [options] -- COMMAND...    (words are joined; run by /bin/sh in the guest, in /job)
-#   -f FILE      copy FILE to the guest's /job (may be given again)
+#   -f FILE      copy FILE to the guest's /job (may be given again)     -S DIR  share DIR, read-only, as /share
 #   -s N         CPUs (2: with one, latency is milliseconds)     -m MB  memory (768)
 #   -t SECONDS   limit of the whole run (180)                    -P PID  end when process PID has ended
 #   -M MTU       of tap0 and of the guest's eth0 (1500: path MTU 1024; 9000: 4096)
@@ -14,10 +14,10 @@
 # Needs root (namespace, tap), qemu-system-x86, iproute2. TCG, never KVM: the same everywhere, nested or not.
 set -u
 guest=${GPUNETIO_GUEST:-${XDG_CACHE_HOME:-$HOME/.cache}/gpunetio/guest}
-files=() cpus=2 memory=768 limit=180 parent=$$ mtu=1500 ns=gn-$$ pcap='' logs='' temporary='' qemu=''
-while getopts f:s:m:t:P:M:N:p:o: option; do
+files=() share='' cpus=2 memory=768 limit=180 parent=$$ mtu=1500 ns=gn-$$ pcap='' logs='' temporary='' qemu=''
+while getopts f:S:s:m:t:P:M:N:p:o: option; do
     case $option in
-    f) files+=("$OPTARG") ;; s) cpus=$OPTARG ;; m) memory=$OPTARG ;; t) limit=$OPTARG ;; P) parent=$OPTARG ;;
+    f) files+=("$OPTARG") ;; S) share=$OPTARG ;; s) cpus=$OPTARG ;; m) memory=$OPTARG ;; t) limit=$OPTARG ;; P) parent=$OPTARG ;;
     M) mtu=$OPTARG ;; N) ns=$OPTARG ;; p) pcap=$OPTARG ;; o) logs=$OPTARG ;; *) exit 2 ;;
     esac
 done
@@ -38,7 +38,7 @@ trap 'exit 130' INT TERM HUP
 # A second archive behind the first one: the kernel unpacks both.
 mkdir "$work/job"
 printf 'cd /job\n%s\n' "$*" >"$work/job/cmd.sh"
-printf 'GUEST_IP=10.77.0.2\nGUEST_IP6=fd77::2\nNETMTU=%s\n' "$mtu" >"$work/job/env"
+printf 'GUEST_IP=10.77.0.2\nGUEST_IP6=fd77::2\nNETMTU=%s\nSHARE=%s\n' "$mtu" "${share:+1}" >"$work/job/env"
 [ ${#files[@]} -eq 0 ] || cp "${files[@]}" "$work/job" || exit 125
 (cd "$work" && find job | "$guest/rootfs/bin/busybox" cpio -o -H newc 2>/dev/null | gzip -1) >"$work/job.gz"
 cat "$guest/initramfs.gz" "$work/job.gz" >"$work/initrd"
@@ -54,6 +54,9 @@ ip -n "$ns" addr add 10.77.0.3/24 dev tap0
 ip -n "$ns" -6 addr add fd77::3/64 dev tap0 nodad
 set +e
 
+shared=()
+[ -z "$share" ] || shared=(-fsdev "local,id=share,path=$share,security_model=none,readonly=on"
+    -device virtio-9p-pci,fsdev=share,mount_tag=share)
 capture=()
 [ -z "$pcap" ] || capture=(-object "filter-dump,id=dump,netdev=net,file=$pcap")
 : >"$logs/console.log" >"$logs/status.log"
@@ -64,7 +67,7 @@ ip netns exec "$ns" qemu-system-x86_64 -accel tcg,thread=multi -cpu max -M q35 -
     -netdev "tap,id=net,ifname=tap0,script=no,downscript=no,vhost=off,vnet_hdr=off" \
     -device "virtio-net-pci,netdev=net,mac=52:54:00:77:00:02,romfile=" -device virtio-rng-pci \
     -fsdev "local,id=fs,path=$guest/rootfs,security_model=none,readonly=on" \
-    -device virtio-9p-pci,fsdev=fs,mount_tag=rootfs "${capture[@]}" >"$logs/qemu.log" 2>&1 &
+    -device virtio-9p-pci,fsdev=fs,mount_tag=rootfs "${shared[@]}" "${capture[@]}" >"$logs/qemu.log" 2>&1 &
 qemu=$!
 
 status=125

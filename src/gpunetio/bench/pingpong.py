@@ -180,7 +180,7 @@ class PingPong:
 
 
 def _player(ctx: Context, options: PingPongOptions) -> Player:
-    if options.cpu or options.events:
+    if options.cpu or options.events or not ctx.has_devx:
         return CpuPlayer(ctx, options)
     from .pingpong_launch import KernelPlayer  # with the compiler, which the CPU does without
 

@@ -60,7 +60,7 @@ def _describe(ctx: Context, verbose: bool) -> str:
         _field("vendor_id", f"{device.vendor_id:#06x}"),
         _field("vendor_part_id", device.vendor_part_id),
         _field("hw_ver", f"{device.hw_ver:#x}"),
-        _field("board_id", device.board_id),
+        *([_field("board_id", device.board_id)] if device.board_id else []),
         _field("phys_port_cnt", device.phys_port_cnt),
     ]
     if verbose:

@@ -9,6 +9,7 @@ import numpy as np
 
 from ..enums import Access, QpState, SrqType, UarAllocationType, WcStatus, WrOpcode
 from ..errors import BadStateError, InUseError, InvalidValueError, NotSupportedError
+from ..memory import is_accessible
 from ..verbs import Handle, RecvWr, import_context
 from .kit import check
 from .rig import Rig, refused, same, true
@@ -34,8 +35,7 @@ def context_closes_what_was_made_from_it(rig: Rig) -> None:
     Source: ibv_close_device(3) leaves them to their owner; gpunetio.verbs closes them.
     """
     a = rig.side(rig.near)
-    channel, umem = rig.near.create_comp_channel(), rig.near.register_umem(np.zeros(4096, np.uint8))
-    made = [a.qp, a.sent, a.received, a.memory.mr, a.pd, channel, umem]
+    made = [a.qp, a.sent, a.received, a.memory.mr, a.pd, rig.near.create_comp_channel()]
     rig.near.close()
     for handle in made:
         _dead(handle)
@@ -136,7 +136,7 @@ def mr_life(rig: Rig) -> None:
 
 @check
 def umem_life(rig: Rig) -> None:
-    """Queues can be placed in a UMEM, at an offset; it does not close before them.
+    """Queues can be placed in a UMEM, at an offset; it does not close before them, and closes with its context.
 
     Source: doca_verbs_umem_create; mlx5dv_devx_umem_reg(3).
     """
@@ -154,6 +154,9 @@ def umem_life(rig: Rig) -> None:
     cq.close()
     umem.close()
     _dead(umem, lambda: rig.near.create_cq(16, external_umem=(umem, 0), external_dbr_umem=(umem, 4096)))
+    umem = rig.near.register_umem(space)
+    rig.near.close()
+    _dead(umem)
 
 
 @check
@@ -205,9 +208,8 @@ def qp_life(rig: Rig) -> None:
     device, pd, cq = rig.near.query_device(), rig.near.create_pd(), rig.near.create_cq(16)
     qp = pd.create_qp(sq_wr=5, rq_wr=5, send_cq=cq, receive_cq=cq, receive_max_sges=3, max_inline_data=50)
     same("state of a new queue pair", qp.state, QpState.RST)
-    true("the send ring holds 5 requests", qp.sq_entries >= 5)
-    true("the receive ring holds 5 requests", qp.rq_entries >= 5)
-    true("a receive holds 3 entries", qp.rq_stride >= 3 * 16)
+    true("the send queue holds 5 requests", qp.sq_entries >= 5)
+    true("the receive queue holds 5 requests", qp.rq_entries >= 5)
     true("50 bytes go inline", qp.init_attr.max_inline_data >= 50)
     bad: tuple[tuple[str, dict[str, Any]], ...] = (
         ("a send queue without a CQ", {"sq_wr": 1}),
@@ -222,6 +224,23 @@ def qp_life(rig: Rig) -> None:
     qp.close()
     _dead(qp, lambda: qp.state, qp.reset, qp.endpoint, lambda: qp.connect(qp), lambda: qp.post_recv(RecvWr()))
     cq.close()
+
+
+@check
+def rings_of_a_queue_pair(rig: Rig) -> None:
+    """A queue pair tells where its rings, its doorbell record and its register are; a receive has room for its entries.
+
+    Source: doca_verbs_qp_get_wq, doca_verbs_qp_get_dbr_addr, doca_verbs_qp_get_uar_addr.
+    """
+    cq = rig.near.create_cq(16)
+    qp = rig.near.create_pd().create_qp(sq_wr=5, rq_wr=5, send_cq=cq, receive_cq=cq, receive_max_sges=3)
+    true("a receive holds 3 entries", qp.rq_stride >= 3 * 16)
+    places = [(qp.rq_address, qp.rq_entries * qp.rq_stride), (qp.sq_address, qp.sq_entries * 64), (qp.dbr_address, 8)]
+    for address, nbytes in places:
+        true(f"{nbytes} bytes at {address:#x} can be read", is_accessible(address, nbytes, writable=True))
+    ends = [address + nbytes for address, nbytes in sorted(places)]
+    true("they do not overlap", all(end <= start for end, (start, _) in zip(ends, sorted(places)[1:], strict=False)))
+    true("the doorbell has an address", qp.doorbell_register != 0)
 
 
 @check

@@ -62,7 +62,7 @@ class Context(Handle):
         super().__init__(self)
         self.name = provider.name
         self._provider = provider
-        self.kinds = PLAIN if provider.plain else DEVX
+        self.kinds = DEVX if provider.plain is None else PLAIN
         self._uars: dict[UarAllocationType, UAR] = {}
         with ExitStack() as undo:
             _open.add(self)
@@ -77,6 +77,14 @@ class Context(Handle):
         """The device behind this context."""
         self.check_open()
         return self._provider
+
+    @property
+    def has_devx(self) -> bool:
+        """Whether kernels can drive queues of this device, and memory of yours can hold them: by DEVX, as mlx5 has it.
+
+        Without it libibverbs alone makes the queues, and the CPU posts and polls: NotSupportedError for all else.
+        """
+        return self.provider.plain is None
 
     @cached_property
     def _device(self) -> DeviceAttributes:

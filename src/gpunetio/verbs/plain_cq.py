@@ -90,13 +90,13 @@ class PlainCQ(CQ):
         status = _STATUS.get(wc.status, WcStatus.GENERAL_ERR)
         if wc.wr_id & RECEIVED:
             wr_id = posting.complete_receive(wc.wr_id & ~RECEIVED)
-            opcode, nbytes = WcOpcode.RECV_RDMA_WITH_IMM if wc.opcode == _WITH_IMM else WcOpcode.RECV, wc.byte_len
+            opcode = WcOpcode.RECV_RDMA_WITH_IMM if wc.opcode == _WITH_IMM else WcOpcode.RECV
+            done = Completion(wr_id, status, opcode, wc.byte_len, wc.imm, wc.qp_num)
+            if wc.imm is not None:
+                done.flags = WcFlags.WITH_IMM
         else:
             wr_id, opcode, reads = posting.send.complete(wc.wr_id)
-            nbytes = wc.byte_len if reads else 0
+            done = Completion(wr_id, status, opcode, wc.byte_len if reads else 0, None, wc.qp_num)
         if status != _SUCCESS:
             return Completion(wr_id, status, opcode, 0, None, wc.qp_num, wc.vendor_err)
-        done = Completion(wr_id, status, opcode, nbytes, wc.imm, wc.qp_num)
-        if wc.imm is not None:
-            done.flags = WcFlags.WITH_IMM
         return done

@@ -34,6 +34,7 @@ _PSN_MASK = 0xFF_FFFF
 _OF_RC = _M.MIN_RNR_TIMER | _M.ACK_TIMEOUT | _M.RETRY_CNT | _M.RNR_RETRY | _M.MAX_QP_RD_ATOMIC | _M.MAX_DEST_RD_ATOMIC
 # ibv_modify_qp(3) needs more than doca_verbs_qp_modify on the way to a state: one READ or atomic, as a mailbox says it.
 _ALSO = {QpState.RTR: _M.MAX_DEST_RD_ATOMIC, QpState.RTS: _M.MAX_QP_RD_ATOMIC}
+_TO_INIT = _M.NEXT_STATE | _M.PKEY_INDEX | _M.PORT_NUM | _M.ALLOW_REMOTE_WRITE
 _ONE_AT_A_TIME = {"max_rd_atomic": 1, "max_dest_rd_atomic": 1}
 
 
@@ -48,11 +49,12 @@ class PlainQP(QP):
             ("external_uar", attr.external_uar), ("core_direct_master", attr.core_direct_master),
             ("send_dbr_mode NO_DBR_EXT", attr.send_dbr_mode == QpSendDbrMode.NO_DBR_EXT),
             ("emulate_no_dbr_ext", attr.emulate_no_dbr_ext), ("cqe_inline", attr.cqe_inline),
-            ("user_index", attr.user_index),
         ):  # fmt: skip
             if asked:
                 raise needs_devx(self.ctx, what)
         super()._check(attr)
+        if attr.user_index:
+            raise needs_devx(self.ctx, f"user_index = {attr.user_index}")
         device = self.ctx.query_device()
         for requests, sges, has_queue in (
             ("sq_wr", "send_max_sges", attr.sq_wr), ("rq_wr", "receive_max_sges", attr.rq_wr and not attr.srq),
@@ -128,6 +130,9 @@ class PlainQP(QP):
                 f"{self} is in {now.current_state.name}, and current_state says {QpState(attr.current_state).name}"
             )
         following = QpState(attr.next_state) if _M.NEXT_STATE in mask else now.current_state
+        if (now.current_state, following) == (QpState.RST, QpState.ERR):
+            # Linux does not know this way (ib_modify_qp_is_ok), but the one from INIT.
+            self._plain.modify_qp(self.handle, QpValues(QpState.INIT, port_num=1), _TO_INIT)
         values = self._values(following, attr, mask, now)
         with command(f"modify a QP to {following.name}"):
             self._plain.modify_qp(self.handle, values, self._taken(following, attr, mask, now))

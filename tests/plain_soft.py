@@ -1,0 +1,226 @@
+"""A device without DEVX that needs no kernel module: libibverbs' calls, carried out on a software NIC.
+
+So `verbs` goes the way of Soft-RoCE here, while what must come of it is what the software NIC does.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from gpunetio import verbs
+from gpunetio.enums import AddrType, AsyncEventType, MtuSize, QpAtomicType, QpAttrMask, SendFlags, WrOpcode
+from gpunetio.errors import DocaError, NotSupportedError
+from gpunetio.formats.events import EventType
+from gpunetio.providers import open_device
+from gpunetio.providers.plain_verbs import Entries, NewQp, QpInit, QpValues, Refused, Route, Send, SrqValues, Wc
+from gpunetio.providers.provider import Event
+from gpunetio.verbs import AhAttr, QpAttr, RecvWr, SendWr, Sge
+from gpunetio.verbs.ah import ip_type
+
+EVENTS = {
+    AsyncEventType.CQ_ERR: EventType.CQ_ERROR,
+    AsyncEventType.QP_REQ_ERR: EventType.WQ_INVAL_REQ_ERROR,
+    AsyncEventType.QP_ACCESS_ERR: EventType.WQ_ACCESS_ERROR,
+    AsyncEventType.QP_FATAL: EventType.WQ_CATAS_ERROR,
+    AsyncEventType.SRQ_LIMIT_REACHED: EventType.SRQ_RQ_LIMIT,
+    AsyncEventType.QP_LAST_WQE_REACHED: EventType.SRQ_LAST_WQE,
+}
+DEVX = (
+    "reg_umem", "reg_dmabuf_umem", "dereg_umem", "alloc_uar", "free_uar", "doorbell_register", "query_eqn",
+    "resolve_mac", "devx_obj_create", "devx_obj_modify", "devx_obj_query", "devx_obj_destroy", "general_cmd",
+)  # fmt: skip
+NUMBERS = (
+    "rq_psn", "sq_psn", "dest_qp_num", "pkey_index", "port_num", "ack_timeout", "retry_cnt", "rnr_retry",
+    "min_rnr_timer", "max_rd_atomic", "max_dest_rd_atomic",
+)  # fmt: skip
+
+
+class PlainSoft:
+    """One open of a software NIC, as libibverbs alone would show it. `refuse`: wr_ids that a post does not take."""
+
+    has_dpa = reaches_gpu_memory = False
+
+    def __init__(self, name: str):
+        self._device: Any = open_device(name)
+        self._ctx = verbs.open(name)
+        self.name, self.plain = f"plain-{name}", self
+        self.refuse: dict[int, DocaError] = {}
+        self.modified: list[QpAttrMask] = []  # the masks of modify_qp
+        self._objects: dict[int, Any] = {}
+        self._numbers = itertools.count(1)
+        self._subscriptions: list[tuple[int, Any, frozenset[EventType], int]] = []
+        self._waiting: list[tuple[int, Event]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if name in DEVX:
+            raise NotSupportedError(f"{self.name} has no {name}: use a ConnectX or a software NIC")
+        return getattr(self._device, name)
+
+    def _made(self, thing: Any) -> int:
+        handle = next(self._numbers)
+        self._objects[handle] = thing
+        return handle
+
+    def _close(self, handle: int) -> None:
+        self._objects.pop(handle).close()
+
+    def waiting(self, cq: verbs.CQ) -> int:
+        """How many completions there are that nobody has fetched."""
+        inner = self._objects[cq.cqn]
+        return inner._arrived(inner.entries)
+
+    def close(self) -> None:
+        self._ctx.close()
+        self._device.close()
+
+    # --- events
+
+    def create_event_channel(self) -> int:
+        return self._made(None)
+
+    def event_fd(self, channel: int) -> int:
+        return self._ctx.async_events.fd
+
+    def subscribe(self, channel: int, handle: int | None, types: Iterable[EventType], cookie: int) -> None:
+        target = None if handle is None else self._objects[handle]
+        self._subscriptions.append((channel, target, frozenset(types), cookie))
+
+    def get_event(self, channel: int) -> Event | None:
+        while event := self._ctx.get_async_event(0):
+            event.ack()
+            for to, target, types, cookie in self._subscriptions:
+                if event.element is target and EVENTS[event.type] in types:
+                    self._waiting.append((to, Event(cookie, EVENTS[event.type], 0)))
+        for number, (to, event) in enumerate(self._waiting):
+            if to == channel:
+                del self._waiting[number]
+                return event
+        return None
+
+    def destroy_event_channel(self, channel: int) -> None:
+        self._subscriptions = [each for each in self._subscriptions if each[0] != channel]
+
+    # --- completion queues
+
+    def create_comp_channel(self) -> int:
+        return self._made(self._ctx.create_comp_channel())
+
+    def comp_channel_fd(self, channel: int) -> int:
+        return self._objects[channel].fileno()
+
+    def get_cq_event(self, channel: int) -> int | None:
+        if (cq := self._objects[channel].get_event(0)) is None:
+            return None
+        cq.ack_events()
+        return next(handle for handle, thing in self._objects.items() if thing is cq)
+
+    def create_cq(self, cqe: int, channel: int | None) -> int:
+        return self._made(self._ctx.create_cq(cqe, channel=None if channel is None else self._objects[channel]))
+
+    def poll_cq(self, cq: int, most: int) -> list[Wc]:
+        return [
+            Wc(one.wr_id, one.status, one.opcode, one.byte_len, one.imm, one.qp_num, one.vendor_err)
+            for one in self._objects[cq].poll(most)
+        ]
+
+    def req_notify_cq(self, cq: int, solicited_only: bool) -> None:
+        self._objects[cq].req_notify(solicited_only)
+
+    # --- queue pairs
+
+    def create_qp(self, pdn: int, init: QpInit) -> NewQp:
+        cap = init.cap
+        send_cq, receive_cq = self._objects[init.send_cq], self._objects[init.recv_cq]
+        with self._ctx.import_pd(pdn) as pd:
+            qp = pd.create_qp(
+                sq_wr=cap.max_send_wr, rq_wr=cap.max_recv_wr, send_cq=send_cq, receive_cq=receive_cq,
+                send_max_sges=cap.max_send_sge, receive_max_sges=cap.max_recv_sge, qp_type=init.qp_type,
+                max_inline_data=cap.max_inline_data, srq=None if init.srq is None else self._objects[init.srq],
+            )  # fmt: skip
+            pd._users.pop(qp)  # it is the provider's, and the import goes
+            qp._uses = tuple(used for used in qp._uses if used is not pd)
+        return NewQp(self._made(qp), qp.qpn, cap._replace(max_inline_data=qp.init_attr.max_inline_data))
+
+    def modify_qp(self, qp: int, values: QpValues, mask: QpAttrMask) -> None:
+        self.modified.append(mask)
+        attr = QpAttr(next_state=values.state, **{name: getattr(values, name) for name in NUMBERS})
+        attr.allow_remote_write = bool(values.access & values.access.REMOTE_WRITE)
+        attr.allow_remote_read = bool(values.access & values.access.REMOTE_READ)
+        atomics = bool(values.access & values.access.REMOTE_ATOMIC)
+        attr.allow_remote_atomic = QpAtomicType.IB_SPEC if atomics else QpAtomicType.NONE
+        if QpAttrMask.PATH_MTU in mask:
+            attr.path_mtu = next(size for size in MtuSize if size.nbytes == values.path_mtu)
+        if route := values.route:
+            kind = ip_type(route.dgid) if self._ctx.query_port().link_layer.name == "ETHERNET" else AddrType.IB_GRH
+            attr.ah_attr = AhAttr(gid=route.dgid, addr_type=kind, dlid=route.dlid, sl=route.sl,
+                                  sgid_index=route.sgid_index, hop_limit=route.hop_limit)  # fmt: skip
+        rights = QpAttrMask.ALLOW_REMOTE_WRITE | QpAttrMask.ALLOW_REMOTE_READ | QpAttrMask.ATOMIC_MODE
+        if mask & rights:  # libibverbs knows them only together
+            mask |= rights
+        if values.state.name == "RTS" and mask & rights and self._objects[qp].state.name == "RTR":
+            mask &= ~QpAttrMask.ALLOW_REMOTE_READ  # which this transition of the software NIC does not take
+        self._objects[qp].modify(attr, mask)
+
+    def query_qp(self, qp: int) -> QpValues:
+        attr, _ = self._objects[qp].query()
+        access = QpValues(attr.current_state).access
+        for right, given in (
+            (access.REMOTE_WRITE, attr.allow_remote_write), (access.REMOTE_READ, attr.allow_remote_read),
+            (access.REMOTE_ATOMIC, attr.allow_remote_atomic),
+        ):  # fmt: skip
+            access |= right if given else access.LOCAL_READ
+        route = None
+        if ah := attr.ah_attr:
+            route = Route(ah.gid, ah.dlid, ah.sl, ah.sgid_index, ah.static_rate, ah.hop_limit, ah.traffic_class, True)
+        return QpValues(
+            attr.current_state, attr.path_mtu.nbytes, access=access, route=route,
+            **{name: getattr(attr, name) for name in NUMBERS},
+        )  # fmt: skip
+
+    def post_send(self, qp: int, requests: Sequence[Send], first: int) -> Refused | None:
+        return self._post(self._objects[qp].post_send, [_send(one, first + n) for n, one in enumerate(requests)])
+
+    def post_recv(self, qp: int, requests: Sequence[Entries], first: int) -> Refused | None:
+        return self._post(self._objects[qp].post_recv, [_receive(one, first + n) for n, one in enumerate(requests)])
+
+    def _post(self, post: Any, requests: Sequence[Any]) -> Refused | None:
+        for number, request in enumerate(requests):
+            if request.wr_id in self.refuse:
+                return Refused(number, self.refuse[request.wr_id])
+            post(request)
+        return None
+
+    # --- shared receive queues
+
+    def create_srq(self, pdn: int, max_wr: int, max_sge: int) -> int:
+        with self._ctx.import_pd(pdn) as pd:
+            srq = pd.create_srq(max_wr, receive_max_sges=max_sge)
+            pd._users.pop(srq)
+            srq._uses = tuple(used for used in srq._uses if used is not pd)
+        return self._made(srq)
+
+    def post_srq_recv(self, srq: int, requests: Sequence[Entries], first: int) -> Refused | None:
+        return self._post(self._objects[srq].post_recv, [_receive(one, first + n) for n, one in enumerate(requests)])
+
+    def query_srq(self, srq: int) -> SrqValues:
+        found = self._objects[srq].query()
+        return SrqValues(found.max_wr, found.max_sge, found.srq_limit)
+
+    def arm_srq(self, srq: int, srq_limit: int) -> None:
+        self._objects[srq].modify(srq_limit=srq_limit)
+
+    destroy_comp_channel = destroy_cq = destroy_qp = destroy_srq = _close
+
+
+def _send(request: Send, wr_id: int) -> SendWr:
+    return SendWr(
+        opcode=WrOpcode(request.opcode), sges=[Sge(*entry) for entry in request.entries], inline=request.inline,
+        wr_id=wr_id, flags=SendFlags(request.flags), remote_addr=request.remote_addr, rkey=request.rkey,
+        imm=request.imm, compare=request.compare_add, add=request.compare_add, swap=request.swap,
+    )  # fmt: skip
+
+
+def _receive(entries: Entries, wr_id: int) -> RecvWr:
+    return RecvWr(sges=[Sge(*entry) for entry in entries], wr_id=wr_id)
