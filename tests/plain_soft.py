@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from gpunetio import verbs
-from gpunetio.enums import AddrType, AsyncEventType, MtuSize, QpAtomicType, QpAttrMask, SendFlags, WrOpcode
+from gpunetio.enums import AddrType, AsyncEventType, MtuSize, QpAtomicType, QpAttrMask, QpState, SendFlags, WrOpcode
 from gpunetio.errors import DocaError, NotSupportedError
 from gpunetio.formats.events import EventType
 from gpunetio.providers import open_device
@@ -38,7 +38,10 @@ NUMBERS = (
 
 
 class PlainSoft:
-    """One open of a software NIC, as libibverbs alone would show it. `refuse`: wr_ids that a post does not take."""
+    """One open of a software NIC, as libibverbs alone would show it. `refuse`: wr_ids that a post does not take.
+
+    As with Soft-RoCE, completions of a queue pair stay in their CQ when it is reset or destroyed.
+    """
 
     has_dpa = reaches_gpu_memory = False
 
@@ -49,6 +52,7 @@ class PlainSoft:
         self.refuse: dict[int, DocaError] = {}
         self.modified: list[QpAttrMask] = []  # the masks of modify_qp
         self._objects: dict[int, Any] = {}
+        self._kept: dict[int, list[Wc]] = {}  # completions by CQ
         self._numbers = itertools.count(1)
         self._subscriptions: list[tuple[int, Any, frozenset[EventType], int]] = []
         self._waiting: list[tuple[int, Event]] = []
@@ -117,13 +121,27 @@ class PlainSoft:
         return next(handle for handle, thing in self._objects.items() if thing is cq)
 
     def create_cq(self, cqe: int, channel: int | None) -> int:
-        return self._made(self._ctx.create_cq(cqe, channel=None if channel is None else self._objects[channel]))
+        handle = self._made(self._ctx.create_cq(cqe, channel=None if channel is None else self._objects[channel]))
+        self._kept[handle] = []
+        return handle
 
     def poll_cq(self, cq: int, most: int) -> list[Wc]:
-        return [
-            Wc(one.wr_id, one.status, one.opcode, one.byte_len, one.imm, one.qp_num, one.vendor_err)
-            for one in self._objects[cq].poll(most)
-        ]
+        found = self._kept[cq][:most]
+        self._kept[cq] = self._kept[cq][most:]
+        if left := most - len(found):
+            found += [
+                Wc(one.wr_id, one.status, one.opcode, one.byte_len, one.imm, one.qp_num, one.vendor_err)
+                for one in self._objects[cq].poll(left)
+            ]
+        return found
+
+    def _keep(self) -> None:
+        for cq in self._kept:
+            self._kept[cq] = self.poll_cq(cq, 1 << 10)
+
+    def destroy_cq(self, cq: int) -> None:
+        del self._kept[cq]
+        self._close(cq)
 
     def req_notify_cq(self, cq: int, solicited_only: bool) -> None:
         self._objects[cq].req_notify(solicited_only)
@@ -145,6 +163,8 @@ class PlainSoft:
 
     def modify_qp(self, qp: int, values: QpValues, mask: QpAttrMask) -> None:
         self.modified.append(mask)
+        if values.state == QpState.RST:
+            self._keep()
         attr = QpAttr(next_state=values.state, **{name: getattr(values, name) for name in NUMBERS})
         attr.allow_remote_write = bool(values.access & values.access.REMOTE_WRITE)
         attr.allow_remote_read = bool(values.access & values.access.REMOTE_READ)
@@ -159,7 +179,7 @@ class PlainSoft:
         rights = QpAttrMask.ALLOW_REMOTE_WRITE | QpAttrMask.ALLOW_REMOTE_READ | QpAttrMask.ATOMIC_MODE
         if mask & rights:  # libibverbs knows them only together
             mask |= rights
-        if values.state.name == "RTS" and mask & rights and self._objects[qp].state.name == "RTR":
+        if values.state == QpState.RTS and mask & rights and self._objects[qp].state == QpState.RTR:
             mask &= ~QpAttrMask.ALLOW_REMOTE_READ  # which this transition of the software NIC does not take
         self._objects[qp].modify(attr, mask)
 
@@ -192,6 +212,10 @@ class PlainSoft:
             post(request)
         return None
 
+    def destroy_qp(self, qp: int) -> None:
+        self._keep()
+        self._close(qp)
+
     # --- shared receive queues
 
     def create_srq(self, pdn: int, max_wr: int, max_sge: int) -> int:
@@ -211,7 +235,7 @@ class PlainSoft:
     def arm_srq(self, srq: int, srq_limit: int) -> None:
         self._objects[srq].modify(srq_limit=srq_limit)
 
-    destroy_comp_channel = destroy_cq = destroy_qp = destroy_srq = _close
+    destroy_comp_channel = destroy_srq = _close
 
 
 def _send(request: Send, wr_id: int) -> SendWr:

@@ -139,7 +139,7 @@ def test_a_device_that_refuses_a_request(device, ctx, pd):
     device.refuse = {1: InvalidValueError("not this one")}
     with pytest.raises(BadWrError, match="not this one") as caught:
         a.post_send(*requests)
-    assert (caught.value.index, caught.value.request.wr_id) == (1, 101)
+    assert (caught.value.index, caught.value.request.wr_id, a.posting.send.producer) == (1, 101, 1)
     device.refuse = {}
     a.post_send(*requests[1:])
     assert sorted(one.wr_id for one in take(a.send_cq, 6)) == [0, 1, 2, 100, 101, 102]
@@ -163,6 +163,23 @@ def test_an_srq_that_refuses_a_receive(device, ctx, pd):
     assert caught.value.index == 1
     device.refuse = {}
     srq.post_recv(RecvWr(), RecvWr())  # one is there, and there is room for two
+    with pytest.raises(BadWrError, match="no room"):
+        srq.post_recv(RecvWr())
+
+
+@pytest.mark.parametrize("how", [QP.close, QP.reset])
+def test_receives_of_a_queue_pair_that_is_gone_are_free(device, ctx, pd, how):
+    """Those of an SRQ whose completions nobody has polled."""
+    cq = ctx.create_cq(64)
+    srq = pd.create_srq(3)
+    a, b = (pd.create_qp(sq_wr=8, send_cq=ctx.create_cq(64), receive_cq=cq, srq=srq) for _ in range(2))
+    a.connect(b)
+    srq.post_recv(*[RecvWr()] * 3)
+    a.post_send(*[SendWr(opcode=WrOpcode.SEND)] * 2)
+    until(lambda: device.waiting(cq) == 2, "two messages")
+    how(b)
+    assert cq.poll() == []
+    srq.post_recv(*[RecvWr()] * 2)
     with pytest.raises(BadWrError, match="no room"):
         srq.post_recv(RecvWr())
 
