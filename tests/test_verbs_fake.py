@@ -84,7 +84,7 @@ class FakeProvider:
 
     def query_port(self, port: int) -> PortAttr:
         layer = LinkLayer.ETHERNET if self.ethernet else LinkLayer.INFINIBAND
-        return PortAttr("ACTIVE", 4096, self.active_mtu, 0, 0 if self.ethernet else 7, 0, layer, 255)
+        return PortAttr("PORT_ACTIVE", 4096, self.active_mtu, 0, 0 if self.ethernet else 7, 0, layer, 255)
 
     def query_gid(self, port: int, index: int) -> bytes:
         return GID if index == 0 else bytes(16)
