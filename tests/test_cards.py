@@ -90,8 +90,7 @@ def finish(*tools: Tool) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("send_dbr", [0, 1, 2], ids=["record", "no record", "record by the CPU"])
-@pytest.mark.parametrize("name", BENCHMARKS)
+@pytest.mark.parametrize("name, send_dbr", [*((name, 0) for name in BENCHMARKS), ("put_bw", 1), ("put_counter_bw", 2)])
 def test_benchmarks(card, name, send_dbr):
     options = ("--loopback", "--target", "cpu", "-i", 64, "-s", 64, "-s", 4096, "-r", send_dbr)
     (out,) = finish(card(name, *options))
