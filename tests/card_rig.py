@@ -57,9 +57,9 @@ class Card(FakeProvider):
         self.pages[number] = HostMemory(4096)
         return UarPage(number, self.pages[number].address, self.pages[number].address + 0x800)
 
-    def free_uar(self, page_id: int) -> None:
-        super().free_uar(page_id)
-        self.pages.pop(page_id).close()
+    def free_uar(self, page: UarPage) -> None:
+        super().free_uar(page)
+        self.pages.pop(page.page_id).close()
 
 
 class FakeCuda(HostBackend):

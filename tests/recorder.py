@@ -82,9 +82,9 @@ class Recorder(FakeProvider):
         base = self.pages[page_id].address
         return UarPage(page_id, base, base + 0x800)
 
-    def free_uar(self, page_id: int) -> None:
-        super().free_uar(page_id)
-        self.pages[page_id].close()
+    def free_uar(self, page: UarPage) -> None:
+        super().free_uar(page)
+        self.pages[page.page_id].close()
 
     def query_eqn(self, vector: int) -> int:
         assert vector == 0

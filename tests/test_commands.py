@@ -16,6 +16,7 @@ from gpunetio.formats import commands as cmd
 from gpunetio.formats import contexts
 from gpunetio.formats.commands import CapClass, Opcode, Status
 from gpunetio.nic.syndromes import CommandSyndrome
+from gpunetio.providers.provider import UarPage
 
 OUTPUTS = {  # the others: 16
     Opcode.QUERY_HCA_CAP: 4112, Opcode.QUERY_ROCE_ADDRESS: 48, Opcode.QUERY_QP: 272, Opcode.QUERY_RMP: 272,
@@ -408,10 +409,10 @@ def test_full_tables(small):
     def key() -> int:
         return provider.reg_mr(small.pd, memory.address, 64, 0, Access.LOCAL_WRITE, False).handle
 
-    pairs: dict[str, tuple[int, Callable[[], int], Callable[[int], None]]] = {
+    pairs: dict[str, tuple[int, Callable[[], Any], Callable[[Any], None]]] = {
         "PD": (2, provider.alloc_pd, provider.dealloc_pd),
         "UMEM": (2, lambda: provider.reg_umem(memory.address, 64, Access.LOCAL_WRITE), provider.dereg_umem),
-        "UAR page": (2, lambda: provider.alloc_uar(UarAllocationType.BLUEFLAME).page_id, provider.free_uar),
+        "UAR page": (2, lambda: provider.alloc_uar(UarAllocationType.BLUEFLAME), provider.free_uar),
         "memory key": (7, key, provider.dereg_mr),
     }  # fmt: skip
     for kind, (room, take, give) in pairs.items():
@@ -464,26 +465,29 @@ def test_parents_are_busy_while_children_live(device):
     qp, _ = device.qp({"no_sq": 0, "cqn_snd": cqn})
     mr = provider.reg_mr(device.pd, device.memory.address, 64, 0, Access.LOCAL_WRITE, False)
 
+    def free_page(page_id: int) -> None:
+        provider.free_uar(UarPage(page_id, 0, 0))
+
     def busy(call: Callable[[int], None], number: int, text: str) -> None:
         with pytest.raises(InUseError, match=f"^{text} {number:#x} is still used by"):
             call(number)
 
     busy(provider.dealloc_pd, device.pd, "PD")
-    busy(provider.free_uar, device.page.page_id, "UAR page")
+    busy(free_page, device.page.page_id, "UAR page")
     busy(provider.dereg_umem, device.umem, "UMEM")
     busy(provider.dereg_umem, umem, "UMEM")
     provider.devx_obj_destroy(qp)
     busy(provider.dealloc_pd, device.pd, "PD")  # the key
-    busy(provider.free_uar, device.page.page_id, "UAR page")  # the CQ
+    busy(free_page, device.page.page_id, "UAR page")  # the CQ
     busy(provider.dereg_umem, umem, "UMEM")
     provider.devx_obj_destroy(cq)
     provider.dereg_mr(mr.handle)
     provider.dealloc_pd(device.pd)
-    provider.free_uar(device.page.page_id)
+    provider.free_uar(device.page)
     provider.dereg_umem(umem)
     provider.dereg_umem(device.umem)
     for call, number in (
-        (provider.dealloc_pd, device.pd), (provider.free_uar, device.page.page_id), (provider.dereg_umem, umem),
+        (provider.dealloc_pd, device.pd), (free_page, device.page.page_id), (provider.dereg_umem, umem),
         (provider.dereg_mr, mr.handle),
     ):  # fmt: skip
         with pytest.raises(NotFoundError, match=f"{number:#x}"):

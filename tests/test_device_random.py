@@ -540,7 +540,7 @@ def test_programs_of_threads(machine: Machine, seed, length, threads):
 
 @pytest.mark.slow
 def test_many_programs(machine: Machine):
-    for seed in range(1000, 1400):
+    for seed in range(1000, 1200):
         run_program(machine, seed, 300, bad_of(machine, random_share(seed)))
         run_threads(machine, seed, 200, 2 + seed % 5)
 

@@ -38,7 +38,7 @@ def code(text: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def objects() -> Iterator[dict[str, object]]:
-    """An object of each class whose attributes are set when it is made, by the name of the class."""
+    """An object of each class whose attributes are set when it is made, by the names of the class and its bases."""
     with ExitStack() as stack:
         ctx = stack.enter_context(verbs.open("soft0"))
         pd, cq, gpu = ctx.create_pd(), ctx.create_cq(4), stack.enter_context(Gpu("host"))
@@ -48,7 +48,7 @@ def objects() -> Iterator[dict[str, object]]:
             ctx.register_umem(memory), pd.register(memory), ctx.create_comp_channel(), ctx.query_device(),
             gpu.create_qp(pd, 4), stack.enter_context(Dpa(ctx)),
         ]  # fmt: skip
-        yield {type(each).__name__: each for each in opened}
+        yield {kind.__name__: each for each in opened for kind in type(each).__mro__}
 
 
 def resolve(name: str, objects: dict[str, object]) -> None:

@@ -29,7 +29,7 @@ class FakeProvider:
     """Settings are attributes. `mailboxes` has what was sent, `live` what exists, by kind."""
 
     name = "fake0"
-    has_dpa = reaches_gpu_memory = False
+    software = has_dpa = reaches_gpu_memory = False
     plain = None
 
     def __init__(self, ethernet: bool = True):
@@ -84,7 +84,7 @@ class FakeProvider:
 
     def query_port(self, port: int) -> PortAttr:
         layer = LinkLayer.ETHERNET if self.ethernet else LinkLayer.INFINIBAND
-        return PortAttr("ACTIVE", 4096, self.active_mtu, 0, 0 if self.ethernet else 7, 0, layer, 255)
+        return PortAttr("PORT_ACTIVE", 4096, self.active_mtu, 0, 0 if self.ethernet else 7, 0, layer, 255)
 
     def query_gid(self, port: int, index: int) -> bytes:
         return GID if index == 0 else bytes(16)
@@ -126,8 +126,8 @@ class FakeProvider:
         page = self._new("uar")
         return UarPage(page, page << 12, (page << 12) + 0x800)
 
-    def free_uar(self, page_id: int) -> None:
-        self._end("uar", page_id)
+    def free_uar(self, page: UarPage) -> None:
+        self._end("uar", page.page_id)
 
     def query_eqn(self, vector: int) -> int:
         assert vector == 0

@@ -34,6 +34,7 @@ from gpunetio.formats.events import EventType, PortSubtype
 from gpunetio.nic.nic import SoftNic
 from gpunetio.nic.port import Port, PortConfig
 from gpunetio.providers import soft
+from gpunetio.providers.provider import UarPage
 
 from .strict import SYNDROME, reserved_bits
 
@@ -399,7 +400,7 @@ class StandIn:
         return page.page_id
 
     def _free_uar(self, context: int, page: int) -> None:
-        self._nic(context).free_uar(page)
+        self._nic(context).free_uar(UarPage(page, 0, 0))
 
     # --- DEVX events -------------------------------------------------------------------------------------------------
 

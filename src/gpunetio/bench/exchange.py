@@ -317,13 +317,17 @@ class Link:
 
 
 def own_address(ctx: Context, sgid_index: int) -> str:
-    """The address that a server on this NIC listens on: the NIC's own, or the loopback where it has no IP address."""
+    """The address that a server on this NIC listens on: the NIC's own.
+
+    Where it has none to call, that is this host's loopback for a software NIC, and for a card any of the host.
+    """
+    without = "127.0.0.1" if ctx.provider.software else "0.0.0.0"
     if ctx.query_port(1).link_layer == LinkLayer.INFINIBAND:
-        return "127.0.0.1"
+        return without
     address = IPv6Address(bytes(ctx.query_gid(1, sgid_index)))
     if address.ipv4_mapped is not None:
         return str(address.ipv4_mapped)
-    return "127.0.0.1" if address.is_link_local or int(address) == 0 else str(address)
+    return without if address.is_link_local or int(address) == 0 else str(address)
 
 
 def listen(address: str, port: int) -> socket.socket:

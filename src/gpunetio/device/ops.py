@@ -114,6 +114,15 @@ def _llvm(name, *overload, ret=None) -> Emit:
     return emit
 
 
+_DSB_ST = ir.Constant(_INT[32], 0xE)
+# A release fence is no instruction on x86 and for one domain on Arm: it orders neither write-combined stores nor those
+# to a device.
+_drain: Emit = {
+    "x86_64": _llvm("llvm.x86.sse.sfence"),
+    "aarch64": lambda b: _llvm("llvm.aarch64.dsb")(b, _DSB_ST),
+}.get(platform.machine(), _fence("seq_cst"))
+
+
 def _extern(b, name, ret, args):
     """A call of a C function by its symbol."""
     fnty = ir.FunctionType(ret, [a.type for a in args])
@@ -326,6 +335,12 @@ def fence_release_cta() -> None:
 @op(cpu=_fence("acq_rel"), cuda=_ptx("fence.acq_rel.sys;"))
 def fence_sys() -> None:
     """Order earlier accesses before later ones, for every agent of the system: release and acquire in one."""
+    ...
+
+
+@op(cpu=_drain, cuda=_ptx("fence.acq_rel.sys;"))
+def drain_stores() -> None:
+    """Let earlier stores arrive before later ones, also where the CPU combines writes, as to BlueFlame pages."""
     ...
 
 

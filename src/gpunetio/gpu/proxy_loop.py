@@ -9,6 +9,7 @@ from ..device.ops import (
     be32,
     be64,
     clock_ns,
+    drain_stores,
     fence_acquire_sys,
     fence_release_sys,
     ld_acquire64,
@@ -60,8 +61,9 @@ row_at, proxy_at = struct_view(PROXY_ROW), struct_view(PROXY)
 @engine_function
 def _ring(row, producer):
     r = row_at(row)
-    fence_release_sys()
+    drain_stores()
     st_mmio64(r.register, be64((producer & PI_MASK) << 32 + WQE_IDX_SHIFT | r.qpn << 8))
+    drain_stores()
 
 
 @engine_function

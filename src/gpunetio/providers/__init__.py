@@ -10,6 +10,7 @@ from .. import compiler
 from ..errors import DocaError, InvalidValueError, NotFoundError, NotSupportedError
 from ..nic.port import PortConfig
 from .mlx5.device import FoundDevice, found_devices
+from .mlx5.libraries import libmlx5
 from .provider import DeviceInfo, Provider
 
 __all__ = ["DeviceInfo", "PortConfig", "Provider", "device_list", "no_hardware", "no_software", "open_device"]
@@ -83,6 +84,8 @@ def _software_list() -> list[DeviceInfo]:
 
 
 def _open(device: FoundDevice) -> Provider:
+    if not device.mlx5 and device.of_nvidia:
+        libmlx5()  # says why it does not
     if not device.mlx5:
         from .plain import open_device as open_plain
 
@@ -98,18 +101,17 @@ def _open_card() -> Provider | None:
         if not device.card:
             continue
         try:
-            provider = _open(device)
+            with ExitStack() as undo:
+                provider = _open(device)
+                undo.callback(provider.close)
+                ports = range(1, provider.query_device().phys_port_cnt + 1)
+                if active := [port for port in ports if provider.query_port(port).state == "PORT_ACTIVE"]:
+                    logger.info("device %s: its port %d is active", device.name, active[0])
+                    undo.pop_all()
+                    return provider
+                logger.info("%s is passed over: none of its ports is active", device.name)
         except DocaError as error:
             logger.warning("%s is passed over: %s", device.name, error)
-            continue
-        with ExitStack() as undo:
-            undo.callback(provider.close)
-            ports = range(1, provider.query_device().phys_port_cnt + 1)
-            if active := [port for port in ports if provider.query_port(port).state == "PORT_ACTIVE"]:
-                logger.info("device %s: its port %d is active", device.name, active[0])
-                undo.pop_all()
-                return provider
-            logger.info("%s is passed over: none of its ports is active", device.name)
     return None
 
 

@@ -20,8 +20,12 @@ class EventQueue(Generic[T]):
         self._here = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK | os.EFD_SEMAPHORE)
         self._poll = select.epoll()
         self.fd = self._poll.fileno()
-        for fd in (self._here, source):
-            self._poll.register(fd, select.EPOLLIN)
+        self._poll.register(self._here, select.EPOLLIN)
+        self.watch(source)
+
+    def watch(self, source: int) -> None:
+        """More come from there, too."""
+        self._poll.register(source, select.EPOLLIN)
 
     def put(self, event: T) -> None:
         """One more waits."""

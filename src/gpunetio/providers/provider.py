@@ -102,11 +102,13 @@ class Event:
 class Provider(Protocol):
     """One opened device.
 
+    `software`            it is a thread of this process, and reaches InfiniBand ports of this host only
     `has_dpa`             its data path accelerator runs kernels (`doca_dpa_cap_is_supported`)
     `reaches_gpu_memory`  it reads and writes GPU memory by itself, so that queues may lie there
     """
 
     name: str
+    software: bool
     has_dpa: bool
     reaches_gpu_memory: bool
 
@@ -159,7 +161,7 @@ class Provider(Protocol):
 
     def alloc_uar(self, kind: UarAllocationType) -> UarPage: ...
 
-    def free_uar(self, page_id: int) -> None: ...
+    def free_uar(self, page: UarPage) -> None: ...
 
     def query_eqn(self, vector: int) -> int: ...
 

@@ -106,7 +106,7 @@ _NUMBER = slice(cmd.QUERY_QP_IN.offset("qpn"), cmd.QUERY_QP_IN.offset("qpn") + 3
 class SoftProvider:
     """One open of a software NIC; `nic` is the NIC itself, to look at. Its DPA is threads of this process."""
 
-    has_dpa = True
+    software = has_dpa = True
     reaches_gpu_memory = False  # its engine is a thread of the CPU
     plain = None
 
@@ -195,9 +195,9 @@ class SoftProvider:
         self._hold(self.nic.free_uar, page_id)
         return UarPage(page_id, base, base + UAR_REG_OFFSET)
 
-    def free_uar(self, page_id: int) -> None:
+    def free_uar(self, page: UarPage) -> None:
         """See `Provider`."""
-        self._give_back(self.nic.free_uar, page_id)
+        self._give_back(self.nic.free_uar, page.page_id)
 
     def query_eqn(self, vector: int) -> int:
         """See `Provider`."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import ExitStack
 from functools import cached_property
 from typing import Any
 
 from ..enums import Access, CqOverrun, GidType, UarAllocationType
-from ..errors import DocaError, InvalidValueError
+from ..errors import DeviceFatalError, DocaError, InvalidValueError
 from ..formats.cqe import CQE_SIZE
 from ..providers import PortConfig, open_device
 from ..providers.provider import PortAttr, Provider
@@ -22,6 +23,8 @@ from .mr import Dmabuf
 from .pd import PD
 from .uar import UAR
 from .umem import UMEM
+
+logger = logging.getLogger("gpunetio.verbs")
 
 _open: set[Context] = set()  # a device goes on until it is closed: so must the memory behind its regions
 
@@ -188,7 +191,11 @@ class Context(Handle):
         if uar is None or uar.closed:
             try:
                 uar = UAR(self, kind)
-            except DocaError:
+            except DeviceFatalError:
+                raise
+            except DocaError as error:
+                logger.info("%s: doorbell page of kind %s, as there is none of kind %s (%s)",
+                            self.name, instead.name, kind.name, error)  # fmt: skip
                 uar = UAR(self, instead)
             self._uars[kind] = uar
         return uar

@@ -9,8 +9,8 @@ from ..device.compile import engine_function
 from ..device.ops import (
     be32,
     be64,
+    drain_stores,
     fence_acquire_sys,
-    fence_release_sys,
     ld_relaxed8,
     st_mmio64,
     st_release32,
@@ -26,8 +26,9 @@ _INVALID = int(CqeOpcode.INVALID)
 def ring_send(record, producer, register, qpn):
     """The doorbell record, then the register: producer index and QPN, as the first words of a control segment."""
     st_release32(record, be32(producer))
-    fence_release_sys()
+    drain_stores()
     st_mmio64(register, be64(producer << 32 + WQE_IDX_SHIFT | qpn << 8))
+    drain_stores()
 
 
 @engine_function
@@ -40,8 +41,9 @@ def ring_receive(record, producer):
 def ring_arm(record, word, register, cqn):
     """Ask for an event: the arm record, then the register (see formats/doorbell.py)."""
     st_release32(record, be32(word))
-    fence_release_sys()
+    drain_stores()
     st_mmio64(register, be64(word << 32 | cqn))
+    drain_stores()
 
 
 @engine_function

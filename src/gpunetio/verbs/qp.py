@@ -319,10 +319,10 @@ class QP(Handle, ABC):
     def _connect(self, remote: QpEndpoint, wanted: QpAttr, path: AhAttr) -> None:
         """One end of `connect`: complete what is wanted by what the peer and the two ports say."""
         device = self.ctx.query_device()
-        if (state := self.ctx.query_port(wanted.port_num).state) == "PORT_DOWN":
+        if (state := self.ctx.query_port(wanted.port_num).state) not in ("PORT_ACTIVE", "PORT_ACTIVE_DEFER"):
             raise BadStateError(
-                f"port {wanted.port_num} of {self.ctx.name} is down ({state}), so that no peer can be reached: look at "
-                "its cable, and at `rdma link` and `ip link`"
+                f"port {wanted.port_num} of {self.ctx.name} is not active ({state}), so that no peer can be reached: "
+                "look at its cable, at `rdma link` and `ip link`, and on InfiniBand for a subnet manager"
             )
         local = self.endpoint(port=wanted.port_num, sgid_index=path.sgid_index)
         gid = bytes(instance("remote.gid", remote.gid, bytes, bytearray))

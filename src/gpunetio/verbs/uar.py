@@ -30,7 +30,7 @@ class UAR(Handle):
         with ExitStack() as undo:
             with command(f"allocate a UAR of kind {kind.name}"):
                 self.page = provider.alloc_uar(kind)
-            undo.callback(provider.free_uar, self.page.page_id)
+            undo.callback(provider.free_uar, self.page)
             self.kind = kind
             self.page_id, self.reg_addr = self.page.page_id, self.page.reg_addr
             self.dbr_less_addr = self.page.base_addr + UAR_NO_DBR_OFFSET

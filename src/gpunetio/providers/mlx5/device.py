@@ -19,12 +19,13 @@ from ...enums import Access, LinkLayer
 from ...errors import (
     DeviceFatalError,
     DocaError,
+    DriverError,
     InvalidValueError,
     NotFoundError,
     NotPermittedError,
     NotSupportedError,
 )
-from ...memory import PAGE
+from ...memory import PAGE, is_accessible
 from ..plain_verbs import PlainVerbs
 from ..provider import DeviceAttr, DeviceInfo, GidType, MrKeys, PortAttr
 from . import structs as s
@@ -38,6 +39,7 @@ logger = logging.getLogger("gpunetio.providers")
 _PORT_STATES = ("PORT_NOP", "PORT_DOWN", "PORT_INIT", "PORT_ARMED", "PORT_ACTIVE", "PORT_ACTIVE_DEFER")
 _GID_BYTES = 16
 _HOP_LIMIT = 255
+HUNG_UP = select.POLLERR | select.POLLHUP | select.POLLRDHUP  # of an event descriptor: the device was taken away
 # hca_type of sysfs, which is "MT" and the PCI device id in decimal, and the card's name.
 _CARDS = {
     "MT4115": "ConnectX-4", "MT4117": "ConnectX-4 Lx", "MT4119": "ConnectX-5", "MT4121": "ConnectX-5 Ex",
@@ -55,6 +57,11 @@ class FoundDevice:
     sysfs: Path
     mlx5: bool
     card: bool
+
+    @property
+    def of_nvidia(self) -> bool:
+        """Whether libmlx5 should drive it."""
+        return _read(self.sysfs / "hca_type") in _CARDS
 
     @property
     def info(self) -> DeviceInfo:
@@ -148,7 +155,7 @@ class VerbsDevice:
     `borrowed`: the context is somebody else's, and stays open.
     """
 
-    has_dpa = reaches_gpu_memory = False
+    software = has_dpa = reaches_gpu_memory = False
     plain: PlainVerbs | None = None
 
     def __init__(self, name: str, context: Any, borrowed: bool = False):
@@ -249,7 +256,7 @@ class VerbsDevice:
         """See `Provider`. GPU memory: by dmabuf, or else by its address, for which nvidia-peermem must be loaded."""
         what = f"a region of {nbytes} bytes at {address:#x}"
         _check_iova(address, iova)
-        if cuda:
+        if cuda := cuda and not is_accessible(address, nbytes, False):  # what CUDA has pinned is the CPU's
             try:
                 fd, offset = dmabuf_of(address, nbytes)
                 try:
@@ -261,7 +268,7 @@ class VerbsDevice:
             except (DeviceFatalError, InvalidValueError):
                 raise
             except DocaError as error:
-                logger.info("%s: no dmabuf of %s (%s)", self.name, what, error)
+                logger.warning("%s: no dmabuf of %s (%s)", self.name, what, error)
                 logger.info("%s: mapping %s with nvidia-peermem mode", self.name, what)
         mr = ibv_reg_mr(self.get("PD", pdn), address, nbytes, iova, int(access))
         if cuda and not mr and ctypes.get_errno() == errno.EFAULT:
@@ -317,13 +324,14 @@ class VerbsDevice:
         os.set_blocking(self.context.contents.async_fd, False)
         poll = select.poll()
         poll.register(self.context.contents.async_fd, select.POLLIN)
-        if not poll.poll(0):
+        if not (ready := poll.poll(0)):
             return None
         event = s.ibv_async_event()
         if self.verbs.ibv_get_async_event(self.context, byref(event)) != 0:
-            if (code := ctypes.get_errno()) in (errno.EAGAIN, errno.EINTR):
+            code = ctypes.get_errno()
+            if code in (errno.EAGAIN, errno.EINTR) and not ready[0][1] & HUNG_UP:
                 return None
-            raise self.refused("ibv_get_async_event", code)
+            raise self.refused("ibv_get_async_event", errno.ENODEV if ready[0][1] & HUNG_UP else code)
         if event.event_type == s.IBV_EVENT_DEVICE_FATAL:
             self._gone = True
         return event
@@ -382,11 +390,18 @@ class VerbsDevice:
             raise self.refused(what, errno_of(code))
 
     def refused(self, what: str, code: int) -> DocaError:
-        """The error for an errno; a device that is gone stays so."""
+        """The error for an errno. A device that is gone stays so; a command that fails with EIO alone is no sign."""
+        what = f"{what} on {self.name}"
+        if code == errno.EIO and not self._gone and self._answers():
+            return DriverError(f"{what}: {os.strerror(code)} (EIO): the firmware or the kernel refuses it, see dmesg")
         if code in GONE and not self._gone:
             self._gone = True
             logger.error("%s is gone or has failed: %s", self.name, os.strerror(code))
-        return refused(f"{what} on {self.name}", code)
+        return refused(what, code)
+
+    def _answers(self) -> bool:
+        """Whether the device still does what never fails."""
+        return ibv_query_port(self.context, 1, s.ibv_port_attr()) == 0
 
 
 def _be64(value: int) -> int:

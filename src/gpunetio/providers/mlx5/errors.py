@@ -26,11 +26,21 @@ _BY_ERRNO: dict[int, tuple[type[DocaError], str]] = {
     errno.EBUSY:      (InUseError, "something still uses it: close that first"),
     errno.ENODEV:     (DeviceFatalError, "the device is gone: close it, and open it again when it is back"),
     errno.EIO:        (DeviceFatalError, "the device is gone or has failed, dmesg says why: open it again"),
+    errno.ENXIO:      (DeviceFatalError, "the device does not answer, dmesg says why: open it again when it does"),
+    errno.ENOLINK:    (DeviceFatalError, "the device does not answer, dmesg says why: open it again when it does"),
     errno.EOPNOTSUPP: (NotSupportedError, "this device, its driver or this kernel does not have it"),
     errno.ENOSYS:     (NotSupportedError, "this kernel or library does not have it"),
     errno.EPROTONOSUPPORT: (NotSupportedError, "this kernel or driver does not have it"),
 }  # fmt: skip
-GONE = (errno.ENODEV, errno.EIO)
+GONE = (errno.ENODEV, errno.ENXIO, errno.ENOLINK, errno.EIO)
+# Before Linux 5.18 the kernel keeps a command's status to itself: what each errno may stand for.
+_UNTOLD = {
+    errno.EIO:    (Status.INTERNAL_ERR, Status.BAD_SYS_STATE, Status.BAD_INPUT_LEN, Status.BAD_OUTPUT_LEN),
+    errno.EINVAL: (Status.BAD_OP, Status.BAD_PARAM, Status.BAD_RESOURCE, Status.BAD_RES_STATE, Status.BAD_INDEX,
+                   Status.BAD_QP_STATE, Status.BAD_PKT),
+    errno.ENOMEM: (Status.EXCEED_LIM,),
+    errno.EAGAIN: (Status.NO_RESOURCES,),
+}  # fmt: skip
 
 # PRM, "Command status".
 _MEANING = {
@@ -66,11 +76,22 @@ def refused(what: str, code: int) -> DocaError:
     return kind(f"{what}: {os.strerror(code)} ({name}): {cure}")
 
 
+def command_name(mailbox: bytes) -> str:
+    """What a mailbox asks for."""
+    opcode = int.from_bytes(mailbox[:2], "big")
+    return Opcode(opcode).name if opcode in list(Opcode) else f"command {opcode:#05x}"
+
+
 def command_refused(device: str, mailbox: bytes, out: bytes, code: int) -> DocaError:
     """The error for a command that did not succeed: the firmware's own status, or else the kernel's errno."""
-    opcode = int.from_bytes(mailbox[:2], "big")
-    name = Opcode(opcode).name if opcode in list(Opcode) else f"command {opcode:#05x}"
+    name = command_name(mailbox)
     status, syndrome = cmd.OUT.get(out, "status"), cmd.OUT.get(out, "syndrome")
+    if status == Status.OK and code in _UNTOLD:
+        may_be = " or ".join(status.name for status in _UNTOLD[code])
+        return DriverError(
+            f"{name} on {device}: {os.strerror(code)} ({errno.errorcode[code]}): refused by the kernel, or by firmware "
+            f"with status {may_be}, which this kernel does not hand on; dmesg says which"
+        )
     if status == Status.OK:  # it did not come as far as the firmware
         return refused(f"{name} on {device}", code)
     known = status in list(Status)

@@ -15,16 +15,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...enums import Access, UarAllocationType
-from ...errors import DeviceFatalError, DocaError, DriverError, FullError, InvalidValueError, NotSupportedError
+from ...errors import DeviceFatalError, DocaError, FullError, InvalidValueError, NotSupportedError
 from ...formats import commands as cmd
 from ...formats.commands import Status
 from ...formats.events import EventType, PortSubtype
 from ...memory import PAGE
+from ..event_queue import EventQueue
 from ..provider import Event, UarPage
 from ..sdk.provider import through_sdk
 from . import structs as s
-from .device import VerbsDevice, open_context
-from .errors import GONE, command_refused, errno_of
+from .device import HUNG_UP, VerbsDevice, open_context
+from .errors import GONE, command_name, command_refused, errno_of, refused
 from .libraries import libibverbs, libmlx5
 
 logger = logging.getLogger("gpunetio.providers")
@@ -43,10 +44,13 @@ _OF_DEVICE = (EventType.PORT_CHANGE, EventType.INTERNAL_ERROR)
 
 @dataclass
 class _Channel:
-    """A DEVX event channel. `told` says for each of our cookies: the subscriber's, the event's type, the object."""
+    """A DEVX event channel. `told` says for each of our cookies: the subscriber's, the event's type, the object.
+
+    What concerns the port and the device comes from the context, for all channels, and waits in `queue`.
+    """
 
     pointer: Any
-    poll: select.epoll
+    queue: EventQueue[Event]
     told: dict[int, tuple[int, EventType, int]] = field(default_factory=dict)
     device_cookie: int | None = None  # of who hears of the port and the device, too
 
@@ -66,6 +70,7 @@ def adopt_context(address: int) -> Mlx5Provider:
     """A provider on the `ibv_context` at this address, which somebody else has opened and closes.
 
     For `verbs.import_context` (`doca_verbs_bridge_verbs_context_import`); pyverbs and C++ programs have such contexts.
+    Asynchronous events of the port and the device stay the owner's to read.
     """
     libmlx5()
     context = ctypes.cast(address, POINTER(s.ibv_context))
@@ -81,7 +86,9 @@ class Mlx5Provider(VerbsDevice):
         super().__init__(name, context, borrowed)
         self.mlx5 = libmlx5()
         self._numbers: dict[int, int] = {}  # handle of a DEVX object → its number
-        self._uar_users: Counter[int] = Counter()  # page id → how often it was given: all non-cached ones are one page
+        self._channels: list[_Channel] = []
+        self._cookies: dict[int, list[tuple[_Channel, int]]] = {}  # handle of a DEVX object → who hears of it
+        self._uar_users: Counter[int] = Counter()  # register → how often it was given: all non-cached ones are one
         attr = s.mlx5dv_context()
         self._check("mlx5dv_query_device", self.mlx5.mlx5dv_query_device(context, byref(attr)))
         if not attr.flags & s.MLX5DV_CONTEXT_FLAGS_CQE_V1:
@@ -119,7 +126,10 @@ class Mlx5Provider(VerbsDevice):
         if not self.mlx5.has("mlx5dv_devx_umem_reg_ex"):
             return self._umem(what, self.mlx5.mlx5dv_devx_umem_reg(self.context, address, nbytes, int(access)))
         wanted = s.mlx5dv_devx_umem_in(addr=address, size=nbytes, access=int(access), pgsz_bitmap=PAGE)
-        return self._umem(what, self.mlx5.mlx5dv_devx_umem_reg_ex(self.context, byref(wanted)))
+        umem = self.mlx5.mlx5dv_devx_umem_reg_ex(self.context, byref(wanted))
+        if not umem and ctypes.get_errno() == errno.EPROTONOSUPPORT:  # Linux before 5.11 knows no page sizes
+            umem = self.mlx5.mlx5dv_devx_umem_reg(self.context, address, nbytes, int(access))
+        return self._umem(what, umem)
 
     def reg_dmabuf_umem(self, fd: int, offset: int, nbytes: int, access: Access) -> int:
         """See `Provider`."""
@@ -131,6 +141,10 @@ class Mlx5Provider(VerbsDevice):
         return self._umem(f"mlx5dv_devx_umem_reg_ex of {nbytes} bytes at offset {offset} of dmabuf {fd}", umem)
 
     def _umem(self, what: str, umem: Any) -> int:
+        if not umem and ctypes.get_errno() == errno.EINVAL:
+            what += " (a context without DEVX is answered so, too: then the firmware does not give it to users)"
+        if not umem and ctypes.get_errno() == errno.EFAULT:
+            what += " (if this is GPU memory, the kernel does not know it: load nvidia-peermem)"
         self.pointer(what, umem)
         return self.hold("UMEM", umem.contents.umem_id, self.mlx5.mlx5dv_devx_umem_dereg, umem)
 
@@ -146,16 +160,16 @@ class Mlx5Provider(VerbsDevice):
                 f"mlx5dv_devx_alloc_uar of kind {kind.name} on {self.name}: this kernel or libmlx5 has no such pages"
             )
         found = self.pointer(f"mlx5dv_devx_alloc_uar of kind {kind.name}", uar).contents
-        self._uar_users[found.page_id] += 1
-        self.hold("UAR", found.page_id, self.mlx5.mlx5dv_devx_free_uar, uar)
+        self._uar_users[found.reg_addr] += 1
+        self.hold("UAR", found.reg_addr, self.mlx5.mlx5dv_devx_free_uar, uar)
         return UarPage(found.page_id, found.base_addr, found.reg_addr)
 
-    def free_uar(self, page_id: int) -> None:
-        """See `Provider`."""
-        self.get("UAR", page_id)
-        self._uar_users[page_id] -= 1
-        if self._uar_users[page_id] == 0:
-            self.give_back("UAR", page_id)
+    def free_uar(self, page: UarPage) -> None:
+        """See `Provider`. A page has several BlueFlame registers, and is given for each of them."""
+        self.get("UAR", page.reg_addr)
+        self._uar_users[page.reg_addr] -= 1
+        if self._uar_users[page.reg_addr] == 0:
+            self.give_back("UAR", page.reg_addr)
 
     def doorbell_register(self, uar: UarPage, qpn: int) -> int:
         """See `Provider`: a card tells queues apart by what is written."""
@@ -199,6 +213,8 @@ class Mlx5Provider(VerbsDevice):
         """See `Provider`."""
         self.give_back("DEVX object", handle)
         del self._numbers[handle]
+        for channel, ours in self._cookies.pop(handle, ()):
+            channel.told.pop(ours, None)
 
     def _command(self, function: Any, target: Any, mailbox: bytes, out_size: int) -> bytes:
         out = ctypes.create_string_buffer(out_size)
@@ -213,61 +229,72 @@ class Mlx5Provider(VerbsDevice):
                 "CONFIG_MLX5_INFINIBAND's user access, and firmware that allows it (UCTX_EN)"
             )
         if code in GONE:
-            self.refused("a command", code)
+            error = self.refused(command_name(mailbox), code)
+            if isinstance(error, DeviceFatalError):
+                return error
         return command_refused(self.name, mailbox, out, code)
 
     # --- events ------------------------------------------------------------------------------------------------------
 
     def create_event_channel(self) -> int:
-        """See `Provider`. Its descriptor is that of an epoll, over the channel's and the context's."""
-        channel = self.mlx5.mlx5dv_devx_create_event_channel(self.context, 0)
-        fd = self.pointer("mlx5dv_devx_create_event_channel", channel).contents.fd
-        os.set_blocking(fd, False)
-        poll = select.epoll()
-        poll.register(fd, select.EPOLLIN)
-        return self.hold("event channel", self.new_handle(), self._destroy_channel, _Channel(channel, poll))
+        """See `Provider`."""
+        pointer = self.mlx5.mlx5dv_devx_create_event_channel(self.context, 0)
+        self.pointer("mlx5dv_devx_create_event_channel", pointer)
+        with ExitStack() as undo:
+            undo.callback(self.mlx5.mlx5dv_devx_destroy_event_channel, pointer)
+            fd = pointer.contents.fd
+            os.set_blocking(fd, False)
+            try:
+                channel = _Channel(pointer, EventQueue(fd))
+            except OSError as error:
+                raise refused(f"an event channel of {self.name}", error.errno or 0) from error
+            undo.pop_all()
+        self._channels.append(channel)
+        return self.hold("event channel", self.new_handle(), self._destroy_channel, channel)
 
     def _destroy_channel(self, channel: _Channel) -> None:
-        channel.poll.close()
+        self._channels.remove(channel)
+        channel.queue.close()
         self.mlx5.mlx5dv_devx_destroy_event_channel(channel.pointer)
 
     def event_fd(self, channel: int) -> int:
-        """See `Provider`."""
-        return self.get("event channel", channel).poll.fileno()
+        """See `Provider`: it is readable for events of the context, too."""
+        return self.get("event channel", channel).queue.fd
 
     def subscribe(self, channel: int, handle: int | None, types: Iterable[EventType], cookie: int) -> None:
         """See `Provider`. Each type has a cookie of its own, so that no event queue entry needs to be read.
 
-        Port and device are told by the context, not by DEVX. What this device never tells is passed over.
+        Port and device are told by the context, not by DEVX. What a firmware does not let users hear is passed over,
+        except for completions.
         """
         into = self.get("event channel", channel)
         if handle is None:
             if unknown := set(types) - set(_OF_DEVICE):
                 raise InvalidValueError(f"{unknown} concern objects: name one")
-            if into.device_cookie is None:
-                into.poll.register(self.context.contents.async_fd, select.EPOLLIN)
-            into.device_cookie = cookie
+            if into.device_cookie is None and not self._borrowed:
+                into.queue.watch(self.context.contents.async_fd)
+                into.device_cookie = cookie
             return
-        target, taken = self.get("DEVX object", handle), 0
+        target = self.get("DEVX object", handle)
         for kind in types:
             ours = self.new_handle()
             into.told[ours] = cookie, kind, self._numbers[handle]
             numbers = (c_uint16 * 1)(kind)
             code = self.mlx5.mlx5dv_devx_subscribe_devx_event(into.pointer, target, sizeof(numbers), numbers, ours)
-            if code:
-                del into.told[ours]
-                error = self.refused(f"mlx5dv_devx_subscribe_devx_event of {kind.name}", errno_of(code))
-                if errno_of(code) not in (errno.EINVAL, errno.EOPNOTSUPP):
-                    raise error
-                logger.debug("%s", error)
-            taken += not code
-        if not taken:
-            raise DriverError(f"{self.name} tells none of {', '.join(kind.name for kind in types)}")
+            if not code:
+                self._cookies.setdefault(handle, []).append((into, ours))
+                continue
+            del into.told[ours]
+            error = self.refused(f"mlx5dv_devx_subscribe_devx_event of {kind.name}", errno_of(code))
+            if errno_of(code) not in (errno.EINVAL, errno.EOPNOTSUPP) or kind is EventType.COMPLETION:
+                raise error
+            logger.debug("%s", error)
 
     def get_event(self, channel: int) -> Event | None:
-        """See `Provider`."""
+        """See `Provider`. DeviceFatalError when the device was taken away, and nothing will come any more."""
         source = self.get("event channel", channel)
-        return self._object_event(source) or self._device_event(source)
+        self._take_device_events()
+        return source.queue.get() or self._object_event(source)
 
     def _object_event(self, channel: _Channel) -> Event | None:
         room = ctypes.create_string_buffer(sizeof(s.mlx5dv_devx_async_event_hdr) + _EQE_BYTES)
@@ -277,22 +304,28 @@ class Mlx5Provider(VerbsDevice):
                 return Event(*told)
         if (code := ctypes.get_errno()) == errno.EOVERFLOW:
             raise FullError(f"events of {self.name} were lost: the channel held as many as it can; read it more often")
-        if code in (errno.EAGAIN, errno.EINTR):
-            return None
-        error = self.refused("mlx5dv_devx_get_event", code)
-        if isinstance(error, DeviceFatalError):  # the context tells that, once
-            return None
-        raise error
+        if code not in (errno.EAGAIN, errno.EINTR):
+            raise self.refused("mlx5dv_devx_get_event", code)
+        poll = select.poll()
+        poll.register(channel.pointer.contents.fd, select.POLLRDHUP)
+        if any(ready & HUNG_UP for _, ready in poll.poll(0)):
+            raise self.refused("mlx5dv_devx_get_event", errno.ENODEV)
+        return None
 
-    def _device_event(self, channel: _Channel) -> Event | None:
-        while channel.device_cookie is not None and (event := self.async_event()):
+    def _take_device_events(self) -> None:
+        """What the context tells goes to each channel that wants it."""
+        hearing = [channel for channel in self._channels if channel.device_cookie is not None]
+        while hearing and (event := self.async_event()):
             kind, port = event.event_type, event.element.port_num
             self.verbs.ibv_ack_async_event(byref(event))
             if kind == s.IBV_EVENT_DEVICE_FATAL:
-                return Event(channel.device_cookie, EventType.INTERNAL_ERROR, 0)
-            if kind in _PORT_SUBTYPE:
-                return Event(channel.device_cookie, EventType.PORT_CHANGE, port << _PORT_SHIFT | _PORT_SUBTYPE[kind])
-        return None
+                told = EventType.INTERNAL_ERROR, 0
+            elif kind in _PORT_SUBTYPE:
+                told = EventType.PORT_CHANGE, port << _PORT_SHIFT | _PORT_SUBTYPE[kind]
+            else:  # of GIDs, LIDs and partitions, which nobody asks for
+                continue
+            for channel in hearing:
+                channel.queue.put(Event(channel.device_cookie or 0, *told))
 
     def destroy_event_channel(self, channel: int) -> None:
         """See `Provider`."""

@@ -73,7 +73,7 @@ class SdkProvider:
     def __init__(self, provider: Any, sdk: Sdk):
         self._provider, self._sdk = provider, sdk
         self._umems: dict[int, _Umem] = {}  # by UMEM id
-        self._uars: dict[int, int] = {}  # page id → pointer
+        self._uars: dict[int, list[int]] = {}  # page id → pointers: all non-cached ones are of one page
         self._queues: dict[int, _Queue] = {}  # by handle, which is the pointer
         self._numbers: dict[tuple[str, int], _Queue] = {}
         self._pid = os.getpid()
@@ -142,13 +142,14 @@ class SdkProvider:
             (page_id,) = self._values("doca_uar_id_get", pointer, c_uint32)
             (register,) = self._values("doca_uar_reg_addr_get", pointer, c_void_p)
             undo.pop_all()
-        self._uars[page_id] = pointer
+        self._uars.setdefault(page_id, []).append(pointer)
         return UarPage(page_id, register - UAR_REG_OFFSET, register)
 
-    def free_uar(self, page_id: int) -> None:
+    def free_uar(self, page: UarPage) -> None:
         """See `Provider`."""
-        self._sdk.call("doca_uar_destroy", self._uars[page_id])
-        del self._uars[page_id]
+        pointers = self._uars[page.page_id]
+        self._sdk.call("doca_uar_destroy", pointers[-1])
+        pointers.pop()
 
     def doorbell_register(self, uar: UarPage, qpn: int) -> int:
         """See `Provider`: the SDK knows which one the queue pair's send_dbr_mode takes."""
@@ -182,7 +183,7 @@ class SdkProvider:
             "cq_size": entries,
             "external_datapath_en": _ON,
             "external_umem": (self._umems[umem_id].pointer, offset),
-            "external_uar": self._uars[cqc["uar_page"]],
+            "external_uar": self._uars[cqc["uar_page"]][0],
             "cq_overrun": cqc["oi"],
         } | ({"cq_collapsed": _ON} if cqc["cc"] else {})
         with self._sdk.attributes("doca_verbs_cq_attr", **wanted) as attr:
@@ -229,7 +230,7 @@ class SdkProvider:
             "external_datapath_en": _ON,
             "external_umem": (ring.pointer, offset),
             "external_dbr_umem": (record.pointer, q["dbr_addr"]),
-            "external_uar": self._uars[q["uar_page"]],
+            "external_uar": self._uars[q["uar_page"]][0],
         }
         # The ring's size is what counts, and this size of requests makes it.
         sq_entries, rq_entries, stride = 0, 0, SEGMENT << q["log_rq_stride"]
