@@ -128,6 +128,31 @@ def test_exports_are_refused(ctx, pd):
     assert not qp.users
 
 
+@pytest.mark.parametrize(
+    "call", ["create_comp_channel", "comp_channel_fd", "create_cq", "create_srq", "query_srq", "create_qp", "subscribe"]
+)
+def test_nothing_is_left_of_what_fails(device, ctx, pd, monkeypatch, call):
+    channel = ctx.create_comp_channel()
+    cq = ctx.create_cq(4, channel=channel)
+    before, users = set(device._objects), set(ctx.users)
+
+    def refuse(*arguments: object) -> None:
+        raise DriverError("refused")
+
+    monkeypatch.setattr(device, call, refuse)
+    failed = 0
+    for make in (
+        ctx.create_comp_channel, lambda: ctx.create_cq(4, channel=channel), lambda: pd.create_srq(4),
+        lambda: pd.create_qp(sq_wr=1, send_cq=cq), pd.create_qp,
+    ):  # fmt: skip
+        try:
+            make().close()
+        except DriverError:
+            failed += 1
+        assert (set(device._objects), set(ctx.users)) == (before, users)
+    assert failed
+
+
 # --- requests --------------------------------------------------------------------------------------------------------
 
 
