@@ -312,7 +312,7 @@ def test_two_hosts(name, hosts, port):
                 assert (status, err) == (0, "")
                 assert "Validation successful!" in out
                 assert peer in out
-                assert "MTU 1024" in out
+                assert ": 1024 bytes" in out
 
 
 @pytest.mark.root
