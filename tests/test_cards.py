@@ -10,6 +10,7 @@ import os
 import socket
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -257,6 +258,27 @@ def test_a_device_that_fails(stand_in: StandIn):
                 call()
     with verbs.open("mlx5_0") as ctx:  # it is back
         ctx.create_pd()
+
+
+def test_a_fork(stand_in: StandIn):
+    """The child's handles say what to do, close nothing of the parent's, and the parent goes on."""
+    with verbs.open("mlx5_0") as ctx:
+        cq = ctx.create_cq(4)
+        before = stand_in.calls.copy()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads, since Python 3.12
+            child = os.fork()
+        if child == 0:
+            told = 0
+            for call in (ctx.create_pd, lambda: cq.poll()):
+                try:
+                    call()
+                except BadStateError as error:
+                    told += "open anew, or use spawn" in str(error)
+            ctx.close()
+            os._exit(told if stand_in.calls == before else 9)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
+        ctx.create_pd().close()
 
 
 @pytest.mark.parametrize("code", [errno.ENODEV, errno.ENXIO, errno.ENOLINK])
