@@ -501,8 +501,7 @@ def test_a_kill_is_noticed(name, victim, port):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("victim", [0, 1], ids=["server", "client"])
-@pytest.mark.parametrize("name", ["put_bw", "write_lat"])
+@pytest.mark.parametrize("name, victim", [("put_bw", 0), ("write_lat", 1)], ids=["put_bw-server", "write_lat-client"])
 def test_an_end_that_hangs_is_noticed(name, victim, port):
     with running(*pair(name, port, (), LONG)) as tools:
         for tool in tools:

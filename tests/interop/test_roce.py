@@ -1,4 +1,4 @@
-"""The software NIC and the Linux kernel's Soft-RoCE over RoCEv2: both roles, IPv4 and IPv6, both path MTUs."""
+"""The software NIC and the Linux kernel's Soft-RoCE over RoCEv2: both roles, IPv4 and IPv6, two path MTUs."""
 
 from collections.abc import Iterator
 
@@ -11,6 +11,10 @@ from protocol import listening
 LOSS, TCP_PORT = 0.02, 18600
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
+
+
+# Losses cost time, and are the same whatever the packets' size.
+SMALL = pytest.mark.parametrize("guest", [1024], indirect=True, ids=["mtu1024"])
 
 
 @pytest.fixture(scope="class")
@@ -38,6 +42,7 @@ class TestResponder(Conformance):
         return Link(guest.session("a"), guest.ours(), RXE, STANDARD, ip, guest.path_mtu)
 
 
+@SMALL
 class TestLossyRequester(Streams, Transfers):
     """Our requester, the kernel's responder, and what each sends gets lost now and then."""
 
@@ -48,6 +53,7 @@ class TestLossyRequester(Streams, Transfers):
         return Link(guest.ours(LOSS), guest.session("a"), STANDARD, RXE, ip, guest.path_mtu)
 
 
+@SMALL
 class TestLossyResponder(Streams, Transfers):
     """The kernel's requester, our responder."""
 
