@@ -9,7 +9,6 @@ import socket
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
 from ctypes import POINTER, addressof, byref, c_void_p, pointer, sizeof
 from itertools import pairwise
 from typing import Any, NamedTuple, NoReturn
@@ -24,13 +23,12 @@ from ..errors import (
     NotSupportedError,
     UnexpectedError,
 )
-from ..formats.events import EventType, PortSubtype
+from ..formats.events import EventType
 from .event_queue import EventQueue
 from .mlx5 import structs as s
-from .mlx5.device import VerbsDevice, open_context
+from .mlx5.device import VerbsDevice, of_port_or_device
 from .mlx5.errors import errno_of
 from .mlx5.inline import ibv_poll_cq, ibv_post_recv, ibv_post_send, ibv_post_srq_recv, ibv_req_notify_cq
-from .mlx5.libraries import libibverbs
 from .plain_verbs import Entries, NewQp, QpCap, QpInit, QpValues, Refused, Route, Send, SrqValues, Wc
 from .provider import Event
 
@@ -72,13 +70,10 @@ _EVENTS = {
     s.IBV_EVENT_SQ_DRAINED:          EventType.SQ_DRAINED,
     s.IBV_EVENT_PATH_MIG:            EventType.PATH_MIGRATED,
     s.IBV_EVENT_PATH_MIG_ERR:        EventType.PATH_MIGRATE_FAILED,
-    s.IBV_EVENT_DEVICE_FATAL:        EventType.INTERNAL_ERROR,
     s.IBV_EVENT_SRQ_ERR:             EventType.SRQ_CATAS_ERROR,
     s.IBV_EVENT_SRQ_LIMIT_REACHED:   EventType.SRQ_RQ_LIMIT,
     s.IBV_EVENT_QP_LAST_WQE_REACHED: EventType.SRQ_LAST_WQE,
 }  # fmt: skip
-_PORT_SUBTYPE = {s.IBV_EVENT_PORT_ACTIVE: PortSubtype.ACTIVE, s.IBV_EVENT_PORT_ERR: PortSubtype.DOWN}
-_PORT_SHIFT = 8
 
 
 class _Subscription(NamedTuple):
@@ -89,12 +84,7 @@ class _Subscription(NamedTuple):
 
 def open_device(name: str) -> PlainProvider:
     """Open a device by name (`ibv_open_device`)."""
-    context = open_context(name)
-    with ExitStack() as undo:
-        undo.callback(libibverbs().ibv_close_device, context)
-        provider = PlainProvider(name, context)
-        undo.pop_all()
-    return provider
+    return PlainProvider.open(name)
 
 
 def adopt_context(address: int) -> PlainProvider:
@@ -102,8 +92,7 @@ def adopt_context(address: int) -> PlainProvider:
 
     For `verbs.import_context` (`doca_verbs_bridge_verbs_context_import`); pyverbs and C++ programs have such contexts.
     """
-    context = ctypes.cast(address, POINTER(s.ibv_context))
-    return PlainProvider(os.fsdecode(context.contents.device.contents.name), context, borrowed=True)
+    return PlainProvider.adopt(address)
 
 
 def _devx_only(what: str) -> Callable[..., Any]:
@@ -167,18 +156,16 @@ class PlainProvider(VerbsDevice):
         return queue.get()
 
     def _pass_on(self, event: s.ibv_async_event) -> None:
-        kind, number, target = _EVENTS.get(event.event_type), 0, None
-        if event.event_type in _PORT_SUBTYPE:
-            kind = EventType.PORT_CHANGE
-            number = event.element.port_num << _PORT_SHIFT | _PORT_SUBTYPE[event.event_type]
-        elif event.event_type != s.IBV_EVENT_DEVICE_FATAL:
+        target = None
+        if (told := of_port_or_device(event)) is None:
             target = self._handles.get(ctypes.cast(event.element.qp, c_void_p).value or 0)
-            if target is None:  # of no object, or of one that is gone
+            kind = _EVENTS.get(event.event_type)
+            if target is None or kind is None:  # of no object, or of one that is gone
                 return
-            number = target
+            told = kind, target
         for each in self._subscriptions[target]:
-            if kind in each.types:
-                self.get("event channel", each.channel).put(Event(each.cookie, EventType(kind), number))
+            if told[0] in each.types:
+                self.get("event channel", each.channel).put(Event(each.cookie, *told))
 
     def destroy_event_channel(self, channel: int) -> None:
         """See `Provider`."""

@@ -16,7 +16,7 @@ from .cq import CQ, CqInitAttr
 from .devx_channel import DevxCompChannel
 from .events import OF_CQ
 from .handle import command, destroy
-from .ring import doorbells, external_ring, internal_ring
+from .ring import doorbells, place_ring
 from .work import Completion
 
 if TYPE_CHECKING:
@@ -29,11 +29,7 @@ class DevxCQ(CQ):
     def _create(self, attr: CqInitAttr, undo: ExitStack) -> None:
         ctx, cqe = self.ctx, attr.cqe
         provider = ctx.provider
-        if attr.external_umem and attr.external_dbr_umem:
-            self._use(attr.external_umem[0], attr.external_dbr_umem[0])
-            ring = external_ring(attr.external_umem, attr.external_dbr_umem, cqe * CQE_SIZE)
-        else:
-            ring = internal_ring(ctx, undo, cqe * CQE_SIZE)
+        ring = place_ring(self, attr, undo, cqe * CQE_SIZE)
         if ring.memory:
             self._cqes = ring.memory.view(CQE64.dtype, count=cqe)
             self._cqes["op_own"] = INIT_OP_OWN

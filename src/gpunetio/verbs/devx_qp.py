@@ -28,7 +28,7 @@ from .handle import command, destroy
 from .qp import QP
 from .qp_init import QpInitAttr, QueueSizes, queue_sizes
 from .qp_state import PATH, QpAttr, Transition, attributes_of, carry
-from .ring import Ring, external_ring, internal_ring
+from .ring import Ring, place_ring
 
 if TYPE_CHECKING:
     from .pd import PD
@@ -53,12 +53,7 @@ class DevxQP(QP):
         provider = ctx.provider
         sizes = queue_sizes(attr, ctx.query_device())
         self.init_attr = replace(attr, max_inline_data=sizes.max_inline_data)
-        nbytes = sizes.rq_bytes + sizes.sq_bytes
-        if attr.external_umem and attr.external_dbr_umem:
-            self._use(attr.external_umem[0], attr.external_dbr_umem[0])
-            ring = external_ring(attr.external_umem, attr.external_dbr_umem, nbytes)
-        else:
-            ring = internal_ring(ctx, undo, nbytes)
+        ring = place_ring(self, attr, undo, sizes.rq_bytes + sizes.sq_bytes)
         if attr.external_uar is None:
             self.uar = ctx.shared_uar(UarKind.BLUEFLAME, UarKind.NONCACHE)
             self._use(self.uar)

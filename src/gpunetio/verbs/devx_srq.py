@@ -26,7 +26,7 @@ from ..formats.wqe import INVALID_LKEY, SEGMENT, SRQ_NEXT_SEG
 from .devx_queues import data_segments
 from .events import OF_SRQ
 from .handle import command, destroy
-from .ring import doorbells, external_ring, internal_ring
+from .ring import doorbells, place_ring
 from .srq import SRQ, SrqAttr, SrqInitAttr
 from .work import BadWrError, RecvWr
 
@@ -43,11 +43,7 @@ class DevxSRQ(SRQ):
         # One WQE of a linked list stays unused: the list never ends.
         self.entries = 1 << (max(attr.srq_wr, 1) if linked else attr.srq_wr - 1).bit_length()
         self.stride = 1 << (SEGMENT * (attr.receive_max_sges + linked) - 1).bit_length()
-        if attr.external_umem and attr.external_dbr_umem:
-            self._use(attr.external_umem[0], attr.external_dbr_umem[0])
-            ring = external_ring(attr.external_umem, attr.external_dbr_umem, self.entries * self.stride)
-        else:
-            ring = internal_ring(ctx, undo, self.entries * self.stride)
+        ring = place_ring(self, attr, undo, self.entries * self.stride)
         mailbox = CREATE_RMP_IN.pack(
             opcode=Opcode.CREATE_RMP,
             ctx={

@@ -12,7 +12,7 @@ from ..enums import Access, RingMemory
 from ..errors import InvalidValueError
 from ..memory import HostMemory, round_up
 from .arguments import instance, whole
-from .handle import command
+from .handle import Handle, command
 from .umem import UMEM
 
 if TYPE_CHECKING:
@@ -70,6 +70,14 @@ def external_ring(ring: tuple[UMEM, int], record: tuple[UMEM, int], nbytes: int)
         dbr_umem.umem_id, dbr_offset, dbr_umem.address + dbr_offset,
         None, umem.lies_in, dbr_umem.lies_in,
     )  # fmt: skip
+
+
+def place_ring(handle: Handle, attr: Any, undo: ExitStack, nbytes: int) -> Ring:
+    """Where a queue's ring of `nbytes` and its record are to be: in the UMEMs of its attributes, or in new memory."""
+    if attr.external_umem and attr.external_dbr_umem:
+        handle._use(attr.external_umem[0], attr.external_dbr_umem[0])
+        return external_ring(attr.external_umem, attr.external_dbr_umem, nbytes)
+    return internal_ring(handle.ctx, undo, nbytes)
 
 
 def doorbells() -> ModuleType:

@@ -10,10 +10,11 @@ import logging
 import os
 import select
 from collections.abc import Callable
+from contextlib import ExitStack
 from ctypes import POINTER, byref, c_int
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from ...enums import Access, LinkLayer
 from ...errors import (
@@ -25,6 +26,7 @@ from ...errors import (
     NotPermittedError,
     NotSupportedError,
 )
+from ...formats.events import EventType, PortSubtype
 from ...memory import PAGE, is_accessible
 from ..plain_verbs import PlainVerbs
 from ..provider import DeviceAttr, DeviceInfo, GidType, MrKeys, PortAttr
@@ -37,7 +39,8 @@ from .libraries import libibverbs, libmlx5
 logger = logging.getLogger("gpunetio.providers")
 
 _PORT_STATES = ("PORT_NOP", "PORT_DOWN", "PORT_INIT", "PORT_ARMED", "PORT_ACTIVE", "PORT_ACTIVE_DEFER")
-_GID_BYTES = 16
+_PORT_SUBTYPE = {s.IBV_EVENT_PORT_ACTIVE: PortSubtype.ACTIVE, s.IBV_EVENT_PORT_ERR: PortSubtype.DOWN}
+_PORT_SHIFT = 8
 _HOP_LIMIT = 255
 HUNG_UP = select.POLLERR | select.POLLHUP | select.POLLRDHUP  # of an event descriptor: the device was taken away
 # hca_type of sysfs, which is "MT" and the PCI device id in decimal, and the card's name.
@@ -170,10 +173,21 @@ class VerbsDevice:
         self._pid = os.getpid()
         self._open = True
 
-    @property
-    def node(self) -> str:
-        """The file that the device is opened by."""
-        return f"/dev/infiniband/{os.fsdecode(self.context.contents.device.contents.dev_name)}"
+    @classmethod
+    def open(cls, name: str) -> Self:
+        """Open a device by name (`ibv_open_device`)."""
+        context = open_context(name)
+        with ExitStack() as undo:
+            undo.callback(libibverbs().ibv_close_device, context)
+            device = cls(name, context)
+            undo.pop_all()
+        return device
+
+    @classmethod
+    def adopt(cls, address: int) -> Self:
+        """A device whose `ibv_context` at this address somebody else has opened, and closes."""
+        context = ctypes.cast(address, POINTER(s.ibv_context))
+        return cls(os.fsdecode(context.contents.device.contents.name), context, borrowed=True)
 
     @property
     def ibv_context(self) -> int:
@@ -402,6 +416,15 @@ class VerbsDevice:
     def _answers(self) -> bool:
         """Whether the device still does what never fails."""
         return ibv_query_port(self.context, 1, s.ibv_port_attr()) == 0
+
+
+def of_port_or_device(event: s.ibv_async_event) -> tuple[EventType, int] | None:
+    """What an asynchronous event tells of a port or the device, as `provider.Event` has it; None for all others."""
+    if event.event_type == s.IBV_EVENT_DEVICE_FATAL:
+        return EventType.INTERNAL_ERROR, 0
+    if (subtype := _PORT_SUBTYPE.get(event.event_type)) is None:
+        return None
+    return EventType.PORT_CHANGE, event.element.port_num << _PORT_SHIFT | subtype
 
 
 def _be64(value: int) -> int:

@@ -10,7 +10,7 @@ import select
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import ExitStack
-from ctypes import POINTER, byref, c_uint16, c_uint32, sizeof
+from ctypes import byref, c_uint16, c_uint32, sizeof
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,15 +18,15 @@ from ...enums import Access, UarAllocationType
 from ...errors import DeviceFatalError, DocaError, FullError, InvalidValueError, NotSupportedError
 from ...formats import commands as cmd
 from ...formats.commands import Status
-from ...formats.events import EventType, PortSubtype
+from ...formats.events import EventType
 from ...memory import PAGE
 from ..event_queue import EventQueue
 from ..provider import Event, UarPage
 from ..sdk.provider import through_sdk
 from . import structs as s
-from .device import HUNG_UP, VerbsDevice, open_context
+from .device import HUNG_UP, VerbsDevice, of_port_or_device
 from .errors import GONE, command_name, command_refused, errno_of, refused
-from .libraries import libibverbs, libmlx5
+from .libraries import libmlx5
 
 logger = logging.getLogger("gpunetio.providers")
 
@@ -35,10 +35,8 @@ _UAR = {
     UarAllocationType.NONCACHE:           s.MLX5DV_UAR_ALLOC_TYPE_NC,
     UarAllocationType.NONCACHE_DEDICATED: s.MLX5DV_UAR_ALLOC_TYPE_NC_DEDICATED,
 }  # fmt: skip
-_PORT_SUBTYPE = {s.IBV_EVENT_PORT_ACTIVE: PortSubtype.ACTIVE, s.IBV_EVENT_PORT_ERR: PortSubtype.DOWN}
 _NUMBER = slice(cmd.CREATE_QP_OUT.offset("qpn"), cmd.CREATE_QP_OUT.offset("qpn") + 3)  # at this place in all of them
 _EQE_BYTES = 64
-_PORT_SHIFT = 8
 _OF_DEVICE = (EventType.PORT_CHANGE, EventType.INTERNAL_ERROR)
 
 
@@ -58,12 +56,7 @@ class _Channel:
 def open_device(name: str) -> Mlx5Provider:
     """Open a device by name (`ibv_open_device`), which asks the kernel for DEVX."""
     libmlx5()
-    context = open_context(name)
-    with ExitStack() as undo:
-        undo.callback(libibverbs().ibv_close_device, context)
-        provider = Mlx5Provider(name, context)
-        undo.pop_all()
-    return through_sdk(provider)
+    return through_sdk(Mlx5Provider.open(name))
 
 
 def adopt_context(address: int) -> Mlx5Provider:
@@ -73,8 +66,7 @@ def adopt_context(address: int) -> Mlx5Provider:
     Asynchronous events of the port and the device stay the owner's to read.
     """
     libmlx5()
-    context = ctypes.cast(address, POINTER(s.ibv_context))
-    return through_sdk(Mlx5Provider(os.fsdecode(context.contents.device.contents.name), context, borrowed=True))
+    return through_sdk(Mlx5Provider.adopt(address))
 
 
 class Mlx5Provider(VerbsDevice):
@@ -316,13 +308,9 @@ class Mlx5Provider(VerbsDevice):
         """What the context tells goes to each channel that wants it."""
         hearing = [channel for channel in self._channels if channel.device_cookie is not None]
         while hearing and (event := self.async_event()):
-            kind, port = event.event_type, event.element.port_num
+            told = of_port_or_device(event)
             self.verbs.ibv_ack_async_event(byref(event))
-            if kind == s.IBV_EVENT_DEVICE_FATAL:
-                told = EventType.INTERNAL_ERROR, 0
-            elif kind in _PORT_SUBTYPE:
-                told = EventType.PORT_CHANGE, port << _PORT_SHIFT | _PORT_SUBTYPE[kind]
-            else:  # of GIDs, LIDs and partitions, which nobody asks for
+            if told is None:  # of GIDs, LIDs and partitions, which nobody asks for
                 continue
             for channel in hearing:
                 channel.queue.put(Event(channel.device_cookie or 0, *told))
