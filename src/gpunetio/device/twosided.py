@@ -18,7 +18,8 @@ from .modes import DEFAULT, EXCLUSIVE, GPU, THREAD
 from .onesided import mcst, wait
 from .ops import (
     be16, be32, cas_gpu64, fence_acquire_gpu, fence_acquire_sys, fence_gpu, fence_release_sys, ld8, ld16, ld32,
-    ld_fixed32, ld_fixed64, ld_relaxed64, ld_relaxed_gpu64, pack64, st64, st128, st_relaxed32, st_relaxed_gpu64,
+    ld_fixed32, ld_fixed64, ld_relaxed32, ld_relaxed64, ld_relaxed_gpu64, pack64, st64, st128, st_relaxed32,
+    st_relaxed_gpu64,
 )  # fmt: skip
 from .qp import await_turn
 from .scope import (
@@ -269,7 +270,7 @@ def _is_there(qp, arrival):
     """Whether the completion is still that of a message that has arrived, and not one of a later lap of the ring."""
     cq, rq = ld_fixed64(qp + DEV_QP.side) + _CQ, _rq(qp)
     position = arrival + ld_fixed64(cq + DEV_CQ.cqe_rsvd)
-    word = be32(ld32(cqe_address(cq, position) + CQE64.wqe_counter))
+    word = be32(ld_relaxed32(cqe_address(cq, position) + CQE64.wqe_counter))
     there = (word & OWNER_MASK) == ((position & ld_fixed32(cq + DEV_CQ.cqe_num)) != 0)
     there = there and (word & 0xFF) >> OPCODE_SHIFT != _INVALID  # being overwritten
     if ld_fixed64(rq + DEV_RQ.done) == 0:
@@ -281,7 +282,8 @@ def _is_there(qp, arrival):
 def recv_bytes(qp, arrival):
     """Bytes of a message that has arrived, until the ring of completions has gone round
     (`doca_gpu_dev_verbs_cqe_get_bytes`)."""
-    return be32(ld32(_cqe(qp, arrival) + CQE64.byte_cnt))
+    # Relaxed, not plain: compilers may move a plain load behind the fence in `recv_wait`.
+    return be32(ld_relaxed32(_cqe(qp, arrival) + CQE64.byte_cnt))
 
 
 @device_function
