@@ -1,0 +1,38 @@
+"""The table of checks, and how they are run."""
+
+from __future__ import annotations
+
+import logging
+from concurrent.futures import ThreadPoolExecutor
+
+from .finding import Check, Finding, Report, skip
+from .host import Host
+from .machine import Machine, Wanted
+
+_log = logging.getLogger("gpunetio.doctor")
+_AT_ONCE = 8  # checks; most of their time is commands that they wait for
+
+
+def all_checks() -> tuple[Check, ...]:
+    """Every check, in the order of reports and of the set-up guide."""
+    from . import checks_host
+
+    return tuple(one for module in (checks_host,) for one in module.CHECKS)
+
+
+def examine(host: Host, wanted: Wanted | None = None) -> Report:
+    """Run all checks, several at once."""
+    machine = Machine(host, wanted or Wanted())
+    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="doctor") as pool:
+        found = pool.map(lambda one: _ask(one, machine), all_checks())
+        findings = tuple(finding for some in found for finding in some)
+    return Report(findings, machine.pairs())
+
+
+def _ask(one: Check, machine: Machine) -> list[Finding]:
+    """What a check finds. One that itself fails must not keep the others from the user."""
+    try:
+        return [finding.of(one) for finding in one.ask(machine)]
+    except Exception as error:
+        _log.exception("the check %s failed", one.id)
+        return [skip(f"this check has a mistake of its own: {error!r}").of(one)]

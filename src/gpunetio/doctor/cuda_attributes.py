@@ -1,0 +1,56 @@
+"""A program: prints as JSON what libcuda says of itself and its devices. It imports nothing of gpunetio.
+
+Numbers are those of `CUdevice_attribute` in cuda.h.
+"""
+
+import ctypes
+import json
+import sys
+
+ATTRIBUTES = {
+    "kernel_exec_timeout": 17,
+    "integrated": 18,
+    "pci_bus_id": 33,
+    "pci_device_id": 34,
+    "pci_domain_id": 50,
+    "compute_capability_major": 75,
+    "compute_capability_minor": 76,
+    "can_use_host_pointer_for_registered_mem": 91,
+    "host_register_supported": 99,
+    "gpu_direct_rdma_supported": 116,
+    "gpu_direct_rdma_flush_writes_options": 117,
+    "gpu_direct_rdma_writes_ordering": 118,
+    "dma_buf_supported": 124,
+}
+_NAME_BYTES = 128
+
+
+def describe() -> dict[str, object]:
+    """The driver's version, as 13000 for 13.0, and of each device its name and attributes."""
+    driver = ctypes.CDLL("libcuda.so.1")
+    if status := driver.cuInit(0):
+        return {"error": status}
+    number = ctypes.c_int()
+    driver.cuDriverGetVersion(ctypes.byref(number))
+    answer: dict[str, object] = {"driver_version": number.value}
+    driver.cuDeviceGetCount(ctypes.byref(number))
+    answer["devices"] = [_device(driver, ordinal) for ordinal in range(number.value)]
+    return answer
+
+
+def _device(driver: ctypes.CDLL, ordinal: int) -> dict[str, object]:
+    device, value, name = ctypes.c_int(), ctypes.c_int(), ctypes.create_string_buffer(_NAME_BYTES)
+    driver.cuDeviceGet(ctypes.byref(device), ordinal)
+    driver.cuDeviceGetName(name, _NAME_BYTES, device)
+    found: dict[str, object] = {"name": name.value.decode(errors="replace")}
+    for attribute, number in ATTRIBUTES.items():
+        if driver.cuDeviceGetAttribute(ctypes.byref(value), number, device) == 0:
+            found[attribute] = value.value
+    return found
+
+
+if __name__ == "__main__":
+    try:
+        print(json.dumps(describe()))
+    except OSError as missing:
+        sys.exit(str(missing))

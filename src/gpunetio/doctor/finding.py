@@ -1,0 +1,172 @@
+"""What the doctor says: checks, what they find, and for which uses the machine is ready."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from .host import Reading
+
+if TYPE_CHECKING:
+    from .machine import Machine
+
+_SHOWN = 160  # characters of a value that evidence shows
+
+
+class Status(StrEnum):
+    """How a check ended."""
+
+    OK = "OK"
+    WARN = "WARN"  # works, but slower, or not for everybody
+    FAIL = "FAIL"  # does not work
+    SKIP = "SKIP"  # could not be looked at, or there is nothing to look at
+
+
+class Use(StrEnum):
+    """What a machine is wanted for."""
+
+    ETHERNET = "ethernet"
+    VERBS = "verbs"
+    DMA = "dma"
+    SOFTWARE = "software"
+
+
+HARDWARE = frozenset({Use.ETHERNET, Use.VERBS, Use.DMA})
+EVERY_USE = frozenset(Use)
+USE_NAMES = {
+    Use.ETHERNET: "Ethernet", Use.VERBS: "RDMA Verbs", Use.DMA: "DMA", Use.SOFTWARE: "software NIC",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """A path or a command, and what it gave."""
+
+    source: str
+    value: str
+
+
+def evidence(reading: Reading, value: Any = None) -> Evidence:
+    """What a reading gave: `value` when only a part of it matters, else the error, or its first line."""
+    if value is not None:
+        shown = str(value)
+    elif reading.ok:
+        lines = reading.text.splitlines() or [str(reading.value) if reading.value not in (b"", "") else "(empty)"]
+        shown = lines[0]
+    else:
+        shown = f"({reading.error})"
+    return Evidence(reading.source, shown if len(shown) <= _SHOWN else shown[:_SHOWN] + "…")
+
+
+@dataclass(frozen=True)
+class Check:
+    """One question to a machine. Its texts are also the set-up guide's."""
+
+    id: str
+    title: str
+    why: str  # why it matters, in one sentence
+    cure: str  # the command to type, or what to set in the BIOS; <…> stands for what a finding knows
+    source: str  # where this is said
+    uses: frozenset[Use]
+    reboot: bool  # whether the cure needs one
+    essential: bool  # without an answer nobody can say whether the machine is ready
+    ask: Callable[[Machine], Iterator[Finding]] = field(repr=False, compare=False)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The answer for the machine, or for one GPU, one NIC, or one pair of them."""
+
+    status: Status
+    summary: str
+    read: tuple[Evidence, ...] = ()
+    gpu: str = ""  # as "GPU0"
+    nic: str = ""  # as "mlx5_0"
+    cure: str = ""  # the check's own when empty and something is wrong
+    reboot: bool | None = None  # the check's own when None
+    uses: frozenset[Use] | None = None  # the check's own when None
+    check: Check = field(default=None, compare=False)  # type: ignore[assignment]  # `Check`'s runner sets it
+
+    @property
+    def subject(self) -> str:
+        """What it is about: "", "GPU0", "mlx5_0" or "GPU0 mlx5_0"."""
+        return " ".join(filter(None, (self.gpu, self.nic)))
+
+    def of(self, check: Check) -> Finding:
+        """The same with the check's texts where it has none of its own."""
+        wrong = self.status in (Status.WARN, Status.FAIL)
+        return replace(
+            self,
+            check=check,
+            cure=(self.cure or check.cure) if wrong else self.cure,
+            reboot=(check.reboot if self.reboot is None else self.reboot) and wrong,
+            uses=check.uses if self.uses is None else self.uses,
+        )
+
+
+def check(
+    id: str, title: str, *, why: str, cure: str, source: str, uses: frozenset[Use], reboot: bool = False,
+    essential: bool = False,
+) -> Callable[[Callable[[Machine], Iterator[Finding]]], Check]:  # fmt: skip
+    """Make a check of a function that yields what it finds."""
+    return lambda ask: Check(id, title, why, cure, source, uses, reboot, essential, ask)
+
+
+def _maker(status: Status) -> Callable[..., Finding]:
+    def make(summary: str, *read: Reading | Evidence, **more: Any) -> Finding:
+        shown = tuple(evidence(one) if isinstance(one, Reading) else one for one in read)
+        return Finding(status, summary, shown, **more)
+
+    make.__doc__ = f"A finding that is {status}; `more` are fields of `Finding`."
+    return make
+
+
+ok, warn, fail, skip = map(_maker, Status)
+
+
+class Readiness(StrEnum):
+    """Whether a machine can be used; the values are exit statuses."""
+
+    READY = "0"
+    NOT_READY = "1"
+    UNKNOWN = "2"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether the machine is ready for a use, and in which words."""
+
+    readiness: Readiness
+    why: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """All findings, in the order of the checks, and the pairs of GPU and NIC that could be used."""
+
+    findings: tuple[Finding, ...]
+    pairs: tuple[tuple[str, str], ...]  # the best first
+
+    def ready(self, use: Use) -> Verdict:
+        """A machine is ready when nothing is wrong with it and with some pair of a GPU and a NIC."""
+        about = [f for f in self.findings if f.uses and use in f.uses]
+        fails = [f for f in about if f.status is Status.FAIL]
+        hindered = [f for f in fails if not f.subject]
+        good = [pair for pair in self.pairs if not any(_concerns(f, pair) for f in fails)]
+        needs_pair = use is not Use.SOFTWARE
+        if hindered or (needs_pair and not good):
+            wrong = hindered or fails
+            names = dict.fromkeys(f"{f.check.id} ({f.subject})" if f.subject else f.check.id for f in wrong)
+            return Verdict(Readiness.NOT_READY, ", ".join(names))
+        unknown = [f for f in about if f.status is Status.SKIP and f.check.essential]
+        unknown = [f for f in unknown if not f.subject or not needs_pair or _concerns(f, good[0])]
+        if unknown:
+            return Verdict(Readiness.UNKNOWN, ", ".join(dict.fromkeys(f.check.id for f in unknown)))
+        return Verdict(Readiness.READY, " with ".join(good[0]) if needs_pair else "")
+
+
+def _concerns(finding: Finding, pair: tuple[str, str]) -> bool:
+    gpu, nic = pair
+    return finding.gpu in ("", gpu) and finding.nic in ("", nic)

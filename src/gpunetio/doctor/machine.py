@@ -1,0 +1,114 @@
+"""What checks look at: a machine's GPUs and NICs, and those of them that the user wants."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from . import nvidia_smi, pci
+from .host import Host
+from .pci import PciDevice
+
+INFINIBAND = "/sys/class/infiniband"
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the user asks about; "" is any."""
+
+    gpu: str = ""  # a number, "GPU0", or a PCI address
+    nic: str = ""  # an RDMA device, a network interface, or a PCI address
+    bar1_mib: int = 0  # memory that is to be mapped to the NIC
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """An NVIDIA GPU, numbered as nvidia-smi does: in the order of PCI addresses."""
+
+    number: int
+    address: str
+    model: str  # "" when no driver tells
+    pci: PciDevice | None  # None where sysfs does not show it, as in some containers
+    smi: dict[str, str]  # `nvidia-smi -q`, see `nvidia_smi.parse`
+
+    @property
+    def name(self) -> str:
+        """As in `nvidia-smi topo -m`."""
+        return f"GPU{self.number}"
+
+
+@dataclass(frozen=True)
+class Nic:
+    """An RDMA device, or a card of Mellanox/NVIDIA that has none because no driver is loaded."""
+
+    name: str  # the RDMA device's, or the PCI address of a card without
+    address: str  # "" for what is no PCI device
+    pci: PciDevice | None
+    interfaces: tuple[str, ...]  # network interfaces
+    rdma: bool  # whether there is an RDMA device
+
+    @property
+    def folder(self) -> str:
+        """Of the RDMA device in sysfs."""
+        return f"{INFINIBAND}/{self.name}"
+
+
+class Machine:
+    """A host's hardware, read when it is asked for."""
+
+    def __init__(self, host: Host, wanted: Wanted):
+        self.host, self.wanted = host, wanted
+
+    @cached_property
+    def pci(self) -> dict[str, PciDevice]:
+        """All PCI functions."""
+        return pci.devices(self.host)
+
+    @cached_property
+    def all_gpus(self) -> tuple[Gpu, ...]:
+        """Of vendor NVIDIA, whether a driver is loaded or not."""
+        smi = nvidia_smi.parse(self.host.run(*nvidia_smi.COMMAND).text)
+        seen = [d.address for d in self.pci.values() if d.vendor == pci.NVIDIA and d.base_class == pci.DISPLAY]
+        return tuple(self._gpu(number, at, smi.get(at, {})) for number, at in enumerate(sorted({*seen, *smi})))
+
+    def _gpu(self, number: int, address: str, smi: dict[str, str]) -> Gpu:
+        told = self.host.read(f"/proc/driver/nvidia/gpus/{address}/information").text
+        fields = dict(line.split(":", 1) for line in told.splitlines() if ":" in line)
+        model = fields.get("Model", "").strip() or smi.get("Product Name", "")
+        return Gpu(number, address, model, self.pci.get(address), smi)
+
+    @cached_property
+    def gpus(self) -> tuple[Gpu, ...]:
+        """Those that the user asks about."""
+        wanted = self.wanted.gpu
+        names = {wanted, pci.address_of(wanted), f"GPU{wanted}"}
+        return tuple(g for g in self.all_gpus if not wanted or g.name in names or g.address in names)
+
+    @cached_property
+    def all_nics(self) -> tuple[Nic, ...]:
+        """RDMA devices of any vendor, then cards of Mellanox/NVIDIA without one."""
+        found = [self._nic(name) for name in self.host.names(INFINIBAND).names]
+        known = {nic.address for nic in found}
+        cards = (d for d in self.pci.values() if d.vendor == pci.MELLANOX and d.base_class == pci.NETWORK)
+        return (*found, *(self._card(card) for card in cards if card.address not in known))
+
+    def _nic(self, name: str) -> Nic:
+        address = pci.address_of(self.host.follow(f"{INFINIBAND}/{name}/device").text.rpartition("/")[2])
+        interfaces = self.host.names(f"{INFINIBAND}/{name}/device/net").names
+        if not interfaces and (parent := self.host.read(f"{INFINIBAND}/{name}/parent").text):
+            interfaces = (parent,)  # of a software device: the interface below it
+        return Nic(name, address, self.pci.get(address), interfaces, rdma=True)
+
+    def _card(self, card: PciDevice) -> Nic:
+        return Nic(card.address, card.address, card, self.host.names(f"{card.folder}/net").names, rdma=False)
+
+    @cached_property
+    def nics(self) -> tuple[Nic, ...]:
+        """Those that the user asks about."""
+        wanted = self.wanted.nic
+        names = {wanted, pci.address_of(wanted)}
+        return tuple(n for n in self.all_nics if not wanted or names & {n.name, n.address, *n.interfaces})
+
+    def pairs(self) -> tuple[tuple[str, str], ...]:
+        """Names of all GPUs with all RDMA devices."""
+        return tuple((gpu.name, nic.name) for gpu in self.gpus for nic in self.nics if nic.rdma)

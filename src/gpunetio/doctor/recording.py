@@ -1,0 +1,89 @@
+"""Readings of a machine in a file, and a machine that is such a file.
+
+The file is JSON, to be read and changed by people: for each kind, what was read by its path or words. Text stands as a
+string, other bytes as {"hex": …}, and what could not be read as {"trouble": …, "error": …}.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+from ..errors import InvalidValueError
+from .host import Host, Kind, Reading, Trouble
+
+FORMAT = "gpunetio-doctor 1"
+
+
+class ReplayHost(Host):
+    """A machine that was recorded."""
+
+    def __init__(self, recorded: dict[tuple[Kind, tuple[str, ...]], Reading]):
+        super().__init__()
+        self.recorded = recorded
+
+    def fetch(self, kind: Kind, key: tuple[str, ...]) -> Reading:
+        """What was read then."""
+        return self.recorded.get(
+            (kind, key), Reading(kind, key, None, Trouble.UNRECORDED, "this recording does not have it")
+        )
+
+
+def save(readings: list[Reading], path: Path) -> None:
+    """Write what was read to a file."""
+    packed: dict[str, Any] = {"format": FORMAT}
+    for reading in readings:
+        packed.setdefault(reading.kind, {})[shlex.join(reading.key)] = _packed(reading)
+    path.write_text(json.dumps(packed, indent=1, ensure_ascii=False, sort_keys=True) + "\n")
+
+
+def load(path: Path) -> ReplayHost:
+    """The machine of a file; InvalidValueError for anything that `save` does not write."""
+    try:
+        packed = json.loads(path.read_bytes())
+        if packed.pop("format") != FORMAT:
+            raise ValueError(f"its format is not {FORMAT!r}")
+        found = [
+            _unpacked(Kind(kind), tuple(shlex.split(key)), entry)
+            for kind, entries in packed.items()
+            for key, entry in entries.items()
+        ]
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+        said = f"no {error}" if isinstance(error, KeyError) else error
+        raise InvalidValueError(f"{path} is not a recording of `gpunetio doctor --record`: {said}") from error
+    return ReplayHost({(reading.kind, reading.key): reading for reading in found})
+
+
+def _packed(reading: Reading) -> Any:
+    value = reading.value
+    if isinstance(value, bytes):
+        value = _text_or_hex(value)
+    if reading.ok:
+        return {"answer": value} if reading.kind is Kind.QUESTION else value
+    trouble: dict[str, Any] = {"trouble": reading.trouble, "error": reading.error}
+    return trouble if value is None else trouble | {"value": value}
+
+
+def _text_or_hex(value: bytes) -> str | dict[str, str]:
+    text = value.decode(errors="replace")
+    printable = all(c.isprintable() or c in "\n\t" for c in text)
+    return text if printable and text.encode() == value else {"hex": value.hex()}
+
+
+def _unpacked(kind: Kind, key: tuple[str, ...], entry: Any) -> Reading:
+    if isinstance(entry, dict) and "trouble" in entry:
+        value = _value(kind, entry["value"]) if "value" in entry else None
+        return Reading(kind, key, value, Trouble(entry["trouble"]), str(entry["error"]))
+    return Reading(kind, key, entry["answer"] if kind is Kind.QUESTION else _value(kind, entry))
+
+
+def _value(kind: Kind, entry: Any) -> Any:
+    if isinstance(entry, dict):
+        return bytes.fromhex(entry["hex"])
+    if kind is Kind.FOLDER and isinstance(entry, list):
+        return [str(name) for name in entry]
+    if kind is Kind.FOLDER or not isinstance(entry, str):
+        raise ValueError(f"a {kind} is {entry!r}")
+    return entry if kind is Kind.LINK else entry.encode()
