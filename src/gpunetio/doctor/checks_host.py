@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from .finding import HARDWARE, Finding, check, ok, skip, warn
 from .machine import Machine
 
+AREA = "Operating system and process"
 GUIDE = "DOCA GPUNetIO installation and set-up guide"
 
 
