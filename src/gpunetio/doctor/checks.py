@@ -15,9 +15,10 @@ _AT_ONCE = 8  # checks; most of their time is commands that they wait for
 
 def all_checks() -> tuple[Check, ...]:
     """Every check, in the order of reports and of the set-up guide."""
-    from . import checks_host, checks_topology
+    from . import checks_host, checks_nic, checks_nic_settings, checks_port, checks_rdma, checks_topology
 
-    return tuple(one for module in (checks_topology, checks_host) for one in module.CHECKS)
+    modules = (checks_nic, checks_nic_settings, checks_port, checks_topology, checks_host, checks_rdma)
+    return tuple(one for module in modules for one in module.CHECKS)
 
 
 def examine(host: Host, wanted: Wanted | None = None) -> Report:
