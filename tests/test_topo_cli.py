@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from doctor_rig import DATA, READY, changed, command, file, folder, link
 from gpunetio.cli import app
-from gpunetio.doctor import picture, save, topology, tree
-from gpunetio.doctor.host import Kind
+from gpunetio.doctor import checks_topology, picture, save, topology, tree
+from gpunetio.doctor.host import Kind, Reading
 from gpunetio.doctor.pci import FOLDER
 from gpunetio.doctor.tree import Node
 from topology_rig import CONVERGED, EIGHT, built, gpu, machine, nic
@@ -218,6 +218,24 @@ def test_any_words_make_a_picture(node, row):
 def test_kinds_have_colours():
     kinds = {node.kind for host in (READY, EIGHT) for _, node in tree.rows(tree.build(machine(host), everything=True))}
     assert kinds <= set(picture.FILLS)
+
+
+SYSFS = sorted(key for key in READY.recorded if key[0] in (Kind.FILE, Kind.FOLDER, Kind.LINK))
+VALUES = {
+    Kind.FILE: st.binary() | st.integers(-9, 9).map(lambda number: b"%d" % number),
+    Kind.FOLDER: st.lists(st.text() | st.just("0000:b1:00.0")),
+    Kind.LINK: st.lists(st.sampled_from(["pci0000:b0", "0000:b1:00.0", "0000:ca:00.0", "", "x"])).map("/".join),
+}
+
+
+@given(st.lists(st.sampled_from(SYSFS).flatmap(lambda key: st.builds(Reading, *map(st.just, key), VALUES[key[0]]))))
+def test_any_machine_can_be_drawn(readings):
+    here = machine(changed(READY, *readings))
+    nodes, matrix = tree.build(here, everything=True), topology.matrix(here)
+    assert all(len(line) <= tree.WIDTH or len(line.split()) <= 2 for line in tree.table(matrix))
+    assert {node.kind for _, node in tree.rows(nodes)} <= set(picture.FILLS)
+    _texts(picture.draw(nodes, matrix))
+    assert [*checks_topology.distances.ask(here), *checks_topology.agrees.ask(here)]
 
 
 @given(st.text())

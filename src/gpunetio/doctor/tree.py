@@ -11,6 +11,7 @@ from .nics import model_of
 from .pci import PciDevice
 
 WIDTH = 100  # columns
+_WIDTHS = range(1, 33)  # lanes of a link (PCI Express Base Specification, Link Capabilities)
 _CLASSES = {
     0x01: "storage", 0x02: "network", 0x03: "display", 0x04: "multimedia", 0x05: "memory", 0x06: "bridge",
     0x07: "communication", 0x08: "system peripheral", 0x0C: "serial bus", 0x12: "accelerator",
@@ -125,7 +126,7 @@ def _link(machine: Machine, device: PciDevice) -> tuple[str, ...]:
 def _width_speed(machine: Machine, device: PciDevice, which: str) -> str:
     width = machine.host.read(f"{device.folder}/{which}_link_width").number
     speed = machine.host.read(f"{device.folder}/{which}_link_speed").text.removesuffix(" PCIe")
-    return f"x{width} {plain(speed)}" if width and speed.endswith("GT/s") else ""
+    return f"x{width} {plain(speed)}" if width in _WIDTHS and speed.endswith("GT/s") else ""
 
 
 def short(address: str) -> str:
