@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ..errors import InvalidValueError
-from . import nvidia_smi, pci
+from . import nvidia_smi, pci, topology
 from .host import Host
 from .pci import PciDevice
 
@@ -88,7 +88,7 @@ class Machine:
     @cached_property
     def all_nics(self) -> tuple[Nic, ...]:
         """RDMA devices of any vendor, then cards of Mellanox/NVIDIA without one."""
-        found = [self._nic(name) for name in self.host.names(INFINIBAND).names]
+        found = [self._nic(name) for name in sorted(self.host.names(INFINIBAND).names, key=topology.natural)]
         known = {nic.address for nic in found}
         cards = (d for d in self.pci.values() if d.vendor == pci.MELLANOX and d.base_class == pci.NETWORK)
         return (*found, *(self._card(card) for card in cards if card.address not in known))
@@ -120,5 +120,7 @@ class Machine:
                 raise InvalidValueError(f"no {what} is {wanted!r}; there is {there or 'none'}")
 
     def pairs(self) -> tuple[tuple[str, str], ...]:
-        """Names of all GPUs with all RDMA devices."""
-        return tuple((gpu.name, nic.name) for gpu in self.gpus for nic in self.nics if nic.rdma)
+        """Names of all GPUs with all RDMA devices, those that are nearest to each other first."""
+        pairs = [(gpu, nic) for gpu in self.gpus for nic in self.nics if nic.rdma]
+        pairs.sort(key=lambda pair: topology.closeness(self, *pair))
+        return tuple((gpu.name, nic.name) for gpu, nic in pairs)
