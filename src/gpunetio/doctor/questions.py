@@ -45,6 +45,18 @@ def processors() -> int:
     return len(os.sched_getaffinity(0))
 
 
+def affinity() -> list[int]:
+    """Numbers of these processors."""
+    return sorted(os.sched_getaffinity(0))
+
+
+def shared_memory() -> bool:
+    """Whether this process may make what the software NIC shares with others; raises what the system says."""
+    os.close(os.memfd_create("gpunetio", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
+    os.close(os.eventfd(0, os.EFD_CLOEXEC))
+    return True
+
+
 def opens(path: str) -> bool:
     """Whether this user may open a device node for reading and writing; raises what the system says."""
     os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC))
@@ -84,5 +96,18 @@ def cuda() -> Any:
 
 QUESTIONS: dict[str, Callable[..., Any]] = {
     one.__name__: one
-    for one in (environment, system, user, limit, processors, opens, filesystem, package, symbols, cuda)
+    for one in (
+        environment,
+        system,
+        user,
+        limit,
+        processors,
+        affinity,
+        shared_memory,
+        opens,
+        filesystem,
+        package,
+        symbols,
+        cuda,
+    )  # fmt: skip
 }
