@@ -10,17 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from doctor_rig import DATA
-from gpunetio.doctor.pci_config import (
-    ACS_BITS,
-    Acs,
-    DeviceControl,
-    acs,
-    device_control,
-    find_capability,
-    find_extended,
-    has_extended,
-    parse_acs,
-)
+from gpunetio.doctor import pci_config
+from gpunetio.doctor.pci_config import ACS_BITS, Acs, DeviceControl, acs, device_control, has_extended, parse_acs
 from pci_rig import config
 
 # A root port: MSI-less, Express at 0x90, ACS at 0x148 behind an error report.
@@ -30,9 +21,9 @@ _ROOT_PORT = config({0x40: (0x0D, b""), 0x90: (0x10, struct.pack("<HIH", 0x0142,
 
 
 def test_capabilities_are_found():
-    assert find_capability(_ROOT_PORT, 0x10) == 0x90
-    assert find_extended(_ROOT_PORT, 0x000D) == 0x148
-    assert find_capability(_ROOT_PORT, 0x11) == find_extended(_ROOT_PORT, 0x0010) == 0
+    assert pci_config.find_capability(_ROOT_PORT, 0x10) == 0x90
+    assert pci_config.find_extended(_ROOT_PORT, 0x000D) == 0x148
+    assert pci_config.find_capability(_ROOT_PORT, 0x11) == pci_config.find_extended(_ROOT_PORT, 0x0010) == 0
 
 
 def test_acs_as_lspci_prints_it():
@@ -74,9 +65,9 @@ def test_a_broken_list_ends(chain):
     broken = bytearray(config(dict.fromkeys(chain, (0x05, b"")), {}))
     for at, following in chain.items():
         broken[at + 1] = following
-    assert find_capability(bytes(broken), 0x10) == 0
+    assert pci_config.find_capability(bytes(broken), 0x10) == 0
     broken[0x100:0x104] = struct.pack("<HH", 1, 0x1001)  # the first extended capability is its own successor
-    assert find_extended(bytes(broken), 0x000D) == 0
+    assert pci_config.find_extended(bytes(broken), 0x000D) == 0
 
 
 @given(st.binary(max_size=4096))

@@ -15,9 +15,9 @@ _AT_ONCE = 8  # checks; most of their time is commands that they wait for
 
 def all_checks() -> tuple[Check, ...]:
     """Every check, in the order of reports and of the set-up guide."""
-    from . import checks_host, checks_pcie
+    from . import checks_host, checks_pcie, checks_software
 
-    return tuple(one for module in (checks_pcie, checks_host) for one in module.CHECKS)
+    return tuple(one for module in (checks_pcie, checks_host, checks_software) for one in module.CHECKS)
 
 
 def examine(host: Host, wanted: Wanted | None = None) -> Report:

@@ -94,20 +94,7 @@ def cuda() -> Any:
     return json.loads(done.stdout)
 
 
-QUESTIONS: dict[str, Callable[..., Any]] = {
-    one.__name__: one
-    for one in (
-        environment,
-        system,
-        user,
-        limit,
-        processors,
-        affinity,
-        shared_memory,
-        opens,
-        filesystem,
-        package,
-        symbols,
-        cuda,
-    )  # fmt: skip
-}
+_ASKED = (
+    environment, system, user, limit, processors, affinity, shared_memory, opens, filesystem, package, symbols, cuda,
+)  # fmt: skip
+QUESTIONS: dict[str, Callable[..., Any]] = {one.__name__: one for one in _ASKED}
