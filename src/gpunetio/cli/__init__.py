@@ -10,6 +10,7 @@ from .benchmarks import benchmark_commands
 from .conformance import conformance
 from .device_lib import device_lib
 from .devices import devices
+from .doctor import doctor
 from .failures import INTERRUPTED, OneLineUsage
 from .pingpong import pingpong
 from .samples import verbs_server_client, verbs_wait_cq_wr
@@ -28,7 +29,7 @@ def app() -> None:
 
 
 for _command in (
-    *benchmark_commands(), conformance, device_lib, devices, pingpong, selftest, show, stat, verbs_dpa,
+    *benchmark_commands(), conformance, device_lib, devices, doctor, pingpong, selftest, show, stat, verbs_dpa,
     verbs_server_client, verbs_wait_cq_wr, warm,
 ):  # fmt: skip
     app.add_command(_command)

@@ -20,13 +20,14 @@ def all_checks() -> tuple[Check, ...]:
     return tuple(one for module in (checks_pcie, checks_host, checks_software) for one in module.CHECKS)
 
 
-def examine(host: Host, wanted: Wanted | None = None) -> Report:
-    """Run all checks, several at once."""
+def examine(host: Host, wanted: Wanted | None = None, probing: bool = False) -> Report:
+    """Run all checks, several at once; then the probes, if they are wanted."""
     machine = Machine(host, wanted or Wanted())
     with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="doctor") as pool:
         found = pool.map(lambda one: _ask(one, machine), all_checks())
-        findings = tuple(finding for some in found for finding in some)
-    return Report(findings, machine.pairs())
+        findings = [finding for some in found for finding in some]
+    cards = tuple(nic.name for nic in machine.nics if nic.rdma and nic.pci)
+    return Report(tuple(findings), machine.pairs(), cards)
 
 
 def _ask(one: Check, machine: Machine) -> list[Finding]:

@@ -9,6 +9,7 @@ from .finding import EVERY_USE, HARDWARE, Evidence, Finding, Use, check, evidenc
 from .host import Host, Reading, Trouble
 from .machine import Machine
 
+AREA = "Operating system and process"
 GUIDE = "DOCA GPUNetIO installation and set-up guide"
 _ETHERNET, _VERBS = frozenset({Use.ETHERNET}), frozenset({Use.VERBS, Use.DMA})
 

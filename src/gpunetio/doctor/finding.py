@@ -65,6 +65,7 @@ class Check:
     """One question to a machine. Its texts are also the set-up guide's."""
 
     id: str
+    area: str  # which part of a report it is in
     title: str
     why: str  # why it matters, in one sentence
     cure: str  # the command to type, or what to set in the BIOS; <…> stands for what a finding knows
@@ -110,8 +111,12 @@ def check(
     id: str, title: str, *, why: str, cure: str, source: str, uses: frozenset[Use], reboot: bool = False,
     essential: bool = False,
 ) -> Callable[[Callable[[Machine], Iterator[Finding]]], Check]:  # fmt: skip
-    """Make a check of a function that yields what it finds."""
-    return lambda ask: Check(id, title, why, cure, source, uses, reboot, essential, ask)
+    """Make a check of a function that yields what it finds. Its area is what the function's module calls `AREA`."""
+
+    def make(ask: Callable[[Machine], Iterator[Finding]]) -> Check:
+        return Check(id, ask.__globals__["AREA"], title, why, cure, source, uses, reboot, essential, ask)
+
+    return make
 
 
 def _maker(status: Status) -> Callable[..., Finding]:
@@ -148,6 +153,7 @@ class Report:
 
     findings: tuple[Finding, ...]
     pairs: tuple[tuple[str, str], ...]  # the best first
+    cards: tuple[str, ...] = ()  # RDMA cards
 
     def ready(self, use: Use) -> Verdict:
         """A machine is ready when nothing is wrong with it and with some pair of a GPU and a NIC."""
