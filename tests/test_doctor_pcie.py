@@ -40,6 +40,7 @@ IOMMU_OFF = (folder("/sys/class/iommu"), file("/proc/cmdline", "ro quiet intel_i
 AMD = folder("/sys/class/iommu", "ivhd0", "ivhd1")
 ARM = folder("/sys/class/iommu", "smmu3.0x0000000005000000")
 FAILS = "OK\tall of NIC 1\nFAIL\tACS for grace_rp 0008:00:00.0 has incorrect values 0011101 != xx111x0 (0x1d != 0x1c)\n"
+TWO_COMMANDS = "reboot:\nsudo setpci -s b2:01.0 ECAP_ACS+0x6.w=0000\nsudo setpci -s b2:00.0 ECAP_ACS+0x6.w=0000"
 LSPCI = (DATA / "lspci-bridge.txt").read_text()
 NO_CONFIG = without(Kind.FILE, f"{FOLDER}/0000:b2:00.0/config")
 
@@ -50,7 +51,7 @@ NO_CONFIG = without(Kind.FILE, f"{FOLDER}/0000:b2:00.0/config")
         ("acs", [], [OK], "off at all 2 bridges"),
         ("acs", [bridge("b2:00.0", ALL_ON)], [WARN], "sudo setpci -s b2:00.0 ECAP_ACS+0x6.w=0000"),
         ("acs", [bridge("b2:00.0", ALL_ON)], [WARN], "ACSCtl: SrcValid+ TransBlk- ReqRedir+"),
-        ("acs", [bridge("b2:00.0", 4), bridge("b2:01.0", 8)], [WARN], "b2:01.0 ECAP_ACS+0x6.w=0000; sudo"),
+        ("acs", [bridge("b2:00.0", 4), bridge("b2:01.0", 8)], [WARN], TWO_COMMANDS),
         ("acs", [bridge("b2:01.0", 0x20)], [WARN], "redirects peer traffic at b2:01.0"),
         ("acs", [bridge("b2:01.0", 1)], [WARN], "redirects nothing at b2:01.0"),
         ("acs", [bridge("b0:02.0", ALL_ON), bridge("b1:00.0", ALL_ON)], [OK], "off"),  # packets turn below these
@@ -86,7 +87,7 @@ NO_CONFIG = without(Kind.FILE, f"{FOLDER}/0000:b2:00.0/config")
         ("pcie-read-request", [nic_control(0x1010)], [WARN, OK], "MaxReadReq 256 bytes, RlxdOrd+"),
         ("pcie-read-request", NOT_ROOT, [SKIP, SKIP], "sudo gpunetio doctor"),
         ("numa", [], [OK, OK, OK], "24 of this process's 48"),
-        ("numa", [answer("affinity", value=[0, 1, 24])], [WARN, WARN, WARN], "numactl --cpunodebind=1 --membind=1"),
+        ("numa", [answer("affinity", value=[0, 1, 24])], [WARN, WARN, WARN], "taskset -c 12-23,36-47"),
         ("numa", [answer("affinity", value=[0, 47])], [OK, OK, OK], "1 of this process's 2"),
         ("numa", [answer("affinity", value={"": None})], [SKIP, SKIP, SKIP], "unknown"),
         ("numa", [file(f"{GPU}/numa_node", "-1\n")], [OK, OK, OK], "node unknown"),

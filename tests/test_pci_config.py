@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from doctor_rig import DATA
+from doctor_rig import DATA, file
 from gpunetio.doctor import pci_config
 from gpunetio.doctor.pci_config import ACS_BITS, Acs, DeviceControl, acs, device_control, has_extended, parse_acs
+from gpunetio.doctor.redact import redact
 from pci_rig import config
 
 # A root port: MSI-less, Express at 0x90, ACS at 0x148 behind an error report.
@@ -48,6 +49,17 @@ def test_a_part_is_no_other_answer(size):
     assert has_extended(part) is (size > 0x100)
 
 
+def test_a_recording_may_be_without_serial_numbers():
+    mac = bytes.fromhex("563412ffffae6d94")
+    cards = {0x100: (0x0001, b""), 0x148: (0x0003, mac), 0x160: (0x000D, struct.pack("<HH", 0, 4))}
+    plain = config({}, cards)
+    (masked,) = redact([file("/sys/bus/pci/devices/0000:b5:00.0/config", plain)])
+    assert mac not in masked.value
+    assert masked.value == config({}, cards | {0x148: (0x0003, bytes(8))})
+    assert pci_config.without_serial(_ROOT_PORT) == _ROOT_PORT
+    assert pci_config.without_serial(plain[:0x150]) == config({}, cards)[:0x14C] + bytes(4)
+
+
 def test_a_function_that_is_off():
     assert not has_extended(b"\xff" * 4096)
     assert acs(b"\xff" * 4096) is None
@@ -73,6 +85,7 @@ def test_a_broken_list_ends(chain):
 @given(st.binary(max_size=4096))
 def test_any_bytes(data):
     acs(data), device_control(data)
+    assert len(pci_config.without_serial(data)) == len(data)
 
 
 @given(st.sets(st.integers(0x104, 0x380).map(lambda n: n * 4), min_size=1, max_size=20), st.integers(0, 0x7F))

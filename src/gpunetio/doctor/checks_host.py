@@ -164,9 +164,9 @@ def _container(host: Host) -> tuple[str, Evidence]:
         mark = host.read(path)
         if mark.ok or mark.trouble is Trouble.DENIED:
             return kind, evidence(mark, "there")
-    environment = host.read("/proc/1/environ")  # for root alone
-    if found := re.search(r"(?:^|\s)container=(\w+)", environment.text):
-        return found[1], evidence(environment, found[0].strip())
+    told = host.ask("container")
+    if told.text:
+        return told.text[:16], evidence(told)
     groups = host.read("/proc/1/cgroup")
     if kind := next((kind for mark, kind in _MARKS.items() if mark in groups.text), ""):
         return kind, evidence(groups)
@@ -185,15 +185,13 @@ _GUESTS = re.compile(r"KVM|QEMU|VMware|Virtual Machine|HVM")  # names of product
 def virtual_machine(machine: Machine) -> Iterator[Finding]:
     """Whether a hypervisor is below."""
     host = machine.host
-    cpus, xen = host.read("/proc/cpuinfo"), host.read("/sys/hypervisor/type")
+    flag, xen = host.ask("hypervisor"), host.read("/sys/hypervisor/type")
     product = host.read("/sys/class/dmi/id/product_name")
-    flags = re.search(r"^(?:flags|Features)\s*:(.*)$", cpus.text, re.MULTILINE)
-    on_processor = flags is not None and "hypervisor" in flags[1].split()
-    read = (evidence(cpus, f"hypervisor {'is' if on_processor else 'is not'} among the flags"), evidence(product))
-    if on_processor or xen.text or _GUESTS.search(product.text):
+    read = (evidence(flag), evidence(product))
+    if flag.value is True or xen.text or _GUESTS.search(product.text):
         yield warn(f"a virtual machine ({product.text[:40] or xen.text[:40] or 'product unknown'})", *read)
-    elif not flags:
-        yield skip("whether this is a virtual machine is unknown", cpus, product)
+    elif flag.value is not False:
+        yield skip("whether this is a virtual machine is unknown", *read)
     else:
         yield ok("no virtual machine", *read)
 

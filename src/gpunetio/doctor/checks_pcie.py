@@ -11,6 +11,7 @@ from .host import Host, Reading, Trouble
 from .machine import Gpu, Machine, Nic
 from .pci import FOLDER, PciDevice
 
+AREA = "PCI Express"
 GUIDE = "DOCA GPUNetIO installation and set-up guide"
 _CONNECTX8 = 0x1023
 _ROOT = "needs root: sudo gpunetio doctor"
@@ -41,7 +42,7 @@ def _config(host: Host, device: str) -> tuple[Reading, bytes]:
 @check(
     "acs", "PCIe Access Control Services (ACS)",
     why="With ACS on, bridges send what a GPU and a NIC write to each other up to the root complex, or drop it.",
-    cure='BIOS: set "ACS Control" to Disabled; until the next reboot: sudo setpci -s <bridge> ECAP_ACS+0x6.w=0000',
+    cure='BIOS: set "ACS Control" to Disabled; or, until the next reboot: sudo setpci -s <bridge> ECAP_ACS+0x6.w=0000',
     source=f"{GUIDE}: BlueField NIC; PCI Express Base Specification: ACS Extended Capability", uses=HARDWARE,
 )  # fmt: skip
 def acs(machine: Machine) -> Iterator[Finding]:
@@ -69,11 +70,11 @@ def _bridges(host: Host, bridges: Iterable[str]) -> Finding:
     if on:
         redirect = any(one.redirects for _, one in on)
         names = ", ".join(name for name, _ in on[:3]) + (", …" if len(on) > 3 else "")
-        commands = "; ".join(f"sudo setpci -s {name} ECAP_ACS+0x6.w=0000" for name, _ in on)
+        commands = "\n".join(f"sudo setpci -s {name} ECAP_ACS+0x6.w=0000" for name, _ in on)
         does = "redirects peer traffic" if redirect else "is on, though it redirects nothing"
         return warn(
             f"ACS {does} at {names}", *(read for _, read, one in found if one and one.on),
-            cure=f'BIOS: set "ACS Control" to Disabled; or, until the next reboot: {commands}',
+            cure=f'BIOS: set "ACS Control" to Disabled; or, until the next reboot:\n{commands}',
         )  # fmt: skip
     unknown = [read for _, read, one in found if one is None]
     if unknown:
@@ -245,6 +246,9 @@ def pcie_read_request(machine: Machine) -> Iterator[Finding]:
             yield ok(f"MaxReadReq is {size} bytes{more}", evidence(reading, value), **subject)
 
 
+_NODES = 1024  # the most that a kernel can be configured for
+
+
 @check(
     "numa", "Processors near GPU and NIC",
     why="A process on another NUMA node reaches rings and doorbells over the link between sockets.",
@@ -263,16 +267,16 @@ def numa(machine: Machine) -> Iterator[Finding]:
         ranges = re.findall(r"(\d{1,6})(?:-(\d{1,6}))?", reading.text)
         near = sum(any(int(low) <= n <= int(high or low) for low, high in ranges) for n in mine)
         usable = evidence(affinity, f"{len(mine)} processors")
+        node = f"node {device.numa}" if 0 <= device.numa < _NODES else "node unknown"
         if not mine or not ranges:
             yield skip("which processors are near is unknown", reading, usable, **subject)
         elif near:
-            where = f"node {device.numa}" if device.numa >= 0 else "node unknown"
-            yield ok(f"{where}: {near} of this process's {len(mine)} processors are near", reading, usable, **subject)
+            yield ok(f"{node}: {near} of this process's {len(mine)} processors are near", reading, usable, **subject)
         else:
-            yield warn(
-                f"at node {device.numa}, where this process may not run", reading, usable, **subject,
-                cure=f"numactl --cpunodebind={device.numa} --membind={device.numa} <command>",
-            )  # fmt: skip
+            cure = (
+                f"taskset -c {reading.text[:200]} <command>, or numactl --cpunodebind=<node> --membind=<node> <command>"
+            )
+            yield warn(f"{node}: this process may not run there", reading, usable, cure=cure, **subject)
 
 
 CHECKS = (acs, iommu, pcie_link, pcie_read_request, numa)

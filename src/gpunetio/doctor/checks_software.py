@@ -9,6 +9,7 @@ from .finding import EVERY_USE, HARDWARE, Finding, Use, check, evidence, fail, o
 from .host import Host, Reading, Trouble
 from .machine import Machine
 
+AREA = "Software"
 PYPROJECT = "pyproject.toml"
 _SOFTWARE = frozenset({Use.SOFTWARE})
 _Version = tuple[int, int]
@@ -125,6 +126,9 @@ def _with_numpy(host: Host, readings: dict[str, Reading]) -> Iterator[Finding]:
         yield ok(", ".join(f"{name} {reading.text[:16]}" for name, reading in readings.items()), *readings.values())
 
 
+_MOST = 1 << 16  # processors of any machine
+
+
 @check(
     "processors", "Processors",
     why="The software NIC's engine and a CPU proxy are threads that spin beside the kernels.",
@@ -134,7 +138,7 @@ def _with_numpy(host: Host, readings: dict[str, Reading]) -> Iterator[Finding]:
 def processors(machine: Machine) -> Iterator[Finding]:
     """How many this process may use."""
     reading = machine.host.ask("processors")
-    if not isinstance(reading.value, int):
+    if not isinstance(reading.value, int) or not 0 < reading.value < _MOST:
         yield skip("the number of processors is unknown", reading)
     elif reading.value >= 2:
         yield ok(f"{reading.value} processors", reading)

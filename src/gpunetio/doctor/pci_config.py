@@ -11,7 +11,7 @@ from dataclasses import dataclass
 HEADER = 64  # bytes; capabilities come behind
 _STATUS, _CAPABILITY_LIST, _POINTER = 0x06, 1 << 4, 0x34  # 7.5.1.1
 _EXTENDED = 0x100  # where extended capabilities begin, 7.6.3
-_EXPRESS, _ACS = 0x10, 0x000D
+_EXPRESS, _ACS, _SERIAL_NUMBER = 0x10, 0x000D, 0x0003
 _SMALLEST = 128  # bytes that the code 0 of a payload or read request stands for, 7.5.3.4
 
 ACS_BITS = ("SrcValid", "TransBlk", "ReqRedir", "CmpltRedir", "UpstreamFwd", "EgressCtrl", "DirectTrans")  # 7.7.11.3
@@ -92,6 +92,12 @@ def device_control(config: bytes) -> DeviceControl | None:
         return None
     word = _word(config, at + 8)
     return DeviceControl(_SMALLEST << (word >> 5 & 7), _SMALLEST << (word >> 12 & 7), bool(word & 1 << 4))
+
+
+def without_serial(config: bytes) -> bytes:
+    """The same with a serial number of zeros: that of a NIC is made of its MAC address (7.9.3)."""
+    at = find_extended(config, _SERIAL_NUMBER)
+    return config[: at + 4] + bytes(len(config[at + 4 : at + 12])) + config[at + 12 :] if at else config
 
 
 def parse_acs(text: str) -> list[Acs]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import json
 import os
 import resource
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 _DEADLINE = 5.0  # seconds
+_FIRST_PROCESSOR = 40  # lines of /proc/cpuinfo
 
 
 def environment(name: str) -> str:
@@ -57,6 +59,21 @@ def shared_memory() -> bool:
     return True
 
 
+def hypervisor() -> bool:
+    """Whether processors say that one is below (x86 only); from the first of them, as the file is long."""
+    with open("/proc/cpuinfo") as lines:
+        return any("hypervisor" in line.split() for line in itertools.islice(lines, _FIRST_PROCESSOR))
+
+
+def container() -> str:
+    """The kind of container, from the environment of the first process, which root alone may read; "" for none.
+
+    The rest of that environment is nobody's business.
+    """
+    variables = Path("/proc/1/environ").read_bytes().split(b"\0")
+    return next((one.decode(errors="replace")[10:] for one in variables if one.startswith(b"container=")), "")
+
+
 def opens(path: str) -> bool:
     """Whether this user may open a device node for reading and writing; raises what the system says."""
     os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC))
@@ -95,6 +112,7 @@ def cuda() -> Any:
 
 
 _ASKED = (
-    environment, system, user, limit, processors, affinity, shared_memory, opens, filesystem, package, symbols, cuda,
+    environment, system, user, limit, processors, affinity, shared_memory, hypervisor, container, opens, filesystem,
+    package, symbols, cuda,
 )  # fmt: skip
 QUESTIONS: dict[str, Callable[..., Any]] = {one.__name__: one for one in _ASKED}
