@@ -46,7 +46,7 @@ def answer(question: str, *args: str, value: Any) -> Change:
 
 def without(kind: Kind, *key: str, trouble: Trouble = Trouble.ABSENT) -> Change:
     """It cannot be read."""
-    return Reading(kind, key, None, trouble, _SAID[trouble])
+    return Reading(kind, key, None, trouble, _SAID.get(trouble, str(trouble)))
 
 
 def changed(host: ReplayHost, *changes: Change) -> ReplayHost:

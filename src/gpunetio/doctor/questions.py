@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import grp
+import itertools
 import json
 import os
 import pwd
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 _DEADLINE = 5.0  # seconds
+_FIRST_PROCESSOR = 40  # lines of /proc/cpuinfo
 
 
 def environment(name: str) -> str:
@@ -46,6 +48,33 @@ def limit(name: str) -> list[int]:
 def processors() -> int:
     """Processors that this process may use."""
     return len(os.sched_getaffinity(0))
+
+
+def affinity() -> list[int]:
+    """Numbers of these processors."""
+    return sorted(os.sched_getaffinity(0))
+
+
+def shared_memory() -> bool:
+    """Whether this process may make what the software NIC shares with others; raises what the system says."""
+    os.close(os.memfd_create("gpunetio", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
+    os.close(os.eventfd(0, os.EFD_CLOEXEC))
+    return True
+
+
+def hypervisor() -> bool:
+    """Whether processors say that one is below (x86 only); from the first of them, as the file is long."""
+    with open("/proc/cpuinfo") as lines:
+        return any("hypervisor" in line.split() for line in itertools.islice(lines, _FIRST_PROCESSOR))
+
+
+def container() -> str:
+    """The kind of container, from the environment of the first process, which root alone may read; "" for none.
+
+    The rest of that environment is nobody's business.
+    """
+    variables = Path("/proc/1/environ").read_bytes().split(b"\0")
+    return next((one.decode(errors="replace")[10:] for one in variables if one.startswith(b"container=")), "")
 
 
 def opens(path: str) -> bool:
@@ -114,10 +143,8 @@ def cuda() -> Any:
     return json.loads(done.stdout)
 
 
-QUESTIONS: dict[str, Callable[..., Any]] = {
-    one.__name__: one
-    for one in (
-        environment, system, user, limit, processors, opens, permissions, filesystem, package, symbols, verbs_library,
-        cuda,
-    )
-}  # fmt: skip
+_ASKED = (
+    environment, system, user, limit, processors, affinity, shared_memory, hypervisor, container, opens, permissions,
+    filesystem, package, symbols, verbs_library, cuda,
+)  # fmt: skip
+QUESTIONS: dict[str, Callable[..., Any]] = {one.__name__: one for one in _ASKED}

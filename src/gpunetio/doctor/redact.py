@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from .host import Kind, Reading
+from .pci_config import without_serial
 
 CMDLINE = "/proc/cmdline"
 _KEPT_OPTIONS = ("amd_iommu", "default_hugepagesz", "hugepages", "intel_iommu", "iommu", "nvidia", "pci")
@@ -80,6 +81,8 @@ class _Masked:
         """The reading's value with every identity replaced."""
         if reading.key == (CMDLINE,) and reading.kind is Kind.FILE and reading.ok:
             return " ".join(map(_option, reading.text.split())).encode()
+        if reading.kind is Kind.FILE and reading.source.endswith("/config") and isinstance(reading.value, bytes):
+            return without_serial(reading.value)  # of a PCI function
         return self._anything(reading.value)
 
     def _anything(self, value: Any) -> Any:
