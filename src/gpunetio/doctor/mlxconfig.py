@@ -127,7 +127,7 @@ def set_command(machine: Machine, firmware: Firmware, values: dict[str, int]) ->
 def _why_not(machine: Machine, reading: Reading) -> str:
     user = machine.host.ask("user").value
     if reading.trouble is Trouble.ABSENT:
-        return "mlxconfig is not installed: it is in DOCA's doca-all, in MFT, and in mstflint"
+        return "mlxconfig is not installed (MFT or mstflint has it)"
     if isinstance(user, dict) and user.get("uid", 0) != 0:
         return "mlxconfig needs root: sudo gpunetio doctor"
     return "mlxconfig shows no settings of this card"
