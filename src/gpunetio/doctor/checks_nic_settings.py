@@ -9,7 +9,7 @@ from . import mlxconfig
 from .finding import HARDWARE, Finding, Use, check, fail, ok, skip, warn
 from .machine import Machine, Nic
 from .mlxconfig import COLD_REBOOT, Firmware
-from .nics import GUIDE, MODELS, each_nic, is_nvidia, port_of
+from .nics import GUIDE, MODELS, each_nic, port_of
 
 _LAYERS = {"InfiniBand": 1, "Ethernet": 2}  # of LINK_TYPE_Pn
 _NIC_MODE = {
@@ -29,13 +29,7 @@ def _each_card(judge: _Judge) -> Callable[[Machine], Iterator[Finding]]:
 
     @each_nic
     def judge_nic(machine: Machine, nic: Nic) -> Iterator[Finding]:
-        kind = MODELS.get(nic.pci.device) if nic.pci else None
-        if not is_nvidia(nic):
-            yield skip("not a card of NVIDIA")
-        elif kind and kind.virtual:
-            yield skip("a virtual function has no settings of its own")
-        else:
-            yield from judge(machine, nic, mlxconfig.ask(machine, nic))
+        yield from judge(machine, nic, mlxconfig.ask(machine, nic))
 
     @functools.wraps(judge)
     def ask(machine: Machine) -> Iterator[Finding]:
@@ -59,15 +53,14 @@ def link_type(machine: Machine, nic: Nic, firmware: Firmware) -> Iterator[Findin
     if layer is None or layer.text not in _LAYERS:
         yield skip("its link layer cannot be read" if nic.rdma else "no RDMA device", *([layer] if layer else []))
         return
-    port = int(nic.address[-1]) + 1  # mlx5 has a PCI function for each port
+    port = int(nic.address[-1]) + 1 if firmware.card else 0  # mlx5 has a PCI function for each port
     ethernet = layer.text == "Ethernet"
     if not ethernet:
-        to_ethernet = {f"LINK_TYPE_P{port}": 2}
-        cure = f"{mlxconfig.set_command(machine, firmware, to_ethernet)}, then {COLD_REBOOT}"
+        cure = _set(machine, firmware, {f"LINK_TYPE_P{port}": 2}) if firmware.card else ""
         yield fail("its port is InfiniBand: no Ethernet queues", layer, uses=frozenset({Use.ETHERNET}), cure=cure)
     uses = HARDWARE if ethernet else HARDWARE - {Use.ETHERNET}
     if firmware.trouble:
-        yield skip(f"{layer.text}; {firmware.trouble}", layer, firmware.reading, uses=uses)
+        yield skip(f"{layer.text}; {firmware.trouble}", layer, *firmware.read, uses=uses)
         return
     wanted = {f"LINK_TYPE_P{port}": _LAYERS[layer.text]}
     if not _is_bluefield(nic):  # the guide asks it of ConnectX only
@@ -89,7 +82,7 @@ def bluefield_mode(machine: Machine, nic: Nic, firmware: Firmware) -> Iterator[F
     if not _is_bluefield(nic):
         yield skip("not a BlueField")
     elif firmware.trouble:
-        yield skip(firmware.trouble, firmware.reading)
+        yield skip(firmware.trouble, *firmware.read)
     else:
         yield _judged(machine, firmware, _NIC_MODE, fail, good="NIC mode", bad="DPU mode: ")
 
@@ -108,10 +101,10 @@ def accurate_send(machine: Machine, nic: Nic, firmware: Firmware) -> Iterator[Fi
     if layer and layer.text == "InfiniBand":
         yield skip("only Ethernet has it", layer)
     elif firmware.trouble:
-        yield skip(firmware.trouble, firmware.reading)
+        yield skip(firmware.trouble, *firmware.read)
     elif len(firmware.having(_ACCURATE_SEND)) < len(_ACCURATE_SEND):
         cure = "only for sending at given times: use a ConnectX-7 or later with recent firmware"
-        yield warn("its firmware has no accurate send scheduling", firmware.reading, cure=cure, reboot=False)
+        yield warn("its firmware has no accurate send scheduling", *firmware.read, cure=cure, reboot=False)
     else:
         yield _judged(machine, firmware, _ACCURATE_SEND, warn, good="accurate send scheduling is on")
 
@@ -126,18 +119,21 @@ def _judged(
     bad: str = "", **more: object,
 ) -> Finding:  # fmt: skip
     """Whether all settings have the values wanted, now and at the next boot; those that a card lacks do not count."""
-    shown = firmware.shown(wanted)
-    wrong = firmware.wrong(wanted)
+    wrong, shown = firmware.wrong(wanted), firmware.shown(wanted)
     if not firmware.having(wanted):
-        return skip(f"its firmware has no {next(iter(wanted))}", firmware.reading, **more)
+        return skip(f"its firmware has no {next(iter(wanted))}", *firmware.read, **more)
     if wrong:
-        cure = f"{mlxconfig.set_command(machine, firmware, wrong)}, then {COLD_REBOOT}"
+        cure = _set(machine, firmware, wrong)
         first = next(iter(wrong))
         others = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
         return complain(f"{bad}{first} is {firmware.settings[first].next}{others}", shown, cure=cure, **more)
     if firmware.pending(wanted):
         return complain(f"{bad}set rightly, but only from the next boot on", shown, cure=COLD_REBOOT, **more)
     return ok(good, shown, **more)
+
+
+def _set(machine: Machine, firmware: Firmware, values: dict[str, int]) -> str:
+    return f"{mlxconfig.set_command(machine, firmware, values)}, then {COLD_REBOOT}"
 
 
 CHECKS = (link_type, bluefield_mode, accurate_send)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from .finding import Evidence, evidence
 from .host import Reading, Trouble
 from .machine import Machine, Nic
-from .nics import is_nvidia
+from .nics import MODELS, is_nvidia
 from .pci import address_of
 
 COLD_REBOOT = "a cold reboot: ipmitool power cycle"
@@ -63,9 +63,9 @@ def parse_mst(text: str) -> dict[str, str]:
 class Firmware:
     """What a card's firmware is set to."""
 
-    card: str  # PCI address of the card's first function
+    card: str  # PCI address of the card's first function; "" when there is nothing to set
     tool: str
-    reading: Reading
+    read: tuple[Reading, ...]
     settings: dict[str, Setting]
     trouble: str  # why there are no settings; "" when there are
 
@@ -86,16 +86,20 @@ class Firmware:
         found = {name: self.settings[name] for name in self.having(wanted)}
         values = (f"{n}={s.current}, next {s.next}" if s.current not in ("", s.next) else f"{n}={s.next}"
                   for n, s in found.items())  # fmt: skip
-        return evidence(self.reading, " ".join(values))
+        return evidence(self.read[0], " ".join(values))
 
 
 def ask(machine: Machine, nic: Nic) -> Firmware:
     """The settings of a NIC's card; a card is asked once for all its functions, by the first."""
+    kind = MODELS.get(nic.pci.device) if nic.pci else None
+    if not is_nvidia(nic) or (kind and kind.virtual):
+        none = "a virtual function has no settings of its own" if is_nvidia(nic) else "not a card of NVIDIA"
+        return Firmware("", _MFT, (), {}, none)
     first = f"{nic.address[:-1]}0"
     card = first if first in machine.pci else nic.address
     tool, reading = _query(machine, card)
     settings = parse(reading.text)
-    return Firmware(card, tool, reading, settings, "" if settings else _why_not(machine, reading))
+    return Firmware(card, tool, (reading,), settings, "" if settings else _why_not(machine, reading))
 
 
 def _query(machine: Machine, card: str) -> tuple[str, Reading]:
@@ -109,10 +113,8 @@ def _query(machine: Machine, card: str) -> tuple[str, Reading]:
 
 def ask_all(machine: Machine) -> None:
     """Ask all cards at once, so that later questions are answered already."""
-    cards = {nic.address[:-1]: nic for nic in machine.nics if is_nvidia(nic)}
-    if len(cards) > 1:
-        with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="doctor-mlxconfig") as pool:
-            list(pool.map(lambda nic: ask(machine, nic), cards.values()))
+    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="doctor-mlxconfig") as pool:
+        list(pool.map(lambda nic: ask(machine, nic), machine.nics))
 
 
 def set_command(machine: Machine, firmware: Firmware, values: dict[str, int]) -> str:
@@ -127,7 +129,7 @@ def set_command(machine: Machine, firmware: Firmware, values: dict[str, int]) ->
 def _why_not(machine: Machine, reading: Reading) -> str:
     user = machine.host.ask("user").value
     if reading.trouble is Trouble.ABSENT:
-        return "mlxconfig is not installed: it is in DOCA's doca-all, in MFT, and in mstflint"
+        return "mlxconfig is not installed (MFT or mstflint has it)"
     if isinstance(user, dict) and user.get("uid", 0) != 0:
         return "mlxconfig needs root: sudo gpunetio doctor"
     return "mlxconfig shows no settings of this card"
