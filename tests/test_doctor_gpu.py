@@ -70,6 +70,8 @@ CAUSES = [
         "gpu-driver-open", SKIP, "does not tell", ""),
     ("CUDA 12.8", [cuda(version=12080)], "cuda-version", WARN, "CUDA 12.8: the static device library", "580.65.06"),
     ("CUDA 12.5", [cuda(version=12050)], "cuda-version", WARN, "12.6 or newer is recommended", "nvidia-open"),
+    ("CUDA 12.6", [cuda(version=12060)], "cuda-version", WARN, "CUDA 12.6: the static device library", "nvidia-open"),
+    ("CUDA 12.0", [cuda(version=12000)], "cuda-version", WARN, "CUDA 12.0: 12.6 or newer", "nvidia-open"),
     ("CUDA 11.8", [cuda(version=11080)], "cuda-version", FAIL, "CUDA 11.8", "580.65.06"),
     ("CUDA 13.1", [cuda(version=13010)], "cuda-version", OK, "CUDA 13.1", ""),
     ("no libcuda", [NO_LIBRARY], "cuda-version", FAIL, "libcuda.so.1", "NVIDIA_DRIVER_CAPABILITIES"),

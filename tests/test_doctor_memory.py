@@ -94,6 +94,8 @@ CAUSES = [
     ("integrated, no peermem", [NO_PEERMEM, cuda(integrated=1)], "peermem", SKIP, "memory of its own", ""),
     ("closed driver", [CLOSED], "dmabuf", WARN, "closed driver", "nvidia-open, in place of cuda-drivers"),
     ("old kernel", [OLD_KERNEL, without(Kind.FILE, CONFIG)], "dmabuf", WARN, "5.15.0-60-generic is older", "6.2"),
+    ("new enough kernel", [file("/proc/sys/kernel/osrelease", "6.2.0\n"), without(Kind.FILE, CONFIG)],
+        "dmabuf", OK, "have it", ""),
     ("no shared buffers", [config("CONFIG_PCI_P2PDMA=y\n")],
         "dmabuf", WARN, "no CONFIG_DMA_SHARED_BUFFER", "CONFIG_DMA_SHARED_BUFFER=y"),
     ("no P2PDMA", [config("CONFIG_DMA_SHARED_BUFFER=y\n# CONFIG_PCI_P2PDMA is not set\n")],
