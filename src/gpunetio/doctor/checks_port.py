@@ -10,6 +10,7 @@ from .host import Reading
 from .machine import Machine, Nic
 from .nics import each_nic, port_of
 
+AREA = "Ports"
 _SYSFS = "Linux Documentation/ABI/stable/sysfs-class-infiniband"
 _NETWORK = frozenset({Use.ETHERNET, Use.VERBS})  # DMA stays inside the machine
 _VERBS = frozenset({Use.VERBS})
@@ -24,7 +25,7 @@ _ENOUGH_MTU = 4200  # the usual one for RoCE: 4096 and headers
     "port-state", "Link of the port",
     why="Packets leave only through a port that is ACTIVE.",
     cure="sudo ip link set <interface> up; look at cable, transceiver and switch: sudo ethtool <interface>",
-    source=_SYSFS, uses=_NETWORK,
+    source=_SYSFS, uses=_NETWORK, essential=True,
 )  # fmt: skip
 @each_nic
 def port_state(machine: Machine, nic: Nic) -> Iterator[Finding]:
