@@ -43,6 +43,9 @@ CAUSES = {
         [file(f"{PORT}/gids/2", NONE), file(f"{PORT}/gids/3", "2001:0db8:0000:0000:0000:0000:0000:0001")],
         "gid", OK, "GID 3 is 2001:db8::1", "",
     ),
+    "IPv4 after IPv6": (
+        [file(f"{PORT}/gids/1", "2001:0db8:0000:0000:0000:0000:0000:0001")], "gid", OK, "GID 3 is 192.168.0.1", "",
+    ),
     "no address": (
         [file(f"{PORT}/gids/{i}", NONE) for i in range(4)], "gid", FAIL, "no GID of RoCE v2", "sudo ip link set ens6f0",
     ),
