@@ -155,7 +155,7 @@ GARBAGE = {
 }  # fmt: skip
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_garbage_is_survived(data):
     """Each reading of the ready machine may be anything."""

@@ -1,7 +1,7 @@
 """The doctor's checks of a network card's port."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from doctor_rig import READY, changed, file, folder, found, report, statuses, without
@@ -144,6 +144,7 @@ def test_each_counter_is_explained(name):
     assert name.rpartition("/")[2] in finding.summary
 
 
+@settings(max_examples=50, deadline=None)
 @given(st.integers(0, 3), st.text(max_size=40) | st.ip_addresses(v=6).map(lambda ip: ip.exploded))
 def test_any_gid(index, text):
     (first, _) = found("gid", file(f"{PORT}/gids/{index}", text.encode(errors="replace")))
