@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from ipaddress import IPv6Address
 
@@ -74,8 +75,8 @@ def gid(machine: Machine, nic: Nic) -> Iterator[Finding]:
     if not folder.ok:
         yield skip("its GIDs cannot be read", folder)
         return
-    indices = sorted((name for name in folder.names if name.isascii() and name.isdigit()), key=int)
-    entries = {int(index): _address(machine.host.read(f"{port}/gids/{index}")) for index in indices}
+    indices = (int(name) for name in folder.names if re.fullmatch("[0-9]{1,5}", name))
+    entries = {index: _address(machine.host.read(f"{port}/gids/{index}")) for index in indices}
     roce = [(i, a) for i, a in entries.items() if a and _type(machine, port, i).text == "RoCE v2"]
     best = sorted(roce, key=lambda entry: (entry[1].ipv4_mapped is None, entry[1].is_link_local, entry[0]))
     interface = _interface(machine, nic, port)
