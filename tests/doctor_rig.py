@@ -74,3 +74,8 @@ def found(check: str, *changes: Change, wanted: Wanted | None = None) -> list[Fi
 def statuses(check: str, *changes: Change, wanted: Wanted | None = None) -> list[Status]:
     """How it ended for each subject."""
     return [finding.status for finding in found(check, *changes, wanted=wanted)]
+
+
+def data(name: str) -> str:
+    """A file of `data/doctor`: seed/… are outputs of the set-up guide, word for word."""
+    return (DATA / name).read_text()

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import grp
 import itertools
 import json
 import os
+import pwd
 import resource
+import stat
 import subprocess
 import sys
 from collections.abc import Callable
@@ -97,6 +100,35 @@ def symbols(library: str, *names: str) -> list[str]:
     return [name for name in names if hasattr(loaded, name)]
 
 
+def permissions(path: str) -> dict[str, str]:
+    """Whom a file belongs to, and who may do what with it, as "660"."""
+    found = os.stat(path)
+    try:
+        owner, group = pwd.getpwuid(found.st_uid).pw_name, grp.getgrgid(found.st_gid).gr_name
+    except KeyError:  # ids without names, as in containers
+        owner, group = str(found.st_uid), str(found.st_gid)
+    return {"owner": owner, "group": group, "mode": f"{stat.S_IMODE(found.st_mode):03o}"}
+
+
+def verbs_library(name: str) -> dict[str, Any]:
+    """Which file libibverbs or libmlx5 is, and which of the functions that gpunetio calls it does not have."""
+    from ..providers.mlx5.libraries import IBVERBS, MLX5
+
+    functions, soname, variable = {
+        "libibverbs": (IBVERBS, "libibverbs.so.1", "GPUNETIO_LIBIBVERBS"),
+        "libmlx5": (MLX5, "libmlx5.so.1", "GPUNETIO_LIBMLX5"),
+    }[name]
+    loaded = ctypes.CDLL(os.environ.get(variable) or soname)
+    lacks = [function for function in functions if not hasattr(loaded, function)]
+    with open("/proc/self/maps") as maps:
+        files = [line.split(maxsplit=5)[5].strip() for line in maps if f"/{name}.so" in line]
+    return {
+        "file": next(iter(files), ""),
+        "lacks": [function for function in lacks if not functions[function].optional],
+        "lacks_optional": [function for function in lacks if functions[function].optional],
+    }
+
+
 def cuda() -> Any:
     """What libcuda says of itself and its devices; from a process of its own, as a driver may hang."""
     program = Path(__file__).with_name("cuda_attributes.py")
@@ -112,7 +144,7 @@ def cuda() -> Any:
 
 
 _ASKED = (
-    environment, system, user, limit, processors, affinity, shared_memory, hypervisor, container, opens, filesystem,
-    package, symbols, cuda,
+    environment, system, user, limit, processors, affinity, shared_memory, hypervisor, container, opens, permissions,
+    filesystem, package, symbols, verbs_library, cuda,
 )  # fmt: skip
 QUESTIONS: dict[str, Callable[..., Any]] = {one.__name__: one for one in _ASKED}

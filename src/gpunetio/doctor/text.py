@@ -53,10 +53,13 @@ def _told(label: str, text: str) -> Iterator[str]:
 
 
 def _hanging(start: str, text: str) -> Iterator[str]:
-    """`start` and the text, whose further lines stand below its first. Words that are too long are cut in lines."""
+    """`start` and the text, whose further lines stand below its first. Words that are too long are cut in lines.
+
+    Files may have anything in them; what a terminal would act upon is shown as "?".
+    """
     lines = [
         line
-        for paragraph in text.splitlines()
+        for paragraph in "".join(c if c.isprintable() or c == "\n" else "?" for c in text).split("\n")
         for line in textwrap.wrap(paragraph, WIDTH - len(start), break_on_hyphens=False) or [""]
     ]
     yield (start + (lines[0] if lines else "")).rstrip()
