@@ -10,6 +10,7 @@ from gpunetio.doctor.checks_cuda import CHECKS as CUDA_CHECKS
 from gpunetio.doctor.checks_gpu import CHECKS as GPU_CHECKS
 from gpunetio.doctor.host import Kind, Reading
 from gpunetio.doctor.nvidia_driver import address, version
+from gpunetio.errors import InvalidValueError
 
 OK, WARN, FAIL, SKIP = Status.OK, Status.WARN, Status.FAIL, Status.SKIP
 VERSION, PCI = "/proc/driver/nvidia/version", "/sys/bus/pci/devices"
@@ -146,10 +147,12 @@ def test_nothing_is_known_of_gpus_where_nothing_can_be_read():
 
 
 def test_a_gpu_that_is_not_there():
-    (finding,) = found("gpu-present", wanted=Wanted(gpu="3"))
-    assert finding.status is FAIL
-    assert "'3'" in finding.summary
-    assert "GPU0 0000:ca:00.0" in finding.cure
+    with pytest.raises(InvalidValueError, match=r"no GPU is '3'; there is GPU0 \(0000:ca:00\.0\)"):
+        found("gpu-present", wanted=Wanted(gpu="3"))
+
+
+def test_areas():
+    assert {one.area for one in GPU_CHECKS}.isdisjoint(one.area for one in CUDA_CHECKS)
 
 
 @pytest.mark.parametrize("wanted", ["0", "GPU0", "ca:00.0", "0000:ca:00.0", "00000000:CA:00.0"])

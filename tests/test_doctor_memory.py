@@ -176,6 +176,7 @@ def test_what_takes_a_reboot():
     assert {name for name, needed in reboot.items() if needed} >= {"bar1", "peer-mapping", "dmabuf"}
     assert not reboot["peermem"]
     (finding,) = found("dmabuf", NO_REGIONS)
+    assert finding.summary == "libibverbs has no ibv_reg_dmabuf_mr"
     assert not finding.reboot
 
 
