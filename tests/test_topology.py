@@ -190,8 +190,8 @@ def test_parsing_anything(text):
         assert cell == SELF or cell.startswith("NV") or cell in set(Distance)
 
 
-def _topology(*cards):
-    return [one for one in examine(built(*cards)).findings if one.check.id == "topology"]
+def _topology(*cards, wanted=None):
+    return [one for one in examine(built(*cards), wanted).findings if one.check.id == "topology"]
 
 
 def test_near_pairs_are_fine():

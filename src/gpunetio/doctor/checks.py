@@ -37,8 +37,12 @@ def all_checks() -> tuple[Check, ...]:
 
 
 def examine(host: Host, wanted: Wanted | None = None, probing: bool = False) -> Report:
-    """Run all checks, several at once; then the probes, if they are wanted."""
+    """Run all checks, several at once; then the probes, if they are wanted.
+
+    InvalidValueError when the GPU or the NIC that is wanted is not there.
+    """
     machine = Machine(host, wanted or Wanted())
+    machine.require_wanted()
     with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="doctor") as pool:
         found = pool.map(lambda one: _ask(one, machine), all_checks())
         findings = [finding for some in found for finding in some]

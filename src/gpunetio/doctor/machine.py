@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+from ..errors import InvalidValueError
 from . import nvidia_smi, pci, topology
 from .host import Host
 from .pci import PciDevice
@@ -108,6 +109,15 @@ class Machine:
         wanted = self.wanted.nic
         names = {wanted, pci.address_of(wanted)}
         return tuple(n for n in self.all_nics if not wanted or names & {n.name, n.address, *n.interfaces})
+
+    def require_wanted(self) -> None:
+        """InvalidValueError when there is no GPU or NIC as the user wants."""
+        for what, wanted, found, known in (
+            ("GPU", self.wanted.gpu, self.gpus, self.all_gpus), ("NIC", self.wanted.nic, self.nics, self.all_nics)
+        ):  # fmt: skip
+            if wanted and not found:
+                there = ", ".join(f"{one.name} ({one.address})" if one.address else one.name for one in known)
+                raise InvalidValueError(f"no {what} is {wanted!r}; there is {there or 'none'}")
 
     def pairs(self) -> tuple[tuple[str, str], ...]:
         """Names of all GPUs with all RDMA devices, those that are nearest to each other first."""
