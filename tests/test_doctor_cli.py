@@ -121,18 +121,19 @@ def test_redact(recorded, tmp_path):
     [
         (["--redact"], "--redact is about the file of --record, which is missing"),
         (["--replay", "no-such-file"], "no-such-file: No such file or directory"),
+        (["--replay", __file__], "is not a recording of `gpunetio doctor --record`"),
         (["--record", "no/such/folder/r.json"], "no/such/folder/r.json: No such file or directory"),
         (["--for", "fun"], "'fun' is not one of"),
         (["--bar1-mib", "-1"], "-1 is not in the range"),
-        (["--gpu", "7"], "no GPU is '7'"),
-        (["--nic", "mlx5_9"], "no NIC is 'mlx5_9'"),
+        (["--gpu", "7"], "no GPU is '7'; there is GPU0 (0000:ca:00.0)"),
+        (["--nic", "mlx5_9"], "no NIC is 'mlx5_9'; there is mlx5_0 (0000:b5:00.0), mlx5_1 (0000:b5:00.1)"),
     ],
     ids=str,
 )
 def test_mistakes(recorded, options, message):
     which = [] if "--replay" in options else ["--replay", recorded(READY)]
     result = doctor(*which, *options)
-    assert result.exit_code != 0
+    assert result.exit_code == 2
     assert message in result.stderr
     assert result.stderr.count("\n") == 1
 

@@ -3,7 +3,6 @@
 import string
 
 import pytest
-from gpunetio.doctor.topology import matrix
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -11,6 +10,7 @@ from doctor_rig import READY
 from gpunetio.doctor import Machine, ReplayHost, Trouble, Wanted, as_json, examine, lines_of
 from gpunetio.doctor.host import Kind, Reading
 from gpunetio.doctor.text import WIDTH
+from gpunetio.doctor.topology import matrix
 from gpunetio.errors import InvalidValueError
 
 # Bytes that no machine has, and such as nearly might be.

@@ -57,6 +57,7 @@ def test_kernel(release, status):
         ("memlock", [], [OK], "no limit"),
         ("memlock", [limit(8 << 20)], [OK], "CAP_IPC_LOCK"),
         ("memlock", [limit(8 << 20), rights(0)], [WARN], "only 8 MiB"),
+        ("memlock", [limit(1 << 20), rights(0)], [WARN], "only 1 MiB"),
         ("memlock", [limit(64 << 10), rights(0)], [FAIL], "only 64 KiB"),
         ("memlock", [limit(64 << 10), rights(1 << 13)], [FAIL], "ulimit -l unlimited"),
         ("memlock", [limit(64 << 10), rights(0)], [FAIL], "/etc/security/limits.d"),
@@ -99,6 +100,11 @@ def test_who_is_not_root_has_verbs_but_no_ethernet():
     ethernet, others = found("root", USER, NO_OVERRIDE)
     assert (ethernet.uses, others.uses) == ({Use.ETHERNET}, {Use.VERBS, Use.DMA})
     assert (ethernet.reboot, others.reboot) == (False, True)
+
+
+def test_raw_packets_are_for_ethernet():
+    (finding,) = found("capabilities", rights(0))
+    assert finding.uses == {Use.ETHERNET}
 
 
 def test_too_little_locked_memory_is_not_ready():

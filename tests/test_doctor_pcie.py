@@ -39,6 +39,11 @@ BLACKWELL = file(
 IOMMU_OFF = (folder("/sys/class/iommu"), file("/proc/cmdline", "ro quiet intel_iommu=off\n"))
 AMD = folder("/sys/class/iommu", "ivhd0", "ivhd1")
 ARM = folder("/sys/class/iommu", "smmu3.0x0000000005000000")
+NO_DRIVER = (
+    without(Kind.FILE, "/proc/driver/nvidia/gpus/0000:ca:00.0/information"),
+    without(Kind.COMMAND, "nvidia-smi", "-q"),
+    without(Kind.COMMAND, "rdma_topo", "check"),
+)
 FAILS = "OK\tall of NIC 1\nFAIL\tACS for grace_rp 0008:00:00.0 has incorrect values 0011101 != xx111x0 (0x1d != 0x1c)\n"
 TWO_COMMANDS = "reboot:\nsudo setpci -s b2:01.0 ECAP_ACS+0x6.w=0000\nsudo setpci -s b2:00.0 ECAP_ACS+0x6.w=0000"
 LSPCI = (DATA / "lspci-bridge.txt").read_text()
@@ -64,6 +69,7 @@ NO_CONFIG = without(Kind.FILE, f"{FOLDER}/0000:b2:00.0/config")
         ("acs", [*CX8, BLACKWELL, without(Kind.COMMAND, "rdma_topo", "check")], [SKIP], "rdma_topo"),
         ("acs", [*CX8, BLACKWELL, command("rdma_topo check", FAILS, "exit status 100")], [WARN], "write-grub-acs"),
         ("acs", [*CX8, BLACKWELL, command("rdma_topo check", "OK\tall\n")], [OK], "rdma_topo"),
+        ("acs", [*CX8, *NO_DRIVER, bridge("b2:00.0", ALL_ON)], [SKIP], "rdma_topo"),  # it may be a Blackwell
         ("acs", [*CX8, bridge("b2:00.0", ALL_ON)], [WARN], "setpci"),  # an A100 has no direct path
         ("iommu", [], [OK], "pass"),
         ("iommu", IOMMU_OFF, [OK], "intel_iommu=off"),
@@ -80,8 +86,10 @@ NO_CONFIG = without(Kind.FILE, f"{FOLDER}/0000:b2:00.0/config")
         ("pcie-link", [file(f"{NIC}/current_link_speed", "8.0 GT/s PCIe\n")], [OK, WARN, OK], "than its 16 GT/s"),
         ("pcie-link", [file(f"{NIC}/current_link_width", "255\n")], [OK, SKIP, OK], "unknown"),
         ("pcie-link", [file(f"{NIC}/max_link_speed", "Unknown\n")], [OK, SKIP, OK], "unknown"),
+        ("pcie-link", [file(f"{NIC}/current_link_speed", "Unknown\n")], [OK, SKIP, OK], "unknown"),
+        ("pcie-link", [file(f"{NIC}/{which}_link_width", "63\n") for which in ("current", "max")], [OK, SKIP, OK], ""),
         ("pcie-link", [file(f"{NIC}/current_link_width", "0\n")], [OK, SKIP, OK], "unknown"),
-        ("pcie-read-request", [], [OK, OK], "4096 bytes"),
+        ("pcie-read-request", [], [OK, OK], "MaxReadReq is 4096 bytes "),
         ("pcie-read-request", [nic_control(0x2000)], [OK, OK], "4096 may be faster"),
         ("pcie-read-request", [nic_control(0x1010)], [WARN, OK], "sudo setpci -s b5:00.0 CAP_EXP+8.w=5000:7000"),
         ("pcie-read-request", [nic_control(0x1010)], [WARN, OK], "MaxReadReq 256 bytes, RlxdOrd+"),
@@ -89,6 +97,7 @@ NO_CONFIG = without(Kind.FILE, f"{FOLDER}/0000:b2:00.0/config")
         ("numa", [], [OK, OK, OK], "24 of this process's 48"),
         ("numa", [answer("affinity", value=[0, 1, 24])], [WARN, WARN, WARN], "taskset -c 12-23,36-47"),
         ("numa", [answer("affinity", value=[0, 47])], [OK, OK, OK], "1 of this process's 2"),
+        ("numa", [file(f"{GPU}/local_cpulist", "12,40\n")], [OK, OK, OK], "2 of this process's 48"),
         ("numa", [answer("affinity", value={"": None})], [SKIP, SKIP, SKIP], "unknown"),
         ("numa", [file(f"{GPU}/numa_node", "-1\n")], [OK, OK, OK], "node unknown"),
         ("numa", [file(f"{GPU}/local_cpulist", "\n")], [SKIP, OK, OK], "unknown"),

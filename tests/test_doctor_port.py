@@ -1,7 +1,7 @@
 """The doctor's checks of a network card's port."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from doctor_rig import READY, changed, file, folder, found, report, statuses, without
@@ -42,6 +42,9 @@ CAUSES = {
     "IPv6 of a network": (
         [file(f"{PORT}/gids/2", NONE), file(f"{PORT}/gids/3", "2001:0db8:0000:0000:0000:0000:0000:0001")],
         "gid", OK, "GID 3 is 2001:db8::1", "",
+    ),
+    "IPv4 after IPv6": (
+        [file(f"{PORT}/gids/1", "2001:0db8:0000:0000:0000:0000:0000:0001")], "gid", OK, "GID 3 is 192.168.0.1", "",
     ),
     "no address": (
         [file(f"{PORT}/gids/{i}", NONE) for i in range(4)], "gid", FAIL, "no GID of RoCE v2", "sudo ip link set ens6f0",
@@ -141,6 +144,7 @@ def test_each_counter_is_explained(name):
     assert name.rpartition("/")[2] in finding.summary
 
 
+@settings(max_examples=50, deadline=None)
 @given(st.integers(0, 3), st.text(max_size=40) | st.ip_addresses(v=6).map(lambda ip: ip.exploded))
 def test_any_gid(index, text):
     (first, _) = found("gid", file(f"{PORT}/gids/{index}", text.encode(errors="replace")))

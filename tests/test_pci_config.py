@@ -27,6 +27,19 @@ def test_capabilities_are_found():
     assert pci_config.find_capability(_ROOT_PORT, 0x11) == pci_config.find_extended(_ROOT_PORT, 0x0010) == 0
 
 
+def test_low_bits_of_pointers_are_reserved():
+    marked = bytearray(_ROOT_PORT)
+    marked[0x34] |= 1
+    marked[0x41] |= 2
+    assert pci_config.find_capability(bytes(marked), 0x10) == 0x90
+
+
+def test_a_pointer_without_the_status_bit_is_none():
+    other = bytearray(_ROOT_PORT)
+    other[0x06] = 0xEF
+    assert pci_config.find_capability(bytes(other), 0x10) == 0
+
+
 def test_acs_as_lspci_prints_it():
     found = acs(_ROOT_PORT)
     assert found is not None

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .failures import UsageFailure, guarded
+from ..errors import InvalidValueError
+from .failures import UsageFailure, explained, guarded
 
 if TYPE_CHECKING:
     from ..doctor import Host, Report, Status, Use
@@ -60,11 +61,14 @@ def doctor(
 
     if redact and not record:
         raise UsageFailure("--redact is about the file of --record, which is missing")
-    host = host_of(root, replay)
     wanted = library.Wanted(gpu, nic, bar1_mib)
-    report = library.examine(host, wanted, probing)
-    if record:
-        library.record(host, wanted, record, redact)
+    try:
+        host = host_of(root, replay)
+        report = library.examine(host, wanted, probing)
+        if record:
+            library.record(host, wanted, record, redact)
+    except (InvalidValueError, OSError) as error:
+        raise UsageFailure(explained(error)) from error
     if as_json:
         click.echo(json.dumps(library.as_json(report), indent=1))
     else:

@@ -10,6 +10,7 @@ from .finding import HARDWARE, Evidence, Finding, check, evidence, fail, ok, ski
 from .machine import Gpu, Machine
 from .nvidia_driver import address, attribute, cuda, cuda_devices, integrated, number, smi
 
+AREA = "CUDA"
 _CUDA = f"{GUIDE}: CUDA Dependency"
 _ATTRIBUTES = "CUDA driver API: CUdevice_attribute"
 _VARIABLES = "CUDA programming guide: environment variables"

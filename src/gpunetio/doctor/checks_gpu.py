@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ from .finding import HARDWARE, Evidence, Finding, check, evidence, fail, ok, ski
 from .machine import Gpu, Machine
 from .nvidia_driver import is_open, loaded, smi, version
 
+AREA = "GPUs"
 CUDA_13_DRIVER = "580.65.06"  # CUDA release notes: minimum driver versions
 _OLDEST_DRIVER = "525.60.13"  # for CUDA 12, likewise
 
@@ -18,6 +20,7 @@ _OLDEST_DRIVER = "525.60.13"  # for CUDA 12, likewise
 def each_gpu(ask: Callable[[Machine, Gpu], Finding]) -> Callable[[Machine], Iterator[Finding]]:
     """Ask for each GPU; where there is none, there is nothing to look at."""
 
+    @functools.wraps(ask)
     def ask_all(machine: Machine) -> Iterator[Finding]:
         if not machine.gpus:
             yield skip("no GPU")

@@ -14,6 +14,7 @@ from .host import Trouble
 from .machine import Gpu, Machine
 from .nvidia_driver import PARAMS, attribute, integrated, loaded, smi
 
+AREA = "GPU memory and the NIC"
 _MAPPING = f"{GUIDE}: GPU Memory Mapping"
 _SMALL_BAR1 = 256  # MiB: what GPUs have without Resizable BAR
 _UNSET = 0x2000_0000  # IORESOURCE_UNSET in the kernel's linux/ioport.h: a size without an address

@@ -10,6 +10,7 @@ from .machine import INFINIBAND, Machine, Nic
 from .nics import GUIDE, Grade, each_nic, is_nvidia, model_of
 from .pci import FOLDER
 
+AREA = "NICs"
 _VERBS = "/sys/class/infiniband_verbs"
 _MODULES = ("mlx5_core", "mlx5_ib", "ib_uverbs")
 

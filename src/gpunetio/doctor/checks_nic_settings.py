@@ -11,6 +11,7 @@ from .machine import Machine, Nic
 from .mlxconfig import COLD_REBOOT, Firmware
 from .nics import GUIDE, MODELS, each_nic, port_of
 
+AREA = "NICs"
 _LAYERS = {"InfiniBand": 1, "Ethernet": 2}  # of LINK_TYPE_Pn
 _NIC_MODE = {
     "INTERNAL_CPU_MODEL": 1,            # EMBEDDED_CPU

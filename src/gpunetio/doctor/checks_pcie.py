@@ -273,9 +273,7 @@ def numa(machine: Machine) -> Iterator[Finding]:
         elif near:
             yield ok(f"{node}: {near} of this process's {len(mine)} processors are near", reading, usable, **subject)
         else:
-            cure = (
-                f"taskset -c {reading.text[:200]} <command>, or numactl --cpunodebind=<node> --membind=<node> <command>"
-            )
+            cure = f"taskset -c {reading.text[:200]} <command>"
             yield warn(f"{node}: this process may not run there", reading, usable, cure=cure, **subject)
 
 

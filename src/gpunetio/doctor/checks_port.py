@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from ipaddress import IPv6Address
 
@@ -10,6 +11,7 @@ from .host import Reading
 from .machine import Machine, Nic
 from .nics import each_nic, port_of
 
+AREA = "Ports"
 _SYSFS = "Linux Documentation/ABI/stable/sysfs-class-infiniband"
 _NETWORK = frozenset({Use.ETHERNET, Use.VERBS})  # DMA stays inside the machine
 _VERBS = frozenset({Use.VERBS})
@@ -24,7 +26,7 @@ _ENOUGH_MTU = 4200  # the usual one for RoCE: 4096 and headers
     "port-state", "Link of the port",
     why="Packets leave only through a port that is ACTIVE.",
     cure="sudo ip link set <interface> up; look at cable, transceiver and switch: sudo ethtool <interface>",
-    source=_SYSFS, uses=_NETWORK,
+    source=_SYSFS, uses=_NETWORK, essential=True,
 )  # fmt: skip
 @each_nic
 def port_state(machine: Machine, nic: Nic) -> Iterator[Finding]:
@@ -73,8 +75,8 @@ def gid(machine: Machine, nic: Nic) -> Iterator[Finding]:
     if not folder.ok:
         yield skip("its GIDs cannot be read", folder)
         return
-    indices = sorted((name for name in folder.names if name.isascii() and name.isdigit()), key=int)
-    entries = {int(index): _address(machine.host.read(f"{port}/gids/{index}")) for index in indices}
+    indices = (int(name) for name in folder.names if re.fullmatch("[0-9]{1,5}", name))
+    entries = {index: _address(machine.host.read(f"{port}/gids/{index}")) for index in indices}
     roce = [(i, a) for i, a in entries.items() if a and _type(machine, port, i).text == "RoCE v2"]
     best = sorted(roce, key=lambda entry: (entry[1].ipv4_mapped is None, entry[1].is_link_local, entry[0]))
     interface = _interface(machine, nic, port)

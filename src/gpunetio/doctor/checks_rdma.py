@@ -11,6 +11,7 @@ from .host import Reading, Trouble
 from .machine import Machine
 from .nics import GUIDE
 
+AREA = "RDMA libraries and device nodes"
 _PACKAGES = {"libibverbs": "libibverbs1", "libmlx5": "ibverbs-providers"}  # of Debian; elsewhere both are libibverbs
 _DMABUF_VERSION = (1, 14, 44)  # of libibverbs, as the guide asks for dmabuf
 _WITHOUT = {

@@ -11,6 +11,7 @@ from .host import Reading
 from .machine import Gpu, Machine, Nic
 from .topology import Distance
 
+AREA = "Topology"
 BETWEEN = {
     Distance.PIX: "at most one PCIe switch between them",
     Distance.PXB: "several PCIe switches between them, no host bridge",
@@ -33,12 +34,12 @@ def nothing(machine: Machine) -> str:
     source=f"{GUIDE}: Installation and Setup, nvidia-smi topo -m", uses=HARDWARE,
 )  # fmt: skip
 def distances(machine: Machine) -> Iterator[Finding]:
-    """Of each pair."""
+    """From each GPU to the NIC that is nearest to it, of those that the user asks about."""
     if missing := nothing(machine):
         yield skip(missing)
+        return
     for gpu in machine.gpus:
-        for nic in machine.nics:
-            yield _pair(machine, gpu, nic)
+        yield _pair(machine, gpu, min(machine.nics, key=lambda nic: topology.closeness(machine, gpu, nic)))
 
 
 def _pair(machine: Machine, gpu: Gpu, nic: Nic) -> Finding:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from .host import Reading
+from .host import Kind, Reading
 
 if TYPE_CHECKING:
     from .machine import Machine
@@ -52,6 +53,8 @@ def evidence(reading: Reading, value: Any = None) -> Evidence:
     """What a reading gave: `value` when only a part of it matters, else the error, or its first line."""
     if value is not None:
         shown = str(value)
+    elif reading.kind is Kind.FOLDER and reading.names:
+        shown = ", ".join(reading.names)
     elif reading.ok:
         lines = reading.text.splitlines() or [str(reading.value) if reading.value not in (b"", "") else "(empty)"]
         shown = lines[0]
@@ -114,7 +117,7 @@ def check(
     """Make a check of a function that yields what it finds. Its area is what the function's module calls `AREA`."""
 
     def make(ask: Callable[[Machine], Iterator[Finding]]) -> Check:
-        return Check(id, ask.__globals__["AREA"], title, why, cure, source, uses, reboot, essential, ask)
+        return Check(id, sys.modules[ask.__module__].AREA, title, why, cure, source, uses, reboot, essential, ask)
 
     return make
 
