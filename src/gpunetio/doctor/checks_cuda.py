@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from .checks_gpu import CUDA_13_DRIVER, each_gpu
-from .checks_host import GUIDE
-from .finding import HARDWARE, Evidence, Finding, check, evidence, fail, ok, skip, warn
+from .finding import GUIDE, HARDWARE, Evidence, Finding, check, evidence, fail, ok, skip, warn
 from .machine import Gpu, Machine
 from .nvidia_driver import address, attribute, cuda, cuda_devices, integrated, number, smi
 

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from . import nvidia_smi, pci
-from .checks_host import GUIDE
-from .finding import HARDWARE, Evidence, Finding, check, evidence, fail, ok, skip, warn
+from .finding import GUIDE, HARDWARE, Evidence, Finding, check, evidence, fail, ok, skip, warn
 from .machine import Gpu, Machine
 from .nvidia_driver import is_open, loaded, smi, version
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from .finding import EVERY_USE, HARDWARE, Evidence, Finding, Use, check, evidence, fail, ok, skip, warn
+from .finding import EVERY_USE, GUIDE, HARDWARE, Evidence, Finding, Use, check, evidence, fail, ok, skip, warn
 from .host import Host, Reading, Trouble
 from .machine import Machine
 
 AREA = "Operating system and process"
-GUIDE = "DOCA GPUNetIO installation and set-up guide"
 _ETHERNET, _VERBS = frozenset({Use.ETHERNET}), frozenset({Use.VERBS, Use.DMA})
 
 

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from . import dmabuf as by_dmabuf
 from . import pci
 from .checks_gpu import each_gpu
-from .checks_host import GUIDE
-from .finding import HARDWARE, Evidence, Finding, check, evidence, fail, ok, skip, warn
+from .finding import GUIDE, HARDWARE, Evidence, Finding, check, evidence, fail, ok, skip, warn
 from .host import Trouble
 from .machine import Gpu, Machine
 from .nvidia_driver import PARAMS, attribute, integrated, loaded, smi

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .finding import HARDWARE, Finding, check, evidence, fail, ok, skip, warn
+from .finding import GUIDE, HARDWARE, Finding, check, evidence, fail, ok, skip, warn
 from .host import Reading, Trouble
 from .machine import INFINIBAND, Machine, Nic
-from .nics import GUIDE, Grade, each_nic, is_nvidia, model_of
+from .nics import Grade, each_nic, is_nvidia, model_of
 from .pci import FOLDER
 
 AREA = "NICs"
@@ -24,15 +24,9 @@ _MODULES = ("mlx5_core", "mlx5_ib", "ib_uverbs")
 def present(machine: Machine) -> Iterator[Finding]:
     """Any RDMA device, or a card that could become one."""
     readings = [machine.host.names(INFINIBAND), machine.host.names(FOLDER)]
-    known = [nic.name for nic in machine.all_nics]
     unreadable = [r for r in readings if r.trouble not in (Trouble.NONE, Trouble.ABSENT)]
     if machine.nics:
         yield ok(", ".join(nic.name for nic in machine.nics), evidence(readings[0], " ".join(readings[0].names)))
-    elif known:
-        yield fail(
-            f"no NIC is {machine.wanted.nic!r}", evidence(readings[0], " ".join(known)),
-            cure=f"name one of {', '.join(known)}, its network interface or its PCI address",
-        )  # fmt: skip
     elif unreadable:
         yield skip("cannot see whether there is a NIC", *unreadable)
     else:

@@ -6,10 +6,10 @@ import functools
 from collections.abc import Callable, Iterator
 
 from . import mlxconfig
-from .finding import HARDWARE, Finding, Use, check, fail, ok, skip, warn
+from .finding import GUIDE, HARDWARE, Finding, Use, check, fail, ok, skip, warn
 from .machine import Machine, Nic
 from .mlxconfig import COLD_REBOOT, Firmware
-from .nics import GUIDE, MODELS, each_nic, port_of
+from .nics import MODELS, each_nic, port_of
 
 AREA = "NICs"
 _LAYERS = {"InfiniBand": 1, "Ethernet": 2}  # of LINK_TYPE_Pn

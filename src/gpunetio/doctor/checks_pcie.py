@@ -6,13 +6,12 @@ import re
 from collections.abc import Iterable, Iterator
 
 from . import pci_config
-from .finding import HARDWARE, Evidence, Finding, check, evidence, ok, skip, warn
+from .finding import GUIDE, HARDWARE, Evidence, Finding, check, evidence, ok, skip, warn
 from .host import Host, Reading, Trouble
 from .machine import Gpu, Machine, Nic
 from .pci import FOLDER, PciDevice
 
 AREA = "PCI Express"
-GUIDE = "DOCA GPUNetIO installation and set-up guide"
 _CONNECTX8 = 0x1023
 _ROOT = "needs root: sudo gpunetio doctor"
 _Subject = tuple[dict[str, str], PciDevice]  # fields of a finding, and whom it is about

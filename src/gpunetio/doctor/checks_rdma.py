@@ -6,10 +6,9 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from .finding import HARDWARE, Evidence, Finding, check, fail, ok, skip, warn
+from .finding import GUIDE, HARDWARE, Evidence, Finding, check, fail, ok, skip, warn
 from .host import Reading, Trouble
 from .machine import Machine
-from .nics import GUIDE
 
 AREA = "RDMA libraries and device nodes"
 _PACKAGES = {"libibverbs": "libibverbs1", "libmlx5": "ibverbs-providers"}  # of Debian; elsewhere both are libibverbs

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from . import topology
-from .checks_host import GUIDE
-from .finding import HARDWARE, Evidence, Finding, check, ok, skip, warn
+from .finding import GUIDE, HARDWARE, Evidence, Finding, check, ok, skip, warn
 from .host import Reading
 from .machine import Gpu, Machine, Nic
 from .topology import Distance

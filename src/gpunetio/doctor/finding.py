@@ -13,6 +13,7 @@ from .host import Kind, Reading
 if TYPE_CHECKING:
     from .machine import Machine
 
+GUIDE = "DOCA GPUNetIO installation and set-up guide"  # what most checks go back to
 _SHOWN = 160  # characters of a value that evidence shows
 
 

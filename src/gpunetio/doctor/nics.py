@@ -12,7 +12,6 @@ from .host import Reading
 from .machine import Machine, Nic
 from .pci import MELLANOX, PciDevice, address_of, device
 
-GUIDE = "DOCA GPUNetIO installation and set-up guide"
 _STATE = ("state", "phys_state", "link_layer", "rate")  # kernel Documentation/ABI/stable/sysfs-class-infiniband
 
 

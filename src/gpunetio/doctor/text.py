@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
 from typing import Any
 
@@ -23,8 +23,12 @@ def lines_of(report: Report, verbose: bool = False, paint: Paint = lambda text, 
     ids = max((len(finding.check.id) for finding in report.findings), default=0)
     for area, findings in groupby(report.findings, lambda finding: finding.check.area):
         yield area
-        for finding in findings:
-            yield from _finding(finding, ids, verbose, paint)
+        for skipped, some in groupby(findings, lambda finding: finding.status is Status.SKIP and finding.summary):
+            if skipped and not verbose:
+                yield from _skipped(skipped, some, paint)
+            else:
+                for finding in some:
+                    yield from _finding(finding, ids, verbose, paint)
         yield ""
     yield "Ready for"
     for use, name in USE_NAMES.items():
@@ -46,6 +50,14 @@ def _finding(finding: Finding, ids: int, verbose: bool, paint: Paint) -> Iterato
     if wrong:
         yield from _told("cure", finding.cure + (" (then reboot)" if finding.reboot else ""))
     yield from _told("source", finding.check.source)
+
+
+def _skipped(why: str, findings: Iterable[Finding], paint: Paint) -> Iterator[str]:
+    """Checks one after the other that were not made for the same reason."""
+    names = dict.fromkeys(finding.check.id for finding in findings)
+    first, *more = _hanging(f"  {Status.SKIP:<{_LEFT - 3}} ", f"{', '.join(names)}: {why}")
+    yield first.replace(Status.SKIP, paint(Status.SKIP, Status.SKIP), 1)
+    yield from more
 
 
 def _told(label: str, text: str) -> Iterator[str]:
