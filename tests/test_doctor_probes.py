@@ -1,31 +1,33 @@
 """Probes of the doctor: what is tried on NICs and GPUs that work and that do not, and processes that hang."""
 
+import ctypes
 import json
 import os
 import sys
-import time
 from contextlib import ExitStack
 from dataclasses import replace
+from ipaddress import IPv6Address
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from card_rig import Card, FakeCuda
+from card_rig import REQ, REQ_ERR, Card, FakeCuda
 from doctor_rig import READY, answer, changed
 from gpunetio import Gpu, verbs
-from gpunetio.doctor import Finding, LiveHost, Machine, Status, Trouble, Use, Wanted, probe_memory, probes
+from gpunetio.doctor import Finding, LiveHost, Machine, ReplayHost, Status, Use, Wanted, load, probe_memory, save
 from gpunetio.doctor import probe_bench as rig
 from gpunetio.doctor import probe_process as process
-from gpunetio.doctor.host import Kind, Reading
-from gpunetio.doctor.probe_explain import CUDA_ERRORS, LIKELY, SYNDROME_OF, completion_failed, cuda_error
+from gpunetio.doctor.finding import HARDWARE
+from gpunetio.doctor.probe_explain import CUDA_ERRORS, LIKELY, SYNDROME_OF, cuda_error
 from gpunetio.doctor.probe_watch import watch
 from gpunetio.doctor.probes import PROBES, device_to_probe, run_probes
-from gpunetio.enums import MemRegType, WcStatus
+from gpunetio.enums import Access, GidType
+from gpunetio.errors import DriverError, NotFoundError
 from gpunetio.formats.cqe import Syndrome
 from gpunetio.gpu.host_backend import HostBackend
-from gpunetio.providers.mlx5.device import VerbsDevice
-from nic_rig import until
+from gpunetio.providers.mlx5.provider import Mlx5Provider
+from gpunetio.providers.soft import SoftProvider
 from plain_soft import PlainSoft
 
 OK, WARN, FAIL, SKIP = Status
@@ -37,14 +39,19 @@ def bench(name: str = "soft0", gpu: str = "host", patience: float = 5.0) -> rig.
     return rig.Bench(name, gpu, ExitStack(), patience)
 
 
+def told(value, device: str = "soft0") -> list[Finding]:
+    """What the doctor makes of an answer."""
+    host = changed(READY, answer("probe", device, "0000:ca:00.0", value=value))
+    return run_probes(Machine(host, Wanted()), device)
+
+
 def probed(at: rig.Bench) -> dict[str, list[Finding]]:
     """What each probe finds that was begun, as the process tells it, and the doctor understands it."""
     said: list[dict] = []
     with at.opened:
         process.probe(at, lambda line: said.append(json.loads(json.dumps(line))))
-    machine = Machine(changed(READY, answer("probe", at.name, "0000:ca:00.0", value={"said": said, "ended": ""})), Wanted())
     begun = [line["begin"] for line in said if "begin" in line]
-    found = run_probes(machine, at.name)
+    found = told({"said": said, "ended": ""}, at.name)
     return {id: [each for each in found if each.check.id == id] for id in begun if id != "close"}
 
 
@@ -88,3 +95,489 @@ def test_a_device_without_devx(monkeypatch):
     found = probed(bench("plain-soft0"))
     assert statuses(found) == ALL_WELL | {"probe-loopback-gpu": [SKIP]}
     assert "no DEVX" in found["probe-loopback-gpu"][0].summary
+
+
+# --- devices that do not ---------------------------------------------------------------------------------------------
+
+
+def test_no_such_device():
+    found = probed(bench("nosuch"))
+    assert statuses(found) == {"probe-open": [FAIL]}
+    assert "no device 'nosuch'" in found["probe-open"][0].summary
+    assert "gpunetio devices -l" in found["probe-open"][0].cure
+    assert found["probe-open"][0].subject == ""
+
+
+def test_no_such_gpu():
+    """It is said, and threads of the host do what they can."""
+    found = probed(bench(gpu="8a:00.0"))
+    assert statuses(found) == ALL_WELL | {"probe-gpu": [FAIL]}
+    assert "8a:00.0" in found["probe-gpu"][0].summary
+
+
+@pytest.fixture(params=["soft0", ON_CARD])
+def device(request):
+    """A software NIC by itself, and as a card: its name, and how the NIC behind it is found."""
+    if request.param == "soft0":
+        return "soft0", lambda ctx: ctx.provider.nic
+    stand_in = request.getfixturevalue("stand_in")
+    return ON_CARD, lambda ctx: stand_in.nic(ON_CARD)
+
+
+def test_a_port_that_is_down(device, monkeypatch):
+    name, nic_of = device
+
+    def opened(name):
+        ctx = verbs.open(name)
+        nic_of(ctx).set_link(False)
+        return ctx
+
+    monkeypatch.setattr(rig, "open_context", opened)
+    found = probed(bench(name))
+    assert statuses(found) == ALL_WELL | {"probe-loopback-host": [FAIL], "probe-loopback-gpu": [FAIL]}
+    for id in ("probe-loopback-host", "probe-loopback-gpu"):
+        assert "port 1 is PORT_DOWN" in found[id][0].summary
+
+
+def to_nobody(self, queue):
+    """A peer that has closed its end, as a wrong GID index looks."""
+    qp = getattr(queue, "qp", queue)
+    qp.connect(replace(qp.endpoint(), qpn=0xABCDE), ack_timeout=8, retry_cnt=1)
+
+
+def without_rights(self, queue):
+    queue.connect(queue, remote_access=Access(0))
+
+
+@pytest.mark.parametrize(
+    ("connect", "name", "cause"),
+    [
+        (to_nobody, "TRANSPORT_RETRY_EXC (0x15/", "wrong GID index"),
+        (without_rights, "REMOTE_INVAL_REQ (0x12/", "path MTU"),
+    ],
+)  # fmt: skip
+def test_a_request_that_fails(device, monkeypatch, connect, name, cause):
+    """Posted by the host, by the CPU proxy and by the kernel."""
+    monkeypatch.setattr(rig.Way, "connect", connect)
+    found = probed(bench(device[0]))
+    assert statuses(found) == ALL_WELL | {"probe-loopback-host": [FAIL], "probe-loopback-gpu": [FAIL, FAIL]}
+    for id in ("probe-loopback-host", "probe-loopback-gpu"):
+        for finding in found[id]:
+            assert name in finding.summary
+            assert cause in text(finding)
+            assert "<device>" not in finding.cure
+            assert "GID 0" in text(finding)
+
+
+def test_a_nic_that_gives_no_umem(device, monkeypatch):
+    """No queue can be made."""
+
+    def refuse(self, *args):
+        raise DriverError("refused UMEM", 5, 0xABC)
+
+    for provider in (SoftProvider, Mlx5Provider):
+        monkeypatch.setattr(provider, "reg_umem", refuse)
+    found = probed(bench(device[0]))
+    assert statuses(found) == ALL_WELL | {"probe-loopback-host": [FAIL], "probe-loopback-gpu": [FAIL]}
+    assert all("refused UMEM" in found[id][0].summary for id in ("probe-loopback-host", "probe-loopback-gpu"))
+
+
+def test_a_doorbell_that_cuda_does_not_map(monkeypatch):
+    """The CPU proxy rings, and nobody calls that an error."""
+
+    def refuse(self, address, nbytes, io=False):
+        if io:
+            raise DriverError("cudaHostRegister: operation not permitted (CUDA error 800)", 800)
+        return address
+
+    monkeypatch.setattr(HostBackend, "map", refuse)
+    found = probed(bench())
+    assert statuses(found) == ALL_WELL | {"probe-loopback-gpu": [OK, SKIP]}
+    assert "probe-uar" in found["probe-loopback-gpu"][1].summary
+
+
+def test_a_mistake_of_a_probe_is_told_as_such(monkeypatch):
+    monkeypatch.setitem(process.TRIALS, "probe-uar", lambda bench: iter([1 // 0]))
+    (finding,) = probed(bench())["probe-uar"]
+    assert finding.status is SKIP
+    assert "ZeroDivisionError" in finding.summary
+
+
+# --- a card that is played -------------------------------------------------------------------------------------------
+
+
+class Playing:
+    """A card and a GPU with `refused` sets, on a bench of theirs."""
+
+    def __init__(self, monkeypatch, card: Card, gpu: str = "auto"):
+        self.card, self.cuda = card, FakeCuda()
+        backend = staticmethod(lambda which: HostBackend() if which == "host" else self.cuda)
+        monkeypatch.setattr(Gpu, "_open_backend", backend)
+        monkeypatch.setattr(rig, "open_context", lambda name: verbs.import_context(card))
+        self.bench = bench("card0", gpu, 0.05)
+
+    def run(self, *trials) -> list[Finding]:
+        with self.bench.opened:
+            trials = (rig.open_device, rig.open_gpu, *trials)
+            *_, found = [list(rig.tried(trial, self.bench)) for trial in trials]
+        assert self.card.left() == []
+        assert dict(+self.cuda.live) == dict(+self.cuda.mapped) == {}
+        return found
+
+
+class CardWithRegions(Card):
+    """It takes regions in GPU memory; more to refuse: "reg_dmabuf_mr", "MR of GPU"."""
+
+    def reg_mr(self, pdn, address, nbytes, iova, access, cuda):
+        assert not cuda, "a card would try a dmabuf by itself"
+        self._check("MR of GPU")
+        return super().reg_mr(pdn, address, nbytes, iova, access, cuda)
+
+    def reg_dmabuf_mr(self, pdn, fd, offset, nbytes, iova, access):
+        self._check("reg_dmabuf_mr")
+        os.fstat(fd)
+        return super().reg_mr(pdn, offset, nbytes, iova, access, False)
+
+
+@pytest.fixture
+def playing(monkeypatch):
+    return Playing(monkeypatch, CardWithRegions())
+
+
+@pytest.mark.parametrize(
+    ("trial", "cuda", "card", "status", "words"),
+    [
+        (probe_memory.dmabuf, (), (), OK, "by dmabuf"),
+        (probe_memory.dmabuf, ("dmabuf",), (), OK, "by nvidia-peermem"),
+        (probe_memory.dmabuf, (), ("reg_dmabuf_mr",), OK, "by nvidia-peermem"),
+        (probe_memory.dmabuf, ("dmabuf",), ("MR of GPU",), FAIL, "takes no memory of GPU fa:00.0"),
+        (probe_memory.dmabuf, (), ("reg_dmabuf_mr", "MR of GPU"), FAIL, "takes no memory of GPU fa:00.0"),
+        (probe_memory.dmabuf, ("alloc GPU",), (), FAIL, "cudaMalloc"),
+        (probe_memory.umem, (), (), OK, "by dmabuf"),
+        (probe_memory.umem, ("dmabuf",), (), OK, "by nvidia-peermem"),
+        (probe_memory.umem, (), ("reg_dmabuf_umem",), OK, "by nvidia-peermem"),
+        (probe_memory.umem, ("dmabuf",), ("UMEM of GPU",), WARN, "lie in host memory"),
+        (probe_memory.umem, (), ("reg_dmabuf_umem", "UMEM of GPU"), WARN, "lie in host memory"),
+    ],
+)  # fmt: skip
+def test_ways_to_gpu_memory(playing, trial, cuda, card, status, words):
+    """Each refusal is told, as is the way that worked."""
+    playing.cuda.refused |= set(cuda)
+    playing.card.refused |= set(card)
+    (finding,) = playing.run(trial)
+    assert finding.status is status
+    assert words in finding.summary
+    told = text(finding)
+    assert all(f"refused {what}" in told for what in card)
+    assert ("CUDA_ERROR_NOT_SUPPORTED" in told) == ("dmabuf" in cuda)
+
+
+@pytest.mark.parametrize("number", [*CUDA_ERRORS, 12345])
+def test_registers_that_cuda_refuses(playing, monkeypatch, number):
+    """By the name of the error, with the cure for it."""
+
+    def refuse(self, address, nbytes, io=False):
+        raise DriverError(f"cudaHostRegister: no (CUDA error {number})", number)
+
+    monkeypatch.setattr(FakeCuda, "map", refuse)
+    (finding,) = playing.run(probe_memory.uar)
+    probe = PROBES[IDS.index("probe-uar")]
+    finding = finding.of(probe)
+    assert finding.status is WARN
+    assert cuda_error(number).name in finding.summary
+    assert str(number) in finding.summary
+    assert ("PeerMappingOverride" in finding.cure) == (number == 800)
+    assert finding.reboot == (number == 800)
+    assert finding.cure
+
+
+def test_a_register_that_cuda_maps(playing):
+    (finding,) = playing.run(probe_memory.uar)
+    assert finding.status is OK
+
+
+@pytest.mark.parametrize("trial", [probe_memory.uar, probe_memory.dmabuf, probe_memory.umem])
+def test_an_integrated_gpu(playing, trial):
+    """No NIC reaches its memory, and no doorbell is mapped: so it is meant."""
+    playing.cuda.integrated = True
+    (finding,) = playing.run(trial)
+    assert finding.status is SKIP
+    assert "integrated" in finding.summary
+
+
+def test_rings_of_a_software_nic_and_a_gpu(playing):
+    """They are in host memory by design."""
+    playing.card.reaches_gpu_memory = False
+    (finding,) = playing.run(probe_memory.umem)
+    assert finding.status is SKIP
+    assert "host memory" in finding.summary
+
+
+def test_a_card_that_loses_doorbells(monkeypatch):
+    """Nobody waits for ever: neither the host nor a kernel, whoever rings."""
+    playing = Playing(monkeypatch, Card(), "host")
+    (host,) = playing.run(process.probe_loopback.host)
+    assert host.status is FAIL
+    assert "completes nothing" in host.summary
+    playing = Playing(monkeypatch, Card(), "host")
+    proxy, own = playing.run(process.TRIALS["probe-loopback-gpu"])
+    for finding, rings in ((proxy, "the CPU proxy rings"), (own, "the kernel rings")):
+        assert finding.status is FAIL
+        assert rings in finding.summary
+        assert "ETIMEDOUT" in text(finding)
+        assert "submitted 1" in text(finding)
+        assert "completed 0" in text(finding)
+
+
+class Scripted(Card):
+    """It completes what the host posts with a syndrome, or with success and no bytes."""
+
+    syndrome = vendor = 0
+
+    def create(self, ctx, *args, **options):
+        self.cq = verbs.Context.create_cq(ctx, *args, **options)
+        return self.cq
+
+    def doorbell_rung(self):
+        cqe = bytearray(64)
+        cqe[54:56] = self.vendor, self.syndrome
+        cqe[57:60] = self.live["qp"][-1].to_bytes(3, "big")
+        cqe[63] = (REQ_ERR if self.syndrome else REQ) << 4
+        ctypes.memmove(self.cq.ring_address, bytes(cqe), 64)
+
+
+@pytest.fixture
+def scripted(monkeypatch):
+    card = Scripted()
+    playing = Playing(monkeypatch, card, "host")
+
+    def opened(name):
+        ctx = verbs.import_context(card)
+        monkeypatch.setattr(ctx, "create_cq", lambda *args, **options: card.create(ctx, *args, **options))
+        return ctx
+
+    monkeypatch.setattr(rig, "open_context", opened)
+    return playing
+
+
+@pytest.mark.parametrize("syndrome", [*Syndrome, 0x77])
+def test_error_completions(scripted, syndrome):
+    """Each is named, with what it means and what is likely behind it."""
+    scripted.card.syndrome, scripted.card.vendor = syndrome, 0x81
+    (finding,) = scripted.run(process.probe_loopback.host)
+    assert finding.status is FAIL
+    if syndrome in list(Syndrome):
+        assert f"{Syndrome(syndrome).name} ({syndrome:#04x}/0x81)" in finding.summary
+        assert LIKELY[syndrome].cause in text(finding)
+    assert "card0" in finding.cure or "<" not in finding.cure
+
+
+def test_success_without_bytes(scripted):
+    (finding,) = scripted.run(process.probe_loopback.host)
+    assert finding.status is FAIL
+    assert "reports success" in finding.summary
+    assert "of 16384 bytes are wrong, the first at" in finding.summary
+
+
+def test_bytes_that_differ():
+    wanted = bytes(range(256)) * 64
+    found = bytearray(wanted)
+    assert rig.differences(wanted, found) == ""
+    found[5] ^= 1
+    found[-1] ^= 1
+    assert rig.differences(wanted, found) == "2 of 16384 bytes are wrong, the first at 5"
+
+
+def test_every_syndrome_is_explained():
+    assert set(LIKELY) == set(Syndrome) == set(SYNDROME_OF.values())
+    assert len(SYNDROME_OF) == len(Syndrome)
+    assert all(likely.cause and likely.cure for likely in LIKELY.values())
+    assert all(error.cause for error in CUDA_ERRORS.values())
+
+
+# --- the way back to the device --------------------------------------------------------------------------------------
+
+V1, V2 = GidType.ROCE_V1, GidType.ROCE_V2
+LINK_LOCAL = IPv6Address("fe80::1").packed
+GLOBAL = IPv6Address("2001:db8::1").packed
+MAPPED = IPv6Address("::ffff:10.0.0.1").packed
+MAPPED_LINK_LOCAL = IPv6Address("::ffff:169.254.0.1").packed
+NOTHING = bytes(16)
+
+
+@pytest.mark.parametrize(
+    ("table", "chosen"),
+    [
+        ([(LINK_LOCAL, V1), (LINK_LOCAL, V2), (MAPPED, V1), (MAPPED, V2)], 3),  # as on a ConnectX
+        ([(LINK_LOCAL, V1), (LINK_LOCAL, V2)], 1),
+        ([(LINK_LOCAL, V2), (GLOBAL, V2), (MAPPED, V2)], 2),
+        ([(LINK_LOCAL, V2), (NOTHING, V2), (GLOBAL, V2)], 2),
+        ([(MAPPED_LINK_LOCAL, V2), (GLOBAL, V2)], 1),
+        ([(MAPPED, V1)], 0),
+        ([(NOTHING, V2)], None),
+    ],
+)  # fmt: skip
+def test_which_gid_is_taken(table, chosen):
+    card = Card()
+    card.query_gid = lambda port, index: table[index][0] if index < len(table) else NOTHING  # type: ignore[method-assign]
+    card.gid_type = lambda port, index: table[index][1]  # type: ignore[method-assign]
+    at = bench("card0")
+    with at.opened:
+        at.ctx = verbs.import_context(card)
+        if chosen is None:
+            with pytest.raises(NotFoundError, match="no GID"):
+                at.way()
+        else:
+            assert (at.way().port, at.way().sgid_index) == (1, chosen)
+
+
+# --- processes -------------------------------------------------------------------------------------------------------
+
+
+def child(program: str, seconds: float = 20.0):
+    """What is heard of a Python program."""
+    return watch([sys.executable, "-I", "-c", f"import json, os, sys, time\n{program}"], lambda step: seconds)
+
+
+def lines(*objects) -> str:
+    return "".join(f"print({json.dumps(json.dumps(each))}, flush=True)\n" for each in objects)
+
+
+UAR = {"begin": "probe-uar"}
+FINE = {"probe": "probe-open", "status": "OK", "summary": "fine", "read": [["a", "b"]], "cure": "", "reboot": None}
+BEGUN = lines({"begin": "probe-open"}, FINE, UAR)
+
+
+def test_a_process_that_ends_well():
+    found = child(lines(FINE, UAR) + "print('no JSON')\nprint('[1]')\nprint(3)")
+    assert found == {"said": [FINE, UAR], "ended": ""}
+
+
+def test_a_process_that_hangs():
+    """It is killed at the deadline of the step that it has begun, whatever it is in."""
+    program = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint(json.dumps([os.getpid()]))\n{BEGUN}"
+    program += "print(json.dumps({'pid': os.getpid()}), flush=True)\ntime.sleep(100)"
+    found = watch([sys.executable, "-I", "-c", f"import json, os, sys, time\n{program}"],
+                  lambda step: 0.3 if step == "probe-uar" else 20.0)  # fmt: skip
+    assert found["ended"] == "no answer within 0.3 s"
+    with pytest.raises(ProcessLookupError):
+        os.kill(found["said"][-1]["pid"], 0)
+    by_id = {finding.check.id: finding for finding in told(found)}
+    assert by_id["probe-open"].status is OK
+    assert by_id["probe-uar"].status is FAIL
+    assert "no answer within 0.3 s" in by_id["probe-uar"].summary
+    assert "dmesg" in by_id["probe-uar"].cure
+    assert by_id["probe-umem"].status is SKIP
+    assert "probe-uar" in by_id["probe-umem"].summary
+
+
+@pytest.mark.parametrize(
+    ("program", "ended"),
+    [
+        (f"{BEGUN}os.kill(os.getpid(), 11)", "ended by signal 11 (SIGSEGV)"),
+        (f"{BEGUN}sys.exit('what a pity')", "exit status 1: what a pity"),
+        (f"{BEGUN}1 // 0", "exit status 1: ZeroDivisionError"),
+        (f"{BEGUN}os.close(1); time.sleep(100)", "no end within 0.5 s"),
+        (f"{BEGUN}while True: print('x' * 10000)", "it printed more than 1 MiB"),
+    ],
+)  # fmt: skip
+def test_a_process_that_ends_otherwise(program, ended):
+    """The probe that was under way has failed, and it is said how."""
+    found = child(program, 0.5 if "close" in program else 20.0)
+    assert found["ended"].startswith(ended)
+    (finding,) = [finding for finding in told(found) if finding.check.id == "probe-uar"]
+    assert finding.status is FAIL
+    assert ended in finding.summary
+
+
+def test_a_process_that_says_nothing():
+    """Nobody can say that the device opens."""
+    first, *others = told(child("sys.exit('no module')"))
+    assert first.check.id == "probe-open"
+    assert first.status is FAIL
+    assert "no module" in first.summary
+    assert {finding.status for finding in others} == {SKIP}
+
+
+def test_findings_before_a_hang_are_kept():
+    found = told({"said": [{"begin": "probe-open"}, FINE], "ended": "no answer within 1 s"})
+    assert [finding.status for finding in found if finding.check.id == "probe-open"] == [OK, FAIL]
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(
+        st.sampled_from([*FINE, "begin", "said", "ended", "x"]), inner | st.sampled_from([*Status, *IDS]), max_size=6
+    ),
+)  # fmt: skip
+PRINTED = st.binary(max_size=200) | st.builds(lambda each: json.dumps(each).encode() + b"\n", JSON)
+
+
+@settings(max_examples=25)
+@given(st.lists(PRINTED, max_size=5))
+def test_a_process_that_prints_anything(tmp_path_factory, printed):
+    path = tmp_path_factory.mktemp("printed") / "it"
+    path.write_bytes(b"".join(printed))
+    found = watch(["cat", str(path)], lambda step: 20.0)
+    assert found["ended"] == ""
+    assert {finding.check.id for finding in told(found)} == set(IDS)
+
+
+@settings(max_examples=50)
+@given(JSON | st.fixed_dictionaries({"said": st.lists(JSON), "ended": JSON}))
+def test_answers_of_any_shape(value):
+    assert {finding.check.id for finding in told(value)} == set(IDS)
+
+
+# --- the doctor's side -----------------------------------------------------------------------------------------------
+
+
+def test_all_probes_are_declared_and_carried_out():
+    assert [*process.TRIALS] == IDS
+    assert len(set(IDS)) == len(IDS)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "device"),
+    [("", ON_CARD), ("mlx5_1", "mlx5_1"), ("ens6f1", "mlx5_1"), ("b5:00.1", "mlx5_1"), ("soft3", "soft3"), ("x", "x")],
+)
+def test_which_device_is_probed(wanted, device):
+    assert device_to_probe(Machine(READY, Wanted(nic=wanted))) == device
+
+
+def test_without_a_card_a_software_nic_is_probed():
+    assert device_to_probe(Machine(ReplayHost({}), Wanted())) == "soft0"
+
+
+@pytest.mark.parametrize(
+    ("device", "uses", "subjects"),
+    [
+        (ON_CARD, HARDWARE, {ON_CARD, f"GPU0 {ON_CARD}"}),
+        ("soft0", {Use.SOFTWARE}, {""}),
+        ("nosuch", set(Use), {""}),
+    ],
+)
+def test_whom_findings_concern(device, uses, subjects):
+    """What a software NIC does says nothing of cards."""
+    found = told({"said": [{"begin": id} for id in IDS], "ended": ""}, device)
+    assert {finding.subject for finding in found} == subjects
+    assert all(finding.uses <= uses for finding in found)
+    assert frozenset().union(*(finding.uses for finding in found)) == uses
+
+
+def test_a_recording_without_probes():
+    found = run_probes(Machine(READY, Wanted()))
+    assert {finding.status for finding in found} == {SKIP}
+    assert all("recording" in finding.summary for finding in found)
+
+
+@pytest.mark.slow
+def test_a_software_nic_in_a_process_of_its_own(tmp_path):
+    """For real; and a replay finds the same."""
+    host = LiveHost()
+    wanted = Wanted(nic="soft0", gpu="host")
+    found = run_probes(Machine(host, wanted))
+    by_id = {id: [each.status for each in found if each.check.id == id] for id in IDS}
+    assert by_id == ALL_WELL
+    save(host.readings(), tmp_path / "recording")
+    assert run_probes(Machine(load(tmp_path / "recording"), wanted)) == found

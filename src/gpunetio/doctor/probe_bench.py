@@ -94,7 +94,7 @@ class Bench:
     @property
     def on_gpu(self) -> bool:
         """Whether kernels run on a GPU, and not on CPU threads."""
-        return self.gpu.target == "cuda"
+        return self._gpu is not None and self._gpu.target == "cuda"
 
     def without_devx(self) -> str:
         """Why kernels cannot drive this device; "" when they can."""
@@ -129,7 +129,8 @@ class Bench:
             told = ", ".join(f"port {number} is {state}" for number, state in states.items())
             raise BadStateError(f"no port of {self.name} is active: {told}")
         about = ctx.query_port(port)
-        gids = [(index, gid) for index in range(about.gid_tbl_len) if any(gid := bytes(ctx.query_gid(port, index)))]
+        size = min(about.gid_tbl_len, ctx.query_device().gid_table_size)
+        gids = [(index, gid) for index in range(size) if any(gid := bytes(ctx.query_gid(port, index)))]
         if not gids:
             raise NotFoundError(f"port {port} of {self.name} has no GID: give its network interface an address")
         if about.link_layer == LinkLayer.INFINIBAND:

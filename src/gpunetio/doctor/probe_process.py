@@ -12,14 +12,15 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
+from .. import compiler
 from . import probe_loopback, probe_memory
 from .finding import Finding
 from .probe_bench import Bench, open_device, open_gpu, tried
 
 
 def _by_kernel(bench: Bench) -> Iterator[Finding]:
-    from . import probe_kernel  # takes the compiler, which none of the others does
-
+    with compiler.needed_for("no kernel can run"):
+        from . import probe_kernel
     yield from probe_kernel.gpu(bench)
 
 
