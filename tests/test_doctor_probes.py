@@ -3,25 +3,20 @@
 import ctypes
 import json
 import os
-import sys
 from contextlib import ExitStack
 from dataclasses import replace
 from ipaddress import IPv6Address
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from card_rig import REQ, REQ_ERR, Card, FakeCuda
 from doctor_rig import READY, answer, changed
 from gpunetio import Gpu, verbs
-from gpunetio.doctor import Finding, LiveHost, Machine, ReplayHost, Status, Use, Wanted, load, probe_memory, save
+from gpunetio.doctor import Finding, Machine, Status, Wanted, probe_memory
 from gpunetio.doctor import probe_bench as rig
 from gpunetio.doctor import probe_process as process
-from gpunetio.doctor.finding import HARDWARE
 from gpunetio.doctor.probe_explain import CUDA_ERRORS, LIKELY, SYNDROME_OF, cuda_error
-from gpunetio.doctor.probe_watch import watch
-from gpunetio.doctor.probes import PROBES, device_to_probe, run_probes
+from gpunetio.doctor.probes import PROBES, run_probes
 from gpunetio.enums import Access, GidType
 from gpunetio.errors import DriverError, NotFoundError
 from gpunetio.formats.cqe import Syndrome
@@ -39,19 +34,14 @@ def bench(name: str = "soft0", gpu: str = "host", patience: float = 5.0) -> rig.
     return rig.Bench(name, gpu, ExitStack(), patience)
 
 
-def told(value, device: str = "soft0") -> list[Finding]:
-    """What the doctor makes of an answer."""
-    host = changed(READY, answer("probe", device, "0000:ca:00.0", value=value))
-    return run_probes(Machine(host, Wanted()), device)
-
-
 def probed(at: rig.Bench) -> dict[str, list[Finding]]:
     """What each probe finds that was begun, as the process tells it, and the doctor understands it."""
     said: list[dict] = []
     with at.opened:
         process.probe(at, lambda line: said.append(json.loads(json.dumps(line))))
     begun = [line["begin"] for line in said if "begin" in line]
-    found = told({"said": said, "ended": ""}, at.name)
+    host = changed(READY, answer("probe", at.name, "0000:ca:00.0", value={"said": said, "ended": ""}))
+    found = run_probes(Machine(host, Wanted()), at.name)
     return {id: [each for each in found if each.check.id == id] for id in begun if id != "close"}
 
 
@@ -95,6 +85,15 @@ def test_a_device_without_devx(monkeypatch):
     found = probed(bench("plain-soft0"))
     assert statuses(found) == ALL_WELL | {"probe-loopback-gpu": [SKIP]}
     assert "no DEVX" in found["probe-loopback-gpu"][0].summary
+
+
+@pytest.mark.gpu
+def test_a_software_nic_with_a_gpu():
+    """CUDA maps its registers, which are memory; it moves bytes of GPU memory, and has its rings in the host's."""
+    found = probed(bench(gpu="auto"))
+    assert statuses(found) == ALL_WELL | {"probe-gpu": [OK], "probe-uar": [OK], "probe-dmabuf": [OK]}
+    assert "CUDA driver" in found["probe-dmabuf"][0].summary
+    assert all("data in GPU memory" in text(finding) for finding in found["probe-loopback-gpu"])
 
 
 # --- devices that do not ---------------------------------------------------------------------------------------------
@@ -429,155 +428,3 @@ def test_which_gid_is_taken(table, chosen):
                 at.way()
         else:
             assert (at.way().port, at.way().sgid_index) == (1, chosen)
-
-
-# --- processes -------------------------------------------------------------------------------------------------------
-
-
-def child(program: str, seconds: float = 20.0):
-    """What is heard of a Python program."""
-    return watch([sys.executable, "-I", "-c", f"import json, os, sys, time\n{program}"], lambda step: seconds)
-
-
-def lines(*objects) -> str:
-    return "".join(f"print({json.dumps(json.dumps(each))}, flush=True)\n" for each in objects)
-
-
-UAR = {"begin": "probe-uar"}
-FINE = {"probe": "probe-open", "status": "OK", "summary": "fine", "read": [["a", "b"]], "cure": "", "reboot": None}
-BEGUN = lines({"begin": "probe-open"}, FINE, UAR)
-
-
-def test_a_process_that_ends_well():
-    found = child(lines(FINE, UAR) + "print('no JSON')\nprint('[1]')\nprint(3)")
-    assert found == {"said": [FINE, UAR], "ended": ""}
-
-
-def test_a_process_that_hangs():
-    """It is killed at the deadline of the step that it has begun, whatever it is in."""
-    program = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint(json.dumps([os.getpid()]))\n{BEGUN}"
-    program += "print(json.dumps({'pid': os.getpid()}), flush=True)\ntime.sleep(100)"
-    found = watch([sys.executable, "-I", "-c", f"import json, os, sys, time\n{program}"],
-                  lambda step: 0.3 if step == "probe-uar" else 20.0)  # fmt: skip
-    assert found["ended"] == "no answer within 0.3 s"
-    with pytest.raises(ProcessLookupError):
-        os.kill(found["said"][-1]["pid"], 0)
-    by_id = {finding.check.id: finding for finding in told(found)}
-    assert by_id["probe-open"].status is OK
-    assert by_id["probe-uar"].status is FAIL
-    assert "no answer within 0.3 s" in by_id["probe-uar"].summary
-    assert "dmesg" in by_id["probe-uar"].cure
-    assert by_id["probe-umem"].status is SKIP
-    assert "probe-uar" in by_id["probe-umem"].summary
-
-
-@pytest.mark.parametrize(
-    ("program", "ended"),
-    [
-        (f"{BEGUN}os.kill(os.getpid(), 11)", "ended by signal 11 (SIGSEGV)"),
-        (f"{BEGUN}sys.exit('what a pity')", "exit status 1: what a pity"),
-        (f"{BEGUN}1 // 0", "exit status 1: ZeroDivisionError"),
-        (f"{BEGUN}os.close(1); time.sleep(100)", "no end within 0.5 s"),
-        (f"{BEGUN}while True: print('x' * 10000)", "it printed more than 1 MiB"),
-    ],
-)  # fmt: skip
-def test_a_process_that_ends_otherwise(program, ended):
-    """The probe that was under way has failed, and it is said how."""
-    found = child(program, 0.5 if "close" in program else 20.0)
-    assert found["ended"].startswith(ended)
-    (finding,) = [finding for finding in told(found) if finding.check.id == "probe-uar"]
-    assert finding.status is FAIL
-    assert ended in finding.summary
-
-
-def test_a_process_that_says_nothing():
-    """Nobody can say that the device opens."""
-    first, *others = told(child("sys.exit('no module')"))
-    assert first.check.id == "probe-open"
-    assert first.status is FAIL
-    assert "no module" in first.summary
-    assert {finding.status for finding in others} == {SKIP}
-
-
-def test_findings_before_a_hang_are_kept():
-    found = told({"said": [{"begin": "probe-open"}, FINE], "ended": "no answer within 1 s"})
-    assert [finding.status for finding in found if finding.check.id == "probe-open"] == [OK, FAIL]
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(
-        st.sampled_from([*FINE, "begin", "said", "ended", "x"]), inner | st.sampled_from([*Status, *IDS]), max_size=6
-    ),
-)  # fmt: skip
-PRINTED = st.binary(max_size=200) | st.builds(lambda each: json.dumps(each).encode() + b"\n", JSON)
-
-
-@settings(max_examples=25)
-@given(st.lists(PRINTED, max_size=5))
-def test_a_process_that_prints_anything(tmp_path_factory, printed):
-    path = tmp_path_factory.mktemp("printed") / "it"
-    path.write_bytes(b"".join(printed))
-    found = watch(["cat", str(path)], lambda step: 20.0)
-    assert found["ended"] == ""
-    assert {finding.check.id for finding in told(found)} == set(IDS)
-
-
-@settings(max_examples=50)
-@given(JSON | st.fixed_dictionaries({"said": st.lists(JSON), "ended": JSON}))
-def test_answers_of_any_shape(value):
-    assert {finding.check.id for finding in told(value)} == set(IDS)
-
-
-# --- the doctor's side -----------------------------------------------------------------------------------------------
-
-
-def test_all_probes_are_declared_and_carried_out():
-    assert [*process.TRIALS] == IDS
-    assert len(set(IDS)) == len(IDS)
-
-
-@pytest.mark.parametrize(
-    ("wanted", "device"),
-    [("", ON_CARD), ("mlx5_1", "mlx5_1"), ("ens6f1", "mlx5_1"), ("b5:00.1", "mlx5_1"), ("soft3", "soft3"), ("x", "x")],
-)
-def test_which_device_is_probed(wanted, device):
-    assert device_to_probe(Machine(READY, Wanted(nic=wanted))) == device
-
-
-def test_without_a_card_a_software_nic_is_probed():
-    assert device_to_probe(Machine(ReplayHost({}), Wanted())) == "soft0"
-
-
-@pytest.mark.parametrize(
-    ("device", "uses", "subjects"),
-    [
-        (ON_CARD, HARDWARE, {ON_CARD, f"GPU0 {ON_CARD}"}),
-        ("soft0", {Use.SOFTWARE}, {""}),
-        ("nosuch", set(Use), {""}),
-    ],
-)
-def test_whom_findings_concern(device, uses, subjects):
-    """What a software NIC does says nothing of cards."""
-    found = told({"said": [{"begin": id} for id in IDS], "ended": ""}, device)
-    assert {finding.subject for finding in found} == subjects
-    assert all(finding.uses <= uses for finding in found)
-    assert frozenset().union(*(finding.uses for finding in found)) == uses
-
-
-def test_a_recording_without_probes():
-    found = run_probes(Machine(READY, Wanted()))
-    assert {finding.status for finding in found} == {SKIP}
-    assert all("recording" in finding.summary for finding in found)
-
-
-@pytest.mark.slow
-def test_a_software_nic_in_a_process_of_its_own(tmp_path):
-    """For real; and a replay finds the same."""
-    host = LiveHost()
-    wanted = Wanted(nic="soft0", gpu="host")
-    found = run_probes(Machine(host, wanted))
-    by_id = {id: [each.status for each in found if each.check.id == id] for id in IDS}
-    assert by_id == ALL_WELL
-    save(host.readings(), tmp_path / "recording")
-    assert run_probes(Machine(load(tmp_path / "recording"), wanted)) == found
