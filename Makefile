@@ -4,6 +4,7 @@
 #   make test     the quick suite             (PYTEST_ARGS="-m slow", PYTEST_ARGS="tests/test_x.py -x", ...)
 #   make lint     ruff and pyright
 #   make bench    the benchmarks of the CPU side (needs g++)
+#   make docs     the parts of docs/ that are made from the code
 #   make lock     pin the dependencies anew
 #   make clean    remove all that make made
 
@@ -19,7 +20,7 @@ EDITABLE := $(INSTALL) --no-deps --no-build-isolation -e .
 LOCK := $(BIN)/uv pip compile pyproject.toml --universal --python-version 3.11 --group build --generate-hashes \
 	--no-emit-index-url --custom-compile-command "make lock" --quiet
 
-.PHONY: demo test lint bench lock clean
+.PHONY: demo test lint bench docs lock clean
 .DEFAULT_GOAL := demo
 
 $(VENV)/.made:
@@ -57,6 +58,9 @@ lint: $(VENV)/.dev
 bench: $(VENV)/.runtime
 	@$(BIN)/python benchmarks/engine.py
 	@$(BIN)/python benchmarks/startup.py
+
+docs: $(VENV)/.runtime
+	@$(BIN)/python -m gpunetio.doctor.guide docs/setup.md
 
 # requirements.txt takes the versions of requirements-dev.txt, so that the two agree in one .venv.
 lock: $(VENV)/.dev

@@ -46,7 +46,7 @@ def answer(question: str, *args: str, value: Any) -> Change:
 
 def without(kind: Kind, *key: str, trouble: Trouble = Trouble.ABSENT) -> Change:
     """It cannot be read."""
-    return Reading(kind, key, None, trouble, _SAID[trouble])
+    return Reading(kind, key, None, trouble, _SAID.get(trouble, str(trouble)))
 
 
 def changed(host: ReplayHost, *changes: Change) -> ReplayHost:
@@ -74,3 +74,8 @@ def found(check: str, *changes: Change, wanted: Wanted | None = None) -> list[Fi
 def statuses(check: str, *changes: Change, wanted: Wanted | None = None) -> list[Status]:
     """How it ended for each subject."""
     return [finding.status for finding in found(check, *changes, wanted=wanted)]
+
+
+def data(name: str) -> str:
+    """A file of `data/doctor`: seed/… are outputs of the set-up guide, word for word."""
+    return (DATA / name).read_text()

@@ -1,5 +1,6 @@
 """Compiled code is cached across processes, and never stale."""
 
+import ast
 import json
 import subprocess
 import sys
@@ -99,6 +100,20 @@ def test_the_stamp_covers_the_files_of_all_callees(module):
     assert files <= covered
 
 
+def test_imports_are_those_that_the_parser_finds():
+    from gpunetio.device import compile as compilation
+
+    paths = sorted(Path(compilation.__file__).parents[1].rglob("*.py"))
+    assert len(paths) > 200
+    for path in paths:
+        named = set()
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            if isinstance(node, ast.ImportFrom) and node.level:
+                base = path.parents[node.level - 1].joinpath(*(node.module or "").split("."))
+                named |= {base.with_suffix(".py"), base / "__init__.py", *(base / f"{a.name}.py" for a in node.names)}
+        assert set(compilation._read(path)[1]) == {name for name in named if name.is_file()}, path
+
+
 def test_the_stamp_changes_with_an_imported_file_and_only_then(monkeypatch, tmp_path):
     import shutil
 
@@ -108,7 +123,7 @@ def test_the_stamp_changes_with_an_imported_file_and_only_then(monkeypatch, tmp_
     shutil.copytree(Path(compilation.__file__).parents[1], copy, ignore=shutil.ignore_patterns("__pycache__"))
 
     def stamps():
-        compilation._imported_by.cache_clear()
+        compilation._read.cache_clear()
         compilation.sources_of.cache_clear()
         return [compilation.stamp_of.__wrapped__(copy / part) for part in ("nic/engine.py", "device/onesided.py")]
 

@@ -1,250 +1,108 @@
 """The device library and the NIC's engine compile for CUDA with no GPU: no floating point, no spills, folded modes."""
 
+import os
 import re
 import subprocess
 import sys
 from collections.abc import Callable
-from importlib.metadata import files
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 pytest.importorskip("numba_cuda", reason="needs numba-cuda (extra 'cuda')")
 
-from numba import cuda, int64, void
+from numba import cuda, int64
 
-from gpunetio import device
+import cuda_kernels
+from cuda_kernels import SM_90, exclusive_put, ptx_of, shared_put, two_functions_slots
 from gpunetio.device import cq, onesided, qp
 from gpunetio.device.launch import offline
-from gpunetio.nic.loopback import serve
-from gpunetio.nic.step import step
 
-SM_90 = (9, 0)
-
-
-def one_sided(queue, raddr, rkey, laddr, lkey, n, out):
-    """All of the one-sided API."""
-    device.st64(out, device.wait(queue, device.put(queue, raddr, rkey, laddr, lkey, n)))
-    device.st64(out, device.get_wait(queue, n, device.GPU, device.THREAD, laddr, lkey))
-    device.st64(out, device.wait(queue, device.p(queue, raddr, rkey, n, 4)))
-    device.st64(out, device.signal(queue, raddr, rkey, laddr, lkey, n))
-    device.st64(out, device.put_signal(queue, raddr, rkey, laddr, lkey, n, raddr, rkey, laddr, lkey, n))
-    device.st64(out, device.p_signal(queue, raddr, rkey, n, 4, raddr, rkey, laddr, lkey, n))
-    device.st64(out, device.fence(queue))
-    device.st64(out, device.wait_all(queue))
-
-
-def in_warps(queue, raddr, rkey, laddr, lkey, n, out):
-    """Warp scope."""
-    ticket = device.put(queue, raddr, rkey, laddr, lkey, n, device.GPU, device.DEFAULT, device.WARP)
-    device.st64(out, device.wait(queue, ticket, device.GPU, device.WARP))
-    ticket = device.put_signal(
-        queue, raddr, rkey, laddr, lkey, n, raddr, rkey, laddr, lkey, n, device.CTA, device.DEFAULT, device.WARP
-    )
-    device.st64(out, device.send(queue, laddr, lkey, n, device.GPU, device.DEFAULT, device.WARP))
-    ticket = device.recv(queue, laddr, lkey, n, device.GPU, device.WARP)
-    device.st64(out, device.recv_wait(queue, ticket, device.GPU, device.WARP, laddr, lkey))
-
-
-def in_blocks(queue, raddr, rkey, laddr, lkey, n, out):
-    """Block scope."""
-    ticket = device.get(queue, raddr, rkey, laddr, lkey, n, device.GPU, device.DEFAULT, device.BLOCK, laddr, lkey, 1)
-    device.st64(out, device.wait(queue, ticket, device.GPU, device.BLOCK))
-    device.st64(out, device.p(queue, raddr, rkey, n, 8, device.CTA, device.DEFAULT, device.BLOCK))
-    device.st64(out, device.recv(queue, laddr, lkey, n, device.GPU, device.BLOCK))
-
-
-def low_level(queue, raddr, rkey, laddr, lkey, n, out):
-    """All builders, and the queue protocol."""
-    first = device.reserve(queue, 16)
-    device.prepare_nop(queue, first)
-    device.prepare_write(queue, first + 1, raddr, rkey, laddr, lkey, n)
-    device.prepare_write2(queue, first + 2, raddr, rkey, laddr, lkey, n, laddr, lkey, n)
-    device.prepare_write_value(queue, first + 3, raddr, rkey, n, 8)
-    device.prepare_write_inline(queue, first + 4, raddr, rkey, laddr, n)
-    device.prepare_read(queue, first + 5, raddr, rkey, laddr, lkey, n)
-    device.prepare_read2(queue, first + 6, raddr, rkey, laddr, lkey, n, laddr, lkey, n)
-    device.prepare_send(queue, first + 7, laddr, lkey, n)
-    device.prepare_atomic(queue, first + 8, device.ATOMIC_CS, raddr, rkey, laddr, lkey, n, n)
-    device.prepare_masked_add(queue, first + 9, 4, raddr, rkey, laddr, lkey, n, n)
-    device.prepare_masked_swap32(queue, first + 10, raddr, rkey, laddr, lkey, n, n)
-    device.prepare_masked_swap64(queue, first + 11, raddr, rkey, laddr, lkey, n, n)
-    device.prepare_wait(queue, first + 13, n, n)
-    device.prepare_dump(queue, first + 14, laddr, lkey)
-    device.prepare_nop(queue, first + 15)
-    device.mark_ready(queue, first, first + 15)
-    device.submit(queue, first + 16, device.GPU, device.SYNC_SYS, device.ASYNC_STORE_RELEASE)
-    device.st64(out, device.poll_one(queue, first))
-    device.st64(out, device.poll_at(queue, first + 7))
-    device.st64(out, device.poll(queue, 1))
-
-
-def blue_flame(queue, raddr, rkey, laddr, lkey, n, out):
-    """The WQE written to the register, by a thread and by a warp."""
-    first = device.reserve(queue, 2, device.EXCLUSIVE)
-    slot = device.block_slot()
-    device.prepare_write(queue, first, raddr, rkey, laddr, lkey, n)
-    device.prepare_write(queue, first, raddr, rkey, laddr, lkey, n, at=slot)
-    device.st64(out, device.submit_bf(queue, first + 1, slot, device.EXCLUSIVE))
-    device.st64(out, device.submit_bf_warp(queue, first + 2, slot))
-    device.submit_multi(out, out, n)
-
-
-def counted(queue, raddr, rkey, laddr, lkey, n, out):
-    """All counted operations."""
-    device.st64(out, device.put_counter(queue, raddr, rkey, laddr, lkey, n, n, raddr, rkey, laddr, lkey, 1))
-    device.st64(out, device.get_counter(queue, raddr, rkey, laddr, lkey, n, n, raddr, rkey, laddr, lkey, 1))
-    device.st64(out, device.p_counter(queue, raddr, rkey, n, 8, n, raddr, rkey, laddr, lkey, 1))
-    device.st64(out, device.signal_counter(queue, raddr, rkey, laddr, lkey, n, n, raddr, rkey, laddr, lkey, 1))
-    ticket = device.put_signal_counter(
-        queue, raddr, rkey, laddr, lkey, n, raddr, rkey, laddr, lkey, 1, n, raddr, rkey, laddr, lkey, 1
-    )
-    device.st64(out, ticket)
-
-
-def two_sided(queue, raddr, rkey, laddr, lkey, n, out):
-    """All of the two-sided API."""
-    device.st64(out, device.wait(queue, device.send(queue, laddr, lkey, n)))
-    device.st64(out, device.wait(queue, device.send_imm(queue, laddr, lkey, n, n)))
-    ticket = device.recv(queue, laddr, lkey, n)
-    device.st64(out, device.recv_wait(queue, ticket, device.GPU, device.THREAD, laddr, lkey))
-    arrival = device.recv_next(queue)
-    device.st64(out, device.recv_imm(queue, arrival) + device.recv_slot(queue, arrival))
-    device.st64(out, device.recv_inline(queue, arrival) + device.recv_wait_all(queue))
-    device.st64(out, device.recv_poll(queue, arrival))
-
-
-def groups(queue, raddr, rkey, laddr, lkey, n, out):
-    """Identity and synchronisation."""
-    device.block_sync()
-    value = device.warp_broadcast(n + device.lane_id(), 0)
-    device.warp_sync()
-    device.st64(out + 8 * device.global_id(), value + device.warp_size())
-    device.copy(laddr, raddr, n)
-    device.yield_thread()
-
-
-def exclusive_put(queue, raddr, rkey, laddr, lkey, n, out):
-    device.st64(out, device.put(queue, raddr, rkey, laddr, lkey, n, device.EXCLUSIVE))
-
-
-def shared_put(queue, raddr, rkey, laddr, lkey, n, out):
-    device.st64(out, device.put(queue, raddr, rkey, laddr, lkey, n, device.GPU))
-
-
-def exclusive_async_put(queue, raddr, rkey, laddr, lkey, n, out):
-    flags = device.ASYNC_STORE_RELEASE
-    device.st64(out, device.put(queue, raddr, rkey, laddr, lkey, n, device.EXCLUSIVE, flags))
-
-
-@device.device_function
-def own_slot():
-    return device.block_slot()
-
-
-def two_functions_slots(out):
-    device.st64(out, device.block_slot())
-    device.st64(out + 8, own_slot())
-    device.st64(out + 16, device.block_broadcast(out, 0))
-
-
-def engine(nic, out):
-    """A turn of the software NIC, as a later engine on the GPU itself runs it."""
-    device.st64(out, step(nic))
-
-
-def engine_inside(nic, row, out):
-    """The part of it that executes requests inside one NIC."""
-    device.st64(out, serve(nic, row, 64))
-
-
-KERNELS: dict[str, tuple[Callable, int]] = {
-    "one_sided": (one_sided, 7),
-    "two_sided": (two_sided, 7),
-    "in_warps": (in_warps, 7),
-    "in_blocks": (in_blocks, 7),
-    "low_level": (low_level, 7),
-    "blue_flame": (blue_flame, 7),
-    "counted": (counted, 7),
-    "groups": (groups, 7),
-    "engine": (engine, 2),
-    "engine_inside": (engine_inside, 3),
-}
-DEVICE = tuple(name for name in KERNELS if "engine" not in name)
+ARCHITECTURES = {"sm_90": SM_90, "sm_80": (8, 0), "sm_100": (10, 0)}
+DEVICE = ("one_sided", "two_sided", "in_warps", "in_blocks", "low_level", "blue_flame", "counted", "groups")
 QUICK = ("low_level", "blue_flame", "groups")
+SECONDS = 400  # for one process, on two busy cores
 
 
-def ptx_of(body: Callable, parameters: int, capability: tuple[int, int] = SM_90) -> str:
-    with offline(capability):
-        ptx, _ = cuda.compile(
-            body, void(*[int64] * parameters), device=False, cc=capability, output="ptx", abi="numba"
-        )
-    return ptx
+@pytest.fixture(scope="module")
+def compiled(request, tmp_path_factory):
+    """PTX and ptxas's report of a kernel for an architecture. All that the tests to run ask for is compiled at once:
+    a process for each architecture, which shares what its kernels have in common, and one for each engine."""
+    wanted: dict[tuple, list[str]] = {}
+    for item in request.session.items:
+        if item.path == request.path and "compiled" in item.fixturenames:
+            name, capability = item.callspec.params["name"], item.callspec.params["capability"]
+            wanted.setdefault((capability, "engine" in name), []).append(name)
+    folders = {key: tmp_path_factory.mktemp("compiled") for key in wanted}
+
+    def run(key):
+        (major, minor), _ = key
+        argv = [sys.executable, cuda_kernels.__file__, folders[key], str(major), str(minor), *wanted[key]]
+        return subprocess.run(argv, capture_output=True, text=True, timeout=SECONDS, check=False)
+
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        # The engines first: they take the longest.
+        processes = {key: pool.submit(run, key) for key in sorted(wanted, key=lambda key: not key[1])}
+
+        def result(name, capability):
+            key = capability, "engine" in name
+            ran = processes[key].result()
+            ptx = folders[key] / f"{name}.ptx"
+            assert ptx.exists(), ran.stderr
+            return ptx.read_text(), ptx.with_suffix(".txt").read_text()
+
+        yield result
 
 
-def in_another_process(code: str) -> str:
-    """What it prints. Numba keeps one compilation of a device function for all architectures, in a process."""
-    code = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import test_cuda_compile as t; {code}"
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
-    assert ran.returncode == 0, ran.stderr
-    return ran.stdout
-
-
-def ptxas() -> Path:
-    """The assembler of the pinned CUDA wheel."""
-    found = [f for f in files("nvidia-cuda-nvcc") or [] if f.name == "ptxas"]
-    assert found, "the nvidia-cuda-nvcc wheel has no ptxas"
-    return Path(str(found[0].locate()))
-
-
-def assemble(ptx: str, capability: tuple[int, int], folder: Path) -> str:
-    """ptxas's report on registers, stack and spills."""
-    source = folder / "kernel.ptx"
-    source.write_text(ptx)
-    arch = f"sm_{capability[0]}{capability[1]}"
-    ran = subprocess.run(
-        [ptxas(), "-v", f"-arch={arch}", source, "-o", folder / "kernel.cubin"],
-        capture_output=True, text=True, timeout=500, check=False,
-    )  # fmt: skip
-    assert ran.returncode == 0, ran.stderr
-    return ran.stderr
-
-
-def check(name: str, capability: tuple[int, int], folder: Path) -> None:
+def check(ptx, report):
     """No floating point, and no spills."""
-    ptx = ptx_of(*KERNELS[name], capability)
     assert not re.search(r"\.f(64|32)\b", ptx)
-    report = assemble(ptx, capability, folder)
     spills = re.findall(r"(\d+) bytes spill (?:stores|loads)", report)
     assert spills, report
     assert set(spills) == {"0"}, report
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in DEVICE])
-def test_compiles_for_sm_90(name, tmp_path):
-    check(name, SM_90, tmp_path)
+@pytest.mark.timeout(2 * SECONDS)
+@pytest.mark.parametrize(
+    ("name", "capability"),
+    [
+        pytest.param(name, capability, id=f"{name}-{arch}",
+                     marks=() if name in QUICK and capability == SM_90 else pytest.mark.slow)
+        for arch, capability in ARCHITECTURES.items() for name in DEVICE
+    ],
+)  # fmt: skip
+def test_device_functions(name, capability, compiled):
+    check(*compiled(name, capability))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("capability", [SM_90, (8, 0), (10, 0)], ids=["sm_90", "sm_80", "sm_100"])
-def test_the_engine_compiles_for_a_gpu(capability):
+@pytest.mark.timeout(2 * SECONDS)
+@pytest.mark.parametrize("name", ["engine"])
+@pytest.mark.parametrize("capability", ARCHITECTURES.values(), ids=ARCHITECTURES)
+def test_the_engine_compiles_for_a_gpu(name, capability, compiled):
     """Requester and responder are free of what exists on a CPU only."""
-    ptx = ptx_of(*KERNELS["engine"], capability)
+    ptx, _ = compiled(name, capability)
     assert not re.search(r"\.f(64|32)\b", ptx)
     assert ".extern .func" not in ptx
 
 
 @pytest.mark.slow
-def test_the_engine_assembles_for_sm_90_without_spills(tmp_path):
-    """Without its wires: for all of it ptxas takes more than five minutes and 9 GB."""
-    check("engine_inside", SM_90, tmp_path)
+@pytest.mark.timeout(2 * SECONDS)
+@pytest.mark.parametrize(("name", "capability"), [("engine_inside", SM_90)], ids=["sm_90"])
+def test_the_engine_assembles_without_spills(name, capability, compiled):
+    """Without its wires, which are too much for ptxas."""
+    check(*compiled(name, capability))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("capability", [(8, 0), (10, 0)], ids=["sm_80", "sm_100"])
-@pytest.mark.parametrize("name", DEVICE)
-def test_compiles_for_other_architectures(name, capability, tmp_path):
-    in_another_process(f"from pathlib import Path; t.check({name!r}, {capability!r}, Path({str(tmp_path)!r}))")
+@pytest.mark.parametrize(("name", "capability"), [("exclusive_async_put", (10, 0))], ids=["sm_100"])
+def test_a_doorbell_that_is_its_own_fence_does_not_order_the_record(name, capability, compiled):
+    ptx, _ = compiled(name, capability)
+    order = re.findall(r"st\.async[.\w]*|fence\.release\.sys|st\.relaxed\.sys\.global\.u32", ptx)
+    rings = [at for at, what in enumerate(order) if what.startswith("st.async")]
+    record = order.index("st.relaxed.sys.global.u32")
+    assert rings[0] < record < rings[1]
+    assert "fence.release.sys" in order[rings[0] : record]
 
 
 def test_constant_modes_fold():
@@ -266,16 +124,6 @@ def test_doorbell_is_rung_with_an_mmio_store_behind_a_system_fence():
     at = order.index(ring)
     assert order[at - 1] == "fence.release.sys"
     assert ring in order[at + 1 :]
-
-
-@pytest.mark.slow
-def test_a_doorbell_that_is_its_own_fence_does_not_order_the_record():
-    ptx = in_another_process("print(t.ptx_of(t.exclusive_async_put, 7, (10, 0)))")
-    order = re.findall(r"st\.async[.\w]*|fence\.release\.sys|st\.relaxed\.sys\.global\.u32", ptx)
-    rings = [at for at, what in enumerate(order) if what.startswith("st.async")]
-    record = order.index("st.relaxed.sys.global.u32")
-    assert rings[0] < record < rings[1]
-    assert "fence.release.sys" in order[rings[0] : record]
 
 
 def test_a_block_has_one_slot():

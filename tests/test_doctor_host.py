@@ -1,9 +1,35 @@
 """The doctor's checks of the operating system and of the process."""
 
+from __future__ import annotations
+
+from pathlib import Path
+
 import pytest
 
-from doctor_rig import file, found
-from gpunetio.doctor import Status
+from doctor_rig import answer, file, folder, found, report, without
+from gpunetio.doctor import LiveHost, Status, Trouble, Use
+from gpunetio.doctor.finding import Readiness
+from gpunetio.doctor.host import Kind
+
+OK, WARN, FAIL, SKIP = Status.OK, Status.WARN, Status.FAIL, Status.SKIP
+GOVERNOR = "/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"
+USER = answer("user", value={"uid": 1000, "gid": 1000})
+OVERRIDE = file("/proc/driver/nvidia/params", 'RmMsg: ""\nRegistryDwords: "PeerMappingOverride=1;"\n')
+NO_OVERRIDE = file("/proc/driver/nvidia/params", 'RmMsg: ""\nRegistryDwords: ""\n')
+DOCKER = file("/.dockerenv", "")
+NODES = (folder("/dev", "nvidia0", "nvidiactl", "null"), folder("/dev/infiniband", "rdma_cm", "uverbs0", "uverbs1"))
+
+
+def limit(soft: int):
+    return answer("limit", "MEMLOCK", value=[soft, soft])
+
+
+def rights(capabilities: int):
+    return file("/proc/self/status", f"Name:\tpython3\nCapPrm:\t{-1 % 2**41:016x}\nCapEff:\t{capabilities:016x}\n")
+
+
+def product(name: str):
+    return file("/sys/class/dmi/id/product_name", f"{name}\n")
 
 
 @pytest.mark.parametrize(
@@ -18,3 +44,91 @@ def test_kernel(release, status):
     assert finding.status is status
     assert release in finding.summary or status is Status.SKIP
     assert ("nvidia-peermem" in finding.cure) == (status is Status.WARN)
+
+
+@pytest.mark.parametrize(
+    ("check", "changes", "expected", "words"),
+    [
+        ("root", [], [OK], "root"),
+        ("root", [USER, NO_OVERRIDE], [WARN, WARN], "PeerMappingOverride=1"),
+        ("root", [USER, OVERRIDE], [WARN, OK], "sudo <command>"),
+        ("root", [USER, without(Kind.FILE, "/proc/driver/nvidia/params")], [WARN, WARN], "CPU proxy"),
+        ("root", [answer("user", value="me")], [SKIP], "unknown"),
+        ("memlock", [], [OK], "no limit"),
+        ("memlock", [limit(8 << 20)], [OK], "CAP_IPC_LOCK"),
+        ("memlock", [limit(8 << 20), rights(0)], [WARN], "only 8 MiB"),
+        ("memlock", [limit(1 << 20), rights(0)], [WARN], "only 1 MiB"),
+        ("memlock", [limit(64 << 10), rights(0)], [FAIL], "only 64 KiB"),
+        ("memlock", [limit(64 << 10), rights(1 << 13)], [FAIL], "ulimit -l unlimited"),
+        ("memlock", [limit(64 << 10), rights(0)], [FAIL], "/etc/security/limits.d"),
+        ("memlock", [limit(64 << 10), rights(0)], [FAIL], "--ulimit memlock=-1"),
+        ("memlock", [limit(64 << 10), rights(1 << 14)], [OK], "64 KiB"),
+        ("memlock", [answer("limit", "MEMLOCK", value=[])], [SKIP], "unknown"),
+        ("memlock", [answer("limit", "MEMLOCK", value=["much", None])], [SKIP], "unknown"),
+        ("capabilities", [], [OK], "CAP_NET_RAW and CAP_IPC_LOCK"),
+        ("capabilities", [rights(0xA80425FB)], [OK], "CAP_NET_RAW"),  # those of Docker
+        ("capabilities", [rights(0)], [WARN], "--cap-add=NET_RAW"),
+        ("capabilities", [file("/proc/self/status", "CapEff:\tall\n")], [SKIP], "unknown"),
+        ("container", [], [OK], "not in"),
+        ("container", [DOCKER, *NODES], [OK], "Docker"),
+        ("container", [DOCKER, *NODES, folder("/dev", "null")], [WARN], "/dev/nvidiactl"),
+        ("container", [DOCKER, NODES[0], folder("/dev/infiniband", "rdma_cm")], [WARN], "--device=/dev/infiniband"),
+        ("container", [file("/run/.containerenv", 'engine="podman-4.9"\n'), *NODES], [OK], "Podman"),
+        ("container", [answer("container", value="lxc"), *NODES], [OK], "lxc"),
+        ("container", [file("/proc/1/cgroup", "0::/kubepods.slice/kubepods-pod1.slice\n"), *NODES], [OK], "Kubernetes"),
+        ("virtual-machine", [], [OK], "no virtual machine"),
+        ("virtual-machine", [answer("hypervisor", value=True), product("p5.48xlarge")], [WARN], "p5.48xlarge"),
+        ("virtual-machine", [file("/sys/hypervisor/type", "xen\n")], [WARN], "bare metal"),
+        ("virtual-machine", [product("KVM Virtual Machine")], [WARN], "KVM"),
+        ("virtual-machine", [product("GB200 NVL")], [OK], "no virtual machine"),
+        ("virtual-machine", [answer("hypervisor", value=None)], [SKIP], "unknown"),
+        ("hugepages", [], [OK], "1024 huge pages of 2048 kB, 1024"),
+        ("hugepages", [file("/proc/meminfo", "MemTotal:  1 kB\n")], [SKIP], "unknown"),
+        ("cpu-governor", [], [OK], "performance"),
+        ("cpu-governor", [file(GOVERNOR, "powersave\n")], [WARN], "cpupower frequency-set -g performance"),
+        ("cpu-governor", [without(Kind.FILE, GOVERNOR)], [SKIP], "does not scale"),
+    ],
+)  # fmt: skip
+def test_causes(check, changes, expected, words):
+    findings = found(check, *changes)
+    assert [finding.status for finding in findings] == expected
+    assert any(words in f"{f.summary} {f.cure}" for f in findings)
+    assert all(bool(f.cure) is (f.status in (WARN, FAIL)) and len(f.summary) < 80 for f in findings)
+
+
+def test_who_is_not_root_has_verbs_but_no_ethernet():
+    ethernet, others = found("root", USER, NO_OVERRIDE)
+    assert (ethernet.uses, others.uses) == ({Use.ETHERNET}, {Use.VERBS, Use.DMA})
+    assert (ethernet.reboot, others.reboot) == (False, True)
+
+
+def test_raw_packets_are_for_ethernet():
+    (finding,) = found("capabilities", rights(0))
+    assert finding.uses == {Use.ETHERNET}
+
+
+def test_too_little_locked_memory_is_not_ready():
+    tiny = (limit(64 << 10), rights(0))
+    assert report(*tiny).ready(Use.VERBS).readiness is Readiness.NOT_READY
+    assert report(*tiny).ready(Use.SOFTWARE).readiness is Readiness.READY
+
+
+def test_a_container_without_devices_lacks_none():
+    """What the machine does not have, a container need not be given."""
+    bare = (folder("/sys/bus/pci/devices"), folder("/sys/class/infiniband"))
+    (finding,) = found("container", DOCKER, *bare, without(Kind.COMMAND, "nvidia-smi", "-q"))
+    assert finding.status is OK
+
+
+def test_a_mark_that_may_not_be_read_is_a_mark():
+    (finding,) = found("container", without(Kind.FILE, "/.dockerenv", trouble=Trouble.DENIED), *NODES)
+    assert "Docker" in finding.summary
+
+
+def test_of_this_machine():
+    """What the kernel prints here can be read."""
+    host = LiveHost()
+    assert set(host.ask("user").value) == {"uid", "gid"}
+    assert "CapEff:" in host.read("/proc/self/status").text
+    assert host.ask("hypervisor").value is (" hypervisor" in Path("/proc/cpuinfo").read_text())
+    assert host.ask("container").trouble in (Trouble.NONE, Trouble.DENIED)

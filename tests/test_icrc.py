@@ -172,7 +172,7 @@ def kernel(scratch, packet, nbytes, version, high, low, port, ip_id, out):
 def test_compiles_for_cuda(tmp_path):
     """With integers alone, nothing left to link, and no spills."""
     pytest.importorskip("numba_cuda", reason="needs numba-cuda (extra 'cuda')")
-    from test_cuda_compile import SM_90, assemble, ptx_of
+    from cuda_kernels import SM_90, assemble, ptx_of
 
     ptx = ptx_of(kernel, 9)
     assert not re.search(r"\.f(64|32)\b", ptx)

@@ -10,12 +10,14 @@ from .benchmarks import benchmark_commands
 from .conformance import conformance
 from .device_lib import device_lib
 from .devices import devices
+from .doctor import doctor
 from .failures import INTERRUPTED, OneLineUsage
 from .pingpong import pingpong
 from .samples import verbs_server_client, verbs_wait_cq_wr
 from .selftest import selftest
 from .show import show
 from .stat import stat
+from .topo import topo
 from .verbs_dpa import verbs_dpa
 from .version import version_option
 from .warm import warm
@@ -28,8 +30,8 @@ def app() -> None:
 
 
 for _command in (
-    *benchmark_commands(), conformance, device_lib, devices, pingpong, selftest, show, stat, verbs_dpa,
-    verbs_server_client, verbs_wait_cq_wr, warm,
+    *benchmark_commands(), conformance, device_lib, devices, doctor, pingpong, selftest, show, stat, topo,
+    verbs_dpa, verbs_server_client, verbs_wait_cq_wr, warm,
 ):  # fmt: skip
     app.add_command(_command)
 

@@ -37,7 +37,8 @@ def complain(message: str) -> None:
     click.echo(f"gpunetio: error: {' '.join(message.split())}", err=True)
 
 
-def _explain(error: Exception) -> str:
+def explained(error: Exception) -> str:
+    """An error in one line, with the file that the operating system speaks of."""
     from ..errors import DocaError
 
     if isinstance(error, OSError) and not isinstance(error, DocaError) and error.strerror:
@@ -61,7 +62,7 @@ def guarded(command: Callable[..., Any]) -> Callable[..., Any]:
             raise  # whoever reads our output has had enough: click ends quietly
         except (DocaError, OSError) as error:
             kind = InterruptedFailure if getattr(error, "interrupted", False) else Failure
-            raise kind(_explain(error)) from error
+            raise kind(explained(error)) from error
         except KeyboardInterrupt:
             raise click.exceptions.Exit(INTERRUPTED) from None
 

@@ -11,9 +11,10 @@ from .finding import Check, Evidence, Finding, Readiness, Report, Status, Use
 from .host import Host, Reading, Trouble
 from .live import LiveHost
 from .machine import Machine, Wanted
-from .recording import ReplayHost, load, save
+from .recording import ReplayHost, load, record, save
+from .text import as_json, lines_of
 
 __all__ = [
     "Check", "Evidence", "Finding", "Host", "LiveHost", "Machine", "Readiness", "Reading", "ReplayHost", "Report",
-    "Status", "Trouble", "Use", "Wanted", "examine", "load", "save",
+    "Status", "Trouble", "Use", "Wanted", "as_json", "examine", "lines_of", "load", "record", "save",
 ]  # fmt: skip

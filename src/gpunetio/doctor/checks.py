@@ -15,18 +15,39 @@ _AT_ONCE = 8  # checks; most of their time is commands that they wait for
 
 def all_checks() -> tuple[Check, ...]:
     """Every check, in the order of reports and of the set-up guide."""
-    from . import checks_host
+    from . import (
+        checks_cuda,
+        checks_gpu,
+        checks_host,
+        checks_memory,
+        checks_nic,
+        checks_nic_settings,
+        checks_pcie,
+        checks_port,
+        checks_rdma,
+        checks_software,
+        checks_topology,
+    )  # fmt: skip
 
-    return tuple(one for module in (checks_host,) for one in module.CHECKS)
+    modules = (
+        checks_gpu, checks_cuda, checks_memory, checks_nic, checks_nic_settings, checks_rdma, checks_port,
+        checks_topology, checks_pcie, checks_host, checks_software,
+    )  # fmt: skip
+    return tuple(one for module in modules for one in module.CHECKS)
 
 
-def examine(host: Host, wanted: Wanted | None = None) -> Report:
-    """Run all checks, several at once."""
+def examine(host: Host, wanted: Wanted | None = None, probing: bool = False) -> Report:
+    """Run all checks, several at once; then the probes, if they are wanted.
+
+    InvalidValueError when the GPU or the NIC that is wanted is not there.
+    """
     machine = Machine(host, wanted or Wanted())
+    machine.require_wanted()
     with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="doctor") as pool:
         found = pool.map(lambda one: _ask(one, machine), all_checks())
-        findings = tuple(finding for some in found for finding in some)
-    return Report(findings, machine.pairs())
+        findings = [finding for some in found for finding in some]
+    cards = tuple(nic.name for nic in machine.nics if nic.rdma and nic.pci)
+    return Report(tuple(findings), machine.pairs(), cards)
 
 
 def _ask(one: Check, machine: Machine) -> list[Finding]:

@@ -1,14 +1,17 @@
-"""Checks of the operating system and of this process: kernel, limits, rights, containers, libraries."""
+"""Checks of the operating system and of this process: kernel, limits, rights, containers, processors."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 
-from .finding import HARDWARE, Finding, check, ok, skip, warn
+from .finding import EVERY_USE, HARDWARE, Evidence, Finding, Use, check, evidence, fail, ok, skip, warn
+from .host import Host, Reading, Trouble
 from .machine import Machine
 
+AREA = "Operating system and process"
 GUIDE = "DOCA GPUNetIO installation and set-up guide"
+_ETHERNET, _VERBS = frozenset({Use.ETHERNET}), frozenset({Use.VERBS, Use.DMA})
 
 
 @check(
@@ -20,7 +23,7 @@ GUIDE = "DOCA GPUNetIO installation and set-up guide"
 def kernel(machine: Machine) -> Iterator[Finding]:
     """Its version."""
     reading = machine.host.read("/proc/sys/kernel/osrelease")
-    found = re.match(r"(\d+)\.(\d+)", reading.text)
+    found = re.match(r"(\d{1,9})\.(\d{1,9})", reading.text)
     if not found:
         yield skip("the kernel's version is unknown", reading)
     elif (int(found[1]), int(found[2])) >= (6, 2):
@@ -29,4 +32,207 @@ def kernel(machine: Machine) -> Iterator[Finding]:
         yield warn(f"Linux {reading.text} is older than 6.2: no dmabuf, nvidia-peermem is needed", reading)
 
 
-CHECKS = (kernel,)
+# --- Rights -----------------------------------------------------------------------------------------------------------
+
+_NET_RAW, _IPC_LOCK = 13, 14  # capabilities(7), numbers of linux/capability.h
+
+
+def _capabilities(host: Host) -> tuple[Reading, int | None]:
+    """Those in force, as bits; None when they are unknown."""
+    status = host.read("/proc/self/status")
+    found = re.search(r"^CapEff:\s*([0-9a-fA-F]{1,16})$", status.text, re.MULTILINE)
+    return status, int(found[1], 16) if found else None
+
+
+@check(
+    "root", "Root",
+    why="DOCA Flow, which steers packets, takes root; kernels of others ring doorbells only if the driver lets them.",
+    cure="run it with sudo; for Verbs and DMA: echo 'options nvidia NVreg_RegistryDwords=\"PeerMappingOverride=1;\"' | "
+         "sudo tee /etc/modprobe.d/nvidia.conf, then a cold reboot",
+    source=f"{GUIDE}: Running without Root Privileges", uses=HARDWARE,
+)  # fmt: skip
+def root(machine: Machine) -> Iterator[Finding]:
+    """Who is asking."""
+    user, params = machine.host.ask("user"), machine.host.read("/proc/driver/nvidia/params")
+    number = user.value.get("uid") if isinstance(user.value, dict) else None
+    dwords = next((line for line in params.text.splitlines() if line.startswith("RegistryDwords:")), "")
+    who = evidence(user, f"uid {number}")
+    if not isinstance(number, int):
+        yield skip("who is asking is unknown", user)
+    elif number == 0:
+        yield ok("this is root", who)
+    else:
+        yield warn("not root: Ethernet needs it", who, cure="sudo <command>", uses=_ETHERNET)
+        if "PeerMappingOverride=1" in dwords:
+            yield ok("not root, which Verbs and DMA do not need here", who, evidence(params, dwords), uses=_VERBS)
+        else:
+            told = evidence(params, dwords or None)
+            yield warn(
+                "not root, and no PeerMappingOverride: kernels ring by the CPU proxy",
+                who,
+                told,
+                uses=_VERBS,
+                reboot=True,
+            )
+
+
+_TINY = 1 << 20  # bytes; the rings of a few queue pairs
+
+
+@check(
+    "memlock", "Locked memory",
+    why="Rings and buffers that a NIC reaches are locked in memory, and a process may lock no more than this limit.",
+    cure="ulimit -l unlimited; for all logins: '* soft memlock unlimited' and '* hard memlock unlimited' in "
+         "/etc/security/limits.d/rdma.conf; in a container: docker run --ulimit memlock=-1",
+    source="getrlimit(2), RLIMIT_MEMLOCK; limits.conf(5)", uses=HARDWARE,
+)  # fmt: skip
+def memlock(machine: Machine) -> Iterator[Finding]:
+    """The limit, from which CAP_IPC_LOCK exempts."""
+    limit = machine.host.ask("limit", "MEMLOCK")
+    soft = limit.value[0] if isinstance(limit.value, list) and limit.value else None
+    status, capabilities = _capabilities(machine.host)
+    exempt = evidence(status, f"CapEff {capabilities:#x}" if capabilities is not None else None)
+    if not isinstance(soft, int):
+        yield skip("the limit is unknown", limit)
+    elif soft < 0:
+        yield ok("no limit", limit)
+    elif capabilities is not None and capabilities >> _IPC_LOCK & 1:
+        yield ok(f"a limit of {_size(soft)}, which does not bind this process (CAP_IPC_LOCK)", limit, exempt)
+    elif soft < _TINY:
+        yield fail(f"only {_size(soft)} may be locked: too little for queues", limit, exempt)
+    else:
+        yield warn(f"only {_size(soft)} may be locked", limit, exempt)
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes / 1024:g} KiB" if nbytes < _TINY else f"{min(nbytes, 1 << 62) / _TINY:g} MiB"
+
+
+@check(
+    "capabilities", "Linux capabilities",
+    why="To send raw packets the mlx5 driver wants CAP_NET_RAW; CAP_IPC_LOCK lifts the limit of locked memory.",
+    cure="sudo <command>; in a container: docker run --cap-add=NET_RAW --cap-add=IPC_LOCK",
+    source="capabilities(7); kernel drivers/infiniband/hw/mlx5/devx.c: mlx5_ib_devx_create", uses=HARDWARE,
+)  # fmt: skip
+def capabilities(machine: Machine) -> Iterator[Finding]:
+    """Those that matter here."""
+    status, found = _capabilities(machine.host)
+    if found is None:
+        yield skip("this process's capabilities are unknown", status)
+        return
+    told = evidence(status, f"CapEff {found:#018x}")
+    if found >> _NET_RAW & 1:
+        yield ok("CAP_NET_RAW" + (" and CAP_IPC_LOCK" if found >> _IPC_LOCK & 1 else ""), told)
+    else:
+        yield warn("no CAP_NET_RAW: no queues for Ethernet packets", told, uses=_ETHERNET)
+
+
+# --- Where this runs --------------------------------------------------------------------------------------------------
+
+_MARKS = {"docker": "Docker", "libpod": "Podman", "kubepods": "Kubernetes", "containerd": "containerd", "lxc": "LXC"}
+
+
+@check(
+    "container", "Container",
+    why="A container sees only the devices and has only the limits that it was started with.",
+    cure="docker run --gpus all --device=/dev/infiniband --ulimit memlock=-1 --cap-add=IPC_LOCK --cap-add=NET_RAW "
+         "--network=host …",
+    source=f"{GUIDE}: introduction; docker-run(1)", uses=HARDWARE,
+)  # fmt: skip
+def container(machine: Machine) -> Iterator[Finding]:
+    """Whether this is one, and has the device nodes of the GPUs and NICs that are there."""
+    host = machine.host
+    kind, told = _container(host)
+    if not kind:
+        yield ok("not in a container", told)
+        return
+    dev, verbs = host.names("/dev"), host.names("/dev/infiniband")
+    missing = []
+    if machine.all_gpus and "nvidiactl" not in dev.names:
+        missing.append("/dev/nvidiactl")
+    if machine.all_nics and not any(name.startswith("uverbs") for name in verbs.names):
+        missing.append("/dev/infiniband/uverbs*")
+    if missing:
+        yield warn(f"in a container ({kind}) that lacks {' and '.join(missing)}", told)
+    else:
+        yield ok(f"in a container ({kind})", told)
+
+
+def _container(host: Host) -> tuple[str, Evidence]:
+    """Its kind, "" for none, and what tells."""
+    for path, kind in (("/.dockerenv", "Docker"), ("/run/.containerenv", "Podman")):
+        mark = host.read(path)
+        if mark.ok or mark.trouble is Trouble.DENIED:
+            return kind, evidence(mark, "there")
+    told = host.ask("container")
+    if told.text:
+        return told.text[:16], evidence(told)
+    groups = host.read("/proc/1/cgroup")
+    if kind := next((kind for mark, kind in _MARKS.items() if mark in groups.text), ""):
+        return kind, evidence(groups)
+    return "", evidence(groups)
+
+
+_GUESTS = re.compile(r"KVM|QEMU|VMware|Virtual Machine|HVM")  # names of products; processors of Arm have no flag
+
+
+@check(
+    "virtual-machine", "Virtual machine",
+    why="A guest's GPU and NIC have the hypervisor's IOMMU between them, and a PCI tree made up: this is experimental.",
+    cure="run on bare metal; in a guest, both have to be passed through, with ATS or an IOMMU that passes addresses",
+    source=f"{GUIDE}: introduction", uses=HARDWARE,
+)  # fmt: skip
+def virtual_machine(machine: Machine) -> Iterator[Finding]:
+    """Whether a hypervisor is below."""
+    host = machine.host
+    flag, xen = host.ask("hypervisor"), host.read("/sys/hypervisor/type")
+    product = host.read("/sys/class/dmi/id/product_name")
+    read = (evidence(flag), evidence(product))
+    if flag.value is True or xen.text or _GUESTS.search(product.text):
+        yield warn(f"a virtual machine ({product.text[:40] or xen.text[:40] or 'product unknown'})", *read)
+    elif flag.value is not False:
+        yield skip("whether this is a virtual machine is unknown", *read)
+    else:
+        yield ok("no virtual machine", *read)
+
+
+# --- Memory and processors --------------------------------------------------------------------------------------------
+
+
+@check(
+    "hugepages", "Huge pages",
+    why="Programs on DPDK beside this one take huge pages; gpunetio itself needs none.",
+    cure="echo 1024 | sudo tee /proc/sys/vm/nr_hugepages",
+    source="kernel Documentation/admin-guide/mm/hugetlbpage.rst", uses=HARDWARE,
+)  # fmt: skip
+def hugepages(machine: Machine) -> Iterator[Finding]:
+    """How many there are."""
+    reading = machine.host.read("/proc/meminfo")
+    fields = dict(
+        re.findall(r"^(HugePages_Total|HugePages_Free|Hugepagesize):\s*(\d{1,12})", reading.text, re.MULTILINE)
+    )
+    if len(fields) < 3:
+        yield skip("huge pages are unknown", evidence(reading, "no HugePages_Total") if reading.ok else reading)
+        return
+    total, free, size = fields["HugePages_Total"], fields["HugePages_Free"], fields["Hugepagesize"]
+    yield ok(f"{total} huge pages of {size} kB, {free} of them free", evidence(reading, f"HugePages_Total: {total}"))
+
+
+@check(
+    "cpu-governor", "Processor frequency",
+    why="A processor that slows down when idle adds microseconds to what a CPU proxy or a software NIC does.",
+    cure="sudo cpupower frequency-set -g performance; BIOS: power profile Maximum Performance",
+    source="kernel Documentation/admin-guide/pm/cpufreq.rst", uses=EVERY_USE,
+)  # fmt: skip
+def cpu_governor(machine: Machine) -> Iterator[Finding]:
+    """That of the first processor."""
+    reading = machine.host.read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
+    if reading.text == "performance":
+        yield ok("governor performance", reading)
+    elif reading.text:
+        yield warn(f"governor {reading.text[:40]}, not performance", reading)
+    else:
+        yield skip("the kernel does not scale frequencies here", reading)
+
+
+CHECKS = (kernel, root, memlock, capabilities, container, virtual_machine, hugepages, cpu_governor)

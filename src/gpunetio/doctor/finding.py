@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from .host import Reading
+from .host import Kind, Reading
 
 if TYPE_CHECKING:
     from .machine import Machine
@@ -52,6 +53,8 @@ def evidence(reading: Reading, value: Any = None) -> Evidence:
     """What a reading gave: `value` when only a part of it matters, else the error, or its first line."""
     if value is not None:
         shown = str(value)
+    elif reading.kind is Kind.FOLDER and reading.names:
+        shown = ", ".join(reading.names)
     elif reading.ok:
         lines = reading.text.splitlines() or [str(reading.value) if reading.value not in (b"", "") else "(empty)"]
         shown = lines[0]
@@ -65,6 +68,7 @@ class Check:
     """One question to a machine. Its texts are also the set-up guide's."""
 
     id: str
+    area: str  # which part of a report it is in
     title: str
     why: str  # why it matters, in one sentence
     cure: str  # the command to type, or what to set in the BIOS; <…> stands for what a finding knows
@@ -110,8 +114,12 @@ def check(
     id: str, title: str, *, why: str, cure: str, source: str, uses: frozenset[Use], reboot: bool = False,
     essential: bool = False,
 ) -> Callable[[Callable[[Machine], Iterator[Finding]]], Check]:  # fmt: skip
-    """Make a check of a function that yields what it finds."""
-    return lambda ask: Check(id, title, why, cure, source, uses, reboot, essential, ask)
+    """Make a check of a function that yields what it finds. Its area is what the function's module calls `AREA`."""
+
+    def make(ask: Callable[[Machine], Iterator[Finding]]) -> Check:
+        return Check(id, sys.modules[ask.__module__].AREA, title, why, cure, source, uses, reboot, essential, ask)
+
+    return make
 
 
 def _maker(status: Status) -> Callable[..., Finding]:
@@ -148,6 +156,7 @@ class Report:
 
     findings: tuple[Finding, ...]
     pairs: tuple[tuple[str, str], ...]  # the best first
+    cards: tuple[str, ...] = ()  # RDMA cards
 
     def ready(self, use: Use) -> Verdict:
         """A machine is ready when nothing is wrong with it and with some pair of a GPU and a NIC."""

@@ -71,7 +71,7 @@ class Reading:
     @property
     def names(self) -> tuple[str, ...]:
         """A folder's names; none when it cannot be read."""
-        return tuple(self.value) if isinstance(self.value, list | tuple) else ()
+        return tuple(map(str, self.value)) if isinstance(self.value, list | tuple) else ()
 
 
 class Host:

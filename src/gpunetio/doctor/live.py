@@ -24,7 +24,7 @@ class LiveHost(Host):
     def fetch(self, kind: Kind, key: tuple[str, ...]) -> Reading:
         """Read it now."""
         if kind in (Kind.COMMAND, Kind.QUESTION) and self.root:
-            return Reading(kind, key, None, Trouble.ABSENT, f"not asked: the root folder is {self.root}")
+            return Reading(kind, key, None, Trouble.UNRECORDED, f"not asked: the root folder is {self.root}")
         try:
             return self._fetch(kind, key)
         except FileNotFoundError as error:

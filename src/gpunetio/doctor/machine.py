@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from . import nvidia_smi, pci
+from ..errors import InvalidValueError
+from . import nvidia_smi, pci, topology
 from .host import Host
 from .pci import PciDevice
 
@@ -87,7 +88,7 @@ class Machine:
     @cached_property
     def all_nics(self) -> tuple[Nic, ...]:
         """RDMA devices of any vendor, then cards of Mellanox/NVIDIA without one."""
-        found = [self._nic(name) for name in self.host.names(INFINIBAND).names]
+        found = [self._nic(name) for name in sorted(self.host.names(INFINIBAND).names, key=topology.natural)]
         known = {nic.address for nic in found}
         cards = (d for d in self.pci.values() if d.vendor == pci.MELLANOX and d.base_class == pci.NETWORK)
         return (*found, *(self._card(card) for card in cards if card.address not in known))
@@ -109,6 +110,17 @@ class Machine:
         names = {wanted, pci.address_of(wanted)}
         return tuple(n for n in self.all_nics if not wanted or names & {n.name, n.address, *n.interfaces})
 
+    def require_wanted(self) -> None:
+        """InvalidValueError when there is no GPU or NIC as the user wants."""
+        for what, wanted, found, known in (
+            ("GPU", self.wanted.gpu, self.gpus, self.all_gpus), ("NIC", self.wanted.nic, self.nics, self.all_nics)
+        ):  # fmt: skip
+            if wanted and not found:
+                there = ", ".join(f"{one.name} ({one.address})" if one.address else one.name for one in known)
+                raise InvalidValueError(f"no {what} is {wanted!r}; there is {there or 'none'}")
+
     def pairs(self) -> tuple[tuple[str, str], ...]:
-        """Names of all GPUs with all RDMA devices."""
-        return tuple((gpu.name, nic.name) for gpu in self.gpus for nic in self.nics if nic.rdma)
+        """Names of all GPUs with all RDMA devices, those that are nearest to each other first."""
+        pairs = [(gpu, nic) for gpu in self.gpus for nic in self.nics if nic.rdma]
+        pairs.sort(key=lambda pair: topology.closeness(self, *pair))
+        return tuple((gpu.name, nic.name) for gpu, nic in pairs)

@@ -7,6 +7,7 @@ import re
 from .pci import address_of
 
 COMMAND = ("nvidia-smi", "-q")
+SOURCE = " ".join(COMMAND)
 _GPU = re.compile(r"GPU ([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])")
 
 

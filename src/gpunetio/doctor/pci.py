@@ -59,5 +59,5 @@ def device(host: Host, address: str) -> PciDevice:
     )
     steps = host.follow(folder).text.split("/")
     root = next((step for step in steps if step.startswith("pci")), "")
-    path = tuple(step for step in steps if address_of(step) == step) or (address,)
+    path = tuple(step for step in steps if step and address_of(step) == step) or (address,)
     return PciDevice(address, vendor, number, class_code >> 16 if class_code >= 0 else -1, numa, root, path)

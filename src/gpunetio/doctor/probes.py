@@ -13,6 +13,7 @@ from .checks_host import GUIDE
 from .finding import EVERY_USE, HARDWARE, Check, Evidence, Finding, Status, Use, check, fail, skip
 from .machine import Machine
 
+AREA = "Probes"
 _VERBS = frozenset({Use.VERBS, Use.SOFTWARE})
 _OF_NIC = ("probe-open", "probe-loopback-host")  # those that take no GPU
 _SOFTWARE = "soft0"

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import grp
+import itertools
 import json
 import os
+import pwd
 import resource
+import stat
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,6 +20,7 @@ from typing import Any
 _DEADLINE = 5.0  # seconds
 # The engine of a software NIC, and kernels for threads, are compiled at their first use: 90 s on two busy cores.
 _COMPILING = ("probe-open", "probe-loopback-gpu")
+_FIRST_PROCESSOR = 40  # lines of /proc/cpuinfo
 
 
 def environment(name: str) -> str:
@@ -47,6 +52,33 @@ def processors() -> int:
     return len(os.sched_getaffinity(0))
 
 
+def affinity() -> list[int]:
+    """Numbers of these processors."""
+    return sorted(os.sched_getaffinity(0))
+
+
+def shared_memory() -> bool:
+    """Whether this process may make what the software NIC shares with others; raises what the system says."""
+    os.close(os.memfd_create("gpunetio", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
+    os.close(os.eventfd(0, os.EFD_CLOEXEC))
+    return True
+
+
+def hypervisor() -> bool:
+    """Whether processors say that one is below (x86 only); from the first of them, as the file is long."""
+    with open("/proc/cpuinfo") as lines:
+        return any("hypervisor" in line.split() for line in itertools.islice(lines, _FIRST_PROCESSOR))
+
+
+def container() -> str:
+    """The kind of container, from the environment of the first process, which root alone may read; "" for none.
+
+    The rest of that environment is nobody's business.
+    """
+    variables = Path("/proc/1/environ").read_bytes().split(b"\0")
+    return next((one.decode(errors="replace")[10:] for one in variables if one.startswith(b"container=")), "")
+
+
 def opens(path: str) -> bool:
     """Whether this user may open a device node for reading and writing; raises what the system says."""
     os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC))
@@ -68,6 +100,35 @@ def symbols(library: str, *names: str) -> list[str]:
     """Which of these symbols a shared library has."""
     loaded = ctypes.CDLL(library)
     return [name for name in names if hasattr(loaded, name)]
+
+
+def permissions(path: str) -> dict[str, str]:
+    """Whom a file belongs to, and who may do what with it, as "660"."""
+    found = os.stat(path)
+    try:
+        owner, group = pwd.getpwuid(found.st_uid).pw_name, grp.getgrgid(found.st_gid).gr_name
+    except KeyError:  # ids without names, as in containers
+        owner, group = str(found.st_uid), str(found.st_gid)
+    return {"owner": owner, "group": group, "mode": f"{stat.S_IMODE(found.st_mode):03o}"}
+
+
+def verbs_library(name: str) -> dict[str, Any]:
+    """Which file libibverbs or libmlx5 is, and which of the functions that gpunetio calls it does not have."""
+    from ..providers.mlx5.libraries import IBVERBS, MLX5
+
+    functions, soname, variable = {
+        "libibverbs": (IBVERBS, "libibverbs.so.1", "GPUNETIO_LIBIBVERBS"),
+        "libmlx5": (MLX5, "libmlx5.so.1", "GPUNETIO_LIBMLX5"),
+    }[name]
+    loaded = ctypes.CDLL(os.environ.get(variable) or soname)
+    lacks = [function for function in functions if not hasattr(loaded, function)]
+    with open("/proc/self/maps") as maps:
+        files = [line.split(maxsplit=5)[5].strip() for line in maps if f"/{name}.so" in line]
+    return {
+        "file": next(iter(files), ""),
+        "lacks": [function for function in lacks if not functions[function].optional],
+        "lacks_optional": [function for function in lacks if functions[function].optional],
+    }
 
 
 def cuda() -> Any:
@@ -98,7 +159,8 @@ def _seconds_to_probe(step: str) -> float:
     return 180.0 if step in _COMPILING else 30.0
 
 
-QUESTIONS: dict[str, Callable[..., Any]] = {
-    one.__name__: one
-    for one in (environment, system, user, limit, processors, opens, filesystem, package, symbols, cuda, probe)
-}
+_ASKED = (
+    environment, system, user, limit, processors, affinity, shared_memory, hypervisor, container, opens, permissions,
+    filesystem, package, symbols, verbs_library, cuda, probe,
+)  # fmt: skip
+QUESTIONS: dict[str, Callable[..., Any]] = {one.__name__: one for one in _ASKED}

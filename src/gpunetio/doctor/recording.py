@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ..errors import InvalidValueError
+from .checks import examine
 from .host import Host, Kind, Reading, Trouble
+from .machine import Wanted
+from .redact import redact
 
 FORMAT = "gpunetio-doctor 1"
 
@@ -31,6 +35,16 @@ class ReplayHost(Host):
         )
 
 
+def record(host: Host, wanted: Wanted, path: Path, masked: bool = False) -> None:
+    """Save all that the doctor and the topology may ask, whichever GPU and NIC they are asked about.
+
+    `masked`: with substitutes for what identifies the machine, see `redact`.
+    """
+    examine(host, replace(wanted, gpu="", nic=""))
+    readings = host.readings()
+    save(redact(readings) if masked else readings, path)
+
+
 def save(readings: list[Reading], path: Path) -> None:
     """Write what was read to a file."""
     packed: dict[str, Any] = {"format": FORMAT}
@@ -46,8 +60,8 @@ def load(path: Path) -> ReplayHost:
         if packed.pop("format") != FORMAT:
             raise ValueError(f"its format is not {FORMAT!r}")
         found = [
-            _unpacked(Kind(kind), tuple(shlex.split(key)), entry)
-            for kind, entries in packed.items()
+            _unpacked(kind, tuple(shlex.split(key)), entry)
+            for kind, entries in [(Kind(kind), entries) for kind, entries in packed.items()]
             for key, entry in entries.items()
         ]
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:

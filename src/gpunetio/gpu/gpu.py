@@ -82,8 +82,10 @@ class Gpu:
 
     @staticmethod
     def _open_backend(which: str | int) -> Any:
+        if which == "host":  # CUDA takes a while to load
+            return HostBackend()
         count = cuda_backend.device_count()
-        if which == "host" or (which == "auto" and count == 0):
+        if which == "auto" and count == 0:
             return HostBackend()
         if count == 0:
             raise NotSupportedError(f"GPU {which!r} needs CUDA, and this machine has no CUDA device: use the host")

@@ -1,0 +1,152 @@
+"""`gpunetio topo`: how GPUs and NICs are connected."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .failures import guarded
+
+if TYPE_CHECKING:
+    from ..doctor import Finding, Host, Machine
+    from ..doctor.machine import Gpu
+    from ..doctor.tree import Node
+
+_COLOURS = {"GPU": "green", "NIC": "cyan", "switch": "bright_blue"}
+_EMPTY = "This machine has neither an NVIDIA GPU nor an RDMA NIC."
+
+
+@click.command()
+@click.option("--svg", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Draw it as SVG, too.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON document.")
+@click.option("--all", "everything", is_flag=True, help="All PCI devices, not only the way to GPUs and NICs.")
+@click.option("--gpu", default="", metavar="GPU", help="Only this one: a number, GPU0, or a PCI address.")
+@click.option(
+    "--nic", default="", metavar="NIC", help="Only this one: an RDMA device, a network interface, or a PCI address."
+)
+@click.option(
+    "--replay", type=click.Path(path_type=Path), metavar="FILE",
+    help="Of a machine that `gpunetio doctor --record` wrote to a file.",
+)  # fmt: skip
+@click.option("--root", metavar="DIR", help="Read /sys and /proc below this folder, and run no commands.")
+@guarded
+def topo(
+    svg: Path | None, as_json: bool, everything: bool, gpu: str, nic: str, replay: Path | None, root: str | None
+) -> None:
+    """Show how GPUs and NICs are connected: the PCIe tree, how far each is from each, and the best NIC for each GPU.
+
+    Distances are those of `nvidia-smi topo -m`, worked out from sysfs: PIX (at most one PCIe switch between them), PXB
+    (several), PHB (their host bridge), NODE (two host bridges of a NUMA node), SYS (the link between NUMA nodes).
+    """
+    from ..doctor import Machine, Wanted, picture, topology, tree
+
+    machine = Machine(_host(replay, root), Wanted(gpu, nic))
+    _check(machine)
+    nodes, matrix = tree.build(machine, everything), topology.matrix(machine)
+    if svg and nodes:
+        svg.write_bytes(picture.draw(nodes, matrix))
+    if as_json:
+        click.echo(json.dumps(_document(machine, nodes, matrix), indent=1))
+        return
+    if not machine.gpus and not machine.nics:
+        click.echo(_EMPTY + (f" {svg} was not written." if svg and not nodes else ""))
+    for line in _lines(machine, nodes, matrix):
+        click.echo(line)
+
+
+def _host(replay: Path | None, root: str | None) -> Host:
+    from ..doctor import LiveHost, load
+
+    if replay and root:
+        raise click.UsageError("--replay and --root exclude each other")
+    if replay:
+        return load(replay)
+    if root and not Path(root).is_dir():
+        raise click.UsageError(f"--root {root}: there is no such folder")
+    return LiveHost(root or "/")
+
+
+def _check(machine: Machine) -> None:
+    """What the user asks for has to exist."""
+    from ..errors import NotFoundError
+
+    wanted = machine.wanted
+    for option, name, found, all_names in (
+        ("--gpu", wanted.gpu, machine.gpus, [gpu.name for gpu in machine.all_gpus]),
+        ("--nic", wanted.nic, machine.nics, [nic.name for nic in machine.all_nics]),
+    ):
+        if name and not found:
+            raise NotFoundError(f"{option} {name}: there is no such one; there are: {', '.join(all_names) or 'none'}")
+
+
+def _lines(machine: Machine, nodes: tuple[Node, ...], matrix: dict[str, dict[str, str]]) -> Iterator[str]:
+    """All that is printed; click takes the colours out where stdout is no terminal."""
+    from ..doctor.tree import WIDTH, rows, table
+
+    for above, node in rows(nodes):
+        room = WIDTH - len(above)
+        label = node.label if len(node.label) <= room else node.label[: room - 1] + "…"
+        yield above + click.style(label, fg=_COLOURS.get(node.kind))
+    for part in (table(matrix), [_advice(machine, gpu) for gpu in machine.gpus], _agreement(machine)):
+        if part:
+            yield from ("", *part)
+
+
+def _advice(machine: Machine, gpu: Gpu) -> str:
+    """The best NIC for a GPU, and why."""
+    from ..doctor import topology
+    from ..doctor.checks_topology import BETWEEN
+
+    nic = topology.best_nic(machine, gpu)
+    if nic is None:
+        return f"{gpu.name}: no NIC with an RDMA device"
+    apart = topology.distance(gpu.pci, nic.pci)
+    port = "port active" if topology.active(machine, nic) else "no active port"
+    why = f"{apart}: {BETWEEN[apart]}" if apart else "nobody knows how far it is"
+    return f"{gpu.name}: best with {nic.name} ({why}; {port})"
+
+
+def _agreement(machine: Machine) -> list[str]:
+    """What `nvidia-smi` says of the same."""
+    if not machine.gpus:
+        return []
+    findings = _findings(machine)
+    if all(finding.status == "OK" for finding in findings):
+        return ["nvidia-smi topo -m agrees."]
+    differ = [f"nvidia-smi topo -m differs: {f.gpu} {f.summary}" for f in findings if f.status == "WARN"]
+    return differ or [f"Not compared with nvidia-smi: {findings[0].summary}"]
+
+
+def _findings(machine: Machine) -> list[Finding]:
+    from ..doctor.checks_topology import agrees
+
+    return list(agrees.ask(machine))
+
+
+def _document(machine: Machine, nodes: tuple[Node, ...], matrix: dict[str, dict[str, str]]) -> dict[str, Any]:
+    from ..doctor import topology
+
+    return {
+        "gpus": [
+            {
+                "name": gpu.name, "address": gpu.address, "model": gpu.model, "numa": gpu.pci.numa if gpu.pci else None,
+                "best_nic": best.name if (best := topology.best_nic(machine, gpu)) else None,
+            }
+            for gpu in machine.gpus
+        ],
+        "nics": [
+            {
+                "name": nic.name, "address": nic.address, "interfaces": nic.interfaces, "rdma": nic.rdma,
+                "numa": nic.pci.numa if nic.pci else None, "active": topology.active(machine, nic),
+            }
+            for nic in machine.nics
+        ],
+        "matrix": matrix,
+        "nvidia_smi": [{"gpu": f.gpu, "status": f.status, "summary": f.summary} for f in _findings(machine)],
+        "tree": [dataclasses.asdict(node) for node in nodes],
+    }  # fmt: skip

@@ -1,0 +1,197 @@
+"""Checks of what CUDA says of itself and of the GPUs, and of the variables that it reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from .checks_gpu import CUDA_13_DRIVER, each_gpu
+from .checks_host import GUIDE
+from .finding import HARDWARE, Evidence, Finding, check, evidence, fail, ok, skip, warn
+from .machine import Gpu, Machine
+from .nvidia_driver import address, attribute, cuda, cuda_devices, integrated, number, smi
+
+AREA = "CUDA"
+_CUDA = f"{GUIDE}: CUDA Dependency"
+_ATTRIBUTES = "CUDA driver API: CUdevice_attribute"
+_VARIABLES = "CUDA programming guide: environment variables"
+
+_CUDA_13, _CUDA_RECOMMENDED, _CUDA_OLDEST = 13000, 12060, 12000  # as cuDriverGetVersion counts
+_OLDEST_COMPUTE = (8, 0)  # what kernels are compiled for
+_OLD_ARCHITECTURES = ("Kepler", "Maxwell", "Pascal", "Volta", "Turing")  # before 8.0
+
+_MISMATCH = 803
+# CUresult of cuInit in cuda.h: its name, and what cures it.
+_CUINIT = {
+    2: ("OUT_OF_MEMORY", "free memory of the GPU or of the host: nvidia-smi, free -m"),
+    34: ("STUB_LIBRARY", "take the toolkit's lib64/stubs out of LD_LIBRARY_PATH"),
+    46: ("DEVICE_UNAVAILABLE", "sudo nvidia-smi -c 0, and end the process that has the GPU for itself"),
+    100: ("NO_DEVICE", "unset CUDA_VISIBLE_DEVICES; in a container: docker run --gpus all"),
+    101: ("INVALID_DEVICE", "unset CUDA_VISIBLE_DEVICES, which names a device that there is not"),
+    304: ("OPERATING_SYSTEM", "sudo modprobe nvidia-uvm; ls -l /dev/nvidia*: the user must be allowed to open them"),
+    802: ("SYSTEM_NOT_READY", "sudo systemctl start nvidia-fabricmanager, which GPUs behind an NVSwitch need"),
+    _MISMATCH: ("SYSTEM_DRIVER_MISMATCH", "reboot: libcuda and the loaded kernel module are of different versions"),
+    804: ("COMPAT_NOT_SUPPORTED_ON_DEVICE", "take the cuda-compat folder out of LD_LIBRARY_PATH"),
+    999: ("UNKNOWN", "sudo modprobe nvidia-uvm; then see what sudo dmesg | grep -i -e nvrm -e xid says"),
+}  # fmt: skip
+
+
+@check(
+    "cuda-version", "CUDA",
+    why="Device code is compiled by CUDA 12.6 or newer, and what uses the static device library by CUDA 13.0 or newer.",
+    cure=f"install a driver of at least {CUDA_13_DRIVER}, which has CUDA 13: sudo apt install nvidia-open",
+    source=f"{_CUDA}; CUDA release notes: minimum driver versions", uses=HARDWARE, reboot=True,
+)  # fmt: skip
+def cuda_version(machine: Machine) -> Iterator[Finding]:
+    """What libcuda can run, or why it does not start."""
+    reading, told = cuda(machine)
+    error, can = number(told.get("error")), number(told.get("driver_version"))
+    text = f"CUDA {can // 1000}.{can % 1000 // 10}" if can is not None else ""
+    if not machine.gpus:
+        yield skip("no GPU")
+    elif error is not None:
+        name, cure = _CUINIT.get(error, ("an error", f"see {error} in cuda.h, and sudo dmesg | grep -i nvrm"))
+        read = evidence(reading, f"cuInit = {error}")
+        yield fail(f"cuInit fails: {name} ({error})", read, cure=cure, reboot=error == _MISMATCH)
+    elif "libcuda.so.1" in reading.error:
+        cure = "install the driver's libraries; for a container: -e NVIDIA_DRIVER_CAPABILITIES=compute,utility"
+        yield fail("libcuda.so.1 cannot be loaded", reading, cure=cure, reboot=False)
+    elif can is None:
+        yield skip("libcuda does not tell its version", reading)
+    elif can < _CUDA_OLDEST:
+        yield fail(f"{text} is older than 12.0", evidence(reading, can))
+    elif can < _CUDA_RECOMMENDED:
+        yield warn(f"{text}: 12.6 or newer is recommended, 13.0 for gpunetio[cuda]", evidence(reading, can))
+    elif can < _CUDA_13:
+        yield warn(f"{text}: the static device library and gpunetio[cuda] take 13.0", evidence(reading, can))
+    else:
+        yield ok(text, evidence(reading, can))
+
+
+@check(
+    "gpu-compute", "Compute capability",
+    why="Kernels are compiled for sm_80 and newer, whose instructions older GPUs do not have.",
+    cure="use a GPU of Ampere or a later architecture",
+    source=_ATTRIBUTES, uses=HARDWARE,
+)  # fmt: skip
+@each_gpu
+def gpu_compute(machine: Machine, gpu: Gpu) -> Finding:
+    """From libcuda, or else the architecture that nvidia-smi names."""
+    major, read = attribute(machine, gpu, "compute_capability_major")
+    minor, _ = attribute(machine, gpu, "compute_capability_minor")
+    architecture, named = smi(gpu, "Product Architecture")
+    if major is not None and minor is not None:
+        make = ok if (major, minor) >= _OLDEST_COMPUTE else fail
+        return make(f"sm_{major}{minor}", Evidence(read.source, f"{major}.{minor}"))
+    if architecture in ("", "N/A"):
+        return skip("neither libcuda nor nvidia-smi tell", read, named)
+    return (fail if architecture in _OLD_ARCHITECTURES else ok)(architecture, named)
+
+
+@check(
+    "gpu-exec-timeout", "Kernel run time limit",
+    why="On a GPU with a display the driver ends kernels after some seconds, and those that serve queues run on.",
+    cure="use another GPU, or end the display: sudo systemctl isolate multi-user.target; or set the X driver's "
+    'Option "Interactive" "0"',
+    source=f"{_ATTRIBUTES} KERNEL_EXEC_TIMEOUT; NVIDIA Linux driver README: X options", uses=HARDWARE,
+)  # fmt: skip
+@each_gpu
+def gpu_exec_timeout(machine: Machine, gpu: Gpu) -> Finding:
+    """The attribute."""
+    limited, read = attribute(machine, gpu, "kernel_exec_timeout")
+    if limited is None:
+        return skip("libcuda does not tell", read)
+    if limited:
+        return warn("it has a display: kernels are ended after some seconds", read)
+    return ok("kernels may run on", read)
+
+
+@check(
+    "gpu-integrated", "Integrated GPU",
+    why="A GPU that shares the processor's memory, as that of DGX Spark, has no GPUDirect RDMA.",
+    cure="nothing to set: queues and data are in CPU_GPU memory and the CPU proxy rings (--queue-memory cpu_gpu)",
+    source=f"{GUIDE}: Running without Root Privileges (DGX Spark); {_ATTRIBUTES} INTEGRATED", uses=HARDWARE,
+)  # fmt: skip
+@each_gpu
+def gpu_integrated(machine: Machine, gpu: Gpu) -> Finding:
+    """The attribute, or the model."""
+    shares, read = integrated(machine, gpu)
+    if shares is None:
+        return skip("libcuda does not tell", read)
+    if shares:
+        return warn("integrated: CPU_GPU memory and the CPU proxy instead", read)
+    return ok("it has memory of its own", read)
+
+
+@check(
+    "gpu-direct-rdma", "GPUDirect RDMA",
+    why="The driver must offer GPU memory to other devices, or a NIC reaches none of it.",
+    cure="use a data-center or professional GPU, or memory of the host: --queue-memory cpu_gpu --payload-memory host",
+    source=f"{_ATTRIBUTES} GPU_DIRECT_RDMA_SUPPORTED; NVIDIA GPUDirect RDMA guide", uses=HARDWARE,
+)  # fmt: skip
+@each_gpu
+def gpu_direct_rdma(machine: Machine, gpu: Gpu) -> Finding:
+    """The attribute, beside that of dmabuf."""
+    peer, read = attribute(machine, gpu, "gpu_direct_rdma_supported")
+    dmabuf, read_dmabuf = attribute(machine, gpu, "dma_buf_supported")
+    if peer is None:
+        return skip("libcuda does not tell", read)
+    if peer:
+        order, read_order = attribute(machine, gpu, "gpu_direct_rdma_writes_ordering")
+        return ok("supported", read, *([read_order] if order is not None else []))
+    if integrated(machine, gpu)[0]:
+        return warn("none, as the GPU is integrated", read, cure="nothing to set: memory of the host is used")
+    if dmabuf:
+        return warn("not by nvidia-peermem, by dmabuf alone", read, read_dmabuf)
+    return fail("not supported, and no dmabuf", read, read_dmabuf)
+
+
+@check(
+    "module-loading", "Loading of kernels",
+    why="With lazy loading the first launch of a kernel waits for running ones, and those that serve queues run on.",
+    cure="export CUDA_MODULE_LOADING=EAGER",
+    source=f"{_VARIABLES} (CUDA_MODULE_LOADING); CUDA programming guide: lazy loading", uses=HARDWARE,
+)  # fmt: skip
+def module_loading(machine: Machine) -> Iterator[Finding]:
+    """The variable: gpunetio sets it where it is not set."""
+    reading = machine.host.ask("environment", "CUDA_MODULE_LOADING")
+    if not machine.gpus:
+        yield skip("no GPU")
+    elif not reading.ok:
+        yield skip("the environment is unknown", reading)
+    elif not reading.text:
+        yield ok("not set: gpunetio sets EAGER when it is the first to load CUDA", reading)
+    elif reading.text == "EAGER":
+        yield ok("EAGER", reading)
+    else:
+        yield warn(f"{reading.text[:20]}: kernels are loaded at their first launch", reading)
+
+
+@check(
+    "visible-devices", "GPUs that CUDA shows",
+    why="CUDA_VISIBLE_DEVICES hides GPUs from a program, and CUDA numbers those left in an order of its own.",
+    cure="unset CUDA_VISIBLE_DEVICES; export CUDA_DEVICE_ORDER=PCI_BUS_ID; name GPUs by PCI address",
+    source=f"{_VARIABLES} (CUDA_VISIBLE_DEVICES, CUDA_DEVICE_ORDER)", uses=HARDWARE,
+)  # fmt: skip
+@each_gpu
+def visible_devices(machine: Machine, gpu: Gpu) -> Finding:
+    """Where a GPU stands in CUDA's order."""
+    variables = [machine.host.ask("environment", f"CUDA_{name}") for name in ("VISIBLE_DEVICES", "DEVICE_ORDER")]
+    hides = variables[0].text
+    reading, told = cuda(machine)
+    shown = [address(device) for device in cuda_devices(machine)]
+    if "driver_version" not in told or not all(shown):
+        return skip("libcuda does not tell", reading, *variables)
+    if gpu.address not in shown:
+        why = f"CUDA_VISIBLE_DEVICES={hides[:30]} hides it" if hides else "CUDA does not show it"
+        return fail(why, *variables, Evidence("libcuda", f"shows {', '.join(shown) or 'none'}"))
+    ordinal = shown.index(gpu.address)
+    read = Evidence("libcuda", f"device {ordinal} is {gpu.address}")
+    if ordinal != gpu.number:
+        cure = f"name it as {gpu.address}; or: unset CUDA_VISIBLE_DEVICES; export CUDA_DEVICE_ORDER=PCI_BUS_ID"
+        return warn(f"it is CUDA's device {ordinal}", *variables, read, cure=cure)
+    return ok(f"it is CUDA's device {ordinal}, too", *variables, read)
+
+
+CHECKS = (
+    cuda_version, gpu_compute, gpu_exec_timeout, gpu_integrated, gpu_direct_rdma, module_loading, visible_devices,
+)  # fmt: skip

@@ -1,0 +1,187 @@
+"""Checks of NICs: which there are, their drivers and firmware, and who may open them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from .finding import HARDWARE, Finding, check, evidence, fail, ok, skip, warn
+from .host import Reading, Trouble
+from .machine import INFINIBAND, Machine, Nic
+from .nics import GUIDE, Grade, each_nic, is_nvidia, model_of
+from .pci import FOLDER
+
+AREA = "NICs"
+_VERBS = "/sys/class/infiniband_verbs"
+_MODULES = ("mlx5_core", "mlx5_ib", "ib_uverbs")
+
+
+@check(
+    "nic-present", "Network card",
+    why="A GPU sends and receives through a ConnectX or BlueField card that is plugged into the same machine.",
+    cure="plug in a ConnectX-6 Dx or later and load its driver: sudo modprobe mlx5_ib; or use the software NIC",
+    source=f"{GUIDE}: ConnectX NIC", uses=HARDWARE, essential=True,
+)  # fmt: skip
+def present(machine: Machine) -> Iterator[Finding]:
+    """Any RDMA device, or a card that could become one."""
+    readings = [machine.host.names(INFINIBAND), machine.host.names(FOLDER)]
+    known = [nic.name for nic in machine.all_nics]
+    unreadable = [r for r in readings if r.trouble not in (Trouble.NONE, Trouble.ABSENT)]
+    if machine.nics:
+        yield ok(", ".join(nic.name for nic in machine.nics), evidence(readings[0], " ".join(readings[0].names)))
+    elif known:
+        yield fail(
+            f"no NIC is {machine.wanted.nic!r}", evidence(readings[0], " ".join(known)),
+            cure=f"name one of {', '.join(known)}, its network interface or its PCI address",
+        )  # fmt: skip
+    elif unreadable:
+        yield skip("cannot see whether there is a NIC", *unreadable)
+    else:
+        yield fail("no RDMA device, and no card of NVIDIA/Mellanox", *readings)
+
+
+@check(
+    "nic-model", "Model of the network card",
+    why="A GPU builds and rings the work queues of mlx5 cards by itself, and cards of other kinds have no such queues.",
+    cure="use a ConnectX-6 Dx or later, or BlueField-2 or later",
+    source=f"{GUIDE}: ConnectX NIC; Linux mlx5_core_pci_table", uses=HARDWARE,
+)  # fmt: skip
+@each_nic
+def model(machine: Machine, nic: Nic) -> Iterator[Finding]:
+    """By PCI ids."""
+    elsewhere = "for GPUs use a ConnectX-6 Dx or later; here verbs driven by the CPU work, and the software NIC does"
+    if nic.pci is None:
+        link = machine.host.follow(f"{nic.folder}/device")
+        if nic.address or link.trouble not in (Trouble.NONE, Trouble.ABSENT):
+            yield skip("its PCI device is not visible here", link)
+        else:
+            yield fail("no PCI device but software: it has no doorbells for a GPU", link, cure=elsewhere)
+        return
+    ids = [machine.host.read(f"{nic.pci.folder}/{name}") for name in ("vendor", "device")]
+    name = f"{nic.pci.vendor:04x}:{nic.pci.device:04x}" if min(nic.pci.vendor, nic.pci.device) >= 0 else "?"
+    found = model_of(machine, nic.pci) if is_nvidia(nic) else None
+    if nic.pci.vendor < 0:
+        yield skip("its PCI vendor cannot be read", *ids)
+    elif not is_nvidia(nic):
+        yield fail(f"PCI {name} is not of NVIDIA: no DEVX, no doorbells for a GPU", *ids, cure=elsewhere)
+    elif found is None:
+        yield skip(f"PCI {name} is not in the table of models", *ids)
+    else:
+        say = {Grade.RECOMMENDED: ok, Grade.OLD: warn, Grade.NONE: fail, Grade.UNKNOWN: skip}[found.grade]
+        yield say(f"{found.name}: {found.grade.value}" if say is not ok else found.name, *ids)
+
+
+@check(
+    "nic-driver", "Driver of the network card",
+    why="Programs reach a card through the RDMA device that mlx5_ib makes of it.",
+    cure="sudo modprobe -a mlx5_core mlx5_ib ib_uverbs",
+    source="Linux drivers/infiniband/hw/mlx5", uses=HARDWARE,
+)  # fmt: skip
+@each_nic
+def driver(machine: Machine, nic: Nic) -> Iterator[Finding]:
+    """A card needs an RDMA device, so mlx5_core, mlx5_ib and ib_uverbs."""
+    if not is_nvidia(nic):
+        yield skip("not a card of NVIDIA")
+        return
+    modules = {name: machine.host.names(f"/sys/module/{name}") for name in _MODULES}
+    if nic.rdma:
+        versions = {name: machine.host.read(f"/sys/module/{name}/version") for name in _MODULES}
+        told = [r for r in versions.values() if r.ok]
+        kernel = machine.host.read("/proc/sys/kernel/osrelease")
+        yield ok(f"mlx5 {told[0].text}" if told else f"mlx5 of the kernel, {kernel.text}", *(told or [kernel]))
+        return
+    link = machine.host.follow(f"{FOLDER}/{nic.address}/driver")
+    bound = link.text.rpartition("/")[2]
+    missing = [name for name, reading in modules.items() if reading.trouble is Trouble.ABSENT]
+    if bound and bound != "mlx5_core":
+        yield fail(
+            f"no RDMA device: the driver {bound} has taken it", link,
+            cure=f"echo {nic.address} | sudo tee {FOLDER}/{nic.address}/driver/unbind; "
+                 f"echo {nic.address} | sudo tee /sys/bus/pci/drivers/mlx5_core/bind",
+        )  # fmt: skip
+    elif missing:
+        cure = f"sudo modprobe -a {' '.join(missing)}"
+        yield fail(f"no RDMA device: not loaded: {', '.join(missing)}", *(modules[m] for m in missing), cure=cure)
+    else:
+        cure = f"sudo dmesg | grep -i -e mlx5 -e {nic.address} names what went wrong; update its firmware and driver"
+        yield fail("no RDMA device, though its modules are loaded", link, cure=cure)
+
+
+@check(
+    "nic-firmware", "Firmware of the network card",
+    why="A release of DOCA is tested with firmware of its time, so bug reports and comparisons need the version.",
+    cure="sudo mlxfwmanager --online -u -d <PCI address>",
+    source=f"{GUIDE}: ConnectX NIC", uses=HARDWARE,
+)  # fmt: skip
+@each_nic
+def firmware(machine: Machine, nic: Nic) -> Iterator[Finding]:
+    """Its version and board."""
+    readings = [machine.host.read(f"{nic.folder}/{name}") for name in ("fw_ver", "hca_type", "board_id")]
+    if not nic.rdma:
+        yield skip("no RDMA device")
+    elif not readings[0].text:
+        yield skip("its version cannot be read", readings[0])
+    else:
+        board = ", ".join(r.text for r in readings[1:] if r.text)
+        yield ok(f"{readings[0].text} ({board})" if board else readings[0].text, *readings)
+
+
+@check(
+    "uverbs", "Device node of the network card",
+    why="Every program, with or without GPU, opens /dev/infiniband/uverbsN before anything else.",
+    cure="sudo modprobe ib_uverbs",
+    source="Linux Documentation/infiniband/user_verbs.rst", uses=HARDWARE, essential=True,
+)  # fmt: skip
+@each_nic
+def uverbs(machine: Machine, nic: Nic) -> Iterator[Finding]:
+    """It exists and may be opened."""
+    if not nic.rdma:
+        yield skip("no RDMA device")
+        return
+    folder = machine.host.names(_VERBS)
+    owners = {name: machine.host.read(f"{_VERBS}/{name}/ibdev") for name in folder.names if name.startswith("uverbs")}
+    name = next((name for name, owner in owners.items() if owner.text == nic.name), "")
+    if not name:
+        if folder.trouble in (Trouble.NONE, Trouble.ABSENT):
+            yield fail("it has no device node: the module ib_uverbs is missing", folder, *owners.values())
+        else:
+            yield skip("its device node cannot be found", folder)
+        return
+    node = f"/dev/infiniband/{name}"
+    opened = machine.host.ask("opens", node)
+    if opened.ok:
+        yield ok(f"{node} opens", opened)
+    elif opened.trouble is Trouble.ABSENT or "not permitted" in opened.error:
+        yield _hidden(machine, node, opened)
+    elif opened.trouble is Trouble.DENIED:
+        who = machine.host.ask("permissions", node)
+        yield fail(
+            f"{node} may not be opened by this user", opened, who,
+            cure=f"sudo chmod 666 {node}, as udev's rules of rdma-core do, or run as root{_also(who)}",
+        )  # fmt: skip
+    elif opened.trouble is Trouble.FAILED:
+        yield fail(f"{node} does not open", opened, cure="sudo dmesg | tail names what is wrong with the card")
+    else:
+        yield skip(f"{node} was not tried", opened)
+
+
+def _hidden(machine: Machine, node: str, opened: Reading) -> Finding:
+    """There is no node, or the container's device list keeps it from us."""
+    marks = [machine.host.read(path) for path in ("/.dockerenv", "/run/.containerenv")]
+    inside = [mark for mark in marks if mark.ok]
+    if inside or opened.trouble is not Trouble.ABSENT:
+        return fail(
+            f"this container has no {node}", opened, *inside,
+            cure=f"docker run --device={node} --cap-add=IPC_LOCK …",
+        )  # fmt: skip
+    return fail(f"{node} does not exist", opened, cure="sudo udevadm trigger --subsystem-match=infiniband_verbs")
+
+
+def _also(who: Reading) -> str:
+    """Who else may, by the node's group."""
+    group = who.value.get("group") if isinstance(who.value, dict) else None
+    may = who.value.get("mode", "") if isinstance(who.value, dict) else ""
+    readable = isinstance(may, str) and may[-2:-1] in ("6", "7")
+    return f", or join its group: sudo usermod -aG {group} $USER" if group not in (None, "root") and readable else ""
+
+
+CHECKS = (present, model, driver, firmware, uverbs)

@@ -1,0 +1,140 @@
+"""Checks of what is set in a network card's firmware: link type, BlueField's mode, sending at given times."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+
+from . import mlxconfig
+from .finding import HARDWARE, Finding, Use, check, fail, ok, skip, warn
+from .machine import Machine, Nic
+from .mlxconfig import COLD_REBOOT, Firmware
+from .nics import GUIDE, MODELS, each_nic, port_of
+
+AREA = "NICs"
+_LAYERS = {"InfiniBand": 1, "Ethernet": 2}  # of LINK_TYPE_Pn
+_NIC_MODE = {
+    "INTERNAL_CPU_MODEL": 1,            # EMBEDDED_CPU
+    "INTERNAL_CPU_PAGE_SUPPLIER": 1,    # EXT_HOST_PF
+    "INTERNAL_CPU_ESWITCH_MANAGER": 1,  # EXT_HOST_PF
+    "INTERNAL_CPU_IB_VPORT0": 1,        # EXT_HOST_PF
+    "INTERNAL_CPU_OFFLOAD_ENGINE": 1,   # DISABLED
+}  # fmt: skip
+_ACCURATE_SEND = {"ACCURATE_TX_SCHEDULER": 1, "REAL_TIME_CLOCK_ENABLE": 1}
+
+_Judge = Callable[[Machine, Nic, Firmware], Iterator[Finding]]
+
+
+def _each_card(judge: _Judge) -> Callable[[Machine], Iterator[Finding]]:
+    """A check that judges NIC by NIC what mlxconfig tells of its card."""
+
+    @each_nic
+    def judge_nic(machine: Machine, nic: Nic) -> Iterator[Finding]:
+        yield from judge(machine, nic, mlxconfig.ask(machine, nic))
+
+    @functools.wraps(judge)
+    def ask(machine: Machine) -> Iterator[Finding]:
+        mlxconfig.ask_all(machine)
+        return judge_nic(machine)
+
+    return ask
+
+
+@check(
+    "nic-link-type", "Ethernet or InfiniBand",
+    why="Ethernet queues need a port that is set to Ethernet, and a link should not go down with its driver.",
+    cure="sudo mlxconfig -d <mst device> --yes set LINK_TYPE_P1=2 KEEP_ETH_LINK_UP_P1=1 KEEP_IB_LINK_UP_P1=0 "
+         "(InfiniBand: 1, 0, 1), then a cold reboot: ipmitool power cycle",
+    source=f"{GUIDE}: Configure ConnectX NIC, Configure BlueField NIC", uses=HARDWARE, reboot=True,
+)  # fmt: skip
+@_each_card
+def link_type(machine: Machine, nic: Nic, firmware: Firmware) -> Iterator[Finding]:
+    """LINK_TYPE_Pn and KEEP_…_LINK_UP_Pn, against what the port is now."""
+    layer = port_of(machine, nic)[1].get("link_layer")
+    if layer is None or layer.text not in _LAYERS:
+        yield skip("its link layer cannot be read" if nic.rdma else "no RDMA device", *([layer] if layer else []))
+        return
+    port = int(nic.address[-1]) + 1 if firmware.card else 0  # mlx5 has a PCI function for each port
+    ethernet = layer.text == "Ethernet"
+    if not ethernet:
+        cure = _set(machine, firmware, {f"LINK_TYPE_P{port}": 2}) if firmware.card else ""
+        yield fail("its port is InfiniBand: no Ethernet queues", layer, uses=frozenset({Use.ETHERNET}), cure=cure)
+    uses = HARDWARE if ethernet else HARDWARE - {Use.ETHERNET}
+    if firmware.trouble:
+        yield skip(f"{layer.text}; {firmware.trouble}", layer, *firmware.read, uses=uses)
+        return
+    wanted = {f"LINK_TYPE_P{port}": _LAYERS[layer.text]}
+    if not _is_bluefield(nic):  # the guide asks it of ConnectX only
+        wanted |= {f"KEEP_ETH_LINK_UP_P{port}": int(ethernet), f"KEEP_IB_LINK_UP_P{port}": int(not ethernet)}
+    yield _judged(machine, firmware, wanted, warn, good=f"{layer.text}, and so is its firmware", uses=uses)
+
+
+@check(
+    "bluefield-mode", "NIC mode of BlueField",
+    why="In DPU mode the Arm cores of a BlueField own its ConnectX, and the host's programs cannot use it directly.",
+    cure="sudo mlxconfig -d <mst device> --yes set INTERNAL_CPU_MODEL=1 INTERNAL_CPU_PAGE_SUPPLIER=1 "
+         "INTERNAL_CPU_ESWITCH_MANAGER=1 INTERNAL_CPU_IB_VPORT0=1 INTERNAL_CPU_OFFLOAD_ENGINE=1, "
+         "then a cold reboot: ipmitool power cycle",
+    source=f"{GUIDE}: BlueField NIC", uses=HARDWARE, reboot=True,
+)  # fmt: skip
+@_each_card
+def bluefield_mode(machine: Machine, nic: Nic, firmware: Firmware) -> Iterator[Finding]:
+    """All of INTERNAL_CPU_…."""
+    if not _is_bluefield(nic):
+        yield skip("not a BlueField")
+    elif firmware.trouble:
+        yield skip(firmware.trouble, *firmware.read)
+    else:
+        yield _judged(machine, firmware, _NIC_MODE, fail, good="NIC mode", bad="DPU mode: ")
+
+
+@check(
+    "accurate-send", "Sending at given times",
+    why="wait_on_time (accurate send scheduling) needs the card's real-time clock and its scheduler.",
+    cure="sudo mlxconfig -d <mst device> --yes set ACCURATE_TX_SCHEDULER=1 REAL_TIME_CLOCK_ENABLE=1, "
+         "then a cold reboot: ipmitool power cycle",
+    source=f"{GUIDE}: Configure ConnectX NIC", uses=frozenset({Use.ETHERNET}), reboot=True,
+)  # fmt: skip
+@_each_card
+def accurate_send(machine: Machine, nic: Nic, firmware: Firmware) -> Iterator[Finding]:
+    """ACCURATE_TX_SCHEDULER and REAL_TIME_CLOCK_ENABLE."""
+    layer = port_of(machine, nic)[1].get("link_layer")
+    if layer and layer.text == "InfiniBand":
+        yield skip("only Ethernet has it", layer)
+    elif firmware.trouble:
+        yield skip(firmware.trouble, *firmware.read)
+    elif len(firmware.having(_ACCURATE_SEND)) < len(_ACCURATE_SEND):
+        cure = "only for sending at given times: use a ConnectX-7 or later with recent firmware"
+        yield warn("its firmware has no accurate send scheduling", *firmware.read, cure=cure, reboot=False)
+    else:
+        yield _judged(machine, firmware, _ACCURATE_SEND, warn, good="accurate send scheduling is on")
+
+
+def _is_bluefield(nic: Nic) -> bool:
+    model = MODELS.get(nic.pci.device) if nic.pci else None
+    return model is not None and model.bluefield
+
+
+def _judged(
+    machine: Machine, firmware: Firmware, wanted: dict[str, int], complain: Callable[..., Finding], *, good: str,
+    bad: str = "", **more: object,
+) -> Finding:  # fmt: skip
+    """Whether all settings have the values wanted, now and at the next boot; those that a card lacks do not count."""
+    wrong, shown = firmware.wrong(wanted), firmware.shown(wanted)
+    if not firmware.having(wanted):
+        return skip(f"its firmware has no {next(iter(wanted))}", *firmware.read, **more)
+    if wrong:
+        cure = _set(machine, firmware, wrong)
+        first = next(iter(wrong))
+        others = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+        return complain(f"{bad}{first} is {firmware.settings[first].next}{others}", shown, cure=cure, **more)
+    if firmware.pending(wanted):
+        return complain(f"{bad}set rightly, but only from the next boot on", shown, cure=COLD_REBOOT, **more)
+    return ok(good, shown, **more)
+
+
+def _set(machine: Machine, firmware: Firmware, values: dict[str, int]) -> str:
+    return f"{mlxconfig.set_command(machine, firmware, values)}, then {COLD_REBOOT}"
+
+
+CHECKS = (link_type, bluefield_mode, accurate_send)

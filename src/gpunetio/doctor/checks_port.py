@@ -1,0 +1,191 @@
+"""Checks of a network card's port: link, GIDs, MTU, and counters of errors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from ipaddress import IPv6Address
+
+from .finding import Evidence, Finding, Use, check, evidence, fail, ok, skip, warn
+from .host import Reading
+from .machine import Machine, Nic
+from .nics import each_nic, port_of
+
+AREA = "Ports"
+_SYSFS = "Linux Documentation/ABI/stable/sysfs-class-infiniband"
+_NETWORK = frozenset({Use.ETHERNET, Use.VERBS})  # DMA stays inside the machine
+_VERBS = frozenset({Use.VERBS})
+_IFF_UP = 1  # linux/if.h
+# What RoCE may put around a payload: GRH 40, UDP 8, BTH 12, XRCETH 4, AtomicETH 28, ICRC 4 (include/rdma/ib_addr.h).
+_ROCE_HEADERS = 96
+_PATH_MTUS = (4096, 2048, 1024, 512, 256)
+_ENOUGH_MTU = 4200  # the usual one for RoCE: 4096 and headers
+
+
+@check(
+    "port-state", "Link of the port",
+    why="Packets leave only through a port that is ACTIVE.",
+    cure="sudo ip link set <interface> up; look at cable, transceiver and switch: sudo ethtool <interface>",
+    source=_SYSFS, uses=_NETWORK, essential=True,
+)  # fmt: skip
+@each_nic
+def port_state(machine: Machine, nic: Nic) -> Iterator[Finding]:
+    """One of a NIC's ports is enough."""
+    port, told = port_of(machine, nic)
+    state = told.get("state")
+    if state is None or not state.text:
+        yield skip("its port's state cannot be read" if nic.rdma else "no RDMA device", *([state] if state else []))
+        return
+    name = state.text.partition(":")[2].strip() or state.text
+    layer, rate = told["link_layer"].text, told["rate"].text
+    number = port.rpartition("/")[2]
+    if state.text.startswith("4:"):
+        yield ok(f"port {number} is {name}, {layer}, {rate}", state, told["link_layer"], told["rate"])
+    else:
+        read = (state, told["phys_state"], told["link_layer"])
+        yield fail(f"port {number} is {name}", *read, cure=_bring_up(machine, nic, told["phys_state"], layer))
+
+
+def _bring_up(machine: Machine, nic: Nic, physical: Reading, layer: str) -> str:
+    """What to do, by what is known: the interface, the subnet manager, or the cable."""
+    interface = nic.interfaces[0] if nic.interfaces else ""
+    if layer == "InfiniBand" and physical.text.startswith("5:"):  # LinkUp
+        return "no subnet manager has set it up: start one in this network: sudo systemctl start opensm"
+    flags = machine.host.read(f"/sys/class/net/{interface}/flags").number if interface else None
+    if layer == "Ethernet" and flags is not None and not flags & _IFF_UP:
+        return f"sudo ip link set {interface} up"
+    look = f": sudo ethtool {interface}" if interface else f": ibstat {nic.name}"
+    return f"no signal: look at cable, transceiver, and the port at the other end{look}"
+
+
+@check(
+    "gid", "RoCE v2 address",
+    why="RoCE takes the addresses of its packets from a GID, and that of an IPv4 address is the one that routes.",
+    cure="sudo ip addr add <address>/<prefix> dev <interface>",
+    source="Linux Documentation/ABI/testing/sysfs-class-infiniband: gid_attrs", uses=_VERBS,
+)  # fmt: skip
+@each_nic
+def gid(machine: Machine, nic: Nic) -> Iterator[Finding]:
+    """Which index to use."""
+    port, told = port_of(machine, nic)
+    if not port or told["link_layer"].text != "Ethernet":
+        yield skip("only Ethernet ports need one", *list(told.values())[2:3])
+        return
+    folder = machine.host.names(f"{port}/gids")
+    if not folder.ok:
+        yield skip("its GIDs cannot be read", folder)
+        return
+    indices = (int(name) for name in folder.names if re.fullmatch("[0-9]{1,5}", name))
+    entries = {index: _address(machine.host.read(f"{port}/gids/{index}")) for index in indices}
+    roce = [(i, a) for i, a in entries.items() if a and _type(machine, port, i).text == "RoCE v2"]
+    best = sorted(roce, key=lambda entry: (entry[1].ipv4_mapped is None, entry[1].is_link_local, entry[0]))
+    interface = _interface(machine, nic, port)
+    cure = f"sudo ip addr add <address>/<prefix> dev {interface or '<interface>'}"
+    if not best:
+        used = sum(address is not None for address in entries.values())
+        read = evidence(folder, f"{used} of {len(entries)} in use, none of RoCE v2")
+        yield fail("no GID of RoCE v2", read, cure=f"sudo ip link set {interface or '<interface>'} up; {cure}")
+        return
+    index, address = best[0]
+    read = [Evidence(f"{port}/gids/{index}", str(address)), evidence(_type(machine, port, index))]
+    if address.is_link_local:
+        yield warn("link-local GIDs only: they reach no other subnet", *read, cure=cure)
+    else:
+        yield ok(f"GID {index} is {address.ipv4_mapped or address}", *read)
+
+
+def _type(machine: Machine, port: str, index: int) -> Reading:
+    return machine.host.read(f"{port}/gid_attrs/types/{index}")
+
+
+def _address(reading: Reading) -> IPv6Address | None:
+    """A GID; None for one that is not in use."""
+    try:
+        address = IPv6Address(reading.text)
+    except ValueError:
+        return None
+    return address if int(address) else None
+
+
+def _interface(machine: Machine, nic: Nic, port: str) -> str:
+    """The network interface of the port, "" for none."""
+    first = machine.host.read(f"{port}/gid_attrs/ndevs/0").text
+    return first or (nic.interfaces[0] if nic.interfaces else "")
+
+
+@check(
+    "mtu", "MTU",
+    why="A RoCE message is cut into packets of the path MTU, the largest of 256 … 4096 that fits the interface's.",
+    cure="sudo ip link set <interface> mtu 4200, on both ends and on the switches between",
+    source="Linux include/rdma/ib_addr.h: iboe_get_mtu", uses=_VERBS,
+)  # fmt: skip
+@each_nic
+def mtu(machine: Machine, nic: Nic) -> Iterator[Finding]:
+    """What path MTU the interface's MTU allows."""
+    port, told = port_of(machine, nic)
+    if not port or told["link_layer"].text != "Ethernet":
+        yield skip("only Ethernet ports have one to set", *list(told.values())[2:3])
+        return
+    interface = _interface(machine, nic, port)
+    reading = machine.host.read(f"/sys/class/net/{interface}/mtu") if interface else None
+    if reading is None or reading.number is None:
+        yield skip("its network interface's MTU cannot be read", *([reading] if reading else []))
+        return
+    path = next((size for size in _PATH_MTUS if reading.number >= size + _ROCE_HEADERS), 0)
+    cure = f"sudo ip link set {interface} mtu {_ENOUGH_MTU}, on both ends and on the switches between"
+    if path == _PATH_MTUS[0]:
+        yield ok(f"{reading.number}: path MTU {path}", reading)
+    elif path:
+        yield warn(f"{reading.number}: path MTU {path} only, not {_PATH_MTUS[0]}", reading, cure=cure)
+    else:
+        yield fail(f"{reading.number} is too small for any path MTU", reading, cure=cure)
+
+
+# Counters that stay 0 where all is well, below a port's folder: NVIDIA's "Understanding mlx5 Linux counters", and the
+# InfiniBand specification's PortCounters.
+HINTS = {
+    "hw_counters/local_ack_timeout_err":           "no acknowledgement in time: lost packets, or the peer ended",
+    "hw_counters/packet_seq_err":                  "NAKs for lost packets: congestion without PFC/ECN, a bad link",
+    "hw_counters/out_of_sequence":                 "packets came out of order, or never: congestion, many paths",
+    "hw_counters/out_of_buffer":                   "no receive was posted when a packet came",
+    "hw_counters/rnr_nak_retry_err":               "the peer had no receive posted (receiver not ready)",
+    "hw_counters/req_cqe_error":                   "sends ended with an error: see their completions' syndromes",
+    "hw_counters/resp_cqe_error":                  "receives ended with an error; closing a QP flushes them, too",
+    "hw_counters/req_remote_access_errors":        "the peer refused an address: wrong rkey, range or access flags",
+    "hw_counters/req_transport_retries_exceeded":  "a peer never answered: wrong GID index, MTU, route, or it ended",
+    "counters/symbol_error":                       "bits were wrong: cable or transceiver",
+    "counters/link_error_recovery":                "the link had to be retrained: cable or transceiver",
+    "counters/link_downed":                        "the link went down: cable, or the other end restarted",
+    "counters/port_rcv_errors":                    "packets came damaged: cable or transceiver",
+    "counters/local_link_integrity_errors":        "the link's errors went over its limit: cable or transceiver",
+    "counters/excessive_buffer_overrun_errors":    "more came than there were credits for: a switch's setting",
+    "counters/port_xmit_discards":                 "packets were thrown away unsent: the link is down or congested",
+}  # fmt: skip
+
+
+@check(
+    "counters", "Counters of errors",
+    why="These counters are 0 on a healthy link, and which of them grow tells where packets or rights are missing.",
+    cure="watch -d 'grep . /sys/class/infiniband/<device>/ports/1/*counters/*' while it runs: old errors stay counted",
+    source="NVIDIA: Understanding mlx5 Linux Counters and Status Parameters", uses=_NETWORK,
+)  # fmt: skip
+@each_nic
+def counters(machine: Machine, nic: Nic) -> Iterator[Finding]:
+    """Those that are not 0, and what each hints at."""
+    port, _ = port_of(machine, nic)
+    readings = {name: machine.host.read(f"{port}/{name}") for name in HINTS} if port else {}
+    values = {name: reading.number for name, reading in readings.items() if reading.number is not None}
+    wrong = {name: value for name, value in values.items() if value}
+    if not values:
+        yield skip("it has no counters" if port else "no RDMA device", *list(readings.values())[:1])
+    elif not wrong:
+        yield ok(f"all {len(values)} are 0", evidence(next(iter(readings.values())), 0))
+    else:
+        shown = [Evidence(f"{port}/{name}", f"{value}: {HINTS[name]}") for name, value in wrong.items()]
+        cure = f"watch -d 'grep . {port}/*counters/*' while it runs: old errors stay counted"
+        names = [name.rpartition("/")[2] for name in wrong]
+        more = f", and {len(names) - 2} more" if len(names) > 2 else ""
+        yield warn(f"not 0: {', '.join(names[:2])}{more}", *shown, cure=cure)
+
+
+CHECKS = (port_state, gid, mtu, counters)

@@ -1,0 +1,190 @@
+"""Checks of what runs on any machine: Python, packages, and what the software NIC takes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from .finding import EVERY_USE, HARDWARE, Finding, Use, check, evidence, fail, ok, skip, warn
+from .host import Host, Reading, Trouble
+from .machine import Machine
+
+AREA = "Software"
+PYPROJECT = "pyproject.toml"
+_SOFTWARE = frozenset({Use.SOFTWARE})
+_Version = tuple[int, int]
+
+OLDEST_PYTHON = (3, 11)
+# At least, and less than; as pyproject.toml asks.
+NEEDED: dict[str, tuple[_Version, _Version | None]] = {
+    "numpy": ((1, 26), (2, 5)),
+    "numba": ((0, 61), None),
+}
+CUDA_STACK: dict[str, tuple[_Version, _Version | None]] = {
+    "numba-cuda": ((0, 30), (0, 31)),
+    "cuda-core": ((1, 2), (2, 0)),
+    "cuda-bindings": ((13, 0), (14, 0)),
+}
+
+
+def _version(text: str) -> _Version | None:
+    found = re.match(r"(\d{1,6})\.(\d{1,6})", text)
+    return (int(found[1]), int(found[2])) if found else None
+
+
+def _fits(version: _Version, bounds: tuple[_Version, _Version | None]) -> bool:
+    least, below = bounds
+    return least <= version and (below is None or version < below)
+
+
+def _range(bounds: tuple[_Version, _Version | None]) -> str:
+    least, below = (one and ".".join(map(str, one)) for one in bounds)
+    return f"≥ {least}" + (f", < {below}" if below else "")
+
+
+@check(
+    "python", "Python",
+    why="gpunetio uses what Python has had since 3.11.",
+    cure="install Python 3.11 or later, and make the environment with it: python3.11 -m venv .venv",
+    source=f"{PYPROJECT}: requires-python", uses=EVERY_USE,
+)  # fmt: skip
+def python(machine: Machine) -> Iterator[Finding]:
+    """Its version."""
+    reading = machine.host.ask("system")
+    told = str(reading.value.get("python", "")) if isinstance(reading.value, dict) else ""
+    version = _version(told)
+    if version is None:
+        yield skip("Python's version is unknown", reading)
+    elif version >= OLDEST_PYTHON:
+        yield ok(f"Python {told[:40]}", evidence(reading, told))
+    else:
+        yield fail(f"Python {told[:40]} is older than 3.11", evidence(reading, told))
+
+
+@check(
+    "packages", "Python packages",
+    why="Kernels, the software NIC and rings that a CPU fills are compiled by Numba and laid out by NumPy.",
+    cure="pip install 'numpy>=1.26,<2.5' 'numba>=0.61'",
+    source=f"{PYPROJECT}: dependencies", uses=EVERY_USE,
+)  # fmt: skip
+def packages(machine: Machine) -> Iterator[Finding]:
+    """NumPy and Numba."""
+    for name, bounds in NEEDED.items():
+        reading = machine.host.ask("package", name)
+        version = _version(reading.text)
+        if version and _fits(version, bounds):
+            yield ok(f"{name} {reading.text[:40]}", reading)
+        elif version:
+            yield warn(f"{name} {reading.text[:40]}: {_range(bounds)} is needed", reading)
+        elif _missing(reading):
+            yield fail(f"{name} is not installed", reading)
+        else:
+            yield skip(f"whether there is {name} is unknown", reading)
+
+
+def _missing(reading: Reading) -> bool:
+    """Whether the system was asked and has it not."""
+    return reading.trouble in (Trouble.ABSENT, Trouble.FAILED)
+
+
+@check(
+    "cuda-stack", "CUDA for Python",
+    why="Kernels for a GPU are compiled by numba-cuda and launched by cuda-core; without these they run on the CPU.",
+    cure="pip install 'gpunetio[cuda]'",
+    source=f"{PYPROJECT}: optional-dependencies", uses=EVERY_USE,
+)  # fmt: skip
+def cuda_stack(machine: Machine) -> Iterator[Finding]:
+    """numba-cuda, cuda-core and cuda-bindings, where there is a GPU."""
+    if not machine.all_gpus:
+        yield skip("no GPU: kernels run on the CPU")
+        return
+    readings = {name: machine.host.ask("package", name) for name in CUDA_STACK}
+    missing = [name for name, reading in readings.items() if _missing(reading)]
+    versions = {name: version for name, reading in readings.items() if (version := _version(reading.text))}
+    wrong = [name for name, version in versions.items() if not _fits(version, CUDA_STACK[name])]
+    if missing:
+        yield warn(f"not installed: {', '.join(missing)}", *readings.values())
+    elif wrong:
+        needed = ", ".join(f"{name} {_range(CUDA_STACK[name])}" for name in wrong)
+        yield warn(f"needed: {needed}", *readings.values())
+    elif len(versions) < len(CUDA_STACK):
+        yield skip("what is installed is unknown", *readings.values())
+    else:
+        yield from _with_numpy(machine.host, readings)
+
+
+def _with_numpy(host: Host, readings: dict[str, Reading]) -> Iterator[Finding]:
+    """numba-cuda 0.30 calls np.row_stack, which NumPy 2.5 has not."""
+    numpy = host.ask("package", "numpy")
+    version = _version(numpy.text)
+    if version and version >= (2, 5):
+        cure = "pip install 'numpy<2.5'"
+        yield fail(
+            "numba-cuda 0.30 fails with NumPy 2.5 and later", *readings.values(), numpy, cure=cure, uses=HARDWARE
+        )
+    else:
+        yield ok(", ".join(f"{name} {reading.text[:16]}" for name, reading in readings.items()), *readings.values())
+
+
+_MOST = 1 << 16  # processors of any machine
+
+
+@check(
+    "processors", "Processors",
+    why="The software NIC's engine and a CPU proxy are threads that spin beside the kernels.",
+    cure="give it two processors or more: taskset -c <list> <command>; in a container: docker run --cpus=2",
+    source="sched_getaffinity(2)", uses=EVERY_USE,
+)  # fmt: skip
+def processors(machine: Machine) -> Iterator[Finding]:
+    """How many this process may use."""
+    reading = machine.host.ask("processors")
+    if not isinstance(reading.value, int) or not 0 < reading.value < _MOST:
+        yield skip("the number of processors is unknown", reading)
+    elif reading.value >= 2:
+        yield ok(f"{reading.value} processors", reading)
+    else:
+        yield warn("one processor, which threads take in turns", reading)
+
+
+@check(
+    "soft-nic", "Software NIC",
+    why="Its tables and wires are nameless memory that processes share, and its engines wake each other by eventfds.",
+    cure="allow memfd_create(2) and eventfd(2): docker run --security-opt seccomp=unconfined, or a profile with both",
+    source="docs/soft-nic.md: Other processes of the host; memfd_create(2), eventfd(2)", uses=_SOFTWARE, essential=True,
+)  # fmt: skip
+def soft_nic(machine: Machine) -> Iterator[Finding]:
+    """Whether this system gives what it takes."""
+    system, shares = machine.host.ask("system"), machine.host.ask("shared_memory")
+    name = system.value.get("sysname") if isinstance(system.value, dict) else None
+    if isinstance(name, str) and name != "Linux":
+        yield fail("the software NIC runs on Linux", evidence(system, name), cure="a Linux machine, or a guest of it")
+    elif shares.value is True:
+        yield ok("processes may share memory and events", shares)
+    elif shares.trouble in (Trouble.DENIED, Trouble.FAILED):
+        yield fail("no memory that processes could share", shares)
+    else:
+        yield skip("whether processes may share memory is unknown", shares)
+
+
+_UP = 1  # IFF_UP, netdevice(7)
+
+
+@check(
+    "loopback", "Loopback interface",
+    why="Software NICs have the addresses 127.0.0.1 to 127.0.0.8, over which programs on one host meet.",
+    cure="sudo ip link set lo up",
+    source="docs/soft-nic.md: the port; netdevice(7)", uses=_SOFTWARE,
+)  # fmt: skip
+def loopback(machine: Machine) -> Iterator[Finding]:
+    """Whether it is up; in new network namespaces it is not."""
+    reading = machine.host.read("/sys/class/net/lo/flags")
+    flags = reading.number
+    if flags is None:
+        yield skip("whether lo is up is unknown", reading)
+    elif flags & _UP:
+        yield ok("lo is up", reading)
+    else:
+        yield warn("lo is down: only what runs in one process works", reading)
+
+
+CHECKS = (python, packages, cuda_stack, processors, soft_nic, loopback)

@@ -1,0 +1,130 @@
+"""Checks of how far apart GPUs and NICs are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from . import topology
+from .checks_host import GUIDE
+from .finding import HARDWARE, Evidence, Finding, check, ok, skip, warn
+from .host import Reading
+from .machine import Gpu, Machine, Nic
+from .topology import Distance
+
+AREA = "Topology"
+BETWEEN = {
+    Distance.PIX: "at most one PCIe switch between them",
+    Distance.PXB: "several PCIe switches between them, no host bridge",
+    Distance.PHB: "through their host bridge; how fast depends on the platform",
+    Distance.NODE: "through two host bridges of a NUMA node",
+    Distance.SYS: "through the link between NUMA nodes",
+}
+
+
+def nothing(machine: Machine) -> str:
+    """What is missing for there to be a pair; "" when nothing is."""
+    return "no GPU" if not machine.gpus else "no NIC" if not machine.nics else ""
+
+
+@check(
+    "topology", "Distance between GPU and NIC",
+    why="Between a GPU and a NIC a PCIe switch forwards at full speed, while host bridges and the link between NUMA "
+    "nodes can cost most of the bandwidth and add latency.",
+    cure="use the NIC that `gpunetio topo` names for <GPU>, or move the card to a slot behind the GPU's PCIe switch",
+    source=f"{GUIDE}: Installation and Setup, nvidia-smi topo -m", uses=HARDWARE,
+)  # fmt: skip
+def distances(machine: Machine) -> Iterator[Finding]:
+    """From each GPU to the NIC that is nearest to it, of those that the user asks about."""
+    if missing := nothing(machine):
+        yield skip(missing)
+        return
+    for gpu in machine.gpus:
+        yield _pair(machine, gpu, min(machine.nics, key=lambda nic: topology.closeness(machine, gpu, nic)))
+
+
+def _pair(machine: Machine, gpu: Gpu, nic: Nic) -> Finding:
+    about = {"gpu": gpu.name, "nic": nic.name}
+    apart = topology.distance(gpu.pci, nic.pci)
+    if apart is None:
+        return skip(_hidden(gpu, nic), **about)
+    read = [machine.host.follow(one.pci.folder) for one in (gpu, nic) if one.pci]
+    summary = f"{apart}: {BETWEEN[apart]}"
+    if apart.rank <= Distance.PHB.rank:
+        return ok(summary, *read, **about)
+    nearer = _nearer(machine, gpu, apart)
+    move = f"move the card of {nic.name} to a slot {_near(gpu)}"
+    if nearer is None:
+        return warn(summary, *read, cure=move, reboot=True, **about)
+    return warn(
+        f"{summary}; {nearer.name} is nearer", *read,
+        cure=f"use {nearer.name} ({topology.distance(gpu.pci, nearer.pci)}) with {gpu.name}, or {move}",
+        reboot=False, **about,
+    )  # fmt: skip
+
+
+def _hidden(gpu: Gpu, nic: Nic) -> str:
+    """Why nobody knows how far apart they are."""
+    if not nic.address:
+        return f"{nic.name} is no PCI device"
+    one = nic if gpu.pci and gpu.pci.root else gpu
+    return f"sysfs does not show where {one.name} ({one.address}) is plugged in"
+
+
+def _nearer(machine: Machine, gpu: Gpu, apart: Distance) -> Nic | None:
+    """The best RDMA device for the GPU, also of those that the user did not ask about, if it is nearer."""
+    nics = [nic for nic in machine.all_nics if nic.rdma and nic.pci]
+    best = min(nics, key=lambda nic: topology.closeness(machine, gpu, nic), default=None)
+    found = topology.distance(gpu.pci, best.pci) if best else None
+    return best if found is not None and found.rank < apart.rank else None
+
+
+def _near(gpu: Gpu) -> str:
+    """Where a NIC should be plugged in: a switch has an upstream port above the port that leads to the GPU."""
+    assert gpu.pci is not None
+    if len(gpu.pci.bridges) >= 3:
+        return f"behind the PCIe switch {gpu.pci.bridges[-2]}, which {gpu.name} is behind"
+    return f"of {gpu.pci.root}, the host bridge of {gpu.name}"
+
+
+@check(
+    "topology-agrees", "sysfs and nvidia-smi see the same topology",
+    why="The kernel and NVIDIA's driver find the topology each for itself, and NCCL and other libraries go by either.",
+    cure="compare `lspci -tv` with `nvidia-smi topo -m`; in a virtual machine have the hypervisor show the host's PCIe "
+    "switches, otherwise update the GPU driver",
+    source="nvidia-smi manual page: topo", uses=HARDWARE,
+)  # fmt: skip
+def agrees(machine: Machine) -> Iterator[Finding]:
+    """For each GPU, its distance to the other GPUs and the NICs, except where NVLinks hide it."""
+    reading = topology.said(machine)
+    if not machine.gpus:
+        yield skip("no GPU")
+    elif not reading.ok:
+        yield skip(f"nvidia-smi topo -m cannot be run: {reading.error}", reading)
+    else:
+        told = topology.parse_topo_m(reading.text)
+        yield from (_compared(machine, gpu, told, reading) for gpu in machine.gpus)
+
+
+def _compared(machine: Machine, gpu: Gpu, told: dict[tuple[str, str], str], reading: Reading) -> Finding:
+    seen = {
+        other.name: (apart, told[gpu.name, other.name])
+        for other in (*machine.gpus, *machine.nics)
+        if (apart := topology.distance(gpu.pci, other.pci)) and told.get((gpu.name, other.name)) in set(Distance)
+    }
+    if not seen:
+        return skip("nvidia-smi topo -m tells no distance that sysfs tells, too", reading, gpu=gpu.name)
+    differ = {name: both for name, both in seen.items() if both[0] != both[1]}
+    if not differ:
+        return ok(f"both tell the same of {', '.join(_first(seen))}", reading, gpu=gpu.name)
+    name, (ours, theirs) = next(iter(differ.items()))
+    more = f", and {len(differ) - 1} more differ" if len(differ) > 1 else ""
+    read = [Evidence(f"{gpu.name} to {name}", f"sysfs: {a}, nvidia-smi: {b}") for name, (a, b) in differ.items()]
+    return warn(f"to {name}: {ours} in sysfs, {theirs} for nvidia-smi{more}", reading, *read, gpu=gpu.name)
+
+
+def _first(names: dict[str, tuple[Distance, str]]) -> list[str]:
+    """A few of them."""
+    return [*list(names)[:4], *(["…"] if len(names) > 4 else [])]
+
+
+CHECKS = (distances, agrees)

@@ -1,0 +1,42 @@
+"""The part of docs/setup.md that is made from the checks: `python -m gpunetio.doctor.guide docs/setup.md` renews it."""
+
+from __future__ import annotations
+
+import sys
+from itertools import groupby
+from pathlib import Path
+
+from .checks import all_checks
+from .finding import EVERY_USE, USE_NAMES, Check
+from .probes import PROBES
+
+BEGIN, END = "<!-- checks: made by `make docs` -->", "<!-- end of checks -->"
+
+
+def checks_as_markdown() -> str:
+    """Each check with why it is made, what cures it, and where that is said."""
+    parts = [BEGIN]
+    for area, checks in groupby((*all_checks(), *PROBES), lambda one: one.area):
+        parts += [f"### {area}", *map(_check, checks)]
+    return "\n\n".join((*parts, END))
+
+
+def _check(check: Check) -> str:
+    uses = "all uses" if check.uses == EVERY_USE else ", ".join(USE_NAMES[u] for u in USE_NAMES if u in check.uses)
+    reboot = " Then reboot." if check.reboot else ""
+    return (
+        f"**{check.title}** (`{check.id}`; {uses})  \n{check.why}  \n"
+        f"*Cure:* {check.cure}{'' if check.cure.endswith('.') else '.'}{reboot}  \n*Source:* {check.source}."
+    )
+
+
+def renewed(text: str) -> str:
+    """A guide with its part made anew."""
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return before + checks_as_markdown() + after
+
+
+if __name__ == "__main__":
+    for _path in map(Path, sys.argv[1:]):
+        _path.write_text(renewed(_path.read_text()))

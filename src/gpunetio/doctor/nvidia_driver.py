@@ -1,0 +1,98 @@
+"""What is known of NVIDIA's driver: its version and flavour, its modules, and what libcuda says of each GPU."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from . import nvidia_smi
+from .finding import Evidence, evidence
+from .host import Reading, Trouble
+from .machine import Gpu, Machine
+
+VERSION = "/proc/driver/nvidia/version"
+PARAMS = "/proc/driver/nvidia/params"
+_NUMBER = re.compile(r"\b(\d{3,5}(?:\.\d{1,5}){1,3})\b")
+
+
+def loaded(machine: Machine, module: str) -> tuple[bool | None, Evidence]:
+    """Whether a kernel module is, by its folder in sysfs or its line in /proc/modules; None when neither tells."""
+    folder, modules = machine.host.names(f"/sys/module/{module}"), machine.host.read("/proc/modules")
+    listed = next((line for line in modules.text.splitlines() if line.split(" ", 1)[0] == module), "")
+    if listed and not folder.ok:
+        return True, evidence(modules, listed)
+    if folder.ok:
+        return True, evidence(folder, "(loaded)")
+    return (False if modules.ok or folder.trouble is Trouble.ABSENT else None), evidence(folder)
+
+
+def version(machine: Machine) -> tuple[str, Reading]:
+    """As "580.65.06", "" when it is not loaded or does not say; NVRM's line also has a date and a compiler."""
+    reading = machine.host.read(VERSION)
+    if found := _NUMBER.search(reading.text.partition("\n")[0]):
+        return found[1], reading
+    module = machine.host.read("/sys/module/nvidia/version")
+    found = _NUMBER.fullmatch(module.text)
+    return (found[1], module) if found else ("", reading)
+
+
+def is_open(machine: Machine) -> tuple[bool | None, Evidence]:
+    """Whether the kernel modules are the open ones; None when nothing tells."""
+    reading = machine.host.read(VERSION)
+    if "Open Kernel Module" in reading.text or "Kernel Module" in reading.text:
+        return "Open Kernel Module" in reading.text, evidence(reading)
+    license = machine.host.run("modinfo", "-F", "license", "nvidia")
+    known = {"Dual MIT/GPL": True, "NVIDIA": False}
+    return known.get(license.text), evidence(license if license.ok else reading)
+
+
+def cuda(machine: Machine) -> tuple[Reading, dict[str, Any]]:
+    """libcuda's answer; {} when there is none."""
+    reading = machine.host.ask("cuda")
+    return reading, reading.value if isinstance(reading.value, dict) else {}
+
+
+def number(value: Any) -> int | None:
+    """A C int of an answer; None for anything else."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 31 else None
+
+
+def cuda_devices(machine: Machine) -> list[dict[str, Any]]:
+    """libcuda's devices in its own order."""
+    devices = cuda(machine)[1].get("devices")
+    return [one if isinstance(one, dict) else {} for one in devices] if isinstance(devices, list) else []
+
+
+def address(device: dict[str, Any]) -> str:
+    """PCI address of a device of libcuda's; a GPU is always function 0."""
+    numbers = [number(device.get(f"pci_{part}_id")) for part in ("domain", "bus", "device")]
+    domain, bus, slot = (-1 if one is None else one for one in numbers)
+    return "" if min(domain, bus, slot) < 0 else f"{domain:04x}:{bus:02x}:{slot:02x}.0"
+
+
+def device_of(machine: Machine, gpu: Gpu) -> dict[str, Any]:
+    """What libcuda says of a GPU; {} when it does not show it."""
+    return next((one for one in cuda_devices(machine) if address(one) == gpu.address), {})
+
+
+def attribute(machine: Machine, gpu: Gpu, name: str) -> tuple[int | None, Evidence]:
+    """A `CUdevice_attribute` of a GPU; None when libcuda does not say."""
+    value = number(device_of(machine, gpu).get(name))
+    reading = cuda(machine)[0]
+    if value is None and reading.ok:
+        return None, Evidence("libcuda", f"(does not show {gpu.address})")
+    return value, Evidence("libcuda", f"({reading.error})" if value is None else f"{name} = {value}")
+
+
+def integrated(machine: Machine, gpu: Gpu) -> tuple[bool | None, Evidence]:
+    """Whether a GPU shares the processor's memory; by its model where libcuda does not answer."""
+    value, read = attribute(machine, gpu, "integrated")
+    if value is None and "GB10" in gpu.model:
+        return True, Evidence(nvidia_smi.SOURCE, gpu.model)
+    return None if value is None else value != 0, read
+
+
+def smi(gpu: Gpu, name: str) -> tuple[str, Evidence]:
+    """A value of `nvidia-smi -q`; "" when it has none."""
+    value = gpu.smi.get(name, "")
+    return value, Evidence(nvidia_smi.SOURCE, f"{name.replace('/', ' ')} : {value}" if value else f"(no {name})")

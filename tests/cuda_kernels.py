@@ -1,0 +1,212 @@
+"""Kernels that are compiled for GPUs that are not there, and a process that compiles many for one architecture.
+
+    python cuda_kernels.py FOLDER MAJOR MINOR KERNEL...     leaves KERNEL.ptx, and KERNEL.txt: what ptxas reports of it
+"""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.metadata import files
+from pathlib import Path
+
+from numba import cuda, int64, void
+
+from gpunetio import device
+from gpunetio.device.launch import offline
+from gpunetio.nic.loopback import serve
+from gpunetio.nic.step import step
+
+SM_90 = (9, 0)
+
+
+def one_sided(queue, raddr, rkey, laddr, lkey, n, out):
+    """All of the one-sided API."""
+    device.st64(out, device.wait(queue, device.put(queue, raddr, rkey, laddr, lkey, n)))
+    device.st64(out, device.get_wait(queue, n, device.GPU, device.THREAD, laddr, lkey))
+    device.st64(out, device.wait(queue, device.p(queue, raddr, rkey, n, 4)))
+    device.st64(out, device.signal(queue, raddr, rkey, laddr, lkey, n))
+    device.st64(out, device.put_signal(queue, raddr, rkey, laddr, lkey, n, raddr, rkey, laddr, lkey, n))
+    device.st64(out, device.p_signal(queue, raddr, rkey, n, 4, raddr, rkey, laddr, lkey, n))
+    device.st64(out, device.fence(queue))
+    device.st64(out, device.wait_all(queue))
+
+
+def in_warps(queue, raddr, rkey, laddr, lkey, n, out):
+    """Warp scope."""
+    ticket = device.put(queue, raddr, rkey, laddr, lkey, n, device.GPU, device.DEFAULT, device.WARP)
+    device.st64(out, device.wait(queue, ticket, device.GPU, device.WARP))
+    ticket = device.put_signal(
+        queue, raddr, rkey, laddr, lkey, n, raddr, rkey, laddr, lkey, n, device.CTA, device.DEFAULT, device.WARP
+    )
+    device.st64(out, device.send(queue, laddr, lkey, n, device.GPU, device.DEFAULT, device.WARP))
+    ticket = device.recv(queue, laddr, lkey, n, device.GPU, device.WARP)
+    device.st64(out, device.recv_wait(queue, ticket, device.GPU, device.WARP, laddr, lkey))
+
+
+def in_blocks(queue, raddr, rkey, laddr, lkey, n, out):
+    """Block scope."""
+    ticket = device.get(queue, raddr, rkey, laddr, lkey, n, device.GPU, device.DEFAULT, device.BLOCK, laddr, lkey, 1)
+    device.st64(out, device.wait(queue, ticket, device.GPU, device.BLOCK))
+    device.st64(out, device.p(queue, raddr, rkey, n, 8, device.CTA, device.DEFAULT, device.BLOCK))
+    device.st64(out, device.recv(queue, laddr, lkey, n, device.GPU, device.BLOCK))
+
+
+def low_level(queue, raddr, rkey, laddr, lkey, n, out):
+    """All builders, and the queue protocol."""
+    first = device.reserve(queue, 16)
+    device.prepare_nop(queue, first)
+    device.prepare_write(queue, first + 1, raddr, rkey, laddr, lkey, n)
+    device.prepare_write2(queue, first + 2, raddr, rkey, laddr, lkey, n, laddr, lkey, n)
+    device.prepare_write_value(queue, first + 3, raddr, rkey, n, 8)
+    device.prepare_write_inline(queue, first + 4, raddr, rkey, laddr, n)
+    device.prepare_read(queue, first + 5, raddr, rkey, laddr, lkey, n)
+    device.prepare_read2(queue, first + 6, raddr, rkey, laddr, lkey, n, laddr, lkey, n)
+    device.prepare_send(queue, first + 7, laddr, lkey, n)
+    device.prepare_atomic(queue, first + 8, device.ATOMIC_CS, raddr, rkey, laddr, lkey, n, n)
+    device.prepare_masked_add(queue, first + 9, 4, raddr, rkey, laddr, lkey, n, n)
+    device.prepare_masked_swap32(queue, first + 10, raddr, rkey, laddr, lkey, n, n)
+    device.prepare_masked_swap64(queue, first + 11, raddr, rkey, laddr, lkey, n, n)
+    device.prepare_wait(queue, first + 13, n, n)
+    device.prepare_dump(queue, first + 14, laddr, lkey)
+    device.prepare_nop(queue, first + 15)
+    device.mark_ready(queue, first, first + 15)
+    device.submit(queue, first + 16, device.GPU, device.SYNC_SYS, device.ASYNC_STORE_RELEASE)
+    device.st64(out, device.poll_one(queue, first))
+    device.st64(out, device.poll_at(queue, first + 7))
+    device.st64(out, device.poll(queue, 1))
+
+
+def blue_flame(queue, raddr, rkey, laddr, lkey, n, out):
+    """The WQE written to the register, by a thread and by a warp."""
+    first = device.reserve(queue, 2, device.EXCLUSIVE)
+    slot = device.block_slot()
+    device.prepare_write(queue, first, raddr, rkey, laddr, lkey, n)
+    device.prepare_write(queue, first, raddr, rkey, laddr, lkey, n, at=slot)
+    device.st64(out, device.submit_bf(queue, first + 1, slot, device.EXCLUSIVE))
+    device.st64(out, device.submit_bf_warp(queue, first + 2, slot))
+    device.submit_multi(out, out, n)
+
+
+def counted(queue, raddr, rkey, laddr, lkey, n, out):
+    """All counted operations."""
+    device.st64(out, device.put_counter(queue, raddr, rkey, laddr, lkey, n, n, raddr, rkey, laddr, lkey, 1))
+    device.st64(out, device.get_counter(queue, raddr, rkey, laddr, lkey, n, n, raddr, rkey, laddr, lkey, 1))
+    device.st64(out, device.p_counter(queue, raddr, rkey, n, 8, n, raddr, rkey, laddr, lkey, 1))
+    device.st64(out, device.signal_counter(queue, raddr, rkey, laddr, lkey, n, n, raddr, rkey, laddr, lkey, 1))
+    ticket = device.put_signal_counter(
+        queue, raddr, rkey, laddr, lkey, n, raddr, rkey, laddr, lkey, 1, n, raddr, rkey, laddr, lkey, 1
+    )
+    device.st64(out, ticket)
+
+
+def two_sided(queue, raddr, rkey, laddr, lkey, n, out):
+    """All of the two-sided API."""
+    device.st64(out, device.wait(queue, device.send(queue, laddr, lkey, n)))
+    device.st64(out, device.wait(queue, device.send_imm(queue, laddr, lkey, n, n)))
+    ticket = device.recv(queue, laddr, lkey, n)
+    device.st64(out, device.recv_wait(queue, ticket, device.GPU, device.THREAD, laddr, lkey))
+    arrival = device.recv_next(queue)
+    device.st64(out, device.recv_imm(queue, arrival) + device.recv_slot(queue, arrival))
+    device.st64(out, device.recv_inline(queue, arrival) + device.recv_wait_all(queue))
+    device.st64(out, device.recv_poll(queue, arrival))
+
+
+def groups(queue, raddr, rkey, laddr, lkey, n, out):
+    """Identity and synchronisation."""
+    device.block_sync()
+    value = device.warp_broadcast(n + device.lane_id(), 0)
+    device.warp_sync()
+    device.st64(out + 8 * device.global_id(), value + device.warp_size())
+    device.copy(laddr, raddr, n)
+    device.yield_thread()
+
+
+def exclusive_put(queue, raddr, rkey, laddr, lkey, n, out):
+    device.st64(out, device.put(queue, raddr, rkey, laddr, lkey, n, device.EXCLUSIVE))
+
+
+def shared_put(queue, raddr, rkey, laddr, lkey, n, out):
+    device.st64(out, device.put(queue, raddr, rkey, laddr, lkey, n, device.GPU))
+
+
+def exclusive_async_put(queue, raddr, rkey, laddr, lkey, n, out):
+    flags = device.ASYNC_STORE_RELEASE
+    device.st64(out, device.put(queue, raddr, rkey, laddr, lkey, n, device.EXCLUSIVE, flags))
+
+
+@device.device_function
+def own_slot():
+    return device.block_slot()
+
+
+def two_functions_slots(out):
+    device.st64(out, device.block_slot())
+    device.st64(out + 8, own_slot())
+    device.st64(out + 16, device.block_broadcast(out, 0))
+
+
+def engine(nic, out):
+    """A turn of the software NIC, as a later engine on the GPU itself runs it."""
+    device.st64(out, step(nic))
+
+
+def engine_inside(nic, row, out):
+    """The part of it that executes requests inside one NIC."""
+    device.st64(out, serve(nic, row, 64))
+
+
+KERNELS: dict[str, tuple[Callable, int]] = {
+    "one_sided": (one_sided, 7),
+    "two_sided": (two_sided, 7),
+    "in_warps": (in_warps, 7),
+    "in_blocks": (in_blocks, 7),
+    "low_level": (low_level, 7),
+    "blue_flame": (blue_flame, 7),
+    "counted": (counted, 7),
+    "groups": (groups, 7),
+    "exclusive_async_put": (exclusive_async_put, 7),
+    "engine": (engine, 2),
+    "engine_inside": (engine_inside, 3),
+}
+TOO_BIG = ("engine",)  # for ptxas: it takes more than five minutes and 9 GB
+
+
+def ptx_of(body: Callable, parameters: int, capability: tuple[int, int] = SM_90) -> str:
+    with offline(capability):
+        ptx, _ = cuda.compile(
+            body, void(*[int64] * parameters), device=False, cc=capability, output="ptx", abi="numba"
+        )
+    return ptx
+
+
+def ptxas() -> Path:
+    """The assembler of the pinned CUDA wheel."""
+    found = [f for f in files("nvidia-cuda-nvcc") or [] if f.name == "ptxas"]
+    assert found, "the nvidia-cuda-nvcc wheel has no ptxas"
+    return Path(str(found[0].locate()))
+
+
+def assemble(ptx: str, capability: tuple[int, int], folder: Path) -> str:
+    """ptxas's report on registers, stack and spills."""
+    source = folder / "kernel.ptx"
+    source.write_text(ptx)
+    arch = f"sm_{capability[0]}{capability[1]}"
+    ran = subprocess.run(
+        [ptxas(), "-v", f"-arch={arch}", source, "-o", folder / "kernel.cubin"],
+        capture_output=True, text=True, timeout=500, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    return ran.stderr
+
+
+def main() -> None:
+    """Numba keeps one compilation of a device function for all architectures, in a process: hence one for each."""
+    folder, capability = Path(sys.argv[1]), (int(sys.argv[2]), int(sys.argv[3]))
+    for name in sys.argv[4:]:
+        ptx = ptx_of(*KERNELS[name], capability)
+        (folder / f"{name}.txt").write_text("" if name in TOO_BIG else assemble(ptx, capability, folder))
+        (folder / f"{name}.ptx").write_text(ptx)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""Whatever is in files, links, folders, outputs of commands and answers: the doctor tells of it, and never fails."""
+
+import string
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from doctor_rig import READY
+from gpunetio.doctor import Machine, ReplayHost, Trouble, Wanted, as_json, examine, lines_of
+from gpunetio.doctor.host import Kind, Reading
+from gpunetio.doctor.text import WIDTH
+from gpunetio.doctor.topology import matrix
+from gpunetio.errors import InvalidValueError
+
+# Bytes that no machine has, and such as nearly might be.
+NUMBERS = st.sampled_from([b"0", b"-1", b"0x", b"0x10de\n", b"9" * 30, b"1e9", b"4: ACTIVE", b"\n\n"])
+BYTES = st.binary(max_size=300) | st.text(string.printable, max_size=200).map(str.encode) | NUMBERS
+NAME = st.text(min_size=1, max_size=12) | st.sampled_from(["mlx5_0", "0000:ca:00.0", "..", "1", "ibdev"])
+FIELD = st.sampled_from(["devices", "driver_version", "name", "total", "uid", "error"])
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(FIELD, inner, max_size=4),
+    max_leaves=10,
+)
+VALUES = {
+    Kind.FILE: BYTES,
+    Kind.COMMAND: BYTES,
+    Kind.FOLDER: st.lists(NAME, max_size=4),
+    Kind.LINK: st.text(max_size=30) | st.sampled_from(["/", "/sys/devices/pci0000:b0", "/sys/devices/pci/a/b/c"]),
+    Kind.QUESTION: JSON,
+}
+
+
+@st.composite
+def garbled(draw, host: ReplayHost) -> ReplayHost:
+    """A machine of whose readings some, or all, are something else."""
+    share = draw(st.sampled_from([0.02, 0.2, 1.0]))
+    random = draw(st.randoms(use_true_random=False))
+    readings = dict(host.recorded)
+    for kind, key in sorted(readings):
+        if random.random() >= share:
+            continue
+        value = draw(VALUES[kind])
+        trouble = draw(st.sampled_from([Trouble.NONE] * 3 + list(Trouble)))
+        readings[kind, key] = Reading(kind, key, value if not trouble else None, trouble, "trouble" if trouble else "")
+    return ReplayHost(readings)
+
+
+def told(host: ReplayHost, wanted: Wanted) -> None:
+    try:
+        report = examine(host, wanted)
+    except InvalidValueError:  # what is wanted is not there
+        assert wanted != Wanted()
+        return
+    mistakes = [finding for finding in report.findings if "mistake of its own" in finding.summary]
+    assert not mistakes
+    assert as_json(report)["findings"]
+    for line in lines_of(report, verbose=True):
+        assert len(line) <= WIDTH
+        assert line.isprintable()
+
+
+@settings(suppress_health_check=[HealthCheck.data_too_large, HealthCheck.too_slow])
+@given(garbled(READY), st.sampled_from([Wanted(), Wanted("0", "mlx5_0", 1024), Wanted("ca:00.0", "ens6f0")]))
+def test_garbage(host, wanted):
+    told(host, wanted)
+
+
+@given(garbled(READY))
+def test_garbage_of_a_topology(host):
+    matrix(Machine(host, Wanted()))
+
+
+@pytest.mark.slow
+@settings(suppress_health_check=[HealthCheck.data_too_large, HealthCheck.too_slow], max_examples=2000)
+@given(garbled(READY))
+def test_much_garbage(host):
+    told(host, Wanted())
+
+
+def test_nothing_at_all():
+    told(ReplayHost({}), Wanted())

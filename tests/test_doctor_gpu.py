@@ -1,0 +1,223 @@
+"""The doctor's checks of GPUs, their driver and CUDA: one machine for each cause."""
+
+from typing import Any
+
+import pytest
+
+from doctor_rig import READY, answer, changed, command, data, file, folder, found, link, report, statuses, without
+from gpunetio.doctor import Machine, Status, Trouble, Use, Wanted
+from gpunetio.doctor.checks_cuda import CHECKS as CUDA_CHECKS
+from gpunetio.doctor.checks_gpu import CHECKS as GPU_CHECKS
+from gpunetio.doctor.host import Kind, Reading
+from gpunetio.doctor.nvidia_driver import address, version
+from gpunetio.errors import InvalidValueError
+
+OK, WARN, FAIL, SKIP = Status.OK, Status.WARN, Status.FAIL, Status.SKIP
+VERSION, PCI = "/proc/driver/nvidia/version", "/sys/bus/pci/devices"
+CLOSED = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.01  Sun May 12 19:39:15 UTC 2024\n"
+OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for {}  {}  Release Build  (dvs-builder@U16)  Thu Jan 2 2025\n"
+SMI = READY.recorded[Kind.COMMAND, ("nvidia-smi", "-q")].text
+DEVICE = READY.recorded[Kind.QUESTION, ("cuda",)].value["devices"][0]
+NO_DRIVER = (
+    without(Kind.FILE, VERSION), without(Kind.FOLDER, "/sys/module/nvidia"), without(Kind.FILE, "/proc/modules"),
+)  # fmt: skip
+NO_GPU = (
+    folder(PCI, "0000:b5:00.0", "0000:b5:00.1"),
+    command("nvidia-smi -q", "No devices were found\n", "exit status 6: No devices were found"),
+)
+
+
+def cuda(*more: dict[str, Any], version: int = 13000, **attributes: Any):
+    """libcuda shows the ready GPU with these attributes, then more devices."""
+    return answer("cuda", value={"driver_version": version, "devices": [DEVICE | attributes, *more]})
+
+
+def smi(old: str, new: str):
+    """nvidia-smi says something else."""
+    assert old in SMI
+    return command("nvidia-smi -q", SMI.replace(old, new))
+
+
+def cuda_fails(said: str):
+    """The question has no answer."""
+    return Reading(Kind.QUESTION, ("cuda",), None, Trouble.FAILED, said)
+
+
+NO_CUDA = cuda_fails("libcuda did not answer within 5 s")
+NO_LIBRARY = cuda_fails("libcuda: exit status 1: libcuda.so.1: cannot open shared object file: No such file")
+ANOTHER = DEVICE | {"pci_bus_id": 0x17, "name": "NVIDIA T400"}
+HIDDEN = answer("environment", "CUDA_VISIBLE_DEVICES", value="7")
+
+# cause, changes, check, how it ends, words of the summary, words of the cure
+CAUSES = [
+    ("another vendor's", [file(f"{PCI}/0000:ca:00.0/vendor", "0x1002\n"), command("nvidia-smi -q", "", "none")],
+        "gpu-present", FAIL, "7 PCI functions", "lspci -d 10de:"),
+    ("driver not loaded", NO_DRIVER, "gpu-driver", FAIL, "not loaded", "modprobe nvidia"),
+    ("driver of CUDA 11", [file(VERSION, CLOSED.replace("535.183.01", "470.82.01"))],
+        "gpu-driver", WARN, "470.82.01", "580.65.06"),
+    ("just too old", [file(VERSION, OPEN.format("x86_64", "525.60.12"))], "gpu-driver", WARN, "525.60.12", "525.60.13"),
+    ("just new enough", [file(VERSION, OPEN.format("x86_64", "525.60.13"))], "gpu-driver", OK, "525.60.13", ""),
+    ("Arm", [file(VERSION, OPEN.format("aarch64", "580.95.05"))], "gpu-driver", OK, "580.95.05", ""),
+    ("version in sysfs only", [without(Kind.FILE, VERSION), file("/sys/module/nvidia/version", "570.86.15\n")],
+        "gpu-driver", OK, "570.86.15", ""),
+    ("no version", [without(Kind.FILE, VERSION)], "gpu-driver", SKIP, "does not tell", ""),
+    ("closed driver", [file(VERSION, CLOSED)], "gpu-driver-open", WARN, "closed", "nvidia-open, in place"),
+    ("closed by modinfo", [without(Kind.FILE, VERSION), command("modinfo -F license nvidia", "NVIDIA\n")],
+        "gpu-driver-open", WARN, "nvidia-peermem is needed", "modprobe nvidia-peermem"),
+    ("open by modinfo", [without(Kind.FILE, VERSION), command("modinfo -F license nvidia", "Dual MIT/GPL\n")],
+        "gpu-driver-open", OK, "open", ""),
+    ("flavour unknown", [without(Kind.FILE, VERSION), command("modinfo -F license nvidia", "", "not found")],
+        "gpu-driver-open", SKIP, "does not tell", ""),
+    ("CUDA 12.8", [cuda(version=12080)], "cuda-version", WARN, "CUDA 12.8: the static device library", "580.65.06"),
+    ("CUDA 12.5", [cuda(version=12050)], "cuda-version", WARN, "12.6 or newer is recommended", "nvidia-open"),
+    ("CUDA 11.8", [cuda(version=11080)], "cuda-version", FAIL, "CUDA 11.8", "580.65.06"),
+    ("CUDA 13.1", [cuda(version=13010)], "cuda-version", OK, "CUDA 13.1", ""),
+    ("no libcuda", [NO_LIBRARY], "cuda-version", FAIL, "libcuda.so.1", "NVIDIA_DRIVER_CAPABILITIES"),
+    ("libcuda hangs", [NO_CUDA], "cuda-version", SKIP, "does not tell", ""),
+    ("no device shown", [answer("cuda", value={"error": 100})], "cuda-version", FAIL, "NO_DEVICE (100)", "--gpus all"),
+    ("no fabric", [answer("cuda", value={"error": 802})], "cuda-version", FAIL, "SYSTEM_NOT_READY", "fabricmanager"),
+    ("other versions", [answer("cuda", value={"error": 803})], "cuda-version", FAIL, "DRIVER_MISMATCH (803)", "reboot"),
+    ("no nvidia-uvm", [answer("cuda", value={"error": 999})], "cuda-version", FAIL, "UNKNOWN (999)", "nvidia-uvm"),
+    ("another error", [answer("cuda", value={"error": 719})], "cuda-version", FAIL, "719", "cuda.h"),
+    ("Turing", [cuda(compute_capability_major=7, compute_capability_minor=5)], "gpu-compute", FAIL, "sm_75", "Ampere"),
+    ("Blackwell", [cuda(compute_capability_major=12)], "gpu-compute", OK, "sm_120", ""),
+    ("Volta by nvidia-smi", [NO_CUDA, smi("Ampere", "Volta")], "gpu-compute", FAIL, "Volta", "Ampere"),
+    ("Ampere by nvidia-smi", [NO_CUDA], "gpu-compute", OK, "Ampere", ""),
+    ("no persistence", [smi("Persistence Mode                      : Enabled", "Persistence Mode : Disabled")],
+        "gpu-persistence", WARN, "off", "nvidia-smi -i 0000:ca:00.0 -pm 1"),
+    ("display", [cuda(kernel_exec_timeout=1)], "gpu-exec-timeout", WARN, "after some seconds", "multi-user.target"),
+    ("MIG", [smi("Current                           : Disabled", "Current : Enabled")],
+        "gpu-mig", WARN, "one instance", "nvidia-smi -i 0000:ca:00.0 -mig 0"),
+    ("MIG pending", [smi("Pending                           : Disabled", "Pending : Enabled")],
+        "gpu-mig", WARN, "after the next reset", "-mig 0"),
+    ("MIG on a GPU without", [smi("Current                           : Disabled", "Current : N/A")],
+        "gpu-mig", OK, "off", ""),
+    ("integrated", [cuda(integrated=1)], "gpu-integrated", WARN, "CPU proxy", "--queue-memory cpu_gpu"),
+    ("DGX Spark without CUDA",
+        [NO_CUDA, file("/proc/driver/nvidia/gpus/0000:ca:00.0/information", "Model: NVIDIA GB10\n")],
+        "gpu-integrated", WARN, "integrated", "cpu_gpu"),
+    ("no GPUDirect", [cuda(gpu_direct_rdma_supported=0, dma_buf_supported=0)],
+        "gpu-direct-rdma", FAIL, "no dmabuf", "--payload-memory host"),
+    ("dmabuf alone", [cuda(gpu_direct_rdma_supported=0)], "gpu-direct-rdma", WARN, "by dmabuf alone", ""),
+    ("integrated, no GPUDirect", [cuda(gpu_direct_rdma_supported=0, dma_buf_supported=0, integrated=1)],
+        "gpu-direct-rdma", WARN, "integrated", "nothing to set"),
+    ("lazy loading", [answer("environment", "CUDA_MODULE_LOADING", value="LAZY")],
+        "module-loading", WARN, "LAZY", "export CUDA_MODULE_LOADING=EAGER"),
+    ("loading not set", [answer("environment", "CUDA_MODULE_LOADING", value="")],
+        "module-loading", OK, "gpunetio sets EAGER", ""),
+    ("hidden", [answer("cuda", value={"driver_version": 13000, "devices": []}), HIDDEN],
+        "visible-devices", FAIL, "CUDA_VISIBLE_DEVICES=7 hides it", "unset CUDA_VISIBLE_DEVICES"),
+    ("renumbered", [answer("cuda", value={"driver_version": 13000, "devices": [ANOTHER, DEVICE]})],
+        "visible-devices", WARN, "device 1", "name it as 0000:ca:00.0"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "check", "status", "said", "cure"), [pytest.param(*row, id=i) for i, *row in CAUSES]
+)
+def test_cause(changes, check, status, said, cure):
+    finding = found(check, *changes)[0]
+    assert finding.status is status
+    assert said in finding.summary
+    assert len(finding.summary) < 80
+    assert cure in finding.cure
+    assert bool(finding.cure) == (status in (WARN, FAIL))
+    assert "<" not in finding.cure.replace("MIG-<uuid>", "")
+    assert finding.read
+
+
+def test_the_ready_machine():
+    findings = [f for f in report().findings if f.check in (*GPU_CHECKS, *CUDA_CHECKS)]
+    assert {f.check for f in findings} == {*GPU_CHECKS, *CUDA_CHECKS}
+    assert [f for f in findings if f.status is not OK] == []
+
+
+def test_without_a_gpu_only_that_is_wrong():
+    findings = [f for f in report(*NO_GPU).findings if f.check in (*GPU_CHECKS, *CUDA_CHECKS)]
+    assert [f.check.id for f in findings if f.status is FAIL] == ["gpu-present"]
+    others = {(f.status, f.summary) for f in findings if f.check.id != "gpu-present"}
+    assert others == {(SKIP, "no GPU")}
+    verdict = report(*NO_GPU).ready(Use.VERBS)
+    assert (verdict.readiness, verdict.why.split(",")[0]) == ("1", "gpu-present")
+
+
+def test_nothing_is_known_of_gpus_where_nothing_can_be_read():
+    unreadable = without(Kind.FOLDER, PCI, trouble=Trouble.DENIED), without(Kind.COMMAND, "nvidia-smi", "-q")
+    assert statuses("gpu-present", *unreadable) == [SKIP]
+
+
+def test_a_gpu_that_is_not_there():
+    with pytest.raises(InvalidValueError, match=r"no GPU is '3'; there is GPU0 \(0000:ca:00\.0\)"):
+        found("gpu-present", wanted=Wanted(gpu="3"))
+
+
+def test_areas():
+    assert {one.area for one in GPU_CHECKS}.isdisjoint(one.area for one in CUDA_CHECKS)
+
+
+@pytest.mark.parametrize("wanted", ["0", "GPU0", "ca:00.0", "0000:ca:00.0", "00000000:CA:00.0"])
+def test_a_gpu_by_any_name(wanted):
+    assert statuses("gpu-present", wanted=Wanted(gpu=wanted)) == [OK]
+
+
+@pytest.mark.parametrize("other", ["vfio-pci", "nouveau"])
+def test_a_gpu_of_another_driver(other):
+    driver, own = found("gpu-driver", link(f"{PCI}/0000:ca:00.0/driver", f"/sys/bus/pci/drivers/{other}"))
+    assert (driver.status, driver.gpu) == (OK, "")
+    assert (own.status, own.gpu) == (FAIL, "GPU0")
+    assert other in own.summary
+    assert other in own.cure
+
+
+def test_a_gpu_that_the_driver_lost():
+    smi = command("nvidia-smi -q", data("nvidia-smi-q-two.txt"))
+    findings = found("gpu-driver", smi)
+    assert [(f.status, f.gpu) for f in findings] == [(OK, ""), (FAIL, "GPU1")]
+    assert "ca:00.0" in findings[1].cure
+    assert statuses("gpu-persistence", smi) == [OK, SKIP, WARN]
+    assert statuses("gpu-mig", smi) == [WARN, SKIP, OK]
+
+
+def test_the_guides_gpu():
+    guides = command("nvidia-smi -q", data("seed/nvidia-smi-q.txt"))
+    assert statuses("gpu-persistence", guides) == [OK]
+    assert statuses("gpu-compute", guides, NO_CUDA) == [OK]
+    assert statuses("gpu-mig", guides) == [SKIP]
+
+
+@pytest.mark.parametrize("error", [100, 803])
+def test_only_another_library_than_the_module_takes_a_reboot(error):
+    (finding,) = found("cuda-version", answer("cuda", value={"error": error}))
+    assert finding.reboot == (error == 803)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (CLOSED, "535.183.01"), (OPEN.format("x86_64", "565.57.01"), "565.57.01"),
+        (OPEN.format("aarch64", "555.58"), "555.58"), ("NVRM version: ?\nGCC version:  gcc version 13.3.0\n", ""),
+    ],
+)  # fmt: skip
+def test_version(text, expected):
+    host = changed(READY, file(VERSION, text), without(Kind.FILE, "/sys/module/nvidia/version"))
+    assert version(Machine(host, Wanted()))[0] == expected
+
+
+@pytest.mark.parametrize(
+    ("device", "expected"),
+    [
+        ({"pci_domain_id": 15, "pci_bus_id": 1, "pci_device_id": 0}, "000f:01:00.0"), ({"pci_bus_id": 1}, ""),
+        ({"pci_domain_id": -1, "pci_bus_id": 1, "pci_device_id": 0}, ""), ({}, ""),
+        ({"pci_domain_id": 0, "pci_bus_id": "ca", "pci_device_id": True}, ""),
+    ],
+)  # fmt: skip
+def test_address(device, expected):
+    assert address(device) == expected
+
+
+@pytest.mark.parametrize("value", [None, [], "13.0", 7, {"devices": 3}, {"devices": [None, 1, {}]}, {"error": "x"}])
+def test_answers_of_any_shape(value):
+    findings = [f for f in report(answer("cuda", value=value)).findings if f.check in CUDA_CHECKS]
+    assert {f.check for f in findings} == set(CUDA_CHECKS)
+    assert {f.status for f in findings} <= {OK, SKIP}
+    assert not any("mistake" in f.summary for f in findings)

@@ -1,0 +1,165 @@
+"""The doctor's checks of a network card's port."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from doctor_rig import READY, changed, file, folder, found, report, statuses, without
+from gpunetio.doctor import Machine, Status, Trouble, Use, Wanted
+from gpunetio.doctor.checks_port import HINTS
+from gpunetio.doctor.finding import Readiness, Verdict
+from gpunetio.doctor.host import Kind
+
+OK, WARN, FAIL, SKIP = Status
+PORT = "/sys/class/infiniband/mlx5_0/ports/1"
+NET = "/sys/class/net/ens6f0"
+DOWN = [file(f"{PORT}/state", "1: DOWN"), file(f"{PORT}/phys_state", "3: Disabled")]
+INFINIBAND = file(f"{PORT}/link_layer", "InfiniBand")
+NONE = ":".join(["0000"] * 8)
+V4 = ["2", "3"]  # indices of IPv4-mapped GIDs of the ready machine
+# cause: what is changed, which check tells, how, and words of its summary and cure
+CAUSES = {
+    "interface is down": (
+        [*DOWN, file(f"{NET}/flags", "0x1002")], "port-state", FAIL, "port 1 is DOWN", "sudo ip link set ens6f0 up",
+    ),
+    "no cable": ([*DOWN, file(f"{NET}/flags", "0x1003")], "port-state", FAIL, "is DOWN", "cable, transceiver"),
+    "no cable, flags unknown": (
+        [*DOWN, without(Kind.FILE, f"{NET}/flags")], "port-state", FAIL, "is DOWN", "sudo ethtool ens6f0",
+    ),
+    "no subnet manager": (
+        [file(f"{PORT}/state", "2: INIT"), INFINIBAND], "port-state", FAIL, "port 1 is INIT", "start opensm",
+    ),
+    "InfiniBand without signal": (
+        [file(f"{PORT}/state", "1: DOWN"), file(f"{PORT}/phys_state", "2: Polling"), INFINIBAND],
+        "port-state", FAIL, "is DOWN", "cable, transceiver",
+    ),
+    "state is hidden": ([without(Kind.FILE, f"{PORT}/state")], "port-state", SKIP, "cannot be read", ""),
+    "card without a driver": ([folder("/sys/class/infiniband")], "port-state", SKIP, "no RDMA device", ""),
+    "link-local only": (
+        [file(f"{PORT}/gids/{i}", NONE) for i in V4],
+        "gid", WARN, "link-local", "sudo ip addr add <address>/<prefix> dev ens6f0",
+    ),
+    "IPv6 of a network": (
+        [file(f"{PORT}/gids/2", NONE), file(f"{PORT}/gids/3", "2001:0db8:0000:0000:0000:0000:0000:0001")],
+        "gid", OK, "GID 3 is 2001:db8::1", "",
+    ),
+    "IPv4 after IPv6": (
+        [file(f"{PORT}/gids/1", "2001:0db8:0000:0000:0000:0000:0000:0001")], "gid", OK, "GID 3 is 192.168.0.1", "",
+    ),
+    "no address": (
+        [file(f"{PORT}/gids/{i}", NONE) for i in range(4)], "gid", FAIL, "no GID of RoCE v2", "sudo ip link set ens6f0",
+    ),
+    "RoCE v1 only": (
+        [file(f"{PORT}/gid_attrs/types/{i}", "IB/RoCE v1") for i in range(4)],
+        "gid", FAIL, "no GID of RoCE v2", "sudo ip link set ens6f0 up; sudo ip addr add",
+    ),
+    "InfiniBand has its own GIDs": ([INFINIBAND], "gid", SKIP, "only Ethernet", ""),
+    "GIDs are hidden": (
+        [without(Kind.FOLDER, f"{PORT}/gids", trouble=Trouble.DENIED)], "gid", SKIP, "cannot be read", "",
+    ),
+    "MTU of a fresh machine": (
+        [file(f"{NET}/mtu", "1500")], "mtu", WARN, "1500: path MTU 1024 only", "sudo ip link set ens6f0 mtu 4200",
+    ),
+    "MTU that is too small": ([file(f"{NET}/mtu", "300")], "mtu", FAIL, "300 is too small", "mtu 4200"),
+    "MTU is hidden": ([without(Kind.FILE, f"{NET}/mtu")], "mtu", SKIP, "cannot be read", ""),
+    "MTU of InfiniBand": ([INFINIBAND], "mtu", SKIP, "only Ethernet", ""),
+    "packets are lost": (
+        [file(f"{PORT}/hw_counters/packet_seq_err", "12")],
+        "counters", WARN, "not 0: packet_seq_err", f"watch -d 'grep . {PORT}/",
+    ),
+    "much is wrong": (
+        [file(f"{PORT}/{name}", "7") for name in HINTS], "counters", WARN, f"and {len(HINTS) - 2} more", "watch -d",
+    ),
+    "no counters": ([without(Kind.FILE, f"{PORT}/{name}") for name in HINTS], "counters", SKIP, "no counters", ""),
+}  # fmt: skip
+
+
+def test_ready_machine():
+    for check in ("port-state", "gid", "mtu", "counters"):
+        assert statuses(check) == [OK, OK], check
+    assert found("gid")[0].summary == "GID 3 is 192.168.0.1"
+    assert found("port-state")[0].summary == "port 1 is ACTIVE, Ethernet, 100 Gb/sec (2X HDR)"
+
+
+@pytest.mark.parametrize("cause", CAUSES)
+def test_causes(cause):
+    changes, check, status, summary, cure = CAUSES[cause]
+    first = found(check, *changes)[0]
+    assert first.status is status, first
+    assert summary in first.summary
+    assert cure in first.cure
+    assert bool(first.cure) == (status in (WARN, FAIL))
+    assert len(first.summary) < 80
+    assert not first.reboot
+
+
+def test_one_active_port_of_a_nic_is_enough():
+    second = "/sys/class/infiniband/mlx5_0/ports/2"
+    changes = [
+        *DOWN, folder("/sys/class/infiniband/mlx5_0/ports", "1", "2"), file(f"{second}/state", "4: ACTIVE"),
+        file(f"{second}/link_layer", "Ethernet"), file(f"{second}/rate", "25 Gb/sec (1X EDR)"),
+    ]  # fmt: skip
+    first = found("port-state", *changes)[0]
+    assert (first.status, first.summary) == (OK, "port 2 is ACTIVE, Ethernet, 25 Gb/sec (1X EDR)")
+
+
+def test_the_other_nic_serves_when_one_is_down():
+    assert report(*DOWN).ready(Use.VERBS) == Verdict(Readiness.READY, "GPU0 with mlx5_1")
+    both = [file(change.key[0].replace("mlx5_0", "mlx5_1"), change.value) for change in DOWN]
+    verdict = report(*DOWN, *both).ready(Use.VERBS)
+    assert verdict.readiness is Readiness.NOT_READY
+    assert "port-state (mlx5_0)" in verdict.why
+
+
+def test_a_link_does_not_matter_to_dma():
+    assert all(f.uses is not None and Use.DMA not in f.uses for f in found("port-state", *DOWN))
+
+
+@pytest.mark.parametrize(
+    ("mtu", "path"),
+    [
+        (9000, 4096), (4192, 4096), (4191, 2048), (2144, 2048), (1500, 1024), (1120, 1024), (608, 512), (352, 256),
+        (351, 0),
+    ],
+)  # fmt: skip
+def test_path_mtu(mtu, path):
+    """The kernel takes 96 bytes off: include/rdma/ib_addr.h."""
+    summary = found("mtu", file(f"{NET}/mtu", f"{mtu}\n"))[0].summary
+    assert summary.startswith(f"{mtu}: path MTU {path}" if path else f"{mtu} is too small")
+
+
+def test_interface_of_the_first_gid_counts():
+    """A device may have interfaces for virtual switches, too."""
+    changes = [file(f"{PORT}/gid_attrs/ndevs/0", "bond0"), file("/sys/class/net/bond0/mtu", "1500")]
+    assert found("mtu", *changes)[0].cure.startswith("sudo ip link set bond0 mtu 4200")
+    assert statuses("mtu", *changes) == [WARN, OK]
+
+
+@pytest.mark.parametrize("name", HINTS)
+def test_each_counter_is_explained(name):
+    finding, other = found("counters", file(f"{PORT}/{name}", "5\n"))
+    assert (finding.status, other.status) == (WARN, OK)
+    (shown,) = finding.read
+    assert (shown.source, shown.value) == (f"{PORT}/{name}", f"5: {HINTS[name]}")
+    assert name.rpartition("/")[2] in finding.summary
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(0, 3), st.text(max_size=40) | st.ip_addresses(v=6).map(lambda ip: ip.exploded))
+def test_any_gid(index, text):
+    (first, _) = found("gid", file(f"{PORT}/gids/{index}", text.encode(errors="replace")))
+    assert first.status in (OK, WARN)
+
+
+def test_indices_are_in_numerical_order():
+    names = [str(i) for i in range(16)]
+    values = [file(f"{PORT}/gids/{i}", NONE) for i in range(16)]
+    values += [file(f"{PORT}/gids/{i}", f"::ffff:10.0.0.{i}") for i in (9, 10)]
+    types = [file(f"{PORT}/gid_attrs/types/{i}", "RoCE v2") for i in (9, 10)]
+    assert found("gid", folder(f"{PORT}/gids", *names), *values, *types)[0].summary == "GID 9 is 10.0.0.9"
+
+
+def test_port_of_a_card_without_driver():
+    machine = Machine(changed(READY, folder("/sys/class/infiniband")), Wanted())
+    assert [nic.rdma for nic in machine.nics] == [False, False]
+    assert statuses("gid", folder("/sys/class/infiniband")) == [SKIP, SKIP]

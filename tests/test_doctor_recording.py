@@ -1,0 +1,215 @@
+"""Recordings of machines: a replay is the machine, files that are none are refused, and identities can be masked."""
+
+import json
+import string
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from doctor_rig import READY, answer, changed, command, file, folder, link, without
+from gpunetio.doctor import LiveHost, ReplayHost, Trouble, Wanted, examine, load, record, save
+from gpunetio.doctor.host import Kind, Reading
+from gpunetio.doctor.redact import redact
+from gpunetio.errors import InvalidValueError
+
+WORDS = st.text(string.printable, min_size=1, max_size=12)
+KEYS = st.lists(WORDS, min_size=1, max_size=3).map(tuple)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+VALUES = {
+    Kind.FILE: st.binary(max_size=40) | WORDS.map(str.encode),
+    Kind.COMMAND: st.binary(max_size=40),
+    Kind.FOLDER: st.lists(WORDS, max_size=3),
+    Kind.LINK: WORDS,
+    Kind.QUESTION: JSON,
+}
+TROUBLES = st.sampled_from([trouble for trouble in Trouble if trouble])
+
+
+@st.composite
+def readings(draw):
+    kind = draw(st.sampled_from(Kind))
+    if draw(st.booleans()):
+        return Reading(kind, draw(KEYS), draw(VALUES[kind]))
+    value = draw(VALUES[kind]) if kind is Kind.COMMAND else None
+    return Reading(kind, draw(KEYS), value, draw(TROUBLES), draw(WORDS))
+
+
+@given(st.lists(readings(), max_size=6, unique_by=lambda one: (one.kind, one.key)))
+def test_what_is_saved_is_loaded(tmp_path_factory, some):
+    path = tmp_path_factory.getbasetemp() / "recording.json"
+    save(some, path)
+    host = load(path)
+    assert [host.get(one.kind, *one.key) for one in some] == some
+
+
+def test_a_replay_gives_the_same_report(tmp_path):
+    path, live = tmp_path / "here.json", LiveHost()
+    record(live, Wanted(), path)
+    assert examine(load(path)) == examine(live)
+
+
+def test_what_was_not_recorded():
+    reading = ReplayHost({}).read("/etc/hostname")
+    assert (reading.trouble, reading.text, reading.number) == (Trouble.UNRECORDED, "", None)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"", b"{", b"[]", b"null", b"{}", b"\xff\xfe", b'{"format": "other"}', b"[" * 100_000,
+        b'{"format": "gpunetio-doctor 1", "files": {}}', b'{"format": "gpunetio-doctor 1", "file": []}',
+        b'{"format": "gpunetio-doctor 1", "file": {"/x": 1}}', b'{"format": "gpunetio-doctor 1", "file": {"/x": {}}}',
+        b'{"format": "gpunetio-doctor 1", "file": {"/x": {"hex": "0g"}}}',
+        b'{"format": "gpunetio-doctor 1", "file": {"\'": ""}}',
+        b'{"format": "gpunetio-doctor 1", "folder": {"/x": "name"}}',
+        b'{"format": "gpunetio-doctor 1", "file": {"/x": {"trouble": "much", "error": ""}}}',
+        b'{"format": "gpunetio-doctor 1", "question": {"user": 0}}',
+    ],
+    ids=lambda content: content[-30:].decode(errors="replace"),
+)  # fmt: skip
+def test_what_is_no_recording(tmp_path, content):
+    path = tmp_path / "r.json"
+    path.write_bytes(content)
+    with pytest.raises(InvalidValueError, match=r"r\.json is not a recording of `gpunetio doctor --record`: \S"):
+        load(path)
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_a_recording_or_refused(tmp_path_factory, content):
+    path = tmp_path_factory.getbasetemp() / "any.json"
+    path.write_bytes(content)
+    with pytest.raises(InvalidValueError):
+        load(path)
+
+
+# --- the machine that we are on --------------------------------------------------------------------------------------
+
+
+def test_a_root_folder(tmp_path):
+    (tmp_path / "sys" / "devices" / "a").mkdir(parents=True)
+    (tmp_path / "sys" / "class").mkdir()
+    (tmp_path / "sys" / "class" / "one").symlink_to("../devices/a")
+    (tmp_path / "sys" / "devices" / "a" / "vendor").write_text("0x10de\n")
+    host = LiveHost(str(tmp_path))
+    assert host.names("/sys/class").names == ("one",)
+    assert host.follow("/sys/class/one").text == "/sys/devices/a"
+    assert host.read("/sys/class/one/vendor").number == 0x10DE
+    assert host.read("/sys/class/two").trouble is Trouble.ABSENT
+    assert host.names("/sys/class/one/vendor").trouble is Trouble.FAILED
+    assert (host.run("true").trouble, host.ask("user").trouble) == (Trouble.ABSENT, Trouble.ABSENT)
+    assert str(tmp_path) in host.run("true").error
+
+
+@pytest.mark.parametrize(
+    ("line", "trouble", "output", "error"),
+    [
+        (["echo", "a b"], Trouble.NONE, "a b", ""),
+        (["no-such-command"], Trouble.ABSENT, "", "No such file or directory"),
+        (["/etc"], Trouble.DENIED, "", "Permission denied"),
+        (["sh", "-c", "echo out; echo bad >&2; exit 3"], Trouble.FAILED, "out", "exit status 3: bad"),
+        (["sh", "-c", "exit 4"], Trouble.FAILED, "", "exit status 4"),
+        (["cat"], Trouble.NONE, "", ""),
+    ],
+    ids=str,
+)
+def test_commands(line, trouble, output, error):
+    reading = LiveHost().run(*line)
+    assert (reading.trouble, reading.text, reading.error) == (trouble, output, error)
+
+
+def test_a_command_that_hangs(monkeypatch):
+    monkeypatch.setattr("gpunetio.doctor.live.DEADLINE", 0.2)
+    reading = LiveHost().run("sleep", "60")
+    assert (reading.trouble, reading.error) == (Trouble.TIMEOUT, "no answer within 0.2 s")
+
+
+def test_things_are_read_once(tmp_path):
+    path = tmp_path / "value"
+    path.write_text("1")
+    host = LiveHost()
+    assert host.read(str(path)).number == 1
+    path.write_text("2")
+    assert host.read(str(path)).number == 1
+
+
+# --- identities ------------------------------------------------------------------------------------------------------
+
+SECRETS = {
+    "GPU UUID : GPU-3d4c1c8e-aaaa-4bcd-9e55-0123456789ab": "00000000-0000-0000-0000-000000000001",
+    "Serial Number : 1564720004631": "Serial Number : 0000000000001",
+    "Serial Number                         : 1564720004631": "Serial Number                         : 0000000000001",
+    "link/ether 94:6d:ae:12:34:56 brd": "link/ether 00:00:5e:00:53:01 brd",
+    "946d:ae03:0012:3456": "0200:5eff:fe00:0001",
+    "fe80:0000:0000:0000:966d:aeff:fe12:3456": "fe80:0000:0000:0000:0200:5eff:fe00:0001",
+    "0000:0000:0000:0000:0000:ffff:0a0a:1401": "0000:0000:0000:0000:0000:ffff:c000:0201",
+    "2a02:1234:5678:0001:966d:aeff:fe12:3456": "2001:0db8:0000:0000:0200:5eff:fe00:0001",
+    "enx946dae123456": "enx00005e005301",
+    "10.1.2.3/24": "192.0.2.1/24",
+    "/home/alice/lib:/home/bob": "/home/user1/lib:/home/user2",
+    "node17 login": "host login",
+    "94-6d-ae-ff-fe-12-34-56": "00-00-00-00-00-00-00-01",
+}
+KEPT = [
+    "0000:ca:00.0", "00000000:CA:00.0", "0000:0000:0000:0000:0000:0000:0000:0000", "127.0.0.1", "580.65.06",
+    "22.39.1002", "0x15b3", "MT_0000000359", "NVIDIA A100 80GB PCIe", "N/A", "Serial Number : N/A", "node170",
+]  # fmt: skip
+NAMED = answer("system", value={"nodename": "node17"})
+
+
+@pytest.mark.parametrize(("secret", "masked"), SECRETS.items())
+def test_identities_are_masked(secret, masked):
+    _, one, other = redact([NAMED, file("/a", secret), command("b", f"x {secret} y")])
+    assert masked in one.text
+    assert masked in other.text
+
+
+@pytest.mark.parametrize("text", KEPT)
+def test_what_identifies_nobody_is_kept(text):
+    assert redact([NAMED, file("/a", text), folder("/b", text)])[1:] == [file("/a", text), folder("/b", text)]
+
+
+def test_the_same_stays_the_same():
+    macs = [f"94:6d:ae:00:00:{n:02x}" for n in (1, 2, 1, 3)]
+    texts = [one.text for one in redact([file(f"/{i}", mac) for i, mac in enumerate(macs)])]
+    assert texts[0] == texts[2]
+    assert len(set(texts)) == 3
+
+
+def test_kernel_options():
+    line = "BOOT_IMAGE=/vmlinuz root=UUID=x iommu=pt intel_iommu=on token=hunter2 quiet"
+    (masked,) = redact([file("/proc/cmdline", line)])
+    assert masked.text == "BOOT_IMAGE=… root=… iommu=pt intel_iommu=on token=… quiet"
+
+
+def test_keys_are_masked_too():
+    (masked,) = redact([link("/sys/class/net/enx946dae123456", "/sys/devices/x/enx946dae123456")])
+    assert masked == link("/sys/class/net/enx00005e005301", "/sys/devices/x/enx00005e005301")
+
+
+@given(st.lists(readings(), max_size=4))
+def test_masking_never_fails_and_is_done_once(some):
+    once = redact(some)
+    assert len(once) == len(some)
+    assert [(one.kind, one.trouble) for one in once] == [(one.kind, one.trouble) for one in some]
+
+
+def test_a_masked_recording_tells_the_same(tmp_path):
+    host = changed(READY, NAMED, without(Kind.COMMAND, "nvidia-smi", "-q"))
+    record(host, Wanted(), tmp_path / "r.json", masked=True)
+    plain, masked = examine(host), examine(load(tmp_path / "r.json"))
+    assert [(f.check.id, f.status, f.subject) for f in plain.findings] == [
+        (f.check.id, f.status, f.subject) for f in masked.findings
+    ]
+    assert "node17" not in (tmp_path / "r.json").read_text()
+    assert json.loads((tmp_path / "r.json").read_text())["format"] == "gpunetio-doctor 1"
+
+
+def test_the_file_of_a_recording_is_text(tmp_path):
+    save([file("/a", b"\x00\xff"), file("/b", "tab\t\u00e9\n")], tmp_path / "r.json")
+    assert json.loads(Path(tmp_path / "r.json").read_text())["file"] == {"/a": {"hex": "00ff"}, "/b": "tab\té\n"}

@@ -1,0 +1,119 @@
+"""The doctor's checks of Python, packages and what the software NIC takes."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from doctor_rig import answer, file, folder, found, report, without
+from gpunetio.doctor import LiveHost, Status, Trouble, Use
+from gpunetio.doctor.checks_software import CUDA_STACK, NEEDED, OLDEST_PYTHON
+from gpunetio.doctor.finding import Readiness
+from gpunetio.doctor.host import Kind
+
+OK, WARN, FAIL, SKIP = Status.OK, Status.WARN, Status.FAIL, Status.SKIP
+NO_GPU = (folder("/sys/bus/pci/devices"), without(Kind.COMMAND, "nvidia-smi", "-q"))
+
+
+def python(version: object):
+    return answer("system", value={"sysname": "Linux", "python": version})
+
+
+def package(name: str, version: str):
+    return answer("package", name, value=version)
+
+
+def no_package(name: str):
+    return without(Kind.QUESTION, "package", name, trouble=Trouble.FAILED)
+
+
+def no_memory(trouble: Trouble):
+    return without(Kind.QUESTION, "shared_memory", trouble=trouble)
+
+
+@pytest.mark.parametrize(
+    ("check", "changes", "expected", "words"),
+    [
+        ("python", [], [OK], "3.12.3"),
+        ("python", [python("3.11.0")], [OK], "3.11.0"),
+        ("python", [python("3.10.14")], [FAIL], "python3.11 -m venv"),
+        ("python", [python(None)], [SKIP], "unknown"),
+        ("python", [answer("system", value=[1])], [SKIP], "unknown"),
+        ("packages", [], [OK, OK], "numpy 2.4.6"),
+        ("packages", [no_package("numba")], [OK, FAIL], "pip install"),
+        ("packages", [no_package("numpy")], [FAIL, OK], "numpy is not installed"),
+        ("packages", [package("numpy", "2.5.0")], [WARN, OK], "≥ 1.26, < 2.5"),
+        ("packages", [package("numpy", "1.26.0")], [OK, OK], "1.26.0"),
+        ("packages", [package("numba", "0.60.0")], [OK, WARN], "≥ 0.61"),
+        ("packages", [package("numba", "main")], [OK, SKIP], "unknown"),
+        ("cuda-stack", [], [OK], "numba-cuda 0.30.4"),
+        ("cuda-stack", NO_GPU, [SKIP], "no GPU"),
+        ("cuda-stack", [no_package("numba-cuda"), no_package("cuda-core")], [WARN], "numba-cuda, cuda-core"),
+        ("cuda-stack", [no_package("cuda-bindings")], [WARN], "pip install 'gpunetio[cuda]'"),
+        ("cuda-stack", [package("cuda-bindings", "12.9.1")], [WARN], "cuda-bindings ≥ 13.0, < 14.0"),
+        ("cuda-stack", [package("numpy", "2.5.0")], [FAIL], "pip install 'numpy<2.5'"),
+        ("cuda-stack", [answer("package", "cuda-core", value=7)], [SKIP], "unknown"),
+        ("processors", [answer("processors", value=1)], [WARN], "taskset"),
+        ("processors", [answer("processors", value=2)], [OK], "2 processors"),
+        ("processors", [answer("processors", value="two")], [SKIP], "unknown"),
+        ("soft-nic", [], [OK], "share"),
+        ("soft-nic", [no_memory(Trouble.DENIED)], [FAIL], "seccomp"),
+        ("soft-nic", [no_memory(Trouble.FAILED)], [FAIL], "memfd_create"),
+        ("soft-nic", [no_memory(Trouble.UNRECORDED)], [SKIP], "unknown"),
+        ("soft-nic", [answer("system", value={"sysname": "Darwin"})], [FAIL], "Linux"),
+        ("loopback", [], [OK], "up"),
+        ("loopback", [file("/sys/class/net/lo/flags", "0x8\n")], [WARN], "sudo ip link set lo up"),
+        ("loopback", [file("/sys/class/net/lo/flags", "up\n")], [SKIP], "unknown"),
+    ],
+)  # fmt: skip
+def test_causes(check, changes, expected, words):
+    findings = found(check, *changes)
+    assert [finding.status for finding in findings] == expected
+    assert any(words in f"{f.summary} {f.cure}" for f in findings)
+    assert all(bool(f.cure) is (f.status in (WARN, FAIL)) and len(f.summary) < 80 for f in findings)
+
+
+@pytest.mark.parametrize(
+    ("change", "readiness"),
+    [
+        (no_package("numba"), Readiness.NOT_READY),
+        (package("numpy", "2.5.0"), Readiness.READY),  # which only CUDA's part does not take
+        (no_memory(Trouble.DENIED), Readiness.NOT_READY),
+        (no_memory(Trouble.UNRECORDED), Readiness.UNKNOWN),
+        (file("/sys/class/net/lo/flags", "0x8\n"), Readiness.READY),
+    ],
+)  # fmt: skip
+def test_ready_for_the_software_nic(change, readiness):
+    assert report(change).ready(Use.SOFTWARE).readiness is readiness
+
+
+def test_versions_are_those_that_the_package_asks_for():
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    asked = [*project["dependencies"], *project["optional-dependencies"]["cuda"]]
+    bounds = {}
+    for one in asked:
+        name, requirement = re.match(r"([a-z-]+)(?:\[.*?])?([^;]*)", one).groups()
+        bounds[name] = dict(re.findall(r"(>=|<|==)([\d.]+)", requirement))
+    for name, (least, below) in (NEEDED | CUDA_STACK).items():
+        exact = bounds[name].get("==")
+        lower, upper = bounds[name].get(">=", exact), bounds[name].get("<")
+        assert _two(lower) == least
+        assert below == (_two(upper) if upper else (least[0], least[1] + 1) if exact else None)
+    assert project["requires-python"] == ">={}.{}".format(*OLDEST_PYTHON)
+
+
+def _two(text):
+    major, minor, *_ = (*map(int, text.split(".")), 0)
+    return major, minor
+
+
+def test_this_machine_runs_the_software_nic():
+    """So these checks must say so."""
+    host = LiveHost()
+    assert host.ask("shared_memory").value is True
+    near = host.ask("affinity").value
+    assert len(near) == host.ask("processors").value > 0
+    assert near == sorted(set(near))
