@@ -37,6 +37,7 @@ def run(program: str) -> str:
     [
         "gpunetio", "gpunetio.verbs", "gpunetio.providers", "gpunetio.testing", "gpunetio.samples.verbs_server_client",
         "gpunetio.bench.pingpong", "gpunetio.cli", "gpunetio.fabric.faults", "gpunetio.nic.port",
+        "gpunetio.doctor.probe_process",
     ],
 )  # fmt: skip
 def test_import(module: str) -> None:
@@ -110,3 +111,24 @@ assert done.exit_code == {status}, done.output
 print(done.output)
 """)
     assert text in said
+
+
+def test_the_doctors_probes() -> None:
+    """What takes no compiler is tried all the same."""
+    run("""
+from contextlib import ExitStack
+from gpunetio import verbs
+from gpunetio.doctor import probe_bench
+from gpunetio.doctor.probe_process import probe
+from test_verbs_fake import FakeProvider
+
+probe_bench.open_context = lambda name: verbs.import_context(FakeProvider())
+with ExitStack() as opened:
+    said = []
+    probe(probe_bench.Bench("fake0", "auto", opened), said.append)
+found = {line["probe"]: (line["status"], line["summary"]) for line in said if "probe" in line}
+assert found["probe-open"][0] == "OK", found
+assert found["probe-uar"] == found["probe-dmabuf"] == found["probe-umem"] == ("SKIP", "no GPU"), found
+for name in ("probe-loopback-host", "probe-gpu", "probe-loopback-gpu"):
+    assert found[name][0] == "FAIL" and "without Numba" in found[name][1], found[name]
+""")

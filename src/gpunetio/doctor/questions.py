@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 _DEADLINE = 5.0  # seconds
+# The engine of a software NIC, and kernels for threads, are compiled at their first use: 90 s on two busy cores.
+_COMPILING = ("probe-open", "probe-loopback-gpu")
 _FIRST_PROCESSOR = 40  # lines of /proc/cpuinfo
 
 
@@ -143,8 +145,22 @@ def cuda() -> Any:
     return json.loads(done.stdout)
 
 
+def probe(device: str, gpu: str) -> dict[str, Any]:
+    """What `probe_process` finds when it tries a device with a GPU: see `probe_watch.watch`."""
+    from .probe_watch import watch
+
+    package = Path(__file__).parents[1]
+    path = os.pathsep.join(filter(None, (str(package.parent), environment("PYTHONPATH"))))
+    command = [sys.executable, "-m", "gpunetio.doctor.probe_process", device, gpu]
+    return watch(command, _seconds_to_probe, os.environ | {"PYTHONPATH": path})
+
+
+def _seconds_to_probe(step: str) -> float:
+    return 180.0 if step in _COMPILING else 30.0
+
+
 _ASKED = (
     environment, system, user, limit, processors, affinity, shared_memory, hypervisor, container, opens, permissions,
-    filesystem, package, symbols, verbs_library, cuda,
+    filesystem, package, symbols, verbs_library, cuda, probe,
 )  # fmt: skip
 QUESTIONS: dict[str, Callable[..., Any]] = {one.__name__: one for one in _ASKED}

@@ -7,28 +7,15 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ..enums import WcFlags, WcOpcode, WcStatus
-from ..formats.cqe import FORMAT_MASK, OPCODE_SHIFT, CqeOpcode, Syndrome
+from ..formats.cqe import FORMAT_MASK, OPCODE_SHIFT, CqeOpcode
+from .syndromes import MEANINGS
 from .work import Completion
 
 if TYPE_CHECKING:
     from .devx_queues import RingPosting
 
 QPN_MASK = 0xFF_FFFF
-_STATUS = {
-    int(Syndrome.LOCAL_LENGTH): WcStatus.LOC_LEN_ERR,
-    int(Syndrome.LOCAL_QP_OP): WcStatus.LOC_QP_OP_ERR,
-    int(Syndrome.LOCAL_PROT): WcStatus.LOC_PROT_ERR,
-    int(Syndrome.WR_FLUSH): WcStatus.WR_FLUSH_ERR,
-    int(Syndrome.MW_BIND): WcStatus.MW_BIND_ERR,
-    int(Syndrome.BAD_RESP): WcStatus.BAD_RESP_ERR,
-    int(Syndrome.LOCAL_ACCESS): WcStatus.LOC_ACCESS_ERR,
-    int(Syndrome.REMOTE_INVAL_REQ): WcStatus.REM_INV_REQ_ERR,
-    int(Syndrome.REMOTE_ACCESS): WcStatus.REM_ACCESS_ERR,
-    int(Syndrome.REMOTE_OP): WcStatus.REM_OP_ERR,
-    int(Syndrome.TRANSPORT_RETRY_EXC): WcStatus.RETRY_EXC_ERR,
-    int(Syndrome.RNR_RETRY_EXC): WcStatus.RNR_RETRY_EXC_ERR,
-    int(Syndrome.REMOTE_ABORTED): WcStatus.REM_ABORT_ERR,
-}
+_STATUS = {int(syndrome): meaning.status for syndrome, meaning in MEANINGS.items()}  # plain ints, as below
 OF_SENDS = (int(CqeOpcode.REQ), int(CqeOpcode.REQ_ERR))  # plain ints: an IntEnum takes longer to compare
 _FAILED = (int(CqeOpcode.REQ_ERR), int(CqeOpcode.RESP_ERR))
 _WITH_IMM = (int(CqeOpcode.RESP_WR_IMM), int(CqeOpcode.RESP_SEND_IMM))

@@ -1,0 +1,70 @@
+"""`python -m gpunetio.doctor.probe_process DEVICE GPU`: tries them, and prints a line of JSON for each finding.
+
+Before each probe it prints `{"begin": ID}`, so that whoever watches knows which one did not answer.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+from .. import compiler
+from . import probe_loopback, probe_memory
+from .finding import Finding
+from .probe_bench import Bench, open_device, open_gpu, tried
+
+
+def _by_kernel(bench: Bench) -> Iterator[Finding]:
+    with compiler.needed_for("no kernel can run"):
+        from . import probe_kernel
+    yield from probe_kernel.gpu(bench)
+
+
+TRIALS: dict[str, Callable[[Bench], Iterator[Finding]]] = {
+    "probe-open": open_device,
+    "probe-loopback-host": probe_loopback.host,
+    "probe-gpu": open_gpu,
+    "probe-uar": probe_memory.uar,
+    "probe-dmabuf": probe_memory.dmabuf,
+    "probe-umem": probe_memory.umem,
+    "probe-loopback-gpu": _by_kernel,
+}
+
+
+def probe(bench: Bench, say: Callable[[dict[str, Any]], None]) -> None:
+    """Try everything, unless the device does not open."""
+    for name, trial in TRIALS.items():
+        say({"begin": name})
+        for finding in tried(trial, bench):
+            say(_line(name, finding))
+        if not bench.is_open:
+            return
+    say({"begin": "close"})
+
+
+def _line(name: str, finding: Finding) -> dict[str, Any]:
+    return {
+        "probe": name, "status": finding.status, "summary": finding.summary,
+        "read": [[one.source, one.value] for one in finding.read], "cure": finding.cure, "reboot": finding.reboot,
+    }  # fmt: skip
+
+
+def main() -> None:
+    """Say it all on standard output, which is ours alone: what libraries print goes where errors go."""
+    device, gpu = sys.argv[1:]
+    out = os.dup(sys.stdout.fileno())
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+
+    def say(line: dict[str, Any]) -> None:
+        os.write(out, json.dumps(line).encode() + b"\n")
+
+    with ExitStack() as opened:
+        probe(Bench(device, gpu, opened), say)
+
+
+if __name__ == "__main__":
+    main()

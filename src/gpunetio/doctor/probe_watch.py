@@ -1,0 +1,113 @@
+"""A process that prints lines of JSON, and a deadline for each step that it begins: what hangs there hangs nobody here.
+
+A line `{"begin": STEP}` begins a step. All other lines that are JSON objects are what the process has to say.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import IO, Any
+
+MOST_BYTES = 1 << 20  # of output
+MOST_SECONDS = 600.0  # for all steps
+_GRACE = 5.0  # seconds after which a process that was killed is left to the kernel: it hangs in a driver
+_SHOWN = 200  # characters of its last words
+
+
+def watch(
+    command: Sequence[str], deadline_of: Callable[[str], float], environment: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """`said`: the objects, in order; `ended`: "", or how it ended otherwise than by itself and well.
+
+    `deadline_of` gives the seconds for a step, and with "" those for what comes before the first.
+    """
+    with tempfile.TemporaryFile() as complaints:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=complaints, env=environment
+        )
+        try:
+            said, trouble = _listen(process, deadline_of)
+        finally:
+            _stop(process)
+        ended = trouble or _how_it_ended(process.returncode)
+        if ended and not trouble and (words := _last_words(complaints)):
+            ended += f": {words}"
+    return {"said": said, "ended": ended}
+
+
+def _listen(process: subprocess.Popen[bytes], deadline_of: Callable[[str], float]) -> tuple[list[dict[str, Any]], str]:
+    """What it says, and why it must be killed, or "" when it has ended."""
+    assert process.stdout is not None
+    out = process.stdout.fileno()
+    ready = select.poll()
+    ready.register(out, select.POLLIN)
+    said: list[dict[str, Any]] = []
+    rest, nbytes, seconds = b"", 0, deadline_of("")
+    begun = time.monotonic()
+    last, end = begun + MOST_SECONDS, begun + seconds
+    while ready.poll(max(0.0, min(end, last) - time.monotonic()) * 1000):
+        chunk = os.read(out, 1 << 16)
+        if not chunk:
+            return said, _wait(process, end, seconds)
+        nbytes += len(chunk)
+        if nbytes > MOST_BYTES:
+            return said, f"it printed more than {MOST_BYTES >> 20} MiB"
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in filter(None, map(_object, lines)):
+            said.append(line)
+            if isinstance(step := line.get("begin"), str):
+                seconds = deadline_of(step)
+                end = time.monotonic() + seconds
+    return said, f"no answer within {seconds if end <= last else MOST_SECONDS:g} s"
+
+
+def _object(line: bytes) -> dict[str, Any] | None:
+    """A line that is a JSON object; whatever else a process prints is none of it."""
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _wait(process: subprocess.Popen[bytes], end: float, seconds: float) -> str:
+    try:
+        process.wait(max(0.0, end - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        return f"no end within {seconds:g} s"
+    return ""
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_GRACE)
+    if process.stdout:
+        process.stdout.close()
+
+
+def _how_it_ended(status: int | None) -> str:
+    if not status:
+        return ""
+    if status > 0:
+        return f"exit status {status}"
+    number = -status
+    name = signal.Signals(number).name if number in list(signal.Signals) else "unknown"
+    return f"ended by signal {number} ({name})"
+
+
+def _last_words(complaints: IO[bytes]) -> str:
+    """The last line that it wrote to its standard error."""
+    size = complaints.seek(0, os.SEEK_END)
+    complaints.seek(max(0, size - (1 << 12)))
+    lines = complaints.read().decode(errors="replace").strip().splitlines()
+    return lines[-1].strip()[:_SHOWN] if lines else ""

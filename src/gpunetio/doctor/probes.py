@@ -1,0 +1,131 @@
+"""Probes: a NIC and a GPU are tried. Files only hint at what works; these decide.
+
+They are run in a process of their own (probe_process.py), since a driver or a kernel may hang or crash.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from .checks_host import GUIDE
+from .finding import EVERY_USE, HARDWARE, Check, Evidence, Finding, Status, Use, check, fail, skip
+from .machine import Machine
+
+AREA = "Probes"
+_VERBS = frozenset({Use.VERBS, Use.SOFTWARE})
+_OF_NIC = ("probe-open", "probe-loopback-host")  # those that take no GPU
+_SOFTWARE = "soft0"
+_HUNG = "sudo dmesg | tail: it tells if the GPU, the NIC or a driver has failed"
+
+
+def _probe(id: str, title: str, *, uses: frozenset[Use], **texts: Any) -> Check:
+    """Declare one; how it is done is in `probe_process.TRIALS`."""
+    return check(id, title, uses=uses, **texts)(lambda machine: _found(machine, id, uses, device_to_probe(machine)))
+
+
+PROBES = (
+    _probe(
+        "probe-open", "The NIC opens",
+        why="A device that is listed but does not open has no driver for users, or no permissions.",
+        cure="gpunetio devices -l; sudo modprobe ib_uverbs; ls -l /dev/infiniband",
+        source="ibv_open_device(3)", uses=EVERY_USE,
+    ),
+    _probe(
+        "probe-loopback-host", "The CPU writes through the NIC",
+        why="Where the NIC does not carry a write that the CPU has posted, none that a kernel posts will arrive.",
+        cure="gpunetio devices -d <device> -v: an active port with a GID; sudo dmesg | tail",
+        source="ibv_post_send(3); PRM: Completion with Error Syndromes", uses=_VERBS,
+    ),
+    _probe(
+        "probe-gpu", "The GPU opens",
+        why="Kernels need the CUDA driver, its Python bindings and a GPU that this process may use.",
+        cure="pip install 'gpunetio[cuda]'; nvidia-smi; echo $CUDA_VISIBLE_DEVICES",
+        source="CUDA Runtime API: cudaSetDevice", uses=HARDWARE,
+    ),
+    _probe(
+        "probe-uar", "Kernels reach the NIC's doorbell",
+        why="A kernel rings the NIC itself only if CUDA maps the doorbell page; otherwise a CPU thread has to do it.",
+        cure="echo 'options nvidia NVreg_RegistryDwords=\"PeerMappingOverride=1;\"' | "
+             "sudo tee /etc/modprobe.d/gpunetio.conf, then a cold reboot; or run as root",
+        source=f"{GUIDE}: NVIDIA driver; CUDA Runtime API: cudaHostRegister with cudaHostRegisterIoMemory",
+        uses=EVERY_USE, reboot=True,
+    ),
+    _probe(
+        "probe-dmabuf", "The NIC takes GPU memory for data",
+        why="Messages go straight from and to GPU memory only if the NIC's driver can map that, by dmabuf or peermem.",
+        cure="sudo modprobe nvidia-peermem; or Linux 6.2 and the open kernel modules of the GPU's driver",
+        source=f"{GUIDE}: GPU Memory Mapping; ibv_reg_dmabuf_mr(3); CUDA Driver API: cuMemGetHandleForAddressRange",
+        uses=EVERY_USE,
+    ),
+    _probe(
+        "probe-umem", "The NIC takes GPU memory for queues",
+        why="Queues in GPU memory spare a kernel the way over PCIe at each look; else they lie in host memory.",
+        cure="sudo modprobe nvidia-peermem; or Linux 6.2, rdma-core 44 and the GPU driver's open kernel modules",
+        source=f"{GUIDE}: GPU Memory Mapping; mlx5dv_devx_umem_reg(3)", uses=HARDWARE,
+    ),
+    _probe(
+        "probe-loopback-gpu", "A kernel writes through the NIC",
+        why="This is the whole at work: a kernel's request, a doorbell, bytes in place and a completion in time.",
+        cure="the first probe that failed says why; if only the kernel's own doorbell fails: NicHandler.CPU_PROXY",
+        source=f"{GUIDE}; PRM: Completion with Error Syndromes", uses=_VERBS,
+    ),
+)  # fmt: skip
+
+
+def device_to_probe(machine: Machine) -> str:
+    """The NIC that the user asks about, or else the first card, or else a software NIC."""
+    if wanted := machine.wanted.nic:
+        return next((nic.name for nic in machine.nics if nic.rdma), wanted)
+    return next((nic.name for nic in machine.all_nics if nic.rdma and nic.address), _SOFTWARE)
+
+
+def run_probes(machine: Machine, device: str | None = None) -> list[Finding]:
+    """Try a device, by default `device_to_probe`, with the first GPU that the user asks about."""
+    device = device or device_to_probe(machine)
+    return [finding.of(probe) for probe in PROBES for finding in _found(machine, probe.id, probe.uses, device)]
+
+
+def _found(machine: Machine, id: str, uses: frozenset[Use], device: str) -> Iterator[Finding]:
+    """What the process said of one probe, about whom, and for which of its uses."""
+    gpu = machine.gpus[0] if machine.gpus else None
+    reading = machine.host.ask("probe", device, gpu.address if gpu else machine.wanted.gpu or "auto")
+    nic, on = "", ""
+    if any(each.name == device and each.rdma for each in machine.all_nics):
+        nic, on, uses = device, gpu.name if gpu and id not in _OF_NIC else "", uses & HARDWARE
+    elif device.startswith("soft"):
+        uses &= {Use.SOFTWARE}
+    for finding in _of_answer(id, reading.value) if reading.ok else [skip(f"not tried: {reading.error}")]:
+        yield replace(finding, nic=nic, gpu=on, uses=uses)
+
+
+def _of_answer(id: str, answer: Any) -> list[Finding]:
+    """What `probe_watch.watch` heard of one probe; what nobody could have said is passed over."""
+    said, ended = (answer.get("said"), answer.get("ended")) if isinstance(answer, dict) else (None, None)
+    lines = [line for line in said if isinstance(line, dict)] if isinstance(said, list) else []
+    steps = [step for line in lines if isinstance(step := line.get("begin"), str)]
+    last = steps[-1] if steps else PROBES[0].id
+    findings = [found for line in lines if line.get("probe") == id and (found := _of_line(line))]
+    if ended and last == id:
+        return [*findings, fail(f"no answer: {ended}", cure=_HUNG)]
+    if findings:
+        return findings
+    if id in steps:
+        return [skip("it said nothing")]
+    return [skip(f"not tried: {last} {'did not answer' if ended else 'failed'}")]
+
+
+def _of_line(line: dict[str, Any]) -> Finding | None:
+    """A finding as `probe_process` prints it."""
+    match line:
+        case {"status": str(status), "summary": str(summary), "read": list(read), "cure": str(cure)}:
+            if status in list(Status):
+                shown = tuple(Evidence(*one) for one in read if _is_pair(one))
+                reboot = line.get("reboot") if isinstance(line.get("reboot"), bool) else None
+                return Finding(Status(status), summary, shown, cure=cure, reboot=reboot)
+    return None
+
+
+def _is_pair(one: Any) -> bool:
+    return isinstance(one, list) and len(one) == 2 and all(isinstance(part, str) for part in one)
