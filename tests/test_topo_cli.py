@@ -115,7 +115,7 @@ def test_only_some(show):
     assert "mlx5_1" in out
     assert "mlx5_0" not in out
     status, out, err = show(READY, "--gpu", "3")
-    assert (status, out) == (1, "")
+    assert (status, out) == (2, "")
     assert err == "gpunetio: error: --gpu 3: there is no such one; there are: GPU0\n"
     assert show(READY, "--nic", "x")[2].endswith("there are: mlx5_0, mlx5_1\n")
 
@@ -168,7 +168,7 @@ def test_below_a_folder(tmp_path):
         assert CliRunner().invoke(app, ["topo", *words]).exit_code == 2
     (tmp_path / "machine.json").write_text("{}")
     result = CliRunner().invoke(app, ["topo", "--replay", str(tmp_path / "machine.json")])
-    assert (result.exit_code, result.stdout) == (1, "")
+    assert (result.exit_code, result.stdout) == (2, "")
     assert "is not a recording" in result.stderr
 
 

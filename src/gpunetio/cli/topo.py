@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .failures import guarded
+from .machine import FILE, machine_options, opened
 
 if TYPE_CHECKING:
-    from ..doctor import Finding, Host, Machine
+    from ..doctor import Finding, Machine
     from ..doctor.machine import Gpu
     from ..doctor.tree import Node
 
@@ -22,18 +23,10 @@ _EMPTY = "This machine has neither an NVIDIA GPU nor an RDMA NIC."
 
 
 @click.command()
-@click.option("--svg", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Draw it as SVG, too.")
+@click.option("--svg", type=FILE, metavar="FILE", help="Draw it as SVG, too.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON document.")
 @click.option("--all", "everything", is_flag=True, help="All PCI devices, not only the way to GPUs and NICs.")
-@click.option("--gpu", default="", metavar="GPU", help="Only this one: a number, GPU0, or a PCI address.")
-@click.option(
-    "--nic", default="", metavar="NIC", help="Only this one: an RDMA device, a network interface, or a PCI address."
-)
-@click.option(
-    "--replay", type=click.Path(path_type=Path), metavar="FILE",
-    help="Of a machine that `gpunetio doctor --record` wrote to a file.",
-)  # fmt: skip
-@click.option("--root", metavar="DIR", help="Read /sys and /proc below this folder, and run no commands.")
+@machine_options
 @guarded
 def topo(
     svg: Path | None, as_json: bool, everything: bool, gpu: str, nic: str, replay: Path | None, root: str | None
@@ -43,10 +36,9 @@ def topo(
     Distances are those of `nvidia-smi topo -m`, worked out from sysfs: PIX (at most one PCIe switch between them), PXB
     (several), PHB (their host bridge), NODE (two host bridges of a NUMA node), SYS (the link between NUMA nodes).
     """
-    from ..doctor import Machine, Wanted, picture, topology, tree
+    from ..doctor import Wanted, picture, topology, tree
 
-    machine = Machine(_host(replay, root), Wanted(gpu, nic))
-    _check(machine)
+    machine = opened(replay, root, Wanted(gpu, nic))
     nodes, matrix = tree.build(machine, everything), topology.matrix(machine)
     if svg and nodes:
         svg.write_bytes(picture.draw(nodes, matrix))
@@ -57,31 +49,6 @@ def topo(
         click.echo(_EMPTY + (f" {svg} was not written." if svg and not nodes else ""))
     for line in _lines(machine, nodes, matrix):
         click.echo(line)
-
-
-def _host(replay: Path | None, root: str | None) -> Host:
-    from ..doctor import LiveHost, load
-
-    if replay and root:
-        raise click.UsageError("--replay and --root exclude each other")
-    if replay:
-        return load(replay)
-    if root and not Path(root).is_dir():
-        raise click.UsageError(f"--root {root}: there is no such folder")
-    return LiveHost(root or "/")
-
-
-def _check(machine: Machine) -> None:
-    """What the user asks for has to exist."""
-    from ..errors import NotFoundError
-
-    wanted = machine.wanted
-    for option, name, found, all_names in (
-        ("--gpu", wanted.gpu, machine.gpus, [gpu.name for gpu in machine.all_gpus]),
-        ("--nic", wanted.nic, machine.nics, [nic.name for nic in machine.all_nics]),
-    ):
-        if name and not found:
-            raise NotFoundError(f"{option} {name}: there is no such one; there are: {', '.join(all_names) or 'none'}")
 
 
 def _lines(machine: Machine, nodes: tuple[Node, ...], matrix: dict[str, dict[str, str]]) -> Iterator[str]:

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from .finding import Check, Finding, Report, skip
 from .host import Host
 from .machine import Machine, Wanted
+from .probes import run_probes
 
 _log = logging.getLogger("gpunetio.doctor")
 _AT_ONCE = 8  # checks; most of their time is commands that they wait for
@@ -46,6 +47,8 @@ def examine(host: Host, wanted: Wanted | None = None, probing: bool = False) -> 
     with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="doctor") as pool:
         found = pool.map(lambda one: _ask(one, machine), all_checks())
         findings = [finding for some in found for finding in some]
+    if probing:
+        findings += run_probes(machine)
     cards = tuple(nic.name for nic in machine.nics if nic.rdma and nic.pci)
     return Report(tuple(findings), machine.pairs(), cards)
 

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from .checks_host import GUIDE
-from .finding import EVERY_USE, HARDWARE, Check, Evidence, Finding, Status, Use, check, fail, skip
+from .finding import EVERY_USE, GUIDE, HARDWARE, Check, Evidence, Finding, Status, Use, check, fail, skip
 from .machine import Machine
 
 AREA = "Probes"

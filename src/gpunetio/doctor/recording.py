@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InvalidValueError
+from . import topology, tree
 from .checks import examine
 from .host import Host, Kind, Reading, Trouble
-from .machine import Wanted
+from .machine import Machine, Wanted
 from .redact import redact
 
 FORMAT = "gpunetio-doctor 1"
@@ -40,7 +41,11 @@ def record(host: Host, wanted: Wanted, path: Path, masked: bool = False) -> None
 
     `masked`: with substitutes for what identifies the machine, see `redact`.
     """
-    examine(host, replace(wanted, gpu="", nic=""))
+    wanted = replace(wanted, gpu="", nic="")
+    examine(host, wanted)
+    machine = Machine(host, wanted)
+    topology.matrix(machine)
+    tree.build(machine)
     readings = host.readings()
     save(redact(readings) if masked else readings, path)
 

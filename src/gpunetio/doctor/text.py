@@ -23,9 +23,9 @@ def lines_of(report: Report, verbose: bool = False, paint: Paint = lambda text, 
     ids = max((len(finding.check.id) for finding in report.findings), default=0)
     for area, findings in groupby(report.findings, lambda finding: finding.check.area):
         yield area
-        for skipped, some in groupby(findings, lambda finding: finding.status is Status.SKIP and finding.summary):
-            if skipped and not verbose:
-                yield from _skipped(skipped, some, paint)
+        for why, some in groupby(findings, lambda finding: finding.summary if finding.status is Status.SKIP else ""):
+            if why and not verbose:
+                yield from _skipped(why, some, paint)
             else:
                 for finding in some:
                     yield from _finding(finding, ids, verbose, paint)

@@ -1,0 +1,47 @@
+"""Options that say which machine is looked at, and which GPU and NIC of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..errors import InvalidValueError
+from .failures import UsageFailure, explained
+
+if TYPE_CHECKING:
+    from ..doctor import Machine, Wanted
+
+FILE = click.Path(dir_okay=False, path_type=Path)
+_OPTIONS = (
+    click.option("--gpu", default="", metavar="GPU", help="Only this one: a number, GPU0, or a PCI address."),
+    click.option("--nic", default="", metavar="NIC",
+                 help="Only this one: an RDMA device, a network interface, or a PCI address."),
+    click.option("--replay", metavar="FILE", type=FILE, help="A machine that `gpunetio doctor --record` has recorded."),
+    click.option("--root", metavar="DIR", help="A machine whose files are below DIR. No command is run then."),
+)  # fmt: skip
+
+
+def machine_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """--gpu, --nic, --replay and --root."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def opened(replay: Path | None, root: str | None, wanted: Wanted) -> Machine:
+    """The machine that these options name; a mistake in them is one of the command line."""
+    from ..doctor import LiveHost, Machine, load
+
+    if replay and root:
+        raise UsageFailure("--replay and --root exclude each other")
+    if root and not Path(root).is_dir():
+        raise UsageFailure(f"--root {root}: there is no such folder")
+    try:
+        machine = Machine(load(replay) if replay else LiveHost(root or "/"), wanted)
+        machine.require_wanted()
+    except (InvalidValueError, OSError) as error:
+        raise UsageFailure(explained(error)) from error
+    return machine
