@@ -162,16 +162,9 @@ def check_resources(used: list[dict[str, int]]) -> None:
 
 
 @pytest.mark.slow
-def test_a_peer_that_is_started_again(farm, wire):
-    with side(wire) as near:
-        check_resources(restart(near, farm, wire, address(), 6))
-        assert near.wires() <= 3
-
-
-@pytest.mark.slow
 def test_a_peer_that_is_started_again_and_again(farm, wire):
     with side(wire) as near:
-        check_resources(restart(near, farm, wire, address(), 20))
+        check_resources(restart(near, farm, wire, address(), 12))
         assert near.wires() <= 3
 
 

@@ -32,12 +32,13 @@ def quickly(*names):
 
 FIRST = ("put_bw", "write_lat")  # the others are like them in what the ends do
 LIMIT = 60  # seconds for anything
+COMMAND = ("-m", "gpunetio")
 
 
 class Tool:
     """A running `gpunetio` command, its output as it comes."""
 
-    def __init__(self, *args, program=("-m", "gpunetio"), start=subprocess.Popen):
+    def __init__(self, *args, program=COMMAND, start=subprocess.Popen):
         self.process = start(
             [sys.executable, "-u", *program, *map(str, args)],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -93,13 +94,23 @@ def file(tmp_path):
     return path
 
 
-def pair(name, port, server=(), client=(), **options):
+_HURRY = """
+from gpunetio.bench import exchange
+from gpunetio.cli import main
+exchange.STEP_SECONDS = 4.0
+main()
+"""
+HURRIED = ("-c", _HURRY)  # the command, but its other end may be silent for 4 s only
+
+
+def pair(name, port, server=(), client=(), program=COMMAND, client_program=COMMAND):
     """A server and its client, each at an address of its own, so that other runs are not met."""
     where = own_address()
-    first = Tool(name, "--target", "cpu", "--port", port, "--address", where, *server, **options)
+    first = Tool(name, "--target", "cpu", "--port", port, "--address", where, *server, program=program)
     first.until(f"Waiting for a client on {where} port {port}")
     address = ("--address", own_address())
-    return first, Tool(name, "--target", "cpu", "-c", where, "--port", port, *address, *client)
+    second = (name, "--target", "cpu", "-c", where, "--port", port, *address, *client)
+    return first, Tool(*second, program=client_program)
 
 
 def error_line(err):
@@ -114,11 +125,13 @@ def error_line(err):
 # --- what works ------------------------------------------------------------------------------------------------------
 
 
+# All through shared memory. Over UDP one that reads, one that posts receives and one that waits for a companion; all of
+# them are measured over UDP between hosts (test_two_hosts).
 @pytest.mark.parametrize(
     "name, wire",
     [
-        pytest.param(name, wire, marks=() if wire == "auto" and name in FIRST else pytest.mark.slow)
-        for wire in ("auto", "udp") for name in BENCHMARKS
+        *(pytest.param(name, "auto", marks=() if name in FIRST else pytest.mark.slow) for name in BENCHMARKS),
+        *(pytest.param(name, "udp", marks=pytest.mark.slow) for name in ("get_bw", "twosided_bw", "put_counter_lat")),
     ],
 )  # fmt: skip
 def test_client_and_server(name, wire, port):
@@ -134,8 +147,10 @@ def test_client_and_server(name, wire, port):
     assert [line.split()[:2] for line in tables[0]] == [["64", "300"], ["5000", "300"]]
 
 
+# That pieces of a file are put together in order is tested of all, between two ends in one process. Here one for each
+# way that the ends divide the work: the client's data, the server's, receives, flags, both ends'.
 @pytest.mark.slow
-@pytest.mark.parametrize("name", BENCHMARKS)
+@pytest.mark.parametrize("name", ["put_bw", "get_bw", "twosided_bw", "put_signal_bw", "write_lat"])
 def test_a_file(name, port, file):
     payload = ("--payload", file)
     reads = name == "get_bw"
@@ -236,14 +251,15 @@ def test_both_ends_of_many_queues(port):
         assert [tool.end()[0] for tool in tools] == [0, 0]
 
 
-@pytest.mark.parametrize("wire", ["auto", pytest.param("udp", marks=pytest.mark.slow)])
+# Each set of options over one of the wires: many packets and many messages over both, in one set or another.
 @pytest.mark.parametrize(
-    "options",
+    "wire, options",
     [
-        (),
-        *(pytest.param(options, marks=pytest.mark.slow)
-          for options in (
-              ("-c", "-s", 9000), ("-n", 10_000), ("-s", 1, "-r", 1), ("-c", "-s", 65536, "-m", 4096, "-n", 200),
+        ("auto", ()),
+        *(pytest.param(*case, marks=pytest.mark.slow)
+          for case in (
+              ("udp", ()), ("udp", ("-c", "-s", 9000)), ("auto", ("-n", 10_000)), ("udp", ("-s", 1, "-r", 1)),
+              ("auto", ("-c", "-s", 65536, "-m", 4096, "-n", 200)), ("udp", ("-n", 10_000)),
           )),
     ],
 )  # fmt: skip
@@ -321,11 +337,14 @@ def test_a_cable_that_breaks(hosts, port):
     """Neither end waits for ever, though nobody tells it anything."""
     options = ("--target", "cpu", "--port", port)
     with running(
-        Tool("put_bw", *options, "--address", "10.99.0.1", start=functools.partial(hosts[0].run, subprocess.Popen))
-    ) as (server,):
+        Tool(
+            "put_bw", *options, "--address", "10.99.0.1", program=HURRIED,
+            start=functools.partial(hosts[0].run, subprocess.Popen),
+        )
+    ) as (server,):  # fmt: skip
         server.until("Waiting")
         client = Tool(
-            "put_bw", *options, "--address", "10.99.0.2", "-c", "10.99.0.1", *LONG,
+            "put_bw", *options, "--address", "10.99.0.2", "-c", "10.99.0.1", *LONG, program=HURRIED,
             start=functools.partial(hosts[1].run, subprocess.Popen),
         )  # fmt: skip
         with running(client):
@@ -451,7 +470,8 @@ def test_a_stranger_answers(data, port):
 @pytest.mark.slow
 def test_a_stranger_is_silent(port):
     where = own_address()
-    with running(Tool("put_bw", "--port", port, "--target", "cpu", "--address", where)) as (server,):
+    words = ("put_bw", "--port", port, "--target", "cpu", "--address", where)
+    with running(Tool(*words, program=HURRIED)) as (server,):
         server.until("Waiting")
         with socket.create_connection((where, port)):
             status, _, err = server.end()
@@ -462,19 +482,27 @@ def test_a_stranger_is_silent(port):
 # --- one end goes away -----------------------------------------------------------------------------------------------
 
 LONG = ("-s", 4096, "-D", 50)
-# One benchmark for each end that goes; the others in the slow suite.
-VICTIMS = pytest.mark.parametrize(
-    "name, victim",
-    [
-        pytest.param(name, end, marks=() if (name, end) in (("put_bw", 0),) else pytest.mark.slow)
-        for name in BENCHMARKS for end in (0, 1)
-    ],
-    ids=lambda value: ("server", "client")[value] if isinstance(value, int) else value,
+# What the end that is left is busy with: a kernel that waits for puts, for reads, for its companion, or for receives or
+# answers of the other end, a kernel that posts receives or answers, or no kernel.
+LEFT = (
+    ("put_bw", 0), ("put_bw", 1), ("twosided_bw", 0), ("twosided_bw", 1), ("write_lat", 0), ("write_lat", 1),
+    ("get_bw", 0), ("put_counter_bw", 0), ("put_counter_lat", 1),
 )  # fmt: skip
 
 
+def victims(cases):
+    """Which end goes, 0 for the server. One case is in the quick suite."""
+    return pytest.mark.parametrize(
+        "name, victim",
+        [pytest.param(*case, marks=() if case == LEFT[0] else pytest.mark.slow) for case in cases],
+        ids=lambda value: ("server", "client")[value] if isinstance(value, int) else value,
+    )
+
+
+
+
 @pytest.mark.slow
-@VICTIMS
+@victims(LEFT[:6])
 def test_ctrl_c_ends_both(name, victim, port):
     with running(*pair(name, port, (), LONG)) as tools:
         for tool in tools:
@@ -488,7 +516,7 @@ def test_ctrl_c_ends_both(name, victim, port):
         assert "was interrupted (Ctrl+C)" in error_line(err)
 
 
-@VICTIMS
+@victims(LEFT)
 def test_a_kill_is_noticed(name, victim, port):
     with running(*pair(name, port, (), LONG)) as tools:
         for tool in tools:
@@ -503,7 +531,7 @@ def test_a_kill_is_noticed(name, victim, port):
 @pytest.mark.slow
 @pytest.mark.parametrize("name, victim", [("put_bw", 0), ("write_lat", 1)], ids=["put_bw-server", "write_lat-client"])
 def test_an_end_that_hangs_is_noticed(name, victim, port):
-    with running(*pair(name, port, (), LONG)) as tools:
+    with running(*pair(name, port, (), LONG, HURRIED, HURRIED)) as tools:
         for tool in tools:
             tool.until("#bytes")
         tools[victim].signal(signal.SIGSTOP)

@@ -11,8 +11,6 @@ one_guest = pytest.mark.parametrize("guest", [1024], indirect=True, ids=["mtu102
 
 
 class TestRxe(Conformance):
-    counts = (300, 30, 10)
-
     @pytest.fixture
     def link(self, guest: Guest, ip: str) -> Link:
         return Link(guest.session("a"), guest.session("b"), RXE, RXE, ip, guest.path_mtu)

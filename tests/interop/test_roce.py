@@ -27,15 +27,15 @@ def lossy(guest: Guest) -> Iterator[None]:
 class TestRequester(Conformance):
     """Our requester, the kernel's responder."""
 
+    many = (10_000, 1_000, 200)
+
     @pytest.fixture
     def link(self, guest: Guest, ip: str) -> Link:
         return Link(guest.ours(), guest.session("a"), STANDARD, RXE, ip, guest.path_mtu)
 
 
 class TestResponder(Conformance):
-    """The kernel's requester, our responder."""
-
-    counts = (200, 20, 5)  # in a ping-pong both ends are both: the other class has run the long ones
+    """The kernel's requester, our responder. In a ping-pong both ends are both: the other class runs the long one."""
 
     @pytest.fixture
     def link(self, guest: Guest, ip: str) -> Link:
@@ -46,8 +46,6 @@ class TestResponder(Conformance):
 class TestLossyRequester(Streams, Transfers):
     """Our requester, the kernel's responder, and what each sends gets lost now and then."""
 
-    counts = (200, 20, 5)
-
     @pytest.fixture
     def link(self, guest: Guest, ip: str, lossy: None) -> Link:
         return Link(guest.ours(LOSS), guest.session("a"), STANDARD, RXE, ip, guest.path_mtu)
@@ -57,15 +55,17 @@ class TestLossyRequester(Streams, Transfers):
 class TestLossyResponder(Streams, Transfers):
     """The kernel's requester, our responder."""
 
-    counts = (200, 20, 5)
-
     @pytest.fixture
     def link(self, guest: Guest, ip: str, lossy: None) -> Link:
         return Link(guest.session("a"), guest.ours(LOSS), RXE, STANDARD, ip, guest.path_mtu)
 
 
-@pytest.mark.parametrize("events", [False, True], ids=["polled", "events"])
-@pytest.mark.parametrize("nbytes", [4096, LARGEST])
+# Each pair of IP, size and way of waiting; both roles of all.
+@pytest.mark.parametrize(
+    "ip, nbytes, events",
+    [("ipv4", 4096, True), ("ipv6", 4096, False), ("ipv6", LARGEST, True), ("ipv4", LARGEST, False)],
+    ids=["ipv4-4096-events", "ipv6-4096-polled", f"ipv6-{LARGEST}-events", f"ipv4-{LARGEST}-polled"],
+)
 @pytest.mark.parametrize("guest_serves", [True, False], ids=["guest_serves", "guest_asks"])
 def test_pingpong_command(guest: Guest, ip: str, guest_serves: bool, nbytes: int, events: bool) -> None:
     """`gpunetio pingpong` and rdma-core's `ibv_rc_pingpong`, either as the server of the other; both check contents."""

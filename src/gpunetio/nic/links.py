@@ -119,7 +119,7 @@ class Links:
 
     def _free_slot(self) -> int:
         """A slot for a wire. Those of dead wires come free when no QP names them any more."""
-        named = set(self._nic.qps.rows["wire"].tolist())
+        named = set(self._nic.qps.given["wire"].tolist())
         gone = [wire for wire in self._wires if wire.dead and wire.address not in named]
         if gone:
             self._wires = [wire for wire in self._wires if wire not in gone]

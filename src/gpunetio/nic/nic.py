@@ -417,7 +417,7 @@ class SoftNic:
             for table, names in ((self.qps, ("channel",)), (self.srqs, ("channel",)),
                                  (self.cqs, ("channel", "error_channel"))):  # fmt: skip
                 for name in names:
-                    for index in np.flatnonzero(table.rows[name] == channel.address):
+                    for index in np.flatnonzero(table.given[name] == channel.address):
                         table.rows[index][name] = 0
                         if table is self.cqs and name == "channel":
                             self.forget_armable(table.row_address(int(index)))

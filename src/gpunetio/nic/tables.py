@@ -462,7 +462,12 @@ class Table:
         self.rows = self.memory.view(entry.dtype, 0, rows)
         self.address = self.memory.address
         self._number = entry.dtype.names[0]  # type: ignore[index]
-        self._last = 0
+        self._last = self._highest = 0
+
+    @property
+    def given(self) -> np.ndarray:
+        """The rows up to the highest that `free_slot` has ever given: to look at the others would give them memory."""
+        return self.rows[: self._highest + 1]
 
     def __len__(self) -> int:
         return int(np.count_nonzero(self.rows[self._number]))
@@ -488,10 +493,13 @@ class Table:
         Without `start` it is the next behind the last one that was given: nothing has to be searched then, and numbers
         are not used again at once.
         """
-        if start is None:
-            slot = self.free_slot(self._last % self.mask + 1)
-            self._last = slot or self._last
-            return slot
+        slot = self._free_from(self._last % self.mask + 1 if start is None else start)
+        if slot is not None:
+            self._highest = max(self._highest, slot)
+            self._last = slot if start is None else self._last
+        return slot
+
+    def _free_from(self, start: int) -> int | None:
         numbers = self.rows[self._number]
         if numbers[start] == 0:
             return start
