@@ -116,7 +116,7 @@ def test_only_some(show):
     assert "mlx5_0" not in out
     status, out, err = show(READY, "--gpu", "3")
     assert (status, out) == (2, "")
-    assert err == "gpunetio: error: --gpu 3: there is no such one; there are: GPU0\n"
+    assert err == "gpunetio: error: no GPU is '3'; there is GPU0 (0000:ca:00.0)\n"
     assert show(READY, "--nic", "x")[2].endswith("there are: mlx5_0, mlx5_1\n")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -11,6 +12,7 @@ from .host import Host
 from .pci import PciDevice
 
 INFINIBAND = "/sys/class/infiniband"
+SOFTWARE_NIC = re.compile(r"soft\d+")  # can be probed, and is in no file
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,7 @@ class Machine:
         for what, wanted, found, known in (
             ("GPU", self.wanted.gpu, self.gpus, self.all_gpus), ("NIC", self.wanted.nic, self.nics, self.all_nics)
         ):  # fmt: skip
-            if wanted and not found:
+            if wanted and not found and not SOFTWARE_NIC.fullmatch(wanted):
                 there = ", ".join(f"{one.name} ({one.address})" if one.address else one.name for one in known)
                 raise InvalidValueError(f"no {what} is {wanted!r}; there is {there or 'none'}")
 

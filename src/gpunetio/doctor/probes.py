@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from .finding import EVERY_USE, GUIDE, HARDWARE, Check, Evidence, Finding, Status, Use, check, fail, skip
-from .machine import Machine
+from .machine import SOFTWARE_NIC, Machine
 
 AREA = "Probes"
 _VERBS = frozenset({Use.VERBS, Use.SOFTWARE})
@@ -81,19 +81,20 @@ def device_to_probe(machine: Machine) -> str:
 
 
 def run_probes(machine: Machine, device: str | None = None) -> list[Finding]:
-    """Try a device, by default `device_to_probe`, with the first GPU that the user asks about."""
+    """Try a device, by default `device_to_probe`, with the GPU that is nearest to it."""
     device = device or device_to_probe(machine)
     return [finding.of(probe) for probe in PROBES for finding in _found(machine, probe.id, probe.uses, device)]
 
 
 def _found(machine: Machine, id: str, uses: frozenset[Use], device: str) -> Iterator[Finding]:
     """What the process said of one probe, about whom, and for which of its uses."""
-    gpu = machine.gpus[0] if machine.gpus else None
+    nearest = next((gpu for gpu, nic in machine.pairs() if nic == device), "")
+    gpu = next((gpu for gpu in machine.gpus if gpu.name == nearest or not nearest), None)
     reading = machine.host.ask("probe", device, gpu.address if gpu else machine.wanted.gpu or "auto")
     nic, on = "", ""
     if any(each.name == device and each.rdma for each in machine.all_nics):
         nic, on, uses = device, gpu.name if gpu and id not in _OF_NIC else "", uses & HARDWARE
-    elif device.startswith("soft"):
+    elif SOFTWARE_NIC.fullmatch(device):
         uses &= {Use.SOFTWARE}
     for finding in _of_answer(id, reading.value) if reading.ok else [skip(f"not tried: {reading.error}")]:
         yield replace(finding, nic=nic, gpu=on, uses=uses)
