@@ -117,7 +117,7 @@ def test_only_some(show):
     status, out, err = show(READY, "--gpu", "3")
     assert (status, out) == (2, "")
     assert err == "gpunetio: error: no GPU is '3'; there is GPU0 (0000:ca:00.0)\n"
-    assert show(READY, "--nic", "x")[2].endswith("there are: mlx5_0, mlx5_1\n")
+    assert show(READY, "--nic", "x")[2].endswith("there is mlx5_0 (0000:b5:00.0), mlx5_1 (0000:b5:00.1)\n")
 
 
 def test_nvidia_smi_says_otherwise(show):
