@@ -4,12 +4,11 @@ import re
 from itertools import pairwise
 from pathlib import Path
 
-from gpunetio.doctor.probes import PROBES
-
 from doctor_rig import report
 from gpunetio.doctor import as_json
 from gpunetio.doctor.checks import all_checks
 from gpunetio.doctor.guide import BEGIN, END, renewed
+from gpunetio.doctor.probes import PROBES
 
 GUIDE = Path(__file__).parents[1] / "docs" / "setup.md"
 CHECKS = (*all_checks(), *PROBES)
