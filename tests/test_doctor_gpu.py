@@ -13,6 +13,7 @@ from gpunetio.doctor.nvidia_driver import address, version
 from gpunetio.errors import InvalidValueError
 
 OK, WARN, FAIL, SKIP = Status.OK, Status.WARN, Status.FAIL, Status.SKIP
+TOOLKIT = "/usr/local/cuda/version.json"
 VERSION, PCI = "/proc/driver/nvidia/version", "/sys/bus/pci/devices"
 CLOSED = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.01  Sun May 12 19:39:15 UTC 2024\n"
 OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for {}  {}  Release Build  (dvs-builder@U16)  Thu Jan 2 2025\n"
@@ -50,6 +51,20 @@ HIDDEN = answer("environment", "CUDA_VISIBLE_DEVICES", value="7")
 
 # cause, changes, check, how it ends, words of the summary, words of the cure
 CAUSES = [
+    ("too hot", [smi("HW Thermal Slowdown           : Not Active", "HW Thermal Slowdown           : Active")],
+        "gpu-clocks", WARN, "HW Thermal Slowdown", "nvidia-smi -i 0000:ca:00.0 -q -d TEMPERATURE,POWER"),
+    ("no power", [smi("HW Power Brake Slowdown       : Not", "HW Power Brake Slowdown       :")],
+        "gpu-clocks", WARN, "HW Power Brake Slowdown", "power cables"),
+    ("older driver", [smi("Clocks Event", "Clocks Throttle")], "gpu-clocks", OK, "SM at 210 MHz", ""),
+    ("at rest", [], "gpu-clocks", OK, "SM at 210 MHz of 1410 MHz", ""),
+    ("clocks are not told", [smi("Clocks Event Reasons", "Clocks")], "gpu-clocks", SKIP, "does not tell", ""),
+    ("no registration", [cuda(host_register_supported=0)], "gpu-host-register", WARN, "not supported", "CPU proxy"),
+    ("registration", [cuda(host_register_supported=1)], "gpu-host-register", OK, "supported", ""),
+    ("toolkit of C++", [], "cuda-toolkit", OK, "CUDA 13.0", ""),
+    ("old toolkit", [file(TOOLKIT, '{"cuda": {"name": "CUDA SDK", "version": "12.5.1"}}')],
+        "cuda-toolkit", WARN, "CUDA 12.5 is older than 12.6", "cuda-toolkit-13-0"),
+    ("toolkit before 13", [file(TOOLKIT, '{"cuda": {"version": "12.6.0"}}')], "cuda-toolkit", OK, "needs 13.0", ""),
+    ("no toolkit", [without(Kind.FILE, TOOLKIT)], "cuda-toolkit", SKIP, "only programs in C++", ""),
     ("another vendor's", [file(f"{PCI}/0000:ca:00.0/vendor", "0x1002\n"), command("nvidia-smi -q", "", "none")],
         "gpu-present", FAIL, "7 PCI functions", "lspci -d 10de:"),
     ("driver not loaded", NO_DRIVER, "gpu-driver", FAIL, "not loaded", "modprobe nvidia"),

@@ -28,6 +28,10 @@ def rights(capabilities: int):
     return file("/proc/self/status", f"Name:\tpython3\nCapPrm:\t{-1 % 2**41:016x}\nCapEff:\t{capabilities:016x}\n")
 
 
+def shm(total: int):
+    return answer("filesystem", "/dev/shm", value={"total": total, "free": 0})
+
+
 def product(name: str):
     return file("/sys/class/dmi/id/product_name", f"{name}\n")
 
@@ -76,6 +80,10 @@ def test_kernel(release, status):
         ("container", [file("/run/.containerenv", 'engine="podman-4.9"\n'), *NODES], [OK], "Podman"),
         ("container", [answer("container", value="lxc"), *NODES], [OK], "lxc"),
         ("container", [file("/proc/1/cgroup", "0::/kubepods.slice/kubepods-pod1.slice\n"), *NODES], [OK], "Kubernetes"),
+        ("shared-memory", [], [OK], "64423 MiB"),
+        ("shared-memory", [shm(64 << 20)], [WARN], "--shm-size"),
+        ("shared-memory", [shm((64 << 20) + 1)], [OK], "64 MiB"),
+        ("shared-memory", [answer("filesystem", "/dev/shm", value={"total": "much"})], [SKIP], "unknown"),
         ("virtual-machine", [], [OK], "no virtual machine"),
         ("virtual-machine", [answer("hypervisor", value=True), product("p5.48xlarge")], [WARN], "p5.48xlarge"),
         ("virtual-machine", [file("/sys/hypervisor/type", "xen\n")], [WARN], "bare metal"),

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from doctor_rig import READY, changed, file, folder, found, report, statuses, without
+from doctor_rig import READY, changed, command, file, folder, found, report, statuses, without
 from gpunetio.doctor import Machine, Status, Trouble, Use, Wanted
 from gpunetio.doctor.checks_port import HINTS
 from gpunetio.doctor.finding import Readiness, Verdict
@@ -17,8 +17,33 @@ DOWN = [file(f"{PORT}/state", "1: DOWN"), file(f"{PORT}/phys_state", "3: Disable
 INFINIBAND = file(f"{PORT}/link_layer", "InfiniBand")
 NONE = ":".join(["0000"] * 8)
 V4 = ["2", "3"]  # indices of IPv4-mapped GIDs of the ready machine
+ETHTOOL = READY.recorded[Kind.COMMAND, ("ethtool", "-S", "ens6f0")].text
+
+
+def ethtool(old: str, new: str):
+    """A counter of ens6f0 has another value."""
+    assert old in ETHTOOL
+    return command("ethtool -S ens6f0", ETHTOOL.replace(old, new))
+
+
 # cause: what is changed, which check tells, how, and words of its summary and cure
 CAUSES = {
+    "packets were dropped": (
+        [ethtool("rx_discards_phy: 0", "rx_discards_phy: 12")],
+        "interface-counters", WARN, "not 0: rx_discards_phy", "watch -d 'ethtool -S ens6f0'",
+    ),
+    "the switch pauses": (
+        [ethtool("rx_prio3_pause: 0", "rx_prio3_pause: 900")],
+        "interface-counters", WARN, "not 0: rx_prio3_pause", "watch -d 'ethtool -S ens6f0'",
+    ),
+    "no ethtool": (
+        [without(Kind.COMMAND, "ethtool", "-S", "ens6f0")],
+        "interface-counters", SKIP, "ethtool tells none of ens6f0", "",
+    ),
+    "another driver's counters": (
+        [command("ethtool -S ens6f0", "NIC statistics:\n     rx_queue_0_packets: 12\n")],
+        "interface-counters", SKIP, "ethtool tells none", "",
+    ),
     "interface is down": (
         [*DOWN, file(f"{NET}/flags", "0x1002")], "port-state", FAIL, "port 1 is DOWN", "sudo ip link set ens6f0 up",
     ),

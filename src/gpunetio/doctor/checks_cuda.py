@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from .checks_gpu import CUDA_13_DRIVER, each_gpu
@@ -145,6 +146,47 @@ def gpu_direct_rdma(machine: Machine, gpu: Gpu) -> Finding:
 
 
 @check(
+    "gpu-host-register", "Registration of other memory",
+    why="A kernel sees the NIC's doorbell page, and rings in host memory, only after CUDA has registered them.",
+    cure="nothing to set: memory is allocated by CUDA instead, and the CPU proxy rings (--nic-handler 1)",
+    source=f"{_ATTRIBUTES} HOST_REGISTER_SUPPORTED", uses=HARDWARE,
+)  # fmt: skip
+@each_gpu
+def gpu_host_register(machine: Machine, gpu: Gpu) -> Finding:
+    """The attribute, beside that of flushing writes."""
+    supported, read = attribute(machine, gpu, "host_register_supported")
+    flush, read_flush = attribute(machine, gpu, "gpu_direct_rdma_flush_writes_options")
+    if supported is None:
+        return skip("libcuda does not tell", read)
+    return (ok if supported else warn)("supported" if supported else "not supported", read,
+                                       *([read_flush] if flush is not None else []))  # fmt: skip
+
+
+_TOOLKIT = "/usr/local/cuda/version.json"
+
+
+@check(
+    "cuda-toolkit", "CUDA toolkit",
+    why="Programs in C++ are compiled by it: CUDA 12.6 or later, 13.0 for what uses the SDK's static device library.",
+    cure="sudo apt install cuda-toolkit-13-0; export PATH=/usr/local/cuda/bin:$PATH",
+    source=_CUDA, uses=HARDWARE,
+)  # fmt: skip
+def cuda_toolkit(machine: Machine) -> Iterator[Finding]:
+    """That in its usual place; kernels in Python need none."""
+    reading = machine.host.read(_TOOLKIT)
+    found = re.search(r'"cuda"\s*:\s*\{[^{}]*"version"\s*:\s*"(\d{1,4})\.(\d{1,4})', reading.text)
+    if not machine.gpus or not found:
+        yield skip("none in /usr/local/cuda; only programs in C++ need it" if machine.gpus else "no GPU", reading)
+        return
+    version = (int(found[1]), int(found[2]))
+    text, read = f"CUDA {version[0]}.{version[1]}", evidence(reading, ".".join(map(str, version)))
+    if version < (12, 6):
+        yield warn(f"{text} is older than 12.6", read)
+    else:
+        yield ok(text if version >= (13, 0) else f"{text}; the static device library needs 13.0", read)
+
+
+@check(
     "module-loading", "Loading of kernels",
     why="With lazy loading the first launch of a kernel waits for running ones, and those that serve queues run on.",
     cure="export CUDA_MODULE_LOADING=EAGER",
@@ -192,5 +234,6 @@ def visible_devices(machine: Machine, gpu: Gpu) -> Finding:
 
 
 CHECKS = (
-    cuda_version, gpu_compute, gpu_exec_timeout, gpu_integrated, gpu_direct_rdma, module_loading, visible_devices,
+    cuda_version, cuda_toolkit, gpu_compute, gpu_exec_timeout, gpu_integrated, gpu_direct_rdma, gpu_host_register,
+    module_loading, visible_devices,
 )  # fmt: skip

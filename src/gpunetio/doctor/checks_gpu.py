@@ -151,8 +151,35 @@ def gpu_mig(machine: Machine, gpu: Gpu) -> Finding:
     return skip("nvidia-smi does not tell", read)
 
 
+# What slows clocks down though there is work, in `nvidia-smi -q`; older drivers say "Throttle" for "Event".
+_SLOWED = ("HW Slowdown", "HW Thermal Slowdown", "HW Power Brake Slowdown", "SW Thermal Slowdown")
+
+
+@check(
+    "gpu-clocks", "Clocks",
+    why="A GPU that is too hot or lacks power runs at a part of its speed, and latencies double.",
+    cure="look at fans, air flow and power cables: nvidia-smi -i <GPU> -q -d TEMPERATURE,POWER,PERFORMANCE",
+    source="man nvidia-smi: Clocks Event Reasons", uses=HARDWARE,
+)  # fmt: skip
+@each_gpu
+def gpu_clocks(machine: Machine, gpu: Gpu) -> Finding:
+    """Whether something slows them down now. At rest they are low, which is as it should be."""
+    reasons = {
+        name: smi(gpu, f"Clocks {kind} Reasons/{name}") for name in _SLOWED for kind in ("Event", "Throttle")
+        if smi(gpu, f"Clocks {kind} Reasons/{name}")[0]
+    }  # fmt: skip
+    slowed = {name: read for name, (value, read) in reasons.items() if value == "Active"}
+    (now, read_now), (most, read_most) = smi(gpu, "Clocks/SM"), smi(gpu, "Max Clocks/SM")
+    if slowed:
+        return warn(f"slowed down: {', '.join(slowed)}", *slowed.values(), cure=_for(gpu, gpu_clocks.cure))
+    if not reasons:
+        return skip("nvidia-smi does not tell", smi(gpu, f"Clocks Event Reasons/{_SLOWED[0]}")[1])
+    read = [read for _, read in reasons.values()]
+    return ok(f"SM at {now} of {most}" if now and most else "nothing slows them down", *read, read_now, read_most)
+
+
 def _for(gpu: Gpu, cure: str) -> str:
     return cure.replace("<GPU>", gpu.address)
 
 
-CHECKS = (gpu_present, gpu_driver, gpu_driver_open, gpu_persistence, gpu_mig)
+CHECKS = (gpu_present, gpu_driver, gpu_driver_open, gpu_persistence, gpu_mig, gpu_clocks)

@@ -217,6 +217,26 @@ def hugepages(machine: Machine) -> Iterator[Finding]:
     yield ok(f"{total} huge pages of {size} kB, {free} of them free", evidence(reading, f"HugePages_Total: {total}"))
 
 
+_CONTAINERS = 64 << 20  # bytes of /dev/shm in a container that was given no other size
+
+
+@check(
+    "shared-memory", "/dev/shm",
+    why="MPI and NCCL, which start and join programs beside gpunetio, meet there, and a container has 64 MiB.",
+    cure="docker run --shm-size=1g …, or: sudo mount -o remount,size=1g /dev/shm",
+    source="shm_overview(7); docker run reference: --shm-size", uses=HARDWARE,
+)  # fmt: skip
+def shared_memory(machine: Machine) -> Iterator[Finding]:
+    """Its size."""
+    reading = machine.host.ask("filesystem", "/dev/shm")
+    total = reading.value.get("total") if isinstance(reading.value, dict) else None
+    if not isinstance(total, int) or not 0 <= total < 1 << 63:
+        yield skip("its size is unknown", reading)
+    else:
+        say = warn if total <= _CONTAINERS else ok
+        yield say(f"{total >> 20} MiB", evidence(reading, f"{total} bytes"))
+
+
 @check(
     "cpu-governor", "Processor frequency",
     why="A processor that slows down when idle adds microseconds to what a CPU proxy or a software NIC does.",
@@ -234,4 +254,4 @@ def cpu_governor(machine: Machine) -> Iterator[Finding]:
         yield skip("the kernel does not scale frequencies here", reading)
 
 
-CHECKS = (kernel, root, memlock, capabilities, container, virtual_machine, hugepages, cpu_governor)
+CHECKS = (kernel, root, memlock, capabilities, container, virtual_machine, hugepages, shared_memory, cpu_governor)

@@ -188,4 +188,49 @@ def counters(machine: Machine, nic: Nic) -> Iterator[Finding]:
         yield warn(f"not 0: {', '.join(names[:2])}{more}", *shown, cure=cure)
 
 
-CHECKS = (port_state, gid, mtu, counters)
+# Of `ethtool -S`: kernel Documentation/networking/device_drivers/ethernet/mellanox/mlx5/counters.rst.
+INTERFACE_HINTS = {
+    r"rx_discards_phy":          "the card had no room for packets: PCIe or memory is too slow, or no flow control",
+    r"tx_discards_phy":          "packets were thrown away unsent: the link is down or paused",
+    r"rx_out_of_buffer":         "a receive queue had no buffer left",
+    r"rx_steer_missed_packets":  "packets came for which there was no steering rule",
+    r"rx_crc_errors_phy":        "packets came damaged: cable or transceiver",
+    r"link_down_events_phy":     "the link went down: cable, or the other end restarted",
+    r"rx_prio\d_pause":          "the switch told the card to pause: congestion behind it",
+    r"tx_prio\d_pause":          "the card told the switch to pause: PCIe or memory is too slow",
+}  # fmt: skip
+_COUNTER = re.compile(r"^\s*(\w{1,60}): (\d{1,20})$", re.MULTILINE)
+
+
+@check(
+    "interface-counters", "Counters of the network interface",
+    why="What the card drops or is told to hold back never reaches a queue, so that only these counters tell of it.",
+    cure="watch -d 'ethtool -S <interface>' while it runs: what was counted stays counted",
+    source="Linux Documentation/networking/device_drivers/ethernet/mellanox/mlx5/counters.rst", uses=_NETWORK,
+)  # fmt: skip
+@each_nic
+def interface_counters(machine: Machine, nic: Nic) -> Iterator[Finding]:
+    """Those of `ethtool -S` that are not 0, and what each hints at."""
+    if not nic.interfaces:
+        yield skip("it has no network interface")
+        return
+    told = machine.host.run("ethtool", "-S", nic.interfaces[0])
+    hints = {
+        name: (value, hint)
+        for name, value in _COUNTER.findall(told.text)
+        for pattern, hint in INTERFACE_HINTS.items()
+        if re.fullmatch(pattern, name)
+    }
+    wrong = [f"{name}: {value} ({hint})" for name, (value, hint) in hints.items() if int(value)]
+    if not hints:
+        yield skip(f"ethtool tells none of {nic.interfaces[0]}", told)
+    elif wrong:
+        names = [one.partition(":")[0] for one in wrong]
+        more = f", and {len(names) - 2} more" if len(names) > 2 else ""
+        cure = f"watch -d 'ethtool -S {nic.interfaces[0]}' while it runs: what was counted stays counted"
+        yield warn(f"not 0: {', '.join(names[:2])}{more}", *(evidence(told, one) for one in wrong), cure=cure)
+    else:
+        yield ok(f"all {len(hints)} are 0", evidence(told, "0"))
+
+
+CHECKS = (port_state, gid, mtu, counters, interface_counters)
