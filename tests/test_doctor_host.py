@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from doctor_rig import answer, file, folder, found, report, without
+from doctor_rig import answer, file, folder, found, link, report, without
 from gpunetio.doctor import LiveHost, Status, Trouble, Use
 from gpunetio.doctor.finding import Readiness
 from gpunetio.doctor.host import Kind
@@ -17,7 +17,7 @@ USER = answer("user", value={"uid": 1000, "gid": 1000})
 OVERRIDE = file("/proc/driver/nvidia/params", 'RmMsg: ""\nRegistryDwords: "PeerMappingOverride=1;"\n')
 NO_OVERRIDE = file("/proc/driver/nvidia/params", 'RmMsg: ""\nRegistryDwords: ""\n')
 DOCKER = file("/.dockerenv", "")
-NODES = (folder("/dev", "nvidia0", "nvidiactl", "null"), folder("/dev/infiniband", "rdma_cm", "uverbs0", "uverbs1"))
+NODES = (link("/dev/nvidiactl", "/dev/nvidiactl"), folder("/dev/infiniband", "rdma_cm", "uverbs0", "uverbs1"))
 
 
 def limit(soft: int):
@@ -75,7 +75,7 @@ def test_kernel(release, status):
         ("capabilities", [file("/proc/self/status", "CapEff:\tall\n")], [SKIP], "unknown"),
         ("container", [], [OK], "not in"),
         ("container", [DOCKER, *NODES], [OK], "Docker"),
-        ("container", [DOCKER, *NODES, folder("/dev", "null")], [WARN], "/dev/nvidiactl"),
+        ("container", [DOCKER, *NODES, without(Kind.LINK, "/dev/nvidiactl")], [WARN], "/dev/nvidiactl"),
         ("container", [DOCKER, NODES[0], folder("/dev/infiniband", "rdma_cm")], [WARN], "--device=/dev/infiniband"),
         ("container", [file("/run/.containerenv", 'engine="podman-4.9"\n'), *NODES], [OK], "Podman"),
         ("container", [answer("container", value="lxc"), *NODES], [OK], "lxc"),

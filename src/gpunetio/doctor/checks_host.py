@@ -145,9 +145,9 @@ def container(machine: Machine) -> Iterator[Finding]:
     if not kind:
         yield ok("not in a container", told)
         return
-    dev, verbs = host.names("/dev"), host.names("/dev/infiniband")
+    verbs = host.names("/dev/infiniband")
     missing = []
-    if machine.all_gpus and "nvidiactl" not in dev.names:
+    if machine.all_gpus and host.follow("/dev/nvidiactl").trouble is Trouble.ABSENT:
         missing.append("/dev/nvidiactl")
     if machine.all_nics and not any(name.startswith("uverbs") for name in verbs.names):
         missing.append("/dev/infiniband/uverbs*")
