@@ -160,23 +160,29 @@ class Report:
     cards: tuple[str, ...] = ()  # RDMA cards
 
     def ready(self, use: Use) -> Verdict:
-        """A machine is ready when nothing is wrong with it and with some pair of a GPU and a NIC."""
+        """A machine is ready when nothing is wrong with it and with some pair of a GPU and a NIC.
+
+        If not, `why` names what is wrong with the pair that has the least wrong with it.
+        """
         about = [f for f in self.findings if f.uses and use in f.uses]
         fails = [f for f in about if f.status is Status.FAIL]
-        hindered = [f for f in fails if not f.subject]
-        good = [pair for pair in self.pairs if not any(_concerns(f, pair) for f in fails)]
-        needs_pair = use is not Use.SOFTWARE
-        if hindered or (needs_pair and not good):
-            wrong = hindered or fails
-            names = dict.fromkeys(f"{f.check.id} ({f.subject})" if f.subject else f.check.id for f in wrong)
-            return Verdict(Readiness.NOT_READY, ", ".join(names))
         unknown = [f for f in about if f.status is Status.SKIP and f.check.essential]
-        unknown = [f for f in unknown if not f.subject or not needs_pair or _concerns(f, good[0])]
-        if unknown:
-            return Verdict(Readiness.UNKNOWN, ", ".join(dict.fromkeys(f.check.id for f in unknown)))
-        return Verdict(Readiness.READY, " with ".join(good[0]) if needs_pair else "")
+        pairs = [("", "")] if use is Use.SOFTWARE else self.pairs
+        best = min(pairs, key=lambda pair: (len(_about(fails, pair)), len(_about(unknown, pair))), default=None)
+        if wrong := _about(fails, best):
+            return Verdict(Readiness.NOT_READY, _names(wrong))
+        if open_questions := _about(unknown, best):
+            return Verdict(Readiness.UNKNOWN, _names(open_questions))
+        if best is None:
+            return Verdict(Readiness.NOT_READY, "no pair of a GPU and a NIC")
+        return Verdict(Readiness.READY, " with ".join(best) if any(best) else "")
 
 
-def _concerns(finding: Finding, pair: tuple[str, str]) -> bool:
-    gpu, nic = pair
-    return finding.gpu in ("", gpu) and finding.nic in ("", nic)
+def _about(findings: list[Finding], pair: tuple[str, str] | None) -> list[Finding]:
+    """Those that concern a pair, or all when there is none."""
+    return [f for f in findings if pair is None or (f.gpu in ("", pair[0]) and f.nic in ("", pair[1]))]
+
+
+def _names(findings: list[Finding]) -> str:
+    names = (f"{f.check.id} ({f.subject})" if f.subject else f.check.id for f in findings)
+    return ", ".join(dict.fromkeys(names))

@@ -1,0 +1,68 @@
+"""When a machine is ready for a use, and what is said when it is not."""
+
+import pytest
+
+from gpunetio.doctor import Check, Finding, Readiness, Report, Status, Use
+from gpunetio.doctor.finding import EVERY_USE, HARDWARE, Verdict
+
+READY, NOT_READY, UNKNOWN = Readiness.READY, Readiness.NOT_READY, Readiness.UNKNOWN
+OK, WARN, FAIL, SKIP = Status
+PAIRS = (("GPU0", "mlx5_0"), ("GPU0", "mlx5_1"), ("GPU1", "mlx5_0"), ("GPU1", "mlx5_1"))
+
+
+def finding(status, check="one", gpu="", nic="", uses=EVERY_USE, essential=False):
+    made = Check(check, "area", "title", "why", "cure", "source", uses, False, essential, lambda machine: iter(()))
+    return Finding(status, "summary", gpu=gpu, nic=nic).of(made)
+
+
+def verdict(*findings, use=Use.VERBS, pairs=PAIRS):
+    return Report(findings, pairs).ready(use)
+
+
+@pytest.mark.parametrize(
+    ("findings", "expected"),
+    [
+        ([], Verdict(READY, "GPU0 with mlx5_0")),
+        ([finding(WARN), finding(SKIP), finding(OK)], Verdict(READY, "GPU0 with mlx5_0")),
+        ([finding(FAIL)], Verdict(NOT_READY, "one")),
+        ([finding(FAIL, gpu="GPU0")], Verdict(READY, "GPU1 with mlx5_0")),
+        ([finding(FAIL, nic="mlx5_0")], Verdict(READY, "GPU0 with mlx5_1")),
+        ([finding(FAIL, gpu="GPU0", nic="mlx5_0")], Verdict(READY, "GPU0 with mlx5_1")),
+        ([finding(FAIL, gpu="GPU0"), finding(FAIL, gpu="GPU1")], Verdict(NOT_READY, "one (GPU0)")),
+        ([finding(FAIL, "a", gpu="GPU0"), finding(FAIL, "b", gpu="GPU1"), finding(FAIL, "c", nic="mlx5_0")],
+            Verdict(NOT_READY, "a (GPU0)")),
+        ([finding(FAIL, "a"), finding(FAIL, "b", nic="mlx5_0")], Verdict(NOT_READY, "a")),
+        ([finding(FAIL, uses=frozenset({Use.ETHERNET}))], Verdict(READY, "GPU0 with mlx5_0")),
+        ([finding(SKIP, essential=True)], Verdict(UNKNOWN, "one")),
+        ([finding(SKIP, essential=True, nic="mlx5_0")], Verdict(READY, "GPU0 with mlx5_1")),
+        ([finding(SKIP, essential=True, nic=nic) for nic in ("mlx5_0", "mlx5_1")], Verdict(UNKNOWN, "one (mlx5_0)")),
+        ([finding(SKIP, "a", essential=True), finding(FAIL, "b")], Verdict(NOT_READY, "b")),
+        ([finding(FAIL, "a", nic="mlx5_0"), finding(SKIP, "b", essential=True, nic="mlx5_1")],
+            Verdict(UNKNOWN, "b (mlx5_1)")),
+    ],
+)  # fmt: skip
+def test_pairs(findings, expected):
+    assert verdict(*findings) == expected
+
+
+def test_no_pair():
+    missing = finding(FAIL, "gpu-present", uses=HARDWARE)
+    assert verdict(missing, pairs=()) == Verdict(NOT_READY, "gpu-present")
+    assert verdict(missing, pairs=(), use=Use.SOFTWARE) == Verdict(READY, "")
+    assert verdict(finding(SKIP, "gpu-present", essential=True), pairs=()) == Verdict(UNKNOWN, "gpu-present")
+    assert verdict(pairs=()) == Verdict(NOT_READY, "no pair of a GPU and a NIC")
+
+
+def test_the_software_nic_takes_no_pair():
+    for one in (finding(FAIL, gpu="GPU0"), finding(FAIL, nic="mlx5_0"), finding(FAIL, uses=HARDWARE)):
+        assert verdict(one, use=Use.SOFTWARE) == Verdict(READY, "")
+    assert verdict(finding(FAIL), use=Use.SOFTWARE) == Verdict(NOT_READY, "one")
+    assert verdict(finding(SKIP, essential=True), use=Use.SOFTWARE) == Verdict(UNKNOWN, "one")
+
+
+def test_texts_of_a_finding():
+    """Those of its check, where something is wrong and it has none of its own."""
+    assert finding(FAIL).cure == "cure"
+    assert finding(OK).cure == ""
+    own = Finding(FAIL, "summary", cure="own", reboot=True).of(finding(OK).check)
+    assert (own.cure, own.reboot, own.uses) == ("own", True, EVERY_USE)
