@@ -10,8 +10,11 @@ OK, WARN, FAIL, SKIP = Status
 PAIRS = (("GPU0", "mlx5_0"), ("GPU0", "mlx5_1"), ("GPU1", "mlx5_0"), ("GPU1", "mlx5_1"))
 
 
-def finding(status, check="one", gpu="", nic="", uses=EVERY_USE, essential=False):
-    made = Check(check, "area", "title", "why", "cure", "source", uses, False, essential, lambda machine: iter(()))
+def finding(status, check="one", gpu="", nic="", uses=EVERY_USE, essential=False, settles=""):
+    made = Check(
+        check, "area", "title", "why", "cure", "source", uses, False, essential, frozenset(settles.split()),
+        lambda machine: iter(()),
+    )  # fmt: skip
     return Finding(status, "summary", gpu=gpu, nic=nic).of(made)
 
 
@@ -43,6 +46,24 @@ def verdict(*findings, use=Use.VERBS, pairs=PAIRS):
 )  # fmt: skip
 def test_pairs(findings, expected):
     assert verdict(*findings) == expected
+
+
+GUESS = [finding(FAIL, "guess", gpu=gpu) for gpu in ("GPU0", "GPU1")]
+
+
+@pytest.mark.parametrize(
+    ("probe", "expected"),
+    [
+        (finding(OK, "probe", "GPU0", "mlx5_0", settles="guess"), Verdict(READY, "GPU0 with mlx5_0")),
+        (finding(OK, "probe", "GPU1", "mlx5_1", settles="guess"), Verdict(READY, "GPU1 with mlx5_1")),
+        (finding(FAIL, "probe", "GPU0", "mlx5_0", settles="guess"), Verdict(NOT_READY, "probe (GPU0 mlx5_0)")),
+        (finding(SKIP, "probe", "GPU0", "mlx5_0", settles="guess"), Verdict(NOT_READY, "guess (GPU0)")),
+        (finding(WARN, "probe", "GPU0", "mlx5_0", settles="guess"), Verdict(NOT_READY, "guess (GPU0)")),
+        (finding(OK, "probe", "GPU0", "mlx5_0", settles="other"), Verdict(NOT_READY, "guess (GPU0)")),
+    ],
+)
+def test_probes_settle_what_files_hint_at(probe, expected):
+    assert verdict(*GUESS, probe) == expected
 
 
 def test_no_pair():

@@ -1,7 +1,10 @@
 """Recordings of machines: a replay is the machine, files that are none are refused, and identities can be masked."""
 
 import json
+import os
+import signal
 import string
+import time
 from pathlib import Path
 
 import pytest
@@ -9,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from doctor_rig import READY, answer, changed, command, file, folder, link, without
-from gpunetio.doctor import LiveHost, ReplayHost, Trouble, Wanted, examine, load, record, save
+from gpunetio.doctor import LiveHost, ReplayHost, Trouble, Wanted, examine, live, load, record, save
 from gpunetio.doctor.host import Kind, Reading
 from gpunetio.doctor.redact import redact
 from gpunetio.errors import InvalidValueError
@@ -123,6 +126,39 @@ def test_commands(line, trouble, output, error):
     assert (reading.trouble, reading.text, reading.error) == (trouble, output, error)
 
 
+def test_what_a_command_leaves_running_is_not_waited_for():
+    started = time.monotonic()
+    reading = LiveHost().run("sh", "-c", "sleep 60 & echo $!")
+    os.kill(int(reading.text), signal.SIGKILL)
+    assert time.monotonic() - started < live.DEADLINE
+
+
+def test_a_command_is_stopped_with_all_it_started(monkeypatch):
+    monkeypatch.setattr(live, "DEADLINE", 0.5)
+    reading = LiveHost().run("sh", "-c", "sleep 60 & echo $!; wait")
+    assert (reading.trouble, reading.error) == (Trouble.TIMEOUT, "no answer within 0.5 s")
+    for _ in range(100):  # the orphan is reaped by whoever adopts it
+        state = Path(f"/proc/{reading.text}/stat")
+        if not state.exists() or state.read_text().split()[2] == "Z":
+            return
+        time.sleep(0.05)
+    pytest.fail("it still runs")
+
+
+def test_commands_of_the_current_folder_are_not_run(tmp_path, monkeypatch):
+    (tmp_path / "intruder").write_text("#!/bin/sh\necho in\n")
+    (tmp_path / "intruder").chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    for path in ("", None):
+        monkeypatch.setenv("PATH", path) if path is not None else monkeypatch.delenv("PATH")
+        assert LiveHost().run("intruder").trouble is Trouble.ABSENT
+
+
+def test_a_pipe_in_the_place_of_a_file(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    assert "no ordinary file" in LiveHost().read(str(tmp_path / "pipe")).error
+
+
 def test_a_command_that_hangs(monkeypatch):
     monkeypatch.setattr("gpunetio.doctor.live.DEADLINE", 0.2)
     reading = LiveHost().run("sleep", "60")
@@ -142,29 +178,37 @@ def test_things_are_read_once(tmp_path):
 
 SECRETS = {
     "GPU UUID : GPU-3d4c1c8e-aaaa-4bcd-9e55-0123456789ab": "00000000-0000-0000-0000-000000000001",
+    "pod_3d4c1c8e_aaaa_4bcd_9e55_0123456789ab": "pod_00000000-0000-0000-0000-000000000001",
+    "/docker/" + 4 * "0123456789abcdef": "/docker/" + "1".zfill(64),
     "Serial Number : 1564720004631": "Serial Number : 0000000000001",
     "Serial Number                         : 1564720004631": "Serial Number                         : 0000000000001",
-    "link/ether 94:6d:ae:12:34:56 brd": "link/ether 00:00:5e:00:53:01 brd",
+    "GPU PDI      : 0x1a2b3c4d5e6f7a8b": "GPU PDI      : 0x0000000000000001",
+    "Processes\n    Name   : /opt/secret/train.py": "Processes\n    Name   : process 1",
+    "link/ether 94:6d:ae:12:34:56 brd": "link/ether 02:00:00:00:00:01 brd",
     "946d:ae03:0012:3456": "0200:5eff:fe00:0001",
     "fe80:0000:0000:0000:966d:aeff:fe12:3456": "fe80:0000:0000:0000:0200:5eff:fe00:0001",
-    "0000:0000:0000:0000:0000:ffff:0a0a:1401": "0000:0000:0000:0000:0000:ffff:c000:0201",
+    "fe80::966d:aeff:fe12:3456": "fe80::200:5eff:fe00:1",
+    "0000:0000:0000:0000:0000:ffff:0a0a:1401": "0000:0000:0000:0000:0000:ffff:c612:0001",
     "2a02:1234:5678:0001:966d:aeff:fe12:3456": "2001:0db8:0000:0000:0200:5eff:fe00:0001",
-    "enx946dae123456": "enx00005e005301",
-    "10.1.2.3/24": "192.0.2.1/24",
+    "enx946dae123456": "enx020000000001",
+    "10.1.2.3/24": "198.18.0.1/24",
     "/home/alice/lib:/home/bob": "/home/user1/lib:/home/user2",
     "node17 login": "host login",
-    "94-6d-ae-ff-fe-12-34-56": "00-00-00-00-00-00-00-01",
+    "root@node17": "root@host",
+    "node17.rack.example.com:22": "host:22",
+    "94-6d-ae-ff-fe-12-34-56": "02-00-00-ff-fe-00-00-01",
 }
 KEPT = [
     "0000:ca:00.0", "00000000:CA:00.0", "0000:0000:0000:0000:0000:0000:0000:0000", "127.0.0.1", "580.65.06",
-    "22.39.1002", "0x15b3", "MT_0000000359", "NVIDIA A100 80GB PCIe", "N/A", "Serial Number : N/A", "node170",
+    "22.39.1002", "0x15b3", "MT_0000000359", "NVIDIA A100 80GB PCIe", "N/A", "Serial Number : N/A", "node170", "::1",
+    "MLNX_OFED_LINUX-5.8-1.0.1.1:", "0x00000f0000000000 0x00000f1fffffffff 0x000000000014220c", "Product Name : X",
 ]  # fmt: skip
-NAMED = answer("system", value={"nodename": "node17"})
+NAMED = answer("system", value={"nodename": "node17.example.com"})
 
 
 @pytest.mark.parametrize(("secret", "masked"), SECRETS.items())
 def test_identities_are_masked(secret, masked):
-    _, one, other = redact([NAMED, file("/a", secret), command("b", f"x {secret} y")])
+    _, one, other = redact([NAMED, file("/a", secret), command("b", f"x {secret}\n y")])
     assert masked in one.text
     assert masked in other.text
 
@@ -175,10 +219,13 @@ def test_what_identifies_nobody_is_kept(text):
 
 
 def test_the_same_stays_the_same():
-    macs = [f"94:6d:ae:00:00:{n:02x}" for n in (1, 2, 1, 3)]
-    texts = [one.text for one in redact([file(f"/{i}", mac) for i, mac in enumerate(macs)])]
-    assert texts[0] == texts[2]
-    assert len(set(texts)) == 3
+    numbers = [1, 2, 1, *range(3, 1000)]
+    shapes = "94:6d:ae:00:{0:02x}:{1:02x}", "10.1.{0}.{1}", "946d:ae00:0000:{0:02x}{1:02x}", "enx946dae00{0:02x}{1:02x}"
+    for identity in shapes:
+        here = [file(f"/{i}", identity.format(*divmod(number, 256))) for i, number in enumerate(numbers)]
+        texts = [one.text for one in redact(here)]
+        assert texts[0] == texts[2]
+        assert len(set(texts)) == len(numbers) - 1
 
 
 def test_kernel_options():
@@ -189,8 +236,42 @@ def test_kernel_options():
 
 def test_keys_are_masked_too():
     (masked,) = redact([link("/sys/class/net/enx946dae123456", "/sys/devices/x/enx946dae123456")])
-    assert masked == link("/sys/class/net/enx00005e005301", "/sys/devices/x/enx00005e005301")
+    assert masked == link("/sys/class/net/enx020000000001", "/sys/devices/x/enx020000000001")
 
+
+@pytest.mark.parametrize("name", ["nvidia", "sys", "mlx5_0", "x"])
+def test_a_host_that_is_called_like_a_part_of_the_system(name):
+    here = [answer("system", value={"nodename": name}), link("/sys/bus/pci/drivers/nvidia", "/sys/module/nvidia"),
+            folder("/sys/class/infiniband", "mlx5_0"), file("/proc/modules", f"{name} 1 0"),
+            file("/sys/class/infiniband/mlx5_0/fw_ver", "22.39.1002")]  # fmt: skip
+    assert redact(here) == here
+
+
+def test_host_names_stay_in_paths():
+    """A replay would not find them again; paths that are asked for have none."""
+    here = [NAMED, folder("/sys/node17", "node17"), link("/sys/x", "/sys/node17")]
+    assert redact(here)[1:] == here[1:]
+
+
+def test_files_of_which_a_part_is_kept():
+    status, mounts = redact([
+        file("/proc/self/status", "Name:\tsecret\nPid:\t12\nCapEff:\t000001ffffffffff\n"),
+        file("/proc/self/mountinfo", "1 0 0:1 / /proc rw - proc proc rw\n"
+             "22 1 0:30 / / rw,relatime - overlay overlay rw,lowerdir=/var/lib/docker/secret\n"),
+    ])  # fmt: skip
+    assert status.text == "CapEff:\t000001ffffffffff"
+    assert mounts.text == "1 1 0:1 / / rw - overlay none rw"
+
+
+def test_owners():
+    who = answer("permissions", "/dev/infiniband/uverbs0", value={"owner": "alice", "group": "rdma", "mode": "660"})
+    assert redact([who])[0].value == {"owner": "someone", "group": "rdma", "mode": "660"}
+
+
+def test_bytes_that_are_no_text_are_masked_too():
+    (masked,) = redact([command("nvidia-smi -q", "Serial Number : 15647\n")])
+    (other,) = redact([Reading(Kind.COMMAND, ("nvidia-smi", "-q"), b"\xff Serial Number : 15647\n")])
+    assert other.value == b"\xff " + masked.value
 
 @given(st.lists(readings(), max_size=4))
 def test_masking_never_fails_and_is_done_once(some):
@@ -212,4 +293,6 @@ def test_a_masked_recording_tells_the_same(tmp_path):
 
 def test_the_file_of_a_recording_is_text(tmp_path):
     save([file("/a", b"\x00\xff"), file("/b", "tab\t\u00e9\n")], tmp_path / "r.json")
-    assert json.loads(Path(tmp_path / "r.json").read_text())["file"] == {"/a": {"hex": "00ff"}, "/b": "tab\té\n"}
+    assert json.loads((tmp_path / "r.json").read_bytes().decode("ascii"))["file"] == {
+        "/a": {"hex": "00ff"}, "/b": "tab\té\n",
+    }  # fmt: skip

@@ -18,7 +18,7 @@ _FOR = ("verbs", "ethernet", "dma", "software")
 
 
 @click.command()
-@click.option("--for", "use", type=click.Choice(_FOR), help="The use that decides the exit status. "
+@click.option("--for", "use", type=click.Choice(_FOR), help="Tell of this use only, and let it decide the exit status. "
               "[default: verbs where there is an RDMA card, else software]")
 @click.option("--bar1-mib", metavar="N", default=0, type=click.IntRange(0), help="MiB of GPU memory to map to the NIC.")
 @click.option("--probe", "probing", is_flag=True, help="Also try it: registrations, and messages in a loop.")
@@ -47,7 +47,7 @@ def doctor(
     if as_json:
         click.echo(json.dumps(library.as_json(report), indent=1))
     else:
-        for line in library.lines_of(report, verbose, _painted):
+        for line in library.lines_of(report, verbose, library.Use(use) if use else None, _painted):
             click.echo(line)
     raise click.exceptions.Exit(int(report.ready(_deciding(report, use)).readiness))
 

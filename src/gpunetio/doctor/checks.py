@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
-from .finding import Check, Finding, Report, skip
+from .finding import Check, Finding, Report, Use, skip
 from .host import Host
 from .machine import Machine, Wanted
 from .probes import run_probes
@@ -38,7 +39,7 @@ def all_checks() -> tuple[Check, ...]:
 
 
 def examine(host: Host, wanted: Wanted | None = None, probing: bool = False) -> Report:
-    """Run all checks, several at once; then the probes, if they are wanted.
+    """Run all checks, several at once; then, if wanted, probes of the best pair of a GPU and a NIC.
 
     InvalidValueError when the GPU or the NIC that is wanted is not there.
     """
@@ -47,10 +48,12 @@ def examine(host: Host, wanted: Wanted | None = None, probing: bool = False) -> 
     with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="doctor") as pool:
         found = pool.map(lambda one: _ask(one, machine), all_checks())
         findings = [finding for some in found for finding in some]
-    if probing:
-        findings += run_probes(machine)
     cards = tuple(nic.name for nic in machine.nics if nic.rdma and nic.pci)
-    return Report(tuple(findings), machine.pairs(), cards)
+    report = Report(tuple(findings), machine.pairs(), cards)
+    if probing:
+        gpu, nic = report.best_pair(Use.VERBS) or ("", "")
+        report = replace(report, findings=(*report.findings, *run_probes(machine, nic, gpu)))
+    return report
 
 
 def _ask(one: Check, machine: Machine) -> list[Finding]:

@@ -175,8 +175,11 @@ def cuda_toolkit(machine: Machine) -> Iterator[Finding]:
     """That in its usual place; kernels in Python need none."""
     reading = machine.host.read(_TOOLKIT)
     found = re.search(r'"cuda"\s*:\s*\{[^{}]*"version"\s*:\s*"(\d{1,4})\.(\d{1,4})', reading.text)
-    if not machine.gpus or not found:
-        yield skip("none in /usr/local/cuda; only programs in C++ need it" if machine.gpus else "no GPU", reading)
+    if not machine.gpus:
+        yield skip("no GPU")
+        return
+    if not found:
+        yield skip("none in /usr/local/cuda; only programs in C++ need it", reading)
         return
     version = (int(found[1]), int(found[2]))
     text, read = f"CUDA {version[0]}.{version[1]}", evidence(reading, ".".join(map(str, version)))

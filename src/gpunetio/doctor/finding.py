@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from .host import Kind, Reading
+from .host import Kind, Reading, Trouble
 
 if TYPE_CHECKING:
     from .machine import Machine
@@ -77,6 +77,7 @@ class Check:
     uses: frozenset[Use]
     reboot: bool  # whether the cure needs one
     essential: bool  # without an answer nobody can say whether the machine is ready
+    settles: frozenset[str]  # ids of checks that only guess at what this one finds out
     ask: Callable[[Machine], Iterator[Finding]] = field(repr=False, compare=False)
 
 
@@ -91,6 +92,7 @@ class Finding:
     nic: str = ""  # as "mlx5_0"
     cure: str = ""  # the check's own when empty and something is wrong
     reboot: bool | None = None  # the check's own when None
+    needs_root: bool = False  # root would know more
     uses: frozenset[Use] | None = None  # the check's own when None
     check: Check = field(default=None, compare=False)  # type: ignore[assignment]  # `Check`'s runner sets it
 
@@ -113,12 +115,13 @@ class Finding:
 
 def check(
     id: str, title: str, *, why: str, cure: str, source: str, uses: frozenset[Use], reboot: bool = False,
-    essential: bool = False,
+    essential: bool = False, settles: frozenset[str] = frozenset(),
 ) -> Callable[[Callable[[Machine], Iterator[Finding]]], Check]:  # fmt: skip
     """Make a check of a function that yields what it finds. Its area is what the function's module calls `AREA`."""
 
     def make(ask: Callable[[Machine], Iterator[Finding]]) -> Check:
-        return Check(id, sys.modules[ask.__module__].AREA, title, why, cure, source, uses, reboot, essential, ask)
+        area = sys.modules[ask.__module__].AREA
+        return Check(id, area, title, why, cure, source, uses, reboot, essential, settles, ask)
 
     return make
 
@@ -126,6 +129,8 @@ def check(
 def _maker(status: Status) -> Callable[..., Finding]:
     def make(summary: str, *read: Reading | Evidence, **more: Any) -> Finding:
         shown = tuple(evidence(one) if isinstance(one, Reading) else one for one in read)
+        denied = any(isinstance(one, Reading) and one.trouble is Trouble.DENIED for one in read)
+        more.setdefault("needs_root", status is Status.SKIP and denied)
         return Finding(status, summary, shown, **more)
 
     make.__doc__ = f"A finding that is {status}; `more` are fields of `Finding`."
@@ -159,28 +164,36 @@ class Report:
     pairs: tuple[tuple[str, str], ...]  # the best first
     cards: tuple[str, ...] = ()  # RDMA cards
 
+    def best_pair(self, use: Use) -> tuple[str, str] | None:
+        """The pair of a GPU and a NIC with the least wrong, of those the nearest; None when there is none."""
+        return min(self.pairs, key=lambda pair: tuple(map(len, self._against(use, pair))), default=None)
+
     def ready(self, use: Use) -> Verdict:
         """A machine is ready when nothing is wrong with it and with some pair of a GPU and a NIC.
 
         If not, `why` names what is wrong with the pair that has the least wrong with it.
         """
-        about = [f for f in self.findings if f.uses and use in f.uses]
-        fails = [f for f in about if f.status is Status.FAIL]
-        unknown = [f for f in about if f.status is Status.SKIP and f.check.essential]
-        pairs = [("", "")] if use is Use.SOFTWARE else self.pairs
-        best = min(pairs, key=lambda pair: (len(_about(fails, pair)), len(_about(unknown, pair))), default=None)
-        if wrong := _about(fails, best):
+        pair = ("", "") if use is Use.SOFTWARE else self.best_pair(use)
+        wrong, unknown = self._against(use, pair)
+        if wrong:
             return Verdict(Readiness.NOT_READY, _names(wrong))
-        if open_questions := _about(unknown, best):
-            return Verdict(Readiness.UNKNOWN, _names(open_questions))
-        if best is None:
+        if unknown:
+            return Verdict(Readiness.UNKNOWN, _names(unknown))
+        if pair is None:
             return Verdict(Readiness.NOT_READY, "no pair of a GPU and a NIC")
-        return Verdict(Readiness.READY, " with ".join(best) if any(best) else "")
+        return Verdict(Readiness.READY, " with ".join(pair) if any(pair) else "")
+
+    def _against(self, use: Use, pair: tuple[str, str] | None) -> tuple[list[Finding], list[Finding]]:
+        """What speaks against a pair, or all pairs, and what would have to be known; what probes settled is settled."""
+        about = [f for f in self.findings if f.uses and use in f.uses and _concerns(f, pair)]
+        settled = {id for f in about if f.status in (Status.OK, Status.FAIL) for id in f.check.settles}
+        about = [f for f in about if f.check.id not in settled]
+        fails = [f for f in about if f.status is Status.FAIL]
+        return fails, [f for f in about if f.status is Status.SKIP and f.check.essential]
 
 
-def _about(findings: list[Finding], pair: tuple[str, str] | None) -> list[Finding]:
-    """Those that concern a pair, or all when there is none."""
-    return [f for f in findings if pair is None or (f.gpu in ("", pair[0]) and f.nic in ("", pair[1]))]
+def _concerns(finding: Finding, pair: tuple[str, str] | None) -> bool:
+    return pair is None or (finding.gpu in ("", pair[0]) and finding.nic in ("", pair[1]))
 
 
 def _names(findings: list[Finding]) -> str:

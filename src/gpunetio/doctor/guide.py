@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from itertools import groupby
 from pathlib import Path
@@ -25,9 +26,15 @@ def _check(check: Check) -> str:
     uses = "all uses" if check.uses == EVERY_USE else ", ".join(USE_NAMES[u] for u in USE_NAMES if u in check.uses)
     reboot = " Then reboot." if check.reboot else ""
     return (
-        f"**{check.title}** (`{check.id}`; {uses})  \n{check.why}  \n"
-        f"*Cure:* {check.cure}{'' if check.cure.endswith('.') else '.'}{reboot}  \n*Source:* {check.source}."
+        f"**{_plain(check.title)}** (`{check.id}`; {uses})  \n{_plain(check.why)}  \n"
+        f"*Cure:* {_plain(check.cure)}{'' if check.cure.endswith('.') else '.'}{reboot}  \n"
+        f"*Source:* {_plain(check.source)}."
     )
+
+
+def _plain(text: str) -> str:
+    """With what Markdown would take for markup, as <GPU> and *, as it is."""
+    return re.sub(r"([<*`\\\[])", r"\\\1", text)
 
 
 def renewed(text: str) -> str:
@@ -39,4 +46,4 @@ def renewed(text: str) -> str:
 
 if __name__ == "__main__":
     for _path in map(Path, sys.argv[1:]):
-        _path.write_text(renewed(_path.read_text()))
+        _path.write_text(renewed(_path.read_text(encoding="utf-8")), encoding="utf-8")

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import subprocess
+import stat
 
+from . import process
 from .host import Host, Kind, Reading, Trouble
 from .questions import QUESTIONS
 
-LARGEST = 1 << 20  # bytes that are read of a file, and of a command's output
+LARGEST = 1 << 20  # bytes that are read of a file
 DEADLINE = 5.0  # seconds for a command
+# Without persistence mode NVIDIA's driver sets up each GPU anew, and a card's firmware answers slowly.
+DEADLINES = {"nvidia-smi": 30.0, "mlxconfig": 30.0, "mstconfig": 30.0}
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"  # lspci and setpci are in sbin, which users lack
 
 
@@ -37,8 +39,7 @@ class LiveHost(Host):
     def _fetch(self, kind: Kind, key: tuple[str, ...]) -> Reading:
         match kind:
             case Kind.FILE:
-                with open(self.root + key[0], "rb") as file:
-                    return Reading(kind, key, file.read(LARGEST))
+                return Reading(kind, key, _bytes_of(self.root + key[0]))
             case Kind.FOLDER:
                 return Reading(kind, key, sorted(os.listdir(self.root + key[0] or "/")))
             case Kind.LINK:
@@ -50,27 +51,26 @@ class LiveHost(Host):
                 return _run(key)
 
 
+def _bytes_of(path: str) -> bytes:
+    """A pipe or a device in a file's place must not hold us up."""
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(f"{path} is no ordinary file")
+        return file.read(LARGEST)
+
+
 def _refused(kind: Kind, key: tuple[str, ...], trouble: Trouble, error: Exception) -> Reading:
     said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return Reading(kind, key, None, trouble, said or type(error).__name__)
 
 
 def _run(command: tuple[str, ...]) -> Reading:
-    environment = os.environ | {"LC_ALL": "C", "PATH": f"{os.environ.get('PATH', '')}:{_PATH}"}
-    with subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
-    ) as process:
-        try:
-            out, err = process.communicate(timeout=DEADLINE)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            return Reading(Kind.COMMAND, command, None, Trouble.TIMEOUT, f"no answer within {DEADLINE:g} s")
-        except BaseException:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            raise
-    if process.returncode == 0:
-        return Reading(Kind.COMMAND, command, out[:LARGEST])
-    said = (err or out).decode(errors="replace").strip().splitlines()
-    error = f"exit status {process.returncode}" + (f": {said[-1].strip()}" if said else "")
-    return Reading(Kind.COMMAND, command, out[:LARGEST], Trouble.FAILED, error)
+    path = ":".join(filter(None, (os.environ.get("PATH"), _PATH)))
+    deadline = DEADLINES.get(command[0], DEADLINE)
+    ended = process.run(command, deadline, os.environ | {"LC_ALL": "C", "PATH": path})
+    if ended.status is None:
+        return Reading(Kind.COMMAND, command, ended.out, Trouble.TIMEOUT, f"no answer within {deadline:g} s")
+    if ended.status == 0:
+        return Reading(Kind.COMMAND, command, ended.out)
+    error = f"exit status {ended.status}" + (f": {ended.last_words}" if ended.last_words else "")
+    return Reading(Kind.COMMAND, command, ended.out, Trouble.FAILED, error)

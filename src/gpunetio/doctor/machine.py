@@ -93,14 +93,26 @@ class Machine:
         found = [self._nic(name) for name in sorted(self.host.names(INFINIBAND).names, key=topology.natural)]
         known = {nic.address for nic in found}
         cards = (d for d in self.pci.values() if d.vendor == pci.MELLANOX and d.base_class == pci.NETWORK)
-        return (*found, *(self._card(card) for card in cards if card.address not in known))
+        bonds = {bond for nic in found for bond in self._bonds(nic)}
+        others = (self._card(card) for card in cards if card.address not in known and not self._is_given_away(card))
+        return (*found, *(card for card in others if bonds.isdisjoint(self._bonds(card))))
+
+    def _bonds(self, nic: Nic) -> set[str]:
+        """Bonds that its interfaces are in: the RDMA device of one port stands for all ports of a bond."""
+        folder = "/sys/class/net"
+        return {self.host.follow(f"{folder}/{name}/master").text for name in nic.interfaces} - {""}
+
+    def _is_given_away(self, card: PciDevice) -> bool:
+        """Whether it is a virtual function without an RDMA device: it is a guest's."""
+        return self.host.follow(f"{card.folder}/physfn").ok
 
     def _nic(self, name: str) -> Nic:
-        address = pci.address_of(self.host.follow(f"{INFINIBAND}/{name}/device").text.rpartition("/")[2])
-        interfaces = self.host.names(f"{INFINIBAND}/{name}/device/net").names
-        if not interfaces and (parent := self.host.read(f"{INFINIBAND}/{name}/parent").text):
-            interfaces = (parent,)  # of a software device: the interface below it
-        return Nic(name, address, self.pci.get(address), interfaces, rdma=True)
+        parent = self.host.read(f"{INFINIBAND}/{name}/parent").text
+        if parent:  # a software device; older kernels show the card below it as its device
+            return Nic(name, "", None, (parent,), rdma=True)
+        steps = self.host.follow(f"{INFINIBAND}/{name}/device").text.split("/")
+        address = next(filter(None, map(pci.address_of, reversed(steps))), "")  # a sub-function is below its card
+        return Nic(name, address, self.pci.get(address), self.host.names(f"{INFINIBAND}/{name}/device/net").names, True)
 
     def _card(self, card: PciDevice) -> Nic:
         return Nic(card.address, card.address, card, self.host.names(f"{card.folder}/net").names, rdma=False)
@@ -109,7 +121,7 @@ class Machine:
     def nics(self) -> tuple[Nic, ...]:
         """Those that the user asks about."""
         wanted = self.wanted.nic
-        names = {wanted, pci.address_of(wanted)}
+        names = {wanted, pci.address_of(wanted)} - {""}
         return tuple(n for n in self.all_nics if not wanted or names & {n.name, n.address, *n.interfaces})
 
     def require_wanted(self) -> None:

@@ -5,6 +5,7 @@ Before each probe it prints `{"begin": ID}`, so that whoever watches knows which
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import sys
@@ -16,6 +17,7 @@ from .. import compiler
 from . import probe_loopback, probe_memory
 from .finding import Finding
 from .probe_bench import Bench, open_device, open_gpu, tried
+from .probe_watch import MOST_SECONDS
 
 
 def _by_kernel(bench: Bench) -> Iterator[Finding]:
@@ -56,6 +58,7 @@ def _line(name: str, finding: Finding) -> dict[str, Any]:
 def main() -> None:
     """Say it all on standard output, which is ours alone: what libraries print goes where errors go."""
     device, gpu = sys.argv[1:]
+    faulthandler.dump_traceback_later(MOST_SECONDS, exit=True)  # even if nobody watches any more
     out = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 

@@ -5,7 +5,6 @@ A line `{"begin": STEP}` begins a step. All other lines that are JSON objects ar
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import select
@@ -16,9 +15,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any
 
+from .process import start, stop
+
 MOST_BYTES = 1 << 20  # of output
 MOST_SECONDS = 600.0  # for all steps
-_GRACE = 5.0  # seconds after which a process that was killed is left to the kernel: it hangs in a driver
 _SHOWN = 200  # characters of its last words
 
 
@@ -30,13 +30,13 @@ def watch(
     `deadline_of` gives the seconds for a step, and with "" those for what comes before the first.
     """
     with tempfile.TemporaryFile() as complaints:
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=complaints, env=environment
-        )
+        process = start(command, environment, stdout=subprocess.PIPE, stderr=complaints)
+        assert process.stdout is not None
         try:
             said, trouble = _listen(process, deadline_of)
         finally:
-            _stop(process)
+            stop(process)
+            process.stdout.close()
         ended = trouble or _how_it_ended(process.returncode)
         if ended and not trouble and (words := _last_words(complaints)):
             ended += f": {words}"
@@ -84,15 +84,6 @@ def _wait(process: subprocess.Popen[bytes], end: float, seconds: float) -> str:
     except subprocess.TimeoutExpired:
         return f"no end within {seconds:g} s"
     return ""
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is None:
-        process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_GRACE)
-    if process.stdout:
-        process.stdout.close()
 
 
 def _how_it_ended(status: int | None) -> str:

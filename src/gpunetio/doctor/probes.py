@@ -11,17 +11,20 @@ from typing import Any
 
 from .finding import EVERY_USE, GUIDE, HARDWARE, Check, Evidence, Finding, Status, Use, check, fail, skip
 from .machine import SOFTWARE_NIC, Machine
+from .nics import is_nvidia
 
 AREA = "Probes"
 _VERBS = frozenset({Use.VERBS, Use.SOFTWARE})
 _OF_NIC = ("probe-open", "probe-loopback-host")  # those that take no GPU
 _SOFTWARE = "soft0"
+_CLOSE = "close"  # the step after the last probe
 _HUNG = "sudo dmesg | tail: it tells if the GPU, the NIC or a driver has failed"
 
 
-def _probe(id: str, title: str, *, uses: frozenset[Use], **texts: Any) -> Check:
+def _probe(id: str, title: str, *, uses: frozenset[Use], settles: str = "", **texts: Any) -> Check:
     """Declare one; how it is done is in `probe_process.TRIALS`."""
-    return check(id, title, uses=uses, **texts)(lambda machine: _found(machine, id, uses, device_to_probe(machine)))
+    declare = check(id, title, uses=uses, settles=frozenset(settles.split()), **texts)
+    return declare(lambda machine: iter([one for one in run_probes(machine) if one.check.id == id]))
 
 
 PROBES = (
@@ -29,7 +32,7 @@ PROBES = (
         "probe-open", "The NIC opens",
         why="A device that is listed but does not open has no driver for users, or no permissions.",
         cure="gpunetio devices -l; sudo modprobe ib_uverbs; ls -l /dev/infiniband",
-        source="ibv_open_device(3)", uses=EVERY_USE,
+        source="ibv_open_device(3)", uses=EVERY_USE, essential=True, settles="uverbs nic-driver",
     ),
     _probe(
         "probe-loopback-host", "The CPU writes through the NIC",
@@ -41,7 +44,8 @@ PROBES = (
         "probe-gpu", "The GPU opens",
         why="Kernels need the CUDA driver, its Python bindings and a GPU that this process may use.",
         cure="pip install 'gpunetio[cuda]'; nvidia-smi; echo $CUDA_VISIBLE_DEVICES",
-        source="CUDA Runtime API: cudaSetDevice", uses=HARDWARE,
+        source="CUDA Runtime API: cudaSetDevice", uses=HARDWARE, essential=True,
+        settles="gpu-driver cuda-version cuda-stack visible-devices",
     ),
     _probe(
         "probe-uar", "Kernels reach the NIC's doorbell",
@@ -49,14 +53,14 @@ PROBES = (
         cure="echo 'options nvidia NVreg_RegistryDwords=\"PeerMappingOverride=1;\"' | "
              "sudo tee /etc/modprobe.d/gpunetio.conf, then a cold reboot; or run as root",
         source=f"{GUIDE}: NVIDIA driver; CUDA Runtime API: cudaHostRegister with cudaHostRegisterIoMemory",
-        uses=EVERY_USE, reboot=True,
+        uses=EVERY_USE, reboot=True, settles="peer-mapping gpu-host-register",
     ),
     _probe(
         "probe-dmabuf", "The NIC takes GPU memory for data",
         why="Messages go straight from and to GPU memory only if the NIC's driver can map that, by dmabuf or peermem.",
         cure="sudo modprobe nvidia-peermem; or Linux 6.2 and the open kernel modules of the GPU's driver",
         source=f"{GUIDE}: GPU Memory Mapping; ibv_reg_dmabuf_mr(3); CUDA Driver API: cuMemGetHandleForAddressRange",
-        uses=EVERY_USE,
+        uses=EVERY_USE, settles="gpu-memory-path gpu-direct-rdma dmabuf peermem",
     ),
     _probe(
         "probe-umem", "The NIC takes GPU memory for queues",
@@ -68,7 +72,7 @@ PROBES = (
         "probe-loopback-gpu", "A kernel writes through the NIC",
         why="This is the whole at work: a kernel's request, a doorbell, bytes in place and a completion in time.",
         cure="the first probe that failed says why; if only the kernel's own doorbell fails: NicHandler.CPU_PROXY",
-        source=f"{GUIDE}; PRM: Completion with Error Syndromes", uses=_VERBS,
+        source=f"{GUIDE}; PRM: Completion with Error Syndromes", uses=_VERBS, essential=True,
     ),
 )  # fmt: skip
 
@@ -77,19 +81,19 @@ def device_to_probe(machine: Machine) -> str:
     """The NIC that the user asks about, or else the first card, or else a software NIC."""
     if wanted := machine.wanted.nic:
         return next((nic.name for nic in machine.nics if nic.rdma), wanted)
-    return next((nic.name for nic in machine.all_nics if nic.rdma and nic.address), _SOFTWARE)
+    return next((nic.name for nic in machine.all_nics if nic.rdma and is_nvidia(nic)), _SOFTWARE)
 
 
-def run_probes(machine: Machine, device: str | None = None) -> list[Finding]:
-    """Try a device, by default `device_to_probe`, with the GPU that is nearest to it."""
+def run_probes(machine: Machine, device: str = "", gpu: str = "") -> list[Finding]:
+    """Try a device, by default `device_to_probe`, with a GPU, by default the one that is nearest to it."""
     device = device or device_to_probe(machine)
-    return [finding.of(probe) for probe in PROBES for finding in _found(machine, probe.id, probe.uses, device)]
+    gpu = gpu or next((gpu for gpu, nic in machine.pairs() if nic == device), "")
+    return [finding.of(probe) for probe in PROBES for finding in _found(machine, probe.id, probe.uses, device, gpu)]
 
 
-def _found(machine: Machine, id: str, uses: frozenset[Use], device: str) -> Iterator[Finding]:
+def _found(machine: Machine, id: str, uses: frozenset[Use], device: str, wanted: str) -> Iterator[Finding]:
     """What the process said of one probe, about whom, and for which of its uses."""
-    nearest = next((gpu for gpu, nic in machine.pairs() if nic == device), "")
-    gpu = next((gpu for gpu in machine.gpus if gpu.name == nearest or not nearest), None)
+    gpu = next((gpu for gpu in machine.gpus if gpu.name == wanted or not wanted), None)
     reading = machine.host.ask("probe", device, gpu.address if gpu else machine.wanted.gpu or "auto")
     nic, on = "", ""
     if any(each.name == device and each.rdma for each in machine.all_nics):
@@ -109,6 +113,8 @@ def _of_answer(id: str, answer: Any) -> list[Finding]:
     findings = [found for line in lines if line.get("probe") == id and (found := _of_line(line))]
     if ended and last == id:
         return [*findings, fail(f"no answer: {ended}", cure=_HUNG)]
+    if ended and last == _CLOSE and id == PROBES[0].id:
+        return [*findings, fail(f"all was closed in vain: {ended}", cure=_HUNG)]
     if findings:
         return findings
     if id in steps:

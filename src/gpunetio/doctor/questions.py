@@ -10,14 +10,15 @@ import os
 import pwd
 import resource
 import stat
-import subprocess
 import sys
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-_DEADLINE = 5.0  # seconds
+from . import process
+
+_DEADLINE = 30.0  # seconds for libcuda, which without persistence mode sets up each GPU anew
 # The engine of a software NIC, and kernels for threads, are compiled at their first use: 90 s on two busy cores.
 _COMPILING = ("probe-open", "probe-loopback-gpu")
 _FIRST_PROCESSOR = 40  # lines of /proc/cpuinfo
@@ -134,25 +135,23 @@ def verbs_library(name: str) -> dict[str, Any]:
 def cuda() -> Any:
     """What libcuda says of itself and its devices; from a process of its own, as a driver may hang."""
     program = Path(__file__).with_name("cuda_attributes.py")
-    command = [sys.executable, "-I", str(program)]
-    try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_DEADLINE, check=False)
-    except subprocess.TimeoutExpired:
-        raise OSError(f"libcuda did not answer within {_DEADLINE:g} s") from None
-    if done.returncode != 0:
-        said = done.stderr.decode(errors="replace").strip().splitlines() or ["no message"]
-        raise OSError(f"libcuda: exit status {done.returncode}: {said[-1]}")
-    return json.loads(done.stdout)
+    ended = process.run([sys.executable, "-I", str(program)], _DEADLINE)
+    if ended.status is None:
+        raise OSError(f"libcuda did not answer within {_DEADLINE:g} s")
+    if ended.status != 0:
+        raise OSError(f"libcuda: exit status {ended.status}: {ended.last_words or 'no message'}")
+    return json.loads(ended.out)
+
+
+# The current folder is not searched (-P), and where this package is found, only behind all others.
+_PROBE = "import sys; sys.path.append(sys.argv.pop(1)); from gpunetio.doctor.probe_process import main; main()"
 
 
 def probe(device: str, gpu: str) -> dict[str, Any]:
     """What `probe_process` finds when it tries a device with a GPU: see `probe_watch.watch`."""
     from .probe_watch import watch
 
-    package = Path(__file__).parents[1]
-    path = os.pathsep.join(filter(None, (str(package.parent), environment("PYTHONPATH"))))
-    command = [sys.executable, "-m", "gpunetio.doctor.probe_process", device, gpu]
-    return watch(command, _seconds_to_probe, os.environ | {"PYTHONPATH": path})
+    return watch([sys.executable, "-P", "-c", _PROBE, str(Path(__file__).parents[2]), device, gpu], _seconds_to_probe)
 
 
 def _seconds_to_probe(step: str) -> float:

@@ -45,7 +45,7 @@ def record(host: Host, wanted: Wanted, path: Path, masked: bool = False) -> None
     examine(host, wanted)
     machine = Machine(host, wanted)
     topology.matrix(machine)
-    tree.build(machine)
+    tree.build(machine, everything=True)
     readings = host.readings()
     save(redact(readings) if masked else readings, path)
 
@@ -55,7 +55,7 @@ def save(readings: list[Reading], path: Path) -> None:
     packed: dict[str, Any] = {"format": FORMAT}
     for reading in readings:
         packed.setdefault(reading.kind, {})[shlex.join(reading.key)] = _packed(reading)
-    path.write_text(json.dumps(packed, indent=1, ensure_ascii=False, sort_keys=True) + "\n")
+    path.write_text(json.dumps(packed, indent=1, sort_keys=True) + "\n", encoding="ascii")
 
 
 def load(path: Path) -> ReplayHost:

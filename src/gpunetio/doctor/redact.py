@@ -1,55 +1,87 @@
 """Recordings without what identifies a machine or its owner.
 
 The same value becomes the same substitute everywhere, of the same shape, so that a replay still finds what belongs
-together: MAC addresses (of the documentation range, RFC 7042), GUIDs and GIDs, UUIDs, IPv4 addresses (RFC 5737), host
-names, home folders, serial numbers, and values of kernel options that have nothing to do with PCI or memory.
+together: MAC addresses and GUIDs (locally administered ones), GIDs, IPv4 addresses (of RFC 2544's networks), IPv6 (of
+RFC 3849's), UUIDs, serial numbers, ids of containers, host names, home folders, names of processes and users, and the
+values of kernel options that have nothing to do with PCI or memory.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from ipaddress import AddressValueError, IPv6Address
 from typing import Any
 
 from .host import Kind, Reading
 from .pci_config import without_serial
 
-CMDLINE = "/proc/cmdline"
 _KEPT_OPTIONS = ("amd_iommu", "default_hugepagesz", "hugepages", "intel_iommu", "iommu", "nvidia", "pci")
+_KEPT_OWNERS = ("root", "rdma", "video", "render")
 _H = "[0-9a-fA-F]"
 _BYTE = r"(?:25[0-5]|2[0-4]\d|1?\d?\d)"
 _GID = re.compile(rf"(?<![\w:]){_H}{{4}}(?::{_H}{{4}}){{7}}(?![\w:])")
+_SHORT_IPV6 = re.compile(rf"(?<![\w:.])(?={_H}*:{_H}*:)[0-9a-fA-F:]*::[0-9a-fA-F:]*(?![\w:.])")
 _IPV4_MAPPED = "0000:0000:0000:0000:0000:ffff"
 _LINK_LOCAL, _DOCUMENTATION = "fe80:0000:0000:0000", "2001:0db8:0000:0000"
+
+
+def _guid(n: int) -> str:
+    return f"0200:5eff:fe{n >> 16 & 0xFF:02x}:{n & 0xFFFF:04x}"
+
+
+def _mac(n: int) -> str:
+    return f"02:00:00:00:{n >> 8 & 0xFF:02x}:{n & 0xFF:02x}"
+
+
+def _eui64(n: int) -> str:
+    return f"02-00-00-ff-fe-00-{n >> 8 & 0xFF:02x}-{n & 0xFF:02x}"
+
+
+def _ipv4(n: int) -> str:
+    return f"198.18.{n >> 8 & 0xFF}.{n & 0xFF}"
+
+
 # Kind, what it looks like (the group, if there is one), and the substitute with a number.
 _IDENTITIES: tuple[tuple[str, str, Callable[[int], str]], ...] = (
-    ("uuid",   rf"(?<!\w){_H}{{8}}(?:-{_H}{{4}}){{3}}-{_H}{{12}}(?!\w)",      "00000000-0000-0000-0000-{:012x}".format),
-    ("serial", rf"(?<![\w-]){_H}{{2}}(?:-{_H}{{2}}){{7}}(?![\w-])",           "00-00-00-00-00-00-00-{:02x}".format),
-    ("serial", r"(?i)serial(?: number)?\s*: *(?!N/A)(\S+)",                 "{:013d}".format),
-    ("guid",   rf"(?<![\w:]){_H}{{4}}(?::{_H}{{4}}){{3}}(?![\w:])",           "0200:5eff:fe00:{:04x}".format),
-    ("mac",    rf"(?<![\w:]){_H}{{2}}(?::{_H}{{2}}){{5}}(?![\w:])",           "00:00:5e:00:53:{:02x}".format),
-    ("mac",    rf"(?<=\benx){_H}{{12}}(?!\w)",                               "00005e0053{:02x}".format),
-    ("ipv4",   rf"(?<![\w.])(?!127\.|0\.)(?:{_BYTE}\.){{3}}{_BYTE}(?![\w.])", "192.0.2.{}".format),
-    ("home",   r"(?<=/home/)[^/:\s]+",                                       "user{}".format),
+    ("uuid",    rf"(?<![^\W_]){_H}{{8}}(?:[-_]{_H}{{4}}){{3}}[-_]{_H}{{12}}(?!\w)",
+     "00000000-0000-0000-0000-{:012x}".format),
+    ("id",      rf"(?<!\w){_H}{{64}}(?!\w)",                                      "{:064x}".format),
+    ("serial",  rf"(?<![\w-]){_H}{{2}}(?:-{_H}{{2}}){{7}}(?![\w-])",              _eui64),
+    ("serial",  r"(?i)serial(?: number)?\s*: *(?!N/A)(\S+)",                      "{:013d}".format),
+    ("serial",  r"(?i)(?:PDI|GUID)\s*: *(0x[0-9a-f]+)",                           "0x{:016x}".format),
+    ("process", r"(?m)^\s+Name\s*: (.+)$",                                        "process {}".format),
+    ("guid",    rf"(?<![\w:]){_H}{{4}}(?::{_H}{{4}}){{3}}(?![\w:])",              _guid),
+    ("mac",     rf"(?<![\w:]){_H}{{2}}(?::{_H}{{2}}){{5}}(?![\w:])",              _mac),
+    ("mac",     rf"(?<=\benx){_H}{{12}}(?!\w)",                                   "02000000{:04x}".format),
+    ("ipv4",    rf"(?<![\w.-])(?!127\.|0\.)(?:{_BYTE}\.){{3}}{_BYTE}(?![\w.])",   _ipv4),
+    ("home",    r"(?<=/home/)[^/:\s]+",                                           "user{}".format),
 )  # fmt: skip
 
 
 def redact(readings: list[Reading]) -> list[Reading]:
     """The same readings, with substitutes."""
-    system = next((one.value for one in readings if one.key == ("system",)), None)
-    masked = _Masked(str(system.get("nodename", "")) if isinstance(system, dict) else "")
+    masked = _Masked(_host_name(readings))
     return [
         replace(one, key=tuple(map(masked.text, one.key)), value=masked.value(one), error=masked.text(one.error))
         for one in readings
     ]
 
 
+def _host_name(readings: Iterable[Reading]) -> str:
+    """Without its domain; "" for one that is also the name of something of the system, as a driver's."""
+    system = next((one.value for one in readings if one.key == ("system",)), None)
+    name = str(system.get("nodename", "")).partition(".")[0] if isinstance(system, dict) else ""
+    words = {word for one in readings for word in re.split(r"[/ ]", one.source)}
+    return "" if len(name) < 2 or name in words else name
+
+
 class _Masked:
     """Which substitute stands for what."""
 
     def __init__(self, host: str):
-        self._host = re.compile(rf"(?<![\w.-]){re.escape(host)}(?![\w-])") if host else None
+        self._host = re.compile(rf"(?<![\w.-]){re.escape(host)}(?:\.[\w.-]*\w)?(?![\w-])") if host else None
         self._given: dict[tuple[str, str], str] = {}
 
     def _replaced(self, kind: str, found: re.Match[str], make: Callable[[int], str]) -> str:
@@ -58,7 +90,7 @@ class _Masked:
 
     def _substitute(self, kind: str, word: str, make: Callable[[int], str]) -> str:
         number = 1 + sum(1 for known, _ in self._given if known == kind)
-        return self._given.setdefault((kind, word.lower()), make(number & 0xFF))
+        return self._given.setdefault((kind, word.lower()), make(number))
 
     def _gid(self, gid: str) -> str:
         """GIDs keep what they are: an IPv4 address, link-local, or an address of any other prefix."""
@@ -66,43 +98,72 @@ class _Masked:
         if not gid.strip("0:"):
             return gid
         if gid.startswith(_IPV4_MAPPED):
-            return f"{_IPV4_MAPPED}:" + self._substitute("ipv4 gid", gid, "c000:02{:02x}".format)
-        prefix, number = gid[:19], self._substitute("guid", gid[20:], "0200:5eff:fe00:{:04x}".format)
+            return f"{_IPV4_MAPPED}:" + self._substitute("ipv4 gid", gid, "c612:{:04x}".format)
+        prefix, number = gid[:19], self._substitute("guid", gid[20:], _guid)
         return f"{prefix if prefix == _LINK_LOCAL else _DOCUMENTATION}:{number}"
 
+    def _short_ipv6(self, text: str) -> str:
+        try:
+            address = IPv6Address(text)
+        except AddressValueError:
+            return text
+        if address.is_loopback or address.is_unspecified:
+            return text
+        return IPv6Address(self._gid(address.exploded)).compressed
+
     def text(self, text: str) -> str:
-        """With every identity replaced."""
+        """With every identity replaced but the host's name."""
         text = _GID.sub(lambda found: self._gid(found[0]), text)
+        text = _SHORT_IPV6.sub(lambda found: self._short_ipv6(found[0]), text)
         for kind, pattern, make in _IDENTITIES:
             text = re.sub(pattern, lambda found, kind=kind, make=make: self._replaced(kind, found, make), text)
-        return self._host.sub("host", text) if self._host else text
+        return text
 
     def value(self, reading: Reading) -> Any:
         """The reading's value with every identity replaced."""
-        if reading.key == (CMDLINE,) and reading.kind is Kind.FILE and reading.ok:
-            return " ".join(map(_option, reading.text.split())).encode()
-        if reading.kind is Kind.FILE and reading.source.endswith("/config") and isinstance(reading.value, bytes):
-            return without_serial(reading.value)  # of a PCI function
-        return self._anything(reading.value)
+        value = reading.value
+        if reading.kind is Kind.FILE and isinstance(value, bytes) and reading.key[0] in _REDUCED:
+            value = _REDUCED[reading.key[0]](reading.text).encode()
+        if reading.kind is Kind.FILE and isinstance(value, bytes) and reading.key[0].startswith("/sys/bus/pci/"):
+            return without_serial(value)
+        if reading.kind is Kind.QUESTION and reading.key[0] == "permissions" and isinstance(value, dict):
+            value = {name: who if name == "mode" or who in _KEPT_OWNERS else "someone" for name, who in value.items()}
+        return self._anything(value, reading.kind not in (Kind.FOLDER, Kind.LINK))
 
-    def _anything(self, value: Any) -> Any:
+    def _anything(self, value: Any, with_host: bool) -> Any:
         if isinstance(value, bytes):
-            return self._bytes(value)
+            return self._anything(value.decode(errors="surrogateescape"), with_host).encode(errors="surrogateescape")
         if isinstance(value, str):
-            return self.text(value)
+            text = self.text(value)
+            return self._host.sub("host", text) if with_host and self._host else text
         if isinstance(value, list):
-            return [self._anything(one) for one in value]
+            return [self._anything(one, with_host) for one in value]
         if isinstance(value, dict):
-            return {key: self._anything(one) for key, one in value.items()}
+            return {key: self._anything(one, with_host) for key, one in value.items()}
         return value
 
-    def _bytes(self, value: bytes) -> bytes:
-        try:
-            return self.text(value.decode()).encode()
-        except UnicodeDecodeError:
-            return value
+
+def _options(text: str) -> str:
+    return " ".join(map(_option, text.split()))
 
 
 def _option(option: str) -> str:
     name, equals, _ = option.partition("=")
     return option if not equals or name.startswith(_KEPT_OPTIONS) else f"{name}=…"
+
+
+def _capabilities(text: str) -> str:
+    return "".join(f"{line}\n" for line in text.splitlines() if line.startswith("Cap"))
+
+
+def _mounts(text: str) -> str:
+    """The first mount point's line, with the kind of its file system and nothing of where that is."""
+    lines = [line.split(" - ") for line in text.splitlines() if line.split()[4:5] == ["/"]]
+    return "".join(f"1 1 0:1 / / rw - {tail.split()[0]} none rw\n" for _, tail, *_ in lines if tail.split())
+
+
+# Files of which only a part is recorded.
+_REDUCED = {
+    "/proc/cmdline": _options, "/proc/self/status": _capabilities, "/proc/self/mountinfo": _mounts,
+    "/proc/1/mountinfo": _mounts,
+}  # fmt: skip

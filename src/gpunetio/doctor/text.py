@@ -7,64 +7,88 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
 from typing import Any
 
-from .finding import USE_NAMES, Finding, Readiness, Report, Status, Use
+from .finding import EVERY_USE, HARDWARE, USE_NAMES, Finding, Readiness, Report, Status, Use
 
 WIDTH = 100
 _LEFT = 8  # columns before what is told of a finding
 _LABEL = 8
+_READ = 4  # as many readings are shown of what is wrong, unless all is
 _YES_OR_NO = {Readiness.READY: "yes", Readiness.NOT_READY: "no", Readiness.UNKNOWN: "unknown"}
 
 # How a status is painted: its own text when the output is no terminal.
 Paint = Callable[[str, Status], str]
 
 
-def lines_of(report: Report, verbose: bool = False, paint: Paint = lambda text, _: text) -> Iterator[str]:
-    """What is wrong with all that is known of it, what is right in a line each (`verbose`: all as well)."""
-    ids = max((len(finding.check.id) for finding in report.findings), default=0)
-    for area, findings in groupby(report.findings, lambda finding: finding.check.area):
+def lines_of(
+    report: Report, verbose: bool = False, use: Use | None = None, paint: Paint = lambda text, _: text
+) -> Iterator[str]:
+    """What is wrong with all that is known of it, what is right in a line each (`verbose`: all as well).
+
+    `use`: only what concerns that.
+    """
+    shown = [finding for finding in report.findings if use is None or use in (finding.uses or ())]
+    ids = max((len(finding.check.id) for finding in shown), default=0)
+    for area, findings in groupby(shown, lambda finding: finding.check.area):
         yield area
-        for why, some in groupby(findings, lambda finding: finding.summary if finding.status is Status.SKIP else ""):
-            if why and not verbose:
-                yield from _skipped(why, some, paint)
-            else:
-                for finding in some:
-                    yield from _finding(finding, ids, verbose, paint)
+        for _, alike in groupby(findings, lambda finding: _alike(finding, verbose)):
+            yield from _told_of(list(alike), ids, verbose, paint)
         yield ""
+    hidden = dict.fromkeys(finding.check.id for finding in shown if finding.needs_root)
+    if hidden:
+        yield from (*hanging("Root would know more: ", ", ".join(hidden)), "")
     yield "Ready for"
-    for use, name in USE_NAMES.items():
-        verdict = report.ready(use)
-        yield from _hanging(f"  {name:<14}{_YES_OR_NO[verdict.readiness]:<9}", verdict.why)
+    for each, name in USE_NAMES.items():
+        verdict = report.ready(each)
+        yield from hanging(f"  {name:<14}{_YES_OR_NO[verdict.readiness]:<9}", verdict.why)
 
 
-def _finding(finding: Finding, ids: int, verbose: bool, paint: Paint) -> Iterator[str]:
-    said = f"{finding.subject}: {finding.summary}" if finding.subject else finding.summary
-    first, *more = _hanging(f"  {finding.status:<{_LEFT - 3}} {finding.check.id:<{ids}}  ", said)
-    yield first.replace(f"  {finding.status}", f"  {paint(finding.status, finding.status)}", 1)
+def _alike(finding: Finding, verbose: bool) -> tuple[str, ...]:
+    """Findings one after the other that are told in one go have this in common."""
+    if finding.status is Status.SKIP and not verbose:
+        return finding.status, finding.summary
+    return finding.status, finding.check.id, finding.summary, finding.cure
+
+
+def _told_of(alike: list[Finding], ids: int, verbose: bool, paint: Paint) -> Iterator[str]:
+    one = alike[0]
+    wrong = one.status in (Status.WARN, Status.FAIL)
+    read = list(dict.fromkeys(evidence for finding in alike for evidence in finding.read))
+    if one.status is Status.SKIP and not verbose:
+        ids_there = dict.fromkeys(finding.check.id for finding in alike)
+        subjects = {id: _subjects(finding for finding in alike if finding.check.id == id) for id in ids_there}
+        names = ", ".join(f"{id} ({subject})" if subject else id for id, subject in subjects.items())
+        first, *more = hanging(f"  {one.status:<{_LEFT - 3}} ", f"{names}: {one.summary}")
+    else:
+        subject = _subjects(alike)
+        said = f"{subject}: {one.summary}" if subject else one.summary
+        first, *more = hanging(f"  {one.status:<{_LEFT - 3}} {one.check.id:<{ids}}  ", said)
+    yield first.replace(f"  {one.status}", f"  {paint(one.status, one.status)}", 1)
     yield from more
-    wrong = finding.status in (Status.WARN, Status.FAIL)
-    if not wrong and not verbose:
+    if one.status is Status.OK and not verbose:
         return
-    for one in finding.read:
-        yield from _told("read", f"{one.source}: {one.value}")
-    yield from _told("why", finding.check.why)
+    for evidence in read if verbose else read[:_READ]:
+        yield from _told("read", f"{evidence.source}: {evidence.value}")
+    if len(read) > _READ and not verbose:
+        yield from _told("", f"… and {len(read) - _READ} more")
+    if one.status is Status.SKIP and not verbose:
+        return
+    yield from _told("why", one.check.why)
     if wrong:
-        yield from _told("cure", finding.cure + (" (then reboot)" if finding.reboot else ""))
-    yield from _told("source", finding.check.source)
+        yield from _told("cure", one.cure + (" (then reboot)" if one.reboot else ""))
+        if one.uses not in (HARDWARE, EVERY_USE):
+            yield from _told("for", ", ".join(name for use, name in USE_NAMES.items() if use in (one.uses or ())))
+    yield from _told("source", one.check.source)
 
 
-def _skipped(why: str, findings: Iterable[Finding], paint: Paint) -> Iterator[str]:
-    """Checks one after the other that were not made for the same reason."""
-    names = dict.fromkeys(finding.check.id for finding in findings)
-    first, *more = _hanging(f"  {Status.SKIP:<{_LEFT - 3}} ", f"{', '.join(names)}: {why}")
-    yield first.replace(Status.SKIP, paint(Status.SKIP, Status.SKIP), 1)
-    yield from more
+def _subjects(findings: Iterable[Finding]) -> str:
+    return ", ".join(filter(None, dict.fromkeys(finding.subject for finding in findings)))
 
 
 def _told(label: str, text: str) -> Iterator[str]:
-    return _hanging(" " * _LEFT + f"{label:<{_LABEL}}", text)
+    return hanging(" " * _LEFT + f"{label:<{_LABEL}}", text)
 
 
-def _hanging(start: str, text: str) -> Iterator[str]:
+def hanging(start: str, text: str) -> Iterator[str]:
     """`start` and the text, whose further lines stand below its first. Words that are too long are cut in lines.
 
     Files may have anything in them; what a terminal would act upon is shown as "?".
@@ -105,6 +129,7 @@ def _as_json(finding: Finding) -> dict[str, Any]:
         "why": finding.check.why,
         "cure": finding.cure,
         "reboot": finding.reboot,
+        "needs_root": finding.needs_root,
         "uses": sorted(finding.uses or ()),
         "source": finding.check.source,
     }
