@@ -51,3 +51,13 @@ def test_areas_stand_together():
     areas = [check.area for check in CHECKS]
     changes = sum(one != other for one, other in pairwise(areas))
     assert changes == len(set(areas)) - 1
+
+
+def test_checks_that_the_text_names_are_there():
+    """In the table of what is seen and where to look."""
+    table = GUIDE.read_text().partition("| what is seen | look at |")[2].partition("\n## ")[0]
+    rows = [line.rpartition("|")[0].rpartition("|")[2] for line in table.splitlines()[2:] if line]
+    named = {word for row in rows for word in re.findall(r"\b[a-z0-9]+(?:-[a-z0-9]+)*\b", re.sub(r"`[^`]*`", "", row))}
+    prose = set(["then", "at", "both", "ends", "the", "harmless", "with", "lkey"])
+    assert rows
+    assert named - prose <= {check.id for check in CHECKS}
