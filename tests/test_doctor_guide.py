@@ -58,6 +58,6 @@ def test_checks_that_the_text_names_are_there():
     table = GUIDE.read_text().partition("| what is seen | look at |")[2].partition("\n## ")[0]
     rows = [line.rpartition("|")[0].rpartition("|")[2] for line in table.splitlines()[2:] if line]
     named = {word for row in rows for word in re.findall(r"\b[a-z0-9]+(?:-[a-z0-9]+)*\b", re.sub(r"`[^`]*`", "", row))}
-    prose = set(["then", "at", "both", "ends", "the", "harmless", "with", "lkey"])
+    prose = {"then", "at", "both", "ends", "the", "harmless", "with", "lkey"}
     assert rows
     assert named - prose <= {check.id for check in CHECKS}
