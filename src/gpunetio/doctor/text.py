@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
 from typing import Any
 
-from .finding import USE_NAMES, Finding, Readiness, Report, Status, Use
+from .finding import USE_NAMES, Finding, Readiness, Report, Status, Use, says_reboot
 
 WIDTH = 100
 _LEFT = 8  # columns before what is told of a finding
@@ -48,7 +48,8 @@ def _finding(finding: Finding, ids: int, verbose: bool, paint: Paint) -> Iterato
         yield from _told("read", f"{one.source}: {one.value}")
     yield from _told("why", finding.check.why)
     if wrong:
-        yield from _told("cure", finding.cure + (" (then reboot)" if finding.reboot else ""))
+        then = " (then reboot)" if finding.reboot and not says_reboot(finding.cure) else ""
+        yield from _told("cure", finding.cure + then)
     yield from _told("source", finding.check.source)
 
 
