@@ -7,7 +7,7 @@ from typing import Any
 
 from . import nvidia_smi
 from .finding import Evidence, evidence
-from .host import Reading, Trouble
+from .host import Kind, Reading, Trouble
 from .machine import Gpu, Machine
 
 VERSION = "/proc/driver/nvidia/version"
@@ -47,7 +47,9 @@ def is_open(machine: Machine) -> tuple[bool | None, Evidence]:
 
 
 def cuda(machine: Machine) -> tuple[Reading, dict[str, Any]]:
-    """libcuda's answer; {} when there is none."""
+    """libcuda's answer; {} when there is none. Its start takes the node of the module nvidia-uvm, too."""
+    if why := nvidia_smi.asleep(machine.host, nvidia_smi.MEMORY):
+        return Reading(Kind.QUESTION, ("cuda",), None, Trouble.FAILED, why), {}
     reading = machine.host.ask("cuda")
     return reading, reading.value if isinstance(reading.value, dict) else {}
 
@@ -82,6 +84,11 @@ def attribute(machine: Machine, gpu: Gpu, name: str) -> tuple[int | None, Eviden
     if value is None and reading.ok:
         return None, Evidence("libcuda", f"(does not show {gpu.address})")
     return value, Evidence("libcuda", f"({reading.error})" if value is None else f"{name} = {value}")
+
+
+def unseen(machine: Machine, gpu: Gpu) -> bool:
+    """Whether nvidia-smi shows other GPUs, but not this one."""
+    return not gpu.smi and any(other.smi for other in machine.all_gpus)
 
 
 def integrated(machine: Machine, gpu: Gpu) -> tuple[bool | None, Evidence]:
