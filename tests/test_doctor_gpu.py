@@ -1,5 +1,6 @@
 """The doctor's checks of GPUs, their driver and CUDA: one machine for each cause."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from doctor_rig import READY, answer, changed, command, data, file, folder, foun
 from gpunetio.doctor import Machine, Status, Trouble, Use, Wanted, examine
 from gpunetio.doctor.checks_cuda import CHECKS as CUDA_CHECKS
 from gpunetio.doctor.checks_gpu import CHECKS as GPU_CHECKS
+from gpunetio.doctor.cuda_attributes import file_of
 from gpunetio.doctor.host import Kind, Reading
 from gpunetio.doctor.nvidia_driver import address, version
 from gpunetio.doctor.topology import matrix
@@ -24,6 +26,7 @@ NO_DRIVER = (
     without(Kind.FILE, VERSION), without(Kind.FOLDER, "/sys/module/nvidia"), without(Kind.FILE, "/proc/modules"),
     folder("/sys/module", "kernel", "mlx5_core"),
 )  # fmt: skip
+NO_PEERMEM = without(Kind.FOLDER, "/sys/module/nvidia_peermem")
 NO_GPU = (
     folder(PCI, "0000:b5:00.0", "0000:b5:00.1"),
     command("nvidia-smi -q", "No devices were found\n", "exit status 6: No devices were found"),
@@ -78,8 +81,12 @@ CAUSES = [
     ("version in sysfs only", [without(Kind.FILE, VERSION), file("/sys/module/nvidia/version", "570.86.15\n")],
         "gpu-driver", OK, "570.86.15", ""),
     ("no version", [without(Kind.FILE, VERSION)], "gpu-driver", SKIP, "does not tell", ""),
-    ("closed driver", [file(VERSION, CLOSED)], "gpu-driver-open", WARN, "closed", "nvidia-open, in place"),
-    ("closed by modinfo", [without(Kind.FILE, VERSION), command("modinfo -F license nvidia", "NVIDIA\n")],
+    ("closed driver", [file(VERSION, CLOSED), NO_PEERMEM],
+        "gpu-driver-open", WARN, "closed", "nvidia-open, in place"),
+    ("closed driver, peermem", [file(VERSION, CLOSED)], "gpu-driver-open", OK, "nvidia-peermem does instead", ""),
+    ("closed driver, peermem for a GPU without", [file(VERSION, CLOSED), cuda(gpu_direct_rdma_supported=0)],
+        "gpu-driver-open", WARN, "closed", "nvidia-open, in place"),
+    ("closed by modinfo", [without(Kind.FILE, VERSION), NO_PEERMEM, command("modinfo -F license nvidia", "NVIDIA\n")],
         "gpu-driver-open", WARN, "nvidia-peermem is needed", "modprobe nvidia-peermem"),
     ("open by modinfo", [without(Kind.FILE, VERSION), command("modinfo -F license nvidia", "Dual MIT/GPL\n")],
         "gpu-driver-open", OK, "open", ""),
@@ -262,6 +269,27 @@ def test_the_guides_gpu():
     assert statuses("gpu-persistence", guides) == [OK]
     assert statuses("gpu-compute", guides, NO_CUDA) == [OK]
     assert statuses("gpu-mig", guides) == [SKIP]
+
+
+def test_where_libcuda_was_found():
+    (finding,) = found("cuda-version")
+    assert [one.value for one in finding.read] == ["13000", "/usr/lib/x86_64-linux-gnu/libcuda.so.580.65.06"]
+    compat = "/usr/local/cuda/compat/libcuda.so.535.54.03"
+    (finding,) = found("cuda-version", answer("cuda", value={"error": 803, "file": compat}))
+    assert [one.value for one in finding.read] == ["cuInit = 803", compat]
+
+
+def test_the_file_of_a_library():
+    maps = [
+        "7f1e64a00000-7f1e64a21000 rw-p 00000000 00:00 0 \n",
+        "7ffc1b5f9000-7ffc1b61a000 rw-p 00000000 00:00 0 [stack]\n",
+        "7f1e66c00000-7f1e66c2a000 r--p 00000000 08:01 12 /usr/lib/libcudart.so.13.0.48\n",
+        "7f1e66e00000-7f1e66e2a000 r--p 00000000 08:01 77 /opt/my libs/libcuda.so.580.65.06\n",
+    ]  # fmt: skip
+    assert file_of("libcuda", maps) == "/opt/my libs/libcuda.so.580.65.06"
+    assert file_of("libibverbs", maps) == ""
+    with open("/proc/self/maps") as lines:
+        assert Path(file_of("libc", lines)).is_file()
 
 
 @pytest.mark.parametrize("error", [100, 803])

@@ -47,28 +47,29 @@ def cuda_version(machine: Machine) -> Iterator[Finding]:
     reading, told = cuda(machine)
     error, can = number(told.get("error")), number(told.get("driver_version"))
     text = f"CUDA {can // 1000}.{can % 1000 // 10}" if can is not None else ""
-    why = nvidia_smi.asleep(machine.host, nvidia_smi.MEMORY)
+    where = [Evidence("libcuda", file)] if isinstance(file := told.get("file"), str) else []
+    version = evidence(reading, can), *where
     if not machine.gpus:
         yield skip("no GPU")
-    elif why:
+    elif why := nvidia_smi.asleep(machine.host, nvidia_smi.MEMORY):
         yield skip(f"libcuda is not asked: {why}", reading)
     elif error is not None:
         name, cure = _CUINIT.get(error, ("an error", f"see {error} in cuda.h, and sudo dmesg | grep -i nvrm"))
-        read = evidence(reading, f"cuInit = {error}")
-        yield fail(f"cuInit fails: {name} ({error})", read, cure=cure, reboot=error == _MISMATCH)
+        read = evidence(reading, f"cuInit = {error}"), *where
+        yield fail(f"cuInit fails: {name} ({error})", *read, cure=cure, reboot=error == _MISMATCH)
     elif "libcuda.so.1" in reading.error:
         cure = "install the driver's libraries; for a container: -e NVIDIA_DRIVER_CAPABILITIES=compute,utility"
         yield fail("libcuda.so.1 cannot be loaded", reading, cure=cure, reboot=False)
     elif can is None:
         yield skip("libcuda does not tell its version", reading)
     elif can < _CUDA_OLDEST:
-        yield fail(f"{text} is older than 12.0", evidence(reading, can))
+        yield fail(f"{text} is older than 12.0", *version)
     elif can < _CUDA_RECOMMENDED:
-        yield warn(f"{text}: 12.6 or newer is recommended, 13.0 for gpunetio[cuda]", evidence(reading, can))
+        yield warn(f"{text}: 12.6 or newer is recommended, 13.0 for gpunetio[cuda]", *version)
     elif can < _CUDA_13:
-        yield warn(f"{text}: the static device library and gpunetio[cuda] take 13.0", evidence(reading, can))
+        yield warn(f"{text}: the static device library and gpunetio[cuda] take 13.0", *version)
     else:
-        yield ok(text, evidence(reading, can))
+        yield ok(text, *version)
 
 
 @check(

@@ -10,7 +10,7 @@ from . import nvidia_smi, pci
 from .container import kind_of
 from .finding import GUIDE, HARDWARE, Evidence, Finding, check, evidence, fail, ok, skip, warn
 from .machine import Gpu, Machine
-from .nvidia_driver import is_open, loaded, smi, unseen, version
+from .nvidia_driver import is_open, loaded, peermem_carries, smi, unseen, version
 
 AREA = "GPUs"
 CUDA_13_DRIVER = "580.65.06"  # CUDA release notes: minimum driver versions
@@ -114,6 +114,8 @@ def gpu_driver_open(machine: Machine) -> Iterator[Finding]:
         yield skip("the driver does not tell whether it is the open one", read)
     elif flavour:
         yield ok("open kernel modules: they give dmabufs", read)
+    elif (by_peermem := peermem_carries(machine))[0]:
+        yield ok("closed kernel modules: no dmabuf, and nvidia-peermem does instead", read, by_peermem[1])
     else:
         yield warn("closed kernel modules: no dmabuf, nvidia-peermem is needed", read)
 

@@ -6,9 +6,10 @@ import re
 from collections.abc import Iterator
 
 from .container import kind_of
-from .finding import EVERY_USE, GUIDE, HARDWARE, Evidence, Finding, Use, check, evidence, fail, ok, skip, warn
+from .finding import EVERY_USE, GUIDE, HARDWARE, Finding, Use, check, evidence, fail, ok, skip, warn
 from .host import Host, Reading, Trouble
 from .machine import Machine
+from .nvidia_driver import peermem_carries
 
 AREA = "Operating system and process"
 _ETHERNET, _VERBS = frozenset({Use.ETHERNET}), frozenset({Use.VERBS, Use.DMA})
@@ -17,8 +18,8 @@ _ETHERNET, _VERBS = frozenset({Use.ETHERNET}), frozenset({Use.VERBS, Use.DMA})
 @check(
     "kernel", "Linux kernel",
     why="Memory of a GPU is shared with a NIC as a dmabuf from kernel 6.2 on; before that nvidia-peermem has to do it.",
-    cure="install a kernel of at least 6.2, or load nvidia-peermem: sudo modprobe nvidia-peermem",
-    source=f"{GUIDE}: GPU Memory Mapping", uses=HARDWARE, reboot=True,
+    cure="sudo modprobe nvidia-peermem; or install a kernel of at least 6.2, and reboot",
+    source=f"{GUIDE}: GPU Memory Mapping", uses=HARDWARE,
 )  # fmt: skip
 def kernel(machine: Machine) -> Iterator[Finding]:
     """Its version."""
@@ -28,6 +29,8 @@ def kernel(machine: Machine) -> Iterator[Finding]:
         yield skip("the kernel's version is unknown", reading)
     elif (int(found[1]), int(found[2])) >= (6, 2):
         yield ok(f"Linux {reading.text} can share GPU memory as dmabuf", reading)
+    elif (by_peermem := peermem_carries(machine))[0]:
+        yield ok(f"Linux {reading.text} has no dmabuf, and nvidia-peermem does instead", reading, by_peermem[1])
     else:
         yield warn(f"Linux {reading.text} is older than 6.2: no dmabuf, nvidia-peermem is needed", reading)
 

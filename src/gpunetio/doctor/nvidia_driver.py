@@ -99,6 +99,18 @@ def integrated(machine: Machine, gpu: Gpu) -> tuple[bool | None, Evidence]:
     return None if value is None else value != 0, read
 
 
+def discrete(machine: Machine) -> list[Gpu]:
+    """GPUs that have memory of their own, as far as anybody knows."""
+    return [gpu for gpu in machine.gpus if not integrated(machine, gpu)[0]]
+
+
+def peermem_carries(machine: Machine) -> tuple[bool, Evidence]:
+    """Whether nvidia-peermem is loaded and gives the NIC memory of a GPU, so that dmabuf is not needed."""
+    there, read = loaded(machine, "nvidia_peermem")
+    direct = [attribute(machine, gpu, "gpu_direct_rdma_supported")[0] for gpu in machine.gpus]
+    return bool(there) and any(value != 0 for value in direct), read
+
+
 def smi(gpu: Gpu, name: str) -> tuple[str, Evidence]:
     """A value of `nvidia-smi -q`; "" when it has none."""
     value = gpu.smi.get(name, "")
