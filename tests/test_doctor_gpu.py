@@ -1,15 +1,18 @@
 """The doctor's checks of GPUs, their driver and CUDA: one machine for each cause."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from doctor_rig import READY, answer, changed, command, data, file, folder, found, link, report, statuses, without
-from gpunetio.doctor import Machine, Status, Trouble, Use, Wanted
+from gpunetio.doctor import Machine, Status, Trouble, Use, Wanted, examine
 from gpunetio.doctor.checks_cuda import CHECKS as CUDA_CHECKS
 from gpunetio.doctor.checks_gpu import CHECKS as GPU_CHECKS
+from gpunetio.doctor.cuda_attributes import file_of
 from gpunetio.doctor.host import Kind, Reading
 from gpunetio.doctor.nvidia_driver import address, version
+from gpunetio.doctor.topology import matrix
 from gpunetio.errors import InvalidValueError
 
 OK, WARN, FAIL, SKIP = Status.OK, Status.WARN, Status.FAIL, Status.SKIP
@@ -21,7 +24,9 @@ SMI = READY.recorded[Kind.COMMAND, ("nvidia-smi", "-q")].text
 DEVICE = READY.recorded[Kind.QUESTION, ("cuda",)].value["devices"][0]
 NO_DRIVER = (
     without(Kind.FILE, VERSION), without(Kind.FOLDER, "/sys/module/nvidia"), without(Kind.FILE, "/proc/modules"),
+    folder("/sys/module", "kernel", "mlx5_core"),
 )  # fmt: skip
+NO_PEERMEM = without(Kind.FOLDER, "/sys/module/nvidia_peermem")
 NO_GPU = (
     folder(PCI, "0000:b5:00.0", "0000:b5:00.1"),
     command("nvidia-smi -q", "No devices were found\n", "exit status 6: No devices were found"),
@@ -76,8 +81,12 @@ CAUSES = [
     ("version in sysfs only", [without(Kind.FILE, VERSION), file("/sys/module/nvidia/version", "570.86.15\n")],
         "gpu-driver", OK, "570.86.15", ""),
     ("no version", [without(Kind.FILE, VERSION)], "gpu-driver", SKIP, "does not tell", ""),
-    ("closed driver", [file(VERSION, CLOSED)], "gpu-driver-open", WARN, "closed", "nvidia-open, in place"),
-    ("closed by modinfo", [without(Kind.FILE, VERSION), command("modinfo -F license nvidia", "NVIDIA\n")],
+    ("closed driver", [file(VERSION, CLOSED), NO_PEERMEM],
+        "gpu-driver-open", WARN, "closed", "nvidia-open, in place"),
+    ("closed driver, peermem", [file(VERSION, CLOSED)], "gpu-driver-open", OK, "nvidia-peermem does instead", ""),
+    ("closed driver, peermem for a GPU without", [file(VERSION, CLOSED), cuda(gpu_direct_rdma_supported=0)],
+        "gpu-driver-open", WARN, "closed", "nvidia-open, in place"),
+    ("closed by modinfo", [without(Kind.FILE, VERSION), NO_PEERMEM, command("modinfo -F license nvidia", "NVIDIA\n")],
         "gpu-driver-open", WARN, "nvidia-peermem is needed", "modprobe nvidia-peermem"),
     ("open by modinfo", [without(Kind.FILE, VERSION), command("modinfo -F license nvidia", "Dual MIT/GPL\n")],
         "gpu-driver-open", OK, "open", ""),
@@ -186,13 +195,73 @@ def test_a_gpu_of_another_driver(other):
     assert other in own.cure
 
 
+TWO = command("nvidia-smi -q", data("nvidia-smi-q-two.txt"))  # it has no ca:00.0
+
+
+def test_gpus_are_numbered_as_nvidia_smi_does():
+    """GPU0 is its GPU0, though sysfs shows another before it."""
+    devices = READY.recorded[Kind.FOLDER, (PCI,)].names
+    first = [
+        folder(PCI, "0000:01:00.0", *devices), file(f"{PCI}/0000:01:00.0/vendor", "0x10de\n"),
+        file(f"{PCI}/0000:01:00.0/class", "0x030200\n"),
+    ]  # fmt: skip
+    gpus = Machine(changed(READY, *first), Wanted()).all_gpus
+    assert [(gpu.name, gpu.address) for gpu in gpus] == [("GPU0", "0000:ca:00.0"), ("GPU1", "0000:01:00.0")]
+    gpus = Machine(changed(READY, *first, without(Kind.LINK, "/dev/nvidiactl")), Wanted()).all_gpus
+    assert [gpu.address for gpu in gpus] == ["0000:01:00.0", "0000:ca:00.0"]
+
+
 def test_a_gpu_that_the_driver_lost():
-    smi = command("nvidia-smi -q", data("nvidia-smi-q-two.txt"))
-    findings = found("gpu-driver", smi)
-    assert [(f.status, f.gpu) for f in findings] == [(OK, ""), (FAIL, "GPU1")]
+    findings = found("gpu-driver", TWO)
+    assert [(f.status, f.gpu, f.reboot) for f in findings] == [(OK, "", False), (FAIL, "GPU2", False)]
     assert "ca:00.0" in findings[1].cure
-    assert statuses("gpu-persistence", smi) == [OK, SKIP, WARN]
-    assert statuses("gpu-mig", smi) == [WARN, SKIP, OK]
+    assert statuses("gpu-persistence", TWO) == [OK, WARN, SKIP]
+    assert statuses("gpu-mig", TWO) == [WARN, OK, SKIP]
+
+
+def test_a_gpu_that_a_container_was_not_given():
+    shown = answer("cuda", value={"driver_version": 13000, "devices": [DEVICE | {"pci_bus_id": 0x18}]})
+    result = report(TWO, shown, file("/.dockerenv", ""))
+    (own,) = (f for f in result.findings if f.check.id == "gpu-driver" and f.gpu == "GPU2")
+    assert (own.status, own.summary) == (SKIP, "not given to this container (Docker)")
+    assert [f.check.id for f in result.findings if f.gpu == "GPU2" and f.status is FAIL] == []
+
+
+def asked(*changes):
+    """What a machine with these changes was asked."""
+    host = changed(READY, *changes)
+    examine(host)
+    matrix(Machine(host, Wanted()))
+    return {reading.source for reading in host.readings()}
+
+
+NO_MODULES = *NO_DRIVER, without(Kind.FOLDER, "/sys/module")
+ASKED = {"nvidia-smi -q", "nvidia-smi topo -m", "cuda"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ([], ASKED),
+        (NO_DRIVER, set()),  # its nodes outlive a module that was removed
+        (NO_MODULES, ASKED),  # a sandbox that shows no module, and has the nodes
+        ([*NO_DRIVER, folder("/sys/module")], ASKED),  # likewise
+        ([without(Kind.FILE, VERSION)], ASKED),
+        ([without(Kind.FOLDER, "/sys/module/nvidia")], ASKED),
+        ([without(Kind.LINK, "/dev/nvidiactl")], set()),
+        ([*NO_MODULES, without(Kind.LINK, "/dev/nvidiactl")], set()),
+        ([without(Kind.LINK, "/dev/nvidia-uvm")], ASKED - {"cuda"}),
+    ],
+)  # fmt: skip
+def test_nothing_is_asked_that_would_load_a_module_or_make_a_node(changes, expected):
+    assert asked(*changes) & ASKED == expected
+
+
+def test_what_is_said_instead():
+    (finding,) = found("cuda-version", without(Kind.LINK, "/dev/nvidia-uvm"))
+    assert (finding.status, finding.summary) == (SKIP, "libcuda is not asked: it would first make /dev/nvidia-uvm")
+    (finding,) = found("topology-agrees", *NO_DRIVER)
+    assert finding.summary == "nvidia-smi topo -m cannot be run: it would first load nvidia"
 
 
 def test_the_guides_gpu():
@@ -200,6 +269,27 @@ def test_the_guides_gpu():
     assert statuses("gpu-persistence", guides) == [OK]
     assert statuses("gpu-compute", guides, NO_CUDA) == [OK]
     assert statuses("gpu-mig", guides) == [SKIP]
+
+
+def test_where_libcuda_was_found():
+    (finding,) = found("cuda-version")
+    assert [one.value for one in finding.read] == ["13000", "/usr/lib/x86_64-linux-gnu/libcuda.so.580.65.06"]
+    compat = "/usr/local/cuda/compat/libcuda.so.535.54.03"
+    (finding,) = found("cuda-version", answer("cuda", value={"error": 803, "file": compat}))
+    assert [one.value for one in finding.read] == ["cuInit = 803", compat]
+
+
+def test_the_file_of_a_library():
+    maps = [
+        "7f1e64a00000-7f1e64a21000 rw-p 00000000 00:00 0 \n",
+        "7ffc1b5f9000-7ffc1b61a000 rw-p 00000000 00:00 0 [stack]\n",
+        "7f1e66c00000-7f1e66c2a000 r--p 00000000 08:01 12 /usr/lib/libcudart.so.13.0.48\n",
+        "7f1e66e00000-7f1e66e2a000 r--p 00000000 08:01 77 /opt/my libs/libcuda.so.580.65.06\n",
+    ]  # fmt: skip
+    assert file_of("libcuda", maps) == "/opt/my libs/libcuda.so.580.65.06"
+    assert file_of("libibverbs", maps) == ""
+    with open("/proc/self/maps") as lines:
+        assert Path(file_of("libc", lines)).is_file()
 
 
 @pytest.mark.parametrize("error", [100, 803])

@@ -7,7 +7,7 @@ from pathlib import Path
 from doctor_rig import report
 from gpunetio.doctor import as_json
 from gpunetio.doctor.checks import all_checks
-from gpunetio.doctor.guide import BEGIN, END, renewed
+from gpunetio.doctor.guide import BEGIN, END, checks_as_markdown, renewed
 from gpunetio.doctor.probes import PROBES
 
 GUIDE = Path(__file__).parents[1] / "docs" / "setup.md"
@@ -45,6 +45,11 @@ def test_each_check_says_why_and_what_to_do():
         assert check.source, check.id
         assert check.uses, check.id
         assert not check.source.endswith("."), check.id
+
+
+def test_a_reboot_is_told_once():
+    assert "reboot. Then reboot" not in checks_as_markdown()
+    assert "Resizable BAR (Re-Size BAR Support) on. Then reboot." in checks_as_markdown()
 
 
 def test_areas_stand_together():

@@ -17,6 +17,7 @@ USER = answer("user", value={"uid": 1000, "gid": 1000})
 OVERRIDE = file("/proc/driver/nvidia/params", 'RmMsg: ""\nRegistryDwords: "PeerMappingOverride=1;"\n')
 NO_OVERRIDE = file("/proc/driver/nvidia/params", 'RmMsg: ""\nRegistryDwords: ""\n')
 DOCKER = file("/.dockerenv", "")
+NO_PEERMEM = without(Kind.FOLDER, "/sys/module/nvidia_peermem")
 NODES = (link("/dev/nvidiactl", "/dev/nvidiactl"), folder("/dev/infiniband", "rdma_cm", "uverbs0", "uverbs1"))
 
 
@@ -44,10 +45,17 @@ def product(name: str):
     ],
 )  # fmt: skip
 def test_kernel(release, status):
-    (finding,) = found("kernel", file("/proc/sys/kernel/osrelease", release + "\n"))
+    (finding,) = found("kernel", file("/proc/sys/kernel/osrelease", release + "\n"), NO_PEERMEM)
     assert finding.status is status
+    assert not finding.reboot
     assert release in finding.summary or status is Status.SKIP
     assert ("nvidia-peermem" in finding.cure) == (status is Status.WARN)
+
+
+def test_an_old_kernel_with_nvidia_peermem():
+    (finding,) = found("kernel", file("/proc/sys/kernel/osrelease", "5.15.0-122-generic\n"))
+    assert finding.status is OK
+    assert "nvidia-peermem does instead" in finding.summary
 
 
 @pytest.mark.parametrize(

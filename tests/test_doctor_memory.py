@@ -85,12 +85,16 @@ CAUSES = [
     ("no parameters", [without(Kind.FILE, PARAMS)], "peer-mapping", SKIP, "no parameters", ""),
     ("no peermem, dmabuf works", [NO_PEERMEM], "peermem", OK, "not needed", ""),
     ("no peermem, no dmabuf", [NO_PEERMEM, CLOSED], "peermem", WARN, "not loaded", "sudo modprobe nvidia-peermem"),
-    ("both", [OLD_PEERMEM], "peermem", FAIL, "in conflict", "sudo rmmod nv_peer_mem"),
-    ("the old one", [OLD_PEERMEM, NO_PEERMEM], "peermem", FAIL, "in place of it", "sudo rmmod nv_peer_mem"),
+    ("both", [OLD_PEERMEM, CLOSED], "peermem", FAIL, "in conflict", "sudo rmmod nv_peer_mem"),
+    ("both, dmabuf works", [OLD_PEERMEM], "peermem", WARN, "in conflict", "sudo rmmod nv_peer_mem"),
+    ("the old one", [OLD_PEERMEM, NO_PEERMEM, CLOSED], "peermem", WARN, "in place of it", "sudo rmmod nv_peer_mem"),
+    ("the old one, dmabuf works", [OLD_PEERMEM, NO_PEERMEM], "peermem", WARN, "in place", "sudo rmmod nv_peer_mem"),
     ("listed", [without(Kind.FOLDER, "/sys/module/nvidia_peermem", trouble=Trouble.DENIED),
         file("/proc/modules", "nvidia_peermem 20480 0 - Live 0x0\n")], "peermem", OK, "loaded", ""),
     ("modules unreadable", [without(Kind.FOLDER, "/sys/module/nvidia_peermem", trouble=Trouble.DENIED)],
         "peermem", SKIP, "nothing tells", ""),
+    ("doorbells of an integrated GPU", [OFF, cuda(integrated=1)], "peer-mapping", SKIP, "memory of its own", ""),
+    ("gdrcopy of an integrated GPU", [NO_GDRDRV, cuda(integrated=1)], "gdrcopy", SKIP, "memory of its own", ""),
     ("integrated, no peermem", [NO_PEERMEM, cuda(integrated=1)], "peermem", SKIP, "memory of its own", ""),
     ("closed driver", [CLOSED], "dmabuf", WARN, "closed driver", "nvidia-open, in place of cuda-drivers"),
     ("old kernel", [OLD_KERNEL, without(Kind.FILE, CONFIG)], "dmabuf", WARN, "5.15.0-60-generic is older", "6.2"),
@@ -116,10 +120,12 @@ CAUSES = [
         "gpu-memory-path", FAIL, "neither dmabuf nor nvidia-peermem", "modprobe nvidia-peermem"),
     ("peermem, and a GPU without GPUDirect", [cuda(gpu_direct_rdma_supported=0, dma_buf_supported=0)],
         "gpu-memory-path", FAIL, "neither", "nvidia-peermem"),
-    ("old peermem alone", [OLD_KERNEL, NO_PEERMEM, OLD_PEERMEM], "gpu-memory-path", FAIL, "neither", "nvidia-peermem"),
+    ("old peermem alone", [OLD_KERNEL, NO_PEERMEM, OLD_PEERMEM], "gpu-memory-path", OK, "nv_peer_mem", ""),
     ("integrated", [cuda(integrated=1)], "gpu-memory-path", WARN, "CPU_GPU", "nothing to set"),
     ("unknown", [NO_PEERMEM, NO_CUDA], "gpu-memory-path", SKIP, "nothing tells", ""),
-    ("no gdrdrv", [NO_GDRDRV, file("/proc/modules", "")], "gdrcopy", WARN, "gdrdrv is not loaded", "./insmod.sh"),
+    ("no gdrcopy", [NO_GDRDRV, NO_GDRAPI, file("/proc/modules", "")], "gdrcopy", OK, "not installed: optional", ""),
+    ("no gdrdrv", [NO_GDRDRV, file("/proc/modules", "")],
+        "gdrcopy", WARN, "gdrdrv is not loaded", "sudo apt install -y check kmod && git clone"),
     ("no device node", [NO_DEVICE], "gdrcopy", WARN, "/dev/gdrdrv cannot be opened", "./insmod.sh"),
     ("node not for users", [NOT_ALLOWED], "gdrcopy", WARN, "not for this user", "sudo chmod 666 /dev/gdrdrv"),
     ("no library", [NO_GDRAPI], "gdrcopy", WARN, "libgdrapi.so.2 is not found", "GDRCOPY_PATH_L"),
@@ -170,7 +176,7 @@ def test_bar1_that_others_use():
 
 def test_each_gpu_has_its_own_bar1():
     two = command("nvidia-smi -q", data("nvidia-smi-q-two.txt"))
-    assert [(f.gpu, f.status) for f in found("bar1", two)] == [("GPU0", OK), ("GPU1", OK), ("GPU2", WARN)]
+    assert [(f.gpu, f.status) for f in found("bar1", two)] == [("GPU0", OK), ("GPU1", WARN), ("GPU2", OK)]
 
 
 def test_what_takes_a_reboot():
@@ -194,6 +200,13 @@ def test_the_kernels_own_configuration_is_taken_first():
     assert finding.summary == "no CONFIG_DMA_SHARED_BUFFER, and 1 more"
     assert {one.source for one in finding.read} == {"/proc/config.gz"}
     assert "CONFIG_PCI_P2PDMA is not set" in finding.read[0].value
+
+
+def test_the_version_of_peermem():
+    (finding,) = found("peermem")
+    assert [(one.source, one.value) for one in finding.read][1:] == [
+        ("/sys/module/nvidia_peermem/version", "580.65.06")
+    ]  # fmt: skip
 
 
 def test_bar1_mib():

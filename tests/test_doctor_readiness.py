@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpunetio.doctor import Check, Finding, Readiness, Report, Status, Use
+from gpunetio.doctor import Check, Finding, Readiness, Report, Status, Use, lines_of
 from gpunetio.doctor.finding import EVERY_USE, HARDWARE, Verdict
 
 READY, NOT_READY, UNKNOWN = Readiness.READY, Readiness.NOT_READY, Readiness.UNKNOWN
@@ -87,3 +87,16 @@ def test_texts_of_a_finding():
     assert finding(OK).cure == ""
     own = Finding(FAIL, "summary", cure="own", reboot=True).of(finding(OK).check)
     assert (own.cure, own.reboot, own.uses) == ("own", True, EVERY_USE)
+
+
+@pytest.mark.parametrize(
+    ("cure", "reboot", "told"),
+    [
+        ("BIOS: on", True, "BIOS: on (then reboot)"), ("BIOS: on", False, "BIOS: on"),
+        ("set it, and a cold reboot", True, "set it, and a cold reboot"), ("sudo reboot", True, "sudo reboot"),
+        ("BIOS; until the next reboot: setpci", True, "BIOS; until the next reboot: setpci (then reboot)"),
+    ],
+)  # fmt: skip
+def test_a_reboot_is_told_once(cure, reboot, told):
+    one = Finding(FAIL, "summary", cure=cure, reboot=reboot).of(finding(OK).check)
+    assert f"        cure    {told}" in lines_of(Report((one,), ()))

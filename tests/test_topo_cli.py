@@ -89,8 +89,9 @@ def test_a_slow_link(show):
 
 def test_a_gpu_that_only_nvidia_smi_shows(show):
     """As in a container that has no sysfs of the host; and a NIC that is no device."""
+    node = link("/dev/nvidiactl", "/dev/nvidiactl")
     said = command("nvidia-smi -q", "GPU 00000000:CA:00.0\n    Product Name : NVIDIA L4\n")
-    _, out, _ = show(changed(built(), said, folder("/sys/class/infiniband", "rxe0")))
+    _, out, _ = show(changed(built(), node, said, folder("/sys/class/infiniband", "rxe0")))
     assert out == (
         "no place on a PCI bus\n├─ ca:00.0  GPU0, NVIDIA L4\n└─ rxe0, software\n\n      GPU0  rxe0\nGPU0  X     ?\n\n"
         "GPU0: best with rxe0 (nobody knows how far it is; no active port)\n\n"

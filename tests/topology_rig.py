@@ -45,7 +45,7 @@ def nic(name: str, where: str, numa: int = 0) -> Card:
 
 def built(*cards: Card, topo_m: str = "") -> ReplayHost:
     """A machine with these, and with what `nvidia-smi topo -m` prints there."""
-    said = [command("nvidia-smi topo -m", topo_m)] if topo_m else []
+    said = [link("/dev/nvidiactl", "/dev/nvidiactl"), command("nvidia-smi topo -m", topo_m)] if topo_m else []
     nics = {card.name: card for card in cards if card.name}
     places = {}
     for card in cards:

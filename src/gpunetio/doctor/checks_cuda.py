@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from . import nvidia_smi
 from .checks_gpu import CUDA_13_DRIVER, each_gpu
 from .finding import GUIDE, HARDWARE, Evidence, Finding, check, evidence, fail, ok, skip, warn
 from .machine import Gpu, Machine
-from .nvidia_driver import address, attribute, cuda, cuda_devices, integrated, number, smi
+from .nvidia_driver import address, attribute, cuda, cuda_devices, integrated, number, smi, unseen
 
 AREA = "CUDA"
 _CUDA = f"{GUIDE}: CUDA Dependency"
@@ -46,25 +47,29 @@ def cuda_version(machine: Machine) -> Iterator[Finding]:
     reading, told = cuda(machine)
     error, can = number(told.get("error")), number(told.get("driver_version"))
     text = f"CUDA {can // 1000}.{can % 1000 // 10}" if can is not None else ""
+    where = [Evidence("libcuda", file)] if isinstance(file := told.get("file"), str) else []
+    version = evidence(reading, can), *where
     if not machine.gpus:
         yield skip("no GPU")
+    elif why := nvidia_smi.asleep(machine.host, nvidia_smi.MEMORY):
+        yield skip(f"libcuda is not asked: {why}", reading)
     elif error is not None:
         name, cure = _CUINIT.get(error, ("an error", f"see {error} in cuda.h, and sudo dmesg | grep -i nvrm"))
-        read = evidence(reading, f"cuInit = {error}")
-        yield fail(f"cuInit fails: {name} ({error})", read, cure=cure, reboot=error == _MISMATCH)
+        read = evidence(reading, f"cuInit = {error}"), *where
+        yield fail(f"cuInit fails: {name} ({error})", *read, cure=cure, reboot=error == _MISMATCH)
     elif "libcuda.so.1" in reading.error:
         cure = "install the driver's libraries; for a container: -e NVIDIA_DRIVER_CAPABILITIES=compute,utility"
         yield fail("libcuda.so.1 cannot be loaded", reading, cure=cure, reboot=False)
     elif can is None:
         yield skip("libcuda does not tell its version", reading)
     elif can < _CUDA_OLDEST:
-        yield fail(f"{text} is older than 12.0", evidence(reading, can))
+        yield fail(f"{text} is older than 12.0", *version)
     elif can < _CUDA_RECOMMENDED:
-        yield warn(f"{text}: 12.6 or newer is recommended, 13.0 for gpunetio[cuda]", evidence(reading, can))
+        yield warn(f"{text}: 12.6 or newer is recommended, 13.0 for gpunetio[cuda]", *version)
     elif can < _CUDA_13:
-        yield warn(f"{text}: the static device library and gpunetio[cuda] take 13.0", evidence(reading, can))
+        yield warn(f"{text}: the static device library and gpunetio[cuda] take 13.0", *version)
     else:
-        yield ok(text, evidence(reading, can))
+        yield ok(text, *version)
 
 
 @check(
@@ -225,6 +230,8 @@ def visible_devices(machine: Machine, gpu: Gpu) -> Finding:
     shown = [address(device) for device in cuda_devices(machine)]
     if "driver_version" not in told or not all(shown):
         return skip("libcuda does not tell", reading, *variables)
+    if gpu.address not in shown and unseen(machine, gpu):
+        return skip("nvidia-smi does not show it, either", reading, *variables)
     if gpu.address not in shown:
         why = f"CUDA_VISIBLE_DEVICES={hides[:30]} hides it" if hides else "CUDA does not show it"
         return fail(why, *variables, Evidence("libcuda", f"shows {', '.join(shown) or 'none'}"))

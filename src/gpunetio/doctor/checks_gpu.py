@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from . import nvidia_smi, pci
+from .container import kind_of
 from .finding import GUIDE, HARDWARE, Evidence, Finding, check, evidence, fail, ok, skip, warn
 from .machine import Gpu, Machine
-from .nvidia_driver import is_open, loaded, smi, version
+from .nvidia_driver import is_open, loaded, peermem_carries, smi, unseen, version
 
 AREA = "GPUs"
 CUDA_13_DRIVER = "580.65.06"  # CUDA release notes: minimum driver versions
@@ -37,7 +38,7 @@ def each_gpu(ask: Callable[[Machine, Gpu], Finding]) -> Callable[[Machine], Iter
 )  # fmt: skip
 def gpu_present(machine: Machine) -> Iterator[Finding]:
     """By PCI, or by nvidia-smi where sysfs does not show it."""
-    devices, told = machine.host.names(pci.FOLDER), machine.host.run(*nvidia_smi.COMMAND)
+    devices, told = machine.host.names(pci.FOLDER), nvidia_smi.query(machine.host)
     if not machine.all_gpus and not devices.ok and not told.ok:
         yield skip("neither PCI devices nor nvidia-smi can be read", devices, told)
     elif not machine.all_gpus:
@@ -73,21 +74,24 @@ def gpu_driver(machine: Machine) -> Iterator[Finding]:
         yield warn(f"driver {text} is older than CUDA 12 needs ({_OLDEST_DRIVER})", reading, cure=cure)
     else:
         yield ok(f"driver {text}", reading)
-    told = machine.host.run(*nvidia_smi.COMMAND)
     for gpu in machine.gpus:
-        yield from _own_driver(machine, gpu, bool(told.ok and nvidia_smi.parse(told.text)))
+        yield from _own_driver(machine, gpu)
 
 
-def _own_driver(machine: Machine, gpu: Gpu, smi_shows: bool) -> Iterator[Finding]:
+def _own_driver(machine: Machine, gpu: Gpu) -> Iterator[Finding]:
     bound = machine.host.follow(f"{pci.FOLDER}/{gpu.address}/driver")
     name = bound.text.rpartition("/")[2]
     if bound.ok and name and name != "nvidia":
         cure = f"take it from {name}: see /etc/modprobe.d for what binds {gpu.address}, then sudo update-initramfs -u"
         yield fail(f"its driver is {name}, not nvidia", bound, gpu=gpu.name, cure=cure)
-    elif smi_shows and not gpu.smi:
-        cure = f"sudo dmesg | grep -i -e xid -e {gpu.address[5:]} says why it is lost; in a container: --gpus all"
+    elif unseen(machine, gpu):
+        kind, told = kind_of(machine.host)
         read = Evidence(nvidia_smi.SOURCE, f"(has no GPU {gpu.address})")
-        yield fail("nvidia-smi shows other GPUs, but not this one", read, gpu=gpu.name, cure=cure)
+        if kind:
+            yield skip(f"not given to this container ({kind})", read, told, gpu=gpu.name)
+            return
+        cure = f"sudo dmesg | grep -i -e xid -e {gpu.address[5:]} says why it is lost"
+        yield fail("nvidia-smi shows other GPUs, but not this one", read, gpu=gpu.name, cure=cure, reboot=False)
 
 
 def _parts(text: str) -> tuple[int, ...]:
@@ -110,6 +114,8 @@ def gpu_driver_open(machine: Machine) -> Iterator[Finding]:
         yield skip("the driver does not tell whether it is the open one", read)
     elif flavour:
         yield ok("open kernel modules: they give dmabufs", read)
+    elif (by_peermem := peermem_carries(machine))[0]:
+        yield ok("closed kernel modules: no dmabuf, and nvidia-peermem does instead", read, by_peermem[1])
     else:
         yield warn("closed kernel modules: no dmabuf, nvidia-peermem is needed", read)
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from .finding import EVERY_USE, GUIDE, HARDWARE, Evidence, Finding, Use, check, evidence, fail, ok, skip, warn
+from .container import kind_of
+from .finding import EVERY_USE, GUIDE, HARDWARE, Finding, Use, check, evidence, fail, ok, skip, warn
 from .host import Host, Reading, Trouble
 from .machine import Machine
+from .nvidia_driver import peermem_carries
 
 AREA = "Operating system and process"
 _ETHERNET, _VERBS = frozenset({Use.ETHERNET}), frozenset({Use.VERBS, Use.DMA})
@@ -16,8 +18,8 @@ _ETHERNET, _VERBS = frozenset({Use.ETHERNET}), frozenset({Use.VERBS, Use.DMA})
 @check(
     "kernel", "Linux kernel",
     why="Memory of a GPU is shared with a NIC as a dmabuf from kernel 6.2 on; before that nvidia-peermem has to do it.",
-    cure="install a kernel of at least 6.2, or load nvidia-peermem: sudo modprobe nvidia-peermem",
-    source=f"{GUIDE}: GPU Memory Mapping", uses=HARDWARE, reboot=True,
+    cure="sudo modprobe nvidia-peermem; or install a kernel of at least 6.2, and reboot",
+    source=f"{GUIDE}: GPU Memory Mapping", uses=HARDWARE,
 )  # fmt: skip
 def kernel(machine: Machine) -> Iterator[Finding]:
     """Its version."""
@@ -27,6 +29,8 @@ def kernel(machine: Machine) -> Iterator[Finding]:
         yield skip("the kernel's version is unknown", reading)
     elif (int(found[1]), int(found[2])) >= (6, 2):
         yield ok(f"Linux {reading.text} can share GPU memory as dmabuf", reading)
+    elif (by_peermem := peermem_carries(machine))[0]:
+        yield ok(f"Linux {reading.text} has no dmabuf, and nvidia-peermem does instead", reading, by_peermem[1])
     else:
         yield warn(f"Linux {reading.text} is older than 6.2: no dmabuf, nvidia-peermem is needed", reading)
 
@@ -128,9 +132,6 @@ def capabilities(machine: Machine) -> Iterator[Finding]:
 
 # --- Where this runs --------------------------------------------------------------------------------------------------
 
-_MARKS = {"docker": "Docker", "libpod": "Podman", "kubepods": "Kubernetes", "containerd": "containerd", "lxc": "LXC"}
-
-
 @check(
     "container", "Container",
     why="A container sees only the devices and has only the limits that it was started with.",
@@ -141,7 +142,7 @@ _MARKS = {"docker": "Docker", "libpod": "Podman", "kubepods": "Kubernetes", "con
 def container(machine: Machine) -> Iterator[Finding]:
     """Whether this is one, and has the device nodes of the GPUs and NICs that are there."""
     host = machine.host
-    kind, told = _container(host)
+    kind, told = kind_of(host)
     if not kind:
         yield ok("not in a container", told)
         return
@@ -155,21 +156,6 @@ def container(machine: Machine) -> Iterator[Finding]:
         yield warn(f"in a container ({kind}) that lacks {' and '.join(missing)}", told)
     else:
         yield ok(f"in a container ({kind})", told)
-
-
-def _container(host: Host) -> tuple[str, Evidence]:
-    """Its kind, "" for none, and what tells."""
-    for path, kind in (("/.dockerenv", "Docker"), ("/run/.containerenv", "Podman")):
-        mark = host.read(path)
-        if mark.ok or mark.trouble is Trouble.DENIED:
-            return kind, evidence(mark, "there")
-    told = host.ask("container")
-    if told.text:
-        return told.text[:16], evidence(told)
-    groups = host.read("/proc/1/cgroup")
-    if kind := next((kind for mark, kind in _MARKS.items() if mark in groups.text), ""):
-        return kind, evidence(groups)
-    return "", evidence(groups)
 
 
 _GUESTS = re.compile(r"KVM|QEMU|VMware|Virtual Machine|HVM")  # names of products; processors of Arm have no flag

@@ -11,7 +11,7 @@ from .checks_gpu import each_gpu
 from .finding import GUIDE, HARDWARE, Evidence, Finding, check, evidence, fail, ok, skip, warn
 from .host import Trouble
 from .machine import Gpu, Machine
-from .nvidia_driver import PARAMS, attribute, integrated, loaded, smi
+from .nvidia_driver import PARAMS, attribute, discrete, integrated, loaded, smi
 
 AREA = "GPU memory and the NIC"
 _MAPPING = f"{GUIDE}: GPU Memory Mapping"
@@ -20,6 +20,13 @@ _UNSET = 0x2000_0000  # IORESOURCE_UNSET in the kernel's linux/ioport.h: a size 
 _OPTIONS = ("/etc/modprobe.d", "/run/modprobe.d", "/usr/lib/modprobe.d", "/lib/modprobe.d")  # man modprobe.d
 _PEER_MAPPING = "PeerMappingOverride"
 _ALSO_SHOWN = ("EnableStreamMemOPs", "GrdmaPciTopoCheckOverride")  # of the driver's parameters
+
+
+def _none(machine: Machine) -> str:
+    """Why there is no GPU whose memory or kernels could reach a NIC; "" when there is one."""
+    if discrete(machine):
+        return ""
+    return "no GPU with memory of its own" if machine.gpus else "no GPU"
 
 
 @check(
@@ -84,8 +91,8 @@ def peer_mapping(machine: Machine) -> Iterator[Finding]:
     words = now.get("RegistryDwords", "").strip('"')
     read = [evidence(reading, f"RegistryDwords: {now.get('RegistryDwords', '(none)')}")]
     read += [Evidence(PARAMS, f"{name}: {now[name]}") for name in _ALSO_SHOWN if name in now]
-    if not machine.gpus:
-        yield skip("no GPU")
+    if missing := _none(machine):
+        yield skip(missing)
     elif not now:
         yield skip("the driver shows no parameters", reading)
     elif overrides(words):
@@ -127,6 +134,9 @@ def _configured(machine: Machine) -> Evidence | None:
     return None
 
 
+_REPLACE = "sudo rmmod nv_peer_mem && sudo modprobe nvidia-peermem; sudo apt remove nvidia-peer-memory-dkms"
+
+
 @check(
     "peermem", "nvidia-peermem",
     why="Where there is no dmabuf, this kernel module tells the NIC's driver where GPU memory is.",
@@ -137,21 +147,22 @@ def _configured(machine: Machine) -> Evidence | None:
 def peermem(machine: Machine) -> Iterator[Finding]:
     """Loaded or not needed, and not the module that it replaced."""
     (there, read), (old, read_old) = loaded(machine, "nvidia_peermem"), loaded(machine, "nv_peer_mem")
-    discrete = [gpu for gpu in machine.gpus if not integrated(machine, gpu)[0]]
-    if not discrete:
-        yield skip("no GPU" if not machine.gpus else "no GPU with memory of its own")
+    works = all(by_dmabuf.works(by_dmabuf.needs(machine, gpu)) for gpu in discrete(machine))
+    told = [read, *([machine.host.read("/sys/module/nvidia_peermem/version")] if there else [])]
+    if missing := _none(machine):
+        yield skip(missing)
+    elif old and there:
+        yield (warn if works else fail)("loaded, and in conflict with it nv_peer_mem", read_old, *told, cure=_REPLACE)
     elif old:
-        cure = "sudo rmmod nv_peer_mem && sudo modprobe nvidia-peermem; sudo apt remove nvidia-peer-memory-dkms"
-        both = "loaded, and in conflict with it " if there else "in place of it "
-        yield fail(f"{both}nv_peer_mem", read_old, read, cure=cure)
+        yield warn("in place of it nv_peer_mem, which it has replaced", read_old, *told, cure=_REPLACE)
     elif there:
-        yield ok("loaded", read)
+        yield ok("loaded", *told)
     elif there is None:
-        yield skip("nothing tells whether it is loaded", read)
-    elif all(by_dmabuf.works(by_dmabuf.needs(machine, gpu)) for gpu in discrete):
-        yield ok("not loaded, and not needed: there is dmabuf", read)
+        yield skip("nothing tells whether it is loaded", *told)
+    elif works:
+        yield ok("not loaded, and not needed: there is dmabuf", *told)
     else:
-        yield warn("not loaded", read)
+        yield warn("not loaded", *told)
 
 
 @check(
@@ -177,6 +188,9 @@ def dmabuf(machine: Machine, gpu: Gpu) -> Finding:
     return ok("kernel, driver and libraries have it", *(need.read for need in needs))
 
 
+_PEERMEMS = ("nvidia-peermem", "nv_peer_mem")  # and what it replaced
+
+
 @check(
     "gpu-memory-path", "From GPU memory to the NIC",
     why="A NIC reaches GPU memory by dmabuf or by nvidia-peermem; with neither, data and queues must be the host's.",
@@ -185,19 +199,20 @@ def dmabuf(machine: Machine, gpu: Gpu) -> Finding:
 )  # fmt: skip
 @each_gpu
 def gpu_memory_path(machine: Machine, gpu: Gpu) -> Finding:
-    """The first of the two that can work."""
+    """The first that can work."""
     shares, read = integrated(machine, gpu)
     if shares:
         return warn("integrated: CPU_GPU memory and the CPU proxy", read, cure="nothing to set: it is chosen by itself")
     needs = by_dmabuf.needs(machine, gpu)
     works = by_dmabuf.works(needs)
-    there, module = loaded(machine, "nvidia_peermem")
+    modules = [(name, *loaded(machine, name.replace("-", "_"))) for name in _PEERMEMS]
+    name, there, module = next((one for one in modules if one[1]), modules[0])
     direct, attributed = attribute(machine, gpu, "gpu_direct_rdma_supported")
     lacks = [need.read for need in needs if need.for_all and need.holds is not True]
     if works:
         return ok("dmabuf", *(need.read for need in needs if need.for_all))
     if there and direct != 0:
-        return ok("nvidia-peermem", module, *lacks)
+        return ok(name, module, *lacks)
     if works is False and (there is False or direct == 0):
         return fail("neither dmabuf nor nvidia-peermem", *lacks, module, attributed)
     return skip("nothing tells whether there is dmabuf or nvidia-peermem", *lacks, module)
@@ -206,8 +221,8 @@ def gpu_memory_path(machine: Machine, gpu: Gpu) -> Finding:
 @check(
     "gdrcopy", "GDRCopy",
     why="DOCA programs map GPU memory to the processor with it (GPU_CPU memory); gpunetio takes CPU_GPU memory.",
-    cure="git clone https://github.com/NVIDIA/gdrcopy && cd gdrcopy && make && sudo ./insmod.sh && "
-    "export GDRCOPY_PATH_L=$PWD/src LD_LIBRARY_PATH=$LD_LIBRARY_PATH:$PWD/src",
+    cure="sudo apt install -y check kmod && git clone https://github.com/NVIDIA/gdrcopy && cd gdrcopy && "
+    "make && sudo ./insmod.sh && export GDRCOPY_PATH_L=$PWD/src LD_LIBRARY_PATH=$LD_LIBRARY_PATH:$PWD/src",
     source=f"{GUIDE}: GDRCopy Installation", uses=HARDWARE,
 )  # fmt: skip
 def gdrcopy(machine: Machine) -> Iterator[Finding]:
@@ -218,17 +233,20 @@ def gdrcopy(machine: Machine) -> Iterator[Finding]:
     library = "libgdrapi.so.2"
     tried = [f"{folders[0].text.rstrip('/')}/{library}"] if folders[0].text else []
     found = [machine.host.ask("symbols", name, "gdr_open") for name in (*tried, library)]
-    if not machine.gpus:
-        yield skip("no GPU")
+    has = any("gdr_open" in one.value for one in found if isinstance(one.value, list))
+    if missing := _none(machine):
+        yield skip(missing)
     elif there is None:
         yield skip("nothing tells whether it is loaded", module)
+    elif not there and not has:
+        yield ok("not installed: optional, only DOCA's GPU_CPU memory uses it", module, *found)
     elif not there:
         yield warn("optional: gdrdrv is not loaded", module)
     elif device.trouble is Trouble.DENIED:
         yield warn("optional: /dev/gdrdrv is not for this user", device, cure="sudo chmod 666 /dev/gdrdrv")
     elif not device.ok:
         yield warn("optional: /dev/gdrdrv cannot be opened", device)
-    elif not any("gdr_open" in one.value for one in found if isinstance(one.value, list)):
+    elif not has:
         cure = "export GDRCOPY_PATH_L=<folder of libgdrapi.so.2> LD_LIBRARY_PATH=$LD_LIBRARY_PATH:<the same>"
         yield warn(f"optional: {library} is not found", *found, *folders, cure=cure)
     else:

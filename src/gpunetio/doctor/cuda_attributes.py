@@ -6,6 +6,7 @@ Numbers are those of `CUdevice_attribute` in cuda.h.
 import ctypes
 import json
 import sys
+from collections.abc import Iterable
 
 ATTRIBUTES = {
     "kernel_exec_timeout": 17,
@@ -26,16 +27,24 @@ _NAME_BYTES = 128
 
 
 def describe() -> dict[str, object]:
-    """The driver's version, as 13000 for 13.0, and of each device its name and attributes."""
+    """Which file libcuda is, its version, as 13000 for 13.0, and of each device its name and attributes."""
     driver = ctypes.CDLL("libcuda.so.1")
+    with open("/proc/self/maps") as maps:
+        answer: dict[str, object] = {"file": file_of("libcuda", maps)}
     if status := driver.cuInit(0):
-        return {"error": status}
+        return answer | {"error": status}
     number = ctypes.c_int()
     driver.cuDriverGetVersion(ctypes.byref(number))
-    answer: dict[str, object] = {"driver_version": number.value}
+    answer["driver_version"] = number.value
     driver.cuDeviceGetCount(ctypes.byref(number))
     answer["devices"] = [_device(driver, ordinal) for ordinal in range(number.value)]
     return answer
+
+
+def file_of(library: str, maps: Iterable[str]) -> str:
+    """Where a loaded library was found; "" when it is not mapped (man proc_pid_maps)."""
+    fields = (line.split(maxsplit=5) for line in maps)
+    return next((line[5].strip() for line in fields if len(line) == 6 and f"/{library}.so" in line[5]), "")
 
 
 def _device(driver: ctypes.CDLL, ordinal: int) -> dict[str, object]:

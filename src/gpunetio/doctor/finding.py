@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -124,6 +125,11 @@ def check(
         return Check(id, area, title, why, cure, source, uses, reboot, essential, settles, ask)
 
     return make
+
+
+def says_reboot(cure: str) -> bool:
+    """Whether a cure itself tells to reboot, so that nothing needs to be added where one is needed."""
+    return re.search(r"(?<!until the next )\breboot", cure) is not None
 
 
 def _maker(status: Status) -> Callable[..., Finding]:

@@ -8,7 +8,7 @@ from itertools import groupby
 from pathlib import Path
 
 from .checks import all_checks
-from .finding import EVERY_USE, USE_NAMES, Check
+from .finding import EVERY_USE, USE_NAMES, Check, says_reboot
 from .probes import PROBES
 
 BEGIN, END = "<!-- checks: made by `make docs` -->", "<!-- end of checks -->"
@@ -24,7 +24,7 @@ def checks_as_markdown() -> str:
 
 def _check(check: Check) -> str:
     uses = "all uses" if check.uses == EVERY_USE else ", ".join(USE_NAMES[u] for u in USE_NAMES if u in check.uses)
-    reboot = " Then reboot." if check.reboot else ""
+    reboot = " Then reboot." if check.reboot and not says_reboot(check.cure) else ""
     return (
         f"**{_plain(check.title)}** (`{check.id}`; {uses})  \n{_plain(check.why)}  \n"
         f"*Cure:* {_plain(check.cure)}{'' if check.cure.endswith('.') else '.'}{reboot}  \n"

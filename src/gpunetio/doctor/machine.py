@@ -26,7 +26,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Gpu:
-    """An NVIDIA GPU, numbered as nvidia-smi does: in the order of PCI addresses."""
+    """An NVIDIA GPU, numbered as nvidia-smi does; after its own come those that it does not show."""
 
     number: int
     address: str
@@ -69,10 +69,14 @@ class Machine:
 
     @cached_property
     def all_gpus(self) -> tuple[Gpu, ...]:
-        """Of vendor NVIDIA, whether a driver is loaded or not."""
-        smi = nvidia_smi.parse(self.host.run(*nvidia_smi.COMMAND).text)
+        """Of vendor NVIDIA, whether a driver is loaded or not.
+
+        Those that nvidia-smi shows come first, since it numbers no others.
+        """
+        smi = nvidia_smi.parse(nvidia_smi.query(self.host).text)
         seen = [d.address for d in self.pci.values() if d.vendor == pci.NVIDIA and d.base_class == pci.DISPLAY]
-        return tuple(self._gpu(number, at, smi.get(at, {})) for number, at in enumerate(sorted({*seen, *smi})))
+        order = dict.fromkeys([*smi, *sorted(seen)])
+        return tuple(self._gpu(number, at, smi.get(at, {})) for number, at in enumerate(order))
 
     def _gpu(self, number: int, address: str, smi: dict[str, str]) -> Gpu:
         told = self.host.read(f"/proc/driver/nvidia/gpus/{address}/information").text

@@ -7,7 +7,7 @@ from typing import Any
 
 from . import nvidia_smi
 from .finding import Evidence, evidence
-from .host import Reading, Trouble
+from .host import Kind, Reading, Trouble
 from .machine import Gpu, Machine
 
 VERSION = "/proc/driver/nvidia/version"
@@ -47,7 +47,9 @@ def is_open(machine: Machine) -> tuple[bool | None, Evidence]:
 
 
 def cuda(machine: Machine) -> tuple[Reading, dict[str, Any]]:
-    """libcuda's answer; {} when there is none."""
+    """libcuda's answer; {} when there is none. Its start takes the node of the module nvidia-uvm, too."""
+    if why := nvidia_smi.asleep(machine.host, nvidia_smi.MEMORY):
+        return Reading(Kind.QUESTION, ("cuda",), None, Trouble.FAILED, why), {}
     reading = machine.host.ask("cuda")
     return reading, reading.value if isinstance(reading.value, dict) else {}
 
@@ -84,12 +86,29 @@ def attribute(machine: Machine, gpu: Gpu, name: str) -> tuple[int | None, Eviden
     return value, Evidence("libcuda", f"({reading.error})" if value is None else f"{name} = {value}")
 
 
+def unseen(machine: Machine, gpu: Gpu) -> bool:
+    """Whether nvidia-smi shows other GPUs, but not this one."""
+    return not gpu.smi and any(other.smi for other in machine.all_gpus)
+
+
 def integrated(machine: Machine, gpu: Gpu) -> tuple[bool | None, Evidence]:
     """Whether a GPU shares the processor's memory; by its model where libcuda does not answer."""
     value, read = attribute(machine, gpu, "integrated")
     if value is None and "GB10" in gpu.model:
         return True, Evidence(nvidia_smi.SOURCE, gpu.model)
     return None if value is None else value != 0, read
+
+
+def discrete(machine: Machine) -> list[Gpu]:
+    """GPUs that have memory of their own, as far as anybody knows."""
+    return [gpu for gpu in machine.gpus if not integrated(machine, gpu)[0]]
+
+
+def peermem_carries(machine: Machine) -> tuple[bool, Evidence]:
+    """Whether nvidia-peermem is loaded and gives the NIC memory of a GPU, so that dmabuf is not needed."""
+    there, read = loaded(machine, "nvidia_peermem")
+    direct = [attribute(machine, gpu, "gpu_direct_rdma_supported")[0] for gpu in machine.gpus]
+    return bool(there) and any(value != 0 for value in direct), read
 
 
 def smi(gpu: Gpu, name: str) -> tuple[str, Evidence]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from . import process
+from .cuda_attributes import file_of
 
 _DEADLINE = 30.0  # seconds for libcuda, which without persistence mode sets up each GPU anew
 # The engine of a software NIC, and kernels for threads, are compiled at their first use: 90 s on two busy cores.
@@ -124,9 +125,9 @@ def verbs_library(name: str) -> dict[str, Any]:
     loaded = ctypes.CDLL(os.environ.get(variable) or soname)
     lacks = [function for function in functions if not hasattr(loaded, function)]
     with open("/proc/self/maps") as maps:
-        files = [line.split(maxsplit=5)[5].strip() for line in maps if f"/{name}.so" in line]
+        file = file_of(name, maps)
     return {
-        "file": next(iter(files), ""),
+        "file": file,
         "lacks": [function for function in lacks if not functions[function].optional],
         "lacks_optional": [function for function in lacks if functions[function].optional],
     }

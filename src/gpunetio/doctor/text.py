@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
 from typing import Any
 
-from .finding import EVERY_USE, HARDWARE, USE_NAMES, Finding, Readiness, Report, Status, Use
+from .finding import (
+    EVERY_USE, HARDWARE, USE_NAMES, Finding, Readiness, Report, Status, Use, says_reboot,
+)  # fmt: skip
 
 WIDTH = 100
 _LEFT = 8  # columns before what is told of a finding
@@ -74,7 +76,8 @@ def _told_of(alike: list[Finding], ids: int, verbose: bool, paint: Paint) -> Ite
         return
     yield from _told("why", one.check.why)
     if wrong:
-        yield from _told("cure", one.cure + (" (then reboot)" if one.reboot else ""))
+        then = " (then reboot)" if one.reboot and not says_reboot(one.cure) else ""
+        yield from _told("cure", one.cure + then)
         if one.uses not in (HARDWARE, EVERY_USE):
             yield from _told("for", ", ".join(name for use, name in USE_NAMES.items() if use in (one.uses or ())))
     yield from _told("source", one.check.source)

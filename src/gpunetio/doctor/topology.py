@@ -7,6 +7,7 @@ from enum import StrEnum
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
+from . import nvidia_smi
 from .host import Reading
 from .pci import PciDevice
 
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     from .machine import Gpu, Machine, Nic
 
 UNKNOWN, SELF = "?", "X"
-COMMAND = ("nvidia-smi", "topo", "-m")
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*m")  # its heading is underlined even in a pipe
 _GPU = re.compile(r"GPU\d+")
 _LEGEND = re.compile(r"\s*(NIC\d+):\s*(\S+)\s*")
@@ -100,7 +100,7 @@ def natural(name: str) -> list[str]:
 
 def said(machine: Machine) -> Reading:
     """The matrix of `nvidia-smi`."""
-    return machine.host.run(*COMMAND)
+    return nvidia_smi.said(machine.host, "topo", "-m")
 
 
 def parse_topo_m(text: str) -> dict[tuple[str, str], str]:
