@@ -79,6 +79,11 @@ CAUSES = {
         [refused(NODE, "No such file or directory", Trouble.ABSENT), file("/.dockerenv", "")], "uverbs", FAIL,
         "this container has no", "docker run --device=/dev/infiniband/uverbs0 --cap-add=IPC_LOCK",
     ),
+    "a pod without the device": (
+        [refused(NODE, "No such file or directory", Trouble.ABSENT),
+         answer("environment", "KUBERNETES_SERVICE_HOST", value="10.0.0.1")],
+        "uverbs", FAIL, "this container has no", "--device=/dev/infiniband/uverbs0",
+    ),
     "docker's list of devices": (
         [refused(NODE, "Operation not permitted")], "uverbs", FAIL, "this container has no", f"--device={NODE}",
     ),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from .finding import EVERY_USE, GUIDE, HARDWARE, Evidence, Finding, Use, check, evidence, fail, ok, skip, warn
+from .containers import container_kind
+from .finding import EVERY_USE, GUIDE, HARDWARE, Finding, Use, check, evidence, fail, ok, skip, warn
 from .host import Host, Reading, Trouble
 from .machine import Machine
 
@@ -128,8 +129,6 @@ def capabilities(machine: Machine) -> Iterator[Finding]:
 
 # --- Where this runs --------------------------------------------------------------------------------------------------
 
-_MARKS = {"docker": "Docker", "libpod": "Podman", "kubepods": "Kubernetes", "containerd": "containerd", "lxc": "LXC"}
-
 
 @check(
     "container", "Container",
@@ -141,7 +140,7 @@ _MARKS = {"docker": "Docker", "libpod": "Podman", "kubepods": "Kubernetes", "con
 def container(machine: Machine) -> Iterator[Finding]:
     """Whether this is one, and has the device nodes of the GPUs and NICs that are there."""
     host = machine.host
-    kind, told = _container(host)
+    kind, told = container_kind(host)
     if not kind:
         yield ok("not in a container", told)
         return
@@ -155,21 +154,6 @@ def container(machine: Machine) -> Iterator[Finding]:
         yield warn(f"in a container ({kind}) that lacks {' and '.join(missing)}", told)
     else:
         yield ok(f"in a container ({kind})", told)
-
-
-def _container(host: Host) -> tuple[str, Evidence]:
-    """Its kind, "" for none, and what tells."""
-    for path, kind in (("/.dockerenv", "Docker"), ("/run/.containerenv", "Podman")):
-        mark = host.read(path)
-        if mark.ok or mark.trouble is Trouble.DENIED:
-            return kind, evidence(mark, "there")
-    told = host.ask("container")
-    if told.text:
-        return told.text[:16], evidence(told)
-    groups = host.read("/proc/1/cgroup")
-    if kind := next((kind for mark, kind in _MARKS.items() if mark in groups.text), ""):
-        return kind, evidence(groups)
-    return "", evidence(groups)
 
 
 _GUESTS = re.compile(r"KVM|QEMU|VMware|Virtual Machine|HVM")  # names of products; processors of Arm have no flag

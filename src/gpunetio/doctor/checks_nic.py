@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from .containers import container_kind
 from .finding import GUIDE, HARDWARE, Finding, check, evidence, fail, ok, skip, warn
 from .host import Reading, Trouble
 from .machine import INFINIBAND, Machine, Nic
@@ -160,11 +161,10 @@ def uverbs(machine: Machine, nic: Nic) -> Iterator[Finding]:
 
 def _hidden(machine: Machine, node: str, opened: Reading) -> Finding:
     """There is no node, or the container's device list keeps it from us."""
-    marks = [machine.host.read(path) for path in ("/.dockerenv", "/run/.containerenv")]
-    inside = [mark for mark in marks if mark.ok]
-    if inside or opened.trouble is not Trouble.ABSENT:
+    kind, told = container_kind(machine.host)
+    if kind or opened.trouble is not Trouble.ABSENT:
         return fail(
-            f"this container has no {node}", opened, *inside,
+            f"this container has no {node}", opened, *([told] if kind else []),
             cure=f"docker run --device={node} --cap-add=IPC_LOCK …",
         )  # fmt: skip
     return fail(f"{node} does not exist", opened, cure="sudo udevadm trigger --subsystem-match=infiniband_verbs")
