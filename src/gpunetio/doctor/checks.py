@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from .finding import Check, Finding, Report, skip
 from .host import Host
 from .machine import Machine, Wanted
+from .nics import is_nvidia
 from .probes import run_probes
 
 _log = logging.getLogger("gpunetio.doctor")
@@ -49,7 +50,7 @@ def examine(host: Host, wanted: Wanted | None = None, probing: bool = False) -> 
         findings = [finding for some in found for finding in some]
     if probing:
         findings += run_probes(machine)
-    cards = tuple(nic.name for nic in machine.nics if nic.rdma and nic.pci)
+    cards = tuple(nic.name for nic in machine.nics if is_nvidia(nic))
     return Report(tuple(findings), machine.pairs(), cards)
 
 

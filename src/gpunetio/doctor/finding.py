@@ -157,7 +157,7 @@ class Report:
 
     findings: tuple[Finding, ...]
     pairs: tuple[tuple[str, str], ...]  # the best first
-    cards: tuple[str, ...] = ()  # RDMA cards
+    cards: tuple[str, ...] = ()  # cards of Mellanox/NVIDIA, with and without a driver
 
     def ready(self, use: Use) -> Verdict:
         """A machine is ready when nothing is wrong with it and with some pair of a GPU and a NIC.
