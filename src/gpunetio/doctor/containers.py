@@ -14,8 +14,8 @@ _KUBERNETES = "KUBERNETES_SERVICE_HOST"  # which Kubernetes sets in every contai
 def container_kind(host: Host) -> tuple[str, Evidence]:
     """Its kind, "" for none, and what tells; the surest signs first.
 
-    With version 2 of cgroups (cgroup_namespaces(7)) the groups of a container are "/" to those inside. Containers' roots
-    are layers of overlayfs, and so are those of live systems and of some clusters' nodes: that is a hint, no more.
+    With version 2 of cgroups (cgroup_namespaces(7)) the group of a container is "/" to those inside. A container's root
+    is an overlay of layers, and so is that of live systems and of some clusters' nodes: that is a hint, no more.
     """
     for path, kind in _FILES.items():
         mark = host.read(path)
