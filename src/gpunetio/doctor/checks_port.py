@@ -167,7 +167,7 @@ def mtu(machine: Machine, nic: Nic) -> Iterator[Finding]:
         yield fail(f"{reading.number} is too small for any path MTU", reading, cure=cure)
 
 
-# Counters count since the driver was loaded or the card was reset, so that what was long ago still shows. Damage, losses
+# Counters count since the driver was loaded or the card was reset, so that what is long past shows. Damage, losses
 # and refusals cost time or data, so they are worth a look (WARN). What links and queues also do when they come, go, or
 # hold back as they should is an event (OK).
 _LOSS, _EVENT = Status.WARN, Status.OK
