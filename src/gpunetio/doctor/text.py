@@ -47,7 +47,7 @@ def _finding(finding: Finding, ids: int, verbose: bool, paint: Paint) -> Iterato
     for one in finding.read:
         yield from _told("read", f"{one.source}: {one.value}")
     yield from _told("why", finding.check.why)
-    if wrong:
+    if finding.cure:  # what is right may have one, too: how to get what few need
         yield from _told("cure", finding.cure + (" (then reboot)" if finding.reboot else ""))
     yield from _told("source", finding.check.source)
 
