@@ -34,6 +34,13 @@ def present(machine: Machine) -> Iterator[Finding]:
         yield fail("no RDMA device, and no card of NVIDIA/Mellanox", *readings)
 
 
+# RDMA that is neither InfiniBand nor RoCE, so that no peer of these cards understands it: `node_type_show` and `enum
+# rdma_node_type` in Linux drivers/infiniband/core/sysfs.c and include/rdma/ib_verbs.h. "1: CA" is both.
+_OTHER_RDMA = {
+    "2": "a switch", "3": "a router", "4": "iWARP (RNIC)", "5": "usNIC", "6": "usNIC", "7": "a transport of its maker",
+}  # fmt: skip
+
+
 @check(
     "nic-model", "Model of the network card",
     why="A GPU builds and rings the work queues of mlx5 cards by itself, and cards of other kinds have no such queues.",
@@ -43,6 +50,10 @@ def present(machine: Machine) -> Iterator[Finding]:
 @each_nic
 def model(machine: Machine, nic: Nic) -> Iterator[Finding]:
     """By PCI ids."""
+    node = machine.host.read(f"{nic.folder}/node_type")
+    if other := _OTHER_RDMA.get(node.text.partition(":")[0]):
+        yield fail(f"{other}: neither InfiniBand nor RoCE", node)
+        return
     elsewhere = "for GPUs use a ConnectX-6 Dx or later; here verbs driven by the CPU work, and the software NIC does"
     if nic.pci is None:
         link = machine.host.follow(f"{nic.folder}/device")
