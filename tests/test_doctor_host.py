@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ OVERRIDE = file("/proc/driver/nvidia/params", 'RmMsg: ""\nRegistryDwords: "PeerM
 NO_OVERRIDE = file("/proc/driver/nvidia/params", 'RmMsg: ""\nRegistryDwords: ""\n')
 DOCKER = file("/.dockerenv", "")
 NO_PEERMEM = without(Kind.FOLDER, "/sys/module/nvidia_peermem")
+KUBERNETES = answer("environment", "KUBERNETES_SERVICE_HOST", value="10.0.0.1")
 NODES = (link("/dev/nvidiactl", "/dev/nvidiactl"), folder("/dev/infiniband", "rdma_cm", "uverbs0", "uverbs1"))
 
 
@@ -88,6 +90,10 @@ def test_an_old_kernel_with_nvidia_peermem():
         ("container", [file("/run/.containerenv", 'engine="podman-4.9"\n'), *NODES], [OK], "Podman"),
         ("container", [answer("container", value="lxc"), *NODES], [OK], "lxc"),
         ("container", [file("/proc/1/cgroup", "0::/kubepods.slice/kubepods-pod1.slice\n"), *NODES], [OK], "Kubernetes"),
+        ("container", [file("/proc/1/cgroup", "0::/\n"), KUBERNETES, *NODES], [OK], "Kubernetes"),
+        ("container", [folder("/.singularity.d", "env", "runscript"), *NODES], [OK], "Apptainer"),
+        ("container", [answer("root_filesystem", value="overlay"), *NODES], [OK], "its root is an overlay"),
+        ("container", [answer("root_filesystem", value=["overlay"])], [OK], "not in"),
         ("shared-memory", [], [OK], "64423 MiB"),
         ("shared-memory", [shm(64 << 20)], [WARN], "--shm-size"),
         ("shared-memory", [shm((64 << 20) + 1)], [OK], "64 MiB"),
@@ -147,4 +153,6 @@ def test_of_this_machine():
     assert set(host.ask("user").value) == {"uid", "gid"}
     assert "CapEff:" in host.read("/proc/self/status").text
     assert host.ask("hypervisor").value is (" hypervisor" in Path("/proc/cpuinfo").read_text())
+    mounted = re.findall(r"^(?:\S+ ){4}/ .* - (\S+)", Path("/proc/self/mountinfo").read_text(), re.MULTILINE)
+    assert host.ask("root_filesystem").value in mounted
     assert host.ask("container").trouble in (Trouble.NONE, Trouble.DENIED)

@@ -48,6 +48,12 @@ CAUSES = {
         "nic-model", OK, "ConnectX-6 Dx", "",
     ),
     "card of another maker": ([file(f"{CARD}/vendor", "0x14e4")], "nic-model", FAIL, "14e4:101d", "software NIC"),
+    "iWARP": ([file(f"{IB}/mlx5_0/node_type", "4: RNIC\n")], "nic-model", FAIL, "iWARP (RNIC): neither", "6 Dx"),
+    "Elastic Fabric Adapter": (
+        [file(f"{IB}/mlx5_0/node_type", "7: unspecified\n"), file(f"{CARD}/vendor", "0x1d0f")],
+        "nic-model", FAIL, "of its maker: neither InfiniBand nor RoCE", "ConnectX-6 Dx",
+    ),
+    "kind of RDMA is hidden": ([without(Kind.FILE, f"{IB}/mlx5_0/node_type")], "nic-model", OK, "ConnectX-6 Dx", ""),
     "Soft-RoCE": (
         [without(Kind.LINK, f"{IB}/mlx5_0/device")], "nic-model", FAIL, "no PCI device", "work, and the software NIC",
     ),
@@ -78,6 +84,11 @@ CAUSES = {
     "docker without the device": (
         [refused(NODE, "No such file or directory", Trouble.ABSENT), file("/.dockerenv", "")], "uverbs", FAIL,
         "this container has no", "docker run --device=/dev/infiniband/uverbs0 --cap-add=IPC_LOCK",
+    ),
+    "a pod without the device": (
+        [refused(NODE, "No such file or directory", Trouble.ABSENT),
+         answer("environment", "KUBERNETES_SERVICE_HOST", value="10.0.0.1")],
+        "uverbs", FAIL, "this container has no", "--device=/dev/infiniband/uverbs0",
     ),
     "docker's list of devices": (
         [refused(NODE, "Operation not permitted")], "uverbs", FAIL, "this container has no", f"--device={NODE}",

@@ -2,8 +2,9 @@
 
 import pytest
 
-from doctor_rig import DATA, READY, answer, changed, command, file, folder, found, link, without
-from gpunetio.doctor import Machine, Status, Use, Wanted, examine, mlxconfig
+from doctor_rig import DATA, READY, answer, changed, command, file, folder, found, link, report, without
+from gpunetio.doctor import Machine, Status, Use, Wanted, examine, lines_of, mlxconfig
+from gpunetio.doctor.finding import Readiness
 from gpunetio.doctor.host import Kind, Reading
 from gpunetio.doctor.recording import ReplayHost
 
@@ -18,6 +19,9 @@ NIC_MODE = (DATA / "seed" / "mlxconfig_bluefield.txt").read_text()
 BLUEFIELD_MST = (DATA / "seed" / "mst_status_bluefield.txt").read_text().replace("9f:", "b5:")
 MST = command("mst status -v", BLUEFIELD_MST)
 NO_TOOL = [without(Kind.COMMAND, *QUERY.replace("mlxconfig", name).split()) for name in ("mlxconfig", "mstconfig")]
+BLUEFIELD_2 = [file(f"{PCI}/0000:b5:00.{port}/device", "0xa2d6") for port in (0, 1)]
+OF_ARM = NIC_MODE.replace("EXT_HOST_PF(1)", "ECPF(0)").replace("DISABLED(1)", "ENABLED(0)")
+VIRTUAL = file(f"{PCI}/0000:b5:00.0/device", "0x101e")
 COLD = "cold reboot: ipmitool power cycle"
 
 
@@ -73,8 +77,8 @@ CAUSES = {
         "DPU mode: INTERNAL_CPU_OFFLOAD_ENGINE is ENABLED(0)",
         f"sudo mlxconfig -d /dev/mst/mt41692_pciconf0 --yes set INTERNAL_CPU_OFFLOAD_ENGINE=1, then a {COLD}",
     ),
-    "BlueField that the Arm cores supply": (
-        [*BLUEFIELD, command(QUERY, NIC_MODE.replace("EXT_HOST_PF(1)", "ECPF(0)")), MST], "bluefield-mode", FAIL,
+    "BlueField-2 that the Arm cores supply": (
+        [*BLUEFIELD_2, command(QUERY, NIC_MODE.replace("EXT_HOST_PF(1)", "ECPF(0)")), MST], "bluefield-mode", FAIL,
         "INTERNAL_CPU_PAGE_SUPPLIER is ECPF(0), and 2 more",
         "INTERNAL_CPU_PAGE_SUPPLIER=1 INTERNAL_CPU_ESWITCH_MANAGER=1 INTERNAL_CPU_IB_VPORT0=1,",
     ),
@@ -88,11 +92,35 @@ CAUSES = {
         "bluefield-mode", SKIP, "sudo gpunetio doctor", "",
     ),
     "no real-time clock": (
-        [table(REAL_TIME_CLOCK_ENABLE="False(0)")], "accurate-send", WARN, "REAL_TIME_CLOCK_ENABLE is False(0)",
+        [table(REAL_TIME_CLOCK_ENABLE="False(0)")], "accurate-send", OK, "off; only sending at given times needs it",
         f"--yes set REAL_TIME_CLOCK_ENABLE=1, then a {COLD}",
     ),
+    "real-time clock from the next boot on": (
+        [table(REAL_TIME_CLOCK_ENABLE="False(0) True(1)")], "accurate-send", OK, "next boot", f"a {COLD}",
+    ),
     "firmware without scheduling": (
-        [command(QUERY, "LINK_TYPE_P1 ETH(2)")], "accurate-send", WARN, "no accurate send", "ConnectX-7",
+        [command(QUERY, "LINK_TYPE_P1 ETH(2)")], "accurate-send", SKIP, "has none; only sending at", "ConnectX-7",
+    ),
+    "BlueField-3 in NIC mode, with other settings": (
+        [*BLUEFIELD, command(QUERY, NIC_MODE.replace("EMBEDDED_CPU(1)", "SEPARATED(0)")), MST],
+        "bluefield-mode", WARN, "NIC mode; INTERNAL_CPU_MODEL is SEPARATED(0)",
+        f"sudo mlxconfig -d /dev/mst/mt41692_pciconf0 --yes set INTERNAL_CPU_MODEL=1, then a {COLD}",
+    ),
+    "BlueField-3 in DPU mode, with other settings": (
+        [*BLUEFIELD, command(QUERY, OF_ARM), MST], "bluefield-mode", FAIL,
+        "DPU mode: INTERNAL_CPU_OFFLOAD_ENGINE is ENABLED(0), and 3 more",
+        "set INTERNAL_CPU_OFFLOAD_ENGINE=1 INTERNAL_CPU_PAGE_SUPPLIER=1",
+    ),
+    "BlueField-3 of which the engine is unknown": (
+        [*BLUEFIELD, command(QUERY, "INTERNAL_CPU_MODEL EMBEDDED_CPU(1)")],
+        "bluefield-mode", SKIP, "no INTERNAL_CPU_OFFLOAD_ENGINE", "",
+    ),
+    "PCI device is hidden": ([without(Kind.FILE, f"{PCI}/0000:b5:00.0/device")], "bluefield-mode", SKIP, "read", ""),
+    "another maker's card": ([file(f"{PCI}/0000:b5:00.0/vendor", "0x14e4")], "bluefield-mode", OK, "not a Blue", ""),
+    "virtual function": ([VIRTUAL], "bluefield-mode", OK, "not a BlueField", ""),
+    "another maker's InfiniBand": (
+        [file(f"{PCI}/0000:b5:00.0/vendor", "0x1077"), file(LAYER, "InfiniBand")],
+        "nic-link-type", FAIL, "no Ethernet queues", "use a port of an Ethernet card",
     ),
     "no scheduling on InfiniBand": ([file(LAYER, "InfiniBand")], "accurate-send", SKIP, "only Ethernet", ""),
 }  # fmt: skip
@@ -105,9 +133,9 @@ def test_causes(cause):
     assert first.status is status, first
     assert summary in first.summary
     assert cure in first.cure
-    assert bool(first.cure) == (status in (WARN, FAIL))
+    assert bool(first.cure) == (bool(cure) or status in (WARN, FAIL))
     assert all(len(finding.summary) < 80 for finding in (first, *others))
-    assert first.reboot == (bool(first.cure) and "no accurate send" not in first.summary)
+    assert first.reboot == (status in (WARN, FAIL) and COLD in first.cure)
 
 
 def test_infiniband_port_serves_verbs():
@@ -166,9 +194,36 @@ def test_each_card_is_asked():
 
 
 def test_a_virtual_function_is_not_asked_but_its_link_layer_counts():
-    virtual = file(f"{PCI}/0000:b5:00.0/device", "0x101e")
-    assert found("accurate-send", virtual)[0].summary == "a virtual function has no settings of its own"
-    first, second, _ = found("nic-link-type", virtual, file(LAYER, "InfiniBand"))
-    assert (first.status, first.uses) == (FAIL, {Use.ETHERNET})
-    assert "<mst device>" in first.cure
+    assert found("accurate-send", VIRTUAL)[0].summary == "a virtual function has no settings of its own"
+    first, second, _ = found("nic-link-type", VIRTUAL, file(LAYER, "InfiniBand"))
+    assert (first.status, first.uses, first.reboot) == (FAIL, {Use.ETHERNET}, False)
+    assert first.cure.endswith("set on the hypervisor's physical function")
+    assert "mlxconfig" not in first.cure
     assert second.status is SKIP
+
+
+def test_a_wanted_infiniband_port_is_left_alone():
+    first, *_ = found("nic-link-type", file(LAYER, "InfiniBand"))
+    assert first.summary == "InfiniBand: no Ethernet queues"
+    assert first.cure.startswith("RDMA needs no change; to have Ethernet instead: sudo mlxconfig")
+
+
+@pytest.mark.parametrize(
+    ("changes", "readiness"),
+    [([command(QUERY, NIC_MODE)], Readiness.READY), (NO_TOOL, Readiness.UNKNOWN),
+     ([command(QUERY, OF_ARM)], Readiness.NOT_READY)],
+)  # fmt: skip
+def test_verdicts_hang_on_a_bluefields_mode(changes, readiness):
+    assert report(*BLUEFIELD, MST, *changes).ready(Use.VERBS).readiness is readiness
+
+
+def test_verdicts_on_other_cards_need_no_firmware_tools():
+    assert report(*NO_TOOL).ready(Use.VERBS).readiness is Readiness.READY
+
+
+def test_how_to_get_what_few_need_is_told_when_all_is():
+    some = report(table(REAL_TIME_CLOCK_ENABLE="False(0)"))
+    (how,) = [f.cure for f in some.findings if f.check.id == "accurate-send" and f.nic == "mlx5_0"]
+    plain, verbose = (" ".join(" ".join(lines_of(some, verbose)).split()) for verbose in (False, True))
+    assert how in verbose
+    assert how not in plain

@@ -17,6 +17,8 @@ DOWN = [file(f"{PORT}/state", "1: DOWN"), file(f"{PORT}/phys_state", "3: Disable
 INFINIBAND = file(f"{PORT}/link_layer", "InfiniBand")
 NONE = ":".join(["0000"] * 8)
 V4 = ["2", "3"]  # indices of IPv4-mapped GIDs of the ready machine
+CONTAINER = folder("/sys/class/net", "eth0", "lo")
+LOSSES = [name for name, (grade, _) in HINTS.items() if grade is WARN]
 ETHTOOL = READY.recorded[Kind.COMMAND, ("ethtool", "-S", "ens6f0")].text
 
 
@@ -34,7 +36,28 @@ CAUSES = {
     ),
     "the switch pauses": (
         [ethtool("rx_prio3_pause: 0", "rx_prio3_pause: 900")],
-        "interface-counters", WARN, "not 0: rx_prio3_pause", "watch -d 'ethtool -S ens6f0'",
+        "interface-counters", OK, "nothing lost; events: rx_prio3_pause", "",
+    ),
+    "the cable was plugged in again": (
+        [file(f"{PORT}/counters/link_downed", "3")], "counters", OK, "nothing lost; events: link_downed", "",
+    ),
+    "losses come before events": (
+        [file(f"{PORT}/hw_counters/req_cqe_error", "3"), file(f"{PORT}/counters/symbol_error", "1")],
+        "counters", WARN, "not 0: symbol_error", "watch -d 'grep . ",
+    ),
+    "container with a network of its own": (
+        [CONTAINER], "gid", FAIL, "ens6f0 is in another network namespace", "docker run --network=host",
+    ),
+    "MTU in a container with a network of its own": ([CONTAINER], "mtu", SKIP, "docker run --network=host", ""),
+    "interfaces are hidden": ([without(Kind.FOLDER, "/sys/class/net", trouble=Trouble.DENIED)], "gid", OK, "GID 3", ""),
+    "IPv4 that nobody gave": (
+        [file(f"{PORT}/gids/{i}", "0000:0000:0000:0000:0000:ffff:a9fe:0102") for i in V4],
+        "gid", WARN, "link-local", "sudo ip addr add <address>/<prefix> dev ens6f0",
+    ),
+    "IPv6 of a network beside an IPv4 that nobody gave": (
+        [file(f"{PORT}/gids/3", "0000:0000:0000:0000:0000:ffff:a9fe:0102"),
+         file(f"{PORT}/gids/1", "2001:0db8:0000:0000:0000:0000:0000:0001")],
+        "gid", OK, "GID 1 is 2001:db8::1", "",
     ),
     "no ethtool": (
         [without(Kind.COMMAND, "ethtool", "-S", "ens6f0")],
@@ -93,7 +116,7 @@ CAUSES = {
         "counters", WARN, "not 0: packet_seq_err", f"watch -d 'grep . {PORT}/",
     ),
     "much is wrong": (
-        [file(f"{PORT}/{name}", "7") for name in HINTS], "counters", WARN, f"and {len(HINTS) - 2} more", "watch -d",
+        [file(f"{PORT}/{name}", "7") for name in HINTS], "counters", WARN, f", +{len(LOSSES) - 2}", "watch -d",
     ),
     "no counters": ([without(Kind.FILE, f"{PORT}/{name}") for name in HINTS], "counters", SKIP, "no counters", ""),
 }  # fmt: skip
@@ -155,7 +178,10 @@ def test_path_mtu(mtu, path):
 
 def test_interface_of_the_first_gid_counts():
     """A device may have interfaces for virtual switches, too."""
-    changes = [file(f"{PORT}/gid_attrs/ndevs/0", "bond0"), file("/sys/class/net/bond0/mtu", "1500")]
+    changes = [
+        file(f"{PORT}/gid_attrs/ndevs/0", "bond0"), file("/sys/class/net/bond0/mtu", "1500"),
+        folder("/sys/class/net", "bond0", "ens6f0", "ens6f1"),
+    ]  # fmt: skip
     assert found("mtu", *changes)[0].cure.startswith("sudo ip link set bond0 mtu 4200")
     assert statuses("mtu", *changes) == [WARN, OK]
 
@@ -163,10 +189,22 @@ def test_interface_of_the_first_gid_counts():
 @pytest.mark.parametrize("name", HINTS)
 def test_each_counter_is_explained(name):
     finding, other = found("counters", file(f"{PORT}/{name}", "5\n"))
-    assert (finding.status, other.status) == (WARN, OK)
+    grade, hint = HINTS[name]
+    assert (finding.status, other.status) == (grade, OK)
     (shown,) = finding.read
-    assert (shown.source, shown.value) == (f"{PORT}/{name}", f"5: {HINTS[name]}")
+    assert (shown.source, shown.value) == (f"{PORT}/{name}", f"5: {hint}")
     assert name.rpartition("/")[2] in finding.summary
+
+
+@pytest.mark.parametrize("name", ["rx_discards_phy", "tx_discards_phy", "rx_out_of_buffer", "rx_crc_errors_phy"])
+def test_what_an_interface_loses(name):
+    assert statuses("interface-counters", ethtool(f" {name}: 0", f" {name}: 1")) == [WARN, OK]
+
+
+def test_a_network_of_ones_own_is_no_matter_to_others_than_verbs():
+    first, other = found("gid", CONTAINER, file("/sys/class/infiniband/mlx5_1/ports/1/gid_attrs/ndevs/0", "eth0"))
+    assert (first.status, first.uses, other.status) == (FAIL, {Use.VERBS}, OK)
+    assert [one.source for one in first.read] == [f"{PORT}/gid_attrs/ndevs/0", "/sys/class/net"]
 
 
 @settings(max_examples=50, deadline=None)

@@ -53,6 +53,13 @@ def test_causes(cause):
     assert all(len(finding.summary) < 80 for finding in (first, *others))
 
 
+def test_packages_of_both_families():
+    """Those that the set-up guide installs."""
+    (check,) = {finding.check for finding in found("doca-version")}
+    assert "apt install doca-all doca-sdk-gpunetio libdoca-sdk-gpunetio-dev," in check.cure
+    assert "yum install doca-all doca-sdk-gpunetio doca-sdk-gpunetio-devel;" in check.cure
+
+
 def test_libraries_that_lack_functions(monkeypatch):
     monkeypatch.setenv("GPUNETIO_LIBIBVERBS", "libc.so.6")
     told = LiveHost().ask("verbs_library", "libibverbs").value

@@ -2,8 +2,10 @@
 
 import pytest
 
+from doctor_rig import file, folder, report, without
 from gpunetio.doctor import Check, Finding, Readiness, Report, Status, Use, lines_of
 from gpunetio.doctor.finding import EVERY_USE, HARDWARE, Verdict
+from gpunetio.doctor.host import Kind
 
 READY, NOT_READY, UNKNOWN = Readiness.READY, Readiness.NOT_READY, Readiness.UNKNOWN
 OK, WARN, FAIL, SKIP = Status
@@ -100,3 +102,18 @@ def test_texts_of_a_finding():
 def test_a_reboot_is_told_once(cure, reboot, told):
     one = Finding(FAIL, "summary", cure=cure, reboot=reboot).of(finding(OK).check)
     assert f"        cure    {told}" in lines_of(Report((one,), ()))
+CARD = "/sys/bus/pci/devices/0000:b5:00.0"
+
+
+@pytest.mark.parametrize(
+    ("changes", "cards"),
+    [
+        ([], ("mlx5_0", "mlx5_1")),
+        ([folder("/sys/class/infiniband")], ("0000:b5:00.0", "0000:b5:00.1")),  # its driver is not loaded
+        ([file(f"{CARD}/vendor", "0x14e4")], ("mlx5_1",)),  # Broadcom
+        ([without(Kind.LINK, "/sys/class/infiniband/mlx5_0/device")], ("0000:b5:00.0", "mlx5_1")),
+    ],
+)  # fmt: skip
+def test_cards(changes, cards):
+    """With one of these, RDMA Verbs is what one wants to know of."""
+    assert sorted(report(*changes).cards) == sorted(cards)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from .finding import Check, Finding, Report, Use, skip
 from .host import Host
 from .machine import Machine, Wanted
+from .nics import is_nvidia
 from .probes import run_probes
 
 _log = logging.getLogger("gpunetio.doctor")
@@ -48,7 +49,7 @@ def examine(host: Host, wanted: Wanted | None = None, probing: bool = False) -> 
     with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="doctor") as pool:
         found = pool.map(lambda one: _ask(one, machine), all_checks())
         findings = [finding for some in found for finding in some]
-    cards = tuple(nic.name for nic in machine.nics if nic.rdma and nic.pci)
+    cards = tuple(nic.name for nic in machine.nics if is_nvidia(nic))
     report = Report(tuple(findings), machine.pairs(), cards)
     if probing:
         gpu, nic = report.best_pair(Use.VERBS) or ("", "")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from . import nvidia_smi, pci
-from .container import kind_of
+from .containers import container_kind
 from .finding import GUIDE, HARDWARE, Evidence, Finding, check, evidence, fail, ok, skip, warn
 from .machine import Gpu, Machine
 from .nvidia_driver import is_open, loaded, peermem_carries, smi, unseen, version
@@ -85,7 +85,7 @@ def _own_driver(machine: Machine, gpu: Gpu) -> Iterator[Finding]:
         cure = f"take it from {name}: see /etc/modprobe.d for what binds {gpu.address}, then sudo update-initramfs -u"
         yield fail(f"its driver is {name}, not nvidia", bound, gpu=gpu.name, cure=cure)
     elif unseen(machine, gpu):
-        kind, told = kind_of(machine.host)
+        kind, told = container_kind(machine.host)
         read = Evidence(nvidia_smi.SOURCE, f"(has no GPU {gpu.address})")
         if kind:
             yield skip(f"not given to this container ({kind})", read, told, gpu=gpu.name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from .container import kind_of
+from .containers import container_kind
 from .finding import EVERY_USE, GUIDE, HARDWARE, Finding, Use, check, evidence, fail, ok, skip, warn
 from .host import Host, Reading, Trouble
 from .machine import Machine
@@ -142,7 +142,7 @@ def capabilities(machine: Machine) -> Iterator[Finding]:
 def container(machine: Machine) -> Iterator[Finding]:
     """Whether this is one, and has the device nodes of the GPUs and NICs that are there."""
     host = machine.host
-    kind, told = kind_of(host)
+    kind, told = container_kind(host)
     if not kind:
         yield ok("not in a container", told)
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from .containers import container_kind
 from .finding import GUIDE, HARDWARE, Finding, check, evidence, fail, ok, skip, warn
 from .host import Reading, Trouble
 from .machine import INFINIBAND, Machine, Nic
@@ -33,6 +34,13 @@ def present(machine: Machine) -> Iterator[Finding]:
         yield fail("no RDMA device, and no card of NVIDIA/Mellanox", *readings)
 
 
+# RDMA that is neither InfiniBand nor RoCE, so that no peer of these cards understands it: `node_type_show` and `enum
+# rdma_node_type` in Linux drivers/infiniband/core/sysfs.c and include/rdma/ib_verbs.h. "1: CA" is both.
+_OTHER_RDMA = {
+    "2": "a switch", "3": "a router", "4": "iWARP (RNIC)", "5": "usNIC", "6": "usNIC", "7": "a transport of its maker",
+}  # fmt: skip
+
+
 @check(
     "nic-model", "Model of the network card",
     why="A GPU builds and rings the work queues of mlx5 cards by itself, and cards of other kinds have no such queues.",
@@ -42,6 +50,10 @@ def present(machine: Machine) -> Iterator[Finding]:
 @each_nic
 def model(machine: Machine, nic: Nic) -> Iterator[Finding]:
     """By PCI ids."""
+    node = machine.host.read(f"{nic.folder}/node_type")
+    if other := _OTHER_RDMA.get(node.text.partition(":")[0]):
+        yield fail(f"{other}: neither InfiniBand nor RoCE", node)
+        return
     elsewhere = "for GPUs use a ConnectX-6 Dx or later; here verbs driven by the CPU work, and the software NIC does"
     if nic.pci is None:
         link = machine.host.follow(f"{nic.folder}/device")
@@ -160,11 +172,10 @@ def uverbs(machine: Machine, nic: Nic) -> Iterator[Finding]:
 
 def _hidden(machine: Machine, node: str, opened: Reading) -> Finding:
     """There is no node, or the container's device list keeps it from us."""
-    marks = [machine.host.read(path) for path in ("/.dockerenv", "/run/.containerenv")]
-    inside = [mark for mark in marks if mark.ok]
-    if inside or opened.trouble is not Trouble.ABSENT:
+    kind, told = container_kind(machine.host)
+    if kind or opened.trouble is not Trouble.ABSENT:
         return fail(
-            f"this container has no {node}", opened, *inside,
+            f"this container has no {node}", opened, *([told] if kind else []),
             cure=f"docker run --device={node} --cap-add=IPC_LOCK …",
         )  # fmt: skip
     return fail(f"{node} does not exist", opened, cure="sudo udevadm trigger --subsystem-match=infiniband_verbs")

@@ -7,19 +7,24 @@ from collections.abc import Callable, Iterator
 
 from . import mlxconfig
 from .finding import GUIDE, HARDWARE, Finding, Use, check, fail, ok, skip, warn
+from .host import Reading
 from .machine import Machine, Nic
 from .mlxconfig import COLD_REBOOT, Firmware
-from .nics import MODELS, each_nic, port_of
+from .nics import MODELS, each_nic, is_nvidia, port_of
 
 AREA = "NICs"
 _LAYERS = {"InfiniBand": 1, "Ethernet": 2}  # of LINK_TYPE_Pn
+_ENGINE = "INTERNAL_CPU_OFFLOAD_ENGINE"
 _NIC_MODE = {
     "INTERNAL_CPU_MODEL": 1,            # EMBEDDED_CPU
     "INTERNAL_CPU_PAGE_SUPPLIER": 1,    # EXT_HOST_PF
     "INTERNAL_CPU_ESWITCH_MANAGER": 1,  # EXT_HOST_PF
     "INTERNAL_CPU_IB_VPORT0": 1,        # EXT_HOST_PF
-    "INTERNAL_CPU_OFFLOAD_ENGINE": 1,   # DISABLED
+    _ENGINE: 1,                         # DISABLED
 }  # fmt: skip
+# BlueField-3 and later have a NIC mode that the engine alone decides; BlueField-2 has it when all five are so (NVIDIA:
+# BlueField Modes of Operation).
+_BY_ENGINE = frozenset({0xA2DC, 0xA2DF})
 _ACCURATE_SEND = {"ACCURATE_TX_SCHEDULER": 1, "REAL_TIME_CLOCK_ENABLE": 1}
 
 _Judge = Callable[[Machine, Nic, Firmware], Iterator[Finding]]
@@ -43,8 +48,9 @@ def _each_card(judge: _Judge) -> Callable[[Machine], Iterator[Finding]]:
 @check(
     "nic-link-type", "Ethernet or InfiniBand",
     why="Ethernet queues need a port that is set to Ethernet, and a link should not go down with its driver.",
-    cure="sudo mlxconfig -d <mst device> --yes set LINK_TYPE_P1=2 KEEP_ETH_LINK_UP_P1=1 KEEP_IB_LINK_UP_P1=0 "
-         "(InfiniBand: 1, 0, 1), then a cold reboot: ipmitool power cycle",
+    cure="for Ethernet queues: sudo mlxconfig -d <mst device> --yes set LINK_TYPE_P1=2 KEEP_ETH_LINK_UP_P1=1 "
+         "KEEP_IB_LINK_UP_P1=0, for InfiniBand: the same with 1, 0 and 1; then a cold reboot: ipmitool power cycle; "
+         "for a virtual function it is set on the hypervisor's physical function",
     source=f"{GUIDE}: Configure ConnectX NIC, Configure BlueField NIC", uses=HARDWARE, reboot=True,
 )  # fmt: skip
 @_each_card
@@ -57,8 +63,10 @@ def link_type(machine: Machine, nic: Nic, firmware: Firmware) -> Iterator[Findin
     port = int(nic.address[-1]) + 1 if firmware.card else 0  # mlx5 has a PCI function for each port
     ethernet = layer.text == "Ethernet"
     if not ethernet:
-        cure = _set(machine, firmware, {f"LINK_TYPE_P{port}": 2}) if firmware.card else ""
-        yield fail("its port is InfiniBand: no Ethernet queues", layer, uses=frozenset({Use.ETHERNET}), cure=cure)
+        yield fail(
+            "InfiniBand: no Ethernet queues", layer, uses=frozenset({Use.ETHERNET}), reboot=bool(firmware.card),
+            cure=f"RDMA needs no change; to have Ethernet instead: {_to_ethernet(machine, nic, firmware, port)}",
+        )  # fmt: skip
     uses = HARDWARE if ethernet else HARDWARE - {Use.ETHERNET}
     if firmware.trouble:
         yield skip(f"{layer.text}; {firmware.trouble}", layer, *firmware.read, uses=uses)
@@ -69,29 +77,43 @@ def link_type(machine: Machine, nic: Nic, firmware: Firmware) -> Iterator[Findin
     yield _judged(machine, firmware, wanted, warn, good=f"{layer.text}, and so is its firmware", uses=uses)
 
 
+def _to_ethernet(machine: Machine, nic: Nic, firmware: Firmware, port: int) -> str:
+    if firmware.card:
+        return _set(machine, firmware, {f"LINK_TYPE_P{port}": 2})
+    return "set on the hypervisor's physical function" if is_nvidia(nic) else "use a port of an Ethernet card"
+
+
 @check(
     "bluefield-mode", "NIC mode of BlueField",
     why="In DPU mode the Arm cores of a BlueField own its ConnectX, and the host's programs cannot use it directly.",
     cure="sudo mlxconfig -d <mst device> --yes set INTERNAL_CPU_MODEL=1 INTERNAL_CPU_PAGE_SUPPLIER=1 "
          "INTERNAL_CPU_ESWITCH_MANAGER=1 INTERNAL_CPU_IB_VPORT0=1 INTERNAL_CPU_OFFLOAD_ENGINE=1, "
          "then a cold reboot: ipmitool power cycle",
-    source=f"{GUIDE}: BlueField NIC", uses=HARDWARE, reboot=True,
+    source=f"{GUIDE}: BlueField NIC", uses=HARDWARE, reboot=True, essential=True,
 )  # fmt: skip
 @_each_card
 def bluefield_mode(machine: Machine, nic: Nic, firmware: Firmware) -> Iterator[Finding]:
-    """All of INTERNAL_CPU_…."""
-    if not _is_bluefield(nic):
-        yield skip("not a BlueField")
-    elif firmware.trouble:
+    """INTERNAL_CPU_…: those that decide, and the others that the guide sets."""
+    if nic.pci is None or not _is_bluefield(nic):
+        unknown = nic.address if nic.pci is None else min(nic.pci.vendor, nic.pci.device) < 0
+        yield skip("its PCI device cannot be read") if unknown else ok("not a BlueField", *_ids(machine, nic))
+        return
+    decisive = {_ENGINE: _NIC_MODE[_ENGINE]} if nic.pci.device in _BY_ENGINE else _NIC_MODE
+    if firmware.trouble:
         yield skip(firmware.trouble, *firmware.read)
+    elif not firmware.having(decisive):
+        yield skip(f"its firmware has no {next(iter(decisive))}", *firmware.read)
+    elif firmware.wrong(decisive) or firmware.pending(decisive):
+        yield _judged(machine, firmware, decisive | _NIC_MODE, fail, good="", bad="DPU mode: ")
     else:
-        yield _judged(machine, firmware, _NIC_MODE, fail, good="NIC mode", bad="DPU mode: ")
+        yield _judged(machine, firmware, _NIC_MODE, warn, good="NIC mode", bad="NIC mode; ")
 
 
 @check(
     "accurate-send", "Sending at given times",
     why="wait_on_time (accurate send scheduling) needs the card's real-time clock and its scheduler.",
-    cure="sudo mlxconfig -d <mst device> --yes set ACCURATE_TX_SCHEDULER=1 REAL_TIME_CLOCK_ENABLE=1, "
+    cure="only for sending at given times: "
+         "sudo mlxconfig -d <mst device> --yes set ACCURATE_TX_SCHEDULER=1 REAL_TIME_CLOCK_ENABLE=1, "
          "then a cold reboot: ipmitool power cycle",
     source=f"{GUIDE}: Configure ConnectX NIC", uses=frozenset({Use.ETHERNET}), reboot=True,
 )  # fmt: skip
@@ -104,15 +126,22 @@ def accurate_send(machine: Machine, nic: Nic, firmware: Firmware) -> Iterator[Fi
     elif firmware.trouble:
         yield skip(firmware.trouble, *firmware.read)
     elif len(firmware.having(_ACCURATE_SEND)) < len(_ACCURATE_SEND):
-        cure = "only for sending at given times: use a ConnectX-7 or later with recent firmware"
-        yield warn("its firmware has no accurate send scheduling", *firmware.read, cure=cure, reboot=False)
+        cure = "use a ConnectX-7 or later with recent firmware"
+        yield skip("its firmware has none; only sending at given times needs it", *firmware.read, cure=cure)
+    elif wrong := firmware.wrong(_ACCURATE_SEND):
+        cure = _set(machine, firmware, wrong)
+        yield ok("off; only sending at given times needs it", firmware.shown(_ACCURATE_SEND), cure=cure)
     else:
-        yield _judged(machine, firmware, _ACCURATE_SEND, warn, good="accurate send scheduling is on")
+        yield _judged(machine, firmware, _ACCURATE_SEND, ok, good="accurate send scheduling is on")
 
 
 def _is_bluefield(nic: Nic) -> bool:
-    model = MODELS.get(nic.pci.device) if nic.pci else None
+    model = MODELS.get(nic.pci.device) if nic.pci and is_nvidia(nic) else None
     return model is not None and model.bluefield
+
+
+def _ids(machine: Machine, nic: Nic) -> list[Reading]:
+    return [machine.host.read(f"{nic.pci.folder}/{name}") for name in ("vendor", "device")] if nic.pci else []
 
 
 def _judged(

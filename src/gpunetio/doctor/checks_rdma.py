@@ -63,7 +63,8 @@ def _names(value: Any) -> list[str] | None:
 @check(
     "doca-version", "DOCA and OFED",
     why="gpunetio needs neither, but their kernel modules and firmware tools are the ones that the guide describes.",
-    cure="apt install doca-all doca-sdk-gpunetio",
+    cure="sudo apt install doca-all doca-sdk-gpunetio libdoca-sdk-gpunetio-dev, or on RHEL: sudo yum install doca-all "
+         "doca-sdk-gpunetio doca-sdk-gpunetio-devel; gpunetio itself needs only rdma-core and the driver",
     source=GUIDE, uses=HARDWARE,
 )  # fmt: skip
 def doca_version(machine: Machine) -> Iterator[Finding]:
@@ -75,7 +76,7 @@ def doca_version(machine: Machine) -> Iterator[Finding]:
     if any(versions):
         yield ok(", ".join(version.partition("\n")[0] for version in versions if version), doca, ofed)
     else:
-        yield skip("neither DOCA nor OFED is installed; the kernel's own drivers do", doca, ofed)
+        yield skip("neither DOCA nor OFED is installed; rdma-core and the kernel's driver do", doca, ofed)
 
 
 CHECKS = (rdma_core, doca_version)

@@ -168,7 +168,7 @@ class Report:
 
     findings: tuple[Finding, ...]
     pairs: tuple[tuple[str, str], ...]  # the best first
-    cards: tuple[str, ...] = ()  # RDMA cards
+    cards: tuple[str, ...] = ()  # cards of Mellanox/NVIDIA, with and without a driver
 
     def best_pair(self, use: Use) -> tuple[str, str] | None:
         """The pair of a GPU and a NIC with the least wrong, of those the nearest; None when there is none."""

@@ -81,6 +81,16 @@ def container() -> str:
     return next((one.decode(errors="replace")[10:] for one in variables if one.startswith(b"container=")), "")
 
 
+def root_filesystem() -> str:
+    """The type of the file system at "/", as "ext4". Other mounts are nobody's business."""
+    kind = ""
+    for line in Path("/proc/self/mountinfo").read_text(errors="replace").splitlines():
+        mount, _, source = line.partition(" - ")  # proc_pid_mountinfo(5): "36 35 98:0 / / rw … - ext4 /dev/sda1 rw"
+        if mount.split()[4:5] == ["/"]:
+            kind = source.split()[0]  # the last of several lies on top
+    return kind
+
+
 def opens(path: str) -> bool:
     """Whether this user may open a device node for reading and writing; raises what the system says."""
     os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC))
@@ -160,7 +170,7 @@ def _seconds_to_probe(step: str) -> float:
 
 
 _ASKED = (
-    environment, system, user, limit, processors, affinity, shared_memory, hypervisor, container, opens, permissions,
-    filesystem, package, symbols, verbs_library, cuda, probe,
+    environment, system, user, limit, processors, affinity, shared_memory, hypervisor, container, root_filesystem,
+    opens, permissions, filesystem, package, symbols, verbs_library, cuda, probe,
 )  # fmt: skip
 QUESTIONS: dict[str, Callable[..., Any]] = {one.__name__: one for one in _ASKED}

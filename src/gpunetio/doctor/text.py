@@ -8,7 +8,15 @@ from itertools import groupby
 from typing import Any
 
 from .finding import (
-    EVERY_USE, HARDWARE, USE_NAMES, Finding, Readiness, Report, Status, Use, says_reboot,
+    EVERY_USE,
+    HARDWARE,
+    USE_NAMES,
+    Finding,
+    Readiness,
+    Report,
+    Status,
+    Use,
+    says_reboot,
 )  # fmt: skip
 
 WIDTH = 100
@@ -75,10 +83,10 @@ def _told_of(alike: list[Finding], ids: int, verbose: bool, paint: Paint) -> Ite
     if one.status is Status.SKIP and not verbose:
         return
     yield from _told("why", one.check.why)
-    if wrong:
+    if one.cure:  # what is right may have one, too: how to get what few need
         then = " (then reboot)" if one.reboot and not says_reboot(one.cure) else ""
         yield from _told("cure", one.cure + then)
-        if one.uses not in (HARDWARE, EVERY_USE):
+        if wrong and one.uses not in (HARDWARE, EVERY_USE):
             yield from _told("for", ", ".join(name for use, name in USE_NAMES.items() if use in (one.uses or ())))
     yield from _told("source", one.check.source)
 
