@@ -14,7 +14,7 @@ from topology_rig import EIGHT, built, gpu, nic
 
 OK, WARN, SKIP = Status.OK, Status.WARN, Status.SKIP
 FOLDER = "/sys/bus/pci/devices"
-GPU, NIC = f"{FOLDER}/0000:ca:00.0", f"{FOLDER}/0000:b5:00.0"
+GPU, NIC, ROOT_PORT = f"{FOLDER}/0000:ca:00.0", f"{FOLDER}/0000:b5:00.0", f"{FOLDER}/0000:b0:02.0"
 ALL_ON = 0x1D  # SrcValid, ReqRedir, CmpltRedir, UpstreamFwd: what Linux sets with an IOMMU
 HEADER_ONLY = bytes(64)
 
@@ -30,6 +30,12 @@ def nic_control(control: int):
 def translating(*devices: str, how: str = "DMA-FQ"):
     groups = {"0000:b5:00.0": 41, "0000:b5:00.1": 42, "0000:ca:00.0": 57}
     return [file(f"/sys/kernel/iommu_groups/{groups[device]}/type", f"{how}\n") for device in devices]
+
+
+def upstream(width: str, speed: str):
+    """The link above the switch, as its upstream port sees it."""
+    at = f"{FOLDER}/0000:b1:00.0"
+    return [file(f"{at}/current_link_width", width), file(f"{at}/current_link_speed", f"{speed} GT/s PCIe\n")]
 
 
 NOT_ROOT = [file(f"{FOLDER}/{name}/config", HEADER_ONLY) for name in READY.names(FOLDER).names]
@@ -95,6 +101,15 @@ NO_CONFIG = without(Kind.FILE, f"{FOLDER}/0000:b2:00.0/config")
         ("pcie-link", [file(f"{NIC}/current_link_speed", "Unknown\n")], [OK, SKIP, OK], "unknown"),
         ("pcie-link", [file(f"{NIC}/{which}_link_width", "63\n") for which in ("current", "max")], [OK, SKIP, OK], ""),
         ("pcie-link", [file(f"{NIC}/current_link_width", "0\n")], [OK, SKIP, OK], "unknown"),
+        ("pcie-link", upstream("8", "16.0"), [OK, OK, OK, WARN], "switch b1:00.0 above GPU0, mlx5_0, …: x8 at 16 GT/s"),
+        ("pcie-link", upstream("8", "16.0"), [OK, OK, OK, WARN], "only 8 of 16 lanes"),
+        ("pcie-link", upstream("16", "8.0"), [OK, OK, OK, WARN], "slower than its 16 GT/s"),
+        ("pcie-link", upstream("16", "8.0"), [OK, OK, OK, WARN], "above the switch b1:00.0 again"),
+        ("pcie-link", [*upstream("8", "16.0"), file(f"{ROOT_PORT}/max_link_width", "8\n"),
+                       file(f"{ROOT_PORT}/current_link_width", "8\n")],
+            [OK, OK, OK], "x16 at 16 GT/s; x8 at 16 GT/s above b1:00.0"),  # more than that its slot cannot
+        ("pcie-link", [file(f"{FOLDER}/0000:b1:00.0/current_link_width", "255\n")], [OK, OK, OK], "x16 at 16 GT/s"),
+        ("pcie-link", [file(f"{FOLDER}/0000:b2:00.0/current_link_width", "8\n")], [OK, OK, OK], "x16 at 16 GT/s"),
         ("pcie-read-request", [], [OK, OK], "MaxReadReq is 4096 bytes "),
         ("pcie-read-request", [nic_control(0x2000)], [OK, OK], "4096 may be faster"),
         ("pcie-read-request", [nic_control(0x1010)], [WARN, OK], "sudo setpci -s b5:00.0 CAP_EXP+8.w=5000:7000"),

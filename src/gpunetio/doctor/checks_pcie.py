@@ -11,6 +11,7 @@ from .finding import GUIDE, HARDWARE, Evidence, Finding, check, evidence, few, o
 from .host import Host, Kind, Reading, Trouble
 from .machine import Machine
 from .pci import PciDevice, short
+from .pci_link import Link, link_of, links_of_switches
 
 AREA = "PCI Express"
 _Subject = tuple[dict[str, str], PciDevice]  # fields of a finding, and whom it is about
@@ -94,35 +95,40 @@ def _type(domain: Reading) -> Evidence:
     source="kernel Documentation/ABI/testing/sysfs-bus-pci: current_link_speed, current_link_width", uses=HARDWARE,
 )  # fmt: skip
 def pcie_link(machine: Machine) -> Iterator[Finding]:
-    """Lanes and speed of each GPU's and NIC's own link."""
+    """Lanes and speed of each GPU's and NIC's own link, and of the switches above them."""
     subjects = [*_gpus(machine), *_nics(machine)]
     if not subjects:
         yield skip("no GPU and no NIC")
+    slow: dict[str, tuple[Link, list[str]]] = {}  # by upstream ports, with names of what is below
     for subject, device in subjects:
-        yield _link(machine.host, subject, device)
+        switches = links_of_switches(machine.host, device.path)
+        yield _own_link(link_of(machine.host, device.address), subject, switches)
+        for port, link in switches.items():
+            if link.lacks:
+                slow.setdefault(port, (link, []))[1].extend(subject.values())
+    for port, (link, below) in slow.items():
+        yield _link_of_switch(short(port), link, below)
 
 
-def _link(host: Host, subject: dict[str, str], device: PciDevice) -> Finding:
-    widths = [host.read(f"{device.folder}/{which}_link_width") for which in ("current", "max")]
-    speeds = [host.read(f"{device.folder}/{which}_link_speed") for which in ("current", "max")]
-    width, most = (_number(r"(\d{1,2})", reading) for reading in widths)
-    speed, fastest = (_number(r"(\d{1,3}(?:\.\d{1,2})?) GT/s.*", reading) for reading in speeds)
-    read = (*widths, *speeds)
-    if not (0 < width <= most <= 32 and 0 < speed <= fastest):  # virtual machines show 0 or 255 lanes, or "Unknown"
-        return skip("the link's width or speed is unknown", *read, **subject)
-    link = f"x{width:g} at {speed:g} GT/s"
-    if width < most:
-        return warn(f"{link}: only {width:g} of {most:g} lanes", *read, **subject)
-    if speed == fastest:
-        return ok(link, *read, **subject)
-    if "gpu" in subject:
-        return ok(f"{link} of {fastest:g}: a GPU at rest slows its link down", *read, **subject)
-    return warn(f"{link}: slower than its {fastest:g} GT/s", *read, **subject)
+def _own_link(link: Link, subject: dict[str, str], switches: dict[str, Link]) -> Finding:
+    if not link.known:
+        return skip("the link's width or speed is unknown", *link.read, **subject)
+    if link.width < link.most or (link.lacks and "gpu" not in subject):
+        return warn(f"{link}: {link.lacks}", *link.read, **subject)
+    if link.lacks:
+        return ok(f"{link} of {link.fastest:g}: a GPU at rest slows its link down", *link.read, **subject)
+    port, narrow = min(switches.items(), key=lambda one: one[1].width * one[1].speed, default=("", link))
+    if narrow.width * narrow.speed < link.width * link.speed:
+        return ok(f"{link}; {narrow} above {short(port)}", *link.read, *narrow.read, **subject)
+    return ok(str(link), *link.read, **subject)
 
 
-def _number(pattern: str, reading: Reading) -> float:
-    found = re.fullmatch(pattern, reading.text)
-    return float(found[1]) if found else 0
+def _link_of_switch(port: str, link: Link, below: list[str]) -> Finding:
+    names = ", ".join(below[:2]) + (", …" if len(below) > 2 else "")
+    return warn(
+        f"switch {port} above {names}: {link}: {link.lacks}", *link.read,
+        cure=f"seat the riser or the cable above the switch {port} again; BIOS: link speed Auto, bifurcation off",
+    )  # fmt: skip
 
 
 _LEAST_READ, _GOOD_READ = 512, 4096  # bytes

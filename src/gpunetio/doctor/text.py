@@ -33,12 +33,12 @@ def lines_of(report: Report, verbose: bool = False, paint: Paint = lambda text, 
     yield "Ready for"
     for use, name in USE_NAMES.items():
         verdict = report.ready(use)
-        yield from _hanging(f"  {name:<14}{_YES_OR_NO[verdict.readiness]:<9}", verdict.why)
+        yield from hanging(f"  {name:<14}{_YES_OR_NO[verdict.readiness]:<9}", verdict.why)
 
 
 def _finding(finding: Finding, ids: int, verbose: bool, paint: Paint) -> Iterator[str]:
     said = f"{finding.subject}: {finding.summary}" if finding.subject else finding.summary
-    first, *more = _hanging(f"  {finding.status:<{_LEFT - 3}} {finding.check.id:<{ids}}  ", said)
+    first, *more = hanging(f"  {finding.status:<{_LEFT - 3}} {finding.check.id:<{ids}}  ", said)
     yield first.replace(f"  {finding.status}", f"  {paint(finding.status, finding.status)}", 1)
     yield from more
     wrong = finding.status in (Status.WARN, Status.FAIL)
@@ -55,16 +55,16 @@ def _finding(finding: Finding, ids: int, verbose: bool, paint: Paint) -> Iterato
 def _skipped(why: str, findings: Iterable[Finding], paint: Paint) -> Iterator[str]:
     """Checks one after the other that were not made for the same reason."""
     names = dict.fromkeys(finding.check.id for finding in findings)
-    first, *more = _hanging(f"  {Status.SKIP:<{_LEFT - 3}} ", f"{', '.join(names)}: {why}")
+    first, *more = hanging(f"  {Status.SKIP:<{_LEFT - 3}} ", f"{', '.join(names)}: {why}")
     yield first.replace(Status.SKIP, paint(Status.SKIP, Status.SKIP), 1)
     yield from more
 
 
 def _told(label: str, text: str) -> Iterator[str]:
-    return _hanging(" " * _LEFT + f"{label:<{_LABEL}}", text)
+    return hanging(" " * _LEFT + f"{label:<{_LABEL}}", text)
 
 
-def _hanging(start: str, text: str) -> Iterator[str]:
+def hanging(start: str, text: str) -> Iterator[str]:
     """`start` and the text, whose further lines stand below its first. Words that are too long are cut in lines.
 
     Files may have anything in them; what a terminal would act upon is shown as "?".
