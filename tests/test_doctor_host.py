@@ -17,6 +17,8 @@ GOVERNOR = "/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"
 USER = answer("user", value={"uid": 1000, "gid": 1000})
 OVERRIDE = file("/proc/driver/nvidia/params", 'RmMsg: ""\nRegistryDwords: "PeerMappingOverride=1;"\n')
 NO_OVERRIDE = file("/proc/driver/nvidia/params", 'RmMsg: ""\nRegistryDwords: ""\n')
+INTEGRATED = answer("cuda", value={"devices": [{"integrated": 1} | dict.fromkeys(
+    ("pci_domain_id", "pci_device_id"), 0) | {"pci_bus_id": 0xCA}]})  # fmt: skip
 DOCKER = file("/.dockerenv", "")
 NO_PEERMEM = without(Kind.FOLDER, "/sys/module/nvidia_peermem")
 KUBERNETES = answer("environment", "KUBERNETES_SERVICE_HOST", value="10.0.0.1")
@@ -66,7 +68,11 @@ def test_an_old_kernel_with_nvidia_peermem():
         ("root", [], [OK], "root"),
         ("root", [USER, NO_OVERRIDE], [WARN, WARN], "PeerMappingOverride=1"),
         ("root", [USER, OVERRIDE], [WARN, OK], "sudo <command>"),
+        ("root", [USER, OVERRIDE, rights(1 << 14)], [FAIL, OK], "neither root nor CAP_NET_RAW"),
+        ("root", [USER, OVERRIDE, rights(1 << 13)], [WARN, OK], "not root, but CAP_NET_RAW"),
+        ("root", [USER, OVERRIDE, file("/proc/self/status", "")], [SKIP, OK], "CAP_NET_RAW is unknown"),
         ("root", [USER, without(Kind.FILE, "/proc/driver/nvidia/params")], [WARN, WARN], "CPU proxy"),
+        ("root", [USER, NO_OVERRIDE, INTEGRATED], [WARN, SKIP], "integrated: the CPU proxy"),
         ("root", [answer("user", value="me")], [SKIP], "unknown"),
         ("memlock", [], [OK], "no limit"),
         ("memlock", [limit(8 << 20)], [OK], "CAP_IPC_LOCK"),
@@ -81,7 +87,8 @@ def test_an_old_kernel_with_nvidia_peermem():
         ("memlock", [answer("limit", "MEMLOCK", value=["much", None])], [SKIP], "unknown"),
         ("capabilities", [], [OK], "CAP_NET_RAW and CAP_IPC_LOCK"),
         ("capabilities", [rights(0xA80425FB)], [OK], "CAP_NET_RAW"),  # those of Docker
-        ("capabilities", [rights(0)], [WARN], "--cap-add=NET_RAW"),
+        ("capabilities", [rights(0)], [FAIL], "--cap-add=NET_RAW"),
+        ("capabilities", [rights(1 << 14), USER], [FAIL], "no CAP_NET_RAW"),
         ("capabilities", [file("/proc/self/status", "CapEff:\tall\n")], [SKIP], "unknown"),
         ("container", [], [OK], "not in"),
         ("container", [DOCKER, *NODES], [OK], "Docker"),
@@ -118,15 +125,24 @@ def test_causes(check, changes, expected, words):
     assert all(bool(f.cure) is (f.status in (WARN, FAIL)) and len(f.summary) < 80 for f in findings)
 
 
-def test_who_is_not_root_has_verbs_but_no_ethernet():
+def test_who_is_not_root():
     ethernet, others = found("root", USER, NO_OVERRIDE)
     assert (ethernet.uses, others.uses) == ({Use.ETHERNET}, {Use.VERBS, Use.DMA})
     assert (ethernet.reboot, others.reboot) == (False, True)
 
 
-def test_raw_packets_are_for_ethernet():
-    (finding,) = found("capabilities", rights(0))
-    assert finding.uses == {Use.ETHERNET}
+@pytest.mark.parametrize(
+    ("changes", "readiness"),
+    [
+        ([USER], Readiness.READY),
+        ([USER, rights(1 << 14)], Readiness.NOT_READY),
+        ([rights(1 << 14)], Readiness.NOT_READY),  # root of a container
+        ([rights(1 << 13 | 1 << 14)], Readiness.READY),
+    ],
+)
+def test_ethernet_takes_the_right_to_send_raw_packets(changes, readiness):
+    assert report(*changes).ready(Use.ETHERNET).readiness is readiness
+    assert report(*changes).ready(Use.VERBS).readiness is Readiness.READY
 
 
 def test_too_little_locked_memory_is_not_ready():

@@ -10,10 +10,11 @@ from doctor_rig import DATA, READY, answer, changed, command, file, folder, foun
 from gpunetio.doctor import ReplayHost, Status, Trouble, Wanted, examine
 from gpunetio.doctor.host import Kind
 from pci_rig import config, from_lspci
+from topology_rig import EIGHT, built, gpu, nic
 
 OK, WARN, SKIP = Status.OK, Status.WARN, Status.SKIP
 FOLDER = "/sys/bus/pci/devices"
-GPU, NIC = f"{FOLDER}/0000:ca:00.0", f"{FOLDER}/0000:b5:00.0"
+GPU, NIC, ROOT_PORT = f"{FOLDER}/0000:ca:00.0", f"{FOLDER}/0000:b5:00.0", f"{FOLDER}/0000:b0:02.0"
 ALL_ON = 0x1D  # SrcValid, ReqRedir, CmpltRedir, UpstreamFwd: what Linux sets with an IOMMU
 HEADER_ONLY = bytes(64)
 
@@ -31,6 +32,12 @@ def translating(*devices: str, how: str = "DMA-FQ"):
     return [file(f"/sys/kernel/iommu_groups/{groups[device]}/type", f"{how}\n") for device in devices]
 
 
+def upstream(width: str, speed: str):
+    """The link above the switch, as its upstream port sees it."""
+    at = f"{FOLDER}/0000:b1:00.0"
+    return [file(f"{at}/current_link_width", width), file(f"{at}/current_link_speed", f"{speed} GT/s PCIe\n")]
+
+
 NOT_ROOT = [file(f"{FOLDER}/{name}/config", HEADER_ONLY) for name in READY.names(FOLDER).names]
 CX8 = (file(f"{NIC}/device", "0x1023\n"), file(f"{FOLDER}/0000:b5:00.1/device", "0x1023\n"))
 BLACKWELL = file(
@@ -45,7 +52,9 @@ NO_DRIVER = (
     without(Kind.COMMAND, "rdma_topo", "check"),
 )
 FAILS = "OK\tall of NIC 1\nFAIL\tACS for grace_rp 0008:00:00.0 has incorrect values 0011101 != xx111x0 (0x1d != 0x1c)\n"
-TWO_COMMANDS = "reboot:\nsudo setpci -s b2:01.0 ECAP_ACS+0x6.w=0000\nsudo setpci -s b2:00.0 ECAP_ACS+0x6.w=0000"
+LOOP = "reboot:\nfor b in b2:01.0 b2:00.0; do sudo setpci -s $b ECAP_ACS+0x6.w=0000; done"
+INTEGRATED = file("/proc/driver/nvidia/gpus/0000:ca:00.0/information", "Model: \t\t NVIDIA GB10\n")
+NO_CUDA = without(Kind.QUESTION, "cuda", trouble=Trouble.FAILED)
 LSPCI = (DATA / "lspci-bridge.txt").read_text()
 NO_CONFIG = without(Kind.FILE, f"{FOLDER}/0000:b2:00.0/config")
 
@@ -56,10 +65,12 @@ NO_CONFIG = without(Kind.FILE, f"{FOLDER}/0000:b2:00.0/config")
         ("acs", [], [OK], "off at all 2 bridges"),
         ("acs", [bridge("b2:00.0", ALL_ON)], [WARN], "sudo setpci -s b2:00.0 ECAP_ACS+0x6.w=0000"),
         ("acs", [bridge("b2:00.0", ALL_ON)], [WARN], "ACSCtl: SrcValid+ TransBlk- ReqRedir+"),
-        ("acs", [bridge("b2:00.0", 4), bridge("b2:01.0", 8)], [WARN], TWO_COMMANDS),
+        ("acs", [bridge("b2:00.0", 4), bridge("b2:01.0", 8)], [WARN], LOOP),
         ("acs", [bridge("b2:01.0", 0x20)], [WARN], "redirects peer traffic at b2:01.0"),
         ("acs", [bridge("b2:01.0", 1)], [WARN], "redirects nothing at b2:01.0"),
         ("acs", [bridge("b0:02.0", ALL_ON), bridge("b1:00.0", ALL_ON)], [OK], "off"),  # packets turn below these
+        ("acs", [INTEGRATED, NO_CUDA, bridge("b2:00.0", ALL_ON)], [SKIP], "integrated: a NIC reaches memory"),
+        ("acs", [without(Kind.LINK, GPU)], [SKIP], "sysfs does not show where GPU0"),
         ("acs", NOT_ROOT, [SKIP], "sudo gpunetio doctor"),
         ("acs", [*NOT_ROOT, bridge("b2:00.0", ALL_ON)], [WARN], "at b2:00.0"),
         ("acs", [NO_CONFIG, command("lspci -s b2:00.0 -vvv", LSPCI)], [WARN], "ReqRedir+"),
@@ -78,6 +89,7 @@ NO_CONFIG = without(Kind.FILE, f"{FOLDER}/0000:b2:00.0/config")
         ("iommu", [AMD, *translating("0000:ca:00.0")], [WARN], "iommu=off amd_iommu=off"),
         ("iommu", [ARM, *translating("0000:ca:00.0")], [WARN], "iommu.passthrough=1"),
         ("iommu", [without(Kind.FILE, "/sys/kernel/iommu_groups/57/type")], [SKIP], "unknown"),
+        ("iommu", [without(Kind.LINK, f"{GPU}/iommu_group")], [SKIP], "no IOMMU group"),
         ("iommu", [without(Kind.FOLDER, "/sys/class/iommu", trouble=Trouble.DENIED)], [SKIP], "unknown"),
         ("iommu", [without(Kind.FOLDER, "/sys/class/iommu")], [OK], "no IOMMU"),
         ("pcie-link", [], [OK, OK, OK], "x16 at 16 GT/s"),
@@ -89,6 +101,15 @@ NO_CONFIG = without(Kind.FILE, f"{FOLDER}/0000:b2:00.0/config")
         ("pcie-link", [file(f"{NIC}/current_link_speed", "Unknown\n")], [OK, SKIP, OK], "unknown"),
         ("pcie-link", [file(f"{NIC}/{which}_link_width", "63\n") for which in ("current", "max")], [OK, SKIP, OK], ""),
         ("pcie-link", [file(f"{NIC}/current_link_width", "0\n")], [OK, SKIP, OK], "unknown"),
+        ("pcie-link", upstream("8", "16.0"), [OK, OK, OK, WARN], "switch b1:00.0 above GPU0, mlx5_0, …: x8 at 16 GT/s"),
+        ("pcie-link", upstream("8", "16.0"), [OK, OK, OK, WARN], "only 8 of 16 lanes"),
+        ("pcie-link", upstream("16", "8.0"), [OK, OK, OK, WARN], "slower than its 16 GT/s"),
+        ("pcie-link", upstream("16", "8.0"), [OK, OK, OK, WARN], "above the switch b1:00.0 again"),
+        ("pcie-link", [*upstream("8", "16.0"), file(f"{ROOT_PORT}/max_link_width", "8\n"),
+                       file(f"{ROOT_PORT}/current_link_width", "8\n")],
+            [OK, OK, OK], "x16 at 16 GT/s; x8 at 16 GT/s above b1:00.0"),  # more than that its slot cannot
+        ("pcie-link", [file(f"{FOLDER}/0000:b1:00.0/current_link_width", "255\n")], [OK, OK, OK], "x16 at 16 GT/s"),
+        ("pcie-link", [file(f"{FOLDER}/0000:b2:00.0/current_link_width", "8\n")], [OK, OK, OK], "x16 at 16 GT/s"),
         ("pcie-read-request", [], [OK, OK], "MaxReadReq is 4096 bytes "),
         ("pcie-read-request", [nic_control(0x2000)], [OK, OK], "4096 may be faster"),
         ("pcie-read-request", [nic_control(0x1010)], [WARN, OK], "sudo setpci -s b5:00.0 CAP_EXP+8.w=5000:7000"),
@@ -148,4 +169,36 @@ def test_the_guides_machine(text):
     host = changed(host, *(bridge(name, ALL_ON) for name in between))
     (finding,) = (f for f in examine(host).findings if f.check.id == "acs")
     assert finding.summary == "ACS redirects peer traffic at b2:01.0, b4:00.0, b5:08.0, …"
-    assert all(f"setpci -s {name} " in finding.cure for name in between)
+    assert finding.cure.splitlines()[1:] == [
+        "for b in b2:01.0 b4:00.0 b5:08.0 b2:00.0", "do sudo setpci -s $b ECAP_ACS+0x6.w=0000; done",
+    ]  # fmt: skip
+
+
+def test_each_gpu_has_its_own_bridges():
+    """Those to the NIC that is nearest to it: what is wrong elsewhere does not matter to it."""
+    host = changed(EIGHT, *(bridge(name[5:], 0) for name in EIGHT.names(FOLDER).names))
+    host = changed(host, bridge("12:00.0", ALL_ON))
+    findings = [f for f in examine(host).findings if f.check.id == "acs"]
+    assert [f.subject for f in findings] == [f"GPU{i} mlx5_{10 + i}" for i in range(8)]
+    assert [f.gpu for f in findings if f.status is WARN] == ["GPU1"]
+    far = [f for f in examine(host, Wanted(nic="mlx5_bond_0")).findings if f.check.id == "acs"]
+    assert [f.subject for f in far] == [f"GPU{i} mlx5_bond_0" for i in range(8)]
+    (finding,) = (f for f in far if f.gpu == "GPU0")
+    assert finding.summary == "ACS is off at all 4 bridges between GPU and NIC"
+
+
+def test_reads_are_few():
+    """Of six bridges that redirect, four are shown."""
+    deep = gpu("pci0000:b0/b0:02.0/b1:00.0/b2:01.0/b4:00.0/b5:08.0/b6:00.0/b7:01.0/ca:00.0")
+    host = built(deep, nic("mlx5_0", "pci0000:b0/b0:02.0/b1:00.0/b2:00.0/b3:00.0"))
+    names = ("b2:00.0", "b2:01.0", "b4:00.0", "b5:08.0", "b6:00.0", "b7:01.0")
+    (finding,) = (
+        f for f in examine(changed(host, *(bridge(n, ALL_ON) for n in names))).findings if f.check.id == "acs"
+    )
+    assert [one.source for one in finding.read][3:] == [f"{FOLDER}/0000:b6:00.0/config", "…"]
+    assert finding.read[-1].value == "and 2 more"
+
+
+def test_a_function_without_an_iommu_group():
+    (finding,) = found("iommu", without(Kind.LINK, f"{GPU}/iommu_group"))
+    assert (f"{GPU}/iommu_group", "no IOMMU group") in [(one.source, one.value) for one in finding.read]

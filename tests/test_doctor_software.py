@@ -11,7 +11,7 @@ import pytest
 from doctor_rig import answer, file, folder, found, report, without
 from gpunetio.doctor import LiveHost, Status, Trouble, Use
 from gpunetio.doctor.checks_software import CUDA_STACK, NEEDED, OLDEST_PYTHON
-from gpunetio.doctor.finding import Readiness
+from gpunetio.doctor.finding import HARDWARE, Readiness
 from gpunetio.doctor.host import Kind
 
 OK, WARN, FAIL, SKIP = Status.OK, Status.WARN, Status.FAIL, Status.SKIP
@@ -51,8 +51,8 @@ def no_memory(trouble: Trouble):
         ("packages", [package("numba", "main")], [OK, SKIP], "unknown"),
         ("cuda-stack", [], [OK], "numba-cuda 0.30.4"),
         ("cuda-stack", NO_GPU, [SKIP], "no GPU"),
-        ("cuda-stack", [no_package("numba-cuda"), no_package("cuda-core")], [WARN], "numba-cuda, cuda-core"),
-        ("cuda-stack", [no_package("cuda-bindings")], [WARN], "pip install 'gpunetio[cuda]'"),
+        ("cuda-stack", [no_package("numba-cuda"), no_package("cuda-core")], [FAIL, WARN], "numba-cuda, cuda-core; "),
+        ("cuda-stack", [no_package("cuda-bindings")], [FAIL, WARN], "pip install 'gpunetio[cuda]'"),
         ("cuda-stack", [package("cuda-bindings", "12.9.1")], [WARN], "cuda-bindings ≥ 13.0, < 14.0"),
         ("cuda-stack", [package("numpy", "2.5.0")], [FAIL], "pip install 'numpy<2.5'"),
         ("cuda-stack", [answer("package", "cuda-core", value=7)], [SKIP], "unknown"),
@@ -88,6 +88,13 @@ def test_causes(check, changes, expected, words):
 )  # fmt: skip
 def test_ready_for_the_software_nic(change, readiness):
     assert report(change).ready(Use.SOFTWARE).readiness is readiness
+
+
+@pytest.mark.parametrize("name", CUDA_STACK)
+def test_without_a_package_kernels_do_not_reach_the_gpu(name):
+    told = report(no_package(name))
+    assert {use for use in Use if told.ready(use).readiness is not Readiness.READY} == HARDWARE
+    assert told.ready(Use.VERBS).why == "cuda-stack"
 
 
 def test_versions_are_those_that_the_package_asks_for():

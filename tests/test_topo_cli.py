@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from doctor_rig import DATA, READY, changed, command, file, folder, link
 from gpunetio.cli import app
-from gpunetio.doctor import checks_topology, picture, save, topology, tree
+from gpunetio.doctor import Trouble, checks_topology, picture, save, topology, tree
 from gpunetio.doctor.host import Kind, Reading
 from gpunetio.doctor.pci import FOLDER
 from gpunetio.doctor.tree import Node
@@ -128,6 +128,35 @@ def test_nvidia_smi_says_otherwise(show):
     )
 
 
+def test_an_active_port_farther_away(show):
+    """The nearest NIC has no cable: there is another that has one."""
+    host = changed(READY, file("/sys/class/infiniband/mlx5_0/ports/1/state", "1: DOWN\n"),
+                   link(f"{FOLDER}/0000:b5:00.1", "/sys/devices/pci0000:e0/0000:e0:01.0/0000:b5:00.1"))  # fmt: skip
+    assert (
+        "GPU0: best with mlx5_0 (PIX: at most one PCIe switch between them; no active port); next with an\n"
+        "      active port: mlx5_1 (NODE: through two host bridges of a NUMA node; port active)\n"
+    ) in show(host)[1]
+    down = file("/sys/class/infiniband/mlx5_1/ports/1/state", "1: DOWN\n")
+    assert "next with" not in show(changed(host, down))[1]
+
+
+def test_no_sentence_is_wider_than_the_terminal(show, tmp_path):
+    error = "NVIDIA-SMI has failed because it could not communicate with the NVIDIA driver at all"
+    topo_m = (DATA / "seed" / "topo_m.txt").read_text().replace("mlx5_", "mlx5_of_the_very_long_name_")
+    said = Reading(Kind.COMMAND, ("nvidia-smi", "topo", "-m"), None, Trouble.FAILED, error)
+    long = tmp_path / ("folder " * 12) / "topo.svg"
+    names = ("mlx5_of_the_very_long_name_0", "mlx5_of_the_very_long_name_1")
+    cards = (nic(name, f"pci0000:b0/b0:0{i}.0/b{i}:00.0", i) for i, name in enumerate(names, 3))
+    for host, *options in (
+        (changed(READY, said),),
+        (built(gpu("pci0000:b0/b0:01.0/b1:00.0"), *cards, topo_m=topo_m),),
+        (built(), "--svg", str(long)),
+    ):
+        status, out, _ = show(host, *options)
+        assert status == 0
+        assert max(map(len, out.splitlines())) <= tree.WIDTH
+
+
 def test_json(show):
     status, out, _ = show(READY, "--json")
     found = json.loads(out)
@@ -147,7 +176,8 @@ def test_a_machine_with_neither(show, tmp_path):
     sentence = "This machine has neither an NVIDIA GPU nor an RDMA NIC."
     assert show(built()) == (0, f"{sentence}\n", "")
     svg = tmp_path / "topo.svg"
-    assert show(built(), "--svg", str(svg)) == (0, f"{sentence} {svg} was not written.\n", "")
+    status, out, err = show(built(), "--svg", str(svg))
+    assert (status, "".join(out.split()), err) == (0, f"{sentence}{svg}wasnotwritten.".replace(" ", ""), "")
     assert not svg.exists()
     assert json.loads(show(built(), "--json")[1])["matrix"] == {}
     assert show(built(nic("mlx5_0", "pci0000:00/00:05.0")))[1].splitlines() == [

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from doctor_rig import DATA, READY, changed, command, file, folder, found, statuses, without
+from doctor_rig import DATA, READY, answer, changed, command, file, folder, found, link, statuses, without
 from gpunetio.doctor import Status, Wanted, examine
 from gpunetio.doctor.host import Kind
 from gpunetio.doctor.topology import SELF, UNKNOWN, Distance, best_nic, distance, matrix, natural, parse_topo_m
@@ -16,6 +16,7 @@ from topology_rig import CONVERGED, EIGHT, EIGHT_TOPO_M, built, gpu, machine, ni
 SWITCH = "pci0000:b0/b0:02.0/b1:00.0"
 GPU = f"{SWITCH}/b2:00.0/ca:00.0"
 SEED = DATA / "seed"
+SEED_TOPO_M = (SEED / "topo_m.txt").read_text()
 
 
 @pytest.mark.parametrize(
@@ -72,10 +73,43 @@ def test_what_sysfs_hides():
     here = machine(changed(READY, pci, without(Kind.COMMAND, "nvidia-smi", "topo", "-m")))
     assert matrix(here) == {"GPU0": {"GPU0": SELF, "mlx5_0": UNKNOWN, "mlx5_1": UNKNOWN}}
     assert here.pairs() == (("GPU0", "mlx5_0"), ("GPU0", "mlx5_1"))
-    (finding,) = found("topology", pci)
+    (finding,) = found("topology", pci, without(Kind.COMMAND, "nvidia-smi", "topo", "-m"))
     assert (finding.status, finding.summary) == (
         Status.SKIP, "sysfs does not show where GPU0 (0000:ca:00.0) is plugged in"
     )  # fmt: skip
+
+
+def test_what_sysfs_hides_nvidia_smi_tells():
+    """A container without the host's sysfs, and the guide's matrix."""
+    said = command("nvidia-smi -q", "GPU 00000000:CA:00.0\n"), command("nvidia-smi topo -m", SEED_TOPO_M)
+    host = changed(built(), *said, folder("/sys/class/infiniband", "mlx5_0", "mlx5_1"))
+    assert matrix(machine(host)) == {"GPU0": {"GPU0": SELF, "mlx5_0": "NODE", "mlx5_1": "NODE"}}
+    (finding,) = (one for one in examine(host).findings if one.check.id == "topology")
+    assert (finding.status, finding.subject) == (Status.WARN, "GPU0 mlx5_0")
+    assert finding.summary == "NODE: through two host bridges of a NUMA node"
+    assert finding.cure == (
+        "move the card of mlx5_0 to a slot behind the PCIe switch of GPU0, or of its host bridge"
+    )
+    assert [(one.source, one.value) for one in finding.read] == [("nvidia-smi topo -m", "GPU0 to mlx5_0: NODE")]
+    nearer = SEED_TOPO_M.replace("GPU0 X NODE NODE", "GPU0 X NODE PXB")
+    here = machine(changed(host, command("nvidia-smi topo -m", nearer)))
+    assert best_nic(here, here.gpus[0]).name == "mlx5_1"
+    assert here.pairs() == (("GPU0", "mlx5_1"), ("GPU0", "mlx5_0"))
+
+
+def test_sysfs_comes_first():
+    here = machine(changed(READY, command("nvidia-smi topo -m", SEED_TOPO_M)))
+    assert matrix(here) == {"GPU0": {"GPU0": SELF, "mlx5_0": "PIX", "mlx5_1": "PIX"}}
+
+
+def test_an_integrated_gpu_has_no_distance_that_matters():
+    told = READY.recorded[Kind.QUESTION, ("cuda",)].value
+    spark = answer("cuda", value=told | {"devices": [told["devices"][0] | {"integrated": 1}]})
+    far = link("/sys/bus/pci/devices/0000:ca:00.0", "/sys/devices/pci0000:c0/0000:c0:01.0/0000:ca:00.0")
+    assert statuses("topology", far) == [Status.WARN]
+    (finding,) = found("topology", far, spark)
+    assert (finding.status, finding.gpu) == (Status.SKIP, "GPU0")
+    assert finding.summary == "integrated: a NIC reaches memory of the host"
 
 
 @pytest.mark.parametrize(
@@ -149,7 +183,7 @@ def test_a_bridge_more_is_never_nearer(a, b, count):
 
 
 def test_the_guides_matrix():
-    cells = parse_topo_m((SEED / "topo_m.txt").read_text())
+    cells = parse_topo_m(SEED_TOPO_M)
     names = ("GPU0", "mlx5_0", "mlx5_1")
     rows = ("X NODE NODE", "NODE X PIX", "NODE PIX X")
     assert cells == {(a, b): cell for a, row in zip(names, rows) for b, cell in zip(names, row.split())}
@@ -245,7 +279,7 @@ def test_nvidia_smi_agrees():
 
 def test_nvidia_smi_differs():
     """The guide's matrix is of another machine than its lspci."""
-    (finding,) = found("topology-agrees", command("nvidia-smi topo -m", (SEED / "topo_m.txt").read_text()))
+    (finding,) = found("topology-agrees", command("nvidia-smi topo -m", SEED_TOPO_M))
     assert finding.status is Status.WARN
     assert finding.summary == "to mlx5_0: PIX in sysfs, NODE for nvidia-smi, and 1 more differ"
     assert [(one.source, one.value) for one in finding.read[1:]] == [
@@ -253,7 +287,7 @@ def test_nvidia_smi_differs():
     ]  # fmt: skip
     assert "lspci -tv" in finding.cure
     (finding,) = found(
-        "topology-agrees", command("nvidia-smi topo -m", (SEED / "topo_m.txt").read_text()), wanted=Wanted(nic="mlx5_1")
+        "topology-agrees", command("nvidia-smi topo -m", SEED_TOPO_M), wanted=Wanted(nic="mlx5_1")
     )
     assert finding.summary == "to mlx5_1: PIX in sysfs, NODE for nvidia-smi"
 

@@ -15,7 +15,7 @@ from .machine import FILE, machine_options, opened
 
 if TYPE_CHECKING:
     from ..doctor import Finding, Machine
-    from ..doctor.machine import Gpu
+    from ..doctor.machine import Gpu, Nic
     from ..doctor.tree import Node
 
 _COLOURS = {"GPU": "green", "NIC": "cyan", "switch": "bright_blue"}
@@ -37,6 +37,7 @@ def topo(
     (several), PHB (their host bridge), NODE (two host bridges of a NUMA node), SYS (the link between NUMA nodes).
     """
     from ..doctor import Wanted, picture, topology, tree
+    from ..doctor.text import hanging
 
     machine = opened(replay, root, Wanted(gpu, nic))
     nodes, matrix = tree.build(machine, everything), topology.matrix(machine)
@@ -46,7 +47,8 @@ def topo(
         click.echo(json.dumps(_document(machine, nodes, matrix), indent=1))
         return
     if not machine.gpus and not machine.nics:
-        click.echo(_EMPTY + (f" {svg} was not written." if svg and not nodes else ""))
+        for line in hanging("", _EMPTY + (f" {svg} was not written." if svg and not nodes else "")):
+            click.echo(line)
     for line in _lines(machine, nodes, matrix):
         click.echo(line)
 
@@ -59,34 +61,49 @@ def _lines(machine: Machine, nodes: tuple[Node, ...], matrix: dict[str, dict[str
         room = WIDTH - len(above)
         label = node.label if len(node.label) <= room else node.label[: room - 1] + "…"
         yield above + click.style(label, fg=_COLOURS.get(node.kind))
-    for part in (table(matrix), [_advice(machine, gpu) for gpu in machine.gpus], _agreement(machine)):
+    for part in (table(matrix), _advice(machine), _agreement(machine)):
         if part:
             yield from ("", *part)
 
 
-def _advice(machine: Machine, gpu: Gpu) -> str:
-    """The best NIC for a GPU, and why."""
+def _advice(machine: Machine) -> list[str]:
+    """The best NIC for each GPU, and why; and one with an active port, where that has none."""
+    from ..doctor import topology
+    from ..doctor.text import hanging
+
+    lines: list[str] = []
+    for gpu in machine.gpus:
+        nic = topology.best_nic(machine, gpu)
+        said = f"best with {_why(machine, gpu, nic)}" if nic else "no NIC with an RDMA device"
+        other = topology.next_active(machine, gpu)
+        more = f"; next with an active port: {_why(machine, gpu, other)}" if other and other != nic else ""
+        lines += hanging(f"{gpu.name}: ", said + more)
+    return lines
+
+
+def _why(machine: Machine, gpu: Gpu, nic: Nic) -> str:
+    """A NIC, how far it is, and whether a port is active."""
     from ..doctor import topology
     from ..doctor.checks_topology import BETWEEN
 
-    nic = topology.best_nic(machine, gpu)
-    if nic is None:
-        return f"{gpu.name}: no NIC with an RDMA device"
-    apart = topology.distance(gpu.pci, nic.pci)
+    apart = topology.apart(machine, gpu, nic)
     port = "port active" if topology.active(machine, nic) else "no active port"
-    why = f"{apart}: {BETWEEN[apart]}" if apart else "nobody knows how far it is"
-    return f"{gpu.name}: best with {nic.name} ({why}; {port})"
+    return f"{nic.name} ({f'{apart}: {BETWEEN[apart]}' if apart else 'nobody knows how far it is'}; {port})"
 
 
 def _agreement(machine: Machine) -> list[str]:
     """What `nvidia-smi` says of the same."""
+    from ..doctor.text import hanging
+
     if not machine.gpus:
         return []
     findings = _findings(machine)
     if all(finding.status == "OK" for finding in findings):
         return ["nvidia-smi topo -m agrees."]
-    differ = [f"nvidia-smi topo -m differs: {f.gpu} {f.summary}" for f in findings if f.status == "WARN"]
-    return differ or [f"Not compared with nvidia-smi: {findings[0].summary}"]
+    differ = [f"{f.gpu} {f.summary}" for f in findings if f.status == "WARN"]
+    if not differ:
+        return list(hanging("Not compared with nvidia-smi: ", findings[0].summary))
+    return [line for one in differ for line in hanging("nvidia-smi topo -m differs: ", one)]
 
 
 def _findings(machine: Machine) -> list[Finding]:

@@ -19,6 +19,7 @@ _AT_ONCE = 8  # checks; most of their time is commands that they wait for
 def all_checks() -> tuple[Check, ...]:
     """Every check, in the order of reports and of the set-up guide."""
     from . import (
+        checks_acs,
         checks_cuda,
         checks_gpu,
         checks_host,
@@ -34,7 +35,7 @@ def all_checks() -> tuple[Check, ...]:
 
     modules = (
         checks_gpu, checks_cuda, checks_memory, checks_nic, checks_nic_settings, checks_rdma, checks_port,
-        checks_topology, checks_pcie, checks_host, checks_software,
+        checks_topology, checks_acs, checks_pcie, checks_host, checks_software,
     )  # fmt: skip
     return tuple(one for module in modules for one in module.CHECKS)
 

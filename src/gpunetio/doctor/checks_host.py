@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator
 
 from .containers import container_kind
-from .finding import EVERY_USE, GUIDE, HARDWARE, Finding, Use, check, evidence, fail, ok, skip, warn
+from .finding import EVERY_USE, GUIDE, HARDWARE, Evidence, Finding, Use, check, evidence, fail, ok, skip, warn
 from .host import Host, Reading, Trouble
 from .machine import Machine
-from .nvidia_driver import peermem_carries
+from .nvidia_driver import integrated, peermem_carries
 
 AREA = "Operating system and process"
 _ETHERNET, _VERBS = frozenset({Use.ETHERNET}), frozenset({Use.VERBS, Use.DMA})
@@ -49,34 +49,48 @@ def _capabilities(host: Host) -> tuple[Reading, int | None]:
 
 @check(
     "root", "Root",
-    why="DOCA Flow, which steers packets, takes root; kernels of others ring doorbells only if the driver lets them.",
+    why="Steering packets takes root, or CAP_NET_RAW; kernels of others ring doorbells only if the driver lets them.",
     cure="run it with sudo; for Verbs and DMA: echo 'options nvidia NVreg_RegistryDwords=\"PeerMappingOverride=1;\"' | "
          "sudo tee /etc/modprobe.d/nvidia.conf, then a cold reboot",
     source=f"{GUIDE}: Running without Root Privileges", uses=HARDWARE,
 )  # fmt: skip
 def root(machine: Machine) -> Iterator[Finding]:
     """Who is asking."""
-    user, params = machine.host.ask("user"), machine.host.read("/proc/driver/nvidia/params")
+    user = machine.host.ask("user")
     number = user.value.get("uid") if isinstance(user.value, dict) else None
-    dwords = next((line for line in params.text.splitlines() if line.startswith("RegistryDwords:")), "")
     who = evidence(user, f"uid {number}")
     if not isinstance(number, int):
         yield skip("who is asking is unknown", user)
     elif number == 0:
         yield ok("this is root", who)
     else:
-        yield warn("not root: Ethernet needs it", who, cure="sudo <command>", uses=_ETHERNET)
-        if "PeerMappingOverride=1" in dwords:
-            yield ok("not root, which Verbs and DMA do not need here", who, evidence(params, dwords), uses=_VERBS)
-        else:
-            told = evidence(params, dwords or None)
-            yield warn(
-                "not root, and no PeerMappingOverride: kernels ring by the CPU proxy",
-                who,
-                told,
-                uses=_VERBS,
-                reboot=True,
-            )
+        yield _steering(machine.host, who)
+        yield _doorbells(machine, who)
+
+
+def _steering(host: Host, who: Evidence) -> Finding:
+    """Of one who is not root: the guide wants root, the drivers want the capability alone."""
+    status, found = _capabilities(host)
+    more = {"cure": "sudo <command>", "uses": _ETHERNET}
+    if found is None:
+        return skip("not root; whether with CAP_NET_RAW is unknown", who, status, uses=_ETHERNET)
+    told = evidence(status, f"CapEff {found:#018x}")
+    if found >> _NET_RAW & 1:
+        return warn("not root, but CAP_NET_RAW: DOCA's own programs take root", who, told, **more)
+    return fail("neither root nor CAP_NET_RAW: no Ethernet", who, told, **more)
+
+
+def _doorbells(machine: Machine, who: Evidence) -> Finding:
+    """Of one who is not root: whether kernels reach the NIC's doorbells."""
+    if machine.gpus and all(integrated(machine, gpu)[0] for gpu in machine.gpus):
+        return skip("not root; integrated: the CPU proxy rings for anybody", who, uses=_VERBS)
+    params = machine.host.read("/proc/driver/nvidia/params")
+    dwords = next((line for line in params.text.splitlines() if line.startswith("RegistryDwords:")), "")
+    told = evidence(params, dwords or None)
+    if "PeerMappingOverride=1" in dwords:
+        return ok("not root, which Verbs and DMA do not need here", who, told, uses=_VERBS)
+    proxy = "not root, and no PeerMappingOverride: kernels ring by the CPU proxy"
+    return warn(proxy, who, told, uses=_VERBS, reboot=True)
 
 
 _TINY = 1 << 20  # bytes; the rings of a few queue pairs
@@ -127,7 +141,7 @@ def capabilities(machine: Machine) -> Iterator[Finding]:
     if found >> _NET_RAW & 1:
         yield ok("CAP_NET_RAW" + (" and CAP_IPC_LOCK" if found >> _IPC_LOCK & 1 else ""), told)
     else:
-        yield warn("no CAP_NET_RAW: no queues for Ethernet packets", told, uses=_ETHERNET)
+        yield fail("no CAP_NET_RAW: no queues for Ethernet packets", told, uses=_ETHERNET)
 
 
 # --- Where this runs --------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from .checks_gpu import each_gpu
 from .finding import GUIDE, HARDWARE, Evidence, Finding, check, evidence, fail, ok, skip, warn
 from .host import Trouble
 from .machine import Gpu, Machine
-from .nvidia_driver import PARAMS, attribute, discrete, integrated, loaded, smi
+from .nvidia_driver import PARAMS, SHARES_MEMORY, attribute, discrete, integrated, loaded, smi
 
 AREA = "GPU memory and the NIC"
 _MAPPING = f"{GUIDE}: GPU Memory Mapping"
@@ -44,7 +44,7 @@ def bar1(machine: Machine, gpu: Gpu) -> Finding:
     total = told if assigned is None else assigned
     read = [evidence(file, None if assigned is None else f"{assigned} MiB"), used]
     if integrated(machine, gpu)[0]:
-        return skip("integrated: a NIC reaches memory of the host")
+        return skip(SHARES_MEMORY)
     if total is None:
         return skip("neither sysfs nor nvidia-smi tell", *read)
     room = total if free is None else free
@@ -175,7 +175,7 @@ def peermem(machine: Machine) -> Iterator[Finding]:
 def dmabuf(machine: Machine, gpu: Gpu) -> Finding:
     """All that it needs."""
     if integrated(machine, gpu)[0]:
-        return skip("integrated: a NIC reaches memory of the host")
+        return skip(SHARES_MEMORY)
     needs = by_dmabuf.needs(machine, gpu)
     lacks = [need for need in needs if need.holds is False]
     if lacks:

@@ -1,19 +1,19 @@
-"""Checks of PCI Express: what may stand between a GPU and a NIC, and what slows either."""
+"""Checks of PCI Express: what slows a GPU or a NIC."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from dataclasses import replace
 
 from . import pci_config
-from .finding import GUIDE, HARDWARE, Evidence, Finding, check, evidence, ok, skip, warn
-from .host import Host, Reading, Trouble
-from .machine import Gpu, Machine, Nic
-from .pci import FOLDER, PciDevice
+from .finding import GUIDE, HARDWARE, Evidence, Finding, check, evidence, few, ok, skip, warn
+from .host import Host, Kind, Reading, Trouble
+from .machine import Machine
+from .pci import PciDevice, short
+from .pci_link import Link, link_of, links_of_switches
 
 AREA = "PCI Express"
-_CONNECTX8 = 0x1023
-_ROOT = "needs root: sudo gpunetio doctor"
 _Subject = tuple[dict[str, str], PciDevice]  # fields of a finding, and whom it is about
 
 
@@ -23,101 +23,6 @@ def _gpus(machine: Machine) -> Iterator[_Subject]:
 
 def _nics(machine: Machine) -> Iterator[_Subject]:
     return (({"nic": nic.name}, nic.pci) for nic in machine.nics if nic.pci)
-
-
-def _short(address: str) -> str:
-    """As lspci writes it."""
-    return address.removeprefix("0000:")
-
-
-def _config(host: Host, device: str) -> tuple[Reading, bytes]:
-    reading = host.read(f"{FOLDER}/{device}/config")
-    return reading, reading.value if isinstance(reading.value, bytes) else b""
-
-
-# --- Access Control Services ------------------------------------------------------------------------------------------
-
-
-@check(
-    "acs", "PCIe Access Control Services (ACS)",
-    why="With ACS on, bridges send what a GPU and a NIC write to each other up to the root complex, or drop it.",
-    cure='BIOS: set "ACS Control" to Disabled; or, until the next reboot: sudo setpci -s <bridge> ECAP_ACS+0x6.w=0000',
-    source=f"{GUIDE}: BlueField NIC; PCI Express Base Specification: ACS Extended Capability", uses=HARDWARE,
-)  # fmt: skip
-def acs(machine: Machine) -> Iterator[Finding]:
-    """Of all bridges between GPUs and NICs."""
-    pairs = [(gpu, nic) for gpu in machine.gpus if gpu.pci for nic in machine.nics if nic.pci]
-    if not pairs:
-        yield skip("no GPU and NIC between which a bridge could be")
-    usual = [pair for pair in pairs if not _wants_acs(*pair)]
-    if len(usual) < len(pairs):
-        yield _what_rdma_topo_says(machine)
-    if usual:
-        yield _bridges(machine.host, dict.fromkeys(bridge for gpu, nic in usual for bridge in _between(gpu, nic)))
-
-
-def _between(gpu: Gpu, nic: Nic) -> tuple[str, ...]:
-    """Bridges on the way from one to the other, which turns where the ways to the root complex meet."""
-    above_gpu, above_nic = (one.pci.bridges if one.pci else () for one in (gpu, nic))
-    return tuple(bridge for bridge in (*above_gpu, *above_nic) if (bridge in above_gpu) != (bridge in above_nic))
-
-
-def _bridges(host: Host, bridges: Iterable[str]) -> Finding:
-    """What is in force at these."""
-    found = [(bridge, *_acs_of(host, bridge)) for bridge in bridges]
-    on = [(_short(bridge), one) for bridge, _, one in found if one and one.on]
-    if on:
-        redirect = any(one.redirects for _, one in on)
-        names = ", ".join(name for name, _ in on[:3]) + (", …" if len(on) > 3 else "")
-        commands = "\n".join(f"sudo setpci -s {name} ECAP_ACS+0x6.w=0000" for name, _ in on)
-        does = "redirects peer traffic" if redirect else "is on, though it redirects nothing"
-        return warn(
-            f"ACS {does} at {names}", *(read for _, read, one in found if one and one.on),
-            cure=f'BIOS: set "ACS Control" to Disabled; or, until the next reboot:\n{commands}',
-        )  # fmt: skip
-    unknown = [read for _, read, one in found if one is None]
-    if unknown:
-        return skip(f"ACS of {len(unknown)} bridges cannot be read; it {_ROOT}", *unknown)
-    if not found:
-        return ok("no bridge between GPU and NIC")
-    return ok(f"ACS is off at all {len(found)} bridges between GPU and NIC", *(read for _, read, _ in found))
-
-
-def _acs_of(host: Host, bridge: str) -> tuple[Evidence, pci_config.Acs | None]:
-    """What is in force at a bridge, from its registers or else from lspci; None when neither tells."""
-    reading, config = _config(host, bridge)
-    if pci_config.has_extended(config):
-        found = pci_config.acs(config)
-        return evidence(reading, found or "no ACS"), found or pci_config.Acs(0)
-    if config:
-        return evidence(reading, f"{len(config)} bytes"), None
-    told = host.run("lspci", "-s", _short(bridge), "-vvv")
-    if lines := pci_config.parse_acs(told.text):
-        return evidence(told, lines[0]), lines[0]
-    if "Capabilities:" in told.text and "<access denied>" not in told.text:
-        return evidence(told, "no ACS"), pci_config.Acs(0)
-    return evidence(reading), None
-
-
-def _wants_acs(gpu: Gpu, nic: Nic) -> bool:
-    """Whether ACS has to be on, in a pattern of its own: a ConnectX-8 has a second, direct path to a Blackwell GPU."""
-    told = f"{gpu.smi.get('Product Architecture', '')} {gpu.model}".strip()
-    return bool(nic.pci and nic.pci.device == _CONNECTX8) and ("Blackwell" in told or not told)
-
-
-def _what_rdma_topo_says(machine: Machine) -> Finding:
-    """That tool knows the patterns (rdma-core, kernel-boot/rdma_topo)."""
-    told = machine.host.run("rdma_topo", "check")
-    wrong = [line for line in told.text.splitlines() if line.startswith(("FAIL", "ERROR"))]
-    more = "; sudo rdma_topo check tells" if told.trouble is not Trouble.ABSENT else "; rdma_topo of rdma-core tells"
-    if wrong:
-        return warn(
-            "ACS is not as a ConnectX-8 with a Blackwell GPU needs it, says rdma_topo",
-            *(evidence(told, line) for line in wrong), cure="sudo rdma_topo write-grub-acs && sudo reboot", reboot=True,
-        )  # fmt: skip
-    if told.ok:
-        return ok("ACS is as a ConnectX-8 with a Blackwell GPU needs it, says rdma_topo", told)
-    return skip(f"a ConnectX-8 with a Blackwell GPU needs ACS set{more}", told)
 
 
 # --- IOMMU ------------------------------------------------------------------------------------------------------------
@@ -153,7 +58,7 @@ def iommu(machine: Machine) -> Iterator[Finding]:
 
 def _translation(host: Host, units: Reading, told: Evidence, subjects: list[_Subject]) -> Finding:
     types = {"".join(subject.values()): _domain(host, device) for subject, device in subjects}
-    read = (evidence(units, ", ".join(units.names)), told, *(evidence(reading) for reading in types.values()))
+    read = (evidence(units, ", ".join(units.names)), told, *few(list(map(_type, types.values()))))
     translated = [name for name, reading in types.items() if reading.text.startswith("DMA")]
     if translated:
         off = next((f" {_OFF[name[:4]]}" for name in units.names if name[:4] in _OFF), "")
@@ -169,9 +74,15 @@ def _translation(host: Host, units: Reading, told: Evidence, subjects: list[_Sub
 
 
 def _domain(host: Host, device: PciDevice) -> Reading:
-    """How addresses of a function's group are handled: "identity", "DMA", "DMA-FQ"…"""
-    group = host.follow(f"{device.folder}/iommu_group").text.rpartition("/")[2]
-    return host.read(f"/sys/kernel/iommu_groups/{group}/type")
+    """How addresses of a function's group are handled: "identity", "DMA", "DMA-FQ"…; else why it has no group."""
+    link = host.follow(f"{device.folder}/iommu_group")
+    group = link.text.rpartition("/")[2]
+    return host.read(f"/sys/kernel/iommu_groups/{group}/type") if group else replace(link, value=None)
+
+
+def _type(domain: Reading) -> Evidence:
+    none = domain.kind is Kind.LINK and domain.trouble in (Trouble.NONE, Trouble.ABSENT)
+    return evidence(domain, "no IOMMU group" if none else None)
 
 
 # --- Links ------------------------------------------------------------------------------------------------------------
@@ -184,35 +95,40 @@ def _domain(host: Host, device: PciDevice) -> Reading:
     source="kernel Documentation/ABI/testing/sysfs-bus-pci: current_link_speed, current_link_width", uses=HARDWARE,
 )  # fmt: skip
 def pcie_link(machine: Machine) -> Iterator[Finding]:
-    """Lanes and speed of each GPU's and NIC's own link."""
+    """Lanes and speed of each GPU's and NIC's own link, and of the switches above them."""
     subjects = [*_gpus(machine), *_nics(machine)]
     if not subjects:
         yield skip("no GPU and no NIC")
+    slow: dict[str, tuple[Link, list[str]]] = {}  # by upstream ports, with names of what is below
     for subject, device in subjects:
-        yield _link(machine.host, subject, device)
+        switches = links_of_switches(machine.host, device.path)
+        yield _own_link(link_of(machine.host, device.address), subject, switches)
+        for port, link in switches.items():
+            if link.lacks:
+                slow.setdefault(port, (link, []))[1].extend(subject.values())
+    for port, (link, below) in slow.items():
+        yield _link_of_switch(short(port), link, below)
 
 
-def _link(host: Host, subject: dict[str, str], device: PciDevice) -> Finding:
-    widths = [host.read(f"{device.folder}/{which}_link_width") for which in ("current", "max")]
-    speeds = [host.read(f"{device.folder}/{which}_link_speed") for which in ("current", "max")]
-    width, most = (_number(r"(\d{1,2})", reading) for reading in widths)
-    speed, fastest = (_number(r"(\d{1,3}(?:\.\d{1,2})?) GT/s.*", reading) for reading in speeds)
-    read = (*widths, *speeds)
-    if not (0 < width <= most <= 32 and 0 < speed <= fastest):  # virtual machines show 0 or 255 lanes, or "Unknown"
-        return skip("the link's width or speed is unknown", *read, **subject)
-    link = f"x{width:g} at {speed:g} GT/s"
-    if width < most:
-        return warn(f"{link}: only {width:g} of {most:g} lanes", *read, **subject)
-    if speed == fastest:
-        return ok(link, *read, **subject)
-    if "gpu" in subject:
-        return ok(f"{link} of {fastest:g}: a GPU at rest slows its link down", *read, **subject)
-    return warn(f"{link}: slower than its {fastest:g} GT/s", *read, **subject)
+def _own_link(link: Link, subject: dict[str, str], switches: dict[str, Link]) -> Finding:
+    if not link.known:
+        return skip("the link's width or speed is unknown", *link.read, **subject)
+    if link.width < link.most or (link.lacks and "gpu" not in subject):
+        return warn(f"{link}: {link.lacks}", *link.read, **subject)
+    if link.lacks:
+        return ok(f"{link} of {link.fastest:g}: a GPU at rest slows its link down", *link.read, **subject)
+    port, narrow = min(switches.items(), key=lambda one: one[1].width * one[1].speed, default=("", link))
+    if narrow.width * narrow.speed < link.width * link.speed:
+        return ok(f"{link}; {narrow} above {short(port)}", *link.read, *narrow.read, **subject)
+    return ok(str(link), *link.read, **subject)
 
 
-def _number(pattern: str, reading: Reading) -> float:
-    found = re.fullmatch(pattern, reading.text)
-    return float(found[1]) if found else 0
+def _link_of_switch(port: str, link: Link, below: list[str]) -> Finding:
+    names = ", ".join(below[:2]) + (", …" if len(below) > 2 else "")
+    return warn(
+        f"switch {port} above {names}: {link}: {link.lacks}", *link.read,
+        cure=f"seat the riser or the cable above the switch {port} again; BIOS: link speed Auto, bifurcation off",
+    )  # fmt: skip
 
 
 _LEAST_READ, _GOOD_READ = 512, 4096  # bytes
@@ -230,15 +146,16 @@ def pcie_read_request(machine: Machine) -> Iterator[Finding]:
     if not subjects:
         yield skip("no NIC")
     for subject, device in subjects:
-        reading, config = _config(machine.host, device.address)
+        reading, config = pci_config.read(machine.host, device.address)
         found = pci_config.device_control(config)
         if found is None:
-            yield skip(f"MaxReadReq cannot be read; it {_ROOT}", evidence(reading, f"{len(config)} bytes"), **subject)
+            length = evidence(reading, f"{len(config)} bytes")
+            yield skip(f"MaxReadReq cannot be read; it {pci_config.ROOT}", length, **subject)
             continue
         size = found.max_read_request
         value = f"MaxPayload {found.max_payload} bytes, MaxReadReq {size} bytes, RlxdOrd{'-+'[found.relaxed_ordering]}"
         if size < _LEAST_READ:
-            cure = f"sudo setpci -s {_short(device.address)} CAP_EXP+8.w=5000:7000"
+            cure = f"sudo setpci -s {short(device.address)} CAP_EXP+8.w=5000:7000"
             yield warn(f"MaxReadReq is {size} bytes", evidence(reading, value), cure=cure, **subject)
         else:
             more = "" if size >= _GOOD_READ else f"; {_GOOD_READ} may be faster"
@@ -276,4 +193,4 @@ def numa(machine: Machine) -> Iterator[Finding]:
             yield warn(f"{node}: this process may not run there", reading, usable, cure=cure, **subject)
 
 
-CHECKS = (acs, iommu, pcie_link, pcie_read_request, numa)
+CHECKS = (iommu, pcie_link, pcie_read_request, numa)

@@ -103,7 +103,9 @@ def cuda_stack(machine: Machine) -> Iterator[Finding]:
     versions = {name: version for name, reading in readings.items() if (version := _version(reading.text))}
     wrong = [name for name, version in versions.items() if not _fits(version, CUDA_STACK[name])]
     if missing:
-        yield warn(f"not installed: {', '.join(missing)}", *readings.values())
+        lacks = f"not installed: {', '.join(missing)}"
+        yield fail(f"{lacks}; kernels cannot reach a GPU", *readings.values(), uses=HARDWARE)
+        yield warn(f"{lacks}; kernels run on the CPU", *readings.values(), uses=_SOFTWARE)
     elif wrong:
         needed = ", ".join(f"{name} {_range(CUDA_STACK[name])}" for name in wrong)
         yield warn(f"needed: {needed}", *readings.values())

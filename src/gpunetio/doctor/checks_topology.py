@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from . import topology
-from .finding import GUIDE, HARDWARE, Evidence, Finding, check, ok, skip, warn
+from .finding import GUIDE, HARDWARE, Evidence, Finding, check, evidence, ok, skip, warn
 from .host import Reading
 from .machine import Gpu, Machine, Nic
+from .nvidia_driver import SHARES_MEMORY, integrated
 from .topology import Distance
 
 AREA = "Topology"
@@ -38,15 +39,19 @@ def distances(machine: Machine) -> Iterator[Finding]:
         yield skip(missing)
         return
     for gpu in machine.gpus:
-        yield _pair(machine, gpu, min(machine.nics, key=lambda nic: topology.closeness(machine, gpu, nic)))
+        if nic := topology.nearest(machine, gpu):
+            yield _pair(machine, gpu, nic)
 
 
 def _pair(machine: Machine, gpu: Gpu, nic: Nic) -> Finding:
     about = {"gpu": gpu.name, "nic": nic.name}
-    apart = topology.distance(gpu.pci, nic.pci)
+    shares, told = integrated(machine, gpu)
+    if shares:
+        return skip(SHARES_MEMORY, told, **about)
+    apart = topology.apart(machine, gpu, nic)
     if apart is None:
-        return skip(_hidden(gpu, nic), **about)
-    read = [machine.host.follow(one.pci.folder) for one in (gpu, nic) if one.pci]
+        return skip(topology.hidden(gpu, nic), **about)
+    read = _places(machine, gpu, nic, apart)
     summary = f"{apart}: {BETWEEN[apart]}"
     if apart.rank <= Distance.PHB.rank:
         return ok(summary, *read, **about)
@@ -56,30 +61,29 @@ def _pair(machine: Machine, gpu: Gpu, nic: Nic) -> Finding:
         return warn(summary, *read, cure=move, reboot=True, **about)
     return warn(
         f"{summary}; {nearer.name} is nearer", *read,
-        cure=f"use {nearer.name} ({topology.distance(gpu.pci, nearer.pci)}) with {gpu.name}, or {move}",
+        cure=f"use {nearer.name} ({topology.apart(machine, gpu, nearer)}) with {gpu.name}, or {move}",
         reboot=False, **about,
     )  # fmt: skip
 
 
-def _hidden(gpu: Gpu, nic: Nic) -> str:
-    """Why nobody knows how far apart they are."""
-    if not nic.address:
-        return f"{nic.name} is no PCI device"
-    one = nic if gpu.pci and gpu.pci.root else gpu
-    return f"sysfs does not show where {one.name} ({one.address}) is plugged in"
+def _places(machine: Machine, gpu: Gpu, nic: Nic, apart: Distance) -> list[Reading | Evidence]:
+    """What tells how far apart they are."""
+    if topology.distance(gpu.pci, nic.pci) is None:
+        return [evidence(topology.said(machine), f"{gpu.name} to {nic.name}: {apart}")]
+    return [machine.host.follow(one.pci.folder) for one in (gpu, nic) if one.pci]
 
 
 def _nearer(machine: Machine, gpu: Gpu, apart: Distance) -> Nic | None:
     """The best RDMA device for the GPU, also of those that the user did not ask about, if it is nearer."""
-    nics = [nic for nic in machine.all_nics if nic.rdma and nic.pci]
-    best = min(nics, key=lambda nic: topology.closeness(machine, gpu, nic), default=None)
-    found = topology.distance(gpu.pci, best.pci) if best else None
+    best = topology.nearest(machine, gpu, (nic for nic in machine.all_nics if nic.rdma))
+    found = topology.apart(machine, gpu, best) if best else None
     return best if found is not None and found.rank < apart.rank else None
 
 
 def _near(gpu: Gpu) -> str:
     """Where a NIC should be plugged in: a switch has an upstream port above the port that leads to the GPU."""
-    assert gpu.pci is not None
+    if gpu.pci is None or not gpu.pci.root:
+        return f"behind the PCIe switch of {gpu.name}, or of its host bridge"
     if len(gpu.pci.bridges) >= 3:
         return f"behind the PCIe switch {gpu.pci.bridges[-2]}, which {gpu.name} is behind"
     return f"of {gpu.pci.root}, the host bridge of {gpu.name}"
@@ -100,8 +104,7 @@ def agrees(machine: Machine) -> Iterator[Finding]:
     elif not reading.ok:
         yield skip(f"nvidia-smi topo -m cannot be run: {reading.error}", reading)
     else:
-        told = topology.parse_topo_m(reading.text)
-        yield from (_compared(machine, gpu, told, reading) for gpu in machine.gpus)
+        yield from (_compared(machine, gpu, machine.topo_m, reading) for gpu in machine.gpus)
 
 
 def _compared(machine: Machine, gpu: Gpu, told: dict[tuple[str, str], str], reading: Reading) -> Finding:

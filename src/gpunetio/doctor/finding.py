@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 GUIDE = "DOCA GPUNetIO installation and set-up guide"  # what most checks go back to
 _SHOWN = 160  # characters of a value that evidence shows
+_FEW = 4  # pieces of evidence that say the same of many devices
 
 
 class Status(StrEnum):
@@ -63,6 +64,12 @@ def evidence(reading: Reading, value: Any = None) -> Evidence:
     else:
         shown = f"({reading.error})"
     return Evidence(reading.source, shown if len(shown) <= _SHOWN else shown[:_SHOWN] + "…")
+
+
+def few(read: list[Evidence]) -> list[Evidence]:
+    """The first of them, and how many more there are."""
+    more = len(read) - _FEW
+    return read if more <= 0 else [*read[:_FEW], Evidence("…", f"and {more} more")]
 
 
 @dataclass(frozen=True)

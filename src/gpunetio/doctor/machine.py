@@ -128,12 +128,18 @@ class Machine:
         names = {wanted, pci.address_of(wanted)} - {""}
         return tuple(n for n in self.all_nics if not wanted or names & {n.name, n.address, *n.interfaces})
 
+    @cached_property
+    def topo_m(self) -> dict[tuple[str, str], str]:
+        """Distances as `nvidia-smi` tells them, see `topology.parse_topo_m`."""
+        return topology.parse_topo_m(topology.said(self).text)
+
     def require_wanted(self) -> None:
         """InvalidValueError when there is no GPU or NIC as the user wants."""
-        for what, wanted, found, known in (
-            ("GPU", self.wanted.gpu, self.gpus, self.all_gpus), ("NIC", self.wanted.nic, self.nics, self.all_nics)
-        ):  # fmt: skip
-            if wanted and not found and not SOFTWARE_NIC.fullmatch(wanted):
+        for what, wanted in (("GPU", self.wanted.gpu), ("NIC", self.wanted.nic)):
+            if not wanted or SOFTWARE_NIC.fullmatch(wanted):
+                continue
+            found, known = (self.gpus, self.all_gpus) if what == "GPU" else (self.nics, self.all_nics)
+            if not found:
                 there = ", ".join(f"{one.name} ({one.address})" if one.address else one.name for one in known)
                 raise InvalidValueError(f"no {what} is {wanted!r}; there is {there or 'none'}")
 

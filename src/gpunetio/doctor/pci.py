@@ -22,6 +22,11 @@ def address_of(text: str) -> str:
     return f"{domain:04x}:{bus:02x}:{device:02x}.{function:x}"
 
 
+def short(address: str) -> str:
+    """Without the domain if that is 0, as lspci writes addresses."""
+    return address.removeprefix("0000:")
+
+
 @dataclass(frozen=True)
 class PciDevice:
     """A function, and where it is plugged in."""

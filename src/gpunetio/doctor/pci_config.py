@@ -8,6 +8,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from .host import Host, Reading
+from .pci import FOLDER
+
+ROOT = "needs root: sudo gpunetio doctor"  # said where the header alone is read
 HEADER = 64  # bytes; capabilities come behind
 _STATUS, _CAPABILITY_LIST, _POINTER = 0x06, 1 << 4, 0x34  # 7.5.1.1
 _EXTENDED = 0x100  # where extended capabilities begin, 7.6.3
@@ -46,6 +50,12 @@ class DeviceControl:
     max_payload: int  # bytes
     max_read_request: int  # bytes
     relaxed_ordering: bool
+
+
+def read(host: Host, address: str) -> tuple[Reading, bytes]:
+    """Of a function; no bytes when there is no such file."""
+    reading = host.read(f"{FOLDER}/{address}/config")
+    return reading, reading.value if isinstance(reading.value, bytes) else b""
 
 
 def find_capability(config: bytes, number: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from enum import StrEnum
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
@@ -57,6 +58,22 @@ def distance(a: PciDevice | None, b: PciDevice | None) -> Distance | None:
     return Distance.PIX if below <= 1 else Distance.PXB
 
 
+def apart(machine: Machine, gpu: Gpu, other: Gpu | Nic) -> Distance | None:
+    """The same by sysfs, or else by what `nvidia-smi` says; None where neither tells."""
+    if found := distance(gpu.pci, other.pci):
+        return found
+    told = machine.topo_m.get((gpu.name, other.name), "")
+    return Distance(told) if told in set(Distance) else None
+
+
+def hidden(gpu: Gpu, nic: Nic) -> str:
+    """Why sysfs does not tell how far apart they are."""
+    if not nic.address:
+        return f"{nic.name} is no PCI device"
+    one = nic if gpu.pci and gpu.pci.root else gpu
+    return f"sysfs does not show where {one.name} ({one.address}) is plugged in"
+
+
 def _slot(device: PciDevice) -> str:
     """Its address without the function."""
     return device.address.partition(".")[0]
@@ -64,27 +81,36 @@ def _slot(device: PciDevice) -> str:
 
 def matrix(machine: Machine) -> dict[str, dict[str, str]]:
     """For each GPU, how far every GPU and NIC is: "X" for itself, "NV18", a `Distance`, or "?" where nobody knows."""
-    told = parse_topo_m(said(machine).text)
     found: dict[str, dict[str, str]] = {}
     for gpu in machine.gpus:
         row = found[gpu.name] = {
-            other.name: distance(gpu.pci, other.pci) or UNKNOWN for other in (*machine.gpus, *machine.nics)
+            other.name: apart(machine, gpu, other) or UNKNOWN for other in (*machine.gpus, *machine.nics)
         }
-        row |= {name: cell for name in row if (cell := told.get((gpu.name, name), "")).startswith("NV")}
+        row |= {name: cell for name in row if (cell := machine.topo_m.get((gpu.name, name), "")).startswith("NV")}
         row[gpu.name] = SELF
     return found
 
 
+def nearest(machine: Machine, gpu: Gpu, nics: Iterable[Nic] | None = None) -> Nic | None:
+    """Of these NICs, or of those that the user asks about; None if there is none."""
+    return min(machine.nics if nics is None else nics, key=lambda nic: closeness(machine, gpu, nic), default=None)
+
+
 def best_nic(machine: Machine, gpu: Gpu) -> Nic | None:
     """The RDMA device to use with a GPU, of those that the user asks about; None if there is none."""
-    return min((nic for nic in machine.nics if nic.rdma), key=lambda nic: closeness(machine, gpu, nic), default=None)
+    return nearest(machine, gpu, (nic for nic in machine.nics if nic.rdma))
+
+
+def next_active(machine: Machine, gpu: Gpu) -> Nic | None:
+    """The same of those with an active port."""
+    return nearest(machine, gpu, (nic for nic in machine.nics if nic.rdma and active(machine, nic)))
 
 
 def closeness(machine: Machine, gpu: Gpu, nic: Nic) -> tuple[Any, ...]:
     """Sorts NICs for a GPU: the nearest first, then those of its NUMA node, with an active port, by name."""
-    apart = distance(gpu.pci, nic.pci)
+    far = apart(machine, gpu, nic)
     numa = {one.pci.numa if one.pci else None for one in (gpu, nic)}
-    return len(Distance) if apart is None else apart.rank, len(numa) > 1, not active(machine, nic), natural(nic.name)
+    return len(Distance) if far is None else far.rank, len(numa) > 1, not active(machine, nic), natural(nic.name)
 
 
 def active(machine: Machine, nic: Nic) -> bool:

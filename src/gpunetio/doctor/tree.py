@@ -8,7 +8,7 @@ from typing import Any
 
 from .machine import Gpu, Machine, Nic
 from .nics import model_of
-from .pci import PciDevice
+from .pci import PciDevice, short
 
 WIDTH = 100  # columns
 _WIDTHS = range(1, 33)  # lanes of a link (PCI Express Base Specification, Link Capabilities)
@@ -127,11 +127,6 @@ def _width_speed(machine: Machine, device: PciDevice, which: str) -> str:
     width = machine.host.read(f"{device.folder}/{which}_link_width").number
     speed = machine.host.read(f"{device.folder}/{which}_link_speed").text.removesuffix(" PCIe")
     return f"x{width} {plain(speed)}" if width in _WIDTHS and speed.endswith("GT/s") else ""
-
-
-def short(address: str) -> str:
-    """Without the domain if that is 0, as lspci writes addresses."""
-    return address.removeprefix("0000:")
 
 
 def plain(text: str) -> str:

@@ -1,0 +1,67 @@
+"""Links of PCI Express functions, as sysfs shows them (kernel Documentation/ABI/testing/sysfs-bus-pci)."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+from .host import Host, Reading
+from .pci import FOLDER
+
+_MOST_LANES = 32  # PCI Express Base Specification: Link Capabilities Register; virtual machines show 0, 63 or 255
+
+
+@dataclass(frozen=True)
+class Link:
+    """A link at one of its ends: the one above a device or a switch's upstream port, the one below other ports."""
+
+    width: float  # lanes
+    most: float
+    speed: float  # GT/s
+    fastest: float
+    read: tuple[Reading, ...]
+
+    @property
+    def known(self) -> bool:
+        """Whether all of it can be: otherwise files are missing, or a virtual machine made them up."""
+        return 0 < self.width <= self.most <= _MOST_LANES and 0 < self.speed <= self.fastest
+
+    @property
+    def lacks(self) -> str:
+        """What it could have and has not; "" when it runs as fast as it can."""
+        lanes = f"only {self.width:g} of {self.most:g} lanes" if self.width < self.most else ""
+        return lanes or (f"slower than its {self.fastest:g} GT/s" if self.speed < self.fastest else "")
+
+    def __str__(self) -> str:
+        return f"x{self.width:g} at {self.speed:g} GT/s"
+
+
+def link_of(host: Host, address: str) -> Link:
+    """A function's; zeros for what cannot be read."""
+    folder = f"{FOLDER}/{address}"
+    widths = [host.read(f"{folder}/{which}_link_width") for which in ("current", "max")]
+    speeds = [host.read(f"{folder}/{which}_link_speed") for which in ("current", "max")]
+    lanes = (_number(r"(\d{1,2})", reading) for reading in widths)
+    gigatransfers = (_number(r"(\d{1,3}(?:\.\d{1,2})?) GT/s.*", reading) for reading in speeds)
+    return Link(*lanes, *gigatransfers, (*widths, *speeds))
+
+
+def _number(pattern: str, reading: Reading) -> float:
+    found = re.fullmatch(pattern, reading.text)
+    return float(found[1]) if found else 0
+
+
+def links_of_switches(host: Host, path: tuple[str, ...]) -> dict[str, Link]:
+    """Of the switches above a device, by their upstream ports, as far as they are known.
+
+    Below a root port come, in turn, the upstream port of a switch and its downstream ports. What the link could be is
+    what both of its ends can.
+    """
+    found = {}
+    for above, port in zip(path[:-1:2], path[1:-1:2]):
+        link, other = link_of(host, port), link_of(host, above)
+        if link.known and other.known:
+            link = replace(link, most=min(link.most, other.most), fastest=min(link.fastest, other.fastest))
+        if link.known:
+            found[port] = link
+    return found
