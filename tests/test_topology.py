@@ -82,7 +82,8 @@ def test_what_sysfs_hides():
 def test_what_sysfs_hides_nvidia_smi_tells():
     """A container without the host's sysfs, and the guide's matrix."""
     said = command("nvidia-smi -q", "GPU 00000000:CA:00.0\n"), command("nvidia-smi topo -m", SEED_TOPO_M)
-    host = changed(built(), *said, folder("/sys/class/infiniband", "mlx5_0", "mlx5_1"))
+    loaded = link("/dev/nvidiactl", "/dev/nvidiactl"), file("/proc/driver/nvidia/version", "NVRM version: 580.65.06")
+    host = changed(built(), *said, *loaded, folder("/sys/class/infiniband", "mlx5_0", "mlx5_1"))
     assert matrix(machine(host)) == {"GPU0": {"GPU0": SELF, "mlx5_0": "NODE", "mlx5_1": "NODE"}}
     (finding,) = (one for one in examine(host).findings if one.check.id == "topology")
     assert (finding.status, finding.subject) == (Status.WARN, "GPU0 mlx5_0")

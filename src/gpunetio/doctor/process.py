@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import IO
 
 LARGEST = 1 << 20  # bytes of output that are kept
 _GRACE = 2.0  # seconds after which a process that was killed is left to the kernel
@@ -47,10 +47,12 @@ def run(command: Sequence[str], deadline: float, environment: Mapping[str, str] 
 
 
 def start(
-    command: Sequence[str], environment: Mapping[str, str] | None = None, **files: Any
+    command: Sequence[str], environment: Mapping[str, str] | None, stdout: int | IO[bytes], stderr: IO[bytes]
 ) -> subprocess.Popen[bytes]:
     """In a session of its own, so that it can be stopped with all that it has started."""
-    return subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment, start_new_session=True, **files)
+    return subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, env=environment, start_new_session=True
+    )
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
