@@ -5,13 +5,17 @@ from __future__ import annotations
 import logging
 from concurrent.futures import ThreadPoolExecutor
 
+from . import nvidia_smi, topology
 from .finding import Check, Finding, Report, skip
-from .host import Host
+from .host import Host, Kind
 from .machine import Machine, Wanted
 from .probes import run_probes
 
 _log = logging.getLogger("gpunetio.doctor")
 _AT_ONCE = 8  # checks; most of their time is commands that they wait for
+
+# What takes longest, and most checks wait for: asked before them, and at the same time.
+SLOW = ((Kind.COMMAND, nvidia_smi.COMMAND), (Kind.COMMAND, topology.COMMAND), (Kind.QUESTION, ("cuda",)))
 
 
 def all_checks() -> tuple[Check, ...]:
@@ -44,8 +48,10 @@ def examine(host: Host, wanted: Wanted | None = None, probing: bool = False) -> 
     InvalidValueError when the GPU or the NIC that is wanted is not there.
     """
     machine = Machine(host, wanted or Wanted())
-    machine.require_wanted()
     with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="doctor") as pool:
+        for kind, key in SLOW:
+            pool.submit(host.get, kind, *key)
+        machine.require_wanted()
         found = pool.map(lambda one: _ask(one, machine), all_checks())
         findings = [finding for some in found for finding in some]
     if probing:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import subprocess
 
+from .children import output
 from .host import Host, Kind, Reading, Trouble
 from .questions import QUESTIONS
 
@@ -31,6 +30,8 @@ class LiveHost(Host):
             return _refused(kind, key, Trouble.ABSENT, error)
         except PermissionError as error:
             return _refused(kind, key, Trouble.DENIED, error)
+        except TimeoutError as error:
+            return _refused(kind, key, Trouble.TIMEOUT, error)
         except (OSError, ValueError, LookupError, ImportError, AttributeError) as error:
             return _refused(kind, key, Trouble.FAILED, error)
 
@@ -57,20 +58,9 @@ def _refused(kind: Kind, key: tuple[str, ...], trouble: Trouble, error: Exceptio
 
 def _run(command: tuple[str, ...]) -> Reading:
     environment = os.environ | {"LC_ALL": "C", "PATH": f"{os.environ.get('PATH', '')}:{_PATH}"}
-    with subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
-    ) as process:
-        try:
-            out, err = process.communicate(timeout=DEADLINE)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            return Reading(Kind.COMMAND, command, None, Trouble.TIMEOUT, f"no answer within {DEADLINE:g} s")
-        except BaseException:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            raise
-    if process.returncode == 0:
-        return Reading(Kind.COMMAND, command, out[:LARGEST])
-    said = (err or out).decode(errors="replace").strip().splitlines()
-    error = f"exit status {process.returncode}" + (f": {said[-1].strip()}" if said else "")
-    return Reading(Kind.COMMAND, command, out[:LARGEST], Trouble.FAILED, error)
+    done = output(command, DEADLINE, environment)
+    if done.returncode == 0:
+        return Reading(Kind.COMMAND, command, done.stdout[:LARGEST])
+    said = (done.stderr or done.stdout).decode(errors="replace").strip().splitlines()
+    error = f"exit status {done.returncode}" + (f": {said[-1].strip()}" if said else "")
+    return Reading(Kind.COMMAND, command, done.stdout[:LARGEST], Trouble.FAILED, error)

@@ -10,14 +10,26 @@ import os
 import pwd
 import resource
 import stat
-import subprocess
 import sys
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from .children import output
+
 _DEADLINE = 5.0  # seconds
+_READ_WRITE = os.O_RDWR | os.O_CLOEXEC
+# Prints errno, 0 for none.
+_OPENING = """
+import os, sys
+try:
+    os.open(sys.argv[1], int(sys.argv[2]))
+except OSError as error:
+    print(error.errno)
+else:
+    print(0)
+"""
 # The engine of a software NIC, and kernels for threads, are compiled at their first use: 90 s on two busy cores.
 _COMPILING = ("probe-open", "probe-loopback-gpu")
 _FIRST_PROCESSOR = 40  # lines of /proc/cpuinfo
@@ -80,8 +92,16 @@ def container() -> str:
 
 
 def opens(path: str) -> bool:
-    """Whether this user may open a device node for reading and writing; raises what the system says."""
-    os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC))
+    """Whether this user may open a device node for reading and writing; raises what the system says.
+
+    A process of its own tries it, as the driver of a dead device may never come back.
+    """
+    os.stat(path)
+    done = output([sys.executable, "-I", "-S", "-c", _OPENING, path, str(_READ_WRITE)], _DEADLINE)
+    if not done.stdout.strip().isdigit():
+        raise OSError(f"the process that tried it ended with status {done.returncode}")
+    if number := int(done.stdout):
+        raise OSError(number, os.strerror(number), path)
     return True
 
 
@@ -134,10 +154,9 @@ def verbs_library(name: str) -> dict[str, Any]:
 def cuda() -> Any:
     """What libcuda says of itself and its devices; from a process of its own, as a driver may hang."""
     program = Path(__file__).with_name("cuda_attributes.py")
-    command = [sys.executable, "-I", str(program)]
     try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_DEADLINE, check=False)
-    except subprocess.TimeoutExpired:
+        done = output([sys.executable, "-I", str(program)], _DEADLINE)
+    except TimeoutError:
         raise OSError(f"libcuda did not answer within {_DEADLINE:g} s") from None
     if done.returncode != 0:
         said = done.stderr.decode(errors="replace").strip().splitlines() or ["no message"]
