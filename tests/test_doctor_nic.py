@@ -107,6 +107,7 @@ CAUSES = {
          answer("permissions", NODE, value={"owner": "root", "group": "rdma", "mode": "660"})],
         "uverbs", FAIL, "may not be opened by this user", "sudo usermod -aG rdma $USER",
     ),
+    "card hangs": ([refused(NODE, "no answer within 5 s", Trouble.TIMEOUT)], "uverbs", FAIL, "does not open", "dmesg"),
     "card is dead": ([refused(NODE, "No such device", Trouble.FAILED)], "uverbs", FAIL, "does not open", "dmesg"),
 }  # fmt: skip
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from .failures import UsageFailure, explained, guarded
-from .machine import FILE, machine_options, opened
+from .machine import FILE, machine_options, opened, options_at_fault
 
 if TYPE_CHECKING:
     from ..doctor import Machine, Report, Status, Use
@@ -41,7 +41,8 @@ def doctor(
     if redact and not record:
         raise UsageFailure("--redact is about the file of --record, which is missing")
     machine = opened(replay, root, library.Wanted(gpu, nic, bar1_mib))
-    report = library.examine(machine.host, machine.wanted, probing)
+    with options_at_fault():
+        report = library.examine(machine.host, machine.wanted, probing)
     if record:
         _record(machine, record, redact)
     if as_json:

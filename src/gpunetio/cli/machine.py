@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,16 +33,21 @@ def machine_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def opened(replay: Path | None, root: str | None, wanted: Wanted) -> Machine:
-    """The machine that these options name; a mistake in them is one of the command line."""
+    """The machine that these options name, of which nothing is read yet."""
     from ..doctor import LiveHost, Machine, load
 
     if replay and root:
         raise UsageFailure("--replay and --root exclude each other")
     if root and not Path(root).is_dir():
         raise UsageFailure(f"--root {root}: there is no such folder")
+    with options_at_fault():
+        return Machine(load(replay) if replay else LiveHost(root or "/"), wanted)
+
+
+@contextmanager
+def options_at_fault() -> Iterator[None]:
+    """A machine that cannot be opened, or lacks what is asked about, is a mistake of the command line."""
     try:
-        machine = Machine(load(replay) if replay else LiveHost(root or "/"), wanted)
-        machine.require_wanted()
+        yield
     except (InvalidValueError, OSError) as error:
         raise UsageFailure(explained(error)) from error
-    return machine

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .failures import guarded
-from .machine import FILE, machine_options, opened
+from .machine import FILE, machine_options, opened, options_at_fault
 
 if TYPE_CHECKING:
     from ..doctor import Finding, Machine
@@ -40,6 +40,8 @@ def topo(
     from ..doctor.text import hanging
 
     machine = opened(replay, root, Wanted(gpu, nic))
+    with options_at_fault():
+        machine.require_wanted()
     nodes, matrix = tree.build(machine, everything), topology.matrix(machine)
     if svg and nodes:
         svg.write_bytes(picture.draw(nodes, matrix))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+from . import nvidia_driver, nvidia_smi, topology
 from .finding import Check, Finding, Report, Use, skip
 from .host import Host
 from .machine import Machine, Wanted
@@ -14,6 +16,11 @@ from .probes import run_probes
 
 _log = logging.getLogger("gpunetio.doctor")
 _AT_ONCE = 8  # checks; most of their time is commands that they wait for
+
+# What takes longest, and most checks wait for: asked before them, and at the same time.
+_SLOW: tuple[Callable[[Machine], object], ...] = (
+    lambda machine: nvidia_smi.query(machine.host), topology.said, nvidia_driver.cuda,
+)  # fmt: skip
 
 
 def all_checks() -> tuple[Check, ...]:
@@ -46,8 +53,10 @@ def examine(host: Host, wanted: Wanted | None = None, probing: bool = False) -> 
     InvalidValueError when the GPU or the NIC that is wanted is not there.
     """
     machine = Machine(host, wanted or Wanted())
-    machine.require_wanted()
     with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="doctor") as pool:
+        for ask in _SLOW:
+            pool.submit(ask, machine)
+        machine.require_wanted()
         found = pool.map(lambda one: _ask(one, machine), all_checks())
         findings = [finding for some in found for finding in some]
     cards = tuple(nic.name for nic in machine.nics if is_nvidia(nic))

@@ -164,7 +164,7 @@ def uverbs(machine: Machine, nic: Nic) -> Iterator[Finding]:
             f"{node} may not be opened by this user", opened, who,
             cure=f"sudo chmod 666 {node}, as udev's rules of rdma-core do, or run as root{_also(who)}",
         )  # fmt: skip
-    elif opened.trouble is Trouble.FAILED:
+    elif opened.trouble in (Trouble.FAILED, Trouble.TIMEOUT):
         yield fail(f"{node} does not open", opened, cure="sudo dmesg | tail names what is wrong with the card")
     else:
         yield skip(f"{node} was not tried", opened)

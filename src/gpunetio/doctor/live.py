@@ -33,6 +33,8 @@ class LiveHost(Host):
             return _refused(kind, key, Trouble.ABSENT, error)
         except PermissionError as error:
             return _refused(kind, key, Trouble.DENIED, error)
+        except TimeoutError as error:
+            return _refused(kind, key, Trouble.TIMEOUT, error)
         except (OSError, ValueError, LookupError, ImportError, AttributeError) as error:
             return _refused(kind, key, Trouble.FAILED, error)
 

@@ -20,6 +20,18 @@ from . import process
 from .cuda_attributes import file_of
 
 _DEADLINE = 30.0  # seconds for libcuda, which without persistence mode sets up each GPU anew
+_OPENS_WITHIN = 5.0  # seconds for a device node
+_READ_WRITE = os.O_RDWR | os.O_CLOEXEC
+# Prints errno, 0 for none.
+_OPENING = """
+import os, sys
+try:
+    os.open(sys.argv[1], int(sys.argv[2]))
+except OSError as error:
+    print(error.errno)
+else:
+    print(0)
+"""
 # The engine of a software NIC, and kernels for threads, are compiled at their first use: 90 s on two busy cores.
 _COMPILING = ("probe-open", "probe-loopback-gpu")
 _FIRST_PROCESSOR = 40  # lines of /proc/cpuinfo
@@ -92,8 +104,18 @@ def root_filesystem() -> str:
 
 
 def opens(path: str) -> bool:
-    """Whether this user may open a device node for reading and writing; raises what the system says."""
-    os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC))
+    """Whether this user may open a device node for reading and writing; raises what the system says.
+
+    A process of its own tries it, as the driver of a dead device may never come back.
+    """
+    os.stat(path)
+    ended = process.run([sys.executable, "-I", "-S", "-c", _OPENING, path, str(_READ_WRITE)], _OPENS_WITHIN)
+    if ended.status is None:
+        raise TimeoutError(f"no answer within {_OPENS_WITHIN:g} s")
+    if not ended.out.strip().isdigit():
+        raise OSError(f"the process that tried it ended with status {ended.status}")
+    if number := int(ended.out):
+        raise OSError(number, os.strerror(number), path)
     return True
 
 
@@ -148,7 +170,7 @@ def cuda() -> Any:
     program = Path(__file__).with_name("cuda_attributes.py")
     ended = process.run([sys.executable, "-I", str(program)], _DEADLINE)
     if ended.status is None:
-        raise OSError(f"libcuda did not answer within {_DEADLINE:g} s")
+        raise TimeoutError(f"libcuda did not answer within {_DEADLINE:g} s")
     if ended.status != 0:
         raise OSError(f"libcuda: exit status {ended.status}: {ended.last_words or 'no message'}")
     return json.loads(ended.out)
