@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from . import peer_mapping
 from .container import kind_of
 from .finding import EVERY_USE, GUIDE, HARDWARE, Finding, Use, check, evidence, fail, ok, skip, warn
 from .host import Host, Reading, Trouble
@@ -50,15 +51,13 @@ def _capabilities(host: Host) -> tuple[Reading, int | None]:
 @check(
     "root", "Root",
     why="DOCA Flow, which steers packets, takes root; kernels of others ring doorbells only if the driver lets them.",
-    cure="run it with sudo; for Verbs and DMA: echo 'options nvidia NVreg_RegistryDwords=\"PeerMappingOverride=1;\"' | "
-         "sudo tee /etc/modprobe.d/nvidia.conf, then a cold reboot",
+    cure=f"run it with sudo; for Verbs and DMA: {peer_mapping.CURE}",
     source=f"{GUIDE}: Running without Root Privileges", uses=HARDWARE,
 )  # fmt: skip
 def root(machine: Machine) -> Iterator[Finding]:
     """Who is asking."""
-    user, params = machine.host.ask("user"), machine.host.read("/proc/driver/nvidia/params")
+    user = machine.host.ask("user")
     number = user.value.get("uid") if isinstance(user.value, dict) else None
-    dwords = next((line for line in params.text.splitlines() if line.startswith("RegistryDwords:")), "")
     who = evidence(user, f"uid {number}")
     if not isinstance(number, int):
         yield skip("who is asking is unknown", user)
@@ -66,17 +65,14 @@ def root(machine: Machine) -> Iterator[Finding]:
         yield ok("this is root", who)
     else:
         yield warn("not root: Ethernet needs it", who, cure="sudo <command>", uses=_ETHERNET)
-        if "PeerMappingOverride=1" in dwords:
-            yield ok("not root, which Verbs and DMA do not need here", who, evidence(params, dwords), uses=_VERBS)
+        words, told = peer_mapping.driver_has(machine.host)
+        if peer_mapping.overrides(words or ""):
+            yield ok("not root, which Verbs and DMA do not need here", who, told[0], uses=_VERBS)
         else:
-            told = evidence(params, dwords or None)
             yield warn(
-                "not root, and no PeerMappingOverride: kernels ring by the CPU proxy",
-                who,
-                told,
-                uses=_VERBS,
-                reboot=True,
-            )
+                "not root, and no PeerMappingOverride: kernels ring by the CPU proxy", who, told[0],
+                cure=peer_mapping.remedy(machine.host), uses=_VERBS, reboot=True,
+            )  # fmt: skip
 
 
 _TINY = 1 << 20  # bytes; the rings of a few queue pairs

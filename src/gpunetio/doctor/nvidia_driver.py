@@ -11,7 +11,6 @@ from .host import Kind, Reading, Trouble
 from .machine import Gpu, Machine
 
 VERSION = "/proc/driver/nvidia/version"
-PARAMS = "/proc/driver/nvidia/params"
 _NUMBER = re.compile(r"\b(\d{3,5}(?:\.\d{1,5}){1,3})\b")
 
 
