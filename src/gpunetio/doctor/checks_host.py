@@ -128,6 +128,7 @@ def capabilities(machine: Machine) -> Iterator[Finding]:
 
 # --- Where this runs --------------------------------------------------------------------------------------------------
 
+
 @check(
     "container", "Container",
     why="A container sees only the devices and has only the limits that it was started with.",

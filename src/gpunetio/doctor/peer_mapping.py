@@ -1,4 +1,4 @@
-"""PeerMappingOverride, by which NVIDIA's driver lets kernels of all users ring a NIC: is it on, will it be, its cure."""
+"""PeerMappingOverride, by which NVIDIA's driver lets kernels of all users ring a NIC: now, next, and its cure."""
 
 from __future__ import annotations
 
