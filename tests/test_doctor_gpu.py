@@ -219,9 +219,11 @@ def test_a_gpu_that_the_driver_lost():
     assert statuses("gpu-mig", TWO) == [WARN, OK, SKIP]
 
 
-def test_a_gpu_that_a_container_was_not_given():
+@pytest.mark.parametrize("bound", [False, True])
+def test_a_gpu_that_a_container_was_not_given(bound):
     shown = answer("cuda", value={"driver_version": 13000, "devices": [DEVICE | {"pci_bus_id": 0x18}]})
-    result = report(TWO, shown, file("/.dockerenv", ""))
+    vfio = link(f"{PCI}/0000:ca:00.0/driver", "/sys/bus/pci/drivers/vfio-pci")
+    result = report(TWO, shown, file("/.dockerenv", ""), *([vfio] if bound else []))
     (own,) = (f for f in result.findings if f.check.id == "gpu-driver" and f.gpu == "GPU2")
     assert (own.status, own.summary) == (SKIP, "not given to this container (Docker)")
     assert [f.check.id for f in result.findings if f.gpu == "GPU2" and f.status is FAIL] == []

@@ -15,8 +15,9 @@ from gpunetio.doctor.host import Kind
 OK, WARN, FAIL, SKIP = Status.OK, Status.WARN, Status.FAIL, Status.SKIP
 GOVERNOR = "/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"
 USER = answer("user", value={"uid": 1000, "gid": 1000})
-OVERRIDE = file("/proc/driver/nvidia/params", 'RmMsg: ""\nRegistryDwords: "PeerMappingOverride=1;"\n')
-NO_OVERRIDE = file("/proc/driver/nvidia/params", 'RmMsg: ""\nRegistryDwords: ""\n')
+PARAMS, OPTION = "/proc/driver/nvidia/params", 'options nvidia NVreg_RegistryDwords="PeerMappingOverride=1;"\n'
+OVERRIDE = file(PARAMS, 'RmMsg: ""\nRegistryDwords: "PeerMappingOverride=1;"\n')
+NO_OVERRIDE = file(PARAMS, 'RmMsg: ""\nRegistryDwords: ""\n')
 INTEGRATED = answer("cuda", value={"devices": [{"integrated": 1} | dict.fromkeys(
     ("pci_domain_id", "pci_device_id"), 0) | {"pci_bus_id": 0xCA}]})  # fmt: skip
 DOCKER = file("/.dockerenv", "")
@@ -71,6 +72,12 @@ def test_an_old_kernel_with_nvidia_peermem():
         ("root", [USER, OVERRIDE, rights(1 << 14)], [FAIL, OK], "neither root nor CAP_NET_RAW"),
         ("root", [USER, OVERRIDE, rights(1 << 13)], [WARN, OK], "not root, but CAP_NET_RAW"),
         ("root", [USER, OVERRIDE, file("/proc/self/status", "")], [SKIP, OK], "CAP_NET_RAW is unknown"),
+        ("root", [USER, file(PARAMS, 'RegistryDwords: "peermappingoverride=0x1"\n')], [WARN, OK], "do not need here"),
+        ("root", [USER, file(PARAMS, 'RegistryDwords: "A=1;PeerMappingOverride=0"\n')], [WARN, WARN],
+            '"A=1;PeerMappingOverride=1;"'),
+        ("root", [USER, file(PARAMS, 'RegistryDwords: "NotPeerMappingOverride=1"\n')], [WARN, WARN], "CPU proxy"),
+        ("root", [USER, NO_OVERRIDE, folder("/etc/modprobe.d", "a.conf"), file("/etc/modprobe.d/a.conf", OPTION)],
+            [WARN, WARN], "sudo update-initramfs -u (Debian, Ubuntu)"),
         ("root", [USER, without(Kind.FILE, "/proc/driver/nvidia/params")], [WARN, WARN], "CPU proxy"),
         ("root", [USER, NO_OVERRIDE, INTEGRATED], [WARN, SKIP], "integrated: the CPU proxy"),
         ("root", [answer("user", value="me")], [SKIP], "unknown"),

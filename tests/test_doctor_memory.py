@@ -9,9 +9,12 @@ from hypothesis import strategies as st
 
 from doctor_rig import READY, answer, command, data, file, folder, found, report, statuses, without
 from gpunetio.doctor import Status, Trouble, Use, Wanted
-from gpunetio.doctor.checks_memory import CHECKS, bar1_mib, overrides, parameters
+from gpunetio.doctor.checks import all_checks
+from gpunetio.doctor.checks_memory import CHECKS, bar1_mib
 from gpunetio.doctor.dmabuf import options, unpacked
 from gpunetio.doctor.host import Kind, Reading
+from gpunetio.doctor.peer_mapping import CURE, beside, overrides, parameters
+from gpunetio.doctor.probes import PROBES
 
 OK, WARN, FAIL, SKIP = Status.OK, Status.WARN, Status.FAIL, Status.SKIP
 RESOURCE = "/sys/bus/pci/devices/0000:ca:00.0/resource"
@@ -42,6 +45,8 @@ NO_BAR1_FILE = without(Kind.FILE, RESOURCE, trouble=Trouble.DENIED)
 NO_SMI = without(Kind.COMMAND, "nvidia-smi", "-q")
 OFF = file(PARAMS, 'EnableStreamMemOPs: 0\nRegistryDwords: ""\n')
 OPTIONS = data("seed/modprobe-nvidia.conf")
+NVIDIA_CONF, COMMANDED_OFF = "/etc/modprobe.d/nvidia.conf", 'ro nvidia.NVreg_RegistryDwords="RmX=1" quiet\n'
+CMDLINE = file("/proc/cmdline", COMMANDED_OFF.replace("RmX=1", "RmX=1;PeerMappingOverride=1"))
 HAS_FILE = folder("/etc/modprobe.d", "nvidia.conf")
 SMALL = "GPU 00000000:CA:00.0\n" + data("seed/nvidia-smi-q-bar1.txt")
 
@@ -72,7 +77,8 @@ CAUSES = [
     ("no BAR1 to read", [NO_BAR1_FILE, NO_SMI], "bar1", SKIP, "neither", ""),
     ("BAR1 of an integrated GPU", [cuda(integrated=1)], "bar1", SKIP, "integrated", ""),
     ("the guide's option", [file(PARAMS, data("seed/params.txt"))], "peer-mapping", OK, "on", ""),
-    ("no option", [OFF], "peer-mapping", WARN, "off", '"PeerMappingOverride=1;"\' | sudo tee'),
+    ("no option", [OFF], "peer-mapping", WARN, "off",
+        "| sudo tee -a /etc/modprobe.d/zz-nvidia-peer-mapping.conf; then sudo update-initramfs -u (Debian"),
     ("beside others", [file(PARAMS, 'RegistryDwords: "RMForceStaticBar1=1"\n')],
         "peer-mapping", WARN, "off", '"RMForceStaticBar1=1;PeerMappingOverride=1;"'),
     ("option is 0", [file(PARAMS, 'RegistryDwords: "PeerMappingOverride=0;"\n')], "peer-mapping", WARN, "off", "tee"),
@@ -82,6 +88,23 @@ CAUSES = [
         "peer-mapping", WARN, "off", "tee"),
     ("not a .conf", [OFF, folder("/etc/modprobe.d", "nvidia.bak"), file("/etc/modprobe.d/nvidia.bak", OPTIONS)],
         "peer-mapping", WARN, "off", "tee"),
+    ("its file has 0", [HAS_FILE, file(NVIDIA_CONF, OPTIONS.replace("=1;", "=0;RMForceStaticBar1=1;"))],
+        "peer-mapping", WARN, "off after the next reboot by nvidia.conf",
+        '"RMForceStaticBar1=1;PeerMappingOverride=1;"'),
+    ("a later file drops it", [folder("/etc/modprobe.d", "nvidia.conf", "zfs.conf"), file(NVIDIA_CONF, OPTIONS),
+        file("/etc/modprobe.d/zfs.conf", "options nvidia NVreg_RegistryDwords=RMForceStaticBar1=1 NVreg_X=0\n")],
+        "peer-mapping", WARN, "off after the next reboot by zfs.conf", '"RMForceStaticBar1=1;PeerMappingOverride=1;"'),
+    ("an earlier file without", [folder("/etc/modprobe.d", "a.conf", "nvidia.conf"), file(NVIDIA_CONF, OPTIONS),
+        file("/etc/modprobe.d/a.conf", "options nvidia NVreg_RegistryDwords=RMForceStaticBar1=1\n")],
+        "peer-mapping", OK, "on", ""),
+    ("a file that another hides", [HAS_FILE, folder("/usr/lib/modprobe.d", "nvidia.conf"), file(NVIDIA_CONF, OPTIONS),
+        file("/usr/lib/modprobe.d/nvidia.conf", OPTIONS.replace("=1", "=0"))], "peer-mapping", OK, "on", ""),
+    ("a file of other options", [HAS_FILE, file(NVIDIA_CONF, "options nvidia NVreg_EnableStreamMemOPs=1\n")],
+        "peer-mapping", OK, "on", ""),
+    ("the command line has it", [HAS_FILE, file(NVIDIA_CONF, OPTIONS.replace("=1", "=0")), CMDLINE],
+        "peer-mapping", OK, "on", ""),
+    ("the command line drops it", [HAS_FILE, file(NVIDIA_CONF, OPTIONS), file("/proc/cmdline", COMMANDED_OFF)],
+        "peer-mapping", WARN, "off after the next reboot by cmdline", "RmX=1;PeerMappingOverride=1;, sudo update-grub"),
     ("no parameters", [without(Kind.FILE, PARAMS)], "peer-mapping", SKIP, "no parameters", ""),
     ("no peermem, dmabuf works", [NO_PEERMEM], "peermem", OK, "not needed", ""),
     ("no peermem, no dmabuf", [NO_PEERMEM, CLOSED], "peermem", WARN, "not loaded", "sudo modprobe nvidia-peermem"),
@@ -235,6 +258,31 @@ def test_bar1_mib_of_any_size(bits, wide, base):
 )  # fmt: skip
 def test_overrides(words, expected):
     assert overrides(words) is expected
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("", "PeerMappingOverride=1;"), ("peermappingoverride=0;", "PeerMappingOverride=1;"),
+        ("A=1; B=0x2;", "A=1;B=0x2;PeerMappingOverride=1;"), ("A='$(x)';B", "PeerMappingOverride=1;"),
+    ],
+)  # fmt: skip
+def test_beside(words, expected):
+    assert beside(words) == expected
+
+
+@given(st.text())
+def test_what_is_put_beside_others_overrides(words):
+    assert overrides(beside(words))
+    assert "'" not in beside(words)
+
+
+def test_one_cure_in_all_places():
+    cures = {one.id: one.cure for one in (*all_checks(), *PROBES)}
+    assert cures["peer-mapping"] == CURE
+    assert CURE in cures["root"]
+    assert CURE in cures["probe-uar"]
+    assert "<" not in CURE
 
 
 NAMES = st.text(string.ascii_letters, min_size=1)

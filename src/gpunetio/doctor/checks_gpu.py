@@ -81,17 +81,17 @@ def gpu_driver(machine: Machine) -> Iterator[Finding]:
 def _own_driver(machine: Machine, gpu: Gpu) -> Iterator[Finding]:
     bound = machine.host.follow(f"{pci.FOLDER}/{gpu.address}/driver")
     name = bound.text.rpartition("/")[2]
-    if bound.ok and name and name != "nvidia":
+    other = bound.ok and name not in ("", "nvidia")
+    hidden, told = unseen(machine, gpu), Evidence(nvidia_smi.SOURCE, f"(has no GPU {gpu.address})")
+    kind, mark = container_kind(machine.host)
+    if hidden and kind:
+        yield skip(f"not given to this container ({kind})", told, mark, gpu=gpu.name)
+    elif other:
         cure = f"take it from {name}: see /etc/modprobe.d for what binds {gpu.address}, then sudo update-initramfs -u"
         yield fail(f"its driver is {name}, not nvidia", bound, gpu=gpu.name, cure=cure)
-    elif unseen(machine, gpu):
-        kind, told = container_kind(machine.host)
-        read = Evidence(nvidia_smi.SOURCE, f"(has no GPU {gpu.address})")
-        if kind:
-            yield skip(f"not given to this container ({kind})", read, told, gpu=gpu.name)
-            return
+    elif hidden:
         cure = f"sudo dmesg | grep -i -e xid -e {gpu.address[5:]} says why it is lost"
-        yield fail("nvidia-smi shows other GPUs, but not this one", read, gpu=gpu.name, cure=cure, reboot=False)
+        yield fail("nvidia-smi shows other GPUs, but not this one", told, gpu=gpu.name, cure=cure, reboot=False)
 
 
 def _parts(text: str) -> tuple[int, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from . import peer_mapping
 from .containers import container_kind
 from .finding import EVERY_USE, GUIDE, HARDWARE, Evidence, Finding, Use, check, evidence, fail, ok, skip, warn
 from .host import Host, Reading, Trouble
@@ -50,8 +51,7 @@ def _capabilities(host: Host) -> tuple[Reading, int | None]:
 @check(
     "root", "Root",
     why="Steering packets takes root, or CAP_NET_RAW; kernels of others ring doorbells only if the driver lets them.",
-    cure="run it with sudo; for Verbs and DMA: echo 'options nvidia NVreg_RegistryDwords=\"PeerMappingOverride=1;\"' | "
-         "sudo tee /etc/modprobe.d/nvidia.conf, then a cold reboot",
+    cure=f"run it with sudo; for Verbs and DMA: {peer_mapping.CURE}",
     source=f"{GUIDE}: Running without Root Privileges", uses=HARDWARE,
 )  # fmt: skip
 def root(machine: Machine) -> Iterator[Finding]:
@@ -84,13 +84,13 @@ def _doorbells(machine: Machine, who: Evidence) -> Finding:
     """Of one who is not root: whether kernels reach the NIC's doorbells."""
     if machine.gpus and all(integrated(machine, gpu)[0] for gpu in machine.gpus):
         return skip("not root; integrated: the CPU proxy rings for anybody", who, uses=_VERBS)
-    params = machine.host.read("/proc/driver/nvidia/params")
-    dwords = next((line for line in params.text.splitlines() if line.startswith("RegistryDwords:")), "")
-    told = evidence(params, dwords or None)
-    if "PeerMappingOverride=1" in dwords:
-        return ok("not root, which Verbs and DMA do not need here", who, told, uses=_VERBS)
-    proxy = "not root, and no PeerMappingOverride: kernels ring by the CPU proxy"
-    return warn(proxy, who, told, uses=_VERBS, reboot=True)
+    words, told = peer_mapping.driver_has(machine.host)
+    if peer_mapping.overrides(words or ""):
+        return ok("not root, which Verbs and DMA do not need here", who, told[0], uses=_VERBS)
+    return warn(
+        "not root, and no PeerMappingOverride: kernels ring by the CPU proxy", who, told[0],
+        cure=peer_mapping.remedy(machine.host), uses=_VERBS, reboot=True,
+    )  # fmt: skip
 
 
 _TINY = 1 << 20  # bytes; the rings of a few queue pairs
@@ -145,6 +145,7 @@ def capabilities(machine: Machine) -> Iterator[Finding]:
 
 
 # --- Where this runs --------------------------------------------------------------------------------------------------
+
 
 @check(
     "container", "Container",

@@ -7,19 +7,17 @@ from collections.abc import Iterator
 
 from . import dmabuf as by_dmabuf
 from . import pci
+from . import peer_mapping as by_peer_mapping
 from .checks_gpu import each_gpu
-from .finding import GUIDE, HARDWARE, Evidence, Finding, check, evidence, fail, ok, skip, warn
+from .finding import GUIDE, HARDWARE, Finding, check, evidence, fail, ok, skip, warn
 from .host import Trouble
 from .machine import Gpu, Machine
-from .nvidia_driver import PARAMS, SHARES_MEMORY, attribute, discrete, integrated, loaded, smi
+from .nvidia_driver import SHARES_MEMORY, attribute, discrete, integrated, loaded, smi
 
 AREA = "GPU memory and the NIC"
 _MAPPING = f"{GUIDE}: GPU Memory Mapping"
 _SMALL_BAR1 = 256  # MiB: what GPUs have without Resizable BAR
 _UNSET = 0x2000_0000  # IORESOURCE_UNSET in the kernel's linux/ioport.h: a size without an address
-_OPTIONS = ("/etc/modprobe.d", "/run/modprobe.d", "/usr/lib/modprobe.d", "/lib/modprobe.d")  # man modprobe.d
-_PEER_MAPPING = "PeerMappingOverride"
-_ALSO_SHOWN = ("EnableStreamMemOPs", "GrdmaPciTopoCheckOverride")  # of the driver's parameters
 
 
 def _none(machine: Machine) -> str:
@@ -80,58 +78,31 @@ def bar1_mib(text: str) -> int | None:
 @check(
     "peer-mapping", "Doorbells of kernels without root",
     why="A kernel rings the NIC's register itself when the driver maps it: always for root, else with this option.",
-    cure="echo 'options nvidia NVreg_RegistryDwords=\"<others>PeerMappingOverride=1;\"' | sudo tee "
-    "/etc/modprobe.d/nvidia-peer-mapping.conf && sudo update-initramfs -u, and a cold reboot",
+    cure=by_peer_mapping.CURE,
     source=f"{GUIDE}: Running without Root Privileges; man modprobe.d", uses=HARDWARE, reboot=True,
 )  # fmt: skip
 def peer_mapping(machine: Machine) -> Iterator[Finding]:
     """What the driver was loaded with, and what it will be loaded with."""
-    reading = machine.host.read(PARAMS)
-    now = parameters(reading.text)
-    words = now.get("RegistryDwords", "").strip('"')
-    read = [evidence(reading, f"RegistryDwords: {now.get('RegistryDwords', '(none)')}")]
-    read += [Evidence(PARAMS, f"{name}: {now[name]}") for name in _ALSO_SHOWN if name in now]
+    now, read = by_peer_mapping.driver_has(machine.host)
     if missing := _none(machine):
         yield skip(missing)
-    elif not now:
-        yield skip("the driver shows no parameters", reading)
-    elif overrides(words):
+        return
+    if now is None:
+        yield skip("the driver shows no parameters", *read)
+        return
+    then, file = by_peer_mapping.next_load_has(machine.host)
+    name = file.source.rpartition("/")[2] if file else ""
+    read += [file] if file else []
+    on, on_then = by_peer_mapping.overrides(now), by_peer_mapping.overrides(now if then is None else then)
+    cure = by_peer_mapping.remedy(machine.host)
+    if on and on_then:
         yield ok("on: kernels of all users ring the NIC", *read)
-    elif file := _configured(machine):
-        cure = "sudo update-initramfs -u, and a cold reboot"
-        yield warn(f"on in {file.source.rpartition('/')[2]}, not yet in the driver", *read, file, cure=cure)
+    elif on:
+        yield warn(f"on, and off after the next reboot by {name}", *read, cure=cure)
+    elif on_then:
+        yield warn(f"on in {name}, not yet in the driver", *read, cure=cure)
     else:
-        others = f"{words.rstrip(';')};" if words else ""
-        cure = peer_mapping.cure.replace("<others>", others)
         yield warn("off: kernels ring for root only, others take the CPU proxy", *read, cure=cure)
-
-
-def parameters(text: str) -> dict[str, str]:
-    """/proc/driver/nvidia/params: lines of "Name: value"."""
-    lines = (line.partition(":") for line in text.splitlines())
-    return {name.strip(): value.strip() for name, colon, value in lines if colon}
-
-
-def overrides(words: str) -> bool:
-    """Whether "Name=value;Name=value" has PeerMappingOverride other than 0; names are compared without case."""
-    pairs = [word.replace(" ", "").casefold().partition("=") for word in words.split(";")]
-    values = [value for name, _, value in pairs if name == _PEER_MAPPING.casefold()]
-    return any(re.fullmatch(r"(0x)?0*[1-9a-f][0-9a-f]*", value) for value in values)
-
-
-def _configured(machine: Machine) -> Evidence | None:
-    """The file of modprobe's that sets it."""
-    for folder in _OPTIONS:
-        for name in machine.host.names(folder).names:
-            if not name.endswith(".conf"):
-                continue
-            reading = machine.host.read(f"{folder}/{name}")
-            lines = re.findall(r"^\s*options\s+nvidia\S*\s+(.*)", reading.text.replace("\\\n", " "), re.MULTILINE)
-            for line in lines:
-                words = re.search(r'NVreg_RegistryDwords=(?:"([^"]*)"|(\S*))', line)
-                if words and overrides(words[1] or words[2] or ""):
-                    return evidence(reading, words[0])
-    return None
 
 
 _REPLACE = "sudo rmmod nv_peer_mem && sudo modprobe nvidia-peermem; sudo apt remove nvidia-peer-memory-dkms"

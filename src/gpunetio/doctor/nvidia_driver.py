@@ -12,7 +12,6 @@ from .machine import Gpu, Machine
 
 VERSION = "/proc/driver/nvidia/version"
 SHARES_MEMORY = "integrated: a NIC reaches memory of the host"  # the reason of checks that look at peer traffic
-PARAMS = "/proc/driver/nvidia/params"
 _NUMBER = re.compile(r"\b(\d{3,5}(?:\.\d{1,5}){1,3})\b")
 
 

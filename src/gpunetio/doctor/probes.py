@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from . import peer_mapping
 from .finding import EVERY_USE, GUIDE, HARDWARE, Check, Evidence, Finding, Status, Use, check, fail, skip
 from .machine import SOFTWARE_NIC, Machine
 from .nics import is_nvidia
@@ -50,8 +51,7 @@ PROBES = (
     _probe(
         "probe-uar", "Kernels reach the NIC's doorbell",
         why="A kernel rings the NIC itself only if CUDA maps the doorbell page; otherwise a CPU thread has to do it.",
-        cure="echo 'options nvidia NVreg_RegistryDwords=\"PeerMappingOverride=1;\"' | "
-             "sudo tee /etc/modprobe.d/gpunetio.conf, then a cold reboot; or run as root",
+        cure=f"run as root, or: {peer_mapping.CURE}",
         source=f"{GUIDE}: NVIDIA driver; CUDA Runtime API: cudaHostRegister with cudaHostRegisterIoMemory",
         uses=EVERY_USE, reboot=True, settles="peer-mapping gpu-host-register",
     ),
