@@ -31,7 +31,7 @@ class Together(ReplayHost):
     "keys",
     [
         SLOW,
-        ((Kind.QUESTION, ("package", "numpy")), (Kind.QUESTION, ("limit", "MEMLOCK")), (Kind.QUESTION, ("user",))),  # of several checks
+        ((Kind.QUESTION, ("package", "numpy")), (Kind.QUESTION, ("limit", "MEMLOCK")), (Kind.QUESTION, ("user",))),
     ],
     ids=lambda keys: keys[-1][1][-1],
 )

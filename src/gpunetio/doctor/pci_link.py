@@ -41,9 +41,9 @@ def link_of(host: Host, address: str) -> Link:
     folder = f"{FOLDER}/{address}"
     widths = [host.read(f"{folder}/{which}_link_width") for which in ("current", "max")]
     speeds = [host.read(f"{folder}/{which}_link_speed") for which in ("current", "max")]
-    lanes = (_number(r"(\d{1,2})", reading) for reading in widths)
-    gigatransfers = (_number(r"(\d{1,3}(?:\.\d{1,2})?) GT/s.*", reading) for reading in speeds)
-    return Link(*lanes, *gigatransfers, (*widths, *speeds))
+    width, most = (_number(r"(\d{1,2})", reading) for reading in widths)
+    speed, fastest = (_number(r"(\d{1,3}(?:\.\d{1,2})?) GT/s.*", reading) for reading in speeds)
+    return Link(width, most, speed, fastest, (*widths, *speeds))
 
 
 def _number(pattern: str, reading: Reading) -> float:
