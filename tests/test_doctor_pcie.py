@@ -202,3 +202,26 @@ def test_reads_are_few():
 def test_a_function_without_an_iommu_group():
     (finding,) = found("iommu", without(Kind.LINK, f"{GPU}/iommu_group"))
     assert (f"{GPU}/iommu_group", "no IOMMU group") in [(one.source, one.value) for one in finding.read]
+
+
+def test_what_root_would_see():
+    """Without root the first 64 bytes of configuration spaces are read."""
+    bridges = [f"{FOLDER}/0000:b2:0{n}.0/config" for n in (0, 1)]
+    headers = [file(path, READY.read(path).value[:64]) for path in (*bridges, f"{FOLDER}/0000:b5:00.0/config")]
+    (acs,) = found("acs", *headers)
+    request, _ = found("pcie-read-request", *headers)
+    assert (acs.status, acs.needs_root) == (Status.SKIP, True)
+    assert (request.status, request.needs_root) == (Status.SKIP, True)
+
+
+def test_bridges_without_extended_configuration():
+    """Conventional PCI has 256 bytes, in which there is no ACS."""
+    bridges = [f"{FOLDER}/0000:b2:0{n}.0/config" for n in (0, 1)]
+    (acs,) = found("acs", *(file(path, READY.read(path).value[:256]) for path in bridges))
+    assert (acs.status, acs.summary[:10]) == (Status.OK, "ACS is off")
+
+
+def test_a_virtual_function_has_no_read_request_size():
+    physical = link(f"{NIC}/physfn", "/sys/devices/pci0000:b0/0000:b5:00.1")
+    of_vf, _ = found("pcie-read-request", physical)
+    assert (of_vf.status, of_vf.nic) == (Status.SKIP, "mlx5_0")

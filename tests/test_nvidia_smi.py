@@ -83,3 +83,12 @@ def test_any_text(text):
 @given(st.lists(st.sampled_from(data("nvidia-smi-q-two.txt").splitlines()), max_size=40))
 def test_lines_in_any_order(lines):
     assert set(nvidia_smi.parse("\n".join(lines))) <= {"0000:18:00.0", "000f:2a:00.0"}
+
+
+def test_bar1_of_mig_devices_is_not_the_gpus():
+    text = (
+        "GPU 00000000:CA:00.0\n    Product Name : NVIDIA A100\n    MIG Devices\n        MIG Device\n"
+        "            Index : 0\n            BAR1 Memory Usage\n                Total : 32767 MiB\n"
+        "    BAR1 Memory Usage\n        Total : 131072 MiB\n"
+    )
+    assert nvidia_smi.parse(text)["0000:ca:00.0"]["BAR1 Memory Usage/Total"] == "131072 MiB"

@@ -60,7 +60,8 @@ def _bridges(host: Host, bridges: Iterable[str], about: dict[str, str]) -> Findi
         return warn(f"ACS {does} at {shown}", *few([read for _, read, _ in on]), cure=_cure(names), **about)
     unknown = [read for _, read, one in found if one is None]
     if unknown:
-        return skip(f"ACS of {len(unknown)} bridges cannot be read; it {pci_config.ROOT}", *few(unknown), **about)
+        why = f"ACS of {len(unknown)} bridges cannot be read; it {pci_config.ROOT}"
+        return skip(why, *few(unknown), needs_root=True, **about)
     if not found:
         return ok("no bridge between GPU and NIC", **about)
     reads = few([read for _, read, _ in found])
@@ -80,6 +81,8 @@ def _acs_of(host: Host, bridge: str) -> tuple[Evidence, pci_config.Acs | None]:
     if pci_config.has_extended(config):
         found = pci_config.acs(config)
         return evidence(reading, found or "no ACS"), found or pci_config.Acs(0)
+    if len(config) == pci_config.CONVENTIONAL:  # without PCI Express there are no extended capabilities
+        return evidence(reading, "no ACS"), pci_config.Acs(0)
     if config:
         return evidence(reading, f"{len(config)} bytes"), None
     told = host.run("lspci", "-s", short(bridge), "-vvv")

@@ -148,9 +148,14 @@ def pcie_read_request(machine: Machine) -> Iterator[Finding]:
     for subject, device in subjects:
         reading, config = pci_config.read(machine.host, device.address)
         found = pci_config.device_control(config)
+        if machine.host.follow(f"{device.folder}/physfn").ok:
+            yield skip("a virtual function has what the physical one has", **subject)  # SR-IOV: the field is reserved
+            continue
         if found is None:
+            needs_root = len(config) <= pci_config.HEADER
+            why = f"it {pci_config.ROOT}" if needs_root else "it has no such register"
             length = evidence(reading, f"{len(config)} bytes")
-            yield skip(f"MaxReadReq cannot be read; it {pci_config.ROOT}", length, **subject)
+            yield skip(f"MaxReadReq cannot be read; {why}", length, needs_root=needs_root, **subject)
             continue
         size = found.max_read_request
         value = f"MaxPayload {found.max_payload} bytes, MaxReadReq {size} bytes, RlxdOrd{'-+'[found.relaxed_ordering]}"

@@ -16,7 +16,6 @@ ATTRIBUTES = {
     "pci_domain_id": 50,
     "compute_capability_major": 75,
     "compute_capability_minor": 76,
-    "can_use_host_pointer_for_registered_mem": 91,
     "host_register_supported": 99,
     "gpu_direct_rdma_supported": 116,
     "gpu_direct_rdma_flush_writes_options": 117,

@@ -12,6 +12,7 @@ from .machine import Machine, Nic
 from .nics import MODELS, is_nvidia
 from .pci import address_of
 
+NEEDS_ROOT = "mlxconfig needs root: sudo gpunetio doctor"
 COLD_REBOOT = "a cold reboot: ipmitool power cycle"
 _MFT, _MSTFLINT = "mlxconfig", "mstconfig"  # the same program, of NVIDIA's MFT and of the free mstflint
 _AT_ONCE = 8  # cards; each takes a good part of a second to answer
@@ -130,6 +131,8 @@ def _why_not(machine: Machine, reading: Reading) -> str:
     user = machine.host.ask("user").value
     if reading.trouble is Trouble.ABSENT:
         return "mlxconfig is not installed (MFT or mstflint has it)"
+    if reading.trouble in (Trouble.TIMEOUT, Trouble.UNRECORDED):
+        return f"mlxconfig: {reading.error}"
     if isinstance(user, dict) and user.get("uid", 0) != 0:
-        return "mlxconfig needs root: sudo gpunetio doctor"
+        return NEEDS_ROOT
     return "mlxconfig shows no settings of this card"

@@ -39,9 +39,10 @@ def query(host: Host) -> Reading:
 
 
 def parse(text: str) -> dict[str, dict[str, str]]:
-    """By PCI address: values by "heading/name", or by "name" before the first heading.
+    """By PCI address: values by "heading/name", and by "name" as it comes first.
 
-    Headings are lines without " : "; how far lines are indented is not looked at, as people paste them without.
+    Headings are lines without " : "; how far lines are indented is not looked at, as people paste them without. MIG
+    devices have headings of the same names, above those of their GPU.
     """
     found: dict[str, dict[str, str]] = {}
     values: dict[str, str] | None = None
@@ -53,7 +54,7 @@ def parse(text: str) -> dict[str, dict[str, str]]:
         elif values is not None and colon:
             values.setdefault(name, value)
             if heading:
-                values.setdefault(f"{heading}/{name}", value)
+                values[f"{heading}/{name}"] = value
         elif name:
             heading = name
     return found

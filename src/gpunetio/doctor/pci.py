@@ -9,7 +9,7 @@ from .host import Host
 
 FOLDER = "/sys/bus/pci/devices"
 NVIDIA, MELLANOX = 0x10DE, 0x15B3
-DISPLAY, NETWORK, BRIDGE = 0x03, 0x02, 0x06  # base classes (PCI Code and ID Assignment Specification)
+DISPLAY, NETWORK = 0x03, 0x02  # base classes (PCI Code and ID Assignment Specification)
 _ADDRESS = re.compile(r"([0-9a-f]{1,8}):([0-9a-f]{1,2}):([0-9a-f]{1,2})\.([0-7])", re.IGNORECASE)
 
 

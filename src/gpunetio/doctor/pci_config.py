@@ -12,7 +12,7 @@ from .host import Host, Reading
 from .pci import FOLDER
 
 ROOT = "needs root: sudo gpunetio doctor"  # said where the header alone is read
-HEADER = 64  # bytes; capabilities come behind
+HEADER, CONVENTIONAL = 64, 256  # bytes; capabilities come behind, and extended ones
 _STATUS, _CAPABILITY_LIST, _POINTER = 0x06, 1 << 4, 0x34  # 7.5.1.1
 _EXTENDED = 0x100  # where extended capabilities begin, 7.6.3
 _EXPRESS, _ACS, _SERIAL_NUMBER = 0x10, 0x000D, 0x0003

@@ -78,10 +78,14 @@ def shared_memory() -> bool:
     return True
 
 
-def hypervisor() -> bool:
-    """Whether processors say that one is below (x86 only); from the first of them, as the file is long."""
+def hypervisor() -> bool | None:
+    """Whether processors say that one is below, None where they have no word for it (Arm).
+
+    From the first of them, as the file is long.
+    """
     with open("/proc/cpuinfo") as lines:
-        return any("hypervisor" in line.split() for line in itertools.islice(lines, _FIRST_PROCESSOR))
+        flags = [line.split() for line in itertools.islice(lines, _FIRST_PROCESSOR) if line.startswith("flags")]
+    return "hypervisor" in flags[0] if flags else None
 
 
 def container() -> str:
