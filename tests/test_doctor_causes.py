@@ -4,7 +4,7 @@ Outputs of tools are the guide's own, from data/doctor/seed.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 
@@ -51,7 +51,7 @@ class Cause:
     told: dict[str, Status]
     hinders: frozenset[Use] = frozenset()
     cure: str = ""  # words of it
-    wanted: Wanted = Wanted()
+    wanted: Wanted = field(default_factory=Wanted)
 
 
 CAUSES = {

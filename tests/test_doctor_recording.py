@@ -1,5 +1,6 @@
 """Recordings of machines: a replay is the machine, files that are none are refused, and identities can be masked."""
 
+import gzip
 import json
 import os
 import signal
@@ -254,13 +255,14 @@ def test_host_names_stay_in_paths():
 
 
 def test_files_of_which_a_part_is_kept():
-    status, mounts = redact([
+    config = "CONFIG_DEFAULT_HOSTNAME=\"node17\"\nCONFIG_PCI_P2PDMA=y\n# CONFIG_DMA_SHARED_BUFFER is not set\n"
+    status, boot, packed = redact([
         file("/proc/self/status", "Name:\tsecret\nPid:\t12\nCapEff:\t000001ffffffffff\n"),
-        file("/proc/self/mountinfo", "1 0 0:1 / /proc rw - proc proc rw\n"
-             "22 1 0:30 / / rw,relatime - overlay overlay rw,lowerdir=/var/lib/docker/secret\n"),
+        file("/boot/config-6.8.0", config), file("/proc/config.gz", gzip.compress(config.encode())),
     ])  # fmt: skip
     assert status.text == "CapEff:\t000001ffffffffff"
-    assert mounts.text == "1 1 0:1 / / rw - overlay none rw"
+    assert boot.text == "CONFIG_PCI_P2PDMA=y\n# CONFIG_DMA_SHARED_BUFFER is not set"
+    assert gzip.decompress(packed.value).decode() == boot.value.decode()
 
 
 def test_owners():

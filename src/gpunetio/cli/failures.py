@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+_HELP = getattr(click.exceptions, "NoArgsIsHelpError", ())  # which click 8.1 has not
 INTERRUPTED = 130  # what a shell makes of SIGINT
 
 
@@ -87,7 +88,7 @@ class OneLineUsage(click.Group):
 def _one_line_usage() -> Iterator[None]:
     try:
         yield
-    except click.exceptions.NoArgsIsHelpError:
+    except _HELP:
         raise
     except click.UsageError as error:
         path = error.ctx.command_path if error.ctx else "gpunetio"

@@ -98,5 +98,11 @@ def options(text: str) -> dict[str, bool]:
 
 
 def _shown(text: str) -> str:
-    wanted = (line for line in text.splitlines() if re.search(r"CONFIG_(DMA_SHARED_BUFFER|PCI_P2PDMA)\b", line))
-    return ", ".join(line.removeprefix("# ") for line in wanted) or "(neither of the two options)"
+    wanted = (line.removeprefix("# ") for line in asked_for(text).splitlines())
+    return ", ".join(wanted) or "(neither of the two options)"
+
+
+def asked_for(text: str) -> str:
+    """The lines of a kernel's configuration that matter here."""
+    lines = text.splitlines()
+    return "".join(f"{line}\n" for line in lines if re.search(r"CONFIG_(DMA_SHARED_BUFFER|PCI_P2PDMA)\b", line))

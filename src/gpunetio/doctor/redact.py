@@ -8,12 +8,14 @@ values of kernel options that have nothing to do with PCI or memory.
 
 from __future__ import annotations
 
+import gzip
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from ipaddress import AddressValueError, IPv6Address
 from typing import Any
 
+from .dmabuf import asked_for, unpacked
 from .host import Kind, Reading
 from .pci_config import without_serial
 
@@ -122,8 +124,8 @@ class _Masked:
     def value(self, reading: Reading) -> Any:
         """The reading's value with every identity replaced."""
         value = reading.value
-        if reading.kind is Kind.FILE and isinstance(value, bytes) and reading.key[0] in _REDUCED:
-            value = _REDUCED[reading.key[0]](reading.text).encode()
+        if reading.kind is Kind.FILE and isinstance(value, bytes):
+            value = _reduced(reading.key[0], value)
         if reading.kind is Kind.FILE and isinstance(value, bytes) and reading.key[0].startswith("/sys/bus/pci/"):
             return without_serial(value)
         if reading.kind is Kind.QUESTION and reading.key[0] == "permissions" and isinstance(value, dict):
@@ -156,14 +158,16 @@ def _capabilities(text: str) -> str:
     return "".join(f"{line}\n" for line in text.splitlines() if line.startswith("Cap"))
 
 
-def _mounts(text: str) -> str:
-    """The first mount point's line, with the kind of its file system and nothing of where that is."""
-    lines = [line.split(" - ") for line in text.splitlines() if line.split()[4:5] == ["/"]]
-    return "".join(f"1 1 0:1 / / rw - {tail.split()[0]} none rw\n" for _, tail, *_ in lines if tail.split())
-
-
-# Files of which only a part is recorded.
-_REDUCED = {
-    "/proc/cmdline": _options, "/proc/self/status": _capabilities, "/proc/self/mountinfo": _mounts,
-    "/proc/1/mountinfo": _mounts,
-}  # fmt: skip
+def _reduced(path: str, value: bytes) -> bytes:
+    """Of some files only what checks look for."""
+    text = value.decode(errors="replace")
+    match path.split("/")[1:]:
+        case ["proc", "cmdline"]:
+            return _options(text).encode()
+        case ["proc", "self", "status"]:
+            return _capabilities(text).encode()
+        case ["proc", "config.gz"]:
+            return gzip.compress(asked_for(unpacked(value)).encode(), mtime=0)
+        case ["boot", _] | ["lib", "modules", _, "config"]:
+            return asked_for(text).encode()
+    return value
