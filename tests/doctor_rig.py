@@ -79,3 +79,13 @@ def statuses(check: str, *changes: Change, wanted: Wanted | None = None) -> list
 def data(name: str) -> str:
     """A file of `data/doctor`: seed/… are outputs of the set-up guide, word for word."""
     return (DATA / name).read_text()
+
+
+def of_cause(changes: list[Change], check: str, status: Status, summary: str, cure: str) -> list[Finding]:
+    """What a check finds for a named cause, the first as expected, by its status and words."""
+    first, *others = found(check, *changes)
+    assert first.status is status, first
+    assert summary in first.summary
+    assert cure in first.cure
+    assert all(len(finding.summary) < 80 for finding in (first, *others))
+    return [first, *others]

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .failures import UsageFailure, explained, guarded
+from .failures import UsageFailure, guarded
 from .machine import FILE, machine_options, opened, options_at_fault
 
 if TYPE_CHECKING:
-    from ..doctor import Machine, Report, Status, Use
+    from ..doctor import Report, Status, Use
 
 _FOR = ("verbs", "ethernet", "dma", "software")
 
@@ -43,23 +43,14 @@ def doctor(
     machine = opened(replay, root, library.Wanted(gpu, nic, bar1_mib))
     with options_at_fault():
         report = library.examine(machine.host, machine.wanted, probing)
-    if record:
-        _record(machine, record, redact)
+        if record:
+            library.record(machine.host, machine.wanted, record, redact)
     if as_json:
         click.echo(json.dumps(library.as_json(report), indent=1))
     else:
         for line in library.lines_of(report, verbose, library.Use(use) if use else None, _painted):
             click.echo(line)
     raise click.exceptions.Exit(int(report.ready(_deciding(report, use)).readiness))
-
-
-def _record(machine: Machine, path: Path, redact: bool) -> None:
-    from ..doctor import record
-
-    try:
-        record(machine.host, machine.wanted, path, redact)
-    except OSError as error:
-        raise UsageFailure(explained(error)) from error
 
 
 def _deciding(report: Report, use: str | None) -> Use:

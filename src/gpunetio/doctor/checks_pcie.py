@@ -10,7 +10,7 @@ from . import pci_config
 from .finding import GUIDE, HARDWARE, Evidence, Finding, check, evidence, few, ok, skip, warn
 from .host import Host, Kind, Reading, Trouble
 from .machine import Machine
-from .pci import PciDevice, short
+from .pci import PciDevice, is_virtual, short
 from .pci_link import Link, link_of, links_of_switches
 
 AREA = "PCI Express"
@@ -148,7 +148,7 @@ def pcie_read_request(machine: Machine) -> Iterator[Finding]:
     for subject, device in subjects:
         reading, config = pci_config.read(machine.host, device.address)
         found = pci_config.device_control(config)
-        if machine.host.follow(f"{device.folder}/physfn").ok:
+        if is_virtual(machine.host, device):
             yield skip("a virtual function has what the physical one has", **subject)  # SR-IOV: the field is reserved
             continue
         if found is None:

@@ -10,6 +10,7 @@ from .finding import Evidence, Finding, Status, Use, check, evidence, fail, ok, 
 from .host import Reading
 from .machine import Machine, Nic
 from .nics import each_nic, port_of
+from .topology import is_active
 
 AREA = "Ports"
 _SYSFS = "Linux Documentation/ABI/stable/sysfs-class-infiniband"
@@ -39,7 +40,7 @@ def port_state(machine: Machine, nic: Nic) -> Iterator[Finding]:
     name = state.text.partition(":")[2].strip() or state.text
     layer, rate = told["link_layer"].text, told["rate"].text
     number = port.rpartition("/")[2]
-    if state.text.startswith("4:"):
+    if is_active(state):
         yield ok(f"port {number} is {name}, {layer}, {rate}", state, told["link_layer"], told["rate"])
     else:
         read = (state, told["phys_state"], told["link_layer"])

@@ -98,17 +98,15 @@ class Machine:
         known = {nic.address for nic in found}
         cards = (d for d in self.pci.values() if d.vendor == pci.MELLANOX and d.base_class == pci.NETWORK)
         bonds = {bond for nic in found for bond in self._bonds(nic)}
-        others = (self._card(card) for card in cards if card.address not in known and not self._is_given_away(card))
+        # A virtual function without an RDMA device is a guest's.
+        own = (card for card in cards if card.address not in known and not pci.is_virtual(self.host, card))
+        others = map(self._card, own)
         return (*found, *(card for card in others if bonds.isdisjoint(self._bonds(card))))
 
     def _bonds(self, nic: Nic) -> set[str]:
         """Bonds that its interfaces are in: the RDMA device of one port stands for all ports of a bond."""
         folder = "/sys/class/net"
         return {self.host.follow(f"{folder}/{name}/master").text for name in nic.interfaces} - {""}
-
-    def _is_given_away(self, card: PciDevice) -> bool:
-        """Whether it is a virtual function without an RDMA device: it is a guest's."""
-        return self.host.follow(f"{card.folder}/physfn").ok
 
     def _nic(self, name: str) -> Nic:
         parent = self.host.read(f"{INFINIBAND}/{name}/parent").text

@@ -11,6 +11,7 @@ from .finding import Finding, skip
 from .host import Reading
 from .machine import Machine, Nic
 from .pci import MELLANOX, PciDevice, address_of, device
+from .topology import is_active
 
 _STATE = ("state", "phys_state", "link_layer", "rate")  # kernel Documentation/ABI/stable/sysfs-class-infiniband
 
@@ -100,5 +101,5 @@ def port_of(machine: Machine, nic: Nic) -> tuple[str, dict[str, Reading]]:
     folder = f"{nic.folder}/ports"
     ports = [f"{folder}/{name}" for name in machine.host.names(folder).names] if nic.rdma else []
     described = [(port, {name: machine.host.read(f"{port}/{name}") for name in _STATE}) for port in ports]
-    active = [one for one in described if one[1]["state"].text.startswith("4:")]
+    active = [one for one in described if is_active(one[1]["state"])]
     return (active or described or [("", {})])[0]

@@ -50,6 +50,11 @@ class PciDevice:
         return f"{FOLDER}/{self.address}"
 
 
+def is_virtual(host: Host, device: PciDevice) -> bool:
+    """Whether it is a virtual function of SR-IOV."""
+    return host.follow(f"{device.folder}/physfn").ok
+
+
 def devices(host: Host) -> dict[str, PciDevice]:
     """All of the machine's, by address; none where sysfs shows none."""
     return {name: device(host, name) for name in host.names(FOLDER).names if address_of(name) == name}

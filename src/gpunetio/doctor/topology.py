@@ -116,7 +116,12 @@ def closeness(machine: Machine, gpu: Gpu, nic: Nic) -> tuple[Any, ...]:
 def active(machine: Machine, nic: Nic) -> bool:
     """Whether one of its ports is."""
     ports = machine.host.names(f"{nic.folder}/ports").names
-    return any(machine.host.read(f"{nic.folder}/ports/{port}/state").text == _ACTIVE for port in ports)
+    return any(is_active(machine.host.read(f"{nic.folder}/ports/{port}/state")) for port in ports)
+
+
+def is_active(state: Reading) -> bool:
+    """Whether a port's file `state` says so."""
+    return state.text == _ACTIVE
 
 
 def natural(name: str) -> list[str]:
