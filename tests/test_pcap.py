@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,6 +28,7 @@ from gpunetio.errors import InUseError, OperatingSystemError
 from gpunetio.fabric.capture import capture
 from gpunetio.fabric.pcap import Pcap, infiniband_icrc
 from gpunetio.memory import HostMemory
+from gpunetio.verbs import PD
 from nic_rig import (
     CS,
     FA,
@@ -61,6 +63,14 @@ def _tools():
     need_tshark()
 
 
+def two_queues(pds: list[PD], **kind: Any) -> tuple[Queue, Queue]:
+    """A queue on each NIC, told apart in a capture by its number: each NIC draws its own, and they can be the same."""
+    a, b = (Queue(pd, **kind) for pd in pds)
+    while b.qp.qpn == a.qp.qpn:
+        b = Queue(pds[1], **kind)
+    return a, b
+
+
 @dataclass
 class Captured:
     """Two NICs that write what they send and take, a QP on each, and what was posted to the first."""
@@ -74,7 +84,7 @@ class Captured:
     def __post_init__(self):
         kind = {"qp_type": QpType.UC} if self.uc else {}
         pds = [ctx.create_pd() for ctx in self.contexts]
-        self.a, self.b = (Queue(pd, **kind) for pd in pds)
+        self.a, self.b = two_queues(pds, **kind)
         self.here, self.there = Buffer(pds[0], 2 * SIZE, fill=1), Buffer(pds[1], 2 * SIZE)
         connect(self.a, self.b, psn=PSN, **PATIENT)
         assert int(self.a.row["mtu"]) == self.mtu
@@ -408,7 +418,7 @@ def test_what_an_interface_sees(tmp_path, namespaces, version):
         port = PortConfig(addresses=(ends[i],), wire="udp", capture=str(paths[i]))
         contexts.append(namespace.run(verbs.open, f"soft{i}", port=port))
     pds = [ctx.create_pd() for ctx in contexts]
-    a, b = (Queue(pd) for pd in pds)
+    a, b = two_queues(pds)
     local, remote = Buffer(pds[0], 4 * SIZE, fill=1), Buffer(pds[1], 4 * SIZE)
     points = a.qp.endpoint(psn=PSN), b.qp.endpoint(psn=PSN)
     here.run(a.qp.connect, points[1], psn=PSN, **PATIENT)
