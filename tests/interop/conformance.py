@@ -222,7 +222,7 @@ class Transfers:
             for seed, (nbytes, count) in enumerate([*runs, (LARGEST, long)]):
                 for party, first in ((a, requester_first), (b, not requester_first)):
                     party.call("prepare", first=first, nbytes=nbytes, seed=10 * seed)
-                both(a, b, "pingpong", count=count, timeout=120)
+                both(a, b, "pingpong", count=count, timeout=240)
 
 
 class Conformance(Transfers):

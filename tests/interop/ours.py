@@ -30,6 +30,8 @@ from gpunetio.verbs import QpEndpoint
 from protocol import ACCESS, Connection, End, Session
 
 DEVICE = "soft0"
+# ack_timeout: with all its retries 7 s, as a guest beside busy processes gets no processor for 2 to 5 s now and then.
+PATIENCE = 16
 GID_INDEX = {"ipv4": 0, "link_local": 1, "ipv6": 2}
 RIGHT = {name: Access[name.upper()] for name in ACCESS}
 STATE = {QpState.RST: "RESET", **{state: state.name for state in QpState if state != QpState.RST}}
@@ -98,13 +100,15 @@ class SoftEnd(End):
         remote: dict[str, Any],
         mtu: int = 4096,
         access: Sequence[str] = ACCESS,
+        ack_timeout: int = PATIENCE,
         **attributes: Any,
     ) -> None:
         there = QpEndpoint(
             remote["qp"], bytes.fromhex(remote["gid"]), remote["lid"], min(mtu, remote["mtu"]), remote["psn"]
         )
         self.queue.qp.connect(
-            there, sgid_index=self.sgid_index, psn=self.psn, remote_access=rights(access), **attributes
+            there, sgid_index=self.sgid_index, psn=self.psn, remote_access=rights(access), ack_timeout=ack_timeout,
+            **attributes,
         )
 
     def _segments(self, sges: Sequence[Sequence[int]]) -> list[bytes]:

@@ -10,7 +10,7 @@ from protocol import listening
 
 LOSS, TCP_PORT = 0.02, 18600
 
-pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.interop, pytest.mark.timeout(600)]
 
 
 # Losses cost time, and are the same whatever the packets' size.
