@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from . import peer_mapping
 from .containers import container_kind
+from .dmabuf import kernel_can
 from .finding import EVERY_USE, GUIDE, HARDWARE, Evidence, Finding, Use, check, evidence, fail, ok, skip, warn
 from .host import Host, Reading, Trouble
 from .machine import Machine
@@ -24,11 +25,10 @@ _ETHERNET, _VERBS = frozenset({Use.ETHERNET}), frozenset({Use.VERBS, Use.DMA})
 )  # fmt: skip
 def kernel(machine: Machine) -> Iterator[Finding]:
     """Its version."""
-    reading = machine.host.read("/proc/sys/kernel/osrelease")
-    found = re.match(r"(\d{1,9})\.(\d{1,9})", reading.text)
-    if not found:
+    reading, new = kernel_can(machine)
+    if new is None:
         yield skip("the kernel's version is unknown", reading)
-    elif (int(found[1]), int(found[2])) >= (6, 2):
+    elif new:
         yield ok(f"Linux {reading.text} can share GPU memory as dmabuf", reading)
     elif (by_peermem := peermem_carries(machine))[0]:
         yield ok(f"Linux {reading.text} has no dmabuf, and nvidia-peermem does instead", reading, by_peermem[1])

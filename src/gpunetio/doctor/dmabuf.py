@@ -7,6 +7,7 @@ import zlib
 from dataclasses import dataclass
 
 from .finding import Evidence, evidence
+from .host import Reading
 from .machine import Gpu, Machine
 from .nvidia_driver import attribute, is_open
 
@@ -35,9 +36,8 @@ def needs(machine: Machine, gpu: Gpu) -> tuple[Need, ...]:
     """All of them. What the kernel and the driver do not show is taken from libcuda, whose answer is the driver's."""
     supported, answer = attribute(machine, gpu, "dma_buf_supported")
     told = True if supported else None
-    release = machine.host.read("/proc/sys/kernel/osrelease")
-    version = re.match(r"(\d{1,6})\.(\d{1,6})", release.text)
-    new = (int(version[1]), int(version[2])) >= (6, 2) if version else told
+    release, new = kernel_can(machine)
+    new = told if new is None else new
     config, options = kernel_config(machine)
     shared = config.get("DMA_SHARED_BUFFER", False if config else told)  # what depends on what is off is not listed
     p2p = config.get("PCI_P2PDMA", False if config else None)
@@ -53,6 +53,13 @@ def needs(machine: Machine, gpu: Gpu) -> tuple[Need, ...]:
         Need(p2p, "no CONFIG_PCI_P2PDMA", options, f"{_OTHER_KERNEL}CONFIG_PCI_P2PDMA=y", True, for_all=False),
         _symbol(machine, *_QUEUES, for_all=False),
     )
+
+
+def kernel_can(machine: Machine) -> tuple[Reading, bool | None]:
+    """The kernel's version, and whether it is new enough; None when it is unknown."""
+    release = machine.host.read("/proc/sys/kernel/osrelease")
+    version = re.match(r"(\d{1,6})\.(\d{1,6})", release.text)
+    return release, (int(version[1]), int(version[2])) >= (6, 2) if version else None
 
 
 def works(found: tuple[Need, ...]) -> bool | None:
