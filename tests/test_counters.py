@@ -161,6 +161,7 @@ def test_every_function_counts(counting: Counting, scope):
     assert c.group.main.indices()["completed"] == done + 2 * threads
 
 
+@pytest.mark.slow  # all counted functions in one kernel take 25 s to compile
 def test_bad_arguments_are_not_counted(counting: Counting):
     """In a group the others' operations are counted; alone nothing is posted, on neither queue."""
     c, lanes = counting, counting.gpu.warp
