@@ -9,7 +9,7 @@ from . import mlxconfig
 from .finding import GUIDE, HARDWARE, Finding, Use, check, fail, ok, skip, warn
 from .host import Reading
 from .machine import Machine, Nic
-from .mlxconfig import COLD_REBOOT, NEEDS_ROOT, Firmware
+from .mlxconfig import COLD_REBOOT, Firmware
 from .nics import MODELS, each_nic, is_nvidia, port_of
 
 AREA = "NICs"
@@ -70,8 +70,7 @@ def link_type(machine: Machine, nic: Nic, firmware: Firmware) -> Iterator[Findin
     uses = HARDWARE if ethernet else HARDWARE - {Use.ETHERNET}
     if firmware.trouble:
         yield skip(
-            f"{layer.text}; {firmware.trouble}", layer, *firmware.read, uses=uses,
-            needs_root=firmware.trouble == NEEDS_ROOT,
+            f"{layer.text}; {firmware.trouble}", layer, *firmware.read, uses=uses, needs_root=firmware.needs_root,
         )  # fmt: skip
         return
     wanted = {f"LINK_TYPE_P{port}": _LAYERS[layer.text]}
@@ -103,7 +102,7 @@ def bluefield_mode(machine: Machine, nic: Nic, firmware: Firmware) -> Iterator[F
         return
     decisive = {_ENGINE: _NIC_MODE[_ENGINE]} if nic.pci.device in _BY_ENGINE else _NIC_MODE
     if firmware.trouble:
-        yield skip(firmware.trouble, *firmware.read, needs_root=firmware.trouble == NEEDS_ROOT)
+        yield skip(firmware.trouble, *firmware.read, needs_root=firmware.needs_root)
     elif not firmware.having(decisive):
         yield skip(f"its firmware has no {next(iter(decisive))}", *firmware.read)
     elif firmware.wrong(decisive) or firmware.pending(decisive):
@@ -127,7 +126,7 @@ def accurate_send(machine: Machine, nic: Nic, firmware: Firmware) -> Iterator[Fi
     if layer and layer.text == "InfiniBand":
         yield skip("only Ethernet has it", layer)
     elif firmware.trouble:
-        yield skip(firmware.trouble, *firmware.read, needs_root=firmware.trouble == NEEDS_ROOT)
+        yield skip(firmware.trouble, *firmware.read, needs_root=firmware.needs_root)
     elif len(firmware.having(_ACCURATE_SEND)) < len(_ACCURATE_SEND):
         cure = "use a ConnectX-7 or later with recent firmware"
         yield skip("its firmware has none; only sending at given times needs it", *firmware.read, cure=cure)

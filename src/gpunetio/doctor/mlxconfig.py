@@ -12,7 +12,7 @@ from .machine import Machine, Nic
 from .nics import MODELS, is_nvidia
 from .pci import address_of
 
-NEEDS_ROOT = "mlxconfig needs root: sudo gpunetio doctor"
+_NEEDS_ROOT = "mlxconfig needs root: sudo gpunetio doctor"
 COLD_REBOOT = "a cold reboot: ipmitool power cycle"
 _MFT, _MSTFLINT = "mlxconfig", "mstconfig"  # the same program, of NVIDIA's MFT and of the free mstflint
 _AT_ONCE = 8  # cards; each takes a good part of a second to answer
@@ -69,6 +69,11 @@ class Firmware:
     read: tuple[Reading, ...]
     settings: dict[str, Setting]
     trouble: str  # why there are no settings; "" when there are
+
+    @property
+    def needs_root(self) -> bool:
+        """Whether root would see them."""
+        return self.trouble == _NEEDS_ROOT
 
     def having(self, wanted: dict[str, int]) -> dict[str, int]:
         """Those of these settings that the card has at all."""
@@ -134,5 +139,5 @@ def _why_not(machine: Machine, reading: Reading) -> str:
     if reading.trouble in (Trouble.TIMEOUT, Trouble.UNRECORDED):
         return f"mlxconfig: {reading.error}"
     if isinstance(user, dict) and user.get("uid", 0) != 0:
-        return NEEDS_ROOT
+        return _NEEDS_ROOT
     return "mlxconfig shows no settings of this card"

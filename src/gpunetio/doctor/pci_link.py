@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from .host import Host, Reading
 from .pci import FOLDER
 
-_MOST_LANES = 32  # PCI Express Base Specification: Link Capabilities Register; virtual machines show 0, 63 or 255
+MOST_LANES = 32  # PCI Express Base Specification: Link Capabilities Register; virtual machines show 0, 63 or 255
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Link:
     @property
     def known(self) -> bool:
         """Whether all of it can be: otherwise files are missing, or a virtual machine made them up."""
-        return 0 < self.width <= self.most <= _MOST_LANES and 0 < self.speed <= self.fastest
+        return 0 < self.width <= self.most <= MOST_LANES and 0 < self.speed <= self.fastest
 
     @property
     def lacks(self) -> str:

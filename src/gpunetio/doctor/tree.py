@@ -9,9 +9,9 @@ from typing import Any
 from .machine import Gpu, Machine, Nic
 from .nics import model_of
 from .pci import PciDevice, short
+from .pci_link import MOST_LANES, link_of
 
 WIDTH = 100  # columns
-_WIDTHS = range(1, 33)  # lanes of a link (PCI Express Base Specification, Link Capabilities)
 _CLASSES = {
     0x01: "storage", 0x02: "network", 0x03: "display", 0x04: "multimedia", 0x05: "memory", 0x06: "bridge",
     0x07: "communication", 0x08: "system peripheral", 0x0C: "serial bus", 0x12: "accelerator",
@@ -119,14 +119,13 @@ def _numbers(device: PciDevice) -> str:
 
 def _link(machine: Machine, device: PciDevice) -> tuple[str, ...]:
     """Width and speed of the link above a device, and what it could do if that is more."""
-    now, most = (_width_speed(machine, device, which) for which in ("current", "max"))
+    link = link_of(machine.host, device.address)
+    now, most = _width_speed(link.width, link.speed), _width_speed(link.most, link.fastest)
     return () if not now else (now,) if now == most or not most else (f"{now} of {most}",)
 
 
-def _width_speed(machine: Machine, device: PciDevice, which: str) -> str:
-    width = machine.host.read(f"{device.folder}/{which}_link_width").number
-    speed = machine.host.read(f"{device.folder}/{which}_link_speed").text.removesuffix(" PCIe")
-    return f"x{width} {plain(speed)}" if width in _WIDTHS and speed.endswith("GT/s") else ""
+def _width_speed(width: float, speed: float) -> str:
+    return f"x{width:g} {speed:.1f} GT/s" if 0 < width <= MOST_LANES and speed else ""
 
 
 def plain(text: str) -> str:
