@@ -1,16 +1,20 @@
 """What the host does around CUDA, with stand-ins for CUDA."""
 
+import functools
 import gc
+import os
 import threading
 from contextlib import suppress
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from gpunetio import Gpu, MemType
-from gpunetio.device import launch as launch_module
-from gpunetio.device.launch import CudaLaunch, observers
+from gpunetio.device import cuda_launch
+from gpunetio.device.cuda_launch import CudaLaunch
+from gpunetio.device.launch import observers, tell_observers
 from gpunetio.errors import DriverError
 from gpunetio.gpu import cuda_backend
 from gpunetio.gpu.cuda_backend import CudaBackend
@@ -19,6 +23,10 @@ from gpunetio.gpu.uar import RegisterTable
 from nic_rig import until
 
 numba_cuda = pytest.importorskip("numba.cuda", reason="needs numba-cuda (extra 'cuda')")
+
+
+def nothing() -> None:
+    pass
 
 
 class Event:
@@ -135,7 +143,10 @@ class Kernel:
 def runtime(monkeypatch) -> Runtime:
     runtime = Runtime()
     monkeypatch.setattr(cuda_backend, "_runtime", lambda: runtime)
-    monkeypatch.setattr(launch_module, "_device_of_thread", lambda: runtime.cudaGetDevice)
+    monkeypatch.setattr(cuda_launch, "_device_of_thread", lambda: runtime.cudaGetDevice)
+    monkeypatch.setattr(cuda_launch, "_idle_streams", functools.cache(lambda ordinal: []))
+    made = count()
+    monkeypatch.setattr(numba_cuda, "stream", lambda: f"stream {next(made)} of device {runtime.device}")
     monkeypatch.setattr(numba_cuda, "gpus", [Context(runtime, ordinal) for ordinal in range(2)])
     return runtime
 
@@ -167,6 +178,27 @@ def test_memory_is_that_of_its_device(runtime: Runtime):
     assert not runtime.owners
 
 
+def test_memory_is_freed_when_no_kernel_runs(runtime: Runtime):
+    """For then cudaFree does not wait; what is asked for meanwhile may be the same."""
+    cuda = backend(runtime, 0)
+    first, other = cuda.alloc(100, 64, MemType.GPU), cuda.alloc(200, 64, MemType.GPU)
+    tell_observers(+1)
+    try:
+        addresses = [first[0], other[0]]
+        del first, other
+        gc.collect()
+        assert set(runtime.owners) == set(addresses)
+        again = [cuda.alloc(200, 64, MemType.GPU), cuda.alloc(200, 64, MemType.GPU)]
+        assert again[0][0] == addresses[1]
+        assert again[1][0] not in addresses
+    finally:
+        tell_observers(-1)
+    assert set(runtime.owners) == {memory[0] for memory in again}
+    del again
+    gc.collect()
+    assert not runtime.owners
+
+
 def test_memory_that_cannot_be_zeroed_is_given_back(runtime: Runtime):
     runtime.memset_error = 2
     with suppress(DriverError):
@@ -178,13 +210,39 @@ def test_memory_that_cannot_be_zeroed_is_given_back(runtime: Runtime):
 
 def test_a_kernel_runs_on_its_device(runtime: Runtime, event: Event):
     """Whatever the thread has used last, and that is so again afterwards."""
-    event.answer, kernel = True, Kernel(runtime)
+    kernel = Kernel(runtime)
     for used in (0, 1):
         runtime.device = used
         for ordinal in (0, 1):
-            CudaLaunch(kernel, (5,), 2, 32, "stream", ordinal)
-            assert kernel.launched.pop() == (ordinal, (2, 32, "stream"), (5,))
+            CudaLaunch(kernel, (5,), 2, 32, ordinal, nothing)
+            device, (grid, block, stream), args = kernel.launched.pop()
+            assert (device, grid, block, args) == (ordinal, 2, 32, (5,))
+            assert stream.endswith(f"of device {ordinal}")
             assert runtime.device == used
+    event.answer = True
+
+
+def test_kernels_run_beside_each_other(runtime: Runtime, event: Event):
+    """A stream each, while they run; then others have it."""
+    kernel, ended = Kernel(runtime), []
+    launches = [CudaLaunch(kernel, (), 1, 1, 0, lambda: ended.append(1)) for _ in range(3)]
+    streams = {config[2] for _, config, _ in kernel.launched}
+    assert len(streams) == 3
+    event.answer = True
+    assert all(launch.wait(1) for launch in launches)
+    until(lambda: len(ended) == 3, "the watching threads")
+    for _ in range(3):
+        CudaLaunch(kernel, (), 1, 1, 0, nothing)
+    assert {config[2] for _, config, _ in kernel.launched} == streams
+
+
+def test_what_cuda_is_told_before_it_begins(monkeypatch):
+    """But for what the environment says already."""
+    monkeypatch.setenv("CUDA_MODULE_LOADING", "LAZY")
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS")
+    cuda_launch.set_up_cuda()
+    assert (os.environ["CUDA_MODULE_LOADING"], os.environ["CUDA_DEVICE_MAX_CONNECTIONS"]) == ("LAZY", "32")
 
 
 # --- doorbell registers of a card ------------------------------------------------------------------------------------
@@ -250,7 +308,7 @@ def test_a_kernel_that_fails_has_ended(event: Event, runtime: Runtime):
     observers.append(changes.append)
     try:
         with Gpu("host") as gpu:
-            memory, running = gpu.alloc(64), CudaLaunch(Kernel(runtime), (), 1, 1, 0, 0)
+            memory, running = gpu.alloc(64), CudaLaunch(Kernel(runtime), (), 1, 1, 0, lambda: tell_observers(-1))
             memory.used_by(running)
             assert not running.done
             assert not running.wait(0.01)

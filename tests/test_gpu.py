@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpunetio import DocaError, Gpu, MemType, NicHandler, gpu_list, kernel, verbs
+from gpunetio import DocaError, Gpu, MemType, NicHandler, device, gpu_list, kernel, verbs
 from gpunetio.device import status
 from gpunetio.device.launch import observers
 from gpunetio.errors import (
@@ -25,6 +25,26 @@ from gpunetio.formats.device_structs import DEV_CQ, DEV_QP
 from gpunetio.gpu import export as export_module
 from gpunetio.gpu.memory import RunningLaunches
 from pair import Pair, make_pair
+
+
+@kernel
+def meet(arrived, number, deadline_ns, out):
+    """Wait until `number` kernels are there, and say whether they were."""
+    device.fetch_add_gpu64(arrived, 1)
+    begin = device.clock_ns()
+    while device.ld_acquire64(arrived) < number and device.clock_ns() - begin < deadline_ns:
+        device.yield_thread()
+    device.st64(out, device.ld_acquire64(arrived) == number)
+
+
+def test_kernels_run_beside_each_other(gpu):
+    """More of them than CUDA has connections by default: each waits for the last one."""
+    number = 12
+    with gpu.alloc(4096) as arrived, gpu.alloc(4096) as out:
+        places = [out.device_address + 8 * i for i in range(number)]
+        launches = [meet[1, 1, gpu](arrived, number, 20 * 10**9, place) for place in places]
+        assert all(launch.wait(60) for launch in launches)
+        assert out.read().view(np.int64)[:number].tolist() == [1] * number
 
 
 @pytest.mark.parametrize("kind", list(MemType))

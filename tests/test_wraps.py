@@ -16,7 +16,7 @@ from gpunetio.formats.device_structs import DEV_CQ, DEV_QP, DEV_RQ, DEV_SIDE
 from nic_rig import view
 from test_counters import Counting
 from test_counters import opened as counting
-from test_hammer import end, launch
+from test_hammer import compile_sends, end, launch
 from test_twosided import Post, opened
 
 LAP = 1 << 16
@@ -83,6 +83,7 @@ def test_receives(post: Post, start, kind):
     slots, total = 8, LAP + 600
     srq = post.srq(slots) if kind == "shared" else None
     a, b = post.pair(slots, cqe=16, **({"srq": srq} if srq else {}))
+    compile_sends(post, a)
     put_forward(post.nic, b, start)
     with post.gpu.alloc(4096) as seen, post.gpu.alloc(4096) as words:
         args = (b, post.there.address, post.there_mr.lkey)

@@ -33,7 +33,7 @@ class Dpa(Handle):
 
     _rank = 3
     _closes_users = True
-    warp, stream = 1, 0  # and `target`: what `@kernel` asks of a place
+    warp = 1  # and `target`: what `@kernel` asks of a place
 
     def __init__(self, ctx: Context, *, timeout: float = DEFAULT_TIMEOUT):
         super().__init__(ctx)

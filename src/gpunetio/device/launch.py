@@ -6,6 +6,7 @@
     work[grid, block](qp, n).wait(timeout=10)        # on the first GPU, or on host threads when there is none
     work[grid, block, gpu](qp, n).wait(timeout=10)   # where `gpu` says
 
+Kernels that have been launched run beside each other, on a GPU too: one may send what another receives.
 A kernel returns nothing. Arguments are ints and arrays; an object with `device_address` (an exported queue, memory of a
 `Gpu`) is passed as that address.
 """
@@ -14,21 +15,18 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
-import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, Protocol
 from unittest import mock
 
-from ..errors import DriverError, InvalidValueError
+from ..errors import InvalidValueError
 from .compile import engine_function
+from .cuda_launch import CudaLaunch, cuda_available
 from .host_threads import HostLaunch
 
 # Called with +1 when a kernel is launched and with -1 when it has ended: a software NIC then spins instead of sleeping.
 observers: list[Callable[[int], None]] = []
-
-_STAY = contextlib.nullcontext()
 
 
 class Place(Protocol):
@@ -36,7 +34,6 @@ class Place(Protocol):
 
     target: str  # "cuda" or "cpu"
     warp: int  # lanes of a host warp
-    stream: Any
     ordinal: int  # which CUDA device; asked only of one
 
 
@@ -46,23 +43,8 @@ def tell_observers(change: int) -> None:
         observer(change)
 
 
-@functools.cache
-def cuda_available() -> bool:
-    """Whether Numba can launch on a GPU here."""
-    try:
-        from numba import cuda
-
-        return bool(cuda.is_available())
-    except ImportError:
-        return False
-
-
-@functools.cache
-def _device_of_thread() -> Callable[[], tuple[Any, int]]:
-    """cudaGetDevice: an error, and the ordinal of the device whose context this thread has."""
-    from cuda.bindings import runtime  # type: ignore[attr-defined]
-
-    return runtime.cudaGetDevice
+def _ended() -> None:
+    tell_observers(-1)
 
 
 class _DefaultPlace:
@@ -70,53 +52,7 @@ class _DefaultPlace:
 
     def __init__(self):
         self.target = "cuda" if cuda_available() else "cpu"
-        self.warp, self.stream, self.ordinal = 1, 0, 0
-
-
-class CudaLaunch:
-    """A kernel running on a GPU; `wait(timeout)` returns whether it has ended."""
-
-    def __init__(self, compiled: Any, args: tuple[Any, ...], grid: int, block: int, stream: Any, ordinal: int):
-        from numba import cuda
-        from numba.cuda.dispatcher import config  # type: ignore[attr-defined]
-
-        # A kernel that drives a NIC is small on purpose.
-        config.CUDA_LOW_OCCUPANCY_WARNINGS = 0  # type: ignore[attr-defined]
-        self._error: Exception | None = None
-        is_here = _device_of_thread()()[1] == ordinal  # nearly always, and changing the context takes some µs
-        with _STAY if is_here else cuda.gpus[ordinal]:
-            self._event = cuda.event(timing=False)
-            compiled[grid, block, stream](*args)
-            self._event.record(stream)
-        threading.Thread(target=self._watch, daemon=True).start()
-
-    def _watch(self) -> None:
-        while not self.done:
-            time.sleep(200e-6)
-        tell_observers(-1)
-
-    @property
-    def done(self) -> bool:
-        """Whether the kernel has ended. So has one whose event answers with an error: a kernel has failed."""
-        try:
-            return bool(self._event.query())
-        except Exception as error:  # a class of Numba's
-            self._error = error
-            return True
-
-    def wait(self, timeout: float) -> bool:
-        """Wait at most `timeout` seconds for the kernel to end. DriverError when it, or one before it, has failed."""
-        end = time.monotonic() + timeout
-        while not self.done:
-            if time.monotonic() > end:
-                return False
-            time.sleep(20e-6)
-        if self._error is not None:
-            raise DriverError(
-                f"a kernel has failed, and with it the CUDA context: {self._error}; look for the access with "
-                "compute-sanitizer, and start a new process"
-            ) from self._error
-        return True
+        self.warp, self.ordinal = 1, 0
 
 
 class Kernel:
@@ -149,9 +85,9 @@ class Kernel:
         tell_observers(+1)
         try:
             if place.target == "cuda":
-                launch = CudaLaunch(self.cuda, plain, grid, block, place.stream, place.ordinal)
+                launch = CudaLaunch(self.cuda, plain, grid, block, place.ordinal, _ended)
             else:
-                launch = HostLaunch(self.body, plain, grid, block, place.warp, lambda: tell_observers(-1))
+                launch = HostLaunch(self.body, plain, grid, block, place.warp, _ended)
         except BaseException:
             tell_observers(-1)
             raise

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import threading
 import time
 import weakref
@@ -12,17 +11,17 @@ from typing import Any
 
 import numpy as np
 
+from ..device.cuda_launch import set_up_cuda
 from ..enums import MemType
 from ..errors import DriverError, InitializationError, NotFoundError, NotSupportedError, TimedOutError
 from ..memory import PAGE
+from .cuda_heap import Block, cuda_heap
 
-# With lazy loading, the first launch of a kernel beside a running one waits for that one to end.
-_EAGER = ("CUDA_MODULE_LOADING", "EAGER")
 _COPY_TIMEOUT = 10.0
 
 
 def _runtime() -> Any:
-    os.environ.setdefault(*_EAGER)
+    set_up_cuda()
     try:
         from cuda.bindings import runtime  # type: ignore[attr-defined]
     except ImportError:
@@ -62,10 +61,10 @@ def ordinal_of(bus_id: str) -> int:
 
 
 class _Allocation:
-    """Memory of CUDA's, freed with the last reference to this."""
+    """Memory of CUDA's, given back with the last reference to this."""
 
-    def __init__(self, free: Any, base: int):
-        weakref.finalize(self, free, base)
+    def __init__(self, block: Block):
+        weakref.finalize(self, cuda_heap.give_back, block)
 
 
 class _PinnedPages:
@@ -149,7 +148,6 @@ class CudaBackend:
 
             _check(self._rt.cudaSetDevice(ordinal), "cudaSetDevice")
             cuda.select_device(ordinal)
-            self.stream = cuda.stream()
         except Exception as error:
             raise InitializationError(f"GPU {ordinal} could not be opened: {error}") from error
         self.name = pci_bus_id(ordinal)
@@ -164,20 +162,24 @@ class CudaBackend:
         """(device address, CPU view or None, what keeps it allocated)."""
         _check(self._rt.cudaSetDevice(self.ordinal), "cudaSetDevice")
         room = nbytes + max(0, alignment - 1)
+        block = cuda_heap.take((self.ordinal, kind, room)) or self._new_block(room, kind)
+        owner = _Allocation(block)
+        start = block.base + -block.base % max(1, alignment)
         if kind is MemType.CPU_GPU:
-            flags = self._rt.cudaHostAllocPortable | self._rt.cudaHostAllocMapped
-            base = int(_check(self._rt.cudaHostAlloc(room, flags), "cudaHostAlloc"))
-            owner = _Allocation(self._rt.cudaFreeHost, base)
-            start = base + -base % max(1, alignment)
             view = np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(start))
             view[:] = 0
             return start, view, owner
-        base = int(_check(self._rt.cudaMalloc(room), "cudaMalloc"))
-        owner = _Allocation(self._rt.cudaFree, base)
-        start = base + -base % max(1, alignment)
         _check(self._rt.cudaMemsetAsync(start, 0, nbytes, self._copies), "cudaMemsetAsync")
         self._wait_copies()
         return start, None, owner
+
+    def _new_block(self, room: int, kind: MemType) -> Block:
+        if kind is MemType.CPU_GPU:
+            flags = self._rt.cudaHostAllocPortable | self._rt.cudaHostAllocMapped
+            base, free = _check(self._rt.cudaHostAlloc(room, flags), "cudaHostAlloc"), self._rt.cudaFreeHost
+        else:
+            base, free = _check(self._rt.cudaMalloc(room), "cudaMalloc"), self._rt.cudaFree
+        return Block(int(base), (self.ordinal, kind, room), free)
 
     def copy(self, target: int, source: int, nbytes: int) -> None:
         """Copy between any two addresses, on a stream of its own."""

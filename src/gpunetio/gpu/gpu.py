@@ -108,11 +108,6 @@ class Gpu:
         return self.backend.name
 
     @property
-    def stream(self) -> Any:
-        """The CUDA stream that kernels are launched on."""
-        return self.backend.stream
-
-    @property
     def ordinal(self) -> int:
         """Which CUDA device it is. AttributeError for the host."""
         return self.backend.ordinal

@@ -20,7 +20,6 @@ class HostBackend:
 
     target = "cpu"
     name = "host"
-    stream = 0
     integrated = False
     maps_gpu_memory = True  # the CPU sees all memory
 

@@ -1,0 +1,111 @@
+"""Kernels on a GPU. Each runs beside all others, as it would on host threads."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ..errors import DriverError
+
+_SETTINGS = {
+    # With lazy loading, the first launch of a kernel beside a running one waits for that one to end.
+    "CUDA_MODULE_LOADING": "EAGER",
+    # Streams share these: of 8, which is CUDA's default, a ninth kernel can wait for the end of the first.
+    "CUDA_DEVICE_MAX_CONNECTIONS": "32",
+}
+_STAY = contextlib.nullcontext()
+
+
+def set_up_cuda() -> None:
+    """Before CUDA is initialised: what kernels that wait for each other need, unless the environment says otherwise."""
+    for name, value in _SETTINGS.items():
+        os.environ.setdefault(name, value)
+
+
+@functools.cache
+def cuda_available() -> bool:
+    """Whether Numba can launch on a GPU here."""
+    set_up_cuda()
+    try:
+        from numba import cuda
+
+        return bool(cuda.is_available())
+    except ImportError:
+        return False
+
+
+@functools.cache
+def _device_of_thread() -> Callable[[], tuple[Any, int]]:
+    """cudaGetDevice: an error, and the ordinal of the device whose context this thread has."""
+    from cuda.bindings import runtime  # type: ignore[attr-defined]
+
+    return runtime.cudaGetDevice
+
+
+@functools.cache
+def _idle_streams(ordinal: int) -> list[Any]:
+    """Streams of a device on which no kernel runs; appending and popping are atomic.
+
+    They are Numba's, which CUDA orders behind what is in the default stream already: what CuPy has computed is there.
+    """
+    return []
+
+
+class CudaLaunch:
+    """A kernel running on a GPU, on a stream that it has alone; `wait(timeout)` returns whether it has ended."""
+
+    def __init__(
+        self, compiled: Any, args: tuple[Any, ...], grid: int, block: int, ordinal: int, ended: Callable[[], None]
+    ):
+        from numba import cuda
+        from numba.cuda.dispatcher import config  # type: ignore[attr-defined]
+
+        # A kernel that drives a NIC is small on purpose.
+        config.CUDA_LOW_OCCUPANCY_WARNINGS = 0  # type: ignore[attr-defined]
+        self._error: Exception | None = None
+        self._idle = _idle_streams(ordinal)
+        is_here = _device_of_thread()()[1] == ordinal  # nearly always, and changing the context takes some µs
+        with _STAY if is_here else cuda.gpus[ordinal]:
+            self._event = cuda.event(timing=False)
+            try:
+                stream = self._idle.pop()
+            except IndexError:
+                stream = cuda.stream()
+            compiled[grid, block, stream](*args)
+            self._event.record(stream)
+        threading.Thread(target=self._watch, args=(stream, ended), daemon=True).start()
+
+    def _watch(self, stream: Any, ended: Callable[[], None]) -> None:
+        while not self.done:
+            time.sleep(200e-6)
+        if self._error is None:
+            self._idle.append(stream)
+        ended()
+
+    @property
+    def done(self) -> bool:
+        """Whether the kernel has ended. So has one whose event answers with an error: a kernel has failed."""
+        try:
+            return bool(self._event.query())
+        except Exception as error:  # a class of Numba's
+            self._error = error
+            return True
+
+    def wait(self, timeout: float) -> bool:
+        """Wait at most `timeout` seconds for the kernel to end. DriverError when it, or one before it, has failed."""
+        end = time.monotonic() + timeout
+        while not self.done:
+            if time.monotonic() > end:
+                return False
+            time.sleep(20e-6)
+        if self._error is not None:
+            raise DriverError(
+                f"a kernel has failed, and with it the CUDA context: {self._error}; look for the access with "
+                "compute-sanitizer, and start a new process"
+            ) from self._error
+        return True

@@ -1,0 +1,66 @@
+"""Memory of CUDA's, which is given back when that takes no time.
+
+cudaFree and cudaFreeHost return when no kernel runs any more *(measured, H200)*, and a kernel may wait for what their
+caller does next.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from ..device.launch import observers
+
+
+@dataclass(frozen=True)
+class Block:
+    """An allocation, and the function that frees it. Blocks of one `kind` are alike, and can stand for each other."""
+
+    base: int
+    kind: Hashable
+    free: Callable[[int], Any]
+
+
+class CudaHeap:
+    """Blocks that nobody uses: freed when no kernel runs, or used again before that.
+
+    Without a lock, as blocks are given back by finalizers, which run anywhere: lists change atomically.
+    """
+
+    def __init__(self):
+        self._unused: list[Block] = []
+        self._running = 0
+        self._counting = threading.Lock()
+
+    def give_back(self, block: Block) -> None:
+        """Free a block, now or later."""
+        self._unused.append(block)
+        self._free_if_idle()
+
+    def take(self, kind: Hashable) -> Block | None:
+        """A block of this kind that is not freed yet. What it holds is as it was left."""
+        for block in self._unused[:]:
+            if block.kind == kind:
+                with suppress(ValueError):  # somebody else was faster
+                    self._unused.remove(block)
+                    return block
+        return None
+
+    def on_kernels(self, change: int) -> None:
+        """An observer of launches."""
+        with self._counting:
+            self._running += change
+        self._free_if_idle()
+
+    def _free_if_idle(self) -> None:
+        with suppress(IndexError):
+            while self._running == 0:
+                block = self._unused.pop()
+                block.free(block.base)
+
+
+cuda_heap = CudaHeap()
+observers.append(cuda_heap.on_kernels)
