@@ -6,11 +6,13 @@ The kit of checks, the samples, and the benchmark programs: each as a user start
 import ctypes
 import errno
 import functools
+import logging
 import os
 import socket
 import subprocess
 import sys
 import warnings
+import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -33,6 +35,7 @@ from gpunetio.errors import (
 )
 from gpunetio.formats.commands import Opcode, Status
 from gpunetio.memory import PAGE, HostMemory
+from gpunetio.providers.mlx5 import device as mlx5_device
 from gpunetio.providers.mlx5 import structs as s
 from gpunetio.providers.mlx5.provider import adopt_context
 from gpunetio.testing import Outcome
@@ -403,6 +406,36 @@ def test_an_iova_that_no_card_maps(stand_in: StandIn, iova, at):
         with pytest.raises(InvalidValueError, match=f"iova = {iova:#x} for memory at .* same offset in a page"):
             pd.register(memoryview(memory.array)[at:], iova=iova)
         pd.register(memoryview(memory.array)[at:], iova=at).close()
+    memory.close()
+
+
+class Tensor:
+    """Says that memory of the host is a GPU's."""
+
+    def __init__(self, memory: HostMemory):
+        self.memory = memory
+        self.__cuda_array_interface__ = {
+            "shape": (memory.nbytes,), "typestr": "|u1", "data": (memory.address, False), "version": 3,
+        }  # fmt: skip
+
+
+def test_gpu_memory_without_dmabufs(stand_in: StandIn, monkeypatch, caplog):
+    """Then its address is tried, for which nvidia-peermem must be loaded; the log keeps nobody's memory alive."""
+    monkeypatch.setattr(mlx5_device, "is_accessible", lambda *args: False)
+    caplog.set_level(logging.INFO, "gpunetio")
+    memory = HostMemory(PAGE)
+    with verbs.open("mlx5_0") as ctx:
+        pd, tensor = ctx.create_pd(), Tensor(memory)
+        alive, mr = weakref.ref(tensor), pd.register(tensor)
+        assert "no dmabuf of a region of 4096 bytes" in caplog.text
+        assert "mapping a region of 4096 bytes" in caplog.text
+        del tensor
+        assert alive() is not None
+        mr.close()
+        assert alive() is None
+        stand_in.fail("ibv_reg_mr", errno.EFAULT)
+        with pytest.raises(NotSupportedError, match=r"of which the kernel knows nothing: load nvidia-peermem"):
+            pd.register(Tensor(memory))
     memory.close()
 
 

@@ -341,6 +341,7 @@ def test_kernels_drive_rings_in_pinned_memory():
 
 
 @pytest.mark.gpu
+@pytest.mark.soft_nic
 def test_a_software_nic_has_its_rings_in_host_memory(caplog):
     """At once, and without a word of warning."""
     caplog.set_level(logging.INFO, "gpunetio.gpu")

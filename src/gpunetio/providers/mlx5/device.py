@@ -282,7 +282,8 @@ class VerbsDevice:
             except (DeviceFatalError, InvalidValueError):
                 raise
             except DocaError as error:
-                logger.warning("%s: no dmabuf of %s (%s)", self.name, what, error)
+                # As text: an error in a record that a handler keeps would keep the caller's memory alive.
+                logger.warning("%s: no dmabuf of %s (%s)", self.name, what, str(error))
                 logger.info("%s: mapping %s with nvidia-peermem mode", self.name, what)
         mr = ibv_reg_mr(self.get("PD", pdn), address, nbytes, iova, int(access))
         if cuda and not mr and ctypes.get_errno() == errno.EFAULT:
