@@ -1,8 +1,11 @@
 """Recordings of real machines: the doctor and the topology say of them what they said there.
 
 To renew what is expected, when checks say something else on purpose:
-`gpunetio doctor --replay M.json > M.txt` and `gpunetio topo --replay M.json > M.topo.txt`, in data/doctor/machines.
+`gpunetio doctor --replay M.json > M.txt` and `gpunetio topo --replay M.json > M.topo.txt`, in data/doctor/machines, and
+`gpunetio doctor --probe --replay M.json > M.probe.txt` of recordings made with --probe.
 """
+
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -15,11 +18,27 @@ from gpunetio.doctor.finding import Status
 MACHINES = sorted((DATA / "machines").glob("*.json"))
 
 
-@pytest.mark.parametrize("recording", MACHINES, ids=lambda path: path.stem)
-@pytest.mark.parametrize(("command", "suffix"), [("doctor", ".txt"), ("topo", ".topo.txt")])
-def test_what_is_said(recording, command, suffix):
-    result = CliRunner().invoke(app, [command, "--replay", str(recording)])
+PROBED = [path for path in MACHINES if path.with_suffix(".probe.txt").exists()]
+COMMANDS = {".txt": ["doctor"], ".topo.txt": ["topo"], ".probe.txt": ["doctor", "--probe"]}
+SAID = [(path, suffix) for suffix in COMMANDS for path in (PROBED if "probe" in suffix else MACHINES)]
+
+
+@pytest.mark.parametrize(("recording", "suffix"), SAID, ids=lambda value: getattr(value, "stem", value))
+def test_what_is_said(recording, suffix):
+    result = CliRunner().invoke(app, [*COMMANDS[suffix], "--replay", str(recording)])
     assert result.stdout == recording.with_suffix(suffix).read_text()
+
+
+def test_machines_with_gpus_were_probed():
+    assert {path.stem for path in PROBED} >= {"one_h200", "two_h200"}
+
+
+def test_the_report_in_the_documents():
+    """It is that of a recording, word for word."""
+    page = (Path(__file__).parents[1] / "docs/doctor-report.md").read_text()
+    for suffix in COMMANDS:
+        if suffix != ".txt":  # which has less than the probed one
+            assert f"```text\n{(DATA / 'machines/two_h200').with_suffix(suffix).read_text()}```\n" in page
 
 
 @pytest.mark.parametrize("recording", MACHINES, ids=lambda path: path.stem)

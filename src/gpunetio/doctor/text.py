@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
@@ -23,6 +24,7 @@ WIDTH = 100
 _LEFT = 8  # columns before what is told of a finding
 _LABEL = 8
 _READ = 4  # as many readings are shown of what is wrong, unless all is
+STYLE = re.compile(r"\x1b\[[0-9;]*m")  # nvidia-smi underlines even in a pipe
 _YES_OR_NO = {Readiness.READY: "yes", Readiness.NOT_READY: "no", Readiness.UNKNOWN: "unknown"}
 
 # How a status is painted: its own text when the output is no terminal.
@@ -102,8 +104,9 @@ def _told(label: str, text: str) -> Iterator[str]:
 def hanging(start: str, text: str) -> Iterator[str]:
     """`start` and the text, whose further lines stand below its first. Words that are too long are cut in lines.
 
-    Files may have anything in them; what a terminal would act upon is shown as "?".
+    Files may have anything in them; what a terminal would act upon is shown as "?", but for colours, which are left out.
     """
+    text = STYLE.sub("", text).expandtabs(1)
     lines = [
         line
         for paragraph in "".join(c if c.isprintable() or c == "\n" else "?" for c in text).split("\n")

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 from . import nvidia_smi
 from .host import Reading
 from .pci import PciDevice
+from .text import STYLE
 
 if TYPE_CHECKING:
     from .machine import Gpu, Machine, Nic
 
 UNKNOWN, SELF = "?", "X"
-_ESCAPE = re.compile(r"\x1b\[[0-9;]*m")  # its heading is underlined even in a pipe
 _GPU = re.compile(r"GPU\d+")
 _LEGEND = re.compile(r"\s*(NIC\d+):\s*(\S+)\s*")
 _CELL = re.compile(r"X|PIX|PXB|PHB|NODE|SYS|NV\d+")
@@ -140,7 +140,7 @@ def parse_topo_m(text: str) -> dict[tuple[str, str], str]:
     The legend's names stand for NIC0 and so on. Columns may be separated by tabs, or by blanks as people paste them: no
     cell has blanks in it. What is no known word is left out.
     """
-    lines = _ESCAPE.sub("", text).splitlines()
+    lines = STYLE.sub("", text).splitlines()
     legend = {found[1]: found[2] for line in lines if (found := _LEGEND.fullmatch(line))}
     columns: list[str] = []
     cells = {}
