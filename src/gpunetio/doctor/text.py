@@ -104,7 +104,7 @@ def _told(label: str, text: str) -> Iterator[str]:
 def hanging(start: str, text: str) -> Iterator[str]:
     """`start` and the text, whose further lines stand below its first. Words that are too long are cut in lines.
 
-    Files may have anything in them; what a terminal would act upon is shown as "?", but for colours, which are left out.
+    Files may have anything in them: styles are left out, and what else a terminal would act upon is shown as "?".
     """
     text = STYLE.sub("", text).expandtabs(1)
     lines = [
