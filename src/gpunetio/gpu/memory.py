@@ -114,6 +114,7 @@ class GpuMemory:
     def close(self) -> None:
         """`doca_gpu_mem_free`: freed at once, or when the last memory region over it is closed. Idempotent.
 
+        CUDA frees memory when no kernel runs: until then it stays allocated, for the next who asks for as much.
         Waits for kernels that were given the memory; TimedOutError when one does not end.
         """
         if self._open:
