@@ -119,8 +119,7 @@ def test_an_emulated_record(proxied: Pair):
         proxied.a, before = queue, proxied.a
         assert proxied.run(puts, NBYTES, 100, 1)[0] == device.OK
         proxied.a = before
-        until(lambda: record_of(queue) == 100, "the proxy")
-        assert queue.indices()["forwarded"] == 100
+        until(lambda: record_of(queue) == queue.indices()["forwarded"] == 100, "the proxy")
         queue.qp.reset()
         queue.reset()
         assert record_of(queue) == queue.indices()["forwarded"] == 0
@@ -292,6 +291,5 @@ def test_what_is_announced_before_a_service_begins_is_not_lost(proxied: Pair):
     service.forget(proxied.a)
     assert proxied.run(announce_and_end)[0] == 0
     service.monitor(proxied.a)
-    until(lambda: proxied.there.array[:8].any(), "the message")
-    assert np.array_equal(proxied.there.array[:8], proxied.here.array[:8])
+    until(lambda: np.array_equal(proxied.there.array[:8], proxied.here.array[:8]), "the message")
     assert proxied.a.indices()["submitted"] == 1  # though kernels leave the index alone
