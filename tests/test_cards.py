@@ -42,6 +42,7 @@ from gpunetio.testing import Outcome
 from neighbour import address as own_address
 from stand_in import StandIn, build, installed
 from stand_in.building import VARIABLE, why_not
+from test_memory import OnlyCuda
 from test_two_processes import Tool, error_line, running
 from test_two_processes import port as port  # a fixture
 
@@ -409,23 +410,13 @@ def test_an_iova_that_no_card_maps(stand_in: StandIn, iova, at):
     memory.close()
 
 
-class Tensor:
-    """Says that memory of the host is a GPU's."""
-
-    def __init__(self, memory: HostMemory):
-        self.memory = memory
-        self.__cuda_array_interface__ = {
-            "shape": (memory.nbytes,), "typestr": "|u1", "data": (memory.address, False), "version": 3,
-        }  # fmt: skip
-
-
 def test_gpu_memory_without_dmabufs(stand_in: StandIn, monkeypatch, caplog):
     """Then its address is tried, for which nvidia-peermem must be loaded; the log keeps nobody's memory alive."""
     monkeypatch.setattr(mlx5_device, "is_accessible", lambda *args: False)
     caplog.set_level(logging.INFO, "gpunetio")
     memory = HostMemory(PAGE)
     with verbs.open("mlx5_0") as ctx:
-        pd, tensor = ctx.create_pd(), Tensor(memory)
+        pd, tensor = ctx.create_pd(), OnlyCuda(memory.array)
         alive, mr = weakref.ref(tensor), pd.register(tensor)
         assert "no dmabuf of a region of 4096 bytes" in caplog.text
         assert "mapping a region of 4096 bytes" in caplog.text
@@ -435,7 +426,7 @@ def test_gpu_memory_without_dmabufs(stand_in: StandIn, monkeypatch, caplog):
         assert alive() is None
         stand_in.fail("ibv_reg_mr", errno.EFAULT)
         with pytest.raises(NotSupportedError, match=r"of which the kernel knows nothing: load nvidia-peermem"):
-            pd.register(Tensor(memory))
+            pd.register(OnlyCuda(memory.array))
     memory.close()
 
 

@@ -18,6 +18,7 @@ from gpunetio.device.launch import observers, tell_observers
 from gpunetio.errors import DriverError
 from gpunetio.gpu import cuda_backend
 from gpunetio.gpu.cuda_backend import CudaBackend
+from gpunetio.gpu.cuda_heap import cuda_heap
 from gpunetio.gpu.host_backend import HostBackend
 from gpunetio.gpu.uar import RegisterTable
 from nic_rig import until
@@ -53,13 +54,22 @@ class Runtime:
     cudaError_t = SimpleNamespace(cudaErrorNotReady=600, cudaErrorHostMemoryAlreadyRegistered=712)
 
     def __init__(self):
-        self.device = 0
+        self._threads = threading.local()
         self.owners: dict[int, int] = {}
         self.memset_error = 0
         self.io_pages: set[int] = set()  # which are no memory
         self.io_error = 0
         self.registered: dict[int, int] = {}  # page → flags
         self.pinned: set[int] = set()  # pages of cudaHostAlloc
+
+    @property
+    def device(self) -> int:
+        """That of the calling thread."""
+        return getattr(self._threads, "device", 0)
+
+    @device.setter
+    def device(self, ordinal: int) -> None:
+        self._threads.device = ordinal
 
     def cudaPointerGetAttributes(self, address: int) -> tuple[int, Any]:
         host = address & -4096 in self.pinned | set(self.registered)
@@ -142,8 +152,9 @@ class Kernel:
 @pytest.fixture
 def runtime(monkeypatch) -> Runtime:
     runtime = Runtime()
-    monkeypatch.setattr(cuda_backend, "_runtime", lambda: runtime)
-    monkeypatch.setattr(cuda_launch, "_device_of_thread", lambda: runtime.cudaGetDevice)
+    monkeypatch.setattr(cuda_backend, "cuda_runtime", lambda: runtime)
+    monkeypatch.setattr(cuda_launch, "cuda_runtime", lambda: runtime)
+    cuda_heap.follow_launches()
     monkeypatch.setattr(cuda_launch, "_idle_streams", functools.cache(lambda ordinal: []))
     made = count()
     monkeypatch.setattr(numba_cuda, "stream", lambda: f"stream {next(made)} of device {runtime.device}")
@@ -210,16 +221,17 @@ def test_memory_that_cannot_be_zeroed_is_given_back(runtime: Runtime):
 
 def test_a_kernel_runs_on_its_device(runtime: Runtime, event: Event):
     """Whatever the thread has used last, and that is so again afterwards."""
-    kernel = Kernel(runtime)
+    kernel, ended = Kernel(runtime), []
     for used in (0, 1):
         runtime.device = used
         for ordinal in (0, 1):
-            CudaLaunch(kernel, (5,), 2, 32, ordinal, nothing)
+            CudaLaunch(kernel, (5,), 2, 32, ordinal, lambda: ended.append(runtime.device))
             device, (grid, block, stream), args = kernel.launched.pop()
             assert (device, grid, block, args) == (ordinal, 2, 32, (5,))
             assert stream.endswith(f"of device {ordinal}")
             assert runtime.device == used
     event.answer = True
+    until(lambda: sorted(ended) == [0, 0, 1, 1], "observers to hear of it, where they may free memory of the device")
 
 
 def test_kernels_run_beside_each_other(runtime: Runtime, event: Event):

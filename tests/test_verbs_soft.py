@@ -207,7 +207,7 @@ def test_handles_are_not_copied(ctx, pd, ends):
 FORK = """
     import os
     from gpunetio import verbs
-    from gpunetio.device.launch import observers
+    from gpunetio.device.launch import observers, running, tell_observers
     from gpunetio.errors import BadStateError
     from nic_rig import REQ, WRITE, Queue, connect, data, raddr
 
@@ -221,6 +221,7 @@ FORK = """
         a.post(WRITE, raddr(mr.address, mr.rkey), data(own.address, own.lkey, len(text)))
         assert a.done.next().opcode == REQ
 
+    tell_observers(+1)
     child = os.fork()
     if child == 0:
         calls = [
@@ -240,6 +241,7 @@ FORK = """
             else:
                 raise SystemExit(f"{call} works in a forked child")
         assert not observers  # the parent's engine would spin for our kernels
+        assert running() == 0  # the kernel is the parent's
         with verbs.open() as mine:  # open anew
             fresh, place = mine.create_pd(), bytearray(8)
             c, d = Queue(fresh), Queue(fresh)

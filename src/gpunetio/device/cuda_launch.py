@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ..errors import DriverError
+from ..errors import DriverError, NotSupportedError
 
 _SETTINGS = {
     # With lazy loading, the first launch of a kernel beside a running one waits for that one to end.
@@ -28,6 +28,17 @@ def set_up_cuda() -> None:
 
 
 @functools.cache
+def cuda_runtime() -> Any:
+    """CUDA's runtime; NotSupportedError without its bindings."""
+    set_up_cuda()
+    try:
+        from cuda.bindings import runtime  # type: ignore[attr-defined]
+    except ImportError:
+        raise NotSupportedError("no CUDA here: install gpunetio[cuda], or use the host (--target cpu)") from None
+    return runtime
+
+
+@functools.cache
 def cuda_available() -> bool:
     """Whether Numba can launch on a GPU here."""
     set_up_cuda()
@@ -37,14 +48,6 @@ def cuda_available() -> bool:
         return bool(cuda.is_available())
     except ImportError:
         return False
-
-
-@functools.cache
-def _device_of_thread() -> Callable[[], tuple[Any, int]]:
-    """cudaGetDevice: an error, and the ordinal of the device whose context this thread has."""
-    from cuda.bindings import runtime  # type: ignore[attr-defined]
-
-    return runtime.cudaGetDevice
 
 
 @functools.cache
@@ -69,7 +72,7 @@ class CudaLaunch:
         config.CUDA_LOW_OCCUPANCY_WARNINGS = 0  # type: ignore[attr-defined]
         self._error: Exception | None = None
         self._idle = _idle_streams(ordinal)
-        is_here = _device_of_thread()()[1] == ordinal  # nearly always, and changing the context takes some µs
+        is_here = cuda_runtime().cudaGetDevice()[1] == ordinal  # nearly always, and changing the context takes some µs
         with _STAY if is_here else cuda.gpus[ordinal]:
             self._event = cuda.event(timing=False)
             try:
@@ -78,9 +81,10 @@ class CudaLaunch:
                 stream = cuda.stream()
             compiled[grid, block, stream](*args)
             self._event.record(stream)
-        threading.Thread(target=self._watch, args=(stream, ended), daemon=True).start()
+        threading.Thread(target=self._watch, args=(stream, ordinal, ended), daemon=True).start()
 
-    def _watch(self, stream: Any, ended: Callable[[], None]) -> None:
+    def _watch(self, stream: Any, ordinal: int, ended: Callable[[], None]) -> None:
+        cuda_runtime().cudaSetDevice(ordinal)  # for observers that call CUDA, which would open the first device
         while not self.done:
             time.sleep(200e-6)
         if self._error is None:

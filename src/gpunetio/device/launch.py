@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
+import threading
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, Protocol
@@ -27,6 +29,18 @@ from .host_threads import HostLaunch
 
 # Called with +1 when a kernel is launched and with -1 when it has ended: a software NIC then spins instead of sleeping.
 observers: list[Callable[[int], None]] = []
+_running = 0
+_counting = threading.Lock()
+
+
+def _after_fork() -> None:
+    """In a forked child: kernels, and the threads behind observers, are its parent's."""
+    global _running, _counting
+    _running, _counting = 0, threading.Lock()
+    observers.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 class Place(Protocol):
@@ -37,8 +51,16 @@ class Place(Protocol):
     ordinal: int  # which CUDA device; asked only of one
 
 
+def running() -> int:
+    """Kernels of this process that have not ended."""
+    return _running
+
+
 def tell_observers(change: int) -> None:
     """A kernel has been launched (+1) or has ended (-1)."""
+    global _running
+    with _counting:
+        _running += change
     for observer in list(observers):
         observer(change)
 
@@ -89,7 +111,7 @@ class Kernel:
             else:
                 launch = HostLaunch(self.body, plain, grid, block, place.warp, _ended)
         except BaseException:
-            tell_observers(-1)
+            _ended()
             raise
         parts: tuple[Any, ...] = (place, *args)
         for used in parts:

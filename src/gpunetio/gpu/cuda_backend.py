@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..device.cuda_launch import set_up_cuda
+from ..device.cuda_launch import cuda_runtime
 from ..enums import MemType
 from ..errors import DriverError, InitializationError, NotFoundError, NotSupportedError, TimedOutError
 from ..memory import PAGE
@@ -20,19 +20,10 @@ from .cuda_heap import Block, cuda_heap
 _COPY_TIMEOUT = 10.0
 
 
-def _runtime() -> Any:
-    set_up_cuda()
-    try:
-        from cuda.bindings import runtime  # type: ignore[attr-defined]
-    except ImportError:
-        raise NotSupportedError("no CUDA here: install gpunetio[cuda], or use the host (--target cpu)") from None
-    return runtime
-
-
 def _check(result: tuple[Any, ...], what: str) -> Any:
     error, *values = result
     if int(error) != 0:
-        _, text = _runtime().cudaGetErrorString(error)
+        _, text = cuda_runtime().cudaGetErrorString(error)
         raise DriverError(f"{what}: {text.decode()} (CUDA error {int(error)})", status=int(error))
     return values[0] if len(values) == 1 else values
 
@@ -40,7 +31,7 @@ def _check(result: tuple[Any, ...], what: str) -> Any:
 def device_count() -> int:
     """CUDA devices of this machine; 0 without a driver."""
     try:
-        error, count = _runtime().cudaGetDeviceCount()
+        error, count = cuda_runtime().cudaGetDeviceCount()
     except NotSupportedError:
         return 0
     return count if int(error) == 0 else 0
@@ -48,12 +39,12 @@ def device_count() -> int:
 
 def pci_bus_id(ordinal: int) -> str:
     """PCI bus id of a device."""
-    return _check(_runtime().cudaDeviceGetPCIBusId(16, ordinal), "cudaDeviceGetPCIBusId").split(b"\0")[0].decode()
+    return _check(cuda_runtime().cudaDeviceGetPCIBusId(16, ordinal), "cudaDeviceGetPCIBusId").split(b"\0")[0].decode()
 
 
 def ordinal_of(bus_id: str) -> int:
     """The CUDA ordinal of a PCI bus id (`cudaDeviceGetByPCIBusId`)."""
-    error, ordinal = _runtime().cudaDeviceGetByPCIBusId(bus_id.encode())
+    error, ordinal = cuda_runtime().cudaDeviceGetByPCIBusId(bus_id.encode())
     if int(error) != 0:
         present = ", ".join(pci_bus_id(i) for i in range(device_count()))
         raise NotFoundError(f"no GPU at PCI address {bus_id!r}; there are: {present}")
@@ -141,8 +132,9 @@ class CudaBackend:
     maps_gpu_memory = False  # that would take GDRCopy
 
     def __init__(self, ordinal: int):
-        self._rt = _runtime()
+        self._rt = cuda_runtime()
         self.ordinal = ordinal
+        cuda_heap.follow_launches()
         try:
             from numba import cuda
 

@@ -6,13 +6,12 @@ caller does next.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Hashable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from ..device.launch import observers
+from ..device.launch import observers, running
 
 
 @dataclass(frozen=True)
@@ -32,8 +31,6 @@ class CudaHeap:
 
     def __init__(self):
         self._unused: list[Block] = []
-        self._running = 0
-        self._counting = threading.Lock()
 
     def give_back(self, block: Block) -> None:
         """Free a block, now or later."""
@@ -49,18 +46,19 @@ class CudaHeap:
                     return block
         return None
 
-    def on_kernels(self, change: int) -> None:
-        """An observer of launches."""
-        with self._counting:
-            self._running += change
+    def follow_launches(self) -> None:
+        """Hear of the ends of kernels. A forked child, which its parent's observers leave, has to ask again."""
+        if self._on_kernels not in observers:
+            observers.append(self._on_kernels)
+
+    def _on_kernels(self, change: int) -> None:
         self._free_if_idle()
 
     def _free_if_idle(self) -> None:
         with suppress(IndexError):
-            while self._running == 0:
+            while running() == 0:
                 block = self._unused.pop()
                 block.free(block.base)
 
 
 cuda_heap = CudaHeap()
-observers.append(cuda_heap.on_kernels)

@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 
-from ..device.launch import observers
 from ..enums import Access, GidType, LinkLayer, UarAllocationType
 from ..errors import DocaError, DriverError, InUseError, InvalidValueError, NotSupportedError
 from ..fabric.neighbours import owner_of
@@ -32,11 +31,10 @@ _lock = threading.Lock()
 
 
 def _after_fork() -> None:
-    """In a forked child: its parent's NICs are not there, and their engines must not hear of its kernels."""
+    """In a forked child: its parent's NICs are not there."""
     global _lock
     _lock = threading.Lock()
     _nics.clear()
-    observers.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork)
