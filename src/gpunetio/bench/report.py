@@ -4,37 +4,85 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..enums import ExecScope
 from .options import Options
 from .results import BwResult, Result
 from .run import Run
 
-_LINE = "-" * 101
+_WIDEST = 101  # columns that the table of a bandwidth test takes in perftest's form
 _BW_UNITS = {False: ("MiB/sec", 1 << 20), True: ("Gb/sec", 1e9 / 8)}
-_LAT_HEADINGS = (
-    "t_min[usec]", "t_max[usec]", "t_typical[usec]", "t_avg[usec]", "t_stdev[usec]", "99% percentile[usec]",
-    "99.9% percentile[usec]", "Kernel[usec]",
+
+
+class _Layout(NamedTuple):
+    """Headings with the width of each column at least, and what is between columns."""
+
+    columns: tuple[tuple[str, int], ...]
+    gap: int
+
+    @property
+    def width(self) -> int:
+        """Columns of the terminal that a line takes."""
+        return 1 + sum(width for _, width in self.columns) + self.gap * (len(self.columns) - 1)
+
+    def line(self, cells: Sequence[str]) -> str:
+        """A line of the table."""
+        padded = (cell.ljust(width) for cell, (_, width) in zip(cells, self.columns))
+        return " " + (" " * self.gap).join(padded).rstrip()
+
+
+def _perftest(*headings: str) -> _Layout:
+    return _Layout(tuple((heading, max(len(heading), 10)) for heading in headings), 4)
+
+
+# What perftest prints, and the same for a terminal of 80 columns.
+_LAT_LAYOUTS = (
+    _perftest(
+        "#bytes", "#iterations", "t_min[usec]", "t_max[usec]", "t_typical[usec]", "t_avg[usec]", "t_stdev[usec]",
+        "99% percentile[usec]", "99.9% percentile[usec]", "Kernel[usec]",
+    ),
+    _Layout(
+        (
+            ("#bytes", 7), ("#iters", 6), ("min[us]", 7), ("max[us]", 7), ("typical", 7), ("average", 7),
+            ("stdev", 7), ("99%", 7), ("99.9%", 7), ("Kernel", 8),
+        ),
+        1,
+    ),
 )  # fmt: skip
+
+
+def _bw_layouts(unit: str) -> tuple[_Layout, _Layout]:
+    return (
+        _perftest(
+            "#bytes", "#iterations", f"BW peak[{unit}]", f"BW average[{unit}]", "MsgRate[Mpps]", "Kernel[ms]",
+        ),
+        _Layout(
+            (
+                ("#bytes", 9), ("#iters", 10), (f"peak[{unit}]", 13), (f"avg[{unit}]", 12), ("MsgRate[Mpps]", 13),
+                ("Kernel[ms]", 12),
+            ),
+            2,
+        ),
+    )  # fmt: skip
 
 
 class Table:
     """perftest's table of a bandwidth or latency test, and the time in kernels: `heading`, and a `row` for each result.
 
-    `gbits`: bandwidth in Gb/sec, not MiB/sec.
+    `gbits`: bandwidth in Gb/sec, not MiB/sec. `width`: columns of the terminal that shows the table, for which headings
+    get shorter where perftest's do not fit; None for a file or pipe.
     """
 
-    def __init__(self, options: Options, gbits: bool = False):
-        self._latency = options.benchmark.latency
+    def __init__(self, options: Options, gbits: bool = False, width: int | None = None):
         unit, self._unit = _BW_UNITS[gbits]
-        bandwidth = (f"BW peak[{unit}]", f"BW average[{unit}]", "MsgRate[Mpps]", "Kernel[ms]")
-        self._headings = ("#bytes", "#iterations", *(_LAT_HEADINGS if self._latency else bandwidth))
+        full, short = _LAT_LAYOUTS if options.benchmark.latency else _bw_layouts(unit)
+        self._layout = full if width is None or full.width <= width else short
 
     @property
     def heading(self) -> str:
         """The line above the rows."""
-        return self._line(self._headings)
+        return self._layout.line([heading for heading, _ in self._layout.columns])
 
     def row(self, result: Result) -> str:
         """One size's line."""
@@ -43,16 +91,19 @@ class Table:
             numbers = [*bandwidths, f"{result.rate / 1e6:.6f}", f"{result.kernel * 1e3:.6f}"]
         else:
             times = (result.least, result.most, result.median, result.average, result.stdev, result.p99, result.p999)
-            numbers = [f"{time:.2f}" for time in (*times, result.kernel * 1e6)]
-        return self._line((str(result.size), str(result.iterations), *numbers))
-
-    def _line(self, cells: Sequence[str]) -> str:
-        widths = [max(len(heading), 10) for heading in self._headings]
-        return " " + "    ".join(cell.ljust(width) for cell, width in zip(cells, widths)).rstrip()
+            widths = [width for _, width in self._layout.columns[2:]]
+            numbers = [_fitting(time, width) for time, width in zip((*times, result.kernel * 1e6), widths)]
+        return self._layout.line((str(result.size), str(result.iterations), *numbers))
 
 
-def preamble(run: Run) -> str:
-    """What is measured, between which ends."""
+def _fitting(value: float, width: int) -> str:
+    """A number with two decimals, or with none where those do not fit."""
+    text = f"{value:.2f}"
+    return text if len(text) <= width else f"{value:.0f}"
+
+
+def preamble(run: Run, width: int | None = None) -> str:
+    """What is measured, between which ends, in two columns or, on a terminal too narrow for them, in one."""
     options = run.options
     queue = run.queue
     together = "" if options.scope == ExecScope.THREAD else f", {options.scope.name.lower()} scope"
@@ -68,8 +119,12 @@ def preamble(run: Run) -> str:
         "MTU": f"{run.mtu} bytes",
         "Data": f"{options.payload_memory.name} memory",
     }
+    wide = min(width or _WIDEST, _WIDEST)
     lines = [f" {a:<8}: {left[a]:<36} {b:<12}: {right[b]}" for a, b in zip(left, right)]
-    return "\n".join([_LINE, f"{options.benchmark.title}, {run.role}".center(len(_LINE)).rstrip(), *lines, _LINE])
+    if max(map(len, lines)) > wide:
+        lines = [f" {name:<11}: {value}" for name, value in (left | right).items()]
+    rule = "-" * wide
+    return "\n".join([rule, f"{options.benchmark.title}, {run.role}".center(wide).rstrip(), *lines, rule])
 
 
 def flag_lines(results: Sequence[Result]) -> list[str]:

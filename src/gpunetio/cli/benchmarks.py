@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import click
 
@@ -15,6 +16,8 @@ from .options import BenchmarkCommand, benchmark_options, make_options
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from rich.progress import Progress
 
     from ..bench.options import Options
     from ..bench.results import Result
@@ -92,11 +95,12 @@ def _measure(options: Options, loopback: bool, output: _Output) -> bool:
 
     with (Loopback if loopback else Client)(options) as run:
         output.begin(run)
-        with _progress(len(run.options.sizes), shown=not output.as_json) as progress:
+        with _Progress(len(run.options.sizes), shown=not output.as_json) as progress:
             for index, size in enumerate(run.options.sizes):
-                result = measure(run, index, size, lambda share, done=index: progress(done + share))
+                result = measure(run, index, size, lambda share, done=index: progress.update(done + share))
                 run.tell(result)
-                output.add(result)
+                with progress.hidden():
+                    output.add(result)
         run.finish()
         return output.end(run)
 
@@ -147,9 +151,10 @@ class _Output:
         """All is ready."""
         from ..bench import report
 
-        self._table = report.Table(run.options, self._gbits)
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        self._table = report.Table(run.options, self._gbits, width)
         if not self.as_json:
-            click.echo(report.preamble(run))
+            click.echo(report.preamble(run, width))
             click.echo(self._table.heading)
 
     def add(self, result: Result) -> None:
@@ -181,18 +186,44 @@ class _Output:
         return valid
 
 
-@contextmanager
-def _progress(total: int, shown: bool) -> Iterator[Callable[[float], None]]:
-    """A progress bar on stderr, if that is a terminal. Call what it yields with the number of sizes done."""
-    if not (shown and sys.stderr.isatty()):
-        yield lambda done: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+class _Progress:
+    """A progress bar of the sizes measured, on stderr where that is a terminal, in a `with` statement."""
 
-    columns = (BarColumn(), TextColumn("{task.completed:.0f} of {task.total:.0f} sizes"), TimeElapsedColumn())
-    # Rows are printed above the bar when both are on the terminal; a file or pipe gets them untouched.
-    on_terminal = sys.stdout.isatty()
-    with Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=on_terminal) as bar:
-        task = bar.add_task("", total=total)
-        yield lambda done: bar.update(task, completed=done)
+    def __init__(self, total: int, shown: bool):
+        self._bar: Progress | None = None
+        if shown and sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+            text = TextColumn("{task.completed:.0f} of {task.total:.0f} sizes")
+            self._bar = Progress(
+                BarColumn(), text, TimeElapsedColumn(), console=Console(stderr=True), transient=True,
+                redirect_stdout=False, redirect_stderr=False,
+            )  # fmt: skip
+            self._task = self._bar.add_task("", total=total)
+
+    def __enter__(self) -> Self:
+        if self._bar:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar:
+            self._bar.stop()
+
+    def update(self, done: float) -> None:
+        """So many sizes are done."""
+        if self._bar:
+            self._bar.update(self._task, completed=done)
+
+    @contextmanager
+    def hidden(self) -> Iterator[None]:
+        """Take the bar off the terminal while something else is printed.
+
+        Rich can print above a bar, but not what click writes, which goes to the terminal directly.
+        """
+        self.__exit__()
+        try:
+            yield
+        finally:
+            self.__enter__()

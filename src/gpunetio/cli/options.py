@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,17 @@ class BenchmarkCommand(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Spell those as click can."""
         return super().parse_args(ctx, [_WORDS.get(word, word) for word in args])
+
+
+class _Sizes(click.ParamType):
+    """Message sizes, separated by commas."""
+
+    name = "sizes"
+    _size = click.IntRange(1, 1 << 30)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        """Each of the sizes."""
+        return tuple(self._size.convert(size.strip(), param, ctx) for size in value.split(","))
 
 
 _COMMON = (
@@ -47,8 +59,8 @@ _COMMON = (
         help="Where kernels run: on CPU threads or on a CUDA GPU.",
     ),
     click.option(
-        "-s", "--size", "sizes", type=click.IntRange(1, 1 << 30), multiple=True,
-        help="Message size in bytes; may be given several times.  [default: those of the original tool]",
+        "-s", "--size", "sizes", type=_Sizes(), multiple=True, metavar="BYTES[,BYTES…]",
+        help="Message sizes, 1 to 2^30; may be given several times.  [default: those of the original tool]",
     ),
     click.option("-a", "--all", "all_sizes", is_flag=True, help="All message sizes from 2 to 2^23."),
     click.option(
@@ -149,7 +161,8 @@ def make_options(benchmark: Benchmark, values: dict[str, Any]) -> Options:
 
     _check_combination(values, benchmark)
     inline = values.get("inline", False)
-    chosen = values["sizes"] or (ALL_SIZES if values["all_sizes"] else INLINE_SIZES if inline else ())
+    sizes = tuple(chain.from_iterable(values["sizes"]))
+    chosen = sizes or (ALL_SIZES if values["all_sizes"] else INLINE_SIZES if inline else ())
     asked = {name: values.get(name) for name in ("iterations", "duration", "qps", "inline")}
     asked["sizes"] = chosen
     traced = values["trace_ops"] or 0 if values["trace"] or values["trace_plot"] else None
