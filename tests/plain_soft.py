@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from gpunetio import verbs
-from gpunetio.enums import AddrType, AsyncEventType, MtuSize, QpAtomicType, QpAttrMask, QpState, SendFlags, WrOpcode
+from gpunetio.enums import AddrType, AsyncEventType, QpAtomicType, QpAttrMask, QpState, SendFlags, WrOpcode
 from gpunetio.errors import DocaError, NotSupportedError
 from gpunetio.formats.events import EventType
 from gpunetio.providers import open_device
@@ -171,7 +171,7 @@ class PlainSoft:
         atomics = bool(values.access & values.access.REMOTE_ATOMIC)
         attr.allow_remote_atomic = QpAtomicType.IB_SPEC if atomics else QpAtomicType.NONE
         if QpAttrMask.PATH_MTU in mask:
-            attr.path_mtu = next(size for size in MtuSize if size.nbytes == values.path_mtu)
+            attr.path_mtu = values.path_mtu
         if route := values.route:
             kind = ip_type(route.dgid) if self._ctx.query_port().link_layer.name == "ETHERNET" else AddrType.IB_GRH
             attr.ah_attr = AhAttr(gid=route.dgid, addr_type=kind, dlid=route.dlid, sl=route.sl,
@@ -195,7 +195,7 @@ class PlainSoft:
         if ah := attr.ah_attr:
             route = Route(ah.gid, ah.dlid, ah.sl, ah.sgid_index, ah.static_rate, ah.hop_limit, ah.traffic_class, True)
         return QpValues(
-            attr.current_state, attr.path_mtu.nbytes, access=access, route=route,
+            attr.current_state, attr.path_mtu, access=access, route=route,
             **{name: getattr(attr, name) for name in NUMBERS},
         )  # fmt: skip
 

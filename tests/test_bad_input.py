@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from gpunetio import verbs
-from gpunetio.enums import Access, AddrType, MtuSize, QpAttrMask, QpSendDbrMode, QpState, WcStatus, WrOpcode
+from gpunetio.enums import Access, AddrType, QpAttrMask, QpSendDbrMode, QpState, WcStatus, WrOpcode
 from gpunetio.errors import BadStateError, DocaError, DocaErrorCode, InvalidValueError, NotFoundError
 from gpunetio.memory import HostMemory
 from gpunetio.verbs import AhAttr, BadWrError, QpAttr, QpEndpoint, QpInitAttr, RecvWr, SendWr, Sge
@@ -290,7 +290,7 @@ class Nowhere:
 
 NO_MEMORY: dict[str, tuple[Callable[[], Any], type[DocaError], str]] = {
     "None": (lambda: None, InvalidValueError, "NoneType is no memory"),
-    "int": (lambda: 0x1000, InvalidValueError, "int is no memory"),
+    "int": (lambda: 0x1000, InvalidValueError, "0x1000 is an address: give the length of the memory too"),
     "str": (lambda: "text", InvalidValueError, "str is no memory"),
     "list": (lambda: [1, 2], InvalidValueError, "list is no memory"),
     "released": (released, InvalidValueError, "released memoryview"),
@@ -394,7 +394,9 @@ FROM_RST: dict[str, Row] = {
 }  # fmt: skip
 FROM_INIT: dict[str, Row] = {
     **modified(QpState.INIT, RTR, "dest_qp_num", (1 << 24) - 1),
-    **modified(QpState.INIT, RTR, "path_mtu", MtuSize.MTU_4K),
+    **numbers("path_mtu", lambda w, v: w.modify(QpState.INIT, RTR, path_mtu=v), {
+        n: f"path_mtu = {n}: it must be 256, 512, 1024, 2048, 4096 bytes" for n in (-1, 0, 3, 1500, 8192)
+    }),
     **modified(QpState.INIT, RTR, "min_rnr_timer", 31),
     **modified(QpState.INIT, RTR, "max_dest_rd_atomic", 16, 1),
     **numbers("rq_psn", lambda w, v: w.modify(QpState.INIT, RTR, rq_psn=v), {}),
@@ -411,7 +413,7 @@ FROM_INIT: dict[str, Row] = {
     "GID as numbers": (gid_of([0] * 16), InvalidValueError, "is of type list"),
     "no GID": (gid_of(None), InvalidValueError, "ah_attr.gid = None"),
     "nobody there": (gid_of(bytes(10) + b"\xff" * 6), NotFoundError, "no route to 255.255.255.255"),
-    **with_path("addr_type", 3),
+    **{row: value for row, value in with_path("addr_type", 3).items() if row != "ah_attr.addr_type=None"},  # the GID's
     **with_path("sgid_index", 15),
     **with_path("dlid", 0xFFFF),
     **with_path("sl", 15),
@@ -476,6 +478,7 @@ CONNECT: dict[str, Row] = {
         for row, value in numbers(name, lambda w, v, name=name: w.qp.connect(w.endpoint(), **{name: v}), {
             n: f"{name} = {n}: it must be 0 to {most}" for n in (-1, most + 1)
         }).items()
+        if row != "pkey_index=None"  # as in INIT, or 0
     },
     **{
         f"connect {row}": value
@@ -488,15 +491,19 @@ CONNECT: dict[str, Row] = {
     **numbers("max_rd_atomic", lambda w, v: w.qp.connect(w.endpoint(), max_rd_atomic=v), {
         0: "rd_atomic = 0: it must be 1 to 16", 3: "rd_atomic = 3: it must be a power of two",
     }),
-    **numbers("remote_access", lambda w, v: w.qp.connect(w.endpoint(), remote_access=v), {
-        1 << 4: "remote_access = 0x10 has unknown bits 0x10",
-    }),
+    **{
+        row: value
+        for row, value in numbers("remote_access", lambda w, v: w.qp.connect(w.endpoint(), remote_access=v), {
+            1 << 4: "remote_access = 0x10 has unknown bits 0x10",
+        }).items()
+        if row != "remote_access=None"  # as in INIT, or everything
+    },
     **numbers("dest_qp_num", lambda w, v: w.qp.connect(w.endpoint(qpn=v)), {
         n: f"dest_qp_num = {n}: it must be 0 to 16777215" for n in (-1, 1 << 24)
     }),
     **numbers("rq_psn", lambda w, v: w.qp.connect(w.endpoint(psn=v)), {}),
     **numbers("remote.mtu", lambda w, v: w.qp.connect(w.endpoint(mtu=v)), {
-        n: f"an MTU of {n} bytes: it must be 256, 512, 1024, 2048 or 4096" for n in (0, -1, 1500)
+        n: f"remote.mtu = {n}: it must be 256, 512, 1024, 2048, 4096 bytes" for n in (0, -1, 1500)
     }),
     **numbers("ah_attr.dlid", lambda w, v: w.qp.connect(w.endpoint(lid=v)), {}),
     "connect GID as text": (
@@ -529,8 +536,8 @@ STATES: dict[str, tuple[QpState, Call, str]] = {
     "receive in RST": (QpState.RST, lambda w: w.qp.post_recv(RecvWr()), "is in RST: it takes receives from INIT on"),
     **{
         f"connect in {state.name}": (
-            state, lambda w: w.qp.connect(w.qp), f"is in state {state.name}, and connect() starts from RST: reset() it")
-        for state in (QpState.INIT, QpState.RTR, QpState.RTS, QpState.ERR)
+            state, lambda w: w.qp.connect(w.qp), f"is in state {state.name}, and connect() starts from RST or INIT")
+        for state in (QpState.RTR, QpState.RTS, QpState.ERR)
     },
 }  # fmt: skip
 

@@ -22,7 +22,7 @@ import pytest
 
 from gpunetio import providers, testing, verbs
 from gpunetio.bench.options import BENCHMARKS
-from gpunetio.enums import AsyncEventType, QpState, UarAllocationType
+from gpunetio.enums import AsyncEventType, PortState, QpState, UarAllocationType
 from gpunetio.errors import (
     BadStateError,
     DeviceFatalError,
@@ -172,7 +172,7 @@ def test_without_a_name_the_first_card_with_an_active_port_opens(stand_in: Stand
     with verbs.open("mlx5_0") as first:
         stand_in.nic("mlx5_0").set_link(False)
         with verbs.open() as ctx:
-            assert (first.query_port().state, ctx.name) == ("PORT_DOWN", "mlx5_1")
+            assert (first.query_port().state, ctx.name) == (PortState.DOWN, "mlx5_1")
 
 
 def test_a_port_that_is_down(stand_in: StandIn):
@@ -180,7 +180,7 @@ def test_a_port_that_is_down(stand_in: StandIn):
         pd = ctx.create_pd()
         qp = pd.create_qp(sq_wr=4, send_cq=ctx.create_cq(8))
         stand_in.nic("mlx5_0").set_link(False)
-        with pytest.raises(BadStateError, match=r"port 1 of mlx5_0 is not active .PORT_DOWN.*: look at its cable"):
+        with pytest.raises(BadStateError, match=r"port 1 of mlx5_0 is not active .DOWN.*: look at its cable"):
             qp.connect(qp)
         assert qp.state is QpState.RST
         stand_in.nic("mlx5_0").set_link(True)

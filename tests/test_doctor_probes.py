@@ -135,7 +135,7 @@ def test_a_port_that_is_down(device, monkeypatch):
     found = probed(bench(name))
     assert statuses(found) == ALL_WELL | {"probe-loopback-host": [FAIL], "probe-loopback-gpu": [FAIL]}
     for id in ("probe-loopback-host", "probe-loopback-gpu"):
-        assert "port 1 is PORT_DOWN" in found[id][0].summary
+        assert "port 1 is DOWN" in found[id][0].summary
 
 
 def to_nobody(self, queue):

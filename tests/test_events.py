@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpunetio import verbs
-from gpunetio.enums import Access, AsyncEventType, CqOverrun, QpState, SendFlags, WcStatus, WrOpcode
+from gpunetio.enums import Access, AsyncEventType, CqOverrun, PortState, QpState, SendFlags, WcStatus, WrOpcode
 from gpunetio.errors import BadStateError, DriverError, FullError, InUseError, InvalidValueError
 from gpunetio.formats.events import EventType
 from gpunetio.nic import channels
@@ -464,14 +464,14 @@ def test_cq_overrun(names):
 def test_port():
     with verbs.open("soft0") as one, verbs.open("soft0") as other, verbs.open("soft1") as far:
         nic = one.provider.nic
-        assert one.query_port().state == "PORT_ACTIVE"
+        assert one.query_port().state == PortState.ACTIVE
         a, b = (ctx.create_pd().create_qp(sq_wr=1, send_cq=ctx.create_cq(2)) for ctx in (one, far))
         a.connect(b)
         nic.set_link(False)
         nic.set_link(False)
         for ctx in (one, other):  # each context of the device hears of it
             assert told(ctx) == [(AsyncEventType.PORT_ERR, 1)]
-            assert ctx.query_port().state == "PORT_DOWN"
+            assert ctx.query_port().state == PortState.DOWN
         assert told(far) == []
         a.post_send(SendWr(opcode=WrOpcode.RDMA_WRITE))
         b.post_send(SendWr(opcode=WrOpcode.RDMA_WRITE))

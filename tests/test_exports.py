@@ -7,8 +7,8 @@ import pytest
 EXPORTS = {
     "gpunetio": """
         Access CodeOpt Context CqOverrun DocaError Dpa DpaCompletion ExportedQp ExportedQps Faults Gpu GpuMemory
-        LinkLayer MemRegType MemType MtuSize NicHandler PortConfig ProxyService QpAttrMask QpError QpGroup QpState
-        QpType RingMemory SendDbrModeExt SendFlags SharingMode SyncScope WcOpcode WcStatus WrOpcode __version__
+        LinkLayer MemRegType MemType MtuSize NicHandler PortConfig PortState ProxyService QpAttrMask QpError QpGroup
+        QpState QpType RingMemory SendDbrModeExt SendFlags SharingMode SyncScope WcOpcode WcStatus WrOpcode __version__
         check_device_code_compatibility check_host_code_compatibility device device_function errors gpu_list kernel
         library_version open verbs""",
     "gpunetio.device": """
@@ -43,3 +43,10 @@ def test_exported_names(module):
     imported = importlib.import_module(module)
     assert sorted(imported.__all__) == sorted(EXPORTS[module].split())
     assert all(hasattr(imported, name) for name in imported.__all__)
+
+
+def test_dir_names_the_public_api_and_nothing_else():
+    import gpunetio as gn
+    import gpunetio.verbs.devx_qp  # what has been imported meanwhile does not count
+
+    assert dir(gn) == sorted(EXPORTS["gpunetio"].split())

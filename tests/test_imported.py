@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from gpunetio import verbs
-from gpunetio.enums import Access, WcStatus, WrOpcode
+from gpunetio.enums import Access, PortState, WcStatus, WrOpcode
 from gpunetio.errors import BadStateError, DocaError, InvalidValueError, NotSupportedError
 from gpunetio.providers import open_device
 from gpunetio.verbs import SendWr, Sge
@@ -54,7 +54,7 @@ def test_import_context():
         assert ctx.name == "soft3"
     assert pd.closed
     assert cq.closed
-    assert provider.query_port(1).state == "PORT_ACTIVE"
+    assert provider.query_port(1).state == PortState.ACTIVE
     with verbs.import_context(provider) as again:
         assert again.query_device().max_qp > 0
     provider.close()

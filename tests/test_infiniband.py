@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from gpunetio import Faults, LinkLayer, MtuSize, PortConfig, verbs
+from gpunetio import Faults, LinkLayer, PortConfig, verbs
 from gpunetio.cli import app
 from gpunetio.enums import AddrType, QpAtomicType, QpAttrMask, QpState, QpType
 from gpunetio.errors import InvalidValueError, NotFoundError
@@ -61,7 +61,7 @@ def connect_by(queue: Queue, ah: AhAttr, end: QpEndpoint, ack_timeout: int = 16)
     """To RTS along a path of the caller's."""
     attr = QpAttr(
         port_num=1, allow_remote_write=True, allow_remote_read=True, allow_remote_atomic=QpAtomicType.IB_SPEC,
-        rq_psn=end.psn, dest_qp_num=end.qpn, path_mtu=MtuSize(end.mtu.bit_length() - 9), ah_attr=ah, min_rnr_timer=1,
+        rq_psn=end.psn, dest_qp_num=end.qpn, path_mtu=end.mtu, ah_attr=ah, min_rnr_timer=1,
         max_dest_rd_atomic=4, max_rd_atomic=4, sq_psn=queue.qp.psn, ack_timeout=ack_timeout, retry_cnt=1, rnr_retry=1,
     )  # fmt: skip
     for state, mask in ((QpState.INIT, TO_INIT), (QpState.RTR, TO_RTR), (QpState.RTS, TO_RTS)):

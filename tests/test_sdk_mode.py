@@ -394,10 +394,10 @@ def test_query_tells_what_was_set(qp):
     qp.connect(PEER, psn=0x99, hop_limit=64, traffic_class=0x60)
     attr, _ = qp.query()
     assert attr == QpAttr(
-        next_state=QpState.RTS, current_state=QpState.RTS, path_mtu=MtuSize.MTU_1K, rq_psn=0x77, sq_psn=0x99,
+        next_state=QpState.RTS, current_state=QpState.RTS, path_mtu=1024, rq_psn=0x77, sq_psn=0x99,
         dest_qp_num=0x1234, allow_remote_write=True, allow_remote_read=True, allow_remote_atomic=QpAtomicType.IB_SPEC,
-        ah_attr=AhAttr(gid=PEER.gid, hop_limit=64, traffic_class=0x60), pkey_index=0, port_num=1, ack_timeout=14,
-        retry_cnt=7, rnr_retry=7, min_rnr_timer=1, max_rd_atomic=16, max_dest_rd_atomic=16,
+        ah_attr=AhAttr(PEER.gid, AddrType.IPv4, hop_limit=64, traffic_class=0x60), pkey_index=0, port_num=1,
+        ack_timeout=14, retry_cnt=7, rnr_retry=7, min_rnr_timer=1, max_rd_atomic=16, max_dest_rd_atomic=16,
     )  # fmt: skip
 
 

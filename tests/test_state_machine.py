@@ -11,7 +11,7 @@ from itertools import product
 import pytest
 
 from gpunetio import verbs
-from gpunetio.enums import AddrType, MtuSize, QpAtomicType, QpAttrMask, QpState, QpType
+from gpunetio.enums import AddrType, QpAtomicType, QpAttrMask, QpState, QpType
 from gpunetio.errors import DocaErrorCode, DriverError, InvalidValueError
 from gpunetio.formats.commands import Status
 from gpunetio.verbs import QP, AhAttr, QpAttr
@@ -84,11 +84,11 @@ class Machine:
         self.qp: QP = pd.create_qp(sq_wr=4, rq_wr=4, send_cq=cq, receive_cq=cq, qp_type=QpType[transport])
         ah = AhAttr(gid=pd.ctx.query_gid(), addr_type=AddrType.IPv4, static_rate=1, hop_limit=9, traffic_class=0x10)
         self.first = QpAttr(
-            path_mtu=MtuSize.MTU_512, rq_psn=0x111111, sq_psn=0x222222, dest_qp_num=self.qp.qpn, ah_attr=ah,
+            path_mtu=512, rq_psn=0x111111, sq_psn=0x222222, dest_qp_num=self.qp.qpn, ah_attr=ah,
             ack_timeout=10, retry_cnt=1, rnr_retry=2, min_rnr_timer=3, max_rd_atomic=2, max_dest_rd_atomic=4,
         )  # fmt: skip
         self.second = QpAttr(
-            path_mtu=MtuSize.MTU_2K, rq_psn=0xABCDEF, sq_psn=0xFEDCBA, dest_qp_num=0x123456,
+            path_mtu=2048, rq_psn=0xABCDEF, sq_psn=0xFEDCBA, dest_qp_num=0x123456,
             allow_remote_write=True, allow_remote_read=True, allow_remote_atomic=QpAtomicType.UP_TO_8BYTES,
             ah_attr=replace(ah, sgid_index=1, static_rate=2, hop_limit=77, traffic_class=0xAC),
             ack_timeout=17, retry_cnt=5, rnr_retry=6, min_rnr_timer=19, max_rd_atomic=8, max_dest_rd_atomic=16,

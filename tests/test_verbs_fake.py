@@ -7,7 +7,7 @@ import inspect
 from collections import defaultdict
 from collections.abc import Iterable
 
-from gpunetio.enums import Access, GidType, LinkLayer, UarAllocationType
+from gpunetio.enums import Access, GidType, LinkLayer, PortState, UarAllocationType
 from gpunetio.errors import DriverError, NotFoundError, NotSupportedError
 from gpunetio.formats.events import EventType
 from gpunetio.providers.provider import DeviceAttr, Event, MrKeys, PortAttr, Provider, UarPage
@@ -84,7 +84,7 @@ class FakeProvider:
 
     def query_port(self, port: int) -> PortAttr:
         layer = LinkLayer.ETHERNET if self.ethernet else LinkLayer.INFINIBAND
-        return PortAttr("PORT_ACTIVE", 4096, self.active_mtu, 0, 0 if self.ethernet else 7, 0, layer, 255)
+        return PortAttr(PortState.ACTIVE, 4096, self.active_mtu, 0, 0 if self.ethernet else 7, 0, layer, 255)
 
     def query_gid(self, port: int, index: int) -> bytes:
         return GID if index == 0 else bytes(16)

@@ -50,6 +50,34 @@ def test_cuda_memory_is_named_so(fake, ctx):
     assert fake.mrs == [(mr.pd.pdn, 0x7F00_0000_0000, 64, 0x7F00_0000_0000, Access.all(), True)]
 
 
+@pytest.mark.parametrize("of", [int, np.uint64])
+def test_an_address_and_a_length(fake, ctx, of):
+    array = np.zeros(8192, np.uint8)
+    pd, at = ctx.create_pd(), of(array.ctypes.data + 96)
+    mr, umem = pd.register(at, nbytes=100), ctx.register_umem(at, nbytes=100)
+    assert (mr.address, mr.nbytes, mr.access, mr.iova) == (array.ctypes.data + 96, 100, Access.all(), mr.address)
+    assert (umem.address, umem.nbytes) == (mr.address, 100)
+    assert fake.mrs == [(pd.pdn, mr.address, 100, mr.address, Access.all(), False)]
+
+
+def test_an_address_that_the_cpu_cannot_read_may_be_a_gpus(fake, ctx):
+    mr = ctx.create_pd().register(0x7F00_0000_0000, nbytes=64)
+    assert fake.mrs == [(mr.pd.pdn, 0x7F00_0000_0000, 64, 0x7F00_0000_0000, Access.all(), True)]
+
+
+@pytest.mark.parametrize("address, nbytes, message", [
+    (4096, None, r"0x1000 is an address: give the length of the memory too, nbytes = "),
+    (4096, 0, "0 bytes"), (4096, -1, "no range of memory"), (-1, 8, "no range of memory"),
+    ((1 << 64) - 4, 8, "no range of memory"), (4096, "8", "nbytes = '8' is of type str"),
+    (bytearray(8), 4, "nbytes = 4 beside a bytearray: only an address needs a length"),
+    (True, None, "bool is no memory"),
+])  # fmt: skip
+def test_addresses_that_are_refused(ctx, address, nbytes, message):
+    for register in (ctx.create_pd().register, ctx.register_umem):
+        with pytest.raises(InvalidValueError, match=message):
+            register(address, nbytes=nbytes)
+
+
 @pytest.mark.parametrize("iova", [0, 0x1000, (1 << 64) - 8])
 def test_iova(fake, ctx, iova):
     mr = ctx.create_pd().register(bytearray(8), iova=iova)
@@ -106,7 +134,7 @@ def test_remote_writes_need_local_write(ctx, access):
 
 
 def test_no_memory(ctx):
-    with pytest.raises(InvalidValueError, match="int is no memory"):
+    with pytest.raises(InvalidValueError, match="0x5 is an address: give the length"):
         ctx.create_pd().register(5)
 
 

@@ -3,6 +3,7 @@
 import logging
 import random
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from gpunetio.enums import Access, AddrType, MtuSize, QpAtomicType, QpAttrMask, QpState
 from gpunetio.errors import BadStateError, DriverError, InvalidValueError, NotFoundError, UnexpectedError
 from gpunetio.verbs import QP, AhAttr, Context, QpAttr, QpEndpoint
+from gpunetio.verbs.ah import with_type
 from test_verbs_fake import ERR, GID, INIT, MAC, RST, RTR, RTS, FakeProvider, be
 
 M = QpAttrMask
@@ -159,8 +161,10 @@ BAD_VALUES = [
     ("RST", "INIT", {"allow_remote_write": 2}, "allow_remote_write = 2: it must be 0 to 1"),
     ("RST", "INIT", {"allow_remote_atomic": 2}, "allow_remote_atomic = 2: it is one of NONE (0), IB_SPEC (1)"),
     ("RST", "INIT", {"allow_remote_atomic": 4}, "allow_remote_atomic = 4"),
-    ("INIT", "RTR", {"path_mtu": MtuSize.RAW_ETHERNET}, "path_mtu = 5: it must be 0 to 4"),
+    ("INIT", "RTR", {"path_mtu": MtuSize.RAW_ETHERNET}, "path_mtu = 8192: it must be 256, 512, 1024, 2048, 4096"),
     ("INIT", "RTR", {"path_mtu": -1}, "path_mtu = -1"),
+    ("INIT", "RTR", {"path_mtu": 4}, "path_mtu = 4: it must be 256, 512"),
+    ("INIT", "RTR", {"path_mtu": 1500}, "path_mtu = 1500"),
     ("INIT", "RTR", {"dest_qp_num": 1 << 24}, "dest_qp_num = 16777216: it must be 0 to 16777215"),
     ("INIT", "RTR", {"min_rnr_timer": 32}, "min_rnr_timer = 32: it must be 0 to 31"),
     ("INIT", "RTR", {"max_dest_rd_atomic": 0}, "max_dest_rd_atomic = 0: it must be 1 to 16"),
@@ -341,7 +345,7 @@ def test_init2rtr_over_infiniband(addr_type, global_route):
     assert mailbox[PATH + 0x10 : PATH + 0x20] == (gid if global_route else bytes(16))
     assert mailbox[PATH + 0x26 : PATH + 0x2C] == bytes(6)
     with pytest.raises(InvalidValueError, match="IPv4 on a port of INFINIBAND: use IB_GRH or IB_NO_GRH"):
-        make_qp(fake, "INIT").modify(QpAttr(next_state=QpState.RTR, ah_attr=AhAttr()), RTR_MASK)
+        make_qp(fake, "INIT").modify(QpAttr(next_state=QpState.RTR, ah_attr=AhAttr(addr_type=AddrType.IPv4)), RTR_MASK)
 
 
 def test_infiniband_gid_table(fake):
@@ -423,7 +427,7 @@ def test_query(fake):
     a.connect(b, psn=0x55, traffic_class=0b110000_00, ack_timeout=20, remote_access=Access.REMOTE_READ)
     attr, _ = a.query()
     assert attr == QpAttr(
-        current_state=QpState.RTS, next_state=QpState.RTS, path_mtu=MtuSize.MTU_4K, rq_psn=0x55, sq_psn=0x55,
+        current_state=QpState.RTS, next_state=QpState.RTS, path_mtu=4096, rq_psn=0x55, sq_psn=0x55,
         dest_qp_num=b.qpn, allow_remote_read=True, port_num=1, ack_timeout=20, retry_cnt=7, rnr_retry=7,
         min_rnr_timer=1, max_rd_atomic=16, max_dest_rd_atomic=16,
         ah_attr=AhAttr(gid=GID, addr_type=AddrType.IPv4, hop_limit=255, traffic_class=0b110000_00),
@@ -469,7 +473,7 @@ def test_connect_one_end(fake):
     a.connect(QpEndpoint(0x77, GID, 0, 1024, 9), psn=4, remote_access=Access.LOCAL_READ)
     attr, _ = a.query()
     assert (attr.dest_qp_num, attr.rq_psn, attr.sq_psn) == (0x77, 9, 4)
-    assert attr.path_mtu == MtuSize.MTU_1K  # the smaller one
+    assert attr.path_mtu == 1024  # the smaller one
     assert not attr.allow_remote_write
     assert not attr.allow_remote_read
     assert attr.allow_remote_atomic == QpAtomicType.NONE
@@ -481,7 +485,7 @@ def test_path_mtu_is_the_smaller_active_mtu(fake, local, remote, path):
     fake.active_mtu = local
     a, _ = two_qps(fake)
     a.connect(QpEndpoint(1, GID, 0, remote))
-    assert a.query()[0].path_mtu.nbytes == path
+    assert a.query()[0].path_mtu == path
 
 
 def test_connect_to_itself(fake):
@@ -502,7 +506,60 @@ def test_connect_over_infiniband(subnet, addr_type):
     assert (ah.addr_type, ah.dlid) == (addr_type, 0x42)
 
 
-def test_connect_starts_from_rst(fake):
+@pytest.mark.parametrize("gid, kind", [
+    (bytes(10) + b"\xff\xff" + bytes(4), AddrType.IPv4), (b"\xfe\x80" + bytes(14), AddrType.IPv6),
+])  # fmt: skip
+def test_the_address_type_of_a_gid_on_ethernet(fake, gid, kind):
+    ctx = Context(fake)
+    assert with_type(ctx, 1, AhAttr(gid=gid)).addr_type == kind
+    other = AhAttr(gid=gid, addr_type=AddrType.IPv6)
+    assert with_type(ctx, 1, other) is other  # what is given counts
+
+
+@pytest.mark.parametrize("gid, kind", [
+    (GID, AddrType.IB_NO_GRH), (b"other-su" + bytes(8), AddrType.IB_GRH), (bytes(16), AddrType.IB_NO_GRH),
+])  # fmt: skip
+def test_the_address_type_of_a_gid_on_infiniband(gid, kind):
+    fake = FakeProvider(ethernet=False)
+    qp = make_qp(fake, "INIT")
+    qp.modify(QpAttr(next_state=QpState.RTR, ah_attr=AhAttr(gid=gid, dlid=7)), RTR_MASK)
+    ah = qp.query()[0].ah_attr
+    assert ah
+    assert (ah.addr_type, ah.dlid) == (kind, 7)
+
+
+def test_a_path_mtu_in_bytes_or_as_an_mtu_size(fake):
+    sent = []
+    for mtu in (2048, MtuSize.MTU_2K, np.int64(2048)):
+        qp = make_qp(fake, "INIT")
+        qp.modify(full_attr(fake, next_state=QpState.RTR, path_mtu=mtu), RTR_MASK)
+        sent.append(fake.mailboxes[-1][QPC + 8] >> 5)
+        assert qp.query()[0].path_mtu == 2048
+    assert sent == [4, 4, 4]  # IBV_MTU_2048
+
+
+def test_connect_from_init_keeps_what_init_was_given(fake):
+    a, b = two_qps(fake)
+    a.to_init(remote_access=Access.REMOTE_READ)
+    a.modify(QpAttr(pkey_index=3), M.PKEY_INDEX)
+    assert a.state == QpState.INIT
+    a.connect(b)
+    attr, _ = a.query()
+    assert (attr.current_state, attr.allow_remote_read, attr.allow_remote_write) == (QpState.RTS, True, False)
+    assert (attr.allow_remote_atomic, attr.pkey_index) == (QpAtomicType.NONE, 3)
+    other, _ = b.query()  # which was in RST
+    assert (other.current_state, other.allow_remote_write, other.pkey_index) == (QpState.RTS, True, 0)
+
+
+def test_what_connect_is_given_counts_in_init_too(fake):
+    a, b = two_qps(fake)
+    a.to_init(remote_access=Access.REMOTE_READ, pkey_index=3)
+    a.connect(b, remote_access=Access.REMOTE_WRITE, pkey_index=5)
+    attr, _ = a.query()
+    assert (attr.allow_remote_read, attr.allow_remote_write, attr.pkey_index) == (False, True, 5)
+
+
+def test_connect_starts_from_rst_or_init(fake):
     a, b = two_qps(fake)
     fake.set_state(b.qpn, ERR)
     with pytest.raises(BadStateError, match=rf"^QP {b.qpn:#x} of fake0 is in state ERR, .*reset\(\) it first"):
@@ -525,7 +582,7 @@ def test_failed_connect_leaves_both_ends_in_rst(fake):
 def test_connect_with_a_strange_mtu(fake, mtu):
     fake.active_mtu = 1 << 20
     a, _ = two_qps(fake)
-    with pytest.raises(InvalidValueError, match=f"MTU of {mtu} bytes"):
+    with pytest.raises(InvalidValueError, match=f"remote.mtu = {mtu}: it must be 256"):
         a.connect(QpEndpoint(1, GID, 0, mtu))
     assert a.state == QpState.RST
 

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from gpunetio import memory, providers, verbs
-from gpunetio.enums import Access, CqOverrun, LinkLayer, MtuSize, QpAtomicType, QpAttrMask, QpState
+from gpunetio.enums import Access, CqOverrun, LinkLayer, MtuSize, PortState, QpAtomicType, QpAttrMask, QpState
 from gpunetio.errors import (
     BadStateError,
     DocaErrorCode,
@@ -99,7 +99,7 @@ def test_attributes(ctx):
     number = int(ctx.name.removeprefix("soft")) + 1  # another process may have the first NICs
     assert device.node_guid == 0x02007FFFFE000000 + number
     port = ctx.query_port()
-    assert (port.state, port.active_mtu, port.link_layer) == ("PORT_ACTIVE", 4096, LinkLayer.ETHERNET)
+    assert (port.state, port.active_mtu, port.link_layer) == (PortState.ACTIVE, 4096, LinkLayer.ETHERNET)
     assert ctx.query_gid() == bytes(10) + bytes([0xFF, 0xFF, 127, 0, 0, number])
     assert ctx.query_gid(1, 1)[:2] == b"\xfe\x80"
     assert not any(ctx.query_gid(1, 2))
@@ -296,7 +296,7 @@ def test_connect(ends):
     a, b = ends
     for qp, peer in ((a.qp, b.qp), (b.qp, a.qp)):
         attr, _ = qp.query()
-        assert (attr.current_state, attr.path_mtu, attr.dest_qp_num) == (RTS, MtuSize.MTU_4K, peer.qpn)
+        assert (attr.current_state, attr.path_mtu, attr.dest_qp_num) == (RTS, 4096, peer.qpn)
         assert (attr.allow_remote_write, attr.allow_remote_read, attr.allow_remote_atomic) == (True, True, 1)
         assert (attr.max_rd_atomic, attr.max_dest_rd_atomic, attr.ack_timeout, attr.retry_cnt) == (16, 16, 15, 1)
         assert attr.ah_attr is not None
@@ -332,6 +332,7 @@ def test_failed_connect_goes_back_to_reset(ctx, pd):
     with pytest.raises(BadStateError, match=f"{b} is in state ERR, and connect"):
         a.connect(b)
     assert a.state == RST
+    b.reset()
     with pytest.raises(NotFoundError, match=f"port 1 of {ctx.name} has no GID at index 2"):
         a.connect(b, sgid_index=2)
     b.reset()
@@ -361,7 +362,7 @@ def test_states(pd):
         attr.allow_remote_read = True
         to(RTS, M.ALLOW_REMOTE_READ | M.MIN_RNR_TIMER)
         found = qp.query()[0]
-        assert (found.allow_remote_read, found.allow_remote_write, found.path_mtu) == (True, False, MtuSize.MTU_512)
+        assert (found.allow_remote_read, found.allow_remote_write, found.path_mtu) == (True, False, 512)
         assert found.ah_attr is not None
         assert found.ah_attr.traffic_class == 0x84
         ah.traffic_class = 0x20

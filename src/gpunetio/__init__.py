@@ -13,6 +13,7 @@ from .enums import (
     MemType,
     MtuSize,
     NicHandler,
+    PortState,
     QpAttrMask,
     QpState,
     QpType,
@@ -53,8 +54,8 @@ __version__ = "0.1.0"
 __all__ = [
     "Access", "CodeOpt", "Context", "CqOverrun", "DocaError", "Dpa", "DpaCompletion", "ExportedQp", "ExportedQps",
     "Faults", "Gpu", "GpuMemory", "LinkLayer", "MemRegType", "MemType", "MtuSize", "NicHandler", "PortConfig",
-    "ProxyService", "QpAttrMask", "QpError", "QpGroup", "QpState", "QpType", "RingMemory", "SendDbrModeExt",
-    "SendFlags", "SharingMode", "SyncScope", "WcOpcode", "WcStatus", "WrOpcode", "__version__",
+    "PortState", "ProxyService", "QpAttrMask", "QpError", "QpGroup", "QpState", "QpType", "RingMemory",
+    "SendDbrModeExt", "SendFlags", "SharingMode", "SyncScope", "WcOpcode", "WcStatus", "WrOpcode", "__version__",
     "check_device_code_compatibility",
     "check_host_code_compatibility", "device", "device_function", "errors", "gpu_list", "kernel", "library_version",
     "open", "verbs",
@@ -83,4 +84,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted(__all__)

@@ -236,6 +236,22 @@ class AsyncEventType(IntEnum):
     QP_LAST_WQE_REACHED = 16
 
 
+class PortState(IntEnum):
+    """`ibv_port_state`."""
+
+    NOP          = 0
+    DOWN         = 1
+    INIT         = 2
+    ARMED        = 3
+    ACTIVE       = 4
+    ACTIVE_DEFER = 5
+
+    @property
+    def is_active(self) -> bool:
+        """Whether data can pass."""
+        return self in (PortState.ACTIVE, PortState.ACTIVE_DEFER)
+
+
 class LinkLayer(IntEnum):
     """IBV_LINK_LAYER_*."""
 

@@ -14,7 +14,6 @@ from .failures import guarded
 if TYPE_CHECKING:
     from ..verbs import Context
 
-_STATES = {"PORT_DOWN": 1, "PORT_INIT": 2, "PORT_ARMED": 3, "PORT_ACTIVE": 4}
 _GID_TYPES = {GidType.IB: "", GidType.ROCE_V1: ", RoCE v1", GidType.ROCE_V2: ", RoCE v2"}
 _LIMITS = (
     "max_qp", "max_qp_wr", "max_sge", "max_cq", "max_cqe", "max_mr", "max_pd", "max_qp_rd_atom", "max_qp_init_rd_atom",
@@ -86,7 +85,7 @@ def _port(ctx: Context, port: int, verbose: bool) -> list[str]:
     attr = ctx.query_port(port)
     lines = [
         f"\t\tport:\t{port}",
-        _field("state", f"{attr.state} ({_STATES.get(attr.state, 0)})", 3),
+        _field("state", f"PORT_{attr.state.name} ({attr.state})", 3),
         _field("max_mtu", _mtu(attr.max_mtu), 3),
         _field("active_mtu", _mtu(attr.active_mtu), 3),
         _field("sm_lid", attr.sm_lid, 3),

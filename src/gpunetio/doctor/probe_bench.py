@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 SIZE = 16 << 10  # bytes of a message: several packets at any MTU
 PATIENCE = 5.0  # seconds for a completion, above all retries
-_ACTIVE = ("PORT_ACTIVE", "PORT_ACTIVE_DEFER")
 _RETRIES = 3  # of 67 ms at least; cards wait longer
 _PAGES = UarAllocationType.NONCACHE_DEDICATED, UarAllocationType.NONCACHE  # the second where there is none of the first
 _SUMMARY = 78  # characters
@@ -124,9 +123,9 @@ class Bench:
         """
         ctx = self.ctx
         states = {port: ctx.query_port(port).state for port in range(1, ctx.query_device().phys_port_cnt + 1)}
-        port = next((port for port, state in states.items() if state in _ACTIVE), None)
+        port = next((port for port, state in states.items() if state.is_active), None)
         if port is None:
-            told = ", ".join(f"port {number} is {state}" for number, state in states.items())
+            told = ", ".join(f"port {number} is {state.name}" for number, state in states.items())
             raise BadStateError(f"no port of {self.name} is active: {told}")
         about = ctx.query_port(port)
         size = min(about.gid_tbl_len, ctx.query_device().gid_table_size)

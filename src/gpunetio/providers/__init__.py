@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from types import ModuleType
 
 from .. import compiler
+from ..enums import PortState
 from ..errors import DocaError, InvalidValueError, NotFoundError, NotSupportedError
 from ..nic.port import PortConfig
 from .mlx5.device import FoundDevice, found_devices
@@ -105,7 +106,7 @@ def _open_card() -> Provider | None:
                 provider = _open(device)
                 undo.callback(provider.close)
                 ports = range(1, provider.query_device().phys_port_cnt + 1)
-                if active := [port for port in ports if provider.query_port(port).state == "PORT_ACTIVE"]:
+                if active := [port for port in ports if provider.query_port(port).state == PortState.ACTIVE]:
                     logger.info("device %s: its port %d is active", device.name, active[0])
                     undo.pop_all()
                     return provider

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from ..enums import Access, GidType, LinkLayer, UarAllocationType
+from ..enums import Access, GidType, LinkLayer, PortState, UarAllocationType
 from ..formats.events import EventType
 from .plain_verbs import PlainVerbs
 
@@ -59,7 +59,7 @@ class DeviceAttr:
 class PortAttr:
     """`ibv_query_port`. MTUs in bytes."""
 
-    state: str
+    state: PortState
     max_mtu: int
     active_mtu: int
     sm_lid: int

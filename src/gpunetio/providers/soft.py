@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 
-from ..enums import Access, GidType, LinkLayer, UarAllocationType
+from ..enums import Access, GidType, LinkLayer, PortState, UarAllocationType
 from ..errors import DocaError, DriverError, InUseError, InvalidValueError, NotSupportedError
 from ..fabric.neighbours import owner_of
 from ..formats import commands as cmd
@@ -133,7 +133,7 @@ class SoftProvider:
         """See `Provider`."""
         self._check_port(port)
         return PortAttr(
-            state="PORT_ACTIVE" if self.nic.link_up else "PORT_DOWN",
+            state=PortState.ACTIVE if self.nic.link_up else PortState.DOWN,
             max_mtu=4096, active_mtu=self.nic.port.active_mtu, sm_lid=0,
             lid=self.nic.port.lid, lmc=0, link_layer=self.nic.port.link_layer, gid_tbl_len=MAX_GID,
         )  # fmt: skip

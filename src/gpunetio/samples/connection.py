@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 
-from ..enums import Access, AddrType, LinkLayer, MtuSize, QpAttrMask, QpState
+from ..enums import Access, QpAttrMask, QpState
 from ..verbs import QP, AhAttr, QpAttr, QpEndpoint
-from ..verbs.ah import ip_type
 
 _M = QpAttrMask
+_MTU = 1024  # bytes, as in the original
 _log = logging.getLogger(__name__)
 
 
@@ -21,15 +21,13 @@ def connect(qp: QP, here: QpEndpoint, there: QpEndpoint, access: Access, gid_ind
     qp.modify(attr, _M.NEXT_STATE | _M.PORT_NUM | _M.PKEY_INDEX | _M.ALLOW_REMOTE_WRITE | _M.ALLOW_REMOTE_READ)
 
     # RTR, ready to receive: who the other end is, and the way there.
-    smallest = min(MtuSize.MTU_1K.nbytes, here.mtu, there.mtu)
+    path_mtu = min(_MTU, here.mtu, there.mtu)
     attr = QpAttr(next_state=QpState.RTR, dest_qp_num=there.qpn, rq_psn=there.psn, min_rnr_timer=1)
-    attr.path_mtu = max(mtu for mtu in MtuSize if mtu.nbytes <= smallest)
+    attr.path_mtu = path_mtu
     attr.ah_attr = AhAttr(gid=there.gid, dlid=there.lid, sgid_index=gid_index)
-    infiniband = qp.ctx.query_port(1).link_layer == LinkLayer.INFINIBAND
-    attr.ah_attr.addr_type = AddrType.IB_NO_GRH if infiniband else ip_type(there.gid)
     qp.modify(attr, _M.NEXT_STATE | _M.DEST_QP_NUM | _M.RQ_PSN | _M.MIN_RNR_TIMER | _M.PATH_MTU | _M.AH_ATTR)
 
     # RTS, ready to send: the first packet's number, and how often and how long to try. 4.096 µs × 2^14 is 67 ms.
     attr = QpAttr(next_state=QpState.RTS, sq_psn=here.psn, ack_timeout=14, retry_cnt=7, rnr_retry=7)
     qp.modify(attr, _M.NEXT_STATE | _M.SQ_PSN | _M.ACK_TIMEOUT | _M.RETRY_CNT | _M.RNR_RETRY)
-    _log.debug("%s is connected to QP %#x, path MTU %d", qp, there.qpn, smallest)
+    _log.debug("%s is connected to QP %#x, path MTU %d", qp, there.qpn, path_mtu)

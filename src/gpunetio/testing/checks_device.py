@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from ..enums import QpType
+from ..enums import PortState, QpType
 from ..errors import InvalidValueError
 from .kit import check
 from .rig import Rig, refused, same, true
 
 _MTUS = (256, 512, 1024, 2048, 4096)
-_PORT_STATES = ("PORT_NOP", "PORT_DOWN", "PORT_INIT", "PORT_ARMED", "PORT_ACTIVE", "PORT_ACTIVE_DEFER")
 _POSITIVE = (
     "phys_port_cnt", "node_guid", "max_mr_size", "max_qp", "max_qp_wr", "max_sge", "max_cq", "max_cqe", "max_mr",
     "max_pd", "max_qp_rd_atom", "max_qp_init_rd_atom", "max_pkeys", "gid_table_size", "max_wqe_sz_sq", "max_wqe_sz_rq",
@@ -38,7 +37,7 @@ def port_attributes(rig: Rig) -> None:
     device = rig.near.query_device()
     for number in range(1, device.phys_port_cnt + 1):
         port = rig.near.query_port(number)
-        true(f"state {port.state!r} of port {number} is one of ibv_port_state", port.state in _PORT_STATES)
+        true(f"state {port.state!r} of port {number} is one of ibv_port_state", isinstance(port.state, PortState))
         for mtu in (port.active_mtu, port.max_mtu):
             true(f"MTU {mtu} of port {number} is one of {_MTUS}", mtu in _MTUS)
         true(f"active MTU {port.active_mtu} is at most {port.max_mtu}", port.active_mtu <= port.max_mtu)
@@ -70,4 +69,4 @@ def ports_are_active(rig: Rig) -> None:
     Source: ibv_query_port(3).
     """
     for ctx in (rig.near, rig.far):
-        same(f"state of port 1 of {ctx}", ctx.query_port(1).state, "PORT_ACTIVE")
+        same(f"state of port 1 of {ctx}", ctx.query_port(1).state, PortState.ACTIVE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ..enums import AddrType, LinkLayer, MtuSize, QpAtomicType, QpAttrMask, QpState, WcStatus, WrOpcode
+from ..enums import Access, LinkLayer, MtuSize, QpAtomicType, QpAttrMask, QpState, WcStatus, WrOpcode
 from ..errors import BadStateError, DocaError, DriverError, InvalidValueError
 from ..verbs import QP, AhAttr, QpAttr, RecvWr, SendWr
 from .kit import check
@@ -29,23 +29,16 @@ _OPTIONAL = {
     (_RTS, _RTS): _M.MIN_RNR_TIMER | _RIGHTS | _M.AH_ATTR | _M.ATOMIC_MODE,
 }
 _PATH = (_INIT, _RTR, _RTS)
-_IPV4_MAPPED = bytes(10) + b"\xff\xff"
 
 
 def _attr(qp: QP, peer: QP | None = None, **values: Any) -> QpAttr:
     """Attributes that lead to a connection with a peer, or with the queue pair itself."""
     end, port = (peer or qp).endpoint(), qp.ctx.query_port()
-    ip = AddrType.IPv4 if end.gid.startswith(_IPV4_MAPPED) else AddrType.IPv6
-    kind = ip if port.link_layer == LinkLayer.ETHERNET else AddrType.IB_NO_GRH
     attr = QpAttr(
-        dest_qp_num=end.qpn, rq_psn=end.psn, sq_psn=qp.psn, path_mtu=_mtu(min(port.active_mtu, end.mtu)),
-        ah_attr=AhAttr(gid=end.gid, dlid=end.lid, addr_type=kind), allow_remote_write=True,
+        dest_qp_num=end.qpn, rq_psn=end.psn, sq_psn=qp.psn, path_mtu=min(port.active_mtu, end.mtu),
+        ah_attr=AhAttr(gid=end.gid, dlid=end.lid), allow_remote_write=True,
     )  # fmt: skip
     return replace(attr, **values)
-
-
-def _mtu(nbytes: int) -> MtuSize:
-    return next(size for size in MtuSize if size.nbytes == nbytes)
 
 
 def _move(qp: QP, to: QpState, mask: QpAttrMask | None = None, peer: QP | None = None, **values: Any) -> None:
@@ -190,7 +183,7 @@ def query_tells_what_was_set(rig: Rig) -> None:
     wanted = {
         "allow_remote_write": True, "allow_remote_read": False, "allow_remote_atomic": QpAtomicType.IB_SPEC,
         "rq_psn": 0x123456, "dest_qp_num": 0x0ABCDE, "min_rnr_timer": 9,
-        "path_mtu": _mtu(rig.near.query_port().active_mtu),
+        "path_mtu": rig.near.query_port().active_mtu,
         "max_dest_rd_atomic": 1 << device.max_qp_rd_atom.bit_length() - 1,
         "sq_psn": 0xFEDCBA, "ack_timeout": 17, "retry_cnt": 5, "rnr_retry": 3, "max_rd_atomic": 1,
         "pkey_index": 0, "port_num": 1,
@@ -295,7 +288,7 @@ def reset_forgets(rig: Rig) -> None:
 
 @check
 def connect_starts_from_reset(rig: Rig) -> None:
-    """`connect` is refused in any other state, and leaves RST behind when it fails.
+    """`connect` is refused in other states than RST and INIT, and leaves RST behind when it fails.
 
     Source: gpunetio.verbs.QP.connect.
     """
@@ -306,6 +299,24 @@ def connect_starts_from_reset(rig: Rig) -> None:
     refused("a retry count of 8", InvalidValueError, lambda: a.qp.connect(b.qp, retry_cnt=8))
     same("states after a failed connect", (a.qp.state, b.qp.state), (_RST, _RST))
     a.qp.connect(b.qp)
+
+
+@check
+def connect_goes_on_from_init(rig: Rig) -> None:
+    """In INIT a queue pair takes receives, and keeps them and its access rights when it is connected.
+
+    Source: IBTA 10.3.1 (Initialized State); gpunetio.verbs.QP.connect, to_init.
+    """
+    a, b = rig.sides()
+    b.qp.to_init(remote_access=Access.REMOTE_READ)
+    b.receive(b.memory.sge(0, 100))
+    same("state after to_init", b.qp.state, _INIT)
+    a.qp.connect(b.qp)
+    same("states after connect", (a.qp.state, b.qp.state), (_RTS, _RTS))
+    attr, _ = b.qp.query(_M.ALLOW_REMOTE_READ | _M.ALLOW_REMOTE_WRITE)
+    same("rights to read and write", (attr.allow_remote_read, attr.allow_remote_write), (True, False))
+    a.post(WrOpcode.SEND, a.memory.sge(0, 100))
+    same("bytes of the message", b.arrive(0)[0].byte_len, 100)
 
 
 @check

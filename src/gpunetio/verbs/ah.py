@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..enums import AddrType, LinkLayer
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .context import Context
 
 GID_BYTES = 16
+_SUBNET_PREFIX = 8  # bytes of an InfiniBand GID
 _IPV4_MAPPED = bytes(10) + b"\xff\xff"  # ::ffff:a.b.c.d
 _DSCP_SHIFT = 2  # a traffic class is 6 bits of DSCP, then 2 of ECN
 _LIMITS = {"dlid": 0xFFFF, "sl": 15, "static_rate": 15, "hop_limit": 255, "traffic_class": 255}
@@ -34,10 +35,11 @@ class AhAttr:
     """The way to a peer (`doca_verbs_ah_attr`): RoCE uses its `gid`, InfiniBand `dlid` and `sl`.
 
     `sgid_index` chooses this end's address. `gid` is 16 raw bytes; IPv4 addresses are written ::ffff:a.b.c.d.
+    Without an `addr_type` it follows from the GID and the port.
     """
 
     gid: bytes = bytes(GID_BYTES)
-    addr_type: AddrType = AddrType.IPv4
+    addr_type: AddrType | None = None
     dlid: int = 0
     sl: int = 0
     sgid_index: int = 0
@@ -50,18 +52,34 @@ class AhAttr:
         instance("ah_attr.gid", self.gid, bytes, bytearray)
         if len(self.gid) != GID_BYTES:
             raise InvalidValueError(f"ah_attr.gid has {len(self.gid)} bytes: a GID has {GID_BYTES}")
-        member("ah_attr.addr_type", self.addr_type, AddrType)
-        if (device.link_layer == LinkLayer.ETHERNET) != (self.addr_type in (AddrType.IPv4, AddrType.IPv6)):
-            need = "IPv4 or IPv6" if device.link_layer == LinkLayer.ETHERNET else "IB_GRH or IB_NO_GRH"
-            raise InvalidValueError(
-                f"ah_attr.addr_type = {AddrType(self.addr_type).name} on a port of {device.link_layer.name}: use {need}"
-            )
+        if self.addr_type is not None:
+            kind = member("ah_attr.addr_type", self.addr_type, AddrType)
+            if (device.link_layer == LinkLayer.ETHERNET) != (kind in (AddrType.IPv4, AddrType.IPv6)):
+                need = "IPv4 or IPv6" if device.link_layer == LinkLayer.ETHERNET else "IB_GRH or IB_NO_GRH"
+                raise InvalidValueError(
+                    f"ah_attr.addr_type = {kind.name} on a port of {device.link_layer.name}: use {need}, or leave it "
+                    "out, and it follows from the GID"
+                )
         if not 0 <= whole("ah_attr.sgid_index", self.sgid_index) < device.gid_table_size:
             raise InvalidValueError(
                 f"ah_attr.sgid_index = {self.sgid_index}: the device has the GIDs 0 to {device.gid_table_size - 1}"
             )
         for name, most in _LIMITS.items():
             within(f"ah_attr.{name}", getattr(self, name), 0, most)
+
+
+def with_type(ctx: Context, port: int, ah: AhAttr) -> AhAttr:
+    """Return the address handle with an address type: its own, or else the one that its GID calls for.
+
+    On InfiniBand a packet needs a global route (GRH) only when it leaves its subnet (IBTA 1.2.1, 8.3).
+    """
+    if ah.addr_type is not None:
+        return ah
+    if ctx.query_device().link_layer == LinkLayer.ETHERNET:
+        return replace(ah, addr_type=ip_type(ah.gid))
+    here = ctx.provider.query_gid(port, ah.sgid_index)
+    is_local = not any(ah.gid) or ah.gid[:_SUBNET_PREFIX] == here[:_SUBNET_PREFIX]
+    return replace(ah, addr_type=AddrType.IB_NO_GRH if is_local else AddrType.IB_GRH)
 
 
 def path_to(ctx: Context, port: int, ah: AhAttr) -> dict[str, Any]:

@@ -209,6 +209,6 @@ class Context(Handle):
         """
         return UMEM(self, memory, access, Dmabuf(fd, offset, nbytes))
 
-    def register_umem(self, obj: Any, access: Access = Access.LOCAL_WRITE) -> UMEM:
-        """Memory that queues can be placed in (`doca_verbs_umem_create`)."""
-        return UMEM(self, obj, access)
+    def register_umem(self, obj: Any, access: Access = Access.LOCAL_WRITE, *, nbytes: int | None = None) -> UMEM:
+        """Memory that queues can be placed in (`doca_verbs_umem_create`): an object's, or `nbytes` from an address."""
+        return UMEM(self, obj, access, nbytes=nbytes)

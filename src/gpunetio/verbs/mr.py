@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ..enums import Access
 from ..errors import InvalidValueError
 from ..memory import Region, is_accessible
@@ -41,18 +43,36 @@ class Dmabuf:
         return Region(self.offset, self.nbytes, readonly=False, cuda=False, owner=None)
 
 
+def region_at(obj: Any, nbytes: int | None) -> Region:
+    """Return the memory of an object, or `nbytes` from an address on."""
+    if isinstance(obj, bool) or not isinstance(obj, (int, np.integer)):
+        if nbytes is not None:
+            raise InvalidValueError(f"nbytes = {nbytes} beside a {type(obj).__name__}: only an address needs a length")
+        return Region.of(obj)
+    if nbytes is None:
+        raise InvalidValueError(f"{int(obj):#x} is an address: give the length of the memory too, nbytes = …")
+    address, nbytes = int(obj), whole("nbytes", nbytes)
+    if address < 0 or nbytes < 0 or address + nbytes > 1 << 64:
+        raise InvalidValueError(f"{nbytes} bytes at address {address:#x} are no range of memory")
+    # What the CPU cannot read may be a GPU's: the device finds out.
+    return Region(address, nbytes, readonly=False, cuda=not is_accessible(address, nbytes, False), owner=None)
+
+
 class MR(Handle):
-    """A memory region (`ibv_mr`): `nbytes` at `address`, which keys see at `iova`. It keeps the memory alive.
+    """A memory region (`ibv_mr`): `nbytes` at `address`, which keys see at `iova`. It keeps the memory
+    alive, unless that was given by its address.
 
     Of a dmabuf, `address` is the offset in it.
     """
 
     _rank = 2
 
-    def __init__(self, pd: PD, obj: Any, access: Access | None = None, iova: int | None = None):
+    def __init__(
+        self, pd: PD, obj: Any, access: Access | None = None, iova: int | None = None, nbytes: int | None = None
+    ):
         super().__init__(pd.ctx)
         self._use(pd, pd.ctx)
-        region = obj.region if isinstance(obj, Dmabuf) else Region.of(obj)
+        region = obj.region if isinstance(obj, Dmabuf) else region_at(obj, nbytes)
         if access is None:
             access = Access.LOCAL_READ | Access.REMOTE_READ if region.readonly else Access.all()
         access = check_access(region, access)

@@ -38,15 +38,19 @@ class PD(Handle):
                 self.pdn = imported
             self._opened(f"PD {self.pdn:#x} of {ctx.name}", undo)
 
-    def register(self, obj: Any, access: Access | None = None, *, iova: int | None = None) -> MR:
+    def register(
+        self, obj: Any, access: Access | None = None, *, nbytes: int | None = None, iova: int | None = None
+    ) -> MR:
         """Let the device reach the memory of `obj` (`ibv_reg_mr_iova2`).
 
         `obj` is a buffer, or has `__cuda_array_interface__` or DLPack: memory of the host or of a GPU, which is not
         copied, and stays alive as long as the region. All rights by default; only reading when `obj` is read-only.
+        With `nbytes`, `obj` is the address of that much memory, which the caller keeps until the region is closed.
+
         Keys count addresses from `iova`: by default the memory's own, 0 for offsets from its start. On a card the two
         must have the same offset in a page.
         """
-        return MR(self, obj, access, iova)
+        return MR(self, obj, access, iova, nbytes)
 
     def register_dmabuf(
         self, fd: int, nbytes: int, access: Access | None = None, *, offset: int = 0, iova: int | None = None

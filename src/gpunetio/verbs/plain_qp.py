@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
-from ..enums import Access, AddrType, LinkLayer, MtuSize, QpAtomicType, QpAttrMask, QpSendDbrMode, QpState, QpType
+from ..enums import Access, AddrType, LinkLayer, QpAtomicType, QpAttrMask, QpSendDbrMode, QpState, QpType
 from ..errors import DriverError, InvalidValueError
 from ..providers.plain_verbs import QpCap, QpInit, QpValues, Route
 from .ah import AhAttr, ip_type
@@ -104,7 +104,7 @@ class PlainQP(QP):
             setattr(attr, name, right in found.access)
         attr.allow_remote_atomic = QpAtomicType.IB_SPEC if attr.allow_remote_atomic else QpAtomicType.NONE
         if self._has_path and found.route:
-            attr.path_mtu = next(size for size in MtuSize if size.nbytes == found.path_mtu)
+            attr.path_mtu = found.path_mtu
             attr.ah_attr = self._ah(found.route)
         return attr
 
@@ -163,7 +163,7 @@ class PlainQP(QP):
         for psn in chosen.keys() & {"rq_psn", "sq_psn"}:
             numbers[psn] &= _PSN_MASK
         if _M.PATH_MTU in mask:
-            numbers["path_mtu"] = MtuSize(attr.path_mtu).nbytes
+            numbers["path_mtu"] = attr.path_mtu
         if _M.AH_ATTR in mask and attr.ah_attr:
             ah = attr.ah_attr
             route = Route(

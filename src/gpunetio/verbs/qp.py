@@ -6,17 +6,17 @@ import secrets
 from abc import ABC, abstractmethod
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ..enums import Access, AddrType, LinkLayer, MtuSize, QpAtomicType, QpAttrMask, QpState, QpType
+from ..enums import Access, QpAtomicType, QpAttrMask, QpState, QpType
 from ..errors import BadStateError, InvalidValueError, NotFoundError
-from .ah import AhAttr, ip_type
+from .ah import AhAttr, with_type
 from .arguments import flags, instance, member, whole
 from .handle import Handle
 from .posting import Posting
 from .qp_dpa import for_dpa
 from .qp_init import QpInitAttr
-from .qp_state import ATTRIBUTES, QpAttr, Transition, check_values, transition
+from .qp_state import ATTRIBUTES, QpAttr, Transition, check_values, mtu_bytes, transition
 from .ring import Ring
 from .uar import UAR
 from .work import RecvWr, SendWr
@@ -37,7 +37,6 @@ _ONLY_RC = (
     _M.MIN_RNR_TIMER | _M.ACK_TIMEOUT | _M.RETRY_CNT | _M.RNR_RETRY | _M.MAX_QP_RD_ATOMIC | _M.MAX_DEST_RD_ATOMIC
     | _M.ATOMIC_MODE
 )  # fmt: skip
-_SUBNET_PREFIX = 8  # bytes of an InfiniBand GID
 
 
 @dataclass(frozen=True)
@@ -135,7 +134,11 @@ class QP(Handle, ABC):
         following = member("next_state", attr.next_state, QpState) if _M.NEXT_STATE in mask else current
         move = transition(current, following)
         move.check(mask, self.init_attr.qp_type)
+        if _M.PATH_MTU in mask:
+            attr = replace(attr, path_mtu=mtu_bytes("path_mtu", attr.path_mtu))
         check_values(attr, mask, self.ctx.query_device())
+        if _M.AH_ATTR in mask and attr.ah_attr:
+            attr = replace(attr, ah_attr=with_type(self.ctx, now.port_num or 1, attr.ah_attr))
         self._move(move, attr, mask, now)
         if self._posting:
             self._posting.state = following
@@ -254,15 +257,30 @@ class QP(Handle, ABC):
         psn = self.psn if psn is None else whole("psn", psn)
         return QpEndpoint(self.qpn, bytes(gid), about.lid, about.active_mtu, psn)
 
+    def to_init(
+        self,
+        *,
+        port: int = 1,
+        pkey_index: int = 0,
+        remote_access: Access = _REMOTE,
+        atomic_type: QpAtomicType = QpAtomicType.IB_SPEC,
+    ) -> None:
+        """Bring a queue pair in RST to INIT, where receives can be posted, and `connect()` goes on from.
+
+        `remote_access` says what the peer may do here.
+        """
+        attr = QpAttr(next_state=QpState.INIT, port_num=port, pkey_index=pkey_index)
+        self.modify(replace(attr, **_rights(remote_access, atomic_type)), _TO_INIT & ~self._left_out)
+
     def connect(
         self,
         remote: QpEndpoint | QP,
         *,
-        port: int = 1,
+        port: int | None = None,
         sgid_index: int = 0,
-        pkey_index: int = 0,
+        pkey_index: int | None = None,
         psn: int | None = None,
-        remote_access: Access = _REMOTE,
+        remote_access: Access | None = None,
         atomic_type: QpAtomicType = QpAtomicType.IB_SPEC,
         max_rd_atomic: int = 16,
         retry_cnt: int = 7,
@@ -273,89 +291,92 @@ class QP(Handle, ABC):
         traffic_class: int = 0,
         hop_limit: int = 255,
     ) -> None:
-        """Bring a queue pair in RST to RTS. If that fails it is back in RST.
+        """Bring a queue pair in RST or INIT to RTS. If that fails it is in RST, and what was posted is gone.
 
         With the peer's QpEndpoint this end is connected, and the peer connects to `self.endpoint()` itself. With a QP
         of this process both ends are, with the same arguments.
 
+        `remote_access` says what the peer may do here. Without it the peer may do everything. A queue pair in INIT
+        keeps its port, P_Key index and access rights unless they are given; in RST the first two are 1 and 0.
+
         The path MTU is the smaller active MTU of the two ports. `max_rd_atomic` reads and atomics, a power of two and
-        at most what the device has, are in flight in each direction. `remote_access` says what the peer may do here.
-        `psn` numbers the first packet sent; without it that is the queue pair's own. UC ignores what concerns
-        acknowledgements, READs and atomics.
+        at most what the device has, are in flight in each direction. `psn` numbers the first packet sent; without it
+        that is the queue pair's own. UC ignores what concerns acknowledgements, READs and atomics.
         """
         instance("remote", remote, QP, QpEndpoint)
-        remote_access = flags("remote_access", remote_access, Access)
-        wanted = QpAttr(
-            allow_remote_write=Access.REMOTE_WRITE in remote_access,
-            allow_remote_read=Access.REMOTE_READ in remote_access,
-            allow_remote_atomic=atomic_type if Access.REMOTE_ATOMIC in remote_access else QpAtomicType.NONE,
-            pkey_index=pkey_index,
-            port_num=port,
-            ack_timeout=ack_timeout,
-            retry_cnt=retry_cnt,
-            rnr_retry=rnr_retry,
-            min_rnr_timer=min_rnr_timer,
-            max_rd_atomic=max_rd_atomic,
-            max_dest_rd_atomic=max_rd_atomic,
-        )
+        given: dict[str, Any] = {} if remote_access is None else _rights(remote_access, atomic_type)
+        if port is not None:
+            given["port_num"] = port
+        if pkey_index is not None:
+            given["pkey_index"] = pkey_index
+        limits = {
+            "ack_timeout": ack_timeout, "retry_cnt": retry_cnt, "rnr_retry": rnr_retry, "min_rnr_timer": min_rnr_timer,
+            "max_rd_atomic": max_rd_atomic, "max_dest_rd_atomic": max_rd_atomic,
+        }  # fmt: skip
         path = AhAttr(sgid_index=sgid_index, sl=sl, traffic_class=traffic_class, hop_limit=hop_limit)
-        ends: list[tuple[QP, QpEndpoint]]
+        qps = [self, remote] if isinstance(remote, QP) and remote is not self else [self]
+        wanted = [replace(qp._before_connect(atomic_type), **given, **limits) for qp in qps]
+        peers: list[QpEndpoint]
         if isinstance(remote, QP):
-            here, there = (qp.endpoint(port=port, sgid_index=sgid_index, psn=psn) for qp in (self, remote))
-            ends = [(self, there)] if remote is self else [(self, there), (remote, here)]
+            peers = [
+                qp.endpoint(port=attr.port_num, sgid_index=sgid_index, psn=psn)
+                for qp, attr in zip(qps, wanted, strict=True)
+            ][::-1]
         else:
-            ends = [(self, remote)]
-        for qp, _ in ends:
-            if (state := qp.state) != QpState.RST:
-                raise BadStateError(f"{qp} is in state {state.name}, and connect() starts from RST: reset() it first")
+            peers = [remote]
         try:
-            for qp, peer in ends:
-                qp._connect(peer, replace(wanted, sq_psn=qp.psn if psn is None else psn), path)
+            for qp, attr, peer in zip(qps, wanted, peers, strict=True):
+                qp._connect(peer, replace(attr, sq_psn=qp.psn if psn is None else psn), path)
         except BaseException:
-            for qp, _ in ends:
+            for qp in qps:
                 qp.reset()
             raise
+
+    def _before_connect(self, atomic_type: QpAtomicType) -> QpAttr:
+        """Port, P_Key index and rights: those of INIT, or the defaults of `connect` in RST."""
+        self.check_open()
+        now = self._ask()
+        if now.current_state == QpState.INIT:
+            return now
+        if now.current_state == QpState.RST:
+            return QpAttr(**_rights(_REMOTE, atomic_type))
+        raise BadStateError(
+            f"{self} is in state {now.current_state.name}, and connect() starts from RST or INIT: reset() it first"
+        )
+
+    @property
+    def _left_out(self) -> QpAttrMask:
+        """Attributes that queue pairs of this type do not have."""
+        return _ONLY_RC if self.init_attr.qp_type == QpType.UC else _M(0)
 
     def _connect(self, remote: QpEndpoint, wanted: QpAttr, path: AhAttr) -> None:
         """One end of `connect`: complete what is wanted by what the peer and the two ports say."""
         device = self.ctx.query_device()
-        if (state := self.ctx.query_port(wanted.port_num).state) not in ("PORT_ACTIVE", "PORT_ACTIVE_DEFER"):
+        if not (state := self.ctx.query_port(wanted.port_num).state).is_active:
             raise BadStateError(
-                f"port {wanted.port_num} of {self.ctx.name} is not active ({state}), so that no peer can be reached: "
-                "look at its cable, at `rdma link` and `ip link`, and on InfiniBand for a subnet manager"
+                f"port {wanted.port_num} of {self.ctx.name} is not active ({state.name}), so that no peer can be "
+                "reached: look at its cable, at `rdma link` and `ip link`, and on InfiniBand for a subnet manager"
             )
         local = self.endpoint(port=wanted.port_num, sgid_index=path.sgid_index)
-        gid = bytes(instance("remote.gid", remote.gid, bytes, bytearray))
         most = whole("max_rd_atomic", wanted.max_rd_atomic)
         attr = replace(
             wanted,
-            path_mtu=_mtu(min(local.mtu, whole("remote.mtu", remote.mtu))),
+            path_mtu=min(local.mtu, mtu_bytes("remote.mtu", remote.mtu)),
             rq_psn=remote.psn,
             dest_qp_num=remote.qpn,
             max_rd_atomic=min(most, device.max_qp_init_rd_atom),
             max_dest_rd_atomic=min(most, device.max_qp_rd_atom),
-            ah_attr=replace(
-                path,
-                gid=gid,
-                dlid=remote.lid,
-                addr_type=_addr_type(device.link_layer, local.gid, gid),
-            ),
+            ah_attr=replace(path, gid=bytes(instance("remote.gid", remote.gid, bytes, bytearray)), dlid=remote.lid),
         )
-        left_out = _ONLY_RC if self.init_attr.qp_type == QpType.UC else _M(0)
         for state, mask in ((QpState.INIT, _TO_INIT), (QpState.RTR, _TO_RTR), (QpState.RTS, _TO_RTS)):
-            self.modify(replace(attr, next_state=state), mask & ~left_out)
+            self.modify(replace(attr, next_state=state), mask & ~self._left_out)
 
 
-def _addr_type(link_layer: LinkLayer, local: bytes, remote: bytes) -> AddrType:
-    """How to address a peer: InfiniBand needs a global route only between subnets."""
-    if link_layer == LinkLayer.ETHERNET:
-        return ip_type(remote)
-    same_subnet = local[:_SUBNET_PREFIX] == remote[:_SUBNET_PREFIX]
-    return AddrType.IB_NO_GRH if same_subnet else AddrType.IB_GRH
-
-
-def _mtu(nbytes: int) -> MtuSize:
-    for size in MtuSize:
-        if size.nbytes == nbytes and size != MtuSize.RAW_ETHERNET:
-            return size
-    raise InvalidValueError(f"an MTU of {nbytes} bytes: it must be 256, 512, 1024, 2048 or 4096")
+def _rights(remote_access: Access, atomic_type: QpAtomicType) -> dict[str, Any]:
+    """What a peer may do, as attributes."""
+    access = flags("remote_access", remote_access, Access)
+    return {
+        "allow_remote_write": Access.REMOTE_WRITE in access,
+        "allow_remote_read": Access.REMOTE_READ in access,
+        "allow_remote_atomic": atomic_type if Access.REMOTE_ATOMIC in access else QpAtomicType.NONE,
+    }

@@ -33,13 +33,14 @@ PATH = "primary_address_path"
 class QpAttr:
     """Attributes that a queue pair is modified with, or has (`doca_verbs_qp_attr`). The mask says which count.
 
-    `ack_timeout` is 4.096 µs × 2^n (0: none), `min_rnr_timer` the code of the specification, 7 in `rnr_retry` means
-    forever. `max_rd_atomic` reads and atomics are in flight from here, `max_dest_rd_atomic` from the peer.
+    `path_mtu` is in bytes, 256 to 4096; an `MtuSize` is taken, too. `ack_timeout` is 4.096 µs × 2^n (0: none),
+    `min_rnr_timer` the code of the specification, 7 in `rnr_retry` means forever. `max_rd_atomic` reads and atomics are
+    in flight from here, `max_dest_rd_atomic` from the peer.
     """
 
     next_state: QpState = QpState.RST
     current_state: QpState = QpState.RST
-    path_mtu: MtuSize = MtuSize.MTU_1K
+    path_mtu: int = 1024
     rq_psn: int = 0
     sq_psn: int = 0
     dest_qp_num: int = 0
@@ -131,10 +132,17 @@ _PRM_STATE = {
 }  # fmt: skip
 
 _PRM_MTU = {
-    MtuSize.MTU_256: PrmMtu.MTU_256, MtuSize.MTU_512: PrmMtu.MTU_512, MtuSize.MTU_1K: PrmMtu.MTU_1K,
-    MtuSize.MTU_2K: PrmMtu.MTU_2K, MtuSize.MTU_4K: PrmMtu.MTU_4K, MtuSize.RAW_ETHERNET: PrmMtu.RAW_ETH,
+    256: PrmMtu.MTU_256, 512: PrmMtu.MTU_512, 1024: PrmMtu.MTU_1K, 2048: PrmMtu.MTU_2K, 4096: PrmMtu.MTU_4K,
 }  # fmt: skip
 _MTU_OF_PRM = {code: mtu for mtu, code in _PRM_MTU.items()}
+
+
+def mtu_bytes(name: str, value: Any) -> int:
+    """Return an MTU in bytes, which is given in bytes or as an `MtuSize`."""
+    nbytes = value.nbytes if isinstance(value, MtuSize) else whole(name, value)
+    if nbytes not in _PRM_MTU:
+        raise InvalidValueError(f"{name} = {nbytes}: it must be {', '.join(map(str, _PRM_MTU))} bytes, or an MtuSize")
+    return nbytes
 
 
 def _log2(value: int) -> int:
@@ -181,7 +189,7 @@ def check_values(attr: QpAttr, mask: QpAttrMask, device: DeviceAttributes) -> No
     ranges = {
         _M.PKEY_INDEX: (0, device.max_pkeys - 1),
         _M.PORT_NUM: (1, device.phys_port_cnt),
-        _M.PATH_MTU: (MtuSize.MTU_256, MtuSize.MTU_4K),
+        _M.PATH_MTU: (min(_PRM_MTU), max(_PRM_MTU)),
         _M.ATOMIC_MODE: (0, max(QpAtomicType)),
         _M.MAX_QP_RD_ATOMIC: (1, device.max_qp_init_rd_atom),
         _M.MAX_DEST_RD_ATOMIC: (1, device.max_qp_rd_atom),

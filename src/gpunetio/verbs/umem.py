@@ -9,7 +9,7 @@ from ..enums import Access, RingMemory
 from ..errors import InvalidValueError
 from ..memory import Region, is_accessible
 from .handle import Handle, command
-from .mr import Dmabuf, check_access
+from .mr import Dmabuf, check_access, region_at
 
 if TYPE_CHECKING:
     from .context import Context
@@ -23,10 +23,12 @@ class UMEM(Handle):
 
     _rank = 2
 
-    def __init__(self, ctx: Context, obj: Any, access: Access, dmabuf: Dmabuf | None = None):
+    def __init__(
+        self, ctx: Context, obj: Any, access: Access, dmabuf: Dmabuf | None = None, nbytes: int | None = None
+    ):
         super().__init__(ctx)
         self._use(ctx)
-        region = dmabuf.region if dmabuf and obj is None else Region.of(obj)
+        region = dmabuf.region if dmabuf and obj is None else region_at(obj, nbytes)
         access = check_access(region, access)
         self.address, self.nbytes = region.address, dmabuf.nbytes if dmabuf else region.nbytes
         if self.nbytes > region.nbytes:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from ...enums import Access, LinkLayer
+from ...enums import Access, LinkLayer, PortState
 from ...errors import (
     DeviceFatalError,
     DocaError,
@@ -38,7 +38,6 @@ from .libraries import libibverbs, libmlx5
 
 logger = logging.getLogger("gpunetio.providers")
 
-_PORT_STATES = ("PORT_NOP", "PORT_DOWN", "PORT_INIT", "PORT_ARMED", "PORT_ACTIVE", "PORT_ACTIVE_DEFER")
 _PORT_SUBTYPE = {s.IBV_EVENT_PORT_ACTIVE: PortSubtype.ACTIVE, s.IBV_EVENT_PORT_ERR: PortSubtype.DOWN}
 _PORT_SHIFT = 8
 _HOP_LIMIT = 255
@@ -221,7 +220,7 @@ class VerbsDevice:
         self._check(f"ibv_query_port of port {port}", ibv_query_port(self.context, port, attr))
         ethernet = attr.link_layer == s.IBV_LINK_LAYER_ETHERNET
         return PortAttr(
-            state=_PORT_STATES[attr.state], max_mtu=_mtu_bytes(attr.max_mtu), active_mtu=_mtu_bytes(attr.active_mtu),
+            state=PortState(attr.state), max_mtu=_mtu_bytes(attr.max_mtu), active_mtu=_mtu_bytes(attr.active_mtu),
             sm_lid=attr.sm_lid, lid=attr.lid, lmc=attr.lmc,
             link_layer=LinkLayer.ETHERNET if ethernet else LinkLayer.INFINIBAND, gid_tbl_len=attr.gid_tbl_len,
         )  # fmt: skip
