@@ -15,6 +15,7 @@ from .channel import CompChannel
 from .context import Context, import_context, open
 from .cq import CQ
 from .device_attr import DeviceAttributes
+from .devx import Devx, DevxObject, RingLayout
 from .events import AsyncEvent
 from .handle import Handle
 from .mr import MR
@@ -32,5 +33,6 @@ __all__ = [
     "Context", "DeviceAttributes", "PD", "MR", "UMEM", "UAR", "CQ",
     "CompChannel", "AsyncEvent", "SRQ", "SrqAttr",
     "QP", "QpInitAttr", "QpAttr", "AhAttr", "QpEndpoint", "Handle",
+    "Devx", "DevxObject", "RingLayout",
     "Sge", "SendWr", "RecvWr", "Completion", "BadWrError", "wait_cq_pi",
 ]  # fmt: skip

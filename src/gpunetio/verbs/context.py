@@ -16,11 +16,13 @@ from .arguments import instance, whole
 from .channel import CompChannel
 from .cq import CQ, CqInitAttr
 from .device_attr import DeviceAttributes, query_device
+from .devx import Devx
 from .events import AsyncEvent, AsyncEvents
 from .handle import Handle
 from .kinds import DEVX, PLAIN
 from .mr import Dmabuf
 from .pd import PD
+from .plain import needs_devx
 from .uar import UAR
 from .umem import UMEM
 
@@ -85,6 +87,13 @@ class Context(Handle):
         Without it libibverbs alone makes the queues, and the CPU posts and polls: NotSupportedError for all else.
         """
         return self.provider.plain is None
+
+    @cached_property
+    def devx(self) -> Devx:
+        """DEVX: commands of the PRM, and objects that they make. NotSupportedError unless `has_devx`."""
+        if not self.has_devx:
+            raise needs_devx(self, "Context.devx")
+        return Devx(self)
 
     @cached_property
     def _device(self) -> DeviceAttributes:

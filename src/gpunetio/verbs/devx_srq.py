@@ -34,15 +34,21 @@ _WQ_TYPE = {SrqType.LINKED_LIST: WqType.LINKED_LIST, SrqType.CONTIGUOUS: WqType.
 _END_PADDING_ALIGN = 1  # wq.end_padding_mode
 
 
+def srq_sizes(srq_wr: int, receive_max_sges: int, srq_type: SrqType) -> tuple[int, int]:
+    """Return how many WQEs a ring has for so many receives, and how many bytes each has."""
+    linked = srq_type == SrqType.LINKED_LIST
+    # One WQE of a linked list stays unused: the list never ends.
+    entries = 1 << (max(srq_wr, 1) if linked else srq_wr - 1).bit_length()
+    return entries, 1 << (SEGMENT * (receive_max_sges + linked) - 1).bit_length()
+
+
 class DevxSRQ(SRQ):
     """See `SRQ`."""
 
     def _create(self, attr: SrqInitAttr, undo: ExitStack) -> None:
         ctx, provider = self.ctx, self.ctx.provider
         linked = attr.srq_type == SrqType.LINKED_LIST
-        # One WQE of a linked list stays unused: the list never ends.
-        self.entries = 1 << (max(attr.srq_wr, 1) if linked else attr.srq_wr - 1).bit_length()
-        self.stride = 1 << (SEGMENT * (attr.receive_max_sges + linked) - 1).bit_length()
+        self.entries, self.stride = srq_sizes(attr.srq_wr, attr.receive_max_sges, attr.srq_type)
         ring = place_ring(self, attr, undo, self.entries * self.stride)
         mailbox = CREATE_RMP_IN.pack(
             opcode=Opcode.CREATE_RMP,
