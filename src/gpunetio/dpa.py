@@ -18,7 +18,7 @@ from .errors import InUseError, InvalidValueError, NotSupportedError
 from .gpu import ExportedQp, Gpu, GpuMemory, QpError
 from .gpu.gpu import DEFAULT_TIMEOUT
 from .gpu.memory import LAUNCH_TIMEOUT, RunningLaunches
-from .verbs import QP, Context, Handle
+from .verbs import CQ, QP, Context, Handle
 
 
 class Dpa(Handle):
@@ -117,6 +117,7 @@ class DpaCompletion(Handle):
     """
 
     _rank = 1
+    cq: CQ
 
     def __init__(self, dpa: Dpa, cqe: int):
         super().__init__(dpa.ctx)

@@ -131,6 +131,8 @@ class DriverError(DocaError):
     """
 
     code = DocaErrorCode.DRIVER
+    status: int
+    syndrome: int
 
     def __init__(self, message: str, status: int = 0, syndrome: int = 0):
         super().__init__(message)

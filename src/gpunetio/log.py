@@ -14,7 +14,7 @@ DOCA_LEVELS = {
     60: logging.DEBUG, 70: 1,
 }  # fmt: skip
 
-logger = logging.getLogger("gpunetio")
+logger: logging.Logger = logging.getLogger("gpunetio")
 
 
 def level_from_environment(text: str | None) -> int:

@@ -14,9 +14,10 @@ import os
 import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .errors import BadStateError, InvalidValueError
 
@@ -61,6 +62,10 @@ class HostMemory:
     None.
     """
 
+    nbytes: int
+    address: int
+    array: NDArray[np.uint8]
+
     def __init__(self, nbytes: int, shared: bool = False):
         if nbytes <= 0:
             raise InvalidValueError(f"cannot allocate {nbytes} bytes: the size must be positive")
@@ -104,7 +109,7 @@ class HostMemory:
                 os.close(self.fd)
             self.array, self.fd = np.empty(0, np.uint8), None
 
-    def __reduce__(self):
+    def __reduce__(self) -> NoReturn:
         raise BadStateError("memory shared with a NIC cannot be pickled: its address means nothing elsewhere")
 
 

@@ -88,6 +88,11 @@ class Pattern:
     from 1.
     """
 
+    messages: int
+    slots: int
+    total: int
+    size: int
+
     def __init__(self, ends: Ends, size: int, messages: int, slots: int, value: int, counting: bool):
         self.messages, self.slots, self.total = messages, slots, messages * size
         self._ends, self.size, self._counting = ends, size, counting
@@ -138,6 +143,11 @@ class Pattern:
 
 class Payload:
     """The first `total` bytes of a file. A launch uses no slot twice, and starts with the first."""
+
+    messages: int
+    slots: int
+    total: int
+    size: int
 
     def __init__(self, ends: Ends, size: int, messages: int, slots: int, file: BinaryIO, total: int):
         self.messages, self.slots, self.total = messages, slots, total
@@ -193,6 +203,11 @@ class Arrival:
 
     Every byte of the sink is inverted before a launch: one that nobody wrote is not what the launch before left.
     """
+
+    messages: int
+    slots: int
+    total: int
+    size: int
 
     def __init__(self, ends: Ends, size: int, messages: int, slots: int, total: int):
         self.messages, self.slots, self.total = messages, slots, total

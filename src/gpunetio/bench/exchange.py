@@ -58,6 +58,9 @@ class PeerInterrupted(PeerError):
 class Message(dict[str, Any]):
     """The body of a message from `peer`. Its values are checked where they are read."""
 
+    peer: str
+    kind: str
+
     def __init__(self, peer: str, body: dict[str, Any]):
         super().__init__(body)
         self.peer, self.kind = peer, str(body["kind"])
@@ -174,6 +177,9 @@ class Decoder:
 
 class Link:
     """A connection to `peer` ("the server 10.0.0.1"), which may be silent for `patience` seconds."""
+
+    peer: str
+    patience: float
 
     def __init__(self, sock: socket.socket, peer: str, patience: float = STEP_SECONDS):
         self.peer, self.patience = peer, patience

@@ -11,7 +11,7 @@ Each thread leaves one RECORD in `out`: when it began, when all that it sent was
 from __future__ import annotations
 
 from .. import device as dev
-from ..device import device_function
+from ..device.compile import device_function
 from ..device.cq import timeout_of
 from ..device.qp import RSVD
 from ..device.scope import ALONE, from_last, size_of

@@ -19,7 +19,7 @@ from ..errors import DocaError, DriverError, TimedOutError
 from ..gpu import ExportedQp, Gpu, GpuMemory
 from .kernel_parts import NOT_INLINE, RECORD_WORDS, STOPPED, WRONG_LENGTH
 
-logger = logging.getLogger("gpunetio.bench")
+logger: logging.Logger = logging.getLogger("gpunetio.bench")
 
 WAIT_SECONDS = 10.0  # of one wait in a kernel
 LAUNCH_SECONDS = 120.0  # of one launch, which may have to compile first
@@ -39,7 +39,7 @@ class Launcher:
 
     gpu: Gpu
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._running: Any = None
         self._stack = ExitStack()  # what a kernel may use
         self._qps: list[ExportedQp] = []

@@ -193,6 +193,10 @@ class Outcome:
 class Litmus:
     """Rings for `warps` warps of `gpu`, and the threads that read them."""
 
+    gpu: Gpu
+    warps: int
+    readers: int
+
     def __init__(self, gpu: Gpu, warps: int):
         if warps < 1:
             raise InvalidValueError(f"{warps} warps cannot post: name at least 1")

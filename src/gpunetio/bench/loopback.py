@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from ..gpu import ExportedQp, GpuMemory
+from ..verbs import MR
 from .data import Data, Ends, Pattern, Payload
 from .run import Run
+from .words import Order, Words
 
 
 class Loopback(Run):
@@ -13,6 +16,13 @@ class Loopback(Run):
     """
 
     role = "loopback"
+    clients: list[ExportedQp]
+    servers: list[ExportedQp]
+    near: GpuMemory
+    near_mr: MR
+    far: GpuMemory
+    far_mr: MR
+    back: GpuMemory
 
     def _open(self) -> None:
         client, server = self._open_side(True), self._open_side(False)
@@ -30,7 +40,7 @@ class Loopback(Run):
             rows += server.rows(client.shown, marks, self.notes)
         self._list_ends(rows)
         notes = self.notes.array.view(int)
-        self.counts = [*client.counts(notes), *server.counts(notes)]
+        self.counts: list[Words | Order] = [*client.counts(notes), *server.counts(notes)]
 
     def data(self, size: int, value: int) -> Data:
         """See `Run`."""

@@ -113,6 +113,9 @@ def talk(
 class PingPong:
     """One end, in a `with` statement: `meet` the other one, then `play`."""
 
+    ctx: Context
+    own: QpEndpoint
+
     def __init__(self, options: PingPongOptions):
         self.options = options
         if options.mtu not in MTUS:

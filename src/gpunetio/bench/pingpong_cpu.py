@@ -12,7 +12,7 @@ import numpy as np
 from ..enums import WcStatus, WrOpcode
 from ..errors import DriverError, TimedOutError
 from ..memory import HostMemory
-from ..verbs import Completion, Context, RecvWr, SendWr, Sge
+from ..verbs import QP, Completion, Context, RecvWr, SendWr, Sge
 from .pingpong_player import SEND_SLOTS, PingPongOptions, Played, Player, problem_at
 
 WAIT_SECONDS = 10.0  # for the next completion
@@ -39,7 +39,7 @@ class CpuPlayer(Player):
             pd = ctx.create_pd()
             mr = pd.register(memory)
             self._cq = ctx.create_cq(1 << (SEND_SLOTS + options.rx_depth).bit_length(), channel=self._channel)
-            self.qp = pd.create_qp(sq_wr=SEND_SLOTS, rq_wr=options.rx_depth, send_cq=self._cq, receive_cq=self._cq)
+            self.qp: QP = pd.create_qp(sq_wr=SEND_SLOTS, rq_wr=options.rx_depth, send_cq=self._cq, receive_cq=self._cq)
             self._send = SendWr(opcode=WrOpcode.SEND, sges=[Sge(mr.address, options.size, mr.lkey)], wr_id=_SEND)
             self._receive = RecvWr(sges=[Sge(mr.address + there, options.size, mr.lkey)], wr_id=_RECEIVE)
             self._stack = undo.pop_all()

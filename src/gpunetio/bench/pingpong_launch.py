@@ -10,7 +10,7 @@ from ..errors import DriverError, TimedOutError
 from ..formats.cqe import Syndrome
 from ..formats.doorbell import QP_DBREC
 from ..gpu import Gpu
-from ..verbs import Context
+from ..verbs import QP, Context
 from . import launches
 from .kernel_parts import RECORD_WORDS
 from .launches import Launcher
@@ -35,14 +35,14 @@ class KernelPlayer(Player, Launcher):
     def _open(self) -> None:
         options = self.options
         self._stack.enter_context(self.ctx)
-        self.gpu = self._stack.enter_context(Gpu("host"))
+        self.gpu: Gpu = self._stack.enter_context(Gpu("host"))
         pd = self.ctx.create_pd()
         self._buffer = self._alloc(self._nbytes)
         self._mr = pd.register(self._buffer)
         self._received = self._buffer.device_address + self._fill(self._buffer.array)
         sends = self.ctx.create_cq(SEND_SLOTS, overrun=CqOverrun.ENABLE)
         receives = self.ctx.create_cq(1 << options.rx_depth.bit_length())
-        self.qp = pd.create_qp(sq_wr=SEND_SLOTS, rq_wr=options.rx_depth, send_cq=sends, receive_cq=receives)
+        self.qp: QP = pd.create_qp(sq_wr=SEND_SLOTS, rq_wr=options.rx_depth, send_cq=sends, receive_cq=receives)
         self._exported = self.gpu.export_qp(self.qp, timeout=launches.WAIT_SECONDS)
         self._stack.callback(self._exported.close)
         self._qps.append(self._exported)

@@ -62,6 +62,8 @@ class Player(ABC):
     """A queue pair and its memory; it closes `ctx`, too."""
 
     qp: QP
+    ctx: Context
+    options: PingPongOptions
 
     def __init__(self, ctx: Context, options: PingPongOptions):
         self.ctx, self.options = ctx, options

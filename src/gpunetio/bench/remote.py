@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 
 from ..errors import DocaError
+from ..gpu import GpuMemory
 from . import exchange
-from .agreement import File, agree, swap_ends, swap_words
+from .agreement import Far, File, agree, swap_ends, swap_words
 from .data import Arrival, Data, Ends, Pattern, Payload
 from .exchange import Link, Message, PeerError, accept, dial, listen, own_address
 from .kernel_parts import MOST_THREADS
@@ -29,6 +30,7 @@ from .options import Options
 from .results import BwResult, Check, LatResult, Result
 from .run import PART_MESSAGES, Run
 from .side import Shown
+from .words import Order, Words
 
 # 0.27 s, and 2 s with all retries: an engine on a crowded machine may be away from its core for longer than usual, and
 # that the peer is gone is learnt from the exchange.
@@ -43,6 +45,11 @@ class Remote(Run):
 
     link: Link | None = None
     is_client = False
+    options: Options
+    payload_bytes: int | None
+    near: GpuMemory
+    back: GpuMemory
+    far: Far
 
     def _open(self) -> None:
         link = self.link = self._meet()
@@ -68,7 +75,7 @@ class Remote(Run):
             qp.connect(endpoint, sgid_index=options.gid_index, ack_timeout=ACK_TIMEOUT)
         self._open_memory()
         self._list_ends(side.rows(far, self.marks if self.payload_bytes is not None else None, self.notes))
-        self.counts = side.counts(self.notes.array.view(np.int64))
+        self.counts: list[Words | Order] = side.counts(self.notes.array.view(np.int64))
         # A launch without messages, so that neither end compiles while the other waits for data.
         if self.is_client or benchmark.answers:
             self.launch_for(1, 1, 1, 0, 0)
@@ -127,6 +134,7 @@ class Client(Remote):
     """The end that measures."""
 
     is_client = True
+    role: str
 
     def _meet(self) -> Link:
         host = self.options.server or ""
@@ -179,6 +187,8 @@ class Client(Remote):
 
 class Server(Remote):
     """The end that serves one client. `waiting` is called with its address and port when it can be called."""
+
+    role: str
 
     def __init__(self, options: Options, waiting: Callable[[str, int], None] = lambda address, port: None):
         self._waiting, self._counters = waiting, 1

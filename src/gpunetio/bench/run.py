@@ -11,7 +11,8 @@ from typing import BinaryIO, Self
 import numpy as np
 
 from ..errors import InvalidValueError
-from ..gpu import ExportedQp, Gpu
+from ..gpu import ExportedQp, Gpu, GpuMemory
+from ..verbs import Context
 from ..verbs import open as open_device
 from . import timestamps
 from .data import Data
@@ -34,6 +35,11 @@ class Run(Launcher):
     """One process's part of a benchmark, in a `with` statement. `role` says which, for people."""
 
     role = ""
+    payload_bytes: int | None
+    ctx: Context
+    mtu: int
+    notes: GpuMemory
+    marks: GpuMemory
 
     def __init__(self, options: Options):
         super().__init__()
@@ -44,7 +50,7 @@ class Run(Launcher):
         try:
             self._file, self.payload_bytes = self._open_payload(options.payload)
             self.ctx = self._stack.enter_context(open_device(options.device, port=options.nic_port))
-            self.gpu = self._stack.enter_context(
+            self.gpu: Gpu = self._stack.enter_context(
                 Gpu(options.gpu, warp=options.warp("cpu"), queue_memory=options.queue_memory)
             )
             self.mtu = self.ctx.query_port().active_mtu

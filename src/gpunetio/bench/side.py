@@ -46,6 +46,15 @@ class Side:
     `back`               where a latency test's client gets them back
     """
 
+    client: bool
+    options: Options
+    data: GpuMemory
+    data_mr: MR
+    back: GpuMemory
+    back_mr: MR
+    words: GpuMemory
+    words_mr: MR
+
     def __init__(self, ctx: Context, gpu: Gpu, options: Options, client: bool, room: int, stack: ExitStack):
         self.client, self.options = client, options
         self._gpu, self._stack = gpu, stack

@@ -34,6 +34,9 @@ class TracedThread:
 class Trace:
     """The operations of a run, `limit` of each thread and size at most: by size, in the order of measurement."""
 
+    benchmark: Benchmark
+    limit: int
+
     def __init__(self, benchmark: Benchmark, limit: int):
         self.benchmark, self.limit = benchmark, limit
         self.sizes: dict[int, list[TracedThread]] = {}

@@ -72,13 +72,17 @@ def _ended() -> None:
 class _DefaultPlace:
     """The first GPU, or host threads with one-lane warps."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.target = "cuda" if cuda_available() else "cpu"
         self.warp, self.ordinal = 1, 0
 
 
 class Kernel:
     """What `@kernel` makes of a function."""
+
+    py_func: Callable[..., None]
+    name: str
+    body: Any
 
     def __init__(self, fn: Callable[..., None]):
         functools.update_wrapper(self, fn)

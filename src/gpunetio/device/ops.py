@@ -35,6 +35,8 @@ _VOID = ir.VoidType()
 _CONSTRAINT = {16: "h", 32: "r", 64: "l"}
 
 Emit = Callable[..., Any]  # (builder, *args) -> value
+Load = Callable[[int], int]
+Store = Callable[[int, int], None]
 
 
 def op(*widths: int, ret: int | None = None, cpu: Emit, cuda: Emit) -> Callable[[Callable[..., Any]], Any]:
@@ -193,14 +195,14 @@ def _store_op(name, width, order, how, doc):
     return op(64, width, cpu=_store(width, order), cuda=cuda)(stub)
 
 
-ld8 = _load_op("ld8", 8, None, None, "Plain 8-bit load.")
-ld16 = _load_op("ld16", 16, None, None, "Plain 16-bit load.")
-ld32 = _load_op("ld32", 32, None, None, "Plain 32-bit load.")
-ld64 = _load_op("ld64", 64, None, None, "Plain 64-bit load.")
-st8 = _store_op("st8", 8, None, None, "Plain 8-bit store.")
-st16 = _store_op("st16", 16, None, None, "Plain 16-bit store.")
-st32 = _store_op("st32", 32, None, None, "Plain 32-bit store.")
-st64 = _store_op("st64", 64, None, None, "Plain 64-bit store.")
+ld8: Load = _load_op("ld8", 8, None, None, "Plain 8-bit load.")
+ld16: Load = _load_op("ld16", 16, None, None, "Plain 16-bit load.")
+ld32: Load = _load_op("ld32", 32, None, None, "Plain 32-bit load.")
+ld64: Load = _load_op("ld64", 64, None, None, "Plain 64-bit load.")
+st8: Store = _store_op("st8", 8, None, None, "Plain 8-bit store.")
+st16: Store = _store_op("st16", 16, None, None, "Plain 16-bit store.")
+st32: Store = _store_op("st32", 32, None, None, "Plain 32-bit store.")
+st64: Store = _store_op("st64", 64, None, None, "Plain 64-bit store.")
 
 
 
@@ -225,22 +227,30 @@ def _fixed_op(name, width):
     return op(64, ret=width, cpu=_load(width), cuda=how)(stub)
 
 
-ld_fixed16 = _fixed_op("ld_fixed16", 16)
-ld_fixed32 = _fixed_op("ld_fixed32", 32)
-ld_fixed64 = _fixed_op("ld_fixed64", 64)
+ld_fixed16: Load = _fixed_op("ld_fixed16", 16)
+ld_fixed32: Load = _fixed_op("ld_fixed32", 32)
+ld_fixed64: Load = _fixed_op("ld_fixed64", 64)
 
 _RELAXED_SYS = "ld.relaxed.sys.global.L1::no_allocate"
-ld_relaxed8 = _load_op("ld_relaxed8", 8, "monotonic", _RELAXED_SYS, "Polling load of what the NIC or CPU writes.")
-ld_relaxed32 = _load_op("ld_relaxed32", 32, "monotonic", _RELAXED_SYS, "Polling load of what the NIC or CPU writes.")
-ld_relaxed64 = _load_op("ld_relaxed64", 64, "monotonic", _RELAXED_SYS, "Polling load of what the NIC or CPU writes.")
-ld_relaxed_gpu64 = _load_op("ld_relaxed_gpu64", 64, "monotonic", "ld.relaxed.gpu.global", "The same inside one GPU.")
-ld_acquire32 = _load_op("ld_acquire32", 32, "acquire", "ld.acquire.sys.global", "System-scope acquire load.")
-ld_acquire64 = _load_op("ld_acquire64", 64, "acquire", "ld.acquire.sys.global", "System-scope acquire load.")
-st_relaxed32 = _store_op("st_relaxed32", 32, "monotonic", "st.relaxed.sys.global", "System-scope relaxed store.")
-st_relaxed64 = _store_op("st_relaxed64", 64, "monotonic", "st.relaxed.sys.global", "System-scope relaxed store.")
-st_relaxed_gpu64 = _store_op("st_relaxed_gpu64", 64, "monotonic", "st.relaxed.gpu.global", "GPU-scope relaxed store.")
-st_release32 = _store_op("st_release32", 32, "release", "st.release.sys.global", "System-scope release store.")
-st_release64 = _store_op("st_release64", 64, "release", "st.release.sys.global", "System-scope release store.")
+ld_relaxed8: Load = _load_op("ld_relaxed8", 8, "monotonic", _RELAXED_SYS, "Polling load of what the NIC or CPU writes.")
+ld_relaxed32: Load = _load_op(
+    "ld_relaxed32", 32, "monotonic", _RELAXED_SYS, "Polling load of what the NIC or CPU writes."
+)
+ld_relaxed64: Load = _load_op(
+    "ld_relaxed64", 64, "monotonic", _RELAXED_SYS, "Polling load of what the NIC or CPU writes."
+)
+ld_relaxed_gpu64: Load = _load_op(
+    "ld_relaxed_gpu64", 64, "monotonic", "ld.relaxed.gpu.global", "The same inside one GPU."
+)
+ld_acquire32: Load = _load_op("ld_acquire32", 32, "acquire", "ld.acquire.sys.global", "System-scope acquire load.")
+ld_acquire64: Load = _load_op("ld_acquire64", 64, "acquire", "ld.acquire.sys.global", "System-scope acquire load.")
+st_relaxed32: Store = _store_op("st_relaxed32", 32, "monotonic", "st.relaxed.sys.global", "System-scope relaxed store.")
+st_relaxed64: Store = _store_op("st_relaxed64", 64, "monotonic", "st.relaxed.sys.global", "System-scope relaxed store.")
+st_relaxed_gpu64: Store = _store_op(
+    "st_relaxed_gpu64", 64, "monotonic", "st.relaxed.gpu.global", "GPU-scope relaxed store."
+)
+st_release32: Store = _store_op("st_release32", 32, "release", "st.release.sys.global", "System-scope release store.")
+st_release64: Store = _store_op("st_release64", 64, "release", "st.release.sys.global", "System-scope release store.")
 
 
 def _mmio_release(b, addr, value):
@@ -259,7 +269,9 @@ def st_mmio_release64(addr: int, value: int) -> None:
     ...
 
 
-st_mmio64 = _store_op("st_mmio64", 64, "monotonic", "st.mmio.relaxed.sys.global", "Store to a doorbell register.")
+st_mmio64: Store = _store_op(
+    "st_mmio64", 64, "monotonic", "st.mmio.relaxed.sys.global", "Store to a doorbell register."
+)
 
 
 def _store_pair(b, addr, low, high):

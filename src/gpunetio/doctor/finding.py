@@ -150,7 +150,10 @@ def _maker(status: Status) -> Callable[..., Finding]:
     return make
 
 
-ok, warn, fail, skip = map(_maker, Status)
+ok: Callable[..., Finding] = _maker(Status.OK)
+warn: Callable[..., Finding] = _maker(Status.WARN)
+fail: Callable[..., Finding] = _maker(Status.FAIL)
+skip: Callable[..., Finding] = _maker(Status.SKIP)
 
 
 class Readiness(StrEnum):

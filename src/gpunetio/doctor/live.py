@@ -19,6 +19,8 @@ _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"  # lspci 
 class LiveHost(Host):
     """Reads files below `root`. Commands and questions are answered by this machine, so only when `root` is "/"."""
 
+    root: str
+
     def __init__(self, root: str = "/"):
         super().__init__()
         self.root = root.rstrip("/")

@@ -59,6 +59,9 @@ class Nic:
 class Machine:
     """A host's hardware, read when it is asked for."""
 
+    host: Host
+    wanted: Wanted
+
     def __init__(self, host: Host, wanted: Wanted):
         self.host, self.wanted = host, wanted
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..device.compile import engine_function
 from ..device.ops import copy
 from ..device.struct_view import struct_view
@@ -27,8 +29,8 @@ CAPTURED = Entry("captured", 64, """
     outgoing      56  i64
 """)
 
-capture_at = struct_view(CAPTURE)
-captured_at = struct_view(CAPTURED)
+capture_at: Any = struct_view(CAPTURE)
+captured_at: Any = struct_view(CAPTURED)
 
 
 @engine_function

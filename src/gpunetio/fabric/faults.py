@@ -36,7 +36,7 @@ class Faults:
                 ) from None
         return cls(**values)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for name in ("loss", "duplication", "reordering", "corruption"):
             if not 0 <= getattr(self, name) <= 1:
                 raise InvalidValueError(f"{name} = {getattr(self, name)}: a probability is 0 to 1")

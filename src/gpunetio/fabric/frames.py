@@ -9,6 +9,8 @@ Free of anything that exists on a CPU only, so that either end may be a GPU.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from ..device.compile import device_function
@@ -62,8 +64,8 @@ LENT_SHIFT, LOAN_SHIFT = 34, 47  # in a reference: bytes, number of the loan
 MAX_LENT, MAX_LOAN = 1 << LENT_SHIFT, (1 << 16) - 1
 SKIP = -1  # in nbytes: nothing up to the end of the pipe
 
-pipe_end_at = struct_view(PIPE_END)
-frame_at = struct_view(FRAME)
+pipe_end_at: Any = struct_view(PIPE_END)
+frame_at: Any = struct_view(FRAME)
 
 
 def pipe_size(capacity: int) -> int:

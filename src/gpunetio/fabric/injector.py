@@ -6,6 +6,8 @@ ICRC, as on a real wire: pipes get one while faults are injected, and their read
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from ..device.compile import device_function, engine_function
@@ -59,8 +61,8 @@ HELD = Entry("held", 64, """
     sequence      32  i64
 """)
 
-faults_at = struct_view(FAULTS)
-held_at = struct_view(HELD)
+faults_at: Any = struct_view(FAULTS)
+held_at: Any = struct_view(HELD)
 
 
 class Injector:
@@ -69,6 +71,9 @@ class Injector:
     """
 
     CAPACITY = 1 << 19
+    address: int
+    record: Any
+    from_nic: np.ndarray
 
     def __init__(self, faults: Faults, wire_end: np.ndarray, here: bytes, peer: bytes, make_icrc: bool):
         slots = HELD_BACK * (HELD.size + SLOT)

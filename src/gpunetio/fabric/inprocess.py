@@ -23,6 +23,8 @@ class LinkEnd:
 class InProcessWire:
     """A wire with two ends. `events` are the eventfds of the engines at its first and second end."""
 
+    ends: tuple[LinkEnd, LinkEnd]
+
     def __init__(self, events: tuple[int, int]):
         size = pipe_size(CAPACITY)
         self._memory, self._holders = HostMemory(2 * size), 2

@@ -98,6 +98,20 @@ class Link:
     `gone`: the peer has closed the link, or has died. The memory stays mapped until `close()`.
     """
 
+    own_address: IpAddress
+    peer_address: IpAddress
+    peer_pid: int
+    peer_name: str
+    capacity: int
+    own_event: int
+    peer_event: int
+    tx: int
+    rx: int
+    talks: bool
+    letter: PartialLetter
+    sending: threading.Lock
+    closed: bool
+
     def __init__(
         self, own_address: IpAddress, peer_address: IpAddress, peer: tuple[int, str], parts: Parts, first: bool,
         heartbeat: socket.socket, forget: Callable[[Link], None], talks: bool,

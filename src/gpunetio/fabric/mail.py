@@ -57,7 +57,7 @@ def receive(sock: socket.socket, end: float) -> tuple[dict[str, Any], list[int]]
 class PartialLetter:
     """A letter that arrives in pieces."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._data, self._fds = bytearray(), array.array("i")
 
     def read(self, sock: socket.socket) -> dict[str, Any] | None:

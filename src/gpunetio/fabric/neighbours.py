@@ -29,7 +29,7 @@ from ..errors import BadStateError, InUseError, InvalidValueError, TimedOutError
 from .link import DEFAULT_CAPACITY, IpAddress, Link, Parts, check_capacity
 from .mail import BadLetter, PartialLetter, credentials, receive, send
 
-logger = logging.getLogger("gpunetio.fabric")
+logger: logging.Logger = logging.getLogger("gpunetio.fabric")
 
 VERSION = 1
 PATIENCE = 1.0  # seconds that a peer has for its request
@@ -151,6 +151,11 @@ class Door:
     `on_letter(link, letter, descriptors)` is called there too, for each letter of a link's peer; the descriptors are
     its to close. The next letter is not read before it returns.
     """
+
+    name: str
+    capacity: int
+    medium: str
+    addresses: tuple[IpAddress, ...]
 
     def __init__(
         self, addresses: Iterable[IpAddress | str], name: str,

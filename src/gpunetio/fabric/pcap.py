@@ -34,7 +34,7 @@ from ..memory import HostMemory
 from .capture import CAPTURE, CAPTURED
 from .frames import PACKET, PIPE_END, consume, next_frame, pipe_end, pipe_size, release
 
-logger = logging.getLogger("gpunetio.fabric")
+logger: logging.Logger = logging.getLogger("gpunetio.fabric")
 
 ROOM = 1 << 25  # bytes of packets that wait to be written
 LINKTYPE_ETHERNET, LINKTYPE_ERF = 1, 197
@@ -122,7 +122,7 @@ def _vcrc(address, nbytes):
 class InfinibandFrames:
     """Makes ERF records of InfiniBand packets."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._scratch = HostMemory(_SNAP_LENGTH)
         _vcrc(self._scratch.address, 0)  # compiles it
 
@@ -187,6 +187,9 @@ class Pcap:
     `address` is the CAPTURE record that the engine fills. `written` counts packets, `lost` those that the engine found
     no room for.
     """
+
+    address: int
+    written: int
 
     def __init__(self, path: str | Path, infiniband: bool, room: int = ROOM):
         self._path, self._infiniband = path, infiniband

@@ -5,6 +5,8 @@ Free of anything that exists on a CPU only, so that either end may be a GPU.
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..device.compile import device_function
 from ..device.ops import ld64, ld_acquire64, st_release64
 from ..device.struct_view import struct_view
@@ -21,7 +23,7 @@ RING = Entry("ring", 192, """
     capacity     144  i64
 """)
 
-ring_at = struct_view(RING)
+ring_at: Any = struct_view(RING)
 
 
 @device_function

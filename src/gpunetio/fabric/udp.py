@@ -13,6 +13,7 @@ import sys
 import weakref
 from collections.abc import Sequence
 from ipaddress import IPv4Address, IPv6Address
+from typing import Any
 
 import numpy as np
 
@@ -70,6 +71,12 @@ class UdpWire:
     `tx_end` is the address of the PIPE_END that `transmit` consumes. `gid_indices` says which entry of the GID table
     each address is, without it 0, 1, …  `gso` and `gro` turn the kernel's batching off.
     """
+
+    addresses: tuple[Address, ...]
+    record: Any
+    rows: np.ndarray
+    datagrams: np.ndarray
+    address: int
 
     def __init__(
         self,

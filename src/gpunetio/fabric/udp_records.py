@@ -5,6 +5,8 @@ The kernel's are those of 64-bit little-endian Linux: socket(7), recvmmsg(2), ud
 
 from __future__ import annotations
 
+from typing import Any
+
 from numba import types
 
 from ..device.ops import ld32
@@ -147,13 +149,13 @@ SOL_UDP, UDP_SEGMENT, UDP_GRO = 17, 103, 104
 MSG_TRUNC, MSG_DONTWAIT = 0x20, 0x40
 EINTR, EIO, EAGAIN, EINVAL, EMSGSIZE = 4, 5, 11, 22, 90
 
-udp_wire_at = struct_view(UDP_WIRE)
-udp_socket_at = struct_view(UDP_SOCKET)
-datagram_at = struct_view(DATAGRAM)
-source_at = struct_view(SOURCE)
-tx_slot_at = struct_view(TX_SLOT)
-mmsghdr_at = struct_view(MMSGHDR)
-iovec_at = struct_view(IOVEC)
+udp_wire_at: Any = struct_view(UDP_WIRE)
+udp_socket_at: Any = struct_view(UDP_SOCKET)
+datagram_at: Any = struct_view(DATAGRAM)
+source_at: Any = struct_view(SOURCE)
+tx_slot_at: Any = struct_view(TX_SLOT)
+mmsghdr_at: Any = struct_view(MMSGHDR)
+iovec_at: Any = struct_view(IOVEC)
 
 sendmmsg = types.ExternalFunction("sendmmsg", types.int32(types.int32, types.int64, types.uint32, types.int32))
 recvmmsg = types.ExternalFunction(

@@ -33,6 +33,9 @@ class BitStruct:
     `dict`, anything else an `int`.
     """
 
+    name: str
+    size: int
+
     def __init__(self, name: str, size: int, table: str, **nested: BitStruct):
         self.name, self.size = name, size
         self.fields: dict[str, Field] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, NoReturn, overload
 
 from ..errors import BadStateError, InvalidValueError
 from ..formats.device_structs import DEV_QP
@@ -100,5 +100,5 @@ class ExportedQps(Sequence[ExportedQp]):
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def __reduce__(self):
+    def __reduce__(self) -> NoReturn:
         raise BadStateError("an array of exported QPs cannot be pickled: export them in the other process")

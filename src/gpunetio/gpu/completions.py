@@ -34,6 +34,8 @@ def _opcode(cqe: np.void) -> int:
 class Completions:
     """The ring of a CQ, which is looked at anew by each call."""
 
+    cq: CQ
+
     def __init__(self, cq: CQ, ring: Span):
         self.cq, self._ring = cq, ring
 

@@ -61,7 +61,7 @@ class _Allocation:
 class _PinnedPages:
     """Pages of host memory that are registered with CUDA, which is for the whole process, whichever GPU asked."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._users: dict[int, int] = {}  # page → how many
         self._lock = threading.Lock()
 
@@ -130,6 +130,8 @@ class CudaBackend:
 
     target = "cuda"
     maps_gpu_memory = False  # that would take GDRCopy
+    name: str
+    integrated: bool
 
     def __init__(self, ordinal: int):
         self._rt = cuda_runtime()

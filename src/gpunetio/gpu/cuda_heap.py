@@ -29,7 +29,7 @@ class CudaHeap:
     Without a lock, as blocks are given back by finalizers, which run anywhere: lists change atomically.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._unused: list[Block] = []
 
     def give_back(self, block: Block) -> None:
@@ -61,4 +61,4 @@ class CudaHeap:
                 block.free(block.base)
 
 
-cuda_heap = CudaHeap()
+cuda_heap: CudaHeap = CudaHeap()

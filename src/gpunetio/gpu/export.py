@@ -52,6 +52,14 @@ class ExportedQp(Handle):
     """
 
     _rank = -1
+    gpu: Gpu
+    qp: QP
+    cq: CQ
+    sends: Completions
+    receives: Completions | None
+    send_dbr_mode: SendDbrModeExt
+    timeout: float
+    nic_handler: NicHandler
 
     def __init__(self, gpu: Gpu, qp: QP, options: ExportOptions, place: Place | None = None):
         super().__init__(qp.ctx)

@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, NoReturn
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -31,7 +31,7 @@ from .structure import Place
 from .uar import RegisterTable
 from .watchdog import Watchdog
 
-logger = logging.getLogger("gpunetio.gpu")
+logger: logging.Logger = logging.getLogger("gpunetio.gpu")
 
 DEFAULT_TIMEOUT = 30.0  # seconds that a device wait lasts at most
 QUEUE_MEMORY = ("auto", "gpu", "cpu_gpu")
@@ -53,6 +53,11 @@ class Gpu:
     and allocations are CPU_GPU memory unless asked otherwise, and the CPU proxy rings. "auto" is "cpu_gpu" on an
     integrated GPU, whose memory no NIC reaches.
     """
+
+    warp: int
+    queue_memory: str
+    registers: RegisterTable
+    watchdog: Watchdog
 
     def __init__(self, which: str | int = "auto", *, warp: int = 1, queue_memory: str = "auto"):
         _check_queue_memory(queue_memory)
@@ -385,7 +390,7 @@ class Gpu:
     def __repr__(self) -> str:
         return f"Gpu({self.name!r}, target={self.target!r})"
 
-    def __reduce__(self):
+    def __reduce__(self) -> NoReturn:
         raise BadStateError("a GPU handle cannot be pickled: open the GPU in the other process")
 
 

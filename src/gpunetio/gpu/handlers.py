@@ -13,7 +13,7 @@ from ..verbs.arguments import member
 if TYPE_CHECKING:
     from .gpu import Gpu
 
-logger = logging.getLogger("gpunetio.gpu")
+logger: logging.Logger = logging.getLogger("gpunetio.gpu")
 
 _VALID, _HW, _EMULATED = SendDbrModeExt
 _OF_QP = {_VALID: QpSendDbrMode.DBR_VALID, _HW: QpSendDbrMode.NO_DBR_EXT, _EMULATED: QpSendDbrMode.DBR_VALID}

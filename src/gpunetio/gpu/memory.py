@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..enums import MemType
 from ..errors import BadStateError, InvalidValueError, TimedOutError
@@ -21,7 +22,7 @@ LAUNCH_TIMEOUT = 60.0  # seconds that closing waits for kernels at most
 class RunningLaunches:
     """Kernels that were given an object, which must not go away under them."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._launches: list[Any] = []
         self._lock = threading.Lock()
 
@@ -51,6 +52,10 @@ class GpuMemory:
     mapping: `read` and `write` copy. On the host target all types are host memory.
     """
 
+    device_address: int
+    nbytes: int
+    kind: MemType
+
     def __init__(self, gpu: Gpu, device_address: int, nbytes: int, kind: MemType, array: np.ndarray | None, owner: Any):
         self._gpu = gpu
         self.device_address, self.nbytes, self.kind = device_address, nbytes, kind
@@ -79,7 +84,7 @@ class GpuMemory:
         return self._gpu.target == "cuda"
 
     @property
-    def array(self) -> np.ndarray:
+    def array(self) -> NDArray[np.uint8]:
         """A NumPy byte view. BadStateError for memory without a CPU mapping."""
         self._check()
         if self._array is None:
@@ -101,7 +106,7 @@ class GpuMemory:
         else:
             self._gpu.backend.copy(self.device_address + offset, int(source.ctypes.data), source.nbytes)
 
-    def read(self, offset: int = 0, nbytes: int | None = None) -> np.ndarray:
+    def read(self, offset: int = 0, nbytes: int | None = None) -> NDArray[np.uint8]:
         """A copy of `nbytes` from byte `offset`, or of all that follow."""
         count = self.nbytes - offset if nbytes is None else nbytes
         self._check(offset, count)
@@ -143,5 +148,5 @@ class GpuMemory:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def __reduce__(self):
+    def __reduce__(self) -> NoReturn:
         raise BadStateError("GPU memory cannot be pickled: its address means nothing in another process")

@@ -7,7 +7,7 @@ import os
 import select
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..device.launch import observers
 from ..enums import MemType, SendDbrModeExt
@@ -35,6 +35,9 @@ class Forwarding:
     Without `word`, the host address of an index that kernels count anyway, kernels announce at `device_address`, a word
     of our own.
     """
+
+    device_address: int
+    row_address: int
 
     def __init__(self, gpu: Gpu, qp: QP, mode: SendDbrModeExt, word: int | None = None):
         self._memory = gpu.alloc(_WORD_BYTES + PROXY_ROW.size, MemType.CPU_GPU, _WORD_BYTES)
@@ -85,7 +88,7 @@ class ProxyService:
     anything for a millisecond; it then looks every millisecond.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._memory = HostMemory(PROXY.size + POLLFD.itemsize + 8 * CAPACITY)
         self._proxy = self._memory.view(PROXY.dtype)[0]
         self._rows = self._memory.view("<i8", PROXY.size + POLLFD.itemsize, CAPACITY)
@@ -215,5 +218,5 @@ class ProxyService:
     def __exit__(self, *exc: Any) -> None:
         self.close()
 
-    def __reduce__(self):
+    def __reduce__(self) -> NoReturn:
         raise BadStateError("a proxy service cannot be pickled: it is a thread of this process")

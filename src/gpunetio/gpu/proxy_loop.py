@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from numba import types
 
 from ..device.compile import engine_function
@@ -55,7 +57,8 @@ PROXY = Entry("proxy", 128, """
     drained         88  i64
 """)
 
-row_at, proxy_at = struct_view(PROXY_ROW), struct_view(PROXY)
+row_at: Any = struct_view(PROXY_ROW)
+proxy_at: Any = struct_view(PROXY)
 
 
 @engine_function

@@ -29,7 +29,7 @@ from .memory import GpuMemory
 if TYPE_CHECKING:
     from .gpu import Gpu
 
-logger = logging.getLogger("gpunetio.gpu")
+logger: logging.Logger = logging.getLogger("gpunetio.gpu")
 
 _RECORD = 64  # bytes that a doorbell record has for itself behind its ring
 

@@ -26,6 +26,8 @@ class ExportedSrq:
     `image` is what it held when it was given back before: the NIC goes on counting.
     """
 
+    srq: SRQ
+
     def __init__(self, gpu: Gpu, srq: SRQ, image: np.ndarray | None = None):
         if srq.type is not SrqType.CONTIGUOUS:
             raise NotSupportedError(

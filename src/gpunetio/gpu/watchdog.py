@@ -15,7 +15,7 @@ from ..errors import DocaError
 if TYPE_CHECKING:
     from .export import ExportedQp
 
-logger = logging.getLogger("gpunetio.watchdog")
+logger: logging.Logger = logging.getLogger("gpunetio.watchdog")
 
 _LISTENING = (QpState.RTR, QpState.RTS)
 _OF_TIMEOUT = 0.8  # of a queue's: it must be told before its kernels give up
@@ -42,6 +42,10 @@ class Watchdog:
 
     `looking` is locked during a look.
     """
+
+    patience: float
+    period: float
+    looking: threading.Lock
 
     def __init__(self, exports: Callable[[], list[ExportedQp]], patience: float = 5.0, period: float = 0.5):
         self.patience, self.period = patience, period

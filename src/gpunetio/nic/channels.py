@@ -16,6 +16,9 @@ CAPACITY = 1 << 14  # events; every CQ of a NIC may have one on its way
 class EventChannel:
     """A ring that the engine fills, and `fd`, an event counter that can be polled: readable while there are events."""
 
+    address: int
+    fd: int
+
     def __init__(self) -> None:
         self._memory = HostMemory(CHANNEL.size + CAPACITY * EVENT.size)
         self._slots = self._memory.view(EVENT.dtype, CHANNEL.size, CAPACITY)

@@ -29,7 +29,7 @@ from .tables import EXTENDED_ATOMICS, SRQ_ROW, Table
 if TYPE_CHECKING:
     from .nic import SoftNic
 
-OUT_BYTES = cmd.OUT.size
+OUT_BYTES: int = cmd.OUT.size
 ACK_TIMEOUT_UNIT_NS = 4096  # IBTA 9.7.6.1.3: 4.096 µs · 2^code; code 0 never times out
 _MAX_CQ_LOG = 22
 _MAX_RQ_STRIDE_LOG = 5  # 512 bytes, in units of 16

@@ -86,7 +86,7 @@ def cuda_driver() -> CudaDriver | None:
 class CudaDriver:
     """A `DeviceDriver`: libcuda."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._lib = ctypes.CDLL("libcuda.so.1")
         self.call("cuInit", 0)
 
@@ -145,6 +145,10 @@ class CudaDriver:
 
 class CudaCopyDevice:
     """A `CopyDevice`: a non-blocking stream of a GPU, events, and pinned memory."""
+
+    context: int
+    stream: int
+    calls: Calls
 
     def __init__(self, driver: CudaDriver, ordinal: int):
         self._driver = driver

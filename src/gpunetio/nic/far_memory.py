@@ -27,6 +27,8 @@ TIMEOUT_NS = 5_000_000_000  # for a batch of copies; less than the patience of a
 class FarMemory:
     """The movers of a NIC. Its callers hold the NIC's lock. `driver` is the machine's; a test may put its own there."""
 
+    rows: np.ndarray
+
     def __init__(self, nic: SoftNic):
         self._nic = nic
         self.driver: DeviceDriver | None = None

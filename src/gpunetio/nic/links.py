@@ -44,6 +44,8 @@ class _Wire:
 class Links:
     """What a NIC's QPs reach their peers by. `memory` holds the wires' rows."""
 
+    memory: HostMemory
+
     def __init__(self, nic: SoftNic):
         self._nic = nic
         self.memory = HostMemory(MAX_WIRES * WIRE.size, shared=True)

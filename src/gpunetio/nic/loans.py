@@ -28,7 +28,7 @@ from .tables import LOAN, LOANS, WIRE
 if TYPE_CHECKING:
     from .nic import SoftNic
 
-logger = logging.getLogger("gpunetio.nic")
+logger: logging.Logger = logging.getLogger("gpunetio.nic")
 
 MAX_BORROWED = 1 << 40  # bytes of address space for what one peer lends
 

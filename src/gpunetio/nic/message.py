@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..device.struct_view import struct_view
 from ..formats.layout import Entry
 
@@ -33,4 +35,4 @@ MESSAGE = Entry("message", 192 + 16 * MAX_SEGMENTS + WQE_BYTES, """
     wqe         1216  i64
 """)
 
-message_at = struct_view(MESSAGE)
+message_at: Any = struct_view(MESSAGE)

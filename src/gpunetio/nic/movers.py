@@ -12,6 +12,8 @@ them out once their event has occurred.
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..device.compile import device_function, engine_function
 from ..device.ops import call_c, clock_ns, copy, ld32, on_host, pause
 from ..device.struct_view import struct_view
@@ -91,9 +93,9 @@ LANDING = Entry("landing", 32, """
     source           8  i64
     nbytes          16  i64
 """)
-mover_at = struct_view(MOVER)
-mark_at = struct_view(MARK)
-landing_at = struct_view(LANDING)
+mover_at: Any = struct_view(MOVER)
+mark_at: Any = struct_view(MARK)
+landing_at: Any = struct_view(LANDING)
 
 _COPY_FAILED, _RC = int(Reason.COPY_FAILED), int(ServiceType.RC)
 UNTIL_IDLE, FOR_EVER = 1, 2  # MOVER.stuck

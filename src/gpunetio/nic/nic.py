@@ -38,7 +38,7 @@ from .message import MESSAGE
 from .port import Port, address_of, mac_of
 from .publish import TABLES, Publication
 from .reasons import EXPLAIN
-from .reports import ReportService
+from .reports import Report, ReportService
 from .tables import (
     COUNTERS, CQ_ROW, EQ_ROW, EVENT, FLIGHT, GID_ROW, MAX_RD_ATOMIC, MKEY_ROW, NIC, PD_ROW, QP_ROW, RESOURCE, SRQ_ROW,
     UAR_ROW, UMEM_ROW, WATCH, MkeyTable, Table,
@@ -58,6 +58,30 @@ class SoftNic:
     `spin_us`: how long an idle engine spins before it sleeps, longer than a program in Python takes from one command or
     batch to the next; `sleep_ms`: how long it sleeps at most.
     """
+
+    name: str
+    port: Port
+    pid: int
+    qps: Table
+    cqs: Table
+    mkeys: MkeyTable
+    pds: Table
+    srqs: Table
+    umems: Table
+    uar_pages: Table
+    eqs: Table
+    gids: Table
+    capabilities: dict[int, bytes]
+    links: Links
+    loans: Loans
+    far_memory: FarMemory
+    lends: bool
+    control_address: int
+    record: Any
+    engine: Engine
+    interpreter: CommandInterpreter
+    door: Door
+    counters: Any
 
     def __init__(self, name: str, port: Port, spin_us: int = 1000, sleep_ms: int = 1, budget: int = BUDGET):
         self.name, self.port = name, port
@@ -462,7 +486,7 @@ class SoftNic:
     # --- for tests, and for whoever wants to look ------------------------------------------------------------------
 
     @property
-    def reports(self) -> list:
+    def reports(self) -> list[Report]:
         """What the NIC has refused lately, oldest first."""
         self._service.drain()
         return list(self._service.reports)

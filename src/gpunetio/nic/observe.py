@@ -15,7 +15,7 @@ from ..errors import InvalidValueError, NotFoundError
 from ..fabric.neighbours import PATIENCE, look, names
 from ..memory import MappedMemory
 
-logger = logging.getLogger("gpunetio.nic")
+logger: logging.Logger = logging.getLogger("gpunetio.nic")
 
 # Counters of the port that follow from others, unless the NIC counts them itself: its name, the other, and how much of
 # that makes one. The specification counts the data of a port in words of four bytes.
@@ -93,6 +93,11 @@ class Observed:
     What was mapped is unmapped by `close()`, or when nobody holds the object any more. When the NIC has ended, its last
     state can be read until then.
     """
+
+    pid: int
+    name: str
+    addresses: list[str]
+    tables: Tables
 
     def __init__(self, pid: int, description: dict[str, Any], fds: list[int]):
         memories: list[MappedMemory] = []

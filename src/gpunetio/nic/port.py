@@ -50,7 +50,7 @@ class PortConfig:
     faults: Faults | None = None
     capture: str | Path | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for text in self.addresses:
             _parse(text)
         if self.wire not in WIRES:
@@ -69,6 +69,12 @@ class PortConfig:
 
 class Port:
     """A port as `config` wants it; `default` is its address if the configuration names none."""
+
+    addresses: tuple[IPAddress, ...]
+    link_layer: LinkLayer
+    infiniband: bool
+    lid: int
+    active_mtu: int
 
     def __init__(self, config: PortConfig, default: str):
         self.config = config

@@ -17,7 +17,7 @@ from .completion import RESPONDER
 from .reasons import EXPLAIN, Reason
 from .tables import ERROR_RECORD
 
-logger = logging.getLogger("gpunetio.nic")
+logger: logging.Logger = logging.getLogger("gpunetio.nic")
 
 CAPACITY = 256
 KEPT = 1024
@@ -46,6 +46,9 @@ def _swapped(key: int) -> int:
 
 class ReportService:
     """Owns the ring of error records that the engine fills, and the thread that empties it."""
+
+    ring: int
+    event: int
 
     def __init__(self, name: str, known_key: Callable[[int], bool], cuda_failure: Callable[[int, int], str]):
         self._name, self._known_key, self._cuda_failure = name, known_key, cuda_failure

@@ -8,6 +8,8 @@ one.
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..device.compile import device_function, engine_function
 from ..device.ops import copy, ld64
 from ..device.struct_view import struct_view
@@ -36,7 +38,7 @@ SLOT = Entry("slot", 128, """
     filled          64  i64
     used_at         72  i64
 """)
-slot_at = struct_view(SLOT)
+slot_at: Any = struct_view(SLOT)
 
 _COPY_FAILED = int(Reason.COPY_FAILED)
 

@@ -51,6 +51,10 @@ class CommandSyndrome(IntEnum):
 class CommandError(Exception):
     """A mailbox is refused with this status and syndrome; `detail` is for the log and the raised error."""
 
+    status: Status
+    syndrome: CommandSyndrome
+    detail: str
+
     def __init__(self, status: Status, syndrome: CommandSyndrome, detail: str):
         super().__init__(detail)
         self.status, self.syndrome, self.detail = status, syndrome, detail

@@ -6,6 +6,7 @@ prepares a row aside and posts it (engine.py).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -433,20 +434,20 @@ LOAN = Entry("loan", 32, """
 """)
 LOANS = 256
 
-qp_row_at = struct_view(QP_ROW)
-cq_row_at = struct_view(CQ_ROW)
-srq_row_at = struct_view(SRQ_ROW)
-channel_at = struct_view(CHANNEL)
-event_at = struct_view(EVENT)
-mkey_row_at = struct_view(MKEY_ROW)
-nic_at = struct_view(NIC)
-watch_at = struct_view(WATCH)
-flight_at = struct_view(FLIGHT)
-resource_at = struct_view(RESOURCE)
-wire_at = struct_view(WIRE)
-loan_at = struct_view(LOAN)
-error_record_at = struct_view(ERROR_RECORD)
-counters_at = struct_view(COUNTERS)
+qp_row_at: Any = struct_view(QP_ROW)
+cq_row_at: Any = struct_view(CQ_ROW)
+srq_row_at: Any = struct_view(SRQ_ROW)
+channel_at: Any = struct_view(CHANNEL)
+event_at: Any = struct_view(EVENT)
+mkey_row_at: Any = struct_view(MKEY_ROW)
+nic_at: Any = struct_view(NIC)
+watch_at: Any = struct_view(WATCH)
+flight_at: Any = struct_view(FLIGHT)
+resource_at: Any = struct_view(RESOURCE)
+wire_at: Any = struct_view(WIRE)
+loan_at: Any = struct_view(LOAN)
+error_record_at: Any = struct_view(ERROR_RECORD)
+counters_at: Any = struct_view(COUNTERS)
 
 
 class Table:
@@ -454,6 +455,13 @@ class Table:
 
     A number is free when its row's first field is 0; row 0 is never used.
     """
+
+    name: str
+    entry: Entry
+    mask: int
+    memory: HostMemory
+    rows: np.ndarray
+    address: int
 
     def __init__(self, name: str, entry: Entry, rows: int):
         self.name, self.entry = name, entry
@@ -472,7 +480,7 @@ class Table:
     def __len__(self) -> int:
         return int(np.count_nonzero(self.rows[self._number]))
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[Any]:
         return iter(self.rows[np.flatnonzero(self.rows[self._number])])
 
     def __contains__(self, number: int) -> bool:

@@ -16,7 +16,7 @@ from .provider import DeviceInfo, Provider
 
 __all__ = ["DeviceInfo", "PortConfig", "Provider", "device_list", "no_hardware", "no_software", "open_device"]
 
-logger = logging.getLogger("gpunetio.providers")
+logger: logging.Logger = logging.getLogger("gpunetio.providers")
 
 
 def device_list() -> list[DeviceInfo]:

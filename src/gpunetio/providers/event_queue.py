@@ -14,6 +14,8 @@ T = TypeVar("T")
 class EventQueue(Generic[T]):
     """What was taken from a source but is not asked for yet. `fd` can be read while something waits, here or there."""
 
+    fd: int
+
     def __init__(self, source: int):
         self._waiting: deque[T] = deque()
         self._lock = threading.Lock()

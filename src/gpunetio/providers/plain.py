@@ -116,11 +116,14 @@ class PlainProvider(VerbsDevice):
         self._subscriptions: defaultdict[int | None, list[_Subscription]] = defaultdict(list)  # by handle
         self._reading = threading.Lock()
 
-    reg_umem = reg_dmabuf_umem = dereg_umem = _devx_only("UMEMs, in which queues could be placed")
-    alloc_uar = free_uar = doorbell_register = _devx_only("UARs, doorbell pages")
-    query_eqn = _devx_only("event queues to name")
-    resolve_mac = _devx_only("address vectors to look at")
-    devx_obj_create = devx_obj_modify = devx_obj_query = devx_obj_destroy = general_cmd = _devx_only("mailboxes")
+    reg_umem: Callable[..., Any] = _devx_only("UMEMs, in which queues could be placed")
+    reg_dmabuf_umem = dereg_umem = reg_umem
+    alloc_uar: Callable[..., Any] = _devx_only("UARs, doorbell pages")
+    free_uar = doorbell_register = alloc_uar
+    query_eqn: Callable[..., Any] = _devx_only("event queues to name")
+    resolve_mac: Callable[..., Any] = _devx_only("address vectors to look at")
+    devx_obj_create: Callable[..., Any] = _devx_only("mailboxes")
+    devx_obj_modify = devx_obj_query = devx_obj_destroy = general_cmd = devx_obj_create
 
     def doorbell_rung(self) -> None:
         """See `Provider`."""

@@ -107,6 +107,8 @@ class SoftProvider:
     software = has_dpa = True
     reaches_gpu_memory = False  # its engine is a thread of the CPU
     plain = None
+    nic: SoftNic
+    name: str
 
     def __init__(self, nic: SoftNic):
         self.nic, self.name = nic, nic.name

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from .. import device as dev
-from ..bench.agreement import swap_ends
+from ..bench.agreement import Far, swap_ends
 from ..bench.exchange import Link
 from ..device import device_function, kernel
 from ..device.cq import timeout_of
@@ -32,7 +32,8 @@ from ..device.status import NAMES
 from ..device.waiting import patience
 from ..dpa import Dpa
 from ..errors import DriverError, TimedOutError, UnexpectedError
-from ..verbs import Context
+from ..gpu import GpuMemory
+from ..verbs import MR, QP, Context
 from ..verbs import open as open_device
 from .meeting import EndOptions, compare, meet, meet_in
 
@@ -122,6 +123,20 @@ def run(options: SampleOptions, say: Callable[[str], None]) -> None:
 
 class End:
     """The resources of one end. Those of the DPA close with it, and it waits for its kernels."""
+
+    dpa: Dpa
+    link: Link
+    options: SampleOptions
+    first: int
+    other: int
+    qp: QP
+    outbox: GpuMemory
+    inbox: GpuMemory
+    out_mr: MR
+    in_mr: MR
+    stop: GpuMemory
+    out: GpuMemory
+    far: Far
 
     def __init__(self, ctx: Context, dpa: Dpa, link: Link, options: SampleOptions):
         self.dpa, self.link, self.options = dpa, link, options

@@ -23,11 +23,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from ..bench.agreement import swap_ends
+from ..bench.agreement import Far, swap_ends
 from ..bench.exchange import Link
 from ..enums import Access, QpType, WcStatus, WrOpcode
 from ..errors import DriverError, InvalidValueError, TimedOutError, UnexpectedError
-from ..verbs import Completion, Context, RecvWr, SendWr, Sge
+from ..verbs import CQ, MR, QP, Completion, Context, QpEndpoint, RecvWr, SendWr, Sge
 from ..verbs import open as open_device
 from .connection import connect
 from .meeting import EndOptions, compare, meet, meet_in
@@ -61,7 +61,7 @@ class SampleOptions(EndOptions):
     size: int = 64
     iterations: int = 1
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.size * self.iterations > MOST_BYTES:
             raise InvalidValueError(
                 f"{self.iterations} messages of {self.size} bytes: they may have {MOST_BYTES} bytes together; ask for "
@@ -93,6 +93,16 @@ class End:
     peer = ""
 
     link: Link  # to the other end, from `connect` on
+    ctx: Context
+    options: SampleOptions
+    opcode: WrOpcode
+    access: Access
+    buffer: bytearray
+    mr: MR
+    cq: CQ
+    qp: QP
+    here: QpEndpoint
+    far: Far
 
     def __init__(self, ctx: Context, options: SampleOptions):
         self.ctx, self.options = ctx, options

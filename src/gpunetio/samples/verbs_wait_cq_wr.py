@@ -21,7 +21,7 @@ from ipaddress import IPv6Address
 from ..enums import Access, AddrType, LinkLayer, WcOpcode, WcStatus, WrOpcode
 from ..errors import DriverError, InvalidValueError, TimedOutError, UnexpectedError
 from ..nic.port import PortConfig
-from ..verbs import CQ, MR, QP, Context, QpEndpoint, RecvWr, SendWr, Sge, wait_cq_pi
+from ..verbs import CQ, MR, PD, QP, Context, QpEndpoint, RecvWr, SendWr, Sge, wait_cq_pi
 from ..verbs import open as open_device
 from ..verbs.ah import ip_type
 from .connection import connect
@@ -60,6 +60,22 @@ def run(options: SampleOptions) -> None:
 
 class Sample:
     """Its resources, and what is done with them."""
+
+    ctx: Context
+    options: SampleOptions
+    pd: PD
+    buffer1: bytearray
+    buffer2: bytearray
+    buffer3: bytearray
+    mr1: MR
+    mr2: MR
+    mr3: MR
+    cq1: CQ
+    cq2: CQ
+    qp1: QP
+    qp2: QP
+    qp3: QP
+    qp4: QP
 
     def __init__(self, ctx: Context, options: SampleOptions):
         self.ctx, self.options = ctx, options

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any, Self, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..enums import Access, AsyncEventType, QpState, SendFlags, WcStatus, WrOpcode
 from ..errors import DocaError
@@ -55,6 +56,10 @@ class Memory:
 
     It begins where atomics can go, and at the offset of `iova` in a page, without which a card does not map it.
     """
+
+    whole: NDArray[Any]
+    bytes: np.ndarray
+    image: np.ndarray
 
     def __init__(self, pd: PD, nbytes: int, seed: int, access: Access | None = None, iova: int | None = None):
         multiple, offset = (8, 0) if iova is None else (PAGE, iova % PAGE)
@@ -173,6 +178,8 @@ class Rig:
     `near` is the device that is checked, `far` the one at the other end, which may be the same device in a context of
     its own.
     """
+
+    patience: float
 
     def __init__(self, factory: Callable[[], Context], peer: Callable[[], Context], patience: float):
         self._factory, self._peer, self.patience = factory, peer, patience

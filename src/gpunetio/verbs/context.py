@@ -19,14 +19,14 @@ from .device_attr import DeviceAttributes, query_device
 from .devx import Devx
 from .events import AsyncEvent, AsyncEvents
 from .handle import Handle
-from .kinds import DEVX, PLAIN
+from .kinds import DEVX, PLAIN, Kinds
 from .mr import Dmabuf
 from .pd import PD
 from .plain import needs_devx
 from .uar import UAR
 from .umem import UMEM
 
-logger = logging.getLogger("gpunetio.verbs")
+logger: logging.Logger = logging.getLogger("gpunetio.verbs")
 
 _open: set[Context] = set()  # a device goes on until it is closed: so must the memory behind its regions
 
@@ -59,6 +59,9 @@ class Context(Handle):
 
     _rank = 4
     _closes_users = True
+    name: str
+    kinds: Kinds
+    async_events: AsyncEvents
 
     def __init__(self, provider: Provider, imported: bool = False):
         super().__init__(self)

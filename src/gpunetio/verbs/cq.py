@@ -70,6 +70,12 @@ class CQ(Handle, ABC):
     arm_address: int
     ring: Ring
     uar: UAR
+    entries: int
+    overrun: CqOverrun
+    collapsed: bool
+    channel: CompChannel | None
+    external_datapath: bool
+    context: Any
 
     def __init__(self, ctx: Context, attr: CqInitAttr):
         super().__init__(ctx)

@@ -90,7 +90,7 @@ class EventReader(Reader):
         self._provider = provider
         self._channel = provider.create_event_channel()
         undo.callback(provider.destroy_event_channel, self._channel)
-        self.fd = provider.event_fd(self._channel)
+        self.fd: int = provider.event_fd(self._channel)
         self._targets: dict[int, Handle] = {}
         self._cookies = itertools.count(_OF_DEVICE + 1)
 
@@ -141,7 +141,10 @@ class AsyncEvents:
     def __init__(self, provider: Provider, undo: ExitStack):
         self._reader = EventReader(provider, undo)
         self._reader.subscribe_device()
-        self.subscribe = self._reader.subscribe
+
+    def subscribe(self, target: Handle, handle: int, types: Iterable[EventType], undo: ExitStack) -> None:
+        """Hear of a DEVX object until `undo`."""
+        self._reader.subscribe(target, handle, types, undo)
 
     @property
     def fd(self) -> int:

@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, NoReturn, Self
 
 from ..errors import BadStateError, DriverError, InUseError, InvalidValueError, NoMemoryError
 from ..formats.commands import Status
@@ -124,7 +124,7 @@ class Handle:
     def __repr__(self) -> str:
         return f"<{self._label}{', closed' if self.closed else ''}>"
 
-    def __reduce__(self):
+    def __reduce__(self) -> NoReturn:
         raise BadStateError(f"{self} cannot be pickled: it belongs to this process; open the device in the other one")
 
 

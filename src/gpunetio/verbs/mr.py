@@ -66,6 +66,13 @@ class MR(Handle):
     """
 
     _rank = 2
+    pd: PD
+    access: Access
+    address: int
+    nbytes: int
+    iova: int
+    lkey: int
+    rkey: int
 
     def __init__(
         self, pd: PD, obj: Any, access: Access | None = None, iova: int | None = None, nbytes: int | None = None

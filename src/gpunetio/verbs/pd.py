@@ -25,6 +25,7 @@ class PD(Handle):
 
     _rank = 3
     _closes_users = True
+    pdn: int
 
     def __init__(self, ctx: Context, imported: int | None = None):
         super().__init__(ctx)

@@ -26,13 +26,15 @@ if TYPE_CHECKING:
 class PlainReader(Reader):
     """A completion channel of libibverbs, and the CQs that it tells of."""
 
+    handle: int
+
     def __init__(self, plain: PlainVerbs, undo: ExitStack):
         self._plain = plain
         self.handle = plain.create_comp_channel()
         undo.callback(plain.destroy_comp_channel, self.handle)
         self._told: EventQueue[int] = EventQueue(plain.comp_channel_fd(self.handle))
         undo.callback(self._told.close)
-        self.fd = self._told.fd
+        self.fd: int = self._told.fd
         self._cqs: dict[int, PlainCQ] = {}
         self._asked: set[int] = set()  # handles of CQs whose request has made no event yet
         self._waiting: set[int] = set()  # of those whose event waits here

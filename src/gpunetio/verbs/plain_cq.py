@@ -28,6 +28,7 @@ class PlainCQ(CQ):
     """See `CQ`. Its number is `handle`, that of the provider: libibverbs has none that means something elsewhere."""
 
     ring_address, dbr_address, arm_address, uar, ring = ring_attributes(5)
+    handle: int
 
     def _create(self, attr: CqInitAttr, undo: ExitStack) -> None:
         for what, asked in (

@@ -41,6 +41,7 @@ class PlainQP(QP):
     """See `QP`. Its queues are counted in requests: `sq_entries`, `rq_entries`."""
 
     sq_address, rq_address, rq_stride, dbr_address, doorbell_register, uar, ring = ring_attributes(7)
+    handle: int
 
     def _check(self, attr: QpInitAttr) -> None:
         for what, asked in (

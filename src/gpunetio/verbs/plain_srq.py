@@ -19,6 +19,7 @@ class PlainSRQ(SRQ):
     """See `SRQ`. Its number is `handle`, that of the provider."""
 
     ring_address, dbr_address, stride, ring = ring_attributes(4)
+    handle: int
 
     def _create(self, attr: SrqInitAttr, undo: ExitStack) -> None:
         for what, asked in (

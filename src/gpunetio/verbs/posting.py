@@ -90,6 +90,7 @@ class Posting(ABC):
     send: Any
     receive: Any
     complete_receive: Callable[[int], int]
+    lock: threading.Lock
 
     def __init__(self, qp: QP):
         self._qp, self.lock = qp, threading.Lock()

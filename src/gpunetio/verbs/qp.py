@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ..enums import Access, QpAtomicType, QpAttrMask, QpState, QpType
+from ..enums import Access, QpAtomicType, QpAttrMask, QpSendDbrMode, QpState, QpType
 from ..errors import BadStateError, InvalidValueError, NotFoundError
 from .ah import AhAttr, with_type
 from .arguments import flags, instance, member, whole
@@ -75,6 +75,14 @@ class QP(Handle, ABC):
     ring: Ring
     doorbell_register: int
     uar: UAR
+    pd: PD
+    init_attr: QpInitAttr
+    send_dbr_mode: QpSendDbrMode
+    emulate_no_dbr_ext: bool
+    send_cq: CQ | None
+    receive_cq: CQ | None
+    context: Any
+    psn: int
 
     def __init__(self, pd: PD, attr: QpInitAttr):
         ctx = pd.ctx

@@ -81,6 +81,10 @@ class SRQ(Handle, ABC):
     ring_address: int
     dbr_address: int
     ring: Ring
+    pd: PD
+    type: SrqType
+    max_sge: int
+    context: Any
 
     def __init__(self, pd: PD, attr: SrqInitAttr):
         ctx = pd.ctx

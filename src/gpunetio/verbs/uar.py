@@ -11,6 +11,7 @@ from .arguments import member
 from .handle import Handle, command
 
 if TYPE_CHECKING:
+    from ..providers.provider import UarPage
     from .context import Context
 
 
@@ -21,6 +22,10 @@ class UAR(Handle):
     """
 
     _rank = 2
+    page: UarPage
+    page_id: int
+    reg_addr: int
+    dbr_less_addr: int
 
     def __init__(self, ctx: Context, kind: UarAllocationType):
         super().__init__(ctx)

@@ -22,6 +22,10 @@ class UMEM(Handle):
     """
 
     _rank = 2
+    address: int
+    nbytes: int
+    lies_in: RingMemory
+    umem_id: int
 
     def __init__(
         self, ctx: Context, obj: Any, access: Access, dmabuf: Dmabuf | None = None, nbytes: int | None = None

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..enums import SendFlags, WcFlags, WcOpcode, WcStatus, WrOpcode
-from ..errors import DocaError
+from ..errors import DocaError, DocaErrorCode
 
 if TYPE_CHECKING:
     from .cq import CQ
@@ -31,7 +31,7 @@ class _Request:
     """
 
     __slots__ = ("packed",)
-    packed: tuple[object, bytes, tuple]
+    packed: tuple[object, bytes, tuple[Any, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +119,10 @@ class BadWrError(DocaError):
 
     `index` is its place among those that were given, `request` the request; `code` and `__cause__` say why.
     """
+
+    index: int
+    request: SendWr | RecvWr
+    code: DocaErrorCode
 
     def __init__(self, index: int, request: SendWr | RecvWr, cause: DocaError):
         super().__init__(f"request {index} (wr_id {getattr(request, 'wr_id', None)}): {cause}")

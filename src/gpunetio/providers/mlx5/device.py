@@ -34,9 +34,9 @@ from . import structs as s
 from .cuda_dmabuf import dmabuf_of
 from .errors import GONE, errno_of, refused
 from .inline import ibv_query_port, ibv_reg_mr
-from .libraries import libibverbs, libmlx5
+from .libraries import Library, libibverbs, libmlx5
 
-logger = logging.getLogger("gpunetio.providers")
+logger: logging.Logger = logging.getLogger("gpunetio.providers")
 
 _PORT_SUBTYPE = {s.IBV_EVENT_PORT_ACTIVE: PortSubtype.ACTIVE, s.IBV_EVENT_PORT_ERR: PortSubtype.DOWN}
 _PORT_SHIFT = 8
@@ -159,6 +159,7 @@ class VerbsDevice:
 
     software = has_dpa = reaches_gpu_memory = False
     plain: PlainVerbs | None = None
+    verbs: Library
 
     def __init__(self, name: str, context: Any, borrowed: bool = False):
         self.name = name

@@ -104,6 +104,8 @@ _SINCE = {
 class Library:
     """A loaded library: its functions are attributes. They leave the thread's errno in `ctypes.get_errno()`."""
 
+    path: str
+
     def __init__(self, soname: str, variable: str, package: str, functions: dict[str, Function]):
         self.path = os.environ.get(variable) or soname
         self.functions = functions

@@ -26,9 +26,9 @@ from ..sdk.provider import through_sdk
 from . import structs as s
 from .device import HUNG_UP, VerbsDevice, of_port_or_device
 from .errors import GONE, command_name, command_refused, errno_of, refused
-from .libraries import libmlx5
+from .libraries import Library, libmlx5
 
-logger = logging.getLogger("gpunetio.providers")
+logger: logging.Logger = logging.getLogger("gpunetio.providers")
 
 _UAR = {
     UarAllocationType.BLUEFLAME:          s.MLX5DV_UAR_ALLOC_TYPE_BF,
@@ -73,6 +73,7 @@ class Mlx5Provider(VerbsDevice):
     """One open of a card."""
 
     reaches_gpu_memory = True  # over PCIe, when its driver is told where that is
+    mlx5: Library
 
     def __init__(self, name: str, context: Any, borrowed: bool = False):
         super().__init__(name, context, borrowed)

@@ -18,7 +18,7 @@ from .signatures import COMMON, GPUNETIO, RESULTS, VERBS, Area, Types
 VARIABLE = "DOCA_SDK_LIB_PATH"
 _IN_ORDER = COMMON, VERBS, GPUNETIO  # each one needs those before it
 
-logger = logging.getLogger("gpunetio.sdk")
+logger: logging.Logger = logging.getLogger("gpunetio.sdk")
 
 
 @functools.cache
