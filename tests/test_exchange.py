@@ -69,6 +69,7 @@ def linked(patience=5.0):
     try:
         with b:
             b.settimeout(5)
+            assert b.recv(100) == encode("ping")  # as every link begins
             yield link, b
     finally:
         link.close()
@@ -295,8 +296,9 @@ def test_the_port_is_taken():
 def test_one_client_only():
     listener = listen("127.0.0.1", 0)
     port = listener.getsockname()[1]
-    with dial("127.0.0.1", port):
-        sock, caller = accept(listener, 5)
+    with dial("127.0.0.1", port) as client:
+        client.sendall(encode("ping"))
+        sock, caller = accept(listener, timeout=5)
         sock.close()
         assert caller == "127.0.0.1"
         with pytest.raises(OperatingSystemError, match="Connection refused"):
@@ -305,7 +307,64 @@ def test_one_client_only():
 
 def test_no_client_calls():
     with pytest.raises(TimedOutError, match="no client called"):
-        accept(listen("127.0.0.1", 0), 0.05)
+        accept(listen("127.0.0.1", 0), timeout=0.05)
+
+
+def stray(port, said=b""):
+    sock = dial("127.0.0.1", port)
+    sock.sendall(said)
+    return sock
+
+
+def test_strangers_do_not_keep_the_client_out(caplog, monkeypatch):
+    """Who hangs up, speaks something else, or says nothing is no client, and the server waits on."""
+    listener = listen("127.0.0.1", 0)
+    port = listener.getsockname()[1]
+    monkeypatch.setattr(exchange, "_MOST_CALLERS", 4)
+    with contextlib.ExitStack() as undo:
+        undo.enter_context(stray(port)).shutdown(socket.SHUT_RDWR)
+        for said in (b"GET / HTTP/1.1\r\n\r\n", b"", b"GP", b"\0"):
+            undo.enter_context(stray(port, said))
+        for _ in range(4):
+            undo.enter_context(stray(port))
+        undo.enter_context(stray(port, encode("ping")))
+        sock, _ = accept(listener, timeout=10)
+        with sock:
+            assert sock.recv(1 << 16) == encode("ping")  # nothing was taken from it
+    told = [record.getMessage() for record in caplog.records]
+    assert "127.0.0.1 called and has hung up: that is no client; still waiting for one" in told
+    assert "127.0.0.1 called and has said b'GET ': that is no client; still waiting for one" in told
+    assert any("has said nothing, and many others call" in text for text in told)
+
+
+def test_a_stranger_that_says_nothing_is_hung_up_on(caplog, monkeypatch):
+    monkeypatch.setattr(exchange, "STEP_SECONDS", 0.05)
+    listener = listen("127.0.0.1", 0)
+    with stray(listener.getsockname()[1], b"GP") as silent:
+        with pytest.raises(TimedOutError, match="no client called within 1 s"):
+            accept(listener, timeout=1)
+        silent.settimeout(5)
+        with contextlib.suppress(ConnectionResetError):  # which closing with unread bytes is
+            assert silent.recv(1) == b""
+    assert "127.0.0.1 called and has said nothing: that is no client; still waiting for one" in caplog.text
+
+
+def test_a_server_of_a_benchmark_waits_on():
+    server = ServerThread("put_bw")
+    with stray(server.address[1] if server.address[0] == "127.0.0.1" else 0, b"GET "):
+        puppet = Puppet(server, "put_bw")
+    puppet.play("ends")
+    puppet.link._socket.shutdown(socket.SHUT_RDWR)
+    assert isinstance(server.join(), PeerError)
+    puppet.link.close()
+
+
+@pytest.mark.parametrize(("bound", "shown"), [("127.0.0.6", "127.0.0.6"), ("::1", "::1"), ("0.0.0.0", "0.0.0.0")])
+def test_who_listens(bound, shown):
+    with socket.create_server((bound, 0), family=socket.AF_INET6 if ":" in bound else socket.AF_INET) as server:
+        port = server.getsockname()[1]
+        assert exchange.listening(port) == [shown]
+    assert exchange.listening(port) == []
 
 
 def test_a_server_listens_on_the_address_of_its_nic():

@@ -12,18 +12,25 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import logging
+import re
 import select
+import selectors
 import socket
 import struct
+import sys
 import threading
 import time
 from collections import deque
-from ipaddress import IPv6Address
-from typing import Any
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from ..enums import LinkLayer
 from ..errors import DocaError, DocaErrorCode, OperatingSystemError, TimedOutError
 from ..verbs import Context
+
+logger = logging.getLogger("gpunetio.bench")
 
 PORT = 18515
 VERSION = 1
@@ -34,6 +41,7 @@ LINGER_SECONDS = 1.0  # for the last message to be read
 WHY_SECONDS = 2.0  # for the reader to find out why something else has failed
 
 _MAGIC = b"GPNT"
+_MOST_CALLERS = 16  # that have not shown yet whether they are clients
 _HEADER = struct.Struct(">4sHI")
 _MOST_WAITING = 64  # messages that nobody has asked for yet
 _LOOK_SECONDS = 0.1
@@ -191,6 +199,7 @@ class Link:
         self._closing = self._gone = False
         sock.settimeout(patience)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._ping()  # by which a server knows its client
         self._reader = threading.Thread(target=self._read, name="gpunetio-exchange", daemon=True)
         self._reader.start()
 
@@ -343,7 +352,7 @@ def listen(address: str, port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((address, port))
-        listener.listen(1)
+        listener.listen(_MOST_CALLERS)
     except OSError as error:
         listener.close()
         cure = "is another server running? Choose another --port" if error.errno == errno.EADDRINUSE else "see --port"
@@ -351,18 +360,98 @@ def listen(address: str, port: int) -> socket.socket:
     return listener
 
 
-def accept(listener: socket.socket, timeout: float | None = None) -> tuple[socket.socket, str]:
+class Greeting(NamedTuple):
+    """How the first `nbytes` bytes of a client look."""
+
+    nbytes: int
+    pattern: re.Pattern[bytes]
+
+
+GREETING = Greeting(len(_MAGIC), re.compile(re.escape(_MAGIC)))
+
+
+def accept(
+    listener: socket.socket, greeting: Greeting = GREETING, timeout: float | None = None
+) -> tuple[socket.socket, str]:
     """Wait for the client: its socket and its address. The only wait without a deadline, unless `timeout` sets one.
 
-    Nobody else can call afterwards.
+    The client is the first caller that greets as one. Other callers (port scanners, health checks) are hung up on, and
+    the wait goes on. Nobody else can call afterwards.
     """
-    with listener:
-        listener.settimeout(timeout)
+    end = None if timeout is None else time.monotonic() + timeout
+    with listener, contextlib.ExitStack() as undo:
+        callers = undo.enter_context(_Callers(listener, greeting))
+        while (client := callers.look(end)) is None:
+            if end is not None and time.monotonic() >= end:
+                raise TimedOutError(f"no client called within {timeout:g} s")
+        return client
+
+
+class _Callers:
+    """Connections to a listener; each has `STEP_SECONDS` to greet."""
+
+    def __init__(self, listener: socket.socket, greeting: Greeting):
+        self._listener, self._greeting = listener, greeting
+        self._deadlines: dict[socket.socket, tuple[float, str]] = {}  # in the order of their calls; and their addresses
+        self._selector = selectors.DefaultSelector()
+        listener.setblocking(False)
+        self._selector.register(listener, selectors.EVENT_READ)
+
+    def __enter__(self) -> _Callers:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._selector.close()
+        for sock in self._deadlines:
+            sock.close()
+
+    def look(self, end: float | None) -> tuple[socket.socket, str] | None:
+        """Wait for the next event, until `end` at most: the client and its address, if it has greeted."""
+        soonest = min((deadline for deadline, _ in self._deadlines.values()), default=None)
+        ends = [each for each in (end, soonest) if each is not None]
+        ready = self._selector.select(max(0.0, min(ends) - time.monotonic()) if ends else None)
+        for key, _ in ready:
+            sock = key.fileobj
+            assert isinstance(sock, socket.socket)
+            if sock is self._listener:
+                self._take()
+            elif self._greets(sock):
+                return self._leave(sock)
+        for sock, (deadline, _) in list(self._deadlines.items()):
+            if time.monotonic() >= deadline:
+                self._hang_up(sock, "has said nothing")
+        return None
+
+    def _take(self) -> None:
+        with contextlib.suppress(OSError):  # it has gone before we looked
+            sock, address = self._listener.accept()
+            if len(self._deadlines) == _MOST_CALLERS:
+                self._hang_up(next(iter(self._deadlines)), "has said nothing, and many others call")
+            # Readable from then on means: the greeting is complete, or the caller has hung up.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, self._greeting.nbytes)
+            sock.setblocking(False)
+            self._deadlines[sock] = time.monotonic() + STEP_SECONDS, str(address[0])
+            self._selector.register(sock, selectors.EVENT_READ)
+
+    def _greets(self, sock: socket.socket) -> bool:
         try:
-            sock, address = listener.accept()
-        except TimeoutError:
-            raise TimedOutError(f"no client called within {timeout:g} s") from None
-        return sock, str(address[0])
+            said = sock.recv(self._greeting.nbytes, socket.MSG_PEEK)
+        except OSError:
+            said = b""
+        if self._greeting.pattern.fullmatch(said):
+            return True
+        self._hang_up(sock, f"has said {said!r}" if said else "has hung up")
+        return False
+
+    def _hang_up(self, sock: socket.socket, what: str) -> None:
+        _, address = self._leave(sock)
+        sock.close()
+        logger.warning("%s called and %s: that is no client; still waiting for one", address, what)
+
+    def _leave(self, sock: socket.socket) -> tuple[socket.socket, str]:
+        self._selector.unregister(sock)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+        return sock, self._deadlines.pop(sock)[1]
 
 
 def dial(host: str, port: int, timeout: float = STEP_SECONDS) -> socket.socket:
@@ -374,8 +463,32 @@ def dial(host: str, port: int, timeout: float = STEP_SECONDS) -> socket.socket:
     except socket.gaierror as error:
         raise OperatingSystemError(f"{host!r} is no address: {error.strerror}") from None
     except OSError as error:
-        raise OperatingSystemError(
-            f"no server at {host} port {port}: {error.strerror}. Start the same command there, as the server, first"
-        ) from None
+        here = [address for address in listening(port) if address != host]
+        cure = f"A server of this host waits at {' and at '.join(here)}: call that address" if here else (
+            "Start the same command there, as the server, first"
+        )
+        raise OperatingSystemError(f"no server at {host} port {port}: {error.strerror}. {cure}") from None
     except UnicodeError:
         raise OperatingSystemError(f"{host!r} is no address: it is no host name") from None
+
+
+_TCP_LISTEN = "0A"  # of /proc/net/tcp, as in the kernel's net/tcp_states.h
+
+
+def listening(port: int) -> list[str]:
+    """The addresses of this host, in this network namespace, where somebody listens on a TCP port."""
+    found = []
+    for table in (Path("/proc/thread-self/net/tcp"), Path("/proc/thread-self/net/tcp6")):
+        for line in table.read_text().splitlines()[1:] if table.exists() else ():
+            _, local, _, state, *_ = line.split()
+            digits, _, number = local.partition(":")
+            if state == _TCP_LISTEN and int(number, 16) == port:
+                found.append(str(_address(bytes.fromhex(digits))))
+    return found
+
+
+def _address(words: bytes) -> IPv4Address | IPv6Address:
+    """An address from the kernel's table, which has words of 32 bits in the host's order."""
+    if sys.byteorder == "little":
+        words = b"".join(words[i : i + 4][::-1] for i in range(0, len(words), 4))
+    return ip_address(words)

@@ -22,7 +22,7 @@ from ..enums import Access, LinkLayer
 from ..errors import InvalidValueError, TimedOutError
 from ..verbs import Context, QpEndpoint
 from ..verbs import open as open_device
-from .exchange import STEP_SECONDS, PeerError, accept, dial, listen, own_address
+from .exchange import STEP_SECONDS, Greeting, PeerError, accept, dial, listen, own_address
 from .pingpong_cpu import CpuPlayer
 from .pingpong_player import PingPongOptions, Played, Player
 
@@ -31,6 +31,7 @@ DONE = b"done\0"
 MTUS = (256, 512, 1024, 2048, 4096)
 
 _ADDRESS = re.compile(rb"([0-9a-fA-F]{4}):([0-9a-fA-F]{6}):([0-9a-fA-F]{6}):([0-9a-fA-F]{32})\0")
+_GREETING = Greeting(5, re.compile(rb"[0-9a-fA-F]{4}:"))  # the LID of its address
 _MIN_RNR_TIMER = 12
 
 
@@ -153,7 +154,7 @@ class PingPong:
                 undo.callback(listener.close)
                 waiting(*listener.getsockname()[:2])
                 undo.pop_all()
-            sock, caller = accept(listener)
+            sock, caller = accept(listener, _GREETING)
             peer = f"the client {caller}"
         else:
             sock, peer = dial(options.server, options.tcp_port), f"the server {options.server}"
