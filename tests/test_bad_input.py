@@ -549,7 +549,7 @@ def test_wrong_states(world, state, call, words):
 
 
 def sends(**values: Any) -> Call:
-    return lambda w: w.pair.post_send(SendWr(**{"opcode": WrOpcode.RDMA_WRITE, **values}))
+    return lambda w: w.pair.post_send(SendWr(**{"opcode": WrOpcode.RDMA_WRITE, "remote_addr": 0, "rkey": 0, **values}))
 
 
 def receives(**values: Any) -> Call:
@@ -577,7 +577,10 @@ POST: dict[str, tuple[Call, str]] = {
     "long inline": (sends(inline=bytes(1000)), "1000 bytes inline"),
     "remote_addr": (sends(remote_addr="0"), WRONG),
     "far remote_addr": (sends(remote_addr=1 << 64), "remote_addr = 0x10000000000000000 does not fit in 64 bits"),
-    "rkey": (sends(rkey=None), WRONG),
+    "rkey": (sends(rkey="1"), WRONG),
+    "no remote_addr": (sends(inline=b"x", remote_addr=None), "RDMA_WRITE without remote_addr: it needs the peer's memory"),
+    "no rkey": (sends(inline=b"x", rkey=None), "RDMA_WRITE without rkey: it needs the peer's memory"),
+    "neither": (sends(sges=[Sge(0, 1, 1)], remote_addr=None, rkey=None), "RDMA_WRITE without remote_addr and rkey: it needs"),
     "long rkey": (sends(rkey=1 << 32), "rkey = 0x100000000 does not fit in 32 bits"),
     "imm": (sends(opcode=WrOpcode.SEND_WITH_IMM, imm="1"), WRONG),
     "long imm": (sends(opcode=WrOpcode.SEND_WITH_IMM, imm=-1), "imm = -0x1 does not fit in 32 bits"),

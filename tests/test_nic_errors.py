@@ -199,6 +199,8 @@ def test_receive_list_ends_at_lkey_0x100(ends):
     ends.a.post(SEND, ends.here.at(0, 9))
     ends.refused(ends.a.done.next(), REMOTE_INVALID, Reason.RECV_TOO_SMALL)
     assert error_of(ends.b.arrived.next()) == (LOCAL_LENGTH, Reason.RECV_TOO_SMALL)
+    told = [report.message for report in reports_of(ends.b.nic, ends.b.qp.qpn)]
+    assert "(responder), receive at index 0: a message of 9 bytes arrived for a receive of 8 bytes" in told[-1]
     ends.again()
     ends.b.receive(*(ends.there.at(100 * i, 4) for i in range(4)))
     ends.a.post(SEND, ends.here.at(0, 16))

@@ -222,7 +222,10 @@ def test_bad_requests(sides):
         (SendWr(opcode=WrOpcode.SEND_WITH_IMM, imm=1 << 32), "imm = 0x100000000"),
         (SendWr(opcode=write, remote_addr=-1), "remote_addr = -0x1"),
         (SendWr(opcode=write, rkey=1 << 32), "rkey = 0x100000000"),
-        (SendWr(opcode=WrOpcode.ATOMIC_FETCH_AND_ADD, sges=one), "for the result of an atomic"),
+        (SendWr(opcode=WrOpcode.ATOMIC_FETCH_AND_ADD, sges=one, **b.remote(0)), "for the result of an atomic"),
+        (SendWr(opcode=write, sges=one), "RDMA_WRITE without remote_addr and rkey: it needs the peer's memory"),
+        (SendWr(opcode=write, inline=b"1", remote_addr=0), "RDMA_WRITE without rkey"),
+        (SendWr(opcode=WrOpcode.RDMA_READ, sges=one, rkey=1), "RDMA_READ without remote_addr"),
     ]
     for request, text in bad:
         with pytest.raises(BadWrError, match=text) as caught:
@@ -443,7 +446,8 @@ def blocks_of(request: SendWr) -> int:
 
 
 SENDS = [
-    SendWr(opcode=WrOpcode.RDMA_WRITE, inline=bytes([n] * n), wr_id=100 + n, rkey=n) for n in (1, 28, 29, 92, 93, 156)
+    SendWr(opcode=WrOpcode.RDMA_WRITE, inline=bytes([n] * n), wr_id=100 + n, remote_addr=0, rkey=n)
+    for n in (1, 28, 29, 92, 93, 156)
 ]
 RECEIVES = [RecvWr(sges=[Sge(1000 * n, n, 7)] * n, wr_id=n) for n in range(1, 5)]
 LISTS = st.lists(st.integers(0, 5), max_size=10)

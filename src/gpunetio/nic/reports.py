@@ -40,6 +40,13 @@ class Report:
     message: str
 
 
+def _name_of(opcode: int, responder: bool) -> str:
+    """What a record is about. Opcode 0 is a NOP, which reaches no responder: there it is a receive."""
+    if responder and opcode == WqeOpcode.NOP:
+        return "receive"
+    return WqeOpcode(opcode).name if opcode in list(WqeOpcode) else f"opcode {opcode:#04x}"
+
+
 def _swapped(key: int) -> int:
     return int.from_bytes((key & 0xFFFF_FFFF).to_bytes(4, "little"), "big")
 
@@ -88,12 +95,9 @@ class ReportService:
         if reason in (Reason.LKEY_UNKNOWN, Reason.RKEY_UNKNOWN) and self._known_key(_swapped(record["key"])):
             cause = f"this is key {_swapped(record['key']):#x} with its bytes swapped: give keys in host order"
         side = "responder" if record["side"] == RESPONDER else "requester"
-        try:
-            opcode = WqeOpcode(record["opcode"]).name
-        except ValueError:
-            opcode = f"opcode {record['opcode']:#04x}"
+        what_failed = _name_of(record["opcode"], record["side"] == RESPONDER)
         message = (
-            f"{self._name}: QP {record['qpn']:#x} ({side}), {opcode} at index {record['index']}: {what} "
+            f"{self._name}: QP {record['qpn']:#x} ({side}), {what_failed} at index {record['index']}: {what} "
             f"[syndrome {record['syndrome']:#04x}, vendor {int(reason):#04x} {reason.name}]. Likely cause: {cause}."
         )
         report = Report(

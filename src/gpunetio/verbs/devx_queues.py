@@ -34,11 +34,11 @@ from .requests import (
     Kind,
     check_entry,
     check_range,
-    check_remote,
     check_size,
     entries_of,
     inline_payload,
     kind_of,
+    remote_of,
 )  # fmt: skip
 from .ring import doorbells
 from .scatter import scatter
@@ -157,9 +157,8 @@ class SendQueue(_RingQueue):
         if kind.remote:
             try:
                 head = _REMOTE.pack(request.remote_addr, request.rkey, 0)
-            except struct.error:
-                check_remote(request)
-                raise
+            except struct.error:  # a number has too many bits, or is missing
+                head = _REMOTE.pack(*remote_of(request), 0)
         if kind.atomic:
             words = (request.add, 0) if kind.completion == WcOpcode.FETCH_ADD else (request.swap, request.compare)
             head += struct.pack(">QQ", *(word & U64 - 1 for word in words))

@@ -22,11 +22,11 @@ from .requests import (
     Kind,
     check_entry,
     check_range,
-    check_remote,
     check_size,
     entries_of,
     inline_payload,
     kind_of,
+    remote_of,
 )
 from .work import RecvWr, SendWr
 
@@ -94,12 +94,11 @@ class PlainSendQueue(_PlainQueue):
 
     @staticmethod
     def _form(request: SendWr, kind: Kind, flags: int, entries: Entries, payload: bytes | None) -> Send:
-        if kind.remote:
-            check_remote(request)
+        address, key = remote_of(request) if kind.remote else (0, 0)
         compare_add = request.add if kind.completion == WcOpcode.FETCH_ADD else request.compare
         return Send(
             int(request.opcode), flags, entries, payload,
-            request.remote_addr if kind.remote else 0, request.rkey if kind.remote else 0,
+            address, key,
             check_range("imm", request.imm, U32) if kind.imm else 0,
             compare_add & U64 - 1 if kind.atomic else 0, request.swap & U64 - 1 if kind.atomic else 0,
         )  # fmt: skip

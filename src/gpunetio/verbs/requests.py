@@ -105,7 +105,14 @@ def check_entry(sge: Sge) -> None:
     check_range("lkey", sge.lkey, U32)
 
 
-def check_remote(request: SendWr) -> None:
-    """The same for the peer's memory."""
-    check_range("remote_addr", request.remote_addr, U64)
-    check_range("rkey", request.rkey, U32)
+def remote_of(request: SendWr) -> tuple[int, int]:
+    """Address and key of the peer's memory, checked. A request without bytes needs neither (IBTA 9.7.4.1.6)."""
+    place = {"remote_addr": request.remote_addr, "rkey": request.rkey}
+    missing = [name for name, value in place.items() if value is None]
+    if missing and (request.inline or any(sge.length for sge in request.sges)):
+        raise InvalidValueError(
+            f"{request.opcode.name} without {' and '.join(missing)}: it needs the peer's memory, as the peer tells it: "
+            "remote_addr = mr.address, rkey = mr.rkey"
+        )
+    address, key = (value or 0 for value in place.values())
+    return check_range("remote_addr", address, U64), check_range("rkey", key, U32)

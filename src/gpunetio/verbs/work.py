@@ -42,7 +42,7 @@ class SendWr(_Request):
     `inline`                 the bytes themselves, in place of `sges`: no region is needed, and they may change at once
     `wr_id`                  comes back in the completion
     `flags`                  unlike in C, every request makes a completion unless this says otherwise
-    `remote_addr`, `rkey`    for WRITE, READ and atomics
+    `remote_addr`, `rkey`    for WRITE, READ and atomics, unless there are no bytes: the peer's memory
     `imm`                    32 bits, for the opcodes WITH_IMM
     `compare`, `swap`        of a compare and swap: 64 bits in the responder's byte order
     `add`                    of a fetch and add
@@ -54,8 +54,8 @@ class SendWr(_Request):
     inline: bytes | None = None
     wr_id: int = 0
     flags: SendFlags = SendFlags.SIGNALED
-    remote_addr: int = 0
-    rkey: int = 0
+    remote_addr: int | None = None
+    rkey: int | None = None
     imm: int = 0
     compare: int = 0
     swap: int = 0
