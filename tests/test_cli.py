@@ -1,9 +1,11 @@
 """The `gpunetio` command: columns, JSON, exit statuses, and one line for every mistake."""
 
+import errno
 import hashlib
 import json
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -23,6 +25,7 @@ from gpunetio.bench.measure import measure
 from gpunetio.bench.options import BENCHMARKS, Options
 from gpunetio.bench.remote import Client, Server
 from gpunetio.cli import app, benchmarks
+from gpunetio.cli.failures import Failure, writing
 from gpunetio.errors import InUseError
 from gpunetio.providers import device_list
 
@@ -269,6 +272,8 @@ def test_a_corrupted_byte_fails_the_run(file, monkeypatch):
         ("put_bw", "-e", "3"), ("put_bw", "-r", "3"), ("twosided_bw", "-x", "-a"), ("put_bw", "--inline"),
         ("put_bw", "--trace-ops", "0"), ("put_bw", "--queue-memory", "here"), ("put_bw", "--payload-memory", "disk"),
         ("put_bw", "-c", "127.0.0.1"), ("put_bw", "-c", ""), ("put_bw", "--port", "65536"), ("put_bw", "--wire", "tcp"),
+        ("put_bw", "-D", "inf"), ("put_bw", "-D", "nan"), ("stat", "--interval", "nan"), ("stat", "--interval", "inf"),
+        ("put_bw", "--faults", "loss=0.1"), ("put_bw", "--wire", "udp"), ("selftest", "litmus", "--seconds", "nan"),
         ("nonsense",), ("devices", "--frob"),
     ],
 )  # fmt: skip
@@ -430,6 +435,48 @@ def test_ctrl_c_at_the_other_end(monkeypatch):
 def test_nobody_to_call():
     args = ("-c", "127.0.0.1", "--target", "cpu", "--port", free_port())
     assert "Start the same command there, as the server, first" in error("put_bw", *args)
+
+
+def test_another_address_to_call():
+    """The error names where a server of this host waits."""
+    with socket.create_server(("127.0.0.7", 0)) as server:
+        port = server.getsockname()[1]
+        told = error("put_bw", "-c", "127.0.0.1", "--target", "cpu", "--port", port)
+    assert told.endswith("Connection refused. A server of this host waits at 127.0.0.7: call that address")
+
+
+@pytest.mark.parametrize("option", ["--trace", "--plot"])
+def test_a_full_disk(option, tmp_path):
+    """The results are printed all the same, and the file is named."""
+    path = tmp_path / "file.svg"
+    path.symlink_to("/dev/full")
+    if option == "--plot":
+        pytest.importorskip("matplotlib", reason="needs matplotlib (extra 'plot')")
+    result = run("put_bw", *HOST, "-s", 64, "-i", 100, option, path, expect=1)
+    assert "Validation successful!" in result.stdout
+    assert result.stderr == f"gpunetio: error: cannot write {option} {path}: No space left on device\n"
+
+
+def test_half_a_file_is_taken_away(tmp_path):
+    path = tmp_path / "trace.json"
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # so that writing fails
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+        with pytest.raises(Failure, match=f"cannot write --trace {path}: File too large"), writing("--trace", path):
+            path.write_bytes(bytes(5000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert not path.exists()
+
+
+def test_a_file_that_cannot_be_opened_stays(tmp_path):
+    path = tmp_path / "trace.json"
+    path.write_text("old")
+    with pytest.raises(Failure, match=f"cannot write --trace {path}: Permission denied"), writing("--trace", path):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+    assert path.read_text() == "old"
 
 
 # --- the other commands --------------------------------------------------------------------------------------------

@@ -145,6 +145,7 @@ def test_addresses_without_a_unicast_lid(address):
     ("config", "text"),
     [
         ({"addresses": ("10.0.0",)}, "'10.0.0' is no IPv4 or IPv6 address"),
+        ({"addresses": "host"}, "'host' is no IPv4"), ({"addresses": 7.5}, "7.5 is no IPv4 or IPv6 address"),
         ({"addresses": ("10.0.0.1", "host")}, "'host' is no IPv4"), ({"addresses": ("10.0.0.1/24",)}, "is no IPv4"),
         ({"wire": "tcp"}, "wire = 'tcp': it must be one of auto, udp"),
         ({"mtu": 335}, "mtu = 335 bytes: a link has 336 to 65536"), ({"mtu": 65537}, "mtu = 65537"),
@@ -155,6 +156,15 @@ def test_addresses_without_a_unicast_lid(address):
 def test_configurations_that_are_refused(config, text):
     with pytest.raises(InvalidValueError, match=text):
         PortConfig(**config)
+
+
+def test_addresses_in_any_form():
+    """A lone string is an address, and not a sequence of letters."""
+    wanted = PortConfig(addresses=("10.0.0.1",))
+    for addresses in ("10.0.0.1", ["10.0.0.1"], ("10.0.0.1",)):
+        assert PortConfig(addresses=addresses) == wanted
+        assert hash(PortConfig(addresses=addresses)) == hash(wanted)
+    assert Port(PortConfig(addresses="::1"), "127.0.0.1").gids == make("::1").gids
 
 
 def test_a_second_open_may_not_differ():

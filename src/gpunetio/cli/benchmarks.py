@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import click
 
 from .compiling import compiling
-from .failures import complain, guarded
+from .failures import complain, guarded, writing
 from .options import BenchmarkCommand, benchmark_options, make_options
 
 if TYPE_CHECKING:
@@ -129,11 +129,14 @@ class _Files(NamedTuple):
 
         title = f"{run.options.benchmark.title}, {run.role}"
         if self.plot:
-            plot.draw(self.plot, title, results)
+            with writing("--plot", self.plot):
+                plot.draw(self.plot, title, results)
         if run.trace and self.trace:
-            run.trace.write(self.trace, title)
+            with writing("--trace", self.trace):
+                run.trace.write(self.trace, title)
         if run.trace and self.trace_plot:
-            trace_plot.draw(self.trace_plot, title, run.trace)
+            with writing("--trace-plot", self.trace_plot):
+                trace_plot.draw(self.trace_plot, title, run.trace)
 
 
 class _Output:
@@ -169,21 +172,27 @@ class _Output:
         """All sizes were: whether all that arrived was right."""
         from ..bench import report
 
-        results, payload = self._results, run.payload_bytes
+        results = self._results
         valid = all(result.check.problem is None for result in results)
-        self._files.write(run, results)
         if self.as_json:
             click.echo(report.as_json(run, results))
-            return valid
+        else:
+            self._conclude(run, results, valid)
+        self._files.write(run, results)  # last: a full disk takes no results away
+        return valid
+
+    def _conclude(self, run: Run, results: list[Result], valid: bool) -> None:
+        """Print what stands below the table."""
+        from ..bench import report
+
         for line in report.flag_lines(results):
             click.echo(line)
-        if payload is not None:
+        if (payload := run.payload_bytes) is not None:
             name = run.options.payload.name if run.options.payload else "the payload"
             for line in report.payload_lines(name, payload, results):
                 click.echo(line)
         if valid:
             click.echo(f"Validation successful! {run.outcome}")
-        return valid
 
 
 class _Progress:

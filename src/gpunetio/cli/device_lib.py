@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from .compiling import PATIENCE
-from .failures import guarded
+from .failures import guarded, writing
 
 KINDS = ("ltoir", "ptx", "cubin")
 
@@ -44,5 +44,6 @@ def device_lib(arch: str, kinds: tuple[str, ...], folder: Path) -> None:
     files = {f"{library.STEM}.{kind}": image for kind, image in images.items()}
     files[f"{library.STEM}.cuh"] = library.header().encode()
     for name, content in files.items():
-        (folder / name).write_bytes(content)
+        with writing("file", folder / name):
+            (folder / name).write_bytes(content)
         click.echo(folder / name)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .failures import UsageFailure, guarded
+from .failures import UsageFailure, guarded, writing
 from .machine import FILE, machine_options, opened, options_at_fault
 
 if TYPE_CHECKING:
@@ -44,7 +44,8 @@ def doctor(
     with options_at_fault():
         report = library.examine(machine.host, machine.wanted, probing)
         if record:
-            library.record(machine.host, machine.wanted, record, redact)
+            with writing("--record", record):
+                library.record(machine.host, machine.wanted, record, redact)
     if as_json:
         click.echo(json.dumps(library.as_json(report), indent=1))
     else:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import click
@@ -45,6 +47,20 @@ def explained(error: Exception) -> str:
     if isinstance(error, OSError) and not isinstance(error, DocaError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return str(error) or type(error).__name__
+
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
+
+@contextmanager
+def writing(what: str, path: Path) -> Iterator[None]:
+    """Around writing a file that was asked for: a `Failure` that names it. Half a file is taken away again."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _FULL and path.is_file():
+            path.unlink()
+        raise Failure(f"cannot write {what} {path}: {error.strerror or error}") from error
 
 
 def guarded(command: Callable[..., Any]) -> Callable[..., Any]:

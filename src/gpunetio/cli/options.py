@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .ports import MTU, nic_port, port_options, tcp_port
+from .seconds import Seconds
 
 if TYPE_CHECKING:
     from ..bench.options import Benchmark, Options
@@ -67,7 +68,7 @@ _COMMON = (
         "-i", "--iters", "iterations", type=click.IntRange(1), help="Messages of each size.  [default: 2048]"
     ),
     click.option(
-        "-D", "--duration", type=click.FloatRange(0, min_open=True), metavar="SECONDS",
+        "-D", "--duration", type=Seconds(0, min_open=True), metavar="SECONDS",
         help="Measure each size for so long, instead of counting messages.",
     ),
     click.option(
@@ -200,6 +201,8 @@ def _check_combination(values: dict[str, Any], benchmark: Benchmark) -> None:
     for what, first, second in (
         ("--loopback and --client", values["loopback"], values["server"]),
         ("--loopback, which sends no packets, and --pcap", values["loopback"], values["capture"]),
+        ("--loopback, which sends no packets, and --faults", values["loopback"], values["faults"]),
+        ("--loopback, which needs no wire, and --wire udp", values["loopback"], values["wire"] != "auto"),
         ("--size and --all", values["sizes"], values["all_sizes"]),
         ("--duration and --iters", values["duration"], values["iterations"]),
         ("--duration and --payload, which sends a file once,", values["duration"], values["payload"]),

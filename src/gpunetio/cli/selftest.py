@@ -10,6 +10,7 @@ import click
 
 from .compiling import compiling
 from .failures import guarded
+from .seconds import Seconds
 
 if TYPE_CHECKING:
     from ..bench.litmus import Outcome
@@ -28,7 +29,7 @@ def selftest() -> None:
     help="product (what the device library has here), gpu, sys or none; may be given several times.  [default: all]",
 )  # fmt: skip
 @click.option(
-    "--seconds", type=click.FloatRange(0.01, 3600), default=2.0, show_default=True, help="How long for each fence."
+    "--seconds", type=Seconds(0.01, 3600), default=2.0, show_default=True, help="How long for each fence."
 )
 @click.option(
     "-w", "--warps", type=click.IntRange(1, 128), help="Warps that post.  [default: 8 on a GPU, 1 on the host]"

@@ -14,6 +14,7 @@ import click
 from .failures import guarded
 from .prometheus import exposition
 from .running import console, find, nobody, selection, table
+from .seconds import Seconds
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -26,7 +27,7 @@ _COLUMNS = (("device", False), ("pid", True), ("counter", False), ("value", True
 @click.command()
 @selection
 @click.option(
-    "--interval", type=click.FloatRange(0.05), default=1.0, show_default=True, metavar="SECONDS",
+    "--interval", type=Seconds(0.05), default=1.0, show_default=True, metavar="SECONDS",
     help="Time between two looks.",
 )  # fmt: skip
 @click.option(

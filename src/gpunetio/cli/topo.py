@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .failures import guarded
+from .failures import guarded, writing
 from .machine import FILE, machine_options, opened, options_at_fault
 
 if TYPE_CHECKING:
@@ -44,7 +44,8 @@ def topo(
         machine.require_wanted()
     nodes, matrix = tree.build(machine, everything), topology.matrix(machine)
     if svg and nodes:
-        svg.write_bytes(picture.draw(nodes, matrix))
+        with writing("--svg", svg):
+            svg.write_bytes(picture.draw(nodes, matrix))
     if as_json:
         click.echo(json.dumps(_document(machine, nodes, matrix), indent=1))
         return

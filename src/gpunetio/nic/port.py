@@ -6,6 +6,7 @@ import array
 import fcntl
 import socket
 import struct
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
@@ -33,7 +34,8 @@ _SMALLEST_LINK_MTU, _LARGEST_LINK_MTU = MAX_HEADERS + MTUS[-1], 65536
 class PortConfig:
     """How a software NIC is attached to the world.
 
-    `addresses`    IPv4 and IPv6 addresses of this machine to bind to; soft n has 127.0.0.(n+1) unless told otherwise
+    `addresses`    IPv4 and IPv6 addresses of this machine to bind to, or a single one; kept as a tuple.
+                   soft n has 127.0.0.(n+1) unless told otherwise
     `wire`         "auto": shared memory to NICs of this host, UDP to others; "udp": UDP to everybody but itself
     `mtu`          of the link, in bytes (the path MTU is less); 0 means that of the addresses' interface
     `link_layer`   ETHERNET (RoCE v2) or INFINIBAND, which only our own NICs of this host speak
@@ -42,7 +44,7 @@ class PortConfig:
     `capture`      a file (pcap) to write all packets to that leave or arrive, for Wireshark, or None
     """
 
-    addresses: tuple[str, ...] = ()
+    addresses: Sequence[str] = ()
     wire: str = "auto"
     mtu: int = 0
     link_layer: LinkLayer = LinkLayer.ETHERNET
@@ -51,7 +53,10 @@ class PortConfig:
     capture: str | Path | None = None
 
     def __post_init__(self) -> None:
-        for text in self.addresses:
+        single = isinstance(self.addresses, str) or not isinstance(self.addresses, Iterable)
+        addresses = (self.addresses,) if single else tuple(self.addresses)
+        object.__setattr__(self, "addresses", addresses)
+        for text in addresses:
             _parse(text)
         if self.wire not in WIRES:
             raise InvalidValueError(f"wire = {self.wire!r}: it must be one of {', '.join(WIRES)}")
