@@ -6,7 +6,7 @@ import array
 import fcntl
 import socket
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
@@ -53,8 +53,7 @@ class PortConfig:
     capture: str | Path | None = None
 
     def __post_init__(self) -> None:
-        single = isinstance(self.addresses, str) or not isinstance(self.addresses, Iterable)
-        addresses = (self.addresses,) if single else tuple(self.addresses)
+        addresses = (self.addresses,) if isinstance(self.addresses, str) else tuple(self.addresses)
         object.__setattr__(self, "addresses", addresses)
         for text in addresses:
             _parse(text)
