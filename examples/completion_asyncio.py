@@ -1,5 +1,9 @@
 """An echo server and its clients in asyncio: `async for` over completion channels and over asynchronous events.
 
+    python examples/completion_asyncio.py
+
+Needs no extra and no GPU.
+
 The server on soft1 takes the messages of all clients from one shared receive queue. It puts new receives there when an
 asynchronous event says that few are left. The clients on soft0 share a channel, and each waits for its own replies.
 """

@@ -1,5 +1,9 @@
 """Completions, orders from a socket and asynchronous events in one epoll loop, with no thread that polls.
 
+    python examples/completion_epoll.py
+
+Needs no extra and no GPU.
+
 Three queue pairs of soft0 SEND to three of soft1 when somebody asks for it over a socket. One completion channel tells
 of all receiving CQs. The last order makes a mistake on purpose, of which soft1 hears by an asynchronous event.
 """

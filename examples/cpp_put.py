@@ -1,10 +1,14 @@
 """A shared object that nvcc has built from cpp_put.cu, whose kernel puts through a queue pair of gpunetio.
 
-cpp_put.cu has the command lines. Then, on a machine with a GPU: `python cpp_put.py ./cpp_put.so`.
+    python examples/cpp_put.py cpp_put.so
+
+Needs a GPU, `pip install -e '.[cuda]'`, and the shared object: cpp_put.cu has the command lines that build it.
 """
 
+import argparse
 import ctypes
 import sys
+from pathlib import Path
 
 import numpy as np
 
@@ -15,7 +19,10 @@ BLOCKS, THREADS, NBYTES = 2, 64, 256
 
 
 def main(path: str) -> None:
-    run_put_pieces = ctypes.CDLL(path).run_put_pieces
+    try:
+        run_put_pieces = ctypes.CDLL(str(Path(path).resolve())).run_put_pieces
+    except OSError as error:
+        sys.exit(f"{error}; cpp_put.cu has the command lines that build it")
     run_put_pieces.argtypes = [ctypes.c_int] * 2 + [ctypes.c_longlong] * 7
     with gn.Gpu(0) as gpu, gn.open("soft0") as nic:
         pd = nic.create_pd()
@@ -41,4 +48,6 @@ def main(path: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("library", help="the shared object")
+    main(parser.parse_args().library)

@@ -1,12 +1,18 @@
 """A CUDA C++ kernel, compiled and linked at run time by cuda.core, that puts through a queue pair of gpunetio.
 
-Needs a GPU and gpunetio[cuda].
+    python examples/cuda_core_put.py
+
+Needs a GPU and `pip install -e '.[cuda]'`.
 """
 
 import sys
 
 import numpy as np
-from cuda.core import Device, LaunchConfig, Linker, LinkerOptions, ObjectCode, Program, ProgramOptions, launch
+
+try:
+    from cuda.core import Device, LaunchConfig, Linker, LinkerOptions, ObjectCode, Program, ProgramOptions, launch
+except ModuleNotFoundError as missing:
+    sys.exit(f"no module {missing.name}: pip install -e '.[cuda]'")
 
 import gpunetio as gn
 from gpunetio.device import library

@@ -1,15 +1,21 @@
 """A CUDA C++ kernel in a RawModule of CuPy that puts through a queue pair of gpunetio.
 
-Needs a GPU, CuPy and gpunetio[cuda]. CuPy does not link, so cuda.core makes the cubin that it loads.
+    python examples/cupy_put.py
+
+Needs a GPU and `pip install -e '.[cuda]' cupy-cuda13x`. CuPy does not link, so cuda.core makes the cubin that it loads.
 """
 
 import sys
 import tempfile
 from pathlib import Path
 
-import cupy
 import numpy as np
-from cuda.core import Linker, LinkerOptions, ObjectCode, Program, ProgramOptions
+
+try:
+    import cupy
+    from cuda.core import Linker, LinkerOptions, ObjectCode, Program, ProgramOptions
+except ModuleNotFoundError as missing:
+    sys.exit(f"no module {missing.name}: pip install -e '.[cuda]' cupy-cuda13x")
 
 import gpunetio as gn
 from gpunetio.device import library

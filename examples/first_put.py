@@ -1,4 +1,9 @@
-"""The first put: kernel threads write into the memory of another queue pair, inside one process."""
+"""The first put: kernel threads write into the memory of another queue pair, inside one process.
+
+    python examples/first_put.py
+
+Needs no extra; on a GPU, where there is one, with `pip install -e '.[cuda]'`.
+"""
 
 import sys
 

@@ -6,6 +6,8 @@
 Each half has a row more than it computes, its halo: the edge of the other half. In each step a kernel puts its edge
 into the other's halo and adds 1 to the other's flag, computes what needs no halo, waits for its own flag, and computes
 its edge. Nothing but the kernels talks meanwhile. The result is compared with NumPy's, of the whole plate.
+
+Needs no extra; on a GPU, where there is one, with `pip install -e '.[cuda]'`.
 """
 
 import argparse

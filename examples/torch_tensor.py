@@ -1,14 +1,19 @@
 """A kernel sends a tensor of PyTorch into a tensor of another process, with no copy in between.
 
+    python examples/torch_tensor.py
+
 The NIC reads and writes the tensors where PyTorch has them: CUDA tensors where there is a GPU, otherwise CPU tensors.
-Needs PyTorch.
+Needs `pip install -e '.[torch]'`, and `'.[torch,cuda]'` for kernels on a GPU.
 """
 
 import multiprocessing as mp
 import sys
 from multiprocessing.connection import Connection
 
-import torch
+try:
+    import torch
+except ModuleNotFoundError as missing:
+    sys.exit(f"no module {missing.name}: pip install -e '.[torch]'")
 
 import gpunetio as gn
 from gpunetio import device as dev

@@ -1,5 +1,6 @@
 """The examples run as they stand, each in a process of its own."""
 
+import ast
 import ctypes
 import importlib.util
 import os
@@ -44,12 +45,12 @@ ELSEWHERE = {"cpp_put", "halo_exchange"}  # test_device_lib.py builds what the f
 PACKAGES = {"cupy_put": "cupy", "torch_tensor": "torch"}  # too large to be installed for every run of the tests
 
 
-def run(name: str) -> tuple[int, list[str], str]:
+def run(name: str, *arguments: str) -> tuple[int, list[str], str]:
     """Exit status, lines of stdout with warnings as errors, stderr."""
     path = os.pathsep.join(filter(None, (str(ROOT / "src"), os.environ.get("PYTHONPATH"))))
     done = subprocess.run(
-        [sys.executable, "-W", "error", EXAMPLES / f"{name}.py"], capture_output=True, text=True, timeout=100,
-        env={**os.environ, "PYTHONPATH": path},
+        [sys.executable, "-W", "error", EXAMPLES / f"{name}.py", *arguments], capture_output=True, text=True,
+        timeout=100, env={**os.environ, "PYTHONPATH": path},
     )  # fmt: skip
     return done.returncode, re.sub(r"QP 0x\w+", "QP", done.stdout).splitlines(), done.stderr
 
@@ -79,6 +80,42 @@ def test_example_on_a_gpu(name):
     status, lines, err = run(name)
     assert status == 0, err
     assert re.fullmatch(ON_A_GPU[name], lines[-1])
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
+def test_each_says_how_to_run_it_and_what_it_needs(path):
+    said = ast.get_docstring(ast.parse(path.read_text())) or ""
+    assert f"python examples/{path.name}" in said
+    assert re.search("^Needs (no extra|.*pip install)", said, re.MULTILINE)
+
+
+@pytest.mark.parametrize(("name", "module", "cure"), [
+    ("cuda_core_put", "cuda.core", "'.[cuda]'"), ("cupy_put", "cupy", "'.[cuda]' cupy-cuda13x"),
+    ("cupy_put", "cuda.core", "'.[cuda]' cupy-cuda13x"), ("torch_tensor", "torch", "'.[torch]'"),
+])  # fmt: skip
+def test_what_is_missing_is_told_in_a_line(tmp_path, name, module, cure):
+    (tmp_path / "cupy.py").touch()  # found, unless it is what is missing
+    program = f"import runpy, sys; sys.modules[{module!r}] = None; runpy.run_path({str(EXAMPLES / name) + '.py'!r})"
+    path = os.pathsep.join(filter(None, (str(ROOT / "src"), str(tmp_path), os.environ.get("PYTHONPATH"))))
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=100,
+        env={**os.environ, "PYTHONPATH": path},
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr == f"no module {module}: pip install -e {cure}\n"
+
+
+def test_cpp_put_without_arguments_tells_its_usage():
+    status, lines, err = run("cpp_put")
+    assert (status, lines) == (2, [])
+    assert "usage: cpp_put.py" in err
+    assert "required: library" in err
+
+
+def test_cpp_put_tells_that_there_is_no_such_library():
+    status, _, err = run("cpp_put", "not_there.so")
+    assert status == 1
+    assert re.fullmatch(r"/.*not_there\.so: .*; cpp_put\.cu has the command lines that build it\n", err)
 
 
 # --- the halo exchange, whose ends are started one by one -------------------------------------------------------------
