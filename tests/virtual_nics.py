@@ -5,7 +5,6 @@ prepared, turns `step` of both NICs over, reads completions into logs, and jumps
 anything to do.
 """
 
-import threading
 import time
 from collections.abc import Iterable
 from typing import Any
@@ -286,10 +285,7 @@ def stop_engine(nic: SoftNic) -> None:
 
 def start_engine(nic: SoftNic) -> None:
     """Undo `stop_engine`."""
-    engine = nic.engine
-    nic.record["stop"] = 0
-    engine._thread = threading.Thread(target=engine._run, name=f"{nic.name} engine", daemon=True)
-    engine._thread.start()
+    nic.engine.start()
 
 
 class Stream:

@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 
 from ..enums import LinkLayer
 from ..errors import DocaError, DocaErrorCode, OperatingSystemError, TimedOutError
+from ..service import ServiceThread
 from ..verbs import Context
 
 logger = logging.getLogger("gpunetio.bench")
@@ -200,7 +201,7 @@ class Link:
         sock.settimeout(patience)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._ping()  # by which a server knows its client
-        self._reader = threading.Thread(target=self._read, name="gpunetio-exchange", daemon=True)
+        self._reader = ServiceThread("gpunetio-exchange", self._read)
         self._reader.start()
 
     @property
@@ -246,7 +247,7 @@ class Link:
         if self._closing:
             return
         self._closing = True
-        self._reader.join()
+        self._reader.join()  # it looks at `_closing` often, and a socket that hangs is shut down below
         with contextlib.suppress(OSError):  # it has gone: there is nobody to tell
             if error is not None and not self._gone:
                 kind = "interrupted" if isinstance(error, KeyboardInterrupt) else "error"

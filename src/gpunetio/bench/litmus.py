@@ -8,8 +8,8 @@ announced. A WQE or payload is torn when its words differ, stale when all are th
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,6 +27,7 @@ from ..errors import InvalidValueError, TimedOutError
 from ..formats.layout import Entry
 from ..formats.wqe import WQEBB
 from ..gpu import Gpu
+from ..service import STOP_TIMEOUT, ServiceThread
 
 FENCES = ("product", "gpu", "sys", "none")  # "product" is what the device library has there
 DEPTH = 1024  # slots of a ring
@@ -243,7 +244,7 @@ class Litmus:
     @contextlib.contextmanager
     def _reading(self, rings: int, control: np.ndarray, word: int) -> Iterator[None]:
         threads = [
-            threading.Thread(target=read_rings, args=(rings, self.warps, me, self.readers, word), daemon=True)
+            ServiceThread("litmus", functools.partial(read_rings, rings, self.warps, me, self.readers, word))
             for me in range(self.readers)
         ]
         for thread in threads:
@@ -253,4 +254,5 @@ class Litmus:
         finally:
             control[0] = _DRAIN
             for thread in threads:
-                thread.join()
+                if not thread.join():
+                    raise TimedOutError(f"a thread that reads the rings did not end within {STOP_TIMEOUT:g} s")

@@ -26,6 +26,7 @@ from ipaddress import ip_address
 from typing import Any
 
 from ..errors import BadStateError, InUseError, InvalidValueError, TimedOutError
+from ..service import ServiceThread
 from .link import DEFAULT_CAPACITY, IpAddress, Link, Parts, check_capacity
 from .mail import BadLetter, PartialLetter, credentials, receive, send
 
@@ -178,7 +179,7 @@ class Door:
         self._changed = threading.Condition()  # guards those two
         self._closing = False
         self._events: queue.SimpleQueue[tuple[Callable[[Link], None], Link, Any] | None] = queue.SimpleQueue()
-        self._teller: threading.Thread | None = None
+        self._teller: ServiceThread | None = None
         self._new_links: deque[Link] = deque()  # whose heartbeat is to be watched
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._selector = selectors.DefaultSelector()
@@ -189,7 +190,7 @@ class Door:
         except BaseException:
             self._close_all()
             raise
-        self._thread = threading.Thread(target=self._serve, name=f"gpunetio {name} door", daemon=True)
+        self._thread = ServiceThread(f"gpunetio {name} door", self._serve)
         self._thread.start()
 
     def _listen(self, address: IpAddress) -> None:
@@ -370,7 +371,7 @@ class Door:
         if callback is None:
             return
         if self._teller is None:
-            self._teller = threading.Thread(target=self._call_back, name=f"gpunetio {self.name} links", daemon=True)
+            self._teller = ServiceThread(f"gpunetio {self.name} links", self._call_back)
             self._teller.start()
         self._events.put((callback, link, letter))
 
@@ -578,9 +579,8 @@ class Door:
             os.eventfd_write(self._wake, 1)
         self._thread.join(STOP_TIMEOUT)
         self._events.put(None)
-        if self._teller is not None and self._teller is not threading.current_thread():
-            self._teller.join(STOP_TIMEOUT)
-            if self._teller.is_alive():
+        if self._teller is not None and not self._teller.is_current:
+            if not self._teller.join(STOP_TIMEOUT):
                 logger.warning("%s: a callback has not returned for %g s", self.name, STOP_TIMEOUT)
 
     def _close_all(self) -> None:

@@ -25,12 +25,13 @@ import numpy as np
 
 from ..device.compile import engine_function
 from ..device.ops import ld8
-from ..errors import InUseError, OperatingSystemError
+from ..errors import InUseError, OperatingSystemError, TimedOutError
 from ..formats.packet import (
     BTH, ETHER_TYPE_IPV4, ETHER_TYPE_IPV6, GRH, ICRC_SIZE, IP_PROTOCOL_UDP, IPV4, IPV4_DONT_FRAGMENT,
     IPV6, LNH_GLOBAL, LRH, QPN_MASK, ROCE_UDP_PORT, UDP,
 )  # fmt: skip
 from ..memory import HostMemory
+from ..service import ServiceThread
 from .capture import CAPTURE, CAPTURED
 from .frames import PACKET, PIPE_END, consume, next_frame, pipe_end, pipe_size, release
 
@@ -208,7 +209,7 @@ class Pcap:
         self._memory.view(PIPE_END.dtype, CAPTURE.size)[0] = end
         self._wall = time.time_ns() - time.monotonic_ns()
         self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread: ServiceThread | None = None
         self._failed = False
         self.written = 0
 
@@ -227,7 +228,7 @@ class Pcap:
         link_type = LINKTYPE_ERF if self._infiniband else LINKTYPE_ETHERNET
         self._write(struct.pack("<IHHiIII", _MAGIC_NANOSECONDS, 2, 4, 0, 0, _SNAP_LENGTH, link_type))
         next_frame(self._consumer)  # compiles it; there is none yet
-        self._thread = threading.Thread(target=self._run, name=f"gpunetio {name} capture", daemon=True)
+        self._thread = ServiceThread(f"gpunetio {name} capture", self._run)
         self._thread.start()
 
     def _run(self) -> None:
@@ -278,7 +279,8 @@ class Pcap:
         """Write what is left. The engine has stopped, or was never given the address."""
         if self._thread is not None:
             self._stop.set()
-            self._thread.join()
+            if not self._thread.join():
+                raise TimedOutError(f"{self._path}: the disk hangs, and the capture thread does not stop")
             self._drain()
             self._ib.close()
             if self.lost:

@@ -14,6 +14,7 @@ import numpy as np
 
 from ..enums import MemRegType, MemType, NicHandler, QpSendDbrMode, SendDbrModeExt
 from ..errors import BadStateError, InvalidValueError, NotFoundError, NotSupportedError
+from ..interrupts import Whole, deferred
 from ..memory import PAGE
 from ..providers.sdk.gpu import create_gpu
 from ..verbs import PD, QP, SRQ
@@ -43,7 +44,7 @@ def gpu_list() -> list[str]:
     return [*(cuda_backend.pci_bus_id(i) for i in range(cuda_backend.device_count())), "host"]
 
 
-class Gpu:
+class Gpu(metaclass=Whole):
     """Open a GPU (`doca_gpu_create`).
 
     `which`: "auto" (the first CUDA device, or the host), "host", a CUDA ordinal, or a PCI address ("8a:00.0").
@@ -366,9 +367,9 @@ class Gpu:
             return
         for part in (*self._exports, *self._memory):
             part.wait_idle()
-        self.watchdog.close()
-        self._open = False
-        with ExitStack() as steps:  # the last step first, and every step whatever the others raise
+        with deferred(), ExitStack() as steps:  # the last step first, and every step whatever the others raise
+            self.watchdog.close()
+            self._open = False
             steps.callback(self.backend.close)
             if self._destroy_sdk:
                 steps.callback(self._destroy_sdk)

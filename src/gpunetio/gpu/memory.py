@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from ..enums import MemType
 from ..errors import BadStateError, InvalidValueError, TimedOutError
+from ..interrupts import deferred
 
 if TYPE_CHECKING:
     from .gpu import Gpu
@@ -124,9 +125,10 @@ class GpuMemory:
         """
         if self._open:
             self.wait_idle()
-            self._open = False
-            self._array = self._owner = None
-            self._gpu.forget(self)
+            with deferred():
+                self._open = False
+                self._array = self._owner = None
+                self._gpu.forget(self)
 
     def wait_idle(self) -> None:
         """Wait until no kernel runs that was given the memory. TimedOutError when one does not end."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 import select
 import threading
@@ -13,8 +14,10 @@ from ..device.launch import observers
 from ..enums import MemType, SendDbrModeExt
 from ..errors import BadStateError, FullError, InvalidValueError, TimedOutError
 from ..formats.doorbell import QP_DBREC
+from ..interrupts import Whole, deferred
 from ..memory import HostMemory
 from ..nic.engine import POLLFD, yield_every
+from ..service import STOP_TIMEOUT, ServiceThread
 from ..verbs import QP
 from .proxy_loop import PROXY, PROXY_ROW, ask, forward, serve
 
@@ -81,7 +84,7 @@ class Forwarding:
         self._memory.close()
 
 
-class ProxyService:
+class ProxyService(metaclass=Whole):
     """A thread that forwards the doorbells of many queues (`doca_gpu_verbs_create_service`).
 
     It spins, yielding its core, while kernels run that were launched by `@kernel`, and sleeps when none has announced
@@ -105,9 +108,7 @@ class ProxyService:
         serve(self._memory.address)  # compiles, or loads from the cache, and returns at once
         proxy["stop"] = 0
         observers.append(self._launched)
-        self._thread = threading.Thread(
-            target=serve, args=(self._memory.address,), name="gpunetio proxy", daemon=True
-        )
+        self._thread = ServiceThread("gpunetio proxy", functools.partial(serve, self._memory.address))
         self._thread.start()
         atexit.register(self.close)
 
@@ -178,13 +179,14 @@ class ProxyService:
     @property
     def running(self) -> bool:
         """Whether the thread is at work."""
-        return self._thread.is_alive()
+        return self._thread.running
 
     @property
     def closed(self) -> bool:
         """Whether `close()` was called."""
         return self._kick_fd is None
 
+    @deferred()
     def close(self) -> None:
         """Stop the thread (`doca_gpu_verbs_destroy_service`); queues that it had are not forwarded any more."""
         if self.closed or self._pid != os.getpid():
@@ -194,9 +196,8 @@ class ProxyService:
             observers.remove(self._launched)
         self._proxy["stop"] = 1
         self._kick()
-        self._thread.join(_ANSWER_TIMEOUT)
-        if self.running:
-            raise TimedOutError(f"the proxy service did not stop within {_ANSWER_TIMEOUT:g} s")
+        if not self._thread.join():
+            raise TimedOutError(f"the proxy service did not stop within {STOP_TIMEOUT:g} s: close it again")
         with self._lock:
             for forwarding in self._served:
                 forwarding.service = None

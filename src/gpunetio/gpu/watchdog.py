@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..enums import NicHandler, QpState
-from ..errors import DocaError
+from ..errors import DocaError, TimedOutError
+from ..service import ServiceThread
 
 if TYPE_CHECKING:
     from .export import ExportedQp
@@ -54,7 +55,7 @@ class Watchdog:
         self._exports = exports
         self._seen: dict[int, _Seen] = {}
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="gpunetio watchdog", daemon=True)
+        self._thread = ServiceThread("gpunetio watchdog", self._run)
         self._thread.start()
 
     def _run(self) -> None:
@@ -105,9 +106,10 @@ class Watchdog:
         logger.log(level, message)
 
     def close(self) -> None:
-        """Stop looking."""
+        """Stop looking. TimedOutError when a look does not end."""
         self._stop.set()
-        self._thread.join()
+        if not self._thread.join():
+            raise TimedOutError("the watchdog did not stop: a look at a queue hangs")
 
 
 def _sent(exported: ExportedQp, i: dict[str, int]) -> int:

@@ -20,6 +20,7 @@ from ..errors import BadStateError, TimedOutError
 from ..fabric.frames import PIPE, pipe_end_at
 from ..fabric.injector import faults_at
 from ..memory import HostMemory
+from ..service import STOP_TIMEOUT, ServiceThread
 from .step import WRITE_ROW, WRONG_STATE, scan_records, step
 from .datagrams import receive_datagrams, send_datagrams
 from .doorbells import RTS
@@ -179,8 +180,14 @@ def yield_every() -> int:
     return 2 if len(os.sched_getaffinity(0)) < FEW_CORES else 16
 
 
+def compile_engine() -> None:
+    """Compile what an engine runs, or load it from the cache: no command has to wait for that."""
+    run.compile((types.int64,))
+    post_command.compile((types.int64,) * 6)
+
+
 class Engine:
-    """The thread, and the door through which commands reach it."""
+    """The thread, which `start()` starts, and the door through which commands reach it."""
 
     def __init__(self, name: str, nic_record: np.void, address: int):
         self._name, self._nic, self._address = name, nic_record, address
@@ -193,10 +200,12 @@ class Engine:
         self._pollfds.view(POLLFD)[0] = (self._kick_fd, select.POLLIN, 0)
         nic_record["pollfds"], nic_record["pollfd_count"], nic_record["event_count"] = self._pollfds.address, 1, 1
         nic_record["yield_every"] = yield_every()
-        nic_record["stop"] = 1
-        run(address)  # compiles, or loads from the cache, and returns at once: no command has to wait for that
-        nic_record["stop"] = 0
-        self._thread = threading.Thread(target=self._run, name=f"gpunetio {name} engine", daemon=True)
+        compile_engine()
+        self._thread = ServiceThread(f"gpunetio {name} engine", self._run)
+
+    def start(self) -> None:
+        """Serve the NIC from now on, until `stop()`."""
+        self._nic["stop"] = 0
         self._thread.start()
 
     def _run(self) -> None:
@@ -273,14 +282,21 @@ class Engine:
 
     @property
     def running(self) -> bool:
-        """Whether the thread serves the NIC."""
-        return self._thread.is_alive()
+        """Whether the thread serves the NIC, and may touch whatever its tables name."""
+        return self._thread.running
 
     def stop(self) -> None:
-        """Stop the thread; afterwards nothing touches any memory."""
+        """Stop the thread; afterwards nothing touches any memory.
+
+        TimedOutError when the thread does not stop: nothing may be freed then, and `stop` can be called again.
+        """
         self._nic["stop"] = 1
         self.kick()
-        self._thread.join()
+        if not self._thread.join():
+            raise TimedOutError(
+                f"the engine of {self._name} did not stop within {STOP_TIMEOUT:g} s: it is in the middle of a very "
+                "large copy, or starved of CPU time; nothing that it uses was freed, so close the device again"
+            )
         with self._kick_lock:
             os.close(int(self._nic["kick_fd"]))
             self._kick_fd = None

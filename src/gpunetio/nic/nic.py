@@ -26,6 +26,7 @@ from ..formats import contexts
 from ..formats.commands import PORT_TYPE_ETH, PORT_TYPE_IB, ROCE_VERSION_2, CapClass
 from ..formats.doorbell import REGISTER_BYTES, UAR_PAGE
 from ..formats.events import EventType, PortSubtype
+from ..interrupts import deferred
 from ..memory import HostMemory, is_accessible
 from . import step
 from .channels import EventChannel
@@ -86,13 +87,19 @@ class SoftNic:
     def __init__(self, name: str, port: Port, spin_us: int = 1000, sleep_ms: int = 1, budget: int = BUDGET):
         self.name, self.port = name, port
         self.pid = os.getpid()
-        with contextlib.ExitStack() as undo:
-            self._open(undo, spin_us, sleep_ms, budget)
-            self._undo = undo.pop_all()
+        self._started = False  # the engine
+        self._undo, self._outside = contextlib.ExitStack(), contextlib.ExitStack()
+        try:
+            self._open(self._undo, self._outside, spin_us, sleep_ms, budget)
+        except BaseException:
+            self._close()
+            raise
         atexit.register(self.close)
 
-    def _open(self, undo: contextlib.ExitStack, spin_us: int, sleep_ms: int, budget: int) -> None:
-        """Make all parts; `undo` closes them, the last one first."""
+    def _open(
+        self, undo: contextlib.ExitStack, outside: contextlib.ExitStack, spin_us: int, sleep_ms: int, budget: int
+    ) -> None:
+        """Make all parts. `outside` closes those that use the engine, and `undo` those that the engine uses."""
         name, port = self.name, self.port
         self._queue_memory: dict[int, HostMemory] = {}
         self._shared_memory: dict[int, HostMemory] = {}
@@ -140,24 +147,25 @@ class SoftNic:
             self.record["capture"] = self._pcap.address
             self._pcap.start(name, port.gids, self._mac_for_capture, self._path_of)
         self.engine = Engine(name, self.record, self._control.address)
-        undo.callback(self._stop_engine)
+        self._started = True
+        self.engine.start()
         self.interpreter = CommandInterpreter(self)
         self._publication = Publication(
             {table: getattr(self, table) for table in TABLES},
             (self._control, int(self.record["counters"]) - self._control.address),
             self.links.memory,
         )
-        undo.callback(self._leave_peers)
-        undo.callback(self._publication.close)
+        outside.callback(self._leave_peers)
+        outside.callback(self._publication.close)
         on_link = None if port.config.wire == "udp" else self._take_link
         on_letter = self._hear if self.lends else None
         self.door = Door(
             port.door_addresses, name, self._publication, on_link, self._lose_link, medium=port.link_layer.name,
             on_letter=on_letter,
         )  # fmt: skip
-        undo.callback(self.door.close)
+        outside.callback(self.door.close)
         observers.append(self.engine.busy)
-        undo.callback(observers.remove, self.engine.busy)
+        outside.callback(observers.remove, self.engine.busy)
 
     def _lay_out(self, spin_us: int, sleep_ms: int, budget: int) -> None:
         """Give every part of the control memory its place and tell the engine."""
@@ -513,21 +521,30 @@ class SoftNic:
     # --- life cycle ------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Stop the engine. Afterwards nothing touches any memory. Idempotent."""
-        if self.pid != os.getpid() or not self.engine.running:
-            return
-        self.resume()
-        atexit.unregister(self.close)
-        self._undo.close()
+        """Stop the engine. Afterwards nothing touches any memory. Idempotent.
+
+        TimedOutError when the engine does not stop: nothing that it uses is freed then, and the next call tries again.
+        """
+        if self.pid == os.getpid():
+            with deferred():
+                self._close()
+            atexit.unregister(self.close)
+
+    def _close(self) -> None:
+        try:
+            self._outside.close()
+        finally:
+            if self._started:
+                with self._lock:
+                    self.record["pause_at"], self.record["paused"] = -1, 0
+                    self.engine.stop()
+                self._started = False
+            self._undo.close()
 
     def _leave_peers(self) -> None:
         for peer in self.links.peers():
             with peer._guard():
                 peer.links.lose(self)
-
-    def _stop_engine(self) -> None:
-        with self._lock:
-            self.engine.stop()
 
     def _guard(self) -> threading.RLock:
         if self.pid != os.getpid():

@@ -10,9 +10,11 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ..errors import TimedOutError
 from ..fabric.ring import RING, next_full, release
 from ..formats.wqe import WqeOpcode
 from ..memory import HostMemory
+from ..service import ServiceThread
 from .completion import RESPONDER
 from .reasons import EXPLAIN, Reason
 from .tables import ERROR_RECORD
@@ -67,7 +69,7 @@ class ReportService:
         self.reports: deque[Report] = deque(maxlen=KEPT)
         self._lock = threading.Lock()
         self._stop = self._closed = False
-        self._thread = threading.Thread(target=self._run, name=f"gpunetio {name} reports", daemon=True)
+        self._thread = ServiceThread(f"gpunetio {name} reports", self._run)
         self._thread.start()
 
     def _run(self) -> None:
@@ -110,10 +112,11 @@ class ReportService:
         logger.log(logging.WARNING if reason is Reason.QP_STATE else level, message)
 
     def close(self) -> None:
-        """Report what is left and stop; the engine must have stopped before."""
+        """Report what is left and stop; the engine must have stopped before. TimedOutError when the log hangs."""
         self._stop = True
         os.eventfd_write(self.event, 1)
-        self._thread.join()
+        if not self._thread.join():
+            raise TimedOutError(f"the report thread of {self._name} did not stop: a handler of the log hangs")
         self.drain()
         with self._lock:
             self._closed = True

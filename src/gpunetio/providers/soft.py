@@ -16,8 +16,10 @@ from ..formats import commands as cmd
 from ..formats.commands import Opcode, Status
 from ..formats.doorbell import UAR_REG_OFFSET
 from ..formats.events import EventType
+from ..interrupts import allowed
 from ..memory import MappedMemory
 from ..nic.channels import EventChannel
+from ..nic.engine import compile_engine
 from ..nic.nic import MAX_CQ, MAX_GID, MAX_MR, MAX_PD, MAX_QP, MAX_SRQ, SoftNic
 from ..nic.port import Port, PortConfig
 from .provider import DeviceAttr, DeviceInfo, Event, MrKeys, PortAttr, UarPage
@@ -53,13 +55,19 @@ def open_device(name: str, port: PortConfig | None = None) -> SoftProvider:
     """Open a software device; every open of a name in one process shares one NIC, attached as the first one asked."""
     if sys.platform != "linux":
         raise NotSupportedError(f"the software NIC runs on Linux, not on {sys.platform}")
+    with allowed():  # it may take minutes
+        compile_engine()
     with _lock:
         nic, opened = _nics.get(name, (None, 0))
+        if nic is not None and not opened:
+            nic.close()  # its engine had not stopped in time
+            nic = None
         if nic is None:
             nic = SoftNic(name, Port(port or PortConfig(), _address(int(name.removeprefix("soft")))))
             try:
-                for other, _ in _nics.values():
-                    nic.join(other)
+                for other, users in _nics.values():
+                    if users:
+                        nic.join(other)
             except BaseException:
                 nic.close()
                 raise
@@ -300,7 +308,7 @@ class SoftProvider:
         return None
 
     def close(self) -> None:
-        """See `Provider`. The last close of a NIC stops its engine."""
+        """See `Provider`. The last close of a NIC stops its engine. TimedOutError when that does not stop."""
         if not self._open or self._pid != os.getpid():
             return
         self._open = False
@@ -309,11 +317,10 @@ class SoftProvider:
                 self._give_back(free, number)
         with _lock:
             nic, opened = _nics[self.name]
-            if opened > 1:
-                _nics[self.name] = nic, opened - 1
-                return
-            del _nics[self.name]
-            nic.close()
+            _nics[self.name] = nic, opened - 1
+            if opened == 1:
+                nic.close()  # if it fails, opening the NIC again tries again
+                del _nics[self.name]
 
     def _map_for(
         self, free: Callable[[int], None], fd: int, offset: int, nbytes: int, register: Callable[[int], int]

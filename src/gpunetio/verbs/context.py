@@ -10,6 +10,7 @@ from typing import Any
 from ..enums import Access, CqOverrun, GidType, UarAllocationType
 from ..errors import DeviceFatalError, DocaError, InvalidValueError
 from ..formats.cqe import CQE_SIZE
+from ..interrupts import uninterrupted
 from ..providers import PortConfig, open_device
 from ..providers.provider import PortAttr, Provider
 from .arguments import instance, whole
@@ -40,7 +41,7 @@ def open(name: str | None = None, *, port: PortConfig | None = None) -> Context:
     """
     if port is not None:
         instance("port", port, PortConfig)
-    return Context(open_device(name, port))
+    return uninterrupted(lambda: Context(open_device(name, port)))
 
 
 def import_context(provider: Provider) -> Context:

@@ -10,6 +10,7 @@ from ..formats.commands import CREATE_CQ_IN, CREATE_CQ_OUT, Opcode
 from ..formats.cqe import CI_MASK, CQE64, CQE_SIZE, INIT_OP_OWN, OPCODE_SHIFT
 from ..formats.doorbell import CQ_ARM_SN_MASK, CQ_ARM_SN_SHIFT, CQ_ARM_SOLICITED, CQ_DBREC, UAR_CQ_OFFSET
 from ..formats.events import EventType
+from ..interrupts import deferred
 from .channel import CompChannel
 from .completing import OF_SENDS, QPN_MASK, completions
 from .cq import CQ, CqInitAttr
@@ -118,7 +119,8 @@ class DevxCQ(CQ):
         start = self._consumer % self.entries
         cqes = self._cqes[start : start + count].tobytes()
         cqes += self._cqes[: count - len(cqes) // CQE_SIZE].tobytes()
-        found = completions(cqes, self._queues)
-        self._consumer += count
-        self._record["set_ci"] = self._consumer & CI_MASK
+        with deferred():  # requests are completed once
+            found = completions(cqes, self._queues)
+            self._consumer += count
+            self._record["set_ci"] = self._consumer & CI_MASK
         return found

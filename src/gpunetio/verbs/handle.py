@@ -10,17 +10,18 @@ from typing import TYPE_CHECKING, ClassVar, NoReturn, Self
 
 from ..errors import BadStateError, DriverError, InUseError, InvalidValueError, NoMemoryError
 from ..formats.commands import Status
+from ..interrupts import Whole, deferred
 
 if TYPE_CHECKING:
     from ..providers.provider import Provider
     from .context import Context
 
 
-class Handle:
+class Handle(metaclass=Whole):
     """An object on a device. It is a context manager, and lives until `close()` or until its parent closes.
 
     A context or PD closes what was made from it; anything else refuses to close while another object needs it. Closing
-    waits for kernels that were given the object, or one that goes with it.
+    waits for kernels that were given the object, or one that goes with it. Ctrl+C leaves none half-made or half-closed.
     """
 
     _rank: ClassVar[int]  # what a parent closes first: the lowest
@@ -78,7 +79,8 @@ class Handle:
         if self._unacknowledged:
             raise InUseError(f"{self} has {self._unacknowledged} event(s) that were not acknowledged: do that first")
         self.wait_idle()
-        self._close()
+        with deferred():
+            self._close()
 
     def wait_idle(self) -> None:
         """Wait until no kernel uses the object, or what closes with it. TimedOutError when one does not end."""

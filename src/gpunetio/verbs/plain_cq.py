@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from ..enums import CqOverrun, WcFlags, WcOpcode, WcStatus
+from ..interrupts import deferred
 from ..providers.plain_verbs import Wc
 from .channel import CompChannel
 from .cq import CQ, CqInitAttr
@@ -75,6 +76,7 @@ class PlainCQ(CQ):
         if any(not solicited_only or wc.status != _SUCCESS for wc in self._found):
             channel.reader.tell(self.handle)
 
+    @deferred()
     def _poll(self, most: int) -> list[Completion]:
         found = [self._found.popleft() for _ in range(min(most, len(self._found)))]
         if len(found) < most:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..enums import QpState
 from ..errors import BadStateError, DocaError, FullError, InvalidValueError
+from ..interrupts import deferred
 from ..providers.plain_verbs import Refused
 from .work import BadWrError, RecvWr, SendWr
 
@@ -110,7 +111,7 @@ class Posting(ABC):
         """Post requests, in one go."""
         if queue.size == 0:
             raise InvalidValueError(f"{self._qp} has no such queue: create it with sq_wr or rq_wr above 0")
-        with self.lock:
+        with deferred(), self.lock:
             queue.post(requests)
 
     def check(self, what: str, least: QpState) -> None:

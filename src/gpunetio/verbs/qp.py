@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..enums import Access, QpAtomicType, QpAttrMask, QpSendDbrMode, QpState, QpType
 from ..errors import BadStateError, InvalidValueError, NotFoundError
+from ..interrupts import deferred
 from .ah import AhAttr, with_type
 from .arguments import flags, instance, member, whole
 from .handle import Handle
@@ -126,6 +127,7 @@ class QP(Handle, ABC):
     def used(self) -> bool:
         """Whether requests were posted since it was in RST, by whomever."""
 
+    @deferred()
     def modify(self, attr: QpAttr, mask: QpAttrMask | int) -> None:
         """Move to another state, or change attributes of this one (`doca_verbs_qp_modify`).
 
@@ -280,6 +282,7 @@ class QP(Handle, ABC):
         attr = QpAttr(next_state=QpState.INIT, port_num=port, pkey_index=pkey_index)
         self.modify(replace(attr, **_rights(remote_access, atomic_type)), _TO_INIT & ~self._left_out)
 
+    @deferred()
     def connect(
         self,
         remote: QpEndpoint | QP,

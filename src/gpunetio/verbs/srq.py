@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..enums import SrqType
 from ..errors import InvalidValueError, NotSupportedError
+from ..interrupts import deferred
 from .arguments import member, whole, within
 from .handle import Handle
 from .ring import Ring, check_places
@@ -100,6 +101,7 @@ class SRQ(Handle, ABC):
     def _create(self, attr: SrqInitAttr, undo: ExitStack) -> None:
         """Have the device make it: `srqn`, `entries`."""
 
+    @deferred()
     def post_recv(self, *requests: RecvWr) -> None:
         """Post receives, in order (`doca_verbs_bridge_post_srq_recv`).
 

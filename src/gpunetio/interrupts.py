@@ -1,0 +1,105 @@
+"""Ctrl+C waits while something is made, changed or closed, so that nothing is left half-made.
+
+Python raises KeyboardInterrupt in the main thread between any two steps: also between making a thing and noting that
+it exists, and between the two halves of a lock. There is no place for a `try` that would catch that. So SIGINT is only
+noted while `deferred()` is in force, and raised at its end. Whatever runs there has a deadline of its own.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from abc import ABCMeta
+from collections.abc import Callable
+from contextlib import ContextDecorator
+from importlib import import_module
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+# The functions behind those of `signal`, which take twenty times as long for the sake of enumerations.
+_c: Any = import_module("_signal")
+_getsignal, _signal = _c.getsignal, _c.signal
+
+_SIGINT = int(signal.SIGINT)
+
+
+class deferred(ContextDecorator):
+    """A context in which SIGINT is noted, and delivered at the end; also a decorator.
+
+    In threads other than the main one it does nothing, as Python interrupts none of them. `came` tells whether an
+    interrupt was noted. Contexts may be nested: the outermost delivers.
+    """
+
+    def __init__(self):
+        self._handler: Any = None
+        self.came = False
+
+    def _recreate_cm(self) -> deferred:
+        return deferred()  # for each call of what is decorated
+
+    def __enter__(self) -> deferred:
+        if threading.current_thread() is threading.main_thread():
+            handler = _getsignal(_SIGINT)
+            # Without a handler in Python nothing is raised; with a note-taker of ours somebody else delivers.
+            if callable(handler) and not isinstance(getattr(handler, "__self__", None), deferred):
+                self._handler = handler
+                _signal(_SIGINT, self._note)
+        return self
+
+    def _note(self, signum: int, frame: FrameType | None) -> None:
+        self.came = True
+
+    def __exit__(self, *exc: object) -> None:
+        if self._handler is not None:
+            _signal(_SIGINT, self._handler)
+            if self.came:
+                self._handler(_SIGINT, sys._getframe())
+
+
+class allowed:
+    """Within `deferred()`: a context that can be interrupted, because it takes long and leaves nothing behind."""
+
+    def __init__(self):
+        self._outer: deferred | None = None
+
+    def __enter__(self) -> None:
+        outer = getattr(_getsignal(_SIGINT), "__self__", None)
+        if isinstance(outer, deferred) and threading.current_thread() is threading.main_thread():
+            self._outer = outer
+            came, outer.came = outer.came, False
+            _signal(_SIGINT, outer._handler)
+            if came:
+                outer._handler(_SIGINT, sys._getframe())
+
+    def __exit__(self, *exc: object) -> None:
+        if self._outer is not None:
+            _signal(_SIGINT, self._outer._note)
+
+
+class Closable(Protocol):
+    """What `uninterrupted` makes."""
+
+    def close(self) -> None:
+        """Undo the making."""
+
+
+Made = TypeVar("Made", bound=Closable)
+
+
+def uninterrupted(make: Callable[..., Made], *args: Any, **kwargs: Any) -> Made:
+    """Call `make` with interrupts deferred. If one came, close what was made, which the caller will not get."""
+    with deferred() as interrupts:
+        made = make(*args, **kwargs)
+        if interrupts.came:
+            made.close()
+    return made
+
+
+class Whole(ABCMeta):
+    """The metaclass of what an interrupt must not leave half-made: a class with `close()`."""
+
+    if not TYPE_CHECKING:  # the type of an instance is that of its class
+
+        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+            return uninterrupted(super().__call__, *args, **kwargs)

@@ -1,0 +1,66 @@
+"""Threads that serve until they are told to stop."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from .interrupts import deferred
+
+STOP_TIMEOUT = 10.0  # seconds that a thread has to stop
+_LOOK = 100e-6
+
+
+class ServiceThread:
+    """A daemon thread. Whether it runs is a word of its own, which the thread itself clears behind its last step.
+
+    It is not the state that `threading.Thread` keeps: before Python 3.13, an `is_alive()` or `join()` that a signal
+    interrupts counts a running thread as ended (bpo-45274), and whoever believes that frees memory under it. Nor does
+    it take a lock, which an interrupt could leave locked.
+    """
+
+    def __init__(self, name: str, serve: Callable[[], None]):
+        self.name, self._serve = name, serve
+        self._running = False
+        self._thread: threading.Thread | None = None
+        self.native_id: int | None = None
+
+    def start(self) -> None:
+        """Start it, once or after it has ended."""
+        with deferred():
+            self._running = True
+            self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
+            try:
+                self._thread.start()
+            except RuntimeError:  # the system has no room for another thread
+                self._running = False
+                raise
+
+    def _run(self) -> None:
+        self.native_id = threading.get_native_id()
+        try:
+            self._serve()
+        finally:
+            self._running = False
+
+    @property
+    def running(self) -> bool:
+        """Whether it was started and has not ended."""
+        return self._running
+
+    @property
+    def is_current(self) -> bool:
+        """Whether this is the thread that asks."""
+        return self.native_id == threading.get_native_id()
+
+    def join(self, timeout: float = STOP_TIMEOUT) -> bool:
+        """Wait at most `timeout` seconds for its end: whether it has ended."""
+        end = time.monotonic() + timeout
+        while self._running:
+            if time.monotonic() > end:
+                return False
+            time.sleep(_LOOK)
+        if self._thread is not None:
+            self._thread.join(timeout)  # it has nothing left to do but to leave Python's list
+        return True
