@@ -19,6 +19,7 @@ def interrupt() -> None:
 
 
 def interrupted(count: int, seed: int, timeout: float) -> None:
+    gn.open("soft0").close()  # compiled here, if it must be: the child has a deadline
     child = subprocess.run(
         [sys.executable, Path(__file__).with_name("interrupted_child.py"), str(count), str(seed)],
         capture_output=True, text=True, timeout=timeout, check=False,
