@@ -28,6 +28,7 @@ from gpunetio.cli import app, benchmarks
 from gpunetio.cli.failures import Failure, writing
 from gpunetio.errors import InUseError
 from gpunetio.providers import device_list
+from json_schema import mistakes, schema
 
 HOST = ("--loopback", "--target", "cpu")
 SOFTWARE_NICS = {device.name for device in device_list()}
@@ -167,6 +168,7 @@ def test_flag_values(name):
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_json(name):
     document = json.loads(run(name, *HOST, "--json", "-i", 64, "-s", 64, "-s", 128).stdout)
+    assert mistakes(document, schema("benchmark")) == []
     assert (document["test"], document["target"]) == (name, "cpu")
     assert document["nic"] in SOFTWARE_NICS  # the first that no other process has
     assert [result["size"] for result in document["results"]] == [64, 128]
@@ -214,6 +216,7 @@ def test_plot_is_refused_before_anything_runs(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_payload(name, file):
     document = json.loads(run(name, *HOST, "--json", "--payload", file, "-s", 7, "-s", 1000, "-s", 65536).stdout)
+    assert mistakes(document, schema("benchmark")) == []
     assert document["payload"] == {"file": str(file), "bytes": 50_001}
     data = file.read_bytes()
     for result, sent in zip(document["results"], (2048 * 7, 50_001, 50_001)):
@@ -409,6 +412,7 @@ def test_a_server(name, as_json, monkeypatch):
     clients[0].join(30)
     if as_json:
         document = json.loads(result.stdout)
+        assert mistakes(document, schema("benchmark")) == []
         assert (document["role"], document["nic"]) == ("server of 127.0.0.1", "soft0")
         assert [each["iterations"] for each in document["results"]] == [100]
         assert result.stderr.startswith("Waiting for a client on 127.0.0.1 port ")

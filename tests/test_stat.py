@@ -388,7 +388,7 @@ def test_show_json(other):
     assert {row["qpn"] for row in rows} == {other.has["a"], other.has["b"]}
     assert rows[0]["device"] == "soft0"
     (gid,) = json.loads(run("show", "gid", "0", "--pid", other.pid, "--json").stdout)
-    assert gid["gid"] == "00000000000000000000ffff7f000001"
+    assert gid["gid"] == "::ffff:127.0.0.1"
     assert gid["pid"] == other.pid
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
+from .. import __version__
 from ..enums import ExecScope
 from .options import Options
 from .results import BwResult, Result
@@ -157,10 +159,36 @@ def _span(sizes: list[int]) -> str:
     return ", ".join(map(str, sizes)) if len(sizes) < 4 else f"{sizes[0]} … {sizes[-1]}"
 
 
+def _settings(run: Run) -> dict[str, Any]:
+    """What was in force: what was chosen, and what was taken where the choice was left open."""
+    options, queue, port = run.options, run.queue, run.options.nic_port
+    return {
+        "sizes": list(options.sizes),
+        "iterations": options.iterations,
+        "duration_s": options.duration,
+        "scope": options.scope.name,
+        "nic_handler": queue.nic_handler.name,
+        "send_dbr_mode": queue.send_dbr_mode.name,
+        "ring_memory": queue.ring_memory.name,
+        "payload_memory": options.payload_memory.name,
+        "send_queue_slots": queue.qp.sq_entries,
+        "inline": options.inline,
+        "gid_index": options.gid_index,
+        "link_layer": run.ctx.query_device().link_layer.name,
+        "mtu": run.mtu,
+        "port": port and {
+            **asdict(port),
+            "link_layer": port.link_layer.name,
+            "capture": port.capture and str(port.capture),
+        },
+    }  # fmt: skip
+
+
 def as_json(run: Run, results: Sequence[Result]) -> str:
     """The whole run for programs. Rates are in 10⁹ bits and 10⁶ messages a second."""
     options = run.options
     document: dict[str, Any] = {
+        "version": __version__,
         "test": options.benchmark.name,
         "role": run.role,
         "nic": run.ctx.name,
@@ -168,6 +196,7 @@ def as_json(run: Run, results: Sequence[Result]) -> str:
         "gpu": run.gpu.name,
         "qps": options.qps,
         "threads": run.threads,
+        "settings": _settings(run),
         "results": [result.as_json() for result in results],
     }
     if run.payload_bytes is not None:

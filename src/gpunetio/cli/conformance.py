@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from .compiling import compiling
 from .failures import guarded
+
+if TYPE_CHECKING:
+    from ..testing import Report
 
 
 @click.command()
@@ -16,8 +21,9 @@ from .failures import guarded
 @click.option("-d", "--device", "--ib-dev", metavar="NIC", default="soft0", show_default=True, help="The NIC to check.")
 @click.option("--peer", metavar="NIC", help="The NIC at the other end.  [default: the same]")
 @click.option("-l", "--list", "only_list", is_flag=True, help="Only name the checks, by area, and what each one holds.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @guarded
-def conformance(names: tuple[str, ...], device: str, peer: str | None, only_list: bool) -> None:
+def conformance(names: tuple[str, ...], device: str, peer: str | None, only_list: bool, as_json: bool) -> None:
     """Check that a NIC does what DOCA Verbs promises: objects, states, operations, errors, events.
 
     NAME is a check or an area of them; without, all are run. The exit status is 1 when one fails; what the NIC says
@@ -28,6 +34,10 @@ def conformance(names: tuple[str, ...], device: str, peer: str | None, only_list
 
     chosen = checks(names or None)
     width = max(len(one.name) for one in chosen)
+    if only_list and as_json:
+        listed = [{"name": one.name, "area": one.area, "summary": one.summary} for one in chosen]
+        click.echo(json.dumps(listed, indent=2))
+        return
     if only_list:
         for one in chosen:
             click.echo(f"{one.area:<12}{one.name:<{width}}  {one.summary}")
@@ -37,11 +47,22 @@ def conformance(names: tuple[str, ...], device: str, peer: str | None, only_list
     with _quietly():
         report = run(
             lambda: open_device(device), lambda: open_device(peer or device), names or None,
-            tell=lambda result: click.echo(result.line(width)),
+            tell=lambda result: None if as_json else click.echo(result.line(width)),
         )  # fmt: skip
-    click.echo(report.summary)
+    click.echo(json.dumps(_document(report, device, peer or device), indent=2) if as_json else report.summary)
     if not report.passed:
         raise click.exceptions.Exit(1)
+
+
+def _document(report: Report, device: str, peer: str) -> dict[str, Any]:
+    results = [
+        {
+            "name": result.check.name, "area": result.check.area, "outcome": result.outcome.name,
+            "message": result.message, "seconds": result.seconds,
+        }
+        for result in report.results
+    ]  # fmt: skip
+    return {"device": device, "peer": peer, "passed": report.passed, "results": results}
 
 
 @contextmanager

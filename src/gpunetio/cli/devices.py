@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from ipaddress import IPv6Address
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -25,8 +27,9 @@ _LIMITS = (
 @click.option("-d", "--device", "--ib-dev", "wanted", metavar="NIC", help="Only this one.")
 @click.option("-l", "--list", "names_only", is_flag=True, help="Only the names.")
 @click.option("-v", "--verbose", is_flag=True, help="Limits, GIDs and live counters too.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document, with limits and GIDs.")
 @guarded
-def devices(wanted: str | None, names_only: bool, verbose: bool) -> None:
+def devices(wanted: str | None, names_only: bool, verbose: bool, as_json: bool) -> None:
     """Describe the NICs as ibv_devinfo does."""
     from ..providers import device_list, no_hardware, no_software
     from ..verbs import open as open_device
@@ -34,18 +37,51 @@ def devices(wanted: str | None, names_only: bool, verbose: bool) -> None:
     if not wanted and (why := no_hardware()):
         without = no_software()
         click.echo(f"no devices: {why}; {without}" if without else f"only software NICs: {why}", err=True)
+    listed = {info.name: info for info in device_list()}
     if names_only:
-        for info in device_list():
-            click.echo(info.name)
+        names = [dataclasses.asdict(info) for info in listed.values()]
+        click.echo(json.dumps(names, indent=2) if as_json else "\n".join(listed))
         return
-    software = {info.name for info in device_list() if info.provider == "soft"}
-    for name in [wanted] if wanted else [info.name for info in device_list()]:
+    documents = []
+    for name in [wanted] if wanted else listed:
         with compiling("the NIC"):
             ctx = open_device(name)
         with ctx:
+            if as_json:
+                documents.append({**dataclasses.asdict(listed[name]), **_document(ctx)})
+                continue
             click.echo(_describe(ctx, verbose))
-        if verbose and name in software:
+        if verbose and listed[name].provider == "soft":
             _live_counters(name)
+    if as_json:
+        click.echo(json.dumps(documents, indent=2))
+
+
+def _document(ctx: Context) -> dict[str, Any]:
+    """What --json prints of a device: its attributes, and its ports with their GIDs."""
+    device = ctx.query_device()
+    attributes = dataclasses.asdict(device) | {
+        "node_guid": _guid(device.node_guid),
+        "sys_image_guid": _guid(device.sys_image_guid),
+        "link_layer": device.link_layer.name,
+    }
+    return {**attributes, "ports": [_port_document(ctx, port) for port in range(1, device.phys_port_cnt + 1)]}
+
+
+def _port_document(ctx: Context, port: int) -> dict[str, Any]:
+    attr = ctx.query_port(port)
+    gids = ((index, ctx.query_gid(port, index)) for index in range(attr.gid_tbl_len))
+    return {
+        "port": port,
+        **dataclasses.asdict(attr),
+        "state": attr.state.name,
+        "link_layer": attr.link_layer.name,
+        "gids": [
+            {"index": index, "gid": _gid(gid), "type": ctx.gid_type(port, index).name}
+            for index, gid in gids
+            if any(gid)
+        ],
+    }
 
 
 def _describe(ctx: Context, verbose: bool) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable
 from ipaddress import IPv6Address
@@ -45,7 +46,8 @@ _COLUMNS = {
 WIRE_KINDS = {1: "memory", 2: "udp"}  # nic.tables.PIPES, UDP
 PSN_MASK = 0xFF_FFFF
 _HEX = {
-    "qpn", "cqn", "srqn", "srq", "returned", "channel", "error_channel", "rx_wqe", "key", "remote_qpn",
+    "qpn", "cqn", "srqn", "srq", "send_cq", "recv_cq", "returned", "channel", "error_channel", "rx_wqe", "key",
+    "remote_qpn",
     "iova", "address", "addr", "sq_addr", "rq_addr", "dbrec", "doorbell", "delta",
     "remote_row", "wire", "user_index", "peer_high", "peer_low", "flights", "resources", "rx_addr", "rx_key",
 }  # fmt: skip
@@ -55,7 +57,7 @@ _HEX = {
 @click.argument("kind", type=click.Choice(list(KINDS)))
 @click.argument("number", metavar="[N]", required=False)
 @selection
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document, with all fields as they are.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document, with all fields.")
 @guarded
 def show(kind: str, number: str | None, device: str | None, pid: int | None, as_json: bool) -> None:
     """List the objects of a kind of all running software NICs, or all fields of object N (decimal, or 0x…)."""
@@ -65,7 +67,7 @@ def show(kind: str, number: str | None, device: str | None, pid: int | None, as_
     if wanted is not None and not found:
         _unknown(kind, wanted, nics)
     if as_json:
-        click.echo(json.dumps([_document(nic, row) for nic, row in found], indent=2))
+        click.echo(json.dumps([_document(kind, nic, row) for nic, row in found], indent=2))
     elif wanted is None:
         _list(kind, nics, found)
     else:
@@ -143,29 +145,50 @@ def _details(kind: str, nic: Observed, row: np.void) -> str:
 
 def _text(kind: str, field: str, nic: Observed, row: np.void) -> str:
     """One field for people."""
-    from ..enums import Access, QpState
-    from ..formats.commands import ServiceType
+    meant = _meant(kind, field, nic, row)
+    if isinstance(meant, int):
+        return f"{_unsigned(meant):#x}" if field in _HEX else str(meant)
+    return meant if isinstance(meant, str) else (" | " if field in _RIGHTS else " ").join(map(str, meant))
+
+
+def _meant(kind: str, field: str, nic: Observed, row: np.void) -> str | int | list[str] | list[int]:
+    """What a field says: a name where its number stands for one, a number otherwise."""
+    from ..enums import Access
 
     cell = row[field]
     if row.dtype[field].kind == "V":
         return _bytes(field, bytes(cell))
     if row.dtype[field].shape:
-        return " ".join(map(str, cell.tolist()))
+        return cell.tolist()
     value = int(cell)
-    if (kind, field) == ("qp", "state") and value in list(QpState):
-        return QpState(value).name
-    if (kind, field) == ("qp", "service") and value in list(ServiceType):
-        return ServiceType(value).name
+    if names := _names().get((kind, field)):
+        return names.get(value, value)
+    if field in _RIGHTS and kind in ("mr", "umem", "qp"):
+        return [right.name or "" for right in Access if value & right] or ["LOCAL_READ"]
     if (kind, field) == ("qp", "wire"):
         return _wire(nic, value)
-    if (kind, field) in (("mr", "access"), ("umem", "access"), ("qp", "rights")):
-        return " | ".join(right.name or "" for right in Access if value & right) or "LOCAL_READ"
-    if (kind, field) == ("gid", "version"):
-        return {1: "RoCE v1", 2: "RoCE v2"}.get(value, str(value))
-    if (kind, field) in (("qp", "send_cq"), ("qp", "recv_cq")):
-        cqn = nic.tables.number_at("cqs", value)  # the address of a row, or the number itself
-        return f"{cqn or _unsigned(value):#x}"
-    return f"{_unsigned(value):#x}" if field in _HEX else str(value)
+    if (kind, field) in _ROWS:
+        return nic.tables.number_at(_ROWS[kind, field], value) or value  # the address of a row, or the number itself
+    return value
+
+
+_RIGHTS = ("access", "rights")
+_ROWS = {("qp", "send_cq"): "cqs", ("qp", "recv_cq"): "cqs", ("qp", "srq"): "srqs"}
+
+
+@functools.cache
+def _names() -> dict[tuple[str, str], dict[int, str]]:
+    """What the numbers of a field stand for."""
+    from ..enums import QpState, UarAllocationType
+    from ..formats.commands import ScatterToCqe, ServiceType
+
+    fields = {
+        ("qp", "state"): QpState, ("qp", "service"): ServiceType, ("qp", "cs_res"): ScatterToCqe,
+        ("uar", "kind"): UarAllocationType,
+    }  # fmt: skip
+    return {field: {member.value: member.name for member in kind} for field, kind in fields.items()} | {
+        ("gid", "version"): {1: "RoCE v1", 2: "RoCE v2"}
+    }
 
 
 def _wire(nic: Observed, address: int) -> str:
@@ -188,9 +211,9 @@ def _unsigned(value: Any) -> int:
     return int(value) & (1 << 64) - 1
 
 
-def _document(nic: Observed, row: np.void) -> dict[str, Any]:
-    fields = {
-        name: bytes(row[name]).hex() if row.dtype[name].kind == "V" else row[name].tolist()
-        for name in row.dtype.names or ()
-    }
+def _document(kind: str, nic: Observed, row: np.void) -> dict[str, Any]:
+    """What --json prints of an object: all fields, and of a queue pair its peer as text."""
+    fields: dict[str, Any] = {name: _meant(kind, name, nic, row) for name in row.dtype.names or ()}
+    if "peer_high" in fields:
+        fields["peer"] = _peer(row)
     return {"device": nic.name, "pid": nic.pid, **fields}
