@@ -315,7 +315,7 @@ def test_a_page_that_another_library_has_registered_stays_registered(runtime: Ru
 # --- a kernel that fails ---------------------------------------------------------------------------------------------
 
 
-def test_a_kernel_that_fails_has_ended(event: Event, runtime: Runtime):
+def test_a_kernel_that_fails_has_ended(event: Event, runtime: Runtime, caplog):
     changes: list[int] = []
     observers.append(changes.append)
     try:
@@ -326,9 +326,12 @@ def test_a_kernel_that_fails_has_ended(event: Event, runtime: Runtime):
             assert not running.wait(0.01)
             event.answer = RuntimeError("[700] CUDA_ERROR_ILLEGAL_ADDRESS")
             until(lambda: changes == [-1], "the watching thread")
-            assert running.done
-            with pytest.raises(DriverError, match=r"a kernel has failed, .* \[700\] CUDA_ERROR_ILLEGAL_ADDRESS; look"):
-                running.wait(1)
+            assert running.ended
+            assert "a kernel has failed, and with it the CUDA context: [700]" in caplog.text
+            said = r"a kernel has failed, .* \[700\] CUDA_ERROR_ILLEGAL_ADDRESS; look"
+            for ask in (lambda: running.done, lambda: running.wait(1)):
+                with pytest.raises(DriverError, match=said):
+                    ask()
             memory.close()
             assert memory.closed
     finally:

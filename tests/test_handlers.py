@@ -42,7 +42,7 @@ def log(caplog):
 class Running:
     """A kernel that ends when it is told."""
 
-    done = False
+    ended = False
 
 
 def queue_pair(pair: Pair, **attributes):
@@ -307,7 +307,7 @@ def test_an_array_that_cannot_be_made_leaves_queues_where_they_were(pair: Pair):
         assert len(pair.gpu._memory) == memory
     assert pair.run(puts, 8, 3, 1)[0] == device.OK
     pair.gpu.export_qp(plain).close()
-    b._launches._launches[0].done = True
+    b._launches._launches[0].ended = True
 
 
 def test_an_array_closes_as_one(pair: Pair, monkeypatch):
@@ -318,7 +318,7 @@ def test_an_array_closes_as_one(pair: Pair, monkeypatch):
     with pytest.raises(TimedOutError, match=f"{array[0].qp} cannot be closed: a kernel still uses it"):
         array.close()
     assert [array[i].device_address for i in (0, 1)] == [array.device_address, array.device_address + 296]
-    launch.done = True
+    launch.ended = True
     array.close()
     assert array[0].closed
     assert array[1].closed
@@ -329,7 +329,7 @@ def test_a_queue_does_not_move_under_a_kernel(pair: Pair):
     queue.used_by(launch)
     with pytest.raises(InUseError, match="cannot move into an array: a kernel still uses it"):
         pair.gpu.export_qps([queue])
-    launch.done = True
+    launch.ended = True
     with pair.gpu.export_qps([queue]) as array:
         array.used_by(launch)
         assert not queue.in_use

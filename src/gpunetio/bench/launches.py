@@ -78,7 +78,7 @@ class Launcher:
                 launched()
                 ended = self._wait(seconds)
             except Exception:
-                if self._running.done:  # raised by the kernel's threads, perhaps
+                if self._running.ended:  # raised by the kernel's threads, perhaps
                     self._running = None
                 raise
             if not ended:

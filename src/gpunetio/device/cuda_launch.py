@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import os
 import threading
 import time
@@ -11,6 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 from ..errors import DriverError, NotSupportedError
+
+logger = logging.getLogger("gpunetio.kernel")
 
 _SETTINGS = {
     # With lazy loading, the first launch of a kernel beside a running one waits for that one to end.
@@ -60,7 +63,10 @@ def _idle_streams(ordinal: int) -> list[Any]:
 
 
 class CudaLaunch:
-    """A kernel running on a GPU, on a stream that it has alone; `wait(timeout)` returns whether it has ended."""
+    """A kernel running on a GPU, on a stream that it has alone; `wait(timeout)` returns whether it has ended.
+
+    A failure is logged, and raised by whatever is asked of the launch next: `wait`, or `done`.
+    """
 
     def __init__(
         self, compiled: Any, args: tuple[Any, ...], grid: int, block: int, ordinal: int, ended: Callable[[], None]
@@ -70,6 +76,7 @@ class CudaLaunch:
 
         # A kernel that drives a NIC is small on purpose.
         config.CUDA_LOW_OCCUPANCY_WARNINGS = 0  # type: ignore[attr-defined]
+        self._name = getattr(compiled, "__name__", "")
         self._error: Exception | None = None
         self._idle = _idle_streams(ordinal)
         is_here = cuda_runtime().cudaGetDevice()[1] == ordinal  # nearly always, and changing the context takes some µs
@@ -85,20 +92,36 @@ class CudaLaunch:
 
     def _watch(self, stream: Any, ordinal: int, ended: Callable[[], None]) -> None:
         cuda_runtime().cudaSetDevice(ordinal)  # for observers that call CUDA, which would open the first device
-        while not self.done:
+        while not self.ended:
             time.sleep(200e-6)
         if self._error is None:
             self._idle.append(stream)
+        else:
+            logger.error("kernel %s: %s", self._name, self._failure())
         ended()
 
+    def _failure(self) -> str:
+        return (
+            f"a kernel has failed, and with it the CUDA context: {self._error}; look for the access with "
+            "compute-sanitizer, and start a new process"
+        )
+
     @property
-    def done(self) -> bool:
+    def ended(self) -> bool:
         """Whether the kernel has ended. So has one whose event answers with an error: a kernel has failed."""
         try:
             return bool(self._event.query())
         except Exception as error:  # a class of Numba's
             self._error = error
             return True
+
+    @property
+    def done(self) -> bool:
+        """Whether the kernel has ended. DriverError when it, or one before it, has failed."""
+        ended = self.ended
+        if ended and self._error is not None:
+            raise DriverError(self._failure()) from self._error
+        return ended
 
     def wait(self, timeout: float) -> bool:
         """Wait at most `timeout` seconds for the kernel to end. DriverError when it, or one before it, has failed."""
@@ -107,9 +130,4 @@ class CudaLaunch:
             if time.monotonic() > end:
                 return False
             time.sleep(20e-6)
-        if self._error is not None:
-            raise DriverError(
-                f"a kernel has failed, and with it the CUDA context: {self._error}; look for the access with "
-                "compute-sanitizer, and start a new process"
-            ) from self._error
         return True

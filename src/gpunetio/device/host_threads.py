@@ -7,7 +7,9 @@ relatives read; warps and blocks carry a barrier.
 from __future__ import annotations
 
 import ctypes
+import logging
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -17,8 +19,11 @@ from llvmlite import binding
 from ..errors import InvalidValueError
 from .ops import GROUP_WORDS, THREAD_KEY_SYMBOL
 
+logger = logging.getLogger("gpunetio.kernel")
+
 RECORD_WORDS = 8
 MAX_WARP = 32
+_LOOK = 0.05  # seconds
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _key = ctypes.c_uint()
@@ -35,7 +40,10 @@ def _groups(count: int, size: int) -> np.ndarray:
 
 
 class HostLaunch:
-    """A running grid of host threads; `wait(timeout)` returns whether it has ended, and raises what a thread raised."""
+    """A running grid of host threads; `wait(timeout)` returns whether it has ended.
+
+    What a thread raises is logged, and raised by whatever is asked of the launch next: `wait`, or `done`.
+    """
 
     def __init__(
         self,
@@ -54,10 +62,13 @@ class HostLaunch:
         warps = block // warp
         self._blocks, self._warps = _groups(grid, block), _groups(grid * warps, warp)
         self._records = np.zeros((grid * block, RECORD_WORDS), np.int64)
+        self._name = getattr(body, "__name__", "")
         self._error: BaseException | None = None
         self._ended, self._left, self._lock = ended, grid * block, threading.Lock()
-        # Not the threads' own state: an interrupted join counts a running thread as ended.
-        self._finished = threading.Event()
+        # A word, not the threads' own state (service.py), and no Event: an interrupt could leave its lock locked.
+        self.ended = False
+        self._over = threading.Lock()  # which the last thread opens
+        self._over.acquire()
         threads = []
         for b in range(grid):
             for t in range(block):
@@ -74,8 +85,8 @@ class HostLaunch:
         _libc.pthread_setspecific(_key.value, record)
         try:
             body(*args)
-        except BaseException as error:  # told to whoever waits
-            self._error = self._error or error
+        except BaseException as error:
+            self._fail(error)
         finally:
             with self._lock:
                 self._left -= 1
@@ -84,17 +95,25 @@ class HostLaunch:
                 try:
                     self._ended()
                 finally:
-                    self._finished.set()
+                    self.ended = True
+                    self._over.release()
+
+    def _fail(self, error: BaseException) -> None:
+        with self._lock:
+            first, self._error = self._error is None, self._error or error
+        if first:  # the others will have the same to say
+            logger.error("kernel %s: a thread has raised %s: %s", self._name, type(error).__name__, error)
 
     @property
     def done(self) -> bool:
-        """Whether every thread has ended."""
-        return self._finished.is_set()
+        """Whether every thread has ended. Raises what one has raised."""
+        if self.ended and self._error is not None:
+            raise self._error
+        return self.ended
 
     def wait(self, timeout: float) -> bool:
-        """Wait at most `timeout` seconds for every thread to end."""
-        if not self._finished.wait(timeout):
-            return False
-        if self._error is not None:
-            raise self._error
-        return True
+        """Wait at most `timeout` seconds for every thread to end: whether they have. Raises what one has raised."""
+        end = time.monotonic() + timeout
+        while not self.ended and (left := end - time.monotonic()) > 0:
+            self._over.acquire(timeout=min(left, _LOOK))  # for the first who waits: others look at `ended`
+        return self.done

@@ -23,6 +23,7 @@ from typing import Any, Protocol
 from unittest import mock
 
 from ..errors import InvalidValueError
+from ..interrupts import deferred
 from .compile import engine_function
 from .cuda_launch import CudaLaunch, cuda_available
 from .host_threads import HostLaunch
@@ -108,19 +109,22 @@ class Kernel:
 
     def _launch(self, grid: int, block: int, place: Place, *args: Any) -> HostLaunch | CudaLaunch:
         plain = tuple(int(a.device_address) if hasattr(a, "device_address") else a for a in args)
-        tell_observers(+1)
-        try:
-            if place.target == "cuda":
-                launch = CudaLaunch(self.cuda, plain, grid, block, place.ordinal, _ended)
-            else:
-                launch = HostLaunch(self.body, plain, grid, block, place.warp, _ended)
-        except BaseException:
-            _ended()
-            raise
-        parts: tuple[Any, ...] = (place, *args)
-        for used in parts:
-            if hasattr(used, "used_by"):
-                used.used_by(launch)  # closing it waits for the kernel
+        if place.target != "cuda":
+            self.body.compile(tuple(self.body.typeof_pyval(a) for a in plain))  # here, and not while somebody waits
+        with deferred():
+            tell_observers(+1)
+            try:
+                if place.target == "cuda":
+                    launch = CudaLaunch(self.cuda, plain, grid, block, place.ordinal, _ended)
+                else:
+                    launch = HostLaunch(self.body, plain, grid, block, place.warp, _ended)
+            except BaseException:
+                _ended()
+                raise
+            parts: tuple[Any, ...] = (place, *args)
+            for used in parts:
+                if hasattr(used, "used_by"):
+                    used.used_by(launch)  # closing it waits for the kernel
         return launch
 
 

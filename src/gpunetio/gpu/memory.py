@@ -30,12 +30,12 @@ class RunningLaunches:
     def add(self, launch: Any) -> None:
         """A kernel has been launched, by any thread; those that have ended are forgotten."""
         with self._lock:
-            self._launches = [other for other in self._launches if not other.done] + [launch]
+            self._launches = [other for other in self._launches if not other.ended] + [launch]
 
     @property
     def running(self) -> bool:
         """Whether one has not ended."""
-        return any(not launch.done for launch in self._launches)
+        return any(not launch.ended for launch in self._launches)
 
     def wait(self, timeout: float, what: str) -> None:
         """Wait until all have ended."""
