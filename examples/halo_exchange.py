@@ -12,16 +12,14 @@ Needs no extra; on a GPU, where there is one, with `pip install -e '.[cuda]'`.
 
 import argparse
 import sys
-from contextlib import closing
 from typing import Any
 
 import numpy as np
 
 import gpunetio as gn
 from gpunetio import device as dev
-from gpunetio.bench.agreement import swap_ends
 from gpunetio.device.status import NAMES
-from gpunetio.samples.meeting import EndOptions, compare, meet, meet_in
+from gpunetio.rendezvous import TcpRendezvous, own_address
 
 RATE = 0.2  # of the spreading, at most 0.25
 DEADLINE = 10.0  # seconds that a kernel waits at most, for a completion or for the other half
@@ -93,23 +91,32 @@ def as_array(memory: gn.GpuMemory, shape: tuple[int, ...]) -> Any:
 
 
 def run(options: argparse.Namespace) -> None:
-    upper, rows, columns = options.peer is None, options.rows, options.columns
+    upper = options.peer is None
+    with gn.open() as nic, gn.Gpu(PLACES[options.target]) as gpu:
+        address = options.peer or own_address(nic)
+        if upper:
+            print(f"waiting for the lower half on {address} port {options.port}", flush=True)
+        with TcpRendezvous(0 if upper else 1, 2, address, options.port, timeout=SECONDS) as halves:
+            compute(options, halves, nic, gpu)
+
+
+def compute(options: argparse.Namespace, halves: TcpRendezvous, nic: gn.Context, gpu: gn.Gpu) -> None:
+    upper, rows, columns = halves.rank == 0, options.rows, options.columns
+    terms = halves.allgather({"rows": rows, "columns": columns, "steps": options.steps})
+    if terms[0] != terms[1]:
+        sys.exit(f"error: the upper half has {terms[0]}, the lower one {terms[1]}: give both the same")
     plate = whole_plate(rows, columns)
     mine = slice(0, rows + 2) if upper else slice(rows, None)
     edge, peer_halo = (rows, 0) if upper else (1, rows + 1)  # the row to put, and where the peer wants it
     shape = (2, rows + 2, columns)
     plane_bytes, row_bytes = 8 * shape[1] * shape[2], 8 * shape[2]
+    memory = gpu.alloc(2 * plane_bytes + 24, gn.MemType.CPU_GPU)  # two planes and three words
+    memory.array[: 2 * plane_bytes] = np.stack([plate[mine]] * 2).view(np.uint8).reshape(-1)
+    mr = nic.create_pd().register(memory)
 
-    ends = EndOptions(server=options.peer, tcp_port=options.port)
-    with gn.open() as nic, gn.Gpu(PLACES[options.target]) as gpu, closing(meet(nic, ends, print)) as link:
-        compare(link, "halo_exchange", {"rows": rows, "columns": columns, "steps": options.steps})
-        pd = nic.create_pd()
-        qp = gpu.create_qp(pd, timeout=DEADLINE)
-        memory = gpu.alloc(2 * plane_bytes + 24, gn.MemType.CPU_GPU)  # two planes and three words
-        memory.array[: 2 * plane_bytes] = np.stack([plate[mine]] * 2).view(np.uint8).reshape(-1)
-        mr = pd.register(memory)
-        far = swap_ends(link, [qp.qp.endpoint()], mr.address, mr.rkey, mr.nbytes, mr.nbytes)
-        qp.connect(far.endpoints[0])
+    with gn.mesh(pd=mr.pd, gpu=gpu, memory=mr, via=halves, timeout=DEADLINE) as mesh:
+        far = mesh.peers[1 - halves.rank]
+        qp = far.qp
 
         # An edge goes from its row here to the halo there; `peer_halo` rows into the peer's plane.
         heat, words, flag_raddr = as_array(memory, shape), mr.address + 2 * plane_bytes, far.address + 2 * plane_bytes
@@ -122,21 +129,20 @@ def run(options: argparse.Namespace) -> None:
                 sys.exit("the kernel did not end")
 
         launch(0)  # compiles, so that neither half waits for the other's compiler
-        meet_in(link, "ready", seconds=SECONDS)
+        halves.barrier()
         print("both halves begin")
         launch(options.steps)
         status = int(memory.array[-8:].view(np.int64)[0])
         if status != dev.OK:
             sys.exit(f"the kernel ended with {NAMES[status]}: {qp.last_error() or 'the other half is silent'}")
-        meet_in(link, "done", seconds=SECONDS)  # before the queue goes away, on which the peer may wait
 
-        found = memory.array[: 2 * plane_bytes].view(np.float64).reshape(shape)[options.steps % 2]
-        inner = slice(1, -1)
-        error = np.abs(found - by_numpy(plate, options.steps)[mine])[inner, inner].max()
-        if error > 1e-12:
-            sys.exit(f"the result is wrong: it differs from NumPy's by {error:g}")
-        half = "upper" if upper else "lower"
-        print(f"{half} half: {options.steps} steps of {rows} × {columns} cells on {gpu.name}, as NumPy has them")
+    found = memory.array[: 2 * plane_bytes].view(np.float64).reshape(shape)[options.steps % 2]
+    inner = slice(1, -1)
+    error = np.abs(found - by_numpy(plate, options.steps)[mine])[inner, inner].max()
+    if error > 1e-12:
+        sys.exit(f"the result is wrong: it differs from NumPy's by {error:g}")
+    half = "upper" if upper else "lower"
+    print(f"{half} half: {options.steps} steps of {rows} × {columns} cells on {gpu.name}, as NumPy has them")
 
 
 def main() -> None:

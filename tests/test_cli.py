@@ -19,7 +19,6 @@ from click.testing import CliRunner
 
 from gpunetio import gpu
 from gpunetio.bench import litmus
-from gpunetio.bench.exchange import PeerInterrupted
 from gpunetio.bench.loopback import Loopback
 from gpunetio.bench.measure import measure
 from gpunetio.bench.options import BENCHMARKS, Options
@@ -28,6 +27,7 @@ from gpunetio.cli import app, benchmarks
 from gpunetio.cli.failures import Failure, writing
 from gpunetio.errors import InUseError
 from gpunetio.providers import device_list
+from gpunetio.rendezvous import PeerInterrupted
 from json_schema import mistakes, schema
 
 HOST = ("--loopback", "--target", "cpu")

@@ -5,6 +5,7 @@ import ctypes
 import importlib.util
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -41,7 +42,7 @@ ON_A_GPU = {
     "first_put": r"4 threads put 256 of 256 bytes on [\da-f:.]+",
     "torch_tensor": "1048576 numbers have come into a cuda tensor",
 }
-ELSEWHERE = {"cpp_put", "halo_exchange"}  # test_device_lib.py builds what the first loads; the second has tests below
+ELSEWHERE = {"all_to_all", "cpp_put", "halo_exchange"}  # below, and in test_device_lib.py
 PACKAGES = {"cupy_put": "cupy", "torch_tensor": "torch"}  # too large to be installed for every run of the tests
 
 
@@ -135,7 +136,7 @@ def halves(monkeypatch):
         def start(*options, lower=()):
             upper = Tool("--port", port, *options, program=program)
             stack.enter_context(running(upper))
-            (address,) = re.findall(r"on ([\d.]+) port", upper.until("Waiting for a client"))
+            (address,) = re.findall(r"on ([\d.]+) port", upper.until("waiting for the lower half"))
             other = Tool("--port", port, "--peer", address, *options, *lower, program=program)
             stack.enter_context(running(other))
             return upper, other
@@ -158,7 +159,7 @@ def test_halo_exchange_of_unequal_halves(halves):
     for tool in halves("--target", "cpu", lower=("--rows", 32)):
         status, _, err = tool.end()
         assert status == 1
-        assert re.search("error: the .* has rows .*: give both the same", err)
+        assert re.search("error: the upper half has .*64.*, the lower one .*32.*: give both the same", err)
 
 
 @pytest.mark.slow
@@ -171,6 +172,36 @@ def test_halo_exchange_with_a_half_that_dies(halves):
     assert status == 1
     put_was_lost, put_had_arrived = "error completion: WQE ", "deadline passed: the other half is silent"
     assert re.search(f"the kernel ended with ({put_was_lost}|{put_had_arrived})", err)
+
+
+def all_to_all(*starter: str | Path, size: int) -> None:
+    path = os.pathsep.join(filter(None, (str(ROOT / "src"), os.environ.get("PYTHONPATH"))))
+    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}  # Open MPI refuses otherwise
+    done = subprocess.run(
+        [*starter, EXAMPLES / "all_to_all.py", "--target", "cpu"], capture_output=True, text=True, timeout=100,
+        env={**os.environ, **root, "PYTHONPATH": path, "PYTHONWARNINGS": "error"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    for rank in range(size):
+        assert f"rank {rank} of {size}: 4096 right numbers from each rank, by kernels on host" in done.stdout
+
+
+def test_all_to_all():
+    """It starts four processes itself."""
+    all_to_all(sys.executable, size=4)
+
+
+def test_all_to_all_of_mpirun():
+    pytest.importorskip("mpi4py", reason="needs mpi4py (extra 'mpi')")
+    mpirun = shutil.which("mpirun", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
+    if mpirun is None:
+        pytest.skip("needs mpirun, of the package mpich or openmpi")
+    all_to_all(mpirun, "-n", "3", sys.executable, size=3)
+
+
+def test_all_to_all_of_torchrun():
+    skip_without_package("torch_tensor")
+    all_to_all(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", size=2)
 
 
 # --- no GPU ----------------------------------------------------------------------------------------------------------

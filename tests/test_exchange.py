@@ -17,8 +17,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpunetio import verbs
-from gpunetio.bench import exchange, launches, remote
-from gpunetio.bench.exchange import (
+from gpunetio.bench import launches, remote
+from gpunetio.bench.measure import measure
+from gpunetio.bench.options import BENCHMARKS, Options
+from gpunetio.bench.remote import Client, Server
+from gpunetio.bench.results import BwResult, Check
+from gpunetio.enums import ExecScope
+from gpunetio.errors import DocaError, DriverError, InvalidValueError, OperatingSystemError, TimedOutError
+from gpunetio.gpu import ExportedQp
+from gpunetio.rendezvous import link as exchange
+from gpunetio.rendezvous.link import (
     MAX_BODY,
     VERSION,
     Decoder,
@@ -32,13 +40,6 @@ from gpunetio.bench.exchange import (
     listen,
     own_address,
 )  # fmt: skip
-from gpunetio.bench.measure import measure
-from gpunetio.bench.options import BENCHMARKS, Options
-from gpunetio.bench.remote import Client, Server
-from gpunetio.bench.results import BwResult, Check
-from gpunetio.enums import ExecScope
-from gpunetio.errors import DocaError, DriverError, InvalidValueError, OperatingSystemError, TimedOutError
-from gpunetio.gpu import ExportedQp
 
 ALL = list(BENCHMARKS)
 LATENCY = [name for name, benchmark in BENCHMARKS.items() if benchmark.latency]
@@ -129,8 +130,8 @@ def test_a_peer_that_speaks_nonsense_is_one_error_soon(data):
 @pytest.mark.parametrize(
     "data, text",
     [
-        (b"GET / HTTP/1.0\r\n", "is no gpunetio benchmark: it sent b'GET '"),
-        (b"x", "is no gpunetio benchmark"),
+        (b"GET / HTTP/1.0\r\n", "is no program of gpunetio: it sent b'GET '"),
+        (b"x", "is no program of gpunetio"),
         (raw(b"{}", version=77), f"speaks version 77 of the exchange and this end version {VERSION}"),
         (raw(b"", length=MAX_BODY + 1), f"announced a message of {MAX_BODY + 1} bytes: {MAX_BODY} is the limit"),
         (raw(b"{"), "no JSON object with a kind"),

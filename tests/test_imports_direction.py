@@ -5,6 +5,7 @@ The layers, from high to low:
     cli
     samples, bench, testing, doctor
     eth, flow, rdma, dma            the libraries, and the package's face, gpunetio/__init__.py
+    rendezvous
     gpu, dpa
     verbs
     providers
@@ -34,6 +35,7 @@ LAYERS = (
     ("cli", "__main__"),
     ("samples", "bench", "testing", "doctor"),
     ("eth", "flow", "rdma", "dma", FACE),
+    ("rendezvous",),
     ("gpu", "dpa"),
     ("verbs",),
     ("providers",),

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpunetio.bench import launches, pingpong_cpu
-from gpunetio.bench.exchange import PeerError
 from gpunetio.bench.pingpong import (
     ADDRESS_BYTES,
     PingPong,
@@ -25,6 +24,7 @@ from gpunetio.bench.pingpong import (
 )  # fmt: skip
 from gpunetio.cli import app
 from gpunetio.errors import DocaError, InvalidValueError, TimedOutError
+from gpunetio.rendezvous import PeerError
 from gpunetio.verbs import QpEndpoint
 
 HERE = QpEndpoint(0xB46001, bytes(10) + b"\xff\xff\x7f\0\0\x01", 0, 1024, 0x00F00D)

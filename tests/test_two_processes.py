@@ -95,9 +95,9 @@ def file(tmp_path):
 
 
 _HURRY = """
-from gpunetio.bench import exchange
+from gpunetio.rendezvous import link
 from gpunetio.cli import main
-exchange.STEP_SECONDS = 4.0
+link.STEP_SECONDS = 4.0
 main()
 """
 HURRIED = ("-c", _HURRY)  # the command, but its other end may be silent for 4 s only
@@ -228,7 +228,8 @@ def test_documents_and_pictures(port, tmp_path):
 # With --json a server says on stderr that it waits: a client that calls again until it is there.
 _PATIENT = """
 import time
-from gpunetio.bench import exchange, remote
+from gpunetio.bench import remote
+from gpunetio.rendezvous import link as exchange
 from gpunetio.cli import main
 dial, end = remote.dial, time.monotonic() + 60
 def call(*where):
@@ -425,8 +426,8 @@ def test_other_sizes(port):
 
 
 NONSENSE = {
-    b"GET / HTTP/1.0\r\n\r\n": "is no gpunetio benchmark", b"": "closed the connection",
-    b"\0" * 4096: "is no gpunetio benchmark", b"0000:000000:000000:": "is no gpunetio benchmark",
+    b"GET / HTTP/1.0\r\n\r\n": "is no program of gpunetio", b"": "closed the connection",
+    b"\0" * 4096: "is no program of gpunetio", b"0000:000000:000000:": "is no program of gpunetio",
     struct.pack(">4sHI", b"GPNT", 9, 2) + b"{}": "speaks version 9 of the exchange",
 }  # fmt: skip
 

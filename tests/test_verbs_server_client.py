@@ -15,12 +15,12 @@ import pytest
 from click.testing import CliRunner
 
 from gpunetio import log
-from gpunetio.bench.exchange import PeerError
 from gpunetio.cli import app
 from gpunetio.enums import LinkLayer
 from gpunetio.errors import DocaError, DriverError, InvalidValueError, UnexpectedError
 from gpunetio.fabric.faults import Faults
 from gpunetio.nic.port import PortConfig
+from gpunetio.rendezvous import PeerError
 from gpunetio.samples import verbs_server_client as sample
 from gpunetio.samples.verbs_server_client import SampleOptions
 from gpunetio.verbs import QP
@@ -478,4 +478,4 @@ def test_a_stranger_calls(port):
             sock.sendall(b"GET / HTTP/1.0\r\n\r\n")
             status, _, err = server.end()
     assert status == 1
-    assert "is no gpunetio benchmark" in error_line(err)
+    assert "is no program of gpunetio" in error_line(err)

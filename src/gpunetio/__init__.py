@@ -32,7 +32,7 @@ from .providers import PortConfig
 from .verbs import Context, open
 
 if TYPE_CHECKING:
-    from . import device
+    from . import device, rendezvous
     from .device import device_function, kernel
     from .dpa import Dpa, DpaCompletion
     from .gpu import (
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
         gpu_list,
         library_version,
     )  # fmt: skip
+    from .rendezvous import mesh
 
 __version__ = "0.1.0"
 
@@ -58,7 +59,7 @@ __all__ = [
     "SendDbrModeExt", "SendFlags", "SharingMode", "SyncScope", "WcOpcode", "WcStatus", "WrOpcode", "__version__",
     "check_device_code_compatibility",
     "check_host_code_compatibility", "device", "device_function", "errors", "gpu_list", "kernel", "library_version",
-    "open", "verbs",
+    "mesh", "open", "rendezvous", "verbs",
 ]  # fmt: skip
 
 # What kernels need is loaded when it is first asked for: it takes the compiler, and controlling a card does not.
@@ -69,6 +70,7 @@ _ON_DEMAND = {
         "ExportedQp", "ExportedQps", "Gpu", "GpuMemory", "ProxyService", "QpError", "QpGroup",
         "check_device_code_compatibility", "check_host_code_compatibility", "gpu_list", "library_version",
     ),
+    "rendezvous": ("rendezvous", "mesh"),
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _ON_DEMAND.items() for name in names}
 

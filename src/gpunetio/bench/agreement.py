@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import InvalidValueError
+from ..rendezvous.endpoints import endpoint_of, endpoint_values
+from ..rendezvous.link import Link, Message, PeerError
 from ..verbs import QpEndpoint
-from .exchange import Link, Message, PeerError
 from .options import TERMS, Options
 
 MOST_SIZES = 256
@@ -115,9 +116,7 @@ def swap_ends(
     """
     link.send(
         "ends", address=address, rkey=rkey, nbytes=nbytes, receives=receives,
-        qps=[
-            {"qpn": e.qpn, "gid": e.gid.hex(), "lid": e.lid, "mtu": e.mtu, "psn": e.psn} for e in endpoints
-        ],
+        qps=[endpoint_values(endpoint) for endpoint in endpoints],
     )  # fmt: skip
     ends = link.expect("ends")
     theirs = ends.parts("qps", 2 * MOST_QPS)
@@ -125,7 +124,7 @@ def swap_ends(
         raise PeerError(f"{link.peer} has {len(theirs)} queue pairs, this end {len(endpoints)}")
     ends.integer("nbytes", needed, 1 << 62)
     return Far(
-        tuple(_endpoint(each) for each in theirs), ends.integer("address", 0, (1 << 63) - 1),
+        tuple(endpoint_of(each) for each in theirs), ends.integer("address", 0, (1 << 63) - 1),
         ends.integer("rkey", 0, 0xFFFF_FFFF), ends.integer("receives", 0, 1 << 15),
     )  # fmt: skip
 
@@ -135,13 +134,3 @@ def swap_words(link: Link, address: int, rkey: int) -> tuple[int, int]:
     link.send("words", address=address, rkey=rkey)
     words = link.expect("words")
     return words.integer("address", 0, (1 << 63) - 1), words.integer("rkey", 0, 0xFFFF_FFFF)
-
-
-def _endpoint(each: Message) -> QpEndpoint:
-    gid = each.raw("gid", 16)
-    if len(gid) != 16:
-        raise each.wrong("gid", "16 bytes")
-    mtu = each.integer("mtu", 256, 4096)
-    return QpEndpoint(
-        each.integer("qpn", 1, 0xFF_FFFF), gid, each.integer("lid", 0, 0xFFFF), mtu, each.integer("psn", 0, 0xFF_FFFF)
-    )

@@ -10,7 +10,7 @@ from pathlib import Path
 from ..enums import ExecScope, MemType, NicHandler, SendDbrModeExt
 from ..errors import InvalidValueError, NotSupportedError
 from ..nic.port import PortConfig
-from .exchange import PORT
+from ..rendezvous.link import PORT
 
 ALL_SIZES = tuple(1 << n for n in range(1, 24))
 SIZES = (1, *(1 << n for n in range(6, 15)))

@@ -20,9 +20,9 @@ from typing import Self
 
 from ..enums import Access, LinkLayer
 from ..errors import InvalidValueError, TimedOutError
+from ..rendezvous.link import STEP_SECONDS, Greeting, PeerError, accept, dial, listen, own_address
 from ..verbs import Context, QpEndpoint
 from ..verbs import open as open_device
-from .exchange import STEP_SECONDS, Greeting, PeerError, accept, dial, listen, own_address
 from .pingpong_cpu import CpuPlayer
 from .pingpong_player import PingPongOptions, Played, Player
 

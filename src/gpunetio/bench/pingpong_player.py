@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..nic.port import PortConfig
+from ..rendezvous.link import PORT
 from ..verbs import QP, Context
-from .exchange import PORT
 
 FILL = 0x7B
 SEND_SLOTS = 16

@@ -20,10 +20,10 @@ import numpy as np
 
 from ..errors import DocaError
 from ..gpu import GpuMemory
-from . import exchange
+from ..rendezvous import link as talk
+from ..rendezvous.link import Link, Message, PeerError, accept, dial, listen, own_address
 from .agreement import Far, File, agree, swap_ends, swap_words
 from .data import Arrival, Data, Ends, Pattern, Payload
-from .exchange import Link, Message, PeerError, accept, dial, listen, own_address
 from .kernel_parts import MOST_THREADS
 from .launches import GRACE_SECONDS, LAUNCH_SECONDS
 from .options import Options
@@ -139,7 +139,7 @@ class Client(Remote):
     def _meet(self) -> Link:
         host = self.options.server or ""
         self.role = f"client of {host}"
-        return Link(dial(host, self.options.tcp_port), f"the server {host}", exchange.STEP_SECONDS)
+        return Link(dial(host, self.options.tcp_port), f"the server {host}", talk.STEP_SECONDS)
 
     def data(self, size: int, value: int) -> Data:
         """See `Run`."""
@@ -204,7 +204,7 @@ class Server(Remote):
             raise
         sock, caller = accept(listener)
         self.role = f"server of {caller}"
-        return Link(sock, f"the client {caller}", exchange.STEP_SECONDS)
+        return Link(sock, f"the client {caller}", talk.STEP_SECONDS)
 
     def results(self) -> Iterator[Result]:
         """Serve the client: a result of each size, as the client reports it."""

@@ -19,7 +19,7 @@ from .ports import ADDRESS, nic_port, port_options, tcp_port
 from .version import version_option
 
 if TYPE_CHECKING:
-    from ..bench.exchange import Link
+    from ..rendezvous.link import Link
 
 _LEVELS = "10=DISABLE, 20=CRITICAL, 30=ERROR, 40=WARNING, 50=INFO, 60=DEBUG, 70=TRACE"
 _LOOK_SECONDS = 0.1

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ..bench.exchange import PORT, Link, PeerError, accept, dial, listen, own_address
 from ..nic.port import PortConfig
+from ..rendezvous.link import PORT, Link, PeerError, accept, dial, listen, own_address
 from ..verbs import Context
 
 

@@ -25,7 +25,6 @@ import numpy as np
 
 from .. import device as dev
 from ..bench.agreement import Far, swap_ends
-from ..bench.exchange import Link
 from ..device import device_function, kernel
 from ..device.cq import timeout_of
 from ..device.status import NAMES
@@ -33,6 +32,7 @@ from ..device.waiting import patience
 from ..dpa import Dpa
 from ..errors import DriverError, TimedOutError, UnexpectedError
 from ..gpu import GpuMemory
+from ..rendezvous.link import Link
 from ..verbs import MR, QP, Context
 from ..verbs import open as open_device
 from .meeting import EndOptions, compare, meet, meet_in

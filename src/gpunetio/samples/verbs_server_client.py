@@ -24,9 +24,9 @@ from functools import partial
 from typing import TypeVar
 
 from ..bench.agreement import Far, swap_ends
-from ..bench.exchange import Link
 from ..enums import Access, QpType, WcStatus, WrOpcode
 from ..errors import DriverError, InvalidValueError, TimedOutError, UnexpectedError
+from ..rendezvous.link import Link
 from ..verbs import CQ, MR, QP, Completion, Context, QpEndpoint, RecvWr, SendWr, Sge
 from ..verbs import open as open_device
 from .connection import connect

@@ -1,4 +1,4 @@
-"""The talk between the two processes of a benchmark: framed JSON messages over TCP, and who is told of what.
+"""A talk between two processes: framed JSON messages over TCP, and who is told of what.
 
     magic "GPNT" · version, 2 bytes · length of the body, 4 bytes · body: a JSON object with a "kind"
 
@@ -31,11 +31,11 @@ from ..errors import DocaError, DocaErrorCode, OperatingSystemError, TimedOutErr
 from ..service import ServiceThread
 from ..verbs import Context
 
-logger = logging.getLogger("gpunetio.bench")
+logger = logging.getLogger("gpunetio.rendezvous")
 
 PORT = 18515
 VERSION = 1
-MAX_BODY = 1 << 20
+MAX_BODY = 1 << 24
 STEP_SECONDS = 10.0  # for the peer to answer, and how long it may be silent
 PING_SECONDS = 1.0
 LINGER_SECONDS = 1.0  # for the last message to be read
@@ -156,7 +156,7 @@ class Decoder:
     def _next(self) -> Message | None:
         start = bytes(self._bytes[: len(_MAGIC)])
         if start != _MAGIC[: len(start)]:
-            raise PeerError(f"{self._peer} is no gpunetio benchmark: it sent {start!r} where {_MAGIC!r} was due")
+            raise PeerError(f"{self._peer} is no program of gpunetio: it sent {start!r} where {_MAGIC!r} was due")
         if len(self._bytes) < _HEADER.size:
             return None
         _, version, length = _HEADER.unpack_from(self._bytes)
@@ -241,6 +241,11 @@ class Link:
             if self._failure is not None:
                 raise self._failure
         raise TimedOutError(f"{self.peer} did not send {wanted} within {seconds:g} s")
+
+    def wait_for_news(self, seconds: float) -> None:
+        """Wait until there is a message, or the talk has ended, for some seconds at most."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._messages or self._failure is not None, seconds)
 
     def close(self, error: BaseException | None = None) -> None:
         """End the talk; the peer is told of this end's error, unless it has gone already. Idempotent."""
@@ -332,10 +337,10 @@ class Link:
 # --- how it begins ---------------------------------------------------------------------------------------------------
 
 
-def own_address(ctx: Context, sgid_index: int) -> str:
-    """The address that a server on this NIC listens on: the NIC's own.
+def own_address(ctx: Context, sgid_index: int = 0) -> str:
+    """Return the address on which a server on this NIC listens: the NIC's own.
 
-    Where it has none to call, that is this host's loopback for a software NIC, and for a card any of the host.
+    Where that is none to call, it is this host's loopback for a software NIC, and any of the host's for a card.
     """
     without = "127.0.0.1" if ctx.provider.software else "0.0.0.0"
     if ctx.query_port(1).link_layer == LinkLayer.INFINIBAND:
@@ -347,7 +352,7 @@ def own_address(ctx: Context, sgid_index: int) -> str:
 
 
 def listen(address: str, port: int) -> socket.socket:
-    """A socket on which one client may call."""
+    """A socket on which clients may call."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -381,24 +386,24 @@ def accept(
     """
     end = None if timeout is None else time.monotonic() + timeout
     with listener, contextlib.ExitStack() as undo:
-        callers = undo.enter_context(_Callers(listener, greeting))
+        callers = undo.enter_context(Callers(listener, greeting))
         while (client := callers.look(end)) is None:
             if end is not None and time.monotonic() >= end:
                 raise TimedOutError(f"no client called within {timeout:g} s")
         return client
 
 
-class _Callers:
+class Callers:
     """Connections to a listener; each has `STEP_SECONDS` to greet."""
 
-    def __init__(self, listener: socket.socket, greeting: Greeting):
+    def __init__(self, listener: socket.socket, greeting: Greeting = GREETING):
         self._listener, self._greeting = listener, greeting
         self._deadlines: dict[socket.socket, tuple[float, str]] = {}  # in the order of their calls; and their addresses
         self._selector = selectors.DefaultSelector()
         listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ)
 
-    def __enter__(self) -> _Callers:
+    def __enter__(self) -> Callers:
         return self
 
     def __exit__(self, *exc: object) -> None:

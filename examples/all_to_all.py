@@ -1,0 +1,111 @@
+"""Every process sends a block of numbers to every other one, and their kernels do it all.
+
+    python examples/all_to_all.py                       four processes, which it starts itself
+    python examples/all_to_all.py --rank 0 --size 2     one process; rank 1 is another terminal's, or another machine's
+    mpirun -n 4 python examples/all_to_all.py           needs mpi4py: pip install 'gpunetio[mpi]'
+    torchrun --nproc-per-node 4 examples/all_to_all.py  needs PyTorch: pip install 'gpunetio[torch]'
+
+`gpunetio.mesh` connects the processes. Then a thread for each peer puts the peer's block into its memory with a signal
+behind it, and waits for the signals of the others. What has come is compared with what must come.
+"""
+
+import argparse
+import multiprocessing as mp
+import os
+import sys
+
+import numpy as np
+
+import gpunetio as gn
+from gpunetio import device as dev
+from gpunetio.device.status import NAMES
+
+DEADLINE = 20.0  # seconds that a kernel waits for a completion, or for the others
+SECONDS = 240.0  # for a launch, which may have to compile first
+ROW = gn.rendezvous.Mesh.ROW
+STARTED_BY = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "TORCHELASTIC_RUN_ID")
+
+
+@gn.kernel
+def all_to_all(mesh, rank, size, nbytes, laddr, lkey, statuses):
+    """A thread for each rank. Memory is `size` blocks to send and as many to receive, the flag, and its old values."""
+    peer = dev.global_id()
+    status = dev.OK
+    if peer != rank:
+        row = mesh + ROW * peer
+        qp, raddr, rkey = dev.ld64(row), dev.ld64(row + 8), dev.ld64(row + 16)
+        inbox = raddr + (size + rank) * nbytes
+        flag = raddr + 2 * size * nbytes
+        old = laddr + 2 * size * nbytes + 8 + 8 * peer
+        ticket = dev.put_signal(qp, inbox, rkey, laddr + peer * nbytes, lkey, nbytes, flag, rkey, old, lkey, 1)
+        status = dev.wait(qp, ticket)
+        if status == dev.OK:
+            status = dev.wait_word(qp, laddr + 2 * size * nbytes, size - 1)
+    dev.st64(statuses + 8 * peer, status)
+
+
+def block(sender: int, receiver: int, numbers: int) -> np.ndarray:
+    """What one rank sends to another."""
+    return np.random.default_rng([sender, receiver]).random(numbers)
+
+
+def exchange(ranks: gn.rendezvous.Rendezvous, target: str, numbers: int) -> None:
+    rank, size, nbytes = ranks.rank, ranks.size, 8 * numbers
+    with gn.open() as nic, gn.Gpu({"cpu": "host"}.get(target, target)) as gpu:
+        pd = nic.create_pd()
+        memory = gpu.alloc(2 * size * nbytes + 8 + 8 * size, gn.MemType.CPU_GPU)
+        outbox, inbox = memory.array[: 2 * size * nbytes].view(np.float64).reshape(2, size, numbers)
+        outbox[:] = [block(rank, peer, numbers) for peer in range(size)]
+        inbox[rank] = outbox[rank]
+        statuses = gpu.alloc(8 * size, gn.MemType.CPU_GPU)
+
+        with gn.mesh(pd=pd, gpu=gpu, memory=memory, via=ranks, timeout=DEADLINE) as mesh:
+            assert mesh.memory is not None
+            launch = all_to_all[1, size, gpu](
+                mesh, rank, size, nbytes, mesh.memory.address, mesh.memory.lkey, statuses
+            )
+            if not launch.wait(timeout=SECONDS):
+                sys.exit("the kernel did not end")
+            for peer, status in enumerate(statuses.array.view(np.int64)):
+                if status != dev.OK:
+                    sys.exit(f"rank {rank}, thread of rank {peer}: {NAMES[int(status)]}")
+        wrong = [peer for peer in range(size) if (inbox[peer] != block(peer, rank, numbers)).any()]
+        if wrong:
+            sys.exit(f"rank {rank}: wrong numbers from ranks {wrong}")
+        print(f"rank {rank} of {size}: {numbers} right numbers from each rank, by kernels on {gpu.name}", flush=True)
+
+
+def meet(rank: int, size: int, options: argparse.Namespace) -> None:
+    with gn.rendezvous.TcpRendezvous(rank, size, options.address, options.port) as ranks:
+        exchange(ranks, options.target, options.numbers)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Every process sends numbers to every other one.")
+    parser.add_argument("--rank", type=int, help="of this process, if you start each by hand")
+    parser.add_argument("--size", type=int, default=4, help="how many processes (default %(default)s)")
+    parser.add_argument("--address", default="127.0.0.1", help="of rank 0 (default %(default)s)")
+    parser.add_argument("--port", type=int, default=18521, help="TCP port of rank 0 (default %(default)s)")
+    parser.add_argument("--target", choices=["auto", "cpu"], default="auto", help="where kernels run")
+    parser.add_argument("--numbers", type=int, default=4096, help="in a block (default %(default)s)")
+    options = parser.parse_args()
+    try:
+        if any(name in os.environ for name in STARTED_BY):
+            with gn.rendezvous.from_environment() as ranks:
+                exchange(ranks, options.target, options.numbers)
+        elif options.rank is not None:
+            meet(options.rank, options.size, options)
+        else:
+            start = mp.get_context("spawn").Process
+            children = [start(target=meet, args=(rank, options.size, options)) for rank in range(options.size)]
+            for child in children:
+                child.start()
+            for child in children:
+                child.join()
+            sys.exit(max(abs(child.exitcode or 0) for child in children))
+    except gn.DocaError as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""Ranks that meet over TCP: all call rank 0, which hands the values round."""
+
+from __future__ import annotations
+
+import socket
+import time
+
+from ..errors import DocaError, InvalidValueError, OperatingSystemError, TimedOutError
+from .group import TIMEOUT, Rendezvous
+from .link import MAX_BODY, Callers, Link, Message, PeerError, listen
+
+PORT = 18516  # next to that of the benchmarks
+_MOST_BYTES = MAX_BODY // 4  # of all values of one exchange: they travel as hexadecimal digits
+_LOOK_SECONDS = 0.05  # between two looks at who has handed in a value
+_RETRY_SECONDS = 0.1  # between two calls of a rank 0 that is not there yet
+
+
+class TcpRendezvous(Rendezvous):
+    """Ranks that meet over TCP. They may start in any order.
+
+    Rank 0 listens on `address` and `port`; the others call it there. Callers that are no ranks of this rendezvous are
+    sent away. Anybody who reaches the port can join, so choose an address of a network that you trust. `timeout`: see
+    `Rendezvous`; all ranks must come within that time. A rank that ends is noticed by all.
+
+    One exchange carries 4 MiB in all.
+    """
+
+    def __init__(
+        self, rank: int, size: int, address: str = "127.0.0.1", port: int = PORT, *, timeout: float = TIMEOUT
+    ) -> None:
+        super().__init__(rank, size, timeout)
+        self._links: dict[int, Link] = {}  # by rank: those of rank 0, or the one to it
+        self._turn = 0
+        if size == 1:
+            return
+        try:
+            if rank == 0:
+                self._wait_for_all(address, port)
+            else:
+                self._call(address, port)
+        except BaseException as error:
+            self.close(error)
+            raise
+
+    # --- how it begins -----------------------------------------------------------------------------------------------
+
+    def _call(self, address: str, port: int) -> None:
+        end = time.monotonic() + self.timeout
+        link = self._links[0] = Link(_dialled(address, port, end), f"rank 0 ({address} port {port})")
+        link.send("join", rank=self.rank, size=self.size)
+        link.expect("welcome", timeout=max(0.0, end - time.monotonic()))
+
+    def _wait_for_all(self, address: str, port: int) -> None:
+        end = time.monotonic() + self.timeout
+        with listen(address, port) as listener, Callers(listener) as callers:
+            while len(self._links) < self.size - 1:
+                if time.monotonic() >= end:
+                    raise TimedOutError(self._missing(address, port))
+                if caller := callers.look(end):
+                    sock, host = caller
+                    self._admit(Link(sock, f"the caller {host}"), host)
+        for link in self._links.values():
+            link.send("welcome")
+
+    def _admit(self, link: Link, host: str) -> None:
+        """Take a caller for the rank that it says it is, or tell it why not."""
+        try:
+            join = link.expect("join")
+            size = join.integer("size", 2, 1 << 30)
+            if size != self.size:
+                raise PeerError(f"{link.peer} takes part in a rendezvous of {size} ranks, this one has {self.size}")
+            rank = join.integer("rank", 1, size - 1)
+            if rank in self._links:
+                raise PeerError(f"{link.peer} wants to be rank {rank}, which has joined already")
+        except (PeerError, TimedOutError) as error:
+            link.close(error)
+        else:
+            link.peer = f"rank {rank} ({host})"
+            self._links[rank] = link
+
+    def _missing(self, address: str, port: int) -> str:
+        missing = [str(rank) for rank in range(1, self.size) if rank not in self._links]
+        who = f"rank {missing[0]}" if len(missing) == 1 else f"ranks {', '.join(missing)}"
+        return f"{who} of {self.size} did not call on {address} port {port} within {self.timeout:g} s"
+
+    # --- exchanges ---------------------------------------------------------------------------------------------------
+
+    def _allgather(self, data: bytes) -> list[bytes]:
+        if len(data) > _MOST_BYTES // self.size:
+            raise InvalidValueError(
+                f"a value of {len(data)} bytes: with {self.size} ranks, {_MOST_BYTES // self.size} is the limit"
+            )
+        self._turn += 1
+        if self.rank != 0:
+            self._links[0].send("value", turn=self._turn, data=data.hex())
+            answer = self._links[0].expect("values", timeout=self.timeout)
+            values = answer.parts("values", self.size)
+            if len(values) != self.size:
+                raise answer.wrong("values", f"a list of {self.size} objects")
+            return [value.raw("data", _MOST_BYTES) for value in values]
+        try:
+            parts = self._gathered(data)
+        except DocaError as error:
+            self.close(error)  # the others wait for an answer
+            raise
+        values = [{"data": part.hex()} for part in parts]
+        for link in self._links.values():
+            link.send("values", values=values)
+        return parts
+
+    def _gathered(self, data: bytes) -> list[bytes]:
+        """At rank 0: what all ranks have handed in. Whoever ends is noticed, whoever else is waited for."""
+        end = time.monotonic() + self.timeout
+        found = {0: data}
+        while len(found) < self.size:
+            before = len(found)
+            for rank in [rank for rank in self._links if rank not in found]:
+                try:
+                    value: Message = self._links[rank].expect("value", timeout=0.0)
+                except TimedOutError:
+                    if self._links[rank].failure is not None:
+                        raise
+                    continue
+                value.integer("turn", self._turn, self._turn)
+                found[rank] = value.raw("data", _MOST_BYTES)
+            if len(found) > before:
+                continue
+            if time.monotonic() > end:
+                missing = ", ".join(self._links[rank].peer for rank in self._links if rank not in found)
+                raise TimedOutError(f"no value came from {missing} within {self.timeout:g} s")
+            first = next(rank for rank in self._links if rank not in found)
+            self._links[first].wait_for_news(_LOOK_SECONDS)
+        return [found[rank] for rank in range(self.size)]
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Leave, and tell the other ranks of `error`. Idempotent."""
+        super().close(error)
+        for link in self._links.values():
+            link.close(error)
+
+
+def _dialled(address: str, port: int, end: float) -> socket.socket:
+    """A connection to rank 0, which may not listen yet."""
+    while (left := end - time.monotonic()) > 0:
+        try:
+            return socket.create_connection((address, port), left)
+        except ConnectionRefusedError:
+            time.sleep(min(_RETRY_SECONDS, left))
+        except TimeoutError:
+            break
+        except (OSError, UnicodeError) as error:
+            raise OperatingSystemError(f"cannot call rank 0 at {address!r} port {port}: {error}") from None
+    raise TimedOutError(f"rank 0 did not answer at {address} port {port} in time: was it started, with this address?")
