@@ -13,8 +13,11 @@ VARIABLE = "GPUNETIO_STAND_IN"
 
 def why_not() -> str | None:
     """Why it cannot be built here, or None when it can."""
-    if os.environ.get(VARIABLE):
-        return None
+    return None if os.environ.get(VARIABLE) else why_no_headers()
+
+
+def why_no_headers() -> str | None:
+    """Why nothing can be compiled against rdma-core here, or None when it can."""
     if compiler() is None:
         return "no C compiler"
     return None if HEADER.exists() else "the headers of rdma-core are not installed (libibverbs-dev)"
