@@ -4,7 +4,7 @@
 #   make test     the quick suite             (PYTEST_ARGS="-m slow", PYTEST_ARGS="tests/test_x.py -x", ...)
 #   make lint     ruff and pyright
 #   make bench    the benchmarks of the CPU side (needs g++)
-#   make docs     the parts of docs/ that are made from the code
+#   make docs     the site of the documentation, in build/docs
 #   make lock     pin the dependencies anew
 #   make clean    remove all that make made
 
@@ -38,6 +38,12 @@ $(VENV)/.runtime: requirements.txt pyproject.toml | $(VENV)/.made
 	@$(EDITABLE)
 	@touch $@
 
+$(VENV)/.docs: requirements-docs.txt pyproject.toml | $(VENV)/.made
+	@echo "installing gpunetio and Sphinx"
+	@$(PINS) requirements-docs.txt
+	@$(EDITABLE)
+	@touch $@
+
 $(VENV)/.dev: requirements-dev.txt pyproject.toml | $(VENV)/.made
 	@echo "installing gpunetio, its test tools and the CUDA compiler (about 400 MB)"
 	@$(PINS) requirements-dev.txt
@@ -59,14 +65,18 @@ bench: $(VENV)/.runtime
 	@$(BIN)/python benchmarks/engine.py
 	@$(BIN)/python benchmarks/startup.py
 
-docs: $(VENV)/.runtime
+# Part of docs/setup.md is made from the doctor's checks. A link or a name that leads nowhere is an error.
+docs: $(VENV)/.docs
 	@$(BIN)/python -m gpunetio.doctor.guide docs/setup.md
+	@$(BIN)/python -m sphinx --builder html --fail-on-warning --keep-going --quiet docs build/docs
+	@echo "built build/docs/index.html"
 
-# requirements.txt takes the versions of requirements-dev.txt, so that the two agree in one .venv.
+# The others take the versions of requirements-dev.txt, so that all agree in one .venv.
 lock: $(VENV)/.dev
 	@$(LOCK) --upgrade --extra dev -o requirements-dev.txt
 	@$(LOCK) --constraint requirements-dev.txt -o requirements.txt
-	@! grep -nE '://|file:|^ *-[^-]|^--' requirements.txt requirements-dev.txt
+	@$(LOCK) --constraint requirements-dev.txt --extra docs -o requirements-docs.txt
+	@! grep -nE '://|file:|^ *-[^-]|^--' requirements.txt requirements-dev.txt requirements-docs.txt
 
 clean:
 	@rm -rf $(VENV) dist build .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,180 @@
+"""The documentation site: `make docs` builds it into build/docs, from these pages and the package's docstrings."""
+
+import re
+from abc import ABC
+from importlib.metadata import version as version_of
+from pathlib import Path
+from typing import Any
+
+from docutils.nodes import Element, TextElement
+from sphinx.addnodes import pending_xref
+from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
+from sphinx.util.inspect import signature, stringify_signature
+from sphinx.util.nodes import make_refnode
+
+project = "gpunetio"
+author = "The gpunetio authors"
+copyright = author
+version = release = version_of("gpunetio")
+
+extensions = ["myst_parser", "sphinx.ext.autodoc"]
+exclude_patterns = ["_static"]
+nitpicky = True  # a name or link that leads nowhere is an error: `make docs` turns warnings into errors
+nitpick_ignore_regex = [
+    ("py:obj", r".*"),  # `words` of a docstring: some are names of the API, and then links
+    ("py:.*", r"(collections|ctypes|enum|ipaddress|numpy|np|pathlib|types|typing)\..*"),
+    ("py:class", r"(NDArray|ndarray|Path|uint8|optional)"),
+    ("py:class", r"gpunetio\.(formats\.commands\.Opcode|providers\.provider\.Provider)"),  # see the source
+]
+
+myst_heading_anchors = 4
+myst_enable_extensions = ["colon_fence"]
+
+autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True
+autodoc_typehints_format = "short"
+autodoc_default_options = {
+    "members": True,
+    "undoc-members": True,
+    # What the package's parts ask of each other.
+    "exclude-members": "__init__, __new__, backend, event_taken, hold_for_event, kinds, own, page, place, posting, "
+    "provider, reader, ring, serve, used_by, wait_idle",
+}
+add_module_names = False
+python_use_unqualified_type_names = True
+toc_object_entries_show_parents = "hide"
+default_role = "py:obj"
+
+html_theme = "pydata_sphinx_theme"
+html_title = "gpunetio"
+html_show_sourcelink = False
+html_copy_source = False
+html_theme_options = {
+    "navigation_with_keys": False,
+    "show_nav_level": 2,
+    "header_links_before_dropdown": 5,
+    "secondary_sidebar_items": ["page-toc"],
+    "footer_start": ["copyright"],
+    "footer_end": [],
+}
+
+# --- the front page is the README; links that leave docs/ lead to pages of the site -----------------------------------
+
+_README = Path(__file__).parents[1] / "README.md"
+_PAGES = {
+    "../README.md": "index.md", "../examples/": "examples.md",
+    "../benchmarks/README.md": "measurements.md", "../benchmarks/RESULTS.md": "measurements.md",
+}  # fmt: skip
+
+
+def _from_docs(link: str) -> str:
+    """A relative link of the README as it is from docs/."""
+    if re.match(r"\w+:|#", link):
+        return link
+    return link.removeprefix("docs/") if link.startswith("docs/") else f"../{link}"
+
+
+def _link_pages(app: Sphinx, page: str, source: list[str]) -> None:
+    link = re.compile(r"(?<=\]\()[^)\s]+(?=\))")
+    if page == "index":
+        readme = link.sub(lambda found: _from_docs(found[0]), _README.read_text(encoding="utf-8"))
+        source[0] = readme + source[0].partition("\n")[2]
+        app.env.note_dependency(str(_README))
+    source[0] = link.sub(lambda found: _PAGES.get(found[0], found[0]), source[0])
+
+
+# --- docstrings are plain text with `names`, not reStructuredText -----------------------------------------------------
+
+_TERM = re.compile(r"(?P<names>`[^`]+`(?:, `[^`]+`)*)  +(?P<text>\S.*)")  # a row of a table: `name`    what it is
+_NAME = re.compile(r"[A-Za-z_][\w.]*(\(\))?")
+
+
+def _marked_up(line: str) -> str:
+    """With `names` as links or code, and what reStructuredText would take for markup as it is."""
+    parts = re.split(r"(`[^`]*`)", line)
+    for i, part in enumerate(parts):
+        if i % 2 == 0:
+            parts[i] = re.sub(r"([*|\\])|(?<=\w)(_)(?!\w)", r"\\\g<0>", part)
+        elif not _NAME.fullmatch(part[1:-1]):
+            parts[i] = f"`{part}`"
+        if i % 2 and parts[i + 1][:1].isalnum():
+            parts[i] += "\\ "
+    return "".join(parts)
+
+
+def _as_rest(app: Sphinx, what: str, name: str, thing: object, options: object, lines: list[str]) -> None:
+    made: list[str] = []
+    in_list = in_code = False
+    for line in lines:
+        indented = line.startswith("    ")
+        if row := _TERM.fullmatch(line):
+            if not in_list:
+                made.append("")
+            in_list = True
+            made.append(f"* {_marked_up(row['names'])}: {_marked_up(row['text'])}")
+        elif in_list and indented:
+            made.append(f"  {_marked_up(line.strip())}")
+        elif indented:
+            if not in_code:
+                made += ["::", ""]
+            in_code = True
+            made.append(line)
+        else:
+            if line and (in_list or in_code):
+                made.append("")
+            in_list = in_list and not line
+            in_code = in_code and not line
+            made.append(_marked_up(line))
+    lines[:] = made
+
+
+# --- what a user sees of a class --------------------------------------------------------------------------------------
+
+_MADE_BY_USERS = {"Gpu", "ProxyService"}  # beside dataclasses; other objects come from methods
+
+
+def _signature(
+    app: Sphinx, what: str, name: str, thing: Any, options: object, arguments: str | None, returns: str | None
+) -> tuple[str | None, str | None]:
+    """Leave out the arguments of constructors that are no part of the API."""
+    if what == "class" and not hasattr(thing, "__dataclass_fields__"):
+        arguments = ""
+        if name.rpartition(".")[2] in _MADE_BY_USERS:
+            arguments = stringify_signature(signature(thing.__init__, bound_method=True), show_return_annotation=False)
+    return arguments, returns
+
+
+def _bases(app: Sphinx, name: str, thing: object, options: object, bases: list[type]) -> None:
+    """Leave out base classes that are no part of the API."""
+    bases[:] = [base for base in bases if base is not ABC and not base.__name__.startswith("_")]
+
+
+# --- names as the source has them -------------------------------------------------------------------------------------
+
+
+_ALIASES = {"Async": "AsyncEventType"}
+
+
+def _public(app: Sphinx, env: BuildEnvironment, node: pending_xref, text: TextElement) -> Element | None:
+    """Annotations name a class as its module imports it; the pages name it as users do."""
+    if node.get("refdomain") != "py":
+        return None
+    last = node["reftarget"].rpartition(".")[2].removesuffix("()")
+    last = _ALIASES.get(last, last)
+    domain = env.domains.python_domain
+    found = {obj.node_id: obj for name, obj in domain.objects.items() if name.rpartition(".")[2] == last}
+    if node["reftype"] in ("class", "exc", "obj"):
+        found = {at: obj for at, obj in found.items() if obj.objtype in ("class", "exception", "function")}
+    if len(found) != 1:
+        return None
+    ((at, obj),) = found.items()
+    return make_refnode(app.builder, node["refdoc"], obj.docname, at, text, last)
+
+
+def setup(app: Sphinx) -> None:
+    app.connect("source-read", _link_pages)
+    app.connect("autodoc-process-signature", _signature)
+    app.connect("autodoc-process-bases", _bases)
+    app.connect("autodoc-process-docstring", _as_rest)
+    app.connect("missing-reference", _public)
