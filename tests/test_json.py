@@ -49,7 +49,7 @@ def nic() -> Iterator[gn.Context]:
 def test_the_settings_of_a_benchmark(tmp_path):
     port = gn.PortConfig(("127.0.0.9",), "udp", faults=gn.Faults(loss=0.01), capture=tmp_path / "capture")
     options = Options(
-        benchmark=BENCHMARKS["put_bw"], gpu="host", device="soft0", nic_port=port, sizes=(500, 1000), iterations=10,
+        benchmark=BENCHMARKS["put_bw"], gpu="host", device="soft6", nic_port=port, sizes=(500, 1000), iterations=10,
         nic_handler=gn.NicHandler.CPU_PROXY, payload_memory=gn.MemType.CPU_GPU,
     )  # fmt: skip
     with Loopback(options) as run:

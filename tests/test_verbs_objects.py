@@ -603,7 +603,7 @@ def test_fork(fake, ctx):
 
 
 def test_repr(ctx, cq):
-    assert repr(cq) == f"<CQ {cq.cqn:#x} of fake0>"
+    assert repr(cq) == f"<CQ {cq.cqn:#x} of fake0, 16 entries>"
     cq.close()
     assert repr(cq) == f"<CQ {cq.cqn:#x} of fake0, closed>"
     assert repr(ctx) == "<context fake0>"

@@ -91,6 +91,9 @@ class HostMemory:
         """`count` items of `dtype` at byte `offset`, writable in place."""
         return np.ndarray(count, dtype, buffer=self.array, offset=offset)
 
+    def __repr__(self) -> str:
+        return f"<{self.nbytes} bytes of host memory, {'closed' if self.closed else f'at {self.address:#x}'}>"
+
     @property
     def allocation(self) -> Any:
         """What keeps the memory mapped: a region holds it too, so that a NIC never writes to unmapped memory."""

@@ -106,6 +106,9 @@ class CudaLaunch:
             "compute-sanitizer, and start a new process"
         )
 
+    def __repr__(self) -> str:
+        return f"<launch of {self._name} on a GPU, {'ended' if self.ended else 'running'}>"
+
     @property
     def ended(self) -> bool:
         """Whether the kernel has ended. So has one whose event answers with an error: a kernel has failed."""

@@ -104,6 +104,9 @@ class HostLaunch:
         if first:  # the others will have the same to say
             logger.error("kernel %s: a thread has raised %s: %s", self._name, type(error).__name__, error)
 
+    def __repr__(self) -> str:
+        return f"<launch of {self._name} on {len(self._records)} host threads, {'ended' if self.ended else 'running'}>"
+
     @property
     def done(self) -> bool:
         """Whether every thread has ended. Raises what one has raised."""

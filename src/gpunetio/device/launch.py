@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -89,6 +90,9 @@ class Kernel:
         functools.update_wrapper(self, fn)
         self.py_func, self.name = fn, fn.__name__
         self.body = engine_function(fn)
+
+    def __repr__(self) -> str:
+        return f"<kernel {self.name}{inspect.signature(self.py_func)}>"
 
     @functools.cached_property
     def cuda(self) -> Any:

@@ -94,6 +94,10 @@ class ExportedQps(Sequence[ExportedQp]):
     def __len__(self) -> int:
         return len(self._qps)
 
+    def __repr__(self) -> str:
+        closed = ", closed" if self._memory.closed else ""
+        return f"<array of {len(self)} exported QPs on GPU {self._gpu.name}{closed}>"
+
     def __enter__(self) -> ExportedQps:
         return self
 

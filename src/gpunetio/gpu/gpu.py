@@ -389,7 +389,7 @@ class Gpu(metaclass=Whole):
         self.close()
 
     def __repr__(self) -> str:
-        return f"Gpu({self.name!r}, target={self.target!r})"
+        return f"Gpu({self.name!r}, target={self.target!r}{'' if self._open else ', closed'})"
 
     def __reduce__(self) -> NoReturn:
         raise BadStateError("a GPU handle cannot be pickled: open the GPU in the other process")

@@ -144,6 +144,10 @@ class GpuMemory:
         if offset < 0 or nbytes < 0 or offset + nbytes > self.nbytes:
             raise InvalidValueError(f"[{offset}, +{nbytes}) is outside the memory's {self.nbytes} bytes")
 
+    def __repr__(self) -> str:
+        state = f"at {self.device_address:#x}" if self._open else "closed"
+        return f"<{self.nbytes} bytes of {self.kind.name} memory of GPU {self._gpu.name}, {state}>"
+
     def __enter__(self) -> GpuMemory:
         return self
 

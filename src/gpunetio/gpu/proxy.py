@@ -176,6 +176,9 @@ class ProxyService(metaclass=Whole):
             if self._kick_fd is not None:
                 os.eventfd_write(self._kick_fd, 1)
 
+    def __repr__(self) -> str:
+        return f"<proxy service of {len(self._served)} queues{', closed' if self.closed else ''}>"
+
     @property
     def running(self) -> bool:
         """Whether the thread is at work."""

@@ -96,6 +96,9 @@ class SoftNic:
             raise
         atexit.register(self.close)
 
+    def __repr__(self) -> str:
+        return f"<software NIC {self.name}, {', '.join(map(str, self.port.addresses))}>"
+
     def _open(
         self, undo: contextlib.ExitStack, outside: contextlib.ExitStack, spin_us: int, sleep_ms: int, budget: int
     ) -> None:

@@ -128,6 +128,9 @@ class SoftProvider:
         self._pid = os.getpid()
         self._open = True
 
+    def __repr__(self) -> str:
+        return f"<software NIC {self.name}{'' if self._open else ', closed'}>"
+
     def query_device(self) -> DeviceAttr:
         """See `Provider`."""
         guid = int.from_bytes(self.nic.mac[:3] + b"\xff\xfe" + self.nic.mac[3:], "big")

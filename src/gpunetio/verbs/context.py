@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from contextlib import ExitStack
 from functools import cached_property
 from typing import Any
@@ -77,6 +78,9 @@ class Context(Handle):
                 undo.callback(provider.close)
             self.async_events = AsyncEvents(provider, undo)
             self._opened(f"context {self.name}", undo)
+
+    def _details(self) -> Iterable[str]:
+        return ("software NIC",) if self._provider.software else ()
 
     @property
     def provider(self) -> Provider:

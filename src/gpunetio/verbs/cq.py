@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -93,6 +94,11 @@ class CQ(Handle, ABC):
         with ExitStack() as undo:
             self._create(attr, undo)
             self._opened(f"CQ {self.cqn:#x} of {ctx.name}", undo)
+
+    def _details(self) -> Iterable[str]:
+        yield f"{self.entries} entries"
+        if self.collapsed:
+            yield "collapsed"
 
     @abstractmethod
     def _create(self, attr: CqInitAttr, undo: ExitStack) -> None:

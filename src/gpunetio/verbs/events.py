@@ -139,6 +139,7 @@ class AsyncEvents:
     """The asynchronous events of a context, an `async for` over which never ends. `fd` is readable while some wait."""
 
     def __init__(self, provider: Provider, undo: ExitStack):
+        self._name = provider.name
         self._reader = EventReader(provider, undo)
         self._reader.subscribe_device()
 
@@ -155,6 +156,9 @@ class AsyncEvents:
         """The oldest event; None when none comes within `timeout` seconds."""
         found = self._reader.wait(timeout)
         return None if found is None else _translate(*found)
+
+    def __repr__(self) -> str:
+        return f"<asynchronous events of {self._name}>"
 
     def __aiter__(self) -> AsyncEvents:
         return self

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, ClassVar, NoReturn, Self
 
@@ -124,7 +124,11 @@ class Handle(metaclass=Whole):
         return self._label
 
     def __repr__(self) -> str:
-        return f"<{self._label}{', closed' if self.closed else ''}>"
+        return f"<{', '.join([self._label, *(['closed'] if self.closed else self._details())])}>"
+
+    def _details(self) -> Iterable[str]:
+        """Return what `repr()` tells beside the name, without asking the device."""
+        return ()
 
     def __reduce__(self) -> NoReturn:
         raise BadStateError(f"{self} cannot be pickled: it belongs to this process; open the device in the other one")

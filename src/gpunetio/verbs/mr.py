@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
@@ -104,6 +105,9 @@ class MR(Handle):
             _regions[pd.ctx.name, self.lkey] = self
             self._opened(f"MR {self.lkey:#x} of {pd.ctx.name}", undo)
 
+    def _details(self) -> Iterable[str]:
+        return f"{self.nbytes} bytes at {self.address:#x}", _names(self.access)
+
     @cached_property
     def _of_the_cpu(self) -> bool:
         """Whether `address` is one that this process may write to."""
@@ -133,4 +137,4 @@ def check_access(region: Region, access: Access) -> Access:
 
 
 def _names(access: Access) -> str:
-    return " and ".join(str(right.name) for right in access)
+    return " and ".join(str(right.name) for right in access) or "LOCAL_READ"

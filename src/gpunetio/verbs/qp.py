@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -103,6 +104,14 @@ class QP(Handle, ABC):
         with ExitStack() as undo:
             self._create(undo)
             self._opened(f"QP {self.qpn:#x} of {ctx.name}", undo)
+
+    def _details(self) -> Iterable[str]:
+        attr = self.init_attr
+        yield QpType(attr.qp_type).name
+        if attr.sq_wr:
+            yield f"{attr.sq_wr} sends"
+        if attr.srq or attr.rq_wr:
+            yield f"receives from {attr.srq}" if attr.srq else f"{attr.rq_wr} receives"
 
     def _check(self, attr: QpInitAttr) -> None:
         """Raise unless the device can make such a queue pair."""

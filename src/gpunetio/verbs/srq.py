@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -96,6 +97,9 @@ class SRQ(Handle, ABC):
         with ExitStack() as undo:
             self._create(attr, undo)
             self._opened(f"SRQ {self.srqn:#x} of {ctx.name}", undo)
+
+    def _details(self) -> Iterable[str]:
+        return f"{self.entries} entries", SrqType(self.type).name
 
     @abstractmethod
     def _create(self, attr: SrqInitAttr, undo: ExitStack) -> None:

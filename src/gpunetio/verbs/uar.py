@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
@@ -40,3 +41,6 @@ class UAR(Handle):
             self.page_id, self.reg_addr = self.page.page_id, self.page.reg_addr
             self.dbr_less_addr = self.page.base_addr + UAR_NO_DBR_OFFSET
             self._opened(f"UAR {self.page_id:#x} of {ctx.name}", undo)
+
+    def _details(self) -> Iterable[str]:
+        return self.kind.name, f"register at {self.reg_addr:#x}"

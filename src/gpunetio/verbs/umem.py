@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +50,9 @@ class UMEM(Handle):
                     self.umem_id = provider.reg_umem(self.address, self.nbytes, access)
             undo.callback(provider.dereg_umem, self.umem_id)
             self._opened(f"UMEM {self.umem_id:#x} of {ctx.name}", undo)
+
+    def _details(self) -> Iterable[str]:
+        return f"{self.nbytes} bytes at {self.address:#x}", self.lies_in.text
 
 
 def _where(region: Region, has_address: bool, has_dmabuf: bool) -> RingMemory:

@@ -200,6 +200,9 @@ class VerbsDevice:
 
     # --- identity and ports ------------------------------------------------------------------------------------------
 
+    def __repr__(self) -> str:
+        return f"<device {self.name} of libibverbs>"
+
     def query_device(self) -> DeviceAttr:
         """See `Provider`."""
         attr = s.ibv_device_attr()
