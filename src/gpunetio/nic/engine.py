@@ -21,11 +21,12 @@ from ..fabric.frames import PIPE, pipe_end_at
 from ..fabric.injector import faults_at
 from ..memory import HostMemory
 from ..service import STOP_TIMEOUT, ServiceThread
+from . import lost_memory
 from .step import WRITE_ROW, WRONG_STATE, scan_records, step
 from .datagrams import receive_datagrams, send_datagrams
 from .doorbells import RTS
 from .movers import at_work
-from .tables import NIC, PIPES, QP_ROW, WIRE, channel_at, nic_at, qp_row_at, watch_at, wire_at
+from .tables import NIC, PIPES, QP_ROW, WIRE, Table, channel_at, nic_at, qp_row_at, watch_at, wire_at
 from .watch import entry
 
 _poll = types.ExternalFunction("poll", types.int32(types.int64, types.uint64, types.int32))
@@ -184,13 +185,17 @@ def compile_engine() -> None:
     """Compile what an engine runs, or load it from the cache: no command has to wait for that."""
     run.compile((types.int64,))
     post_command.compile((types.int64,) * 6)
+    lost_memory.handler()
 
 
 class Engine:
-    """The thread, which `start()` starts, and the door through which commands reach it."""
+    """The thread, which `start()` starts, and the door through which commands reach it.
 
-    def __init__(self, name: str, nic_record: np.void, address: int):
-        self._name, self._nic, self._address = name, nic_record, address
+    `memory` is the tables of keys and UMEMs, which say whose memory it touches.
+    """
+
+    def __init__(self, name: str, nic_record: np.void, address: int, memory: tuple[Table, Table]):
+        self._name, self._nic, self._address, self._memory = name, nic_record, address, memory
         self._kick_fd: int | None = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._staging = HostMemory(QP_ROW.size)
         self._lock = threading.Lock()  # one command at a time
@@ -210,7 +215,8 @@ class Engine:
 
     def _run(self) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
-        run(self._address)
+        with lost_memory.named(self._name, *self._memory):
+            run(self._address)
 
     @property
     def kick_fd(self) -> int:

@@ -149,7 +149,7 @@ class SoftNic:
         if self._pcap:
             self.record["capture"] = self._pcap.address
             self._pcap.start(name, port.gids, self._mac_for_capture, self._path_of)
-        self.engine = Engine(name, self.record, self._control.address)
+        self.engine = Engine(name, self.record, self._control.address, (self.mkeys, self.umems))
         self._started = True
         self.engine.start()
         self.interpreter = CommandInterpreter(self)

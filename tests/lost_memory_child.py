@@ -1,0 +1,70 @@
+"""A program whose memory goes away while a NIC uses it. It is killed, and says why on stderr."""
+
+import ctypes
+import faulthandler
+import mmap
+import os
+import signal
+import sys
+import tempfile
+import time
+
+import numpy as np
+
+import gpunetio as gn
+from gpunetio.verbs import SendWr, Sge
+
+NBYTES = 3 * mmap.PAGESIZE
+
+
+def lose_by(what: str, name: str = "soft0") -> None:
+    """Write from memory that has gone: by `munmap`, or by `truncate` of its file."""
+    with tempfile.TemporaryFile() as file:
+        file.truncate(NBYTES)
+        memory = mmap.mmap(file.fileno(), NBYTES)
+        source, target = np.frombuffer(memory, np.uint8), np.zeros(NBYTES, np.uint8)
+        ctx = gn.open(name)
+        pd, cq = ctx.create_pd(), ctx.create_cq(16)
+        mine, theirs = pd.register(source), pd.register(target)
+        qp = pd.create_qp(send_cq=cq, receive_cq=cq, sq_wr=16, rq_wr=16)
+        qp.connect(qp)
+        print(f"{mine.lkey:#010x} {mine.address:#018x}", flush=True)
+        if what == "munmap":
+            ctypes.CDLL(None).munmap(ctypes.c_void_p(mine.address), ctypes.c_size_t(NBYTES))
+        else:
+            os.ftruncate(file.fileno(), 0)
+        qp.post_send(SendWr(
+            opcode=gn.WrOpcode.RDMA_WRITE, sges=[Sge(mine.address, NBYTES, mine.lkey)],
+            remote_addr=theirs.address, rkey=theirs.rkey,
+        ))  # fmt: skip
+        time.sleep(30)
+        print("it lives", flush=True)
+
+
+def main(what: str, handler: str) -> None:
+    if handler == "before":
+        faulthandler.enable()
+    if what == "elsewhere":  # a fault that is no engine's
+        with gn.open("soft0") as ctx:
+            ctx.create_pd().register(bytearray(64))
+            if handler == "after":
+                faulthandler.enable()
+            ctypes.string_at(8)
+    if what == "sent":
+        with gn.open("soft0") as ctx:
+            ctx.create_pd().register(bytearray(64))
+            os.kill(os.getpid(), signal.SIGSEGV)
+            time.sleep(30)
+    if what == "closed":
+        gn.open("soft0").close()
+        ctypes.string_at(8)
+    if handler == "after":
+        with gn.open("soft1") as ctx:
+            ctx.create_pd().register(bytearray(64))  # a command that the engine carries out: it is at work
+            faulthandler.enable()
+            lose_by(what)
+    lose_by(what)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
