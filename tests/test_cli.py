@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -571,3 +572,31 @@ def test_closed_output_is_no_error():
         shell=True, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert done.stderr == ""
+
+
+# --- shell completion ----------------------------------------------------------------------------------------------
+
+
+def completing(instruction, **words):
+    """What the program answers to a shell."""
+    environment = {**os.environ, "_GPUNETIO_COMPLETE": instruction, **words}
+    command = [sys.executable, "-m", "gpunetio"]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True).stdout
+
+
+def test_the_readme_says_how_shells_complete():
+    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    shells = re.findall(r"_GPUNETIO_COMPLETE=(\w+)_source gpunetio\b", readme)
+    assert shells == ["bash", "fish"]
+    assert "`zsh_source`" in readme
+    for shell in (*shells, "zsh"):
+        assert "gpunetio" in completing(f"{shell}_source")
+
+
+@pytest.mark.parametrize(("words", "index", "expected"), [
+    ("gpunetio put_s", 1, {"put_signal_bw", "put_signal_lat"}), ("gpunetio devices --js", 2, {"--json"}),
+    ("gpunetio show s", 2, {"srq"}),
+])  # fmt: skip
+def test_shells_complete(words, index, expected):
+    answer = completing("bash_complete", COMP_WORDS=words, COMP_CWORD=str(index))
+    assert {line.partition(",")[2] for line in answer.splitlines()} == expected
