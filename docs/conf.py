@@ -23,7 +23,7 @@ exclude_patterns = ["_static"]
 nitpicky = True  # a name or link that leads nowhere is an error: `make docs` turns warnings into errors
 nitpick_ignore_regex = [
     ("py:obj", r".*"),  # `words` of a docstring: some are names of the API, and then links
-    ("py:.*", r"(collections|ctypes|enum|ipaddress|numpy|np|pathlib|types|typing)\..*"),
+    ("py:.*", r"(collections|ctypes|enum|ipaddress|numpy|np|pathlib|re|socket|types|typing)\..*"),
     ("py:class", r"(NDArray|ndarray|Path|uint8|optional)"),
     ("py:class", r"gpunetio\.(formats\.commands\.Opcode|providers\.provider\.Provider)"),  # see the source
 ]
@@ -131,7 +131,8 @@ def _as_rest(app: Sphinx, what: str, name: str, thing: object, options: object, 
 
 # --- what a user sees of a class --------------------------------------------------------------------------------------
 
-_MADE_BY_USERS = {"Gpu", "ProxyService"}  # beside dataclasses; other objects come from methods
+# Beside dataclasses; other objects come from methods.
+_MADE_BY_USERS = {"Gpu", "Link", "MpiRendezvous", "ProxyService", "StoreRendezvous", "TcpRendezvous"}
 
 
 def _signature(

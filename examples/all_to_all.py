@@ -2,8 +2,10 @@
 
     python examples/all_to_all.py                       four processes, which it starts itself
     python examples/all_to_all.py --rank 0 --size 2     one process; rank 1 is another terminal's, or another machine's
-    mpirun -n 4 python examples/all_to_all.py           needs mpi4py: pip install 'gpunetio[mpi]'
-    torchrun --nproc-per-node 4 examples/all_to_all.py  needs PyTorch: pip install 'gpunetio[torch]'
+    mpirun -n 4 python examples/all_to_all.py           four processes of MPI
+    torchrun --nproc-per-node 4 examples/all_to_all.py  four processes of PyTorch
+
+Needs no extra by itself, `pip install -e '.[mpi]'` under mpirun, and `'.[torch]'` under torchrun.
 
 `gpunetio.mesh` connects the processes. Then a thread for each peer puts the peer's block into its memory with a signal
 behind it, and waits for the signals of the others. What has come is compared with what must come.

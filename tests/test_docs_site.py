@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import gpunetio
-from gpunetio import verbs
+from gpunetio import rendezvous, verbs
 
 for _needed in ("myst_parser", "pydata_sphinx_theme"):
     pytest.importorskip(_needed, reason="needs Sphinx (extra 'docs')")
@@ -46,7 +46,7 @@ def test_the_whole_api_is_there(site):
     names = {name for kind, found in documented.items() if kind.startswith("py:") for name in found}
     last = {name.rpartition(".")[2] for name in names}
     modules = {"device", "errors", "verbs", "rendezvous", "__version__"}  # `device` has a page written by hand
-    assert {*gpunetio.__all__, *verbs.__all__} - modules <= last
+    assert {*gpunetio.__all__, *rendezvous.__all__, *verbs.__all__} - modules <= last
     assert {"gpunetio.open", "gpunetio.Gpu.create_qp", "gpunetio.verbs.QP.connect", "gpunetio.Faults.loss"} <= names
 
 
