@@ -228,6 +228,12 @@ class Far:
     def kill(self, number: int = signal.SIGKILL) -> None:
         os.kill(self.pid, number)
 
+    def stop(self) -> None:
+        """Stop the process, until `kill(SIGCONT)`: afterwards none of its threads runs."""
+        self.kill(signal.SIGSTOP)
+        threads = list(Path(f"/proc/{self.pid}/task").glob("*/stat"))
+        until(lambda: all(t.read_text().rpartition(")")[2].split()[0] == "T" for t in threads), "the threads to stop")
+
     def ended(self) -> None:
         """Wait until the process is gone."""
         with contextlib.suppress(ConnectionResetError):

@@ -10,8 +10,10 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from gpunetio import verbs
+from gpunetio.nic.port import PortConfig
 from gpunetio.nic.reasons import Reason
 from gpunetio.verbs import CQ, MR, PD, QP
+from udp_rig import own_address
 
 PATIENCE = 30.0  # seconds after which a NIC that has not answered is taken for hung: it may share its core with many
 
@@ -304,6 +306,13 @@ class Ends:
         ends = cls(Queue(pds[0]), Queue(pds[-1]), Buffer(pds[0], SIZE, fill=1), Buffer(pds[-1], SIZE))
         connect(ends.a, ends.b)
         return ends
+
+    @classmethod
+    def apart(cls, **port: Any) -> Self:
+        """Two NICs with these fields of PortConfig, at addresses that nobody else uses; the QPs are in RST."""
+        ports = [PortConfig(addresses=(own_address(),), **port) for _ in range(2)]
+        pds = [verbs.open(f"soft{i}", port=ports[i]).create_pd() for i in range(2)]
+        return cls(Queue(pds[0]), Queue(pds[1]), Buffer(pds[0], SIZE, fill=1), Buffer(pds[1], SIZE))
 
     def write(self, **fields: Any) -> int:
         """Put an RDMA WRITE of everything."""

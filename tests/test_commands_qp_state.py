@@ -110,6 +110,16 @@ def test_query_after_each_transition(device):
     device.bring(qp, RTS)
 
 
+def test_messages_of_more_than_a_gigabyte(device):
+    qp = device.qp()
+    device.init(qp)
+    device.refuses(
+        lambda: device.rtr(qp, log_msg_max=31), Status.BAD_PARAM, CommandSyndrome.MSG_MAX, "log_msg_max 31 is above 30",
+    )  # fmt: skip
+    device.rtr(qp, log_msg_max=0)
+    assert device.nic.qps[qp[1]]["msg_max"] == 1
+
+
 @pytest.mark.parametrize(("code", "ms"), [(0, 655.36), (1, 0.01), (7, 0.12), (20, 10.24), (31, 491.52)])
 def test_rnr_timer(device, code, ms):
     qp = device.qp()

@@ -10,7 +10,19 @@ import pytest
 from far import DEADLINE, Far, Farm, Side, side, write_all
 from gpunetio.nic.reasons import Reason
 from neighbour import address
-from nic_rig import ALWAYS, FLUSHED, READ, REMOTE_ACCESS, REQ_ERR, RETRY_EXCEEDED, raddr, reports_of, until
+from nic_rig import (
+    ALWAYS,
+    FLUSHED,
+    READ,
+    REMOTE_ACCESS,
+    REQ,
+    REQ_ERR,
+    RETRY_EXCEEDED,
+    error_of,
+    raddr,
+    reports_of,
+    until,
+)
 
 BIG, MANY = 1 << 20, 60  # bytes of a WRITE, and how many: it takes a while
 ACK_TIMEOUT, RETRIES = 14, 3  # 4.096 µs · 2^14 = 67 ms
@@ -202,6 +214,36 @@ def test_a_peer_stopped_for_a_while(farm, wire):
             far.kill(signal.SIGCONT)
         assert {cqe.opcode for cqe in near.take(-1, left, DEADLINE)} == {0}
         assert near.state(-1) == "RTS"
+
+
+def test_what_a_stopped_peer_was_sent_is_old_afterwards(farm):
+    """Every life begins with the same PSN. The peer executes an old WRITE late, in its old life, and nothing else."""
+    with side() as near:
+        far = farm.spawn(address())
+        here, there = ({**shown, "psn": 7} for shown in (near.open(), far("open")))
+        queue, buffer = near.queues[0], near.buffers[0]
+        near.connect(0, there, psn=7, ack_timeout=1, retry_cnt=0)
+        far("connect", 0, here, psn=7)
+        buffer.bytes[:] = 1
+        far.stop()
+        try:
+            write_all(near, 0, there, 1, 64)
+            assert error_of(queue.done.next()) == (RETRY_EXCEEDED, Reason.NO_RESPONSE)
+            near.reset(0)
+            near.connect(0, there, psn=7, ack_timeout=ACK_TIMEOUT, retry_cnt=7)
+            buffer.bytes[:] = 2
+            write_all(near, 0, there, 1, 64, offset=64)
+        finally:
+            far.kill(signal.SIGCONT)
+        until(lambda: far("byte", 0, 0) == 1, "the old WRITE")
+        until(lambda: far("counter", "rx_stale"), "the new WRITE to come too early")
+        assert queue.done.poll() is None
+        far("reset", 0)
+        far("fill", 0, 0)
+        far("connect", 0, here, psn=7)
+        assert queue.done.next().opcode == REQ
+        assert [far("byte", 0, offset) for offset in (0, 64)] == [0, 2]
+        farm.clear()
 
 
 # --- a peer that takes things away -----------------------------------------------------------------------------------

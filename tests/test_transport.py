@@ -1214,7 +1214,7 @@ def bad_requests(p: Peer) -> dict[str, tuple[list[Packet], int, Reason]]:
     add = Packet(FETCH_ADD, own, ack=1, atomic=(va, key, 1, 0))
     swap = Packet(COMPARE_SWAP, own, ack=1, atomic=(va, key, 1, 0))
     late = [replace(big[0], psn=own), replace(big[1], psn=own + 1)]
-    bad, access = (NAK_INVALID, Reason.BAD_REQUEST), NAK_ACCESS
+    bad, long, access = (NAK_INVALID, Reason.BAD_REQUEST), (NAK_INVALID, Reason.MESSAGE_TOO_LONG), NAK_ACCESS
     cases: dict[str, tuple[list[Packet], int, Reason]] = {
         "write: no such key": ([replace(write, reth=(va, unknown, 100))], access, Reason.RKEY_UNKNOWN),
         "read: no such key": ([replace(read, reth=(va, unknown, 100))], access, Reason.RKEY_UNKNOWN),
@@ -1225,9 +1225,9 @@ def bad_requests(p: Peer) -> dict[str, tuple[list[Packet], int, Reason]]:
         "read: behind the region": ([replace(read, reth=(va + 1, key, SIZE))], access, Reason.RKEY_BOUNDS),
         "atomic: behind the region": ([replace(swap, atomic=(va + SIZE, key, 1, 0))], access, Reason.RKEY_BOUNDS),
         "atomic: misaligned": ([replace(add, atomic=(va + 4, key, 1, 0))], NAK_INVALID, Reason.ATOMIC_ALIGNMENT),
-        "write: more than 1 GiB": ([replace(big[0], reth=(va, key, GIB + 1))], *bad),
-        "read: more than 1 GiB": ([replace(read, reth=(va, key, GIB + 1))], *bad),
-        "read: 4 GiB": ([replace(read, reth=(va, key, (1 << 32) - 1))], *bad),
+        "write: more than 1 GiB": ([replace(big[0], reth=(va, key, GIB + 1))], *long),
+        "read: more than 1 GiB": ([replace(read, reth=(va, key, GIB + 1))], *long),
+        "read: 4 GiB": ([replace(read, reth=(va, key, (1 << 32) - 1))], *long),
         "write: only, shorter than it says": ([replace(write, reth=(va, key, 101))], *bad),
         "write: only, longer than it says": ([replace(write, reth=(va, key, 99))], *bad),
         "write: first, longer than it says": ([replace(big[0], reth=(va, key, 255))], *bad),

@@ -167,9 +167,8 @@ BAD_VALUES = [
     ("INIT", "RTR", {"path_mtu": 1500}, "path_mtu = 1500"),
     ("INIT", "RTR", {"dest_qp_num": 1 << 24}, "dest_qp_num = 16777216: it must be 0 to 16777215"),
     ("INIT", "RTR", {"min_rnr_timer": 32}, "min_rnr_timer = 32: it must be 0 to 31"),
-    ("INIT", "RTR", {"max_dest_rd_atomic": 0}, "max_dest_rd_atomic = 0: it must be 1 to 16"),
-    ("INIT", "RTR", {"max_dest_rd_atomic": 3}, "max_dest_rd_atomic = 3: it must be a power of two"),
-    ("INIT", "RTR", {"max_dest_rd_atomic": 32}, "max_dest_rd_atomic = 32"),
+    ("INIT", "RTR", {"max_dest_rd_atomic": -1}, "max_dest_rd_atomic = -1: it must be 0 to 16"),
+    ("INIT", "RTR", {"max_dest_rd_atomic": 17}, "max_dest_rd_atomic = 17: it must be 0 to 16"),
     ("INIT", "RTR", {"ah_attr": None}, "ah_attr is None"),
     ("INIT", "RTR", {"ah_attr": AhAttr(gid=bytes(15))}, "15 bytes"),
     ("INIT", "RTR", {"ah_attr": AhAttr(sgid_index=255)}, "sgid_index = 255: the device has the GIDs 0 to 254"),
@@ -181,7 +180,7 @@ BAD_VALUES = [
     ("RTR", "RTS", {"ack_timeout": 32}, "ack_timeout = 32: it must be 0 to 31"),
     ("RTR", "RTS", {"retry_cnt": 8}, "retry_cnt = 8: it must be 0 to 7"),
     ("RTR", "RTS", {"rnr_retry": 8}, "rnr_retry = 8: it must be 0 to 7"),
-    ("RTR", "RTS", {"max_rd_atomic": 12}, "max_rd_atomic = 12: it must be a power of two"),
+    ("RTR", "RTS", {"max_rd_atomic": 17}, "max_rd_atomic = 17: it must be 0 to 16"),
 ]  # fmt: skip
 
 

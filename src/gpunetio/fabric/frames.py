@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from ..device.compile import device_function
-from ..device.ops import ld_acquire64, ld_relaxed64, prefetch, st_release64
+from ..device.compile import device_function, engine_function
+from ..device.ops import be32, ld32, ld_acquire64, ld_relaxed64, prefetch, st_release64
 from ..device.struct_view import struct_view
 from ..formats.layout import Entry
-from ..formats.packet import ICRC_SIZE
+from ..formats.packet import BTH, ICRC_SIZE, QPN_MASK
 
 # Positions count bytes for ever. `asleep` is set by a consumer that waits in the kernel and wants to be woken.
 PIPE = Entry("pipe", 192, """
@@ -42,6 +42,9 @@ PIPE_END = Entry("pipe_end", 64, """
 # is this end's entry of the GID table. `icrc` says that four bytes of ICRC follow the packet. `corrupt`, for the fault
 # injector, is 1 + the bit to flip once the ICRC has been made.
 #
+# `life` tells a queue pair's packets from those that it sent before its last reset: it is the requester's, in requests
+# and in the responses to them. A packet cannot carry it, so that it ends where the pipe ends. 0 says nothing.
+#
 # `reference` is not 0 when the payload is not in the frame but in memory that the producer has lent: the number of
 # that loan, bytes, and offset.
 #
@@ -52,9 +55,10 @@ FRAME = Entry("frame", 64, """
     peer_high     16  i64
     peer_low      24  i64
     source        32  i64
-    icrc          40  i64
-    corrupt       48  i64
-    reference     56  i64
+    icrc          40  i32
+    corrupt       44  i32
+    reference     48  i64
+    life          56  i64
 """)
 
 PACKET = 68  # where the packet begins
@@ -63,6 +67,7 @@ LEAST_LENT = 512  # bytes of a payload; copying fewer costs less than what a ref
 LENT_SHIFT, LOAN_SHIFT = 34, 47  # in a reference: bytes, number of the loan
 MAX_LENT, MAX_LOAN = 1 << LENT_SHIFT, (1 << 16) - 1
 SKIP = -1  # in nbytes: nothing up to the end of the pipe
+RECALLED = 0  # in nbytes: not to be sent after all
 
 pipe_end_at: Any = struct_view(PIPE_END)
 frame_at: Any = struct_view(FRAME)
@@ -107,6 +112,7 @@ def reserve(end, nbytes):
     f.icrc = 0
     f.corrupt = 0
     f.reference = 0
+    f.life = 0
     return frame
 
 
@@ -178,3 +184,27 @@ def release(end):
     """Give the room of all consumed frames back."""
     e = pipe_end_at(end)
     st_release64(e.pipe + PIPE.tail, e.position)
+
+
+@device_function
+def leads_to(frame, headers, qpn, peer_high, peer_low):
+    """Whether a frame goes to this QP of this peer. Before its BTH are `headers` bytes of link headers."""
+    f = frame_at(frame)
+    return (
+        f.peer_high == peer_high
+        and f.peer_low == peer_low
+        and f.nbytes >= headers + BTH.size
+        and be32(ld32(frame + PACKET + headers + BTH.resv_dest_qp)) & QPN_MASK == qpn
+    )
+
+
+@engine_function
+def recall(end, headers, qpn, peer_high, peer_low):
+    """Have the frames to a QP not sent that the consumer's `end` has still before it; both ends are the caller's."""
+    e = pipe_end_at(end)
+    at, head = e.position, ld_acquire64(e.pipe + PIPE.head)
+    while at < head:
+        frame = e.data + (at & (e.capacity - 1))
+        if leads_to(frame, headers, qpn, peer_high, peer_low):
+            frame_at(frame).nbytes = RECALLED
+        at += frame_at(frame).stride

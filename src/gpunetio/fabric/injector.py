@@ -17,7 +17,8 @@ from ..formats.layout import Entry
 from ..memory import HostMemory
 from .faults import Faults
 from .frames import (
-    PACKET, commit, consume, frame_at, next_frame, pipe_end, pipe_size, publish, release, reserve,
+    PACKET, RECALLED, commit, consume, frame_at, leads_to, next_frame, pipe_end, pipe_size, publish, recall, release,
+    reserve,
 )  # fmt: skip
 from .icrc import icrc
 
@@ -123,6 +124,7 @@ def _pass_on(faults, packet, nbytes, header, corrupt):
     g = frame_at(frame)
     h = frame_at(header)
     g.nbytes, g.peer_high, g.peer_low, g.source, g.corrupt = nbytes, h.peer_high, h.peer_low, h.source, corrupt
+    g.life = h.life
     if corrupt:
         f.corrupted += 1
     copy(frame + PACKET, packet, nbytes)
@@ -217,6 +219,10 @@ def inject(faults, now):
         if frame <= 0:
             break
         nbytes = frame_at(frame).nbytes
+        if nbytes == RECALLED:
+            consume(end)
+            done += 1
+            continue
         if reserve(faults + FAULTS.to_wire, nbytes) == 0 or (f.delay_ns != 0 and f.held == HELD_BACK):
             break
         corrupt = 0
@@ -245,6 +251,19 @@ def inject(faults, now):
         _let_go(faults, now, 0)
     publish(faults + FAULTS.to_wire)
     return done
+
+
+@engine_function
+def recall_injected(faults, headers, qpn, peer_high, peer_low):
+    """Have the frames to a QP not sent that have not left the injector; `headers` as in `leads_to`."""
+    f = faults_at(faults)
+    recall(faults + FAULTS.to_injector, headers, qpn, peer_high, peer_low)
+    for i in range(HELD_BACK):
+        slot = _slot(f, i)
+        h = held_at(slot)
+        if h.due != 0 and leads_to(slot + HELD.size, headers, qpn, peer_high, peer_low):
+            h.due = 0
+            f.held -= 1
 
 
 @device_function

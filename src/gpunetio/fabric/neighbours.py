@@ -32,7 +32,7 @@ from .mail import BadLetter, PartialLetter, credentials, receive, send
 
 logger: logging.Logger = logging.getLogger("gpunetio.fabric")
 
-VERSION = 1
+VERSION = 2
 PATIENCE = 1.0  # seconds that a peer has for its request
 MAX_VISITORS = 64  # requests under way
 STOP_TIMEOUT = 5.0

@@ -104,6 +104,8 @@ class UdpWire:
             row["scope"] = opened.getsockname()[3] if address.version == 6 else 0
             row["segments"], row["gso"] = (MAX_SEGMENTS, GSO_ON) if gso else (1, GSO_OFF)
             self._socket_of[index] = row.__array_interface__["data"][0]
+            # The kernel takes one datagram more than fit.
+            self.record["capacity"] += opened.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) + RX_BUFFER
 
     def _lay_out(self, tx_end: int) -> None:
         """Reserve all memory and point the records at it."""

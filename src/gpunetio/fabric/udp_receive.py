@@ -12,8 +12,8 @@ from ..device.ops import be16, ld16, ld32, ld64
 from ..formats.packet import BTH, ICRC_SIZE
 from .icrc import header_crc, packet_icrc, solve_ip_id, with_ip_id
 from .udp_records import (
-    CMSGHDR, DATAGRAM, DATAGRAMS, GRO_CONTROL, ICRC_FULL, ICRC_WEAK, MAPPED, MMSGHDR, MSG_DONTWAIT, MSG_TRUNC,
-    SOCKADDR_IN, SOCKADDR_IN6, SOL_UDP, SOURCE, SOURCES, UDP_GRO, UDP_SOCKET, datagram_at, iovec_at, mmsghdr_at,
+    CMSGHDR, DATAGRAM, DATAGRAMS, EAGAIN, GRO_CONTROL, ICRC_FULL, ICRC_WEAK, MAPPED, MMSGHDR, MSG_DONTWAIT, MSG_TRUNC,
+    SOCKADDR_IN, SOCKADDR_IN6, SOL_UDP, SOURCE, SOURCES, UDP_GRO, UDP_SOCKET, datagram_at, errno, iovec_at, mmsghdr_at,
     recvmmsg, source_at, udp_socket_at, udp_wire_at,
 )  # fmt: skip
 
@@ -28,16 +28,22 @@ def receive(wire):
     """
     w = udp_wire_at(wire)
     count = 0
+    empty = 1
     for i in range(w.socket_count):
         row = w.sockets + UDP_SOCKET.size * i
         vector = w.rx_vector + MMSGHDR.size * w.rx_share * i
         arrived = recvmmsg(udp_socket_at(row).fd, vector, w.rx_share, MSG_DONTWAIT, 0)
+        if arrived == w.rx_share or (arrived < 0 and errno() != EAGAIN):
+            empty = 0
         for j in range(arrived):  # -1 is EAGAIN, or an error of something sent long ago
             header = vector + MMSGHDR.size * j
             count = _split(wire, row, header, count)
             h = mmsghdr_at(header)
             h.name_length, h.control_length = SOCKADDR_IN6.size, GRO_CONTROL
     w.rx_datagrams += count
+    if w.marked != 0 and empty != 0:
+        w.marked = 0
+        w.position += w.capacity
     return count
 
 
@@ -46,6 +52,7 @@ def _split(wire, row, header, count):
     """Check what one message brought and describe it, behind the `count` datagrams there are. Returns the new count."""
     w, s, h = udp_wire_at(wire), udp_socket_at(row), mmsghdr_at(header)
     total = ld32(header + MMSGHDR.nbytes)
+    w.position += total
     size = total
     if h.control_length >= CMSGHDR.size + 4:
         if ld32(h.control + CMSGHDR.level) == SOL_UDP and ld32(h.control + CMSGHDR.type) == UDP_GRO:

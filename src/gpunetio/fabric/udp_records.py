@@ -30,6 +30,9 @@ SOURCES = 64  # rows of the table of IPv4 ids
 
 # `socket_of` has for each GID index the address of its UDP_SOCKET or 0. `tx` is the PIPE_END that `transmit` consumes.
 # The counters are the kernel's where it has them (rx_icrc_encapsulated). `tx_error` is the errno of the last drop.
+#
+# `position` counts received bytes, and as many as the sockets hold, `capacity`, when they are found empty after a
+# `mark`: from then on, or once as much has been received, nothing is left of what had arrived before the mark.
 UDP_WIRE = Entry("udp_wire", 384, """
     tx                      0  i64
     sockets                 8  i64
@@ -52,6 +55,9 @@ UDP_WIRE = Entry("udp_wire", 384, """
     rx_icrc_encapsulated  200  i64
     rx_malformed          208  i64
     weak_icrc             216  i64
+    position              224  i64
+    capacity              232  i64
+    marked                240  i64
 """)
 
 # `segments` is how many datagrams a message may have, 1 without UDP_SEGMENT; `gso` says why.
@@ -168,6 +174,14 @@ _errno_location = types.ExternalFunction("__errno_location", types.int64())
 def errno():
     """Why the last call of this thread failed."""
     return ld32(_errno_location())
+
+
+@device_function
+def mark(wire):
+    """The `position` of datagrams that arrive after this; some of them are still given a lower one."""
+    w = udp_wire_at(wire)
+    w.marked = 1
+    return w.position + w.capacity
 
 
 MAPPED = 0xFFFF_0000  # the lower half of the second word of ::ffff:a.b.c.d

@@ -7,7 +7,8 @@ from .layout import Entry
 ROCE_UDP_PORT = 4791  # annex A17.4.5.1
 DEFAULT_PKEY = 0xFFFF
 PKEY_BASE_MASK = 0x7FFF  # the upper bit tells full members from limited ones (IBTA 10.9.3)
-PSN_MASK = 0xFF_FFFF
+PSN_BITS = 24
+PSN_MASK = (1 << PSN_BITS) - 1
 QPN_MASK = 0xFF_FFFF
 ICRC_SIZE = 4
 GRH_NEXT_HEADER = 0x1B  # IBTA 8.3.6: a BTH follows

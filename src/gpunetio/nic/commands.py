@@ -5,6 +5,7 @@ A handler checks everything before it changes anything, prepares a table row asi
 
 from __future__ import annotations
 
+import ctypes
 import secrets
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -19,8 +20,10 @@ from ..formats.commands import (
 )  # fmt: skip
 from ..formats.contexts import ROCE_ADDR_LAYOUT, RMPC
 from ..formats.cqe import CQE_SIZE
+from ..formats.doorbell import QP_DBREC
 from ..formats.layout import BitStruct
-from ..formats.wqe import WQEBB
+from ..formats.packet import PSN_MASK
+from ..formats.wqe import MAX_TRANSFER_SHIFT, WQEBB
 from . import step
 from .rnr import rnr_delay_ns
 from .syndromes import CommandError, CommandSyndrome
@@ -84,7 +87,7 @@ _ALLOWED: dict[Opcode, OptParam] = {
 # What a connected QP's row has more than a new one's.
 _CONNECTION = (
     "rights", "remote_qpn", "remote_row", "wire", "peer_high", "peer_low", "source", "dlid", "sl", "grh", "rnr_retry",
-    "retry_cnt", "timeout_ns", "min_rnr", "min_rnr_code", "mtu", "max_rd", "max_dest_rd", "sq_psn", "rq_psn",
+    "retry_cnt", "timeout_ns", "min_rnr", "min_rnr_code", "mtu", "msg_max", "max_rd", "max_dest_rd", "sq_psn", "rq_psn",
 )  # fmt: skip
 
 
@@ -95,6 +98,27 @@ def _get(context: bytes | bytearray, path: str) -> Any:
 def _set(context: bytearray, path: str, value: Any) -> None:
     outer, _, inner = path.partition(".")
     cmd.QPC.update(context, **{outer: {inner: value} if inner else value})
+
+
+def _receives_announced(row: np.void) -> int:
+    """The receive word of a QP's doorbell record. A QP without a receive ring has none."""
+    if not row["rq_stride"]:
+        return 0
+    return int.from_bytes(ctypes.string_at(int(row["dbrec"]) + QP_DBREC.rcv, 4), "big")
+
+
+def _sequence_numbers(row: np.void) -> dict[str, int]:
+    """Where packets and messages are, as QUERY_QP tells it of a QP that has been in RTR and, for what it sends, in RTS.
+
+    Inside a NIC everything that was sent has been acknowledged.
+    """
+    numbers = {}
+    if row["mtu"]:
+        numbers |= {"next_rcv_psn": row["expect_psn"], "rmsn": row["msn"]}
+    if row["life"]:
+        unacknowledged = row["una_psn"] if row["wire"] else row["tx_psn"]
+        numbers |= {"next_send_psn": row["tx_psn"], "last_acked_psn": unacknowledged - 1, "ssn": row["ssn"]}
+    return {name: int(value) & PSN_MASK for name, value in numbers.items()}
 
 
 class CommandInterpreter:
@@ -441,6 +465,8 @@ class CommandInterpreter:
         except BadStateError:
             raise self._bad_state(opcode, qpn, int(nic.qps[qpn]["state"]), before) from None
         self.contexts[qpn] = context
+        if after is QpState.RTR:
+            nic.links.drain(int(row["wire"]))
         return bytes(OUT_BYTES)
 
     @staticmethod
@@ -464,6 +490,11 @@ class CommandInterpreter:
             mtu = _get(context, "mtu")
             if not PrmMtu.MTU_256 <= mtu <= PrmMtu.MTU_4K:
                 raise CommandError(Status.BAD_PARAM, CommandSyndrome.MTU, f"MTU code {mtu} is not 1 (256) … 5 (4096)")
+            if (log := _get(context, "log_msg_max")) > MAX_TRANSFER_SHIFT:
+                raise CommandError(
+                    Status.BAD_PARAM, CommandSyndrome.MSG_MAX,
+                    f"log_msg_max {log} is above {MAX_TRANSFER_SHIFT} (1 GiB)",
+                )  # fmt: skip
         if opcode in (Opcode.INIT2RTR_QP, Opcode.RTS2RTS_QP):
             index, gids = _get(context, f"{_PATH}.src_addr_index"), self._nic.gids.rows
             if index >= len(gids) or not any(bytes(gids[index]["gid"])):
@@ -487,7 +518,7 @@ class CommandInterpreter:
         row["min_rnr"] = rnr_delay_ns.py_func(int(row["min_rnr_code"]))
         if state in (QpState.RTR, QpState.RTS):
             row["remote_qpn"], row["rq_psn"] = _get(context, "remote_qpn"), _get(context, "next_rcv_psn")
-            row["mtu"] = 128 << _get(context, "mtu")
+            row["mtu"], row["msg_max"] = 128 << _get(context, "mtu"), 1 << _get(context, "log_msg_max")
             gid, lid = _get(context, f"{_PATH}.rgid_rip"), _get(context, f"{_PATH}.rlid")
             row["remote_row"], row["wire"] = self._nic.route(
                 gid, lid, _get(context, f"{_PATH}.src_addr_index"), int(row["remote_qpn"])
@@ -532,12 +563,13 @@ class CommandInterpreter:
         nic = self._nic
         qpn = cmd.QUERY_QP_IN.get(mailbox, "qpn")
         self._row(nic.qps, qpn, CommandSyndrome.NO_SUCH_QP, "QP")
-        row = nic.qps[qpn]
+        row = nic.qps[qpn].copy()
         context = bytearray(self.contexts[qpn])
         cmd.QPC.update(
             context, state=int(row["state"]),
             hw_sq_wqebb_counter=int(row["sq_ci"]) & 0xFFFF, sw_sq_wqebb_counter=int(row["sq_pi"]) & 0xFFFF,
-            hw_rq_counter=int(row["rq_ci"]) & 0xFFFF_FFFF,
+            hw_rq_counter=int(row["rq_ci"]) & 0xFFFF_FFFF, sw_rq_counter=_receives_announced(row),
+            **_sequence_numbers(row),
         )  # fmt: skip
         out = cmd.QUERY_QP_OUT.pack()
         start = cmd.QUERY_QP_OUT.offset("qpc")

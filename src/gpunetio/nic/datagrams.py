@@ -37,15 +37,16 @@ def receive_datagrams(nic):
         w = wire_at(wire)
         if w.kind != UDP or n.paused or n.holding:
             continue
-        count = receive_udp(w.udp)
         u = udp_wire_at(w.udp)
+        at = u.position
+        count = receive_udp(w.udp)
         if n.capture != 0 and n.virtual_time == 0 and count > 0:
             n.now = clock_ns()  # that of the last turn may be from before a sleep
         for j in range(count):
             d = datagram_at(u.datagrams + j * DATAGRAM.size)
             if n.capture != 0:
                 capture(n.capture, d.packet, d.nbytes, d.peer_high, d.peer_low, d.source, 0, n.now, 0)
-            receive(nic, wire, d.packet, d.nbytes, d.peer_high, d.peer_low)
+            receive(nic, wire, d.packet, d.nbytes, d.peer_high, d.peer_low, 0, at)
         if u.rx_icrc_encapsulated | u.rx_malformed | u.weak_icrc | u.tx_dropped:
             _collect_counts(nic, w.udp)
         done += count

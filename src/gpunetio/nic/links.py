@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 MAX_WIRES = 64
 PIPE_WINDOW = 128  # packets that a QP has in flight between NICs of one host
 UDP_PIPE = 1 << 20
+DRAIN_PATIENCE = 0.05  # seconds
 UDP_WINDOW = 128  # the same to another host: half a megabyte at the largest MTU, which sockets take
 
 
@@ -146,6 +149,17 @@ class Links:
                 if isinstance(peer, Link):
                     self._nic.loans.leave(peer)
                 self._list()
+
+    def drain(self, address: int) -> None:
+        """Have the engine take from a UDP wire what arrived before a QP came to RTR, which is dropped (wires.py).
+
+        Otherwise it might find the first packet behind that, and drop it, too. Where others keep the sockets full, or
+        the NIC is paused, this does not wait for long: the peer sends that packet again.
+        """
+        udp = next((wire.udp for wire in self._wires if wire.address == address and wire.udp), None)
+        end = time.monotonic() + DRAIN_PATIENCE
+        while udp and udp.record["marked"] and not self._nic.record["paused"] and time.monotonic() < end:
+            os.sched_yield()
 
     def peers(self) -> list[SoftNic]:
         """The NICs of this process at the other ends."""

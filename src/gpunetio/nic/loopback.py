@@ -7,12 +7,12 @@ from ..device.ops import be32, be64, copy, ld32, ld64, st64
 from ..enums import Access
 from ..formats.commands import QpState, ServiceType
 from ..formats.packet import PSN_MASK
-from ..formats.wqe import CTRL_SEG, DATA_SEG, DS_MASK, MAX_TRANSFER, RADDR_SEG, SEGMENT, WqeOpcode
+from ..formats.wqe import CTRL_SEG, DATA_SEG, DS_MASK, RADDR_SEG, SEGMENT, WqeOpcode
 from .completion import ce_of, complete_send, fail_send
 from .message import message_at
 from .mkey import find
 from .movers import MOVER_SHIFT
-from .moving import begin, finish, may_follow
+from .moving import begin, count_packets, finish, may_follow
 from .reasons import Reason
 from .responder import explain, respond
 from .tables import QP_ROW, counters_at, nic_at, qp_row_at
@@ -82,9 +82,11 @@ def _plain_write(nic, row, wqe, ds):
     q = qp_row_at(row)
     nbytes = be32(ld32(wqe + 2 * SEGMENT + DATA_SEG.byte_count))
     peer = q.remote_row
-    if ds != 3 or nbytes == 0 or nbytes > MAX_TRANSFER or peer == 0 or not _peer_ready(row, peer):
+    if ds != 3 or nbytes == 0 or nbytes > q.msg_max or peer == 0 or not _peer_ready(row, peer):
         return -1
     p = qp_row_at(peer)
+    if nbytes > p.msg_max:
+        return -1
     lkey = be32(ld32(wqe + 2 * SEGMENT + DATA_SEG.lkey))
     source = find(nic, lkey, q.pdn, be64(ld64(wqe + 2 * SEGMENT + DATA_SEG.addr)), nbytes, 0)
     rkey = be32(ld32(wqe + SEGMENT + RADDR_SEG.rkey))
@@ -110,11 +112,9 @@ def _consume(row, index, blocks):
 def _succeed(nic, row, index, blocks, opcode, ce, nbytes):
     """A request to the QP beside this one has been carried out."""
     q = qp_row_at(row)
-    p = qp_row_at(q.remote_row)
     q.retries = 0
     q.rnr_retries = 0
-    q.tx_psn += 1
-    p.expect_psn = (p.expect_psn + 1) & PSN_MASK
+    count_packets(row, q.remote_row, nbytes)
     counters_at(nic_at(nic).counters).rdma_tx_bytes += nbytes
     complete_send(nic, row, index, opcode, ce, nbytes)
     _consume(row, index, blocks)
@@ -144,6 +144,7 @@ def _execute_message(nic, row, wqe, index, blocks, opcode, ce, ds):
     if reason == 0:
         _succeed(nic, row, index, blocks, opcode, ce, nbytes)
     elif q.service != _RC:  # lost, and nobody tells the sender
+        count_packets(row, 0, nbytes)
         complete_send(nic, row, index, opcode, ce, nbytes)
         _consume(row, index, blocks)
     elif _refused(nic, row, index, opcode, ce, reason, qp_row_at(peer).min_rnr if peer else 0):

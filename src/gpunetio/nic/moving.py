@@ -42,6 +42,18 @@ def _flight(row, index):
     return q.flights + (index & ((1 << q.sq_log) - 1)) * FLIGHT.size
 
 
+@device_function
+def count_packets(row, peer, nbytes):
+    """A request of `nbytes` has been carried out: PSNs count the packets that it would have been (IBTA 9.7.2)."""
+    q = qp_row_at(row)
+    q.ssn += 1
+    q.tx_psn += 1 if nbytes <= q.mtu else (nbytes + q.mtu - 1) // q.mtu
+    if peer != 0:
+        p = qp_row_at(peer)
+        p.expect_psn = q.tx_psn & PSN_MASK
+        p.msn += 1
+
+
 # --- beginning -----------------------------------------------------------------------------------------------------
 
 
@@ -81,7 +93,7 @@ def may_follow(nic, row):
     peer = qp_row_at(q.remote_row)
     right = _REMOTE_WRITE if opcode == _WRITE else _REMOTE_READ
     there = find(nic, m.rkey, peer.pdn, m.raddr, m.nbytes, right)
-    if m.nbytes == 0 or there < 0 or peer.rights & right != right:
+    if m.nbytes == 0 or m.nbytes > peer.msg_max or there < 0 or peer.rights & right != right:
         return False
     segment = message + MESSAGE.segments
     for _ in range(m.nsegments):
@@ -161,10 +173,7 @@ def finish(nic, row):
             break
         q.retries = 0
         q.rnr_retries = 0
-        q.tx_psn += 1
-        if q.remote_row != 0:
-            p = qp_row_at(q.remote_row)
-            p.expect_psn = (p.expect_psn + 1) & PSN_MASK
+        count_packets(row, q.remote_row, f.nbytes)
         counters_at(nic_at(nic).counters).rdma_tx_bytes += f.nbytes
         complete_send(nic, row, index, f.opcode, f.ce, f.nbytes)
     q.mover = 0

@@ -49,21 +49,32 @@ def _write_link_headers(nic, row, link, nbytes):
     return grh + GRH.size
 
 
+@device_function
+def link_bytes(row):
+    """Bytes of the link headers that the QP's packets have before their BTH."""
+    q = qp_row_at(row)
+    if not wire_at(q.wire).infiniband:
+        return 0
+    return LRH.size + (GRH.size if q.grh else 0)
+
+
 @engine_function
-def open_packet(nic, row, nbytes):
-    """Room for a packet of `nbytes` from its BTH on: the BTH's address, or 0 when the pipe is full or the link down."""
+def open_packet(nic, row, life, nbytes):
+    """Room for a packet of `nbytes` from its BTH on: the BTH's address, or 0 when the pipe is full or the link down.
+
+    `life` is that of the requester: this QP's for a request, the peer's for a response.
+    """
     if nic_at(nic).link_down:
         return 0
     q = qp_row_at(row)
-    infiniband = wire_at(q.wire).infiniband
-    if infiniband:
-        nbytes += LRH.size + (GRH.size if q.grh else 0)
+    headers = link_bytes(row)
+    nbytes += headers
     frame = reserve(q.wire + WIRE.tx, nbytes)
     if frame == 0:
         return 0
     f = frame_at(frame)
-    f.nbytes, f.peer_high, f.peer_low, f.source = nbytes, q.peer_high, q.peer_low, q.source
-    if infiniband:
+    f.nbytes, f.peer_high, f.peer_low, f.source, f.life = nbytes, q.peer_high, q.peer_low, q.source, life
+    if headers:
         return _write_link_headers(nic, row, frame + PACKET, nbytes)
     return frame + PACKET
 
@@ -90,9 +101,7 @@ def close_packet(nic, row, bth, nbytes, payload):
     c.rdma_tx_packets += 1
     c.rdma_tx_bytes += payload
     if n.capture != 0:
-        link = 0
-        if wire_at(q.wire).infiniband:
-            link = LRH.size + (GRH.size if q.grh else 0)
+        link = link_bytes(row)
         capture(n.capture, bth - link, nbytes + link, q.peer_high, q.peer_low, q.source, 0, n.now, 1)
     commit(q.wire + WIRE.tx)
 

@@ -50,6 +50,7 @@ class Reason(IntEnum):
     ATOMIC_WIRE          = 32
     COPY_FAILED          = 40
     ATOMIC_FAR           = 41
+    MESSAGE_TOO_LONG     = 42
 
 
 class Explanation(NamedTuple):
@@ -79,8 +80,9 @@ EXPLAIN: dict[Reason, Explanation] = {
         "docs/soft-nic.md lists what it models; WAIT needs a core-direct queue and a CQ that exists"),
     Reason.LENGTH: Explanation(
         Syndrome.LOCAL_LENGTH,
-        "the message has {nbytes} bytes, more than 1 GiB",
-        "split it; and a data segment with byte_count 0 means 2 GiB to an mlx5 device: leave the segment out"),
+        "the message has {nbytes} bytes, and this QP sends {extra0} at most",
+        "split it, or raise log_msg_max of INIT2RTR_QP, which is 30 (1 GiB) at most; "
+        "and a data segment with byte_count 0 means 2 GiB to an mlx5 device: leave the segment out"),
     Reason.LKEY_UNKNOWN: Explanation(
         Syndrome.LOCAL_PROT,
         "no memory region has lkey {key:#x}",
@@ -197,4 +199,8 @@ EXPLAIN: dict[Reason, Explanation] = {
         Syndrome.REMOTE_INVAL_REQ,
         "the atomic's word at {addr:#x} is in GPU memory, which a NIC on a CPU cannot change atomically",
         "place the word in CPU_GPU memory; only the old value may come to lie in GPU memory"),
+    Reason.MESSAGE_TOO_LONG: Explanation(
+        Syndrome.REMOTE_INVAL_REQ,
+        "the message has {nbytes} bytes or more, and the peer's QP takes {extra0} at most",
+        "raise log_msg_max of the peer's INIT2RTR_QP up to 30, which is 1 GiB, or split the message"),
 }  # fmt: skip

@@ -16,7 +16,7 @@ from ..formats.packet import (
     ACK_KIND_SHIFT, AETH, ATOMIC_ACK_ETH, ATOMIC_ETH, BTH, IMM_DT, MSN_MASK, NO_CREDITS, PSN_MASK, RETH,
     SOLICITED, SYNDROME_SHIFT, AckKind, NakCode, PacketOpcode,
 )  # fmt: skip
-from ..formats.wqe import MAX_TRANSFER, WqeOpcode
+from ..formats.wqe import WqeOpcode
 from .completion import RESPONDER, fail_qp
 from .message import MESSAGE
 from .mkey import translate
@@ -26,7 +26,7 @@ from .reasons import Reason
 from .requester import MAX_OUTSTANDING
 from .responder import (
     atomic, atomic_address, complete_receive, explain, fail_scatter, fits_cqe, grant, has_rights, receive_scatter,
-    receives_posted, stage_payload,
+    receives_posted, stage_payload, takes,
 )  # fmt: skip
 from .staging import drop, leave, response_tag, slot_at, staged
 from .tables import RESOURCE, counters_at, nic_at, qp_row_at, resource_at
@@ -51,7 +51,7 @@ _REMOTE_WRITE, _REMOTE_READ = int(Access.REMOTE_WRITE), int(Access.REMOTE_READ)
 _RKEY_UNKNOWN, _BAD_REQUEST = int(Reason.RKEY_UNKNOWN), int(Reason.BAD_REQUEST)
 _RECV_TOO_SMALL, _COPY_FAILED = int(Reason.RECV_TOO_SMALL), int(Reason.COPY_FAILED)
 _QP_RIGHTS, _ATOMIC_ALIGNMENT = int(Reason.QP_RIGHTS), int(Reason.ATOMIC_ALIGNMENT)
-_ATOMIC_FAR = int(Reason.ATOMIC_FAR)
+_ATOMIC_FAR, _MESSAGE_TOO_LONG = int(Reason.ATOMIC_FAR), int(Reason.MESSAGE_TOO_LONG)
 _RESP_SEND, _RESP_SEND_IMM = int(CqeOpcode.RESP_SEND), int(CqeOpcode.RESP_SEND_IMM)
 _RESP_WR_IMM = int(CqeOpcode.RESP_WR_IMM)
 _WQE_SEND, _WQE_WRITE = int(WqeOpcode.SEND), int(WqeOpcode.RDMA_WRITE)
@@ -122,7 +122,7 @@ def _send_response(nic, row, resource):
         psn = e.first + e.next
         last = e.todo == 1
         if e.opcode != _WQE_READ:
-            bth = open_packet(nic, row, BTH.size + AETH.size + ATOMIC_ACK_ETH.size)
+            bth = open_packet(nic, row, q.peer_life, BTH.size + AETH.size + ATOMIC_ACK_ETH.size)
             if bth == 0:
                 return 0
             write_bth(row, bth, _ATOMIC_ACKNOWLEDGE, 0, 0, 0, psn)
@@ -157,7 +157,7 @@ def _send_response(nic, row, resource):
                 operation = _RESPONSE_LAST
             headers = BTH.size + (0 if operation == _RESPONSE_MIDDLE else AETH.size)
             pad = -part & 3
-            bth = open_packet(nic, row, headers + part + pad)
+            bth = open_packet(nic, row, q.peer_life, headers + part + pad)
             if bth == 0:
                 return 0
             write_bth(row, bth, operation, 0, pad, 0, psn)
@@ -213,7 +213,7 @@ def serve_due(nic, row):
                 break  # and nothing behind it
         q.res_todo = 0
     if q.due_ack:
-        bth = open_packet(nic, row, BTH.size + AETH.size)
+        bth = open_packet(nic, row, q.peer_life, BTH.size + AETH.size)
         if bth == 0:
             return 0
         write_bth(row, bth, _ACKNOWLEDGE, 0, 0, 0, q.due_psn)
@@ -253,6 +253,15 @@ def _refuse_packet(nic, row, opcode, nbytes):
     _refuse(nic, row, opcode, _BAD_REQUEST, _INVALID)
 
 
+@device_function
+def _takes(nic, row, opcode, nbytes):
+    """Whether the QP takes a message of this length; if not, it is refused."""
+    if takes(nic, row, nbytes):
+        return True
+    _refuse(nic, row, opcode, _MESSAGE_TOO_LONG, _INVALID)
+    return False
+
+
 @engine_function
 def _not_ready(nic, row):
     """No receive is posted: RC asks for patience, UC drops the message."""
@@ -284,8 +293,7 @@ def _begin_write(nic, row, at):
     key = be32(ld32(at + RETH.rkey))
     nbytes = be32(ld32(at + RETH.dma_length))
     counters_at(nic_at(nic).counters).rx_write_requests += 1
-    if nbytes > MAX_TRANSFER:
-        _refuse_packet(nic, row, _WQE_WRITE, nbytes)
+    if not _takes(nic, row, _WQE_WRITE, nbytes):
         return 0
     address = grant(nic, row, key, va, nbytes, _REMOTE_WRITE)
     if address < 0:
@@ -370,6 +378,8 @@ def _take_data(nic, row, operation, bth, nbytes, pad):
     if (writing and q.rx_done + payload > q.rx_nbytes) or (writing and last and q.rx_done + payload != q.rx_nbytes):
         _refuse_packet(nic, row, opcode, nbytes)
         return 0
+    if not writing and not _takes(nic, row, opcode, q.rx_done + payload):
+        return 0
     imm = 0
     if with_imm:
         imm = be32(ld32(at + IMM_DT.imm))
@@ -444,8 +454,7 @@ def _take_read(nic, row, bth, nbytes):
         return 0
     va = be32(ld32(at + RETH.va)) << 32 | be32(ld32(at + RETH.va + 4))
     key, length = be32(ld32(at + RETH.rkey)), be32(ld32(at + RETH.dma_length))
-    if length > MAX_TRANSFER:
-        _refuse_packet(nic, row, _WQE_READ, length)
+    if not _takes(nic, row, _WQE_READ, length):
         return 0
     packets = max(1, (length + q.mtu - 1) // q.mtu)
     address = grant(nic, row, key, va, length, _REMOTE_READ)

@@ -111,6 +111,8 @@ def _start(nic, row):
     f.ce, f.ds, f.blocks = ce, ds, blocks
     q.sq_sent = index + blocks
     q.end_psn += packets
+    if packets != 0:
+        q.ssn += 1
     counters.sq_wqes += 1
     return 1
 
@@ -196,7 +198,7 @@ def _send_data(nic, row, message, flight, wqe, solicited):
             operation += 1
             headers += IMM_DT.size
         nbytes = headers + carried + pad
-        bth = open_packet(nic, row, nbytes)
+        bth = open_packet(nic, row, q.life, nbytes)
         if bth == 0:
             break
         asks = last or psn + 1 == limit or psn & (ACK_EVERY - 1) == ACK_EVERY - 1
@@ -258,7 +260,7 @@ def _send_read(nic, row, message, flight):
         q.tx_psn != q.una_psn and q.tx_psn + packets - q.una_psn > window
     ):  # fmt: skip
         return 0
-    bth = open_packet(nic, row, BTH.size + RETH.size)
+    bth = open_packet(nic, row, q.life, BTH.size + RETH.size)
     if bth == 0:
         return 0
     offset = (q.tx_psn - f.first) * q.mtu
@@ -277,7 +279,7 @@ def _send_atomic(nic, row, message, flight):
     m = message_at(message)
     if q.reads_head - q.reads_tail >= q.max_rd:
         return 0
-    bth = open_packet(nic, row, BTH.size + ATOMIC_ETH.size)
+    bth = open_packet(nic, row, q.life, BTH.size + ATOMIC_ETH.size)
     if bth == 0:
         return 0
     write_bth(row, bth, _COMPARE_SWAP if f.opcode == _CS else _FETCH_ADD, 0, 0, 1, q.tx_psn)
@@ -505,7 +507,7 @@ def _waits_for_peer(nic, row):
     """
     q = qp_row_at(row)
     return q.tx_psn != q.una_psn or (
-        q.sq_next != q.sq_sent and open_packet(nic, row, BTH.size + RETH.size + IMM_DT.size + q.mtu) == 0
+        q.sq_next != q.sq_sent and open_packet(nic, row, q.life, BTH.size + RETH.size + IMM_DT.size + q.mtu) == 0
     )
 
 

@@ -34,7 +34,7 @@ _RKEY_UNKNOWN, _LKEY_UNKNOWN, _RECV_LKEY = int(Reason.RKEY_UNKNOWN), int(Reason.
 _QP_RIGHTS, _ATOMIC_ALIGNMENT, _RNR = int(Reason.QP_RIGHTS), int(Reason.ATOMIC_ALIGNMENT), int(Reason.RNR)
 _RECV_TOO_SMALL, _FLUSH = int(Reason.RECV_TOO_SMALL), int(Reason.FLUSH)
 _REMOTE_ABORT, _COPY_FAILED = int(Reason.REMOTE_ABORT), int(Reason.COPY_FAILED)
-_ATOMIC_FAR = int(Reason.ATOMIC_FAR)
+_ATOMIC_FAR, _MESSAGE_TOO_LONG = int(Reason.ATOMIC_FAR), int(Reason.MESSAGE_TOO_LONG)
 _RC = int(ServiceType.RC)
 _LOCAL_LENGTH, _LOCAL_PROT, _WR_FLUSH = int(Syndrome.LOCAL_LENGTH), int(Syndrome.LOCAL_PROT), int(Syndrome.WR_FLUSH)
 _RESP_SEND, _RESP_SEND_IMM = int(CqeOpcode.RESP_SEND), int(CqeOpcode.RESP_SEND_IMM)
@@ -51,6 +51,16 @@ def explain(nic, key, addr, nbytes, extra0, extra1):
     n.why_key, n.why_addr, n.why_nbytes, n.why_extra0, n.why_extra1 = key, addr, nbytes, extra0, extra1
 
 
+@device_function
+def takes(nic, row, nbytes):
+    """Whether the QP takes messages of this length (log_msg_max); if not, the reason is MESSAGE_TOO_LONG."""
+    q = qp_row_at(row)
+    if nbytes <= q.msg_max:
+        return True
+    explain(nic, 0, 0, nbytes, q.msg_max, 0)
+    return False
+
+
 @engine_function
 def respond(nic, row, message):
     """Execute the request at `message` on the QP at `row`: 0, or the reason why not.
@@ -63,7 +73,9 @@ def respond(nic, row, message):
     opcode = m.opcode
     counters = counters_at(nic_at(nic).counters)
     counters.rdma_rx_bytes += m.nbytes
-    if opcode == _WRITE:
+    if not takes(nic, row, m.nbytes):
+        reason = _MESSAGE_TOO_LONG
+    elif opcode == _WRITE:
         counters.rx_write_requests += 1
         reason = _write(nic, row, message)
     else:

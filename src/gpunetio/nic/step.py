@@ -6,6 +6,7 @@ from ..device.compile import device_function, engine_function
 from ..device.ops import be64, clock_ns, copy, exchange64, ld64, ld_acquire64, ld_relaxed64, st64, st_release64
 from ..formats.commands import QpState
 from ..formats.doorbell import UAR_NO_DBR_OFFSET, UAR_REG_OFFSET
+from ..formats.packet import PSN_BITS
 from .doorbells import announce, announced, poll_doorbell, scan_record
 from .events import raise_event, scan_arm_records, serve_arm_register
 from .loopback import serve as serve_loopback
@@ -16,7 +17,7 @@ from .responder import flush_receives, return_shared
 from .staging import free_slots
 from .tables import COUNTERS, NIC, QP_ROW, QP_SETUP_BYTES, counters_at, event_at, nic_at, qp_row_at, watch_at
 from .watch import add, entry, has_work, remove, settle, wake
-from .wires import flush_wires, forget_due, qp_row, send_due, serve_wires
+from .wires import arrivals, flush_wires, forget_due, qp_row, recall_sent, send_due, serve_wires
 from .wqes import flush_next
 
 # What the command interpreter may ask of the engine between two WQEs.
@@ -60,10 +61,14 @@ def _modify(nic, row, source, expected_state):
     copy(row, source, QP_SETUP_BYTES)
     if before != _RTR and q.state == _RTR:
         q.expect_psn = q.rq_psn
+        q.rx_from = arrivals(row)
     if before == _RTR and q.state == _RTS:
         q.una_psn = q.sq_psn
         q.tx_psn = q.sq_psn
         q.end_psn = q.sq_psn
+        n = nic_at(nic)
+        n.lives += 1
+        q.life = n.lives << PSN_BITS | q.sq_psn
     return DONE
 
 
@@ -95,6 +100,7 @@ def _apply(nic):
             serve_qp(nic, row)
     elif op == RESET_QP:
         forget_due(nic, row)
+        recall_sent(row)
         return_shared(row)
         free_slots(nic, row)
         copy(row, n.command_src, QP_SETUP_BYTES)
@@ -102,6 +108,7 @@ def _apply(nic):
         wake(row)
     elif op == REMOVE_QP:
         forget_due(nic, row)
+        recall_sent(row)
         return_shared(row)
         free_slots(nic, row)
         _remove(nic, row)

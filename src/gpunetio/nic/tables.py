@@ -23,7 +23,9 @@ from ..memory import HostMemory
 # is where `tx_psn` was before it went back, `gap_psn` - 1 where a missing response was last asked for again. WQEs from
 # `sq_ci` to `sq_next` are on their way, those to `sq_sent` have been started at least once: `flights` says what became
 # of them. The responder keeps the last READs and atomics in `resources` (IBTA 9.7.4.1.3). `rx_wqe` is the receive that
-# was taken from the QP's SRQ for the message that is coming in. `mover`, if not 0, carries bytes for the QP up to its
+# was taken from the QP's SRQ for the message that is coming in. `life` is this QP's as a requester, from RTS to its
+# reset, `peer_life` that of the peer whose requests it takes (frames.py); what lies on the wire before `rx_from` is
+# from before RTR. `ssn` counts requests. `mover`, if not 0, carries bytes for the QP up to its
 # position `fence` (movers.py); on a wire they belong to packets from `fence_psn` on, inside a NIC `landing` says that
 # they come to lie in host memory by the engine's hand. `rights` are the remote ones of `Access`, with EXTENDED_ATOMICS
 # where the atomic mode has those.
@@ -71,6 +73,7 @@ QP_ROW = Entry("qp_row", 896, """
     core_direct    320  i64
     watch          328  i64
     cs_res         336  i64
+    msg_max        344  i64
     sq_ci          384  i64
     sq_next        392  i64
     sq_sent        400  i64
@@ -116,6 +119,10 @@ QP_ROW = Entry("qp_row", 896, """
     failures       840  i64
     fence_psn      848  i64
     landing        856  i64
+    life           864  i64
+    peer_life      872  i64
+    rx_from        880  i64
+    ssn            888  i64
 """)
 QP_SETUP_BYTES = QP_ROW.sq_ci  # the fields before belong to commands
 EXTENDED_ATOMICS = 1 << 8
@@ -246,7 +253,7 @@ GID_ROW = Entry("gid_row", 64, """
 # Counters of the kernel's mlx5 driver under its names (hw_counters), then our own: packets that were dropped, and why.
 # Each packet that arrives is counted in `rdma_rx_packets` and in exactly one of PACKET_FATES.
 # The rdma_* ones count payload bytes; publication derives `port_*_data`, in words of 4 bytes, from them.
-COUNTERS = Entry("counters", 320, """
+COUNTERS = Entry("counters", 384, """
     rx_write_requests                   0  i64
     rx_read_requests                    8  i64
     rx_atomic_requests                 16  i64
@@ -287,11 +294,12 @@ COUNTERS = Entry("counters", 320, """
     rx_refused                        296  i64
     rx_unexpected                     304  i64
     rx_link_down                      312  i64
+    rx_stale                          320  i64
 """)
 PACKET_FATES = (
     "rx_accepted", "rx_malformed", "rx_no_qp", "rx_wrong_peer", "rx_wrong_pkey", "rx_wrong_state", "out_of_sequence",
     "duplicate_request", "out_of_buffer", "rx_refused", "rx_uc_dropped", "rx_unexpected", "implied_nak_seq_err",
-    "rx_link_down",
+    "rx_link_down", "rx_stale",
 )  # fmt: skip
 
 # What went wrong, for the log: filled by the engine, read by the service thread.
@@ -312,7 +320,7 @@ ERROR_RECORD = Entry("error_record", 128, """
 # What the engine is given: where everything is, and how it is spoken to. `payload` of a packet that refers to it,
 # while that packet is taken; `payload_bytes` is 0 for all others. `touched` is the mover that has carried bytes of the
 # request at hand, `failures` those that it had before, `landed` whether some come to lie in host memory; `holding`,
-# that a command waits for the movers; `context`, the CUDA context of the engine's thread.
+# that a command waits for the movers; `context`, the CUDA context of the engine's thread. `lives` have begun.
 NIC = Entry("nic", 640, """
     qps              0  i64
     qp_mask          8  i64
@@ -386,6 +394,7 @@ NIC = Entry("nic", 640, """
     landed         600  i64
     context        608  i64
     holding        616  i64
+    lives          624  i64
 """)
 
 # Events on their way to whoever subscribed (PRM, event queues): a ring that the engine fills, and the descriptor that

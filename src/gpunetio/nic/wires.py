@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from ..device.compile import device_function, engine_function
-from ..device.ops import be16, be32, ld8, ld16, ld32, ld64, st64
+from ..device.ops import be16, be32, ld8, ld16, ld32, ld64, ld_acquire64, st64
 from ..fabric.capture import capture
-from ..fabric.injector import icrc_fits, inject
+from ..fabric.injector import icrc_fits, inject, recall_injected
 from ..fabric.frames import (
-    LENT_SHIFT, LOAN_SHIFT, MAX_LENT, PACKET, consume, frame_at, next_frame, pipe_end_at, publish, release,
+    LENT_SHIFT, LOAN_SHIFT, MAX_LENT, PACKET, PIPE, consume, frame_at, next_frame, pipe_end_at, publish, recall,
+    release,
 )  # fmt: skip
+from ..fabric.udp_records import mark, udp_wire_at
 from ..formats.commands import QpState, ServiceType
 from ..formats.packet import (
     BTH, DEFAULT_PKEY, GRH, GRH_NEXT_HEADER, ICRC_SIZE, LNH_GLOBAL, LNH_LOCAL, LRH, OPERATION_MASK, PAD_SHIFT,
     PKEY_BASE_MASK, PSN_MASK, QPN_MASK, SERVICE_SHIFT, TVER_MASK, PacketOpcode,
 )  # fmt: skip
+from .packets import link_bytes
 from .receiver import serve_due, take_request
 from .responses import is_response, take_response
 from .tables import (
@@ -61,9 +64,39 @@ def _link_headers(nic, packet, nbytes):
     return LRH.size + GRH.size
 
 
+@device_function
+def arrivals(row):
+    """Where on the QP's wire what arrives from now on begins."""
+    q = qp_row_at(row)
+    if q.wire == 0:
+        return 0
+    w = wire_at(q.wire)
+    if w.kind == UDP:
+        return mark(w.udp)
+    return ld_acquire64(pipe_end_at(q.wire + WIRE.rx).pipe + PIPE.head)
+
+
+@device_function
+def _is_of_peer(row, life):
+    """Whether a request is of the life of the peer that the QP hears, or of a later one that goes on at the next PSN.
+
+    A later one that begins elsewhere means another connection than this. If its first packets were taken for duplicates
+    of old ones, they would be acknowledged and never executed. UC has no duplicates.
+    """
+    q = qp_row_at(row)
+    if life == q.peer_life or life == 0:
+        return True
+    if life < q.peer_life or (q.peer_life != 0 and q.service == _RC and life & PSN_MASK != q.expect_psn):
+        return False
+    q.peer_life = life
+    return True
+
+
 @engine_function
-def receive(nic, wire, packet, nbytes, peer_high, peer_low):
+def receive(nic, wire, packet, nbytes, peer_high, peer_low, life, at):
     """A packet of `nbytes` has arrived, its ICRC checked where the wire has one. What becomes of it is counted.
+
+    `life` is the frame's, `at` its place on the wire: a QP takes nothing that was there before it was in RTR.
 
     Every length is checked before the bytes are looked at (IBTA 9.6.1, packet header validation).
     """
@@ -101,6 +134,9 @@ def receive(nic, wire, packet, nbytes, peer_high, peer_low):
     if q.state != _RTR and q.state != _RTS:
         c.rx_wrong_state += 1
         return
+    if at < q.rx_from:
+        c.rx_stale += 1
+        return
     if opcode >> SERVICE_SHIFT != q.service:
         c.rx_malformed += 1
         return
@@ -111,10 +147,15 @@ def receive(nic, wire, packet, nbytes, peer_high, peer_low):
         c.rx_malformed += 1
         return
     if q.service == _RC and is_response(operation):
-        if q.state == _RTS:
-            take_response(nic, row, operation, psn, bth, nbytes, pad)
-        else:
+        if q.state != _RTS:
             c.rx_wrong_state += 1
+        elif life != q.life and life != 0:
+            c.rx_stale += 1
+        else:
+            take_response(nic, row, operation, psn, bth, nbytes, pad)
+        return
+    if not _is_of_peer(row, life):
+        c.rx_stale += 1
         return
     take_request(nic, row, operation, psn, word >> 31, bth, nbytes, pad)
 
@@ -140,7 +181,7 @@ def _count_malformed(nic):
 
 
 @engine_function
-def _receive_lent(nic, wire, packet, nbytes, reference):
+def _receive_lent(nic, wire, packet, nbytes, reference, life, at):
     """A packet whose payload lies in memory that the peer has lent us. What it refers to is looked up, not believed."""
     n = nic_at(nic)
     w = wire_at(wire)
@@ -155,7 +196,7 @@ def _receive_lent(nic, wire, packet, nbytes, reference):
         _count_malformed(nic)
         return
     n.payload, n.payload_bytes = loan.address + offset, part
-    receive(nic, wire, packet, nbytes, w.peer_high, w.peer_low)
+    receive(nic, wire, packet, nbytes, w.peer_high, w.peer_low, life, at)
     n.payload_bytes = 0
 
 
@@ -179,11 +220,12 @@ def _serve_pipe(nic, wire):
             damaged = 0 if intact else 1
             capture(n.capture, frame + PACKET, nbytes, w.peer_high, w.peer_low, -1, damaged, n.now, 0)
         if intact:
-            reference = frame_at(frame).reference
+            reference, life = frame_at(frame).reference, frame_at(frame).life
+            at = pipe_end_at(end).position
             if reference == 0:
-                receive(nic, wire, frame + PACKET, nbytes, w.peer_high, w.peer_low)
+                receive(nic, wire, frame + PACKET, nbytes, w.peer_high, w.peer_low, life, at)
             else:
-                _receive_lent(nic, wire, frame + PACKET, nbytes, reference)
+                _receive_lent(nic, wire, frame + PACKET, nbytes, reference, life, at)
         consume(end)
         done += 1
     if done:
@@ -230,6 +272,19 @@ def forget_due(nic, row):
             left += 1
     n.due_count = left
     qp_row_at(row).due = 0
+
+
+@engine_function
+def recall_sent(row):
+    """Take back what the QP has sent and this NIC has still: in a fault injector, or in front of the sockets."""
+    q = qp_row_at(row)
+    if q.wire == 0:
+        return
+    w = wire_at(q.wire)
+    if w.faults != 0:
+        recall_injected(w.faults, link_bytes(row), q.remote_qpn, q.peer_high, q.peer_low)
+    if w.kind == UDP:
+        recall(udp_wire_at(w.udp).tx, 0, q.remote_qpn, q.peer_high, q.peer_low)
 
 
 @engine_function

@@ -134,7 +134,7 @@ def gather(nic, row, message, segment, end, right):
                 nbytes = INLINE_SEG  # PRM: byte_count 0 means 2 GiB
             step = SEGMENT
             if total + nbytes > MAX_TRANSFER:
-                explain(nic, 0, 0, total + nbytes, 0, 0)
+                explain(nic, 0, 0, total + nbytes, MAX_TRANSFER, 0)
                 return _LENGTH
             address = translate(
                 nic, be32(ld32(segment + DATA_SEG.lkey)), q.pdn, be64(ld64(segment + DATA_SEG.addr)), nbytes, right,
@@ -255,6 +255,9 @@ def build(nic, row, message, wqe, opcode, ds, index):
     elif reason == 0 and atomic and m.nbytes != word:
         explain(nic, 0, 0, m.nbytes, word, 0)
         return _ATOMIC_LENGTH
+    elif reason == 0 and m.nbytes > q.msg_max:
+        explain(nic, 0, 0, m.nbytes, q.msg_max, 0)
+        return _LENGTH
     return reason
 
 

@@ -27,7 +27,7 @@ from .events import OF_QP
 from .handle import command, destroy
 from .qp import QP
 from .qp_init import QpInitAttr, QueueSizes, queue_sizes
-from .qp_state import PATH, QpAttr, Transition, attributes_of, carry
+from .qp_state import PATH, QpAttr, Transition, attributes_of, carry, without_reads
 from .ring import Ring, place_ring
 
 if TYPE_CHECKING:
@@ -38,6 +38,8 @@ _SERVICE = {QpType.RC: ServiceType.RC, QpType.UC: ServiceType.UC}
 
 class DevxQP(QP):
     """See `QP`. Its path to the peer is resolved here, as the address vector is part of its context."""
+
+    _answers = True  # whether the peer may read at all: `max_dest_rd_atomic` is not 0
 
     def __init__(self, pd: PD, attr: QpInitAttr):
         super().__init__(pd, attr)
@@ -139,6 +141,11 @@ class DevxQP(QP):
 
     def _move(self, move: Transition, attr: QpAttr, mask: QpAttrMask, now: QpAttr) -> None:
         values: dict[str, Any] = {}
+        answers = self._answers or move.opcode == Opcode.QP_2RST
+        if QpAttrMask.MAX_DEST_RD_ATOMIC in mask:
+            answers = attr.max_dest_rd_atomic > 0
+        if not answers:
+            attr, mask = without_reads(attr, mask, move)
         if move.opcode not in (Opcode.QP_2RST, Opcode.QP_2ERR):
             fields, opt = carry(attr, mask, move)
             if QpAttrMask.AH_ATTR in mask and attr.ah_attr:
@@ -153,6 +160,7 @@ class DevxQP(QP):
         mailbox = move.mailbox.pack(opcode=move.opcode, qpn=self.qpn, **values)
         with command(move.opcode.name):
             self.ctx.provider.devx_obj_modify(self._handle, bytes(mailbox), OUT.size)
+        self._answers = answers
 
     def _restart(self) -> None:
         if self.ring.memory:  # the device counts from 0 again: so must the record

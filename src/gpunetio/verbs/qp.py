@@ -41,6 +41,11 @@ _ONLY_RC = (
 )  # fmt: skip
 
 
+def _new_psn() -> int:
+    """Return a random PSN, which no packet of an earlier life fits, nor one of a peer that is gone."""
+    return secrets.randbits(24)
+
+
 @dataclass(frozen=True)
 class QpEndpoint:
     """What a peer must know of a queue pair to connect to it. Plain values: send them as you like.
@@ -56,7 +61,9 @@ class QpEndpoint:
 
 
 class QP(Handle, ABC):
-    """A connected queue pair (`doca_verbs_qp`), number `qpn`. Its first packet has the random number `psn`.
+    """A connected queue pair (`doca_verbs_qp`), number `qpn`.
+
+    `psn` is the random number of its first packet. Each reset draws a new one.
 
     `sq_address`, `sq_entries`                 send ring, in WQE basic blocks of 64 bytes (`doca_verbs_qp_get_wq`)
     `rq_address`, `rq_entries`, `rq_stride`    receive ring, in WQEs of `rq_stride` bytes
@@ -100,7 +107,7 @@ class QP(Handle, ABC):
         self.send_cq, self.receive_cq = wired.send_cq, wired.receive_cq
         self.context = attr.context
         self._posting: Posting | None = None
-        self.psn = secrets.randbits(24)  # a peer that is gone cannot be imitated by guessing
+        self.psn = _new_psn()
         with ExitStack() as undo:
             self._create(undo)
             self._opened(f"QP {self.qpn:#x} of {ctx.name}", undo)
@@ -162,6 +169,7 @@ class QP(Handle, ABC):
         if self._posting:
             self._posting.state = following
         if following == QpState.RST:
+            self.psn = _new_psn()
             self._restart()
 
     @abstractmethod
@@ -319,9 +327,10 @@ class QP(Handle, ABC):
         `remote_access` says what the peer may do here. Without it the peer may do everything. A queue pair in INIT
         keeps its port, P_Key index and access rights unless they are given; in RST the first two are 1 and 0.
 
-        The path MTU is the smaller active MTU of the two ports. `max_rd_atomic` reads and atomics, a power of two and
-        at most what the device has, are in flight in each direction. `psn` numbers the first packet sent; without it
-        that is the queue pair's own. UC ignores what concerns acknowledgements, READs and atomics.
+        The path MTU is the smaller active MTU of the two ports. `max_rd_atomic` reads and atomics, at most what the
+        device has, are in flight in each direction (see `QpAttr`); 0 refuses them. `psn` numbers the first packet sent.
+        Without it the number is the queue pair's own `psn`, which is a new one after each reset: give the peer a new
+        `endpoint()` then. UC ignores what concerns acknowledgements, READs and atomics.
         """
         instance("remote", remote, QP, QpEndpoint)
         given: dict[str, Any] = {} if remote_access is None else _rights(remote_access, atomic_type)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..enums import MtuSize, QpAtomicType, QpAttrMask, QpState, QpType
@@ -34,8 +34,11 @@ class QpAttr:
     """Attributes that a queue pair is modified with, or has (`doca_verbs_qp_attr`). The mask says which count.
 
     `path_mtu` is in bytes, 256 to 4096; an `MtuSize` is taken, too. `ack_timeout` is 4.096 µs × 2^n (0: none),
-    `min_rnr_timer` the code of the specification, 7 in `rnr_retry` means forever. `max_rd_atomic` reads and atomics are
-    in flight from here, `max_dest_rd_atomic` from the peer.
+    `min_rnr_timer` the code of the specification, 7 in `rnr_retry` means forever.
+
+    `max_rd_atomic` reads and atomics are in flight from here, `max_dest_rd_atomic` from the peer: each 0 to 16. A device
+    takes powers of two: the first is rounded down, the second up. With `max_dest_rd_atomic` 0 the peer's reads and
+    atomics are refused. With `max_rd_atomic` 0 one is in flight at a time, because a device has no 0 for it.
     """
 
     next_state: QpState = QpState.RST
@@ -145,8 +148,12 @@ def mtu_bytes(name: str, value: Any) -> int:
     return nbytes
 
 
-def _log2(value: int) -> int:
-    return value.bit_length() - 1
+def _log2_down(value: int) -> int:
+    return max(value, 1).bit_length() - 1
+
+
+def _log2_up(value: int) -> int:
+    return (max(value, 1) - 1).bit_length()
 
 
 def _psn(value: int) -> int:
@@ -179,8 +186,8 @@ _CARRIERS = (
     _Carrier(_M.ACK_TIMEOUT,        "ack_timeout",         f"{PATH}.ack_timeout"),
     _Carrier(_M.RETRY_CNT,          "retry_cnt",           "retry_count"),
     _Carrier(_M.RNR_RETRY,          "rnr_retry",           "rnr_retry"),
-    _Carrier(_M.MAX_QP_RD_ATOMIC,   "max_rd_atomic",       "log_sra_max",           encode=_log2),
-    _Carrier(_M.MAX_DEST_RD_ATOMIC, "max_dest_rd_atomic",  "log_rra_max",           encode=_log2),
+    _Carrier(_M.MAX_QP_RD_ATOMIC,   "max_rd_atomic",       "log_sra_max",           encode=_log2_down),
+    _Carrier(_M.MAX_DEST_RD_ATOMIC, "max_dest_rd_atomic",  "log_rra_max",           encode=_log2_up),
 )  # fmt: skip
 
 
@@ -191,8 +198,8 @@ def check_values(attr: QpAttr, mask: QpAttrMask, device: DeviceAttributes) -> No
         _M.PORT_NUM: (1, device.phys_port_cnt),
         _M.PATH_MTU: (min(_PRM_MTU), max(_PRM_MTU)),
         _M.ATOMIC_MODE: (0, max(QpAtomicType)),
-        _M.MAX_QP_RD_ATOMIC: (1, device.max_qp_init_rd_atom),
-        _M.MAX_DEST_RD_ATOMIC: (1, device.max_qp_rd_atom),
+        _M.MAX_QP_RD_ATOMIC: (0, device.max_qp_init_rd_atom),
+        _M.MAX_DEST_RD_ATOMIC: (0, device.max_qp_rd_atom),
     }
     for carrier in _CARRIERS:
         if carrier.encode is _psn and carrier.mask in mask:
@@ -200,9 +207,7 @@ def check_values(attr: QpAttr, mask: QpAttrMask, device: DeviceAttributes) -> No
                 _log.error("%s = %#x has more than 24 bits: %#x is used", carrier.attr, value, _psn(value))
         elif carrier.mask in mask:
             least, most = ranges.get(carrier.mask) or (0, (1 << _width(carrier.name)) - 1)
-            value = within(carrier.attr, getattr(attr, carrier.attr), least, most)
-            if carrier.encode is _log2 and value & (value - 1):
-                raise InvalidValueError(f"{carrier.attr} = {value}: it must be a power of two")
+            within(carrier.attr, getattr(attr, carrier.attr), least, most)
     if _M.ATOMIC_MODE in mask:
         member("allow_remote_atomic", attr.allow_remote_atomic, QpAtomicType)
     if _M.AH_ATTR in mask:
@@ -228,6 +233,16 @@ def carry(attr: QpAttr, mask: QpAttrMask, move: Transition) -> tuple[dict[str, A
             if carrier.mask in move.optional and move.opcode != Opcode.RST2INIT_QP:
                 opt |= carrier.opt
     return qpc, opt
+
+
+def without_reads(attr: QpAttr, mask: QpAttrMask, move: Transition) -> tuple[QpAttr, QpAttrMask]:
+    """Take the peer's right to read and to change memory atomically away, as `max_dest_rd_atomic` 0 means.
+
+    A QPC has no such value: the kernel's driver does the same (`set_qpc_atomic_flags` of mlx5_ib).
+    """
+    if _M.MAX_DEST_RD_ATOMIC in mask:
+        mask |= (_M.ALLOW_REMOTE_READ | _M.ATOMIC_MODE) & move.optional
+    return replace(attr, allow_remote_read=False, allow_remote_atomic=QpAtomicType.NONE), mask
 
 
 def state_of(qpc: dict[str, Any]) -> QpState:
