@@ -125,7 +125,8 @@ inline int execute_next(nic *n, qp_row *q) {
         return -1;
     qp_row *p = at<qp_row>(q->remote_row);
     if (p->qpn != q->remote_qpn || p->remote_qpn != q->qpn || p->wire != 0 || (p->state != RTR && p->state != RTS) ||
-        p->service != q->service || p->expect_psn != (q->tx_psn & PSN_MASK))
+        p->service != q->service || p->expect_psn != (q->tx_psn & PSN_MASK) ||
+        r.nbytes > q->msg_max || r.nbytes > p->msg_max)
         return -1;
     count->rdma_rx_bytes += r.nbytes;
     count->rx_write_requests++;
@@ -141,8 +142,10 @@ inline int execute_next(nic *n, qp_row *q) {
         }
     }
     q->retries = 0;
-    q->tx_psn += 1;
-    p->expect_psn = (p->expect_psn + 1) & PSN_MASK;
+    q->ssn++;
+    q->tx_psn += r.nbytes <= q->mtu ? 1 : (r.nbytes + q->mtu - 1) / q->mtu;
+    p->expect_psn = q->tx_psn & PSN_MASK;
+    p->msn++;
     count->rdma_tx_bytes += r.nbytes;
     if (ce >= CE_ALWAYS) {
         if (ce != CE_ALWAYS || !write_cqe(n, at<cq_row>(q->send_cq), count, q, opcode, index, r.nbytes))

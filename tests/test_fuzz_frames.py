@@ -377,6 +377,8 @@ def run(fuzz, count):
             nbytes += 4 * _rnd(fuzz, 4) if _rnd(fuzz, 2) else 0
         g = frame_at(frame)
         g.nbytes, g.peer_high, g.peer_low, g.source = nbytes, _any64(fuzz), _any64(fuzz), _any64(fuzz)
+        if _rnd(fuzz, 50) == 0:
+            g.life = _any64(fuzz)
         _name(fuzz, bth, nbytes)
         if _rnd(fuzz, 2000) == 0:
             publish(f.near)  # those before it arrive

@@ -6,6 +6,7 @@ import shutil
 import socket
 import struct
 from collections.abc import Iterator
+from ipaddress import ip_address
 
 import pytest
 from hypothesis import given, settings
@@ -16,7 +17,8 @@ from scapy.layers.inet6 import IPv6
 from scapy.packet import Raw
 
 from gpunetio.errors import DocaError, InUseError, InvalidValueError
-from gpunetio.fabric import frames, udp
+from gpunetio.fabric import frames, udp, udp_records
+from gpunetio.fabric.udp import receive
 from gpunetio.fabric.udp_records import (
     GSO_OFF,
     GSO_ON,
@@ -70,6 +72,53 @@ def two(request: pytest.FixtureRequest) -> Iterator[Two]:
     opened = Two(request.param)
     yield opened
     opened.close()
+
+
+def bth(qpn: int, payload: bytes = b"") -> bytes:
+    return struct.pack(">BBHII", 0, 0, 0xFFFF, qpn, 0) + payload
+
+
+def test_frames_that_are_recalled_are_not_sent(two):
+    """Of one QP of one peer, wherever in the pipe they are."""
+    other = "::2" if two.to == "::1" else own_address()
+    for i, (qpn, to) in enumerate([(5, two.to), (6, two.to), (5, other), (5, two.to), (6, two.to)]):
+        two.a.put(bth(qpn, bytes([i] * 4)), to)
+    frames.publish(two.a.producer)
+    frames.recall(two.a.consumer, 0, 5, *udp.gid_of(ip_address(two.to)))
+    two.a.transmit()
+    assert packets(two.b.receive(2)) == [bth(6, bytes([i] * 4)) for i in (1, 4)]
+    assert two.a["tx_dropped"] >= 2  # and the one to nobody, where the system says so
+    two.b.wait_for("rx_datagrams", 2)
+
+
+def test_what_came_before_a_mark(two):
+    """Until the sockets were seen empty a datagram may be old, and is then given a lower position than the mark."""
+    old = packets_of(*range(100, 200, 10))
+    two.a.send(old, two.to)
+    begin = udp_records.mark(two.b.wire.address)
+    while two.b["marked"]:
+        assert two.b["position"] < begin
+        receive(two.b.wire.address)
+    assert (two.b["rx_datagrams"], two.b["position"] >= begin) == (len(old), True)
+    begin, position = udp_records.mark(two.b.wire.address), two.b["position"]
+    receive(two.b.wire.address)
+    assert two.b["position"] == begin == position + two.b["capacity"]
+    receive(two.b.wire.address)
+    assert two.b["position"] == begin  # it counts on for marks and for bytes only
+
+
+def test_a_mark_when_the_sockets_are_never_empty(two):
+    """What they can hold has then been received."""
+    two.b.wire.record["rx_share"], two.b.wire.record["capacity"] = 1, 1000
+    begin = udp_records.mark(two.b.wire.address)
+    old = packets_of(*range(300, 100, -10))  # no two of a size, so that each is a message
+    for packet in old:
+        two.a.send([packet], two.to)
+    received = 0
+    while two.b["position"] < begin:
+        received += receive(two.b.wire.address)
+    assert two.b["marked"] == 1
+    assert 1000 <= sum(len(packet) + 4 for packet in old[:received]) < 1400
 
 
 @pytest.mark.parametrize("options", [{}, {"gso": False}, {"gro": False}], ids=["batched", "no gso", "no gro"])

@@ -141,7 +141,6 @@ def values_out_of_range(rig: Rig) -> None:
         (_INIT, _RTR, {"min_rnr_timer": 32}),
         (_INIT, _RTR, {"ah_attr": None}),
         (_INIT, _RTR, {"ah_attr": AhAttr(sgid_index=device.gid_table_size)}),
-        (_INIT, _RTR, {"max_dest_rd_atomic": 3}),
         (_INIT, _RTR, {"max_dest_rd_atomic": 2 * device.max_qp_rd_atom}),
         (_RTR, _RTS, {"ack_timeout": 32}),
         (_RTR, _RTS, {"retry_cnt": 8}),

@@ -36,9 +36,9 @@ class QpAttr:
     `path_mtu` is in bytes, 256 to 4096; an `MtuSize` is taken, too. `ack_timeout` is 4.096 µs × 2^n (0: none),
     `min_rnr_timer` the code of the specification, 7 in `rnr_retry` means forever.
 
-    `max_rd_atomic` reads and atomics are in flight from here, `max_dest_rd_atomic` from the peer: each 0 to 16. A device
-    takes powers of two: the first is rounded down, the second up. With `max_dest_rd_atomic` 0 the peer's reads and
-    atomics are refused. With `max_rd_atomic` 0 one is in flight at a time, because a device has no 0 for it.
+    `max_rd_atomic` reads and atomics are in flight from here, `max_dest_rd_atomic` from the peer: each 0 to 16. Devices
+    take powers of two: the first is rounded down, the second up. With `max_dest_rd_atomic` 0 the peer's reads and
+    atomics are refused. With `max_rd_atomic` 0 one is in flight at a time, because devices have no 0 for it.
     """
 
     next_state: QpState = QpState.RST
