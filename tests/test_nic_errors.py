@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from fake_gpu import LAUNCH_FAILURE, FakeGpus, FarBuffer
 from gpunetio.enums import Access, QpAttrMask, QpState
 from gpunetio.nic.reasons import EXPLAIN, Reason
 from gpunetio.verbs import QpAttr
+from gpunetio.verbs.qp_state import transition
 from nic_rig import (
     FA,
     FLUSHED,
@@ -397,6 +399,17 @@ def _too_small(ends):
     ends.b.receive(ends.there.at(0, 60), ends.there.at(0, 3))
     ends.a.post(SEND, ends.here.at(0, 64))
     return ends.b, ["message of 64 bytes", "receive of 63 bytes"]
+
+
+@produces(Reason.MESSAGE_TOO_LONG)
+def _message_too_long(ends):
+    ends.a.reset()
+    ends.b.reset()
+    with patch.dict(transition(QpState.INIT, QpState.RTR).fixed, log_msg_max=5):
+        ends.b.qp.connect(ends.a.qp.endpoint())
+    ends.a.qp.connect(ends.b.qp.endpoint())
+    ends.a.post(WRITE, ends.there.remote(), ends.here.at(0, 33))
+    return ends.b, ["message has 33 bytes", "takes 32 at most"]
 
 
 @produces(Reason.RECV_LKEY)
