@@ -157,13 +157,13 @@ def test_which_way_is_taken(stage: Stage, log, refused, lies_in, told):
     assert stage.card.dmabufs == [4096] * (4 if lies_in is DMABUF else 2)
 
 
-def test_the_whole_chain_is_told_as_the_design_says(stage: Stage, log):
-    """docs/design.md shows the log of a system where nothing works."""
+def test_the_whole_chain_is_told_as_the_documents_say(stage: Stage, log):
+    """docs/decisions/gpu-memory.md shows the log of a system where nothing works."""
     stage.refuse("dmabuf", "UMEM of GPU", "register")
     with stage.gpu.create_qp(stage.pd, 4) as queue:
         told = re.sub(f"{queue.qpn:#x}", "0x17", "\n".join(lines(log)))
-    design = (Path(__file__).parents[1] / "docs" / "design.md").read_text()
-    assert f"```\n{told}\n```" in design
+    page = (Path(__file__).parents[1] / "docs" / "decisions" / "gpu-memory.md").read_text()
+    assert f"```\n{told}\n```" in page
 
 
 @pytest.mark.parametrize(("refused", "match"), [
