@@ -43,7 +43,7 @@ class PlainSoft:
     As with Soft-RoCE, completions of a queue pair stay in their CQ when it is reset or destroyed.
     """
 
-    has_dpa = reaches_gpu_memory = False
+    has_dpa = carries_mailboxes = reaches_gpu_memory = False
 
     def __init__(self, name: str):
         self._device: Any = open_device(name)

@@ -318,7 +318,7 @@ def test_a_query_that_is_not_declared(soft):
 
 def test_without_devx():
     refusal = pytest.raises(NotSupportedError, match=r"^Context\.devx: that takes DEVX")
-    with verbs.import_context(PlainSoft("soft0")) as ctx, refusal:
+    with verbs.Context(PlainSoft("soft0")) as ctx, refusal:
         _ = ctx.devx
 
 

@@ -69,6 +69,7 @@ def test_devices():
     assert (first["link_layer"], first["ports"][0]["state"], first["ports"][0]["active_mtu"]) == (
         "ETHERNET", "ACTIVE", 4096,
     )  # fmt: skip
+    assert first["roce_version"] == ["RoCE v2"]
     assert first["ports"][0]["gids"][0] == {"index": 0, "gid": "::ffff:127.0.0.1", "type": "ROCE_V2"}
     assert [each["name"] for each in printed("devices", "-d", "soft1")] == ["soft1"]
 

@@ -136,6 +136,11 @@ def messages(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
     return [(record.levelname, record.getMessage()) for record in caplog.records if record.name == "gpunetio.sdk"]
 
 
+def test_programs_send_no_mailboxes(ctx):
+    with pytest.raises(NotSupportedError, match=r"^Context\.devx: the DOCA SDK drives fake0, .*unset DOCA_SDK"):
+        _ = ctx.devx
+
+
 # --- the log, and who makes the queues --------------------------------------------------------------------------------
 
 THINGS = (

@@ -30,6 +30,7 @@ class FakeProvider:
 
     name = "fake0"
     software = has_dpa = reaches_gpu_memory = False
+    carries_mailboxes = True
     plain = None
 
     def __init__(self, ethernet: bool = True):

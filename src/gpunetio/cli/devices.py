@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ..verbs import Context
 
 _GID_TYPES = {GidType.IB: "", GidType.ROCE_V1: ", RoCE v1", GidType.ROCE_V2: ", RoCE v2"}
+_ROCE_VERSIONS = {1 << 0: "RoCE v1", 1 << 2: "RoCE v2"}  # PRM, roce_cap.roce_version
 _LIMITS = (
     "max_qp", "max_qp_wr", "max_sge", "max_cq", "max_cqe", "max_mr", "max_pd", "max_qp_rd_atom", "max_qp_init_rd_atom",
     "max_ah", "max_srq", "max_srq_wr", "max_srq_sge", "max_pkeys",
@@ -64,6 +65,7 @@ def _document(ctx: Context) -> dict[str, Any]:
         "node_guid": _guid(device.node_guid),
         "sys_image_guid": _guid(device.sys_image_guid),
         "link_layer": device.link_layer.name,
+        "roce_version": [name for bit, name in _ROCE_VERSIONS.items() if device.roce_version & bit],
     }
     return {**attributes, "ports": [_port_document(ctx, port) for port in range(1, device.phys_port_cnt + 1)]}
 

@@ -104,12 +104,14 @@ class Provider(Protocol):
 
     `software`            it is a thread of this process, and reaches InfiniBand ports of this host only
     `has_dpa`             its data path accelerator runs kernels (`doca_dpa_cap_is_supported`)
+    `carries_mailboxes`   those of programs reach it as they are
     `reaches_gpu_memory`  it reads and writes GPU memory by itself, so that queues may lie there
     """
 
     name: str
     software: bool
     has_dpa: bool
+    carries_mailboxes: bool
     reaches_gpu_memory: bool
 
     @property

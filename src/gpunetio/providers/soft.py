@@ -112,7 +112,7 @@ _NUMBER = slice(cmd.QUERY_QP_IN.offset("qpn"), cmd.QUERY_QP_IN.offset("qpn") + 3
 class SoftProvider:
     """One open of a software NIC; `nic` is the NIC itself, to look at. Its DPA is threads of this process."""
 
-    software = has_dpa = True
+    software = has_dpa = carries_mailboxes = True
     reaches_gpu_memory = False  # its engine is a thread of the CPU
     plain = None
     nic: SoftNic

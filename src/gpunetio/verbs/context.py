@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from ..enums import Access, CqOverrun, GidType, UarAllocationType
-from ..errors import DeviceFatalError, DocaError, InvalidValueError
+from ..errors import DeviceFatalError, DocaError, InvalidValueError, NotSupportedError
 from ..formats.cqe import CQE_SIZE
 from ..interrupts import uninterrupted
 from ..providers import PortConfig, open_device
@@ -98,9 +98,13 @@ class Context(Handle):
 
     @cached_property
     def devx(self) -> Devx:
-        """DEVX: commands of the PRM, and objects that they make. NotSupportedError unless `has_devx`."""
+        """DEVX: commands of the PRM, and objects that they make. NotSupportedError without DEVX, and in SDK mode."""
         if not self.has_devx:
             raise needs_devx(self, "Context.devx")
+        if not self.provider.carries_mailboxes:
+            raise NotSupportedError(
+                f"Context.devx: the DOCA SDK drives {self.name}, and takes no mailboxes; unset DOCA_SDK_LIB_PATH"
+            )
         return Devx(self)
 
     @cached_property

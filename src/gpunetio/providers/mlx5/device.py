@@ -157,7 +157,7 @@ class VerbsDevice:
     `borrowed`: the context is somebody else's, and stays open.
     """
 
-    software = has_dpa = reaches_gpu_memory = False
+    software = has_dpa = carries_mailboxes = reaches_gpu_memory = False
     plain: PlainVerbs | None = None
     verbs: Library
 

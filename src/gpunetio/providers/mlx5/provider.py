@@ -72,6 +72,7 @@ def adopt_context(address: int) -> Mlx5Provider:
 class Mlx5Provider(VerbsDevice):
     """One open of a card."""
 
+    carries_mailboxes = True
     reaches_gpu_memory = True  # over PCIe, when its driver is told where that is
     mlx5: Library
 

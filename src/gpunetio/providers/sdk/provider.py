@@ -70,6 +70,8 @@ class _Queue:
 class SdkProvider:
     """One open of a card in SDK mode. What is not here is the provider's below."""
 
+    carries_mailboxes = False  # it understands those of `verbs`
+
     def __init__(self, provider: Any, sdk: Sdk):
         self._provider, self._sdk = provider, sdk
         self._umems: dict[int, _Umem] = {}  # by UMEM id
