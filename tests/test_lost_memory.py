@@ -8,11 +8,14 @@ from pathlib import Path
 
 import pytest
 
+import gpunetio as gn
+
 pytestmark = pytest.mark.soft_nic
 
 
 def killed(what: str, handler: str) -> tuple[int, str, str]:
     """The signal that has ended the child, and what it has said on stdout and stderr."""
+    gn.open("soft0").close()  # compiled here, if it must be: the child has a deadline
     child = subprocess.run(
         [sys.executable, Path(__file__).with_name("lost_memory_child.py"), what, handler],
         capture_output=True, text=True, timeout=100, check=False,
