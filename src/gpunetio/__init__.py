@@ -29,7 +29,7 @@ from .enums import (
 from .errors import DocaError
 from .fabric.faults import Faults
 from .providers import PortConfig
-from .verbs import Context, open
+from .verbs import Context, open, open_async
 
 if TYPE_CHECKING:
     from . import device, rendezvous
@@ -59,7 +59,7 @@ __all__ = [
     "SendDbrModeExt", "SendFlags", "SharingMode", "SyncScope", "WcOpcode", "WcStatus", "WrOpcode", "__version__",
     "check_device_code_compatibility",
     "check_host_code_compatibility", "device", "device_function", "errors", "gpu_list", "kernel", "library_version",
-    "mesh", "open", "rendezvous", "verbs",
+    "mesh", "open", "open_async", "rendezvous", "verbs",
 ]  # fmt: skip
 
 # What kernels need is loaded when it is first asked for: it takes the compiler, and controlling a card does not.

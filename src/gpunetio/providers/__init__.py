@@ -14,7 +14,9 @@ from .mlx5.device import FoundDevice, found_devices
 from .mlx5.libraries import libmlx5
 from .provider import DeviceInfo, Provider
 
-__all__ = ["DeviceInfo", "PortConfig", "Provider", "device_list", "no_hardware", "no_software", "open_device"]
+__all__ = [
+    "DeviceInfo", "PortConfig", "Provider", "compile_for", "device_list", "no_hardware", "no_software", "open_device",
+]  # fmt: skip
 
 logger: logging.Logger = logging.getLogger("gpunetio.providers")
 
@@ -62,6 +64,14 @@ def open_device(name: str | None = None, port: PortConfig | None = None) -> Prov
     there = ", ".join(device.name for device in device_list()) or "none"
     whys = "; ".join(filter(None, (no_hardware(), no_software())))
     raise NotFoundError(f"no device {name!r}; there are: {there}" + (f" ({whys})" if whys else ""))
+
+
+def compile_for(name: str | None, port: PortConfig | None) -> None:
+    """Compile what a device needs before it can be opened, which takes minutes the first time; nothing is opened."""
+    if (name is None and port is None and any(device.card for device in _hardware())) or no_software():
+        return
+    if name is None or name in (device.name for device in _software_list()):
+        _software().compile_engine()
 
 
 def _hardware() -> list[FoundDevice]:

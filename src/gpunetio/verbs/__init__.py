@@ -19,6 +19,7 @@ from .devx import Devx, DevxObject, RingLayout
 from .events import AsyncEvent
 from .handle import Handle
 from .mr import MR
+from .opening import open_async
 from .pd import PD
 from .qp import QP, QpEndpoint
 from .qp_init import QpInitAttr
@@ -29,7 +30,7 @@ from .umem import UMEM
 from .work import BadWrError, Completion, RecvWr, SendWr, Sge, wait_cq_pi
 
 __all__ = [
-    "device_list", "DeviceInfo", "open", "import_context",
+    "device_list", "DeviceInfo", "open", "open_async", "import_context",
     "Context", "DeviceAttributes", "PD", "MR", "UMEM", "UAR", "CQ",
     "CompChannel", "AsyncEvent", "SRQ", "SrqAttr",
     "QP", "QpInitAttr", "QpAttr", "AhAttr", "QpEndpoint", "Handle",

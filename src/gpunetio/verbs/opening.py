@@ -1,0 +1,102 @@
+"""Opening a device from asyncio, whose event loop goes on meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Generator
+
+from ..providers import PortConfig, compile_for
+from .arguments import instance
+from .context import Context, open
+
+
+def open_async(name: str | None = None, *, port: PortConfig | None = None) -> Opening:
+    """Open a device as `open` does, in a thread, so that asyncio's event loop goes on: it may compile for minutes.
+
+        async with gn.open_async("soft0") as ctx:
+            ...
+        ctx = await gn.open_async("soft0")
+
+    `async with` closes the context in a thread, too. When the task is cancelled nothing stays open. Compiling that has
+    begun goes on in the background, for the next time; the process does not exit before its end.
+    """
+    if port is not None:
+        instance("port", port, PortConfig)
+    return Opening(name, port)
+
+
+class Opening:
+    """A device that is being opened: await it for its context, or use it in `async with`."""
+
+    def __init__(self, name: str | None, port: PortConfig | None):
+        self._name, self._port = name, port
+        self._context: Context | None = None
+        self._abandoned = self._begun = False  # nobody wants it any more; there is something to close
+        self._deciding = threading.Lock()
+
+    def __await__(self) -> Generator[object, None, Context]:
+        return self._open().__await__()
+
+    async def __aenter__(self) -> Context:
+        self._context = await self._open()
+        return self._context
+
+    async def __aexit__(self, *exc: object) -> None:
+        assert self._context is not None
+        await asyncio.shield(asyncio.to_thread(self._context.close))
+
+    async def _open(self) -> Context:
+        loop = asyncio.get_running_loop()
+        opened: asyncio.Future[Context | None] = loop.create_future()
+
+        def run() -> None:
+            ctx, error = None, None
+            try:
+                ctx = self._open_unless_abandoned()
+            except BaseException as raised:
+                error = raised
+            try:
+                loop.call_soon_threadsafe(settle, ctx, error)
+            except RuntimeError:  # the loop is closed
+                if ctx is not None:
+                    ctx.close()
+
+        def settle(ctx: Context | None, error: BaseException | None) -> None:
+            if error is None:
+                opened.set_result(ctx)
+            else:
+                opened.set_exception(error)
+
+        threading.Thread(target=run, name="gpunetio open").start()
+        try:
+            ctx = await asyncio.shield(opened)
+        except asyncio.CancelledError:
+            await self._abandon(opened)
+            raise
+        assert ctx is not None
+        return ctx
+
+    def _open_unless_abandoned(self) -> Context | None:
+        compile_for(self._name, self._port)
+        with self._deciding:
+            if self._abandoned:
+                return None
+            self._begun = True
+        return open(self._name, port=self._port)
+
+    async def _abandon(self, opened: asyncio.Future[Context | None]) -> None:
+        """See to it that nothing is opened; or, if that has begun, wait for it, and close what was opened."""
+        with self._deciding:
+            self._abandoned = True
+            begun = self._begun
+        opened.add_done_callback(lambda done: done.exception())  # which nobody wants to hear of
+        if not begun:
+            return
+        while not opened.done():
+            try:
+                await asyncio.wait((opened,))
+            except asyncio.CancelledError:  # it knows already, and this does not take long
+                continue
+        if opened.exception() is None and (ctx := opened.result()) is not None:
+            await asyncio.shield(asyncio.to_thread(ctx.close))
