@@ -10,7 +10,7 @@ EXPORTS = {
         LinkLayer MemRegType MemType MtuSize NicHandler PortConfig PortState ProxyService QpAttrMask QpError QpGroup
         QpState QpType RingMemory SendDbrModeExt SendFlags SharingMode SyncScope WcOpcode WcStatus WrOpcode __version__
         check_device_code_compatibility check_host_code_compatibility device device_function errors gpu_list kernel
-        library_version mesh open rendezvous verbs""",
+        library_version mesh open open_async rendezvous verbs""",
     "gpunetio.device": """
         ALONE ASYNC_STORE_RELEASE ATOMIC_CS ATOMIC_FA BLOCK CPU_PROXY CPU_PROXY_UPDATE_PI CQ_UPDATE CTA DEFAULT
         DUMP EBUSY EINVAL EIO ENOBUFS ENOTRECOVERABLE EOVERFLOW ETIMEDOUT EXCLUSIVE GPU GPU_SM_BF GPU_SM_DB
@@ -35,7 +35,7 @@ EXPORTS = {
         AhAttr AsyncEvent BadWrError CQ CompChannel Completion Context DeviceAttributes DeviceInfo Devx DevxObject
         Handle MR PD QP
         QpAttr QpEndpoint QpInitAttr RecvWr RingLayout SRQ SendWr Sge SrqAttr UAR UMEM device_list import_context open
-        wait_cq_pi""",
+        open_async wait_cq_pi""",
 }
 
 

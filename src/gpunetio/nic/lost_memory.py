@@ -2,7 +2,7 @@
 
 A handler of SIGSEGV and SIGBUS looks whether an engine's thread found no memory. If so, it names the NIC and the region
 on stderr. Then, as for any other thread, it hands the signal on to whatever handled it before: faulthandler, or the
-system, which ends the process. It goes no further on purpose: docs/design.md says why.
+system, which ends the process. It goes no further on purpose: docs/decisions/lost-memory.md says why.
 
 The handler is compiled, because it runs without Python. It calls only functions that signal-safety(7) lists.
 """
