@@ -9,7 +9,6 @@ import os
 import statistics
 import subprocess
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -40,6 +39,7 @@ from gpunetio.formats.packet import PSN_MASK
 from gpunetio.memory import HostMemory
 from gpunetio.nic import engine, step, tables
 from gpunetio.nic.message import MAX_SEGMENTS
+from gpunetio.service import STOP_TIMEOUT, ServiceThread
 
 PEER = Path(__file__).with_name("engine_peer.cpp")
 ENTRIES = (
@@ -193,14 +193,15 @@ class Bench:
             body(self.address)
 
         self.nic.record["stop"] = 0
-        thread = threading.Thread(target=serve, daemon=True)
+        thread = ServiceThread("engine", serve)
         thread.start()
         os.sched_setaffinity(0, here)
         yield
         os.sched_setaffinity(0, cores)
         self.nic.record["stop"] = 1
         self.nic.engine.kick()
-        thread.join()
+        if not thread.join():
+            raise SystemExit(f"the engine did not stop within {STOP_TIMEOUT:g} s")
 
     def write_args(self, nbytes: int, places: int, count: int, batch: int) -> tuple[int, ...]:
         """The arguments of `post_writes`."""
