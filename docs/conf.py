@@ -53,7 +53,7 @@ html_copy_source = False
 html_theme_options = {
     "navigation_with_keys": False,
     "show_nav_level": 2,
-    "header_links_before_dropdown": 5,
+    "header_links_before_dropdown": 4,
     "secondary_sidebar_items": ["page-toc"],
     "footer_start": ["copyright"],
     "footer_end": [],
@@ -161,16 +161,18 @@ def _public(app: Sphinx, env: BuildEnvironment, node: pending_xref, text: TextEl
     """Annotations name a class as its module imports it; the pages name it as users do."""
     if node.get("refdomain") != "py":
         return None
-    last = node["reftarget"].rpartition(".")[2].removesuffix("()")
-    last = _ALIASES.get(last, last)
-    domain = env.domains.python_domain
-    found = {obj.node_id: obj for name, obj in domain.objects.items() if name.rpartition(".")[2] == last}
-    if node["reftype"] in ("class", "exc", "obj"):
-        found = {at: obj for at, obj in found.items() if obj.objtype in ("class", "exception", "function")}
+    name = node["reftarget"].removesuffix("()")
+    if node["reftype"] != "obj" or "." not in name:  # `QP.connect` of a docstring names a method, anything else a class
+        name = _ALIASES.get(name, name).rpartition(".")[2]
+    found = {
+        obj.node_id: obj.docname
+        for full, obj in env.domains.python_domain.objects.items()
+        if f".{full}".endswith(f".{name}") and ("." in name or obj.objtype in ("class", "exception", "function"))
+    }
     if len(found) != 1:
         return None
-    ((at, obj),) = found.items()
-    return make_refnode(app.builder, node["refdoc"], obj.docname, at, text, last)
+    ((at, page),) = found.items()
+    return make_refnode(app.builder, node["refdoc"], page, at, text, name)
 
 
 def setup(app: Sphinx) -> None:
