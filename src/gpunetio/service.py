@@ -20,6 +20,8 @@ class ServiceThread:
     it take a lock, which an interrupt could leave locked.
     """
 
+    name: str
+
     def __init__(self, name: str, serve: Callable[[], None]):
         self.name, self._serve = name, serve
         self._running = False

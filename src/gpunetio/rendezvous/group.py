@@ -26,6 +26,10 @@ class Rendezvous(ABC):
     InvalidValueError for a value that cannot be sent.
     """
 
+    rank: int
+    size: int
+    timeout: float
+
     def __init__(self, rank: int, size: int, timeout: float = TIMEOUT):
         if type(size) is not int or size < 1:
             raise InvalidValueError(f"size {size!r}: a rendezvous takes at least one rank")

@@ -31,7 +31,7 @@ from ..errors import DocaError, DocaErrorCode, OperatingSystemError, TimedOutErr
 from ..service import ServiceThread
 from ..verbs import Context
 
-logger = logging.getLogger("gpunetio.rendezvous")
+logger: logging.Logger = logging.getLogger("gpunetio.rendezvous")
 
 PORT = 18515
 VERSION = 1

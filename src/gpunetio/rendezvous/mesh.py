@@ -45,6 +45,12 @@ class Mesh:
     """
 
     ROW = 32
+    rendezvous: Rendezvous
+    rank: int
+    size: int
+    sgid_index: int
+    memory: MR | None
+    peers: tuple[Peer, ...]
 
     def __init__(
         self, rendezvous: Rendezvous, pd: PD, gpu: Gpu, memory: Any, sgid_index: int, options: dict[str, Any],

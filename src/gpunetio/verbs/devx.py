@@ -63,6 +63,8 @@ class DevxObject(Handle):
     """
 
     _rank = 0
+    answer: bytes
+    number: int
 
     def __init__(self, ctx: Context, name: str, mailbox: bytes, out_size: int, uses: Iterable[Handle]):
         super().__init__(ctx)
