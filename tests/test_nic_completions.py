@@ -7,6 +7,7 @@ import pytest
 
 from gpunetio.enums import CqOverrun, QpSendDbrMode, QpState
 from gpunetio.nic.reasons import Reason
+from gpunetio.nic.wqes import PATIENCE_NS
 from nic_rig import (
     ALWAYS,
     FLUSHED,
@@ -285,21 +286,78 @@ def test_doorbell_before_the_wqe(ends):
     assert "before the WQE was written" in report.message
 
 
-def test_wqe_that_comes_just_after_its_doorbell(ends):
-    """The engine reads again for a while: a late WQE of a racing producer is executed."""
-    late = 0
-    for _ in range(50):
-        wqe = control(NOP, ends.a.index, ends.a.qp.qpn, 1)
-        slot = ends.a.sq[ends.a.index % ends.a.qp.sq_entries * 64 :][:16].view(np.uint64)
-        ends.a.ring("register", ends.a.index + 1)
-        slot[1], slot[0] = np.frombuffer(wqe, np.uint64)[::-1]  # what makes it valid comes last, in one piece
-        ends.a.index += 1
-        if (cqe := ends.a.done.next()).opcode != REQ:
-            # The thread was held up for longer than the engine waits: that is then said, and nothing else.
-            assert error_of(cqe) == (LOCAL_QP_OP, Reason.WQE_STALE)
-            ends.again()
-            late += 1
-    assert late < 40
+def stop_clock(queue: Queue) -> None:
+    """The NIC's clock stands still from now on, and nothing is overdue."""
+    queue.nic.record["virtual_time"] = 1
+
+
+def test_stale_wqe_that_looks_complete(ends):
+    """A slot holds the WQE of the lap before until its store arrives: that is not executed, however long it takes."""
+    depth = ends.a.qp.sq_entries
+    for _ in range(depth):
+        ends.write()
+    ends.a.ring()
+    ends.a.done.take(depth)
+    ends.there.bytes[:] = 0
+    stop_clock(ends.a)
+    ends.a.ring(index=depth + 1)
+    until(lambda: int(ends.a.row["missing"]) == depth + 1, "the NIC to look")
+    assert ends.a.done.none_for(0.005)
+    assert not ends.there.bytes.any()
+    ends.write()
+    cqe = ends.a.done.next()
+    assert (cqe.opcode, cqe.counter) == (REQ, depth)
+    assert ends.written()
+
+
+def test_stale_wqe_that_is_never_written(ends):
+    """In the end the QP fails and says why, and what lay in the slot was not executed."""
+    depth = ends.a.qp.sq_entries
+    for _ in range(depth):
+        ends.write()
+    ends.a.ring()
+    ends.a.done.take(depth)
+    ends.there.bytes[:] = 0
+    stop_clock(ends.a)
+    ends.a.ring(index=depth + 1)
+    until(lambda: int(ends.a.row["missing"]) == depth + 1, "the NIC to look")
+    ends.a.nic.record["now"] += PATIENCE_NS
+    cqe = ends.a.done.next()
+    assert (*error_of(cqe), cqe.counter) == (LOCAL_QP_OP, Reason.WQE_STALE, depth)
+    assert not ends.there.bytes.any()
+
+
+def test_other_queues_go_on_beside_one_whose_wqe_is_missing(one):
+    """Who waits is the queue pair, not the engine."""
+    other = Queue(one.a.qp.pd)
+    other.qp.connect(other.qp)
+    stop_clock(one.a)
+    one.a.ring(index=1)
+    until(lambda: int(one.a.row["missing"]) == 1, "the NIC to look")
+    other.post(NOP)
+    assert other.done.next().opcode == REQ
+    one.a.put(NOP)
+    assert one.a.done.next().opcode == REQ
+
+
+@pytest.mark.parametrize("late", [1, 17, 1 << 15])
+def test_late_rings_of_a_queue_without_a_record(one, late):
+    """Threads ring as they come: an index that others have left far behind is old, and does no harm."""
+    queue = Queue(one.a.qp.pd, sq=16, send_dbr_mode=QpSendDbrMode.NO_DBR_EXT)
+    queue.qp.connect(queue.qp)
+    while queue.index < late + 16:
+        for _ in range(16):
+            queue.put(NOP)
+        queue.ring("register")
+        queue.done.take(16)
+    queue.ring("register", queue.index - late)
+    assert queue.done.none_for(0.005)
+    assert queue.qp.state is QpState.RTS
+    queue.put(NOP)
+    queue.ring("register")
+    assert queue.done.next().opcode == REQ
+    queue.ring("register", queue.index + 17)  # ahead by more than the ring is no late one
+    until(lambda: queue.qp.state is QpState.ERR, "the NIC to refuse it")
 
 
 def test_reset_forgets_doorbells(ends):

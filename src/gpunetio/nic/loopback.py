@@ -16,7 +16,9 @@ from .moving import begin, count_packets, finish, may_follow
 from .reasons import Reason
 from .responder import explain, respond
 from .tables import QP_ROW, counters_at, nic_at, qp_row_at
-from .wqes import build, check_wqe, execute_local, explain_wqe, in_one_piece, is_local, local_failure, wqe_slot
+from .wqes import (
+    NOT_YET, build, check_wqe, execute_local, explain_wqe, in_one_piece, is_local, local_failure, wqe_slot,
+)  # fmt: skip
 
 _RTR, _RTS, _RC = int(QpState.RTR), int(QpState.RTS), int(ServiceType.RC)
 _WRITE, _REMOTE_WRITE = int(WqeOpcode.RDMA_WRITE), int(Access.REMOTE_WRITE)
@@ -159,7 +161,9 @@ def execute_next(nic, row):
     """Execute the WQE at `sq_next`: 1; or 0 if the QP has to wait, also for this WQE, which has begun then."""
     q = qp_row_at(row)
     index = q.sq_next
-    reason = check_wqe(row, index)
+    reason = check_wqe(nic, row, index)
+    if reason == NOT_YET:
+        return 0
     wqe = wqe_slot(row, index)
     opcode = be32(ld32(wqe)) & 0xFF
     ds = be32(ld32(wqe + CTRL_SEG.qpn_ds)) & DS_MASK

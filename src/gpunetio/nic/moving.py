@@ -78,7 +78,7 @@ def may_follow(nic, row):
     n = nic_at(nic)
     q = qp_row_at(row)
     index = q.sq_next
-    if mover_at(q.mover).issued - mover_at(q.mover).done >= MOST_MOVING or check_wqe(row, index) != 0:
+    if mover_at(q.mover).issued - mover_at(q.mover).done >= MOST_MOVING or check_wqe(nic, row, index) != 0:
         return False
     wqe = wqe_slot(row, index)
     opcode = be32(ld32(wqe)) & 0xFF

@@ -24,7 +24,8 @@ from .responder import explain
 from .staging import drop_acknowledged, leave, request_tag, slot_at, staged
 from .tables import FLIGHT, MAX_RD_ATOMIC, QP_ROW, WIRE, counters_at, flight_at, nic_at, qp_row_at, wire_at
 from .wqes import (
-    build, check_wqe, execute_local, explain_wqe, header_segments, in_one_piece, is_local, local_failure, wqe_slot,
+    NOT_YET, build, check_wqe, execute_local, explain_wqe, header_segments, in_one_piece, is_local, local_failure,
+    wqe_slot,
 )  # fmt: skip
 
 _RTS, _RC = int(QpState.RTS), int(ServiceType.RC)
@@ -75,7 +76,9 @@ def _start(nic, row):
     if n.pause_at >= 0 and counters.sq_wqes >= n.pause_at:
         return 0
     index = q.sq_sent
-    reason = check_wqe(row, index)
+    reason = check_wqe(nic, row, index)
+    if reason == NOT_YET:
+        return 0
     wqe = wqe_slot(row, index)
     opcode = be32(ld32(wqe)) & 0xFF
     ds = be32(ld32(wqe + CTRL_SEG.qpn_ds)) & DS_MASK

@@ -28,8 +28,8 @@ from ..memory import HostMemory
 # from before RTR. `ssn` counts requests. `mover`, if not 0, carries bytes for the QP up to its
 # position `fence` (movers.py); on a wire they belong to packets from `fence_psn` on, inside a NIC `landing` says that
 # they come to lie in host memory by the engine's hand. `rights` are the remote ones of `Access`, with EXTENDED_ATOMICS
-# where the atomic mode has those.
-QP_ROW = Entry("qp_row", 896, """
+# where the atomic mode has those. `missing` - 1 is the WQE that was announced before it came, at `missing_since`.
+QP_ROW = Entry("qp_row", 960, """
     qpn              0  i64
     state            8  i64
     service         16  i64
@@ -123,6 +123,8 @@ QP_ROW = Entry("qp_row", 896, """
     peer_life      872  i64
     rx_from        880  i64
     ssn            888  i64
+    missing        896  i64
+    missing_since  904  i64
 """)
 QP_SETUP_BYTES = QP_ROW.sq_ci  # the fields before belong to commands
 EXTENDED_ATOMICS = 1 << 8
