@@ -127,9 +127,9 @@ def pair(gpu: Gpu) -> Iterator[Pair]:
         opened.b.close()
 
 
-def another(pair: Pair, **options) -> ExportedQp:
+def another(pair: Pair, depth: int = DEPTH, **options) -> ExportedQp:
     """Instead of `a` a queue of another kind, connected to a new one."""
-    pair.a, far = pair.gpu.create_qp(pair.pd, DEPTH, **options), pair.gpu.create_qp(pair.pd, DEPTH)
+    pair.a, far = pair.gpu.create_qp(pair.pd, depth, **options), pair.gpu.create_qp(pair.pd, DEPTH)
     pair.a.connect(far)
     return pair.a
 
@@ -273,6 +273,22 @@ def test_a_queue_without_a_doorbell_record(pair: Pair, peer: Peer, sharing):
     threads, rounds = grid * block, 60
     assert peer.run(pair, grid, block, sharing=sharing, submit=NO_DBR, rounds=rounds, batch=2) == [0] * threads
     assert arrived(pair, threads * rounds * 100)
+
+
+@pytest.mark.timeout(300)
+def test_no_ring_is_lost_without_a_record(pair: Pair, peer: Peer):
+    """Threads ring as they come, with plain stores. Each launch goes on where the last one has ended."""
+    another(pair, 512, send_dbr_mode=QpSendDbrMode.NO_DBR_EXT)
+    grid, block, rounds, launches = (4, 64, 400, 1000) if pair.gpu.target == "cuda" else (2, 2, 100, 3)
+    threads, nbytes = grid * block, 8
+    for launch in range(launches):
+        pair.there.array[:SIGNAL] = 0
+        statuses = peer.run(
+            pair, grid, block, sharing=GPU, rule=RULES["sm_90"], submit=NO_DBR, rounds=rounds, nbytes=nbytes
+        )
+        assert statuses == [0] * threads
+        assert arrived(pair, threads * rounds * nbytes)
+        assert pair.a.indices() == all_at((launch + 1) * threads * rounds)
 
 
 @contextmanager

@@ -13,6 +13,7 @@ import pytest
 
 from device_programs import Call, run, start
 from gpunetio import CqOverrun, ExportedQp, Gpu, MemType, NicHandler, SendDbrModeExt, device, verbs
+from gpunetio.device.library import foreign_kernels
 from gpunetio.formats.cqe import Syndrome
 from gpunetio.formats.device_structs import DEV_CQ, DEV_QP
 from nic_rig import until, view
@@ -178,7 +179,7 @@ def test_fences_before_the_doorbell(plain: Pair, how, code_opt, sync):
 
 @pytest.mark.parametrize("how", [BY_SUBMIT, BY_FLAME, BY_WARP_FLAME], ids=["submit", "thread", "warp"])
 @pytest.mark.parametrize("sharing", [EXCLUSIVE, CTA, GPU])
-@pytest.mark.parametrize("handler", ["db", "bf", "proxy"])
+@pytest.mark.parametrize("handler", ["db", "bf", "proxy", "no_dbr"])
 def test_posts_that_are_not_announced(plain: Pair, handler, sharing, how):
     """SKIP_DB_RINGING leaves them to the next who rings, but not to one that announces nothing."""
     pair = plain
@@ -484,6 +485,109 @@ def test_every_interleaving_of_posts(kinds, posts, batch):
             assert (state.register, state.record, state.pi, state.word) == (total, total, total, 2 * total)
     assert ends
     assert len(reached) > 200
+
+
+# --- a register that is memory, and no record -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Mailbox:
+    """A queue without a record whose threads ring with plain stores, the NIC, and the watchdog beside them.
+
+    `threads`: for each its step and the index that it announces. Each has filled its slot, and those before it theirs,
+    as `mark_ready` sees to; the last one leaves its slot unannounced. `looked` is what the watchdog found submitted and
+    owed by the NIC, when it looked the last time; `rings` is what it is about to ring for.
+    """
+
+    threads: tuple[tuple[str, int], ...]
+    submitted: int = 0
+    register: int = 0
+    nic: int = 0
+    looked: int = 0
+    rings: int = 0
+
+    def moves(self, watched: bool) -> Iterator["Mailbox"]:
+        for number, (step, index) in enumerate(self.threads):
+            after, changes = "done", {}
+            if step == "submit":
+                after = "ring" if self.submitted < index else "done"
+                changes = {"submitted": max(self.submitted, index)}
+            elif step == "ring":
+                changes = {"register": index}
+            else:
+                continue
+            threads = (*self.threads[:number], (after, index), *self.threads[number + 1 :])
+            yield replace(self, threads=threads, **changes)
+        yield replace(self, nic=max(self.nic, self.register))  # an index behind is an old ring
+        if not watched:
+            return
+        if self.rings:
+            yield replace(self, register=self.rings, rings=0, looked=0)
+        elif self.submitted == self.nic:
+            yield replace(self, looked=0)
+        else:
+            yield replace(self, looked=self.submitted, rings=self.submitted if self.looked == self.submitted else 0)
+
+
+def explored(begin: Mailbox, watched: bool) -> dict[Mailbox, set[Mailbox]]:
+    """Each state that can be reached, and those that may follow it."""
+    following: dict[Mailbox, set[Mailbox]] = {}
+    todo = [begin]
+    while todo:
+        state = todo.pop()
+        if state not in following:
+            following[state] = set(state.moves(watched)) - {state}
+            todo += following[state]
+    return following
+
+
+@pytest.mark.parametrize("ringers", [2, 3, 4])
+def test_every_interleaving_of_rings_without_a_record(ringers):
+    """The register loses rings, the submitted index does not: from every state the NIC gets to hear of all."""
+    threads = (*(("submit", index) for index in range(1, ringers + 1)), ("unannounced", ringers + 1))
+    alone = explored(Mailbox(threads), watched=False)
+    assert any(not after and state.nic < ringers for state, after in alone.items()), "so a ring can be lost"
+    states = explored(Mailbox(threads), watched=True)
+    assert all(state.nic <= state.submitted <= ringers for state in states), "nothing else is executed"
+    ends = {state for state, after in states.items() if not after}
+    assert ends
+    assert all(state.nic == ringers for state in ends)
+    leads: dict[Mailbox, list[Mailbox]] = {}
+    for state, after in states.items():
+        for one in after:
+            leads.setdefault(one, []).append(state)
+    good, todo = set(ends), list(ends)
+    while todo:
+        new = [state for state in leads.get(todo.pop(), ()) if state not in good]
+        good.update(new)
+        todo += new
+    assert good == states.keys()
+
+
+@pytest.mark.soft_nic
+def test_a_ring_that_a_late_one_has_overwritten(plain: Pair):
+    """Without a record it is repeated for what is submitted, and for nothing else that lies in the ring."""
+    pair = plain
+    queue = made(pair, send_dbr_mode=SendDbrModeExt.NO_DBR_HW)
+    assert submit(pair, BY_SUBMIT, 3, code_opt=device.SKIP_DB_RINGING) == [OK]
+    image, side = queue._place.read(), queue._place.read_side()
+    DEV_QP.at(image)["sq_wqe_pi"] = 2
+    with foreign_kernels():
+        queue.ring_again(1)
+        queue._place.write(image, side)
+        until(lambda: arrived(pair, 2), "the second")
+        until(lambda: int(pair.nic.qps[queue.qpn]["sq_ci"]) == 2, "its completion")
+        assert pair.gpu.watchdog.rung_again >= 1
+        time.sleep(0.05)
+    assert int(pair.nic.qps[queue.qpn]["sq_pi"]) == 2
+    assert arrived(pair, 2)
+
+
+@pytest.mark.soft_nic
+@pytest.mark.parametrize("handler", HANDLERS)
+def test_who_may_lose_rings(plain: Pair, handler):
+    """Only a register that kernels ring, with nothing beside it."""
+    assert made(plain, **HANDLERS[handler]).may_lose_rings == (handler == "no_dbr")
 
 
 @pytest.mark.parametrize(("threads", "rounds"), [(2, 3), (3, 2)])

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 from ..enums import NicHandler, QpState, RingMemory, SendDbrModeExt
 from ..errors import BadStateError, InUseError, InvalidValueError, NotSupportedError
 from ..formats.device_structs import DEV_CQ, DEV_QP, DEV_RQ, DEV_SIDE
+from ..formats.doorbell import PI_MASK
 from ..verbs import CQ, QP, Handle, QpEndpoint
+from ..verbs.ring import doorbells
 from .completions import Completions, FailedWqe
 from .handlers import check, check_record, choose, mode_of, structure_kind
 from .memory import LAUNCH_TIMEOUT, GpuMemory, RunningLaunches
@@ -49,6 +51,7 @@ class ExportedQp(Handle):
     `nic_handler`              how its doorbells reach the NIC
     `send_dbr_mode`            who keeps its doorbell record
     `timeout`                  seconds after which a device wait ends
+    `may_lose_rings`           whether the watchdog rings again for it, as its register forgets and it has no record
     """
 
     _rank = -1
@@ -105,6 +108,10 @@ class ExportedQp(Handle):
                 undo.callback(self._forwarding.close)
             if self._forwarding and options.proxy_service:
                 gpu.own_service().add(self._forwarding)
+            # A card consumes every store to its register. That of a software NIC is memory, where the last one stays:
+            # a late ring of one thread hides a newer one for good, unless a record tells of that.
+            kernels_ring = self._forwarding is None and mode is SendDbrModeExt.NO_DBR_HW
+            self.may_lose_rings = kernels_ring and qp.ctx.provider.software
             self._opened(f"the export of {qp} to GPU {gpu.name}", undo)
 
     def free_own(self) -> None:
@@ -201,6 +208,15 @@ class ExportedQp(Handle):
         finally:
             if self._forwarding and service:
                 service.add(self._forwarding)
+
+    # --- rings that the register has lost -----------------------------------------------------------------------------
+
+    def ring_again(self, producer: int) -> None:
+        """Ring for `producer` in the place of kernels, which have submitted that much.
+
+        They raise the submitted index before they ring, and not for what they leave unannounced.
+        """
+        doorbells().ring_register(self.qp.doorbell_register, producer & PI_MASK, self.qpn)
 
     # --- what the host learns ----------------------------------------------------------------------------------------
 

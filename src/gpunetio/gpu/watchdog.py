@@ -1,4 +1,7 @@
-"""The watchdog: names the queue, the index and the last CQE of a kernel that makes no progress, and who owes what."""
+"""The watchdog: names the queue, the index and the last CQE of a kernel that makes no progress, and who owes what.
+
+It also rings again for queues whose register may have lost a doorbell (`ExportedQp.may_lose_rings`).
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ..device.launch import observers, running
 from ..enums import NicHandler, QpState
 from ..errors import DocaError, TimedOutError
 from ..service import ServiceThread
@@ -22,6 +26,8 @@ _LISTENING = (QpState.RTR, QpState.RTS)
 _OF_TIMEOUT = 0.8  # of a queue's: it must be told before its kernels give up
 _LOOKS = 10  # in the time that a queue may stand still, at least
 _SHORTEST_PERIOD = 0.02
+_RING_PERIOD = 0.005  # between looks while a kernel waits, perhaps, for a doorbell that was lost
+_SHARE = 20  # the looks take no more than one part in so many of a thread's time
 
 
 @dataclass
@@ -41,31 +47,54 @@ class Watchdog:
     doorbell has announced, and the CPU proxy the doorbell. A receive stalls only while a kernel runs that was given
     the queue; that no message comes is nobody's fault, and logged as information.
 
+    When a queue whose register may lose rings stands still from one look to the next, and the NIC has not done all that
+    kernels have submitted, the doorbell is rung again; `rung_again` counts that. While kernels run the looks at such
+    queues are milliseconds apart.
+
     `looking` is locked during a look.
     """
 
     patience: float
     period: float
+    stalls: list[str]
+    rung_again: int
     looking: threading.Lock
 
     def __init__(self, exports: Callable[[], list[ExportedQp]], patience: float = 5.0, period: float = 0.5):
         self.patience, self.period = patience, period
-        self.stalls: list[str] = []
+        self.stalls = []
+        self.rung_again = 0
         self.looking = threading.Lock()
         self._exports = exports
         self._seen: dict[int, _Seen] = {}
-        self._stop = threading.Event()
+        self._took = 0.0  # seconds of the last look
+        self._stop, self._wake = False, threading.Event()
         self._thread = ServiceThread("gpunetio watchdog", self._run)
         self._thread.start()
+        observers.append(self._launched)
 
     def _run(self) -> None:
-        while not self._stop.wait(self._pause()):
-            self.look()
+        while not self._stop:
+            self._wake.wait(self._pause())
+            self._wake.clear()
+            if not self._stop:
+                self.look()
+
+    def _launched(self, change: int) -> None:
+        """A kernel has been launched (+1), whose rings may have to be repeated soon, or has ended (-1)."""
+        if change > 0 and self._may_lose_rings():
+            self._wake.set()
+
+    def _may_lose_rings(self) -> bool:
+        return any(exported.may_lose_rings for exported in self._exports())
 
     def _pause(self) -> float:
         """Seconds until the next look."""
         patience = min(map(self._patience, self._exports()), default=self.patience)
-        return min(self.period, max(patience / _LOOKS, _SHORTEST_PERIOD))
+        pause = min(self.period, max(patience / _LOOKS, _SHORTEST_PERIOD))
+        if running() and self._may_lose_rings():
+            pause = min(pause, max(_RING_PERIOD, _SHARE * self._took))
+        return pause
 
     def _patience(self, exported: ExportedQp) -> float:
         """Seconds that this queue may stand still."""
@@ -73,6 +102,7 @@ class Watchdog:
 
     def look(self) -> None:
         """One look at every queue."""
+        began = time.monotonic()
         with self.looking:
             exports = self._exports()
             for gone in self._seen.keys() - {id(exported) for exported in exports}:
@@ -84,11 +114,15 @@ class Watchdog:
                     self._seen.pop(id(exported), None)  # its queue pair is being closed, or the GPU has failed
                 except Exception:  # others are looked at all the same
                     logger.exception("%s cannot be looked at", exported)
+        self._took = time.monotonic() - began
 
     def _look_at(self, exported: ExportedQp) -> None:
         indices, now = exported.indices(), time.monotonic()
         indices["sent"] = _sent(exported, indices)
         seen = self._seen.get(id(exported))
+        if seen and exported.may_lose_rings and _waits_for_a_ring(seen.indices, indices):
+            exported.ring_again(indices["submitted"])
+            self.rung_again += 1
         if seen is None or seen.indices != indices:
             self._seen[id(exported)] = _Seen(indices, now)
             return
@@ -107,7 +141,10 @@ class Watchdog:
 
     def close(self) -> None:
         """Stop looking. TimedOutError when a look does not end."""
-        self._stop.set()
+        if self._launched in observers:  # a fork empties the list
+            observers.remove(self._launched)
+        self._stop = True
+        self._wake.set()
         if not self._thread.join():
             raise TimedOutError("the watchdog did not stop: a look at a queue hangs")
 
@@ -118,6 +155,12 @@ def _sent(exported: ExportedQp, i: dict[str, int]) -> int:
     if least >= i["submitted"]:
         return least  # without a look at the ring, which may be a copy from the GPU
     return exported.sends.produced(exported.cqe_offset(), least)
+
+
+def _waits_for_a_ring(before: dict[str, int], now: dict[str, int]) -> bool:
+    """Whether the NIC does nothing about what is submitted, from one look to the next. Newer rings tell of it, too."""
+    stands = all(before[name] == now[name] for name in ("submitted", "sent"))
+    return stands and now["submitted"] > now["sent"]
 
 
 def _owed_send(exported: ExportedQp, i: dict[str, int]) -> tuple[int, str] | None:

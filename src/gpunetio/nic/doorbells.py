@@ -32,7 +32,11 @@ def announced(value):
 
 @engine_function
 def announce(nic, row, producer16):
-    """A doorbell or record says that the queue reaches `producer16`: move `sq_pi` there, or explain what is wrong."""
+    """A doorbell or record says that the queue reaches `producer16`: move `sq_pi` there, or explain what is wrong.
+
+    Who keeps a record rings by one thread at a time, and an old index is no more than a ring behind. Without one, all
+    threads ring as they come, and a ring may be late by as much as others have posted meanwhile.
+    """
     q = qp_row_at(row)
     if q.state == RST or q.sq_addr == 0:  # in RST the counts stay 0, though the record may hold those of before
         return
@@ -46,7 +50,7 @@ def announce(nic, row, producer16):
         if q.state < RTS and q.failed == 0:
             explain(nic, 0, 0, 0, q.state, 0)
             record_error(nic, REQUESTER, q.qpn, q.sq_ci, _NOP, _QP_STATE, 0)
-    elif PI_MASK + 1 - ahead > depth:  # not an old index either
+    elif PI_MASK + 1 - ahead > (depth if q.no_dbr == 0 else HALF_RANGE):  # not an old index either
         explain(nic, 0, 0, depth, producer16, q.sq_ci & PI_MASK)
         if q.state == RTS and q.sq_pi == q.sq_ci:
             fail_send(nic, row, q.sq_ci, _NOP, 0, _DOORBELL_RANGE)

@@ -23,12 +23,18 @@ _INVALID = int(CqeOpcode.INVALID)
 
 
 @engine_function
-def ring_send(record, producer, register, qpn):
-    """The doorbell record, then the register: producer index and QPN, as the first words of a control segment."""
-    st_release32(record, be32(producer))
+def ring_register(register, producer, qpn):
+    """The register alone: producer index and QPN, as the first words of a control segment."""
     drain_stores()
     st_mmio64(register, be64(producer << 32 + WQE_IDX_SHIFT | qpn << 8))
     drain_stores()
+
+
+@engine_function
+def ring_send(record, producer, register, qpn):
+    """The doorbell record, then the register."""
+    st_release32(record, be32(producer))
+    ring_register(register, producer, qpn)
 
 
 @engine_function
