@@ -1,7 +1,8 @@
-"""Kernels on a real GPU against the software NIC's CPU engine: latency of a put, and rates of posting.
+"""Kernels on a real GPU against the software NIC's CPU engine: latency of a put, rates of posting, and bandwidth.
 
 The limit beside each latency is a bare doorbell → answer ping between the same GPU and a CPU thread, in the same run;
-`goal` is what the project asks for on an H100, in the unit of the row.
+beside a bandwidth it is memcpy by as many threads. `goal` is what the project asks for on an H200, in the unit of the
+row.
 """
 
 from __future__ import annotations
@@ -18,14 +19,20 @@ import numpy as np
 from gpunetio import Gpu, MemType, device_function, kernel, verbs
 from gpunetio import device as dev
 from gpunetio.device.compile import engine_function
-from gpunetio.device.ops import ld_relaxed64, st_mmio64, st_release64
-from gpunetio.enums import QpSendDbrMode
+from gpunetio.device.ops import clock_ns, copy, ld_relaxed64, st_mmio64, st_release64
+from gpunetio.enums import NicHandler, QpSendDbrMode
 
 DEPTH = 1024
 WARM_UP = 500
 ENGINES = 4  # NICs that the queues of the last case are spread over
 SPACING = 4096  # bytes between the buffers of queues
 ROW = 5  # words of a queue in a table: QP, raddr, rkey, laddr, lkey
+MIB = 1 << 20
+AREA = 16 * MIB  # that each NIC writes from and to, piece by piece
+WRITES = 1024  # of 1 MiB by each NIC
+RECORD: dict[str, Any] = {}  # options of queues
+NO_RECORD = {"send_dbr_mode": QpSendDbrMode.NO_DBR_EXT}
+PROXY = {"nic_handler": NicHandler.CPU_PROXY}
 
 
 @device_function
@@ -118,6 +125,27 @@ def post_warps_own(rows, nbytes, count, status):
 
 
 @kernel
+def write_area(rows, nbytes, count, status):
+    """A block of one thread for each queue: writes through its area, again and again."""
+    qp, raddr, rkey, laddr, lkey = queue(rows + 8 * ROW * dev.block_idx())
+    ticket = 0
+    for i in range(count):
+        at = i * nbytes % AREA
+        ticket = dev.put(qp, raddr + at, rkey, laddr + at, lkey, nbytes, dev.EXCLUSIVE)
+    dev.st64(status + 8 * dev.block_idx(), dev.wait(qp, ticket, dev.EXCLUSIVE))
+
+
+@engine_function
+def copy_area(target, source, nbytes, count):
+    """Nanoseconds of the same by memcpy."""
+    start = clock_ns()
+    for i in range(count):
+        at = i * nbytes % AREA
+        copy(target + at, source + at, nbytes)
+    return clock_ns() - start
+
+
+@kernel
 def ping(question, answer, count, times):
     for i in range(count):
         start = dev.clock_ns()
@@ -143,6 +171,7 @@ class Latency(NamedTuple):
     name: str
     body: Any
     goal: float
+    options: dict[str, Any] = RECORD
 
 
 class Rate(NamedTuple):
@@ -155,16 +184,20 @@ class Rate(NamedTuple):
     posts: int
     goal: float | None = None
     queues: int = 1
-    no_record: bool = False
+    options: dict[str, Any] = RECORD
 
 
 LATENCIES = (
-    Latency("put + completion, exclusive", put_and_wait_exclusive, 2.2),
+    Latency("put + completion, exclusive", put_and_wait_exclusive, 2.3),
     Latency("put + completion, GPU-shared", put_and_wait_shared, 3.0),
+    Latency("put + completion, exclusive, no record", put_and_wait_exclusive, 2.6, NO_RECORD),
+    Latency("put + completion, GPU-shared, no record", put_and_wait_shared, 3.0, NO_RECORD),
+    Latency("put + completion, exclusive, CPU proxy", put_and_wait_exclusive, 3.2, PROXY),
 )
+BANDWIDTHS = {1: None, 2: 24.0, 4: 40.0}  # NICs, and GB/s of all
 RATES = (
     Rate("posts, 1 thread, a doorbell each, record", post_exclusive, 1, 1, 64_000, 0.45),
-    Rate("posts, 1 thread, a doorbell each, no record", post_exclusive, 1, 1, 64_000, 0.6, no_record=True),
+    Rate("posts, 1 thread, a doorbell each, no record", post_exclusive, 1, 1, 64_000, 0.6, options=NO_RECORD),
     Rate("posts, 1 thread, a doorbell each, shared", post_shared, 1, 1, 64_000),
     Rate("posts, 1 thread, a doorbell per 16", post_deferred, 1, 1, 256_000, 4.0),
     Rate("posts, 1 thread, a doorbell per 64", post_batches, 1, 1, 640_000),
@@ -180,26 +213,25 @@ RATES = (
 class Bench:
     """NICs and memory that each can reach."""
 
-    def __init__(self, gpu: Gpu, stack: ExitStack, nics: int):
-        self.gpu = gpu
-        self.here, self.there = gpu.alloc(1 << 16, MemType.CPU_GPU), gpu.alloc(1 << 16, MemType.CPU_GPU)
+    def __init__(self, gpu: Gpu, stack: ExitStack, nics: int, nbytes: int = 1 << 16, spacing: int = SPACING):
+        self.gpu, self.spacing = gpu, spacing
+        self.here, self.there = gpu.alloc(nbytes, MemType.CPU_GPU), gpu.alloc(nbytes, MemType.CPU_GPU)
         self.pds = [stack.enter_context(verbs.open(f"soft{i}")).create_pd() for i in range(nics)]
         self.keys = [(pd.register(self.here), pd.register(self.there)) for pd in self.pds]
 
     def launch(
         self, body: Any, out: Any, nbytes: int, count: int, grid: int = 1, block: int = 1, queues: int = 1,
-        no_record: bool = False,
+        depth: int = DEPTH, **options: Any,
     ) -> float:  # fmt: skip
         """Seconds of one launch of a kernel with queues of its own."""
-        mode = QpSendDbrMode.NO_DBR_EXT if no_record else QpSendDbrMode.DBR_VALID
         with ExitStack() as stack, self.gpu.alloc(8 * ROW * queues) as rows:
             table, near = [], []
             for i in range(queues):
                 pd, (here, there) = self.pds[i % len(self.pds)], self.keys[i % len(self.pds)]
-                a, b = (stack.enter_context(self.gpu.create_qp(pd, DEPTH, send_dbr_mode=mode)) for _ in range(2))
+                a, b = (stack.enter_context(self.gpu.create_qp(pd, depth, **options)) for _ in range(2))
                 a.connect(b)
                 near.append(a)
-                at = i * SPACING  # engines that write to one cache line would wait for each other
+                at = i * self.spacing  # engines that write to one cache line would wait for each other
                 table.append([a.device_address, self.there.address + at, there.rkey, self.here.address + at, here.lkey])
             rows.write(np.array(table, np.int64))
             start = perf_counter()
@@ -237,7 +269,7 @@ def run(gpu: Gpu, scale: float) -> list[dict[str, Any]]:
             for case in LATENCIES:
                 tries = []
                 for _ in range(4):
-                    bench.launch(case.body, out, 8, count)
+                    bench.launch(case.body, out, 8, count, **case.options)
                     tries.append(_percentiles(out.read(0, 8 * count).view(np.int64)))
                 row = min(tries[1:], key=lambda each: each["median"])
                 rows.append({
@@ -247,7 +279,38 @@ def run(gpu: Gpu, scale: float) -> list[dict[str, Any]]:
         with ExitStack() as stack:
             bench = Bench(gpu, stack, ENGINES)
             rows += [_rate(bench, case, out, scale) for case in RATES if case.queues > 1]
+        for nics, goal in BANDWIDTHS.items():
+            with ExitStack() as stack:
+                rows.append(_bandwidth(Bench(gpu, stack, nics, nics * AREA, AREA), nics, goal, out, scale))
     return rows
+
+
+def _bandwidth(bench: Bench, nics: int, goal: float | None, out: Any, scale: float) -> dict[str, Any]:
+    writes = int(WRITES * scale)
+    total = nics * writes * MIB / 1e9
+    bench.here.array[:] = 1
+    copy_area(bench.there.address, bench.here.address, MIB, 0)
+    rates, limits = [], []
+    for _ in range(4):
+        rates.append(total / bench.launch(write_area, out, MIB, writes, nics, 1, nics, depth=16))
+        threads = [
+            threading.Thread(
+                target=copy_area, args=(bench.there.address + at, bench.here.address + at, MIB, writes), daemon=True
+            ) for at in range(0, nics * AREA, AREA)
+        ]  # fmt: skip
+        start = perf_counter()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        limits.append(total / (perf_counter() - start))
+    rates, limit = sorted(rates[1:]), sorted(limits[1:])[1]
+    for memory in (bench.here, bench.there):
+        memory.close()
+    return {
+        "case": f"writes of 1 MiB, {nics} NIC{'s' * (nics > 1)}", "unit": "GB/s", "min": rates[0], "median": rates[1],
+        "p99": rates[2], "goal": goal, "limit": rates[1] / limit,
+    }  # fmt: skip
 
 
 def _rate(bench: Bench, case: Rate, out: Any, scale: float) -> dict[str, Any]:
@@ -257,7 +320,7 @@ def _rate(bench: Bench, case: Rate, out: Any, scale: float) -> dict[str, Any]:
     threads = grid * block
     seconds = []
     for _ in range(4):
-        seconds.append(bench.launch(case.body, out, 8, posts, grid, block, case.queues, case.no_record))
+        seconds.append(bench.launch(case.body, out, 8, posts, grid, block, case.queues, **case.options))
         status = out.read(0, 8 * threads).view(np.int64)
         assert not status.any(), status
     rates = sorted(posts * threads / each / 1e6 for each in seconds[1:])
@@ -276,8 +339,8 @@ def main() -> None:
         if options.json:
             print(json.dumps({"gpu": gpu.name, "rows": rows}))
             return
-        print(f"GPU {gpu.name}; of rates: the worst, the middle and the best of three launches")
-        print(f"{'case':<46}{'unit':>6}{'min':>9}{'median':>9}{'p99':>9}{'goal':>7}{'limit/median':>14}")
+        print(f"GPU {gpu.name}; of rates and bandwidths: the worst, the middle and the best of three launches")
+        print(f"{'case':<46}{'unit':>6}{'min':>9}{'median':>9}{'p99':>9}{'goal':>7}{'of the limit':>14}")
         for row in rows:
             cells = "".join(f"{row[k]:>9.2f}" if row.get(k) else f"{'':>9}" for k in ("min", "median", "p99"))
             cells += f"{row['goal']:>7.2f}" if row.get("goal") else f"{'':>7}"

@@ -101,6 +101,20 @@ def _announce(qp, producer, sync, code_opt):
 
 
 @device_function
+def _let_it_ring(qp):
+    """Behind a doorbell without a record, wait until it is on its way: 0.2 µs on an H200, with a proxy 0.4 µs.
+
+    Mostly a look at the completion follows. In host memory that takes 1.2 µs, and one that comes before the NIC has
+    answered costs as much again. Behind a record such a fence stands anyhow, and so it does on shared queues.
+    """
+    handler = ld_fixed32(qp + DEV_QP.nic_handler)
+    if handler == CPU_PROXY:
+        fence_release_sys()
+    elif handler == GPU_SM_NO_DBR:
+        fence_release_gpu()
+
+
+@device_function
 def _word(qp):
     return ld_fixed64(qp + DEV_QP.side) + DEV_SIDE.submit
 
@@ -246,4 +260,5 @@ def post(qp, first, last, sharing=GPU, code_opt=DEFAULT):
     _announce(qp, last + 1, SYNC_SYS, code_opt)
     st64(qp + PI, last + 1)
     mark_ready(qp, first, last, sharing)
+    _let_it_ring(qp)
     return last

@@ -63,6 +63,7 @@ class ExportedQp(Handle):
     send_dbr_mode: SendDbrModeExt
     timeout: float
     nic_handler: NicHandler
+    may_lose_rings: bool
 
     def __init__(self, gpu: Gpu, qp: QP, options: ExportOptions, place: Place | None = None):
         super().__init__(qp.ctx)
