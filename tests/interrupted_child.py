@@ -53,18 +53,22 @@ def one_round(value: int) -> None:
 
 
 class Interrupts:
-    """Sends the main thread SIGINT, each time once it has dealt with the one before."""
+    """Sends the main thread SIGINT, each time once that is `ready`: where it catches KeyboardInterrupt."""
 
     def __init__(self, count: int, seed: int):
         self._count, self._random = count, random.Random(seed)
         self.main = threading.main_thread().ident
         self.dealt_with = 0
+        self.ready = False
         self.over = False
         threading.Thread(target=self._run, daemon=True).start()
 
     def _run(self) -> None:
         assert self.main is not None
         for n in range(1, self._count + 1):
+            while not self.ready:
+                time.sleep(1e-4)
+            self.ready = False
             time.sleep(self._random.uniform(0, LONGEST))
             while self.dealt_with < n:  # one may be lost in a finalizer, where Python can only print it
                 signal.pthread_kill(self.main, signal.SIGINT)
@@ -82,6 +86,7 @@ def main(count: int, seed: int) -> None:
     interrupts = Interrupts(count, seed)
     while not interrupts.over:
         try:
+            interrupts.ready = True
             while not interrupts.over:
                 one_round(rounds)
                 rounds += 1
