@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from gpunetio.fabric import frames
-from gpunetio.fabric.udp import UdpWire, gid_of, receive, transmit
+from gpunetio.fabric.udp import UdpWire, check, gid_of, receive, transmit
+from gpunetio.fabric.udp_records import DATAGRAM, ICRC_WRONG
 from gpunetio.memory import HostMemory
 
 PIPE_CAPACITY = 1 << 20
@@ -33,7 +34,7 @@ def own_address() -> str:
 
 @dataclass
 class Arrived:
-    """A DATAGRAM, copied."""
+    """A DATAGRAM whose ICRC fits, copied."""
 
     packet: bytes
     peer: IPv4Address | IPv6Address
@@ -102,15 +103,22 @@ class Node:
         end = time.monotonic() + timeout
         while len(got) < count and not until():
             assert time.monotonic() < end, f"{len(got)} of {count} datagrams arrived: {self.wire.record}"
-            n = receive(self.wire.address)
-            for d in self.wire.datagrams[:n]:
-                got.append(Arrived(
-                    ctypes.string_at(int(d["packet"]), int(d["nbytes"])),
-                    address_of_gid(int(d["peer_high"]), int(d["peer_low"])), int(d["source"]), int(d["status"]),
-                ))  # fmt: skip
+            n = sum(self._take(got, i) for i in range(len(self.wire.fds)))
             if n == 0:
                 self.poll.poll(10)
         return got
+
+    def _take(self, got: list[Arrived], index: int) -> int:
+        """Take a batch from a socket: how many datagrams that was."""
+        n = receive(self.wire.address, index)
+        for i, d in enumerate(self.wire.datagrams[:n]):
+            status = check(self.wire.address, int(self.wire.record["datagrams"]) + i * DATAGRAM.size)
+            if status != ICRC_WRONG:
+                got.append(Arrived(
+                    ctypes.string_at(int(d["packet"]), int(d["nbytes"])),
+                    address_of_gid(int(d["peer_high"]), int(d["peer_low"])), int(d["source"]), int(status),
+                ))  # fmt: skip
+        return n
 
     def wait_for(self, field: str, value: int) -> None:
         """Receive until a counter has a value; nothing may arrive meanwhile."""

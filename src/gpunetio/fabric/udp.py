@@ -1,7 +1,7 @@
 """The UDP wire: RoCEv2 packets through ordinary sockets, to anything that speaks RoCEv2 (IBTA annex A17).
 
 One socket an address, bound to it and to port 4791, and not connected. Nothing here needs privileges. The engine calls
-`transmit` and `receive` with the address of the wire's UDP_WIRE record.
+`transmit`, `receive` and `check` with the address of the wire's UDP_WIRE record.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from ..formats.layout import Entry
 from ..formats.packet import ROCE_UDP_PORT
 from ..memory import HostMemory, round_up
 from .icrc import HEADER_ROOM
-from .udp_receive import receive
+from .udp_receive import check, receive
 from .udp_records import (
     DATAGRAM, DATAGRAMS, GID_TABLE, GRO_CONTROL, GSO_OFF, GSO_ON, MAX_SEGMENTS, MAX_SOCKETS, MMSGHDR, RX_BUFFER,
     RX_MESSAGES, RX_SLOT, SOCKADDR_IN6, SOL_UDP, SOURCE, SOURCES, TX_MESSAGES, TX_SLOT, UDP_GRO, UDP_SOCKET, UDP_WIRE,
 )  # fmt: skip
 from .udp_transmit import transmit
 
-__all__ = ["UdpWire", "gid_of", "receive", "transmit"]
+__all__ = ["UdpWire", "check", "check_own", "gid_of", "receive", "transmit"]
 
 Address = IPv4Address | IPv6Address
 
@@ -203,6 +203,16 @@ def _check(addresses: Sequence[Address], indices: Sequence[int]) -> None:
             )
         if address.version == 6 and address.ipv4_mapped is not None:
             raise InvalidValueError(f"{address} is an IPv4 address: give it as IPv4Address('{address.ipv4_mapped}')")
+
+
+def check_own(address: Address) -> None:
+    """Raise InvalidValueError unless a UDP wire could have the address: it must be one of this machine's."""
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind(socket.getaddrinfo(str(address), 0, family, socket.SOCK_DGRAM)[0][4])
+    except OSError as error:
+        raise _explained(error, address) from error
 
 
 def _open(address: Address, gro: bool) -> socket.socket:

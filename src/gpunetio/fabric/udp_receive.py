@@ -1,4 +1,7 @@
-"""The UDP wire's way in: what recvmmsg brings is cut into datagrams again (UDP_GRO), and their ICRC is checked.
+"""The UDP wire's way in: what recvmmsg brings is cut into datagrams again (UDP_GRO).
+
+The caller checks a datagram's ICRC with `check`. That costs more than all else, and anybody may send to a socket: the
+caller looks first whether a QP expects the packet.
 
 The ICRC covers IPv4's id, which a UDP socket does not see. Most senders can be predicted: 0 for a single datagram, k
 for segment k of a batch, or one more than the last time. When the ICRC fits such an id, all its 32 bits have been
@@ -12,44 +15,36 @@ from ..device.ops import be16, ld16, ld32, ld64
 from ..formats.packet import BTH, ICRC_SIZE
 from .icrc import header_crc, packet_icrc, solve_ip_id, with_ip_id
 from .udp_records import (
-    CMSGHDR, DATAGRAM, DATAGRAMS, EAGAIN, GRO_CONTROL, ICRC_FULL, ICRC_WEAK, MAPPED, MMSGHDR, MSG_DONTWAIT, MSG_TRUNC,
-    SOCKADDR_IN, SOCKADDR_IN6, SOL_UDP, SOURCE, SOURCES, UDP_GRO, UDP_SOCKET, datagram_at, errno, iovec_at, mmsghdr_at,
-    recvmmsg, source_at, udp_socket_at, udp_wire_at,
+    CMSGHDR, DATAGRAM, DATAGRAMS, EAGAIN, GRO_CONTROL, ICRC_FULL, ICRC_WEAK, ICRC_WRONG, MAPPED, MMSGHDR,
+    MSG_DONTWAIT, MSG_TRUNC, SOCKADDR_IN, SOCKADDR_IN6, SOL_UDP, SOURCE, SOURCES, UDP_GRO, UDP_SOCKET, datagram_at,
+    errno, iovec_at, mmsghdr_at, recvmmsg, source_at, udp_socket_at, udp_wire_at,
 )  # fmt: skip
-
-_BAD = -1
 
 
 @engine_function
-def receive(wire):
-    """Take what has arrived at the sockets: how many DATAGRAM records it left at `datagrams`.
+def receive(wire, index):
+    """Take a batch of what has arrived at socket `index`: how many DATAGRAM records it left at `datagrams`.
 
-    They are good until the next call. A wrong ICRC, and what is no packet, is dropped and counted.
+    They are good until the next call. What is no packet is dropped and counted.
     """
     w = udp_wire_at(wire)
+    row = w.sockets + UDP_SOCKET.size * index
+    arrived = recvmmsg(udp_socket_at(row).fd, w.rx_vector, w.rx_share, MSG_DONTWAIT, 0)
     count = 0
-    empty = 1
-    for i in range(w.socket_count):
-        row = w.sockets + UDP_SOCKET.size * i
-        vector = w.rx_vector + MMSGHDR.size * w.rx_share * i
-        arrived = recvmmsg(udp_socket_at(row).fd, vector, w.rx_share, MSG_DONTWAIT, 0)
-        if arrived == w.rx_share or (arrived < 0 and errno() != EAGAIN):
-            empty = 0
-        for j in range(arrived):  # -1 is EAGAIN, or an error of something sent long ago
-            header = vector + MMSGHDR.size * j
-            count = _split(wire, row, header, count)
-            h = mmsghdr_at(header)
-            h.name_length, h.control_length = SOCKADDR_IN6.size, GRO_CONTROL
+    for i in range(arrived):  # -1 is EAGAIN, or an error of something sent long ago
+        header = w.rx_vector + MMSGHDR.size * i
+        count = _split(wire, row, header, count)
+        h = mmsghdr_at(header)
+        h.name_length, h.control_length = SOCKADDR_IN6.size, GRO_CONTROL
+    w.rx_more = 1 if arrived == w.rx_share or (arrived < 0 and errno() != EAGAIN) else 0
+    w.rx_message = 0
     w.rx_datagrams += count
-    if w.marked != 0 and empty != 0:
-        w.marked = 0
-        w.position += w.capacity
     return count
 
 
 @engine_function
 def _split(wire, row, header, count):
-    """Check what one message brought and describe it, behind the `count` datagrams there are. Returns the new count."""
+    """Describe the packets that one message brought, behind the `count` datagrams there are. Returns the new count."""
     w, s, h = udp_wire_at(wire), udp_socket_at(row), mmsghdr_at(header)
     total = ld32(header + MMSGHDR.nbytes)
     w.position += total
@@ -60,40 +55,45 @@ def _split(wire, row, header, count):
     if total == 0 or size == 0 or h.flags & MSG_TRUNC != 0:
         w.rx_malformed += 1
         return count
-    port = be16(ld16(h.name + SOCKADDR_IN.port))
     if s.version == 4:
         high, low = 0, ld32(h.name + SOCKADDR_IN.address) << 32 | MAPPED
     else:
         high, low = ld64(h.name + SOCKADDR_IN6.high), ld64(h.name + SOCKADDR_IN6.low)
-    sender = _sender(wire, low) if s.version == 4 else 0
     base = iovec_at(h.iov).base
-    crc = 0
-    covered = -1  # the packet size for which `crc` is
     k = -1
     for offset in range(0, total, size):
         k += 1
-        packet = base + offset
         nbytes = min(size, total - offset) - ICRC_SIZE
         if nbytes < BTH.size or count == DATAGRAMS:
             w.rx_malformed += 1
             continue
-        if nbytes != covered:
-            crc = header_crc(w.rx_scratch, s.version, high, low, s.gid_high, s.gid_low, port, nbytes)
-            covered = nbytes
-        if s.version == 4:
-            status = _check_ipv4(crc, sender, packet, nbytes, k)
-        else:
-            status = ICRC_FULL if packet_icrc(crc, packet, nbytes) == ld32(packet + nbytes) else _BAD
-        if status == _BAD:
-            w.rx_icrc_encapsulated += 1
-            continue
-        if status == ICRC_WEAK:
-            w.weak_icrc += 1
         d = datagram_at(w.datagrams + DATAGRAM.size * count)
-        d.packet, d.nbytes, d.peer_high, d.peer_low = packet, nbytes, high, low
-        d.source, d.status = s.source, status
+        d.packet, d.nbytes, d.peer_high, d.peer_low = base + offset, nbytes, high, low
+        d.source, d.segment, d.message, d.socket = s.source, k, header, row
         count += 1
     return count
+
+
+@engine_function
+def check(wire, datagram):
+    """Check the ICRC of a datagram of the last batch: ICRC_FULL or ICRC_WEAK, or ICRC_WRONG, which is counted."""
+    w, d = udp_wire_at(wire), datagram_at(datagram)
+    s = udp_socket_at(d.socket)
+    if d.message != w.rx_message or d.nbytes != w.rx_nbytes:
+        port = be16(ld16(mmsghdr_at(d.message).name + SOCKADDR_IN.port))
+        w.rx_crc = header_crc(
+            w.rx_scratch, s.version, d.peer_high, d.peer_low, s.gid_high, s.gid_low, port, d.nbytes
+        )
+        w.rx_message, w.rx_nbytes = d.message, d.nbytes
+    if s.version == 4:
+        status = _check_ipv4(w.rx_crc, _sender(wire, d.peer_low), d.packet, d.nbytes, d.segment)
+    else:
+        status = ICRC_FULL if packet_icrc(w.rx_crc, d.packet, d.nbytes) == ld32(d.packet + d.nbytes) else ICRC_WRONG
+    if status == ICRC_WRONG:
+        w.rx_icrc_encapsulated += 1
+    elif status == ICRC_WEAK:
+        w.weak_icrc += 1
+    return status
 
 
 @engine_function
@@ -114,7 +114,7 @@ def _check_ipv4(crc, sender, packet, nbytes, k):
     if difference != 0:
         solved = solve_ip_id(difference, nbytes)
         if solved < 0:
-            return _BAD
+            return ICRC_WRONG
         ip_id = solved ^ guess
         if ip_id != 0 and ip_id != k and ip_id != following:
             status = ICRC_WEAK

@@ -19,7 +19,7 @@ from ..formats.layout import Entry
 MAX_SOCKETS = 8
 GID_TABLE = 256
 TX_MESSAGES = 8  # in one sendmmsg: half a megabyte, which the cache still holds from making the ICRCs
-RX_MESSAGES = 16  # in one `receive`, shared by the sockets
+RX_MESSAGES = 16  # in one batch of each of the sockets
 MAX_SEGMENTS = 64  # datagrams of a message that leaves: what all kernels with UDP_SEGMENT take
 MAX_MESSAGE = 65000  # bytes of a message that leaves; IPv4 ends at 65507
 RX_SEGMENTS = 128  # datagrams of a message that arrives: newer kernels send as many over loopback
@@ -30,6 +30,8 @@ SOURCES = 64  # rows of the table of IPv4 ids
 
 # `socket_of` has for each GID index the address of its UDP_SOCKET or 0. `tx` is the PIPE_END that `transmit` consumes.
 # The counters are the kernel's where it has them (rx_icrc_encapsulated). `tx_error` is the errno of the last drop.
+# `rx_more`: the last batch was full, so more may wait. `rx_crc` is the CRC of the headers of packets of `rx_nbytes` in
+# the message `rx_message`.
 #
 # `position` counts received bytes, and as many as the sockets hold, `capacity`, when they are found empty after a
 # `mark`: from then on, or once as much has been received, nothing is left of what had arrived before the mark.
@@ -46,11 +48,15 @@ UDP_WIRE = Entry("udp_wire", 384, """
     rx_scratch             80  i64
     datagrams              88  i64
     sources                96  i64
+    rx_message            104  i64
+    rx_nbytes             112  i64
+    rx_crc                120  i64
     tx_frames             128  i64
     tx_messages           136  i64
     tx_blocked            144  i64
     tx_dropped            152  i64
     tx_error              160  i64
+    rx_more               168  i64
     rx_datagrams          192  i64
     rx_icrc_encapsulated  200  i64
     rx_malformed          208  i64
@@ -73,16 +79,20 @@ UDP_SOCKET = Entry("udp_socket", 64, """
 """)
 GSO_ON, GSO_TRYING_WITHOUT, GSO_REFUSED, GSO_OFF = 0, 1, 2, 3
 
-# A packet that arrived, from its BTH to its padding. `peer` is the sender's GID, `source` the index of ours.
+# A packet that arrived, from its BTH to its padding. `peer` is the sender's GID, `source` the index of ours. It was
+# number `segment` of what the MMSGHDR `message` brought to the UDP_SOCKET `socket`.
 DATAGRAM = Entry("datagram", 64, """
     packet          0  i64
     nbytes          8  i64
     peer_high      16  i64
     peer_low       24  i64
     source         32  i64
-    status         40  i64
+    segment        40  i64
+    message        48  i64
+    socket         56  i64
 """)
-ICRC_FULL, ICRC_WEAK = 0, 1  # all 32 bits were checked, or 16: IPv4's id was not the one expected
+# All 32 bits of the ICRC fit, or 16, because IPv4's id was not the one expected; or it does not fit.
+ICRC_FULL, ICRC_WEAK, ICRC_WRONG = 0, 1, -1
 DATAGRAMS = RX_MESSAGES * RX_SEGMENTS
 
 # Which ids an IPv4 sender uses, `address` being the second word of its GID: the last one, that of the last message's
@@ -152,7 +162,7 @@ GRO_CONTROL = 64  # room for UDP_GRO's int
 
 AF_INET, AF_INET6 = 2, 10
 SOL_UDP, UDP_SEGMENT, UDP_GRO = 17, 103, 104
-MSG_TRUNC, MSG_DONTWAIT = 0x20, 0x40
+MSG_TRUNC, MSG_DONTWAIT, MSG_NOSIGNAL = 0x20, 0x40, 0x4000
 EINTR, EIO, EAGAIN, EINVAL, EMSGSIZE = 4, 5, 11, 22, 90
 
 udp_wire_at: Any = struct_view(UDP_WIRE)

@@ -96,50 +96,70 @@ def _is_of_peer(row, life):
 def receive(nic, wire, packet, nbytes, peer_high, peer_low, life, at):
     """A packet of `nbytes` has arrived, its ICRC checked where the wire has one. What becomes of it is counted.
 
-    `life` is the frame's, `at` its place on the wire: a QP takes nothing that was there before it was in RTR.
+    `life` is the frame's, 0 on UDP; `at` is its place on the wire.
+    """
+    counters_at(nic_at(nic).counters).rdma_rx_packets += 1
+    link = 0
+    if wire_at(wire).infiniband:
+        link = _link_headers(nic, packet, nbytes)
+        if link < 0:
+            link = nbytes  # nothing of it can be believed
+    row = addressee(nic, wire, packet + link, nbytes - link, peer_high, peer_low, at)
+    if row != 0:
+        deliver(nic, row, packet + link, nbytes - link, life)
+
+
+@engine_function
+def addressee(nic, wire, bth, nbytes, peer_high, peer_low, at):
+    """The QP that expects a packet, `nbytes` from its BTH on; 0 if none does, which is counted.
+
+    A QP takes nothing that was on the wire, where the packet's place is `at`, before the QP was in RTR.
 
     Every length is checked before the bytes are looked at (IBTA 9.6.1, packet header validation).
     """
     n = nic_at(nic)
     w = wire_at(wire)
     c = counters_at(n.counters)
-    c.rdma_rx_packets += 1
     if n.link_down:
         c.rx_link_down += 1
-        return
-    link = _link_headers(nic, packet, nbytes) if w.infiniband else 0
-    bth = packet + link
-    nbytes -= link
-    if link < 0 or nbytes < BTH.size:
+        return 0
+    if nbytes < BTH.size:
         c.rx_malformed += 1
-        return
-    opcode = ld8(bth + BTH.opcode)
-    flags = ld8(bth + BTH.se_m_pad_tver)
-    pad = (flags >> PAD_SHIFT) & 3
-    if flags & TVER_MASK != 0 or nbytes & 3 != 0:
+        return 0
+    if ld8(bth + BTH.se_m_pad_tver) & TVER_MASK != 0 or nbytes & 3 != 0:
         c.rx_malformed += 1
-        return
+        return 0
     qpn = be32(ld32(bth + BTH.resv_dest_qp)) & QPN_MASK
     row = qp_row(nic, qpn)
     q = qp_row_at(row)
     if q.qpn != qpn or qpn == 0:
         c.rx_no_qp += 1
-        return
+        return 0
     if q.wire != wire or (w.kind == UDP and (q.peer_high != peer_high or q.peer_low != peer_low)):
         c.rx_wrong_peer += 1
-        return
+        return 0
     if be16(ld16(bth + BTH.pkey)) & PKEY_BASE_MASK != _DEFAULT_PKEY_BASE:
         c.rx_wrong_pkey += 1
-        return
+        return 0
     if q.state != _RTR and q.state != _RTS:
         c.rx_wrong_state += 1
-        return
+        return 0
     if at < q.rx_from:
         c.rx_stale += 1
-        return
-    if opcode >> SERVICE_SHIFT != q.service:
+        return 0
+    if ld8(bth + BTH.opcode) >> SERVICE_SHIFT != q.service:
         c.rx_malformed += 1
-        return
+        return 0
+    return row
+
+
+@engine_function
+def deliver(nic, row, bth, nbytes, life):
+    """Give the QP a packet that it expects, from its BTH on."""
+    q = qp_row_at(row)
+    c = counters_at(nic_at(nic).counters)
+    opcode = ld8(bth + BTH.opcode)
+    pad = (ld8(bth + BTH.se_m_pad_tver) >> PAD_SHIFT) & 3
     word = be32(ld32(bth + BTH.ack_psn))
     psn = word & PSN_MASK
     operation = opcode & OPERATION_MASK
