@@ -151,6 +151,18 @@ class Side:
             view(link.rx + PIPE.tail, 8, "<i8")[0] = noise.integers(-(1 << 63), 1 << 63)
             pipe[: PIPE.size].view("<i8")[:] = noise.integers(-(1 << 63), 1 << 63, PIPE.size // 8, np.int64)
 
+    def jam(self) -> None:
+        """Stop the engine as if it slept, fill the bells that neighbours ring, and make writing to them wait."""
+        self.nic.record["stop"] = 1
+        self.nic.engine.kick()
+        for link in self.nic.door.links:
+            rope = link._parts.bell.rope
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    os.write(rope, b"\0")
+            os.set_blocking(rope, True)
+            view(link.rx + PIPE.asleep, 8, "<i8")[0] = 1
+
     def resources(self) -> dict[str, int]:
         """Descriptors, mappings of shared memory, threads, and resident bytes."""
         with open("/proc/self/maps") as maps:

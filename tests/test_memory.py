@@ -116,8 +116,27 @@ def test_shared_memory(shared):
     assert os.fstat(shared.fd).st_mode & 0o777 == 0o600
     assert not os.get_inheritable(shared.fd)
     assert HostMemory(1).fd is None
-    there = MappedMemory(shared.fd, shared.nbytes, writable=True)
+    with pytest.raises(InvalidValueError, match="does not allow writing: the owner has sealed the memory"):
+        MappedMemory(shared.fd, shared.nbytes, writable=True)
+    there = MappedMemory(shared.fd, shared.nbytes)
     assert there.address != shared.address
+    shared.array[5] = 55
+    assert there.array[5] == 55
+    shared.close()
+    assert shared.fd is None
+    assert there.array[5] == 55  # it is there until this side closes, too
+    there.close()
+
+
+def test_memory_that_both_write_until_it_is_sealed():
+    shared = HostMemory(PAGE + 1, shared=True, sealed=False)
+    there = MappedMemory(shared.fd, shared.nbytes, writable=True)
+    shared.seal()
+    shared.seal()
+    with pytest.raises(InvalidValueError, match="sealed the memory"):
+        MappedMemory(shared.fd, shared.nbytes, writable=True)
+    with pytest.raises(PermissionError):
+        os.pwrite(shared.fd, b"x", 0)
     shared.array[5], there.array[PAGE] = 55, 66
     assert (there.array[5], shared.array[PAGE]) == (55, 66)
     shared.close()

@@ -23,12 +23,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpunetio.errors import BadStateError, InUseError, InvalidValueError, TimedOutError
-from gpunetio.fabric import mail
+from gpunetio.fabric import mail, neighbours
 from gpunetio.fabric.frames import PIPE
 from gpunetio.fabric.link import Link, Parts
-from gpunetio.fabric.neighbours import PATIENCE, VERSION, Door, look, names, owner_of
+from gpunetio.fabric.neighbours import PATIENCE, VERSION, Door, look, look_at_all, names, owner_of
 from gpunetio.memory import PAGE, HostMemory
-from neighbour import TIMEOUT, Frames, Heard, address
+from neighbour import TIMEOUT, Frames, Heard, address, ring, rings
 
 CAPACITY = 1 << 16
 
@@ -145,7 +145,7 @@ def test_frames_both_ways(child, door, heard, here_first):
         wire.send(packet)
         assert wire.receive() == packet[::-1]
     assert child.answer() == {"echoed": True}
-    assert os.eventfd_read(link.own_event) == len(packets)
+    assert rings(link) > 0
 
 
 def test_killed_peer_is_gone(child, door, heard):
@@ -161,7 +161,9 @@ def test_killed_peer_is_gone(child, door, heard):
     assert owner_of(child.address) is None
     again = Child(child.address)
     try:
-        assert door.connect(child.address, TIMEOUT).peer_pid == again.hello["pid"]
+        fresh = door.connect(child.address, TIMEOUT)
+        assert fresh.peer_pid == again.hello["pid"]
+        fresh.close()
     finally:
         again.stop()
     link.close()
@@ -266,8 +268,10 @@ def test_link(door, other, heard):
     link = door.connect(place(other))
     there = other.heard.laid.get(timeout=TIMEOUT)
     assert are_ends_of_one(link, there)
-    os.eventfd_write(link.peer_event, 3)
-    assert os.eventfd_read(there.own_event) == 3
+    for one, two in ((link, there), (there, link)):
+        ring(one)
+        ring(one)
+        assert (rings(two), rings(one)) == (2, 0)
     assert door.connect(place(other)) is link
     assert other.connect(place(door)) is there
     assert (str(there.peer_address), there.peer_name) == (place(door), "soft0")
@@ -420,7 +424,9 @@ def answer_to(door: Door, request: dict, fds=()) -> dict:
     with visit(door) as sock:
         mail.send(sock, request, fds)
         answer, received = mail.receive(sock, time.monotonic() + TIMEOUT)
-        assert received == []
+        assert len(received) == (answer["ok"] is True)  # a link's rope
+        for fd in received:
+            os.close(fd)
         return answer
 
 
@@ -493,7 +499,9 @@ def test_other_versions_and_requests(door):
 def test_links_that_are_refused(door, other, heard):
     """Lengths, descriptors and addresses of a request are checked."""
     parts = Parts.new(CAPACITY)
-    small, (reading, writing) = HostMemory(PAGE, shared=True), os.pipe()
+    small, (reading, writing) = HostMemory(PAGE, shared=True, sealed=False), os.pipe()
+    stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sealed = HostMemory(parts.memory.nbytes, shared=True)
     loose = os.memfd_create("loose")
     os.ftruncate(loose, parts.memory.nbytes)
     fds = parts.fds
@@ -511,12 +519,14 @@ def test_links_that_are_refused(door, other, heard):
         ({"capacity": CAPACITY // 2}, fds, "bytes, not the"),
         ({"capacity": CAPACITY * 2}, fds, "bytes, not the"),
         ({}, [], "0 descriptors came with the request"),
-        ({}, fds[:2], "2 descriptors"),
-        ({}, [*fds, reading], "4 descriptors"),
+        ({}, fds[:1], "1 descriptors"),
+        ({}, [*fds, reading], "3 descriptors"),
         ({}, [small.fd, *fds[1:]], "bytes, not the"),
+        ({}, [sealed.fd, *fds[1:]], "does not allow writing: the owner has sealed the memory"),
         ({}, [loose, *fds[1:]], "is no sealed memory"),
-        ({}, [fds[0], fds[1], writing], "not memory and two eventfds"),
-        ({}, fds[::-1], "not memory and two eventfds"),
+        ({}, [fds[0], writing], "is no rope of a bell"),
+        ({}, [fds[0], stream.fileno()], "is no rope of a bell"),
+        ({}, fds[::-1], "is no rope of a bell"),
         ({"medium": "INFINIBAND"}, fds, "is on ETHERNET, not on INFINIBAND"),
         ({"from": "here"}, fds, "'here' does not appear to be"),
         ({"to": None}, fds, "'None' does not appear to be"),
@@ -537,8 +547,8 @@ def test_links_that_are_refused(door, other, heard):
     assert answer_to(door, asked, fds)["ok"] is True  # nothing else was wrong
     for fd in (reading, writing, loose):
         os.close(fd)
-    small.close()
-    parts.close()
+    for closing in (small, sealed, stream, parts):
+        closing.close()
 
 
 def test_a_link_that_talks_is_cut(door, other, heard):
@@ -583,7 +593,7 @@ if sys.argv[2] == "visit":
     sock.settimeout(20)
     sock.connect(sys.argv[1])
     try:
-        text = b'{"version": 1, "op": "look"}'
+        text = b'{"version": 2, "op": "look"}'
         sock.sendall(len(text).to_bytes(4, "big") + text)
         print(sock.recv(100))
     except (BrokenPipeError, ConnectionResetError):
@@ -617,6 +627,87 @@ def test_other_users(door, heard):
         assert look(theirs) is None
         assert owner_of(theirs) == process.pid
         process.communicate(timeout=TIMEOUT)
+
+
+# --- odd names, and too many links -----------------------------------------------------------------------------------
+
+
+def listener(name: bytes) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX)
+    sock.bind(b"\0" + name)
+    sock.listen()
+    return sock
+
+
+def test_odd_names(door):
+    """Anybody may give a socket any name; /proc/net/unix shows it as it is."""
+    odd = [
+        b"gpunetio/\xff\xfe", b"gpunetio/a\nb", b"gpunetio/ a b", b"gpunetio/", b"\n\n", b"\xff" * 100,
+        b"x\n0: 00000002 00000000 00010000 0001 01 7 @gpunetio/made-up",
+    ]  # fmt: skip
+    with contextlib.ExitStack() as stack:
+        for name in odd:
+            stack.enter_context(listener(name))
+        found = names()
+        assert place(door) in found
+        assert "made-up" in found  # it cannot be told from a real one,
+        assert [*look_at_all(found, TIMEOUT)].count("made-up") == 0  # but nobody is there
+        assert place(door) in look_at_all(found)
+
+
+def test_all_are_looked_at_at_once(door):
+    """Hosts that answer once all of them have been asked, one that never does, and a NIC."""
+    hosts = [address() for _ in range(5)]
+    asked = threading.Barrier(len(hosts))
+
+    def serve(sock: socket.socket) -> None:
+        caller, _ = sock.accept()
+        with caller:
+            mail.receive(caller, time.monotonic() + TIMEOUT)
+            asked.wait(TIMEOUT)
+            mail.send(caller, {"version": VERSION, "ok": True})
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(listener(b"gpunetio/silent"))
+        for host in hosts:
+            sock = stack.enter_context(listener(f"gpunetio/{host}".encode()))
+            thread = threading.Thread(target=serve, args=(sock,))
+            thread.start()
+            stack.callback(thread.join, TIMEOUT)
+        assert {*look_at_all([*hosts, "silent", place(door)], 3)} == {*hosts, place(door)}
+
+
+def test_one_neighbour_lays_so_many_links(door, monkeypatch):
+    """Beyond the limit a neighbour's links are refused, until it hangs some up."""
+    monkeypatch.setattr(neighbours, "MAX_LINKS_OF_ONE", 3)
+    with contextlib.ExitStack() as stack:
+        others = [stack.enter_context(Heard().door(address(), name=f"soft{n}", capacity=CAPACITY)) for n in range(5)]
+        links = [other.connect(place(door)) for other in others[:3]]
+        assert None not in links
+        open_now = len(os.listdir("/proc/self/fd"))
+        for other in others[3:]:
+            assert other.connect(place(door)) is None
+        wait_for(lambda: len(os.listdir("/proc/self/fd")) <= open_now, "descriptors stay open")
+        asked = {
+            "version": VERSION, "op": "connect", "name": "x", "capacity": CAPACITY, "medium": "ETHERNET",
+            "from": place(others[4]), "to": place(door),
+        }  # fmt: skip
+        refused = f"soft0 has 3 links, of which process {os.getpid()} has laid 3: 64 in all and 3 of one process"
+        assert answer_to(door, asked)["reason"].startswith(refused)
+        links.append(door.connect(place(others[4])))  # what we lay ourselves is not a neighbour's
+        assert links[-1] is not None
+        links.pop(0).close()
+        wait_for(lambda: len(door.links) == 3, "the link stays")
+        links.append(others[3].connect(place(door)))
+        assert links[-1] is not None
+        monkeypatch.setattr(neighbours, "MAX_LINKS_OF_ONE", 9)
+        monkeypatch.setattr(neighbours, "MAX_LINKS", 4)
+        assert others[0].connect(place(door)) is None
+        for link in links:
+            link.close()
+        for other in others:
+            for link in other.links:
+                link.close()
 
 
 # --- letters -------------------------------------------------------------------------------------------------------

@@ -11,7 +11,6 @@ import errno
 import math
 import mmap
 import os
-import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -59,24 +58,43 @@ class HostMemory:
 
     `array` is a NumPy byte view of it; `address` and `nbytes` say where it is. `shared`: until `close()`, `fd` is a
     descriptor of the memory, for another process of this user, which can neither shrink nor grow it; otherwise `fd` is
-    None.
+    None. Only this mapping can write to the memory, however another process opens it. With `sealed=False` others may
+    write, too, until `seal()`.
     """
 
     nbytes: int
     address: int
     array: NDArray[np.uint8]
 
-    def __init__(self, nbytes: int, shared: bool = False):
+    def __init__(self, nbytes: int, shared: bool = False, sealed: bool = True):
         if nbytes <= 0:
             raise InvalidValueError(f"cannot allocate {nbytes} bytes: the size must be positive")
         self.nbytes = round_up(nbytes, PAGE)
         self.fd: int | None = _sealed_memory(self.nbytes) if shared else None
         try:
             self._map(self.fd)
+            if sealed:
+                self.seal()
         except BaseException:
             if self.fd is not None:
                 os.close(self.fd)
             raise
+
+    def seal(self) -> None:
+        """Refuse all new ways to write to shared memory: writable mappings, and writes to its file. Idempotent.
+
+        Mappings that are there stay as they are. Linux before 5.1 cannot refuse any.
+        """
+        import fcntl  # not on every platform that may import us
+
+        if self.fd is None or fcntl.fcntl(self.fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SEAL:
+            return
+        try:
+            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _F_SEAL_FUTURE_WRITE | fcntl.F_SEAL_SEAL)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL)
 
     def _map(self, fd: int | None, writable: bool = True) -> None:
         """Map the memory of a descriptor, or new memory."""
@@ -130,8 +148,8 @@ class MappedMemory(HostMemory):
             self._map(fd, writable)
         except PermissionError as error:
             raise InvalidValueError(
-                f"descriptor {fd} does not allow {'writing' if writable else 'reading'}: the owner has opened it "
-                f"{'read-only' if writable else 'write-only'}"
+                f"descriptor {fd} does not allow {'writing' if writable else 'reading'}: the owner has "
+                f"{'sealed the memory, or opened it read-only' if writable else 'opened it write-only'}"
             ) from error
 
 
@@ -151,12 +169,13 @@ def _lay_over(address: int, nbytes: int, fd: int, writable: bool) -> None:
 
 
 _SEALS = 2 | 4  # F_SEAL_SHRINK, F_SEAL_GROW
+_F_SEAL_FUTURE_WRITE = 0x10  # since Linux 5.1; Python's fcntl knows it from 3.13 on
 _MFD_NOEXEC_SEAL = 8  # since Linux 6.3, where a system may insist on it
 
 
 def _sealed_memory(nbytes: int) -> int:
     """A descriptor of nameless memory whose size is final, and which only this user may open."""
-    import fcntl  # not on every platform that may import us
+    import fcntl
 
     flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
     try:
@@ -168,7 +187,7 @@ def _sealed_memory(nbytes: int) -> int:
     try:
         os.fchmod(fd, 0o600)
         os.ftruncate(fd, nbytes)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS | fcntl.F_SEAL_SEAL)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
     except BaseException:
         os.close(fd)
         raise
@@ -179,20 +198,20 @@ def _check_sealed(fd: int, nbytes: int) -> None:
     """Raise InvalidValueError unless the file behind `fd` has `nbytes` for ever."""
     import fcntl
 
-    if _is_dmabuf(fd):
-        return
-    found = os.fstat(fd)
     try:
         seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
     except OSError:  # no memfd
         seals = 0
-    if not stat.S_ISREG(found.st_mode) or seals & _SEALS != _SEALS:
+    if seals & _SEALS != _SEALS:
+        if _is_dmabuf(fd):
+            return
         raise InvalidValueError(
             f"descriptor {fd} is no sealed memory (seals {seals:#x}, needed {_SEALS:#x}): its owner could shrink it "
             "under us; share memory of HostMemory(…, shared=True)"
         )
-    if nbytes <= 0 or found.st_size != nbytes:
-        raise InvalidValueError(f"the memory of descriptor {fd} has {found.st_size} bytes, not the {nbytes} announced")
+    size = os.fstat(fd).st_size
+    if nbytes <= 0 or size != nbytes:
+        raise InvalidValueError(f"the memory of descriptor {fd} has {size} bytes, not the {nbytes} announced")
 
 
 def _is_dmabuf(fd: int) -> bool:

@@ -14,6 +14,7 @@ from .compiling import compiling
 from .failures import guarded
 
 if TYPE_CHECKING:
+    from ..nic.observe import Observed
     from ..verbs import Context
 
 _GID_TYPES = {GidType.IB: "", GidType.ROCE_V1: ", RoCE v1", GidType.ROCE_V2: ", RoCE v2"}
@@ -43,6 +44,11 @@ def devices(wanted: str | None, names_only: bool, verbose: bool, as_json: bool) 
         names = [dataclasses.asdict(info) for info in listed.values()]
         click.echo(json.dumps(names, indent=2) if as_json else "\n".join(listed))
         return
+    live: list[Observed] = []
+    if verbose and not as_json and any(info.provider == "soft" for info in listed.values()):
+        from ..nic.observe import running
+
+        live = running()  # of all names at once: some may not answer
     documents = []
     for name in [wanted] if wanted else listed:
         with compiling("the NIC"):
@@ -52,8 +58,7 @@ def devices(wanted: str | None, names_only: bool, verbose: bool, as_json: bool) 
                 documents.append({**dataclasses.asdict(listed[name]), **_document(ctx)})
                 continue
             click.echo(_describe(ctx, verbose))
-        if verbose and listed[name].provider == "soft":
-            _live_counters(name)
+        _live_counters([nic for nic in live if nic.name == name])
     if as_json:
         click.echo(json.dumps(documents, indent=2))
 
@@ -108,14 +113,12 @@ def _describe(ctx: Context, verbose: bool) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _live_counters(name: str) -> None:
-    """Those of the NICs of that name that run in other processes."""
-    from ..nic.observe import running
-
-    for nic in running(name):
+def _live_counters(nics: list[Observed]) -> None:
+    """Those of NICs that run in other processes."""
+    for nic in nics:
         with nic:
             counters = [_field(counter, value, 3) for counter, value in nic.counters.items() if value]
-        lines = [f"\t\tcounters of {name} in process {nic.pid}:", *(counters or ["\t\t\t(all are 0)"])]
+        lines = [f"\t\tcounters of {nic.name} in process {nic.pid}:", *(counters or ["\t\t\t(all are 0)"])]
         click.echo("\n".join(lines) + "\n")
 
 

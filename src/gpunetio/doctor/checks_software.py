@@ -150,7 +150,7 @@ def processors(machine: Machine) -> Iterator[Finding]:
 
 @check(
     "soft-nic", "Software NIC",
-    why="Its tables and wires are nameless memory that processes share, and its engines wake each other by eventfds.",
+    why="Its tables and wires are nameless memory that processes share, and it tells of events by eventfds.",
     cure="allow memfd_create(2) and eventfd(2): docker run --security-opt seccomp=unconfined, or a profile with both",
     source="docs/soft-nic.md: Other processes of the host; memfd_create(2), eventfd(2)", uses=_SOFTWARE, essential=True,
 )  # fmt: skip

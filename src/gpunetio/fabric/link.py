@@ -13,6 +13,7 @@ from typing import Any
 
 from ..errors import InvalidValueError
 from ..memory import PAGE, HostMemory, MappedMemory, round_up
+from .bell import Bell, check_rope
 from .frames import pipe_size
 from .mail import PartialLetter, send
 
@@ -20,7 +21,7 @@ IpAddress = IPv4Address | IPv6Address
 
 DEFAULT_CAPACITY = 1 << 20
 _LEAST, _MOST = 1 << 13, 1 << 28
-_EVENTFD = "anon_inode:[eventfd]"
+MAX_LETTER_FDS = 2  # of a letter over a link, which has one at most
 
 
 def check_capacity(capacity: object) -> int:
@@ -35,63 +36,72 @@ def _pitch(capacity: int) -> int:
     return round_up(pipe_size(capacity), PAGE)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Parts:
-    """What a link is made of: the memory, and two eventfds, each polled by one side and written by the other."""
+    """What a link is made of: the memory, our bell (bell.py), and the rope of the peer's, once the peer has sent it."""
 
     memory: HostMemory
     capacity: int
-    own_event: int
-    peer_event: int
+    bell: Bell
+    rope: int | None = None
 
     @classmethod
     def new(cls, capacity: int) -> Parts:
         """Made here, for the process that lays the link."""
-        memory = HostMemory(2 * _pitch(capacity), shared=True)
+        memory = HostMemory(2 * _pitch(capacity), shared=True, sealed=False)
         try:
-            own = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-            try:
-                return cls(memory, capacity, own, os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
-            except BaseException:
-                os.close(own)
-                raise
+            return cls(memory, capacity, Bell())
         except BaseException:
             memory.close()
             raise
 
     @property
     def fds(self) -> list[int]:
-        """What the other process needs: memory, the event that it writes, the event that it polls."""
+        """What the other process needs of a new link."""
         assert self.memory.fd is not None
-        return [self.memory.fd, self.own_event, self.peer_event]
+        return [self.memory.fd, self.bell.rope]
 
     @classmethod
     def received(cls, fds: list[int], capacity: int) -> Parts:
         """From the `fds` of the other process. They are consumed, except when InvalidValueError says what is wrong."""
-        if len(fds) != 3:
-            raise InvalidValueError(f"{len(fds)} descriptors came with the request, not 3")
-        memory_fd, peer_event, own_event = fds
-        for event in (peer_event, own_event):
-            if os.readlink(f"/proc/self/fd/{event}") != _EVENTFD:  # writing to anything else might block the engine
-                raise InvalidValueError("the descriptors are not memory and two eventfds")
-            os.set_blocking(event, False)
+        if len(fds) != 2:
+            raise InvalidValueError(f"{len(fds)} descriptors came with the request, not 2")
+        memory_fd, rope = fds
+        check_rope(rope)
         memory = MappedMemory(memory_fd, 2 * _pitch(capacity), writable=True)
+        try:
+            parts = cls(memory, capacity, Bell(), rope)
+        except BaseException:
+            memory.close()
+            raise
         os.close(memory_fd)
-        return cls(memory, capacity, own_event, peer_event)
+        return parts
+
+    def complete(self, fds: list[int]) -> None:
+        """Take what the other process has sent once it had mapped the memory; nobody else can map it from now on.
+
+        InvalidValueError says what is wrong with `fds`, which are then the caller's.
+        """
+        if len(fds) != 1:
+            raise InvalidValueError(f"{len(fds)} descriptors came with the answer, not 1")
+        check_rope(fds[0])
+        self.memory.seal()
+        self.rope = fds[0]
 
     def close(self) -> None:
-        """Unmap the memory and close the events."""
+        """Unmap the memory and close the bell and the rope."""
         self.memory.close()
-        os.close(self.own_event)
-        os.close(self.peer_event)
+        self.bell.close()
+        if self.rope is not None:
+            os.close(self.rope)
 
 
 class Link:
     """One side of a link between two NICs of this host.
 
     `tx` and `rx` are addresses of a PIPE (frames.py) each, whose frames take `capacity` bytes: this side is the
-    producer of `tx` and the consumer of `rx`, and opens its own PIPE_END for either. A write to the eventfd
-    `peer_event` wakes the peer's engine; our engine polls `own_event` and reads it empty.
+    producer of `tx` and the consumer of `rx`, and opens its own PIPE_END for either. `peer_rope` rings the bell of the
+    peer's engine; ours sleeps on the descriptor `bell`. `first`: this side has laid the link.
 
     `talks`: both sides take letters over the heartbeat's socket; `send` sends one.
 
@@ -103,8 +113,9 @@ class Link:
     peer_pid: int
     peer_name: str
     capacity: int
-    own_event: int
-    peer_event: int
+    bell: int
+    peer_rope: int
+    first: bool
     tx: int
     rx: int
     talks: bool
@@ -118,12 +129,13 @@ class Link:
     ):  # fmt: skip
         self.own_address, self.peer_address = own_address, peer_address
         self.peer_pid, self.peer_name = peer
-        self.capacity, self.own_event, self.peer_event = parts.capacity, parts.own_event, parts.peer_event
+        assert parts.rope is not None
+        self.capacity, self.bell, self.peer_rope, self.first = parts.capacity, parts.bell.fd, parts.rope, first
         pipes = parts.memory.address, parts.memory.address + _pitch(parts.capacity)
         self.tx, self.rx = pipes if first else pipes[::-1]
         self.gone = self.closed = False
         self.heartbeat = heartbeat
-        self.talks, self.letter = talks, PartialLetter()
+        self.talks, self.letter = talks, PartialLetter(MAX_LETTER_FDS)
         self.sending = threading.Lock()
         self._parts, self._forget = parts, forget
         self._lock = threading.Lock()
@@ -154,7 +166,7 @@ class Link:
             self.heartbeat.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Hang up, unmap the memory and close the events: no engine may use them any more. Idempotent."""
+        """Hang up, unmap the memory and close the bell: no engine may use them any more. Idempotent."""
         with self._lock:
             if self.closed:
                 return

@@ -55,20 +55,20 @@ def receive(sock: socket.socket, end: float) -> tuple[dict[str, Any], list[int]]
 
 
 class PartialLetter:
-    """A letter that arrives in pieces."""
+    """A letter that arrives in pieces, with up to `max_fds` descriptors."""
 
-    def __init__(self) -> None:
-        self._data, self._fds = bytearray(), array.array("i")
+    def __init__(self, max_fds: int = MAX_FDS) -> None:
+        self._data, self._fds, self._max_fds = bytearray(), array.array("i"), max_fds
 
     def read(self, sock: socket.socket) -> dict[str, Any] | None:
         """Receive once: the letter's text when it is complete, None before. Never reads beyond the letter."""
-        room = socket.CMSG_SPACE((MAX_FDS + 1) * self._fds.itemsize)
+        room = socket.CMSG_SPACE((self._max_fds + 1) * self._fds.itemsize)
         data, messages, flags, _ = sock.recvmsg(self._missing(), room, socket.MSG_CMSG_CLOEXEC)
         for level, kind, payload in messages:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                 self._fds.frombytes(payload[: len(payload) - len(payload) % self._fds.itemsize])
-        if flags & socket.MSG_CTRUNC or len(self._fds) > MAX_FDS:
-            raise BadLetter(f"it carries more than {MAX_FDS} descriptors")
+        if flags & socket.MSG_CTRUNC or len(self._fds) > self._max_fds:
+            raise BadLetter(f"it carries more than {self._max_fds} descriptors")
         if not data:
             raise EOFError("the peer has hung up")
         self._data += data

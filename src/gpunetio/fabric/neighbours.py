@@ -15,6 +15,7 @@ import contextlib
 import logging
 import os
 import queue
+import re
 import selectors
 import socket
 import threading
@@ -27,7 +28,7 @@ from typing import Any
 
 from ..errors import BadStateError, InUseError, InvalidValueError, TimedOutError
 from ..service import ServiceThread
-from .link import DEFAULT_CAPACITY, IpAddress, Link, Parts, check_capacity
+from .link import DEFAULT_CAPACITY, MAX_LETTER_FDS, IpAddress, Link, Parts, check_capacity
 from .mail import BadLetter, PartialLetter, credentials, receive, send
 
 logger: logging.Logger = logging.getLogger("gpunetio.fabric")
@@ -35,10 +36,16 @@ logger: logging.Logger = logging.getLogger("gpunetio.fabric")
 VERSION = 2
 PATIENCE = 1.0  # seconds that a peer has for its request
 MAX_VISITORS = 64  # requests under way
+MAX_REQUEST_FDS = 4  # descriptors of a request, which are more than any has
+MAX_LINKS = 64  # of a NIC
+MAX_LINKS_OF_ONE = 32  # that one process may lay to it
 STOP_TIMEOUT = 5.0
 _PREFIX = "gpunetio/"
 _LATER = "not now: there is such a link, or one is being laid"  # the peer finds it, or asks again
 _RETRY = 0.01  # seconds
+# A line of /proc/net/unix about a socket that listens (flag SO_ACCEPTCON): address, references, protocol, flags, type,
+# state, inode, name. Names are bytes of anybody's choice, line feeds among them; ours are printable.
+_LISTENER = re.compile(rb"\S+: [0-9A-F]{8} [0-9A-F]{8} 00010000 [0-9A-F]{4} [0-9A-F]{2} +\d+ @gpunetio/([!-~]+)")
 
 _sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
@@ -61,17 +68,13 @@ def _new_socket() -> socket.socket:
 
 def names() -> list[str]:
     """The names under which NICs of this network namespace listen: their addresses, or `address/pid`."""
-    found = set()
-    with open("/proc/net/unix") as table:
-        for line in table:
-            _, _, _, flags, _, _, _, *path = line.split()
-            if path and path[0].startswith(f"@{_PREFIX}") and flags == "00010000":  # SO_ACCEPTCON: it listens
-                found.add(path[0].removeprefix(f"@{_PREFIX}"))
-    return sorted(found)
+    with open("/proc/net/unix", "rb") as table:
+        lines = table.read().split(b"\n")
+    return sorted({match[1].decode() for line in lines if (match := _LISTENER.fullmatch(line))})
 
 
 def owner_of(ip: IpAddress | str, timeout: float = PATIENCE) -> int | None:
-    """The process that has claimed an address; None when nobody has."""
+    """The process that has claimed an address; None when nobody has, TimedOutError when it does not answer."""
     sock = _call(str(ip_address(ip)), time.monotonic() + timeout)
     if sock is None:
         return None
@@ -79,35 +82,99 @@ def owner_of(ip: IpAddress | str, timeout: float = PATIENCE) -> int | None:
         return credentials(sock)[0]
 
 
-def look(name: str, timeout: float = PATIENCE) -> tuple[int, dict[str, Any], list[int]] | None:
-    """Ask the NIC that listens under `name` for its tables: (pid, description, descriptors); None when it is gone.
+def claimant(ip: IpAddress | str) -> str | None:
+    """Who has claimed an address, in words; None when nobody has. Does not wait for an answer."""
+    try:
+        pid = owner_of(ip, timeout=0)
+    except TimedOutError:
+        return "a process that does not answer"
+    return None if pid is None else f"process {pid}"
 
-    The descriptors are the caller's to close. Of another user's NIC, or one that does not answer in time or sensibly,
-    nothing is to be seen: None too.
+
+def look(name: str, timeout: float = PATIENCE) -> tuple[int, dict[str, Any], list[int]] | None:
+    """`look_at_all` for one NIC; None when there is nothing to be seen of it."""
+    return look_at_all([name], timeout).get(name)
+
+
+def look_at_all(
+    wanted: Iterable[str], timeout: float = PATIENCE
+) -> dict[str, tuple[int, dict[str, Any], list[int]]]:
+    """Ask the NICs that listen under these names for their tables: by name (pid, description, descriptors).
+
+    All are asked at the same time, and have `timeout` seconds together. The descriptors are the caller's to close. Of
+    another user's NIC, or one that does not answer in time or sensibly, nothing is to be seen: it is left out.
     """
     end = time.monotonic() + timeout
-    try:
-        sock = _call(name, end)
-    except TimedOutError:
-        return None
-    if sock is None:
-        return None
-    with sock:
-        pid, uid = credentials(sock)
-        if uid != os.geteuid():
-            return None
+    found: dict[str, tuple[int, dict[str, Any], list[int]]] = {}
+    todo = deque(dict.fromkeys(wanted))
+    with selectors.DefaultSelector() as asked:
         try:
+            while todo or asked.get_map():
+                for _ in range(min(len(todo), MAX_VISITORS - len(asked.get_map()))):
+                    name = todo.popleft()
+                    try:
+                        if (sock := _ask_to_look(name)) is not None:
+                            asked.register(sock, selectors.EVENT_READ, data=(name, PartialLetter()))
+                    except BlockingIOError:  # more wait there than the system keeps
+                        todo.append(name)
+                left = end - time.monotonic()
+                if left <= 0:
+                    silent = [*todo, *(key.data[0] for key in asked.get_map().values())]
+                    logger.info("the NICs at %s cannot be looked at: they do not answer", ", ".join(silent))
+                    break
+                for key, _ in asked.select(min(left, _RETRY) if todo else left):
+                    _hear_answer(asked, key, found)
+        finally:
+            for key in list(asked.get_map().values()):
+                key.data[1].close()
+                key.fileobj.close()  # type: ignore[union-attr]
+    return found
+
+
+def _ask_to_look(name: str) -> socket.socket | None:
+    """A connection to the NIC that listens under `name`, which has been asked; None if it is gone, or another user's.
+
+    BlockingIOError when too many others wait there.
+    """
+    sock = _new_socket()
+    try:
+        sock.setblocking(False)
+        sock.connect(f"\0{_PREFIX}{name}")
+        if credentials(sock)[1] == os.geteuid():
             send(sock, {"version": VERSION, "op": "look"})
-            answer, fds = receive(sock, end)
-        except (OSError, EOFError, BadLetter) as error:
-            logger.info("the NIC at %s (process %d) cannot be looked at: %s", name, pid, error)
-            return None
-    if answer.get("version") != VERSION or answer.get("ok") is not True:
-        logger.info("the NIC at %s (process %d) cannot be looked at: %s", name, pid, answer.get("reason", answer))
-        for fd in fds:
-            os.close(fd)
-        return None
-    return pid, answer, fds
+            return sock
+    except BlockingIOError:
+        sock.close()
+        raise
+    except OSError as error:
+        logger.info("the NIC at %s cannot be looked at: %s", name, error)
+    sock.close()
+    return None
+
+
+def _hear_answer(
+    asked: selectors.BaseSelector, key: selectors.SelectorKey,
+    found: dict[str, tuple[int, dict[str, Any], list[int]]],
+) -> None:  # fmt: skip
+    """Something has come from a NIC that was asked to be looked at."""
+    sock: Any = key.fileobj
+    (name, letter), (pid, _) = key.data, credentials(sock)
+    try:
+        answer = letter.read(sock)
+        if answer is None:
+            return
+        if answer.get("version") == VERSION and answer.get("ok") is True:
+            found[name] = pid, answer, letter.take_fds()
+        else:
+            reason = answer.get("reason", answer)
+            logger.info("the NIC at %s (process %d) cannot be looked at: %s", name, pid, reason)
+    except BlockingIOError:
+        return
+    except (OSError, EOFError, BadLetter) as error:
+        logger.info("the NIC at %s (process %d) cannot be looked at: %s", name, pid, error)
+    asked.unregister(sock)
+    letter.close()
+    sock.close()
 
 
 def _call(name: str, end: float) -> socket.socket | None:
@@ -123,8 +190,11 @@ def _call(name: str, end: float) -> socket.socket | None:
                 sock.close()
                 return None
             except BlockingIOError:  # more wait there than the system keeps
-                if time.monotonic() > end:
-                    raise TimedOutError(f"the NIC at {name} does not answer: its process is stopped or busy") from None
+                if time.monotonic() >= end:
+                    raise TimedOutError(
+                        f"the NIC at {name} does not answer: its process is stopped or busy, or another user's that "
+                        "keeps the name for itself"
+                    ) from None
                 time.sleep(_RETRY)
     except BaseException:
         sock.close()
@@ -135,7 +205,8 @@ class _Visitor:
     """A connection whose request is still to come."""
 
     def __init__(self, pid: int):
-        self.pid, self.letter, self.deadline = pid, PartialLetter(), time.monotonic() + PATIENCE
+        self.pid, self.letter = pid, PartialLetter(MAX_REQUEST_FDS)
+        self.deadline = time.monotonic() + PATIENCE
 
 
 class Door:
@@ -146,8 +217,8 @@ class Door:
 
     `on_link(link)` is called once for every link, whoever laid it, and `on_gone(link)` once when its peer hangs up or
     dies, but not when this side has closed it. Both are called, in order, from a thread of the door's own, so that they
-    may wait for a lock; `connect` does not wait for them. Without `on_link` the door takes no links. A link
-    joins NICs of one `medium`.
+    may wait for a lock; `connect` does not wait for them. Without `on_link` the door takes no links, and never more
+    than MAX_LINKS, of one process MAX_LINKS_OF_ONE. A link joins NICs of one `medium`.
 
     `on_letter(link, letter, descriptors)` is called there too, for each letter of a link's peer; the descriptors are
     its to close. The next letter is not read before it returns.
@@ -176,7 +247,8 @@ class Door:
         self._pid = os.getpid()
         self._links: dict[tuple[IpAddress, IpAddress], Link] = {}
         self._laying: set[tuple[IpAddress, IpAddress]] = set()  # pairs for which `connect` is at work
-        self._changed = threading.Condition()  # guards those two
+        self._untold: set[Link] = set()  # for which `on_link` has not returned
+        self._changed = threading.Condition()  # guards those three
         self._closing = False
         self._events: queue.SimpleQueue[tuple[Callable[[Link], None], Link, Any] | None] = queue.SimpleQueue()
         self._teller: ServiceThread | None = None
@@ -229,8 +301,8 @@ class Door:
             )
         if not self.claimed[own]:
             raise InUseError(
-                f"{self.name} cannot lay a link from {own}: process {owner_of(own)} has claimed that address; "
-                "close the NIC there, or give one of the two another address"
+                f"{self.name} cannot lay a link from {own}: {claimant(own) or 'another process'} has claimed that "
+                "address; close the NIC there, or give one of the two another address"
             )
         key, end = (own, peer), time.monotonic() + timeout
         with self._changed:
@@ -286,6 +358,7 @@ class Door:
             sock.close()
             return None
         parts = Parts.new(self.capacity)
+        fds: list[int] = []
         keep = False
         try:
             request = {
@@ -294,9 +367,9 @@ class Door:
             }  # fmt: skip
             send(sock, request, parts.fds)
             answer, fds = receive(sock, end)
-            for fd in fds:
-                os.close(fd)
             if answer.get("version") == VERSION and answer.get("ok") is True:
+                parts.complete(fds)
+                fds.clear()
                 name, talks = str(answer.get("name")), self._talks(answer)
                 link = Link(own, peer, (pid, name), parts, True, sock, self._forget, talks)
                 keep = self._register(link)
@@ -310,10 +383,12 @@ class Door:
         except (OSError, EOFError):  # it has closed, or had no room: the next attempt will show
             time.sleep(_RETRY)
             return _LATER
-        except BadLetter as error:
+        except (BadLetter, InvalidValueError) as error:
             logger.warning("%s gets no link to %s: process %d answers nonsense: %s", self.name, peer, pid, error)
             return None
         finally:
+            for fd in fds:
+                os.close(fd)
             if not keep:
                 sock.close()
                 parts.close()
@@ -334,6 +409,8 @@ class Door:
             if old is not None:  # its end has not been seen yet
                 self._lose(old)
             self._links[key] = link
+            if self._on_link is not None:
+                self._untold.add(link)
             link.heartbeat.setblocking(False)
             self._tell(self._on_link, link)
             self._new_links.append(link)
@@ -383,6 +460,9 @@ class Door:
                     callback(link)
             except Exception:
                 logger.exception("%s: %s failed", self.name, link)
+            with self._changed:
+                if callback is self._on_link:
+                    self._untold.discard(link)
             if letter is not None:
                 self._await_letter(link)
 
@@ -408,7 +488,7 @@ class Door:
     def _await_letter(self, link: Link) -> None:
         """A letter has been dealt with; the next may come."""
         link.letter.close()
-        link.letter = PartialLetter()
+        link.letter = PartialLetter(MAX_LETTER_FDS)
         with self._changed:
             if self._closing:
                 link.heartbeat.close()
@@ -537,6 +617,7 @@ class Door:
             raise _Refusal(f"{self.name} is on {self.medium}, not on {request.get('medium')}")
         if not self.claimed.get(own) or peer in self.addresses:
             raise _Refusal(f"{self.name} has no link from {own} to {peer} to offer")
+        self._check_room(visitor.pid)
         try:
             if owner_of(peer, timeout=0) != visitor.pid:
                 raise _Refusal(f"{peer} is not claimed by process {visitor.pid}")
@@ -557,10 +638,22 @@ class Door:
                 link.closed = True
                 parts.close()
                 raise _Refusal(_LATER)
+            answer = {"version": VERSION, "ok": True, "name": self.name, "letters": self._on_letter is not None}
             try:
-                send(sock, {"version": VERSION, "ok": True, "name": self.name, "letters": self._on_letter is not None})
+                send(sock, answer, [parts.bell.rope])
             except OSError:
                 link.hang_up()  # which the heartbeat will show
+
+    def _check_room(self, pid: int) -> None:
+        """Refuse a link that `pid` lays when there are too many: each keeps descriptors and memory of ours."""
+        with self._changed:
+            links = {*self._links.values(), *self._untold}
+        laid = sum(not link.first and link.peer_pid == pid for link in links)
+        if len(links) >= MAX_LINKS or laid >= MAX_LINKS_OF_ONE:
+            raise _Refusal(
+                f"{self.name} has {len(links)} links, of which process {pid} has laid {laid}: {MAX_LINKS} in all and "
+                f"{MAX_LINKS_OF_ONE} of one process are the most"
+            )
 
     # --- life cycle ------------------------------------------------------------------------------------------------
 

@@ -520,11 +520,10 @@ class CommandInterpreter:
             row["remote_qpn"], row["rq_psn"] = _get(context, "remote_qpn"), _get(context, "next_rcv_psn")
             row["mtu"], row["msg_max"] = 128 << _get(context, "mtu"), 1 << _get(context, "log_msg_max")
             gid, lid = _get(context, f"{_PATH}.rgid_rip"), _get(context, f"{_PATH}.rlid")
-            row["remote_row"], row["wire"] = self._nic.route(
+            row["remote_row"], row["wire"], gid, row["source"] = self._nic.route(
                 gid, lid, _get(context, f"{_PATH}.src_addr_index"), int(row["remote_qpn"])
             )
             row["peer_high"], row["peer_low"] = np.frombuffer(gid, np.int64)
-            row["source"] = _get(context, f"{_PATH}.src_addr_index")
             row["dlid"], row["sl"], row["grh"] = lid, _get(context, f"{_PATH}.sl"), _get(context, f"{_PATH}.grh")
             row["max_dest_rd"] = 1 << _get(context, "log_rra_max")
         if state is QpState.RTS:

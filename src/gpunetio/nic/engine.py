@@ -14,11 +14,13 @@ from numba import types
 
 from ..device.compile import engine_function
 from ..device.ops import (
-    clock_ns, exchange64, ld32, ld64, ld_relaxed64, pause, st64, st_relaxed64, st_release64, yield_thread,
+    clock_ns, exchange64, ld16, ld32, ld64, ld_relaxed64, pause, st64, st_relaxed64, st_release64, yield_thread,
 )  # fmt: skip
 from ..errors import BadStateError, TimedOutError
+from ..fabric.bell import Bell
 from ..fabric.frames import PIPE, pipe_end_at
 from ..fabric.injector import faults_at
+from ..fabric.udp_records import MSG_DONTWAIT, MSG_NOSIGNAL
 from ..memory import HostMemory
 from ..service import STOP_TIMEOUT, ServiceThread
 from . import lost_memory
@@ -30,13 +32,15 @@ from .tables import NIC, PIPES, QP_ROW, WIRE, Table, channel_at, nic_at, qp_row_
 from .watch import entry
 
 _poll = types.ExternalFunction("poll", types.int32(types.int64, types.uint64, types.int32))
-_read = types.ExternalFunction("read", types.int64(types.int32, types.int64, types.uint64))
+_send = types.ExternalFunction("send", types.int64(types.int32, types.int64, types.uint64, types.int32))
+_recv = types.ExternalFunction("recv", types.int64(types.int32, types.int64, types.uint64, types.int32))
 _write = types.ExternalFunction("write", types.int64(types.int32, types.int64, types.uint64))
 
 FEW_CORES = 4
 SCAN_EVERY = 256  # idle turns between looks at all doorbell records
 MAX_POLLED = 80  # one for each wire, the UDP sockets, and our own
 POLLFD = np.dtype([("fd", "<i4"), ("events", "<i2"), ("revents", "<i2")])
+RINGS = 16  # of one bell, which are taken at a time: net.unix.max_dgram_qlen is 10, if nobody has changed it
 _PR_SET_TIMERSLACK = 29
 
 
@@ -79,7 +83,16 @@ def _sleep(nic):
     n = nic_at(nic)
     if _poll(n.pollfds, n.pollfd_count, n.sleep_ms) > 0:
         for i in range(n.event_count):
-            _read(ld32(n.pollfds + 8 * i), nic + NIC.word, 8)  # empties the counter; none of them blocks
+            if ld16(n.pollfds + 8 * i + 6) != 0:
+                _take_rings(nic, ld32(n.pollfds + 8 * i))
+
+
+@engine_function
+def _take_rings(nic, fd):
+    """Take the rings of a bell (fabric/bell.py). More than RINGS wake the engine once more."""
+    for _ in range(RINGS):
+        if _recv(fd, nic + NIC.word, 1, MSG_DONTWAIT) < 0:
+            break
 
 
 @engine_function
@@ -92,8 +105,7 @@ def _wake_peers(nic):
         e = pipe_end_at(wire + WIRE.tx)
         if w.wake_fd != 0 and w.woken != e.position and ld_relaxed64(e.pipe + PIPE.asleep) != 0:
             w.woken = e.position
-            st64(nic + NIC.word, 1)
-            _write(w.wake_fd, nic + NIC.word, 8)
+            _send(w.wake_fd, nic + NIC.word, 1, MSG_DONTWAIT | MSG_NOSIGNAL)  # a full queue wakes the peer, too
 
 
 @engine_function
@@ -196,13 +208,13 @@ class Engine:
 
     def __init__(self, name: str, nic_record: np.void, address: int, memory: tuple[Table, Table]):
         self._name, self._nic, self._address, self._memory = name, nic_record, address, memory
-        self._kick_fd: int | None = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._bell: Bell | None = Bell()
         self._staging = HostMemory(QP_ROW.size)
         self._lock = threading.Lock()  # one command at a time
         self._kick_lock = threading.Lock()  # kernels end whenever they like, also while the NIC closes
-        nic_record["kick_fd"] = self._kick_fd
+        nic_record["kick_fd"] = self._bell.rope
         self._pollfds = HostMemory(MAX_POLLED * POLLFD.itemsize)
-        self._pollfds.view(POLLFD)[0] = (self._kick_fd, select.POLLIN, 0)
+        self._pollfds.view(POLLFD)[0] = (self._bell.fd, select.POLLIN, 0)
         nic_record["pollfds"], nic_record["pollfd_count"], nic_record["event_count"] = self._pollfds.address, 1, 1
         nic_record["yield_every"] = yield_every()
         compile_engine()
@@ -220,23 +232,23 @@ class Engine:
 
     @property
     def kick_fd(self) -> int:
-        """The eventfd that wakes the engine: for NICs that lay a wire to this one."""
+        """The rope of the bell that wakes the engine: for NICs that lay a wire to this one."""
         return int(self._nic["kick_fd"])
 
     def watch(self, events: Sequence[int], sockets: Sequence[int]) -> None:
-        """Besides kicks, wake the engine by these eventfds, and when something can be read from these sockets."""
-        fds = (self.kick_fd, *events, *sockets)
+        """Besides kicks, wake the engine by these bells, and when something can be read from these sockets."""
+        fds = (*events, *sockets)
         table = np.array([(fd, select.POLLIN, 0) for fd in fds], POLLFD)
-        counts = np.array([len(fds), 1 + len(events)], np.int64)
-        self.post(WRITE_ROW, self._address + NIC.pollfd_count, np.zeros(2, np.int64))
-        self.post(WRITE_ROW, self._pollfds.address, table)
+        counts = np.array([1 + len(fds), 1 + len(events)], np.int64)
+        self.post(WRITE_ROW, self._address + NIC.pollfd_count, np.ones(2, np.int64))
+        self.post(WRITE_ROW, self._pollfds.address + POLLFD.itemsize, table)
         self.post(WRITE_ROW, self._address + NIC.pollfd_count, counts)
 
     def kick(self) -> None:
         """Wake the engine if it sleeps."""
         with self._kick_lock:
-            if self._kick_fd is not None:
-                os.eventfd_write(self._kick_fd, 1)
+            if self._bell is not None:
+                self._bell.ring()
 
     def doorbell_rung(self) -> None:
         """A thread of this process has rung a doorbell: wake the engine if it sleeps.
@@ -304,7 +316,8 @@ class Engine:
                 "large copy, or starved of CPU time; nothing that it uses was freed, so close the device again"
             )
         with self._kick_lock:
-            os.close(int(self._nic["kick_fd"]))
-            self._kick_fd = None
+            bell, self._bell = self._bell, None
+            if bell is not None:
+                bell.close()
         self._staging.close()
         self._pollfds.close()

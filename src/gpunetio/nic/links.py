@@ -15,7 +15,7 @@ from ..fabric.injector import Injector
 from ..fabric.frames import PIPE_END, pipe_end, pipe_size
 from ..fabric.inprocess import LinkEnd
 from ..fabric.link import Link
-from ..fabric.neighbours import owner_of
+from ..fabric.neighbours import MAX_LINKS, claimant
 from ..fabric.udp import UdpWire
 from ..memory import HostMemory
 from . import step
@@ -25,7 +25,7 @@ from .tables import NIC, PIPES, UDP, WIRE
 if TYPE_CHECKING:
     from .nic import SoftNic
 
-MAX_WIRES = 64
+MAX_WIRES = MAX_LINKS
 PIPE_WINDOW = 128  # packets that a QP has in flight between NICs of one host
 UDP_PIPE = 1 << 20
 DRAIN_PATIENCE = 0.05  # seconds
@@ -76,7 +76,7 @@ class Links:
         row = self._row(PIPES, PIPE_WINDOW, *gids)
         injector = self._inject(row, pipe_end(end.tx, end.capacity), make_icrc=True)
         row["rx"] = np.void(pipe_end(end.rx, end.capacity).tobytes())
-        row["wake_fd"], row["infiniband"] = end.peer_event, self._nic.port.infiniband
+        row["wake_fd"], row["infiniband"] = end.peer_rope, self._nic.port.infiniband
         return self._publish(row, _Wire(self._free_slot(), peer, release, injector))
 
     @staticmethod
@@ -120,7 +120,7 @@ class Links:
             self._nic.engine.post(step.WRITE_ROW, address, values)
         links = [wire.peer for wire in self._wires if isinstance(wire.peer, Link) and not wire.dead]
         sockets = [fd for wire in self._wires if wire.udp for fd in wire.udp.fds]
-        self._nic.engine.watch([link.own_event for link in links], sockets)
+        self._nic.engine.watch([link.bell for link in links], sockets)
 
     def _free_slot(self) -> int:
         """A slot for a wire. Those of dead wires come free when no QP names them any more."""
@@ -191,24 +191,34 @@ class Links:
         for wire in self._wires:
             if wire.peer is link:
                 return wire.address
-        end = LinkEnd(link.tx, link.rx, link.capacity, link.peer_event)
+        end = LinkEnd(link.tx, link.rx, link.capacity, link.peer_rope)
 
         def release() -> None:
             self._nic.loans.leave(link)
             link.close()
 
         gids = gid_of(link.own_address), gid_of(link.peer_address)
-        wire = self.add_pipes(end, link, gids, release)
+        try:
+            wire = self.add_pipes(end, link, gids, release)
+        except NoMemoryError:
+            link.close()
+            raise
         self._nic.loans.join(link, wire)
         return wire
 
     def _udp(self, gid: bytes, source: int) -> int:
         """The wire to everybody else, by way of `source`. Its sockets are opened when it is first needed."""
-        here = address_of(bytes(self._nic.gids.rows[source]["gid"]))
-        if here not in self._nic.port.addresses or here.version != address_of(gid).version:
+        port = self._nic.port
+        here, there = port.source_address(source), address_of(gid)
+        if here.version != there.version:
             raise InvalidValueError(
-                f"GID {address_of(gid)} cannot be reached from GID index {source} ({here}): use the index of an "
-                f"address of the same IP version out of {', '.join(map(str, self._nic.port.addresses))}"
+                f"GID {there} cannot be reached from GID index {source} ({here}): use the index of an address of the "
+                f"same IP version out of {', '.join(map(str, port.addresses))}"
+            )
+        if there.version == 6 and (there.is_link_local or port.is_link_local(source)) and not here.is_link_local:
+            raise InvalidValueError(
+                f"GID {there} cannot be reached from GID index {source}: over UDP, a link-local GID stands for an IPv4 "
+                f"address, or is a link-local address of both ends. Use GIDs of addresses, as index 0 ({here}) is"
             )
         for wire in self._wires:
             if wire.udp:
@@ -236,13 +246,17 @@ class Links:
         row["udp"] = udp.address
         return self._publish(row, _Wire(self._free_slot(), "udp", release, injector, udp=udp))
 
+    def is_udp(self, address: int) -> bool:
+        """Whether a wire is the one to everybody else."""
+        return any(wire.udp and wire.address == address for wire in self._wires)
+
     def mac_of(self, gid: bytes) -> bytes:
         """The MAC behind a GID. The kernel finds the real one of another host; sockets do not need it."""
         for peer in self.peers():
             if peer.has_gid(gid):
                 return peer.mac
         address = address_of(gid)
-        if not can_reach(address) and owner_of(address) is None:
+        if not can_reach(address) and claimant(address) is None:
             raise NotFoundError(f"{self._nic.name} has no route to {address}: see `ip route get {address}`")
         return mac_of(address)
 

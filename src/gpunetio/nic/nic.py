@@ -22,6 +22,7 @@ from ..fabric.inprocess import InProcessWire
 from ..fabric.link import Link
 from ..fabric.neighbours import Door
 from ..fabric.pcap import Pcap
+from ..fabric.udp import check_own
 from ..formats import contexts
 from ..formats.commands import PORT_TYPE_ETH, PORT_TYPE_IB, ROCE_VERSION_2, CapClass
 from ..formats.doorbell import REGISTER_BYTES, UAR_PAGE
@@ -36,7 +37,7 @@ from .far_memory import FarMemory
 from .links import MAX_WIRES, Links
 from .loans import Loans
 from .message import MESSAGE
-from .port import Port, address_of, mac_of
+from .port import Port, address_of, gid_of, mac_of
 from .publish import TABLES, Publication
 from .reasons import EXPLAIN
 from .reports import Report, ReportService
@@ -104,6 +105,9 @@ class SoftNic:
     ) -> None:
         """Make all parts. `outside` closes those that use the engine, and `undo` those that the engine uses."""
         name, port = self.name, self.port
+        if port.config.wire == "udp":  # the sockets are opened with the first wire, perhaps much later
+            for address in port.addresses:
+                check_own(address)
         self._queue_memory: dict[int, HostMemory] = {}
         self._shared_memory: dict[int, HostMemory] = {}
         for memories in (self._queue_memory, self._shared_memory):
@@ -253,11 +257,18 @@ class SoftNic:
             self.links.add_pipes(wire.ends[0], other, gids, wire.drop)
             other.links.add_pipes(wire.ends[1], self, (gids[1], gids[0]), wire.drop)
 
-    def route(self, gid: bytes, lid: int, source: int, qpn: int) -> tuple[int, int]:
-        """Where a QP's peer is: (row address, 0) on this NIC, (0, wire) elsewhere. `source` is a GID index of ours."""
+    def route(self, gid: bytes, lid: int, source: int, qpn: int) -> tuple[int, int, bytes, int]:
+        """Where a QP's peer is: (row address, 0, …) on this NIC, (0, wire, …) elsewhere.
+
+        `source` is our GID index. Behind the wire come the peer's GID and our index as the wire knows them: on UDP,
+        those of the addresses that link-local GIDs stand for.
+        """
         if lid == self.port.lid if self.port.infiniband else self.has_gid(gid):
-            return self.qps.row_address(qpn), 0
-        return 0, self.links.towards(gid, lid, source)
+            return self.qps.row_address(qpn), 0, gid, source
+        wire = self.links.towards(gid, lid, source)
+        if self.links.is_udp(wire):
+            return 0, wire, gid_of(address_of(gid)), 0 if self.port.is_link_local(source) else source
+        return 0, wire, gid, source
 
     def _take_link(self, link: Link) -> None:
         with contextlib.suppress(BadStateError), self._guard():  # it may be closing

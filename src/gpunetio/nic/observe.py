@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import InvalidValueError, NotFoundError
-from ..fabric.neighbours import PATIENCE, look, names
+from ..fabric.neighbours import PATIENCE, look_at_all, names
 from ..memory import MappedMemory
 
 logger: logging.Logger = logging.getLogger("gpunetio.nic")
@@ -143,17 +143,16 @@ def _close(memories: list[MappedMemory]) -> None:
 def running(name: str | None = None, pid: int | None = None, timeout: float = PATIENCE) -> list[Observed]:
     """Every NIC of this user in this network namespace, or only those of that `name` and process, in order of name.
 
-    A NIC whose process does not answer within `timeout` seconds is left out.
+    NICs whose processes do not answer within `timeout` seconds, which is for all of them together, are left out.
     """
     found: list[Observed] = []
-    seen: set[str] = set()
-    for door in names():
-        if door in seen or (answer := look(door, timeout)) is None:
-            continue
-        owner, description, fds = answer
+    seen: set[tuple[int, str]] = set()
+    for door, (owner, description, fds) in look_at_all(names(), timeout).items():
         try:
+            if (owner, door) in seen:
+                continue
             if isinstance(listening := description.get("listening"), list):
-                seen.update(map(str, listening))
+                seen.update((owner, str(name)) for name in listening)
             if "tables" not in description:
                 continue
             if name in (None, description.get("name")) and pid in (None, owner):

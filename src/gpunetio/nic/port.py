@@ -118,6 +118,10 @@ class Port:
         """The address that is entry `index` of the GID table. The link-local one is the first's."""
         return self.door_addresses[max(0, index - 1)]
 
+    def is_link_local(self, index: int) -> bool:
+        """Whether entry `index` of the GID table is the link-local one that follows from the MAC."""
+        return index == 1
+
     @property
     def door_addresses(self) -> tuple[IPAddress, ...]:
         """Where the NICs of this host find this one: on InfiniBand they know no more than the LID."""

@@ -8,10 +8,11 @@ import sys
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
+from dataclasses import replace
 
 from ..enums import Access, GidType, LinkLayer, PortState, UarAllocationType
 from ..errors import DocaError, DriverError, InUseError, InvalidValueError, NotSupportedError
-from ..fabric.neighbours import owner_of
+from ..fabric.neighbours import claimant
 from ..formats import commands as cmd
 from ..formats.commands import Opcode, Status
 from ..formats.doorbell import UAR_REG_OFFSET
@@ -25,6 +26,7 @@ from ..nic.port import Port, PortConfig
 from .provider import DeviceAttr, DeviceInfo, Event, MrKeys, PortAttr, UarPage
 
 DEVICES = 8
+ADDRESSES = 254  # of 127.0.0.0/24: one for each process that does not say which
 _MAX_WR, _MAX_SGE, _MAX_CQE = 1 << 15, 30, 1 << 22
 _MAX_RD_ATOMIC = 16
 
@@ -80,19 +82,34 @@ def open_device(name: str, port: PortConfig | None = None) -> SoftProvider:
 def open_first(port: PortConfig | None = None) -> SoftProvider:
     """Open the first software NIC that this process has open or that no other process has.
 
-    With addresses in `port` it is the first of all, as no other process is asked for its default address.
+    When other processes have all of them, it is soft0 with the first address that is free. With addresses in `port` it
+    is soft0, too, as no other process is asked for its default address.
     """
     with_addresses = port is not None and bool(port.addresses)
     for n in range(DEVICES):
         if with_addresses or f"soft{n}" in _nics:
             return open_device(f"soft{n}", port)
-        if owner_of(_address(n)) is not None:
-            continue
-        opened = open_device(f"soft{n}", port)
-        if all(opened.nic.door.claimed.values()):
+        if (opened := _open_unclaimed(f"soft{n}", _address(n), port)) is not None:
             return opened
-        opened.close()  # another process was faster
-    raise InUseError(f"all {DEVICES} software NICs are open in other processes: name one and give it another address")
+    for n in range(DEVICES, ADDRESSES):
+        other = replace(port or PortConfig(), addresses=(_address(n),))
+        if (opened := _open_unclaimed("soft0", _address(n), other)) is not None:
+            return opened
+    raise InUseError(
+        f"the addresses {_address(0)} to {_address(ADDRESSES - 1)} are those of NICs in other processes: give the NIC "
+        "another address"
+    )
+
+
+def _open_unclaimed(name: str, address: str, port: PortConfig | None) -> SoftProvider | None:
+    """Open a device unless somebody has its address."""
+    if claimant(address) is not None:
+        return None
+    opened = open_device(name, port)
+    if all(opened.nic.door.claimed.values()):
+        return opened
+    opened.close()  # another process was faster, or does not listen under that name
+    return None
 
 
 _DESTROY = {
