@@ -18,7 +18,6 @@ from scapy.packet import Raw
 
 from gpunetio.errors import DocaError, InUseError, InvalidValueError
 from gpunetio.fabric import frames, udp, udp_records
-from gpunetio.fabric.udp import receive
 from gpunetio.fabric.udp_records import (
     GSO_OFF,
     GSO_ON,
@@ -98,12 +97,12 @@ def test_what_came_before_a_mark(two):
     begin = udp_records.mark(two.b.wire.address)
     while two.b["marked"]:
         assert two.b["position"] < begin
-        receive(two.b.wire.address)
+        two.b.turn([])
     assert (two.b["rx_datagrams"], two.b["position"] >= begin) == (len(old), True)
     begin, position = udp_records.mark(two.b.wire.address), two.b["position"]
-    receive(two.b.wire.address)
+    two.b.turn([])
     assert two.b["position"] == begin == position + two.b["capacity"]
-    receive(two.b.wire.address)
+    two.b.turn([])
     assert two.b["position"] == begin  # it counts on for marks and for bytes only
 
 
@@ -116,7 +115,7 @@ def test_a_mark_when_the_sockets_are_never_empty(two):
         two.a.send([packet], two.to)
     received = 0
     while two.b["position"] < begin:
-        received += receive(two.b.wire.address)
+        received += two.b.turn([])
     assert two.b["marked"] == 1
     assert 1000 <= sum(len(packet) + 4 for packet in old[:received]) < 1400
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from gpunetio.fabric import frames
 from gpunetio.fabric.udp import UdpWire, check, gid_of, receive, transmit
+from gpunetio.fabric.udp_receive import found_empty
 from gpunetio.fabric.udp_records import DATAGRAM, ICRC_WRONG
 from gpunetio.memory import HostMemory
 
@@ -103,10 +104,17 @@ class Node:
         end = time.monotonic() + timeout
         while len(got) < count and not until():
             assert time.monotonic() < end, f"{len(got)} of {count} datagrams arrived: {self.wire.record}"
-            n = sum(self._take(got, i) for i in range(len(self.wire.fds)))
+            n = self.turn(got)
             if n == 0:
                 self.poll.poll(10)
         return got
+
+    def turn(self, got: list[Arrived]) -> int:
+        """Take a batch from each socket, as an engine does in a turn: how many datagrams that was."""
+        taken = [(self._take(got, i), self["rx_more"]) for i in range(len(self.wire.fds))]
+        if not any(more for _, more in taken):
+            found_empty(self.wire.address)
+        return sum(n for n, _ in taken)
 
     def _take(self, got: list[Arrived], index: int) -> int:
         """Take a batch from a socket: how many datagrams that was."""

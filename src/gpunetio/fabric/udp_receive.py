@@ -43,6 +43,15 @@ def receive(wire, index):
 
 
 @engine_function
+def found_empty(wire):
+    """All sockets have been found empty: what arrives from now on comes behind the last `mark`."""
+    w = udp_wire_at(wire)
+    if w.marked != 0:
+        w.marked = 0
+        w.position += w.capacity
+
+
+@engine_function
 def _split(wire, row, header, count):
     """Describe the packets that one message brought, behind the `count` datagrams there are. Returns the new count."""
     w, s, h = udp_wire_at(wire), udp_socket_at(row), mmsghdr_at(header)

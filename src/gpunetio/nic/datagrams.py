@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..device.compile import engine_function
 from ..device.ops import clock_ns, ld64
 from ..fabric.capture import capture
-from ..fabric.udp_receive import check, receive as receive_udp
+from ..fabric.udp_receive import check, found_empty, receive as receive_udp
 from ..fabric.udp_records import DATAGRAM, ICRC_WRONG, datagram_at, udp_wire_at
 from ..fabric.udp_transmit import transmit
 from .tables import UDP, counters_at, nic_at, wire_at
@@ -95,9 +95,8 @@ def receive_datagrams(nic):
             done += serve_socket(nic, wire, j)
             if u.rx_more != 0:
                 empty = 0
-        if u.marked != 0 and empty != 0:
-            u.marked = 0
-            u.position += u.capacity
+        if empty != 0:
+            found_empty(w.udp)
         if u.rx_icrc_encapsulated | u.rx_malformed | u.weak_icrc | u.tx_dropped:
             _collect_counts(nic, w.udp)
     return done
