@@ -126,6 +126,13 @@ def test_doorbell_is_rung_with_an_mmio_store_behind_a_system_fence():
     assert ring in order[at + 1 :]
 
 
+def test_a_fence_stands_behind_a_doorbell_without_a_record():
+    """Of GPU scope without a record, of system scope with a proxy: a look at the completion must not come too early."""
+    order = re.findall(r"fence\.release\.\w+|st\.mmio\.relaxed\.sys\.global\.u64", ptx_of(exclusive_put, 7))
+    last = max(at for at, found in enumerate(order) if found.startswith("st.mmio"))
+    assert sorted(order[last + 1 :]) == ["fence.release.gpu", "fence.release.sys"]
+
+
 def test_a_block_has_one_slot():
     """Numba compiles each device function to a module of its own."""
     assert len(re.findall(r"\.shared .*\bgpunetio_shared_slot", ptx_of(two_functions_slots, 1))) == 1
