@@ -16,22 +16,26 @@ from gpunetio.enums import Access, WcStatus, WrOpcode
 from gpunetio.memory import HostMemory
 from gpunetio.verbs import SendWr, Sge
 
-NEAR, FAR, STRANGER = "127.0.99.1", "127.0.99.2", "127.0.99.3"
+NEAR, FAR, STRANGER, ELSEWHERE = (f"127.0.99.{n}" for n in range(1, 5))
 PORT = 4791
 DEPTH = 16
 BURST = 0.001  # seconds
 
 
-def flood(rate: int, on: Event) -> None:
-    """Send 16 bytes `rate` times a second while `on` is set: a BTH for a QP that does not exist, and a wrong ICRC."""
+def flood(rate: int, on: Event, where: str) -> None:
+    """Send 16 bytes to `where`, `rate` times a second while `on` is set.
+
+    They are a BTH for a QP that does not exist, and a wrong ICRC.
+    """
     packet = bytes([4, 0, 0xFF, 0xFF]) + (0xABCDE).to_bytes(4, "big") + bytes(8)
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock, socket.socket(type=socket.SOCK_DGRAM) as unread:
         sock.bind((STRANGER, 0))
+        unread.bind((ELSEWHERE, PORT))
         while True:
             on.wait()
             end = time.monotonic() + BURST
             for _ in range(int(rate * BURST)):
-                sock.sendto(packet, (FAR, PORT))
+                sock.sendto(packet, (where, PORT))
             time.sleep(max(0.0, end - time.monotonic()))
 
 
@@ -55,7 +59,7 @@ class Traffic:
         source, target = (stack.enter_context(pd.register(HostMemory(nbytes), everything)) for pd in pds)
         self._qp = near
         self._wr = SendWr(
-            WrOpcode.RDMA_WRITE, [Sge(source.address, nbytes, source.lkey)],
+            opcode=WrOpcode.RDMA_WRITE, sges=[Sge(source.address, nbytes, source.lkey)],
             remote_addr=target.address, rkey=target.rkey,
         )  # fmt: skip
 
@@ -91,12 +95,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=2.0, help="of each half of a round  [2]")
     parser.add_argument("--nbytes", type=int, default=65536, help="of each WRITE  [65536]")
+    parser.add_argument("--elsewhere", action="store_true", help="flood a socket that nobody reads: the limit")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
 
     context = multiprocessing.get_context("spawn")
     on = context.Event()
-    process = context.Process(target=flood, args=(options.rate, on), daemon=True)
+    where = ELSEWHERE if options.elsewhere else FAR
+    process = context.Process(target=flood, args=(options.rate, on, where), daemon=True)
     process.start()
     quiet, flooded, arrived = [], [], []
     try:
