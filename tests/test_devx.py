@@ -246,6 +246,8 @@ def test_an_rmp_fits_in_its_layout_and_in_nothing_smaller(soft, kind, wq_type):
     assert rmp.query()["ctx"]["wq"]["log_wq_sz"] == layout.fields["log_wq_sz"]
     rmp.modify(Opcode.MODIFY_RMP, rmp_state=RmpState.RDY, modify_lwm=1, ctx={"state": RmpState.RDY, "wq": {"lwm": 3}})
     assert rmp.query()["ctx"]["wq"]["lwm"] == 3
+    rmp.modify(Opcode.MODIFY_RMP, rmp_state=RmpState.RDY, ctx={"state": RmpState.RDY, "wq": {"lwm": 2}})
+    assert rmp.query()["ctx"]["wq"]["lwm"] == 3  # without modify_lwm, it is not looked at
     rmp.close()
     with pytest.raises(DriverError, match="outside UMEM"):
         create(layout.nbytes - 1)

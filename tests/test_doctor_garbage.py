@@ -12,6 +12,7 @@ from gpunetio.doctor import Machine, ReplayHost, Trouble, Wanted, as_json, exami
 from gpunetio.doctor.host import Kind, Reading
 from gpunetio.doctor.text import WIDTH
 from gpunetio.doctor.topology import matrix
+from gpunetio.doctor.tree import table
 from gpunetio.errors import InvalidValueError
 
 # Bytes that no machine has, and such as nearly might be.
@@ -73,7 +74,11 @@ def test_garbage(host, wanted):
 
 @given(garbled(READY))
 def test_garbage_of_a_topology(host):
-    matrix(Machine(host, Wanted()))
+    found = matrix(Machine(host, Wanted()))
+    assert len({tuple(row) for row in found.values()}) <= 1  # each GPU beside the same devices
+    for line in table(found):
+        assert len(line) <= WIDTH
+        assert line.isprintable()
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from doctor_rig import READY, answer, changed, command, data, file, folder, found, link, report, statuses, without
-from gpunetio.doctor import Machine, Status, Trouble, Use, Wanted, examine
+from gpunetio.doctor import Machine, Status, Trouble, Use, Wanted, cuda_attributes, examine
 from gpunetio.doctor.checks_cuda import CHECKS as CUDA_CHECKS
 from gpunetio.doctor.checks_gpu import CHECKS as GPU_CHECKS
 from gpunetio.doctor.cuda_attributes import file_of
@@ -330,3 +330,42 @@ def test_answers_of_any_shape(value):
     assert {f.check for f in findings} == set(CUDA_CHECKS)
     assert {f.status for f in findings} <= {OK, SKIP}
     assert not any("mistake" in f.summary for f in findings)
+
+
+class Libcuda:
+    """A driver with two devices, of which the second has no attribute 124."""
+
+    def cuInit(self, flags):
+        return 0
+
+    def cuDriverGetVersion(self, version):
+        version._obj.value = 13000
+        return 0
+
+    def cuDeviceGetCount(self, count):
+        count._obj.value = 2
+        return 0
+
+    def cuDeviceGet(self, device, ordinal):
+        device._obj.value = 70 + ordinal
+        return 0
+
+    def cuDeviceGetName(self, name, size, device):
+        name.value = f"device {device.value}".encode()
+        return 0
+
+    def cuDeviceGetAttribute(self, value, number, device):
+        if device.value == 71 and number == 124:
+            return 1  # CUDA_ERROR_INVALID_VALUE
+        value._obj.value = 1000 * device.value + number
+        return 0
+
+
+def test_attributes_that_a_driver_tells_and_one_that_it_does_not_know(monkeypatch):
+    monkeypatch.setattr(cuda_attributes.ctypes, "CDLL", lambda name: Libcuda())
+    told = cuda_attributes.describe()
+    assert told["driver_version"] == 13000
+    numbers = cuda_attributes.ATTRIBUTES
+    all_of_it = {name: 70_000 + number for name, number in numbers.items()}
+    but_one = {name: 71_000 + number for name, number in numbers.items() if number != 124}
+    assert told["devices"] == [{"name": "device 70"} | all_of_it, {"name": "device 71"} | but_one]

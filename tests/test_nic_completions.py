@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from gpunetio.enums import CqOverrun, QpSendDbrMode, QpState
+from gpunetio.formats.cqe import CQE64, INIT_OP_OWN, OPCODE_SHIFT
+from gpunetio.nic.completion import write_cqe
 from gpunetio.nic.reasons import Reason
 from gpunetio.nic.wqes import PATIENCE_NS
 from nic_rig import (
@@ -33,6 +35,8 @@ from nic_rig import (
     until,
     view,
 )
+
+INVALID = INIT_OP_OWN >> OPCODE_SHIFT
 
 # --- completions -----------------------------------------------------------------------------------------------------
 
@@ -72,6 +76,29 @@ def test_first_error_after_a_failure_of_the_responder(ends):
     cqe = ends.b.done.next()
     assert (cqe.counter, cqe.syndrome) == (0, FLUSHED)
     assert ends.b.done.none_for()
+
+
+@pytest.mark.parametrize("kind, syndrome", [(RESP_SEND, 0), (REQ_ERR, LOCAL_QP_OP)])
+def test_a_cqe_that_is_being_written_belongs_to_no_lap(one, kind, syndrome):
+    """Meanwhile it is invalid, with the owner bit of the lap before.
+
+    The payload comes from the second half of the CQE itself, so that the first half ends with what stood in its last
+    word while it was written.
+    """
+    nic, cq = one.a.nic, one.a.qp.ctx.create_cq(4, overrun=CqOverrun.ENABLE)
+    start = int(nic.cqs[cq.cqn]["addr"])
+    row, entries = nic.cqs.row_address(cq.cqn), view(start, 4 * CQE64.size).reshape(4, CQE64.size)
+    nic.pause()
+    for index in range(3 * 4):
+        lap, slot = divmod(index, 4)
+        address = start + CQE64.size * slot
+        assert write_cqe(nic.control_address, row, kind, 1, 2, 0, index, 32, 0, syndrome, 0, 0, address + 32) == 0
+        meanwhile, last = entries[slot, 31], entries[slot, 63]
+        assert meanwhile & 1 == lap & 1 ^ 1
+        assert meanwhile >> OPCODE_SHIFT == INVALID
+        assert (last & 1, last >> OPCODE_SHIFT) == (lap & 1, kind)
+    nic.resume()
+    cq.close()
 
 
 @pytest.mark.parametrize("entries", [1, 2, 8])

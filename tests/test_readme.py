@@ -10,7 +10,9 @@ def test_the_kernel_example_runs(tmp_path):
     (example,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     script = tmp_path / "example.py"  # a file, because compiled functions are cached beside their source
     script.write_text(example)
-    exec(compile(example, str(script), "exec"), {"__name__": "example"})
+    names = {"__name__": "example"}
+    exec(compile(example, str(script), "exec"), names)
+    assert names["target"] == bytearray(range(256))
 
 
 def test_it_names_the_two_commands_and_existing_documents():

@@ -337,6 +337,33 @@ def test_blocks_wait_for_their_last(pair: Pair):
     assert results[1].tolist() == [device.OK] * (lanes - 1) + [device.EINVAL]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("pair", [4, pytest.param(0, marks=pytest.mark.gpu, id="cuda")], indirect=True)
+@pytest.mark.parametrize("what", ["put", "get"])
+@pytest.mark.parametrize("scope", [WARP, BLOCK])
+def test_the_longest_transfer_of_a_group_member(pair: Pair, what, scope):
+    """Exactly 1 GiB of one thread, and nothing of the others: a WQE each."""
+    lanes = pair.gpu.warp
+    with pair.gpu.alloc(GIB, MemType.CPU_GPU) as here, pair.gpu.alloc(GIB, MemType.CPU_GPU) as there:
+        source, target = (here, there) if what == "put" else (there, here)
+        source.array[[0, -1]] = 0xA5, 0x5A
+        local, remote = pair.pd.register(here), pair.pd.register(there)
+        begin_anew(pair)
+        move: Call = {
+            "what": what, "raddr": remote.address, "rkey": remote.rkey, "laddr": local.address, "lkey": local.lkey,
+        }  # fmt: skip
+        steps: list[list[Call]] = [
+            [{**move, "nbytes": GIB if lane == 0 else 0} for lane in range(lanes)],
+            [{"what": "wait", "ref": 0}] * lanes,
+        ]
+        results = run(pair.gpu, steps, qp=pair.a, scope=scope, sharing=EXCLUSIVE)
+        assert results[0].tolist() == list(range(lanes))
+        assert not results[1].any()
+        assert target.array[[0, -1]].tolist() == [0xA5, 0x5A]
+        local.close()
+        remote.close()
+
+
 # --- order -----------------------------------------------------------------------------------------------------------
 
 
