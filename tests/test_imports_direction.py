@@ -43,7 +43,7 @@ LAYERS = (
     ("fabric",),
     ("device",),
     ("formats",),
-    ("errors", "log", "enums", "types", "memory", "compiler", "interrupts", "service", "_version"),
+    ("errors", "log", "enums", "types", "memory", "compiler", "interrupts", "limits", "service", "_version"),
 )
 RANK = {name: len(LAYERS) - i for i, names in enumerate(LAYERS) for name in names}
 

@@ -36,7 +36,7 @@ class ServiceThread:
             try:
                 self._thread.start()
             except RuntimeError:  # the system has no room for another thread
-                self._running = False
+                self._running, self._thread = False, None
                 raise
 
     def _run(self) -> None:

@@ -45,7 +45,10 @@ def explained(error: Exception) -> str:
     from ..errors import DocaError
 
     if isinstance(error, OSError) and not isinstance(error, DocaError) and error.strerror:
-        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+        from ..limits import cure
+
+        text = cure(error) or error.strerror
+        return f"{error.filename}: {text}" if error.filename else text
     return str(error) or type(error).__name__
 
 

@@ -253,8 +253,12 @@ class Door:
         self._events: queue.SimpleQueue[tuple[Callable[[Link], None], Link, Any] | None] = queue.SimpleQueue()
         self._teller: ServiceThread | None = None
         self._new_links: deque[Link] = deque()  # whose heartbeat is to be watched
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._selector = selectors.DefaultSelector()
+        try:
+            self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        except OSError:
+            self._selector.close()
+            raise
         self._selector.register(self._wake, selectors.EVENT_READ)
         try:
             for address in self.addresses:

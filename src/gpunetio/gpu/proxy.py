@@ -15,6 +15,7 @@ from ..enums import MemType, SendDbrModeExt
 from ..errors import BadStateError, FullError, InvalidValueError, TimedOutError
 from ..formats.doorbell import QP_DBREC
 from ..interrupts import Whole, deferred
+from ..limits import within_limits
 from ..memory import HostMemory
 from ..nic.engine import POLLFD, yield_every
 from ..service import STOP_TIMEOUT, ServiceThread
@@ -98,7 +99,12 @@ class ProxyService(metaclass=Whole):
         self._lock, self._kick_lock = threading.Lock(), threading.Lock()
         self._served: list[Forwarding] = []
         self._pid = os.getpid()
-        self._kick_fd: int | None = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        try:
+            with within_limits("a proxy service", 1):
+                self._kick_fd: int | None = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        except OSError:
+            self._memory.close()
+            raise
         self._memory.view(POLLFD, PROXY.size)[0] = (self._kick_fd, select.POLLIN, 0)
         proxy = self._proxy
         proxy["rows"], proxy["pollfd"] = int(self._rows.ctypes.data), self._memory.address + PROXY.size

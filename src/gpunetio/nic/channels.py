@@ -27,7 +27,11 @@ class EventChannel:
         self._ring = self.address + CHANNEL.ring
         ring = self._memory.view(RING.dtype, CHANNEL.ring)[0]
         ring["slots"], ring["slot_size"], ring["capacity"] = self.address + CHANNEL.size, EVENT.size, CAPACITY
-        self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK | os.EFD_SEMAPHORE)
+        try:
+            self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK | os.EFD_SEMAPHORE)
+        except OSError:
+            self._memory.close()
+            raise
         self._record["fd"] = self.fd
         self._lock, self._told = threading.Lock(), 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import select
@@ -208,12 +209,15 @@ class Engine:
 
     def __init__(self, name: str, nic_record: np.void, address: int, memory: tuple[Table, Table]):
         self._name, self._nic, self._address, self._memory = name, nic_record, address, memory
-        self._bell: Bell | None = Bell()
-        self._staging = HostMemory(QP_ROW.size)
+        with contextlib.ExitStack() as undo:
+            self._staging, self._pollfds = HostMemory(QP_ROW.size), HostMemory(MAX_POLLED * POLLFD.itemsize)
+            undo.callback(self._staging.close)
+            undo.callback(self._pollfds.close)
+            self._bell: Bell | None = Bell()
+            undo.pop_all()
         self._lock = threading.Lock()  # one command at a time
         self._kick_lock = threading.Lock()  # kernels end whenever they like, also while the NIC closes
         nic_record["kick_fd"] = self._bell.rope
-        self._pollfds = HostMemory(MAX_POLLED * POLLFD.itemsize)
         self._pollfds.view(POLLFD)[0] = (self._bell.fd, select.POLLIN, 0)
         nic_record["pollfds"], nic_record["pollfd_count"], nic_record["event_count"] = self._pollfds.address, 1, 1
         nic_record["yield_every"] = yield_every()

@@ -41,6 +41,7 @@ from .port import Port, address_of, gid_of, mac_of
 from .publish import TABLES, Publication
 from .reasons import EXPLAIN
 from .reports import Report, ReportService
+from .starved import Starved
 from .tables import (
     COUNTERS, CQ_ROW, EQ_ROW, EVENT, FLIGHT, GID_ROW, MAX_RD_ATOMIC, MKEY_ROW, NIC, PD_ROW, QP_ROW, RESOURCE, SRQ_ROW,
     UAR_ROW, UMEM_ROW, WATCH, MkeyTable, Table,
@@ -51,6 +52,7 @@ MAX_SRQ = 1024
 MAX_CHANNELS = 1024
 _GID_TABLE_CODE = (MAX_GID // 8).bit_length() - 1  # what the capability carries: 8 entries, shifted by it
 MIN_ACK_TIMEOUT_NS = 1_000_000  # an engine is a thread, and can be away from its core for that long
+DESCRIPTORS = 28  # that an open NIC with one address takes: tables twice, events, the door
 BUDGET = 256  # WQEs of one QP before the next has its turn
 
 class SoftNic:
@@ -112,26 +114,25 @@ class SoftNic:
         self._shared_memory: dict[int, HostMemory] = {}
         for memories in (self._queue_memory, self._shared_memory):
             undo.callback(lambda memories=memories: [memory.close() for memory in memories.values()])
-        self.qps, self.cqs = Table("QP", QP_ROW, MAX_QP), Table("CQ", CQ_ROW, MAX_CQ)
-        self.mkeys, self.pds = MkeyTable("key", MKEY_ROW, MAX_MR), Table("PD", PD_ROW, MAX_PD)
-        self.srqs = Table("SRQ", SRQ_ROW, MAX_SRQ)
+
+        def kept(part: Any) -> Any:
+            undo.callback(part.close)
+            return part
+
+        self.qps, self.cqs = kept(Table("QP", QP_ROW, MAX_QP)), kept(Table("CQ", CQ_ROW, MAX_CQ))
+        self.mkeys, self.pds = kept(MkeyTable("key", MKEY_ROW, MAX_MR)), kept(Table("PD", PD_ROW, MAX_PD))
+        self.srqs = kept(Table("SRQ", SRQ_ROW, MAX_SRQ))
         self.channels: set[EventChannel] = set()
         self._unaffiliated: dict[EventChannel, int] = {}  # who hears of port and device, with which cookie
         undo.callback(lambda: [channel.close() for channel in self.channels])
-        self.umems, self.uar_pages = Table("UMEM", UMEM_ROW, MAX_UMEM), Table("UAR page", UAR_ROW, MAX_UAR)
-        self.eqs, self.gids = Table("EQ", EQ_ROW, 2), Table("GID", GID_ROW, MAX_GID)
-        self._uar_memory, self._lines = HostMemory(MAX_UAR * UAR_PAGE), HostMemory(MAX_QP * REGISTER_BYTES)
-        for part in (
-            self.qps, self.cqs, self.srqs, self.mkeys, self.pds, self.umems, self.uar_pages, self.eqs, self.gids,
-            self._uar_memory, self._lines,
-        ):  # fmt: skip
-            undo.callback(part.close)
+        self.umems, self.uar_pages = kept(Table("UMEM", UMEM_ROW, MAX_UMEM)), kept(Table("UAR page", UAR_ROW, MAX_UAR))
+        self.eqs, self.gids = kept(Table("EQ", EQ_ROW, 2)), kept(Table("GID", GID_ROW, MAX_GID))
+        self._uar_memory, self._lines = kept(HostMemory(MAX_UAR * UAR_PAGE)), kept(HostMemory(MAX_QP * REGISTER_BYTES))
         self.eqs.rows[1]["eqn"] = 1
         self._fill_gids()
         self.capabilities = self._capabilities()
-        self.links, self.loans, self.far_memory = Links(self), Loans(self), FarMemory(self)
-        undo.callback(self.far_memory.close)
-        undo.callback(self.loans.close)
+        self.links = Links(self)
+        self.loans, self.far_memory = kept(Loans(self)), kept(FarMemory(self))
         undo.callback(self.links.close)
         # Faults and captures need the bytes of every packet.
         self.lends = not port.config.faults and not port.config.capture
@@ -139,8 +140,9 @@ class SoftNic:
         self._pcap = Pcap(port.config.capture, port.infiniband) if port.config.capture else None
         if self._pcap:
             undo.callback(self._pcap.close)
-        self._service = ReportService(name, lambda key: key in self.mkeys, self.far_memory.explain)
-        undo.callback(self._service.close)
+        self._service = kept(
+            ReportService(name, lambda key: key in self.mkeys, self.far_memory.explain, self._look)
+        )
         self._control = HostMemory(
             NIC.size + COUNTERS.size + 256 + (WATCH.size + 8) * MAX_QP
             + 8 * (MAX_UAR + MAX_WIRES + MAX_CQ + MAX_CHANNELS) + MESSAGE.size + 64 + HEADER_ROOM,
@@ -150,6 +152,7 @@ class SoftNic:
         self.control_address = self._control.address
         self.record = self._control.view(NIC.dtype)[0]
         self._lay_out(spin_us, sleep_ms, budget)
+        self.starved = Starved(name, self.qps, self.counters)
         if self._pcap:
             self.record["capture"] = self._pcap.address
             self._pcap.start(name, port.gids, self._mac_for_capture, self._path_of)
@@ -173,6 +176,11 @@ class SoftNic:
         outside.callback(self.door.close)
         observers.append(self.engine.busy)
         outside.callback(observers.remove, self.engine.busy)
+
+    def _look(self) -> None:
+        """What the service thread does when nothing is reported."""
+        if self._started:
+            self.starved.look()
 
     def _lay_out(self, spin_us: int, sleep_ms: int, budget: int) -> None:
         """Give every part of the control memory its place and tell the engine."""

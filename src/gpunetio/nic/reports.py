@@ -59,13 +59,21 @@ class ReportService:
     ring: int
     event: int
 
-    def __init__(self, name: str, known_key: Callable[[int], bool], cuda_failure: Callable[[int, int], str]):
+    def __init__(
+        self, name: str, known_key: Callable[[int], bool], cuda_failure: Callable[[int, int], str],
+        look: Callable[[], None] = lambda: None,
+    ):  # fmt: skip
         self._name, self._known_key, self._cuda_failure = name, known_key, cuda_failure
+        self._look = look  # called now and then
         self._memory = HostMemory(RING.size + CAPACITY * ERROR_RECORD.size)
         self.ring = self._memory.address
         ring = self._memory.view(RING.dtype)[0]
         ring["slots"], ring["slot_size"], ring["capacity"] = self.ring + RING.size, ERROR_RECORD.size, CAPACITY
-        self.event = os.eventfd(0, os.EFD_CLOEXEC)
+        try:
+            self.event = os.eventfd(0, os.EFD_CLOEXEC)
+        except OSError:
+            self._memory.close()
+            raise
         self.reports: deque[Report] = deque(maxlen=KEPT)
         self._lock = threading.Lock()
         self._stop = self._closed = False
@@ -78,6 +86,8 @@ class ReportService:
         while not self._stop:
             if event.poll(1000):
                 os.eventfd_read(self.event)
+            else:
+                self._look()
             self.drain()
 
     def drain(self) -> None:

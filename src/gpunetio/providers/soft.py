@@ -18,10 +18,11 @@ from ..formats.commands import Opcode, Status
 from ..formats.doorbell import UAR_REG_OFFSET
 from ..formats.events import EventType
 from ..interrupts import allowed
+from ..limits import within_limits
 from ..memory import MappedMemory
 from ..nic.channels import EventChannel
 from ..nic.engine import compile_engine
-from ..nic.nic import MAX_CQ, MAX_GID, MAX_MR, MAX_PD, MAX_QP, MAX_SRQ, SoftNic
+from ..nic.nic import DESCRIPTORS, MAX_CQ, MAX_GID, MAX_MR, MAX_PD, MAX_QP, MAX_SRQ, SoftNic
 from ..nic.port import Port, PortConfig
 from .provider import DeviceAttr, DeviceInfo, Event, MrKeys, PortAttr, UarPage
 
@@ -59,7 +60,7 @@ def open_device(name: str, port: PortConfig | None = None) -> SoftProvider:
         raise NotSupportedError(f"the software NIC runs on Linux, not on {sys.platform}")
     with allowed():  # it may take minutes
         compile_engine()
-    with _lock:
+    with _lock, within_limits(name, DESCRIPTORS):
         nic, opened = _nics.get(name, (None, 0))
         if nic is not None and not opened:
             nic.close()  # its engine had not stopped in time
@@ -277,7 +278,8 @@ class SoftProvider:
         """See `Provider`."""
         handle = self._next_handle
         self._next_handle += 1
-        self._channels[handle] = self.nic.create_event_channel()
+        with within_limits(f"an event channel of {self.name}", 1):
+            self._channels[handle] = self.nic.create_event_channel()
         return self._hold(self._destroy_channel, handle)
 
     def event_fd(self, channel: int) -> int:
@@ -305,7 +307,8 @@ class SoftProvider:
         self._give_back(self._destroy_channel, channel)
 
     def _destroy_channel(self, handle: int) -> None:
-        self.nic.destroy_event_channel(self._channels.pop(handle))
+        self.nic.destroy_event_channel(self._channels[handle])
+        del self._channels[handle]
 
     def _channel(self, handle: int) -> EventChannel:
         if handle not in self._channels:

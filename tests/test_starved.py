@@ -1,0 +1,91 @@
+"""A SEND to a peer without a receive is told while the NIC repeats it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from gpunetio import verbs
+from gpunetio.enums import WrOpcode
+from gpunetio.nic.nic import SoftNic
+from gpunetio.verbs import QP, Context, RecvWr, SendWr
+from nic_rig import until
+
+SEND = SendWr(opcode=WrOpcode.SEND, inline=b"")
+
+
+def open_qp(ctx: Context) -> QP:
+    cq = ctx.create_cq(16)
+    return ctx.create_pd().create_qp(sq_wr=8, rq_wr=8, send_cq=cq, receive_cq=cq)
+
+
+@pytest.fixture(params=["soft0", "soft1"], ids=["one NIC", "a wire"])
+def ends(request) -> Iterator[tuple[QP, QP]]:
+    """Two ends that are not connected, and a service thread that looks when a test says so."""
+    with verbs.open("soft0") as ctx, verbs.open(request.param) as other:
+        nic(ctx)._service._look = lambda: None
+        yield open_qp(ctx), open_qp(other)
+
+
+def nic(ctx: Context) -> SoftNic:
+    return ctx.provider.nic  # type: ignore[attr-defined]
+
+
+def look(qp: QP) -> None:
+    """Look when the peer has refused once more."""
+    counters = nic(qp.ctx).counters
+    before = int(counters["rnr_nak_retry_err"])
+    until(lambda: int(counters["rnr_nak_retry_err"]) != before, "another refusal")
+    nic(qp.ctx).starved.look()
+
+
+def done(qp: QP) -> int:
+    """How many requests have completed."""
+    return int(nic(qp.ctx).qps[qp.qpn]["sq_ci"])
+
+
+def told(caplog, qp: QP) -> list[str]:
+    return [text for text in caplog.messages if f"QP {qp.qpn:#x} (requester), WQE " in text and " waits: " in text]
+
+
+def test_a_send_that_waits_is_told_once(ends, caplog):
+    a, b = ends
+    a.connect(b)
+    a.post_send(SEND)
+    look(a)
+    assert told(caplog, a) == []
+    for _ in range(4):
+        look(a)
+    (text,) = told(caplog, a)
+    assert text.startswith(f"soft0: QP {a.qpn:#x} (requester), WQE 0 waits: QP {b.qpn:#x} of the peer has no receive ")
+    assert text.endswith("and goes on for ever (rnr_retry 7). Likely cause: post receives before the peer sends.")
+    b.post_recv(RecvWr(), RecvWr())
+    a.post_send(SEND)
+    until(lambda: done(a) == 2, "both messages")
+    a.post_send(SEND)
+    look(a)
+    look(a)
+    assert "WQE 2 waits" in told(caplog, a)[1]
+
+
+def test_who_gives_up_is_told_how_often_it_tries(ends, caplog):
+    a, b = ends
+    a.connect(b, rnr_retry=6, min_rnr_timer=26)  # 81.92 ms
+    a.post_send(SEND)
+    look(a)
+    look(a)
+    assert "and goes on up to 6 times." in told(caplog, a)[0]
+
+
+def test_nobody_waits_in_vain(ends, caplog):
+    """A request that waited at one look and has been received at the next is not told."""
+    a, b = ends
+    a.connect(b)
+    a.post_send(SEND)
+    look(a)
+    b.post_recv(RecvWr())
+    until(lambda: done(a) == 1, "the message")
+    for _ in range(3):
+        nic(a.ctx).starved.look()
+    assert told(caplog, a) == []
