@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 import tomllib
 from pathlib import Path
@@ -30,6 +31,14 @@ def no_package(name: str):
     return without(Kind.QUESTION, "package", name, trouble=Trouble.FAILED)
 
 
+def cache(free: int = 1 << 40, damaged: int | None = 0):
+    return answer("compiler_cache", value={"free": free, "damaged": damaged})
+
+
+def no_cache(trouble: Trouble):
+    return without(Kind.QUESTION, "compiler_cache", trouble=trouble)
+
+
 def no_memory(trouble: Trouble):
     return without(Kind.QUESTION, "shared_memory", trouble=trouble)
 
@@ -56,6 +65,14 @@ def no_memory(trouble: Trouble):
         ("cuda-stack", [package("cuda-bindings", "12.9.1")], [WARN], "cuda-bindings ≥ 13.0, < 14.0"),
         ("cuda-stack", [package("numpy", "2.5.0")], [FAIL], "pip install 'numpy<2.5'"),
         ("cuda-stack", [answer("package", "cuda-core", value=7)], [SKIP], "unknown"),
+        ("compiler-cache", [], [OK], "kept"),
+        ("compiler-cache", [cache(free=50 << 20)], [WARN], "50 MiB are free for compiled code"),
+        ("compiler-cache", [cache(free=50 << 20)], [WARN], "NUMBA_CACHE_DIR"),
+        ("compiler-cache", [cache(damaged=3)], [WARN], "3 files of compiled code are damaged"),
+        ("compiler-cache", [cache(damaged=3)], [WARN], "-delete"),
+        ("compiler-cache", [cache(damaged=None)], [SKIP], "unknown"),
+        ("compiler-cache", [no_cache(Trouble.DENIED)], [WARN], "every process compiles anew"),
+        ("compiler-cache", [no_cache(Trouble.FAILED)], [SKIP], "unknown"),
         ("processors", [answer("processors", value=1)], [WARN], "taskset"),
         ("processors", [answer("processors", value=2)], [OK], "2 processors"),
         ("processors", [answer("processors", value="two")], [SKIP], "unknown"),
@@ -124,3 +141,26 @@ def test_this_machine_runs_the_software_nic():
     near = host.ask("affinity").value
     assert len(near) == host.ask("processors").value > 0
     assert near == sorted(set(near))
+
+
+def test_files_that_are_cut_are_counted(tmp_path, monkeypatch):
+    """In the folder that Numba takes for this package; a file of anything else is not looked at."""
+    monkeypatch.setattr("numba.core.config.CACHE_DIR", str(tmp_path))
+    assert LiveHost().ask("compiler_cache").value["damaged"] == 0
+    folder = tmp_path / "nic_0123"
+    folder.mkdir()
+    whole = pickle.dumps(("stamp", {}))
+    for name, content in (
+        ("run-1.py311.nbi", whole), ("run-1.py311.1.nbc", whole[:-1]), ("step-2.py311.nbi", b""), ("notes.txt", b""),
+    ):  # fmt: skip
+        (folder / name).write_bytes(content)
+    found = LiveHost().ask("compiler_cache").value
+    assert found["damaged"] == 2
+    assert found["free"] > 0
+
+
+def test_no_folder_for_compiled_code(monkeypatch):
+    monkeypatch.setattr("numba.core.caching.CacheImpl._locator_classes", [])
+    reading = LiveHost().ask("compiler_cache")
+    assert reading.trouble is Trouble.DENIED
+    assert reading.error == "neither gpunetio's folder nor the user's cache can be written to"

@@ -128,6 +128,36 @@ def _with_numpy(host: Host, readings: dict[str, Reading]) -> Iterator[Finding]:
         yield ok(", ".join(f"{name} {reading.text[:16]}" for name, reading in readings.items()), *readings.values())
 
 
+_MIB = 1 << 20
+_ROOM = 100 * _MIB  # the NIC and the kernels of all benchmarks take 60
+
+
+@check(
+    "compiler-cache", "Cache of compiled code",
+    why="Compiling the NIC takes minutes; what is compiled is kept, so that only the first program waits for that.",
+    cure="make room, or name a folder of yours on another disk: export NUMBA_CACHE_DIR=<folder>",
+    source="docs/soft-nic.md: compiling; Numba's manual: NUMBA_CACHE_DIR", uses=EVERY_USE,
+)  # fmt: skip
+def compiler_cache(machine: Machine) -> Iterator[Finding]:
+    """Whether it can be written to, has room, and holds no half files."""
+    reading = machine.host.ask("compiler_cache")
+    found = reading.value if isinstance(reading.value, dict) else {}
+    free, damaged = found.get("free"), found.get("damaged")
+    if reading.trouble is Trouble.DENIED:
+        cure = "name a folder that you can write to: export NUMBA_CACHE_DIR=<folder>"
+        yield warn("compiled code cannot be kept: every process compiles anew", reading, cure=cure)
+    elif not isinstance(free, int) or not isinstance(damaged, int):
+        yield skip("whether compiled code can be kept is unknown", reading)
+    elif free < _ROOM:
+        yield warn(f"{free // _MIB} MiB are free for compiled code", evidence(reading, f"{free} bytes free"))
+    elif damaged:
+        cure = "delete them: find . ~/.cache/numba -name '*.nb[ic]' -delete, in the folder of the package gpunetio"
+        read = evidence(reading, f"{damaged} files are cut")
+        yield warn(f"{damaged} files of compiled code are damaged, and are compiled anew", read, cure=cure)
+    else:
+        yield ok("compiled code is kept", evidence(reading, f"{free} bytes free"))
+
+
 _MOST = 1 << 16  # processors of any machine
 
 
@@ -189,4 +219,4 @@ def loopback(machine: Machine) -> Iterator[Finding]:
         yield warn("lo is down: only what runs in one process works", reading)
 
 
-CHECKS = (python, packages, cuda_stack, processors, soft_nic, loopback)
+CHECKS = (python, packages, cuda_stack, compiler_cache, processors, soft_nic, loopback)

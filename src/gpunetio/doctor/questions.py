@@ -7,6 +7,7 @@ import grp
 import itertools
 import json
 import os
+import pickle
 import pwd
 import resource
 import stat
@@ -76,6 +77,30 @@ def shared_memory() -> bool:
     os.close(os.memfd_create("gpunetio", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
     os.close(os.eventfd(0, os.EFD_CLOEXEC))
     return True
+
+
+def compiler_cache() -> dict[str, int]:
+    """Of the folder where compiled code of gpunetio is kept: bytes that are free, and files there that are damaged.
+
+    PermissionError when there is no folder that can be written to. Where it is, is nobody's business.
+    """
+    from numba.core.caching import FunctionCache
+
+    try:
+        folder = Path(FunctionCache(compiler_cache).cache_path)
+    except RuntimeError:
+        raise PermissionError("neither gpunetio's folder nor the user's cache can be written to") from None
+    package = Path(__file__).parents[1]
+    root = package if package in folder.parents else folder.parent  # of one's own, Numba has a folder for each of ours
+    return {"free": filesystem(str(folder))["free"], "damaged": sum(map(_damaged, root.glob("*/**/*.nb[ic]")))}
+
+
+def _damaged(path: Path) -> bool:
+    """Whether a file of Numba's is empty or cut: all of them are pickles, which end with a full stop."""
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - 1))
+        return file.read() != pickle.STOP
 
 
 def hypervisor() -> bool | None:
@@ -196,7 +221,7 @@ def _seconds_to_probe(step: str) -> float:
 
 
 _ASKED = (
-    environment, system, user, limit, processors, affinity, shared_memory, hypervisor, container, root_filesystem,
-    opens, permissions, filesystem, package, symbols, verbs_library, cuda, probe,
+    environment, system, user, limit, processors, affinity, shared_memory, compiler_cache, hypervisor,
+    container, root_filesystem, opens, permissions, filesystem, package, symbols, verbs_library, cuda, probe,
 )  # fmt: skip
 QUESTIONS: dict[str, Callable[..., Any]] = {one.__name__: one for one in _ASKED}
