@@ -1,12 +1,25 @@
 """Compiled code is cached across processes, and never stale."""
 
 import ast
+import errno
+import importlib.util
 import json
+import logging
+import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from typing import Any
 
+import numba
 import pytest
+
+from gpunetio import device
+from gpunetio.device import cache, progress
+from gpunetio.device.compile import engine_function
+from gpunetio.nic import engine, step
+from nic_rig import until
 
 HELPER = """
 from gpunetio.device import device_function
@@ -135,3 +148,165 @@ def test_the_stamp_changes_with_an_imported_file_and_only_then(monkeypatch, tmp_
     changed = copy / "formats" / "wqe.py"
     changed.write_text(changed.read_text() + "\n")
     assert stamps()[0] != engine
+
+
+# --- a cache that is not as it should be -----------------------------------------------------------------------------
+
+PLAIN = """
+from gpunetio.device import device_function
+
+@device_function
+def double(x):
+    return x + x
+"""
+
+
+@pytest.fixture
+def told(caplog, monkeypatch):
+    """What the log says of the cache, once for each message. The cache is beside the source."""
+    monkeypatch.setattr("numba.core.config.CACHE_DIR", "")
+    cache._tell.cache_clear()
+    return lambda: [record.getMessage() for record in caplog.records if record.name == "gpunetio.compile"]
+
+
+def fresh(folder: Path) -> Any:
+    """`double` of a module in the folder, as a new process has it."""
+    file = folder / "plain.py"
+    file.write_text(PLAIN)
+    spec = importlib.util.spec_from_file_location("plain", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.double
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted((folder / "__pycache__").glob("plain.double*.nb[ic]"))
+
+
+def test_what_is_cached_is_loaded(tmp_path, told):
+    assert fresh(tmp_path)(4) == 8
+    again = fresh(tmp_path)
+    assert again(4) == 8
+    assert sum(again.stats.cache_hits.values()) == 1
+    assert told() == []
+
+
+@pytest.mark.parametrize("ending", [".nbi", ".nbc"])
+@pytest.mark.parametrize("left", [0, 1, 20, -1])
+def test_half_a_file_is_ignored(tmp_path, told, ending, left):
+    """It is compiled anew, which is said once, and then the cache is as it should be."""
+    fresh(tmp_path)(4)
+    (cut,) = (file for file in files(tmp_path) if file.suffix == ending)
+    cut.write_bytes(cut.read_bytes()[:left])
+    for hits in (0, 1):
+        double = fresh(tmp_path)
+        assert double(4) == 8
+        assert sum(double.stats.cache_hits.values()) == hits
+    (message,) = told()
+    assert f"compiled code in {tmp_path}/__pycache__ cannot be read (" in message
+
+
+def test_a_full_disk_keeps_nothing(tmp_path, told, monkeypatch):
+    """Nor may an index name a file that was not written: an older one in its place would be run."""
+
+    def full(*args):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("numba.core.caching.IndexDataCacheFile._save_data", full)
+    for _ in range(2):
+        assert fresh(tmp_path)(4) == 8
+    assert files(tmp_path) == []
+    (message,) = told()
+    assert f"compiled code cannot be kept in {tmp_path}/__pycache__ (No space left on device): every process" in message
+    assert message.endswith("make room there, or set NUMBA_CACHE_DIR to a folder that you can write to")
+
+
+def test_no_folder_to_keep_code_in(tmp_path, told, monkeypatch):
+    monkeypatch.setattr("numba.core.caching.CacheImpl._locator_classes", [])
+    for _ in range(2):
+        assert fresh(tmp_path)(4) == 8
+    (message,) = told()
+    assert f"compiled code of {tmp_path} cannot be kept: neither a folder there nor the user's cache can be" in message
+
+
+def test_descriptors_that_run_out_are_not_the_caches_fault(tmp_path, told, monkeypatch):
+    """Compiling instead, for minutes, would hide the reason."""
+
+    def none_left(*args):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    double = fresh(tmp_path)
+    monkeypatch.setattr("numba.core.caching.IndexDataCacheFile._load_index", none_left)
+    with pytest.raises(OSError, match="Too many open files"):
+        double(4)
+    assert told() == []
+
+
+# --- who waits is told -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    monkeypatch.setattr(progress, "PATIENCE", 0.01)
+    monkeypatch.setattr(progress, "PERIOD", 0.02)
+    monkeypatch.delenv("GPUNETIO_QUIET", raising=False)
+
+
+@pytest.mark.parametrize("quiet", ["", "1"])
+def test_compiling_is_told(tmp_path, impatient, monkeypatch, capfd, caplog, quiet):
+    """On stderr unless that is not wanted, and in the log at INFO."""
+    monkeypatch.setenv("GPUNETIO_QUIET", quiet)
+    double = fresh(tmp_path)
+    caplog.set_level(logging.INFO, "gpunetio.compile")
+    over = threading.Event()
+    thread = threading.Thread(target=progress._tell, args=(double, over))
+    thread.start()
+    until(lambda: len(caplog.records) >= 2, "two messages")
+    over.set()
+    thread.join()
+    line = "compiling double, 0 of 1 functions; once for this machine"
+    assert {record.getMessage() for record in caplog.records} == {line}
+    err = capfd.readouterr().err
+    assert ("gpunetio: " + line in err.splitlines()) is (not quiet)
+
+
+def test_the_outermost_compilation_is_told(tmp_path, impatient, monkeypatch):
+    """Once for a function and all that it calls; functions of others are none of our business."""
+    begun = []
+    monkeypatch.setattr(progress, "_tell", lambda root, over: begun.append((root.py_func.__name__, over)))
+    double = fresh(tmp_path)
+
+    @engine_function
+    def caller(x):
+        return double(x) + 1
+
+    @numba.njit
+    def foreign(x):
+        return x - 1
+
+    assert caller(4) == 9
+    assert foreign(4) == 3
+    ((name, over),) = begun
+    assert name == "caller"
+    assert over.is_set()
+
+
+def through_a_module(qp):
+    device.wait(qp, device.put(qp, 0, 0, 0, 0, 8))
+
+
+def test_parts_of_a_kernel():
+    """What it names by itself, and what it names as attributes of a module."""
+    parts = list(progress.parts_of(engine_function(through_a_module)))
+    assert {device.wait, device.put} <= set(parts)
+
+
+def test_parts_of_the_nic():
+    """What the total is counted from: each function that the engine calls, once."""
+    parts = list(progress.parts_of(engine.run))
+    assert parts[0] is engine.run
+    assert step.step in parts
+    assert len(set(parts)) == len(parts) > 200
+

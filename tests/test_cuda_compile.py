@@ -11,12 +11,13 @@ import pytest
 
 pytest.importorskip("numba_cuda", reason="needs numba-cuda (extra 'cuda')")
 
-from numba import cuda, int64
+from numba import cuda, int64, types
 
 import cuda_kernels
 from cuda_kernels import SM_90, exclusive_put, ptx_of, shared_put, two_functions_slots
-from gpunetio.device import cq, onesided, qp
+from gpunetio.device import cq, onesided, ops, qp
 from gpunetio.device.launch import offline
+from gpunetio.errors import InvalidValueError
 
 ARCHITECTURES = {"sm_90": SM_90, "sm_80": (8, 0), "sm_100": (10, 0)}
 DEVICE = ("one_sided", "two_sided", "in_warps", "in_blocks", "low_level", "blue_flame", "counted", "groups")
@@ -136,6 +137,16 @@ def test_a_fence_stands_behind_a_doorbell_without_a_record():
 def test_a_block_has_one_slot():
     """Numba compiles each device function to a module of its own."""
     assert len(re.findall(r"\.shared .*\bgpunetio_shared_slot", ptx_of(two_functions_slots, 1))) == 1
+
+
+def store_into(out):
+    ops.st64(out + 8, 7)
+
+
+def test_an_array_is_no_address():
+    """As on the host: what would be stored to is Numba's descriptor."""
+    with offline(SM_90), pytest.raises(InvalidValueError, match="addr is an array of int64: register it"):
+        cuda.compile(store_into, (types.Array(int64, 1, "C"),), cc=SM_90)
 
 
 def lto_ir(body: Callable, signature, name: str) -> bytes:

@@ -62,7 +62,7 @@ class Tool:
     def end(self):
         """Wait for the end: exit status, all of stdout, stderr but for what a cold cache makes it say."""
         out, err = self.process.communicate(timeout=LIMIT)
-        err = re.sub(r"^compiling .* …\n", "", err, flags=re.MULTILINE)
+        err = re.sub(r"^gpunetio: compiling .*\n", "", err, flags=re.MULTILINE)
         return self.process.returncode, "".join(f"{line}\n" for line in self.lines) + out, err
 
     def signal(self, number):

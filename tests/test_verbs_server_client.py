@@ -466,7 +466,7 @@ def test_an_end_that_goes_away(port, victim, number, status):
 def _end_without_closing(tool):
     """The end of a tool whose stdin stays open: `Tool.end` would close it."""
     status = tool.process.wait(PATIENCE)
-    return status, tool.process.stdout.read(), re.sub(r"compiling .* …\n", "", tool.process.stderr.read())
+    return status, tool.process.stdout.read(), re.sub(r"gpunetio: compiling .*\n", "", tool.process.stderr.read())
 
 
 @pytest.mark.slow

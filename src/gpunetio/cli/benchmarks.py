@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import click
 
-from .compiling import compiling
 from .failures import complain, guarded, writing
 from .options import BenchmarkCommand, benchmark_options, make_options
 
@@ -76,11 +75,10 @@ def _command(name: str) -> click.Command:
             trace.check(values["trace"])
         files = _Files(values["plot"], values["trace"], values["trace_plot"])
         output = _Output(values["as_json"], values.get("gbits") or False, files)
-        with compiling("the NIC and the kernels"):
-            if values["loopback"] or options.server:
-                valid = _measure(options, values["loopback"], output)
-            else:
-                valid = _serve(options, output)
+        if values["loopback"] or options.server:
+            valid = _measure(options, values["loopback"], output)
+        else:
+            valid = _serve(options, output)
         if not valid:
             raise click.exceptions.Exit(1)
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import click
 
-from .compiling import PATIENCE
 from .failures import guarded, writing
 
+PATIENCE = 1.0  # seconds without a word
 KINDS = ("ltoir", "ptx", "cubin")
 
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..enums import GidType
-from .compiling import compiling
 from .failures import guarded
 
 if TYPE_CHECKING:
@@ -51,9 +50,7 @@ def devices(wanted: str | None, names_only: bool, verbose: bool, as_json: bool) 
         live = running()  # of all names at once: some may not answer
     documents = []
     for name in [wanted] if wanted else listed:
-        with compiling("the NIC"):
-            ctx = open_device(name)
-        with ctx:
+        with open_device(name) as ctx:
             if as_json:
                 documents.append({**dataclasses.asdict(listed[name]), **_document(ctx)})
                 continue

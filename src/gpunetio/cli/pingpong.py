@@ -6,7 +6,6 @@ from typing import Any
 
 import click
 
-from .compiling import compiling
 from .failures import complain, guarded
 from .ports import nic_port, port_options, tcp_port
 
@@ -40,8 +39,7 @@ from .ports import nic_port, port_options, tcp_port
 @guarded
 def pingpong(host: str | None, **values: Any) -> None:
     """SENDs back and forth with the other end: the server at HOST or, without HOST, one client that calls."""
-    with compiling("the NIC and the kernel"):
-        valid = _play(host, values)
+    valid = _play(host, values)
     if not valid:
         raise click.exceptions.Exit(1)
 

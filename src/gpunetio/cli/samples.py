@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .compiling import compiling
 from .failures import guarded
 from .ports import ADDRESS, nic_port, port_options, tcp_port
 from .version import version_option
@@ -90,7 +89,7 @@ def verbs_server_client(**values: Any) -> None:
 
     names = ("server", "tcp_port", "device", "gid_index", "operation", "size", "iterations")
     options = SampleOptions(nic_port=nic_port(values), **{name: values[name] for name in names})
-    with _logging(values["log_level"], values["sdk_log_level"]), compiling("the NIC"):
+    with _logging(values["log_level"], values["sdk_log_level"]):
         run(options, None if values["send_burst"] else _ask)
 
 
@@ -113,7 +112,7 @@ def verbs_wait_cq_wr(**values: Any) -> None:
         device=values["device"], gid_index=values["gid_index"], ipv6=values["ipv6"],
         nic_port=PortConfig(addresses=values["addresses"]) if values["addresses"] else None,
     )  # fmt: skip
-    with _logging(values["log_level"], values["sdk_log_level"]), compiling("the NIC"):
+    with _logging(values["log_level"], values["sdk_log_level"]):
         run(options)
 
 

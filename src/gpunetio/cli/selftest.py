@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .compiling import compiling
 from .failures import guarded
 from .seconds import Seconds
 
@@ -47,7 +46,7 @@ def litmus(fences: tuple[str, ...], seconds: float, warps: int | None, which: st
     from ..bench.litmus import Litmus
     from ..gpu import Gpu
 
-    with Gpu(which) as gpu, compiling("the litmus kernel"):
+    with Gpu(which) as gpu:
         test = Litmus(gpu, warps or (8 if gpu.target == "cuda" else 1))
         if not as_json:
             click.echo(f"{test.warps} warp(s) of {gpu.warp} on {gpu.name}, {test.readers} reader(s)")

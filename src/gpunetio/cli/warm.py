@@ -6,7 +6,6 @@ import time
 
 import click
 
-from .compiling import compiling
 from .failures import guarded
 
 
@@ -18,27 +17,26 @@ def warm() -> None:
     What is compiled for a GPU is not kept: each run does that for itself.
     """
     start = time.monotonic()
-    with compiling("the NIC and the kernels"):
-        from ..bench.litmus import Litmus
-        from ..bench.loopback import Loopback
-        from ..bench.measure import measure
-        from ..bench.options import BENCHMARKS, Options
-        from ..bench.pingpong import PingPong, PingPongOptions
-        from ..dpa import Dpa
-        from ..gpu import Gpu
-        from ..samples import verbs_dpa
-        from ..verbs import open as open_device
+    from ..bench.litmus import Litmus
+    from ..bench.loopback import Loopback
+    from ..bench.measure import measure
+    from ..bench.options import BENCHMARKS, Options
+    from ..bench.pingpong import PingPong, PingPongOptions
+    from ..dpa import Dpa
+    from ..gpu import Gpu
+    from ..samples import verbs_dpa
+    from ..verbs import open as open_device
 
-        for benchmark in BENCHMARKS.values():
-            with Loopback(Options(benchmark=benchmark, sizes=(64,), gpu="host", iterations=8)) as run:
-                measure(run, 0, 64)
-        with PingPong(PingPongOptions()) as end:
-            end.compile()
-        with Gpu("host") as gpu:
-            Litmus(gpu, 1).run("product", 0.01)
-        with open_device() as ctx, Dpa(ctx) as dpa, dpa.alloc(16) as out:
-            verbs_dpa.write_and_wait[1, 1, dpa](*[0] * 11, out).wait(verbs_dpa.KERNEL_SECONDS)
-        _post()
+    for benchmark in BENCHMARKS.values():
+        with Loopback(Options(benchmark=benchmark, sizes=(64,), gpu="host", iterations=8)) as run:
+            measure(run, 0, 64)
+    with PingPong(PingPongOptions()) as end:
+        end.compile()
+    with Gpu("host") as gpu:
+        Litmus(gpu, 1).run("product", 0.01)
+    with open_device() as ctx, Dpa(ctx) as dpa, dpa.alloc(16) as out:
+        verbs_dpa.write_and_wait[1, 1, dpa](*[0] * 11, out).wait(verbs_dpa.KERNEL_SECONDS)
+    _post()
     others = "pingpong", "selftest litmus", "verbs_dpa", "verbs_server_client", "verbs_wait_cq_wr"
     click.echo(f"ready: {', '.join(('the NIC', *BENCHMARKS, *others))} ({time.monotonic() - start:.1f} s)")
 

@@ -6,16 +6,22 @@ import functools
 import hashlib
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import llvmlite
 import numba
 from numba import njit, types
+from numba.core import event
 from numba.core.dispatcher import Dispatcher
 
+from ..errors import InvalidValueError
+from .cache import cache_of
+from .progress import Progress
+
 _PACKAGE = Path(__file__).parents[1]
+event.register("numba:compile", Progress())
 
 
 # Not `ast`: parsing all of the package would take a third of the time that a program takes to start.
@@ -76,6 +82,22 @@ def _stamp(fn: Callable[..., Any]) -> str:
     return digest.hexdigest()
 
 
+_INTEGERS = (types.Integer, types.Boolean, types.IntEnumMember, types.Omitted)
+
+
+def need_integers(function: str, names: Sequence[str], found: Sequence[types.Type]) -> None:
+    """Raise InvalidValueError, while a caller is compiled, unless all arguments are integers.
+
+    Numba would pass a pointer to an array's descriptor where an address belongs, and cut a float.
+    """
+    for name, kind in zip(names, found, strict=False):
+        if not isinstance(types.unliteral(kind), _INTEGERS):
+            array = isinstance(kind, types.Array)
+            what = f"an array of {kind.dtype}" if array else "None" if kind == types.none else f"of type {kind}"
+            cure = "register it with pd.register(), and pass mr.address to the kernel" if array else "pass an integer"
+            raise InvalidValueError(f"{function}() takes integers only, and {name} is {what}: {cure}")
+
+
 def device_function(fn: Callable[..., Any]) -> Any:
     """Make `fn` callable from kernels and from the software NIC, on CPU and GPU (`__device__ __forceinline__`).
 
@@ -93,15 +115,19 @@ def _compiled(fn: Callable[..., Any], forceinline: bool) -> Any:
     # Functions typed at a prompt or made by `exec` have no file to cache beside.
     cacheable = Path(inspect.getfile(fn)).is_file()
     compiled: Any = njit(
-        nogil=True, error_model="numpy", forceinline=forceinline, cache=cacheable, no_cfunc_wrapper=True
+        nogil=True, error_model="numpy", forceinline=forceinline, no_cfunc_wrapper=True
     )(fn)  # type: ignore[call-overload]
     compiled.stamp = _stamp(fn)
-    if cacheable:
-        compiled._cache._cache_file._source_stamp = compiled.stamp
+    if cacheable and (cache := cache_of(fn, compiled.stamp)):
+        compiled._cache = cache
     resolve = compiled.get_call_template
+    public = Path(inspect.getfile(fn)).parent == _PACKAGE / "device"
+    names = fn.__code__.co_varnames
 
     def resolve_once_for_all_constants(args, kws):
         """Numba would compile a callee anew for each literal argument; inlining folds them just as well."""
+        if public:
+            need_integers(fn.__name__, (*names[: len(args)], *kws), (*args, *kws.values()))
         return resolve([types.unliteral(a) for a in args], {name: types.unliteral(a) for name, a in kws.items()})
 
     compiled.get_call_template = resolve_once_for_all_constants

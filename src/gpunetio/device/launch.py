@@ -7,8 +7,9 @@
     work[grid, block, gpu](qp, n).wait(timeout=10)   # where `gpu` says
 
 Kernels that have been launched run beside each other, on a GPU too: one may send what another receives.
-A kernel returns nothing. Arguments are ints and arrays; an object with `device_address` (an exported queue, memory of a
-`Gpu`) is passed as that address.
+A kernel returns nothing. Arguments are integers, of 64 bits, and what else Numba takes: floats, NumPy arrays, tuples.
+An object with `device_address` (an exported queue, memory of a `Gpu`) is passed as that address. The launch refuses
+other objects. It compiles, too: device functions take integers only, so an array in place of an address is refused.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -25,9 +27,13 @@ from unittest import mock
 
 from ..errors import InvalidValueError
 from ..interrupts import deferred
+from ..limits import check_threads
+from .arguments import checked
 from .compile import engine_function
 from .cuda_launch import CudaLaunch, cuda_available
 from .host_threads import HostLaunch
+
+logger = logging.getLogger("gpunetio.launch")
 
 # Called with +1 when a kernel is launched and with -1 when it has ended: a software NIC then spins instead of sleeping.
 observers: list[Callable[[int], None]] = []
@@ -89,6 +95,10 @@ class Kernel:
     def __init__(self, fn: Callable[..., None]):
         functools.update_wrapper(self, fn)
         self.py_func, self.name = fn, fn.__name__
+        code = fn.__code__
+        self._names = code.co_varnames[: code.co_argcount]
+        self._takes_any = bool(code.co_flags & inspect.CO_VARARGS)
+        self._compiled: set[tuple[Any, ...]] = set()
         self.body = engine_function(fn)
 
     def __repr__(self) -> str:
@@ -111,15 +121,57 @@ class Kernel:
     def __call__(self, *args: Any) -> None:
         raise InvalidValueError(f"{self.name} is a kernel: launch it as {self.name}[grid, block](…)")
 
+    def _check_count(self, given: int) -> None:
+        most, least = len(self._names), len(self._names) - len(self.py_func.__defaults__ or ())
+        if not least <= given <= most and not self._takes_any:
+            takes = f"{most}" if least == most else f"{least} to {most}"
+            raise InvalidValueError(f"{self.name} takes {takes} arguments ({', '.join(self._names)}), not {given}")
+
+    def _compile(self, args: tuple[Any, ...]) -> None:
+        """Compile for the host, unless that is done: so what is wrong with the arguments is told by the launch."""
+        kinds = tuple(self.body.typeof_pyval(arg) for arg in args)
+        if kinds not in self._compiled:
+            with self._in_words(args):
+                self.body.get_call_template(kinds, {})
+            self._compiled.add(kinds)
+
+    @contextlib.contextmanager
+    def _in_words(self, args: tuple[Any, ...]) -> Iterator[None]:
+        """Around a compilation: what fails because of arguments that are no integers is an InvalidValueError."""
+        try:
+            yield
+        except Exception as error:
+            others = [
+                f"{name} of type {type(arg).__name__}"
+                for name, arg in zip(self._names, args, strict=False)
+                if not isinstance(arg, int)
+            ]
+            if isinstance(error, InvalidValueError):  # of `need_integers`; Numba puts its own words before it
+                given = f" with {', '.join(others)}" if others else ""
+                raise InvalidValueError(f"{self.name}{given}: {str(error).splitlines()[-1]}") from None
+            if type(error).__name__ != "TypingError" or not others:  # Numba's for CUDA is another class
+                raise
+            logger.debug("%s: %s", self.name, error)
+            raise InvalidValueError(
+                f"{self.name} cannot be compiled with {', '.join(others)}: the kernel does with it what Numba cannot; "
+                "pass an integer, as addresses, keys and counts are (DOCA_GPUNETIO_LOG=7 shows Numba's words)"
+            ) from None
+
     def _launch(self, grid: int, block: int, place: Place, *args: Any) -> HostLaunch | CudaLaunch:
-        plain = tuple(int(a.device_address) if hasattr(a, "device_address") else a for a in args)
+        self._check_count(len(args))
+        plain = checked(self.name, self._names, args, place.target)
+        for used in args:
+            if hasattr(used, "check_launch"):
+                used.check_launch()
         if place.target != "cuda":
-            self.body.compile(tuple(self.body.typeof_pyval(a) for a in plain))  # here, and not while somebody waits
+            self._compile(plain)  # here, and not while somebody waits
+            check_threads(grid * block, f"{self.name} of {grid} x {block} threads")
         with deferred():
             tell_observers(+1)
             try:
                 if place.target == "cuda":
-                    launch = CudaLaunch(self.cuda, plain, grid, block, place.ordinal, _ended)
+                    with self._in_words(plain):
+                        launch = CudaLaunch(self.cuda, plain, grid, block, place.ordinal, _ended)
                 else:
                     launch = HostLaunch(self.body, plain, grid, block, place.warp, _ended)
             except BaseException:

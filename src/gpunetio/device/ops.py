@@ -28,7 +28,7 @@ from numba.core.cpu import CPUContext
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
-from .compile import device_function
+from .compile import device_function, need_integers
 
 _INT = {bits: ir.IntType(bits) for bits in (1, 8, 16, 32, 64, 128)}
 _VOID = ir.VoidType()
@@ -55,13 +55,19 @@ def op(*widths: int, ret: int | None = None, cpu: Emit, cuda: Emit) -> Callable[
 
     def bind(stub):
         answer = (result(*[types.int64] * len(widths)), codegen)
+        names = tuple(inspect.signature(stub).parameters)
+
+        def of(*found):
+            need_integers(stub.__name__, names, found)
+            return answer
+
         typing: Any = (  # Numba looks at the number of parameters, so *args will not do
-            lambda typingctx: answer,
-            lambda typingctx, a: answer,
-            lambda typingctx, a, b: answer,
-            lambda typingctx, a, b, c: answer,
-            lambda typingctx, a, b, c, d: answer,
-            lambda typingctx, a, b, c, d, e: answer,
+            lambda typingctx: of(),
+            lambda typingctx, a: of(a),
+            lambda typingctx, a, b: of(a, b),
+            lambda typingctx, a, b, c: of(a, b, c),
+            lambda typingctx, a, b, c, d: of(a, b, c, d),
+            lambda typingctx, a, b, c, d, e: of(a, b, c, d, e),
         )[len(widths)]
         typing.__name__, typing.__qualname__ = stub.__name__, stub.__qualname__
         typing.__doc__, typing.__module__ = stub.__doc__, stub.__module__

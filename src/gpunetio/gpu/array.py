@@ -63,6 +63,11 @@ class ExportedQps(Sequence[ExportedQp]):
             raise BadStateError("this array of exported QPs is closed")
         return self._memory.device_address
 
+    def check_launch(self) -> None:
+        """Called before a kernel is launched with the array. BadStateError names a queue that is not connected."""
+        for qp in self._qps:
+            qp.check_launch()
+
     def used_by(self, launch: Any) -> None:
         """Called when a kernel is launched with the array as an argument."""
         for qp in self._qps:

@@ -25,6 +25,7 @@ from .structure import Place, images, places, receives
 if TYPE_CHECKING:
     from .gpu import Gpu
 
+_UNCONNECTED = (QpState.RST, QpState.INIT, QpState.RTR)
 MAX_SLOTS = 1 << 15  # the structure counts them in 16 bits
 
 
@@ -261,7 +262,8 @@ class ExportedQp(Handle):
     def last_error(self) -> QpError | None:
         """Why the queue pair has failed (`doca_gpu_verbs_query_last_error`), or None.
 
-        The first error completion that a kernel has seen, or else that there is when the queue pair is in ERR.
+        The first error completion that a kernel has seen, or else that there is when the queue pair is in ERR. Requests
+        that wait because the queue pair is not connected are an error, too, though connecting it may still help.
         """
         self.check_open()
         side = DEV_SIDE.at(self._place.read_side())
@@ -269,9 +271,11 @@ class ExportedQp(Handle):
         if side["err_syndrome"]:
             failed = FailedWqe(int(side["err_index"]), int(side["err_syndrome"]), int(side["err_vendor"]))
             return QpError.of(self.qp, state, failed)
+        indices = self.indices()
+        if state in _UNCONNECTED and indices["submitted"] > indices["completed"]:
+            return QpError.unconnected(self.qp, state, indices["completed"])
         if state is not QpState.ERR:
             return None
-        indices = self.indices()
         failed = self.sends.first_error(self.cqe_offset(), indices["completed"])
         if failed is None and self.receives:
             failed = self.receives.first_error(
@@ -348,6 +352,15 @@ class ExportedQp(Handle):
             steps.callback(self.gpu.forget_export, self)
             steps.callback(self._give_up_messages)
             steps.callback(self._leave_service)
+
+    def check_launch(self) -> None:
+        """Called before a kernel is launched with this queue as an argument. BadStateError when it is not connected.
+
+        The device is asked only when this process has not moved the queue pair out of RST.
+        """
+        self.check_open()
+        if self.qp.asked_state is QpState.RST and self.qp.state is QpState.RST:
+            raise BadStateError(f"{self.qp} is in RST, where nothing can be posted: connect() it before the launch")
 
     def used_by(self, launch: Any) -> None:
         """Called when a kernel is launched with this queue as an argument."""

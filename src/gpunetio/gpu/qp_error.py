@@ -16,6 +16,7 @@ class QpError:
     """Why a queue pair has failed (`doca_gpu_verbs_qp_error_info`): the first error CQE, of a send or of a receive.
 
     Without such a CQE, as at an end that refused what its peer asked for, `index` is None and both syndromes are 0.
+    Where the queue pair is not connected, `index` is the first request that waits for that, and both syndromes are 0.
     `cause` is what the device says of it, or what the syndrome means.
     """
 
@@ -34,7 +35,14 @@ class QpError:
         cause = qp.ctx.provider.explain(qp.qpn, failed.vendor_syndrome)
         return cls(*failed, state, cause or meaning_of(failed.syndrome))
 
+    @classmethod
+    def unconnected(cls, qp: QP, state: QpState, index: int) -> QpError:
+        """Of requests in a state that sends nothing; `index` is the first of them."""
+        return cls(index, 0, 0, state, f"{qp} is in {state.name} and sends nothing before RTS: connect() it")
+
     def __str__(self) -> str:
+        if self.index is not None and self.syndrome == 0:
+            return f"WQE {self.index} waits: {self.cause}"
         if self.index is None:
             return f"the QP is in {self.state.name} without an error completion: {self.cause}"
         name = Syndrome(self.syndrome).name if self.syndrome in list(Syndrome) else "unknown"

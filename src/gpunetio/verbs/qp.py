@@ -107,6 +107,7 @@ class QP(Handle, ABC):
         self.send_cq, self.receive_cq = wired.send_cq, wired.receive_cq
         self.context = attr.context
         self._posting: Posting | None = None
+        self.asked_state = QpState.RST  # the last one that was asked for here; nobody asks the device for it
         self.psn = _new_psn()
         with ExitStack() as undo:
             self._create(undo)
@@ -166,6 +167,7 @@ class QP(Handle, ABC):
         if _M.AH_ATTR in mask and attr.ah_attr:
             attr = replace(attr, ah_attr=with_type(self.ctx, now.port_num or 1, attr.ah_attr))
         self._move(move, attr, mask, now)
+        self.asked_state = following
         if self._posting:
             self._posting.state = following
         if following == QpState.RST:

@@ -1,0 +1,74 @@
+"""Arguments of a kernel as it is launched: what is passed on, and in which words the others are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..errors import BadStateError, InvalidValueError
+
+_WORD = 1 << 64
+_NUMBERS = float, complex, np.number, np.void  # what Numba takes by value, besides integers
+_BUFFERS = bytes, bytearray, memoryview, list
+_REGISTER = "register it with pd.register(), and pass mr.address and mr.lkey or mr.rkey"
+
+
+def checked(kernel: str, names: Sequence[str], args: tuple[Any, ...], target: str) -> tuple[Any, ...]:
+    """Arguments as Numba takes them: an object with a `device_address` is that, and integers are of 64 bits.
+
+    InvalidValueError for what is nothing for a kernel, BadStateError for what is closed; both name the argument.
+    """
+    named = (*names, *(f"number {n + 1}" for n in range(len(names), len(args))))
+    return tuple(_plain(f"{kernel}: argument {name}", arg, target) for name, arg in zip(named, args, strict=False))
+
+
+def _plain(what: str, arg: Any, target: str) -> Any:
+    if isinstance(arg, (int, np.integer, np.bool_)):  # members of enumerations are ints
+        return _word(what, int(arg))
+    if hasattr(arg, "device_address"):
+        if getattr(arg, "closed", False):
+            raise BadStateError(f"{what} is closed ({type(arg).__name__}): its memory is gone")
+        return int(arg.device_address)
+    if isinstance(arg, np.ndarray) and not arg.dtype.hasobject:
+        return arg
+    if isinstance(arg, _NUMBERS):
+        return arg
+    if isinstance(arg, tuple):
+        items = (_plain(what, item, target) for item in arg)
+        return type(arg)(*items) if hasattr(arg, "_fields") else tuple(items)
+    if _in_cuda(arg):
+        if target == "cuda":
+            return arg
+        raise InvalidValueError(f"{what} is memory of a GPU ({type(arg).__name__}), and the kernel runs on the host")
+    raise InvalidValueError(f"{what} is {_cure(arg)}")
+
+
+def _word(what: str, value: int) -> int:
+    """The 64 bits of a number as the int64 that has them: as a uint64 Numba would reckon with it in floating point."""
+    if not -_WORD // 2 <= value < _WORD:
+        raise InvalidValueError(f"{what} = {value:#x} has more than 64 bits")
+    return value - _WORD if value >= _WORD // 2 else value
+
+
+def _in_cuda(arg: Any) -> bool:
+    try:
+        return getattr(arg, "__cuda_array_interface__", None) is not None
+    except (RuntimeError, TypeError, KeyError):  # a tensor that gives it not
+        return False
+
+
+def _cure(arg: Any) -> str:
+    """What the object is, and what to pass instead."""
+    if arg is None:
+        return "None, which is no address: pass 0 where there is none"
+    kind = type(arg).__name__
+    if hasattr(arg, "lkey"):
+        state = ", closed" if getattr(arg, "closed", False) else ""
+        return f"a memory region ({kind}{state}): pass mr.address, and mr.lkey or mr.rkey"
+    if hasattr(arg, "qpn"):
+        return f"a queue pair that kernels cannot use ({kind}): pass what Gpu.create_qp() or Gpu.export_qp() returns"
+    if isinstance(arg, _BUFFERS) or hasattr(arg, "__array__") or hasattr(arg, "__dlpack__"):
+        return f"of type {kind}, memory that a kernel cannot take: {_REGISTER}"
+    return f"of type {kind}: a kernel takes integers, floats, NumPy arrays, exported queues and memory of a Gpu"
