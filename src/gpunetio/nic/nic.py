@@ -52,7 +52,7 @@ MAX_SRQ = 1024
 MAX_CHANNELS = 1024
 _GID_TABLE_CODE = (MAX_GID // 8).bit_length() - 1  # what the capability carries: 8 entries, shifted by it
 MIN_ACK_TIMEOUT_NS = 1_000_000  # an engine is a thread, and can be away from its core for that long
-DESCRIPTORS = 28  # that an open NIC with one address takes: tables twice, events, the door
+DESCRIPTORS = 29  # that an open NIC with one address takes: tables twice, events, the door
 BUDGET = 256  # WQEs of one QP before the next has its turn
 
 class SoftNic:
