@@ -237,6 +237,7 @@ def test_what_a_stopped_peer_was_sent_is_old_afterwards(farm):
             far.kill(signal.SIGCONT)
         until(lambda: far("byte", 0, 0) == 1, "the old WRITE")
         until(lambda: far("counter", "rx_stale"), "the new WRITE to come too early")
+        until(lambda: near.counter("rx_stale"), "the old WRITE's acknowledgement")
         assert queue.done.poll() is None
         far("reset", 0)
         far("fill", 0, 0)
