@@ -14,7 +14,7 @@ from gpunetio.enums import AddrType, AsyncEventType, QpAtomicType, QpAttrMask, Q
 from gpunetio.errors import DocaError, NotSupportedError
 from gpunetio.formats.events import EventType
 from gpunetio.providers import open_device
-from gpunetio.providers.plain_verbs import Entries, NewQp, QpInit, QpValues, Refused, Route, Send, SrqValues, Wc
+from gpunetio.providers.plain_verbs import Entries, NewCq, NewQp, QpInit, QpValues, Refused, Route, Send, SrqValues, Wc
 from gpunetio.providers.provider import Event
 from gpunetio.verbs import AhAttr, QpAttr, RecvWr, SendWr, Sge
 from gpunetio.verbs.ah import ip_type
@@ -120,10 +120,16 @@ class PlainSoft:
         cq.ack_events()
         return next(handle for handle, thing in self._objects.items() if thing is cq)
 
-    def create_cq(self, cqe: int, channel: int | None) -> int:
-        handle = self._made(self._ctx.create_cq(cqe, channel=None if channel is None else self._objects[channel]))
+    def create_cq(self, cqe: int, channel: int | None, vector: int = 0) -> NewCq:
+        told = None if channel is None else self._objects[channel]
+        cq = self._ctx.create_cq(cqe, channel=told, comp_vector=vector)
+        handle = self._made(cq)
         self._kept[handle] = []
-        return handle
+        return NewCq(handle, cq.entries)
+
+    def resize_cq(self, cq: int, cqe: int) -> int:
+        self._objects[cq].resize(cqe)
+        return self._objects[cq].entries
 
     def poll_cq(self, cq: int, most: int) -> list[Wc]:
         found = self._kept[cq][:most]
@@ -231,6 +237,9 @@ class PlainSoft:
     def query_srq(self, srq: int) -> SrqValues:
         found = self._objects[srq].query()
         return SrqValues(found.max_wr, found.max_sge, found.srq_limit)
+
+    def resize_srq(self, srq: int, max_wr: int) -> None:
+        self._objects[srq].modify(max_wr=max_wr)
 
     def arm_srq(self, srq: int, srq_limit: int) -> None:
         self._objects[srq].modify(srq_limit=srq_limit)

@@ -22,7 +22,7 @@ from test_verbs_fake import (
     be,
 )
 
-CREATE_RMP, QUERY_RMP = 0x90C, 0x90F
+CREATE_RMP, QUERY_RMP, MODIFY_CQ = 0x90C, 0x90F, 0x403
 CREATES = {CREATE_CQ: "cq", CREATE_QP: "qp", CREATE_RMP: "rmp"}
 FIRST = {  # the number of the first object of a kind; the next ones follow
     "pd": 0xA1A2A3, "umem": 0xB0B1B2B3, "uar": 0xC1C2C3, "cq": 0xD1D2D3, "qp": 0xE1E2E3, "rmp": 0xF1F2F3, "channel": 1,
@@ -98,6 +98,9 @@ class Recorder(FakeProvider):
 
     def devx_obj_modify(self, handle: int, mailbox: bytes, out_size: int) -> bytes:
         opcode = self._recorded(mailbox, out_size, handle)
+        if opcode == MODIFY_CQ:  # nothing has completed: the first entry of the old ring is its end
+            create, _ = self.answers_to(CREATE_CQ)[-1]
+            ctypes.memset(self._umems[be(create, 0x58, 4)] + (127 if create[0x11] else 63), 0x50, 1)
         self.state = LEADS_TO.get(opcode, self.state)
         return bytes(out_size)
 
@@ -109,6 +112,9 @@ class Recorder(FakeProvider):
         elif opcode == QUERY_RMP:
             out[0x56:0x58] = LIMIT.to_bytes(2, "big")
         return bytes(out)
+
+    def devx_objects(self) -> list[int]:
+        return list(self._objects)
 
     def devx_obj_destroy(self, handle: int) -> None:
         self._end(*self._objects.pop(handle))

@@ -138,7 +138,7 @@ def numbers(name: str, call: Callable[..., object], bad: dict[Any, str]) -> dict
 
 # --- sizes, modes and places of new objects
 
-SIZE_OF_CQ = "the size must be a power of two, and at most 4194304 on soft0"
+SIZE_OF_CQ = "it must be 1 to 4194304"
 
 
 def qp_with(name: str) -> Callable[[World, Any], object]:
@@ -151,7 +151,7 @@ def qp_with(name: str) -> Callable[[World, Any], object]:
 
 CREATE: dict[str, Row] = {
     **numbers("cqe", lambda w, v: w.ctx.create_cq(v), {
-        n: f"cqe = {n}: {SIZE_OF_CQ}" for n in (0, -1, 3, 1000, 1 << 23, HUGE)
+        n: f"cqe = {n}: {SIZE_OF_CQ}" for n in (0, -1, 1 << 23, HUGE)
     }),
     **numbers("overrun", lambda w, v: w.ctx.create_cq(4, overrun=v), {
         n: f"overrun = {n}: it is one of DISABLE (0), ENABLE (1)" for n in (-1, 2)
@@ -369,7 +369,7 @@ FROM_RST: dict[str, Row] = {
         n: f"allow_remote_atomic = {n}" for n in (-1, 2, 4)
     }),
     **numbers("next_state", lambda w, v: w.modify(QpState.RST, INIT, next_state=v), {
-        n: f"next_state = {n}: it is one of RST (0), INIT (1), RTR (2), RTS (3), ERR (4)" for n in (-1, 5)
+        n: f"next_state = {n}: it is one of RST (0), INIT (1), RTR (2), RTS (3), ERR (4), SQD (5)" for n in (-1, 6)
     }),
     **numbers("current_state", lambda w, v: w.modify(QpState.RST, INIT | M.CURRENT_STATE, current_state=v), {
         7: "current_state = 7: it is one of RST (0)",

@@ -11,6 +11,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 import warnings
 import weakref
 from collections.abc import Callable
@@ -18,17 +19,19 @@ from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from gpunetio import providers, testing, verbs
 from gpunetio.bench.options import BENCHMARKS
-from gpunetio.enums import AsyncEventType, PortState, QpState, UarAllocationType
+from gpunetio.enums import Access, AsyncEventType, PortState, QpState, UarAllocationType, WrOpcode
 from gpunetio.errors import (
     BadStateError,
     DeviceFatalError,
     DriverError,
     InUseError,
     InvalidValueError,
+    NoMemoryError,
     NotFoundError,
     NotPermittedError,
     NotSupportedError,
@@ -40,6 +43,7 @@ from gpunetio.providers.mlx5 import structs as s
 from gpunetio.providers.mlx5.provider import adopt_context
 from gpunetio.testing import Outcome
 from neighbour import address as own_address
+from nic_rig import until
 from stand_in import StandIn, build, installed
 from stand_in.building import VARIABLE, why_not
 from test_memory import OnlyCuda
@@ -448,3 +452,87 @@ def test_a_library_that_is_no_rdma_core(stand_in: StandIn, tmp_path):
     older = build(tmp_path, ["ibv_alloc_pd"])
     with installed(older), pytest.raises(NotFoundError, match=r"no ibv_alloc_pd@IBVERBS_1\.1"):
         verbs.open("mlx5_0")
+
+
+# --- what changes, and when ------------------------------------------------------------------------------------------
+
+
+def writer(ctx: verbs.Context, cq: verbs.CQ) -> Callable[[int], None]:
+    """A queue pair connected to itself, and a function that sends so many WRITEs of no bytes."""
+    qp = ctx.create_pd().create_qp(sq_wr=64, send_cq=cq)
+    qp.connect(qp)
+
+    def send(count: int) -> None:
+        qp.post_send(*(verbs.SendWr(opcode=WrOpcode.RDMA_WRITE, wr_id=number) for number in range(count)))
+
+    return send
+
+
+def polled(cq: verbs.CQ, count: int) -> list[verbs.Completion]:
+    found: list[verbs.Completion] = []
+    until(lambda: found.extend(cq.poll(count - len(found))) or len(found) == count, f"{count} completions")
+    return found
+
+
+@pytest.mark.parametrize("cqe_size", [64, 128])
+def test_a_cq_is_resized_while_completions_wait(stand_in: StandIn, cqe_size):
+    with verbs.open("mlx5_0") as ctx:
+        cq = ctx.create_cq(8, cqe_size=cqe_size)
+        send = writer(ctx, cq)
+        send(5)
+        assert [done.wr_id for done in polled(cq, 2)] == [0, 1]
+        until(lambda: cq._arrived(8) == 3, "what is left")
+        cq.resize(30)
+        assert cq.query().cqe == 32
+        assert [done.wr_id for done in polled(cq, 3)] == [2, 3, 4]
+        send(20)
+        assert [done.wr_id for done in polled(cq, 20)] == list(range(20))
+
+
+def test_timestamps_of_a_card_become_the_time_of_day(stand_in: StandIn):
+    with verbs.open("mlx5_0") as ctx:
+        cq = ctx.create_cq(8)
+        writer(ctx, cq)(1)
+        (done,) = polled(cq, 1)
+        assert done.timestamp is not None
+        assert done.timestamp <= ctx.raw_clock()
+        assert abs(ctx.query_clock().ns(done.timestamp) - time.time_ns()) < 60 * 10**9
+
+
+def test_a_region_of_a_card_changes(stand_in: StandIn):
+    before, after = bytearray(64), bytearray(b"after" * 20)
+    with verbs.open("mlx5_0") as ctx:
+        pd = ctx.create_pd()
+        mr = pd.register(before)
+        mr.reregister(after, pd=ctx.create_pd(), access=Access.LOCAL_WRITE)
+        row = stand_in.nic("mlx5_0").mkeys[mr.lkey]
+        assert (int(row["iova"]), int(row["nbytes"]), int(row["pdn"])) == (mr.address, 100, mr.pd.pdn)
+        assert int(row["access"]) == Access.LOCAL_WRITE
+        with pytest.raises(InvalidValueError):
+            mr.reregister(0x1000, nbytes=8, access=Access.REMOTE_WRITE)
+        stand_in.fail("ibv_rereg_mr", errno.ENOMEM)
+        with pytest.raises(NoMemoryError):
+            mr.reregister(access=Access.LOCAL_READ)
+
+
+def test_gpu_memory_does_not_go_into_a_region_that_there_is(stand_in: StandIn):
+    with verbs.open("mlx5_0") as ctx, pytest.raises(NotSupportedError, match="register a new region"):
+        ctx.create_pd().register(bytearray(64)).reregister(
+            OnlyCuda(np.zeros(64, np.uint8), data=(0x7F00_0000_0000, False))
+        )
+
+
+def test_a_card_tells_its_speed_and_what_its_cq_suffers(stand_in: StandIn):
+    with verbs.open("mlx5_0") as ctx:
+        assert ctx.query_port().gbps == 10
+        cq = ctx.create_cq(4)
+        writer(ctx, cq)(8)
+        event = ctx.get_async_event(10)
+        assert event is not None
+        event.ack()
+        assert (event.type, event.element, event.syndrome) == (AsyncEventType.CQ_ERR, cq, 1)
+
+
+def test_srqs_of_cards_stay_as_they_are(stand_in: StandIn):
+    with verbs.open("mlx5_0") as ctx, pytest.raises(NotSupportedError, match="mlx5_0 does not resize"):
+        ctx.create_pd().create_srq(4).modify(max_wr=8)

@@ -46,14 +46,69 @@ FIELDS_OF_OURS = {
             "opcode": (0x00, 16), "uid": (0x10, 16), "op_mod": (0x30, 16), number: (0x48, 24),
         }.items()
     },
-    ("cmd_hca_cap", "sctr_data_cqe"): (0x215, 1),
+    # what a device tells of itself
+    **{
+        ("cmd_hca_cap", field): place
+        for field, place in {
+            "log_max_srq_sz": (0x80, 8), "log_max_qp": (0x9B, 5), "log_max_srq": (0xAB, 5), "log_max_cq": (0xDB, 5),
+            "log_max_mkey": (0xEA, 6), "log_max_eq": (0xFC, 4), "log_max_mrw_sz": (0x109, 7),
+            "log_max_ra_req_qp": (0x14A, 6), "rts2rts_qp_udp_sport": (0x151, 1), "log_max_ra_res_qp": (0x15A, 6),
+            "num_ports": (0x1B8, 8), "log_max_msg": (0x1C3, 5), "cqe_version": (0x1FC, 4), "sctr_data_cqe": (0x215, 1),
+            "roce": (0x21D, 1), "atomic": (0x21E, 1), "cq_oi": (0x220, 1), "cq_resize": (0x221, 1), "cd": (0x22C, 1),
+            "log_max_pd": (0x32B, 5), "basic_cyclic_rcv_wqe": (0x380, 1), "log_max_rmp": (0x383, 5),
+            "max_num_eqs": (0x470, 16), "device_frequency_mhz": (0x4C0, 32), "device_frequency_khz": (0x4E0, 32),
+            "log_max_atomic_size_qp": (0x580, 8),
+        }.items()
+    },
+    **{
+        ("atomic_caps", field): place
+        for field, place in {
+            "atomic_req_8B_endianness_mode": (0x40, 2), "supported_atomic_req_8B_endianness_mode_1": (0x46, 1),
+            "atomic_operations": (0x90, 16), "atomic_size_qp": (0xB0, 16),
+        }.items()
+    },
+    **{
+        ("hca_vport_context", field): place
+        for field, place in {
+            "field_select": (0x00, 32), "grh_required": (0x103, 1), "port_physical_state": (0x110, 4),
+            "vport_state_policy": (0x114, 4), "port_state": (0x118, 4), "vport_state": (0x11C, 4),
+            "system_image_guid": (0x140, 64), "port_guid": (0x180, 64), "node_guid": (0x1C0, 64), "lid": (0x300, 16),
+            "lmc": (0x318, 3), "sm_lid": (0x320, 16), "sm_sl": (0x330, 4),
+        }.items()
+    },
+    **{
+        (f"query_hca_vport_context_{end}", field): place
+        for end, fields in (
+            ("in", {"opcode": (0x00, 16), "op_mod": (0x30, 16), "other_vport": (0x40, 1), "port_num": (0x4C, 4),
+                    "vport_number": (0x50, 16)}),
+            ("out", {"status": (0x00, 8), "syndrome": (0x20, 32), "hca_vport_context": (0x80, 4096)}),
+        )
+        for field, place in fields.items()
+    },
+    # a CQ's next ring, and a drained send queue
+    **{
+        ("modify_cq_in", field): place
+        for field, place in {
+            "opcode": (0x00, 16), "uid": (0x10, 16), "op_mod": (0x30, 16), "cqn": (0x48, 24),
+            "resize_field_select": (0x60, 32), "cq_context": (0x80, 512), "cq_umem_offset": (0x280, 64),
+            "cq_umem_id": (0x2C0, 32), "cq_umem_valid": (0x2E0, 1), "pas": (0x880, 0),
+        }.items()
+    },
+    **{
+        (f"{name}_qp_in", field): place
+        for name in ("rts2sqd", "sqd2rts")
+        for field, place in {
+            "opcode": (0x00, 16), "qpn": (0x48, 24), "opt_param_mask": (0x80, 32), "qpc": (0xC0, 1856),
+        }.items()
+    },
     # what else is done to a receive pool, and its limit
     ("wq", "lwm"): (0x30, 16),
     **{
         (f"{kind}_rmp_{end}", field): place
         for kind, end, fields in (
             ("modify", "in", {"opcode": (0x00, 16), "uid": (0x10, 16), "op_mod": (0x30, 16), "rmp_state": (0x40, 4),
-                              "rmpn": (0x48, 24), "modify_lwm": (0xBF, 1), "ctx": (0x100, 1920)}),
+                              "rmpn": (0x48, 24), "modify_size": (0xBE, 1), "modify_lwm": (0xBF, 1),
+                              "ctx": (0x100, 1920)}),
             ("query", "in", {"opcode": (0x00, 16), "uid": (0x10, 16), "op_mod": (0x30, 16), "rmpn": (0x48, 24)}),
             ("query", "out", {"status": (0x00, 8), "syndrome": (0x20, 32), "ctx": (0x100, 1920)}),
         )
@@ -62,7 +117,8 @@ FIELDS_OF_OURS = {
 }  # fmt: skip
 STRUCTS_OF_OURS = {
     "out": 16, "destroy_cq_in": 16, "destroy_qp_in": 16, "destroy_rmp_in": 16, "modify_rmp_in": 272, "query_rmp_in": 16,
-    "query_rmp_out": 272,
+    "query_rmp_out": 272, "atomic_caps": 256, "hca_vport_context": 512, "query_hca_vport_context_in": 16,
+    "query_hca_vport_context_out": 528, "modify_cq_in": 272, "rts2sqd_qp_in": 272, "sqd2rts_qp_in": 272,
 }  # fmt: skip
 
 
@@ -334,7 +390,7 @@ NOT_DECLARED = {  # nothing in the package has a use for them yet; whoever gives
     "qp_ready_mode": "there is one way to mark slots ready",
 }
 SENTINELS = {("nic_handler", "TYPE_MAX"), ("mem_reg_type", "MAX")}  # no value, but one more than the largest
-OURS = [("exec_scope", "BLOCK")]
+OURS = [("exec_scope", "BLOCK"), ("qp_state", "SQD")]
 
 
 @pytest.mark.parametrize("row", rows("enums.csv"), ids=ids)
@@ -432,6 +488,11 @@ GROUPS: dict[str, type[IntEnum] | dict[str, int]] = {
 OPCODES_OF_OURS = {  # from mlx5_ifc.h
     ("command", "DESTROY_CQ"): 0x401,
     ("command", "DESTROY_QP"): 0x501,
+    ("command", "MODIFY_CQ"): 0x403,
+    ("command", "RTS2SQD_QP"): 0x508,
+    ("command", "SQD2RTS_QP"): 0x509,
+    ("command", "QUERY_HCA_VPORT_CONTEXT"): 0x762,
+    ("qp_state", "SQ_DRAINING"): 7,
     ("command", "MODIFY_RMP"): 0x90D,
     ("command", "DESTROY_RMP"): 0x90E,
     ("command", "QUERY_RMP"): 0x90F,

@@ -113,7 +113,7 @@ def test_attributes_of_attributes_are_not_written():
 
 
 @pytest.mark.parametrize("name", [
-    "Qp", "QP.nothing", "QP.modify(attributes=)", "PD.create_qp(sq_wr=, size=)", "QpAttr.max_sge", "QpState.SQD",
+    "Qp", "QP.nothing", "QP.modify(attributes=)", "PD.create_qp(sq_wr=, size=)", "QpAttr.max_sge", "QpState.SQE",
     "CQ.entries(most=)", "QP.modify(attr)", "QP.modify(attr=, mask)", "close()", "with", "doca_verbs_qp_create",
     "put(address=)", "ops.copy(typingctx=)", "ops.st256", "put_warp",
 ])  # fmt: skip

@@ -115,12 +115,13 @@ def test_every_function_of_the_boundary_is_bound():
         get_device_list free_device_list get_device_name open_device close_device alloc_pd dealloc_pd reg_mr dereg_mr
         query_device query_port query_gid query_qp create_ah destroy_ah create_cq destroy_cq create_srq destroy_srq
         create_qp destroy_qp modify_qp create_comp_channel destroy_comp_channel get_cq_event ack_cq_events query_srq
-        modify_srq reg_dmabuf_mr reg_mr_iova2 get_async_event ack_async_event
+        modify_srq reg_dmabuf_mr reg_mr_iova2 get_async_event ack_async_event resize_cq rereg_mr
     """
     mlx5 = """
         init_obj devx_obj_create devx_obj_destroy devx_obj_query devx_obj_modify devx_general_cmd devx_query_eqn
         devx_umem_reg devx_umem_reg_ex devx_umem_dereg devx_alloc_uar devx_free_uar query_device is_supported
         devx_create_event_channel devx_destroy_event_channel devx_subscribe_devx_event devx_get_event
+        get_clock_info
     """
     assert {f"ibv_{name}" for name in ibverbs.split()} | {"_ibv_query_gid_ex"} == set(libraries.IBVERBS)
     assert {f"mlx5dv_{name}" for name in mlx5.split()} == set(libraries.MLX5)

@@ -3,7 +3,7 @@
 import struct
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -382,3 +382,77 @@ def test_chain(log_entries, steps):
             index, expected = taken.pop(choice % len(taken))
             assert free.complete(index) == expected
         assert ring.waiting() == len(posted)
+
+
+# --- growing ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("names", [("soft0", "soft0"), ("soft0", "soft1")], ids=["loopback", "wire"])
+def test_it_grows_while_receives_are_posted_and_used(names):
+    with ExitStack() as stack:
+        here, there = (stack.enter_context(verbs.open(name)) for name in names)
+        near, far = here.create_pd(), there.create_pd()
+        cq, sent = there.create_cq(256), here.create_cq(256)
+        srq = far.create_srq(3)
+        a = near.create_qp(sq_wr=64, send_cq=sent)
+        b = far.create_qp(srq=srq, receive_cq=cq)
+        a.connect(b)
+        target = Buffer(far, 4096)
+        posted = done = 0
+
+        def post(count: int) -> None:
+            nonlocal posted
+            for _ in range(count):
+                srq.post_recv(RecvWr(sges=[Sge(target.address + 8 * posted, 8, target.key)], wr_id=posted))
+                posted += 1
+
+        def message() -> None:
+            nonlocal done
+            a.post_send(SendWr(opcode=WrOpcode.SEND, inline=done.to_bytes(8, "little"), wr_id=done))
+            found: list[Completion] = []
+            until(lambda: bool(found.extend(cq.poll()) or found), "a message")
+            assert [(one.wr_id, one.status) for one in found] == [(done, WcStatus.SUCCESS)]
+            until(sent.poll, "its acknowledgement")
+            done += 1
+
+        for room in (3, 7, 15, 63):
+            srq.modify(max_wr=room)
+            assert srq.query().max_wr == room
+            post(room - (posted - done))
+            with pytest.raises(BadWrError, match=f"all its {room} receives"):
+                post(1)
+            message()
+            message()
+        while done < posted:
+            message()
+        assert target.bytes.view(np.int64)[:done].tolist() == list(range(done))
+
+
+def test_it_does_not_shrink(ctx):
+    srq = ctx.create_pd().create_srq(15)
+    srq.modify(max_wr=10)  # there is room for as many
+    assert srq.query().max_wr == 15
+    with pytest.raises(InvalidValueError, match="only grows"):
+        srq.modify(max_wr=3)
+
+
+def test_one_that_kernels_fill_stays(ctx):
+    srq = ctx.create_pd().create_srq(15, external_datapath=True)
+    with pytest.raises(BadStateError, match="external data path"):
+        srq.modify(max_wr=31)
+
+
+def test_a_device_that_does_not_resize_says_so(ctx):
+    srq = ctx.create_pd().create_srq(15)
+    ctx.__dict__["_device"] = replace(ctx.query_device(), can_resize_srq=False)
+    with pytest.raises(NotSupportedError, match="does not resize"):
+        srq.modify(max_wr=31)
+
+
+def test_memory_of_rings_that_it_has_left_goes_with_it(ctx):
+    nic = ctx.provider.nic
+    srq = ctx.create_pd().create_srq(3)
+    for room in (7, 15, 31):
+        srq.modify(max_wr=room)
+    srq.close()
+    assert (len(nic.umems), len(nic.srqs)) == (0, 0)

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from gpunetio.enums import Access, GidType, LinkLayer, PortState, UarAllocationType
 from gpunetio.errors import DriverError, NotFoundError, NotSupportedError
 from gpunetio.formats.events import EventType
-from gpunetio.providers.provider import DeviceAttr, Event, MrKeys, PortAttr, Provider, UarPage
+from gpunetio.providers.provider import ClockInfo, DeviceAttr, Event, MrKeys, PortAttr, Provider, UarPage
 
 QPC_AT, QPC_BYTES = 0x18, 232  # in CREATE_QP, in every transition and in QUERY_QP's output
 RST, INIT, RTR, RTS, ERR = 0, 1, 2, 3, 6  # qpc.state
@@ -112,6 +112,19 @@ class FakeProvider:
     def reg_dmabuf_umem(self, fd: int, offset: int, nbytes: int, access: Access) -> int:
         raise NotSupportedError("no dmabuf here")
 
+    def rereg_mr(
+        self, handle: int, pdn: int | None, place: tuple[int, int, bool] | None, access: Access | None
+    ) -> MrKeys:
+        self._check("rereg_mr")
+        self.mrs.append((handle, pdn, place, access))
+        return MrKeys(handle, handle << 8 | 2, handle << 8 | 3)
+
+    def query_clock(self) -> ClockInfo:
+        return ClockInfo(1_000, 0, 0, 1, 0, (1 << 64) - 1)
+
+    def raw_clock(self) -> int:
+        return 0
+
     def dereg_mr(self, handle: int) -> None:
         self._end("mr", handle)
 
@@ -177,6 +190,9 @@ class FakeProvider:
         self._check(QUERY_QP)
         return (bytes(QPC_AT) + self.qpcs[handle]).ljust(out_size, b"\0")
 
+    def devx_objects(self) -> list[int]:
+        return [*self.live["cq"], *self.live["srq"], *self.live["qp"]]
+
     def devx_obj_destroy(self, handle: int) -> None:
         self._end(next(kind for kind in ("qp", "cq", "srq") if handle in self.live[kind]), handle)
 
@@ -191,6 +207,7 @@ class FakeProvider:
             out[0x10 + 0x04] = 0x80  # hca_cap_2
             out[0x10 + 0x11] = 15  # log_max_qp_sz
             out[0x10 + 0x19] = 22  # log_max_cq_sz
+            out[0x10 + 0x2A] = 1 << 6  # rts2rts_qp_udp_sport
             out[0x10 + 0x2D] = self.rts2rts_dscp << 5
             out[0x10 + 0x2E : 0x10 + 0x30] = (2).to_bytes(2, "big")  # gid_table_size, as code
             out[0x10 + 0x36] = self.ethernet  # port_type

@@ -153,9 +153,9 @@ def test_cq_modes(fake, ctx, overrun, collapsed, byte):
     assert fake.sent(CREATE_CQ)[0][CQC + 1] == byte
 
 
-@pytest.mark.parametrize("cqe", [0, -4, 3, 12, 1 << 23])
+@pytest.mark.parametrize("cqe", [0, -4, 1 << 23])
 def test_cq_size(fake, ctx, cqe):
-    with pytest.raises(InvalidValueError, match=f"cqe = {cqe}: the size must be a power of two, and at most 4194304"):
+    with pytest.raises(InvalidValueError, match=f"cqe = {cqe}: it must be 1 to 4194304"):
         ctx.create_cq(cqe)
     assert fake.left() == []
 

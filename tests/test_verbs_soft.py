@@ -39,7 +39,7 @@ from nic_rig import READ, REQ, REQ_ERR, SEND, WRITE, Completions, Queue, connect
 from test_memory import OnlyDlpack
 
 M = QpAttrMask
-RST, INIT, RTR, RTS, ERR = QpState
+RST, INIT, RTR, RTS, ERR, SQD = QpState
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ class QpState(IntEnum):
     RTR  = 2
     RTS  = 3
     ERR  = 4
+    SQD  = 5  # the send queue is drained: libibverbs has it, DOCA Verbs has not
 
 
 class AddrType(IntEnum):

@@ -34,6 +34,11 @@ from gpunetio.formats.events import EventType, PortSubtype
 from gpunetio.nic.nic import SoftNic
 from gpunetio.nic.port import Port, PortConfig
 from gpunetio.providers import soft
+from gpunetio.providers.mlx5.structs import (
+    IBV_REREG_MR_CHANGE_ACCESS,
+    IBV_REREG_MR_CHANGE_PD,
+    IBV_REREG_MR_CHANGE_TRANSLATION,
+)
 from gpunetio.providers.provider import UarPage
 
 from .strict import SYNDROME, reserved_bits
@@ -48,7 +53,8 @@ _CALLS: dict[str, tuple[Any, ...]] = {
     "enter": (_text, _i), "complain": (_text, _text), "count_devices": (), "open": (_i,), "async_fd": (_i,),
     "close": (_i,), "query_device": (_i, _memory, _memory), "query_port": (_i, _i, _memory),
     "query_gid": (_i, _i, _i, _memory), "alloc_pd": (_i,), "dealloc_pd": (_i, _i), "reg_mr": (_i, _i, _u, _u, _u, _i),
-    "reg_dmabuf_mr": (_i, _i, _i, _u, _u, _u, _i), "dereg_mr": (_i, _i), "resolve": (_i, _i, _i, _memory, _memory),
+    "reg_dmabuf_mr": (_i, _i, _i, _u, _u, _u, _i),
+    "rereg_mr": (_i, _i, _i, _i, _u, _u, _i), "dereg_mr": (_i, _i), "resolve": (_i, _i, _i, _memory, _memory),
     "get_async_event": (_i, _memory), "obj_create": (_i, *_COMMAND), "obj_modify": (_i, _i, *_COMMAND),
     "obj_query": (_i, _i, *_COMMAND), "obj_destroy": (_i, _i), "general_cmd": (_i, *_COMMAND), "query_eqn": (_i, _i),
     "reg_umem": (_i, _u, _u, _i), "reg_dmabuf_umem": (_i, _i, _u, _u, _i), "dereg_umem": (_i, _i),
@@ -60,7 +66,8 @@ _DEVICE_VALUES = (
     "max_sge", "max_cq", "max_cqe", "max_mr", "max_pd", "max_qp_rd_atom", "max_qp_init_rd_atom", "max_ah", "max_srq",
     "max_srq_wr", "max_srq_sge", "max_pkeys", "phys_port_cnt",
 )  # fmt: skip
-_PORT_VALUES = ("state", "max_mtu", "active_mtu", "gid_tbl_len", "lid", "sm_lid", "lmc", "link_layer")
+_PORT_VALUES = ("state", "max_mtu", "active_mtu", "gid_tbl_len", "lid", "sm_lid", "lmc", "link_layer", "active_width",
+                "active_speed")  # fmt: skip
 
 CONNECTX_7 = {"vendor_id": 0x02C9, "vendor_part_id": 4129, "hw_ver": 0}
 FW_VER, BOARD_ID = "28.43.1014", "GPN0000000001"
@@ -305,6 +312,13 @@ class StandIn:
         self, context: int, pdn: int, fd: int, offset: int, nbytes: int, iova: int, access: int
     ) -> int:
         return self._nic(context).reg_dmabuf_mr(pdn, fd, offset, nbytes, iova, _access(access)).lkey
+
+    def _rereg_mr(
+        self, context: int, key: int, changes: int, pdn: int, address: int, nbytes: int, access: int
+    ) -> int:
+        place = (address, nbytes, False) if changes & IBV_REREG_MR_CHANGE_TRANSLATION else None
+        rights = _access(access) if changes & IBV_REREG_MR_CHANGE_ACCESS else None
+        return self._nic(context).rereg_mr(key, pdn if changes & IBV_REREG_MR_CHANGE_PD else None, place, rights).lkey
 
     def _dereg_mr(self, context: int, key: int) -> None:
         self._nic(context).dereg_mr(key)

@@ -37,7 +37,8 @@ enum {
     MAX_CQE, MAX_MR, MAX_PD, MAX_QP_RD_ATOM, MAX_QP_INIT_RD_ATOM, MAX_AH, MAX_SRQ, MAX_SRQ_WR, MAX_SRQ_SGE, MAX_PKEYS,
     PHYS_PORT_CNT, DEVICE_VALUES,
 };
-enum { STATE, MAX_MTU, ACTIVE_MTU, GID_TBL_LEN, LID, SM_LID, LMC, LINK_LAYER, PORT_VALUES };
+enum { STATE, MAX_MTU, ACTIVE_MTU, GID_TBL_LEN, LID, SM_LID, LMC, LINK_LAYER, ACTIVE_WIDTH, ACTIVE_SPEED,
+       PORT_VALUES };
 enum { COOKIE, TYPE, NUMBER, EVENT_VALUES };
 
 typedef int64_t i64;
@@ -57,6 +58,8 @@ static struct calls {
     i64 (*dealloc_pd)(i64 context, i64 pdn);
     i64 (*reg_mr)(i64 context, i64 pdn, u64 address, u64 length, u64 iova, i64 access);  // the key
     i64 (*reg_dmabuf_mr)(i64 context, i64 pdn, i64 fd, u64 offset, u64 length, u64 iova, i64 access);
+    // `changes` are IBV_REREG_MR_CHANGE_*; what has not changed is not looked at.
+    i64 (*rereg_mr)(i64 context, i64 key, i64 changes, i64 pdn, u64 address, u64 length, i64 access);
     i64 (*dereg_mr)(i64 context, i64 key);
     i64 (*resolve)(i64 context, i64 port, i64 sgid_index, const uint8_t *dgid, uint8_t *mac);
     i64 (*get_async_event)(i64 context, u64 *port);  // its type
@@ -255,6 +258,7 @@ static int absent(void) { return EOPNOTSUPP; }
 static void *absent_object(void) { return failed(EOPNOTSUPP); }
 
 static int query_port(struct ibv_context *, uint8_t, struct ibv_port_attr *, size_t);
+static int query_rt_values(struct ibv_context *, struct ibv_values_ex *);
 
 struct ibv_context *ibv_open_device(struct ibv_device *ibv)
 {
@@ -268,6 +272,7 @@ struct ibv_context *ibv_open_device(struct ibv_device *ibv)
     context->handle = handle;
     context->verbs.sz = sizeof context->verbs;
     context->verbs.query_port = query_port;
+    context->verbs.query_rt_values = query_rt_values;
     struct ibv_context *seen = &context->verbs.context;
     seen->device = ibv;
     seen->abi_compat = __VERBS_ABI_IS_EXTENDED;
@@ -352,6 +357,8 @@ static int ask_port(struct ibv_context *ibv, uint32_t port, struct ibv_port_attr
         .sm_lid = (uint16_t)v[SM_LID],
         .lmc = (uint8_t)v[LMC],
         .link_layer = (uint8_t)v[LINK_LAYER],
+        .active_width = (uint8_t)v[ACTIVE_WIDTH],
+        .active_speed = (uint8_t)v[ACTIVE_SPEED],
     };
     return 0;
 }
@@ -542,6 +549,30 @@ struct ibv_mr *ibv_reg_dmabuf_mr(
     return new_mr(pd, key, (void *)(uintptr_t)offset, length);
 }
 
+// A driver may change the keys; this one leaves them.
+int ibv_rereg_mr(struct ibv_mr *mr, int changes, struct ibv_pd *pd, void *address, size_t length, int access)
+{
+    bool moved = changes & IBV_REREG_MR_CHANGE_TRANSLATION;
+    unsigned rights = changes & IBV_REREG_MR_CHANGE_ACCESS ? (unsigned)access : 0;
+    int error = begin(__func__, mr, OF_MR);
+    if (!error && changes & IBV_REREG_MR_CHANGE_PD) error = begin(__func__, pd, OF_PD);
+    if (!error) error = check_region(moved ? (uintptr_t)address : 1, moved ? length : 1, rights, MR_ACCESS);
+    if (error) {
+        errno = error;
+        return IBV_REREG_MR_ERR_INPUT;
+    }
+    i64 pdn = changes & IBV_REREG_MR_CHANGE_PD ? head_of(pd)->number : 0;
+    i64 key = calls.rereg_mr(handle_of(mr), head_of(mr)->number, changes, pdn, (uintptr_t)address, length, access);
+    if (key < 0) {
+        errno = (int)-key;
+        return IBV_REREG_MR_ERR_CMD;
+    }
+    if (changes & IBV_REREG_MR_CHANGE_PD) mr->pd = pd;
+    if (moved) mr->addr = address, mr->length = length;
+    mr->lkey = mr->rkey = (uint32_t)key;
+    return 0;
+}
+
 int ibv_dereg_mr(struct ibv_mr *mr)
 {
     int error = begin(__func__, mr, OF_MR);
@@ -618,6 +649,35 @@ int mlx5dv_query_device(struct ibv_context *ibv, struct mlx5dv_context *attrs)
     int error = begin_context(__func__, ibv);
     if (!error) *attrs = (struct mlx5dv_context){.flags = MLX5DV_CONTEXT_FLAGS_CQE_V1};
     return error;
+}
+
+// --- the clock: CLOCK_MONOTONIC, which the software NIC takes its timestamps from --------------------------------------
+
+static u64 nanoseconds(clockid_t clock)
+{
+    struct timespec now;
+    clock_gettime(clock, &now);
+    return (u64)now.tv_sec * 1000000000 + (u64)now.tv_nsec;
+}
+
+static int query_rt_values(struct ibv_context *ibv, struct ibv_values_ex *values)
+{
+    int error = begin_context("ibv_query_rt_values_ex", ibv);
+    if (error) return error;
+    if (values->comp_mask != IBV_VALUES_MASK_RAW_CLOCK) return EINVAL;
+    values->raw_clock = (struct timespec){0, (long)nanoseconds(CLOCK_MONOTONIC)};  // cycles, all of them, as mlx5 does
+    return 0;
+}
+
+int mlx5dv_get_clock_info(struct ibv_context *ibv, struct mlx5dv_clock_info *info)
+{
+    int error = begin_context(__func__, ibv);
+    if (error) return error;
+    *info = (struct mlx5dv_clock_info){
+        .nsec = nanoseconds(CLOCK_REALTIME), .last_cycles = nanoseconds(CLOCK_MONOTONIC), .mult = 1u << 20, .shift = 20,
+        .mask = ~(u64)0,
+    };
+    return 0;
 }
 
 // --- DEVX -------------------------------------------------------------------------------------------------------------
@@ -845,6 +905,7 @@ static void fill_eqe(uint8_t *eqe, u64 type, u64 number)
         eqe[40] = (uint8_t)(number >> 8 << 4);  // the port, in the upper half
     } else if (type == CQ_ERROR) {
         put_be32(eqe + 32, number);
+        eqe[43] = 1;  // an overrun
     } else if (type != INTERNAL_ERROR) {
         put_be32(eqe + 56, number);  // the CQ that has a completion; else the QP or SRQ, whose kind (0) is at byte 52
     }

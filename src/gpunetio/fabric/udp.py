@@ -1,7 +1,8 @@
 """The UDP wire: RoCEv2 packets through ordinary sockets, to anything that speaks RoCEv2 (IBTA annex A17).
 
-One socket an address, bound to it and to port 4791, and not connected. Nothing here needs privileges. The engine calls
-`transmit`, `receive` and `check` with the address of the wire's UDP_WIRE record.
+One socket an address, bound to it and to port 4791, and not connected; others only send, from ports that were asked
+for. Nothing here needs privileges. The engine calls `transmit`, `receive` and `check` with the address of the wire's
+UDP_WIRE record.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import os
 import socket
 import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Sequence
 from ipaddress import IPv4Address, IPv6Address
 from typing import Any
 
@@ -24,8 +25,9 @@ from ..memory import HostMemory, round_up
 from .icrc import HEADER_ROOM
 from .udp_receive import check, receive
 from .udp_records import (
-    DATAGRAM, DATAGRAMS, GID_TABLE, GRO_CONTROL, GSO_OFF, GSO_ON, MAX_SEGMENTS, MAX_SOCKETS, MMSGHDR, RX_BUFFER,
-    RX_MESSAGES, RX_SLOT, SOCKADDR_IN6, SOL_UDP, SOURCE, SOURCES, TX_MESSAGES, TX_SLOT, UDP_GRO, UDP_SOCKET, UDP_WIRE,
+    DATAGRAM, DATAGRAMS, EGRESSES, GID_TABLE, GRO_CONTROL, GSO_OFF, GSO_ON, MAX_SEGMENTS, MAX_SENDERS, MAX_SOCKETS,
+    MMSGHDR, RX_BUFFER, RX_MESSAGES, RX_SLOT, SOCKADDR_IN6, SOL_UDP, SOURCE, SOURCES, TX_MESSAGES, TX_SLOT, UDP_GRO,
+    UDP_SOCKET, UDP_WIRE,
 )  # fmt: skip
 from .udp_transmit import transmit
 
@@ -91,27 +93,62 @@ class UdpWire:
         _check(addresses, indices)
         self.addresses = tuple(addresses)
         self._sockets: list[socket.socket] = []
+        self._ports: dict[int, tuple[int, int, socket.socket]] = {}  # by egress: index, port, its socket
+        self._gso = gso
         try:
             for address in addresses:
-                self._sockets.append(_open(address, gro))
+                self._sockets.append(_open(address, ROCE_UDP_PORT, gro))
         except BaseException:
             self._close_sockets()
             raise
         self._lay_out(tx_end)
         for row, opened, address, index in zip(self.rows, self._sockets, addresses, indices, strict=True):
-            row["fd"], row["version"], row["source"] = opened.fileno(), address.version, index
-            row["gid_high"], row["gid_low"] = gid_of(address)
-            row["scope"] = opened.getsockname()[3] if address.version == 6 else 0
-            row["segments"], row["gso"] = (MAX_SEGMENTS, GSO_ON) if gso else (1, GSO_OFF)
+            self._describe(row, opened, address, index)
             self._socket_of[index] = row.__array_interface__["data"][0]
             # The kernel takes one datagram more than fit.
             self.record["capacity"] += opened.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) + RX_BUFFER
+
+    def _describe(self, row: np.void, opened: socket.socket, address: Address, index: int) -> None:
+        """Fill a UDP_SOCKET."""
+        row["fd"], row["version"], row["source"] = opened.fileno(), address.version, index
+        row["gid_high"], row["gid_low"] = gid_of(address)
+        row["scope"] = opened.getsockname()[3] if address.version == 6 else 0
+        row["segments"], row["gso"] = (MAX_SEGMENTS, GSO_ON) if self._gso else (1, GSO_OFF)
+        row["port"] = opened.getsockname()[1]
+
+    def egress(self, index: int, port: int, used: Container[int], settle: Callable[[], None]) -> int:
+        """What frames carry as their source to leave from the address of GID `index` and this UDP port.
+
+        A socket is opened for each such pair. When there are too many, one that is not among the `used` makes room:
+        `settle` returns when nobody is in `transmit`. InUseError if all are used, or the port is.
+        """
+        if port == ROCE_UDP_PORT:
+            return index
+        for egress, (has_index, has_port, _) in self._ports.items():
+            if (has_index, has_port) == (index, port):
+                return egress
+        free = [egress for egress in range(GID_TABLE, EGRESSES) if egress not in self._ports]
+        unused = free or [egress for egress in self._ports if egress not in used]
+        if not unused:
+            raise InUseError(f"all {MAX_SENDERS} UDP source ports are in use by queue pairs: choose one of theirs")
+        at = next(i for i, row in enumerate(self.rows) if int(row["source"]) == index)
+        opened = _open(self.addresses[at], port, False)
+        egress, row = unused[0], self._senders[unused[0] - GID_TABLE]
+        self._socket_of[egress] = 0
+        settle()
+        if egress in self._ports:
+            self._ports[egress][2].close()
+        self._describe(row, opened, self.addresses[at], index)
+        self._ports[egress] = index, port, opened
+        self._socket_of[egress] = row.__array_interface__["data"][0]
+        return egress
 
     def _lay_out(self, tx_end: int) -> None:
         """Reserve all memory and point the records at it."""
         self._used = 0
         sizes = (
-            UDP_WIRE.size, 8 * GID_TABLE, MAX_SOCKETS * UDP_SOCKET.size, SOURCES * SOURCE.size, 2 * HEADER_ROOM + _LINE,
+            UDP_WIRE.size, 8 * EGRESSES, (MAX_SOCKETS + MAX_SENDERS) * UDP_SOCKET.size, SOURCES * SOURCE.size,
+            2 * HEADER_ROOM + _LINE,
             TX_MESSAGES * (MMSGHDR.size + TX_SLOT.size), RX_MESSAGES * (MMSGHDR.size + RX_SLOT.size + _BUFFER_STRIDE),
             DATAGRAMS * DATAGRAM.size,
         )  # fmt: skip
@@ -119,7 +156,8 @@ class UdpWire:
         self.record = self._take(UDP_WIRE, 1)[0]
         self.rows = self._take(UDP_SOCKET, MAX_SOCKETS)[: len(self.addresses)]
         self.datagrams = self._take(DATAGRAM, DATAGRAMS)
-        self._socket_of = self._memory.view(np.int64, self._reserve(8 * GID_TABLE), GID_TABLE)
+        self._senders = self._take(UDP_SOCKET, MAX_SENDERS)
+        self._socket_of = self._memory.view(np.int64, self._reserve(8 * EGRESSES), EGRESSES)
         self.address = self._memory.address
         record = self.record
         record["tx"] = tx_end
@@ -165,9 +203,9 @@ class UdpWire:
         self._memory.close()
 
     def _close_sockets(self) -> None:
-        for opened in self._sockets:
+        for opened in (*self._sockets, *(opened for _, _, opened in self._ports.values())):
             opened.close()
-        self._sockets = []
+        self._sockets, self._ports = [], {}
 
     def __enter__(self) -> UdpWire:
         return self
@@ -212,11 +250,11 @@ def check_own(address: Address) -> None:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.bind(socket.getaddrinfo(str(address), 0, family, socket.SOCK_DGRAM)[0][4])
     except OSError as error:
-        raise _explained(error, address) from error
+        raise _explained(error, address, ROCE_UDP_PORT) from error
 
 
-def _open(address: Address, gro: bool) -> socket.socket:
-    """A socket bound to an address and RoCE's port."""
+def _open(address: Address, port: int, gro: bool) -> socket.socket:
+    """A socket bound to an address and a port."""
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     try:
         opened = socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
@@ -232,10 +270,10 @@ def _open(address: Address, gro: bool) -> socket.socket:
         _set_buffer(opened, _SO_SNDBUFFORCE, socket.SO_SNDBUF, TX_SOCKET_BUFFER)
         if gro:
             _try_gro(opened)
-        opened.bind(socket.getaddrinfo(str(address), ROCE_UDP_PORT, family, socket.SOCK_DGRAM)[0][4])
+        opened.bind(socket.getaddrinfo(str(address), port, family, socket.SOCK_DGRAM)[0][4])
     except OSError as error:
         opened.close()
-        raise _explained(error, address) from error
+        raise _explained(error, address, port) from error
     return opened
 
 
@@ -254,12 +292,12 @@ def _try_gro(opened: socket.socket) -> None:
             raise
 
 
-def _explained(error: OSError, address: Address) -> Exception:
-    where = f"{address} port {ROCE_UDP_PORT}"
+def _explained(error: OSError, address: Address, port: int) -> Exception:
+    where = f"{address} port {port}"
     if error.errno == errno.EADDRINUSE:
         return InUseError(
             f"UDP {where} is taken by another RoCEv2 program or by the kernel's rdma_rxe. Close that "
-            f"(`ss -lunp 'sport = :{ROCE_UDP_PORT}'` names it, `rdma link` shows rxe), or use another address of this "
+            f"(`ss -lunp 'sport = :{port}'` names it, `rdma link` shows rxe), or use another address of this "
             "machine"
         )
     if error.errno in (errno.EADDRNOTAVAIL, errno.EINVAL, errno.ENODEV, socket.EAI_NONAME):

@@ -18,6 +18,8 @@ from ..formats.layout import Entry
 
 MAX_SOCKETS = 8
 GID_TABLE = 256
+MAX_SENDERS = 64  # sockets that only send, from another port than RoCE's
+EGRESSES = GID_TABLE + MAX_SENDERS
 TX_MESSAGES = 8  # in one sendmmsg: half a megabyte, which the cache still holds from making the ICRCs
 RX_MESSAGES = 16  # in one batch of each of the sockets
 MAX_SEGMENTS = 64  # datagrams of a message that leaves: what all kernels with UDP_SEGMENT take
@@ -28,7 +30,8 @@ SOURCES = 64  # rows of the table of IPv4 ids
 
 # --- records -------------------------------------------------------------------------------------------------------
 
-# `socket_of` has for each GID index the address of its UDP_SOCKET or 0. `tx` is the PIPE_END that `transmit` consumes.
+# `socket_of` has for each GID index, and behind those for each sender, the address of its UDP_SOCKET or 0. `tx` is the
+# PIPE_END that `transmit` consumes.
 # The counters are the kernel's where it has them (rx_icrc_encapsulated). `tx_error` is the errno of the last drop.
 # `rx_more`: the last batch was full, so more may wait. `rx_crc` is the CRC of the headers of packets of `rx_nbytes` in
 # the message `rx_message`.
@@ -66,8 +69,8 @@ UDP_WIRE = Entry("udp_wire", 384, """
     marked                240  i64
 """)
 
-# `segments` is how many datagrams a message may have, 1 without UDP_SEGMENT; `gso` says why.
-UDP_SOCKET = Entry("udp_socket", 64, """
+# `segments` is how many datagrams a message may have, 1 without UDP_SEGMENT; `gso` says why. `port` is its own.
+UDP_SOCKET = Entry("udp_socket", 128, """
     fd              0  i64
     version         8  i64
     source         16  i64
@@ -76,6 +79,7 @@ UDP_SOCKET = Entry("udp_socket", 64, """
     scope          40  i64
     segments       48  i64
     gso            56  i64
+    port           64  i64
 """)
 GSO_ON, GSO_TRYING_WITHOUT, GSO_REFUSED, GSO_OFF = 0, 1, 2, 3
 

@@ -12,7 +12,7 @@ from ..formats.packet import BTH, ICRC_SIZE, ROCE_UDP_PORT
 from .frames import PACKET, consume, frame_at, next_frame, pipe_end_at, release
 from .icrc import header_crc, packet_icrc, with_ip_id
 from .udp_records import (
-    AF_INET, AF_INET6, CMSGHDR, EAGAIN, EINTR, EINVAL, EIO, EMSGSIZE, GID_TABLE, GSO_ON, GSO_REFUSED,
+    AF_INET, AF_INET6, CMSGHDR, EAGAIN, EGRESSES, EINTR, EINVAL, EIO, EMSGSIZE, GSO_ON, GSO_REFUSED,
     GSO_TRYING_WITHOUT, IOVEC, MAX_MESSAGE, MAX_SEGMENTS, MMSGHDR, MSG_DONTWAIT, SEGMENT_CONTROL, SOCKADDR_IN,
     SOCKADDR_IN6, SOL_UDP, TX_MESSAGES, TX_SLOT, UDP_SEGMENT, errno, iovec_at, is_mapped, mmsghdr_at, sendmmsg,
     tx_slot_at, udp_socket_at, udp_wire_at,
@@ -56,7 +56,7 @@ def transmit(wire):
 def _socket_for(wire, frame):
     """The socket that a frame leaves by, or 0 when it cannot be sent."""
     w, f = udp_wire_at(wire), frame_at(frame)
-    if f.source < 0 or f.source >= GID_TABLE:
+    if f.source < 0 or f.source >= EGRESSES:
         return 0
     row = ld64(w.socket_of + 8 * f.source)
     if row == 0 or f.nbytes < BTH.size or f.nbytes + ICRC_SIZE > MAX_MESSAGE:
@@ -89,7 +89,7 @@ def _fill(wire, row, frame, slot, header):
     nbytes = size
     while True:
         if k == 0 or nbytes < size:
-            crc = header_crc(w.tx_scratch, s.version, s.gid_high, s.gid_low, high, low, ROCE_UDP_PORT, nbytes)
+            crc = header_crc(w.tx_scratch, s.version, s.gid_high, s.gid_low, high, low, s.port, nbytes)
         _seal(frame, nbytes, crc, k if s.version == 4 else 0)
         piece = iovec_at(slot + TX_SLOT.iov + IOVEC.size * k)
         piece.base, piece.nbytes = frame + PACKET, nbytes + ICRC_SIZE

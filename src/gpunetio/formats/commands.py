@@ -5,7 +5,7 @@ Every input starts with the opcode, every output with `status` (8 bits) and `syn
 
 from enum import IntEnum, IntFlag
 
-from .contexts import CQC, QPC, RMPC
+from .contexts import CQC, HCA_VPORT_CONTEXT, QPC, RMPC
 from .layout import BitStruct
 
 
@@ -15,6 +15,7 @@ class Opcode(IntEnum):
     QUERY_HCA_CAP      = 0x100
     CREATE_CQ          = 0x400
     DESTROY_CQ         = 0x401
+    MODIFY_CQ          = 0x403
     CREATE_QP          = 0x500
     DESTROY_QP         = 0x501
     RST2INIT_QP        = 0x502
@@ -22,10 +23,13 @@ class Opcode(IntEnum):
     RTR2RTS_QP         = 0x504
     RTS2RTS_QP         = 0x505
     QP_2ERR            = 0x507
+    RTS2SQD_QP         = 0x508
+    SQD2RTS_QP         = 0x509
     QP_2RST            = 0x50A
     QUERY_QP           = 0x50B
     INIT2INIT_QP       = 0x50E
     QUERY_ROCE_ADDRESS = 0x760
+    QUERY_HCA_VPORT_CONTEXT = 0x762
     CREATE_RMP         = 0x90C
     MODIFY_RMP         = 0x90D
     DESTROY_RMP        = 0x90E
@@ -66,6 +70,12 @@ class OptParam(IntFlag):
     SGID_INDEX  = 1 << 23
 
 
+class OptParam32(IntFlag):
+    """opt_param_mask_95_32, which goes on with bit 32."""
+
+    UDP_SPORT = 1 << 2
+
+
 class QpState(IntEnum):
     """qpc.state."""
 
@@ -76,6 +86,7 @@ class QpState(IntEnum):
     SQER      = 4
     SQDRAINED = 5
     ERR       = 6
+    SQ_DRAINING = 7
 
 
 class ServiceType(IntEnum):
@@ -131,11 +142,37 @@ class CapClass(IntEnum):
     """QUERY_HCA_CAP: op_mod is `class << 1 | 1` for the current values."""
 
     GENERAL   = 0x00
+    ATOMIC    = 0x03
     ROCE      = 0x04
     GENERAL_2 = 0x20
 
 
+class AtomicOperation(IntFlag):
+    """atomic_caps.atomic_operations."""
+
+    COMPARE_SWAP        = 1 << 0
+    FETCH_ADD           = 1 << 1
+    MASKED_COMPARE_SWAP = 1 << 2
+    MASKED_FETCH_ADD    = 1 << 3
+
+
+class PhysicalState(IntEnum):
+    """hca_vport_context.port_physical_state (IBTA 14.2.5.6, PortPhysicalState)."""
+
+    POLLING = 2
+    LINK_UP = 5
+
+
+class CqResize(IntFlag):
+    """modify_cq_in.resize_field_select."""
+
+    LOG_CQ_SIZE   = 1 << 0
+    PAGE_OFFSET   = 1 << 1
+    LOG_PAGE_SIZE = 1 << 2
+
+
 PM_STATE_MIGRATED = 3
+CQ_RESIZE = 1  # op_mod of MODIFY_CQ
 ROCE_VERSION_2 = 2
 PORT_TYPE_IB, PORT_TYPE_ETH = 0, 1
 
@@ -185,6 +222,19 @@ CREATE_CQ_IN = BitStruct("create_cq_in", 272, """
 CREATE_CQ_OUT = BitStruct("create_cq_out", 16, """
     cqn                         0x048     24
 """)
+
+MODIFY_CQ_IN = BitStruct("modify_cq_in", 272, """
+    opcode                      0x000     16
+    uid                         0x010     16
+    op_mod                      0x030     16
+    cqn                         0x048     24
+    resize_field_select         0x060     32
+    cq_context                  0x080    512  CQC
+    cq_umem_offset              0x280     64
+    cq_umem_id                  0x2c0     32
+    cq_umem_valid               0x2e0      1
+    pas                         0x880      *
+""", CQC=CQC)
 
 CREATE_QP_IN = BitStruct("create_qp_in", 272, """
     opcode                      0x000     16
@@ -246,6 +296,20 @@ RTS2RTS_QP_IN = BitStruct("rts2rts_qp_in", 464, """
     opt_param_mask_95_32        0x840     64
 """, QPC=QPC)
 
+RTS2SQD_QP_IN = BitStruct("rts2sqd_qp_in", 272, """
+    opcode                      0x000     16
+    qpn                         0x048     24
+    opt_param_mask              0x080     32
+    qpc                         0x0c0   1856  QPC
+""", QPC=QPC)
+
+SQD2RTS_QP_IN = BitStruct("sqd2rts_qp_in", 272, """
+    opcode                      0x000     16
+    qpn                         0x048     24
+    opt_param_mask              0x080     32
+    qpc                         0x0c0   1856  QPC
+""", QPC=QPC)
+
 QP_2ERR_IN = BitStruct("qp_2err_in", 16, """
     opcode                      0x000     16
     vhca_tunnel_id              0x020     16
@@ -284,12 +348,14 @@ CREATE_RMP_OUT = BitStruct("create_rmp_out", 16, """
     rmpn                        0x048     24
 """)
 
+# The PRM knows modify_lwm alone. modify_size, a larger ring in another UMEM, is the software NIC's.
 MODIFY_RMP_IN = BitStruct("modify_rmp_in", 272, """
     opcode                      0x000     16
     uid                         0x010     16
     op_mod                      0x030     16
     rmp_state                   0x040      4
     rmpn                        0x048     24
+    modify_size                 0x0be      1
     modify_lwm                  0x0bf      1
     ctx                         0x100   1920  RMPC
 """, RMPC=RMPC)
@@ -327,3 +393,17 @@ QUERY_ROCE_ADDRESS_OUT = BitStruct("query_roce_address_out", 16, """
     roce_address_num            0x060     16
     roce_address                0x080      *
 """)
+
+QUERY_HCA_VPORT_CONTEXT_IN = BitStruct("query_hca_vport_context_in", 16, """
+    opcode                      0x000     16
+    op_mod                      0x030     16
+    other_vport                 0x040      1
+    port_num                    0x04c      4
+    vport_number                0x050     16
+""")
+
+QUERY_HCA_VPORT_CONTEXT_OUT = BitStruct("query_hca_vport_context_out", 528, """
+    status                      0x000      8
+    syndrome                    0x020     32
+    hca_vport_context           0x080   4096  HCA_VPORT_CONTEXT
+""", HCA_VPORT_CONTEXT=HCA_VPORT_CONTEXT)

@@ -152,16 +152,48 @@ RMPC = BitStruct("rmpc", 240, """
 
 CMD_HCA_CAP = BitStruct("cmd_hca_cap", 256, """
     hca_cap_2                   0x020      1
+    log_max_srq_sz              0x080      8
     log_max_qp_sz               0x088      8
+    log_max_qp                  0x09b      5
+    log_max_srq                 0x0ab      5
     log_max_cq_sz               0x0c8      8
+    log_max_cq                  0x0db      5
+    log_max_mkey                0x0ea      6
+    log_max_eq                  0x0fc      4
+    log_max_mrw_sz              0x109      7
+    log_max_ra_req_qp           0x14a      6
+    rts2rts_qp_udp_sport        0x151      1
+    log_max_ra_res_qp           0x15a      6
     rts2rts_qp_dscp             0x16a      1
     gid_table_size              0x170     16
     port_type                   0x1b6      2
+    num_ports                   0x1b8      8
+    log_max_msg                 0x1c3      5
+    cqe_version                 0x1fc      4
     sctr_data_cqe               0x215      1
+    roce                        0x21d      1
+    atomic                      0x21e      1
+    cq_oi                       0x220      1
+    cq_resize                   0x221      1
+    cd                          0x22c      1
     uc                          0x23e      1
     rc                          0x23f      1
     max_wqe_sz_sq               0x290     16
     max_wqe_sz_rq               0x2b0     16
+    log_max_pd                  0x32b      5
+    basic_cyclic_rcv_wqe        0x380      1
+    log_max_rmp                 0x383      5
+    max_num_eqs                 0x470     16
+    device_frequency_mhz        0x4c0     32
+    device_frequency_khz        0x4e0     32
+    log_max_atomic_size_qp      0x580      8
+""")
+
+ATOMIC_CAPS = BitStruct("atomic_caps", 256, """
+    atomic_req_8B_endianness_mode               0x040      2
+    supported_atomic_req_8B_endianness_mode_1   0x046      1
+    atomic_operations                           0x090     16
+    atomic_size_qp                              0x0b0     16
 """)
 
 CMD_HCA_CAP_2 = BitStruct("cmd_hca_cap_2", 256, """
@@ -186,4 +218,20 @@ ROCE_ADDR_LAYOUT = BitStruct("roce_addr_layout", 32, """
     source_mac_31_0             0x0a0     32
     roce_l3_type                0x0d4      4
     roce_version                0x0d8      8
+""")
+
+HCA_VPORT_CONTEXT = BitStruct("hca_vport_context", 512, """
+    field_select                0x000     32
+    grh_required                0x103      1
+    port_physical_state         0x110      4
+    vport_state_policy          0x114      4
+    port_state                  0x118      4
+    vport_state                 0x11c      4
+    system_image_guid           0x140     64
+    port_guid                   0x180     64
+    node_guid                   0x1c0     64
+    lid                         0x300     16
+    lmc                         0x318      3
+    sm_lid                      0x320     16
+    sm_sl                       0x330      4
 """)

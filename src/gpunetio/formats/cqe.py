@@ -1,4 +1,7 @@
-"""Completion queue entries: the 64-byte CQE, the error CQE, opcodes and syndromes."""
+"""Completion queue entries: the 64-byte CQE, the error CQE, opcodes and syndromes.
+
+A CQE of 128 bytes is one of 64 behind 64 others, which are for payload.
+"""
 
 from enum import IntEnum
 
@@ -6,6 +9,7 @@ from .layout import Entry
 
 CQE_SIZE = 64
 CQE_SHIFT = 6
+CQE_SIZES = (64, 128)  # by cqc.cqe_sz
 OPCODE_SHIFT = 4
 OWNER_MASK = 1
 CI_MASK = 0xFF_FFFF

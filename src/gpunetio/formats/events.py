@@ -2,6 +2,10 @@
 
 from enum import IntEnum
 
+import numpy as np
+
+from .layout import Entry
+
 
 class EventType(IntEnum):
     """eqe.type (PRM, "Event types")."""
@@ -27,3 +31,39 @@ class PortSubtype(IntEnum):
 
     DOWN   = 1
     ACTIVE = 4
+
+
+class CqErrorSyndrome(IntEnum):
+    """eqe.syndrome of CQ_ERROR."""
+
+    OVERRUN       = 0x1
+    ACCESS_VIOLATION = 0x2
+
+
+# An event queue entry. `number` is that of a completion's CQ, or of a QP or SRQ; CQ_ERROR has its CQ in `cqn`. Of a
+# port's number `port` has the upper four bits.
+EQE = Entry("eqe", 64, """
+    type                1  u8
+    sub_type            3  u8
+    cqn                32  be32
+    port               40  u8
+    syndrome           43  u8
+    number             56  be32
+    signature          62  u8
+    owner              63  u8
+""")
+_PORT_SHIFT = 8
+_PORT_BITS = 4  # of `port`, below the number
+
+
+def eqe(kind: EventType, number: int, syndrome: int = 0) -> bytes:
+    """The 64 bytes of an event. `number` is that of its object; of PORT_CHANGE it is port << 8 | PortSubtype."""
+    entry = np.zeros((), EQE.dtype)
+    entry["type"] = kind
+    if kind is EventType.CQ_ERROR:
+        entry["cqn"], entry["syndrome"] = number, syndrome
+    elif kind is EventType.PORT_CHANGE:
+        entry["port"], entry["sub_type"] = number >> _PORT_SHIFT << _PORT_BITS, number & (1 << _PORT_SHIFT) - 1
+    else:
+        entry["number"] = number
+    return entry.tobytes()

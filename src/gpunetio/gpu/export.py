@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..enums import NicHandler, QpState, RingMemory, SendDbrModeExt
 from ..errors import BadStateError, InUseError, InvalidValueError, NotSupportedError
+from ..formats.cqe import CQE_SIZE
 from ..formats.device_structs import DEV_CQ, DEV_QP, DEV_RQ, DEV_SIDE
 from ..formats.doorbell import PI_MASK
 from ..verbs import CQ, QP, Handle, QpEndpoint
@@ -397,6 +398,8 @@ def _check_cqs(qp: QP, send_cq: CQ) -> None:
             raise InvalidValueError(f"{qp} has {send_cq} for sends and for receives: create it with a CQ for each")
         cqs.append(qp.receive_cq)
     for cq in cqs:
+        if cq.cqe_size != CQE_SIZE:
+            raise NotSupportedError(f"{cq} has entries of {cq.cqe_size} bytes: kernels read those of {CQE_SIZE}")
         for other in cq.users:
             if isinstance(other, QP) and other is not qp and other.users:
                 raise InvalidValueError(f"{cq} of {qp} is also that of {other}, which is exported: give each its own")

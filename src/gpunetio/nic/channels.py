@@ -6,7 +6,7 @@ import os
 import threading
 from ..errors import FullError
 from ..fabric.ring import RING, next_full, release
-from ..formats.events import EventType
+from ..formats.events import EventType, eqe
 from ..memory import HostMemory
 from .tables import CHANNEL, EVENT
 
@@ -35,8 +35,8 @@ class EventChannel:
         self._record["fd"] = self.fd
         self._lock, self._told = threading.Lock(), 0
 
-    def get(self) -> tuple[int, EventType, int] | None:
-        """The oldest event: cookie, type, and the number of its object; or None.
+    def get(self) -> tuple[int, EventType, int, bytes] | None:
+        """The oldest event: cookie, type, the number of its object, and its EQE; or None.
 
         FullError, once, when some were lost because nobody read.
         """
@@ -52,7 +52,8 @@ class EventChannel:
             except BlockingIOError:
                 return None
             slot = self._slots[(next_full(self._ring) - self.address - CHANNEL.size) // EVENT.size]
-            event = int(slot["cookie"]), EventType(int(slot["type"])), int(slot["number"])
+            kind, number = EventType(int(slot["type"])), int(slot["number"])
+            event = int(slot["cookie"]), kind, number, eqe(kind, number, int(slot["syndrome"]))
             release(self._ring)
             return event
 

@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..enums import Access, QpAtomicType
-from ..errors import BadStateError, TimedOutError
+from ..enums import Access, PortState, QpAtomicType
+from ..errors import BadStateError, FullError, InUseError, InvalidValueError, TimedOutError
 from ..formats import commands as cmd
 from ..formats.commands import (
-    Opcode, OptParam, PrmMtu, QpState, RmpState, RqType, ScatterToCqe, ServiceType, Status, WqType,
+    Opcode, OptParam, OptParam32, PhysicalState, PrmMtu, QpState, RmpState, RqType, ScatterToCqe,
+    ServiceType, Status, WqType,
 )  # fmt: skip
-from ..formats.contexts import ROCE_ADDR_LAYOUT, RMPC
-from ..formats.cqe import CQE_SIZE
+from ..formats.contexts import CMD_HCA_CAP, ROCE_ADDR_LAYOUT, RMPC
+from ..formats.cqe import CQE_SIZE, CQE_SIZES
 from ..formats.doorbell import QP_DBREC
 from ..formats.layout import BitStruct
 from ..formats.packet import PSN_MASK
@@ -45,6 +46,8 @@ _MODIFY = {
     Opcode.INIT2RTR_QP:  (cmd.INIT2RTR_QP_IN,  QpState.INIT, QpState.RTR),
     Opcode.RTR2RTS_QP:   (cmd.RTR2RTS_QP_IN,   QpState.RTR,  QpState.RTS),
     Opcode.RTS2RTS_QP:   (cmd.RTS2RTS_QP_IN,   QpState.RTS,  QpState.RTS),
+    Opcode.RTS2SQD_QP:   (cmd.RTS2SQD_QP_IN,   QpState.RTS,  QpState.SQDRAINED),
+    Opcode.SQD2RTS_QP:   (cmd.SQD2RTS_QP_IN,   QpState.SQDRAINED, QpState.RTS),
 }  # fmt: skip
 
 _DESTROYING = (Opcode.DESTROY_QP, Opcode.DESTROY_CQ, Opcode.DESTROY_RMP)
@@ -64,6 +67,8 @@ _REQUIRED: dict[Opcode, tuple[str, ...]] = {
     Opcode.RTR2RTS_QP: (
         "next_send_psn", "retry_count", "rnr_retry", "log_sra_max", "log_ack_req_freq", f"{_PATH}.ack_timeout"),
     Opcode.RTS2RTS_QP: (),
+    Opcode.RTS2SQD_QP: (),
+    Opcode.SQD2RTS_QP: (),
 }  # fmt: skip
 _OPTIONAL: dict[OptParam, tuple[str, ...]] = {
     OptParam.RRE: ("rre",),
@@ -82,12 +87,15 @@ _ALLOWED: dict[Opcode, OptParam] = {
     Opcode.RTR2RTS_QP: OptParam.RWE | OptParam.RRE | OptParam.RAE | OptParam.MIN_RNR_NAK,
     Opcode.RTS2RTS_QP: OptParam.RRE | OptParam.RWE | OptParam.RAE | OptParam.MIN_RNR_NAK | OptParam.SGID_INDEX
     | OptParam.DSCP,
+    Opcode.RTS2SQD_QP: OptParam(0),
+    Opcode.SQD2RTS_QP: OptParam.RRE | OptParam.RWE | OptParam.RAE | OptParam.MIN_RNR_NAK,
 }  # fmt: skip
 
 # What a connected QP's row has more than a new one's.
 _CONNECTION = (
     "rights", "remote_qpn", "remote_row", "wire", "peer_high", "peer_low", "source", "dlid", "sl", "grh", "rnr_retry",
     "retry_cnt", "timeout_ns", "min_rnr", "min_rnr_code", "mtu", "msg_max", "max_rd", "max_dest_rd", "sq_psn", "rq_psn",
+    "drain", "egress",
 )  # fmt: skip
 
 
@@ -129,13 +137,17 @@ class CommandInterpreter:
         self.failed = False  # the device is: only what destroys is carried out
         self.contexts: dict[int, bytearray] = {}  # QPN → its qpc, as QUERY_QP returns it
         self._created: dict[int, bytes] = {}  # QPN → the qpc of CREATE_QP, to which 2RST returns
+        self._sports: dict[int, int] = {}  # QPN → the UDP port that was chosen for it
         self._cq_umems: dict[int, list[int]] = {}
         self._qp_uses: dict[int, dict[str, list[int]]] = {}
         self._pools: dict[int, bytearray] = {}  # SRQ number → its rmpc
         self._handlers: dict[Opcode, tuple[BitStruct, int, Callable[[bytes], bytes]]] = {
-            Opcode.QUERY_HCA_CAP:      (cmd.QUERY_HCA_CAP_IN,      cmd.QUERY_HCA_CAP_OUT.size, self._query_hca_cap),
+            Opcode.QUERY_HCA_CAP:      (cmd.QUERY_HCA_CAP_IN,      OUT_BYTES + CMD_HCA_CAP.size, self._query_hca_cap),
             Opcode.QUERY_ROCE_ADDRESS: (cmd.QUERY_ROCE_ADDRESS_IN, OUT_BYTES + ROCE_ADDR_LAYOUT.size, self._query_roce),
+            Opcode.QUERY_HCA_VPORT_CONTEXT: (
+                cmd.QUERY_HCA_VPORT_CONTEXT_IN, cmd.QUERY_HCA_VPORT_CONTEXT_OUT.size, self._query_vport),
             Opcode.CREATE_CQ:          (cmd.CREATE_CQ_IN,          OUT_BYTES, self._create_cq),
+            Opcode.MODIFY_CQ:          (cmd.MODIFY_CQ_IN,          OUT_BYTES, self._modify_cq),
             Opcode.DESTROY_CQ:         (cmd.DESTROY_CQ_IN,         OUT_BYTES, self._destroy_cq),
             Opcode.CREATE_QP:          (cmd.CREATE_QP_IN,          OUT_BYTES, self._create_qp),
             Opcode.DESTROY_QP:         (cmd.DESTROY_QP_IN,         OUT_BYTES, self._destroy_qp),
@@ -155,10 +167,10 @@ class CommandInterpreter:
     def execute(self, mailbox: bytes, out_size: int) -> tuple[bytes, str]:
         """Carry out one command: the output mailbox, and in words why it was refused ("" when it was not).
 
-        A refusal has its 16 bytes whatever `out_size` is.
+        A refusal has its 16 bytes whatever `out_size` is. Of a longer answer it is the beginning that fits.
         """
         try:
-            return self._dispatch(mailbox, out_size).ljust(out_size, b"\0"), ""
+            return self._dispatch(mailbox, out_size).ljust(out_size, b"\0")[:out_size], ""
         except CommandError as error:
             return bytes(cmd.OUT.pack(status=error.status, syndrome=error.syndrome)), error.detail
         except TimedOutError as error:
@@ -198,6 +210,21 @@ class CommandInterpreter:
             )
         return bytes(cmd.QUERY_HCA_CAP_OUT.pack()[:OUT_BYTES]) + capability
 
+    def _query_vport(self, mailbox: bytes) -> bytes:
+        nic, get = self._nic, cmd.QUERY_HCA_VPORT_CONTEXT_IN.get
+        other, port = get(mailbox, "other_vport"), get(mailbox, "port_num")
+        if other or port > 1:
+            raise CommandError(
+                Status.BAD_PARAM, CommandSyndrome.PORT_NUMBER,
+                f"other_vport {other}, port {port}: there is one port, 1, and no other vport",
+            )  # fmt: skip
+        state = PortState.ACTIVE if nic.link_up else PortState.DOWN
+        return bytes(cmd.QUERY_HCA_VPORT_CONTEXT_OUT.pack(hca_vport_context={
+            "port_physical_state": PhysicalState.LINK_UP if nic.link_up else PhysicalState.POLLING,
+            "port_state": state, "vport_state": state, "lid": nic.port.lid,
+            "system_image_guid": nic.guid, "port_guid": nic.guid, "node_guid": nic.guid,
+        }))  # fmt: skip
+
     def _query_roce(self, mailbox: bytes) -> bytes:
         index = cmd.QUERY_ROCE_ADDRESS_IN.get(mailbox, "roce_address_index")
         if index >= len(self._nic.gids.rows):
@@ -217,29 +244,17 @@ class CommandInterpreter:
         nic = self._nic
         get = cmd.CREATE_CQ_IN.get
         context = get(mailbox, "cq_context")
-        log = context["log_cq_size"]
-        if log > _MAX_CQ_LOG:
-            raise CommandError(Status.BAD_PARAM, CommandSyndrome.CQ_SIZE, f"log_cq_size {log} is above {_MAX_CQ_LOG}")
-        if context["cqe_sz"] != 0:
-            raise CommandError(
-                Status.BAD_PARAM, CommandSyndrome.CQ_SIZE,
-                f"cqe_sz {context['cqe_sz']} is not supported: only CQEs of 64 bytes (0)",
-            )  # fmt: skip
+        self._cq_size(context)
         if context["c_eqn"] not in nic.eqs:
             raise CommandError(Status.BAD_RESOURCE, CommandSyndrome.NO_SUCH_EQ, f"there is no EQ {context['c_eqn']}")
         self._uar(context["uar_page"])
         self._need_umems(get(mailbox, "cq_umem_valid") and context["dbr_umem_valid"], "cq_umem_valid")
-        ring_umem, record_umem = get(mailbox, "cq_umem_id"), context["dbr_umem_id"]
-        ring = self._umem(ring_umem, get(mailbox, "cq_umem_offset"), CQE_SIZE << log, "the CQE ring", _RING_ALIGNMENT)
-        record = self._umem(record_umem, context["dbr_addr"], 8, "the CQ doorbell record", _RECORD_ALIGNMENT)
-        if not int(nic.umems[ring_umem]["access"]) & Access.LOCAL_WRITE:
-            raise CommandError(
-                Status.BAD_PARAM, CommandSyndrome.UMEM_RIGHTS,
-                f"UMEM {ring_umem:#x} was registered without LOCAL_WRITE: the NIC cannot write CQEs there",
-            )  # fmt: skip
-        cqn = self._free(nic.cqs, "CQ")
+        record_umem = context["dbr_umem_id"]
         row = np.zeros((), nic.cqs.entry.dtype)
-        row["cqn"], row["addr"], row["log"], row["dbrec"] = cqn, ring, log, record
+        ring_umem = self._place_cq(cmd.CREATE_CQ_IN, mailbox, row)
+        record = self._umem(record_umem, context["dbr_addr"], 8, "the CQ doorbell record", _RECORD_ALIGNMENT)
+        cqn = self._free(nic.cqs, "CQ")
+        row["cqn"], row["dbrec"] = cqn, record
         row["overrun"], row["collapsed"], row["arm_seen"] = context["oi"], context["cc"], -1
         row["eqn"], row["uar_page"] = context["c_eqn"], context["uar_page"]
         nic.engine.post(step.WRITE_ROW, nic.cqs.row_address(cqn), row)
@@ -247,6 +262,62 @@ class CommandInterpreter:
         self._hold(nic.umems, self._cq_umems[cqn], +1)
         self._hold(nic.uar_pages, [context["uar_page"]], +1)
         return bytes(cmd.CREATE_CQ_OUT.pack(cqn=cqn))
+
+    @staticmethod
+    def _cq_size(context: dict[str, Any]) -> None:
+        """Refuse a size that a ring cannot have."""
+        if (log := context["log_cq_size"]) > _MAX_CQ_LOG:
+            raise CommandError(Status.BAD_PARAM, CommandSyndrome.CQ_SIZE, f"log_cq_size {log} is above {_MAX_CQ_LOG}")
+        if context["cqe_sz"] >= len(CQE_SIZES):
+            raise CommandError(
+                Status.BAD_PARAM, CommandSyndrome.CQ_SIZE,
+                f"cqe_sz {context['cqe_sz']} is not supported: only CQEs of 64 bytes (0) and of 128 (1)",
+            )  # fmt: skip
+
+    def _place_cq(self, struct: BitStruct, mailbox: bytes, row: np.ndarray) -> int:
+        """Put the ring that a mailbox names into a row: its UMEM."""
+        umem, context = struct.get(mailbox, "cq_umem_id"), struct.get(mailbox, "cq_context")
+        size, log = CQE_SIZES[context["cqe_sz"]], context["log_cq_size"]
+        ring = self._umem(umem, struct.get(mailbox, "cq_umem_offset"), size << log, "the CQE ring", _RING_ALIGNMENT)
+        if not int(self._nic.umems[umem]["access"]) & Access.LOCAL_WRITE:
+            raise CommandError(
+                Status.BAD_PARAM, CommandSyndrome.UMEM_RIGHTS,
+                f"UMEM {umem:#x} was registered without LOCAL_WRITE: the NIC cannot write CQEs there",
+            )  # fmt: skip
+        row["addr"], row["log"], row["shift"] = ring + size - CQE_SIZE, log, size.bit_length() - 1
+        return umem
+
+    def _modify_cq(self, mailbox: bytes) -> bytes:
+        """A CQ goes on in another ring. Of modifications that is the one that there is."""
+        nic, get = self._nic, cmd.MODIFY_CQ_IN.get
+        cqn, op_mod, context = get(mailbox, "cqn"), get(mailbox, "op_mod"), get(mailbox, "cq_context")
+        row_address = self._row(nic.cqs, cqn, CommandSyndrome.NO_SUCH_CQ, "CQ")
+        if op_mod != cmd.CQ_RESIZE:
+            raise CommandError(
+                Status.BAD_PARAM, CommandSyndrome.UNKNOWN_OP_MOD,
+                f"op_mod {op_mod}: the software NIC resizes CQs (1), and moderates no events",
+            )  # fmt: skip
+        self._cq_size(context)
+        row = nic.cqs[cqn].copy()
+        if row["collapsed"] or CQE_SIZES[context["cqe_sz"]] != 1 << int(row["shift"]):
+            raise CommandError(
+                Status.BAD_PARAM, CommandSyndrome.CQ_SIZE,
+                f"CQ {cqn:#x}, collapsed {row['collapsed']}, CQEs of {1 << int(row['shift'])} bytes: a collapsed one "
+                "has one entry, and the size of entries stays",
+            )  # fmt: skip
+        self._need_umems(get(mailbox, "cq_umem_valid"), "cq_umem_valid")
+        umem = self._place_cq(cmd.MODIFY_CQ_IN, mailbox, row)
+        try:
+            nic.engine.post(step.RESIZE_CQ, row_address, row)
+        except FullError as error:
+            raise CommandError(
+                Status.BAD_OUTS_CQES, CommandSyndrome.CQ_SIZE,
+                f"CQ {cqn:#x} into {1 << int(row['log'])} entries: {error}",
+            ) from None
+        before, self._cq_umems[cqn][0] = self._cq_umems[cqn][0], umem
+        self._hold(nic.umems, [umem], +1)
+        self._hold(nic.umems, [before], -1)
+        return bytes(OUT_BYTES)
 
     def _destroy_cq(self, mailbox: bytes) -> bytes:
         nic = self._nic
@@ -344,6 +415,7 @@ class CommandInterpreter:
         self._nic.engine.post(step.REMOVE_QP, row_address)
         self._nic.free_queue_memory(qpn)
         del self.contexts[qpn], self._created[qpn]
+        self._sports.pop(qpn, None)
         self._hold_all(self._qp_uses.pop(qpn), -1)
         return bytes(OUT_BYTES)
 
@@ -399,6 +471,8 @@ class CommandInterpreter:
             raise CommandError(
                 Status.BAD_PARAM, CommandSyndrome.RMP_STATE, f"from state {now} to {wanted}: a pool stays in RDY (1)"
             )
+        if cmd.MODIFY_RMP_IN.get(mailbox, "modify_size"):
+            self._resize_rmp(srqn, cmd.MODIFY_RMP_IN.get(mailbox, "ctx"))
         if cmd.MODIFY_RMP_IN.get(mailbox, "modify_lwm"):
             limit = cmd.MODIFY_RMP_IN.get(mailbox, "ctx")["wq"]["lwm"]
             if limit > 1 << int(nic.srqs[srqn]["log"]):
@@ -408,6 +482,27 @@ class CommandInterpreter:
                 )  # fmt: skip
             nic.engine.post(step.WRITE_ROW, row_address + SRQ_ROW.limit, np.array([limit], np.int64))
         return bytes(OUT_BYTES)
+
+    def _resize_rmp(self, srqn: int, context: dict[str, Any]) -> None:
+        """A pool goes on in a larger ring, which begins with the WQEs of the old one."""
+        nic, wq = self._nic, context["wq"]
+        row, log = nic.srqs[srqn].copy(), wq["log_wq_sz"]
+        if not row["log"] < log <= _MAX_SRQ_LOG:
+            raise CommandError(
+                Status.BAD_PARAM, CommandSyndrome.QP_SIZE,
+                f"log_wq_sz {log}: SRQ {srqn:#x} has {row['log']}, and only grows, to {_MAX_SRQ_LOG} at most",
+            )  # fmt: skip
+        self._need_umems(wq["wq_umem_valid"], "wq_umem_valid")
+        umem, nbytes = wq["wq_umem_id"], int(row["stride"]) << log
+        row["addr"] = self._umem(umem, wq["wq_umem_offset"], nbytes, "the receive pool", _RING_ALIGNMENT)
+        with nic.larger_shared_queue_memory(srqn, 1 << log) as returned:
+            row["log"], row["returned"] = log, returned
+            nic.engine.post(step.RESIZE_SRQ, nic.srqs.row_address(srqn), row)
+        pool = self._pools[srqn]
+        before = RMPC.get(pool, "wq.wq_umem_id")
+        RMPC.update(pool, wq={"log_wq_sz": log, "wq_umem_id": umem, "wq_umem_offset": wq["wq_umem_offset"]})
+        self._hold(nic.umems, [umem], +1)
+        self._hold(nic.umems, [before], -1)
 
     def _destroy_rmp(self, mailbox: bytes) -> bytes:
         nic = self._nic
@@ -439,15 +534,19 @@ class CommandInterpreter:
         struct, before, after = _MODIFY[opcode]
         qpn = struct.get(mailbox, "qpn")
         self._row(nic.qps, qpn, CommandSyndrome.NO_SUCH_QP, "QP")
-        state = int(nic.qps[qpn]["state"])
+        state = self._state(qpn)
         if state != before:
             raise self._bad_state(opcode, qpn, state, before)
         wanted = mailbox[struct.offset("qpc") : struct.offset("qpc") + cmd.QPC.size]
         optional: int = struct.get(mailbox, "opt_param_mask")
-        extended = "opt_param_mask_95_32" in struct.fields and struct.get(mailbox, "qpc_ext")
         refused = optional & ~int(_ALLOWED[opcode])  # plain ints: ~ of a flag loses unknown bits
-        if extended:
-            refused |= struct.get(mailbox, "opt_param_mask_95_32") << 32
+        further: int = struct.get(mailbox, "opt_param_mask_95_32") if "opt_param_mask_95_32" in struct.fields else 0
+        sport = None
+        if opcode is Opcode.RTS2RTS_QP and further & OptParam32.UDP_SPORT:  # with qpc_ext or, as libmlx5 does, without
+            sport = self._check_sport(_get(wanted, f"{_PATH}.udp_sport"))
+            further &= ~int(OptParam32.UDP_SPORT)
+        if further and struct.get(mailbox, "qpc_ext"):
+            refused |= further << 32
         if refused:
             raise CommandError(
                 Status.BAD_PARAM, CommandSyndrome.OPT_PARAM,
@@ -457,17 +556,39 @@ class CommandInterpreter:
         fields = _REQUIRED[opcode] + tuple(f for bit, names in _OPTIONAL.items() if bit & optional for f in names)
         for path in fields:
             _set(context, path, _get(wanted, path))
+        if sport is not None:
+            _set(context, f"{_PATH}.udp_sport", sport)
         self._check_context(opcode, context)
         cmd.QPC.update(context, state=int(after))
-        row = self._prepare(qpn, context, after)
+        row = self._prepare(qpn, context, after, self._sports.get(qpn, 0) if sport is None else sport)
         try:
-            nic.engine.post(step.MODIFY_QP, nic.qps.row_address(qpn), row, state=int(before))
+            # To the engine SQD is RTS with nothing new to begin.
+            expected = QpState.RTS if before is QpState.SQDRAINED else before
+            nic.engine.post(step.MODIFY_QP, nic.qps.row_address(qpn), row, state=int(expected))
         except BadStateError:
             raise self._bad_state(opcode, qpn, int(nic.qps[qpn]["state"]), before) from None
         self.contexts[qpn] = context
+        if sport is not None:
+            self._sports[qpn] = sport
         if after is QpState.RTR:
             nic.links.drain(int(row["wire"]))
         return bytes(OUT_BYTES)
+
+    def _state(self, qpn: int) -> QpState:
+        """The state of a QP."""
+        row = self._nic.qps[qpn]
+        if row["state"] == QpState.RTS and row["drain"]:
+            return QpState.SQDRAINED if row["sq_drained"] else QpState.SQ_DRAINING
+        return QpState(int(row["state"]))
+
+    def _check_sport(self, port: int) -> int:
+        least, most = self._nic.udp_sports
+        if self._nic.port.infiniband or not least <= port <= most:
+            raise CommandError(
+                Status.BAD_PARAM, CommandSyndrome.UDP_SPORT,
+                f"udp_sport {port}: an Ethernet port takes {least} to {most}, an InfiniBand port has none",
+            )  # fmt: skip
+        return port
 
     @staticmethod
     def _bad_state(opcode: Opcode, qpn: int, state: int, before: QpState) -> CommandError:
@@ -503,9 +624,12 @@ class CommandInterpreter:
                     f"src_addr_index {index} is no entry of the GID table",
                 )  # fmt: skip
 
-    def _prepare(self, qpn: int, context: bytearray, state: QpState) -> np.ndarray:
-        """The QP's row as `context` asks for it."""
+    def _prepare(self, qpn: int, context: bytearray, state: QpState, sport: int) -> np.ndarray:
+        """The QP's row as `context` asks for it; `sport` is the UDP port that it was told to send from, or 0."""
         row = self._nic.qps[qpn].copy()
+        row["drain"] = state is QpState.SQDRAINED
+        if state is QpState.SQDRAINED:
+            return row
         row["state"] = state
         atomics = _get(context, "atomic_mode") if _get(context, "rae") else QpAtomicType.NONE
         row["rights"] = (
@@ -524,6 +648,7 @@ class CommandInterpreter:
                 gid, lid, _get(context, f"{_PATH}.src_addr_index"), int(row["remote_qpn"])
             )
             row["peer_high"], row["peer_low"] = np.frombuffer(gid, np.int64)
+            row["egress"] = self._egress(qpn, int(row["wire"]), int(row["source"]), sport)
             row["dlid"], row["sl"], row["grh"] = lid, _get(context, f"{_PATH}.sl"), _get(context, f"{_PATH}.grh")
             row["max_dest_rd"] = 1 << _get(context, "log_rra_max")
         if state is QpState.RTS:
@@ -533,6 +658,14 @@ class CommandInterpreter:
             row["sq_psn"] = _get(context, "next_send_psn")
             row["max_rd"] = 1 << _get(context, "log_sra_max")
         return row
+
+    def _egress(self, qpn: int, wire: int, source: int, port: int) -> int:
+        """What a QP's packets leave by."""
+        qps = self._nic.qps.given
+        try:
+            return self._nic.links.egress(wire, source, port, set(qps["egress"][qps["qpn"] != qpn].tolist()))
+        except (InUseError, InvalidValueError) as error:
+            raise CommandError(Status.RESOURCE_BUSY, CommandSyndrome.UDP_SPORT, str(error)) from None
 
     def _to_error(self, mailbox: bytes) -> bytes:
         nic = self._nic
@@ -555,6 +688,7 @@ class CommandInterpreter:
             row[field] = 0
         row["state"] = QpState.RST
         nic.engine.post(step.RESET_QP, row_address, row)
+        self._sports.pop(qpn, None)
         self.contexts[qpn] = bytearray(self._created[qpn])
         return bytes(OUT_BYTES)
 
@@ -565,7 +699,7 @@ class CommandInterpreter:
         row = nic.qps[qpn].copy()
         context = bytearray(self.contexts[qpn])
         cmd.QPC.update(
-            context, state=int(row["state"]),
+            context, state=int(self._state(qpn)),
             hw_sq_wqebb_counter=int(row["sq_ci"]) & 0xFFFF, sw_sq_wqebb_counter=int(row["sq_pi"]) & 0xFFFF,
             hw_rq_counter=int(row["rq_ci"]) & 0xFFFF_FFFF, sw_rq_counter=_receives_announced(row),
             **_sequence_numbers(row),

@@ -9,12 +9,12 @@ from ..device.ops import (
 from ..fabric.ring import next_free, publish
 from ..formats.commands import QpState
 from ..formats.cqe import (
-    CI_MASK, CQE64, CQE_SHIFT, FORMAT_SHIFT, INIT_OP_OWN, OPCODE_SHIFT, CqeFormat, CqeOpcode, Syndrome,
+    CI_MASK, CQE64, FORMAT_SHIFT, INIT_OP_OWN, OPCODE_SHIFT, CqeFormat, CqeOpcode, Syndrome,
 )  # fmt: skip
 from ..formats.doorbell import CQ_DBREC
-from ..formats.events import EventType
+from ..formats.events import CqErrorSyndrome, EventType
 from ..formats.wqe import CE_SHIFT, CTRL_SEG, CompletionMode
-from .events import notify, raise_event
+from .events import notify, raise_event, tell
 from .reasons import Reason
 from .tables import EQ_ROW, counters_at, cq_row_at, error_record_at, nic_at, qp_row_at
 from .watch import wake
@@ -30,10 +30,12 @@ _RKEY_UNKNOWN, _RKEY_BOUNDS = int(Reason.RKEY_UNKNOWN), int(Reason.RKEY_BOUNDS)
 _QP_RIGHTS, _ATOMIC_ALIGNMENT = int(Reason.QP_RIGHTS), int(Reason.ATOMIC_ALIGNMENT)
 _BAD_REQUEST, _ATOMIC_FAR = int(Reason.BAD_REQUEST), int(Reason.ATOMIC_FAR)
 _CQ_ERROR, _CATASTROPHE = int(EventType.CQ_ERROR), int(EventType.WQ_CATAS_ERROR)
+_OVERRUN = int(CqErrorSyndrome.OVERRUN)
 _ACCESS_ERROR, _INVALID_REQUEST = int(EventType.WQ_ACCESS_ERROR), int(EventType.WQ_INVAL_REQ_ERROR)
 _NO_EVENT = 0
 _INVALID = INIT_OP_OWN >> OPCODE_SHIFT << OPCODE_SHIFT
 _INLINE = int(CqeFormat.INLINE_32) << FORMAT_SHIFT
+_RESIZED = int(CqeOpcode.RESIZE_CQ)
 REQUESTER, RESPONDER = 0, 1
 
 
@@ -55,12 +57,12 @@ def write_cqe(nic, cq, kind, qpn, user_index, wqe_opcode, counter, nbytes, imm, 
         consumed = be32(ld_acquire32(c.dbrec + CQ_DBREC.set_ci)) & CI_MASK
         if c.error or (c.pi - consumed) & CI_MASK >= 1 << c.log:
             if c.error == 0:
-                raise_event(nic, c.error_channel, c.error_cookie, _CQ_ERROR, c.cqn)
+                raise_event(nic, c.error_channel, c.error_cookie, _CQ_ERROR, c.cqn, _OVERRUN)
             c.error = 1
             n.why_extra0, n.why_extra1 = c.cqn, 1 << c.log
             return _CQ_OVERRUN
     slot = 0 if c.collapsed else c.pi & ((1 << c.log) - 1)
-    cqe = c.addr + (slot << CQE_SHIFT)
+    cqe = c.addr + (slot << c.shift)
     owner = (c.pi >> c.log) & 1
     op_own = kind << OPCODE_SHIFT | owner
     if kind != REQ:
@@ -88,6 +90,27 @@ def write_cqe(nic, cq, kind, qpn, user_index, wqe_opcode, counter, nbytes, imm, 
     return 0
 
 
+@engine_function
+def resize_cq(nic, cq, source):
+    """Go on in the ring that the row at `source` names: 0, or 1 if one of both is too small.
+
+    The last CQE in the old ring says so; whoever polls copies those before it (PRM, "Resize CQ").
+    """
+    c, new = cq_row_at(cq), cq_row_at(source)
+    consumed = be32(ld_acquire32(c.dbrec + CQ_DBREC.set_ci)) & CI_MASK
+    waiting = (c.pi - consumed) & CI_MASK
+    if c.error or waiting >= 1 << c.log or waiting >= 1 << new.log:
+        return 1
+    cqe = c.addr + ((c.pi & ((1 << c.log) - 1)) << c.shift)
+    st_relaxed32(cqe + CQE64.sop_drop_qpn, 0)
+    st_release32(cqe + CQE64.wqe_counter, be32(_RESIZED << OPCODE_SHIFT | (c.pi >> c.log) & 1))
+    if 0 < (c.solicited_pi - consumed) & CI_MASK <= waiting:
+        c.solicited_pi += 1  # it moves on with all that is copied
+    c.pi += 1
+    c.addr, c.log = new.addr, new.log
+    return 0
+
+
 @device_function
 def complete_send(nic, row, index, opcode, ce, nbytes):
     """A send-queue WQE has succeeded: a CQE if it asks for one."""
@@ -95,7 +118,7 @@ def complete_send(nic, row, index, opcode, ce, nbytes):
         return
     q = qp_row_at(row)
     if ce == _CQE_AND_EQE:
-        event_queue = nic_at(nic).eqs + EQ_ROW.size  # EQ 1, the only one
+        event_queue = nic_at(nic).eqs + cq_row_at(q.send_cq).eqn * EQ_ROW.size
         st64(event_queue + EQ_ROW.pi, ld64(event_queue + EQ_ROW.pi) + 1)
     reason = write_cqe(nic, q.send_cq, REQ, q.qpn, q.user_index, opcode, index, nbytes, 0, 0, 0, 0, 0)
     if reason != 0:
@@ -166,7 +189,7 @@ def fail_qp(nic, row, index, opcode, reason, side):
         q.failed = 1
         event = _event_of(reason, side)
         if event != _NO_EVENT:
-            raise_event(nic, q.channel, q.cookie, event, q.qpn)
+            tell(nic, row, event)
         record_error(nic, side, q.qpn, index, opcode, reason, ld8(nic_at(nic).syndromes + reason))
 
 

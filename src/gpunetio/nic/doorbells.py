@@ -42,6 +42,10 @@ def announce(nic, row, producer16):
         return
     depth = 1 << q.sq_log
     ahead = (producer16 - q.sq_ci) & PI_MASK
+    if q.drain and q.state == RTS:
+        if (q.late - 1 - q.sq_ci) & PI_MASK < ahead <= depth:
+            q.late = producer16 + 1
+        return
     if ahead <= depth:
         if q.sq_ci + ahead <= q.sq_pi:
             return
@@ -56,6 +60,16 @@ def announce(nic, row, producer16):
             fail_send(nic, row, q.sq_ci, _NOP, 0, _DOORBELL_RANGE)
         elif q.state == RTS:  # each posted WQE completes once: with a flush error
             fail_qp(nic, row, q.sq_ci, _NOP, _DOORBELL_RANGE, REQUESTER)
+
+
+@engine_function
+def go_on(nic, row):
+    """The QP leaves SQD: what was announced there counts now."""
+    q = qp_row_at(row)
+    late = q.late
+    q.drain, q.sq_drained, q.late = 0, 0, 0
+    if late != 0:
+        announce(nic, row, late - 1)
 
 
 @device_function

@@ -17,7 +17,7 @@ from ..device.compile import engine_function
 from ..device.ops import (
     clock_ns, exchange64, ld16, ld32, ld64, ld_relaxed64, pause, st64, st_relaxed64, st_release64, yield_thread,
 )  # fmt: skip
-from ..errors import BadStateError, TimedOutError
+from ..errors import BadStateError, FullError, TimedOutError
 from ..fabric.bell import Bell
 from ..fabric.frames import PIPE, pipe_end_at
 from ..fabric.injector import faults_at
@@ -25,7 +25,7 @@ from ..fabric.udp_records import MSG_DONTWAIT, MSG_NOSIGNAL
 from ..memory import HostMemory
 from ..service import STOP_TIMEOUT, ServiceThread
 from . import lost_memory
-from .step import WRITE_ROW, WRONG_STATE, scan_records, step
+from .step import TOO_FULL, WRITE_ROW, WRONG_STATE, scan_records, step
 from .datagrams import receive_datagrams, send_datagrams
 from .doorbells import RTS
 from .movers import at_work
@@ -275,7 +275,8 @@ class Engine:
         """Have the engine carry out `op` on `row` between two WQEs; `prepared` is the row's new content.
 
         Returns once it is done: from then on the engine touches nothing that the old row named. BadStateError when the
-        row has left `state` meanwhile; TimedOutError when the engine does not answer.
+        row has left `state` meanwhile; FullError when a ring is too small; TimedOutError when the engine does not
+        answer.
         """
         with self._lock:
             end = time.monotonic() + timeout
@@ -287,6 +288,13 @@ class Engine:
             self._wait(end, timeout)
             if int(self._nic["command_result"]) == WRONG_STATE:
                 raise BadStateError("the QP has changed state since it was looked at: it is in ERR")
+            if int(self._nic["command_result"]) == TOO_FULL:
+                raise FullError("the queue holds more than the old ring or the new one has room for")
+
+    def settle(self) -> None:
+        """Return when the turn that the engine is in is over, and what it sends behind that."""
+        for _ in range(2):  # the first may be carried out in that very turn
+            self.post(WRITE_ROW, self._address, np.zeros(0, np.int64))
 
     def _wait(self, end: float, timeout: float) -> None:
         polls = 0

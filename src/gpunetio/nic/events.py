@@ -8,14 +8,14 @@ from ..fabric.ring import next_free, publish
 from ..formats.cqe import CI_MASK
 from ..formats.doorbell import CQ_ARM_SOLICITED, CQ_DBREC, UAR_CQ_OFFSET
 from ..formats.events import EventType
-from .tables import CHANNEL, CQ_ROW, channel_at, cq_row_at, event_at, nic_at
+from .tables import CHANNEL, CQ_ROW, channel_at, cq_row_at, event_at, nic_at, qp_row_at
 
 _COMPLETION = int(EventType.COMPLETION)
 _ANY, _SOLICITED = 2, 1  # CQ_ROW.armed: the larger one includes the other
 
 
 @engine_function
-def raise_event(nic, channel, cookie, kind, number):
+def raise_event(nic, channel, cookie, kind, number, syndrome):
     """Tell a channel, if there is one; the engine rings its descriptor at the end of the turn."""
     if channel == 0:
         return
@@ -25,13 +25,21 @@ def raise_event(nic, channel, cookie, kind, number):
         c.lost += 1
         return
     e = event_at(slot)
-    e.cookie, e.type, e.number = cookie, kind, number
+    e.cookie, e.type, e.number, e.syndrome = cookie, kind, number, syndrome
     publish(channel + CHANNEL.ring)
     if c.unheard == 0:
         n = nic_at(nic)
         st64(n.ringing + 8 * n.ringing_count, channel)
         n.ringing_count += 1
     c.unheard += 1
+
+
+@device_function
+def tell(nic, row, kind):
+    """An event of a QP, for whoever wants that type."""
+    q = qp_row_at(row)
+    if q.events >> kind & 1:
+        raise_event(nic, q.channel, q.cookie, kind, q.qpn, 0)
 
 
 @device_function
@@ -42,7 +50,7 @@ def notify(nic, cq, solicited):
         c.solicited_pi = c.pi
     if c.armed == _ANY or (solicited and c.armed == _SOLICITED):
         c.armed = 0
-        raise_event(nic, c.channel, c.cookie, _COMPLETION, c.cqn)
+        raise_event(nic, c.channel, c.cookie, _COMPLETION, c.cqn, 0)
 
 
 @engine_function
@@ -61,7 +69,7 @@ def _arm(nic, cq):
     unseen = (written - word) & CI_MASK
     if 0 < unseen <= CI_MASK >> 1:
         c.armed = 0
-        raise_event(nic, c.channel, c.cookie, _COMPLETION, c.cqn)
+        raise_event(nic, c.channel, c.cookie, _COMPLETION, c.cqn, 0)
     elif c.armed < wanted:
         c.armed = wanted
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Container, Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -224,6 +224,16 @@ class Links:
             if wire.udp:
                 return wire.address
         return self._open_udp()
+
+    def egress(self, wire: int, source: int, port: int, used: Container[int]) -> int:
+        """What a QP's packets leave by: GID index `source` and, on the UDP wire, this UDP port; 0 is any.
+
+        `used` are those of the other QPs.
+        """
+        udp = next((known.udp for known in self._wires if known.udp and known.address == wire), None)
+        if udp is None or port == 0:
+            return source
+        return udp.egress(source, port, used, self._nic.engine.settle)
 
     def _open_udp(self) -> int:
         port = self._nic.port

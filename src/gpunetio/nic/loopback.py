@@ -87,7 +87,7 @@ def _plain_write(nic, row, wqe, ds):
     if ds != 3 or nbytes == 0 or nbytes > q.msg_max or peer == 0 or not _peer_ready(row, peer):
         return -1
     p = qp_row_at(peer)
-    if nbytes > p.msg_max:
+    if nbytes > p.msg_max or p.state == _RTR:  # in RTR the first request is an event
         return -1
     lkey = be32(ld32(wqe + 2 * SEGMENT + DATA_SEG.lkey))
     source = find(nic, lkey, q.pdn, be64(ld64(wqe + 2 * SEGMENT + DATA_SEG.addr)), nbytes, 0)

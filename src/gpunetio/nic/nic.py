@@ -7,7 +7,7 @@ import contextlib
 import os
 import secrets
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from ..fabric.neighbours import Door
 from ..fabric.pcap import Pcap
 from ..fabric.udp import check_own
 from ..formats import contexts
-from ..formats.commands import PORT_TYPE_ETH, PORT_TYPE_IB, ROCE_VERSION_2, CapClass
+from ..formats.commands import PORT_TYPE_ETH, PORT_TYPE_IB, ROCE_VERSION_2, AtomicOperation, CapClass
 from ..formats.doorbell import REGISTER_BYTES, UAR_PAGE
 from ..formats.events import EventType, PortSubtype
 from ..interrupts import deferred
@@ -37,6 +37,7 @@ from .far_memory import FarMemory
 from .links import MAX_WIRES, Links
 from .loans import Loans
 from .message import MESSAGE
+from .movers import MOVER_SHIFT
 from .port import Port, address_of, gid_of, mac_of
 from .publish import TABLES, Publication
 from .reasons import EXPLAIN
@@ -50,6 +51,12 @@ from .tables import (
 MAX_QP, MAX_CQ, MAX_MR, MAX_PD, MAX_UMEM, MAX_UAR, MAX_GID = 16384, 4096, 65536, 1024, 32768, 512, 16
 MAX_SRQ = 1024
 MAX_CHANNELS = 1024
+COMP_VECTORS = 8  # event queues, numbered from 1: nothing interrupts a CPU, so that they only count
+MAX_LOG_QUEUE, MAX_LOG_CQ, LOG_MAX_MSG = 15, 22, 30
+UDP_SPORTS = 0xC000, 0xFFFF  # IBTA annex A17.4.3
+CLOCK_KHZ = 1_000_000  # of timestamps: the engine's clock counts nanoseconds
+_LOG_ADDRESSES = 47  # the largest region: what a process can address
+_ATOMIC_BYTES = 8
 _GID_TABLE_CODE = (MAX_GID // 8).bit_length() - 1  # what the capability carries: 8 entries, shifted by it
 MIN_ACK_TIMEOUT_NS = 1_000_000  # an engine is a thread, and can be away from its core for that long
 DESCRIPTORS = 29  # that an open NIC with one address takes: tables twice, events, the door
@@ -126,9 +133,9 @@ class SoftNic:
         self._unaffiliated: dict[EventChannel, int] = {}  # who hears of port and device, with which cookie
         undo.callback(lambda: [channel.close() for channel in self.channels])
         self.umems, self.uar_pages = kept(Table("UMEM", UMEM_ROW, MAX_UMEM)), kept(Table("UAR page", UAR_ROW, MAX_UAR))
-        self.eqs, self.gids = kept(Table("EQ", EQ_ROW, 2)), kept(Table("GID", GID_ROW, MAX_GID))
+        self.eqs, self.gids = kept(Table("EQ", EQ_ROW, 2 * COMP_VECTORS)), kept(Table("GID", GID_ROW, MAX_GID))
         self._uar_memory, self._lines = kept(HostMemory(MAX_UAR * UAR_PAGE)), kept(HostMemory(MAX_QP * REGISTER_BYTES))
-        self.eqs.rows[1]["eqn"] = 1
+        self.eqs.rows["eqn"][1 : COMP_VECTORS + 1] = range(1, COMP_VECTORS + 1)
         self._fill_gids()
         self.capabilities = self._capabilities()
         self.links = Links(self)
@@ -217,6 +224,16 @@ class SoftNic:
         """The port's MAC."""
         return self.port.mac
 
+    @property
+    def guid(self) -> int:
+        """The node's GUID, an EUI-64 of the MAC; the port's and the system's too."""
+        return int.from_bytes(self.mac[:3] + b"\xff\xfe" + self.mac[3:], "big")
+
+    @property
+    def udp_sports(self) -> tuple[int, int]:
+        """The least and the largest UDP port that a QP's packets can be told to leave from."""
+        return UDP_SPORTS
+
     def _fill_gids(self) -> None:
         for index, gid in enumerate(self.port.gids):
             row = self.gids.rows[index]
@@ -237,11 +254,26 @@ class SoftNic:
     def _capabilities(self) -> dict[int, bytes]:
         general = contexts.CMD_HCA_CAP.pack(
             port_type=PORT_TYPE_IB if self.port.infiniband else PORT_TYPE_ETH,
+            num_ports=1, roce=not self.port.infiniband, cqe_version=1, hca_cap_2=1,
             gid_table_size=_GID_TABLE_CODE, rc=1, uc=1, rts2rts_qp_dscp=1, max_wqe_sz_sq=1024, max_wqe_sz_rq=512,
-            log_max_qp_sz=15, hca_cap_2=1, log_max_cq_sz=22, sctr_data_cqe=1,
+            rts2rts_qp_udp_sport=not self.port.infiniband, log_max_msg=LOG_MAX_MSG, cd=1,
+            log_max_qp=_log(MAX_QP), log_max_qp_sz=MAX_LOG_QUEUE, log_max_srq=_log(MAX_SRQ),
+            log_max_srq_sz=MAX_LOG_QUEUE, log_max_rmp=_log(MAX_SRQ), basic_cyclic_rcv_wqe=1, log_max_cq=_log(MAX_CQ),
+            log_max_cq_sz=MAX_LOG_CQ, cq_oi=1, cq_resize=1, sctr_data_cqe=1,
+            log_max_pd=_log(MAX_PD), log_max_mkey=_log(MAX_MR), log_max_mrw_sz=_LOG_ADDRESSES,
+            log_max_eq=_log(COMP_VECTORS), max_num_eqs=COMP_VECTORS,
+            atomic=1, log_max_atomic_size_qp=_log(_ATOMIC_BYTES),
+            log_max_ra_req_qp=_log(MAX_RD_ATOMIC), log_max_ra_res_qp=_log(MAX_RD_ATOMIC),
+            device_frequency_khz=CLOCK_KHZ, device_frequency_mhz=CLOCK_KHZ // 1000,
+        )  # fmt: skip
+        # Masked atomics, which have no packets, are for QPs of one NIC and not told. Results are in host order.
+        atomic = contexts.ATOMIC_CAPS.pack(
+            atomic_operations=AtomicOperation.COMPARE_SWAP | AtomicOperation.FETCH_ADD, atomic_size_qp=_ATOMIC_BYTES,
+            atomic_req_8B_endianness_mode=1, supported_atomic_req_8B_endianness_mode_1=1,
         )  # fmt: skip
         roce = contexts.ROCE_CAP.pack(
-            roce_version=1 << ROCE_VERSION_2, r_roce_max_src_udp_port=0xFFFF, r_roce_min_src_udp_port=0xC000,
+            roce_version=1 << ROCE_VERSION_2, r_roce_min_src_udp_port=UDP_SPORTS[0],
+            r_roce_max_src_udp_port=UDP_SPORTS[1],
             roce_address_table_size=MAX_GID, r_roce_dest_udp_port=4791,
         )  # fmt: skip
         general_2 = contexts.CMD_HCA_CAP_2.pack(send_dbr_mode_no_dbr_ext=1)
@@ -249,7 +281,8 @@ class SoftNic:
         return {
             kind: bytes(capability).ljust(size, b"\0")
             for kind, capability in (
-                (CapClass.GENERAL, general), (CapClass.ROCE, roce), (CapClass.GENERAL_2, general_2),
+                (CapClass.GENERAL, general), (CapClass.ATOMIC, atomic), (CapClass.ROCE, roce),
+                (CapClass.GENERAL_2, general_2),
             )
         }  # fmt: skip
 
@@ -319,6 +352,18 @@ class SoftNic:
         self._shared_memory[srqn] = memory = HostMemory(8 * entries)
         return memory.address
 
+    @contextlib.contextmanager
+    def larger_shared_queue_memory(self, srqn: int, entries: int) -> Iterator[int]:
+        """Larger room for them: the SRQ's from when the block has ended."""
+        memory = HostMemory(8 * entries)
+        try:
+            yield memory.address
+        except BaseException:
+            memory.close()
+            raise
+        self._shared_memory[srqn].close()
+        self._shared_memory[srqn] = memory
+
     def free_shared_queue_memory(self, srqn: int) -> None:
         """No QP takes from the SRQ any more."""
         self._shared_memory.pop(srqn).close()
@@ -375,6 +420,34 @@ class SoftNic:
                 "of one GPU: register an allocation of this process"
             )
         raise InvalidValueError(_inaccessible(address, nbytes, access))
+
+    def rereg_mr(
+        self, key: int, pdn: int | None, place: tuple[int, int, bool] | None, access: Access | None
+    ) -> None:
+        """Change a region between two WQEs, and leave its key. See `Provider.rereg_mr`.
+
+        After this returns the NIC touches no byte of memory that the region has left.
+        """
+        with self._guard():
+            row = self.mkeys[key].copy()
+            before, lent = self.pds[int(row["pdn"])], int(row["lent"])
+            after = before if pdn is None else self.pds[pdn]
+            rights = Access(int(row["access"])) if access is None else access
+            if place is None:
+                at, nbytes = (int(row["iova"]) + int(row["delta"])) % (1 << 64), int(row["nbytes"])
+                if at >> MOVER_SHIFT == 0 and not is_accessible(at, nbytes, bool(rights & Access.LOCAL_WRITE)):
+                    raise InvalidValueError(_inaccessible(at, nbytes, rights))
+            else:
+                address, nbytes, cuda = place
+                row["delta"] = _signed(self._place(address, nbytes, rights, cuda) - address)
+                row["iova"], row["nbytes"] = _signed(address), nbytes
+                row["lent"] = self.loans.lend(address, nbytes)
+            row["pdn"], row["access"] = after["pdn"], int(rights)
+            self.engine.post(step.WRITE_ROW, self.mkeys.row_address(key), row)
+            before["users"] -= 1
+            after["users"] += 1
+            if lent and place is not None:
+                self.loans.take_back(lent)
 
     def dereg_mr(self, key: int) -> None:
         """After this returns this NIC touches no byte of the region."""
@@ -450,6 +523,9 @@ class SoftNic:
             is_cq = "cqn" in (target.dtype.names or ())
             errors = is_cq and EventType.COMPLETION not in types
             names = ("error_channel", "error_cookie") if errors else ("channel", "cookie")
+            if "events" in (target.dtype.names or ()):
+                known = int(target["events"]) if int(target["channel"]) == channel.address else 0
+                target["events"] = known | sum(1 << int(kind) for kind in set(types))
             target[names[1]] = cookie  # before the channel: the engine may look at any moment
             target[names[0]] = channel.address
             if is_cq and not errors:
@@ -476,8 +552,7 @@ class SoftNic:
                         if table is self.cqs and name == "channel":
                             self.forget_armable(table.row_address(int(index)))
             self._unaffiliated.pop(channel, None)
-            for _ in range(2):  # the first may be carried out in the turn that rings the channel
-                self.engine.post(step.WRITE_ROW, self.control_address, np.zeros(0, np.int64))
+            self.engine.settle()  # it may be ringing the channel
             self.channels.discard(channel)
             channel.close()
 
@@ -598,6 +673,11 @@ class SoftNic:
 def _inaccessible(address: int, nbytes: int, access: Access) -> str:
     what = "readable and writable" if access & Access.LOCAL_WRITE else "readable"
     return f"[{address:#x}, +{nbytes}) is not {what} memory of this process"
+
+
+def _log(count: int) -> int:
+    """The logarithm of a power of two."""
+    return count.bit_length() - 1
 
 
 def _signed(value: int) -> int:

@@ -73,7 +73,7 @@ def open_packet(nic, row, life, nbytes):
     if frame == 0:
         return 0
     f = frame_at(frame)
-    f.nbytes, f.peer_high, f.peer_low, f.source, f.life = nbytes, q.peer_high, q.peer_low, q.source, life
+    f.nbytes, f.peer_high, f.peer_low, f.source, f.life = nbytes, q.peer_high, q.peer_low, q.egress, life
     if headers:
         return _write_link_headers(nic, row, frame + PACKET, nbytes)
     return frame + PACKET

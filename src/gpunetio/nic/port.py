@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import contextlib
 import fcntl
 import socket
 import struct
@@ -17,6 +18,7 @@ from ..fabric.faults import Faults
 from ..formats.packet import ROCE_UDP_PORT
 
 IPAddress = IPv4Address | IPv6Address
+CONNECTX_7 = 0x1021  # PCI device id
 WIRES = ("auto", "udp")
 MTUS = (4096, 2048, 1024, 512, 256)
 # A link's bytes beyond the payload: IPv6, UDP, BTH, the largest extended headers and ICRC, as the kernel counts them.
@@ -26,7 +28,13 @@ _LINK_LOCAL = b"\xfe\x80" + bytes(6)
 _SIOCGIFCONF, _SIOCGIFMTU = 0x8912, 0x8921
 _IFREQ_SIZE, _MAX_INTERFACES = 40, 1024
 _LAST_UNICAST_LID = 0xBFFF  # IBTA 4.1.3
+_LAST_PART_ID = 0xFFFF
 _DEFAULT_LINK_MTU = 1500
+_NOMINAL_SPEED = 10_000  # Mbit/s
+_RATES = (  # up to Mbit/s: ibv_port_attr.active_width, active_speed
+    (1_000, (1, 1)), (10_000, (1, 8)), (20_000, (2, 2)), (25_000, (1, 32)), (40_000, (2, 8)), (50_000, (16, 32)),
+    (100_000, (2, 32)), (200_000, (2, 64)), (400_000, (2, 128)), (800_000, (2, 256)),
+)  # fmt: skip
 _SMALLEST_LINK_MTU, _LARGEST_LINK_MTU = MAX_HEADERS + MTUS[-1], 65536
 
 
@@ -42,6 +50,7 @@ class PortConfig:
     `lid`          of an InfiniBand port; 0 means the last 16 bits of its first address
     `faults`       what happens to frames that leave, or None
     `capture`      a file (pcap) to write all packets to that leave or arrive, for Wireshark, or None
+    `part_id`      what the device gives for its vendor_part_id: a ConnectX-7's, or 0 for a device of its own kind
     """
 
     addresses: Sequence[str] = ()
@@ -51,6 +60,7 @@ class PortConfig:
     lid: int = 0
     faults: Faults | None = None
     capture: str | Path | None = None
+    part_id: int = CONNECTX_7
 
     def __post_init__(self) -> None:
         addresses = (self.addresses,) if isinstance(self.addresses, str) else tuple(self.addresses)
@@ -63,6 +73,8 @@ class PortConfig:
             raise InvalidValueError(
                 f"mtu = {self.mtu} bytes: a link has {_SMALLEST_LINK_MTU} to {_LARGEST_LINK_MTU}; 0 is the interface's"
             )
+        if not 0 <= self.part_id <= _LAST_PART_ID:
+            raise InvalidValueError(f"part_id = {self.part_id:#x}: PCI device ids have 16 bits")
         if not 0 <= self.lid <= _LAST_UNICAST_LID:
             raise InvalidValueError(
                 f"lid = {self.lid:#x}: unicast LIDs are 1 to {_LAST_UNICAST_LID:#x}, 0 means one from the address"
@@ -113,6 +125,11 @@ class Port:
             return [link_local]
         first, *others = (gid_of(address) for address in self.addresses)
         return [first, link_local, *others]
+
+    @property
+    def rate(self) -> tuple[int, int]:
+        """The codes of width and speed, as libibverbs has them, of the slowest interface that has an address."""
+        return _rate(min(map(speed_of, self.addresses)))
 
     def source_address(self, index: int) -> IPAddress:
         """The address that is entry `index` of the GID table. The link-local one is the first's."""
@@ -173,11 +190,31 @@ def mac_of(address: IPAddress) -> bytes:
 def link_mtu_of(address: IPAddress) -> int:
     """The MTU of the interface that has the address; that of Ethernet if none has."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        name = _interface6(address) if isinstance(address, IPv6Address) else _interface4(sock, address)
-        if name is None:
+        if (name := _interface(address)) is None:
             return _DEFAULT_LINK_MTU
         request = fcntl.ioctl(sock, _SIOCGIFMTU, struct.pack("16s16x", name.encode()))
         return struct.unpack_from("i", request, 16)[0]
+
+
+def speed_of(address: IPAddress) -> int:
+    """Mbit/s of the interface that has the address, as its driver tells; what a veth tells if none does."""
+    with contextlib.suppress(OSError, ValueError):
+        if (name := _interface(address)) and (speed := int(Path(f"/sys/class/net/{name}/speed").read_text())) > 0:
+            return speed
+    return _NOMINAL_SPEED
+
+
+def _rate(speed: int) -> tuple[int, int]:
+    """The narrowest width and speed that carry so many Mbit/s, as Linux has it (ib_get_eth_speed)."""
+    return next((codes for most, codes in _RATES if speed <= most), _RATES[-1][1])
+
+
+def _interface(address: IPAddress) -> str | None:
+    """The name of the interface that has the address."""
+    if isinstance(address, IPv6Address):
+        return _interface6(address)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        return _interface4(sock, address)
 
 
 def _interface4(sock: socket.socket, address: IPv4Address) -> str | None:

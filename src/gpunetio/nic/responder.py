@@ -12,13 +12,13 @@ from ..device.ops import (
 )  # fmt: skip
 from ..enums import Access
 from .message import MESSAGE, message_at
-from ..formats.commands import ScatterToCqe, ServiceType
+from ..formats.commands import QpState, ScatterToCqe, ServiceType
 from ..formats.cqe import INLINE_BYTES, CqeOpcode, Syndrome
 from ..formats.doorbell import PI_MASK, QP_DBREC
 from ..formats.events import EventType
 from ..formats.wqe import DATA_SEG, INLINE_SEG, INVALID_LKEY, SEGMENT, SRQ_NEXT_SEG, WqeOpcode
 from .completion import RESPONDER, fail_qp, fail_receive, write_cqe
-from .events import raise_event
+from .events import raise_event, tell
 from .mkey import translate
 from .movers import far, fetch, let_arrive, move, place
 from .reasons import Reason
@@ -40,6 +40,7 @@ _LOCAL_LENGTH, _LOCAL_PROT, _WR_FLUSH = int(Syndrome.LOCAL_LENGTH), int(Syndrome
 _RESP_SEND, _RESP_SEND_IMM = int(CqeOpcode.RESP_SEND), int(CqeOpcode.RESP_SEND_IMM)
 _RESP_WR_IMM = int(CqeOpcode.RESP_WR_IMM)
 _LIMIT_REACHED, _LAST_WQE = int(EventType.SRQ_RQ_LIMIT), int(EventType.SRQ_LAST_WQE)
+_COMM_EST, _RTR = int(EventType.COMM_EST), int(QpState.RTR)
 _SEGMENTS, _PAYLOAD = MESSAGE.segments, MESSAGE.payload
 _DATA_32 = int(ScatterToCqe.DATA_32)
 
@@ -49,6 +50,15 @@ def explain(nic, key, addr, nbytes, extra0, extra1):
     """What the next error record says."""
     n = nic_at(nic)
     n.why_key, n.why_addr, n.why_nbytes, n.why_extra0, n.why_extra1 = key, addr, nbytes, extra0, extra1
+
+
+@device_function
+def establish(nic, row):
+    """A request has come. In RTR the first one is an event: the peer may send already (IBTA 11.6.3.2)."""
+    q = qp_row_at(row)
+    if q.state == _RTR and q.established == 0:
+        q.established = 1
+        tell(nic, row, _COMM_EST)
 
 
 @device_function
@@ -71,6 +81,7 @@ def respond(nic, row, message):
     """
     m = message_at(message)
     opcode = m.opcode
+    establish(nic, row)
     counters = counters_at(nic_at(nic).counters)
     counters.rdma_rx_bytes += m.nbytes
     if not takes(nic, row, m.nbytes):
@@ -277,7 +288,16 @@ def _take_shared(nic, row):
     q.rx_wqe = s.addr + index * s.stride + (SEGMENT if s.linked else 0)
     if s.limit != 0 and _shared_posted(q.srq) < s.limit:
         s.limit = 0  # once (IBTA 10.2.9.2)
-        raise_event(nic, s.channel, s.cookie, _LIMIT_REACHED, s.srqn)
+        raise_event(nic, s.channel, s.cookie, _LIMIT_REACHED, s.srqn, 0)
+
+
+@engine_function
+def resize_shared(srq, source):
+    """Go on in the larger ring that the row at `source` names, which begins with what was in the old one."""
+    s, new = srq_row_at(srq), srq_row_at(source)
+    for i in range(s.returned_count):
+        st64(new.returned + 8 * i, ld64(s.returned + 8 * i))
+    s.addr, s.log, s.returned = new.addr, new.log, new.returned
 
 
 @engine_function
@@ -481,5 +501,5 @@ def flush_receives(nic, row):
         fail_receive(nic, row, _consume_receive(nic, row), _FLUSH, _WR_FLUSH)
     if q.srq != 0 and q.drained == 0:
         q.drained = 1
-        raise_event(nic, q.channel, q.cookie, _LAST_WQE, q.qpn)
+        tell(nic, row, _LAST_WQE)
     return count

@@ -5,15 +5,17 @@ from __future__ import annotations
 from ..device.compile import device_function, engine_function
 from ..device.ops import be64, clock_ns, copy, exchange64, ld64, ld_acquire64, ld_relaxed64, st64, st_release64
 from ..formats.commands import QpState
-from ..formats.doorbell import UAR_NO_DBR_OFFSET, UAR_REG_OFFSET
+from ..formats.doorbell import PI_MASK, UAR_NO_DBR_OFFSET, UAR_REG_OFFSET
+from ..formats.events import EventType
 from ..formats.packet import PSN_BITS
-from .doorbells import announce, announced, poll_doorbell, scan_record
-from .events import raise_event, scan_arm_records, serve_arm_register
+from .completion import resize_cq
+from .doorbells import announce, announced, go_on, poll_doorbell, scan_record
+from .events import raise_event, scan_arm_records, serve_arm_register, tell
 from .loopback import serve as serve_loopback
 from .movers import at_work, serve_movers, start_movers
 from .moving import is_still
 from .requester import serve as serve_requester
-from .responder import flush_receives, return_shared
+from .responder import flush_receives, resize_shared, return_shared
 from .staging import free_slots
 from .tables import COUNTERS, NIC, QP_ROW, QP_SETUP_BYTES, counters_at, event_at, nic_at, qp_row_at, watch_at
 from .watch import add, entry, has_work, remove, settle, wake
@@ -27,6 +29,8 @@ MODIFY_QP = 3  # the same for a QP that is served, if it is still in the state t
 RESET_QP = 4  # MODIFY_QP to RST: forget all queue positions
 REMOVE_QP = 5  # stop serving a QP
 RAISE_EVENT = 6  # tell a channel, `row`, of the prepared EVENT
+RESIZE_CQ = 7  # go on in the ring of a prepared row
+RESIZE_SRQ = 8  # the same for an SRQ
 
 SCANNED = 256  # doorbell records at a time: each is a cache line of its own, and mostly a page
 
@@ -35,9 +39,10 @@ SCANNED = 256  # doorbell records at a time: each is a cache line of its own, an
 _LCG, _POSITIVE = 6364136223846793005, (1 << 63) - 1
 
 # command_result
-DONE, WRONG_STATE = 0, 1
+DONE, WRONG_STATE, TOO_FULL = 0, 1, 2
 
 _RTR, _RTS, _ERR = int(QpState.RTR), int(QpState.RTS), int(QpState.ERR)
+_SQ_DRAINED = int(EventType.SQ_DRAINED)
 
 
 # --- commands ------------------------------------------------------------------------------------------------------
@@ -57,8 +62,12 @@ def _modify(nic, row, source, expected_state):
     q = qp_row_at(row)
     if q.state != expected_state and q.state != qp_row_at(source).state:
         return WRONG_STATE  # the engine has moved it to ERR meanwhile
-    before = q.state
+    before, draining, wanted = q.state, q.drain, qp_row_at(source).drain
     copy(row, source, QP_SETUP_BYTES)
+    if wanted and not draining:
+        q.late, q.sq_pi, q.sq_drained = (q.sq_pi & PI_MASK) + 1, q.sq_sent, 0
+    if draining and not wanted:
+        go_on(nic, row)
     if before != _RTR and q.state == _RTR:
         q.expect_psn = q.rq_psn
         q.rx_from = arrivals(row)
@@ -114,7 +123,11 @@ def _apply(nic):
         _remove(nic, row)
     elif op == RAISE_EVENT:
         event = event_at(n.command_src)
-        raise_event(nic, row, event.cookie, event.type, event.number)
+        raise_event(nic, row, event.cookie, event.type, event.number, event.syndrome)
+    elif op == RESIZE_CQ:
+        n.command_result = TOO_FULL if resize_cq(nic, row, n.command_src) != 0 else DONE
+    elif op == RESIZE_SRQ:
+        resize_shared(row, n.command_src)
 
 
 @engine_function
@@ -196,12 +209,23 @@ def serve_qp(nic, row):
     return serve_loopback(nic, row, budget)
 
 
+@device_function
+def _look_if_drained(nic, row):
+    """A QP in SQD has ended all that it had begun: an event (IBTA 11.6.3)."""
+    q = qp_row_at(row)
+    if q.drain and q.sq_drained == 0 and q.sq_ci == q.sq_pi and q.state == _RTS:
+        q.sq_drained = 1
+        tell(nic, row, _SQ_DRAINED)
+
+
 @engine_function
 def _flush(nic, row):
     """Complete everything that is posted to a QP in ERR with a flush error."""
     q = qp_row_at(row)
     if nic_at(nic).mover_count != 0 and not is_still(nic, row):
         return 0
+    if q.drain:
+        go_on(nic, row)
     done = flush_receives(nic, row)
     while q.sq_ci != q.sq_pi:
         flush_next(nic, row)
@@ -251,6 +275,7 @@ def step(nic):
         at = at + 1 if at + 1 < n.active_count else 0
         if has_work(watch):
             done += serve_qp(nic, watch_at(watch).row)
+            _look_if_drained(nic, watch_at(watch).row)
             settle(watch)
     if done > 0:
         n.served_first = n.served_first * _LCG + 1 & _POSITIVE

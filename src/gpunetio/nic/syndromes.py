@@ -42,6 +42,7 @@ class CommandSyndrome(IntEnum):
     MTU                 = 0x5F0032
     OPT_PARAM           = 0x5F0033
     MSG_MAX             = 0x5F0034
+    UDP_SPORT           = 0x5F0035
     QP_STATE            = 0x5F0040
     IN_USE              = 0x5F0041
     TABLE_FULL          = 0x5F0042

@@ -27,8 +27,11 @@ from ..memory import HostMemory
 # reset, `peer_life` that of the peer whose requests it takes (frames.py); what lies on the wire before `rx_from` is
 # from before RTR. `ssn` counts requests. `mover`, if not 0, carries bytes for the QP up to its
 # position `fence` (movers.py); on a wire they belong to packets from `fence_psn` on, inside a NIC `landing` says that
-# they come to lie in host memory by the engine's hand. `rights` are the remote ones of `Access`, with EXTENDED_ATOMICS
-# where the atomic mode has those. `missing` - 1 is the WQE that was announced before it came, at `missing_since`.
+# they come to lie in host memory by the engine's hand. `drain` asks for the state SQD: `sq_pi` then stays where WQEs
+# were started, `late` is 1 more than the index that was announced since, and `sq_drained` says that all have ended.
+# `egress` is what leaves by (fabric/udp.py), `events` a bit for each type that `channel` hears of. `rights` are the
+# remote ones of `Access`, with EXTENDED_ATOMICS where the atomic mode has those. `missing` - 1 is the WQE
+# that was announced before it came, at `missing_since`.
 QP_ROW = Entry("qp_row", 960, """
     qpn              0  i64
     state            8  i64
@@ -74,6 +77,9 @@ QP_ROW = Entry("qp_row", 960, """
     watch          328  i64
     cs_res         336  i64
     msg_max        344  i64
+    drain          352  i64
+    egress         360  i64
+    events         368  i64
     sq_ci          384  i64
     sq_next        392  i64
     sq_sent        400  i64
@@ -125,6 +131,9 @@ QP_ROW = Entry("qp_row", 960, """
     ssn            888  i64
     missing        896  i64
     missing_since  904  i64
+    established    912  i64
+    sq_drained     920  i64
+    late           928  i64
 """)
 QP_SETUP_BYTES = QP_ROW.sq_ci  # the fields before belong to commands
 EXTENDED_ATOMICS = 1 << 8
@@ -187,7 +196,8 @@ SRQ_ROW = Entry("srq_row", 128, """
 """)
 
 # `armed` for any completion or for solicited ones; `arm_seen` is the last request that was heard (see doorbell.py), and
-# `solicited_pi` counts the CQEs up to the last solicited one.
+# `solicited_pi` counts the CQEs up to the last solicited one. `addr` is that of the first CQE's last 64 bytes, and
+# `shift` the size of a CQE.
 CQ_ROW = Entry("cq_row", 192, """
     cqn            0  i64
     addr           8  i64
@@ -206,6 +216,7 @@ CQ_ROW = Entry("cq_row", 192, """
     solicited_pi 112  i64
     error_channel 120 i64
     error_cookie 128  i64
+    shift        136  i64
 """)
 
 # `lent`, where the memory has been lent to other processes (loans.py): what makes its addresses references.
@@ -411,6 +422,7 @@ EVENT = Entry("event", 32, """
     cookie         0  i64
     type           8  i64
     number        16  i64
+    syndrome      24  i64
 """)
 
 # One way out of the NIC, and in. Pipes lead to a NIC of this host; UDP to everybody else, in datagrams that the engine

@@ -18,6 +18,7 @@ from ..formats.packet import (
 )  # fmt: skip
 from .packets import link_bytes
 from .receiver import serve_due, take_request
+from .responder import establish
 from .responses import is_response, take_response
 from .tables import (
     GID_ROW, LOAN, LOANS, PIPES, QP_ROW, UDP, WIRE, counters_at, loan_at, nic_at, qp_row_at, wire_at,
@@ -177,6 +178,7 @@ def deliver(nic, row, bth, nbytes, life):
     if not _is_of_peer(row, life):
         c.rx_stale += 1
         return
+    establish(nic, row)
     take_request(nic, row, operation, psn, word >> 31, bth, nbytes, pad)
 
 

@@ -23,20 +23,20 @@ from ..errors import (
     NotSupportedError,
     UnexpectedError,
 )
-from ..formats.events import EventType
+from ..formats.events import EventType, eqe
 from .event_queue import EventQueue
 from .mlx5 import structs as s
 from .mlx5.device import VerbsDevice, of_port_or_device
 from .mlx5.errors import errno_of
 from .mlx5.inline import ibv_poll_cq, ibv_post_recv, ibv_post_send, ibv_post_srq_recv, ibv_req_notify_cq
-from .plain_verbs import Entries, NewQp, QpCap, QpInit, QpValues, Refused, Route, Send, SrqValues, Wc
+from .plain_verbs import Entries, NewCq, NewQp, QpCap, QpInit, QpValues, Refused, Route, Send, SrqValues, Wc
 from .provider import Event
 
 _M = QpAttrMask
 _TYPE = {QpType.RC: s.IBV_QPT_RC, QpType.UC: s.IBV_QPT_UC}
 _STATE = {
     QpState.RST: s.IBV_QPS_RESET, QpState.INIT: s.IBV_QPS_INIT, QpState.RTR: s.IBV_QPS_RTR, QpState.RTS: s.IBV_QPS_RTS,
-    QpState.ERR: s.IBV_QPS_ERR,
+    QpState.ERR: s.IBV_QPS_ERR, QpState.SQD: s.IBV_QPS_SQD,
 }  # fmt: skip
 _STATE_OF_IBV = {code: state for state, code in _STATE.items()}
 _MASK = {
@@ -122,8 +122,13 @@ class PlainProvider(VerbsDevice):
     free_uar = doorbell_register = alloc_uar
     query_eqn: Callable[..., Any] = _devx_only("event queues to name")
     resolve_mac: Callable[..., Any] = _devx_only("address vectors to look at")
+    query_clock: Callable[..., Any] = _devx_only("clock that timestamps are taken from")
     devx_obj_create: Callable[..., Any] = _devx_only("mailboxes")
     devx_obj_modify = devx_obj_query = devx_obj_destroy = general_cmd = devx_obj_create
+
+    def devx_objects(self) -> list[int]:
+        """See `Provider`: mailboxes make none."""
+        return []
 
     def doorbell_rung(self) -> None:
         """See `Provider`."""
@@ -168,7 +173,7 @@ class PlainProvider(VerbsDevice):
             told = kind, target
         for each in self._subscriptions[target]:
             if told[0] in each.types:
-                self.get("event channel", each.channel).put(Event(each.cookie, *told))
+                self.get("event channel", each.channel).put(Event(each.cookie, *told, eqe(*told)))
 
     def destroy_event_channel(self, channel: int) -> None:
         """See `Provider`."""
@@ -223,11 +228,18 @@ class PlainProvider(VerbsDevice):
         """See `PlainVerbs`."""
         self.give_back("completion channel", channel)
 
-    def create_cq(self, cqe: int, channel: int | None) -> int:
+    def create_cq(self, cqe: int, channel: int | None, vector: int = 0) -> NewCq:
         """See `PlainVerbs`."""
         told = None if channel is None else self.get("completion channel", channel)
-        cq = self.verbs.ibv_create_cq(self.context, cqe, None, told, 0)
-        return self._made("CQ", f"ibv_create_cq of {cqe} entries", cq, self.verbs.ibv_destroy_cq)
+        cq = self.verbs.ibv_create_cq(self.context, cqe, None, told, vector)
+        handle = self._made("CQ", f"ibv_create_cq of {cqe} entries", cq, self.verbs.ibv_destroy_cq)
+        return NewCq(handle, cq.contents.cqe)
+
+    def resize_cq(self, cq: int, cqe: int) -> int:
+        """See `PlainVerbs`."""
+        pointer = self.get("CQ", cq)
+        self._check(f"ibv_resize_cq to {cqe} entries", self.verbs.ibv_resize_cq(pointer, cqe))
+        return pointer.contents.cqe
 
     def poll_cq(self, cq: int, most: int) -> list[Wc]:
         """See `PlainVerbs`."""
@@ -384,6 +396,12 @@ class PlainProvider(VerbsDevice):
         attr = s.ibv_srq_attr(srq_limit=srq_limit)
         code = self.verbs.ibv_modify_srq(self.get("SRQ", srq), byref(attr), s.IBV_SRQ_LIMIT)
         self._check(f"ibv_modify_srq to a limit of {srq_limit}", code)
+
+    def resize_srq(self, srq: int, max_wr: int) -> None:
+        """See `PlainVerbs`."""
+        attr = s.ibv_srq_attr(max_wr=max_wr)
+        code = self.verbs.ibv_modify_srq(self.get("SRQ", srq), byref(attr), s.IBV_SRQ_MAX_WR)
+        self._check(f"ibv_modify_srq to {max_wr} receives", code)
 
     def destroy_srq(self, srq: int) -> None:
         """See `PlainVerbs`."""

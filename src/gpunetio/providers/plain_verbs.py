@@ -35,6 +35,13 @@ class QpInit(NamedTuple):
     cap: QpCap
 
 
+class NewCq(NamedTuple):
+    """What `ibv_create_cq` has made: handle, and how many entries it really has."""
+
+    handle: int
+    cqe: int
+
+
 class NewQp(NamedTuple):
     """What `ibv_create_qp` has made: handle, number, and what the queues really hold."""
 
@@ -130,7 +137,11 @@ class PlainVerbs(Protocol):
 
     def destroy_comp_channel(self, channel: int) -> None: ...
 
-    def create_cq(self, cqe: int, channel: int | None) -> int: ...
+    def create_cq(self, cqe: int, channel: int | None, vector: int = 0) -> NewCq: ...
+
+    def resize_cq(self, cq: int, cqe: int) -> int:
+        """How many entries it has now (`ibv_resize_cq`)."""
+        ...
 
     def poll_cq(self, cq: int, most: int) -> list[Wc]: ...
 
@@ -162,6 +173,10 @@ class PlainVerbs(Protocol):
 
     def arm_srq(self, srq: int, srq_limit: int) -> None:
         """`ibv_modify_srq` with IBV_SRQ_LIMIT."""
+        ...
+
+    def resize_srq(self, srq: int, max_wr: int) -> None:
+        """`ibv_modify_srq` with IBV_SRQ_MAX_WR."""
         ...
 
     def destroy_srq(self, srq: int) -> None: ...

@@ -53,11 +53,17 @@ class DeviceAttr:
     max_pkeys: int
     max_qp_rd_atom: int
     max_qp_init_rd_atom: int
+    num_comp_vectors: int = 1
+    can_resize_srq: bool = False  # IBV_DEVICE_SRQ_RESIZE
+
+
+_LANES = {1: 1, 2: 4, 4: 8, 8: 12, 16: 2}  # by ibv_port_attr.active_width
+_LANE_GBPS = {1: 2.5, 2: 5, 4: 10, 8: 10, 16: 14, 32: 25, 64: 50, 128: 100, 256: 200}  # by active_speed
 
 
 @dataclass(frozen=True)
 class PortAttr:
-    """`ibv_query_port`. MTUs in bytes."""
+    """`ibv_query_port`. MTUs in bytes; `active_width` and `active_speed` are libibverbs' codes, 0 when not known."""
 
     state: PortState
     max_mtu: int
@@ -67,6 +73,40 @@ class PortAttr:
     lmc: int
     link_layer: LinkLayer
     gid_tbl_len: int
+    active_width: int = 0
+    active_speed: int = 0
+
+    @property
+    def gbps(self) -> float:
+        """The link's speed in Gbit/s, as width and speed say; 0 when not known."""
+        return _LANES.get(self.active_width, 0) * _LANE_GBPS.get(self.active_speed, 0)
+
+
+@dataclass(frozen=True)
+class ClockInfo:
+    """How the device's clock, which timestamps are taken from, relates to the time of day (`mlx5dv_clock_info`).
+
+    At `last_cycles` of the clock it was `nsec` ns after 1970. A cycle has `mult` / 2^`shift` ns, and `frac` is what was
+    rounded off. `mask` has the bits of the clock that count.
+    """
+
+    nsec: int
+    last_cycles: int
+    frac: int
+    mult: int
+    shift: int
+    mask: int
+
+    def ns(self, timestamp: int) -> int:
+        """Return a timestamp as nanoseconds since 1970 (`mlx5dv_ts_to_ns`).
+
+        It may be from before this was asked, or from later: nearer than half of what the clock counts.
+        """
+        later = (timestamp - self.last_cycles) & self.mask
+        if later <= self.mask >> 1:
+            return self.nsec + (later * self.mult + self.frac >> self.shift)
+        earlier = (self.last_cycles - timestamp) & self.mask
+        return self.nsec - (earlier * self.mult - self.frac >> self.shift)
 
 
 @dataclass(frozen=True)
@@ -91,12 +131,14 @@ class UarPage:
 class Event:
     """`mlx5dv_devx_get_event`: the `cookie` of the subscription, and the event's type.
 
-    `number` is that of the object; of PORT_CHANGE it is the port << 8 | PortSubtype.
+    `number` is that of the object; of PORT_CHANGE it is the port << 8 | PortSubtype. `eqe` is the event queue entry, 64
+    bytes (formats/events.py), where the device has one.
     """
 
     cookie: int
     type: EventType
     number: int
+    eqe: bytes = b""
 
 
 class Provider(Protocol):
@@ -145,6 +187,15 @@ class Provider(Protocol):
         """
         ...
 
+    def rereg_mr(
+        self, handle: int, pdn: int | None, place: tuple[int, int, bool] | None, access: Access | None
+    ) -> MrKeys:
+        """Change a region's PD, its memory (address, length and whether CUDA named it) or its rights (`ibv_rereg_mr`).
+
+        None stays as it is. The region must be one whose keys see addresses as they are.
+        """
+        ...
+
     def dereg_mr(self, handle: int) -> None: ...
 
     def reg_dmabuf_mr(self, pdn: int, fd: int, offset: int, nbytes: int, iova: int, access: Access) -> MrKeys:
@@ -171,8 +222,20 @@ class Provider(Protocol):
         """The 6-byte MAC behind a RoCE GID (`ibv_create_ah` and mlx5dv's AH). NotFoundError if nobody answers."""
         ...
 
+    def query_clock(self) -> ClockInfo:
+        """How timestamps are converted to the time of day (`mlx5dv_get_clock_info`)."""
+        ...
+
+    def raw_clock(self) -> int:
+        """The device's clock now, in cycles as timestamps have them (`ibv_query_rt_values_ex`)."""
+        ...
+
     def devx_obj_create(self, mailbox: bytes, out_size: int) -> tuple[int, bytes]:
         """(object handle, output mailbox)."""
+        ...
+
+    def devx_objects(self) -> list[int]:
+        """The handles of all objects that mailboxes have made and that are still there, oldest first."""
         ...
 
     def devx_obj_modify(self, handle: int, mailbox: bytes, out_size: int) -> bytes: ...

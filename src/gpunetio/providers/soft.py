@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import replace
@@ -22,9 +23,9 @@ from ..limits import within_limits
 from ..memory import MappedMemory
 from ..nic.channels import EventChannel
 from ..nic.engine import compile_engine
-from ..nic.nic import DESCRIPTORS, MAX_CQ, MAX_GID, MAX_MR, MAX_PD, MAX_QP, MAX_SRQ, SoftNic
+from ..nic.nic import COMP_VECTORS, DESCRIPTORS, MAX_CQ, MAX_GID, MAX_MR, MAX_PD, MAX_QP, MAX_SRQ, SoftNic
 from ..nic.port import Port, PortConfig
-from .provider import DeviceAttr, DeviceInfo, Event, MrKeys, PortAttr, UarPage
+from .provider import ClockInfo, DeviceAttr, DeviceInfo, Event, MrKeys, PortAttr, UarPage
 
 DEVICES = 8
 ADDRESSES = 254  # of 127.0.0.0/24: one for each process that does not say which
@@ -119,8 +120,8 @@ _DESTROY = {
     Opcode.CREATE_RMP: (Opcode.DESTROY_RMP, cmd.DESTROY_RMP_IN, "rmpn", cmd.CREATE_RMP_OUT),
 }
 _MODIFY = (
-    Opcode.RST2INIT_QP, Opcode.INIT2INIT_QP, Opcode.INIT2RTR_QP, Opcode.RTR2RTS_QP, Opcode.RTS2RTS_QP, Opcode.QP_2ERR,
-    Opcode.QP_2RST, Opcode.MODIFY_RMP,
+    Opcode.RST2INIT_QP, Opcode.INIT2INIT_QP, Opcode.INIT2RTR_QP, Opcode.RTR2RTS_QP, Opcode.RTS2RTS_QP,
+    Opcode.RTS2SQD_QP, Opcode.SQD2RTS_QP, Opcode.QP_2ERR, Opcode.QP_2RST, Opcode.MODIFY_CQ, Opcode.MODIFY_RMP,
 )  # fmt: skip
 _QUERY = (Opcode.QUERY_QP, Opcode.QUERY_RMP)
 _OF_OBJECTS = (*_DESTROY, *(destroy for destroy, *_ in _DESTROY.values()), *_MODIFY, *_QUERY)
@@ -151,13 +152,13 @@ class SoftProvider:
 
     def query_device(self) -> DeviceAttr:
         """See `Provider`."""
-        guid = int.from_bytes(self.nic.mac[:3] + b"\xff\xfe" + self.nic.mac[3:], "big")
         return DeviceAttr(
-            fw_ver="software", node_guid=guid, sys_image_guid=guid, vendor_id=0x02C9, vendor_part_id=0, hw_ver=0,
+            fw_ver="software", node_guid=self.nic.guid, sys_image_guid=self.nic.guid, vendor_id=0x02C9,
+            vendor_part_id=self.nic.port.config.part_id, hw_ver=0,
             board_id="gpunetio-soft", phys_port_cnt=1, max_mr_size=1 << 47, max_qp=MAX_QP - 1, max_qp_wr=_MAX_WR,
             max_sge=_MAX_SGE, max_cq=MAX_CQ - 1, max_cqe=_MAX_CQE, max_mr=MAX_MR - 1, max_pd=MAX_PD - 1, max_ah=0,
             max_srq=MAX_SRQ - 1, max_srq_wr=_MAX_WR, max_srq_sge=_MAX_SGE, max_pkeys=1, max_qp_rd_atom=_MAX_RD_ATOMIC,
-            max_qp_init_rd_atom=_MAX_RD_ATOMIC,
+            max_qp_init_rd_atom=_MAX_RD_ATOMIC, num_comp_vectors=COMP_VECTORS, can_resize_srq=True,
         )  # fmt: skip
 
     def query_port(self, port: int) -> PortAttr:
@@ -167,6 +168,7 @@ class SoftProvider:
             state=PortState.ACTIVE if self.nic.link_up else PortState.DOWN,
             max_mtu=4096, active_mtu=self.nic.port.active_mtu, sm_lid=0,
             lid=self.nic.port.lid, lmc=0, link_layer=self.nic.port.link_layer, gid_tbl_len=MAX_GID,
+            **dict(zip(("active_width", "active_speed"), self.nic.port.rate, strict=True)),
         )  # fmt: skip
 
     def query_gid(self, port: int, index: int) -> bytes:
@@ -191,6 +193,13 @@ class SoftProvider:
         """See `Provider`."""
         key = self._hold(self.nic.dereg_mr, self.nic.reg_mr(pdn, address, nbytes, iova, access, cuda))
         return MrKeys(key, key, key)
+
+    def rereg_mr(
+        self, handle: int, pdn: int | None, place: tuple[int, int, bool] | None, access: Access | None
+    ) -> MrKeys:
+        """See `Provider`. The keys stay the same."""
+        self.nic.rereg_mr(handle, pdn, place, access)
+        return MrKeys(handle, handle, handle)
 
     def dereg_mr(self, handle: int) -> None:
         """See `Provider`."""
@@ -230,9 +239,17 @@ class SoftProvider:
 
     def query_eqn(self, vector: int) -> int:
         """See `Provider`."""
-        if vector != 0:
-            raise InvalidValueError(f"completion vector {vector} does not exist: the software NIC has one, 0")
-        return 1
+        if not 0 <= vector < COMP_VECTORS:
+            raise InvalidValueError(f"completion vector {vector}: the software NIC has 0 to {COMP_VECTORS - 1}")
+        return vector + 1
+
+    def query_clock(self) -> ClockInfo:
+        """See `Provider`. The engine's clock is CLOCK_MONOTONIC, in nanoseconds."""
+        return ClockInfo(time.time_ns(), time.monotonic_ns(), frac=0, mult=1, shift=0, mask=(1 << 64) - 1)
+
+    def raw_clock(self) -> int:
+        """See `Provider`."""
+        return time.monotonic_ns()
 
     def resolve_mac(self, port: int, sgid_index: int, dgid: bytes) -> bytes:
         """See `Provider`."""
@@ -242,7 +259,7 @@ class SoftProvider:
     def devx_obj_create(self, mailbox: bytes, out_size: int) -> tuple[int, bytes]:
         """See `Provider`."""
         opcode = _opcode(mailbox)
-        if opcode not in _DESTROY:
+        if opcode in list(Opcode) and opcode not in _DESTROY:
             raise InvalidValueError(f"{_name(opcode)} creates no object")
         out = self._execute(mailbox, out_size)
         opcode, layout, field, answer = _DESTROY[Opcode(opcode)]
@@ -261,6 +278,10 @@ class SoftProvider:
         """See `Provider`."""
         self._check_object(handle, mailbox, _QUERY)
         return self._execute(mailbox, out_size)
+
+    def devx_objects(self) -> list[int]:
+        """See `Provider`."""
+        return list(self._objects)
 
     def devx_obj_destroy(self, handle: int) -> None:
         """See `Provider`."""
@@ -380,6 +401,8 @@ class SoftProvider:
     def _check_object(self, handle: int, mailbox: bytes, opcodes: tuple[Opcode, ...]) -> None:
         """Raise InvalidValueError unless the mailbox is one of these and means this object, as DEVX does."""
         destroy, opcode = self._object(handle), _opcode(mailbox)
+        if opcode not in list(Opcode):
+            return  # the device says what it thinks of that
         if opcode in _OF_OBJECTS and opcode not in opcodes:
             raise InvalidValueError(f"{_name(opcode)} is not for this call: use another devx_obj_… call")
         if mailbox[_NUMBER] != destroy[_NUMBER]:

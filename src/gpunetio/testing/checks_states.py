@@ -12,7 +12,7 @@ from .kit import check
 from .rig import Rig, refused, same, true
 
 _M = QpAttrMask
-_RST, _INIT, _RTR, _RTS, _ERR = QpState
+_RST, _INIT, _RTR, _RTS, _ERR = QpState.RST, QpState.INIT, QpState.RTR, QpState.RTS, QpState.ERR
 _RIGHTS = _M.ALLOW_REMOTE_WRITE | _M.ALLOW_REMOTE_READ
 _NEEDED = {
     (_RST, _INIT): _M.PKEY_INDEX | _M.PORT_NUM | _RIGHTS,
@@ -29,6 +29,7 @@ _OPTIONAL = {
     (_RTS, _RTS): _M.MIN_RNR_TIMER | _RIGHTS | _M.AH_ATTR | _M.ATOMIC_MODE,
 }
 _PATH = (_INIT, _RTR, _RTS)
+_STATES = (_RST, *_PATH, _ERR)  # those of DOCA Verbs
 
 
 def _attr(qp: QP, peer: QP | None = None, **values: Any) -> QpAttr:
@@ -75,9 +76,9 @@ def transitions_that_are_refused(rig: Rig) -> None:
 
     Source: IBTA 10.3.1; doca_verbs_qp_modify (INVALID_VALUE).
     """
-    for state in QpState:
+    for state in _STATES:
         qp = _in_state(rig, state)
-        for to in QpState:
+        for to in _STATES:
             if (state, to) in _NEEDED or to in (_RST, _ERR):
                 continue
             mask = _M.NEXT_STATE | (_NEEDED.get((_PATH[int(to) - 2], to), _M(0)) if to > _INIT else _M(0))
@@ -92,7 +93,7 @@ def error_and_reset_from_every_state(rig: Rig) -> None:
 
     Source: IBTA 10.3.1; doca_verbs_qp_modify.
     """
-    for state in QpState:
+    for state in _STATES:
         qp = _in_state(rig, state)
         qp.to_error()
         same(f"state after {state.name} to ERR", qp.state, _ERR)
@@ -223,7 +224,7 @@ def what_each_state_takes(rig: Rig) -> None:
 
     Source: IBTA 10.3.1; ibv_post_send(3), ibv_post_recv(3).
     """
-    for state in QpState:
+    for state in _STATES:
         side = rig.side(rig.near, size=64)
         for step in (_ERR,) if state == _ERR else _PATH[: int(state)]:
             _move(side.qp, step)

@@ -13,7 +13,7 @@ from ..providers import DeviceInfo, device_list
 from .ah import AhAttr
 from .channel import CompChannel
 from .context import Context, import_context, open
-from .cq import CQ
+from .cq import CQ, CqAttr
 from .device_attr import DeviceAttributes
 from .devx import Devx, DevxObject, RingLayout
 from .events import AsyncEvent
@@ -31,7 +31,7 @@ from .work import BadWrError, Completion, RecvWr, SendWr, Sge, wait_cq_pi
 
 __all__ = [
     "device_list", "DeviceInfo", "open", "open_async", "import_context",
-    "Context", "DeviceAttributes", "PD", "MR", "UMEM", "UAR", "CQ",
+    "Context", "DeviceAttributes", "PD", "MR", "UMEM", "UAR", "CQ", "CqAttr",
     "CompChannel", "AsyncEvent", "SRQ", "SrqAttr",
     "QP", "QpInitAttr", "QpAttr", "AhAttr", "QpEndpoint", "Handle",
     "Devx", "DevxObject", "RingLayout",

@@ -13,7 +13,7 @@ from ..errors import DeviceFatalError, DocaError, InvalidValueError, NotSupporte
 from ..formats.cqe import CQE_SIZE
 from ..interrupts import uninterrupted
 from ..providers import PortConfig, open_device
-from ..providers.provider import PortAttr, Provider
+from ..providers.provider import ClockInfo, PortAttr, Provider
 from .arguments import instance, whole
 from .channel import CompChannel
 from .cq import CQ, CqInitAttr
@@ -69,6 +69,7 @@ class Context(Handle):
         super().__init__(self)
         self.name = provider.name
         self._provider = provider
+        self._imported = imported
         self.kinds = DEVX if provider.plain is None else PLAIN
         self._uars: dict[UarAllocationType, UAR] = {}
         with ExitStack() as undo:
@@ -81,6 +82,21 @@ class Context(Handle):
 
     def _details(self) -> Iterable[str]:
         return ("software NIC",) if self._provider.software else ()
+
+    def _close(self) -> None:
+        """See `Handle`. What somebody has made of mailboxes by the provider goes first: it may use all the rest."""
+        if self._undo is not None and not self._imported:
+            ours = {user._handle for user in self.users}
+            for handle in reversed(self._provider.devx_objects()):
+                if handle not in ours:
+                    self._close_stray(handle)
+        super()._close()
+
+    def _close_stray(self, handle: int) -> None:
+        try:
+            self._provider.devx_obj_destroy(handle)
+        except DocaError as error:
+            logger.warning("%s: DEVX object %d stays: %s", self, handle, error)
 
     @property
     def provider(self) -> Provider:
@@ -162,12 +178,24 @@ class Context(Handle):
         self.check_open()
         return self.async_events.get(timeout)
 
+    def query_clock(self) -> ClockInfo:
+        """How the `timestamp` of a completion is converted to the time of day (`mlx5dv_get_clock_info`).
+
+        Ask now and then: the two clocks drift apart. NotSupportedError where completions have no timestamps.
+        """
+        return self.provider.query_clock()
+
+    def raw_clock(self) -> int:
+        """The device's clock now, in the cycles of timestamps (`ibv_query_rt_values_ex`)."""
+        return self.provider.raw_clock()
+
     def create_cq(
         self,
         cqe: int,
         *,
         cqe_size: int = CQE_SIZE,
         channel: CompChannel | None = None,
+        comp_vector: int = 0,
         external_datapath: bool = False,
         overrun: CqOverrun = CqOverrun.DISABLE,
         collapsed: bool = False,
@@ -176,9 +204,11 @@ class Context(Handle):
         external_uar: UAR | None = None,
         context: Any = None,
     ) -> CQ:
-        """A completion queue of `cqe` entries of `cqe_size` bytes, a power of two (`doca_verbs_cq_create`).
+        """A completion queue of `cqe` entries of `cqe_size` bytes, 64 or 128 (`doca_verbs_cq_create`).
 
-        `channel` tells of completions when `req_notify()` has asked for that. With `external_datapath` somebody else
+        `cqe` is rounded up to what the device can have, which is a power of two; `query()` tells. Kernels read entries
+        of 64 bytes only. `channel` tells of completions when `req_notify()` has asked for that, and `comp_vector` says
+        which of the device's event queues that goes by. With `external_datapath` somebody else
         reads the entries, a kernel for one, and `poll()` refuses; so it is with a ring in memory of yours.
 
         `external_umem` and `external_dbr_umem`, each (UMEM, byte offset), place the ring and its doorbell record in
@@ -189,6 +219,7 @@ class Context(Handle):
             cqe=cqe,
             cqe_size=cqe_size,
             channel=channel,
+            comp_vector=comp_vector,
             external_datapath=external_datapath,
             overrun=overrun,
             collapsed=collapsed,

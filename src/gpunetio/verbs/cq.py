@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..enums import CqOverrun
-from ..errors import BadStateError, InvalidValueError, NotSupportedError
-from ..formats.cqe import CQE_SIZE
+from ..errors import BadStateError, InvalidValueError
+from ..formats.cqe import CQE_SIZES
+from ..interrupts import deferred
 from .arguments import instance, member, whole, within
 from .channel import CompChannel
 from .handle import Handle
@@ -26,6 +27,15 @@ if TYPE_CHECKING:
     from .qp import QP
 
 
+@dataclass(frozen=True)
+class CqAttr:
+    """What a completion queue holds: entries, the bytes of each, and the completion vector whose events it makes."""
+
+    cqe: int
+    cqe_size: int
+    comp_vector: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class CqInitAttr:
     """Attributes of a new completion queue (`doca_verbs_cq_attr`); see `Context.create_cq`."""
@@ -33,6 +43,7 @@ class CqInitAttr:
     cqe: int
     cqe_size: int
     channel: CompChannel | None
+    comp_vector: int
     external_datapath: bool
     overrun: CqOverrun
     collapsed: bool
@@ -43,16 +54,19 @@ class CqInitAttr:
 
     def checked(self, ctx: Context) -> CqInitAttr:
         """The same, numbers as ints and enumerations as their members; or an error that names what cannot be had."""
-        if whole("cqe_size", self.cqe_size) != CQE_SIZE:
-            raise NotSupportedError(f"cqe_size = {self.cqe_size}: completion queue entries have {CQE_SIZE} bytes here")
+        if whole("cqe_size", self.cqe_size) not in CQE_SIZES:
+            raise InvalidValueError(
+                f"cqe_size = {self.cqe_size}: completion queue entries have {' or '.join(map(str, CQE_SIZES))} bytes"
+            )
         check_places(self.external_umem, self.external_dbr_umem)
         overrun = member("overrun", self.overrun, CqOverrun)
         collapsed = bool(within("collapsed", self.collapsed, 0, 1))
         external_datapath = bool(within("external_datapath", self.external_datapath, 0, 1))
-        cqe, limit = whole("cqe", self.cqe), ctx.query_device().max_cqe
-        if cqe < 1 or cqe & (cqe - 1) or cqe > limit:
-            raise InvalidValueError(f"cqe = {cqe}: the size must be a power of two, and at most {limit} on {ctx.name}")
-        return replace(self, cqe=cqe, overrun=overrun, collapsed=collapsed, external_datapath=external_datapath)
+        device = ctx.query_device()
+        cqe = within("cqe", self.cqe, 1, device.max_cqe)
+        vector = within("comp_vector", self.comp_vector, 0, device.num_comp_vectors - 1)
+        return replace(self, cqe=cqe, comp_vector=vector, overrun=overrun, collapsed=collapsed,
+                       external_datapath=external_datapath)  # fmt: skip
 
 
 class CQ(Handle, ABC):
@@ -64,14 +78,14 @@ class CQ(Handle, ABC):
     """
 
     _rank = 1
-    cqe_size = CQE_SIZE
     cqn: int
+    cqe_size: int
+    entries: int
     ring_address: int
     dbr_address: int
     arm_address: int
     ring: Ring
     uar: UAR
-    entries: int
     overrun: CqOverrun
     collapsed: bool
     channel: CompChannel | None
@@ -86,7 +100,8 @@ class CQ(Handle, ABC):
         if attr.channel is not None:
             self._use(instance("channel", attr.channel, CompChannel))
         attr = attr.checked(ctx)
-        self.entries, self.overrun, self.collapsed = attr.cqe, attr.overrun, attr.collapsed
+        self.cqe_size, self.overrun, self.collapsed = attr.cqe_size, attr.overrun, attr.collapsed
+        self.comp_vector = attr.comp_vector
         self.channel, self.external_datapath, self.context = attr.channel, attr.external_datapath, attr.context
         self._queues: dict[int, Any] = {}  # by number: whose completions come here
         self._consumer = 0  # counts completions for ever
@@ -102,7 +117,30 @@ class CQ(Handle, ABC):
 
     @abstractmethod
     def _create(self, attr: CqInitAttr, undo: ExitStack) -> None:
-        """Have the device make it: `cqn`."""
+        """Have the device make it: `cqn`, and `entries`, as many as were asked for at least."""
+
+    def query(self) -> CqAttr:
+        """What it holds: `cqe` is its true capacity, which may be more than was asked for."""
+        self.check_open()
+        return CqAttr(self.entries, self.cqe_size, self.comp_vector)
+
+    @deferred()
+    def resize(self, cqe: int) -> None:
+        """Change the capacity to `cqe` entries, or more (`ibv_resize_cq`). Completions that wait are kept.
+
+        FullError when more wait than there will be room for. With an external data path, collapsed or in memory of
+        yours it stays as it is: BadStateError.
+        """
+        self.check_open()
+        if not self._polled:
+            raise self._not_ours("resized")
+        cqe = within("cqe", cqe, 1, self.ctx.query_device().max_cqe)
+        with self._lock:
+            self._resize(cqe)
+
+    @abstractmethod
+    def _resize(self, cqe: int) -> None:
+        """Do that, under the lock."""
 
     # --- the CPU data path -------------------------------------------------------------------------------------------
 

@@ -19,11 +19,12 @@ _UDP_SPORTS = 0xC000, 0xFFFF  # IBTA annex A17
 _CURRENT = 1  # op_mod bit 0 of QUERY_HCA_CAP: what is enabled now, not the most there could be
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DeviceAttributes(DeviceAttr):
     """Identity, limits and capabilities of a device (`doca_verbs_device_attr`; its fields are the getters).
 
-    Sizes are in bytes; `log_*` are powers of two; `min_udp_sport` … `max_udp_sport` are RoCE v2 source ports.
+    Sizes are in bytes; `log_*` are powers of two; `hca_core_clock` is the frequency of timestamps in kHz, 0 when there
+    are none; `min_udp_sport` … `max_udp_sport` are RoCE v2 source ports.
     """
 
     link_layer: LinkLayer
@@ -40,6 +41,8 @@ class DeviceAttributes(DeviceAttr):
     roce_version: int
     min_udp_sport: int
     max_udp_sport: int
+    hca_core_clock: int
+    can_modify_udp_sport: bool
 
     def is_qp_type_supported(self, qp_type: QpType) -> bool:
         """`doca_verbs_device_attr_get_is_qp_type_supported`."""
@@ -71,6 +74,8 @@ def _by_libibverbs(provider: Provider) -> DeviceAttributes:
         roce_version=_ROCE_V2 if ethernet else 0,
         min_udp_sport=_UDP_SPORTS[0],
         max_udp_sport=_UDP_SPORTS[1],
+        hca_core_clock=0,
+        can_modify_udp_sport=False,
     )
 
 
@@ -100,6 +105,8 @@ def _by_mailboxes(provider: Provider) -> DeviceAttributes:
         roce_version=roce["roce_version"],
         min_udp_sport=roce["r_roce_min_src_udp_port"],
         max_udp_sport=roce["r_roce_max_src_udp_port"],
+        hca_core_clock=general["device_frequency_khz"],
+        can_modify_udp_sport=bool(general["rts2rts_qp_udp_sport"]),
     )
 
 

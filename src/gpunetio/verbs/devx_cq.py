@@ -5,9 +5,12 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ..enums import UarAllocationType
-from ..formats.commands import CREATE_CQ_IN, CREATE_CQ_OUT, Opcode
-from ..formats.cqe import CI_MASK, CQE64, CQE_SIZE, INIT_OP_OWN, OPCODE_SHIFT
+from ..errors import FullError, UnexpectedError
+from ..formats.commands import CQ_RESIZE, CREATE_CQ_IN, CREATE_CQ_OUT, MODIFY_CQ_IN, OUT, CqResize, Opcode
+from ..formats.cqe import CI_MASK, CQE64, CQE_SIZE, CQE_SIZES, INIT_OP_OWN, OPCODE_SHIFT, OWNER_MASK, CqeOpcode
 from ..formats.doorbell import CQ_ARM_SN_MASK, CQ_ARM_SN_SHIFT, CQ_ARM_SOLICITED, CQ_DBREC, UAR_CQ_OFFSET
 from ..formats.events import EventType
 from ..interrupts import deferred
@@ -17,23 +20,25 @@ from .cq import CQ, CqInitAttr
 from .devx_channel import DevxCompChannel
 from .events import OF_CQ
 from .handle import command, destroy
-from .ring import doorbells, place_ring
+from .ring import doorbells, in_its_place, internal_ring, place_ring
 from .work import Completion
 
 if TYPE_CHECKING:
+    from ..memory import HostMemory
     from .qp import QP
 
 
 class DevxCQ(CQ):
     """See `CQ`."""
 
+    _resized: ExitStack | None = None  # frees the ring that took the first one's place
+
     def _create(self, attr: CqInitAttr, undo: ExitStack) -> None:
-        ctx, cqe = self.ctx, attr.cqe
+        ctx, cqe = self.ctx, _round_up(attr.cqe)
         provider = ctx.provider
-        ring = place_ring(self, attr, undo, cqe * CQE_SIZE)
+        ring = place_ring(self, attr, undo, cqe * self.cqe_size)
         if ring.memory:
-            self._cqes = ring.memory.view(CQE64.dtype, count=cqe)
-            self._cqes["op_own"] = INIT_OP_OWN
+            self._cqes = self._empty(ring.memory, cqe)
             self._record = ring.memory.view(CQ_DBREC.dtype, ring.dbr_offset)
         if attr.external_uar is None:
             self.uar = ctx.shared_uar(UarAllocationType.NONCACHE, UarAllocationType.BLUEFLAME)
@@ -45,9 +50,10 @@ class DevxCQ(CQ):
             cq_context={
                 "cc": attr.collapsed,
                 "oi": attr.overrun,
+                "cqe_sz": CQE_SIZES.index(self.cqe_size),
                 "log_cq_size": cqe.bit_length() - 1,
                 "uar_page": self.uar.page_id,
-                "c_eqn": provider.query_eqn(0),
+                "c_eqn": provider.query_eqn(attr.comp_vector),
                 "dbr_umem_valid": 1,
                 "dbr_umem_id": ring.dbr_umem_id,
                 "dbr_addr": ring.dbr_offset,
@@ -57,12 +63,14 @@ class DevxCQ(CQ):
             cq_umem_valid=1,
         )
         with command("CREATE_CQ"):
-            handle, out = provider.devx_obj_create(bytes(mailbox), CREATE_CQ_OUT.size)
-        undo.callback(destroy, provider, "DESTROY_CQ", handle)
-        ctx.async_events.subscribe(self, handle, OF_CQ, undo)
+            self._handle, out = provider.devx_obj_create(bytes(mailbox), CREATE_CQ_OUT.size)
+        undo.callback(self._free_resized)
+        undo.callback(destroy, provider, "DESTROY_CQ", self._handle)
+        ctx.async_events.subscribe(self, self._handle, OF_CQ, undo)
         if isinstance(attr.channel, DevxCompChannel):
-            attr.channel.reader.subscribe(self, handle, (EventType.COMPLETION,), undo)
+            attr.channel.reader.subscribe(self, self._handle, (EventType.COMPLETION,), undo)
         self.cqn = int(CREATE_CQ_OUT.get(out, "cqn"))
+        self.entries = cqe
         self.ring_address = ring.address
         self.dbr_address = ring.dbr_address + CQ_DBREC.set_ci
         self.arm_address = ring.dbr_address + CQ_DBREC.arm
@@ -71,6 +79,57 @@ class DevxCQ(CQ):
             self._doorbells = doorbells()
         self._arm_sn = 1  # counts the events that were taken: the device hears a request once
         self._any_wanted = 0  # that count, when any completion was asked for last
+
+    def _empty(self, memory: HostMemory, count: int) -> np.ndarray:
+        """The entries at the start of some memory, of which none is valid: of each the last 64 bytes."""
+        whole = memory.array[: count * self.cqe_size].reshape(count, self.cqe_size)
+        cqes = whole[:, self.cqe_size - CQE_SIZE :].view(CQE64.dtype)[:, 0]
+        cqes["op_own"] = INIT_OP_OWN
+        return cqes
+
+    def _free_resized(self) -> None:
+        if self._resized:
+            self._resized.close()
+
+    def _resize(self, cqe: int) -> None:
+        cqe, waiting = _round_up(cqe), self._arrived(self.entries)
+        if waiting >= min(cqe, self.entries):  # one entry more says where the old ring ends
+            raise FullError(
+                f"{waiting} completions wait in {self} of {self.entries} entries, which is to have {cqe}: poll first"
+            )
+        with ExitStack() as undo:
+            ring = internal_ring(self.ctx, undo, cqe * self.cqe_size)
+            assert ring.memory
+            cqes = self._empty(ring.memory, cqe)
+            mailbox = MODIFY_CQ_IN.pack(
+                opcode=Opcode.MODIFY_CQ, op_mod=CQ_RESIZE, cqn=self.cqn, resize_field_select=sum(CqResize),
+                cq_context={"log_cq_size": cqe.bit_length() - 1, "cqe_sz": CQE_SIZES.index(self.cqe_size)},
+                cq_umem_id=ring.umem_id, cq_umem_offset=ring.offset, cq_umem_valid=1,
+            )  # fmt: skip
+            with command("MODIFY_CQ"):
+                self.ctx.provider.devx_obj_modify(self._handle, bytes(mailbox), OUT.size)
+            before, self._resized = self._resized, undo.pop_all()
+        self._move_to(cqes)
+        self.ring_address, self.entries = ring.address, cqe
+        self.ring = in_its_place(self.ring, ring)
+        if before:
+            before.close()
+
+    def _move_to(self, cqes: np.ndarray) -> None:
+        """Copy what waits to another ring, behind the place of the CQE that says where the old ring ends."""
+        old, new = len(self._cqes), len(cqes)
+        for index in range(self._consumer, self._consumer + old):
+            cqe = self._cqes[index % old]
+            if cqe["op_own"] >> OPCODE_SHIFT == CqeOpcode.RESIZE_CQ:
+                break
+            following = index + 1
+            cqes[following % new] = cqe
+            cqes[following % new]["op_own"] = int(cqe["op_own"]) & ~OWNER_MASK | following // new & OWNER_MASK
+        else:
+            raise UnexpectedError(f"{self.ctx.name} has resized {self}, and does not say where the old ring ends")
+        self._cqes = cqes
+        self._consumer += 1
+        self._record["set_ci"] = self._consumer & CI_MASK
 
     def forget(self, qp: QP) -> None:
         """See `CQ`."""
@@ -95,7 +154,9 @@ class DevxCQ(CQ):
         return self.ring.memory is not None and super()._polled
 
     def _arrived(self, most: int) -> int:
-        return self._doorbells.arrived(self.ring_address, self.entries.bit_length() - 1, self._consumer, most)
+        first = self.ring_address + self.cqe_size - CQE_SIZE
+        shift, log = self.cqe_size.bit_length() - 1, self.entries.bit_length() - 1
+        return self._doorbells.arrived(first, shift, log, self._consumer, most)
 
     def _request_event(self, channel: CompChannel, solicited_only: bool) -> None:
         # A request for any completion stands until its event was taken: one for less must not overwrite it.
@@ -124,3 +185,8 @@ class DevxCQ(CQ):
             self._consumer += count
             self._record["set_ci"] = self._consumer & CI_MASK
         return found
+
+
+def _round_up(cqe: int) -> int:
+    """The next power of two: rings have no other sizes."""
+    return 1 << (cqe - 1).bit_length()

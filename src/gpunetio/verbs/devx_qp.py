@@ -14,7 +14,9 @@ from ..formats.commands import (
     OUT,
     QUERY_QP_IN,
     QUERY_QP_OUT,
+    RTS2RTS_QP_IN,
     Opcode,
+    OptParam32,
     RqType,
     ScatterToCqe,
     ServiceType,
@@ -161,6 +163,14 @@ class DevxQP(QP):
         with command(move.opcode.name):
             self.ctx.provider.devx_obj_modify(self._handle, bytes(mailbox), OUT.size)
         self._answers = answers
+
+    def _set_udp_sport(self, port: int) -> None:
+        mailbox = RTS2RTS_QP_IN.pack(
+            opcode=Opcode.RTS2RTS_QP, qpn=self.qpn, opt_param_mask_95_32=OptParam32.UDP_SPORT,
+            qpc={PATH: {"udp_sport": port}},
+        )  # fmt: skip
+        with command("RTS2RTS_QP"):
+            self.ctx.provider.devx_obj_modify(self._handle, bytes(mailbox), OUT.size)
 
     def _restart(self) -> None:
         if self.ring.memory:  # the device counts from 0 again: so must the record

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import struct
 import threading
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import pairwise
 
 import numpy as np
 
 from ..enums import SrqType
-from ..errors import BadStateError, DocaError, FullError
+from ..errors import BadStateError, DocaError, FullError, InvalidValueError
 from ..formats.commands import (
     CREATE_RMP_IN,
     CREATE_RMP_OUT,
@@ -26,7 +28,7 @@ from ..formats.wqe import INVALID_LKEY, SEGMENT, SRQ_NEXT_SEG
 from .devx_queues import data_segments
 from .events import OF_SRQ
 from .handle import command, destroy
-from .ring import doorbells, place_ring
+from .ring import doorbells, in_its_place, internal_ring, place_ring
 from .srq import SRQ, SrqAttr, SrqInitAttr
 from .work import BadWrError, RecvWr
 
@@ -65,6 +67,8 @@ class DevxSRQ(SRQ):
         )  # fmt: skip
         with command("CREATE_RMP"):
             self._handle, out = provider.devx_obj_create(bytes(mailbox), CREATE_RMP_OUT.size)
+        self._larger = ExitStack()  # rings that took the first one's place
+        undo.callback(self._larger.close)
         undo.callback(destroy, provider, "DESTROY_RMP", self._handle)
         ctx.async_events.subscribe(self, self._handle, OF_SRQ, undo)
         self.srqn = int(CREATE_RMP_OUT.get(out, "rmpn"))
@@ -74,6 +78,34 @@ class DevxSRQ(SRQ):
         if ring.memory and linked and not attr.external_datapath:
             wqes = ring.memory.array[: self.entries * self.stride].reshape(self.entries, self.stride)
             self._list = FreeList(self, wqes)
+
+    def _resize(self, max_wr: int) -> None:
+        if self._list is None:
+            raise BadStateError(f"{self} has an external data path: its ring cannot be resized here")
+        entries = 1 << max_wr.bit_length()
+        if entries < self.entries:
+            raise InvalidValueError(f"max_wr = {max_wr}: {self} has room for {self.entries - 1}, and only grows")
+        if entries > self.entries:
+            self._grow(self._list, entries)
+
+    def _grow(self, receives: FreeList, entries: int) -> None:
+        """Go on in a ring that begins with what is in this one. That stays: a message may still fill its receive."""
+        with ExitStack() as undo:
+            ring = internal_ring(self.ctx, undo, entries * self.stride)
+            assert ring.memory
+            wqes = ring.memory.array[: entries * self.stride].reshape(entries, self.stride)
+            mailbox = MODIFY_RMP_IN.pack(
+                opcode=Opcode.MODIFY_RMP, rmp_state=RmpState.RDY, rmpn=self.srqn, modify_size=1,
+                ctx={"state": RmpState.RDY, "wq": {
+                    "log_wq_sz": entries.bit_length() - 1, "log_wq_stride": self.stride.bit_length() - 1,
+                    "wq_umem_valid": 1, "wq_umem_id": ring.umem_id, "wq_umem_offset": ring.offset,
+                }},
+            )  # fmt: skip
+            with receives.moved_to(wqes), command("MODIFY_RMP"):
+                self.ctx.provider.devx_obj_modify(self._handle, bytes(mailbox), OUT.size)
+            self._larger.callback(undo.pop_all().close)
+        self.ring_address, self.entries = ring.address, entries
+        self.ring = in_its_place(self.ring, ring)
 
     def _post(self, requests: tuple[RecvWr, ...]) -> None:
         if self._list is None:
@@ -124,11 +156,22 @@ class FreeList:
         self._wr_ids = [0] * count
         self._head, self._tail, self._posted = 0, count - 1, 0
         for index, following in enumerate(self._next):
-            self._write_next(index, following)
+            _write_next(wqes, index, following)
 
-    def _write_next(self, index: int, following: int) -> None:
-        at = SRQ_NEXT_SEG.next_wqe_index
-        self._wqes[index, at : at + 2] = following >> 8, following & 0xFF
+    @contextmanager
+    def moved_to(self, wqes: np.ndarray) -> Iterator[None]:
+        """Go on in a larger ring, which the device knows when the block has ended. What is posted keeps its place."""
+        with self._lock:
+            before, count = len(self._wqes), len(wqes)
+            wqes[:before] = self._wqes
+            for index, following in pairwise((self._tail, *range(before, count))):
+                _write_next(wqes, index, following)
+            yield
+            self._wqes = wqes
+            self._next[self._tail] = before
+            self._next += [*range(before + 1, count), 0]
+            self._wr_ids += [0] * (count - before)
+            self._tail = count - 1
 
     def post(self, requests: tuple[RecvWr, ...]) -> None:
         """Fill WQEs, and ring once."""
@@ -164,7 +207,12 @@ class FreeList:
     def complete(self, index: int) -> int:
         """Put a WQE behind the end of the chain: its wr_id."""
         with self._lock:
-            self._write_next(self._tail, index)
+            _write_next(self._wqes, self._tail, index)
             self._next[self._tail] = index
             self._tail = index
             return self._wr_ids[index]
+
+
+def _write_next(wqes: np.ndarray, index: int, following: int) -> None:
+    at = SRQ_NEXT_SEG.next_wqe_index
+    wqes[index, at : at + 2] = following >> 8, following & 0xFF

@@ -16,7 +16,7 @@ from ..device.ops import (
     st_release32,
     yield_thread,
 )
-from ..formats.cqe import CQE64, CQE_SHIFT, OPCODE_SHIFT, OWNER_MASK, CqeOpcode
+from ..formats.cqe import CQE64, OPCODE_SHIFT, OWNER_MASK, CqeOpcode
 from ..formats.doorbell import WQE_IDX_SHIFT
 
 _INVALID = int(CqeOpcode.INVALID)
@@ -53,15 +53,15 @@ def ring_arm(record, word, register, cqn):
 
 
 @engine_function
-def arrived(ring, log_entries, consumer, most):
-    """How many CQEs, `most` at the most, are there from index `consumer` on.
+def arrived(first, shift, log_entries, consumer, most):
+    """How many CQEs, `most` at the most, are there from index `consumer` on; `first` is that of index 0.
 
     When there are none the thread gives way: an engine, just woken, may wait for this very core.
     """
     count = 0
     while count < most:
         index = consumer + count
-        op_own = ld_relaxed8(ring + ((index & ((1 << log_entries) - 1)) << CQE_SHIFT) + CQE64.op_own)
+        op_own = ld_relaxed8(first + ((index & ((1 << log_entries) - 1)) << shift) + CQE64.op_own)
         if op_own >> OPCODE_SHIFT == _INVALID or op_own & OWNER_MASK != (index >> log_entries) & 1:
             break
         count += 1

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ..enums import AsyncEventType as Async
 from ..errors import InvalidValueError
-from ..formats.events import EventType, PortSubtype
+from ..formats.events import EQE, EventType, PortSubtype
 from ..providers.provider import Event, Provider
 from .handle import Handle
 
@@ -119,12 +119,19 @@ class EventReader(Reader):
 class AsyncEvent:
     """Something that happened to an object, a port or the device (`doca_verbs_async_event`). `ack()` it once.
 
-    `element` is the QP, CQ or SRQ, the number of the port, or None for the device.
+    `element` is the QP, CQ or SRQ, the number of the port, or None for the device. `eqe` is the device's event queue
+    entry, 64 bytes.
     """
 
     type: Async
     element: QP | CQ | SRQ | int | None
     acknowledged: bool = False
+    eqe: bytes = b""
+
+    @property
+    def syndrome(self) -> int:
+        """What went wrong with a CQ: 1 for an overrun (eqe.syndrome of CQ_ERR). 0 of other events."""
+        return self.eqe[EQE.syndrome] if self.type == Async.CQ_ERR and self.eqe else 0
 
     def ack(self) -> None:
         """Done with the event (`doca_verbs_ack_async_event`): its object cannot be closed before."""
@@ -170,7 +177,7 @@ class AsyncEvents:
 def _translate(target: Handle | None, event: Event) -> AsyncEvent:
     if event.type == EventType.PORT_CHANGE:
         up = event.number & (1 << _PORT_SHIFT) - 1 == PortSubtype.ACTIVE
-        return AsyncEvent(Async.PORT_ACTIVE if up else Async.PORT_ERR, event.number >> _PORT_SHIFT)
+        return AsyncEvent(Async.PORT_ACTIVE if up else Async.PORT_ERR, event.number >> _PORT_SHIFT, eqe=event.eqe)
     if target is not None:
         target.hold_for_event()
-    return AsyncEvent(_ASYNC[event.type], target)  # type: ignore[arg-type]
+    return AsyncEvent(_ASYNC[event.type], target, eqe=event.eqe)  # type: ignore[arg-type]

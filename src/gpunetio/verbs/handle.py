@@ -26,6 +26,7 @@ class Handle(metaclass=Whole):
 
     _rank: ClassVar[int]  # what a parent closes first: the lowest
     _closes_users: bool = False
+    _handle: int = 0  # the provider's, of an object that a mailbox has made
 
     def __init__(self, ctx: Context):
         self.ctx = ctx
@@ -46,6 +47,13 @@ class Handle(metaclass=Whole):
             if handle.ctx is not self.ctx:
                 raise InvalidValueError(f"{handle} belongs to another context: use one made from {self.ctx}")
             self._uses += (handle,)
+
+    def _exchange(self, before: Handle, after: Handle) -> None:
+        """From now on this object needs another one."""
+        after.check_open()
+        self._uses = tuple(after if used is before else used for used in self._uses)
+        before._users.pop(self, None)
+        after._users[self] = None
 
     def _opened(self, label: str, undo: ExitStack) -> None:
         """The object exists: `undo` takes it away again, and what it uses stays until then."""

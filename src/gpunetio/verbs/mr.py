@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..enums import Access
-from ..errors import InvalidValueError
+from ..errors import BadStateError, InvalidValueError
+from ..interrupts import deferred
 from ..memory import Region, is_accessible
 from .arguments import flags, whole
 from .handle import Handle, command
@@ -98,15 +99,50 @@ class MR(Handle):
                     keys = provider.reg_dmabuf_mr(pd.pdn, obj.fd, obj.offset, obj.nbytes, self.iova, access)
                 else:
                     keys = provider.reg_mr(pd.pdn, self.address, self.nbytes, self.iova, access, region.cuda)
+            self._mr = keys.handle
             undo.callback(provider.dereg_mr, keys.handle)
             self.lkey, self.rkey = keys.lkey, keys.rkey
             self._dmabuf = isinstance(obj, Dmabuf)
-            undo.callback(_regions.pop, (pd.ctx.name, self.lkey), None)
+            undo.callback(lambda: _regions.pop((pd.ctx.name, self.lkey), None))
             _regions[pd.ctx.name, self.lkey] = self
             self._opened(f"MR {self.lkey:#x} of {pd.ctx.name}", undo)
 
     def _details(self) -> Iterable[str]:
         return f"{self.nbytes} bytes at {self.address:#x}", _names(self.access)
+
+    @deferred()
+    def reregister(
+        self, obj: Any = None, *, nbytes: int | None = None, pd: PD | None = None, access: Access | None = None
+    ) -> None:
+        """Change what the region is of, its protection domain or its rights; None stays (`ibv_rereg_mr`).
+
+        `obj` and `nbytes` are as in `PD.register`; keys then see the new memory at its own addresses. On a card the
+        keys may be others afterwards: look at `lkey` and `rkey`. Nothing may be under way with the region.
+        """
+        self.check_open()
+        if pd is not None and pd.ctx is not self.ctx:
+            raise InvalidValueError(f"{pd} belongs to another context: use one made from {self.ctx}")
+        region = self._region if obj is None else region_at(obj, nbytes)
+        if region is None:
+            raise BadStateError(f"{self} is closed")
+        if obj is None and nbytes is not None:
+            raise InvalidValueError(f"nbytes = {nbytes} without memory: give its address, too")
+        rights = check_access(region, self.access if access is None else access)
+        place = None if obj is None else (region.address, region.nbytes, region.cuda)
+        with command("re-register a memory region"):
+            keys = self.ctx.provider.rereg_mr(
+                self._mr, None if pd is None else pd.pdn, place, None if access is None else rights
+            )
+        _regions.pop((self.ctx.name, self.lkey), None)
+        self.lkey, self.rkey, self.access, self._region = keys.lkey, keys.rkey, rights, region
+        _regions[self.ctx.name, self.lkey] = self
+        if place is not None:
+            self.address, self.nbytes = self.iova, _ = place[:2]
+            self._dmabuf = False
+            vars(self).pop("_of_the_cpu", None)
+        if pd is not None:
+            self._exchange(self.pd, pd)
+            self.pd = pd
 
     @cached_property
     def _of_the_cpu(self) -> bool:

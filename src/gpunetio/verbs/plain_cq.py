@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from ..enums import CqOverrun, WcFlags, WcOpcode, WcStatus
+from ..formats.cqe import CQE_SIZE
 from ..interrupts import deferred
 from ..providers.plain_verbs import Wc
 from .channel import CompChannel
@@ -35,18 +36,23 @@ class PlainCQ(CQ):
         for what, asked in (
             ("external_datapath", attr.external_datapath), ("collapsed", attr.collapsed),
             ("overrun ENABLE", attr.overrun == CqOverrun.ENABLE), ("external_umem", attr.external_umem),
-            ("external_uar", attr.external_uar),
+            ("external_uar", attr.external_uar), (f"cqe_size {attr.cqe_size}", attr.cqe_size != CQE_SIZE),
         ):  # fmt: skip
             if asked:
                 raise needs_devx(self.ctx, what)
         self._plain = plain_verbs(self.ctx)
         told = attr.channel.reader if isinstance(attr.channel, PlainCompChannel) else None
-        self.handle = self.cqn = self._plain.create_cq(attr.cqe, told.handle if told else None)
+        made = self._plain.create_cq(attr.cqe, told.handle if told else None, attr.comp_vector)
+        self.handle = self.cqn = made.handle
+        self.entries = made.cqe
         undo.callback(self._plain.destroy_cq, self.handle)
         if told:
             told.subscribe(self, undo)
         self.ctx.async_events.subscribe(self, self.handle, OF_CQ, undo)
         self._found: deque[Wc] = deque()  # taken from libibverbs, and not polled yet
+
+    def _resize(self, cqe: int) -> None:
+        self.entries = self._plain.resize_cq(self.handle, cqe)
 
     def forget(self, qp: QP) -> None:
         """See `CQ`."""

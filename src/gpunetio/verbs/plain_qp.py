@@ -86,7 +86,7 @@ class PlainQP(QP):
         cqs: list[Any] = [cq for cq in (self.send_cq, self.receive_cq) if cq]
         if cqs:
             return cqs[0].handle, cqs[-1].handle
-        spare = self._plain.create_cq(1, None)
+        spare = self._plain.create_cq(1, None).handle
         undo.callback(self._plain.destroy_cq, spare)
         return spare, spare
 
@@ -132,7 +132,10 @@ class PlainQP(QP):
         values = self._values(following, attr, mask, now)
         self._plain.modify_qp(self.handle, values, self._taken(following, attr, mask, now))
         if following != QpState.ERR:
-            self._has_path = following in (QpState.RTR, QpState.RTS)
+            self._has_path = following in (QpState.RTR, QpState.RTS, QpState.SQD)
+
+    def _set_udp_sport(self, port: int) -> None:
+        raise needs_devx(self.ctx, "modify_udp_sport()")
 
     def _taken(self, following: QpState, attr: QpAttr, mask: QpAttrMask, now: QpAttr) -> QpAttrMask:
         """The mask as ibv_modify_qp(3) has it for this transition."""

@@ -68,5 +68,10 @@ class PlainSRQ(SRQ):
     def _query(self) -> SrqAttr:
         return SrqAttr(*self._plain.query_srq(self.handle))
 
+    def _resize(self, max_wr: int) -> None:
+        with self._lock:
+            self._plain.resize_srq(self.handle, max_wr)
+            self.entries = self._plain.query_srq(self.handle).max_wr
+
     def _arm(self, srq_limit: int) -> None:
         self._plain.arm_srq(self.handle, srq_limit)

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..enums import Access, QpAtomicType, QpAttrMask, QpSendDbrMode, QpState, QpType
-from ..errors import BadStateError, InvalidValueError, NotFoundError
+from ..errors import BadStateError, InvalidValueError, NotFoundError, NotSupportedError
 from ..interrupts import deferred
 from .ah import AhAttr, with_type
-from .arguments import flags, instance, member, whole
+from .arguments import flags, instance, member, whole, within
 from .handle import Handle
 from .posting import Posting
 from .qp_dpa import for_dpa
@@ -189,6 +189,21 @@ class QP(Handle, ABC):
             mask = flags("mask", mask, QpAttrMask)
             attr = QpAttr(**{name: getattr(attr, name) for bit, name in ATTRIBUTES.items() if bit in mask})
         return attr, self.init_attr
+
+    def modify_udp_sport(self, port: int) -> None:
+        """Have packets leave from this UDP port, between the device's `min_udp_sport` and `max_udp_sport`, in RTS.
+
+        RoCE v2 only; switches choose among paths by it (`mlx5dv_modify_qp_udp_sport`).
+        """
+        self.check_open()
+        device = self.ctx.query_device()
+        if not device.can_modify_udp_sport:
+            raise NotSupportedError(f"{self.ctx.name} does not change the UDP source port of a queue pair")
+        self._set_udp_sport(within("port", port, device.min_udp_sport, device.max_udp_sport))
+
+    @abstractmethod
+    def _set_udp_sport(self, port: int) -> None:
+        """Do that."""
 
     def reset(self) -> None:
         """Back to RST from any state. A doorbell record in memory of yours is yours to zero."""

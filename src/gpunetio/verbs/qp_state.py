@@ -39,6 +39,8 @@ class QpAttr:
     `max_rd_atomic` reads and atomics are in flight from here, `max_dest_rd_atomic` from the peer: each 0 to 16. Devices
     take powers of two: the first is rounded down, the second up. With `max_dest_rd_atomic` 0 the peer's reads and
     atomics are refused. With `max_rd_atomic` 0 one is in flight at a time, because devices have no 0 for it.
+
+    A query says in `sq_draining` whether sends are still under way in SQD.
     """
 
     next_state: QpState = QpState.RST
@@ -59,6 +61,7 @@ class QpAttr:
     min_rnr_timer: int = 1
     max_rd_atomic: int = 1
     max_dest_rd_atomic: int = 1
+    sq_draining: bool = False
 
 
 @dataclass(frozen=True)
@@ -110,6 +113,11 @@ _FROM_TO = {
         Opcode.RTS2RTS_QP, c.RTS2RTS_QP_IN,
         optional=_M.MIN_RNR_TIMER | _M.AH_ATTR | _RW_RR_ATOMIC,
     ),
+    (QpState.RTS, QpState.SQD): Transition(Opcode.RTS2SQD_QP, c.RTS2SQD_QP_IN),
+    (QpState.SQD, QpState.RTS): Transition(
+        Opcode.SQD2RTS_QP, c.SQD2RTS_QP_IN,
+        optional=_M.MIN_RNR_TIMER | _RW_RR_ATOMIC,
+    ),
 }  # fmt: skip
 
 _FROM_ANY_TO = {
@@ -124,14 +132,15 @@ def transition(current: QpState, following: QpState) -> Transition:
     if move is None:
         raise InvalidValueError(
             f"no transition from {_state_name(current)} to {_state_name(following)}: "
-            "the way is RST, INIT, RTR, RTS; RST and ERR can be reached from everywhere"
+            "the way is RST, INIT, RTR, RTS, and SQD and back; RST and ERR can be reached from everywhere"
         )
     return move
 
 
 _PRM_STATE = {
     c.QpState.RST: QpState.RST, c.QpState.INIT: QpState.INIT, c.QpState.RTR: QpState.RTR,
-    c.QpState.RTS: QpState.RTS, c.QpState.ERR: QpState.ERR,
+    c.QpState.RTS: QpState.RTS, c.QpState.ERR: QpState.ERR, c.QpState.SQDRAINED: QpState.SQD,
+    c.QpState.SQ_DRAINING: QpState.SQD,
 }  # fmt: skip
 
 _PRM_MTU = {
@@ -272,6 +281,7 @@ def attributes_of(qpc: dict[str, Any]) -> QpAttr:
         min_rnr_timer=qpc["min_rnr_nak"],
         max_rd_atomic=1 << qpc["log_sra_max"],
         max_dest_rd_atomic=1 << qpc["log_rra_max"],
+        sq_draining=qpc["state"] == c.QpState.SQ_DRAINING,
     )
     if qpc["mtu"]:  # 0 until INIT2RTR set one
         if qpc["mtu"] not in _MTU_OF_PRM:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +57,11 @@ def internal_ring(ctx: Context, undo: ExitStack, nbytes: int) -> Ring:
 
     undo.callback(give_back)
     return Ring(umem_id, 0, memory.address, umem_id, dbr_offset, memory.address + dbr_offset, memory)
+
+
+def in_its_place(before: Ring, ring: Ring) -> Ring:
+    """The new ring of a queue that was resized: its record stays where it is."""
+    return replace(before, umem_id=ring.umem_id, offset=ring.offset, address=ring.address, memory=ring.memory)
 
 
 def external_ring(ring: tuple[UMEM, int], record: tuple[UMEM, int], nbytes: int) -> Ring:

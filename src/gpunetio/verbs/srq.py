@@ -134,13 +134,25 @@ class SRQ(Handle, ABC):
     @abstractmethod
     def _query(self) -> SrqAttr: ...
 
-    def modify(self, *, srq_limit: int) -> None:
-        """Ask for one SRQ_LIMIT_REACHED event, when fewer than `srq_limit` receives are left; 0 for none.
+    @deferred()
+    def modify(self, *, max_wr: int | None = None, srq_limit: int | None = None) -> None:
+        """Change the limit, or how many receives there is room for (`ibv_modify_srq`). None leaves it as it is.
 
-        `ibv_modify_srq` with IBV_SRQ_LIMIT.
+        `srq_limit` asks for one SRQ_LIMIT_REACHED event, when fewer receives are left; 0 for none. `max_wr` makes room
+        for as many or more, and what is posted stays; NotSupportedError where the device cannot (`can_resize_srq`).
         """
         self.check_open()
-        self._arm(within("srq_limit", srq_limit, 0, self.entries))
+        if max_wr is not None:
+            device = self.ctx.query_device()
+            max_wr = within("max_wr", max_wr, 1, device.max_srq_wr)
+            if not device.can_resize_srq:
+                raise NotSupportedError(f"{self.ctx.name} does not resize shared receive queues: create another one")
+            self._resize(max_wr)
+        if srq_limit is not None:
+            self._arm(within("srq_limit", srq_limit, 0, self.entries))
+
+    @abstractmethod
+    def _resize(self, max_wr: int) -> None: ...
 
     @abstractmethod
     def _arm(self, srq_limit: int) -> None: ...

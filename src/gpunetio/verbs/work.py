@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..enums import SendFlags, WcFlags, WcOpcode, WcStatus, WrOpcode
@@ -100,6 +100,7 @@ def _keep_entries(request: SendWr | RecvWr) -> None:
 class Completion:
     """What became of a request (`ibv_wc`).
 
+    `timestamp` is when it completed, on the device's clock (`Context.query_clock`), or None where there is none.
     With a status other than SUCCESS only `wr_id`, `status`, `qp_num` and `vendor_err` mean anything. `byte_len` is that
     of a receive, a READ or an atomic; `imm` is None unless immediate data came.
     """
@@ -112,6 +113,7 @@ class Completion:
     qp_num: int
     vendor_err: int = 0
     flags: WcFlags = _NO_FLAGS
+    timestamp: int | None = field(default=None, compare=False)
 
 
 class BadWrError(DocaError):

@@ -33,7 +33,7 @@ from ..provider import DeviceAttr, DeviceInfo, GidType, MrKeys, PortAttr
 from . import structs as s
 from .cuda_dmabuf import dmabuf_of
 from .errors import GONE, errno_of, refused
-from .inline import ibv_query_port, ibv_reg_mr
+from .inline import ibv_query_port, ibv_query_rt_values_ex, ibv_reg_mr
 from .libraries import Library, libibverbs, libmlx5
 
 logger: logging.Logger = logging.getLogger("gpunetio.providers")
@@ -216,6 +216,8 @@ class VerbsDevice:
             max_cqe=attr.max_cqe, max_mr=attr.max_mr, max_pd=attr.max_pd, max_ah=attr.max_ah, max_srq=attr.max_srq,
             max_srq_wr=attr.max_srq_wr, max_srq_sge=attr.max_srq_sge, max_pkeys=attr.max_pkeys,
             max_qp_rd_atom=attr.max_qp_rd_atom, max_qp_init_rd_atom=attr.max_qp_init_rd_atom,
+            num_comp_vectors=self.context.contents.num_comp_vectors,
+            can_resize_srq=bool(attr.device_cap_flags & s.IBV_DEVICE_SRQ_RESIZE),
         )  # fmt: skip
 
     def query_port(self, port: int) -> PortAttr:
@@ -227,6 +229,7 @@ class VerbsDevice:
             state=PortState(attr.state), max_mtu=_mtu_bytes(attr.max_mtu), active_mtu=_mtu_bytes(attr.active_mtu),
             sm_lid=attr.sm_lid, lid=attr.lid, lmc=attr.lmc,
             link_layer=LinkLayer.ETHERNET if ethernet else LinkLayer.INFINIBAND, gid_tbl_len=attr.gid_tbl_len,
+            active_width=attr.active_width, active_speed=attr.active_speed,
         )  # fmt: skip
 
     def query_gid(self, port: int, index: int) -> bytes:
@@ -307,6 +310,28 @@ class VerbsDevice:
         handle = self.hold("MR", self.new_handle(), self.verbs.ibv_dereg_mr, mr)
         return MrKeys(handle, mr.contents.lkey, mr.contents.rkey)
 
+    def rereg_mr(
+        self, handle: int, pdn: int | None, place: tuple[int, int, bool] | None, access: Access | None
+    ) -> MrKeys:
+        """See `Provider`. GPU memory of which the CPU knows nothing cannot be put into a region that there is."""
+        mr, flags = self.get("MR", handle), 0
+        pd, (address, nbytes, cuda) = None, place or (0, 0, False)
+        if pdn is not None:
+            flags, pd = s.IBV_REREG_MR_CHANGE_PD, self.get("PD", pdn)
+        if access is not None:
+            flags |= s.IBV_REREG_MR_CHANGE_ACCESS
+        if place is not None:
+            flags |= s.IBV_REREG_MR_CHANGE_TRANSLATION
+        what = f"ibv_rereg_mr of region {mr.contents.lkey:#x}"
+        if cuda and not is_accessible(address, nbytes, False):
+            raise NotSupportedError(f"{what} to GPU memory on {self.name}: register a new region")
+        if code := self.verbs.ibv_rereg_mr(mr, flags, pd, address, nbytes, int(access or 0)):
+            error = self.refused(what, ctypes.get_errno())
+            if code <= s.IBV_REREG_MR_ERR_CMD:
+                error.args = (f"{error}; the region cannot be used any more: close it",)
+            raise error
+        return MrKeys(handle, mr.contents.lkey, mr.contents.rkey)
+
     def dereg_mr(self, handle: int) -> None:
         """See `Provider`."""
         self.give_back("MR", handle)
@@ -334,6 +359,14 @@ class VerbsDevice:
             f"the address {dgid.hex(':', 2)} is not reached from GID index {sgid_index} of port {port} of {self.name} "
             f"({os.strerror(code)}): look whether a ping reaches it, and whether that GID is of its address family"
         )
+
+    # --- time --------------------------------------------------------------------------------------------------------
+
+    def raw_clock(self) -> int:
+        """See `Provider`."""
+        values = s.ibv_values_ex(comp_mask=s.IBV_VALUES_MASK_RAW_CLOCK)
+        self._check("ibv_query_rt_values_ex", ibv_query_rt_values_ex(self.context, values))
+        return values.raw_clock.tv_sec * 1_000_000_000 + values.raw_clock.tv_nsec
 
     # --- asynchronous events -----------------------------------------------------------------------------------------
 

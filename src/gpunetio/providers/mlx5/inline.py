@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 from ctypes import CFUNCTYPE, POINTER, byref, c_int, c_size_t, c_uint8, sizeof
 from typing import Any
 
@@ -15,6 +16,7 @@ _HEAD = s.verbs_context.context.offset
 _context, _cq, _qp, _srq = map(POINTER, (s.ibv_context, s.ibv_cq, s.ibv_qp, s.ibv_srq))
 _send_wr, _recv_wr = POINTER(s.ibv_send_wr), POINTER(s.ibv_recv_wr)
 _QUERY_PORT = CFUNCTYPE(c_int, _context, c_uint8, POINTER(s.ibv_port_attr), c_size_t, use_errno=True)
+_QUERY_RT_VALUES = CFUNCTYPE(c_int, _context, POINTER(s.ibv_values_ex), use_errno=True)
 _POLL_CQ = CFUNCTYPE(c_int, _cq, c_int, POINTER(s.ibv_wc), use_errno=True)
 _REQ_NOTIFY_CQ = CFUNCTYPE(c_int, _cq, c_int, use_errno=True)
 _POST_SEND = CFUNCTYPE(c_int, _qp, _send_wr, POINTER(_send_wr), use_errno=True)
@@ -37,6 +39,13 @@ def ibv_query_port(context: Any, port: int, attr: s.ibv_port_attr) -> int:
     if operation := extended_operation(context, "query_port"):
         return _QUERY_PORT(operation)(context, port, byref(attr), sizeof(attr))
     return libibverbs().ibv_query_port(context, port, byref(attr))
+
+
+def ibv_query_rt_values_ex(context: Any, values: s.ibv_values_ex) -> int:
+    """0, or an errno: EOPNOTSUPP when the driver has no clock."""
+    if operation := extended_operation(context, "query_rt_values"):
+        return _QUERY_RT_VALUES(operation)(context, byref(values))
+    return errno.EOPNOTSUPP
 
 
 def ibv_reg_mr(pd: Any, address: int, nbytes: int, iova: int, access: int) -> Any:

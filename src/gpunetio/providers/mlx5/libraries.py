@@ -52,12 +52,14 @@ IBVERBS = {
     "ibv_reg_mr_iova2":         Function(f"{_V}8",  _mr,    (_pd, void_p, c_size_t, c_uint64, c_uint32), optional=True),
     "ibv_reg_dmabuf_mr":        Function(f"{_V}12", _mr,    (_pd, c_uint64, c_size_t, c_uint64, c_int, c_int),
                                          optional=True),
+    "ibv_rereg_mr":             Function(f"{_V}1",  c_int,  (_mr, c_int, _pd, void_p, c_size_t, c_int), optional=True),
     "ibv_dereg_mr":             Function(f"{_V}1",  c_int,  (_mr,)),
     "ibv_create_ah":            Function(f"{_V}1",  _ah,    (_pd, POINTER(s.ibv_ah_attr))),
     "ibv_destroy_ah":           Function(f"{_V}1",  c_int,  (_ah,)),
     "ibv_create_comp_channel":  Function(f"{_V}0",  _channel, (_context,)),
     "ibv_destroy_comp_channel": Function(f"{_V}0",  c_int,  (_channel,)),
     "ibv_create_cq":            Function(f"{_V}1",  _cq,    (_context, c_int, void_p, _channel, c_int)),
+    "ibv_resize_cq":            Function(f"{_V}1",  c_int,  (_cq, c_int), optional=True),
     "ibv_destroy_cq":           Function(f"{_V}1",  c_int,  (_cq,)),
     "ibv_get_cq_event":         Function(f"{_V}1",  c_int,  (_channel, POINTER(_cq), POINTER(void_p))),
     "ibv_ack_cq_events":        Function(f"{_V}1",  None,   (_cq, c_uint32)),
@@ -76,6 +78,7 @@ IBVERBS = {
 MLX5 = {
     "mlx5dv_is_supported":      Function(f"{_M}8",  ctypes.c_bool, (_device,)),
     "mlx5dv_query_device":      Function(f"{_M}0",  c_int,  (_context, POINTER(s.mlx5dv_context))),
+    "mlx5dv_get_clock_info":    Function(f"{_M}4",  c_int,  (_context, POINTER(s.mlx5dv_clock_info)), optional=True),
     "mlx5dv_init_obj":          Function(f"{_M}2",  c_int,  (POINTER(s.mlx5dv_obj), c_uint64)),
     "mlx5dv_devx_obj_create":   Function(f"{_M}7",  void_p, (_context, void_p, c_size_t, void_p, c_size_t)),
     "mlx5dv_devx_obj_query":    Function(f"{_M}7",  c_int,  (void_p, void_p, c_size_t, void_p, c_size_t)),
@@ -97,7 +100,7 @@ MLX5 = {
 # The first release of rdma-core with a symbol version.
 _SINCE = {
     f"{_V}0": 12, f"{_V}1": 12, f"{_V}8": 28, f"{_V}11": 32, f"{_V}12": 34,
-    f"{_M}0": 13, f"{_M}2": 15, f"{_M}7": 21, f"{_M}8": 22, f"{_M}11": 25, f"{_M}19": 35,
+    f"{_M}0": 13, f"{_M}2": 15, f"{_M}4": 18, f"{_M}7": 21, f"{_M}8": 22, f"{_M}11": 25, f"{_M}19": 35,
 }  # fmt: skip
 
 

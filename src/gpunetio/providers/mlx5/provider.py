@@ -18,10 +18,10 @@ from ...enums import Access, UarAllocationType
 from ...errors import DeviceFatalError, DocaError, FullError, InvalidValueError, NotSupportedError
 from ...formats import commands as cmd
 from ...formats.commands import Status
-from ...formats.events import EventType
+from ...formats.events import EventType, eqe
 from ...memory import PAGE
 from ..event_queue import EventQueue
-from ..provider import Event, UarPage
+from ..provider import ClockInfo, Event, UarPage
 from ..sdk.provider import through_sdk
 from . import structs as s
 from .device import HUNG_UP, VerbsDevice, of_port_or_device
@@ -179,6 +179,12 @@ class Mlx5Provider(VerbsDevice):
         self._check(f"mlx5dv_devx_query_eqn of completion vector {vector}", code)
         return eqn.value
 
+    def query_clock(self) -> ClockInfo:
+        """See `Provider`."""
+        info = s.mlx5dv_clock_info()
+        self._check("mlx5dv_get_clock_info", self.mlx5.mlx5dv_get_clock_info(self.context, byref(info)))
+        return ClockInfo(info.nsec, info.last_cycles, info.frac, info.mult, info.shift, info.mask)
+
     # --- mailboxes ---------------------------------------------------------------------------------------------------
 
     def devx_obj_create(self, mailbox: bytes, out_size: int) -> tuple[int, bytes]:
@@ -202,6 +208,10 @@ class Mlx5Provider(VerbsDevice):
     def general_cmd(self, mailbox: bytes, out_size: int) -> bytes:
         """See `Provider`."""
         return self._command(self.mlx5.mlx5dv_devx_general_cmd, self.context, mailbox, out_size)
+
+    def devx_objects(self) -> list[int]:
+        """See `Provider`."""
+        return list(self._numbers)
 
     def devx_obj_destroy(self, handle: int) -> None:
         """See `Provider`."""
@@ -295,7 +305,7 @@ class Mlx5Provider(VerbsDevice):
         while self.mlx5.mlx5dv_devx_get_event(channel.pointer, room, len(room)) >= 0:
             told = channel.told.get(s.mlx5dv_devx_async_event_hdr.from_buffer(room).cookie)
             if told:
-                return Event(*told)
+                return Event(*told, room.raw[sizeof(s.mlx5dv_devx_async_event_hdr) :])
         if (code := ctypes.get_errno()) == errno.EOVERFLOW:
             raise FullError(f"events of {self.name} were lost: the channel held as many as it can; read it more often")
         if code not in (errno.EAGAIN, errno.EINTR):
@@ -315,7 +325,7 @@ class Mlx5Provider(VerbsDevice):
             if told is None:  # of GIDs, LIDs and partitions, which nobody asks for
                 continue
             for channel in hearing:
-                channel.queue.put(Event(channel.device_cookie or 0, *told))
+                channel.queue.put(Event(channel.device_cookie or 0, *told, eqe(*told)))
 
     def destroy_event_channel(self, channel: int) -> None:
         """See `Provider`."""

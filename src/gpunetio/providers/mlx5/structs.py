@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import platform
 from ctypes import POINTER, Structure, Union, c_char, c_int, c_int64, c_size_t, c_uint8, c_uint16, c_uint32, c_uint64
+from ctypes import c_long as long
 from ctypes import c_void_p as void_p
 
 _MUTEX_BYTES = 48 if platform.machine() == "aarch64" else 40  # pthread_mutex_t of glibc
@@ -85,6 +86,10 @@ IBV_QP_DEST_QPN           = 1 << 20
 IBV_SEND_FENCE, IBV_SEND_SIGNALED, IBV_SEND_SOLICITED, IBV_SEND_INLINE = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 
 IBV_SRQ_MAX_WR, IBV_SRQ_LIMIT = 1 << 0, 1 << 1
+IBV_DEVICE_SRQ_RESIZE = 1 << 13
+IBV_VALUES_MASK_RAW_CLOCK = 1 << 0
+IBV_REREG_MR_CHANGE_TRANSLATION, IBV_REREG_MR_CHANGE_PD, IBV_REREG_MR_CHANGE_ACCESS = 1 << 0, 1 << 1, 1 << 2
+IBV_REREG_MR_ERR_CMD = -4  # from here on down the region is lost
 
 # --- structures of verbs.h --------------------------------------------------------------------------------------------
 
@@ -240,6 +245,14 @@ class ibv_context(Structure):
         ("mutex", _Mutex),
         ("abi_compat", void_p),
     ]
+
+
+class _timespec(Structure):
+    _fields_ = [("tv_sec", long), ("tv_nsec", long)]
+
+
+class ibv_values_ex(Structure):
+    _fields_ = [("comp_mask", c_uint32), ("raw_clock", _timespec)]
 
 
 class verbs_context(Structure):
@@ -632,3 +645,14 @@ class mlx5dv_devx_async_event_hdr(Structure):
     """The event's EQE follows, unless the channel was created without."""
 
     _fields_ = [("cookie", c_uint64)]
+
+
+class mlx5dv_clock_info(Structure):
+    _fields_ = [
+        ("nsec", c_uint64),
+        ("last_cycles", c_uint64),
+        ("frac", c_uint64),
+        ("mult", c_uint32),
+        ("shift", c_uint32),
+        ("mask", c_uint64),
+    ]

@@ -170,6 +170,10 @@ class SdkProvider:
         self._queues[queue.pointer] = self._numbers[queue.kind, queue.number] = queue
         return queue.pointer, bytes(_CREATED_OUT.pack(qpn=queue.number))
 
+    def devx_objects(self) -> list[int]:
+        """See `Provider`."""
+        return list(self._queues)
+
     def devx_obj_destroy(self, handle: int) -> None:
         """See `Provider`."""
         queue = self._queues.pop(handle)
@@ -178,6 +182,8 @@ class SdkProvider:
 
     def _create_cq(self, mailbox: bytes, undo: ExitStack) -> _Queue:
         cqc = cmd.CREATE_CQ_IN.get(mailbox, "cq_context")
+        if cqc["cqe_sz"]:
+            raise not_in_sdk_mode("a CQ with entries of 128 bytes", "whose queues have entries of 64")
         entries = 1 << cqc["log_cq_size"]
         umem_id, offset = (cmd.CREATE_CQ_IN.get(mailbox, name) for name in ("cq_umem_id", "cq_umem_offset"))
         ring, record = self._ring_and_record(umem_id, offset, entries * CQE_SIZE, cqc)
@@ -287,6 +293,8 @@ class SdkProvider:
     def devx_obj_modify(self, handle: int, mailbox: bytes, out_size: int) -> bytes:
         """See `Provider`."""
         queue, opcode = self._queues[handle], _opcode(mailbox)
+        if opcode in (Opcode.MODIFY_CQ, Opcode.RTS2SQD_QP, Opcode.SQD2RTS_QP) or _names_udp_sport(mailbox):
+            raise not_in_sdk_mode(f"{Opcode(opcode).name} of {queue.kind} {queue.number:#x}", "as it has no such call")
         if queue.qpc is None:
             raise not_in_sdk_mode(f"the limit of {queue.kind} {queue.number:#x}", "as it has no call to set it")
         qpc = bytearray(queue.initial if opcode == Opcode.QP_2RST else queue.qpc)
@@ -316,7 +324,7 @@ class SdkProvider:
         ):
             self._sdk.call("doca_verbs_qp_query", queue.pointer, attr, init_attr, byref(mask))
             state = self._sdk.get("doca_verbs_qp_attr_get_current_state", attr)
-        if state not in list(QpState):
+        if state not in transitions.STATE_IN_QPC:
             raise UnexpectedError(f"the DOCA SDK reports state {state} of QP {queue.number:#x}, which is none")
         out, at = cmd.QUERY_QP_OUT.pack(), cmd.QUERY_QP_OUT.offset("qpc")
         out[at : at + QPC.size] = queue.qpc
@@ -344,3 +352,8 @@ def _agree(kind: str, found: list[int], wanted: list[int]) -> None:
             f"the DOCA SDK has laid out a {kind} as {[hex(value) for value in found]}, and not as "
             f"{[hex(value) for value in wanted]}"
         )
+
+
+def _names_udp_sport(mailbox: bytes) -> bool:
+    """Whether it chooses a UDP source port, which is in a second mask."""
+    return _opcode(mailbox) == Opcode.RTS2RTS_QP and cmd.RTS2RTS_QP_IN.get(mailbox, "opt_param_mask_95_32") != 0
