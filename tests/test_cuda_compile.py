@@ -117,14 +117,53 @@ def test_constant_modes_fold():
     assert "bar.sync" not in shared
 
 
+RING, PROXY_WORD, RECORD = "st.mmio.relaxed.sys.global.u64", "st.relaxed.sys.global.u64", "st.relaxed.sys.global.u32"
+
+
+def before(ptx: str, what: str) -> list[set[str]]:
+    """For each place of `what`: the last fence, or store for the NIC, of every path that leads there ("" for none).
+
+    Branches stand beside each other in the text, so that a fence above a store need not be on the store's path.
+    """
+    lines = [line.strip() for line in ptx.splitlines()]
+    jumps: dict[str, list[int]] = {}
+    for at, line in enumerate(lines):
+        if jump := re.search(r"\bbra(?:\.uni)?\s+(\$\w+);", line):
+            jumps.setdefault(f"{jump[1]}:", []).append(at)
+    found = []
+    for place in (at for at, line in enumerate(lines) if what in line):
+        last, seen, todo = set(), {place}, [place]
+        while todo:
+            at = todo.pop()
+            falls_through = at > 0 and not lines[at - 1].startswith(("bra", "ret"))
+            for earlier in jumps.get(lines[at], []) + [at - 1] * falls_through:
+                event = re.search(rf"fence\.(?:release|acq_rel|sc)\.\w+|{RING}|{PROXY_WORD}|{RECORD}", lines[earlier])
+                if event or lines[earlier].startswith((".entry", ".visible .entry")):
+                    last.add(event[0] if event else "")
+                elif earlier not in seen:
+                    seen.add(earlier)
+                    todo.append(earlier)
+        found.append(last)
+    return found
+
+
 def test_doorbell_is_rung_with_an_mmio_store_behind_a_system_fence():
-    """The first ring; the second, behind the record, needs less."""
+    """On each path: the first ring, and the word for a proxy. The second ring, behind the record, needs less."""
     ptx = ptx_of(exclusive_put, 7)
-    order = re.findall(r"fence\.release\.\w+|st\.mmio\.relaxed\.sys\.global\.u64", ptx)
-    ring = "st.mmio.relaxed.sys.global.u64"
-    at = order.index(ring)
-    assert order[at - 1] == "fence.release.sys"
-    assert ring in order[at + 1 :]
+    assert before(ptx, RING) == [{"fence.release.sys"}, {"fence.release.gpu"}]
+    assert before(ptx, PROXY_WORD) == [{"fence.release.sys"}]
+    assert before(ptx, RECORD) == [{RING}]
+    assert before(ptx, "fence.release.gpu")[0] == {RECORD}, "the second ring's fence is behind the record"
+
+
+def test_every_doorbell_of_a_shared_queue_stands_behind_a_fence():
+    """Also of the path that takes no fence of its own, since the one before its looks orders the slots."""
+    ptx = ptx_of(shared_put, 7)
+    rings = before(ptx, RING)
+    assert len(rings) % 2 == 0, "each doorbell is rung twice"
+    assert all(first <= {"fence.acq_rel.sys", "fence.release.sys"} for first in rings[::2])
+    assert all(second == {"fence.release.gpu"} for second in rings[1::2])
+    assert all(word <= {"fence.acq_rel.sys", "fence.release.sys"} for word in before(ptx, PROXY_WORD))
 
 
 def test_a_fence_stands_behind_a_doorbell_without_a_record():

@@ -6,7 +6,10 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from importlib import import_module
 from itertools import pairwise
+from types import FunctionType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +18,7 @@ from device_programs import Call, run, start
 from gpunetio import CqOverrun, ExportedQp, Gpu, MemType, NicHandler, SendDbrModeExt, device, verbs
 from gpunetio.device.library import foreign_kernels
 from gpunetio.formats.cqe import Syndrome
-from gpunetio.formats.device_structs import DEV_CQ, DEV_QP
+from gpunetio.formats.device_structs import DEV_CQ, DEV_QP, DEV_SIDE
 from nic_rig import until, view
 from pair import Pair, make_pair
 from submit_kernels import BY_FLAME, BY_HAND, BY_SUBMIT, BY_WARP_FLAME, submit_each, submit_now, submit_together
@@ -485,6 +488,77 @@ def test_every_interleaving_of_posts(kinds, posts, batch):
             assert (state.register, state.record, state.pi, state.word) == (total, total, total, 2 * total)
     assert ends
     assert len(reached) > 200
+
+
+WORDS = {"qp": 1 << 20, "side": 2 << 20, "record": 3 << 20, "register": 4 << 20}
+
+
+@dataclass
+class Queued:
+    """The submit path as Python: `post`, with every access to the queue's memory in a list."""
+
+    words: dict[int, int]
+    stores: list[tuple[str, int]]
+
+    def post(self, first: int, last: int) -> int:
+        names = {
+            WORDS["qp"] + DEV_QP.sq_ready_index: "ready", WORDS["side"] + DEV_SIDE.submit: "word",
+            WORDS["qp"] + DEV_QP.sq_wqe_pi: "submitted", WORDS["record"]: "record", WORDS["register"]: "ring",
+        }  # fmt: skip
+
+        def load(address: int, *_: int) -> int:
+            return self.words.get(address, 0)
+
+        def store(address: int, value: int) -> None:
+            self.words[address] = value
+            self.stores.append((names[address], value))
+
+        def fetch_max(address: int, value: int) -> int:
+            found = load(address)
+            store(address, max(found, value))
+            return found
+
+        def swap(address: int, old: int, new: int) -> int:
+            found = load(address)
+            if found == old:
+                store(address, new)
+            return found
+
+        fakes = {
+            "load_index": load, "ld64": load, "ld_fixed32": load, "ld_fixed64": load, "st64": store, "st_mmio64": store,
+            "st_relaxed32": store, "st_relaxed64": store, "st_relaxed_gpu64": store, "fetch_max_gpu64": fetch_max,
+            "cas_acq_rel_gpu64": swap, "be32": int, "pack64": lambda low, _: low,
+            **dict.fromkeys(("fence_sys", "fence_release_cta", "fence_release_gpu", "fence_release_sys",
+                             "fence_acquire_gpu", "fence_acquire_cta"), lambda: None),
+        }  # fmt: skip
+        module = vars(import_module("gpunetio.device.submit"))
+        python: dict[str, Any] = dict(module)
+        for name, value in module.items():
+            if hasattr(value, "py_func"):
+                python[name] = FunctionType(value.py_func.__code__, python, name, value.py_func.__defaults__)
+        python.update(fakes)
+        return python["post"](WORDS["qp"], first, last)
+
+
+@pytest.mark.parametrize("behind", [0, 1, 5])
+def test_a_thread_with_others_behind_it_hands_on_before_it_rings(behind):
+    """So nobody waits for a doorbell of somebody else's; alone, it rings at once, with no atomics."""
+    first = 3
+    queue = Queued({
+        WORDS["qp"] + DEV_QP.side: WORDS["side"], WORDS["qp"] + DEV_QP.sq_dbrec: WORDS["record"],
+        WORDS["qp"] + DEV_QP.sq_db: WORDS["register"], WORDS["qp"] + DEV_QP.nic_handler: int(DB),
+        WORDS["qp"] + DEV_QP.sq_ready_index: first, WORDS["side"] + DEV_SIDE.submit: 2 * first,
+        WORDS["qp"] + DEV_QP.sq_rsvd_index: first + 1 + behind,
+    }, [])  # fmt: skip
+    assert queue.post(first, first) == first
+    end = first + 1
+    rung = [("ring", end << 8), ("record", end), ("ring", end << 8)]
+    if behind:
+        assert queue.stores == [
+            ("ready", end), ("word", 2 * end - 1), *rung, ("submitted", end), ("word", 2 * end)
+        ]  # fmt: skip
+    else:
+        assert queue.stores == [*rung, ("submitted", end), ("word", 2 * end), ("ready", end)]
 
 
 # --- a register that is memory, and no record -------------------------------------------------------------------------
