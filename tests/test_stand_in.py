@@ -394,7 +394,7 @@ def test_regions(device: Device):
 
 
 def test_regions_of_dmabufs(device: Device):
-    shared = HostMemory(4 * PAGE, shared=True)
+    shared = HostMemory(4 * PAGE, shared=True, sealed=False)
     pd, fd = device.pd(), shared.fd
     mr = device.v.ibv_reg_dmabuf_mr(pd, PAGE, PAGE, 7 * PAGE, fd, LOCAL_WRITE)
     assert device.v.ibv_dereg_mr(mr) == 0
@@ -420,7 +420,7 @@ def test_umems_that_are_refused(device: Device, fields, code):
 
 
 def test_umems(device: Device):
-    shared = HostMemory(4 * PAGE, shared=True)
+    shared = HostMemory(4 * PAGE, shared=True, sealed=False)
     assert shared.fd is not None
     plain = device.m.mlx5dv_devx_umem_reg(device.context, device.memory.address, 100, REMOTE_READ)
     dmabuf = device.umem(addr=PAGE, comp_mask=1, dmabuf_fd=shared.fd)

@@ -467,15 +467,3 @@ def _end_without_closing(tool):
     """The end of a tool whose stdin stays open: `Tool.end` would close it."""
     status = tool.process.wait(PATIENCE)
     return status, tool.process.stdout.read(), re.sub(r"gpunetio: compiling .*\n", "", tool.process.stderr.read())
-
-
-@pytest.mark.slow
-def test_a_stranger_calls(port):
-    where = own_address()
-    with running(Tool(NAME, "--port", port, "--address", where)) as (server,):
-        server.until("Waiting")
-        with socket.create_connection((where, port)) as sock:
-            sock.sendall(b"GET / HTTP/1.0\r\n\r\n")
-            status, _, err = server.end()
-    assert status == 1
-    assert "is no program of gpunetio" in error_line(err)
