@@ -34,7 +34,7 @@ def one_cq_for_all(rig: Rig) -> None:
 
 @check
 def polling_in_parts(rig: Rig) -> None:
-    """A poll gives at most so many completions, oldest first, over many laps of a small CQ.
+    """A poll returns at most the requested number of completions, oldest first, over many laps of a small CQ.
 
     Source: ibv_poll_cq(3).
     """
@@ -57,7 +57,7 @@ def polling_in_parts(rig: Rig) -> None:
 
 @check
 def cq_overrun(rig: Rig) -> None:
-    """Completions beyond a CQ's room are an error of the CQ; the queue pair that made them goes to ERR.
+    """Completions beyond a CQ's room are an error of the CQ; the queue pair that caused them goes to ERR.
 
     Source: IBTA 10.2.6, 11.6.3 (CQ overrun is a CQ error); ibv_get_async_event(3) (IBV_EVENT_CQ_ERR).
     """
@@ -73,7 +73,7 @@ def cq_overrun(rig: Rig) -> None:
 
 @check
 def cq_overrun_allowed(rig: Rig) -> None:
-    """A CQ with overrun takes completions beyond its room, and nobody is in error.
+    """A CQ with overrun accepts completions beyond its room, and no object goes to an error state.
 
     Source: doca_verbs_cq_attr_set_cq_overrun; PRM, cq_context.oi.
     """
@@ -112,7 +112,7 @@ def _counter(cq: CQ) -> int:
 
 @check
 def cq_of_an_external_data_path(rig: Rig) -> None:
-    """A CQ or queue pair with an external data path is refused to the CPU.
+    """The CPU cannot use a CQ or queue pair with an external data path.
 
     Source: doca_verbs_cq_attr_set_external_datapath_en; doca_verbs_qp_init_attr_set_external_datapath_en.
     """

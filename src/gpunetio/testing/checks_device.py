@@ -16,7 +16,7 @@ _POSITIVE = (
 
 @check
 def device_attributes(rig: Rig) -> None:
-    """Limits are above 0, RC is there, and every context of a device says the same.
+    """Limits are above 0, RC is supported, and every context of a device reports the same attributes.
 
     Source: ibv_query_device(3); doca_verbs_query_device.
     """
@@ -30,7 +30,7 @@ def device_attributes(rig: Rig) -> None:
 
 @check
 def port_attributes(rig: Rig) -> None:
-    """Each port has a state, MTUs that there are, the active one not above the largest, and at least one GID.
+    """Each port has a state, valid MTUs, an active MTU not above the largest, and at least one GID.
 
     Source: IBTA 11.2.1 (Query HCA); ibv_query_port(3).
     """
@@ -49,7 +49,7 @@ def port_attributes(rig: Rig) -> None:
 
 @check
 def gid_table(rig: Rig) -> None:
-    """A GID has 16 bytes, the table is not empty, and there is nothing outside of it.
+    """A GID has 16 bytes, the table is not empty, and an index outside the table is refused.
 
     Source: IBTA 4.1.1; ibv_query_gid(3).
     """
@@ -64,7 +64,7 @@ def gid_table(rig: Rig) -> None:
 
 @check
 def ports_are_active(rig: Rig) -> None:
-    """The ports that the checks talk through are active: without that, most of what follows cannot pass.
+    """The ports that the checks use are active; without that, most of the later checks cannot pass.
 
     Source: ibv_query_port(3).
     """

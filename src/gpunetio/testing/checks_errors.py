@@ -12,7 +12,7 @@ _WRONG = 0xFF  # another tag of the same key
 
 @check
 def wrong_remote_key(rig: Rig) -> None:
-    """A wrong rkey fails the request; what is behind it and the responder's receives are flushed, both are in ERR.
+    """A wrong rkey fails the request; later requests and the responder's receives are flushed; both ends are in ERR.
 
     Source: IBTA 9.7.5.2, 9.9.2, 9.9.3, 10.10; ibv_poll_cq(3) (IBV_WC_REM_ACCESS_ERR).
     """
@@ -34,7 +34,7 @@ def wrong_remote_key(rig: Rig) -> None:
 
 @check
 def wrong_local_key(rig: Rig) -> None:
-    """A wrong lkey fails the request before anything leaves: the responder stays in RTS and its memory as it was.
+    """A wrong lkey fails the request before it is sent: the responder stays in RTS, its memory unchanged.
 
     Source: IBTA 9.9.2, 10.10, 11.6.2; ibv_poll_cq(3) (IBV_WC_LOC_PROT_ERR).
     """
@@ -53,7 +53,7 @@ def wrong_local_key(rig: Rig) -> None:
 
 @check
 def wrong_key_of_a_receive(rig: Rig) -> None:
-    """A wrong lkey in a receive fails it and the SEND that it was for.
+    """A wrong lkey in a receive fails the receive and its SEND.
 
     Source: IBTA 9.7.5.2, 9.9.3, 11.6.2; ibv_poll_cq(3) (IBV_WC_LOC_PROT_ERR, IBV_WC_REM_OP_ERR).
     """
@@ -84,7 +84,7 @@ def receive_that_is_too_small(rig: Rig) -> None:
 
 @check
 def receiver_not_ready(rig: Rig) -> None:
-    """A SEND without a receive waits, for as long as rnr_retry 7 says, and arrives when there is one.
+    """With rnr_retry 7, a SEND without a receive waits, and arrives when a receive is posted.
 
     Source: IBTA 9.7.5.2.8 (RNR NAK); ibv_modify_qp(3) (rnr_retry 7: without end).
     """
@@ -102,7 +102,7 @@ def receiver_not_ready(rig: Rig) -> None:
 
 @check
 def receiver_not_ready_for_too_long(rig: Rig) -> None:
-    """With rnr_retry exhausted the SEND fails; the responder stays as it is.
+    """When rnr_retry is exhausted, the SEND fails; the responder is unchanged.
 
     Source: IBTA 9.7.5.2.8, 9.9.2, 11.6.2; ibv_poll_cq(3) (IBV_WC_RNR_RETRY_EXC_ERR).
     """
@@ -116,7 +116,7 @@ def receiver_not_ready_for_too_long(rig: Rig) -> None:
 
 @check
 def writes_with_immediate_need_a_receive(rig: Rig) -> None:
-    """A WRITE with immediate data and no receive is not ready either; without immediate data it needs none.
+    """A WRITE with immediate data waits for a receive, too; without immediate data it needs none.
 
     Source: IBTA 9.4.3, 9.7.5.2.8.
     """
@@ -129,7 +129,7 @@ def writes_with_immediate_need_a_receive(rig: Rig) -> None:
 
 @check
 def peer_that_does_not_answer(rig: Rig) -> None:
-    """Requests to a queue pair in ERR, and to one that is gone, fail when retry_cnt is exhausted.
+    """Requests to a queue pair in ERR, and to a closed one, fail when retry_cnt is exhausted.
 
     Source: IBTA 9.7.6.1.3, 9.9.2, 11.6.2; ibv_poll_cq(3) (IBV_WC_RETRY_EXC_ERR).
     """
@@ -147,7 +147,7 @@ def peer_that_does_not_answer(rig: Rig) -> None:
 
 @check
 def what_came_before_an_error(rig: Rig) -> None:
-    """Requests before one that fails are carried out and succeed; unsignalled ones stay silent, a failed one speaks.
+    """Requests before a failed one succeed; unsignalled ones stay silent, but a failed one has a completion.
 
     Source: IBTA 10.8.6, 10.10; ibv_post_send(3) (IBV_SEND_SIGNALED: errors always complete).
     """
@@ -166,7 +166,7 @@ def what_came_before_an_error(rig: Rig) -> None:
 
 @check
 def requests_in_error(rig: Rig) -> None:
-    """A move to ERR flushes what is posted in both queues; what is posted afterwards is flushed too.
+    """A move to ERR flushes the posted requests of both queues, and requests posted afterwards.
 
     Source: IBTA 10.3.1 (Error State), 10.10; ibv_poll_cq(3) (IBV_WC_WR_FLUSH_ERR).
     """
@@ -184,7 +184,7 @@ def requests_in_error(rig: Rig) -> None:
 
 @check
 def errors_stay_where_they_are(rig: Rig) -> None:
-    """A queue pair in ERR takes no other along, not even one that shares its PD and its CQs.
+    """A queue pair in ERR affects no other queue pair, even if they share PD and CQs.
 
     Source: IBTA 10.2.4, 10.10.
     """
@@ -203,7 +203,7 @@ def errors_stay_where_they_are(rig: Rig) -> None:
 
 @check
 def life_after_an_error(rig: Rig) -> None:
-    """Both ends of a failed connection can be reset, connected again, and work.
+    """Both ends of a failed connection can be reset and connected again, and then work.
 
     Source: IBTA 10.3.1; ibv_modify_qp(3).
     """

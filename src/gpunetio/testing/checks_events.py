@@ -45,7 +45,7 @@ class _Told:
 
 @check
 def one_event_for_a_request(rig: Rig) -> None:
-    """A CQ that was asked tells of the next completion, once; one that was not asked tells nothing.
+    """An armed CQ reports the next completion, once; a CQ that is not armed reports nothing.
 
     Source: IBTA 11.4.2.2; ibv_req_notify_cq(3), ibv_get_cq_event(3).
     """
@@ -65,7 +65,7 @@ def one_event_for_a_request(rig: Rig) -> None:
 
 @check
 def event_for_what_is_there_already(rig: Rig) -> None:
-    """A completion that has not been polled when the CQ is asked makes an event at once; one that was polled, none.
+    """Arming a CQ with an unpolled completion causes an event at once; a polled completion causes none.
 
     Source: PRM, CQ arming by consumer index; gpunetio.verbs.CQ.req_notify.
     """
@@ -83,7 +83,7 @@ def event_for_what_is_there_already(rig: Rig) -> None:
 
 @check
 def solicited_events(rig: Rig) -> None:
-    """Asked for solicited completions only, a CQ tells of a message whose sender set SOLICITED and of no other.
+    """A CQ armed for solicited completions reports only messages whose sender set SOLICITED.
 
     Source: IBTA 9.2.3 (solicited event), 11.4.2.2; ibv_req_notify_cq(3).
     """
@@ -104,7 +104,7 @@ def solicited_events(rig: Rig) -> None:
 
 @check
 def errors_are_solicited(rig: Rig) -> None:
-    """A completion with an error is told to who asked for solicited ones only.
+    """A completion with an error is also reported by a CQ armed for solicited completions.
 
     Source: IBTA 11.4.2.2; ibv_req_notify_cq(3).
     """
@@ -117,7 +117,7 @@ def errors_are_solicited(rig: Rig) -> None:
 
 @check
 def many_cqs_on_a_channel(rig: Rig) -> None:
-    """Each of many CQs that share a channel is told of, once.
+    """Each of many CQs that share a channel is reported once.
 
     Source: ibv_create_comp_channel(3), ibv_get_cq_event(3).
     """
@@ -176,7 +176,7 @@ def channel_can_be_polled(rig: Rig) -> None:
 
 @check
 def refused_key_is_told(rig: Rig) -> None:
-    """A responder that refuses a key or a right of a region tells QP_ACCESS_ERR; the requester hears nothing.
+    """A responder that refuses a key or a right of a region reports QP_ACCESS_ERR; the requester gets no event.
 
     Source: IBTA 11.6.3 (local access violation work queue error); ibv_get_async_event(3).
     """
@@ -192,7 +192,7 @@ def refused_key_is_told(rig: Rig) -> None:
 
 @check
 def refused_request_is_told(rig: Rig) -> None:
-    """A responder whose queue pair does not allow a request tells QP_REQ_ERR.
+    """A responder whose queue pair does not allow a request reports QP_REQ_ERR.
 
     Source: IBTA 11.6.3 (invalid request local work queue error); ibv_get_async_event(3).
     """
@@ -219,7 +219,7 @@ def async_events_are_acknowledged(rig: Rig) -> None:
 
 @check
 def events_of_closed_objects(rig: Rig) -> None:
-    """What happened to an object that is closed by now is not told.
+    """Events of an object that was closed in the meantime are not reported.
 
     Source: ibv_destroy_qp(3), ibv_ack_async_event(3).
     """

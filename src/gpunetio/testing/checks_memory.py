@@ -44,7 +44,7 @@ def _one_right(rig: Rig, opcode: WrOpcode, right: Access, nbytes: int) -> None:
 
 @check
 def right_remote_write(rig: Rig) -> None:
-    """A WRITE needs REMOTE_WRITE of the region, and no more.
+    """A WRITE needs REMOTE_WRITE of the region, and no other right.
 
     Source: IBTA 9.4.3, 10.6; ibv_reg_mr(3).
     """
@@ -53,7 +53,7 @@ def right_remote_write(rig: Rig) -> None:
 
 @check
 def right_remote_read(rig: Rig) -> None:
-    """A READ needs REMOTE_READ of the region, and no more.
+    """A READ needs REMOTE_READ of the region, and no other right.
 
     Source: IBTA 9.4.4, 10.6; ibv_reg_mr(3).
     """
@@ -62,7 +62,7 @@ def right_remote_read(rig: Rig) -> None:
 
 @check
 def right_remote_atomic(rig: Rig) -> None:
-    """An atomic needs REMOTE_ATOMIC of the region, and no more.
+    """An atomic needs REMOTE_ATOMIC of the region, and no other right.
 
     Source: IBTA 9.4.5, 10.6; ibv_reg_mr(3).
     """
@@ -71,7 +71,7 @@ def right_remote_atomic(rig: Rig) -> None:
 
 @check
 def right_local_write_for_results(rig: Rig) -> None:
-    """What a READ or an atomic brings is written with LOCAL_WRITE only; sending needs no right.
+    """The result of a READ or an atomic is written only with LOCAL_WRITE; sending needs no right.
 
     Source: IBTA 10.6, 11.6.2 (Local Protection Error); ibv_reg_mr(3).
     """
@@ -87,7 +87,7 @@ def right_local_write_for_results(rig: Rig) -> None:
 
 @check
 def right_local_write_for_receives(rig: Rig) -> None:
-    """A SEND into memory without LOCAL_WRITE fails at both ends, and what is behind is flushed.
+    """A SEND into memory without LOCAL_WRITE fails at both ends, and the requests behind it are flushed.
 
     Source: IBTA 9.7.5.2, 9.9.3, 11.6.2 (Local Protection Error, Remote Operation Error); ibv_poll_cq(3).
     """
@@ -102,7 +102,7 @@ def right_local_write_for_receives(rig: Rig) -> None:
 
 @check
 def rights_of_the_queue_pair(rig: Rig) -> None:
-    """What the responder's queue pair does not allow fails, whatever the region allows.
+    """A request that the responder's queue pair does not allow fails, whatever the region allows.
 
     Source: IBTA 9.7.4.1, 9.9.3, 11.6.2 (Remote Invalid Request Error); ibv_modify_qp(3).
     """
@@ -115,7 +115,7 @@ def rights_of_the_queue_pair(rig: Rig) -> None:
 
 @check
 def bounds_of_remote_regions(rig: Rig) -> None:
-    """The first and the last byte of a region can be reached; one byte before or behind it, nothing is.
+    """The first and the last byte of a region can be reached; the bytes before and behind it cannot.
 
     Source: IBTA 9.7.4.1, 10.6; ibv_poll_cq(3) (IBV_WC_REM_ACCESS_ERR).
     """
@@ -137,7 +137,7 @@ def bounds_of_remote_regions(rig: Rig) -> None:
 
 @check
 def bounds_of_local_regions(rig: Rig) -> None:
-    """A request that names one byte before or behind a local region fails, and the peer hears nothing of it.
+    """A request that names one byte before or behind a local region fails, and sends nothing to the peer.
 
     Source: IBTA 10.6, 11.6.2 (Local Protection Error); ibv_poll_cq(3) (IBV_WC_LOC_PROT_ERR).
     """
@@ -151,7 +151,7 @@ def bounds_of_local_regions(rig: Rig) -> None:
 
 @check
 def bounds_of_atomics(rig: Rig) -> None:
-    """An atomic reaches the last 8 bytes of a region and none behind; one that is not aligned to 8 is refused.
+    """An atomic reaches the last 8 bytes of a region and none behind; an address not aligned to 8 is refused.
 
     Source: IBTA 9.4.5 and 9.7.4.1 (Remote Access Error; Remote Invalid Request Error for the alignment).
     """
@@ -184,7 +184,7 @@ def _based(rig: Rig, iova: int) -> None:
 
 @check
 def zero_based_regions(rig: Rig) -> None:
-    """Keys of a region with iova 0 count offsets from its start.
+    """The keys of a region with iova 0 count offsets from its start.
 
     Source: IBTA 10.6 (zero based virtual addresses); ibv_reg_mr_iova(3).
     """
@@ -193,7 +193,7 @@ def zero_based_regions(rig: Rig) -> None:
 
 @check
 def shifted_regions(rig: Rig) -> None:
-    """Keys of a region with another iova count addresses from there.
+    """The keys of a region with another iova count addresses from there.
 
     Source: ibv_reg_mr_iova(3).
     """
@@ -202,7 +202,7 @@ def shifted_regions(rig: Rig) -> None:
 
 @check
 def keys_of_closed_regions(rig: Rig) -> None:
-    """A key that was deregistered reaches nothing, at neither end.
+    """A deregistered key reaches no memory, at either end.
 
     Source: IBTA 10.6; ibv_dereg_mr(3).
     """
@@ -223,7 +223,7 @@ def keys_of_closed_regions(rig: Rig) -> None:
 
 @check
 def keys_of_other_domains(rig: Rig) -> None:
-    """Keys work with queue pairs of their own PD only, at either end.
+    """Keys work only with queue pairs of their own PD, at either end.
 
     Source: IBTA 10.2.3; ibv_alloc_pd(3).
     """
@@ -255,7 +255,7 @@ def requests_of_no_bytes_need_no_key(rig: Rig) -> None:
 
 @check
 def read_only_memory(rig: Rig) -> None:
-    """Memory that may only be read is registered for reading, and is read.
+    """Read-only memory can be registered for reading, and be read.
 
     Source: ibv_reg_mr(3); gpunetio.verbs.PD.register.
     """

@@ -44,7 +44,7 @@ def context_closes_what_was_made_from_it(rig: Rig) -> None:
 
 @check
 def contexts_are_independent(rig: Rig) -> None:
-    """Two contexts of one device: objects of the one do not mix with those of the other, nor go with it.
+    """Objects of two contexts of a device cannot be mixed, and closing a context leaves the other's objects alone.
 
     Source: ibv_open_device(3); errors of doca_verbs_qp_create.
     """
@@ -60,7 +60,7 @@ def contexts_are_independent(rig: Rig) -> None:
 
 @check
 def context_import(rig: Rig) -> None:
-    """An imported context works on the opener's device, and closing it leaves device and opener's objects alone.
+    """An imported context works on the opener's device; closing it leaves the device and the opener's objects alone.
 
     Source: doca_verbs_bridge_verbs_context_import.
     """
@@ -78,7 +78,7 @@ def context_import(rig: Rig) -> None:
 
 @check
 def pd_life(rig: Rig) -> None:
-    """A PD closes its MRs and queue pairs, not the CQs, and makes nothing afterwards.
+    """A PD closes its MRs and queue pairs, but not the CQs, and makes nothing after its end.
 
     Source: ibv_alloc_pd(3); doca_verbs_pd_create.
     """
@@ -96,7 +96,7 @@ def pd_life(rig: Rig) -> None:
 
 @check
 def pd_import(rig: Rig) -> None:
-    """Keys made in an imported PD work with queue pairs of the PD itself, which survives the import's end.
+    """Keys made in an imported PD work with queue pairs of the PD itself, which survives the end of the import.
 
     Source: doca_verbs_bridge_verbs_pd_import.
     """
@@ -114,7 +114,7 @@ def pd_import(rig: Rig) -> None:
 
 @check
 def mr_life(rig: Rig) -> None:
-    """A region has keys, address and size of what was registered; one of 0 bytes is refused; closing is once.
+    """A region has keys, and the address and size that were registered; 0 bytes are refused; it closes once.
 
     Source: IBTA 10.6; ibv_reg_mr(3).
     """
@@ -136,7 +136,7 @@ def mr_life(rig: Rig) -> None:
 
 @check
 def umem_life(rig: Rig) -> None:
-    """Queues can be placed in a UMEM, at an offset; it does not close before them, and closes with its context.
+    """Queues can be placed in a UMEM, at an offset. It does not close before them, and closes with its context.
 
     Source: doca_verbs_umem_create; mlx5dv_devx_umem_reg(3).
     """
@@ -161,7 +161,7 @@ def umem_life(rig: Rig) -> None:
 
 @check
 def uar_life(rig: Rig) -> None:
-    """Doorbell pages of both ordinary kinds; a queue pair works with one of yours, and the page stays until then.
+    """Doorbell pages of both ordinary kinds exist; a queue pair works with a page of yours, and keeps it from closing.
 
     Source: doca_verbs_uar_create; mlx5dv_alloc_uar(3).
     """
@@ -179,7 +179,7 @@ def uar_life(rig: Rig) -> None:
 
 @check
 def cq_life(rig: Rig) -> None:
-    """A CQ has as many entries as were asked for at least, and tells; it does not close before its queue pairs.
+    """The size of a CQ is a power of two, up to the device's limit; it does not close before its queue pairs.
 
     Source: ibv_create_cq(3); doca_verbs_cq_create.
     """
@@ -203,7 +203,7 @@ def cq_life(rig: Rig) -> None:
 
 @check
 def qp_life(rig: Rig) -> None:
-    """A new queue pair is in RST, holds at least what was asked for, and is refused what the device cannot hold.
+    """A new queue pair is in RST, holds at least what was requested, and is refused what the device cannot hold.
 
     Source: IBTA 10.2.4; ibv_create_qp(3); rules of doca_verbs_qp_create.
     """
@@ -230,7 +230,7 @@ def qp_life(rig: Rig) -> None:
 
 @check
 def rings_of_a_queue_pair(rig: Rig) -> None:
-    """A queue pair tells where its rings, its doorbell record and its register are; a receive has room for its entries.
+    """A queue pair reports its rings, doorbell record and register; a receive has room for its entries.
 
     Source: doca_verbs_qp_get_wq, doca_verbs_qp_get_dbr_addr, doca_verbs_qp_get_uar_addr.
     """
@@ -247,7 +247,7 @@ def rings_of_a_queue_pair(rig: Rig) -> None:
 
 @check
 def srq_life(rig: Rig) -> None:
-    """An SRQ holds at least what was asked for, within the device's limits, and stays while a queue pair uses it.
+    """An SRQ holds at least what was requested, within the device's limits, and stays while a queue pair uses it.
 
     Source: IBTA 10.2.9; ibv_create_srq(3); rules of doca_verbs_srq_create.
     """
@@ -288,7 +288,7 @@ def channel_life(rig: Rig) -> None:
 
 @check
 def many_queue_pairs(rig: Rig) -> None:
-    """Queue pairs come and go by the dozen; those that live at a time have different numbers.
+    """Dozens of queue pairs can be made and closed; those that exist at the same time have different numbers.
 
     Source: IBTA 10.2.4; ibv_create_qp(3).
     """
@@ -303,7 +303,7 @@ def many_queue_pairs(rig: Rig) -> None:
 
 @check
 def queue_pair_takes_its_completions_along(rig: Rig) -> None:
-    """What a closed queue pair has completed is not told any more, and what of others is in the CQ still is.
+    """Completions of a closed queue pair are no longer reported; those of other queue pairs stay in the CQ.
 
     Source: ibv_destroy_qp(3): its work completions may be lost.
     """

@@ -52,7 +52,7 @@ def _one_way(rig: Rig, opcode: WrOpcode, completion: WcOpcode, received: WcOpcod
 
 @check
 def send(rig: Rig) -> None:
-    """A SEND of any size goes into the oldest receive, whose completion tells the length.
+    """A SEND of any size goes into the oldest receive, and its completion has the length.
 
     Source: IBTA 9.4.1; ibv_post_send(3), ibv_poll_cq(3).
     """
@@ -61,7 +61,7 @@ def send(rig: Rig) -> None:
 
 @check
 def send_with_immediate(rig: Rig) -> None:
-    """The same, with 32 bits that come out of the completion as they went in.
+    """A SEND with immediate data does the same, and the completion has the same 32 bits.
 
     Source: IBTA 9.4.1; ibv_post_send(3).
     """
@@ -70,7 +70,7 @@ def send_with_immediate(rig: Rig) -> None:
 
 @check
 def write(rig: Rig) -> None:
-    """A WRITE of any size goes where its address and key say, and the responder gets no completion.
+    """A WRITE of any size goes to its address and key, and the responder gets no completion.
 
     Source: IBTA 9.4.3; ibv_post_send(3).
     """
@@ -79,7 +79,7 @@ def write(rig: Rig) -> None:
 
 @check
 def write_with_immediate(rig: Rig) -> None:
-    """The same, and it uses a receive up, whose memory stays as it is and whose completion tells the length.
+    """A WRITE with immediate data also uses up a receive: its memory is unchanged, its completion has the length.
 
     Source: IBTA 9.4.3; ibv_poll_cq(3) (IBV_WC_RECV_RDMA_WITH_IMM).
     """
@@ -88,7 +88,7 @@ def write_with_immediate(rig: Rig) -> None:
 
 @check
 def read(rig: Rig) -> None:
-    """A READ of any size brings the responder's bytes, and tells their number.
+    """A READ of any size returns the responder's bytes and their number.
 
     Source: IBTA 9.4.4; ibv_post_send(3).
     """
@@ -104,7 +104,7 @@ def read(rig: Rig) -> None:
 
 @check
 def fetch_and_add(rig: Rig) -> None:
-    """A fetch and add brings the old word and leaves the sum, modulo 2^64.
+    """A fetch and add returns the old word and leaves the sum, modulo 2^64.
 
     Source: IBTA 9.4.5; ibv_post_send(3).
     """
@@ -123,7 +123,7 @@ def fetch_and_add(rig: Rig) -> None:
 
 @check
 def compare_and_swap(rig: Rig) -> None:
-    """A compare and swap brings the old word, and changes it only if it was the one that was expected.
+    """A compare and swap returns the old word, and changes it only if it has the expected value.
 
     Source: IBTA 9.4.5; ibv_post_send(3).
     """
@@ -143,7 +143,7 @@ def compare_and_swap(rig: Rig) -> None:
 
 @check
 def atomics_of_several_queue_pairs(rig: Rig) -> None:
-    """Adds of several queue pairs to one word are each carried out once: all old values differ.
+    """Adds of several queue pairs to one word are each executed once: all old values differ.
 
     Source: IBTA 9.4.5 (atomic against each other within an HCA).
     """
@@ -165,7 +165,7 @@ def atomics_of_several_queue_pairs(rig: Rig) -> None:
 
 @check
 def gather_and_scatter(rig: Rig) -> None:
-    """Bytes are gathered from the entries of a request and scattered over those of a receive, in order.
+    """Bytes are gathered from the entries of a request and scattered to those of a receive, in order.
 
     Source: IBTA 10.7; ibv_post_send(3), ibv_post_recv(3).
     """
@@ -245,7 +245,7 @@ def both_directions(rig: Rig) -> None:
 
 @check
 def connected_to_itself(rig: Rig) -> None:
-    """A queue pair whose peer it is itself works.
+    """A queue pair that is connected to itself works.
 
     Source: IBTA 10.2.4; ibv_modify_qp(3).
     """
@@ -261,7 +261,7 @@ def connected_to_itself(rig: Rig) -> None:
 
 @check
 def packet_numbers_wrap(rig: Rig) -> None:
-    """Packet sequence numbers have 24 bits and go on from 0, in either direction.
+    """Packet sequence numbers have 24 bits and wrap to 0, in both directions.
 
     Source: IBTA 9.7.1.
     """
@@ -277,7 +277,7 @@ def packet_numbers_wrap(rig: Rig) -> None:
 
 @check
 def relaxed_ordering(rig: Rig) -> None:
-    """A region may be registered for relaxed ordering: when the completion is there, so are the bytes.
+    """A region may be registered for relaxed ordering; the bytes are there when the completion is.
 
     Source: ibv_reg_mr(3) (IBV_ACCESS_RELAXED_ORDERING).
     """

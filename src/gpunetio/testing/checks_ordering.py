@@ -14,7 +14,7 @@ _WORD = 1 << 64
 
 @check
 def unsignalled_requests(rig: Rig) -> None:
-    """What is not signalled makes no completion, is done when a later one completes, and frees its slot then.
+    """An unsignalled request has no completion; it is done, and its slot free, when a later one completes.
 
     Source: IBTA 10.8.6; ibv_post_send(3) (IBV_SEND_SIGNALED).
     """
@@ -32,7 +32,7 @@ def unsignalled_requests(rig: Rig) -> None:
 
 @check
 def all_requests_signalled(rig: Rig) -> None:
-    """With sq_sig_all every request makes a completion.
+    """With sq_sig_all, every request has a completion.
 
     Source: ibv_create_qp(3); doca_verbs_qp_init_attr_set_sq_sig_all.
     """
@@ -44,7 +44,7 @@ def all_requests_signalled(rig: Rig) -> None:
 
 @check
 def fence(rig: Rig) -> None:
-    """A request with a fence starts after the READs and atomics before it: it sends on what they brought.
+    """A request with a fence starts after earlier READs and atomics, and sends the bytes that they returned.
 
     Source: IBTA 10.8.3 (ordering rules); ibv_post_send(3) (IBV_SEND_FENCE).
     """
@@ -69,7 +69,7 @@ def fence(rig: Rig) -> None:
 
 @check
 def completion_order(rig: Rig) -> None:
-    """Requests of one queue complete in the order of posting, whatever they are and however long they take.
+    """The requests of a queue complete in the order of posting, whatever their kind and duration.
 
     Source: IBTA 9.5, 10.8.3 (completions in the order of the queue); ibv_poll_cq(3).
     """
@@ -93,7 +93,7 @@ def completion_order(rig: Rig) -> None:
 
 @check
 def receives_complete_in_order(rig: Rig) -> None:
-    """Messages use receives up in the order of posting, and arrive in the order of sending.
+    """Messages use receives in the order of posting, and arrive in the order of sending.
 
     Source: IBTA 9.5, 10.8.3; ibv_post_recv(3).
     """
@@ -114,7 +114,7 @@ def receives_complete_in_order(rig: Rig) -> None:
 
 @check
 def writes_and_sends_in_order(rig: Rig) -> None:
-    """When a SEND has arrived, the bytes of the WRITEs before it are there.
+    """When a SEND has arrived, the bytes of earlier WRITEs are there.
 
     Source: IBTA 9.5 (ordering of RDMA WRITE before SEND); 10.8.3.
     """
@@ -131,7 +131,7 @@ def writes_and_sends_in_order(rig: Rig) -> None:
 
 @check
 def many_in_flight(rig: Rig) -> None:
-    """A queue pair carries out what was posted at once, several times around its ring.
+    """A queue pair executes requests that were posted together, several times around its ring.
 
     Source: ibv_post_send(3).
     """
@@ -151,7 +151,7 @@ def many_in_flight(rig: Rig) -> None:
 
 @check
 def many_reads_in_flight(rig: Rig) -> None:
-    """More READs and atomics than the responder keeps at a time are carried out all the same, each once.
+    """More READs and atomics than the responder keeps at a time are all executed, each once.
 
     Source: IBTA 9.4.4, 9.4.5; ibv_modify_qp(3) (max_rd_atomic, max_dest_rd_atomic).
     """
@@ -172,7 +172,7 @@ def many_reads_in_flight(rig: Rig) -> None:
 
 @check
 def wait_for_a_completion(rig: Rig) -> None:
-    """A WAIT holds its queue until the CQ has so many completions, and then what is behind it goes.
+    """A WAIT holds its queue until the CQ has that many completions; then the requests behind it start.
 
     Source: doca_verbs_bridge_set_wait_cq_pi_wr; PRM, Core-Direct (WAIT).
     """
@@ -198,7 +198,7 @@ def wait_for_a_completion(rig: Rig) -> None:
 
 @check
 def wait_for_a_receive(rig: Rig) -> None:
-    """A WAIT for a receive passes a message on when it has come, with no program in between.
+    """A WAIT for a receive forwards a message when it has arrived, without a program in between.
 
     Source: doca_verbs_bridge_set_wait_cq_pi_wr; PRM, Core-Direct (WAIT).
     """

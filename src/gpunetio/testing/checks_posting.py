@@ -13,7 +13,7 @@ from .rig import Rig, Violation, same
 
 @check
 def bad_requests(rig: Rig) -> None:
-    """The first request that is refused is named; those before it are carried out, those behind it are not posted.
+    """The error names the first refused request; earlier requests are executed, later ones are not posted.
 
     Source: ibv_post_send(3), ibv_post_recv(3) (bad_wr).
     """
@@ -44,7 +44,7 @@ def _bad_wr(what: str, call: Callable[[], None]) -> BadWrError:
 
 @check
 def full_queues(rig: Rig) -> None:
-    """A queue takes as many requests as it has room for; the next is refused, until completions were polled.
+    """A queue accepts as many requests as it has room for, and refuses the next until completions were polled.
 
     Source: ibv_post_send(3), ibv_post_recv(3) (ENOMEM); DOCA_ERROR_FULL.
     """

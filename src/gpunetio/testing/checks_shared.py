@@ -47,7 +47,7 @@ class _Pool:
 
 @check
 def srq_serves_many_queue_pairs(rig: Rig) -> None:
-    """Every queue pair takes receives from its SRQ; each message lies whole in the slot that its completion names.
+    """Every queue pair takes receives from its SRQ; each message is complete in the slot that its completion names.
 
     Source: IBTA 10.2.9; ibv_post_srq_recv(3).
     """
@@ -71,7 +71,7 @@ def srq_serves_many_queue_pairs(rig: Rig) -> None:
 
 @check
 def srq_order(rig: Rig) -> None:
-    """Receives of an SRQ are used in the order of posting, over many laps.
+    """The receives of an SRQ are used in the order of posting, over many laps.
 
     Source: IBTA 10.2.9; ibv_post_srq_recv(3).
     """
@@ -87,7 +87,7 @@ def srq_order(rig: Rig) -> None:
 
 @check
 def srq_completes_out_of_order(rig: Rig) -> None:
-    """Receives become free as their messages complete, in any order, and none is lost or given out twice.
+    """Receives become free when their messages complete, in any order; none is lost or used twice.
 
     Source: IBTA 10.2.9 (completions of an SRQ's receives come in any order).
     """
@@ -106,7 +106,7 @@ def srq_completes_out_of_order(rig: Rig) -> None:
 
 @check
 def srq_scatter_and_immediate(rig: Rig) -> None:
-    """A receive of an SRQ scatters; a WRITE with immediate data uses one up and leaves its memory alone.
+    """A receive of an SRQ scatters; a WRITE with immediate data uses one up without touching its memory.
 
     Source: IBTA 9.4.3, 10.2.9; ibv_post_srq_recv(3).
     """
@@ -131,7 +131,7 @@ def srq_scatter_and_immediate(rig: Rig) -> None:
 
 @check
 def srq_empty(rig: Rig) -> None:
-    """Senders wait while the SRQ is empty, and none is forgotten.
+    """Senders wait while the SRQ is empty, and all of them are served later.
 
     Source: IBTA 9.7.5.2.8, 10.2.9.
     """
@@ -148,7 +148,7 @@ def srq_empty(rig: Rig) -> None:
 
 @check
 def srq_receive_that_is_too_small(rig: Rig) -> None:
-    """A message longer than its receive takes its own queue pair along, and no other.
+    """A message longer than its receive moves its own queue pair to ERR, and no other.
 
     Source: IBTA 10.2.9, 11.6.2; ibv_poll_cq(3) (IBV_WC_LOC_LEN_ERR).
     """
@@ -168,7 +168,7 @@ def srq_receive_that_is_too_small(rig: Rig) -> None:
 
 @check
 def srq_full(rig: Rig) -> None:
-    """An SRQ takes as many receives as a query says; the next is refused and named.
+    """An SRQ accepts as many receives as a query says; the next is refused, and the error names it.
 
     Source: ibv_post_srq_recv(3) (bad_wr); DOCA_ERROR_FULL.
     """
@@ -185,7 +185,7 @@ def srq_full(rig: Rig) -> None:
 
 @check
 def srq_limit(rig: Rig) -> None:
-    """One event when fewer receives are left than the limit, which is disarmed then and can be armed again.
+    """One event comes when fewer receives are left than the limit; this disarms the limit, which can be armed again.
 
     Source: IBTA 10.2.9, 11.6.3 (SRQ limit reached); ibv_modify_srq(3), ibv_get_async_event(3).
     """
@@ -211,7 +211,7 @@ def srq_limit(rig: Rig) -> None:
 
 @check
 def srq_last_wqe(rig: Rig) -> None:
-    """A queue pair with an SRQ that goes to ERR flushes no receives, and tells when it takes no more of them.
+    """A queue pair with an SRQ that goes to ERR flushes no receives, and reports when it uses no more of them.
 
     Source: IBTA 10.2.9, 11.6.3 (last WQE reached); ibv_get_async_event(3) (IBV_EVENT_QP_LAST_WQE_REACHED).
     """

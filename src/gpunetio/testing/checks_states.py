@@ -58,7 +58,7 @@ def _in_state(rig: Rig, state: QpState) -> QP:
 
 @check
 def state_path(rig: Rig) -> None:
-    """RST, INIT, RTR, RTS; the device reports each state after its step, ERR and RST after those.
+    """The path is RST, INIT, RTR, RTS; the device reports each state after its step, and then ERR and RST.
 
     Source: IBTA 10.3.1; doca_verbs_qp_modify.
     """
@@ -72,7 +72,7 @@ def state_path(rig: Rig) -> None:
 
 @check
 def transitions_that_are_refused(rig: Rig) -> None:
-    """Every transition beside that path is refused, and the state stays.
+    """Every transition outside that path is refused, and the state stays.
 
     Source: IBTA 10.3.1; doca_verbs_qp_modify (INVALID_VALUE).
     """
@@ -89,7 +89,7 @@ def transitions_that_are_refused(rig: Rig) -> None:
 
 @check
 def error_and_reset_from_every_state(rig: Rig) -> None:
-    """ERR and RST can be reached from every state, and a queue pair that was reset can be connected again.
+    """ERR and RST can be reached from every state, and a queue pair can be connected again after a reset.
 
     Source: IBTA 10.3.1; doca_verbs_qp_modify.
     """
@@ -107,7 +107,7 @@ def error_and_reset_from_every_state(rig: Rig) -> None:
 
 @check
 def attributes_of_each_transition(rig: Rig) -> None:
-    """Each transition takes its required and optional attributes, and is refused without one or with another.
+    """Each transition takes its required and optional attributes; a missing or a foreign attribute is refused.
 
     Source: the masks of doca_verbs_qp_modify; ibv_modify_qp(3).
     """
@@ -128,7 +128,7 @@ def attributes_of_each_transition(rig: Rig) -> None:
 
 @check
 def values_out_of_range(rig: Rig) -> None:
-    """Attributes that the device cannot have are refused, and the state stays.
+    """Attribute values that the device cannot have are refused, and the state stays.
 
     Source: doca_verbs_qp_modify; ibv_modify_qp(3).
     """
@@ -159,7 +159,7 @@ def values_out_of_range(rig: Rig) -> None:
 
 @check
 def a_wrong_current_state(rig: Rig) -> None:
-    """With CURRENT_STATE in the mask the device itself refuses a transition from a state that it is not in.
+    """With CURRENT_STATE in the mask, the device itself refuses a transition from a state that it is not in.
 
     Source: ibv_modify_qp(3) (IBV_QP_CUR_STATE); PRM, status BAD_QP_STATE.
     """
@@ -174,7 +174,7 @@ def a_wrong_current_state(rig: Rig) -> None:
 
 @check
 def query_tells_what_was_set(rig: Rig) -> None:
-    """A query gives the values of every transition so far; those outside of its mask are defaults.
+    """A query returns the values set by every transition so far; attributes outside of its mask are defaults.
 
     Source: ibv_query_qp(3); doca_verbs_qp_query.
     """
@@ -202,7 +202,7 @@ def query_tells_what_was_set(rig: Rig) -> None:
 
 @check
 def attributes_change_in_rts(rig: Rig) -> None:
-    """Rights and the RNR timer of a connected queue pair can be changed, and count from then on.
+    """The rights and the RNR timer of a connected queue pair can be changed, and apply from then on.
 
     Source: IBTA 10.3.1, 11.2.4.2; ibv_modify_qp(3).
     """
@@ -220,7 +220,7 @@ def attributes_change_in_rts(rig: Rig) -> None:
 
 @check
 def what_each_state_takes(rig: Rig) -> None:
-    """Receives are taken from INIT on, sends from RTS on; what is taken in ERR is flushed.
+    """A queue pair accepts receives from INIT on, and sends from RTS on; requests posted in ERR are flushed.
 
     Source: IBTA 10.3.1; ibv_post_send(3), ibv_post_recv(3).
     """
@@ -263,7 +263,7 @@ def receives_of_init_are_used(rig: Rig) -> None:
 
 @check
 def reset_forgets(rig: Rig) -> None:
-    """After a reset nothing that was posted or completed before is told, and the queues begin anew.
+    """After a reset, nothing that was posted or completed before is reported, and the queues start again.
 
     Source: IBTA 10.3.1 (Reset State: work requests are removed without completions); ibv_modify_qp(3).
     """
@@ -288,7 +288,7 @@ def reset_forgets(rig: Rig) -> None:
 
 @check
 def connect_starts_from_reset(rig: Rig) -> None:
-    """`connect` is refused in other states than RST and INIT, and leaves RST behind when it fails.
+    """`connect` is refused in states other than RST and INIT, and leaves the queue pair in RST if it fails.
 
     Source: gpunetio.verbs.QP.connect.
     """
@@ -303,7 +303,7 @@ def connect_starts_from_reset(rig: Rig) -> None:
 
 @check
 def connect_goes_on_from_init(rig: Rig) -> None:
-    """In INIT a queue pair takes receives, and keeps them and its access rights when it is connected.
+    """A queue pair accepts receives in INIT; `connect` keeps them and the access rights.
 
     Source: IBTA 10.3.1 (Initialized State); gpunetio.verbs.QP.connect, to_init.
     """
@@ -321,7 +321,7 @@ def connect_goes_on_from_init(rig: Rig) -> None:
 
 @check
 def messages_before_rtr(rig: Rig) -> None:
-    """A queue pair in INIT receives nothing; what the peer sends again meanwhile arrives when it is in RTR.
+    """A queue pair in INIT receives nothing; messages that the peer retransmits arrive when it is in RTR.
 
     Source: IBTA 10.3.1 (Initialized State: incoming messages are dropped), 9.7.6.1.3 (retries).
     """

@@ -33,7 +33,7 @@ def unreliable_send(rig: Rig) -> None:
 
 @check
 def unreliable_write(rig: Rig) -> None:
-    """A WRITE on UC goes where it says; with immediate data it uses a receive up.
+    """A WRITE on UC goes to its address; with immediate data it uses up a receive.
 
     Source: IBTA 9.8.2; ibv_post_send(3).
     """
@@ -52,7 +52,7 @@ def unreliable_write(rig: Rig) -> None:
 
 @check
 def unreliable_losses_are_silent(rig: Rig) -> None:
-    """A SEND that finds no receive succeeds at the sender and leaves nothing behind; the next one is received.
+    """A SEND without a receive succeeds at the sender and has no effect; the next one is received.
 
     Source: IBTA 9.8.2, 9.9.3 (the responder drops the message silently); both stay in RTS.
     """
