@@ -1,14 +1,14 @@
-"""Every process sends a block of numbers to every other one, and their kernels do it all.
+"""Every process sends a block of numbers to every other process, from kernels.
 
-    python examples/all_to_all.py                       four processes, which it starts itself
-    python examples/all_to_all.py --rank 0 --size 2     one process; rank 1 is another terminal's, or another machine's
-    mpirun -n 4 python examples/all_to_all.py           four processes of MPI
-    torchrun --nproc-per-node 4 examples/all_to_all.py  four processes of PyTorch
+    python examples/all_to_all.py                       starts four processes
+    python examples/all_to_all.py --rank 0 --size 2     one process; start rank 1 elsewhere, on this host or another
+    mpirun -n 4 python examples/all_to_all.py           four processes under MPI
+    torchrun --nproc-per-node 4 examples/all_to_all.py  four processes under PyTorch
 
 Needs no extra by itself, `pip install -e '.[mpi]'` under mpirun, and `'.[torch]'` under torchrun.
 
-`gpunetio.mesh` connects the processes. Then a thread for each peer puts the peer's block into its memory with a signal
-behind it, and waits for the signals of the others. What has come is compared with what must come.
+`gpunetio.mesh` connects the processes. One thread per peer puts the block for that peer into the peer's memory, with a
+signal behind it, and then waits for the signals of all other ranks. Each process checks the numbers that it received.
 """
 
 import argparse
@@ -22,7 +22,7 @@ import gpunetio as gn
 from gpunetio import device as dev
 from gpunetio.device.status import NAMES
 
-DEADLINE = 20.0  # seconds that a kernel waits for a completion, or for the others
+DEADLINE = 20.0  # seconds that a kernel waits for a completion, or for the other ranks
 SECONDS = 240.0  # for a launch, which may have to compile first
 ROW = gn.rendezvous.Mesh.ROW
 STARTED_BY = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "TORCHELASTIC_RUN_ID")
@@ -30,7 +30,7 @@ STARTED_BY = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "TORCHELASTIC_RUN
 
 @gn.kernel
 def all_to_all(mesh, rank, size, nbytes, laddr, lkey, statuses):
-    """A thread for each rank. Memory is `size` blocks to send and as many to receive, the flag, and its old values."""
+    """Exchange blocks, a thread per rank. Memory has `size` blocks to send, `size` to receive, the flag, its old values."""
     peer = dev.global_id()
     status = dev.OK
     if peer != rank:
@@ -47,7 +47,7 @@ def all_to_all(mesh, rank, size, nbytes, laddr, lkey, statuses):
 
 
 def block(sender: int, receiver: int, numbers: int) -> np.ndarray:
-    """What one rank sends to another."""
+    """Return the block that one rank sends to another."""
     return np.random.default_rng([sender, receiver]).random(numbers)
 
 
@@ -83,13 +83,13 @@ def meet(rank: int, size: int, options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Every process sends numbers to every other one.")
-    parser.add_argument("--rank", type=int, help="of this process, if you start each by hand")
-    parser.add_argument("--size", type=int, default=4, help="how many processes (default %(default)s)")
-    parser.add_argument("--address", default="127.0.0.1", help="of rank 0 (default %(default)s)")
+    parser = argparse.ArgumentParser(description="Every process sends numbers to every other process.")
+    parser.add_argument("--rank", type=int, help="rank of this process, if you start each by hand")
+    parser.add_argument("--size", type=int, default=4, help="number of processes (default %(default)s)")
+    parser.add_argument("--address", default="127.0.0.1", help="address of rank 0 (default %(default)s)")
     parser.add_argument("--port", type=int, default=18521, help="TCP port of rank 0 (default %(default)s)")
     parser.add_argument("--target", choices=["auto", "cpu"], default="auto", help="where kernels run")
-    parser.add_argument("--numbers", type=int, default=4096, help="in a block (default %(default)s)")
+    parser.add_argument("--numbers", type=int, default=4096, help="numbers in a block (default %(default)s)")
     options = parser.parse_args()
     try:
         if any(name in os.environ for name in STARTED_BY):

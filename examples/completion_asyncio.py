@@ -1,11 +1,11 @@
-"""An echo server and its clients in asyncio: `async for` over completion channels and over asynchronous events.
+"""Run an echo server and its clients in asyncio: `async for` over completion channels and asynchronous events.
 
     python examples/completion_asyncio.py
 
 Needs no extra and no GPU.
 
-The server on soft1 takes the messages of all clients from one shared receive queue. It puts new receives there when an
-asynchronous event says that few are left. The clients on soft0 share a channel, and each waits for its own replies.
+The server on soft1 receives the messages of all clients in one shared receive queue. When an asynchronous event reports
+that few receives are left, it posts new ones. Each client on soft0 has a channel of its own and waits for its replies.
 """
 
 import asyncio
@@ -27,10 +27,10 @@ def receive(queue: gn.verbs.QP | gn.verbs.SRQ, mr: gn.verbs.MR, slot: int) -> No
 
 
 async def completions(channel: gn.verbs.CompChannel):
-    """All completions of the channel's CQs, as they come."""
+    """Yield the completions of the channel's CQs as they arrive."""
     async for cq in channel:
         cq.ack_events()
-        cq.req_notify()  # before polling: what comes in between makes an event, and is not missed
+        cq.req_notify()  # before polling, so that later completions cause another event
         while found := cq.poll():
             for completion in found:
                 if completion.status != gn.WcStatus.SUCCESS:
@@ -39,7 +39,7 @@ async def completions(channel: gn.verbs.CompChannel):
 
 
 class Server:
-    """Sends back what it gets, in upper case."""
+    """Sends each message back in upper case."""
 
     def __init__(self, nic: gn.Context):
         self.nic, self.pd, self.channel = nic, nic.create_pd(), nic.create_comp_channel()
@@ -58,12 +58,12 @@ class Server:
     def refill(self) -> None:
         while self.free:
             receive(self.srq, self.mr, self.free.pop())
-        self.srq.modify(srq_limit=FEW)  # asks for one event
+        self.srq.modify(srq_limit=FEW)  # arms one event
 
     async def echo(self) -> None:
         async for completion in completions(self.channel):
             if completion.opcode == gn.WcOpcode.SEND:
-                self.free.append(completion.wr_id)  # the reply has gone
+                self.free.append(completion.wr_id)  # the reply was sent
                 continue
             at = completion.wr_id * SIZE
             text = self.buffer[at : at + completion.byte_len]
@@ -78,7 +78,7 @@ class Server:
 
 
 class Client:
-    """Sends a message after the other; slot 0 of its buffer is the request, slot 1 the reply."""
+    """Sends one message after another. Slot 0 of its buffer holds the request, slot 1 the reply."""
 
     def __init__(self, number: int, pd: gn.verbs.PD, server: Server):
         self.number, self.buffer, self.channel = number, bytearray(2 * SIZE), pd.ctx.create_comp_channel()
@@ -88,7 +88,7 @@ class Client:
         self.cq.req_notify()
 
     async def run(self) -> int:
-        """Send all messages: how many replies were right."""
+        """Send all messages, and return how many replies were right."""
         right, arriving = 0, (one async for one in completions(self.channel) if one.opcode == gn.WcOpcode.RECV)
         for i in range(MESSAGES):
             text = f"message {i} of client {self.number}".encode()

@@ -1,11 +1,11 @@
-"""Completions, orders from a socket and asynchronous events in one epoll loop, with no thread that polls.
+"""Handle completions, orders from a socket and asynchronous events in one epoll loop, without a polling thread.
 
     python examples/completion_epoll.py
 
 Needs no extra and no GPU.
 
-Three queue pairs of soft0 SEND to three of soft1 when somebody asks for it over a socket. One completion channel tells
-of all receiving CQs. The last order makes a mistake on purpose, of which soft1 hears by an asynchronous event.
+Three queue pairs of soft0 SEND to three of soft1 when an order arrives on a socket. One completion channel serves all
+receiving CQs. The last order makes a mistake on purpose, and soft1 reports it as an asynchronous event.
 """
 
 import select
@@ -18,11 +18,11 @@ import gpunetio as gn
 from gpunetio.verbs import RecvWr, SendWr, Sge
 
 QUEUES, ROUNDS, SIZE, SECONDS = 3, 4, 64, 20.0
-MISTAKE = QUEUES  # the order behind those of the queues
+MISTAKE = QUEUES  # the order after those of the queues
 
 
 class Pair:
-    """A sender on soft0, and a receiver on soft1 with a CQ of its own, whose `context` leads back here."""
+    """A sender on soft0, and a receiver on soft1. The `context` of the receiver's CQ is this object."""
 
     def __init__(self, number: int, near: gn.verbs.PD, far: gn.verbs.PD, channel: gn.verbs.CompChannel):
         self.number, self.inbox = number, bytearray(SIZE)
@@ -38,32 +38,32 @@ class Pair:
         self.receiver.post_recv(RecvWr(sges=[Sge(self.target.address, SIZE, self.target.lkey)]))
 
     def send(self, text: str) -> None:
-        self.sender.send_cq.poll()  # frees what has been sent
+        self.sender.send_cq.poll()  # frees the slots of completed sends
         self.sender.post_send(SendWr(opcode=gn.WrOpcode.SEND, inline=text.encode()))
 
     def mistake(self) -> None:
-        """Write where nobody has allowed it."""
+        """Write to memory that the peer has not registered."""
         self.sender.post_send(SendWr(opcode=gn.WrOpcode.RDMA_WRITE, inline=b"x", remote_addr=0, rkey=0xBAD00))
 
 
 def give_orders(sock: socket.socket) -> None:
-    """Somebody else: which queue is to send, one byte each, and then the mistake."""
+    """Send one byte for each order, the number of the queue that is to send, and then the mistake."""
     for order in [*range(QUEUES)] * ROUNDS + [MISTAKE]:
         sock.send(bytes([order]))
         time.sleep(0.01)
 
 
 def on_completion(channel: gn.verbs.CompChannel) -> int:
-    """Take an event from the channel, and all completions of its CQ: how many messages that was."""
+    """Take an event from the channel, poll its CQ until it is empty, and return the number of messages."""
     cq = channel.get_event(timeout=0)
     if cq is None:
         return 0
     cq.ack_events()
-    cq.req_notify()  # before polling: what comes in between makes an event, and is not missed
+    cq.req_notify()  # before polling, so that later completions cause another event
     arrived = 0
     while completions := cq.poll():
         for completion in completions:
-            if completion.status == gn.WcStatus.SUCCESS:  # and not flushed, behind the mistake
+            if completion.status == gn.WcStatus.SUCCESS:  # not flushed after the mistake
                 pair = cq.context
                 print(f"queue {pair.number}: {pair.inbox[: completion.byte_len].decode()}")
                 pair.receive()

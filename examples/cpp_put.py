@@ -1,4 +1,4 @@
-"""A shared object that nvcc has built from cpp_put.cu, whose kernel puts through a queue pair of gpunetio.
+"""Load a shared object that nvcc has built from cpp_put.cu. Its kernel puts through a queue pair of gpunetio.
 
     python examples/cpp_put.py cpp_put.so
 

@@ -1,4 +1,4 @@
-"""A CUDA C++ kernel, compiled and linked at run time by cuda.core, that puts through a queue pair of gpunetio.
+"""Compile and link a CUDA C++ kernel with cuda.core at run time. It puts through a queue pair of gpunetio.
 
     python examples/cuda_core_put.py
 
@@ -31,7 +31,7 @@ extern "C" __global__ void put_pieces(long long qp, long long raddr, long long r
 
 
 def link(arch: str) -> ObjectCode:
-    """The kernel with the device functions inlined, as a cubin. Needs no GPU."""
+    """Return the kernel with the device functions inlined, as a cubin. This needs no GPU."""
     options = ProgramOptions(arch=arch, relocatable_device_code=True, link_time_optimization=True)
     kernel = Program(library.header() + KERNEL, "c++", options).compile("ltoir")
     functions = ObjectCode.from_ltoir(library.build(arch)["ltoir"])

@@ -1,8 +1,8 @@
-"""A CUDA C++ kernel in a RawModule of CuPy that puts through a queue pair of gpunetio.
+"""Launch a CUDA C++ kernel in a RawModule of CuPy. It puts through a queue pair of gpunetio.
 
     python examples/cupy_put.py
 
-Needs a GPU and `pip install -e '.[cuda]' cupy-cuda13x`. CuPy does not link, so cuda.core makes the cubin that it loads.
+Needs a GPU and `pip install -e '.[cuda]' cupy-cuda13x`. CuPy does not link, so cuda.core makes the cubin for it.
 """
 
 import sys
@@ -34,7 +34,7 @@ extern "C" __global__ void put_pieces(long long qp, long long raddr, long long r
 
 
 def link(arch: str) -> bytes:
-    """The kernel with the device functions inlined, as a cubin. Needs no GPU."""
+    """Return the kernel with the device functions inlined, as a cubin. This needs no GPU."""
     options = ProgramOptions(arch=arch, relocatable_device_code=True, link_time_optimization=True)
     kernel = Program(library.header() + KERNEL, "c++", options).compile("ltoir")
     functions = ObjectCode.from_ltoir(library.build(arch)["ltoir"])

@@ -1,8 +1,8 @@
-"""The first put: kernel threads write into the memory of another queue pair, inside one process.
+"""Write from kernel threads into the memory of another queue pair, inside one process.
 
     python examples/first_put.py
 
-Needs no extra; on a GPU, where there is one, with `pip install -e '.[cuda]'`.
+Needs no extra. If there is a GPU, it runs there with `pip install -e '.[cuda]'`.
 """
 
 import sys

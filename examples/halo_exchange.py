@@ -1,13 +1,13 @@
-"""Heat that spreads over a plate, of which two processes have one half each; their kernels exchange the edges.
+"""Spread heat over a plate. Two processes have one half each, and their kernels exchange the edges.
 
     python examples/halo_exchange.py                      the upper half, which waits for the lower one
     python examples/halo_exchange.py --peer 127.0.0.1     the lower half
 
-Each half has a row more than it computes, its halo: the edge of the other half. In each step a kernel puts its edge
-into the other's halo and adds 1 to the other's flag, computes what needs no halo, waits for its own flag, and computes
-its edge. Nothing but the kernels talks meanwhile. The result is compared with NumPy's, of the whole plate.
+Each half has one row more than it computes, its halo: the edge of the other half. In each step a kernel puts its edge
+into the other half's halo and adds 1 to its flag. It computes the rows that need no halo, waits for its own flag, and
+computes its edge. Only the kernels communicate meanwhile. Each half compares its result with NumPy's.
 
-Needs no extra; on a GPU, where there is one, with `pip install -e '.[cuda]'`.
+Needs no extra. If there is a GPU, it runs there with `pip install -e '.[cuda]'`.
 """
 
 import argparse
@@ -21,15 +21,15 @@ from gpunetio import device as dev
 from gpunetio.device.status import NAMES
 from gpunetio.rendezvous import TcpRendezvous, own_address
 
-RATE = 0.2  # of the spreading, at most 0.25
-DEADLINE = 10.0  # seconds that a kernel waits at most, for a completion or for the other half
+RATE = 0.2  # of diffusion, at most 0.25
+DEADLINE = 10.0  # seconds that a kernel waits for a completion, or for the other half
 SECONDS = 120.0  # for a launch, and for the other half between launches, which may have to compile first
 PLACES = {"auto": "auto", "cpu": "host", "cuda": 0}
 
 
 @gn.device_function
 def spread(old, new, row):
-    """One step of one row."""
+    """Compute one step of one row."""
     for x in range(1, old.shape[1] - 1):
         around = old[row - 1, x] + old[row + 1, x] + old[row, x - 1] + old[row, x + 1]
         new[row, x] = old[row, x] + RATE * (around - 4.0 * old[row, x])
@@ -37,7 +37,7 @@ def spread(old, new, row):
 
 @gn.kernel
 def diffuse(heat, edge, steps, qp, raddr, rkey, laddr, lkey, flag_raddr, words):
-    """`heat` is two planes, which take turns; `words` are the flag, the old value of the peer's, and the status."""
+    """`heat` has two planes, which take turns. `words` are the flag, the old value of the peer's, and the status."""
     me, threads, rows = dev.thread_idx(), dev.block_dim(), heat.shape[1] - 2
     row_bytes = 8 * heat.shape[2]
     plane_bytes = row_bytes * heat.shape[1]
@@ -68,12 +68,12 @@ def diffuse(heat, edge, steps, qp, raddr, rkey, laddr, lkey, flag_raddr, words):
 
 
 def whole_plate(rows: int, columns: int) -> np.ndarray:
-    """The heat at the beginning. The outermost cells keep it."""
+    """Return the initial heat. The outermost cells keep it."""
     return np.random.default_rng(7).random((2 * rows + 2, columns))
 
 
 def by_numpy(heat: np.ndarray, steps: int) -> np.ndarray:
-    """The heat of the whole plate after so many steps."""
+    """Return the heat of the whole plate after `steps` steps."""
     heat = heat.copy()
     for _ in range(steps):
         around = heat[:-2, 1:-1] + heat[2:, 1:-1] + heat[1:-1, :-2] + heat[1:-1, 2:]
@@ -82,7 +82,7 @@ def by_numpy(heat: np.ndarray, steps: int) -> np.ndarray:
 
 
 def as_array(memory: gn.GpuMemory, shape: tuple[int, ...]) -> Any:
-    """Memory as kernels index it, with no copy: a NumPy array on the host, one of Numba's on a GPU."""
+    """Return memory as an array for kernels, without a copy: NumPy's on the host, Numba's on a GPU."""
     if not memory.is_cuda:
         return memory.array.view(np.float64)[: np.prod(shape)].reshape(shape)
     from numba import cuda
@@ -107,7 +107,7 @@ def compute(options: argparse.Namespace, halves: TcpRendezvous, nic: gn.Context,
         sys.exit(f"error: the upper half has {terms[0]}, the lower one {terms[1]}: give both the same")
     plate = whole_plate(rows, columns)
     mine = slice(0, rows + 2) if upper else slice(rows, None)
-    edge, peer_halo = (rows, 0) if upper else (1, rows + 1)  # the row to put, and where the peer wants it
+    edge, peer_halo = (rows, 0) if upper else (1, rows + 1)  # the row to put, and its row at the peer
     shape = (2, rows + 2, columns)
     plane_bytes, row_bytes = 8 * shape[1] * shape[2], 8 * shape[2]
     memory = gpu.alloc(2 * plane_bytes + 24, gn.MemType.CPU_GPU)  # two planes and three words
@@ -118,7 +118,7 @@ def compute(options: argparse.Namespace, halves: TcpRendezvous, nic: gn.Context,
         far = mesh.peers[1 - halves.rank]
         qp = far.qp
 
-        # An edge goes from its row here to the halo there; `peer_halo` rows into the peer's plane.
+        # An edge goes from its row here to the peer's halo, `peer_halo` rows into the peer's plane.
         heat, words, flag_raddr = as_array(memory, shape), mr.address + 2 * plane_bytes, far.address + 2 * plane_bytes
         raddr, laddr = far.address + peer_halo * row_bytes, mr.address + edge * row_bytes
 
@@ -142,18 +142,18 @@ def compute(options: argparse.Namespace, halves: TcpRendezvous, nic: gn.Context,
     if error > 1e-12:
         sys.exit(f"the result is wrong: it differs from NumPy's by {error:g}")
     half = "upper" if upper else "lower"
-    print(f"{half} half: {options.steps} steps of {rows} × {columns} cells on {gpu.name}, as NumPy has them")
+    print(f"{half} half: {options.steps} steps of {rows} × {columns} cells on {gpu.name}, equal to NumPy's")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Heat on a plate, of which two processes have one half each.")
-    parser.add_argument("--peer", help="address that the upper half says it waits on; without it, this is that half")
-    parser.add_argument("--port", type=int, default=18520, help="TCP port of the meeting (default %(default)s)")
+    parser = argparse.ArgumentParser(description="Spread heat over a plate. Two processes have one half each.")
+    parser.add_argument("--peer", help="address that the upper half prints; without it, this is the upper half")
+    parser.add_argument("--port", type=int, default=18520, help="TCP port where the halves meet (default %(default)s)")
     parser.add_argument("--target", choices=PLACES, default="auto", help="where kernels run")
-    parser.add_argument("--threads", type=int, default=2, help="of the kernel, in one block (default %(default)s)")
-    parser.add_argument("--rows", type=int, default=64, help="that each half computes (default %(default)s)")
-    parser.add_argument("--columns", type=int, default=64, help="of the plate (default %(default)s)")
-    parser.add_argument("--steps", type=int, default=200, help="(default %(default)s)")
+    parser.add_argument("--threads", type=int, default=2, help="threads of the kernel's block (default %(default)s)")
+    parser.add_argument("--rows", type=int, default=64, help="rows that each half computes (default %(default)s)")
+    parser.add_argument("--columns", type=int, default=64, help="columns of the plate (default %(default)s)")
+    parser.add_argument("--steps", type=int, default=200, help="number of steps (default %(default)s)")
     try:
         run(parser.parse_args())
     except gn.DocaError as error:

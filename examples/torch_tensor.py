@@ -1,8 +1,8 @@
-"""A kernel sends a tensor of PyTorch into a tensor of another process, with no copy in between.
+"""Send a PyTorch tensor from a kernel into a tensor of another process, without a copy in between.
 
     python examples/torch_tensor.py
 
-The NIC reads and writes the tensors where PyTorch has them: CUDA tensors where there is a GPU, otherwise CPU tensors.
+The NIC reads and writes the memory of the tensors: CUDA tensors if there is a GPU, otherwise CPU tensors.
 Needs `pip install -e '.[torch]'`, and `'.[torch,cuda]'` for kernels on a GPU.
 """
 
@@ -26,7 +26,7 @@ SECONDS = 120.0  # for the other process, which may have to compile first
 
 @gn.kernel
 def send(qp, raddr, rkey, laddr, lkey, nbytes, flag_raddr, flag_rkey, words, words_lkey):
-    """Each thread puts a piece and adds 1 to the flag; what the flag was lands at `words`, the status behind it."""
+    """Put one piece per thread and add 1 to the flag. `words` gets the old flag and the status of each thread."""
     me = dev.thread_idx()
     at = me * nbytes
     mine = words + 16 * me
@@ -36,7 +36,7 @@ def send(qp, raddr, rkey, laddr, lkey, nbytes, flag_raddr, flag_rkey, words, wor
 
 @gn.kernel
 def receive(flag, pieces, status, timeout_ns):
-    """Wait until all pieces have come."""
+    """Wait until all pieces have arrived."""
     deadline = dev.clock_ns() + timeout_ns
     while dev.ld_acquire64(flag) < pieces and dev.clock_ns() < deadline:
         dev.yield_thread()
@@ -44,22 +44,22 @@ def receive(flag, pieces, status, timeout_ns):
 
 
 def roots() -> torch.Tensor:
-    """What is sent."""
+    """Return the numbers to send."""
     return torch.arange(NUMBERS, dtype=torch.float64, device=DEVICE).sqrt()
 
 
 def hear(pipe: Connection):
-    """What the other process says, in time."""
+    """Return the next message of the other process, or exit."""
     try:
         if pipe.poll(SECONDS):
             return pipe.recv()
-        sys.exit(f"the other process has said nothing for {SECONDS:g} s")
+        sys.exit(f"no message from the other process for {SECONDS:g} s")
     except EOFError:
         sys.exit("the other process has ended")
 
 
 def check(launch, words) -> None:
-    """The kernel has ended, and every second of its words, a status, is OK."""
+    """Exit unless the kernel ends and every second of its words, a status, is OK."""
     if not launch.wait(timeout=2 * SECONDS):
         sys.exit("the kernel did not end")
     for status in words.array.view("i8")[1::2]:
@@ -68,7 +68,7 @@ def check(launch, words) -> None:
 
 
 def receiver(pipe: Connection) -> None:
-    """Own an empty tensor, and tell the sender where."""
+    """Make an empty tensor, and send its address to the sender."""
     with gn.open() as nic, gn.Gpu() as gpu:
         pd, words = nic.create_pd(), gpu.alloc(16, gn.MemType.CPU_GPU)  # the flag, and the kernel's status
         qp = gpu.create_qp(pd)
@@ -79,9 +79,9 @@ def receiver(pipe: Connection) -> None:
         pipe.send("ready")
         check(receive[1, 1, gpu](words, THREADS, words.device_address + 8, int(SECONDS * 1e9)), words)
         if not torch.equal(tensor, roots()):
-            sys.exit("what has come is not what was sent")
-        print(f"{NUMBERS} numbers have come into a {tensor.device.type} tensor")
-        hear(pipe)  # before the queue goes away, on which the sender may wait
+            sys.exit("the received tensor differs from the one that was sent")
+        print(f"{NUMBERS} numbers have arrived in a {tensor.device.type} tensor")
+        hear(pipe)  # before the queue is closed: the sender may wait for it
 
 
 def sender(pipe: Connection) -> None:

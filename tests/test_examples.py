@@ -33,14 +33,14 @@ SAID = {
         "30 right replies of 30",
     ),
     "first_put": (set(), "4 threads put 256 of 256 bytes on host"),
-    "torch_tensor": (set(), "1048576 numbers have come into a cpu tensor"),
+    "torch_tensor": (set(), "1048576 numbers have arrived in a cpu tensor"),
 }
 ARRIVED = "0 failed puts, 32768 of 32768 bytes arrived"
 ON_A_GPU = {
     "cuda_core_put": ARRIVED,
     "cupy_put": ARRIVED,
     "first_put": r"4 threads put 256 of 256 bytes on [\da-f:.]+",
-    "torch_tensor": "1048576 numbers have come into a cuda tensor",
+    "torch_tensor": "1048576 numbers have arrived in a cuda tensor",
 }
 ELSEWHERE = {"all_to_all", "cpp_put", "halo_exchange"}  # below, and in test_device_lib.py
 PACKAGES = {"cupy_put": "cupy", "torch_tensor": "torch"}  # too large to be installed for every run of the tests
@@ -151,7 +151,7 @@ def test_halo_exchange(halves, target):
         status, out, err = tool.end()
         assert status == 0, err
         last = out.splitlines()[-1]
-        assert re.fullmatch(rf"{half} half: 50 steps of 64 × 64 cells on [\w:.]+, as NumPy has them", last)
+        assert re.fullmatch(rf"{half} half: 50 steps of 64 × 64 cells on [\w:.]+, equal to NumPy's", last)
 
 
 @pytest.mark.slow
