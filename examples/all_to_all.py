@@ -30,7 +30,7 @@ STARTED_BY = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "TORCHELASTIC_RUN
 
 @gn.kernel
 def all_to_all(mesh, rank, size, nbytes, laddr, lkey, statuses):
-    """Exchange blocks, a thread per rank. Memory has `size` blocks to send, `size` to receive, the flag, its old values."""
+    """Exchange blocks. Memory has `size` blocks to send, `size` blocks to receive, the flag, and its old values."""
     peer = dev.global_id()
     status = dev.OK
     if peer != rank:
