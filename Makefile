@@ -3,6 +3,7 @@
 #   make demo     install the package and put README.md through a loopback queue pair of the software NIC
 #   make test     the quick suite             (PYTEST_ARGS="-m slow", PYTEST_ARGS="tests/test_x.py -x", ...)
 #   make lint     ruff and pyright
+#   make mutants  is a mistake in the code noticed by a test? Hours.  (MUTANTS_ARGS="--only python --sample 20", ...)
 #   make bench    the benchmarks of the CPU side (needs g++)
 #   make docs     the site of the documentation, in build/docs
 #   make lock     pin the dependencies anew
@@ -10,6 +11,7 @@
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
+MUTANTS_ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -20,7 +22,7 @@ EDITABLE := $(INSTALL) --no-deps --no-build-isolation -e .
 LOCK := $(BIN)/uv pip compile pyproject.toml --universal --python-version 3.11 --group build --generate-hashes \
 	--no-emit-index-url --custom-compile-command "make lock" --quiet
 
-.PHONY: demo test lint bench docs lock clean
+.PHONY: demo test lint mutants bench docs lock clean
 .DEFAULT_GOAL := demo
 
 $(VENV)/.made:
@@ -50,6 +52,12 @@ $(VENV)/.dev: requirements-dev.txt pyproject.toml | $(VENV)/.made
 	@$(EDITABLE)
 	@touch $@
 
+$(VENV)/.mutants: requirements-mutants.txt pyproject.toml | $(VENV)/.made
+	@echo "installing gpunetio, its test tools and Cosmic Ray"
+	@$(PINS) requirements-mutants.txt
+	@$(EDITABLE)
+	@touch $@
+
 demo: $(VENV)/.runtime
 	@$(BIN)/gpunetio warm
 	$(BIN)/gpunetio put_bw --loopback --payload README.md
@@ -60,6 +68,9 @@ test: $(VENV)/.dev
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
+
+mutants: $(VENV)/.mutants
+	@$(BIN)/python tests/mutants/run.py $(MUTANTS_ARGS)
 
 bench: $(VENV)/.runtime
 	@$(BIN)/python benchmarks/engine.py
@@ -76,7 +87,8 @@ lock: $(VENV)/.dev
 	@$(LOCK) --upgrade --extra dev -o requirements-dev.txt
 	@$(LOCK) --constraint requirements-dev.txt -o requirements.txt
 	@$(LOCK) --constraint requirements-dev.txt --extra docs -o requirements-docs.txt
-	@! grep -nE '://|file:|^ *-[^-]|^--' requirements.txt requirements-dev.txt requirements-docs.txt
+	@$(LOCK) --constraint requirements-dev.txt --extra mutants -o requirements-mutants.txt
+	@! grep -nE '://|file:|^ *-[^-]|^--' requirements*.txt
 
 clean:
 	@rm -rf $(VENV) dist build .pytest_cache .ruff_cache .hypothesis

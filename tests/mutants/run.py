@@ -1,0 +1,238 @@
+"""Put small mistakes into copies of the tree, and count those that a test notices (`make mutants`).
+
+Compiled code has the patches of this folder. Of the Python modules a seeded sample is taken from all mutants that
+Cosmic Ray finds: it changes a source file, and leaves it to us how tests are run, so threads, subprocesses and Numba's
+caches are as always.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import functools
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from patches import ROOT, read_all
+
+from gpunetio.device.compile import sources_of
+
+PACKAGE = Path("src/gpunetio")
+COMPILED_GOAL, PYTHON_GOAL = 1.0, 0.92
+WARM_S, TESTS_S, TEST_S = 1800, 3600, 600  # compiling the NIC, all tests of a mutant, each test
+PASSED, FAILED, NOT_COLLECTED = 0, 1, 2  # exit statuses of pytest
+CAUGHT, SURVIVED, UNTRIED = "caught", "SURVIVED", "NOT TRIED"
+
+# The packages that are mutated, and the test files that concern each. Those that name the module run first.
+PYTHON = {
+    "cli": ("test_cli*", "test_stat", "test_topo_cli", "test_json", "test_device_lib", "test_conformance", "test_pcap",
+            "test_doctor_cli", "test_doctor_at_once", "test_verbs_server_client", "test_wait_cq_wr"),
+    "doctor": ("test_doctor_*", "test_mlxconfig", "test_nvidia_smi", "test_pci_config", "test_topology",
+               "test_topo_cli"),
+    "gpu": ("test_rings", "test_handlers", "test_exports", "test_gpu_memory", "test_gpu_rings", "test_cuda_stand_in",
+            "test_watchdog", "test_proxy", "test_resets", "test_exchange"),
+    "providers": ("test_providers_plain", "test_verbs_*", "test_rdma_core", "test_sdk_mode", "test_stand_in",
+                  "test_golden_*", "test_imported", "test_cards"),
+    "rendezvous": ("test_rendezvous", "test_exchange", "test_two_processes"),
+    "samples": ("test_verbs_server_client", "test_wait_cq_wr", "test_dpa"),
+    "verbs": ("test_verbs_*", "test_devx", "test_posting", "test_events", "test_srq", "test_state_machine",
+              "test_dpa", "test_bad_input", "test_reprs", "test_resets", "test_handlers"),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One mistake: what it does to the text of a file, and the arguments of pytest that are to notice it."""
+
+    name: str
+    path: Path
+    change: Callable[[str], str]
+    tests: tuple[str, ...]
+
+
+# --- running ---------------------------------------------------------------------------------------------------------
+
+
+def run(tree: Path, limit: float, *arguments: str) -> int | None:
+    """Run Python on a tree: its exit status, or None when it took longer than `limit` seconds."""
+    environment = os.environ | {"PYTHONPATH": str(tree / "src")}
+    process = subprocess.Popen(
+        [sys.executable, *arguments], cwd=tree, env=environment, start_new_session=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        return process.wait(limit)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:  # also when we are interrupted
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)  # and what its tests have started
+            process.wait()
+
+
+def run_tests(tree: Path, tests: tuple[str, ...]) -> int | None:
+    """Run pytest until the first failure. What a test compiles counts as its time, so it has more than usual."""
+    options = ("-x", "-q", "-p", "no:cacheprovider", "-m", "not interop and not gpu", "-o", f"timeout={TEST_S}")
+    return run(tree, TESTS_S, "-m", "pytest", *options, *tests)
+
+
+def copy_of_the_tree(folder: Path) -> Path:
+    """Return a new copy with Numba's caches, so that only what a mutant changes is compiled again."""
+    tree = folder / "tree"
+    if tree.exists():
+        shutil.rmtree(tree)
+    unwanted = shutil.ignore_patterns(".git", ".venv", "build", "dist", ".hypothesis", ".*_cache")
+    shutil.copytree(ROOT, tree, ignore=unwanted, symlinks=True)
+    return tree
+
+
+@functools.cache
+def passes(folder: Path, tests: tuple[str, ...]) -> bool:
+    """Whether the tests pass without a mistake. If not, they say nothing about one."""
+    return run_tests(copy_of_the_tree(folder), tests) == PASSED
+
+
+def try_out(mutant: Mutant, folder: Path) -> tuple[str, str]:
+    """What becomes of a mutant, and why it was not tried."""
+    if not passes(folder, mutant.tests):
+        return UNTRIED, "its tests fail without it"
+    tree = copy_of_the_tree(folder)
+    file = tree / mutant.path
+    try:
+        file.write_text(mutant.change(file.read_text()))
+    except ValueError as error:
+        return UNTRIED, str(error)
+    if ROOT / mutant.path in engine_sources() and run(tree, WARM_S, "-m", "gpunetio", "warm") is None:
+        return UNTRIED, f"the NIC was not compiled within {WARM_S} s"
+    status = run_tests(tree, mutant.tests)
+    if status == PASSED:
+        return SURVIVED, ""
+    if status in (None, FAILED, NOT_COLLECTED) or status < 0:  # None and signals: it hangs or crashes
+        return CAUGHT, ""
+    return UNTRIED, f"pytest ended with status {status}"
+
+
+# --- compiled code ---------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def engine_sources() -> frozenset[Path]:
+    """All modules that the NIC's engine is compiled from."""
+    return frozenset(sources_of(ROOT / PACKAGE / "nic" / "engine.py"))
+
+
+def compiled_mutants() -> list[Mutant]:
+    return [Mutant(patch.name, Path(patch.path), patch.applied, patch.tests) for patch in read_all()]
+
+
+# --- Python ----------------------------------------------------------------------------------------------------------
+
+
+def tests_of(module: Path) -> tuple[str, ...]:
+    """The test files for a module, those that name it first."""
+    package, name = module.relative_to(PACKAGE).parts[0], re.compile(rf"\b{module.stem}\b")
+    globs = (file for pattern in PYTHON[package] for file in sorted((ROOT / "tests").glob(f"{pattern}.py")))
+    files = sorted(dict.fromkeys(globs), key=lambda file: name.search(file.read_text()) is None)
+    return tuple(str(file.relative_to(ROOT)) for file in files)
+
+
+def is_annotation(node) -> bool:
+    """Whether a node of parso's belongs to an annotation, which no program looks at."""
+    while node.parent is not None:
+        parent = node.parent
+        if parent.type in ("tfpdef", "annassign") and node is parent.children[-1 if parent.type == "tfpdef" else 1]:
+            return True
+        if parent.type == "funcdef" and node is parent.annotation:
+            return True
+        node = parent
+    return False
+
+
+def mutations_of(module: Path) -> Iterator[Mutant]:
+    """All that Cosmic Ray can do to a module."""
+    from cosmic_ray.ast import ast_nodes, get_ast
+    from cosmic_ray.mutating import mutate_code
+    from cosmic_ray.plugins import get_operator, operator_names
+
+    tree = get_ast((ROOT / module).read_text())
+    for name in sorted(operator_names()):
+        kind = get_operator(name)
+        if kind.arguments() or name == "core/NoOp":
+            continue
+        places = [node for node in ast_nodes(tree) for _ in kind().mutation_positions(node)]
+        for occurrence, node in enumerate(places):
+            if is_annotation(node):
+                continue
+
+            def change(text: str, kind=kind, occurrence=occurrence) -> str:
+                mutated = mutate_code(text, kind(), occurrence)
+                if mutated is None:
+                    raise ValueError("Cosmic Ray finds nothing to change")
+                return mutated
+
+            line, column = node.start_pos
+            place = f"{module.relative_to(PACKAGE)}:{line}:{column} {name.removeprefix('core/')}"
+            yield Mutant(place, module, change, tests_of(module))
+
+
+def python_mutants(sample: int, seed: int, match: str) -> list[Mutant]:
+    """A sample of the mutants of all modules of `PYTHON` that the NIC is not compiled from."""
+    files = (file for package in PYTHON for file in sorted((ROOT / PACKAGE / package).rglob("*.py")))
+    modules = [file.relative_to(ROOT) for file in files if file not in engine_sources() and match in str(file)]
+    mutants = [mutant for module in modules for mutant in mutations_of(module)]
+    print(f"{len(mutants)} mutants in {len(modules)} Python modules, seed {seed}", flush=True)
+    return random.Random(seed).sample(mutants, min(sample, len(mutants)))
+
+
+# --- the table -------------------------------------------------------------------------------------------------------
+
+
+def share_of(title: str, mutants: list[Mutant], goal: float) -> bool:
+    """Try mutants out and print what became of each, and the share that was caught: whether the goal was reached."""
+    outcomes = []
+    with tempfile.TemporaryDirectory(prefix="gpunetio-mutants-") as folder:
+        for mutant in mutants:
+            began = time.monotonic()
+            outcome, why = try_out(mutant, Path(folder))
+            outcomes.append(outcome)
+            print(f"{outcome:9}  {time.monotonic() - began:5.0f} s  {mutant.name}  {why}".rstrip(), flush=True)
+            if outcome == SURVIVED:
+                source = (ROOT / mutant.path).read_text()
+                lines = difflib.unified_diff(source.splitlines(), mutant.change(source).splitlines(), n=0, lineterm="")
+                print("\n".join(f"    {line}" for line in list(lines)[2:]), flush=True)
+    caught = outcomes.count(CAUGHT)
+    share = caught / len(mutants) if mutants else 0.0
+    print(f"{title}: {caught} of {len(mutants)} caught, {share:.1%}; goal {goal:.0%}", flush=True)
+    return share >= goal
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Count the mistakes that a test notices.")
+    parser.add_argument("--only", choices=("compiled", "python"), help="one part only")
+    parser.add_argument("--match", default="", help="only patches, or Python modules, whose name contains this")
+    parser.add_argument("--sample", type=int, default=200, help="mutants of Python modules (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of the sample (%(default)s)")
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that no test outlives us
+    reached = True
+    if options.only != "python":
+        mutants = [mutant for mutant in compiled_mutants() if options.match in mutant.name]
+        reached = share_of("compiled", mutants, COMPILED_GOAL)
+    if options.only != "compiled":
+        mutants = python_mutants(options.sample, options.seed, options.match)
+        reached = share_of("Python", mutants, PYTHON_GOAL) and reached
+    return 0 if reached else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
