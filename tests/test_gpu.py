@@ -188,14 +188,14 @@ def test_completion_queues_have_one_exported_queue(pair: Pair):
     """Kernels find a CQE by the index of its request alone."""
     cqs = [pair.ctx.create_cq(4) for _ in range(3)]
     one = pair.pd.create_qp(sq_wr=4, rq_wr=4, send_cq=cqs[0], receive_cq=cqs[0], external_datapath=True)
-    with pytest.raises(InvalidValueError, match=f"{one} has {cqs[0]} for sends and for receives: create it with a CQ"):
+    with pytest.raises(InvalidValueError, match=f"{one} uses {cqs[0]} for both sends and receives: create it with a"):
         pair.gpu.export_qp(one)
     qp = pair.pd.create_qp(sq_wr=4, rq_wr=4, send_cq=cqs[0], receive_cq=cqs[1], external_datapath=True)
     exported = pair.gpu.export_qp(qp)
     for send, receive, shared in ((0, 2, 0), (1, 2, 1), (2, 0, 0), (2, 1, 1)):
         ring: Any = {"send_cq": cqs[send], "receive_cq": cqs[receive]}
         other = pair.pd.create_qp(sq_wr=4, rq_wr=4, external_datapath=True, **ring)
-        with pytest.raises(InvalidValueError, match=f"{cqs[shared]} of {other} is also that of {qp}, which is exp"):
+        with pytest.raises(InvalidValueError, match=f"{cqs[shared]} of {other} is also used by {qp}, which is exp"):
             pair.gpu.export_qp(other)
     exported.close()
     other = pair.pd.create_qp(sq_wr=4, rq_wr=4, send_cq=cqs[1], receive_cq=cqs[0], external_datapath=True)

@@ -247,7 +247,7 @@ def test_a_way_that_was_asked_for_is_not_replaced(stage: Stage, log, create, ask
         with getattr(stage.gpu, create)(stage.pd, 4, mem_reg_type=asked) as made:
             assert (made if create == "create_qp" else made.companion).ring_memory is lies_in
     else:
-        with pytest.raises(DriverError, match=f"^{re.escape(error)}; mem_reg_type DEFAULT tries other ways, too$"):
+        with pytest.raises(DriverError, match=f"^{re.escape(error)}; mem_reg_type DEFAULT also tries other ways$"):
             getattr(stage.gpu, create)(stage.pd, 4, mem_reg_type=int(asked))
         assert lines(log) == []
     assert stage.held() == before
@@ -554,7 +554,7 @@ def test_a_dmabuf_with_its_memory_has_an_address(stage: Stage):
         assert DEV_QP.at(queue._place.read())["sq_wqe_daddr"] == memory.address
     with pytest.raises(InvalidValueError, match=r"lies in a dmabuf .* give memory= to register_dmabuf_umem"):
         stage.gpu.export_qp(qps[1])
-    match = "lies in GPU memory, which threads of the host do not reach"
+    match = "lies in GPU memory, which host threads do not reach"
     with Gpu("host") as host, pytest.raises(InvalidValueError, match=match):
         host.export_qp(qps[0])
 

@@ -142,7 +142,7 @@ def test_what_the_proxy_owes(quick: Pair):
     replace(quick, nic_handler=PROXY, proxy_service=False)
     assert quick.run(puts, 8, 2, 1)[0] == device.ETIMEDOUT
     (told,) = stalls(quick)
-    assert "the proxy has not forwarded WQE 0 (forwarded 0, which is left to ExportedQp.progress(): call it)" in told
+    assert "the proxy has not forwarded WQE 0 (forwarded 0, no service forwards it: call ExportedQp.progress())" in told
     assert "submitted 1" in told
     assert quick.a.progress()
     until(lambda: int(quick.nic.qps[quick.a.qpn]["sq_ci"]) == 1, "the NIC")
@@ -163,7 +163,7 @@ def test_a_service_that_has_been_closed(quick: Pair):
     quick.gpu.own_service().close()
     assert quick.run(puts, 8, 2, 1)[0] == device.ETIMEDOUT
     (told,) = stalls(quick)
-    assert "the proxy has not forwarded WQE 2 (forwarded 2, which is left to ExportedQp.progress()" in told
+    assert "the proxy has not forwarded WQE 2 (forwarded 2, no service forwards it: call ExportedQp.progress()" in told
 
 
 def test_a_receive_that_nobody_sends_to(quick: Pair, caplog):
@@ -243,7 +243,7 @@ def test_a_queue_that_was_moved_to_err(quick: Pair):
     error = quick.a.last_error()
     assert error is not None
     assert (error.index, error.state) == (None, QpState.ERR)
-    assert error.cause == "the device does not say; a modify does that, too"
+    assert error.cause == "no reason from the device; a modify to ERR does that, too"
 
 
 def test_a_failed_receive(quick: Pair):

@@ -1,4 +1,4 @@
-"""Many queues for one kernel: their structures one behind the other, as an array in C."""
+"""Many queues for one kernel: their structures lie in one contiguous array, as in C."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ _ALIGNMENT = 1 << 16
 
 
 class ExportedQps(Sequence[ExportedQp]):
-    """Exported QPs whose structures are an array (`doca_gpu_verbs_export_multi_qps_dev`); a kernel takes it as it is.
+    """Exported QPs whose structures form an array (`doca_gpu_verbs_export_multi_qps_dev`).
 
-    Element i is at `device_address` + i × `STRIDE`. Each element is an `ExportedQp`; closing the array closes them all.
+    A kernel takes the array as an argument. Element i is at `device_address` + i × `STRIDE`. Each element is an
+    `ExportedQp`; closing the array closes them all.
     """
 
     STRIDE = DEV_QP.size
@@ -41,7 +42,7 @@ class ExportedQps(Sequence[ExportedQp]):
             memory = gpu.alloc(nbytes, structure_kind(modes, options.cpu_gpu), _ALIGNMENT)
             undo.callback(memory.close)
             found: dict[int, ExportedQp] = {}
-            # Those that are exported come last, and back if that fails.
+            # Queues that are already exported move last, and move back if a later step fails.
             for i in sorted(range(len(qps)), key=lambda i: isinstance(qps[i], ExportedQp)):
                 qp, place = qps[i], Place(memory, *offsets[i])
                 if isinstance(qp, ExportedQp):
@@ -58,7 +59,7 @@ class ExportedQps(Sequence[ExportedQp]):
 
     @property
     def device_address(self) -> int:
-        """The `struct doca_gpu_dev_verbs_qp *` of element 0."""
+        """Return the `struct doca_gpu_dev_verbs_qp *` of element 0."""
         if self._memory.closed:
             raise BadStateError("this array of exported QPs is closed")
         return self._memory.device_address
@@ -69,20 +70,20 @@ class ExportedQps(Sequence[ExportedQp]):
             qp.check_launch()
 
     def used_by(self, launch: Any) -> None:
-        """Called when a kernel is launched with the array as an argument."""
+        """Keep the array open while `launch`, which has it as an argument, runs."""
         for qp in self._qps:
             qp.used_by(launch)
 
     def close(self) -> None:
-        """`doca_gpu_verbs_unexport_multi_qps_dev`: every element, then the array. Idempotent.
+        """Close every element, then the array (`doca_gpu_verbs_unexport_multi_qps_dev`). Idempotent.
 
-        Waits first until no kernel uses any of them; TimedOutError when one does not end.
+        Waits until no kernel uses any of them. TimedOutError if a kernel does not end.
         """
         if self._gpu._pid != os.getpid():
             return
         for qp in self._qps:
             qp.wait_idle()
-        with ExitStack() as steps:  # the last step first, and every step whatever the others raise
+        with ExitStack() as steps:  # in reverse order; every step runs, even if others raise
             steps.callback(self._memory.close)
             for qp in self._qps:
                 steps.callback(qp.close)

@@ -1,7 +1,7 @@
-"""What a ring of completions tells the host: how far the NIC has come, whether a WQE is complete, and what failed.
+"""What the host reads from a ring of completions: how far the NIC has come, whether a WQE is complete, what failed.
 
-The NIC's count of CQEs goes on when a queue pair is reset, while WQEs are counted from 0 again. So `before`, the count
-at that moment, is added to a WQE's index to find its CQE, as every WQE of an exported queue is signalled.
+A reset of the queue pair restarts the count of WQEs at 0, but not the NIC's count of CQEs. Every WQE of an exported
+queue is signalled, so the CQE of a WQE is found by adding `before`, the NIC's count at the reset, to the WQE's index.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _opcode(cqe: np.void) -> int:
 
 
 class Completions:
-    """The ring of a CQ, which is looked at anew by each call."""
+    """The ring of a CQ. Each call reads it anew."""
 
     cq: CQ
 
@@ -40,17 +40,17 @@ class Completions:
         self.cq, self._ring = cq, ring
 
     def cqes(self) -> np.ndarray:
-        """All of the ring."""
+        """Return the whole ring."""
         return self._ring.read().view(CQE64.dtype)
 
     def _cqe(self, slot: int) -> np.void:
         return self._ring.read(slot * CQE_SIZE, CQE_SIZE).view(CQE64.dtype)[0]
 
     def produced(self, before: int, least: int) -> int:
-        """CQEs that the NIC has written since its count was `before`: at least `least`, and no second ring more.
+        """Return how many CQEs the NIC has written since its count was `before`.
 
-        Where the owner bits change is the count modulo two laps; of a collapsed CQ there is but the index of the last
-        WQE.
+        The result lies between `least` and one lap of the ring above it. The slot where the owner bits change gives the
+        count modulo two laps. A collapsed CQ gives only the index of the last WQE.
         """
         entries = self.cq.entries
         if self.cq.collapsed:
@@ -59,7 +59,7 @@ class Completions:
                 return 0
             return least + ((int(cqe["wqe_counter"]) + 1 - least) & PI_MASK)
         owners = self.cqes()["op_own"] & OWNER_MASK
-        behind = np.flatnonzero(owners != owners[0])  # slots of the lap before
+        behind = np.flatnonzero(owners != owners[0])  # slots of the previous lap
         if len(behind):
             count = int(owners[0]) * entries + int(behind[0])
         else:
@@ -67,14 +67,15 @@ class Completions:
         return least + (count - before - least) % (2 * entries)
 
     def forget(self) -> None:
-        """The queue pair is in RST: the one CQE of a collapsed CQ must not be taken for one of those that come."""
+        """Invalidate the one CQE of a collapsed CQ after a reset, so that it is not taken for a new one."""
         if self.cq.collapsed:
             self._ring.write(np.array([INIT_OP_OWN], np.uint8), CQE64.op_own)
 
     def is_complete(self, before: int, index: int, named: bool = True) -> bool:
-        """Whether the NIC has completed a WQE, and its CQE is still there, as it is not long in a collapsed CQ.
+        """Return whether the NIC has completed a WQE and its CQE is still in the ring.
 
-        Not `named`: of a shared receive queue.
+        A collapsed CQ soon overwrites it. `named` is False for a shared receive queue, where `wqe_counter` does not
+        name the WQE.
         """
         return self._completes(self._cqe((before + index) % self.cq.entries), before, index, named)
 
@@ -84,7 +85,7 @@ class Completions:
         return int(cqe["op_own"]) & OWNER_MASK == (before + index) // self.cq.entries & 1
 
     def first_error(self, before: int, least: int, named: bool = True) -> FailedWqe | None:
-        """The first error completion of a WQE from index `least` on; that of a collapsed CQ is the last."""
+        """Return the first error completion from WQE `least` on. A collapsed CQ has only its last completion."""
         if self.cq.collapsed:
             index = self.produced(before, least) - 1
             return _failure(self._cqe(0), index) if index >= least else None
@@ -98,7 +99,7 @@ class Completions:
         return None
 
     def last_cqe(self, before: int, completed: int) -> str:
-        """The newest of so many completions, in words."""
+        """Describe the newest of `completed` completions in words."""
         if completed == 0:
             return "none yet"
         slot = 0 if self.cq.collapsed else (before + completed - 1) % self.cq.entries

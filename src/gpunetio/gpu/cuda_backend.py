@@ -1,4 +1,4 @@
-"""A CUDA device, through cuda-bindings: memory, plain registration of host pages, copies beside running kernels."""
+"""A CUDA device, through cuda-bindings: memory, registration of host pages, copies that run beside kernels."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _check(result: tuple[Any, ...], what: str) -> Any:
 
 
 def device_count() -> int:
-    """CUDA devices of this machine; 0 without a driver."""
+    """Return the number of CUDA devices of this machine; 0 without a driver."""
     try:
         error, count = cuda_runtime().cudaGetDeviceCount()
     except NotSupportedError:
@@ -38,12 +38,12 @@ def device_count() -> int:
 
 
 def pci_bus_id(ordinal: int) -> str:
-    """PCI bus id of a device."""
+    """Return the PCI bus id of a device."""
     return _check(cuda_runtime().cudaDeviceGetPCIBusId(16, ordinal), "cudaDeviceGetPCIBusId").split(b"\0")[0].decode()
 
 
 def ordinal_of(bus_id: str) -> int:
-    """The CUDA ordinal of a PCI bus id (`cudaDeviceGetByPCIBusId`)."""
+    """Return the CUDA ordinal of a PCI bus id (`cudaDeviceGetByPCIBusId`)."""
     error, ordinal = cuda_runtime().cudaDeviceGetByPCIBusId(bus_id.encode())
     if int(error) != 0:
         present = ", ".join(pci_bus_id(i) for i in range(device_count()))
@@ -52,21 +52,21 @@ def ordinal_of(bus_id: str) -> int:
 
 
 class _Allocation:
-    """Memory of CUDA's, given back with the last reference to this."""
+    """CUDA memory, given back with the last reference to this object."""
 
     def __init__(self, block: Block):
         weakref.finalize(self, cuda_heap.give_back, block)
 
 
 class _PinnedPages:
-    """Pages of host memory that are registered with CUDA, which is for the whole process, whichever GPU asked."""
+    """Pages of host memory that are registered with CUDA. Registration holds for the whole process, for every GPU."""
 
     def __init__(self) -> None:
         self._users: dict[int, int] = {}  # page → how many
         self._lock = threading.Lock()
 
     def add(self, rt: Any, address: int, nbytes: int, io: bool) -> None:
-        """Register the pages of a range, or count a user more; `io`: they may be a device's, not memory."""
+        """Register the pages of a range, or count another user. `io`: they may be a device's registers."""
         pages: list[int] = []
         with self._lock:
             try:
@@ -81,7 +81,6 @@ class _PinnedPages:
                 raise
 
     def remove(self, rt: Any, address: int, nbytes: int) -> None:
-        """Undo `add`."""
         with self._lock:
             for page in _span(address, nbytes):
                 if page in self._users:
@@ -102,9 +101,9 @@ def _span(address: int, nbytes: int) -> range:
 
 
 def _register(rt: Any, page: int, io: bool) -> bool:
-    """Register a page: whether it was not registered, or allocated pinned, by somebody else.
+    """Register a page. Return False if other code has registered the page or allocated it as pinned memory.
 
-    For memory of cudaHostAlloc, cudaHostRegister answers "invalid value", so that is asked first.
+    cudaHostRegister answers "invalid value" for memory of cudaHostAlloc, so this function asks for the type first.
     """
     error, about = rt.cudaPointerGetAttributes(page)
     if int(error) != 0:
@@ -129,7 +128,7 @@ class CudaBackend:
     """What `Gpu` asks of a CUDA device."""
 
     target = "cuda"
-    maps_gpu_memory = False  # that would take GDRCopy
+    maps_gpu_memory = False  # needs GDRCopy
     name: str
     integrated: bool
 
@@ -153,7 +152,7 @@ class CudaBackend:
         self.integrated = bool(_check(self._rt.cudaDeviceGetAttribute(attribute, ordinal), "cudaDeviceGetAttribute"))
 
     def alloc(self, nbytes: int, alignment: int, kind: MemType) -> tuple[int, np.ndarray | None, Any]:
-        """(device address, CPU view or None, what keeps it allocated)."""
+        """Allocate memory and return (device address, CPU view or None, owner that keeps it allocated)."""
         _check(self._rt.cudaSetDevice(self.ordinal), "cudaSetDevice")
         room = nbytes + max(0, alignment - 1)
         block = cuda_heap.take((self.ordinal, kind, room)) or self._new_block(room, kind)
@@ -191,7 +190,7 @@ class CudaBackend:
         _check(state, "cudaStreamQuery")
 
     def map(self, address: int, nbytes: int, io: bool = False) -> int:
-        """Register the pages of host memory, so that kernels reach them: their device address. `io`: a register's."""
+        """Register the pages of host memory and return their device address. `io`: the address is a device register."""
         _check(self._rt.cudaSetDevice(self.ordinal), "cudaSetDevice")
         _pinned.add(self._rt, address, nbytes, io)
         with ExitStack() as undo:
@@ -205,7 +204,7 @@ class CudaBackend:
         _pinned.remove(self._rt, address, nbytes)
 
     def dmabuf_fd(self, address: int, nbytes: int) -> int:
-        """A dmabuf of a range of GPU memory."""
+        """Return a dmabuf descriptor of a range of GPU memory."""
         from cuda.bindings import driver  # type: ignore[attr-defined]
 
         kind = driver.CUmemRangeHandleType.CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD
@@ -213,7 +212,7 @@ class CudaBackend:
         error, fd = driver.cuMemGetHandleForAddressRange(address, nbytes, kind, 0)
         if int(error) != 0:
             raise NotSupportedError(
-                f"GPU {self.name} gives no dmabuf of {nbytes} bytes at {address:#x} ({error.name}): that takes GPU "
+                f"GPU {self.name} gives no dmabuf of {nbytes} bytes at {address:#x} ({error.name}): this needs GPU "
                 "memory and the open kernel modules of its driver; register the memory itself"
             )
         return int(fd)

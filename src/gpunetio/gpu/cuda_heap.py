@@ -1,6 +1,6 @@
-"""Memory of CUDA's, which is given back when that takes no time.
+"""CUDA memory, which is freed only when freeing does not block.
 
-cudaFree and cudaFreeHost return when no kernel runs any more *(measured, H200)*, and a kernel may wait for what their
+cudaFree and cudaFreeHost block while any kernel runs *(measured, H200)*. Such a kernel may be waiting for what the
 caller does next.
 """
 
@@ -16,7 +16,7 @@ from ..device.launch import observers, running
 
 @dataclass(frozen=True)
 class Block:
-    """An allocation, and the function that frees it. Blocks of one `kind` are alike, and can stand for each other."""
+    """An allocation, and the function that frees it. Blocks of one `kind` are interchangeable."""
 
     base: int
     kind: Hashable
@@ -24,9 +24,9 @@ class Block:
 
 
 class CudaHeap:
-    """Blocks that nobody uses: freed when no kernel runs, or used again before that.
+    """Unused blocks: freed when no kernel runs, or reused before that.
 
-    Without a lock, as blocks are given back by finalizers, which run anywhere: lists change atomically.
+    There is no lock, because finalizers give blocks back and finalizers run anywhere. List operations are atomic.
     """
 
     def __init__(self) -> None:
@@ -38,16 +38,16 @@ class CudaHeap:
         self._free_if_idle()
 
     def take(self, kind: Hashable) -> Block | None:
-        """A block of this kind that is not freed yet. What it holds is as it was left."""
+        """Return a block of this kind that is not freed yet, or None. Its contents are whatever was left in it."""
         for block in self._unused[:]:
             if block.kind == kind:
-                with suppress(ValueError):  # somebody else was faster
+                with suppress(ValueError):  # another thread took it
                     self._unused.remove(block)
                     return block
         return None
 
     def follow_launches(self) -> None:
-        """Hear of the ends of kernels. A forked child, which its parent's observers leave, has to ask again."""
+        """Register for the ends of kernels. A forked child loses its parent's observers and must call this again."""
         if self._on_kernels not in observers:
             observers.append(self._on_kernels)
 

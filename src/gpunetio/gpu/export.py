@@ -1,4 +1,4 @@
-"""A QP as kernels see it: the 296-byte structure in GPU memory, and what the host can learn from it."""
+"""A QP as kernels see it: the 296-byte structure in GPU memory, and what the host reads from it."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from .gpu import Gpu
 
 _UNCONNECTED = (QpState.RST, QpState.INIT, QpState.RTR)
-MAX_SLOTS = 1 << 15  # the structure counts them in 16 bits
+MAX_SLOTS = 1 << 15  # the structure has 16 bits for the count
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions:
-    """How to export a queue pair: see `Gpu.export_qp`. `why` is what the log says of a handler that is not AUTO."""
+    """How to export a queue pair (`Gpu.export_qp`). `why` is logged as the reason for a handler other than AUTO."""
 
     nic_handler: NicHandler
     send_dbr_mode: SendDbrModeExt | None
@@ -43,17 +43,18 @@ class ExportOptions:
 
 
 class ExportedQp(Handle):
-    """A QP that kernels can use; pass it to a kernel as it is, or its `device_address`. The QP stays until this closes.
+    """A QP that kernels can use. Pass it to a kernel as an argument, or pass its `device_address`.
 
-    The structure is in GPU memory. Rings, records and the doorbell register are in memory that the NIC sees, which is
-    registered with CUDA unless it is GPU memory or pinned already.
+    The QP stays open until the export is closed. The structure is in GPU memory. Rings, records and the doorbell
+    register are in memory that the NIC sees; it is registered with CUDA unless it is GPU memory or already pinned.
 
     `qp`, `cq`                 the queue pair and its send CQ
-    `sends`, `receives`        completions of its sends, and of receives if kernels can receive on it
+    `sends`, `receives`        completions of its sends, and of its receives if kernels can receive on it
     `nic_handler`              how its doorbells reach the NIC
     `send_dbr_mode`            who keeps its doorbell record
     `timeout`                  seconds after which a device wait ends
-    `may_lose_rings`           whether the watchdog rings again for it, as its register forgets and it has no record
+    `may_lose_rings`           whether its doorbells can be lost, so that the watchdog rings again: its register is
+                               memory and it has no record
     """
 
     _rank = -1
@@ -111,54 +112,54 @@ class ExportedQp(Handle):
                 undo.callback(self._forwarding.close)
             if self._forwarding and options.proxy_service:
                 gpu.own_service().add(self._forwarding)
-            # A card consumes every store to its register. That of a software NIC is memory, where the last one stays:
-            # a late ring of one thread hides a newer one for good, unless a record tells of that.
+            # A card consumes every store to its register. A software NIC's register is memory and holds the last one:
+            # a late store of one thread hides a newer one for good, unless a doorbell record holds the newer index.
             kernels_ring = self._forwarding is None and mode is SendDbrModeExt.NO_DBR_HW
             self.may_lose_rings = kernels_ring and qp.ctx.provider.software
             self._opened(f"the export of {qp} to GPU {gpu.name}", undo)
 
     def free_own(self) -> None:
-        """Give back the memory of the structures' own, which they have left, or are about to."""
+        """Free the memory that this export allocated for its structures. They have moved, or are about to."""
         if self._memory:
             self._memory.close()
             self._memory = None
 
     def _index_address(self) -> int:
-        """Where the CPU sees the index that kernels raise when they ring."""
+        """Return the CPU address of the index that kernels raise when they ring."""
         return int(self._place.memory.array.ctypes.data) + self._place.qp + DEV_QP.sq_wqe_pi
 
     # --- what kernels are given --------------------------------------------------------------------------------------
 
     @property
     def device_address(self) -> int:
-        """The `struct doca_gpu_dev_verbs_qp *` that kernels take."""
+        """Return the `struct doca_gpu_dev_verbs_qp *` that kernels take."""
         self.check_open()
         return self._place.device_address
 
     @property
     def qpn(self) -> int:
-        """The QP's number."""
+        """Return the QP's number."""
         return self.qp.qpn
 
     @property
     def ring_memory(self) -> RingMemory:
-        """In which memory the queue pair's rings lie, and how the device was told of it."""
+        """Return the kind of memory that holds the queue pair's rings, and how the device was told of it."""
         return self.qp.ring.lies_in
 
     def connect(self, remote: ExportedQp | QP | QpEndpoint, **options: Any) -> None:
-        """`QP.connect` of the QP behind it."""
+        """Connect the exported QP (`QP.connect`)."""
         self.qp.connect(remote.qp if isinstance(remote, ExportedQp) else remote, **options)
 
     @property
     def place(self) -> Place:
-        """Where the structures lie."""
+        """Return where the structures lie."""
         return self._place
 
     def move(self, place: Place) -> None:
-        """Put the structures somewhere else. InUseError while a kernel runs that was given the queue."""
+        """Move the structures. InUseError while a kernel that was given the queue runs."""
         self.check_open()
         if self._launches.running:
-            raise InUseError(f"{self.qp} cannot move into an array: a kernel still uses it where it is")
+            raise InUseError(f"{self.qp} cannot move into an array: a kernel still uses it at its present address")
         place.write(self._place.read(), self._place.read_side())
         with self._out_of_service():
             self._place = place
@@ -169,7 +170,7 @@ class ExportedQp(Handle):
 
     @property
     def forwarding(self) -> Forwarding:
-        """What the CPU does for this queue. NotSupportedError when kernels ring its doorbells themselves."""
+        """Return what the CPU does for this queue. NotSupportedError when kernels ring its doorbells themselves."""
         self.check_open()
         if self._forwarding is None:
             raise NotSupportedError(
@@ -179,13 +180,13 @@ class ExportedQp(Handle):
 
     @property
     def service(self) -> ProxyService | None:
-        """The service that forwards this queue's doorbells, if one does."""
+        """Return the service that forwards this queue's doorbells, or None."""
         return self._forwarding.service if self._forwarding else None
 
     def progress(self) -> bool:
-        """Forward what kernels have announced: whether anything was new (`doca_gpu_verbs_cpu_proxy_progress`).
+        """Forward what kernels have announced (`doca_gpu_verbs_cpu_proxy_progress`). Return whether anything was new.
 
-        For a queue with `proxy_service=False`, by one thread at a time. BadStateError while a service does it.
+        For a queue with `proxy_service=False`, and for one thread at a time. BadStateError while a service forwards it.
         """
         forwarding = self.forwarding
         if forwarding.service:
@@ -196,7 +197,7 @@ class ExportedQp(Handle):
         return forwarding.progress()
 
     def _leave_service(self) -> ProxyService | None:
-        """The service that the queue was in; nobody forwards now."""
+        """Take the queue out of its service and return the service. Nothing forwards the queue afterwards."""
         service = self.service
         if self._forwarding and service:
             service.drop(self._forwarding)
@@ -204,7 +205,7 @@ class ExportedQp(Handle):
 
     @contextmanager
     def _out_of_service(self) -> Iterator[None]:
-        """Nobody forwards inside; its service has the queue again behind it, whatever happens."""
+        """Stop forwarding inside the block. The queue's service has it back afterwards, even after an exception."""
         service = self._leave_service()
         try:
             yield
@@ -215,18 +216,19 @@ class ExportedQp(Handle):
     # --- rings that the register has lost -----------------------------------------------------------------------------
 
     def ring_again(self, producer: int) -> None:
-        """Ring for `producer` in the place of kernels, which have submitted that much.
+        """Ring the doorbell for `producer`, in place of the kernels that submitted up to there.
 
-        They raise the submitted index before they ring, and not for what they leave unannounced.
+        Kernels raise the submitted index before they ring, and do not raise it for WQEs that they leave unannounced.
         """
         doorbells().ring_register(self.qp.doorbell_register, producer & PI_MASK, self.qpn)
 
     # --- what the host learns ----------------------------------------------------------------------------------------
 
     def indices(self) -> dict[str, int]:
-        """The queue's indices as they are in GPU memory now: reserved, ready, submitted, completed.
+        """Return the queue's present indices in GPU memory: reserved, ready, submitted, completed.
 
-        With a CPU proxy: forwarded. With receives: receives_posted, to a shared queue by all, and receives_completed.
+        Also `forwarded` with a CPU proxy; `receives_posted` (by all users of a shared queue) and `receives_completed`
+        with receives.
         """
         self.check_open()
         image = self._place.read()
@@ -235,7 +237,7 @@ class ExportedQp(Handle):
             "reserved": int(q["sq_rsvd_index"]), "ready": int(q["sq_ready_index"]),
             "submitted": int(q["sq_wqe_pi"]), "completed": int(c["cqe_ci"]),
         }  # fmt: skip
-        if self._forwarding:  # kernels may leave the index there alone
+        if self._forwarding:  # kernels may leave that index unchanged
             found["submitted"] = max(found["submitted"], self._forwarding.announced)
             found["forwarded"] = self._forwarding.forwarded
         if self.receives:
@@ -246,9 +248,9 @@ class ExportedQp(Handle):
         return found
 
     def cqe_offset(self, receives: bool = False) -> int:
-        """CQEs that the NIC had written when WQEs were counted from 0: `cqe_rsvd` of the CQ's structure.
+        """Return how many CQEs the NIC had written when the count of WQEs was last 0: `cqe_rsvd` of the CQ's structure.
 
-        The CQE of WQE i is number i + this, in 64 bits, which is what a WAIT request names.
+        The CQE of WQE i has number i + this, in 64 bits. A WAIT request names that number.
         """
         self.check_open()
         if receives:
@@ -257,14 +259,15 @@ class ExportedQp(Handle):
 
     @property
     def in_use(self) -> bool:
-        """Whether a kernel runs that was given the queue."""
+        """Return whether a kernel that was given the queue is running."""
         return self._launches.running
 
     def last_error(self) -> QpError | None:
-        """Why the queue pair has failed (`doca_gpu_verbs_query_last_error`), or None.
+        """Return why the queue pair has failed, or None (`doca_gpu_verbs_query_last_error`).
 
-        The first error completion that a kernel has seen, or else that there is when the queue pair is in ERR. Requests
-        that wait because the queue pair is not connected are an error, too, though connecting it may still help.
+        This is the first error completion that a kernel has seen. Otherwise it is the first one in the ring, if the
+        queue pair is in ERR. Requests that wait because the queue pair is not connected are also an error, although
+        connecting it may still help.
         """
         self.check_open()
         side = DEV_SIDE.at(self._place.read_side())
@@ -287,10 +290,11 @@ class ExportedQp(Handle):
     # --- life cycle --------------------------------------------------------------------------------------------------
 
     def reset(self) -> None:
-        """With the QP in RST, begin anew: WQEs count from 0, errors go, ring and record are as they were at first.
+        """Restart the queue, with the QP in RST: WQEs count from 0, without errors, with a fresh ring and record.
 
-        `doca_gpu_verbs_reset_tracking_and_memory`. The NIC's count of CQEs goes on, as `cqe_offset()` tells. Kernels
-        must not use the queue meanwhile; then connect it again. BadStateError unless the QP is in RST.
+        `doca_gpu_verbs_reset_tracking_and_memory`. The NIC's count of CQEs goes on; `cqe_offset()` gives the
+        difference. No kernel may use the queue meanwhile. Connect it again afterwards. BadStateError unless the QP is
+        in RST.
         """
         self.check_open()
         if (state := self.qp.state) is not QpState.RST:
@@ -299,7 +303,7 @@ class ExportedQp(Handle):
             self._begin_anew()
 
     def _begin_anew(self) -> None:
-        """What kernels and the CPU proxy count is 0."""
+        """Set the counts of kernels and of the CPU proxy to 0."""
         indices = self.indices()
         image, side_image = self._place.read(), self._place.read_side()
         q, side = DEV_QP.at(image), DEV_SIDE.at(side_image)
@@ -322,49 +326,48 @@ class ExportedQp(Handle):
             self._forwarding.reset()
 
     def _give_up_messages(self) -> None:
-        """Messages in a shared receive queue that no kernel has taken are not taken any more."""
+        """Free the shared receives of messages that no kernel has taken."""
         if self._srq and self.receives:
             before, first = self.cqe_offset(receives=True), self.indices()["receives_completed"]
             self._srq.give_up(self.receives, before, first, self.receives.produced(before, first))
 
     def own(self, parts: ExitStack) -> None:
-        """What was made for the export closes behind it from now on."""
+        """Close `parts`, which were made for this export, after it."""
         assert self._undo is not None
         parts.push(self._undo)
         self._undo = parts
 
     def close(self) -> None:
-        """`doca_gpu_verbs_unexport_qp`; closes QP, CQs and their memory if `Gpu.create_qp` made them. Idempotent.
+        """Close the export (`doca_gpu_verbs_unexport_qp`). Idempotent.
 
-        Waits for kernels that were given the queue, whose waits end by its timeout; TimedOutError when one does not.
+        Closes QP, CQs and their memory, too, if `Gpu.create_qp` made them. Waits for kernels that were given the queue;
+        their own waits end by its timeout. TimedOutError if a kernel does not end.
         """
         super().close()
 
     def wait_idle(self) -> None:
-        """See `Handle`."""
         self._launches.wait(self.timeout + LAUNCH_TIMEOUT, str(self.qp))
 
     def _close(self) -> None:
-        """See `Handle`."""
         if self.closed:
             return
-        with ExitStack() as steps:  # the last step first, and every step whatever the others raise
+        with ExitStack() as steps:  # in reverse order; every step runs, even if others raise
             steps.callback(super()._close)
             steps.callback(self.gpu.forget_export, self)
             steps.callback(self._give_up_messages)
             steps.callback(self._leave_service)
 
     def check_launch(self) -> None:
-        """Called before a kernel is launched with this queue as an argument. BadStateError when it is not connected.
+        """Raise BadStateError if the queue is not connected. Called before a kernel launch with the queue as an argument.
 
-        The device is asked only when this process has not moved the queue pair out of RST.
+        The device is queried only if this process has not moved the queue pair out of RST.
         """
         self.check_open()
         if self.qp.asked_state is QpState.RST and self.qp.state is QpState.RST:
             raise BadStateError(f"{self.qp} is in RST, where nothing can be posted: connect() it before the launch")
 
     def used_by(self, launch: Any) -> None:
-        """Called when a kernel is launched with this queue as an argument."""
+        """Keep the queue open while `launch`, which has it as an argument, runs."""
         self._launches.add(launch)
 
     def __repr__(self) -> str:
@@ -372,7 +375,7 @@ class ExportedQp(Handle):
 
 
 def _check_queue(gpu: Gpu, qp: QP, timeout: float) -> CQ:
-    """The send CQ; an error when kernels could not use such a queue pair, or not as it is now."""
+    """Return the send CQ, or raise the error that says why kernels cannot use this queue pair in its present state."""
     if qp.send_cq is None or qp.sq_entries == 0:
         raise InvalidValueError(f"QP {qp.qpn:#x} has no send queue to export: create it with sq_wr and send_cq")
     if qp.sq_entries > MAX_SLOTS:
@@ -391,22 +394,22 @@ def _check_queue(gpu: Gpu, qp: QP, timeout: float) -> CQ:
 
 
 def _check_cqs(qp: QP, send_cq: CQ) -> None:
-    """Kernels find a CQE by the index of its request: no other queue may complete in the same ring."""
+    """Check that no other queue completes in the same rings: kernels find a CQE by the index of its request."""
     cqs = [send_cq]
     if receives(qp) and qp.receive_cq:
         if qp.receive_cq is send_cq:
-            raise InvalidValueError(f"{qp} has {send_cq} for sends and for receives: create it with a CQ for each")
+            raise InvalidValueError(f"{qp} uses {send_cq} for both sends and receives: create it with a CQ for each")
         cqs.append(qp.receive_cq)
     for cq in cqs:
         if cq.cqe_size != CQE_SIZE:
             raise NotSupportedError(f"{cq} has entries of {cq.cqe_size} bytes: kernels read those of {CQE_SIZE}")
         for other in cq.users:
             if isinstance(other, QP) and other is not qp and other.users:
-                raise InvalidValueError(f"{cq} of {qp} is also that of {other}, which is exported: give each its own")
+                raise InvalidValueError(f"{cq} of {qp} is also used by {other}, which is exported: give each its own")
 
 
 def _check_memory(gpu: Gpu, qp: QP) -> None:
-    """Kernels of this GPU must reach all rings and records."""
+    """Check that kernels of this GPU reach all rings and records."""
     for queue in (qp, qp.send_cq, qp.receive_cq, qp.init_attr.srq):
         for lies_in in (queue.ring.lies_in, queue.ring.dbr_lies_in) if queue else ():
             if lies_in is RingMemory.DMABUF:
@@ -414,11 +417,11 @@ def _check_memory(gpu: Gpu, qp: QP) -> None:
                     f"{queue} lies in a dmabuf whose address is not known here: give memory= to register_dmabuf_umem()"
                 )
             if lies_in.in_gpu and gpu.target != "cuda":
-                raise InvalidValueError(f"{queue} lies in GPU memory, which threads of the host do not reach")
+                raise InvalidValueError(f"{queue} lies in GPU memory, which host threads do not reach")
 
 
 def _restart_cq(completions: Completions, c: Any, least: int) -> None:
-    """Of a CQ's structure: completions go on from where the NIC is, `least` of them or more since the last time."""
+    """Let completions go on from where the NIC is: `least` or more since the last restart."""
     c["cqe_rsvd"] += completions.produced(int(c["cqe_rsvd"]), least)
     c["cqe_ci"] = 0
     completions.forget()

@@ -1,4 +1,4 @@
-"""The GPU handle (`doca_gpu`): a CUDA device, or the host's threads behind the same calls."""
+"""The GPU handle (`doca_gpu`): a CUDA device, or host threads behind the same calls."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from .watchdog import Watchdog
 
 logger: logging.Logger = logging.getLogger("gpunetio.gpu")
 
-DEFAULT_TIMEOUT = 30.0  # seconds that a device wait lasts at most
+DEFAULT_TIMEOUT = 30.0  # seconds: the longest that a device wait lasts
 QUEUE_MEMORY = ("auto", "gpu", "cpu_gpu")
 _GPU_CPU_ALIGNMENT = 1 << 16  # GDRCopy maps GPU pages
 
 
 def gpu_list() -> list[str]:
-    """What `Gpu` can open: PCI addresses of CUDA devices, then "host"."""
+    """Return what `Gpu` can open: PCI addresses of CUDA devices, then "host"."""
     return [*(cuda_backend.pci_bus_id(i) for i in range(cuda_backend.device_count())), "host"]
 
 
@@ -49,10 +49,10 @@ class Gpu(metaclass=Whole):
 
     `which`: "auto" (the first CUDA device, or the host), "host", a CUDA ordinal, or a PCI address ("8a:00.0").
     `warp`: lanes of a host warp, 1 … 32; a CUDA warp has 32.
-    `queue_memory`: "gpu" for queues whose structures are in GPU memory, and their rings where the NIC reaches that, and
-    whose doorbells kernels ring; "cpu_gpu" for a system without GPUDirect RDMA: rings are in host memory, structures
-    and allocations are CPU_GPU memory unless asked otherwise, and the CPU proxy rings. "auto" is "cpu_gpu" on an
-    integrated GPU, whose memory no NIC reaches.
+    `queue_memory`: where queues lie. With "gpu", their structures are in GPU memory, their rings too if the NIC reaches
+    it, and kernels ring the doorbells. "cpu_gpu" is for a system without GPUDirect RDMA: rings are in host memory,
+    structures and allocations are CPU_GPU memory by default, and the CPU proxy rings. "auto" is "cpu_gpu" on an
+    integrated GPU, whose memory no NIC reaches, and "gpu" elsewhere.
     """
 
     warp: int
@@ -94,7 +94,7 @@ class Gpu(metaclass=Whole):
         if which == "auto" and count == 0:
             return HostBackend()
         if count == 0:
-            raise NotSupportedError(f"GPU {which!r} needs CUDA, and this machine has no CUDA device: use the host")
+            raise NotSupportedError(f"GPU {which!r} needs CUDA, and this machine has no CUDA device: use 'host'")
         if which == "auto":
             return CudaBackend(0)
         if isinstance(which, int) or which.isdigit():
@@ -105,26 +105,26 @@ class Gpu(metaclass=Whole):
 
     @property
     def target(self) -> str:
-        """"cuda" or "cpu": what kernels are compiled for."""
+        """Return what kernels are compiled for: "cuda" or "cpu"."""
         return self.backend.target
 
     @property
     def name(self) -> str:
-        """PCI address, or "host"."""
+        """Return the PCI address, or "host"."""
         return self.backend.name
 
     @property
     def ordinal(self) -> int:
-        """Which CUDA device it is. AttributeError for the host."""
+        """Return the CUDA ordinal of the device. AttributeError for the host."""
         return self.backend.ordinal
 
     # --- memory ------------------------------------------------------------------------------------------------------
 
     def alloc(self, nbytes: int, kind: MemType | None = None, alignment: int = PAGE) -> GpuMemory:
-        """Zeroed memory (`doca_gpu_mem_alloc`), by default GPU, or CPU_GPU where queues are in such memory, too.
+        """Allocate zeroed memory (`doca_gpu_mem_alloc`): GPU memory, or CPU_GPU where queues are in CPU_GPU memory.
 
-        `alignment` is a power of two, and 0 a page of the host; that of GPU_CPU memory is 64 KiB at least. GPU_CPU
-        needs GDRCopy, without which it becomes CPU_GPU.
+        `alignment` is a power of two in bytes; 0 means one page of the host. GPU_CPU memory has at least 64 KiB.
+        GPU_CPU needs GDRCopy; without it, the memory is CPU_GPU.
         """
         self._check()
         nbytes, alignment = whole("nbytes", nbytes), whole("alignment", alignment) or PAGE
@@ -148,15 +148,15 @@ class Gpu(metaclass=Whole):
         return memory
 
     def forget(self, memory: GpuMemory) -> None:
-        """Called by `GpuMemory.close`."""
+        """Remove `memory` from the list of what to close. `GpuMemory.close` calls it."""
         self._memory.remove(memory)
 
     def dmabuf_fd(self, memory: GpuMemory, nbytes: int | None = None) -> int:
-        """A dmabuf descriptor of the memory's first `nbytes`, or of all of it (`doca_gpu_dmabuf_fd`); you close it.
+        """Return a dmabuf descriptor of the memory's first `nbytes` or of all of it (`doca_gpu_dmabuf_fd`).
 
-        For `PD.register_dmabuf` and `Context.register_dmabuf_umem` of a device that reaches GPU memory. Address and
-        size must be whole pages of the host. NotSupportedError when the GPU, its driver or this kind of memory has no
-        dmabufs; register the memory itself then.
+        The caller closes it. For `PD.register_dmabuf` and `Context.register_dmabuf_umem` of a device that reaches GPU
+        memory. Address and size must be whole pages of the host. NotSupportedError when the GPU, its driver or this
+        kind of memory has no dmabufs; then register the memory itself.
         """
         self._check()
         nbytes = memory.nbytes if nbytes is None else whole("nbytes", nbytes)
@@ -170,20 +170,21 @@ class Gpu(metaclass=Whole):
     # --- doorbell registers ------------------------------------------------------------------------------------------
 
     def can_register_uar(self, address: int) -> bool:
-        """Whether kernels can ring a doorbell register (`doca_gpu_verbs_can_gpu_register_uar`)."""
+        """Return whether kernels can ring a doorbell register (`doca_gpu_verbs_can_gpu_register_uar`)."""
         self._check()
         return self.registers.can_map(address)
 
     def export_uar(self, address: int) -> int:
-        """Map a doorbell register: its device address (`doca_gpu_verbs_export_uar`). Each call counts one user more.
+        """Map a doorbell register and return its device address (`doca_gpu_verbs_export_uar`).
 
-        `export_qp` does it for its queue. DriverError when the GPU cannot map it.
+        Each call counts another user. `export_qp` calls it for its queue. DriverError when the GPU cannot map the
+        register.
         """
         self._check()
         return self.registers.export(address)
 
     def unexport_uar(self, device_address: int) -> None:
-        """One user less of what `export_uar` has given (`doca_gpu_verbs_unexport_uar`)."""
+        """Release a device address that `export_uar` returned (`doca_gpu_verbs_unexport_uar`)."""
         self._check()
         self.registers.unexport(device_address)
 
@@ -201,15 +202,16 @@ class Gpu(metaclass=Whole):
     ) -> ExportedQp:
         """Make a QP usable by kernels (`doca_gpu_verbs_export_qp`, `doca_gpu_verbs_get_qp_dev`).
 
-        A QP that has been used must be reset before. It needs a CQ for its sends and another one for its receives, in
-        which no other exported queue completes.
+        Reset a QP that has been used before you export it. The QP needs a CQ for its sends and another one for its
+        receives. No other exported queue may complete in them.
 
-        `nic_handler`     how doorbells reach the NIC. AUTO: kernels ring, or else the CPU proxy, and the log says why
+        `nic_handler`     how doorbells reach the NIC. AUTO: kernels ring, or else the CPU proxy does, and the log says
+                          why
         `timeout`         seconds after which any device wait on this queue ends with ETIMEDOUT
         `send_dbr_mode`   who keeps the doorbell record; None: as the queue pair was created
-        `queue_memory`    instead of the GPU's own setting
-        `proxy_service`   what the CPU must do for the queue a thread of this handle does; False: by
-                          `ExportedQp.progress`, or by a service of yours
+        `queue_memory`    overrides the GPU's own setting
+        `proxy_service`   True: a thread of this handle does the CPU's work for the queue. False: `ExportedQp.progress`
+                          or a service of yours does it
         """
         return self.export(qp, self._options(nic_handler, send_dbr_mode, queue_memory, proxy_service, timeout))
 
@@ -225,8 +227,8 @@ class Gpu(metaclass=Whole):
     ) -> ExportedQps:
         """Export QPs as one array of structures (`doca_gpu_verbs_export_multi_qps_dev`); arguments as for `export_qp`.
 
-        Queues that are exported already move into the array, as `doca_gpu_verbs_qp_flat_list_create_hl` copies those of
-        `create_qp`; no kernel may be using them, and their `device_address` changes.
+        Queues that are already exported move into the array, where `doca_gpu_verbs_qp_flat_list_create_hl` would copy
+        them. No kernel may be using them, and their `device_address` changes.
         """
         self._check()
         return ExportedQps(
@@ -248,20 +250,20 @@ class Gpu(metaclass=Whole):
         proxy_service: bool = True,
         timeout: float = DEFAULT_TIMEOUT,
     ) -> ExportedQp:
-        """A QP of `depth` send slots with a CQ of its own, exported (`doca_gpu_verbs_create_qp_hl`).
+        """Create and export a QP of `depth` send slots with a CQ of its own (`doca_gpu_verbs_create_qp_hl`).
 
-        Closing the result closes QP and CQs, too. `depth` is rounded up to a power of two. A handler GPU_SM_DB becomes
-        GPU_SM_NO_DBR when kernels keep no record. Arguments as for `export_qp`, and:
+        Closing the result also closes QP and CQs. `depth` is rounded up to a power of two. The handler GPU_SM_DB
+        becomes GPU_SM_NO_DBR when kernels keep no record. Arguments as for `export_qp`, and:
 
         `receives`      slots for receives, which have a CQ of their own; `cqe_inline` as in `QpInitAttr`
-        `cq_collapsed`  the CQ of sends keeps its last entry only
-        `mem_reg_type`  how the NIC is told of rings and records in GPU memory. DEFAULT: by a dmabuf, or else by the
-                        address (nvidia-peermem); or else they are in CPU_GPU memory, as the log says and
-                        `ExportedQp.ring_memory`. With a NIC that does not reach GPU memory, as the software NIC, with
-                        `queue_memory` "cpu_gpu" and for threads of the host they are in host memory at once
+        `cq_collapsed`  the CQ of sends keeps only its last entry
+        `mem_reg_type`  how the NIC is told of rings and records in GPU memory. DEFAULT tries a dmabuf, then the address
+                        (nvidia-peermem), then CPU_GPU memory; the log and `ExportedQp.ring_memory` say which one it is.
+                        Rings are in host memory from the start if the NIC does not reach GPU memory (as the software
+                        NIC), with `queue_memory` "cpu_gpu", and for host threads
 
-        NotSupportedError for a `send_dbr_mode` that the device does not have, or a `mem_reg_type` asked for by name
-        where queues are in host memory; DriverError when such a one fails.
+        NotSupportedError if the device lacks the `send_dbr_mode`, or if queues are in host memory and another
+        `mem_reg_type` than DEFAULT was asked for; DriverError if such a registration fails.
         """
         queue = QueueOptions(
             depth=depth, receives=receives, cq_collapsed=cq_collapsed, cqe_inline=cqe_inline, mem_reg_type=mem_reg_type
@@ -283,7 +285,7 @@ class Gpu(metaclass=Whole):
         proxy_service: bool = True,
         timeout: float = DEFAULT_TIMEOUT,
     ) -> QpGroup:
-        """Two such QPs, the second one a core-direct companion (`doca_gpu_verbs_create_qp_group_hl`).
+        """Create two such QPs, the second one a core-direct companion (`doca_gpu_verbs_create_qp_group_hl`).
 
         Arguments as for `create_qp`; the handler cannot be BlueFlame.
         """
@@ -293,16 +295,16 @@ class Gpu(metaclass=Whole):
         )
 
     def create_service(self) -> ProxyService:
-        """A thread that forwards doorbells of queues with a CPU proxy (`doca_gpu_verbs_create_service`).
+        """Start a thread that forwards doorbells of queues with a CPU proxy (`doca_gpu_verbs_create_service`).
 
-        Needed only where `proxy_service=False`, or to spread queues over several threads.
+        Needed only with `proxy_service=False`, or to spread queues over several threads.
         """
         self._check()
         with self._lock:
             return self._new_service()
 
     def own_service(self) -> ProxyService:
-        """The service that this handle runs by itself."""
+        """Return the service that this handle runs for its queues; start it if there is none."""
         with self._lock:
             if self._own_service is None or self._own_service.closed:
                 self._own_service = self._new_service()
@@ -333,13 +335,13 @@ class Gpu(metaclass=Whole):
         )
 
     def export(self, qp: QP, options: ExportOptions, place: Place | None = None) -> ExportedQp:
-        """Export a QP, its structures at a place of their own or at this one."""
+        """Export a QP, with its structures at `place` or in memory of their own."""
         exported = ExportedQp(self, qp, options, place)
         self._exports.append(exported)
         return exported
 
     def export_srq(self, srq: SRQ) -> ExportedSrq:
-        """The structure of a contiguous SRQ, with one user more. `export_qp` does this for its queue."""
+        """Export a contiguous SRQ, or count another user of its structure. `export_qp` does this for its queue."""
         self._check()
         if srq not in self._srqs:
             self._srqs[srq] = ExportedSrq(self, srq, self._srqs_before.get(srq))
@@ -347,12 +349,12 @@ class Gpu(metaclass=Whole):
         return self._srqs[srq].use()
 
     def forget_srq(self, exported: ExportedSrq) -> None:
-        """Called when it has no user left."""
+        """Keep the contents of an SRQ's structure that has no user left."""
         del self._srqs[exported.srq]
         self._srqs_before[exported.srq] = exported.read_all()
 
     def forget_export(self, exported: ExportedQp) -> None:
-        """Called by `ExportedQp.close`: when this returns the watchdog looks at it no more."""
+        """Remove a closed export. The watchdog does not look at it after this returns."""
         with self.watchdog.looking:
             self._exports.remove(exported)
 
@@ -361,13 +363,13 @@ class Gpu(metaclass=Whole):
     def close(self) -> None:
         """Close exports, memory and the handle (`doca_gpu_destroy`). Idempotent.
 
-        Waits first until no kernel uses any of it; TimedOutError when one does not end.
+        Waits until no kernel uses any of them. TimedOutError if a kernel does not end.
         """
         if not self._open or self._pid != os.getpid():
             return
         for part in (*self._exports, *self._memory):
             part.wait_idle()
-        with deferred(), ExitStack() as steps:  # the last step first, and every step whatever the others raise
+        with deferred(), ExitStack() as steps:  # in reverse order; every step runs, even if others raise
             self.watchdog.close()
             self._open = False
             steps.callback(self.backend.close)
@@ -378,7 +380,7 @@ class Gpu(metaclass=Whole):
 
     def _check(self) -> None:
         if self._pid != os.getpid():
-            raise BadStateError(f"the GPU was opened in process {self._pid}: open it anew here, or use spawn, not fork")
+            raise BadStateError(f"the GPU was opened in process {self._pid}: open it again here, or use spawn")
         if not self._open:
             raise BadStateError(f"GPU {self.name} is closed")
 

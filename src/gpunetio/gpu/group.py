@@ -1,4 +1,4 @@
-"""Queues made for kernels, with all that they need: one, or one with a companion that waits for its completions."""
+"""Queues made for kernels, with everything they need: a single queue, or a queue and a core-direct companion."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from .gpu import Gpu
 
 _KINDS = UarAllocationType
-_NON_CACHED = _KINDS.NONCACHE_DEDICATED, _KINDS.NONCACHE  # the second when there is no more of the first
+_NON_CACHED = _KINDS.NONCACHE_DEDICATED, _KINDS.NONCACHE  # the second if the device has no more of the first
 _QUEUE = (NicHandler.AUTO, NicHandler.CPU_PROXY, NicHandler.GPU_SM_DB, NicHandler.GPU_SM_BF)
 _GROUP = (NicHandler.AUTO, NicHandler.CPU_PROXY, NicHandler.GPU_SM_DB)
 
 
 @dataclass(frozen=True, kw_only=True)
 class QueueOptions:
-    """What to create: see `Gpu.create_qp`."""
+    """What `Gpu.create_qp` is to create."""
 
     depth: int
     receives: int = 0
@@ -35,7 +35,7 @@ class QueueOptions:
 
 
 def create_qp(gpu: Gpu, pd: PD, queue: QueueOptions, options: ExportOptions) -> ExportedQp:
-    """See `Gpu.create_qp`."""
+    """Create a QP as `Gpu.create_qp` describes it."""
     options = _resolve(pd.ctx, options, _QUEUE)
     blueflame = options.nic_handler is NicHandler.GPU_SM_BF
     uar = pd.ctx.shared_uar(*((_KINDS.BLUEFLAME,) * 2 if blueflame else _NON_CACHED))
@@ -44,9 +44,9 @@ def create_qp(gpu: Gpu, pd: PD, queue: QueueOptions, options: ExportOptions) -> 
 
 @dataclass(frozen=True)
 class QpGroup:
-    """A queue and its companion, which waits for the queue's completions in the NIC (`doca_gpu_verbs_qp_group_hl`).
+    """A queue and its companion, which waits in the NIC for the queue's completions (`doca_gpu_verbs_qp_group_hl`).
 
-    The companion is core-direct: WAIT requests there name the CQ of `main`, so that it can count completed operations
+    The companion is core-direct: its WAIT requests name the CQ of `main`, so that it can count completed operations
     with atomics. Both ring the same doorbell page. Connect each to a peer of its own.
     """
 
@@ -54,7 +54,7 @@ class QpGroup:
     companion: ExportedQp
 
     def close(self) -> None:
-        """`doca_gpu_verbs_destroy_qp_group_hl`: main, then the companion. Idempotent."""
+        """Close main, then the companion (`doca_gpu_verbs_destroy_qp_group_hl`). Idempotent."""
         with ExitStack() as steps:
             steps.callback(self.companion.close)
             steps.callback(self.main.close)
@@ -67,7 +67,7 @@ class QpGroup:
 
 
 def create_group(gpu: Gpu, pd: PD, queue: QueueOptions, options: ExportOptions) -> QpGroup:
-    """See `Gpu.create_qp_group`."""
+    """Create a queue and its companion as `Gpu.create_qp_group` describes them."""
     options = _resolve(pd.ctx, options, _GROUP)
     uar = pd.ctx.shared_uar(*_NON_CACHED)
     with ExitStack() as undo:
@@ -79,12 +79,12 @@ def create_group(gpu: Gpu, pd: PD, queue: QueueOptions, options: ExportOptions) 
 
 
 def _resolve(ctx: Context, options: ExportOptions, possible: tuple[NicHandler, ...]) -> ExportOptions:
-    """The handler to export with; an error for one that such a queue cannot have, or a mode that the device has not."""
+    """Return `options` with the handler to export with. Raise an error if the queue or the device cannot have them."""
     handler = options.nic_handler
     if handler not in possible:
-        cure = ": NO_DBR is what GPU_SM_DB and AUTO become with send_dbr_mode NO_DBR_HW or NO_DBR_SW_EMULATED"
+        cure = "; GPU_SM_DB and AUTO become GPU_SM_NO_DBR with send_dbr_mode NO_DBR_HW or NO_DBR_SW_EMULATED"
         raise InvalidValueError(
-            f"NIC handler {handler.name} is not for these queues, but {', '.join(h.name for h in possible)}"
+            f"NIC handler {handler.name} cannot drive these queues: use {', '.join(h.name for h in possible)}"
             + (cure if handler is NicHandler.GPU_SM_NO_DBR else "")
         )
     if options.send_dbr_mode == SendDbrModeExt.NO_DBR_HW and not ctx.query_device().send_dbr_mode_no_dbr_ext:
@@ -92,7 +92,7 @@ def _resolve(ctx: Context, options: ExportOptions, possible: tuple[NicHandler, .
             f"send_dbr_mode NO_DBR_HW: {ctx.name} needs doorbell records; use VALID_DBR or NO_DBR_SW_EMULATED"
         )
     if handler is NicHandler.GPU_SM_DB and options.send_dbr_mode:
-        why = "which GPU_SM_DB is for a queue whose kernels keep no doorbell record"
+        why = "as kernels keep no doorbell record"
         return replace(options, nic_handler=NicHandler.GPU_SM_NO_DBR, why=why)
     return options
 
@@ -100,7 +100,7 @@ def _resolve(ctx: Context, options: ExportOptions, possible: tuple[NicHandler, .
 def _create(
     gpu: Gpu, pd: PD, queue: QueueOptions, options: ExportOptions, uar: UAR, **attributes: Any
 ) -> ExportedQp:  # fmt: skip
-    """A queue pair of at least `depth` slots with a CQ of as many entries for each side, which the export owns."""
+    """Create and export a queue pair with at least `depth` slots and one CQ per side; the export owns them."""
     depth, device = whole("depth", queue.depth), pd.ctx.query_device()
     if depth < 1:
         raise InvalidValueError(f"a send queue of {depth} slots is not possible: give at least 1")
@@ -147,7 +147,7 @@ def _create(
 
 
 def _cpu_keeps_record(gpu: Gpu, uar: UAR, options: ExportOptions) -> bool:
-    """Whether a queue with this page will have its doorbell record written by the CPU."""
+    """Return whether the CPU will write the doorbell record of a queue with this page."""
     handler, mode = options.nic_handler, options.send_dbr_mode
     if handler is NicHandler.AUTO and mode != SendDbrModeExt.NO_DBR_HW and not gpu.registers.can_map(uar.reg_addr):
         return True  # AUTO becomes the proxy

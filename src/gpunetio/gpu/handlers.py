@@ -1,4 +1,4 @@
-"""How the doorbells of an exported queue reach the NIC: which ways are possible, and which one is taken."""
+"""How the doorbells of an exported queue reach the NIC: which handlers are possible, and which one is chosen."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _DIRECT = {
 
 
 def mode_of(qp: QP, asked: SendDbrModeExt | None) -> SendDbrModeExt:
-    """Who keeps the doorbell record of a queue pair: as it was created, or as asked if that fits."""
+    """Return who keeps the doorbell record of a queue pair: `asked` if it fits, or as the queue pair was created."""
     if asked is None:
         if qp.send_dbr_mode == QpSendDbrMode.NO_DBR_EXT:
             return _HW
@@ -33,22 +33,22 @@ def mode_of(qp: QP, asked: SendDbrModeExt | None) -> SendDbrModeExt:
     mode = member("send_dbr_mode", asked, SendDbrModeExt)
     if _OF_QP[mode] != qp.send_dbr_mode:
         raise InvalidValueError(
-            f"send_dbr_mode {mode.name} needs a queue pair with {_OF_QP[mode].name}, and {qp} has "
+            f"send_dbr_mode {mode.name} needs a queue pair with {_OF_QP[mode].name}, but {qp} has "
             f"{QpSendDbrMode(qp.send_dbr_mode).name}"
         )
     return mode
 
 
 def check(gpu: Gpu, qp: QP, handler: NicHandler, mode: SendDbrModeExt, cpu_gpu: bool) -> None:
-    """InvalidValueError for a handler that cannot drive this queue."""
+    """Raise InvalidValueError for a handler that cannot drive this queue."""
     if handler is NicHandler.GPU_SM_NO_DBR and mode is _VALID:
         raise InvalidValueError(
-            f"NIC handler GPU_SM_NO_DBR leaves the doorbell record alone, and {qp} needs it: create it with "
+            f"NIC handler GPU_SM_NO_DBR leaves the doorbell record alone, but {qp} needs it: create it with "
             "send_dbr_mode NO_DBR_HW or NO_DBR_SW_EMULATED"
         )
     if handler is NicHandler.GPU_SM_BF and qp.uar.kind != UarAllocationType.BLUEFLAME:
         raise InvalidValueError(
-            f"NIC handler GPU_SM_BF writes to a BlueFlame register, and {qp} has a {qp.uar.kind.name} page: give it "
+            f"NIC handler GPU_SM_BF writes to a BlueFlame register, but {qp} has a {qp.uar.kind.name} page: give it "
             "external_uar=ctx.create_uar(UarAllocationType.BLUEFLAME)"
         )
     if mode is _EMULATED and not (cpu_gpu or gpu.backend.maps_gpu_memory):
@@ -59,7 +59,7 @@ def check(gpu: Gpu, qp: QP, handler: NicHandler, mode: SendDbrModeExt, cpu_gpu: 
 
 
 def check_record(qp: QP, handler: NicHandler, mode: SendDbrModeExt) -> None:
-    """InvalidValueError when the CPU must keep a doorbell record that it does not reach."""
+    """Raise InvalidValueError when the CPU must keep a doorbell record that it does not reach."""
     kept = mode is _EMULATED or (handler is NicHandler.CPU_PROXY and mode is not _HW)
     if kept and qp.ring.dbr_lies_in.in_gpu:
         raise InvalidValueError(
@@ -69,7 +69,7 @@ def check_record(qp: QP, handler: NicHandler, mode: SendDbrModeExt) -> None:
 
 
 def structure_kind(modes: list[SendDbrModeExt], cpu_gpu: bool) -> MemType:
-    """The memory that queues' structures need: with a CPU mapping when a thread of the CPU follows their indices."""
+    """Return the memory type for queues' structures: with a CPU mapping if a CPU thread follows their indices."""
     if cpu_gpu:
         return MemType.CPU_GPU
     return MemType.GPU_CPU if _EMULATED in modes else MemType.GPU
@@ -78,10 +78,10 @@ def structure_kind(modes: list[SendDbrModeExt], cpu_gpu: bool) -> MemType:
 def choose(
     gpu: Gpu, qp: QP, asked: NicHandler, mode: SendDbrModeExt, cpu_gpu: bool, why: str
 ) -> tuple[NicHandler, int | None]:
-    """The handler, and the register's address in the GPU, which is mapped there unless the CPU rings.
+    """Return the handler, and the GPU address of the doorbell register, which is mapped unless the CPU rings.
 
-    `why` is what the log says of a handler that was asked for. DriverError when that needs a register which cannot be
-    mapped; AUTO takes the CPU proxy then.
+    `why` is the reason that the log gives for a handler other than AUTO. DriverError when such a handler needs a
+    register that cannot be mapped; AUTO then becomes the CPU proxy.
     """
     level, handler, register = logging.INFO, asked, None
     if asked is NicHandler.AUTO and cpu_gpu:

@@ -1,4 +1,4 @@
-"""The host as a GPU: memory is host memory, and every address is everyone's."""
+"""The host as a GPU: its memory is host memory, and all addresses are the same for CPU, kernels and NIC."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..enums import MemType
 from ..errors import NotSupportedError
 from ..memory import HostMemory
 
-SHARED_FROM = 4 << 20  # bytes: a NIC may lend it to another process (nic/loans.py), at the price of descriptors
+SHARED_FROM = 4 << 20  # bytes: a NIC can lend such memory to another process (nic/loans.py); each costs a descriptor
 
 
 class HostBackend:
@@ -24,7 +24,7 @@ class HostBackend:
     maps_gpu_memory = True  # the CPU sees all memory
 
     def alloc(self, nbytes: int, alignment: int, kind: MemType) -> tuple[int, np.ndarray | None, Any]:
-        """(device address, CPU view, what keeps it allocated)."""
+        """Allocate memory and return (device address, CPU view, owner that keeps it allocated)."""
         size = nbytes + max(0, alignment - 1)
         try:
             memory = HostMemory(size, shared=size >= SHARED_FROM)
@@ -32,7 +32,7 @@ class HostBackend:
             memory = HostMemory(size)
         start = -memory.address % max(1, alignment)
         array = memory.array[start : start + nbytes]
-        weakref.finalize(array, memory.close).atexit = False  # views of this one keep it mapped, not open
+        weakref.finalize(array, memory.close).atexit = False  # views keep the memory mapped, not the descriptor open
         return int(array.ctypes.data), array, array
 
     def copy(self, target: int, source: int, nbytes: int) -> None:
@@ -40,15 +40,15 @@ class HostBackend:
         ctypes.memmove(target, source, nbytes)
 
     def map(self, address: int, nbytes: int, io: bool = False) -> int:
-        """The device address of host memory."""
+        """Return the address: kernels see host memory as the CPU does."""
         return address
 
     def unmap(self, address: int, nbytes: int) -> None:
         """Undo `map`."""
 
     def dmabuf_fd(self, address: int, nbytes: int) -> int:
-        """Host memory has none."""
-        raise NotSupportedError("memory of the host target has no dmabufs: register the memory itself")
+        """Raise NotSupportedError: host memory has no dmabufs."""
+        raise NotSupportedError("memory of the host target has no dmabuf: register the memory itself")
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Do nothing: there is nothing to release."""

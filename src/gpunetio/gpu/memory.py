@@ -17,28 +17,28 @@ if TYPE_CHECKING:
     from .gpu import Gpu
 
 
-LAUNCH_TIMEOUT = 60.0  # seconds that closing waits for kernels at most
+LAUNCH_TIMEOUT = 60.0  # seconds: the longest that closing waits for kernels
 
 
 class RunningLaunches:
-    """Kernels that were given an object, which must not go away under them."""
+    """Kernels that were given an object. The object must not be closed while they run."""
 
     def __init__(self) -> None:
         self._launches: list[Any] = []
         self._lock = threading.Lock()
 
     def add(self, launch: Any) -> None:
-        """A kernel has been launched, by any thread; those that have ended are forgotten."""
+        """Record a kernel launch of any thread, and forget launches that have ended."""
         with self._lock:
             self._launches = [other for other in self._launches if not other.ended] + [launch]
 
     @property
     def running(self) -> bool:
-        """Whether one has not ended."""
+        """Return whether any of them still runs."""
         return any(not launch.ended for launch in self._launches)
 
     def wait(self, timeout: float, what: str) -> None:
-        """Wait until all have ended."""
+        """Wait until all have ended. TimedOutError after `timeout` seconds."""
         end = time.monotonic() + timeout
         while self.running:
             if time.monotonic() > end:
@@ -47,10 +47,10 @@ class RunningLaunches:
 
 
 class GpuMemory:
-    """`nbytes` bytes at `device_address`; zeroed.
+    """`nbytes` bytes of zeroed memory at `device_address`.
 
-    CPU_GPU memory is pinned host memory that the GPU reaches too, and `array` is its NumPy view. GPU memory has no CPU
-    mapping: `read` and `write` copy. On the host target all types are host memory.
+    CPU_GPU memory is pinned host memory that the GPU also reaches, and `array` is its NumPy view. GPU memory has no CPU
+    mapping: `read` and `write` copy. On the host target, all types are host memory.
     """
 
     device_address: int
@@ -66,27 +66,27 @@ class GpuMemory:
 
     @property
     def address(self) -> int:
-        """Where a NIC finds it."""
+        """Return the address for a NIC."""
         return self.device_address
 
     @property
     def closed(self) -> bool:
-        """Whether `close()` was called."""
+        """Return whether `close()` was called."""
         return not self._open
 
     @property
     def allocation(self) -> Any:
-        """What keeps the memory allocated: a region holds it too, so that a NIC never writes to freed memory."""
+        """Return the memory's owner. A region holds it too, so that a NIC never writes to freed memory."""
         return self._owner
 
     @property
     def is_cuda(self) -> bool:
-        """Whether CUDA allocated it."""
+        """Return whether CUDA allocated it."""
         return self._gpu.target == "cuda"
 
     @property
     def array(self) -> NDArray[np.uint8]:
-        """A NumPy byte view. BadStateError for memory without a CPU mapping."""
+        """Return a NumPy byte view. BadStateError for memory without a CPU mapping."""
         self._check()
         if self._array is None:
             raise BadStateError(f"{self.kind.name} memory has no CPU mapping: use read(), write(), or MemType.CPU_GPU")
@@ -99,7 +99,7 @@ class GpuMemory:
         return {"shape": (self.nbytes,), "typestr": "|u1", "data": (self.device_address, False), "version": 3}
 
     def write(self, data: Any, offset: int = 0) -> None:
-        """Copy `data` (buffer protocol) to byte `offset`."""
+        """Copy `data` (buffer protocol) to byte offset `offset`."""
         source = np.frombuffer(data, np.uint8)
         self._check(offset, source.nbytes)
         if self._array is not None:
@@ -108,7 +108,7 @@ class GpuMemory:
             self._gpu.backend.copy(self.device_address + offset, int(source.ctypes.data), source.nbytes)
 
     def read(self, offset: int = 0, nbytes: int | None = None) -> NDArray[np.uint8]:
-        """A copy of `nbytes` from byte `offset`, or of all that follow."""
+        """Return a copy of `nbytes` from byte offset `offset`, or of all bytes from there."""
         count = self.nbytes - offset if nbytes is None else nbytes
         self._check(offset, count)
         if self._array is not None:
@@ -118,10 +118,10 @@ class GpuMemory:
         return target
 
     def close(self) -> None:
-        """`doca_gpu_mem_free`: freed at once, or when the last memory region over it is closed. Idempotent.
+        """Free the memory (`doca_gpu_mem_free`), at once or when the last memory region over it is closed. Idempotent.
 
-        CUDA frees memory when no kernel runs: until then it stays allocated, for the next who asks for as much.
-        Waits for kernels that were given the memory; TimedOutError when one does not end.
+        CUDA frees memory only when no kernel runs: until then it stays allocated and serves the next request of the
+        same size. Waits for kernels that were given the memory. TimedOutError if a kernel does not end.
         """
         if self._open:
             self.wait_idle()
@@ -131,11 +131,11 @@ class GpuMemory:
                 self._gpu.forget(self)
 
     def wait_idle(self) -> None:
-        """Wait until no kernel runs that was given the memory. TimedOutError when one does not end."""
+        """Wait until no kernel that was given the memory runs. TimedOutError if a kernel does not end."""
         self._launches.wait(LAUNCH_TIMEOUT, "this GPU memory")
 
     def used_by(self, launch: Any) -> None:
-        """Called when a kernel is launched with this memory as an argument."""
+        """Keep the memory open while `launch`, which has it as an argument, runs."""
         self._launches.add(launch)
 
     def _check(self, offset: int = 0, nbytes: int = 0) -> None:

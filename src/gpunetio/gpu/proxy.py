@@ -1,4 +1,4 @@
-"""The CPU proxy: kernels leave the producer index in memory, and a thread of the host rings the doorbell."""
+"""The CPU proxy: kernels leave the producer index in memory, and a host thread rings the doorbell."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
     from .export import ExportedQp
     from .gpu import Gpu
 
-CAPACITY = 1 << 14  # queues of a service
-SPIN_NS = 1_000_000  # behind the last doorbell, while no kernel runs that we know of
+CAPACITY = 1 << 14  # queues per service
+SPIN_NS = 1_000_000  # after the last doorbell, while no known kernel runs
 SLEEP_MS = 1
 _ANSWER_TIMEOUT = 10.0
-_WORD_BYTES = 64  # the word that kernels write has a cache line of its own
+_WORD_BYTES = 64  # kernels write a word that has its own cache line
 
 
 class Forwarding:
-    """What the CPU does for one queue: it sees the producer index at a word, keeps the record and rings.
+    """What the CPU does for one queue: it reads the producer index, keeps the doorbell record and rings.
 
-    Without `word`, the host address of an index that kernels count anyway, kernels announce at `device_address`, a word
-    of our own.
+    `word` is the host address of an index that kernels count anyway. Without `word`, kernels announce at
+    `device_address`, a word that this object allocates.
     """
 
     device_address: int
@@ -50,7 +50,7 @@ class Forwarding:
         self._word = self._memory.array[:8].view("<i8")
         self.row_address = int(self._row.ctypes.data)
         self._row["word"] = int(self._word.ctypes.data) if word is None else word
-        self._row["early"] = word is None  # otherwise kernels ring, and only the record is late
+        self._row["early"] = word is None  # otherwise kernels ring themselves, and the record follows later
         self._row["register"], self._row["qpn"] = qp.doorbell_register, qp.qpn
         if mode is not SendDbrModeExt.NO_DBR_HW:
             self._row["record"] = qp.dbr_address + QP_DBREC.snd
@@ -58,28 +58,28 @@ class Forwarding:
 
     @property
     def announced(self) -> int:
-        """The producer index that kernels have left in the word of our own; 0 without one."""
+        """Return the producer index that kernels left in this object's own word; 0 if it has none."""
         return int(self._word[0])
 
     @property
     def forwarded(self) -> int:
-        """The last index that was forwarded."""
+        """Return the last index that was forwarded."""
         return int(self._row["last"])
 
     def progress(self) -> bool:
-        """Forward what is new: whether something was."""
+        """Forward what is new. Return whether anything was."""
         return bool(forward(self.row_address))
 
     def watch(self, word: int) -> None:
-        """The index that kernels count has moved to another place. No service may be at work."""
+        """Read the index at its new address `word`. No service may be forwarding the queue."""
         self._row["word"] = word
 
     def reset(self) -> None:
-        """The queue counts from 0 again. No service may be at work."""
+        """Count the queue from 0 again. No service may be forwarding the queue."""
         self._word[0] = self._row["last"] = 0
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         if self.service:
             self.service.drop(self)
         self._memory.close()
@@ -88,8 +88,8 @@ class Forwarding:
 class ProxyService(metaclass=Whole):
     """A thread that forwards the doorbells of many queues (`doca_gpu_verbs_create_service`).
 
-    It spins, yielding its core, while kernels run that were launched by `@kernel`, and sleeps when none has announced
-    anything for a millisecond; it then looks every millisecond.
+    While kernels launched by `@kernel` run, the thread spins, yielding its core. It sleeps when no kernel has announced
+    anything for a millisecond; then it looks once per millisecond.
     """
 
     def __init__(self) -> None:
@@ -119,7 +119,7 @@ class ProxyService(metaclass=Whole):
         atexit.register(self.close)
 
     def monitor(self, queue: ExportedQp) -> None:
-        """Forward for this queue from now on (`doca_gpu_verbs_service_monitor_qp`), instead of another service."""
+        """Forward for this queue from now on (`doca_gpu_verbs_service_monitor_qp`), in place of any other service."""
         self._check()
         forwarding = queue.forwarding
         if forwarding.service is self:
@@ -129,14 +129,14 @@ class ProxyService(metaclass=Whole):
         self.add(forwarding)
 
     def forget(self, queue: ExportedQp) -> None:
-        """Forward for this queue no more: when this returns, the thread touches nothing of it."""
+        """Stop forwarding for this queue. When this returns, the thread no longer touches it."""
         self._check()
         if queue.forwarding.service is not self:
             raise InvalidValueError(f"{queue.qp} is not monitored by this service")
         self.drop(queue.forwarding)
 
     def add(self, forwarding: Forwarding) -> None:
-        """Take a queue in that no service has."""
+        """Add a queue that no service forwards."""
         with self._lock:
             count = len(self._served)
             if count == CAPACITY:
@@ -148,7 +148,7 @@ class ProxyService(metaclass=Whole):
         self._kick()
 
     def drop(self, forwarding: Forwarding) -> None:
-        """Leave a queue alone; the thread has done so when this returns."""
+        """Remove a queue. When this returns, the thread no longer touches it."""
         with self._lock:
             at, last = self._served.index(forwarding), len(self._served) - 1
             self._served[at] = self._served[last]
@@ -159,7 +159,7 @@ class ProxyService(metaclass=Whole):
             self._settle()
 
     def _settle(self) -> None:
-        """Wait until the thread has seen the table as it is now."""
+        """Wait until the thread has seen the present table."""
         if not self.running:
             return
         ask(self._memory.address)
@@ -171,8 +171,8 @@ class ProxyService(metaclass=Whole):
             os.sched_yield()
 
     def _launched(self, change: int) -> None:
-        """A kernel has been launched (+1) or has ended (-1)."""
-        with self._kick_lock:  # those that ran when the service began are not counted, and end all the same
+        """Count a kernel that was launched (+1) or has ended (-1)."""
+        with self._kick_lock:  # kernels launched before the service started were not counted, but also end
             self._proxy["busy"] = max(0, int(self._proxy["busy"]) + change)
         if change > 0:
             self._kick()
@@ -197,7 +197,7 @@ class ProxyService(metaclass=Whole):
 
     @deferred()
     def close(self) -> None:
-        """Stop the thread (`doca_gpu_verbs_destroy_service`); queues that it had are not forwarded any more."""
+        """Stop the thread (`doca_gpu_verbs_destroy_service`). The doorbells of its queues are no longer forwarded."""
         if self.closed or self._pid != os.getpid():
             return
         atexit.unregister(self.close)

@@ -1,4 +1,4 @@
-"""What has gone wrong on an exported queue: the error completion, its cause, and the state of the queue pair."""
+"""What went wrong on an exported queue: the error completion, its cause, and the state of the queue pair."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from .completions import FailedWqe
 class QpError:
     """Why a queue pair has failed (`doca_gpu_verbs_qp_error_info`): the first error CQE, of a send or of a receive.
 
-    Without such a CQE, as at an end that refused what its peer asked for, `index` is None and both syndromes are 0.
-    Where the queue pair is not connected, `index` is the first request that waits for that, and both syndromes are 0.
-    `cause` is what the device says of it, or what the syndrome means.
+    `index` is None and both syndromes are 0 if there is no such CQE, for example on a responder that refused a request.
+    If the queue pair is not connected, `index` is the first request that waits for it, and both syndromes are 0.
+    `cause` is the device's explanation, or else the meaning of the syndrome.
     """
 
     index: int | None
@@ -28,16 +28,16 @@ class QpError:
 
     @classmethod
     def of(cls, qp: QP, state: QpState, failed: FailedWqe | None) -> QpError:
-        """The error of a queue pair, with the device's own explanation if it has one."""
+        """Return the error of a queue pair, with the device's own explanation if it has one."""
         if failed is None:
-            cause = qp.ctx.provider.explain(qp.qpn, None) or "the device does not say; a modify does that, too"
+            cause = qp.ctx.provider.explain(qp.qpn, None) or "no reason from the device; a modify to ERR does that, too"
             return cls(None, 0, 0, state, cause)
         cause = qp.ctx.provider.explain(qp.qpn, failed.vendor_syndrome)
         return cls(*failed, state, cause or meaning_of(failed.syndrome))
 
     @classmethod
     def unconnected(cls, qp: QP, state: QpState, index: int) -> QpError:
-        """Of requests in a state that sends nothing; `index` is the first of them."""
+        """Return the error of requests in a state that sends nothing; `index` is the first of them."""
         return cls(index, 0, 0, state, f"{qp} is in {state.name} and sends nothing before RTS: connect() it")
 
     def __str__(self) -> str:

@@ -1,11 +1,11 @@
-"""Memory for the queues of `Gpu.create_qp`: in the GPU where the NIC reaches that, and in which way it is told so.
+"""Memory for the queues of `Gpu.create_qp`: GPU memory where the NIC reaches it, and how the NIC is told of it.
 
-    dmabuf              GPU memory; the GPU's driver exports a dmabuf and the NIC's takes it
-    nvidia-peermem      GPU memory by its address, which the kernel module of that name explains to the NIC's driver
-    CPU_GPU memory      pinned memory of the host, which every NIC reaches
+    dmabuf              GPU memory; the GPU's driver exports a dmabuf and the NIC's driver imports it
+    nvidia-peermem      GPU memory by its address, which the kernel module of that name resolves for the NIC's driver
+    CPU_GPU memory      pinned host memory, which every NIC reaches
 
-A way that fails is logged with its reason, and the next one is tried. A NIC that does not reach GPU memory, as the
-software NIC, has its rings in host memory at once, where `verbs` makes them.
+If one of them fails, the log gives the reason and the next one is tried. A NIC that does not reach GPU memory, such as
+the software NIC, has its rings in host memory from the start; `verbs` allocates them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 logger: logging.Logger = logging.getLogger("gpunetio.gpu")
 
-_RECORD = 64  # bytes that a doorbell record has for itself behind its ring
+_RECORD = 64  # bytes reserved for a doorbell record, after its ring
 
 
 def _by_dmabuf(gpu: Gpu, ctx: Context, memory: GpuMemory) -> UMEM:
@@ -39,7 +39,7 @@ def _by_dmabuf(gpu: Gpu, ctx: Context, memory: GpuMemory) -> UMEM:
     try:
         return ctx.register_dmabuf_umem(fd, memory.nbytes, memory=memory)
     finally:
-        os.close(fd)  # the UMEM keeps what the descriptor stood for
+        os.close(fd)  # the UMEM keeps the dmabuf itself
 
 
 def _by_address(gpu: Gpu, ctx: Context, memory: GpuMemory | HostMemory) -> UMEM:
@@ -51,7 +51,7 @@ _Register = Callable[["Gpu", Context, Any], UMEM]
 
 @dataclass(frozen=True)
 class _Way:
-    """A kind of memory, and how a device is told of it; `name` is the original's, for the log."""
+    """A kind of memory, and how a device is told of it. `name` is DOCA's, for the log."""
 
     name: str
     kind: MemType
@@ -69,9 +69,9 @@ _WAYS = {
 
 
 def ways(gpu: Gpu, ctx: Context, cpu_gpu: bool, asked: MemRegType) -> tuple[_Way, ...]:
-    """What to try for the rings of a queue, in this order; none when they are left to `verbs`.
+    """Return what to try for the rings of a queue, in this order; empty if `verbs` allocates them.
 
-    NotSupportedError when GPU memory was asked for by name, and the queue cannot lie there.
+    NotSupportedError when GPU memory was asked for by name and the queue cannot be there.
     """
     why = None
     if gpu.target != "cuda":
@@ -83,14 +83,14 @@ def ways(gpu: Gpu, ctx: Context, cpu_gpu: bool, asked: MemRegType) -> tuple[_Way
     if why is None:
         return _WAYS[asked]
     if asked is not MemRegType.DEFAULT:
-        raise NotSupportedError(f"mem_reg_type {asked.name} is for queues in GPU memory, and {why}: use DEFAULT")
+        raise NotSupportedError(f"mem_reg_type {asked.name} is for queues in GPU memory, but {why}: use DEFAULT")
     return ()
 
 
 class Rings:
-    """Places the rings of one queue; its methods give what `verbs` is to be asked for.
+    """Places the rings of one queue. Its methods return the arguments for `verbs`.
 
-    What fails once is not tried again for the queue's other rings. `undo` gives all back.
+    A way that fails once is not tried again for the queue's other rings. `undo` frees everything.
     """
 
     def __init__(self, gpu: Gpu, ctx: Context, to_try: tuple[_Way, ...], undo: ExitStack):
@@ -99,11 +99,11 @@ class Rings:
 
     @property
     def made_by_verbs(self) -> bool:
-        """Whether there is nothing to place."""
+        """Return whether `verbs` allocates the rings, so that there is nothing to place."""
         return not self._ways
 
     def cq(self, what: str, entries: int) -> dict[str, Any]:
-        """For `create_cq`: a ring of `entries` that are invalid, with a record."""
+        """Return the arguments of `create_cq`: a ring of `entries` invalid entries, and a record."""
         if self.made_by_verbs:
             return {}
         umem, memory = self._umem(what, entries * CQE_SIZE + _RECORD)
@@ -113,7 +113,7 @@ class Rings:
         return {"external_umem": (umem, 0), "external_dbr_umem": (umem, ring.nbytes)}
 
     def qp(self, what: str, nbytes: int, record_in_host: bool) -> dict[str, Any]:
-        """For `create_qp`: rings of `nbytes`, with a record, which is in host memory where the CPU keeps it."""
+        """Return the arguments of `create_qp`: rings of `nbytes`, and a record, in host memory if the CPU keeps it."""
         if self.made_by_verbs:
             return {}
         at = round_up(nbytes, _RECORD)
@@ -125,7 +125,7 @@ class Rings:
         return {"external_umem": (umem, 0), "external_dbr_umem": record}
 
     def _umem(self, what: str, nbytes: int) -> tuple[UMEM, GpuMemory]:
-        """A UMEM of so many bytes or more, zeroed, and its memory."""
+        """Return a zeroed UMEM of at least `nbytes`, and its memory."""
         nbytes, of = round_up(nbytes, PAGE), f"for {self._ctx.name} on GPU {self._gpu.name}"
         while True:
             way, *others = self._ways
@@ -138,14 +138,14 @@ class Rings:
                 if not others:
                     raise _refused(what, way, error) from error
                 self._ways = tuple(others)
-                # As text: a record that is kept would keep the memory, too.
+                # The error as text: a stored log record would otherwise keep the memory alive.
                 logger.warning("Cannot map %s %s %s (%s): trying %s", what, of, way.name, str(error), others[0].name)
             else:
                 logger.info("Mapping %s (%d bytes at %#x) %s %s", what, nbytes, memory.address, of, way.name)
                 return umem, memory
 
     def _register(self, memory: GpuMemory | HostMemory, register: _Register) -> UMEM:
-        """A UMEM, with which its memory is given back."""
+        """Return a UMEM of this memory. Closing the UMEM frees the memory."""
         with ExitStack() as failed:
             failed.callback(memory.close)
             umem = register(self._gpu, self._ctx, memory)
@@ -153,15 +153,15 @@ class Rings:
 
         def give_back() -> None:
             umem.close()
-            memory.close()  # not if the device keeps it, for a queue that it did not destroy
+            memory.close()  # has no effect if the device keeps it for a queue that it did not destroy
 
         self._undo.callback(give_back)
         return umem
 
 
 def _refused(what: str, way: _Way, error: DocaError) -> DocaError:
-    """What the caller is told: no way is left."""
+    """Return the error for the caller when no way is left."""
     text = f"{what} cannot be mapped {way.name}: {error}"
     if way is not _PINNED:
-        text += "; mem_reg_type DEFAULT tries other ways, too"
+        text += "; mem_reg_type DEFAULT also tries other ways"
     return DriverError(text, getattr(error, "status", 0), getattr(error, "syndrome", 0))

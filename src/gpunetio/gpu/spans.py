@@ -22,8 +22,8 @@ _WORD = 4  # bytes of a receive counter
 class Span:
     """`nbytes` of a queue's memory at `address`.
 
-    In host memory the host loads and stores, and kernels do once the range is mapped. In GPU memory kernels do, and the
-    host copies, beside them.
+    In host memory, the host loads and stores; kernels do so after the range is mapped. In GPU memory, kernels load and
+    store; the host copies while they run.
     """
 
     backend: Any
@@ -32,7 +32,7 @@ class Span:
     lies_in: RingMemory
 
     def map(self, undo: ExitStack) -> int:
-        """The address for kernels, until `undo` takes the mapping away."""
+        """Return the address for kernels. `undo` removes the mapping."""
         if self.lies_in.in_gpu:
             return self.address
         device_address = self.backend.map(self.address, self.nbytes)
@@ -40,7 +40,7 @@ class Span:
         return device_address
 
     def read(self, offset: int = 0, nbytes: int | None = None) -> np.ndarray:
-        """The bytes from `offset` on: host memory itself, or a copy of GPU memory."""
+        """Return the bytes from `offset` on: host memory itself, or a copy of GPU memory."""
         nbytes = self.nbytes - offset if nbytes is None else nbytes
         if not self.lies_in.in_gpu:
             return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(self.address + offset))
@@ -56,38 +56,38 @@ class Span:
             self.read(offset, data.nbytes)[:] = data
 
     def clear(self) -> None:
-        """All bytes are 0."""
+        """Set all bytes to 0."""
         self.write(np.zeros(self.nbytes, np.uint8))
 
 
 def send_ring(backend: Any, qp: QP) -> Span:
-    """The ring of a QP's sends."""
+    """Return the ring of a QP's sends."""
     return Span(backend, qp.sq_address, qp.sq_entries * WQEBB, qp.ring.lies_in)
 
 
 def receive_ring(backend: Any, queue: QP | SRQ) -> Span:
-    """The ring of a QP's own receives, or of shared ones."""
+    """Return the ring of a QP's own receives, or of an SRQ."""
     if isinstance(queue, SRQ):
         return Span(backend, queue.ring_address, queue.entries * queue.stride, queue.ring.lies_in)
     return Span(backend, queue.rq_address, queue.rq_entries * queue.rq_stride, queue.ring.lies_in)
 
 
 def qp_record(backend: Any, qp: QP) -> Span:
-    """The doorbell record of a QP, both words."""
+    """Return the doorbell record of a QP, both words."""
     return Span(backend, qp.dbr_address, QP_DBREC.size, qp.ring.dbr_lies_in)
 
 
 def receive_record(backend: Any, queue: QP | SRQ) -> Span:
-    """The word of a record that counts receives."""
+    """Return the word of the doorbell record that counts receives."""
     at = queue.dbr_address if isinstance(queue, SRQ) else queue.dbr_address + QP_DBREC.rcv
     return Span(backend, at, _WORD, queue.ring.dbr_lies_in)
 
 
 def cq_ring(backend: Any, cq: CQ) -> Span:
-    """The ring of a CQ."""
+    """Return the ring of a CQ."""
     return Span(backend, cq.ring_address, cq.entries * CQE_SIZE, cq.ring.lies_in)
 
 
 def cq_record(backend: Any, cq: CQ) -> Span:
-    """The doorbell record of a CQ."""
+    """Return the doorbell record of a CQ."""
     return Span(backend, cq.dbr_address, CQ_DBREC.size, cq.ring.dbr_lies_in)

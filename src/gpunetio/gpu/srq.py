@@ -17,13 +17,13 @@ from .structure import fill_rq
 if TYPE_CHECKING:
     from .gpu import Gpu
 
-_WORD = 8  # a slot's, in `done`
+_WORD = 8  # bytes per slot in `done`
 
 
 class ExportedSrq:
-    """Made with the first exported queue pair of an SRQ, and given back with the last one.
+    """The structure of an SRQ. The SRQ's first exported queue pair creates it, the last one frees it.
 
-    `image` is what it held when it was given back before: the NIC goes on counting.
+    `image` is the structure's last content when it was freed before, because the NIC's counts go on.
     """
 
     srq: SRQ
@@ -31,7 +31,7 @@ class ExportedSrq:
     def __init__(self, gpu: Gpu, srq: SRQ, image: np.ndarray | None = None):
         if srq.type is not SrqType.CONTIGUOUS:
             raise NotSupportedError(
-                f"{srq} is a linked list, whose free entries the host keeps: kernels post to a CONTIGUOUS one"
+                f"{srq} is a linked list whose free entries the host keeps: kernels need a CONTIGUOUS one"
             )
         self._gpu, self.srq, self._users = gpu, srq, 0
         with ExitStack() as undo:
@@ -47,21 +47,21 @@ class ExportedSrq:
 
     @property
     def device_address(self) -> int:
-        """The structure."""
+        """Return the address of the structure."""
         return self._memory.device_address
 
     def read(self) -> np.ndarray:
-        """A copy of the structure."""
+        """Return a copy of the structure."""
         return DEV_RQ.at(self._memory.read(0, DEV_RQ.size))
 
     def read_all(self) -> np.ndarray:
-        """A copy of the structure and of what is behind it."""
+        """Return a copy of the structure and of the words of all slots."""
         return self._memory.read()
 
     def give_up(self, completions: Completions, before: int, first: int, count: int) -> None:
-        """Nobody will take messages `first` … `count` − 1 of a queue pair: the receives that they are in are free.
+        """Free the receives of messages `first` … `count` − 1 of a queue pair, which no kernel will take.
 
-        `completions` is where they completed, and `before` how many CQEs it had before the first of all.
+        `completions` holds their CQEs; `before` is how many CQEs it had before the first message.
         """
         newest = int(self.read()["rsvd"]) - 1
         cqes = completions.cqes()
@@ -71,13 +71,13 @@ class ExportedSrq:
             self._memory.write(np.array([index + 1], "<i8").view(np.uint8), DEV_RQ.size + _WORD * slot)
 
     def use(self) -> ExportedSrq:
-        """One user more."""
+        """Count another user."""
         self._users += 1
         return self
 
     def release(self) -> None:
-        """One user less."""
+        """Count one user less. The last one frees the structure."""
         self._users -= 1
         if self._users == 0:
-            with self._undo:  # whatever comes of that
+            with self._undo:  # also if forget_srq fails
                 self._gpu.forget_srq(self)

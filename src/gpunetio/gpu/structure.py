@@ -1,4 +1,4 @@
-"""The structure that kernels hold a pointer to, and the one behind it: where they lie, and how a QP fills them."""
+"""The QP structure that kernels hold a pointer to, and the side structure: where they lie, and how a QP fills them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ALIGNMENT = 64  # of the side structures
 
 @dataclass(frozen=True)
 class Place:
-    """Where a queue's two structures lie: byte offsets in GPU memory."""
+    """Where a queue's two structures lie, as byte offsets in GPU memory."""
 
     memory: GpuMemory
     qp: int
@@ -31,19 +31,19 @@ class Place:
 
     @property
     def device_address(self) -> int:
-        """The `struct doca_gpu_dev_verbs_qp *`."""
+        """Return the `struct doca_gpu_dev_verbs_qp *`."""
         return self.memory.device_address + self.qp
 
     def read(self) -> np.ndarray:
-        """A copy of the QP's structure."""
+        """Return a copy of the QP's structure."""
         return self.memory.read(self.qp, DEV_QP.size)
 
     def read_side(self) -> np.ndarray:
-        """A copy of the side structure."""
+        """Return a copy of the side structure."""
         return self.memory.read(self.side, DEV_SIDE.size)
 
     def write(self, image: np.ndarray, side: np.ndarray) -> None:
-        """Replace both."""
+        """Replace both structures."""
         at = self.memory.device_address + self.side
         DEV_QP.at(image)["side"] = at
         if DEV_RQ.at(side, DEV_SIDE.own_rq)["wqe_num"]:
@@ -53,7 +53,10 @@ class Place:
 
 
 def places(count: int) -> tuple[int, list[tuple[int, int]]]:
-    """Room for `count` queues, one behind the other: bytes, and the two offsets of each. Side structures follow."""
+    """Return the bytes that `count` queues need, and the two offsets of each.
+
+    Side structures follow the QP structures.
+    """
     sides = round_up(count * DEV_QP.size, _ALIGNMENT)
     offsets = [(i * DEV_QP.size, sides + i * DEV_SIDE.size) for i in range(count)]
     return sides + count * DEV_SIDE.size, offsets
@@ -63,10 +66,10 @@ def images(
     backend: Any, qp: QP, sends: Completions, receives: Completions | None, handler: NicHandler, doorbell: int,
     timeout: float, shared_rq: int, undo: ExitStack,
 ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
-    """Both structures of a queue pair that is in RST, or has not been used since.
+    """Return both structures of a queue pair that is in RST or has not been used since.
 
-    `doorbell` is what kernels ring, a device address; `timeout` ends a device wait, in seconds; `shared_rq` is the
-    structure of the shared receive queue, if there is one. Rings and records are mapped until `undo` is closed.
+    `doorbell` is the device address that kernels ring; `timeout` ends a device wait, in seconds; `shared_rq` is the
+    structure of the shared receive queue, or 0. Rings and records stay mapped until `undo` is closed.
     """
     image, side_image = np.zeros(DEV_QP.size, np.uint8), np.zeros(DEV_SIDE.size, np.uint8)
     q, side = DEV_QP.at(image), DEV_SIDE.at(side_image)
@@ -90,19 +93,22 @@ def images(
 
 
 def receives(qp: QP) -> bool:
-    """Whether kernels can receive on it, from its own receive queue or a shared one."""
+    """Return whether kernels can receive on the QP, from its own receive queue or a shared one."""
     return qp.receive_cq is not None and bool(qp.rq_entries or qp.init_attr.srq)
 
 
 def fill_rq(rq: np.ndarray, backend: Any, queue: QP | SRQ, entries: int, stride: int, undo: ExitStack) -> None:
-    """The structure of a receive queue with nothing posted."""
+    """Fill the structure of a receive queue that has nothing posted."""
     rq["wqe_daddr"] = receive_ring(backend, queue).map(undo)
     rq["dbrec"] = receive_record(backend, queue).map(undo)
     rq["wqe_num"], rq["wqe_size"] = entries, stride
 
 
 def _fill_cq(c: np.ndarray, backend: Any, completions: Completions, undo: ExitStack) -> None:
-    """`cqe_rsvd` is added to a WQE's index to find its CQE: how many CQEs the NIC had written before."""
+    """Fill a CQ's structure.
+
+    Kernels add `cqe_rsvd`, the number of CQEs already written, to a WQE's index to find its CQE.
+    """
     cq = completions.cq
     c["cqe_daddr"] = cq_ring(backend, cq).map(undo)
     c["cq_num"], c["cqe_num"], c["cqe_size"] = cq.cqn, cq.entries, CQE_SIZE

@@ -1,4 +1,4 @@
-"""Doorbell registers that kernels ring: mapped into the GPU once, however many queues share one."""
+"""Doorbell registers that kernels ring. Each is mapped into the GPU once, even if several queues share it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _BYTES = 8
 
 
 class RegisterTable:
-    """The registers that are mapped into one GPU, and how many users each has."""
+    """The registers that are mapped into one GPU, and the number of users of each."""
 
     def __init__(self, backend: Any):
         self._backend = backend
@@ -21,7 +21,7 @@ class RegisterTable:
         self._lock = threading.Lock()
 
     def can_map(self, address: int) -> bool:
-        """Whether the register can be mapped; it is not mapped afterwards unless it was before."""
+        """Return whether the register can be mapped. Afterwards it is mapped only if it was before."""
         try:
             self.unexport(self.export(address))
         except DriverError:
@@ -29,10 +29,10 @@ class RegisterTable:
         return True
 
     def export(self, address: int) -> int:
-        """Map the register, or count one more user: its device address. DriverError when that is impossible."""
+        """Map the register or count another user, and return its device address. DriverError if it cannot be mapped."""
         address = whole("address", address)
         if address <= 0 or address % _BYTES:
-            raise InvalidValueError(f"{address:#x} is no doorbell register: give the address of an aligned 8-byte word")
+            raise InvalidValueError(f"{address:#x} is not a doorbell register: give an aligned address of 8 bytes")
         with self._lock:
             if address not in self._device:
                 device_address = self._backend.map(address, _BYTES, io=True)
@@ -43,7 +43,7 @@ class RegisterTable:
             return device_address
 
     def unexport(self, device_address: int) -> None:
-        """One user less; the last one's leaving takes the mapping away."""
+        """Count one user less. The last one unmaps the register."""
         with self._lock:
             if device_address not in self._users:
                 raise InvalidValueError(f"nothing is mapped at {device_address:#x}: give what export_uar() returned")

@@ -8,17 +8,17 @@ from __future__ import annotations
 from ..errors import NotSupportedError
 from ..verbs.arguments import whole
 
-VERSION = 2 << 16  # 2.0.0: the structures of 2.0.1 are the same, and so says its library
-_OLDEST = {"device": VERSION, "host": VERSION}  # 2.0.1 says 0.2.0 for host code, by a slip that 2.0.2 corrects
+VERSION = 2 << 16  # 2.0.0; 2.0.1 has the same structures, and its library reports 2.0.0
+_OLDEST = {"device": VERSION, "host": VERSION}  # 2.0.1 reports 0.2.0 for host code, a mistake that 2.0.2 corrects
 
 
 def library_version() -> int:
-    """The version of GPUNetIO's interface that this package has (`doca_gpu_verbs_get_library_version`)."""
+    """Return the GPUNetIO interface version that this package implements (`doca_gpu_verbs_get_library_version`)."""
     return VERSION
 
 
 def check_device_code_compatibility(version: int) -> None:
-    """NotSupportedError unless device code of that version works with queues exported here.
+    """Raise NotSupportedError unless device code of that version works with queues exported here.
 
     `doca_gpu_verbs_check_device_code_compatibility`: for kernels that were compiled elsewhere.
     """
@@ -26,7 +26,7 @@ def check_device_code_compatibility(version: int) -> None:
 
 
 def check_host_code_compatibility(version: int) -> None:
-    """NotSupportedError unless host code written for that version finds its functions here.
+    """Raise NotSupportedError unless host code written for that version finds its functions here.
 
     `doca_gpu_verbs_check_host_code_compatibility`.
     """
@@ -37,7 +37,7 @@ def _check(side: str, version: int) -> None:
     version = whole("version", version)
     if not _OLDEST[side] <= version <= VERSION:
         raise NotSupportedError(
-            f"{side} code of version {_text(version)} is not compatible: {_text(_OLDEST[side])} to {_text(VERSION)} are"
+            f"{side} code of version {_text(version)} is not compatible: use {_text(_OLDEST[side])} to {_text(VERSION)}"
         )
 
 

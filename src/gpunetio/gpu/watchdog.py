@@ -1,6 +1,6 @@
-"""The watchdog: names the queue, the index and the last CQE of a kernel that makes no progress, and who owes what.
+"""The watchdog. It reports kernels that make no progress: queue, index, last CQE, and who owes what.
 
-It also rings again for queues whose register may have lost a doorbell (`ExportedQp.may_lose_rings`).
+It also repeats doorbells that a register may have lost (`ExportedQp.may_lose_rings`).
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 logger: logging.Logger = logging.getLogger("gpunetio.watchdog")
 
 _LISTENING = (QpState.RTR, QpState.RTS)
-_OF_TIMEOUT = 0.8  # of a queue's: it must be told before its kernels give up
-_LOOKS = 10  # in the time that a queue may stand still, at least
+_OF_TIMEOUT = 0.8  # of a queue's own timeout: the report must come before its kernels give up
+_LOOKS = 10  # at least, in the time that a queue may stand still
 _SHORTEST_PERIOD = 0.02
-_RING_PERIOD = 0.005  # between looks while a kernel waits, perhaps, for a doorbell that was lost
-_SHARE = 20  # the looks take no more than one part in so many of a thread's time
+_RING_PERIOD = 0.005  # between looks while a kernel may be waiting for a lost doorbell
+_SHARE = 20  # looks take at most this fraction (1/20) of a thread's time
 
 
 @dataclass
 class _Seen:
-    """A queue at the last look: its indices, since when they are so, and what was told of that."""
+    """A queue at the last look: its indices, when they last changed, and what was already reported."""
 
     indices: dict[str, int]
     since: float
@@ -40,16 +40,16 @@ class _Seen:
 
 
 class Watchdog:
-    """Looks at the exported QPs of a GPU every `period` seconds and reports, once a stall, those that stand still.
+    """Looks at the exported QPs of a GPU every `period` seconds and reports each stall once.
 
     `stalls` keeps the messages. A queue stalls when it is owed a completion and nothing has moved for `patience`
-    seconds, or for most of its own timeout if that is less; the looks are closer then. The NIC owes it what its
-    doorbell has announced, and the CPU proxy the doorbell. A receive stalls only while a kernel runs that was given
-    the queue; that no message comes is nobody's fault, and logged as information.
+    seconds, or for most of its own timeout if that is shorter; then looks are more frequent. The NIC owes the
+    completions of WQEs whose doorbell has been rung; the CPU proxy owes the doorbell. A receive stalls only while a
+    kernel that was given the queue runs. A message that never comes is nobody's fault, so it is logged as information.
 
-    When a queue whose register may lose rings stands still from one look to the next, and the NIC has not done all that
-    kernels have submitted, the doorbell is rung again; `rung_again` counts that. While kernels run the looks at such
-    queues are milliseconds apart.
+    The watchdog rings again for a queue whose register may lose doorbells, if the queue stands still from one look to
+    the next and the NIC has not completed everything submitted. `rung_again` counts these doorbells. While kernels run,
+    looks at such queues are milliseconds apart.
 
     `looking` is locked during a look.
     """
@@ -67,7 +67,7 @@ class Watchdog:
         self.looking = threading.Lock()
         self._exports = exports
         self._seen: dict[int, _Seen] = {}
-        self._took = 0.0  # seconds of the last look
+        self._took = 0.0  # duration of the last look, seconds
         self._stop, self._wake = False, threading.Event()
         self._thread = ServiceThread("gpunetio watchdog", self._run)
         self._thread.start()
@@ -81,7 +81,7 @@ class Watchdog:
                 self.look()
 
     def _launched(self, change: int) -> None:
-        """A kernel has been launched (+1), whose rings may have to be repeated soon, or has ended (-1)."""
+        """Wake the thread for a kernel that was launched (+1), whose doorbells may be lost. Ignore its end (-1)."""
         if change > 0 and self._may_lose_rings():
             self._wake.set()
 
@@ -89,7 +89,7 @@ class Watchdog:
         return any(exported.may_lose_rings for exported in self._exports())
 
     def _pause(self) -> float:
-        """Seconds until the next look."""
+        """Return the seconds until the next look."""
         patience = min(map(self._patience, self._exports()), default=self.patience)
         pause = min(self.period, max(patience / _LOOKS, _SHORTEST_PERIOD))
         if running() and self._may_lose_rings():
@@ -97,11 +97,11 @@ class Watchdog:
         return pause
 
     def _patience(self, exported: ExportedQp) -> float:
-        """Seconds that this queue may stand still."""
+        """Return the seconds that this queue may stand still."""
         return min(self.patience, _OF_TIMEOUT * exported.timeout)
 
     def look(self) -> None:
-        """One look at every queue."""
+        """Look once at every queue."""
         began = time.monotonic()
         with self.looking:
             exports = self._exports()
@@ -111,8 +111,8 @@ class Watchdog:
                 try:
                     self._look_at(exported)
                 except DocaError:
-                    self._seen.pop(id(exported), None)  # its queue pair is being closed, or the GPU has failed
-                except Exception:  # others are looked at all the same
+                    self._seen.pop(id(exported), None)  # the queue pair is being closed, or the GPU has failed
+                except Exception:  # the other queues must still be looked at
                     logger.exception("%s cannot be looked at", exported)
         self._took = time.monotonic() - began
 
@@ -140,7 +140,7 @@ class Watchdog:
         logger.log(level, message)
 
     def close(self) -> None:
-        """Stop looking. TimedOutError when a look does not end."""
+        """Stop looking. TimedOutError if a look does not end."""
         if self._launched in observers:  # a fork empties the list
             observers.remove(self._launched)
         self._stop = True
@@ -150,21 +150,24 @@ class Watchdog:
 
 
 def _sent(exported: ExportedQp, i: dict[str, int]) -> int:
-    """Sends that the NIC has completed, whether a kernel has looked or not. No more than a ring of them can be open."""
+    """Return how many sends the NIC has completed, seen by a kernel or not. At most one ring of them can be open."""
     least = max(i["completed"], i["submitted"] - exported.qp.sq_entries)
     if least >= i["submitted"]:
-        return least  # without a look at the ring, which may be a copy from the GPU
+        return least  # avoids reading the ring, which may be a copy from the GPU
     return exported.sends.produced(exported.cqe_offset(), least)
 
 
 def _waits_for_a_ring(before: dict[str, int], now: dict[str, int]) -> bool:
-    """Whether the NIC does nothing about what is submitted, from one look to the next. Newer rings tell of it, too."""
+    """Return whether the NIC did nothing about submitted WQEs since the last look.
+
+    A newer doorbell announces older ones.
+    """
     stands = all(before[name] == now[name] for name in ("submitted", "sent"))
     return stands and now["submitted"] > now["sent"]
 
 
 def _owed_send(exported: ExportedQp, i: dict[str, int]) -> tuple[int, str] | None:
-    """The oldest send that is announced and not complete."""
+    """Return the oldest send that is announced and not complete, as a level and a text, or None."""
     index = i["sent"]
     if i["submitted"] <= index:
         return None
@@ -179,12 +182,12 @@ def _owed_send(exported: ExportedQp, i: dict[str, int]) -> tuple[int, str] | Non
 def _proxy_state(exported: ExportedQp) -> str:
     service = exported.service
     if service is None:
-        return "which is left to ExportedQp.progress(): call it"
-    return "by a service that is alive" if service.running else "by a service whose thread has ended"
+        return "no service forwards it: call ExportedQp.progress()"
+    return "its service is alive" if service.running else "the thread of its service has ended"
 
 
 def _owed_receive(exported: ExportedQp, i: dict[str, int]) -> tuple[int, str] | None:
-    """The oldest receive that is posted and not complete, if a kernel may wait for it."""
+    """Return the oldest receive that is posted and not complete, if a kernel may wait for it."""
     completions, index = exported.receives, i.get("receives_completed", 0)
     if completions is None or i.get("receives_posted", 0) <= index or not exported.in_use:
         return None
