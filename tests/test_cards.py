@@ -429,7 +429,7 @@ def test_gpu_memory_without_dmabufs(stand_in: StandIn, monkeypatch, caplog):
         mr.close()
         assert alive() is None
         stand_in.fail("ibv_reg_mr", errno.EFAULT)
-        with pytest.raises(NotSupportedError, match=r"of which the kernel knows nothing: load nvidia-peermem"):
+        with pytest.raises(NotSupportedError, match=r"which the kernel cannot pin: load nvidia-peermem"):
             pd.register(OnlyCuda(memory.array))
     memory.close()
 

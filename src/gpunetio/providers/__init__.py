@@ -1,4 +1,4 @@
-"""Devices behind the boundary of libibverbs + libmlx5: which exist, and how one is opened."""
+"""Devices behind the boundary of libibverbs and libmlx5: list them and open one."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ logger: logging.Logger = logging.getLogger("gpunetio.providers")
 
 
 def device_list() -> list[DeviceInfo]:
-    """Every device that can be opened (`ibv_get_device_list`): those of libibverbs, then the software NICs.
+    """Return every device that can be opened (`ibv_get_device_list`): those of libibverbs, then the software NICs.
 
-    There are no software NICs where Numba is not installed.
+    Without Numba, there are no software NICs.
     """
     return [*(device.info for device in _hardware()), *_software_list()]
 
 
 def no_hardware() -> str | None:
-    """Why there are no devices but software NICs; None when there are."""
+    """Return why there are no devices but software NICs; None if there are others."""
     try:
         return None if found_devices() else "libibverbs finds no devices: there is no card, or its driver is not loaded"
     except DocaError as error:
@@ -38,7 +38,7 @@ def no_hardware() -> str | None:
 
 
 def no_software() -> str | None:
-    """Why there are no software NICs; None when there are."""
+    """Return why there are no software NICs; None if there are some."""
     try:
         _software()
         return None
@@ -49,15 +49,15 @@ def no_software() -> str | None:
 def open_device(name: str | None = None, port: PortConfig | None = None) -> Provider:
     """Open a device by name (`ibv_open_device`).
 
-    None is the first card with an active port, or else the first software NIC that no other process has; the log says
-    which. `port` says how a software NIC is attached, and chooses one if there is no name.
+    None opens the first card with an active port, or else the first software NIC that no other process has open. The
+    log says which. `port` configures the port of a software NIC; with `port` and no name, a software NIC is opened.
     """
     if name is None:
         return (_open_card() if port is None else None) or _open_software(port)
     for device in _hardware():
         if device.name == name:
             if port is not None:
-                raise InvalidValueError(f"port = {port}: {name} is no software NIC, and is attached as the system says")
+                raise InvalidValueError(f"port = {port}: {name} is not a software NIC: the system configures its ports")
             return _open(device)
     if name in (device.name for device in _software_list()):
         return _software().open_device(name, port)
@@ -67,7 +67,7 @@ def open_device(name: str | None = None, port: PortConfig | None = None) -> Prov
 
 
 def compile_for(name: str | None, port: PortConfig | None) -> None:
-    """Compile what a device needs before it can be opened, which takes minutes the first time; nothing is opened."""
+    """Compile what a device needs before it can be opened, and open nothing. This takes minutes the first time."""
     if (name is None and port is None and any(device.card for device in _hardware())) or no_software():
         return
     if name is None or name in (device.name for device in _software_list()):
@@ -75,7 +75,7 @@ def compile_for(name: str | None, port: PortConfig | None) -> None:
 
 
 def _hardware() -> list[FoundDevice]:
-    """What libibverbs lists; nothing without it."""
+    """Return the devices that libibverbs lists; none without libibverbs."""
     try:
         return found_devices()
     except DocaError as error:
@@ -84,7 +84,7 @@ def _hardware() -> list[FoundDevice]:
 
 
 def _software() -> ModuleType:
-    """The provider of software NICs, whose engine is compiled."""
+    """Return the provider of software NICs, after compiling its engine."""
     with compiler.needed_for("no software NIC can run"):
         from . import soft
     return soft
@@ -96,7 +96,7 @@ def _software_list() -> list[DeviceInfo]:
 
 def _open(device: FoundDevice) -> Provider:
     if not device.mlx5 and device.of_nvidia:
-        libmlx5()  # says why it does not
+        libmlx5()  # says why it cannot be loaded
     if not device.mlx5:
         from .plain import open_device as open_plain
 
@@ -107,7 +107,7 @@ def _open(device: FoundDevice) -> Provider:
 
 
 def _open_card() -> Provider | None:
-    """The first card with an active port."""
+    """Open the first card with an active port."""
     for device in _hardware():
         if not device.card:
             continue
@@ -120,9 +120,9 @@ def _open_card() -> Provider | None:
                     logger.info("device %s: its port %d is active", device.name, active[0])
                     undo.pop_all()
                     return provider
-                logger.info("%s is passed over: none of its ports is active", device.name)
+                logger.info("%s is skipped: none of its ports is active", device.name)
         except DocaError as error:
-            logger.warning("%s is passed over: %s", device.name, error)
+            logger.warning("%s is skipped: %s", device.name, error)
     return None
 
 

@@ -1,4 +1,4 @@
-"""Events that wait in this process, in front of a descriptor from which more come."""
+"""Events that wait in this process, in front of a descriptor that delivers more."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ T = TypeVar("T")
 
 
 class EventQueue(Generic[T]):
-    """What was taken from a source but is not asked for yet. `fd` can be read while something waits, here or there."""
+    """Events that were taken from a source but not delivered yet.
+
+    `fd` is readable while an event waits, here or there.
+    """
 
     fd: int
 
@@ -26,17 +29,17 @@ class EventQueue(Generic[T]):
         self.watch(source)
 
     def watch(self, source: int) -> None:
-        """More come from there, too."""
+        """Add a descriptor that delivers more events."""
         self._poll.register(source, select.EPOLLIN)
 
     def put(self, event: T) -> None:
-        """One more waits."""
+        """Add an event."""
         with self._lock:
             self._waiting.append(event)
             os.eventfd_write(self._here, 1)
 
     def get(self) -> T | None:
-        """The oldest, if any waits here."""
+        """Return the oldest event that waits here, or None."""
         with self._lock:
             if not self._waiting:
                 return None
@@ -44,6 +47,6 @@ class EventQueue(Generic[T]):
             return self._waiting.popleft()
 
     def close(self) -> None:
-        """Give the descriptors back."""
+        """Close the descriptors."""
         self._poll.close()
         os.close(self._here)

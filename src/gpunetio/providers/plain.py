@@ -1,4 +1,4 @@
-"""Devices that only libibverbs drives, as a provider: Soft-RoCE and whatever else has no DEVX."""
+"""A provider for devices that only libibverbs drives: Soft-RoCE and any other device without DEVX."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ _MASK = {
 }  # fmt: skip
 _ALL = sum(set(_MASK.values()))
 _UNREACHED = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
-# ibv_get_async_event(3), in the PRM's terms, which the boundary has.
+# ibv_get_async_event(3), in the PRM's terms, which this boundary uses.
 _EVENTS = {
     s.IBV_EVENT_CQ_ERR:              EventType.CQ_ERROR,
     s.IBV_EVENT_QP_FATAL:            EventType.WQ_CATAS_ERROR,
@@ -88,7 +88,7 @@ def open_device(name: str) -> PlainProvider:
 
 
 def adopt_context(address: int) -> PlainProvider:
-    """A provider on the `ibv_context` at this address, which somebody else has opened and closes.
+    """Return a provider on the `ibv_context` at this address. Its owner opened it and closes it.
 
     For `verbs.import_context` (`doca_verbs_bridge_verbs_context_import`); pyverbs and C++ programs have such contexts.
     """
@@ -96,7 +96,7 @@ def adopt_context(address: int) -> PlainProvider:
 
 
 def _devx_only(what: str) -> Callable[..., Any]:
-    """A call of `Provider` that only DEVX answers."""
+    """Return a method of `Provider` that raises NotSupportedError: only DEVX has it."""
 
     def refuse(self: PlainProvider, *arguments: object) -> NoReturn:
         raise NotSupportedError(
@@ -107,7 +107,7 @@ def _devx_only(what: str) -> Callable[..., Any]:
 
 
 class PlainProvider(VerbsDevice):
-    """One open of a device, and `PlainVerbs` for its objects."""
+    """One open of a device, with `PlainVerbs` for its objects."""
 
     def __init__(self, name: str, context: Any, borrowed: bool = False):
         super().__init__(name, context, borrowed)
@@ -116,7 +116,7 @@ class PlainProvider(VerbsDevice):
         self._subscriptions: defaultdict[int | None, list[_Subscription]] = defaultdict(list)  # by handle
         self._reading = threading.Lock()
 
-    reg_umem: Callable[..., Any] = _devx_only("UMEMs, in which queues could be placed")
+    reg_umem: Callable[..., Any] = _devx_only("UMEMs to place queues in")
     reg_dmabuf_umem = dereg_umem = reg_umem
     alloc_uar: Callable[..., Any] = _devx_only("UARs, doorbell pages")
     free_uar = doorbell_register = alloc_uar
@@ -134,28 +134,33 @@ class PlainProvider(VerbsDevice):
         """See `Provider`."""
 
     def explain(self, qpn: int, vendor_syndrome: int | None) -> str | None:
-        """See `Provider`: nothing is told."""
+        """Return None: libibverbs gives no reasons."""
         return None
 
     # --- asynchronous events -----------------------------------------------------------------------------------------
 
     def create_event_channel(self) -> int:
-        """See `Provider`. The context has one queue of events: what belongs to another channel is passed on to it."""
+        """Create an event channel.
+
+        The context has only one queue of events, so an event of another channel is passed on to it.
+        """
         queue = EventQueue[Event](self.context.contents.async_fd)
         return self.hold("event channel", self.new_handle(), lambda queue: queue.close(), queue)
 
     def event_fd(self, channel: int) -> int:
-        """See `Provider`."""
         return self.get("event channel", channel).fd
 
     def subscribe(self, channel: int, handle: int | None, types: Iterable[EventType], cookie: int) -> None:
-        """See `Provider`. The handle is that of a CQ, QP or SRQ."""
+        """Subscribe to events of a CQ, QP or SRQ, or of the port and the device."""
         self.get("event channel", channel)
         with self._reading:
             self._subscriptions[handle].append(_Subscription(channel, frozenset(types), cookie))
 
     def get_event(self, channel: int) -> Event | None:
-        """See `Provider`. libibverbs' own acknowledgement is given at once: `verbs` keeps objects until its users'."""
+        """Return the next event.
+
+        It is acknowledged to libibverbs at once: `verbs` keeps objects until their users are done.
+        """
         queue = self.get("event channel", channel)
         with self._reading:
             while event := self.async_event():
@@ -168,7 +173,7 @@ class PlainProvider(VerbsDevice):
         if (told := of_port_or_device(event)) is None:
             target = self._handles.get(ctypes.cast(event.element.qp, c_void_p).value or 0)
             kind = _EVENTS.get(event.event_type)
-            if target is None or kind is None:  # of no object, or of one that is gone
+            if target is None or kind is None:  # of no object, or of a destroyed one
                 return
             told = kind, target
         for each in self._subscriptions[target]:
@@ -176,7 +181,6 @@ class PlainProvider(VerbsDevice):
                 self.get("event channel", each.channel).put(Event(each.cookie, *told, eqe(*told)))
 
     def destroy_event_channel(self, channel: int) -> None:
-        """See `Provider`."""
         with self._reading:
             for handle, told in self._subscriptions.items():
                 self._subscriptions[handle] = [each for each in told if each.channel != channel]
@@ -185,14 +189,14 @@ class PlainProvider(VerbsDevice):
     # --- objects -----------------------------------------------------------------------------------------------------
 
     def _made(self, kind: str, what: str, made: Any, destroy: Callable[[Any], Any]) -> int:
-        """The handle of a new object."""
+        """Keep a new object and return its handle."""
         handle = self.hold(kind, self.new_handle(), destroy, self.pointer(what, made))
         self._handles[addressof(made.contents)] = handle
         return handle
 
     def _destroy(self, kind: str, handle: int) -> None:
         address = addressof(self.get(kind, handle).contents)
-        del self._handles[address]  # before another object can be made there
+        del self._handles[address]  # before another object can get this address
         try:
             self.give_back(kind, handle)
         except BaseException:
@@ -204,17 +208,14 @@ class PlainProvider(VerbsDevice):
     # --- completion queues and channels ------------------------------------------------------------------------------
 
     def create_comp_channel(self) -> int:
-        """See `PlainVerbs`."""
         channel = self.pointer("ibv_create_comp_channel", self.verbs.ibv_create_comp_channel(self.context))
         os.set_blocking(channel.contents.fd, False)
         return self.hold("completion channel", self.new_handle(), self.verbs.ibv_destroy_comp_channel, channel)
 
     def comp_channel_fd(self, channel: int) -> int:
-        """See `PlainVerbs`."""
         return self.get("completion channel", channel).contents.fd
 
     def get_cq_event(self, channel: int) -> int | None:
-        """See `PlainVerbs`."""
         source, cq, context = self.get("completion channel", channel), POINTER(s.ibv_cq)(), c_void_p()
         while not self.verbs.ibv_get_cq_event(source, byref(cq), byref(context)):
             self.verbs.ibv_ack_cq_events(cq, 1)
@@ -225,24 +226,20 @@ class PlainProvider(VerbsDevice):
         raise self.refused("ibv_get_cq_event", code)
 
     def destroy_comp_channel(self, channel: int) -> None:
-        """See `PlainVerbs`."""
         self.give_back("completion channel", channel)
 
     def create_cq(self, cqe: int, channel: int | None, vector: int = 0) -> NewCq:
-        """See `PlainVerbs`."""
         told = None if channel is None else self.get("completion channel", channel)
         cq = self.verbs.ibv_create_cq(self.context, cqe, None, told, vector)
         handle = self._made("CQ", f"ibv_create_cq of {cqe} entries", cq, self.verbs.ibv_destroy_cq)
         return NewCq(handle, cq.contents.cqe)
 
     def resize_cq(self, cq: int, cqe: int) -> int:
-        """See `PlainVerbs`."""
         pointer = self.get("CQ", cq)
         self._check(f"ibv_resize_cq to {cqe} entries", self.verbs.ibv_resize_cq(pointer, cqe))
         return pointer.contents.cqe
 
     def poll_cq(self, cq: int, most: int) -> list[Wc]:
-        """See `PlainVerbs`."""
         found = (s.ibv_wc * most)()
         count = ibv_poll_cq(self.get("CQ", cq), most, found)
         if count < 0:
@@ -254,17 +251,14 @@ class PlainProvider(VerbsDevice):
         ]  # fmt: skip
 
     def req_notify_cq(self, cq: int, solicited_only: bool) -> None:
-        """See `PlainVerbs`."""
         self._check(f"ibv_req_notify_cq of CQ {cq}", ibv_req_notify_cq(self.get("CQ", cq), solicited_only))
 
     def destroy_cq(self, cq: int) -> None:
-        """See `PlainVerbs`."""
         self._destroy("CQ", cq)
 
     # --- queue pairs -------------------------------------------------------------------------------------------------
 
     def create_qp(self, pdn: int, init: QpInit) -> NewQp:
-        """See `PlainVerbs`."""
         attr = s.ibv_qp_init_attr(
             send_cq=self.get("CQ", init.send_cq), recv_cq=self.get("CQ", init.recv_cq), cap=s.ibv_qp_cap(*init.cap),
             srq=None if init.srq is None else self.get("SRQ", init.srq), qp_type=_TYPE[init.qp_type],
@@ -275,7 +269,7 @@ class PlainProvider(VerbsDevice):
         return NewQp(handle, qp.contents.qp_num, cap)
 
     def modify_qp(self, qp: int, values: QpValues, mask: QpAttrMask) -> None:
-        """See `PlainVerbs`. NotFoundError when nobody has the address that it is to be connected to."""
+        """Modify a queue pair. NotFoundError if the peer's address does not answer."""
         attr = s.ibv_qp_attr(
             qp_state=_STATE[values.state], path_mtu=_mtu_code(values.path_mtu), rq_psn=values.rq_psn,
             sq_psn=values.sq_psn, dest_qp_num=values.dest_qp_num, qp_access_flags=int(values.access),
@@ -301,18 +295,17 @@ class PlainProvider(VerbsDevice):
         if route and _M.AH_ATTR in mask and code in _UNREACHED:
             raise NotFoundError(
                 f"ibv_modify_qp on {self.name}: {route.dgid.hex(':', 2)} is not reached from GID index "
-                f"{route.sgid_index} ({os.strerror(code)}): look whether a ping reaches it"
+                f"{route.sgid_index} ({os.strerror(code)}): check with a ping"
             )
         raise self.refused(f"ibv_modify_qp to {values.state.name}", code)
 
     def query_qp(self, qp: int) -> QpValues:
-        """See `PlainVerbs`."""
         attr, init = s.ibv_qp_attr(), s.ibv_qp_init_attr()
         code = self.verbs.ibv_query_qp(self.get("QP", qp), byref(attr), _ALL, byref(init))
         self._check("ibv_query_qp", code)
         if attr.qp_state not in _STATE_OF_IBV:
             raise UnexpectedError(
-                f"{self.name} reports queue pair state {attr.qp_state}, which has no counterpart here"
+                f"{self.name} reports the unknown queue pair state {attr.qp_state}"
             )
         ah = attr.ah_attr
         return QpValues(
@@ -326,15 +319,13 @@ class PlainProvider(VerbsDevice):
         )  # fmt: skip
 
     def destroy_qp(self, qp: int) -> None:
-        """See `PlainVerbs`."""
         self._destroy("QP", qp)
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
     def post_send(self, qp: int, requests: Sequence[Send], first: int) -> Refused | None:
-        """See `PlainVerbs`."""
         chain = (s.ibv_send_wr * len(requests))()
-        kept = []  # what the chain points to
+        kept = []  # keeps alive what the chain points to
         for number, (wr, request) in enumerate(zip(chain, requests, strict=True)):
             wr.wr_id, wr.opcode, wr.send_flags, wr.imm_data = (
                 first + number, request.opcode, request.flags, socket.htonl(request.imm),
@@ -353,7 +344,6 @@ class PlainProvider(VerbsDevice):
         return self._post(ibv_post_send, self.get("QP", qp), chain)
 
     def post_recv(self, qp: int, requests: Sequence[Entries], first: int) -> Refused | None:
-        """See `PlainVerbs`."""
         return self._post(ibv_post_recv, self.get("QP", qp), _receives(requests, first))
 
     def _post(self, post: Callable[[Any, Any, Any], int], queue: Any, chain: Any) -> Refused | None:
@@ -375,51 +365,45 @@ class PlainProvider(VerbsDevice):
     # --- shared receive queues ---------------------------------------------------------------------------------------
 
     def create_srq(self, pdn: int, max_wr: int, max_sge: int) -> int:
-        """See `PlainVerbs`."""
         attr = s.ibv_srq_init_attr(attr=s.ibv_srq_attr(max_wr, max_sge, 0))
         srq = self.verbs.ibv_create_srq(self.get("PD", pdn), byref(attr))
         what = f"ibv_create_srq of {max_wr} receives of {max_sge} entries"
         return self._made("SRQ", what, srq, self.verbs.ibv_destroy_srq)
 
     def post_srq_recv(self, srq: int, requests: Sequence[Entries], first: int) -> Refused | None:
-        """See `PlainVerbs`."""
         return self._post(ibv_post_srq_recv, self.get("SRQ", srq), _receives(requests, first))
 
     def query_srq(self, srq: int) -> SrqValues:
-        """See `PlainVerbs`."""
         attr = s.ibv_srq_attr()
         self._check("ibv_query_srq", self.verbs.ibv_query_srq(self.get("SRQ", srq), byref(attr)))
         return SrqValues(attr.max_wr, attr.max_sge, attr.srq_limit)
 
     def arm_srq(self, srq: int, srq_limit: int) -> None:
-        """See `PlainVerbs`."""
         attr = s.ibv_srq_attr(srq_limit=srq_limit)
         code = self.verbs.ibv_modify_srq(self.get("SRQ", srq), byref(attr), s.IBV_SRQ_LIMIT)
         self._check(f"ibv_modify_srq to a limit of {srq_limit}", code)
 
     def resize_srq(self, srq: int, max_wr: int) -> None:
-        """See `PlainVerbs`."""
         attr = s.ibv_srq_attr(max_wr=max_wr)
         code = self.verbs.ibv_modify_srq(self.get("SRQ", srq), byref(attr), s.IBV_SRQ_MAX_WR)
         self._check(f"ibv_modify_srq to {max_wr} receives", code)
 
     def destroy_srq(self, srq: int) -> None:
-        """See `PlainVerbs`."""
         self._destroy("SRQ", srq)
 
 
 def _mtu_code(nbytes: int) -> int:
-    """The enum ibv_mtu of an MTU in bytes."""
+    """Return the enum ibv_mtu of an MTU in bytes."""
     return max(0, nbytes.bit_length() - 8)
 
 
 def _sges(entries: Entries) -> Any:
-    """An array of `ibv_sge`."""
+    """Return an array of `ibv_sge`."""
     return (s.ibv_sge * len(entries))(*entries)
 
 
 def _receives(requests: Sequence[Entries], first: int) -> Any:
-    """An array of `ibv_recv_wr`."""
+    """Return a chain of `ibv_recv_wr`."""
     chain = (s.ibv_recv_wr * len(requests))()
     for number, (wr, entries) in enumerate(zip(chain, requests, strict=True)):
         wr.wr_id, wr.sg_list, wr.num_sge = first + number, _sges(entries), len(entries)

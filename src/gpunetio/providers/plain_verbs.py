@@ -1,7 +1,7 @@
 """The boundary to a device without DEVX: libibverbs' own completion queues, queue pairs and shared receive queues.
 
-Where a provider has this, `verbs` uses it in place of mailboxes and rings. Objects are named by handles, plain ints,
-keys and immediate data are in host byte order, and errors are `DocaError`s.
+If a provider has this interface, `verbs` uses it instead of mailboxes and rings. Handles are plain ints. Keys and
+immediate data are in host byte order. Errors are `DocaError`s.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class NewCq(NamedTuple):
 
 
 class NewQp(NamedTuple):
-    """What `ibv_create_qp` has made: handle, number, and what the queues really hold."""
+    """The result of `ibv_create_qp`: handle, number, and the real capacity of the queues."""
 
     handle: int
     qpn: int
@@ -64,7 +64,7 @@ class Route(NamedTuple):
 
 
 class QpValues(NamedTuple):
-    """`ibv_qp_attr`. The MTU is in bytes, 0 when there is none yet."""
+    """`ibv_qp_attr`. The MTU is in bytes; 0 if it is not set."""
 
     state: QpState
     path_mtu: int = 0
@@ -84,7 +84,7 @@ class QpValues(NamedTuple):
 
 
 class Send(NamedTuple):
-    """`ibv_send_wr`, without its wr_id. `inline` takes the place of entries; `opcode` and `flags` are libibverbs'."""
+    """`ibv_send_wr` without wr_id. `inline` replaces the entries; `opcode` and `flags` are libibverbs'."""
 
     opcode: int
     flags: int
@@ -98,7 +98,7 @@ class Send(NamedTuple):
 
 
 class Wc(NamedTuple):
-    """`ibv_wc`. Of one that has failed, opcode, length and immediate data mean nothing."""
+    """`ibv_wc`. If it has failed, opcode, length and immediate data are undefined."""
 
     wr_id: int
     status: int
@@ -118,21 +118,21 @@ class SrqValues(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """Of the requests of a post, the first that was refused, and why: those before it are posted."""
+    """The first refused request of a post, and the reason. The requests before it are posted."""
 
     index: int
     error: DocaError
 
 
 class PlainVerbs(Protocol):
-    """See above. The requests of a post get the wr_ids `first`, `first` + 1, …"""
+    """Objects of libibverbs. The requests of a post get the wr_ids `first`, `first` + 1, …"""
 
     def create_comp_channel(self) -> int: ...
 
     def comp_channel_fd(self, channel: int) -> int: ...
 
     def get_cq_event(self, channel: int) -> int | None:
-        """The CQ of the oldest event that waits, if any: it is acknowledged (`ibv_get_cq_event`)."""
+        """Acknowledge the oldest waiting event and return its CQ, or None (`ibv_get_cq_event`)."""
         ...
 
     def destroy_comp_channel(self, channel: int) -> None: ...
@@ -146,7 +146,7 @@ class PlainVerbs(Protocol):
     def poll_cq(self, cq: int, most: int) -> list[Wc]: ...
 
     def req_notify_cq(self, cq: int, solicited_only: bool) -> None:
-        """An event at the next completion: what is there already makes none (`ibv_req_notify_cq`)."""
+        """Request an event for the next completion, not for those already in the queue (`ibv_req_notify_cq`)."""
         ...
 
     def destroy_cq(self, cq: int) -> None: ...
@@ -154,7 +154,7 @@ class PlainVerbs(Protocol):
     def create_qp(self, pdn: int, init: QpInit) -> NewQp: ...
 
     def modify_qp(self, qp: int, values: QpValues, mask: QpAttrMask) -> None:
-        """The rights count when one of them is in the mask, all three (`ibv_modify_qp`)."""
+        """Modify a queue pair (`ibv_modify_qp`). If the mask has one access right, all three are set."""
         ...
 
     def query_qp(self, qp: int) -> QpValues: ...
@@ -172,7 +172,7 @@ class PlainVerbs(Protocol):
     def query_srq(self, srq: int) -> SrqValues: ...
 
     def arm_srq(self, srq: int, srq_limit: int) -> None:
-        """`ibv_modify_srq` with IBV_SRQ_LIMIT."""
+        """Set the limit of an SRQ (`ibv_modify_srq` with IBV_SRQ_LIMIT)."""
         ...
 
     def resize_srq(self, srq: int, max_wr: int) -> None:

@@ -1,7 +1,7 @@
 """The boundary between gpunetio and a device: what libibverbs and libmlx5 offer, and nothing else.
 
-A provider answers typed calls for device, port, PD, MR, UMEM, UAR, EQN, address resolution and events, and carries
-mailboxes, as DEVX does, for CQ, QP, queries and transitions. `verbs` knows no other door to a device.
+A provider has typed calls for device, port, PD, MR, UMEM, UAR, EQN, address resolution and events. For CQ, QP, queries
+and transitions it carries mailboxes, as DEVX does. `verbs` has no other access to a device.
 
 Numbers are plain ints and errors are `DocaError`s: a refused command is a `DriverError` with `status` and `syndrome`.
 """
@@ -19,7 +19,7 @@ from .plain_verbs import PlainVerbs
 
 @dataclass(frozen=True)
 class DeviceInfo:
-    """A device that could be opened (`ibv_get_device_list`)."""
+    """A device that can be opened (`ibv_get_device_list`)."""
 
     name: str
     provider: str
@@ -131,8 +131,8 @@ class UarPage:
 class Event:
     """`mlx5dv_devx_get_event`: the `cookie` of the subscription, and the event's type.
 
-    `number` is that of the object; of PORT_CHANGE it is the port << 8 | PortSubtype. `eqe` is the event queue entry, 64
-    bytes (formats/events.py), where the device has one.
+    `number` is the object's number; for PORT_CHANGE it is port << 8 | PortSubtype. `eqe` is the event queue entry, 64
+    bytes (formats/events.py), if the device has one.
     """
 
     cookie: int
@@ -146,8 +146,8 @@ class Provider(Protocol):
 
     `software`            it is a thread of this process, and reaches InfiniBand ports of this host only
     `has_dpa`             its data path accelerator runs kernels (`doca_dpa_cap_is_supported`)
-    `carries_mailboxes`   those of programs reach it as they are
-    `reaches_gpu_memory`  it reads and writes GPU memory by itself, so that queues may lie there
+    `carries_mailboxes`   programs' own mailboxes reach it unchanged
+    `reaches_gpu_memory`  it reads and writes GPU memory itself, so queues may be in GPU memory
     """
 
     name: str
@@ -158,7 +158,7 @@ class Provider(Protocol):
 
     @property
     def plain(self) -> PlainVerbs | None:
-        """In place of mailboxes, UMEMs and UARs, what libibverbs makes by itself: for a device that has only that."""
+        """Return libibverbs' own objects, for a device that has no mailboxes, UMEMs and UARs; else None."""
         ...
 
     def query_device(self) -> DeviceAttr: ...
@@ -166,15 +166,15 @@ class Provider(Protocol):
     def query_port(self, port: int) -> PortAttr: ...
 
     def query_gid(self, port: int, index: int) -> bytes:
-        """16 raw bytes; all zero for an empty entry (`ibv_query_gid`)."""
+        """Return the 16 raw bytes of a GID; all zero for an empty entry (`ibv_query_gid`)."""
         ...
 
     def gid_type(self, port: int, index: int) -> GidType:
-        """What packets from this address look like (`ibv_query_gid_ex`)."""
+        """Return the kind of packets that this address sends (`ibv_query_gid_ex`)."""
         ...
 
     def alloc_pd(self) -> int:
-        """A protection domain's number."""
+        """Allocate a protection domain and return its number (`ibv_alloc_pd`)."""
         ...
 
     def dealloc_pd(self, pdn: int) -> None: ...
@@ -182,8 +182,8 @@ class Provider(Protocol):
     def reg_mr(self, pdn: int, address: int, nbytes: int, iova: int, access: Access, cuda: bool) -> MrKeys:
         """Register [address, address + nbytes) under the addresses [iova, iova + nbytes) (`ibv_reg_mr_iova2`).
 
-        `cuda` says that CUDA named the range, which may then be GPU memory; NotSupportedError if the device cannot
-        reach that.
+        `cuda` means that CUDA provided the range, which may then be GPU memory; NotSupportedError if the device cannot
+        reach it.
         """
         ...
 
@@ -199,15 +199,15 @@ class Provider(Protocol):
     def dereg_mr(self, handle: int) -> None: ...
 
     def reg_dmabuf_mr(self, pdn: int, fd: int, offset: int, nbytes: int, iova: int, access: Access) -> MrKeys:
-        """Register a range of a dmabuf (`ibv_reg_dmabuf_mr`). The descriptor stays the caller's."""
+        """Register a range of a dmabuf (`ibv_reg_dmabuf_mr`). The caller keeps the descriptor."""
         ...
 
     def reg_umem(self, address: int, nbytes: int, access: Access) -> int:
-        """A UMEM id (`mlx5dv_devx_umem_reg_ex`)."""
+        """Register a UMEM and return its id (`mlx5dv_devx_umem_reg_ex`)."""
         ...
 
     def reg_dmabuf_umem(self, fd: int, offset: int, nbytes: int, access: Access) -> int:
-        """A UMEM in a range of a dmabuf (`mlx5dv_devx_umem_reg_ex` with MLX5DV_UMEM_MASK_DMABUF)."""
+        """Register a range of a dmabuf as a UMEM (`mlx5dv_devx_umem_reg_ex` with MLX5DV_UMEM_MASK_DMABUF)."""
         ...
 
     def dereg_umem(self, umem_id: int) -> None: ...
@@ -219,23 +219,23 @@ class Provider(Protocol):
     def query_eqn(self, vector: int) -> int: ...
 
     def resolve_mac(self, port: int, sgid_index: int, dgid: bytes) -> bytes:
-        """The 6-byte MAC behind a RoCE GID (`ibv_create_ah` and mlx5dv's AH). NotFoundError if nobody answers."""
+        """Return the 6-byte MAC of a RoCE GID (`ibv_create_ah` and mlx5dv's AH). NotFoundError if nobody answers."""
         ...
 
     def query_clock(self) -> ClockInfo:
-        """How timestamps are converted to the time of day (`mlx5dv_get_clock_info`)."""
+        """Return what converts timestamps to the time of day (`mlx5dv_get_clock_info`)."""
         ...
 
     def raw_clock(self) -> int:
-        """The device's clock now, in cycles as timestamps have them (`ibv_query_rt_values_ex`)."""
+        """Return the device's present clock, in the cycles of timestamps (`ibv_query_rt_values_ex`)."""
         ...
 
     def devx_obj_create(self, mailbox: bytes, out_size: int) -> tuple[int, bytes]:
-        """(object handle, output mailbox)."""
+        """Create an object and return (object handle, output mailbox)."""
         ...
 
     def devx_objects(self) -> list[int]:
-        """The handles of all objects that mailboxes have made and that are still there, oldest first."""
+        """Return the handles of all existing objects that mailboxes created, oldest first."""
         ...
 
     def devx_obj_modify(self, handle: int, mailbox: bytes, out_size: int) -> bytes: ...
@@ -247,41 +247,41 @@ class Provider(Protocol):
     def general_cmd(self, mailbox: bytes, out_size: int) -> bytes: ...
 
     def create_event_channel(self) -> int:
-        """A handle (`mlx5dv_devx_create_event_channel`)."""
+        """Create an event channel and return its handle (`mlx5dv_devx_create_event_channel`)."""
         ...
 
     def event_fd(self, channel: int) -> int:
-        """A descriptor that can be read while events wait. It stays the channel's."""
+        """Return a descriptor that is readable while events wait. The channel owns it."""
         ...
 
     def subscribe(self, channel: int, handle: int | None, types: Iterable[EventType], cookie: int) -> None:
-        """Tell the channel of these events of a DEVX object (`mlx5dv_devx_subscribe_devx_event`).
+        """Subscribe the channel to events of a DEVX object (`mlx5dv_devx_subscribe_devx_event`).
 
-        Without an object: of the port and the device. A subscription ends with its object or its channel.
+        Without an object: to events of the port and the device. A subscription ends with its object or its channel.
         """
         ...
 
     def get_event(self, channel: int) -> Event | None:
-        """The oldest event that waits, if any (`mlx5dv_devx_get_event`). FullError after some were lost."""
+        """Return the oldest waiting event, or None (`mlx5dv_devx_get_event`). FullError after events were lost."""
         ...
 
     def destroy_event_channel(self, channel: int) -> None:
-        """Afterwards nothing is told to it (`mlx5dv_devx_destroy_event_channel`)."""
+        """Destroy a channel and its subscriptions (`mlx5dv_devx_destroy_event_channel`)."""
         ...
 
     def doorbell_register(self, uar: UarPage, qpn: int) -> int:
-        """Address of the register for `qpn`: the UAR's own on a card.
+        """Return the address of the doorbell register for `qpn`; on a card, it is the UAR's.
 
-        A kernel rings it with 8 bytes, or writes a WQE to it (BlueFlame): 64 bytes, a cache line, are the register's.
+        A kernel rings it with 8 bytes, or writes a WQE to it (BlueFlame): the register has 64 bytes, a cache line.
         """
         ...
 
     def doorbell_rung(self) -> None:
-        """A CPU has rung a doorbell. A card sees that by itself."""
+        """Tell the device that a CPU has rung a doorbell. A card notices by itself."""
         ...
 
     def explain(self, qpn: int, vendor_syndrome: int | None) -> str | None:
-        """In words, what the device refused last on a queue pair, or what this vendor syndrome was for; else None."""
+        """Describe the last refusal on a queue pair, or the cause of this vendor syndrome; None if unknown."""
         ...
 
     def close(self) -> None:

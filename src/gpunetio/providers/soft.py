@@ -1,4 +1,4 @@
-"""The software NIC as a provider: soft0, soft1, … in this process, joined by in-process wires."""
+"""The software NIC as a provider: soft0, soft1, … in this process, connected by in-process wires."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ ADDRESSES = 254  # of 127.0.0.0/24: one for each process that does not say which
 _MAX_WR, _MAX_SGE, _MAX_CQE = 1 << 15, 30, 1 << 22
 _MAX_RD_ATOMIC = 16
 
-_nics: dict[str, tuple[SoftNic, int]] = {}  # name → NIC, and how often it is open
+_nics: dict[str, tuple[SoftNic, int]] = {}  # name → NIC, and the number of its opens
 _lock = threading.Lock()
 
 
 def _after_fork() -> None:
-    """In a forked child: its parent's NICs are not there."""
+    """Forget the parent's NICs in a forked child."""
     global _lock
     _lock = threading.Lock()
     _nics.clear()
@@ -47,7 +47,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def device_list() -> list[DeviceInfo]:
-    """The software devices, whether open or not."""
+    """Return the software devices, open or not."""
     return [DeviceInfo(f"soft{n}", "soft", "software NIC (CPU engine)") for n in range(DEVICES)]
 
 
@@ -56,15 +56,15 @@ def _address(n: int) -> str:
 
 
 def open_device(name: str, port: PortConfig | None = None) -> SoftProvider:
-    """Open a software device; every open of a name in one process shares one NIC, attached as the first one asked."""
+    """Open a software device. All opens of a name in one process share one NIC, with the port of the first open."""
     if sys.platform != "linux":
         raise NotSupportedError(f"the software NIC runs on Linux, not on {sys.platform}")
-    with allowed():  # it may take minutes
+    with allowed():  # may take minutes
         compile_engine()
     with _lock, within_limits(name, DESCRIPTORS):
         nic, opened = _nics.get(name, (None, 0))
         if nic is not None and not opened:
-            nic.close()  # its engine had not stopped in time
+            nic.close()  # its engine has not stopped in time
             nic = None
         if nic is None:
             nic = SoftNic(name, Port(port or PortConfig(), _address(int(name.removeprefix("soft")))))
@@ -76,16 +76,16 @@ def open_device(name: str, port: PortConfig | None = None) -> SoftProvider:
                 nic.close()
                 raise
         elif port not in (None, nic.port.config):
-            raise InvalidValueError(f"{name} is open already, with {nic.port.config}: close it to attach it otherwise")
+            raise InvalidValueError(f"{name} is open already, with {nic.port.config}: close it to change its port")
         _nics[name] = nic, opened + 1
         return SoftProvider(nic)
 
 
 def open_first(port: PortConfig | None = None) -> SoftProvider:
-    """Open the first software NIC that this process has open or that no other process has.
+    """Open the first software NIC that is open in this process, or that no other process has open.
 
-    When other processes have all of them, it is soft0 with the first address that is free. With addresses in `port` it
-    is soft0, too, as no other process is asked for its default address.
+    If other processes have all of them, open soft0 with the first free address. If `port` has addresses, open soft0, too:
+    default addresses do not matter then.
     """
     with_addresses = port is not None and bool(port.addresses)
     for n in range(DEVICES):
@@ -98,13 +98,13 @@ def open_first(port: PortConfig | None = None) -> SoftProvider:
         if (opened := _open_unclaimed("soft0", _address(n), other)) is not None:
             return opened
     raise InUseError(
-        f"the addresses {_address(0)} to {_address(ADDRESSES - 1)} are those of NICs in other processes: give the NIC "
+        f"the addresses {_address(0)} to {_address(ADDRESSES - 1)} belong to NICs in other processes: give the NIC "
         "another address"
     )
 
 
 def _open_unclaimed(name: str, address: str, port: PortConfig | None) -> SoftProvider | None:
-    """Open a device unless somebody has its address."""
+    """Open a device unless another process has its address. Return None then."""
     if claimant(address) is not None:
         return None
     opened = open_device(name, port)
@@ -125,11 +125,11 @@ _MODIFY = (
 )  # fmt: skip
 _QUERY = (Opcode.QUERY_QP, Opcode.QUERY_RMP)
 _OF_OBJECTS = (*_DESTROY, *(destroy for destroy, *_ in _DESTROY.values()), *_MODIFY, *_QUERY)
-_NUMBER = slice(cmd.QUERY_QP_IN.offset("qpn"), cmd.QUERY_QP_IN.offset("qpn") + 3)  # at the same place in all of them
+_NUMBER = slice(cmd.QUERY_QP_IN.offset("qpn"), cmd.QUERY_QP_IN.offset("qpn") + 3)  # the same offset in all of them
 
 
 class SoftProvider:
-    """One open of a software NIC; `nic` is the NIC itself, to look at. Its DPA is threads of this process."""
+    """One open of a software NIC. `nic` is the NIC itself, for inspection. Its DPA is threads of this process."""
 
     software = has_dpa = carries_mailboxes = True
     reaches_gpu_memory = False  # its engine is a thread of the CPU
@@ -141,8 +141,8 @@ class SoftProvider:
         self.nic, self.name = nic, nic.name
         self._objects: dict[int, bytes] = {}  # handle of a DEVX object → the mailbox that destroys it
         self._next_handle = 1
-        self._held: dict[tuple[Callable[[int], None], int], None] = {}  # what close() gives back, in order
-        self._mapped: dict[tuple[Callable[[int], None], int], MappedMemory] = {}  # dmabufs, by what gives them back
+        self._held: dict[tuple[Callable[[int], None], int], None] = {}  # what close() releases, in order
+        self._mapped: dict[tuple[Callable[[int], None], int], MappedMemory] = {}  # dmabufs, by their release functions
         self._channels: dict[int, EventChannel] = {}
         self._pid = os.getpid()
         self._open = True
@@ -151,7 +151,6 @@ class SoftProvider:
         return f"<software NIC {self.name}{'' if self._open else ', closed'}>"
 
     def query_device(self) -> DeviceAttr:
-        """See `Provider`."""
         return DeviceAttr(
             fw_ver="software", node_guid=self.nic.guid, sys_image_guid=self.nic.guid, vendor_id=0x02C9,
             vendor_part_id=self.nic.port.config.part_id, hw_ver=0,
@@ -162,7 +161,6 @@ class SoftProvider:
         )  # fmt: skip
 
     def query_port(self, port: int) -> PortAttr:
-        """See `Provider`."""
         self._check_port(port)
         return PortAttr(
             state=PortState.ACTIVE if self.nic.link_up else PortState.DOWN,
@@ -172,41 +170,35 @@ class SoftProvider:
         )  # fmt: skip
 
     def query_gid(self, port: int, index: int) -> bytes:
-        """See `Provider`."""
         self._check_port(port)
         return self.nic.gid(index)
 
     def gid_type(self, port: int, index: int) -> GidType:
-        """See `Provider`."""
         self._check_port(port)
         return GidType.ROCE_V2 if self.nic.port.link_layer == LinkLayer.ETHERNET else GidType.IB
 
     def alloc_pd(self) -> int:
-        """See `Provider`."""
         return self._hold(self.nic.dealloc_pd, self.nic.alloc_pd())
 
     def dealloc_pd(self, pdn: int) -> None:
-        """See `Provider`."""
         self._give_back(self.nic.dealloc_pd, pdn)
 
     def reg_mr(self, pdn: int, address: int, nbytes: int, iova: int, access: Access, cuda: bool) -> MrKeys:
-        """See `Provider`."""
         key = self._hold(self.nic.dereg_mr, self.nic.reg_mr(pdn, address, nbytes, iova, access, cuda))
         return MrKeys(key, key, key)
 
     def rereg_mr(
         self, handle: int, pdn: int | None, place: tuple[int, int, bool] | None, access: Access | None
     ) -> MrKeys:
-        """See `Provider`. The keys stay the same."""
+        """Change a region. Its keys stay the same."""
         self.nic.rereg_mr(handle, pdn, place, access)
         return MrKeys(handle, handle, handle)
 
     def dereg_mr(self, handle: int) -> None:
-        """See `Provider`."""
         self._give_back(self.nic.dereg_mr, handle)
 
     def reg_dmabuf_mr(self, pdn: int, fd: int, offset: int, nbytes: int, iova: int, access: Access) -> MrKeys:
-        """See `Provider`. The CPU must be able to map it."""
+        """Register a range of a dmabuf that the CPU can map."""
         key = self._map_for(
             self.nic.dereg_mr, fd, offset, nbytes,
             lambda address: self.reg_mr(pdn, address, nbytes, iova, access, False).handle,
@@ -214,50 +206,42 @@ class SoftProvider:
         return MrKeys(key, key, key)
 
     def reg_umem(self, address: int, nbytes: int, access: Access) -> int:
-        """See `Provider`."""
         return self._hold(self.nic.dereg_umem, self.nic.reg_umem(address, nbytes, access))
 
     def reg_dmabuf_umem(self, fd: int, offset: int, nbytes: int, access: Access) -> int:
-        """See `Provider`. The CPU must be able to map it."""
+        """Register a range of a dmabuf as a UMEM. The CPU must be able to map it."""
         return self._map_for(
             self.nic.dereg_umem, fd, offset, nbytes, lambda address: self.reg_umem(address, nbytes, access)
         )
 
     def dereg_umem(self, umem_id: int) -> None:
-        """See `Provider`."""
         self._give_back(self.nic.dereg_umem, umem_id)
 
     def alloc_uar(self, kind: UarAllocationType) -> UarPage:
-        """See `Provider`."""
         page_id, base = self.nic.alloc_uar(kind)
         self._hold(self.nic.free_uar, page_id)
         return UarPage(page_id, base, base + UAR_REG_OFFSET)
 
     def free_uar(self, page: UarPage) -> None:
-        """See `Provider`."""
         self._give_back(self.nic.free_uar, page.page_id)
 
     def query_eqn(self, vector: int) -> int:
-        """See `Provider`."""
         if not 0 <= vector < COMP_VECTORS:
             raise InvalidValueError(f"completion vector {vector}: the software NIC has 0 to {COMP_VECTORS - 1}")
         return vector + 1
 
     def query_clock(self) -> ClockInfo:
-        """See `Provider`. The engine's clock is CLOCK_MONOTONIC, in nanoseconds."""
+        """Return the conversion of the engine's clock, which is CLOCK_MONOTONIC in nanoseconds."""
         return ClockInfo(time.time_ns(), time.monotonic_ns(), frac=0, mult=1, shift=0, mask=(1 << 64) - 1)
 
     def raw_clock(self) -> int:
-        """See `Provider`."""
         return time.monotonic_ns()
 
     def resolve_mac(self, port: int, sgid_index: int, dgid: bytes) -> bytes:
-        """See `Provider`."""
         self._check_port(port)
         return self.nic.mac_of(dgid)
 
     def devx_obj_create(self, mailbox: bytes, out_size: int) -> tuple[int, bytes]:
-        """See `Provider`."""
         opcode = _opcode(mailbox)
         if opcode in list(Opcode) and opcode not in _DESTROY:
             raise InvalidValueError(f"{_name(opcode)} creates no object")
@@ -270,33 +254,27 @@ class SoftProvider:
         return handle, out
 
     def devx_obj_modify(self, handle: int, mailbox: bytes, out_size: int) -> bytes:
-        """See `Provider`."""
         self._check_object(handle, mailbox, _MODIFY)
         return self._execute(mailbox, out_size)
 
     def devx_obj_query(self, handle: int, mailbox: bytes, out_size: int) -> bytes:
-        """See `Provider`."""
         self._check_object(handle, mailbox, _QUERY)
         return self._execute(mailbox, out_size)
 
     def devx_objects(self) -> list[int]:
-        """See `Provider`."""
         return list(self._objects)
 
     def devx_obj_destroy(self, handle: int) -> None:
-        """See `Provider`."""
         self._object(handle)
         self._give_back(self._destroy, handle)
 
     def general_cmd(self, mailbox: bytes, out_size: int) -> bytes:
-        """See `Provider`."""
         opcode = _opcode(mailbox)
         if opcode in _OF_OBJECTS:
             raise InvalidValueError(f"{_name(opcode)} concerns an object: use a devx_obj_… call")
         return self._execute(mailbox, out_size)
 
     def create_event_channel(self) -> int:
-        """See `Provider`."""
         handle = self._next_handle
         self._next_handle += 1
         with within_limits(f"an event channel of {self.name}", 1):
@@ -304,11 +282,9 @@ class SoftProvider:
         return self._hold(self._destroy_channel, handle)
 
     def event_fd(self, channel: int) -> int:
-        """See `Provider`."""
         return self._channel(channel).fd
 
     def subscribe(self, channel: int, handle: int | None, types: Iterable[EventType], cookie: int) -> None:
-        """See `Provider`."""
         target = None
         if handle is not None:
             destroy = self._object(handle)
@@ -318,12 +294,10 @@ class SoftProvider:
         self.nic.subscribe(self._channel(channel), target, types, cookie)
 
     def get_event(self, channel: int) -> Event | None:
-        """See `Provider`."""
         event = self._channel(channel).get()
         return None if event is None else Event(*event)
 
     def destroy_event_channel(self, channel: int) -> None:
-        """See `Provider`."""
         self._channel(channel)
         self._give_back(self._destroy_channel, channel)
 
@@ -337,22 +311,21 @@ class SoftProvider:
         return self._channels[handle]
 
     def doorbell_register(self, uar: UarPage, qpn: int) -> int:
-        """A line of the QP's own: two queues that ring one register in memory would overwrite each other."""
+        """Return a register in the QP's own cache line: queues that share a register in memory overwrite each other."""
         return self.nic.doorbell_line(qpn)
 
     def doorbell_rung(self) -> None:
-        """See `Provider`: an engine that sleeps does not see it."""
+        """Wake the engine, which does not see a doorbell while it sleeps."""
         self.nic.engine.doorbell_rung()
 
     def explain(self, qpn: int, vendor_syndrome: int | None) -> str | None:
-        """See `Provider`."""
         for report in reversed(self.nic.reports):
             if report.qpn == qpn and report.reason == (report.reason if vendor_syndrome is None else vendor_syndrome):
                 return report.message
         return None
 
     def close(self) -> None:
-        """See `Provider`. The last close of a NIC stops its engine. TimedOutError when that does not stop."""
+        """Release what this open made. The last close of a NIC stops its engine; TimedOutError if it does not stop."""
         if not self._open or self._pid != os.getpid():
             return
         self._open = False
@@ -363,13 +336,13 @@ class SoftProvider:
             nic, opened = _nics[self.name]
             _nics[self.name] = nic, opened - 1
             if opened == 1:
-                nic.close()  # if it fails, opening the NIC again tries again
+                nic.close()  # if it fails, the next open tries again
                 del _nics[self.name]
 
     def _map_for(
         self, free: Callable[[int], None], fd: int, offset: int, nbytes: int, register: Callable[[int], int]
     ) -> int:
-        """Map a dmabuf and register the range where it is: the number that `free` gives back, with the mapping."""
+        """Map a dmabuf and register it. Return the number, which `free` releases with the mapping."""
         memory = _map(fd, offset, nbytes)
         with ExitStack() as undo:
             undo.callback(memory.close)
@@ -379,7 +352,7 @@ class SoftProvider:
         return number
 
     def _hold(self, free: Callable[[int], None], number: int) -> int:
-        """Note what this provider has made: a driver, too, cleans up behind a process."""
+        """Record a created object, so that close() releases it as a driver cleans up after a process."""
         self._held[free, number] = None
         return number
 
@@ -399,7 +372,7 @@ class SoftProvider:
         return self._objects[handle]
 
     def _check_object(self, handle: int, mailbox: bytes, opcodes: tuple[Opcode, ...]) -> None:
-        """Raise InvalidValueError unless the mailbox is one of these and means this object, as DEVX does."""
+        """Raise InvalidValueError unless the mailbox has one of these opcodes and names this object, as DEVX does."""
         destroy, opcode = self._object(handle), _opcode(mailbox)
         if opcode not in list(Opcode):
             return  # the device says what it thinks of that
@@ -407,7 +380,7 @@ class SoftProvider:
             raise InvalidValueError(f"{_name(opcode)} is not for this call: use another devx_obj_… call")
         if mailbox[_NUMBER] != destroy[_NUMBER]:
             raise InvalidValueError(
-                f"the mailbox names object {mailbox[_NUMBER].hex()}, DEVX object {handle} is {destroy[_NUMBER].hex()}"
+                f"the mailbox names object {mailbox[_NUMBER].hex()}, but object {handle} is {destroy[_NUMBER].hex()}"
             )
 
     def _execute(self, mailbox: bytes, out_size: int) -> bytes:
@@ -428,7 +401,7 @@ class SoftProvider:
 
 
 def _map(fd: int, offset: int, nbytes: int) -> MappedMemory:
-    """Map the memory of a dmabuf, or of a file of memory whose size is sealed."""
+    """Map the memory of a dmabuf, or of a memory file whose size is sealed."""
     try:
         size = os.lseek(fd, 0, os.SEEK_END)
         if offset < 0 or nbytes <= 0 or offset + nbytes > size:

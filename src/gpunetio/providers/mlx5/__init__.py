@@ -1,1 +1,1 @@
-"""Cards: rdma-core (libibverbs, libmlx5) by ctypes, and the provider for devices of NVIDIA that drives them by DEVX."""
+"""Cards: rdma-core (libibverbs, libmlx5) through ctypes, and the provider that drives NVIDIA devices through DEVX."""

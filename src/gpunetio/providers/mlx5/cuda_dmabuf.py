@@ -1,4 +1,4 @@
-"""GPU memory as a dmabuf, through the CUDA driver: what a device registers without a module of NVIDIA's."""
+"""GPU memory as a dmabuf, from the CUDA driver: a device can register it without a kernel module of NVIDIA's."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ def _driver() -> ctypes.CDLL:
 
 
 def dmabuf_of(address: int, nbytes: int) -> tuple[int, int]:
-    """A descriptor of the pages that hold [address, address + nbytes), which the caller closes, and the offset there.
+    """Return a descriptor of the pages that hold [address, address + nbytes), and the offset in them.
 
-    NotSupportedError when the driver gives none: that takes its open kernel modules, and CUDA 11.7.
+    The caller closes it. NotSupportedError when the driver has no dmabufs: they need its open kernel modules and CUDA
+    11.7.
     """
     start = address & -PAGE
     size = -(-(address + nbytes - start) // PAGE) * PAGE
@@ -30,7 +31,7 @@ def dmabuf_of(address: int, nbytes: int) -> tuple[int, int]:
         driver = _driver()
         export = driver.cuMemGetHandleForAddressRange
     except (OSError, AttributeError) as error:
-        raise NotSupportedError(f"the CUDA driver gives no dmabufs: {error}") from None
+        raise NotSupportedError(f"the CUDA driver has no dmabufs: {error}") from None
     with ExitStack() as undo:
         context = ctypes.c_void_p()  # none for memory of a pool
         driver.cuPointerGetAttribute(ctypes.byref(context), _OF_CONTEXT, ctypes.c_uint64(address))
@@ -39,7 +40,7 @@ def dmabuf_of(address: int, nbytes: int) -> tuple[int, int]:
         code = export(ctypes.byref(fd), ctypes.c_uint64(start), ctypes.c_size_t(size), _DMABUF_FD, ctypes.c_uint64(0))
     if code != 0:
         raise NotSupportedError(
-            f"the CUDA driver gives no dmabuf of {size} bytes at {start:#x} (CUresult {code}): that takes GPU memory "
+            f"the CUDA driver gives no dmabuf of {size} bytes at {start:#x} (CUresult {code}): this needs GPU memory "
             "and the open kernel modules"
         )
     return fd.value, address - start

@@ -1,5 +1,6 @@
-"""What libibverbs has for every verbs device: which there are, identity, ports, protection domains, memory regions,
-addresses, and asynchronous events."""
+"""What libibverbs offers for every verbs device: list, identity, ports, protection domains, memory regions, addresses,
+asynchronous events.
+"""
 
 from __future__ import annotations
 
@@ -41,8 +42,8 @@ logger: logging.Logger = logging.getLogger("gpunetio.providers")
 _PORT_SUBTYPE = {s.IBV_EVENT_PORT_ACTIVE: PortSubtype.ACTIVE, s.IBV_EVENT_PORT_ERR: PortSubtype.DOWN}
 _PORT_SHIFT = 8
 _HOP_LIMIT = 255
-HUNG_UP = select.POLLERR | select.POLLHUP | select.POLLRDHUP  # of an event descriptor: the device was taken away
-# hca_type of sysfs, which is "MT" and the PCI device id in decimal, and the card's name.
+HUNG_UP = select.POLLERR | select.POLLHUP | select.POLLRDHUP  # on an event descriptor: the device was removed
+# hca_type in sysfs, which is "MT" and the PCI device id in decimal, and the card's name.
 _CARDS = {
     "MT4115": "ConnectX-4", "MT4117": "ConnectX-4 Lx", "MT4119": "ConnectX-5", "MT4121": "ConnectX-5 Ex",
     "MT4123": "ConnectX-6", "MT4125": "ConnectX-6 Dx", "MT4127": "ConnectX-6 Lx", "MT4129": "ConnectX-7",
@@ -62,12 +63,12 @@ class FoundDevice:
 
     @property
     def of_nvidia(self) -> bool:
-        """Whether libmlx5 should drive it."""
+        """Return whether libmlx5 should drive it."""
         return _read(self.sysfs / "hca_type") in _CARDS
 
     @property
     def info(self) -> DeviceInfo:
-        """As `device_list` tells it."""
+        """Return its entry in `device_list`."""
         kind = _read(self.sysfs / "hca_type")
         known = [f"{_CARDS[kind]} ({kind})" if kind in _CARDS else kind] if kind else []
         firmware = _read(self.sysfs / "fw_ver")
@@ -79,7 +80,7 @@ class FoundDevice:
 
 
 def _read(path: Path) -> str:
-    """A line of sysfs; nothing where that is missing."""
+    """Return a line of sysfs; nothing where the file is missing."""
     try:
         return path.read_text().strip()
     except OSError:
@@ -87,14 +88,17 @@ def _read(path: Path) -> str:
 
 
 def found_devices() -> list[FoundDevice]:
-    """What libibverbs lists. NotSupportedError without the library; an empty list without the kernel's modules."""
+    """Return what libibverbs lists.
+
+    NotSupportedError without the library; an empty list without the kernel's modules.
+    """
     with _listed() as devices:
         return [_describe(device.contents, _is_mlx5(device)) for device in devices]
 
 
 @contextlib.contextmanager
 def _listed():
-    """The pointers of `ibv_get_device_list`, while the list is there."""
+    """Yield the pointers of `ibv_get_device_list` while the list exists."""
     library = libibverbs()
     count = c_int(0)
     devices = library.ibv_get_device_list(byref(count))
@@ -119,13 +123,13 @@ def _describe(device: s.ibv_device, mlx5: bool) -> FoundDevice:
 def _is_mlx5(device: Any) -> bool:
     try:
         return bool(libmlx5().mlx5dv_is_supported(device))
-    except NotSupportedError as error:  # then no plug-in of libibverbs drives such a card either
-        logger.debug("devices are looked at without libmlx5: %s", error)
+    except NotSupportedError as error:  # then no plug-in of libibverbs drives such a card, either
+        logger.debug("listing devices without libmlx5: %s", error)
         return False
 
 
 def open_context(name: str) -> Any:
-    """An open `ibv_context *`, which `ibv_close_device` closes."""
+    """Open an `ibv_context *`. The caller closes it with `ibv_close_device`."""
     with _listed() as devices:
         for device in devices:
             if os.fsdecode(device.contents.name) == name:
@@ -140,21 +144,21 @@ def _not_opened(device: FoundDevice, code: int) -> DocaError:
     node = f"/dev/infiniband/{device.node}"
     if code in (errno.EACCES, errno.EPERM):
         return NotPermittedError(
-            f"{device.name} cannot be opened: no permission for {node}: a rule of udev gives it to a group or to all "
+            f"{device.name} cannot be opened: no permission for {node}: let a udev rule give it to a group or to all "
             "(mode 0666 is usual); a container needs --device=/dev/infiniband"
         )
     if code in (errno.ENOENT, errno.ENXIO):
         return NotFoundError(
-            f"{device.name} cannot be opened: there is no {node}: load ib_uverbs; a container needs "
+            f"{device.name} cannot be opened: {node} does not exist: load ib_uverbs; a container needs "
             "--device=/dev/infiniband"
         )
     return refused(f"{device.name} cannot be opened", code)
 
 
 class VerbsDevice:
-    """An open of a device: what `Provider` asks that is the same for all of them.
+    """One open of a device: the part of `Provider` that is the same for all devices.
 
-    `borrowed`: the context is somebody else's, and stays open.
+    `borrowed`: another owner closes the context.
     """
 
     software = has_dpa = carries_mailboxes = reaches_gpu_memory = False
@@ -165,7 +169,7 @@ class VerbsDevice:
         self.name = name
         self.context = context
         self.verbs = libibverbs()
-        self._held: dict[tuple[str, int], tuple[Callable[[Any], Any], Any]] = {}  # what close() gives back, in order
+        self._held: dict[tuple[str, int], tuple[Callable[[Any], Any], Any]] = {}  # what close() releases, in order
         self._next_handle = 1
         self._own_pd: Any = None  # for addresses
         self._gone = False
@@ -185,17 +189,17 @@ class VerbsDevice:
 
     @classmethod
     def adopt(cls, address: int) -> Self:
-        """A device whose `ibv_context` at this address somebody else has opened, and closes."""
+        """Return a device on the `ibv_context` at this address. Its owner opened it and closes it."""
         context = ctypes.cast(address, POINTER(s.ibv_context))
         return cls(os.fsdecode(context.contents.device.contents.name), context, borrowed=True)
 
     @property
     def ibv_context(self) -> int:
-        """The address of the `ibv_context`."""
+        """Return the address of the `ibv_context`."""
         return ctypes.cast(self.context, ctypes.c_void_p).value or 0
 
     def ibv_pd(self, pdn: int) -> int:
-        """The address of a protection domain's `ibv_pd`."""
+        """Return the address of a protection domain's `ibv_pd`."""
         return ctypes.cast(self.get("PD", pdn), ctypes.c_void_p).value or 0
 
     # --- identity and ports ------------------------------------------------------------------------------------------
@@ -204,7 +208,6 @@ class VerbsDevice:
         return f"<device {self.name} of libibverbs>"
 
     def query_device(self) -> DeviceAttr:
-        """See `Provider`."""
         attr = s.ibv_device_attr()
         self._check("ibv_query_device", self.verbs.ibv_query_device(self.context, byref(attr)))
         sysfs = Path(os.fsdecode(self.context.contents.device.contents.ibdev_path))
@@ -221,7 +224,6 @@ class VerbsDevice:
         )  # fmt: skip
 
     def query_port(self, port: int) -> PortAttr:
-        """See `Provider`."""
         attr = s.ibv_port_attr()
         self._check(f"ibv_query_port of port {port}", ibv_query_port(self.context, port, attr))
         ethernet = attr.link_layer == s.IBV_LINK_LAYER_ETHERNET
@@ -233,14 +235,13 @@ class VerbsDevice:
         )  # fmt: skip
 
     def query_gid(self, port: int, index: int) -> bytes:
-        """See `Provider`."""
         gid = s.ibv_gid()
         what = f"ibv_query_gid of port {port}, index {index}"
         self._check(what, self.verbs.ibv_query_gid(self.context, port, index, byref(gid)))
         return bytes(gid.raw)
 
     def gid_type(self, port: int, index: int) -> GidType:
-        """See `Provider`. NotSupportedError before rdma-core 32."""
+        """Return the kind of packets that this address sends. NotSupportedError before rdma-core 32."""
         entry = s.ibv_gid_entry()
         code = self.verbs._ibv_query_gid_ex(self.context, port, index, byref(entry), 0, ctypes.sizeof(entry))
         self._check(f"ibv_query_gid_ex of port {port}, index {index}", code)
@@ -249,7 +250,6 @@ class VerbsDevice:
     # --- protection domains and memory -------------------------------------------------------------------------------
 
     def alloc_pd(self) -> int:
-        """See `Provider`."""
         pd = self.pointer("ibv_alloc_pd", self.verbs.ibv_alloc_pd(self.context))
         with contextlib.ExitStack() as undo:
             undo.callback(self.verbs.ibv_dealloc_pd, pd)
@@ -261,7 +261,7 @@ class VerbsDevice:
         return pd.contents.handle
 
     def adopt_pd(self, address: int) -> int:
-        """The number of an `ibv_pd` at this address, which somebody else has made on this device, and closes.
+        """Return the number of the `ibv_pd` at this address. Its owner created it on this device and destroys it.
 
         For `Context.import_pd`.
         """
@@ -269,14 +269,13 @@ class VerbsDevice:
         return self.hold("PD", self._pd_number(pd), lambda pd: 0, pd)
 
     def dealloc_pd(self, pdn: int) -> None:
-        """See `Provider`."""
         self.give_back("PD", pdn)
 
     def reg_mr(self, pdn: int, address: int, nbytes: int, iova: int, access: Access, cuda: bool) -> MrKeys:
-        """See `Provider`. GPU memory: by dmabuf, or else by its address, for which nvidia-peermem must be loaded."""
+        """Register memory. GPU memory is registered by a dmabuf, or else by its address, which needs nvidia-peermem."""
         what = f"a region of {nbytes} bytes at {address:#x}"
         _check_iova(address, iova)
-        if cuda := cuda and not is_accessible(address, nbytes, False):  # what CUDA has pinned is the CPU's
+        if cuda := cuda and not is_accessible(address, nbytes, False):  # memory that CUDA pinned is CPU memory
             try:
                 fd, offset = dmabuf_of(address, nbytes)
                 try:
@@ -288,19 +287,19 @@ class VerbsDevice:
             except (DeviceFatalError, InvalidValueError):
                 raise
             except DocaError as error:
-                # As text: an error in a record that a handler keeps would keep the caller's memory alive.
+                # The error as text: a stored log record would otherwise keep the caller's memory alive.
                 logger.warning("%s: no dmabuf of %s (%s)", self.name, what, str(error))
                 logger.info("%s: mapping %s with nvidia-peermem mode", self.name, what)
         mr = ibv_reg_mr(self.get("PD", pdn), address, nbytes, iova, int(access))
         if cuda and not mr and ctypes.get_errno() == errno.EFAULT:
             raise NotSupportedError(
-                f"ibv_reg_mr of {what} on {self.name}: it is GPU memory, of which the kernel knows nothing: load "
-                "nvidia-peermem, or use the open kernel modules of the GPU's driver, which give dmabufs"
+                f"ibv_reg_mr of {what} on {self.name}: it is GPU memory, which the kernel cannot pin: load "
+                "nvidia-peermem, or use the open kernel modules of the GPU's driver, which have dmabufs"
             )
         return self._mr(f"ibv_reg_mr of {what}", mr)
 
     def reg_dmabuf_mr(self, pdn: int, fd: int, offset: int, nbytes: int, iova: int, access: Access) -> MrKeys:
-        """See `Provider`. NotSupportedError before rdma-core 34."""
+        """Register a range of a dmabuf. NotSupportedError before rdma-core 34."""
         _check_iova(offset, iova)
         mr = self.verbs.ibv_reg_dmabuf_mr(self.get("PD", pdn), offset, nbytes, iova, fd, int(access))
         return self._mr(f"ibv_reg_dmabuf_mr of {nbytes} bytes at offset {offset} of fd {fd}", mr)
@@ -333,13 +332,15 @@ class VerbsDevice:
         return MrKeys(handle, mr.contents.lkey, mr.contents.rkey)
 
     def dereg_mr(self, handle: int) -> None:
-        """See `Provider`."""
         self.give_back("MR", handle)
 
     # --- addresses ---------------------------------------------------------------------------------------------------
 
     def create_ah(self, port: int, sgid_index: int, dgid: bytes) -> Any:
-        """An `ibv_ah *` to a GID, for which the kernel looks up the MAC: `ibv_destroy_ah` takes it away."""
+        """Create an `ibv_ah *` to a GID, whose MAC the kernel looks up.
+
+        The caller destroys it with `ibv_destroy_ah`.
+        """
         if self._own_pd is None:
             self._own_pd = self.pointer("ibv_alloc_pd", self.verbs.ibv_alloc_pd(self.context))
             self.hold("PD of addresses", 0, self.verbs.ibv_dealloc_pd, self._own_pd)
@@ -357,13 +358,12 @@ class VerbsDevice:
             raise error
         raise NotFoundError(
             f"the address {dgid.hex(':', 2)} is not reached from GID index {sgid_index} of port {port} of {self.name} "
-            f"({os.strerror(code)}): look whether a ping reaches it, and whether that GID is of its address family"
+            f"({os.strerror(code)}): check with a ping, and check that GID's address family"
         )
 
     # --- time --------------------------------------------------------------------------------------------------------
 
     def raw_clock(self) -> int:
-        """See `Provider`."""
         values = s.ibv_values_ex(comp_mask=s.IBV_VALUES_MASK_RAW_CLOCK)
         self._check("ibv_query_rt_values_ex", ibv_query_rt_values_ex(self.context, values))
         return values.raw_clock.tv_sec * 1_000_000_000 + values.raw_clock.tv_nsec
@@ -371,7 +371,7 @@ class VerbsDevice:
     # --- asynchronous events -----------------------------------------------------------------------------------------
 
     def async_event(self) -> s.ibv_async_event | None:
-        """The oldest asynchronous event, which `ibv_ack_async_event` must take; None when there is none."""
+        """Return the oldest asynchronous event, or None. The caller acknowledges it with `ibv_ack_async_event`."""
         os.set_blocking(self.context.contents.async_fd, False)
         poll = select.poll()
         poll.register(self.context.contents.async_fd, select.POLLIN)
@@ -390,23 +390,23 @@ class VerbsDevice:
     # --- what is held ------------------------------------------------------------------------------------------------
 
     def new_handle(self) -> int:
-        """A number that nothing else has."""
+        """Return a number that is not in use."""
         self._next_handle += 1
         return self._next_handle - 1
 
     def hold(self, kind: str, number: int, free: Callable[[Any], Any], pointer: Any) -> int:
-        """Note what was made, and the function that takes it away: close() does, if nobody else has before."""
+        """Record a created object and the function that destroys it. close() destroys it if nothing else has."""
         self._held[kind, number] = free, pointer
         return number
 
     def get(self, kind: str, number: int) -> Any:
-        """The pointer behind a number that `hold` has returned. InvalidValueError when there is none."""
+        """Return the pointer for a number that `hold` returned. InvalidValueError if there is none."""
         if (kind, number) not in self._held:
             raise InvalidValueError(f"{self.name} has no {kind} {number:#x}")
         return self._held[kind, number][1]
 
     def give_back(self, kind: str, number: int) -> None:
-        """Take it away. When the device is gone, the kernel has done that."""
+        """Destroy an object. If the device is gone, the kernel has already destroyed it."""
         pointer = self.get(kind, number)
         try:
             self._check(f"closing {kind} {number:#x}", self._held[kind, number][0](pointer))
@@ -415,7 +415,6 @@ class VerbsDevice:
         del self._held[kind, number]
 
     def close(self) -> None:
-        """See `Provider`."""
         if not self._open or self._pid != os.getpid():
             return
         self._open = False
@@ -430,18 +429,18 @@ class VerbsDevice:
     # --- errors ------------------------------------------------------------------------------------------------------
 
     def pointer(self, what: str, pointer: Any) -> Any:
-        """The pointer, or the error that errno names if it is NULL."""
+        """Return the pointer, or raise the error in errno if it is NULL."""
         if not pointer:
             raise self.refused(what, ctypes.get_errno())
         return pointer
 
     def _check(self, what: str, code: int | None) -> None:
-        """Raise for an errno, or for -1 with errno set; functions without a result succeed."""
+        """Raise an error for an errno, or for -1 with errno set. Functions without a result succeed."""
         if code:
             raise self.refused(what, errno_of(code))
 
     def refused(self, what: str, code: int) -> DocaError:
-        """The error for an errno. A device that is gone stays so; a command that fails with EIO alone is no sign."""
+        """Return the error for an errno, and note a device that is gone. EIO of a single command does not mean that."""
         what = f"{what} on {self.name}"
         if code == errno.EIO and not self._gone and self._answers():
             return DriverError(f"{what}: {os.strerror(code)} (EIO): the firmware or the kernel refuses it, see dmesg")
@@ -451,12 +450,12 @@ class VerbsDevice:
         return refused(what, code)
 
     def _answers(self) -> bool:
-        """Whether the device still does what never fails."""
+        """Return whether the device still answers a query that cannot fail."""
         return ibv_query_port(self.context, 1, s.ibv_port_attr()) == 0
 
 
 def of_port_or_device(event: s.ibv_async_event) -> tuple[EventType, int] | None:
-    """What an asynchronous event tells of a port or the device, as `provider.Event` has it; None for all others."""
+    """Return type and number of an event of the port or the device, as in `provider.Event`; None for all others."""
     if event.event_type == s.IBV_EVENT_DEVICE_FATAL:
         return EventType.INTERNAL_ERROR, 0
     if (subtype := _PORT_SUBTYPE.get(event.event_type)) is None:
@@ -465,19 +464,19 @@ def of_port_or_device(event: s.ibv_async_event) -> tuple[EventType, int] | None:
 
 
 def _be64(value: int) -> int:
-    """A big-endian number that ctypes has read in the host's order."""
+    """Return a big-endian number that ctypes read in host byte order."""
     return int.from_bytes(bytes(ctypes.c_uint64(value)), "big")
 
 
 def _check_iova(start: int, iova: int) -> None:
-    """Raise InvalidValueError unless both are at the same place in a page, as ib_uverbs_reg_mr of the kernel does."""
+    """Raise InvalidValueError unless both have the same offset in a page, as the kernel's ib_uverbs_reg_mr does."""
     if (start ^ iova) % PAGE:
         raise InvalidValueError(
-            f"iova = {iova:#x} for memory at {start:#x}: a card maps whole pages, so that both must have the same "
+            f"iova = {iova:#x} for memory at {start:#x}: a card maps whole pages, so both must have the same "
             f"offset in a page of {PAGE} bytes: register from {iova % PAGE:#x} of a page on, or choose another iova"
         )
 
 
 def _mtu_bytes(code: int) -> int:
-    """Bytes behind an enum ibv_mtu."""
+    """Return the bytes of an enum ibv_mtu."""
     return 128 << code

@@ -1,4 +1,4 @@
-"""What rdma-core and the firmware answer when they refuse, as errors that say what to do."""
+"""Refusals of rdma-core and the firmware as errors that say what to do."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from ...errors import (
 from ...formats import commands as cmd
 from ...formats.commands import Opcode, Status
 
-# errno → the error it becomes, and what helps.
+# errno → the error class, and the cure.
 _BY_ERRNO: dict[int, tuple[type[DocaError], str]] = {
-    errno.EPERM:      (NotPermittedError, "the process needs a right that it does not have (see docs/hardware.md)"),
+    errno.EPERM:      (NotPermittedError, "the process lacks a privilege (see docs/hardware.md)"),
     errno.EACCES:     (NotPermittedError, "the process may not use the device's node under /dev/infiniband"),
     errno.ENOMEM:     (NoMemoryError, "it cannot pin so much memory: raise the limit (ulimit -l)"),
     errno.EBUSY:      (InUseError, "something still uses it: close that first"),
@@ -33,7 +33,7 @@ _BY_ERRNO: dict[int, tuple[type[DocaError], str]] = {
     errno.EPROTONOSUPPORT: (NotSupportedError, "this kernel or driver does not have it"),
 }  # fmt: skip
 GONE = (errno.ENODEV, errno.ENXIO, errno.ENOLINK, errno.EIO)
-# Before Linux 5.18 the kernel keeps a command's status to itself: what each errno may stand for.
+# Before Linux 5.18 the kernel does not report a command's status: this is what each errno may stand for.
 _UNTOLD = {
     errno.EIO:    (Status.INTERNAL_ERR, Status.BAD_SYS_STATE, Status.BAD_INPUT_LEN, Status.BAD_OUTPUT_LEN),
     errno.EINVAL: (Status.BAD_OP, Status.BAD_PARAM, Status.BAD_RESOURCE, Status.BAD_RES_STATE, Status.BAD_INDEX,
@@ -63,27 +63,27 @@ _MEANING = {
 
 
 def errno_of(result: int) -> int:
-    """The errno of a function that has failed: some return it, of either sign, others -1 and set it."""
+    """Return the errno of a failed function: some return it, with either sign, others return -1 and set it."""
     if result == -1:
         return ctypes.get_errno()
     return abs(result)
 
 
 def refused(what: str, code: int) -> DocaError:
-    """The error for an errno."""
+    """Return the error for an errno."""
     kind, cure = _BY_ERRNO.get(code, (DriverError, "dmesg may say more"))
     name = errno.errorcode.get(code, f"errno {code}")
     return kind(f"{what}: {os.strerror(code)} ({name}): {cure}")
 
 
 def command_name(mailbox: bytes) -> str:
-    """What a mailbox asks for."""
+    """Return the name of a mailbox's command."""
     opcode = int.from_bytes(mailbox[:2], "big")
     return Opcode(opcode).name if opcode in list(Opcode) else f"command {opcode:#05x}"
 
 
 def command_refused(device: str, mailbox: bytes, out: bytes, code: int) -> DocaError:
-    """The error for a command that did not succeed: the firmware's own status, or else the kernel's errno."""
+    """Return the error for a refused command: the firmware's own status, or else the kernel's errno."""
     name = command_name(mailbox)
     status, syndrome = cmd.OUT.get(out, "status"), cmd.OUT.get(out, "syndrome")
     if status == Status.OK and code in _UNTOLD:
@@ -92,7 +92,7 @@ def command_refused(device: str, mailbox: bytes, out: bytes, code: int) -> DocaE
             f"{name} on {device}: {os.strerror(code)} ({errno.errorcode[code]}): refused by the kernel, or by firmware "
             f"with status {may_be}, which this kernel does not hand on; dmesg says which"
         )
-    if status == Status.OK:  # it did not come as far as the firmware
+    if status == Status.OK:  # the command did not reach the firmware
         return refused(f"{name} on {device}", code)
     known = status in list(Status)
     return DriverError(

@@ -25,7 +25,7 @@ _POST_SRQ_RECV = CFUNCTYPE(c_int, _srq, _recv_wr, POINTER(_recv_wr), use_errno=T
 
 
 def extended_operation(context: Any, name: str) -> int | None:
-    """Address of an operation of the extended context, if the driver has it (`verbs_get_ctx_op`)."""
+    """Return the address of an extended operation, or None if the driver lacks it (`verbs_get_ctx_op`)."""
     if context.contents.abi_compat != _EXTENDED:
         return None
     extended = s.verbs_context.from_address(ctypes.addressof(context.contents) - _HEAD)
@@ -35,7 +35,7 @@ def extended_operation(context: Any, name: str) -> int | None:
 
 
 def ibv_query_port(context: Any, port: int, attr: s.ibv_port_attr) -> int:
-    """0, or an errno. The library's own function fills the old, shorter structure only."""
+    """Query a port: 0, or an errno. The library's exported function fills only the old, shorter structure."""
     if operation := extended_operation(context, "query_port"):
         return _QUERY_PORT(operation)(context, port, byref(attr), sizeof(attr))
     return libibverbs().ibv_query_port(context, port, byref(attr))
@@ -49,32 +49,32 @@ def ibv_query_rt_values_ex(context: Any, values: s.ibv_values_ex) -> int:
 
 
 def ibv_reg_mr(pd: Any, address: int, nbytes: int, iova: int, access: int) -> Any:
-    """The macro: optional rights, and other addresses than the memory's own, take a newer function."""
+    """Register memory as the macro does: optional rights, or an iova other than the address, need a newer function."""
     if iova == address and not access & s.IBV_ACCESS_OPTIONAL_RANGE:
         return libibverbs().ibv_reg_mr(pd, address, nbytes, access)
     return libibverbs().ibv_reg_mr_iova2(pd, address, nbytes, iova, access)
 
 
 def ibv_poll_cq(cq: Any, most: int, wc: Any) -> int:
-    """How many completions are in `wc` now; negative for an error."""
+    """Poll completions into `wc`: their number, or a negative value for an error."""
     return _POLL_CQ(cq.contents.context.contents.ops.poll_cq)(cq, most, wc)
 
 
 def ibv_req_notify_cq(cq: Any, solicited_only: bool) -> int:
-    """0, or an errno."""
+    """Request a completion event: 0, or an errno."""
     return _REQ_NOTIFY_CQ(cq.contents.context.contents.ops.req_notify_cq)(cq, int(solicited_only))
 
 
 def ibv_post_send(qp: Any, wr: Any, bad_wr: Any) -> int:
-    """0, or an errno; then `bad_wr` is the first request that was not posted."""
+    """Post sends: 0, or an errno; then `bad_wr` is the first request that was not posted."""
     return _POST_SEND(qp.contents.context.contents.ops.post_send)(qp, wr, bad_wr)
 
 
 def ibv_post_recv(qp: Any, wr: Any, bad_wr: Any) -> int:
-    """0, or an errno; then `bad_wr` is the first request that was not posted."""
+    """Post receives: 0, or an errno; then `bad_wr` is the first request that was not posted."""
     return _POST_RECV(qp.contents.context.contents.ops.post_recv)(qp, wr, bad_wr)
 
 
 def ibv_post_srq_recv(srq: Any, wr: Any, bad_wr: Any) -> int:
-    """0, or an errno; then `bad_wr` is the first request that was not posted."""
+    """Post shared receives: 0, or an errno; then `bad_wr` is the first request that was not posted."""
     return _POST_SRQ_RECV(srq.contents.context.contents.ops.post_srq_recv)(srq, wr, bad_wr)

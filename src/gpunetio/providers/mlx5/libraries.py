@@ -1,7 +1,7 @@
-"""libibverbs and libmlx5, loaded when first needed: which functions are used, of which symbol version.
+"""libibverbs and libmlx5, loaded on first use: the functions in use, and their symbol versions.
 
-GPUNETIO_LIBIBVERBS and GPUNETIO_LIBMLX5 name other files than the system's. A library or function that is missing is a
-NotSupportedError that says what to install; optional functions are looked up when they are first called.
+GPUNETIO_LIBIBVERBS and GPUNETIO_LIBMLX5 name files other than the system's. A missing library or function is a
+NotSupportedError that says what to install; optional functions are looked up on their first call.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _events = POINTER(s.mlx5dv_devx_event_channel)
 
 @dataclass(frozen=True)
 class Function:
-    """An exported function: the version of its symbol, what it returns and takes."""
+    """An exported function: its symbol version, result and argument types."""
 
     version: str
     result: Any
@@ -97,7 +97,7 @@ MLX5 = {
                                                                      c_uint64), optional=True),
     "mlx5dv_devx_get_event":             Function(f"{_M}11", c_ssize_t, (_events, void_p, c_size_t), optional=True),
 }  # fmt: skip
-# The first release of rdma-core with a symbol version.
+# Symbol version → the first release of rdma-core that has it.
 _SINCE = {
     f"{_V}0": 12, f"{_V}1": 12, f"{_V}8": 28, f"{_V}11": 32, f"{_V}12": 34,
     f"{_M}0": 13, f"{_M}2": 15, f"{_M}4": 18, f"{_M}7": 21, f"{_M}8": 22, f"{_M}11": 25, f"{_M}19": 35,
@@ -129,7 +129,7 @@ class Library:
         return function
 
     def has(self, name: str) -> bool:
-        """Whether the library has this function."""
+        """Return whether the library has this function."""
         return bool(self._address(name))
 
     def _address(self, name: str) -> int | None:
@@ -146,7 +146,7 @@ class Library:
 
 
 def _symbol_lookup() -> Any:
-    """`dlvsym` of the C library, or one that finds nothing where there is none."""
+    """Return `dlvsym` of the C library, or a function that finds nothing where the C library has none."""
     try:
         dlvsym = ctypes.CDLL(None).dlvsym
     except (AttributeError, OSError, TypeError):
@@ -160,11 +160,11 @@ _dlvsym = _symbol_lookup()
 
 @functools.cache
 def libibverbs() -> Library:
-    """The library of all verbs devices."""
+    """Return the library of all verbs devices."""
     return Library("libibverbs.so.1", "GPUNETIO_LIBIBVERBS", "libibverbs1", IBVERBS)
 
 
 @functools.cache
 def libmlx5() -> Library:
-    """The library of NVIDIA's devices."""
+    """Return the library of NVIDIA devices."""
     return Library("libmlx5.so.1", "GPUNETIO_LIBMLX5", "ibverbs-providers", MLX5)

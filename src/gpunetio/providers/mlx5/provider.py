@@ -1,4 +1,4 @@
-"""Devices of NVIDIA as a provider: ConnectX and BlueField, by DEVX of libmlx5."""
+"""NVIDIA devices as a provider: ConnectX and BlueField, through libmlx5's DEVX."""
 
 from __future__ import annotations
 
@@ -35,35 +35,35 @@ _UAR = {
     UarAllocationType.NONCACHE:           s.MLX5DV_UAR_ALLOC_TYPE_NC,
     UarAllocationType.NONCACHE_DEDICATED: s.MLX5DV_UAR_ALLOC_TYPE_NC_DEDICATED,
 }  # fmt: skip
-_NUMBER = slice(cmd.CREATE_QP_OUT.offset("qpn"), cmd.CREATE_QP_OUT.offset("qpn") + 3)  # at this place in all of them
+_NUMBER = slice(cmd.CREATE_QP_OUT.offset("qpn"), cmd.CREATE_QP_OUT.offset("qpn") + 3)  # the same offset in all of them
 _EQE_BYTES = 64
 _OF_DEVICE = (EventType.PORT_CHANGE, EventType.INTERNAL_ERROR)
 
 
 @dataclass
 class _Channel:
-    """A DEVX event channel. `told` says for each of our cookies: the subscriber's, the event's type, the object.
+    """A DEVX event channel. `told` maps our cookies to the subscriber's cookie, the event's type and the object.
 
-    What concerns the port and the device comes from the context, for all channels, and waits in `queue`.
+    Events of the port and the device come from the context, for all channels, and wait in `queue`.
     """
 
     pointer: Any
     queue: EventQueue[Event]
     told: dict[int, tuple[int, EventType, int]] = field(default_factory=dict)
-    device_cookie: int | None = None  # of who hears of the port and the device, too
+    device_cookie: int | None = None  # of subscribers to the port and the device
 
 
 def open_device(name: str) -> Mlx5Provider:
-    """Open a device by name (`ibv_open_device`), which asks the kernel for DEVX."""
+    """Open a device by name (`ibv_open_device`), with DEVX."""
     libmlx5()
     return through_sdk(Mlx5Provider.open(name))
 
 
 def adopt_context(address: int) -> Mlx5Provider:
-    """A provider on the `ibv_context` at this address, which somebody else has opened and closes.
+    """Return a provider on the `ibv_context` at this address. Its owner opened it and closes it.
 
     For `verbs.import_context` (`doca_verbs_bridge_verbs_context_import`); pyverbs and C++ programs have such contexts.
-    Asynchronous events of the port and the device stay the owner's to read.
+    The owner goes on reading asynchronous events of the port and the device.
     """
     libmlx5()
     return through_sdk(Mlx5Provider.adopt(address))
@@ -73,7 +73,7 @@ class Mlx5Provider(VerbsDevice):
     """One open of a card."""
 
     carries_mailboxes = True
-    reaches_gpu_memory = True  # over PCIe, when its driver is told where that is
+    reaches_gpu_memory = True  # over PCIe, once its driver knows the address
     mlx5: Library
 
     def __init__(self, name: str, context: Any, borrowed: bool = False):
@@ -81,17 +81,17 @@ class Mlx5Provider(VerbsDevice):
         self.mlx5 = libmlx5()
         self._numbers: dict[int, int] = {}  # handle of a DEVX object → its number
         self._channels: list[_Channel] = []
-        self._cookies: dict[int, list[tuple[_Channel, int]]] = {}  # handle of a DEVX object → who hears of it
-        self._uar_users: Counter[int] = Counter()  # register → how often it was given: all non-cached ones are one
+        self._cookies: dict[int, list[tuple[_Channel, int]]] = {}  # handle of a DEVX object → its subscribers
+        self._uar_users: Counter[int] = Counter()  # register → allocations: all non-cached ones share it
         attr = s.mlx5dv_context()
         self._check("mlx5dv_query_device", self.mlx5.mlx5dv_query_device(context, byref(attr)))
         if not attr.flags & s.MLX5DV_CONTEXT_FLAGS_CQE_V1:
-            logger.warning("%s writes completions of version 0, as cards before ConnectX-4 did: not supported", name)
+            logger.warning("%s writes completions of version 0, like cards before ConnectX-4: not supported", name)
 
     # --- protection domains, addresses -------------------------------------------------------------------------------
 
     def _pd_number(self, pd: Any) -> int:
-        """What mailboxes name it by."""
+        """Return the number that mailboxes use for a protection domain."""
         found = s.mlx5dv_pd()
         obj = s.mlx5dv_obj()
         setattr(obj.pd, "in", pd)
@@ -100,7 +100,7 @@ class Mlx5Provider(VerbsDevice):
         return found.pdn
 
     def resolve_mac(self, port: int, sgid_index: int, dgid: bytes) -> bytes:
-        """See `Provider`: the MAC is in the address vector of an `ibv_ah`."""
+        """Return the MAC of a RoCE GID, from the address vector of an `ibv_ah`."""
         ah = self.create_ah(port, sgid_index, dgid)
         try:
             found = s.mlx5dv_ah()
@@ -115,18 +115,17 @@ class Mlx5Provider(VerbsDevice):
     # --- memory and doorbells of queues ------------------------------------------------------------------------------
 
     def reg_umem(self, address: int, nbytes: int, access: Access) -> int:
-        """See `Provider`. GPU memory takes nvidia-peermem; by `reg_dmabuf_umem` it does not."""
+        """Register a UMEM. GPU memory needs nvidia-peermem here, but not with `reg_dmabuf_umem`."""
         what = f"mlx5dv_devx_umem_reg of {nbytes} bytes at {address:#x}"
         if not self.mlx5.has("mlx5dv_devx_umem_reg_ex"):
             return self._umem(what, self.mlx5.mlx5dv_devx_umem_reg(self.context, address, nbytes, int(access)))
         wanted = s.mlx5dv_devx_umem_in(addr=address, size=nbytes, access=int(access), pgsz_bitmap=PAGE)
         umem = self.mlx5.mlx5dv_devx_umem_reg_ex(self.context, byref(wanted))
-        if not umem and ctypes.get_errno() == errno.EPROTONOSUPPORT:  # Linux before 5.11 knows no page sizes
+        if not umem and ctypes.get_errno() == errno.EPROTONOSUPPORT:  # Linux before 5.11 has no page sizes
             umem = self.mlx5.mlx5dv_devx_umem_reg(self.context, address, nbytes, int(access))
         return self._umem(what, umem)
 
     def reg_dmabuf_umem(self, fd: int, offset: int, nbytes: int, access: Access) -> int:
-        """See `Provider`."""
         wanted = s.mlx5dv_devx_umem_in(
             addr=offset, size=nbytes, access=int(access), pgsz_bitmap=PAGE,
             comp_mask=s.MLX5DV_UMEM_MASK_DMABUF, dmabuf_fd=fd,
@@ -136,18 +135,16 @@ class Mlx5Provider(VerbsDevice):
 
     def _umem(self, what: str, umem: Any) -> int:
         if not umem and ctypes.get_errno() == errno.EINVAL:
-            what += " (a context without DEVX is answered so, too: then the firmware does not give it to users)"
+            what += " (or the context has no DEVX, because the firmware does not grant it to users)"
         if not umem and ctypes.get_errno() == errno.EFAULT:
-            what += " (if this is GPU memory, the kernel does not know it: load nvidia-peermem)"
+            what += " (if this is GPU memory, the kernel cannot pin it: load nvidia-peermem)"
         self.pointer(what, umem)
         return self.hold("UMEM", umem.contents.umem_id, self.mlx5.mlx5dv_devx_umem_dereg, umem)
 
     def dereg_umem(self, umem_id: int) -> None:
-        """See `Provider`."""
         self.give_back("UMEM", umem_id)
 
     def alloc_uar(self, kind: UarAllocationType) -> UarPage:
-        """See `Provider`."""
         uar = self.mlx5.mlx5dv_devx_alloc_uar(self.context, _UAR[kind])
         if not uar and ctypes.get_errno() in (errno.EINVAL, errno.EOPNOTSUPP):
             raise NotSupportedError(
@@ -159,28 +156,26 @@ class Mlx5Provider(VerbsDevice):
         return UarPage(found.page_id, found.base_addr, found.reg_addr)
 
     def free_uar(self, page: UarPage) -> None:
-        """See `Provider`. A page has several BlueFlame registers, and is given for each of them."""
+        """Free a UAR. A page has several BlueFlame registers and is allocated once for each of them."""
         self.get("UAR", page.reg_addr)
         self._uar_users[page.reg_addr] -= 1
         if self._uar_users[page.reg_addr] == 0:
             self.give_back("UAR", page.reg_addr)
 
     def doorbell_register(self, uar: UarPage, qpn: int) -> int:
-        """See `Provider`: a card tells queues apart by what is written."""
+        """Return the UAR's own register: a card tells queues apart by the value written."""
         return uar.reg_addr
 
     def doorbell_rung(self) -> None:
-        """See `Provider`: a card has seen it."""
+        """Do nothing: a card sees its doorbells."""
 
     def query_eqn(self, vector: int) -> int:
-        """See `Provider`."""
         eqn = c_uint32()
         code = self.mlx5.mlx5dv_devx_query_eqn(self.context, vector, byref(eqn))
         self._check(f"mlx5dv_devx_query_eqn of completion vector {vector}", code)
         return eqn.value
 
     def query_clock(self) -> ClockInfo:
-        """See `Provider`."""
         info = s.mlx5dv_clock_info()
         self._check("mlx5dv_get_clock_info", self.mlx5.mlx5dv_get_clock_info(self.context, byref(info)))
         return ClockInfo(info.nsec, info.last_cycles, info.frac, info.mult, info.shift, info.mask)
@@ -188,7 +183,6 @@ class Mlx5Provider(VerbsDevice):
     # --- mailboxes ---------------------------------------------------------------------------------------------------
 
     def devx_obj_create(self, mailbox: bytes, out_size: int) -> tuple[int, bytes]:
-        """See `Provider`."""
         out = ctypes.create_string_buffer(out_size)
         made = self.mlx5.mlx5dv_devx_obj_create(self.context, mailbox, len(mailbox), out, out_size)
         if not made:
@@ -198,23 +192,18 @@ class Mlx5Provider(VerbsDevice):
         return handle, out.raw
 
     def devx_obj_modify(self, handle: int, mailbox: bytes, out_size: int) -> bytes:
-        """See `Provider`."""
         return self._command(self.mlx5.mlx5dv_devx_obj_modify, self.get("DEVX object", handle), mailbox, out_size)
 
     def devx_obj_query(self, handle: int, mailbox: bytes, out_size: int) -> bytes:
-        """See `Provider`."""
         return self._command(self.mlx5.mlx5dv_devx_obj_query, self.get("DEVX object", handle), mailbox, out_size)
 
     def general_cmd(self, mailbox: bytes, out_size: int) -> bytes:
-        """See `Provider`."""
         return self._command(self.mlx5.mlx5dv_devx_general_cmd, self.context, mailbox, out_size)
 
     def devx_objects(self) -> list[int]:
-        """See `Provider`."""
         return list(self._numbers)
 
     def devx_obj_destroy(self, handle: int) -> None:
-        """See `Provider`."""
         self.give_back("DEVX object", handle)
         del self._numbers[handle]
         for channel, ours in self._cookies.pop(handle, ()):
@@ -229,7 +218,7 @@ class Mlx5Provider(VerbsDevice):
     def _command_refused(self, mailbox: bytes, out: bytes, code: int) -> DocaError:
         if cmd.OUT.get(out, "status") == Status.OK and code == errno.EOPNOTSUPP:
             return NotSupportedError(
-                f"{self.name} takes no DEVX commands ({os.strerror(code)}): that needs the driver mlx5_ib with "
+                f"{self.name} takes no DEVX commands ({os.strerror(code)}): they need the driver mlx5_ib with "
                 "CONFIG_MLX5_INFINIBAND's user access, and firmware that allows it (UCTX_EN)"
             )
         if code in GONE:
@@ -241,7 +230,6 @@ class Mlx5Provider(VerbsDevice):
     # --- events ------------------------------------------------------------------------------------------------------
 
     def create_event_channel(self) -> int:
-        """See `Provider`."""
         pointer = self.mlx5.mlx5dv_devx_create_event_channel(self.context, 0)
         self.pointer("mlx5dv_devx_create_event_channel", pointer)
         with ExitStack() as undo:
@@ -262,14 +250,14 @@ class Mlx5Provider(VerbsDevice):
         self.mlx5.mlx5dv_devx_destroy_event_channel(channel.pointer)
 
     def event_fd(self, channel: int) -> int:
-        """See `Provider`: it is readable for events of the context, too."""
+        """Return the channel's descriptor. It is readable for events of the context, too."""
         return self.get("event channel", channel).queue.fd
 
     def subscribe(self, channel: int, handle: int | None, types: Iterable[EventType], cookie: int) -> None:
-        """See `Provider`. Each type has a cookie of its own, so that no event queue entry needs to be read.
+        """Subscribe to events. Each type has its own cookie, so that no event queue entry needs to be read.
 
-        Port and device are told by the context, not by DEVX. What a firmware does not let users hear is passed over,
-        except for completions.
+        The context reports events of port and device, not DEVX. Types that a firmware does not report to users are
+        skipped, except completions.
         """
         into = self.get("event channel", channel)
         if handle is None:
@@ -295,7 +283,7 @@ class Mlx5Provider(VerbsDevice):
             logger.debug("%s", error)
 
     def get_event(self, channel: int) -> Event | None:
-        """See `Provider`. DeviceFatalError when the device was taken away, and nothing will come any more."""
+        """Return the next event. DeviceFatalError if the device was removed: no more events will come."""
         source = self.get("event channel", channel)
         self._take_device_events()
         return source.queue.get() or self._object_event(source)
@@ -307,7 +295,7 @@ class Mlx5Provider(VerbsDevice):
             if told:
                 return Event(*told, room.raw[sizeof(s.mlx5dv_devx_async_event_hdr) :])
         if (code := ctypes.get_errno()) == errno.EOVERFLOW:
-            raise FullError(f"events of {self.name} were lost: the channel held as many as it can; read it more often")
+            raise FullError(f"events of {self.name} were lost: the channel was full; read it more often")
         if code not in (errno.EAGAIN, errno.EINTR):
             raise self.refused("mlx5dv_devx_get_event", code)
         poll = select.poll()
@@ -317,20 +305,19 @@ class Mlx5Provider(VerbsDevice):
         return None
 
     def _take_device_events(self) -> None:
-        """What the context tells goes to each channel that wants it."""
+        """Pass events of the context on to each channel that subscribed to them."""
         hearing = [channel for channel in self._channels if channel.device_cookie is not None]
         while hearing and (event := self.async_event()):
             told = of_port_or_device(event)
             self.verbs.ibv_ack_async_event(byref(event))
-            if told is None:  # of GIDs, LIDs and partitions, which nobody asks for
+            if told is None:  # of GIDs, LIDs and partitions, which have no subscribers
                 continue
             for channel in hearing:
                 channel.queue.put(Event(channel.device_cookie or 0, *told, eqe(*told)))
 
     def destroy_event_channel(self, channel: int) -> None:
-        """See `Provider`."""
         self.give_back("event channel", channel)
 
     def explain(self, qpn: int, vendor_syndrome: int | None) -> str | None:
-        """See `Provider`: a card gives no words."""
+        """Return None: a card gives no explanations."""
         return None

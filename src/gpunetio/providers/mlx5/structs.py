@@ -1,6 +1,6 @@
-"""What the headers of rdma-core declare, as far as it is used here: infiniband/verbs.h, then infiniband/mlx5dv.h.
+"""Declarations of rdma-core's headers that are used here: infiniband/verbs.h, then infiniband/mlx5dv.h.
 
-Names of structures, members and constants are the headers'. A pointer to something that is only handed on is `void_p`.
+Structures, members and constants have the headers' names. A pointer that is only passed on is a `void_p`.
 """
 
 from __future__ import annotations
@@ -256,7 +256,7 @@ class ibv_values_ex(Structure):
 
 
 class verbs_context(Structure):
-    """The context as drivers extend it, to the front: `sz` says how much of it is there."""
+    """The context with drivers' extensions in front of it. `sz` says how much of it exists."""
 
     _fields_ = [
         ("query_port", void_p),
@@ -471,7 +471,7 @@ class _wr(Union):
 
 
 class ibv_send_wr(Structure):
-    """The tail, which memory windows, TSO and XRC use, is room only."""
+    """The tail, for memory windows, TSO and XRC, is only reserved space."""
 
 
 ibv_send_wr._fields_ = [
@@ -538,7 +538,7 @@ MLX5DV_OBJ_AH, MLX5DV_OBJ_PD = 1 << 5, 1 << 6
 MLX5DV_UMEM_MASK_DMABUF = 1 << 0
 
 MLX5DV_UAR_ALLOC_TYPE_BF, MLX5DV_UAR_ALLOC_TYPE_NC = 0, 1
-MLX5DV_UAR_ALLOC_TYPE_NC_DEDICATED = 1 << 31  # in newer headers only; older libraries hand it on
+MLX5DV_UAR_ALLOC_TYPE_NC_DEDICATED = 1 << 31  # only in newer headers; older libraries pass it on
 
 MLX5DV_CONTEXT_FLAGS_CQE_V1 = 1 << 0
 
@@ -546,7 +546,7 @@ MLX5DV_CONTEXT_FLAGS_CQE_V1 = 1 << 0
 
 
 class mlx5dv_context(Structure):
-    """What a device can do; `comp_mask` asks for what is behind it."""
+    """What a device can do. `comp_mask` requests the fields at the end."""
 
     _fields_ = [
         ("version", c_uint8),
@@ -642,7 +642,7 @@ class mlx5dv_devx_event_channel(Structure):
 
 
 class mlx5dv_devx_async_event_hdr(Structure):
-    """The event's EQE follows, unless the channel was created without."""
+    """The event's EQE follows, unless the channel was created without it."""
 
     _fields_ = [("cookie", c_uint64)]
 

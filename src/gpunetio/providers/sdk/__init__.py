@@ -1,1 +1,1 @@
-"""The DOCA SDK's control path instead of gpunetio's own, for a hardware device: see docs/sdk-mode.md."""
+"""The DOCA SDK's control path in place of gpunetio's own, for a hardware device. See docs/sdk-mode.md."""

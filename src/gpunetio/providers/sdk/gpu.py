@@ -1,4 +1,4 @@
-"""The DOCA SDK's handle of a GPU, beside our own."""
+"""The DOCA SDK's GPU handle, besides our own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .signatures import GPU
 
 
 def create_gpu(bus_id: str) -> Callable[[], None] | None:
-    """`doca_gpu_create`, if the environment asks for the SDK, and it is there: what destroys the handle."""
+    """Create the SDK's handle (`doca_gpu_create`) if the SDK is in use. Return the function that destroys it."""
     found = sdk()
     if found is None or not found.use(GPU):
         return None

@@ -1,4 +1,4 @@
-"""DOCA's own libraries, when DOCA_SDK_LIB_PATH names their folder: loading, calls, and what the log says of it."""
+"""DOCA's own libraries, if DOCA_SDK_LIB_PATH names their folder: loading, calls, and what the log says about them."""
 
 from __future__ import annotations
 
@@ -16,20 +16,23 @@ from ...errors import DocaErrorCode, NotSupportedError, error_of
 from .signatures import COMMON, GPUNETIO, RESULTS, VERBS, Area, Types
 
 VARIABLE = "DOCA_SDK_LIB_PATH"
-_IN_ORDER = COMMON, VERBS, GPUNETIO  # each one needs those before it
+_IN_ORDER = COMMON, VERBS, GPUNETIO  # each library needs the ones before it
 
 logger: logging.Logger = logging.getLogger("gpunetio.sdk")
 
 
 @functools.cache
 def sdk() -> Sdk | None:
-    """The libraries in the folder that the environment names, which is read once; None when it names none."""
+    """Return the libraries in the folder that the environment names; None if it names none.
+
+    The environment is read once.
+    """
     folder = os.environ.get(VARIABLE)
     return Sdk(folder) if folder else None
 
 
 def not_in_sdk_mode(what: str, why: str) -> NotSupportedError:
-    """The error for something that the SDK does not do for gpunetio."""
+    """Return the error for something that the SDK does not do for gpunetio."""
     return NotSupportedError(f"{what}: not in SDK mode, {why}; unset {VARIABLE} to use gpunetio's own control path")
 
 
@@ -39,7 +42,7 @@ class Sdk:
     def __init__(self, folder: str):
         self.folder = folder
         self._libraries: dict[str, ctypes.CDLL | OSError] = {}
-        self._areas: dict[Area, bool] = {}  # whether all of it is bound
+        self._areas: dict[Area, bool] = {}  # whether all its functions are bound
         self._functions: dict[str, Any] = {}
         self._makes: dict[str, str] = {}
         self._told: set[str] = set()
@@ -48,7 +51,10 @@ class Sdk:
     # --- loading -----------------------------------------------------------------------------------------------------
 
     def use(self, *areas: Area) -> bool:
-        """Bind areas that are of use only together: whether all of it is there. If not, gpunetio does it itself."""
+        """Bind areas that are useful only together.
+
+        Return whether all are available; if not, gpunetio does the work itself.
+        """
         with self._lock:
             bound = [self._bind(area) for area in areas]
             if not all(bound):
@@ -72,9 +78,9 @@ class Sdk:
         return self._areas.setdefault(area, False)
 
     def _library(self, name: str) -> ctypes.CDLL | OSError:
-        """A library, or why it cannot be loaded."""
+        """Return a library, or the error that says why it cannot be loaded."""
         if name not in self._libraries:
-            # The loader need not know this folder: it takes what a library needs from those that are loaded.
+            # The loader need not know this folder: it resolves dependencies from libraries that are already loaded.
             for needed in _IN_ORDER[: _IN_ORDER.index(name)]:
                 self._library(needed)
             try:
@@ -97,7 +103,7 @@ class Sdk:
         return found
 
     def _tell(self, what: str, state: str, which: str) -> None:
-        """Say of something, once, which of the two makes it."""
+        """Log once whether the SDK or gpunetio makes something."""
         if what not in self._told:
             self._told.add(what)
             logger.warning("Env var %s set to %s%s", VARIABLE, self.folder, state)
@@ -106,7 +112,7 @@ class Sdk:
     # --- calls -------------------------------------------------------------------------------------------------------
 
     def get(self, name: str, *args: Any) -> Any:
-        """Call a function: what it returns. NotSupportedError for one that this release does not have."""
+        """Call a function and return its result. NotSupportedError if this release lacks it."""
         if name not in self._functions:
             raise not_in_sdk_mode(name, f"as the libraries in {self.folder} do not have it")
         return self._functions[name](*args)
@@ -118,7 +124,7 @@ class Sdk:
             raise error_of(code, f"{name} of the DOCA SDK failed with {code} ({known})")
 
     def make(self, name: str, *args: Any) -> int:
-        """Call a function that makes something: the pointer to it, which comes behind the last argument."""
+        """Call a function that creates an object. Return the pointer that it stores through its last argument."""
         made = ctypes.c_void_p()
         self.call(name, *args, ctypes.byref(made))
         if what := self._makes.get(name):
@@ -128,7 +134,7 @@ class Sdk:
 
     @contextmanager
     def attributes(self, kind: str, *of: Any, **attributes: Any) -> Iterator[int]:
-        """An object of attributes that are set, for as long as the block: `…_create`, `…_set_…`, `…_destroy`."""
+        """Create an object with these attributes for the block: `…_create`, `…_set_…`, `…_destroy`."""
         pointer = self.make(f"{kind}_create", *of)
         try:
             for name, value in attributes.items():

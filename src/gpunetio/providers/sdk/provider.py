@@ -1,7 +1,7 @@
-"""A card whose queues the DOCA SDK makes: commands for them become calls of its functions, all else stays rdma-core's.
+"""A card whose queues the DOCA SDK creates. Commands for queues become calls of its functions; rdma-core does the rest.
 
-Rings and doorbell records lie in memory that the caller gives, and the SDK is told that somebody else works at them
-(external data path). So kernels and the CPU use these queues like all others.
+Rings and doorbell records lie in memory of the caller, with an external data path in the SDK. So kernels and the CPU
+use these queues like all others.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from .signatures import DEVICE
 
 _NO_FLAGS = 0  # DOCA_VERBS_CONTEXT_CREATE_FLAGS_NONE
 _ON = 1
-_RECORD_ALIGNMENT = 64  # of the doorbell record, which the SDK expects behind the ring of a CQ or SRQ
-# Open GPUNetIO hands `ibv_access_flags` on as `doca_access_flag`. The order of remote rights there is not known:
-# none of them is asked for alone.
+_RECORD_ALIGNMENT = 64  # of the doorbell record, which the SDK expects after the ring of a CQ or SRQ
+# Open GPUNetIO passes `ibv_access_flags` as `doca_access_flag`. The order of remote rights there is unknown, so
+# no remote right is requested alone.
 _ACCESS = {Access.LOCAL_READ: 0x0, Access.LOCAL_WRITE: 0x1, Access.all(): 0xF}
-_CREATED_OUT = cmd.CREATE_QP_OUT  # the number is at the same place in all of them
+_CREATED_OUT = cmd.CREATE_QP_OUT  # the number has the same offset in all of them
 _AnyProvider = TypeVar("_AnyProvider", bound=Provider)
 
 
 def through_sdk(provider: _AnyProvider) -> _AnyProvider:
-    """The same device; if the environment asks for the SDK, and it is there, the SDK makes the queues.
+    """Return the same device. If the SDK is in use, it creates the queues of the returned device.
 
-    When the SDK cannot open the device, that is closed.
+    If the SDK cannot open the device, the device is closed.
     """
     found = sdk()
     if found is None or not found.use(*DEVICE):
         return provider
-    return cast(_AnyProvider, SdkProvider(provider, found))  # it stands for all of the provider
+    return cast(_AnyProvider, SdkProvider(provider, found))  # it has all methods of the provider
 
 
 @dataclass
@@ -57,7 +57,10 @@ class _Umem:
 
 @dataclass
 class _Queue:
-    """A CQ, QP or SRQ of the SDK's. `qpc` is what commands have said of a QP so far, `initial` what they said first."""
+    """A CQ, QP or SRQ of the SDK.
+
+    `qpc` has what commands have set in a QP so far; `initial` has the first command's values.
+    """
 
     kind: str
     number: int
@@ -68,14 +71,14 @@ class _Queue:
 
 
 class SdkProvider:
-    """One open of a card in SDK mode. What is not here is the provider's below."""
+    """One open of a card in SDK mode. The provider below has all other methods."""
 
-    carries_mailboxes = False  # it understands those of `verbs`
+    carries_mailboxes = False  # it understands only those of `verbs`
 
     def __init__(self, provider: Any, sdk: Sdk):
         self._provider, self._sdk = provider, sdk
         self._umems: dict[int, _Umem] = {}  # by UMEM id
-        self._uars: dict[int, list[int]] = {}  # page id → pointers: all non-cached ones are of one page
+        self._uars: dict[int, list[int]] = {}  # page id → pointers: all non-cached UARs share one page
         self._queues: dict[int, _Queue] = {}  # by handle, which is the pointer
         self._numbers: dict[tuple[str, int], _Queue] = {}
         self._pid = os.getpid()
@@ -97,7 +100,7 @@ class SdkProvider:
         return getattr(self._provider, name)
 
     def close(self) -> None:
-        """See `Provider`. What was made of it is gone before."""
+        """Release the device, after everything that was created on it."""
         if self._pid == os.getpid():
             self._undo.close()
 
@@ -107,7 +110,7 @@ class SdkProvider:
         return pointer
 
     def _values(self, getter: str, pointer: int, *types: Any) -> list[int]:
-        """What a getter puts behind its arguments."""
+        """Return what a getter stores through its trailing arguments."""
         values = [kind() for kind in types]
         self._sdk.call(getter, pointer, *map(byref, values))
         return [value.value or 0 for value in values]
@@ -115,7 +118,6 @@ class SdkProvider:
     # --- memory and doorbells of queues ------------------------------------------------------------------------------
 
     def reg_umem(self, address: int, nbytes: int, access: Access) -> int:
-        """See `Provider`."""
         if access not in _ACCESS:
             raise not_in_sdk_mode(f"a UMEM with access {access!r}", "as the values of doca_access_flag are not known")
         with ExitStack() as undo:
@@ -129,16 +131,13 @@ class SdkProvider:
         return umem_id
 
     def reg_dmabuf_umem(self, fd: int, offset: int, nbytes: int, access: Access) -> int:
-        """See `Provider`."""
         raise not_in_sdk_mode("a UMEM in a dmabuf", "as doca_umem_gpu_create takes GPU memory and no descriptor")
 
     def dereg_umem(self, umem_id: int) -> None:
-        """See `Provider`."""
         self._sdk.call("doca_umem_destroy", self._umems[umem_id].pointer)
         del self._umems[umem_id]
 
     def alloc_uar(self, kind: UarAllocationType) -> UarPage:
-        """See `Provider`."""
         with ExitStack() as undo:
             pointer = self._make(undo, "doca_uar_destroy", "doca_uar_create", self._dev, kind)
             (page_id,) = self._values("doca_uar_id_get", pointer, c_uint32)
@@ -148,19 +147,18 @@ class SdkProvider:
         return UarPage(page_id, register - UAR_REG_OFFSET, register)
 
     def free_uar(self, page: UarPage) -> None:
-        """See `Provider`."""
         pointers = self._uars[page.page_id]
         self._sdk.call("doca_uar_destroy", pointers[-1])
         pointers.pop()
 
     def doorbell_register(self, uar: UarPage, qpn: int) -> int:
-        """See `Provider`: the SDK knows which one the queue pair's send_dbr_mode takes."""
+        """Return the register for `qpn`: the SDK knows which one the queue pair's send_dbr_mode needs."""
         return self._sdk.get("doca_verbs_qp_get_uar_addr", self._queue("QP", qpn))
 
     # --- queues ------------------------------------------------------------------------------------------------------
 
     def devx_obj_create(self, mailbox: bytes, out_size: int) -> tuple[int, bytes]:
-        """See `Provider`. The mailbox names UMEMs, UARs and queues that were made here."""
+        """Create a queue from a mailbox. The UMEMs, UARs and queues that it names were created here."""
         create = {
             Opcode.CREATE_CQ: self._create_cq, Opcode.CREATE_QP: self._create_qp, Opcode.CREATE_RMP: self._create_srq,
         }[_opcode(mailbox)]  # fmt: skip
@@ -171,11 +169,9 @@ class SdkProvider:
         return queue.pointer, bytes(_CREATED_OUT.pack(qpn=queue.number))
 
     def devx_objects(self) -> list[int]:
-        """See `Provider`."""
         return list(self._queues)
 
     def devx_obj_destroy(self, handle: int) -> None:
-        """See `Provider`."""
         queue = self._queues.pop(handle)
         del self._numbers[queue.kind, queue.number]
         queue.undo.close()
@@ -206,7 +202,7 @@ class SdkProvider:
         entries, stride = 1 << wq["log_wq_sz"], 1 << wq["log_wq_stride"]
         umem_id, offset = wq["wq_umem_id"], wq["wq_umem_offset"]
         ring, record = self._ring_and_record(umem_id, offset, entries * stride, wq)
-        linked = wq["wq_type"] == WqType.LINKED_LIST  # then a WQE begins with a segment more, and one WQE stays free
+        linked = wq["wq_type"] == WqType.LINKED_LIST  # then a WQE has one more segment, and one WQE stays free
         with self._sdk.attributes(
             "doca_verbs_srq_init_attr",
             srq_wr=entries - linked,
@@ -240,7 +236,7 @@ class SdkProvider:
             "external_dbr_umem": (record.pointer, q["dbr_addr"]),
             "external_uar": self._uars[q["uar_page"]][0],
         }
-        # The ring's size is what counts, and this size of requests makes it.
+        # Only the ring's size matters, and requests of this size give that ring.
         sq_entries, rq_entries, stride = 0, 0, SEGMENT << q["log_rq_stride"]
         if not q["no_sq"]:
             sq_entries = 1 << q["log_sq_size"]
@@ -273,12 +269,15 @@ class SdkProvider:
         return self._numbers[kind, number].pointer
 
     def _import_pd(self, undo: ExitStack, pdn: int) -> int:
-        """The SDK's view of a protection domain, for one queue."""
+        """Import a protection domain into the SDK, for one queue."""
         pd = self._provider.ibv_pd(pdn)
         return self._make(undo, "doca_verbs_pd_destroy", "doca_verbs_bridge_verbs_pd_import", pd)
 
     def _ring_and_record(self, umem_id: int, offset: int, nbytes: int, named: dict[str, Any]) -> tuple[int, int]:
-        """Addresses of a CQ's or SRQ's ring and record. The SDK is told of the ring, and takes what is behind it."""
+        """Return the addresses of a CQ's or SRQ's ring and record.
+
+        The SDK takes the ring's address and derives the record's.
+        """
         behind = offset + round_up(nbytes, _RECORD_ALIGNMENT)
         if (named["dbr_umem_id"], named["dbr_addr"]) != (umem_id, behind):
             raise not_in_sdk_mode(
@@ -291,7 +290,6 @@ class SdkProvider:
     # --- states of a queue pair --------------------------------------------------------------------------------------
 
     def devx_obj_modify(self, handle: int, mailbox: bytes, out_size: int) -> bytes:
-        """See `Provider`."""
         queue, opcode = self._queues[handle], _opcode(mailbox)
         if opcode in (Opcode.MODIFY_CQ, Opcode.RTS2SQD_QP, Opcode.SQD2RTS_QP) or _names_udp_sport(mailbox):
             raise not_in_sdk_mode(f"{Opcode(opcode).name} of {queue.kind} {queue.number:#x}", "as it has no such call")
@@ -313,10 +311,10 @@ class SdkProvider:
         return bytes(out_size)
 
     def devx_obj_query(self, handle: int, mailbox: bytes, out_size: int) -> bytes:
-        """See `Provider`. The SDK tells the state; all else is as commands have set it."""
+        """Query a queue. The SDK reports the state; everything else is what commands have set."""
         queue = self._queues[handle]
         if queue.qpc is None:
-            raise not_in_sdk_mode(f"asking about {queue.kind} {queue.number:#x}", "which tells nothing of limits")
+            raise not_in_sdk_mode(f"asking about {queue.kind} {queue.number:#x}", "as it does not report limits")
         mask = c_int(sum(QpAttrMask))
         with (
             self._sdk.attributes("doca_verbs_qp_attr") as attr,
@@ -325,7 +323,7 @@ class SdkProvider:
             self._sdk.call("doca_verbs_qp_query", queue.pointer, attr, init_attr, byref(mask))
             state = self._sdk.get("doca_verbs_qp_attr_get_current_state", attr)
         if state not in transitions.STATE_IN_QPC:
-            raise UnexpectedError(f"the DOCA SDK reports state {state} of QP {queue.number:#x}, which is none")
+            raise UnexpectedError(f"the DOCA SDK reports state {state} of QP {queue.number:#x}, which does not exist")
         out, at = cmd.QUERY_QP_OUT.pack(), cmd.QUERY_QP_OUT.offset("qpc")
         out[at : at + QPC.size] = queue.qpc
         QPC.update(out, at, state=transitions.STATE_IN_QPC[QpState(state)])
@@ -334,7 +332,7 @@ class SdkProvider:
     # --- events ------------------------------------------------------------------------------------------------------
 
     def subscribe(self, channel: int, handle: int | None, types: Iterable[EventType], cookie: int) -> None:
-        """See `Provider`. DEVX tells nothing of the SDK's queues: not of their completions, nor of their errors."""
+        """Subscribe to events. DEVX reports neither completions nor errors of the SDK's queues."""
         if handle is None:
             self._provider.subscribe(channel, handle, types, cookie)
         elif EventType.COMPLETION in types:
@@ -346,14 +344,14 @@ def _opcode(mailbox: bytes) -> Opcode:
 
 
 def _agree(kind: str, found: list[int], wanted: list[int]) -> None:
-    """UnexpectedError unless the SDK has laid a queue out as it was asked to."""
+    """Raise UnexpectedError unless the SDK has laid a queue out as it was asked to."""
     if found != wanted:
         raise UnexpectedError(
-            f"the DOCA SDK has laid out a {kind} as {[hex(value) for value in found]}, and not as "
+            f"the DOCA SDK has laid out a {kind} as {[hex(value) for value in found]}, not as "
             f"{[hex(value) for value in wanted]}"
         )
 
 
 def _names_udp_sport(mailbox: bytes) -> bool:
-    """Whether it chooses a UDP source port, which is in a second mask."""
+    """Return whether the command sets a UDP source port, which is in a second mask."""
     return _opcode(mailbox) == Opcode.RTS2RTS_QP and cmd.RTS2RTS_QP_IN.get(mailbox, "opt_param_mask_95_32") != 0

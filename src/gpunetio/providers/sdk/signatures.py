@@ -1,7 +1,7 @@
-"""The functions of DOCA's libraries that are bound, by area, with their types.
+"""The bound functions of DOCA's libraries, by area, with their types.
 
-They are those whose types NVIDIA's documents and BSD-licensed sources show: the guide to DOCA Verbs, the samples, and
-open GPUNetIO, where a `doca_verbs_context` takes the place of `ibv_context` and a `doca_verbs_pd` that of `ibv_pd`.
+NVIDIA's documents and BSD-licensed sources show these types: the guide to DOCA Verbs, the samples, and open GPUNetIO,
+where a `doca_verbs_context` replaces `ibv_context` and a `doca_verbs_pd` replaces `ibv_pd`.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ class Gid(ctypes.Structure):
 
 @dataclass(frozen=True, eq=False)
 class Area:
-    """Functions that are used together or not at all, and the libraries that they are in.
+    """Functions that are used together or not at all, and their libraries.
 
-    `makes` says what the log calls that which a function makes. `optional` ones are not in every release.
+    `makes` is the log's name for what a function creates. Some releases lack the `optional` functions.
     """
 
-    libraries: tuple[str, ...]  # in the order in which they are looked for
+    libraries: tuple[str, ...]  # in search order
     makes: dict[str, str]
     functions: Types
     optional: Types = field(default_factory=dict)
 
 
 def _attributes(kind: str, *of: Any, **attributes: Any) -> Types:
-    """An object of attributes, which is made `of` something: create, destroy and a setter for each attribute."""
+    """Return the types for an attribute object created from `of`: create, destroy and a setter for each attribute."""
     setters = {f"{kind}_set_{name}": (void_p, *_tuple(types)) for name, types in attributes.items()}
     return {f"{kind}_create": (*of, OUT), f"{kind}_destroy": (void_p,), **setters}
 
@@ -159,7 +159,7 @@ _SRQ = Area(
         "doca_verbs_srq_get_dbr_addr": (void_p,),
     },
 )  # fmt: skip
-DEVICE = (_DEV, _AH, _CQ, _UMEM, _UAR, _QP, _SRQ)  # as the log tells of them
+DEVICE = (_DEV, _AH, _CQ, _UMEM, _UAR, _QP, _SRQ)  # names for the log
 
 RESULTS: dict[str, Any] = {  # all others return a doca_error_t
     "doca_verbs_cq_get_cqn":       c_uint32,

@@ -1,4 +1,4 @@
-"""Commands that move a queue pair, read as attributes of the DOCA SDK."""
+"""Commands that move a queue pair between states, converted to attributes of the DOCA SDK."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .signatures import Gid
 
 _M = QpAttrMask
 _PATH = "primary_address_path"
-_TRANSITION_IN = cmd.RST2INIT_QP_IN  # opt_param_mask and QPC are at the same places in all transitions
+_TRANSITION_IN = cmd.RST2INIT_QP_IN  # opt_param_mask and QPC have the same offsets in all transitions
 _DSCP_SHIFT = 2  # a traffic class is 6 bits of DSCP, then 2 of ECN
 _IPV4_MAPPED = bytes(10) + b"\xff\xff"
 
@@ -27,7 +27,7 @@ STATE_IN_QPC = {
     QpState.RST: cmd.QpState.RST, QpState.INIT: cmd.QpState.INIT, QpState.RTR: cmd.QpState.RTR,
     QpState.RTS: cmd.QpState.RTS, QpState.ERR: cmd.QpState.ERR,
 }  # fmt: skip
-# What a transition always carries, and what it does when opt_param_mask says so. RST2INIT has no such mask.
+# What a transition always carries, and what it carries if opt_param_mask says so. RST2INIT has no such mask.
 _CARRIED = {
     Opcode.RST2INIT_QP:
         _M.PKEY_INDEX | _M.PORT_NUM | _M.ALLOW_REMOTE_WRITE | _M.ALLOW_REMOTE_READ | _M.ATOMIC_MODE,
@@ -49,7 +49,7 @@ _NOT_OF_UC = (
 
 @dataclass(frozen=True)
 class _Attribute:
-    """An attribute of the SDK's, and the field of the QPC or, after a dot, of its path that it comes from."""
+    """An attribute of the SDK, and its source: a field of the QPC or, after a dot, of its path."""
 
     mask: QpAttrMask
     name: str
@@ -62,7 +62,7 @@ def _power(log: int) -> int:
 
 
 def _mtu(code: int) -> int:
-    """`enum doca_verbs_mtu_size` counts from 0."""
+    """Return `enum doca_verbs_mtu_size`, which counts from 0."""
     return code - PrmMtu.MTU_256
 
 
@@ -83,13 +83,13 @@ _ATTRIBUTES = (
     _Attribute(_M.MAX_QP_RD_ATOMIC,   "max_rd_atomic",      "log_sra_max",            _power),
     _Attribute(_M.MAX_DEST_RD_ATOMIC, "max_dest_rd_atomic", "log_rra_max",            _power),
 )  # fmt: skip
-# Of the address handle. A queue pair that is connected changes only the first two.
+# Of the address handle. A connected queue pair changes only the first two.
 _NEW_ADDRESS = ("src_addr_index", "dscp")
 _ADDRESS = (*_NEW_ADDRESS, "rgid_rip", "rlid", "sl", "stat_rate", "hop_limit", "tclass", "grh")
 
 
 def carried(mailbox: bytes, qp_type: int) -> QpAttrMask:
-    """Which attributes a transition carries besides the states."""
+    """Return the attributes that a transition carries besides the states."""
     opcode = Opcode(int.from_bytes(mailbox[:2], "big"))
     if opcode in (Opcode.QP_2ERR, Opcode.QP_2RST):
         return _M(0)
@@ -101,7 +101,7 @@ def carried(mailbox: bytes, qp_type: int) -> QpAttrMask:
 
 
 def take_over(qpc: bytearray, mailbox: bytes, mask: QpAttrMask) -> None:
-    """Put the attributes that a transition carries into a QPC."""
+    """Copy the attributes that a transition carries into a QPC."""
     opcode, base = int.from_bytes(mailbox[:2], "big"), _TRANSITION_IN.offset("qpc")
     names = [attribute.field for attribute in _ATTRIBUTES if attribute.mask in mask]
     if _M.ATOMIC_MODE in mask:
@@ -115,7 +115,7 @@ def take_over(qpc: bytearray, mailbox: bytes, mask: QpAttrMask) -> None:
 
 
 def attributes(qpc: bytes | bytearray, mask: QpAttrMask) -> dict[str, int]:
-    """The values of `doca_verbs_qp_attr`, without the address handle."""
+    """Return the values of `doca_verbs_qp_attr`, without the address handle."""
     return {
         attribute.name: attribute.decode(QPC.get(qpc, attribute.field))
         for attribute in _ATTRIBUTES
@@ -124,7 +124,7 @@ def attributes(qpc: bytes | bytearray, mask: QpAttrMask) -> dict[str, int]:
 
 
 def address(qpc: bytes | bytearray, link_layer: LinkLayer) -> dict[str, Any]:
-    """The values of `doca_verbs_ah_attr`."""
+    """Return the values of `doca_verbs_ah_attr`."""
     path = QPC.get(qpc, _PATH)
     gid = path["rgid_rip"]
     if link_layer == LinkLayer.ETHERNET:
