@@ -447,7 +447,7 @@ def test_another_address_to_call():
     with socket.create_server(("127.0.0.7", 0)) as server:
         port = server.getsockname()[1]
         told = error("put_bw", "-c", "127.0.0.1", "--target", "cpu", "--port", port)
-    assert told.endswith("Connection refused. A server of this host waits at 127.0.0.7: call that address")
+    assert told.endswith("Connection refused. A server on this host listens at 127.0.0.7: use that address")
 
 
 @pytest.mark.parametrize("option", ["--trace", "--plot"])

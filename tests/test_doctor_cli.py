@@ -119,7 +119,7 @@ def test_redact(recorded, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--redact"], "--redact is about the file of --record, which is missing"),
+        (["--redact"], "--redact changes the file of --record: give --record FILE, too"),
         (["--replay", "no-such-file"], "no-such-file: No such file or directory"),
         (["--replay", __file__], "is not a recording of `gpunetio doctor --record`"),
         (["--record", "no/such/folder/r.json"], "no/such/folder/r.json: No such file or directory"),

@@ -130,23 +130,23 @@ def test_a_peer_that_speaks_nonsense_is_one_error_soon(data):
 @pytest.mark.parametrize(
     "data, text",
     [
-        (b"GET / HTTP/1.0\r\n", "is no program of gpunetio: it sent b'GET '"),
-        (b"x", "is no program of gpunetio"),
-        (raw(b"{}", version=77), f"speaks version 77 of the exchange and this end version {VERSION}"),
+        (b"GET / HTTP/1.0\r\n", "is not a gpunetio program: it sent b'GET ' instead of b'GPNT'"),
+        (b"x", "is not a gpunetio program"),
+        (raw(b"{}", version=77), f"speaks version 77 of the protocol and this end version {VERSION}"),
         (raw(b"", length=MAX_BODY + 1), f"announced a message of {MAX_BODY + 1} bytes: {MAX_BODY} is the limit"),
-        (raw(b"{"), "no JSON object with a kind"),
-        (raw(b"[]"), "no JSON object with a kind"),
-        (raw(b"{}"), "no JSON object with a kind"),
-        (raw(b'{"kind": 1}'), "no JSON object with a kind"),
-        (raw(b"\xff"), "no JSON object with a kind"),
-        (raw(b"[" * 100_000), "no JSON object with a kind"),
-        (raw(b'{"kind": "hello", "n": ' + b"9" * 10_000 + b"}"), "no JSON object with a kind"),
-        (encode("other"), "sent 'other' where 'hello' was due"),
+        (raw(b"{"), "not a JSON object with a kind"),
+        (raw(b"[]"), "not a JSON object with a kind"),
+        (raw(b"{}"), "not a JSON object with a kind"),
+        (raw(b'{"kind": 1}'), "not a JSON object with a kind"),
+        (raw(b"\xff"), "not a JSON object with a kind"),
+        (raw(b"[" * 100_000), "not a JSON object with a kind"),
+        (raw(b'{"kind": "hello", "n": ' + b"9" * 10_000 + b"}"), "not a JSON object with a kind"),
+        (encode("other"), "sent 'other' instead of 'hello'"),
         (encode("hello")[:-1], "closed the connection in the middle of a message"),
         (b"", "closed the connection: it died"),
         (encode("error", text="boom\x1b[2J"), "ended with an error: boom?[2J"),
         (encode("interrupted"), "was interrupted (Ctrl+C)"),
-        (encode("spam") * 100, "messages that nobody asked for"),
+        (encode("spam") * 100, "messages that this end did not ask for"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_said(data, text):
@@ -281,7 +281,7 @@ def test_nobody_there():
 @pytest.mark.parametrize("host", ["no.such.host.invalid", "", "a..b", "\udcff"])
 def test_no_address(host):
     if host:
-        with pytest.raises(OperatingSystemError, match="is no address"):
+        with pytest.raises(OperatingSystemError, match="is not an address"):
             dial(host, 1)
 
 
@@ -307,7 +307,7 @@ def test_one_client_only():
 
 
 def test_no_client_calls():
-    with pytest.raises(TimedOutError, match="no client called"):
+    with pytest.raises(TimedOutError, match="no client connected"):
         accept(listen("127.0.0.1", 0), timeout=0.05)
 
 
@@ -333,21 +333,21 @@ def test_strangers_do_not_keep_the_client_out(caplog, monkeypatch):
         with sock:
             assert sock.recv(1 << 16) == encode("ping")  # nothing was taken from it
     told = [record.getMessage() for record in caplog.records]
-    assert "127.0.0.1 called and has hung up: that is no client; still waiting for one" in told
-    assert "127.0.0.1 called and has said b'GET ': that is no client; still waiting for one" in told
-    assert any("has said nothing, and many others call" in text for text in told)
+    assert "127.0.0.1 connected and has disconnected: it is not a client; still waiting for one" in told
+    assert "127.0.0.1 connected and has sent b'GET ': it is not a client; still waiting for one" in told
+    assert any("has sent nothing, and many others are connecting" in text for text in told)
 
 
 def test_a_stranger_that_says_nothing_is_hung_up_on(caplog, monkeypatch):
     monkeypatch.setattr(exchange, "STEP_SECONDS", 0.05)
     listener = listen("127.0.0.1", 0)
     with stray(listener.getsockname()[1], b"GP") as silent:
-        with pytest.raises(TimedOutError, match="no client called within 1 s"):
+        with pytest.raises(TimedOutError, match="no client connected within 1 s"):
             accept(listener, timeout=1)
         silent.settimeout(5)
         with contextlib.suppress(ConnectionResetError):  # which closing with unread bytes is
             assert silent.recv(1) == b""
-    assert "127.0.0.1 called and has said nothing: that is no client; still waiting for one" in caplog.text
+    assert "127.0.0.1 connected and has sent nothing: it is not a client; still waiting for one" in caplog.text
 
 
 def test_a_server_of_a_benchmark_waits_on():
@@ -670,7 +670,7 @@ def test_a_client_that_speaks_nonsense(step):
     error = server.join()
     puppet.link.close()
     assert isinstance(error, PeerError)
-    assert "sent 'nonsense' where" in one_line(error)
+    assert "sent 'nonsense' instead of" in one_line(error)
 
 
 WRONG_VALUES = [

@@ -320,7 +320,7 @@ def test_callers_that_are_wrong_are_told_and_the_others_go_on():
         lambda: (time.sleep(0.5), wrong_then_right())[1],
         lambda: TcpRendezvous(2, 3, port=port, timeout=20),
     )
-    assert "takes part in a rendezvous of 5 ranks, this one has 3" in wrong[0]
+    assert "takes part in a rendezvous of 5 ranks, but this one has 3" in wrong[0]
     assert "wants to be rank 2, which has joined already" in wrong[1]
     at_once(first.close, last.close, second.close)
 
@@ -331,10 +331,10 @@ def test_who_is_missing_is_named():
         lambda: TcpRendezvous(0, 4, port=port, timeout=0.5), lambda: TcpRendezvous(2, 4, port=port, timeout=0.5)
     )
     assert isinstance(first, TimedOutError)
-    assert f"ranks 1, 3 of 4 did not call on 127.0.0.1 port {port} within 0.5 s" in str(first)
+    assert f"ranks 1, 3 of 4 did not connect to 127.0.0.1 port {port} within 0.5 s" in str(first)
     with pytest.raises(TimedOutError, match="rank 0 did not answer"):
         TcpRendezvous(1, 2, port=port, timeout=0.3)
-    with pytest.raises(OperatingSystemError, match="cannot call rank 0 at 'no such host'"):
+    with pytest.raises(OperatingSystemError, match="cannot connect to rank 0 at 'no such host'"):
         TcpRendezvous(1, 2, "no such host", port, timeout=5)
 
 

@@ -396,7 +396,7 @@ def test_show_mistakes(other):
     text = error("show", "qp", "0xfffff1", "--pid", other.pid)
     assert text.startswith(f"there is no qp 0xfffff1: soft0 in process {other.pid} has 0x")
     assert error("show", "gid", 9, "--pid", other.pid).endswith("has 0, 1")
-    assert "'seven' is no number" in error("show", "qp", "seven", "--pid", other.pid, expect=2)
+    assert "'seven' is not a number" in error("show", "qp", "seven", "--pid", other.pid, expect=2)
     assert "is not one of 'qp'" in error("show", "nonsense", expect=2)
     text = error("show", "qp", "-d", "soft99")
     assert text.startswith("no software NIC soft99 runs; there are: ")

@@ -94,7 +94,7 @@ def test_a_gpu_that_only_nvidia_smi_shows(show):
     _, out, _ = show(changed(built(), node, said, folder("/sys/class/infiniband", "rxe0")))
     assert out == (
         "no place on a PCI bus\n├─ ca:00.0  GPU0, NVIDIA L4\n└─ rxe0, software\n\n      GPU0  rxe0\nGPU0  X     ?\n\n"
-        "GPU0: best with rxe0 (nobody knows how far it is; no active port)\n\n"
+        "GPU0: best with rxe0 (distance unknown; no active port)\n\n"
         "Not compared with nvidia-smi: nvidia-smi topo -m cannot be run: this recording does not have it\n"
     )
 

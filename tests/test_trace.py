@@ -173,7 +173,7 @@ def test_picture_of_nothing(tmp_path):
         (("put_bw", *HOST, "--trace", "/none/trace.json"), 1, "--trace /none/trace.json: there is no directory /none"),
         (("put_bw", *HOST, "--trace", "."), 2, "is a directory"),
         (("put_bw", *HOST, "--trace-plot", "x.jpg"), 1, "--trace-plot x.jpg: the suffix names the format"),
-        (("put_bw", "--trace", "x.json"), 2, "--trace belongs to the client: the server of put_bw has no kernel"),
+        (("put_bw", "--trace", "x.json"), 2, "--trace belongs to the client: the server of put_bw runs no kernel"),
         (("get_bw", "--trace-plot", "x.png"), 2, "--trace-plot belongs to the client"),
     ],
 )  # fmt: skip

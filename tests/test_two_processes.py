@@ -426,9 +426,9 @@ def test_other_sizes(port):
 
 
 NONSENSE = {
-    b"GET / HTTP/1.0\r\n\r\n": "is no program of gpunetio", b"": "closed the connection",
-    b"\0" * 4096: "is no program of gpunetio", b"0000:000000:000000:": "is no program of gpunetio",
-    struct.pack(">4sHI", b"GPNT", 9, 2) + b"{}": "speaks version 9 of the exchange",
+    b"GET / HTTP/1.0\r\n\r\n": "is not a gpunetio program", b"": "closed the connection",
+    b"\0" * 4096: "is not a gpunetio program", b"0000:000000:000000:": "is not a gpunetio program",
+    struct.pack(">4sHI", b"GPNT", 9, 2) + b"{}": "speaks version 9 of the protocol",
 }  # fmt: skip
 
 

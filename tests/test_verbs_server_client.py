@@ -405,7 +405,7 @@ def test_bursts_that_are_entered(port, operation, wire):
         enter(client, "0\n3\n\nmany\n-1\n 1 \n1\n")
         status, out, err = client.end()
         assert (status, err) == (0, "")
-        refused = re.findall(r"^(.*) is no number from 1 to 2$", out, re.MULTILINE)
+        refused = re.findall(r"^(.*) is not a number from 1 to 2$", out, re.MULTILINE)
         assert refused == ["'0'", "'3'", "''", "'many'", "'-1'"]
         assert out.count(PROMPT) == 2 + 5 + 1
         assert out.endswith(f"{FINISHED}\n")
@@ -425,7 +425,7 @@ def test_an_input_that_ends(port, text):
         enter(client, text)
         status, _, err = client.end()
         assert status == 1
-        assert "standard input is at its end; enter one for each burst, or give -b" in error_line(err)
+        assert "standard input has ended. Enter one for each burst, or give -b" in error_line(err)
         status, _, err = server.end()
         assert status == 1
         assert "ended with an error: no burst size: standard input" in error_line(err)

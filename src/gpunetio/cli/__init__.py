@@ -26,7 +26,7 @@ from .warm import warm
 @click.group(cls=OneLineUsage, context_settings={"help_option_names": ["-h", "--help"]})
 @version_option("--version")
 def app() -> None:
-    """DOCA GPUNetIO in Python: kernels that drive a network card, measured and looked at."""
+    """DOCA GPUNetIO in Python: kernels that drive a network card, with benchmarks and diagnostics."""
 
 
 for _command in (
@@ -37,7 +37,7 @@ for _command in (
 
 
 def main() -> None:
-    """Entry point of the `gpunetio` script."""
+    """Run the `gpunetio` script."""
     from .. import log
 
     log.configure()

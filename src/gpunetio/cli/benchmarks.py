@@ -34,24 +34,24 @@ _HELP = {
     "put_counter_lat": "Latency of puts that the NIC counts.",
 }
 _MORE = {
-    "put_bw": "The threads of two blocks share the queues, and each posts its own messages (doca_gpu_dev_verbs_put).",
-    "write_bw": "The threads of a block fill WQEs at computed indices, and the last one submits them together.",
-    "get_bw": "The threads of two blocks share the queues, and each posts its own reads (doca_gpu_dev_verbs_get).",
-    "put_signal_bw": "Behind each put an atomic adds 1 to the thread's flag at the server; what it was before comes "
-    "back, by which the thread knows that all is there (doca_gpu_dev_verbs_put_signal).",
-    "put_counter_bw": "The queue's companion waits for each put's completion and adds 1 to the thread's flag at the "
+    "put_bw": "The threads of two blocks share the queues. Each posts its own messages (doca_gpu_dev_verbs_put).",
+    "write_bw": "The threads of a block fill WQEs at computed indices. The last thread submits them together.",
+    "get_bw": "The threads of two blocks share the queues. Each posts its own reads (doca_gpu_dev_verbs_get).",
+    "put_signal_bw": "After each put, an atomic adds 1 to the thread's flag at the server. The old value comes "
+    "back and tells the thread that the data have arrived (doca_gpu_dev_verbs_put_signal).",
+    "put_counter_bw": "The queue's companion waits for each put's completion, then adds 1 to the thread's flag at the "
     "server (doca_gpu_dev_verbs_put_counter).",
-    "twosided_bw": "The server posts receives and tells the client how many; the client sends "
+    "twosided_bw": "The server posts receives and tells the client how many. The client sends "
     "(doca_gpu_dev_verbs_send, doca_gpu_dev_verbs_recv).",
     "write_lat": "Half a round trip between two kernel threads, each polling the last byte of what it receives.",
     "put_signal_lat": "Half a round trip between two kernel threads, each polling the flag that signals add to.",
-    "put_counter_lat": "Half a round trip between two kernel threads, each polling the flag that the far end's "
-    "companion adds to when its put is complete.",
+    "put_counter_lat": "Half a round trip between two kernel threads, each polling the flag that the peer's "
+    "companion adds to when the peer's put is complete.",
 }
 
 
 def benchmark_commands() -> list[click.Command]:
-    """A command for each benchmark."""
+    """Return a command for each benchmark."""
     return [_command(name) for name in _HELP]
 
 
@@ -86,7 +86,7 @@ def _command(name: str) -> click.Command:
 
 
 def _measure(options: Options, loopback: bool, output: _Output) -> bool:
-    """Run both ends, or the client: whether all that arrived was right."""
+    """Run both ends or the client. Return whether all data arrived correctly."""
     from ..bench.loopback import Loopback
     from ..bench.measure import measure
     from ..bench.remote import Client
@@ -104,7 +104,7 @@ def _measure(options: Options, loopback: bool, output: _Output) -> bool:
 
 
 def _serve(options: Options, output: _Output) -> bool:
-    """Be the server of one client: whether all that arrived, here or there, was right."""
+    """Serve one client. Return whether all data arrived correctly at both ends."""
     from ..bench.remote import Server
 
     with Server(options, output.waiting) as run:
@@ -115,14 +115,14 @@ def _serve(options: Options, output: _Output) -> bool:
 
 
 class _Files(NamedTuple):
-    """Where pictures and traces go."""
+    """Files for pictures and traces."""
 
     plot: Path | None
     trace: Path | None
     trace_plot: Path | None
 
     def write(self, run: Run, results: list[Result]) -> None:
-        """Write those that were asked for."""
+        """Write the files that were asked for."""
         from ..bench import plot, trace_plot
 
         title = f"{run.options.benchmark.title}, {run.role}"
@@ -138,18 +138,18 @@ class _Files(NamedTuple):
 
 
 class _Output:
-    """What a run prints."""
+    """Prints the output of a run."""
 
     def __init__(self, as_json: bool, gbits: bool, files: _Files):
         self.as_json, self._gbits, self._files = as_json, gbits, files
         self._results: list[Result] = []
 
     def waiting(self, address: str, port: int) -> None:
-        """A server can be called."""
+        """Say that a client may connect."""
         click.echo(f"Waiting for a client on {address} port {port} …", err=self.as_json)
 
     def begin(self, run: Run) -> None:
-        """All is ready."""
+        """Print the header: the run is ready."""
         from ..bench import report
 
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
@@ -159,7 +159,7 @@ class _Output:
             click.echo(self._table.heading)
 
     def add(self, result: Result) -> None:
-        """A size was measured."""
+        """Add the result of a size."""
         self._results.append(result)
         if not self.as_json:
             click.echo(self._table.row(result))
@@ -167,7 +167,7 @@ class _Output:
             complain(f"validation failed: {result.check.problem}")
 
     def end(self, run: Run) -> bool:
-        """All sizes were: whether all that arrived was right."""
+        """Print the end of the report. Return whether all data arrived correctly."""
         from ..bench import report
 
         results = self._results
@@ -176,11 +176,11 @@ class _Output:
             click.echo(report.as_json(run, results))
         else:
             self._conclude(run, results, valid)
-        self._files.write(run, results)  # last: a full disk takes no results away
+        self._files.write(run, results)  # last: a full disk must not cost the results
         return valid
 
     def _conclude(self, run: Run, results: list[Result], valid: bool) -> None:
-        """Print what stands below the table."""
+        """Print the lines below the table."""
         from ..bench import report
 
         for line in report.flag_lines(results):
@@ -194,7 +194,7 @@ class _Output:
 
 
 class _Progress:
-    """A progress bar of the sizes measured, on stderr where that is a terminal, in a `with` statement."""
+    """A progress bar of the sizes measured, for a `with` statement. It is on stderr, if that is a terminal."""
 
     def __init__(self, total: int, shown: bool):
         self._bar: Progress | None = None
@@ -219,15 +219,15 @@ class _Progress:
             self._bar.stop()
 
     def update(self, done: float) -> None:
-        """So many sizes are done."""
+        """Set the number of finished sizes."""
         if self._bar:
             self._bar.update(self._task, completed=done)
 
     @contextmanager
     def hidden(self) -> Iterator[None]:
-        """Take the bar off the terminal while something else is printed.
+        """Hide the bar while something else is printed.
 
-        Rich can print above a bar, but not what click writes, which goes to the terminal directly.
+        Rich can print above a bar, but click writes to the terminal directly.
         """
         self.__exit__()
         try:

@@ -1,4 +1,4 @@
-"""`gpunetio conformance`: hold a NIC against the contract of DOCA Verbs."""
+"""`gpunetio conformance`: check a NIC against the contract of DOCA Verbs."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @click.option("-d", "--device", "--ib-dev", metavar="NIC", default="soft0", show_default=True, help="The NIC to check.")
 @click.option("--peer", metavar="NIC", help="The NIC at the other end.  [default: the same]")
-@click.option("-l", "--list", "only_list", is_flag=True, help="Only name the checks, by area, and what each one holds.")
+@click.option("-l", "--list", "only_list", is_flag=True, help="Only list the checks, with what each one covers.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @guarded
 def conformance(names: tuple[str, ...], device: str, peer: str | None, only_list: bool, as_json: bool) -> None:
     """Check that a NIC does what DOCA Verbs promises: objects, states, operations, errors, events.
 
-    NAME is a check or an area of them; without, all are run. The exit status is 1 when one fails; what the NIC says
-    that it does not support is no failure.
+    NAME is a check or an area; without it, all checks run. The exit status is 1 if a check fails. A feature that the
+    NIC reports as unsupported is not a failure.
     """
     from ..testing import checks, run
     from ..verbs import open as open_device
@@ -65,7 +65,7 @@ def _document(report: Report, device: str, peer: str) -> dict[str, Any]:
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Without the NIC's explanations of the errors that checks provoke."""
+    """Suppress the NIC's explanations of errors that checks provoke."""
     from .. import log
 
     before = log.logger.level

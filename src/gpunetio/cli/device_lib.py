@@ -22,18 +22,18 @@ KINDS = ("ltoir", "ptx", "cubin")
 )  # fmt: skip
 @click.option(
     "-o", "--output", "folder", type=click.Path(path_type=Path, file_okay=False), default=".", metavar="DIR",
-    help="Where the files go.  [default: here]",
+    help="Folder for the files.  [default: the current one]",
 )  # fmt: skip
 @guarded
 def device_lib(arch: str, kinds: tuple[str, ...], folder: Path) -> None:
     """Write gpunetio's device functions for CUDA C++: gpunetio_device.cuh, and a file to link in each format.
 
-    LTO-IR is inlined into its callers by the linker, PTX and cubins are called. No GPU is needed. docs/device-lib.md
-    shows how to build with nvcc and how to link at run time.
+    The linker inlines LTO-IR into its callers; PTX and cubins are called. No GPU is needed. docs/device-lib.md shows
+    how to build with nvcc and how to link at run time.
     """
     from ..device import library
 
-    message = f"compiling the device library for {arch} (some seconds) …"
+    message = f"compiling the device library for {arch} (a few seconds) …"
     timer = threading.Timer(PATIENCE, functools.partial(click.echo, message, err=True))
     timer.start()
     try:

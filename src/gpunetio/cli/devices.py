@@ -1,4 +1,4 @@
-"""`gpunetio devices`: what ibv_devinfo would print."""
+"""`gpunetio devices`: describe NICs as ibv_devinfo does."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _LIMITS = (
 
 
 @click.command()
-@click.option("-d", "--device", "--ib-dev", "wanted", metavar="NIC", help="Only this one.")
-@click.option("-l", "--list", "names_only", is_flag=True, help="Only the names.")
-@click.option("-v", "--verbose", is_flag=True, help="Limits, GIDs and live counters too.")
+@click.option("-d", "--device", "--ib-dev", "wanted", metavar="NIC", help="Show only this device.")
+@click.option("-l", "--list", "names_only", is_flag=True, help="Print only the names.")
+@click.option("-v", "--verbose", is_flag=True, help="Also print limits, GIDs and live counters.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document, with limits and GIDs.")
 @guarded
 def devices(wanted: str | None, names_only: bool, verbose: bool, as_json: bool) -> None:
@@ -61,7 +61,7 @@ def devices(wanted: str | None, names_only: bool, verbose: bool, as_json: bool) 
 
 
 def _document(ctx: Context) -> dict[str, Any]:
-    """What --json prints of a device: its attributes, and its ports with their GIDs."""
+    """Return what --json prints of a device: its attributes, and its ports with their GIDs."""
     device = ctx.query_device()
     attributes = dataclasses.asdict(device) | {
         "node_guid": _guid(device.node_guid),
@@ -92,7 +92,7 @@ def _describe(ctx: Context, verbose: bool) -> str:
     device = ctx.query_device()
     lines = [
         f"hca_id:\t{ctx.name}",
-        _field("transport", "InfiniBand (0)"),  # as for any RDMA card: IBV_TRANSPORT_IB, whatever the link
+        _field("transport", "InfiniBand (0)"),  # as for any RDMA card: IBV_TRANSPORT_IB, on any link
         _field("fw_ver", device.fw_ver),
         _field("node_guid", _guid(device.node_guid)),
         _field("sys_image_guid", _guid(device.sys_image_guid)),
@@ -142,7 +142,7 @@ def _port(ctx: Context, port: int, verbose: bool) -> list[str]:
 
 
 def _field(name: str, value: object, indent: int = 1) -> str:
-    """`name:` and its value, tabbed as ibv_devinfo does."""
+    """Return `name:` and its value with tabs as ibv_devinfo prints them."""
     label = f"{name}:"
     return "\t" * indent + label + "\t" * max(1, (5 - indent) - len(label) // 8) + str(value)
 
@@ -152,7 +152,7 @@ def _guid(guid: int) -> str:
 
 
 def _mtu(nbytes: int) -> str:
-    """Bytes, and the code of enum ibv_mtu."""
+    """Return the bytes, and the code of enum ibv_mtu."""
     return f"{nbytes} ({nbytes.bit_length() - 8})"
 
 

@@ -1,4 +1,4 @@
-"""`gpunetio doctor`: is this machine ready, and what cures it if not."""
+"""`gpunetio doctor`: whether this machine is ready, and what to do if it is not."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _FOR = ("verbs", "ethernet", "dma", "software")
 
 
 @click.command()
-@click.option("--for", "use", type=click.Choice(_FOR), help="Tell of this use only, and let it decide the exit status. "
+@click.option("--for", "use", type=click.Choice(_FOR), help="Check this use only, and let it decide the exit status. "
               "[default: verbs where there is an RDMA card, else software]")
 @click.option("--bar1-mib", metavar="N", default=0, type=click.IntRange(0), help="MiB of GPU memory to map to the NIC.")
-@click.option("--probe", "probing", is_flag=True, help="Also try it: registrations, and messages in a loop.")
+@click.option("--probe", "probing", is_flag=True, help="Also try it: register memory, and send messages in a loop.")
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
-@click.option("-v", "--verbose", is_flag=True, help="Tell of what is right as much as of what is wrong.")
-@click.option("--record", metavar="FILE", type=FILE, help="Pack what was read into FILE.")
-@click.option("--redact", is_flag=True, help="… with substitutes for addresses, names and serial numbers.")
+@click.option("-v", "--verbose", is_flag=True, help="Also explain the checks that passed.")
+@click.option("--record", metavar="FILE", type=FILE, help="Pack everything that was read into FILE.")
+@click.option("--redact", is_flag=True, help="Replace addresses, names and serial numbers in the file of --record.")
 @machine_options
 @guarded
 def doctor(
@@ -34,12 +34,12 @@ def doctor(
 ) -> None:  # fmt: skip
     """Check whether this machine is ready for GPU networking, and say what to type if it is not.
 
-    Nothing is changed. Exit status: 0 ready, 1 not ready, 2 could not be found out. docs/setup.md explains all checks.
+    Nothing is changed. Exit status: 0 ready, 1 not ready, 2 cannot tell. docs/setup.md explains all checks.
     """
     from .. import doctor as library
 
     if redact and not record:
-        raise UsageFailure("--redact is about the file of --record, which is missing")
+        raise UsageFailure("--redact changes the file of --record: give --record FILE, too")
     machine = opened(replay, root, library.Wanted(gpu, nic, bar1_mib))
     with options_at_fault():
         report = library.examine(machine.host, machine.wanted, probing)

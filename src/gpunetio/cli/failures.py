@@ -1,4 +1,4 @@
-"""How commands end when something is wrong: one line on stderr, and an exit status."""
+"""How commands end after an error: one line on stderr, and an exit status."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ from typing import Any
 
 import click
 
-_HELP = getattr(click.exceptions, "NoArgsIsHelpError", ())  # which click 8.1 has not
-INTERRUPTED = 130  # what a shell makes of SIGINT
+_HELP = getattr(click.exceptions, "NoArgsIsHelpError", ())  # missing in click 8.1
+INTERRUPTED = 130  # as a shell reports SIGINT
 
 
 class Failure(click.ClickException):
-    """Exit status 1 after `gpunetio: error: …`."""
+    """Print `gpunetio: error: …` and exit with status 1."""
 
     def show(self, file: Any = None) -> None:
-        """Print the line."""
+        """Print the error in one line."""
         complain(self.message)
 
 
 class UsageFailure(Failure):
-    """The same for a wrong command line, with click's exit status for that."""
+    """A `Failure` for a wrong command line, with click's exit status for it."""
 
     exit_code = 2
 
 
 class InterruptedFailure(Failure):
-    """The same when somebody pressed Ctrl+C at the other end of a benchmark."""
+    """A `Failure` after Ctrl+C at the other end of a benchmark."""
 
     exit_code = INTERRUPTED
 
 
 def complain(message: str) -> None:
-    """One line on stderr."""
+    """Print one line on stderr."""
     click.echo(f"gpunetio: error: {' '.join(message.split())}", err=True)
 
 
 def explained(error: Exception) -> str:
-    """An error in one line, with the file that the operating system speaks of."""
+    """Return an error in one line, with the file that the operating system names."""
     from ..errors import DocaError
 
     if isinstance(error, OSError) and not isinstance(error, DocaError) and error.strerror:
@@ -57,7 +57,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 @contextmanager
 def writing(what: str, path: Path) -> Iterator[None]:
-    """Around writing a file that was asked for: a `Failure` that names it. Half a file is taken away again."""
+    """Turn an error while a file is written into a `Failure` that names the file, and remove an incomplete file."""
     try:
         yield
     except OSError as error:
@@ -67,9 +67,9 @@ def writing(what: str, path: Path) -> Iterator[None]:
 
 
 def guarded(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Turn what gpunetio and the operating system raise into a `Failure`, and Ctrl+C into a quiet end.
+    """Turn errors of gpunetio and the operating system into a `Failure`, and Ctrl+C into a quiet end.
 
-    Ctrl+C at the other end is said, and ends with the same status.
+    Ctrl+C at the other end is reported, and ends with the same status.
     """
 
     @functools.wraps(command)
@@ -79,7 +79,7 @@ def guarded(command: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return command(*args, **kwargs)
         except BrokenPipeError:
-            raise  # whoever reads our output has had enough: click ends quietly
+            raise  # the reader of our output has closed it: click exits quietly
         except (DocaError, OSError) as error:
             kind = InterruptedFailure if getattr(error, "interrupted", False) else Failure
             raise kind(explained(error)) from error
@@ -90,15 +90,15 @@ def guarded(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class OneLineUsage(click.Group):
-    """A group whose usage errors are one line too."""
+    """A group whose usage errors also have one line."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; its arguments are parsed here."""
+        """Run the command, whose arguments are parsed here."""
         with _one_line_usage():
             return super().invoke(ctx)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """The group's own arguments."""
+        """Parse the group's own arguments."""
         with _one_line_usage():
             return super().parse_args(ctx, args)
 

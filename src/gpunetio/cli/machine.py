@@ -1,4 +1,4 @@
-"""Options that say which machine is looked at, and which GPU and NIC of it."""
+"""Options that select the machine to look at, and its GPU and NIC."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ if TYPE_CHECKING:
 
 FILE = click.Path(dir_okay=False, path_type=Path)
 _OPTIONS = (
-    click.option("--gpu", default="", metavar="GPU", help="Only this one: a number, GPU0, or a PCI address."),
+    click.option("--gpu", default="", metavar="GPU", help="Only this GPU: a number, GPU0, or a PCI address."),
     click.option("--nic", default="", metavar="NIC",
-                 help="Only this one: an RDMA device, a network interface, or a PCI address."),
-    click.option("--replay", metavar="FILE", type=FILE, help="A machine that `gpunetio doctor --record` has recorded."),
-    click.option("--root", metavar="DIR", help="A machine whose files are below DIR. No command is run then."),
+                 help="Only this NIC: an RDMA device, a network interface, or a PCI address."),
+    click.option("--replay", metavar="FILE", type=FILE, help="Use a machine that `gpunetio doctor --record` recorded."),
+    click.option("--root", metavar="DIR", help="Use a machine whose files are below DIR. No command is run."),
 )  # fmt: skip
 
 
 def machine_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """--gpu, --nic, --replay and --root."""
+    """Add --gpu, --nic, --replay and --root."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
 
 
 def opened(replay: Path | None, root: str | None, wanted: Wanted) -> Machine:
-    """The machine that these options name, of which nothing is read yet."""
+    """Return the machine that these options name. Nothing is read yet."""
     from ..doctor import LiveHost, Machine, load
 
     if replay and root:
         raise UsageFailure("--replay and --root exclude each other")
     if root and not Path(root).is_dir():
-        raise UsageFailure(f"--root {root}: there is no such folder")
+        raise UsageFailure(f"--root {root}: no such folder")
     with options_at_fault():
         return Machine(load(replay) if replay else LiveHost(root or "/"), wanted)
 
 
 @contextmanager
 def options_at_fault() -> Iterator[None]:
-    """A machine that cannot be opened, or lacks what is asked about, is a mistake of the command line."""
+    """Turn a machine that cannot be opened, or lacks what was asked for, into a usage error."""
     try:
         yield
     except (InvalidValueError, OSError) as error:

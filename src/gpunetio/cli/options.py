@@ -1,4 +1,4 @@
-"""The options that all benchmarks share, and what they make of the command line."""
+"""The options that all benchmarks share, and their conversion to `Options`."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from .seconds import Seconds
 if TYPE_CHECKING:
     from ..bench.options import Benchmark, Options
 
-# Two-letter words of the original tools, which are long options behind one dash.
+# Two-letter options of the original tools: long options with a single dash.
 _WORDS = {"-gid": "--gid-index", "-gpu": "--gpu"}
 
 
 class BenchmarkCommand(click.Command):
-    """A command that also takes the originals' -gid and -gpu."""
+    """A command that also takes -gid and -gpu, as the original tools do."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Spell those as click can."""
+        """Spell -gid and -gpu as click expects them."""
         return super().parse_args(ctx, [_WORDS.get(word, word) for word in args])
 
 
@@ -34,7 +34,7 @@ class _Sizes(click.ParamType):
     _size = click.IntRange(1, 1 << 30)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        """Each of the sizes."""
+        """Return the sizes."""
         return tuple(self._size.convert(size.strip(), param, ctx) for size in value.split(","))
 
 
@@ -63,18 +63,18 @@ _COMMON = (
         "-s", "--size", "sizes", type=_Sizes(), multiple=True, metavar="BYTES[,BYTES…]",
         help="Message sizes, 1 to 2^30; may be given several times.  [default: those of the original tool]",
     ),
-    click.option("-a", "--all", "all_sizes", is_flag=True, help="All message sizes from 2 to 2^23."),
+    click.option("-a", "--all", "all_sizes", is_flag=True, help="Measure all powers of two from 2 to 2^23."),
     click.option(
         "-i", "--iters", "iterations", type=click.IntRange(1), help="Messages of each size.  [default: 2048]"
     ),
     click.option(
         "-D", "--duration", type=Seconds(0, min_open=True), metavar="SECONDS",
-        help="Measure each size for so long, instead of counting messages.",
+        help="Measure each size for this time instead of a number of messages.",
     ),
     click.option(
         "--payload", type=click.Path(path_type=Path), metavar="FILE",
-        help="Send the bytes of FILE, once, cut into messages of each size; compare SHA-256 at the receiver. With two "
-        "processes the sender needs it: the client, or get_bw's server.",
+        help="Send FILE once, in messages of each size, and compare its SHA-256 at the receiver. With two "
+        "processes, give it to the sender: the client, or get_bw's server.",
     ),
     click.option(
         "--plot", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
@@ -82,16 +82,16 @@ _COMMON = (
     ),
     click.option(
         "--trace", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
-        help="Note when single operations begin, are posted and are complete, which takes time; write FILE in the "
+        help="Record when operations begin, are posted and complete, which costs time. Write FILE in the "
         "Trace Event Format, for chrome://tracing and ui.perfetto.dev.",
     ),
     click.option(
         "--trace-plot", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
-        help="The same as a picture: FILE.png, .svg or .pdf. Needs the extra 'plot'.",
+        help="Draw the trace: FILE.png, .svg or .pdf. Needs the extra 'plot'.",
     ),
     click.option(
         "--trace-ops", type=click.IntRange(1, 1 << 16), metavar="N",
-        help="Note the first N operations of each thread and size.  [default: 1024 divided by the threads]",
+        help="Record the first N operations of each thread and size.  [default: 1024 divided by the threads]",
     ),
     click.option(
         "-p", "-n", "--nic-handler", type=click.Choice(["0", "1", "2", "6"]), default="0", show_default=True,
@@ -99,11 +99,11 @@ _COMMON = (
     ),
     click.option(
         "-r", "--send-dbr", type=click.Choice(["0", "1", "2"]), default="0", show_default=True,
-        help="Who keeps the doorbell record: 0 the kernel; 1 nobody, the NIC needs none; 2 a CPU thread.",
+        help="Who keeps the doorbell record: 0 the kernel; 1 nobody, as the NIC needs none; 2 a CPU thread.",
     ),
     click.option(
         "-e", "--exec-scope", "--exec-shared", type=click.Choice(["0", "1", "2"]), default="0", show_default=True,
-        help="Who posts together: 0 a thread for itself, 1 a warp, 2 a block (not write_bw and latencies).",
+        help="Who posts together: 0 each thread alone, 1 a warp, 2 a block (not write_bw and latencies).",
     ),
     click.option(
         "--queue-memory", type=click.Choice(["auto", "gpu", "cpu_gpu"]), default="auto", show_default=True,
@@ -111,7 +111,7 @@ _COMMON = (
     ),
     click.option(
         "--payload-memory", type=click.Choice(["host", "gpu"]), default="host", show_default=True,
-        help="Where the data are: pinned memory of the host, or memory of the GPU.",
+        help="Where the data lie: pinned host memory, or GPU memory.",
     ),
     click.option(
         "--tx-depth", "depth", type=click.IntRange(2, 1 << 15), default=2048, show_default=True,
@@ -126,25 +126,25 @@ _BANDWIDTH = (
     ),
     click.option(
         "-t", "--thread", "--threads", "threads", type=click.IntRange(1, 1024),
-        help="Kernel threads.  [default: 512 on a GPU; on the host, what suits the cores]",
+        help="Kernel threads.  [default: 512 on a GPU; on the host, depends on the cores]",
     ),
     click.option(
         "--report_gbits", "--report-gbits", "gbits", is_flag=True, help="Bandwidth in Gb/sec instead of MiB/sec."
     ),
 )  # fmt: skip
-_GID_INDEX = {"type": click.IntRange(0), "default": 0, "show_default": True, "help": "The NIC's address. Also -gid."}
+_GID_INDEX = {"type": click.IntRange(0), "default": 0, "show_default": True, "help": "Index of its address. Also -gid."}
 _ONE_SIDED = (click.option("-l", "-x", "--gid-index", **_GID_INDEX),)  # type: ignore[arg-type]
 _TWO_SIDED = (
     click.option("-l", "--gid-index", **_GID_INDEX),  # type: ignore[arg-type]
     click.option(
         "-x", "--inline", is_flag=True,
-        help="Data in the completions of receives: sizes of up to 32 bytes.  [default sizes: 1, 4, 8, … 30, 32]",
+        help="Put data into the completions of receives: sizes of up to 32 bytes.  [default sizes: 1, 4, 8, … 30, 32]",
     ),
 )  # fmt: skip
 
 
 def benchmark_options(latency: bool, two_sided: bool) -> Callable[[Any], Any]:
-    """Decorate a command with its options."""
+    """Decorate a command with the options of its benchmark."""
 
     def decorate(command: Any) -> Any:
         options = _COMMON + (_TWO_SIDED if two_sided else _ONE_SIDED) + (() if latency else _BANDWIDTH)
@@ -156,7 +156,7 @@ def benchmark_options(latency: bool, two_sided: bool) -> Callable[[Any], Any]:
 
 
 def make_options(benchmark: Benchmark, values: dict[str, Any]) -> Options:
-    """`Options` from the values that click found."""
+    """Return `Options` from the values that click parsed."""
     from ..bench.options import ALL_SIZES, INLINE_SIZES, ITERATIONS, Options
     from ..enums import ExecScope, MemType, NicHandler, SendDbrModeExt
 
@@ -218,12 +218,12 @@ def _check_combination(values: dict[str, Any], benchmark: Benchmark) -> None:
     for option in ("trace", "trace_plot"):
         if values[option] and not benchmark.answers:
             raise click.UsageError(
-                f"--{option.replace('_', '-')} belongs to the client: the server of {benchmark.name} has no kernel"
+                f"--{option.replace('_', '-')} belongs to the client: the server of {benchmark.name} runs no kernel"
             )
 
 
 def _gpu(gpu: str | None, target: str) -> str:
-    """What `Gpu` is to open."""
+    """Return the argument for `Gpu`."""
     if gpu is not None:
         if target != "auto" and (gpu == "host") != (target == "cpu"):
             raise click.UsageError(f"--gpu {gpu} contradicts --target {target}")

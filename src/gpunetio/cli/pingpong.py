@@ -1,4 +1,4 @@
-"""`gpunetio pingpong`: ibv_rc_pingpong, either end of which may be the other tool."""
+"""`gpunetio pingpong`: speaks ibv_rc_pingpong's protocol, so either end may be that tool."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from .ports import nic_port, port_options, tcp_port
 @tcp_port("-p", "--port")
 @click.option("-d", "--ib-dev", "--device", "device", metavar="NIC", help="The NIC.  [default: the first that is free]")
 @click.option("-i", "--ib-port", type=click.IntRange(1), default=1, show_default=True, help="Port of the NIC.")
-@click.option("-s", "--size", type=click.IntRange(1, 1 << 30), default=4096, show_default=True, help="Bytes a message.")
+@click.option("-s", "--size", type=click.IntRange(1, 1 << 30), default=4096, show_default=True, help="Message bytes.")
 @click.option(
     "-m", "--mtu", "path_mtu", type=click.Choice(["256", "512", "1024", "2048", "4096"]), default="1024",
     show_default=True, help="Path MTU.",
 )  # fmt: skip
 @click.option(
     "-r", "--rx-depth", type=click.IntRange(1, 1 << 14), default=500, show_default=True,
-    help="Receives that are posted at a time.",
+    help="Receives posted at a time.",
 )  # fmt: skip
 @click.option(
     "-n", "--iters", "iterations", type=click.IntRange(1), default=1000, show_default=True, help="Exchanges."
 )
 @click.option("-l", "--sl", type=click.IntRange(0, 15), default=0, show_default=True, help="Service level.")
 @click.option("-e", "--events", is_flag=True, help="Sleep on completion events instead of polling; implies --cpu.")
-@click.option("--cpu", is_flag=True, help="The CPU posts and polls, not a kernel. So it is where no kernel can do it.")
+@click.option("--cpu", is_flag=True, help="Post and poll on the CPU. Implied where no kernel can do it.")
 @click.option(
     "-g", "--gid-idx", "gid_index", type=click.IntRange(0),
     help="Index of the NIC's address.  [default: 0 on Ethernet, none on InfiniBand]",

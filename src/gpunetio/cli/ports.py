@@ -1,4 +1,4 @@
-"""The options that say which NIC, and how it reaches others."""
+"""The options that configure the NIC's port."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ADDRESS = click.option(
 _OPTIONS = (
     click.option(
         "--wire", type=click.Choice(["auto", "udp"]), default="auto", show_default=True,
-        help="How NICs of different processes are joined.",
+        help="How NICs of different processes are connected.",
     ),
     ADDRESS,
     click.option(
@@ -27,25 +27,25 @@ _OPTIONS = (
     ),
     click.option(
         "--pcap", "capture", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
-        help="Write all packets that leave or arrive to FILE, for Wireshark.",
+        help="Write all sent and received packets to FILE, for Wireshark.",
     ),
     click.option(
         "--faults", metavar="NAME=VALUE,…",
-        help="Spoil what leaves the NIC: loss, duplication, reordering, corruption (0 to 1), delay_us, seed.",
+        help="Disturb what the NIC sends: loss, duplication, reordering, corruption (0 to 1), delay_us, seed.",
     ),
 )  # fmt: skip
-MTU = click.option("--mtu", type=click.IntRange(256), metavar="BYTES", help="MTU.  [default: what the wire carries]")
+MTU = click.option("--mtu", type=click.IntRange(256), metavar="BYTES", help="MTU.  [default: the wire's largest]")
 
 
 def port_options(command: Any) -> Any:
-    """Decorate a command with them."""
+    """Decorate a command with the options."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
 
 
 def tcp_port(*names: str, default: int = 18515) -> Callable[[Any], Any]:
-    """The option of the port where the two ends meet."""
+    """Return the option for the TCP port where the two ends meet."""
     return click.option(
         *names, "tcp_port", type=click.IntRange(1, 65535), default=default, show_default=True, metavar="PORT",
         help="TCP port where the two ends meet.",
@@ -53,7 +53,7 @@ def tcp_port(*names: str, default: int = 18515) -> Callable[[Any], Any]:
 
 
 def nic_port(values: dict[str, Any]) -> PortConfig | None:
-    """What the device is to be opened with; None when nothing was asked for."""
+    """Return the port configuration to open the device with; None if no option was given."""
     link_layer, capture, faults = values["link_layer"], values["capture"], values["faults"]
     addresses, wire, mtu = values["addresses"], values["wire"], values.get("mtu") or 0
     if not (addresses or mtu or capture or faults) and (wire, link_layer) == ("auto", "ethernet"):

@@ -9,25 +9,25 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ..nic.observe import Observed
 
-# The kernel's meanings of its names (counters, hw_counters); a name that is missing here explains itself.
+# Meanings of the kernel's counter names (counters, hw_counters). A name that is missing here explains itself.
 _HELP = {
     "rx_write_requests": "RDMA writes received.",
     "rx_read_requests": "RDMA reads received.",
     "rx_atomic_requests": "Atomic requests received.",
     "out_of_buffer": "Messages that arrived when no receive was posted.",
     "out_of_sequence": "Packets that arrived out of sequence.",
-    "duplicate_request": "Requests that arrived again.",
+    "duplicate_request": "Duplicate requests received.",
     "rnr_nak_retry_err": "RNR NAKs received.",
     "packet_seq_err": "NAKs for a sequence error received.",
-    "implied_nak_seq_err": "Times that a reply implied the loss of another.",
-    "local_ack_timeout_err": "Times that no acknowledgement came in time.",
+    "implied_nak_seq_err": "Replies that implied the loss of an earlier one.",
+    "local_ack_timeout_err": "Acknowledgement timeouts.",
     "req_cqe_error": "Completions of requests with an error.",
     "req_cqe_flush_error": "Requests flushed.",
     "resp_cqe_error": "Completions of receives with an error.",
     "resp_cqe_flush_error": "Receives flushed.",
     "resp_local_length_error": "Messages longer than the receive posted for them.",
-    "resp_remote_access_errors": "Requests refused for the rights of the memory that they named.",
-    "req_remote_access_errors": "Requests that the peer refused for the rights of the memory that they named.",
+    "resp_remote_access_errors": "Requests refused for missing access rights to their memory.",
+    "req_remote_access_errors": "Requests that the peer refused for missing access rights to their memory.",
     "req_remote_invalid_request": "Requests that the peer found invalid.",
     "req_transport_retries_exceeded": "Requests given up after the last retry.",
     "req_rnr_retries_exceeded": "Requests given up because the peer had no receive posted.",
@@ -42,13 +42,13 @@ _HELP = {
     "rdma_rx_bytes": "Bytes of payload received in RDMA packets.",
     "sq_wqes": "Work requests executed from send queues.",
     "cqes": "Completions written.",
-    "lost_error_records": "Error records for which there was no room.",
+    "lost_error_records": "Error records dropped because the error log was full.",
 }
 _ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 
 
 def exposition(nics: Iterable[Observed]) -> str:
-    """`gpunetio_<counter>_total{device, port, pid}` of each NIC."""
+    """Return `gpunetio_<counter>_total{device, port, pid}` of each NIC."""
     samples: dict[str, dict[str, int]] = {}  # counter → labels → value
     for nic in nics:
         labels = ",".join(

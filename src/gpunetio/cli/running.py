@@ -1,4 +1,4 @@
-"""What `stat` and `show` have in common: which NICs they look at, and how they print a table."""
+"""What `stat` and `show` share: the choice of NICs, and the printing of tables."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ if TYPE_CHECKING:
 
     from ..nic.observe import Observed
 
-PIPE_WIDTH = 1000  # where stdout is no terminal, nothing is cut off
+PIPE_WIDTH = 1000  # wide enough that nothing is cut off without a terminal
 
 
 def selection(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options that select NICs: arguments `device` and `pid` of the command."""
+    """Add the options that select NICs: arguments `device` and `pid` of the command."""
     device = click.option("-d", "--device", "--ib-dev", "device", metavar="NIC", help="Only NICs of this name.")
-    pid = click.option("--pid", type=click.IntRange(1), help="Only those of this process.")
+    pid = click.option("--pid", type=click.IntRange(1), help="Only NICs of this process.")
     return device(pid(command))
 
 
 def nobody(device: str | None, pid: int | None) -> str:
-    """Why there is nothing to show."""
+    """Return why there is nothing to show."""
     from ..nic.observe import running
 
     here = ", ".join(f"{nic.name} in process {nic.pid}" for nic in running())
     what = f"no software NIC{f' {device}' if device else ''} runs{f' in process {pid}' if pid else ''}"
-    return f"{what}; there are: {here}" if here else f"{what}: a process has to open one, under this user"
+    return f"{what}; there are: {here}" if here else f"{what}: a process of this user must open one first"
 
 
 def find(device: str | None, pid: int | None) -> list[Observed]:
-    """The selected NICs; NotFoundError when there are none."""
+    """Return the selected NICs; NotFoundError if there are none."""
     from ..errors import NotFoundError
     from ..nic.observe import running
 
@@ -44,7 +44,7 @@ def find(device: str | None, pid: int | None) -> list[Observed]:
 
 
 def console() -> Console:
-    """Where tables go: stdout as it is now."""
+    """Return a console that prints to the present stdout."""
     from rich.console import Console
 
     width = None if sys.stdout.isatty() else PIPE_WIDTH
@@ -52,7 +52,7 @@ def console() -> Console:
 
 
 def table(columns: Iterable[tuple[str, bool]], rows: Iterable[Sequence[str]], title: str | None = None) -> Table:
-    """A table; a column is its heading, and whether its cells are aligned to the right."""
+    """Return a table. A column is its heading, and whether its cells are right-aligned."""
     from rich.table import Table
     from rich.text import Text
 

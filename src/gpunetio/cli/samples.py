@@ -25,7 +25,7 @@ _LOOK_SECONDS = 0.1
 
 
 def _level(*names: str, whose: str, default: str | None = None) -> Callable[[Any], Any]:
-    """An option that takes one of DOCA's log levels."""
+    """Return an option that takes one of DOCA's log levels."""
     shown = default or "what DOCA_GPUNETIO_LOG says"
     return click.option(
         *names, type=click.Choice(["10", "20", "30", "40", "50", "60", "70"]), metavar="LEVEL", default=default,
@@ -34,21 +34,21 @@ def _level(*names: str, whose: str, default: str | None = None) -> Callable[[Any
 
 
 def _common(command: Any) -> Any:
-    """The options of every sample: two log levels and the version."""
+    """Add the options of every sample: two log levels and the version."""
     command = version_option("-v", "--version")(command)
     command = _level("--sdk-log-level", whose="the NIC and the library")(command)
     return _level("-l", "--log-level", whose="the sample itself", default="50")(command)
 
 
 def _device(*names: str) -> Callable[[Any], Any]:
-    """The option that names the NIC."""
+    """Return the option that names the NIC."""
     return click.option(
         *names, "device", metavar="NIC", help="The NIC.  [default: the first that no other process uses]"
     )
 
 
 def _gid_index(*names: str) -> Callable[[Any], Any]:
-    """The option that chooses the NIC's address."""
+    """Return the option that chooses the NIC's address."""
     return click.option(
         *names, type=click.IntRange(0), default=0, show_default=True, help="Index of the NIC's address."
     )
@@ -67,7 +67,7 @@ def _gid_index(*names: str) -> Callable[[Any], Any]:
 )  # fmt: skip
 @click.option(
     "-s", "--buffer-size", "size", type=click.IntRange(4, 1 << 30), default=64, show_default=True,
-    help="Bytes of a message.",
+    help="Bytes per message.",
 )  # fmt: skip
 @click.option("-qt", "--qp-type", type=click.Choice(["RC"]), default="RC", show_default=True, help="QP type.")
 @click.option(
@@ -78,10 +78,10 @@ def _gid_index(*names: str) -> Callable[[Any], Any]:
 @_common
 @guarded
 def verbs_server_client(**values: Any) -> None:
-    """SEND, WRITE or READ from one process to another with DOCA Verbs on the CPU, one message an iteration.
+    """SEND, WRITE or READ from one process to another with DOCA Verbs on the CPU, one message per iteration.
 
-    The server waits; the client, with -c, posts the operations. Give both the same -ro, -s and -n. The program is
-    gpunetio/samples/verbs_server_client.py, and there to be read.
+    The server waits; the client, with -c, posts the operations. Give both the same -ro, -s and -n. Read the program in
+    gpunetio/samples/verbs_server_client.py.
     """
     if values["server"] == "":
         raise click.UsageError("--client needs the server's address")
@@ -101,9 +101,9 @@ def verbs_server_client(**values: Any) -> None:
 @_common
 @guarded
 def verbs_wait_cq_wr(**values: Any) -> None:
-    """A WAIT in one queue pair holds its SEND back until another has completed, all in one process.
+    """Hold the SEND of one queue pair back with a WAIT until another queue pair has completed, in one process.
 
-    The program is gpunetio/samples/verbs_wait_cq_wr.py, and there to be read.
+    Read the program in gpunetio/samples/verbs_wait_cq_wr.py.
     """
     from ..nic.port import PortConfig
     from ..samples.verbs_wait_cq_wr import SampleOptions, run
@@ -120,10 +120,10 @@ def verbs_wait_cq_wr(**values: Any) -> None:
 
 
 class _Echo(logging.Handler):
-    """Messages go to stdout, as they are."""
+    """Prints messages on stdout without a prefix."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print one. Unlike a StreamHandler it lets a broken pipe end the program."""
+        """Print a message. Unlike a StreamHandler, let a broken pipe end the program."""
         click.echo(self.format(record))
 
 
@@ -150,17 +150,20 @@ def _logging(level: str, sdk_level: str | None) -> Iterator[None]:
 
 
 def _ask(link: Link, left: int) -> int:
-    """Ask for the size of the next burst until it is 1 to `left`."""
+    """Ask for the size of the next burst until the answer is a number from 1 to `left`."""
     while True:
         click.echo(f"Enter the required burst size and press enter (1 to {left})")
         answer = _line(link).strip()
         if answer.isdecimal() and 1 <= int(answer) <= left:
             return int(answer)
-        click.echo(f"{answer!r} is no number from 1 to {left}")
+        click.echo(f"{answer!r} is not a number from 1 to {left}")
 
 
 def _line(link: Link) -> str:
-    """A line from stdin, as long as the other end is there: select would not see what Python's own reader holds."""
+    """Return a line of stdin while the other end is alive.
+
+    Reads the descriptor, because select does not see Python's buffer.
+    """
     from ..errors import InvalidValueError, TimedOutError
     from ..samples.verbs_server_client import PERSON_SECONDS
 
@@ -175,7 +178,7 @@ def _line(link: Link) -> str:
         byte = b"" if sys.stdin is None else os.read(sys.stdin.fileno(), 1)
         if not byte:
             raise InvalidValueError(
-                "no burst size: standard input is at its end; enter one for each burst, or give -b to send all at once"
+                "no burst size: standard input has ended. Enter one for each burst, or give -b to send all at once"
             )
         line += byte
     return line.decode(errors="replace")

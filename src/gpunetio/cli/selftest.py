@@ -1,4 +1,4 @@
-"""`gpunetio selftest`: what this machine does, where the device library relies on it."""
+"""`gpunetio selftest`: test what the device library relies on."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def selftest() -> None:
 @selftest.command()
 @click.option(
     "--fence", "fences", type=click.Choice(FENCES), multiple=True, metavar="FENCE",
-    help="product (what the device library has here), gpu, sys or none; may be given several times.  [default: all]",
+    help="product (the device library's own fence), gpu, sys or none; may be given several times.  [default: all]",
 )  # fmt: skip
 @click.option(
-    "--seconds", type=Seconds(0.01, 3600), default=2.0, show_default=True, help="How long for each fence."
+    "--seconds", type=Seconds(0.01, 3600), default=2.0, show_default=True, help="Time for each fence."
 )
 @click.option(
     "-w", "--warps", type=click.IntRange(1, 128), help="Warps that post.  [default: 8 on a GPU, 1 on the host]"
@@ -37,11 +37,11 @@ def selftest() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @guarded
 def litmus(fences: tuple[str, ...], seconds: float, warps: int | None, which: str, as_json: bool) -> None:
-    """Does a CPU that sees a doorbell see the WQE and the payload behind it, with each fence before the doorbell?
+    """Check whether a CPU that sees a doorbell also sees the WQE and the payload, with each fence before the doorbell.
 
-    Warps fill WQEs and payloads in pinned memory with stamps, and ring; threads of the host read them. The exit status
-    is 1 when the device library's own fence lets one through that is torn or stale. On the host target a missing fence
-    is not seen either where processors keep the order of stores.
+    Warps fill WQEs and payloads in pinned memory with stamps, and ring; host threads read them. The exit status is 1 if
+    a doorbell overtakes its WQE or payload despite the device library's own fence. On the host target, processors that
+    keep the order of stores show no error without a fence either.
     """
     from ..bench.litmus import Litmus
     from ..gpu import Gpu
@@ -79,7 +79,7 @@ def _verdict(outcomes: list[Outcome]) -> str:
     said = []
     if product := by_fence.get("product"):
         said.append("passed: the library's fence keeps the order" if product.ordered else "FAILED: the library's fence "
-                    "lets doorbells overtake what they announce")  # fmt: skip
+                    "lets doorbells overtake their WQEs")  # fmt: skip
     if none := by_fence.get("none"):
-        said.append("without a fence nothing was seen here" if none.ordered else "without a fence the order is lost")
+        said.append("without a fence, no error was seen" if none.ordered else "without a fence, the order is lost")
     return "; ".join(said) or "the library's own fence was not tested"

@@ -1,4 +1,4 @@
-"""`gpunetio show`: what the tables of running software NICs hold."""
+"""`gpunetio show`: the contents of running software NICs' tables."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KINDS = {
     "uar": "uar_pages", "eq": "eqs",
 }  # fmt: skip
 
-# Heading and field of the columns, in order; a field that a table does not have is left out. Kinds that are missing
+# Heading and field of the columns, in order. A field that a table does not have is left out. Kinds that are missing
 # here show all fields.
 _COLUMNS = {
     "qp": (
@@ -60,7 +60,7 @@ _HEX = {
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document, with all fields.")
 @guarded
 def show(kind: str, number: str | None, device: str | None, pid: int | None, as_json: bool) -> None:
-    """List the objects of a kind of all running software NICs, or all fields of object N (decimal, or 0x…)."""
+    """List the objects of one kind in all running software NICs, or all fields of object N (decimal, or 0x…)."""
     wanted = None if number is None else _number(number)
     nics = find(device, pid)
     found = [(nic, row) for nic in nics for row in nic.tables[KINDS[kind]] if wanted in (None, _own(nic, kind, row))]
@@ -78,11 +78,11 @@ def _number(text: str) -> int:
     try:
         return int(text, 0)
     except ValueError:
-        raise click.UsageError(f"{text!r} is no number: give N in decimal or as 0x…") from None
+        raise click.UsageError(f"{text!r} is not a number: give N in decimal or as 0x…") from None
 
 
 def _own(nic: Observed, kind: str, row: np.void) -> int:
-    """The row's own number."""
+    """Return the row's own number."""
     return int(row[nic.tables.number_field(KINDS[kind])])
 
 
@@ -115,22 +115,22 @@ _LEFT = {"state", "type", "wire", "peer", "rights", "gid", "version", "mac"}
 
 def _cell(kind: str, field: str, nic: Observed, row: np.void) -> str:
     if field == "":
-        return "RC"  # a table without that column knows no other
+        return "RC"  # a table without that column has only this kind
     if (kind, field) == ("cq", "log"):
         return str(1 << int(row[field]))
     if (kind, field) == ("mr", "address"):
         from ..nic.movers import FAR_ADDRESS
 
-        return f"{_unsigned(row['iova'] + row['delta']) & FAR_ADDRESS:#x}"  # without the mover of GPU memory
+        return f"{_unsigned(row['iova'] + row['delta']) & FAR_ADDRESS:#x}"  # without the flag of the GPU memory mover
     if (kind, field) == ("qp", "peer_high"):
         return _peer(row)
     if (kind, field) in (("qp", "una_psn"), ("qp", "tx_psn")):
-        return str(int(row[field]) & PSN_MASK)  # as in the packets: the NIC itself counts on
+        return str(int(row[field]) & PSN_MASK)  # as in packets; the NIC's own counter is wider
     return _text(kind, field, nic, row)
 
 
 def _peer(row: np.void) -> str:
-    """The GID at the other end, or the LID where a path has no GID."""
+    """Return the peer's GID, or its LID where a path has no GID."""
     gid = b"".join(_unsigned(row[half]).to_bytes(8, "little") for half in ("peer_high", "peer_low"))
     if any(gid):
         return _bytes("gid", gid)
@@ -144,7 +144,7 @@ def _details(kind: str, nic: Observed, row: np.void) -> str:
 
 
 def _text(kind: str, field: str, nic: Observed, row: np.void) -> str:
-    """One field for people."""
+    """Return one field as text."""
     meant = _meant(kind, field, nic, row)
     if isinstance(meant, int):
         return f"{_unsigned(meant):#x}" if field in _HEX else str(meant)
@@ -152,7 +152,7 @@ def _text(kind: str, field: str, nic: Observed, row: np.void) -> str:
 
 
 def _meant(kind: str, field: str, nic: Observed, row: np.void) -> str | int | list[str] | list[int]:
-    """What a field says: a name where its number stands for one, a number otherwise."""
+    """Return the meaning of a field: a name if its number stands for one, or the number."""
     from ..enums import Access
 
     cell = row[field]
@@ -178,7 +178,7 @@ _ROWS = {("qp", "send_cq"): "cqs", ("qp", "recv_cq"): "cqs", ("qp", "srq"): "srq
 
 @functools.cache
 def _names() -> dict[tuple[str, str], dict[int, str]]:
-    """What the numbers of a field stand for."""
+    """Return the names that the numbers of a field stand for."""
     from ..enums import QpState, UarAllocationType
     from ..formats.commands import ScatterToCqe, ServiceType
 
@@ -192,7 +192,7 @@ def _names() -> dict[tuple[str, str], dict[int, str]]:
 
 
 def _wire(nic: Observed, address: int) -> str:
-    """What kind of wire a queue pair has; none to a peer on the same NIC, or before it has a peer."""
+    """Return the kind of a queue pair's wire. None to a peer on the same NIC, or without a peer."""
     if address == 0 or "wires" not in nic.tables:
         return f"{_unsigned(address):#x}" if address else "none"
     return WIRE_KINDS.get(nic.tables.number_at("wires", address), "gone")
@@ -212,7 +212,7 @@ def _unsigned(value: Any) -> int:
 
 
 def _document(kind: str, nic: Observed, row: np.void) -> dict[str, Any]:
-    """What --json prints of an object: all fields, and of a queue pair its peer as text."""
+    """Return what --json prints of an object: all fields, and a queue pair's peer as text."""
     fields: dict[str, Any] = {name: _meant(kind, name, nic, row) for name in row.dtype.names or ()}
     if "peer_high" in fields:
         fields["peer"] = _peer(row)

@@ -1,4 +1,4 @@
-"""`gpunetio stat`: the counters of all running software NICs, and how fast they grow."""
+"""`gpunetio stat`: the counters of all running software NICs, and their rates."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ _COLUMNS = (("device", False), ("pid", True), ("counter", False), ("value", True
 @selection
 @click.option(
     "--interval", type=Seconds(0.05), default=1.0, show_default=True, metavar="SECONDS",
-    help="Time between two looks.",
+    help="Time between two samples.",
 )  # fmt: skip
 @click.option(
-    "--count", type=click.IntRange(1), help="End after so many looks.  [default: never; 1 without a terminal]"
+    "--count", type=click.IntRange(1), help="Stop after this number of samples.  [default: never; 1 without a terminal]"
 )
 @click.option("--once", is_flag=True, help="The same as --count 1.")
-@click.option("-a", "--all", "all_counters", is_flag=True, help="Counters that are 0, too.")
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON document a look, on one line.")
-@click.option("--prometheus", is_flag=True, help="Print all counters once in the format of Prometheus.")
+@click.option("-a", "--all", "all_counters", is_flag=True, help="Also show counters that are 0.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document per sample, on one line.")
+@click.option("--prometheus", is_flag=True, help="Print all counters once in Prometheus' text format.")
 @guarded
 def stat(
     device: str | None, pid: int | None, interval: float, count: int | None, once: bool, all_counters: bool,
     as_json: bool, prometheus: bool,
 ) -> None:  # fmt: skip
-    """Show the counters of running software NICs: those of this user, in any process of this network namespace."""
+    """Show the counters of running software NICs: all NICs of this user in this network namespace."""
     from ..nic.observe import running
 
     if prometheus and as_json:
@@ -73,7 +73,7 @@ def stat(
 
 
 def _repeat(action: Callable[[], object], times: int | None, interval: float) -> None:
-    """Do it so many times, or for ever."""
+    """Repeat `action` a number of times, or forever."""
     done = 0
     while True:
         action()
@@ -85,7 +85,7 @@ def _repeat(action: Callable[[], object], times: int | None, interval: float) ->
 
 @dataclass
 class _Sample:
-    """One NIC at one moment; `rates` are per second since the look before, None at the first."""
+    """One NIC at one moment. `rates` are per second since the last sample, None in the first."""
 
     device: str
     pid: int
@@ -105,7 +105,7 @@ class _Sample:
 
 
 class _Watch:
-    """Looks at the selected NICs again and again."""
+    """Samples the selected NICs again and again."""
 
     def __init__(self, device: str | None, pid: int | None, all_counters: bool):
         self._device, self._pid, self._all = device, pid, all_counters
@@ -123,7 +123,7 @@ class _Watch:
         return self
 
     def documents(self) -> list[dict]:
-        """What --json prints."""
+        """Return what --json prints."""
         return [
             {
                 "device": sample.device, "pid": sample.pid, "addresses": sample.addresses, "counters": sample.counters,
@@ -133,7 +133,7 @@ class _Watch:
         ]  # fmt: skip
 
     def table(self) -> Table:
-        """The same for people."""
+        """Return the sample as a table."""
         rows = []
         for sample in self._samples.values():
             names = [name for name, value in sample.counters.items() if value or self._all]

@@ -23,17 +23,17 @@ _EMPTY = "This machine has neither an NVIDIA GPU nor an RDMA NIC."
 
 
 @click.command()
-@click.option("--svg", type=FILE, metavar="FILE", help="Draw it as SVG, too.")
+@click.option("--svg", type=FILE, metavar="FILE", help="Also draw it as SVG.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON document.")
-@click.option("--all", "everything", is_flag=True, help="All PCI devices, not only the way to GPUs and NICs.")
+@click.option("--all", "everything", is_flag=True, help="Show all PCI devices, not only the paths to GPUs and NICs.")
 @machine_options
 @guarded
 def topo(
     svg: Path | None, as_json: bool, everything: bool, gpu: str, nic: str, replay: Path | None, root: str | None
 ) -> None:
-    """Show how GPUs and NICs are connected: the PCIe tree, how far each is from each, and the best NIC for each GPU.
+    """Show how GPUs and NICs are connected: the PCIe tree, all distances, and the best NIC for each GPU.
 
-    Distances are those of `nvidia-smi topo -m`, worked out from sysfs: PIX (at most one PCIe switch between them), PXB
+    Distances are those of `nvidia-smi topo -m`, computed from sysfs: PIX (at most one PCIe switch between them), PXB
     (several), PHB (their host bridge), NODE (two host bridges of a NUMA node), SYS (the link between NUMA nodes).
     """
     from ..doctor import Wanted, picture, topology, tree
@@ -57,7 +57,7 @@ def topo(
 
 
 def _lines(machine: Machine, nodes: tuple[Node, ...], matrix: dict[str, dict[str, str]]) -> Iterator[str]:
-    """All that is printed; click takes the colours out where stdout is no terminal."""
+    """Return all lines to print. Click removes the colours if stdout is not a terminal."""
     from ..doctor.tree import WIDTH, rows, table
 
     for above, node in rows(nodes):
@@ -70,7 +70,7 @@ def _lines(machine: Machine, nodes: tuple[Node, ...], matrix: dict[str, dict[str
 
 
 def _advice(machine: Machine) -> list[str]:
-    """The best NIC for each GPU, and why; and one with an active port, where that has none."""
+    """Return the best NIC for each GPU and why, and another NIC if the best one has no active port."""
     from ..doctor import topology
     from ..doctor.text import hanging
 
@@ -85,17 +85,17 @@ def _advice(machine: Machine) -> list[str]:
 
 
 def _why(machine: Machine, gpu: Gpu, nic: Nic) -> str:
-    """A NIC, how far it is, and whether a port is active."""
+    """Describe a NIC, its distance, and whether a port is active."""
     from ..doctor import topology
     from ..doctor.checks_topology import BETWEEN
 
     apart = topology.apart(machine, gpu, nic)
     port = "port active" if topology.active(machine, nic) else "no active port"
-    return f"{nic.name} ({f'{apart}: {BETWEEN[apart]}' if apart else 'nobody knows how far it is'}; {port})"
+    return f"{nic.name} ({f'{apart}: {BETWEEN[apart]}' if apart else 'distance unknown'}; {port})"
 
 
 def _agreement(machine: Machine) -> list[str]:
-    """What `nvidia-smi` says of the same."""
+    """Return what `nvidia-smi` says about the same distances."""
     from ..doctor.text import hanging
 
     if not machine.gpus:

@@ -23,7 +23,7 @@ from .ports import MTU, nic_port, port_options, tcp_port
     "-g", "--gid-index", type=click.IntRange(0), default=0, show_default=True, help="Index of the NIC's address."
 )
 @click.option(
-    "-s", "--size", type=click.IntRange(1, 1 << 20), default=64, show_default=True, help="Bytes of a message."
+    "-s", "--size", type=click.IntRange(1, 1 << 20), default=64, show_default=True, help="Bytes per message."
 )
 @click.option(
     "-i", "--iters", "iterations", type=click.IntRange(1, 1 << 20), default=1, show_default=True,
@@ -33,10 +33,10 @@ from .ports import MTU, nic_port, port_options, tcp_port
 @MTU
 @guarded
 def verbs_dpa(**values: Any) -> None:
-    """RDMA WRITEs by a kernel on the DPA of either NIC, which then polls its memory for those of the other.
+    """Exchange RDMA WRITEs between kernels on the DPAs of two NICs.
 
-    The server waits for the client, which has -c. Give both the same -s and -i. The program is
-    gpunetio/samples/verbs_dpa.py, and there to be read.
+    Each kernel polls its memory for the peer's messages. The server waits for the client, which has -c. Give both the
+    same -s and -i. Read the program in gpunetio/samples/verbs_dpa.py.
     """
     if values["server"] == "":
         raise click.UsageError("--client needs the server's address")

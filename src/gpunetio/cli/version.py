@@ -9,7 +9,7 @@ import click
 
 
 def version_option(*names: str) -> Callable[[Any], Any]:
-    """Under these names."""
+    """Return the option that prints the version, under these names."""
     return click.option(
         *names, is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Print the version."
     )

@@ -1,4 +1,4 @@
-"""`gpunetio warm`: compile for the host what the commands need, so that none of them has to."""
+"""`gpunetio warm`: compile for the host what the commands need, so that no command has to."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .failures import guarded
 def warm() -> None:
     """Compile for the host what the other commands run there: the NIC and their kernels.
 
-    What is compiled for a GPU is not kept: each run does that for itself.
+    Code compiled for a GPU is not kept: each run compiles it again.
     """
     start = time.monotonic()
     from ..bench.litmus import Litmus
@@ -42,7 +42,7 @@ def warm() -> None:
 
 
 def _post() -> None:
-    """Compile the CPU data path: it is used once, by a queue pair that is connected to itself."""
+    """Compile the CPU data path: use it once, with a queue pair that is connected to itself."""
     from .. import verbs
     from ..enums import WrOpcode
 

@@ -1,14 +1,14 @@
-"""How processes find each other before their kernels talk: values exchanged, and queue pairs connected.
+"""How processes find each other before their kernels talk: they exchange values and connect queue pairs.
 
     with gn.rendezvous.TcpRendezvous(rank, size, "10.0.0.1") as ranks:
         everybody = ranks.allgather({"rank": rank, "cells": 4096})
 
     Rendezvous        N ranks that gather bytes and JSON values
-      TcpRendezvous   over TCP: rank 0 listens, the others call it
+      TcpRendezvous   over TCP: rank 0 listens, the others connect to it
       MpiRendezvous   a communicator of mpi4py
       StoreRendezvous a store of torch.distributed
     mesh              connected queue pairs to every rank, with the keys of its memory
-    Link              a talk between two processes, underneath benchmarks and samples
+    Link              a connection between two processes, used by benchmarks and samples
 """
 
 from .endpoints import endpoint_of, endpoint_values

@@ -1,4 +1,4 @@
-"""Queue pairs and memory as their owner describes them to other processes."""
+"""Descriptions of queue pairs and memory, which processes send each other."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _ADDRESS = (0, (1 << 63) - 1)
 
 
 def endpoint_values(endpoint: QpEndpoint) -> dict[str, Any]:
-    """An endpoint as JSON."""
+    """Return an endpoint as JSON values."""
     return {
         "qpn": endpoint.qpn, "gid": endpoint.gid.hex(), "lid": endpoint.lid, "mtu": endpoint.mtu, "psn": endpoint.psn,
     }  # fmt: skip
 
 
 def endpoint_of(values: Message) -> QpEndpoint:
-    """The endpoint of such values, which a peer has sent."""
+    """Return the endpoint that a peer's values describe."""
     gid = values.raw("gid", 16)
     if len(gid) != 16:
         raise values.wrong("gid", "16 bytes")
@@ -29,7 +29,7 @@ def endpoint_of(values: Message) -> QpEndpoint:
 
 
 def memory_of(values: Message) -> tuple[int, int, int]:
-    """Address, rkey and bytes of the peer's memory."""
+    """Return address, rkey and bytes of the peer's memory."""
     return (
         values.integer("address", *_ADDRESS), values.integer("rkey", 0, 0xFFFF_FFFF),
         values.integer("nbytes", 0, 1 << 62),

@@ -1,4 +1,4 @@
-"""Ranks that mpirun or torchrun has started: its environment says who is who."""
+"""Ranks that mpirun or torchrun has started: their environment gives rank and size."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _TORCH = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def from_environment(*, timeout: float = TIMEOUT) -> Rendezvous:
-    """Return the rendezvous of the ranks that `mpirun` or `torchrun` has started, this process among them.
+    """Return the rendezvous of the ranks that `mpirun` or `torchrun` has started, including this process.
 
-    NotFoundError when neither has: then `TcpRendezvous` takes rank, size and address by hand.
+    NotFoundError if neither has started this process. Then use `TcpRendezvous` with rank, size and address.
     """
     if any(name in os.environ for name in _MPI):
         return MpiRendezvous(timeout=timeout)
     if all(name in os.environ for name in _TORCH):
         return _of_torchrun(timeout)
     raise NotFoundError(
-        "neither mpirun nor torchrun has started this program, as its environment shows: start it with one of them, or "
+        "neither mpirun nor torchrun has started this program, judging by its environment: start it with one, or "
         "give rank and size"
     )
 

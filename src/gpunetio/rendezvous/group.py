@@ -1,4 +1,4 @@
-"""What every rendezvous can do: gather the values of all ranks, whatever carries them."""
+"""The interface of every rendezvous: gather the values of all ranks."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from .link import PeerError
 
 TIMEOUT = 120.0  # seconds: the other ranks may have to compile first
 
-# The first byte of what a rank hands in says what it is. No pickle: bytes of a peer never become code.
+# The first byte of a rank's value gives its type. No pickle: a peer's bytes never become code.
 _BYTES, _JSON, _NOTHING = b"b", b"j", b"-"
 
 
 class Rendezvous(ABC):
     """`size` processes that exchange values before their kernels talk. This one is number `rank`.
 
-    A value is `bytes`, or what JSON can express: None, booleans, numbers, strings, lists, and dictionaries with
-    strings as keys. A tuple arrives as a list. All ranks make the same calls in the same order. Each call waits for the
-    slowest rank, `timeout` seconds at most.
+    A value is `bytes`, or what JSON can express: None, booleans, numbers, strings, lists, and dictionaries with strings
+    as keys. A tuple arrives as a list. All ranks make the same calls in the same order. Each call waits for the slowest
+    rank, for at most `timeout` seconds.
 
-    Errors: TimedOutError when a rank does not come in time, `PeerError` when one ends or sends nonsense,
+    Errors: TimedOutError if a rank does not call in time, `PeerError` if a rank ends or sends nonsense,
     InvalidValueError for a value that cannot be sent.
     """
 
@@ -45,7 +45,7 @@ class Rendezvous(ABC):
         return [self._decoded(rank, data) for rank, data in enumerate(self._exchange(_encoded(value)))]
 
     def broadcast(self, value: Any = None, root: int = 0) -> Any:
-        """Return the value of the rank `root`. The others need not give one."""
+        """Return the value of the rank `root`. The other ranks may omit theirs."""
         if type(root) is not int or not 0 <= root < self.size:
             raise InvalidValueError(f"root {root!r}: the ranks are 0 to {self.size - 1}")
         return self._decoded(root, self._exchange(_encoded(value) if self.rank == root else _NOTHING)[root])
@@ -55,7 +55,7 @@ class Rendezvous(ABC):
         self._exchange(_NOTHING)
 
     def close(self, error: BaseException | None = None) -> None:
-        """Leave. Where there is a way, the other ranks are told of `error`. Idempotent."""
+        """Leave the rendezvous, and tell the other ranks of `error` if the transport can. Idempotent."""
         self._closed = True
 
     def _exchange(self, data: bytes) -> list[bytes]:
@@ -79,7 +79,7 @@ class Rendezvous(ABC):
 
     @abstractmethod
     def _allgather(self, data: bytes) -> list[bytes]:
-        """Return what each of several ranks has handed in, by rank."""
+        """Return what every rank has handed in, by rank. There are at least two ranks."""
 
     def __enter__(self) -> Self:
         return self

@@ -1,10 +1,10 @@
-"""A talk between two processes: framed JSON messages over TCP, and who is told of what.
+"""A connection between two processes: framed JSON messages over TCP, with keep-alive and error reports.
 
     magic "GPNT" · version, 2 bytes · length of the body, 4 bytes · body: a JSON object with a "kind"
 
-All big-endian. Each end sends a ping every second, so that a peer which hangs is told from one which computes. A thread
-reads: whatever ends the talk (nonsense, silence, a closed connection, the peer's own error) becomes its `failure`,
-which every call raises from then on, and which a launch looks at while its kernel runs.
+All integers are big-endian. Each end sends a ping every second, so that a hung peer can be told from a peer that
+computes. A thread reads. The first event that ends the connection (nonsense, silence, a closed connection, the peer's
+own error) becomes its `failure`: every later call raises it, and a launch checks it while its kernel runs.
 """
 
 from __future__ import annotations
@@ -36,27 +36,27 @@ logger: logging.Logger = logging.getLogger("gpunetio.rendezvous")
 PORT = 18515
 VERSION = 1
 MAX_BODY = 1 << 24
-STEP_SECONDS = 10.0  # for the peer to answer, and how long it may be silent
+STEP_SECONDS = 10.0  # in which the peer must answer, and how long it may be silent
 PING_SECONDS = 1.0
-LINGER_SECONDS = 1.0  # for the last message to be read
-WHY_SECONDS = 2.0  # for the reader to find out why something else has failed
+LINGER_SECONDS = 1.0  # in which the peer must read the last message
+WHY_SECONDS = 2.0  # in which the reader may learn why something else has failed
 
 _MAGIC = b"GPNT"
-_MOST_CALLERS = 16  # that have not shown yet whether they are clients
+_MOST_CALLERS = 16  # that have not greeted yet
 _HEADER = struct.Struct(">4sHI")
-_MOST_WAITING = 64  # messages that nobody has asked for yet
+_MOST_WAITING = 64  # received messages that no call has taken yet
 _LOOK_SECONDS = 0.1
 _TEXT = 1000  # characters of a peer's error that are shown
 
 
 class PeerError(DocaError):
-    """The other end ended the talk, or said what makes no sense."""
+    """The peer ended the connection or sent nonsense."""
 
     code = DocaErrorCode.CONNECTION_ABORTED
 
 
 class PeerInterrupted(PeerError):
-    """Somebody pressed Ctrl+C at the other end."""
+    """The peer was interrupted by Ctrl+C."""
 
     interrupted = True
 
@@ -65,7 +65,7 @@ class PeerInterrupted(PeerError):
 
 
 class Message(dict[str, Any]):
-    """The body of a message from `peer`. Its values are checked where they are read."""
+    """The body of a message from `peer`. Its values are checked when they are read."""
 
     peer: str
     kind: str
@@ -75,34 +75,34 @@ class Message(dict[str, Any]):
         self.peer, self.kind = peer, str(body["kind"])
 
     def wrong(self, name: str, needed: str) -> PeerError:
-        """The error of a field that is not what it must be."""
+        """Return the error for a field with a wrong value."""
         found = repr(self[name])[:80] if name in self else "missing"
         return PeerError(f"{self.peer} sent {self.kind!r} with {name} {found}: it must be {needed}")
 
     def integer(self, name: str, low: int, high: int) -> int:
-        """An integer from `low` to `high`."""
+        """Return an integer from `low` to `high`."""
         value = self.get(name)
         if type(value) is not int or not low <= value <= high:
             raise self.wrong(name, f"an integer from {low} to {high}")
         return value
 
     def number(self, name: str, low: float, high: float) -> float:
-        """A number from `low` to `high`."""
+        """Return a number from `low` to `high`."""
         value = self.get(name)
         if type(value) is int or type(value) is float:
-            if low <= value <= high:  # NaN is not
+            if low <= value <= high:  # false for NaN
                 return float(value)
         raise self.wrong(name, f"a number from {low:g} to {high:g}")
 
     def text(self, name: str) -> str:
-        """A string."""
+        """Return a string."""
         value = self.get(name)
         if not isinstance(value, str):
             raise self.wrong(name, "a string")
         return value
 
     def raw(self, name: str, most: int) -> bytes:
-        """Bytes, which travel as hexadecimal digits."""
+        """Return bytes, which travel as hexadecimal digits."""
         try:
             value = bytes.fromhex(self.text(name))
         except ValueError:
@@ -112,14 +112,14 @@ class Message(dict[str, Any]):
         return value
 
     def part(self, name: str) -> Message:
-        """An object in this object."""
+        """Return the object in this field."""
         value = self.get(name)
         if not isinstance(value, dict):
             raise self.wrong(name, "an object")
         return Message(self.peer, {**value, "kind": f"{self.kind}.{name}"})
 
     def parts(self, name: str, most: int) -> list[Message]:
-        """A list of objects."""
+        """Return the list of objects in this field."""
         value = self.get(name)
         if not isinstance(value, list) or len(value) > most or not all(isinstance(item, dict) for item in value):
             raise self.wrong(name, f"a list of at most {most} objects")
@@ -127,7 +127,7 @@ class Message(dict[str, Any]):
 
 
 def encode(kind: str, **body: Any) -> bytes:
-    """A message as it goes over the wire."""
+    """Return a message in its wire format."""
     text = json.dumps({"kind": kind, **body}).encode()
     if len(text) > MAX_BODY:
         raise ValueError(f"a message of {len(text)} bytes: {MAX_BODY} is the limit")
@@ -135,13 +135,13 @@ def encode(kind: str, **body: Any) -> bytes:
 
 
 class Decoder:
-    """Messages from bytes as they come from `peer`; PeerError for bytes that are none."""
+    """Turns the bytes from `peer` into messages. PeerError for bytes that are no messages."""
 
     def __init__(self, peer: str):
         self._peer, self._bytes = peer, bytearray()
 
     def feed(self, data: bytes) -> list[Message]:
-        """The messages that are complete now."""
+        """Return the messages that are now complete."""
         self._bytes += data
         messages = []
         while (message := self._next()) is not None:
@@ -150,19 +150,19 @@ class Decoder:
 
     @property
     def within(self) -> bool:
-        """Whether a message has begun and not ended."""
+        """Return whether a message is incomplete."""
         return bool(self._bytes)
 
     def _next(self) -> Message | None:
         start = bytes(self._bytes[: len(_MAGIC)])
         if start != _MAGIC[: len(start)]:
-            raise PeerError(f"{self._peer} is no program of gpunetio: it sent {start!r} where {_MAGIC!r} was due")
+            raise PeerError(f"{self._peer} is not a gpunetio program: it sent {start!r} instead of {_MAGIC!r}")
         if len(self._bytes) < _HEADER.size:
             return None
         _, version, length = _HEADER.unpack_from(self._bytes)
         if version != VERSION:
             raise PeerError(
-                f"{self._peer} speaks version {version} of the exchange and this end version {VERSION}: "
+                f"{self._peer} speaks version {version} of the protocol and this end version {VERSION}: "
                 "run the same gpunetio at both ends"
             )
         if length > MAX_BODY:
@@ -177,7 +177,7 @@ class Decoder:
         except (ValueError, RecursionError):
             parsed = None
         if not isinstance(parsed, dict) or not isinstance(parsed.get("kind"), str):
-            raise PeerError(f"{self._peer} sent a message that is no JSON object with a kind: {body[:40]!r}")
+            raise PeerError(f"{self._peer} sent a message that is not a JSON object with a kind: {body[:40]!r}")
         return Message(self._peer, parsed)
 
 
@@ -185,7 +185,7 @@ class Decoder:
 
 
 class Link:
-    """A connection to `peer` ("the server 10.0.0.1"), which may be silent for `patience` seconds."""
+    """A connection to `peer` ("the server 10.0.0.1"), which may be silent for at most `patience` seconds."""
 
     peer: str
     patience: float
@@ -200,26 +200,26 @@ class Link:
         self._closing = self._gone = False
         sock.settimeout(patience)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._ping()  # by which a server knows its client
+        self._ping()  # a server recognizes its client by this message
         self._reader = ServiceThread("gpunetio-exchange", self._read)
         self._reader.start()
 
     @property
     def failure(self) -> DocaError | None:
-        """What has ended the talk, if it has."""
+        """Return what has ended the connection, or None."""
         return self._failure
 
     def failure_soon(self) -> DocaError | None:
-        """The same when something else has failed: the reader may be about to find out why.
+        """Return `failure` after something else has failed; wait briefly, as the reader may just be learning why.
 
-        A process that dies stops its threads and unmaps its memory first, and closes its connections then.
+        A dying process stops its threads and unmaps its memory before its connections are closed.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._failure is not None, WHY_SECONDS)
             return self._failure
 
     def send(self, kind: str, **body: Any) -> None:
-        """Tell the peer."""
+        """Send a message to the peer."""
         data = encode(kind, **body)
         try:
             with self._sending:
@@ -228,7 +228,10 @@ class Link:
             raise self.failure_soon() or self._fail(self._lost(error)) from None
 
     def expect(self, *kinds: str, timeout: float | None = None) -> Message:
-        """The next message, which must be one of these kinds; the deadline is `patience` unless another is given."""
+        """Return the next message.
+
+        It must be one of these kinds and come within `timeout` seconds, by default `patience`.
+        """
         seconds = self.patience if timeout is None else timeout
         wanted = " or ".join(map(repr, kinds))
         with self._changed:
@@ -237,36 +240,36 @@ class Link:
                 message = self._messages.popleft()
                 if message.kind in kinds:
                     return message
-                raise PeerError(f"{self.peer} sent {message.kind[:40]!r} where {wanted} was due")
+                raise PeerError(f"{self.peer} sent {message.kind[:40]!r} instead of {wanted}")
             if self._failure is not None:
                 raise self._failure
         raise TimedOutError(f"{self.peer} did not send {wanted} within {seconds:g} s")
 
     def wait_for_news(self, seconds: float) -> None:
-        """Wait until there is a message, or the talk has ended, for some seconds at most."""
+        """Wait until there is a message or the connection has ended, for at most `seconds`."""
         with self._changed:
             self._changed.wait_for(lambda: self._messages or self._failure is not None, seconds)
 
     def close(self, error: BaseException | None = None) -> None:
-        """End the talk; the peer is told of this end's error, unless it has gone already. Idempotent."""
+        """End the connection. Tell the peer of this end's error, unless the peer has ended already. Idempotent."""
         if self._closing:
             return
         self._closing = True
-        self._reader.join()  # it looks at `_closing` often, and a socket that hangs is shut down below
-        with contextlib.suppress(OSError):  # it has gone: there is nobody to tell
+        self._reader.join()  # it checks `_closing` often, and a hung socket is shut down below
+        with contextlib.suppress(OSError):  # the peer has ended
             if error is not None and not self._gone:
                 kind = "interrupted" if isinstance(error, KeyboardInterrupt) else "error"
                 text = " ".join(str(error).split())[:_TEXT] or type(error).__name__
                 self._socket.sendall(encode(kind, text=text))
             self._socket.shutdown(socket.SHUT_WR)
-            # Closing with unread bytes would be a reset, which takes the last message away from the peer.
+            # Closing a socket with unread bytes sends a reset, and the peer would lose the last message.
             end = time.monotonic() + LINGER_SECONDS
             while (left := end - time.monotonic()) > 0:
                 self._socket.settimeout(left)
                 if not self._socket.recv(1 << 16):
                     break
         self._socket.close()
-        self._fail(PeerError(f"the talk with {self.peer} is over"))  # for other threads that still wait
+        self._fail(PeerError(f"the connection to {self.peer} is closed"))  # for other threads that still wait
 
     # --- the reader's thread
 
@@ -293,11 +296,11 @@ class Link:
 
     def _ping(self) -> None:
         if not self._sending.acquire(blocking=False):
-            return  # a message is on its way, which tells as much
+            return  # a message is on its way and serves as a ping
         try:
             self._socket.sendall(encode("ping"))
         except OSError:
-            pass  # reading will tell why
+            pass  # the reader finds out why
         finally:
             self._sending.release()
 
@@ -305,7 +308,7 @@ class Link:
         if not data:
             self._gone = True
             where = " in the middle of a message" if self._decoder.within else ""
-            raise PeerError(f"{self.peer} closed the connection{where}: it died, or it was ended")
+            raise PeerError(f"{self.peer} closed the connection{where}: it died or was killed")
         for message in self._decoder.feed(data):
             if message.kind == "ping":
                 continue
@@ -317,7 +320,7 @@ class Link:
                 raise PeerError(f"{self.peer} ended with an error: {text}")
             with self._changed:
                 if len(self._messages) >= _MOST_WAITING:
-                    raise PeerError(f"{self.peer} sent {_MOST_WAITING} messages that nobody asked for")
+                    raise PeerError(f"{self.peer} sent {_MOST_WAITING} messages that this end did not ask for")
                 self._messages.append(message)
                 self._changed.notify_all()
 
@@ -338,9 +341,10 @@ class Link:
 
 
 def own_address(ctx: Context, sgid_index: int = 0) -> str:
-    """Return the address on which a server on this NIC listens: the NIC's own.
+    """Return the address on which a server on this NIC listens: the NIC's own address.
 
-    Where that is none to call, it is this host's loopback for a software NIC, and any of the host's for a card.
+    If TCP cannot connect to that address, the server listens on loopback for a software NIC, and on any of the host's
+    addresses for a card.
     """
     without = "127.0.0.1" if ctx.provider.software else "0.0.0.0"
     if ctx.query_port(1).link_layer == LinkLayer.INFINIBAND:
@@ -352,7 +356,7 @@ def own_address(ctx: Context, sgid_index: int = 0) -> str:
 
 
 def listen(address: str, port: int) -> socket.socket:
-    """A socket on which clients may call."""
+    """Return a socket that listens for clients."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -367,7 +371,7 @@ def listen(address: str, port: int) -> socket.socket:
 
 
 class Greeting(NamedTuple):
-    """How the first `nbytes` bytes of a client look."""
+    """What the first `nbytes` bytes of a client look like."""
 
     nbytes: int
     pattern: re.Pattern[bytes]
@@ -379,26 +383,27 @@ GREETING = Greeting(len(_MAGIC), re.compile(re.escape(_MAGIC)))
 def accept(
     listener: socket.socket, greeting: Greeting = GREETING, timeout: float | None = None
 ) -> tuple[socket.socket, str]:
-    """Wait for the client: its socket and its address. The only wait without a deadline, unless `timeout` sets one.
+    """Wait for the client, and return its socket and address.
 
-    The client is the first caller that greets as one. Other callers (port scanners, health checks) are hung up on, and
-    the wait goes on. Nobody else can call afterwards.
+    Without `timeout`, this is the only wait without a deadline. The client is the first caller that greets as a client.
+    Other callers (port scanners, health checks) are disconnected, and the wait goes on. Nobody else can connect
+    afterwards.
     """
     end = None if timeout is None else time.monotonic() + timeout
     with listener, contextlib.ExitStack() as undo:
         callers = undo.enter_context(Callers(listener, greeting))
         while (client := callers.look(end)) is None:
             if end is not None and time.monotonic() >= end:
-                raise TimedOutError(f"no client called within {timeout:g} s")
+                raise TimedOutError(f"no client connected within {timeout:g} s")
         return client
 
 
 class Callers:
-    """Connections to a listener; each has `STEP_SECONDS` to greet."""
+    """Connections to a listener. Each must greet within `STEP_SECONDS`."""
 
     def __init__(self, listener: socket.socket, greeting: Greeting = GREETING):
         self._listener, self._greeting = listener, greeting
-        self._deadlines: dict[socket.socket, tuple[float, str]] = {}  # in the order of their calls; and their addresses
+        self._deadlines: dict[socket.socket, tuple[float, str]] = {}  # sockets and addresses in the order of arrival
         self._selector = selectors.DefaultSelector()
         listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ)
@@ -412,7 +417,7 @@ class Callers:
             sock.close()
 
     def look(self, end: float | None) -> tuple[socket.socket, str] | None:
-        """Wait for the next event, until `end` at most: the client and its address, if it has greeted."""
+        """Wait for the next event, but not after `end`. Return the client and its address if it has greeted."""
         soonest = min((deadline for deadline, _ in self._deadlines.values()), default=None)
         ends = [each for each in (end, soonest) if each is not None]
         ready = self._selector.select(max(0.0, min(ends) - time.monotonic()) if ends else None)
@@ -425,15 +430,15 @@ class Callers:
                 return self._leave(sock)
         for sock, (deadline, _) in list(self._deadlines.items()):
             if time.monotonic() >= deadline:
-                self._hang_up(sock, "has said nothing")
+                self._hang_up(sock, "has sent nothing")
         return None
 
     def _take(self) -> None:
-        with contextlib.suppress(OSError):  # it has gone before we looked
+        with contextlib.suppress(OSError):  # it disconnected first
             sock, address = self._listener.accept()
             if len(self._deadlines) == _MOST_CALLERS:
-                self._hang_up(next(iter(self._deadlines)), "has said nothing, and many others call")
-            # Readable from then on means: the greeting is complete, or the caller has hung up.
+                self._hang_up(next(iter(self._deadlines)), "has sent nothing, and many others are connecting")
+            # From now on, readable means that the greeting is complete or the caller has disconnected.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, self._greeting.nbytes)
             sock.setblocking(False)
             self._deadlines[sock] = time.monotonic() + STEP_SECONDS, str(address[0])
@@ -446,13 +451,13 @@ class Callers:
             said = b""
         if self._greeting.pattern.fullmatch(said):
             return True
-        self._hang_up(sock, f"has said {said!r}" if said else "has hung up")
+        self._hang_up(sock, f"has sent {said!r}" if said else "has disconnected")
         return False
 
     def _hang_up(self, sock: socket.socket, what: str) -> None:
         _, address = self._leave(sock)
         sock.close()
-        logger.warning("%s called and %s: that is no client; still waiting for one", address, what)
+        logger.warning("%s connected and %s: it is not a client; still waiting for one", address, what)
 
     def _leave(self, sock: socket.socket) -> tuple[socket.socket, str]:
         self._selector.unregister(sock)
@@ -461,28 +466,28 @@ class Callers:
 
 
 def dial(host: str, port: int, timeout: float = STEP_SECONDS) -> socket.socket:
-    """Call the server."""
+    """Connect to the server and return the socket."""
     try:
         return socket.create_connection((host, port), timeout)
     except TimeoutError:
         raise TimedOutError(f"{host} port {port} did not answer within {timeout:g} s") from None
     except socket.gaierror as error:
-        raise OperatingSystemError(f"{host!r} is no address: {error.strerror}") from None
+        raise OperatingSystemError(f"{host!r} is not an address: {error.strerror}") from None
     except OSError as error:
         here = [address for address in listening(port) if address != host]
-        cure = f"A server of this host waits at {' and at '.join(here)}: call that address" if here else (
+        cure = f"A server on this host listens at {' and at '.join(here)}: use that address" if here else (
             "Start the same command there, as the server, first"
         )
         raise OperatingSystemError(f"no server at {host} port {port}: {error.strerror}. {cure}") from None
     except UnicodeError:
-        raise OperatingSystemError(f"{host!r} is no address: it is no host name") from None
+        raise OperatingSystemError(f"{host!r} is not an address: it is not a host name either") from None
 
 
 _TCP_LISTEN = "0A"  # of /proc/net/tcp, as in the kernel's net/tcp_states.h
 
 
 def listening(port: int) -> list[str]:
-    """The addresses of this host, in this network namespace, where somebody listens on a TCP port."""
+    """Return this host's addresses, in this network namespace, that listen on a TCP port."""
     found = []
     for table in (Path("/proc/thread-self/net/tcp"), Path("/proc/thread-self/net/tcp6")):
         for line in table.read_text().splitlines()[1:] if table.exists() else ():
@@ -494,7 +499,7 @@ def listening(port: int) -> list[str]:
 
 
 def _address(words: bytes) -> IPv4Address | IPv6Address:
-    """An address from the kernel's table, which has words of 32 bits in the host's order."""
+    """Return an address of the kernel's table, which stores 32-bit words in host order."""
     if sys.byteorder == "little":
         words = b"".join(words[i : i + 4][::-1] for i in range(0, len(words), 4))
     return ip_address(words)

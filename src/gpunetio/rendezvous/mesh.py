@@ -34,14 +34,15 @@ class Peer:
 
 
 class Mesh:
-    """Connected queue pairs to every rank; made by `gpunetio.mesh`, used in a `with` statement.
+    """Connected queue pairs to every rank. `gpunetio.mesh` makes it; use it in a `with` statement.
 
-    `peers`         one `Peer` a rank
-    `memory`        the memory region that this rank shows to the others, or None
+    `peers`         one `Peer` per rank
+    `memory`        the memory region that this rank exposes to the others, or None
     `rendezvous`    where the ranks meet, for more values or a barrier
 
-    A kernel takes the mesh as an argument, and gets the address of a table of `ROW` bytes for each rank: the queue, the
-    address and the rkey of that rank's memory, and its bytes, 8 bytes each. This rank's own queue is 0.
+    A kernel takes the mesh as an argument and gets the address of a table. The table has `ROW` bytes per rank: the
+    queue, the address and the rkey of that rank's memory, and its size in bytes, 8 bytes each. This rank's own queue is
+    0.
     """
 
     ROW = 32
@@ -70,7 +71,7 @@ class Mesh:
                 (peer.qp.device_address if peer.qp else 0, peer.address, peer.rkey, peer.nbytes) for peer in self.peers
             ]
             self._table.write(np.array(rows, np.int64))
-            self.barrier()  # a peer that is not connected yet would drop what comes
+            self.barrier()  # a peer that is not connected yet drops packets
             self._parts = parts.pop_all()
 
     @staticmethod
@@ -92,7 +93,7 @@ class Mesh:
         peers = []
         for rank, (queue, value) in enumerate(zip(queues, values)):
             if not isinstance(value, dict):
-                raise PeerError(f"rank {rank} sent {value!r:.40} where its queue pairs were due")
+                raise PeerError(f"rank {rank} sent {value!r:.40} instead of its queue pairs")
             told = Message(f"rank {rank}", {**value, "kind": "mesh"})
             if queue is not None:
                 qps = told.parts("qps", self.size)
@@ -108,20 +109,21 @@ class Mesh:
 
     @property
     def device_address(self) -> int:
-        """Where kernels find the table."""
+        """Return the device address of the table."""
         return self._table.device_address
 
     def used_by(self, launch: Any) -> None:
-        """Called when a kernel is launched with the mesh as an argument: closing the mesh waits for the kernel."""
+        """Keep the mesh open while `launch`, which has it as an argument, runs: closing waits for the kernel."""
         self._table.used_by(launch)
         for peer in self.peers:
             if peer.qp is not None:
                 peer.qp.used_by(launch)
 
     def close(self, error: BaseException | None = None) -> None:
-        """Close queues and table, and leave the rendezvous if `gpunetio.mesh` has made it. Idempotent.
+        """Close queues and table, and leave the rendezvous if `gpunetio.mesh` made it. Idempotent.
 
-        Without `error` this waits first until all ranks close, as the last messages of one may need the NIC of another.
+        Without `error`, this first waits until all ranks close: the last messages of a rank may need another rank's
+        NIC.
         """
         if self._pid != os.getpid() or self._parts is None:
             return
@@ -157,17 +159,17 @@ def mesh(
     sgid_index: int = 0,
     **options: Any,
 ) -> Mesh:
-    """Connect this process, number `rank` of `size`, with every other one.
+    """Connect this process, number `rank` of `size`, to every other rank.
 
-    `pd`, `gpu`     where queue pairs are made; `options` are those of `Gpu.create_qp`, `depth` for one
-    `memory`        what the others may write and read: a memory region, or whatever `PD.register` takes. The ranks'
-                    memory may differ in size; None for none
-    `sgid_index`    the NIC's address that is used
+    `pd`, `gpu`     where queue pairs are created; `options` are those of `Gpu.create_qp`, for example `depth`
+    `memory`        what the others may write and read: a memory region, or an argument of `PD.register`. The ranks'
+                    memory may differ in size. None exposes nothing
+    `sgid_index`    the GID index of the NIC's address to use
     `via`           the `Rendezvous` to meet in. Without it, the ranks meet over TCP, at `address` and `port` of rank 0.
-                    Without `rank` and `size`, they are those that `mpirun` or `torchrun` has started
+                    Without `rank` and `size`, `mpirun` or `torchrun` gives them
     `join_timeout`  seconds that this rank waits for the others
 
-    Errors are those of `Rendezvous`, `Gpu.create_qp` and `QP.connect`. Nothing is left open by a mesh that fails.
+    Errors are those of `Rendezvous`, `Gpu.create_qp` and `QP.connect`. A mesh that fails leaves nothing open.
     """
     if via is not None and (rank is not None or size is not None):
         raise InvalidValueError("mesh: give rank and size, or the rendezvous (via), which knows them")

@@ -16,8 +16,8 @@ _LOOK_SECONDS = 0.001
 class MpiRendezvous(Rendezvous):
     """The ranks of an MPI communicator: `comm`, one of mpi4py's, or MPI.COMM_WORLD.
 
-    Needs mpi4py (the extra 'mpi'). `timeout`: see `Rendezvous`. After a TimedOutError the communicator is of no more
-    use, because MPI cannot take a collective call back.
+    Needs mpi4py (the extra 'mpi'). `timeout` is that of `Rendezvous`. After a TimedOutError the communicator cannot be
+    used any more, because MPI cannot cancel a collective call.
     """
 
     def __init__(self, comm: Any = None, *, timeout: float = TIMEOUT):

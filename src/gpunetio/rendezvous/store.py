@@ -10,10 +10,10 @@ from .group import TIMEOUT, Rendezvous
 
 
 class StoreRendezvous(Rendezvous):
-    """Ranks that share `store`, one of torch.distributed's: TCPStore, FileStore, PrefixStore, …
+    """Ranks that share `store`, a store of torch.distributed: TCPStore, FileStore, PrefixStore, …
 
-    Keys begin with "gpunetio/". For two rendezvous in one store, wrap it in a PrefixStore for each. `timeout`: see
-    `Rendezvous`.
+    Keys begin with "gpunetio/". For two rendezvous in one store, wrap it in a PrefixStore for each. `timeout` is that
+    of `Rendezvous`.
     """
 
     def __init__(self, store: Any, rank: int, size: int, *, timeout: float = TIMEOUT):
@@ -29,7 +29,7 @@ class StoreRendezvous(Rendezvous):
         except RuntimeError as error:  # torch.distributed.DistStoreError is one
             raise TimedOutError(f"not all {self.size} ranks came within {self.timeout:g} s: {error}") from None
         found = [bytes(self._store.get(key)) for key in keys]
-        if self._turn > 1:  # all ranks are in this turn, so they have read the values of the one before
+        if self._turn > 1:  # all ranks are in this round, so they have read the values of the previous one
             self._store.delete_key(self._key(self._turn - 1, self.rank))
         return found
 

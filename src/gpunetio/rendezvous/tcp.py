@@ -1,4 +1,4 @@
-"""Ranks that meet over TCP: all call rank 0, which hands the values round."""
+"""Ranks that meet over TCP: all connect to rank 0, which distributes the values."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from ..errors import DocaError, InvalidValueError, OperatingSystemError, TimedOu
 from .group import TIMEOUT, Rendezvous
 from .link import MAX_BODY, Callers, Link, Message, PeerError, listen
 
-PORT = 18516  # next to that of the benchmarks
-_MOST_BYTES = MAX_BODY // 4  # of all values of one exchange: they travel as hexadecimal digits
-_LOOK_SECONDS = 0.05  # between two looks at who has handed in a value
-_RETRY_SECONDS = 0.1  # between two calls of a rank 0 that is not there yet
+PORT = 18516  # next to the benchmarks' port
+_MOST_BYTES = MAX_BODY // 4  # in all values of one exchange, which travel as hexadecimal digits
+_LOOK_SECONDS = 0.05  # between two checks for handed-in values
+_RETRY_SECONDS = 0.1  # between two attempts to reach a rank 0 that does not listen yet
 
 
 class TcpRendezvous(Rendezvous):
     """Ranks that meet over TCP. They may start in any order.
 
-    Rank 0 listens on `address` and `port`; the others call it there. Callers that are no ranks of this rendezvous are
-    sent away. Anybody who reaches the port can join, so choose an address of a network that you trust. `timeout`: see
-    `Rendezvous`; all ranks must come within that time. A rank that ends is noticed by all.
+    Rank 0 listens on `address` and `port`; the others connect to it. Callers that are not ranks of this rendezvous are
+    sent away. Anyone who reaches the port can join, so choose an address of a network that you trust. `timeout` is that
+    of `Rendezvous`; all ranks must connect within that time. All ranks notice when a rank ends.
 
-    One exchange carries 4 MiB in all.
+    One exchange carries at most 4 MiB in all.
     """
 
     def __init__(
         self, rank: int, size: int, address: str = "127.0.0.1", port: int = PORT, *, timeout: float = TIMEOUT
     ) -> None:
         super().__init__(rank, size, timeout)
-        self._links: dict[int, Link] = {}  # by rank: those of rank 0, or the one to it
+        self._links: dict[int, Link] = {}  # by rank: rank 0 has one to each rank, the others one to rank 0
         self._turn = 0
         if size == 1:
             return
@@ -63,12 +63,12 @@ class TcpRendezvous(Rendezvous):
             link.send("welcome")
 
     def _admit(self, link: Link, host: str) -> None:
-        """Take a caller for the rank that it says it is, or tell it why not."""
+        """Admit a caller as the rank that it names, or tell it why not."""
         try:
             join = link.expect("join")
             size = join.integer("size", 2, 1 << 30)
             if size != self.size:
-                raise PeerError(f"{link.peer} takes part in a rendezvous of {size} ranks, this one has {self.size}")
+                raise PeerError(f"{link.peer} takes part in a rendezvous of {size} ranks, but this one has {self.size}")
             rank = join.integer("rank", 1, size - 1)
             if rank in self._links:
                 raise PeerError(f"{link.peer} wants to be rank {rank}, which has joined already")
@@ -81,7 +81,7 @@ class TcpRendezvous(Rendezvous):
     def _missing(self, address: str, port: int) -> str:
         missing = [str(rank) for rank in range(1, self.size) if rank not in self._links]
         who = f"rank {missing[0]}" if len(missing) == 1 else f"ranks {', '.join(missing)}"
-        return f"{who} of {self.size} did not call on {address} port {port} within {self.timeout:g} s"
+        return f"{who} of {self.size} did not connect to {address} port {port} within {self.timeout:g} s"
 
     # --- exchanges ---------------------------------------------------------------------------------------------------
 
@@ -109,7 +109,7 @@ class TcpRendezvous(Rendezvous):
         return parts
 
     def _gathered(self, data: bytes) -> list[bytes]:
-        """At rank 0: what all ranks have handed in. Whoever ends is noticed, whoever else is waited for."""
+        """Return what all ranks have handed in, at rank 0. A rank that ends is noticed while others are waited for."""
         end = time.monotonic() + self.timeout
         found = {0: data}
         while len(found) < self.size:
@@ -133,14 +133,13 @@ class TcpRendezvous(Rendezvous):
         return [found[rank] for rank in range(self.size)]
 
     def close(self, error: BaseException | None = None) -> None:
-        """Leave, and tell the other ranks of `error`. Idempotent."""
         super().close(error)
         for link in self._links.values():
             link.close(error)
 
 
 def _dialled(address: str, port: int, end: float) -> socket.socket:
-    """A connection to rank 0, which may not listen yet."""
+    """Return a connection to rank 0, which may not listen yet."""
     while (left := end - time.monotonic()) > 0:
         try:
             return socket.create_connection((address, port), left)
@@ -149,5 +148,5 @@ def _dialled(address: str, port: int, end: float) -> socket.socket:
         except TimeoutError:
             break
         except (OSError, UnicodeError) as error:
-            raise OperatingSystemError(f"cannot call rank 0 at {address!r} port {port}: {error}") from None
+            raise OperatingSystemError(f"cannot connect to rank 0 at {address!r} port {port}: {error}") from None
     raise TimedOutError(f"rank 0 did not answer at {address} port {port} in time: was it started, with this address?")
