@@ -290,7 +290,7 @@ def test_open_without_a_name(monkeypatch):
             assert one.name == "soft1"
         monkeypatch.setattr(soft, "DEVICES", 1)
         monkeypatch.setattr(soft, "ADDRESSES", 1)
-        with pytest.raises(InUseError, match=r"are those of NICs in other processes: give the NIC another address"):
+        with pytest.raises(InUseError, match=r"belong to NICs in other processes: give the NIC another address"):
             verbs.open()
     finally:
         for child in children:

@@ -87,7 +87,7 @@ def test_two_processes_that_open_the_first_nic_at_once(monkeypatch):
 def test_addresses_of_our_own(monkeypatch):
     """No other process's NIC is in the way of one that has them."""
     monkeypatch.setattr(soft, "claimant", lambda ip: "process 1")
-    with pytest.raises(InUseError, match=r"127\.0\.0\.1 to 127\.0\.0\.254 are those of NICs in other processes"):
+    with pytest.raises(InUseError, match=r"127\.0\.0\.1 to 127\.0\.0\.254 belong to NICs in other processes"):
         verbs.open()
     with verbs.open(port=PortConfig(addresses=(address(),))) as ctx:
         assert ctx.name == "soft0"

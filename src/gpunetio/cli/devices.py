@@ -111,7 +111,7 @@ def _describe(ctx: Context, verbose: bool) -> str:
 
 
 def _live_counters(nics: list[Observed]) -> None:
-    """Those of NICs that run in other processes."""
+    """Print the counters of NICs that run in other processes."""
     for nic in nics:
         with nic:
             counters = [_field(counter, value, 3) for counter, value in nic.counters.items() if value]

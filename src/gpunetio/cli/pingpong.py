@@ -38,7 +38,7 @@ from .ports import nic_port, port_options, tcp_port
 @port_options
 @guarded
 def pingpong(host: str | None, **values: Any) -> None:
-    """SENDs back and forth with the other end: the server at HOST or, without HOST, one client that calls."""
+    """Send messages back and forth with the server at HOST or, without HOST, with one client that connects."""
     valid = _play(host, values)
     if not valid:
         raise click.exceptions.Exit(1)

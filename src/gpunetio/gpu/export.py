@@ -358,7 +358,7 @@ class ExportedQp(Handle):
             steps.callback(self._leave_service)
 
     def check_launch(self) -> None:
-        """Raise BadStateError if the queue is not connected. Called before a kernel launch with the queue as an argument.
+        """Raise BadStateError if the queue is not connected. Called before a launch with the queue as an argument.
 
         The device is queried only if this process has not moved the queue pair out of RST.
         """

@@ -127,11 +127,11 @@ class PlainProvider(VerbsDevice):
     devx_obj_modify = devx_obj_query = devx_obj_destroy = general_cmd = devx_obj_create
 
     def devx_objects(self) -> list[int]:
-        """See `Provider`: mailboxes make none."""
+        """Return an empty list: there are no mailboxes."""
         return []
 
     def doorbell_rung(self) -> None:
-        """See `Provider`."""
+        """Do nothing: libibverbs rings doorbells."""
 
     def explain(self, qpn: int, vendor_syndrome: int | None) -> str | None:
         """Return None: libibverbs gives no reasons."""

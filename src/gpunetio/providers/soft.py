@@ -84,8 +84,8 @@ def open_device(name: str, port: PortConfig | None = None) -> SoftProvider:
 def open_first(port: PortConfig | None = None) -> SoftProvider:
     """Open the first software NIC that is open in this process, or that no other process has open.
 
-    If other processes have all of them, open soft0 with the first free address. If `port` has addresses, open soft0, too:
-    default addresses do not matter then.
+    If other processes have all of them, open soft0 with the first free address. If `port` has addresses, open soft0,
+    too: default addresses do not matter then.
     """
     with_addresses = port is not None and bool(port.addresses)
     for n in range(DEVICES):

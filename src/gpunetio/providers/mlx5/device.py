@@ -312,7 +312,7 @@ class VerbsDevice:
     def rereg_mr(
         self, handle: int, pdn: int | None, place: tuple[int, int, bool] | None, access: Access | None
     ) -> MrKeys:
-        """See `Provider`. GPU memory of which the CPU knows nothing cannot be put into a region that there is."""
+        """Change a region. GPU memory that the CPU cannot pin cannot become part of an existing region."""
         mr, flags = self.get("MR", handle), 0
         pd, (address, nbytes, cuda) = None, place or (0, 0, False)
         if pdn is not None:
