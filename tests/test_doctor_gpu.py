@@ -62,7 +62,7 @@ CAUSES = [
         "gpu-clocks", WARN, "HW Power Brake Slowdown", "power cables"),
     ("older driver", [smi("Clocks Event", "Clocks Throttle")], "gpu-clocks", OK, "SM at 210 MHz", ""),
     ("at rest", [], "gpu-clocks", OK, "SM at 210 MHz of 1410 MHz", ""),
-    ("clocks are not told", [smi("Clocks Event Reasons", "Clocks")], "gpu-clocks", SKIP, "does not tell", ""),
+    ("clocks are not told", [smi("Clocks Event Reasons", "Clocks")], "gpu-clocks", SKIP, "does not report", ""),
     ("no registration", [cuda(host_register_supported=0)], "gpu-host-register", WARN, "not supported", "CPU proxy"),
     ("registration", [cuda(host_register_supported=1)], "gpu-host-register", OK, "supported", ""),
     ("toolkit of C++", [], "cuda-toolkit", OK, "CUDA 13.0", ""),
@@ -80,18 +80,18 @@ CAUSES = [
     ("Arm", [file(VERSION, OPEN.format("aarch64", "580.95.05"))], "gpu-driver", OK, "580.95.05", ""),
     ("version in sysfs only", [without(Kind.FILE, VERSION), file("/sys/module/nvidia/version", "570.86.15\n")],
         "gpu-driver", OK, "570.86.15", ""),
-    ("no version", [without(Kind.FILE, VERSION)], "gpu-driver", SKIP, "does not tell", ""),
+    ("no version", [without(Kind.FILE, VERSION)], "gpu-driver", SKIP, "does not report", ""),
     ("closed driver", [file(VERSION, CLOSED), NO_PEERMEM],
         "gpu-driver-open", WARN, "closed", "nvidia-open, in place"),
-    ("closed driver, peermem", [file(VERSION, CLOSED)], "gpu-driver-open", OK, "nvidia-peermem does instead", ""),
+    ("closed driver, peermem", [file(VERSION, CLOSED)], "gpu-driver-open", OK, "nvidia-peermem is loaded", ""),
     ("closed driver, peermem for a GPU without", [file(VERSION, CLOSED), cuda(gpu_direct_rdma_supported=0)],
         "gpu-driver-open", WARN, "closed", "nvidia-open, in place"),
     ("closed by modinfo", [without(Kind.FILE, VERSION), NO_PEERMEM, command("modinfo -F license nvidia", "NVIDIA\n")],
-        "gpu-driver-open", WARN, "nvidia-peermem is needed", "modprobe nvidia-peermem"),
+        "gpu-driver-open", WARN, "load nvidia-peermem", "modprobe nvidia-peermem"),
     ("open by modinfo", [without(Kind.FILE, VERSION), command("modinfo -F license nvidia", "Dual MIT/GPL\n")],
         "gpu-driver-open", OK, "open", ""),
     ("flavour unknown", [without(Kind.FILE, VERSION), command("modinfo -F license nvidia", "", "not found")],
-        "gpu-driver-open", SKIP, "does not tell", ""),
+        "gpu-driver-open", SKIP, "does not report", ""),
     ("CUDA 12.8", [cuda(version=12080)], "cuda-version", WARN, "CUDA 12.8: the static device library", "580.65.06"),
     ("CUDA 12.5", [cuda(version=12050)], "cuda-version", WARN, "12.6 or newer is recommended", "nvidia-open"),
     ("CUDA 12.6", [cuda(version=12060)], "cuda-version", WARN, "CUDA 12.6: the static device library", "nvidia-open"),
@@ -99,7 +99,7 @@ CAUSES = [
     ("CUDA 11.8", [cuda(version=11080)], "cuda-version", FAIL, "CUDA 11.8", "580.65.06"),
     ("CUDA 13.1", [cuda(version=13010)], "cuda-version", OK, "CUDA 13.1", ""),
     ("no libcuda", [NO_LIBRARY], "cuda-version", FAIL, "libcuda.so.1", "NVIDIA_DRIVER_CAPABILITIES"),
-    ("libcuda hangs", [NO_CUDA], "cuda-version", SKIP, "does not tell", ""),
+    ("libcuda hangs", [NO_CUDA], "cuda-version", SKIP, "does not report", ""),
     ("no device shown", [answer("cuda", value={"error": 100})], "cuda-version", FAIL, "NO_DEVICE (100)", "--gpus all"),
     ("no fabric", [answer("cuda", value={"error": 802})], "cuda-version", FAIL, "SYSTEM_NOT_READY", "fabricmanager"),
     ("other versions", [answer("cuda", value={"error": 803})], "cuda-version", FAIL, "DRIVER_MISMATCH (803)", "reboot"),
@@ -124,7 +124,7 @@ CAUSES = [
         "gpu-integrated", WARN, "integrated", "cpu_gpu"),
     ("no GPUDirect", [cuda(gpu_direct_rdma_supported=0, dma_buf_supported=0)],
         "gpu-direct-rdma", FAIL, "no dmabuf", "--payload-memory host"),
-    ("dmabuf alone", [cuda(gpu_direct_rdma_supported=0)], "gpu-direct-rdma", WARN, "by dmabuf alone", ""),
+    ("dmabuf alone", [cuda(gpu_direct_rdma_supported=0)], "gpu-direct-rdma", WARN, "only by dmabuf", ""),
     ("integrated, no GPUDirect", [cuda(gpu_direct_rdma_supported=0, dma_buf_supported=0, integrated=1)],
         "gpu-direct-rdma", WARN, "integrated", "nothing to set"),
     ("lazy loading", [answer("environment", "CUDA_MODULE_LOADING", value="LAZY")],
@@ -134,7 +134,7 @@ CAUSES = [
     ("hidden", [answer("cuda", value={"driver_version": 13000, "devices": []}), HIDDEN],
         "visible-devices", FAIL, "CUDA_VISIBLE_DEVICES=7 hides it", "unset CUDA_VISIBLE_DEVICES"),
     ("renumbered", [answer("cuda", value={"driver_version": 13000, "devices": [ANOTHER, DEVICE]})],
-        "visible-devices", WARN, "device 1", "name it as 0000:ca:00.0"),
+        "visible-devices", WARN, "device 1", "name it 0000:ca:00.0"),
 ]  # fmt: skip
 
 
@@ -263,7 +263,7 @@ def test_what_is_said_instead():
     (finding,) = found("cuda-version", without(Kind.LINK, "/dev/nvidia-uvm"))
     assert (finding.status, finding.summary) == (SKIP, "libcuda is not asked: it would first make /dev/nvidia-uvm")
     (finding,) = found("topology-agrees", *NO_DRIVER)
-    assert finding.summary == "nvidia-smi topo -m cannot be run: it would first load nvidia"
+    assert finding.summary == "nvidia-smi topo -m does not run: it would first load nvidia"
 
 
 def test_the_guides_gpu():

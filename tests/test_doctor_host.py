@@ -60,7 +60,7 @@ def test_kernel(release, status):
 def test_an_old_kernel_with_nvidia_peermem():
     (finding,) = found("kernel", file("/proc/sys/kernel/osrelease", "5.15.0-122-generic\n"))
     assert finding.status is OK
-    assert "nvidia-peermem does instead" in finding.summary
+    assert "nvidia-peermem is loaded" in finding.summary
 
 
 @pytest.mark.parametrize(
@@ -71,8 +71,8 @@ def test_an_old_kernel_with_nvidia_peermem():
         ("root", [USER, OVERRIDE], [WARN, OK], "sudo <command>"),
         ("root", [USER, OVERRIDE, rights(1 << 14)], [FAIL, OK], "neither root nor CAP_NET_RAW"),
         ("root", [USER, OVERRIDE, rights(1 << 13)], [WARN, OK], "not root, but CAP_NET_RAW"),
-        ("root", [USER, OVERRIDE, file("/proc/self/status", "")], [SKIP, OK], "CAP_NET_RAW is unknown"),
-        ("root", [USER, file(PARAMS, 'RegistryDwords: "peermappingoverride=0x1"\n')], [WARN, OK], "do not need here"),
+        ("root", [USER, OVERRIDE, file("/proc/self/status", "")], [SKIP, OK], "capabilities are unknown"),
+        ("root", [USER, file(PARAMS, 'RegistryDwords: "peermappingoverride=0x1"\n')], [WARN, OK], "not need it here"),
         ("root", [USER, file(PARAMS, 'RegistryDwords: "A=1;PeerMappingOverride=0"\n')], [WARN, WARN],
             '"A=1;PeerMappingOverride=1;"'),
         ("root", [USER, file(PARAMS, 'RegistryDwords: "NotPeerMappingOverride=1"\n')], [WARN, WARN], "CPU proxy"),
@@ -112,11 +112,11 @@ def test_an_old_kernel_with_nvidia_peermem():
         ("shared-memory", [shm(64 << 20)], [WARN], "--shm-size"),
         ("shared-memory", [shm((64 << 20) + 1)], [OK], "64 MiB"),
         ("shared-memory", [answer("filesystem", "/dev/shm", value={"total": "much"})], [SKIP], "unknown"),
-        ("virtual-machine", [], [OK], "no virtual machine"),
+        ("virtual-machine", [], [OK], "not a virtual machine"),
         ("virtual-machine", [answer("hypervisor", value=True), product("p5.48xlarge")], [WARN], "p5.48xlarge"),
         ("virtual-machine", [file("/sys/hypervisor/type", "xen\n")], [WARN], "bare metal"),
         ("virtual-machine", [product("KVM Virtual Machine")], [WARN], "KVM"),
-        ("virtual-machine", [product("GB200 NVL")], [OK], "no virtual machine"),
+        ("virtual-machine", [product("GB200 NVL")], [OK], "not a virtual machine"),
         ("virtual-machine", [answer("hypervisor", value=None)], [SKIP], "unknown"),
         ("hugepages", [], [OK], "1024 huge pages of 2048 kB, 1024"),
         ("hugepages", [file("/proc/meminfo", "MemTotal:  1 kB\n")], [SKIP], "unknown"),

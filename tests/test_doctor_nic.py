@@ -33,7 +33,7 @@ def test_ready_machine():
 CAUSES = {
     "no hardware at all": ([NO_RDMA, folder(PCI)], "nic-present", FAIL, "no RDMA device", "ConnectX-6 Dx"),
     "nothing may be seen": (
-        [without(Kind.FOLDER, IB, trouble=Trouble.DENIED), folder(PCI)], "nic-present", SKIP, "cannot see", "",
+        [without(Kind.FOLDER, IB, trouble=Trouble.DENIED), folder(PCI)], "nic-present", SKIP, "cannot find out", "",
     ),
     "ConnectX-5": ([file(f"{CARD}/device", "0x1017")], "nic-model", WARN, "ConnectX-5: mlx5, but older", "6 Dx"),
     "BlueField-1": ([file(f"{CARD}/device", "0xa2d2")], "nic-model", WARN, "BlueField (ConnectX-5)", "BlueField-2"),
@@ -51,11 +51,11 @@ CAUSES = {
     "iWARP": ([file(f"{IB}/mlx5_0/node_type", "4: RNIC\n")], "nic-model", FAIL, "iWARP (RNIC): neither", "6 Dx"),
     "Elastic Fabric Adapter": (
         [file(f"{IB}/mlx5_0/node_type", "7: unspecified\n"), file(f"{CARD}/vendor", "0x1d0f")],
-        "nic-model", FAIL, "of its maker: neither InfiniBand nor RoCE", "ConnectX-6 Dx",
+        "nic-model", FAIL, "a vendor's own transport: neither InfiniBand nor RoCE", "ConnectX-6 Dx",
     ),
     "kind of RDMA is hidden": ([without(Kind.FILE, f"{IB}/mlx5_0/node_type")], "nic-model", OK, "ConnectX-6 Dx", ""),
     "Soft-RoCE": (
-        [without(Kind.LINK, f"{IB}/mlx5_0/device")], "nic-model", FAIL, "no PCI device", "work, and the software NIC",
+        [without(Kind.LINK, f"{IB}/mlx5_0/device")], "nic-model", FAIL, "not a PCI device", "the software NIC work",
     ),
     "device's link is hidden": (
         [without(Kind.LINK, f"{IB}/mlx5_0/device", trouble=Trouble.DENIED)], "nic-model", SKIP, "not visible", "",
@@ -63,7 +63,7 @@ CAUSES = {
     "PCI ids cannot be read": ([without(Kind.FILE, f"{CARD}/vendor")], "nic-model", SKIP, "vendor", ""),
     "mlx5_ib is not loaded": (
         [NO_RDMA, without(Kind.FOLDER, "/sys/module/mlx5_ib"), link(f"{CARD}/driver", f"{DRIVERS}/mlx5_core")],
-        "nic-driver", FAIL, "not loaded: mlx5_ib", "sudo modprobe -a mlx5_ib",
+        "nic-driver", FAIL, "mlx5_ib not loaded", "sudo modprobe -a mlx5_ib",
     ),
     "the card is given to a guest": (
         [NO_RDMA, link(f"{CARD}/driver", f"{DRIVERS}/vfio-pci")],
@@ -71,11 +71,11 @@ CAUSES = {
     ),
     "the driver gave up": (
         [NO_RDMA, link(f"{CARD}/driver", f"{DRIVERS}/mlx5_core")],
-        "nic-driver", FAIL, "though its modules are loaded", "dmesg",
+        "nic-driver", FAIL, "although the modules are loaded", "dmesg",
     ),
     "the kernel's own driver": (
         [without(Kind.FILE, f"/sys/module/{name}/version") for name in ("mlx5_core", "mlx5_ib", "ib_uverbs")],
-        "nic-driver", OK, "mlx5 of the kernel, 6.8.0", "",
+        "nic-driver", OK, "the mlx5 driver of kernel 6.8.0", "",
     ),
     "firmware's version is hidden": ([without(Kind.FILE, f"{IB}/mlx5_0/fw_ver")], "nic-firmware", SKIP, "version", ""),
     "ib_uverbs is not loaded": (
@@ -100,12 +100,12 @@ CAUSES = {
     "node is root's": (
         [refused(NODE, "Permission denied"),
          answer("permissions", NODE, value={"owner": "root", "group": "root", "mode": "600"})],
-        "uverbs", FAIL, "may not be opened by this user", f"sudo chmod 666 {NODE}, as udev",
+        "uverbs", FAIL, "this user may not open /dev/infiniband/uverbs0", f"sudo chmod 666 {NODE}, as rdma-core's udev",
     ),
     "node is a group's": (
         [refused(NODE, "Permission denied"),
          answer("permissions", NODE, value={"owner": "root", "group": "rdma", "mode": "660"})],
-        "uverbs", FAIL, "may not be opened by this user", "sudo usermod -aG rdma $USER",
+        "uverbs", FAIL, "this user may not open /dev/infiniband/uverbs0", "sudo usermod -aG rdma $USER",
     ),
     "card hangs": ([refused(NODE, "no answer within 5 s", Trouble.TIMEOUT)], "uverbs", FAIL, "does not open", "dmesg"),
     "card is dead": ([refused(NODE, "No such device", Trouble.FAILED)], "uverbs", FAIL, "does not open", "dmesg"),

@@ -59,7 +59,7 @@ CAUSES = {
         [table(LINK_TYPE_P1="ETH(2) IB(1)")], "nic-link-type", WARN, "LINK_TYPE_P1 is IB(1)", "LINK_TYPE_P1=2",
     ),
     "set, and not yet rebooted": (
-        [table(KEEP_IB_LINK_UP_P1="True(1) False(0)")], "nic-link-type", WARN, "next boot", f"a {COLD}",
+        [table(KEEP_IB_LINK_UP_P1="True(1) False(0)")], "nic-link-type", WARN, "the next cold reboot", f"a {COLD}",
     ),
     "user is not root": (
         [command(QUERY, "", error="exit status 1: -E- Failed to open the device"),
@@ -85,21 +85,21 @@ CAUSES = {
     "BlueField set to NIC mode, and not yet rebooted": (
         [*BLUEFIELD, command(QUERY, "Configurations:  Default Current Next Boot\n"
                                     "* INTERNAL_CPU_OFFLOAD_ENGINE ENABLED(0) ENABLED(0) DISABLED(1)\n")],
-        "bluefield-mode", FAIL, "DPU mode: set rightly", f"a {COLD}",
+        "bluefield-mode", FAIL, "DPU mode: right only after the next cold reboot", f"a {COLD}",
     ),
     "BlueField's mode needs root": (
         [*BLUEFIELD, command(QUERY, "", error="exit status 1"), answer("user", value={"uid": 7, "gid": 7})],
         "bluefield-mode", SKIP, "sudo gpunetio doctor", "",
     ),
     "no real-time clock": (
-        [table(REAL_TIME_CLOCK_ENABLE="False(0)")], "accurate-send", OK, "off; only sending at given times needs it",
+        [table(REAL_TIME_CLOCK_ENABLE="False(0)")], "accurate-send", OK, "off; only wait_on_time needs it",
         f"--yes set REAL_TIME_CLOCK_ENABLE=1, then a {COLD}",
     ),
     "real-time clock from the next boot on": (
-        [table(REAL_TIME_CLOCK_ENABLE="False(0) True(1)")], "accurate-send", OK, "next boot", f"a {COLD}",
+        [table(REAL_TIME_CLOCK_ENABLE="False(0) True(1)")], "accurate-send", OK, "next cold reboot", f"a {COLD}",
     ),
     "firmware without scheduling": (
-        [command(QUERY, "LINK_TYPE_P1 ETH(2)")], "accurate-send", SKIP, "has none; only sending at", "ConnectX-7",
+        [command(QUERY, "LINK_TYPE_P1 ETH(2)")], "accurate-send", SKIP, "does not have it; only", "ConnectX-7",
     ),
     "BlueField-3 in NIC mode, with other settings": (
         [*BLUEFIELD, command(QUERY, NIC_MODE.replace("EMBEDDED_CPU(1)", "SEPARATED(0)")), MST],
@@ -122,7 +122,7 @@ CAUSES = {
         [file(f"{PCI}/0000:b5:00.0/vendor", "0x1077"), file(LAYER, "InfiniBand")],
         "nic-link-type", FAIL, "no Ethernet queues", "use a port of an Ethernet card",
     ),
-    "no scheduling on InfiniBand": ([file(LAYER, "InfiniBand")], "accurate-send", SKIP, "only Ethernet", ""),
+    "no scheduling on InfiniBand": ([file(LAYER, "InfiniBand")], "accurate-send", SKIP, "only for Ethernet", ""),
 }  # fmt: skip
 
 
@@ -193,7 +193,7 @@ def test_a_virtual_function_is_not_asked_but_its_link_layer_counts():
     assert found("accurate-send", VIRTUAL)[0].summary == "a virtual function has no settings of its own"
     first, second, _ = found("nic-link-type", VIRTUAL, file(LAYER, "InfiniBand"))
     assert (first.status, first.uses, first.reboot) == (FAIL, {Use.ETHERNET}, False)
-    assert first.cure.endswith("set on the hypervisor's physical function")
+    assert first.cure.endswith("set it on the hypervisor's physical function")
     assert "mlxconfig" not in first.cure
     assert second.status is SKIP
 
@@ -201,7 +201,7 @@ def test_a_virtual_function_is_not_asked_but_its_link_layer_counts():
 def test_a_wanted_infiniband_port_is_left_alone():
     first, *_ = found("nic-link-type", file(LAYER, "InfiniBand"))
     assert first.summary == "InfiniBand: no Ethernet queues"
-    assert first.cure.startswith("RDMA needs no change; to have Ethernet instead: sudo mlxconfig")
+    assert first.cure.startswith("RDMA needs no change; for Ethernet: sudo mlxconfig")
 
 
 @pytest.mark.parametrize(

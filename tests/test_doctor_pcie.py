@@ -94,7 +94,7 @@ NO_CONFIG = without(Kind.FILE, f"{FOLDER}/0000:b2:00.0/config")
         ("iommu", [without(Kind.FOLDER, "/sys/class/iommu")], [OK], "no IOMMU"),
         ("pcie-link", [], [OK, OK, OK], "x16 at 16 GT/s"),
         ("pcie-link", [file(f"{GPU}/current_link_width", "8\n")], [WARN, OK, OK], "8 of 16 lanes"),
-        ("pcie-link", [file(f"{GPU}/current_link_speed", "2.5 GT/s PCIe\n")], [OK, OK, OK], "at rest"),
+        ("pcie-link", [file(f"{GPU}/current_link_speed", "2.5 GT/s PCIe\n")], [OK, OK, OK], "idle GPU"),
         ("pcie-link", [file(f"{NIC}/current_link_speed", "8.0 GT/s PCIe\n")], [OK, WARN, OK], "than its 16 GT/s"),
         ("pcie-link", [file(f"{NIC}/current_link_width", "255\n")], [OK, SKIP, OK], "unknown"),
         ("pcie-link", [file(f"{NIC}/max_link_speed", "Unknown\n")], [OK, SKIP, OK], "unknown"),
@@ -104,7 +104,7 @@ NO_CONFIG = without(Kind.FILE, f"{FOLDER}/0000:b2:00.0/config")
         ("pcie-link", upstream("8", "16.0"), [OK, OK, OK, WARN], "switch b1:00.0 above GPU0, mlx5_0, …: x8 at 16 GT/s"),
         ("pcie-link", upstream("8", "16.0"), [OK, OK, OK, WARN], "only 8 of 16 lanes"),
         ("pcie-link", upstream("16", "8.0"), [OK, OK, OK, WARN], "slower than its 16 GT/s"),
-        ("pcie-link", upstream("16", "8.0"), [OK, OK, OK, WARN], "above the switch b1:00.0 again"),
+        ("pcie-link", upstream("16", "8.0"), [OK, OK, OK, WARN], "cable above the switch b1:00.0"),
         ("pcie-link", [*upstream("8", "16.0"), file(f"{ROOT_PORT}/max_link_width", "8\n"),
                        file(f"{ROOT_PORT}/current_link_width", "8\n")],
             [OK, OK, OK], "x16 at 16 GT/s; x8 at 16 GT/s above b1:00.0"),  # more than that its slot cannot

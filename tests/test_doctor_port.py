@@ -61,11 +61,11 @@ CAUSES = {
     ),
     "no ethtool": (
         [without(Kind.COMMAND, "ethtool", "-S", "ens6f0")],
-        "interface-counters", SKIP, "ethtool tells none of ens6f0", "",
+        "interface-counters", SKIP, "ethtool shows no known counters of ens6f0", "",
     ),
     "another driver's counters": (
         [command("ethtool -S ens6f0", "NIC statistics:\n     rx_queue_0_packets: 12\n")],
-        "interface-counters", SKIP, "ethtool tells none", "",
+        "interface-counters", SKIP, "ethtool shows no known counters", "",
     ),
     "interface is down": (
         [*DOWN, file(f"{NET}/flags", "0x1002")], "port-state", FAIL, "port 1 is DOWN", "sudo ip link set ens6f0 up",
@@ -81,7 +81,7 @@ CAUSES = {
         [file(f"{PORT}/state", "1: DOWN"), file(f"{PORT}/phys_state", "2: Polling"), INFINIBAND],
         "port-state", FAIL, "is DOWN", "cable, transceiver",
     ),
-    "state is hidden": ([without(Kind.FILE, f"{PORT}/state")], "port-state", SKIP, "cannot be read", ""),
+    "state is hidden": ([without(Kind.FILE, f"{PORT}/state")], "port-state", SKIP, "cannot read", ""),
     "card without a driver": ([folder("/sys/class/infiniband")], "port-state", SKIP, "no RDMA device", ""),
     "link-local only": (
         [file(f"{PORT}/gids/{i}", NONE) for i in V4],
@@ -95,22 +95,22 @@ CAUSES = {
         [file(f"{PORT}/gids/1", "2001:0db8:0000:0000:0000:0000:0000:0001")], "gid", OK, "GID 3 is 192.168.0.1", "",
     ),
     "no address": (
-        [file(f"{PORT}/gids/{i}", NONE) for i in range(4)], "gid", FAIL, "no GID of RoCE v2", "sudo ip link set ens6f0",
+        [file(f"{PORT}/gids/{i}", NONE) for i in range(4)], "gid", FAIL, "no GID for RoCE", "sudo ip link set ens6f0",
     ),
     "RoCE v1 only": (
         [file(f"{PORT}/gid_attrs/types/{i}", "IB/RoCE v1") for i in range(4)],
-        "gid", FAIL, "no GID of RoCE v2", "sudo ip link set ens6f0 up; sudo ip addr add",
+        "gid", FAIL, "no GID for RoCE v2", "sudo ip link set ens6f0 up; sudo ip addr add",
     ),
-    "InfiniBand has its own GIDs": ([INFINIBAND], "gid", SKIP, "only Ethernet", ""),
+    "InfiniBand has its own GIDs": ([INFINIBAND], "gid", SKIP, "only for Ethernet", ""),
     "GIDs are hidden": (
-        [without(Kind.FOLDER, f"{PORT}/gids", trouble=Trouble.DENIED)], "gid", SKIP, "cannot be read", "",
+        [without(Kind.FOLDER, f"{PORT}/gids", trouble=Trouble.DENIED)], "gid", SKIP, "cannot read", "",
     ),
     "MTU of a fresh machine": (
-        [file(f"{NET}/mtu", "1500")], "mtu", WARN, "1500: path MTU 1024 only", "sudo ip link set ens6f0 mtu 4200",
+        [file(f"{NET}/mtu", "1500")], "mtu", WARN, "1500: path MTU 1024, not 4096", "sudo ip link set ens6f0 mtu 4200",
     ),
     "MTU that is too small": ([file(f"{NET}/mtu", "300")], "mtu", FAIL, "300 is too small", "mtu 4200"),
-    "MTU is hidden": ([without(Kind.FILE, f"{NET}/mtu")], "mtu", SKIP, "cannot be read", ""),
-    "MTU of InfiniBand": ([INFINIBAND], "mtu", SKIP, "only Ethernet", ""),
+    "MTU is hidden": ([without(Kind.FILE, f"{NET}/mtu")], "mtu", SKIP, "cannot read", ""),
+    "MTU of InfiniBand": ([INFINIBAND], "mtu", SKIP, "only for Ethernet", ""),
     "packets are lost": (
         [file(f"{PORT}/hw_counters/packet_seq_err", "12")],
         "counters", WARN, "not 0: packet_seq_err", f"watch -d 'grep . {PORT}/",

@@ -32,7 +32,7 @@ CAUSES = {
     ),
     "neither DOCA nor OFED": (
         [without(Kind.FILE, "/opt/mellanox/doca/applications/VERSION"), without(Kind.COMMAND, "ofed_info", "-s")],
-        "doca-version", SKIP, "neither DOCA nor OFED", "",
+        "doca-version", SKIP, "neither is installed", "",
     ),
 }  # fmt: skip
 

@@ -157,7 +157,7 @@ def test_commands_of_the_current_folder_are_not_run(tmp_path, monkeypatch):
 
 def test_a_pipe_in_the_place_of_a_file(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    assert "no ordinary file" in LiveHost().read(str(tmp_path / "pipe")).error
+    assert "not a regular file" in LiveHost().read(str(tmp_path / "pipe")).error
 
 
 def test_a_command_that_hangs(monkeypatch):

@@ -95,7 +95,7 @@ def test_a_gpu_that_only_nvidia_smi_shows(show):
     assert out == (
         "no place on a PCI bus\n├─ ca:00.0  GPU0, NVIDIA L4\n└─ rxe0, software\n\n      GPU0  rxe0\nGPU0  X     ?\n\n"
         "GPU0: best with rxe0 (distance unknown; no active port)\n\n"
-        "Not compared with nvidia-smi: nvidia-smi topo -m cannot be run: this recording does not have it\n"
+        "Not compared with nvidia-smi: nvidia-smi topo -m does not run: this recording does not have it\n"
     )
 
 
@@ -124,7 +124,7 @@ def test_only_some(show):
 def test_nvidia_smi_says_otherwise(show):
     host = changed(READY, command("nvidia-smi topo -m", (DATA / "seed" / "topo_m.txt").read_text()))
     assert show(host)[1].endswith(
-        "nvidia-smi topo -m differs: GPU0 to mlx5_0: PIX in sysfs, NODE for nvidia-smi, and 1 more differ\n"
+        "nvidia-smi topo -m differs: GPU0 to mlx5_0: PIX in sysfs, NODE in nvidia-smi, and 1 more differ\n"
     )
 
 

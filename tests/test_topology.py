@@ -233,7 +233,7 @@ def test_near_pairs_are_fine():
     for where, words in (
         (f"{SWITCH}/b2:01.0/b5:00.0", "PIX: at most one PCIe switch"),
         (f"{SWITCH}/b2:01.0/b4:00.0/b6:00.0/b7:00.0", "PXB: several PCIe switches"),
-        ("pci0000:b0/b0:03.0/bb:00.0", "PHB: through their host bridge; how fast depends on the platform"),
+        ("pci0000:b0/b0:03.0/bb:00.0", "PHB: through their host bridge; the speed depends on the platform"),
     ):
         (finding,) = _topology(gpu(GPU), nic("mlx5_0", where))
         assert (finding.status, finding.subject, finding.cure) == (Status.OK, "GPU0 mlx5_0", "")
@@ -282,7 +282,7 @@ def test_nvidia_smi_differs():
     """The guide's matrix is of another machine than its lspci."""
     (finding,) = found("topology-agrees", command("nvidia-smi topo -m", SEED_TOPO_M))
     assert finding.status is Status.WARN
-    assert finding.summary == "to mlx5_0: PIX in sysfs, NODE for nvidia-smi, and 1 more differ"
+    assert finding.summary == "to mlx5_0: PIX in sysfs, NODE in nvidia-smi, and 1 more differ"
     assert [(one.source, one.value) for one in finding.read[1:]] == [
         ("GPU0 to mlx5_0", "sysfs: PIX, nvidia-smi: NODE"), ("GPU0 to mlx5_1", "sysfs: PIX, nvidia-smi: NODE"),
     ]  # fmt: skip
@@ -290,16 +290,16 @@ def test_nvidia_smi_differs():
     (finding,) = found(
         "topology-agrees", command("nvidia-smi topo -m", SEED_TOPO_M), wanted=Wanted(nic="mlx5_1")
     )
-    assert finding.summary == "to mlx5_1: PIX in sysfs, NODE for nvidia-smi"
+    assert finding.summary == "to mlx5_1: PIX in sysfs, NODE in nvidia-smi"
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (without(Kind.COMMAND, "nvidia-smi", "topo", "-m"), "nvidia-smi topo -m cannot be run: No such file"),
-        (command("nvidia-smi topo -m", "", "exit status 9"), "nvidia-smi topo -m cannot be run: exit status 9"),
-        (command("nvidia-smi topo -m", "No devices were found"), "nvidia-smi topo -m tells no distance"),
-        (folder("/sys/class/infiniband"), "nvidia-smi topo -m tells no distance"),
+        (without(Kind.COMMAND, "nvidia-smi", "topo", "-m"), "nvidia-smi topo -m does not run: No such file"),
+        (command("nvidia-smi topo -m", "", "exit status 9"), "nvidia-smi topo -m does not run: exit status 9"),
+        (command("nvidia-smi topo -m", "No devices were found"), "no distance is known to both sysfs and"),
+        (folder("/sys/class/infiniband"), "no distance is known to both sysfs and"),
     ],
 )
 def test_nothing_to_compare(change, words):

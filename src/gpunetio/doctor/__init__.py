@@ -1,9 +1,9 @@
-"""Is this machine ready for GPU networking: what it has, what is wrong, and what cures it.
+"""Find out whether a machine is ready for GPU networking, what is wrong, and how to fix it.
 
     report = doctor.examine(doctor.LiveHost())
     report.ready(doctor.Use.VERBS)
 
-Everything read goes through a `Host`, so that it can be recorded on one machine and replayed on another.
+Checks read the machine only through a `Host`, so that readings can be recorded there and replayed elsewhere.
 """
 
 from .checks import examine

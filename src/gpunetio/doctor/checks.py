@@ -1,4 +1,4 @@
-"""The table of checks, and how they are run."""
+"""All checks, and how they run."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from .nics import is_nvidia
 from .probes import run_probes
 
 _log = logging.getLogger("gpunetio.doctor")
-_AT_ONCE = 8  # checks; most of their time is commands that they wait for
+_AT_ONCE = 8  # checks; they mostly wait for commands
 
-# What takes longest, and most checks wait for: asked before them, and at the same time.
+# The slowest questions, for which most checks wait. They start first and run at the same time.
 _SLOW: tuple[Callable[[Machine], object], ...] = (
     lambda machine: nvidia_smi.query(machine.host), topology.said, nvidia_driver.cuda,
 )  # fmt: skip
 
 
 def all_checks() -> tuple[Check, ...]:
-    """Every check, in the order of reports and of the set-up guide."""
+    """Return every check, in the order of reports and of the set-up guide."""
     from . import (
         checks_acs,
         checks_cuda,
@@ -48,9 +48,9 @@ def all_checks() -> tuple[Check, ...]:
 
 
 def examine(host: Host, wanted: Wanted | None = None, probing: bool = False) -> Report:
-    """Run all checks, several at once; then, if wanted, probes of the best pair of a GPU and a NIC.
+    """Run all checks, several at once, and with `probing` also probe the best pair of a GPU and a NIC.
 
-    InvalidValueError when the GPU or the NIC that is wanted is not there.
+    Raises InvalidValueError if the machine does not have the GPU or the NIC that `wanted` names.
     """
     machine = Machine(host, wanted or Wanted())
     with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="doctor") as pool:
@@ -68,9 +68,9 @@ def examine(host: Host, wanted: Wanted | None = None, probing: bool = False) -> 
 
 
 def _ask(one: Check, machine: Machine) -> list[Finding]:
-    """What a check finds. One that itself fails must not keep the others from the user."""
+    """Run a check. An exception in one check must not take the other findings from the user."""
     try:
         return [finding.of(one) for finding in one.ask(machine)]
     except Exception as error:
         _log.exception("the check %s failed", one.id)
-        return [skip(f"this check has a mistake of its own: {error!r}").of(one)]
+        return [skip(f"a bug in this check: {error!r}").of(one)]

@@ -1,4 +1,4 @@
-"""The check of Access Control Services: whether bridges let a GPU and a NIC write to each other directly."""
+"""Check PCIe Access Control Services: whether bridges let a GPU and a NIC write to each other directly."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _SHOWN = 3  # bridges that a summary names
 
 @check(
     "acs", "PCIe Access Control Services (ACS)",
-    why="With ACS on, bridges send what a GPU and a NIC write to each other up to the root complex, or drop it.",
+    why="With ACS on, bridges redirect writes between a GPU and a NIC to the root complex, or drop them.",
     cure='BIOS: set "ACS Control" to Disabled; or, until the next reboot: sudo setpci -s <bridge> ECAP_ACS+0x6.w=0000',
     source=f"{GUIDE}: BlueField NIC; PCI Express Base Specification: ACS Extended Capability", uses=HARDWARE,
 )  # fmt: skip
 def acs(machine: Machine) -> Iterator[Finding]:
-    """Of all bridges between each GPU and the NIC that is nearest to it."""
+    """Check the bridges between each GPU and the nearest NIC."""
     pairs = [(gpu, nic) for gpu in machine.gpus if (nic := topology.nearest(machine, gpu))]
     if not pairs:
-        yield skip("no GPU and NIC between which a bridge could be")
+        yield skip("no pair of a GPU and a NIC")
     for gpu, nic in pairs:
         yield _pair(machine, gpu, nic, {"gpu": gpu.name, "nic": nic.name})
 
@@ -43,24 +43,24 @@ def _pair(machine: Machine, gpu: Gpu, nic: Nic, about: dict[str, str]) -> Findin
 
 
 def _between(gpu: Gpu, nic: Nic) -> tuple[str, ...]:
-    """Bridges on the way from one to the other, which turns where the ways to the root complex meet."""
+    """Return the bridges on the path between a GPU and a NIC: those above only one of the two."""
     above_gpu, above_nic = (one.pci.bridges if one.pci else () for one in (gpu, nic))
     return tuple(bridge for bridge in (*above_gpu, *above_nic) if (bridge in above_gpu) != (bridge in above_nic))
 
 
 def _bridges(host: Host, bridges: Iterable[str], about: dict[str, str]) -> Finding:
-    """What is in force at these."""
+    """Judge the ACS bits in force at the bridges."""
     found = [(bridge, *_acs_of(host, bridge)) for bridge in bridges]
     on = [(short(bridge), read, one) for bridge, read, one in found if one and one.on]
     if on:
         redirect = any(one.redirects for _, _, one in on)
         names = [name for name, _, _ in on]
         shown = ", ".join(names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
-        does = "redirects peer traffic" if redirect else "is on, though it redirects nothing"
+        does = "redirects peer traffic" if redirect else "is on, but redirects nothing"
         return warn(f"ACS {does} at {shown}", *few([read for _, read, _ in on]), cure=_cure(names), **about)
     unknown = [read for _, read, one in found if one is None]
     if unknown:
-        why = f"ACS of {len(unknown)} bridges cannot be read; it {pci_config.ROOT}"
+        why = f"cannot read ACS of {len(unknown)} bridges; this {pci_config.ROOT}"
         return skip(why, *few(unknown), needs_root=True, **about)
     if not found:
         return ok("no bridge between GPU and NIC", **about)
@@ -70,13 +70,13 @@ def _bridges(host: Host, bridges: Iterable[str], about: dict[str, str]) -> Findi
 
 def _cure(bridges: list[str]) -> str:
     off = "sudo setpci -s {} ECAP_ACS+0x6.w=0000".format
-    pause = "; " if len(bridges) <= _SHOWN else "\n"  # for a shell the same; a line that reports do not have to fold
+    pause = "; " if len(bridges) <= _SHOWN else "\n"  # a shell takes either; a report must not fold a long line
     command = off(*bridges) if len(bridges) == 1 else f"for b in {' '.join(bridges)}{pause}do {off('$b')}; done"
     return f'BIOS: set "ACS Control" to Disabled; or, until the next reboot:\n{command}'
 
 
 def _acs_of(host: Host, bridge: str) -> tuple[Evidence, pci_config.Acs | None]:
-    """What is in force at a bridge, from its registers or else from lspci; None when neither tells."""
+    """Return the ACS bits in force at a bridge, from its registers or from lspci; None if neither shows them."""
     reading, config = pci_config.read(host, bridge)
     if pci_config.has_extended(config):
         found = pci_config.acs(config)
@@ -94,24 +94,24 @@ def _acs_of(host: Host, bridge: str) -> tuple[Evidence, pci_config.Acs | None]:
 
 
 def _wants_acs(gpu: Gpu, nic: Nic) -> bool:
-    """Whether ACS has to be on, in a pattern of its own: a ConnectX-8 has a second, direct path to a Blackwell GPU."""
+    """Return whether the pair needs ACS on: a ConnectX-8 has a second, direct path to a Blackwell GPU."""
     told = f"{gpu.smi.get('Product Architecture', '')} {gpu.model}".strip()
     return bool(nic.pci and nic.pci.device == _CONNECTX8) and ("Blackwell" in told or not told)
 
 
 def _what_rdma_topo_says(machine: Machine, about: dict[str, str]) -> Finding:
-    """That tool knows the patterns (rdma-core, kernel-boot/rdma_topo)."""
+    """Ask rdma_topo, which knows the ACS settings of such machines (rdma-core, kernel-boot/rdma_topo)."""
     told = machine.host.run("rdma_topo", "check")
     wrong = [evidence(told, line) for line in told.text.splitlines() if line.startswith(("FAIL", "ERROR"))]
-    more = "; sudo rdma_topo check tells" if told.trouble is not Trouble.ABSENT else "; rdma_topo of rdma-core tells"
+    more = "run: sudo rdma_topo check" if told.trouble is not Trouble.ABSENT else "install rdma_topo (rdma-core)"
     if wrong:
         return warn(
-            "ACS is not as a ConnectX-8 with a Blackwell GPU needs it, says rdma_topo", *few(wrong),
+            "rdma_topo: ACS is wrong for a ConnectX-8 with a Blackwell GPU", *few(wrong),
             cure="sudo rdma_topo write-grub-acs && sudo reboot", reboot=True, **about,
         )  # fmt: skip
     if told.ok:
-        return ok("ACS is as a ConnectX-8 with a Blackwell GPU needs it, says rdma_topo", told, **about)
-    return skip(f"a ConnectX-8 with a Blackwell GPU needs ACS set{more}", told, **about)
+        return ok("rdma_topo: ACS is right for a ConnectX-8 with a Blackwell GPU", told, **about)
+    return skip(f"ConnectX-8 and Blackwell need their own settings; {more}", told, **about)
 
 
 CHECKS = (acs,)

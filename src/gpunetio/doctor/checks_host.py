@@ -1,4 +1,4 @@
-"""Checks of the operating system and of this process: kernel, limits, rights, containers, processors."""
+"""Check the operating system and this process: kernel, limits, rights, containers, processors."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ _ETHERNET, _VERBS = frozenset({Use.ETHERNET}), frozenset({Use.VERBS, Use.DMA})
 
 @check(
     "kernel", "Linux kernel",
-    why="Memory of a GPU is shared with a NIC as a dmabuf from kernel 6.2 on; before that nvidia-peermem has to do it.",
+    why="Linux 6.2 and later share GPU memory with a NIC as a dmabuf. Older kernels need nvidia-peermem.",
     cure="sudo modprobe nvidia-peermem; or install a kernel of at least 6.2, and reboot",
     source=f"{GUIDE}: GPU Memory Mapping", uses=HARDWARE,
 )  # fmt: skip
 def kernel(machine: Machine) -> Iterator[Finding]:
-    """Its version."""
+    """Check the kernel's version."""
     reading, new = kernel_can(machine)
     if new is None:
         yield skip("the kernel's version is unknown", reading)
     elif new:
-        yield ok(f"Linux {reading.text} can share GPU memory as dmabuf", reading)
+        yield ok(f"Linux {reading.text} can share GPU memory as a dmabuf", reading)
     elif (by_peermem := peermem_carries(machine))[0]:
-        yield ok(f"Linux {reading.text} has no dmabuf, and nvidia-peermem does instead", reading, by_peermem[1])
+        yield ok(f"Linux {reading.text} has no dmabuf, but nvidia-peermem is loaded", reading, by_peermem[1])
     else:
-        yield warn(f"Linux {reading.text} is older than 6.2: no dmabuf, nvidia-peermem is needed", reading)
+        yield warn(f"Linux {reading.text} is older than 6.2: no dmabuf; load nvidia-peermem", reading)
 
 
 # --- Rights -----------------------------------------------------------------------------------------------------------
@@ -42,7 +42,7 @@ _NET_RAW, _IPC_LOCK = 13, 14  # capabilities(7), numbers of linux/capability.h
 
 
 def _capabilities(host: Host) -> tuple[Reading, int | None]:
-    """Those in force, as bits; None when they are unknown."""
+    """Return the effective capabilities as bits, or None if they are unknown."""
     status = host.read("/proc/self/status")
     found = re.search(r"^CapEff:\s*([0-9a-fA-F]{1,16})$", status.text, re.MULTILINE)
     return status, int(found[1], 16) if found else None
@@ -50,17 +50,17 @@ def _capabilities(host: Host) -> tuple[Reading, int | None]:
 
 @check(
     "root", "Root",
-    why="Steering packets takes root, or CAP_NET_RAW; kernels of others ring doorbells only if the driver lets them.",
-    cure=f"run it with sudo; for Verbs and DMA: {peer_mapping.CURE}",
+    why="Packet steering needs root or CAP_NET_RAW. Without root, kernels ring doorbells only if the driver allows it.",
+    cure=f"run with sudo; for Verbs and DMA: {peer_mapping.CURE}",
     source=f"{GUIDE}: Running without Root Privileges", uses=HARDWARE,
 )  # fmt: skip
 def root(machine: Machine) -> Iterator[Finding]:
-    """Who is asking."""
+    """Check the user, and what it may do without root."""
     user = machine.host.ask("user")
     number = user.value.get("uid") if isinstance(user.value, dict) else None
     who = evidence(user, f"uid {number}")
     if not isinstance(number, int):
-        yield skip("who is asking is unknown", user)
+        yield skip("the user is unknown", user)
     elif number == 0:
         yield ok("this is root", who)
     else:
@@ -69,26 +69,26 @@ def root(machine: Machine) -> Iterator[Finding]:
 
 
 def _steering(host: Host, who: Evidence) -> Finding:
-    """Of one who is not root: the guide wants root, the drivers want the capability alone."""
+    """Check steering without root: the guide asks for root, but the drivers need only the capability."""
     status, found = _capabilities(host)
     more = {"cure": "sudo <command>", "uses": _ETHERNET}
     if found is None:
-        return skip("not root; whether with CAP_NET_RAW is unknown", who, status, uses=_ETHERNET)
+        return skip("not root; capabilities are unknown", who, status, uses=_ETHERNET)
     told = evidence(status, f"CapEff {found:#018x}")
     if found >> _NET_RAW & 1:
-        return warn("not root, but CAP_NET_RAW: DOCA's own programs take root", who, told, **more)
+        return warn("not root, but CAP_NET_RAW: DOCA's own programs need root", who, told, **more)
     return fail("neither root nor CAP_NET_RAW: no Ethernet", who, told, **more)
 
 
 def _doorbells(machine: Machine, who: Evidence) -> Finding:
-    """Of one who is not root: whether kernels reach the NIC's doorbells."""
+    """Check without root whether kernels reach the NIC's doorbells."""
     if machine.gpus and all(integrated(machine, gpu)[0] for gpu in machine.gpus):
-        return skip("not root; integrated: the CPU proxy rings for anybody", who, uses=_VERBS)
+        return skip("not root; integrated: the CPU proxy rings for all users", who, uses=_VERBS)
     words, told = peer_mapping.driver_has(machine.host)
     if peer_mapping.overrides(words or ""):
-        return ok("not root, which Verbs and DMA do not need here", who, told[0], uses=_VERBS)
+        return ok("not root, but Verbs and DMA do not need it here", who, told[0], uses=_VERBS)
     return warn(
-        "not root, and no PeerMappingOverride: kernels ring by the CPU proxy", who, told[0],
+        "not root, and no PeerMappingOverride: the CPU proxy rings for kernels", who, told[0],
         cure=peer_mapping.remedy(machine.host), uses=_VERBS, reboot=True,
     )  # fmt: skip
 
@@ -98,13 +98,13 @@ _TINY = 1 << 20  # bytes; the rings of a few queue pairs
 
 @check(
     "memlock", "Locked memory",
-    why="Rings and buffers that a NIC reaches are locked in memory, and a process may lock no more than this limit.",
+    why="Queues and buffers for a NIC are locked in memory, and a process may lock no more than this limit.",
     cure="ulimit -l unlimited; for all logins: '* soft memlock unlimited' and '* hard memlock unlimited' in "
          "/etc/security/limits.d/rdma.conf; in a container: docker run --ulimit memlock=-1",
     source="getrlimit(2), RLIMIT_MEMLOCK; limits.conf(5)", uses=HARDWARE,
 )  # fmt: skip
 def memlock(machine: Machine) -> Iterator[Finding]:
-    """The limit, from which CAP_IPC_LOCK exempts."""
+    """Check RLIMIT_MEMLOCK. It does not bind a process with CAP_IPC_LOCK."""
     limit = machine.host.ask("limit", "MEMLOCK")
     soft = limit.value[0] if isinstance(limit.value, list) and limit.value else None
     status, capabilities = _capabilities(machine.host)
@@ -114,11 +114,11 @@ def memlock(machine: Machine) -> Iterator[Finding]:
     elif soft < 0:
         yield ok("no limit", limit)
     elif capabilities is not None and capabilities >> _IPC_LOCK & 1:
-        yield ok(f"a limit of {_size(soft)}, which does not bind this process (CAP_IPC_LOCK)", limit, exempt)
+        yield ok(f"{_size(soft)}, but CAP_IPC_LOCK exempts this process", limit, exempt)
     elif soft < _TINY:
-        yield fail(f"only {_size(soft)} may be locked: too little for queues", limit, exempt)
+        yield fail(f"only {_size(soft)}: too little for queues", limit, exempt)
     else:
-        yield warn(f"only {_size(soft)} may be locked", limit, exempt)
+        yield warn(f"only {_size(soft)}", limit, exempt)
 
 
 def _size(nbytes: int) -> str:
@@ -127,12 +127,12 @@ def _size(nbytes: int) -> str:
 
 @check(
     "capabilities", "Linux capabilities",
-    why="To send raw packets the mlx5 driver wants CAP_NET_RAW; CAP_IPC_LOCK lifts the limit of locked memory.",
+    why="The mlx5 driver requires CAP_NET_RAW for raw packets. CAP_IPC_LOCK lifts the limit of locked memory.",
     cure="sudo <command>; in a container: docker run --cap-add=NET_RAW --cap-add=IPC_LOCK",
     source="capabilities(7); kernel drivers/infiniband/hw/mlx5/devx.c: mlx5_ib_devx_create", uses=HARDWARE,
 )  # fmt: skip
 def capabilities(machine: Machine) -> Iterator[Finding]:
-    """Those that matter here."""
+    """Check CAP_NET_RAW and CAP_IPC_LOCK."""
     status, found = _capabilities(machine.host)
     if found is None:
         yield skip("this process's capabilities are unknown", status)
@@ -144,18 +144,18 @@ def capabilities(machine: Machine) -> Iterator[Finding]:
         yield fail("no CAP_NET_RAW: no queues for Ethernet packets", told, uses=_ETHERNET)
 
 
-# --- Where this runs --------------------------------------------------------------------------------------------------
+# --- Containers and virtual machines ----------------------------------------------------------------------------------
 
 
 @check(
     "container", "Container",
-    why="A container sees only the devices and has only the limits that it was started with.",
+    why="A container has only the devices and limits that it was started with.",
     cure="docker run --gpus all --device=/dev/infiniband --ulimit memlock=-1 --cap-add=IPC_LOCK --cap-add=NET_RAW "
          "--network=host …",
     source=f"{GUIDE}: introduction; docker-run(1)", uses=HARDWARE,
 )  # fmt: skip
 def container(machine: Machine) -> Iterator[Finding]:
-    """Whether this is one, and has the device nodes of the GPUs and NICs that are there."""
+    """Check whether this is a container, and whether it has the device nodes of the machine's GPUs and NICs."""
     host = machine.host
     kind, told = container_kind(host)
     if not kind:
@@ -174,17 +174,17 @@ def container(machine: Machine) -> Iterator[Finding]:
         yield ok(f"in a container ({kind})", told)
 
 
-_GUESTS = re.compile(r"KVM|QEMU|VMware|Virtual Machine|HVM")  # names of products; processors of Arm have no flag
+_GUESTS = re.compile(r"KVM|QEMU|VMware|Virtual Machine|HVM")  # product names; Arm processors have no flag
 
 
 @check(
     "virtual-machine", "Virtual machine",
-    why="A guest's GPU and NIC have the hypervisor's IOMMU between them, and a PCI tree made up: this is experimental.",
-    cure="run on bare metal; in a guest, both have to be passed through, with ATS or an IOMMU that passes addresses",
+    why="In a guest, the hypervisor's IOMMU is between GPU and NIC, and the PCI tree is made up. This is experimental.",
+    cure="run on bare metal; for a guest, pass both devices through, with ATS or an IOMMU in passthrough mode",
     source=f"{GUIDE}: introduction", uses=HARDWARE,
 )  # fmt: skip
 def virtual_machine(machine: Machine) -> Iterator[Finding]:
-    """Whether a hypervisor is below."""
+    """Check whether this is a guest of a hypervisor."""
     host = machine.host
     flag, xen = host.ask("hypervisor"), host.read("/sys/hypervisor/type")
     product = host.read("/sys/class/dmi/id/product_name")
@@ -194,7 +194,7 @@ def virtual_machine(machine: Machine) -> Iterator[Finding]:
     elif flag.value is not False:
         yield skip("whether this is a virtual machine is unknown", *read)
     else:
-        yield ok("no virtual machine", *read)
+        yield ok("not a virtual machine", *read)
 
 
 # --- Memory and processors --------------------------------------------------------------------------------------------
@@ -202,12 +202,12 @@ def virtual_machine(machine: Machine) -> Iterator[Finding]:
 
 @check(
     "hugepages", "Huge pages",
-    why="Programs on DPDK beside this one take huge pages; gpunetio itself needs none.",
+    why="DPDK programs on the same machine need huge pages. gpunetio itself needs none.",
     cure="echo 1024 | sudo tee /proc/sys/vm/nr_hugepages",
     source="kernel Documentation/admin-guide/mm/hugetlbpage.rst", uses=HARDWARE,
 )  # fmt: skip
 def hugepages(machine: Machine) -> Iterator[Finding]:
-    """How many there are."""
+    """Count huge pages."""
     reading = machine.host.read("/proc/meminfo")
     fields = dict(
         re.findall(r"^(HugePages_Total|HugePages_Free|Hugepagesize):\s*(\d{1,12})", reading.text, re.MULTILINE)
@@ -219,17 +219,17 @@ def hugepages(machine: Machine) -> Iterator[Finding]:
     yield ok(f"{total} huge pages of {size} kB, {free} of them free", evidence(reading, f"HugePages_Total: {total}"))
 
 
-_CONTAINERS = 64 << 20  # bytes of /dev/shm in a container that was given no other size
+_CONTAINERS = 64 << 20  # bytes of /dev/shm in a container by default
 
 
 @check(
     "shared-memory", "/dev/shm",
-    why="MPI and NCCL, which start and join programs beside gpunetio, meet there, and a container has 64 MiB.",
+    why="MPI and NCCL, which often run together with gpunetio, use /dev/shm. A container has 64 MiB by default.",
     cure="docker run --shm-size=1g …, or: sudo mount -o remount,size=1g /dev/shm",
     source="shm_overview(7); docker run reference: --shm-size", uses=HARDWARE,
 )  # fmt: skip
 def shared_memory(machine: Machine) -> Iterator[Finding]:
-    """Its size."""
+    """Check the size of /dev/shm."""
     reading = machine.host.ask("filesystem", "/dev/shm")
     total = reading.value.get("total") if isinstance(reading.value, dict) else None
     if not isinstance(total, int) or not 0 <= total < 1 << 63:
@@ -241,12 +241,12 @@ def shared_memory(machine: Machine) -> Iterator[Finding]:
 
 @check(
     "cpu-governor", "Processor frequency",
-    why="A processor that slows down when idle adds microseconds to what a CPU proxy or a software NIC does.",
+    why="A processor that clocks down when idle adds microseconds to the work of a CPU proxy or a software NIC.",
     cure="sudo cpupower frequency-set -g performance; BIOS: power profile Maximum Performance",
     source="kernel Documentation/admin-guide/pm/cpufreq.rst", uses=EVERY_USE,
 )  # fmt: skip
 def cpu_governor(machine: Machine) -> Iterator[Finding]:
-    """That of the first processor."""
+    """Check the governor of the first processor."""
     reading = machine.host.read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
     if reading.text == "performance":
         yield ok("governor performance", reading)

@@ -1,4 +1,4 @@
-"""Checks of what is set in a network card's firmware: link type, BlueField's mode, sending at given times."""
+"""Check the firmware settings of network cards: link type, BlueField's mode, accurate send scheduling."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NIC_MODE = {
     "INTERNAL_CPU_IB_VPORT0": 1,        # EXT_HOST_PF
     _ENGINE: 1,                         # DISABLED
 }  # fmt: skip
-# BlueField-3 and later have a NIC mode that the engine alone decides; BlueField-2 has it when all five are so (NVIDIA:
+# On BlueField-3 and later the engine alone decides about NIC mode; BlueField-2 needs all five settings (NVIDIA:
 # BlueField Modes of Operation).
 _BY_ENGINE = frozenset({0xA2DC, 0xA2DF})
 _ACCURATE_SEND = {"ACCURATE_TX_SCHEDULER": 1, "REAL_TIME_CLOCK_ENABLE": 1}
@@ -31,7 +31,7 @@ _Judge = Callable[[Machine, Nic, Firmware], Iterator[Finding]]
 
 
 def _each_card(judge: _Judge) -> Callable[[Machine], Iterator[Finding]]:
-    """A check that judges NIC by NIC what mlxconfig tells of its card."""
+    """Turn a judge of one NIC's firmware settings into a check of all NICs."""
 
     @each_nic
     def judge_nic(machine: Machine, nic: Nic) -> Iterator[Finding]:
@@ -47,25 +47,25 @@ def _each_card(judge: _Judge) -> Callable[[Machine], Iterator[Finding]]:
 
 @check(
     "nic-link-type", "Ethernet or InfiniBand",
-    why="Ethernet queues need a port that is set to Ethernet, and a link should not go down with its driver.",
+    why="Ethernet queues need a port in Ethernet mode. The link should stay up when the driver is unloaded.",
     cure="for Ethernet queues: sudo mlxconfig -d <mst device> --yes set LINK_TYPE_P1=2 KEEP_ETH_LINK_UP_P1=1 "
-         "KEEP_IB_LINK_UP_P1=0, for InfiniBand: the same with 1, 0 and 1; then a cold reboot: ipmitool power cycle; "
-         "for a virtual function it is set on the hypervisor's physical function",
+         "KEEP_IB_LINK_UP_P1=0; for InfiniBand, the values are 1, 0 and 1; then a cold reboot: ipmitool power cycle; "
+         "for a virtual function, set them on the hypervisor's physical function",
     source=f"{GUIDE}: Configure ConnectX NIC, Configure BlueField NIC", uses=HARDWARE, reboot=True,
 )  # fmt: skip
 @_each_card
 def link_type(machine: Machine, nic: Nic, firmware: Firmware) -> Iterator[Finding]:
-    """LINK_TYPE_Pn and KEEP_…_LINK_UP_Pn, against what the port is now."""
+    """Compare LINK_TYPE_Pn and KEEP_…_LINK_UP_Pn with the port's link layer."""
     layer = port_of(machine, nic)[1].get("link_layer")
     if layer is None or layer.text not in _LAYERS:
-        yield skip("its link layer cannot be read" if nic.rdma else "no RDMA device", *([layer] if layer else []))
+        yield skip("cannot read its link layer" if nic.rdma else "no RDMA device", *([layer] if layer else []))
         return
     port = int(nic.address[-1]) + 1 if firmware.card else 0  # mlx5 has a PCI function for each port
     ethernet = layer.text == "Ethernet"
     if not ethernet:
         yield fail(
             "InfiniBand: no Ethernet queues", layer, uses=frozenset({Use.ETHERNET}), reboot=bool(firmware.card),
-            cure=f"RDMA needs no change; to have Ethernet instead: {_to_ethernet(machine, nic, firmware, port)}",
+            cure=f"RDMA needs no change; for Ethernet: {_to_ethernet(machine, nic, firmware, port)}",
         )  # fmt: skip
     uses = HARDWARE if ethernet else HARDWARE - {Use.ETHERNET}
     if firmware.trouble:
@@ -74,20 +74,20 @@ def link_type(machine: Machine, nic: Nic, firmware: Firmware) -> Iterator[Findin
         )  # fmt: skip
         return
     wanted = {f"LINK_TYPE_P{port}": _LAYERS[layer.text]}
-    if not _is_bluefield(nic):  # the guide asks it of ConnectX only
+    if not _is_bluefield(nic):  # the guide sets these for ConnectX only
         wanted |= {f"KEEP_ETH_LINK_UP_P{port}": int(ethernet), f"KEEP_IB_LINK_UP_P{port}": int(not ethernet)}
-    yield _judged(machine, firmware, wanted, warn, good=f"{layer.text}, and so is its firmware", uses=uses)
+    yield _judged(machine, firmware, wanted, warn, good=f"{layer.text}, as its firmware is set", uses=uses)
 
 
 def _to_ethernet(machine: Machine, nic: Nic, firmware: Firmware, port: int) -> str:
     if firmware.card:
         return _set(machine, firmware, {f"LINK_TYPE_P{port}": 2})
-    return "set on the hypervisor's physical function" if is_nvidia(nic) else "use a port of an Ethernet card"
+    return "set it on the hypervisor's physical function" if is_nvidia(nic) else "use a port of an Ethernet card"
 
 
 @check(
     "bluefield-mode", "NIC mode of BlueField",
-    why="In DPU mode the Arm cores of a BlueField own its ConnectX, and the host's programs cannot use it directly.",
+    why="In DPU mode, the Arm cores of a BlueField own its ConnectX. The host's programs cannot use it directly.",
     cure="sudo mlxconfig -d <mst device> --yes set INTERNAL_CPU_MODEL=1 INTERNAL_CPU_PAGE_SUPPLIER=1 "
          "INTERNAL_CPU_ESWITCH_MANAGER=1 INTERNAL_CPU_IB_VPORT0=1 INTERNAL_CPU_OFFLOAD_ENGINE=1, "
          "then a cold reboot: ipmitool power cycle",
@@ -95,10 +95,10 @@ def _to_ethernet(machine: Machine, nic: Nic, firmware: Firmware, port: int) -> s
 )  # fmt: skip
 @_each_card
 def bluefield_mode(machine: Machine, nic: Nic, firmware: Firmware) -> Iterator[Finding]:
-    """INTERNAL_CPU_…: those that decide, and the others that the guide sets."""
+    """Check INTERNAL_CPU_…: the settings that decide about the mode, and the others that the guide sets."""
     if nic.pci is None or not _is_bluefield(nic):
         unknown = nic.address if nic.pci is None else min(nic.pci.vendor, nic.pci.device) < 0
-        yield skip("its PCI device cannot be read") if unknown else ok("not a BlueField", *_ids(machine, nic))
+        yield skip("cannot read its PCI device") if unknown else ok("not a BlueField", *_ids(machine, nic))
         return
     decisive = {_ENGINE: _NIC_MODE[_ENGINE]} if nic.pci.device in _BY_ENGINE else _NIC_MODE
     if firmware.trouble:
@@ -112,27 +112,27 @@ def bluefield_mode(machine: Machine, nic: Nic, firmware: Firmware) -> Iterator[F
 
 
 @check(
-    "accurate-send", "Sending at given times",
-    why="wait_on_time (accurate send scheduling) needs the card's real-time clock and its scheduler.",
-    cure="only for sending at given times: "
+    "accurate-send", "Accurate send scheduling",
+    why="wait_on_time, which sends packets at a given time, needs the card's real-time clock and its scheduler.",
+    cure="only for wait_on_time: "
          "sudo mlxconfig -d <mst device> --yes set ACCURATE_TX_SCHEDULER=1 REAL_TIME_CLOCK_ENABLE=1, "
          "then a cold reboot: ipmitool power cycle",
     source=f"{GUIDE}: Configure ConnectX NIC", uses=frozenset({Use.ETHERNET}), reboot=True,
 )  # fmt: skip
 @_each_card
 def accurate_send(machine: Machine, nic: Nic, firmware: Firmware) -> Iterator[Finding]:
-    """ACCURATE_TX_SCHEDULER and REAL_TIME_CLOCK_ENABLE."""
+    """Check ACCURATE_TX_SCHEDULER and REAL_TIME_CLOCK_ENABLE."""
     layer = port_of(machine, nic)[1].get("link_layer")
     if layer and layer.text == "InfiniBand":
-        yield skip("only Ethernet has it", layer)
+        yield skip("only for Ethernet", layer)
     elif firmware.trouble:
         yield skip(firmware.trouble, *firmware.read, needs_root=firmware.needs_root)
     elif len(firmware.having(_ACCURATE_SEND)) < len(_ACCURATE_SEND):
         cure = "use a ConnectX-7 or later with recent firmware"
-        yield skip("its firmware has none; only sending at given times needs it", *firmware.read, cure=cure)
+        yield skip("its firmware does not have it; only wait_on_time needs it", *firmware.read, cure=cure)
     elif wrong := firmware.wrong(_ACCURATE_SEND):
         cure = _set(machine, firmware, wrong)
-        yield ok("off; only sending at given times needs it", firmware.shown(_ACCURATE_SEND), cure=cure)
+        yield ok("off; only wait_on_time needs it", firmware.shown(_ACCURATE_SEND), cure=cure)
     else:
         yield _judged(machine, firmware, _ACCURATE_SEND, ok, good="accurate send scheduling is on")
 
@@ -150,7 +150,7 @@ def _judged(
     machine: Machine, firmware: Firmware, wanted: dict[str, int], complain: Callable[..., Finding], *, good: str,
     bad: str = "", **more: object,
 ) -> Finding:  # fmt: skip
-    """Whether all settings have the values wanted, now and at the next boot; those that a card lacks do not count."""
+    """Judge whether all settings that the card has are as wanted, now and at the next boot."""
     wrong, shown = firmware.wrong(wanted), firmware.shown(wanted)
     if not firmware.having(wanted):
         return skip(f"its firmware has no {next(iter(wanted))}", *firmware.read, **more)
@@ -160,7 +160,7 @@ def _judged(
         others = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
         return complain(f"{bad}{first} is {firmware.settings[first].next}{others}", shown, cure=cure, **more)
     if firmware.pending(wanted):
-        return complain(f"{bad}set rightly, but only from the next boot on", shown, cure=COLD_REBOOT, **more)
+        return complain(f"{bad}right only after the next cold reboot", shown, cure=COLD_REBOOT, **more)
     return ok(good, shown, **more)
 
 

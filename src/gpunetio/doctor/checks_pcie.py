@@ -1,4 +1,4 @@
-"""Checks of PCI Express: what slows a GPU or a NIC."""
+"""Check PCI Express: the IOMMU, links, read requests and NUMA nodes of GPUs and NICs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .pci import PciDevice, is_virtual, short
 from .pci_link import Link, link_of, links_of_switches
 
 AREA = "PCI Express"
-_Subject = tuple[dict[str, str], PciDevice]  # fields of a finding, and whom it is about
+_Subject = tuple[dict[str, str], PciDevice]  # the fields of a finding that name a device, and the device
 
 
 def _gpus(machine: Machine) -> Iterator[_Subject]:
@@ -33,14 +33,14 @@ _OPTIONS = ("iommu", "intel_iommu", "amd_iommu", "iommu.passthrough", "iommu.str
 
 @check(
     "iommu", "IOMMU",
-    why="An IOMMU that translates addresses slows writes between a GPU and a NIC, and on some platforms stops them.",
+    why="An IOMMU that translates addresses slows down writes between a GPU and a NIC. Some platforms block them.",
     cure='in /etc/default/grub: GRUB_CMDLINE_LINUX_DEFAULT="iommu=pt <more options>" (or iommu=off), then '
          "sudo update-grub && sudo reboot; or BIOS: VT-d or IOMMU to Disabled",
     source=f"{GUIDE}: BlueField NIC; kernel Documentation/ABI/testing/sysfs-kernel-iommu_groups", uses=HARDWARE,
     reboot=True,
 )  # fmt: skip
 def iommu(machine: Machine) -> Iterator[Finding]:
-    """Whether it is off, or lets addresses of GPUs and NICs pass."""
+    """Check whether the IOMMU is off, or in passthrough mode for GPUs and NICs."""
     host = machine.host
     units, cmdline = host.names("/sys/class/iommu"), host.read("/proc/cmdline")
     options = [word for word in cmdline.text.split() if word.partition("=")[0] in _OPTIONS]
@@ -69,12 +69,12 @@ def _translation(host: Host, units: Reading, told: Evidence, subjects: list[_Sub
                  + (f', or "iommu=off{off} <more options>"' if off else "") + ", then sudo update-grub && sudo reboot",
         )  # fmt: skip
     if all(reading.text == "identity" for reading in types.values()):
-        return ok("the IOMMU lets addresses of GPUs and NICs pass", *read)
+        return ok("the IOMMU is in passthrough mode for GPUs and NICs", *read)
     return skip("there is an IOMMU; whether it translates is unknown", *read)
 
 
 def _domain(host: Host, device: PciDevice) -> Reading:
-    """How addresses of a function's group are handled: "identity", "DMA", "DMA-FQ"…; else why it has no group."""
+    """Read the type of a function's IOMMU group: "identity", "DMA", "DMA-FQ"…; or why it has no group."""
     link = host.follow(f"{device.folder}/iommu_group")
     group = link.text.rpartition("/")[2]
     return host.read(f"/sys/kernel/iommu_groups/{group}/type") if group else replace(link, value=None)
@@ -90,16 +90,16 @@ def _type(domain: Reading) -> Evidence:
 
 @check(
     "pcie-link", "PCIe link",
-    why="A link that runs with fewer lanes or slower than both ends could is a ceiling on all that passes it.",
-    cure="seat the card in a slot with all its lanes; BIOS: link speed Auto, bifurcation as the card needs it",
+    why="A link with fewer lanes or a lower speed than both ends support limits all traffic that passes it.",
+    cure="put the card in a slot with enough lanes; BIOS: link speed Auto, bifurcation as the card needs it",
     source="kernel Documentation/ABI/testing/sysfs-bus-pci: current_link_speed, current_link_width", uses=HARDWARE,
 )  # fmt: skip
 def pcie_link(machine: Machine) -> Iterator[Finding]:
-    """Lanes and speed of each GPU's and NIC's own link, and of the switches above them."""
+    """Check lanes and speed of the links of GPUs and NICs, and of the switches above them."""
     subjects = [*_gpus(machine), *_nics(machine)]
     if not subjects:
         yield skip("no GPU and no NIC")
-    slow: dict[str, tuple[Link, list[str]]] = {}  # by upstream ports, with names of what is below
+    slow: dict[str, tuple[Link, list[str]]] = {}  # by upstream port, with the names of the devices below it
     for subject, device in subjects:
         switches = links_of_switches(machine.host, device.path)
         yield _own_link(link_of(machine.host, device.address), subject, switches)
@@ -116,7 +116,7 @@ def _own_link(link: Link, subject: dict[str, str], switches: dict[str, Link]) ->
     if link.width < link.most or (link.lacks and "gpu" not in subject):
         return warn(f"{link}: {link.lacks}", *link.read, **subject)
     if link.lacks:
-        return ok(f"{link} of {link.fastest:g}: a GPU at rest slows its link down", *link.read, **subject)
+        return ok(f"{link} of {link.fastest:g}: an idle GPU slows its link down", *link.read, **subject)
     port, narrow = min(switches.items(), key=lambda one: one[1].width * one[1].speed, default=("", link))
     if narrow.width * narrow.speed < link.width * link.speed:
         return ok(f"{link}; {narrow} above {short(port)}", *link.read, *narrow.read, **subject)
@@ -127,7 +127,7 @@ def _link_of_switch(port: str, link: Link, below: list[str]) -> Finding:
     names = ", ".join(below[:2]) + (", …" if len(below) > 2 else "")
     return warn(
         f"switch {port} above {names}: {link}: {link.lacks}", *link.read,
-        cure=f"seat the riser or the cable above the switch {port} again; BIOS: link speed Auto, bifurcation off",
+        cure=f"reseat the riser or the cable above the switch {port}; BIOS: link speed Auto, bifurcation off",
     )  # fmt: skip
 
 
@@ -136,12 +136,12 @@ _LEAST_READ, _GOOD_READ = 512, 4096  # bytes
 
 @check(
     "pcie-read-request", "PCIe read requests of the NIC",
-    why="A NIC that may ask for few bytes at a time cannot fetch messages from GPU memory at the speed of its port.",
+    why="A NIC with small read requests cannot fetch messages from GPU memory at the speed of its port.",
     cure="sudo setpci -s <nic> CAP_EXP+8.w=5000:7000, until the next reboot; or BIOS: Max Read Request Size = 4096",
     source="PCI Express Base Specification: Device Control Register, Max_Read_Request_Size", uses=HARDWARE,
 )  # fmt: skip
 def pcie_read_request(machine: Machine) -> Iterator[Finding]:
-    """Of each NIC."""
+    """Check Max_Read_Request_Size of each NIC."""
     subjects = list(_nics(machine))
     if not subjects:
         yield skip("no NIC")
@@ -149,13 +149,13 @@ def pcie_read_request(machine: Machine) -> Iterator[Finding]:
         reading, config = pci_config.read(machine.host, device.address)
         found = pci_config.device_control(config)
         if is_virtual(machine.host, device):
-            yield skip("a virtual function has what the physical one has", **subject)  # SR-IOV: the field is reserved
+            yield skip("a virtual function has the physical function's", **subject)  # SR-IOV: the field is reserved
             continue
         if found is None:
             needs_root = len(config) <= pci_config.HEADER
-            why = f"it {pci_config.ROOT}" if needs_root else "it has no such register"
+            why = f"this {pci_config.ROOT}" if needs_root else "it has no such register"
             length = evidence(reading, f"{len(config)} bytes")
-            yield skip(f"MaxReadReq cannot be read; {why}", length, needs_root=needs_root, **subject)
+            yield skip(f"cannot read MaxReadReq; {why}", length, needs_root=needs_root, **subject)
             continue
         size = found.max_read_request
         value = f"MaxPayload {found.max_payload} bytes, MaxReadReq {size} bytes, RlxdOrd{'-+'[found.relaxed_ordering]}"
@@ -167,17 +167,17 @@ def pcie_read_request(machine: Machine) -> Iterator[Finding]:
             yield ok(f"MaxReadReq is {size} bytes{more}", evidence(reading, value), **subject)
 
 
-_NODES = 1024  # the most that a kernel can be configured for
+_NODES = 1024  # the most NUMA nodes that a kernel can be configured for
 
 
 @check(
     "numa", "Processors near GPU and NIC",
-    why="A process on another NUMA node reaches rings and doorbells over the link between sockets.",
+    why="A process on another NUMA node reaches queues and doorbells over the link between sockets.",
     cure="numactl --cpunodebind=<node> --membind=<node> <command>",
     source="kernel Documentation/ABI/testing/sysfs-bus-pci: numa_node, local_cpulist", uses=HARDWARE,
 )  # fmt: skip
 def numa(machine: Machine) -> Iterator[Finding]:
-    """Whether this process may run near each GPU and NIC."""
+    """Check whether this process may run near each GPU and NIC."""
     subjects = [*_gpus(machine), *_nics(machine)]
     affinity = machine.host.ask("affinity")
     mine = [n for n in affinity.value if isinstance(n, int)] if isinstance(affinity.value, list) else []
@@ -190,12 +190,12 @@ def numa(machine: Machine) -> Iterator[Finding]:
         usable = evidence(affinity, f"{len(mine)} processors")
         node = f"node {device.numa}" if 0 <= device.numa < _NODES else "node unknown"
         if not mine or not ranges:
-            yield skip("which processors are near is unknown", reading, usable, **subject)
+            yield skip("the processors near it are unknown", reading, usable, **subject)
         elif near:
             yield ok(f"{node}: {near} of this process's {len(mine)} processors are near", reading, usable, **subject)
         else:
             cure = f"taskset -c {reading.text[:200]} <command>"
-            yield warn(f"{node}: this process may not run there", reading, usable, cure=cure, **subject)
+            yield warn(f"{node}: this process may not run on its processors", reading, usable, cure=cure, **subject)
 
 
 CHECKS = (iommu, pcie_link, pcie_read_request, numa)

@@ -1,4 +1,4 @@
-"""Checks of how far apart GPUs and NICs are."""
+"""Check the distances between GPUs and NICs."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ AREA = "Topology"
 BETWEEN = {
     Distance.PIX: "at most one PCIe switch between them",
     Distance.PXB: "several PCIe switches between them, no host bridge",
-    Distance.PHB: "through their host bridge; how fast depends on the platform",
+    Distance.PHB: "through their host bridge; the speed depends on the platform",
     Distance.NODE: "through two host bridges of a NUMA node",
     Distance.SYS: "through the link between NUMA nodes",
 }
 
 
 def nothing(machine: Machine) -> str:
-    """What is missing for there to be a pair; "" when nothing is."""
+    """Return what a pair lacks, "no GPU" or "no NIC"; "" if there is a pair."""
     return "no GPU" if not machine.gpus else "no NIC" if not machine.nics else ""
 
 
 @check(
     "topology", "Distance between GPU and NIC",
-    why="Between a GPU and a NIC a PCIe switch forwards at full speed, while host bridges and the link between NUMA "
-    "nodes can cost most of the bandwidth and add latency.",
+    why="A PCIe switch forwards between a GPU and a NIC at full speed. Host bridges and the link between NUMA nodes "
+    "can cost most of the bandwidth and add latency.",
     cure="use the NIC that `gpunetio topo` names for <GPU>, or move the card to a slot behind the GPU's PCIe switch",
     source=f"{GUIDE}: Installation and Setup, nvidia-smi topo -m", uses=HARDWARE,
 )  # fmt: skip
 def distances(machine: Machine) -> Iterator[Finding]:
-    """From each GPU to the NIC that is nearest to it, of those that the user asks about."""
+    """Check the distance from each GPU to the nearest of the NICs that the user asks about."""
     if missing := nothing(machine):
         yield skip(missing)
         return
@@ -67,21 +67,21 @@ def _pair(machine: Machine, gpu: Gpu, nic: Nic) -> Finding:
 
 
 def _places(machine: Machine, gpu: Gpu, nic: Nic, apart: Distance) -> list[Reading | Evidence]:
-    """What tells how far apart they are."""
+    """Return the evidence for the distance."""
     if topology.distance(gpu.pci, nic.pci) is None:
         return [evidence(topology.said(machine), f"{gpu.name} to {nic.name}: {apart}")]
     return [machine.host.follow(one.pci.folder) for one in (gpu, nic) if one.pci]
 
 
 def _nearer(machine: Machine, gpu: Gpu, apart: Distance) -> Nic | None:
-    """The best RDMA device for the GPU, also of those that the user did not ask about, if it is nearer."""
+    """Return a nearer RDMA device, even if the user did not ask about it; None if there is none."""
     best = topology.nearest(machine, gpu, (nic for nic in machine.all_nics if nic.rdma))
     found = topology.apart(machine, gpu, best) if best else None
     return best if found is not None and found.rank < apart.rank else None
 
 
 def _near(gpu: Gpu) -> str:
-    """Where a NIC should be plugged in: a switch has an upstream port above the port that leads to the GPU."""
+    """Return the best place for a NIC. A switch's upstream port is above the downstream port that leads to the GPU."""
     if gpu.pci is None or not gpu.pci.root:
         return f"behind the PCIe switch of {gpu.name}, or of its host bridge"
     if len(gpu.pci.bridges) >= 3:
@@ -91,18 +91,18 @@ def _near(gpu: Gpu) -> str:
 
 @check(
     "topology-agrees", "sysfs and nvidia-smi see the same topology",
-    why="The kernel and NVIDIA's driver find the topology each for itself, and NCCL and other libraries go by either.",
-    cure="compare `lspci -tv` with `nvidia-smi topo -m`; in a virtual machine have the hypervisor show the host's PCIe "
-    "switches, otherwise update the GPU driver",
+    why="The kernel and NVIDIA's driver each detect the topology. NCCL and other libraries rely on one or the other.",
+    cure="compare `lspci -tv` with `nvidia-smi topo -m`; in a virtual machine, let the hypervisor show the host's PCIe "
+    "switches; otherwise update the GPU driver",
     source="nvidia-smi manual page: topo", uses=HARDWARE,
 )  # fmt: skip
 def agrees(machine: Machine) -> Iterator[Finding]:
-    """For each GPU, its distance to the other GPUs and the NICs, except where NVLinks hide it."""
+    """Compare the distances from each GPU to other GPUs and to NICs, except where NVLinks hide them."""
     reading = topology.said(machine)
     if not machine.gpus:
         yield skip("no GPU")
     elif not reading.ok:
-        yield skip(f"nvidia-smi topo -m cannot be run: {reading.error}", reading)
+        yield skip(f"nvidia-smi topo -m does not run: {reading.error}", reading)
     else:
         yield from (_compared(machine, gpu, machine.topo_m, reading) for gpu in machine.gpus)
 
@@ -114,18 +114,18 @@ def _compared(machine: Machine, gpu: Gpu, told: dict[tuple[str, str], str], read
         if (apart := topology.distance(gpu.pci, other.pci)) and told.get((gpu.name, other.name)) in set(Distance)
     }
     if not seen:
-        return skip("nvidia-smi topo -m tells no distance that sysfs tells, too", reading, gpu=gpu.name)
+        return skip("no distance is known to both sysfs and nvidia-smi topo -m", reading, gpu=gpu.name)
     differ = {name: both for name, both in seen.items() if both[0] != both[1]}
     if not differ:
-        return ok(f"both tell the same of {', '.join(_first(seen))}", reading, gpu=gpu.name)
+        return ok(f"both agree about {', '.join(_first(seen))}", reading, gpu=gpu.name)
     name, (ours, theirs) = next(iter(differ.items()))
     more = f", and {len(differ) - 1} more differ" if len(differ) > 1 else ""
     read = [Evidence(f"{gpu.name} to {name}", f"sysfs: {a}, nvidia-smi: {b}") for name, (a, b) in differ.items()]
-    return warn(f"to {name}: {ours} in sysfs, {theirs} for nvidia-smi{more}", reading, *read, gpu=gpu.name)
+    return warn(f"to {name}: {ours} in sysfs, {theirs} in nvidia-smi{more}", reading, *read, gpu=gpu.name)
 
 
 def _first(names: dict[str, tuple[Distance, str]]) -> list[str]:
-    """A few of them."""
+    """Return up to four names, and "…" if there are more."""
     return [*list(names)[:4], *(["…"] if len(names) > 4 else [])]
 
 

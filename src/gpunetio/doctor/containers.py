@@ -1,4 +1,4 @@
-"""Whether this runs in a container, and in which kind."""
+"""Detect containers."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from .host import Host, Trouble
 _FILES = {"/.dockerenv": "Docker", "/run/.containerenv": "Podman"}
 _GROUPS = {"docker": "Docker", "libpod": "Podman", "kubepods": "Kubernetes", "containerd": "containerd", "lxc": "LXC"}
 _APPTAINER = "/.singularity.d"  # the image's scripts; Apptainer was called Singularity
-_KUBERNETES = "KUBERNETES_SERVICE_HOST"  # which Kubernetes sets in every container
+_KUBERNETES = "KUBERNETES_SERVICE_HOST"  # Kubernetes sets this variable in every container
 
 
 def container_kind(host: Host) -> tuple[str, Evidence]:
-    """Its kind, "" for none, and what tells; the surest signs first.
+    """Return the kind of container, or "" outside of containers, and the evidence. The surest signs come first.
 
-    With version 2 of cgroups (cgroup_namespaces(7)) the group of a container is "/" to those inside. A container's root
-    is an overlay of layers, and so is that of live systems and of some clusters' nodes: that is a hint, no more.
+    With cgroups version 2, a process in a container sees its group as "/" (cgroup_namespaces(7)). A container's root
+    is an overlay of layers, but so is the root of live systems and of some cluster nodes. An overlay is only a hint.
     """
     for path, kind in _FILES.items():
         mark = host.read(path)

@@ -1,6 +1,6 @@
-"""A program: prints as JSON what libcuda says of itself and its devices. It imports nothing of gpunetio.
+"""Print libcuda's version and the attributes of its devices as JSON. This program imports nothing from gpunetio.
 
-Numbers are those of `CUdevice_attribute` in cuda.h.
+The numbers are those of `CUdevice_attribute` in cuda.h.
 """
 
 import ctypes
@@ -26,7 +26,7 @@ _NAME_BYTES = 128
 
 
 def describe() -> dict[str, object]:
-    """Which file libcuda is, its version, as 13000 for 13.0, and of each device its name and attributes."""
+    """Return libcuda's file, its version (13000 for 13.0), and the name and attributes of each device."""
     driver = ctypes.CDLL("libcuda.so.1")
     with open("/proc/self/maps") as maps:
         answer: dict[str, object] = {"file": file_of("libcuda", maps)}
@@ -41,7 +41,7 @@ def describe() -> dict[str, object]:
 
 
 def file_of(library: str, maps: Iterable[str]) -> str:
-    """Where a loaded library was found; "" when it is not mapped (man proc_pid_maps)."""
+    """Return the path of a loaded library; "" if it is not mapped (man proc_pid_maps)."""
     fields = (line.split(maxsplit=5) for line in maps)
     return next((line[5].strip() for line in fields if len(line) == 6 and f"/{library}.so" in line[5]), "")
 

@@ -1,4 +1,4 @@
-"""Whether a NIC can get GPU memory as a dmabuf: what that needs of kernel, driver and libraries."""
+"""Find out whether a NIC can get GPU memory as a dmabuf: the needs of kernel, driver and libraries."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .host import Reading
 from .machine import Gpu, Machine
 from .nvidia_driver import attribute, is_open
 
-_LARGEST = 4 << 20  # bytes of a kernel's configuration; they are some 300 KiB
+_LARGEST = 4 << 20  # bytes of a kernel's configuration, which usually has some 300 KiB
 _GZIP = 31  # zlib's wbits for a gzip header and any window
 _OPEN_DRIVER = "sudo apt install nvidia-open, in place of cuda-drivers"
 _KERNEL = "install a kernel of at least 6.2"
@@ -22,24 +22,25 @@ _REGIONS, _QUEUES = ("libibverbs.so.1", "ibv_reg_dmabuf_mr"), ("libmlx5.so.1", "
 
 @dataclass(frozen=True)
 class Need:
-    """A thing that dmabuf needs."""
+    """Something that dmabuf needs."""
 
-    holds: bool | None  # None when nothing tells
-    without: str  # in words, when it is missing
+    holds: bool | None  # None if unknown
+    without: str  # says what is missing
     read: Evidence
     cure: str
     reboot: bool = False
-    for_all: bool = True  # or for queues only
+    for_all: bool = True  # False: needed only for queues
 
 
 def needs(machine: Machine, gpu: Gpu) -> tuple[Need, ...]:
-    """All of them. What the kernel and the driver do not show is taken from libcuda, whose answer is the driver's."""
+    """Return everything that dmabuf needs. If kernel or driver do not show something, libcuda's answer counts."""
     supported, answer = attribute(machine, gpu, "dma_buf_supported")
     told = True if supported else None
     release, new = kernel_can(machine)
     new = told if new is None else new
     config, options = kernel_config(machine)
-    shared = config.get("DMA_SHARED_BUFFER", False if config else told)  # what depends on what is off is not listed
+    # The configuration does not list options that depend on disabled ones.
+    shared = config.get("DMA_SHARED_BUFFER", False if config else told)
     p2p = config.get("PCI_P2PDMA", False if config else None)
     flavour, module = is_open(machine)
     flavour = told if flavour is None else flavour
@@ -56,14 +57,14 @@ def needs(machine: Machine, gpu: Gpu) -> tuple[Need, ...]:
 
 
 def kernel_can(machine: Machine) -> tuple[Reading, bool | None]:
-    """The kernel's version, and whether it is new enough; None when it is unknown."""
+    """Return the kernel's version, and whether it is new enough; None if unknown."""
     release = machine.host.read("/proc/sys/kernel/osrelease")
     version = re.match(r"(\d{1,6})\.(\d{1,6})", release.text)
     return release, (int(version[1]), int(version[2])) >= (6, 2) if version else None
 
 
 def works(found: tuple[Need, ...]) -> bool | None:
-    """Whether regions can be registered; None when nothing tells."""
+    """Return whether dmabuf works for memory regions; None if unknown."""
     holds = {need.holds for need in found if need.for_all}
     return False if False in holds else None if None in holds else True
 
@@ -76,7 +77,7 @@ def _symbol(machine: Machine, library: str, name: str, for_all: bool = True) -> 
 
 
 def kernel_config(machine: Machine) -> tuple[dict[str, bool], Evidence]:
-    """The running kernel's options, y and m being True; {} when no file has them."""
+    """Return the running kernel's options: True for y and m, {} if no file has them."""
     packed = machine.host.read("/proc/config.gz")
     release = machine.host.read("/proc/sys/kernel/osrelease").text
     if text := unpacked(packed.value if isinstance(packed.value, bytes) else b""):
@@ -89,7 +90,7 @@ def kernel_config(machine: Machine) -> tuple[dict[str, bool], Evidence]:
 
 
 def unpacked(packed: bytes) -> str:
-    """The text of a gzip file; "" for anything else."""
+    """Return the text of a gzip file; "" for anything else."""
     try:
         data = zlib.decompressobj(_GZIP).decompress(packed, _LARGEST)
     except zlib.error:
@@ -98,7 +99,7 @@ def unpacked(packed: bytes) -> str:
 
 
 def options(text: str) -> dict[str, bool]:
-    """Of a kernel's configuration: CONFIG_X=y or =m, # CONFIG_Y is not set (kernel Documentation/kbuild)."""
+    """Parse a kernel's configuration: CONFIG_X=y or =m, # CONFIG_Y is not set (kernel Documentation/kbuild)."""
     on = re.findall(r"^CONFIG_(\w+)=[ym]$", text, re.MULTILINE)
     off = re.findall(r"^# CONFIG_(\w+) is not set$", text, re.MULTILINE)
     return dict.fromkeys(off, False) | dict.fromkeys(on, True)
@@ -110,6 +111,6 @@ def _shown(text: str) -> str:
 
 
 def asked_for(text: str) -> str:
-    """The lines of a kernel's configuration that matter here."""
+    """Return the lines of a kernel's configuration that matter for dmabuf."""
     lines = text.splitlines()
     return "".join(f"{line}\n" for line in lines if re.search(r"CONFIG_(DMA_SHARED_BUFFER|PCI_P2PDMA)\b", line))

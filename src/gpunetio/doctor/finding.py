@@ -1,4 +1,4 @@
-"""What the doctor says: checks, what they find, and for which uses the machine is ready."""
+"""The doctor's results: checks, their findings, and the uses that the machine is ready for."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from .host import Kind, Reading, Trouble
 if TYPE_CHECKING:
     from .machine import Machine
 
-GUIDE = "DOCA GPUNetIO installation and set-up guide"  # what most checks go back to
+GUIDE = "DOCA GPUNetIO installation and set-up guide"  # the source of most checks
 _SHOWN = 160  # characters of a value that evidence shows
-_FEW = 4  # pieces of evidence that say the same of many devices
+_FEW = 4  # pieces of evidence shown when many devices have the same
 
 
 class Status(StrEnum):
-    """How a check ended."""
+    """The result of a check."""
 
     OK = "OK"
-    WARN = "WARN"  # works, but slower, or not for everybody
+    WARN = "WARN"  # works, but slower, or not for every user
     FAIL = "FAIL"  # does not work
-    SKIP = "SKIP"  # could not be looked at, or there is nothing to look at
+    SKIP = "SKIP"  # the check was not possible, or there is nothing to check
 
 
 class Use(StrEnum):
-    """What a machine is wanted for."""
+    """What a machine is used for."""
 
     ETHERNET = "ethernet"
     VERBS = "verbs"
@@ -46,14 +46,14 @@ USE_NAMES = {
 
 @dataclass(frozen=True)
 class Evidence:
-    """A path or a command, and what it gave."""
+    """A path or a command, and its content or output."""
 
     source: str
     value: str
 
 
 def evidence(reading: Reading, value: Any = None) -> Evidence:
-    """What a reading gave: `value` when only a part of it matters, else the error, or its first line."""
+    """Return a reading as evidence: `value` if only a part of it matters, else its error or its first line."""
     if value is not None:
         shown = str(value)
     elif reading.kind is Kind.FOLDER and reading.names:
@@ -67,25 +67,25 @@ def evidence(reading: Reading, value: Any = None) -> Evidence:
 
 
 def few(read: list[Evidence]) -> list[Evidence]:
-    """The first of them, and how many more there are."""
+    """Return the first pieces of evidence, and how many more there are."""
     more = len(read) - _FEW
     return read if more <= 0 else [*read[:_FEW], Evidence("…", f"and {more} more")]
 
 
 @dataclass(frozen=True)
 class Check:
-    """One question to a machine. Its texts are also the set-up guide's."""
+    """A question about a machine. The set-up guide has the same texts."""
 
     id: str
-    area: str  # which part of a report it is in
+    area: str  # the part of a report that it belongs to
     title: str
-    why: str  # why it matters, in one sentence
-    cure: str  # the command to type, or what to set in the BIOS; <…> stands for what a finding knows
-    source: str  # where this is said
+    why: str  # why it matters, in one or two sentences
+    cure: str  # the command to type, or the BIOS setting; findings fill in <…>
+    source: str  # the document that says so
     uses: frozenset[Use]
-    reboot: bool  # whether the cure needs one
-    essential: bool  # without an answer nobody can say whether the machine is ready
-    settles: frozenset[str]  # ids of checks that only guess at what this one finds out
+    reboot: bool  # whether the cure needs a reboot
+    essential: bool  # without an answer, readiness is unknown
+    settles: frozenset[str]  # ids of checks that only guess what this check finds out
     ask: Callable[[Machine], Iterator[Finding]] = field(repr=False, compare=False)
 
 
@@ -96,21 +96,21 @@ class Finding:
     status: Status
     summary: str
     read: tuple[Evidence, ...] = ()
-    gpu: str = ""  # as "GPU0"
-    nic: str = ""  # as "mlx5_0"
-    cure: str = ""  # the check's own when empty and something is wrong
-    reboot: bool | None = None  # the check's own when None
-    needs_root: bool = False  # root would know more
-    uses: frozenset[Use] | None = None  # the check's own when None
-    check: Check = field(default=None, compare=False)  # type: ignore[assignment]  # `Check`'s runner sets it
+    gpu: str = ""  # such as "GPU0"
+    nic: str = ""  # such as "mlx5_0"
+    cure: str = ""  # if empty and something is wrong: the check's own
+    reboot: bool | None = None  # None: the check's own
+    needs_root: bool = False  # root would find out more
+    uses: frozenset[Use] | None = None  # None: the check's own
+    check: Check = field(default=None, compare=False)  # type: ignore[assignment]  # `of` sets it
 
     @property
     def subject(self) -> str:
-        """What it is about: "", "GPU0", "mlx5_0" or "GPU0 mlx5_0"."""
+        """The device or the pair that the finding is about: "", "GPU0", "mlx5_0" or "GPU0 mlx5_0"."""
         return " ".join(filter(None, (self.gpu, self.nic)))
 
     def of(self, check: Check) -> Finding:
-        """The same with the check's texts where it has none of its own."""
+        """Return the finding completed with the check's texts."""
         wrong = self.status in (Status.WARN, Status.FAIL)
         return replace(
             self,
@@ -125,7 +125,7 @@ def check(
     id: str, title: str, *, why: str, cure: str, source: str, uses: frozenset[Use], reboot: bool = False,
     essential: bool = False, settles: frozenset[str] = frozenset(),
 ) -> Callable[[Callable[[Machine], Iterator[Finding]]], Check]:  # fmt: skip
-    """Make a check of a function that yields what it finds. Its area is what the function's module calls `AREA`."""
+    """Turn a function that yields findings into a check. Its area is `AREA` of the function's module."""
 
     def make(ask: Callable[[Machine], Iterator[Finding]]) -> Check:
         area = sys.modules[ask.__module__].AREA
@@ -135,7 +135,7 @@ def check(
 
 
 def says_reboot(cure: str) -> bool:
-    """Whether a cure itself tells to reboot, so that nothing needs to be added where one is needed."""
+    """Return whether the text of a cure already mentions the reboot."""
     return re.search(r"(?<!until the next )\breboot", cure) is not None
 
 
@@ -146,7 +146,7 @@ def _maker(status: Status) -> Callable[..., Finding]:
         more.setdefault("needs_root", status is Status.SKIP and denied)
         return Finding(status, summary, shown, **more)
 
-    make.__doc__ = f"A finding that is {status}; `more` are fields of `Finding`."
+    make.__doc__ = f"Return a finding with status {status}. `more` are fields of `Finding`."
     return make
 
 
@@ -157,7 +157,7 @@ skip: Callable[..., Finding] = _maker(Status.SKIP)
 
 
 class Readiness(StrEnum):
-    """Whether a machine can be used; the values are exit statuses."""
+    """Whether a machine is ready. The values are exit statuses."""
 
     READY = "0"
     NOT_READY = "1"
@@ -166,7 +166,7 @@ class Readiness(StrEnum):
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether the machine is ready for a use, and in which words."""
+    """Whether the machine is ready for a use, and why."""
 
     readiness: Readiness
     why: str
@@ -174,20 +174,20 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Report:
-    """All findings, in the order of the checks, and the pairs of GPU and NIC that could be used."""
+    """All findings, in the order of the checks, and the possible pairs of GPU and NIC."""
 
     findings: tuple[Finding, ...]
     pairs: tuple[tuple[str, str], ...]  # the best first
-    cards: tuple[str, ...] = ()  # cards of Mellanox/NVIDIA, with and without a driver
+    cards: tuple[str, ...] = ()  # Mellanox/NVIDIA cards, with or without a driver
 
     def best_pair(self, use: Use) -> tuple[str, str] | None:
-        """The pair of a GPU and a NIC with the least wrong, of those the nearest; None when there is none."""
+        """Return the pair of a GPU and a NIC with the fewest problems, the nearest first; None without pairs."""
         return min(self.pairs, key=lambda pair: tuple(map(len, self._against(use, pair))), default=None)
 
     def ready(self, use: Use) -> Verdict:
-        """A machine is ready when nothing is wrong with it and with some pair of a GPU and a NIC.
+        """Return whether the machine is ready: it and at least one pair of a GPU and a NIC have no problem.
 
-        If not, `why` names what is wrong with the pair that has the least wrong with it.
+        If it is not ready, `why` names the problems of the pair that has the fewest.
         """
         pair = ("", "") if use is Use.SOFTWARE else self.best_pair(use)
         wrong, unknown = self._against(use, pair)
@@ -200,7 +200,7 @@ class Report:
         return Verdict(Readiness.READY, " with ".join(pair) if any(pair) else "")
 
     def _against(self, use: Use, pair: tuple[str, str] | None) -> tuple[list[Finding], list[Finding]]:
-        """What speaks against a pair, or all pairs, and what would have to be known; what probes settled is settled."""
+        """Return the problems and the open questions of a pair, or of all pairs. A probe overrides what it settles."""
         about = [f for f in self.findings if f.uses and use in f.uses and _concerns(f, pair)]
         settled = {id for f in about if f.status in (Status.OK, Status.FAIL) for id in f.check.settles}
         about = [f for f in about if f.check.id not in settled]

@@ -1,4 +1,4 @@
-"""The part of docs/setup.md that is made from the checks: `python -m gpunetio.doctor.guide docs/setup.md` renews it."""
+"""Generate the list of checks in docs/setup.md: `python -m gpunetio.doctor.guide docs/setup.md` updates it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BEGIN, END = "<!-- checks: made by `make docs` -->", "<!-- end of checks -->"
 
 
 def checks_as_markdown() -> str:
-    """Each check with why it is made, what cures it, and where that is said."""
+    """Return all checks as Markdown: why each matters, its cure, and its source."""
     parts = [BEGIN]
     for area, checks in groupby((*all_checks(), *PROBES), lambda one: one.area):
         parts += [f"### {area}", *map(_check, checks)]
@@ -33,12 +33,12 @@ def _check(check: Check) -> str:
 
 
 def _plain(text: str) -> str:
-    """With what Markdown would take for markup, as <GPU> and *, as it is."""
+    """Escape what Markdown would take for markup, such as <GPU> and *."""
     return re.sub(r"([<*`\\\[])", r"\\\1", text)
 
 
 def renewed(text: str) -> str:
-    """A guide with its part made anew."""
+    """Return the guide's text with an updated list of checks."""
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
     return before + checks_as_markdown() + after

@@ -1,6 +1,6 @@
-"""One facade for all that is read of a machine: files, folders, links, commands and questions.
+"""A facade for everything that is read of a machine: files, folders, links, commands and questions.
 
-A `Host` remembers each reading, so that a check may ask again at no cost, and so that all of them can be saved.
+A `Host` remembers each reading. Checks can ask again at no cost, and all readings can be saved.
 """
 
 from __future__ import annotations
@@ -13,35 +13,35 @@ from typing import Any
 
 
 class Kind(StrEnum):
-    """What a reading is of."""
+    """The kind of a reading."""
 
     FILE = "file"  # bytes
     FOLDER = "folder"  # sorted names
-    LINK = "link"  # where a path leads, all links followed
+    LINK = "link"  # the target of a path after all links
     COMMAND = "command"  # standard output
-    QUESTION = "question"  # what `questions.QUESTIONS` answers; anything that JSON has
+    QUESTION = "question"  # an answer of `questions.QUESTIONS`; any JSON value
 
 
 class Trouble(StrEnum):
-    """Why there is no value."""
+    """Why a reading has no value."""
 
     NONE = ""
     ABSENT = "absent"  # no such file or command
-    DENIED = "denied"  # root would see it
+    DENIED = "denied"  # root may read it
     TIMEOUT = "timeout"
-    FAILED = "failed"  # any other error; a command that fails may have a value all the same
-    UNRECORDED = "unrecorded"  # a replay is asked what was not recorded
+    FAILED = "failed"  # any other error; a command that fails may still have a value
+    UNRECORDED = "unrecorded"  # the recording does not have it
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What was found at a path, or what a command or a question gave."""
+    """The content of a path, the output of a command, or the answer to a question."""
 
     kind: Kind
     key: tuple[str, ...]  # the path, the command line, or the question and its arguments
-    value: Any = None  # by kind
+    value: Any = None  # its type depends on the kind
     trouble: Trouble = Trouble.NONE
-    error: str = ""  # the trouble in the system's words
+    error: str = ""  # the system's error message
 
     @property
     def source(self) -> str:
@@ -50,19 +50,19 @@ class Reading:
 
     @property
     def ok(self) -> bool:
-        """Whether there is a value and nothing went wrong."""
+        """Whether there is a value and no error."""
         return self.trouble is Trouble.NONE
 
     @property
     def text(self) -> str:
-        """A file's or a command's text without blanks at the ends; "" when there is none."""
+        """The text of a file or a command, without leading and trailing white space; "" if there is none."""
         if isinstance(self.value, bytes):
             return self.value.decode(errors="replace").replace("\0", " ").strip()
         return str(self.value).strip() if isinstance(self.value, str) else ""
 
     @property
     def number(self) -> int | None:
-        """The text as a number, decimal or 0x…, or None."""
+        """The text as a number, decimal or 0x…; None if it is not a number."""
         try:
             return int(self.text, 0)
         except ValueError:
@@ -70,23 +70,23 @@ class Reading:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """A folder's names; none when it cannot be read."""
+        """The names in a folder; empty if it cannot be read."""
         return tuple(map(str, self.value)) if isinstance(self.value, list | tuple) else ()
 
 
 class Host:
-    """A machine. Subclasses say how to fetch; fetching is done once, from any thread."""
+    """A machine. Subclasses implement `fetch`. Each reading is fetched once, by any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._readings: dict[tuple[Kind, tuple[str, ...]], Future[Reading]] = {}
 
     def fetch(self, kind: Kind, key: tuple[str, ...]) -> Reading:
-        """Read it now; troubles are part of the answer, and never raised."""
+        """Read now. Errors are part of the reading; nothing is raised."""
         raise NotImplementedError
 
     def get(self, kind: Kind, *key: str) -> Reading:
-        """The reading, fetched at the first time."""
+        """Return a reading; the first call fetches it."""
         with self._lock:
             future = self._readings.get((kind, key))
             first = future is None
@@ -100,27 +100,27 @@ class Host:
         return future.result()
 
     def read(self, path: str) -> Reading:
-        """A file's bytes, at most `live.LARGEST`."""
+        """Return a file's bytes, at most `live.LARGEST`."""
         return self.get(Kind.FILE, path)
 
     def names(self, folder: str) -> Reading:
-        """A folder's sorted names."""
+        """Return the sorted names in a folder."""
         return self.get(Kind.FOLDER, folder)
 
     def follow(self, path: str) -> Reading:
-        """Where a path leads: the text is absolute and has no links in it."""
+        """Resolve all links of a path. The text is an absolute path without links."""
         return self.get(Kind.LINK, path)
 
     def run(self, *command: str) -> Reading:
-        """A command's standard output. It must change nothing."""
+        """Return a command's standard output. The command must change nothing."""
         return self.get(Kind.COMMAND, *command)
 
     def ask(self, question: str, *args: str) -> Reading:
-        """What is in no file: see `questions.QUESTIONS`."""
+        """Ask one of `questions.QUESTIONS`, for facts that no file holds."""
         return self.get(Kind.QUESTION, question, *args)
 
     def readings(self) -> list[Reading]:
-        """All that was read, sorted."""
+        """Return all readings, sorted."""
         with self._lock:
             futures = sorted(self._readings.items())
         return [future.result() for _, future in futures]

@@ -1,4 +1,4 @@
-"""The machine that we are on, or one whose file system lies below a folder."""
+"""The local machine, or one whose file system is below a folder."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from . import process
 from .host import Host, Kind, Reading, Trouble
 from .questions import QUESTIONS
 
-LARGEST = 1 << 20  # bytes that are read of a file
+LARGEST = 1 << 20  # bytes read of a file
 DEADLINE = 5.0  # seconds for a command
-# Without persistence mode NVIDIA's driver sets up each GPU anew, and a card's firmware answers slowly.
+# Without persistence mode, NVIDIA's driver first initialises each GPU. A card's firmware answers slowly.
 DEADLINES = {"nvidia-smi": 30.0, "mlxconfig": 30.0, "mstconfig": 30.0}
-_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"  # lspci and setpci are in sbin, which users lack
+# lspci and setpci are in sbin, which is not in every user's PATH.
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 class LiveHost(Host):
-    """Reads files below `root`. Commands and questions are answered by this machine, so only when `root` is "/"."""
+    """Read files below `root`. Commands and questions are about the local machine: they need `root` = "/"."""
 
     root: str
 
@@ -26,7 +27,6 @@ class LiveHost(Host):
         self.root = root.rstrip("/")
 
     def fetch(self, kind: Kind, key: tuple[str, ...]) -> Reading:
-        """Read it now."""
         if kind in (Kind.COMMAND, Kind.QUESTION) and self.root:
             return Reading(kind, key, None, Trouble.UNRECORDED, f"not asked: the root folder is {self.root}")
         try:
@@ -56,10 +56,10 @@ class LiveHost(Host):
 
 
 def _bytes_of(path: str) -> bytes:
-    """A pipe or a device in a file's place must not hold us up."""
+    """Read a regular file. A pipe or a device in its place must not block the doctor."""
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError(f"{path} is no ordinary file")
+            raise OSError(f"{path} is not a regular file")
         return file.read(LARGEST)
 
 

@@ -1,4 +1,4 @@
-"""What checks look at: a machine's GPUs and NICs, and those of them that the user wants."""
+"""A machine's GPUs and NICs, and which of them the user asks about."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .host import Host
 from .pci import PciDevice
 
 INFINIBAND = "/sys/class/infiniband"
-SOFTWARE_NIC = re.compile(r"soft\d+")  # can be probed, and is in no file
+SOFTWARE_NIC = re.compile(r"soft\d+")  # can be probed, although sysfs does not have it
 
 
 @dataclass(frozen=True)
@@ -21,43 +21,43 @@ class Wanted:
 
     gpu: str = ""  # a number, "GPU0", or a PCI address
     nic: str = ""  # an RDMA device, a network interface, or a PCI address
-    bar1_mib: int = 0  # memory that is to be mapped to the NIC
+    bar1_mib: int = 0  # GPU memory to map to the NIC
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """An NVIDIA GPU, numbered as nvidia-smi does; after its own come those that it does not show."""
+    """An NVIDIA GPU, numbered as by nvidia-smi. GPUs that nvidia-smi does not show have higher numbers."""
 
     number: int
     address: str
-    model: str  # "" when no driver tells
-    pci: PciDevice | None  # None where sysfs does not show it, as in some containers
-    smi: dict[str, str]  # `nvidia-smi -q`, see `nvidia_smi.parse`
+    model: str  # "" if no driver reports it
+    pci: PciDevice | None  # None if sysfs does not show it, as in some containers
+    smi: dict[str, str]  # values of `nvidia-smi -q`, see `nvidia_smi.parse`
 
     @property
     def name(self) -> str:
-        """As in `nvidia-smi topo -m`."""
+        """Its name in `nvidia-smi topo -m`."""
         return f"GPU{self.number}"
 
 
 @dataclass(frozen=True)
 class Nic:
-    """An RDMA device, or a card of Mellanox/NVIDIA that has none because no driver is loaded."""
+    """An RDMA device, or a Mellanox/NVIDIA card without one because no driver is loaded."""
 
-    name: str  # the RDMA device's, or the PCI address of a card without
-    address: str  # "" for what is no PCI device
+    name: str  # the RDMA device, or the PCI address of a card without one
+    address: str  # "" if it is not a PCI device
     pci: PciDevice | None
     interfaces: tuple[str, ...]  # network interfaces
     rdma: bool  # whether there is an RDMA device
 
     @property
     def folder(self) -> str:
-        """Of the RDMA device in sysfs."""
+        """The RDMA device's folder in sysfs."""
         return f"{INFINIBAND}/{self.name}"
 
 
 class Machine:
-    """A host's hardware, read when it is asked for."""
+    """A host's hardware, read on demand."""
 
     host: Host
     wanted: Wanted
@@ -72,9 +72,9 @@ class Machine:
 
     @cached_property
     def all_gpus(self) -> tuple[Gpu, ...]:
-        """Of vendor NVIDIA, whether a driver is loaded or not.
+        """All NVIDIA GPUs, with or without a driver.
 
-        Those that nvidia-smi shows come first, since it numbers no others.
+        GPUs that nvidia-smi shows come first, because it numbers no others.
         """
         smi = nvidia_smi.parse(nvidia_smi.query(self.host).text)
         seen = [d.address for d in self.pci.values() if d.vendor == pci.NVIDIA and d.base_class == pci.DISPLAY]
@@ -89,31 +89,31 @@ class Machine:
 
     @cached_property
     def gpus(self) -> tuple[Gpu, ...]:
-        """Those that the user asks about."""
+        """The GPUs that the user asks about."""
         wanted = self.wanted.gpu
         names = {wanted, pci.address_of(wanted), f"GPU{wanted}"}
         return tuple(g for g in self.all_gpus if not wanted or g.name in names or g.address in names)
 
     @cached_property
     def all_nics(self) -> tuple[Nic, ...]:
-        """RDMA devices of any vendor, then cards of Mellanox/NVIDIA without one."""
+        """RDMA devices of any vendor, then Mellanox/NVIDIA cards without one."""
         found = [self._nic(name) for name in sorted(self.host.names(INFINIBAND).names, key=topology.natural)]
         known = {nic.address for nic in found}
         cards = (d for d in self.pci.values() if d.vendor == pci.MELLANOX and d.base_class == pci.NETWORK)
         bonds = {bond for nic in found for bond in self._bonds(nic)}
-        # A virtual function without an RDMA device is a guest's.
+        # A virtual function without an RDMA device belongs to a guest.
         own = (card for card in cards if card.address not in known and not pci.is_virtual(self.host, card))
         others = map(self._card, own)
         return (*found, *(card for card in others if bonds.isdisjoint(self._bonds(card))))
 
     def _bonds(self, nic: Nic) -> set[str]:
-        """Bonds that its interfaces are in: the RDMA device of one port stands for all ports of a bond."""
+        """Return the bonds of a NIC's interfaces. The RDMA device of one port stands for all ports of a bond."""
         folder = "/sys/class/net"
         return {self.host.follow(f"{folder}/{name}/master").text for name in nic.interfaces} - {""}
 
     def _nic(self, name: str) -> Nic:
         parent = self.host.read(f"{INFINIBAND}/{name}/parent").text
-        if parent:  # a software device; older kernels show the card below it as its device
+        if parent:  # a software device; older kernels show the underlying card as its device
             return Nic(name, "", None, (parent,), rdma=True)
         steps = self.host.follow(f"{INFINIBAND}/{name}/device").text.split("/")
         address = next(filter(None, map(pci.address_of, reversed(steps))), "")  # a sub-function is below its card
@@ -124,18 +124,18 @@ class Machine:
 
     @cached_property
     def nics(self) -> tuple[Nic, ...]:
-        """Those that the user asks about."""
+        """The NICs that the user asks about."""
         wanted = self.wanted.nic
         names = {wanted, pci.address_of(wanted)} - {""}
         return tuple(n for n in self.all_nics if not wanted or names & {n.name, n.address, *n.interfaces})
 
     @cached_property
     def topo_m(self) -> dict[tuple[str, str], str]:
-        """Distances as `nvidia-smi` tells them, see `topology.parse_topo_m`."""
+        """Distances by `nvidia-smi topo -m`, see `topology.parse_topo_m`."""
         return topology.parse_topo_m(topology.said(self).text)
 
     def require_wanted(self) -> None:
-        """InvalidValueError when there is no GPU or NIC as the user wants."""
+        """Raise InvalidValueError if the machine lacks the GPU or NIC that the user asks about."""
         for what, wanted in (("GPU", self.wanted.gpu), ("NIC", self.wanted.nic)):
             if not wanted or SOFTWARE_NIC.fullmatch(wanted):
                 continue
@@ -145,7 +145,7 @@ class Machine:
                 raise InvalidValueError(f"no {what} is {wanted!r}; there is {there or 'none'}")
 
     def pairs(self) -> tuple[tuple[str, str], ...]:
-        """Names of all GPUs with all RDMA devices, those that are nearest to each other first."""
+        """Return all pairs of a GPU and an RDMA device by name, the nearest first."""
         pairs = [(gpu, nic) for gpu in self.gpus for nic in self.nics if nic.rdma]
         pairs.sort(key=lambda pair: topology.closeness(self, *pair))
         return tuple((gpu.name, nic.name) for gpu, nic in pairs)
