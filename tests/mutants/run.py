@@ -52,12 +52,16 @@ PYTHON = {
 
 @dataclass(frozen=True)
 class Mutant:
-    """One mistake: what it does to the text of a file, and the arguments of pytest that are to notice it."""
+    """One mistake: what it does to the text of a file, and the arguments of pytest that are to notice it.
+
+    `control`: the same tests, in an order that mutants share, for the run without a mistake.
+    """
 
     name: str
     path: Path
     change: Callable[[str], str]
     tests: tuple[str, ...]
+    control: tuple[str, ...]
 
 
 # --- running ---------------------------------------------------------------------------------------------------------
@@ -82,7 +86,7 @@ def run(tree: Path, limit: float, *arguments: str) -> int | None:
 
 def run_tests(tree: Path, tests: tuple[str, ...]) -> int | None:
     """Run pytest until the first failure. What a test compiles counts as its time, so it has more than usual."""
-    options = ("-x", "-q", "-p", "no:cacheprovider", "-m", "not interop and not gpu", "-o", f"timeout={TEST_S}")
+    options = ("-x", "-q", "-p", "no:cacheprovider", "-o", f"timeout={TEST_S}")
     return run(tree, TESTS_S, "-m", "pytest", *options, *tests)
 
 
@@ -104,7 +108,7 @@ def passes(folder: Path, tests: tuple[str, ...]) -> bool:
 
 def try_out(mutant: Mutant, folder: Path) -> tuple[str, str]:
     """What becomes of a mutant, and why it was not tried."""
-    if not passes(folder, mutant.tests):
+    if not passes(folder, mutant.control):
         return UNTRIED, "its tests fail without it"
     tree = copy_of_the_tree(folder)
     file = tree / mutant.path
@@ -132,7 +136,7 @@ def engine_sources() -> frozenset[Path]:
 
 
 def compiled_mutants() -> list[Mutant]:
-    return [Mutant(patch.name, Path(patch.path), patch.applied, patch.tests) for patch in read_all()]
+    return [Mutant(patch.name, Path(patch.path), patch.applied, patch.tests, patch.tests) for patch in read_all()]
 
 
 # --- Python ----------------------------------------------------------------------------------------------------------
@@ -164,12 +168,13 @@ def mutations_of(module: Path) -> Iterator[Mutant]:
     from cosmic_ray.mutating import mutate_code
     from cosmic_ray.plugins import get_operator, operator_names
 
-    tree = get_ast((ROOT / module).read_text())
+    nodes = list(ast_nodes(get_ast((ROOT / module).read_text())))
+    tests = tests_of(module)
     for name in sorted(operator_names()):
         kind = get_operator(name)
         if kind.arguments() or name == "core/NoOp":
             continue
-        places = [node for node in ast_nodes(tree) for _ in kind().mutation_positions(node)]
+        places = [node for node in nodes for _ in kind().mutation_positions(node)]
         for occurrence, node in enumerate(places):
             if is_annotation(node):
                 continue
@@ -182,7 +187,7 @@ def mutations_of(module: Path) -> Iterator[Mutant]:
 
             line, column = node.start_pos
             place = f"{module.relative_to(PACKAGE)}:{line}:{column} {name.removeprefix('core/')}"
-            yield Mutant(place, module, change, tests_of(module))
+            yield Mutant(place, module, change, tests, tuple(sorted(tests)))
 
 
 def python_mutants(sample: int, seed: int, match: str) -> list[Mutant]:
