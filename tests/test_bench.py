@@ -233,7 +233,7 @@ def test_a_file_that_shrinks_is_an_error():
     ends = Ends(Plain(64), [Plain(64)], np.zeros(8, np.uint8))
     file = io.BytesIO(b"short")
     file.name = "short"
-    with pytest.raises(OSError, match="short became shorter"):
+    with pytest.raises(OSError, match="short was truncated"):
         Payload(ends, 64, 1, 1, file, 64).lay_out(0, 1)
 
 

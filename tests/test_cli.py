@@ -324,7 +324,7 @@ def test_no_cuda():
 def test_unreadable_files(tmp_path, file):
     missing = tmp_path / "missing"
     assert error("put_bw", *HOST, "--payload", missing) == f"{missing}: No such file or directory"
-    assert error("put_bw", *HOST, "--payload", tmp_path) == f"{tmp_path} is no regular file: a payload must be one"
+    assert error("put_bw", *HOST, "--payload", tmp_path) == f"{tmp_path} is not a regular file: a payload must be one"
     if os.geteuid() != 0:  # root may read everything
         file.chmod(0)
         assert error("put_bw", *HOST, "--payload", file) == f"{file}: Permission denied"

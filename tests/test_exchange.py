@@ -552,7 +552,7 @@ def test_queues_of_different_depths(ours, theirs):
 
 def test_another_benchmark():
     server = ServerThread("put_bw")
-    with pytest.raises(PeerError, match="runs put_bw, this end get_bw: run the same at both ends"):
+    with pytest.raises(PeerError, match="runs put_bw, but this end get_bw: run the same at both ends"):
         run_client(server, "get_bw")
     assert "runs get_bw, this end put_bw" in str(server.join())
 
@@ -565,9 +565,9 @@ def test_payloads_that_differ(file, tmp_path):
         run_client(server, "put_bw", payload=file)
     server.join()
     server = ServerThread("put_bw", payload=file)
-    with pytest.raises(PeerError, match="this end sends the data, and has no --payload"):
+    with pytest.raises(PeerError, match="this end sends the data, but has no --payload"):
         run_client(server, "put_bw")
-    assert "sends the data, and has no --payload" in str(server.join())
+    assert "sends the data, but has no --payload" in str(server.join())
     server = ServerThread("put_bw", duration=1.0)
     with pytest.raises(DocaError, match="no --duration"):
         run_client(server, "put_bw", payload=file)

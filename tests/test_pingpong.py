@@ -154,7 +154,7 @@ def test_a_client_that_says_something_else_than_done():
     a, b = socket.socketpair()
     with a, b:
         b.sendall(pack_address(THERE) + b"fine\0")
-        with pytest.raises(PeerError, match=r"sent b'fine\\x00' where b'done\\x00' was due"):
+        with pytest.raises(PeerError, match=r"sent b'fine\\x00' instead of b'done\\x00'"):
             talk(a, "the peer", HERE, 1024, False, lambda far: None, 1)
 
 

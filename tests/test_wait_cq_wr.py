@@ -380,7 +380,7 @@ def test_command():
 @pytest.mark.parametrize(
     "args, status, text",
     [
-        (["--ipv6"], 1, "no IPv6 address: choose another --gid-index"), (["-gi", 1], 1, "give --ipv6"),
+        (["--ipv6"], 1, "not an IPv6 address: choose another --gid-index"), (["-gi", 1], 1, "give --ipv6"),
         (["-gi", 9], 1, "no GID at index 9"), (["-gi", -1], 2, "'--gid-index': -1"), (["-d", "soft99"], 1, "soft99"),
         (["--sdk-log-level", 1], 2, "'1'"), (["extra"], 2, "extra"),
     ],

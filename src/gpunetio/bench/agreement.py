@@ -1,4 +1,4 @@
-"""What the two ends of a benchmark must agree on before anything runs."""
+"""What the two ends of a benchmark must agree on before they start."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MOST_SECONDS = 1e6
 
 @dataclass(frozen=True)
 class File:
-    """A payload: its length, and the SHA-256 of it all in hexadecimal."""
+    """A payload: its length, and the SHA-256 of the whole file in hexadecimal."""
 
     nbytes: int
     sha256: str
@@ -28,7 +28,7 @@ class File:
 
 @dataclass(frozen=True)
 class Far:
-    """The other end's queue pairs and memory, and the slots of each one's receive queue."""
+    """The other end's queue pairs and memory, and the slots of each queue pair's receive queue."""
 
     endpoints: tuple[QpEndpoint, ...]
     address: int
@@ -37,14 +37,14 @@ class Far:
 
 
 def agree(link: Link, options: Options, file: File | None, client: bool) -> tuple[Options, File | None]:
-    """Compare what both ends were asked for: the options of both, and the file that is sent, if one is."""
+    """Compare the options of both ends. Return the common options, and the file to send, if any."""
     asked = {name: getattr(options, name) for name in TERMS if name in options.asked}
     payload = None if file is None else {"nbytes": file.nbytes, "sha256": file.sha256}
     link.send("hello", benchmark=options.benchmark.name, asked=asked, payload=payload)
     hello = link.expect("hello")
     theirs = hello.text("benchmark")[:40]
     if theirs != options.benchmark.name:
-        raise PeerError(f"{link.peer} runs {theirs}, this end {options.benchmark.name}: run the same at both ends")
+        raise PeerError(f"{link.peer} runs {theirs}, but this end {options.benchmark.name}: run the same at both ends")
     wanted = _asked(hello.part("asked"))
     for name, value in wanted.items():
         if asked.get(name, value) != value:
@@ -58,7 +58,7 @@ def agree(link: Link, options: Options, file: File | None, client: bool) -> tupl
     agreed = replace(options, **both)
     shared = _file(link, file, hello, sends=client != options.benchmark.reads)
     if shared is not None and agreed.duration is not None:
-        raise InvalidValueError("a payload is sent once: it goes with no --duration, at either end")
+        raise InvalidValueError("a payload is sent once: do not give --duration at either end")
     return agreed, shared
 
 
@@ -90,7 +90,7 @@ def _shown(value: Any) -> str:
 
 
 def _file(link: Link, own: File | None, hello: Message, sends: bool) -> File | None:
-    """The file that is sent. Only the sender needs it; a receiver that has one too must have the same."""
+    """Return the file to send. Only the sender needs it; a receiver that also has one must have the same."""
     theirs = None
     if hello.get("payload") is not None:
         part = hello.part("payload")
@@ -103,16 +103,16 @@ def _file(link: Link, own: File | None, hello: Message, sends: bool) -> File | N
     sender, receiver = (own, theirs) if sends else (theirs, own)
     if receiver is not None and sender is None:
         who = "this end" if sends else link.peer
-        raise PeerError(f"{who} sends the data, and has no --payload: give the file to it, or to neither")
+        raise PeerError(f"{who} sends the data, but has no --payload: give the file to it, or to neither")
     return sender
 
 
 def swap_ends(
     link: Link, endpoints: list[QpEndpoint], address: int, rkey: int, nbytes: int, needed: int, receives: int = 0
 ) -> Far:  # fmt: skip
-    """Tell the peer of this end's queue pairs and memory: its own, of which `needed` bytes are used.
+    """Exchange descriptions of queue pairs and memory with the peer. `needed` bytes of this end's memory are used.
 
-    `receives`: the slots of this end's receive queues, for who must not send more at a time.
+    `receives`: the slots of this end's receive queues, which limit what the peer may send at a time.
     """
     link.send(
         "ends", address=address, rkey=rkey, nbytes=nbytes, receives=receives,
@@ -130,7 +130,7 @@ def swap_ends(
 
 
 def swap_words(link: Link, address: int, rkey: int) -> tuple[int, int]:
-    """Tell the peer where the words are that it adds to: address and key of its own."""
+    """Exchange addresses and keys of the words that the other end adds to."""
     link.send("words", address=address, rkey=rkey)
     words = link.expect("words")
     return words.integer("address", 0, (1 << 63) - 1), words.integer("rkey", 0, 0xFFFF_FFFF)

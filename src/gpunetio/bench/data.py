@@ -1,8 +1,9 @@
 """What a benchmark sends, and whether it arrived: a pattern that differs by size and slot, or the bytes of a file.
 
-`lay_out(first, count)` prepares both ends for a launch of messages first … first + count − 1: the receiving buffers
-hold the complement of what is to arrive, so that a byte which nobody wrote is seen. `collect` looks after it, outside
-of the time that is measured, and `check` says how it all went. `total` is the number of bytes of all messages.
+`lay_out(first, count)` prepares both ends for a launch of messages first … first + count − 1: the receive buffers hold
+the complement of the expected bytes, so that a byte that was not written is noticed. `collect` reads the buffers after
+the launch, outside of the measured time, and `check` returns the verdict. `total` is the number of bytes of all
+messages.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from .results import Check
 
 
 class Buffer(Protocol):
-    """Bytes somewhere, which are copied in and out: `GpuMemory`, for one."""
+    """Bytes that can be copied in and out, for example `GpuMemory`."""
 
     def read(self, offset: int = 0, nbytes: int | None = None) -> np.ndarray: ...
 
@@ -28,10 +29,10 @@ class Buffer(Protocol):
 
 @dataclass(frozen=True)
 class Ends:
-    """Where data lie, as far as they lie in this process.
+    """The buffers of both ends, as far as they are in this process.
 
-    `marks` gets the last byte of each message of a file's, by which a latency test awaits it. `order` is there when
-    sinks are filled in any order: it has the message of a launch in each slot, counted from the launch's first slot.
+    `marks` gets the last byte of each message of a file; a latency test waits for that byte. `order` exists when sinks
+    are filled in any order: it holds the message of a launch in each slot, counted from the launch's first slot.
     """
 
     source: Buffer | None
@@ -40,7 +41,7 @@ class Ends:
     order: np.ndarray | None = None
 
     def arrived(self, sink: Buffer, size: int, nbytes: int) -> np.ndarray:
-        """The first `nbytes` of a sink's messages, in their order, after a launch that started with slot 0."""
+        """Return the first `nbytes` of a sink's messages, in order, after a launch that started with slot 0."""
         if self.order is None:
             return sink.read(0, nbytes)
         count = -(-nbytes // size)
@@ -49,7 +50,7 @@ class Ends:
 
 
 class Data(Protocol):
-    """What a launch needs to know."""
+    """The data of a launch."""
 
     size: int
     messages: int
@@ -63,12 +64,15 @@ class Data(Protocol):
     def check(self) -> Check: ...
 
     def digest(self) -> str | None:
-        """SHA-256 of what was sent so far, if this process knows a file's bytes."""
+        """Return the SHA-256 of what was sent so far, if this process has the file."""
         ...
 
 
 def _problem(sink: np.ndarray, wanted: np.ndarray, offset: int, size: int) -> str | None:
-    """Where the receiver's bytes are not the sender's; `offset` is that of the first byte in what was sent."""
+    """Describe the first difference between the receiver's bytes and the sender's.
+
+    `offset` is that of the first byte sent.
+    """
     if np.array_equal(sink, wanted):
         return None
     at = int(np.argmax(sink != wanted))
@@ -78,13 +82,13 @@ def _problem(sink: np.ndarray, wanted: np.ndarray, offset: int, size: int) -> st
     )
 
 
-_HEAD = 8  # bytes of a message that tell its slot, or as many as it has
+_HEAD = 8  # bytes of a message that encode its slot (fewer in a shorter message)
 
 
 class Pattern:
-    """Every byte is `value`, but the first eight of a message have the number of its slot XORed into them.
+    """Every byte is `value`, except that the number of a message's slot is XORed into its first eight bytes.
 
-    So a message in another one's slot is seen. With `counting`, the last byte of the only slot is the message's number,
+    So a message in a wrong slot is noticed. With `counting`, the last byte of the only slot is the message's number,
     from 1.
     """
 
@@ -103,7 +107,7 @@ class Pattern:
         self._problem: str | None = None
 
     def lay_out(self, first: int, count: int) -> None:
-        """See the module. The source serves all launches."""
+        """Prepare both ends. The source serves all launches."""
         if self._ends.source is not None and first == 0:
             self._ends.source.write(self._sent.reshape(-1))
         empty = ~self._sent
@@ -113,7 +117,7 @@ class Pattern:
             sink.write(empty.reshape(-1))
 
     def collect(self, first: int, count: int) -> None:
-        """See the module. Slots that the launch does not use must be as they were."""
+        """Read the buffers. Slots that the launch does not use must be unchanged."""
         if self._ends.sinks:
             wanted = self._wanted(first, min(count, self.slots))
             if self._counting:
@@ -123,7 +127,7 @@ class Pattern:
                 self._problem = self._problem or _problem(found, wanted.reshape(-1), 0, self.size)
 
     def _wanted(self, first: int, used: int) -> np.ndarray:
-        """What a launch that uses so many slots leaves in all of them."""
+        """Return the expected contents of all slots after a launch that uses `used` of them."""
         order = self._ends.order
         if order is None and used == self.slots:
             return self._sent
@@ -133,16 +137,14 @@ class Pattern:
         return wanted
 
     def check(self) -> Check:
-        """See the module."""
         return Check(self._problem)
 
     def digest(self) -> str | None:
-        """See `Data`."""
         return None
 
 
 class Payload:
-    """The first `total` bytes of a file. A launch uses no slot twice, and starts with the first."""
+    """The first `total` bytes of a file. A launch uses each slot once, starting with the first."""
 
     messages: int
     slots: int
@@ -152,23 +154,22 @@ class Payload:
     def __init__(self, ends: Ends, size: int, messages: int, slots: int, file: BinaryIO, total: int):
         self.messages, self.slots, self.total = messages, slots, total
         if ends.source is None:
-            raise InvalidValueError("a file is sent from the process that has it")
+            raise InvalidValueError("only the process that has the file can send it")
         self._ends, self._source, self._sinks, self._marks = ends, ends.source, ends.sinks, ends.marks
         self.size, self._file = size, file
         self._sent, self._received = hashlib.sha256(), hashlib.sha256()
         self._problem: str | None = None
-        self._part = np.zeros(0, np.uint8)  # what this launch sends
+        self._part = np.zeros(0, np.uint8)  # the bytes that this launch sends
 
     def _window(self, first: int, count: int) -> int:
         return min(count * self.size, self.total - first * self.size)
 
     def lay_out(self, first: int, count: int) -> None:
-        """See the module."""
         nbytes = self._window(first, count)
         self._file.seek(first * self.size)
         self._part = np.frombuffer(self._file.read(nbytes), np.uint8)
         if len(self._part) != nbytes:
-            raise OperatingSystemError(f"{self._file.name} became shorter while it was sent")
+            raise OperatingSystemError(f"{self._file.name} was truncated while it was sent")
         self._source.write(self._part)
         for sink in self._sinks:
             sink.write(~self._part)
@@ -176,7 +177,6 @@ class Payload:
         self._marks[:count] = self._part[ends - 1]
 
     def collect(self, first: int, count: int) -> None:
-        """See the module."""
         self._sent.update(self._part.data)
         for index, sink in enumerate(self._sinks):
             received = self._ends.arrived(sink, self.size, len(self._part))
@@ -185,7 +185,6 @@ class Payload:
             self._problem = self._problem or _problem(received, self._part, first * self.size, self.size)
 
     def check(self) -> Check:
-        """See the module."""
         problem = self._problem
         if not self._sinks:
             return Check()
@@ -194,14 +193,14 @@ class Payload:
         return Check(problem, self.total, self._received.hexdigest())
 
     def digest(self) -> str | None:
-        """See `Data`."""
         return self._sent.hexdigest()
 
 
 class Arrival:
-    """The first `total` bytes of a file that only the other end has, which tells SHA-256 after each launch.
+    """The first `total` bytes of a file that only the other end has. The other end sends its SHA-256 after each launch.
 
-    Every byte of the sink is inverted before a launch: one that nobody wrote is not what the launch before left.
+    Every byte of the sink is inverted before a launch, so that a byte that was not written differs from the last
+    launch.
     """
 
     messages: int
@@ -217,7 +216,7 @@ class Arrival:
         self._problem: str | None = None
 
     def lay_out(self, first: int, count: int) -> None:
-        """See the module. Before it `marks` holds the last byte of each message, if a latency test awaits those."""
+        """Prepare the sink. `marks` must hold the last byte of each message, if a latency test waits for those."""
         nbytes = min(count * self.size, self.total - first * self.size)
         sink = ~self._sink.read(0, nbytes)
         if len(self._marks):
@@ -225,13 +224,12 @@ class Arrival:
         self._sink.write(sink)
 
     def collect(self, first: int, count: int) -> None:
-        """See the module."""
         self._from = first * self.size
         self._to = min(self._from + count * self.size, self.total)
         self._received.update(self._ends.arrived(self._sink, self.size, self._to - self._from).data)
 
     def compare(self, digest: str | None) -> None:
-        """What was sent up to now has this SHA-256."""
+        """Compare the SHA-256 of all bytes sent so far with that of the received bytes."""
         if self._problem is None and digest != self._received.hexdigest():
             self._problem = (
                 f"message size {self.size}: SHA-256 differs, {self._received.hexdigest()} was received: a byte at "
@@ -239,9 +237,7 @@ class Arrival:
             )
 
     def check(self) -> Check:
-        """See the module."""
         return Check(self._problem, self.total, self._received.hexdigest())
 
     def digest(self) -> str | None:
-        """See `Data`."""
         return None

@@ -1,4 +1,4 @@
-"""Launches that have an end: by the kernel's own deadlines, by Ctrl+C, or because somebody else says so."""
+"""Kernel launches that always end: by the kernel's own deadlines, by Ctrl+C, or on request."""
 
 from __future__ import annotations
 
@@ -22,33 +22,33 @@ from .kernel_parts import NOT_INLINE, RECORD_WORDS, STOPPED, WRONG_LENGTH
 logger: logging.Logger = logging.getLogger("gpunetio.bench")
 
 WAIT_SECONDS = 10.0  # of one wait in a kernel
-LAUNCH_SECONDS = 120.0  # of one launch, which may have to compile first
-GRACE_SECONDS = 2 * WAIT_SECONDS  # for a kernel that was told to stop and whose queue pairs have failed
-STOP_SECONDS = 0.5  # for a kernel to notice that it is to stop; then its queue pairs are put into the error state
-LOOK_SECONDS = 0.05  # between looks at what else may end a launch
+LAUNCH_SECONDS = 120.0  # of one launch, including compilation
+GRACE_SECONDS = 2 * WAIT_SECONDS  # for a kernel that was told to stop, and whose queue pairs have failed
+STOP_SECONDS = 0.5  # for a kernel to notice the stop word; then its queue pairs are moved to ERR
+LOOK_SECONDS = 0.05  # between checks for other reasons to end a launch
 
 _OWN_STATUSES = {
     STOPPED: "stopped",
-    WRONG_LENGTH: "a receive of another length than was sent",
-    NOT_INLINE: "a completion without the data that it should carry",
+    WRONG_LENGTH: "a receive with a different length than was sent",
+    NOT_INLINE: "a completion without its inline data",
 }
 
 
 class Launcher:
-    """What runs kernels on `gpu` with the queue pairs in `_qps`. A kernel's last arguments are `stop` and `out`."""
+    """Runs kernels on `gpu` with the queue pairs in `_qps`. A kernel's last arguments are `stop` and `out`."""
 
     gpu: Gpu
 
     def __init__(self) -> None:
         self._running: Any = None
-        self._stack = ExitStack()  # what a kernel may use
+        self._stack = ExitStack()  # everything that a kernel may use
         self._qps: list[ExportedQp] = []
 
     def _look(self) -> None:
-        """Called again and again while a kernel runs: stop it if it runs in vain."""
+        """Stop the kernel if it runs in vain. Called repeatedly while a kernel runs."""
 
     def _open_records(self, threads: int) -> None:
-        """Room for the records of so many threads."""
+        """Allocate the records of `threads` threads."""
         self._stop, self._out = self._alloc(8), self._alloc(8 * RECORD_WORDS * threads)
 
     def _alloc(self, nbytes: int) -> GpuMemory:
@@ -57,7 +57,7 @@ class Launcher:
     def _close(self) -> None:
         """End a kernel that still runs, then close what it used."""
         if not self._end_launch():
-            logger.error("a kernel does not end: what it uses stays open")
+            logger.error("a kernel does not end: its queues and memory stay open")
             self._stack.pop_all()
         self._stack.close()
 
@@ -65,9 +65,9 @@ class Launcher:
         self, kernel: Any, grid: int, block: int, *args: Any, launched: Callable[[], None] = lambda: None,
         seconds: float = LAUNCH_SECONDS,
     ) -> np.ndarray:  # fmt: skip
-        """Run a kernel to its end. Its records: a row a thread, with the nanoseconds of begin and end, and a status.
+        """Run a kernel to its end. Return a record per thread: begin and end in nanoseconds, and a status.
 
-        `launched` is called once it runs, which it may for `seconds`.
+        `launched` is called once the kernel runs. It may run for `seconds`.
         """
         records = self._out.array.view(np.int64).reshape(-1, RECORD_WORDS)
         records[:] = 0
@@ -78,7 +78,7 @@ class Launcher:
                 launched()
                 ended = self._wait(seconds)
             except Exception:
-                if self._running.ended:  # raised by the kernel's threads, perhaps
+                if self._running.ended:  # may come from the kernel's threads
                     self._running = None
                 raise
             if not ended:
@@ -99,7 +99,7 @@ class Launcher:
             if self._stop.array.view(np.int64)[0] == 0:
                 continue
             stopped = stopped or now
-            if now > stopped + STOP_SECONDS:  # it waits for a completion that will not come
+            if now > stopped + STOP_SECONDS:  # it may be waiting for a completion that never comes
                 stopped = now + GRACE_SECONDS
                 self._fail_queues()
         return True
@@ -111,7 +111,7 @@ class Launcher:
 
     @contextmanager
     def _interrupt_stops_the_kernel(self) -> Iterator[None]:
-        """Have Ctrl+C end the kernel first, and raise KeyboardInterrupt only then: its queues go with the stack."""
+        """Let Ctrl+C end the kernel, and raise KeyboardInterrupt only then: unwinding the stack closes its queues."""
         if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is None:
             yield  # not ours to change
             return
@@ -137,7 +137,7 @@ class Launcher:
         failures = [int(status) for status in statuses if status < 0]
         if not failures:
             return
-        # One end's error stops the other, or leaves it waiting: the cause is the error completion, if there is one.
+        # One end's error stops the other end or leaves it waiting. The cause is the error completion, if there is one.
         cause = min(failures, key=lambda status: (status != EIO, status == STOPPED))
         errors = [str(error) for qp in self._qps if (error := qp.last_error()) is not None]
         details = "; ".join([*errors, *self.gpu.watchdog.stalls]) or f"status {cause}"
@@ -145,7 +145,7 @@ class Launcher:
         raise TimedOutError(what) if cause == ETIMEDOUT else DriverError(what)
 
     def _end_launch(self) -> bool:
-        """Tell a kernel that still runs to stop: whether none runs any more."""
+        """Tell a kernel that still runs to stop. Return whether no kernel runs any more."""
         if self._running is None:
             return True
         self._tell_to_stop()

@@ -43,7 +43,6 @@ class Loopback(Run):
         self.counts: list[Words | Order] = [*client.counts(notes), *server.counts(notes)]
 
     def data(self, size: int, value: int) -> Data:
-        """See `Run`."""
         messages, slots, benchmark = self.messages(size), self.slots(size), self.options.benchmark
         near, far, back = self.near, self.far, self.back
         if benchmark.reads:

@@ -1,4 +1,4 @@
-"""The measurement of one message size: a warm-up, the launches, and what they tell."""
+"""The measurement of one message size: a warm-up, the launches, and their results."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from .data import Data
 from .results import BwResult, LatResult, Result
 from .run import Run
 
-PARTS = 8  # launches of one size, as long as each has MIN_PART messages: the best of them is the peak
+PARTS = 8  # launches of one size, if each has at least MIN_PART messages; the best one is the peak
 MIN_PART = 256
 MIN_PER_THREAD = 4
 WARM_UP = 64  # messages
-DURATION_STEP = 0.05  # seconds of one launch, when a duration is asked for
+DURATION_STEP = 0.05  # seconds of one launch, with a duration
 
-Tick = Callable[[float], None]  # called with the share of a size that is done
+Tick = Callable[[float], None]  # called with the finished share of a size
 
 
 def measure(run: Run, index: int, size: int, tick: Tick = lambda share: None) -> Result:
-    """Measure messages of `size` bytes; `index`, the size's place among all, chooses the pattern that is sent."""
+    """Measure messages of `size` bytes. `index`, the size's position in the list, chooses the pattern to send."""
     data = run.data(size, (index + 1) & 0xFF)
     parts, round_trips = [], []
     if data.messages:
@@ -32,7 +32,7 @@ def measure(run: Run, index: int, size: int, tick: Tick = lambda share: None) ->
         run.lay_out(data, first, count)
         records = run.send(data, first, count)
         run.collect(data, first, count)
-        seconds = max(1, int(records[:, 1].max() - records[:, 0].min())) / 1e9  # first begin of a thread to last end
+        seconds = max(1, int(records[:, 1].max() - records[:, 0].min())) / 1e9  # from the first begin to the last end
         parts.append((count, min(count * size, data.total - first * size), seconds))
         if run.options.benchmark.latency:
             round_trips.append(run.notes.array.view(np.int64)[:count].copy())
@@ -44,7 +44,7 @@ def measure(run: Run, index: int, size: int, tick: Tick = lambda share: None) ->
 
 
 def _plan(run: Run, data: Data) -> Iterator[tuple[int, int, float]]:
-    """(first message, messages, share that is then done) of each launch."""
+    """Yield (first message, messages, share that is then finished) of each launch."""
     most = run.most(data)
     if run.options.duration is not None:
         yield from _timed_plan(run.options.duration, most)
@@ -63,7 +63,7 @@ def _timed_plan(duration: float, most: int) -> Iterator[tuple[int, int, float]]:
     begin = before = time.monotonic()
     first, count = 0, min(MIN_PART, most)
     while before < begin + duration:
-        # The share is that of the time, so it is known only afterwards: it lags by one launch.
+        # The share is one of time, which is known only afterwards: it lags by one launch.
         yield first, count, (before - begin) / duration
         first += count
         now = time.monotonic()

@@ -1,4 +1,4 @@
-"""What a benchmark is asked to do, which benchmarks there are, and the defaults of each."""
+"""The options of a benchmark, the list of benchmarks, and their defaults."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ ALL_SIZES = tuple(1 << n for n in range(1, 24))
 SIZES = (1, *(1 << n for n in range(6, 15)))
 MORE_SIZES = (1, *(1 << n for n in range(6, 21)))
 INLINE_SIZES = (1, 4, 8, 12, 16, 20, 24, 28, 30, 32)
-MOST_INLINE = 32  # bytes that a completion carries
+MOST_INLINE = 32  # bytes that a completion can carry
 ITERATIONS = 2048
 DEPTH = 2048  # slots of a send queue
 CUDA_THREADS = 512
-# What both ends must share, and how it is asked for.
+# What must be equal at both ends, and its option.
 TERMS = {
     "sizes": "--size", "iterations": "--iters", "duration": "--duration", "qps": "--qp", "inline": "--inline",
 }  # fmt: skip
-HOST_THREADS = 8  # at most: the engine needs a core too
+HOST_THREADS = 8  # at most, because the engine needs a core
 HOST_WARP = 2  # lanes of a warp of host threads that post together
-TRACED = 1024  # operations of one size that all threads together note, unless told otherwise
+TRACED = 1024  # operations of one size that all threads together record by default
 MOST_TRACED = 1 << 20
 
 _OPERATIONS = {"write_bw": "round of writes", "twosided_bw": "send"}
@@ -38,16 +38,16 @@ _ANY_SCOPE = (ExecScope.THREAD, ExecScope.WARP, ExecScope.BLOCK)
 class Benchmark:
     """One of the benchmarks.
 
-    `latency`     one thread at each end, which answers; or else bandwidth
+    `latency`     one thread at each end, which answers; otherwise a bandwidth test
     `reads`       the remote end is the source of the data
     `counts`      words at the receiver count the messages
-    `companion`   a companion of the queue does, when they are complete
+    `companion`   a companion of the queue counts them when they are complete
     `two_sided`   the receiver has a kernel that posts receives
-    `scopes`      who can post together
+    `scopes`      which threads can post together
     `handlers`    how doorbells can reach the NIC
     `collapsed`   the completion queue has one entry
-    `slots`       of the send queue that an operation takes, there or in the companion's
-    `sizes`       of messages, which are measured unless others are asked for
+    `slots`       slots of the send queue, or of the companion's, per operation
+    `sizes`       message sizes measured by default
     """
 
     name: str
@@ -65,17 +65,17 @@ class Benchmark:
 
     @property
     def operation(self) -> str:
-        """What its kernel does."""
+        """Return the operation that its kernel performs."""
         return _OPERATIONS.get(self.name) or self.name.rpartition("_")[0]
 
     @property
     def answers(self) -> bool:
-        """Whether the server has a kernel too."""
+        """Return whether the server has a kernel, too."""
         return self.latency or self.two_sided
 
     @property
     def marked(self) -> bool:
-        """Whether a message is known by its last byte."""
+        """Return whether a message is recognized by its last byte."""
         return self.latency and not self.counts
 
 
@@ -103,11 +103,13 @@ BENCHMARKS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """One run. `gpu` is what `Gpu` takes; `threads` None means what suits the target; `duration` is in seconds.
+    """The options of one run.
 
-    `device` None is the first NIC that nobody uses. `traced` operations of a thread and size are noted, 0 for what
-    fits, None for none. With two processes, `server` is the address that the client calls, `tcp_port` is where they
-    meet, and `asked` names those of `TERMS` that the user chose: what one end leaves open, the other decides.
+    `gpu` is what `Gpu` takes; `threads` None depends on the target; `duration` is in seconds.
+
+    `device` None is the first NIC that is not in use. `traced` operations per thread and size are recorded; 0 means as
+    many as fit, None means none. With two processes, `server` is the address that the client connects to, `tcp_port` is
+    where they meet, and `asked` names those of `TERMS` that the user chose: the other end decides the rest.
     """
 
     benchmark: Benchmark
@@ -134,7 +136,7 @@ class Options:
     asked: frozenset[str] = frozenset()
 
     def kernel_threads(self, target: str) -> int:
-        """Kernel threads of a launch at one end, each queue pair with the same number of warps or blocks."""
+        """Return the kernel threads of a launch at one end. Each queue pair has the same number of warps or blocks."""
         if self.benchmark.latency:
             return 1
         cores = len(os.sched_getaffinity(0))
@@ -148,7 +150,10 @@ class Options:
         return -(-wanted // unit) * unit
 
     def blocks(self, threads: int) -> int:
-        """Blocks of a launch at one end. Queues are shared across two, unless the threads cannot be halved."""
+        """Return the blocks of a launch at one end.
+
+        Two blocks share the queues, unless the threads cannot be halved.
+        """
         if self.benchmark.latency:
             return 1
         if self.benchmark.two_sided or self.benchmark.name == "write_bw":
@@ -158,37 +163,40 @@ class Options:
         return 2 if threads % 2 == 0 else 1
 
     def warp(self, target: str) -> int:
-        """Lanes of a warp."""
+        """Return the lanes of a warp."""
         if target == "cuda":
             return 32
         return HOST_WARP if self.scope == ExecScope.WARP else 1
 
     def together(self, target: str) -> int:
-        """Threads that post with one reservation."""
+        """Return the number of threads that post with one reservation."""
         if self.scope == ExecScope.BLOCK:
             threads = self.kernel_threads(target)
             return threads // self.blocks(threads)
         return self.warp(target) if self.scope == ExecScope.WARP else 1
 
     def slots(self, target: str) -> int:
-        """Slots of a send queue: a companion's must hold what all threads have reserved before the first one posts."""
+        """Return the slots of a send queue.
+
+        A companion's queue must hold what all threads reserve before the first one posts.
+        """
         if self.benchmark.companion and not self.benchmark.latency:
             return max(self.depth, self.benchmark.slots * self.kernel_threads(target))
         return self.depth
 
     def noting(self, threads: int) -> list[tuple[int, int]]:
-        """Block and thread of those of so many threads that note their operations."""
+        """Return block and thread of each thread that records its operations."""
         size = threads // self.blocks(threads)
         if self.benchmark.name == "write_bw":  # where a block's last thread posts for all
             return [(block, size - 1) for block in range(threads // size)]
         return [divmod(thread, size) for thread in range(threads)]
 
     def traced_of(self, threads: int) -> int:
-        """Operations that each one of `noting` notes, of so many threads."""
+        """Return how many operations each thread of `noting` records."""
         return self.traced or max(1, TRACED // len(self.noting(threads)))
 
     def check(self) -> None:
-        """Raise for what a benchmark does not do."""
+        """Raise InvalidValueError for options that a benchmark does not have."""
         benchmark = self.benchmark
         name = benchmark.name
         if self.nic_handler not in benchmark.handlers:
@@ -209,7 +217,7 @@ class Options:
             )
 
     def check_threads(self, target: str) -> None:
-        """Raise for threads that cannot post together, or note too much, on a target that is known."""
+        """Raise InvalidValueError for threads that cannot post together, or record too much, on a known target."""
         threads = self.kernel_threads(target)
         if not self.benchmark.latency and self.benchmark.name != "write_bw":
             self._check_together(target, threads)
@@ -234,9 +242,10 @@ class Options:
             )
 
     def check_receives(self, target: str, receives: int) -> None:
-        """Raise for threads that send together when the server, whose queue has so many receives, posts too few.
+        """Raise InvalidValueError if the server posts too few receives for the threads that send together.
 
-        It posts them by halves: the next half when one is full, which one of its receives must not keep waiting.
+        `receives` is the size of its queue. It posts receives by halves: the next half when one half is full. So no
+        half may wait for a message that needs the other half.
         """
         together = self.together(target)
         if together > max(1, receives // 2):

@@ -1,10 +1,10 @@
-"""ibv_rc_pingpong for all devices: the same talk over TCP, the same messages, so that it may be the other end.
+"""ibv_rc_pingpong for all devices: the same exchange over TCP and the same messages, so it can be the other end.
 
     client → server    "%04x:%06x:%06x:%032x\\0": LID, QPN, PSN, GID
-    server → client    the same of its own, once it can receive
+    server → client    the same for the server, once it can receive
     client → server    "done\\0"
 
-Then the client SENDs, the server SENDs back, and so on. Every message is 0x7b; with validation each page starts with 0.
+Then the client SENDs, the server SENDs back, and so on. All bytes are 0x7b; with validation, each page starts with 0.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ DONE = b"done\0"
 MTUS = (256, 512, 1024, 2048, 4096)
 
 _ADDRESS = re.compile(rb"([0-9a-fA-F]{4}):([0-9a-fA-F]{6}):([0-9a-fA-F]{6}):([0-9a-fA-F]{32})\0")
-_GREETING = Greeting(5, re.compile(rb"[0-9a-fA-F]{4}:"))  # the LID of its address
+_GREETING = Greeting(5, re.compile(rb"[0-9a-fA-F]{4}:"))  # the LID in its address
 _MIN_RNR_TIMER = 12
 
 
@@ -39,28 +39,28 @@ _MIN_RNR_TIMER = 12
 
 
 def pack_address(end: QpEndpoint) -> bytes:
-    """An end as the text that goes over the wire."""
+    """Return the address of an end as text in ibv_rc_pingpong's format."""
     return b"%04x:%06x:%06x:%s\0" % (end.lid, end.qpn, end.psn, end.gid.hex().encode())
 
 
 def unpack_address(text: bytes, mtu: int, peer: str) -> QpEndpoint:
-    """An end from that text, which does not speak of the MTU."""
+    """Return an end from that text, which does not contain the MTU."""
     match = _ADDRESS.fullmatch(text)
     if match is None:
-        raise PeerError(f"{peer} is no rc_pingpong: it sent {text!r} where LID:QPN:PSN:GID was due")
+        raise PeerError(f"{peer} is no rc_pingpong: it sent {text!r} instead of LID:QPN:PSN:GID")
     lid, qpn, psn = (int(digits, 16) for digits in match.groups()[:3])
     return QpEndpoint(qpn, bytes.fromhex(match[4].decode()), lid, mtu, psn)
 
 
 def show_address(whose: str, end: QpEndpoint) -> str:
-    """The line that both tools print."""
+    """Return the line that both tools print for an end."""
     gid = socket.inet_ntop(socket.AF_INET6, end.gid)
     label = f"{whose} address:".ljust(15)
     return f"  {label} LID 0x{end.lid:04x}, QPN 0x{end.qpn:06x}, PSN 0x{end.psn:06x}, GID {gid}"
 
 
 def read_exactly(sock: socket.socket, count: int, peer: str, what: str, seconds: float = STEP_SECONDS) -> bytes:
-    """So many bytes, all within the time."""
+    """Read `count` bytes within `seconds`."""
     data, end = b"", time.monotonic() + seconds
     while len(data) < count:
         try:
@@ -71,13 +71,13 @@ def read_exactly(sock: socket.socket, count: int, peer: str, what: str, seconds:
         except OSError as error:
             raise PeerError(f"the connection to {peer} was lost before {what}: {error.strerror}") from None
         if not part:
-            raise PeerError(f"{peer} closed the connection before {what}: it died, or it was ended")
+            raise PeerError(f"{peer} closed the connection before {what}: it died or was killed")
         data += part
     return data
 
 
 def write_all(sock: socket.socket, data: bytes, peer: str, seconds: float = STEP_SECONDS) -> None:
-    """Send bytes."""
+    """Send `data` within `seconds`."""
     sock.settimeout(seconds)
     try:
         sock.sendall(data)
@@ -91,7 +91,7 @@ def talk(
     sock: socket.socket, peer: str, own: QpEndpoint, mtu: int, client: bool, connect: Callable[[QpEndpoint], None],
     seconds: float = STEP_SECONDS,
 ) -> QpEndpoint:  # fmt: skip
-    """Swap addresses: the peer's. `connect` is called as soon as it is known; the client is told only afterwards."""
+    """Exchange addresses and return the peer's. `connect` is called with it before the client hears of this end."""
     what = "its address"
     if client:
         write_all(sock, pack_address(own), peer, seconds)
@@ -104,7 +104,7 @@ def talk(
     write_all(sock, pack_address(own), peer, seconds)
     done = read_exactly(sock, len(DONE), peer, "'done'", seconds)
     if done != DONE:
-        raise PeerError(f"{peer} sent {done!r} where {DONE!r} was due")
+        raise PeerError(f"{peer} sent {done!r} instead of {DONE!r}")
     return far
 
 
@@ -112,7 +112,7 @@ def talk(
 
 
 class PingPong:
-    """One end, in a `with` statement: `meet` the other one, then `play`."""
+    """One end, for a `with` statement: `meet` the other end, then `play`."""
 
     ctx: Context
     own: QpEndpoint
@@ -145,9 +145,12 @@ class PingPong:
         self._player.close()
 
     def meet(self, waiting: Callable[[str, int], None] = lambda address, port: None) -> QpEndpoint:
-        """Swap addresses with the other end and connect: its address. `waiting` is called when a server can be."""
+        """Exchange addresses and connect; return the other end's address.
+
+        `waiting` is called when a client can connect.
+        """
         options = self.options
-        self.compile()  # so that neither end does while the other waits
+        self.compile()  # so that neither end compiles while the other waits
         if options.server is None:
             listener = listen(own_address(self.ctx, options.gid_index or 0), options.tcp_port)
             with contextlib.ExitStack() as undo:
@@ -162,11 +165,11 @@ class PingPong:
             return talk(sock, peer, self.own, options.mtu, options.server is not None, self._connect)
 
     def _connect(self, far: QpEndpoint) -> None:
-        """Connect, and post the receives."""
+        """Connect the queue pair, and post the receives."""
         options, index = self.options, self.options.gid_index or 0
         if not any(far.gid):
             if self._ethernet:
-                raise PeerError("the other end has sent no GID, which Ethernet needs: give it -g 0")
+                raise PeerError("the other end sent no GID, but Ethernet needs one: give it -g 0")
             far = replace(far, gid=bytes(self.ctx.query_gid(options.port, index)))
         self._player.qp.connect(
             far, port=options.port, sgid_index=index, sl=options.sl, min_rnr_timer=_MIN_RNR_TIMER, max_rd_atomic=1,
@@ -175,17 +178,17 @@ class PingPong:
         self._player.post()
 
     def compile(self) -> None:
-        """Compile what plays, if it is not."""
+        """Compile the code that plays, unless it is compiled."""
         self._player.compile()
 
     def play(self) -> Played:
-        """All exchanges."""
+        """Run all exchanges."""
         return self._player.play()
 
 
 def _player(ctx: Context, options: PingPongOptions) -> Player:
     if options.cpu or options.events or not ctx.has_devx:
         return CpuPlayer(ctx, options)
-    from .pingpong_launch import KernelPlayer  # with the compiler, which the CPU does without
+    from .pingpong_launch import KernelPlayer  # needs the compiler; the CPU player does not
 
     return KernelPlayer(ctx, options)

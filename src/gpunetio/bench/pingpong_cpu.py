@@ -1,4 +1,4 @@
-"""A ping-pong that the CPU plays: by the data path of verbs, polling or asleep until an event comes."""
+"""A ping-pong played by the CPU: the data path of verbs, with polling or with completion events."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _RECEIVE, _SEND = 1, 2  # wr_ids
 
 
 class CpuPlayer(Player):
-    """See `Player`. Both queues complete in one CQ, as ibv_rc_pingpong has it."""
+    """Plays on the CPU. Both queues complete in one CQ, as in ibv_rc_pingpong."""
 
     def __init__(self, ctx: Context, options: PingPongOptions):
         super().__init__(ctx, options)
-        self._sent = self._received = self._posted = 0  # completions of either kind, and receives
+        self._sent = self._received = self._posted = 0  # completions of each kind, and posted receives
         self._problem: str | None = None
         with ExitStack() as undo:
             undo.enter_context(ctx)
@@ -45,14 +45,12 @@ class CpuPlayer(Player):
             self._stack = undo.pop_all()
 
     def close(self) -> None:
-        """See `Player`."""
         self._stack.close()
 
     def compile(self) -> None:
-        """See `Player`: nothing is."""
+        """Do nothing: there is nothing to compile."""
 
     def post(self) -> None:
-        """See `Player`."""
         if self._channel:
             self._cq.req_notify()
         self._fill_up()
@@ -63,7 +61,6 @@ class CpuPlayer(Player):
         self._posted += missing
 
     def play(self) -> Played:
-        """See `Player`."""
         options, client = self.options, self.options.server is not None
         start = time.perf_counter()
         for number in range(1, options.iterations + 1):
@@ -81,14 +78,14 @@ class CpuPlayer(Player):
         return Played(options.size, options.iterations, time.perf_counter() - start, self._problem)
 
     def _validate(self, number: int) -> None:
-        """Compare a message with what both ends send, note the first difference, and spoil it for the next one."""
+        """Compare a message with the expected one, record the first difference, and overwrite the message."""
         wrong = np.flatnonzero(self._arrived != self._message)
         if len(wrong) and self._problem is None:
             self._problem = problem_at(number, int(wrong[0]))
         self._arrived ^= 0xFF
 
     def _wait(self, ready: Callable[[], bool]) -> None:
-        """Take completions until it is so."""
+        """Take completions until `ready()` is true."""
         end = time.monotonic() + WAIT_SECONDS
         while not ready():
             done = self._cq.poll(_POLLED)
@@ -98,13 +95,13 @@ class CpuPlayer(Player):
                 continue
             if time.monotonic() > end:
                 raise TimedOutError(
-                    f"nothing came for {WAIT_SECONDS:g} s, after {self._received} messages: the other end has died, or "
-                    "another number of --iters"
+                    f"nothing came for {WAIT_SECONDS:g} s, after {self._received} messages: the other end died or has "
+                    "another --iters"
                 )
             self._sleep(end)
 
     def _sleep(self, end: float) -> None:
-        """Until an event, which was asked for, or for a moment: the other end may need this very core."""
+        """Wait for the requested event, or only for a moment: the other end may need this core."""
         if self._channel is None:
             os.sched_yield()
         elif cq := self._channel.get_event(max(0.0, end - time.monotonic())):

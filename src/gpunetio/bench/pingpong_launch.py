@@ -1,4 +1,4 @@
-"""A ping-pong that a kernel plays, on a thread of the host."""
+"""A ping-pong played by a kernel on a thread of the host."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from .launches import Launcher
 from .pingpong_kernel import OUT, RECEIVE_SIDE, pingpong, post_receives
 from .pingpong_player import SEND_SLOTS, PingPongOptions, Played, Player, problem_at
 
-SECONDS_A_MESSAGE = 0.01  # allowed for, on top of what a launch may last
+SECONDS_A_MESSAGE = 0.01  # on top of the seconds of a launch
 
 
 class KernelPlayer(Player, Launcher):
-    """See `Player`."""
+    """Plays in a kernel."""
 
     def __init__(self, ctx: Context, options: PingPongOptions):
         Player.__init__(self, ctx, options)
@@ -54,25 +54,21 @@ class KernelPlayer(Player, Launcher):
         ], np.int64))  # fmt: skip
 
     def close(self) -> None:
-        """See `Player`."""
         self._close()
 
     def compile(self) -> None:
-        """See `Player`."""
         self._launch_kernel(0)
         self._post(0)
 
     def post(self) -> None:
-        """See `Player`."""
         self._post(self.options.rx_depth)
 
     def _post(self, depth: int) -> None:
         job = (self._rq, depth, self._received, self._mr.lkey, self.options.size)
         if not post_receives[1, 1, self.gpu](*job).wait(launches.LAUNCH_SECONDS):
-            raise TimedOutError("the receives were not posted: the kernel that does it hangs")
+            raise TimedOutError("the receives were not posted: their kernel hangs")
 
     def play(self) -> Played:
-        """See `Player`."""
         options = self.options
         words = self._launch_kernel(options.iterations)
         problem = problem_at(words["bad_message"], words["bad_offset"]) if words["bad_message"] else None
@@ -93,7 +89,7 @@ class KernelPlayer(Player, Launcher):
         return {name: int(word) for name, word in zip(OUT, records.ravel())}
 
     def _raise_for(self, statuses: np.ndarray) -> None:
-        """Raise what the kernel's status says; it has one only, whatever a table of threads would have."""
+        """Raise the error of the kernel's status. It has a single status, however many threads a table shows."""
         words = self._words(self._out.array.view(np.int64))
         if words["status"] == EIO and words["syndrome"]:
             syndrome = words["syndrome"]
@@ -105,6 +101,6 @@ class KernelPlayer(Player, Launcher):
         if words["status"] == ETIMEDOUT:
             raise TimedOutError(
                 f"nothing came for {launches.WAIT_SECONDS:g} s, after {words['received']} messages: the other end has "
-                "died, or another number of --iters"
+                "died or has another --iters"
             )
         super()._raise_for(np.array([words["status"]]))

@@ -1,4 +1,4 @@
-"""What plays at one end of a ping-pong, whoever posts and polls there: a kernel, or the CPU."""
+"""What plays at one end of a ping-pong: a kernel or the CPU."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ SEND_SLOTS = 16
 class PingPongOptions:
     """ibv_rc_pingpong's options and defaults. `gid_index` None: 0 on Ethernet, and no GID on InfiniBand.
 
-    `cpu`: no kernel posts and polls, but the CPU. So it is where a device has no queues for kernels, and with `events`,
-    when completion events are slept for.
+    `cpu`: the CPU posts and polls, not a kernel. This is implied where a device has no queues for kernels, and by
+    `events`, which sleeps until completion events.
     """
 
     server: str | None = None
@@ -42,7 +42,7 @@ class PingPongOptions:
 
 @dataclass(frozen=True)
 class Played:
-    """How it went. `problem` is what validation found."""
+    """The result. `problem` is what validation found."""
 
     size: int
     iterations: int
@@ -50,7 +50,7 @@ class Played:
     problem: str | None = None
 
     def lines(self) -> list[str]:
-        """ibv_rc_pingpong's two lines."""
+        """Return ibv_rc_pingpong's two lines."""
         nbytes, usec = 2 * self.size * self.iterations, self.seconds * 1e6
         return [
             f"{nbytes} bytes in {self.seconds:.2f} seconds = {nbytes * 8 / usec:.2f} Mbit/sec",
@@ -59,7 +59,7 @@ class Played:
 
 
 class Player(ABC):
-    """A queue pair and its memory; it closes `ctx`, too."""
+    """A queue pair and its memory. It also closes `ctx`."""
 
     qp: QP
     ctx: Context
@@ -69,9 +69,9 @@ class Player(ABC):
         self.ctx, self.options = ctx, options
 
     def _fill(self, memory: np.ndarray) -> int:
-        """Write the message that is sent to the start of memory: where the one that is received lies.
+        """Write the outgoing message to the start of memory. Return where received messages lie.
 
-        To validate, that is another place, and each page of the message is marked as ibv_rc_pingpong does it.
+        With validation, that is another place, and each page of the message is marked as in ibv_rc_pingpong.
         """
         options = self.options
         memory[:] = FILL ^ 0xFF
@@ -84,20 +84,20 @@ class Player(ABC):
 
     @property
     def _nbytes(self) -> int:
-        """Of that memory."""
+        """Return the size of that memory in bytes."""
         return self.options.size * (2 if self.options.validate else 1)
 
     @abstractmethod
     def compile(self) -> None:
-        """Compile what plays, if it is not."""
+        """Compile the code that plays, unless it is compiled."""
 
     @abstractmethod
     def post(self) -> None:
-        """Post the receives that are there before the first message."""
+        """Post the receives for the first messages."""
 
     @abstractmethod
     def play(self) -> Played:
-        """All exchanges."""
+        """Run all exchanges."""
 
     @abstractmethod
     def close(self) -> None:
@@ -105,5 +105,5 @@ class Player(ABC):
 
 
 def problem_at(message: int, offset: int) -> str:
-    """What is wrong when a message has another byte there than was sent."""
+    """Describe a message with a wrong byte."""
     return f"the byte at offset {offset} of message {message} is wrong: both ends need --chk and the same --size"

@@ -1,4 +1,4 @@
-"""Results as a picture: bandwidth over message size, or how latencies are distributed."""
+"""Results as a picture: bandwidth over message size, or the distribution of latencies."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PERCENTILES = (50, 99, 99.9)
 
 
 def check(path: Path, option: str = "--plot") -> None:
-    """Raise if a picture could not be written there: called before anything is measured."""
+    """Raise an error if the picture cannot be written there. Called before anything is measured."""
     if path.suffix.lower() not in FORMATS:
         raise InvalidValueError(f"{option} {path}: the suffix names the format, one of {', '.join(FORMATS)}")
     if not path.absolute().parent.is_dir():
@@ -29,8 +29,8 @@ def check(path: Path, option: str = "--plot") -> None:
 
 
 def draw(path: Path, title: str, results: Sequence[Result]) -> None:
-    """Write the picture; its format is that of the suffix."""
-    from matplotlib.figure import Figure  # with no pyplot there is no window, and no display is needed
+    """Draw the picture in the format that the suffix names."""
+    from matplotlib.figure import Figure  # without pyplot there is no window, and no display is needed
 
     bandwidths = [result for result in results if isinstance(result, BwResult)]
     latencies = [result for result in results if isinstance(result, LatResult) and result.times is not None]
@@ -65,7 +65,7 @@ def _distribution(axes: Any, result: LatResult) -> None:
     if len(times):
         low, high = float(times.min()), float(np.percentile(times, _SHOWN))
         axes.hist(times, bins=np.geomspace(low, max(high, low * 1.01), _BINS), alpha=0.7)
-        axes.set_xscale("log")  # most are close together, and few are far away
+        axes.set_xscale("log")  # most are close together, a few are far away
         axes.set_yscale("log")
         for percent, value, style in zip(_PERCENTILES, np.percentile(times, _PERCENTILES), ("-", "--", ":")):
             axes.axvline(value, color="black", linestyle=style, label=f"{percent:g}%: {value:.2f} µs")

@@ -32,16 +32,16 @@ from .run import PART_MESSAGES, Run
 from .side import Shown
 from .words import Order, Words
 
-# 0.27 s, and 2 s with all retries: an engine on a crowded machine may be away from its core for longer than usual, and
-# that the peer is gone is learnt from the exchange.
+# 0.27 s, and 2 s with all retries: on a busy machine an engine may be off its core for longer than usual, and
+# the TCP connection tells whether the peer is gone.
 ACK_TIMEOUT = 16
-_TEXT = 1000  # characters of a problem
+_TEXT = 1000  # characters of a problem that are sent
 
 _NO_MARKS = np.zeros(0, np.uint8)
 
 
 class Remote(Run):
-    """What client and server have in common: one end each, in `near`, and the `far` one of the other."""
+    """What client and server share: one end each, in `near`, and the `far` end of the other."""
 
     link: Link | None = None
     is_client = False
@@ -76,7 +76,7 @@ class Remote(Run):
         self._open_memory()
         self._list_ends(side.rows(far, self.marks if self.payload_bytes is not None else None, self.notes))
         self.counts: list[Words | Order] = side.counts(self.notes.array.view(np.int64))
-        # A launch without messages, so that neither end compiles while the other waits for data.
+        # A launch without messages compiles the kernel, so that neither end compiles while the other waits for data.
         if self.is_client or benchmark.answers:
             self.launch_for(1, 1, 1, 0, 0)
         link.send("ready")
@@ -86,7 +86,7 @@ class Remote(Run):
         raise NotImplementedError
 
     def _await(self, *kinds: str) -> Message:
-        """A message that may have to wait for a launch at the other end."""
+        """Return a message that may have to wait for a launch at the other end."""
         assert self.link is not None
         return self.link.expect(*kinds, timeout=LAUNCH_SECONDS + GRACE_SECONDS)
 
@@ -95,12 +95,12 @@ class Remote(Run):
             self.link.close(error)
 
     def _look(self) -> None:
-        """Stop a kernel whose peer has gone."""
+        """Stop a kernel whose peer has ended."""
         if self.link is not None and self.link.failure is not None:
             self._tell_to_stop()
 
     def launch(self, kernel: Any, grid: int, block: int, *args: Any, **options: Any) -> np.ndarray:
-        """See `Run`. When the talk has ended, that is why the kernel failed."""
+        """Launch a kernel. If the connection ended, its error is the reason why the kernel failed."""
         try:
             return super().launch(kernel, grid, block, *args, **options)
         except DocaError:
@@ -109,7 +109,6 @@ class Remote(Run):
             raise
 
     def data(self, size: int, value: int) -> Data:
-        """See `Run`."""
         benchmark = self.options.benchmark
         messages, slots = self.messages(size), self.slots(size)
         sinks = [self.back] if benchmark.latency else [] if self._sends else [self.near]
@@ -125,7 +124,7 @@ class Remote(Run):
 
     @property
     def outcome(self) -> str:
-        """What to say when all that arrived was right."""
+        """Return the text for correct data."""
         way, peer = "by" if self._sends else "from", "server" if self.is_client else "client"
         return f"Data received correctly {way} {peer}."
 
@@ -142,12 +141,10 @@ class Client(Remote):
         return Link(dial(host, self.options.tcp_port), f"the server {host}", talk.STEP_SECONDS)
 
     def data(self, size: int, value: int) -> Data:
-        """See `Run`."""
         self._tell("size", size=size, value=value)
         return super().data(size, value)
 
     def lay_out(self, data: Data, first: int, count: int) -> None:
-        """See `Run`."""
         super().lay_out(data, first, count)
         marked = isinstance(data, Payload) and self.options.benchmark.marked
         marks = self.marks.array[:count] if marked else _NO_MARKS
@@ -155,7 +152,6 @@ class Client(Remote):
         self._await("ready")
 
     def collect(self, data: Data, first: int, count: int) -> None:
-        """See `Run`."""
         super().collect(data, first, count)
         self._tell("collect", sha256=data.digest() or "")
         answer = self._await("collected")
@@ -163,7 +159,6 @@ class Client(Remote):
             data.compare(answer.raw("sha256", 32).hex())
 
     def check(self, data: Data) -> Check:
-        """See `Run`."""
         self._tell("check")
         own, theirs = super().check(data), _check_of(self._await("checked").part("check"))
         if theirs.sha256 is None:
@@ -171,12 +166,12 @@ class Client(Remote):
         return dataclasses.replace(theirs, problem=theirs.problem or own.problem)
 
     def tell(self, result: Result) -> None:
-        """Let the server show a result."""
+        """Send a result to the server, which shows it."""
         fields = {name: getattr(result, name) for name in _numbers(type(result))}
         self._tell("result", **fields, check=dataclasses.asdict(result.check))
 
     def finish(self) -> None:
-        """All sizes are done."""
+        """Tell the server that all sizes are measured."""
         self._tell("end")
         self._await("end")
 
@@ -186,7 +181,7 @@ class Client(Remote):
 
 
 class Server(Remote):
-    """The end that serves one client. `waiting` is called with its address and port when it can be called."""
+    """The end that serves one client. `waiting` is called with address and port once a client can connect."""
 
     role: str
 
@@ -207,12 +202,12 @@ class Server(Remote):
         return Link(sock, f"the client {caller}", talk.STEP_SECONDS)
 
     def results(self) -> Iterator[Result]:
-        """Serve the client: a result of each size, as the client reports it."""
+        """Serve the client. Yield the result of each size that the client reports."""
         assert self.link is not None
         for size in self.options.sizes:
             message = self._await("size")
             if message.integer("size", 1, 1 << 30) != size:
-                raise message.wrong("size", f"{size}, whose turn it is")
+                raise message.wrong("size", f"{size}, the next size")
             yield self._serve(self.link, size, super().data(size, message.integer("value", 0, 255)))
         self._await("end")
         self.link.send("end")
@@ -225,7 +220,7 @@ class Server(Remote):
                 prepared = self._prepare(link, message, data)
             elif message.kind == "collect":
                 if prepared is None:
-                    raise PeerError(f"{link.peer} asked to collect what it has not sent")
+                    raise PeerError(f"{link.peer} asked to collect messages that it has not sent")
                 self.collect(data, *prepared)
                 if isinstance(data, Arrival):
                     data.compare(message.raw("sha256", 32).hex())
@@ -238,11 +233,11 @@ class Server(Remote):
 
     @property
     def counters(self) -> int:
-        """See `Run`: as many as the client says."""
+        """Return the number of counting words, as the client says."""
         return self._counters
 
     def _prepare(self, link: Link, message: Message, data: Data) -> tuple[int, int]:
-        """Make ready for a launch of the client: its first message, and how many."""
+        """Prepare for a launch of the client. Return its first message and the number of messages."""
         first = message.integer("first", 0, max(0, data.messages - 1))
         count = message.integer("count", 1, min(self.most(data), data.messages - first))
         self._counters = message.integer("counters", 1, MOST_THREADS)
@@ -268,7 +263,7 @@ def _describe(file: Any) -> File:
 
 
 def _numbers(kind: type[Any]) -> list[str]:
-    """The fields of a result that are numbers, and travel."""
+    """Return the names of a result's numeric fields, which are sent."""
     return [field.name for field in dataclasses.fields(kind) if field.type in ("int", "float")]
 
 

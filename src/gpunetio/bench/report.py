@@ -1,4 +1,4 @@
-"""How results read: perftest's columns, and JSON."""
+"""How results are printed: perftest's columns, and JSON."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from .options import Options
 from .results import BwResult, Result
 from .run import Run
 
-_WIDEST = 101  # columns that the table of a bandwidth test takes in perftest's form
+_WIDEST = 101  # width of a bandwidth table in perftest's form, in columns
 _BW_UNITS = {False: ("MiB/sec", 1 << 20), True: ("Gb/sec", 1e9 / 8)}
 
 
 class _Layout(NamedTuple):
-    """Headings with the width of each column at least, and what is between columns."""
+    """Headings with minimum column widths, and the text between columns."""
 
     columns: tuple[tuple[str, int], ...]
     gap: int
 
     @property
     def width(self) -> int:
-        """Columns of the terminal that a line takes."""
+        """Return the width of a line in terminal columns."""
         return 1 + sum(width for _, width in self.columns) + self.gap * (len(self.columns) - 1)
 
     def line(self, cells: Sequence[str]) -> str:
-        """A line of the table."""
+        """Return a line of the table."""
         padded = (cell.ljust(width) for cell, (_, width) in zip(cells, self.columns))
         return " " + (" " * self.gap).join(padded).rstrip()
 
@@ -38,7 +38,7 @@ def _perftest(*headings: str) -> _Layout:
     return _Layout(tuple((heading, max(len(heading), 10)) for heading in headings), 4)
 
 
-# What perftest prints, and the same for a terminal of 80 columns.
+# perftest's layout, and one for a terminal of 80 columns.
 _LAT_LAYOUTS = (
     _perftest(
         "#bytes", "#iterations", "t_min[usec]", "t_max[usec]", "t_typical[usec]", "t_avg[usec]", "t_stdev[usec]",
@@ -70,10 +70,10 @@ def _bw_layouts(unit: str) -> tuple[_Layout, _Layout]:
 
 
 class Table:
-    """perftest's table of a bandwidth or latency test, and the time in kernels: `heading`, and a `row` for each result.
+    """perftest's table of a bandwidth or latency test, plus the time in kernels: `heading`, and a `row` per result.
 
-    `gbits`: bandwidth in Gb/sec, not MiB/sec. `width`: columns of the terminal that shows the table, for which headings
-    get shorter where perftest's do not fit; None for a file or pipe.
+    `gbits`: bandwidth in Gb/sec, not MiB/sec. `width`: columns of the terminal that shows the table; headings become
+    shorter where perftest's do not fit. None for a file or pipe.
     """
 
     def __init__(self, options: Options, gbits: bool = False, width: int | None = None):
@@ -83,11 +83,11 @@ class Table:
 
     @property
     def heading(self) -> str:
-        """The line above the rows."""
+        """Return the line above the rows."""
         return self._layout.line([heading for heading, _ in self._layout.columns])
 
     def row(self, result: Result) -> str:
-        """One size's line."""
+        """Return the line of one size."""
         if isinstance(result, BwResult):
             bandwidths = [f"{value / self._unit:.2f}" for value in (result.peak, result.average)]
             numbers = [*bandwidths, f"{result.rate / 1e6:.6f}", f"{result.kernel * 1e3:.6f}"]
@@ -99,13 +99,13 @@ class Table:
 
 
 def _fitting(value: float, width: int) -> str:
-    """A number with two decimals, or with none where those do not fit."""
+    """Return a number with two decimals, or with none where they do not fit."""
     text = f"{value:.2f}"
     return text if len(text) <= width else f"{value:.0f}"
 
 
 def preamble(run: Run, width: int | None = None) -> str:
-    """What is measured, between which ends, in two columns or, on a terminal too narrow for them, in one."""
+    """Describe what is measured between which ends, in two columns or, on a narrow terminal, in one."""
     options = run.options
     queue = run.queue
     together = "" if options.scope == ExecScope.THREAD else f", {options.scope.name.lower()} scope"
@@ -130,7 +130,7 @@ def preamble(run: Run, width: int | None = None) -> str:
 
 
 def flag_lines(results: Sequence[Result]) -> list[str]:
-    """What the server's flags have counted, as the original words it."""
+    """Return the counts of the server's flags, worded as in the original."""
     return [
         f"Flag value for message size {result.size} is {result.check.flag}"
         for result in results
@@ -139,7 +139,7 @@ def flag_lines(results: Sequence[Result]) -> list[str]:
 
 
 def payload_lines(name: str, file_bytes: int, results: Sequence[Result]) -> list[str]:
-    """What became of a payload file: sizes at which the same bytes arrived share a line."""
+    """Describe what arrived of a payload file. Sizes with the same bytes share a line."""
     groups: dict[tuple[int, str], list[int]] = {}
     for result in results:
         check = result.check
@@ -160,7 +160,7 @@ def _span(sizes: list[int]) -> str:
 
 
 def _settings(run: Run) -> dict[str, Any]:
-    """What was in force: what was chosen, and what was taken where the choice was left open."""
+    """Return the settings of the run: chosen ones, and defaults that were resolved."""
     options, queue, port = run.options, run.queue, run.options.nic_port
     return {
         "sizes": list(options.sizes),
@@ -185,7 +185,7 @@ def _settings(run: Run) -> dict[str, Any]:
 
 
 def as_json(run: Run, results: Sequence[Result]) -> str:
-    """The whole run for programs. Rates are in 10⁹ bits and 10⁶ messages a second."""
+    """Return the whole run as JSON. Rates are in 10⁹ bits and 10⁶ messages per second."""
     options = run.options
     document: dict[str, Any] = {
         "version": __version__,

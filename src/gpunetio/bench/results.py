@@ -1,4 +1,4 @@
-"""What a benchmark found out about one message size."""
+"""The results of one message size."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ Part = tuple[int, int, float]  # messages, bytes and seconds of one launch
 
 @dataclass(frozen=True)
 class Check:
-    """Whether the receiver holds what was sent; `problem` says where it does not.
+    """Whether the receiver holds what was sent. `problem` describes the first difference.
 
-    `payload_bytes` and `sha256`, of what the receiver holds, are set when a file was sent; `flag`, what the server's
-    flags have counted, where the original prints it.
+    `payload_bytes` and `sha256` describe the receiver's data when a file was sent. `flag` is the count of the server's
+    flags, for benchmarks whose original prints it.
     """
 
     problem: str | None = None
@@ -25,7 +25,7 @@ class Check:
     flag: int | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """Fields of a JSON result."""
+        """Return the fields of a JSON result."""
         fields: dict[str, Any] = {"validated": self.problem is None}
         if self.payload_bytes is not None:
             fields |= {"payload_bytes": self.payload_bytes, "sha256": self.sha256}
@@ -36,9 +36,9 @@ class Check:
 
 @dataclass(frozen=True)
 class BwResult:
-    """Rates in bytes and messages a second. The peak is the best launch's, the average that of all launches.
+    """Rates in bytes and messages per second. The peak is the best launch's rate; the average is that of all launches.
 
-    `kernel` is how long all launches were in the kernel, in seconds.
+    `kernel` is the time that all launches spent in the kernel, in seconds.
     """
 
     size: int
@@ -51,7 +51,7 @@ class BwResult:
 
     @classmethod
     def of(cls, size: int, parts: Sequence[Part], check: Check) -> BwResult:
-        """From the launches of one size."""
+        """Return the result of the launches of one size."""
         messages, nbytes, seconds = (sum(column) for column in zip(*parts)) if parts else (0, 0, 0.0)
         return cls(
             size=size,
@@ -64,7 +64,7 @@ class BwResult:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """One entry of "results"."""
+        """Return one entry of "results"."""
         return {
             "size": self.size,
             "iterations": self.iterations,
@@ -78,7 +78,7 @@ class BwResult:
 
 @dataclass(frozen=True)
 class LatResult:
-    """Microseconds of half a round trip; `kernel` is how long all launches were in the kernel, in seconds."""
+    """Microseconds of half a round trip. `kernel` is the time that all launches spent in the kernel, in seconds."""
 
     size: int
     iterations: int
@@ -91,11 +91,11 @@ class LatResult:
     p999: float
     kernel: float
     check: Check
-    times: np.ndarray | None = field(default=None, repr=False, compare=False)  # each one, where they were measured
+    times: np.ndarray | None = field(default=None, repr=False, compare=False)  # each round trip, if measured
 
     @classmethod
     def of(cls, size: int, round_trips_ns: np.ndarray, kernel: float, check: Check) -> LatResult:
-        """From the round trips of one size."""
+        """Return the result of the round trips of one size."""
         if len(round_trips_ns) == 0:
             return cls(size, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, check)
         half = round_trips_ns / 2000
@@ -104,7 +104,7 @@ class LatResult:
         return cls(size, len(half), least, most, median, mean, stdev, p99, p999, kernel, check, half)
 
     def as_json(self) -> dict[str, Any]:
-        """One entry of "results"."""
+        """Return one entry of "results"."""
         return {
             "size": self.size,
             "iterations": self.iterations,

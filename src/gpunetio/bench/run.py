@@ -1,4 +1,4 @@
-"""What one process of a benchmark has: a NIC, a place for kernels, queue pairs, buffers, and launches that end."""
+"""One process of a benchmark: a NIC, a place for kernels, queue pairs, buffers, and launches that always end."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from .side import Side
 from .trace import Trace
 from .words import Order, Words
 
-BUFFER_BYTES = 4 << 20  # of data at each end, which caches hold; messages beyond that use the slots again
-PART_MESSAGES = 1 << 16  # of one launch at most
+BUFFER_BYTES = 4 << 20  # of data at each end, which fits in caches; more messages reuse the slots
+PART_MESSAGES = 1 << 16  # of one launch, at most
 PART_BYTES = 1 << 30
 ENDLESS = 1 << 32  # messages: enough for any duration, and their bytes fit in 62 bits
 
 
 class Run(Launcher):
-    """One process's part of a benchmark, in a `with` statement. `role` says which, for people."""
+    """One process's part of a benchmark, for a `with` statement. `role` describes it to the user."""
 
     role = ""
     payload_bytes: int | None
@@ -62,35 +62,35 @@ class Run(Launcher):
 
     @property
     def outcome(self) -> str:
-        """What to say when all that arrived was right."""
+        """Return the text for correct data."""
         return "Data received correctly."
 
     @property
     def threads(self) -> int:
-        """Kernel threads of a launch at one end."""
+        """Return the kernel threads of a launch at one end."""
         return self.options.kernel_threads(self.gpu.target)
 
     @property
     def queue(self) -> ExportedQp:
-        """One of the queue pairs, which are all alike."""
+        """Return one of the queue pairs, which are all alike."""
         return self._qps[0]
 
     @property
     def counters(self) -> int:
-        """How many words count the messages of a launch in turn: one a thread, or one a queue."""
+        """Return how many words count the messages of a launch in turn: one per thread, or one per queue."""
         return self.options.qps if self.options.benchmark.two_sided else self.threads
 
     # --- what the kinds of runs do each in its own way ---------------------------------------------------------------
 
     def _open(self) -> None:
-        """Make what the run needs."""
+        """Open everything that the run needs."""
         raise NotImplementedError
 
     def _leave(self, error: BaseException | None) -> None:
-        """The run ends, with an error or without: tell whoever must know."""
+        """Tell the other end how the run ends, with `error` or without."""
 
     def data(self, size: int, value: int) -> Data:
-        """What messages of `size` bytes carry: the file, or a pattern of `value`."""
+        """Return the data of messages of `size` bytes: the file, or a pattern of `value`."""
         raise NotImplementedError
 
     def lay_out(self, data: Data, first: int, count: int) -> None:
@@ -100,27 +100,27 @@ class Run(Launcher):
             words.lay_out(first)
 
     def send(self, data: Data, first: int, count: int) -> np.ndarray:
-        """Launch the kernel for `count` messages, and wait for its end: its records."""
+        """Launch the kernel for `count` messages, wait for its end and return its records."""
         return self.launch_for(data.size, data.total, data.slots, first, count)
 
     def collect(self, data: Data, first: int, count: int) -> None:
-        """Look at what has arrived."""
+        """Read what has arrived."""
         data.collect(first, count)
         for words in self.counts:
             words.collect(count, self.counters)
 
     def check(self, data: Data) -> Check:
-        """How it all went."""
+        """Return the verdict of all launches of a size."""
         check = data.check()
         flags = [words.total for words in self.counts if isinstance(words, Words) and words.told]
         problems = (f"message size {data.size}: {text}" for words in self.counts if (text := words.problem()))
         return replace(check, problem=check.problem or next(problems, None), flag=flags[0] if flags else None)
 
     def tell(self, result: Result) -> None:
-        """A size was measured."""
+        """Report the result of a size."""
 
     def finish(self) -> None:
-        """All sizes were measured."""
+        """Finish after the last size."""
 
     # --- set-up ------------------------------------------------------------------------------------------------------
 
@@ -128,24 +128,24 @@ class Run(Launcher):
         if path is None:
             return None, None
         if path.exists() and not path.is_file():
-            raise InvalidValueError(f"{path} is no regular file: a payload must be one")
+            raise InvalidValueError(f"{path} is not a regular file: a payload must be one")
         file = self._stack.enter_context(path.open("rb"))
         return file, path.stat().st_size
 
     def _open_side(self, client: bool) -> Side:
-        """An end in this process."""
+        """Open an end in this process."""
         side = Side(self.ctx, self.gpu, self.options, client, self.room, self._stack)
         self._qps += side.queues
         return side
 
     def _open_memory(self) -> None:
-        """What every launch needs."""
+        """Allocate the memory that every launch needs."""
         self.options.check_threads(self.gpu.target)
         self.notes = self._alloc(8 * PART_MESSAGES if self.options.benchmark.answers else 8)
         self.marks = self._alloc(PART_MESSAGES)
 
     def _list_ends(self, rows: Sequence[End]) -> None:
-        """Give kernels these ends: a block for each of them where the server has a kernel, too."""
+        """List these ends for kernels. Each end has its own block if the server has a kernel, too."""
         answers = self.options.benchmark.answers
         self._sides = len(rows) // self.options.qps if answers else 1
         self._begins_as_client = bool(rows[0].client)
@@ -168,7 +168,7 @@ class Run(Launcher):
     # --- data --------------------------------------------------------------------------------------------------------
 
     def messages(self, size: int) -> int:
-        """Messages of one size: the iterations, as many of them as the file needs, or more than time allows."""
+        """Return the messages of one size: the iterations, what the file needs, or more than a duration allows."""
         if self.options.duration is not None:
             return ENDLESS
         if self.payload_bytes is None:
@@ -176,25 +176,28 @@ class Run(Launcher):
         return min(self.options.iterations, -(-self.payload_bytes // size))
 
     def slots(self, size: int) -> int:
-        """Slots of the buffers. Counting in place takes one, and a launch of a file's bytes uses none twice."""
+        """Return the slots of the buffers.
+
+        Counting in place needs one; a launch of a file's bytes uses each slot once.
+        """
         if self.payload_bytes is None and self.options.benchmark.marked:
             return 1
         return max(1, min(self.messages(size), BUFFER_BYTES // size, PART_MESSAGES))
 
     @property
     def room(self) -> int:
-        """Bytes of the buffers."""
+        """Return the bytes of the buffers."""
         return max(self.slots(size) * size for size in self.options.sizes)
 
     def most(self, data: Data) -> int:
-        """Messages of one launch at most. Those of a file, or that arrive in any order, use no slot twice."""
+        """Return the most messages of one launch. Those of a file, or that arrive in any order, use each slot once."""
         if self.payload_bytes is not None or self.options.benchmark.two_sided:
             return data.slots
         return max(1, min(PART_MESSAGES, PART_BYTES // data.size))
 
     @property
     def order(self) -> np.ndarray | None:
-        """See `Ends`: what a receiving kernel has noted."""
+        """Return the order that a receiving kernel recorded (`Ends`)."""
         return self.notes.array.view(np.int64) if self.options.benchmark.two_sided else None
 
     # --- launches ----------------------------------------------------------------------------------------------------
@@ -202,7 +205,7 @@ class Run(Launcher):
     def launch_for(
         self, size: int, total: int, slots: int, first: int, count: int, launched: Callable[[], None] = lambda: None
     ) -> np.ndarray:
-        """Launch the benchmark's kernel for some messages, with the ends that this process has: its records."""
+        """Launch the benchmark's kernel with the ends in this process, and return its records."""
         options, threads = self.options, self.threads
         blocks = options.blocks(threads)
         trace = self.trace if first == 0 and count > 0 else None

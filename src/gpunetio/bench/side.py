@@ -16,11 +16,11 @@ from .kernel_parts import MOST_THREADS
 from .options import Options
 from .words import Order, Words
 
-_WORDS = MOST_THREADS + 1  # the last of them for messages that are none
+_WORDS = MOST_THREADS + 1  # the last one for no-op messages
 
 
 def _before_hopper(gpu: Gpu) -> bool:
-    """Whether a GPU may see a completion before the data that the NIC has written into its memory."""
+    """Return whether a GPU may see a completion before the data that the NIC wrote into its memory."""
     if gpu.target != "cuda":
         return False
     from numba import cuda
@@ -30,7 +30,7 @@ def _before_hopper(gpu: Gpu) -> bool:
 
 @dataclass(frozen=True)
 class Shown:
-    """What the other end must know of this one's memory: the data, and the words."""
+    """What the other end must know of this end's memory: data and words."""
 
     address: int
     rkey: int
@@ -39,11 +39,11 @@ class Shown:
 
 
 class Side:
-    """The client or the server, with buffers of `room` bytes. What is to be closed goes on `stack`.
+    """The client or the server, with buffers of `room` bytes. `stack` closes what it opens.
 
-    `qps`, `companions`  the queue pairs, and what counts their completions, if anything does
+    `qps`, `companions`  the queue pairs, and the companions that count their completions, if any
     `data`               what is sent, or where data arrive
-    `back`               where a latency test's client gets them back
+    `back`               where the client of a latency test gets them back
     """
 
     client: bool
@@ -88,26 +88,26 @@ class Side:
             ))  # fmt: skip
 
     def _keep(self, queues: list[ExportedQp], queue: ExportedQp) -> None:
-        self._stack.callback(queue.close)  # before the memory goes that its WQEs name
+        self._stack.callback(queue.close)  # before the memory that its WQEs name is freed
         queues.append(queue)
 
     @property
     def queues(self) -> list[ExportedQp]:
-        """All of them, in the order in which those of two ends are connected."""
+        """Return all queue pairs, in the order in which those of two ends are connected."""
         return [*self.qps, *self.companions]
 
     @property
     def inbox(self) -> GpuMemory:
-        """Where messages of the other end arrive."""
+        """Return the memory where the other end's messages arrive."""
         return self.back
 
     @property
     def shown(self) -> Shown:
-        """What the other end must know."""
+        """Return what the other end must know."""
         return Shown(self.back.device_address, self.back_mr.rkey, self.words.device_address, self.words_mr.rkey)
 
     def rows(self, far: Shown, marks: GpuMemory | None, notes: GpuMemory) -> list[End]:
-        """What kernels must know of this end, a row a queue."""
+        """Return what kernels must know of this end, one row per queue."""
         words = self.words.device_address
         return [
             End(
@@ -128,12 +128,15 @@ class Side:
 
     @property
     def _dumps(self) -> bool:
-        """Whether what is read into this end's memory may come after its completion."""
+        """Return whether data read into this end's memory may arrive after their completion."""
         options = self.options
         return options.benchmark.reads and options.payload_memory is MemType.GPU and _before_hopper(self._gpu)
 
     def counts(self, notes: np.ndarray) -> list[Words | Order]:
-        """The words of this end that tell which messages came. `notes`: what a receiving kernel has noted."""
+        """Return the words of this end that tell which messages arrived.
+
+        `notes` is what a receiving kernel recorded.
+        """
         benchmark, who = self.options.benchmark, "client" if self.client else "server"
         flags, old = (part[:MOST_THREADS] for part in self.words.array.view(np.int64)[: 2 * _WORDS].reshape(2, _WORDS))
         if benchmark.two_sided:

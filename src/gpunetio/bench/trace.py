@@ -1,8 +1,8 @@
 """When single operations began, were posted and were complete: kept for each size, and written as a Chrome trace.
 
-The file is JSON in the Trace Event Format, which chrome://tracing and ui.perfetto.dev open. A size is a process there,
-and a kernel thread is two threads: one shows the posts, the other the time from one completion to the next. Events of a
-thread must not overlap in that format but by nesting, which operations under way do; each completion has the whole
+The file is JSON in the Trace Event Format, which chrome://tracing and ui.perfetto.dev open. A size is a process there.
+A kernel thread is two threads: one shows the posts, the other the time from one completion to the next. In that format,
+events of a thread may nest but not overlap, and operations in flight do overlap. Therefore each completion has the full
 time of its operation among its arguments.
 """
 
@@ -32,7 +32,7 @@ class TracedThread:
 
 
 class Trace:
-    """The operations of a run, `limit` of each thread and size at most: by size, in the order of measurement."""
+    """The operations of a run, at most `limit` per thread and size: by size, in the order of measurement."""
 
     benchmark: Benchmark
     limit: int
@@ -42,7 +42,7 @@ class Trace:
         self.sizes: dict[int, list[TracedThread]] = {}
 
     def add(self, size: int, client: bool, noting: list[tuple[int, int]], rows: list[np.ndarray]) -> None:
-        """What threads of one end, each by its block and number, have noted. The last launch of a size counts."""
+        """Add what threads of one end recorded, each with its block and number. The last launch of a size counts."""
         kept = [thread for thread in self.sizes.get(size, []) if thread.name.startswith("client") != client]
         end = "client" if client else "server"
         receives = self.benchmark.two_sided and not client
@@ -90,7 +90,7 @@ def _span(name: str, pid: int, tid: int, begin: int, end: int, arguments: dict[s
 
 
 def check(path: Path) -> None:
-    """Raise if a trace could not be written there: called before anything is measured."""
+    """Raise an error if the trace cannot be written there. Called before anything is measured."""
     if not path.absolute().parent.is_dir():
         raise NotFoundError(f"--trace {path}: there is no directory {path.absolute().parent}")
     if path.is_dir():

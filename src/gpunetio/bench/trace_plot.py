@@ -1,4 +1,4 @@
-"""A trace as a picture: for each size what the threads did when, and how long operations took."""
+"""A trace as a picture: for each size, what the threads did when, and how long operations took."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import numpy as np
 
 from .trace import Trace, TracedThread
 
-_SIZES = 4  # that are shown at most: the first ones
+_SIZES = 4  # shown at most: the first ones
 _THREADS = 12
-_OPERATIONS = 32  # of a thread in the timeline, so that single ones can be seen
+_OPERATIONS = 32  # per thread in the timeline, so that single operations are visible
 _BINS = 40
 _PERCENTILES = ((50, "-"), (99, "--"))
 _POST, _FLIGHT = "tab:blue", "tab:orange"
 
 
 def draw(path: Path, title: str, trace: Trace) -> None:
-    """Write the picture; its format is that of the suffix."""
-    from matplotlib.figure import Figure  # with no pyplot there is no window, and no display is needed
+    """Draw the picture in the format that the suffix names."""
+    from matplotlib.figure import Figure  # without pyplot there is no window, and no display is needed
 
     shown = [(size, threads) for size, threads in trace.sizes.items() if threads][:_SIZES]
     heights = [1.6 + 0.7 * min(len(threads), _THREADS) for _, threads in shown] or [2.0]
@@ -34,7 +34,7 @@ def draw(path: Path, title: str, trace: Trace) -> None:
 
 
 def _timeline(axes: Any, size: int, threads: list[TracedThread]) -> None:
-    """A lane a thread, and in it a line an operation, the first one on top."""
+    """Draw a lane per thread, with a line per operation, the first one on top."""
     drawn = [(thread, thread.rows[:_OPERATIONS]) for thread in threads[:_THREADS]]
     zero = min(rows[0, 1] for _, rows in drawn)
     for lane, (_, rows) in enumerate(drawn):
@@ -52,7 +52,7 @@ def _timeline(axes: Any, size: int, threads: list[TracedThread]) -> None:
 
 
 def _distribution(axes: Any, threads: list[TracedThread]) -> None:
-    """Of all that were noted, from the begin of the post to the completion."""
+    """Draw the distribution of the times from the begin of a post to its completion."""
     times = np.concatenate([thread.rows[:, 3] - thread.rows[:, 1] for thread in threads]) / 1000
     low, high = max(float(times.min()), 1e-3), float(times.max())
     axes.hist(times, bins=np.geomspace(low, max(high, low * 1.01), _BINS), color=_FLIGHT, alpha=0.7)

@@ -1,4 +1,4 @@
-"""Words that count messages, or name them, and whether each holds exactly what it should."""
+"""Words that count or name messages, and the check that each holds its exact value."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import numpy as np
 
 
 class Words:
-    """64-bit words at one end: `before` the first launch of a size, or every launch, then one more a message.
+    """64-bit words at one end: `before` prior to the first launch of a size, or to every launch, plus one per message.
 
-    A launch's message n counts in word n % `counters`. `what` names a word in an error. `told`: their sum is shown.
+    Message n of a launch counts in word n % `counters`. `what` names a word in an error. `told`: their sum is printed.
     """
 
     def __init__(self, what: str, array: np.ndarray, before: int, every_launch: bool = False, told: bool = False):
@@ -24,16 +24,16 @@ class Words:
             self._expected[:] = self._before
 
     def collect(self, count: int, counters: int) -> None:
-        """`count` messages were sent."""
+        """Count `count` messages that were sent."""
         self._expected[:counters] += (count - np.arange(counters) + counters - 1) // counters
 
     @property
     def total(self) -> int:
-        """What they have counted, all together."""
+        """Return the sum of all words."""
         return int((self._array - self._before).sum())
 
     def problem(self) -> str | None:
-        """What is wrong, if something is."""
+        """Describe a wrong word, if there is one."""
         wrong = np.flatnonzero(self._array != self._expected)
         if len(wrong) == 0:
             return None
@@ -45,7 +45,7 @@ class Words:
 
 
 class Order:
-    """Which message each receive of a launch has got: every one of them once."""
+    """The message of each receive of a launch: each message exactly once."""
 
     def __init__(self, array: np.ndarray):
         self._array = array
@@ -58,11 +58,11 @@ class Order:
             self._problem = None
 
     def collect(self, count: int, counters: int) -> None:
-        """`count` messages were sent."""
+        """Count `count` messages that were sent."""
         missing = np.setdiff1d(np.arange(count), self._array[:count])
         if len(missing):
             self._problem = self._problem or f"{len(missing)} messages of a launch did not come, the first {missing[0]}"
 
     def problem(self) -> str | None:
-        """What is wrong, if something is."""
+        """Describe a missing message, if there is one."""
         return self._problem

@@ -1,1 +1,1 @@
-"""The samples of DOCA, one module each: complete programs, to be read from top to bottom."""
+"""DOCA's samples, one module each: complete programs, to be read from top to bottom."""

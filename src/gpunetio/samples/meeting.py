@@ -1,4 +1,4 @@
-"""How the two ends of a sample find each other over TCP, and agree."""
+"""How the two ends of a sample meet over TCP and agree."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..verbs import Context
 
 @dataclass(frozen=True, kw_only=True)
 class EndOptions:
-    """What an end of any sample is asked for; without `server` it is the server."""
+    """The options of an end of any sample. Without `server`, this end is the server."""
 
     server: str | None = None
     tcp_port: int = PORT
@@ -23,7 +23,7 @@ class EndOptions:
 
 
 def meet(ctx: Context, options: EndOptions, say: Callable[[str], None]) -> Link:
-    """The connection to the other end: of a client to its server, or of a server, which waits, to its client."""
+    """Return the connection to the other end: a client connects to its server, a server waits for its client."""
     if options.server is not None:
         return Link(dial(options.server, options.tcp_port), f"the server {options.server}")
     with listen(own_address(ctx, options.gid_index), options.tcp_port) as listener:
@@ -33,7 +33,7 @@ def meet(ctx: Context, options: EndOptions, say: Callable[[str], None]) -> Link:
 
 
 def compare(link: Link, sample: str, terms: dict[str, Any]) -> None:
-    """Both ends must be asked for the same: options of the sample, and their values. PeerError names the first."""
+    """Check that both ends have the same options of the sample. PeerError names the first difference."""
     link.send(sample, **terms)
     theirs = link.expect(sample)
     for name, value in terms.items():
@@ -42,6 +42,6 @@ def compare(link: Link, sample: str, terms: dict[str, Any]) -> None:
 
 
 def meet_in(link: Link, kind: str, seconds: float) -> None:
-    """Go on when both ends are here."""
+    """Wait until both ends are here."""
     link.send(kind)
     link.expect(kind, timeout=seconds)

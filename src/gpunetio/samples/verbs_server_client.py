@@ -34,17 +34,17 @@ from .meeting import EndOptions, compare, meet, meet_in
 
 PORT = 5000
 MOST_BYTES = 1 << 30  # of all messages together
-PERSON_SECONDS = 600.0  # for somebody to type the size of a burst; an end that dies or hangs is noticed before
+PERSON_SECONDS = 600.0  # for a user to type the size of a burst; an end that dies or hangs is noticed earlier
 WAIT_SECONDS = 10.0  # for the next message or completion
-POLL_SECONDS = 50e-6  # between two looks: the NIC may be a thread, and need this core
+POLL_SECONDS = 50e-6  # between two looks: the NIC may be a thread that needs this core
 
 _MIN_RECEIVES = 4
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
-Ask = Callable[[Link, int], int] | None  # how many of the messages that are left go in the next burst; None: all
+Ask = Callable[[Link, int], int] | None  # returns the size of the next burst, given the messages left; None: all
 
-# What the client posts, and the rights to the server's memory that it takes.
+# What the client posts, and the access rights that the server's memory needs.
 OPERATIONS = {
     "Send":  (WrOpcode.SEND,       Access.LOCAL_WRITE),
     "Write": (WrOpcode.RDMA_WRITE, Access.LOCAL_WRITE | Access.REMOTE_WRITE),
@@ -54,7 +54,7 @@ OPERATIONS = {
 
 @dataclass(frozen=True, kw_only=True)
 class SampleOptions(EndOptions):
-    """`size` is the bytes of a message, `iterations` how many there are."""
+    """`size` is the bytes of a message, `iterations` the number of messages."""
 
     tcp_port: int = PORT
     operation: str = "Send"
@@ -64,19 +64,19 @@ class SampleOptions(EndOptions):
     def __post_init__(self) -> None:
         if self.size * self.iterations > MOST_BYTES:
             raise InvalidValueError(
-                f"{self.iterations} messages of {self.size} bytes: they may have {MOST_BYTES} bytes together; ask for "
+                f"{self.iterations} messages of {self.size} bytes: all together may have {MOST_BYTES} bytes; ask for "
                 "fewer --iters or a smaller --buffer-size"
             )
 
 
 def run(options: SampleOptions, ask: Ask = None) -> None:
-    """One end of the sample. The connection to the other end is there for `ask` to see whether it is gone."""
+    """Run one end of the sample. `ask` gets the connection, so that it can notice when the other end is gone."""
     _log.info("Starting the sample")
     with ExitStack() as stack:
         ctx = stack.enter_context(open_device(options.device, port=options.nic_port))
         end = Server(ctx, options) if options.server is None else Client(ctx, options)
         link = meet(ctx, options, _log.info)
-        stack.push(lambda kind, error, trace: link.close(error))  # an error is told to the other end
+        stack.push(lambda kind, error, trace: link.close(error))  # sends an error to the other end
         terms = {"--rdma-oper-type": options.operation, "--buffer-size": options.size, "--iters": options.iterations}
         compare(link, "verbs_server_client", terms)
         end.connect(link)
@@ -88,7 +88,7 @@ def run(options: SampleOptions, ask: Ask = None) -> None:
 
 
 class End:
-    """What client and server have in common: their resources, the connection, and how they wait."""
+    """What client and server share: their resources, the connection, and how they wait."""
 
     peer = ""
 
@@ -108,16 +108,16 @@ class End:
         self.ctx, self.options = ctx, options
         self.opcode, self.access = OPERATIONS[options.operation]
         pd = ctx.create_pd()
-        self.buffer = bytearray(b"\xff" * options.size * options.iterations)  # what no message is
+        self.buffer = bytearray(b"\xff" * options.size * options.iterations)  # a value that no message has
         self.mr = pd.register(self.buffer, self.access)
-        # One CQ has the completions of both queues: it must have room for all of them.
+        # One CQ has the completions of both queues, so it must have room for all of them.
         sq_wr, rq_wr = options.iterations, max(_MIN_RECEIVES, options.iterations)
         self.cq = ctx.create_cq(1 << (sq_wr + rq_wr - 1).bit_length())
         self.qp = pd.create_qp(sq_wr=sq_wr, rq_wr=rq_wr, send_cq=self.cq, receive_cq=self.cq, qp_type=QpType.RC)
         self.here = self.qp.endpoint(sgid_index=options.gid_index)
 
     def connect(self, link: Link) -> None:
-        """Swap addresses with the other end, and take the queue pair from RST to RTS."""
+        """Exchange addresses with the other end, and move the queue pair from RST to RTS."""
         self.link = link
         self.far = swap_ends(link, [self.here], self.mr.address, self.mr.rkey, self.mr.nbytes, self.mr.nbytes)
         (there,) = self.far.endpoints
@@ -126,15 +126,15 @@ class End:
     # --- messages
 
     def place(self, i: int) -> slice:
-        """Where message `i` is in the buffer."""
+        """Return the place of message `i` in the buffer."""
         return slice(i * self.options.size, (i + 1) * self.options.size)
 
     def sge(self, i: int) -> Sge:
-        """The same as the NIC is told."""
+        """Return the place of message `i` as the NIC needs it."""
         return Sge(self.mr.address + self.place(i).start, self.options.size, self.mr.lkey)
 
     def message(self, i: int) -> bytes:
-        """What message `i` must be."""
+        """Return the expected bytes of message `i`."""
         size = self.options.size
         return (struct.pack("<I", i + 1) * (size // 4 + 1))[:size]
 
@@ -144,7 +144,7 @@ class End:
             self.buffer[self.place(i)] = self.message(i)
 
     def validate(self, i: int) -> None:
-        """UnexpectedError unless message `i` has arrived as it was sent."""
+        """Raise UnexpectedError unless message `i` has arrived as it was sent."""
         found, wanted = self.buffer[self.place(i)], self.message(i)
         if found != wanted:
             at = next(at for at in range(len(wanted)) if found[at] != wanted[at])
@@ -156,7 +156,10 @@ class End:
     # --- waiting
 
     def wait(self, ready: Callable[[], _T], what: str) -> _T:
-        """Poll until `ready()` is true: its value. An error when the other end is gone, or after a while."""
+        """Poll until `ready()` is true and return its value.
+
+        Raise an error if the other end is gone, or after a while.
+        """
         end = time.monotonic() + WAIT_SECONDS
         while not (value := ready()):
             if self.link.failure is not None:
@@ -167,7 +170,7 @@ class End:
         return value
 
     def completions(self, count: int) -> Iterator[Completion]:
-        """So many completions, as they come; DriverError for a request that has failed."""
+        """Yield `count` completions as they come. DriverError for a request that has failed."""
         while count > 0:
             for completion in self.wait(partial(self.cq.poll, count), "a completion"):
                 if completion.status != WcStatus.SUCCESS:
@@ -185,7 +188,7 @@ class Client(End):
     peer = "server"
 
     def prepare(self) -> None:
-        """Write the messages, unless they are to be read."""
+        """Write the messages, unless the client reads them."""
         if self.opcode != WrOpcode.RDMA_READ:
             self.fill()
 
@@ -202,7 +205,10 @@ class Client(End):
             posted += count
 
     def request(self, i: int) -> SendWr:
-        """The request of message `i`. A SEND goes where the receive says, and ignores the remote address."""
+        """Return the request of message `i`.
+
+        A SEND goes to the place that the receive names, and ignores the remote address.
+        """
         return SendWr(
             opcode=self.opcode, sges=[self.sge(i)], wr_id=i,
             remote_addr=self.far.address + self.place(i).start, rkey=self.far.rkey,
@@ -215,14 +221,14 @@ class Server(End):
     peer = "client"
 
     def prepare(self) -> None:
-        """Post the receives, or write the messages that are to be read."""
+        """Post the receives, or write the messages for the client to read."""
         if self.opcode == WrOpcode.SEND:
             self.qp.post_recv(*(RecvWr(sges=[self.sge(i)], wr_id=i) for i in range(self.options.iterations)))
         elif self.opcode == WrOpcode.RDMA_READ:
             self.fill()
 
     def exchange(self, ask: Ask) -> None:
-        """Take what comes; the client says when it has posted a burst."""
+        """Receive messages. The client says when it has posted a burst."""
         taken, total = 0, self.options.iterations
         while taken < total:
             burst = self.link.expect("burst", timeout=PERSON_SECONDS)
@@ -242,4 +248,4 @@ class Server(End):
         except TimedOutError:
             if self.link.failure is not None:
                 raise
-        self.validate(i)  # or says what is there instead
+        self.validate(i)  # raises if it is not the expected message

@@ -29,16 +29,16 @@ from .connection import connect
 DEPTH = 64  # of each queue
 SIZE = 64  # of the message, in bytes
 BYTE = 0x11  # it consists of
-ACCESS = Access.LOCAL_WRITE  # to the buffers: receives fill them, and no other end writes or reads them
+ACCESS = Access.LOCAL_WRITE  # to the buffers: receives fill them, and no peer writes or reads them
 WAIT_SECONDS = 10.0  # for a completion
-POLL_SECONDS = 50e-6  # between two looks: the NIC may be a thread, and need this core
+POLL_SECONDS = 50e-6  # between two looks: the NIC may be a thread that needs this core
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SampleOptions:
-    """What the sample is asked for. `ipv6` says of which kind the GID at `gid_index` is."""
+    """The sample's options. `ipv6` names the address family of the GID at `gid_index`."""
 
     device: str | None = None
     nic_port: PortConfig | None = None
@@ -47,7 +47,7 @@ class SampleOptions:
 
 
 def run(options: SampleOptions) -> None:
-    """The sample."""
+    """Run the sample."""
     _log.info("Starting the sample")
     with open_device(options.device, port=options.nic_port) as ctx:
         sample = Sample(ctx, options)
@@ -59,7 +59,7 @@ def run(options: SampleOptions) -> None:
 
 
 class Sample:
-    """Its resources, and what is done with them."""
+    """The resources of the sample, and its steps."""
 
     ctx: Context
     options: SampleOptions
@@ -86,7 +86,7 @@ class Sample:
         )
         self.cq1, self.cq2 = ctx.create_cq(DEPTH), ctx.create_cq(DEPTH)
         self.qp1, self.qp2 = self._queue_pair(self.cq1), self._queue_pair(self.cq1)
-        # A queue that may hold WAITs has to be created for that.
+        # A queue for WAITs must be created as core-direct.
         self.qp3, self.qp4 = self._queue_pair(self.cq2, core_direct_master=True), self._queue_pair(self.cq2)
 
     def _queue_pair(self, cq: CQ, core_direct_master: bool = False) -> QP:
@@ -95,14 +95,14 @@ class Sample:
         )
 
     def connect(self) -> None:
-        """Take all four queue pairs to RTS."""
+        """Move all four queue pairs to RTS."""
         for qp, peer in ((self.qp1, self.qp2), (self.qp2, self.qp1), (self.qp3, self.qp4), (self.qp4, self.qp3)):
             here, there = (each.endpoint(sgid_index=self.options.gid_index) for each in (qp, peer))
             self._check_address(here)
             connect(qp, here, there, ACCESS, self.options.gid_index)
 
     def _check_address(self, here: QpEndpoint) -> None:
-        """InvalidValueError unless the GID is of the kind that was asked for."""
+        """Raise InvalidValueError unless the GID is of the requested address family."""
         index, ipv6 = self.options.gid_index, self.options.ipv6
         if self.ctx.query_port(1).link_layer == LinkLayer.INFINIBAND:
             if ipv6:
@@ -111,15 +111,15 @@ class Sample:
             address = IPv6Address(here.gid)
             cure = "choose another --gid-index, or give a software NIC an --address" if ipv6 else "give --ipv6"
             raise InvalidValueError(
-                f"the GID at index {index} of {self.ctx.name} is that of {address.ipv4_mapped or address}, no "
+                f"the GID at index {index} of {self.ctx.name} is that of {address.ipv4_mapped or address}, not an "
                 f"{'IPv6' if ipv6 else 'IPv4'} address: {cure}"
             )
 
     def post(self) -> None:
-        """Post everything; the SEND on QP 1, which starts it all, comes last."""
+        """Post everything. The SEND on QP 1, which starts it all, comes last."""
         self.qp2.post_recv(RecvWr(sges=[_whole(self.mr2)]))
         self.qp4.post_recv(RecvWr(sges=[_whole(self.mr3)]))
-        # Nothing is on its way to CQ 1, so its next completions are number `consumer_index` and the one behind it: the
+        # Nothing is in flight to CQ 1, so its next completions are number `consumer_index` and the one after it: the
         # SEND of QP 1 and the receive of QP 2, in either order.
         self.qp3.post_send(wait_cq_pi(self.cq1, self.cq1.consumer_index + 1))
         self.qp3.post_send(SendWr(opcode=WrOpcode.SEND, sges=[_whole(self.mr2)]))
@@ -131,7 +131,7 @@ class Sample:
         _expect(self.cq2, WcOpcode.WAIT_CQ_PI, WcOpcode.SEND, WcOpcode.RECV)
 
     def validate(self) -> None:
-        """UnexpectedError unless the message has come through."""
+        """Raise UnexpectedError unless the message has arrived in buffer 3."""
         if self.buffer3 != self.buffer1:
             raise UnexpectedError(
                 f"Data in buffer3 differs from the data in buffer1: {self.buffer3.hex()}, not {self.buffer1.hex()}"
@@ -140,12 +140,12 @@ class Sample:
 
 
 def _whole(mr: MR) -> Sge:
-    """All of a buffer."""
+    """Return all of a buffer."""
     return Sge(mr.address, mr.nbytes, mr.lkey)
 
 
 def _expect(cq: CQ, *opcodes: WcOpcode) -> None:
-    """Wait for completions of these, in any order: DriverError for a request that has failed."""
+    """Wait for completions of these opcodes, in any order. DriverError for a request that has failed."""
     missing = list(opcodes)
     end = time.monotonic() + WAIT_SECONDS
     while True:
