@@ -533,7 +533,7 @@ STATES: dict[str, tuple[QpState, Call, str]] = {
     "receive in RST": (QpState.RST, lambda w: w.qp.post_recv(RecvWr()), "is in RST: it takes receives from INIT on"),
     **{
         f"connect in {state.name}": (
-            state, lambda w: w.qp.connect(w.qp), f"is in state {state.name}, and connect() starts from RST or INIT")
+            state, lambda w: w.qp.connect(w.qp), f"is in state {state.name}, but connect() starts from RST or INIT")
         for state in (QpState.RTR, QpState.RTS, QpState.ERR)
     },
 }  # fmt: skip

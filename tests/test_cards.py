@@ -184,7 +184,7 @@ def test_a_port_that_is_down(stand_in: StandIn):
         pd = ctx.create_pd()
         qp = pd.create_qp(sq_wr=4, send_cq=ctx.create_cq(8))
         stand_in.nic("mlx5_0").set_link(False)
-        with pytest.raises(BadStateError, match=r"port 1 of mlx5_0 is not active .DOWN.*: look at its cable"):
+        with pytest.raises(BadStateError, match=r"port 1 of mlx5_0 is not active .DOWN.*: check its cable"):
             qp.connect(qp)
         assert qp.state is QpState.RST
         stand_in.nic("mlx5_0").set_link(True)

@@ -1,4 +1,4 @@
-"""Address handles: how a queue pair reaches its peer, and what the device's address path becomes of it."""
+"""Address handles: how a queue pair reaches its peer, and the device's address path for it."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ _LIMITS = {"dlid": 0xFFFF, "sl": 15, "static_rate": 15, "hop_limit": 255, "traff
 
 @dataclass
 class AhAttr:
-    """The way to a peer (`doca_verbs_ah_attr`): RoCE uses its `gid`, InfiniBand `dlid` and `sl`.
+    """The path to a peer (`doca_verbs_ah_attr`): RoCE uses its `gid`, InfiniBand `dlid` and `sl`.
 
-    `sgid_index` chooses this end's address. `gid` is 16 raw bytes; IPv4 addresses are written ::ffff:a.b.c.d.
-    Without an `addr_type` it follows from the GID and the port.
+    `sgid_index` chooses this end's address. `gid` is 16 raw bytes; IPv4 addresses are written ::ffff:a.b.c.d. By
+    default, `addr_type` follows from the GID and the port.
     """
 
     gid: bytes = bytes(GID_BYTES)
@@ -48,7 +48,7 @@ class AhAttr:
     traffic_class: int = 0
 
     def check(self, device: DeviceAttributes) -> None:
-        """Raise InvalidValueError for what the device cannot use."""
+        """Raise InvalidValueError for values that the device cannot use."""
         instance("ah_attr.gid", self.gid, bytes, bytearray)
         if len(self.gid) != GID_BYTES:
             raise InvalidValueError(f"ah_attr.gid has {len(self.gid)} bytes: a GID has {GID_BYTES}")
@@ -83,7 +83,7 @@ def with_type(ctx: Context, port: int, ah: AhAttr) -> AhAttr:
 
 
 def path_to(ctx: Context, port: int, ah: AhAttr) -> dict[str, Any]:
-    """primary_address_path of a queue pair that is to reach `ah`; on RoCE the peer's MAC is looked up."""
+    """Return the primary_address_path of a queue pair that is to reach `ah`; on RoCE, with the peer's MAC."""
     path: dict[str, Any] = {"stat_rate": ah.static_rate}
     if ah.addr_type in (AddrType.IB_GRH, AddrType.IB_NO_GRH):
         path |= {"tclass": ah.traffic_class, "rlid": ah.dlid, "sl": ah.sl, "grh": ah.addr_type == AddrType.IB_GRH}
@@ -100,7 +100,7 @@ def path_to(ctx: Context, port: int, ah: AhAttr) -> dict[str, Any]:
 
 
 def path_update(ctx: Context, ah: AhAttr) -> tuple[dict[str, Any], OptParam]:
-    """What a connected queue pair can change of its path: the source address and the DSCP."""
+    """Return the part of its path that a connected queue pair can change: the source address and the DSCP."""
     path, opt = {"src_addr_index": ah.sgid_index}, OptParam.SGID_INDEX
     device = ctx.query_device()
     if device.rts2rts_qp_dscp and device.link_layer == LinkLayer.ETHERNET and _is_roce_v2(ctx, ah.sgid_index):
@@ -110,7 +110,7 @@ def path_update(ctx: Context, ah: AhAttr) -> tuple[dict[str, Any], OptParam]:
 
 
 def ah_of(path: dict[str, Any], link_layer: LinkLayer) -> AhAttr:
-    """The address handle behind a primary_address_path."""
+    """Return the address handle of a primary_address_path."""
     gid = path["rgid_rip"]
     if link_layer == LinkLayer.ETHERNET:
         addr_type, traffic_class = ip_type(gid), path["dscp"] << _DSCP_SHIFT
@@ -129,7 +129,7 @@ def ah_of(path: dict[str, Any], link_layer: LinkLayer) -> AhAttr:
 
 
 def ip_type(gid: bytes) -> AddrType:
-    """Whether a RoCE GID stands for an IPv4 or an IPv6 address."""
+    """Return whether a RoCE GID is an IPv4 or an IPv6 address."""
     return AddrType.IPv4 if gid.startswith(_IPV4_MAPPED) else AddrType.IPv6
 
 

@@ -1,4 +1,4 @@
-"""Arguments of the wrong type are refused by name, before anything is made of them."""
+"""Checks of arguments: a value of the wrong type is refused by name, before anything is created."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _F = TypeVar("_F", bound=IntFlag)
 
 
 def whole(name: str, value: Any) -> int:
-    """A whole number as an int: Python's and NumPy's, booleans and members of enumerations too."""
+    """Return a whole number as an int: Python's, NumPy's, a boolean or a member of an enumeration."""
     try:
         return int(operator.index(value.item() if isinstance(value, np.generic) else value))
     except TypeError:
@@ -26,7 +26,7 @@ def whole(name: str, value: Any) -> int:
 
 
 def within(name: str, value: Any, least: int, most: int) -> int:
-    """A whole number from `least` to `most`."""
+    """Return a whole number from `least` to `most`."""
     number = whole(name, value)
     if not least <= number <= most:
         raise InvalidValueError(f"{name} = {number}: it must be {least} to {most}")
@@ -34,7 +34,7 @@ def within(name: str, value: Any, least: int, most: int) -> int:
 
 
 def member(name: str, value: Any, kind: type[_E]) -> _E:
-    """A member of an enumeration, or its number."""
+    """Return a member of an enumeration, given as the member or its number."""
     number = whole(name, value)
     if number not in list(kind):
         raise InvalidValueError(
@@ -44,7 +44,7 @@ def member(name: str, value: Any, kind: type[_E]) -> _E:
 
 
 def flags(name: str, value: Any, kind: type[_F]) -> _F:
-    """Flags of a set, or their number."""
+    """Return flags of a set, given as flags or their number."""
     number = whole(name, value)
     if unknown := number & ~sum(kind):
         raise InvalidValueError(f"{name} = {number:#x} has unknown bits {unknown:#x}: its bits are {sum(kind):#x}")
@@ -52,7 +52,7 @@ def flags(name: str, value: Any, kind: type[_F]) -> _F:
 
 
 def instance(name: str, value: Any, *kinds: type[_T]) -> _T:
-    """An object of one of these types."""
+    """Return an object of one of these types."""
     if not isinstance(value, kinds):
         wanted = " or ".join(kind.__name__ for kind in kinds)
         raise InvalidValueError(f"{name} = {value!r} is of type {type(value).__name__}: it must be of type {wanted}")

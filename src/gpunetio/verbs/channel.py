@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 class CompChannel(Handle, ABC):
-    """A completion channel (`doca_verbs_comp_channel`): tells which of its CQs has a completion that was asked for.
+    """A completion channel (`doca_verbs_comp_channel`): reports which of its CQs has a requested completion.
 
-    A CQ asks with `req_notify()`, for one event each time; take what has come, ask, and poll once more. Each event is
-    acknowledged with the CQ's `ack_events()`. `async for cq in channel` waits in asyncio.
+    `req_notify()` of a CQ requests one event. Take the completions, request the next event, and poll once more.
+    Acknowledge each event with the CQ's `ack_events()`. `async for cq in channel` waits in asyncio.
     """
 
     _rank = 2
@@ -33,17 +33,17 @@ class CompChannel(Handle, ABC):
 
     @abstractmethod
     def _create(self, undo: ExitStack) -> None:
-        """Have the device make it: `reader`."""
+        """Create it on the device: `reader`."""
 
     def fileno(self) -> int:
-        """A descriptor that can be read while events wait (`doca_verbs_comp_channel_get_handle`)."""
+        """Return a descriptor that is readable while events wait (`doca_verbs_comp_channel_get_handle`)."""
         self.check_open()
         return self.reader.fd
 
     def get_event(self, timeout: float) -> CQ | None:
-        """The CQ that the next event is about, or None after `timeout` seconds (`doca_verbs_get_cq_event`).
+        """Return the CQ of the next event, or None after `timeout` seconds (`doca_verbs_get_cq_event`).
 
-        Its `context` is what the C function gives back, too.
+        The C function also returns the CQ's `context`; here it is an attribute of the CQ.
         """
         self.check_open()
         found = self.reader.wait(timeout)

@@ -1,4 +1,4 @@
-"""An opened device, from which everything else is made."""
+"""An open device, from which all other objects are created."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ _open: set[Context] = set()  # a device goes on until it is closed: so must the 
 def open(name: str | None = None, *, port: PortConfig | None = None) -> Context:
     """Open a device (`ibv_open_device`): a card or a software NIC.
 
-    Without a name it is the first card with an active port, or else the first software NIC that no other process has;
-    the log says which (INFO). `port` says how a software NIC is attached to the world: addresses, wire, MTU, link
-    layer, faults, capture.
+    Without a name, open the first card with an active port, or else the first software NIC that no other process has
+    open; the log says which (INFO). `port` configures the port of a software NIC: addresses, wire, MTU, link layer,
+    faults, capture.
     """
     if port is not None:
         instance("port", port, PortConfig)
@@ -46,15 +46,15 @@ def open(name: str | None = None, *, port: PortConfig | None = None) -> Context:
 
 
 def import_context(provider: Provider) -> Context:
-    """A context on a device that somebody else has opened (`doca_verbs_bridge_verbs_context_import`).
+    """Return a context on a device that the caller has opened (`doca_verbs_bridge_verbs_context_import`).
 
-    Closing it closes what was made from it. The device stays the caller's, and open until then.
+    Closing the context closes what was created from it. The caller keeps the device open until then, and closes it.
     """
     return Context(provider, imported=True)
 
 
 class Context(Handle):
-    """An opened device (`ibv_context`). It closes all that was made from it, and the device unless that was imported.
+    """An open device (`ibv_context`). It closes everything created from it, and the device unless that was imported.
 
     `async_events` are its asynchronous events: a `fd`, and `async for`.
     """
@@ -84,7 +84,7 @@ class Context(Handle):
         return ("software NIC",) if self._provider.software else ()
 
     def _close(self) -> None:
-        """See `Handle`. What somebody has made of mailboxes by the provider goes first: it may use all the rest."""
+        """Close the device. Objects that users created with mailboxes are destroyed first: they may use all others."""
         if self._undo is not None and not self._imported:
             ours = {user._handle for user in self.users}
             for handle in reversed(self._provider.devx_objects()):
@@ -100,21 +100,25 @@ class Context(Handle):
 
     @property
     def provider(self) -> Provider:
-        """The device behind this context."""
+        """Return the device behind this context."""
         self.check_open()
         return self._provider
 
     @property
     def has_devx(self) -> bool:
-        """Whether kernels can drive queues of this device, and memory of yours can hold them: by DEVX, as mlx5 has it.
+        """Return whether the device has DEVX, so that kernels can drive its queues and your memory can hold them.
 
-        Without it libibverbs alone makes the queues, and the CPU posts and polls: NotSupportedError for all else.
+        Without DEVX, libibverbs creates the queues and the CPU posts and polls. Everything else raises
+        NotSupportedError.
         """
         return self.provider.plain is None
 
     @cached_property
     def devx(self) -> Devx:
-        """DEVX: commands of the PRM, and objects that they make. NotSupportedError without DEVX, and in SDK mode."""
+        """Return DEVX: commands of the PRM, and objects made by them.
+
+        NotSupportedError without DEVX, and in SDK mode.
+        """
         if not self.has_devx:
             raise needs_devx(self, "Context.devx")
         if not self.provider.carries_mailboxes:
@@ -128,17 +132,17 @@ class Context(Handle):
         return query_device(self.provider)
 
     def query_device(self) -> DeviceAttributes:
-        """What the device is and can do (`doca_verbs_query_device`). It is asked once."""
+        """Return what the device is and can do (`doca_verbs_query_device`). The device is queried once."""
         self.check_open()
         return self._device
 
     def query_port(self, port: int = 1) -> PortAttr:
-        """State, MTUs and addresses of a port, numbered from 1 (`ibv_query_port`)."""
+        """Return state, MTUs and addresses of a port, numbered from 1 (`ibv_query_port`)."""
         self._check_port(port)
         return self.provider.query_port(port)
 
     def query_gid(self, port: int = 1, index: int = 0) -> bytes:
-        """16 raw bytes of a port's GID; all zero for an empty entry (`ibv_query_gid`)."""
+        """Return the 16 raw bytes of a port's GID; all zero for an empty entry (`ibv_query_gid`)."""
         self._check_port(port)
         size = self.query_device().gid_table_size
         if not 0 <= whole("index", index) < size:
@@ -146,7 +150,7 @@ class Context(Handle):
         return self.provider.query_gid(port, index)
 
     def gid_type(self, port: int = 1, index: int = 0) -> GidType:
-        """What packets from a GID look like (`ibv_query_gid_ex`)."""
+        """Return the kind of packets that a GID sends (`ibv_query_gid_ex`)."""
         self._check_port(port)
         return self.provider.gid_type(port, whole("index", index))
 
@@ -156,22 +160,22 @@ class Context(Handle):
             raise InvalidValueError(f"port {port}: {self} has the ports 1 to {count}")
 
     def create_pd(self) -> PD:
-        """A protection domain (`doca_verbs_pd_create`)."""
+        """Create a protection domain (`doca_verbs_pd_create`)."""
         return PD(self)
 
     def import_pd(self, pdn: int) -> PD:
-        """A protection domain that somebody else has made on this device (`doca_verbs_bridge_verbs_pd_import`).
+        """Return a protection domain that the caller has created on this device (`doca_verbs_bridge_verbs_pd_import`).
 
-        Closing it closes what was made from it here, and leaves the domain itself alone.
+        Closing it closes what was created from it here. The domain itself stays open.
         """
         return PD(self, pdn)
 
     def create_comp_channel(self) -> CompChannel:
-        """A completion channel (`doca_verbs_comp_channel_create`)."""
+        """Create a completion channel (`doca_verbs_comp_channel_create`)."""
         return self.kinds.channel(self)
 
     def get_async_event(self, timeout: float) -> AsyncEvent | None:
-        """What happened to an object, the port or the device; None when nothing does within `timeout` seconds.
+        """Return the next event of an object, the port or the device; None if there is none within `timeout` seconds.
 
         `doca_verbs_get_async_event`. Each event must be acknowledged: `event.ack()`.
         """
@@ -179,14 +183,14 @@ class Context(Handle):
         return self.async_events.get(timeout)
 
     def query_clock(self) -> ClockInfo:
-        """How the `timestamp` of a completion is converted to the time of day (`mlx5dv_get_clock_info`).
+        """Return what converts the `timestamp` of a completion to the time of day (`mlx5dv_get_clock_info`).
 
-        Ask now and then: the two clocks drift apart. NotSupportedError where completions have no timestamps.
+        Query it now and then: the two clocks drift apart. NotSupportedError if completions have no timestamps.
         """
         return self.provider.query_clock()
 
     def raw_clock(self) -> int:
-        """The device's clock now, in the cycles of timestamps (`ibv_query_rt_values_ex`)."""
+        """Return the device's present clock, in the cycles of timestamps (`ibv_query_rt_values_ex`)."""
         return self.provider.raw_clock()
 
     def create_cq(
@@ -204,16 +208,16 @@ class Context(Handle):
         external_uar: UAR | None = None,
         context: Any = None,
     ) -> CQ:
-        """A completion queue of `cqe` entries of `cqe_size` bytes, 64 or 128 (`doca_verbs_cq_create`).
+        """Create a completion queue of `cqe` entries of `cqe_size` bytes, 64 or 128 (`doca_verbs_cq_create`).
 
-        `cqe` is rounded up to what the device can have, which is a power of two; `query()` tells. Kernels read entries
-        of 64 bytes only. `channel` tells of completions when `req_notify()` has asked for that, and `comp_vector` says
-        which of the device's event queues that goes by. With `external_datapath` somebody else
-        reads the entries, a kernel for one, and `poll()` refuses; so it is with a ring in memory of yours.
+        `cqe` is rounded up to what the device can have, a power of two; `query()` returns it. Kernels read only entries
+        of 64 bytes. `channel` reports completions after `req_notify()`; `comp_vector` chooses the device's event queue
+        for that. With `external_datapath`, someone else reads the entries, for example a kernel, and `poll()` refuses.
+        The same holds for a ring in memory of yours.
 
         `external_umem` and `external_dbr_umem`, each (UMEM, byte offset), place the ring and its doorbell record in
-        memory of yours, whose entries you preset; without them both are made here. `overrun` lets the device write
-        over entries nobody read; a `collapsed` queue keeps only the last entry. `context` is any object of yours.
+        memory of yours. You preset its entries. Without them, both are allocated here. `overrun` lets the device
+        overwrite unread entries; a `collapsed` queue keeps only the last entry. `context` is any object of yours.
         """
         attr = CqInitAttr(
             cqe=cqe,
@@ -231,13 +235,13 @@ class Context(Handle):
         return self.kinds.cq(self, attr)
 
     def create_uar(self, kind: UarAllocationType = UarAllocationType.NONCACHE) -> UAR:
-        """A page of doorbell registers (`doca_verbs_uar_create`)."""
+        """Allocate a page of doorbell registers (`doca_verbs_uar_create`)."""
         return UAR(self, kind)
 
     def shared_uar(self, kind: UarAllocationType, instead: UarAllocationType) -> UAR:
-        """The page that queues without one of their own share: of the kind that is wanted, or else of the other.
+        """Return the page shared by queues without their own: of kind `kind`, or else of kind `instead`.
 
-        The original allocates a page a queue; a device has few hundred of them.
+        The original allocates a page per queue, but a device has only a few hundred.
         """
         uar = self._uars.get(kind)
         if uar is None or uar.closed:
@@ -255,12 +259,13 @@ class Context(Handle):
     def register_dmabuf_umem(
         self, fd: int, nbytes: int, access: Access = Access.LOCAL_WRITE, *, offset: int = 0, memory: Any = None
     ) -> UMEM:
-        """`nbytes` at `offset` of a dmabuf for queues (`doca_verbs_umem_create` with a dmabuf id).
+        """Register `nbytes` at `offset` of a dmabuf for queues (`doca_verbs_umem_create` with a dmabuf id).
 
-        `memory` is what lies there, from its start, and stays alive: without its address no kernel finds the queues.
+        `memory` is the memory behind the dmabuf from its start, and stays alive. Without its address, kernels cannot
+        use the queues.
         """
         return UMEM(self, memory, access, Dmabuf(fd, offset, nbytes))
 
     def register_umem(self, obj: Any, access: Access = Access.LOCAL_WRITE, *, nbytes: int | None = None) -> UMEM:
-        """Memory that queues can be placed in (`doca_verbs_umem_create`): an object's, or `nbytes` from an address."""
+        """Register memory to place queues in (`doca_verbs_umem_create`): an object's, or `nbytes` from an address."""
         return UMEM(self, obj, access, nbytes=nbytes)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CqAttr:
-    """What a completion queue holds: entries, the bytes of each, and the completion vector whose events it makes."""
+    """What a completion queue holds: entries, the bytes of each, and the completion vector of its events."""
 
     cqe: int
     cqe_size: int
@@ -38,7 +38,7 @@ class CqAttr:
 
 @dataclass(frozen=True, kw_only=True)
 class CqInitAttr:
-    """Attributes of a new completion queue (`doca_verbs_cq_attr`); see `Context.create_cq`."""
+    """Attributes of a new completion queue (`doca_verbs_cq_attr`), as in `Context.create_cq`."""
 
     cqe: int
     cqe_size: int
@@ -53,7 +53,7 @@ class CqInitAttr:
     context: Any
 
     def checked(self, ctx: Context) -> CqInitAttr:
-        """The same, numbers as ints and enumerations as their members; or an error that names what cannot be had."""
+        """Return them with ints and enumeration members. Raise the error that names an impossible one."""
         if whole("cqe_size", self.cqe_size) not in CQE_SIZES:
             raise InvalidValueError(
                 f"cqe_size = {self.cqe_size}: completion queue entries have {' or '.join(map(str, CQE_SIZES))} bytes"
@@ -103,8 +103,8 @@ class CQ(Handle, ABC):
         self.cqe_size, self.overrun, self.collapsed = attr.cqe_size, attr.overrun, attr.collapsed
         self.comp_vector = attr.comp_vector
         self.channel, self.external_datapath, self.context = attr.channel, attr.external_datapath, attr.context
-        self._queues: dict[int, Any] = {}  # by number: whose completions come here
-        self._consumer = 0  # counts completions for ever
+        self._queues: dict[int, Any] = {}  # by number: queue pairs that complete here
+        self._consumer = 0  # counts completions forever
         self._lock = threading.Lock()
         with ExitStack() as undo:
             self._create(attr, undo)
@@ -117,19 +117,19 @@ class CQ(Handle, ABC):
 
     @abstractmethod
     def _create(self, attr: CqInitAttr, undo: ExitStack) -> None:
-        """Have the device make it: `cqn`, and `entries`, as many as were asked for at least."""
+        """Create it on the device: `cqn`, and `entries`, at least as many as requested."""
 
     def query(self) -> CqAttr:
-        """What it holds: `cqe` is its true capacity, which may be more than was asked for."""
+        """Return what it holds. `cqe` is its real capacity, which may be more than requested."""
         self.check_open()
         return CqAttr(self.entries, self.cqe_size, self.comp_vector)
 
     @deferred()
     def resize(self, cqe: int) -> None:
-        """Change the capacity to `cqe` entries, or more (`ibv_resize_cq`). Completions that wait are kept.
+        """Change the capacity to `cqe` entries or more (`ibv_resize_cq`). Waiting completions are kept.
 
-        FullError when more wait than there will be room for. With an external data path, collapsed or in memory of
-        yours it stays as it is: BadStateError.
+        FullError if more completions wait than would fit. BadStateError for a queue with an external data path, a
+        collapsed queue, or a queue in memory of yours: they cannot be resized.
         """
         self.check_open()
         if not self._polled:
@@ -140,25 +140,25 @@ class CQ(Handle, ABC):
 
     @abstractmethod
     def _resize(self, cqe: int) -> None:
-        """Do that, under the lock."""
+        """Resize the ring, under the lock."""
 
     # --- the CPU data path -------------------------------------------------------------------------------------------
 
     def serve(self, qpn: int, posting: Posting) -> None:
-        """A queue pair completes here."""
+        """Add a queue pair that completes here."""
         self._queues[qpn] = posting
 
     @abstractmethod
     def forget(self, qp: QP) -> None:
-        """It is gone, and with it what of it has not been polled."""
+        """Remove a destroyed queue pair and its completions that were not polled."""
 
     @abstractmethod
     def drop(self, qp: QP) -> None:
-        """It was reset: what has completed so far belongs to requests that are forgotten, and is nobody's from now."""
+        """Drop the completions of a queue pair that was reset: they belong to forgotten requests."""
 
     @property
     def _polled(self) -> bool:
-        """Whether it can be polled here."""
+        """Return whether the queue can be polled here."""
         return not self.collapsed and not self.external_datapath
 
     def _not_ours(self, what: str) -> BadStateError:
@@ -167,15 +167,15 @@ class CQ(Handle, ABC):
 
     @property
     def consumer_index(self) -> int:
-        """How many completions have been polled so far (`doca_verbs_bridge_get_current_cq_ci`)."""
+        """Return how many completions have been polled so far (`doca_verbs_bridge_get_current_cq_ci`)."""
         self.check_open()
         return self._consumer
 
     def req_notify(self, solicited_only: bool = False) -> None:
-        """Ask the channel for one event: at the next completion that has not been polled (`ibv_req_notify_cq`).
+        """Request one event on the channel, at the next completion that has not been polled (`ibv_req_notify_cq`).
 
-        It comes at once when there is such a completion already, so that none is missed. `solicited_only`: only those
-        of requests whose sender set SOLICITED, and errors.
+        If such a completion already waits, the event comes at once, so that none is missed. With `solicited_only`, only
+        errors and requests whose sender set SOLICITED count.
         """
         self.check_open()
         if self.channel is None:
@@ -187,21 +187,21 @@ class CQ(Handle, ABC):
 
     @abstractmethod
     def _request_event(self, channel: CompChannel, solicited_only: bool) -> None:
-        """Do that, under the lock."""
+        """Request the event, under the lock."""
 
     def event_taken(self) -> None:
-        """The channel has given an event of this queue away."""
+        """Note that the channel has delivered an event of this queue."""
         self.hold_for_event()
 
     def ack_events(self, count: int = 1) -> None:
-        """Done with events from the channel (`doca_verbs_ack_cq_events`): the queue cannot be closed before."""
+        """Acknowledge events from the channel (`doca_verbs_ack_cq_events`). The queue cannot be closed before."""
         self.check_open()
         self.acknowledge(count)
 
     def poll(self, most: int = 16) -> list[Completion]:
-        """Up to `most` completions, oldest first; an empty list when there are none (`doca_verbs_bridge_poll_cq`).
+        """Return up to `most` completions, oldest first; an empty list if there are none (`doca_verbs_bridge_poll_cq`).
 
-        What queue pairs with an external data path complete here is passed over.
+        Completions of queue pairs with an external data path are skipped.
         """
         self.check_open()
         if whole("most", most) < 1:
@@ -213,4 +213,4 @@ class CQ(Handle, ABC):
 
     @abstractmethod
     def _poll(self, most: int) -> list[Completion]:
-        """Do that, under the lock."""
+        """Poll, under the lock."""

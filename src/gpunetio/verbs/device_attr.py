@@ -50,12 +50,15 @@ class DeviceAttributes(DeviceAttr):
 
 
 def query_device(provider: Provider) -> DeviceAttributes:
-    """Ask a device for all of it (`doca_verbs_query_device`)."""
+    """Query all attributes of a device (`doca_verbs_query_device`)."""
     return _by_libibverbs(provider) if provider.plain else _by_mailboxes(provider)
 
 
 def _by_libibverbs(provider: Provider) -> DeviceAttributes:
-    """libibverbs tells fewer things. For the others there are what the specifications say, and nothing optional."""
+    """Return the attributes that libibverbs reports.
+
+    The others have the specifications' values, and nothing optional.
+    """
     known, port = provider.query_device(), provider.query_port(1)
     ethernet = port.link_layer == LinkLayer.ETHERNET
     return DeviceAttributes(
@@ -63,7 +66,7 @@ def _by_libibverbs(provider: Provider) -> DeviceAttributes:
         link_layer=port.link_layer,
         gid_table_size=port.gid_tbl_len,
         rc=True,
-        uc=True,  # whoever has RC has it, as a rule; creating one tells
+        uc=True,  # devices with RC usually have it; creating one tells
         log_max_qp_sz=known.max_qp_wr.bit_length() - 1,
         log_max_cq_sz=known.max_cqe.bit_length() - 1,
         max_wqe_sz_sq=CTRL_SEG.size + RADDR_SEG.size + ATOMIC_SEG.size + DATA_SEG.size * known.max_sge,
@@ -118,7 +121,7 @@ def _query_cap(provider: Provider, cap: CapClass, layout: BitStruct) -> dict[str
 
 
 def _ib_gids(code: int) -> int:
-    """Entries behind an InfiniBand port's gid_table_size code."""
+    """Return the number of entries for an InfiniBand port's gid_table_size code."""
     if code > 4:
         raise UnexpectedError(f"the device reports gid_table_size code {code}: only 0 to 4 are defined")
     return 8 << code

@@ -132,13 +132,11 @@ class DevxCQ(CQ):
         self._record["set_ci"] = self._consumer & CI_MASK
 
     def forget(self, qp: QP) -> None:
-        """See `CQ`."""
         if qp.init_attr.srq:
             self.drop(qp)  # the receives that it has used are the SRQ's
         self._queues.pop(qp.qpn, None)
 
     def drop(self, qp: QP) -> None:
-        """See `CQ`."""
         if not self._polled:
             return
         with self._lock:
@@ -168,7 +166,6 @@ class DevxCQ(CQ):
         self.ctx.provider.doorbell_rung()
 
     def event_taken(self) -> None:
-        """See `CQ`."""
         with self._lock:
             self._arm_sn += 1
         super().event_taken()

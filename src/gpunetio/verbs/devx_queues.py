@@ -234,7 +234,6 @@ class RingPosting(Posting):
         super().__init__(qp)
 
     def reset(self) -> None:
-        """See `Posting`."""
         sends, receives = self._rings
         self.send = SendQueue(self._qp, sends.reshape(-1, WQEBB))
         self.receive = ReceiveQueue(self._qp, receives.reshape(-1, self._qp.rq_stride or SEGMENT))
@@ -243,7 +242,6 @@ class RingPosting(Posting):
         self._receiving_pd = (self._qp.init_attr.srq or self._qp).pd
 
     def post(self, queue: WorkQueue, requests: Sequence[SendWr] | Sequence[RecvWr]) -> None:
-        """See `Posting`."""
         try:
             super().post(queue, requests)
         finally:

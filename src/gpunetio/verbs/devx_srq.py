@@ -114,7 +114,6 @@ class DevxSRQ(SRQ):
 
     @property
     def external_datapath(self) -> bool:
-        """See `SRQ`."""
         return self._list is None
 
     def segments(self, index: int) -> bytes:

@@ -1,4 +1,4 @@
-"""Events: a reader of what a device tells, and the asynchronous events of a context."""
+"""Events: readers of a device's events, and the asynchronous events of a context."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _OF_DEVICE = 0  # the cookie of events that are about no object
 _PORT_SHIFT = 8
 
-# What the device calls an event, and what verbs calls it (ibv_get_async_event(3)).
+# The device's names of events, and those of verbs (ibv_get_async_event(3)).
 _ASYNC = {
     EventType.PATH_MIGRATED:       Async.PATH_MIG,
     EventType.COMM_EST:            Async.COMM_EST,
@@ -51,16 +51,16 @@ _OF_PORT_AND_DEVICE = (EventType.PORT_CHANGE, EventType.INTERNAL_ERROR)
 
 
 class Reader(ABC):
-    """Where events about objects come from. `fd` can be read while some wait."""
+    """A source of events about objects. `fd` is readable while events wait."""
 
     fd: int
 
     @abstractmethod
     def take(self) -> tuple[Handle | None, Event] | None:
-        """The oldest event and what it is about; None when none waits. What tells of closed objects is passed over."""
+        """Return the oldest event and its object, or None. Events of closed objects are skipped."""
 
     def wait(self, timeout: float) -> tuple[Handle | None, Event] | None:
-        """The same, and wait for one for `timeout` seconds at most."""
+        """Return the oldest event and its object; wait at most `timeout` seconds."""
         if timeout < 0:
             raise InvalidValueError(f"timeout = {timeout}: give seconds, 0 or more")
         poll = select.poll()
@@ -71,7 +71,7 @@ class Reader(ABC):
         return found
 
     async def wait_in_loop(self) -> tuple[Handle | None, Event]:
-        """The same in asyncio's event loop, for as long as it takes."""
+        """Return the next event and its object, in asyncio's event loop and without a deadline."""
         loop = asyncio.get_running_loop()
         while (found := self.take()) is None:
             ready = loop.create_future()
@@ -84,7 +84,7 @@ class Reader(ABC):
 
 
 class EventReader(Reader):
-    """An event channel of the device, and the objects that it tells of."""
+    """An event channel of the device, and the objects that it reports."""
 
     def __init__(self, provider: Provider, undo: ExitStack):
         self._provider = provider
@@ -95,18 +95,17 @@ class EventReader(Reader):
         self._cookies = itertools.count(_OF_DEVICE + 1)
 
     def subscribe(self, target: Handle, handle: int, types: Iterable[EventType], undo: ExitStack) -> None:
-        """Hear of a DEVX object until `undo`."""
+        """Subscribe to a DEVX object, until `undo`."""
         cookie = next(self._cookies)
         self._targets[cookie] = target
         undo.callback(self._targets.pop, cookie)
         self._provider.subscribe(self._channel, handle, types, cookie)
 
     def subscribe_device(self) -> None:
-        """Hear of the port and the device."""
+        """Subscribe to the port and the device."""
         self._provider.subscribe(self._channel, None, _OF_PORT_AND_DEVICE, _OF_DEVICE)
 
     def take(self) -> tuple[Handle | None, Event] | None:
-        """See `Reader`."""
         while event := self._provider.get_event(self._channel):
             if event.cookie == _OF_DEVICE:
                 return None, event
@@ -117,7 +116,7 @@ class EventReader(Reader):
 
 @dataclass(eq=False)
 class AsyncEvent:
-    """Something that happened to an object, a port or the device (`doca_verbs_async_event`). `ack()` it once.
+    """An event of an object, a port or the device (`doca_verbs_async_event`). Call `ack()` once.
 
     `element` is the QP, CQ or SRQ, the number of the port, or None for the device. `eqe` is the device's event queue
     entry, 64 bytes.
@@ -130,20 +129,20 @@ class AsyncEvent:
 
     @property
     def syndrome(self) -> int:
-        """What went wrong with a CQ: 1 for an overrun (eqe.syndrome of CQ_ERR). 0 of other events."""
+        """Return what went wrong with a CQ: 1 for an overrun (eqe.syndrome of CQ_ERR); 0 for other events."""
         return self.eqe[EQE.syndrome] if self.type == Async.CQ_ERR and self.eqe else 0
 
     def ack(self) -> None:
-        """Done with the event (`doca_verbs_ack_async_event`): its object cannot be closed before."""
+        """Acknowledge the event (`doca_verbs_ack_async_event`). Its object cannot be closed before."""
         if self.acknowledged:
-            raise InvalidValueError(f"{self.type.name} was acknowledged before: once for each event")
+            raise InvalidValueError(f"{self.type.name} was already acknowledged: acknowledge each event once")
         self.acknowledged = True
         if isinstance(self.element, Handle):
             self.element.acknowledge(1)
 
 
 class AsyncEvents:
-    """The asynchronous events of a context, an `async for` over which never ends. `fd` is readable while some wait."""
+    """The asynchronous events of a context. `async for` over them never ends. `fd` is readable while events wait."""
 
     def __init__(self, provider: Provider, undo: ExitStack):
         self._name = provider.name
@@ -151,16 +150,16 @@ class AsyncEvents:
         self._reader.subscribe_device()
 
     def subscribe(self, target: Handle, handle: int, types: Iterable[EventType], undo: ExitStack) -> None:
-        """Hear of a DEVX object until `undo`."""
+        """Subscribe to a DEVX object, until `undo`."""
         self._reader.subscribe(target, handle, types, undo)
 
     @property
     def fd(self) -> int:
-        """For `select`, `poll` and `epoll`."""
+        """Return the descriptor for `select`, `poll` and `epoll`."""
         return self._reader.fd
 
     def get(self, timeout: float) -> AsyncEvent | None:
-        """The oldest event; None when none comes within `timeout` seconds."""
+        """Return the oldest event; None if there is none within `timeout` seconds."""
         found = self._reader.wait(timeout)
         return None if found is None else _translate(*found)
 

@@ -1,4 +1,4 @@
-"""What all verbs objects share: one owning process, an order of closing, and errors that name the object."""
+"""The common part of all verbs objects: one owning process, an order of closing, and errors that name the object."""
 
 from __future__ import annotations
 
@@ -18,28 +18,29 @@ if TYPE_CHECKING:
 
 
 class Handle(metaclass=Whole):
-    """An object on a device. It is a context manager, and lives until `close()` or until its parent closes.
+    """An object on a device. It is a context manager, and lives until it or its parent is closed.
 
-    A context or PD closes what was made from it; anything else refuses to close while another object needs it. Closing
-    waits for kernels that were given the object, or one that goes with it. Ctrl+C leaves none half-made or half-closed.
+    A context or PD closes what was created from it. Any other object refuses to close while another object needs it.
+    Closing waits for kernels that were given the object, or an object that closes with it. Ctrl+C leaves nothing
+    half-made or half-closed.
     """
 
-    _rank: ClassVar[int]  # what a parent closes first: the lowest
+    _rank: ClassVar[int]  # a parent closes the lowest first
     _closes_users: bool = False
-    _handle: int = 0  # the provider's, of an object that a mailbox has made
+    _handle: int = 0  # the provider's, of an object made by a mailbox
 
     def __init__(self, ctx: Context):
         self.ctx = ctx
         self._label = type(self).__name__
         self._pid = os.getpid()
-        self._undo: ExitStack | None = None  # what close() does; None while the object is not open
+        self._undo: ExitStack | None = None  # the steps of close(); None while the object is not open
         self._uses: tuple[Handle, ...] = ()
         self._users: dict[Handle, None] = {}
-        self._unacknowledged = 0  # events that were taken
+        self._unacknowledged = 0  # events that were taken and not acknowledged
         self._acknowledging = threading.Lock()
 
     def _use(self, *handles: Handle | None) -> None:
-        """Note what this object needs: all of it open, and of the same context."""
+        """Note the objects that this object needs. They must be open, and belong to the same context."""
         for handle in handles:
             if handle is None or handle in self._uses:
                 continue
@@ -49,14 +50,14 @@ class Handle(metaclass=Whole):
             self._uses += (handle,)
 
     def _exchange(self, before: Handle, after: Handle) -> None:
-        """From now on this object needs another one."""
+        """Replace an object that this object needs."""
         after.check_open()
         self._uses = tuple(after if used is before else used for used in self._uses)
         before._users.pop(self, None)
         after._users[self] = None
 
     def _opened(self, label: str, undo: ExitStack) -> None:
-        """The object exists: `undo` takes it away again, and what it uses stays until then."""
+        """Mark the object as open. `undo` destroys it; the objects that it uses stay until then."""
         self._label, self._undo = label, undo.pop_all()
         for used in self._uses:
             used._users[self] = None
@@ -70,16 +71,16 @@ class Handle(metaclass=Whole):
 
     @property
     def closed(self) -> bool:
-        """Whether `close()` was called, here or on a parent."""
+        """Return whether `close()` was called on the object or a parent."""
         return self._undo is None
 
     @property
     def users(self) -> tuple[Handle, ...]:
-        """What needs the object."""
+        """Return the objects that need this object."""
         return tuple(self._users)
 
     def close(self) -> None:
-        """Destroy the object. Once is enough, twice is harmless; a forked child leaves it to its parent process."""
+        """Destroy the object. Idempotent. A forked child leaves the object to its parent process."""
         if self._undo is None or self._pid != os.getpid():
             return
         if self._users and not self._closes_users:
@@ -91,15 +92,15 @@ class Handle(metaclass=Whole):
             self._close()
 
     def wait_idle(self) -> None:
-        """Wait until no kernel uses the object, or what closes with it. TimedOutError when one does not end."""
+        """Wait until no kernel uses the object or what closes with it. TimedOutError if a kernel does not end."""
         for user in self.users:
             user.wait_idle()
 
     def _close(self) -> None:
-        """What `close()` does when nothing speaks against it, and what a parent does that closes. No kernel runs."""
+        """Close the object without checks, for `close()` or a closing parent. No kernel runs."""
         if self._undo is None:
             return
-        with ExitStack() as steps:  # the last step first, and every step whatever the others raise
+        with ExitStack() as steps:  # in reverse order; every step runs, even if others raise
             steps.callback(self._release, self._undo)
             for user in sorted(self._users, key=lambda user: user._rank, reverse=True):
                 steps.callback(user._close)
@@ -111,12 +112,12 @@ class Handle(metaclass=Whole):
         undo.close()
 
     def hold_for_event(self) -> None:
-        """An event about the object was taken: it stays until that is acknowledged."""
+        """Keep the object until an event about it, which was taken, is acknowledged."""
         with self._acknowledging:
             self._unacknowledged += 1
 
     def acknowledge(self, count: int) -> None:
-        """Events about the object are done with."""
+        """Acknowledge `count` events about the object."""
         with self._acknowledging:
             if not 1 <= count <= self._unacknowledged:
                 raise InvalidValueError(f"{count} events acknowledged: {self} waits for {self._unacknowledged}")
@@ -135,16 +136,16 @@ class Handle(metaclass=Whole):
         return f"<{', '.join([self._label, *(['closed'] if self.closed else self._details())])}>"
 
     def _details(self) -> Iterable[str]:
-        """Return what `repr()` tells beside the name, without asking the device."""
+        """Return what `repr()` shows besides the name, without asking the device."""
         return ()
 
     def __reduce__(self) -> NoReturn:
-        raise BadStateError(f"{self} cannot be pickled: it belongs to this process; open the device in the other one")
+        raise BadStateError(f"{self} cannot be pickled: it belongs to this process; open the device there")
 
 
 @contextmanager
 def command(name: str) -> Iterator[None]:
-    """Put a command's name before what the device answers to it. NoMemoryError when all that it has is in use."""
+    """Put the command's name before the device's error. NoMemoryError if the device has no more such objects."""
     try:
         yield
     except DriverError as error:
@@ -154,6 +155,6 @@ def command(name: str) -> Iterator[None]:
 
 
 def destroy(provider: Provider, name: str, handle: int) -> None:
-    """Destroy a device object; `name` is the command that the device sees."""
+    """Destroy a device object. `name` is the command."""
     with command(name):
         provider.devx_obj_destroy(handle)

@@ -1,4 +1,4 @@
-"""Memory regions: memory that work requests may name, with the keys to it."""
+"""Memory regions: memory that work requests may name, and its keys."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _regions: dict[tuple[str, int], MR] = {}  # of this process, by device and lkey
 
 
 def region_of(device: str, lkey: int) -> MR | None:
-    """The region with this key, if this process has registered it."""
+    """Return the region with this key, if this process registered it; else None."""
     return _regions.get((device, lkey))
 
 
 @dataclass(frozen=True)
 class Dmabuf:
-    """A range of a dmabuf: memory that may have no address here. The descriptor stays the caller's."""
+    """A range of a dmabuf: memory that may have no address here. The caller keeps the descriptor."""
 
     fd: int
     offset: int
@@ -41,7 +41,7 @@ class Dmabuf:
 
     @property
     def region(self) -> Region:
-        """The range, with offsets for addresses."""
+        """Return the range, with offsets as addresses."""
         return Region(self.offset, self.nbytes, readonly=False, cuda=False, owner=None)
 
 
@@ -56,15 +56,14 @@ def region_at(obj: Any, nbytes: int | None) -> Region:
     address, nbytes = int(obj), whole("nbytes", nbytes)
     if address < 0 or nbytes < 0 or address + nbytes > 1 << 64:
         raise InvalidValueError(f"{nbytes} bytes at address {address:#x} are no range of memory")
-    # What the CPU cannot read may be a GPU's: the device finds out.
+    # Memory that the CPU cannot read may be a GPU's: the device finds out.
     return Region(address, nbytes, readonly=False, cuda=not is_accessible(address, nbytes, False), owner=None)
 
 
 class MR(Handle):
-    """A memory region (`ibv_mr`): `nbytes` at `address`, which keys see at `iova`. It keeps the memory
-    alive, unless that was given by its address.
+    """A memory region (`ibv_mr`): `nbytes` at `address`, which keys address from `iova` on.
 
-    Of a dmabuf, `address` is the offset in it.
+    The region keeps the memory alive, unless it was given by its address. For a dmabuf, `address` is the offset in it.
     """
 
     _rank = 2
@@ -114,10 +113,10 @@ class MR(Handle):
     def reregister(
         self, obj: Any = None, *, nbytes: int | None = None, pd: PD | None = None, access: Access | None = None
     ) -> None:
-        """Change what the region is of, its protection domain or its rights; None stays (`ibv_rereg_mr`).
+        """Change the region's memory, protection domain or rights; None keeps them (`ibv_rereg_mr`).
 
-        `obj` and `nbytes` are as in `PD.register`; keys then see the new memory at its own addresses. On a card the
-        keys may be others afterwards: look at `lkey` and `rkey`. Nothing may be under way with the region.
+        `obj` and `nbytes` are as in `PD.register`; keys then address the new memory by its own addresses. On a card the
+        keys may change: read `lkey` and `rkey` again. No request may be using the region.
         """
         self.check_open()
         if pd is not None and pd.ctx is not self.ctx:
@@ -146,19 +145,19 @@ class MR(Handle):
 
     @cached_property
     def _of_the_cpu(self) -> bool:
-        """Whether `address` is one that this process may write to."""
+        """Return whether `address` is memory that this process may write to."""
         cuda = self._region is not None and self._region.cuda
         return not self._dmabuf and (not cuda or is_accessible(self.address, self.nbytes, True))
 
     def writable_at(self, address: int, nbytes: int, pdn: int) -> int | None:
-        """Where `nbytes` are that the key sees at `address`; None unless a queue of that PD may write there, and we."""
+        """Return the CPU address of `nbytes` at a key's `address`; None unless PD and process may write there."""
         inside = self.iova <= address and address + nbytes <= self.iova + self.nbytes
         allowed = self.pd.pdn == pdn and Access.LOCAL_WRITE in self.access
         return self.address + address - self.iova if inside and allowed and self._of_the_cpu else None
 
 
 def check_access(region: Region, access: Access) -> Access:
-    """The rights, or InvalidValueError for those that the memory or the verbs rules do not allow."""
+    """Return the rights. Raise InvalidValueError for rights that the memory or the verbs rules do not allow."""
     access = flags("access", access, Access)
     if region.nbytes == 0:
         raise InvalidValueError("the memory has 0 bytes: only a region of at least one byte can be registered")

@@ -1,4 +1,4 @@
-"""Opening a device from asyncio, whose event loop goes on meanwhile."""
+"""Opening a device from asyncio without blocking its event loop."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def open_async(name: str | None = None, *, port: PortConfig | None = None) -> Op
 
 
 class Opening:
-    """A device that is being opened: await it for its context, or use it in `async with`."""
+    """A device that is being opened. Await it for its context, or use it in `async with`."""
 
     def __init__(self, name: str | None, port: PortConfig | None):
         self._name, self._port = name, port
         self._context: Context | None = None
-        self._abandoned = self._begun = False  # nobody wants it any more; there is something to close
+        self._abandoned = self._begun = False  # cancelled; there is something to close
         self._deciding = threading.Lock()
 
     def __await__(self) -> Generator[object, None, Context]:
@@ -86,11 +86,11 @@ class Opening:
         return open(self._name, port=self._port)
 
     async def _abandon(self, opened: asyncio.Future[Context | None]) -> None:
-        """See to it that nothing is opened; or, if that has begun, wait for it, and close what was opened."""
+        """Prevent the opening; or, if it has begun, wait for it and close what was opened."""
         with self._deciding:
             self._abandoned = True
             begun = self._begun
-        opened.add_done_callback(lambda done: done.exception())  # which nobody wants to hear of
+        opened.add_done_callback(lambda done: done.exception())  # its error no longer matters
         if not begun:
             return
         while not opened.done():

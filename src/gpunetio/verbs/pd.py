@@ -1,4 +1,4 @@
-"""Protection domains: keys and queues of one domain work together."""
+"""Protection domains: keys and queues work together within one domain."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class PD(Handle):
-    """A protection domain (`ibv_pd`), number `pdn`. It closes the MRs and QPs that were made from it."""
+    """A protection domain (`ibv_pd`), number `pdn`. It closes the MRs and QPs created from it."""
 
     _rank = 3
     _closes_users = True
@@ -42,24 +42,26 @@ class PD(Handle):
     def register(
         self, obj: Any, access: Access | None = None, *, nbytes: int | None = None, iova: int | None = None
     ) -> MR:
-        """Let the device reach the memory of `obj` (`ibv_reg_mr_iova2`).
+        """Register the memory of `obj` with the device (`ibv_reg_mr_iova2`).
 
-        `obj` is a buffer, or has `__cuda_array_interface__` or DLPack: memory of the host or of a GPU, which is not
-        copied, and stays alive as long as the region. All rights by default; only reading when `obj` is read-only.
-        With `nbytes`, `obj` is the address of that much memory, which the caller keeps until the region is closed.
+        `obj` is a buffer, or has `__cuda_array_interface__` or DLPack: host or GPU memory, which is not copied and
+        stays alive as long as the region. By default the region has all rights, or only read rights if `obj` is
+        read-only. With `nbytes`, `obj` is the address of that much memory, which the caller keeps until the region is
+        closed.
 
-        Keys count addresses from `iova`: by default the memory's own, 0 for offsets from its start. On a card the two
-        must have the same offset in a page.
+        Keys address the memory from `iova` on: by default the memory's own address; 0 for offsets from its start. On a
+        card, the two must have the same offset in a page.
         """
         return MR(self, obj, access, iova, nbytes)
 
     def register_dmabuf(
         self, fd: int, nbytes: int, access: Access | None = None, *, offset: int = 0, iova: int | None = None
     ) -> MR:
-        """Let the device reach `nbytes` at `offset` of a dmabuf (`ibv_reg_dmabuf_mr`).
+        """Register `nbytes` at `offset` of a dmabuf with the device (`ibv_reg_dmabuf_mr`).
 
-        All rights by default. Keys count addresses from `iova`, by default from `offset`. NotSupportedError where the
-        device cannot; the software NIC needs an exporter that lets the CPU map it.
+        By default the region has all rights. Keys address it from `iova` on, by default from `offset`.
+        NotSupportedError if the device cannot do it. The software NIC needs an exporter that lets the CPU map the
+        dmabuf.
         """
         return MR(self, Dmabuf(fd, offset, nbytes), access, offset if iova is None else iova)
 
@@ -74,10 +76,10 @@ class PD(Handle):
         external_datapath: bool = False,
         context: Any = None,
     ) -> SRQ:
-        """A queue of at least `srq_wr` receives for many queue pairs (`doca_verbs_srq_create`).
+        """Create a queue of at least `srq_wr` receives for many queue pairs (`doca_verbs_srq_create`).
 
-        A CONTIGUOUS one, whose WQEs are used in the order of the ring, is for an external data path only: kernels fill
-        it. `external_umem` and `external_dbr_umem`, each (UMEM, byte offset), place the ring and its doorbell record in
+        A CONTIGUOUS queue, whose WQEs are used in ring order, is for an external data path only: kernels fill it.
+        `external_umem` and `external_dbr_umem`, each (UMEM, byte offset), place the ring and its doorbell record in
         memory of yours. `context` is any object of yours.
         """
         attr = SrqInitAttr(
@@ -118,7 +120,7 @@ class PD(Handle):
         receive_dpa_completion: DpaCompletion | None = None,
         context: Any = None,
     ) -> QP:
-        """A queue pair in state RST (`doca_verbs_qp_create`); `QpInitAttr` says what the arguments mean."""
+        """Create a queue pair in state RST (`doca_verbs_qp_create`). The arguments are those of `QpInitAttr`."""
         attr = QpInitAttr(
             sq_wr=sq_wr,
             rq_wr=rq_wr,

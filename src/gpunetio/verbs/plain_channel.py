@@ -76,7 +76,6 @@ class PlainReader(Reader):
             self._tell(handle)
 
     def take(self) -> tuple[Handle | None, Event] | None:
-        """See `Reader`."""
         with self._lock:
             self._fetch()
             while handle := self._told.get():

@@ -55,12 +55,10 @@ class PlainCQ(CQ):
         self.entries = self._plain.resize_cq(self.handle, cqe)
 
     def forget(self, qp: QP) -> None:
-        """See `CQ`."""
         self.drop(qp)
         self._queues.pop(qp.qpn, None)
 
     def drop(self, qp: QP) -> None:
-        """See `CQ`."""
         with self._lock:
             self._fetch()
             for wc in self._found:

@@ -92,7 +92,6 @@ class PlainQP(QP):
 
     @property
     def used(self) -> bool:
-        """See `QP`."""
         return self.posting.used
 
     # --- attributes --------------------------------------------------------------------------------------------------

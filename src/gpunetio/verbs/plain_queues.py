@@ -141,6 +141,5 @@ class PlainPosting(Posting):
         super().__init__(qp)
 
     def reset(self) -> None:
-        """See `Posting`."""
         self.send, self.receive = self._make()
         self.complete_receive = (self._qp.init_attr.srq or self.receive).complete

@@ -39,7 +39,6 @@ class PlainSRQ(SRQ):
 
     @property
     def external_datapath(self) -> bool:
-        """See `SRQ`."""
         return False
 
     def _post(self, requests: tuple[RecvWr, ...]) -> None:
@@ -61,7 +60,6 @@ class PlainSRQ(SRQ):
             raise refused.error
 
     def complete(self, index: int) -> int:
-        """See `SRQ`."""
         with self._lock:
             return self._posted.pop(index)
 

@@ -48,7 +48,7 @@ def _new_psn() -> int:
 
 @dataclass(frozen=True)
 class QpEndpoint:
-    """What a peer must know of a queue pair to connect to it. Plain values: send them as you like.
+    """What a peer must know of a queue pair to connect to it: plain values, which you send by any means.
 
     `gid` is 16 raw bytes, `mtu` the port's active MTU in bytes, `psn` the number of the first packet sent.
     """
@@ -107,7 +107,7 @@ class QP(Handle, ABC):
         self.send_cq, self.receive_cq = wired.send_cq, wired.receive_cq
         self.context = attr.context
         self._posting: Posting | None = None
-        self.asked_state = QpState.RST  # the last one that was asked for here; nobody asks the device for it
+        self.asked_state = QpState.RST  # the last state requested here, without asking the device
         self.psn = _new_psn()
         with ExitStack() as undo:
             self._create(undo)
@@ -122,36 +122,38 @@ class QP(Handle, ABC):
             yield f"receives from {attr.srq}" if attr.srq else f"{attr.rq_wr} receives"
 
     def _check(self, attr: QpInitAttr) -> None:
-        """Raise unless the device can make such a queue pair."""
+        """Raise an error unless the device can create such a queue pair."""
         attr.check(self.ctx.query_device())
 
     @abstractmethod
     def _create(self, undo: ExitStack) -> None:
-        """Have the device make it: `qpn`, and `_posting` if the CPU posts."""
+        """Create it on the device: `qpn`, and `_posting` if the CPU posts."""
 
     @property
     def state(self) -> QpState:
-        """The state, as the device reports it: an error may have moved the queue pair to ERR."""
+        """Return the state that the device reports: an error may have moved the queue pair to ERR."""
         self.check_open()
         return self._ask().current_state
 
     @abstractmethod
     def _ask(self) -> QpAttr:
-        """All attributes, as the device reports them. `ah_attr` is None before RTR."""
+        """Return all attributes that the device reports. `ah_attr` is None before RTR."""
 
     @property
     @abstractmethod
     def used(self) -> bool:
-        """Whether requests were posted since it was in RST, by whomever."""
+        """Return whether requests were posted, by any owner of the rings, since the queue pair was in RST."""
 
     @deferred()
     def modify(self, attr: QpAttr, mask: QpAttrMask | int) -> None:
         """Move to another state, or change attributes of this one (`doca_verbs_qp_modify`).
 
         Only attributes in `mask` count; without NEXT_STATE the state stays. The transition starts from the state that
-        the device reports, or from `attr.current_state` if the mask has CURRENT_STATE: the device refuses a wrong one.
+        the device reports, or from `attr.current_state` if the mask has CURRENT_STATE; the device refuses a wrong
+        state.
 
-        Remote atomics change only with ATOMIC_MODE in the mask. The path to the peer is resolved on the way to RTR.
+        Remote atomics change only with ATOMIC_MODE in the mask. The path to the peer is resolved in the transition to
+        RTR.
         """
         self.check_open()
         now, mask = self._ask(), QpAttrMask(whole("mask", mask))
@@ -176,12 +178,12 @@ class QP(Handle, ABC):
 
     @abstractmethod
     def _move(self, move: Transition, attr: QpAttr, mask: QpAttrMask, now: QpAttr) -> None:
-        """Have the device make this transition, whose attributes were checked; `now` is what it was asked before."""
+        """Make this transition on the device. The attributes are checked; `now` is what the device reported before."""
 
     def query(self, mask: QpAttrMask | None = None) -> tuple[QpAttr, QpInitAttr]:
-        """Ask the device for the attributes in `mask`, by default all (`doca_verbs_qp_query`).
+        """Query the attributes in `mask`, by default all (`doca_verbs_qp_query`).
 
-        Attributes outside the mask have QpAttr's defaults, and so has what no transition has set yet.
+        Attributes outside the mask, and those that no transition has set yet, have QpAttr's defaults.
         """
         self.check_open()
         attr = self._ask()
@@ -191,9 +193,9 @@ class QP(Handle, ABC):
         return attr, self.init_attr
 
     def modify_udp_sport(self, port: int) -> None:
-        """Have packets leave from this UDP port, between the device's `min_udp_sport` and `max_udp_sport`, in RTS.
+        """Send packets from this UDP port, between the device's `min_udp_sport` and `max_udp_sport`, in RTS.
 
-        RoCE v2 only; switches choose among paths by it (`mlx5dv_modify_qp_udp_sport`).
+        RoCE v2 only; switches choose among paths by the port (`mlx5dv_modify_qp_udp_sport`).
         """
         self.check_open()
         device = self.ctx.query_device()
@@ -203,20 +205,20 @@ class QP(Handle, ABC):
 
     @abstractmethod
     def _set_udp_sport(self, port: int) -> None:
-        """Do that."""
+        """Set the UDP source port on the device."""
 
     def reset(self) -> None:
-        """Back to RST from any state. A doorbell record in memory of yours is yours to zero."""
+        """Move to RST from any state. You zero a doorbell record in memory of your own."""
         self.modify(QpAttr(next_state=QpState.RST), _M.NEXT_STATE)
 
     def _serve(self, posting: Posting) -> None:
-        """The CPU posts: what completes is told to it."""
+        """Let `posting` receive the completions: the CPU posts."""
         self._posting = posting
         for cq in self._cqs():
             cq.serve(self.qpn, posting)
 
     def _forget(self) -> None:
-        """The device has no such queue pair any more: what it has completed is not told."""
+        """Forget completions after the device has destroyed the queue pair."""
         for cq in self._cqs() if self._posting else ():
             cq.forget(self)
 
@@ -224,7 +226,7 @@ class QP(Handle, ABC):
         return {cq for cq in (self.init_attr.send_cq, self.init_attr.receive_cq) if cq}
 
     def _restart(self) -> None:
-        """In RST: what was posted is gone, and what has completed is not told any more."""
+        """Forget posted requests and their completions after the transition to RST."""
         if self._posting and self._posting.used:
             for cq in self._cqs():
                 cq.drop(self)
@@ -232,7 +234,7 @@ class QP(Handle, ABC):
 
     @property
     def posting(self) -> Posting:
-        """The rings as the CPU data path fills them. BadStateError when they are a DPA's, or in memory of yours."""
+        """Return the rings of the CPU data path. BadStateError if they belong to a DPA, or lie in memory of yours."""
         self.check_open()
         if self._dpa:
             raise BadStateError(
@@ -249,8 +251,8 @@ class QP(Handle, ABC):
     def post_send(self, *requests: SendWr) -> None:
         """Post requests to the send queue, in order, and ring the doorbell once (`doca_verbs_bridge_post_send`).
 
-        BadWrError names the first request that is refused; those before it are posted. In ERR requests complete with a
-        flush error; before RTS they are refused.
+        BadWrError names the first refused request; those before it are posted. In ERR, requests complete with a flush
+        error. Before RTS they are refused.
         """
         posting = self.posting
         posting.check("sends", QpState.RTS)
@@ -268,10 +270,10 @@ class QP(Handle, ABC):
         posting.post(posting.receive, requests)
 
     def get_dpa_handle(self, dpa: Dpa) -> int:
-        """What kernels of `dpa` pass to `put`, `wait`, `recv`, … (`doca_verbs_qp_get_dpa_handle`): a device pointer.
+        """Return the pointer that kernels of `dpa` pass to `put`, `wait`, … (`doca_verbs_qp_get_dpa_handle`).
 
-        It stays the same while the queue pair lives, resets included. InvalidValueError unless the queue pair was made
-        for this DPA.
+        It stays the same while the queue pair exists, even after resets. InvalidValueError unless the queue pair was
+        created for this DPA.
         """
         self.check_open()
         if dpa is not self._dpa:
@@ -279,17 +281,17 @@ class QP(Handle, ABC):
         return dpa.handle(self)
 
     def wait_idle(self) -> None:
-        """See `Handle`. That of a DPA waits until no kernel runs there."""
+        """Wait until no kernel uses the queue pair. For one of a DPA: until no kernel runs there."""
         if self._dpa:
             self._dpa.wait_for_kernels(str(self))
         super().wait_idle()
 
     def to_error(self) -> None:
-        """To ERR: what is posted completes with an error."""
+        """Move to ERR: posted requests complete with an error."""
         self.modify(QpAttr(next_state=QpState.ERR), _M.NEXT_STATE)
 
     def endpoint(self, *, port: int = 1, sgid_index: int = 0, psn: int | None = None) -> QpEndpoint:
-        """What the peer's `connect` needs. Give `connect` here the same port, GID index and PSN."""
+        """Return what the peer's `connect` needs. Give `connect` here the same port, GID index and PSN."""
         self.check_open()
         gid = self.ctx.query_gid(port, sgid_index)
         if not any(gid):
@@ -309,9 +311,9 @@ class QP(Handle, ABC):
         remote_access: Access = _REMOTE,
         atomic_type: QpAtomicType = QpAtomicType.IB_SPEC,
     ) -> None:
-        """Bring a queue pair in RST to INIT, where receives can be posted, and `connect()` goes on from.
+        """Move a queue pair from RST to INIT, where receives can be posted and `connect()` can start.
 
-        `remote_access` says what the peer may do here.
+        `remote_access` is what the peer may do here.
         """
         attr = QpAttr(next_state=QpState.INIT, port_num=port, pkey_index=pkey_index)
         self.modify(replace(attr, **_rights(remote_access, atomic_type)), _TO_INIT & ~self._left_out)
@@ -336,18 +338,18 @@ class QP(Handle, ABC):
         traffic_class: int = 0,
         hop_limit: int = 255,
     ) -> None:
-        """Bring a queue pair in RST or INIT to RTS. If that fails it is in RST, and what was posted is gone.
+        """Move a queue pair from RST or INIT to RTS. If that fails, it is in RST, and posted requests are gone.
 
-        With the peer's QpEndpoint this end is connected, and the peer connects to `self.endpoint()` itself. With a QP
-        of this process both ends are, with the same arguments.
+        With the peer's QpEndpoint, this connects this end; the peer connects to `self.endpoint()` itself. With a QP of
+        this process, this connects both ends, with the same arguments.
 
-        `remote_access` says what the peer may do here. Without it the peer may do everything. A queue pair in INIT
-        keeps its port, P_Key index and access rights unless they are given; in RST the first two are 1 and 0.
+        `remote_access` is what the peer may do here; by default everything. A queue pair in INIT keeps its port, P_Key
+        index and access rights unless they are given; in RST the first two are 1 and 0.
 
         The path MTU is the smaller active MTU of the two ports. `max_rd_atomic` reads and atomics, at most what the
         device has, are in flight in each direction (see `QpAttr`); 0 refuses them. `psn` numbers the first packet sent.
-        Without it the number is the queue pair's own `psn`, which is a new one after each reset: give the peer a new
-        `endpoint()` then. UC ignores what concerns acknowledgements, READs and atomics.
+        By default it is the queue pair's own `psn`, which is new after each reset: give the peer a new `endpoint()`
+        then. UC ignores the parameters of acknowledgements, READs and atomics.
         """
         instance("remote", remote, QP, QpEndpoint)
         given: dict[str, Any] = {} if remote_access is None else _rights(remote_access, atomic_type)
@@ -379,7 +381,7 @@ class QP(Handle, ABC):
             raise
 
     def _before_connect(self, atomic_type: QpAtomicType) -> QpAttr:
-        """Port, P_Key index and rights: those of INIT, or the defaults of `connect` in RST."""
+        """Return port, P_Key index and rights: those of INIT, or the defaults of `connect` in RST."""
         self.check_open()
         now = self._ask()
         if now.current_state == QpState.INIT:
@@ -387,21 +389,21 @@ class QP(Handle, ABC):
         if now.current_state == QpState.RST:
             return QpAttr(**_rights(_REMOTE, atomic_type))
         raise BadStateError(
-            f"{self} is in state {now.current_state.name}, and connect() starts from RST or INIT: reset() it first"
+            f"{self} is in state {now.current_state.name}, but connect() starts from RST or INIT: reset() it first"
         )
 
     @property
     def _left_out(self) -> QpAttrMask:
-        """Attributes that queue pairs of this type do not have."""
+        """Return the attributes that queue pairs of this type do not have."""
         return _ONLY_RC if self.init_attr.qp_type == QpType.UC else _M(0)
 
     def _connect(self, remote: QpEndpoint, wanted: QpAttr, path: AhAttr) -> None:
-        """One end of `connect`: complete what is wanted by what the peer and the two ports say."""
+        """Connect one end: complete the requested attributes with what the peer and the two ports need."""
         device = self.ctx.query_device()
         if not (state := self.ctx.query_port(wanted.port_num).state).is_active:
             raise BadStateError(
-                f"port {wanted.port_num} of {self.ctx.name} is not active ({state.name}), so that no peer can be "
-                "reached: look at its cable, at `rdma link` and `ip link`, and on InfiniBand for a subnet manager"
+                f"port {wanted.port_num} of {self.ctx.name} is not active ({state.name}), so no peer can be "
+                "reached: check its cable, `rdma link` and `ip link`, and on InfiniBand the subnet manager"
             )
         local = self.endpoint(port=wanted.port_num, sgid_index=path.sgid_index)
         most = whole("max_rd_atomic", wanted.max_rd_atomic)
@@ -419,7 +421,7 @@ class QP(Handle, ABC):
 
 
 def _rights(remote_access: Access, atomic_type: QpAtomicType) -> dict[str, Any]:
-    """What a peer may do, as attributes."""
+    """Return a peer's rights as attributes."""
     access = flags("remote_access", remote_access, Access)
     return {
         "allow_remote_write": Access.REMOTE_WRITE in access,

@@ -1,4 +1,4 @@
-"""What a queue pair is created with, and how large its rings become."""
+"""What a queue pair is created with, and the size of its rings."""
 
 from __future__ import annotations
 
@@ -32,27 +32,28 @@ class QpInitAttr:
     """Attributes of a new queue pair (`doca_verbs_qp_init_attr`).
 
     `sq_wr`, `rq_wr`          work requests that each ring must hold; 0 for no ring
-    `send_cq`, `receive_cq`   needed by the ring of that name
-    `send_max_sges`           scatter/gather entries of one request
-    `receive_max_sges`
-    `max_inline_data`         bytes a send may carry in itself; raised to what its WQE has room for
-    `sq_sig_all`              for whoever posts: every send makes a completion
+    `send_cq`, `receive_cq`   the completion queue of each ring
+    `send_max_sges`           scatter/gather entries of one send
+    `receive_max_sges`        scatter/gather entries of one receive
+    `max_inline_data`         bytes that a send may carry itself; raised to what its WQE has room for
+    `sq_sig_all`              every send makes a completion; for the one who posts
     `qp_type`                 RC, or UC: no acknowledgements, no READs, no atomics
     `user_index`              24 bits that the device puts into completions
-    `srq`                     takes the place of a receive ring: `rq_wr` does not count then
-    `external_datapath`       somebody else posts, a kernel for one; always so with `external_umem`
+    `srq`                     replaces a receive ring; `rq_wr` does not count then
+    `external_datapath`       someone else posts, for example a kernel; always so with `external_umem`
     `external_umem`           (UMEM, offset) of the rings, receive ring first; the offset is a multiple of 64
     `external_dbr_umem`       (UMEM, offset) of the 8-byte doorbell record
-    `external_uar`            doorbell page to share; without one the queue pair gets its own
+    `external_uar`            doorbell page to share; by default the queue pair gets its own
     `core_direct_master`      the queue may hold WAIT requests
     `send_dbr_mode`           NO_DBR_EXT: the device needs no doorbell record for sends
-    `emulate_no_dbr_ext`      kernels leave the record alone, and a CPU thread keeps it
-    `cqe_inline`              SENDs of up to 32 bytes come in their completions (`…_set_cqe_inline`): a kernel reads
-                              them there, and `CQ.poll` copies them to where the receive says
-    `dpa`                     kernels of this DPA post and poll (`…_set_dpa`); ring, record and page are made in it,
-                              unless `external_umem`, `external_dbr_umem` and `external_uar` are given, all three
-    `send_dpa_completion`     instead of the CQ of that name (`…_set_send_dpa_completion`); with the three external
-    `receive_dpa_completion`  attributes they name the DPA too, so that `dpa` may be left out
+    `emulate_no_dbr_ext`      a CPU thread keeps the record, not the kernels
+    `cqe_inline`              SENDs of up to 32 bytes arrive in their completions (`…_set_cqe_inline`): a kernel reads
+                              them there, and `CQ.poll` copies them to the receive's buffers
+    `dpa`                     kernels of this DPA post and poll (`…_set_dpa`); ring, record and page are allocated in
+                              it, unless `external_umem`, `external_dbr_umem` and `external_uar` are all given
+    `send_dpa_completion`     replaces `send_cq` (`…_set_send_dpa_completion`)
+    `receive_dpa_completion`  replaces `receive_cq`; with the three external attributes, completions also name the DPA,
+                              so that `dpa` may be left out
     `context`                 any object of yours
     """
 
@@ -81,7 +82,7 @@ class QpInitAttr:
     context: Any = None
 
     def typed(self) -> QpInitAttr:
-        """The same, numbers as ints and enumerations as their members; InvalidValueError names what is neither."""
+        """Return them with ints and enumeration members. InvalidValueError names a value of the wrong type."""
         for name, kind in (("send_cq", CQ), ("receive_cq", CQ), ("srq", SRQ), ("external_uar", UAR)):
             if getattr(self, name) is not None:
                 instance(name, getattr(self, name), kind)
@@ -94,7 +95,7 @@ class QpInitAttr:
         )
 
     def check(self, device: DeviceAttributes) -> None:
-        """Raise unless the device can make such a queue pair. Sizes are checked by `queue_sizes`."""
+        """Raise an error unless the device can create such a queue pair. `queue_sizes` checks the sizes."""
         if self.qp_type not in list(QpType):
             raise InvalidValueError(f"qp_type = {self.qp_type}: only RC (0) and UC (1) queue pairs can be created")
         if not device.is_qp_type_supported(self.qp_type):
@@ -128,7 +129,7 @@ class QpInitAttr:
 
 @dataclass(frozen=True)
 class QueueSizes:
-    """Rings of a queue pair. The send ring counts WQE basic blocks of 64 bytes, the receive ring its WQEs."""
+    """Rings of a queue pair. The send ring is counted in WQE basic blocks of 64 bytes, the receive ring in WQEs."""
 
     rq_bytes: int
     rq_entries: int
@@ -139,7 +140,7 @@ class QueueSizes:
 
 
 def queue_sizes(attr: QpInitAttr, device: DeviceAttributes) -> QueueSizes:
-    """Ring sizes for `attr`, or InvalidValueError when the device has no rings that large."""
+    """Return the ring sizes for `attr`. InvalidValueError if the device has no rings that large."""
     rq_bytes = rq_stride = sq_bytes = 0
     max_inline = attr.max_inline_data
     if attr.rq_wr and not attr.srq:
@@ -173,7 +174,7 @@ def queue_sizes(attr: QpInitAttr, device: DeviceAttributes) -> QueueSizes:
 
 
 def _send_wqe_bytes(sges: int, max_inline: int) -> int:
-    """The largest of the WQEs that a send queue must hold: an atomic's segments, or inline data."""
+    """Return the size of the largest WQE that a send queue must hold: an atomic's segments, or inline data."""
     gather = CTRL_SEG.size + RADDR_SEG.size + ATOMIC_SEG.size + DATA_SEG.size * sges
     inline = CTRL_SEG.size + RADDR_SEG.size + round_up(INLINE_HEADER.size + max_inline, SEGMENT)
     return round_up(max(gather, inline), WQEBB)

@@ -1,4 +1,4 @@
-"""States of a queue pair: which transitions there are, what each one takes, and the fields that carry it."""
+"""States of a queue pair: the possible transitions, the attributes of each, and the fields that carry them."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ PATH = "primary_address_path"
 
 @dataclass
 class QpAttr:
-    """Attributes that a queue pair is modified with, or has (`doca_verbs_qp_attr`). The mask says which count.
+    """Attributes to modify a queue pair with, or those it has (`doca_verbs_qp_attr`). The mask says which ones count.
 
-    `path_mtu` is in bytes, 256 to 4096; an `MtuSize` is taken, too. `ack_timeout` is 4.096 µs × 2^n (0: none),
-    `min_rnr_timer` the code of the specification, 7 in `rnr_retry` means forever.
+    `path_mtu` is in bytes, 256 to 4096, or an `MtuSize`. `ack_timeout` is 4.096 µs × 2^n (0: none), `min_rnr_timer` is
+    the specification's code, 7 in `rnr_retry` means forever.
 
     `max_rd_atomic` reads and atomics are in flight from here, `max_dest_rd_atomic` from the peer: each 0 to 16. Devices
-    take powers of two: the first is rounded down, the second up. With `max_dest_rd_atomic` 0 the peer's reads and
-    atomics are refused. With `max_rd_atomic` 0 one is in flight at a time, because devices have no 0 for it.
+    take powers of two: the first is rounded down, the second up. With `max_dest_rd_atomic` 0, the peer's reads and
+    atomics are refused. With `max_rd_atomic` 0, one is in flight at a time, because devices have no 0 for it.
 
-    A query says in `sq_draining` whether sends are still under way in SQD.
+    After a query, `sq_draining` says whether sends are still in flight in SQD.
     """
 
     next_state: QpState = QpState.RST
@@ -75,7 +75,7 @@ class Transition:
     fixed: dict[str, int] = field(default_factory=dict)  # qpc fields that every such command sets
 
     def check(self, mask: QpAttrMask, qp_type: QpType = QpType.RC) -> None:
-        """Raise InvalidValueError unless the mask has all that is required, and nothing that is not allowed."""
+        """Raise InvalidValueError unless the mask has all required attributes and no others than allowed."""
         missing = self.required & ~mask
         if qp_type == QpType.UC:
             missing &= ~_OF_ACKNOWLEDGEMENTS
@@ -127,7 +127,7 @@ _FROM_ANY_TO = {
 
 
 def transition(current: QpState, following: QpState) -> Transition:
-    """The command that leads from one state to another."""
+    """Return the command that moves a queue pair from one state to another."""
     move = _FROM_ANY_TO.get(following) or _FROM_TO.get((current, following))
     if move is None:
         raise InvalidValueError(
@@ -171,7 +171,7 @@ def _psn(value: int) -> int:
 
 @dataclass(frozen=True)
 class _Carrier:
-    """Where an attribute travels: a field of the QPC or, after a dot, of its path, and its bit in opt_param_mask."""
+    """How an attribute is carried: a field of the QPC or, after a dot, of its path, and its bit in opt_param_mask."""
 
     mask: QpAttrMask
     attr: str
@@ -231,7 +231,7 @@ def _width(name: str) -> int:
 
 
 def carry(attr: QpAttr, mask: QpAttrMask, move: Transition) -> tuple[dict[str, Any], OptParam]:
-    """The QPC fields and opt_param_mask of a transition, without the address handle."""
+    """Return the QPC fields and opt_param_mask of a transition, without the address handle."""
     qpc: dict[str, Any] = {PATH: {}, **move.fixed}
     opt = _NO_OPT
     for carrier in _CARRIERS:
@@ -245,9 +245,9 @@ def carry(attr: QpAttr, mask: QpAttrMask, move: Transition) -> tuple[dict[str, A
 
 
 def without_reads(attr: QpAttr, mask: QpAttrMask, move: Transition) -> tuple[QpAttr, QpAttrMask]:
-    """Take the peer's right to read and to change memory atomically away, as `max_dest_rd_atomic` 0 means.
+    """Remove the peer's right to READs and atomics, as `max_dest_rd_atomic` 0 means.
 
-    A QPC has no such value: the kernel's driver does the same (`set_qpc_atomic_flags` of mlx5_ib).
+    A QPC has no such value. The kernel's driver does the same (`set_qpc_atomic_flags` of mlx5_ib).
     """
     if _M.MAX_DEST_RD_ATOMIC in mask:
         mask |= (_M.ALLOW_REMOTE_READ | _M.ATOMIC_MODE) & move.optional
@@ -255,15 +255,15 @@ def without_reads(attr: QpAttr, mask: QpAttrMask, move: Transition) -> tuple[QpA
 
 
 def state_of(qpc: dict[str, Any]) -> QpState:
-    """The state of a queue pair, from its context."""
+    """Return the state of a queue pair, from its context."""
     state = _PRM_STATE.get(qpc["state"])
     if state is None:
-        raise UnexpectedError(f"the device reports queue pair state {qpc['state']}, which has no counterpart here")
+        raise UnexpectedError(f"the device reports queue pair state {qpc['state']}, which is unknown here")
     return state
 
 
 def attributes_of(qpc: dict[str, Any]) -> QpAttr:
-    """What a context says in terms of QpAttr, without the address handle."""
+    """Return a context as QpAttr, without the address handle."""
     path = qpc[PATH]
     attr = QpAttr(
         next_state=state_of(qpc),
@@ -285,11 +285,11 @@ def attributes_of(qpc: dict[str, Any]) -> QpAttr:
     )
     if qpc["mtu"]:  # 0 until INIT2RTR set one
         if qpc["mtu"] not in _MTU_OF_PRM:
-            raise UnexpectedError(f"the device reports MTU code {qpc['mtu']}, which has no counterpart here")
+            raise UnexpectedError(f"the device reports MTU code {qpc['mtu']}, which is unknown here")
         attr.path_mtu = _MTU_OF_PRM[qpc["mtu"]]
     if qpc["rae"]:
         if qpc["atomic_mode"] not in list(QpAtomicType):
-            raise UnexpectedError(f"the device reports atomic mode {qpc['atomic_mode']}, which has no counterpart here")
+            raise UnexpectedError(f"the device reports atomic mode {qpc['atomic_mode']}, which is unknown here")
         attr.allow_remote_atomic = QpAtomicType(qpc["atomic_mode"])
     return attr
 

@@ -1,4 +1,4 @@
-"""What a request must be like, whatever carries it out: what each opcode means, and which values it takes."""
+"""Rules for requests, for every data path: the meaning of each opcode, and the values it takes."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _ATOMIC_BYTES = 8
 
 @dataclass(frozen=True)
 class Kind:
-    """What an opcode becomes."""
+    """What an opcode does."""
 
     completion: WcOpcode
     remote: bool = False  # it names memory of the peer
-    reads: bool = False  # it brings something back
+    reads: bool = False  # it returns data
     imm: bool = False
 
     @cached_property
@@ -44,7 +44,7 @@ _KINDS = {
 
 
 def kind_of(request: SendWr, qp_type: QpType) -> Kind:
-    """What a request for the send queue is."""
+    """Return the kind of a request for the send queue."""
     kind = _KINDS.get(instance("request", request, SendWr).opcode)
     if kind is None:
         raise InvalidValueError(f"opcode = {request.opcode}: it must be a WrOpcode")
@@ -54,9 +54,9 @@ def kind_of(request: SendWr, qp_type: QpType) -> Kind:
 
 
 def entries_of(request: SendWr | RecvWr, most: int, limit: str) -> tuple[Sequence[Sge], int]:
-    """The scatter/gather entries of a request, and their bytes; `limit` is the attribute that says how many it has.
+    """Return the scatter/gather entries of a request and their bytes. `limit` names the attribute that limits them.
 
-    Empty ones are left out: for some devices 0 means 2^31 bytes.
+    Empty entries are left out: for some devices 0 means 2^31 bytes.
     """
     sges, total = request.sges, 0
     if len(sges) > most:
@@ -69,7 +69,7 @@ def entries_of(request: SendWr | RecvWr, most: int, limit: str) -> tuple[Sequenc
 
 
 def check_size(kind: Kind, nbytes: int) -> None:
-    """Raise InvalidValueError unless a request of this kind may have entries of so many bytes."""
+    """Raise InvalidValueError unless a request of this kind may have entries of `nbytes` bytes."""
     if kind.atomic and nbytes != _ATOMIC_BYTES:
         raise InvalidValueError(f"{nbytes} bytes for the result of an atomic: give one entry of {_ATOMIC_BYTES}")
     if nbytes > MAX_TRANSFER:
@@ -77,7 +77,7 @@ def check_size(kind: Kind, nbytes: int) -> None:
 
 
 def inline_payload(request: SendWr, kind: Kind, most: int) -> bytes:
-    """The bytes of a request that carries them itself, `most` at most."""
+    """Return the inline bytes of a request, at most `most`."""
     if kind.reads:
         raise InvalidValueError(f"{request.opcode.name} brings data here: it cannot be inline")
     if request.inline is not None and request.sges:
@@ -93,7 +93,7 @@ def inline_payload(request: SendWr, kind: Kind, most: int) -> bytes:
 
 
 def check_range(name: str, value: int, most: int) -> int:
-    """A number from 0 to less than `most`."""
+    """Return a number from 0 to less than `most`."""
     if not 0 <= value < most:
         raise InvalidValueError(f"{name} = {value:#x} does not fit in {(most - 1).bit_length()} bits")
     return value
@@ -106,7 +106,10 @@ def check_entry(sge: Sge) -> None:
 
 
 def remote_of(request: SendWr) -> tuple[int, int]:
-    """Address and key of the peer's memory, checked. A request without bytes needs neither (IBTA 9.7.4.1.6)."""
+    """Return the checked address and key of the peer's memory.
+
+    A request without bytes needs neither (IBTA 9.7.4.1.6).
+    """
     place = {"remote_addr": request.remote_addr, "rkey": request.rkey}
     missing = [name for name, value in place.items() if value is None]
     if missing and (request.inline or any(sge.length for sge in request.sges)):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SrqAttr:
-    """What a shared receive queue holds (`ibv_srq_attr`): requests, entries in each, and the limit that is armed."""
+    """What a shared receive queue holds (`ibv_srq_attr`): requests, entries in each, and the armed limit."""
 
     max_wr: int
     max_sge: int
@@ -33,7 +33,7 @@ class SrqAttr:
 
 @dataclass(frozen=True, kw_only=True)
 class SrqInitAttr:
-    """Attributes of a new shared receive queue (`doca_verbs_srq_init_attr`); see `PD.create_srq`."""
+    """Attributes of a new shared receive queue (`doca_verbs_srq_init_attr`), as in `PD.create_srq`."""
 
     srq_wr: int
     receive_max_sges: int
@@ -44,7 +44,7 @@ class SrqInitAttr:
     context: Any
 
     def checked(self, device: DeviceAttributes) -> SrqInitAttr:
-        """The same, numbers as ints and enumerations as their members; or an error that names what cannot be had."""
+        """Return them with ints and enumeration members. Raise the error that names an impossible one."""
         check_places(self.external_umem, self.external_dbr_umem)
         attr = replace(
             self,
@@ -70,10 +70,10 @@ class SrqInitAttr:
 class SRQ(Handle, ABC):
     """A shared receive queue (`doca_verbs_srq`), number `srqn`.
 
-    `entries` WQEs of `stride` bytes are at `ring_address` (`doca_verbs_srq_get_wq`), the doorbell record, whose first
-    word counts what was posted, at `dbr_address` (`doca_verbs_srq_get_dbr_addr`); `ring` says in which memory they lie.
-    In a linked list the WQEs are used in the order in which they were posted, and become free as their messages
-    complete, in any order.
+    `entries` WQEs of `stride` bytes are at `ring_address` (`doca_verbs_srq_get_wq`). The doorbell record, whose first
+    word counts posted receives, is at `dbr_address` (`doca_verbs_srq_get_dbr_addr`). `ring` says in which memory they
+    lie. In a linked list, WQEs are used in the order of posting, and become free as their messages complete, in any
+    order.
     """
 
     _rank = 1
@@ -103,13 +103,13 @@ class SRQ(Handle, ABC):
 
     @abstractmethod
     def _create(self, attr: SrqInitAttr, undo: ExitStack) -> None:
-        """Have the device make it: `srqn`, `entries`."""
+        """Create it on the device: `srqn`, `entries`."""
 
     @deferred()
     def post_recv(self, *requests: RecvWr) -> None:
         """Post receives, in order (`doca_verbs_bridge_post_srq_recv`).
 
-        BadWrError names the first request that is refused; those before it are posted.
+        BadWrError names the first refused request; those before it are posted.
         """
         self.check_open()
         self._post(requests)
@@ -120,14 +120,14 @@ class SRQ(Handle, ABC):
     @property
     @abstractmethod
     def external_datapath(self) -> bool:
-        """Whether somebody else fills the ring."""
+        """Return whether someone else fills the ring."""
 
     @abstractmethod
     def complete(self, index: int) -> int:
-        """The receive that a completion names so has completed: its wr_id. Its place is free again."""
+        """Complete the receive that a completion names by `index`: return its wr_id, and free its slot."""
 
     def query(self) -> SrqAttr:
-        """What it holds, and the limit as the device has it: 0 once its event was made (`doca_verbs_srq_query`)."""
+        """Return what it holds, and the limit on the device: 0 after its event (`doca_verbs_srq_query`)."""
         self.check_open()
         return self._query()
 
@@ -136,10 +136,11 @@ class SRQ(Handle, ABC):
 
     @deferred()
     def modify(self, *, max_wr: int | None = None, srq_limit: int | None = None) -> None:
-        """Change the limit, or how many receives there is room for (`ibv_modify_srq`). None leaves it as it is.
+        """Change the limit or the capacity (`ibv_modify_srq`). None keeps a value.
 
-        `srq_limit` asks for one SRQ_LIMIT_REACHED event, when fewer receives are left; 0 for none. `max_wr` makes room
-        for as many or more, and what is posted stays; NotSupportedError where the device cannot (`can_resize_srq`).
+        `srq_limit` requests one SRQ_LIMIT_REACHED event, when fewer receives are left; 0 requests none. `max_wr` makes
+        room for at least as many receives, and keeps posted ones; NotSupportedError if the device cannot
+        (`can_resize_srq`).
         """
         self.check_open()
         if max_wr is not None:

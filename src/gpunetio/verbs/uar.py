@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 class UAR(Handle):
-    """A page of doorbell registers (`doca_verbs_uar`), known to the device as `page_id`.
+    """A page of doorbell registers (`doca_verbs_uar`), which the device calls `page_id`.
 
-    `reg_addr` is the ordinary register, `dbr_less_addr` that of queues in mode NO_DBR_EXT.
+    `reg_addr` is the ordinary register; `dbr_less_addr` is that of queues in mode NO_DBR_EXT.
     """
 
     _rank = 2

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 class UMEM(Handle):
-    """`nbytes` of memory at `address`, known to the device as `umem_id` (`doca_verbs_umem`). It keeps them alive.
+    """`nbytes` of memory at `address`, registered as `umem_id` (`doca_verbs_umem`). It keeps the memory alive.
 
-    `lies_in` says where they lie. Of a dmabuf alone, `address` is the offset in it.
+    `lies_in` says which memory it is. For a dmabuf without `memory`, `address` is the offset in it.
     """
 
     _rank = 2
@@ -59,5 +59,5 @@ def _where(region: Region, has_address: bool, has_dmabuf: bool) -> RingMemory:
     if not has_address:
         return RingMemory.DMABUF
     if not region.cuda or is_accessible(region.address, region.nbytes, not region.readonly):
-        return RingMemory.HOST  # pinned memory, too, is named by CUDA
+        return RingMemory.HOST  # CUDA also names pinned memory
     return RingMemory.CUDA_DMABUF if has_dmabuf else RingMemory.CUDA_PEERMEM

@@ -17,7 +17,7 @@ _NO_FLAGS = WcFlags(0)
 
 @dataclass(frozen=True, slots=True)
 class Sge:
-    """`length` bytes at `address`, as the region of `lkey` counts addresses (`ibv_sge`)."""
+    """`length` bytes at `address`, in the addresses of `lkey`'s region (`ibv_sge`)."""
 
     address: int
     length: int
@@ -38,15 +38,16 @@ class _Request:
 class SendWr(_Request):
     """A request for the send queue (`ibv_send_wr`).
 
-    `sges`                   what is gathered, or where a READ's or an atomic's result goes; kept as a tuple
-    `inline`                 the bytes themselves, in place of `sges`: no region is needed, and they may change at once
-    `wr_id`                  comes back in the completion
+    `sges`                   what is gathered, or the place of a READ's or an atomic's result; kept as a tuple
+    `inline`                 the bytes themselves, instead of `sges`: no region is needed, and they may change after the
+                             post
+    `wr_id`                  returned in the completion
     `flags`                  unlike in C, every request makes a completion unless this says otherwise
     `remote_addr`, `rkey`    for WRITE, READ and atomics, unless there are no bytes: the peer's memory
     `imm`                    32 bits, for the opcodes WITH_IMM
     `compare`, `swap`        of a compare and swap: 64 bits in the responder's byte order
     `add`                    of a fetch and add
-    `wait_cqn`, `wait_pi`    of a WAIT: see `wait_cq_pi`
+    `wait_cqn`, `wait_pi`    of a WAIT; `wait_cq_pi` sets them
     """
 
     opcode: WrOpcode
@@ -69,18 +70,18 @@ class SendWr(_Request):
 
 
 def wait_cq_pi(cq: CQ, pi: int, *, wr_id: int = 0, flags: SendFlags = SendFlags.SIGNALED) -> SendWr:
-    """A request that holds its queue until a CQ's producer index passes `pi` (`doca_verbs_bridge_set_wait_cq_pi_wr`).
+    """Return a WAIT until a CQ's producer index passes `pi` (`doca_verbs_bridge_set_wait_cq_pi_wr`).
 
-    So entry number `pi` of the CQ, counted from 0 for ever, has been written. What has been polled is
-    `cq.consumer_index`: with nothing on its way, `consumer_index + 1` waits for two completions. The queue pair must be
-    created with `core_direct_master`.
+    The WAIT holds its queue until entry number `pi` of the CQ, counted from 0 forever, has been written.
+    `cq.consumer_index` entries have been polled: with none in flight, `consumer_index + 1` waits for two completions.
+    The queue pair must be created with `core_direct_master`.
     """
     return SendWr(opcode=WrOpcode.WAIT_CQ_PI, wait_cqn=cq.cqn, wait_pi=pi, wr_id=wr_id, flags=flags)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecvWr(_Request):
-    """A request for the receive queue (`ibv_recv_wr`): where the bytes of a SEND go. `sges` is kept as a tuple."""
+    """A request for the receive queue (`ibv_recv_wr`): the buffers of a SEND. `sges` is kept as a tuple."""
 
     sges: Sequence[Sge] = ()
     wr_id: int = 0
@@ -91,18 +92,18 @@ class RecvWr(_Request):
 
 
 def _keep_entries(request: SendWr | RecvWr) -> None:
-    """A request stays what it was, whatever becomes of the list that it was made of."""
-    if isinstance(request.sges, Iterable):  # what is none is refused by the post
+    """Keep the entries as a tuple, so that later changes of the caller's list do not matter."""
+    if isinstance(request.sges, Iterable):  # the post refuses what is not a sequence
         object.__setattr__(request, "sges", tuple(request.sges))
 
 
 @dataclass(slots=True)  # not frozen: that would take five times as long to make
 class Completion:
-    """What became of a request (`ibv_wc`).
+    """The result of a request (`ibv_wc`).
 
-    `timestamp` is when it completed, on the device's clock (`Context.query_clock`), or None where there is none.
-    With a status other than SUCCESS only `wr_id`, `status`, `qp_num` and `vendor_err` mean anything. `byte_len` is that
-    of a receive, a READ or an atomic; `imm` is None unless immediate data came.
+    `timestamp` is the time of completion on the device's clock (`Context.query_clock`), or None. With a status other
+    than SUCCESS, only `wr_id`, `status`, `qp_num` and `vendor_err` are valid. `byte_len` is that of a receive, a READ
+    or an atomic; `imm` is None unless immediate data came.
     """
 
     wr_id: int
@@ -117,9 +118,9 @@ class Completion:
 
 
 class BadWrError(DocaError):
-    """A request was refused, and those behind it were not looked at; the earlier ones are posted (`bad_wr`).
+    """A request was refused. The requests before it are posted, those after it are not (`bad_wr`).
 
-    `index` is its place among those that were given, `request` the request; `code` and `__cause__` say why.
+    `index` is the request's place in the list, `request` the request; `code` and `__cause__` say why.
     """
 
     index: int
