@@ -57,6 +57,7 @@ class KernelPlayer(Player, Launcher):
         self._close()
 
     def compile(self) -> None:
+        self.qp.to_init(port=self.options.port)  # a launch refuses a queue pair in RST
         self._launch_kernel(0)
         self._post(0)
 
