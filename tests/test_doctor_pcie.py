@@ -69,7 +69,7 @@ NO_CONFIG = without(Kind.FILE, f"{FOLDER}/0000:b2:00.0/config")
         ("acs", [bridge("b2:01.0", 0x20)], [WARN], "redirects peer traffic at b2:01.0"),
         ("acs", [bridge("b2:01.0", 1)], [WARN], "redirects nothing at b2:01.0"),
         ("acs", [bridge("b0:02.0", ALL_ON), bridge("b1:00.0", ALL_ON)], [OK], "off"),  # packets turn below these
-        ("acs", [INTEGRATED, NO_CUDA, bridge("b2:00.0", ALL_ON)], [SKIP], "integrated: a NIC reaches memory"),
+        ("acs", [INTEGRATED, NO_CUDA, bridge("b2:00.0", ALL_ON)], [SKIP], "integrated: the NIC uses host memory"),
         ("acs", [without(Kind.LINK, GPU)], [SKIP], "sysfs does not show where GPU0"),
         ("acs", NOT_ROOT, [SKIP], "sudo gpunetio doctor"),
         ("acs", [*NOT_ROOT, bridge("b2:00.0", ALL_ON)], [WARN], "at b2:00.0"),

@@ -249,14 +249,14 @@ def playing(monkeypatch):
         (probe_memory.dmabuf, (), (), OK, "by dmabuf"),
         (probe_memory.dmabuf, ("dmabuf",), (), OK, "by nvidia-peermem"),
         (probe_memory.dmabuf, (), ("reg_dmabuf_mr",), OK, "by nvidia-peermem"),
-        (probe_memory.dmabuf, ("dmabuf",), ("MR of GPU",), FAIL, "takes no memory of GPU fa:00.0"),
-        (probe_memory.dmabuf, (), ("reg_dmabuf_mr", "MR of GPU"), FAIL, "takes no memory of GPU fa:00.0"),
+        (probe_memory.dmabuf, ("dmabuf",), ("MR of GPU",), FAIL, "does not accept memory of GPU fa:00.0"),
+        (probe_memory.dmabuf, (), ("reg_dmabuf_mr", "MR of GPU"), FAIL, "does not accept memory of GPU fa:00.0"),
         (probe_memory.dmabuf, ("alloc GPU",), (), FAIL, "cudaMalloc"),
         (probe_memory.umem, (), (), OK, "by dmabuf"),
         (probe_memory.umem, ("dmabuf",), (), OK, "by nvidia-peermem"),
         (probe_memory.umem, (), ("reg_dmabuf_umem",), OK, "by nvidia-peermem"),
-        (probe_memory.umem, ("dmabuf",), ("UMEM of GPU",), WARN, "lie in host memory"),
-        (probe_memory.umem, (), ("reg_dmabuf_umem", "UMEM of GPU"), WARN, "lie in host memory"),
+        (probe_memory.umem, ("dmabuf",), ("UMEM of GPU",), WARN, "are in host memory"),
+        (probe_memory.umem, (), ("reg_dmabuf_umem", "UMEM of GPU"), WARN, "are in host memory"),
     ],
 )  # fmt: skip
 def test_ways_to_gpu_memory(playing, trial, cuda, card, status, words):

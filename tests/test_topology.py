@@ -110,7 +110,7 @@ def test_an_integrated_gpu_has_no_distance_that_matters():
     assert statuses("topology", far) == [Status.WARN]
     (finding,) = found("topology", far, spark)
     assert (finding.status, finding.gpu) == (Status.SKIP, "GPU0")
-    assert finding.summary == "integrated: a NIC reaches memory of the host"
+    assert finding.summary == "integrated: the NIC uses host memory"
 
 
 @pytest.mark.parametrize(
@@ -269,7 +269,7 @@ def test_no_pair():
     assert (finding.status, finding.summary) == (Status.SKIP, "no NIC")
     rxe = changed(built(gpu(GPU)), folder("/sys/class/infiniband", "rxe0"))
     (finding,) = (one for one in examine(rxe).findings if one.check.id == "topology")
-    assert (finding.status, finding.summary) == (Status.SKIP, "rxe0 is no PCI device")
+    assert (finding.status, finding.summary) == (Status.SKIP, "rxe0 is not a PCI device")
 
 
 def test_nvidia_smi_agrees():

@@ -1,4 +1,4 @@
-"""Models of NVIDIA's NICs by PCI device id, and how a check looks at each NIC."""
+"""Models of NVIDIA's NICs by PCI device id, and helpers for checks of each NIC."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class Grade(Enum):
 
     RECOMMENDED = "ConnectX-6 Dx or later"
     OLD = "mlx5, but older than what NVIDIA recommends"
-    NONE = "no mlx5: no doorbells that a GPU could ring"
-    UNKNOWN = "a virtual function does not say of which model it is"
+    NONE = "not mlx5: no doorbells that a GPU could ring"
+    UNKNOWN = "a virtual function does not show its model"
 
 
 @dataclass(frozen=True)
 class Model:
-    """A NIC as it is sold."""
+    """A NIC model."""
 
     name: str
     grade: Grade
@@ -35,7 +35,7 @@ class Model:
 
     @property
     def virtual(self) -> bool:
-        """Whether it is a function of SR-IOV, which has no settings of its own."""
+        """Whether it is an SR-IOV virtual function, which has no settings of its own."""
         return self.name.endswith("virtual function")
 
 
@@ -70,12 +70,12 @@ MODELS = {
 
 
 def is_nvidia(nic: Nic) -> bool:
-    """Whether it is a PCI card of Mellanox/NVIDIA."""
+    """Return whether it is a Mellanox/NVIDIA PCI card."""
     return nic.pci is not None and nic.pci.vendor == MELLANOX
 
 
 def model_of(machine: Machine, card: PciDevice) -> Model | None:
-    """The model of a card of Mellanox/NVIDIA; a virtual function may tell by the physical one; None for an unknown."""
+    """Return the model of a Mellanox/NVIDIA card, for a virtual function by its physical function; None if unknown."""
     found = MODELS.get(card.device)
     if found is VIRTUAL:
         physical = address_of(machine.host.follow(f"{card.folder}/physfn").text.rpartition("/")[2])
@@ -84,7 +84,7 @@ def model_of(machine: Machine, card: PciDevice) -> Model | None:
 
 
 def each_nic(judge: Callable[[Machine, Nic], Iterator[Finding]]) -> Callable[[Machine], Iterator[Finding]]:
-    """A check that judges NIC by NIC."""
+    """Turn a judge of one NIC into a check of all NICs."""
 
     @functools.wraps(judge)
     def ask(machine: Machine) -> Iterator[Finding]:
@@ -97,7 +97,7 @@ def each_nic(judge: Callable[[Machine, Nic], Iterator[Finding]]) -> Callable[[Ma
 
 
 def port_of(machine: Machine, nic: Nic) -> tuple[str, dict[str, Reading]]:
-    """The folder of a NIC's first active port, else of its first, and that port's state; "" when it has none."""
+    """Return the folder and the state of a NIC's first active port, or of its first port; "" if it has no port."""
     folder = f"{nic.folder}/ports"
     ports = [f"{folder}/{name}" for name in machine.host.names(folder).names] if nic.rdma else []
     described = [(port, {name: machine.host.read(f"{port}/{name}") for name in _STATE}) for port in ports]

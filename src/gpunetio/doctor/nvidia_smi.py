@@ -1,4 +1,4 @@
-"""NVIDIA's driver, asked only where that changes nothing, and `nvidia-smi -q` as a table for each GPU."""
+"""Run nvidia-smi where this changes nothing, and parse `nvidia-smi -q` into a table for each GPU."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ _GPU = re.compile(r"GPU ([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])"
 
 
 def asleep(host: Host, *nodes: str) -> str:
-    """Why the driver is not to be asked; "" when it may be.
+    """Return why the driver must not be asked; "" if it may be.
 
-    nvidia-smi and libcuda have nvidia-modprobe, which is setuid root, load modules and make device nodes that are
-    missing. Nodes outlive the module; sandboxes that have the nodes may show no module at all, nor any other.
+    nvidia-smi and libcuda call nvidia-modprobe (setuid root), which loads missing modules and creates missing device
+    nodes. Nodes outlive the module. A sandbox that has the nodes may show no modules at all.
     """
     modules = host.names("/sys/module")
     told = host.read("/proc/driver/nvidia/version").ok or host.names("/sys/module/nvidia").ok
     if not told and modules.names:
-        return "it would first load nvidia"
+        return "this would load nvidia"
     missing = [node for node in (CONTROL, *nodes) if not host.follow(node).ok]
-    return f"it would first make {missing[0]}" if missing else ""
+    return f"this would create {missing[0]}" if missing else ""
 
 
 def said(host: Host, *arguments: str) -> Reading:
-    """What `nvidia-smi` prints with these arguments; nothing where the driver is not to be asked."""
+    """Run `nvidia-smi` with these arguments, unless the driver must not be asked."""
     if why := asleep(host):
         return Reading(Kind.COMMAND, ("nvidia-smi", *arguments), None, Trouble.FAILED, why)
     return host.run("nvidia-smi", *arguments)
 
 
 def query(host: Host) -> Reading:
-    """All that it knows of each GPU."""
+    """Run `nvidia-smi -q`."""
     return said(host, "-q")
 
 
 def parse(text: str) -> dict[str, dict[str, str]]:
-    """By PCI address: values by "heading/name", and by "name" as it comes first.
+    """Parse `nvidia-smi -q` into values by PCI address, and then by "heading/name" and by "name" (the first one).
 
-    Headings are lines without " : "; how far lines are indented is not looked at, as people paste them without. MIG
-    devices have headings of the same names, above those of their GPU.
+    Headings are lines without " : ". Indentation does not count, because people paste text without it. MIG devices
+    have the same headings, above those of their GPU.
     """
     found: dict[str, dict[str, str]] = {}
     values: dict[str, str] | None = None

@@ -1,4 +1,4 @@
-"""PCI devices as sysfs shows them (kernel Documentation/ABI/testing/sysfs-bus-pci)."""
+"""PCI devices in sysfs (kernel Documentation/ABI/testing/sysfs-bus-pci)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ADDRESS = re.compile(r"([0-9a-f]{1,8}):([0-9a-f]{1,2}):([0-9a-f]{1,2})\.([0-7])
 
 
 def address_of(text: str) -> str:
-    """A PCI address as sysfs writes it, "0000:ca:00.0", from any way that tools write it; "" for anything else."""
+    """Return a PCI address in sysfs notation, "0000:ca:00.0", from any tool's notation; "" for anything else."""
     found = _ADDRESS.fullmatch(text.strip() if text.count(":") == 2 else f"0:{text.strip()}")
     if not found:
         return ""
@@ -23,25 +23,25 @@ def address_of(text: str) -> str:
 
 
 def short(address: str) -> str:
-    """Without the domain if that is 0, as lspci writes addresses."""
+    """Return an address without its domain if that is 0, as lspci does."""
     return address.removeprefix("0000:")
 
 
 @dataclass(frozen=True)
 class PciDevice:
-    """A function, and where it is plugged in."""
+    """A PCI function and its place in the tree."""
 
     address: str
     vendor: int
     device: int
     base_class: int
-    numa: int  # −1 when the firmware does not say
-    root: str  # the host bridge, as "pci0000:b0"
+    numa: int  # −1 if the firmware does not report it
+    root: str  # the host bridge, such as "pci0000:b0"
     path: tuple[str, ...]  # addresses from the root port to the device itself
 
     @property
     def bridges(self) -> tuple[str, ...]:
-        """Root port first."""
+        """Addresses of the bridges above it, the root port first."""
         return self.path[:-1]
 
     @property
@@ -51,17 +51,17 @@ class PciDevice:
 
 
 def is_virtual(host: Host, device: PciDevice) -> bool:
-    """Whether it is a virtual function of SR-IOV."""
+    """Return whether it is an SR-IOV virtual function."""
     return host.follow(f"{device.folder}/physfn").ok
 
 
 def devices(host: Host) -> dict[str, PciDevice]:
-    """All of the machine's, by address; none where sysfs shows none."""
+    """Return the machine's PCI functions by address; {} if sysfs shows none."""
     return {name: device(host, name) for name in host.names(FOLDER).names if address_of(name) == name}
 
 
 def device(host: Host, address: str) -> PciDevice:
-    """One of them; −1 and "" stand for what cannot be read."""
+    """Return a PCI function. −1 and "" stand for values that cannot be read."""
     folder = f"{FOLDER}/{address}"
     vendor, number, class_code, numa = (
         -1 if (value := host.read(f"{folder}/{name}").number) is None else value

@@ -1,4 +1,4 @@
-"""Links of PCI Express functions, as sysfs shows them (kernel Documentation/ABI/testing/sysfs-bus-pci)."""
+"""PCI Express links in sysfs (kernel Documentation/ABI/testing/sysfs-bus-pci)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MOST_LANES = 32  # PCI Express Base Specification: Link Capabilities Register; v
 
 @dataclass(frozen=True)
 class Link:
-    """A link at one of its ends: the one above a device or a switch's upstream port, the one below other ports."""
+    """One end of a link. For a device or an upstream port this is the link above it, for other ports the link below."""
 
     width: float  # lanes
     most: float
@@ -23,12 +23,12 @@ class Link:
 
     @property
     def known(self) -> bool:
-        """Whether all of it can be: otherwise files are missing, or a virtual machine made them up."""
+        """Whether all values are plausible. Otherwise files are missing, or a virtual machine has made them up."""
         return 0 < self.width <= self.most <= MOST_LANES and 0 < self.speed <= self.fastest
 
     @property
     def lacks(self) -> str:
-        """What it could have and has not; "" when it runs as fast as it can."""
+        """What is below the link's maximum; "" if it runs at full width and speed."""
         lanes = f"only {self.width:g} of {self.most:g} lanes" if self.width < self.most else ""
         return lanes or (f"slower than its {self.fastest:g} GT/s" if self.speed < self.fastest else "")
 
@@ -37,7 +37,7 @@ class Link:
 
 
 def link_of(host: Host, address: str) -> Link:
-    """A function's; zeros for what cannot be read."""
+    """Return the link of a function. Zeros stand for values that cannot be read."""
     folder = f"{FOLDER}/{address}"
     widths = [host.read(f"{folder}/{which}_link_width") for which in ("current", "max")]
     speeds = [host.read(f"{folder}/{which}_link_speed") for which in ("current", "max")]
@@ -52,10 +52,10 @@ def _number(pattern: str, reading: Reading) -> float:
 
 
 def links_of_switches(host: Host, path: tuple[str, ...]) -> dict[str, Link]:
-    """Of the switches above a device, by their upstream ports, as far as they are known.
+    """Return the known links of the switches above a device, by upstream port.
 
-    Below a root port come, in turn, the upstream port of a switch and its downstream ports. What the link could be is
-    what both of its ends can.
+    Below a root port, upstream and downstream ports of switches alternate. The maximum of a link is what both of its
+    ends support.
     """
     found = {}
     for above, port in zip(path[:-1:2], path[1:-1:2]):

@@ -1,4 +1,4 @@
-"""PeerMappingOverride, by which NVIDIA's driver lets kernels of all users ring a NIC: now, next, and its cure."""
+"""PeerMappingOverride, the driver option that lets kernels of all users ring a NIC: its state and its cure."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from .host import Host, Reading
 
 PARAMS = "/proc/driver/nvidia/params"
 _NAME = "PeerMappingOverride"
-_ALSO_SHOWN = ("EnableStreamMemOPs", "GrdmaPciTopoCheckOverride")  # of the driver's parameters
+_ALSO_SHOWN = ("EnableStreamMemOPs", "GrdmaPciTopoCheckOverride")  # parameters shown as evidence
 _FOLDERS = ("/etc/modprobe.d", "/run/modprobe.d", "/usr/lib/modprobe.d", "/lib/modprobe.d")  # man modprobe.d
 _CMDLINE = "/proc/cmdline"
-_FILE = "/etc/modprobe.d/zz-nvidia-peer-mapping.conf"  # files count in the order of names: behind nvidia.conf
+_FILE = "/etc/modprobe.d/zz-nvidia-peer-mapping.conf"  # the last file by name wins: sorts after nvidia.conf
 _OPTIONS = re.compile(r"^[ \t]*options[ \t]+nvidia\S*[ \t].*", re.MULTILINE)
 _WORDS = re.compile(r'NVreg_RegistryDwords=(?:"([^"]*)"|([^\s"]*))')
 # The initramfs has a copy of the files, and the driver may be loaded from there.
@@ -20,35 +20,35 @@ LOAD = "sudo update-initramfs -u (Debian, Ubuntu) or sudo dracut -f (others), an
 
 
 def beside(words: str) -> str:
-    """RegistryDwords with the option, and with the others of these that can be typed into a shell's quotes."""
+    """Return RegistryDwords with the option added. Words that are unsafe in shell quotes are left out."""
     kept = [word for word in words.replace(" ", "").split(";") if re.fullmatch(r"\w+=\w+", word)]
     others = [word for word in kept if word.partition("=")[0].casefold() != _NAME.casefold()]
     return "".join(f"{word};" for word in (*others, f"{_NAME}=1"))
 
 
 def cure(words: str = "") -> str:
-    """What sets it beside other RegistryDwords. It adds a line to the file, which may be there."""
+    """Return the command that adds the option to other RegistryDwords. It appends a line to the file."""
     return f"echo 'options nvidia NVreg_RegistryDwords=\"{beside(words)}\"' | sudo tee -a {_FILE}; then {LOAD}"
 
 
-CURE = f"{cure()}; what else {PARAMS} has as RegistryDwords goes into the same line, as the last one counts"
+CURE = f"{cure()}; keep other RegistryDwords of {PARAMS} in the same line, because only the last line counts"
 
 
 def parameters(text: str) -> dict[str, str]:
-    """/proc/driver/nvidia/params: lines of "Name: value"."""
+    """Parse /proc/driver/nvidia/params: lines of "Name: value"."""
     lines = (line.partition(":") for line in text.splitlines())
     return {name.strip(): value.strip() for name, colon, value in lines if colon}
 
 
 def overrides(words: str) -> bool:
-    """Whether "Name=value;Name=value" has PeerMappingOverride other than 0; names are compared without case."""
+    """Return whether "Name=value;Name=value" sets PeerMappingOverride. The case of names does not matter."""
     pairs = [word.replace(" ", "").casefold().partition("=") for word in words.split(";")]
     values = [value for name, _, value in pairs if name == _NAME.casefold()]
     return any(re.fullmatch(r"(0x)?0*[1-9a-f][0-9a-f]*", value) for value in values)
 
 
 def driver_has(host: Host) -> tuple[str | None, list[Evidence]]:
-    """RegistryDwords of the loaded driver; None when it shows no parameters."""
+    """Return RegistryDwords of the loaded driver; None if it shows no parameters."""
     reading = host.read(PARAMS)
     now = parameters(reading.text)
     if not now:
@@ -59,10 +59,10 @@ def driver_has(host: Host) -> tuple[str | None, list[Evidence]]:
 
 
 def next_load_has(host: Host) -> tuple[str | None, Evidence | None]:
-    """RegistryDwords that the driver will be loaded with, and where they stand; None when they stand nowhere.
+    """Return RegistryDwords for the driver's next load, and their source; None if nothing sets them.
 
-    modprobe joins the files in the order of their names, then the kernel command line, and the kernel takes the last
-    value. A file hides those of its name in later folders (man modprobe.d).
+    modprobe joins the files in the order of their names, and then the kernel command line. The kernel takes the last
+    value. A file hides files of the same name in later folders (man modprobe.d).
     """
     files: dict[str, str] = {}
     for folder in _FOLDERS:
@@ -83,7 +83,7 @@ def _options(reading: Reading) -> list[str]:
 
 
 def remedy(host: Host) -> str:
-    """What sets it on this machine: a boot if a file has it already, else a file with all that there is to keep."""
+    """Return the cure for this machine: a reboot if a file sets the option, else a line that keeps other words."""
     words, where = next_load_has(host)
     if words is None or where is None:
         return cure(driver_has(host)[0] or "")

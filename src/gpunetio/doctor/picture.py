@@ -1,7 +1,7 @@
-"""A picture of the PCIe tree and the matrix of distances, as SVG that needs nothing else.
+"""Draw the PCIe tree and the matrix of distances as a self-contained SVG.
 
-It has no background of its own: words stand in filled boxes, and what stands outside of boxes is a grey that shows on
-white and on black.
+The picture has no background. Text is in filled boxes; everything outside of boxes is grey, which is visible on white
+and on black.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 from .tree import Node, plain
 
 _LETTER, _FONT = 7.3, 12  # width and size of a letter, in pixels
-_PAD, _ROW, _BOX, _GAP = 8, 44, 36, 28  # inside of a box, from row to row, height of a box, between columns
+_PAD, _ROW, _BOX, _GAP = 8, 44, 36, 28  # padding in a box, row pitch, height of a box, gap between columns
 _CELL_HEIGHT, _MARGIN = 24, 12
 _GREY = "#808080"
 _INK = "#1b1b1b"
@@ -27,7 +27,7 @@ _PLAIN_CELL = "#e6e6e6"
 
 @dataclass
 class _Box:
-    """Where a node is drawn."""
+    """A node and its place in the picture."""
 
     node: Node
     column: int
@@ -36,13 +36,13 @@ class _Box:
 
     @property
     def words(self) -> tuple[str, str]:
-        """Two lines: what it is, and the rest."""
+        """The two lines of a box: name and address, then details."""
         node = self.node
         return f"{node.name}  {node.address}".strip(), ", ".join(node.details)
 
 
 def draw(nodes: Iterable[Node], matrix: dict[str, dict[str, str]]) -> bytes:
-    """The SVG file's bytes, in UTF-8."""
+    """Return the SVG file as UTF-8 bytes."""
     boxes, leaves = _place(nodes)
     every = list(_all(boxes))
     widths: dict[int, float] = {}
@@ -70,7 +70,7 @@ def draw(nodes: Iterable[Node], matrix: dict[str, dict[str, str]]) -> bytes:
 
 
 def _place(nodes: Iterable[Node]) -> tuple[list[_Box], int]:
-    """Boxes for all nodes: a row for each leaf, and what is above leaves in the middle of them."""
+    """Place boxes for all nodes. Each leaf has its own row; other nodes are centred on the nodes below them."""
     leaves = 0
 
     def place(node: Node, column: int) -> _Box:
@@ -95,7 +95,7 @@ def _middle(box: _Box) -> float:
 
 
 def _lines(picture: ElementTree.Element, box: _Box, lefts: dict[int, float], widths: dict[int, float]) -> None:
-    """From a box to those below it."""
+    """Draw lines from a box to the boxes below it."""
     start = lefts[box.column] + widths[box.column]
     for one in box.below:
         end = lefts[one.column]
@@ -117,7 +117,7 @@ def _box(picture: ElementTree.Element, box: _Box, x: float, width: float) -> Non
 
 
 def _matrix(picture: ElementTree.Element, matrix: dict[str, dict[str, str]], top: float) -> tuple[float, float]:
-    """A coloured cell for each distance; gives where it ends, to the right and below."""
+    """Draw a coloured cell for each distance. Return the right and bottom edges."""
     columns = list(next(iter(matrix.values()), {}))
     first = max(map(_wide, matrix), default=0)
     y = top

@@ -1,4 +1,4 @@
-"""What probes work with: the device, the GPU, a way for packets back to the device, and memory with a pattern."""
+"""The means of probes: the device, the GPU, a loopback path to the device, and memory with a pattern."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from ..gpu import ExportedQp, Gpu
 
 SIZE = 16 << 10  # bytes of a message: several packets at any MTU
-PATIENCE = 5.0  # seconds for a completion, above all retries
-_RETRIES = 3  # of 67 ms at least; cards wait longer
-_PAGES = UarAllocationType.NONCACHE_DEDICATED, UarAllocationType.NONCACHE  # the second where there is none of the first
+PATIENCE = 5.0  # seconds to wait for a completion, longer than all retries take
+_RETRIES = 3  # of at least 67 ms each; cards wait longer
+_PAGES = UarAllocationType.NONCACHE_DEDICATED, UarAllocationType.NONCACHE  # the second as a fall-back
 _SUMMARY = 78  # characters
 
 
 class Way(NamedTuple):
-    """The port and the GID by which a device reaches itself."""
+    """The port and the GID that a device uses to reach itself."""
 
     port: int
     sgid_index: int
@@ -43,10 +43,10 @@ class Way(NamedTuple):
 
 @dataclass
 class Bench:
-    """A device and a GPU by name, opened by the first two probes; `opened` closes them."""
+    """A device and a GPU. `open_device` and `open_gpu` open them; `opened` closes them."""
 
     name: str
-    which_gpu: str  # see `Gpu`
+    which_gpu: str  # as `Gpu` takes it
     opened: ExitStack
     patience: float = PATIENCE
     _ctx: Context | None = None
@@ -59,12 +59,12 @@ class Bench:
 
     @property
     def is_open(self) -> bool:
-        """Whether the device is."""
+        """Whether the device is open."""
         return self._ctx is not None
 
     @property
     def ctx(self) -> Context:
-        """The device. BadStateError when it did not open."""
+        """The device. Raises BadStateError if it did not open."""
         return self._open(self._ctx, self.name)
 
     @ctx.setter
@@ -73,7 +73,7 @@ class Bench:
 
     @property
     def gpu(self) -> Gpu:
-        """Where kernels run: the GPU or the host. BadStateError when neither did open."""
+        """The GPU or the host's threads, where kernels run. Raises BadStateError if neither opened."""
         return self._open(self._gpu, f"GPU {self.which_gpu}")
 
     @gpu.setter
@@ -92,15 +92,15 @@ class Bench:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether kernels run on a GPU, and not on CPU threads."""
+        """Whether kernels run on a GPU rather than on CPU threads."""
         return self._gpu is not None and self._gpu.target == "cuda"
 
     def without_devx(self) -> str:
-        """Why kernels cannot drive this device; "" when they can."""
-        return "" if self.ctx.has_devx else f"{self.name} has no DEVX: the CPU alone can drive its queues"
+        """Return why kernels cannot drive this device; "" if they can."""
+        return "" if self.ctx.has_devx else f"{self.name} has no DEVX: only the CPU can drive its queues"
 
     def without_gpu_memory(self) -> str:
-        """Why there is no GPU memory to try; "" when there is."""
+        """Return why there is no GPU memory to probe; "" if there is."""
         if not self.on_gpu:
             return "no GPU"
         if self.gpu.backend.integrated:
@@ -108,7 +108,7 @@ class Bench:
         return ""
 
     def register_error(self) -> DriverError | None:
-        """Why kernels cannot ring doorbells, when they cannot: the page is one that their queues share."""
+        """Return why kernels cannot ring doorbells, None if they can. It tries the page that their queues share."""
         page = self.ctx.shared_uar(*_PAGES)
         try:
             self.gpu.unexport_uar(self.gpu.export_uar(page.reg_addr))
@@ -117,9 +117,9 @@ class Bench:
         return None
 
     def way(self) -> Way:
-        """The first active port, and of its GIDs the one that most networks carry.
+        """Return the first active port, and its GID that works in most networks.
 
-        BadStateError when no port is active; NotFoundError when it has no GID.
+        Raises BadStateError if no port is active, and NotFoundError if the port has no GID.
         """
         ctx = self.ctx
         states = {port: ctx.query_port(port).state for port in range(1, ctx.query_device().phys_port_cnt + 1)}
@@ -140,7 +140,7 @@ class Bench:
 
 
 def _rank(kind: GidType, gid: bytes) -> tuple[bool, bool, bool]:
-    """RoCE v2 before v1, addresses of networks before link-local ones, IPv4 before IPv6."""
+    """Rank RoCE v2 before v1, routable addresses before link-local ones, IPv4 before IPv6."""
     address = IPv6Address(gid)
     return kind != GidType.ROCE_V2, (address.ipv4_mapped or address).is_link_local, address.ipv4_mapped is None
 
@@ -151,12 +151,12 @@ def _written(gid: bytes) -> str:
 
 
 def pattern() -> bytes:
-    """Bytes that no memory has by chance."""
+    """Return random bytes, which no memory has by chance."""
     return os.urandom(SIZE)
 
 
 def differences(wanted: bytes, found: Any) -> str:
-    """What is wrong with bytes that were written; "" when nothing is."""
+    """Return how written bytes differ from the wanted ones; "" if they do not."""
     wrong = np.flatnonzero(np.frombuffer(wanted, np.uint8) != np.frombuffer(found, np.uint8))
     return f"{len(wrong)} of {len(wanted)} bytes are wrong, the first at {wrong[0]}" if len(wrong) else ""
 
@@ -165,7 +165,7 @@ def differences(wanted: bytes, found: Any) -> str:
 
 
 def open_device(bench: Bench) -> Iterator[Finding]:
-    """The device; a software NIC is compiled at its first use."""
+    """Open the device. The first use of a software NIC compiles it."""
     bench.ctx = open_context(bench.name)
     device = bench.ctx.query_device()
     what = "software NIC" if bench.software else f"firmware {device.fw_ver}"
@@ -173,7 +173,7 @@ def open_device(bench: Bench) -> Iterator[Finding]:
 
 
 def open_gpu(bench: Bench) -> Iterator[Finding]:
-    """The GPU, or else the host's threads."""
+    """Open the GPU, or else the host's threads."""
     with compiler.needed_for("no kernel can run"):
         from ..gpu import Gpu
     try:
@@ -192,16 +192,16 @@ def open_gpu(bench: Bench) -> Iterator[Finding]:
 
 
 def failed(error: Exception) -> Finding:
-    """What an error of gpunetio or of the system becomes: its text has the cause, the value and a cure."""
+    """Turn an error of gpunetio or of the system into a finding. Its text has the cause, the value and a cure."""
     text = " ".join(str(error).split()) or type(error).__name__
     return fail(text if len(text) <= _SUMMARY else f"{text[: _SUMMARY - 1]}…", Evidence(type(error).__name__, text))
 
 
 def tried(trial: Callable[[Bench], Iterator[Finding]], bench: Bench) -> Iterator[Finding]:
-    """What a probe finds, errors included."""
+    """Run a probe, and turn its errors into findings."""
     try:
         yield from trial(bench)
     except (DocaError, OSError) as error:
         yield failed(error)
     except Exception as error:
-        yield skip(f"this probe has a mistake of its own: {error!r}")
+        yield skip(f"a bug in this probe: {error!r}")

@@ -1,4 +1,4 @@
-"""The probe of the whole: a kernel posts a write to a NIC, whose queue pair is connected to itself."""
+"""Probe the complete path: a kernel posts a write to a queue pair that is connected to itself."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from .probe_explain import completion_failed
 
 _DEPTH = 16
 _COMPILE_SECONDS = 120.0
-_UNTOUCHED = 1  # no status: the kernel has stored none
+_UNTOUCHED = 1  # not a status: the kernel has not stored one
 
 
 @kernel
 def _write(qp, raddr, rkey, laddr, lkey, nbytes, status):
-    if nbytes:  # without any it is only compiled
+    if nbytes:  # 0: only compile it
         dev.st64(status, dev.wait(qp, dev.put(qp, raddr, rkey, laddr, lkey, nbytes)))
 
 
 def gpu(bench: Bench) -> Iterator[Finding]:
-    """A kernel writes the WQE and polls; the CPU proxy rings, and then the kernel itself."""
+    """Let a kernel write a WQE and poll. The CPU proxy rings first, then the kernel itself."""
     if why := bench.without_devx():
         yield skip(why)
         return
@@ -42,13 +42,13 @@ def gpu(bench: Bench) -> Iterator[Finding]:
     if bench.on_gpu and bench.gpu.backend.integrated:
         yield skip(f"GPU {bench.gpu.name} is integrated: the CPU proxy rings for it")
     elif error := bench.register_error():
-        yield skip("the kernel cannot ring by itself, as probe-uar says", Evidence("cudaHostRegister", str(error)))
+        yield skip("the kernel cannot ring by itself: see probe-uar", Evidence("cudaHostRegister", str(error)))
     else:
         yield from _posted(bench, way, NicHandler.GPU_SM_DB, "the kernel rings")
 
 
 def _posted(bench: Bench, way: Way, handler: NicHandler, rings: str) -> Iterator[Finding]:
-    """One write by a queue of its own. What is found is told before that is closed, which waits for the kernel."""
+    """Write once with a new queue. Yield the finding before the queue closes, because closing waits for the kernel."""
     with ExitStack() as made:
         queue = made.enter_context(bench.gpu.create_qp(bench.pd, _DEPTH, nic_handler=handler, timeout=bench.patience))
         (source, here), (target, there) = (_payload(bench, made) for _ in range(2))
@@ -71,7 +71,7 @@ def _posted(bench: Bench, way: Way, handler: NicHandler, rings: str) -> Iterator
 
 
 def _payload(bench: Bench, made: ExitStack) -> tuple[GpuMemory, MR]:
-    """Registered memory: of the GPU, or of the host where the device does not take that, as probe-dmabuf says."""
+    """Register GPU memory, or host memory if the device does not accept GPU memory (see probe-dmabuf)."""
     memory = made.enter_context(bench.gpu.alloc(SIZE))
     try:
         return memory, made.enter_context(bench.pd.register(memory))
@@ -89,7 +89,7 @@ def _where(bench: Bench, memory: GpuMemory) -> str:
 
 
 def _not_written(bench: Bench, queue: ExportedQp, status: int, rings: str, read: tuple[Evidence, ...]) -> Finding:
-    """Why the kernel's `put` or `wait` gave something else than OK."""
+    """Return why the kernel's `put` or `wait` failed."""
     error = queue.last_error()
     if error and error.syndrome:
         said = bench.ctx.provider.explain(queue.qpn, error.vendor_syndrome)

@@ -1,4 +1,4 @@
-"""The probe of a NIC alone: a queue pair that is connected to itself writes from one place of the host to another."""
+"""Probe a NIC without a GPU: a queue pair that is connected to itself writes between two host buffers."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from .probe_bench import SIZE, Bench, Way, differences, pattern
 from .probe_explain import SYNDROME_OF, completion_failed
 
 _DEPTH = 16
-_LOOK_SECONDS = 50e-6  # between two looks: a software NIC may need this core
+_LOOK_SECONDS = 50e-6  # between two polls: a software NIC may need this core
 _HOST = "the host rings"
 
 
 def host(bench: Bench) -> Iterator[Finding]:
-    """The host writes the WQE, rings, and polls."""
+    """Let the host write a WQE, ring, and poll."""
     way, wanted = bench.way(), pattern()
     target = bytearray(SIZE)
     with ExitStack() as made:
@@ -32,7 +32,7 @@ def host(bench: Bench) -> Iterator[Finding]:
 
 
 def _completion(cq: CQ, seconds: float) -> Completion | None:
-    """The first completion, or None when none comes."""
+    """Return the first completion; None if none arrives in time."""
     end = time.monotonic() + seconds
     while not (found := cq.poll(1)):
         if time.monotonic() > end:

@@ -1,4 +1,4 @@
-"""Probes of GPU memory and of the doorbell: what CUDA maps for kernels, and what the NIC takes of the GPU."""
+"""Probe GPU memory and the doorbell: what CUDA maps for kernels, and which GPU memory the NIC accepts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _DMABUF, _PEERMEM = "dmabuf", "nvidia-peermem"
 
 
 def uar(bench: Bench) -> Iterator[Finding]:
-    """cudaHostRegister of a doorbell page, as I/O memory where it is none of the host's."""
+    """Register a doorbell page with cudaHostRegister, as I/O memory unless it is host memory."""
     if why := bench.without_gpu_memory() or bench.without_devx():
         yield skip(why)
         return
@@ -39,20 +39,20 @@ def uar(bench: Bench) -> Iterator[Finding]:
 
 @dataclass(frozen=True)
 class _AtAddress:
-    """Memory of which a device learns nothing but the address, so that nvidia-peermem must explain it."""
+    """Memory that a device knows only by its address, so that nvidia-peermem must resolve it."""
 
     address: int
     nbytes: int
 
 
 def dmabuf(bench: Bench) -> Iterator[Finding]:
-    """A memory region in GPU memory."""
+    """Register a memory region in GPU memory."""
 
     def by_dmabuf(memory: GpuMemory, fd: int) -> MR:
         return bench.pd.register_dmabuf(fd, memory.nbytes)
 
     def by_address(memory: GpuMemory) -> MR:
-        # A software NIC must know that it is GPU memory; a card's provider would try a dmabuf once more.
+        # A software NIC must know that it is GPU memory; a card's provider would try dmabuf again.
         return bench.pd.register(memory if bench.software else _AtAddress(memory.address, memory.nbytes))
 
     if why := bench.without_gpu_memory() or bench.without_devx():
@@ -61,7 +61,7 @@ def dmabuf(bench: Bench) -> Iterator[Finding]:
     gpu = bench.gpu
     way, read = _first_way(gpu, by_dmabuf, by_address)
     if way is None:
-        yield fail(f"{bench.name} takes no memory of GPU {gpu.name}", *read)
+        yield fail(f"{bench.name} does not accept memory of GPU {gpu.name}", *read)
     elif bench.software:
         yield ok(f"{bench.name} moves bytes of GPU memory through the CUDA driver", *read)
     else:
@@ -69,7 +69,7 @@ def dmabuf(bench: Bench) -> Iterator[Finding]:
 
 
 def umem(bench: Bench) -> Iterator[Finding]:
-    """A UMEM in GPU memory, for rings of queues."""
+    """Register a UMEM in GPU memory, for queues."""
 
     def by_dmabuf(memory: GpuMemory, fd: int) -> UMEM:
         return bench.ctx.register_dmabuf_umem(fd, memory.nbytes, memory=memory)
@@ -82,19 +82,19 @@ def umem(bench: Bench) -> Iterator[Finding]:
         return
     gpu = bench.gpu
     if not bench.ctx.provider.reaches_gpu_memory:
-        yield skip(f"{bench.name} does not reach GPU memory: its rings are in host memory")
+        yield skip(f"{bench.name} does not reach GPU memory: its queues are in host memory")
         return
     way, read = _first_way(gpu, by_dmabuf, by_address)
     if way is None:
-        yield warn(f"queues of {bench.name} lie in host memory: no UMEM in GPU memory", *read)
+        yield warn(f"queues of {bench.name} are in host memory: no UMEM in GPU memory", *read)
     else:
-        yield ok(f"queues of {bench.name} lie in memory of GPU {gpu.name} by {way}", *read)
+        yield ok(f"queues of {bench.name} are in memory of GPU {gpu.name} by {way}", *read)
 
 
 def _first_way(
     gpu: Gpu, by_dmabuf: Callable[[GpuMemory, int], MR | UMEM], by_address: Callable[[GpuMemory], MR | UMEM]
 ) -> tuple[str | None, list[Evidence]]:
-    """Which way GPU memory is registered, None if there is none, and what each way gave."""
+    """Register GPU memory by dmabuf or else by nvidia-peermem. Return the way, None if both fail, and the evidence."""
 
     def through_descriptor(memory: GpuMemory) -> MR | UMEM:
         fd = gpu.dmabuf_fd(memory)

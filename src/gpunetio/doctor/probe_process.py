@@ -1,6 +1,6 @@
-"""`python -m gpunetio.doctor.probe_process DEVICE GPU`: tries them, and prints a line of JSON for each finding.
+"""Probe a device and a GPU: `python -m gpunetio.doctor.probe_process DEVICE GPU` prints findings as lines of JSON.
 
-Before each probe it prints `{"begin": ID}`, so that whoever watches knows which one did not answer.
+Before each probe it prints `{"begin": ID}`. If a probe hangs, the parent process knows which.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ TRIALS: dict[str, Callable[[Bench], Iterator[Finding]]] = {
 
 
 def probe(bench: Bench, say: Callable[[dict[str, Any]], None]) -> None:
-    """Try everything, unless the device does not open."""
+    """Run all probes; stop if the device does not open."""
     for name, trial in TRIALS.items():
         say({"begin": name})
         for finding in tried(trial, bench):
@@ -56,9 +56,9 @@ def _line(name: str, finding: Finding) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Say it all on standard output, which is ours alone: what libraries print goes where errors go."""
+    """Print the findings on standard output. Output of libraries goes to standard error instead."""
     device, gpu = sys.argv[1:]
-    faulthandler.dump_traceback_later(MOST_SECONDS, exit=True)  # even if nobody watches any more
+    faulthandler.dump_traceback_later(MOST_SECONDS, exit=True)  # even if the parent process has ended
     out = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 

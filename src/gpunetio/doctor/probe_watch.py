@@ -1,6 +1,6 @@
-"""A process that prints lines of JSON, and a deadline for each step that it begins: what hangs there hangs nobody here.
+"""Watch a process that prints lines of JSON, with a deadline for each step, so that a hang there does not spread.
 
-A line `{"begin": STEP}` begins a step. All other lines that are JSON objects are what the process has to say.
+A line `{"begin": STEP}` begins a step. All other lines with a JSON object are the process's results.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _SHOWN = 200  # characters of its last words
 def watch(
     command: Sequence[str], deadline_of: Callable[[str], float], environment: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """`said`: the objects, in order; `ended`: "", or how it ended otherwise than by itself and well.
+    """Run a process. Return `said`, its objects in order, and `ended`: "", or how it failed.
 
-    `deadline_of` gives the seconds for a step, and with "" those for what comes before the first.
+    `deadline_of` returns the seconds for a step, and for "" the seconds before the first step.
     """
     with tempfile.TemporaryFile() as complaints:
         process = start(command, environment, stdout=subprocess.PIPE, stderr=complaints)
@@ -44,7 +44,7 @@ def watch(
 
 
 def _listen(process: subprocess.Popen[bytes], deadline_of: Callable[[str], float]) -> tuple[list[dict[str, Any]], str]:
-    """What it says, and why it must be killed, or "" when it has ended."""
+    """Collect its objects. Also return why it must be killed, or "" if it has ended."""
     assert process.stdout is not None
     out = process.stdout.fileno()
     ready = select.poll()
@@ -70,7 +70,7 @@ def _listen(process: subprocess.Popen[bytes], deadline_of: Callable[[str], float
 
 
 def _object(line: bytes) -> dict[str, Any] | None:
-    """A line that is a JSON object; whatever else a process prints is none of it."""
+    """Parse a JSON object; return None for anything else that a process prints."""
     try:
         found = json.loads(line)
     except (ValueError, RecursionError):
@@ -97,7 +97,7 @@ def _how_it_ended(status: int | None) -> str:
 
 
 def _last_words(complaints: IO[bytes]) -> str:
-    """The last line that it wrote to its standard error."""
+    """Return the last line of its standard error."""
     size = complaints.seek(0, os.SEEK_END)
     complaints.seek(max(0, size - (1 << 12)))
     lines = complaints.read().decode(errors="replace").strip().splitlines()

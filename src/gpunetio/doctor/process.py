@@ -1,4 +1,4 @@
-"""Programs that are asked something. They may hang, in a driver even for ever: each has a deadline."""
+"""Run programs with a deadline. A program may hang, in a driver even for ever."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO
 
-LARGEST = 1 << 20  # bytes of output that are kept
-_GRACE = 2.0  # seconds after which a process that was killed is left to the kernel
+LARGEST = 1 << 20  # bytes of output to keep
+_GRACE = 2.0  # seconds to wait for a killed process before leaving it to the kernel
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a program ended, and what it has printed until then."""
+    """The exit status and the output of a program."""
 
-    status: int | None  # None: it was stopped at its deadline
+    status: int | None  # None: killed at the deadline
     out: bytes
     err: bytes
 
     @property
     def last_words(self) -> str:
-        """The last line of its errors, or else of its output."""
+        """The last line of its standard error, or else of its output."""
         lines = (self.err or self.out).decode(errors="replace").strip().splitlines()
         return lines[-1].strip() if lines else ""
 
 
 def run(command: Sequence[str], deadline: float, environment: Mapping[str, str] | None = None) -> Ended:
-    """Wait for a program, at most `deadline` seconds. OSError when it cannot be started.
+    """Run a program for at most `deadline` seconds. Raises OSError if it cannot be started.
 
-    It prints to files: a pipe would stay open in what the program leaves running.
+    It prints to files: processes that it leaves running would keep a pipe open.
     """
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         process = start(command, environment, stdout=out, stderr=err)
@@ -49,14 +49,14 @@ def run(command: Sequence[str], deadline: float, environment: Mapping[str, str] 
 def start(
     command: Sequence[str], environment: Mapping[str, str] | None, stdout: int | IO[bytes], stderr: IO[bytes]
 ) -> subprocess.Popen[bytes]:
-    """In a session of its own, so that it can be stopped with all that it has started."""
+    """Start a program in its own session, so that it can be killed together with its children."""
     return subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, env=environment, start_new_session=True
     )
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """Kill it if it still runs, with all of its session."""
+    """Kill a process that still runs, together with its session."""
     if process.poll() is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""What the doctor asks this machine that is in no file. Answers are what JSON has; `host.Host.ask` tells of errors."""
+"""Questions to the local machine that no file answers. Answers are JSON values; `host.Host.ask` reports errors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from typing import Any
 from . import process
 from .cuda_attributes import file_of
 
-_DEADLINE = 30.0  # seconds for libcuda, which without persistence mode sets up each GPU anew
+_DEADLINE = 30.0  # seconds for libcuda, which first initialises each GPU without persistence mode
 _OPENS_WITHIN = 5.0  # seconds for a device node
 _READ_WRITE = os.O_RDWR | os.O_CLOEXEC
 # Prints errno, 0 for none.
@@ -33,18 +33,18 @@ except OSError as error:
 else:
     print(0)
 """
-# The engine of a software NIC, and kernels for threads, are compiled at their first use: 90 s on two busy cores.
+# The first use compiles the software NIC's engine and kernels for threads: 90 s on two busy cores.
 _COMPILING = ("probe-open", "probe-loopback-gpu")
 _FIRST_PROCESSOR = 40  # lines of /proc/cpuinfo
 
 
 def environment(name: str) -> str:
-    """A variable of the environment; "" when it is not set."""
+    """Return an environment variable; "" if it is not set."""
     return os.environ.get(name, "")
 
 
 def system() -> dict[str, str]:
-    """`uname`, and which Python this is."""
+    """Return `uname` and Python's version."""
     name = os.uname()
     return {
         "sysname": name.sysname, "release": name.release, "machine": name.machine, "nodename": name.nodename,
@@ -53,36 +53,36 @@ def system() -> dict[str, str]:
 
 
 def user() -> dict[str, int]:
-    """Effective ids: 0 is root."""
+    """Return the effective ids. 0 is root."""
     return {"uid": os.geteuid(), "gid": os.getegid()}
 
 
 def limit(name: str) -> list[int]:
-    """Soft and hard limit of this process, as MEMLOCK; −1 for unlimited."""
+    """Return this process's soft and hard limit of a resource such as MEMLOCK; −1 is unlimited."""
     return list(resource.getrlimit(getattr(resource, f"RLIMIT_{name}")))
 
 
 def processors() -> int:
-    """Processors that this process may use."""
+    """Return the number of processors that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def affinity() -> list[int]:
-    """Numbers of these processors."""
+    """Return the processors that this process may use, by number."""
     return sorted(os.sched_getaffinity(0))
 
 
 def shared_memory() -> bool:
-    """Whether this process may make what the software NIC shares with others; raises what the system says."""
+    """Return True if this process may create a memfd and an eventfd for the software NIC; else raise OSError."""
     os.close(os.memfd_create("gpunetio", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
     os.close(os.eventfd(0, os.EFD_CLOEXEC))
     return True
 
 
 def compiler_cache() -> dict[str, int]:
-    """Of the folder where compiled code of gpunetio is kept: bytes that are free, and files there that are damaged.
+    """Return the free bytes and the number of damaged files in the folder of gpunetio's compiled code.
 
-    PermissionError when there is no folder that can be written to. Where it is, is nobody's business.
+    Raises PermissionError if no folder is writable. The answer leaves out the folder's path, which is private.
     """
     from numba.core.caching import FunctionCache
 
@@ -91,12 +91,12 @@ def compiler_cache() -> dict[str, int]:
     except RuntimeError:
         raise PermissionError("neither gpunetio's folder nor the user's cache can be written to") from None
     package = Path(__file__).parents[1]
-    root = package if package in folder.parents else folder.parent  # of one's own, Numba has a folder for each of ours
+    root = package if package in folder.parents else folder.parent  # a user's cache has one folder per source folder
     return {"free": filesystem(str(folder))["free"], "damaged": sum(map(_damaged, root.glob("*/**/*.nb[ic]")))}
 
 
 def _damaged(path: Path) -> bool:
-    """Whether a file of Numba's is empty or cut: all of them are pickles, which end with a full stop."""
+    """Return whether a cache file is empty or truncated. Numba's files are pickles, which end with a full stop."""
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - 1))
@@ -104,9 +104,9 @@ def _damaged(path: Path) -> bool:
 
 
 def hypervisor() -> bool | None:
-    """Whether processors say that one is below, None where they have no word for it (Arm).
+    """Return whether the processor reports a hypervisor; None if it has no such flag (Arm).
 
-    From the first of them, as the file is long.
+    It reads only the first processor's lines, because the file is long.
     """
     with open("/proc/cpuinfo") as lines:
         flags = [line.split() for line in itertools.islice(lines, _FIRST_PROCESSOR) if line.startswith("flags")]
@@ -114,28 +114,28 @@ def hypervisor() -> bool | None:
 
 
 def container() -> str:
-    """The kind of container, from the environment of the first process, which root alone may read; "" for none.
+    """Return the kind of container from the environment of process 1; "" if there is none.
 
-    The rest of that environment is nobody's business.
+    Only root may read this environment. The answer leaves out its other variables, which are private.
     """
     variables = Path("/proc/1/environ").read_bytes().split(b"\0")
     return next((one.decode(errors="replace")[10:] for one in variables if one.startswith(b"container=")), "")
 
 
 def root_filesystem() -> str:
-    """The type of the file system at "/", as "ext4". Other mounts are nobody's business."""
+    """Return the type of the file system at "/", such as "ext4". The answer leaves out other mounts."""
     kind = ""
     for line in Path("/proc/self/mountinfo").read_text(errors="replace").splitlines():
         mount, _, source = line.partition(" - ")  # proc_pid_mountinfo(5): "36 35 98:0 / / rw … - ext4 /dev/sda1 rw"
         if mount.split()[4:5] == ["/"]:
-            kind = source.split()[0]  # the last of several lies on top
+            kind = source.split()[0]  # the last of several mounts is on top
     return kind
 
 
 def opens(path: str) -> bool:
-    """Whether this user may open a device node for reading and writing; raises what the system says.
+    """Return True if this user may open a device node for reading and writing; else raise OSError.
 
-    A process of its own tries it, as the driver of a dead device may never come back.
+    A separate process tries it, because the driver of a dead device may never return.
     """
     os.stat(path)
     ended = process.run([sys.executable, "-I", "-S", "-c", _OPENING, path, str(_READ_WRITE)], _OPENS_WITHIN)
@@ -149,24 +149,24 @@ def opens(path: str) -> bool:
 
 
 def filesystem(path: str) -> dict[str, int]:
-    """Bytes of the file system of a path."""
+    """Return the total and free bytes of a path's file system."""
     found = os.statvfs(path)
     return {"total": found.f_blocks * found.f_frsize, "free": found.f_bavail * found.f_frsize}
 
 
 def package(name: str) -> str:
-    """Version of an installed Python distribution."""
+    """Return the version of an installed Python distribution."""
     return metadata.version(name)
 
 
 def symbols(library: str, *names: str) -> list[str]:
-    """Which of these symbols a shared library has."""
+    """Return those of the symbols that a shared library has."""
     loaded = ctypes.CDLL(library)
     return [name for name in names if hasattr(loaded, name)]
 
 
 def permissions(path: str) -> dict[str, str]:
-    """Whom a file belongs to, and who may do what with it, as "660"."""
+    """Return a file's owner, group and mode, such as "660"."""
     found = os.stat(path)
     try:
         owner, group = pwd.getpwuid(found.st_uid).pw_name, grp.getgrgid(found.st_gid).gr_name
@@ -176,7 +176,7 @@ def permissions(path: str) -> dict[str, str]:
 
 
 def verbs_library(name: str) -> dict[str, Any]:
-    """Which file libibverbs or libmlx5 is, and which of the functions that gpunetio calls it does not have."""
+    """Return the file of libibverbs or libmlx5, and the functions that gpunetio calls but the library lacks."""
     from ..providers.mlx5.libraries import IBVERBS, MLX5
 
     functions, soname, variable = {
@@ -195,7 +195,7 @@ def verbs_library(name: str) -> dict[str, Any]:
 
 
 def cuda() -> Any:
-    """What libcuda says of itself and its devices; from a process of its own, as a driver may hang."""
+    """Return libcuda's version and devices. A separate process asks libcuda, because a driver may hang."""
     program = Path(__file__).with_name("cuda_attributes.py")
     ended = process.run([sys.executable, "-I", str(program)], _DEADLINE)
     if ended.status is None:
@@ -205,12 +205,12 @@ def cuda() -> Any:
     return json.loads(ended.out)
 
 
-# The current folder is not searched (-P), and where this package is found, only behind all others.
+# -P: do not import from the current folder. The folder of this package is searched last.
 _PROBE = "import sys; sys.path.append(sys.argv.pop(1)); from gpunetio.doctor.probe_process import main; main()"
 
 
 def probe(device: str, gpu: str) -> dict[str, Any]:
-    """What `probe_process` finds when it tries a device with a GPU: see `probe_watch.watch`."""
+    """Probe a device with a GPU in a separate process, and return the answer of `probe_watch.watch`."""
     from .probe_watch import watch
 
     return watch([sys.executable, "-P", "-c", _PROBE, str(Path(__file__).parents[2]), device, gpu], _seconds_to_probe)

@@ -1,7 +1,7 @@
-"""Readings of a machine in a file, and a machine that is such a file.
+"""Save the readings of a machine to a file, and replay them.
 
-The file is JSON, to be read and changed by people: for each kind, what was read by its path or words. Text stands as a
-string, other bytes as {"hex": …}, and what could not be read as {"trouble": …, "error": …}.
+The file is JSON that people can read and edit. It has the readings of each kind by path, command or question. Text is
+a string, other bytes are {"hex": …}, and failed readings are {"trouble": …, "error": …}.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ FORMAT = "gpunetio-doctor 1"
 
 
 class ReplayHost(Host):
-    """A machine that was recorded."""
+    """A recorded machine."""
 
     def __init__(self, recorded: dict[tuple[Kind, tuple[str, ...]], Reading]):
         super().__init__()
         self.recorded = recorded
 
     def fetch(self, kind: Kind, key: tuple[str, ...]) -> Reading:
-        """What was read then."""
+        """Return the recorded reading."""
         return self.recorded.get(
             (kind, key), Reading(kind, key, None, Trouble.UNRECORDED, "this recording does not have it")
         )
 
 
 def record(host: Host, wanted: Wanted, path: Path, masked: bool = False) -> None:
-    """Save all that the doctor and the topology may ask, whichever GPU and NIC they are asked about.
+    """Save everything that the doctor and `gpunetio topo` may read, for all GPUs and NICs.
 
-    `masked`: with substitutes for what identifies the machine, see `redact`.
+    `masked` replaces everything that identifies the machine, see `redact`.
     """
     wanted = replace(wanted, gpu="", nic="")
     examine(host, wanted)
@@ -51,7 +51,7 @@ def record(host: Host, wanted: Wanted, path: Path, masked: bool = False) -> None
 
 
 def save(readings: list[Reading], path: Path) -> None:
-    """Write what was read to a file."""
+    """Write readings to a file."""
     packed: dict[str, Any] = {"format": FORMAT}
     for reading in readings:
         packed.setdefault(reading.kind, {})[shlex.join(reading.key)] = _packed(reading)
@@ -59,7 +59,7 @@ def save(readings: list[Reading], path: Path) -> None:
 
 
 def load(path: Path) -> ReplayHost:
-    """The machine of a file; InvalidValueError for anything that `save` does not write."""
+    """Load a recorded machine. Raises InvalidValueError for a file that `save` has not written."""
     try:
         packed = json.loads(path.read_bytes())
         if packed.pop("format") != FORMAT:

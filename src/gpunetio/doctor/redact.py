@@ -1,9 +1,9 @@
-"""Recordings without what identifies a machine or its owner.
+"""Remove from recordings what identifies a machine or its owner.
 
-The same value becomes the same substitute everywhere, of the same shape, so that a replay still finds what belongs
-together: MAC addresses and GUIDs (locally administered ones), GIDs, IPv4 addresses (of RFC 2544's networks), IPv6 (of
-RFC 3849's), UUIDs, serial numbers, ids of containers, host names, home folders, names of processes and users, and the
-values of kernel options that have nothing to do with PCI or memory.
+Each value gets one substitute of the same shape everywhere, so that a replay still finds what belongs together. This
+covers MAC addresses and GUIDs (replaced by locally administered ones), GIDs, IPv4 addresses (by RFC 2544's networks),
+IPv6 addresses (by RFC 3849's), UUIDs, serial numbers, container ids, host names, home folders, names of processes and
+users, and the values of kernel options that do not concern PCI or memory.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _ipv4(n: int) -> str:
     return f"198.18.{n >> 8 & 0xFF}.{n & 0xFF}"
 
 
-# Kind, what it looks like (the group, if there is one), and the substitute with a number.
+# Kind, pattern (only the group is replaced, if there is one), and the substitute for a number.
 _IDENTITIES: tuple[tuple[str, str, Callable[[int], str]], ...] = (
     ("uuid",    rf"(?<![^\W_]){_H}{{8}}(?:[-_]{_H}{{4}}){{3}}[-_]{_H}{{12}}(?!\w)",
      "00000000-0000-0000-0000-{:012x}".format),
@@ -63,7 +63,7 @@ _IDENTITIES: tuple[tuple[str, str, Callable[[int], str]], ...] = (
 
 
 def redact(readings: list[Reading]) -> list[Reading]:
-    """The same readings, with substitutes."""
+    """Return the readings with substitutes."""
     masked = _Masked(_host_name(readings))
     return [
         replace(one, key=tuple(map(masked.text, one.key)), value=masked.value(one), error=masked.text(one.error))
@@ -72,7 +72,7 @@ def redact(readings: list[Reading]) -> list[Reading]:
 
 
 def _host_name(readings: Iterable[Reading]) -> str:
-    """Without its domain; "" for one that is also the name of something of the system, as a driver's."""
+    """Return the host name without its domain; "" if the system uses the same word otherwise, as a driver's name."""
     system = next((one.value for one in readings if one.key == ("system",)), None)
     name = str(system.get("nodename", "")).partition(".")[0] if isinstance(system, dict) else ""
     words = {word for one in readings for word in re.split(r"[/ ]", one.source)}
@@ -80,7 +80,7 @@ def _host_name(readings: Iterable[Reading]) -> str:
 
 
 class _Masked:
-    """Which substitute stands for what."""
+    """The substitutes given so far."""
 
     def __init__(self, host: str):
         self._host = re.compile(rf"(?<![\w.-]){re.escape(host)}(?:\.[\w.-]*\w)?(?![\w-])") if host else None
@@ -95,7 +95,7 @@ class _Masked:
         return self._given.setdefault((kind, word.lower()), make(number))
 
     def _gid(self, gid: str) -> str:
-        """GIDs keep what they are: an IPv4 address, link-local, or an address of any other prefix."""
+        """Replace a GID by one of the same kind: IPv4-mapped, link-local, or any other."""
         gid = gid.lower()
         if not gid.strip("0:"):
             return gid
@@ -114,7 +114,7 @@ class _Masked:
         return IPv6Address(self._gid(address.exploded)).compressed
 
     def text(self, text: str) -> str:
-        """With every identity replaced but the host's name."""
+        """Replace everything that identifies the machine, except the host name."""
         text = _GID.sub(lambda found: self._gid(found[0]), text)
         text = _SHORT_IPV6.sub(lambda found: self._short_ipv6(found[0]), text)
         for kind, pattern, make in _IDENTITIES:
@@ -122,7 +122,7 @@ class _Masked:
         return text
 
     def value(self, reading: Reading) -> Any:
-        """The reading's value with every identity replaced."""
+        """Return the reading's value with substitutes."""
         value = reading.value
         if reading.kind is Kind.FILE and isinstance(value, bytes):
             value = _reduced(reading.key[0], value)
@@ -159,7 +159,7 @@ def _capabilities(text: str) -> str:
 
 
 def _reduced(path: str, value: bytes) -> bytes:
-    """Of some files only what checks look for."""
+    """Reduce some files to the parts that checks read."""
     text = value.decode(errors="replace")
     match path.split("/")[1:]:
         case ["proc", "cmdline"]:

@@ -1,4 +1,4 @@
-"""A report for people, at most 100 columns wide, and for programs."""
+"""Print a report as text of at most 100 columns, or as JSON."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from .finding import (
 )  # fmt: skip
 
 WIDTH = 100
-_LEFT = 8  # columns before what is told of a finding
+_LEFT = 8  # columns before the details of a finding
 _LABEL = 8
-_READ = 4  # as many readings are shown of what is wrong, unless all is
+_READ = 4  # pieces of evidence shown, unless verbose
 STYLE = re.compile(r"\x1b\[[0-9;]*m")  # nvidia-smi underlines even in a pipe
 _YES_OR_NO = {Readiness.READY: "yes", Readiness.NOT_READY: "no", Readiness.UNKNOWN: "unknown"}
 
-# How a status is painted: its own text when the output is no terminal.
+# Colours a status; returns the text unchanged if the output is not a terminal.
 Paint = Callable[[str, Status], str]
 
 
 def lines_of(
     report: Report, verbose: bool = False, use: Use | None = None, paint: Paint = lambda text, _: text
 ) -> Iterator[str]:
-    """What is wrong with all that is known of it, what is right in a line each (`verbose`: all as well).
+    """Yield the lines of a report: problems with all details, everything else in one line (`verbose`: with details).
 
-    `use`: only what concerns that.
+    `use` limits the report to one use.
     """
     shown = [finding for finding in report.findings if use is None or use in (finding.uses or ())]
     ids = max((len(finding.check.id) for finding in shown), default=0)
@@ -55,7 +55,7 @@ def lines_of(
 
 
 def _alike(finding: Finding, verbose: bool) -> tuple[str, ...]:
-    """Findings one after the other that are told in one go have this in common."""
+    """Return the key by which consecutive findings are grouped into one."""
     if finding.status is Status.SKIP and not verbose:
         return finding.status, finding.summary
     return finding.status, finding.check.id, finding.summary, finding.cure
@@ -85,7 +85,7 @@ def _told_of(alike: list[Finding], ids: int, verbose: bool, paint: Paint) -> Ite
     if one.status is Status.SKIP and not verbose:
         return
     yield from _told("why", one.check.why)
-    if one.cure:  # what is right may have one, too: how to get what few need
+    if one.cure:  # also a finding that is OK may have one, for an optional feature
         then = " (then reboot)" if one.reboot and not says_reboot(one.cure) else ""
         yield from _told("cure", one.cure + then)
         if wrong and one.uses not in (HARDWARE, EVERY_USE):
@@ -102,9 +102,9 @@ def _told(label: str, text: str) -> Iterator[str]:
 
 
 def hanging(start: str, text: str) -> Iterator[str]:
-    """`start` and the text, whose further lines stand below its first. Words that are too long are cut in lines.
+    """Wrap text after `start`, with a hanging indent. Words that are too long are broken.
 
-    Files may have anything in them: styles are left out, and what else a terminal would act upon is shown as "?".
+    Files may contain any bytes. Styles are removed, and other control characters are shown as "?".
     """
     text = STYLE.sub("", text).expandtabs(1)
     lines = [
@@ -118,7 +118,7 @@ def hanging(start: str, text: str) -> Iterator[str]:
 
 
 def as_json(report: Report) -> dict[str, Any]:
-    """The report as what JSON has: see docs/setup.md."""
+    """Return the report as a JSON object, see docs/setup.md."""
     return {
         "ready": {
             use: {"answer": _YES_OR_NO[verdict.readiness], "why": verdict.why}

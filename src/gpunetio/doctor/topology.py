@@ -1,4 +1,4 @@
-"""How far apart GPUs and NICs are, in the words of `nvidia-smi topo -m`, worked out from sysfs."""
+"""Compute the distances between GPUs and NICs from sysfs, in the terms of `nvidia-smi topo -m`."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _ACTIVE = "4: ACTIVE"  # Documentation/ABI/stable/sysfs-class-infiniband
 
 
 class Distance(StrEnum):
-    """What lies between two PCI devices, the nearest first; names as in the legend of `nvidia-smi topo -m`.
+    """The distance between two PCI devices, the nearest first. Names are those of `nvidia-smi topo -m`.
 
-    Two GPUs may also be joined by NVLinks: that is the text "NV18" for 18 of them, see `matrix`.
+    NVLinks between two GPUs are not a `Distance`, but a text such as "NV18" for 18 links, see `matrix`.
     """
 
     PIX = "PIX"  # at most one PCIe switch
@@ -42,10 +42,10 @@ class Distance(StrEnum):
 
 
 def distance(a: PciDevice | None, b: PciDevice | None) -> Distance | None:
-    """How far apart two devices are; None where sysfs does not show where one of them is plugged in.
+    """Return the distance between two devices; None if sysfs does not show the place of one of them.
 
-    Ports of switches are bridges, too. Below the last bridge that both have in common there is nothing for functions of
-    one card, and one downstream port for each device behind the same switch: its upstream port is what they share.
+    Ports of switches are bridges, too. Functions of one card have no bridge of their own below the last common bridge.
+    Devices behind one switch share its upstream port, and each has one downstream port below it.
     """
     if a is None or b is None or not a.root or not b.root:
         return None
@@ -59,7 +59,7 @@ def distance(a: PciDevice | None, b: PciDevice | None) -> Distance | None:
 
 
 def apart(machine: Machine, gpu: Gpu, other: Gpu | Nic) -> Distance | None:
-    """The same by sysfs, or else by what `nvidia-smi` says; None where neither tells."""
+    """Return the distance by sysfs, or else by `nvidia-smi`; None if unknown to both."""
     if found := distance(gpu.pci, other.pci):
         return found
     told = machine.topo_m.get((gpu.name, other.name), "")
@@ -67,20 +67,20 @@ def apart(machine: Machine, gpu: Gpu, other: Gpu | Nic) -> Distance | None:
 
 
 def hidden(gpu: Gpu, nic: Nic) -> str:
-    """Why sysfs does not tell how far apart they are."""
+    """Return why sysfs does not show the distance."""
     if not nic.address:
-        return f"{nic.name} is no PCI device"
+        return f"{nic.name} is not a PCI device"
     one = nic if gpu.pci and gpu.pci.root else gpu
     return f"sysfs does not show where {one.name} ({one.address}) is plugged in"
 
 
 def _slot(device: PciDevice) -> str:
-    """Its address without the function."""
+    """Return the address without the function."""
     return device.address.partition(".")[0]
 
 
 def matrix(machine: Machine) -> dict[str, dict[str, str]]:
-    """For each GPU, how far every GPU and NIC is: "X" for itself, "NV18", a `Distance`, or "?" where nobody knows."""
+    """Return the distance of each GPU to every GPU and NIC: "X" to itself, "NV18", a `Distance`, or "?" if unknown."""
     found: dict[str, dict[str, str]] = {}
     for gpu in machine.gpus:
         row = found[gpu.name] = {
@@ -92,53 +92,53 @@ def matrix(machine: Machine) -> dict[str, dict[str, str]]:
 
 
 def nearest(machine: Machine, gpu: Gpu, nics: Iterable[Nic] | None = None) -> Nic | None:
-    """Of these NICs, or of those that the user asks about; None if there is none."""
+    """Return the nearest of these NICs (default: those that the user asks about); None if there is none."""
     return min(machine.nics if nics is None else nics, key=lambda nic: closeness(machine, gpu, nic), default=None)
 
 
 def best_nic(machine: Machine, gpu: Gpu) -> Nic | None:
-    """The RDMA device to use with a GPU, of those that the user asks about; None if there is none."""
+    """Return the best RDMA device for a GPU, of those that the user asks about; None if there is none."""
     return nearest(machine, gpu, (nic for nic in machine.nics if nic.rdma))
 
 
 def next_active(machine: Machine, gpu: Gpu) -> Nic | None:
-    """The same of those with an active port."""
+    """Return the best RDMA device with an active port."""
     return nearest(machine, gpu, (nic for nic in machine.nics if nic.rdma and active(machine, nic)))
 
 
 def closeness(machine: Machine, gpu: Gpu, nic: Nic) -> tuple[Any, ...]:
-    """Sorts NICs for a GPU: the nearest first, then those of its NUMA node, with an active port, by name."""
+    """Return a sort key for a GPU's NICs: by distance, then same NUMA node, active port, and name."""
     far = apart(machine, gpu, nic)
     numa = {one.pci.numa if one.pci else None for one in (gpu, nic)}
     return len(Distance) if far is None else far.rank, len(numa) > 1, not active(machine, nic), natural(nic.name)
 
 
 def active(machine: Machine, nic: Nic) -> bool:
-    """Whether one of its ports is."""
+    """Return whether one of a NIC's ports is active."""
     ports = machine.host.names(f"{nic.folder}/ports").names
     return any(is_active(machine.host.read(f"{nic.folder}/ports/{port}/state")) for port in ports)
 
 
 def is_active(state: Reading) -> bool:
-    """Whether a port's file `state` says so."""
+    """Return whether a port's file `state` says ACTIVE."""
     return state.text == _ACTIVE
 
 
 def natural(name: str) -> list[str]:
-    """Sorts mlx5_2 before mlx5_10."""
+    """Return a sort key with mlx5_2 before mlx5_10."""
     return [part.zfill(20) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
 
 
 def said(machine: Machine) -> Reading:
-    """The matrix of `nvidia-smi`."""
+    """Run `nvidia-smi topo -m`."""
     return nvidia_smi.said(machine.host, "topo", "-m")
 
 
 def parse_topo_m(text: str) -> dict[tuple[str, str], str]:
-    """What `nvidia-smi topo -m` says of each row and column, as {("GPU0", "mlx5_0"): "PIX", …}.
+    """Parse `nvidia-smi topo -m` into {("GPU0", "mlx5_0"): "PIX", …}.
 
-    The legend's names stand for NIC0 and so on. Columns may be separated by tabs, or by blanks as people paste them: no
-    cell has blanks in it. What is no known word is left out.
+    The legend translates NIC0 and so on. Columns may be separated by tabs, or by blanks in pasted text, because no cell
+    contains blanks. Unknown cells are left out.
     """
     lines = STYLE.sub("", text).splitlines()
     legend = {found[1]: found[2] for line in lines if (found := _LEGEND.fullmatch(line))}

@@ -1,4 +1,4 @@
-"""The PCIe tree of a machine, down to its GPUs and NICs, and how a terminal shows it."""
+"""Build the PCIe tree of a machine down to its GPUs and NICs, and print it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CLASSES = {
 class Node:
     """A host bridge, a port of a switch, or a device."""
 
-    address: str  # "b2:00.0", with the domain if that is not 0; "pci0000:b0" of a host bridge
+    address: str  # "b2:00.0", with the domain if that is not 0; "pci0000:b0" for a host bridge
     kind: str  # "host bridge", "root port", "switch", "port", "bridge", "GPU", "NIC" or "device"
     name: str  # "GPU0", "mlx5_0 (ens6f0)", "PCIe switch", …
     details: tuple[str, ...] = ()
@@ -30,14 +30,14 @@ class Node:
 
     @property
     def label(self) -> str:
-        """All of it in a line."""
+        """The node's line in the tree."""
         return f"{self.address}  {self.name}".strip() + "".join(f", {detail}" for detail in self.details)
 
 
 def build(machine: Machine, everything: bool = False) -> tuple[Node, ...]:
-    """The host bridges, and below them the branches to GPUs and NICs, or all there is.
+    """Return the host bridges with the branches to GPUs and NICs, or with all devices.
 
-    What sysfs shows no place of, as software NICs, comes last.
+    Devices without a place in sysfs, such as software NICs, come last.
     """
     subjects: dict[str, list[Gpu | Nic]] = {}
     for one in (*machine.gpus, *machine.nics):
@@ -80,7 +80,7 @@ def _nodes(
 
 
 def _subject(machine: Machine, ones: list[Gpu | Nic], below: tuple[Node, ...]) -> Node:
-    """A GPU or a NIC; a function may have several RDMA devices."""
+    """Return the node of a GPU or a NIC. A function may have several RDMA devices."""
     one = ones[0]
     link = _link(machine, one.pci) if one.pci else ()
     if isinstance(one, Gpu):
@@ -100,7 +100,7 @@ def _nic_model(machine: Machine, nic: Nic) -> tuple[str, ...]:
 
 
 def _between(machine: Machine, address: str, below: tuple[Node, ...], depth: int) -> Node:
-    """A bridge. Below a root port come, in turn, the upstream port of a switch and its downstream ports."""
+    """Return the node of a bridge. Below a root port, upstream and downstream ports of switches alternate."""
     device = machine.pci.get(address)
     if not below and device:
         return Node(short(address), "device", _CLASSES.get(device.base_class, "device"), (_numbers(device),))
@@ -113,12 +113,12 @@ def _between(machine: Machine, address: str, below: tuple[Node, ...], depth: int
 
 
 def _numbers(device: PciDevice) -> str:
-    """Vendor and device, as `lspci -n` prints them."""
+    """Return vendor and device in the notation of `lspci -n`."""
     return f"{device.vendor & 0xFFFF:04x}:{device.device & 0xFFFF:04x}"
 
 
 def _link(machine: Machine, device: PciDevice) -> tuple[str, ...]:
-    """Width and speed of the link above a device, and what it could do if that is more."""
+    """Return width and speed of the link above a device, and their maximum if that is higher."""
     link = link_of(machine.host, device.address)
     now, most = _width_speed(link.width, link.speed), _width_speed(link.most, link.fastest)
     return () if not now else (now,) if now == most or not most else (f"{now} of {most}",)
@@ -129,12 +129,12 @@ def _width_speed(width: float, speed: float) -> str:
 
 
 def plain(text: str) -> str:
-    """Without what terminals and XML do not take: a recording can hold any bytes."""
+    """Replace characters that terminals and XML do not accept. A recording can contain any bytes."""
     return "".join(letter if letter.isprintable() else "�" for letter in text)
 
 
 def rows(nodes: Iterable[Node], above: str | None = None) -> Iterator[tuple[str, Node]]:
-    """Each node with what leads to it, drawn in box characters."""
+    """Yield each node with its branch in box-drawing characters."""
     nodes = tuple(nodes)
     for node in nodes:
         last = node is nodes[-1]
@@ -143,7 +143,7 @@ def rows(nodes: Iterable[Node], above: str | None = None) -> Iterator[tuple[str,
 
 
 def table(matrix: dict[str, dict[str, str]], width: int = WIDTH) -> list[str]:
-    """`topology.matrix` as lines, in parts below each other where it is too wide."""
+    """Return the lines of `topology.matrix`. A matrix that is too wide is split into parts."""
     columns = [(name, max(len(name), 4)) for name in next(iter(matrix.values()), {})]
     first = max(map(len, matrix), default=0)
     lines: list[str] = []
