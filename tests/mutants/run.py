@@ -31,6 +31,7 @@ PACKAGE = Path("src/gpunetio")
 COMPILED_GOAL, PYTHON_GOAL = 1.0, 0.92
 WARM_S, TESTS_S, TEST_S = 1800, 3600, 600  # compiling the NIC, all tests of a mutant, each test
 PASSED, FAILED, NOT_COLLECTED = 0, 1, 2  # exit statuses of pytest
+OUTPUT = "mutants.log"  # in the copy
 CAUGHT, SURVIVED, UNTRIED = "caught", "SURVIVED", "NOT TRIED"
 
 # The packages that are mutated, and the test files that concern each. Those that name the module run first.
@@ -68,12 +69,13 @@ class Mutant:
 
 
 def run(tree: Path, limit: float, *arguments: str) -> int | None:
-    """Run Python on a tree: its exit status, or None when it took longer than `limit` seconds."""
+    """Run Python on a tree: its exit status, or None after `limit` seconds. `OUTPUT` has what it printed."""
     environment = os.environ | {"PYTHONPATH": str(tree / "src")}
-    process = subprocess.Popen(
-        [sys.executable, *arguments], cwd=tree, env=environment, start_new_session=True,
-        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+    with (tree / OUTPUT).open("w") as output:
+        process = subprocess.Popen(
+            [sys.executable, *arguments], cwd=tree, env=environment, start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+        )  # fmt: skip
     try:
         return process.wait(limit)
     except subprocess.TimeoutExpired:
@@ -84,10 +86,9 @@ def run(tree: Path, limit: float, *arguments: str) -> int | None:
             process.wait()
 
 
-def run_tests(tree: Path, tests: tuple[str, ...]) -> int | None:
-    """Run pytest until the first failure. What a test compiles counts as its time, so it has more than usual."""
-    options = ("-x", "-q", "-p", "no:cacheprovider", "-o", f"timeout={TEST_S}")
-    return run(tree, TESTS_S, "-m", "pytest", *options, *tests)
+def run_tests(tree: Path, *arguments: str) -> int | None:
+    """Run pytest. What a test compiles counts as its time, so it has more than usual."""
+    return run(tree, TESTS_S, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", f"timeout={TEST_S}", *arguments)
 
 
 def copy_of_the_tree(folder: Path) -> Path:
@@ -101,15 +102,21 @@ def copy_of_the_tree(folder: Path) -> Path:
 
 
 @functools.cache
-def passes(folder: Path, tests: tuple[str, ...]) -> bool:
-    """Whether the tests pass without a mistake. If not, they say nothing about one."""
-    return run_tests(copy_of_the_tree(folder), tests) == PASSED
+def without(folder: Path, tests: tuple[str, ...]) -> tuple[str, ...]:
+    """Options that leave out what fails without a mistake, which says nothing about one."""
+    tree = copy_of_the_tree(folder)
+    if run_tests(tree, *tests) == PASSED:
+        return ()
+    lines = (tree / OUTPUT).read_text().splitlines()
+    failed = [line.removeprefix("FAILED ").split(" - ")[0] for line in lines if line.startswith("FAILED ")]
+    for test in failed:
+        print(f"left out, as it fails without a mistake: {test}", flush=True)
+    return tuple(f"--deselect={test}" for test in failed)
 
 
 def try_out(mutant: Mutant, folder: Path) -> tuple[str, str]:
     """What becomes of a mutant, and why it was not tried."""
-    if not passes(folder, mutant.control):
-        return UNTRIED, "its tests fail without it"
+    left_out = without(folder, mutant.control)
     tree = copy_of_the_tree(folder)
     file = tree / mutant.path
     try:
@@ -118,7 +125,7 @@ def try_out(mutant: Mutant, folder: Path) -> tuple[str, str]:
         return UNTRIED, str(error)
     if ROOT / mutant.path in engine_sources() and run(tree, WARM_S, "-m", "gpunetio", "warm") is None:
         return UNTRIED, f"the NIC was not compiled within {WARM_S} s"
-    status = run_tests(tree, mutant.tests)
+    status = run_tests(tree, "-x", *mutant.tests, *left_out)
     if status == PASSED:
         return SURVIVED, ""
     if status in (None, FAILED, NOT_COLLECTED) or status < 0:  # None and signals: it hangs or crashes
