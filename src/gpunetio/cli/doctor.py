@@ -44,7 +44,7 @@ def doctor(
     with options_at_fault():
         report = library.examine(machine.host, machine.wanted, probing)
         if record:
-            with writing("--record", record):
+            with writing("--record", record, UsageFailure):  # status 1 means that the machine is not ready
                 library.record(machine.host, machine.wanted, record, redact)
     if as_json:
         click.echo(json.dumps(library.as_json(report), indent=1))

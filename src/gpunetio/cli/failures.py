@@ -56,14 +56,14 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 @contextmanager
-def writing(what: str, path: Path) -> Iterator[None]:
+def writing(what: str, path: Path, failure: type[Failure] = Failure) -> Iterator[None]:
     """Turn an error while a file is written into a `Failure` that names the file, and remove an incomplete file."""
     try:
         yield
     except OSError as error:
         if error.errno in _FULL and path.is_file():
             path.unlink()
-        raise Failure(f"cannot write {what} {path}: {error.strerror or error}") from error
+        raise failure(f"cannot write {what} {path}: {error.strerror or error}") from error
 
 
 def guarded(command: Callable[..., Any]) -> Callable[..., Any]:
