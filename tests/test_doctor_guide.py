@@ -1,4 +1,4 @@
-"""docs/setup.md says what the checks say."""
+"""docs/setup.md has the texts of the checks."""
 
 import re
 from itertools import pairwise
@@ -60,7 +60,7 @@ def test_areas_stand_together():
 
 def test_checks_that_the_text_names_are_there():
     """In the table of what is seen and where to look."""
-    table = GUIDE.read_text().partition("| what is seen | look at |")[2].partition("\n## ")[0]
+    table = GUIDE.read_text().partition("| symptom | look at |")[2].partition("\n## ")[0]
     rows = [line.rpartition("|")[0].rpartition("|")[2] for line in table.splitlines()[2:] if line]
     named = {word for row in rows for word in re.findall(r"\b[a-z0-9]+(?:-[a-z0-9]+)*\b", re.sub(r"`[^`]*`", "", row))}
     prose = {"then", "at", "both", "ends", "the", "harmless", "with", "lkey"}
