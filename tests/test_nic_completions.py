@@ -398,3 +398,19 @@ def test_reset_forgets_doorbells(ends):
         assert ends.a.done.none_for(0.002)
         assert (ends.a.row["sq_pi"], ends.a.row["sq_ci"]) == (0, 0)
     assert not ends.a.nic.reports
+
+
+def test_reset_forgets_doorbells_of_a_paused_nic(ends):
+    """In a pause the engine has no turn in RST, in which it would look at the register and ignore what is there."""
+    for _ in range(3):
+        ends.a.put(NOP)
+    ends.a.ring("register")
+    ends.a.done.take(3)
+    ends.a.nic.pause()
+    until(lambda: ends.a.nic.record["paused"], "the NIC to stand still")
+    try:
+        ends.again()
+    finally:
+        ends.a.nic.resume()
+    assert ends.a.done.none_for(0.002)
+    assert (ends.a.row["sq_pi"], ends.a.row["sq_ci"]) == (0, 0)
