@@ -282,7 +282,7 @@ def test_an_address_path(ctx):
     (lambda d: d.create(Opcode.CREATE_CQ, cq_umem_id=d._ctx), "cq_umem_id = context soft0: no command names an obj"),
     (lambda d: d.cq_layout(0), "cqe = 0: it must be 1 to"),
     (lambda d: d.qp_layout(sq_wr="4"), "sq_wr = '4' is of type str"),
-    (lambda d: d.query_eqn(7), "completion vector 7 does not exist"),
+    (lambda d: d.query_eqn(8), "completion vector 8: the software NIC has 0 to 7"),
     (lambda d: d.command_raw(c.DESTROY_CQ_IN.pack(opcode=Opcode.DESTROY_CQ), 16), "concerns an object"),
 ])  # fmt: skip
 def test_mistakes(soft, call, message):
@@ -319,7 +319,7 @@ def test_a_query_that_is_not_declared(soft):
 
 
 def test_without_devx():
-    refusal = pytest.raises(NotSupportedError, match=r"^Context\.devx: that takes DEVX")
+    refusal = pytest.raises(NotSupportedError, match=r"^Context\.devx: that needs DEVX")
     with verbs.Context(PlainSoft("soft0")) as ctx, refusal:
         _ = ctx.devx
 

@@ -554,7 +554,7 @@ def test_another_benchmark():
     server = ServerThread("put_bw")
     with pytest.raises(PeerError, match="runs put_bw, but this end get_bw: run the same at both ends"):
         run_client(server, "get_bw")
-    assert "runs get_bw, this end put_bw" in str(server.join())
+    assert "runs get_bw, but this end put_bw" in str(server.join())
 
 
 def test_payloads_that_differ(file, tmp_path):
@@ -569,7 +569,7 @@ def test_payloads_that_differ(file, tmp_path):
         run_client(server, "put_bw")
     assert "sends the data, but has no --payload" in str(server.join())
     server = ServerThread("put_bw", duration=1.0)
-    with pytest.raises(DocaError, match="no --duration"):
+    with pytest.raises(DocaError, match="do not give --duration"):
         run_client(server, "put_bw", payload=file)
     server.join()
 

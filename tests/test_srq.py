@@ -432,7 +432,7 @@ def test_it_does_not_shrink(ctx):
     srq = ctx.create_pd().create_srq(15)
     srq.modify(max_wr=10)  # there is room for as many
     assert srq.query().max_wr == 15
-    with pytest.raises(InvalidValueError, match="only grows"):
+    with pytest.raises(InvalidValueError, match="can only grow"):
         srq.modify(max_wr=3)
 
 

@@ -273,7 +273,7 @@ def test_error_from_reset(device, ctx, pd):
 def test_a_wrong_current_state(device, ctx, pd):
     """It is not handed on: drivers believe it."""
     qp = pd.create_qp()
-    with pytest.raises(DriverError, match="is in RST, and current_state says INIT"):
+    with pytest.raises(DriverError, match="is in RST, but current_state says INIT"):
         qp.modify(QpAttr(next_state=QpState.INIT, current_state=QpState.INIT), _M.NEXT_STATE | _M.CURRENT_STATE)
     assert device.modified == []
 

@@ -1,4 +1,4 @@
-"""CQEs as the CPU data path reads them."""
+"""Reading of CQEs in the CPU data path."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ _CQE = struct.Struct(">32s4xI4xIQIHxB")
 
 
 def completions(cqes: bytes, queues: Mapping[int, RingPosting]) -> list[Completion]:
-    """What CQEs say of requests, which they complete; `queues` are those that complete here, by number.
+    """Return the completions of these CQEs, and complete their requests.
 
-    CQEs of others are passed over. One loop that calls little, as it bounds the rate of messages.
+    `queues` are those that complete here, by number. CQEs of other queues are skipped. This is one loop with few calls,
+    because it bounds the rate of messages.
     """
     found = []
     for payload, imm, nbytes, timestamp, opcode_qpn, counter, op_own in _CQE.iter_unpack(cqes):

@@ -57,9 +57,9 @@ class RingLayout:
 
 
 class DevxObject(Handle):
-    """An object that a DEVX command has made (`mlx5dv_devx_obj_create`). Closing it destroys the object.
+    """An object created by a DEVX command (`mlx5dv_devx_obj_create`). Closing it destroys the object.
 
-    `number` is what the device calls it, its CQN for one, `answer` what the command answered.
+    `number` is the device's number for it, for example its CQN; `answer` is what the command returned.
     """
 
     _rank = 0
@@ -83,14 +83,14 @@ class DevxObject(Handle):
             self.ctx.provider.devx_obj_destroy(self._handle)
 
     def modify(self, opcode: Opcode, **fields: Any) -> dict[str, Any]:
-        """Carry out a command that changes the object (`mlx5dv_devx_obj_modify`), and return what it answers.
+        """Change the object with a command (`mlx5dv_devx_obj_modify`), and return its output.
 
         The object's number is filled in. `fields` are as in `Devx.create`.
         """
         return self._carry_out(opcode, fields, self.modify_raw)
 
     def query(self, opcode: Opcode | None = None, **fields: Any) -> dict[str, Any]:
-        """Ask for the object's state (`mlx5dv_devx_obj_query`): by its own QUERY command, unless another is named."""
+        """Query the object's state (`mlx5dv_devx_obj_query`): with its own QUERY command, unless another is named."""
         if opcode is None:
             asked = self.name.replace("CREATE_", "QUERY_")
             if asked not in Opcode.__members__:
@@ -121,10 +121,10 @@ class DevxObject(Handle):
 
 
 class Devx:
-    """DEVX of a device, `Context.devx`: commands of the PRM, carried to it as they are (mlx5dv_devx_*(3)).
+    """DEVX of a device, `Context.devx`: commands of the PRM, passed to the device unchanged (mlx5dv_devx_*(3)).
 
-    What it makes closes with the context, the latest first, and not before what was made with it. Mailboxes are named
-    as in the PRM: `gpunetio.formats.commands` declares them, `formats.contexts` the structures inside.
+    Its objects close with the context, the latest first, and not before the objects created with them. Mailboxes have
+    the PRM's names: `gpunetio.formats.commands` declares them, `formats.contexts` the structures inside.
     """
 
     def __init__(self, ctx: Context):
@@ -136,11 +136,11 @@ class Devx:
     # --- commands ----------------------------------------------------------------------------------------------------
 
     def create(self, opcode: Opcode, *, uses: Iterable[Handle] = (), **fields: Any) -> DevxObject:
-        """Make an object (`mlx5dv_devx_obj_create`).
+        """Create an object (`mlx5dv_devx_obj_create`).
 
-        `fields` are those of the command's input; a structure in it is a dict. Where the PRM wants the number of a
-        UMEM, UAR, PD, CQ or DEVX object, the object itself may stand. It then cannot be closed before this one, like
-        those in `uses`. InvalidValueError for a field that is not there or too large, DriverError when the device
+        `fields` are those of the command's input; a structure in it is a dict. In place of the number of a UMEM, UAR,
+        PD, CQ or DEVX object, give the object itself. It then cannot be closed before this one, like the objects in
+        `uses`. InvalidValueError for an unknown field or a value that is too large, DriverError when the device
         refuses.
         """
         opcode = member("opcode", opcode, Opcode)
@@ -150,13 +150,13 @@ class Devx:
         return DevxObject(self._ctx, opcode.name, mailbox, mailboxes(opcode).answer.size, [*used, *uses])
 
     def create_raw(self, mailbox: bytes | bytearray, out_size: int, *, uses: Iterable[Handle] = ()) -> DevxObject:
-        """Make an object with an input that you pack yourself; its output has `out_size` bytes."""
+        """Create an object with an input that you pack yourself; its output has `out_size` bytes."""
         opcode = int.from_bytes(mailbox[:2], "big")
         name = Opcode(opcode).name if opcode in list(Opcode) else f"command {opcode:#05x}"
         return DevxObject(self._ctx, name, bytes(mailbox), whole("out_size", out_size), uses)
 
     def command(self, opcode: Opcode, **fields: Any) -> dict[str, Any]:
-        """Carry out a command that is about no object (`mlx5dv_devx_general_cmd`), and return what it answers."""
+        """Run a command that concerns no object (`mlx5dv_devx_general_cmd`), and return its output."""
         opcode = member("opcode", opcode, Opcode)
         mailbox, _ = _packed(opcode, fields)
         answer = mailboxes(opcode).answer
@@ -170,7 +170,7 @@ class Devx:
     # --- what commands name ------------------------------------------------------------------------------------------
 
     def register_umem(self, obj: Any, access: Access = Access.LOCAL_WRITE, *, nbytes: int | None = None) -> UMEM:
-        """Let the device reach memory of a queue (`mlx5dv_devx_umem_reg`): an object's, or `nbytes` from an address."""
+        """Register the memory of a queue (`mlx5dv_devx_umem_reg`): an object's, or `nbytes` from an address."""
         return self._ctx.register_umem(obj, access, nbytes=nbytes)
 
     def alloc_uar(self, kind: UarAllocationType = UarAllocationType.NONCACHE) -> UAR:
@@ -178,13 +178,13 @@ class Devx:
         return self._ctx.create_uar(kind)
 
     def query_eqn(self, vector: int = 0) -> int:
-        """Return the number of a completion vector's event queue (`mlx5dv_devx_query_eqn`), which is the driver's."""
+        """Return the number of a completion vector's event queue (`mlx5dv_devx_query_eqn`). The driver owns it."""
         return self._ctx.provider.query_eqn(whole("vector", vector))
 
     def address_path(self, ah: AhAttr, port: int = 1) -> dict[str, Any]:
-        """Return the address path (ADS) of a QPC that leads to a peer, with the MAC that its GID resolves to.
+        """Return the address path (ADS) of a QPC to a peer, with the MAC of its GID.
 
-        NotFoundError when nobody has that address.
+        NotFoundError if that address does not answer.
         """
         instance("ah", ah, AhAttr).check(self._ctx.query_device())
         return path_to(self._ctx, port, with_type(self._ctx, port, ah)) | {"vhca_port_num": port}
@@ -192,7 +192,7 @@ class Devx:
     # --- rings -------------------------------------------------------------------------------------------------------
 
     def cq_layout(self, cqe: int) -> RingLayout:
-        """Return the memory that a CQ of at least `cqe` entries takes. `fields` are the CQC's."""
+        """Return the memory layout of a CQ of at least `cqe` entries. `fields` are the CQC's."""
         log = (within("cqe", cqe, 1, 1 << self._ctx.query_device().log_max_cq_sz) - 1).bit_length()
         return RingLayout.behind(CQE_SIZE << log, {"log_cq_size": log})
 
@@ -200,7 +200,7 @@ class Devx:
         self, *, sq_wr: int = 0, rq_wr: int = 0, send_max_sges: int = 1, receive_max_sges: int = 1,
         max_inline_data: int = 0,
     ) -> RingLayout:  # fmt: skip
-        """Return the memory that the rings of a QP take for so many requests. `fields` are the QPC's."""
+        """Return the memory layout of a QP's rings for so many requests. `fields` are the QPC's."""
         wanted = QpInitAttr(
             sq_wr=sq_wr, rq_wr=rq_wr, send_max_sges=send_max_sges, receive_max_sges=receive_max_sges,
             max_inline_data=max_inline_data,
@@ -217,7 +217,7 @@ class Devx:
     def srq_layout(
         self, srq_wr: int, *, receive_max_sges: int = 1, srq_type: SrqType = SrqType.LINKED_LIST
     ) -> RingLayout:
-        """Return the memory that an RMP takes for so many receives. `fields` are those of the WQ in its RMPC."""
+        """Return the memory layout of an RMP for so many receives. `fields` are those of the WQ in its RMPC."""
         entries, stride = srq_sizes(
             whole("srq_wr", srq_wr), whole("receive_max_sges", receive_max_sges), member("srq_type", srq_type, SrqType)
         )
@@ -250,7 +250,7 @@ _NUMBERS: dict[type[Handle], str] = {
 
 
 def _packed(opcode: Opcode, fields: dict[str, Any]) -> tuple[bytes, list[Handle]]:
-    """The input of a command, and the objects that it names."""
+    """Return the input of a command, and the objects that it names."""
     used: list[Handle] = []
     numbers = _numbered(fields, used)
     layout: BitStruct = mailboxes(opcode).request
@@ -261,7 +261,7 @@ def _packed(opcode: Opcode, fields: dict[str, Any]) -> tuple[bytes, list[Handle]
 
 
 def _numbered(fields: dict[str, Any], used: list[Handle]) -> dict[str, Any]:
-    """The same with numbers in place of objects."""
+    """Return the fields with numbers in place of objects."""
     found = {}
     for name, value in fields.items():
         if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Completion channels of DEVX: event channels that CQs made by mailboxes are subscribed to."""
+"""Completion channels of DEVX: event channels with subscriptions to CQs created by mailboxes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .events import EventReader
 
 
 class DevxCompChannel(CompChannel):
-    """See `CompChannel`."""
+    """A completion channel of DEVX."""
 
     reader: EventReader
 

@@ -1,4 +1,4 @@
-"""Completion queues that are made by mailboxes: rings of CQEs, in host memory or where the user wants them."""
+"""Completion queues created by mailboxes: rings of CQEs, in host memory or in memory of the user."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 
 class DevxCQ(CQ):
-    """See `CQ`."""
+    """A completion queue created by mailboxes."""
 
-    _resized: ExitStack | None = None  # frees the ring that took the first one's place
+    _resized: ExitStack | None = None  # frees the ring that replaced the first one
 
     def _create(self, attr: CqInitAttr, undo: ExitStack) -> None:
         ctx, cqe = self.ctx, _round_up(attr.cqe)
@@ -81,7 +81,7 @@ class DevxCQ(CQ):
         self._any_wanted = 0  # that count, when any completion was asked for last
 
     def _empty(self, memory: HostMemory, count: int) -> np.ndarray:
-        """The entries at the start of some memory, of which none is valid: of each the last 64 bytes."""
+        """Return the first `count` entries in `memory`, all invalid: the last 64 bytes of each."""
         whole = memory.array[: count * self.cqe_size].reshape(count, self.cqe_size)
         cqes = whole[:, self.cqe_size - CQE_SIZE :].view(CQE64.dtype)[:, 0]
         cqes["op_own"] = INIT_OP_OWN
@@ -95,7 +95,7 @@ class DevxCQ(CQ):
         cqe, waiting = _round_up(cqe), self._arrived(self.entries)
         if waiting >= min(cqe, self.entries):  # one entry more says where the old ring ends
             raise FullError(
-                f"{waiting} completions wait in {self} of {self.entries} entries, which is to have {cqe}: poll first"
+                f"{waiting} completions wait in {self} of {self.entries} entries, and do not fit in {cqe}: poll first"
             )
         with ExitStack() as undo:
             ring = internal_ring(self.ctx, undo, cqe * self.cqe_size)
@@ -116,7 +116,7 @@ class DevxCQ(CQ):
             before.close()
 
     def _move_to(self, cqes: np.ndarray) -> None:
-        """Copy what waits to another ring, behind the place of the CQE that says where the old ring ends."""
+        """Copy the waiting completions to another ring, after the slot of the CQE that marks the old ring's end."""
         old, new = len(self._cqes), len(cqes)
         for index in range(self._consumer, self._consumer + old):
             cqe = self._cqes[index % old]
@@ -126,7 +126,7 @@ class DevxCQ(CQ):
             cqes[following % new] = cqe
             cqes[following % new]["op_own"] = int(cqe["op_own"]) & ~OWNER_MASK | following // new & OWNER_MASK
         else:
-            raise UnexpectedError(f"{self.ctx.name} has resized {self}, and does not say where the old ring ends")
+            raise UnexpectedError(f"{self.ctx.name} has resized {self}, but did not mark the end of the old ring")
         self._cqes = cqes
         self._consumer += 1
         self._record["set_ci"] = self._consumer & CI_MASK
@@ -185,5 +185,5 @@ class DevxCQ(CQ):
 
 
 def _round_up(cqe: int) -> int:
-    """The next power of two: rings have no other sizes."""
+    """Return the next power of two: rings have no other sizes."""
     return 1 << (cqe - 1).bit_length()

@@ -1,4 +1,4 @@
-"""Queue pairs that are made by mailboxes: rings of WQEs, in host memory or where the user wants them."""
+"""Queue pairs created by mailboxes: rings of WQEs, in host memory or in memory of the user."""
 
 from __future__ import annotations
 
@@ -39,14 +39,17 @@ _SERVICE = {QpType.RC: ServiceType.RC, QpType.UC: ServiceType.UC}
 
 
 class DevxQP(QP):
-    """See `QP`. Its path to the peer is resolved here, as the address vector is part of its context."""
+    """A queue pair created by mailboxes.
 
-    _answers = True  # whether the peer may read at all: `max_dest_rd_atomic` is not 0
+    It resolves the path to its peer, whose address vector is part of its context.
+    """
+
+    _answers = True  # whether the peer may read: `max_dest_rd_atomic` is not 0
 
     def __init__(self, pd: PD, attr: QpInitAttr):
         super().__init__(pd, attr)
         if self._dpa:
-            self._closes_users = True  # the DPA's export of it is nobody else's
+            self._closes_users = True  # the DPA's export, for its kernels only
             with ExitStack() as undo:
                 undo.callback(self.close)
                 self._dpa.attach(self)
@@ -90,7 +93,7 @@ class DevxQP(QP):
             undo.callback(self._dpa.detach, self)
 
     def _context(self, sizes: QueueSizes, ring: Ring) -> dict[str, Any]:
-        """The QPC that CREATE_QP takes."""
+        """Return the QPC for CREATE_QP."""
         attr = self.init_attr
         qpc: dict[str, Any] = {
             "st": _SERVICE[attr.qp_type],
@@ -123,7 +126,7 @@ class DevxQP(QP):
 
     @property
     def used(self) -> bool:
-        """See `QP`: what 16-bit counters say of that."""
+        """Return whether requests were posted, judging by the 16-bit counters."""
         self.check_open()
         qpc = self._query()
         return bool(qpc["sw_sq_wqebb_counter"] or qpc["hw_sq_wqebb_counter"])
@@ -152,7 +155,7 @@ class DevxQP(QP):
             fields, opt = carry(attr, mask, move)
             if QpAttrMask.AH_ATTR in mask and attr.ah_attr:
                 if move.opcode == Opcode.INIT2RTR_QP:
-                    port = now.port_num or 1  # none before INIT: the device will say what is wrong
+                    port = now.port_num or 1  # none before INIT: the device reports the mistake
                     fields[PATH] |= path_to(self.ctx, port, attr.ah_attr)
                 else:
                     path, path_opt = path_update(self.ctx, attr.ah_attr)

@@ -1,4 +1,4 @@
-"""Rings of WQEs as this process fills them: the CPU data path of queue pairs that mailboxes have made."""
+"""Rings of WQEs that this process fills: the CPU data path of queue pairs created by mailboxes."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ _WQES = {
 
 
 def data_segments(request: SendWr | RecvWr, most: int, limit: str) -> tuple[bytes, int]:
-    """The data segments of a request, and the bytes that they name. See `entries_of`."""
+    """Return the data segments of a request, and the bytes that they name (`entries_of`)."""
     sges, total = entries_of(request, most, limit)
     packed = b""
     for sge in sges:
@@ -108,11 +108,11 @@ class _RingQueue(WorkQueue):
 
     @abstractmethod
     def _number(self, wqes: bytearray, firsts: list[int]) -> None:
-        """Give WQEs, packed with index 0, the indices that they will have."""
+        """Write the final indices into WQEs, which were packed with index 0."""
 
     @abstractmethod
     def _ring_doorbell(self) -> None:
-        """Announce all up to `producer`."""
+        """Announce all WQEs up to `producer`."""
 
 
 class SendQueue(_RingQueue):
@@ -135,7 +135,7 @@ class SendQueue(_RingQueue):
         wqe = (control + body).ljust(blocks * WQEBB, b"\0")
         slots = ((request.wr_id, kind.completion, kind.reads, blocks), *(None,) * (blocks - 1))
         if inline and type(request.inline) is not bytes:
-            return self._token, wqe, slots  # its bytes may be others next time
+            return self._token, wqe, slots  # its bytes may differ next time
         return self._keep(request, wqe, slots)
 
     def _number(self, wqes: bytearray, firsts: list[int]) -> None:
@@ -150,7 +150,7 @@ class SendQueue(_RingQueue):
         )
 
     def _body(self, request: SendWr, kind: Kind, inline: bool) -> bytes:
-        """The segments behind the control segment."""
+        """Return the segments after the control segment."""
         if request.opcode == WrOpcode.WAIT_CQ_PI:
             return self._wait(request)
         head = b""
@@ -188,7 +188,7 @@ class SendQueue(_RingQueue):
         self._doorbells.ring_send(qp.dbr_address + QP_DBREC.snd, self.producer & PI_MASK, qp.doorbell_register, qp.qpn)
 
     def complete(self, counter: int) -> tuple[int, WcOpcode, bool]:
-        """The request whose index ends in these 16 bits has completed, and with it all before: what it was."""
+        """Complete the request whose index ends in these 16 bits, and all before it. Return what it was."""
         wr_id, opcode, reads, blocks = self._posted[counter & self._mask]
         self.consumer += (counter - self.consumer & PI_MASK) + blocks
         return wr_id, opcode, reads
@@ -205,7 +205,7 @@ class ReceiveQueue(_RingQueue):
         return self._keep(request, data.ljust(self._qp.rq_stride, b"\0"), (request.wr_id,))
 
     def _number(self, wqes: bytearray, firsts: list[int]) -> None:
-        """Receives have no indices."""
+        """Do nothing: receives have no indices."""
 
     def _no_room(self) -> str:
         return f"{self._qp} has no room: all {self.size} receives are posted; poll the CQ first"
@@ -214,18 +214,18 @@ class ReceiveQueue(_RingQueue):
         self._doorbells.ring_receive(self._qp.dbr_address + QP_DBREC.rcv, self.producer & PI_MASK)
 
     def segments(self, counter: int) -> bytes:
-        """The data segments of the oldest receive."""
+        """Return the data segments of the oldest receive."""
         return self._ring[self.consumer & self._mask].tobytes()
 
     def complete(self, counter: int) -> int:
-        """The oldest receive has completed: its wr_id. They complete in order."""
+        """Complete the oldest receive, as receives complete in order, and return its wr_id."""
         wr_id = self._posted[self.consumer & self._mask]
         self.consumer += 1
         return wr_id
 
 
 class RingPosting(Posting):
-    """Both queues of a QP whose rings are ours."""
+    """Both queues of a QP whose rings this process fills."""
 
     def __init__(self, qp: QP, memory: HostMemory):
         self._doorbell_rung = qp.ctx.provider.doorbell_rung
@@ -249,5 +249,5 @@ class RingPosting(Posting):
                 self._doorbell_rung()
 
     def deliver(self, counter: int, payload: bytes) -> WcStatus:
-        """Put what a completion carries into the buffers of its receive, which is not complete before."""
+        """Copy the payload of a completion to the buffers of its receive, which is completed afterwards."""
         return scatter(self._segments(counter), payload, self._qp.ctx.name, self._receiving_pd.pdn)

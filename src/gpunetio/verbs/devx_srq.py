@@ -1,4 +1,4 @@
-"""Shared receive queues that are made by mailboxes: RMPs, whose receives are a linked list or a ring."""
+"""Shared receive queues created by mailboxes: RMPs whose receives are a linked list or a ring."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def srq_sizes(srq_wr: int, receive_max_sges: int, srq_type: SrqType) -> tuple[in
 
 
 class DevxSRQ(SRQ):
-    """See `SRQ`."""
+    """A shared receive queue created by mailboxes."""
 
     def _create(self, attr: SrqInitAttr, undo: ExitStack) -> None:
         ctx, provider = self.ctx, self.ctx.provider
@@ -67,7 +67,7 @@ class DevxSRQ(SRQ):
         )  # fmt: skip
         with command("CREATE_RMP"):
             self._handle, out = provider.devx_obj_create(bytes(mailbox), CREATE_RMP_OUT.size)
-        self._larger = ExitStack()  # rings that took the first one's place
+        self._larger = ExitStack()  # rings that replaced the first one
         undo.callback(self._larger.close)
         undo.callback(destroy, provider, "DESTROY_RMP", self._handle)
         ctx.async_events.subscribe(self, self._handle, OF_SRQ, undo)
@@ -84,12 +84,15 @@ class DevxSRQ(SRQ):
             raise BadStateError(f"{self} has an external data path: its ring cannot be resized here")
         entries = 1 << max_wr.bit_length()
         if entries < self.entries:
-            raise InvalidValueError(f"max_wr = {max_wr}: {self} has room for {self.entries - 1}, and only grows")
+            raise InvalidValueError(f"max_wr = {max_wr}: {self} has room for {self.entries - 1} and can only grow")
         if entries > self.entries:
             self._grow(self._list, entries)
 
     def _grow(self, receives: FreeList, entries: int) -> None:
-        """Go on in a ring that begins with what is in this one. That stays: a message may still fill its receive."""
+        """Continue in a larger ring, which begins with the contents of this ring.
+
+        The old ring stays: a receive may be in use.
+        """
         with ExitStack() as undo:
             ring = internal_ring(self.ctx, undo, entries * self.stride)
             assert ring.memory
@@ -117,11 +120,11 @@ class DevxSRQ(SRQ):
         return self._list is None
 
     def segments(self, index: int) -> bytes:
-        """The data segments of the receive in this WQE."""
+        """Return the data segments of the receive in this WQE."""
         return self._list.segments(index) if self._list else b""
 
     def complete(self, index: int) -> int:
-        """See `SRQ`: the receive in this WQE."""
+        """Complete the receive in this WQE, and return its wr_id."""
         return self._list.complete(index) if self._list else 0
 
     def _query(self) -> SrqAttr:
@@ -134,17 +137,17 @@ class DevxSRQ(SRQ):
     def _arm(self, srq_limit: int) -> None:
         mailbox = MODIFY_RMP_IN.pack(
             opcode=Opcode.MODIFY_RMP, rmp_state=RmpState.RDY, rmpn=self.srqn, modify_lwm=1,
-            ctx={"state": RmpState.RDY, "wq": {"lwm": srq_limit}},  # the state that is wanted: 0 would be RST
+            ctx={"state": RmpState.RDY, "wq": {"lwm": srq_limit}},  # the wanted state; 0 would be RST
         )  # fmt: skip
         with command("MODIFY_RMP"):
             self.ctx.provider.devx_obj_modify(self._handle, bytes(mailbox), OUT.size)
 
 
 class FreeList:
-    """The WQEs of a linked list as this process fills them.
+    """The WQEs of a linked list, as this process fills them.
 
-    Each WQE names the next one, all the way around. The device follows the chain from WQE 0, behind it a chain of free
-    ones starts at `_head`, and its end, `_tail`, is never used. A WQE that completes is put behind the end.
+    Each WQE names the next one, all the way around. The device follows the chain from WQE 0. Behind it a chain of free
+    WQEs starts at `_head`; its end, `_tail`, is never used. A completed WQE is appended to the end.
     """
 
     def __init__(self, srq: DevxSRQ, wqes: np.ndarray):
@@ -159,7 +162,10 @@ class FreeList:
 
     @contextmanager
     def moved_to(self, wqes: np.ndarray) -> Iterator[None]:
-        """Go on in a larger ring, which the device knows when the block has ended. What is posted keeps its place."""
+        """Continue in a larger ring, which the device knows when the block has ended.
+
+        Posted receives keep their places.
+        """
         with self._lock:
             before, count = len(self._wqes), len(wqes)
             wqes[:before] = self._wqes
@@ -200,11 +206,11 @@ class FreeList:
         self._posted += 1
 
     def segments(self, index: int) -> bytes:
-        """The data segments of a WQE."""
+        """Return the data segments of a WQE."""
         return self._wqes[index, SEGMENT:].tobytes()
 
     def complete(self, index: int) -> int:
-        """Put a WQE behind the end of the chain: its wr_id."""
+        """Append a WQE to the chain, and return its wr_id."""
         with self._lock:
             _write_next(self._wqes, self._tail, index)
             self._next[self._tail] = index

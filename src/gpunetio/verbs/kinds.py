@@ -1,4 +1,4 @@
-"""Of which kind the objects of a device are: what mailboxes make, or what libibverbs makes by itself."""
+"""The kind of a device's objects: created by mailboxes, or by libibverbs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Devices without DEVX: what libibverbs does not have, and how the objects of such a device say so."""
+"""Devices without DEVX: what libibverbs lacks, and how the objects of such a device report it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RECEIVED = 1 << 63  # in the wr_id that libibverbs sees: of a completion that ha
 
 
 def plain_verbs(ctx: Context) -> PlainVerbs:
-    """libibverbs' calls for a device without DEVX."""
+    """Return libibverbs' calls for a device without DEVX."""
     plain = ctx.provider.plain
     if plain is None:
         raise TypeError(f"{ctx} is a device with DEVX")
@@ -24,14 +24,14 @@ def plain_verbs(ctx: Context) -> PlainVerbs:
 
 
 def needs_devx(ctx: Context, what: str) -> NotSupportedError:
-    """The error of something that only DEVX can ask for."""
+    """Return the error for something that needs DEVX."""
     return NotSupportedError(
-        f"{what}: that takes DEVX, and libibverbs alone drives {ctx.name}; leave it out, or {_CURE}"
+        f"{what}: that needs DEVX, but only libibverbs drives {ctx.name}; leave it out, or {_CURE}"
     )
 
 
 def ring_attributes(count: int) -> Any:
-    """So many attributes that a queue has where its ring is known, and that raise NotSupportedError here."""
+    """Return `count` attributes that raise NotSupportedError here: a queue has them where its ring is known."""
     return tuple(_RingAttribute() for _ in range(count))
 
 
@@ -44,6 +44,6 @@ class _RingAttribute:
         if handle is None:
             return self
         raise NotSupportedError(
-            f"{handle} has no {self._name}: libibverbs keeps its queues to itself, so that only the CPU can post and "
+            f"{handle} has no {self._name}: libibverbs keeps its queues to itself, so only the CPU can post and "
             f"poll, here; for kernels, {_CURE}"
         )

@@ -1,7 +1,7 @@
 """Completion channels of libibverbs.
 
-libibverbs tells of completions that come after a CQ was asked; `CQ.req_notify` promises one event for what is there
-already, too. So a CQ looks when it has asked, and puts its event here by itself if it finds something.
+libibverbs reports only completions that come after a request for an event. `CQ.req_notify` also promises an event for
+completions that already wait. So after a request, a CQ checks for completions, and puts its event here if it finds one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class PlainReader(Reader):
-    """A completion channel of libibverbs, and the CQs that it tells of."""
+    """A completion channel of libibverbs, and the CQs that it reports."""
 
     handle: int
 
@@ -41,7 +41,7 @@ class PlainReader(Reader):
         self._lock = threading.Lock()
 
     def subscribe(self, cq: PlainCQ, undo: ExitStack) -> None:
-        """Hear of a CQ until `undo`."""
+        """Subscribe to a CQ, until `undo`."""
         self._cqs[cq.handle] = cq
         undo.callback(self._forget, cq.handle)
 
@@ -52,16 +52,16 @@ class PlainReader(Reader):
             self._waiting.discard(handle)
 
     def ask(self, cq: PlainCQ) -> bool:
-        """A CQ wants one event from now on: whether it has to ask the device, as none waits already."""
+        """Request one event for a CQ. Return whether the CQ must ask the device, because no event waits already."""
         with self._lock:
-            self._fetch()  # what comes of earlier requests is none of this one's
+            self._fetch()  # events of earlier requests do not count for this one
             if cq.handle in self._waiting:
                 return False
             self._asked.add(cq.handle)
             return True
 
     def tell(self, handle: int) -> None:
-        """This CQ has what it has asked for."""
+        """Add the event that this CQ has requested."""
         with self._lock:
             self._tell(handle)
 
@@ -87,7 +87,7 @@ class PlainReader(Reader):
 
 
 class PlainCompChannel(CompChannel):
-    """See `CompChannel`."""
+    """A completion channel of libibverbs."""
 
     reader: PlainReader
 

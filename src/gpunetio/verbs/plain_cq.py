@@ -27,7 +27,7 @@ _WITH_IMM = int(WcOpcode.RECV_RDMA_WITH_IMM)
 
 
 class PlainCQ(CQ):
-    """See `CQ`. Its number is `handle`, that of the provider: libibverbs has none that means something elsewhere."""
+    """A completion queue of libibverbs. Its number is the provider's `handle`: libibverbs has no other number."""
 
     ring_address, dbr_address, arm_address, uar, ring = ring_attributes(5)
     handle: int
@@ -67,7 +67,7 @@ class PlainCQ(CQ):
             self._found = deque(wc for wc in self._found if wc.qp_num != qp.qpn)
 
     def _fetch(self) -> None:
-        """Take all that there is."""
+        """Take all completions from libibverbs."""
         while found := self._plain.poll_cq(self.handle, min(_AT_A_TIME, self.entries)):
             self._found += found
 
@@ -76,7 +76,7 @@ class PlainCQ(CQ):
             return
         self._plain.req_notify_cq(self.handle, solicited_only)
         self._fetch()
-        # Whether a success was solicited cannot be seen: of those, only what comes later is told.
+        # A success does not show whether it was solicited, so only later successes are reported.
         if any(not solicited_only or wc.status != _SUCCESS for wc in self._found):
             channel.reader.tell(self.handle)
 
@@ -89,7 +89,7 @@ class PlainCQ(CQ):
         return [done for wc in found if (done := self._completion(wc))]
 
     def _completion(self, wc: Wc) -> Completion | None:
-        """What a completion says of a request; None when its queue pair is gone."""
+        """Return the completion of a request; None if its queue pair is gone."""
         posting = self._queues.get(wc.qp_num)
         if posting is None:
             return None

@@ -31,14 +31,14 @@ _NUMBERS = {
 }  # fmt: skip
 _PSN_MASK = 0xFF_FFFF
 _OF_RC = _M.MIN_RNR_TIMER | _M.ACK_TIMEOUT | _M.RETRY_CNT | _M.RNR_RETRY | _M.MAX_QP_RD_ATOMIC | _M.MAX_DEST_RD_ATOMIC
-# ibv_modify_qp(3) needs more than doca_verbs_qp_modify on the way to a state: one READ or atomic, as a mailbox says it.
+# ibv_modify_qp(3) needs more attributes than doca_verbs_qp_modify: one READ or atomic, as in a mailbox.
 _ALSO = {QpState.RTR: _M.MAX_DEST_RD_ATOMIC, QpState.RTS: _M.MAX_QP_RD_ATOMIC}
 _TO_INIT = _M.NEXT_STATE | _M.PKEY_INDEX | _M.PORT_NUM | _M.ALLOW_REMOTE_WRITE
 _ONE_AT_A_TIME = {"max_rd_atomic": 1, "max_dest_rd_atomic": 1}
 
 
 class PlainQP(QP):
-    """See `QP`. Its queues are counted in requests: `sq_entries`, `rq_entries`."""
+    """A queue pair of libibverbs. `sq_entries` and `rq_entries` count requests."""
 
     sq_address, rq_address, rq_stride, dbr_address, doorbell_register, uar, ring = ring_attributes(7)
     handle: int
@@ -82,7 +82,7 @@ class PlainQP(QP):
         self._serve(PlainPosting(self, self._plain))
 
     def _cq_handles(self, undo: ExitStack) -> tuple[int, int]:
-        """Of the CQs for sends and receives: a queue that is not there needs one, too."""
+        """Return the handles of the CQs for sends and receives: a queue without slots needs one, too."""
         cqs: list[Any] = [cq for cq in (self.send_cq, self.receive_cq) if cq]
         if cqs:
             return cqs[0].handle, cqs[-1].handle
@@ -120,13 +120,13 @@ class PlainQP(QP):
 
     def _move(self, move: Transition, attr: QpAttr, mask: QpAttrMask, now: QpAttr) -> None:
         if _M.CURRENT_STATE in mask and attr.current_state != now.current_state:
-            # With IBV_QP_CUR_STATE a driver believes what it is told.
+            # With IBV_QP_CUR_STATE, a driver does not check the state.
             raise DriverError(
-                f"{self} is in {now.current_state.name}, and current_state says {QpState(attr.current_state).name}"
+                f"{self} is in {now.current_state.name}, but current_state says {QpState(attr.current_state).name}"
             )
         following = QpState(attr.next_state) if _M.NEXT_STATE in mask else now.current_state
         if (now.current_state, following) == (QpState.RST, QpState.ERR):
-            # Linux does not know this way (ib_modify_qp_is_ok), but the one from INIT.
+            # Linux does not have this transition (ib_modify_qp_is_ok), but has the one from INIT.
             self._plain.modify_qp(self.handle, QpValues(QpState.INIT, port_num=1), _TO_INIT)
         values = self._values(following, attr, mask, now)
         self._plain.modify_qp(self.handle, values, self._taken(following, attr, mask, now))
@@ -137,7 +137,7 @@ class PlainQP(QP):
         raise needs_devx(self.ctx, "modify_udp_sport()")
 
     def _taken(self, following: QpState, attr: QpAttr, mask: QpAttrMask, now: QpAttr) -> QpAttrMask:
-        """The mask as ibv_modify_qp(3) has it for this transition."""
+        """Return the mask for this transition, as in ibv_modify_qp(3)."""
         if following in (QpState.RST, QpState.ERR):
             return _M.NEXT_STATE
         mask &= ~_M.CURRENT_STATE
@@ -148,14 +148,14 @@ class PlainQP(QP):
         return mask & ~_OF_RC if self.init_attr.qp_type == QpType.UC else mask
 
     def _check_path(self, attr: QpAttr, mask: QpAttrMask, now: QpAttr) -> None:
-        """NotSupportedError for another path than there is: libibverbs does not change that of a connected QP."""
+        """Raise NotSupportedError for a new path: libibverbs cannot change the path of a connected QP."""
         wanted, there = attr.ah_attr, now.ah_attr
         if _M.AH_ATTR in mask and wanted and there:
             if (wanted.sgid_index, wanted.traffic_class) != (there.sgid_index, there.traffic_class):
                 raise needs_devx(self.ctx, f"another sgid_index or traffic_class in {now.current_state.name}")
 
     def _values(self, state: QpState, attr: QpAttr, mask: QpAttrMask, now: QpAttr) -> QpValues:
-        """What the mask chooses. Rights go together: those that it leaves out stay."""
+        """Return the attributes that the mask chooses. Access rights go together: rights outside the mask stay."""
         if _M.ATOMIC_MODE in mask and attr.allow_remote_atomic == QpAtomicType.UP_TO_8BYTES:
             raise needs_devx(self.ctx, "allow_remote_atomic UP_TO_8BYTES in place of IB_SPEC")
         access = Access.LOCAL_WRITE

@@ -1,7 +1,7 @@
-"""Requests handed to libibverbs: the CPU data path of devices without DEVX.
+"""Requests passed to libibverbs: the CPU data path of devices without DEVX.
 
-libibverbs sees the number of a request as its wr_id. So completions are matched here as they are where rings are ours:
-room comes back when they are polled, and the opcode of one that has failed is known.
+libibverbs gets the number of a request as its wr_id. So completions are matched here as with rings of our own: polling
+frees room, and the opcode of a failed request is known.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _SIGNALED, _INLINE = int(SendFlags.SIGNALED), int(SendFlags.INLINE)
 
 
 def entries_for(request: SendWr | RecvWr, most: int, limit: str) -> tuple[Entries, int]:
-    """The scatter/gather entries of a request as libibverbs takes them, and their bytes."""
+    """Return the scatter/gather entries of a request for libibverbs, and their bytes."""
     sges, total = entries_of(request, most, limit)
     for sge in sges:
         check_entry(sge)
@@ -64,7 +64,7 @@ class _PlainQueue(WorkQueue):
         """Post requests with the numbers from `first` on."""
 
     def complete(self, number: int) -> Any:
-        """The request with this number has completed, and with it all before: what was noted of it."""
+        """Complete the request with this number, and all before it. Return what was noted about it."""
         self.consumer = number + 1
         return self._posted[number % self.size]
 
@@ -89,7 +89,7 @@ class PlainSendQueue(_PlainQueue):
         form = self._form(request, kind, flags, entries, payload)
         slots = ((request.wr_id, kind.completion, kind.reads),)
         if inline and type(request.inline) is not bytes:
-            return self._token, form, slots  # its bytes may be others next time
+            return self._token, form, slots  # its bytes may differ next time
         return self._keep(request, form, slots)
 
     @staticmethod

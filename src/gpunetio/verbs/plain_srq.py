@@ -16,7 +16,7 @@ from .work import BadWrError, RecvWr
 
 
 class PlainSRQ(SRQ):
-    """See `SRQ`. Its number is `handle`, that of the provider."""
+    """A shared receive queue of libibverbs. Its number is the provider's `handle`."""
 
     ring_address, dbr_address, stride, ring = ring_attributes(4)
     handle: int

@@ -1,4 +1,4 @@
-"""The CPU data path of a queue pair: its queues as this process fills them, and what waits in them for completion."""
+"""The CPU data path of a queue pair: its queues, which this process fills, and the requests waiting for completion."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 class WorkQueue(ABC):
-    """A queue of `size` slots. Indices count slots for ever.
+    """A queue of `size` slots. Indices count slots forever.
 
-    A request is packed once, without its index: `_packed` is that and keeps it on the request, under a token of this
-    queue. The poster moves `producer` and the poller `consumer`, so that the two need no lock between them.
+    A request is packed once, without its index. `_packed` keeps the result in the request, with a token of this queue.
+    The poster moves `producer` and the poller moves `consumer`, so the two need no lock between them.
     """
 
     producer: int
@@ -34,7 +34,7 @@ class WorkQueue(ABC):
         self.producer = self.consumer = 0
 
     def post(self, requests: Sequence[SendWr] | Sequence[RecvWr]) -> None:
-        """Hand requests to the device, up to the first that is refused."""
+        """Pass requests to the device, up to the first refused one."""
         token, room = self._token, self.size - (self.producer - self.consumer)
         taken: list[Any] = []
         firsts: list[int] = []  # of each request: its first slot
@@ -67,25 +67,25 @@ class WorkQueue(ABC):
 
     @abstractmethod
     def _pack(self, request: Any) -> tuple[object, Any, tuple]:
-        """Token, the request in a form of the queue's own, and what is noted for each of its slots."""
+        """Return the token, the packed request, and what is noted for each of its slots."""
 
     @abstractmethod
     def _carry_out(self, taken: list[Any], firsts: list[int], posted: list[Any]) -> Refused | None:
-        """Give the device what was packed, and note for each slot what `complete` needs to know.
+        """Pass packed requests to the device, and note for each slot what `complete` needs.
 
-        The device may refuse a request, too: which, and why.
+        Return the request that the device refuses, if any, and the reason.
         """
 
     @abstractmethod
     def _no_room(self) -> str:
-        """What is wrong when there is no room, and the cure."""
+        """Describe why there is no room, and the cure."""
 
 
 class Posting(ABC):
-    """Both queues of a QP that this process fills. `state` is the last one that it has asked for.
+    """Both queues of a QP that this process fills. `state` is the last state requested here.
 
-    A completion names a request by a number: `send.complete(number)` says what it was, and that its slots are free;
-    `complete_receive(number)` gives the wr_id of a receive, which may be that of a shared queue.
+    A completion names a request by a number: `send.complete(number)` returns what it was and frees its slots;
+    `complete_receive(number)` returns the wr_id of a receive, perhaps of a shared queue.
     """
 
     send: Any
@@ -100,15 +100,15 @@ class Posting(ABC):
 
     @abstractmethod
     def reset(self) -> None:
-        """The QP is in RST: nothing is posted."""
+        """Forget all posted requests: the QP is in RST."""
 
     @property
     def used(self) -> bool:
-        """Whether anything was posted since the last reset, or may have been used of what was posted for many."""
+        """Return whether anything was posted here since the last reset, or may have been used of a shared queue."""
         return self._qp.init_attr.srq is not None or self.send.producer + self.receive.producer != 0
 
     def post(self, queue: WorkQueue, requests: Sequence[SendWr] | Sequence[RecvWr]) -> None:
-        """Post requests, in one go."""
+        """Post requests in one go."""
         if queue.size == 0:
             raise InvalidValueError(f"{self._qp} has no such queue: create it with sq_wr or rq_wr above 0")
         with deferred(), self.lock:

@@ -1,4 +1,4 @@
-"""Whose kernels drive a new queue pair, and where its queues complete then."""
+"""The DPA that drives a new queue pair, and the CQs where its queues complete."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _EXTERNAL = ("external_umem", "external_dbr_umem", "external_uar")
 
 
 def for_dpa(attr: QpInitAttr) -> tuple[Dpa | None, QpInitAttr]:
-    """The DPA that a queue pair is for, if any, and its attributes with the CQs behind its DPA completions.
+    """Return the DPA of a queue pair, or None, and its attributes with the CQs behind its DPA completions.
 
-    InvalidValueError when the attributes contradict each other, InUseError for a completion that has its queue.
+    InvalidValueError when the attributes contradict each other, InUseError for a completion that is in use.
     """
     completions = [each for each in (attr.send_dpa_completion, attr.receive_dpa_completion) if each]
     dpa = attr.dpa or next((each.dpa for each in completions), None)

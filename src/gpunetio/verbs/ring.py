@@ -1,4 +1,4 @@
-"""Where a queue's ring and doorbell record lie: in host memory of their own, or in UMEMs of the user."""
+"""The place of a queue's ring and doorbell record: host memory allocated for them, or UMEMs of the user."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ RECORD = 8  # bytes of a doorbell record, and its alignment
 
 @dataclass(frozen=True)
 class Ring:
-    """A ring and its doorbell record: UMEM and offset for the device, addresses for us. `memory` when it is ours.
+    """A ring and its doorbell record: UMEM and offset for the device, addresses for us.
+
+    `memory` is set if we allocated it.
 
     `lies_in` and `dbr_lies_in` say who reaches these addresses.
     """
@@ -41,7 +43,7 @@ class Ring:
 
 
 def internal_ring(ctx: Context, undo: ExitStack, nbytes: int) -> Ring:
-    """Host memory that holds a ring of `nbytes` and the doorbell record behind it."""
+    """Allocate host memory for a ring of `nbytes`, followed by the doorbell record."""
     provider = ctx.provider
     dbr_offset = round_up(nbytes, ALIGNMENT)
     memory = HostMemory(dbr_offset + ALIGNMENT)
@@ -53,19 +55,19 @@ def internal_ring(ctx: Context, undo: ExitStack, nbytes: int) -> Ring:
 
     def give_back() -> None:
         provider.dereg_umem(umem_id)
-        memory.close()  # not if the device keeps it, for a queue that it did not destroy
+        memory.close()  # has no effect if the device keeps it for a queue that it did not destroy
 
     undo.callback(give_back)
     return Ring(umem_id, 0, memory.address, umem_id, dbr_offset, memory.address + dbr_offset, memory)
 
 
 def in_its_place(before: Ring, ring: Ring) -> Ring:
-    """The new ring of a queue that was resized: its record stays where it is."""
+    """Return the new ring of a queue that was resized, with the record of the old one."""
     return replace(before, umem_id=ring.umem_id, offset=ring.offset, address=ring.address, memory=ring.memory)
 
 
 def external_ring(ring: tuple[UMEM, int], record: tuple[UMEM, int], nbytes: int) -> Ring:
-    """A ring of `nbytes` and a doorbell record at offsets into the user's UMEMs."""
+    """Return a ring of `nbytes` and a doorbell record at offsets into the user's UMEMs."""
     (umem, offset), (dbr_umem, dbr_offset) = ring, record
     offset, dbr_offset = int(offset), int(dbr_offset)
     _check_place("external_umem", umem, offset, nbytes, ALIGNMENT)
@@ -78,7 +80,7 @@ def external_ring(ring: tuple[UMEM, int], record: tuple[UMEM, int], nbytes: int)
 
 
 def place_ring(handle: Handle, attr: Any, undo: ExitStack, nbytes: int) -> Ring:
-    """Where a queue's ring of `nbytes` and its record are to be: in the UMEMs of its attributes, or in new memory."""
+    """Place a queue's ring of `nbytes` and its record in the UMEMs of its attributes, or in new memory."""
     if attr.external_umem and attr.external_dbr_umem:
         handle._use(attr.external_umem[0], attr.external_dbr_umem[0])
         return external_ring(attr.external_umem, attr.external_dbr_umem, nbytes)
@@ -86,7 +88,10 @@ def place_ring(handle: Handle, attr: Any, undo: ExitStack, nbytes: int) -> Ring:
 
 
 def doorbells() -> ModuleType:
-    """`doorbell.py`: what the CPU does at a ring. It is compiled, and who leaves rings to others can do without."""
+    """Return `doorbell.py`, the CPU's access to a ring.
+
+    It is compiled, and not needed if only kernels use the rings.
+    """
     with compiler.needed_for("the CPU cannot work at the rings of a queue"):
         from . import doorbell
     return doorbell

@@ -1,4 +1,4 @@
-"""Payload that came in a completion, on its way into the buffers of its receive."""
+"""Copies the payload of a completion into the buffers of its receive."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from .mr import region_of
 
 
 def scatter(segments: bytes, payload: bytes, device: str, pdn: int) -> WcStatus:
-    """Copy `payload` into what the data segments of a receive name, each checked when it is reached.
+    """Copy `payload` to the buffers that the data segments of a receive name, checking each one when it is reached.
 
-    As libmlx5 does it; the device has not looked at them. LOC_LEN_ERR when the payload is longer than they are,
-    LOC_PROT_ERR for a key that does not allow it, or memory that this process cannot write to.
+    libmlx5 does the same; the device has not checked the segments. LOC_LEN_ERR if the payload is longer than the
+    buffers, LOC_PROT_ERR for a key that does not allow it, or for memory that this process cannot write to.
     """
     for nbytes, lkey, address in np.frombuffer(segments, DATA_SEG.dtype).tolist():
         if not payload or lkey == INVALID_LKEY:

@@ -1,4 +1,4 @@
-"""What the syndromes of error completions mean: as a status of verbs, and in words."""
+"""The meaning of the syndromes of error completions: a status of verbs, and words."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..formats.cqe import Syndrome
 
 
 class Meaning(NamedTuple):
-    """Of one syndrome."""
+    """The meaning of one syndrome."""
 
     status: WcStatus
     text: str
@@ -36,6 +36,6 @@ MEANINGS: dict[int, Meaning] = {
 
 
 def meaning_of(syndrome: int) -> str:
-    """In words; also of a number that is none."""
+    """Return the meaning in words, also for an undefined number."""
     known = MEANINGS.get(syndrome)
     return known.text if known else "a syndrome that the PRM does not define"
