@@ -2,7 +2,6 @@
 
 import errno
 import os
-import shutil
 import socket
 import struct
 from collections.abc import Iterator
@@ -385,8 +384,6 @@ def test_a_pipe_of_nonsense_is_told():
 @pytest.fixture
 def namespaces() -> Iterator[tuple[Namespace, Namespace]]:
     """Two machines, as it were, with a cable."""
-    if shutil.which("ip") is None:
-        pytest.skip("needs ip(8)")
     try:
         opened = (Namespace(), Namespace())
     except OSError as error:

@@ -5,6 +5,7 @@ import ctypes
 import itertools
 import os
 import select
+import shutil
 import subprocess
 import time
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Any
 
 import numpy as np
+import pytest
 
 from gpunetio.fabric import frames
 from gpunetio.fabric.udp import UdpWire, check, gid_of, receive, transmit
@@ -137,6 +139,8 @@ class Namespace:
     """A network namespace of its own, entered by one thread; sockets opened there stay there."""
 
     def __init__(self):
+        if shutil.which("ip") is None:
+            pytest.skip("needs ip (iproute2)")
         self._thread = concurrent.futures.ThreadPoolExecutor(1)
         self.path = self.run(self._enter)
         self.ip("link set lo up")
