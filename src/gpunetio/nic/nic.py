@@ -93,6 +93,7 @@ class SoftNic:
     interpreter: CommandInterpreter
     door: Door
     counters: Any
+    starved: Starved
 
     def __init__(self, name: str, port: Port, spin_us: int = 1000, sleep_ms: int = 1, budget: int = BUDGET):
         self.name, self.port = name, port

@@ -91,6 +91,7 @@ class CQ(Handle, ABC):
     channel: CompChannel | None
     external_datapath: bool
     context: Any
+    comp_vector: int
 
     def __init__(self, ctx: Context, attr: CqInitAttr):
         super().__init__(ctx)

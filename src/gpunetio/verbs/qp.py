@@ -92,6 +92,7 @@ class QP(Handle, ABC):
     receive_cq: CQ | None
     context: Any
     psn: int
+    asked_state: QpState
 
     def __init__(self, pd: PD, attr: QpInitAttr):
         ctx = pd.ctx
