@@ -281,6 +281,21 @@ def test_where_libcuda_was_found():
     assert [one.value for one in finding.read] == ["cuInit = 803", compat]
 
 
+# cuda.h, CUresult.
+CUINIT = {
+    2: "OUT_OF_MEMORY", 34: "STUB_LIBRARY", 46: "DEVICE_UNAVAILABLE", 100: "NO_DEVICE", 101: "INVALID_DEVICE",
+    304: "OPERATING_SYSTEM", 802: "SYSTEM_NOT_READY", 803: "SYSTEM_DRIVER_MISMATCH",
+    804: "COMPAT_NOT_SUPPORTED_ON_DEVICE", 999: "UNKNOWN",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("error", "name"), CUINIT.items(), ids=CUINIT.values())
+def test_errors_of_cuinit_are_named(error, name):
+    (finding,) = found("cuda-version", answer("cuda", value={"error": error}))
+    assert f"{name} ({error})" in finding.summary
+    assert finding.cure
+
+
 def test_the_file_of_a_library():
     maps = [
         "7f1e64a00000-7f1e64a21000 rw-p 00000000 00:00 0 \n",

@@ -65,6 +65,7 @@ def config(text: str):
 # cause, changes, check, how it ends, words of the summary, words of the cure
 CAUSES = [
     ("small BAR1", [file(RESOURCE, RTX)], "bar1", WARN, "256 MiB", "Resizable BAR"),
+    ("smaller BAR1", [file(RESOURCE, RTX.replace("efffffff", "e3ffffff"))], "bar1", WARN, "64 MiB", "Resizable BAR"),
     ("the guide's small BAR1", [NO_BAR1_FILE, command("nvidia-smi -q", SMALL)],
         "bar1", WARN, "256 MiB, 250 MiB free", "Above 4G Decoding"),
     ("the guide's A100", [NO_BAR1_FILE, command("nvidia-smi -q", data("seed/nvidia-smi-q.txt"))],
