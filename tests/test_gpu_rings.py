@@ -29,7 +29,7 @@ from gpunetio import (
 from gpunetio.errors import DriverError, NotSupportedError
 from nic_rig import until
 from queue_kernels import count_when_complete, puts, puts_in_turn, receive
-from test_verbs_fake import ERR
+from test_verbs_fake import ERR, RTS
 
 RADDR, RKEY, LADDR, LKEY, NBYTES = 0x1234_5678_9ABC_0000, 0x00C0_FFEE, 0x7654_3210_0000, 0x0BAD_CAFE, 64
 KEYS = (RADDR, RKEY, LADDR, LKEY)
@@ -50,6 +50,7 @@ class Stage:
         made = self.gpu.create_qp(self.pd, depth, mem_reg_type=how if on_gpu else DEFAULT, timeout=10.0, **options)
         assert made.ring_memory.in_gpu == on_gpu
         assert made.cq.ring.lies_in.in_gpu == on_gpu
+        self.card.set_state(made.qpn, RTS)
         return made
 
     def announced(self, queue: ExportedQp, producer: int, record: bool = True) -> None:
@@ -124,6 +125,7 @@ def test_an_error_and_a_new_life(stage: Stage, how, collapsed):
         assert (queue.last_error(), queue.cqe_offset()) == (None, 2)
         assert stage.wqe(queue, 0) == bytes(64)
         assert peek(stage.gpu, queue.qp.dbr_address, 8) == bytes(8)
+        stage.card.set_state(queue.qpn, RTS)
         launch = puts[1, 1, stage.gpu](queue, *KEYS, NBYTES, 6, 1, out)
         for index in range(6):
             stage.announced(queue, index + 1)
@@ -232,6 +234,7 @@ def test_a_companion_waits(stage: Stage):
     ):
         main, companion = group.main, group.companion
         assert main.ring_memory is companion.ring_memory
+        stage.card.set_state(companion.qpn, RTS)
         launch = count_when_complete[1, 1, stage.gpu](companion, main.cq.cqn, 7, *KEYS, out)
         stage.announced(companion, 2)
         wait = struct.pack(">IIBBBBI", 0x0F, companion.qpn << 8 | 2, 0, 0, 0, 0x08, 0)

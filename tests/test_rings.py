@@ -475,6 +475,7 @@ def test_the_first_error_is_found_in_the_gpu(stage: Stage):
             complete(stage.gpu, queue.cq, number)
         complete(stage.gpu, queue.cq, 3, opcode=REQ_ERR, syndrome=0x13, vendor=0x77)
         set_index(stage, queue, sq_wqe_pi=4, cqe_ci=2)
+        stage.card.set_state(queue.qpn, RTS)
         assert queue.last_error() is None
         stage.card.set_state(queue.qpn, ERR)
         error = queue.last_error()
