@@ -334,6 +334,7 @@ def test_kernels_drive_rings_in_pinned_memory():
         stage = Stage(gpu, card, ctx.create_pd())
         with gpu.create_qp(stage.pd, 4, timeout=10.0) as queue, gpu.alloc(64, MemType.CPU_GPU) as out:
             assert queue.ring_memory is RingMemory.HOST
+            card.set_state(queue.qpn, RTS)
             launch = puts[1, 1, gpu](queue, *KEYS, NBYTES, 6, 1, out)
             for index in range(6):
                 stage.announced(queue, index + 1)
