@@ -77,6 +77,14 @@ def file(tmp_path):
     return path
 
 
+@pytest.mark.slow
+def test_warm():
+    """What the set-up runs first: it compiles, or loads, what all commands run on the host."""
+    done = gpunetio("warm")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("ready: the NIC, put_bw, ")
+
+
 # --- output --------------------------------------------------------------------------------------------------------
 
 

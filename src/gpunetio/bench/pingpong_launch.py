@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from ..device.status import EIO, ETIMEDOUT
@@ -80,10 +78,8 @@ class KernelPlayer(Player, Launcher):
 
     def _launch_kernel(self, iterations: int) -> dict[str, int]:
         options = self.options
-        # Without iterations the launch only compiles, before there is a peer: a queue that is not connected is refused.
-        queue: Any = self._exported if iterations else self._exported.device_address
         records = self.launch(
-            pingpong, 1, 1, int(options.server is not None), queue, self._rq, self._buffer, self._received,
+            pingpong, 1, 1, int(options.server is not None), self._exported, self._rq, self._buffer, self._received,
             self._mr.lkey, options.size, options.rx_depth, iterations, int(options.validate),
             seconds=launches.LAUNCH_SECONDS + SECONDS_A_MESSAGE * iterations,
         )  # fmt: skip
