@@ -543,7 +543,7 @@ def test_calls_are_for_their_kind_of_mailbox(device):
         (lambda: provider.general_cmd(destroy, 16), "DESTROY_QP concerns an object"),
         (lambda: provider.general_cmd(create, 16), "CREATE_QP concerns an object"),
         (lambda: provider.devx_obj_query(other[0], query, 272), f"names object {qp[1]:06x}"),
-        (lambda: provider.devx_obj_modify(other[0], reset, 16), f"DEVX object {other[0]} is {other[1]:06x}"),
+        (lambda: provider.devx_obj_modify(other[0], reset, 16), f"object {other[0]} is {other[1]:06x}"),
         (lambda: provider.devx_obj_query(12345, query, 272), "soft0 has no DEVX object 12345"),
         (lambda: provider.devx_obj_modify(12345, reset, 16), "soft0 has no DEVX object 12345"),
     ):

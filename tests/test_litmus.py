@@ -96,9 +96,9 @@ def test_the_command_reports_each_fence():
     lines = result.stdout.splitlines()
     assert lines[0] == "1 warp(s) of 1 on host, 1 reader(s)"
     assert [line.split()[0] for line in lines[1:-1]] == ["fence", *FENCES]
-    assert lines[-1].startswith("passed: the library's fence keeps the order; without a fence ")
+    assert lines[-1].startswith("passed: the library's fence keeps the order; without a fence, ")
     result = CliRunner().invoke(app, ["selftest", "litmus", "-g", "host", "--seconds", "0.05", "--fence", "none"])
-    assert result.stdout.splitlines()[-1].startswith("without a fence ")
+    assert result.stdout.splitlines()[-1].startswith("without a fence, ")
     assert CHOICES == FENCES
 
 

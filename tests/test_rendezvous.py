@@ -217,9 +217,9 @@ def test_values_that_cannot_be_sent(ranks, value):
 
 
 def test_a_rank_that_does_not_come(mpi4py):
-    store = Store()
+    store, ranks = Store(), by_tcp(3, timeout=20)
     late = [
-        by_tcp(3, timeout=20)[1],
+        ranks[1],
         MpiRendezvous(Communicator(1, 3, {}), timeout=0.2),
         StoreRendezvous(store, 1, 3, timeout=0.2),
     ]
@@ -227,6 +227,7 @@ def test_a_rank_that_does_not_come(mpi4py):
     for each in late:
         with pytest.raises(TimedOutError, match=r"within 0\.2 s"):
             each.barrier()
+    at_once(*(each.close for each in ranks))
 
 
 def test_closed_is_closed(ranks):

@@ -150,7 +150,7 @@ def test_this_process_too(other):
         assert pd.pdn in nic.tables["pds"]["pdn"]
         assert {nic.pid for nic in running("soft0")} >= {other.pid, os.getpid()}
     assert running(pid=os.getpid()) == []
-    assert len(nic.tables["eqs"]) == 1  # its last state
+    assert len(nic.tables["eqs"]) == 8  # its last state
     nic.close()
     nic.close()
 

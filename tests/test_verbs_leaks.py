@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from gpunetio import memory, verbs
 from gpunetio.enums import QpState, SendFlags, WrOpcode
-from gpunetio.errors import DocaError, DriverError, InUseError
+from gpunetio.errors import DriverError, InUseError
 from gpunetio.memory import HostMemory
 from gpunetio.providers import soft
 from gpunetio.verbs import CQ, MR, PD, QP, SRQ, UAR, UMEM, CompChannel, Context, SendWr, Sge
@@ -373,8 +373,7 @@ def test_a_queue_that_the_device_does_not_destroy_keeps_its_ring(kept, monkeypat
             qp.close()
     assert qp.closed
     assert not ring.closed
-    with pytest.raises(DocaError):  # the CQ and the PD are still in use there
-        ctx.close()
+    ctx.close()  # destroys first what is left of the handle's objects
     assert ctx.closed
     assert rows(kept) == [0] * (2 * len(TABLES))  # closing the device takes all of it
     for left in list(memory._live.values())[before:]:

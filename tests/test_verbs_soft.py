@@ -329,7 +329,7 @@ def test_failed_connect_goes_back_to_reset(ctx, pd):
         a.connect(QpEndpoint(5, bytes(15) + b"\x01", 0, 4096))
     assert a.state == RST
     b.to_error()
-    with pytest.raises(BadStateError, match=f"{b} is in state ERR, and connect"):
+    with pytest.raises(BadStateError, match=f"{b} is in state ERR, but connect"):
         a.connect(b)
     assert a.state == RST
     b.reset()
