@@ -1,5 +1,6 @@
 """Ctrl+C at any moment: what is being made or closed is made or closed whole, and memory outlives the engine."""
 
+import inspect
 import signal
 import subprocess
 import sys
@@ -183,3 +184,8 @@ def test_a_thread_runs_until_its_last_step():
     assert not thread.running
     thread.start()
     assert thread.join(10)
+
+
+def test_help_shows_the_arguments_of_what_is_made_whole():
+    assert list(inspect.signature(gn.Gpu).parameters) == ["which", "warp", "queue_memory"]
+    assert str(inspect.signature(gn.Gpu).parameters["warp"]) == "warp: 'int' = 1"

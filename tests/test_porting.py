@@ -12,7 +12,6 @@ import pytest
 
 import gpunetio
 from gpunetio import Dpa, Gpu, device, enums, errors, verbs
-from gpunetio.interrupts import Whole
 
 TABLE = Path(__file__).parents[1] / "docs" / "porting.md"
 SYMBOLS = [Path(__file__).parent / "data" / f"{where}_symbols.csv" for where in ("host", "device")]
@@ -75,8 +74,7 @@ def resolve(name: str, objects: dict[str, object]) -> None:
     if match["arguments"]:
         if not callable(found):
             raise LookupError(f"{name} cannot be called")
-        called = found.__init__ if isinstance(found, Whole) else found  # which takes all arguments, and passes them on
-        taken = inspect.signature(called).parameters
+        taken = inspect.signature(found).parameters
         for argument in re.findall(r"\w+", match["arguments"]):
             if argument not in taken:
                 raise LookupError(f"{name}: it takes {', '.join(taken)}, and no {argument}")

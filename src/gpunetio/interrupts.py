@@ -103,3 +103,11 @@ class Whole(ABCMeta):
 
         def __call__(cls, *args: Any, **kwargs: Any) -> Any:
             return uninterrupted(super().__call__, *args, **kwargs)
+
+        @property
+        def __signature__(cls) -> Any:
+            """The arguments of `__init__`, for `help()`: those of `__call__` say nothing."""
+            from inspect import signature
+
+            _, *others = (whole := signature(cls.__init__)).parameters.values()
+            return whole.replace(parameters=others)
