@@ -318,8 +318,11 @@ def stop_clock(queue: Queue) -> None:
     queue.nic.record["virtual_time"] = 1
 
 
-def test_stale_wqe_that_looks_complete(ends):
-    """A slot holds the WQE of the lap before until its store arrives: that is not executed, however long it takes."""
+def ring_before_the_wqe(ends) -> int:
+    """Announce a WQE whose slot holds that of the lap before; the NIC has looked there, and its clock stands still.
+
+    What is returned is the index of the WQE, which is the depth of the ring.
+    """
     depth = ends.a.qp.sq_entries
     for _ in range(depth):
         ends.write()
@@ -329,6 +332,12 @@ def test_stale_wqe_that_looks_complete(ends):
     stop_clock(ends.a)
     ends.a.ring(index=depth + 1)
     until(lambda: int(ends.a.row["missing"]) == depth + 1, "the NIC to look")
+    return depth
+
+
+def test_stale_wqe_that_looks_complete(ends):
+    """A slot holds the WQE of the lap before until its store arrives: that is not executed, however long it takes."""
+    depth = ring_before_the_wqe(ends)
     assert ends.a.done.none_for(0.005)
     assert not ends.there.bytes.any()
     ends.write()
@@ -339,15 +348,7 @@ def test_stale_wqe_that_looks_complete(ends):
 
 def test_stale_wqe_that_is_never_written(ends):
     """In the end the QP fails and says why, and what lay in the slot was not executed."""
-    depth = ends.a.qp.sq_entries
-    for _ in range(depth):
-        ends.write()
-    ends.a.ring()
-    ends.a.done.take(depth)
-    ends.there.bytes[:] = 0
-    stop_clock(ends.a)
-    ends.a.ring(index=depth + 1)
-    until(lambda: int(ends.a.row["missing"]) == depth + 1, "the NIC to look")
+    depth = ring_before_the_wqe(ends)
     ends.a.nic.record["now"] += PATIENCE_NS
     cqe = ends.a.done.next()
     assert (*error_of(cqe), cqe.counter) == (LOCAL_QP_OP, Reason.WQE_STALE, depth)

@@ -533,4 +533,6 @@ def test_what_a_mesh_is_not_told_twice_or_by_half():
             assert mesh.memory is None
             assert "rank 0 of 1" in repr(mesh)
         mesh.close()
+        with pytest.raises(BadStateError, match="put_everywhere: argument mesh is closed"):
+            put_everywhere[1, 1, gpu](mesh, 0, 1, 0, 0, 0)
         alone.barrier()  # a rendezvous that was given stays open

@@ -18,7 +18,7 @@ _BW_UNITS = {False: ("MiB/sec", 1 << 20), True: ("Gb/sec", 1e9 / 8)}
 
 
 class _Layout(NamedTuple):
-    """Headings with minimum column widths, and the text between columns."""
+    """Headings with minimum column widths, and the number of spaces between columns."""
 
     columns: tuple[tuple[str, int], ...]
     gap: int

@@ -108,6 +108,11 @@ class Mesh:
         self.rendezvous.barrier()
 
     @property
+    def closed(self) -> bool:
+        """Whether `close()` was called. A launch refuses a closed mesh."""
+        return self._parts is None
+
+    @property
     def device_address(self) -> int:
         """Return the device address of the table."""
         return self._table.device_address
@@ -142,7 +147,7 @@ class Mesh:
         self.close(error)
 
     def __repr__(self) -> str:
-        return f"<Mesh rank {self.rank} of {self.size}{', closed' if self._parts is None else ''}>"
+        return f"<Mesh rank {self.rank} of {self.size}{', closed' if self.closed else ''}>"
 
 
 def mesh(
