@@ -15,6 +15,7 @@ import argparse
 import multiprocessing as mp
 import os
 import sys
+import time
 
 import numpy as np
 
@@ -102,9 +103,13 @@ def main() -> None:
             children = [start(target=meet, args=(rank, options.size, options)) for rank in range(options.size)]
             for child in children:
                 child.start()
+            deadline = time.monotonic() + 2 * SECONDS
             for child in children:
-                child.join()
-            sys.exit(max(abs(child.exitcode or 0) for child in children))
+                child.join(max(0.0, deadline - time.monotonic()))
+                child.kill()  # nothing happens to one that has ended
+            for child in children:
+                child.join(SECONDS)
+            sys.exit(max(1 if child.exitcode is None else abs(child.exitcode) for child in children))
     except gn.DocaError as error:
         sys.exit(f"error: {error}")
 
