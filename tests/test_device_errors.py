@@ -210,6 +210,21 @@ def test_the_first_error_is_kept(pair: Pair):
         assert (error.index, error.syndrome) == (2, REMOTE)
 
 
+def test_the_first_error_of_a_collapsed_queue_is_kept(pair: Pair):
+    """Its only CQE has become that of a flush, so that the cause is in no CQE any more."""
+    queue = pair.gpu.create_qp(pair.pd, 16, cq_collapsed=True)
+    queue.connect(queue)
+    bad, put = call(pair, "put", qp=queue, rkey=1), call(pair, "put", qp=queue)
+    program: list[list[Call]] = [[bad], [{"what": "wait", "ref": 0, "qp": queue}], [put]]
+    assert run(pair.gpu, program, sharing=GPU).ravel().tolist() == [0, EIO, 1]
+    look: list[list[Call]] = [[{"what": "poll_one", "ticket": 1, "qp": queue}]]  # EIO by a CQE only
+    until(lambda: run(pair.gpu, look, sharing=GPU)[0, 0] == EIO, "the flush")
+    error = queue.last_error()
+    assert error is not None
+    assert (error.index, error.syndrome) == (0, REMOTE)
+    queue.close()
+
+
 # --- deadlines -------------------------------------------------------------------------------------------------------
 
 

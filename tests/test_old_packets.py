@@ -212,6 +212,21 @@ def test_a_peer_that_is_not_reset_is_not_reached(piped):
     assert not ends.there.bytes[NEW].any()
 
 
+def test_a_sender_of_an_earlier_life_is_not_heard(piped):
+    """Two queue pairs send to one. It hears the one that began later, even if the other's PSN is the next."""
+    ends = piped
+    later = Queue(ends.a.qp.pd)
+    connect(ends, ends.b)
+    connect(ends, ends.a, psn=PSN + 1, **HASTY)
+    later.qp.connect(ends.b.qp.endpoint(psn=PSN), psn=PSN, **HASTY)
+    later.post(WRITE, ends.there.remote(OLD.start), ends.here.at(OLD.start, 64))
+    until(lambda: arrived(ends, OLD), "the later one's WRITE")
+    write(ends, NEW)
+    assert error_of(ends.a.done.next())[0] == RETRY_EXCEEDED
+    assert not ends.there.bytes[NEW].any()
+    assert ends.b.qp.query()[0].rq_psn == PSN + 1
+
+
 def test_a_life_that_goes_on_at_the_next_psn(ends):
     """Only one end is reset, and begins where the other expects it to."""
     for end in (ends.a, ends.b):

@@ -626,6 +626,18 @@ def test_what_is_flushed(post: Post, quiet):
     assert post.alone(*calls) == [0, 0, 12]
 
 
+def test_the_first_error_is_kept_when_receives_are_flushed(post: Post, quiet):
+    """The cause is a send, whose CQE is in another queue than those of the receives."""
+    a, _ = post.pair(4)
+    send = post.sending(a, 0, 8, lkey=0)
+    assert post.alone(post.receiving(a, 0), send, {"what": "wait", "qp": a, "ref": 1}) == [0, 0, EIO]
+    look = {"what": "recv_poll", "qp": a, "ticket": 0}  # EIO by a CQE only
+    until(lambda: post.alone(look, sharing=GPU) == [EIO], "the flush")
+    error = a.last_error()
+    assert error is not None
+    assert (error.index, error.syndrome) == (0, Syndrome.LOCAL_PROT)
+
+
 @pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])
 @pytest.mark.parametrize("sharing", [EXCLUSIVE, CTA, GPU])
 def test_deadlines(post: Post, sharing, shared):
