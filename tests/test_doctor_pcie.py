@@ -204,6 +204,21 @@ def test_a_function_without_an_iommu_group():
     assert (f"{GPU}/iommu_group", "no IOMMU group") in [(one.source, one.value) for one in finding.read]
 
 
+@pytest.mark.parametrize(
+    ("nic", "changes", "names"),
+    [
+        ("mlx5_0", [without(Kind.LINK, GPU)], "mlx5_0"),
+        ("mlx5_0", [], "GPU0, mlx5_0"),
+        ("", [], "GPU0, mlx5_0, …"),
+    ],
+    ids=["one", "two", "three"],
+)
+def test_a_slow_link_names_two_devices_below_it(nic, changes, names):
+    """There are more only where it says "…"."""
+    finding = found("pcie-link", *upstream("8", "16.0"), *changes, wanted=Wanted(nic=nic))[-1]
+    assert finding.summary.startswith(f"switch b1:00.0 above {names}: x8 at 16 GT/s")
+
+
 def test_what_root_would_see():
     """Without root the first 64 bytes of configuration spaces are read."""
     bridges = [f"{FOLDER}/0000:b2:0{n}.0/config" for n in (0, 1)]

@@ -141,6 +141,15 @@ def test_causes(cause):
     assert not first.reboot
 
 
+@pytest.mark.parametrize("check", ["gid", "mtu"])
+def test_what_is_only_for_ethernet_tells_the_link_layer(check):
+    """Without an RDMA device, nothing was read that could be told."""
+    infiniband, no_device = found(check, INFINIBAND)[0], found(check, folder("/sys/class/infiniband"))[0]
+    assert infiniband.summary == no_device.summary == "only for Ethernet ports"
+    assert [(one.source, one.value) for one in infiniband.read] == [(f"{PORT}/link_layer", "InfiniBand")]
+    assert (no_device.status, no_device.read) == (SKIP, ())
+
+
 def test_one_active_port_of_a_nic_is_enough():
     second = "/sys/class/infiniband/mlx5_0/ports/2"
     changes = [

@@ -73,8 +73,9 @@ _SHARE = "docker run --network=host …; in Kubernetes: hostNetwork: true"
 def gid(machine: Machine, nic: Nic) -> Iterator[Finding]:
     """Find the best GID for RoCE v2."""
     port, told = port_of(machine, nic)
-    if not port or told["link_layer"].text != "Ethernet":
-        yield skip("only for Ethernet ports", *list(told.values())[2:3])
+    layer = told.get("link_layer")
+    if layer is None or layer.text != "Ethernet":
+        yield skip("only for Ethernet ports", *([layer] if layer else []))
         return
     interface = _interface(machine, nic, port)
     if (there := _elsewhere(machine, interface)) is not None:
@@ -147,8 +148,9 @@ def _elsewhere(machine: Machine, interface: str) -> Reading | None:
 def mtu(machine: Machine, nic: Nic) -> Iterator[Finding]:
     """Compute the path MTU from the interface's MTU."""
     port, told = port_of(machine, nic)
-    if not port or told["link_layer"].text != "Ethernet":
-        yield skip("only for Ethernet ports", *list(told.values())[2:3])
+    layer = told.get("link_layer")
+    if layer is None or layer.text != "Ethernet":
+        yield skip("only for Ethernet ports", *([layer] if layer else []))
         return
     interface = _interface(machine, nic, port)
     if (there := _elsewhere(machine, interface)) is not None:
