@@ -270,7 +270,7 @@ def produces(reason: Reason, *where: tuple[str, ...]) -> Callable[[Case], Case]:
 def _stale(ends):
     ends.a.write_wqe(control(NOP, 7, ends.a.qp.qpn, 1))
     ends.a.ring()
-    return ends.a, ["WQE 0 does not hold it", "index 7"]
+    return ends.a, ["the slot of WQE 0 holds", "index 7"]
 
 
 @produces(Reason.WQE_QPN)
@@ -360,7 +360,7 @@ def _rkey_bounds(ends):
 def _qp_rights(ends):
     ends.again(remote_access=Access.REMOTE_READ)
     ends.a.post(WRITE, ends.there.remote(), ends.here.at())
-    return ends.b, ["allows 0x4", "needed 0x2"]
+    return ends.b, ["allows 0x4", "needs 0x2"]
 
 
 @produces(Reason.ATOMIC_ALIGNMENT)

@@ -144,9 +144,10 @@ def test_addresses_without_a_unicast_lid(address):
 @pytest.mark.parametrize(
     ("config", "text"),
     [
-        ({"addresses": ("10.0.0",)}, "'10.0.0' is no IPv4 or IPv6 address"),
-        ({"addresses": "host"}, "'host' is no IPv4"),
-        ({"addresses": ("10.0.0.1", "host")}, "'host' is no IPv4"), ({"addresses": ("10.0.0.1/24",)}, "is no IPv4"),
+        ({"addresses": ("10.0.0",)}, "'10.0.0' is not an IPv4 or IPv6 address"),
+        ({"addresses": "host"}, "'host' is not an IPv4"),
+        ({"addresses": ("10.0.0.1", "host")}, "'host' is not an IPv4"),
+        ({"addresses": ("10.0.0.1/24",)}, "is not an IPv4"),
         ({"wire": "tcp"}, "wire = 'tcp': it must be one of auto, udp"),
         ({"mtu": 335}, "mtu = 335 bytes: a link has 336 to 65536"), ({"mtu": 65537}, "mtu = 65537"),
         ({"mtu": -1}, "mtu = -1"), ({"lid": 0xC000}, "lid = 0xc000: unicast LIDs are 1 to 0xbfff"),

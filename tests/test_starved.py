@@ -59,7 +59,8 @@ def test_a_send_that_waits_is_told_once(ends, caplog):
         look(a)
     (text,) = told(caplog, a)
     assert text.startswith(f"soft0: QP {a.qpn:#x} (requester), WQE 0 waits: QP {b.qpn:#x} of the peer has no receive ")
-    assert text.endswith("and goes on for ever (rnr_retry 7). Likely cause: post receives before the peer sends.")
+    cause = "the peer posts its receives too late; post them before the sends"
+    assert text.endswith(f"and goes on forever (rnr_retry 7). Likely cause: {cause}.")
     b.post_recv(RecvWr(), RecvWr())
     a.post_send(SEND)
     until(lambda: done(a) == 2, "both messages")

@@ -217,7 +217,7 @@ def test_description():
 def test_wrong_descriptions(change):
     publication, description = described()
     description["tables"]["cqs"].update(change)
-    with pytest.raises(InvalidValueError, match="process 9 describes its NIC wrongly"):
+    with pytest.raises(InvalidValueError, match="process 9 sent an invalid description of its NIC"):
         Observed(9, description, publication.fds)
     publication.close()
 
@@ -230,7 +230,7 @@ def test_wrong_layouts(formats, offsets, itemsize):
     publication, description = described()
     layout = {"names": ["cqn"], "formats": formats, "offsets": offsets, "itemsize": itemsize}
     description["tables"]["cqs"].update(dtype=layout, number="cqn", used="cqn")
-    with pytest.raises(InvalidValueError, match="describes its NIC wrongly"):
+    with pytest.raises(InvalidValueError, match="sent an invalid description of its NIC"):
         Observed(9, description, publication.fds)
     publication.close()
 
@@ -239,7 +239,7 @@ def test_liars_and_mere_doors_are_left_out(other, caplog):
     with Door([address()], "soft0"), Door([address()], "soft0", lambda: ({"tables": 5}, [])):
         assert running(pid=os.getpid()) == []
         assert running(pid=other.pid)
-    assert "describes its NIC wrongly" in caplog.text
+    assert "sent an invalid description of its NIC" in caplog.text
 
 
 # --- gpunetio stat -------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Running NICs, seen from any process of the same user: their tables and counters, read while they run."""
+"""Observe running NICs from any process of the same user: read their tables and counters."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from ..memory import MappedMemory
 
 logger: logging.Logger = logging.getLogger("gpunetio.nic")
 
-# Counters of the port that follow from others, unless the NIC counts them itself: its name, the other, and how much of
-# that makes one. The specification counts the data of a port in words of four bytes.
+# Port counters that are derived from other counters unless the NIC counts them itself: name, source, and how many of
+# the source make one. The specification counts the data of a port in words of four bytes.
 _DERIVED = (
     ("port_xmit_data", "rdma_tx_bytes", 4), ("port_rcv_data", "rdma_rx_bytes", 4),
     ("port_xmit_packets", "rdma_tx_packets", 1), ("port_rcv_packets", "rdma_rx_packets", 1),
@@ -32,7 +32,7 @@ class _Part:
     def __init__(self, description: dict[str, Any], fds: list[int], memories: list[MappedMemory]):
         layout = description["dtype"]
         if not all(_FORMAT.fullmatch(kind) for kind in layout["formats"]):
-            raise InvalidValueError(f"a table has fields of types {layout['formats']}: give integers and bytes")
+            raise InvalidValueError(f"a table has fields of types {layout['formats']}: use integers and bytes only")
         fields: Any = {key: layout[key] for key in ("names", "formats", "offsets", "itemsize")}
         dtype = np.dtype(fields)
         rows, offset, fd = int(description["rows"]), int(description["offset"]), fds[description["fd"]]
@@ -40,7 +40,8 @@ class _Part:
         memories.append(memory)
         if rows < 1 or offset < 0 or offset + rows * dtype.itemsize > memory.nbytes:
             raise InvalidValueError(
-                f"{rows} rows of {dtype.itemsize} bytes at {offset} do not lie in the {memory.nbytes} bytes that came"
+                f"{rows} rows of {dtype.itemsize} bytes at offset {offset} do not fit in the {memory.nbytes} bytes of "
+                "shared memory"
             )
         self.address, self.number, self.used = description["address"], description["number"], description["used"]
         self.rows = memory.view(dtype, offset, rows)
@@ -49,7 +50,7 @@ class _Part:
                 raise InvalidValueError(f"a table has no field {field!r}; it has {dtype.names}")
 
     def in_use(self) -> np.ndarray:
-        """A copy of the rows in use."""
+        """Return a copy of the rows in use."""
         if self.used is None:
             return self.rows.copy()
         column = self.rows[self.used]
@@ -57,9 +58,9 @@ class _Part:
 
 
 class Tables(Mapping[str, np.ndarray]):
-    """The tables by name. Each look gives a copy of the rows that are in use at that moment.
+    """The tables by name. Each lookup returns a copy of the rows that are in use at that moment.
 
-    The NIC writes meanwhile: fields of one row may be of different moments.
+    The NIC writes during the copy, so the fields of one row may be from different moments.
     """
 
     def __init__(self, parts: dict[str, _Part]):
@@ -77,11 +78,11 @@ class Tables(Mapping[str, np.ndarray]):
         return len(self._parts)
 
     def number_field(self, name: str) -> str:
-        """The field that holds a row's number."""
+        """Return the name of the field that holds a row's number."""
         return self._parts[name].number or ""
 
     def number_at(self, name: str, address: int) -> int:
-        """The number of the row that has this address in the NIC's process; 0 when none has."""
+        """Return the number of the row at this address in the NIC's process, or 0 if there is none."""
         part = self._parts[name]
         index, rest = divmod(address - part.address, part.rows.dtype.itemsize)
         return int(part.rows[index][part.number]) if rest == 0 and 0 <= index < len(part.rows) else 0
@@ -90,8 +91,7 @@ class Tables(Mapping[str, np.ndarray]):
 class Observed:
     """A NIC that runs in some process: `name`, `pid`, `addresses`, `tables` (`.tables["qps"]`) and `counters`.
 
-    What was mapped is unmapped by `close()`, or when nobody holds the object any more. When the NIC has ended, its last
-    state can be read until then.
+    `close()` or garbage collection unmaps the tables. If the NIC ends before that, its last state can still be read.
     """
 
     pid: int
@@ -107,9 +107,9 @@ class Observed:
             self.addresses = [str(address) for address in description["addresses"]]
             parts = {name: _Part(table, fds, memories) for name, table in description["tables"].items()}
             self._counters = parts.pop("counters").rows[0]
-        except Exception as error:  # whatever it sent, others can still be looked at
+        except Exception as error:  # whatever this process sent, other NICs can still be observed
             self.close()
-            raise InvalidValueError(f"process {pid} describes its NIC wrongly: {error!r}") from error
+            raise InvalidValueError(f"process {pid} sent an invalid description of its NIC: {error!r}") from error
         self.tables = Tables(parts)
 
     def __repr__(self) -> str:
@@ -117,7 +117,7 @@ class Observed:
 
     @property
     def counters(self) -> dict[str, int]:
-        """The counters, as they are now."""
+        """Return the current values of the counters."""
         counters = {name: int(self._counters[name]) for name in self._counters.dtype.names or ()}
         for name, source, unit in _DERIVED:
             if source in counters:
@@ -141,9 +141,9 @@ def _close(memories: list[MappedMemory]) -> None:
 
 
 def running(name: str | None = None, pid: int | None = None, timeout: float = PATIENCE) -> list[Observed]:
-    """Every NIC of this user in this network namespace, or only those of that `name` and process, in order of name.
+    """Return this user's NICs in this network namespace, sorted by name. `name` and `pid` restrict the result.
 
-    NICs whose processes do not answer within `timeout` seconds, which is for all of them together, are left out.
+    All processes together have `timeout` seconds to answer. NICs of those that do not are left out.
     """
     found: list[Observed] = []
     seen: set[tuple[int, str]] = set()

@@ -1,4 +1,4 @@
-"""Packets that leave: room in the wire's pipe, link headers, the base transport header (IBTA 7.7, 8.3, 9.2)."""
+"""Outgoing packets: space in the wire's pipe, link headers, the base transport header (IBTA 7.7, 8.3, 9.2)."""
 
 from __future__ import annotations
 
@@ -21,13 +21,16 @@ _HOP_LIMIT = 64
 
 @device_function
 def packet_opcode(row, operation):
-    """The BTH opcode of an operation (the lower five bits) on this QP's service."""
+    """Return the BTH opcode: `operation`, the lower five bits, with this QP's service."""
     return (qp_row_at(row).service & _UC) << SERVICE_SHIFT | operation
 
 
 @engine_function
 def _write_link_headers(nic, row, link, nbytes):
-    """LRH and, where the path has one, GRH: the address behind them. `nbytes` is all of the packet but its ICRC."""
+    """Write the LRH and, if the path has one, the GRH; return the address behind them.
+
+    `nbytes` is the length of the packet without its ICRC.
+    """
     q = qp_row_at(row)
     st8(link + LRH.vl_lver, 0)
     st8(link + LRH.sl_lnh, q.sl << 4 | (LNH_GLOBAL if q.grh else LNH_LOCAL))
@@ -51,7 +54,7 @@ def _write_link_headers(nic, row, link, nbytes):
 
 @device_function
 def link_bytes(row):
-    """Bytes of the link headers that the QP's packets have before their BTH."""
+    """Return the bytes of link headers before the BTH of the QP's packets."""
     q = qp_row_at(row)
     if not wire_at(q.wire).infiniband:
         return 0
@@ -60,9 +63,10 @@ def link_bytes(row):
 
 @engine_function
 def open_packet(nic, row, life, nbytes):
-    """Room for a packet of `nbytes` from its BTH on: the BTH's address, or 0 when the pipe is full or the link down.
+    """Reserve space for a packet of `nbytes` from its BTH on.
 
-    `life` is that of the requester: this QP's for a request, the peer's for a response.
+    Return the address of the BTH, or 0 if the pipe is full or the link is down. `life` is that of the requester: this
+    QP's for a request, the peer's for a response.
     """
     if nic_at(nic).link_down:
         return 0
@@ -81,7 +85,7 @@ def open_packet(nic, row, life, nbytes):
 
 @device_function
 def write_bth(row, bth, opcode, solicited, pad, ack_request, psn):
-    """The base transport header (IBTA 9.2)."""
+    """Write the base transport header (IBTA 9.2)."""
     flags = _MIGRATED | pad << PAD_SHIFT
     if solicited:
         flags |= SOLICITED
@@ -94,7 +98,7 @@ def write_bth(row, bth, opcode, solicited, pad, ack_request, psn):
 
 @engine_function
 def close_packet(nic, row, bth, nbytes, payload):
-    """The packet, `nbytes` from its BTH on, is filled: send it."""
+    """Send a packet after it was filled: `nbytes` from its BTH on, of which `payload` are data."""
     q = qp_row_at(row)
     n = nic_at(nic)
     c = counters_at(n.counters)
@@ -108,7 +112,7 @@ def close_packet(nic, row, bth, nbytes, payload):
 
 @device_function
 def put_be64(address, value):
-    """Store a 64-bit field that may lie on an odd word, which a GPU cannot store in one piece."""
+    """Store a big-endian 64-bit field, which may be aligned to 4 bytes only: a GPU needs two stores for that."""
     swapped = be64(value)
     st32(address, swapped)
     st32(address + 4, swapped >> 32)

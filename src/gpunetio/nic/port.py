@@ -1,4 +1,4 @@
-"""The port of a software NIC: which addresses it is bound to, and what follows from them: GIDs, MAC, MTU, LID."""
+"""The port of a software NIC: its addresses, and the GIDs, MAC, MTU and LID that follow from them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ IPAddress = IPv4Address | IPv6Address
 CONNECTX_7 = 0x1021  # PCI device id
 WIRES = ("auto", "udp")
 MTUS = (4096, 2048, 1024, 512, 256)
-# A link's bytes beyond the payload: IPv6, UDP, BTH, the largest extended headers and ICRC, as the kernel counts them.
+# Bytes of a link's MTU beyond the payload, as the kernel counts them: IPv6, UDP, BTH, largest extended headers, ICRC.
 MAX_HEADERS = 80
 _IPV4_MAPPED = bytes(10) + b"\xff\xff"
 _LINK_LOCAL = b"\xfe\x80" + bytes(6)
@@ -31,7 +31,7 @@ _LAST_UNICAST_LID = 0xBFFF  # IBTA 4.1.3
 _LAST_PART_ID = 0xFFFF
 _DEFAULT_LINK_MTU = 1500
 _NOMINAL_SPEED = 10_000  # Mbit/s
-_RATES = (  # up to Mbit/s: ibv_port_attr.active_width, active_speed
+_RATES = (  # largest Mbit/s: ibv_port_attr.active_width, active_speed
     (1_000, (1, 1)), (10_000, (1, 8)), (20_000, (2, 2)), (25_000, (1, 32)), (40_000, (2, 8)), (50_000, (16, 32)),
     (100_000, (2, 32)), (200_000, (2, 64)), (400_000, (2, 128)), (800_000, (2, 256)),
 )  # fmt: skip
@@ -40,17 +40,17 @@ _SMALLEST_LINK_MTU, _LARGEST_LINK_MTU = MAX_HEADERS + MTUS[-1], 65536
 
 @dataclass(frozen=True)
 class PortConfig:
-    """How a software NIC is attached to the world.
+    """How a software NIC is connected.
 
-    `addresses`    IPv4 and IPv6 addresses of this machine to bind to, or a single one; kept as a tuple.
-                   soft n has 127.0.0.(n+1) unless told otherwise
-    `wire`         "auto": shared memory to NICs of this host, UDP to others; "udp": UDP to everybody but itself
-    `mtu`          of the link, in bytes (the path MTU is less); 0 means that of the addresses' interface
-    `link_layer`   ETHERNET (RoCE v2) or INFINIBAND, which only our own NICs of this host speak
-    `lid`          of an InfiniBand port; 0 means the last 16 bits of its first address
-    `faults`       what happens to frames that leave, or None
-    `capture`      a file (pcap) to write all packets to that leave or arrive, for Wireshark, or None
-    `part_id`      what the device gives for its vendor_part_id: a ConnectX-7's, or 0 for a device of its own kind
+    `addresses`    IPv4 and IPv6 addresses of this machine to bind to, or a single one; stored as a tuple. By default,
+                   soft n has 127.0.0.(n+1)
+    `wire`         "auto": shared memory to NICs of this host, UDP to others; "udp": UDP to every NIC but itself
+    `mtu`          MTU of the link in bytes (the path MTU is smaller); 0 means the MTU of the addresses' interface
+    `link_layer`   ETHERNET (RoCE v2), or INFINIBAND, which reaches only software NICs of this host
+    `lid`          LID of an InfiniBand port; 0 means the last 16 bits of its first address
+    `faults`       faults to inject into outgoing frames, or None
+    `capture`      a pcap file that receives every packet sent or received, for Wireshark, or None
+    `part_id`      the vendor_part_id that the device reports: a ConnectX-7's, or 0 for a device of its own kind
     """
 
     addresses: Sequence[str] = ()
@@ -71,20 +71,21 @@ class PortConfig:
             raise InvalidValueError(f"wire = {self.wire!r}: it must be one of {', '.join(WIRES)}")
         if self.mtu and not _SMALLEST_LINK_MTU <= self.mtu <= _LARGEST_LINK_MTU:
             raise InvalidValueError(
-                f"mtu = {self.mtu} bytes: a link has {_SMALLEST_LINK_MTU} to {_LARGEST_LINK_MTU}; 0 is the interface's"
+                f"mtu = {self.mtu} bytes: a link has {_SMALLEST_LINK_MTU} to {_LARGEST_LINK_MTU} bytes; 0 means the "
+                "MTU of the interface"
             )
         if not 0 <= self.part_id <= _LAST_PART_ID:
             raise InvalidValueError(f"part_id = {self.part_id:#x}: PCI device ids have 16 bits")
         if not 0 <= self.lid <= _LAST_UNICAST_LID:
             raise InvalidValueError(
-                f"lid = {self.lid:#x}: unicast LIDs are 1 to {_LAST_UNICAST_LID:#x}, 0 means one from the address"
+                f"lid = {self.lid:#x}: unicast LIDs are 1 to {_LAST_UNICAST_LID:#x}; 0 takes it from the address"
             )
         if self.link_layer is LinkLayer.INFINIBAND and self.wire == "udp":
             raise InvalidValueError("an InfiniBand port has no UDP wire: RoCE v2 is for link_layer ETHERNET")
 
 
 class Port:
-    """A port as `config` wants it; `default` is its address if the configuration names none."""
+    """The port that `config` describes; `default` is its address if the configuration names none."""
 
     addresses: tuple[IPAddress, ...]
     link_layer: LinkLayer
@@ -106,19 +107,22 @@ class Port:
         lid = self.config.lid or int.from_bytes(first.packed[-2:], "big")
         if not 1 <= lid <= _LAST_UNICAST_LID:
             raise InvalidValueError(
-                f"{first} gives the port LID {lid:#x}, and unicast LIDs are 1 to {_LAST_UNICAST_LID:#x}: give it "
+                f"{first} gives the port LID {lid:#x}, but unicast LIDs are 1 to {_LAST_UNICAST_LID:#x}: give it "
                 "another address, or a lid"
             )
         return lid
 
     @property
     def mac(self) -> bytes:
-        """Locally administered, from the first address, as its last four bytes are unique on the link."""
+        """Return a locally administered MAC. It contains the first address's last four bytes, unique on the link."""
         return mac_of(self.addresses[0])
 
     @property
     def gids(self) -> list[bytes]:
-        """The GID table: on Ethernet the first address, the link-local one, then the others; on InfiniBand one."""
+        """Return the GID table: on Ethernet the first address, the link-local GID, then the other addresses.
+
+        On InfiniBand, it has the link-local GID only.
+        """
         mac = self.mac
         link_local = _LINK_LOCAL + bytes([mac[0] ^ 2]) + mac[1:3] + b"\xff\xfe" + mac[3:]
         if self.infiniband:
@@ -128,24 +132,27 @@ class Port:
 
     @property
     def rate(self) -> tuple[int, int]:
-        """The codes of width and speed, as libibverbs has them, of the slowest interface that has an address."""
+        """Return libibverbs' codes for the width and speed of the slowest interface that has an address of the port."""
         return _rate(min(map(speed_of, self.addresses)))
 
     def source_address(self, index: int) -> IPAddress:
-        """The address that is entry `index` of the GID table. The link-local one is the first's."""
+        """Return the address of entry `index` of the GID table. The link-local GID has the first address."""
         return self.door_addresses[max(0, index - 1)]
 
     def is_link_local(self, index: int) -> bool:
-        """Whether entry `index` of the GID table is the link-local one that follows from the MAC."""
+        """Return whether entry `index` of the GID table is the link-local GID, which is derived from the MAC."""
         return index == 1
 
     @property
     def door_addresses(self) -> tuple[IPAddress, ...]:
-        """Where the NICs of this host find this one: on InfiniBand they know no more than the LID."""
+        """Return the addresses at which NICs of this host find this one. On InfiniBand they know only the LID."""
         return (self.address_of_lid(self.lid),) if self.infiniband else self.addresses
 
     def address_of_lid(self, lid: int) -> IPAddress:
-        """Where the NIC with that LID is: LIDs are the last 16 bits of addresses, there is no subnet manager."""
+        """Return the address of the NIC with this LID.
+
+        There is no subnet manager: a LID is the last 16 bits of an address.
+        """
         first = self.addresses[0].packed
         return ip_address(first[:-2] + lid.to_bytes(2, "big"))
 
@@ -154,16 +161,16 @@ def _parse(text: str) -> IPAddress:
     try:
         return ip_address(text)
     except ValueError:
-        raise InvalidValueError(f"{text!r} is no IPv4 or IPv6 address") from None
+        raise InvalidValueError(f"{text!r} is not an IPv4 or IPv6 address") from None
 
 
 def gid_of(address: IPAddress) -> bytes:
-    """The GID of an address: IPv4 ones are mapped to ::ffff:a.b.c.d (annex A17.4.5)."""
+    """Return the GID of an address. An IPv4 address becomes ::ffff:a.b.c.d (annex A17.4.5)."""
     return _IPV4_MAPPED + address.packed if address.version == 4 else address.packed
 
 
 def address_of(gid: bytes) -> IPAddress:
-    """The address behind a GID. Of a link-local one that `mac_of` has led to, the IPv4 address."""
+    """Return the address behind a GID: the IPv4 address for a link-local GID that comes from `mac_of`."""
     if gid.startswith(_IPV4_MAPPED):
         return IPv4Address(gid[12:])
     if gid.startswith(_LINK_LOCAL + b"\0\0") and gid[11:13] == b"\xff\xfe":
@@ -172,7 +179,7 @@ def address_of(gid: bytes) -> IPAddress:
 
 
 def can_reach(address: IPAddress) -> bool:
-    """Whether this machine has a route to the address. Nothing is sent."""
+    """Return whether this machine has a route to the address. No packet is sent."""
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     with socket.socket(family, socket.SOCK_DGRAM) as sock:
         try:
@@ -183,12 +190,12 @@ def can_reach(address: IPAddress) -> bool:
 
 
 def mac_of(address: IPAddress) -> bytes:
-    """The MAC of a software NIC with that first address."""
+    """Return the MAC of a software NIC with this first address."""
     return b"\x02\x00" + address.packed[-4:]
 
 
 def link_mtu_of(address: IPAddress) -> int:
-    """The MTU of the interface that has the address; that of Ethernet if none has."""
+    """Return the MTU of the interface that has the address, or Ethernet's if none has it."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         if (name := _interface(address)) is None:
             return _DEFAULT_LINK_MTU
@@ -197,7 +204,7 @@ def link_mtu_of(address: IPAddress) -> int:
 
 
 def speed_of(address: IPAddress) -> int:
-    """Mbit/s of the interface that has the address, as its driver tells; what a veth tells if none does."""
+    """Return the Mbit/s that the driver reports for the interface of the address, or else what a veth reports."""
     with contextlib.suppress(OSError, ValueError):
         if (name := _interface(address)) and (speed := int(Path(f"/sys/class/net/{name}/speed").read_text())) > 0:
             return speed
@@ -205,12 +212,12 @@ def speed_of(address: IPAddress) -> int:
 
 
 def _rate(speed: int) -> tuple[int, int]:
-    """The narrowest width and speed that carry so many Mbit/s, as Linux has it (ib_get_eth_speed)."""
+    """Return the narrowest width and speed that carry `speed` Mbit/s, as Linux does (ib_get_eth_speed)."""
     return next((codes for most, codes in _RATES if speed <= most), _RATES[-1][1])
 
 
 def _interface(address: IPAddress) -> str | None:
-    """The name of the interface that has the address."""
+    """Return the name of the interface that has the address, or None."""
     if isinstance(address, IPv6Address):
         return _interface6(address)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
@@ -218,7 +225,7 @@ def _interface(address: IPAddress) -> str | None:
 
 
 def _interface4(sock: socket.socket, address: IPv4Address) -> str | None:
-    if address.is_loopback:  # all of 127.0.0.0/8 is there, though one address is listed
+    if address.is_loopback:  # lo has all of 127.0.0.0/8 but lists one address
         return "lo"
     # struct ifconf {int; char *}, filled with struct ifreq {char name[16]; struct sockaddr_in; pad to 40 bytes}
     entries = array.array("B", bytes(_IFREQ_SIZE * _MAX_INTERFACES))
@@ -232,7 +239,7 @@ def _interface4(sock: socket.socket, address: IPv4Address) -> str | None:
 
 
 def _interface6(address: IPv6Address) -> str | None:
-    table = Path("/proc/thread-self/net/if_inet6")  # /proc/net is the main thread's network namespace
+    table = Path("/proc/thread-self/net/if_inet6")  # /proc/net shows the main thread's network namespace
     for line in table.read_text().splitlines() if table.exists() else ():
         digits, *_, name = line.split()
         if bytes.fromhex(digits) == address.packed:

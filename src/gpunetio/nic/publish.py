@@ -1,6 +1,6 @@
-"""What a NIC shows to other processes of its user: its tables and counters, to be read and not written.
+"""Publish a NIC's tables and counters to other processes of its user, read-only.
 
-A `Publication` is what a `fabric.neighbours.Door` hands to whoever looks; observe.py is the looker.
+A `fabric.neighbours.Door` hands a `Publication` to each process that asks; observe.py asks.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from ..memory import HostMemory
 from .tables import COUNTERS, WIRE, Table
 
 TABLES = ("qps", "cqs", "srqs", "mkeys", "pds", "umems", "uar_pages", "eqs", "gids")  # attributes of a NIC
-_USED = {"gids": "gid"}  # what tells that a row is in use, where it is not its number
+_USED = {"gids": "gid"}  # the field that marks a row in use, if not the number
 
 
 def describe_dtype(dtype: np.dtype) -> dict[str, Any]:
-    """A structured type for JSON."""
+    """Return a structured type as values for JSON."""
     names = dtype.names or ()
     fields = [dtype.fields[name] for name in names]  # type: ignore[index]
     formats = [f"{field[0].shape}{field[0].base.str}" if field[0].shape else field[0].str for field in fields]
@@ -30,9 +30,10 @@ def describe_dtype(dtype: np.dtype) -> dict[str, Any]:
 
 
 class Publication:
-    """Descriptions of `tables`, of the `wires`, and of the counters, whose record is at a byte offset of a memory.
+    """The description of a NIC's `tables`, `wires` and `counters`, all in shared memory.
 
-    All of it is shared memory. Calling it gives the description and descriptors, which are read-only and stay ours.
+    `counters` is a memory and the byte offset of the counters' record in it. Calling the object returns the description
+    and read-only file descriptors, which the object still owns.
     """
 
     def __init__(self, tables: Mapping[str, Table], counters: tuple[HostMemory, int], wires: HostMemory | None = None):
@@ -60,6 +61,6 @@ class Publication:
         return {"tables": self._tables}, self.fds
 
     def close(self) -> None:
-        """Close the descriptors. Whoever has mapped the memory keeps it."""
+        """Close the descriptors. Processes that have mapped the memory keep their mappings."""
         while self.fds:
             os.close(self.fds.pop())

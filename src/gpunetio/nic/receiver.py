@@ -1,8 +1,8 @@
-"""Responder of a QP whose peer is across a wire: takes request packets in order, executes them, and owes the peer
-acknowledgements and responses (IBTA 9.7, responder side; 9.8 for UC).
+"""The responder of a QP whose peer is across a wire: executes request packets in order and acknowledges them (IBTA 9.7,
+responder side; 9.8 for UC).
 
-What is owed is kept in the QP's row and sent by `serve_due` when the wire has room. Several requests that came together
-get one acknowledgement.
+The QP's row holds the acknowledgements and responses that are owed. `serve_due` sends them when the wire has room. One
+acknowledgement answers several requests that arrived together.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ _RESP_WR_IMM = int(CqeOpcode.RESP_WR_IMM)
 _WQE_SEND, _WQE_WRITE = int(WqeOpcode.SEND), int(WqeOpcode.RDMA_WRITE)
 _WQE_READ, _WQE_CS, _WQE_FA = int(WqeOpcode.RDMA_READ), int(WqeOpcode.ATOMIC_CS), int(WqeOpcode.ATOMIC_FA)
 
-_ATOMIC_BYTES = 8  # of the atomics that have packets
+_ATOMIC_BYTES = 8  # operand size of the atomics that RoCE has packets for
 
-# QP_ROW.rx_kind: the message that has begun and not ended.
+# QP_ROW.rx_kind: the message that has begun but not ended.
 _NONE, _SENDING, _WRITING = 0, 1, 2
 
 
@@ -68,7 +68,7 @@ _NONE, _SENDING, _WRITING = 0, 1, 2
 
 @device_function
 def _owe(nic, row):
-    """Put the QP on the list of those that owe their peer something."""
+    """Add the QP to the list of QPs that owe their peer something."""
     q = qp_row_at(row)
     if q.due == 0:
         n = nic_at(nic)
@@ -79,7 +79,7 @@ def _owe(nic, row):
 
 @device_function
 def _owe_ack(nic, row, syndrome, psn):
-    """An acknowledgement or NAK; it stands for all earlier ones that were not sent yet."""
+    """Owe an acknowledgement or NAK. It replaces all earlier ones that were not sent yet."""
     q = qp_row_at(row)
     q.due_ack = 1
     q.due_syndrome, q.due_psn = syndrome, psn & PSN_MASK
@@ -93,7 +93,7 @@ def _write_aeth(row, at, syndrome):
 
 @engine_function
 def _fail_response(nic, row, resource, reason, syndrome):
-    """What a READ asks for is there no longer, or cannot be fetched."""
+    """Fail a READ whose memory no longer exists or cannot be fetched."""
     e = resource_at(resource)
     e.todo = 0
     fail_qp(nic, row, 0, _WQE_READ, reason, RESPONDER)
@@ -102,7 +102,7 @@ def _fail_response(nic, row, resource, reason, syndrome):
 
 @engine_function
 def _staged_response(nic, row, resource, offset):
-    """The slot with byte `offset` of a READ's response, which is far: 0 if it is not filled yet, or minus a reason."""
+    """Return the slot with byte `offset` of a READ's far response: 0 if it is not filled yet, or minus a reason."""
     e = resource_at(resource)
     message = nic_at(nic).message
     source = translate(nic, e.rkey, qp_row_at(row).pdn, e.va, e.nbytes, _REMOTE_READ, _RKEY_UNKNOWN)
@@ -115,7 +115,7 @@ def _staged_response(nic, row, resource, offset):
 
 @engine_function
 def _send_response(nic, row, resource):
-    """Packets of a READ's or atomic's response: 1 when all are sent, 0 when the wire is full, 2 when it has failed."""
+    """Send a READ's or atomic's response: return 1 if all is sent, 0 if the wire is full, 2 if the READ has failed."""
     q = qp_row_at(row)
     e = resource_at(resource)
     while e.todo > 0:
@@ -128,7 +128,7 @@ def _send_response(nic, row, resource):
             write_bth(row, bth, _ATOMIC_ACKNOWLEDGE, 0, 0, 0, psn)
             _write_aeth(row, bth + BTH.size, _ACK)
             at = bth + BTH.size + AETH.size
-            st32(at + ATOMIC_ACK_ETH.original, be32(e.nbytes >> 32))  # an atomic keeps its result here
+            st32(at + ATOMIC_ACK_ETH.original, be32(e.nbytes >> 32))  # an atomic's result
             st32(at + ATOMIC_ACK_ETH.original + 4, be32(e.nbytes))
             close_packet(nic, row, bth, BTH.size + AETH.size + ATOMIC_ACK_ETH.size, 0)
         else:
@@ -179,9 +179,9 @@ def _send_response(nic, row, resource):
 
 @engine_function
 def _all_moved(nic, row):
-    """Whether the bytes of what would be acknowledged are where they belong.
+    """Return 1 if the bytes to be acknowledged are in place, 0 if they are on their way, -1 if a copy failed.
 
-    If they failed to get there so does the QP, and whatever was owed, the NAK is for the first packet of those bytes.
+    A failed copy also fails the QP. Whatever was owed, the NAK is then for the first packet of those bytes.
     """
     q = qp_row_at(row)
     state = ended(q.mover, q.fence, q.failures)
@@ -197,7 +197,7 @@ def _all_moved(nic, row):
 
 @engine_function
 def serve_due(nic, row):
-    """Send what a QP owes: 1 when that was all, 0 when the wire is full or bytes are still on their way."""
+    """Send what a QP owes: return 1 if all is sent, 0 if the wire is full or bytes are still on their way."""
     q = qp_row_at(row)
     if q.state == _RST or q.wire == 0:
         return 1
@@ -210,7 +210,7 @@ def serve_due(nic, row):
             if sent == 0:
                 return 0
             if sent == 2:
-                break  # and nothing behind it
+                break  # no response after it is sent
         q.res_todo = 0
     if q.due_ack:
         bth = open_packet(nic, row, q.peer_life, BTH.size + AETH.size)
@@ -228,7 +228,7 @@ def serve_due(nic, row):
 
 @engine_function
 def _refuse(nic, row, opcode, reason, syndrome):
-    """Refuse the expected request for good: the QP goes to ERR and an RC peer gets a NAK. UC drops the message."""
+    """Refuse the expected request: an RC QP goes to ERR and its peer gets a NAK. UC drops the message."""
     q = qp_row_at(row)
     c = counters_at(nic_at(nic).counters)
     q.rx_kind = _NONE
@@ -242,20 +242,20 @@ def _refuse(nic, row, opcode, reason, syndrome):
 
 @device_function
 def _is_invalid(reason):
-    """Whether the NAK for a reason is "invalid request" and not "remote access error"."""
+    """Return whether the NAK for a reason is "invalid request" rather than "remote access error"."""
     return reason == _QP_RIGHTS or reason == _ATOMIC_ALIGNMENT or reason == _ATOMIC_FAR
 
 
 @engine_function
 def _refuse_packet(nic, row, opcode, nbytes):
-    """A packet that does not follow from those before it, or whose length is wrong (IBTA 9.7.4.1)."""
+    """Refuse a packet that is out of sequence within its message, or whose length is wrong (IBTA 9.7.4.1)."""
     explain(nic, 0, 0, nbytes, qp_row_at(row).rx_kind, qp_row_at(row).rx_done)
     _refuse(nic, row, opcode, _BAD_REQUEST, _INVALID)
 
 
 @device_function
 def _takes(nic, row, opcode, nbytes):
-    """Whether the QP takes a message of this length; if not, it is refused."""
+    """Return whether the QP takes a message of this length, or else refuse it."""
     if takes(nic, row, nbytes):
         return True
     _refuse(nic, row, opcode, _MESSAGE_TOO_LONG, _INVALID)
@@ -264,13 +264,13 @@ def _takes(nic, row, opcode, nbytes):
 
 @engine_function
 def _not_ready(nic, row):
-    """No receive is posted: RC asks for patience, UC drops the message."""
+    """Handle a message without a posted receive: RC owes an RNR NAK, UC drops the message."""
     q = qp_row_at(row)
     counters_at(nic_at(nic).counters).out_of_buffer += 1
     if q.service != _RC:
         q.rx_kind = _NONE
         return
-    q.nak_sent = 1  # what follows this packet will be sent again, too
+    q.nak_sent = 1  # the peer also retransmits the packets behind this one
     _owe_ack(nic, row, _RNR_NAK | q.min_rnr_code, q.expect_psn)
 
 
@@ -279,7 +279,7 @@ def _not_ready(nic, row):
 
 @engine_function
 def _may_write(nic, row, at):
-    """Whether the QP allows the WRITE of this RETH; no receive would help one that it does not."""
+    """Return whether the QP allows the WRITE of this RETH. If not, waiting for a receive would be useless."""
     va = be32(ld32(at + RETH.va)) << 32 | be32(ld32(at + RETH.va + 4))
     key, nbytes = be32(ld32(at + RETH.rkey)), be32(ld32(at + RETH.dma_length))
     return has_rights(nic, row, key, va, nbytes, _REMOTE_WRITE)
@@ -287,7 +287,7 @@ def _may_write(nic, row, at):
 
 @engine_function
 def _begin_write(nic, row, at):
-    """The RETH of a WRITE: 1, or 0 if it is refused."""
+    """Begin a WRITE with its RETH: return 1, or 0 if it is refused."""
     q = qp_row_at(row)
     va = be32(ld32(at + RETH.va)) << 32 | be32(ld32(at + RETH.va + 4))
     key = be32(ld32(at + RETH.rkey))
@@ -305,7 +305,7 @@ def _begin_write(nic, row, at):
 
 @engine_function
 def _place_write(nic, row, data, nbytes):
-    """The next bytes of a WRITE: 1, or 0 if they are refused."""
+    """Place the next bytes of a WRITE: return 1, or 0 if they are refused."""
     q = qp_row_at(row)
     if nbytes > 0:
         address = translate(nic, q.rx_key, q.pdn, q.rx_addr + q.rx_done, nbytes, _REMOTE_WRITE, _RKEY_UNKNOWN)
@@ -322,7 +322,7 @@ def _place_write(nic, row, data, nbytes):
 
 @engine_function
 def _place_send(nic, row, data, nbytes):
-    """The next bytes of a SEND: 1, or 0 if they are refused; the receive has been completed with an error then."""
+    """Place the next bytes of a SEND: return 1, or 0 if they are refused, with the receive completed in error."""
     q = qp_row_at(row)
     reason = receive_scatter(nic, row, q.rx_done, q.rx_done + nbytes, data, nbytes)
     if reason == 0:
@@ -334,7 +334,7 @@ def _place_send(nic, row, data, nbytes):
 
 @engine_function
 def _take_data(nic, row, operation, bth, nbytes, pad):
-    """A packet of a SEND or WRITE, in order: 1 if it was executed."""
+    """Execute a packet of a SEND or WRITE that is in order: return 1, or 0 if it was not executed."""
     q = qp_row_at(row)
     writing = operation > _LAST_OF_SEND
     kind = _WRITING if writing else _SENDING
@@ -420,10 +420,10 @@ def _take_data(nic, row, operation, bth, nbytes, pad):
 
 @engine_function
 def _accept(nic, row, opcode, packets):
-    """A resource for a request that is answered by a response of its own: its address, or 0 if none is free.
+    """Return the address of a resource for a request that gets a response of its own, or 0 if none is free.
 
-    One whose response is to be sent again, for a duplicate request, is free: that the peer sends a new request shows
-    that it has had the response (IBTA 9.7.4.1.3 lets it have no more than these in flight).
+    A resource whose response is being retransmitted for a duplicate request counts as free. The peer's new request
+    shows that it has received that response: IBTA 9.7.4.1.3 limits how many requests it has in flight.
     """
     q = qp_row_at(row)
     if q.max_dest_rd == 0:
@@ -445,7 +445,7 @@ def _accept(nic, row, opcode, packets):
 
 @engine_function
 def _take_read(nic, row, bth, nbytes):
-    """A READ request in order: the number of packets of its response, or 0 if it is refused."""
+    """Accept a READ request that is in order: return the packets of its response, or 0 if it is refused."""
     q = qp_row_at(row)
     counters_at(nic_at(nic).counters).rx_read_requests += 1
     at = bth + BTH.size
@@ -472,7 +472,7 @@ def _take_read(nic, row, bth, nbytes):
 
 @engine_function
 def _take_atomic(nic, row, operation, bth, nbytes):
-    """An atomic request in order: 1, or 0 if it is refused."""
+    """Execute an atomic request that is in order: return 1, or 0 if it is refused."""
     counters_at(nic_at(nic).counters).rx_atomic_requests += 1
     opcode = _WQE_FA if operation == _FETCH_ADD else _WQE_CS
     at = bth + BTH.size
@@ -500,9 +500,9 @@ def _take_atomic(nic, row, operation, bth, nbytes):
 
 @device_function
 def _answered_last(row):
-    """Whether the latest request was a READ or atomic.
+    """Return whether the latest request was a READ or atomic.
 
-    Its response acknowledges it, nothing else may: rxe for one would complete it without its data.
+    Only its response may acknowledge it: on a plain acknowledgement, rxe would complete it without its data.
     """
     q = qp_row_at(row)
     if q.res_head == 0:
@@ -513,10 +513,10 @@ def _answered_last(row):
 
 @engine_function
 def _take_duplicate(nic, row, operation, psn, ack_request, bth, nbytes):
-    """A request that was executed before: its answer got lost, so answer again (IBTA 9.7.5.1.3, 9.9.2.4.2).
+    """Answer a request again that was executed before: its response was lost (IBTA 9.7.5.1.3, 9.9.2.4.2).
 
-    SENDs and WRITEs, as when they are new, only where the peer asks: rxe for one stalls when a packet in the middle of
-    what it repeats is answered with an acknowledgement of all.
+    SENDs and WRITEs are acknowledged only where the peer asks for it, as new ones are. If a packet in the middle of its
+    retransmission is answered with an acknowledgement of everything, rxe stalls.
     """
     q = qp_row_at(row)
     counters_at(nic_at(nic).counters).duplicate_request += 1
@@ -524,7 +524,7 @@ def _take_duplicate(nic, row, operation, psn, ack_request, bth, nbytes):
         if ack_request == 0:
             return
         done = psn if _answered_last(row) else q.expect_psn - 1
-        # What waits to be sent and says more stays: a later acknowledgement, or a NAK, which is said only once.
+        # A pending answer that says more stays: a later acknowledgement, or a NAK, which is sent only once.
         if q.due_ack == 0 or (q.due_syndrome == _ACK and (done - q.due_psn) & PSN_MASK < MAX_OUTSTANDING):
             _owe_ack(nic, row, _ACK, done)
         return
@@ -541,7 +541,7 @@ def _take_duplicate(nic, row, operation, psn, ack_request, bth, nbytes):
             length = be32(ld32(at + RETH.dma_length))
             offset = begun * q.mtu
             if va != e.va + offset or length > e.nbytes - offset or be32(ld32(at + RETH.rkey)) != e.rkey:
-                return  # not what was asked then
+                return  # not the range of the original request
             e.first, e.va, e.nbytes = psn, va, length
             e.packets = max(1, (length + q.mtu - 1) // q.mtu)
             if nic_at(nic).mover_count != 0:
@@ -554,7 +554,7 @@ def _take_duplicate(nic, row, operation, psn, ack_request, bth, nbytes):
 
 @device_function
 def _follows(nic, row, operation, psn, ack_request, bth, nbytes):
-    """Whether an RC packet is the expected one; if not, it is dealt with."""
+    """Return whether an RC packet has the expected PSN, or else answer a duplicate or a gap."""
     q = qp_row_at(row)
     if psn == q.expect_psn:
         q.nak_sent = 0
@@ -571,14 +571,14 @@ def _follows(nic, row, operation, psn, ack_request, bth, nbytes):
 
 @device_function
 def _resume(nic, row, operation, psn):
-    """Whether a UC packet may be taken: after a gap, only one that begins a message (IBTA 9.8.2.2)."""
+    """Return whether to take a UC packet: after a gap, only one that begins a message (IBTA 9.8.2.2)."""
     q = qp_row_at(row)
     in_order = psn == q.expect_psn
     q.expect_psn = psn
     place = operation - _OF_WRITE if operation > _LAST_OF_SEND else operation
     begins = place == _FIRST or place == _ONLY or place == _ONLY_IMM
     if begins:
-        q.rx_kind = _NONE  # if there is a message before, it has lost its end
+        q.rx_kind = _NONE  # the end of any message before is lost
         return True
     if in_order and q.rx_kind != _NONE:
         return True
@@ -589,7 +589,7 @@ def _resume(nic, row, operation, psn):
 
 @engine_function
 def take_request(nic, row, operation, psn, ack_request, bth, nbytes, pad):
-    """A request packet for a QP that receives, `nbytes` from its BTH on with its padding."""
+    """Take a request packet for a QP in RTR or RTS. `nbytes` counts from its BTH on and includes the padding."""
     q = qp_row_at(row)
     if q.service != _RC:
         if _resume(nic, row, operation, psn) and _take_data(nic, row, operation, bth, nbytes, pad) != 0:
@@ -603,7 +603,7 @@ def take_request(nic, row, operation, psn, ack_request, bth, nbytes, pad):
     elif q.rx_kind != _NONE:
         _refuse_packet(nic, row, operation, nbytes)
         packets = 0
-    elif q.mover != 0 and await_moved(nic, row) != 0:  # READs and atomics see what came before them
+    elif q.mover != 0 and await_moved(nic, row) != 0:  # READs and atomics see the writes before them
         _refuse(nic, row, _WQE_READ, _COPY_FAILED, _OPERATION)
         packets = 0
     elif operation == _READ_REQUEST:
@@ -618,6 +618,6 @@ def take_request(nic, row, operation, psn, ack_request, bth, nbytes, pad):
     counters_at(nic_at(nic).counters).rx_accepted += 1
     q.expect_psn = (q.expect_psn + packets) & PSN_MASK
     if operation > _LAST_OF_WRITE:
-        serve_due(nic, row)  # at once, if the wire has room: a READ sees memory before the requests behind it
+        serve_due(nic, row)  # at once, if the wire has room: a READ must see memory before later requests change it
     elif ack_request:
         _owe_ack(nic, row, _ACK, psn)

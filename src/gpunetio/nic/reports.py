@@ -1,4 +1,4 @@
-"""The service thread: turns the engine's error records into log messages that name table entry, value and cause."""
+"""The report thread: turns the engine's error records into log messages that name object, value and cause."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ KEPT = 1024
 
 @dataclass(frozen=True)
 class Report:
-    """One thing that the NIC refused. `message` is what the log says."""
+    """A refusal by the NIC. `message` is the log message."""
 
     nic: str
     reason: Reason
@@ -43,7 +43,7 @@ class Report:
 
 
 def _name_of(opcode: int, responder: bool) -> str:
-    """What a record is about. Opcode 0 is a NOP, which reaches no responder: there it is a receive."""
+    """Return the name of a record's operation. Opcode 0 is NOP, which reaches no responder: there it is a receive."""
     if responder and opcode == WqeOpcode.NOP:
         return "receive"
     return WqeOpcode(opcode).name if opcode in list(WqeOpcode) else f"opcode {opcode:#04x}"
@@ -54,7 +54,7 @@ def _swapped(key: int) -> int:
 
 
 class ReportService:
-    """Owns the ring of error records that the engine fills, and the thread that empties it."""
+    """The ring of error records, which the engine fills, and the thread that empties it."""
 
     ring: int
     event: int
@@ -64,7 +64,7 @@ class ReportService:
         look: Callable[[], None] = lambda: None,
     ):  # fmt: skip
         self._name, self._known_key, self._cuda_failure = name, known_key, cuda_failure
-        self._look = look  # called now and then
+        self._look = look  # called when a second passes without a record
         self._memory = HostMemory(RING.size + CAPACITY * ERROR_RECORD.size)
         self.ring = self._memory.address
         ring = self._memory.view(RING.dtype)[0]
@@ -91,7 +91,7 @@ class ReportService:
             self.drain()
 
     def drain(self) -> None:
-        """Report everything that the engine has recorded so far."""
+        """Report all errors that the engine has recorded so far."""
         with self._lock:
             while not self._closed and (slot := next_full(self.ring)):
                 offset = slot - self.ring
@@ -105,7 +105,7 @@ class ReportService:
         cuda = self._cuda_failure(record["extra0"], record["extra1"]) if reason is Reason.COPY_FAILED else ""
         what, cause = text.what.format(**record, cuda=cuda), text.cause
         if reason in (Reason.LKEY_UNKNOWN, Reason.RKEY_UNKNOWN) and self._known_key(_swapped(record["key"])):
-            cause = f"this is key {_swapped(record['key']):#x} with its bytes swapped: give keys in host order"
+            cause = f"this is key {_swapped(record['key']):#x} with its bytes swapped: pass keys in host order"
         side = "responder" if record["side"] == RESPONDER else "requester"
         what_failed = _name_of(record["opcode"], record["side"] == RESPONDER)
         message = (
@@ -117,16 +117,16 @@ class ReportService:
             record["syndrome"], record["key"], record["addr"], record["nbytes"], message,
         )  # fmt: skip
         self.reports.append(report)
-        # A flush follows an error that has been reported, or a transition that was asked for.
+        # A flush follows an error that was already reported, or a requested transition to ERR.
         level = logging.DEBUG if reason is Reason.FLUSH else logging.ERROR
         logger.log(logging.WARNING if reason is Reason.QP_STATE else level, message)
 
     def close(self) -> None:
-        """Report what is left and stop; the engine must have stopped before. TimedOutError when the log hangs."""
+        """Report the remaining errors and stop, after the engine has stopped. TimedOutError if a log handler hangs."""
         self._stop = True
         os.eventfd_write(self.event, 1)
         if not self._thread.join():
-            raise TimedOutError(f"the report thread of {self._name} did not stop: a handler of the log hangs")
+            raise TimedOutError(f"the report thread of {self._name} did not stop: a log handler hangs")
         self.drain()
         with self._lock:
             self._closed = True

@@ -1,8 +1,8 @@
-"""Requester of a QP whose peer is across a wire: cuts WQEs into packets, completes them by acknowledgements, and sends
-again what got lost (IBTA 9.7, requester side; 9.8 for UC).
+"""The requester of a QP whose peer is across a wire: cuts WQEs into packets, completes acknowledged WQEs, and
+retransmits lost packets (IBTA 9.7, requester side; 9.8 for UC).
 
-A started WQE has a FLIGHT: the packet sequence numbers it takes. What is sent again is cut from the WQE once more, so
-nothing is kept but that.
+A started WQE has a FLIGHT: the packet sequence numbers that it takes. A retransmission cuts the packets from the WQE
+again, so only the FLIGHT is kept.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ _OF_WRITE = int(PacketOpcode.RC_WRITE_FIRST)  # the same six operations again, f
 _READ_REQUEST = int(PacketOpcode.RC_READ_REQUEST)
 _COMPARE_SWAP, _FETCH_ADD = int(PacketOpcode.RC_COMPARE_SWAP), int(PacketOpcode.RC_FETCH_ADD)
 
-MAX_OUTSTANDING = 1 << 23  # half of the PSNs: more, and old could not be told from new (IBTA 9.7.2)
-BURST = 64  # packets of one QP before the next has its turn
+MAX_OUTSTANDING = 1 << 23  # half of the PSNs: beyond that, an old one looks like a new one (IBTA 9.7.2)
+BURST = 64  # packets of one QP before the next QP's turn
 PUBLISH_EVERY = 8  # packets, so that the peer can start before the burst ends
 ACK_EVERY = 16  # packets inside a message
-# Retries wait for twice the time, then four times, which is the most that the standard allows (IBTA 9.7.6.1.3). A lost
-# packet is soon sent again, and a peer that is short of CPU time, as software ones are, is not given up too early.
+# The first retry waits twice as long, later ones four times as long, the most that IBTA 9.7.6.1.3 allows. So a lost
+# packet is retransmitted soon, and a software peer that is short of CPU time is not given up too early.
 MAX_PATIENCE = 2
 LEAST_WINDOW = 32  # packets in flight, after losses
 HURRY_SHIFT = 3  # see `hurry`
@@ -53,14 +53,14 @@ HURRY_SHIFT = 3  # see `hurry`
 
 @device_function
 def flight_of(row, index):
-    """Address of the FLIGHT of the WQE that starts at `index`."""
+    """Return the address of the FLIGHT of the WQE that starts at `index`."""
     q = qp_row_at(row)
     return q.flights + (index & ((1 << q.sq_log) - 1)) * FLIGHT.size
 
 
 @device_function
 def answered(opcode):
-    """Whether a request completes by a response of its own rather than by an acknowledgement."""
+    """Return whether a response of its own completes a request, rather than an acknowledgement."""
     return opcode == _READ or opcode == _CS or opcode == _FA
 
 
@@ -69,7 +69,7 @@ def answered(opcode):
 
 @engine_function
 def _start(nic, row):
-    """Check the next WQE and give it its packets: 1, or 0 if the QP has to wait or has failed."""
+    """Check the next WQE and assign its PSNs: return 1, or 0 if the QP has to wait or has failed."""
     q = qp_row_at(row)
     n = nic_at(nic)
     counters = counters_at(n.counters)
@@ -141,10 +141,10 @@ def _move_out(message, offset, nbytes, target):
 
 @engine_function
 def _reference(nic, row, message, wqe, flight):
-    """What refers to the message's first byte, or 0 if its bytes have to be copied.
+    """Return a reference to the message's first byte, or 0 if its bytes must be copied.
 
-    The bytes of an RC message stay unchanged until it is acknowledged, which is after the peer has read them; UC
-    completes before that.
+    The bytes of an RC message stay unchanged until it is acknowledged, and by then the peer has read them. UC completes
+    a message earlier.
     """
     q = qp_row_at(row)
     f = flight_at(flight)
@@ -157,7 +157,7 @@ def _reference(nic, row, message, wqe, flight):
 
 @device_function
 def _send_data(nic, row, message, flight, wqe, solicited):
-    """Packets of a SEND or WRITE, until it ends or the wire or window is full: how many, or minus a reason."""
+    """Send packets of a SEND or WRITE until it ends or wire or window is full: return how many, or minus a reason."""
     q = qp_row_at(row)
     f = flight_at(flight)
     m = message_at(message)
@@ -241,9 +241,9 @@ def _write_reth(at, va, rkey, nbytes):
 
 @device_function
 def read_end(row, flight, psn):
-    """The PSN behind the READ request that covers `psn`: a long READ is asked for in parts that the window allows.
+    """Return the PSN behind the READ request that covers `psn`. The window splits a long READ into several requests.
 
-    Parts end at fixed places, so that a request which is sent again never reaches into the next one.
+    The requests end at fixed PSNs, so a retransmitted request never reaches into the next one.
     """
     f = flight_at(flight)
     part = max(wire_at(qp_row_at(row).wire).window >> 1, 1)
@@ -253,7 +253,7 @@ def read_end(row, flight, psn):
 
 @engine_function
 def _send_read(nic, row, message, flight):
-    """A READ request, or one for a part of a READ: 1, or 0 if it has to wait."""
+    """Send a request for a READ, or for a part of it: return 1, or 0 if it has to wait."""
     q = qp_row_at(row)
     f = flight_at(flight)
     m = message_at(message)
@@ -276,7 +276,7 @@ def _send_read(nic, row, message, flight):
 
 @engine_function
 def _send_atomic(nic, row, message, flight):
-    """An atomic request: 1, or 0 if it has to wait."""
+    """Send an atomic request: return 1, or 0 if it has to wait."""
     q = qp_row_at(row)
     f = flight_at(flight)
     m = message_at(message)
@@ -298,7 +298,7 @@ def _send_atomic(nic, row, message, flight):
 
 @device_function
 def _await_response(row, packets):
-    """A request that is answered in `packets` packets has been sent."""
+    """Record that a request was sent whose response has `packets` packets."""
     q = qp_row_at(row)
     q.tx_psn += packets
     st64(row + QP_ROW.read_ends + 8 * (q.reads_head & (MAX_RD_ATOMIC - 1)), q.tx_psn)
@@ -307,14 +307,14 @@ def _await_response(row, packets):
 
 @engine_function
 def _send_flight(nic, row):
-    """Packets of the WQE at `sq_next`: how many, 0 if it has to wait or has failed."""
+    """Send packets of the WQE at `sq_next`: return how many, or 0 if it has to wait or has failed."""
     q = qp_row_at(row)
     index = q.sq_next
     flight = flight_of(row, index)
     f = flight_at(flight)
     message = nic_at(nic).message
     wqe = in_one_piece(row, message, wqe_slot(row, index), index, f.blocks)
-    # Its keys are looked up again for each burst: what has been deregistered meanwhile is not sent.
+    # Each burst looks up the keys again: memory that was deregistered meanwhile is not sent.
     reason = build(nic, row, message, wqe, f.opcode, f.ds, index)
     if reason == 0 and message_at(message).nbytes != f.nbytes:
         explain(nic, 0, 0, 0, f.ds, 0)
@@ -338,7 +338,7 @@ def _send_flight(nic, row):
 
 @engine_function
 def _send(nic, row):
-    """Send what may be sent: how many WQEs and packets that was."""
+    """Send what may be sent: return the number of WQEs and packets."""
     q = qp_row_at(row)
     done = 0
     while done < BURST and q.state == _RTS:
@@ -347,7 +347,7 @@ def _send(nic, row):
         if q.sq_next == q.sq_sent and (q.sq_next == q.sq_pi or _start(nic, row) == 0):
             break
         f = flight_at(flight_of(row, q.sq_next))
-        if f.packets == 0:  # a WQE that the peer does not hear of, and that has been carried out
+        if f.packets == 0:  # a local WQE, already executed
             q.sq_next += f.blocks
             acknowledge(nic, row, q.una_psn)
             done += 1
@@ -356,7 +356,7 @@ def _send(nic, row):
         if sent == 0:
             break
         done += sent
-        if q.service != _RC:  # nobody acknowledges
+        if q.service != _RC:  # UC has no acknowledgements
             acknowledge(nic, row, q.tx_psn)
     return done
 
@@ -366,9 +366,9 @@ def _send(nic, row):
 
 @engine_function
 def acknowledge(nic, row, target):
-    """Everything below PSN `target` has arrived: complete those WQEs.
+    """Complete the WQEs below PSN `target`: the peer has received everything below it.
 
-    1 if a READ or atomic below it has not been answered, which says that its response got lost (IBTA 9.7.5.1.2).
+    Return 1 if a READ or atomic below it has no response yet: that response was lost (IBTA 9.7.5.1.2).
     """
     q = qp_row_at(row)
     before = q.una_psn
@@ -397,7 +397,7 @@ def acknowledge(nic, row, target):
         q.rnr_retries = 0
         q.timer_at = 0
         q.hurry = 0
-    if q.sq_next < q.sq_ci or q.tx_psn < q.una_psn:  # acknowledged what was about to be sent again
+    if q.sq_next < q.sq_ci or q.tx_psn < q.una_psn:  # what was to be retransmitted has arrived
         q.sq_next = max(q.sq_next, q.sq_ci)
         q.tx_psn = max(q.tx_psn, q.una_psn)
         if nic_at(nic).mover_count != 0:
@@ -407,7 +407,7 @@ def acknowledge(nic, row, target):
 
 @device_function
 def go_back(row):
-    """Send again from the oldest packet that is not acknowledged (go-back-N, IBTA 9.7.5.1.1)."""
+    """Retransmit from the oldest unacknowledged packet on (go-back-N, IBTA 9.7.5.1.1)."""
     q = qp_row_at(row)
     q.high_psn = max(q.high_psn, q.tx_psn)
     q.sq_next = q.sq_ci
@@ -418,7 +418,7 @@ def go_back(row):
 
 @engine_function
 def fail_oldest(nic, row, reason):
-    """The oldest WQE in flight fails, and with it the QP."""
+    """Fail the oldest WQE in flight, and with it the QP."""
     q = qp_row_at(row)
     index = q.sq_ci
     f = flight_at(flight_of(row, index))
@@ -432,14 +432,14 @@ def fail_oldest(nic, row, reason):
 
 @engine_function
 def retry(nic, row):
-    """Nothing came back, or a packet got lost: send again, or fail once retry_cnt is used up."""
+    """Retransmit after a timeout or a lost packet, or fail once retry_cnt is used up."""
     q = qp_row_at(row)
     if q.retries >= q.retry_cnt:
         explain(nic, 0, 0, 0, q.remote_qpn, q.retry_cnt)
         fail_oldest(nic, row, _NO_RESPONSE)
         return
     q.retries += 1
-    # What was sent behind a lost packet was sent in vain: half of the window from here on, which grows again.
+    # Packets behind a lost one were sent in vain: halve the window from here on. It grows again.
     window = wire_at(q.wire).window
     q.held_back = window - min(window, max((window - q.held_back) >> 1, LEAST_WINDOW))
     go_back(row)
@@ -447,10 +447,10 @@ def retry(nic, row):
 
 @device_function
 def hurry(nic, row):
-    """The peer has asked for a packet, and does so once: if that is lost again, nobody tells.
+    """Shorten the timer: the peer has asked for a packet once, and will not report it if that packet is lost again.
 
-    So the timer is a short one at first, and longer each time. What it sends again is that packet alone, and counts as
-    no retry: the peer may only be slow. Not so READs: a slow peer would answer each of them, at length.
+    The timer grows each time. When it expires, only that packet is sent, which counts as no retry: the peer may just be
+    slow. READs keep their timer, because a slow peer would send the whole response for each of them.
     """
     q = qp_row_at(row)
     if not answered(flight_at(flight_of(row, q.sq_ci)).opcode):
@@ -459,15 +459,16 @@ def hurry(nic, row):
 
 @device_function
 def _probing(nic, row):
-    """Whether only the oldest packet is sent, until the peer says that it has it."""
+    """Return whether to send only the oldest packet until the peer acknowledges it."""
     return qp_row_at(row).hurry > nic_at(nic).min_timeout
 
 
 @engine_function
 def retry_gap(nic, row):
-    """A response is missing, as a later one shows: an implied NAK, which is a retry like others (IBTA 9.9.2.4.1.1).
+    """Retry when a later response shows that one is missing: an implied NAK (IBTA 9.9.2.4.1.1).
 
-    The rest of what is on its way shows the same gap: it is asked for again once, and after that when the timer says.
+    The responses still on their way show the same gap. So the missing one is requested again once, and then only when
+    the timer expires.
     """
     q = qp_row_at(row)
     counters_at(nic_at(nic).counters).implied_nak_seq_err += 1
@@ -478,10 +479,10 @@ def retry_gap(nic, row):
 
 @engine_function
 def retry_rnr(nic, row, delay_ns):
-    """The receiver was not ready: send again after its timer, or fail once rnr_retry is used up (IBTA 9.7.5.2.8).
+    """Retransmit after the receiver's RNR timer, or fail once rnr_retry is used up (IBTA 9.7.5.2.8).
 
-    The packet has arrived: what was lost before is made up for. The packets behind it, which a slow peer may still
-    complain of when they are on their way again, must not use up the retries.
+    The packet has arrived, so earlier losses are made up for and `retries` starts anew. A slow peer may send more NAKs
+    while the packets behind it are retransmitted: they must not use up the retries.
     """
     q = qp_row_at(row)
     counters_at(nic_at(nic).counters).rnr_nak_retry_err += 1
@@ -497,16 +498,16 @@ def retry_rnr(nic, row, delay_ns):
 
 @device_function
 def _patience(nic, row):
-    """How long to wait for an acknowledgement before the next retry, in nanoseconds."""
+    """Return how long to wait for an acknowledgement before the next retry, in nanoseconds."""
     q = qp_row_at(row)
     return max(q.timeout_ns, nic_at(nic).min_timeout) << min(q.retries, MAX_PATIENCE)
 
 
 @device_function
 def _waits_for_peer(nic, row):
-    """Whether it is the peer's turn: packets are on their way to it, or the wire is full of what it has not taken.
+    """Return whether progress depends on the peer: packets are in flight, or it has not taken those that fill the wire.
 
-    Not while a WAIT is open, nor while bytes of the first packet are fetched.
+    False while the QP waits for a WAIT or for bytes of its first packet.
     """
     q = qp_row_at(row)
     return q.tx_psn != q.una_psn or (
@@ -516,7 +517,7 @@ def _waits_for_peer(nic, row):
 
 @engine_function
 def serve(nic, row):
-    """Timers, then packets: how much was done."""
+    """Serve the timers, then send packets: return how much was done."""
     q = qp_row_at(row)
     n = nic_at(nic)
     if q.retry_at != 0:
@@ -542,7 +543,7 @@ def serve(nic, row):
 
 @device_function
 def unwrap(psn, near):
-    """The 64-bit PSN whose low 24 bits are `psn`, within half a range of `near`."""
+    """Return the 64-bit PSN whose low 24 bits are `psn`, within half the 24-bit range of `near`."""
     distance = (psn - near) & PSN_MASK
     if distance >= MAX_OUTSTANDING:
         distance -= PSN_MASK + 1

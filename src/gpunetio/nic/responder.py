@@ -1,7 +1,7 @@
-"""Responder: executes a request on the receiving QP and says how it ended (IBTA 9.7, responder side).
+"""The responder: executes a request on the receiving QP and returns the result (IBTA 9.7, responder side).
 
-What a request may do is here; requests from a QP of the same NIC come in one piece through `respond`, those from a
-wire in packets (receiver.py).
+This module decides what a request may do. Requests from a QP of the same NIC come whole, through `respond`; requests
+from a wire come in packets (receiver.py).
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ _DATA_32 = int(ScatterToCqe.DATA_32)
 
 @device_function
 def explain(nic, key, addr, nbytes, extra0, extra1):
-    """What the next error record says."""
+    """Set the values of the next error record."""
     n = nic_at(nic)
     n.why_key, n.why_addr, n.why_nbytes, n.why_extra0, n.why_extra1 = key, addr, nbytes, extra0, extra1
 
 
 @device_function
 def establish(nic, row):
-    """A request has come. In RTR the first one is an event: the peer may send already (IBTA 11.6.3.2)."""
+    """Raise COMM_EST on the first request in RTR: the peer may send already (IBTA 11.6.3.2)."""
     q = qp_row_at(row)
     if q.state == _RTR and q.established == 0:
         q.established = 1
@@ -63,7 +63,7 @@ def establish(nic, row):
 
 @device_function
 def takes(nic, row, nbytes):
-    """Whether the QP takes messages of this length (log_msg_max); if not, the reason is MESSAGE_TOO_LONG."""
+    """Return whether the QP takes messages of this length (log_msg_max); if not, the reason is MESSAGE_TOO_LONG."""
     q = qp_row_at(row)
     if nbytes <= q.msg_max:
         return True
@@ -73,11 +73,10 @@ def takes(nic, row, nbytes):
 
 @engine_function
 def respond(nic, row, message):
-    """Execute the request at `message` on the QP at `row`: 0, or the reason why not.
+    """Execute the request at `message` on the QP at `row`: return 0, or the reason for a refusal.
 
-    Anything but RNR that is refused takes the QP to ERR (IBTA 9.9.3, class C); a copy that fails is the requester's
-    affair. If a mover has bytes of it, which `NIC.touched` says, a receive is completed when they are there
-    (moving.py).
+    Every refusal but RNR takes an RC QP to ERR (IBTA 9.9.3, class C). A failed copy fails the requester only. If a
+    mover carries bytes of the request (`NIC.touched`), the receive completes once they are in place (moving.py).
     """
     m = message_at(message)
     opcode = m.opcode
@@ -113,7 +112,7 @@ def _respond_other(nic, row, message, opcode):
 
 @device_function
 def has_rights(nic, row, key, addr, nbytes, right):
-    """Whether the QP itself allows this (IBTA 9.7.4.1.2); if not, the reason is QP_RIGHTS."""
+    """Return whether the QP itself grants this right (IBTA 9.7.4.1.2); if not, the reason is QP_RIGHTS."""
     q = qp_row_at(row)
     if q.rights & right == right:
         return True
@@ -123,7 +122,7 @@ def has_rights(nic, row, key, addr, nbytes, right):
 
 @device_function
 def grant(nic, row, key, addr, nbytes, right):
-    """The address of the remote range, or minus a reason: the QP's rights first, then the key's.
+    """Check the QP's rights, then the key's: return the address of the remote range, or minus a reason.
 
     The key of an empty request is not checked (IBTA 9.7.4.1.6): its address is 0.
     """
@@ -166,7 +165,7 @@ def _read(nic, row, message):
 
 @device_function
 def scatter(nic, message, address):
-    """Copy the bytes at `address` into the requester's segments: 0, or a reason."""
+    """Copy the bytes at `address` into the requester's segments: return 0, or a reason."""
     segment = message + _SEGMENTS
     end = segment + 16 * message_at(message).nsegments
     while segment != end:
@@ -181,7 +180,7 @@ def scatter(nic, message, address):
 
 @engine_function
 def atomic_address(nic, row, key, addr, nbytes):
-    """The address of an atomic's word, or minus a reason."""
+    """Return the address of an atomic's word, or minus a reason."""
     if addr & (nbytes - 1):
         explain(nic, key, addr, nbytes, 0, 0)
         return -_ATOMIC_ALIGNMENT
@@ -189,7 +188,7 @@ def atomic_address(nic, row, key, addr, nbytes):
     if address > 0 and far(address) != 0:
         explain(nic, key, addr, nbytes, 0, 0)
         return -_ATOMIC_FAR
-    if address > 0 and address & (nbytes - 1):  # a region whose iova and memory are aligned differently
+    if address > 0 and address & (nbytes - 1):  # the iova and the memory of the region are aligned differently
         explain(nic, key, address, nbytes, 0, 0)
         return -_ATOMIC_ALIGNMENT
     return address
@@ -197,7 +196,7 @@ def atomic_address(nic, row, key, addr, nbytes):
 
 @device_function
 def atomic(opcode, address, swap_add, compare):
-    """Carry it out: the word as it was. Words are in host byte order."""
+    """Execute an atomic: return the old word. Words are in host byte order."""
     if opcode == _FA:
         return fetch_add_sys64(address, swap_add)
     return cas_sys64(address, compare, swap_add)
@@ -205,19 +204,19 @@ def atomic(opcode, address, swap_add, compare):
 
 @device_function
 def _add_fields(word, addend, boundary):
-    """The sum, with no carry out of a field, whose top bit is set in `boundary`.
+    """Return the sum without carries between fields. `boundary` has the top bit of each field set.
 
-    The top bits are left out of the sum, which makes room for the carries into them, and are added without one.
+    The addition leaves out the top bits, so they take the carries from below. XOR then adds them without a carry.
     """
     return (word & ~boundary) + (addend & ~boundary) ^ ((word ^ addend) & boundary)
 
 
 @engine_function
 def _masked_atomic(message, opcode, address):
-    """Carry out a masked atomic of 4 or 8 bytes: the word as it was."""
+    """Execute a masked atomic of 4 or 8 bytes: return the old word."""
     m = message_at(message)
     nbytes = m.nbytes
-    while True:  # until nobody comes between: whoever does has changed the word
+    while True:  # until no other write has changed the word in between
         old = ld_acquire32(address) if nbytes == 4 else ld_acquire64(address)
         if opcode == _MASKED_FA:
             new = _add_fields(old, m.swap_add, m.swap_mask)
@@ -242,7 +241,7 @@ def _atomic(nic, row, message, opcode):
     # The result travels in `compare`, which is no longer needed.
     if masked:
         old = _masked_atomic(message, opcode, address)
-        m.compare = be32(old) if m.nbytes == 4 else old  # as mlx5 has it: words of 8 bytes only are in host order
+        m.compare = be32(old) if m.nbytes == 4 else old  # as in mlx5: only 8-byte words are in host order
     else:
         m.compare = atomic(opcode, address, m.swap_add, m.compare)
     return scatter(nic, message, message + MESSAGE.compare)
@@ -253,14 +252,14 @@ def _atomic(nic, row, message, opcode):
 
 @device_function
 def _shared_posted(srq):
-    """How many WQEs wait in a shared receive queue."""
+    """Return how many WQEs wait in a shared receive queue."""
     s = srq_row_at(srq)
     return s.returned_count + ((be32(ld_acquire32(s.dbrec + QP_DBREC.rcv)) - s.taken) & PI_MASK)
 
 
 @device_function
 def receives_posted(row):
-    """How many receive WQEs wait for the QP."""
+    """Return how many receive WQEs wait for the QP."""
     q = qp_row_at(row)
     if q.srq != 0:
         return _shared_posted(q.srq) + (1 if q.rx_wqe != 0 else 0)
@@ -287,13 +286,13 @@ def _take_shared(nic, row):
     q.rx_index = index
     q.rx_wqe = s.addr + index * s.stride + (SEGMENT if s.linked else 0)
     if s.limit != 0 and _shared_posted(q.srq) < s.limit:
-        s.limit = 0  # once (IBTA 10.2.9.2)
+        s.limit = 0  # the event is raised once (IBTA 10.2.9.2)
         raise_event(nic, s.channel, s.cookie, _LIMIT_REACHED, s.srqn, 0)
 
 
 @engine_function
 def resize_shared(srq, source):
-    """Go on in the larger ring that the row at `source` names, which begins with what was in the old one."""
+    """Switch to the larger ring that the row at `source` names. It begins with the contents of the old one."""
     s, new = srq_row_at(srq), srq_row_at(source)
     for i in range(s.returned_count):
         st64(new.returned + 8 * i, ld64(s.returned + 8 * i))
@@ -302,7 +301,7 @@ def resize_shared(srq, source):
 
 @engine_function
 def return_shared(row):
-    """The QP ends with a message half received: its WQE goes back to the shared receive queue."""
+    """Return the WQE of a half-received message to the shared receive queue when the QP ends."""
     q = qp_row_at(row)
     if q.srq != 0 and q.rx_wqe != 0:
         s = srq_row_at(q.srq)
@@ -313,7 +312,7 @@ def return_shared(row):
 
 @device_function
 def _receive_wqe(nic, row):
-    """The next receive's segments."""
+    """Return the address of the next receive's segments."""
     q = qp_row_at(row)
     if q.srq == 0:
         return q.rq_addr + (q.rq_ci & ((1 << q.rq_log) - 1)) * q.rq_stride
@@ -324,7 +323,7 @@ def _receive_wqe(nic, row):
 
 @device_function
 def _consume_receive(nic, row):
-    """The next receive is used up: its index."""
+    """Consume the next receive: return its index."""
     q = qp_row_at(row)
     if q.srq == 0:
         q.rq_ci += 1
@@ -336,7 +335,7 @@ def _consume_receive(nic, row):
 
 @device_function
 def _capacity(segment):
-    """Bytes of a receive's segment; byte_count 0 means 2 GiB, as in a send."""
+    """Return the bytes of a receive's segment; byte_count 0 means 2 GiB, as in a send."""
     nbytes = be32(ld32(segment + DATA_SEG.byte_count))
     return nbytes if nbytes != 0 else INLINE_SEG
 
@@ -349,7 +348,7 @@ def _no_receive(nic):
 
 @device_function
 def _receive_segments(row, wqe):
-    """How many data segments the receive has."""
+    """Return how many data segments the receive has."""
     q = qp_row_at(row)
     room = q.rq_stride
     if q.srq != 0:
@@ -362,10 +361,10 @@ def _receive_segments(row, wqe):
 
 @engine_function
 def receive_scatter(nic, row, offset, total, data, nbytes):
-    """Copy bytes [offset, offset + nbytes) of a message into the next receive: 0, or a reason.
+    """Copy bytes [offset, offset + nbytes) of a message into the next receive: return 0, or a reason.
 
-    `total` is as much of the message's length as is known. A segment is checked as far as that will fill it before any
-    of its bytes are copied.
+    `total` is the length of the message as far as it is known. Before any byte of a segment is copied, the part of it
+    that `total` will fill is checked.
     """
     q = qp_row_at(row)
     wqe = _receive_wqe(nic, row)
@@ -378,7 +377,7 @@ def receive_scatter(nic, row, offset, total, data, nbytes):
         explain(nic, 0, 0, total, room, 0)
         return _RECV_TOO_SMALL
     segment = wqe
-    begin = 0  # of the segment, in the message
+    begin = 0  # where the segment begins in the message
     while nbytes > 0:
         capacity = _capacity(segment)
         if offset < begin + capacity:
@@ -405,13 +404,13 @@ def receive_scatter(nic, row, offset, total, data, nbytes):
 
 @device_function
 def fits_cqe(row, nbytes):
-    """Whether the payload of a SEND goes into the CQE. The receive's list is not looked at then."""
+    """Return whether the payload of a SEND goes into the CQE. The receive's segments are then ignored."""
     return qp_row_at(row).cs_res == _DATA_32 and 0 < nbytes <= INLINE_BYTES
 
 
 @device_function
 def stage_payload(message):
-    """Clear the place of a payload that goes into a CQE: its address."""
+    """Clear the buffer of a payload that goes into a CQE: return its address."""
     for offset in range(0, INLINE_BYTES, 8):
         st64(message + _PAYLOAD + offset, 0)
     return message + _PAYLOAD
@@ -419,7 +418,7 @@ def stage_payload(message):
 
 @engine_function
 def fail_scatter(nic, row, reason):
-    """The next receive takes the error that `receive_scatter` found."""
+    """Complete the next receive with the error that `receive_scatter` found."""
     if nic_at(nic).mover_count != 0:
         let_arrive(nic, row)
     index = _consume_receive(nic, row)
@@ -472,9 +471,9 @@ def _write_imm(nic, row, message):
 
 @engine_function
 def complete_receive(nic, row, kind, nbytes, imm, opcode, solicited, payload):
-    """The next receive has been filled, or used up by immediate data: its CQE. 0 or REMOTE_ABORT.
+    """Write the CQE of the next receive, which a message or immediate data has consumed: return 0 or REMOTE_ABORT.
 
-    `payload` is what the CQE carries, or 0.
+    `payload` is the address of the data that the CQE carries, or 0.
     """
     q = qp_row_at(row)
     if kind == _RESP_SEND:
@@ -489,9 +488,10 @@ def complete_receive(nic, row, kind, nbytes, imm, opcode, solicited, payload):
 
 @engine_function
 def flush_receives(nic, row):
-    """Complete every posted receive of a QP in ERR with a flush error; returns how many.
+    """Complete every posted receive of a QP in ERR with a flush error: return how many.
 
-    Of a shared receive queue's, only the one that was taken; then an event says that no other will be (IBTA 10.2.9.3).
+    From a shared receive queue, only a receive already taken is flushed. An event then reports that the QP takes no
+    more (IBTA 10.2.9.3).
     """
     q = qp_row_at(row)
     count = receives_posted(row)

@@ -1,4 +1,4 @@
-"""Responses as the requester takes them: acknowledgements, NAKs, READ data, results of atomics (IBTA 9.7.5)."""
+"""Responses at the requester: acknowledgements, NAKs, READ data, results of atomics (IBTA 9.7.5)."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ _NAK_OPERATION, _BAD_RESPONSE = int(Reason.NAK_REMOTE_OPERATION), int(Reason.BAD
 
 @device_function
 def is_response(operation):
-    """Whether an RC operation answers a request."""
+    """Return whether an RC operation is a response."""
     return operation > _READ_REQUEST and operation <= _ATOMIC_ACKNOWLEDGE
 
 
 @engine_function
 def take_response(nic, row, operation, psn24, bth, nbytes, pad):
-    """A response for a QP in RTS. What fits nothing that was asked is ignored (IBTA 9.7.5.1)."""
+    """Take a response for a QP in RTS. One that fits no request in flight is ignored (IBTA 9.7.5.1)."""
     q = qp_row_at(row)
     counters = counters_at(nic_at(nic).counters)
     psn = unwrap(psn24, q.una_psn)
@@ -61,7 +61,7 @@ def take_response(nic, row, operation, psn24, bth, nbytes, pad):
     if operation == _ACKNOWLEDGE:
         _take_acknowledge(nic, row, psn, syndrome)
         return
-    # A response of its own acknowledges what was asked before it.
+    # The response to a READ or atomic acknowledges the requests before it.
     implied = acknowledge(nic, row, psn)
     if q.sq_ci == q.sq_sent or q.state != _RTS:
         counters.rx_unexpected += 1
@@ -92,7 +92,7 @@ def _take_acknowledge(nic, row, psn, syndrome):
         acknowledge(nic, row, psn) or q.una_psn != psn or q.state != _RTS or kind == _RESERVED
         or (kind == _NAK and value > _REMOTE_OPERATION)
     ):  # fmt: skip
-        # A NAK for something that was never sent, behind an unanswered READ, or of no known kind: the timer decides.
+        # A NAK of no known kind, for something never sent, or behind an unanswered READ: leave it to the timer.
         counters.rx_unexpected += 1
         return
     counters.rx_accepted += 1
@@ -114,7 +114,7 @@ def _take_acknowledge(nic, row, psn, syndrome):
 
 @device_function
 def _scatter_part(nic, row, offset, nbytes, source):
-    """Copy `nbytes` at `source` to where byte `offset` of the message and those after it belong: 0, or a reason."""
+    """Copy `nbytes` at `source` to byte `offset` of the message's segments: return 0, or a reason."""
     message = nic_at(nic).message
     segment = message + MESSAGE.segments
     while offset >= ld64(segment + 8) and nbytes > 0:
@@ -134,7 +134,7 @@ def _scatter_part(nic, row, offset, nbytes, source):
 
 @engine_function
 def _place(nic, row, offset, nbytes, source):
-    """Put response bytes into the memory that the oldest WQE names: 0, or a reason."""
+    """Put response bytes into the memory that the oldest WQE names: return 0, or a reason."""
     q = qp_row_at(row)
     index = q.sq_ci
     f = flight_at(flight_of(row, index))
@@ -163,7 +163,7 @@ def _bad_response(nic, row, nbytes):
 
 @device_function
 def _advance(nic, row):
-    """The oldest packet's worth of a response has been taken."""
+    """Advance past the oldest packet, whose response was taken."""
     q = qp_row_at(row)
     q.una_psn += 1
     q.retries = 0
@@ -204,7 +204,7 @@ def _take_atomic(nic, row, data, nbytes):
     if f.opcode == _READ or nbytes != ATOMIC_ACK_ETH.size:
         _bad_response(nic, row, nbytes)
         return
-    # The word travels big-endian and lies in memory in host order, as it does at the responder.
+    # The word is big-endian on the wire and in host order in memory, as at the responder.
     scratch = nic_at(nic).message + MESSAGE.compare
     old = be32(ld32(data)) << 32 | be32(ld32(data + 4))
     reason = _place(nic, row, 0, 0, scratch)

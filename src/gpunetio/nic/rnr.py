@@ -1,4 +1,4 @@
-"""How long a receiver that was not ready asks to wait (IBTA table 45, RNR NAK timer field)."""
+"""The delay that an RNR NAK asks for (IBTA table 45, RNR NAK timer field)."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _LONGEST_NS = 655_360_000
 
 @device_function
 def rnr_delay_ns(code):
-    """The delay that a timer code of 0 … 31 stands for.
+    """Return the delay of timer code 0 … 31 in nanoseconds.
 
-    From code 2 on they go up in half octaves: 20, 30, 40, 60, 80, 120 µs and so on. Code 0 is the longest.
+    From code 2 on, the delay doubles every two codes: 20, 30, 40, 60, 80, 120 µs and so on. Code 0 is the longest.
     """
     if code == 0:
         return _LONGEST_NS

@@ -1,9 +1,8 @@
-"""Far bytes on their way to a wire: they are fetched ahead, in large pieces, into slots of pinned memory.
+"""Staging of far bytes for a wire: they are fetched ahead, in large pieces, into slots of pinned memory.
 
-Packets are filled from a slot as from any host memory, by a QP's turn that finds it filled; until then the QP waits,
-and while it sends from one slot the next is fetched. What is sent again is fetched again, unless it is still there. A
-slot that its QP has left alone for a while, because its window is full or its peer is silent, goes to whoever needs
-one.
+Packets are filled from a slot as from any host memory. A QP waits until its slot is filled, and while it sends from one
+slot, the next is fetched. A retransmission fetches the bytes again unless they are still in a slot. If a QP does not
+use its slot for a while, because its window is full or its peer is silent, another QP may take it.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from .tables import nic_at, qp_row_at
 
 SLOTS = 32
 SLOT_BYTES = 256 << 10
-ABANDONED = -1  # the tag of a slot that is being filled for nobody
-IDLE_NS = 1_000_000  # after which a slot is not thought to be needed soon
+ABANDONED = -1  # the tag of a slot whose bytes nobody needs, while it is being filled
+IDLE_NS = 1_000_000  # a slot unused for so long may be taken by another QP
 
-# Bytes [begin, end) of the message `tag` of the QP at `row`, which is 0 for a free slot. `filled` once `fence` was
-# reached.
+# A slot holds bytes [begin, end) of message `tag` of the QP at `row`; a free slot has row 0. It is `filled` once the
+# mover has reached `fence`.
 SLOT = Entry("slot", 128, """
     row              0  i64
     tag              8  i64
@@ -45,7 +44,7 @@ _COPY_FAILED = int(Reason.COPY_FAILED)
 
 @device_function
 def request_tag(first):
-    """The tag of a request whose first packet has this PSN, which counts for ever."""
+    """Return the tag of a request whose first packet has this 64-bit PSN."""
     return first << 1
 
 
@@ -56,13 +55,13 @@ def _is_request(tag):
 
 @device_function
 def response_tag(serial):
-    """The tag of the response to a READ."""
+    """Return the tag of the response to a READ."""
     return serial << 1 | 1
 
 
 @engine_function
 def _slot_of(nic, row, tag, offset):
-    """The slot with this byte of a message, or 0."""
+    """Return the slot with byte `offset` of a message, or 0."""
     for i in range(SLOTS):
         slot = nic_at(nic).slots + i * SLOT.size
         s = slot_at(slot)
@@ -73,7 +72,7 @@ def _slot_of(nic, row, tag, offset):
 
 @engine_function
 def _claim(nic, patient):
-    """A slot for a new piece, or 0. With `patient` only one that nobody has."""
+    """Return a slot for a new piece, or 0. With `patient`, take only a slot without an owner."""
     best = 0
     for i in range(SLOTS):
         slot = nic_at(nic).slots + i * SLOT.size
@@ -83,7 +82,7 @@ def _claim(nic, patient):
         state = 1 if s.filled != 0 else ended(s.mover, s.fence, s.failures)
         if s.tag == ABANDONED and state != 0:
             return slot
-        if s.filled == 0 and state > 0:  # its owner has not come for it yet
+        if s.filled == 0 and state > 0:  # its owner has not used it yet
             s.filled, s.used_at = 1, nic_at(nic).now
         if state != 0 and (best == 0 or s.used_at < slot_at(best).used_at):
             best = slot
@@ -94,7 +93,7 @@ def _claim(nic, patient):
 
 @engine_function
 def _fetch(nic, row, slot, tag, message, begin, end):
-    """Have bytes [begin, end) of a message's segments brought into a slot: 0, or a reason."""
+    """Start to fetch bytes [begin, end) of a message's segments into a slot: return 0, or a reason."""
     if on_gpu():
         return 0
     n = nic_at(nic)
@@ -123,7 +122,7 @@ def _fetch(nic, row, slot, tag, message, begin, end):
         offset = 0
         segment += 16
     s.mover, s.failures = n.touched, n.failures
-    if n.touched == 0:  # this piece is all in host memory
+    if n.touched == 0:  # this whole piece is in host memory
         s.filled = 1
     else:
         s.fence = mover_at(n.touched).issued
@@ -132,7 +131,10 @@ def _fetch(nic, row, slot, tag, message, begin, end):
 
 @engine_function
 def staged(nic, row, tag, message, offset, total):
-    """The slot with bytes from `offset` on of a message of `total`: 0 if it is not filled yet, or minus a reason."""
+    """Return the slot with bytes from `offset` on of a message of `total` bytes.
+
+    Return 0 if the slot is not filled yet, or minus a reason.
+    """
     if on_gpu():
         return 0
     slot = _slot_of(nic, row, tag, offset)
@@ -146,7 +148,7 @@ def staged(nic, row, tag, message, offset, total):
     s = slot_at(slot)
     if s.end < total and _slot_of(nic, row, tag, s.end) == 0:
         ahead = _claim(nic, True)
-        if ahead != 0:  # if this fails, it does so again when its turn comes
+        if ahead != 0:  # a failure here occurs again when the piece is due
             _fetch(nic, row, ahead, tag, message, s.end, min(s.end + SLOT_BYTES, total))
     if s.filled == 0:
         state = ended(s.mover, s.fence, s.failures)
@@ -163,14 +165,14 @@ def staged(nic, row, tag, message, offset, total):
 
 @device_function
 def leave(slot, sent):
-    """The message has been sent up to `sent`: behind the slot's end nothing more is needed from it."""
+    """Free a slot if the message has been sent up to the slot's end."""
     if sent >= slot_at(slot).end:
         slot_at(slot).row = 0
 
 
 @device_function
 def _give_up(slot):
-    """Nobody will come for a slot's bytes."""
+    """Give up a slot whose bytes nobody needs any more."""
     s = slot_at(slot)
     if s.filled != 0:
         s.row = 0
@@ -180,7 +182,7 @@ def _give_up(slot):
 
 @engine_function
 def drop(nic, row, tag):
-    """A message is sent no more."""
+    """Give up the slots of a message that is no longer sent."""
     if on_gpu():
         return
     for i in range(SLOTS):
@@ -191,7 +193,7 @@ def drop(nic, row, tag):
 
 @engine_function
 def drop_acknowledged(nic, row):
-    """What a QP was about to send again has arrived after all: it goes on from `tx_psn`."""
+    """Give up the slots below `tx_psn`: what the QP was to retransmit has arrived after all."""
     if on_gpu():
         return
     q = qp_row_at(row)
@@ -204,7 +206,7 @@ def drop_acknowledged(nic, row):
 
 @engine_function
 def free_slots(nic, row):
-    """Free the slots of a QP that sends no more: whether nothing is on its way to them."""
+    """Free the slots of a QP that sends no more: return whether no copy into them is still running."""
     n = nic_at(nic)
     if n.mover_count == 0:
         return True

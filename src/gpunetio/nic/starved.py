@@ -1,6 +1,6 @@
-"""Sends that the NIC repeats because their peer has no receive: told while that goes on.
+"""Warnings about sends that the NIC keeps retrying because the peer has no receive posted.
 
-With rnr_retry 7, which `QP.connect` asks for, it may go on for ever, and no completion tells of it.
+With rnr_retry 7, the default of `QP.connect`, the retries may go on forever without a completion.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ logger: logging.Logger = logging.getLogger("gpunetio.nic")
 
 
 class Starved:
-    """Looks at the QPs of a NIC now and then, and warns of each request that still waits at the next look."""
+    """Looks at a NIC's QPs from time to time, and warns once about each request that waits at two looks in a row."""
 
     def __init__(self, name: str, qps: Table, counters: Any):
         self._name, self._qps, self._counters = name, qps, counters
@@ -25,9 +25,9 @@ class Starved:
         self._told: set[tuple[int, int]] = set()
 
     def look(self) -> None:
-        """Warn of those that have waited since the last look."""
+        """Warn about the requests that have waited since the last look."""
         refusals = int(self._counters["rnr_nak_retry_err"])
-        if refusals == self._refusals:  # nobody is refused, and there is no need to look at all QPs
+        if refusals == self._refusals:  # no send was refused: no need to look at all QPs
             self._waiting.clear()
             return
         self._refusals = refusals
@@ -42,9 +42,9 @@ class Starved:
 
     def _tell(self, qpn: int, index: int, row: Any) -> None:
         most = int(row["rnr_retry"])
-        until = "for ever (rnr_retry 7)" if most == ENDLESS_RNR else f"up to {most} times"
+        until = "forever (rnr_retry 7)" if most == ENDLESS_RNR else f"up to {most} times"
         logger.warning(
             f"{self._name}: QP {qpn:#x} (requester), WQE {index} waits: QP {int(row['remote_qpn']):#x} of the peer has "
-            f"no receive posted. The NIC has sent it again {int(row['rnr_retries'])} times, and goes on {until}. "
-            "Likely cause: post receives before the peer sends."
+            f"no receive posted. The NIC has retried {int(row['rnr_retries'])} times, and goes on {until}. "
+            "Likely cause: the peer posts its receives too late; post them before the sends."
         )

@@ -22,20 +22,20 @@ from .watch import add, entry, has_work, remove, settle, wake
 from .wires import arrivals, flush_wires, forget_due, qp_row, recall_sent, send_due, serve_wires
 from .wqes import flush_next
 
-# What the command interpreter may ask of the engine between two WQEs.
-WRITE_ROW = 1  # copy a prepared row into its place
+# What the command interpreter may ask the engine to do between two WQEs.
+WRITE_ROW = 1  # copy a prepared row into place
 ADD_QP = 2  # the same for a QP, and start serving it
-MODIFY_QP = 3  # the same for a QP that is served, if it is still in the state the interpreter saw
-RESET_QP = 4  # MODIFY_QP to RST: forget all queue positions
+MODIFY_QP = 3  # the same for a served QP, if it is still in the state that the interpreter saw
+RESET_QP = 4  # modify a QP to RST: forget all queue positions
 REMOVE_QP = 5  # stop serving a QP
-RAISE_EVENT = 6  # tell a channel, `row`, of the prepared EVENT
-RESIZE_CQ = 7  # go on in the ring of a prepared row
+RAISE_EVENT = 6  # raise the prepared EVENT on the channel `row`
+RESIZE_CQ = 7  # switch to the ring of a prepared row
 RESIZE_SRQ = 8  # the same for an SRQ
 
-SCANNED = 256  # doorbell records at a time: each is a cache line of its own, and mostly a page
+SCANNED = 256  # doorbell records at a time: each is on a cache line of its own, mostly on a page of its own
 
-# Any QP may be the first of a turn: who comes first gets the last receive of an SRQ, and a fixed order, or one that
-# moves on by one, falls in step with the timers of those that wait. A linear congruential generator (Knuth).
+# A turn starts at a random QP, because the first QP gets the last receive of an SRQ. A fixed order, or one that
+# advances by one, falls in step with the timers of the QPs that wait. A linear congruential generator (Knuth).
 _LCG, _POSITIVE = 6364136223846793005, (1 << 63) - 1
 
 # command_result
@@ -61,7 +61,7 @@ def _clear_positions(row):
 def _modify(nic, row, source, expected_state):
     q = qp_row_at(row)
     if q.state != expected_state and q.state != qp_row_at(source).state:
-        return WRONG_STATE  # the engine has moved it to ERR meanwhile
+        return WRONG_STATE  # the engine has moved the QP to ERR meanwhile
     before, draining, wanted = q.state, q.drain, qp_row_at(source).drain
     copy(row, source, QP_SETUP_BYTES)
     if wanted and not draining:
@@ -91,7 +91,7 @@ def _remove(nic, row):
 
 @engine_function
 def _apply(nic):
-    """Carry out the posted command."""
+    """Execute the posted command."""
     n = nic_at(nic)
     op = n.command_op
     row = n.command_row
@@ -132,9 +132,9 @@ def _apply(nic):
 
 @engine_function
 def serve_command(nic):
-    """Take a posted command: 1 if one was carried out.
+    """Execute a posted command: return 1, or 0 if there is none or it has to wait.
 
-    It waits, and with it all else, until no mover is at work: then nothing touches what it takes away, or ever will.
+    The command, and the whole NIC, waits until no mover is at work. Then no copy can touch what the command takes away.
     """
     n = nic_at(nic)
     posted = ld_acquire64(nic + NIC.command_seq)
@@ -154,7 +154,7 @@ def serve_command(nic):
 
 @device_function
 def _serve_register(nic, register):
-    """A UAR's own register: consumed, and counted for the QP that it names."""
+    """Consume a UAR's own register, and announce its index to the QP that it names: return 1 if it was rung."""
     if ld_relaxed64(register) == 0:
         return 0
     value = be64(exchange64(register, 0))
@@ -166,7 +166,7 @@ def _serve_register(nic, register):
 
 @engine_function
 def serve_registers(nic):
-    """Look at the registers of every UAR page."""
+    """Serve the registers of every UAR page: return how many had been rung."""
     n = nic_at(nic)
     done = 0
     for i in range(n.uar_count):
@@ -181,7 +181,7 @@ def serve_registers(nic):
 
 @engine_function
 def scan_records(nic):
-    """Look at doorbell records, for rings that were missed: at all of them, or at the next of very many."""
+    """Scan doorbell records for missed rings: all of them, or the next SCANNED if there are more."""
     n = nic_at(nic)
     if n.paused:
         return
@@ -193,7 +193,7 @@ def scan_records(nic):
 
 @engine_function
 def serve_qp(nic, row):
-    """Execute or send what the QP's doorbell announced, up to the engine's budget: how much that was."""
+    """Execute or send what the QP's doorbell announced, up to the engine's budget: return how much."""
     q = qp_row_at(row)
     poll_doorbell(nic, row)
     if q.state == _ERR:
@@ -211,7 +211,7 @@ def serve_qp(nic, row):
 
 @device_function
 def _look_if_drained(nic, row):
-    """A QP in SQD has ended all that it had begun: an event (IBTA 11.6.3)."""
+    """Raise SQ_DRAINED when a QP in SQD has completed all WQEs that it had started (IBTA 11.6.3)."""
     q = qp_row_at(row)
     if q.drain and q.sq_drained == 0 and q.sq_ci == q.sq_pi and q.state == _RTS:
         q.sq_drained = 1
@@ -220,7 +220,7 @@ def _look_if_drained(nic, row):
 
 @engine_function
 def _flush(nic, row):
-    """Complete everything that is posted to a QP in ERR with a flush error."""
+    """Complete everything posted to a QP in ERR with a flush error: return how many."""
     q = qp_row_at(row)
     if nic_at(nic).mover_count != 0 and not is_still(nic, row):
         return 0
@@ -235,7 +235,7 @@ def _flush(nic, row):
 
 @device_function
 def _paused(nic):
-    """Whether the NIC stands still, as `SoftNic.pause` asked."""
+    """Return whether the NIC is paused, as `SoftNic.pause` requested."""
     n = nic_at(nic)
     if n.pause_at >= 0 and ld64(n.counters + COUNTERS.sq_wqes) >= n.pause_at and not _in_flight(nic):
         n.paused = 1
@@ -245,7 +245,7 @@ def _paused(nic):
 
 @engine_function
 def _in_flight(nic):
-    """Whether a started WQE waits for its peer."""
+    """Return whether a started WQE waits for its peer."""
     n = nic_at(nic)
     for i in range(n.active_count):
         q = qp_row_at(watch_at(entry(nic, i)).row)
@@ -256,7 +256,7 @@ def _in_flight(nic):
 
 @engine_function
 def step(nic):
-    """One turn: how much was done."""
+    """Make one turn: return how much was done."""
     n = nic_at(nic)
     if n.virtual_time == 0:
         n.now = clock_ns()
@@ -268,7 +268,7 @@ def step(nic):
         return done
     done += serve_registers(nic)
     if n.wire_count != 0:
-        done += serve_wires(nic)  # before the timers: an acknowledgement may be there already
+        done += serve_wires(nic)  # before the timers: an acknowledgement may have arrived
     at = (n.served_first >> 33) % max(n.active_count, 1)
     for _ in range(n.active_count):
         watch = entry(nic, at)

@@ -1,7 +1,7 @@
 """Why the command interpreter refused a mailbox.
 
 The status byte is the PRM's. A real device's 32-bit syndrome is an undocumented firmware constant; ours is one of
-these numbers, and the detail beside it says in words what it stands for.
+these numbers, and the error's detail explains it in words.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class CommandSyndrome(IntEnum):
 
 
 class CommandError(Exception):
-    """A mailbox is refused with this status and syndrome; `detail` is for the log and the raised error."""
+    """A mailbox was refused with this status and syndrome. The log and the raised error show `detail`."""
 
     status: Status
     syndrome: CommandSyndrome

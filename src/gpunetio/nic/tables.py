@@ -1,7 +1,7 @@
-"""The NIC's state: flat tables of 64-bit fields, which the engine reads by address and a person by name.
+"""The NIC's state: flat tables of 64-bit fields, which the engine reads by address and Python code by name.
 
-`nic.qps[qpn]` is a row of `QP_ROW`. Only the engine's thread writes rows that are in use; the command interpreter
-prepares a row aside and posts it (engine.py).
+`nic.qps[qpn]` is a row of `QP_ROW`. Only the engine's thread writes rows that are in use. The command interpreter
+prepares a new row elsewhere and posts it to the engine (engine.py).
 """
 
 from __future__ import annotations
@@ -16,22 +16,31 @@ from ..errors import NotFoundError
 from ..formats.layout import Entry
 from ..memory import HostMemory
 
-# `setup` fields are written by commands, the rest, from `sq_ci` on, by the engine.
+# Commands write the setup fields. The engine writes the rest, from `sq_ci` on.
 #
-# PSNs inside the engine count packets for ever in 64 bits; a packet carries the low 24 (IBTA 9.7.2). `una_psn` is the
-# oldest not yet acknowledged, `tx_psn` the next to send, `end_psn` the next that no WQE has been given yet. `high_psn`
-# is where `tx_psn` was before it went back, `gap_psn` - 1 where a missing response was last asked for again. WQEs from
-# `sq_ci` to `sq_next` are on their way, those to `sq_sent` have been started at least once: `flights` says what became
-# of them. The responder keeps the last READs and atomics in `resources` (IBTA 9.7.4.1.3). `rx_wqe` is the receive that
-# was taken from the QP's SRQ for the message that is coming in. `life` is this QP's as a requester, from RTS to its
-# reset, `peer_life` that of the peer whose requests it takes (frames.py); what lies on the wire before `rx_from` is
-# from before RTR. `ssn` counts requests. `mover`, if not 0, carries bytes for the QP up to its
-# position `fence` (movers.py); on a wire they belong to packets from `fence_psn` on, inside a NIC `landing` says that
-# they come to lie in host memory by the engine's hand. `drain` asks for the state SQD: `sq_pi` then stays where WQEs
-# were started, `late` is 1 more than the index that was announced since, and `sq_drained` says that all have ended.
-# `egress` is what leaves by (fabric/udp.py), `events` a bit for each type that `channel` hears of. `rights` are the
-# remote ones of `Access`, with EXTENDED_ATOMICS where the atomic mode has those. `missing` - 1 is the WQE
-# that was announced before it came, at `missing_since`.
+# Inside the engine, PSNs count packets in 64 bits and never wrap; a packet carries the low 24 bits (IBTA 9.7.2).
+#
+# una_psn               the oldest PSN not yet acknowledged
+# tx_psn, high_psn      the next PSN to send, and what it was before it last went back
+# end_psn               the next PSN that no WQE has yet
+# gap_psn               1 + the PSN at which a missing response was last requested again
+# sq_ci … sq_next       the WQEs in flight; those up to sq_sent have been started at least once
+# flights               what became of the started WQEs
+# ssn                   counts requests
+# resources             the responder's last READs and atomics (IBTA 9.7.4.1.3)
+# rx_wqe                the receive that was taken from the QP's SRQ for the incoming message
+# rx_from               packets before this position on the wire are from before RTR
+# life, peer_life       this QP's life as a requester, from RTS to its reset; that of the peer it hears (frames.py)
+# mover, fence          if not 0, the mover that carries bytes for the QP, up to its position `fence` (movers.py)
+# fence_psn             on a wire: the first packet of those bytes
+# landing               inside a NIC: those bytes go to host memory, and the engine puts them there
+# drain                 the state SQD is requested: sq_pi stays where WQEs were started
+# late                  in SQD: 1 + the index that was announced since
+# sq_drained            in SQD: all started WQEs have completed
+# egress                what the QP's packets leave by (fabric/udp.py)
+# events                one bit for each event type that `channel` receives
+# rights                the remote rights of `Access`, and EXTENDED_ATOMICS if the atomic mode includes those
+# missing               1 + the WQE that was announced before it came, at missing_since
 QP_ROW = Entry("qp_row", 960, """
     qpn              0  i64
     state            8  i64
@@ -135,12 +144,12 @@ QP_ROW = Entry("qp_row", 960, """
     sq_drained     920  i64
     late           928  i64
 """)
-QP_SETUP_BYTES = QP_ROW.sq_ci  # the fields before belong to commands
+QP_SETUP_BYTES = QP_ROW.sq_ci  # commands write the fields before this one
 EXTENDED_ATOMICS = 1 << 8
 MAX_RD_ATOMIC = 16  # READs and atomics in flight in one direction of a QP
 
-# Of a QP that is served, in the engine's list of them: what a turn looks at (watch.py). `seen` is what its doorbell
-# held when it was last served; `awake` says that it must be served anyway.
+# An entry of the engine's list of served QPs, which each turn reads (watch.py). `seen` is the doorbell's value when the
+# QP was last served; with `awake`, the QP is served in any case.
 WATCH = Entry("watch", 32, """
     row              0  i64
     doorbell         8  i64
@@ -148,8 +157,8 @@ WATCH = Entry("watch", 32, """
     awake           24  i64
 """)
 
-# A started WQE, at its first block's slot: which packets it takes, for acknowledgements and for sending them again.
-# Inside a NIC, where its copies end (moving.py).
+# A started WQE, at the slot of its first block: its packets, for acknowledgements and retransmissions. Inside a NIC,
+# `fence` is where its copies end (moving.py).
 FLIGHT = Entry("flight", 64, """
     first            0  i64
     packets          8  i64
@@ -161,8 +170,8 @@ FLIGHT = Entry("flight", 64, """
     fence           56  i64
 """)
 
-# A READ or atomic that the responder has accepted. `todo` packets of the response remain to be sent, from `next`;
-# `answered` says that all have been sent at least once; `serial` is a number that no other of the QP has had.
+# A READ or atomic that the responder has accepted. `todo` packets of the response are left to send, from `next` on;
+# `answered` says that all have been sent at least once; `serial` is unique to the QP.
 RESOURCE = Entry("resource", 128, """
     opcode           0  i64
     first            8  i64
@@ -176,8 +185,8 @@ RESOURCE = Entry("resource", 128, """
     serial          72  i64
 """)
 
-# A shared receive queue, which the PRM calls a receive memory pool. WQEs are taken at `next`, or first from among the
-# `returned`, an array of those that were taken for a QP which did not live to use them.
+# A shared receive queue, which the PRM calls a receive memory pool. WQEs are taken first from `returned`, an array of
+# those whose QP ended before it used them, and then at `next`.
 SRQ_ROW = Entry("srq_row", 128, """
     srqn              0  i64
     pdn               8  i64
@@ -195,9 +204,9 @@ SRQ_ROW = Entry("srq_row", 128, """
     returned_count  104  i64
 """)
 
-# `armed` for any completion or for solicited ones; `arm_seen` is the last request that was heard (see doorbell.py), and
-# `solicited_pi` counts the CQEs up to the last solicited one. `addr` is that of the first CQE's last 64 bytes, and
-# `shift` the size of a CQE.
+# `armed` for any completion or for solicited ones; `arm_seen` is the last arm request taken (see doorbell.py), and
+# `solicited_pi` counts the CQEs up to the last solicited one. `addr` is the address of the first CQE's last 64 bytes,
+# and `shift` the binary logarithm of a CQE's size.
 CQ_ROW = Entry("cq_row", 192, """
     cqn            0  i64
     addr           8  i64
@@ -219,7 +228,7 @@ CQ_ROW = Entry("cq_row", 192, """
     shift        136  i64
 """)
 
-# `lent`, where the memory has been lent to other processes (loans.py): what makes its addresses references.
+# `lent`, if the memory is lent to other processes (loans.py), turns an address into a reference when added to it.
 MKEY_ROW = Entry("mkey_row", 64, """
     key            0  i64
     pdn            8  i64
@@ -263,9 +272,9 @@ GID_ROW = Entry("gid_row", 64, """
     mac           32  raw[8]
 """)
 
-# Counters of the kernel's mlx5 driver under its names (hw_counters), then our own: packets that were dropped, and why.
-# Each packet that arrives is counted in `rdma_rx_packets` and in exactly one of PACKET_FATES.
-# The rdma_* ones count payload bytes; publication derives `port_*_data`, in words of 4 bytes, from them.
+# Counters with the names of the kernel's mlx5 driver (hw_counters), then our own: packets that were dropped, and why.
+# Each packet that arrives counts in `rdma_rx_packets` and in exactly one of PACKET_FATES. The `rdma_*_bytes` count
+# payload; observe.py derives `port_*_data`, in words of 4 bytes, from them.
 COUNTERS = Entry("counters", 384, """
     rx_write_requests                   0  i64
     rx_read_requests                    8  i64
@@ -315,7 +324,7 @@ PACKET_FATES = (
     "rx_link_down", "rx_stale",
 )  # fmt: skip
 
-# What went wrong, for the log: filled by the engine, read by the service thread.
+# What went wrong, for the log: the engine writes it, the report thread reads it.
 ERROR_RECORD = Entry("error_record", 128, """
     reason         0  i64
     side           8  i64
@@ -330,10 +339,15 @@ ERROR_RECORD = Entry("error_record", 128, """
     syndrome      80  i64
 """)
 
-# What the engine is given: where everything is, and how it is spoken to. `payload` of a packet that refers to it,
-# while that packet is taken; `payload_bytes` is 0 for all others. `touched` is the mover that has carried bytes of the
-# request at hand, `failures` those that it had before, `landed` whether some come to lie in host memory; `holding`,
-# that a command waits for the movers; `context`, the CUDA context of the engine's thread. `lives` have begun.
+# The engine's record: where everything is, and the fields to communicate with it.
+#
+# payload          the payload of the packet at hand, if the packet refers to it; else `payload_bytes` is 0
+# touched          the mover that carries bytes of the request at hand
+# failures         the failures of that mover before the request
+# landed           some of these bytes go to host memory
+# holding          a command waits for the movers
+# context          the CUDA context of the engine's thread
+# lives            how many lives of QPs have begun
 NIC = Entry("nic", 640, """
     qps              0  i64
     qp_mask          8  i64
@@ -410,8 +424,8 @@ NIC = Entry("nic", 640, """
     lives          624  i64
 """)
 
-# Events on their way to whoever subscribed (PRM, event queues): a ring that the engine fills, and the descriptor that
-# counts what is in it. `unheard` of them have not been counted there yet; `lost` ones found the ring full.
+# Events on their way to a subscriber (PRM, event queues): a ring that the engine fills, and a descriptor that counts
+# its events. `unheard` events are not counted there yet; `lost` events found the ring full.
 CHANNEL = Entry("channel", 256, """
     fd             0  i64
     unheard        8  i64
@@ -425,9 +439,9 @@ EVENT = Entry("event", 32, """
     syndrome      24  i64
 """)
 
-# One way out of the NIC, and in. Pipes lead to a NIC of this host; UDP to everybody else, in datagrams that the engine
-# receives before each turn. `window` bounds the packets that a QP has in flight. On InfiniBand
-# packets begin with an LRH. `loans`: LOANS rows of LOAN, on a wire to another process that takes part in lending.
+# A wire of the NIC. Pipes lead to a NIC of this host. UDP leads to all others, in datagrams that the engine receives
+# before each turn. `window` limits the packets that a QP has in flight. On InfiniBand, packets begin with an LRH.
+# `loans` are LOANS rows of LOAN, on a wire to another process that takes part in lending.
 WIRE = Entry("wire", 320, """
     kind           0  i64
     broken         8  i64
@@ -447,8 +461,8 @@ WIRE = Entry("wire", 320, """
 """)
 PIPES, UDP = 1, 2  # WIRE.kind
 
-# Of one wire: memory that the peer has lent us, and in `granted` the number of a loan of ours that the peer has mapped.
-# A loan's row is that of the low bits of its number.
+# A row of a wire's loans: memory that the peer has lent us, and in `granted` the number of a loan of ours that the peer
+# has mapped. The low bits of a loan's number select its row.
 LOAN = Entry("loan", 32, """
     number         0  i64
     address        8  i64
@@ -474,9 +488,9 @@ counters_at: Any = struct_view(COUNTERS)
 
 
 class Table:
-    """Rows of one `Entry`, looked up by number: the low bits are the row, and the row's first field must agree.
+    """Rows of one `Entry`, looked up by number: its low bits select the row, whose first field must hold the number.
 
-    A number is free when its row's first field is 0; row 0 is never used.
+    A row is free if its first field is 0. Row 0 is never used.
     """
 
     name: str
@@ -497,7 +511,7 @@ class Table:
 
     @property
     def given(self) -> np.ndarray:
-        """The rows up to the highest that `free_slot` has ever given: to look at the others would give them memory."""
+        """Return the rows up to the highest that `free_slot` has given: reading others would allocate their pages."""
         return self.rows[: self._highest + 1]
 
     def __len__(self) -> int:
@@ -515,14 +529,14 @@ class Table:
         return self.rows[self._slot(number)]
 
     def row_address(self, number: int) -> int:
-        """Where the row of `number` lives."""
+        """Return the address of the row of `number`."""
         return self.address + self._slot(number) * self.entry.size
 
     def free_slot(self, start: int | None = None) -> int | None:
-        """The first free row from `start` on, wrapping around; None when the table is full.
+        """Return the first free row from `start` on, wrapping around, or None if the table is full.
 
-        Without `start` it is the next behind the last one that was given: nothing has to be searched then, and numbers
-        are not used again at once.
+        By default, `start` is the row behind the last one given. That row is mostly free, and numbers are not reused at
+        once.
         """
         slot = self._free_from(self._last % self.mask + 1 if start is None else start)
         if slot is not None:
@@ -549,7 +563,7 @@ class Table:
 
 
 class MkeyTable(Table):
-    """Memory keys: the index is in the upper 24 bits of a key, the low 8 vary."""
+    """Memory keys: the upper 24 bits of a key are its index, the low 8 bits vary."""
 
     def _slot(self, number: int) -> int:
         return (number >> 8) & self.mask

@@ -1,4 +1,4 @@
-"""The queue pairs that are served. One with nothing to do costs a turn a look at its entry here and at its doorbell."""
+"""The list of served queue pairs. In each turn, an idle one costs a read of its entry here and one of its doorbell."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ _ERR = int(QpState.ERR)
 
 @device_function
 def entry(nic, index):
-    """Address of an entry; the first `active_count` are in use."""
+    """Return the address of an entry. The first `active_count` are in use."""
     return nic_at(nic).active + index * WATCH.size
 
 
 @device_function
 def wake(row):
-    """The QP must be served, though its doorbell was not rung."""
+    """Have the QP served although its doorbell was not rung."""
     watch_at(qp_row_at(row).watch).awake = 1
 
 
 @device_function
 def has_work(watch):
-    """Whether the QP must be served."""
+    """Return whether the QP must be served."""
     w = watch_at(watch)
     return w.awake != 0 or ld_relaxed64(w.doorbell) != w.seen
 
 
 @device_function
 def settle(watch):
-    """The QP was served: it may be idle now. In ERR it never is, as receives may still be posted."""
+    """Mark a served QP idle if no work is left. In ERR it is never idle: receives may still be posted."""
     w = watch_at(watch)
     q = qp_row_at(w.row)
     w.seen = q.db_seen
@@ -51,7 +51,7 @@ def add(nic, row):
 
 @engine_function
 def remove(nic, row):
-    """Serve it no more: the last one takes its place."""
+    """Stop serving a QP: the last entry takes its place."""
     n = nic_at(nic)
     n.active_count -= 1
     w = watch_at(qp_row_at(row).watch)

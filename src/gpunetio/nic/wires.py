@@ -1,4 +1,4 @@
-"""The engine's side of the wires: which QP a packet is for, and what leaves the NIC at the end of a turn."""
+"""The engine's side of the wires: delivers packets to QPs, and sends out at the end of a turn what is due."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ BATCH = 64  # packets of one wire in a turn
 
 @device_function
 def qp_row(nic, qpn):
-    """Address of the row where `qpn` would be."""
+    """Return the address of the row where `qpn` would be."""
     n = nic_at(nic)
     return n.qps + (qpn & n.qp_mask) * QP_ROW.size
 
 
 @device_function
 def _link_headers(nic, packet, nbytes):
-    """Bytes of the InfiniBand link headers before the BTH, or -1 if they are wrong or meant for another port.
+    """Return the bytes of InfiniBand link headers before the BTH, or -1 if they are invalid or for another port.
 
-    IBTA 7.7.4 to 7.7.8 for the LRH, 9.6.1.2 for the GRH.
+    IBTA 7.7.4 to 7.7.8 specify the LRH checks, 9.6.1.2 those of the GRH.
     """
     n = nic_at(nic)
     if nbytes < LRH.size or be16(ld16(packet + LRH.dlid)) != n.lid:
@@ -59,7 +59,7 @@ def _link_headers(nic, packet, nbytes):
     grh = packet + LRH.size
     if ld8(grh) >> 4 != _GRH_VERSION or ld8(grh + GRH.next_header) != GRH_NEXT_HEADER:
         return -1
-    gid = n.gids + GID_ROW.gid  # the only one that an InfiniBand port has
+    gid = n.gids + GID_ROW.gid  # an InfiniBand port has only this one
     if ld64(gid) != ld64(grh + GRH.dgid) or ld64(gid + 8) != ld64(grh + GRH.dgid + 8):
         return -1
     return LRH.size + GRH.size
@@ -67,7 +67,7 @@ def _link_headers(nic, packet, nbytes):
 
 @device_function
 def arrivals(row):
-    """Where on the QP's wire what arrives from now on begins."""
+    """Return the position on the QP's wire where packets that arrive from now on begin."""
     q = qp_row_at(row)
     if q.wire == 0:
         return 0
@@ -79,10 +79,10 @@ def arrivals(row):
 
 @device_function
 def _is_of_peer(row, life):
-    """Whether a request is of the life of the peer that the QP hears, or of a later one that goes on at the next PSN.
+    """Return whether a request is from the peer's current life, or from a later one that begins at the expected PSN.
 
-    A later one that begins elsewhere means another connection than this. If its first packets were taken for duplicates
-    of old ones, they would be acknowledged and never executed. UC has no duplicates.
+    A later life that begins at another PSN belongs to another connection. Its first packets might be taken for
+    duplicates of old ones, and so be acknowledged but never executed. UC has no duplicates.
     """
     q = qp_row_at(row)
     if life == q.peer_life or life == 0:
@@ -95,16 +95,16 @@ def _is_of_peer(row, life):
 
 @engine_function
 def receive(nic, wire, packet, nbytes, peer_high, peer_low, life, at):
-    """A packet of `nbytes` has arrived, its ICRC checked where the wire has one. What becomes of it is counted.
+    """Take and count a packet of `nbytes`, whose ICRC was checked if the wire has one.
 
-    `life` is the frame's, 0 on UDP; `at` is its place on the wire.
+    `life` is the frame's, 0 on UDP; `at` is the packet's position on the wire.
     """
     counters_at(nic_at(nic).counters).rdma_rx_packets += 1
     link = 0
     if wire_at(wire).infiniband:
         link = _link_headers(nic, packet, nbytes)
         if link < 0:
-            link = nbytes  # nothing of it can be believed
+            link = nbytes  # none of its bytes can be trusted
     row = addressee(nic, wire, packet + link, nbytes - link, peer_high, peer_low, at)
     if row != 0:
         deliver(nic, row, packet + link, nbytes - link, life)
@@ -112,11 +112,10 @@ def receive(nic, wire, packet, nbytes, peer_high, peer_low, life, at):
 
 @engine_function
 def addressee(nic, wire, bth, nbytes, peer_high, peer_low, at):
-    """The QP that expects a packet, `nbytes` from its BTH on; 0 if none does, which is counted.
+    """Return the row of the QP that expects a packet, `nbytes` from its BTH on. If none does, count it and return 0.
 
-    A QP takes nothing that was on the wire, where the packet's place is `at`, before the QP was in RTR.
-
-    Every length is checked before the bytes are looked at (IBTA 9.6.1, packet header validation).
+    `at` is the packet's position on the wire: a QP takes no packet that was on the wire before the QP was in RTR. Every
+    length is checked before the bytes are read (IBTA 9.6.1, packet header validation).
     """
     n = nic_at(nic)
     w = wire_at(wire)
@@ -156,7 +155,7 @@ def addressee(nic, wire, bth, nbytes, peer_high, peer_low, at):
 
 @engine_function
 def deliver(nic, row, bth, nbytes, life):
-    """Give the QP a packet that it expects, from its BTH on."""
+    """Deliver a packet, `nbytes` from its BTH on, to the QP that `addressee` has found."""
     q = qp_row_at(row)
     c = counters_at(nic_at(nic).counters)
     opcode = ld8(bth + BTH.opcode)
@@ -184,7 +183,7 @@ def deliver(nic, row, bth, nbytes, life):
 
 @device_function
 def _undamaged(nic, wire, frame, nbytes):
-    """Whether a frame's ICRC fits, if it has one: between NICs of one host it has under an injector only."""
+    """Return whether a frame's ICRC is right or absent. Between NICs of one host, only a fault injector adds one."""
     w = wire_at(wire)
     f = frame_at(frame)
     if f.icrc == 0 or icrc_fits(
@@ -204,7 +203,7 @@ def _count_malformed(nic):
 
 @engine_function
 def _receive_lent(nic, wire, packet, nbytes, reference, life, at):
-    """A packet whose payload lies in memory that the peer has lent us. What it refers to is looked up, not believed."""
+    """Take a packet whose payload is in memory that the peer has lent us. Its reference is checked, not trusted."""
     n = nic_at(nic)
     w = wire_at(wire)
     number = reference >> LOAN_SHIFT
@@ -224,7 +223,7 @@ def _receive_lent(nic, wire, packet, nbytes, reference, life, at):
 
 @engine_function
 def _serve_pipe(nic, wire):
-    """Packets that a NIC of this host has left in the pipe: how many."""
+    """Take packets that a NIC of this host has put into the pipe: return how many."""
     n = nic_at(nic)
     w = wire_at(wire)
     end = wire + WIRE.rx
@@ -233,7 +232,7 @@ def _serve_pipe(nic, wire):
         frame = next_frame(end)
         if frame == 0:
             break
-        if frame < 0:  # whatever is at the other end is not one of ours
+        if frame < 0:  # the other end does not keep to the protocol
             w.broken = 1
             break
         nbytes = pipe_end_at(end).nbytes
@@ -257,7 +256,7 @@ def _serve_pipe(nic, wire):
 
 @engine_function
 def serve_wires(nic):
-    """Take packets from every wire: how many."""
+    """Take packets from every pipe: return how many."""
     n = nic_at(nic)
     done = 0
     for i in range(n.wire_count):
@@ -269,7 +268,7 @@ def serve_wires(nic):
 
 @engine_function
 def send_due(nic):
-    """Send what QPs owe their peers; what the wires have no room for stays on the list."""
+    """Send what QPs owe their peers. A QP whose wire has no room stays on the list."""
     n = nic_at(nic)
     left = 0
     for i in range(n.due_count):
@@ -284,7 +283,7 @@ def send_due(nic):
 
 @engine_function
 def forget_due(nic, row):
-    """Strike a QP off that list."""
+    """Remove a QP from the list of those that owe their peers something."""
     n = nic_at(nic)
     left = 0
     for i in range(n.due_count):
@@ -298,7 +297,7 @@ def forget_due(nic, row):
 
 @engine_function
 def recall_sent(row):
-    """Take back what the QP has sent and this NIC has still: in a fault injector, or in front of the sockets."""
+    """Take back packets of the QP that have not left this NIC: those in a fault injector or queued for the sockets."""
     q = qp_row_at(row)
     if q.wire == 0:
         return
@@ -311,7 +310,7 @@ def recall_sent(row):
 
 @engine_function
 def flush_wires(nic):
-    """Let the other ends see what was sent in this turn."""
+    """Publish what was sent in this turn to the other ends."""
     n = nic_at(nic)
     for i in range(n.wire_count):
         wire = ld64(n.wires + 8 * i)
@@ -319,5 +318,5 @@ def flush_wires(nic):
         publish(wire + WIRE.tx)
         if w.faults != 0:
             inject(w.faults, n.now)
-        if w.broken:  # nobody reads it any more: what is sent is lost
+        if w.broken:  # nobody reads the pipe any more: packets sent are lost
             pipe_end_at(wire + WIRE.tx).seen = pipe_end_at(wire + WIRE.tx).position

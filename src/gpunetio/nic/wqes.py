@@ -1,4 +1,4 @@
-"""Send WQEs as the NIC reads them: is it the one that is due, is it well formed, and which bytes does it name."""
+"""Send WQEs as the NIC reads them: check that a WQE is due and well formed, and find the bytes that it names."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ _OPMOD, _ATOMIC_WIRE = int(Reason.WQE_OPMOD), int(Reason.ATOMIC_WIRE)
 _LOCAL_WRITE, _RC = int(Access.LOCAL_WRITE), int(ServiceType.RC)
 _SOLICITED = int(CtrlFlags.SOLICITED)
 _CQN_MASK, _INDEX_MASK = 0xFF_FFFF, 0xFFFF_FFFF
-_LOCAL_DS = 2  # of a WAIT or DUMP
+_LOCAL_DS = 2  # ds of a WAIT or DUMP
 
-NOT_YET = -1  # of `check_wqe`: the queue pair has to wait, as its WQE may be under way
-PATIENCE_NS = 2_000_000  # with such a WQE; on an H200 the latest came within 300 µs
+NOT_YET = -1  # from `check_wqe`: the WQE may still be on its way, so the queue pair waits
+PATIENCE_NS = 2_000_000  # for such a WQE; on an H200 the latest one came within 300 µs
 UNSUPPORTED = 64  # larger than any WQE's number of segments
 _SEGMENTS = MESSAGE.segments
 
 
 @device_function
 def wqe_slot(row, index):
-    """Address of the ring slot of WQE `index`."""
+    """Return the address of the ring slot of WQE `index`."""
     q = qp_row_at(row)
     return q.sq_addr + ((index & ((1 << q.sq_log) - 1)) << WQEBB_SHIFT)
 
 
 @device_function
 def _is_there(wqe, index, qpn):
-    """Whether the slot holds this QP's WQE `index` (a slot never written holds index 0 of QP 0)."""
+    """Return whether the slot holds this QP's WQE `index`. A slot never written holds index 0 of QP 0."""
     return (be32(ld_acquire32(wqe)) >> WQE_IDX_SHIFT) & PI_MASK == index & PI_MASK and (
         be32(ld_acquire32(wqe + CTRL_SEG.qpn_ds)) >> 8 == qpn
     )
@@ -57,7 +57,7 @@ def _is_there(wqe, index, qpn):
 
 @engine_function
 def _overdue(nic, row, index):
-    """Whether the WQE, which its slot does not hold yet, has been waited for long enough."""
+    """Return whether the NIC has waited PATIENCE_NS for a WQE that its slot does not hold yet."""
     now = nic_at(nic).now
     q = qp_row_at(row)
     if q.missing != index + 1:
@@ -67,11 +67,11 @@ def _overdue(nic, row, index):
 
 @device_function
 def check_wqe(nic, row, index):
-    """0 if the slot of WQE `index` holds it and it fits what was announced, NOT_YET, or a reason for `explain_wqe`.
+    """Return 0 if the slot holds WQE `index` as announced, NOT_YET, or a reason for `explain_wqe`.
 
-    A doorbell may arrive before the WQE does: stores of a GPU overtake each other on their way to host memory unless a
-    fence of system scope stands between them. The slot then holds the WQE of a lap before, complete and well formed. So
-    nothing is executed but what carries the index that is due, and the slot is read again in later turns.
+    A doorbell may arrive before its WQE: stores of a GPU overtake each other on their way to host memory unless a fence
+    of system scope separates them. The slot then holds the WQE of the previous lap, complete and well formed. So the
+    NIC executes a WQE only if it has the index that is due, and otherwise reads the slot again in later turns.
     """
     q = qp_row_at(row)
     wqe = wqe_slot(row, index)
@@ -91,7 +91,7 @@ def check_wqe(nic, row, index):
 
 @engine_function
 def explain_wqe(nic, row, index, reason):
-    """What the error record says of a reason of `check_wqe`'s."""
+    """Set the error record's values for a reason from `check_wqe`."""
     wqe = wqe_slot(row, index)
     qpn_ds = be32(ld32(wqe + CTRL_SEG.qpn_ds))
     if reason == _STALE:
@@ -111,7 +111,7 @@ def _unwrap(row, message, index, blocks):
 
 @device_function
 def in_one_piece(row, message, wqe, index, blocks):
-    """The WQE where it is, or where `_unwrap` has put it."""
+    """Return the address of the whole WQE: in its ring or, if it wraps around there, in the message."""
     depth = 1 << qp_row_at(row).sq_log
     if (index & (depth - 1)) + blocks <= depth:
         return wqe
@@ -121,7 +121,10 @@ def in_one_piece(row, message, wqe, index, blocks):
 
 @device_function
 def gather(nic, row, message, segment, end, right):
-    """Check the data segments and list them in the message: 0, or a reason. Sets nbytes and nsegments."""
+    """Check the data segments and list them in the message: return 0, or a reason.
+
+    Sets the message's `nbytes`, `nsegments` and `far`.
+    """
     q = qp_row_at(row)
     m = message_at(message)
     out = message + _SEGMENTS
@@ -165,19 +168,19 @@ def gather(nic, row, message, segment, end, right):
 
 @device_function
 def is_masked(opcode):
-    """Whether the opcode is a masked atomic, which mlx5 calls extended."""
+    """Return whether the opcode is a masked atomic, which mlx5 calls extended."""
     return opcode == _MASKED_CS or opcode == _MASKED_FA
 
 
 @device_function
 def is_atomic(opcode):
-    """Whether the opcode is an atomic."""
+    """Return whether the opcode is an atomic, masked or plain."""
     return opcode == _CS or opcode == _FA or is_masked(opcode)
 
 
 @device_function
 def header_segments(opcode, opmod):
-    """16-byte segments before the data: ctrl, and raddr and atomic where the opcode has them."""
+    """Return the number of 16-byte segments before the data: ctrl, then raddr and atomic where the opcode has them."""
     if opcode == _WRITE or opcode == _READ or opcode == _WRITE_IMM:
         return 2
     if opcode == _SEND or opcode == _SEND_IMM:
@@ -189,7 +192,7 @@ def header_segments(opcode, opmod):
 
 @device_function
 def _read_operands(message, operands, opcode, opmod):
-    """Put an atomic's operands, whose segments begin at `operands`, into the message."""
+    """Read an atomic's operands, whose segments begin at `operands`, into the message."""
     m = message_at(message)
     if opcode == _MASKED_FA and opmod == EXTENDED_ATOMIC_4:
         m.swap_add = be32(ld32(operands + MASKED_FA32_SEG.add_data))
@@ -214,7 +217,7 @@ def _read_operands(message, operands, opcode, opmod):
 
 @device_function
 def _check_masked(nic, row, opmod):
-    """0, or the reason why a masked atomic of this opmod cannot go to the QP's peer."""
+    """Return 0, or the reason why a masked atomic of this opmod cannot go to the QP's peer."""
     q = qp_row_at(row)
     if opmod != EXTENDED_ATOMIC_4 and opmod != EXTENDED_ATOMIC_8:
         explain(nic, 0, 0, 0, opmod, 0)
@@ -227,7 +230,7 @@ def _check_masked(nic, row, opmod):
 
 @engine_function
 def build(nic, row, message, wqe, opcode, ds, index):
-    """Turn a checked control segment's WQE into a message: 0, or a reason."""
+    """Build a message from a WQE whose control segment was checked: return 0, or a reason."""
     q = qp_row_at(row)
     m = message_at(message)
     opmod = be32(ld32(wqe)) >> OPMOD_SHIFT
@@ -268,18 +271,18 @@ def build(nic, row, message, wqe, opcode, ds, index):
     return reason
 
 
-# --- WQEs that no peer hears of ------------------------------------------------------------------------------------
+# --- WQEs that concern this NIC only -------------------------------------------------------------------------------
 
 
 @device_function
 def is_local(opcode):
-    """Whether a WQE concerns this NIC only."""
+    """Return whether a WQE concerns this NIC only."""
     return opcode == _NOP or opcode == _WAIT or opcode == _DUMP
 
 
 @engine_function
 def execute_local(nic, row, wqe, opcode, ds):
-    """Carry out such a WQE: 1, 0 if it has to wait, or minus a reason."""
+    """Execute a local WQE: return 1, 0 if it has to wait, or minus a reason."""
     if opcode == _NOP:
         return 1
     return _wait(nic, row, wqe, ds) if opcode == _WAIT else _dump(nic, row, wqe, ds)
@@ -287,7 +290,7 @@ def execute_local(nic, row, wqe, opcode, ds):
 
 @engine_function
 def _wait(nic, row, wqe, ds):
-    """Whether a WAIT's CQ has the CQE that it names: 1, 0 for not yet, or minus a reason (PRM, core-direct)."""
+    """Return 1 if the CQ has the CQE that a WAIT names, 0 if not yet, or minus a reason (PRM, core-direct)."""
     n = nic_at(nic)
     cqn = be32(ld32(wqe + SEGMENT + WAIT_SEG.qpn_cqn)) & _CQN_MASK
     cq = n.cqs + (cqn & n.cq_mask) * CQ_ROW.size
@@ -303,9 +306,9 @@ def _wait(nic, row, wqe, ds):
 
 @engine_function
 def _dump(nic, row, wqe, ds):
-    """A DUMP reads memory of this side: 1, or minus a reason. Its key is checked, and the bytes go nowhere.
+    """Check a DUMP, which reads local memory and drops the bytes: return 1, or minus a reason.
 
-    It is posted for its place in the queue: it completes behind the READs before it, whose bytes are in memory then.
+    Its place in the queue is what matters: it completes after the READs before it, whose bytes are then in memory.
     """
     reason = _MALFORMED
     if ds == _LOCAL_DS and be32(ld32(wqe + SEGMENT + DATA_SEG.byte_count)) & INLINE_SEG == 0:
@@ -317,7 +320,7 @@ def _dump(nic, row, wqe, ds):
 
 @engine_function
 def local_failure(nic, row, index, opcode, ce, reason, blocks):
-    """A WQE that this side refuses: behind everything in flight, an error CQE. 1 if it was consumed, else 0."""
+    """Fail a WQE that this side refuses, after everything in flight: return 1 if it was consumed, else 0."""
     q = qp_row_at(row)
     if q.sq_ci != index:
         return 0
@@ -337,7 +340,7 @@ def flush_next(nic, row):
     ds = be32(ld32(wqe + CTRL_SEG.qpn_ds)) & DS_MASK
     explain(nic, 0, 0, 0, 0, 0)
     fail_send(nic, row, index, be32(ld_acquire32(wqe)) & 0xFF, ce_of(wqe), _FLUSH)
-    # A WQE that is not what it should be counts as one block, so that the flush always ends.
+    # Even a malformed WQE counts as one block at least, so the flush always ends.
     q.sq_ci = min(index + max(1, (ds + 3) >> 2), q.sq_pi)
     q.sq_next = q.sq_ci
     q.sq_sent = q.sq_ci
