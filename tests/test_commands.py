@@ -186,8 +186,8 @@ def test_create_cq(device):
         ({"log_cq_size": 22}, {}, Status.BAD_PARAM, CommandSyndrome.UMEM_RANGE, "+0x10000000) is outside UMEM"),
         ({}, {"cq_umem_offset": (1 << 64) - 64}, Status.BAD_PARAM, CommandSyndrome.UMEM_RANGE, "0xffffffffffffffc0"),
         ({"dbr_addr": 0x10000}, {}, Status.BAD_PARAM, CommandSyndrome.UMEM_RANGE, "the CQ doorbell record"),
-        ({}, {"cq_umem_offset": 0x420}, Status.BAD_PARAM, CommandSyndrome.UMEM_ALIGNMENT, "no multiple of 64"),
-        ({"dbr_addr": 0x8004}, {}, Status.BAD_PARAM, CommandSyndrome.UMEM_ALIGNMENT, "no multiple of 8"),
+        ({}, {"cq_umem_offset": 0x420}, Status.BAD_PARAM, CommandSyndrome.UMEM_ALIGNMENT, "not a multiple of 64"),
+        ({"dbr_addr": 0x8004}, {}, Status.BAD_PARAM, CommandSyndrome.UMEM_ALIGNMENT, "not a multiple of 8"),
     ],
 )
 def test_create_cq_refused(device, cqc, fields, status, syndrome, words):
@@ -294,8 +294,8 @@ def test_qp_without_queues_needs_no_cq(device):
         ({"dbr_umem_id": 55}, {}, Status.BAD_RESOURCE, CommandSyndrome.NO_SUCH_UMEM, "for the QP doorbell record"),
         ({}, {"wq_umem_offset": 1 << 20}, Status.BAD_PARAM, CommandSyndrome.UMEM_RANGE, "the work queues: [0x100000"),
         ({"dbr_addr": 0xFFFC}, {}, Status.BAD_PARAM, CommandSyndrome.UMEM_RANGE, "the QP doorbell record: [0xfffc"),
-        ({}, {"wq_umem_offset": 32}, Status.BAD_PARAM, CommandSyndrome.UMEM_ALIGNMENT, "no multiple of 64"),
-        ({"dbr_addr": 12}, {}, Status.BAD_PARAM, CommandSyndrome.UMEM_ALIGNMENT, "no multiple of 8"),
+        ({}, {"wq_umem_offset": 32}, Status.BAD_PARAM, CommandSyndrome.UMEM_ALIGNMENT, "not a multiple of 64"),
+        ({"dbr_addr": 12}, {}, Status.BAD_PARAM, CommandSyndrome.UMEM_ALIGNMENT, "not a multiple of 8"),
         ({"cs_res": 2}, {}, Status.BAD_PARAM, CommandSyndrome.SCATTER_TO_CQE, "cs_res 0x2: CQEs carry up to 32 bytes"),
         ({"cs_req": 0x11}, {}, Status.BAD_PARAM, CommandSyndrome.SCATTER_TO_CQE, "cs_req 0x11"),
     ],

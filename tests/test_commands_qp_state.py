@@ -247,7 +247,7 @@ def test_bad_mtu(device, mtu):
 def test_bad_source_address(device, index):
     qp = device.qp()
     device.init(qp)
-    words = f"src_addr_index {index} is no entry of the GID table"
+    words = f"src_addr_index {index}: the GID table has no such entry"
     device.refuses(
         lambda: device.rtr(qp, {"src_addr_index": index}), Status.BAD_INDEX, CommandSyndrome.NO_SUCH_GID, words
     )

@@ -454,7 +454,7 @@ def test_a_gpu_that_does_not_answer_is_given_up_and_may_come_back(operation):
         ends.b.receive(there.at())
         ends.a.post(operation, *([] if operation == SEND else [there.remote()]), here.at())
         assert error_of(ends.a.done.next()) == (LOCAL_QP_OP, Reason.COPY_FAILED)
-        assert "has not carried it out within 0.02 s" in next(reports_of(ends.a.nic, ends.a.qp.qpn)).message
+        assert "has not finished the copy within 0.02 s" in next(reports_of(ends.a.nic, ends.a.qp.qpn)).message
         ends.a.reset()  # commands do not wait for it
         ends.b.reset()
         connect(ends.a, ends.b)

@@ -37,7 +37,7 @@ def test_the_region_is_named(what, handler, number):
     assert re.findall(r"^gpunetio: .*", said, re.MULTILINE) == [
         (
             f"gpunetio: soft0 found no memory at {address}: MR {key} [{address}, +0x0000000000003000) was unmapped, or "
-            "its file truncated, while it was registered. Close an MR before its memory goes."
+            "its file truncated, while it was registered. Close an MR before you free its memory."
         )
     ]
     assert said.count("Fatal Python error") == (handler != "none")

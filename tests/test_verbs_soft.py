@@ -588,6 +588,6 @@ def test_queues_in_memory_of_the_user(ctx, pd):
     with pytest.raises(InUseError, match="is still used by"):
         ring.close()
     odd = ctx.register_umem(memoryview(rings.array)[8:])
-    with pytest.raises(DriverError, match=r"^CREATE_QP: CREATE_QP failed .* no multiple of 64") as caught:
+    with pytest.raises(DriverError, match=r"^CREATE_QP: CREATE_QP failed .* not a multiple of 64") as caught:
         pd.create_qp(sq_wr=16, send_cq=cq, external_umem=(odd, 0x1400), external_dbr_umem=(record, 128))
     assert caught.value.syndrome == CommandSyndrome.UMEM_ALIGNMENT

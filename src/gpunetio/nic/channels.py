@@ -1,4 +1,4 @@
-"""Event channels: what the engine has told, for whoever reads. The host's side of events.py."""
+"""Event channels: events that the engine has raised, as the host reads them. events.py is the engine's side."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from ..formats.events import EventType, eqe
 from ..memory import HostMemory
 from .tables import CHANNEL, EVENT
 
-CAPACITY = 1 << 14  # events; every CQ of a NIC may have one on its way
+CAPACITY = 1 << 14  # events: every CQ of a NIC may have one that waits
 
 
 class EventChannel:
-    """A ring that the engine fills, and `fd`, an event counter that can be polled: readable while there are events."""
+    """A ring of events that the engine fills. Poll `fd`, an eventfd: it is readable while events wait."""
 
     address: int
     fd: int
@@ -36,16 +36,16 @@ class EventChannel:
         self._lock, self._told = threading.Lock(), 0
 
     def get(self) -> tuple[int, EventType, int, bytes] | None:
-        """The oldest event: cookie, type, the number of its object, and its EQE; or None.
+        """Return the oldest event as (cookie, type, number of its object, EQE), or None.
 
-        FullError, once, when some were lost because nobody read.
+        Raise FullError, once, if events were lost because nobody read them.
         """
         with self._lock:
             if lost := int(self._record["lost"]) - self._told:
                 self._told += lost
                 raise FullError(
-                    f"{lost} events were lost: {CAPACITY} had been waiting to be read. Look at every object anew, and "
-                    "read events more often"
+                    f"{lost} events were lost: the channel was full, with {CAPACITY} unread events. Query every object "
+                    "again, and read events more often"
                 )
             try:
                 os.eventfd_read(self.fd)
@@ -58,6 +58,6 @@ class EventChannel:
             return event
 
     def close(self) -> None:
-        """The engine does not know the channel any more."""
+        """Close the channel. The engine must not know it any more."""
         os.close(self.fd)
         self._memory.close()

@@ -1,6 +1,7 @@
-"""The command interpreter: mailboxes in, mailboxes out, as the firmware of a ConnectX would answer.
+"""The command interpreter: it answers mailboxes as the firmware of a ConnectX does.
 
-A handler checks everything before it changes anything, prepares a table row aside, and has the engine put it in place.
+A handler checks everything before it changes anything. It prepares a table row aside, and the engine puts the row in
+place.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ _ALLOWED: dict[Opcode, OptParam] = {
     Opcode.SQD2RTS_QP: OptParam.RRE | OptParam.RWE | OptParam.RAE | OptParam.MIN_RNR_NAK,
 }  # fmt: skip
 
-# What a connected QP's row has more than a new one's.
+# Fields of a QP's row that are set when it is connected, and cleared by 2RST.
 _CONNECTION = (
     "rights", "remote_qpn", "remote_row", "wire", "peer_high", "peer_low", "source", "dlid", "sl", "grh", "rnr_retry",
     "retry_cnt", "timeout_ns", "min_rnr", "min_rnr_code", "mtu", "msg_max", "max_rd", "max_dest_rd", "sq_psn", "rq_psn",
@@ -109,16 +110,17 @@ def _set(context: bytearray, path: str, value: Any) -> None:
 
 
 def _receives_announced(row: np.void) -> int:
-    """The receive word of a QP's doorbell record. A QP without a receive ring has none."""
+    """Return the receive word of a QP's doorbell record; 0 if the QP has no receive ring."""
     if not row["rq_stride"]:
         return 0
     return int.from_bytes(ctypes.string_at(int(row["dbrec"]) + QP_DBREC.rcv, 4), "big")
 
 
 def _sequence_numbers(row: np.void) -> dict[str, int]:
-    """Where packets and messages are, as QUERY_QP tells it of a QP that has been in RTR and, for what it sends, in RTS.
+    """Return the sequence numbers that QUERY_QP reports.
 
-    Inside a NIC everything that was sent has been acknowledged.
+    Those of received packets exist once the QP has been in RTR, those of sent packets once it has been in RTS. Between
+    QPs of one NIC, everything that was sent is already acknowledged.
     """
     numbers = {}
     if row["mtu"]:
@@ -134,10 +136,10 @@ class CommandInterpreter:
 
     def __init__(self, nic: SoftNic):
         self._nic = nic
-        self.failed = False  # the device is: only what destroys is carried out
+        self.failed = False  # the device has failed: only commands that destroy are executed
         self.contexts: dict[int, bytearray] = {}  # QPN → its qpc, as QUERY_QP returns it
         self._created: dict[int, bytes] = {}  # QPN → the qpc of CREATE_QP, to which 2RST returns
-        self._sports: dict[int, int] = {}  # QPN → the UDP port that was chosen for it
+        self._sports: dict[int, int] = {}  # QPN → the UDP source port set for it
         self._cq_umems: dict[int, list[int]] = {}
         self._qp_uses: dict[int, dict[str, list[int]]] = {}
         self._pools: dict[int, bytearray] = {}  # SRQ number → its rmpc
@@ -165,9 +167,9 @@ class CommandInterpreter:
         }  # fmt: skip
 
     def execute(self, mailbox: bytes, out_size: int) -> tuple[bytes, str]:
-        """Carry out one command: the output mailbox, and in words why it was refused ("" when it was not).
+        """Execute a command. Return the output mailbox, and in words why the command was refused ("" if it was not).
 
-        A refusal has its 16 bytes whatever `out_size` is. Of a longer answer it is the beginning that fits.
+        A refusal has 16 bytes, whatever `out_size` is. Any other answer is cut or padded to `out_size`.
         """
         try:
             return self._dispatch(mailbox, out_size).ljust(out_size, b"\0")[:out_size], ""
@@ -265,17 +267,17 @@ class CommandInterpreter:
 
     @staticmethod
     def _cq_size(context: dict[str, Any]) -> None:
-        """Refuse a size that a ring cannot have."""
+        """Refuse a CQ size or a CQE size that is not supported."""
         if (log := context["log_cq_size"]) > _MAX_CQ_LOG:
             raise CommandError(Status.BAD_PARAM, CommandSyndrome.CQ_SIZE, f"log_cq_size {log} is above {_MAX_CQ_LOG}")
         if context["cqe_sz"] >= len(CQE_SIZES):
             raise CommandError(
                 Status.BAD_PARAM, CommandSyndrome.CQ_SIZE,
-                f"cqe_sz {context['cqe_sz']} is not supported: only CQEs of 64 bytes (0) and of 128 (1)",
+                f"cqe_sz {context['cqe_sz']} is not supported: only CQEs of 64 bytes (0) and of 128 bytes (1)",
             )  # fmt: skip
 
     def _place_cq(self, struct: BitStruct, mailbox: bytes, row: np.ndarray) -> int:
-        """Put the ring that a mailbox names into a row: its UMEM."""
+        """Enter the ring that a mailbox names into a row. Return the ring's UMEM."""
         umem, context = struct.get(mailbox, "cq_umem_id"), struct.get(mailbox, "cq_context")
         size, log = CQE_SIZES[context["cqe_sz"]], context["log_cq_size"]
         ring = self._umem(umem, struct.get(mailbox, "cq_umem_offset"), size << log, "the CQE ring", _RING_ALIGNMENT)
@@ -288,22 +290,22 @@ class CommandInterpreter:
         return umem
 
     def _modify_cq(self, mailbox: bytes) -> bytes:
-        """A CQ goes on in another ring. Of modifications that is the one that there is."""
+        """Move a CQ to another ring, the only modification that is supported."""
         nic, get = self._nic, cmd.MODIFY_CQ_IN.get
         cqn, op_mod, context = get(mailbox, "cqn"), get(mailbox, "op_mod"), get(mailbox, "cq_context")
         row_address = self._row(nic.cqs, cqn, CommandSyndrome.NO_SUCH_CQ, "CQ")
         if op_mod != cmd.CQ_RESIZE:
             raise CommandError(
                 Status.BAD_PARAM, CommandSyndrome.UNKNOWN_OP_MOD,
-                f"op_mod {op_mod}: the software NIC resizes CQs (1), and moderates no events",
+                f"op_mod {op_mod} is not supported: the software NIC only resizes CQs (1)",
             )  # fmt: skip
         self._cq_size(context)
         row = nic.cqs[cqn].copy()
         if row["collapsed"] or CQE_SIZES[context["cqe_sz"]] != 1 << int(row["shift"]):
             raise CommandError(
                 Status.BAD_PARAM, CommandSyndrome.CQ_SIZE,
-                f"CQ {cqn:#x}, collapsed {row['collapsed']}, CQEs of {1 << int(row['shift'])} bytes: a collapsed one "
-                "has one entry, and the size of entries stays",
+                f"CQ {cqn:#x}, collapsed {row['collapsed']}, CQEs of {1 << int(row['shift'])} bytes: a collapsed CQ "
+                "cannot be resized, and the size of CQEs cannot change",
             )  # fmt: skip
         self._need_umems(get(mailbox, "cq_umem_valid"), "cq_umem_valid")
         umem = self._place_cq(cmd.MODIFY_CQ_IN, mailbox, row)
@@ -312,7 +314,7 @@ class CommandInterpreter:
         except FullError as error:
             raise CommandError(
                 Status.BAD_OUTS_CQES, CommandSyndrome.CQ_SIZE,
-                f"CQ {cqn:#x} into {1 << int(row['log'])} entries: {error}",
+                f"CQ {cqn:#x} cannot be resized to {1 << int(row['log'])} entries: {error}",
             ) from None
         before, self._cq_umems[cqn][0] = self._cq_umems[cqn][0], umem
         self._hold(nic.umems, [umem], +1)
@@ -345,7 +347,7 @@ class CommandInterpreter:
             raise CommandError(
                 Status.BAD_PARAM, CommandSyndrome.SCATTER_TO_CQE,
                 f"cs_req {context['cs_req']:#x}, cs_res {context['cs_res']:#x}: CQEs carry up to 32 bytes of received "
-                "SENDs (cs_res 1), and nothing of READs and atomics",
+                "SENDs (cs_res 1), and no data of READs and atomics",
             )  # fmt: skip
         if context["pd"] not in nic.pds:
             raise CommandError(Status.BAD_RESOURCE, CommandSyndrome.NO_SUCH_PD, f"there is no PD {context['pd']:#x}")
@@ -393,7 +395,7 @@ class CommandInterpreter:
         return bytes(cmd.CREATE_QP_OUT.pack(qpn=qpn))
 
     def _queue_sizes(self, context: dict[str, Any]) -> tuple[int, int]:
-        """Bytes of the send and of the receive ring."""
+        """Return the sizes of the send ring and of the receive ring in bytes."""
         sq_bytes = 0 if context["no_sq"] else WQEBB << context["log_sq_size"]
         match context["rq_type"]:
             case RqType.REGULAR:
@@ -440,8 +442,8 @@ class CommandInterpreter:
         if log > _MAX_SRQ_LOG or not least <= stride_log <= _MAX_SRQ_STRIDE_LOG:
             raise CommandError(
                 Status.BAD_PARAM, CommandSyndrome.QP_SIZE,
-                f"log_wq_sz {log} and log_wq_stride {stride_log}: at most {_MAX_SRQ_LOG}, and {least} … "
-                f"{_MAX_SRQ_STRIDE_LOG}",
+                f"log_wq_sz {log}, log_wq_stride {stride_log}: log_wq_sz can be up to {_MAX_SRQ_LOG}, log_wq_stride "
+                f"from {least} to {_MAX_SRQ_STRIDE_LOG}",
             )  # fmt: skip
         if wq["pd"] not in nic.pds:
             raise CommandError(Status.BAD_RESOURCE, CommandSyndrome.NO_SUCH_PD, f"there is no PD {wq['pd']:#x}")
@@ -484,13 +486,13 @@ class CommandInterpreter:
         return bytes(OUT_BYTES)
 
     def _resize_rmp(self, srqn: int, context: dict[str, Any]) -> None:
-        """A pool goes on in a larger ring, which begins with the WQEs of the old one."""
+        """Move a pool to a larger ring, which begins with the WQEs of the old ring."""
         nic, wq = self._nic, context["wq"]
         row, log = nic.srqs[srqn].copy(), wq["log_wq_sz"]
         if not row["log"] < log <= _MAX_SRQ_LOG:
             raise CommandError(
                 Status.BAD_PARAM, CommandSyndrome.QP_SIZE,
-                f"log_wq_sz {log}: SRQ {srqn:#x} has {row['log']}, and only grows, to {_MAX_SRQ_LOG} at most",
+                f"log_wq_sz {log}: SRQ {srqn:#x} has {row['log']} and can only grow, to {_MAX_SRQ_LOG} at most",
             )  # fmt: skip
         self._need_umems(wq["wq_umem_valid"], "wq_umem_valid")
         umem, nbytes = wq["wq_umem_id"], int(row["stride"]) << log
@@ -562,7 +564,7 @@ class CommandInterpreter:
         cmd.QPC.update(context, state=int(after))
         row = self._prepare(qpn, context, after, self._sports.get(qpn, 0) if sport is None else sport)
         try:
-            # To the engine SQD is RTS with nothing new to begin.
+            # For the engine, SQD is RTS in which no WQE begins.
             expected = QpState.RTS if before is QpState.SQDRAINED else before
             nic.engine.post(step.MODIFY_QP, nic.qps.row_address(qpn), row, state=int(expected))
         except BadStateError:
@@ -575,7 +577,7 @@ class CommandInterpreter:
         return bytes(OUT_BYTES)
 
     def _state(self, qpn: int) -> QpState:
-        """The state of a QP."""
+        """Return a QP's state. The engine's row has RTS and `drain` in place of SQD."""
         row = self._nic.qps[qpn]
         if row["state"] == QpState.RTS and row["drain"]:
             return QpState.SQDRAINED if row["sq_drained"] else QpState.SQ_DRAINING
@@ -586,7 +588,7 @@ class CommandInterpreter:
         if self._nic.port.infiniband or not least <= port <= most:
             raise CommandError(
                 Status.BAD_PARAM, CommandSyndrome.UDP_SPORT,
-                f"udp_sport {port}: an Ethernet port takes {least} to {most}, an InfiniBand port has none",
+                f"udp_sport {port}: an Ethernet port accepts {least} to {most}, an InfiniBand port accepts none",
             )  # fmt: skip
         return port
 
@@ -610,7 +612,7 @@ class CommandInterpreter:
         if opcode is Opcode.INIT2RTR_QP:
             mtu = _get(context, "mtu")
             if not PrmMtu.MTU_256 <= mtu <= PrmMtu.MTU_4K:
-                raise CommandError(Status.BAD_PARAM, CommandSyndrome.MTU, f"MTU code {mtu} is not 1 (256) … 5 (4096)")
+                raise CommandError(Status.BAD_PARAM, CommandSyndrome.MTU, f"MTU code {mtu} is not 1 (256) to 5 (4096)")
             if (log := _get(context, "log_msg_max")) > MAX_TRANSFER_SHIFT:
                 raise CommandError(
                     Status.BAD_PARAM, CommandSyndrome.MSG_MAX,
@@ -621,11 +623,11 @@ class CommandInterpreter:
             if index >= len(gids) or not any(bytes(gids[index]["gid"])):
                 raise CommandError(
                     Status.BAD_INDEX, CommandSyndrome.NO_SUCH_GID,
-                    f"src_addr_index {index} is no entry of the GID table",
+                    f"src_addr_index {index}: the GID table has no such entry",
                 )  # fmt: skip
 
     def _prepare(self, qpn: int, context: bytearray, state: QpState, sport: int) -> np.ndarray:
-        """The QP's row as `context` asks for it; `sport` is the UDP port that it was told to send from, or 0."""
+        """Return the QP's row for a context and a state. `sport` is the UDP source port set for the QP, or 0."""
         row = self._nic.qps[qpn].copy()
         row["drain"] = state is QpState.SQDRAINED
         if state is QpState.SQDRAINED:
@@ -660,7 +662,7 @@ class CommandInterpreter:
         return row
 
     def _egress(self, qpn: int, wire: int, source: int, port: int) -> int:
-        """What a QP's packets leave by."""
+        """Return the egress of a QP's packets (`Links.egress`)."""
         qps = self._nic.qps.given
         try:
             return self._nic.links.egress(wire, source, port, set(qps["egress"][qps["qpn"] != qpn].tolist()))
@@ -727,7 +729,7 @@ class CommandInterpreter:
 
     @staticmethod
     def _need_umems(valid: int, ring_field: str) -> None:
-        """Queues lie in UMEMs, ring and record: there are no physical addresses."""
+        """Refuse a queue whose ring or record does not lie in a UMEM: physical addresses are not supported."""
         if not valid:
             raise CommandError(
                 Status.BAD_PARAM, CommandSyndrome.UMEM_REQUIRED, f"{ring_field} and dbr_umem_valid must be set"
@@ -740,7 +742,7 @@ class CommandInterpreter:
             )
 
     def _umem(self, umem_id: int, offset: int, nbytes: int, what: str, alignment: int) -> int:
-        """The address of [offset, offset + nbytes) in a UMEM."""
+        """Return the address of [offset, offset + nbytes) in a UMEM."""
         if umem_id not in self._nic.umems:
             raise CommandError(
                 Status.BAD_RESOURCE, CommandSyndrome.NO_SUCH_UMEM, f"there is no UMEM {umem_id:#x} for {what}"
@@ -755,13 +757,14 @@ class CommandInterpreter:
         if address % alignment:
             raise CommandError(
                 Status.BAD_PARAM, CommandSyndrome.UMEM_ALIGNMENT,
-                f"{what}: offset {offset:#x} of UMEM {umem_id:#x} is address {address:#x}, no multiple of {alignment}",
+                f"{what}: offset {offset:#x} of UMEM {umem_id:#x} is address {address:#x}, not a multiple "
+                f"of {alignment}",
             )  # fmt: skip
         return address
 
     @staticmethod
     def _free(table: Table, what: str, spread: bool = False) -> int:
-        """A free number. Spread ones have random upper bits, so that a stale QPN is not taken for a new QP's."""
+        """Return a free number. With `spread`, its upper bits are random, so that a stale QPN names no new QP."""
         slot = table.free_slot()
         if slot is None:
             raise CommandError(Status.NO_RESOURCES, CommandSyndrome.TABLE_FULL, f"all {table.mask} {what}s are in use")

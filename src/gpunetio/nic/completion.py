@@ -1,4 +1,4 @@
-"""Completions: CQEs with the right owner bit, error CQEs, QPs going to ERR, and the record that explains it."""
+"""Completions: CQEs, error CQEs, the transition of a QP to ERR, and the error record that explains it."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ REQUESTER, RESPONDER = 0, 1
 
 @device_function
 def ce_of(wqe):
-    """The completion mode in a control segment."""
+    """Return the completion mode in a control segment."""
     return (ld8(wqe + CTRL_SEG.fm_ce_se) >> CE_SHIFT) & 3
 
 
 @device_function
 def write_cqe(nic, cq, kind, qpn, user_index, wqe_opcode, counter, nbytes, imm, syndrome, vendor, solicited, payload):
-    """Write a CQE, its last word last: 0, or Reason.CQ_OVERRUN when the CQ is full and may not be overrun.
+    """Write a CQE, its last word last. Return 0, or Reason.CQ_OVERRUN if the CQ is full and may not be overrun.
 
-    `payload` is the address of 32 bytes that it carries, or 0.
+    `payload` is the address of 32 bytes that the CQE carries, or 0.
     """
     c = cq_row_at(cq)
     n = nic_at(nic)
@@ -66,8 +66,8 @@ def write_cqe(nic, cq, kind, qpn, user_index, wqe_opcode, counter, nbytes, imm, 
     owner = (c.pi >> c.log) & 1
     op_own = kind << OPCODE_SHIFT | owner
     if kind != REQ:
-        # Who reads the length of a message of the lap before must see when it has read this one's. A card writes all
-        # 64 bytes at once.
+        # Invalidate the entry first. A reader that still reads the CQE of the previous lap must be able to tell that it
+        # has read this CQE's length instead. A card writes all 64 bytes at once.
         st_relaxed32(cqe + CQE64.wqe_counter, be32(_INVALID | owner ^ 1))
         fence_release_sys()
     if payload == 0:
@@ -78,7 +78,7 @@ def write_cqe(nic, cq, kind, qpn, user_index, wqe_opcode, counter, nbytes, imm, 
         st128(cqe, ld64(payload), ld64(payload + 8))
         st128(cqe + 16, ld64(payload + 16), ld64(payload + 24))
     st128(cqe + 32, pack64(be32(user_index), be32(imm)), pack64(0, be32(nbytes)))
-    # An error CQE has its syndromes where an ordinary one has the end of its timestamp.
+    # An error CQE has its syndromes where other CQEs have the end of the timestamp.
     errors = pack64(0, be32(vendor << 8 | syndrome))
     st64(cqe + CQE64.timestamp, errors if syndrome else be64(n.now))
     st_relaxed32(cqe + CQE64.sop_drop_qpn, be32(wqe_opcode << 24 | qpn))
@@ -92,9 +92,9 @@ def write_cqe(nic, cq, kind, qpn, user_index, wqe_opcode, counter, nbytes, imm, 
 
 @engine_function
 def resize_cq(nic, cq, source):
-    """Go on in the ring that the row at `source` names: 0, or 1 if one of both is too small.
+    """Move a CQ to the ring that the row at `source` names. Return 0, or 1 if the old or the new ring is too small.
 
-    The last CQE in the old ring says so; whoever polls copies those before it (PRM, "Resize CQ").
+    The last CQE in the old ring announces the move. The poller copies the CQEs before it (PRM, "Resize CQ").
     """
     c, new = cq_row_at(cq), cq_row_at(source)
     consumed = be32(ld_acquire32(c.dbrec + CQ_DBREC.set_ci)) & CI_MASK
@@ -105,7 +105,7 @@ def resize_cq(nic, cq, source):
     st_relaxed32(cqe + CQE64.sop_drop_qpn, 0)
     st_release32(cqe + CQE64.wqe_counter, be32(_RESIZED << OPCODE_SHIFT | (c.pi >> c.log) & 1))
     if 0 < (c.solicited_pi - consumed) & CI_MASK <= waiting:
-        c.solicited_pi += 1  # it moves on with all that is copied
+        c.solicited_pi += 1  # it moves by one entry, as all CQEs that are copied do
     c.pi += 1
     c.addr, c.log = new.addr, new.log
     return 0
@@ -113,7 +113,7 @@ def resize_cq(nic, cq, source):
 
 @device_function
 def complete_send(nic, row, index, opcode, ce, nbytes):
-    """A send-queue WQE has succeeded: a CQE if it asks for one."""
+    """Complete a send-queue WQE that has succeeded: write a CQE if the WQE asks for one."""
     if ce < _ALWAYS:
         return
     q = qp_row_at(row)
@@ -127,7 +127,7 @@ def complete_send(nic, row, index, opcode, ce, nbytes):
 
 @engine_function
 def record_error(nic, side, qpn, index, opcode, reason, syndrome):
-    """Leave an error record for the service thread; when it is far behind, count the loss instead."""
+    """Leave an error record for the service thread. If the thread is too far behind, count the loss instead."""
     n = nic_at(nic)
     slot = next_free(n.errors)
     if slot == 0:
@@ -166,7 +166,10 @@ def _count_error(nic, reason, syndrome, side):
 
 @device_function
 def _event_of(reason, side):
-    """The event of a failure that no CQE of this QP tells of (IBTA 11.6.3.1): a refused request is the responder's."""
+    """Return the type of the event for a failure that no CQE of this QP reports (IBTA 11.6.3.1).
+
+    Such a failure is a CQ overrun, or a request that the responder has refused.
+    """
     if reason == _CQ_OVERRUN:
         return _CATASTROPHE
     if side == REQUESTER:
@@ -180,7 +183,7 @@ def _event_of(reason, side):
 
 @engine_function
 def fail_qp(nic, row, index, opcode, reason, side):
-    """The QP goes to ERR; the first time, the log and whoever waits for its events are told why."""
+    """Move a QP to ERR. Its first failure also leaves an error record and, for some reasons, raises an event."""
     q = qp_row_at(row)
     q.state = ERR
     q.retry_at = 0
@@ -195,7 +198,7 @@ def fail_qp(nic, row, index, opcode, reason, side):
 
 @engine_function
 def fail_send(nic, row, index, opcode, ce, reason):
-    """A send-queue WQE has failed: an error CQE, and the QP goes to ERR (IBTA 10.10.3)."""
+    """Fail a send-queue WQE: move the QP to ERR and write an error CQE (IBTA 10.10.3)."""
     q = qp_row_at(row)
     syndrome = ld8(nic_at(nic).syndromes + reason)
     first = q.told == 0
@@ -209,7 +212,7 @@ def fail_send(nic, row, index, opcode, ce, reason):
 
 @engine_function
 def fail_receive(nic, row, index, reason, syndrome):
-    """A receive WQE has failed: an error CQE on the receive queue, and the QP goes to ERR."""
+    """Fail a receive WQE: move the QP to ERR and write an error CQE to the receive CQ."""
     q = qp_row_at(row)
     fail_qp(nic, row, index, 0, reason, RESPONDER)
     _count_error(nic, reason, syndrome, RESPONDER)

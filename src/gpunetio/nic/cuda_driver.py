@@ -1,7 +1,7 @@
-"""The CUDA driver, through ctypes: whose memory an address is, and what a mover needs of a GPU.
+"""The CUDA driver, through ctypes: it says which GPU's memory an address is in, and opens GPUs for movers.
 
-Only symbols of libcuda that have kept their form since CUDA 11 are used. The primary context is the one that the
-runtime, Numba, CuPy and PyTorch use, so that their memory is ours to copy.
+This uses only symbols of libcuda whose signatures have not changed since CUDA 11. It uses the primary context, as the
+CUDA runtime, Numba, CuPy and PyTorch do, so that it can copy their memory.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..errors import DriverError, InitializationError
 from .movers import DEVICE, MEMORY_TYPE, RANGE_SIZE, RANGE_START
 
 _IS_MANAGED, _DEVICE_ORDINAL = 8, 9  # CUpointer_attribute
-_NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: kernels of the default stream may run for ever
+_NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: no wait for the default stream, whose kernels may run for ever
 _DISABLE_TIMING = 2  # CU_EVENT_DISABLE_TIMING
 _PORTABLE = 1  # CU_MEMHOSTALLOC_PORTABLE
 _NOT_READY = 600
@@ -39,18 +39,18 @@ class Calls:
 
 
 class CopyDevice(Protocol):
-    """What a mover is given of a device. Events are created; `close` waits for the stream and frees everything."""
+    """A device as a mover uses it: a stream, events and pinned memory."""
 
     calls: Calls
     context: int
     stream: int
 
     def create_event(self) -> int:
-        """A new event."""
+        """Create an event, which belongs to the device's handle, and return it."""
         ...
 
     def alloc_pinned(self, nbytes: int) -> int:
-        """The address of new pinned memory, which belongs to the device's handle."""
+        """Return the address of new pinned memory, which belongs to the device's handle."""
         ...
 
     def close(self) -> None:
@@ -59,10 +59,10 @@ class CopyDevice(Protocol):
 
 
 class DeviceDriver(Protocol):
-    """Finds and opens devices with memory that a CPU cannot touch."""
+    """A driver that finds and opens devices with memory that a CPU cannot touch."""
 
     def locate(self, address: int, nbytes: int) -> int | None:
-        """The ordinal of the device in whose memory all of a range lies, or None."""
+        """Return the ordinal of the device whose memory contains the whole range, or None."""
         ...
 
     def open(self, ordinal: int) -> CopyDevice:
@@ -70,13 +70,13 @@ class DeviceDriver(Protocol):
         ...
 
     def error_name(self, code: int) -> str:
-        """The name of a CUresult."""
+        """Return the name of a CUresult."""
         ...
 
 
 @functools.cache
 def cuda_driver() -> CudaDriver | None:
-    """The driver of this machine, or None where there is none, or no GPU."""
+    """Return the driver of this machine, or None if it has no driver or no GPU."""
     try:
         return CudaDriver()
     except (OSError, DriverError):
@@ -84,33 +84,32 @@ def cuda_driver() -> CudaDriver | None:
 
 
 class CudaDriver:
-    """A `DeviceDriver`: libcuda."""
+    """The `DeviceDriver` of libcuda."""
 
     def __init__(self) -> None:
         self._lib = ctypes.CDLL("libcuda.so.1")
         self.call("cuInit", 0)
 
     def call(self, name: str, *args: Any) -> None:
-        """Call a function of the driver; DriverError unless it succeeds."""
+        """Call a function of the driver. DriverError unless it succeeds."""
         code = getattr(self._lib, name)(*args)
         if code != 0:
             raise DriverError(f"{name}: {self.error_name(code)} (CUDA error {code})", status=code)
 
     def error_name(self, code: int) -> str:
-        """See `DeviceDriver`."""
         name = ctypes.c_char_p()
         if self._lib.cuGetErrorName(code, ctypes.byref(name)) != 0 or name.value is None:
             return "unknown error"
         return name.value.decode()
 
     def address_of(self, name: str) -> int:
-        """Where a function of the driver is."""
+        """Return the address of a function of the driver."""
         return ctypes.cast(getattr(self._lib, name), ctypes.c_void_p).value or 0
 
     def locate(self, address: int, nbytes: int) -> int | None:
-        """See `DeviceDriver`. A range may span allocations, as those of growing arenas do.
+        """Return the device's ordinal, or None. A range may span allocations, as in growing arenas.
 
-        Managed memory counts as the CPU's, which reaches it.
+        Managed memory counts as host memory, because the CPU can touch it.
         """
         end = address + nbytes
         found: int | None = None
@@ -118,7 +117,7 @@ class CudaDriver:
             kind, managed, ordinal, start, size = self._attributes(address)
             if kind != DEVICE or managed or found not in (None, ordinal):
                 return None
-            if size == 0:  # the driver does not say where this memory ends: the last byte has to do
+            if size == 0:  # the driver does not say where this memory ends: check only the last byte
                 start, size = address, max(1, end - address - 1)
             if not start <= address < start + size:
                 return None
@@ -126,7 +125,7 @@ class CudaDriver:
         return found
 
     def _attributes(self, address: int) -> tuple[int, ...]:
-        """Type, whether it is managed, device, and start and size of the allocation; zeros if it is not CUDA's."""
+        """Return memory type, managed flag, device, and start and size of the allocation; zeros if it is not CUDA's."""
         names = (MEMORY_TYPE, _IS_MANAGED, _DEVICE_ORDINAL, RANGE_START, RANGE_SIZE)
         answers = (ctypes.c_uint(), ctypes.c_uint(), ctypes.c_int(), ctypes.c_uint64(), ctypes.c_uint64())
         pointers = (ctypes.c_void_p * len(names))(*(ctypes.addressof(answer) for answer in answers))
@@ -136,7 +135,6 @@ class CudaDriver:
         return tuple(answer.value if code == 0 else 0 for answer in answers)
 
     def open(self, ordinal: int) -> CudaCopyDevice:
-        """See `DeviceDriver`."""
         try:
             return CudaCopyDevice(self, ordinal)
         except DriverError as error:
@@ -173,7 +171,6 @@ class CudaCopyDevice:
         )))  # fmt: skip
 
     def create_event(self) -> int:
-        """See `CopyDevice`."""
         event = ctypes.c_void_p()
         with _Current(self._driver, self._context):
             self._driver.call("cuEventCreate", ctypes.byref(event), _DISABLE_TIMING)
@@ -181,7 +178,6 @@ class CudaCopyDevice:
         return event.value or 0
 
     def alloc_pinned(self, nbytes: int) -> int:
-        """See `CopyDevice`."""
         memory = ctypes.c_void_p()
         with _Current(self._driver, self._context):
             self._driver.call("cuMemHostAlloc", ctypes.byref(memory), ctypes.c_size_t(nbytes), _PORTABLE)
@@ -189,7 +185,7 @@ class CudaCopyDevice:
         return memory.value or 0
 
     def close(self) -> None:
-        """See `CopyDevice`. What a GPU that hangs or a driver that has gone will not take back stays allocated."""
+        """Wait for the stream and free everything. What a hung GPU or a driver that is gone holds stays allocated."""
         lib = self._driver._lib
         if lib.cuCtxPushCurrent_v2(self._context) != 0:
             return
@@ -207,7 +203,7 @@ class CudaCopyDevice:
 
 
 class _Current:
-    """A context that is this thread's for a while."""
+    """A context manager that makes a CUDA context current on this thread."""
 
     def __init__(self, driver: CudaDriver, context: ctypes.c_void_p):
         self._driver, self._context = driver, context

@@ -1,4 +1,4 @@
-"""The engine's side of the UDP wire: system calls, so for an engine on a CPU only."""
+"""The engine's side of the UDP wire. It makes system calls, so it is only for an engine on a CPU."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ..fabric.udp_transmit import transmit
 from .tables import UDP, counters_at, nic_at, wire_at
 from .wires import BATCH, addressee, deliver, receive
 
-ROUNDS = 16  # batches of one socket in a turn
+ROUNDS = 16  # batches per socket and turn
 
 
 @engine_function
 def _collect_counts(nic, udp):
-    """Move what the sockets' side has counted into the NIC's counters."""
+    """Move the counts of the UDP wire into the NIC's counters."""
     c = counters_at(nic_at(nic).counters)
     u = udp_wire_at(udp)
     c.rx_icrc_encapsulated += u.rx_icrc_encapsulated
@@ -31,9 +31,10 @@ def _collect_counts(nic, udp):
 
 @engine_function
 def _take(nic, wire, datagram, at):
-    """Take a packet, whose place on the wire is `at`: 1 if it was for a QP of ours, and undamaged.
+    """Take a packet, whose position on the wire is `at`. Return 1 if it is intact and for a QP of this NIC.
 
-    Peer and QP come before the ICRC, so that what strangers send costs little. A capture shows whatever is undamaged.
+    Peer and QP are checked before the ICRC, so that packets of strangers cost little. A capture shows every packet that
+    is intact.
     """
     n = nic_at(nic)
     w = wire_at(wire)
@@ -56,10 +57,11 @@ def _take(nic, wire, datagram, at):
 
 @engine_function
 def serve_socket(nic, wire, index):
-    """Take a socket's share of a turn: how many packets that was.
+    """Take a socket's share of packets in this turn. Return how many packets that was.
 
-    The share ends with the batch that brings the BATCHth packet for a QP of ours, and after ROUNDS batches. Strangers'
-    packets are not counted against it, because they would fill the socket's buffer and ours would be lost.
+    The share ends with the batch that brings the BATCHth packet for a QP of this NIC, or after ROUNDS batches.
+    Strangers' packets do not count against it: they would fill the socket's buffer, and packets for this NIC would be
+    lost.
     """
     n = nic_at(nic)
     udp = wire_at(wire).udp
@@ -70,7 +72,7 @@ def serve_socket(nic, wire, index):
         at = u.position
         count = receive_udp(udp, index)
         if n.capture != 0 and n.virtual_time == 0 and count > 0:
-            n.now = clock_ns()  # that of the last turn may be from before a sleep
+            n.now = clock_ns()  # the last turn's time may be from before a sleep
         for j in range(count):
             ours += _take(nic, wire, u.datagrams + j * DATAGRAM.size, at)
         done += count
@@ -81,7 +83,7 @@ def serve_socket(nic, wire, index):
 
 @engine_function
 def receive_datagrams(nic):
-    """Take what has arrived at the sockets: how many packets."""
+    """Take the packets that have arrived at the sockets. Return how many."""
     n = nic_at(nic)
     done = 0
     for i in range(n.wire_count):
@@ -104,7 +106,7 @@ def receive_datagrams(nic):
 
 @engine_function
 def send_datagrams(nic):
-    """Send the frames that the NIC has left for the sockets."""
+    """Send the frames that wait for the sockets."""
     n = nic_at(nic)
     for i in range(n.wire_count):
         w = wire_at(ld64(n.wires + 8 * i))

@@ -1,4 +1,4 @@
-"""Doorbells: which WQEs the queue's owner has announced, by a register or by the doorbell record."""
+"""Doorbells: how a queue's owner announces WQEs, by a doorbell register or by the doorbell record."""
 
 from __future__ import annotations
 
@@ -22,23 +22,24 @@ HALF_RANGE = (PI_MASK + 1) // 2
 
 @device_function
 def announced(value):
-    """The producer index in the 8 bytes of a doorbell, or behind the WQE that BlueFlame has written.
+    """Return the producer index in the 8 bytes of a doorbell, or the index after a WQE written by BlueFlame.
 
-    Such a WQE begins with its own index, and its ds, which is 0 in a doorbell, says where the next one starts. The WQE
-    itself is read from the ring, where it must be anyhow.
+    Such a WQE begins with its own index. Its ds, which is 0 in a doorbell, says where the next WQE starts. The WQE
+    itself is read from the ring, where it must be in any case.
     """
     return ((value >> 32 + WQE_IDX_SHIFT) + ((value & DS_MASK) + 3 >> 2)) & PI_MASK
 
 
 @engine_function
 def announce(nic, row, producer16):
-    """A doorbell or record says that the queue reaches `producer16`: move `sq_pi` there, or explain what is wrong.
+    """Move `sq_pi` to `producer16`, which a doorbell or a doorbell record announces, or explain what is wrong.
 
-    Who keeps a record rings by one thread at a time, and an old index is no more than a ring behind. Without one, all
-    threads ring as they come, and a ring may be late by as much as others have posted meanwhile.
+    With a doorbell record, only one thread rings at a time, and an old index is at most the ring's depth behind.
+    Without a record, all threads ring independently. Then a doorbell may be late by as many WQEs as others have posted
+    meanwhile.
     """
     q = qp_row_at(row)
-    if q.state == RST or q.sq_addr == 0:  # in RST the counts stay 0, though the record may hold those of before
+    if q.state == RST or q.sq_addr == 0:  # in RST the counts stay 0, though the record may hold old ones
         return
     depth = 1 << q.sq_log
     ahead = (producer16 - q.sq_ci) & PI_MASK
@@ -64,7 +65,7 @@ def announce(nic, row, producer16):
 
 @engine_function
 def go_on(nic, row):
-    """The QP leaves SQD: what was announced there counts now."""
+    """Take a QP out of SQD. Doorbells that were rung in SQD take effect now."""
     q = qp_row_at(row)
     late = q.late
     q.drain, q.sq_drained, q.late = 0, 0, 0
@@ -74,7 +75,7 @@ def go_on(nic, row):
 
 @device_function
 def poll_doorbell(nic, row):
-    """Look at the QP's own register line."""
+    """Check the QP's own doorbell register."""
     q = qp_row_at(row)
     raw = ld_relaxed64(q.doorbell)
     if raw != q.db_seen:
@@ -85,14 +86,14 @@ def poll_doorbell(nic, row):
 
 @engine_function
 def scan_record(nic, row):
-    """Look at the doorbell record, for rings that were missed. An index behind the NIC is an old one."""
+    """Check the doorbell record, for doorbells that were missed. An index behind the NIC's is an old one."""
     q = qp_row_at(row)
     if q.no_dbr or q.sq_addr == 0:
         return
     producer16 = be32(ld_acquire32(q.dbrec + QP_DBREC.snd)) & PI_MASK
     ahead = (producer16 - q.sq_ci) & PI_MASK
     if ahead == HALF_RANGE:
-        # A full ring of 2^15 ahead, or as much behind: the WQE in the next slot tells.
+        # Either a full ring of 2^15 ahead, or as much behind: the index of the WQE in the next slot decides.
         if (be32(ld_acquire32(wqe_slot(row, q.sq_ci))) >> WQE_IDX_SHIFT) & PI_MASK != q.sq_ci & PI_MASK:
             return
     if ahead <= 1 << q.sq_log:

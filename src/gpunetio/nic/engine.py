@@ -1,4 +1,4 @@
-"""The engine: the thread that is the NIC. It turns `step` over, without the GIL, and sleeps when nothing is to do."""
+"""The engine: the thread that is the NIC. It repeats `step` without the GIL, and sleeps when there is nothing to do."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ _recv = types.ExternalFunction("recv", types.int64(types.int32, types.int64, typ
 _write = types.ExternalFunction("write", types.int64(types.int32, types.int64, types.uint64))
 
 FEW_CORES = 4
-SCAN_EVERY = 256  # idle turns between looks at all doorbell records
-MAX_POLLED = 80  # one for each wire, the UDP sockets, and our own
+SCAN_EVERY = 256  # idle turns between scans of all doorbell records
+MAX_POLLED = 80  # descriptors: one per wire, the UDP sockets, and the engine's bell
 POLLFD = np.dtype([("fd", "<i4"), ("events", "<i2"), ("revents", "<i2")])
-RINGS = 16  # of one bell, which are taken at a time: net.unix.max_dgram_qlen is 10, if nobody has changed it
+RINGS = 16  # taken from a bell at a time: net.unix.max_dgram_qlen is 10 by default
 _PR_SET_TIMERSLACK = 29
 
 
 @engine_function
 def _work_left(nic):
-    """Whether a posted WQE waits for a retry or for an acknowledgement, or something else waits for room."""
+    """Return whether a posted WQE waits for a retry or an acknowledgement, or other work waits for room."""
     n = nic_at(nic)
     if n.due_count != 0 or (n.mover_count != 0 and at_work(nic)):
         return True
@@ -68,7 +68,7 @@ def _work_left(nic):
 def _set_asleep(nic, asleep):
     """Tell the NICs of this host, and posters of this process, whether they have to wake this engine.
 
-    An exchange, because what is looked at afterwards must not be looked at before.
+    The store is an exchange, so that no later load moves before it.
     """
     n = nic_at(nic)
     exchange64(nic + NIC.asleep, asleep)
@@ -80,7 +80,7 @@ def _set_asleep(nic, asleep):
 
 @engine_function
 def _sleep(nic):
-    """Sleep until kicked, until a datagram comes, or for `sleep_ms`: a kernel's doorbell cannot wake a thread."""
+    """Sleep until a kick or a datagram, for `sleep_ms` at most: a doorbell rung by a kernel cannot wake a thread."""
     n = nic_at(nic)
     if _poll(n.pollfds, n.pollfd_count, n.sleep_ms) > 0:
         for i in range(n.event_count):
@@ -90,7 +90,7 @@ def _sleep(nic):
 
 @engine_function
 def _take_rings(nic, fd):
-    """Take the rings of a bell (fabric/bell.py). More than RINGS wake the engine once more."""
+    """Take the rings of a bell (fabric/bell.py). If there are more than RINGS, the rest wake the engine again."""
     for _ in range(RINGS):
         if _recv(fd, nic + NIC.word, 1, MSG_DONTWAIT) < 0:
             break
@@ -98,7 +98,7 @@ def _take_rings(nic, fd):
 
 @engine_function
 def _wake_peers(nic):
-    """Wake the engines that sleep while there are frames for them."""
+    """Wake the peers' engines that sleep while frames wait for them."""
     n = nic_at(nic)
     for i in range(n.wire_count):
         wire = ld64(n.wires + 8 * i)
@@ -111,7 +111,7 @@ def _wake_peers(nic):
 
 @engine_function
 def _ring_service(nic):
-    """Wake the service thread: error records wait."""
+    """Wake the service thread, for which error records wait."""
     n = nic_at(nic)
     n.error_event = 0
     st64(nic + NIC.word, 1)
@@ -120,7 +120,7 @@ def _ring_service(nic):
 
 @engine_function
 def _ring_channels(nic):
-    """Count the events of this turn on the descriptors of their channels."""
+    """Add the events of this turn to the eventfds of their channels."""
     n = nic_at(nic)
     for i in range(n.ringing_count):
         c = channel_at(ld64(n.ringing + 8 * i))
@@ -132,9 +132,10 @@ def _ring_channels(nic):
 
 @engine_function
 def run(nic):
-    """Serve the NIC until told to stop.
+    """Serve the NIC until `stop` is set.
 
-    Before it sleeps it says so, and has one more turn, for what was rung or published before anybody could see that.
+    Before the engine sleeps, it announces that and takes one more turn, for doorbells and frames from before anyone
+    could see the announcement.
     """
     n = nic_at(nic)
     idle = 0
@@ -186,25 +187,25 @@ def post_command(nic, op, row, source, nbytes, state):
 
 
 def yield_every() -> int:
-    """Idle turns after which an engine gives others the core.
+    """Return how many idle turns an engine takes before it yields the core.
 
-    Two processes with an engine and a kernel each are four threads. Where they share few cores, a message goes on when
-    whoever waits gives way: 2 instead of 16 turns took 40 % off its way over UDP.
+    Two processes with an engine and a kernel each are four threads. If they share few cores, a message makes progress
+    only when a waiting thread yields: 2 turns instead of 16 took 40 % off its latency over UDP.
     """
     return 2 if len(os.sched_getaffinity(0)) < FEW_CORES else 16
 
 
 def compile_engine() -> None:
-    """Compile what an engine runs, or load it from the cache: no command has to wait for that."""
+    """Compile what an engine runs, or load it from the cache, so that no command has to wait for it."""
     run.compile((types.int64,))
     post_command.compile((types.int64,) * 6)
     lost_memory.handler()
 
 
 class Engine:
-    """The thread, which `start()` starts, and the door through which commands reach it.
+    """The engine's thread, and the way in which commands reach it.
 
-    `memory` is the tables of keys and UMEMs, which say whose memory it touches.
+    `memory` are the tables of keys and UMEMs, which name the memory that the engine touches.
     """
 
     def __init__(self, name: str, nic_record: np.void, address: int, memory: tuple[Table, Table]):
@@ -216,7 +217,7 @@ class Engine:
             self._bell: Bell | None = Bell()
             undo.pop_all()
         self._lock = threading.Lock()  # one command at a time
-        self._kick_lock = threading.Lock()  # kernels end whenever they like, also while the NIC closes
+        self._kick_lock = threading.Lock()  # kernels may end at any time, also while the NIC closes
         nic_record["kick_fd"] = self._bell.rope
         self._pollfds.view(POLLFD)[0] = (self._bell.fd, select.POLLIN, 0)
         nic_record["pollfds"], nic_record["pollfd_count"], nic_record["event_count"] = self._pollfds.address, 1, 1
@@ -225,7 +226,7 @@ class Engine:
         self._thread = ServiceThread(f"gpunetio {name} engine", self._run)
 
     def start(self) -> None:
-        """Serve the NIC from now on, until `stop()`."""
+        """Start the thread, which serves the NIC until `stop()`."""
         self._nic["stop"] = 0
         self._thread.start()
 
@@ -236,11 +237,11 @@ class Engine:
 
     @property
     def kick_fd(self) -> int:
-        """The rope of the bell that wakes the engine: for NICs that lay a wire to this one."""
+        """Return the rope of the engine's bell, by which NICs with a wire to this NIC wake the engine."""
         return int(self._nic["kick_fd"])
 
     def watch(self, events: Sequence[int], sockets: Sequence[int]) -> None:
-        """Besides kicks, wake the engine by these bells, and when something can be read from these sockets."""
+        """Let these bells wake the engine as well, and these sockets when they are readable."""
         fds = (*events, *sockets)
         table = np.array([(fd, select.POLLIN, 0) for fd in fds], POLLFD)
         counts = np.array([1 + len(fds), 1 + len(events)], np.int64)
@@ -255,28 +256,28 @@ class Engine:
                 self._bell.ring()
 
     def doorbell_rung(self) -> None:
-        """A thread of this process has rung a doorbell: wake the engine if it sleeps.
+        """Wake the engine if it sleeps: a thread of this process has rung a doorbell.
 
-        In a race that is lost the engine finds the doorbell when it wakes by itself. What releases a lock after ringing
-        loses none where that is a fence, as on x86.
+        If this misses an engine that is about to sleep, the engine finds the doorbell when it wakes by itself. A thread
+        that releases a lock after ringing misses none if the release is a full fence, as on x86.
         """
         if self._nic["asleep"]:
             self.kick()
 
     def busy(self, change: int) -> None:
-        """Kernels have been launched (+1) or have ended (-1): the engine spins while there are any."""
+        """Count kernels that were launched (+1) or have ended (-1). The engine spins while any runs."""
         with self._kick_lock:
-            self._nic["busy"] = max(0, int(self._nic["busy"]) + change)  # of those launched since it opened
+            self._nic["busy"] = max(0, int(self._nic["busy"]) + change)  # kernels from before it opened may end
         self.kick()
 
     def post(
         self, op: int, row: int, prepared: np.ndarray | None = None, state: int = 0, timeout: float = 10.0
     ) -> None:
-        """Have the engine carry out `op` on `row` between two WQEs; `prepared` is the row's new content.
+        """Have the engine execute `op` on `row` between two WQEs. `prepared` is the row's new content.
 
-        Returns once it is done: from then on the engine touches nothing that the old row named. BadStateError when the
-        row has left `state` meanwhile; FullError when a ring is too small; TimedOutError when the engine does not
-        answer.
+        This returns once the command is done. From then on, the engine touches nothing that the old row named.
+        BadStateError if the row has left `state` meanwhile; FullError if a ring is too small; TimedOutError if the
+        engine does not answer.
         """
         with self._lock:
             end = time.monotonic() + timeout
@@ -287,13 +288,13 @@ class Engine:
             self.kick()
             self._wait(end, timeout)
             if int(self._nic["command_result"]) == WRONG_STATE:
-                raise BadStateError("the QP has changed state since it was looked at: it is in ERR")
+                raise BadStateError("the QP has changed its state meanwhile: it is in ERR")
             if int(self._nic["command_result"]) == TOO_FULL:
-                raise FullError("the queue holds more than the old ring or the new one has room for")
+                raise FullError("the queue holds more entries than the old ring or the new ring has room for")
 
     def settle(self) -> None:
-        """Return when the turn that the engine is in is over, and what it sends behind that."""
-        for _ in range(2):  # the first may be carried out in that very turn
+        """Wait until the engine's current turn is over, and until it has sent what it sends after a turn."""
+        for _ in range(2):  # the current turn may still execute the first
             self.post(WRITE_ROW, self._address, np.zeros(0, np.int64))
 
     def _wait(self, end: float, timeout: float) -> None:
@@ -303,7 +304,7 @@ class Engine:
             if polls > 500:
                 time.sleep(50e-6)
             elif polls > 20:
-                os.sched_yield()  # an engine that is awake answers within microseconds, a sleep takes a hundred
+                os.sched_yield()  # an engine that is awake answers within microseconds; a sleep takes a hundred
             if time.monotonic() > end:
                 raise TimedOutError(
                     f"the engine of {self._name} did not answer a command within {timeout:g} s: "
@@ -312,13 +313,13 @@ class Engine:
 
     @property
     def running(self) -> bool:
-        """Whether the thread serves the NIC, and may touch whatever its tables name."""
+        """Return whether the thread serves the NIC, and may touch any memory that its tables name."""
         return self._thread.running
 
     def stop(self) -> None:
-        """Stop the thread; afterwards nothing touches any memory.
+        """Stop the thread. Afterwards it touches no memory.
 
-        TimedOutError when the thread does not stop: nothing may be freed then, and `stop` can be called again.
+        TimedOutError if the thread does not stop. Then nothing may be freed, and `stop` can be called again.
         """
         self._nic["stop"] = 1
         self.kick()

@@ -1,4 +1,4 @@
-"""Events: the engine puts them into the channels that subscribed, and arms CQs to make some (PRM, event queues)."""
+"""Events: the engine puts them into the channels that subscribed, and arms CQs to raise them (PRM, event queues)."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ..formats.events import EventType
 from .tables import CHANNEL, CQ_ROW, channel_at, cq_row_at, event_at, nic_at, qp_row_at
 
 _COMPLETION = int(EventType.COMPLETION)
-_ANY, _SOLICITED = 2, 1  # CQ_ROW.armed: the larger one includes the other
+_ANY, _SOLICITED = 2, 1  # CQ_ROW.armed: the larger value includes the smaller
 
 
 @engine_function
 def raise_event(nic, channel, cookie, kind, number, syndrome):
-    """Tell a channel, if there is one; the engine rings its descriptor at the end of the turn."""
+    """Put an event into a channel, if there is one. The channel's descriptor is written at the end of the turn."""
     if channel == 0:
         return
     c = channel_at(channel)
@@ -36,7 +36,7 @@ def raise_event(nic, channel, cookie, kind, number, syndrome):
 
 @device_function
 def tell(nic, row, kind):
-    """An event of a QP, for whoever wants that type."""
+    """Raise an event of a QP if its channel has subscribed to this type."""
     q = qp_row_at(row)
     if q.events >> kind & 1:
         raise_event(nic, q.channel, q.cookie, kind, q.qpn, 0)
@@ -44,7 +44,7 @@ def tell(nic, row, kind):
 
 @device_function
 def notify(nic, cq, solicited):
-    """A CQE has been written: an event if the CQ is armed for it, which disarms it."""
+    """Raise an event for a CQE that was just written, if the CQ is armed for it. This disarms the CQ."""
     c = cq_row_at(cq)
     if solicited:
         c.solicited_pi = c.pi
@@ -55,9 +55,10 @@ def notify(nic, cq, solicited):
 
 @engine_function
 def _arm(nic, cq):
-    """A request for an event, as the arm record has it: at once if the CQE that it asks for is there already.
+    """Arm a CQ as its arm record requests. If the CQE that it asks for is already there, raise the event at once.
 
-    The same word again is the same request. One for any completion outlives one for solicited ones (IBTA 11.4.2.2).
+    The same word again is the same request. A request for any completion stays in force when one for solicited
+    completions follows (IBTA 11.4.2.2).
     """
     c = cq_row_at(cq)
     word = be32(ld_acquire32(c.dbrec + CQ_DBREC.arm))
@@ -76,9 +77,9 @@ def _arm(nic, cq):
 
 @engine_function
 def serve_arm_register(nic, page):
-    """The register of a UAR page that arms CQs: 1 if it was rung.
+    """Serve the register of a UAR page that arms CQs. Return 1 if it was rung.
 
-    It says which CQ asks. What for is read from the record: it may ask for more meanwhile.
+    The register says which CQ to arm. The request itself is read from the arm record, which may ask for more meanwhile.
     """
     register = page + UAR_CQ_OFFSET
     if ld_relaxed64(register) == 0:
@@ -93,9 +94,9 @@ def serve_arm_register(nic, page):
 
 @engine_function
 def scan_arm_records(nic):
-    """Look at the arm record of every CQ with a channel: two that ring one register at once overwrite each other."""
+    """Check the arm record of every CQ with a channel: concurrent writes to one register overwrite each other."""
     n = nic_at(nic)
     for i in range(n.armable_count):
         cq = ld64(n.armable + 8 * i)
-        if ld_acquire32(cq_row_at(cq).dbrec + CQ_DBREC.arm) != 0:  # somebody has written it
+        if ld_acquire32(cq_row_at(cq).dbrec + CQ_DBREC.arm) != 0:  # it was written
             _arm(nic, cq)

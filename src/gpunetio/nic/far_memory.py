@@ -1,4 +1,4 @@
-"""Devices with memory that a NIC's engine cannot touch: a mover for each, opened with the first region there."""
+"""Devices with memory that a NIC's engine cannot touch. Each has a mover, which opens with the first region there."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from .tables import NIC
 if TYPE_CHECKING:
     from .nic import SoftNic
 
-TIMEOUT_NS = 5_000_000_000  # for a batch of copies; less than the patience of a command, which waits for them
+TIMEOUT_NS = 5_000_000_000  # for a batch of copies; less than the timeout of a command, which waits for them
 
 
 class FarMemory:
-    """The movers of a NIC. Its callers hold the NIC's lock. `driver` is the machine's; a test may put its own there."""
+    """The movers of a NIC. Callers hold the NIC's lock. `driver` is the machine's driver; a test may set its own."""
 
     rows: np.ndarray
 
@@ -33,14 +33,14 @@ class FarMemory:
         self._nic = nic
         self.driver: DeviceDriver | None = None
         self.timeout_ns = TIMEOUT_NS
-        self._devices: dict[int, CopyDevice] = {}  # by ordinal, in the order of movers from 1 on
+        self._devices: dict[int, CopyDevice] = {}  # by ordinal, in the order of their movers, which count from 1
         self._memory: list[HostMemory] = []
         self.rows = np.zeros(0, MOVER.dtype)
 
     def mark(self, address: int, nbytes: int) -> int | None:
-        """The far address of a range in the memory of a device, or None if it lies in none.
+        """Return the far address of a range in a device's memory, or None if no device contains the range.
 
-        NoMemoryError when there are too many devices, InitializationError when one cannot be used.
+        NoMemoryError if there are too many devices, InitializationError if a device cannot be used.
         """
         if self.driver is None:
             self.driver = cuda_driver()
@@ -52,9 +52,9 @@ class FarMemory:
         return address + (1 + list(self._devices).index(ordinal) << MOVER_SHIFT)
 
     def explain(self, code: int, timeout_ns: int) -> str:
-        """A mover's failure in words."""
+        """Describe a mover's failure in words."""
         if code == TIMED_OUT:
-            return f"the GPU has not carried it out within {timeout_ns / 1e9:g} s"
+            return f"the GPU has not finished the copy within {timeout_ns / 1e9:g} s"
         name = self.driver.error_name(code) if self.driver else "unknown error"
         return f"{name} (CUDA error {code})"
 
@@ -62,7 +62,7 @@ class FarMemory:
         assert self.driver is not None
         number = 1 + len(self._devices)
         if number > MAX_MOVERS:
-            raise NoMemoryError(f"{self._nic.name} moves bytes for {MAX_MOVERS} GPUs already, the most there can be")
+            raise NoMemoryError(f"{self._nic.name} already copies for {MAX_MOVERS} GPUs, which is the maximum")
         if number == 1:
             self._memory.append(HostMemory((1 + MAX_MOVERS) * MOVER.size))
             self.rows = self._memory[0].view(MOVER.dtype, 0, 1 + MAX_MOVERS)
@@ -108,7 +108,7 @@ class FarMemory:
         nic.engine.post(step.WRITE_ROW, nic.control_address + field, np.array([value], np.int64))
 
     def close(self) -> None:
-        """Give the devices back; the engine has stopped."""
+        """Close the devices. The engine must have stopped."""
         for device in self._devices.values():
             device.close()
         for memory in self._memory:

@@ -1,4 +1,4 @@
-"""The wires of a NIC, as its control path keeps them: laid when a peer is first named, kept while a QP names them."""
+"""The wires of a NIC, as its control path keeps them. A QP that names a new peer lays a wire, and QPs keep it."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ MAX_WIRES = MAX_LINKS
 PIPE_WINDOW = 128  # packets that a QP has in flight between NICs of one host
 UDP_PIPE = 1 << 20
 DRAIN_PATIENCE = 0.05  # seconds
-UDP_WINDOW = 128  # the same to another host: half a megabyte at the largest MTU, which sockets take
+UDP_WINDOW = 128  # the same to another host: half a megabyte at the largest MTU, which fits into socket buffers
 
 
 @dataclass
 class _Wire:
-    """A wire in its slot. `peer` is who is at the other end; `release` gives its memory back."""
+    """A wire in its slot. `peer` is at the other end; `release` frees the wire's memory."""
 
     address: int
     peer: Hashable
@@ -45,7 +45,7 @@ class _Wire:
 
 
 class Links:
-    """What a NIC's QPs reach their peers by. `memory` holds the wires' rows."""
+    """The wires over which a NIC's QPs reach their peers. `memory` holds the wires' rows."""
 
     memory: HostMemory
 
@@ -55,7 +55,7 @@ class Links:
         self._wires: list[_Wire] = []
 
     def close(self) -> None:
-        """Release all wires; the engine has stopped."""
+        """Release all wires. The engine must have stopped."""
         for wire in self._wires:
             self._release(wire)
         self._wires.clear()
@@ -72,7 +72,7 @@ class Links:
     def add_pipes(
         self, end: LinkEnd, peer: Hashable, gids: tuple[bytes, bytes], release: Callable[[], None]
     ) -> int:
-        """A wire of two pipes: its address. `gids` are this end's and the peer's, as the peer has them, too."""
+        """Add a wire of two pipes and return its address. `gids` are this end's and the peer's, known to both."""
         row = self._row(PIPES, PIPE_WINDOW, *gids)
         injector = self._inject(row, pipe_end(end.tx, end.capacity), make_icrc=True)
         row["rx"] = np.void(pipe_end(end.rx, end.capacity).tobytes())
@@ -88,7 +88,7 @@ class Links:
         return row
 
     def _inject(self, row: np.ndarray, tx: np.ndarray, make_icrc: bool) -> Injector | None:
-        """Give the row the end that it fills: the wire's `tx`, or an injector's before that."""
+        """Set the pipe that the NIC fills: the wire's `tx`, or the pipe to an injector in front of it."""
         port = self._nic.port
         injector = None
         if port.config.faults:
@@ -106,7 +106,7 @@ class Links:
         return wire.address
 
     def _list(self) -> None:
-        """Tell the engine which wires there are. It must never count an entry that is not there."""
+        """Tell the engine which wires there are. The count must never include an entry that is not there."""
         record = self._nic.record
         ends = np.zeros(MAX_WIRES, np.int64)
         ends[: len(self._wires)] = [wire.address for wire in self._wires]
@@ -123,7 +123,7 @@ class Links:
         self._nic.engine.watch([link.bell for link in links], sockets)
 
     def _free_slot(self) -> int:
-        """A slot for a wire. Those of dead wires come free when no QP names them any more."""
+        """Return a free slot. A dead wire's slot becomes free when no QP names the wire any more."""
         named = set(self._nic.qps.given["wire"].tolist())
         gone = [wire for wire in self._wires if wire.dead and wire.address not in named]
         if gone:
@@ -139,7 +139,7 @@ class Links:
         raise NoMemoryError(f"{self._nic.name} has wires to {MAX_WIRES} NICs: close queue pairs to some of them")
 
     def lose(self, peer: Hashable) -> None:
-        """Nobody is at the other end any more: what is sent there is lost."""
+        """Mark the wire to a peer that is gone as dead. What is sent there is lost."""
         for wire in self._wires:
             if wire.peer == peer and not wire.dead:
                 wire.dead = True
@@ -151,10 +151,10 @@ class Links:
                 self._list()
 
     def drain(self, address: int) -> None:
-        """Have the engine take from a UDP wire what arrived before a QP came to RTR, which is dropped (wires.py).
+        """Have the engine take, and drop, what arrived on a UDP wire before a QP entered RTR (wires.py).
 
-        Otherwise it might find the first packet behind that, and drop it, too. Where others keep the sockets full, or
-        the NIC is paused, this does not wait for long: the peer sends that packet again.
+        Otherwise the engine might find the QP's first packet behind that, and drop it, too. If others keep the sockets
+        full, or the NIC is paused, this does not wait for long: the peer retransmits that packet.
         """
         udp = next((wire.udp for wire in self._wires if wire.address == address and wire.udp), None)
         end = time.monotonic() + DRAIN_PATIENCE
@@ -162,13 +162,13 @@ class Links:
             os.sched_yield()
 
     def peers(self) -> list[SoftNic]:
-        """The NICs of this process at the other ends."""
+        """Return the NICs of this process at the other ends."""
         return [wire.peer for wire in self._wires if not wire.dead and isinstance(wire.peer, type(self._nic))]
 
     # --- finding ---------------------------------------------------------------------------------------------------
 
     def towards(self, gid: bytes, lid: int, source: int) -> int:
-        """The wire to whoever has this GID, or on InfiniBand this LID; `source` is our entry of the GID table."""
+        """Return the wire to the NIC with this GID or, on InfiniBand, this LID. `source` is this NIC's GID index."""
         port = self._nic.port
         if port.config.wire == "udp":
             return self._udp(gid, source)
@@ -182,12 +182,12 @@ class Links:
         if port.infiniband:
             raise NotFoundError(
                 f"{self._nic.name} reaches no NIC with LID {lid:#x} (at {address}): an InfiniBand port reaches "
-                "software NICs of this host; open the peer first"
+                "only software NICs of this host; open the peer first"
             )
         return self._udp(gid, source)
 
     def add_link(self, link: Link) -> int:
-        """The wire over a link to a NIC of another process: its address. A link has one."""
+        """Return the address of the wire over a link to a NIC of another process. A link has one wire."""
         for wire in self._wires:
             if wire.peer is link:
                 return wire.address
@@ -207,18 +207,18 @@ class Links:
         return wire
 
     def _udp(self, gid: bytes, source: int) -> int:
-        """The wire to everybody else, by way of `source`. Its sockets are opened when it is first needed."""
+        """Return the wire to all other peers, from GID index `source`. Its sockets open when it is first needed."""
         port = self._nic.port
         here, there = port.source_address(source), address_of(gid)
         if here.version != there.version:
             raise InvalidValueError(
                 f"GID {there} cannot be reached from GID index {source} ({here}): use the index of an address of the "
-                f"same IP version out of {', '.join(map(str, port.addresses))}"
+                f"same IP version, one of {', '.join(map(str, port.addresses))}"
             )
         if there.version == 6 and (there.is_link_local or port.is_link_local(source)) and not here.is_link_local:
             raise InvalidValueError(
-                f"GID {there} cannot be reached from GID index {source}: over UDP, a link-local GID stands for an IPv4 "
-                f"address, or is a link-local address of both ends. Use GIDs of addresses, as index 0 ({here}) is"
+                f"GID {there} cannot be reached from GID index {source}: over UDP, a link-local GID must stand for an "
+                f"IPv4 address, or both ends must be link-local. Use GIDs of addresses, as at index 0 ({here})"
             )
         for wire in self._wires:
             if wire.udp:
@@ -226,9 +226,9 @@ class Links:
         return self._open_udp()
 
     def egress(self, wire: int, source: int, port: int, used: Container[int]) -> int:
-        """What a QP's packets leave by: GID index `source` and, on the UDP wire, this UDP port; 0 is any.
+        """Return the egress of a QP's packets: GID index `source` and, on the UDP wire, this UDP port; 0 is any.
 
-        `used` are those of the other QPs.
+        `used` are the egresses of the other QPs.
         """
         udp = next((known.udp for known in self._wires if known.udp and known.address == wire), None)
         if udp is None or port == 0:
@@ -257,11 +257,11 @@ class Links:
         return self._publish(row, _Wire(self._free_slot(), "udp", release, injector, udp=udp))
 
     def is_udp(self, address: int) -> bool:
-        """Whether a wire is the one to everybody else."""
+        """Return whether a wire is the UDP wire."""
         return any(wire.udp and wire.address == address for wire in self._wires)
 
     def mac_of(self, gid: bytes) -> bytes:
-        """The MAC behind a GID. The kernel finds the real one of another host; sockets do not need it."""
+        """Return the MAC behind a GID. The kernel resolves the real MAC of another host; sockets do not need it."""
         for peer in self.peers():
             if peer.has_gid(gid):
                 return peer.mac
@@ -272,5 +272,5 @@ class Links:
 
 
 def _is(nic: SoftNic, gid: bytes, lid: int) -> bool:
-    """Whether a NIC, whose link layer is ours, is the one with this GID, or on InfiniBand this LID."""
+    """Return whether a NIC of the same link layer has this GID or, on InfiniBand, this LID."""
     return nic.port.lid == lid if nic.port.infiniband else nic.has_gid(gid)

@@ -25,12 +25,12 @@ _WRITE, _REMOTE_WRITE = int(WqeOpcode.RDMA_WRITE), int(Access.REMOTE_WRITE)
 _NO_RESPONSE, _RNR = int(Reason.NO_RESPONSE), int(Reason.RNR)
 
 ENDLESS_RNR = 7  # rnr_retry 7 means for ever (IBTA 9.7.5.2.8)
-ENDLESS_NS = 1_000_000  # between tries of a QP that never gives up
+ENDLESS_NS = 1_000_000  # between retries of a QP that never gives up
 
 
 @engine_function
 def _defer(nic, row, retries, delay_ns, limit, endless):
-    """Try the WQE again later. 1 if it will be, 0 if the retries counted at `retries` are used up."""
+    """Try the WQE again later. Return 1, or 0 if the retries counted at `retries` are used up."""
     if ld64(retries) >= limit and not endless:
         st64(retries, 0)
         return 0
@@ -41,7 +41,7 @@ def _defer(nic, row, retries, delay_ns, limit, endless):
 
 @device_function
 def _peer_ready(row, peer):
-    """Whether the QP at `peer` is the one that `row` is connected to, receives, and expects this message."""
+    """Return whether the QP at `peer` is connected to the QP at `row`, receives, and expects this message."""
     q = qp_row_at(row)
     p = qp_row_at(peer)
     return (
@@ -56,7 +56,7 @@ def _peer_ready(row, peer):
 
 @engine_function
 def _refused(nic, row, index, opcode, ce, reason, rnr_ns):
-    """The responder said no: try again later (1), or fail the WQE (0)."""
+    """Handle the responder's refusal. Return 1 if the WQE is tried again later, 0 if it has failed."""
     q = qp_row_at(row)
     counters = counters_at(nic_at(nic).counters)
     if reason == _RNR:
@@ -76,9 +76,9 @@ def _refused(nic, row, index, opcode, ce, reason, rnr_ns):
 
 @device_function
 def _plain_write(nic, row, wqe, ds):
-    """The commonest request, an RDMA WRITE of one segment to a QP beside this one, carried out without a message.
+    """Execute the most common request without a message: an RDMA WRITE of one segment to a QP of the same NIC.
 
-    Its bytes, or -1 if it is anything else or if any check fails: nothing has happened then, and the general path
+    Return its bytes, or -1 if it is another request or any check fails. Nothing has happened then, and the general path
     finds out why. Building the message would cost 40 % of the rate.
     """
     q = qp_row_at(row)
@@ -93,7 +93,7 @@ def _plain_write(nic, row, wqe, ds):
     source = find(nic, lkey, q.pdn, be64(ld64(wqe + 2 * SEGMENT + DATA_SEG.addr)), nbytes, 0)
     rkey = be32(ld32(wqe + SEGMENT + RADDR_SEG.rkey))
     target = find(nic, rkey, p.pdn, be64(ld64(wqe + SEGMENT + RADDR_SEG.raddr)), nbytes, _REMOTE_WRITE)
-    # Neither refused (-1) nor far, which goes by a mover.
+    # The upper bits are set if an address was refused (-1) or is far, which needs a mover.
     if (source | target) >> MOVER_SHIFT != 0 or p.rights & _REMOTE_WRITE == 0:
         return -1
     copy(target, source, nbytes)
@@ -112,7 +112,7 @@ def _consume(row, index, blocks):
 
 @device_function
 def _succeed(nic, row, index, blocks, opcode, ce, nbytes):
-    """A request to the QP beside this one has been carried out."""
+    """Complete a request that the peer, a QP of the same NIC, has executed."""
     q = qp_row_at(row)
     q.retries = 0
     q.rnr_retries = 0
@@ -124,7 +124,7 @@ def _succeed(nic, row, index, blocks, opcode, ce, nbytes):
 
 @engine_function
 def _execute_message(nic, row, wqe, index, blocks, opcode, ce, ds):
-    """Have the peer carry a WQE out: as `execute_next`."""
+    """Have the peer execute a WQE. Return what `execute_next` does."""
     q = qp_row_at(row)
     message = nic_at(nic).message
     wqe = in_one_piece(row, message, wqe, index, blocks)
@@ -139,13 +139,13 @@ def _execute_message(nic, row, wqe, index, blocks, opcode, ce, ds):
         reason = respond(nic, peer, message)
     nbytes = message_at(message).nbytes
     if reason != 0 and q.sq_ci != index:
-        return 0  # it fails behind what is on its way
+        return 0  # it fails after the requests in flight
     if reason == 0 and n.touched != 0:
         begin(nic, row, index, blocks, opcode, ce, nbytes)
         return 0
     if reason == 0:
         _succeed(nic, row, index, blocks, opcode, ce, nbytes)
-    elif q.service != _RC:  # lost, and nobody tells the sender
+    elif q.service != _RC:  # lost, and the sender is not told
         count_packets(row, 0, nbytes)
         complete_send(nic, row, index, opcode, ce, nbytes)
         _consume(row, index, blocks)
@@ -158,7 +158,7 @@ def _execute_message(nic, row, wqe, index, blocks, opcode, ce, ds):
 
 @device_function
 def execute_next(nic, row):
-    """Execute the WQE at `sq_next`: 1; or 0 if the QP has to wait, also for this WQE, which has begun then."""
+    """Execute the WQE at `sq_next`. Return 1, or 0 if the QP has to wait, maybe for this WQE, which has then begun."""
     q = qp_row_at(row)
     index = q.sq_next
     reason = check_wqe(nic, row, index)
@@ -191,7 +191,7 @@ def execute_next(nic, row):
 
 @engine_function
 def _begin_behind(nic, row, budget):
-    """Begin what may follow the requests that are on their way: how many."""
+    """Begin the requests that may follow those in flight. Return how many."""
     q = qp_row_at(row)
     begun = 0
     while q.mover != 0 and q.sq_next != q.sq_pi and begun < budget and q.state == _RTS:
@@ -210,7 +210,7 @@ def _begin_behind(nic, row, budget):
 
 @engine_function
 def serve(nic, row, budget):
-    """Execute or begin up to `budget` WQEs, and complete those whose bytes are in place: how much that was."""
+    """Execute or begin up to `budget` WQEs, and complete those whose bytes are in place. Return how many in all."""
     q = qp_row_at(row)
     if q.retry_at != 0:
         if nic_at(nic).now < q.retry_at:
@@ -227,7 +227,7 @@ def serve(nic, row, budget):
                 break
             begun += 1
         if q.mover != 0:
-            begun += 1  # the last one, which is on its way
+            begun += 1  # the last one, which is in flight
     q.sq_sent = q.sq_next
     counters_at(nic_at(nic).counters).sq_wqes += begun
     return begun + finished

@@ -1,8 +1,8 @@
-"""What a process says before it dies of memory that has gone away under a region.
+"""What a process prints before it dies because the memory of a region is gone.
 
-A handler of SIGSEGV and SIGBUS looks whether an engine's thread found no memory. If so, it names the NIC and the region
-on stderr. Then, as for any other thread, it hands the signal on to whatever handled it before: faulthandler, or the
-system, which ends the process. It goes no further on purpose: docs/decisions/lost-memory.md says why.
+A handler of SIGSEGV and SIGBUS checks whether an engine's thread has faulted. If so, it names the NIC and the region on
+stderr. Then, as for any other thread, it passes the signal on to the previous handler: faulthandler, or the system,
+which ends the process. It does no more on purpose: docs/decisions/lost-memory.md says why.
 
 The handler is compiled, because it runs without Python. It calls only functions that signal-safety(7) lists.
 """
@@ -31,19 +31,19 @@ from ..device.struct_view import struct_view
 from ..formats.layout import Entry
 from .tables import MKEY_ROW, UMEM_ROW, Table, mkey_row_at
 
-MOST = 64  # engines that are known at a time
+MOST = 64  # engines known at a time
 _MR_TEXT = (
     "gpunetio: {name} found no memory at 0x{0}: MR 0x{1} [0x{2}, +0x{3}) was unmapped, or its file truncated, while it "
-    "was registered. Close an MR before its memory goes.\n"
+    "was registered. Close an MR before you free its memory.\n"
 )
 _UMEM_TEXT = (
     "gpunetio: {name} found no memory at 0x{0}: UMEM 0x{1} [0x{2}, +0x{3}) was unmapped, or its file truncated, while "
-    "it was registered. Close a UMEM before its memory goes.\n"
+    "it was registered. Close a UMEM before you free its memory.\n"
 )
 _ADDRESS, _KEY = "#" * 16, "#" * 8  # replaced by hexadecimal digits
 _TEXT_BYTES = 320
 
-# An engine: its thread, its tables, and what is said of a region or a UMEM. `told`: it has been said.
+# An engine: its thread, its tables, and the messages for a region and a UMEM. `told`: a message was printed.
 ENGINE = Entry("known_engine", 64 + 2 * _TEXT_BYTES, """
     thread           0  i64
     told             8  i64
@@ -66,7 +66,7 @@ _SIGNALS = (int(signal.SIGSEGV), int(signal.SIGBUS))
 _SIGBUS = int(signal.SIGBUS)
 _DEFAULT_OR_IGNORED = 1
 
-# The process's own: the actions before ours, and the engines. On the heap, as a forked child has a copy then.
+# State of the process: the previous actions of the signals, and the engines. On the heap, a forked child has a copy.
 STATE_SYMBOL = "gpunetio_known_engines"
 _ENGINES_AT = 2 * ACTION.size
 _state: Any = ctypes.create_string_buffer(_ENGINES_AT + MOST * ENGINE.size)
@@ -82,7 +82,7 @@ _HASH, _ZERO, _TEN = ord("#"), ord("0"), ord("a") - 10
 
 
 def _emit_state_address(typingctx):
-    """Where `_state` is: by symbol, as Numba would freeze the address into its cache."""
+    """Return the address of `_state`, by a symbol: Numba would freeze the address itself into its cache."""
 
     def codegen(context, builder, signature, args):
         found = builder.module.globals.get(STATE_SYMBOL)
@@ -97,7 +97,7 @@ _state_address: Any = intrinsic(_emit_state_address)
 
 @engine_function
 def _fill(at, value):
-    """Write `value` over the next run of # in a text: the address behind it."""
+    """Write `value` in hexadecimal over the next run of # in a text. Return the address behind it."""
     while ld8(at) != _HASH:
         at += 1
     end = at
@@ -122,7 +122,7 @@ def _say(text, address, number, start, nbytes):
 
 @engine_function
 def _tell(engine, address):
-    """Name the region, or else the UMEM, in which an address lies."""
+    """Print a message about the region, or else the UMEM, in which an address lies."""
     e = _engine_at(engine)
     for i in range(e.mkey_mask + 1):
         m = mkey_row_at(e.mkeys + i * MKEY_ROW.size)
@@ -139,7 +139,7 @@ def _tell(engine, address):
 
 @engine_function
 def _own_engine():
-    """The engine whose thread this is, or 0."""
+    """Return the engine whose thread this is, or 0."""
     thread = _pthread_self()
     for i in range(MOST):
         engine = _state_address() + _ENGINES_AT + i * ENGINE.size
@@ -150,13 +150,13 @@ def _own_engine():
 
 @engine_function
 def _handle(number, info, context):
-    by_fault = 0 < ld32(info + _CODE) < 1 << 31  # not by kill() and its like
+    by_fault = 0 < ld32(info + _CODE) < 1 << 31  # not by kill() or the like
     engine = _own_engine()
     if engine != 0 and by_fault and ld64(engine + ENGINE.told) == 0:
         st64(engine + ENGINE.told, 1)
         _tell(engine, ld64(info + _FAULT_ADDRESS))
     if engine != 0 and not by_fault and ld64(engine + ENGINE.told) + ld64(engine + ENGINE.raised) == 0:
-        # A handler before this one has had the fault, and has raised the signal again. Now the fault comes again, too.
+        # Another handler took the fault first, and raised the signal again. Return, and the fault occurs again.
         st64(engine + ENGINE.raised, 1)
         return
     before = _state_address() + (ACTION.size if number == _SIGBUS else 0)
@@ -169,7 +169,7 @@ def _handle(number, info, context):
         _raise(number)
 
 
-# --- the side of Python --------------------------------------------------------------------------------------------
+# --- the Python side -----------------------------------------------------------------------------------------------
 
 _installed = [False] * len(_SIGNALS)
 _engines = np.frombuffer(_state, ENGINE.dtype, MOST, _ENGINES_AT)
@@ -178,7 +178,7 @@ _libc: Any = ctypes.CDLL(None, use_errno=True)
 
 
 def _after_fork() -> None:
-    """In a forked child: engines are the parent's, and another thread may get the number of one."""
+    """Forget the engines in a forked child: they are the parent's, and other threads may get their numbers."""
     global _lock
     _lock = threading.Lock()
     _engines[:] = np.zeros((), ENGINE.dtype)
@@ -193,10 +193,10 @@ def _c_handle(number, info, context):
 
 @functools.cache
 def handler() -> Any:
-    """The handler, compiled in C's calling convention. It lives as long as the process: another one may call it."""
+    """Return the handler, compiled with C's calling convention. It lives as long as the process: others may call it."""
     compiled: Any = CFunc(_c_handle, normalize_signature(types.void(types.int32, types.int64, types.int64)), {}, {})
     compiled.enable_caching()
-    compiled._cache._cache_file._source_stamp = _handle.stamp  # as for other compiled functions: of all that it calls
+    compiled._cache._cache_file._source_stamp = _handle.stamp  # of all that it calls, as for other compiled functions
     compiled.compile()
     return compiled
 
@@ -214,7 +214,7 @@ def _is_ours(number: int) -> bool:
 
 
 def _install() -> None:
-    """Before the first engine; unless a handler that was installed later still calls ours."""
+    """Install the handler before the first engine, unless a handler that was installed later still calls it."""
     ours = ctypes.create_string_buffer(ACTION.size)
     action = ACTION.at(ours)
     action["handler"], action["flags"] = handler().address, _SA_SIGINFO | _SA_ONSTACK
@@ -225,7 +225,7 @@ def _install() -> None:
 
 
 def _uninstall() -> None:
-    """Behind the last engine; unless a handler that was installed later may call ours."""
+    """Remove the handler after the last engine, unless a handler that was installed later may call it."""
     for n, number in enumerate(_SIGNALS):
         if _is_ours(number):
             _exchange_action(number, ctypes.addressof(_state) + n * ACTION.size, 0)
@@ -234,7 +234,7 @@ def _uninstall() -> None:
 
 @contextlib.contextmanager
 def named(name: str, mkeys: Table, umems: Table) -> Iterator[None]:
-    """In an engine's thread: what it faults on is named, if it lies in these tables. Beyond MOST engines, it is not."""
+    """Name what this engine's thread faults on, if it lies in these tables. Engines beyond MOST name nothing."""
     with _lock:
         free = np.flatnonzero(_engines["thread"] == 0)
         if len(free):

@@ -1,4 +1,4 @@
-"""A request as it is handed from requester to responder inside one NIC, where no packets are needed."""
+"""A request as the requester hands it to the responder inside one NIC, where no packets are needed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory keys: may this PD do this to these bytes, and where are they (IBTA 10.6, memory management)."""
+"""Memory keys: whether a PD may access these bytes, and where they are (IBTA 10.6, memory management)."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from ..device.compile import device_function, engine_function
 from ..fabric.frames import LOAN_SHIFT
 from .tables import LOAN, LOANS, MKEY_ROW, loan_at, mkey_row_at, nic_at, wire_at
 
-# Offsets from Reason.LKEY_UNKNOWN and Reason.RKEY_UNKNOWN, whose followers are in this order.
+# Offsets from Reason.LKEY_UNKNOWN and Reason.RKEY_UNKNOWN. The reasons after both are in this order.
 _UNKNOWN, _PD, _RIGHTS, _BOUNDS = 0, 1, 2, 3
 
 
 @device_function
 def find(nic, key, pdn, addr, nbytes, right):
-    """The host address of [addr, addr + nbytes), or -1 if any check fails."""
+    """Return the translated address of [addr, addr + nbytes), or -1 if any check fails."""
     n = nic_at(nic)
     m = mkey_row_at(n.mkeys + ((key >> 8) & n.mkey_mask) * MKEY_ROW.size)
     offset = addr - m.iova
@@ -29,7 +29,7 @@ def find(nic, key, pdn, addr, nbytes, right):
 
 @engine_function
 def reference(nic, wire, key, address):
-    """What refers to `address` in a region's memory on this wire, or 0 if the peer cannot read it there."""
+    """Return the reference to `address` in a region's memory on this wire, or 0 if the peer cannot read it there."""
     n = nic_at(nic)
     m = mkey_row_at(n.mkeys + ((key >> 8) & n.mkey_mask) * MKEY_ROW.size)
     if m.lent == 0 or m.key != key or n.capture != 0:
@@ -41,14 +41,14 @@ def reference(nic, wire, key, address):
 
 @device_function
 def translate(nic, key, pdn, addr, nbytes, right, unknown):
-    """`find`, or minus the reason (`unknown`, Reason.?KEY_UNKNOWN, or a follower)."""
+    """Return what `find` does, or minus the reason: `unknown`, which is Reason.?KEY_UNKNOWN, or one after it."""
     address = find(nic, key, pdn, addr, nbytes, right)
     return address if address >= 0 else _refuse(nic, key, pdn, addr, nbytes, right, unknown)
 
 
 @engine_function
 def _refuse(nic, key, pdn, addr, nbytes, right, unknown):
-    """Which check failed, with what the table says, for the error record."""
+    """Return minus the reason for the check that failed. Leave what the table says for the error record."""
     n = nic_at(nic)
     m = mkey_row_at(n.mkeys + ((key >> 8) & n.mkey_mask) * MKEY_ROW.size)
     n.why_key, n.why_addr, n.why_nbytes = key, addr, nbytes

@@ -1,13 +1,13 @@
 """Movers: copies to and from memory that the engine cannot touch, made by a GPU's copy engines, many at a time.
 
-Translated addresses in such memory, which is called far, carry the number of its mover in their upper bits. A mover is
-a stream of the CUDA driver's, called through the C function pointers in its row. Positions count the bytes that it was
-given, for ever: up to `issued` given, up to `done` where they belong. After each batch an event marks the position
-that is reached when it occurs (`record`); nobody waits for one copy.
+Such memory is called far. Translated addresses in far memory carry the number of its mover in their upper bits. A mover
+is a stream of the CUDA driver, called through the C function pointers in its row. Positions count all bytes that the
+mover was ever given: those up to `issued` are given to it, those up to `done` are in place. After each batch, an event
+marks the position that is reached when it occurs (`record`). Nobody waits for a single copy.
 
-CUDA copies from and to pinned host memory by itself. Other bytes go through the mover's staging ring: on their way to
-far memory the engine copies them in, neighbours in one piece; from far memory they land there, and the engine copies
-them out once their event has occurred.
+CUDA copies from and to pinned host memory directly. Other bytes go through the mover's staging ring. On their way to
+far memory, the engine copies them into the ring, and adjacent ones become one piece. From far memory, they land in the
+ring, and the engine copies them out once their event has occurred.
 """
 
 from __future__ import annotations
@@ -22,26 +22,27 @@ from ..formats.layout import Entry
 from .reasons import Reason
 from .tables import nic_at, qp_row_at
 
-MOVER_SHIFT = 58  # no address of a process reaches up here, on any 64-bit platform of CUDA's
+MOVER_SHIFT = 58  # above all addresses of a process, on every 64-bit platform of CUDA
 FAR_ADDRESS = (1 << MOVER_SHIFT) - 1
 MAX_MOVERS = 31
 
 STAGING = 8 << 20  # bytes of the ring
-PIECE = 256 << 10  # of one copy through it, at most
+PIECE = 256 << 10  # bytes of one copy through it, at most
 RECORD_EVERY = 4 << 20  # bytes, so that completions do not all wait for the end of the turn
 MARKS, LANDINGS = 64, 1024
 
-# CUresult, and CUpointer_attribute with the CUmemorytype that is looked for.
+# Values of CUresult, CUpointer_attribute and CUmemorytype.
 INVALID_VALUE, NOT_READY = 1, 600
 MEMORY_TYPE, RANGE_START, RANGE_SIZE = 2, 11, 12
 HOST, DEVICE = 1, 2
-TIMED_OUT = -1  # in the place of a CUresult: the mover's deadline has passed
+TIMED_OUT = -1  # in place of a CUresult: the mover's deadline has passed
 
-# `copy_in` to `enter` are cuMemcpyHtoDAsync, cuMemcpyDtoHAsync, cuMemcpyDtoDAsync, cuMemcpyAsync (between GPUs: it
-# takes what it does not know for host memory, and touches it), cuEventRecord, cuEventQuery, cuPointerGetAttributes and
-# cuCtxSetCurrent. `names` and `answers` are where the attributes' numbers lie and the places of the words at the end.
-# The piece that is still growing is `open_*`. A failure, which is counted, gives up what is above `fail_from`. `stuck`:
-# nothing more is given to the mover, until its events occur after all (1) or for ever (2).
+# `copy_in` to `enter` are cuMemcpyHtoDAsync, cuMemcpyDtoHAsync, cuMemcpyDtoDAsync, cuMemcpyAsync (between GPUs only: it
+# takes unknown memory for host memory, and touches it), cuEventRecord, cuEventQuery, cuPointerGetAttributes and
+# cuCtxSetCurrent. `names` points to the attributes' numbers, `answers` to the addresses of the last words, which take
+# the attributes. `open_*` is the piece that is still growing. `failures` counts failures. The latest one gave up the
+# copies above `fail_from`. `stuck`: the mover is given nothing more, until its events occur after all (1) or for ever
+# (2).
 MOVER = Entry("mover", 512, """
     copy_in          0  i64
     copy_out         8  i64
@@ -103,19 +104,19 @@ UNTIL_IDLE, FOR_EVER = 1, 2  # MOVER.stuck
 
 @device_function
 def on_gpu():
-    """Whether this is code of an engine on a GPU, which reaches all memory by itself: movers fold away there."""
+    """Return whether the engine runs on a GPU. It reaches all memory by itself there, and movers fold away."""
     return on_host() == 0
 
 
 @device_function
 def far(address):
-    """The number of the mover that reaches an address, 0 for host memory."""
+    """Return the number of the mover that reaches an address, 0 for host memory."""
     return address >> MOVER_SHIFT
 
 
 @device_function
 def mover_of(nic, number):
-    """Address of a mover's row."""
+    """Return the address of a mover's row."""
     return nic_at(nic).movers + number * MOVER.size
 
 
@@ -124,7 +125,7 @@ def mover_of(nic, number):
 
 @engine_function
 def _fail(mover, error):
-    """A call has failed: nobody will learn what became of the copies that were on their way."""
+    """Note a failed call. What became of the copies in flight is unknown from now on."""
     m = mover_at(mover)
     m.failures += 1
     m.fail_from = m.done
@@ -136,7 +137,7 @@ def _fail(mover, error):
 
 @engine_function
 def _enter(nic, mover):
-    """Make the mover's context that of the engine's thread: a CUresult."""
+    """Make the mover's context current on the engine's thread. Return a CUresult."""
     m = mover_at(mover)
     if nic_at(nic).context == m.context:
         return 0
@@ -147,7 +148,7 @@ def _enter(nic, mover):
 
 @engine_function
 def _issue(nic, mover, target, source, nbytes):
-    """Give one copy to the stream: a CUresult."""
+    """Give one copy to the stream. Return a CUresult."""
     m = mover_at(mover)
     error = _enter(nic, mover)
     if error != 0:
@@ -164,7 +165,7 @@ def _issue(nic, mover, target, source, nbytes):
 
 @engine_function
 def _close_piece(nic, mover):
-    """Give the piece that was growing to the stream: 0, or a CUresult, which has been noted."""
+    """Give the piece that was growing to the stream. Return 0, or a CUresult, which is then noted."""
     m = mover_at(mover)
     if m.open_nbytes == 0:
         return 0
@@ -177,7 +178,7 @@ def _close_piece(nic, mover):
 
 @engine_function
 def record(nic, mover):
-    """Have an event occur behind all that was given to the mover so far."""
+    """Record an event behind all copies that the mover was given so far."""
     if on_gpu():
         return
     m = mover_at(mover)
@@ -216,7 +217,7 @@ def _given(nic, mover, nbytes):
 
 @engine_function
 def _land(mover, position):
-    """Copy what has landed in the staging ring to where it belongs."""
+    """Copy bytes that have landed in the staging ring to where they belong."""
     m = mover_at(mover)
     while m.landing_tail < position:
         d = landing_at(m.landings + (m.landing_tail & (LANDINGS - 1)) * LANDING.size)
@@ -226,7 +227,7 @@ def _land(mover, position):
 
 @engine_function
 def poll(mover):
-    """Look at the events: how many have occurred. One that does not, for `timeout_ns`, is a failure."""
+    """Query the events. Return how many have occurred. If none does for `timeout_ns`, the mover has failed."""
     if on_gpu():
         return 0
     m = mover_at(mover)
@@ -258,7 +259,7 @@ def poll(mover):
 
 @device_function
 def _advance(nic, mover):
-    """Do what brings the mover's copies to an end. Whoever repeats it ends by the mover's deadline."""
+    """Make progress with the mover's copies. A loop around this ends by the mover's deadline."""
     record(nic, mover)
     if poll(mover) == 0:
         pause()
@@ -266,9 +267,10 @@ def _advance(nic, mover):
 
 @engine_function
 def ended(mover, fence, failures):
-    """What became of the copies up to `fence`, of a mover that had `failures`: 1 done, 0 not yet, -1 failed.
+    """Return what became of the copies up to `fence`: 1 done, 0 not yet, -1 failed.
 
-    `fail_from` is the latest failure's alone: behind several, nobody knows which copies an earlier one has given up.
+    `failures` is the mover's count from when they began. `fail_from` belongs to the latest failure alone. After several
+    failures, nobody knows which copies an earlier one gave up.
     """
     if on_gpu():
         return 1
@@ -291,14 +293,14 @@ def _await(nic, mover, fence):
 
 @engine_function
 def serve_movers(nic):
-    """Look at what has ended: how much."""
+    """Query the events of all movers. Return how many have occurred."""
     if on_gpu():
         return 0
     n = nic_at(nic)
     done = 0
     for number in range(1, n.mover_count + 1):
         mover = mover_of(nic, number)
-        if mover_at(mover).recorded != mover_at(mover).issued:  # there were too many marks
+        if mover_at(mover).recorded != mover_at(mover).issued:  # all marks were in use
             record(nic, mover)
         if mover_at(mover).mark_tail != mover_at(mover).mark_head:
             done += poll(mover)
@@ -307,7 +309,7 @@ def serve_movers(nic):
 
 @engine_function
 def start_movers(nic):
-    """End of the turn: what was given to the movers in it is one batch."""
+    """End the turn: what each mover was given in it becomes one batch."""
     if on_gpu():
         return
     n = nic_at(nic)
@@ -319,7 +321,7 @@ def start_movers(nic):
 
 @engine_function
 def at_work(nic):
-    """Whether copies are on their way; not those of a mover that is stuck, which nobody waits for."""
+    """Return whether copies are in flight. Those of a stuck mover do not count: nobody waits for them."""
     if on_gpu():
         return False
     n = nic_at(nic)
@@ -336,7 +338,7 @@ def at_work(nic):
 
 @engine_function
 def _room(nic, mover, nbytes):
-    """Room for a piece in the staging ring: its address, or 0 if the mover is stuck."""
+    """Reserve room for a piece in the staging ring. Return its address, or 0 if the mover is stuck."""
     m = mover_at(mover)
     at = m.room_head & (STAGING - 1)
     if at + nbytes > STAGING:
@@ -346,7 +348,7 @@ def _room(nic, mover, nbytes):
         if m.stuck != 0:
             return 0
         if m.mark_head == m.mark_tail and m.recorded == m.issued:
-            m.room_tail = m.room_head  # left by copies that CUDA has refused
+            m.room_tail = m.room_head  # taken by copies that CUDA has refused
         else:
             _advance(nic, mover)
     m.room_head += nbytes
@@ -355,7 +357,7 @@ def _room(nic, mover, nbytes):
 
 @engine_function
 def is_pinned(nic, mover, address, nbytes):
-    """Whether CUDA reaches host memory by itself: the driver is asked, as memory is pinned and unpinned at any time."""
+    """Return whether CUDA reaches host memory by itself. Ask the driver: memory is pinned and unpinned at any time."""
     if on_gpu():
         return False
     m = mover_at(mover)
@@ -363,14 +365,14 @@ def is_pinned(nic, mover, address, nbytes):
         return False
     if ld32(mover + MOVER.memory_type) != HOST:
         return False
-    if m.range_size == 0:  # it says nothing of where this memory ends
+    if m.range_size == 0:  # the driver does not say where this memory ends
         return True
     return address >= m.range_start and address + nbytes <= m.range_start + m.range_size
 
 
 @engine_function
 def _carry_in(nic, mover, target, source, nbytes):
-    """Host memory that is not pinned to far memory: a CUresult. The bytes are read at once."""
+    """Copy unpinned host memory to far memory. Return a CUresult. The bytes are read at once."""
     m = mover_at(mover)
     while nbytes > 0:
         part = min(nbytes, PIECE)
@@ -402,7 +404,7 @@ def _carry_in(nic, mover, target, source, nbytes):
 
 @engine_function
 def _carry_out(nic, mover, target, source, nbytes):
-    """Far memory to host memory that is not pinned: a CUresult."""
+    """Copy far memory to unpinned host memory. Return a CUresult."""
     m = mover_at(mover)
     error = _close_piece(nic, mover)
     while nbytes > 0 and error == 0:
@@ -426,7 +428,7 @@ def _carry_out(nic, mover, target, source, nbytes):
 
 @device_function
 def _carry_through(nic, mover, target, source, nbytes):
-    """Between memories that CUDA reaches: a CUresult."""
+    """Copy between memories that CUDA reaches by itself. Return a CUresult."""
     error = _close_piece(nic, mover)
     if error == 0:
         error = _issue(nic, mover, target, source, nbytes)
@@ -440,7 +442,7 @@ def _carry_through(nic, mover, target, source, nbytes):
 
 @engine_function
 def explain_copy(nic, mover, address, nbytes):
-    """What the error record says of a mover's latest failure."""
+    """Leave a mover's latest failure for the error record."""
     n = nic_at(nic)
     n.why_key, n.why_addr, n.why_nbytes = 0, address & FAR_ADDRESS, nbytes
     n.why_extra0, n.why_extra1 = mover_at(mover).error, mover_at(mover).timeout_ns
@@ -448,7 +450,10 @@ def explain_copy(nic, mover, address, nbytes):
 
 @engine_function
 def _refuse(nic, mover, address, nbytes, error):
-    """CUDA has refused a copy. What went before it ends first: nothing touches a request's memory behind its error."""
+    """Report a copy that CUDA has refused, and return the reason.
+
+    Earlier copies end first: nothing touches a request's memory after its error.
+    """
     mover_at(mover).error = error
     _await(nic, mover, mover_at(mover).issued)
     mover_at(mover).error = error
@@ -458,7 +463,7 @@ def _refuse(nic, mover, address, nbytes, error):
 
 @engine_function
 def move_far(nic, target, source, nbytes, pinned):
-    """Have a mover carry bytes of which one side is far: 0, or a reason. `pinned`: the host's side is known to be."""
+    """Have a mover copy bytes from or to far memory. Return 0, or a reason. `pinned`: the host side is known to be."""
     if on_gpu():
         return _COPY_FAILED
     n = nic_at(nic)
@@ -469,7 +474,7 @@ def move_far(nic, target, source, nbytes, pinned):
     if m.stuck != 0:
         return _refuse(nic, mover, address, nbytes, m.error)
     if n.touched != mover:
-        if n.touched != 0:  # a request for two GPUs: its fence is the second's alone
+        if n.touched != 0:  # a request for two GPUs: its fence covers the second mover alone
             fence = mover_at(n.touched).issued
             _await(nic, n.touched, fence)
             if ended(n.touched, fence, n.failures) < 0:
@@ -493,7 +498,7 @@ def move_far(nic, target, source, nbytes, pinned):
 
 @device_function
 def move(nic, target, source, nbytes):
-    """Copy bytes, at once in host memory and otherwise by a mover, which `NIC.touched` names then: 0, or a reason."""
+    """Copy bytes, in host memory at once, else by a mover, which `NIC.touched` then names. Return 0, or a reason."""
     if (target | source) >> MOVER_SHIFT == 0:
         copy(target, source, nbytes)
         return 0
@@ -519,7 +524,7 @@ def _fetch_far(nic, target, source, nbytes):
 
 @device_function
 def fetch(nic, target, source, nbytes):
-    """Copy a few bytes to host memory and wait until they are there: 0, or a reason."""
+    """Copy a few bytes to host memory and wait until they are there. Return 0, or a reason."""
     if far(source) == 0:
         copy(target, source, nbytes)
         return 0
@@ -531,9 +536,9 @@ def fetch(nic, target, source, nbytes):
 
 @engine_function
 def await_moved(nic, row):
-    """Wait for what is on its way for a QP, so that something may follow it: 0, or a reason.
+    """Wait for a QP's copies in flight, so that something may follow them. Return 0, or a reason.
 
-    An RC QP remembers by its mover that this has failed, until it has told its peer (receiver.py).
+    An RC QP whose copies have failed keeps its mover until it has told its peer (receiver.py).
     """
     if on_gpu():
         return 0
@@ -551,7 +556,7 @@ def await_moved(nic, row):
 
 @engine_function
 def let_arrive(nic, row):
-    """A message fails of which some bytes may be on their way: nothing touches its memory behind the error."""
+    """Wait for copies in flight of a message that fails: nothing touches its memory after the error."""
     if on_gpu():
         return
     n = nic_at(nic)
@@ -586,7 +591,7 @@ def _place_far(nic, row, target, source, nbytes):
 
 @device_function
 def place(nic, row, target, source, nbytes):
-    """Copy bytes of a packet to where they belong, behind all that came for the QP before them: 0, or a reason."""
+    """Copy bytes of a packet to where they belong, after all earlier bytes for the QP. Return 0, or a reason."""
     if qp_row_at(row).mover == 0 and far(target) == 0:
         copy(target, source, nbytes)
         return 0

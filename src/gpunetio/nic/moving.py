@@ -1,8 +1,8 @@
-"""Requests inside one NIC whose bytes a mover carries: begun one behind the other, completed when the bytes are there.
+"""Requests inside one NIC whose bytes a mover carries: begun one after another, completed when the bytes are in place.
 
-A request that a mover carries has a FLIGHT from `sq_ci` on, with the position at which its bytes are in place. Only
-requests that do nothing but copy, by the same mover and with effects in the same order, are begun behind such a one;
-everything else waits until all are complete. So what was posted later never shows earlier.
+From `sq_ci` on, each such request has a FLIGHT, with the position at which its bytes are in place. Only requests that
+do nothing but copy, by the same mover and with effects in the same order, begin while one is in flight. Everything else
+waits until all are complete. So a request that was posted later never takes effect earlier.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _REMOTE_WRITE, _REMOTE_READ = int(Access.REMOTE_WRITE), int(Access.REMOTE_READ)
 _SOLICITED = int(CtrlFlags.SOLICITED)
 _COPY_FAILED = int(Reason.COPY_FAILED)
 
-MOST_MOVING = 64 << 20  # bytes on their way by one mover, behind which nothing is begun: commands wait for them
+MOST_MOVING = 64 << 20  # bytes in flight by one mover, beyond which nothing begins: commands wait for them
 
 
 @device_function
@@ -44,7 +44,7 @@ def _flight(row, index):
 
 @device_function
 def count_packets(row, peer, nbytes):
-    """A request of `nbytes` has been carried out: PSNs count the packets that it would have been (IBTA 9.7.2)."""
+    """Count a request of `nbytes` that was executed: PSNs count the packets that it would have taken (IBTA 9.7.2)."""
     q = qp_row_at(row)
     q.ssn += 1
     q.tx_psn += 1 if nbytes <= q.mtu else (nbytes + q.mtu - 1) // q.mtu
@@ -59,7 +59,7 @@ def count_packets(row, peer, nbytes):
 
 @device_function
 def _fits(nic, row, target, source, nbytes):
-    """Whether a copy is one for the mover that is at work for the QP, and takes effect behind those before it."""
+    """Return whether a copy is for the mover that works for the QP, and takes effect after those before it."""
     q = qp_row_at(row)
     number = far(target) if far(target) != 0 else far(source)
     if number == 0 or mover_of(nic, number) != q.mover:
@@ -72,7 +72,7 @@ def _fits(nic, row, target, source, nbytes):
 
 @engine_function
 def may_follow(nic, row):
-    """Whether the WQE at `sq_next` may be begun behind those that are on their way."""
+    """Return whether the WQE at `sq_next` may begin while those before it are in flight."""
     if on_gpu():
         return False
     n = nic_at(nic)
@@ -107,7 +107,7 @@ def may_follow(nic, row):
 
 @engine_function
 def begin(nic, row, index, blocks, opcode, ce, nbytes):
-    """The request's bytes are on their way: it completes when they are in place."""
+    """Note a request whose bytes are in flight. It completes when they are in place."""
     if on_gpu():
         return
     n = nic_at(nic)
@@ -125,7 +125,7 @@ def begin(nic, row, index, blocks, opcode, ce, nbytes):
 
 @engine_function
 def _arrive(nic, row, opcode, nbytes):
-    """The peer's completion, where the request makes one: 0, a reason, or -1 if the peer receives no longer."""
+    """Complete the peer's receive if the request takes one. Return 0, a reason, or -1 if it no longer receives."""
     if on_gpu():
         return 0
     q = qp_row_at(row)
@@ -145,7 +145,7 @@ def _arrive(nic, row, opcode, nbytes):
 
 @engine_function
 def finish(nic, row):
-    """Complete the requests whose bytes are in place, in order: how many. `mover` is 0 when none is left."""
+    """Complete the requests whose bytes are in place, in order. Return how many. `mover` is 0 when none is left."""
     if on_gpu():
         return 0
     q = qp_row_at(row)
@@ -161,13 +161,13 @@ def finish(nic, row):
             reason = _arrive(nic, row, f.opcode, f.nbytes)
         else:
             explain_copy(nic, q.mover, 0, f.nbytes)
-        if reason < 0:  # nobody has seen it: it is tried again, as any request to a peer that does not answer
+        if reason < 0:  # the peer has not seen it: it is tried again, as any request to a peer that does not answer
             q.sq_next = index
             break
         done += 1
         q.sq_ci = index + f.blocks
         if reason != 0:
-            q.sq_next = q.sq_ci  # what was begun behind it is flushed
+            q.sq_next = q.sq_ci  # requests begun after it are flushed
             q.sq_sent = q.sq_ci
             fail_send(nic, row, index, f.opcode, f.ce, reason)
             break
@@ -182,12 +182,12 @@ def finish(nic, row):
 
 @engine_function
 def is_still(nic, row):
-    """Whether nothing is on its way for a QP in ERR, neither for its requests nor into its receives."""
+    """Return whether nothing is in flight for a QP in ERR, neither for its requests nor into its receives."""
     if on_gpu():
         return True
     q = qp_row_at(row)
     if q.wire != 0:
-        # What is owed to the peer depends on how they ended.
+        # The responses owed to the peer depend on how the copies ended.
         if q.mover != 0 and q.due == 0 and ended(q.mover, q.fence, q.failures) != 0:
             q.mover = 0
         return q.mover == 0 and free_slots(nic, row)

@@ -51,23 +51,23 @@ from .tables import (
 MAX_QP, MAX_CQ, MAX_MR, MAX_PD, MAX_UMEM, MAX_UAR, MAX_GID = 16384, 4096, 65536, 1024, 32768, 512, 16
 MAX_SRQ = 1024
 MAX_CHANNELS = 1024
-COMP_VECTORS = 8  # event queues, numbered from 1: nothing interrupts a CPU, so that they only count
+COMP_VECTORS = 8  # event queues, numbered from 1; they only count, because nothing interrupts a CPU
 MAX_LOG_QUEUE, MAX_LOG_CQ, LOG_MAX_MSG = 15, 22, 30
 UDP_SPORTS = 0xC000, 0xFFFF  # IBTA annex A17.4.3
 CLOCK_KHZ = 1_000_000  # of timestamps: the engine's clock counts nanoseconds
-_LOG_ADDRESSES = 47  # the largest region: what a process can address
+_LOG_ADDRESSES = 47  # the largest region: all that a process can address
 _ATOMIC_BYTES = 8
-_GID_TABLE_CODE = (MAX_GID // 8).bit_length() - 1  # what the capability carries: 8 entries, shifted by it
-MIN_ACK_TIMEOUT_NS = 1_000_000  # an engine is a thread, and can be away from its core for that long
-DESCRIPTORS = 29  # that an open NIC with one address takes: tables twice, events, the door
-BUDGET = 256  # WQEs of one QP before the next has its turn
+_GID_TABLE_CODE = (MAX_GID // 8).bit_length() - 1  # as the capability encodes it: 8 << code entries
+MIN_ACK_TIMEOUT_NS = 1_000_000  # an engine is a thread, which may be off its core for that long
+DESCRIPTORS = 29  # file descriptors of an open NIC with one address: tables twice, events, the door
+BUDGET = 256  # WQEs of one QP before the next QP's turn
 
 class SoftNic:
     """One software NIC. `nic.qps[qpn]`, `.cqs`, `.srqs`, `.mkeys`, `.pds`, `.umems`, `.uar_pages`, `.eqs`, `.gids` and
-    `.counters` are its tables; `nic.reports` is what it has refused, in words.
+    `.counters` are its tables. `nic.reports` says in words what it has refused.
 
-    `spin_us`: how long an idle engine spins before it sleeps, longer than a program in Python takes from one command or
-    batch to the next; `sleep_ms`: how long it sleeps at most.
+    `spin_us` is how long an idle engine spins before it sleeps: longer than a Python program takes from one command or
+    batch to the next. `sleep_ms` is how long it sleeps at most.
     """
 
     name: str
@@ -113,9 +113,9 @@ class SoftNic:
     def _open(
         self, undo: contextlib.ExitStack, outside: contextlib.ExitStack, spin_us: int, sleep_ms: int, budget: int
     ) -> None:
-        """Make all parts. `outside` closes those that use the engine, and `undo` those that the engine uses."""
+        """Create all parts. `outside` closes those that use the engine, `undo` those that the engine uses."""
         name, port = self.name, self.port
-        if port.config.wire == "udp":  # the sockets are opened with the first wire, perhaps much later
+        if port.config.wire == "udp":  # the sockets open with the first wire, perhaps much later
             for address in port.addresses:
                 check_own(address)
         self._queue_memory: dict[int, HostMemory] = {}
@@ -131,7 +131,7 @@ class SoftNic:
         self.mkeys, self.pds = kept(MkeyTable("key", MKEY_ROW, MAX_MR)), kept(Table("PD", PD_ROW, MAX_PD))
         self.srqs = kept(Table("SRQ", SRQ_ROW, MAX_SRQ))
         self.channels: set[EventChannel] = set()
-        self._unaffiliated: dict[EventChannel, int] = {}  # who hears of port and device, with which cookie
+        self._unaffiliated: dict[EventChannel, int] = {}  # channel → cookie of its port and device events
         undo.callback(lambda: [channel.close() for channel in self.channels])
         self.umems, self.uar_pages = kept(Table("UMEM", UMEM_ROW, MAX_UMEM)), kept(Table("UAR page", UAR_ROW, MAX_UAR))
         self.eqs, self.gids = kept(Table("EQ", EQ_ROW, 2 * COMP_VECTORS)), kept(Table("GID", GID_ROW, MAX_GID))
@@ -186,12 +186,12 @@ class SoftNic:
         outside.callback(observers.remove, self.engine.busy)
 
     def _look(self) -> None:
-        """What the service thread does when nothing is reported."""
+        """Look for starved QPs. The service thread does this when there is nothing to report."""
         if self._started:
             self.starved.look()
 
     def _lay_out(self, spin_us: int, sleep_ms: int, budget: int) -> None:
-        """Give every part of the control memory its place and tell the engine."""
+        """Give every part of the control memory its place, and tell the engine."""
         place = self._control.address + NIC.size
 
         def take(nbytes: int) -> int:
@@ -222,17 +222,17 @@ class SoftNic:
 
     @property
     def mac(self) -> bytes:
-        """The port's MAC."""
+        """Return the port's MAC."""
         return self.port.mac
 
     @property
     def guid(self) -> int:
-        """The node's GUID, an EUI-64 of the MAC; the port's and the system's too."""
+        """Return the node GUID, an EUI-64 of the MAC. Port GUID and system image GUID are the same."""
         return int.from_bytes(self.mac[:3] + b"\xff\xfe" + self.mac[3:], "big")
 
     @property
     def udp_sports(self) -> tuple[int, int]:
-        """The least and the largest UDP port that a QP's packets can be told to leave from."""
+        """Return the lowest and the highest UDP source port that can be set for a QP."""
         return UDP_SPORTS
 
     def _fill_gids(self) -> None:
@@ -243,13 +243,13 @@ class SoftNic:
             row["mac"] = np.void(self.mac + b"\0\0")
 
     def gid(self, index: int) -> bytes:
-        """Entry `index` of the GID table; zero when empty."""
+        """Return entry `index` of the GID table; zeros if it is empty."""
         if not 0 <= index < MAX_GID:
             raise InvalidValueError(f"GID index {index} is outside the table of {MAX_GID}")
         return bytes(self.gids.rows[index]["gid"])
 
     def has_gid(self, gid: bytes) -> bool:
-        """Whether `gid` is one of this NIC's."""
+        """Return whether `gid` is one of this NIC's."""
         return any(gid) and any(bytes(row["gid"]) == gid for row in self.gids.rows)
 
     def _capabilities(self) -> dict[int, bytes]:
@@ -267,7 +267,8 @@ class SoftNic:
             log_max_ra_req_qp=_log(MAX_RD_ATOMIC), log_max_ra_res_qp=_log(MAX_RD_ATOMIC),
             device_frequency_khz=CLOCK_KHZ, device_frequency_mhz=CLOCK_KHZ // 1000,
         )  # fmt: skip
-        # Masked atomics, which have no packets, are for QPs of one NIC and not told. Results are in host order.
+        # Masked atomics have no packets. They work between QPs of one NIC, and are not advertised. Results are in host
+        # order.
         atomic = contexts.ATOMIC_CAPS.pack(
             atomic_operations=AtomicOperation.COMPARE_SWAP | AtomicOperation.FETCH_ADD, atomic_size_qp=_ATOMIC_BYTES,
             atomic_req_8B_endianness_mode=1, supported_atomic_req_8B_endianness_mode_1=1,
@@ -290,7 +291,7 @@ class SoftNic:
     # --- wires -----------------------------------------------------------------------------------------------------
 
     def join(self, other: SoftNic) -> None:
-        """Lay an in-process wire to another NIC of this process. None leads from Ethernet to InfiniBand."""
+        """Lay an in-process wire to another NIC of this process. No wire leads from Ethernet to InfiniBand."""
         if self.port.link_layer is not other.port.link_layer:
             return
         gids = self.port.gids[0], other.port.gids[0]
@@ -300,10 +301,10 @@ class SoftNic:
             other.links.add_pipes(wire.ends[1], self, (gids[1], gids[0]), wire.drop)
 
     def route(self, gid: bytes, lid: int, source: int, qpn: int) -> tuple[int, int, bytes, int]:
-        """Where a QP's peer is: (row address, 0, …) on this NIC, (0, wire, …) elsewhere.
+        """Return where a QP's peer is: (row address, 0, …) on this NIC, (0, wire, …) elsewhere.
 
-        `source` is our GID index. Behind the wire come the peer's GID and our index as the wire knows them: on UDP,
-        those of the addresses that link-local GIDs stand for.
+        `source` is this NIC's GID index. The last two values are the peer's GID and this NIC's index as the wire knows
+        them: on UDP, those of the addresses that link-local GIDs stand for.
         """
         if lid == self.port.lid if self.port.infiniband else self.has_gid(gid):
             return self.qps.row_address(qpn), 0, gid, source
@@ -313,7 +314,7 @@ class SoftNic:
         return 0, wire, gid, source
 
     def _take_link(self, link: Link) -> None:
-        with contextlib.suppress(BadStateError), self._guard():  # it may be closing
+        with contextlib.suppress(BadStateError), self._guard():  # the NIC may be closing
             self.links.add_link(link)
 
     def _lose_link(self, link: Link) -> None:
@@ -329,33 +330,33 @@ class SoftNic:
                 os.close(fd)
 
     def mac_of(self, gid: bytes) -> bytes:
-        """The MAC behind a GID that can be reached."""
+        """Return the MAC behind a GID that can be reached."""
         return self.mac if self.has_gid(gid) else self.links.mac_of(gid)
 
     def _mac_for_capture(self, gid: bytes) -> bytes:
         return self.mac if self.has_gid(gid) else mac_of(address_of(gid))
 
     def _path_of(self, qpn: int) -> tuple[bytes, int] | None:
-        """The peer's GID and the source index of a QP that is connected over a wire."""
+        """Return the peer's GID and the source GID index of a QP that is connected over a wire, else None."""
         row = self.qps.rows[qpn & self.qps.mask]
         if row["qpn"] != qpn or row["wire"] == 0:
             return None
         return row["peer_high"].tobytes() + row["peer_low"].tobytes(), int(row["source"])
 
     def queue_memory(self, qpn: int, sq_entries: int) -> tuple[int, int]:
-        """What the transport keeps of a QP: its flights and its READ and atomic resources."""
+        """Allocate a QP's flights and its READ and atomic resources. Return both addresses."""
         memory = HostMemory(sq_entries * FLIGHT.size + MAX_RD_ATOMIC * RESOURCE.size)
         self._queue_memory[qpn] = memory
         return memory.address, memory.address + sq_entries * FLIGHT.size
 
     def shared_queue_memory(self, srqn: int, entries: int) -> int:
-        """Room for the indices of WQEs that come back unused."""
+        """Allocate room for the indices of an SRQ's WQEs that come back unused. Return its address."""
         self._shared_memory[srqn] = memory = HostMemory(8 * entries)
         return memory.address
 
     @contextlib.contextmanager
     def larger_shared_queue_memory(self, srqn: int, entries: int) -> Iterator[int]:
-        """Larger room for them: the SRQ's from when the block has ended."""
+        """Allocate larger room for these indices. The SRQ owns it once the block has ended."""
         memory = HostMemory(8 * entries)
         try:
             yield memory.address
@@ -366,34 +367,34 @@ class SoftNic:
         self._shared_memory[srqn] = memory
 
     def free_shared_queue_memory(self, srqn: int) -> None:
-        """No QP takes from the SRQ any more."""
+        """Free the memory of an SRQ. No QP may take WQEs from it any more."""
         self._shared_memory.pop(srqn).close()
 
     def free_queue_memory(self, qpn: int) -> None:
-        """The engine has forgotten the QP."""
+        """Free the memory of a QP. The engine must have forgotten the QP."""
         self._queue_memory.pop(qpn).close()
 
     # --- protection domains, memory, registers ---------------------------------------------------------------------
 
     def alloc_pd(self) -> int:
-        """A new PD's number."""
+        """Allocate a PD and return its number."""
         with self._guard():
             pdn = self._slot(self.pds)
             self.pds.rows[pdn]["pdn"] = pdn
             return pdn
 
     def dealloc_pd(self, pdn: int) -> None:
-        """InUseError while a QP or a region belongs to it."""
+        """Free a PD. InUseError while a QP or a region belongs to it."""
         with self._guard():
             row = self._unused(self.pds, pdn)
             row["pdn"] = 0
 
     def reg_mr(self, pdn: int, address: int, nbytes: int, iova: int, access: Access, cuda: bool) -> int:
-        """Register memory: its key, which is lkey and rkey."""
+        """Register memory. Return its key, which is both lkey and rkey."""
         with self._guard():
             pd = self.pds[pdn]
             place = self._place(address, nbytes, access, cuda)
-            # A random place and tag: a key cannot be guessed from another.
+            # Index and tag are random, so that a key cannot be guessed from another.
             index = self.mkeys.free_slot(1 + secrets.randbelow(MAX_MR - 1))
             if index is None:
                 raise NoMemoryError(f"{self.name} has no free memory key: all {MAX_MR - 1} are in use; close one first")
@@ -407,7 +408,7 @@ class SoftNic:
             return key
 
     def _place(self, address: int, nbytes: int, access: Access, cuda: bool) -> int:
-        """What the engine is to take for a range's address. The CUDA driver says whose it is, not who registers it."""
+        """Return the address that the engine uses for a range. The CUDA driver says whose it is, not the caller."""
         place = self.far_memory.mark(address, nbytes) if cuda else None
         if place is None and is_accessible(address, nbytes, bool(access & Access.LOCAL_WRITE)):
             return address
@@ -417,17 +418,17 @@ class SoftNic:
             return place
         if cuda:
             raise NotSupportedError(
-                f"[{address:#x}, +{nbytes}) is neither memory of this process's CPU nor, as its CUDA driver sees it, "
-                "of one GPU: register an allocation of this process"
+                f"[{address:#x}, +{nbytes}) is neither memory of this process's CPU nor, according to its CUDA "
+                "driver, of one GPU: register an allocation of this process"
             )
         raise InvalidValueError(_inaccessible(address, nbytes, access))
 
     def rereg_mr(
         self, key: int, pdn: int | None, place: tuple[int, int, bool] | None, access: Access | None
     ) -> None:
-        """Change a region between two WQEs, and leave its key. See `Provider.rereg_mr`.
+        """Change a region between two WQEs, and keep its key (`Provider.rereg_mr`).
 
-        After this returns the NIC touches no byte of memory that the region has left.
+        After this returns, the NIC touches no byte of memory that the region has left.
         """
         with self._guard():
             row = self.mkeys[key].copy()
@@ -451,7 +452,7 @@ class SoftNic:
                 self.loans.take_back(lent)
 
     def dereg_mr(self, key: int) -> None:
-        """After this returns this NIC touches no byte of the region."""
+        """Deregister a region. After this returns, the NIC touches no byte of it."""
         with self._guard():
             pdn, lent = int(self.mkeys[key]["pdn"]), int(self.mkeys[key]["lent"])
             self.engine.post(step.WRITE_ROW, self.mkeys.row_address(key), np.zeros((), MKEY_ROW.dtype))
@@ -460,7 +461,7 @@ class SoftNic:
                 self.loans.take_back(lent)
 
     def reg_umem(self, address: int, nbytes: int, access: Access) -> int:
-        """A UMEM id."""
+        """Register a UMEM and return its id."""
         with self._guard():
             if not is_accessible(address, nbytes, bool(access & Access.LOCAL_WRITE)):
                 raise InvalidValueError(_inaccessible(address, nbytes, access))
@@ -470,12 +471,12 @@ class SoftNic:
             return umem_id
 
     def dereg_umem(self, umem_id: int) -> None:
-        """InUseError while a queue lies in it."""
+        """Deregister a UMEM. InUseError while a queue lies in it."""
         with self._guard():
             self._unused(self.umems, umem_id)["umem_id"] = 0
 
     def alloc_uar(self, kind: UarAllocationType) -> tuple[int, int]:
-        """(page id, address of the page)."""
+        """Allocate a UAR page. Return its id and its address."""
         with self._guard():
             page_id = self._slot(self.uar_pages)
             address = self._uar_memory.address + page_id * UAR_PAGE
@@ -486,7 +487,7 @@ class SoftNic:
             return page_id, address
 
     def free_uar(self, page_id: int) -> None:
-        """InUseError while a queue uses it. The page stays mapped, so that a late doorbell does no harm."""
+        """Free a UAR page. InUseError while a queue uses it. The page stays mapped: a late doorbell does no harm."""
         with self._guard():
             row = self._unused(self.uar_pages, page_id)
             count = int(self.record["uar_count"])
@@ -496,18 +497,18 @@ class SoftNic:
             row["page_id"] = 0
 
     def doorbell_line(self, qpn: int) -> int:
-        """The QP's own register, a cache line."""
+        """Return the address of the QP's own doorbell register, a cache line."""
         return self._lines.address + (qpn & self.qps.mask) * REGISTER_BYTES
 
     def execute(self, mailbox: bytes, out_size: int) -> tuple[bytes, str]:
-        """Carry out a command; see `CommandInterpreter.execute`."""
+        """Execute a command (`CommandInterpreter.execute`)."""
         with self._guard():
             return self.interpreter.execute(mailbox, out_size)
 
     # --- events ----------------------------------------------------------------------------------------------------
 
     def create_event_channel(self) -> EventChannel:
-        """A channel that nothing is subscribed to yet."""
+        """Create a channel, which is not subscribed to anything yet."""
         with self._guard():
             if len(self.channels) == MAX_CHANNELS:
                 raise NoMemoryError(f"{self.name} has no free event channel: all {MAX_CHANNELS} are in use")
@@ -516,7 +517,7 @@ class SoftNic:
             return channel
 
     def subscribe(self, channel: EventChannel, target: np.void | None, types: Iterable[EventType], cookie: int) -> None:
-        """Tell the channel of these events of a QP, CQ or SRQ, or with None of the port and the device."""
+        """Subscribe a channel to these events of a QP, CQ or SRQ; with None, to those of the port and the device."""
         with self._guard():
             if target is None:
                 self._unaffiliated[channel] = cookie
@@ -535,7 +536,7 @@ class SoftNic:
                 self.record["armable_count"] = count + 1
 
     def forget_armable(self, cq: int) -> None:
-        """The CQ with this row will not be armed any more."""
+        """Forget the CQ with this row, which will not be armed any more."""
         count = int(self.record["armable_count"])
         found = np.flatnonzero(self._armable[:count] == cq)
         if len(found):
@@ -543,7 +544,7 @@ class SoftNic:
             self.record["armable_count"] = count - 1
 
     def destroy_event_channel(self, channel: EventChannel) -> None:
-        """Nothing is told to it any more, and what it holds is gone."""
+        """Destroy a channel. It gets no more events, and the events in it are lost."""
         with self._guard():
             for table, names in ((self.qps, ("channel",)), (self.srqs, ("channel",)),
                                  (self.cqs, ("channel", "error_channel"))):  # fmt: skip
@@ -553,12 +554,12 @@ class SoftNic:
                         if table is self.cqs and name == "channel":
                             self.forget_armable(table.row_address(int(index)))
             self._unaffiliated.pop(channel, None)
-            self.engine.settle()  # it may be ringing the channel
+            self.engine.settle()  # the engine may be writing to the channel's descriptor
             self.channels.discard(channel)
             channel.close()
 
     def set_link(self, up: bool) -> None:
-        """Plug the cable in, or pull it: no packet comes or goes over any wire, and everyone is told."""
+        """Plug the cable in, or pull it: then no packet comes or goes over any wire. This raises a port event."""
         with self._guard():
             if up == self.link_up:
                 return
@@ -568,13 +569,13 @@ class SoftNic:
 
     @property
     def link_up(self) -> bool:
-        """Whether the cable is in."""
+        """Return whether the cable is plugged in."""
         return int(self.record["link_down"]) == 0
 
     def fail(self) -> None:
-        """Fail as a card whose firmware has crashed: nothing is executed any more, objects can only be destroyed.
+        """Fail like a card whose firmware has crashed: nothing is executed any more, objects can only be destroyed.
 
-        Everyone is told. It lasts until the NIC is closed.
+        This raises a device event. The failure lasts until the NIC is closed.
         """
         with self._guard():
             self.pause()
@@ -582,25 +583,25 @@ class SoftNic:
             self.tell_all(EventType.INTERNAL_ERROR)
 
     def tell_all(self, kind: EventType, number: int = 0) -> None:
-        """An event of the port or of the device, to everyone who wants those."""
+        """Send an event of the port or of the device to all channels that have subscribed to those."""
         with self._guard():
             for channel, cookie in self._unaffiliated.items():
                 event = np.zeros((), EVENT.dtype)
                 event["cookie"], event["type"], event["number"] = cookie, int(kind), number
                 self.engine.post(step.RAISE_EVENT, channel.address, event)
 
-    # --- for tests, and for whoever wants to look ------------------------------------------------------------------
+    # --- for tests and inspection ----------------------------------------------------------------------------------
 
     @property
     def reports(self) -> list[Report]:
-        """What the NIC has refused lately, oldest first."""
+        """Return what the NIC has refused lately, oldest first."""
         self._service.drain()
         return list(self._service.reports)
 
     def pause(self, after: int = 0) -> None:
-        """Stand still once `after` more WQEs have been executed; commands are still served.
+        """Stop executing WQEs after `after` more of them. Commands are still served.
 
-        With `after` 0 the NIC stands still when this returns.
+        With `after` 0, the NIC has stopped when this returns.
         """
         with self._guard():
             if after == 0:
@@ -621,7 +622,7 @@ class SoftNic:
     def close(self) -> None:
         """Stop the engine. Afterwards nothing touches any memory. Idempotent.
 
-        TimedOutError when the engine does not stop: nothing that it uses is freed then, and the next call tries again.
+        TimedOutError if the engine does not stop. Then nothing that it uses is freed, and the next call tries again.
         """
         if self.pid == os.getpid():
             with deferred():
@@ -647,7 +648,7 @@ class SoftNic:
     def _guard(self) -> threading.RLock:
         if self.pid != os.getpid():
             raise BadStateError(
-                f"{self.name} was opened in process {self.pid}: open it anew here, or use spawn, not fork"
+                f"{self.name} was opened in process {self.pid}: open it again here, or use spawn, not fork"
             )
         if not self.engine.running:
             raise BadStateError(f"{self.name} is closed")
@@ -677,10 +678,10 @@ def _inaccessible(address: int, nbytes: int, access: Access) -> str:
 
 
 def _log(count: int) -> int:
-    """The logarithm of a power of two."""
+    """Return the logarithm of a power of two."""
     return count.bit_length() - 1
 
 
 def _signed(value: int) -> int:
-    """An address or difference as the int64 with the same bits."""
+    """Return an address or a difference as the int64 with the same bits."""
     return (value + (1 << 63)) % (1 << 64) - (1 << 63)
