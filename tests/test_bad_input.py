@@ -289,10 +289,10 @@ class Nowhere:
 
 
 NO_MEMORY: dict[str, tuple[Callable[[], Any], type[DocaError], str]] = {
-    "None": (lambda: None, InvalidValueError, "NoneType is no memory"),
+    "None": (lambda: None, InvalidValueError, "NoneType is not memory"),
     "int": (lambda: 0x1000, InvalidValueError, "0x1000 is an address: give the length of the memory too"),
-    "str": (lambda: "text", InvalidValueError, "str is no memory"),
-    "list": (lambda: [1, 2], InvalidValueError, "list is no memory"),
+    "str": (lambda: "text", InvalidValueError, "str is not memory"),
+    "list": (lambda: [1, 2], InvalidValueError, "list is not memory"),
     "released": (released, InvalidValueError, "released memoryview"),
     "closed": (closed_memory, BadStateError, "the HostMemory is closed: its memory is gone"),
     "empty": (bytearray, InvalidValueError, "0 bytes"),

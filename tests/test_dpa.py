@@ -328,7 +328,7 @@ def test_attributes_that_contradict_each_other(bench: Bench):
             (InvalidValueError, "for sends and for receives: create a completion for each", {
                 "send_dpa_completion": shared, "receive_dpa_completion": shared,
             }),
-            (InUseError, f"has its queue, of {user}: create another completion", {"send_dpa_completion": used}),
+            (InUseError, f"is used by {user}: create another completion", {"send_dpa_completion": used}),
             (InvalidValueError, "without dpa: give it too, or external_umem, .* of your own", {"dpa": None}),
             *((InvalidValueError, f"without {name}: give (all three|both)", {**external, name: None})
               for name in external),
@@ -476,7 +476,7 @@ def test_the_sample(port, options):
     for (status, out, err), peer in zip(outputs, ("client", "server"), strict=True):
         assert (status, err) == (0, "")
         assert f"The DPA kernel wrote to the {peer}'s buffer" in out
-        assert f"The {peer}'s DPA kernel wrote to this one's buffer as often, and all bytes are right" in out
+        assert f"The {peer}'s DPA kernel wrote to this end's buffer as often, and all bytes are right" in out
 
 
 @pytest.mark.slow

@@ -128,7 +128,7 @@ def test_dmabuf_refused(ctx, memory, tmp_path):
     os.close(writing)
     plain = tmp_path / "plain"
     plain.write_bytes(bytes(4096))
-    with plain.open("r+b") as file, pytest.raises(InvalidValueError, match="no sealed memory"):
+    with plain.open("r+b") as file, pytest.raises(InvalidValueError, match="not sealed memory"):
         pd.register_dmabuf(file.fileno(), 4096)  # it could be truncated under the NIC
     pd.close()
     with pytest.raises(BadStateError, match="is closed"):

@@ -106,7 +106,7 @@ def test_mistakes_are_named():
     with Gpu("host") as host:
         with pytest.raises(InvalidValueError, match="0 warps"):
             Litmus(host, 0)
-        with pytest.raises(InvalidValueError, match="no fence 'strong': there are product, gpu, sys, none"):
+        with pytest.raises(InvalidValueError, match="no fence 'strong': the fences are product, gpu, sys, none"):
             Litmus(host, 1).run("strong", 0.1)
 
 

@@ -174,7 +174,7 @@ def test_memory_that_could_shrink_is_refused(tmp_path):
     (tmp_path / "file").write_bytes(bytes(PAGE))
     file, (end, other) = os.open(tmp_path / "file", os.O_RDWR), os.pipe()
     for fd in (loose, file, end):
-        with pytest.raises(InvalidValueError, match="is no sealed memory"):
+        with pytest.raises(InvalidValueError, match="is not sealed memory"):
             MappedMemory(fd, PAGE)
     for fd in (loose, file, end, other):
         os.close(fd)
@@ -321,7 +321,7 @@ def test_no_memory():
     released = memoryview(b"abc")
     released.release()
     for thing in (5, "text", None, [1, 2], released):
-        with pytest.raises(InvalidValueError, match=f"{type(thing).__name__} is no memory"):
+        with pytest.raises(InvalidValueError, match=f"{type(thing).__name__} is not memory"):
             Region.of(thing)
     with pytest.raises(InvalidValueError, match="ndarray"):
         Region.of(np.array(["2020-01-01"], "M8[D]"))  # no format that a buffer could name

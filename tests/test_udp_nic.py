@@ -137,7 +137,7 @@ def test_link_local_gids_without_an_address_are_refused(monkeypatch):
 
 @pytest.mark.parametrize("address", ["192.0.2.1", "2001:db8::1"])
 def test_an_address_of_others_is_refused_when_the_nic_is_opened(address):
-    with pytest.raises(InvalidValueError, match=rf"{address} is no address of this machine"):
+    with pytest.raises(InvalidValueError, match=rf"{address} is not an address of this machine"):
         verbs.open("soft0", port=PortConfig(addresses=("127.0.0.1", address), wire="udp"))
     with verbs.open("soft0", port=PortConfig(addresses=(address,))):  # between NICs of this host any will do
         pass

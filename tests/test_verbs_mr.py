@@ -70,7 +70,7 @@ def test_an_address_that_the_cpu_cannot_read_may_be_a_gpus(fake, ctx):
     (4096, 0, "0 bytes"), (4096, -1, "no range of memory"), (-1, 8, "no range of memory"),
     ((1 << 64) - 4, 8, "no range of memory"), (4096, "8", "nbytes = '8' is of type str"),
     (bytearray(8), 4, "nbytes = 4 beside a bytearray: only an address needs a length"),
-    (True, None, "bool is no memory"),
+    (True, None, "bool is not memory"),
 ])  # fmt: skip
 def test_addresses_that_are_refused(ctx, address, nbytes, message):
     for register in (ctx.create_pd().register, ctx.register_umem):

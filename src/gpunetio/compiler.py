@@ -1,7 +1,7 @@
-"""The compiler, Numba: what runs in kernels, in the software NIC and between a CPU and a ring is made by it.
+"""Numba compiles kernels, the software NIC, and the code between a CPU and a ring.
 
-Nothing else needs it, and it is loaded when the first of these is used. So hardware can be controlled where it is not
-installed.
+Nothing else needs Numba, and it is loaded when the first of these is used. So hardware can be controlled where Numba is
+not installed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from .errors import NotSupportedError
 
 @contextmanager
 def needed_for(what: str) -> Iterator[None]:
-    """Around imports of compiled modules: NotSupportedError says what cannot be had when there is no compiler."""
+    """Import compiled modules in this context. Without Numba, raise NotSupportedError, which begins with `what`."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -1,6 +1,6 @@
 """The data path accelerator (DPA) of a device: a place beside the NIC where kernels drive its queues (`doca_dpa`).
 
-The software NIC's is threads of the host that run `@kernel` functions, in host memory:
+The software NIC's DPA is threads of the host that run `@kernel` functions in host memory:
 
     with Dpa(ctx) as dpa:
         completion = dpa.create_completion(64)
@@ -22,18 +22,18 @@ from .verbs import CQ, QP, Context, Handle
 
 
 class Dpa(Handle):
-    """The DPA of a device (`doca_dpa_create`). It closes the completions and queue pairs that were made for it.
+    """The DPA of a device (`doca_dpa_create`). Closing it also closes the completions and queue pairs made for it.
 
-    `kernel[grid, block, dpa](…)` launches grid × block DPA threads (`doca_dpa_kernel_launch_update_set`); closing
-    anything that they may use waits for them. `timeout`: seconds after which any wait of a device function on a queue
-    ends with ETIMEDOUT.
+    `kernel[grid, block, dpa](…)` launches grid × block DPA threads (`doca_dpa_kernel_launch_update_set`). Closing
+    anything that they may use waits for them. After `timeout` seconds, any wait of a device function on a queue ends
+    with ETIMEDOUT.
 
-    NotSupportedError when the device has none.
+    NotSupportedError when the device has no DPA.
     """
 
     _rank = 3
     _closes_users = True
-    warp = 1  # and `target`: what `@kernel` asks of a place
+    warp = 1  # with `target`, what `@kernel` needs to know of a place
 
     def __init__(self, ctx: Context, *, timeout: float = DEFAULT_TIMEOUT):
         super().__init__(ctx)
@@ -52,56 +52,55 @@ class Dpa(Handle):
 
     @property
     def target(self) -> str:
-        """What kernels are compiled for."""
+        """The target that kernels are compiled for."""
         self.check_open()
         return self._threads.target
 
     def create_completion(self, cqe: int) -> DpaCompletion:
-        """A completion context of `cqe` entries, a power of two (`doca_dpa_completion_create`)."""
+        """Create a completion context of `cqe` entries, a power of two (`doca_dpa_completion_create`)."""
         return DpaCompletion(self, cqe)
 
     def alloc(self, nbytes: int) -> GpuMemory:
-        """Zeroed, page-aligned memory of the DPA (`doca_dpa_mem_alloc`); `array` is the CPU's view of it.
+        """Allocate zeroed, page-aligned memory of the DPA (`doca_dpa_mem_alloc`); `array` is the CPU's view of it.
 
-        To be registered for payload or, with `Context.register_umem`, as the place of a queue.
+        Register it for payload or, with `Context.register_umem`, to hold a queue.
         """
         self.check_open()
         return self._threads.alloc(nbytes, MemType.CPU_GPU)
 
     def last_error(self, qp: QP) -> QpError | None:
-        """The first error completion of a queue pair that a kernel has seen, or None."""
+        """Return the first error completion of a queue pair that a kernel has seen, or None."""
         self.check_open()
         return self._queue(qp).last_error()
 
     def wait_idle(self) -> None:
-        """See `Handle`."""
         self.wait_for_kernels(str(self))
         super().wait_idle()
 
-    # --- what launches and queue pairs tell, and ask for -------------------------------------------------------------
+    # --- for launches and queue pairs --------------------------------------------------------------------------------
 
     def used_by(self, launch: object) -> None:
-        """A kernel has been launched here."""
+        """Keep the DPA open while `launch` runs: closing waits for the kernel."""
         self._launches.add(launch)
 
     def wait_for_kernels(self, what: str) -> None:
-        """Wait until no kernel runs here: any may have the handle of `what`, which is but a number."""
+        """Wait until no kernel runs here. Any kernel may have the handle of `what`, which is a plain number."""
         self._launches.wait(self.timeout + LAUNCH_TIMEOUT, what)
 
     def attach(self, qp: QP) -> None:
-        """A queue pair has been made for this DPA."""
+        """Export a queue pair that was made for this DPA."""
         self._queues[qp] = self._threads.export_qp(qp, timeout=self.timeout)
 
     def detach(self, qp: QP) -> None:
-        """It goes, and its export went before."""
+        """Forget a queue pair that is being closed. Its export is already closed."""
         self._queues.pop(qp, None)
 
     def restart(self, qp: QP) -> None:
-        """It is in RST, where the device counts from 0 again."""
+        """Reset the export of a queue pair that is in RST, where the device counts from 0 again."""
         self._queues[qp].reset()
 
     def handle(self, qp: QP) -> int:
-        """See `QP.get_dpa_handle`."""
+        """Return the pointer that kernels pass to device functions. `QP.get_dpa_handle` calls this."""
         return self._queue(qp).device_address
 
     def _queue(self, qp: QP) -> ExportedQp:
@@ -111,9 +110,9 @@ class Dpa(Handle):
 
 
 class DpaCompletion(Handle):
-    """Where a queue of a DPA's queue pair completes (`doca_dpa_completion`); kernels poll the ring of the CQ `cq`.
+    """Where a queue of a DPA's queue pair completes (`doca_dpa_completion`). Kernels poll the ring of the CQ `cq`.
 
-    It serves one queue at a time, as the device library finds a CQE by the index of its WQE.
+    It serves one queue at a time, because the device library finds a CQE by the index of its WQE.
     """
 
     _rank = 1
@@ -131,10 +130,10 @@ class DpaCompletion(Handle):
 
     @property
     def entries(self) -> int:
-        """CQEs of the ring."""
+        """The number of CQEs in the ring."""
         return self.cq.entries
 
     def check_free(self) -> None:
         """Raise InUseError when a queue completes here."""
         if self._users:
-            raise InUseError(f"{self} has its queue, of {', '.join(map(str, self._users))}: create another completion")
+            raise InUseError(f"{self} is used by {', '.join(map(str, self._users))}: create another completion")

@@ -18,7 +18,7 @@ class QpState(IntEnum):
     RTR  = 2
     RTS  = 3
     ERR  = 4
-    SQD  = 5  # the send queue is drained: libibverbs has it, DOCA Verbs has not
+    SQD  = 5  # the send queue is drained; libibverbs has this state, DOCA Verbs does not
 
 
 class AddrType(IntEnum):
@@ -42,7 +42,7 @@ class MtuSize(IntEnum):
 
     @property
     def nbytes(self) -> int:
-        """Payload bytes of a packet."""
+        """The payload bytes of a packet."""
         return 256 << self
 
 
@@ -119,7 +119,7 @@ class Access(IntFlag):
 
     @classmethod
     def all(cls) -> "Access":
-        """Local write and every remote right."""
+        """Return local write and every remote right."""
         return cls.LOCAL_WRITE | cls.REMOTE_WRITE | cls.REMOTE_READ | cls.REMOTE_ATOMIC
 
 
@@ -150,29 +150,29 @@ class SendDbrModeExt(IntEnum):
 
 
 class MemRegType(IntEnum):
-    """enum doca_gpu_verbs_mem_reg_type: how a device is told of a queue in GPU memory."""
+    """enum doca_gpu_verbs_mem_reg_type: how a queue in GPU memory is registered with a device."""
 
     DEFAULT      = 0  # by a dmabuf, or else by its address, or else the queue is in host memory
     CUDA_DMABUF  = 1
-    CUDA_PEERMEM = 2  # by its address, which takes the kernel module nvidia-peermem
+    CUDA_PEERMEM = 2  # by its address, which needs the kernel module nvidia-peermem
 
 
 class RingMemory(IntEnum):
-    """Where a UMEM lies, and how its device was told; ours."""
+    """Where a UMEM lies, and how it was registered with its device. DOCA has no such enumeration."""
 
-    HOST         = 0  # the CPU loads and stores there, and kernels where it is registered with CUDA
+    HOST         = 0  # the CPU accesses it, and so do kernels if it is registered with CUDA
     CUDA_DMABUF  = 1  # GPU memory, of which the device has a dmabuf
     CUDA_PEERMEM = 2  # GPU memory, of which the device has the address
     DMABUF       = 3  # a dmabuf that has no address here
 
     @property
     def in_gpu(self) -> bool:
-        """Whether it is GPU memory, where the CPU neither loads nor stores."""
+        """Whether it is GPU memory, which the CPU does not access."""
         return self in (RingMemory.CUDA_DMABUF, RingMemory.CUDA_PEERMEM)
 
     @property
     def text(self) -> str:
-        """In words."""
+        """The place in words."""
         return ("host memory", "GPU memory (dmabuf)", "GPU memory (nvidia-peermem)", "a dmabuf")[self]
 
 
@@ -185,7 +185,7 @@ class SharingMode(IntEnum):
 
 
 class ExecScope(IntEnum):
-    """enum doca_gpu_dev_verbs_exec_scope; BLOCK is ours."""
+    """enum doca_gpu_dev_verbs_exec_scope. DOCA has no BLOCK."""
 
     THREAD = 0
     WARP   = 1

@@ -1,4 +1,4 @@
-"""The errors of gpunetio: one tree, each with the numeric `doca_error_t` it stands for.
+"""The errors of gpunetio: one tree, each with the numeric `doca_error_t` that it stands for.
 
     DocaError
     ├── NotPermittedError (PermissionError)    ├── FullError
@@ -53,7 +53,7 @@ class DocaErrorCode(IntEnum):
 
 
 class DocaError(Exception):
-    """Base of all errors raised by gpunetio. `code` is the `doca_error_t` the C library would return."""
+    """Base of all errors raised by gpunetio. `code` is the `doca_error_t` that the C library would return."""
 
     code = DocaErrorCode.UNKNOWN
 
@@ -127,7 +127,7 @@ class OperatingSystemError(DocaError, OSError):
 class DriverError(DocaError):
     """DOCA_ERROR_DRIVER: the device refused a command, or a driver call failed.
 
-    `status` and `syndrome` are the command's own when a command was refused.
+    `status` and `syndrome` are those of a refused command.
     """
 
     code = DocaErrorCode.DRIVER
@@ -173,9 +173,9 @@ _BY_CODE = {kind.code: kind for kind in DocaError.__subclasses__()}
 
 
 def error_of(code: int, message: str) -> DocaError:
-    """The error that a `doca_error_t` stands for: a DocaError with its code when it has no class of its own.
+    """Return the error for a `doca_error_t`: of its class or, if it has none, a DocaError with its code.
 
-    A number that is none is UNKNOWN.
+    A number that is not a `doca_error_t` becomes UNKNOWN.
     """
     error = _BY_CODE.get(code, DocaError)(message)  # type: ignore[call-overload]
     if code in list(DocaErrorCode):

@@ -1,8 +1,8 @@
 """Ctrl+C waits while something is made, changed or closed, so that nothing is left half-made.
 
-Python raises KeyboardInterrupt in the main thread between any two steps: also between making a thing and noting that
-it exists, and between the two halves of a lock. There is no place for a `try` that would catch that. So SIGINT is only
-noted while `deferred()` is in force, and raised at its end. Whatever runs there has a deadline of its own.
+Python raises KeyboardInterrupt in the main thread between any two steps: even between making an object and storing it,
+or halfway through taking a lock. There is no place for a `try` that would catch this. So SIGINT is only noted while
+`deferred()` is in force, and delivered at its end. Everything that runs there has a deadline of its own.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from importlib import import_module
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-# The functions behind those of `signal`, which take twenty times as long for the sake of enumerations.
+# The functions behind those of `signal`, which take twenty times as long because they convert to enumerations.
 _c: Any = import_module("_signal")
 _getsignal, _signal = _c.getsignal, _c.signal
 
@@ -27,8 +27,8 @@ _SIGINT = int(signal.SIGINT)
 class deferred(ContextDecorator):
     """A context in which SIGINT is noted, and delivered at the end; also a decorator.
 
-    In threads other than the main one it does nothing, as Python interrupts none of them. `came` tells whether an
-    interrupt was noted. Contexts may be nested: the outermost delivers.
+    In threads other than the main one it does nothing, because Python never interrupts them. `came` tells whether an
+    interrupt was noted. Contexts may be nested: the outermost one delivers.
     """
 
     def __init__(self):
@@ -36,12 +36,12 @@ class deferred(ContextDecorator):
         self.came = False
 
     def _recreate_cm(self) -> deferred:
-        return deferred()  # for each call of what is decorated
+        return deferred()  # a new one for each call of the decorated function
 
     def __enter__(self) -> deferred:
         if threading.current_thread() is threading.main_thread():
             handler = _getsignal(_SIGINT)
-            # Without a handler in Python nothing is raised; with a note-taker of ours somebody else delivers.
+            # Without a handler in Python, nothing is raised. If it is `_note` of an outer context, that delivers.
             if callable(handler) and not isinstance(getattr(handler, "__self__", None), deferred):
                 self._handler = handler
                 _signal(_SIGINT, self._note)
@@ -58,7 +58,7 @@ class deferred(ContextDecorator):
 
 
 class allowed:
-    """Within `deferred()`: a context that can be interrupted, because it takes long and leaves nothing behind."""
+    """A context within `deferred()` that can be interrupted, because it takes long and leaves nothing behind."""
 
     def __init__(self):
         self._outer: deferred | None = None
@@ -81,14 +81,14 @@ class Closable(Protocol):
     """What `uninterrupted` makes."""
 
     def close(self) -> None:
-        """Undo the making."""
+        """Release what was made."""
 
 
 Made = TypeVar("Made", bound=Closable)
 
 
 def uninterrupted(make: Callable[..., Made], *args: Any, **kwargs: Any) -> Made:
-    """Call `make` with interrupts deferred. If one came, close what was made, which the caller will not get."""
+    """Call `make` with interrupts deferred. If one came, close what was made, because the caller will not get it."""
     with deferred() as interrupts:
         made = make(*args, **kwargs)
         if interrupts.came:
@@ -97,7 +97,7 @@ def uninterrupted(make: Callable[..., Made], *args: Any, **kwargs: Any) -> Made:
 
 
 class Whole(ABCMeta):
-    """The metaclass of what an interrupt must not leave half-made: a class with `close()`."""
+    """The metaclass of classes with `close()` whose instances an interrupt must not leave half-made."""
 
     if not TYPE_CHECKING:  # the type of an instance is that of its class
 
@@ -106,7 +106,7 @@ class Whole(ABCMeta):
 
         @property
         def __signature__(cls) -> Any:
-            """The arguments of `__init__`, for `help()`: those of `__call__` say nothing."""
+            """The arguments of `__init__`, for `help()`. Those of `__call__` say nothing."""
             from inspect import signature
 
             _, *others = (whole := signature(cls.__init__)).parameters.values()

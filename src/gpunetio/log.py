@@ -1,4 +1,4 @@
-"""Logging: the standard library's, under `gpunetio`, with the levels of `DOCA_GPUNETIO_LOG`.
+"""Logging with the standard library, under the name `gpunetio`, at the level of `DOCA_GPUNETIO_LOG`.
 
 The variable takes 0 … 7 (EMERG, ALERT, CRIT, ERR, WARNING, NOTICE, INFO, DEBUG); messages go to stderr.
 Unset means WARNING, so that errors explain themselves.
@@ -18,12 +18,12 @@ logger: logging.Logger = logging.getLogger("gpunetio")
 
 
 def level_from_environment(text: str | None) -> int:
-    """The logging level of a value of `DOCA_GPUNETIO_LOG`; unset or nonsense means WARNING."""
+    """Return the logging level for a value of `DOCA_GPUNETIO_LOG`. Unset or nonsense means WARNING."""
     return _LEVELS[min(int(text), len(_LEVELS) - 1)] if text and text.isdecimal() else logging.WARNING
 
 
 def configure() -> None:
-    """Send gpunetio's messages to stderr at the environment's level. For programs; a library leaves this to them."""
+    """Send gpunetio's messages to stderr at the environment's level. Programs call this, libraries do not."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s [%(levelname)s] %(name)s: %(message)s"))
     logger.addHandler(handler)

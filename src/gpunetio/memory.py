@@ -1,7 +1,7 @@
-"""Memory that a NIC may touch: page-aligned host memory of ours, and the address range behind a user's object.
+"""Memory that a NIC may access: page-aligned host memory of ours, and the address range behind a user's object.
 
 Host memory may be shared with another process of the same user: `HostMemory(nbytes, shared=True)` has a descriptor, and
-`MappedMemory` is the same memory in the process that has received it.
+`MappedMemory` is the same memory in the process that received the descriptor.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from .errors import BadStateError, InvalidValueError
 
 PAGE = mmap.PAGESIZE
 
-_live: dict[int, HostMemory] = {}  # by address: no garbage collection frees memory that an engine may still read
+_live: dict[int, HostMemory] = {}  # by address: garbage collection must not free memory that an engine may still read
 
 
 def round_up(nbytes: int, multiple: int) -> int:
-    """The smallest multiple of `multiple` (a power of two) that is at least `nbytes`."""
+    """Return the smallest multiple of `multiple` (a power of two) that is at least `nbytes`."""
     return (nbytes + multiple - 1) & -multiple
 
 
 def is_accessible(address: int, nbytes: int, writable: bool) -> bool:
-    """Whether this process may read, and write, all of a range.
+    """Return whether this process may read, and if `writable` also write, all of a range.
 
-    CUDA reserves the addresses of GPU memory as mappings without any permission, so that being mapped says nothing.
+    CUDA reserves the addresses of GPU memory as mappings without any permission, so a mapping alone says nothing.
     """
     memory = _live.get(address)
     if memory is not None and nbytes <= memory.nbytes and memory.array.flags.writeable:
-        return True  # a ring of ours, most often; there may be thousands, each a line of the list below
+        return True  # most often a ring of ours; there may be thousands, each a line of the list below
     end = address + nbytes
     with open("/proc/self/maps") as maps:
         for line in maps:  # in order of address
@@ -56,10 +56,10 @@ def is_accessible(address: int, nbytes: int, writable: bool) -> bool:
 class HostMemory:
     """Zeroed, page-aligned host memory that stays mapped until `close()`.
 
-    `array` is a NumPy byte view of it; `address` and `nbytes` say where it is. `shared`: until `close()`, `fd` is a
-    descriptor of the memory, for another process of this user, which can neither shrink nor grow it; otherwise `fd` is
-    None. Only this mapping can write to the memory, however another process opens it. With `sealed=False` others may
-    write, too, until `seal()`.
+    `array` is a NumPy view of its bytes; `address` and `nbytes` say where it is. With `shared`, `fd` is a descriptor of
+    the memory until `close()`, for another process of this user, which can neither shrink nor grow the memory. Without
+    it, `fd` is None. Only this mapping can write to the memory, however another process opens it. With `sealed=False`,
+    others may write, too, until `seal()`.
     """
 
     nbytes: int
@@ -83,7 +83,7 @@ class HostMemory:
     def seal(self) -> None:
         """Refuse all new ways to write to shared memory: writable mappings, and writes to its file. Idempotent.
 
-        Mappings that are there stay as they are. Linux before 5.1 cannot refuse any.
+        Existing mappings stay as they are. Linux before 5.1 cannot refuse any.
         """
         import fcntl  # not on every platform that may import us
 
@@ -106,7 +106,7 @@ class HostMemory:
         _live[self.address] = self
 
     def view(self, dtype: Any, offset: int = 0, count: int = 1) -> np.ndarray:
-        """`count` items of `dtype` at byte `offset`, writable in place."""
+        """Return `count` items of `dtype` at byte `offset`, writable in place."""
         return np.ndarray(count, dtype, buffer=self.array, offset=offset)
 
     def __repr__(self) -> str:
@@ -114,7 +114,7 @@ class HostMemory:
 
     @property
     def allocation(self) -> Any:
-        """What keeps the memory mapped: a region holds it too, so that a NIC never writes to unmapped memory."""
+        """The object that keeps the memory mapped. A region holds it too, so a NIC never writes to unmapped memory."""
         return self.array
 
     @property
@@ -123,7 +123,7 @@ class HostMemory:
         return _live.get(self.address) is not self
 
     def close(self) -> None:
-        """Give the memory back; views that others hold keep it mapped until they are gone."""
+        """Give the memory back. Views that others hold keep it mapped until they are gone."""
         if not self.closed:
             del _live[self.address]
             if self.fd is not None:
@@ -135,10 +135,11 @@ class HostMemory:
 
 
 class MappedMemory(HostMemory):
-    """Shared memory of another process, of which `fd` was received: mapped until `close()`; `fd` stays the caller's.
+    """Shared memory of another process, from its descriptor `fd`, mapped until `close()`. `fd` stays the caller's.
 
-    InvalidValueError unless it has exactly `nbytes` and can never have fewer, as a dmabuf cannot: whoever reads a
-    mapping behind its file's end is killed. Not `writable`: `array` is read-only, and so is the mapping.
+    InvalidValueError unless the memory has exactly `nbytes` and can never have fewer: a process that reads a mapping
+    behind its file's end is killed. A dmabuf never changes its size. Without `writable`, `array` and the mapping are
+    read-only.
     """
 
     def __init__(self, fd: int, nbytes: int, writable: bool = False):
@@ -161,7 +162,7 @@ _MAP_FIXED = 0x10
 
 
 def _lay_over(address: int, nbytes: int, fd: int, writable: bool) -> None:
-    """Replace a mapping of our own by that of a descriptor: `mmap.mmap(fd)` would keep a duplicate of it open."""
+    """Replace a mapping of our own with that of a descriptor: `mmap.mmap(fd)` would keep a duplicate of it open."""
     access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
     if _libc_mmap(address, nbytes, access, mmap.MAP_SHARED | _MAP_FIXED, fd, 0) != address:
         code = ctypes.get_errno()
@@ -174,7 +175,7 @@ _MFD_NOEXEC_SEAL = 8  # since Linux 6.3, where a system may insist on it
 
 
 def _sealed_memory(nbytes: int) -> int:
-    """A descriptor of nameless memory whose size is final, and which only this user may open."""
+    """Return a descriptor of anonymous memory whose size is final, and which only this user may open."""
     import fcntl
 
     flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
@@ -195,18 +196,18 @@ def _sealed_memory(nbytes: int) -> int:
 
 
 def _check_sealed(fd: int, nbytes: int) -> None:
-    """Raise InvalidValueError unless the file behind `fd` has `nbytes` for ever."""
+    """Raise InvalidValueError unless the file behind `fd` has exactly `nbytes` and always will."""
     import fcntl
 
     try:
         seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
-    except OSError:  # no memfd
+    except OSError:  # not a memfd
         seals = 0
     if seals & _SEALS != _SEALS:
         if _is_dmabuf(fd):
             return
         raise InvalidValueError(
-            f"descriptor {fd} is no sealed memory (seals {seals:#x}, needed {_SEALS:#x}): its owner could shrink it "
+            f"descriptor {fd} is not sealed memory (seals {seals:#x}, needed {_SEALS:#x}): its owner could shrink it "
             "under us; share memory of HostMemory(…, shared=True)"
         )
     size = os.fstat(fd).st_size
@@ -215,13 +216,13 @@ def _check_sealed(fd: int, nbytes: int) -> None:
 
 
 def _is_dmabuf(fd: int) -> bool:
-    """Whether the kernel says so of the descriptor (Documentation/driver-api/dma-buf); a dmabuf never changes size."""
+    """Return whether the kernel describes a dmabuf (Documentation/driver-api/dma-buf), which never changes its size."""
     with open(f"/proc/self/fdinfo/{fd}") as info:
         return any(line.startswith("exp_name:") for line in info)
 
 
 def open_shared(address: int, nbytes: int) -> tuple[int, int, int] | None:
-    """The shared memory of ours in which a range lies: its address and size, and a new, read-only descriptor of it."""
+    """Return address, size and a new read-only descriptor of our shared memory that contains a range, or None."""
     for memory in list(_live.values()):
         start, size, fd = memory.address, memory.nbytes, memory.fd
         if fd is not None and start <= address and address + nbytes <= start + size:
@@ -231,7 +232,7 @@ def open_shared(address: int, nbytes: int) -> tuple[int, int, int] | None:
 
 @dataclass(frozen=True)
 class Region:
-    """A contiguous address range. `owner` keeps it alive; `cuda` tells whether a CUDA array interface named it."""
+    """A contiguous address range. `owner` keeps it alive; `cuda` tells whether its owner says it is CUDA memory."""
 
     address: int
     nbytes: int
@@ -241,7 +242,7 @@ class Region:
 
     @classmethod
     def of(cls, obj: Any) -> Region:
-        """The range behind `obj`: our memory objects, `__cuda_array_interface__`, a buffer, or DLPack."""
+        """Return the range behind `obj`: one of our memory objects, `__cuda_array_interface__`, a buffer, or DLPack."""
         if isinstance(getattr(obj, "address", None), int) and isinstance(getattr(obj, "nbytes", None), int):
             if getattr(obj, "closed", False):
                 raise BadStateError(f"the {type(obj).__name__} is closed: its memory is gone")
@@ -257,7 +258,7 @@ class Region:
             if hasattr(obj, "__dlpack__"):
                 return cls._of_dlpack(obj)
             raise InvalidValueError(
-                f"{type(obj).__name__} is no memory ({error}): give an object with the buffer protocol (bytearray, "
+                f"{type(obj).__name__} is not memory ({error}): give an object with the buffer protocol (bytearray, "
                 "NumPy array), __cuda_array_interface__ or DLPack"
             ) from None
         if not view.contiguous:
@@ -286,7 +287,7 @@ class Region:
         shape, bits = tensor.shape[: tensor.ndim], tensor.bits * tensor.lanes
         if tensor.strides and not _is_contiguous(shape, tensor.strides[: tensor.ndim], 1):
             raise InvalidValueError("the DLPack tensor is not C-contiguous: register a contiguous copy")
-        # Nobody takes the tensor over, so the capsule's own destructor releases it: when the region goes.
+        # Nobody takes the tensor over, so the capsule's own destructor releases it together with the region.
         return cls(
             (tensor.data or 0) + tensor.byte_offset, (math.prod(shape) * bits + 7) // 8, False,
             tensor.device_type == _DL_CUDA, (obj, capsule),
@@ -294,7 +295,7 @@ class Region:
 
 
 def _cuda_array_of(obj: Any) -> dict[str, Any] | None:
-    """The object's CUDA array interface, if it has one and gives it; a tensor that requires gradients does not."""
+    """Return the object's CUDA array interface, or None. A tensor that requires gradients refuses to give its own."""
     try:
         return getattr(obj, "__cuda_array_interface__", None)
     except (RuntimeError, TypeError, KeyError):
@@ -302,7 +303,7 @@ def _cuda_array_of(obj: Any) -> dict[str, Any] | None:
 
 
 def _is_contiguous(shape: Sequence[int], strides: Sequence[int], item: int) -> bool:
-    """Whether the items lie one behind the other; the stride of a dimension of 1 means nothing."""
+    """Return whether the items lie one behind the other. The stride of a dimension of 1 means nothing."""
     for n, stride in zip(reversed(shape), reversed(strides), strict=True):
         if n != 1 and stride != item:
             return 0 in shape
@@ -317,7 +318,7 @@ _DL_CUDA = 2
 
 
 class _DLTensor(ctypes.Structure):
-    """DLTensor of dlpack.h, which a "dltensor" capsule's DLManagedTensor starts with."""
+    """DLTensor of dlpack.h, the first field of the DLManagedTensor in a "dltensor" capsule."""
 
     _fields_ = [
         ("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32),

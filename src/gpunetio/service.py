@@ -8,16 +8,16 @@ from collections.abc import Callable
 
 from .interrupts import deferred
 
-STOP_TIMEOUT = 10.0  # seconds that a thread has to stop
+STOP_TIMEOUT = 10.0  # seconds that a thread may take to stop
 _LOOK = 100e-6
 
 
 class ServiceThread:
-    """A daemon thread. Whether it runs is a word of its own, which the thread itself clears behind its last step.
+    """A daemon thread with a running flag of its own, which the thread clears after its last step.
 
-    It is not the state that `threading.Thread` keeps: before Python 3.13, an `is_alive()` or `join()` that a signal
-    interrupts counts a running thread as ended (bpo-45274), and whoever believes that frees memory under it. Nor does
-    it take a lock, which an interrupt could leave locked.
+    The flag replaces the state of `threading.Thread`: before Python 3.13, an `is_alive()` or `join()` that a signal
+    interrupts counts a running thread as ended (bpo-45274), and a caller that believes this frees memory under the
+    thread. The flag takes no lock, which an interrupt could leave locked.
     """
 
     name: str
@@ -29,7 +29,7 @@ class ServiceThread:
         self.native_id: int | None = None
 
     def start(self) -> None:
-        """Start it, once or after it has ended."""
+        """Start the thread, for the first time or after it has ended."""
         with deferred():
             self._running = True
             self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
@@ -48,21 +48,21 @@ class ServiceThread:
 
     @property
     def running(self) -> bool:
-        """Whether it was started and has not ended."""
+        """Whether the thread was started and has not ended."""
         return self._running
 
     @property
     def is_current(self) -> bool:
-        """Whether this is the thread that asks."""
+        """Whether the caller runs in this thread."""
         return self.native_id == threading.get_native_id()
 
     def join(self, timeout: float = STOP_TIMEOUT) -> bool:
-        """Wait at most `timeout` seconds for its end: whether it has ended."""
+        """Wait at most `timeout` seconds for the thread to end. Return whether it has ended."""
         end = time.monotonic() + timeout
         while self._running:
             if time.monotonic() > end:
                 return False
             time.sleep(_LOOK)
         if self._thread is not None:
-            self._thread.join(timeout)  # it has nothing left to do but to leave Python's list
+            self._thread.join(timeout)  # all that is left to do is to leave Python's list
         return True

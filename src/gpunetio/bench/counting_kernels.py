@@ -1,6 +1,6 @@
 """put_signal_bw, put_counter_bw: each thread has a flag at the far end, which counts its messages that have arrived.
 
-What the flag was before comes back to a word of the thread's here, by which it knows that all are there.
+The flag's previous value comes back to a word of the thread at this end. It tells the thread when all have arrived.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from . import timestamps
 from .ends import AT, ROW
 from .kernel_parts import LOOK_EVERY, MOST_THREADS, STOPPED, place, record, wait_for, wait_together, wake
 
-_SPARE = 8 * MOST_THREADS  # the flag of messages that are none
+_SPARE = 8 * MOST_THREADS  # the flag for posts that carry no message
 
 
 @device_function
 def _post_share(counter, end, qp, scope, number, threads, size, total, slots, first, count, stop, part):
-    """Post the messages number, number + threads, … of a launch: the last ticket, or a negative status.
+    """Post the messages number, number + threads, … of a launch. Return the last ticket, or a negative status.
 
-    In warps and blocks, who post together, those with no message left post nothing that is counted.
+    The threads of a warp or block post together. Those with no message left post one that is not counted.
     """
     raddr, rkey = dev.ld64(end + AT.raddr), dev.ld64(end + AT.rkey)
     laddr, lkey = dev.ld64(end + AT.laddr), dev.ld64(end + AT.lkey)
@@ -84,11 +84,11 @@ def _counted(counter, ends, queues, scope, size, total, slots, first, count, tra
 
 @kernel
 def put_signal_bw(ends, queues, scope, size, total, slots, first, count, trace, stop, out):
-    """Puts, each with a signal behind it, by all threads of the grid on shared queues."""
+    """Post puts, each followed by a signal, from all threads of the grid on shared queues."""
     _counted(0, ends, queues, scope, size, total, slots, first, count, trace, stop, out)
 
 
 @kernel
 def put_counter_bw(ends, queues, scope, size, total, slots, first, count, trace, stop, out):
-    """Puts that the queues' companions count when they are complete, by all threads of the grid."""
+    """Post puts, which the queues' companions count when complete, from all threads of the grid on shared queues."""
     _counted(1, ends, queues, scope, size, total, slots, first, count, trace, stop, out)

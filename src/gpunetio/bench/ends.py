@@ -1,4 +1,4 @@
-"""What kernels know of one end of a benchmark: a row of 64-bit words in the memory of the place where they run."""
+"""One end of a benchmark as kernels see it: a row of 64-bit words in the memory of the place where they run."""
 
 from __future__ import annotations
 
@@ -9,22 +9,23 @@ import numpy as np
 
 
 class End(NamedTuple):
-    """One queue's row; fields that a benchmark has no use for stay 0. Addresses and keys, but for those of `far`, are
-    this end's own.
+    """The row of one queue. Fields that a benchmark does not use stay 0.
+
+    Addresses and keys are this end's own, except where the far end is named.
 
     `qp`, `companion`       the queue, and what counts its completions
     `client`                1 at the end that begins, else 0
     `laddr`, `lkey`         the data
-    `raddr`, `rkey`         the far end's
+    `raddr`, `rkey`         the far end's data
     `inbox`                 where a latency test's messages arrive
     `flags`                 words that the far end adds to: its signals, counters or credits
-    `far_flags`, `far_rkey` those of the far end
-    `old`, `words_lkey`     where what they were before arrives
-    `marks`                 a latency test's last bytes of messages, or 0 for the number of each
-    `notes`                 a word a message: times of round trips, or which message a receive has got
+    `far_flags`, `far_rkey` the flags of the far end
+    `old`, `words_lkey`     where the previous values of the far end's flags arrive
+    `marks`                 the last bytes of a latency test's messages, or 0 if each is the message's number
+    `notes`                 one word per message: the time of a round trip, or which message a receive got
     `receives`              slots of the receive queue
     `inline`                1 when data come in completions
-    `dump`                  a byte that the NIC is to read before what it has fetched is looked at, or 0
+    `dump`                  a byte that the NIC must read before fetched data are looked at, or 0
     """
 
     qp: int
@@ -52,5 +53,5 @@ ROW = 8 * len(End._fields)
 
 
 def table(ends: Sequence[End]) -> np.ndarray:
-    """The rows, one behind the other."""
+    """Return the rows, one behind the other."""
     return np.array(ends, np.int64)

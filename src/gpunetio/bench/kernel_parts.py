@@ -1,11 +1,16 @@
-"""What the kernels of the benchmarks have in common.
+"""What the kernels of the benchmarks have in common. All take the same arguments:
 
-All take the same arguments: `ends`, rows of `End`, and `queues`, how many; who posts together (`scope`); of the
-messages their size, the bytes of all, the slots of the buffers, the first one and how many; where timestamps go
-(`trace`, or 0); `stop`, a word that ends a kernel early when it is not 0; and `out`.
+`ends`, `queues`    rows of `End`, and the number of queues
+`scope`             which threads post together
+`size`, `total`     bytes of a message, and of all messages
+`slots`             slots of the buffers, each of which holds one message
+`first`, `count`    the first message, and the number of messages
+`trace`             where timestamps go, or 0
+`stop`              a word that ends a kernel early when it is not 0
+`out`               one RECORD per thread
 
-Message k carries the bytes [k·size, (k+1)·size) of `total`, and lies in slot k % slots of the buffers at both ends.
-Each thread leaves one RECORD in `out`: when it began, when all that it sent was complete, and OK or a negative status.
+Message k carries the bytes [k·size, (k+1)·size) of `total`, and lies in slot k % slots of the buffers at both ends. The
+RECORD of a thread says when it began, when all that it sent was complete, and OK or a negative status.
 """
 
 from __future__ import annotations
@@ -18,19 +23,19 @@ from ..device.scope import ALONE, from_last, size_of
 from ..device.waiting import patience
 
 RECORD_WORDS = 3
-MOST_THREADS = 2048  # of a launch, each of which has a flag
+MOST_THREADS = 2048  # of a launch; each has a flag
 STOPPED = -125  # ECANCELED: the stop word was set
-WRONG_LENGTH = -74  # EBADMSG: a receive has got more or fewer bytes than were sent
+WRONG_LENGTH = -74  # EBADMSG: a receive got more or fewer bytes than were sent
 NOT_INLINE = -42  # ENOMSG: a completion without the data that it should carry
 
 RECORD, START, END, STATUS = 8 * RECORD_WORDS, 0, 8, 16
-LOOK_EVERY = 64  # messages between looks at the stop word, which is in host memory: far away from a GPU
+LOOK_EVERY = 64  # messages between looks at the stop word, which is in host memory, far away from a GPU
 _LOOK_EVERY_POLLS = 256
 
 
 @device_function
 def record(out, thread, start, status):
-    """Leave a thread's record."""
+    """Write a thread's record."""
     dev.st64(out + thread * RECORD + START, start)
     dev.st64(out + thread * RECORD + END, dev.clock_ns())
     dev.st64(out + thread * RECORD + STATUS, status)
@@ -38,9 +43,9 @@ def record(out, thread, start, status):
 
 @device_function
 def wait_together(qp, ticket, scope, daddr=0, dlkey=0):
-    """Wait for tickets: a status that is the same for all of a warp or block, who go on together or not at all.
+    """Wait for tickets. All threads of a warp or block get the same status, so they go on together or not at all.
 
-    `daddr`, `dlkey`: see `dev.get_wait`.
+    `daddr` and `dlkey` are those of `dev.get_wait`.
     """
     status = dev.get_wait(qp, ticket, dev.GPU, scope, daddr, dlkey)
     return status if scope == dev.THREAD else from_last(status, scope)
@@ -48,15 +53,15 @@ def wait_together(qp, ticket, scope, daddr=0, dlkey=0):
 
 @device_function
 def wake(qp, scope):
-    """Post a NOP and wait for it: the NIC may sleep when a kernel begins, and is to be awake when the clock starts."""
+    """Post a NOP and wait for it. The NIC may sleep when a kernel begins, and must be awake when the clock starts."""
     return wait_together(qp, dev.put(qp, 0, 0, 0, 0, 0, dev.GPU, dev.DEFAULT, scope), scope)
 
 
 @device_function
 def place(queues, scope):
-    """Which queue a thread posts to, and its number among all, which counts the queues first.
+    """Return the queue that a thread posts to, and the thread's number among all, in which the queues count first.
 
-    Those who post together have a queue together.
+    Threads that post together share a queue.
     """
     thread, size = dev.global_id(), size_of(scope, ALONE)
     group = thread // size
@@ -73,10 +78,10 @@ def _has(wide, address, value):
 
 @device_function
 def wait_for(wide, qp, ticket, companion, address, value, stop):
-    """Wait until the word at `address` has reached `value` (`wide`), or the byte is `value`: OK or a negative status.
+    """Wait until the word at `address` has reached `value` (`wide`), or until the byte there is `value`.
 
-    The deadline is that of waits on `qp`. An error of `ticket`, the last of this end, or of the companion, if there
-    is one, ends the wait early.
+    Return OK or a negative status. The deadline is that of waits on `qp`. An error of `ticket`, the last of this end,
+    or of the companion, if there is one, ends the wait early.
     """
     timeout_ns = timeout_of(qp)
     polls = 0

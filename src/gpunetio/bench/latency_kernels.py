@@ -1,6 +1,6 @@
 """write_lat, put_signal_lat, put_counter_lat: two threads send each other a message in turn.
 
-An end is a block of one thread; both may be blocks of one launch. See kernel_parts.py for the arguments.
+An end is a block of one thread; both ends may be blocks of one launch. kernel_parts.py describes the arguments.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from . import timestamps
 from .ends import AT, ROW
 from .kernel_parts import LOOK_EVERY, STOPPED, record, wait_for
 
-_BYTE, _SIGNAL, _COUNTER = range(3)  # by what a message is known to have arrived
+_BYTE, _SIGNAL, _COUNTER = range(3)  # what tells that a message has arrived
 
 
 @device_function
 def _put_bf(qp, raddr, rkey, laddr, lkey, nbytes):
-    """A put whose WQE goes into the BlueFlame register, too."""
+    """Post a put whose WQE also goes into the BlueFlame register."""
     index = dev.reserve(qp, 1, dev.EXCLUSIVE)
     if index < 0:
         return index
@@ -48,15 +48,15 @@ def _post(kind, qp, companion, raddr, rkey, laddr, lkey, nbytes, flag, flag_rkey
 
 @device_function
 def _bounce(kind, end, qp, ticket, size, total, slots, first, count, stop, part):
-    """Send and await `count` messages in turn with the other end: a ticket to wait for, or a negative status.
+    """Exchange `count` messages in turn with the other end. Return a ticket to wait for, or a negative status.
 
-    A message has arrived when its last byte is the message's mark: a counter, or the byte from `marks`, where the
-    data are not to be touched; or when the flag has counted it. `ticket` is that of a WQE before.
+    A message has arrived when its last byte is the message's mark, or when the flag has counted it. The mark is a
+    counter or, where the data must not be changed, a byte from `marks`. `ticket` is that of an earlier WQE.
     """
     client, companion = dev.ld64(end + AT.client), dev.ld64(end + AT.companion)
     marks, times = dev.ld64(end + AT.marks), dev.ld64(end + AT.notes)
     inbox, flag = dev.ld64(end + AT.inbox), dev.ld64(end + AT.flags)
-    # Loaded once: behind an acquire fence each of these would be a trip to L2.
+    # Loaded once: after an acquire fence, each of these loads would go to L2.
     raddr, rkey = dev.ld64(end + AT.raddr), dev.ld64(end + AT.rkey)
     laddr, lkey = dev.ld64(end + AT.laddr), dev.ld64(end + AT.lkey)
     far_flag, far_rkey = dev.ld64(end + AT.far_flags), dev.ld64(end + AT.far_rkey)
@@ -104,7 +104,7 @@ def _play(kind, ends, size, total, slots, first, count, trace, stop, out):
     qp = dev.ld64(end + AT.qp)
     companion = dev.ld64(end + AT.companion)
     part = timestamps.part_of(trace, dev.block_idx())
-    ticket = dev.put(qp, 0, 0, 0, 0, 0, dev.EXCLUSIVE)  # the NIC may sleep, and is to be awake when the clock starts
+    ticket = dev.put(qp, 0, 0, 0, 0, 0, dev.EXCLUSIVE)  # the NIC may sleep, and must be awake when the clock starts
     status = dev.wait(qp, ticket, dev.EXCLUSIVE)
     start = dev.clock_ns()
     if status == dev.OK:
@@ -113,7 +113,7 @@ def _play(kind, ends, size, total, slots, first, count, trace, stop, out):
             timestamps.finish(part, qp, dev.EXCLUSIVE)
             ticket = status
             status = dev.wait(qp, ticket, dev.EXCLUSIVE)
-        if status == dev.OK and kind != _BYTE and count > 0:  # the last one's answer is under way
+        if status == dev.OK and kind != _BYTE and count > 0:  # the answer of the last one is in flight
             status = wait_for(1, qp, ticket, companion, dev.ld64(end + AT.old), first + count - 1, stop)
     if status != dev.OK:
         dev.st_relaxed64(stop, 1)  # an end in the same launch would wait in vain

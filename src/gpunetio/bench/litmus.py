@@ -1,8 +1,8 @@
 """A litmus test of the fence before a doorbell: does a CPU that sees the doorbell see what was written before it?
 
-Each warp of a kernel has a ring in pinned memory. Its lanes fill a WQE and a payload each, all of whose words are the
-same stamp, and lane 0 fences and rings. Threads of the host, where the software NIC's engine would be, read what was
-announced. A WQE or payload is torn when its words differ, stale when all are those of the lap before.
+Each warp of a kernel has a ring in pinned memory. Each lane fills a WQE and a payload, all of whose words are the same
+stamp, and lane 0 fences and rings. Threads of the host, in place of the software NIC's engine, read what was announced.
+A WQE or payload is torn when its words differ, and stale when all are those of the previous lap.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from ..formats.wqe import WQEBB
 from ..gpu import Gpu
 from ..service import STOP_TIMEOUT, ServiceThread
 
-FENCES = ("product", "gpu", "sys", "none")  # "product" is what the device library has there
+FENCES = ("product", "gpu", "sys", "none")  # "product" is the fence of the device library
 DEPTH = 1024  # slots of a ring
-WAIT_SECONDS = 10.0  # of a warp for room in its ring
+WAIT_SECONDS = 10.0  # that a warp waits for room in its ring
 LAUNCH_SECONDS = 120.0  # of one launch, which may have to compile first
 
-# At the head of a ring, in lines of their own: what the warp rings, and what the reader writes.
+# At the head of a ring, in cache lines of their own: what the warp rings, and what the reader writes.
 RING = Entry("litmus_ring", 256, """
     doorbell     0  i64
     consumed   128  i64
@@ -45,9 +45,9 @@ RING = Entry("litmus_ring", 256, """
 _DEPTH, _PAYLOAD, _SLOT = DEPTH, 64, WQEBB + 64
 _RING_BYTES = RING.size + DEPTH * _SLOT
 _PRODUCT, _GPU, _SYS, _NONE = range(len(FENCES))
-_RUN, _STOP, _DRAIN = 0, 1, 2  # the word that all look at: warps end at _STOP, readers behind them at _DRAIN
+_RUN, _STOP, _DRAIN = 0, 1, 2  # values of the control word: warps end at _STOP, and then readers at _DRAIN
 _OK, _TORN, _STALE = range(3)
-_SPINS = 64  # empty looks of a reader before it gives way
+_SPINS = 64  # empty looks of a reader before it yields
 
 
 @device_function
@@ -70,7 +70,7 @@ def _fence(kind):
 
 @device_function
 def _room(ring, control, needed, timeout_ns):
-    """Wait until the reader has consumed `needed`: how much it has, or -1 at the end."""
+    """Wait until the reader has consumed `needed`. Return how much it has consumed, or -1 at the end."""
     polls = 0
     start = 0
     while dev.ld_relaxed64(control) == _RUN:
@@ -86,7 +86,7 @@ def _room(ring, control, needed, timeout_ns):
 
 @device_function
 def _stamp(slot, stamp):
-    """A payload as a kernel writes its data, and a WQE as the device library writes one."""
+    """Write a payload as a kernel writes its data, and a WQE as the device library writes one."""
     for at in range(0, _PAYLOAD, 8):
         dev.st64(slot + WQEBB + at, stamp)
     for at in range(0, WQEBB, 16):
@@ -95,7 +95,7 @@ def _stamp(slot, stamp):
 
 @kernel
 def post_stamped(rings, control, fence, timeout_ns):
-    """Fill and ring until `control` says stop; one warp a block."""
+    """Fill and ring until `control` says stop. Each block has one warp."""
     ring = rings + dev.block_idx() * _RING_BYTES
     lane, lanes = dev.lane_id(), dev.warp_size()
     first = dev.ld64(ring + RING.doorbell)
@@ -120,7 +120,7 @@ def post_stamped(rings, control, fence, timeout_ns):
 
 @engine_function
 def _judge(slot, stamp):
-    """What the slot holds, where `stamp` is due."""
+    """Return whether the slot holds `stamp`, or is torn or stale."""
     found = dev.ld64(slot)
     for at in range(8, _SLOT, 8):
         if dev.ld64(slot + at) != found:
@@ -132,7 +132,7 @@ def _judge(slot, stamp):
 
 @engine_function
 def read_ring(ring):
-    """Look at all that is announced: how much that was."""
+    """Judge all announced slots. Return how many there were."""
     first = dev.ld64(ring + RING.consumed)
     end = dev.ld_acquire64(ring + RING.doorbell)
     for index in range(first, end):
@@ -148,7 +148,7 @@ def read_ring(ring):
 
 @engine_function
 def read_rings(rings, count, me, readers, control):
-    """Be reader `me`, of every `readers`-th ring, until `control` says drain and nothing is left."""
+    """Read every `readers`-th ring, from ring `me` on, until `control` says drain and nothing is left."""
     empty = 0
     while True:
         ending = dev.ld_acquire64(control) == _DRAIN
@@ -172,7 +172,7 @@ def read_rings(rings, count, me, readers, control):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one fence did: `posts` WQEs, each with a payload, of which some were torn or stale for their reader."""
+    """The result of one fence: `posts` WQEs, each with a payload, some of which the reader found torn or stale."""
 
     fence: str
     posts: int
@@ -187,7 +187,7 @@ class Outcome:
 
     @property
     def rate(self) -> float:
-        """Posts a second."""
+        """Posts per second."""
         return self.posts / self.seconds
 
 
@@ -200,16 +200,16 @@ class Litmus:
 
     def __init__(self, gpu: Gpu, warps: int):
         if warps < 1:
-            raise InvalidValueError(f"{warps} warps cannot post: name at least 1")
+            raise InvalidValueError(f"{warps} warps cannot post: give at least 1")
         self.gpu, self.warps = gpu, warps
         self.readers = max(1, min(warps, len(os.sched_getaffinity(0)) // 2))
         word = np.array([_DRAIN])
         read_rings(0, 0, 0, 1, int(word.ctypes.data))  # compiles before any thread needs it
 
     def run(self, fence: str, seconds: float) -> Outcome:
-        """Post for so long, with that fence of FENCES. TimedOutError when the kernel does not end."""
+        """Post for `seconds` with `fence`, one of FENCES. TimedOutError when the kernel does not end."""
         if fence not in FENCES:
-            raise InvalidValueError(f"no fence {fence!r}: there are {', '.join(FENCES)}")
+            raise InvalidValueError(f"no fence {fence!r}: the fences are {', '.join(FENCES)}")
         with (
             self.gpu.alloc(self.warps * _RING_BYTES, MemType.CPU_GPU) as memory,
             self.gpu.alloc(8, MemType.CPU_GPU) as word,

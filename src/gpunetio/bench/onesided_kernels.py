@@ -1,4 +1,4 @@
-"""put_bw, get_bw, write_bw: see kernel_parts.py for the arguments."""
+"""put_bw, get_bw, write_bw. kernel_parts.py describes the arguments."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _SQ_PI = DEV_QP.sq_wqe_pi
 
 @device_function
 def _post_share(reading, end, qp, scope, number, threads, size, total, slots, first, count, stop, part):
-    """Post the messages number, number + threads, … of a launch: the last ticket, or a negative status.
+    """Post the messages number, number + threads, … of a launch. Return the last ticket, or a negative status.
 
-    In warps and blocks, who post together, those with no message left post a NOP.
+    The threads of a warp or block post together. Those with no message left post a NOP.
     """
     raddr, rkey = dev.ld64(end + AT.raddr), dev.ld64(end + AT.rkey)
     laddr, lkey = dev.ld64(end + AT.laddr), dev.ld64(end + AT.lkey)
@@ -68,13 +68,13 @@ def _one_sided(reading, ends, queues, scope, size, total, slots, first, count, t
 
 @kernel
 def put_bw(ends, queues, scope, size, total, slots, first, count, trace, stop, out):
-    """Puts by all threads of the grid on shared queues; they wait for the last tickets."""
+    """Post puts from all threads of the grid on shared queues, and wait for the last tickets."""
     _one_sided(0, ends, queues, scope, size, total, slots, first, count, trace, stop, out)
 
 
 @kernel
 def get_bw(ends, queues, scope, size, total, slots, first, count, trace, stop, out):
-    """Gets by all threads of the grid on shared queues; they wait for the last tickets."""
+    """Post gets from all threads of the grid on shared queues, and wait for the last tickets."""
     _one_sided(1, ends, queues, scope, size, total, slots, first, count, trace, stop, out)
 
 
@@ -93,9 +93,9 @@ def _submit_round(qp, end, room, stop, part, message, begin):
 
 @kernel
 def write_bw(ends, queues, scope, size, total, slots, first, count, trace, stop, out):
-    """Writes without reservation: a block owns a queue, its threads fill WQEs at computed indices, the last submits.
+    """Post writes without reservation: a block fills its queue at computed indices, and its last thread submits.
 
-    A round is half of the queue, so that the NIC works on one half while the other is filled.
+    A round is half of the queue, so that the NIC works on one half while threads fill the other.
     """
     thread, threads, block = dev.thread_idx(), dev.block_dim(), dev.block_idx()
     end = ends + ROW * block
@@ -104,7 +104,7 @@ def write_bw(ends, queues, scope, size, total, slots, first, count, trace, stop,
     laddr, lkey = dev.ld64(end + AT.laddr), dev.ld64(end + AT.lkey)
     last = block * threads + threads - 1
     verdict = out + last * RECORD + STATUS
-    part = timestamps.part_of(trace, block)  # which only the last thread uses
+    part = timestamps.part_of(trace, block)  # only the last thread uses it
     if thread == threads - 1:
         dev.prepare_nop(qp, dev.ld64(qp + _SQ_PI))  # see wake
         dev.st64(verdict, _submit_round(qp, dev.ld64(qp + _SQ_PI) + 1, 0, stop, 0, 0, 0))

@@ -1,6 +1,6 @@
 """The kernel of `gpunetio pingpong`: SENDs and receives in turn, as ibv_rc_pingpong posts and polls them.
 
-The receive side comes as a table of int64 words at `rq`, in the order of RECEIVE_SIDE; `out` gets the words of OUT.
+`rq` is a table of int64 words that describes the receive side, in the order of RECEIVE_SIDE. `out` gets those of OUT.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LOOK_EVERY = 256  # polls between looks at the stop word
 
 @device_function
 def _post_receives(rq, first, end, laddr, lkey, nbytes):
-    """Post receives first … end − 1, all for the same bytes."""
+    """Post receives first … end − 1, all into the same buffer."""
     ring, stride, slots = dev.ld64(rq + _RING), dev.ld64(rq + _STRIDE), dev.ld64(rq + _SLOTS)
     for index in range(first, end):
         st128(ring + (index & (slots - 1)) * stride, pack64(dev.be32(nbytes), dev.be32(lkey)), dev.be64(laddr))
@@ -37,9 +37,9 @@ def _post_receives(rq, first, end, laddr, lkey, nbytes):
 
 @device_function
 def _await_receive(qp, rq, index, ticket, stop, out):
-    """Wait for completion `index` of the receives: OK or a negative status.
+    """Wait for completion `index` of the receives. Return OK or a negative status.
 
-    An error of `ticket`, the last send (or negative: none), ends the wait early.
+    An error of `ticket`, the last send, ends the wait early. A negative `ticket` means that there was no send.
     """
     entries = dev.ld64(rq + _CQ_ENTRIES)
     cqe = dev.ld64(rq + _CQ_RING) + ((index & (entries - 1)) << CQE_SHIFT)
@@ -48,7 +48,7 @@ def _await_receive(qp, rq, index, ticket, stop, out):
     polls = 0
     start = 0
     while True:
-        word = dev.be32(ld_relaxed32(cqe + _WQE_COUNTER))  # with op_own, and written last
+        word = dev.be32(ld_relaxed32(cqe + _WQE_COUNTER))  # has op_own, and is written last
         opcode = (word & 0xFF) >> OPCODE_SHIFT
         if (word & OWNER_MASK) == lap and opcode != _INVALID:
             break
@@ -64,7 +64,7 @@ def _await_receive(qp, rq, index, ticket, stop, out):
     fence_acquire_sys()
     if opcode == _RESP_ERR:
         if ticket >= 0 and dev.wait(qp, ticket, dev.EXCLUSIVE) == dev.EIO:
-            return dev.EIO  # the cause, of which this is a consequence
+            return dev.EIO  # the cause of this error
         dev.st64(out + _SYNDROME, dev.ld8(cqe + _ERR_SYNDROME))
         dev.st64(out + _VENDOR, dev.ld8(cqe + _ERR_VENDOR))
         return dev.EIO
@@ -74,7 +74,7 @@ def _await_receive(qp, rq, index, ticket, stop, out):
 
 @device_function
 def _validate(sent, received, nbytes, message, out):
-    """Compare a message with what both ends send, note the first difference, and spoil it for the next one."""
+    """Compare a message with what both ends send, note the first difference, and overwrite it for the next message."""
     for i in range(nbytes):
         value = dev.ld8(received + i)
         if value != dev.ld8(sent + i) and dev.ld64(out + _BAD_MESSAGE) == 0:
@@ -114,7 +114,7 @@ def _play(client, qp, rq, sent, received, lkey, nbytes, depth, iterations, valid
         if validate:
             _validate(sent, received, nbytes, n + 1, out)
         if not client:
-            if ticket >= 0:  # the send before, without which there is no next
+            if ticket >= 0:  # the previous send, which must complete before the next
                 status = dev.wait(qp, ticket, dev.EXCLUSIVE)
                 if status != dev.OK:
                     return status
@@ -131,13 +131,13 @@ def _play(client, qp, rq, sent, received, lkey, nbytes, depth, iterations, valid
 
 @kernel
 def post_receives(rq, depth, received, lkey, nbytes):
-    """The receives that are there before the first message."""
+    """Post the receives that must be there before the first message."""
     _post_receives(rq, 0, depth, received, lkey, nbytes)
 
 
 @kernel
 def pingpong(client, qp, rq, sent, received, lkey, nbytes, depth, iterations, validate, stop, out):
-    """`iterations` exchanges; the client sends first. `validate`: every message must be what lies at `sent`."""
+    """Exchange `iterations` messages; the client sends first. With `validate`, each must equal the bytes at `sent`."""
     start = dev.clock_ns()
     status = _play(client, qp, rq, sent, received, lkey, nbytes, depth, iterations, validate, stop, out)
     dev.st64(out + _START, start)

@@ -1,9 +1,9 @@
-"""Timestamps of single operations, which kernels take when they are asked to (KERNEL_DEBUG_TIMES of the original).
+"""Timestamps of single operations, which kernels take on request (KERNEL_DEBUG_TIMES of the original).
 
-Each thread that notes has a part of its own: how many operations it may note, how many it has noted, how many of those
-it has seen complete, and a row of each. An operation is complete when the thread notices: it looks after each post,
-and waits for those that are left when it has posted everything. `part` 0 takes no timestamps, which costs a comparison
-an operation.
+Each thread that takes timestamps has a part of its own: how many operations it may note, how many it has noted, how
+many of those it has seen complete, and a row for each. An operation counts as complete when the thread notices it. The
+thread looks after each post, and waits for the rest when it has posted everything. With `part` 0 no timestamps are
+taken, which costs one comparison per operation.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ MESSAGE, BEGIN, POSTED, DONE, TICKET, ROW = 0, 8, 16, 24, 32, 40
 
 
 def part_bytes(limit: int) -> int:
-    """Of a thread that notes `limit` operations."""
+    """Return the bytes of a part for `limit` operations."""
     return HEADER + ROW * limit
 
 
 def prepared(threads: int, limit: int) -> np.ndarray:
-    """The parts of so many threads, with nothing noted."""
+    """Return the parts of so many threads, with nothing noted."""
     parts = np.zeros((threads, part_bytes(limit) // 8), np.int64)
     parts[:, LIMIT // 8] = limit
     return parts
 
 
 def noted(parts: np.ndarray) -> list[np.ndarray]:
-    """Of each thread the rows: message, when its post began, when it ended, when it was complete; in ns."""
+    """Return the rows of each thread: message, when its post began, when it ended, when it was complete; in ns."""
     rows = parts[:, HEADER // 8 :].reshape(len(parts), -1, ROW // 8)
     return [thread[:count, :4] for thread, count in zip(rows, parts[:, SEEN // 8])]
 
 
 @device_function
 def part_of(trace, thread):
-    """A thread's part, or 0."""
+    """Return a thread's part, or 0."""
     if trace == 0:
         return 0
     return trace + thread * (HEADER + ROW * dev.ld64(trace + LIMIT))
@@ -45,13 +45,13 @@ def part_of(trace, thread):
 
 @device_function
 def now(part):
-    """The time, or 0 when nobody asks."""
+    """Return the time in ns, or 0 when no timestamps are taken."""
     return dev.clock_ns() if part != 0 else 0
 
 
 @device_function
 def note(part, message, begin, ticket):
-    """A post that began at `begin` has ended."""
+    """Note that a post that began at `begin` has ended."""
     if part == 0:
         return
     count = dev.ld64(part + NOTED)
@@ -66,7 +66,7 @@ def note(part, message, begin, ticket):
 
 @device_function
 def complete(part, message):
-    """The next of those noted is complete, and it was this message."""
+    """Note that the next noted operation is complete, and that it was this message."""
     if part == 0:
         return
     count = dev.ld64(part + SEEN)
@@ -95,11 +95,11 @@ def _see(waiting, part, qp, sharing):
 
 @device_function
 def look(part, qp, sharing):
-    """Which of those noted are complete by now?"""
+    """Note which of the noted operations are complete by now."""
     _see(False, part, qp, sharing)
 
 
 @device_function
 def finish(part, qp, sharing):
-    """Wait for all of those noted."""
+    """Wait for all noted operations."""
     _see(True, part, qp, sharing)

@@ -1,7 +1,7 @@
-"""twosided_bw: SENDs of the client into receives of the server, which has told how many it has posted.
+"""twosided_bw: SENDs of the client into receives of the server, which tells the client how many it has posted.
 
-The server posts half a queue of receives at a time, the second half before it waits for the first. A SEND carries the
-number of its message as immediate data, so that the server knows which message each receive has got.
+The server posts half a queue of receives at a time, and the second half before it waits for the first. A SEND carries
+the number of its message as immediate data, so that the server knows which message each receive got.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from .kernel_parts import NOT_INLINE, RECORD, STATUS, STOPPED, WRONG_LENGTH, rec
 
 @device_function
 def _share(queue, queues, count):
-    """How many messages of a launch go over a queue: queue, queue + queues, …"""
+    """Return how many messages of a launch go over a queue: queue, queue + queues, …"""
     return max(0, (count - queue + queues - 1) // queues)
 
 
 @device_function
 def _send_share(end, qp, queue, queues, scope, size, total, slots, first, count, stop, part):
-    """Post this thread's messages, each when there is a receive for it: the last ticket, or a negative status."""
+    """Post this thread's messages, each when it has a receive. Return the last ticket, or a negative status."""
     laddr, lkey, credits = dev.ld64(end + AT.laddr), dev.ld64(end + AT.lkey), dev.ld64(end + AT.flags)
     thread, threads = dev.thread_idx(), dev.block_dim()
     together, rank = size_of(scope, ALONE), rank_in(scope, ALONE)
@@ -59,7 +59,7 @@ def _send_share(end, qp, queue, queues, scope, size, total, slots, first, count,
 
 @device_function
 def _post_receives(end, qp, queue, queues, size, slots, first, start, stop_at, part):
-    """Post this thread's of the receives from `start` up to `stop_at`, and note their tickets: OK or a status."""
+    """Post this thread's receives among `start` to `stop_at` - 1, and note their tickets. Return OK or a status."""
     laddr, lkey, notes = dev.ld64(end + AT.laddr), dev.ld64(end + AT.lkey), dev.ld64(end + AT.notes)
     for i in range(start + dev.thread_idx(), stop_at, dev.block_dim()):
         number = queue + queues * i
@@ -74,9 +74,9 @@ def _post_receives(end, qp, queue, queues, size, slots, first, start, stop_at, p
 
 @device_function
 def _take_receives(end, qp, queue, queues, size, total, slots, first, start, stop_at, part):
-    """Wait for this thread's of the receives from `start` up to `stop_at`, and note which messages they have got.
+    """Wait for this thread's receives among `start` to `stop_at` - 1, and note which messages they got.
 
-    Data that came in a completion are put where the others are.
+    Data that came in a completion are copied to where the others are.
     """
     notes, inline = dev.ld64(end + AT.notes), dev.ld64(end + AT.inline)
     for i in range(start + dev.thread_idx(), stop_at, dev.block_dim()):
@@ -100,7 +100,7 @@ def _take_receives(end, qp, queue, queues, size, total, slots, first, start, sto
 
 @device_function
 def _agreed(verdict, status):
-    """OK if that is the `status` of all threads of the block, or a status that is not; the same for all."""
+    """Return OK if that is the `status` of all threads of the block, else another one of theirs. All get the same."""
     if status != dev.OK:
         dev.st_relaxed64(verdict, status)
     dev.block_sync()
@@ -111,7 +111,7 @@ def _agreed(verdict, status):
 
 @device_function
 def _serve(end, qp, queue, queues, size, total, slots, first, count, part, verdict):
-    """Receive a queue's messages: OK, or the negative status of one of the threads."""
+    """Receive a queue's messages. Return OK, or the negative status of one of the threads."""
     credits, credits_rkey = dev.ld64(end + AT.far_flags) + 8 * queue, dev.ld64(end + AT.far_rkey)
     half = dev.ld64(end + AT.receives) // 2
     tells = dev.thread_idx() == dev.block_dim() - 1
@@ -125,7 +125,7 @@ def _serve(end, qp, queue, queues, size, total, slots, first, count, part, verdi
             status = _post_receives(end, qp, queue, queues, size, slots, first, posted, more, part)
             status = _agreed(verdict, status)
             posted = more
-            if tells and status == dev.OK:  # should it fail, the completion queue says so
+            if tells and status == dev.OK:  # if it fails, the completion queue says so
                 dev.p(qp, credits, credits_rkey, posted, 8, dev.EXCLUSIVE)
         if status == dev.OK:
             more = min(share, done + half)
@@ -137,7 +137,7 @@ def _serve(end, qp, queue, queues, size, total, slots, first, count, part, verdi
 
 @kernel
 def twosided_bw(ends, queues, scope, size, total, slots, first, count, trace, stop, out):
-    """SENDs and receives: a queue is a block's at each end, both of which may be in one launch."""
+    """Send and receive: at each end, a block owns a queue. Both ends may be in one launch."""
     thread, threads, block = dev.thread_idx(), dev.block_dim(), dev.block_idx()
     end = ends + ROW * block
     qp, queue = dev.ld64(end + AT.qp), block % queues

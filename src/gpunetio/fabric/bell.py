@@ -1,4 +1,4 @@
-"""What wakes a sleeping engine: a pair of datagram sockets, one of which the engine polls. A datagram is a ring.
+"""A bell, which wakes a sleeping engine: a pair of datagram sockets. The engine polls one; a datagram rings the bell.
 
 Engines of two processes wake each other, and neither may be able to block the other. O_NONBLOCK is a flag of the open
 file description (fcntl(2)), which two processes share once one has sent the other a descriptor. A neighbour could clear
@@ -6,8 +6,9 @@ the flag, and a write to an eventfd or a pipe would then wait for ever. MSG_DONT
 non-blocking, whatever the flag says.
 
 The engine that sleeps makes the pair, keeps the end that it reads, and gives the other end, the rope, to its peer. No
-neighbour has the end that is read: reads of one socket take turns, so a neighbour's read could hold up ours. The end of
-a pair takes datagrams from its other end only. Unlike a stream, it does not stay readable when that one is closed.
+neighbour has the reading end: reads of one socket take turns, so a neighbour's read could hold up ours. An end of a
+pair takes datagrams only from its other end. Unlike a stream socket, it does not stay readable once the other end is
+closed.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Bell:
         self.fd, self.rope = (end.detach() for end in pair)
 
     def ring(self) -> None:
-        """Wake the engine that sleeps on it. Only for a rope that no other process has: its flags are ours."""
+        """Wake the engine that sleeps on this bell. No other process may have the rope: it could block this call."""
         with contextlib.suppress(BlockingIOError):  # the queue is full, which wakes the engine as well
             os.write(self.rope, b"\0")
 
@@ -46,9 +47,9 @@ def check_rope(fd: int) -> None:
     A call on another kind of file or socket might block for as long as the neighbour likes.
     """
     kind = None
-    with contextlib.suppress(OSError):  # no socket at all
+    with contextlib.suppress(OSError):  # not a socket
         sock = socket.socket(fileno=fd)
         kind = sock.family, sock.type
         sock.detach()
     if kind != (socket.AF_UNIX, socket.SOCK_DGRAM):
-        raise InvalidValueError(f"descriptor {fd} is no rope of a bell: it is no unix datagram socket")
+        raise InvalidValueError(f"descriptor {fd} is not the rope of a bell: it is not a unix datagram socket")

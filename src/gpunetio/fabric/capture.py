@@ -1,4 +1,4 @@
-"""What crosses a port, copied aside for whoever writes it to a file (pcap.py). A pipe that is full loses packets."""
+"""Copies of the packets that cross a port, in a pipe to the writer of a file (pcap.py). A full pipe loses packets."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from ..device.struct_view import struct_view
 from ..formats.layout import Entry
 from .frames import PACKET, commit, publish, reserve
 
-# What the engine fills: a PIPE_END, with the count of packets that found no room behind it.
+# What the engine fills: a PIPE_END, followed by the count of packets that found no room.
 CAPTURE = Entry("capture", 128, """
     end            0  raw[64]
     lost          64  i64
 """)
 
-# A FRAME as pipes want it, with other fields behind. `time_ns` is the engine's clock; `source` is -1 where only the
-# packet's QP knows which of our GIDs it was sent to; `damaged`: its ICRC was wrong.
+# Starts as a FRAME does, as pipes require. `time_ns` is the engine's clock. `source` is -1 where only the packet's QP
+# knows to which of our GIDs the packet was sent. `damaged`: its ICRC was wrong.
 CAPTURED = Entry("captured", 64, """
     stride         0  i64
     nbytes         8  i64

@@ -1,4 +1,4 @@
-"""A bad network: which faults frames get on their way out, and how often."""
+"""A bad network: which faults outgoing frames get, and how often."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..errors import InvalidValueError
 
 @dataclass(frozen=True)
 class Faults:
-    """What happens to frames that leave a NIC. Probabilities are 0 … 1 for each frame; `delay_us` is for all of them.
+    """What happens to frames that leave a NIC. Probabilities are 0 … 1 per frame; `delay_us` delays every frame.
 
     The same seed and the same frames give the same faults.
     """
@@ -23,7 +23,7 @@ class Faults:
 
     @classmethod
     def parse(cls, text: str) -> Faults:
-        """From "loss=0.01,reordering=0.05,seed=7": the fields' names and values."""
+        """Parse names and values of fields, for example "loss=0.01,reordering=0.05,seed=7"."""
         known = {field.name: type(field.default) for field in fields(cls)}
         values = {}
         for part in text.split(","):
@@ -32,7 +32,7 @@ class Faults:
                 values[name.strip()] = known[name.strip()](value)
             except (KeyError, ValueError):
                 raise InvalidValueError(
-                    f"{part!r} is no fault: give NAME=VALUE, separated by commas, of {', '.join(known)}"
+                    f"{part!r} is not a fault: give NAME=VALUE, separated by commas; names are {', '.join(known)}"
                 ) from None
         return cls(**values)
 

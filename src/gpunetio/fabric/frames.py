@@ -1,10 +1,10 @@
-"""A pipe of frames with one producer and one consumer, in memory that both reach; they may be two processes.
+"""A pipe of frames with one producer and one consumer, possibly of two processes, in memory that both reach.
 
-A frame is a FRAME record with the packet behind it, from its BTH to the end of its padding. Frames lie one behind the
-other, as long as they need to be. What the two ends share is positions and frames, no pointers: each end keeps its own
-PIPE_END, and the consumer believes nothing that would lead it out of the pipe.
+A frame is a FRAME record followed by the packet, from its BTH to the end of its padding. Frames vary in length and lie
+one behind the other. The two ends share positions and frames, but no pointers: each end keeps its own PIPE_END, and
+the consumer trusts nothing that would lead it out of the pipe.
 
-Free of anything that exists on a CPU only, so that either end may be a GPU.
+This code uses nothing that only a CPU has, so either end may be a GPU.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from ..device.struct_view import struct_view
 from ..formats.layout import Entry
 from ..formats.packet import BTH, ICRC_SIZE, QPN_MASK
 
-# Positions count bytes for ever. `asleep` is set by a consumer that waits in the kernel and wants to be woken.
+# Positions count bytes and never wrap. `asleep` is set by a consumer that waits in the kernel and wants to be woken.
 PIPE = Entry("pipe", 192, """
     head           0  i64
     tail          64  i64
     asleep       128  i64
 """)
 
-# `position` is this end's own; `seen` what it last saw of the other's; `reserved` bytes are the producer's open frame.
-# `nbytes` is the packet's length as the consumer has checked it: what the frame says may change under its eyes.
+# `position` is this end's own; `seen` is the other end's, as last seen; `reserved` bytes are the producer's open frame.
+# `nbytes` is the packet's length as the consumer checked it: the length in the frame may change afterwards.
 PIPE_END = Entry("pipe_end", 64, """
     pipe           0  i64
     data           8  i64
@@ -38,15 +38,15 @@ PIPE_END = Entry("pipe_end", 64, """
     nbytes        48  i64
 """)
 
-# `peer` is the GID of the other end: the destination of a frame that leaves, the source of one that arrived; `source`
-# is this end's entry of the GID table. `icrc` says that four bytes of ICRC follow the packet. `corrupt`, for the fault
-# injector, is 1 + the bit to flip once the ICRC has been made.
+# `peer` is the GID of the other end: the destination of an outgoing frame, the source of one that arrived. `source` is
+# this end's index in the GID table. `icrc` says that four bytes of ICRC follow the packet. `corrupt`, set by the fault
+# injector, is 1 + the bit to flip after the ICRC has been computed.
 #
-# `life` tells a queue pair's packets from those that it sent before its last reset: it is the requester's, in requests
-# and in the responses to them. A packet cannot carry it, so that it ends where the pipe ends. 0 says nothing.
+# `life` tells a queue pair's packets from those that it sent before its last reset. It is the requester's, in requests
+# and in the responses to them. Packets have no field for it, so it ends where the pipe ends. 0 means unknown.
 #
-# `reference` is not 0 when the payload is not in the frame but in memory that the producer has lent: the number of
-# that loan, bytes, and offset.
+# `reference` is 0 when the payload is in the frame. Otherwise the payload is in memory that the producer has lent:
+# `reference` holds the number of the loan, bytes, and offset.
 #
 # The packet starts 4 bytes behind a multiple of 16, so that what follows its 12-byte BTH is aligned.
 FRAME = Entry("frame", 64, """
@@ -63,23 +63,23 @@ FRAME = Entry("frame", 64, """
 
 PACKET = 68  # where the packet begins
 LINE = 64
-LEAST_LENT = 512  # bytes of a payload; copying fewer costs less than what a reference does
-LENT_SHIFT, LOAN_SHIFT = 34, 47  # in a reference: bytes, number of the loan
+LEAST_LENT = 512  # bytes of payload; copying fewer is cheaper than a reference
+LENT_SHIFT, LOAN_SHIFT = 34, 47  # bit positions in a reference: bytes, number of the loan
 MAX_LENT, MAX_LOAN = 1 << LENT_SHIFT, (1 << 16) - 1
 SKIP = -1  # in nbytes: nothing up to the end of the pipe
-RECALLED = 0  # in nbytes: not to be sent after all
+RECALLED = 0  # in nbytes: do not send this frame
 
 pipe_end_at: Any = struct_view(PIPE_END)
 frame_at: Any = struct_view(FRAME)
 
 
 def pipe_size(capacity: int) -> int:
-    """Bytes of memory for a pipe whose frames take `capacity` bytes, a power of two."""
+    """Return the bytes of memory for a pipe whose frames take `capacity` bytes, a power of two."""
     return PIPE.size + capacity
 
 
 def pipe_end(pipe: int, capacity: int) -> np.ndarray:
-    """An end of the pipe at address `pipe`, at its beginning: a PIPE_END record."""
+    """Return an end of the pipe at address `pipe`, at its beginning: a PIPE_END record."""
     end = np.zeros((), PIPE_END.dtype)
     end["pipe"], end["data"], end["capacity"] = pipe, pipe + PIPE.size, capacity
     return end
@@ -87,9 +87,9 @@ def pipe_end(pipe: int, capacity: int) -> np.ndarray:
 
 @device_function
 def reserve(end, nbytes):
-    """Room for a frame whose packet has up to `nbytes` (and an ICRC): its address, or 0 when the pipe is full.
+    """Reserve room for a frame whose packet has up to `nbytes` (and an ICRC).
 
-    Reserving again before `commit` gives the same room.
+    Return the frame's address, or 0 when the pipe is full. Reserving again before `commit` gives the same room.
     """
     e = pipe_end_at(end)
     stride = (PACKET + nbytes + ICRC_SIZE + LINE - 1) & -LINE
@@ -118,14 +118,14 @@ def reserve(end, nbytes):
 
 @device_function
 def refer(end, reference):
-    """The payload of the reserved frame lies elsewhere."""
+    """Store a reference in the reserved frame: its payload lies elsewhere."""
     e = pipe_end_at(end)
     frame_at(e.data + (e.position & (e.capacity - 1))).reference = reference
 
 
 @device_function
 def commit(end):
-    """The reserved frame is filled. The consumer sees it after `publish`."""
+    """Commit the reserved frame, which is filled. The consumer sees it after `publish`."""
     e = pipe_end_at(end)
     e.position += e.reserved
     e.reserved = 0
@@ -133,15 +133,16 @@ def commit(end):
 
 @device_function
 def publish(end):
-    """Let the consumer see all that was committed."""
+    """Let the consumer see all committed frames."""
     e = pipe_end_at(end)
     st_release64(e.pipe + PIPE.head, e.position)
 
 
 @device_function
 def next_frame(end):
-    """The oldest frame, whose packet has `nbytes` of the end's; 0 when there is none, or -1 when the producer has
-    written nonsense.
+    """Return the oldest frame, 0 when there is none, or -1 when the producer has written nonsense.
+
+    The end's `nbytes` becomes the length of its packet.
     """
     e = pipe_end_at(end)
     while True:
@@ -163,7 +164,7 @@ def next_frame(end):
                 return -1
             e.reserved, e.nbytes = stride, nbytes
             ahead = e.position + 2 * stride
-            if ahead < e.seen:  # most likely the one after the next: the producer's core has it
+            if ahead < e.seen:  # most likely the frame after the next, which the producer's core has
                 ahead = e.data + (ahead & (e.capacity - 1))
                 prefetch(ahead)
                 prefetch(ahead + LINE)
@@ -173,7 +174,7 @@ def next_frame(end):
 
 @device_function
 def consume(end):
-    """Done with the frame that `next_frame` gave. The producer gets the room back after `release`."""
+    """Consume the frame that `next_frame` returned. The producer gets the room back after `release`."""
     e = pipe_end_at(end)
     e.position += e.reserved
     e.reserved = 0
@@ -181,14 +182,14 @@ def consume(end):
 
 @device_function
 def release(end):
-    """Give the room of all consumed frames back."""
+    """Give the room of all consumed frames back to the producer."""
     e = pipe_end_at(end)
     st_release64(e.pipe + PIPE.tail, e.position)
 
 
 @device_function
 def leads_to(frame, headers, qpn, peer_high, peer_low):
-    """Whether a frame goes to this QP of this peer. Before its BTH are `headers` bytes of link headers."""
+    """Return whether a frame goes to this QP of this peer. `headers` bytes of link headers precede its BTH."""
     f = frame_at(frame)
     return (
         f.peer_high == peer_high
@@ -200,7 +201,7 @@ def leads_to(frame, headers, qpn, peer_high, peer_low):
 
 @engine_function
 def recall(end, headers, qpn, peer_high, peer_low):
-    """Have the frames to a QP not sent that the consumer's `end` has still before it; both ends are the caller's."""
+    """Recall the frames to a QP that the consumer's `end` has not consumed. Both ends must be the caller's."""
     e = pipe_end_at(end)
     at, head = e.position, ld_acquire64(e.pipe + PIPE.head)
     while at < head:

@@ -1,14 +1,14 @@
-"""The invariant CRC of RoCEv2 packets (IBTA 7.8.1, annex A17.3.3), and the IPv4 id found again from it.
+"""The invariant CRC of RoCEv2 packets (IBTA 7.8.1, annex A17.3.3), and the IPv4 id computed from it.
 
-The ICRC is CRC-32 as in Ethernet, in little-endian order behind the packet. It covers eight bytes of ones, where
-InfiniBand has its local route header, then IP header, UDP header and packet. What routers and senders may change counts
-as ones: IPv4's type of service, time to live and checksum; IPv6's traffic class, flow label and hop limit; UDP's
-checksum; byte 4 of the BTH.
+The ICRC is the CRC-32 of Ethernet, stored little-endian behind the packet. It covers eight bytes of ones, where
+InfiniBand has its local route header, then the IP header, the UDP header and the packet. Fields that routers and
+senders may change count as ones: IPv4's type of service, time to live and checksum; IPv6's traffic class, flow label
+and hop limit; UDP's checksum; byte 4 of the BTH.
 
-IPv4's id is covered, though a UDP socket neither sets nor sees it. A CRC is linear: two ids differ in the ICRC by
-their own difference times a power of x, so that the only id that may fit can be computed.
+The ICRC covers IPv4's id, though a UDP socket neither sets nor sees it. A CRC is linear: the ICRCs of two ids differ by
+the difference of the ids times a power of x. So the only id that can fit is computed from the ICRC.
 
-A packet runs from its BTH to its padding, `nbytes` of it. GIDs are pairs of native 64-bit loads of their 16 bytes.
+A packet has `nbytes`, from its BTH to its padding. A GID is a pair of native 64-bit loads of its 16 bytes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MASK56 = (1 << 56) - 1
 
 
 def _barrett(polynomial: int) -> int:
-    """x^64 divided by the polynomial, both of 33 bits and reflected (Gopal et al., Intel 323102)."""
+    """Return x^64 divided by the polynomial, both of 33 bits and reflected (Gopal et al., Intel 323102)."""
     quotient, rest = 0, 1 << 64
     plain = int(f"{polynomial:033b}"[::-1], 2)
     for shift in range(32, -1, -1):
@@ -46,20 +46,20 @@ _INVERSE_OF_A_BYTE = x_to_the(-8)
 
 @device_function
 def _reduce(value):
-    """64 coefficients, bit 63 that of 1, modulo the polynomial: 32 bits."""
+    """Return 64 coefficients modulo the polynomial, in 32 bits. Bit 63 is the coefficient of 1."""
     quotient = clmul(value & _MASK32, _QUOTIENT33) & _MASK32
     return (value ^ clmul(quotient, _POLYNOMIAL33)) >> 32 & _MASK32
 
 
 @device_function
 def _multiply(a, b):
-    """The product of two residues."""
+    """Return the product of two residues."""
     return _reduce(clmul(a, b) << 1)
 
 
 @engine_function
 def _advance(register, address, nbytes):
-    """The CRC register after `nbytes` more; its upper 32 bits are XORed into bytes 4 to 7."""
+    """Return the CRC register after `nbytes` more. Its upper 32 bits are XORed into bytes 4 to 7."""
     if has_clmul() != 0 and nbytes >= 16:
         return _reduce(crc32_fold(register, address, nbytes))
     for i in range(nbytes):
@@ -73,7 +73,7 @@ def _advance(register, address, nbytes):
 
 @device_function
 def crc32(crc, address, nbytes):
-    """`crc` continued over `nbytes` more, as zlib.crc32 does."""
+    """Continue `crc` over `nbytes` more, as zlib.crc32 does."""
     return _advance(crc ^ _MASK32, address, nbytes) ^ _MASK32
 
 
@@ -87,9 +87,9 @@ _ID_IN_HEADER = x_to_the(32 + 8 * _BEHIND_ID)
 
 @device_function
 def header_crc(scratch, version, source_high, source_low, destination_high, destination_low, source_port, nbytes):
-    """The CRC of what the ICRC covers before a packet of `nbytes`; with IPv4, of id 0.
+    """Return the CRC of what the ICRC covers before a packet of `nbytes`. IPv4's id is taken as 0.
 
-    `version` is 4 or 6; IPv4 addresses are ::ffff:a.b.c.d. `scratch` is HEADER_ROOM bytes that nobody else uses.
+    `version` is 4 or 6. IPv4 addresses are ::ffff:a.b.c.d. `scratch` has HEADER_ROOM bytes that nobody else uses.
     """
     st64(scratch, -1)
     ip = scratch + PSEUDO_LRH
@@ -122,13 +122,13 @@ def header_crc(scratch, version, source_high, source_low, destination_high, dest
 
 @device_function
 def with_ip_id(crc, ip_id):
-    """A `header_crc` of IPv4's id 0, for another id."""
+    """Convert a `header_crc`, which is for IPv4's id 0, to another id."""
     return crc ^ _multiply(be16(ip_id) << 16, _ID_IN_HEADER)
 
 
 @device_function
 def packet_icrc(crc, packet, nbytes):
-    """The ICRC of a packet of at least a BTH, whose header has the CRC `crc`. The packet itself stays as it is."""
+    """Return the ICRC of a packet of at least a BTH. `crc` is its `header_crc`. The packet itself stays as it is."""
     hidden = ld8(packet + 4) ^ 0xFF  # what makes byte 4, with the congestion marks, all ones
     return _advance(crc ^ _MASK32 | hidden << 32, packet, nbytes) ^ _MASK32
 
@@ -137,7 +137,7 @@ def packet_icrc(crc, packet, nbytes):
 def icrc(
     scratch, packet, nbytes, version, source_high, source_low, destination_high, destination_low, source_port, ip_id
 ):
-    """The ICRC of one packet; see `header_crc`. `ip_id` is for IPv4."""
+    """Return the ICRC of one packet. The arguments are those of `header_crc`, and IPv4's id."""
     crc = header_crc(
         scratch, version, source_high, source_low, destination_high, destination_low, source_port, nbytes
     )
@@ -148,10 +148,10 @@ def icrc(
 
 @engine_function
 def solve_ip_id(difference, nbytes):
-    """The IPv4 id that a packet of `nbytes` was sent with, or -1 when no id fits: the packet is damaged.
+    """Return the IPv4 id that a packet of `nbytes` was sent with, or -1 when no id fits: the packet is damaged.
 
-    `difference` is the ICRC that it carries, XOR the one computed for id 0. (For another id: the answer, XOR that id.)
-    One of 2^16 damaged packets passes.
+    `difference` is the ICRC that the packet carries, XOR the ICRC computed for id 0. If it was computed for another id,
+    XOR the result with that id. One in 2^16 damaged packets passes.
     """
     # The id is followed by the rest of IPv4 and UDP header, the packet and, as in any CRC, four bytes of zeros.
     distance = _BEHIND_ID + nbytes + 4

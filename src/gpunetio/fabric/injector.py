@@ -1,7 +1,7 @@
-"""What makes a network bad: frames on their way out get the faults that were asked for, by a seeded generator.
+"""The fault injector makes a network bad: outgoing frames get the requested faults, drawn by a seeded generator.
 
-The injector stands between the NIC, which fills a pipe of its own, and the wire's pipe. Corruption happens behind the
-ICRC, as on a real wire: pipes get one while faults are injected, and their reader checks it.
+The injector stands between a pipe that the NIC fills and the wire's pipe. As on a real wire, corruption happens after
+the ICRC is computed: while faults are injected, packets in pipes have an ICRC too, and their reader checks it.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from .frames import (
 from .icrc import icrc
 
 CERTAIN = 1 << 32  # probabilities are in units of 2^-32
-HELD_BACK = 64  # frames on hold at most; more go out at once
+HELD_BACK = 64  # most frames on hold; further ones go out at once
 SLOT = 4608  # a frame of the largest MTU, with all headers
-HOLD_LIMIT_NS = 1_000_000  # a reordered frame goes out by then though nothing follows it
+HOLD_LIMIT_NS = 1_000_000  # a reordered frame goes out by then, even if no frame follows it
 
 FAULTS = Entry("faults", 384, """
     loss           0  i64
@@ -52,8 +52,8 @@ FAULTS = Entry("faults", 384, """
     to_wire      320  raw[64]
 """)
 
-# A frame held back: until `due`, or until `after` more frames have passed. Of those due at the same time the one goes
-# first whose `sequence` is lower.
+# A frame held back: until `due`, or until `after` more frames have passed. Of frames that are due at the same time, the
+# one with the lowest `sequence` goes first.
 HELD = Entry("held", 64, """
     due            0  i64
     after          8  i64
@@ -67,8 +67,10 @@ held_at: Any = struct_view(HELD)
 
 
 class Injector:
-    """The memory of an injector, before the wire's producer end `wire_end`. `record` counts what it did; `from_nic` is
-    the end that the NIC fills instead. `make_icrc`: the wire makes none itself.
+    """The memory of an injector, which fills the wire's producer end `wire_end`.
+
+    `record` counts the injected faults. `from_nic` is the end that the NIC fills instead of `wire_end`. `make_icrc`:
+    the injector computes the ICRC, because the wire does not.
     """
 
     CAPACITY = 1 << 19
@@ -94,13 +96,13 @@ class Injector:
         r["to_injector"], r["to_wire"] = np.void(self.from_nic.tobytes()), np.void(wire_end.tobytes())
 
     def close(self) -> None:
-        """Release the memory; the NIC has forgotten it."""
+        """Release the memory. The NIC must not use it any more."""
         self._memory.close()
 
 
 @device_function
 def _draw(f):
-    """32 random bits (xorshift64, Marsaglia 2003)."""
+    """Return 32 random bits (xorshift64, Marsaglia 2003)."""
     x = f.state
     x ^= x << 13
     x ^= (x >> 7) & ((1 << 57) - 1)
@@ -116,7 +118,7 @@ def _happens(f, probability):
 
 @engine_function
 def _pass_on(faults, packet, nbytes, header, corrupt):
-    """Put a packet on the wire: 1, or 0 if that is full. `header` is a frame to take the addresses from."""
+    """Put a packet on the wire. Return 1, or 0 if the wire is full. The addresses are those of the frame `header`."""
     f = faults_at(faults)
     frame = reserve(faults + FAULTS.to_wire, nbytes)
     if frame == 0:
@@ -150,7 +152,7 @@ def _slot(f, i):
 
 @engine_function
 def _hold(faults, frame, due, after, corrupt):
-    """Keep a copy of the frame: 1, or 0 if there is no room."""
+    """Keep a copy of the frame. Return 1, or 0 if there is no room."""
     f = faults_at(faults)
     nbytes = frame_at(frame).nbytes
     if PACKET + nbytes > SLOT:
@@ -169,7 +171,7 @@ def _hold(faults, frame, due, after, corrupt):
 
 @device_function
 def _oldest(f):
-    """The held frame that is due first, or 0."""
+    """Return the held frame that is due first, or 0."""
     best = 0
     for i in range(HELD_BACK):
         slot = _slot(f, i)
@@ -184,7 +186,7 @@ def _oldest(f):
 
 @engine_function
 def _let_go(faults, now, passed):
-    """Send frames on hold whose time has come, in its order; `passed` more have gone by."""
+    """Send the frames on hold that are due, the earliest first; `passed` more frames have gone by."""
     f = faults_at(faults)
     for i in range(HELD_BACK if passed else 0):
         h = held_at(_slot(f, i))
@@ -203,14 +205,14 @@ def _let_go(faults, now, passed):
 
 @device_function
 def _damage(draw, nbytes):
-    """1 + the bit to flip. Byte 4 of a BTH, where routers leave marks, is the one that no ICRC protects."""
+    """Return 1 + the bit to flip. Byte 4 of a BTH, where routers leave marks, is spared: no ICRC protects it."""
     bit = draw % (8 * nbytes)
     return 1 + (bit if bit >> 3 != 4 else bit + 8)
 
 
 @engine_function
 def inject(faults, now):
-    """Pass on what the NIC has sent since, with the faults asked for: how many frames were dealt with."""
+    """Pass on what the NIC has sent since the last call, with faults. Return how many frames were dealt with."""
     f = faults_at(faults)
     end = faults + FAULTS.to_injector
     done = 0
@@ -255,7 +257,7 @@ def inject(faults, now):
 
 @engine_function
 def recall_injected(faults, headers, qpn, peer_high, peer_low):
-    """Have the frames to a QP not sent that have not left the injector; `headers` as in `leads_to`."""
+    """Recall the frames to a QP that have not left the injector. `headers` as in `leads_to`."""
     f = faults_at(faults)
     recall(faults + FAULTS.to_injector, headers, qpn, peer_high, peer_low)
     for i in range(HELD_BACK):
@@ -268,7 +270,7 @@ def recall_injected(faults, headers, qpn, peer_high, peer_low):
 
 @device_function
 def icrc_fits(scratch, packet, nbytes, peer_high, peer_low, here_high, here_low):
-    """Whether a packet that an injector let through carries the ICRC that its bytes have."""
+    """Return whether a packet that came through an injector carries the ICRC of its bytes."""
     wanted = icrc(scratch, packet, nbytes, 6, peer_high, peer_low, here_high, here_low, 0, 0)
     return wanted == _carried(packet, nbytes)
 

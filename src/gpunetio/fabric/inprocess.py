@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from ..memory import HostMemory
 from .frames import pipe_size
 
-CAPACITY = 1 << 20  # bytes of frames in a direction
+CAPACITY = 1 << 20  # bytes of frames per direction
 
 
 @dataclass(frozen=True)
 class LinkEnd:
-    """What a NIC must know of a wire made of pipes: the pipe it fills, the one it empties, and whom to wake."""
+    """What a NIC must know of a wire made of pipes: the pipes that it fills and empties, and whom to wake."""
 
     tx: int
     rx: int
@@ -32,7 +32,7 @@ class InProcessWire:
         self.ends = LinkEnd(there, back, CAPACITY, ropes[1]), LinkEnd(back, there, CAPACITY, ropes[0])
 
     def drop(self) -> None:
-        """One NIC has forgotten the wire; the memory goes with the second."""
+        """Note that one NIC no longer uses the wire. The second call frees the memory."""
         self._holders -= 1
         if self._holders == 0:
             self._memory.close()

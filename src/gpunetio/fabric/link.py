@@ -1,4 +1,4 @@
-"""A link: two pipes of frames in memory that two processes share, and what tells each that the other is alive."""
+"""A link: two pipes of frames in memory shared by two processes, and a socket that shows when the other is gone."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ IpAddress = IPv4Address | IPv6Address
 
 DEFAULT_CAPACITY = 1 << 20
 _LEAST, _MOST = 1 << 13, 1 << 28
-MAX_LETTER_FDS = 2  # of a letter over a link, which has one at most
+MAX_LETTER_FDS = 2  # descriptors of a letter over a link; ours have one at most
 
 
 def check_capacity(capacity: object) -> int:
-    """`capacity`, or InvalidValueError when no pipe can have that many bytes."""
+    """Return `capacity`, or raise InvalidValueError if no pipe can have that many bytes."""
     if isinstance(capacity, int) and _LEAST <= capacity <= _MOST and capacity & (capacity - 1) == 0:
         return capacity
     raise InvalidValueError(f"a pipe cannot have {capacity!r} bytes: give a power of two from {_LEAST} to {_MOST}")
 
 
 def _pitch(capacity: int) -> int:
-    """Bytes from one pipe to the next."""
+    """Return the bytes from one pipe to the next."""
     return round_up(pipe_size(capacity), PAGE)
 
 
 @dataclass
 class Parts:
-    """What a link is made of: the memory, our bell (bell.py), and the rope of the peer's, once the peer has sent it."""
+    """The parts of a link: the memory, our bell (bell.py), and the rope of the peer's bell, once received."""
 
     memory: HostMemory
     capacity: int
@@ -47,7 +47,7 @@ class Parts:
 
     @classmethod
     def new(cls, capacity: int) -> Parts:
-        """Made here, for the process that lays the link."""
+        """Make the parts, in the process that lays the link."""
         memory = HostMemory(2 * _pitch(capacity), shared=True, sealed=False)
         try:
             return cls(memory, capacity, Bell())
@@ -57,13 +57,16 @@ class Parts:
 
     @property
     def fds(self) -> list[int]:
-        """What the other process needs of a new link."""
+        """The descriptors of a new link that the other process needs."""
         assert self.memory.fd is not None
         return [self.memory.fd, self.bell.rope]
 
     @classmethod
     def received(cls, fds: list[int], capacity: int) -> Parts:
-        """From the `fds` of the other process. They are consumed, except when InvalidValueError says what is wrong."""
+        """Make the parts from the `fds` of the other process, and take these over. On an error they stay the caller's.
+
+        InvalidValueError says what is wrong with them.
+        """
         if len(fds) != 2:
             raise InvalidValueError(f"{len(fds)} descriptors came with the request, not 2")
         memory_fd, rope = fds
@@ -78,9 +81,9 @@ class Parts:
         return parts
 
     def complete(self, fds: list[int]) -> None:
-        """Take what the other process has sent once it had mapped the memory; nobody else can map it from now on.
+        """Take what the other process sent after it had mapped the memory; nobody else can map it from now on.
 
-        InvalidValueError says what is wrong with `fds`, which are then the caller's.
+        InvalidValueError says what is wrong with `fds`, which then stay the caller's.
         """
         if len(fds) != 1:
             raise InvalidValueError(f"{len(fds)} descriptors came with the answer, not 1")
@@ -99,11 +102,11 @@ class Parts:
 class Link:
     """One side of a link between two NICs of this host.
 
-    `tx` and `rx` are addresses of a PIPE (frames.py) each, whose frames take `capacity` bytes: this side is the
-    producer of `tx` and the consumer of `rx`, and opens its own PIPE_END for either. `peer_rope` rings the bell of the
-    peer's engine; ours sleeps on the descriptor `bell`. `first`: this side has laid the link.
+    `tx` and `rx` are the addresses of two PIPEs (frames.py), whose frames take `capacity` bytes. This side is the
+    producer of `tx` and the consumer of `rx`, and makes its own PIPE_END for each. `peer_rope` rings the bell of the
+    peer's engine; ours sleeps on the descriptor `bell`. `first`: this side laid the link.
 
-    `talks`: both sides take letters over the heartbeat's socket; `send` sends one.
+    `talks`: both sides take letters over the heartbeat's socket, which `send` sends.
 
     `gone`: the peer has closed the link, or has died. The memory stays mapped until `close()`.
     """
@@ -145,7 +148,7 @@ class Link:
         return f"Link({self.own_address} – {self.peer_address}, {self.peer_name} of process {self.peer_pid}, {state})"
 
     def is_dead(self) -> bool:
-        """Whether the peer has hung up, even if nobody has been told yet."""
+        """Return whether the peer has hung up, even if nobody has been told yet."""
         if self.gone or self.closed:
             return True
         try:
@@ -156,17 +159,17 @@ class Link:
             return True
 
     def send(self, body: dict[str, Any], fds: Sequence[int] = ()) -> None:
-        """Send the peer a letter. Does not wait: OSError when the peer does not read them, or is gone."""
+        """Send the peer a letter, without waiting. OSError when the peer does not read its letters, or is gone."""
         with self.sending:
             send(self.heartbeat, body, fds)
 
     def hang_up(self) -> None:
-        """Let the peer know that nobody is here any more. The memory stays."""
+        """Tell the peer that nobody is here any more. The memory stays mapped."""
         with contextlib.suppress(OSError):  # not connected any more
             self.heartbeat.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Hang up, unmap the memory and close the bell: no engine may use them any more. Idempotent."""
+        """Hang up, unmap the memory and close the bell. No engine may use them any more. Idempotent."""
         with self._lock:
             if self.closed:
                 return

@@ -1,7 +1,8 @@
-"""Letters between processes of one host: JSON objects, and file descriptors with them, over a unix stream socket.
+"""Letters between processes of one host: JSON objects, with file descriptors, over a unix stream socket.
 
-On the socket a letter is its length, four bytes big-endian, and its text; its descriptors travel with the first byte.
-A reader trusts neither: what is too long, carries too many descriptors or is no JSON object is a `BadLetter`.
+On the socket, a letter is its length, four bytes big-endian, followed by its text. Its descriptors travel with the
+first byte. The reader trusts neither: a letter that is too long, carries too many descriptors or is not a JSON object
+raises `BadLetter`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _CREDENTIALS = struct.Struct("3i")  # struct ucred
 
 
 class BadLetter(Exception):
-    """What arrived is no letter."""
+    """A letter that breaks these rules."""
 
 
 def send(sock: socket.socket, body: dict[str, Any], fds: Sequence[int] = ()) -> None:
@@ -37,7 +38,7 @@ def send(sock: socket.socket, body: dict[str, Any], fds: Sequence[int] = ()) -> 
 
 
 def receive(sock: socket.socket, end: float) -> tuple[dict[str, Any], list[int]]:
-    """The next letter and its descriptors, which are the caller's to close.
+    """Return the next letter and its descriptors, which the caller closes.
 
     TimeoutError at `end` of time.monotonic(), EOFError when the peer hangs up.
     """
@@ -61,7 +62,7 @@ class PartialLetter:
         self._data, self._fds, self._max_fds = bytearray(), array.array("i"), max_fds
 
     def read(self, sock: socket.socket) -> dict[str, Any] | None:
-        """Receive once: the letter's text when it is complete, None before. Never reads beyond the letter."""
+        """Receive once. Return the letter when it is complete, None before. Never reads beyond the letter."""
         room = socket.CMSG_SPACE((self._max_fds + 1) * self._fds.itemsize)
         data, messages, flags, _ = sock.recvmsg(self._missing(), room, socket.MSG_CMSG_CLOEXEC)
         for level, kind, payload in messages:
@@ -77,13 +78,13 @@ class PartialLetter:
         try:
             body = json.loads(self._data[_LENGTH.size :])
         except (ValueError, RecursionError) as error:
-            raise BadLetter(f"it is no JSON: {error}") from None
+            raise BadLetter(f"it is not JSON: {error}") from None
         if not isinstance(body, dict):
-            raise BadLetter(f"it is a {type(body).__name__}, no object")
+            raise BadLetter(f"it is a {type(body).__name__}, not an object")
         return body
 
     def _missing(self) -> int:
-        """How many bytes are still to come, as far as one can tell."""
+        """Return how many bytes are still to come, as far as is known."""
         if len(self._data) < _LENGTH.size:
             return _LENGTH.size - len(self._data)
         (length,) = _LENGTH.unpack_from(self._data)
@@ -92,7 +93,7 @@ class PartialLetter:
         return _LENGTH.size + length - len(self._data)
 
     def take_fds(self) -> list[int]:
-        """The descriptors, which are the caller's from now on."""
+        """Return the descriptors, which are the caller's from now on."""
         fds, self._fds = list(self._fds), array.array("i")
         return fds
 
@@ -103,6 +104,6 @@ class PartialLetter:
 
 
 def credentials(sock: socket.socket) -> tuple[int, int]:
-    """(pid, uid) of the process that has connected to us, or that listens where we have connected to."""
+    """Return (pid, uid) of the process that connected to us, or that listens where we connected."""
     pid, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     return pid, uid

@@ -1,12 +1,12 @@
-"""How the software NICs of one host find each other: the same user's, in one network namespace.
+"""How the software NICs of one host find each other: those of one user, in one network namespace.
 
-A NIC listens on an abstract unix socket named after each of its addresses. Such a name belongs to the network
-namespace, there can be only one of it, and it vanishes with the process: it is the claim on the address. Through that
-door another NIC asks for a link (link.py), and whoever wants to look at the NIC for the memory of its tables.
+For each of its addresses, a NIC listens on an abstract unix socket named after the address. Such a name belongs to the
+network namespace, is unique there, and vanishes with the process: it is the claim on the address. Through this door,
+another NIC asks for a link (link.py), and a process that looks at the NIC asks for the memory of its tables.
 
-A request is a letter (mail.py) with `version` and `op`, the answer one with `version` and `ok`; one that refuses has a
-`reason`. After "connect" the socket stays open for as long as both sides keep the link, and where both have said
-`letters` they may send each other some.
+A request is a letter (mail.py) with `version` and `op`. The answer is a letter with `version` and `ok`, and if it
+refuses, a `reason`. After "connect" the socket stays open as long as both sides keep the link. If both have said
+`letters`, they may send each other letters.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ logger: logging.Logger = logging.getLogger("gpunetio.fabric")
 
 VERSION = 2
 PATIENCE = 1.0  # seconds that a peer has for its request
-MAX_VISITORS = 64  # requests under way
-MAX_REQUEST_FDS = 4  # descriptors of a request, which are more than any has
+MAX_VISITORS = 64  # pending requests
+MAX_REQUEST_FDS = 4  # descriptors of a request; no valid request has as many
 MAX_LINKS = 64  # of a NIC
 MAX_LINKS_OF_ONE = 32  # that one process may lay to it
 STOP_TIMEOUT = 5.0
 _PREFIX = "gpunetio/"
 _LATER = "not now: there is such a link, or one is being laid"  # the peer finds it, or asks again
 _RETRY = 0.01  # seconds
-# A line of /proc/net/unix about a socket that listens (flag SO_ACCEPTCON): address, references, protocol, flags, type,
-# state, inode, name. Names are bytes of anybody's choice, line feeds among them; ours are printable.
+# A line of /proc/net/unix for a listening socket (flag SO_ACCEPTCON): address, references, protocol, flags, type,
+# state, inode, name. Names may have any bytes, even line feeds; ours are printable.
 _LISTENER = re.compile(rb"\S+: [0-9A-F]{8} [0-9A-F]{8} 00010000 [0-9A-F]{4} [0-9A-F]{2} +\d+ @gpunetio/([!-~]+)")
 
 _sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    """In a forked child: names and links are the parent's, and must end with it."""
+    """Close all sockets in a forked child: names and links are the parent's, and must end with it."""
     for sock in list(_sockets):
         sock.close()
     _sockets.clear()
@@ -67,14 +67,14 @@ def _new_socket() -> socket.socket:
 
 
 def names() -> list[str]:
-    """The names under which NICs of this network namespace listen: their addresses, or `address/pid`."""
+    """Return the names under which NICs of this network namespace listen: their addresses, or `address/pid`."""
     with open("/proc/net/unix", "rb") as table:
         lines = table.read().split(b"\n")
     return sorted({match[1].decode() for line in lines if (match := _LISTENER.fullmatch(line))})
 
 
 def owner_of(ip: IpAddress | str, timeout: float = PATIENCE) -> int | None:
-    """The process that has claimed an address; None when nobody has, TimedOutError when it does not answer."""
+    """Return the process that claimed an address, or None when none did. TimedOutError when it does not answer."""
     sock = _call(str(ip_address(ip)), time.monotonic() + timeout)
     if sock is None:
         return None
@@ -83,7 +83,7 @@ def owner_of(ip: IpAddress | str, timeout: float = PATIENCE) -> int | None:
 
 
 def claimant(ip: IpAddress | str) -> str | None:
-    """Who has claimed an address, in words; None when nobody has. Does not wait for an answer."""
+    """Return in words who claimed an address, or None when nobody did. Does not wait for an answer."""
     try:
         pid = owner_of(ip, timeout=0)
     except TimedOutError:
@@ -92,17 +92,17 @@ def claimant(ip: IpAddress | str) -> str | None:
 
 
 def look(name: str, timeout: float = PATIENCE) -> tuple[int, dict[str, Any], list[int]] | None:
-    """`look_at_all` for one NIC; None when there is nothing to be seen of it."""
+    """Ask one NIC for its tables, as `look_at_all` does. Return None when it does not show them."""
     return look_at_all([name], timeout).get(name)
 
 
 def look_at_all(
     wanted: Iterable[str], timeout: float = PATIENCE
 ) -> dict[str, tuple[int, dict[str, Any], list[int]]]:
-    """Ask the NICs that listen under these names for their tables: by name (pid, description, descriptors).
+    """Ask the NICs that listen under these names for their tables. Return (pid, description, descriptors) by name.
 
-    All are asked at the same time, and have `timeout` seconds together. The descriptors are the caller's to close. Of
-    another user's NIC, or one that does not answer in time or sensibly, nothing is to be seen: it is left out.
+    All NICs are asked at the same time, and have `timeout` seconds together. The caller closes the descriptors. A NIC
+    of another user, or one that does not answer in time or sensibly, is left out.
     """
     end = time.monotonic() + timeout
     found: dict[str, tuple[int, dict[str, Any], list[int]]] = {}
@@ -115,12 +115,12 @@ def look_at_all(
                     try:
                         if (sock := _ask_to_look(name)) is not None:
                             asked.register(sock, selectors.EVENT_READ, data=(name, PartialLetter()))
-                    except BlockingIOError:  # more wait there than the system keeps
+                    except BlockingIOError:  # its listen queue is full
                         todo.append(name)
                 left = end - time.monotonic()
                 if left <= 0:
                     silent = [*todo, *(key.data[0] for key in asked.get_map().values())]
-                    logger.info("the NICs at %s cannot be looked at: they do not answer", ", ".join(silent))
+                    logger.info("cannot look at the NICs at %s: they do not answer", ", ".join(silent))
                     break
                 for key, _ in asked.select(min(left, _RETRY) if todo else left):
                     _hear_answer(asked, key, found)
@@ -132,9 +132,9 @@ def look_at_all(
 
 
 def _ask_to_look(name: str) -> socket.socket | None:
-    """A connection to the NIC that listens under `name`, which has been asked; None if it is gone, or another user's.
+    """Ask the NIC that listens under `name`. Return the connection, or None if the NIC is gone, or another user's.
 
-    BlockingIOError when too many others wait there.
+    BlockingIOError when its listen queue is full.
     """
     sock = _new_socket()
     try:
@@ -147,7 +147,7 @@ def _ask_to_look(name: str) -> socket.socket | None:
         sock.close()
         raise
     except OSError as error:
-        logger.info("the NIC at %s cannot be looked at: %s", name, error)
+        logger.info("cannot look at the NIC at %s: %s", name, error)
     sock.close()
     return None
 
@@ -156,7 +156,7 @@ def _hear_answer(
     asked: selectors.BaseSelector, key: selectors.SelectorKey,
     found: dict[str, tuple[int, dict[str, Any], list[int]]],
 ) -> None:  # fmt: skip
-    """Something has come from a NIC that was asked to be looked at."""
+    """Read a piece of the answer of a NIC that was asked for its tables."""
     sock: Any = key.fileobj
     (name, letter), (pid, _) = key.data, credentials(sock)
     try:
@@ -167,18 +167,18 @@ def _hear_answer(
             found[name] = pid, answer, letter.take_fds()
         else:
             reason = answer.get("reason", answer)
-            logger.info("the NIC at %s (process %d) cannot be looked at: %s", name, pid, reason)
+            logger.info("cannot look at the NIC at %s (process %d): %s", name, pid, reason)
     except BlockingIOError:
         return
     except (OSError, EOFError, BadLetter) as error:
-        logger.info("the NIC at %s (process %d) cannot be looked at: %s", name, pid, error)
+        logger.info("cannot look at the NIC at %s (process %d): %s", name, pid, error)
     asked.unregister(sock)
     letter.close()
     sock.close()
 
 
 def _call(name: str, end: float) -> socket.socket | None:
-    """A connection to whoever listens under `name`, None when nobody does; TimedOutError at `end`."""
+    """Return a connection to the process that listens under `name`, or None when none does. TimedOutError at `end`."""
     sock = _new_socket()
     try:
         sock.setblocking(False)
@@ -189,11 +189,11 @@ def _call(name: str, end: float) -> socket.socket | None:
             except ConnectionRefusedError:
                 sock.close()
                 return None
-            except BlockingIOError:  # more wait there than the system keeps
+            except BlockingIOError:  # its listen queue is full
                 if time.monotonic() >= end:
                     raise TimedOutError(
                         f"the NIC at {name} does not answer: its process is stopped or busy, or another user's that "
-                        "keeps the name for itself"
+                        "has taken the name"
                     ) from None
                 time.sleep(_RETRY)
     except BaseException:
@@ -202,7 +202,7 @@ def _call(name: str, end: float) -> socket.socket | None:
 
 
 class _Visitor:
-    """A connection whose request is still to come."""
+    """A connection whose request has not arrived yet."""
 
     def __init__(self, pid: int):
         self.pid, self.letter = pid, PartialLetter(MAX_REQUEST_FDS)
@@ -212,16 +212,16 @@ class _Visitor:
 class Door:
     """The door of the NIC `name`: claims `addresses`, lays links to other NICs, and takes theirs.
 
-    `claimed[address]` is False when another process has the address; then the NIC can be looked at, no more.
-    `publication()` gives what a looker gets, a description and descriptors of memory; it must not wait for anything.
+    `claimed[address]` is False when another process has the address. Then other processes can only look at the NIC.
+    `publication()` returns what they get: a description, and descriptors of memory. It must not wait for anything.
 
-    `on_link(link)` is called once for every link, whoever laid it, and `on_gone(link)` once when its peer hangs up or
-    dies, but not when this side has closed it. Both are called, in order, from a thread of the door's own, so that they
-    may wait for a lock; `connect` does not wait for them. Without `on_link` the door takes no links, and never more
-    than MAX_LINKS, of one process MAX_LINKS_OF_ONE. A link joins NICs of one `medium`.
+    `on_link(link)` is called once for each link, whichever side laid it. `on_gone(link)` is called once when the link's
+    peer hangs up or dies, but not when this side has closed the link. The calls come in order from a thread of the
+    door, so they may wait for a lock; `connect` does not wait for them. Without `on_link`, the door takes no links. It
+    never takes more than MAX_LINKS, or MAX_LINKS_OF_ONE from one process. A link joins NICs of one `medium`.
 
-    `on_letter(link, letter, descriptors)` is called there too, for each letter of a link's peer; the descriptors are
-    its to close. The next letter is not read before it returns.
+    `on_letter(link, letter, descriptors)` is called from the same thread for each letter of a link's peer, and closes
+    the descriptors. The link's next letter is not read before it returns.
     """
 
     name: str
@@ -270,7 +270,7 @@ class Door:
         self._thread.start()
 
     def _listen(self, address: IpAddress) -> None:
-        """Claim the address, or listen beside whoever has it."""
+        """Claim the address. If another process has it, listen under `address/pid`."""
         tries = [str(address), f"{address}/{self._pid}", *(f"{address}/{self._pid}.{n}" for n in range(1, 100))]
         listener = _new_socket()
         for name in tries:
@@ -290,11 +290,11 @@ class Door:
     # --- links from here -------------------------------------------------------------------------------------------
 
     def connect(self, ip: IpAddress | str, timeout: float = PATIENCE, source: IpAddress | None = None) -> Link | None:
-        """The link to the NIC that has claimed `ip`, laid now unless there is one.
+        """Return the link to the NIC that has claimed `ip`. Lay it unless there is one.
 
-        None when no link can be laid: nobody has that address, or another user, or a NIC that refuses (the log says
-        why). TimedOutError when its process does not answer, InUseError when our own address is another process's.
-        `source` is the address of ours that the link is for; the first of the same family by default.
+        None when no link can be laid: nobody has that address, another user has it, or its NIC refuses (the log says
+        why). TimedOutError when its process does not answer, InUseError when another process has our own address.
+        `source` is our address that the link is for, by default the first of the same family.
         """
         peer = ip_address(ip)
         own = source or next((a for a in self.addresses if a.version == peer.version), self.addresses[0])
@@ -351,14 +351,14 @@ class Door:
         self._changed.wait(min(left, most))
 
     def _lay(self, key: tuple[IpAddress, IpAddress], end: float) -> Link | str | None:
-        """Ask once for a link: the link, None when it is refused, or _LATER."""
+        """Ask once for a link. Return the link, None when it is refused, or _LATER."""
         own, peer = key
         sock = _call(str(peer), end)
         if sock is None:
             return None
         pid, uid = credentials(sock)
         if uid != os.geteuid():
-            logger.info("%s lays no link to %s: its process %d is user %d's", self.name, peer, pid, uid)
+            logger.info("%s lays no link to %s: process %d there belongs to user %d", self.name, peer, pid, uid)
             sock.close()
             return None
         parts = Parts.new(self.capacity)
@@ -384,7 +384,7 @@ class Door:
             return None
         except TimeoutError:
             raise TimedOutError(f"{self.name} got no link to {peer}: process {pid} there does not answer") from None
-        except (OSError, EOFError):  # it has closed, or had no room: the next attempt will show
+        except (OSError, EOFError):  # it has closed, or had no room: the next attempt shows which
             time.sleep(_RETRY)
             return _LATER
         except (BadLetter, InvalidValueError) as error:
@@ -398,11 +398,11 @@ class Door:
                 parts.close()
 
     def _talks(self, letter: dict[str, Any]) -> bool:
-        """Whether letters may follow this one."""
+        """Return whether letters may follow this one."""
         return self._on_letter is not None and letter.get("letters") is True
 
     def _register(self, link: Link, unless_laying: bool = False) -> bool:
-        """Take a link in, unless there is one; `unless_laying`: or one is being laid from here."""
+        """Take a link in. Return False if there is one or, with `unless_laying`, if one is being laid from here."""
         key = link.own_address, link.peer_address
         with self._changed:
             old = self._links.get(key)
@@ -410,7 +410,7 @@ class Door:
                 return False
             if self._closing or (unless_laying and key in self._laying):
                 return False
-            if old is not None:  # its end has not been seen yet
+            if old is not None:  # it is dead, but this has not been noticed yet
                 self._lose(old)
             self._links[key] = link
             if self._on_link is not None:
@@ -423,7 +423,7 @@ class Door:
         return True
 
     def _forget(self, link: Link) -> None:
-        """The link is being closed."""
+        """Forget a link that is being closed."""
         if self._pid != os.getpid():
             return
         with self._changed:
@@ -432,7 +432,7 @@ class Door:
                 del self._links[key]
 
     def _lose(self, link: Link) -> None:
-        """The peer is gone."""
+        """Note that the peer of a link is gone."""
         with self._changed:
             if not link.gone:
                 link.gone = True
@@ -442,7 +442,7 @@ class Door:
 
     @property
     def links(self) -> list[Link]:
-        """The links whose peers live."""
+        """The links whose peers are alive."""
         with self._changed:
             return list(self._links.values())
 
@@ -471,12 +471,12 @@ class Door:
                 self._await_letter(link)
 
     def _read_letter(self, sock: socket.socket, link: Link) -> None:
-        """Something has come over a link's socket: a piece of a letter, or its end."""
+        """Read a piece of a letter from a link's socket, or the end of the link."""
         try:
             if not link.talks:
                 raise EOFError
             if (letter := link.letter.read(sock)) is not None:
-                self._selector.unregister(sock)  # until this one has been dealt with
+                self._selector.unregister(sock)  # until this letter has been dealt with
                 on_letter = self._on_letter
                 assert on_letter is not None
                 self._tell(lambda link: on_letter(link, letter, link.letter.take_fds()), link, letter)
@@ -490,7 +490,7 @@ class Door:
             self._lose(link)
 
     def _await_letter(self, link: Link) -> None:
-        """A letter has been dealt with; the next may come."""
+        """Wait for a link's next letter. The last one has been dealt with."""
         link.letter.close()
         link.letter = PartialLetter(MAX_LETTER_FDS)
         with self._changed:
@@ -509,7 +509,7 @@ class Door:
                 if isinstance(sock, int):
                     self._woken()
                 elif sock.fileno() < 0:  # type: ignore[union-attr]
-                    continue  # an earlier one of this round has thrown it out
+                    continue  # an earlier event of this round has closed it
                 elif key.data is self:
                     self._welcome(sock)  # type: ignore[arg-type]
                 elif isinstance(key.data, Link):
@@ -519,7 +519,7 @@ class Door:
             now = time.monotonic()
             for sock, visitor in self._visitors():
                 if visitor.deadline <= now:
-                    self._dismiss(sock, visitor, f"it has sent no request for {PATIENCE:g} s")
+                    self._dismiss(sock, visitor, f"it has sent no request within {PATIENCE:g} s")
         self._close_all()
 
     def _time_left(self) -> float | None:
@@ -554,11 +554,11 @@ class Door:
         pid, uid = credentials(sock)
         visitors = self._visitors()
         if uid != os.geteuid():
-            logger.info("%s refuses process %d: it is user %d's", self.name, pid, uid)
+            logger.info("%s refuses process %d: it belongs to user %d", self.name, pid, uid)
             sock.close()
             return
         if len(visitors) >= MAX_VISITORS:
-            self._dismiss(*visitors[0], "too many come at the same time")
+            self._dismiss(*visitors[0], "too many processes ask at the same time")
         self._selector.register(sock, selectors.EVENT_READ, data=_Visitor(pid))
 
     def _drop(self, sock: Any) -> None:
@@ -572,7 +572,7 @@ class Door:
         self._drop(sock)
 
     def _hear(self, sock: socket.socket, visitor: _Visitor) -> None:
-        """A piece of a request has come."""
+        """Read a piece of a request."""
         try:
             request = visitor.letter.read(sock)
             if request is not None:
@@ -589,7 +589,7 @@ class Door:
             self._dismiss(sock, visitor, f"{type(error).__name__}: {error}")
 
     def _answer(self, sock: socket.socket, visitor: _Visitor, request: dict[str, Any]) -> bool:
-        """Do what a request asks for: whether the connection stays."""
+        """Do what a request asks for. Return whether the connection stays open."""
         if request.get("version") != VERSION:
             reason = f"{self.name} speaks version {VERSION}, not {request.get('version')!r}: use the same release"
         elif request.get("op") == "look":
@@ -604,12 +604,12 @@ class Door:
             except _Refusal as refusal:
                 reason = str(refusal)
         else:
-            reason = f"{self.name} knows no request {request.get('op')!r}"
+            reason = f"{self.name} does not know the request {request.get('op')!r}"
         send(sock, {"version": VERSION, "ok": False, "reason": reason})
         return False
 
     def _take_link(self, sock: socket.socket, visitor: _Visitor, request: dict[str, Any]) -> None:
-        """Take the link that a peer lays."""
+        """Take the link that a peer lays, or raise `_Refusal`."""
         try:
             own, peer = ip_address(str(request.get("to"))), ip_address(str(request.get("from")))
             capacity = check_capacity(request.get("capacity"))
@@ -636,7 +636,7 @@ class Door:
             raise _Refusal(error) from None
         talks = self._talks(request)
         link = Link(own, peer, (visitor.pid, str(request.get("name"))), parts, False, sock, self._forget, talks)
-        # When both sides lay one at the same time, the link of the lower address counts.
+        # When both sides lay a link at the same time, that of the lower address counts.
         with link.sending:  # no letter before the answer
             if not self._register(link, unless_laying=(own.version, own) < (peer.version, peer)):
                 link.closed = True
@@ -646,23 +646,23 @@ class Door:
             try:
                 send(sock, answer, [parts.bell.rope])
             except OSError:
-                link.hang_up()  # which the heartbeat will show
+                link.hang_up()  # the heartbeat will show it
 
     def _check_room(self, pid: int) -> None:
-        """Refuse a link that `pid` lays when there are too many: each keeps descriptors and memory of ours."""
+        """Refuse a link that `pid` lays if there are too many: each holds descriptors and memory of ours."""
         with self._changed:
             links = {*self._links.values(), *self._untold}
         laid = sum(not link.first and link.peer_pid == pid for link in links)
         if len(links) >= MAX_LINKS or laid >= MAX_LINKS_OF_ONE:
             raise _Refusal(
-                f"{self.name} has {len(links)} links, of which process {pid} has laid {laid}: {MAX_LINKS} in all and "
-                f"{MAX_LINKS_OF_ONE} of one process are the most"
+                f"{self.name} has {len(links)} links, of which process {pid} has laid {laid}: the limits are "
+                f"{MAX_LINKS} in all and {MAX_LINKS_OF_ONE} from one process"
             )
 
     # --- life cycle ------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Give the addresses back and hang up all links; no callback begins afterwards, one that runs is waited for.
+        """Give the addresses back and hang up all links. Wait for a running callback; none begins afterwards.
 
         The memory of a link stays mapped until `link.close()`. Idempotent.
         """

@@ -1,11 +1,11 @@
 """Capture files for Wireshark and tcpdump: the packets that cross a NIC's port, in the pcap format with nanoseconds.
 
-RoCE packets get the headers around them that they have, or would have, on Ethernet: IPv4 (id 0, no fragments) or IPv6,
-and UDP. InfiniBand packets have theirs, and get ICRC and VCRC; they are in records of Endace's format (ERF, which has
-InfiniBand as its type 21), because Wireshark does not know link type 247.
+RoCE packets get the headers that they have, or would have, on Ethernet: IPv4 (id 0, no fragments) or IPv6, and UDP.
+InfiniBand packets already have their headers, and get ICRC and VCRC. They are written as records of Endace's format
+(ERF, whose type 21 is InfiniBand), because Wireshark does not know link type 247.
 
-The ICRC is always computed for the headers that are written. Those of a packet that came, its IPv4 id and its source
-port, are not known here; and between NICs of one host there is none. A packet that was damaged gets a wrong one.
+The ICRC is always computed for the headers that are written. The original IPv4 id and source port of a received packet
+are not known here, and packets between NICs of one host have no ICRC. A damaged packet gets a wrong ICRC.
 """
 
 from __future__ import annotations
@@ -55,19 +55,19 @@ Gid = bytes
 
 
 def _ones_complement(data: bytes) -> int:
-    """The Internet checksum of data of even length (RFC 1071): 2^16 is 1 modulo 2^16 - 1."""
+    """Return the Internet checksum of data of even length (RFC 1071): 2^16 is 1 modulo 2^16 - 1."""
     return 0xFFFF - int.from_bytes(data, "big") % 0xFFFF
 
 
 class RoceFrames:
-    """Makes Ethernet frames of RoCE packets. `mac_of(gid)` finds the MACs."""
+    """Makes Ethernet frames from RoCE packets. `mac_of(gid)` returns a GID's MAC."""
 
     def __init__(self, mac_of: Callable[[Gid], bytes]):
         self._mac_of = mac_of
         self._headers: dict[tuple[Gid, Gid, int], tuple[bytes, bytes, int, int]] = {}
 
     def __call__(self, source: Gid, destination: Gid, packet: bytes, damaged: bool) -> bytes:
-        """The frame around a packet, which goes from its BTH to its padding."""
+        """Return the frame around a packet, which runs from its BTH to its padding."""
         key = source, destination, len(packet)
         if key not in self._headers:
             if len(self._headers) > 4096:
@@ -83,7 +83,7 @@ class RoceFrames:
         return link + udp[: UDP.checksum] + (checksum or 0xFFFF).to_bytes(2, "big") + body
 
     def _make(self, source: Gid, destination: Gid, nbytes: int) -> tuple[bytes, bytes, int, int]:
-        """Ethernet and IP header, UDP header, the CRC of what the ICRC covers so far, and the pseudo header's sum."""
+        """Return Ethernet and IP header, UDP header, their part of the CRC, and the pseudo header's sum."""
         length = UDP.size + nbytes + ICRC_SIZE
         udp = struct.pack(">HHHH", ROCE_UDP_PORT, ROCE_UDP_PORT, length, 0)
         macs = self._mac_of(destination) + self._mac_of(source)
@@ -111,7 +111,7 @@ class RoceFrames:
 
 @engine_function
 def _vcrc(address, nbytes):
-    """The variant CRC (IBTA 7.8.2): polynomial 0x100B, least significant bit first, from ones, complemented."""
+    """Return the variant CRC (IBTA 7.8.2): polynomial 0x100B, least significant bit first, from ones, complemented."""
     register = 0xFFFF
     for i in range(nbytes):
         register ^= ld8(address + i)
@@ -121,19 +121,19 @@ def _vcrc(address, nbytes):
 
 
 class InfinibandFrames:
-    """Makes ERF records of InfiniBand packets."""
+    """Makes ERF records from InfiniBand packets."""
 
     def __init__(self) -> None:
         self._scratch = HostMemory(_SNAP_LENGTH)
         _vcrc(self._scratch.address, 0)  # compiles it
 
     def __call__(self, packet: bytes, damaged: bool, seconds: int, nanoseconds: int) -> bytes:
-        """The record of a packet, which goes from its LRH to its padding."""
+        """Return the record of a packet, which runs from its LRH to its padding."""
         crc = infiniband_icrc(packet) ^ (0xFFFF_FFFF if damaged else 0)
         whole = packet + crc.to_bytes(ICRC_SIZE, "little")
         self._scratch.array[: len(whole)] = memoryview(whole)
         whole += int(_vcrc(self._scratch.address, len(whole))).to_bytes(2, "little")
-        # Seconds and their 2^-32nd parts, least significant first; the rest is big-endian.
+        # The time is little-endian: units of 2^-32 s, then seconds. The rest is big-endian.
         stamp = struct.pack("<II", (nanoseconds << 32) // 1_000_000_000, seconds)
         flags = _ERF_VARYING_LENGTH | (_ERF_RX_ERROR if damaged else 0)
         return stamp + struct.pack(">BBHHH", _ERF_INFINIBAND, flags, _ERF_HEADER + len(whole), 0, len(whole)) + whole
@@ -144,7 +144,7 @@ class InfinibandFrames:
 
 
 def infiniband_icrc(packet: bytes) -> int:
-    """The ICRC of a packet from its LRH on (IBTA 7.8.1). What switches and routers may change counts as ones."""
+    """Return the ICRC of a packet from its LRH on (IBTA 7.8.1). Fields that may change on the way count as ones."""
     head = bytearray(packet[: LRH.size + GRH.size + BTH.size])
     bth = LRH.size
     if len(packet) >= LRH.size + GRH.size + BTH.size and packet[LRH.sl_lnh] & 3 == LNH_GLOBAL:
@@ -164,7 +164,7 @@ def infiniband_icrc(packet: bytes) -> int:
 
 
 def _open(path: str | Path) -> int:
-    """A descriptor of the file, which nobody else writes."""
+    """Open and lock the file, so that nobody else writes it. Return the descriptor."""
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
     except OSError as error:
@@ -185,8 +185,8 @@ def _open(path: str | Path) -> int:
 class Pcap:
     """A capture file and the thread that writes it, from `start` until `close`.
 
-    `address` is the CAPTURE record that the engine fills. `written` counts packets, `lost` those that the engine found
-    no room for.
+    `address` is the CAPTURE record that the engine fills. `written` counts packets in the file, `lost` those for which
+    the engine found no room.
     """
 
     address: int
@@ -222,12 +222,12 @@ class Pcap:
         self, name: str, gids: Sequence[Gid], mac_of: Callable[[Gid], bytes],
         path_of: Callable[[int], tuple[Gid, int] | None],
     ) -> None:  # fmt: skip
-        """Write from now on. `gids` is the port's table; `path_of(qpn)` is a QP's path: peer's GID, source index."""
+        """Start writing. `gids` is the port's GID table. `path_of(qpn)` is a QP's path: peer's GID, source index."""
         self._name, self._gids, self._path_of = name, gids, path_of
         self._roce, self._ib = RoceFrames(mac_of), InfinibandFrames()
         link_type = LINKTYPE_ERF if self._infiniband else LINKTYPE_ETHERNET
         self._write(struct.pack("<IHHiIII", _MAGIC_NANOSECONDS, 2, 4, 0, 0, _SNAP_LENGTH, link_type))
-        next_frame(self._consumer)  # compiles it; there is none yet
+        next_frame(self._consumer)  # compiles it; the pipe is empty
         self._thread = ServiceThread(f"gpunetio {name} capture", self._run)
         self._thread.start()
 
@@ -276,11 +276,11 @@ class Pcap:
             logger.error("%s: the capture file %s ends here: %s", self._name, self._path, error.strerror)
 
     def close(self) -> None:
-        """Write what is left. The engine has stopped, or was never given the address."""
+        """Write what is left, and close the file. The engine must have stopped, or never have got the address."""
         if self._thread is not None:
             self._stop.set()
             if not self._thread.join():
-                raise TimedOutError(f"{self._path}: the disk hangs, and the capture thread does not stop")
+                raise TimedOutError(f"{self._path}: the capture thread does not stop, because the disk hangs")
             self._drain()
             self._ib.close()
             if self.lost:
@@ -290,6 +290,6 @@ class Pcap:
                 )  # fmt: skip
         try:
             self._file.close()
-        except OSError as error:  # what could not be written before still cannot
+        except OSError as error:  # what could not be written before still cannot be
             logger.debug("%s: %s", self._path, error)
         self._memory.close()

@@ -1,6 +1,6 @@
 """A ring of fixed-size messages with one producer and one consumer, in memory that both reach.
 
-Free of anything that exists on a CPU only, so that either end may be a GPU.
+This code uses nothing that only a CPU has, so either end may be a GPU.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ring_at: Any = struct_view(RING)
 
 @device_function
 def next_free(ring):
-    """Address of the slot to fill next, or 0 when the ring is full."""
+    """Return the address of the slot to fill next, or 0 when the ring is full."""
     r = ring_at(ring)
     if r.head - r.tail_seen >= r.capacity:
         r.tail_seen = ld_acquire64(ring + RING.tail)
@@ -45,7 +45,7 @@ def publish(ring):
 
 @device_function
 def next_full(ring):
-    """Address of the oldest message, or 0 when there is none."""
+    """Return the address of the oldest message, or 0 when there is none."""
     r = ring_at(ring)
     if r.tail == r.head_seen:
         r.head_seen = ld_acquire64(ring + RING.head)

@@ -1,8 +1,8 @@
 """The UDP wire: RoCEv2 packets through ordinary sockets, to anything that speaks RoCEv2 (IBTA annex A17).
 
-One socket an address, bound to it and to port 4791, and not connected; others only send, from ports that were asked
-for. Nothing here needs privileges. The engine calls `transmit`, `receive` and `check` with the address of the wire's
-UDP_WIRE record.
+Each address has one socket, which is bound to it and to port 4791, and not connected. Further sockets only send, from
+the UDP source ports that queue pairs ask for. Nothing here needs privileges. The engine calls `transmit`, `receive` and
+`check` with the address of the wire's UDP_WIRE record.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    """In a forked child: the sockets are the parent's, and its addresses must be free when it ends."""
+    """Close all sockets in a forked child: they are the parent's, and its addresses must be free when it ends."""
     for opened in list(_sockets):
         opened.close()
     _sockets.clear()
@@ -49,29 +49,29 @@ os.register_at_fork(after_in_child=_after_fork)
 
 RX_SOCKET_BUFFER, TX_SOCKET_BUFFER = 32 << 20, 4 << 20
 _SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33  # socket(7): beyond the limits of sysctl, with CAP_NET_ADMIN
-# linux/udp.h: take IPv6 datagrams without a UDP checksum, which RoCEv2 senders leave out because the ICRC protects more
-# (annex A17.4.5). Ours keep it, because the kernel refuses segmentation without.
+# linux/udp.h: take IPv6 datagrams without a UDP checksum. RoCEv2 senders leave it out because the ICRC protects more
+# (annex A17.4.5). Our datagrams keep it, because the kernel refuses segmentation without it.
 _UDP_NO_CHECK6_RX = 102
 _MTU_DISCOVER = {4: (socket.IPPROTO_IP, 10), 6: (socket.IPPROTO_IPV6, 23)}  # ip(7), ipv6(7)
 _PMTUDISC_DO = 2
 _LINE = 64
-# A buffer starts 4 bytes behind a multiple of 16, so that what follows the first packet's BTH is aligned; and buffers
-# do not lie at multiples of 64 KiB, which would all compete for the same lines of a cache.
+# A buffer starts 4 bytes behind a multiple of 16, so that what follows the first packet's BTH is aligned. Buffers do
+# not lie at multiples of 64 KiB, where they would all compete for the same cache lines.
 _BUFFER_STRIDE, _BUFFER_START = RX_BUFFER + 2 * _LINE, 4
 
 
 def gid_of(address: Address) -> tuple[int, int]:
-    """The GID of an address, as the two words that records carry: plain loads of its 16 bytes."""
+    """Return the GID of an address as the two words that records carry: plain loads of its 16 bytes."""
     raw = address.packed if address.version == 6 else bytes(10) + b"\xff\xff" + address.packed
     high, low = np.frombuffer(raw, np.int64)
     return int(high), int(low)
 
 
 class UdpWire:
-    """Sockets, buffers and the record that nopython code uses; `address` is where the record is, `record` shows it.
+    """Sockets, buffers and the record that nopython code uses, at `address`; `record` is a view of it.
 
-    `tx_end` is the address of the PIPE_END that `transmit` consumes. `gid_indices` says which entry of the GID table
-    each address is, without it 0, 1, …  `gso` and `gro` turn the kernel's batching off.
+    `tx_end` is the address of the PIPE_END that `transmit` consumes. `gid_indices` are the addresses' indices in the
+    GID table, by default 0, 1, …  `gso=False` and `gro=False` turn the kernel's batching off.
     """
 
     addresses: tuple[Address, ...]
@@ -105,7 +105,7 @@ class UdpWire:
         for row, opened, address, index in zip(self.rows, self._sockets, addresses, indices, strict=True):
             self._describe(row, opened, address, index)
             self._socket_of[index] = row.__array_interface__["data"][0]
-            # The kernel takes one datagram more than fit.
+            # The kernel takes one datagram more than fits.
             self.record["capacity"] += opened.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) + RX_BUFFER
 
     def _describe(self, row: np.void, opened: socket.socket, address: Address, index: int) -> None:
@@ -117,10 +117,10 @@ class UdpWire:
         row["port"] = opened.getsockname()[1]
 
     def egress(self, index: int, port: int, used: Container[int], settle: Callable[[], None]) -> int:
-        """What frames carry as their source to leave from the address of GID `index` and this UDP port.
+        """Return the source with which frames leave from the address of GID `index` and this UDP port.
 
-        A socket is opened for each such pair. When there are too many, one that is not among the `used` makes room:
-        `settle` returns when nobody is in `transmit`. InUseError if all are used, or the port is.
+        Each such pair has a socket of its own. If all sources are taken, one that is not in `used` makes room;
+        `settle` must return only when nobody is in `transmit`. InUseError if all are used, or the port is.
         """
         if port == ROCE_UDP_PORT:
             return index
@@ -189,7 +189,7 @@ class UdpWire:
 
     @property
     def fds(self) -> tuple[int, ...]:
-        """The sockets' descriptors, in the order of the addresses, to wait on."""
+        """The descriptors of the sockets, to wait on, in the order of the addresses."""
         return tuple(opened.fileno() for opened in self._sockets)
 
     @property
@@ -244,7 +244,7 @@ def _check(addresses: Sequence[Address], indices: Sequence[int]) -> None:
 
 
 def check_own(address: Address) -> None:
-    """Raise InvalidValueError unless a UDP wire could have the address: it must be one of this machine's."""
+    """Raise InvalidValueError unless the address is one of this machine's, so that a UDP wire can have it."""
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -254,7 +254,7 @@ def check_own(address: Address) -> None:
 
 
 def _open(address: Address, port: int, gro: bool) -> socket.socket:
-    """A socket bound to an address and a port."""
+    """Return a socket that is bound to an address and a port."""
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     try:
         opened = socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
@@ -303,7 +303,7 @@ def _explained(error: OSError, address: Address, port: int) -> Exception:
     if error.errno in (errno.EADDRNOTAVAIL, errno.EINVAL, errno.ENODEV, socket.EAI_NONAME):
         scope = " (a link-local address needs its interface: fe80::1%eth0)" if address.is_link_local else ""
         return InvalidValueError(
-            f"cannot bind to UDP {where}: {address} is no address of this machine{scope}. `ip address` lists those "
-            "there are; one that has just been added to an interface without carrier is not ready yet"
+            f"cannot bind to UDP {where}: {address} is not an address of this machine{scope}. `ip address` lists its "
+            "addresses; one that was just added to an interface without carrier is not ready yet"
         )
     return OperatingSystemError(error.errno, f"cannot open a UDP socket on {where}: {error.strerror}")

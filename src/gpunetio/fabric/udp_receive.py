@@ -1,11 +1,12 @@
-"""The UDP wire's way in: what recvmmsg brings is cut into datagrams again (UDP_GRO).
+"""The UDP wire's receive path: the messages that recvmmsg returns are cut into datagrams again (UDP_GRO).
 
-The caller checks a datagram's ICRC with `check`. That costs more than all else, and anybody may send to a socket: the
-caller looks first whether a QP expects the packet.
+The caller checks a datagram's ICRC with `check`. That costs more than everything else, and anybody may send to a
+socket. So the caller first looks whether a QP expects the packet.
 
-The ICRC covers IPv4's id, which a UDP socket does not see. Most senders can be predicted: 0 for a single datagram, k
-for segment k of a batch, or one more than the last time. When the ICRC fits such an id, all its 32 bits have been
-checked. Otherwise the one id that fits is solved for, and with it 16 bits are left; such packets are counted.
+The ICRC covers IPv4's id, which a UDP socket does not see. The ids of most senders can be predicted: 0 for a single
+datagram, k for segment k of a batch, or one more than the last id. When the ICRC fits such an id, all its 32 bits have
+been checked. Otherwise the only id that fits is computed from the ICRC, which leaves 16 bits to check; such packets are
+counted.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ from .udp_records import (
 
 @engine_function
 def receive(wire, index):
-    """Take a batch of what has arrived at socket `index`: how many DATAGRAM records it left at `datagrams`.
+    """Take a batch of what has arrived at socket `index`. Return how many DATAGRAM records are at `datagrams`.
 
-    They are good until the next call. What is no packet is dropped and counted.
+    They are valid until the next call. What is not a packet is dropped and counted.
     """
     w = udp_wire_at(wire)
     row = w.sockets + UDP_SOCKET.size * index
     arrived = recvmmsg(udp_socket_at(row).fd, w.rx_vector, w.rx_share, MSG_DONTWAIT, 0)
     count = 0
-    for i in range(arrived):  # -1 is EAGAIN, or an error of something sent long ago
+    for i in range(arrived):  # -1 is EAGAIN, or the error of an earlier send
         header = w.rx_vector + MMSGHDR.size * i
         count = _split(wire, row, header, count)
         h = mmsghdr_at(header)
@@ -44,7 +45,7 @@ def receive(wire, index):
 
 @engine_function
 def found_empty(wire):
-    """All sockets have been found empty: what arrives from now on comes behind the last `mark`."""
+    """Note that all sockets were found empty: what arrives from now on comes after the last `mark`."""
     w = udp_wire_at(wire)
     if w.marked != 0:
         w.marked = 0
@@ -53,7 +54,7 @@ def found_empty(wire):
 
 @engine_function
 def _split(wire, row, header, count):
-    """Describe the packets that one message brought, behind the `count` datagrams there are. Returns the new count."""
+    """Describe the packets of one message, behind the `count` datagrams that there are. Return the new count."""
     w, s, h = udp_wire_at(wire), udp_socket_at(row), mmsghdr_at(header)
     total = ld32(header + MMSGHDR.nbytes)
     w.position += total
@@ -85,7 +86,7 @@ def _split(wire, row, header, count):
 
 @engine_function
 def check(wire, datagram):
-    """Check the ICRC of a datagram of the last batch: ICRC_FULL or ICRC_WEAK, or ICRC_WRONG, which is counted."""
+    """Check the ICRC of a datagram of the last batch. Return ICRC_FULL, ICRC_WEAK, or ICRC_WRONG, which is counted."""
     w, d = udp_wire_at(wire), datagram_at(datagram)
     s = udp_socket_at(d.socket)
     if d.message != w.rx_message or d.nbytes != w.rx_nbytes:
@@ -107,7 +108,7 @@ def check(wire, datagram):
 
 @engine_function
 def _check_ipv4(crc, sender, packet, nbytes, k):
-    """Whether the ICRC of segment `k` of a message is right, for the likely ids or any other.
+    """Check the ICRC of segment `k` of a message, with the likely ids and then with any other.
 
     `crc` is that of the header with id 0.
     """
@@ -137,7 +138,7 @@ def _check_ipv4(crc, sender, packet, nbytes, k):
 
 @engine_function
 def _sender(wire, address):
-    """The row of a sender's ids. Two senders that share one only guess worse."""
+    """Return the row of a sender's ids. Senders that share a row only get worse guesses."""
     row = udp_wire_at(wire).sources + SOURCE.size * ((address >> 56 ^ address >> 48) & (SOURCES - 1))
     e = source_at(row)
     if e.address != address:

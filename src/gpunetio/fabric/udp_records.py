@@ -1,6 +1,6 @@
-"""What the UDP wire's nopython code works on: its own records, and the kernel's structures for sendmmsg and recvmmsg.
+"""The data of the UDP wire's nopython code: its own records, and the kernel's structures for sendmmsg and recvmmsg.
 
-The kernel's are those of 64-bit little-endian Linux: socket(7), recvmmsg(2), udp(7), ip(7), ipv6(7).
+The kernel's structures are those of 64-bit little-endian Linux: socket(7), recvmmsg(2), udp(7), ip(7), ipv6(7).
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from ..formats.layout import Entry
 
 MAX_SOCKETS = 8
 GID_TABLE = 256
-MAX_SENDERS = 64  # sockets that only send, from another port than RoCE's
+MAX_SENDERS = 64  # sockets that only send, from a port other than RoCE's
 EGRESSES = GID_TABLE + MAX_SENDERS
-TX_MESSAGES = 8  # in one sendmmsg: half a megabyte, which the cache still holds from making the ICRCs
-RX_MESSAGES = 16  # in one batch of each of the sockets
-MAX_SEGMENTS = 64  # datagrams of a message that leaves: what all kernels with UDP_SEGMENT take
-MAX_MESSAGE = 65000  # bytes of a message that leaves; IPv4 ends at 65507
-RX_SEGMENTS = 128  # datagrams of a message that arrives: newer kernels send as many over loopback
+TX_MESSAGES = 8  # in one sendmmsg: half a megabyte, which is still cached from computing the ICRCs
+RX_MESSAGES = 16  # buffers for a batch; each socket's batch has its share of them
+MAX_SEGMENTS = 64  # datagrams of an outgoing message: what all kernels with UDP_SEGMENT take
+MAX_MESSAGE = 65000  # bytes of an outgoing message; IPv4's limit is 65507
+RX_SEGMENTS = 128  # datagrams of an arriving message: newer kernels send that many over loopback
 RX_BUFFER = 1 << 16
 SOURCES = 64  # rows of the table of IPv4 ids
 
 # --- records -------------------------------------------------------------------------------------------------------
 
-# `socket_of` has for each GID index, and behind those for each sender, the address of its UDP_SOCKET or 0. `tx` is the
-# PIPE_END that `transmit` consumes.
-# The counters are the kernel's where it has them (rx_icrc_encapsulated). `tx_error` is the errno of the last drop.
+# `socket_of` has the address of a UDP_SOCKET, or 0, for each GID index, and then for each sender. `tx` is the PIPE_END
+# that `transmit` consumes.
+# Counters have the kernel's names where it has them (rx_icrc_encapsulated). `tx_error` is the errno of the last drop.
 # `rx_more`: the last batch was full, so more may wait. `rx_crc` is the CRC of the headers of packets of `rx_nbytes` in
 # the message `rx_message`.
 #
-# `position` counts received bytes, and as many as the sockets hold, `capacity`, when they are found empty after a
-# `mark`: from then on, or once as much has been received, nothing is left of what had arrived before the mark.
+# `position` counts received bytes. When all sockets are found empty after a `mark`, it also advances by `capacity`, the
+# bytes that the sockets hold. So once it has advanced by `capacity`, everything that arrived before the mark is read.
 UDP_WIRE = Entry("udp_wire", 384, """
     tx                      0  i64
     sockets                 8  i64
@@ -69,7 +69,7 @@ UDP_WIRE = Entry("udp_wire", 384, """
     marked                240  i64
 """)
 
-# `segments` is how many datagrams a message may have, 1 without UDP_SEGMENT; `gso` says why. `port` is its own.
+# `segments` is how many datagrams a message may have, 1 without UDP_SEGMENT; `gso` says why. `port` is the socket's.
 UDP_SOCKET = Entry("udp_socket", 128, """
     fd              0  i64
     version         8  i64
@@ -84,7 +84,7 @@ UDP_SOCKET = Entry("udp_socket", 128, """
 GSO_ON, GSO_TRYING_WITHOUT, GSO_REFUSED, GSO_OFF = 0, 1, 2, 3
 
 # A packet that arrived, from its BTH to its padding. `peer` is the sender's GID, `source` the index of ours. It was
-# number `segment` of what the MMSGHDR `message` brought to the UDP_SOCKET `socket`.
+# segment number `segment` of the MMSGHDR `message`, which the UDP_SOCKET `socket` received.
 DATAGRAM = Entry("datagram", 64, """
     packet          0  i64
     nbytes          8  i64
@@ -95,12 +95,12 @@ DATAGRAM = Entry("datagram", 64, """
     message        48  i64
     socket         56  i64
 """)
-# All 32 bits of the ICRC fit, or 16, because IPv4's id was not the one expected; or it does not fit.
+# All 32 bits of the ICRC were checked; only 16, because IPv4's id was not an expected one; or the ICRC is wrong.
 ICRC_FULL, ICRC_WEAK, ICRC_WRONG = 0, 1, -1
 DATAGRAMS = RX_MESSAGES * RX_SEGMENTS
 
-# Which ids an IPv4 sender uses, `address` being the second word of its GID: the last one, that of the last message's
-# first segment, and the step inside a message.
+# Which ids an IPv4 sender uses. `address` is the second word of its GID, `last` its last id, `start` the id of the last
+# message's first segment, and `step` the step within a message.
 SOURCE = Entry("source", 32, """
     address         0  i64
     last            8  i64
@@ -186,13 +186,13 @@ _errno_location = types.ExternalFunction("__errno_location", types.int64())
 
 @device_function
 def errno():
-    """Why the last call of this thread failed."""
+    """Return the error of this thread's last failed call."""
     return ld32(_errno_location())
 
 
 @device_function
 def mark(wire):
-    """The `position` of datagrams that arrive after this; some of them are still given a lower one."""
+    """Return the `position` from which on all datagrams arrived after this call. Some later ones get a lower one."""
     w = udp_wire_at(wire)
     w.marked = 1
     return w.position + w.capacity
@@ -203,5 +203,5 @@ MAPPED = 0xFFFF_0000  # the lower half of the second word of ::ffff:a.b.c.d
 
 @device_function
 def is_mapped(high, low):
-    """Whether a GID stands for an IPv4 address (RFC 4291, 2.5.5.2)."""
+    """Return whether a GID stands for an IPv4 address (RFC 4291, 2.5.5.2)."""
     return high == 0 and low & 0xFFFF_FFFF == MAPPED

@@ -1,6 +1,6 @@
-"""The UDP wire's way out: frames of a pipe become datagrams, many of them one message of the kernel (UDP_SEGMENT).
+"""The UDP wire's send path: frames of a pipe become datagrams, many of them in one message (UDP_SEGMENT).
 
-The ICRC covers IPv4's id, so that it has to be known before the kernel chooses it. A socket that is not connected and
+The ICRC covers IPv4's id, so the id must be known before the kernel chooses it. A socket that is not connected and
 does path-MTU discovery sends single datagrams with id 0, and segment k of a message with id k.
 """
 
@@ -18,17 +18,17 @@ from .udp_records import (
     tx_slot_at, udp_socket_at, udp_wire_at,
 )  # fmt: skip
 
-TX_ROUNDS = 2  # calls of sendmmsg in one `transmit`, so that the caller gets to receive as well
+TX_ROUNDS = 2  # calls of sendmmsg per `transmit`, so that the caller can also receive
 
 _LINK_LOCAL_MASK, _LINK_LOCAL = 0xC0FF, 0x80FE  # fe80::/10 in the first word of a GID
 
 
 @engine_function
 def transmit(wire):
-    """Send frames of the pipe. Returns how many left, or -1 when the pipe holds nonsense.
+    """Send frames of the pipe. Return how many left, or -1 when the pipe holds nonsense.
 
-    What the sockets have no room for stays in the pipe. What cannot be sent at all is dropped and counted: RC sends it
-    again, and tells when that is in vain.
+    Frames for which the sockets have no room stay in the pipe. A frame that cannot be sent at all is dropped and
+    counted: RC retransmits it, and reports when that is in vain.
     """
     w = udp_wire_at(wire)
     sent = 0
@@ -54,7 +54,7 @@ def transmit(wire):
 
 @device_function
 def _socket_for(wire, frame):
-    """The socket that a frame leaves by, or 0 when it cannot be sent."""
+    """Return the socket by which a frame leaves, or 0 when it cannot be sent."""
     w, f = udp_wire_at(wire), frame_at(frame)
     if f.source < 0 or f.source >= EGRESSES:
         return 0
@@ -68,7 +68,7 @@ def _socket_for(wire, frame):
 
 @engine_function
 def _gather(wire, row):
-    """Make messages of the frames at the head of the pipe while they leave by the socket `row`: how many."""
+    """Make messages of the frames at the head of the pipe that leave by the socket `row`. Return how many."""
     w = udp_wire_at(wire)
     count = 0
     frame = next_frame(w.tx)
@@ -80,7 +80,7 @@ def _gather(wire, row):
 
 @engine_function
 def _fill(wire, row, frame, slot, header):
-    """One message of `frame` and those behind it that have its destination and size. Returns the next frame."""
+    """Make one message of `frame` and those behind it that have its destination and size. Return the next frame."""
     w, s = udp_wire_at(wire), udp_socket_at(row)
     t, h, first = tx_slot_at(slot), mmsghdr_at(header), frame_at(frame)
     t.position = pipe_end_at(w.tx).position
@@ -119,9 +119,9 @@ def _fill(wire, row, frame, slot, header):
 
 @device_function
 def _seal(frame, nbytes, crc, ip_id):
-    """Put the ICRC behind a packet, then do the damage that the fault injector asks for.
+    """Append the ICRC to a packet, then do the damage that the fault injector asks for.
 
-    `crc` is the header's, for id 0. The frame's `icrc` remembers for which id that was done, because a frame that could
+    `crc` is the header's, for id 0. The frame's `icrc` records for which id this was done, because a frame that could
     not leave comes here again.
     """
     f = frame_at(frame)
@@ -146,7 +146,7 @@ def _flip(packet, bit):
 
 @device_function
 def _write_name(name, version, high, low, scope):
-    """The destination, as a socket address. Returns its length."""
+    """Write the destination as a socket address. Return its length."""
     st16(name + SOCKADDR_IN.port, be16(ROCE_UDP_PORT))
     if version == 4:
         st16(name + SOCKADDR_IN.family, AF_INET)
@@ -162,7 +162,7 @@ def _write_name(name, version, high, low, scope):
 
 @engine_function
 def _send(wire, row, count):
-    """Hand `count` messages to the kernel. Returns the frames sent, and whether the socket has no more room."""
+    """Hand `count` messages to the kernel. Return the frames sent, and whether the socket has no more room."""
     w, s = udp_wire_at(wire), udp_socket_at(row)
     frames = 0
     first = 0
@@ -186,8 +186,8 @@ def _send(wire, row, count):
             w.tx_frames += frames
             return frames, True
         if t.frames > 1 and (error == EINVAL or error == EIO or error == EMSGSIZE):
-            # Either there is no UDP_SEGMENT on this path, or the segments are larger than its MTU. Their first one
-            # sent alone tells: it leaves, or fails with EMSGSIZE.
+            # Either this path has no UDP_SEGMENT, or the segments are larger than its MTU. Sending the first segment
+            # alone tells which: it leaves, or fails with EMSGSIZE.
             s.gso, s.segments = GSO_TRYING_WITHOUT, 1
             _take_back(w.tx, t.position)
             break

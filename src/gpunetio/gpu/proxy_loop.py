@@ -1,4 +1,4 @@
-"""The CPU proxy's loop, compiled: it looks at what kernels announce, and rings the doorbells for them."""
+"""The compiled loop of the CPU proxy, which reads what kernels announce and rings the doorbells for them."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from ..formats.layout import Entry
 _poll = types.ExternalFunction("poll", types.int32(types.int64, types.uint64, types.int32))
 _read = types.ExternalFunction("read", types.int64(types.int32, types.int64, types.uint64))
 
-# A queue: kernels leave the producer index at `word`, and `last` is the one that was forwarded. `record` 0: the device
-# needs none. `early`: the register is rung before the record is written, too, for latency.
+# A queue: kernels store the producer index at `word`, and `last` is the last one that was forwarded. `record` 0: the
+# device needs no doorbell record. `early`: the register is also rung before the record is written, for latency.
 PROXY_ROW = Entry("proxy_row", 64, """
     word             0  i64
     last             8  i64
@@ -40,8 +40,8 @@ PROXY_ROW = Entry("proxy_row", 64, """
     early           40  i64
 """)
 
-# A service: the addresses of `count` rows are at `rows`. Who has changed that table counts `asked` up and waits until
-# `answered` is equal: from then on the thread knows the new one and touches nothing else. `busy` kernels run.
+# A service: the addresses of `count` rows are at `rows`. After changing that table, the caller increments `asked` and
+# waits until `answered` is equal. From then on the thread uses only the new table. `busy` is how many kernels run.
 PROXY = Entry("proxy", 128, """
     stop             0  i64
     asked            8  i64
@@ -71,7 +71,7 @@ def _ring(row, producer):
 
 @engine_function
 def forward(row):
-    """Forward what kernels have announced since the last time (`doca_gpu_verbs_cpu_proxy_progress`): 1, or 0."""
+    """Forward a new producer index (`doca_gpu_verbs_cpu_proxy_progress`). Return 1, or 0 if there is none."""
     r = row_at(row)
     producer = ld_relaxed64(r.word)
     if producer == r.last:
@@ -89,7 +89,7 @@ def forward(row):
 
 @engine_function
 def ask(proxy):
-    """The table has changed."""
+    """Tell the thread that the table has changed."""
     st_release64(proxy + PROXY.asked, proxy_at(proxy).asked + 1)
 
 
@@ -107,13 +107,13 @@ def _turn(proxy):
 
 @engine_function
 def _must_watch(proxy):
-    """Whether a kernel may announce something at any moment."""
+    """Return whether a kernel may announce something at any moment."""
     return ld_relaxed64(proxy + PROXY.busy) > 0 and ld_relaxed64(proxy + PROXY.count) != 0
 
 
 @engine_function
 def _sleep(proxy):
-    """Sleep until kicked, or for `sleep_ms`, as a store of a kernel that nobody told of wakes no thread."""
+    """Sleep until kicked, or for `sleep_ms`: a store of a kernel that the proxy was not told of wakes no thread."""
     p = proxy_at(proxy)
     if _poll(p.pollfd, 1, p.sleep_ms if ld_relaxed64(proxy + PROXY.count) != 0 else -1) > 0:
         _read(p.kick_fd, proxy + PROXY.drained, 8)
@@ -121,7 +121,7 @@ def _sleep(proxy):
 
 @engine_function
 def serve(proxy):
-    """Forward for all queues until told to stop; awake while kernels run, and for `spin_ns` behind a doorbell."""
+    """Forward for all queues until told to stop. Stay awake while kernels run, and for `spin_ns` after a doorbell."""
     p = proxy_at(proxy)
     idle = 0
     idle_since = 0

@@ -5,12 +5,12 @@
     3. connection   `QP.connect`: RST → INIT → RTR → RTS
     4. data path    round by round, each kernel WRITEs a message into the other's buffer, waits for the completion, and
                     polls its own buffer until the message of the other's kernel is there
-    5. end          the CPU validates what was written last; neither end goes before the other has finished
+    5. end          the CPU validates the last message; neither end closes before the other has finished
 
-The bytes of message n, counted from 0, count up from n + 1 at the server and from n + 129 at the client, modulo 256:
-the last byte, which the kernel waits for, differs from one message to the next. A kernel that has seen message n of the
-other may be one round ahead of it, and write message n + 1 while the other still waits for n: so messages go to two
-slots of the buffer in turn.
+Messages are numbered from 0. The bytes of message n count up from n + 1 at the server and from n + 129 at the client,
+modulo 256. So the last byte, which the kernel waits for, differs from one message to the next. A kernel that has seen
+message n of the other may be one round ahead of it, and write message n + 1 while the other still waits for n. So
+messages go to two slots of the buffer in turn.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ STOPPED = -125  # ECANCELED: the stop word was set
 
 @dataclass(frozen=True, kw_only=True)
 class SampleOptions(EndOptions):
-    """`size` is the bytes of a message, `iterations` the rounds."""
+    """`size` is the bytes of a message, `iterations` the number of rounds."""
 
     size: int = 64
     iterations: int = 1
@@ -59,7 +59,7 @@ class SampleOptions(EndOptions):
 
 @device_function
 def _await_byte(qp, address, value, stop):
-    """Poll memory until the byte at `address` is `value`: OK or a negative status. The deadline is the queue's."""
+    """Poll until the byte at `address` is `value`. Return OK or a negative status. The deadline is the queue's."""
     timeout_ns = timeout_of(qp)
     polls = 0
     start = 0
@@ -76,7 +76,7 @@ def _await_byte(qp, address, value, stop):
 
 @device_function
 def _round(qp, raddr, rkey, laddr, lkey, inbox, nbytes, n, own, other, stop):
-    """Write message `n`, which counts up from `own` + n, and wait for that of the other end."""
+    """Write message `n`, which counts up from `own` + n, and wait for the other end's message."""
     for i in range(nbytes):
         dev.st8(laddr + i, (own + n + i) & 0xFF)
     slot = n % SLOTS * nbytes
@@ -88,7 +88,7 @@ def _round(qp, raddr, rkey, laddr, lkey, inbox, nbytes, n, own, other, stop):
 
 @kernel
 def write_and_wait(qp, raddr, rkey, laddr, lkey, inbox, nbytes, rounds, own, other, stop, out):
-    """The data path of one end. `out` gets the rounds that were done, and OK or a negative status."""
+    """Run the data path of one end. `out` gets the number of completed rounds, and OK or a negative status."""
     status = dev.OK
     done = 0
     while done < rounds and status == dev.OK:
@@ -102,27 +102,27 @@ def write_and_wait(qp, raddr, rkey, laddr, lkey, inbox, nbytes, rounds, own, oth
 
 
 def run(options: SampleOptions, say: Callable[[str], None]) -> None:
-    """One end of the sample; `say` gets its messages."""
+    """Run one end of the sample. `say` gets its messages."""
     with ExitStack() as stack:
         ctx = stack.enter_context(open_device(options.device, port=options.nic_port))
         dpa = stack.enter_context(Dpa(ctx, timeout=WAIT_SECONDS))
         link = meet(ctx, options, say)
-        stack.push(lambda kind, error, trace: link.close(error))  # an error is told to the other end
+        stack.push(lambda kind, error, trace: link.close(error))  # tells the other end of an error
         compare(link, "verbs_dpa", {"--size": options.size, "--iters": options.iterations})
         end = End(ctx, dpa, link, options)
         end.connect()
-        end.run(0)  # compiles: no end must wait for a message while the other does
+        end.run(0)  # compiles now: neither end may wait for a message while the other compiles
         meet_in(link, "ready", KERNEL_SECONDS)
         say("Launching the DPA kernel")
         end.run(options.iterations)
         end.validate()
         meet_in(link, "done", KERNEL_SECONDS)
     say(f"The DPA kernel wrote to the {end.peer}'s buffer {options.iterations} times, {options.size} bytes each")
-    say(f"The {end.peer}'s DPA kernel wrote to this one's buffer as often, and all bytes are right")
+    say(f"The {end.peer}'s DPA kernel wrote to this end's buffer as often, and all bytes are right")
 
 
 class End:
-    """The resources of one end. Those of the DPA close with it, and it waits for its kernels."""
+    """The resources of one end. Closing the DPA closes those of the DPA, after its kernels have ended."""
 
     dpa: Dpa
     link: Link
@@ -158,7 +158,7 @@ class End:
         self.qp.connect(self.far.endpoints[0], sgid_index=index)
 
     def run(self, rounds: int) -> None:
-        """Run the kernel to its end, which comes early when the other end has gone."""
+        """Run the kernel until it ends. It ends early when the other end is gone."""
         launch: Any = write_and_wait[1, 1, self.dpa](
             self.qp.get_dpa_handle(self.dpa), self.far.address, self.far.rkey, self.outbox, self.out_mr.lkey,
             self.inbox, self.options.size, rounds, self.first, self.other, self.stop, self.out,
@@ -184,15 +184,15 @@ class End:
         raise TimedOutError(what) if status == dev.ETIMEDOUT else DriverError(what)
 
     def _slot(self, n: int) -> np.ndarray:
-        """Where message `n` of the other end comes."""
+        """Return where message `n` of the other end arrives."""
         return self.inbox.array.reshape(SLOTS, -1)[n % SLOTS]
 
     def _message(self, n: int) -> np.ndarray:
-        """What it must be."""
+        """Return what message `n` of the other end must be."""
         return (np.arange(self.options.size) + self.other + n).astype(np.uint8)
 
     def validate(self) -> None:
-        """UnexpectedError unless the last message of the other end is in the buffer as it was sent."""
+        """Raise UnexpectedError unless the last message of the other end is in the buffer as it was sent."""
         last = self.options.iterations - 1
         found, wanted = self._slot(last), self._message(last)
         wrong = np.flatnonzero(found != wanted)

@@ -1,6 +1,6 @@
-"""What the CPU data path shares with a device, in the order that memory needs: doorbells and completions.
+"""Doorbells and completions of the CPU data path, with loads and stores in the order that the device needs.
 
-Compiled, because Python has neither ordered stores nor stores of 64 bits in one piece.
+This is compiled, because Python has neither ordered stores nor 64-bit stores in one piece.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _INVALID = int(CqeOpcode.INVALID)
 
 @engine_function
 def ring_register(register, producer, qpn):
-    """The register alone: producer index and QPN, as the first words of a control segment."""
+    """Ring the register alone, with producer index and QPN as in the first words of a control segment."""
     drain_stores()
     st_mmio64(register, be64(producer << 32 + WQE_IDX_SHIFT | qpn << 8))
     drain_stores()
@@ -32,20 +32,20 @@ def ring_register(register, producer, qpn):
 
 @engine_function
 def ring_send(record, producer, register, qpn):
-    """The doorbell record, then the register."""
+    """Write the doorbell record, then ring the register."""
     st_release32(record, be32(producer))
     ring_register(register, producer, qpn)
 
 
 @engine_function
 def ring_receive(record, producer):
-    """The doorbell record is all that a receive queue has."""
+    """Write the doorbell record. A receive queue has no register."""
     st_release32(record, be32(producer))
 
 
 @engine_function
 def ring_arm(record, word, register, cqn):
-    """Ask for an event: the arm record, then the register (see formats/doorbell.py)."""
+    """Request an event: write the arm record, then the register (see formats/doorbell.py)."""
     st_release32(record, be32(word))
     drain_stores()
     st_mmio64(register, be64(word << 32 | cqn))
@@ -54,9 +54,9 @@ def ring_arm(record, word, register, cqn):
 
 @engine_function
 def arrived(first, shift, log_entries, consumer, most):
-    """How many CQEs, `most` at the most, are there from index `consumer` on; `first` is that of index 0.
+    """Return how many CQEs, at most `most`, have arrived from index `consumer` on. `first` is the address of CQE 0.
 
-    When there are none the thread gives way: an engine, just woken, may wait for this very core.
+    When there are none, the thread yields: an engine that was just woken may wait for this very core.
     """
     count = 0
     while count < most:
