@@ -219,8 +219,8 @@ def test_a_full_disk_keeps_nothing(tmp_path, told, monkeypatch):
         assert fresh(tmp_path)(4) == 8
     assert files(tmp_path) == []
     (message,) = told()
-    assert f"compiled code cannot be kept in {tmp_path}/__pycache__ (No space left on device): every process" in message
-    assert message.endswith("make room there, or set NUMBA_CACHE_DIR to a folder that you can write to")
+    assert f"compiled code cannot be saved in {tmp_path}/__pycache__ (No space left on device): every" in message
+    assert message.endswith("free space there, or set NUMBA_CACHE_DIR to a folder that you can write to")
 
 
 def test_no_folder_to_keep_code_in(tmp_path, told, monkeypatch):
@@ -228,7 +228,7 @@ def test_no_folder_to_keep_code_in(tmp_path, told, monkeypatch):
     for _ in range(2):
         assert fresh(tmp_path)(4) == 8
     (message,) = told()
-    assert f"compiled code of {tmp_path} cannot be kept: neither a folder there nor the user's cache can be" in message
+    assert f"compiled code of {tmp_path} cannot be saved: neither a folder there nor the user's cache can be" in message
 
 
 def test_descriptors_that_run_out_are_not_the_caches_fault(tmp_path, told, monkeypatch):

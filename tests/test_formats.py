@@ -242,9 +242,9 @@ def test_unknown_fields():
         lambda: contexts.QPC.get(bytes(232), "pd.x"),
         lambda: contexts.QPC.offset("user_index.x"),
     ):
-        with pytest.raises(ValueError, match="is no structure: it has no field 'x'"):
+        with pytest.raises(ValueError, match="is not a structure: it has no field 'x'"):
             call()
-    with pytest.raises(ValueError, match=r"^qpc.pm_state starts at bit 0x13, not on a byte$"):
+    with pytest.raises(ValueError, match=r"^qpc.pm_state starts at bit 0x13, not on a byte boundary$"):
         contexts.QPC.offset("pm_state")
 
 

@@ -58,7 +58,7 @@ def arguments(pair: Pair) -> dict[str, Any]:
 
 MR = "is a memory region (MR): pass mr.address, and mr.lkey or mr.rkey"
 REFUSED = {
-    "None": ("raddr", lambda p: None, "raddr is None, which is no address: pass 0 where there is none"),
+    "None": ("raddr", lambda p: None, "raddr is None, which is not an address: pass 0 for no address"),
     "MR as address": ("raddr", lambda p: p.there_mr, f"raddr {MR}"),
     "MR as key": ("rkey", lambda p: p.there_mr, f"rkey {MR}"),
     "QP": ("qp", lambda p: p.a.qp, "pass what Gpu.create_qp() or Gpu.export_qp() returns"),

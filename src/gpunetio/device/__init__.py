@@ -1,4 +1,4 @@
-"""The device library: what kernels call, written once in Python, compiled for CPU threads and for CUDA."""
+"""The device library: the functions that kernels call, written once in Python, compiled for CPU threads and CUDA."""
 
 from .compile import device_function
 from .counter import get_counter, p_counter, put_counter, put_signal_counter, signal_counter

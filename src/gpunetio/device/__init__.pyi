@@ -1,7 +1,7 @@
 """Types of the device library, for type checkers: Numba's dispatchers and intrinsics have none.
 
-Everything in a kernel is a 64-bit integer: addresses, keys, tickets and statuses. A queue's argument is the exported
-structure's address; `kernel[grid, block](queue)` passes that for an exported queue.
+In a kernel, addresses, keys, tickets and statuses are 64-bit integers. A queue is passed as the address of its exported
+structure: `kernel[grid, block](queue)` does so for an exported queue.
 """
 
 from collections.abc import Callable

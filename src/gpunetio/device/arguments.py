@@ -1,4 +1,4 @@
-"""Arguments of a kernel as it is launched: what is passed on, and in which words the others are refused."""
+"""Check the arguments of a kernel launch, and convert them to what Numba takes."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _REGISTER = "register it with pd.register(), and pass mr.address and mr.lkey or 
 
 
 def checked(kernel: str, names: Sequence[str], args: tuple[Any, ...], target: str) -> tuple[Any, ...]:
-    """Arguments as Numba takes them: an object with a `device_address` is that, and integers are of 64 bits.
+    """Return the arguments as Numba takes them: 64-bit integers, and addresses of objects with a `device_address`.
 
-    InvalidValueError for what is nothing for a kernel, BadStateError for what is closed; both name the argument.
+    InvalidValueError: a kernel cannot take the argument. BadStateError: it is closed. Both messages name the argument.
     """
     named = (*names, *(f"number {n + 1}" for n in range(len(names), len(args))))
     return tuple(_plain(f"{kernel}: argument {name}", arg, target) for name, arg in zip(named, args, strict=False))
@@ -41,12 +41,12 @@ def _plain(what: str, arg: Any, target: str) -> Any:
     if _in_cuda(arg):
         if target == "cuda":
             return arg
-        raise InvalidValueError(f"{what} is memory of a GPU ({type(arg).__name__}), and the kernel runs on the host")
+        raise InvalidValueError(f"{what} is memory of a GPU ({type(arg).__name__}), but the kernel runs on the host")
     raise InvalidValueError(f"{what} is {_cure(arg)}")
 
 
 def _word(what: str, value: int) -> int:
-    """The 64 bits of a number as the int64 that has them: as a uint64 Numba would reckon with it in floating point."""
+    """Return the int64 with the same 64 bits. Numba would convert a uint64 to floating point."""
     if not -_WORD // 2 <= value < _WORD:
         raise InvalidValueError(f"{what} = {value:#x} has more than 64 bits")
     return value - _WORD if value >= _WORD // 2 else value
@@ -55,14 +55,14 @@ def _word(what: str, value: int) -> int:
 def _in_cuda(arg: Any) -> bool:
     try:
         return getattr(arg, "__cuda_array_interface__", None) is not None
-    except (RuntimeError, TypeError, KeyError):  # a tensor that gives it not
+    except (RuntimeError, TypeError, KeyError):  # some tensors refuse to give it
         return False
 
 
 def _cure(arg: Any) -> str:
-    """What the object is, and what to pass instead."""
+    """Describe the object, and say what to pass instead."""
     if arg is None:
-        return "None, which is no address: pass 0 where there is none"
+        return "None, which is not an address: pass 0 for no address"
     kind = type(arg).__name__
     if hasattr(arg, "lkey"):
         state = ", closed" if getattr(arg, "closed", False) else ""

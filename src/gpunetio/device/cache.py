@@ -1,4 +1,4 @@
-"""Numba's cache of compiled functions, as something that everything works without."""
+"""Numba's cache of compiled functions, made optional: everything also works without it."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from numba.core.caching import FunctionCache
 
 logger = logging.getLogger("gpunetio.compile")
 
-# The cache is not at fault for these, and compiling instead would hide the reason.
+# These errors are not the cache's fault. Compiling instead would hide the cause.
 _OF_THE_PROCESS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
-@functools.cache  # once for each message
+@functools.cache  # log each message once
 def _tell(message: str) -> None:
     logger.warning(message)
 
 
 class Cache(FunctionCache):
-    """The cached compilations of a function, valid as long as its `stamp` is.
+    """The cached compilations of a function. They are valid while its `stamp` stays the same.
 
-    A file that cannot be read, or makes no sense, is as good as none. A folder that cannot be written to is left alone.
-    The log says either once.
+    A file that is damaged or cannot be read counts as missing. If the folder cannot be written to, nothing is saved.
+    Each of these is logged once.
     """
 
     def __init__(self, fn: Callable[..., Any], stamp: str):
@@ -35,42 +35,42 @@ class Cache(FunctionCache):
         self._cache_file._source_stamp = stamp
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """What was compiled for the signature, or None."""
+        """Return the code compiled for the signature, or None."""
         try:
             return super().load_overload(sig, target_context)
         except MemoryError:
             raise
-        except Exception as error:  # whatever unpickling half a file comes to
+        except Exception as error:  # unpickling half a file may raise anything
             if isinstance(error, OSError) and error.errno in _OF_THE_PROCESS:
                 raise
             _tell(
-                f"compiled code in {self.cache_path} cannot be read ({_words(error)}): what is compiled anew takes its "
-                "place; if this is said again, delete the files *.nbi and *.nbc there"
+                f"compiled code in {self.cache_path} cannot be read ({_words(error)}): it is compiled again and "
+                "replaced; if this message comes back, delete the files *.nbi and *.nbc there"
             )
             self._forget()
             return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
-        """Keep what was compiled, if that is possible."""
+        """Save the compiled code, if that is possible."""
         try:
             super().save_overload(sig, data)
         except MemoryError:
             raise
         except Exception as error:
-            self._forget()  # it may name a file that was not written, in whose place an older one may be
+            self._forget()  # it may name a file that was not written, and an older file may have that name
             _tell(
-                f"compiled code cannot be kept in {self.cache_path} ({_words(error)}): every process compiles anew, "
-                "which takes minutes; make room there, or set NUMBA_CACHE_DIR to a folder that you can write to"
+                f"compiled code cannot be saved in {self.cache_path} ({_words(error)}): every process compiles again, "
+                "which takes minutes; free space there, or set NUMBA_CACHE_DIR to a folder that you can write to"
             )
 
     def _forget(self) -> None:
-        """Without an index the function's files are not looked at."""
+        """Delete the function's index. Without it, Numba ignores the function's files."""
         with contextlib.suppress(OSError):
             os.unlink(self._cache_file._index_path)
 
 
 def cache_of(fn: Callable[..., Any], stamp: str) -> Cache | None:
-    """The cache of a function; None where Numba finds no folder for it that can be written to."""
+    """Return the cache of a function, or None if Numba finds no folder for it that can be written to."""
     try:
         return Cache(fn, stamp)
     except (RuntimeError, OSError) as error:
@@ -78,8 +78,9 @@ def cache_of(fn: Callable[..., Any], stamp: str) -> Cache | None:
             raise
         folder = os.path.dirname(fn.__code__.co_filename)
         _tell(
-            f"compiled code of {folder} cannot be kept: neither a folder there nor the user's cache can be written to; "
-            "every process compiles anew, which takes minutes; set NUMBA_CACHE_DIR to a folder that you can write to"
+            f"compiled code of {folder} cannot be saved: neither a folder there nor the user's cache can be written "
+            "to; every process compiles again, which takes minutes; set NUMBA_CACHE_DIR to a folder that you can write "
+            "to"
         )
         return None
 

@@ -1,4 +1,4 @@
-"""`@device_function`: nopython, GIL-free, inlined, cached, and compiled again for CUDA by whatever kernel calls it."""
+"""`@device_function`: nopython, GIL-free, inlined and cached. CUDA kernels that call the function compile it again."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _PACKAGE = Path(__file__).parents[1]
 event.register("numba:compile", Progress())
 
 
-# Not `ast`: parsing all of the package would take a third of the time that a program takes to start.
+# A regular expression: parsing the package with `ast` would take a third of a program's start-up time.
 _IMPORT = re.compile(r"^[ \t]*from (\.+)([\w.]*) import (\([^)]*\)|[^\n]*)", re.MULTILINE)
 
 
 @functools.cache
 def _read(path: Path) -> tuple[bytes, tuple[Path, ...]]:
-    """The hash of a module, and the package's modules that it names in relative imports."""
+    """Return the hash of a module, and the package's modules that its relative imports name."""
     source = path.read_bytes()
     found = []
     for dots, module, names in _IMPORT.findall(source.decode()):
@@ -43,7 +43,7 @@ def _read(path: Path) -> tuple[bytes, tuple[Path, ...]]:
 
 @functools.cache
 def sources_of(path: Path) -> tuple[Path, ...]:
-    """A module and all modules of the package that it imports, and those import, …: all that its code may contain."""
+    """Return a module and all modules of the package that it imports, directly or not: its code may contain theirs."""
     seen: set[Path] = set()
     todo = [path]
     while todo:
@@ -56,10 +56,10 @@ def sources_of(path: Path) -> tuple[Path, ...]:
 
 @functools.cache
 def stamp_of(path: Path) -> str:
-    """A hash of everything that the compiled functions of a module may contain.
+    """Return a hash of everything that the compiled functions of a module may contain.
 
-    Numba's cache looks only at the file of the function itself, so that editing a callee would leave stale code
-    running; this stamp covers the callees.
+    Numba's cache checks only the function's own file, so after an edit of a callee stale code would run. This stamp
+    covers the callees.
     """
     digest = hashlib.sha256(f"numba {numba.__version__}, llvmlite {llvmlite.__version__}".encode())
     for source in (Path(__file__), *sources_of(path)):
@@ -68,7 +68,11 @@ def stamp_of(path: Path) -> str:
 
 
 def _stamp(fn: Callable[..., Any]) -> str:
-    """The stamp of the function's module, of the device library, which programs import whole, and of its callees."""
+    """Return the stamp of a function.
+
+    Outside this package, it covers the function's file, its callees, and the whole device library, which programs
+    import.
+    """
     file = Path(inspect.getfile(fn))
     if _PACKAGE in file.parents:
         return stamp_of(file)
@@ -86,9 +90,9 @@ _INTEGERS = (types.Integer, types.Boolean, types.IntEnumMember, types.Omitted)
 
 
 def need_integers(function: str, names: Sequence[str], found: Sequence[types.Type]) -> None:
-    """Raise InvalidValueError, while a caller is compiled, unless all arguments are integers.
+    """Raise InvalidValueError unless all arguments are integers. This runs while the caller is compiled.
 
-    Numba would pass a pointer to an array's descriptor where an address belongs, and cut a float.
+    Numba would pass an array as a pointer to its descriptor, not as an address, and would truncate a float.
     """
     for name, kind in zip(names, found, strict=False):
         if not isinstance(types.unliteral(kind), _INTEGERS):
@@ -107,12 +111,12 @@ def device_function(fn: Callable[..., Any]) -> Any:
 
 
 def engine_function(fn: Callable[..., Any]) -> Any:
-    """Like `device_function`, but left to LLVM to inline or not: for big functions called from several places."""
+    """Compile like `device_function`, but let LLVM decide about inlining: for big functions with several callers."""
     return _compiled(fn, forceinline=False)
 
 
 def _compiled(fn: Callable[..., Any], forceinline: bool) -> Any:
-    # Functions typed at a prompt or made by `exec` have no file to cache beside.
+    # Functions from a prompt or from `exec` have no file, so there is no place for their cache.
     cacheable = Path(inspect.getfile(fn)).is_file()
     compiled: Any = njit(
         nogil=True, error_model="numpy", forceinline=forceinline, no_cfunc_wrapper=True
@@ -125,7 +129,7 @@ def _compiled(fn: Callable[..., Any], forceinline: bool) -> Any:
     names = fn.__code__.co_varnames
 
     def resolve_once_for_all_constants(args, kws):
-        """Numba would compile a callee anew for each literal argument; inlining folds them just as well."""
+        """Drop literal types: Numba would compile a callee once per literal. Inlining folds them just as well."""
         if public:
             need_integers(fn.__name__, (*names[: len(args)], *kws), (*args, *kws.values()))
         return resolve([types.unliteral(a) for a in args], {name: types.unliteral(a) for name, a in kws.items()})

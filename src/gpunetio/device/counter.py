@@ -1,10 +1,11 @@
-"""Counted operations: a counter somewhere counts those that are complete, and no kernel polls for it.
+"""Counted operations: when one is complete, the NIC adds to a counter, and no kernel polls for the completion.
 
 The operation goes to the main queue. Its companion, a queue with `core_direct_master` (`Gpu.create_qp_group`), gets a
-WAIT for the operation's completion and an atomic that adds to the counter, which the NIC executes when the
-completion is there. So the counter may be anybody's memory that the companion is connected to.
+WAIT for the operation's completion and an atomic that adds to the counter. The NIC executes the atomic once the
+completion exists. So the counter may be in the memory of any peer that the companion is connected to.
 
-Completions are counted in the main queue's CQ, which must be its own. Tickets are those of the main queue.
+The WAIT counts completions in the main queue's CQ, so no other queue may use that CQ. Tickets are those of the main
+queue.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ _WQES = 2  # on the companion, for each operation
 
 @device_function
 def _reserve_both(qp, count, companion, sharing, code_opt, scope, lanes):
-    """Slots of both queues, the first of each; a negative status in place of the main queue's: nothing is posted then.
+    """Reserve slots in both queues. Return the first slot of each, or a negative status in place of the main queue's.
 
-    The companion's come first. Its room comes from operations that are complete, and those of who reserves the main
-    queue's next slots could not even begin before this one, if this one waited for room behind them.
+    After a negative status, nothing is posted but NOPs. The companion's slots come first: a thread that held slots of
+    the main queue might wait for room in the companion behind operations that cannot start before its own.
     """
     beside = reserve_own(companion, _WQES, sharing, code_opt, scope, lanes)
     if beside < 0:
@@ -45,7 +46,7 @@ def _post_counted(
     qp, first, count, companion, beside, counter_raddr, counter_rkey, counter_laddr, counter_lkey, counter_value,
     valid, sharing, code_opt, scope, lanes,
 ):  # fmt: skip
-    """Post what was filled, and the companion's WQEs behind it: the ticket, or a negative status."""
+    """Post the filled slots, then the companion's WQEs. Return the ticket, or a negative status."""
     if valid:
         cq = cq_of(qp)
         position = first + count - 1 + ld_fixed64(cq + DEV_CQ.cqe_rsvd)
@@ -88,7 +89,8 @@ def put_counter(
     qp, raddr, rkey, laddr, lkey, nbytes, companion, counter_raddr, counter_rkey, counter_laddr, counter_lkey,
     counter_value, sharing=GPU, code_opt=DEFAULT, scope=THREAD,
 ):  # fmt: skip
-    """`put`, and when it is complete `counter_value` is added at `counter_raddr` (`doca_gpu_dev_verbs_put_counter`)."""
+    """Post a `put`. When it is complete, the NIC adds `counter_value` at `counter_raddr`
+    (`doca_gpu_dev_verbs_put_counter`)."""
     return _transfer_counter(
         0, qp, raddr, rkey, laddr, lkey, nbytes, companion, counter_raddr, counter_rkey, counter_laddr, counter_lkey,
         counter_value, sharing, code_opt, scope,
@@ -100,7 +102,8 @@ def get_counter(
     qp, raddr, rkey, laddr, lkey, nbytes, companion, counter_raddr, counter_rkey, counter_laddr, counter_lkey,
     counter_value, sharing=GPU, code_opt=DEFAULT, scope=THREAD,
 ):  # fmt: skip
-    """`get`, and when it is complete `counter_value` is added at `counter_raddr` (`doca_gpu_dev_verbs_get_counter`)."""
+    """Post a `get`. When it is complete, the NIC adds `counter_value` at `counter_raddr`
+    (`doca_gpu_dev_verbs_get_counter`)."""
     return _transfer_counter(
         1, qp, raddr, rkey, laddr, lkey, nbytes, companion, counter_raddr, counter_rkey, counter_laddr, counter_lkey,
         counter_value, sharing, code_opt, scope,
@@ -112,7 +115,8 @@ def p_counter(
     qp, raddr, rkey, value, nbytes, companion, counter_raddr, counter_rkey, counter_laddr, counter_lkey, counter_value,
     sharing=GPU, code_opt=DEFAULT, scope=THREAD,
 ):  # fmt: skip
-    """`p`, and when it is complete `counter_value` is added at `counter_raddr` (`doca_gpu_dev_verbs_p_counter`)."""
+    """Post a `p`. When it is complete, the NIC adds `counter_value` at `counter_raddr`
+    (`doca_gpu_dev_verbs_p_counter`)."""
     valid = 1 <= nbytes <= 8
     if scope == THREAD and not valid:
         return EINVAL
@@ -135,7 +139,7 @@ def signal_counter(
     qp, sig_raddr, sig_rkey, sig_laddr, sig_lkey, sig_value, companion, counter_raddr, counter_rkey, counter_laddr,
     counter_lkey, counter_value, sharing=GPU, code_opt=DEFAULT, scope=THREAD,
 ):  # fmt: skip
-    """`signal`, and when it is complete `counter_value` is added at `counter_raddr`
+    """Post a `signal`. When it is complete, the NIC adds `counter_value` at `counter_raddr`
     (`doca_gpu_dev_verbs_signal_counter`)."""
     lanes = group_of(qp, companion, sharing, code_opt, scope)
     first, beside = _reserve_both(qp, 1, companion, sharing, code_opt, scope, lanes)
@@ -153,7 +157,7 @@ def put_signal_counter(
     qp, raddr, rkey, laddr, lkey, nbytes, sig_raddr, sig_rkey, sig_laddr, sig_lkey, sig_value, companion, counter_raddr,
     counter_rkey, counter_laddr, counter_lkey, counter_value, sharing=GPU, code_opt=DEFAULT, scope=THREAD,
 ):  # fmt: skip
-    """`put_signal`, and when it is complete `counter_value` is added at `counter_raddr`
+    """Post a `put_signal`. When it is complete, the NIC adds `counter_value` at `counter_raddr`
     (`doca_gpu_dev_verbs_put_signal_counter`)."""
     valid = nbytes >= 0 and (scope == THREAD or nbytes <= MAX_TRANSFER)
     if scope == THREAD and not valid:

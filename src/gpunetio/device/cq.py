@@ -1,7 +1,8 @@
-"""Completion queue: is the WQE with this index complete, and how did it end.
+"""Completion queue: whether the WQE with an index is complete, and how it ended.
 
-Indices are absolute 64-bit WQE indices; the ring holds the low bits. A CQE is new when its owner bit equals the lap's
-parity and it names the WQE asked for. A collapsed queue (`cqe_mask` 0) has one entry, which names the last WQE.
+Indices are absolute 64-bit WQE indices. Their low bits are the position in the ring. A CQE is new when its owner bit
+equals the parity of the lap and it names the requested WQE. A collapsed queue (`cqe_mask` 0) has one entry, which names
+the last WQE.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from .status import EBUSY, EINVAL, EIO, ETIMEDOUT, OK
 from .waiting import patience
 
 CI = DEV_QP.cq_sq + DEV_CQ.cqe_ci
-_WQE_COUNTER = CQE64.wqe_counter  # with op_own in one aligned 32-bit word, written last
+_WQE_COUNTER = CQE64.wqe_counter  # in one aligned 32-bit word with op_own, which is written last
 _COUNTER_MASK = 0xFFFF
 _SYNDROME, _VENDOR = ERR_CQE64.syndrome, ERR_CQE64.vendor_err_synd
 _ERR_INDEX, _ERR_SYNDROME, _ERR_VENDOR = DEV_SIDE.err_index, DEV_SIDE.err_syndrome, DEV_SIDE.err_vendor
@@ -27,19 +28,19 @@ _REQ_ERR, _RESP_ERR, _INVALID = int(CqeOpcode.REQ_ERR), int(CqeOpcode.RESP_ERR),
 
 @device_function
 def cq_of(qp):
-    """The completion queue of a queue's sends (`doca_gpu_dev_verbs_qp_get_cq_sq`)."""
+    """Return the completion queue of a queue's sends (`doca_gpu_dev_verbs_qp_get_cq_sq`)."""
     return qp + DEV_QP.cq_sq
 
 
 @device_function
 def timeout_of(qp):
-    """How long a wait on this queue may last, in ns."""
+    """Return how long a wait on this queue may last, in ns."""
     return ld_fixed64(ld_fixed64(qp + DEV_QP.side) + DEV_SIDE.timeout_ns)
 
 
 @device_function
 def load_index(address, sharing=GPU):
-    """A queue index that other threads may move, unless the queue is EXCLUSIVE (`doca_gpu_dev_verbs_load_relaxed`)."""
+    """Load an index that other threads may move, unless the queue is EXCLUSIVE (`doca_gpu_dev_verbs_load_relaxed`)."""
     if sharing == EXCLUSIVE:
         return ld64(address)
     return ld_relaxed_gpu64(address)
@@ -47,7 +48,7 @@ def load_index(address, sharing=GPU):
 
 @device_function
 def raise_index(address, value, sharing=GPU):
-    """`index = max(index, value)`, acquire; returns the old one (`doca_gpu_dev_verbs_atomic_max`)."""
+    """Set `index = max(index, value)`, acquire, and return the old index (`doca_gpu_dev_verbs_atomic_max`)."""
     if sharing == EXCLUSIVE:
         old = ld64(address)
         if old < value:
@@ -60,7 +61,7 @@ def raise_index(address, value, sharing=GPU):
 
 @device_function
 def _advance(address, value, sharing):
-    """`raise_index` to more than was seen, whose old value nobody waits for."""
+    """Raise an index above the value that was seen, without waiting for the old one."""
     if sharing == EXCLUSIVE:
         st64(address, value)
     else:
@@ -69,13 +70,13 @@ def _advance(address, value, sharing):
 
 @device_function
 def cqe_address(cq, position):
-    """Address of the CQE at a position of the ring."""
+    """Return the address of the CQE at a position of the ring."""
     return ld_fixed64(cq + DEV_CQ.cqe_daddr) + ((position & ld_fixed32(cq + DEV_CQ.cqe_mask)) << CQE_SHIFT)
 
 
 @device_function
 def note_error(side, cq, index):
-    """Keep the first error CQE up to `index` for the host: later ones are mere flushes."""
+    """Keep the first error CQE up to `index` for the host: later ones only report flushed WQEs."""
     if ld64(side + _ERR_SYNDROME) != 0:
         return
     i = ld64(cq + DEV_CQ.cqe_ci)
@@ -94,13 +95,13 @@ def note_error(side, cq, index):
 
 @device_function
 def has_failed(qp):
-    """Whether an error completion of the queue pair was seen: what is not complete now ends with an error."""
+    """Return whether a thread saw an error completion of the queue pair: all incomplete WQEs then end with an error."""
     return ld_relaxed_gpu64(ld_fixed64(qp + DEV_QP.side) + _ERR_SYNDROME) != 0
 
 
 @device_function
 def _seen_by_others(sharing):
-    """A completion was consumed, by another thread perhaps: what it brought must not come from a stale cache."""
+    """Return OK for a completion that another thread may have consumed: its data must not come from a stale cache."""
     if sharing == GPU:
         fence_acquire_gpu()
     return OK
@@ -108,19 +109,20 @@ def _seen_by_others(sharing):
 
 @device_function
 def poll_ring(side, cq, index, named, sharing):
-    """`poll_one` of any queue but a collapsed one. A completed index is consumed with all before it.
+    """Poll any queue except a collapsed one, like `poll_one`.
 
-    `named`: the CQE must be that of WQE `index`. Completions of a shared receive queue are only counted, by the caller.
+    `named`: the CQE must name WQE `index`, and OK consumes it and all before it. Completions of a shared receive queue
+    name no index, and the caller counts them.
     """
     entries = ld_fixed32(cq + DEV_CQ.cqe_num)
     position = index + ld_fixed64(cq + DEV_CQ.cqe_rsvd)
-    # Both loads are under way before either is waited for; the ring's may come from the host.
+    # Both loads are in flight before either is waited for. The ring may be in host memory.
     word = be32(ld_relaxed32(cqe_address(cq, position) + _WQE_COUNTER))
     ci = load_index(cq + DEV_CQ.cqe_ci, sharing)
     if index < ci:
         return _seen_by_others(sharing)
     if index >= ci + entries:
-        return EBUSY  # its slot still belongs to the lap before
+        return EBUSY  # the slot still belongs to the previous lap
     new = (word & OWNER_MASK) == ((position & entries) != 0)
     if named:
         new = new and word >> 16 == index & _COUNTER_MASK
@@ -138,20 +140,20 @@ def poll_ring(side, cq, index, named, sharing):
 
 @device_function
 def poll_collapsed(qp, index, sharing=GPU):
-    """`poll_one` of a queue with a collapsed CQ (`doca_gpu_dev_verbs_poll_cq_collapsed_at`, without waiting).
+    """`poll_one` for a queue with a collapsed CQ (`doca_gpu_dev_verbs_poll_cq_collapsed_at`, without waiting).
 
-    An error is told of the last WQE only, and of those before it that nobody has seen complete.
+    If the last WQE failed, all WQEs up to it get EIO, except those that a thread has already seen complete.
     """
     cq = cq_of(qp)
     ci = load_index(cq + DEV_CQ.cqe_ci, sharing)
     if index < ci:
         return _seen_by_others(sharing)
     if index >= load_index(qp + DEV_QP.sq_wqe_pi, sharing):
-        return EBUSY  # 16 bits of the CQE would be ambiguous for what is not submitted
+        return EBUSY  # the 16 bits of the CQE are ambiguous for a WQE that was not submitted
     word = be32(ld_relaxed32(cqe_address(cq, 0) + _WQE_COUNTER))
     opcode = (word & 0xFF) >> OPCODE_SHIFT
-    ahead = ((word >> 16) - index) & _COUNTER_MASK  # of the last WQE complete
-    if opcode == _INVALID or ahead >= ld_fixed16(qp + DEV_QP.sq_wqe_num):  # no more can be complete; it is behind
+    ahead = ((word >> 16) - index) & _COUNTER_MASK  # distance to the last WQE that completed
+    if opcode == _INVALID or ahead >= ld_fixed16(qp + DEV_QP.sq_wqe_num):  # a ring or more: it is behind
         return EBUSY
     fence_acquire_sys()
     if opcode == _REQ_ERR:
@@ -163,9 +165,9 @@ def poll_collapsed(qp, index, sharing=GPU):
 
 @device_function
 def poll_one(qp, index, sharing=GPU):
-    """Whether WQE `index` is complete: OK, EBUSY (not yet), or EIO (`doca_gpu_dev_verbs_poll_one_cq_at`).
+    """Check once whether WQE `index` is complete: OK, EBUSY (not yet) or EIO (`doca_gpu_dev_verbs_poll_one_cq_at`).
 
-    Completion of an index means completion of all before it. After EIO, `gpu.ExportedQp.last_error` has the syndrome.
+    OK means that all WQEs before it are complete, too. After EIO, `gpu.ExportedQp.last_error` has the syndrome.
     """
     if ld_fixed32(cq_of(qp) + DEV_CQ.cqe_mask) == 0:
         return poll_collapsed(qp, index, sharing)
@@ -186,13 +188,13 @@ def poll_at(qp, index, sharing=GPU):
         failed = polls & 0xFF == 0 and has_failed(qp)
         status = poll_one(qp, index, sharing)
         if failed and status == EBUSY:
-            return EIO  # even if it was never posted
+            return EIO  # even if the WQE was never posted
     return status
 
 
 @device_function
 def poll(qp, count, sharing=GPU):
-    """Wait for `count` more completions than were consumed: OK, EIO or ETIMEDOUT (`doca_gpu_dev_verbs_poll_cq`)."""
+    """Wait for the next `count` completions: OK, EIO or ETIMEDOUT (`doca_gpu_dev_verbs_poll_cq`)."""
     if count < 0:
         return EINVAL
     return OK if count == 0 else poll_at(qp, load_index(qp + CI, sharing) + count - 1, sharing)
@@ -200,9 +202,9 @@ def poll(qp, count, sharing=GPU):
 
 @device_function
 def update_cq_record(cq, sharing=GPU):
-    """Tell the NIC how far a CQ's completions were consumed (`doca_gpu_dev_verbs_cq_update_dbrec`).
+    """Tell the NIC how many completions of a CQ were consumed (`doca_gpu_dev_verbs_cq_update_dbrec`).
 
-    Threads that share the CQ may store out of order, so each looks whether what it stored is still true.
+    Threads that share the CQ may store out of order, so each thread checks that the index it stored is still current.
     """
     record = ld_fixed64(cq + DEV_CQ.dbrec)
     told = -1

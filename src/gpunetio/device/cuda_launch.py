@@ -1,4 +1,4 @@
-"""Kernels on a GPU. Each runs beside all others, as it would on host threads."""
+"""Kernels on a GPU. They run concurrently, as kernels on host threads do."""
 
 from __future__ import annotations
 
@@ -16,23 +16,26 @@ from ..errors import DriverError, NotSupportedError
 logger = logging.getLogger("gpunetio.kernel")
 
 _SETTINGS = {
-    # With lazy loading, the first launch of a kernel beside a running one waits for that one to end.
+    # With lazy loading, the first launch of a kernel waits until all running kernels have ended.
     "CUDA_MODULE_LOADING": "EAGER",
-    # Streams share these: of 8, which is CUDA's default, a ninth kernel can wait for the end of the first.
+    # Streams share these connections. With CUDA's default of 8, a ninth kernel may wait until the first has ended.
     "CUDA_DEVICE_MAX_CONNECTIONS": "32",
 }
 _STAY = contextlib.nullcontext()
 
 
 def set_up_cuda() -> None:
-    """Before CUDA is initialised: what kernels that wait for each other need, unless the environment says otherwise."""
+    """Configure CUDA for kernels that wait for each other. Call this before CUDA is initialised.
+
+    Settings in the environment take precedence.
+    """
     for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)
 
 
 @functools.cache
 def cuda_runtime() -> Any:
-    """CUDA's runtime; NotSupportedError without its bindings."""
+    """Return CUDA's runtime. NotSupportedError if its bindings are not installed."""
     set_up_cuda()
     try:
         from cuda.bindings import runtime  # type: ignore[attr-defined]
@@ -43,7 +46,7 @@ def cuda_runtime() -> Any:
 
 @functools.cache
 def cuda_available() -> bool:
-    """Whether Numba can launch on a GPU here."""
+    """Return whether Numba can launch on a GPU here."""
     set_up_cuda()
     try:
         from numba import cuda
@@ -55,17 +58,18 @@ def cuda_available() -> bool:
 
 @functools.cache
 def _idle_streams(ordinal: int) -> list[Any]:
-    """Streams of a device on which no kernel runs; appending and popping are atomic.
+    """Return the streams of a device on which no kernel runs. Appending and popping are atomic.
 
-    They are Numba's, which CUDA orders behind what is in the default stream already: what CuPy has computed is there.
+    They are Numba's streams. CUDA orders them after work that is already in the default stream, so kernels see results
+    of CuPy.
     """
     return []
 
 
 class CudaLaunch:
-    """A kernel running on a GPU, on a stream that it has alone; `wait(timeout)` returns whether it has ended.
+    """A kernel that runs on a GPU, in a stream of its own. `wait(timeout)` returns whether it has ended.
 
-    A failure is logged, and raised by whatever is asked of the launch next: `wait`, or `done`.
+    A failure is logged, and `wait` and `done` raise it.
     """
 
     def __init__(
@@ -79,7 +83,7 @@ class CudaLaunch:
         self._name = getattr(compiled, "__name__", "")
         self._error: Exception | None = None
         self._idle = _idle_streams(ordinal)
-        is_here = cuda_runtime().cudaGetDevice()[1] == ordinal  # nearly always, and changing the context takes some µs
+        is_here = cuda_runtime().cudaGetDevice()[1] == ordinal  # usually; changing the context costs some µs
         with _STAY if is_here else cuda.gpus[ordinal]:
             self._event = cuda.event(timing=False)
             try:
@@ -102,7 +106,7 @@ class CudaLaunch:
 
     def _failure(self) -> str:
         return (
-            f"a kernel has failed, and with it the CUDA context: {self._error}; look for the access with "
+            f"a kernel has failed, and with it the CUDA context: {self._error}; look for the invalid access with "
             "compute-sanitizer, and start a new process"
         )
 
@@ -111,7 +115,7 @@ class CudaLaunch:
 
     @property
     def ended(self) -> bool:
-        """Whether the kernel has ended. So has one whose event answers with an error: a kernel has failed."""
+        """Return whether the kernel has ended. An event that reports an error counts as ended: a kernel has failed."""
         try:
             return bool(self._event.query())
         except Exception as error:  # a class of Numba's
@@ -120,14 +124,14 @@ class CudaLaunch:
 
     @property
     def done(self) -> bool:
-        """Whether the kernel has ended. DriverError when it, or one before it, has failed."""
+        """Return whether the kernel has ended. DriverError if this kernel or an earlier one has failed."""
         ended = self.ended
         if ended and self._error is not None:
             raise DriverError(self._failure()) from self._error
         return ended
 
     def wait(self, timeout: float) -> bool:
-        """Wait at most `timeout` seconds for the kernel to end. DriverError when it, or one before it, has failed."""
+        """Wait at most `timeout` seconds for the kernel to end, and return whether it has. DriverError as in `done`."""
         end = time.monotonic() + timeout
         while not self.done:
             if time.monotonic() > end:

@@ -1,7 +1,7 @@
 """Kernels on CPU threads: a CUDA thread is an OS thread that runs compiled code without the GIL.
 
-Each thread carries a record of int64 words in pthread-specific data, from which `ops.thread_idx()` and its
-relatives read; warps and blocks carry a barrier.
+Each thread has a record of int64 words in pthread-specific data, which `ops.thread_idx()` and its relatives read. Each
+warp and each block has a barrier.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ def _groups(count: int, size: int) -> np.ndarray:
 
 
 class HostLaunch:
-    """A running grid of host threads; `wait(timeout)` returns whether it has ended.
+    """A kernel that runs on host threads. `wait(timeout)` returns whether it has ended.
 
-    What a thread raises is logged, and raised by whatever is asked of the launch next: `wait`, or `done`.
+    An exception of a thread is logged, and `wait` and `done` raise it.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class HostLaunch:
         if grid < 1 or block < 1 or not 1 <= warp <= MAX_WARP or block % warp:
             raise InvalidValueError(
                 f"cannot launch {grid} blocks of {block} threads in warps of {warp}: "
-                f"counts are positive, a warp has at most {MAX_WARP} lanes and divides the block"
+                f"counts must be positive, and a warp must have at most {MAX_WARP} lanes and divide the block"
             )
         warps = block // warp
         self._blocks, self._warps = _groups(grid, block), _groups(grid * warps, warp)
@@ -65,9 +65,9 @@ class HostLaunch:
         self._name = getattr(body, "__name__", "")
         self._error: BaseException | None = None
         self._ended, self._left, self._lock = ended, grid * block, threading.Lock()
-        # A word, not the threads' own state (service.py), and no Event: an interrupt could leave its lock locked.
+        # A plain flag, not the threads' own state (service.py), and no Event: an interrupt could leave its lock held.
         self.ended = False
-        self._over = threading.Lock()  # which the last thread opens
+        self._over = threading.Lock()  # the last thread releases it
         self._over.acquire()
         threads = []
         for b in range(grid):
@@ -101,7 +101,7 @@ class HostLaunch:
     def _fail(self, error: BaseException) -> None:
         with self._lock:
             first, self._error = self._error is None, self._error or error
-        if first:  # the others will have the same to say
+        if first:  # the others will report the same
             logger.error("kernel %s: a thread has raised %s: %s", self._name, type(error).__name__, error)
 
     def __repr__(self) -> str:
@@ -109,14 +109,14 @@ class HostLaunch:
 
     @property
     def done(self) -> bool:
-        """Whether every thread has ended. Raises what one has raised."""
+        """Return whether every thread has ended. Raises the first exception of a thread."""
         if self.ended and self._error is not None:
             raise self._error
         return self.ended
 
     def wait(self, timeout: float) -> bool:
-        """Wait at most `timeout` seconds for every thread to end: whether they have. Raises what one has raised."""
+        """Wait at most `timeout` seconds for every thread to end, and return whether they have. Raises like `done`."""
         end = time.monotonic() + timeout
         while not self.ended and (left := end - time.monotonic()) > 0:
-            self._over.acquire(timeout=min(left, _LOOK))  # for the first who waits: others look at `ended`
+            self._over.acquire(timeout=min(left, _LOOK))  # one waiter gets the lock; others poll `ended`
         return self.done

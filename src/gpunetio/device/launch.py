@@ -3,13 +3,13 @@
     @kernel
     def work(qp, n): ...
 
-    work[grid, block](qp, n).wait(timeout=10)        # on the first GPU, or on host threads when there is none
-    work[grid, block, gpu](qp, n).wait(timeout=10)   # where `gpu` says
+    work[grid, block](qp, n).wait(timeout=10)        # on the first GPU, or on host threads if there is none
+    work[grid, block, gpu](qp, n).wait(timeout=10)   # on `gpu`
 
-Kernels that have been launched run beside each other, on a GPU too: one may send what another receives.
-A kernel returns nothing. Arguments are integers, of 64 bits, and what else Numba takes: floats, NumPy arrays, tuples.
-An object with `device_address` (an exported queue, memory of a `Gpu`) is passed as that address. The launch refuses
-other objects. It compiles, too: device functions take integers only, so an array in place of an address is refused.
+Launched kernels run concurrently, also on a GPU: one may send what another receives. A kernel returns nothing.
+Arguments are 64-bit integers, and other types that Numba takes: floats, NumPy arrays and tuples. An object with
+`device_address` (an exported queue, memory of a `Gpu`) is passed as that address. The launch refuses other objects.
+It also compiles the kernel. Device functions take integers only, so an array in place of an address is refused, too.
 """
 
 from __future__ import annotations
@@ -35,14 +35,15 @@ from .host_threads import HostLaunch
 
 logger = logging.getLogger("gpunetio.launch")
 
-# Called with +1 when a kernel is launched and with -1 when it has ended: a software NIC then spins instead of sleeping.
+# Called with +1 when a kernel is launched and with -1 when it has ended. While kernels run, a software NIC spins and
+# does not sleep.
 observers: list[Callable[[int], None]] = []
 _running = 0
 _counting = threading.Lock()
 
 
 def _after_fork() -> None:
-    """In a forked child: kernels, and the threads behind observers, are its parent's."""
+    """Forget the kernels and observers in a forked child: kernels and the threads of observers stay in the parent."""
     global _running, _counting
     _running, _counting = 0, threading.Lock()
     observers.clear()
@@ -52,20 +53,20 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 class Place(Protocol):
-    """Where a kernel runs: a `Gpu`, or anything with these."""
+    """Where a kernel runs: a `Gpu`, or any object with these attributes."""
 
     target: str  # "cuda" or "cpu"
     warp: int  # lanes of a host warp
-    ordinal: int  # which CUDA device; asked only of one
+    ordinal: int  # number of the CUDA device; read only for "cuda"
 
 
 def running() -> int:
-    """Kernels of this process that have not ended."""
+    """Return the number of kernels of this process that have not ended."""
     return _running
 
 
 def tell_observers(change: int) -> None:
-    """A kernel has been launched (+1) or has ended (-1)."""
+    """Tell the observers that a kernel was launched (+1) or has ended (-1)."""
     global _running
     with _counting:
         _running += change
@@ -86,7 +87,7 @@ class _DefaultPlace:
 
 
 class Kernel:
-    """What `@kernel` makes of a function."""
+    """A function that `@kernel` has made launchable, as `kernel[grid, block, place](…)`."""
 
     py_func: Callable[..., None]
     name: str
@@ -106,7 +107,7 @@ class Kernel:
 
     @functools.cached_property
     def cuda(self) -> Any:
-        """The kernel as Numba compiles it for CUDA; device functions that it calls are compiled again."""
+        """Return the kernel for CUDA. Numba compiles the device functions that it calls again."""
         from numba import cuda
 
         return cuda.jit(self.py_func)
@@ -128,7 +129,7 @@ class Kernel:
             raise InvalidValueError(f"{self.name} takes {takes} arguments ({', '.join(self._names)}), not {given}")
 
     def _compile(self, args: tuple[Any, ...]) -> None:
-        """Compile for the host, unless that is done: so what is wrong with the arguments is told by the launch."""
+        """Compile for the host, unless that is done, so that the launch itself reports wrong arguments."""
         kinds = tuple(self.body.typeof_pyval(arg) for arg in args)
         if kinds not in self._compiled:
             with self._in_words(args):
@@ -137,7 +138,7 @@ class Kernel:
 
     @contextlib.contextmanager
     def _in_words(self, args: tuple[Any, ...]) -> Iterator[None]:
-        """Around a compilation: what fails because of arguments that are no integers is an InvalidValueError."""
+        """Turn a compiler error into InvalidValueError if arguments that are not integers may have caused it."""
         try:
             yield
         except Exception as error:
@@ -146,15 +147,16 @@ class Kernel:
                 for name, arg in zip(self._names, args, strict=False)
                 if not isinstance(arg, int)
             ]
-            if isinstance(error, InvalidValueError):  # of `need_integers`; Numba puts its own words before it
+            if isinstance(error, InvalidValueError):  # from `need_integers`; Numba prepends its own text
                 given = f" with {', '.join(others)}" if others else ""
                 raise InvalidValueError(f"{self.name}{given}: {str(error).splitlines()[-1]}") from None
-            if type(error).__name__ != "TypingError" or not others:  # Numba's for CUDA is another class
+            if type(error).__name__ != "TypingError" or not others:  # Numba has another such class for CUDA
                 raise
             logger.debug("%s: %s", self.name, error)
             raise InvalidValueError(
-                f"{self.name} cannot be compiled with {', '.join(others)}: the kernel does with it what Numba cannot; "
-                "pass an integer, as addresses, keys and counts are (DOCA_GPUNETIO_LOG=7 shows Numba's words)"
+                f"{self.name} cannot be compiled with {', '.join(others)}: Numba does not support what the kernel does "
+                "with it; pass an integer, as addresses, keys and counts are (see Numba's message with "
+                "DOCA_GPUNETIO_LOG=7)"
             ) from None
 
     def _launch(self, grid: int, block: int, place: Place, *args: Any) -> HostLaunch | CudaLaunch:
@@ -164,7 +166,7 @@ class Kernel:
             if hasattr(used, "check_launch"):
                 used.check_launch()
         if place.target != "cuda":
-            self._compile(plain)  # here, and not while somebody waits
+            self._compile(plain)  # now, not while somebody waits for the kernel
             check_threads(grid * block, f"{self.name} of {grid} x {block} threads")
         with deferred():
             tell_observers(+1)
@@ -191,7 +193,7 @@ def kernel(fn: Callable[..., None]) -> Kernel:
 
 @contextlib.contextmanager
 def offline(compute_capability: tuple[int, int]) -> Iterator[None]:
-    """Compile for a GPU that is not there: Numba asks the current device when one device function calls another."""
+    """Compile for an absent GPU: Numba asks the current device when one device function calls another."""
     import numba.cuda.compiler
     import numba.cuda.dispatcher
 

@@ -1,6 +1,6 @@
 """The device library for CUDA C++: every public device function under a C name, and a header that declares them.
 
-Functions are found by looking at `gpunetio.device`; nothing here names one. Arguments and results are `long long`.
+The functions are those that `gpunetio.device` exports. Arguments and results are `long long`.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from .compile import device_function
 from .launch import tell_observers
 
 KINDS = ("ltoir", "ptx", "cubin")
-STEM = "gpunetio_device"  # of the files that people give these images and the header
+STEM = "gpunetio_device"  # of the file names of the images and the header
 _ARCH = re.compile(r"(sm|compute)_(\d+)(\d)")
 _COMPILE_SECONDS = 300.0
 
-# C prefix, values, and the parameters that take them: their defaults are written by name.
+# C prefix, values, and the parameter that takes them. A default of this parameter is written by name.
 _ENUMS: tuple[tuple[str, type[IntEnum] | type[IntFlag], str], ...] = (
     ("SHARING", SharingMode, "sharing"),
     ("SYNC", SyncScope, "sync"),
@@ -50,13 +50,13 @@ _ENUMS: tuple[tuple[str, type[IntEnum] | type[IntFlag], str], ...] = (
 
 @device_function
 def clock_ns():
-    """Nanoseconds of the clock that deadlines are kept by (`doca_gpu_dev_verbs_query_globaltimer`)."""
+    """Return the ns of the clock that deadlines use (`doca_gpu_dev_verbs_query_globaltimer`)."""
     return ops.clock_ns()
 
 
 @dataclass(frozen=True)
 class Function:
-    """A device function as C sees it. `chapter` is the module it is from; `defaults` belong to the last parameters."""
+    """A device function as C sees it. `chapter` is its module; `defaults` belong to the last parameters."""
 
     name: str
     chapter: str
@@ -66,13 +66,13 @@ class Function:
 
     @property
     def c_name(self) -> str:
-        """`put` is `gpunetio_put`."""
+        """Return the name in C: `gpunetio_put` for `put`."""
         return f"gpunetio_{self.name}"
 
 
 @functools.cache
 def functions() -> tuple[Function, ...]:
-    """All device functions that are public, by module and name, and the clock."""
+    """Return all public device functions, and the clock, sorted by module and name."""
     from .. import device
 
     public = {name: getattr(device, name) for name in device.__all__}
@@ -91,13 +91,13 @@ def _function(name: str, compiled: Any, chapter: str | None = None) -> Function:
 # --- the header ----------------------------------------------------------------------------------------------------
 
 _PREFACE = """\
-// gpunetio's device functions for CUDA C++. Link one of gpunetio_device.ltoir, .ptx and .cubin; docs/device-lib.md
-// shows how. Made by `gpunetio device-lib`.
+// gpunetio's device functions for CUDA C++, written by `gpunetio device-lib`. Link gpunetio_device.ltoir, .ptx or
+// .cubin; docs/device-lib.md shows how.
 //
 // Arguments and results are 64-bit integers. `qp` is the device address of an exported queue pair, which is a
 // struct doca_gpu_dev_verbs_qp. Addresses are passed as integers, keys in host byte order, as `mr.rkey` gives them.
-// A ticket is the index of the last WQE posted. A negative result is an error of enum gpunetio_status; what has nothing
-// to tell returns GPUNETIO_OK. No function waits longer than the deadline that the queue was exported with.
+// A ticket is the index of the last WQE posted. A negative result is an error of enum gpunetio_status; a function
+// without a result returns GPUNETIO_OK. No function waits longer than the timeout that the queue was exported with.
 #ifndef GPUNETIO_DEVICE_CUH
 #define GPUNETIO_DEVICE_CUH
 """
@@ -105,7 +105,7 @@ _PREFACE = """\
 
 @functools.cache
 def header() -> str:
-    """`gpunetio_device.cuh`: constants, and prototypes with the docstrings of the Python functions."""
+    """Return `gpunetio_device.cuh`: constants, and prototypes with the docstrings of the Python functions."""
     statuses = {name: value for name, value in vars(status).items() if name.isupper() and isinstance(value, int)}
     parts = [_PREFACE, _enum("status", "", statuses)]
     parts += [_enum(prefix.lower(), f"{prefix}_", values.__members__) for prefix, values, _ in _ENUMS]
@@ -143,7 +143,7 @@ def _prototype(one: Function) -> str:
     ]
     start, rest = f'extern "C" __device__ long long {one.c_name}(', f"{', '.join(declared)});"
     if len(start) + len(rest) > _COLUMNS:
-        unbroken = _GLUE.sub("\0", rest)  # lines end behind commas
+        unbroken = _GLUE.sub("\0", rest)  # lines end only after commas
         rest = "\n" + textwrap.indent(textwrap.fill(unbroken, _COLUMNS - 4).replace("\0", " "), "    ")
     return f"{_comment(inspect.getdoc(one.python) or '')}{start}{rest}\n"
 
@@ -159,11 +159,12 @@ def _in_c(parameter: str, value: int) -> str:
 
 
 def build(arch: str, kinds: Sequence[str] = ("ltoir",)) -> dict[str, bytes]:
-    """Compile the library for `arch` ("sm_90"; "compute_90" but for a cubin), with no GPU: an image for each kind.
+    """Compile the library for `arch`, and return an image for each kind. This needs no GPU.
 
-    "ltoir" is inlined into its callers by whoever links it, so that constant modes fold away; "ptx" and "cubin" are
-    called. Takes some seconds, in a process of its own, because Numba keeps one compilation of a function for all
-    architectures. NotSupportedError where the CUDA compiler is not installed.
+    `arch` is "sm_90", for example, or "compute_90", which has no cubin. The linker inlines "ltoir" into its callers, so
+    constant modes fold away; the functions of "ptx" and "cubin" are called. A build takes some seconds. It runs in a
+    process of its own, because Numba keeps one compilation of a function for all architectures. NotSupportedError if
+    the CUDA compiler is not installed.
     """
     _capability(arch)
     for kind in kinds:
@@ -202,7 +203,7 @@ def _in_a_process(folder: str, arch: str, kinds: Sequence[str]) -> None:
 
 
 def compile_into(folder: str, arch: str, *kinds: str) -> None:
-    """What `build` does in its process: leave the images in `folder`, each in a file named after its kind."""
+    """Write the images to `folder`, each to a file named after its kind. `build` runs this in a process of its own."""
     from numba.cuda.cudadrv import nvvm
 
     capability = _capability(arch)
@@ -217,7 +218,7 @@ def compile_into(folder: str, arch: str, *kinds: str) -> None:
 
 
 def _modules(wanted: Iterable[Function], capability: tuple[int, int]) -> list[str]:
-    """LLVM modules of the functions and of all that they call, each once."""
+    """Return the LLVM modules of the functions and of everything that they call, each once."""
     from numba import int64, types
     from numba.cuda.compiler import compile_cuda
 
@@ -239,12 +240,12 @@ def _modules(wanted: Iterable[Function], capability: tuple[int, int]) -> list[st
 
 _DEFINED = re.compile(r'^define [^@]*@"([^"]+)"', re.MULTILINE)
 _NAMED = re.compile(r'@"([^"]+)"')
-# Numba's environments, of which nothing is left in functions with C ABI.
+# Numba's environments, which functions with C ABI do not use.
 _ENVIRONMENT = re.compile(r'^@"_ZN08NumbaEnv.*\n', re.MULTILINE)
 
 
 def _callers_first(modules: Sequence[str]) -> list[str]:
-    """The order in which to link: an inline function that nobody has asked for yet would be dropped."""
+    """Return the modules in linking order: the linker drops an inline function that no earlier module calls."""
     owner = {name: index for index, text in enumerate(modules) for name in _DEFINED.findall(text)}
     callers: dict[int, set[int]] = {index: set() for index in range(len(modules))}
     for index, text in enumerate(modules):
@@ -255,7 +256,7 @@ def _callers_first(modules: Sequence[str]) -> list[str]:
 
 
 def _assemble(ptx: Path, arch: str) -> None:
-    """PTX to a cubin that can be linked, in place."""
+    """Assemble a file of PTX into a linkable cubin, in place."""
     from cuda.pathfinder import find_nvidia_binary_utility  # type: ignore[attr-defined]
 
     ptxas = find_nvidia_binary_utility("ptxas") or shutil.which("ptxas")
@@ -270,9 +271,9 @@ def _assemble(ptx: Path, arch: str) -> None:
 
 @contextlib.contextmanager
 def foreign_kernels() -> Iterator[None]:
-    """While kernels run that others launch: software NICs spin, as they do for `@kernel`, and don't sleep.
+    """Keep software NICs awake while kernels run that `@kernel` did not launch. The NICs spin and do not sleep.
 
-    Otherwise a NIC that sleeps finds a doorbell up to a millisecond late, because a GPU cannot wake a thread.
+    A GPU cannot wake a thread, so a sleeping NIC finds a doorbell up to a millisecond late.
     """
     tell_observers(+1)
     try:

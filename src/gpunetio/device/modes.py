@@ -33,4 +33,4 @@ DEFAULT = int(_CodeOpt.DEFAULT)
 ASYNC_STORE_RELEASE = int(_CodeOpt.ASYNC_STORE_RELEASE)
 SKIP_AVAILABILITY_CHECK = int(_CodeOpt.SKIP_AVAILABILITY_CHECK)
 SKIP_DB_RINGING = int(_CodeOpt.SKIP_DB_RINGING)
-CPU_PROXY_UPDATE_PI = int(_CodeOpt.CPU_PROXY_UPDATE_PI)  # nothing to ask for: the index submitted is always kept
+CPU_PROXY_UPDATE_PI = int(_CodeOpt.CPU_PROXY_UPDATE_PI)  # no effect: the submitted index is always stored

@@ -1,10 +1,11 @@
-"""One-sided operations: each posts its WQEs, signalled, and returns a ticket for `wait`.
+"""One-sided operations: each posts signalled WQEs and returns a ticket for `wait`.
 
-A ticket is the index of the last WQE posted. A negative result is a status (device/status.py), and `wait` hands a
-negative ticket back, so that `wait(qp, put(…))` tells the whole story. Addresses and keys are in host byte order.
+A ticket is the index of the last WQE posted. A negative result is a status (device/status.py). `wait` returns a
+negative ticket unchanged, so `wait(qp, put(…))` reports both kinds of errors. Addresses and keys are in host byte
+order.
 
-`scope` says who posts together (device/scope.py). In warp and block scope each thread's transfer is at most 1 GiB; what
-one thread asks for wrongly gives it EINVAL, and the others' operations are done.
+`scope` says which threads post together (device/scope.py). In warp and block scope, each thread transfers at most
+1 GiB. A thread with an invalid argument gets EINVAL, and the operations of the others are done.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ _FENCED = int(CtrlFlags.CQ_UPDATE_FENCE)
 
 @device_function
 def chunks(nbytes):
-    """WQEs for a transfer: one per GiB, and one NOP for nothing."""
+    """Return the number of WQEs for a transfer: one per GiB, or one NOP for 0 bytes."""
     return max(1, (nbytes + MAX_TRANSFER - 1) >> MAX_TRANSFER_SHIFT)
 
 
 @device_function
 def fill(reading, qp, first, raddr, rkey, laddr, lkey, nbytes):
-    """Fill the slots from `first` on with READs or WRITEs of the range, or with a NOP for an empty one."""
+    """Fill the slots from `first` on with READs or WRITEs of the range, or with a NOP if it is empty."""
     if nbytes == 0:
         prepare_nop(qp, first)
     done = 0
@@ -51,7 +52,7 @@ def fill(reading, qp, first, raddr, rkey, laddr, lkey, nbytes):
 
 @device_function
 def fill_nops(qp, first, count):
-    """Fill the slots of a thread that asked for what no WQE can express, when others have asked with it."""
+    """Fill reserved slots that have no valid operation, for example those of a thread with an invalid argument."""
     for i in range(count):
         prepare_nop(qp, first + i)
 
@@ -74,10 +75,10 @@ def put(qp, raddr, rkey, laddr, lkey, nbytes, sharing=GPU, code_opt=DEFAULT, sco
 
 @device_function
 def mcst(qp, daddr, dlkey, sharing=GPU, code_opt=DEFAULT, scope=THREAD):
-    """Have the NIC read the byte at `daddr`, behind all before it on the queue (`doca_gpu_dev_verbs_mcst`).
+    """Make the NIC read the byte at `daddr`, after all WQEs before it (`doca_gpu_dev_verbs_mcst`).
 
-    Once that is complete, what READs before it brought is visible, also on GPUs before Hopper, which may see a
-    completion before the data (MCST).
+    Once that is complete, the data of earlier READs are visible, also on GPUs before Hopper, which may see a completion
+    before its data (MCST).
     """
     lanes = group_of(qp, 0, sharing, code_opt, scope)
     first = reserve_own(qp, 1, sharing, code_opt, scope, lanes)
@@ -93,8 +94,8 @@ def get(
 ):
     """Read `nbytes` from `raddr` into `laddr`; 0 bytes post a NOP (`doca_gpu_dev_verbs_get`, as corrected in 2.0.2).
 
-    `daddr`, `dlkey`: also post what `mcst` does, of that byte, behind the READs; all of a warp or block, or none.
-    `blocking`: wait for it all.
+    `daddr`, `dlkey`: post a `mcst` of that byte after the READs. All threads of a warp or block pass them, or none.
+    `blocking`: wait for all of this.
     """
     valid = nbytes >= 0 and (scope == THREAD or nbytes <= MAX_TRANSFER)
     if scope == THREAD and not valid:
@@ -138,7 +139,7 @@ def p(qp, raddr, rkey, value, nbytes=8, sharing=GPU, code_opt=DEFAULT, scope=THR
 def signal(
     qp, sig_raddr, sig_rkey, sig_laddr, sig_lkey, sig_value, sharing=GPU, code_opt=DEFAULT, scope=THREAD
 ):
-    """Add `sig_value` to the 64-bit word at `sig_raddr`; the old one lands at `sig_laddr`
+    """Add `sig_value` to the 64-bit word at `sig_raddr`; the old value is written to `sig_laddr`
     (`doca_gpu_dev_verbs_signal`)."""
     lanes = group_of(qp, 0, sharing, code_opt, scope)
     first = reserve_own(qp, 1, sharing, code_opt, scope, lanes)
@@ -153,7 +154,7 @@ def put_signal(
     qp, raddr, rkey, laddr, lkey, nbytes, sig_raddr, sig_rkey, sig_laddr, sig_lkey, sig_value, sharing=GPU,
     code_opt=DEFAULT, scope=THREAD,
 ):  # fmt: skip
-    """`put`, then `signal`, in this order at the target (`doca_gpu_dev_verbs_put_signal`)."""
+    """Post a `put`, then a `signal`: the target sees them in this order (`doca_gpu_dev_verbs_put_signal`)."""
     valid = nbytes >= 0 and (scope == THREAD or nbytes <= MAX_TRANSFER)
     if scope == THREAD and not valid:
         return EINVAL
@@ -176,7 +177,7 @@ def p_signal(
     qp, raddr, rkey, value, nbytes, sig_raddr, sig_rkey, sig_laddr, sig_lkey, sig_value, sharing=GPU, code_opt=DEFAULT,
     scope=THREAD,
 ):  # fmt: skip
-    """`p` of `value`, then `signal`, in this order at the target (`doca_gpu_dev_verbs_p_signal`)."""
+    """Post a `p` of `value`, then a `signal`: the target sees them in this order (`doca_gpu_dev_verbs_p_signal`)."""
     valid = 1 <= nbytes <= 8
     if scope == THREAD and not valid:
         return EINVAL
@@ -195,9 +196,9 @@ def p_signal(
 
 @device_function
 def fence(qp, sharing=GPU, code_opt=DEFAULT, scope=THREAD):
-    """What is posted behind it starts when all READs and atomics before it are complete: a NOP that waits.
+    """Post a NOP that makes later WQEs wait until all READs and atomics before it are complete.
 
-    The original's (`doca_gpu_dev_verbs_fence`) does nothing. WRITEs and SENDs need none: they arrive in order.
+    The C function (`doca_gpu_dev_verbs_fence`) does nothing. WRITEs and SENDs need no fence: they arrive in order.
     """
     lanes = group_of(qp, 0, sharing, code_opt, scope)
     first = reserve_own(qp, 1, sharing, code_opt, scope, lanes)
@@ -211,8 +212,8 @@ def fence(qp, sharing=GPU, code_opt=DEFAULT, scope=THREAD):
 def wait(qp, ticket, sharing=GPU, scope=THREAD):
     """Wait for a ticket and all before it: OK or a negative status (`doca_gpu_dev_verbs_wait`).
 
-    In warp and block scope the tickets are those that one call in that scope has returned: the last thread waits for
-    all, and each gets its own ticket's status.
+    In warp and block scope, pass the tickets that one call in that scope returned. The last thread waits for all of
+    them, and each thread gets the status of its own ticket.
     """
     if scope != THREAD:
         status = ticket
@@ -227,16 +228,16 @@ def wait(qp, ticket, sharing=GPU, scope=THREAD):
 
 @device_function
 def wait_all(qp, sharing=GPU):
-    """Wait for everything reserved so far, by any thread (`doca_gpu_dev_verbs_wait` without a ticket)."""
+    """Wait for everything that any thread has reserved so far (`doca_gpu_dev_verbs_wait` without a ticket)."""
     reserved = load_index(qp + RSVD, sharing)
     return OK if reserved == 0 else poll_at(qp, reserved - 1, sharing)
 
 
 @device_function
 def get_wait(qp, ticket, sharing=GPU, scope=THREAD, daddr=0, dlkey=0):
-    """`wait` for a `get`: its data are there then (`doca_gpu_dev_verbs_get_wait`).
+    """Wait for a `get`: its data are then visible (`doca_gpu_dev_verbs_get_wait`).
 
-    `daddr`, `dlkey`: post what `mcst` does first, and wait for that too, as GPUs before Hopper need.
+    `daddr`, `dlkey`: first post a `mcst` of that byte, and wait for that, too. GPUs before Hopper need this.
     """
     if daddr != 0 and (ticket >= 0 or scope != THREAD):
         after = mcst(qp, daddr, dlkey, sharing, DEFAULT, scope)
@@ -247,9 +248,9 @@ def get_wait(qp, ticket, sharing=GPU, scope=THREAD, daddr=0, dlkey=0):
 
 @device_function
 def wait_word(qp, address, value):
-    """Wait until the 64-bit word at `address`, which peers add to or write, is at least `value`: OK or ETIMEDOUT.
+    """Wait until the 64-bit word at `address`, which peers write or add to, is at least `value`: OK or ETIMEDOUT.
 
-    What was sent before its last change is visible then. The deadline is that of waits on `qp`.
+    Everything that was sent before its last change is then visible. The deadline is that of waits on `qp`.
     """
     polls = 0
     start = 0

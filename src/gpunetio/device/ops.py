@@ -1,12 +1,12 @@
 """Primitive operations with one meaning and two lowerings: LLVM on the CPU, PTX on CUDA.
 
-Nothing outside this file knows the target, so that a port to another GPU compiler is a rewrite of this file alone.
+Only this file knows the target, so a port to another GPU compiler rewrites this file alone.
 
 Every value is an int64: Numba turns `uint64 + int64` into a float. Narrow loads zero-extend, narrow stores truncate.
-Plain `ld*`/`st*` are for memory that nobody else touches at that moment; whatever waits for another agent polls with
-`ld_relaxed*` or `ld_acquire*`, because LLVM hoists a plain load out of the loop.
+Plain `ld*`/`st*` are for memory that no other agent accesses at that moment. A loop that waits for another agent polls
+with `ld_relaxed*` or `ld_acquire*`, because LLVM hoists a plain load out of the loop.
 
-Scopes follow the PTX memory model: `sys` reaches the CPU and the NIC, `gpu` the threads of one GPU, `cta` those of one
+Scopes follow the PTX memory model: `sys` includes the CPU and the NIC, `gpu` the threads of one GPU, `cta` those of one
 block. The CPU has one scope, so all three lower to the same instruction there.
 """
 
@@ -40,7 +40,7 @@ Store = Callable[[int, int], None]
 
 
 def op(*widths: int, ret: int | None = None, cpu: Emit, cuda: Emit) -> Callable[[Callable[..., Any]], Any]:
-    """Make an intrinsic: int64 arguments truncated to `widths`, result of `ret` bits zero-extended to int64."""
+    """Make an intrinsic. It truncates int64 arguments to `widths`, and zero-extends the `ret` bits of its result."""
     result = types.void if ret is None else types.int64
 
     def codegen(context, builder, signature, args):
@@ -61,7 +61,7 @@ def op(*widths: int, ret: int | None = None, cpu: Emit, cuda: Emit) -> Callable[
             need_integers(stub.__name__, names, found)
             return answer
 
-        typing: Any = (  # Numba looks at the number of parameters, so *args will not do
+        typing: Any = (  # Numba checks the number of parameters, so *args does not work
             lambda typingctx: of(),
             lambda typingctx, a: of(a),
             lambda typingctx, a, b: of(a, b),
@@ -72,7 +72,7 @@ def op(*widths: int, ret: int | None = None, cpu: Emit, cuda: Emit) -> Callable[
         typing.__name__, typing.__qualname__ = stub.__name__, stub.__qualname__
         typing.__doc__, typing.__module__ = stub.__doc__, stub.__module__
         made: Any = intrinsic(typing)
-        made.__signature__ = inspect.signature(stub)  # for help(): Numba shows that of `typing`
+        made.__signature__ = inspect.signature(stub)  # for help(), which would show that of `typing`
         return made
 
     return bind
@@ -113,7 +113,7 @@ def _fence(order) -> Emit:
 
 
 def _llvm(name, *overload, ret=None) -> Emit:
-    """A call of an LLVM intrinsic."""
+    """Call an LLVM intrinsic."""
 
     def emit(b, *args):
         fnty = None if overload else ir.FunctionType(_INT[ret] if ret else _VOID, [a.type for a in args])
@@ -123,8 +123,8 @@ def _llvm(name, *overload, ret=None) -> Emit:
 
 
 _DSB_ST = ir.Constant(_INT[32], 0xE)
-# A release fence is no instruction on x86 and for one domain on Arm: it orders neither write-combined stores nor those
-# to a device.
+# A release fence is no instruction on x86, and covers one shareability domain on Arm. It orders neither write-combined
+# stores nor stores to a device.
 _drain: Emit = {
     "x86_64": _llvm("llvm.x86.sse.sfence"),
     "aarch64": lambda b: _llvm("llvm.aarch64.dsb")(b, _DSB_ST),
@@ -132,7 +132,7 @@ _drain: Emit = {
 
 
 def _extern(b, name, ret, args):
-    """A call of a C function by its symbol."""
+    """Call a C function by its symbol."""
     fnty = ir.FunctionType(ret, [a.type for a in args])
     return b.call(cgutils.get_or_insert_function(b.module, fnty, name), args)
 
@@ -141,7 +141,7 @@ def _extern(b, name, ret, args):
 
 
 def _ptx(text, ret=None, *, pure=False, convergent=False) -> Emit:
-    """Inline PTX. Without `pure` it orders memory and stays; `convergent` forbids moving it into a branch."""
+    """Emit inline PTX. Without `pure`, it orders memory and is kept. `convergent` forbids moving it into a branch."""
 
     def emit(b, *args):
         constraints = [] if ret is None else ["=" + _CONSTRAINT[ret]]
@@ -169,14 +169,14 @@ def _ptx_store(how, width) -> Emit:
 
 
 def _compute_capability() -> tuple[int, int]:
-    """Of the GPU being compiled for. Asks as Numba itself does, so that `target.offline` answers both."""
+    """Return that of the GPU being compiled for. This asks as Numba itself does, so `launch.offline` answers both."""
     from numba.cuda import dispatcher
 
     return dispatcher.get_current_device().compute_capability  # type: ignore[attr-defined]
 
 
 def _from_sm90(new: str, old: str) -> Emit:
-    """PTX that older GPUs do not have."""
+    """Emit PTX that GPUs before sm_90 do not have, or `old` for those."""
     return lambda b: _ptx(new if _compute_capability() >= (9, 0) else old)(b)
 
 
@@ -212,8 +212,8 @@ st64: Store = _store_op("st64", 64, None, None, "Plain 64-bit store.")
 
 
 
-# Pure inline PTX may be moved out of loops, which is what makes these loads cheap behind fences, and so also out from
-# behind the check that an address is good: `if queue != 0`. What can be no address is therefore not read.
+# The compiler may move pure inline PTX out of loops, which makes these loads cheap behind fences. It may also move them
+# ahead of a check of the address, as in `if queue != 0`. So a value that cannot be an address is not read.
 _NO_ADDRESS_BELOW, _ADDRESSES = 1 << 16, 1 << 56
 
 
@@ -222,8 +222,8 @@ def _fixed_op(name, width):
 
     stub.__name__ = stub.__qualname__ = name
     stub.__doc__ = (
-        f"{width}-bit load of what nobody changes while the kernel runs: it may be kept, moved and read through the "
-        "non-coherent cache, across fences and ahead of time."
+        f"{width}-bit load of memory that does not change while the kernel runs: the compiler may keep the value and "
+        "move the load, also across fences, and the load goes through the non-coherent cache."
     )
     how = _ptx(
         f"{{.reg .pred p; .reg .b64 t; sub.u64 t, $1, {_NO_ADDRESS_BELOW}; setp.lt.u64 p, t, {_ADDRESSES}; "
@@ -238,15 +238,15 @@ ld_fixed32: Load = _fixed_op("ld_fixed32", 32)
 ld_fixed64: Load = _fixed_op("ld_fixed64", 64)
 
 _RELAXED_SYS = "ld.relaxed.sys.global.L1::no_allocate"
-ld_relaxed8: Load = _load_op("ld_relaxed8", 8, "monotonic", _RELAXED_SYS, "Polling load of what the NIC or CPU writes.")
+ld_relaxed8: Load = _load_op("ld_relaxed8", 8, "monotonic", _RELAXED_SYS, "System-scope relaxed load, for polling.")
 ld_relaxed32: Load = _load_op(
-    "ld_relaxed32", 32, "monotonic", _RELAXED_SYS, "Polling load of what the NIC or CPU writes."
+    "ld_relaxed32", 32, "monotonic", _RELAXED_SYS, "System-scope relaxed load, for polling."
 )
 ld_relaxed64: Load = _load_op(
-    "ld_relaxed64", 64, "monotonic", _RELAXED_SYS, "Polling load of what the NIC or CPU writes."
+    "ld_relaxed64", 64, "monotonic", _RELAXED_SYS, "System-scope relaxed load, for polling."
 )
 ld_relaxed_gpu64: Load = _load_op(
-    "ld_relaxed_gpu64", 64, "monotonic", "ld.relaxed.gpu.global", "The same inside one GPU."
+    "ld_relaxed_gpu64", 64, "monotonic", "ld.relaxed.gpu.global", "GPU-scope relaxed load, for polling."
 )
 ld_acquire32: Load = _load_op("ld_acquire32", 32, "acquire", "ld.acquire.sys.global", "System-scope acquire load.")
 ld_acquire64: Load = _load_op("ld_acquire64", 64, "acquire", "ld.acquire.sys.global", "System-scope acquire load.")
@@ -270,7 +270,7 @@ def _mmio_release(b, addr, value):
 
 @op(64, 64, cpu=_store(64, "release"), cuda=_mmio_release)
 def st_mmio_release64(addr: int, value: int) -> None:
-    """Store to a doorbell register behind all earlier accesses, without waiting for them from sm_100 on
+    """Store to a doorbell register after all earlier accesses. From sm_100 on, the thread does not wait for them
     (`doca_gpu_dev_verbs_async_store_release`)."""
     ...
 
@@ -288,7 +288,7 @@ def _store_pair(b, addr, low, high):
 
 @op(64, 64, 64, cpu=_store_pair, cuda=_ptx("st.cs.v2.b64 [$0], {$1, $2};"))
 def st128(addr: int, low: int, high: int) -> None:
-    """Store one 16-byte segment; `addr`, of any memory, is aligned. Streaming on CUDA: the NIC reads it next."""
+    """Store 16 bytes to an aligned address in any memory. On CUDA the store streams, because the NIC reads it next."""
     ...
 
 
@@ -301,7 +301,7 @@ def be16(value: int) -> int:
     ...
 
 
-# llvm.bswap costs twice the instructions of a byte permutation on CUDA.
+# On CUDA, llvm.bswap takes twice as many instructions as a byte permutation.
 @op(32, ret=32, cpu=_llvm("llvm.bswap", _INT[32]), cuda=_ptx("prmt.b32 $0, $1, 0, 0x0123;", 32, pure=True))
 def be32(value: int) -> int:
     """Swap the bytes of a 32-bit value."""
@@ -325,7 +325,7 @@ def _pack(b, low, high):
 
 @op(32, 32, ret=64, cpu=_pack, cuda=_ptx("mov.b64 $0, {$1, $2};", 64, pure=True))
 def pack64(low: int, high: int) -> int:
-    """Two 32-bit words as the 64-bit value that stores `low` at the lower address."""
+    """Combine two 32-bit words into a 64-bit value whose store puts `low` at the lower address."""
     ...
 
 
@@ -358,7 +358,7 @@ def fence_sys() -> None:
 
 @op(cpu=_drain, cuda=_ptx("fence.acq_rel.sys;"))
 def drain_stores() -> None:
-    """Let earlier stores arrive before later ones, also where the CPU combines writes, as to BlueFlame pages."""
+    """Make earlier stores arrive before later ones, also where the CPU combines writes, as on BlueFlame pages."""
     ...
 
 
@@ -427,7 +427,7 @@ def fetch_max_cta64(addr: int, value: int) -> int:
 
 @op(64, 64, cpu=_rmw("umax", 64), cuda=_ptx("red.relaxed.gpu.global.max.u64 [$0], $1;"))
 def raise_gpu64(addr: int, value: int) -> None:
-    """Relaxed unsigned maximum at GPU scope, whose old value nobody waits for."""
+    """Unsigned maximum, relaxed, at GPU scope. It returns nothing, so no thread waits for the old value."""
     ...
 
 
@@ -465,7 +465,7 @@ def cas_sys64(addr: int, expected: int, new: int) -> int:
 
 
 def _copy_words(b, dst, src, nbytes):
-    """8 bytes at a time while both addresses allow it, then bytes."""
+    """Copy 8 bytes at a time if both addresses are aligned, and the rest by bytes."""
     aligned = b.icmp_unsigned("==", b.and_(b.or_(dst, src), _INT[64](7)), _INT[64](0))
     words = b.select(aligned, b.lshr(nbytes, _INT[64](3)), _INT[64](0))
     for width, start, end in ((64, _INT[64](0), words), (8, b.shl(words, _INT[64](3)), nbytes)):
@@ -476,7 +476,7 @@ def _copy_words(b, dst, src, nbytes):
 
 
 def _host_register(b, register, source):
-    """The words behind the first one first: that is the one that the NIC watches."""
+    """Store the first word last, because the NIC watches that one."""
     words = [b.load(_ptr(b, b.add(source, _INT[64](8 * i)), 64)) for i in range(8)]
     for i in range(1, 8):
         b.store(words[i], _ptr(b, b.add(register, _INT[64](8 * i)), 64))
@@ -496,13 +496,13 @@ def _bulk_copy(b, register, source):
 
 @op(64, 64, cpu=_host_register, cuda=_bulk_copy)
 def copy_to_register(register: int, source: int) -> None:
-    """Write 64 bytes of the block's shared memory to a BlueFlame register, in one. Only where `has_bulk_copy`."""
+    """Write 64 bytes of the block's shared memory to a BlueFlame register, at once. Only if `has_bulk_copy`."""
     ...
 
 
 @op(ret=32, cpu=lambda b: _INT[32](1), cuda=lambda b: _INT[32](int(_compute_capability() >= (9, 0))))
 def has_bulk_copy() -> int:
-    """1 where `copy_to_register` works: on the host and from sm_90 on. Folds at compile time."""
+    """Return 1 where `copy_to_register` works: on the host and from sm_90 on. Folds at compile time."""
     ...
 
 
@@ -515,7 +515,7 @@ def _prefetch(b, addr):
 
 @op(64, cpu=_prefetch, cuda=_ptx("prefetch.global.L2 [$0];"))
 def prefetch(addr: int) -> None:
-    """Bring the cache line of `addr` near, if that can be had."""
+    """Prefetch the cache line of `addr`."""
     ...
 
 
@@ -526,14 +526,14 @@ def copy(dst: int, src: int, nbytes: int) -> None:
 
 
 # --- carry-less multiplication: polynomials over GF(2), for CRCs -----------------------------------------------------
-# Bit-reflected, as CRC-32 (IEEE 802.3) is: the lowest bit of the first byte is the highest power of x. x86 multiplies
-# with PCLMULQDQ, decided by the CPU that Numba compiles for; its cache is kept per CPU too.
+# Bit-reflected, as CRC-32 (IEEE 802.3) is: the lowest bit of the first byte is the highest power of x. On x86,
+# PCLMULQDQ multiplies if the CPU has it that Numba compiles for; Numba's cache is per CPU, too.
 
 CRC32_POLYNOMIAL = 0xEDB88320  # reflected, without x³²
 
 
 def x_to_the(n: int) -> int:
-    """x^n modulo the polynomial of CRC-32, reflected: bit 31 is the coefficient of 1. x has the order 2³² - 1."""
+    """Return x^n modulo the polynomial of CRC-32, reflected: bit 31 is the coefficient of 1. x has order 2³² - 1."""
     result, power = 1 << 31, 1 << 30
     n %= (1 << 32) - 1
     while n:
@@ -554,7 +554,7 @@ def _polynomial_product(a: int, b: int) -> int:
 
 
 def _clmul_lanes() -> int:
-    """How many products of 64 bits one instruction makes: 0 without PCLMULQDQ, 2 or 4 with VPCLMULQDQ."""
+    """Return the number of 64-bit products per instruction: 0 without PCLMULQDQ, 1 with it, 2 or 4 with VPCLMULQDQ."""
     compiler: Any = cpu_target.target_context
     features = compiler.codegen().magic_tuple()[-1].split(",")
     if platform.machine() != "x86_64" or "+pclmul" not in features:
@@ -566,7 +566,7 @@ def _clmul_lanes() -> int:
 
 @op(ret=32, cpu=lambda b: _INT[32](int(_clmul_lanes() > 0)), cuda=lambda b: _INT[32](0))
 def has_clmul() -> int:
-    """1 where `crc32_fold` works; folds at compile time."""
+    """Return 1 where `crc32_fold` works. Folds at compile time."""
     ...
 
 
@@ -575,7 +575,7 @@ _PCLMULQDQ = {2: "llvm.x86.pclmulqdq", 4: "llvm.x86.pclmulqdq.256", 8: "llvm.x86
 
 
 def _pclmul(b, x, y, halves):
-    """In each lane the product of one half each: bit 0 of `halves` selects that of `x`, bit 4 that of `y`."""
+    """Multiply a half of `x` and one of `y` in each lane. Bit 0 of `halves` selects that of `x`, bit 4 that of `y`."""
     fnty = ir.FunctionType(x.type, [x.type, x.type, _INT[8]])
     return b.call(b.module.declare_intrinsic(_PCLMULQDQ[x.type.count], (), fnty), [x, y, _INT[8](halves)])
 
@@ -598,12 +598,12 @@ def _clmul_by_bits(b, x, y):
 
 @op(64, 64, ret=64, cpu=_clmul, cuda=_clmul_by_bits)
 def clmul(a: int, b: int) -> int:
-    """The lower 64 bits of the carry-less product."""
+    """Return the lower 64 bits of the carry-less product."""
     ...
 
 
 def _fold(b, x, nbytes):
-    """Carry each lane `nbytes` further (Gopal et al., Intel 323102, for reflected CRCs)."""
+    """Fold each lane `nbytes` forward (Gopal et al., Intel 323102, for reflected CRCs)."""
     halves = [x_to_the(8 * nbytes + 32) << 1, x_to_the(8 * nbytes - 32) << 1]
     constants = ir.Constant(x.type, halves * (x.type.count // 2))
     return b.xor(_pclmul(b, x, constants, 0x00), _pclmul(b, x, constants, 0x11))
@@ -622,7 +622,7 @@ def _crc32_fold(b, initial, address, nbytes):
         return b.xor(load(address, lanes), b.insert_element(zero, initial, _INT[32](0)))
 
     def fold_all(x, at, lanes):
-        """The loop over what is left, from `at` to `end`, by the size of `x`."""
+        """Fold the rest, from `at` to `end`, into `x`, in steps of the size of `x`."""
         last = b.sub(end, _INT[64](16 * lanes))
         with _while(b, lambda: b.icmp_unsigned("<=", b.load(at), last)):
             b.store(b.xor(_fold(b, b.load(x), 16 * lanes), load(b.load(at), lanes)), x)
@@ -634,7 +634,7 @@ def _crc32_fold(b, initial, address, nbytes):
 
     step = 64 * lanes
     with b.if_then(b.icmp_unsigned(">=", nbytes, _INT[64](step))):
-        # Four streams, because a product takes several cycles: only they are live in this loop.
+        # Four streams hide the latency of a product, several cycles. Only they are live in this loop.
         wide = [first(lanes)] + [load(b.add(address, _INT[64](16 * lanes * i)), lanes) for i in (1, 2, 3)]
         streams = [cgutils.alloca_once_value(b, value) for value in wide]
         b.store(b.add(address, _INT[64](step)), at)
@@ -656,7 +656,8 @@ def _crc32_fold(b, initial, address, nbytes):
     fold_all(x, at, 1)
     rest = b.sub(end, b.load(at))
     with b.if_then(b.icmp_unsigned("!=", rest, _INT[64](0))):
-        # `rest` bytes are left: what x has of the 16 before the last 16 is carried on, the others join the bytes left.
+        # `rest` bytes are left. The bytes of x that lie before the last 16 are folded forward. The other bytes of x
+        # join the bytes that are left.
         bits = b.shl(b.zext(rest, _INT[128]), _INT[128](3))
         others = b.sub(_INT[128](128), bits)
         whole = b.bitcast(b.load(x), _INT[128])
@@ -664,7 +665,7 @@ def _crc32_fold(b, initial, address, nbytes):
         left = b.shl(b.lshr(b.bitcast(load(b.sub(end, _INT[64](16))), _INT[128]), others), others)
         b.store(b.xor(_fold(b, carried, 16), b.bitcast(b.or_(b.lshr(whole, bits), left), _PAIR)), x)
 
-    # 128 bits to 96, and those to 64: the bytes are followed by 32 zero bits, as in any CRC.
+    # Reduce 128 bits to 96, and these to 64. The bytes are followed by 32 zero bits, as in any CRC.
     to_96, to_64 = (ir.Constant(_PAIR, [x_to_the(bits) << 1, 0]) for bits in (96, 64))
     x = b.load(x)
     high = b.zext(b.extract_element(x, _INT[32](1)), _INT[128])
@@ -676,7 +677,7 @@ def _crc32_fold(b, initial, address, nbytes):
 
 @contextlib.contextmanager
 def _while(b, condition):
-    """A loop that tests first, and has one branch a turn."""
+    """Emit a loop that tests first and has one branch per turn."""
     body, after = b.append_basic_block("body"), b.append_basic_block("after")
     b.cbranch(condition(), body, after)
     b.position_at_end(body)
@@ -687,9 +688,9 @@ def _while(b, condition):
 
 @op(64, 64, 64, ret=64, cpu=_crc32_fold, cuda=lambda b, *args: _INT[64](0))
 def crc32_fold(initial: int, address: int, nbytes: int) -> int:
-    """At least 16 bytes, followed by 32 zero bits, reduced to 64 bits that are congruent modulo the polynomial.
+    """Reduce at least 16 bytes, followed by 32 zero bits, to 64 bits that are congruent modulo the polynomial.
 
-    `initial` is XORed into the first 8 bytes: the CRC register so far. Only where `has_clmul`.
+    `initial`, the CRC register so far, is XORed into the first 8 bytes. Only if `has_clmul`.
     """
     ...
 
@@ -706,9 +707,9 @@ def _call(b, function, *args):
 
 @op(64, 64, 64, 64, 64, ret=32, cpu=_call, cuda=lambda b, *args: _INT[32](NO_CALLS))
 def call_c(function: int, a: int, b: int, c: int, d: int) -> int:
-    """The `int` that the C function at an address returns. One with fewer parameters ignores the rest (psABI).
+    """Call the C function at an address, and return its `int`. One with fewer parameters ignores the rest (psABI).
 
-    The address comes out of memory, never from a global: Numba would freeze it into its cache.
+    Load the address from memory, never from a global: Numba would freeze a global into its cache.
     """
     ...
 
@@ -728,25 +729,25 @@ def _clock_gettime(b):
 
 @op(ret=64, cpu=_clock_gettime, cuda=_ptx("mov.u64 $0, %globaltimer;", 64))
 def clock_ns() -> int:
-    """Nanoseconds of a monotonic clock: CLOCK_MONOTONIC, or %globaltimer (`doca_gpu_dev_verbs_query_globaltimer`)."""
+    """Return the ns of a monotonic clock: CLOCK_MONOTONIC or %globaltimer (`doca_gpu_dev_verbs_query_globaltimer`)."""
     ...
 
 
 def _pause(b):
     if platform.machine() == "x86_64":
         return _llvm("llvm.x86.sse2.pause")(b)
-    return b.fence("acquire")  # no hint instruction with the same name everywhere; a fence keeps the loop honest
+    return b.fence("acquire")  # there is no portable hint; a fence at least keeps loads in the loop
 
 
 @op(cpu=_pause, cuda=_ptx("nanosleep.u32 20;"))
 def pause() -> None:
-    """A spin-loop hint."""
+    """Hint to the core that this is a spin loop."""
     ...
 
 
 @op(cpu=lambda b: _extern(b, "sched_yield", _INT[32], []), cuda=_ptx("nanosleep.u32 100;"))
 def yield_thread() -> None:
-    """Let somebody else run: host threads that wait must, because there are more of them than cores."""
+    """Let another thread run. Host threads that wait must do this, because there are more of them than cores."""
     ...
 
 
@@ -778,49 +779,49 @@ def _word_or_register(index, register) -> dict[str, Emit]:
 
 @op(ret=32, **_word_or_register(0, "tid.x"))
 def thread_idx() -> int:
-    """Index of the thread in its block (threadIdx.x)."""
+    """Return the index of the thread in its block (threadIdx.x)."""
     ...
 
 
 @op(ret=32, **_word_or_register(1, "ctaid.x"))
 def block_idx() -> int:
-    """Index of the block in the grid (blockIdx.x)."""
+    """Return the index of the block in the grid (blockIdx.x)."""
     ...
 
 
 @op(ret=32, **_word_or_register(2, "ntid.x"))
 def block_dim() -> int:
-    """Threads in a block (blockDim.x)."""
+    """Return the number of threads in a block (blockDim.x)."""
     ...
 
 
 @op(ret=32, **_word_or_register(3, "nctaid.x"))
 def grid_dim() -> int:
-    """Blocks in the grid (gridDim.x)."""
+    """Return the number of blocks in the grid (gridDim.x)."""
     ...
 
 
 @op(ret=32, **_word_or_register(4, "laneid"))
 def lane_id() -> int:
-    """Lane in the warp (`doca_gpu_dev_verbs_get_lane_id`)."""
+    """Return the lane of the thread in its warp (`doca_gpu_dev_verbs_get_lane_id`)."""
     ...
 
 
 @op(ret=32, cpu=lambda b: b.trunc(_thread_word(5)(b), _INT[32]), cuda=lambda b: _INT[32](32))
 def warp_size() -> int:
-    """Threads in a warp: 32 on CUDA, a choice of the launch on the host."""
+    """Return the number of threads in a warp: 32 on CUDA, a choice of the launch on the host."""
     ...
 
 
 @op(ret=64, cpu=_thread_word(6), cuda=lambda b: _INT[64](0))
 def _warp_group() -> int:
-    """Host only: address of the warp's barrier (host_threads.py)."""
+    """Return the address of the warp's barrier. Host only (host_threads.py)."""
     ...
 
 
 @op(ret=64, cpu=_thread_word(7), cuda=lambda b: _INT[64](0))
 def _block_group() -> int:
-    """Host only: address of the block's barrier (host_threads.py)."""
+    """Return the address of the block's barrier. Host only (host_threads.py)."""
     ...
 
 
@@ -832,7 +833,7 @@ _CPU_ONLY = 1
 
 @op(ret=32, cpu=lambda b: _INT[32](_CPU_ONLY), cuda=lambda b: _INT[32](0))
 def on_host() -> int:
-    """1 in code compiled for the CPU, 0 on CUDA; folds at compile time."""
+    """Return 1 in code compiled for the CPU, 0 on CUDA. Folds at compile time."""
     ...
 
 
@@ -840,7 +841,7 @@ _nothing: Emit = lambda b, *args: None  # noqa: E731
 
 
 def _shared_slot(b):
-    """A variable of the block in shared memory, as a generic address."""
+    """Return the generic address of the block's variable in shared memory."""
     name, slot = "gpunetio_shared_slot", ir.ArrayType(_INT[8], BLOCK_SLOT)
     variable: Any = b.module.globals.get(name)
     if variable is None:
@@ -855,9 +856,11 @@ def _block_slot() -> int: ...
 
 @device_function
 def block_slot():
-    """Address of 128 bytes that the threads of a block share: the first 64 are anybody's, a WQE for BlueFlame for
-    example; the others are those of `block_broadcast`."""
-    return _block_slot()  # here alone: each function that says so itself has a variable of its own
+    """Return the address of 128 bytes that the threads of a block share.
+
+    The first 64 are free for any use, for example a WQE for BlueFlame. `block_broadcast` uses the others.
+    """
+    return _block_slot()  # only here: each function that contains it gets a variable of its own
 
 
 @op(cpu=_nothing, cuda=_ptx("bar.sync 0;", convergent=True))
@@ -893,32 +896,32 @@ def _match(lanes: int, value: int) -> int: ...
 
 @device_function
 def converged_lanes(value):
-    """The lanes, as a mask, that are here together with this one and have the same `value`; on the host only itself."""
+    """Return the mask of lanes that are converged here and have the same `value`; on the host, only this thread."""
     return 1 if on_host() else _match(_active_lanes(), value)
 
 
 @device_function
 def lanes_with(lanes, value):
-    """Those of a mask's lanes, which all call this, that have the same `value` as this one."""
+    """Return the lanes of a mask that have the same `value` as this one. All lanes of the mask call this."""
     return lanes if on_host() else _match(lanes, value)
 
 
 @op(32, ret=32, cpu=_llvm("llvm.ctpop", _INT[32]), cuda=_ptx("popc.b32 $0, $1;", 32, pure=True))
 def count_lanes(lanes: int) -> int:
-    """How many lanes a mask has."""
+    """Return the number of lanes in a mask."""
     ...
 
 
 @op(32, ret=32, cpu=lambda b, lanes: _INT[32](0),
     cuda=_ptx("{.reg .b32 m; mov.u32 m, %lanemask_lt; and.b32 m, m, $1; popc.b32 $0, m;}", 32, pure=True))  # fmt: skip
 def rank_among(lanes: int) -> int:
-    """How many lanes of a mask are below this one."""
+    """Return the number of lanes of a mask that are below this one."""
     ...
 
 
 @op(32, cpu=_nothing, cuda=_ptx("bar.warp.sync $0;", convergent=True))
 def sync_lanes(lanes: int) -> None:
-    """Wait for the lanes of a mask, which all call this; what they have stored is theirs in common then."""
+    """Wait for the lanes of a mask, which all call this. Each lane then sees what the others have stored."""
     ...
 
 
@@ -930,12 +933,12 @@ _SHFL64_FIRST = (
 
 @op(64, 32, ret=64, cpu=lambda b, value, lanes: value, cuda=_ptx(_SHFL64_FIRST, 64, convergent=True))
 def from_first(value: int, lanes: int) -> int:
-    """The `value` of the lowest lane of a mask, in all its lanes."""
+    """Return the `value` of the lowest lane of a mask in all its lanes."""
     ...
 
 
 # --- synchronisation within a group --------------------------------------------------------------------------------
-# A host group is a record of int64 words: arrived, generation, size, value; behind them, a block's slot.
+# A host group is a record of int64 words: arrived, generation, size, value. The slot of a block follows.
 
 _GENERATION, _SIZE, _VALUE = 8, 16, 24
 _BROADCAST = 64  # in the slot
@@ -974,7 +977,7 @@ def warp_sync():
 
 @device_function
 def warp_broadcast(value, lane):
-    """The `value` of lane `lane`, in every lane of the warp (`__shfl_sync`)."""
+    """Return the `value` of lane `lane` in every lane of the warp (`__shfl_sync`)."""
     if on_host():
         if warp_size() == 1:
             return value
@@ -990,7 +993,7 @@ def warp_broadcast(value, lane):
 
 @device_function
 def block_broadcast(value, thread):
-    """The `value` of thread `thread` of the block, in every thread of it."""
+    """Return the `value` of thread `thread` in every thread of the block."""
     if block_dim() == 1:
         return value
     slot = block_slot() + _BROADCAST
@@ -998,11 +1001,11 @@ def block_broadcast(value, thread):
         st64(slot, value)
     block_sync()
     value = ld64(slot)
-    block_sync()  # all have read it before the next one comes
+    block_sync()  # all have read it before the next broadcast
     return value
 
 
 @device_function
 def global_id():
-    """Index of the thread in the whole launch."""
+    """Return the index of the thread in the whole launch."""
     return block_idx() * block_dim() + thread_idx()

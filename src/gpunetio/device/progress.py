@@ -1,7 +1,8 @@
-"""A line on stderr while the user waits for the compiler.
+"""Report on stderr while the user waits for the compiler.
 
-Numba tells when it begins to compile a function, and when it is done. Compilation of our functions that takes longer
-than a second is told from then on, and logged at INFO; a non-empty GPUNETIO_QUIET keeps it from stderr.
+Numba reports when it begins to compile a function, and when it is done. If one of our functions takes longer than a
+second, a line goes to stderr and to the log, at INFO, and then another one every 15 seconds. A non-empty GPUNETIO_QUIET
+keeps the lines off stderr.
 """
 
 from __future__ import annotations
@@ -22,20 +23,19 @@ from numba.core.dispatcher import Dispatcher
 
 logger = logging.getLogger("gpunetio.compile")
 
-PATIENCE = 1.0  # seconds of compilation without a word
-PERIOD = 15.0  # seconds from one word to the next
+PATIENCE = 1.0  # seconds before the first line
+PERIOD = 15.0  # seconds between lines
 _NIC = Path(__file__).parents[1] / "nic"
 
 
 class Progress(Listener):
-    """Tells of the outermost compilation; those inside it are parts of it. Numba compiles in one thread at a time."""
+    """Reports the outermost compilation, which includes those inside it. Numba compiles in one thread at a time."""
 
     def __init__(self) -> None:
         self._depth = 0
         self._over = threading.Event()
 
     def on_start(self, event: Any) -> None:
-        """Numba begins to compile."""
         self._depth += 1
         root = (event.data or {}).get("dispatcher")
         if self._depth == 1 and hasattr(root, "stamp"):
@@ -43,7 +43,6 @@ class Progress(Listener):
             threading.Thread(target=_tell, args=(root, self._over), name="gpunetio compiling", daemon=True).start()
 
     def on_end(self, event: Any) -> None:
-        """Numba has compiled it, or failed."""
         self._depth -= 1
         if self._depth == 0:
             self._over.set()
@@ -62,7 +61,7 @@ def _tell(root: Dispatcher, over: threading.Event) -> None:
 
 
 def parts_of(root: Dispatcher) -> Iterator[Dispatcher]:
-    """The compiled function and all that it calls."""
+    """Yield the compiled function and everything that it calls."""
     seen = {root}
     todo = [root]
     while todo:
@@ -81,4 +80,4 @@ def _name(root: Dispatcher) -> str:
 
 
 def _how_often(root: Any) -> str:
-    return "in every process anew" if isinstance(root._cache, NullCache) else "once for this machine"
+    return "again in every process" if isinstance(root._cache, NullCache) else "once for this machine"

@@ -2,8 +2,8 @@
 
     cqe_ci  ≤  sq_wqe_pi  ≤  sq_ready_index  ≤  sq_rsvd_index
 
-Four absolute 64-bit indices; the ring position is the low bits, and the NIC only ever sees 16 of them. Whoever
-reserved first becomes ready first, so that a doorbell never announces a slot that is not filled.
+These are absolute 64-bit indices. Their low bits are the position in the ring, and the NIC sees only 16 bits of them.
+Slots become ready in the order of their reservation, so a doorbell never announces a slot that is not filled.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _broken(qp):
 
 @device_function
 def take(address, count, sharing):
-    """`index += count`; returns the old one (`doca_gpu_dev_verbs_atomic_add`)."""
+    """Add `count` to an index, and return the old index (`doca_gpu_dev_verbs_atomic_add`)."""
     if sharing == EXCLUSIVE:
         first = ld64(address)
         st64(address, first + count)
@@ -41,7 +41,7 @@ def take(address, count, sharing):
 
 @device_function
 def _give_back(qp, first, count, sharing):
-    """Undo a reservation. If others have reserved behind it, the hole can never be filled: the queue is broken."""
+    """Undo a reservation. If others have reserved behind it, nobody can fill the hole: mark the queue broken."""
     if sharing == EXCLUSIVE:
         st64(qp + RSVD, first)
     elif cas_gpu64(qp + RSVD, first + count, first) != first + count:
@@ -52,7 +52,7 @@ def _give_back(qp, first, count, sharing):
 def _make_room(qp, previous, depth, sharing):
     """Wait until WQE `previous`, whose slot is wanted, is complete.
 
-    The one half a ring further is looked at first: if that is complete too, the next half ring needs no look at all.
+    First check the WQE half a ring further. If that is complete, too, the next half ring needs no check at all.
     """
     if poll_one(qp, previous + (depth >> 1), sharing) == OK:
         return OK
@@ -61,14 +61,15 @@ def _make_room(qp, previous, depth, sharing):
 
 @device_function
 def reserve(qp, count, sharing=GPU, code_opt=DEFAULT):
-    """Take `count` slots: the index of the first, or a negative status (`doca_gpu_dev_verbs_reserve_wq_slots`).
+    """Reserve `count` slots: the index of the first, or a negative status (`doca_gpu_dev_verbs_reserve_wq_slots`).
 
-    Waits until the slots' previous WQEs are complete, unless SKIP_AVAILABILITY_CHECK; so every WQE must be signalled.
+    Unless SKIP_AVAILABILITY_CHECK is set, wait until the previous WQEs of the slots are complete. So every WQE must be
+    signalled.
     """
     depth = ld_fixed16(qp + DEV_QP.sq_wqe_num)
     if count < 1 or count > depth:
         return EINVAL
-    completed = load_index(qp + CI, sharing)  # under way while the index is taken
+    completed = load_index(qp + CI, sharing)  # in flight while the slots are taken
     first = take(qp + RSVD, count, sharing)
     if code_opt & SKIP_AVAILABILITY_CHECK:
         return first
@@ -83,7 +84,7 @@ def reserve(qp, count, sharing=GPU, code_opt=DEFAULT):
 
 @device_function
 def await_turn(qp, ready, first, sharing):
-    """Wait until the index at `ready` reaches `first`: OK, or a negative status and then the queue is broken."""
+    """Wait until the index at `ready` reaches `first`. Return OK, or a negative status: then the queue is broken."""
     polls = 0
     start = 0
     while load_index(ready, sharing) != first:
@@ -99,7 +100,7 @@ def await_turn(qp, ready, first, sharing):
 
 @device_function
 def hand_on(qp, ready, seen, first, next_index, sharing):
-    """Move the index at `ready` from `first`, when it is there, to `next_index`. `seen`: what it was before a fence."""
+    """Wait until the index at `ready` is `first`, then set it to `next_index`. `seen` is its value before a fence."""
     if seen != first:
         status = await_turn(qp, ready, first, sharing)
         if status != OK:
@@ -114,11 +115,11 @@ def hand_on(qp, ready, seen, first, next_index, sharing):
 
 @device_function
 def mark_ready(qp, first, last, sharing=GPU):
-    """Declare slots first … last filled, in reservation order (`doca_gpu_dev_verbs_mark_wqes_ready`)."""
+    """Declare slots `first` to `last` filled, in the order of reservation (`doca_gpu_dev_verbs_mark_wqes_ready`)."""
     if sharing == EXCLUSIVE:
         st64(qp + READY, last + 1)
         return OK
-    # Mostly it is our turn already, which is looked up while the fence waits for the stores to the slots.
+    # Usually it is our turn already. The load runs while the fence waits for the stores to the slots.
     ready = load_index(qp + READY, sharing)
     if sharing == CTA:
         fence_cta()

@@ -1,4 +1,4 @@
-"""Execution scopes: who posts together, with one reservation and one doorbell.
+"""Execution scopes: which threads post together, with one reservation and one doorbell.
 
 | scope  | a group is                                               | called by                        |
 |--------|----------------------------------------------------------|----------------------------------|
@@ -6,8 +6,8 @@
 | WARP   | the lanes of a warp                                      | all lanes, with the same queue   |
 | BLOCK  | the threads of a block                                   | all threads, with the same queue |
 
-Each thread posts WQEs of its own, `count` of them, the same number for all of a group. Tickets are those of one's own
-last WQE. `lanes` is a group of thread scope: a mask, or ALONE.
+Each thread posts `count` WQEs of its own, the same number in the whole group. Its ticket is the index of its last WQE.
+`lanes` is a group of thread scope: a mask of lanes, or ALONE.
 """
 
 from __future__ import annotations
@@ -24,17 +24,19 @@ from .status import OK
 from .submit import post
 
 ALONE = 0
-_BESIDE_ADDRESS = 56  # bits of an address have fewer
-_PART = 8  # slots of a ring for each thread of a group: operations of two WQEs take a quarter of it at most
+_BESIDE_ADDRESS = 56  # a shift: addresses have fewer bits
+_PART = 8  # ring slots for each thread of a group: operations of two WQEs then take at most a quarter of the ring
 
 
 @device_function
 def group_with(key, other, slots, sharing, code_opt, scope):
-    """Who is here with the same `key`, an address, `other` and `code_opt`, if queues are shared and a ring of `slots`
-    has room for them all."""
+    """Return the converged lanes with the same `key`, which is an address, `other` and `code_opt`.
+
+    ALONE if queues are not shared, or if a ring of `slots` is too small for all these lanes.
+    """
     if scope != THREAD or sharing == EXCLUSIVE:
         return ALONE
-    lanes = converged_lanes(key ^ (code_opt << _BESIDE_ADDRESS))  # its leader rings for all, or for none
+    lanes = converged_lanes(key ^ (code_opt << _BESIDE_ADDRESS))  # the leader rings for all, or for none
     if other != 0:
         lanes = lanes_with(lanes, other)
     threads = count_lanes(lanes)
@@ -43,7 +45,7 @@ def group_with(key, other, slots, sharing, code_opt, scope):
 
 @device_function
 def group_of(qp, companion, sharing, code_opt, scope):
-    """Who is here with the same queue, companion (or 0) and `code_opt`, if queues are shared and large enough."""
+    """Return the converged lanes with the same queue, companion (or 0) and `code_opt`, as `group_with` does."""
     slots = ld_fixed16(qp + DEV_QP.sq_wqe_num)
     if companion != 0:
         slots = min(slots, ld_fixed16(companion + DEV_QP.sq_wqe_num))
@@ -52,7 +54,7 @@ def group_of(qp, companion, sharing, code_opt, scope):
 
 @device_function
 def rank_in(scope, lanes):
-    """Which of its group a thread is; 0 leads: it reserves, marks ready and submits for all."""
+    """Return the rank of the thread in its group. Rank 0 leads: it reserves, marks ready and submits for all."""
     if scope == WARP:
         return lane_id()
     if scope == BLOCK:
@@ -62,7 +64,7 @@ def rank_in(scope, lanes):
 
 @device_function
 def size_of(scope, lanes):
-    """Threads of the group."""
+    """Return the number of threads in the group."""
     if scope == WARP:
         return warp_size()
     if scope == BLOCK:
@@ -72,7 +74,7 @@ def size_of(scope, lanes):
 
 @device_function
 def from_leader(value, scope, lanes):
-    """The leader's `value`, in all of the group."""
+    """Return the leader's `value` in all threads of the group."""
     if scope == WARP:
         return warp_broadcast(value, 0)
     if scope == BLOCK:
@@ -82,13 +84,13 @@ def from_leader(value, scope, lanes):
 
 @device_function
 def from_last(value, scope):
-    """The last thread's `value`, in all of a warp or block."""
+    """Return the last thread's `value` in all threads of a warp or block."""
     return warp_broadcast(value, warp_size() - 1) if scope == WARP else block_broadcast(value, block_dim() - 1)
 
 
 @device_function
 def gather(scope, lanes):
-    """Wait for the group: what its threads have stored is the leader's to announce then."""
+    """Wait for the group, so that its leader may announce what the threads have stored."""
     if scope == WARP:
         warp_sync()
     elif scope == BLOCK:
@@ -99,7 +101,7 @@ def gather(scope, lanes):
 
 @device_function
 def reserve_own(qp, count, sharing, code_opt, scope, lanes):
-    """Take `count` slots for each of the group: one's own first, or a negative status, the same for all."""
+    """Reserve `count` slots for each thread of the group. Return the thread's first slot, or the group's status."""
     first = 0
     rank = rank_in(scope, lanes)
     if rank == 0:
@@ -110,8 +112,10 @@ def reserve_own(qp, count, sharing, code_opt, scope, lanes):
 
 @device_function
 def post_own(qp, first, count, sharing, code_opt, scope, lanes):
-    """Mark ready and submit the slots of the group, each its own from `first` on: one's last as the ticket, or a
-    negative status, the same for all."""
+    """Mark ready and submit the slots of the group: `count` slots of each thread, from its `first` on.
+
+    Return the index of the thread's last slot, its ticket, or a negative status, the same for the whole group.
+    """
     gather(scope, lanes)
     status = OK
     if rank_in(scope, lanes) == 0:

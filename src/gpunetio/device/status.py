@@ -1,9 +1,9 @@
-"""What device functions return: an index or 0 on success, otherwise one of these negative numbers (errno values)."""
+"""Statuses that device functions return: an index or 0 on success, otherwise one of these negative errno values."""
 
 OK = 0
-EIO = -5  # an error completion; the host's `ExportedQp.last_error()` says which
+EIO = -5  # an error completion; on the host, `ExportedQp.last_error()` has it
 EBUSY = 16  # not yet: positive, as in the C library
-EOVERFLOW = -75  # the message has come, but its completion was overwritten: how long it is nobody knows
+EOVERFLOW = -75  # the message has arrived, but its completion was overwritten: its length is unknown
 ENOBUFS = -105  # all receives of the queue are posted: wait for one first
 ETIMEDOUT = -110  # the deadline of the queue has passed
 EINVAL = -22  # an argument that no WQE can express

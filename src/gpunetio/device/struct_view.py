@@ -1,7 +1,7 @@
 """Struct views: `struct_view(ENTRY)(address)` is the structure at that address, inside nopython code, at no cost.
 
-Fields read and write like attributes. What other agents change at the same time is not read through a view but with
-`ops`, at `address + ENTRY.field`.
+Fields are read and written as attributes. Fields that other agents change at the same time are not read through a view,
+but with `ops`, at `address + ENTRY.field`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..formats.layout import Entry
 
 
 def struct_view(entry: Entry) -> Any:
-    """An intrinsic that turns an address into a record with the fields of `entry` (raw bytes left out)."""
+    """Return an intrinsic that turns an address into a record with the fields of `entry`, except raw bytes."""
     fields = entry.dtype.fields or {}
     scalars = {name: field for name, field in fields.items() if field[0].kind in "iu"}
     dtype = np.dtype({
@@ -29,7 +29,7 @@ def struct_view(entry: Entry) -> Any:
 
     @intrinsic
     def at(typingctx, address):
-        """The structure at `address`: a record whose fields are read and written in place."""
+        """Return the structure at `address`, a record whose fields are read and written in place."""
 
         def codegen(context, builder, signature, args):
             return builder.inttoptr(args[0], context.get_value_type(record))

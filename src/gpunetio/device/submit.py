@@ -1,18 +1,18 @@
-"""Submit: tell the NIC that all slots below an index may be executed, by whichever handler the queue has.
+"""Submit: tell the NIC, through the handler of the queue, that it may execute all slots below an index.
 
 | handler       | what is written                                                                        |
 |---------------|----------------------------------------------------------------------------------------|
 | GPU_SM_DB     | doorbell register, doorbell record, register again                                     |
-| GPU_SM_BF     | the same; `submit_bf` writes the last WQE itself to the register first                 |
+| GPU_SM_BF     | the same; `submit_bf` first writes the last WQE to the register                        |
 | GPU_SM_NO_DBR | doorbell register                                                                      |
-| CPU_PROXY     | the producer index, to a word that a CPU thread watches and rings the NIC for          |
+| CPU_PROXY     | the producer index, to a word in memory; a CPU thread polls it and rings               |
 
-The register is rung before the record, for latency, and again after it, because a NIC that missed the first ring looks
-at the record.
+For latency, the register is rung before the record is written. It is rung again afterwards, because a NIC that missed
+the first ring looks at the record.
 
-On a shared queue one thread at a time rings. The others leave their index in one word, which the ringer looks at again
-before it is done. So nobody waits for a doorbell of somebody else's, and under contention one doorbell announces the
-slots of many. The word is 2p − 1 while p is being announced, or is wanted, and 2p when everything below p has been.
+On a shared queue, one thread at a time rings. The others leave their index in a word, which the ringing thread checks
+again before it stops. So no thread waits for another thread's doorbell, and under contention one doorbell announces the
+slots of many. The word is 2p − 1 while p is wanted or is being announced, and 2p once everything below p is announced.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from .status import OK
 PI = DEV_QP.sq_wqe_pi
 _REGISTER_WORDS = 8  # of 64 bits, in a BlueFlame register
 _COVERED = -1
-_BF = GPU_SM_BF & ~GPU_SM_DB  # the handler's flag
+_BF = GPU_SM_BF & ~GPU_SM_DB  # the flag of this handler
 
 
 @device_function
 def fence_release(sync=SYNC_SYS):
     """Order earlier accesses before later stores, within a scope (`doca_gpu_dev_verbs_fence_release`).
 
-    Before a doorbell that is SYNC_SYS, as the queue and the payload may be in host memory: what a GPU-scope fence waits
-    for is then still on its way. The original's default, SYNC_GPU, is for queues in GPU memory.
+    Before a doorbell, use SYNC_SYS: the queue and the payload may be in host memory, and a GPU-scope fence does not
+    wait until stores arrive there. The C function's default, SYNC_GPU, is for queues in GPU memory.
     """
     if sync == SYNC_SYS:
         fence_release_sys()
@@ -64,7 +64,7 @@ def update_dbr(qp, producer):
 def ring_db(qp, producer, sync=SYNC_SYS, code_opt=DEFAULT):
     """Ring the doorbell register after a release fence of scope `sync` (`doca_gpu_dev_verbs_ring_db`).
 
-    With ASYNC_STORE_RELEASE the store itself is the fence, for what was stored before (sm_100; elsewhere one fences).
+    With ASYNC_STORE_RELEASE, the store is its own fence from sm_100 on. Elsewhere this fences and stores.
     """
     value = pack64(be32((producer & PI_MASK) << WQE_IDX_SHIFT), ld_fixed32(qp + DEV_QP.sq_num_shift8_be))
     if code_opt & ASYNC_STORE_RELEASE:
@@ -76,7 +76,7 @@ def ring_db(qp, producer, sync=SYNC_SYS, code_opt=DEFAULT):
 
 @device_function
 def ring_proxy(qp, producer, sync=SYNC_SYS):
-    """Leave the index to the CPU's proxy after a release fence of scope `sync` (`doca_gpu_dev_verbs_ring_proxy`)."""
+    """Store the index for the CPU proxy after a release fence of scope `sync` (`doca_gpu_dev_verbs_ring_proxy`)."""
     fence_release(sync)
     st_relaxed64(ld_fixed64(qp + DEV_QP.sq_db), producer)
 
@@ -84,9 +84,9 @@ def ring_proxy(qp, producer, sync=SYNC_SYS):
 @device_function
 def _record_and_ring(qp, producer, code_opt):
     if code_opt & ASYNC_STORE_RELEASE:
-        fence_release()  # a doorbell that was its own fence orders nothing behind it
+        fence_release()  # a doorbell that was its own fence orders no later stores
     update_dbr(qp, producer)
-    ring_db(qp, producer, SYNC_GPU, code_opt)  # of the record only; the NIC has heard of the index already
+    ring_db(qp, producer, SYNC_GPU, code_opt)  # orders only the record: the NIC knows the index already
 
 
 @device_function
@@ -102,10 +102,10 @@ def _announce(qp, producer, sync, code_opt):
 
 @device_function
 def _let_it_ring(qp):
-    """Behind a doorbell without a record, wait until it is on its way: 0.2 µs on an H200, with a proxy 0.4 µs.
+    """Wait until a doorbell without a record is on its way: 0.2 µs on an H200, with a proxy 0.4 µs.
 
-    Mostly a look at the completion follows. In host memory that takes 1.2 µs, and one that comes before the NIC has
-    answered costs as much again. Behind a record such a fence stands anyhow, and so it does on shared queues.
+    Usually a poll for the completion follows. In host memory a poll takes 1.2 µs, and a poll that comes before the NIC
+    has answered costs as much again. With a record, and on shared queues, there is such a fence already.
     """
     handler = ld_fixed32(qp + DEV_QP.nic_handler)
     if handler == CPU_PROXY:
@@ -121,11 +121,11 @@ def _word(qp):
 
 @device_function
 def _begin(qp, producer, sharing):
-    """What to announce, or _COVERED: another thread has announced it, or will."""
+    """Return the index to announce, or _COVERED if another thread has announced it or will do so."""
     if sharing == EXCLUSIVE:
         return _COVERED if ld64(qp + PI) >= producer else producer
     if producer <= 0:
-        return _COVERED  # nothing was posted; the word is compared without a sign
+        return _COVERED  # nothing was posted; the word is compared as unsigned
     wanted = 2 * producer - 1
     word = fetch_max_gpu64(_word(qp), wanted)
     return _COVERED if word & 1 or word >= wanted else producer
@@ -133,7 +133,7 @@ def _begin(qp, producer, sharing):
 
 @device_function
 def _end(qp, producer, sharing, code_opt):
-    """Note what was announced, after announcing what others have left meanwhile."""
+    """Record what was announced, and announce what other threads have left in the meantime."""
     st_relaxed_gpu64(qp + PI, producer)
     if sharing == EXCLUSIVE:
         return
@@ -147,7 +147,7 @@ def _end(qp, producer, sharing, code_opt):
 
 @device_function
 def submit(qp, producer, sharing=GPU, sync=SYNC_SYS, code_opt=DEFAULT):
-    """Tell the NIC that all slots below `producer` may be executed (`doca_gpu_dev_verbs_submit`).
+    """Tell the NIC that it may execute all slots below `producer` (`doca_gpu_dev_verbs_submit`).
 
     `sync` is the scope of the fence before the doorbell. With SKIP_DB_RINGING nothing happens, and a later call
     announces these slots too.
@@ -163,11 +163,11 @@ def submit(qp, producer, sharing=GPU, sync=SYNC_SYS, code_opt=DEFAULT):
 
 @device_function
 def submit_bf(qp, producer, wqe, sharing=GPU, code_opt=DEFAULT):
-    """`submit` that also writes the last WQE, a copy of which is at `wqe`, to the BlueFlame register
-    (`doca_gpu_dev_verbs_submit_bf`).
+    """Submit, and write the last WQE to the BlueFlame register (`doca_gpu_dev_verbs_submit_bf`).
 
-    `wqe`: 64 bytes in the block's shared memory (`block_slot`). The WQE must be in the ring too. Before sm_90 the write
-    could not be one, as it must be: there, and on queues of another handler, this is `submit`.
+    `wqe` is the address of a copy of that WQE: 64 bytes in the block's shared memory (`block_slot`). The WQE must be in
+    the ring, too. The register needs all 64 bytes in one write, which a thread cannot do before sm_90: there, and on
+    queues with another handler, this is `submit`.
     """
     if code_opt & SKIP_DB_RINGING:
         return OK
@@ -184,9 +184,10 @@ def submit_bf(qp, producer, wqe, sharing=GPU, code_opt=DEFAULT):
 
 @device_function
 def submit_bf_warp(qp, producer, wqe, sharing=GPU, code_opt=DEFAULT):
-    """The same by a whole warp, whose first eight lanes write 8 bytes each (`doca_gpu_dev_verbs_submit_bf_warp`).
+    """Submit like `submit_bf`, but by a whole warp: the first eight lanes write 8 bytes each
+    (`doca_gpu_dev_verbs_submit_bf_warp`).
 
-    `producer` and `wqe`, in any memory of the GPU, are those of lane 0.
+    Lane 0 gives `producer` and `wqe`, which may be in any memory of the GPU.
     """
     if code_opt & SKIP_DB_RINGING:
         return OK
@@ -198,7 +199,7 @@ def submit_bf_warp(qp, producer, wqe, sharing=GPU, code_opt=DEFAULT):
         return OK
     if ld_fixed32(qp + DEV_QP.nic_handler) & _BF:
         wqe = warp_broadcast(wqe, 0)
-        warp_sync()  # what lane 0 has stored there is for all to read now
+        warp_sync()  # all lanes may now read what lane 0 has stored there
         register = ld_fixed64(qp + DEV_QP.sq_db)
         fence_release()
         for i in range(lane_id(), _REGISTER_WORDS, warp_size()):
@@ -215,9 +216,9 @@ def submit_bf_warp(qp, producer, wqe, sharing=GPU, code_opt=DEFAULT):
 
 @device_function
 def submit_multi(qps, producers, count, sharing=GPU, sync=SYNC_SYS, code_opt=DEFAULT):
-    """`submit` of several queues (`doca_gpu_dev_verbs_submit_multi_qps`).
+    """Submit several queues (`doca_gpu_dev_verbs_submit_multi_qps`).
 
-    `qps` and `producers`: addresses of `count` 64-bit words, the queues and the index of each.
+    `qps` and `producers` are addresses of `count` 64-bit words: the queues, and the index of each.
     """
     fence_release(sync)
     for i in range(count):
@@ -227,8 +228,8 @@ def submit_multi(qps, producers, count, sharing=GPU, sync=SYNC_SYS, code_opt=DEF
 
 @device_function
 def _post_shared(qp, first, last, sharing, code_opt):
-    # Three looks that are under way together, and while the fence waits for the stores to the slots. The one fence
-    # then also orders what those before us have stored.
+    # The three loads are in flight together, and while the fence waits for the stores to the slots. The one fence then
+    # also orders what the threads before us have stored.
     ready = load_index(qp + READY, GPU)
     word = load_index(_word(qp), GPU)
     reserved = load_index(qp + RSVD, GPU)
@@ -243,20 +244,20 @@ def _post_shared(qp, first, last, sharing, code_opt):
         return last
     status = hand_on(qp, qp + READY, ready, first, last + 1, sharing)
     if status == OK:
-        # In a block those before us may have ordered their stores for the block only (`mark_ready`).
+        # With CTA, the threads before us may have ordered their stores for the block only (`mark_ready`).
         status = submit(qp, last + 1, sharing, SYNC_SYS if sharing == CTA else SYNC_THREAD, code_opt)
     return last if status == OK else status
 
 
 @device_function
 def post(qp, first, last, sharing=GPU, code_opt=DEFAULT):
-    """Mark first … last ready and submit them: `last` as the ticket, or a negative status."""
+    """Mark slots `first` to `last` ready and submit them. Return `last` as the ticket, or a negative status."""
     if code_opt & SKIP_DB_RINGING:
         status = mark_ready(qp, first, last, sharing)
         return last if status == OK else status
     if sharing != EXCLUSIVE:
         return _post_shared(qp, first, last, sharing, code_opt)
-    # Slots just reserved, which nobody has submitted. The indices can wait until the bell has rung.
+    # Nobody has submitted these slots yet, so the indices can wait until the doorbell has been rung.
     _announce(qp, last + 1, SYNC_SYS, code_opt)
     st64(qp + PI, last + 1)
     mark_ready(qp, first, last, sharing)

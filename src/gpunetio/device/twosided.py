@@ -1,9 +1,9 @@
 """Two-sided operations: SENDs, and the receives that they need at the other end.
 
-Receives are posted to the queue's own receive queue or to a contiguous shared one. Tickets count receives; messages
-arrive in that order. A shared receive queue that serves several queues gives each message the next receive, so that
-a ticket does not say where it arrives: `recv_next` waits for a queue's next message and `recv_slot` says in which
-receive that is.
+Receives are posted to the queue's own receive queue or to a contiguous shared one. Tickets count receives, and messages
+arrive in that order. A shared receive queue that serves several queues gives each message the next receive, so a ticket
+does not say which queue its message belongs to. There, `recv_next` waits for a queue's next message, and `recv_slot`
+returns the receive that it used.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def send(qp, laddr, lkey, nbytes, sharing=GPU, code_opt=DEFAULT, scope=THREAD):
 
 @device_function
 def send_imm(qp, laddr, lkey, nbytes, imm, sharing=GPU, code_opt=DEFAULT, scope=THREAD):
-    """`send` with 32 bits that `recv_imm` returns at the other end."""
+    """Send like `send`, with 32 bits of immediate data that `recv_imm` returns at the other end."""
     return _send(qp, laddr, lkey, nbytes, SEND_IMM, imm, sharing, code_opt, scope)
 
 
@@ -73,7 +73,7 @@ def _rq(qp):
 
 @device_function
 def _has_room(qp, rq, first, count, sharing):
-    """Whether the slots of receives first … first + count − 1 are free."""
+    """Return whether the slots of receives first … first + count − 1 are free."""
     slots = ld_fixed32(rq + DEV_RQ.wqe_num)
     done = ld_fixed64(rq + DEV_RQ.done)
     if done == 0:
@@ -113,7 +113,7 @@ def _fill_receive(rq, index, laddr, lkey, nbytes):
 
 @device_function
 def _publish(qp, rq, first, next_index, sharing):
-    """Tell the NIC of receives, in the order of their reservation."""
+    """Announce receives to the NIC, in the order of their reservation."""
     if sharing != EXCLUSIVE:
         status = await_turn(qp, rq + DEV_RQ.ready, first, sharing)
         if status != OK:
@@ -122,17 +122,18 @@ def _publish(qp, rq, first, next_index, sharing):
     fence_release_sys()
     st_relaxed32(ld_fixed64(rq + DEV_RQ.dbrec), be32(next_index & PI_MASK))
     if sharing != EXCLUSIVE:
-        fence_gpu()  # the next one's record comes behind this one's
+        fence_gpu()  # orders this record before that of the next thread
     st_relaxed_gpu64(rq + DEV_RQ.ready, next_index)
     return OK
 
 
 @device_function
 def recv(qp, laddr, lkey, nbytes, sharing=GPU, scope=THREAD):
-    """Post a receive of up to `nbytes` to `laddr`: a ticket for `recv_wait` (`doca_gpu_dev_verbs_recv`).
+    """Post a receive of up to `nbytes` to `laddr`. Return a ticket for `recv_wait` (`doca_gpu_dev_verbs_recv`).
 
-    0 bytes for what brings no data here: a WRITE with immediate. ENOBUFS when all receives are posted; EINVAL for a
-    queue without receives. In warp and block scope what one thread asks for wrongly is a receive of 0 bytes.
+    0 bytes are enough for a WRITE with immediate data, which brings no data here. ENOBUFS: all receives are posted.
+    EINVAL: the queue has no receives, or an argument is invalid. In warp and block scope, a thread with an invalid
+    argument posts a receive of 0 bytes.
     """
     rq = _rq(qp)
     if rq == 0:
@@ -170,35 +171,35 @@ def _cqe(qp, arrival):
 
 @device_function
 def _slot(qp, rq, arrival):
-    """Which slot of a shared queue a message is in. Devices differ in whether they count receives or slots."""
+    """Return the slot of a shared queue that a message is in. Some devices count receives, others slots."""
     return be16(ld16(_cqe(qp, arrival) + CQE64.wqe_counter)) & (ld_fixed32(rq + DEV_RQ.wqe_num) - 1)
 
 
 @device_function
 def _count_shared(qp, rq, cq, arrival, sharing):
-    """The receive of a shared queue in which a message has arrived can be used again; the message is counted.
+    """Count a message that has arrived in a shared queue, and free the slot of its receive.
 
-    EBUSY when another thread does so: the slot may be reserved again meanwhile, and name a later receive.
+    EBUSY if another thread does so: meanwhile the slot may be reserved again, and name a later receive.
     """
     counting = ld_fixed64(qp + DEV_QP.side) + DEV_SIDE.counting
     if sharing != EXCLUSIVE and cas_gpu64(counting, arrival, arrival + 1) != arrival:
         return EBUSY
     slot = _slot(qp, rq, arrival)
-    # Not `ready`, which is raised behind the record. No slot is reserved again before it is free.
+    # Not `ready`, which is raised after the record. No slot is reserved again before it is free.
     newest = ld_relaxed_gpu64(rq + DEV_RQ.rsvd) - 1
     index = newest - ((newest - slot) & (ld_fixed32(rq + DEV_RQ.wqe_num) - 1))
     st_relaxed_gpu64(ld_fixed64(rq + DEV_RQ.done) + 8 * slot, index + 1)
     if sharing != EXCLUSIVE:
-        fence_gpu()  # who sees the message counted finds its slot
+        fence_gpu()  # a thread that sees the message counted finds its slot
     raise_index(cq + DEV_CQ.cqe_ci, arrival + 1, sharing)
     return OK
 
 
 @device_function
 def recv_slot(qp, arrival):
-    """The ticket of the receive that took message number `arrival` of the queue, which was waited for.
+    """Return the ticket of the receive that message number `arrival` of the queue used. First wait for the message.
 
-    Of a shared receive queue: until its slot has taken another message that was waited for.
+    On a shared receive queue, this works until the slot has received another message and a thread has waited for it.
     """
     rq = _rq(qp)
     done = ld_fixed64(rq + DEV_RQ.done)
@@ -207,10 +208,10 @@ def recv_slot(qp, arrival):
 
 @device_function
 def recv_poll(qp, ticket, sharing=GPU):
-    """Whether a receive, or the message of this number, is complete and all before it: OK, EBUSY (not yet), or EIO.
+    """Check once whether a receive, or message number `ticket`, and all before it are complete: OK, EBUSY or EIO.
 
-    What arrived is counted, so that a shared receive queue has room again. After EIO, `gpu.ExportedQp.last_error` has
-    the syndrome. EINVAL for a queue without receives.
+    Messages that have arrived are counted, so a shared receive queue has room again. After EIO,
+    `gpu.ExportedQp.last_error` has the syndrome. EINVAL: the queue has no receives.
     """
     if ticket < 0:
         return ticket
@@ -221,7 +222,7 @@ def recv_poll(qp, ticket, sharing=GPU):
     shared = ld_fixed64(rq + DEV_RQ.done) != 0
     while True:
         ci = load_index(cq + DEV_CQ.cqe_ci, sharing)
-        # In parts, where the ring is shorter than the wait; one by one, where each frees a slot of a shared queue.
+        # In parts if the ring is shorter than the wait; one by one if each message frees a slot of a shared queue.
         part = min(ticket, ci if shared else ci + ld_fixed32(cq + DEV_CQ.cqe_num) - 1)
         status = poll_ring(side, cq, part, not shared, sharing)
         if status == OK and part >= ci:
@@ -247,13 +248,13 @@ def _await(qp, arrival, sharing):
         failed = polls & 0xFF == 0 and has_failed(qp)
         status = recv_poll(qp, arrival, sharing)
         if failed and status == EBUSY:
-            return EIO  # receives of a shared queue stay there for others
+            return EIO  # a shared queue keeps its receives, for other queue pairs
     return status
 
 
 @device_function
 def _await_group(qp, ticket, sharing, scope):
-    """`_await`; in warp and block scope the last thread waits for all, as `wait` does."""
+    """Wait like `_await`. In warp and block scope, the last thread waits for all, as in `wait`."""
     if scope != THREAD:
         status = ticket
         if rank_in(scope, ALONE) == size_of(scope, ALONE) - 1 and ticket >= 0:
@@ -267,7 +268,7 @@ def _await_group(qp, ticket, sharing, scope):
 
 @device_function
 def _is_there(qp, arrival):
-    """Whether the completion is still that of a message that has arrived, and not one of a later lap of the ring."""
+    """Return whether the completion of a message that has arrived is still there, and not one of a later lap."""
     cq, rq = ld_fixed64(qp + DEV_QP.side) + _CQ, _rq(qp)
     position = arrival + ld_fixed64(cq + DEV_CQ.cqe_rsvd)
     word = be32(ld_relaxed32(cqe_address(cq, position) + CQE64.wqe_counter))
@@ -280,24 +281,26 @@ def _is_there(qp, arrival):
 
 @device_function
 def recv_bytes(qp, arrival):
-    """Bytes of a message that has arrived, until the ring of completions has gone round
-    (`doca_gpu_dev_verbs_cqe_get_bytes`)."""
-    # Relaxed, not plain: compilers may move a plain load behind the fence in `recv_wait`.
+    """Return the length of a message that has arrived, in bytes (`doca_gpu_dev_verbs_cqe_get_bytes`).
+
+    This works until the ring of completions has wrapped around.
+    """
+    # Relaxed, not plain: compilers may move a plain load past the fence in `recv_wait`.
     return be32(ld_relaxed32(_cqe(qp, arrival) + CQE64.byte_cnt))
 
 
 @device_function
 def recv_imm(qp, arrival):
-    """The 32 bits that came with a message or a WRITE with immediate."""
+    """Return the 32 bits of immediate data of a message or a WRITE."""
     return be32(ld32(_cqe(qp, arrival) + CQE64.imm_inval_pkey))
 
 
 @device_function
 def recv_inline(qp, arrival):
-    """Address of a message's bytes inside its completion, or 0 if they are in the receive's buffer
+    """Return the address of a message's bytes inside its completion, or 0 if they are in the receive's buffer
     (`doca_gpu_dev_verbs_cqe_is_inline`, `…cqe_get_inl_data`).
 
-    For queue pairs created with `cqe_inline`: at most 32 bytes, until the ring of completions has gone round.
+    For queue pairs created with `cqe_inline`: at most 32 bytes, until the ring of completions has wrapped around.
     """
     cqe = _cqe(qp, arrival)
     return cqe if (ld8(cqe + CQE64.op_own) & FORMAT_MASK) >> FORMAT_SHIFT == _INLINE_32 else 0
@@ -305,12 +308,14 @@ def recv_inline(qp, arrival):
 
 @device_function
 def recv_wait(qp, ticket, sharing=GPU, scope=THREAD, daddr=0, dlkey=0):
-    """Wait for a receive and all before it: the bytes that came, or a negative status (`doca_gpu_dev_verbs_recv_wait`).
+    """Wait for a receive and all before it. Return the number of bytes received, or a negative status
+    (`doca_gpu_dev_verbs_recv_wait`).
 
-    In warp and block scope the tickets are those that one `recv` in that scope has returned.
-    EOVERFLOW when they came so long ago that the ring of completions has gone round: the bytes are there, but not how
-    many. Threads that share a queue can overtake each other so; a longer completion queue gives them time.
-    `daddr`, `dlkey`: then also wait for a `mcst` of that byte, as GPUs before Hopper need for data in their memory.
+    In warp and block scope, pass the tickets that one `recv` in that scope returned.
+    EOVERFLOW: the ring of completions has wrapped around since the message arrived. The data are there, but their
+    length is lost. This happens if threads that share a queue overtake each other; a longer completion queue gives
+    them time.
+    `daddr`, `dlkey`: then also wait for a `mcst` of that byte. GPUs before Hopper need this for data in their memory.
     """
     status = _await_group(qp, ticket, sharing, scope)
     if daddr != 0 and (status == OK or scope != THREAD):
@@ -319,7 +324,7 @@ def recv_wait(qp, ticket, sharing=GPU, scope=THREAD, daddr=0, dlkey=0):
     if status != OK:
         return status
     nbytes = recv_bytes(qp, ticket)
-    fence_acquire_sys()  # of the length, then of whose it was
+    fence_acquire_sys()  # load the length before checking that it is still ours
     return nbytes if _is_there(qp, ticket) else EOVERFLOW
 
 
@@ -327,7 +332,7 @@ def recv_wait(qp, ticket, sharing=GPU, scope=THREAD, daddr=0, dlkey=0):
 def recv_wait_all(qp, sharing=GPU):
     """Wait for all receives posted: OK or a negative status (`doca_gpu_dev_verbs_recv_wait` without a ticket).
 
-    Not for a shared receive queue, whose receives are also others'.
+    EINVAL: the queue has no receives, or shares them with other queues.
     """
     rq = _rq(qp)
     if rq == 0 or ld_fixed64(rq + DEV_RQ.done) != 0:
@@ -338,10 +343,10 @@ def recv_wait_all(qp, sharing=GPU):
 
 @device_function
 def recv_next(qp, sharing=GPU):
-    """Wait for the queue's next message: its number, for `recv_bytes` and its like, or a negative status.
+    """Wait for the queue's next message. Return its number, for `recv_bytes` and its relatives, or a negative status.
 
-    Threads that call it get a message each: all wait for the same one, and the first takes it. So a wait that ends
-    without one leaves no gap.
+    Each thread that calls this gets a different message. All wait for the same one, and the first takes it, so a wait
+    that ends without a message leaves no gap.
     """
     arrivals = ld_fixed64(qp + DEV_QP.side) + DEV_SIDE.arrivals
     while True:

@@ -1,8 +1,8 @@
-"""WQE builders: they fill a slot of the send queue, whose index says where it is and what it is called.
+"""WQE builders: each fills the slot of an index in the send queue, and writes the index into the WQE.
 
-Each writes whole 16-byte segments, past the caches, because the NIC reads them next. `flags` are the control segment's
-(`CQ_UPDATE`: makes a completion, which everything that waits by index needs). `at`: an address to build at instead of
-the ring, for BlueFlame (`block_slot`). Addresses, keys, values and masks are in host byte order.
+A builder writes whole 16-byte segments, past the caches, because the NIC reads them next. `flags` are those of the
+control segment; `CQ_UPDATE` requests a completion, which every wait for an index needs. `at` is an address to build the
+WQE at instead of the ring, for BlueFlame (`block_slot`). Addresses, keys, values and masks are in host byte order.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _INLINE_IN_3DS = 12  # payload bytes that share a segment with the inline header
 
 @device_function
 def wqe_address(qp, index):
-    """Address of the slot of `index` (`doca_gpu_dev_verbs_get_wqe_ptr`)."""
+    """Return the address of the slot of `index` (`doca_gpu_dev_verbs_get_wqe_ptr`)."""
     return ld_fixed64(qp + DEV_QP.sq_wqe_daddr) + ((index & ld_fixed16(qp + DEV_QP.sq_wqe_mask)) << WQEBB_SHIFT)
 
 
 @device_function
 def _start(qp, index, at, opcode, ds, flags, imm):
-    """Write the control segment: where the WQE is. `ds` is the field with the QPN and the number of segments."""
+    """Write the control segment and return the WQE's address. `ds`: the field with the QPN and the segment count."""
     wqe = at if at != 0 else wqe_address(qp, index)
     first = be32((index & PI_MASK) << WQE_IDX_SHIFT | opcode)
     st128(wqe, pack64(first, ld_fixed32(qp + ds)), pack64(flags << 24, be32(imm)))
@@ -50,19 +50,19 @@ def _raddr(segment, raddr, rkey):
 
 @device_function
 def data_segment(segment, laddr, lkey, nbytes):
-    """`nbytes` at `laddr`, under `lkey`: 16 bytes of a WQE."""
+    """Write a data segment, 16 bytes of a WQE: `nbytes` at `laddr`, under `lkey`."""
     st128(segment, pack64(be32(nbytes & (INLINE_SEG - 1)), be32(lkey)), be64(laddr))
 
 
 @device_function
 def prepare_nop(qp, index, flags=CQ_UPDATE, at=0):
-    """NOP (`doca_gpu_dev_verbs_wqe_prepare_nop`)."""
+    """Build a NOP (`doca_gpu_dev_verbs_wqe_prepare_nop`)."""
     _start(qp, index, at, NOP, _1DS, flags, 0)
 
 
 @device_function
 def prepare_write(qp, index, raddr, rkey, laddr, lkey, nbytes, flags=CQ_UPDATE, opcode=RDMA_WRITE, imm=0, at=0):
-    """RDMA WRITE of one local segment (`doca_gpu_dev_verbs_wqe_prepare_write`)."""
+    """Build an RDMA WRITE of one local segment (`doca_gpu_dev_verbs_wqe_prepare_write`)."""
     wqe = _start(qp, index, at, opcode, _3DS, flags, imm)
     _raddr(wqe + 16, raddr, rkey)
     data_segment(wqe + 32, laddr, lkey, nbytes)
@@ -73,7 +73,7 @@ def prepare_write2(
     qp, index, raddr, rkey, laddr0, lkey0, nbytes0, laddr1, lkey1, nbytes1, flags=CQ_UPDATE, opcode=RDMA_WRITE, imm=0,
     at=0,
 ):  # fmt: skip
-    """RDMA WRITE gathered from two local segments (`doca_gpu_dev_verbs_wqe_prepare_write`, second form)."""
+    """Build an RDMA WRITE gathered from two local segments (`doca_gpu_dev_verbs_wqe_prepare_write`, second form)."""
     wqe = _start(qp, index, at, opcode, _4DS, flags, imm)
     _raddr(wqe + 16, raddr, rkey)
     data_segment(wqe + 32, laddr0, lkey0, nbytes0)
@@ -82,7 +82,8 @@ def prepare_write2(
 
 @device_function
 def prepare_write_value(qp, index, raddr, rkey, value, nbytes, flags=CQ_UPDATE, at=0):
-    """Inline RDMA WRITE of the low `nbytes` (1 to 8) of `value` (`…prepare_inl_rdma_write_wqe_header`, `_data`)."""
+    """Build an inline RDMA WRITE of the low `nbytes` (1 to 8) of `value`
+    (`…prepare_inl_rdma_write_wqe_header`, `_data`)."""
     wqe = _start(qp, index, at, RDMA_WRITE, _3DS, flags, 0)
     _raddr(wqe + 16, raddr, rkey)
     st128(wqe + 32, pack64(be32(nbytes | INLINE_SEG), value), value >> 32)
@@ -90,9 +91,9 @@ def prepare_write_value(qp, index, raddr, rkey, value, nbytes, flags=CQ_UPDATE, 
 
 @device_function
 def prepare_write_inline(qp, index, raddr, rkey, laddr, nbytes, flags=CQ_UPDATE, at=0):
-    """Inline RDMA WRITE of at most 28 bytes read from `laddr`, which needs no key (`…wqe_prepare_write_inl`).
+    """Build an inline RDMA WRITE of at most 28 bytes from `laddr`, which needs no key (`…wqe_prepare_write_inl`).
 
-    OK, or EINVAL for another length, and then nothing is written.
+    Return OK, or EINVAL for another length. Then nothing is written.
     """
     if nbytes < 0 or nbytes > MAX_INLINE:
         return EINVAL
@@ -105,7 +106,7 @@ def prepare_write_inline(qp, index, raddr, rkey, laddr, nbytes, flags=CQ_UPDATE,
 
 @device_function
 def prepare_read(qp, index, raddr, rkey, laddr, lkey, nbytes, flags=CQ_UPDATE, at=0):
-    """RDMA READ into one local segment (`doca_gpu_dev_verbs_wqe_prepare_read`)."""
+    """Build an RDMA READ into one local segment (`doca_gpu_dev_verbs_wqe_prepare_read`)."""
     wqe = _start(qp, index, at, RDMA_READ, _3DS, flags, 0)
     _raddr(wqe + 16, raddr, rkey)
     data_segment(wqe + 32, laddr, lkey, nbytes)
@@ -113,7 +114,7 @@ def prepare_read(qp, index, raddr, rkey, laddr, lkey, nbytes, flags=CQ_UPDATE, a
 
 @device_function
 def prepare_read2(qp, index, raddr, rkey, laddr0, lkey0, nbytes0, laddr1, lkey1, nbytes1, flags=CQ_UPDATE, at=0):
-    """RDMA READ scattered to two local segments (`doca_gpu_dev_verbs_wqe_prepare_read`, second form)."""
+    """Build an RDMA READ scattered to two local segments (`doca_gpu_dev_verbs_wqe_prepare_read`, second form)."""
     wqe = _start(qp, index, at, RDMA_READ, _4DS, flags, 0)
     _raddr(wqe + 16, raddr, rkey)
     data_segment(wqe + 32, laddr0, lkey0, nbytes0)
@@ -122,14 +123,17 @@ def prepare_read2(qp, index, raddr, rkey, laddr0, lkey0, nbytes0, laddr1, lkey1,
 
 @device_function
 def prepare_send(qp, index, laddr, lkey, nbytes, flags=CQ_UPDATE, opcode=SEND, imm=0, at=0):
-    """SEND of one local segment, with immediate when `opcode` is SEND_IMM."""
+    """Build a SEND of one local segment, with immediate data if `opcode` is SEND_IMM."""
     wqe = _start(qp, index, at, opcode, _2DS, flags, imm)
     data_segment(wqe + 16, laddr, lkey, nbytes)
 
 
 @device_function
 def prepare_atomic(qp, index, opcode, raddr, rkey, laddr, lkey, compare, swap_add, flags=CQ_UPDATE, at=0):
-    """8-byte ATOMIC_FA (adds `swap_add`) or ATOMIC_CS; the old value lands at `laddr` (`…wqe_prepare_atomic`)."""
+    """Build an 8-byte ATOMIC_FA, which adds `swap_add`, or ATOMIC_CS (`…wqe_prepare_atomic`).
+
+    The old value is written to `laddr`.
+    """
     wqe = _start(qp, index, at, opcode, _4DS, flags, 0)
     _raddr(wqe + 16, raddr, rkey)
     st128(wqe + 32, be64(swap_add), be64(compare))
@@ -138,9 +142,10 @@ def prepare_atomic(qp, index, opcode, raddr, rkey, laddr, lkey, compare, swap_ad
 
 @device_function
 def prepare_masked_add(qp, index, nbytes, raddr, rkey, laddr, lkey, add, boundary=0, flags=CQ_UPDATE, at=0):
-    """Masked fetch-and-add of 4 or 8 bytes (`doca_gpu_dev_verbs_wqe_prepare_atomic_ext`, MASKED_FA).
+    """Build a masked fetch-and-add of 4 or 8 bytes (`doca_gpu_dev_verbs_wqe_prepare_atomic_ext`, MASKED_FA).
 
-    The word is several fields: no carry goes from a bit that `boundary` has. OK, or EINVAL for another size.
+    The word may have several fields: no carry leaves a bit that is set in `boundary`. Return OK, or EINVAL for another
+    size.
     """
     if nbytes != 4 and nbytes != 8:
         return EINVAL
@@ -160,9 +165,9 @@ def prepare_masked_swap32(
     qp, index, raddr, rkey, laddr, lkey, compare, swap, compare_mask=0xFFFF_FFFF, swap_mask=0xFFFF_FFFF,
     flags=CQ_UPDATE, at=0,
 ):  # fmt: skip
-    """Masked compare-and-swap of 4 bytes (`doca_gpu_dev_verbs_wqe_prepare_atomic_ext<4>`, MASKED_CS).
+    """Build a masked compare-and-swap of 4 bytes (`doca_gpu_dev_verbs_wqe_prepare_atomic_ext<4>`, MASKED_CS).
 
-    The bits of `swap_mask` are replaced by those of `swap` if the bits of `compare_mask` are those of `compare`.
+    If the word equals `compare` in the bits of `compare_mask`, its bits of `swap_mask` are replaced by those of `swap`.
     """
     wqe = _start(qp, index, at, EXTENDED_ATOMIC_4 << OPMOD_SHIFT | _MASKED_CS, _4DS, flags, 0)
     _raddr(wqe + 16, raddr, rkey)
@@ -174,11 +179,11 @@ def prepare_masked_swap32(
 def prepare_masked_swap64(
     qp, index, raddr, rkey, laddr, lkey, compare, swap, compare_mask=-1, swap_mask=-1, flags=CQ_UPDATE
 ):
-    """Masked compare-and-swap of 8 bytes (`doca_gpu_dev_verbs_wqe_prepare_atomic_ext<8>`, MASKED_CS).
+    """Build a masked compare-and-swap of 8 bytes (`doca_gpu_dev_verbs_wqe_prepare_atomic_ext<8>`, MASKED_CS).
 
-    It takes two slots, `index` and the next, and makes one completion, of `index`: completions by index need a
-    collapsed completion queue then, where the last one counts. Wait for `index`. The ticket that `post` returns, and
-    `wait_all`, are for the slot behind it, which is complete when a later WQE is: a NOP behind the swap, for example.
+    It takes two slots, `index` and the next, but generates one completion, for `index`. So waits by index need a
+    collapsed completion queue, where the last completion counts. Wait for `index`. The ticket of `post`, and
+    `wait_all`, refer to the second slot, which is complete only when a later WQE is, for example a NOP after the swap.
     """
     wqe = _start(qp, index, 0, EXTENDED_ATOMIC_8 << OPMOD_SHIFT | _MASKED_CS, _5DS, flags, 0)
     _raddr(wqe + 16, raddr, rkey)
@@ -189,7 +194,7 @@ def prepare_masked_swap64(
 
 @device_function
 def prepare_wait(qp, index, max_index, cqn, flags=CQ_UPDATE, at=0):
-    """WAIT until completion `max_index` (low 32 bits, from 0) of CQ `cqn` exists (`…wqe_prepare_wait`).
+    """Build a WAIT until completion `max_index` (low 32 bits, from 0) of CQ `cqn` exists (`…wqe_prepare_wait`).
 
     Only on a queue created with `core_direct_master`.
     """
@@ -199,6 +204,6 @@ def prepare_wait(qp, index, max_index, cqn, flags=CQ_UPDATE, at=0):
 
 @device_function
 def prepare_dump(qp, index, laddr, lkey, nbytes=1, flags=CQ_UPDATE, at=0):
-    """DUMP: the NIC reads `nbytes` at `laddr`, behind all before it on the queue (`…wqe_prepare_dump`)."""
+    """Build a DUMP: the NIC reads `nbytes` at `laddr`, after all WQEs before it (`…wqe_prepare_dump`)."""
     wqe = _start(qp, index, at, DUMP, _2DS, flags, 0)
     data_segment(wqe + 16, laddr, lkey, nbytes)

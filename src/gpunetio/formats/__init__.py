@@ -1,1 +1,1 @@
-"""The formats of mlx5 and of the device structures: declared once, as tables, and used by everything else."""
+"""The formats of mlx5 and of the device structures, each declared once, as a table."""

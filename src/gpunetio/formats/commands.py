@@ -1,4 +1,4 @@
-"""mlx5 commands: opcodes, statuses and mailboxes, as carried by DEVX.
+"""mlx5 commands: opcodes, statuses and mailboxes, as DEVX carries them.
 
 Every input starts with the opcode, every output with `status` (8 bits) and `syndrome` (32 bits).
 """
@@ -37,7 +37,7 @@ class Opcode(IntEnum):
 
 
 class Status(IntEnum):
-    """What a command answers in its first byte (PRM, "Command status")."""
+    """The status in the first byte of an output mailbox (PRM, "Command status")."""
 
     OK            = 0x00
     INTERNAL_ERR  = 0x01
@@ -71,7 +71,7 @@ class OptParam(IntFlag):
 
 
 class OptParam32(IntFlag):
-    """opt_param_mask_95_32, which goes on with bit 32."""
+    """opt_param_mask_95_32: the mask from bit 32 on."""
 
     UDP_SPORT = 1 << 2
 
@@ -116,7 +116,7 @@ class RqType(IntEnum):
 
 
 class ScatterToCqe(IntEnum):
-    """qpc.cs_res: payload of received SENDs goes into CQEs. qpc.cs_req is for what READs and atomics bring."""
+    """qpc.cs_res: whether the payload of received SENDs goes into CQEs. qpc.cs_req: that of READs and atomics."""
 
     NONE    = 0x00
     DATA_32 = 0x01
@@ -348,7 +348,7 @@ CREATE_RMP_OUT = BitStruct("create_rmp_out", 16, """
     rmpn                        0x048     24
 """)
 
-# The PRM knows modify_lwm alone. modify_size, a larger ring in another UMEM, is the software NIC's.
+# The PRM has only modify_lwm. modify_size, for a larger ring in another UMEM, is an extension of the software NIC.
 MODIFY_RMP_IN = BitStruct("modify_rmp_in", 272, """
     opcode                      0x000     16
     uid                         0x010     16

@@ -1,4 +1,4 @@
-"""mlx5 contexts: the hardware's own view of a QP, CQ, receive pool, and of the device's capabilities.
+"""mlx5 contexts: the device's view of QPs, CQs and receive memory pools, and its capabilities.
 
 Field names, bit offsets and widths are those of the PRM (mlx5_ifc).
 """

@@ -1,6 +1,6 @@
 """Completion queue entries: the 64-byte CQE, the error CQE, opcodes and syndromes.
 
-A CQE of 128 bytes is one of 64 behind 64 others, which are for payload.
+A 128-byte CQE is 64 bytes for payload, followed by a 64-byte CQE.
 """
 
 from enum import IntEnum
@@ -13,8 +13,8 @@ CQE_SIZES = (64, 128)  # by cqc.cqe_sz
 OPCODE_SHIFT = 4
 OWNER_MASK = 1
 CI_MASK = 0xFF_FFFF
-FORMAT_SHIFT, FORMAT_MASK = 2, 0x0C  # of op_own; bit 1 is the solicited event's
-INLINE_BYTES = 32  # the most that a CQE of INLINE_32 holds, from its start
+FORMAT_SHIFT, FORMAT_MASK = 2, 0x0C  # of op_own; bit 1 is that of the solicited event
+INLINE_BYTES = 32  # the most payload that an INLINE_32 CQE holds, from its start
 INIT_OP_OWN = 0xF1  # INVALID << 4 | owner 1: what a ring holds before the first lap, whose owner bit is 0
 
 
@@ -35,7 +35,7 @@ class CqeOpcode(IntEnum):
 
 
 class CqeFormat(IntEnum):
-    """Bits 3:2 of op_own: whether the CQE has the message's payload in it, or in the 64 bytes before it."""
+    """Bits 3:2 of op_own: whether the payload of the message is in the CQE, or in the 64 bytes before it."""
 
     NO_INLINE  = 0
     INLINE_32  = 1

@@ -1,7 +1,7 @@
-"""The structures that kernels hold pointers to: byte for byte those of GPUNetIO's C headers (2.0.1).
+"""The structures that kernels have pointers to, byte for byte those of GPUNetIO's C headers (2.0.1).
 
-A CUDA C++ kernel written for GPUNetIO takes a pointer to `DEV_QP` as it is. Of the reserved bytes we use one
-pointer, `side` (byte 88), to a structure of our own, `DEV_SIDE`.
+A CUDA C++ kernel written for GPUNetIO takes a pointer to `DEV_QP` as it is. Eight reserved bytes hold a pointer of our
+own: `side`, at byte 88, points to a `DEV_SIDE`.
 """
 
 from .layout import Entry
@@ -42,10 +42,11 @@ DEV_QP = Entry("doca_gpu_dev_verbs_qp", 296, """
     mem_type              292  u32
 """)
 
-# Behind DEV_QP.side, in the same memory: what the C structure has no room for. `submit` is the index wanted by the
-# threads of a shared queue (device/submit.py); `rq` points to a DEV_RQ, `own_rq` or that of a shared receive queue, or
-# is 0; `cq_rq` is a DEV_CQ, whose record is kept if `tells_cq`; `arrivals` counts messages that were waited for, and
-# `counting` those whose receive in a shared queue somebody gives back, or has.
+# What the C structure has no room for. DEV_QP.side points to it, in the same memory.
+# `submit` is the index that threads of a shared queue want to announce (device/submit.py). `rq` points to a DEV_RQ,
+# either `own_rq` or that of a shared receive queue, or is 0. `cq_rq` is a DEV_CQ. Its record is updated if `tells_cq`.
+# `arrivals` counts the messages that threads waited for. `counting` counts those whose receive in a shared queue a
+# thread has given back, or is giving back.
 DEV_SIDE = Entry("dev_side", 256, """
     timeout_ns              0  i64
     broken                  8  i64
@@ -61,8 +62,9 @@ DEV_SIDE = Entry("dev_side", 256, """
     own_rq                192  raw[64]
 """)
 
-# A receive queue, or a contiguous shared one: `done` points to a word for each slot then, 1 + the receive that was
-# complete in it last. Receives have two indices: reserved, and told to the NIC (`ready`).
+# A receive queue, or a contiguous shared one. `done` of a shared one points to one word per slot: 1 + the index of the
+# receive that completed there last. Two indices count receives: those reserved (`rsvd`), and those announced to the NIC
+# (`ready`).
 DEV_RQ = Entry("dev_rq", 64, """
     wqe_daddr               0  i64
     dbrec                   8  i64

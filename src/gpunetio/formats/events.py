@@ -1,4 +1,4 @@
-"""Event queue entries: what a device tells without being asked."""
+"""Event queue entries: what a device reports without being asked."""
 
 from enum import IntEnum
 
@@ -40,8 +40,8 @@ class CqErrorSyndrome(IntEnum):
     ACCESS_VIOLATION = 0x2
 
 
-# An event queue entry. `number` is that of a completion's CQ, or of a QP or SRQ; CQ_ERROR has its CQ in `cqn`. Of a
-# port's number `port` has the upper four bits.
+# An event queue entry. `number` is that of the QP or SRQ, or of the CQ of a COMPLETION. CQ_ERROR has its CQ in `cqn`.
+# The upper four bits of `port` are the number of a port.
 EQE = Entry("eqe", 64, """
     type                1  u8
     sub_type            3  u8
@@ -53,11 +53,11 @@ EQE = Entry("eqe", 64, """
     owner              63  u8
 """)
 _PORT_SHIFT = 8
-_PORT_BITS = 4  # of `port`, below the number
+_PORT_BITS = 4  # of `port`, below the port's number
 
 
 def eqe(kind: EventType, number: int, syndrome: int = 0) -> bytes:
-    """The 64 bytes of an event. `number` is that of its object; of PORT_CHANGE it is port << 8 | PortSubtype."""
+    """Return the 64 bytes of an event. `number` is that of its object; for PORT_CHANGE, port << 8 | PortSubtype."""
     entry = np.zeros((), EQE.dtype)
     entry["type"] = kind
     if kind is EventType.CQ_ERROR:

@@ -1,8 +1,8 @@
-"""How a format is declared: one aligned table per structure, from which everything else is derived.
+"""Declare a format: one aligned table per structure, from which everything else is derived.
 
 `BitStruct` is for command mailboxes and contexts, which the PRM describes by bit offsets (MSB first in
-big-endian dwords). `Entry` is for queue entries and records that code touches at speed: it gives a NumPy dtype
-and byte offsets.
+big-endian dwords). `Entry` is for queue entries and records of the data path: it gives a NumPy dtype and byte
+offsets.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Field:
 class BitStruct:
     """A mailbox or context of `size` bytes, declared by rows of `name  bit_offset  width  [STRUCT]`.
 
-    Width `*` marks the variable rest of a mailbox. A field wider than 64 bits is `bytes`, a nested structure a
-    `dict`, anything else an `int`.
+    Width `*` marks a field that runs to the end of the mailbox. A field wider than 64 bits is `bytes`, a nested
+    structure a `dict`, anything else an `int`.
     """
 
     name: str
@@ -53,7 +53,7 @@ class BitStruct:
         return f"BitStruct({self.name}, {self.size} bytes, {len(self.fields)} fields)"
 
     def pack(self, **values: Any) -> bytearray:
-        """A zeroed structure with `values` set; nested structures are given as dicts."""
+        """Return a zeroed structure with `values` set. Nested structures are given as dicts."""
         buf = bytearray(self.size)
         self.update(buf, **values)
         return buf
@@ -76,7 +76,7 @@ class BitStruct:
                 buf[start : start + field.width // 8] = value
 
     def unpack(self, buf: bytes | bytearray | memoryview, base: int = 0) -> dict[str, Any]:
-        """Every field of the structure that starts at byte `base` of `buf`."""
+        """Return every field of the structure that starts at byte `base` of `buf`."""
         number, values = int.from_bytes, {}
         for name in self.fields:
             if name in self._ints:
@@ -87,7 +87,7 @@ class BitStruct:
         return values
 
     def get(self, buf: bytes | bytearray | memoryview, name: str, base: int = 0) -> Any:
-        """One field; `name` may be dotted ("qpc.primary_address_path.rlid")."""
+        """Return one field. `name` may be dotted ("qpc.primary_address_path.rlid")."""
         if name in self._ints:
             first, end, shift, mask = self._ints[name]
             return (int.from_bytes(buf[base + first : base + end], "big") >> shift) & mask
@@ -102,11 +102,11 @@ class BitStruct:
         return bytes(buf[start : start + field.width // 8])
 
     def offset(self, name: str) -> int:
-        """Byte offset of a field that starts on a byte boundary; `name` may be dotted."""
+        """Return the byte offset of a field that starts on a byte boundary. `name` may be dotted."""
         name, _, rest = name.partition(".")
         field = self._field(name)
         if field.offset % 8:
-            raise ValueError(f"{self.name}.{name} starts at bit 0x{field.offset:x}, not on a byte")
+            raise ValueError(f"{self.name}.{name} starts at bit 0x{field.offset:x}, not on a byte boundary")
         if field.struct and rest:
             return field.offset // 8 + field.struct.offset(rest)
         self._no_more(field, rest)
@@ -114,7 +114,7 @@ class BitStruct:
 
     def _no_more(self, field: Field, rest: str) -> None:
         if rest:
-            raise ValueError(f"{self.name}.{field.name} is no structure: it has no field {rest!r}")
+            raise ValueError(f"{self.name}.{field.name} is not a structure: it has no field {rest!r}")
 
     def _field(self, name: str) -> Field:
         try:
@@ -124,7 +124,7 @@ class BitStruct:
 
     @staticmethod
     def _place(field: Field) -> tuple[int, int, int, int]:
-        """The big-endian integer that holds the field: first byte, byte behind it, right shift, mask."""
+        """Return the big-endian integer that holds the field: first byte, end, right shift, mask."""
         end = field.offset + field.width
         last = (end + 7) // 8
         return field.offset // 8, last, last * 8 - end, (1 << field.width) - 1
@@ -168,7 +168,7 @@ class Entry(tuple):
             field: property(operator.itemgetter(i)) for i, field in enumerate((*names, "size"))
         }
         members.update(
-            _fields=(*names, "size"),  # what makes it a named tuple in Numba's eyes, with _asdict
+            _fields=(*names, "size"),  # with _asdict, this makes it a named tuple for Numba
             _asdict=lambda self: dict(zip(self._fields, self, strict=True)),
             dtype=np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": size}),
             offsets=dict(zip(names, offsets, strict=True)),
@@ -183,5 +183,5 @@ class Entry(tuple):
         return f"Entry({type(self).__name__}, {self.size} bytes)"
 
     def at(self, buf: Any, offset: int = 0) -> np.ndarray:
-        """The entry at byte `offset` of `buf`, as a zero-dimensional array that reads and writes in place."""
+        """Return the entry at byte `offset` of `buf`, a zero-dimensional array that reads and writes in place."""
         return np.frombuffer(buf, self.dtype, 1, offset).reshape(())

@@ -1,4 +1,4 @@
-"""The mailboxes of a command: what it takes, what it answers, and which field numbers the object that it is about."""
+"""The mailboxes of a command: its input, its output, and the field that has the number of its object."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Mailboxes(NamedTuple):
 
     @property
     def number(self) -> str | None:
-        """The field with the object's number: of the output when the command creates the object, else of the input."""
+        """Return the field with the object's number: in the output if the command creates it, else in the input."""
         named = (f.name for struct in self for f in struct.fields.values() if (f.offset, f.width) == _NUMBER)
         return next(named, None)
 

@@ -6,7 +6,7 @@ from .layout import Entry
 
 ROCE_UDP_PORT = 4791  # annex A17.4.5.1
 DEFAULT_PKEY = 0xFFFF
-PKEY_BASE_MASK = 0x7FFF  # the upper bit tells full members from limited ones (IBTA 10.9.3)
+PKEY_BASE_MASK = 0x7FFF  # the upper bit distinguishes full and limited members (IBTA 10.9.3)
 PSN_BITS = 24
 PSN_MASK = (1 << PSN_BITS) - 1
 QPN_MASK = 0xFF_FFFF
@@ -66,7 +66,7 @@ class AckKind(IntEnum):
 
 
 ACK_KIND_SHIFT, ACK_VALUE_MASK = 5, 0x1F
-NO_CREDITS = 0x1F  # an ACK whose credit count is invalid: the sender need not look (IBTA table 48)
+NO_CREDITS = 0x1F  # an ACK with an invalid credit count: the sender ignores it (IBTA table 48)
 
 
 class NakCode(IntEnum):
@@ -78,7 +78,7 @@ class NakCode(IntEnum):
     REMOTE_OPERATION = 3
 
 
-# Base transport header (IBTA 9.2). The byte at 4 is the one that congestion marks change on the way (FECN, BECN).
+# Base transport header (IBTA 9.2). Congestion marks (FECN, BECN) change the byte at 4 on the way.
 BTH = Entry("bth", 12, """
     opcode          0  u8
     se_m_pad_tver   1  u8

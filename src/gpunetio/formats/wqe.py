@@ -13,7 +13,7 @@ SEGMENT = 16
 MAX_INLINE = 28  # largest inline write of the device library: what one WQEBB holds behind ctrl and raddr
 INLINE_SEG = 0x8000_0000
 MAX_TRANSFER_SHIFT = 30
-MAX_TRANSFER = 1 << MAX_TRANSFER_SHIFT  # bytes of one WQE
+MAX_TRANSFER = 1 << MAX_TRANSFER_SHIFT  # most bytes that one WQE transfers
 INVALID_LKEY = 0x100  # ends the scatter list of a receive WQE
 DS_MASK = 0x3F  # of the control segment's second dword: the WQE's length in segments
 OPMOD_SHIFT = 24  # of its first dword
@@ -48,7 +48,7 @@ class WqeOpcode(IntEnum):
 
 
 class CompletionMode(IntEnum):
-    """The CE field: when a WQE makes a CQE."""
+    """The CE field: when a WQE generates a CQE."""
 
     ON_ERROR       = 0
     ON_FIRST_ERROR = 1
@@ -112,7 +112,7 @@ ATOMIC_SEG = Entry("atomic_seg", 16, """
     compare            8  be64
 """)
 
-# Masked atomics: one segment, and of a compare and swap of 8 bytes two, first its words and then its masks.
+# A masked atomic has one segment. A compare-and-swap of 8 bytes has two: first the values, then the masks.
 MASKED_FA32_SEG = Entry("masked_fa32_seg", 16, """
     add_data           0  be32
     field_boundary     4  be32
