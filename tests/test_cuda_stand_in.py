@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from gpunetio import Gpu, MemType
+from gpunetio import Gpu, MemType, gpu_list
 from gpunetio.device import cuda_launch
 from gpunetio.device.cuda_launch import CudaLaunch
 from gpunetio.device.launch import observers, tell_observers
-from gpunetio.errors import DriverError
+from gpunetio.errors import DriverError, NotFoundError, NotSupportedError
 from gpunetio.gpu import cuda_backend
 from gpunetio.gpu.cuda_backend import CudaBackend
 from gpunetio.gpu.cuda_heap import cuda_heap
@@ -24,6 +24,9 @@ from gpunetio.gpu.uar import RegisterTable
 from nic_rig import until
 
 numba_cuda = pytest.importorskip("numba.cuda", reason="needs numba-cuda (extra 'cuda')")
+
+
+BUS_IDS = ["0000:18:00.0", "0000:8A:00.0"]
 
 
 def nothing() -> None:
@@ -53,8 +56,13 @@ class Runtime:
     cudaMemoryType = SimpleNamespace(cudaMemoryTypeUnregistered=0, cudaMemoryTypeHost=1)
     cudaError_t = SimpleNamespace(cudaErrorNotReady=600, cudaErrorHostMemoryAlreadyRegistered=712)
 
+    cudaDeviceAttr = SimpleNamespace(cudaDevAttrIntegrated=18)
+    cudaStreamNonBlocking = 1
+
     def __init__(self):
         self._threads = threading.local()
+        self.count = len(BUS_IDS)
+        self.streams: list[str] = []
         self.owners: dict[int, int] = {}
         self.memset_error = 0
         self.io_pages: set[int] = set()  # which are no memory
@@ -99,7 +107,27 @@ class Runtime:
         return (0,)
 
     def cudaGetDeviceCount(self) -> tuple[int, int]:
-        return 0, 2
+        return 0, self.count
+
+    def cudaDeviceGetPCIBusId(self, room: int, ordinal: int) -> tuple[int, bytes]:
+        return 0, BUS_IDS[ordinal].encode().ljust(room, b"\0")
+
+    def cudaDeviceGetByPCIBusId(self, bus_id: bytes) -> tuple[int, int]:
+        name = bus_id.decode()
+        return (0, BUS_IDS.index(name)) if name in BUS_IDS else (10, 0)
+
+    def cudaDeviceGetAttribute(self, attribute: int, ordinal: int) -> tuple[int, int]:
+        assert attribute == self.cudaDeviceAttr.cudaDevAttrIntegrated
+        return 0, 0
+
+    def cudaStreamCreateWithFlags(self, flags: int) -> tuple[int, str]:
+        assert flags == self.cudaStreamNonBlocking
+        self.streams.append(f"copies of device {self.device}")
+        return 0, self.streams[-1]
+
+    def cudaStreamDestroy(self, stream: str) -> tuple[int]:
+        self.streams.remove(stream)
+        return (0,)
 
     def cudaSetDevice(self, ordinal: int) -> tuple[int]:
         self.device = ordinal
@@ -170,6 +198,32 @@ def event(monkeypatch, runtime: Runtime) -> Event:
 
 
 # --- several devices -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("which, ordinal", [("auto", 0), (0, 0), (1, 1), ("1", 1), (BUS_IDS[1], 1)])
+def test_a_device_is_opened(runtime: Runtime, monkeypatch, which, ordinal):
+    selected: list[int] = []
+    monkeypatch.setattr(numba_cuda, "select_device", selected.append)
+    assert gpu_list() == [*BUS_IDS, "host"]
+    with Gpu(which) as gpu:
+        assert (gpu.target, gpu.ordinal, gpu.name, gpu.warp) == ("cuda", ordinal, BUS_IDS[ordinal], 32)
+        assert selected == [runtime.device] == [ordinal]
+        assert runtime.streams == [f"copies of device {ordinal}"]
+    assert runtime.streams == []
+
+
+@pytest.mark.parametrize("which", [2, "2", "0000:19:00.0"])
+def test_a_device_that_is_not_there(runtime: Runtime, which):
+    with pytest.raises(NotFoundError, match=f"no GPU .*{which}.*; there are:? .*{BUS_IDS[0]}.*{BUS_IDS[1]}"):
+        Gpu(which)
+
+
+def test_no_device_at_all(runtime: Runtime):
+    runtime.count = 0
+    with Gpu("auto") as gpu:
+        assert gpu.target == "cpu"
+    with pytest.raises(NotSupportedError, match="GPU 0 needs CUDA, and this machine has no CUDA device"):
+        Gpu(0)
 
 
 def backend(runtime: Runtime, ordinal: int) -> CudaBackend:

@@ -129,6 +129,13 @@ def test_unknown_gpus():
         assert "\n" not in str(caught.value)
 
 
+def test_how_arguments_of_a_gpu_are_given():
+    with Gpu(which="host", warp=4) as gpu:
+        assert (gpu.name, gpu.warp) == ("host", 4)
+    with pytest.raises(TypeError, match="positional argument"):
+        Gpu("host", 4)  # type: ignore[misc]
+
+
 @pytest.mark.gpu
 def test_pinned_memory_as_payload():
     with Gpu("auto") as gpu, verbs.open("soft0") as ctx:
