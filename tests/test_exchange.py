@@ -204,6 +204,28 @@ def test_the_last_word_is_read_before_the_end():
         closer.join()
 
 
+def test_an_end_with_unread_bytes_is_no_reset():
+    """The reader has stopped at the nonsense, and the peer went on."""
+    with linked() as (link, peer):
+        peer.sendall(b"nonsense")
+        link._reader.join(5)
+        peer.sendall(b"and more of it")
+        peer.shutdown(socket.SHUT_WR)
+        link.close(ValueError("out of beans"))
+        last = Decoder("this end").feed(b"".join(iter(lambda: peer.recv(1000), b"")))[-1]
+        assert (last.kind, last["text"]) == ("error", "out of beans")
+
+
+@pytest.mark.parametrize("news", [encode("hello"), encode("error", text="boom")], ids=["message", "end"])
+def test_news_end_a_wait_for_them(news):
+    with linked(patience=60) as (link, peer):
+        waiter = threading.Thread(target=link.wait_for_news, args=(60,), daemon=True)
+        waiter.start()
+        peer.sendall(news)
+        waiter.join(10)
+        assert not waiter.is_alive()
+
+
 def test_ctrl_c_is_told():
     a, b = socket.socketpair()
     ends = Link(FakeTcp(a), PEER), Link(FakeTcp(b), "the server")
