@@ -245,6 +245,31 @@ def test_many_queues_of_an_array(proxied: Pair):
     assert not any(qp.closed for qp in qps)
 
 
+def test_emulated_records_of_an_array(proxied: Pair):
+    """The index that kernels raise is read in each element."""
+    mode, count, gpu = SendDbrModeExt.NO_DBR_SW_EMULATED, 4, proxied.gpu
+    qps = [
+        proxied.pd.create_qp(
+            sq_wr=8, send_cq=proxied.ctx.create_cq(8, overrun=CqOverrun.ENABLE), external_datapath=True,
+            emulate_no_dbr_ext=True,
+        )
+        for _ in range(count)
+    ]  # fmt: skip
+    where = "cpu_gpu" if gpu.target == "cuda" else None  # where the CPU sees the indices
+    handler = NicHandler.GPU_SM_DB if where else NicHandler.AUTO
+    with (
+        gpu.export_qps(qps, handler, send_dbr_mode=mode, queue_memory=where) as array,
+        gpu.alloc(64, MemType.CPU_GPU) as out,
+    ):
+        for queue in array:
+            queue.connect(queue)
+        keys = (proxied.there.address, proxied.there_mr.rkey, proxied.here.address, proxied.here_mr.lkey)
+        assert puts_in_turn[1, 1, gpu](array, array.STRIDE, count, *keys, NBYTES, 5 * count, out).wait(60)
+        assert out.array.view(np.int64)[0] == device.OK
+        until(lambda: [record_of(queue) for queue in array] == [5] * count, "the proxy")
+        assert {queue.indices()["forwarded"] for queue in array} == {5}
+
+
 def on_cpu(thread_id: int) -> int:
     """Nanoseconds that a thread has been on a core."""
     with open(f"/proc/self/task/{thread_id}/schedstat") as file:

@@ -221,6 +221,17 @@ def test_bursts_that_make_no_sense(play, monkeypatch, count):
     assert text in str(client.error)
 
 
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_a_burst_of_more_than_is_left(play, monkeypatch, operation):
+    """The client announces one message and then four, but posts only the four that were agreed on."""
+    post_send = QP.post_send
+    monkeypatch.setattr(QP, "post_send", lambda self, *all: post_send(self, *(wr for wr in all if wr.wr_id < 4)))
+    server, client = play(lambda link, left: 1 if left == 4 else 4, operation=operation, iterations=4)
+    for outcome in (server, client):
+        assert "sent 'burst' with count 4: it must be an integer from 1 to 3" in str(outcome.error)
+        assert FINISHED not in outcome.lines
+
+
 @pytest.mark.parametrize("term, value", [("operation", "Read"), ("size", 65), ("iterations", 2)])
 def test_ends_that_want_different_things(play, term, value):
     outcomes = play(server={term: value})
