@@ -30,7 +30,7 @@ from gpunetio.device.compile import sources_of
 PACKAGE = Path("src/gpunetio")
 COMPILED_GOAL, PYTHON_GOAL = 1.0, 0.92
 WARM_S, TESTS_S, TEST_S = 1800, 3600, 600  # compiling the NIC, all tests of a mutant, each test
-PASSED, FAILED, NOT_COLLECTED = 0, 1, 2  # exit statuses of pytest
+PASSED, FAILED, NOT_COLLECTED, NOT_CONFIGURED = 0, 1, 2, 4  # exit statuses of pytest
 OUTPUT = "mutants.log"  # in the copy
 CAUGHT, SURVIVED, UNTRIED = "caught", "SURVIVED", "NOT TRIED"
 
@@ -53,16 +53,12 @@ PYTHON = {
 
 @dataclass(frozen=True)
 class Mutant:
-    """One mistake: what it does to the text of a file, and the arguments of pytest that are to notice it.
-
-    `control`: the same tests, in an order that mutants share, for the run without a mistake.
-    """
+    """One mistake: what it does to the text of a file, and the arguments of pytest that are to notice it."""
 
     name: str
     path: Path
     change: Callable[[str], str]
     tests: tuple[str, ...]
-    control: tuple[str, ...]
 
 
 # --- running ---------------------------------------------------------------------------------------------------------
@@ -91,9 +87,8 @@ def run_tests(tree: Path, *arguments: str) -> int | None:
     return run(tree, TESTS_S, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", f"timeout={TEST_S}", *arguments)
 
 
-def copy_of_the_tree(folder: Path) -> Path:
-    """Return a new copy with Numba's caches, so that only what a mutant changes is compiled again."""
-    tree = folder / "tree"
+def copy_of_the_tree(tree: Path) -> Path:
+    """Make a new copy with Numba's caches, so that only what a mutant changes is compiled again."""
     if tree.exists():
         shutil.rmtree(tree)
     unwanted = shutil.ignore_patterns(".git", ".venv", "build", "dist", ".hypothesis", ".*_cache")
@@ -101,23 +96,19 @@ def copy_of_the_tree(folder: Path) -> Path:
     return tree
 
 
-@functools.cache
-def without(folder: Path, tests: tuple[str, ...]) -> tuple[str, ...]:
-    """Options that leave out what fails without a mistake, which says nothing about one."""
-    tree = copy_of_the_tree(folder)
-    if run_tests(tree, *tests) == PASSED:
-        return ()
-    lines = (tree / OUTPUT).read_text().splitlines()
-    failed = [line.removeprefix("FAILED ").split(" - ")[0] for line in lines if line.startswith("FAILED ")]
-    for test in failed:
-        print(f"left out, as it fails without a mistake: {test}", flush=True)
-    return tuple(f"--deselect={test}" for test in failed)
+def failed_in(tree: Path) -> list[str]:
+    """The tests that failed or could not be set up, from the summary of the last run."""
+    summary = (tree / OUTPUT).read_text().rpartition(" short test summary info ")[2]
+    lines = summary.splitlines()
+    return [line.split(" ", 1)[1].split(" - ")[0] for line in lines if line.startswith(("FAILED ", "ERROR "))]
 
 
 def try_out(mutant: Mutant, folder: Path) -> tuple[str, str]:
-    """What becomes of a mutant, and why it was not tried."""
-    left_out = without(folder, mutant.control)
-    tree = copy_of_the_tree(folder)
+    """What becomes of a mutant, and why it was not tried.
+
+    A test that fails without the mistake too says nothing about it: it is named, left out, and the others go on.
+    """
+    tree = copy_of_the_tree(folder / "mutant")
     file = tree / mutant.path
     try:
         file.write_text(mutant.change(file.read_text()))
@@ -125,12 +116,29 @@ def try_out(mutant: Mutant, folder: Path) -> tuple[str, str]:
         return UNTRIED, str(error)
     if ROOT / mutant.path in engine_sources() and run(tree, WARM_S, "-m", "gpunetio", "warm") is None:
         return UNTRIED, f"the NIC was not compiled within {WARM_S} s"
-    status = run_tests(tree, "-x", *mutant.tests, *left_out)
-    if status == PASSED:
-        return SURVIVED, ""
-    if status in (None, FAILED, NOT_COLLECTED) or status < 0:  # None and signals: it hangs or crashes
-        return CAUGHT, ""
-    return UNTRIED, f"pytest ended with status {status}"
+    left_out: set[str] = set()
+    while True:
+        status = run_tests(tree, "-x", *mutant.tests, *(f"--deselect={test}" for test in sorted(left_out)))
+        if status == PASSED:
+            return SURVIVED, ""
+        if status is None or status < 0:  # it hangs or crashes
+            return CAUGHT, ""
+        failed = sorted(set(failed_in(tree)) - left_out)
+        if status == NOT_CONFIGURED:  # not even conftest.py could be imported
+            again = ["--collect-only", *mutant.tests]
+        elif status in (FAILED, NOT_COLLECTED) and failed:
+            again = failed
+        else:
+            return UNTRIED, f"pytest ended with status {status}"
+        without = folder / "without"
+        if not without.exists():
+            copy_of_the_tree(without)
+        if run_tests(without, *again) == PASSED:
+            return CAUGHT, again[0]
+        if not failed:
+            return UNTRIED, "the tests cannot be collected without a mistake either"
+        print(f"left out, as it fails without a mistake: {', '.join(failed)}", flush=True)
+        left_out.update(failed)
 
 
 # --- compiled code ---------------------------------------------------------------------------------------------------
@@ -143,7 +151,7 @@ def engine_sources() -> frozenset[Path]:
 
 
 def compiled_mutants() -> list[Mutant]:
-    return [Mutant(patch.name, Path(patch.path), patch.applied, patch.tests, patch.tests) for patch in read_all()]
+    return [Mutant(patch.name, Path(patch.path), patch.applied, patch.tests) for patch in read_all()]
 
 
 # --- Python ----------------------------------------------------------------------------------------------------------
@@ -194,7 +202,7 @@ def mutations_of(module: Path) -> Iterator[Mutant]:
 
             line, column = node.start_pos
             place = f"{module.relative_to(PACKAGE)}:{line}:{column} {name.removeprefix('core/')}"
-            yield Mutant(place, module, change, tests, tuple(sorted(tests)))
+            yield Mutant(place, module, change, tests)
 
 
 def python_mutants(sample: int, seed: int, match: str) -> list[Mutant]:
@@ -228,21 +236,31 @@ def share_of(title: str, mutants: list[Mutant], goal: float) -> bool:
     return share >= goal
 
 
+def part_of(text: str) -> tuple[int, int]:
+    """Parse `2/16`: that part of the mutants whose index, divided by 16, leaves 1."""
+    part, parts = (int(number) for number in text.split("/"))
+    if not 1 <= part <= parts:
+        raise argparse.ArgumentTypeError(f"{text} is no part: K/N with K from 1 to N")
+    return part - 1, parts
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="Count the mistakes that a test notices.")
     parser.add_argument("--only", choices=("compiled", "python"), help="one part only")
     parser.add_argument("--match", default="", help="only patches, or Python modules, whose name contains this")
     parser.add_argument("--sample", type=int, default=200, help="mutants of Python modules (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the sample (%(default)s)")
+    parser.add_argument("--part", type=part_of, default=(0, 1), metavar="K/N", help="the K-th of N parts, from 1")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that no test outlives us
+    part, parts = options.part
     reached = True
     if options.only != "python":
         mutants = [mutant for mutant in compiled_mutants() if options.match in mutant.name]
-        reached = share_of("compiled", mutants, COMPILED_GOAL)
+        reached = share_of("compiled", mutants[part::parts], COMPILED_GOAL)
     if options.only != "compiled":
         mutants = python_mutants(options.sample, options.seed, options.match)
-        reached = share_of("Python", mutants, PYTHON_GOAL) and reached
+        reached = share_of("Python", mutants[part::parts], PYTHON_GOAL) and reached
     return 0 if reached else 1
 
 
