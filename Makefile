@@ -78,7 +78,7 @@ bench: $(VENV)/.runtime
 
 # Part of docs/setup.md is made from the doctor's checks. A link or a name that leads nowhere is an error.
 docs: $(VENV)/.docs
-	@$(BIN)/python -m gpunetio.doctor.guide docs/setup.md
+	@$(BIN)/python -m gpunetio.doctor.report.guide docs/setup.md
 	@$(BIN)/python -m sphinx --builder html --fail-on-warning --keep-going --quiet docs build/docs
 	@echo "built build/docs/index.html"
 

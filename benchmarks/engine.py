@@ -22,10 +22,8 @@ from rich.console import Console
 from rich.table import Table
 
 from gpunetio import Gpu, kernel, open
-from gpunetio.device.compile import engine_function
 from gpunetio.device.modes import EXCLUSIVE
 from gpunetio.device.onesided import put, wait
-from gpunetio.device.ops import be32, clock_ns, st_release32
 from gpunetio.device.qp import reserve
 from gpunetio.device.submit import post
 from gpunetio.device.waiting import HOST_SPINS
@@ -36,9 +34,12 @@ from gpunetio.formats.commands import QpState
 from gpunetio.formats.device_structs import DEV_CQ, DEV_QP
 from gpunetio.formats.layout import Entry
 from gpunetio.formats.packet import PSN_MASK
+from gpunetio.jit.compile import engine_function
+from gpunetio.jit.ops import be32, clock_ns, st_release32
 from gpunetio.memory import HostMemory
-from gpunetio.nic import engine, step, tables
-from gpunetio.nic.message import MAX_SEGMENTS
+from gpunetio.nic import engine, step
+from gpunetio.nic.state import tables
+from gpunetio.nic.state.message import MAX_SEGMENTS
 from gpunetio.service import STOP_TIMEOUT, ServiceThread
 
 PEER = Path(__file__).with_name("engine_peer.cpp")

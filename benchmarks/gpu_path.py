@@ -18,9 +18,9 @@ import numpy as np
 
 from gpunetio import Gpu, MemType, device_function, kernel, verbs
 from gpunetio import device as dev
-from gpunetio.device.compile import engine_function
-from gpunetio.device.ops import clock_ns, copy, ld_relaxed64, st_mmio64, st_release64
 from gpunetio.enums import NicHandler, QpSendDbrMode
+from gpunetio.jit.compile import engine_function
+from gpunetio.jit.ops import clock_ns, copy, ld_relaxed64, st_mmio64, st_release64
 
 DEPTH = 1024
 WARM_UP = 500

@@ -1,8 +1,8 @@
 """A kernel that builds what a table says; in a file of its own, to compile seldom."""
 
 from gpunetio import device, kernel
-from gpunetio.device.struct_view import struct_view
 from gpunetio.formats.layout import Entry
+from gpunetio.jit.struct_view import struct_view
 
 BUILD = Entry("build", 128, """
     what        0  i64

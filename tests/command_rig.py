@@ -10,7 +10,7 @@ from gpunetio.errors import DriverError
 from gpunetio.formats import commands as cmd
 from gpunetio.formats.commands import Opcode, QpState, Status
 from gpunetio.memory import HostMemory
-from gpunetio.nic.syndromes import CommandSyndrome
+from gpunetio.nic.control.syndromes import CommandSyndrome
 from gpunetio.providers import open_device
 from gpunetio.providers.soft import SoftProvider
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from numba import cuda, int64, void
 
 from gpunetio import device
-from gpunetio.device.launch import offline
-from gpunetio.nic.loopback import serve
+from gpunetio.jit.launch import offline
 from gpunetio.nic.step import step
+from gpunetio.nic.transport.loopback import serve
 
 SM_90 = (9, 0)
 

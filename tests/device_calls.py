@@ -6,8 +6,8 @@ it compile again.
 """
 
 from gpunetio import device, kernel
-from gpunetio.device.struct_view import struct_view
 from gpunetio.formats.layout import Entry
+from gpunetio.jit.struct_view import struct_view
 
 # `ref` is the number of an earlier call of the same thread, whose result is the ticket, or -1: it is in `ticket`.
 CALL = Entry("call", 256, """

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gpunetio.doctor import Finding, ReplayHost, Report, Status, Trouble, Wanted, examine, load
-from gpunetio.doctor.host import Kind, Reading
+from gpunetio.doctor.machine.host import Kind, Reading
 
 DATA = Path(__file__).parent / "data" / "doctor"
 Change = Reading

@@ -18,12 +18,12 @@ import numpy as np
 from numba import cfunc, int32, int64
 
 from gpunetio import verbs
-from gpunetio.device.compile import engine_function
-from gpunetio.device.ops import copy, ld32, ld64, st32, st64
-from gpunetio.device.struct_view import struct_view
 from gpunetio.formats.layout import Entry
+from gpunetio.jit.compile import engine_function
+from gpunetio.jit.ops import copy, ld32, ld64, st32, st64
+from gpunetio.jit.struct_view import struct_view
 from gpunetio.memory import PAGE, HostMemory, round_up
-from gpunetio.nic.cuda_driver import Calls
+from gpunetio.nic.dma.cuda_driver import Calls
 from gpunetio.nic.nic import SoftNic
 from nic_rig import Buffer, Queue, connect
 

@@ -25,9 +25,9 @@ from gpunetio import verbs
 from gpunetio.enums import Access
 from gpunetio.fabric import udp
 from gpunetio.fabric.frames import PIPE, pipe_size
+from gpunetio.nic.control.port import PortConfig
 from gpunetio.nic.nic import SoftNic
-from gpunetio.nic.port import PortConfig
-from gpunetio.nic.tables import WIRE
+from gpunetio.nic.state.tables import WIRE
 from gpunetio.verbs import QpEndpoint
 from neighbour import address
 from nic_rig import PATIENCE, WRITE, Buffer, Cqe, Queue, raddr, until, view

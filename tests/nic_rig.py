@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from gpunetio import verbs
-from gpunetio.nic.port import PortConfig
-from gpunetio.nic.reasons import Reason
+from gpunetio.nic.control.port import PortConfig
+from gpunetio.nic.observe.reasons import Reason
 from gpunetio.verbs import CQ, MR, PD, QP
 from udp_rig import own_address
 

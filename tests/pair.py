@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpunetio import ExportedQp, Gpu, GpuMemory, MemType, verbs
-from gpunetio.device.launch import Kernel
+from gpunetio.jit.launch import Kernel
 from gpunetio.nic.nic import SoftNic
 
 

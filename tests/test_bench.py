@@ -7,9 +7,12 @@ import threading
 import numpy as np
 import pytest
 
-from gpunetio.bench import kernel_parts, kernels, launches, pingpong_kernel
+from gpunetio.bench import launches
 from gpunetio.bench import run as running
 from gpunetio.bench.data import Ends, Pattern, Payload
+from gpunetio.bench.kernels import catalog as kernels
+from gpunetio.bench.kernels import parts as kernel_parts
+from gpunetio.bench.kernels import pingpong as pingpong_kernel
 from gpunetio.bench.loopback import Loopback
 from gpunetio.bench.measure import _timed_plan, measure
 from gpunetio.bench.options import BENCHMARKS, Options
@@ -319,7 +322,7 @@ def test_kernels_compile_for_a_gpu(kernel):
     pytest.importorskip("numba_cuda", reason="needs numba-cuda (extra 'cuda')")
     from numba import cuda, int64, void
 
-    from gpunetio.device.launch import offline
+    from gpunetio.jit.launch import offline
 
     body = kernel.py_func
     with offline((9, 0)):

@@ -5,8 +5,8 @@ import pytest
 
 from gpunetio.bench import side as sides
 from gpunetio.bench.ends import ROW
-from gpunetio.bench.kernel_parts import RECORD_WORDS
-from gpunetio.bench.kernels import KERNELS
+from gpunetio.bench.kernels.catalog import KERNELS
+from gpunetio.bench.kernels.parts import RECORD_WORDS
 from gpunetio.bench.loopback import Loopback
 from gpunetio.bench.measure import measure
 from gpunetio.bench.options import BENCHMARKS, HOST_WARP, INLINE_SIZES, Options

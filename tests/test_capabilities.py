@@ -10,8 +10,8 @@ from gpunetio.errors import DriverError, InvalidValueError
 from gpunetio.formats import commands as cmd
 from gpunetio.formats.commands import CapClass, Opcode, Status
 from gpunetio.formats.contexts import ATOMIC_CAPS, CMD_HCA_CAP, HCA_VPORT_CONTEXT
-from gpunetio.nic.port import CONNECTX_7, PortConfig, _rate
-from gpunetio.nic.syndromes import CommandSyndrome
+from gpunetio.nic.control.port import CONNECTX_7, PortConfig, _rate
+from gpunetio.nic.control.syndromes import CommandSyndrome
 from gpunetio.providers.provider import PortAttr
 
 RDMA_CORE_ASKS = 2064  # bytes: status and half of the capability's room

@@ -15,7 +15,7 @@ from gpunetio.errors import BadStateError, InUseError, InvalidValueError, NoMemo
 from gpunetio.formats import commands as cmd
 from gpunetio.formats import contexts
 from gpunetio.formats.commands import CapClass, Opcode, Status
-from gpunetio.nic.syndromes import CommandSyndrome
+from gpunetio.nic.control.syndromes import CommandSyndrome
 from gpunetio.providers.provider import UarPage
 
 OUTPUTS = {  # the others: 16

@@ -9,8 +9,8 @@ from command_rig import ERR, GID, INIT, PATH, RST, RTR, RTS, Device
 from gpunetio.enums import Access
 from gpunetio.errors import DriverError, TimedOutError
 from gpunetio.formats.commands import Opcode, OptParam, Status
-from gpunetio.nic.syndromes import CommandSyndrome
-from gpunetio.nic.tables import PIPES, UDP, WIRE
+from gpunetio.nic.control.syndromes import CommandSyndrome
+from gpunetio.nic.state.tables import PIPES, UDP, WIRE
 from nic_rig import view
 
 

@@ -16,8 +16,8 @@ import numba
 import pytest
 
 from gpunetio import device
-from gpunetio.device import cache, progress
-from gpunetio.device.compile import engine_function
+from gpunetio.jit import cache, progress
+from gpunetio.jit.compile import engine_function
 from gpunetio.nic import engine, step
 from nic_rig import until
 
@@ -95,7 +95,7 @@ def test_the_stamp_covers_the_files_of_all_callees(module):
 
     from numba.core.dispatcher import Dispatcher
 
-    from gpunetio.device.compile import sources_of
+    from gpunetio.jit.compile import sources_of
 
     home = importlib.import_module(f"gpunetio.{module}")
     covered = set(sources_of(Path(home.__file__)))
@@ -114,7 +114,7 @@ def test_the_stamp_covers_the_files_of_all_callees(module):
 
 
 def test_imports_are_those_that_the_parser_finds():
-    from gpunetio.device import compile as compilation
+    from gpunetio.jit import compile as compilation
 
     paths = sorted(Path(compilation.__file__).parents[1].rglob("*.py"))
     assert len(paths) > 200
@@ -130,7 +130,7 @@ def test_imports_are_those_that_the_parser_finds():
 def test_the_stamp_changes_with_an_imported_file_and_only_then(monkeypatch, tmp_path):
     import shutil
 
-    from gpunetio.device import compile as compilation
+    from gpunetio.jit import compile as compilation
 
     copy = tmp_path / "gpunetio"
     shutil.copytree(Path(compilation.__file__).parents[1], copy, ignore=shutil.ignore_patterns("__pycache__"))

@@ -15,9 +15,10 @@ from numba import cuda, int64, types
 
 import cuda_kernels
 from cuda_kernels import SM_90, exclusive_put, ptx_of, shared_put, two_functions_slots
-from gpunetio.device import cq, onesided, ops, qp
-from gpunetio.device.launch import offline
+from gpunetio.device import cq, onesided, qp
 from gpunetio.errors import InvalidValueError
+from gpunetio.jit import ops
+from gpunetio.jit.launch import offline
 
 ARCHITECTURES = {"sm_90": SM_90, "sm_80": (8, 0), "sm_100": (10, 0)}
 DEVICE = ("one_sided", "two_sided", "in_warps", "in_blocks", "low_level", "blue_flame", "counted", "groups")

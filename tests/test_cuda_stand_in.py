@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 
 from gpunetio import Gpu, MemType, gpu_list
-from gpunetio.device import cuda_launch
-from gpunetio.device.cuda_launch import CudaLaunch
-from gpunetio.device.launch import observers, tell_observers
 from gpunetio.errors import DriverError, NotFoundError, NotSupportedError
 from gpunetio.gpu import cuda_backend
 from gpunetio.gpu.cuda_backend import CudaBackend
 from gpunetio.gpu.cuda_heap import cuda_heap
 from gpunetio.gpu.host_backend import HostBackend
 from gpunetio.gpu.uar import RegisterTable
+from gpunetio.jit import cuda_launch
+from gpunetio.jit.cuda_launch import CudaLaunch
+from gpunetio.jit.launch import observers, tell_observers
 from nic_rig import until
 
 numba_cuda = pytest.importorskip("numba.cuda", reason="needs numba-cuda (extra 'cuda')")

@@ -23,8 +23,8 @@ from gpunetio import device
 from gpunetio.cli import app
 from gpunetio.cli.device_lib import KINDS
 from gpunetio.device import library
-from gpunetio.device.launch import observers
 from gpunetio.errors import InvalidValueError, NotSupportedError, UnexpectedError
+from gpunetio.jit.launch import observers
 from nvcc import path_with_nvcc
 
 ROOT = Path(__file__).parents[1]

@@ -7,7 +7,7 @@ import pytest
 from doctor_rig import READY
 from gpunetio.cli.machine import opened
 from gpunetio.doctor import ReplayHost, Wanted, examine
-from gpunetio.doctor.host import Kind
+from gpunetio.doctor.machine.host import Kind
 
 _DEADLINE = 20.0  # seconds
 

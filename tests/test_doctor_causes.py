@@ -11,8 +11,8 @@ import pytest
 from doctor_rig import READY, Change, answer, changed, command, data, file, folder, link, without
 from gpunetio.doctor import ReplayHost, Status, Trouble, Use, Wanted, examine, lines_of
 from gpunetio.doctor.finding import HARDWARE
-from gpunetio.doctor.host import Kind
-from gpunetio.doctor.text import WIDTH
+from gpunetio.doctor.machine.host import Kind
+from gpunetio.doctor.report.text import WIDTH
 from test_doctor_pcie import bridge
 
 OK, WARN, FAIL, SKIP = Status

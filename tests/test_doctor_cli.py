@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 from doctor_rig import READY, answer, changed, file, without
 from gpunetio.cli import app
 from gpunetio.doctor import ReplayHost, Trouble, save
-from gpunetio.doctor.host import Kind
+from gpunetio.doctor.machine.host import Kind
 
 UUID = "GPU-3d4c1c8e-aaaa-4bcd-9e55-0123456789ab"
 

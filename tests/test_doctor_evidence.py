@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from doctor_rig import DATA, answer, report, without
-from gpunetio.doctor.host import Kind
-from gpunetio.doctor.tree import table
+from gpunetio.doctor.machine.host import Kind
+from gpunetio.doctor.report.tree import table
 
 NO_SYMBOLS = [
     answer("symbols", "libibverbs.so.1", "ibv_reg_dmabuf_mr", value=["ibv_open_device"]),

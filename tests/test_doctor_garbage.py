@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from doctor_rig import READY
 from gpunetio.doctor import Machine, ReplayHost, Trouble, Wanted, as_json, examine, lines_of
-from gpunetio.doctor.host import Kind, Reading
-from gpunetio.doctor.text import WIDTH
-from gpunetio.doctor.topology import matrix
-from gpunetio.doctor.tree import table
+from gpunetio.doctor.machine.host import Kind, Reading
+from gpunetio.doctor.machine.topology import matrix
+from gpunetio.doctor.report.text import WIDTH
+from gpunetio.doctor.report.tree import table
 from gpunetio.errors import InvalidValueError
 
 # Bytes that no machine has, and such as nearly might be.

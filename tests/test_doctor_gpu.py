@@ -6,13 +6,14 @@ from typing import Any
 import pytest
 
 from doctor_rig import READY, answer, changed, command, data, file, folder, found, link, report, statuses, without
-from gpunetio.doctor import Machine, Status, Trouble, Use, Wanted, cuda_attributes, examine
-from gpunetio.doctor.checks_cuda import CHECKS as CUDA_CHECKS
-from gpunetio.doctor.checks_gpu import CHECKS as GPU_CHECKS
-from gpunetio.doctor.cuda_attributes import file_of
-from gpunetio.doctor.host import Kind, Reading
-from gpunetio.doctor.nvidia_driver import address, version
-from gpunetio.doctor.topology import matrix
+from gpunetio.doctor import Machine, Status, Trouble, Use, Wanted, examine
+from gpunetio.doctor.checks.cuda import CHECKS as CUDA_CHECKS
+from gpunetio.doctor.checks.gpu import CHECKS as GPU_CHECKS
+from gpunetio.doctor.machine import cuda_attributes
+from gpunetio.doctor.machine.cuda_attributes import file_of
+from gpunetio.doctor.machine.host import Kind, Reading
+from gpunetio.doctor.machine.nvidia_driver import address, version
+from gpunetio.doctor.machine.topology import matrix
 from gpunetio.errors import InvalidValueError
 
 OK, WARN, FAIL, SKIP = Status.OK, Status.WARN, Status.FAIL, Status.SKIP

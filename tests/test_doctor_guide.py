@@ -6,9 +6,9 @@ from pathlib import Path
 
 from doctor_rig import report
 from gpunetio.doctor import as_json
-from gpunetio.doctor.checks import all_checks
-from gpunetio.doctor.guide import BEGIN, END, checks_as_markdown, renewed
-from gpunetio.doctor.probes import PROBES
+from gpunetio.doctor.checks.catalog import all_checks
+from gpunetio.doctor.probes.trying import PROBES
+from gpunetio.doctor.report.guide import BEGIN, END, checks_as_markdown, renewed
 
 GUIDE = Path(__file__).parents[1] / "docs" / "setup.md"
 CHECKS = (*all_checks(), *PROBES)

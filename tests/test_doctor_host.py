@@ -10,7 +10,7 @@ import pytest
 from doctor_rig import answer, file, folder, found, link, report, without
 from gpunetio.doctor import LiveHost, Status, Trouble, Use
 from gpunetio.doctor.finding import Readiness
-from gpunetio.doctor.host import Kind
+from gpunetio.doctor.machine.host import Kind
 
 OK, WARN, FAIL, SKIP = Status.OK, Status.WARN, Status.FAIL, Status.SKIP
 GOVERNOR = "/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"

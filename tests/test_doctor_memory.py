@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from doctor_rig import READY, answer, command, data, file, folder, found, report, statuses, without
 from gpunetio.doctor import Status, Trouble, Use, Wanted
-from gpunetio.doctor.checks import all_checks
-from gpunetio.doctor.checks_memory import CHECKS, bar1_mib
-from gpunetio.doctor.dmabuf import options, unpacked
-from gpunetio.doctor.host import Kind, Reading
-from gpunetio.doctor.peer_mapping import CURE, beside, overrides, parameters
-from gpunetio.doctor.probes import PROBES
+from gpunetio.doctor.checks.catalog import all_checks
+from gpunetio.doctor.checks.memory import CHECKS, bar1_mib
+from gpunetio.doctor.machine.dmabuf import options, unpacked
+from gpunetio.doctor.machine.host import Kind, Reading
+from gpunetio.doctor.machine.peer_mapping import CURE, beside, overrides, parameters
+from gpunetio.doctor.probes.trying import PROBES
 
 OK, WARN, FAIL, SKIP = Status.OK, Status.WARN, Status.FAIL, Status.SKIP
 RESOURCE = "/sys/bus/pci/devices/0000:ca:00.0/resource"

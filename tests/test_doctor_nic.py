@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from doctor_rig import READY, answer, changed, file, folder, found, link, of_cause, report, without
 from gpunetio.doctor import LiveHost, Status, Use, Wanted, examine
 from gpunetio.doctor.finding import Readiness
-from gpunetio.doctor.host import Kind, Reading, Trouble
+from gpunetio.doctor.machine.host import Kind, Reading, Trouble
 from gpunetio.errors import InvalidValueError
 
 OK, WARN, FAIL, SKIP = Status

@@ -3,10 +3,11 @@
 import pytest
 
 from doctor_rig import DATA, READY, answer, changed, command, file, folder, found, link, of_cause, report, without
-from gpunetio.doctor import Machine, Status, Use, Wanted, examine, lines_of, mlxconfig
+from gpunetio.doctor import Machine, Status, Use, Wanted, examine, lines_of
 from gpunetio.doctor.finding import Readiness
-from gpunetio.doctor.host import Kind, Reading
-from gpunetio.doctor.recording import ReplayHost
+from gpunetio.doctor.machine import mlxconfig
+from gpunetio.doctor.machine.host import Kind, Reading
+from gpunetio.doctor.machine.recording import ReplayHost
 
 OK, WARN, FAIL, SKIP = Status
 PCI = "/sys/bus/pci/devices"

@@ -8,7 +8,7 @@ import pytest
 
 from doctor_rig import DATA, READY, answer, changed, command, file, folder, found, link, statuses, without
 from gpunetio.doctor import ReplayHost, Status, Trouble, Wanted, examine
-from gpunetio.doctor.host import Kind
+from gpunetio.doctor.machine.host import Kind
 from pci_rig import config, from_lspci
 from topology_rig import EIGHT, built, gpu, nic
 

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from doctor_rig import READY, changed, command, file, folder, found, report, statuses, without
 from gpunetio.doctor import Machine, Status, Trouble, Use, Wanted
-from gpunetio.doctor.checks_port import HINTS
+from gpunetio.doctor.checks.port import HINTS
 from gpunetio.doctor.finding import Readiness, Verdict
-from gpunetio.doctor.host import Kind
+from gpunetio.doctor.machine.host import Kind
 
 OK, WARN, FAIL, SKIP = Status
 PORT = "/sys/class/infiniband/mlx5_0/ports/1"

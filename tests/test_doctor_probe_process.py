@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from doctor_rig import READY, answer, changed
 from gpunetio.doctor import Finding, LiveHost, Machine, ReplayHost, Status, Use, Wanted, load, save
-from gpunetio.doctor import probe_process as process
 from gpunetio.doctor.finding import HARDWARE
-from gpunetio.doctor.probe_watch import watch
-from gpunetio.doctor.probes import PROBES, device_to_probe, run_probes
+from gpunetio.doctor.probes import process
+from gpunetio.doctor.probes.trying import PROBES, device_to_probe, run_probes
+from gpunetio.doctor.probes.watch import watch
 
 OK, WARN, FAIL, SKIP = Status
 IDS = [probe.id for probe in PROBES]

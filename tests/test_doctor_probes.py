@@ -12,11 +12,12 @@ import pytest
 from card_rig import REQ, REQ_ERR, Card, FakeCuda
 from doctor_rig import READY, answer, changed
 from gpunetio import Gpu, verbs
-from gpunetio.doctor import Finding, Machine, Status, Wanted, probe_memory
-from gpunetio.doctor import probe_bench as rig
-from gpunetio.doctor import probe_process as process
-from gpunetio.doctor.probe_explain import CUDA_ERRORS, LIKELY, SYNDROME_OF, cuda_error
-from gpunetio.doctor.probes import PROBES, run_probes
+from gpunetio.doctor import Finding, Machine, Status, Wanted
+from gpunetio.doctor.probes import bench as rig
+from gpunetio.doctor.probes import memory as probe_memory
+from gpunetio.doctor.probes import process
+from gpunetio.doctor.probes.explain import CUDA_ERRORS, LIKELY, SYNDROME_OF, cuda_error
+from gpunetio.doctor.probes.trying import PROBES, run_probes
 from gpunetio.enums import Access, GidType
 from gpunetio.errors import DriverError, NotFoundError
 from gpunetio.formats.cqe import Syndrome

@@ -5,8 +5,9 @@ import signal
 
 import pytest
 
-from gpunetio.doctor import LiveHost, Trouble, process, questions
-from gpunetio.doctor.process import run
+from gpunetio.doctor import LiveHost, Trouble
+from gpunetio.doctor.machine import process, questions
+from gpunetio.doctor.machine.process import run
 
 
 @pytest.fixture

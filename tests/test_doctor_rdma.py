@@ -4,7 +4,7 @@ import pytest
 
 from doctor_rig import answer, found, of_cause, without
 from gpunetio.doctor import LiveHost, Status
-from gpunetio.doctor.host import Kind, Reading, Trouble
+from gpunetio.doctor.machine.host import Kind, Reading, Trouble
 
 OK, WARN, FAIL, SKIP = Status
 

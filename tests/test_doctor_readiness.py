@@ -5,7 +5,7 @@ import pytest
 from doctor_rig import file, folder, report, without
 from gpunetio.doctor import Check, Finding, Readiness, Report, Status, Use, lines_of
 from gpunetio.doctor.finding import EVERY_USE, HARDWARE, Verdict
-from gpunetio.doctor.host import Kind
+from gpunetio.doctor.machine.host import Kind
 
 READY, NOT_READY, UNKNOWN = Readiness.READY, Readiness.NOT_READY, Readiness.UNKNOWN
 OK, WARN, FAIL, SKIP = Status

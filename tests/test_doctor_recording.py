@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from doctor_rig import READY, answer, changed, command, file, folder, link, without
-from gpunetio.doctor import LiveHost, ReplayHost, Trouble, Wanted, examine, live, load, record, save
-from gpunetio.doctor.host import Kind, Reading
-from gpunetio.doctor.redact import redact
+from gpunetio.doctor import LiveHost, ReplayHost, Trouble, Wanted, examine, load, record, save
+from gpunetio.doctor.machine import live
+from gpunetio.doctor.machine.host import Kind, Reading
+from gpunetio.doctor.machine.redact import redact
 from gpunetio.errors import InvalidValueError
 
 WORDS = st.text(string.printable, min_size=1, max_size=12)
@@ -161,7 +162,7 @@ def test_a_pipe_in_the_place_of_a_file(tmp_path):
 
 
 def test_a_command_that_hangs(monkeypatch):
-    monkeypatch.setattr("gpunetio.doctor.live.DEADLINE", 0.2)
+    monkeypatch.setattr("gpunetio.doctor.machine.live.DEADLINE", 0.2)
     reading = LiveHost().run("sleep", "60")
     assert (reading.trouble, reading.error) == (Trouble.TIMEOUT, "no answer within 0.2 s")
 

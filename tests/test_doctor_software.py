@@ -11,9 +11,9 @@ import pytest
 
 from doctor_rig import answer, file, folder, found, report, without
 from gpunetio.doctor import LiveHost, Status, Trouble, Use
-from gpunetio.doctor.checks_software import CUDA_STACK, NEEDED, OLDEST_PYTHON
+from gpunetio.doctor.checks.software import CUDA_STACK, NEEDED, OLDEST_PYTHON
 from gpunetio.doctor.finding import HARDWARE, Readiness
-from gpunetio.doctor.host import Kind
+from gpunetio.doctor.machine.host import Kind
 
 OK, WARN, FAIL, SKIP = Status.OK, Status.WARN, Status.FAIL, Status.SKIP
 NO_GPU = (folder("/sys/bus/pci/devices"), without(Kind.COMMAND, "nvidia-smi", "-q"))

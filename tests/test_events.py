@@ -18,7 +18,7 @@ from gpunetio import verbs
 from gpunetio.enums import Access, AsyncEventType, CqOverrun, PortState, QpState, SendFlags, WcStatus, WrOpcode
 from gpunetio.errors import BadStateError, DriverError, FullError, InUseError, InvalidValueError
 from gpunetio.formats.events import EventType
-from gpunetio.nic import channels
+from gpunetio.nic.queues import channels
 from gpunetio.verbs import CQ, QP, CompChannel, RecvWr, SendWr, Sge
 from nic_rig import Buffer, until, view
 

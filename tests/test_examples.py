@@ -238,7 +238,7 @@ COMPILES = """
 import sys
 sys.path.insert(0, sys.argv[1])
 from numba import cuda, float64, int64, void
-from gpunetio.device.launch import offline
+from gpunetio.jit.launch import offline
 import first_put, halo_exchange
 for kernel, types in (
     (first_put.put_pieces, [int64] * 7), (halo_exchange.diffuse, [float64[:, :, ::1]] + [int64] * 9),

@@ -16,9 +16,9 @@ import pytest
 from fake_gpu import LAUNCH_FAILURE, FakeGpus, FarEnds, far_ends
 from gpunetio.enums import Access
 from gpunetio.errors import InvalidValueError, NotSupportedError
-from gpunetio.nic.cuda_driver import cuda_driver
-from gpunetio.nic.movers import STAGING
-from gpunetio.nic.reasons import Reason
+from gpunetio.nic.dma.cuda_driver import cuda_driver
+from gpunetio.nic.dma.movers import STAGING
+from gpunetio.nic.observe.reasons import Reason
 from nic_rig import (
     ALWAYS,
     CS,

@@ -13,11 +13,11 @@ from fake_gpu import LAUNCH_FAILURE, FakeGpus, FarBuffer, FarEnds, far_ends
 from gpunetio import QpType, verbs
 from gpunetio.fabric.faults import Faults
 from gpunetio.memory import HostMemory
-from gpunetio.nic.movers import PIECE
+from gpunetio.nic.control.port import PortConfig
+from gpunetio.nic.dma.movers import PIECE
+from gpunetio.nic.dma.staging import SLOT_BYTES, SLOTS
 from gpunetio.nic.nic import SoftNic
-from gpunetio.nic.port import PortConfig
-from gpunetio.nic.reasons import Reason
-from gpunetio.nic.staging import SLOT_BYTES, SLOTS
+from gpunetio.nic.observe.reasons import Reason
 from nic_rig import (
     LOCAL_QP_OP,
     READ,

@@ -9,8 +9,6 @@ from itertools import product
 import numpy as np
 import pytest
 
-from gpunetio.device.compile import engine_function
-from gpunetio.device.ops import ld64, st64
 from gpunetio.fabric.faults import Faults
 from gpunetio.fabric.frames import (
     PACKET,
@@ -26,8 +24,10 @@ from gpunetio.fabric.frames import (
 )  # fmt: skip
 from gpunetio.fabric.injector import FAULTS, Injector, faults_at, icrc_fits, inject
 from gpunetio.formats.commands import ServiceType
+from gpunetio.jit.compile import engine_function
+from gpunetio.jit.ops import ld64, st64
 from gpunetio.memory import HostMemory
-from gpunetio.nic.tables import PACKET_FATES
+from gpunetio.nic.state.tables import PACKET_FATES
 from nic_rig import (
     FA,
     READ,

@@ -10,9 +10,6 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from gpunetio.device.compile import engine_function
-from gpunetio.device.ops import be32, copy, ld8, ld32, ld64, st8, st16, st32, st64, st_release64
-from gpunetio.device.struct_view import struct_view
 from gpunetio.enums import Access, CqOverrun
 from gpunetio.fabric.frames import (
     FRAME,
@@ -32,10 +29,13 @@ from gpunetio.fabric.icrc import HEADER_ROOM, icrc
 from gpunetio.fabric.inprocess import LinkEnd
 from gpunetio.formats.commands import QpState, ServiceType
 from gpunetio.formats.layout import Entry
+from gpunetio.jit.compile import engine_function
+from gpunetio.jit.ops import be32, copy, ld8, ld32, ld64, st8, st16, st32, st64, st_release64
+from gpunetio.jit.struct_view import struct_view
 from gpunetio.memory import HostMemory
+from gpunetio.nic.state.tables import PACKET_FATES, QP_ROW, QP_SETUP_BYTES, WIRE, nic_at, qp_row_at, wire_at
 from gpunetio.nic.step import step
-from gpunetio.nic.tables import PACKET_FATES, QP_ROW, QP_SETUP_BYTES, WIRE, nic_at, qp_row_at, wire_at
-from gpunetio.nic.wires import forget_due
+from gpunetio.nic.transport.wires import forget_due
 from nic_rig import (
     FA,
     READ,

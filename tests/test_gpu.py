@@ -12,9 +12,7 @@ import pytest
 from numba.core.errors import TypingError
 
 from gpunetio import DocaError, Gpu, MemType, NicHandler, device, gpu_list, kernel, verbs
-from gpunetio.device import launch as launch_module
 from gpunetio.device import status
-from gpunetio.device.launch import observers, running
 from gpunetio.errors import (
     BadStateError,
     InUseError,
@@ -27,6 +25,8 @@ from gpunetio.formats.cqe import Syndrome
 from gpunetio.formats.device_structs import DEV_CQ, DEV_QP
 from gpunetio.gpu import export as export_module
 from gpunetio.gpu.memory import RunningLaunches
+from gpunetio.jit import launch as launch_module
+from gpunetio.jit.launch import observers, running
 from pair import Pair, make_pair
 
 
@@ -346,7 +346,7 @@ def test_impossible_launches(config):
 
 
 def test_a_block_must_be_whole_warps():
-    with Gpu("host", warp=4) as host, pytest.raises(InvalidValueError, match="divides the block"):
+    with Gpu("host", warp=4) as host, pytest.raises(InvalidValueError, match="divide the block"):
         nothing[1, 6, host](0)
 
 

@@ -9,7 +9,7 @@ import pytest
 from churn_kernels import churn, receive_many, send_many, take_many
 from device_programs import run, start
 from gpunetio import ExportedQp, Gpu, NicHandler, device
-from gpunetio.device.launch import Kernel
+from gpunetio.jit.launch import Kernel
 from test_twosided import Post, opened
 
 WARP_LANES = 32

@@ -20,9 +20,9 @@ from scapy.layers.inet6 import IPv6
 from scapy.packet import Raw
 
 from gpunetio import device
-from gpunetio.device import ops
 from gpunetio.fabric import icrc
 from gpunetio.formats.packet import ROCE_UDP_PORT, PacketOpcode
+from gpunetio.jit import ops
 
 ipv4 = st.integers(0, 2**32 - 1).map(ipaddress.IPv4Address)
 ipv6 = st.integers(0, 2**128 - 1).map(ipaddress.IPv6Address)
@@ -71,7 +71,7 @@ SSE = "+sse2,+ssse3,+sse4.1,+pclmul"
 AVX2 = SSE + ",+sse4.2,+avx,+avx2,+vpclmulqdq"
 OTHER_CPU = """
 import zlib, numpy as np
-from gpunetio.device import ops
+from gpunetio.jit import ops
 from gpunetio.fabric import icrc
 assert ops._clmul_lanes() == {lanes}
 data = np.random.default_rng(1).integers(0, 256, 700, np.uint8)

@@ -12,6 +12,7 @@ The layers, from high to low:
     nic
     fabric
     device
+    jit                             the compiler substrate
     formats
     errors, log, enums, memory, ... modules at the package root that anyone may import, and that import only each other
 
@@ -42,6 +43,7 @@ LAYERS = (
     ("nic",),
     ("fabric",),
     ("device",),
+    ("jit",),
     ("formats",),
     ("errors", "log", "enums", "types", "memory", "compiler", "interrupts", "limits", "service", "_version"),
 )
@@ -140,7 +142,7 @@ def test_upward_import_is_seen(path: str, source: str, upward: str) -> None:
         ("__init__.py", "from .verbs import PD\nfrom .eth import RxQueue"),
         ("cli/__init__.py", "import gpunetio\nfrom gpunetio import PD"),
         ("formats/wqe.py", "import typing\nif typing.TYPE_CHECKING:\n    from ..nic import tables"),
-        ("device/ops.py", "import numba\nfrom numba import cuda"),
+        ("jit/ops.py", "import numba\nfrom numba import cuda"),
     ],
 )
 def test_downward_import_passes(path: str, source: str) -> None:

@@ -13,9 +13,9 @@ from gpunetio.bench.litmus import DEPTH, FENCES, RING, Litmus, read_ring
 from gpunetio.cli import app
 from gpunetio.cli.selftest import FENCES as CHOICES
 from gpunetio.device import clock_ns, st64
-from gpunetio.device.launch import offline
 from gpunetio.errors import InvalidValueError
 from gpunetio.formats.wqe import WQEBB
+from gpunetio.jit.launch import offline
 from gpunetio.memory import HostMemory
 
 WORDS = (WQEBB + 64) // 8  # of a slot: a WQE, and a payload as large

@@ -19,10 +19,10 @@ from gpunetio.fabric.frames import FRAME, LENT_SHIFT, LOAN_SHIFT, MAX_LENT, PACK
 from gpunetio.gpu import Gpu
 from gpunetio.gpu.host_backend import SHARED_FROM
 from gpunetio.memory import PAGE, HostMemory, open_shared
-from gpunetio.nic import loans
+from gpunetio.nic.control.port import PortConfig
+from gpunetio.nic.dma import loans
 from gpunetio.nic.nic import SoftNic
-from gpunetio.nic.port import PortConfig
-from gpunetio.nic.tables import LOAN, LOANS, WIRE
+from gpunetio.nic.state.tables import LOAN, LOANS, WIRE
 from nic_rig import (
     READ,
     RESP_SEND,

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from doctor_rig import DATA, READY
-from gpunetio.doctor.mlxconfig import Setting, number_of, parse, parse_mst
+from gpunetio.doctor.machine.mlxconfig import Setting, number_of, parse, parse_mst
 
 SEED = DATA / "seed"
 CONNECTX = {"0000:b5:00.1": "/dev/mst/mt4125_pciconf0.1", "0000:b5:00.0": "/dev/mst/mt4125_pciconf0"}

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpunetio import Gpu, kernel
-from gpunetio.device import ops
 from gpunetio.enums import QpAtomicType, QpState
-from gpunetio.nic.reasons import Reason
+from gpunetio.jit import ops
+from gpunetio.nic.observe.reasons import Reason
 from nic_rig import (
     CS,
     LOCAL_LENGTH,

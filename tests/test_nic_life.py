@@ -13,7 +13,7 @@ from gpunetio import memory, verbs
 from gpunetio.enums import QpState
 from gpunetio.nic import nic
 from gpunetio.nic.nic import SoftNic
-from gpunetio.nic.reasons import Reason
+from gpunetio.nic.observe.reasons import Reason
 from gpunetio.providers.soft import SoftProvider
 from nic_rig import (
     ALWAYS,

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from doctor_rig import data
-from gpunetio.doctor import nvidia_smi
+from gpunetio.doctor.machine import nvidia_smi
 
 WORDS = st.text("ABCdef 123()", min_size=1, max_size=20).map(str.strip).filter(bool)
 VALUES = st.text("ABCdef 123:.%", min_size=1, max_size=20).map(str.strip).filter(bool)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from gpunetio.fabric.faults import Faults
-from gpunetio.nic.commands import CommandInterpreter
+from gpunetio.nic.control.commands import CommandInterpreter
 from nic_rig import READ, RETRY_EXCEEDED, WRITE, Ends, Queue, error_of, pause, until
 
 PSN = 7

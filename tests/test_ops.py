@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpunetio import Gpu, device, kernel
-from gpunetio.device import ops
+from gpunetio.jit import ops
 from pair import run_on
 
 U64 = (1 << 64) - 1

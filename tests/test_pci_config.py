@@ -10,9 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from doctor_rig import DATA, file
-from gpunetio.doctor import pci_config
-from gpunetio.doctor.pci_config import ACS_BITS, Acs, DeviceControl, acs, device_control, has_extended, parse_acs
-from gpunetio.doctor.redact import redact
+from gpunetio.doctor.machine import pci_config
+from gpunetio.doctor.machine.pci_config import (
+    ACS_BITS,
+    Acs,
+    DeviceControl,
+    acs,
+    device_control,
+    has_extended,
+    parse_acs,
+)
+from gpunetio.doctor.machine.redact import redact
 from pci_rig import config
 
 # A root port: MSI-less, Express at 0x90, ACS at 0x148 behind an error report.

@@ -10,7 +10,7 @@ import pytest
 from gpunetio import Faults, LinkLayer, PortConfig, verbs
 from gpunetio.errors import InUseError, InvalidValueError, NotFoundError
 from gpunetio.fabric.neighbours import owner_of
-from gpunetio.nic.port import MAX_HEADERS, Port, address_of, can_reach, gid_of, link_mtu_of, mac_of
+from gpunetio.nic.control.port import MAX_HEADERS, Port, address_of, can_reach, gid_of, link_mtu_of, mac_of
 from gpunetio.providers import soft
 from nic_child import Child
 from nic_rig import READ, REQ, SEND, SIZE, WRITE, Buffer, Queue, connect, raddr
@@ -196,7 +196,7 @@ def test_can_reach():
 
 
 def test_a_gid_without_a_route(monkeypatch):
-    monkeypatch.setattr("gpunetio.nic.links.can_reach", lambda address: False)
+    monkeypatch.setattr("gpunetio.nic.control.links.can_reach", lambda address: False)
     with verbs.open("soft5", port=PortConfig(addresses=(own_address(),))) as ctx:
         provider = ctx.provider
         for text in ("192.0.2.1", "2001:db8::1"):

@@ -21,9 +21,10 @@ from gpunetio.enums import CqOverrun, QpState, SendFlags, WcFlags, WcOpcode, WcS
 from gpunetio.errors import BadStateError, DocaErrorCode, InvalidValueError
 from gpunetio.memory import HostMemory
 from gpunetio.nic.step import SCANNED
-from gpunetio.verbs import CQ, QP, BadWrError, Completion, QpInitAttr, RecvWr, SendWr, Sge, doorbell
-from gpunetio.verbs.devx_queues import ReceiveQueue, SendQueue
-from gpunetio.verbs.doorbell import ring_receive
+from gpunetio.verbs import CQ, QP, BadWrError, Completion, QpInitAttr, RecvWr, SendWr, Sge
+from gpunetio.verbs.devx import doorbell
+from gpunetio.verbs.devx.doorbell import ring_receive
+from gpunetio.verbs.devx.queues import ReceiveQueue, SendQueue
 from nic_rig import Buffer, until
 
 SIZE = 1 << 14

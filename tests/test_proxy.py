@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpunetio import CqOverrun, Gpu, MemType, NicHandler, ProxyService, SendDbrModeExt, device, kernel, verbs
-from gpunetio.device.launch import observers
 from gpunetio.errors import BadStateError, DriverError, InvalidValueError, NotSupportedError
 from gpunetio.formats.device_structs import DEV_QP
 from gpunetio.gpu.proxy_loop import PROXY_ROW, forward
 from gpunetio.gpu.structure import Place
+from gpunetio.jit.launch import observers
 from nic_rig import until
 from pair import Pair, make_pair
 from queue_kernels import puts, puts_in_turn

@@ -10,6 +10,8 @@ import pytest
 import gpunetio as gn
 from gpunetio import device as dev
 from gpunetio import verbs
+from gpunetio.jit.cuda_launch import CudaLaunch
+from gpunetio.jit.host_threads import HostLaunch
 from gpunetio.memory import HostMemory
 
 
@@ -32,7 +34,7 @@ def pd(ctx) -> verbs.PD:
 def public_classes() -> list[type]:
     """The classes that users meet, without exceptions and enumerations."""
     found = {getattr(module, name) for module in (gn, verbs) for name in module.__all__}
-    found |= {HostMemory, type(posting), dev.launch.HostLaunch, dev.launch.CudaLaunch}
+    found |= {HostMemory, type(posting), HostLaunch, CudaLaunch}
     return [one for one in found if inspect.isclass(one) and not issubclass(one, (enum.Enum, BaseException))]
 
 

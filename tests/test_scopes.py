@@ -10,7 +10,7 @@ import pytest
 from device_programs import Call, run
 from gpunetio import Gpu, MemType, device, verbs
 from gpunetio.formats.cqe import Syndrome
-from gpunetio.nic.port import PortConfig
+from gpunetio.nic.control.port import PortConfig
 from nic_rig import until
 from pair import Pair, make_pair
 

@@ -15,7 +15,7 @@ from gpunetio.enums import AsyncEventType, QpState, SrqType, WcOpcode, WcStatus,
 from gpunetio.errors import BadStateError, InUseError, InvalidValueError, NotSupportedError
 from gpunetio.memory import HostMemory
 from gpunetio.verbs import CQ, QP, SRQ, BadWrError, Completion, QpEndpoint, RecvWr, SendWr, Sge
-from gpunetio.verbs.devx_srq import FreeList
+from gpunetio.verbs.devx.srq import FreeList
 from nic_rig import Buffer, until, view
 from transport_rig import PEER_GID, PEER_QPN, Lab, send_packets
 from transport_rig import lab as lab  # a fixture

@@ -22,9 +22,9 @@ from gpunetio.enums import Access
 from gpunetio.errors import InvalidValueError, NotFoundError
 from gpunetio.fabric.neighbours import Door
 from gpunetio.memory import PAGE, HostMemory
-from gpunetio.nic.observe import Observed, running
-from gpunetio.nic.publish import Publication, describe_dtype
-from gpunetio.nic.tables import COUNTERS, CQ_ROW, GID_ROW, Table
+from gpunetio.nic.observe.publish import Publication, describe_dtype
+from gpunetio.nic.observe.running import Observed, running
+from gpunetio.nic.state.tables import COUNTERS, CQ_ROW, GID_ROW, Table
 from neighbour import address
 from nic_rig import until
 

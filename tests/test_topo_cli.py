@@ -15,10 +15,13 @@ from hypothesis import strategies as st
 
 from doctor_rig import DATA, READY, changed, command, file, folder, link
 from gpunetio.cli import app
-from gpunetio.doctor import Trouble, checks_topology, picture, save, topology, tree
-from gpunetio.doctor.host import Kind, Reading
-from gpunetio.doctor.pci import FOLDER
-from gpunetio.doctor.tree import Node
+from gpunetio.doctor import Trouble, save
+from gpunetio.doctor.checks import topology as checks_topology
+from gpunetio.doctor.machine import topology
+from gpunetio.doctor.machine.host import Kind, Reading
+from gpunetio.doctor.machine.pci import FOLDER
+from gpunetio.doctor.report import picture, tree
+from gpunetio.doctor.report.tree import Node
 from topology_rig import CONVERGED, EIGHT, built, gpu, machine, nic
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -306,5 +309,5 @@ def test_it_imports_little(tmp_path):
         check=True,
     )  # fmt: skip
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-    assert "gpunetio.doctor.tree" in imported
+    assert "gpunetio.doctor.report.tree" in imported
     assert not {"numba", "llvmlite", "matplotlib", "rich", "gpunetio.gpu", "gpunetio.nic.engine"} & imported

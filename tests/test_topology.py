@@ -9,8 +9,17 @@ from hypothesis import strategies as st
 
 from doctor_rig import DATA, READY, answer, changed, command, file, folder, found, link, statuses, without
 from gpunetio.doctor import Status, Wanted, examine
-from gpunetio.doctor.host import Kind
-from gpunetio.doctor.topology import SELF, UNKNOWN, Distance, best_nic, distance, matrix, natural, parse_topo_m
+from gpunetio.doctor.machine.host import Kind
+from gpunetio.doctor.machine.topology import (
+    SELF,
+    UNKNOWN,
+    Distance,
+    best_nic,
+    distance,
+    matrix,
+    natural,
+    parse_topo_m,
+)
 from topology_rig import CONVERGED, EIGHT, EIGHT_TOPO_M, built, gpu, machine, nic
 
 SWITCH = "pci0000:b0/b0:02.0/b1:00.0"

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpunetio.enums import Access, QpState
-from gpunetio.nic.reasons import Reason
+from gpunetio.nic.observe.reasons import Reason
 from nic_rig import (
     ALWAYS,
     CS,

@@ -19,7 +19,7 @@ from gpunetio.cli import app
 from gpunetio.enums import LinkLayer
 from gpunetio.errors import DocaError, DriverError, InvalidValueError, UnexpectedError
 from gpunetio.fabric.faults import Faults
-from gpunetio.nic.port import PortConfig
+from gpunetio.nic.control.port import PortConfig
 from gpunetio.rendezvous import PeerError
 from gpunetio.samples import verbs_server_client as sample
 from gpunetio.samples.verbs_server_client import SampleOptions

@@ -32,8 +32,8 @@ from gpunetio.errors import (
 from gpunetio.formats.commands import Status
 from gpunetio.formats.cqe import INIT_OP_OWN, Syndrome
 from gpunetio.memory import HostMemory
-from gpunetio.nic.reasons import Reason
-from gpunetio.nic.syndromes import CommandSyndrome
+from gpunetio.nic.control.syndromes import CommandSyndrome
+from gpunetio.nic.observe.reasons import Reason
 from gpunetio.verbs import QpAttr, QpEndpoint
 from nic_rig import READ, REQ, REQ_ERR, SEND, WRITE, Completions, Queue, connect, data, raddr, until
 from test_memory import OnlyDlpack
@@ -207,7 +207,7 @@ def test_handles_are_not_copied(ctx, pd, ends):
 FORK = """
     import os
     from gpunetio import verbs
-    from gpunetio.device.launch import observers, running, tell_observers
+    from gpunetio.jit.launch import observers, running, tell_observers
     from gpunetio.errors import BadStateError
     from nic_rig import REQ, WRITE, Queue, connect, data, raddr
 

@@ -11,7 +11,7 @@ from gpunetio import Gpu, MemType, NicHandler, QpError, QpState, device, verbs
 from gpunetio.enums import CqOverrun
 from gpunetio.formats.cqe import Syndrome
 from gpunetio.gpu.completions import FailedWqe
-from gpunetio.nic.reasons import Reason
+from gpunetio.nic.observe.reasons import Reason
 from nic_rig import until
 from pair import Pair, make_pair
 from queue_kernels import puts, receive

@@ -15,9 +15,9 @@ from gpunetio import verbs
 from gpunetio.errors import InUseError
 from gpunetio.fabric.neighbours import Door
 from gpunetio.memory import PAGE, HostMemory
-from gpunetio.nic.port import PortConfig
-from gpunetio.nic.publish import TABLES
-from gpunetio.nic.tables import PIPES, UDP
+from gpunetio.nic.control.port import PortConfig
+from gpunetio.nic.observe.publish import TABLES
+from gpunetio.nic.state.tables import PIPES, UDP
 from gpunetio.providers import soft
 from neighbour import address
 from nic_rig import REQ_ERR, RETRY_EXCEEDED

@@ -36,8 +36,8 @@ def run(program: str) -> str:
     "module",
     [
         "gpunetio", "gpunetio.verbs", "gpunetio.providers", "gpunetio.testing", "gpunetio.samples.verbs_server_client",
-        "gpunetio.bench.pingpong", "gpunetio.cli", "gpunetio.fabric.faults", "gpunetio.nic.port",
-        "gpunetio.doctor.probe_process",
+        "gpunetio.bench.pingpong", "gpunetio.cli", "gpunetio.fabric.faults", "gpunetio.nic.control.port",
+        "gpunetio.doctor.probes.process",
     ],
 )  # fmt: skip
 def test_import(module: str) -> None:
@@ -118,8 +118,8 @@ def test_the_doctors_probes() -> None:
     run("""
 from contextlib import ExitStack
 from gpunetio import verbs
-from gpunetio.doctor import probe_bench
-from gpunetio.doctor.probe_process import probe
+from gpunetio.doctor.probes import bench as probe_bench
+from gpunetio.doctor.probes.process import probe
 from test_verbs_fake import FakeProvider
 
 probe_bench.open_context = lambda name: verbs.import_context(FakeProvider())

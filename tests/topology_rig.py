@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from doctor_rig import DATA, Change, changed, command, file, folder, link
 from gpunetio.doctor import Machine, ReplayHost, Wanted
-from gpunetio.doctor.pci import FOLDER, PciDevice
+from gpunetio.doctor.machine.pci import FOLDER, PciDevice
 
 _KINDS = {"gpu": (0x10DE, 0x2330, 0x030200), "nic": (0x15B3, 0x1021, 0x020700), "bridge": (0x1000, 0xC030, 0x060400)}
 

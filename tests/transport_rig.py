@@ -19,8 +19,8 @@ from gpunetio import verbs
 from gpunetio.fabric import frames
 from gpunetio.fabric.inprocess import InProcessWire
 from gpunetio.nic import step
-from gpunetio.nic.port import PortConfig
-from gpunetio.nic.tables import WIRE
+from gpunetio.nic.control.port import PortConfig
+from gpunetio.nic.state.tables import WIRE
 from gpunetio.verbs import QpEndpoint
 from nic_rig import Buffer, Queue, until, view
 

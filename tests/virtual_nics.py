@@ -12,19 +12,19 @@ from typing import Any
 import numpy as np
 
 from gpunetio import verbs
-from gpunetio.device.compile import engine_function
-from gpunetio.device.ops import be32, copy, ld8, ld64, st_release32
-from gpunetio.device.struct_view import struct_view
 from gpunetio.fabric.faults import Faults
 from gpunetio.fabric.injector import FAULTS, HELD, HELD_BACK, SLOT, faults_at, held_at
 from gpunetio.formats.commands import QpState
 from gpunetio.formats.doorbell import PI_MASK, WQE_IDX_SHIFT
 from gpunetio.formats.layout import Entry
+from gpunetio.jit.compile import engine_function
+from gpunetio.jit.ops import be32, copy, ld8, ld64, st_release32
+from gpunetio.jit.struct_view import struct_view
+from gpunetio.nic.control.port import PortConfig
 from gpunetio.nic.nic import SoftNic
-from gpunetio.nic.port import PortConfig
+from gpunetio.nic.state.tables import WIRE, nic_at, qp_row_at, watch_at, wire_at
+from gpunetio.nic.state.watch import entry
 from gpunetio.nic.step import scan_records, step
-from gpunetio.nic.tables import WIRE, nic_at, qp_row_at, watch_at, wire_at
-from gpunetio.nic.watch import entry
 from gpunetio.providers.soft import open_device
 from nic_rig import Queue, view
 

@@ -25,7 +25,7 @@ from gpunetio.cli import app
 from gpunetio.enums import Access, QpState
 from gpunetio.fabric.faults import Faults
 from gpunetio.formats.cqe import Syndrome
-from gpunetio.nic.port import PortConfig
+from gpunetio.nic.control.port import PortConfig
 from gpunetio.verbs import QpEndpoint
 from protocol import ACCESS, Connection, End, Session
 

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from patches import ROOT, read_all
 
-from gpunetio.device.compile import sources_of
+from gpunetio.jit.compile import sources_of
 
 PACKAGE = Path("src/gpunetio")
 COMPILED_GOAL, PYTHON_GOAL = 1.0, 0.92

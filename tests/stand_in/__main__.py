@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 from gpunetio.cli import main
-from gpunetio.nic.port import PortConfig
+from gpunetio.nic.control.port import PortConfig
 
 from . import built, installed
 

@@ -9,8 +9,8 @@ from unittest import mock
 from weakref import WeakSet
 
 from gpunetio.enums import QpSendDbrMode, UarAllocationType
+from gpunetio.nic.control.port import PortConfig
 from gpunetio.nic.nic import SoftNic
-from gpunetio.nic.port import PortConfig
 from gpunetio.providers import Provider
 from gpunetio.providers.mlx5 import libraries
 from gpunetio.providers.mlx5.provider import Mlx5Provider

@@ -31,8 +31,8 @@ from gpunetio.errors import (
 )  # fmt: skip
 from gpunetio.formats.commands import OUT, Opcode, Status
 from gpunetio.formats.events import EventType, PortSubtype
+from gpunetio.nic.control.port import Port, PortConfig
 from gpunetio.nic.nic import SoftNic
-from gpunetio.nic.port import Port, PortConfig
 from gpunetio.providers import soft
 from gpunetio.providers.mlx5.structs import (
     IBV_REREG_MR_CHANGE_ACCESS,

@@ -8,7 +8,7 @@ from gpunetio.formats import commands as cmd
 from gpunetio.formats.commands import Opcode
 from gpunetio.formats.layout import VARIABLE, BitStruct
 
-SYNDROME = 0x5F00FF  # beside those of gpunetio.nic.syndromes
+SYNDROME = 0x5F00FF  # beside those of gpunetio.nic.control.syndromes
 
 
 def _mask(layout: BitStruct) -> int:

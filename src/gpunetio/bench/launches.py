@@ -17,7 +17,7 @@ from ..device.status import EIO, ETIMEDOUT, NAMES
 from ..enums import MemType
 from ..errors import DocaError, DriverError, TimedOutError
 from ..gpu import ExportedQp, Gpu, GpuMemory
-from .kernel_parts import NOT_INLINE, RECORD_WORDS, STOPPED, WRONG_LENGTH
+from .kernels.parts import NOT_INLINE, RECORD_WORDS, STOPPED, WRONG_LENGTH
 
 logger: logging.Logger = logging.getLogger("gpunetio.bench")
 

@@ -19,14 +19,14 @@ import numpy as np
 
 from .. import device as dev
 from ..device import device_function, kernel
-from ..device.compile import engine_function
-from ..device.ops import fence_release_gpu, st128, st_mmio64
 from ..device.waiting import patience
 from ..enums import MemType
 from ..errors import InvalidValueError, TimedOutError
 from ..formats.layout import Entry
 from ..formats.wqe import WQEBB
 from ..gpu import Gpu
+from ..jit.compile import engine_function
+from ..jit.ops import fence_release_gpu, st128, st_mmio64
 from ..service import STOP_TIMEOUT, ServiceThread
 
 FENCES = ("product", "gpu", "sys", "none")  # "product" is the fence of the device library

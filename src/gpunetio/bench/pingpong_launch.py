@@ -12,9 +12,9 @@ from ..formats.doorbell import QP_DBREC
 from ..gpu import Gpu
 from ..verbs import QP, Context
 from . import launches
-from .kernel_parts import RECORD_WORDS
+from .kernels.parts import RECORD_WORDS
+from .kernels.pingpong import OUT, RECEIVE_SIDE, pingpong, post_receives
 from .launches import Launcher
-from .pingpong_kernel import OUT, RECEIVE_SIDE, pingpong, post_receives
 from .pingpong_player import SEND_SLOTS, PingPongOptions, Played, Player, problem_at
 
 SECONDS_A_MESSAGE = 0.01  # on top of the seconds of a launch

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..nic.port import PortConfig
+from ..nic.control.port import PortConfig
 from ..rendezvous.link import PORT
 from ..verbs import QP, Context
 

@@ -24,7 +24,7 @@ from ..rendezvous import link as talk
 from ..rendezvous.link import Link, Message, PeerError, accept, dial, listen, own_address
 from .agreement import Far, File, agree, swap_ends, swap_words
 from .data import Arrival, Data, Ends, Pattern, Payload
-from .kernel_parts import MOST_THREADS
+from .kernels.parts import MOST_THREADS
 from .launches import GRACE_SECONDS, LAUNCH_SECONDS
 from .options import Options
 from .results import BwResult, Check, LatResult, Result

@@ -17,7 +17,7 @@ from ..verbs import open as open_device
 from . import timestamps
 from .data import Data
 from .ends import End, table
-from .kernels import KERNELS
+from .kernels.catalog import KERNELS
 from .launches import Launcher
 from .options import Options
 from .results import Check, Result

@@ -12,7 +12,7 @@ from ..gpu import ExportedQp, Gpu, GpuMemory
 from ..verbs import MR, PD, Context
 from . import launches
 from .ends import End
-from .kernel_parts import MOST_THREADS
+from .kernels.parts import MOST_THREADS
 from .options import Options
 from .words import Order, Words
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from .. import device as dev
-from ..device.compile import device_function
+from ..jit.compile import device_function
 
 LIMIT, NOTED, SEEN, HEADER = 0, 8, 16, 24
 MESSAGE, BEGIN, POSTED, DONE, TICKET, ROW = 0, 8, 16, 24, 32, 40

@@ -13,7 +13,7 @@ from ..enums import GidType
 from .failures import guarded
 
 if TYPE_CHECKING:
-    from ..nic.observe import Observed
+    from ..nic.observe.running import Observed
     from ..verbs import Context
 
 _GID_TYPES = {GidType.IB: "", GidType.ROCE_V1: ", RoCE v1", GidType.ROCE_V2: ", RoCE v2"}
@@ -45,7 +45,7 @@ def devices(wanted: str | None, names_only: bool, verbose: bool, as_json: bool) 
         return
     live: list[Observed] = []
     if verbose and not as_json and any(info.provider == "soft" for info in listed.values()):
-        from ..nic.observe import running
+        from ..nic.observe.running import running
 
         live = running()  # of all names at once: some may not answer
     documents = []

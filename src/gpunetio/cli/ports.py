@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from ..nic.port import PortConfig
+    from ..nic.control.port import PortConfig
 
 ADDRESS = click.option(
     "--address", "addresses", metavar="IP", multiple=True,
@@ -60,7 +60,7 @@ def nic_port(values: dict[str, Any]) -> PortConfig | None:
         return None
     from ..enums import LinkLayer
     from ..fabric.faults import Faults
-    from ..nic.port import PortConfig
+    from ..nic.control.port import PortConfig
 
     return PortConfig(
         addresses=addresses, wire=wire, mtu=mtu, link_layer=LinkLayer[link_layer.upper()],

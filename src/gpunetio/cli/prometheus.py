@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ..nic.observe import Observed
+    from ..nic.observe.running import Observed
 
 # Meanings of the kernel's counter names (counters, hw_counters). A name that is missing here explains itself.
 _HELP = {

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from ..nic.observe import Observed
+    from ..nic.observe.running import Observed
 
 PIPE_WIDTH = 1000  # wide enough that nothing is cut off without a terminal
 
@@ -26,7 +26,7 @@ def selection(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def nobody(device: str | None, pid: int | None) -> str:
     """Return why there is nothing to show."""
-    from ..nic.observe import running
+    from ..nic.observe.running import running
 
     here = ", ".join(f"{nic.name} in process {nic.pid}" for nic in running())
     what = f"no software NIC{f' {device}' if device else ''} runs{f' in process {pid}' if pid else ''}"
@@ -36,7 +36,7 @@ def nobody(device: str | None, pid: int | None) -> str:
 def find(device: str | None, pid: int | None) -> list[Observed]:
     """Return the selected NICs; NotFoundError if there are none."""
     from ..errors import NotFoundError
-    from ..nic.observe import running
+    from ..nic.observe.running import running
 
     if nics := running(device, pid):
         return nics

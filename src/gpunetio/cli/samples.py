@@ -105,7 +105,7 @@ def verbs_wait_cq_wr(**values: Any) -> None:
 
     Read the program in gpunetio/samples/verbs_wait_cq_wr.py.
     """
-    from ..nic.port import PortConfig
+    from ..nic.control.port import PortConfig
     from ..samples.verbs_wait_cq_wr import SampleOptions, run
 
     options = SampleOptions(

@@ -16,7 +16,7 @@ from .running import console, find, selection, table
 if TYPE_CHECKING:
     import numpy as np
 
-    from ..nic.observe import Observed
+    from ..nic.observe.running import Observed
 
 KINDS = {
     "qp": "qps", "cq": "cqs", "srq": "srqs", "mr": "mkeys", "gid": "gids", "pd": "pds", "umem": "umems",
@@ -119,7 +119,7 @@ def _cell(kind: str, field: str, nic: Observed, row: np.void) -> str:
     if (kind, field) == ("cq", "log"):
         return str(1 << int(row[field]))
     if (kind, field) == ("mr", "address"):
-        from ..nic.movers import FAR_ADDRESS
+        from ..nic.dma.movers import FAR_ADDRESS
 
         return f"{_unsigned(row['iova'] + row['delta']) & FAR_ADDRESS:#x}"  # without the flag of the GPU memory mover
     if (kind, field) == ("qp", "peer_high"):

@@ -19,7 +19,7 @@ from .seconds import Seconds
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ..nic.observe import Observed
+    from ..nic.observe.running import Observed
 
 _COLUMNS = (("device", False), ("pid", True), ("counter", False), ("value", True), ("per second", True))
 
@@ -43,7 +43,7 @@ def stat(
     as_json: bool, prometheus: bool,
 ) -> None:  # fmt: skip
     """Show the counters of running software NICs: all NICs of this user in this network namespace."""
-    from ..nic.observe import running
+    from ..nic.observe.running import running
 
     if prometheus and as_json:
         raise click.UsageError("--json and --prometheus exclude each other")
@@ -113,7 +113,7 @@ class _Watch:
 
     def look(self) -> _Watch:
         """Read all counters."""
-        from ..nic.observe import running
+        from ..nic.observe.running import running
 
         before, self._samples = self._samples, {}
         for nic in running(self._device, self._pid):

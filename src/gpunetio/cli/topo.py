@@ -15,8 +15,8 @@ from .machine import FILE, machine_options, opened, options_at_fault
 
 if TYPE_CHECKING:
     from ..doctor import Finding, Machine
-    from ..doctor.machine import Gpu, Nic
-    from ..doctor.tree import Node
+    from ..doctor.machine.devices import Gpu, Nic
+    from ..doctor.report.tree import Node
 
 _COLOURS = {"GPU": "green", "NIC": "cyan", "switch": "bright_blue"}
 _EMPTY = "This machine has neither an NVIDIA GPU nor an RDMA NIC."
@@ -36,8 +36,10 @@ def topo(
     Distances are those of `nvidia-smi topo -m`, computed from sysfs: PIX (at most one PCIe switch between them), PXB
     (several), PHB (their host bridge), NODE (two host bridges of a NUMA node), SYS (the link between NUMA nodes).
     """
-    from ..doctor import Wanted, picture, topology, tree
-    from ..doctor.text import hanging
+    from ..doctor import Wanted
+    from ..doctor.machine import topology
+    from ..doctor.report import picture, tree
+    from ..doctor.report.text import hanging
 
     machine = opened(replay, root, Wanted(gpu, nic))
     with options_at_fault():
@@ -58,7 +60,7 @@ def topo(
 
 def _lines(machine: Machine, nodes: tuple[Node, ...], matrix: dict[str, dict[str, str]]) -> Iterator[str]:
     """Return all lines to print. Click removes the colours if stdout is not a terminal."""
-    from ..doctor.tree import WIDTH, rows, table
+    from ..doctor.report.tree import WIDTH, rows, table
 
     for above, node in rows(nodes):
         room = WIDTH - len(above)
@@ -71,8 +73,8 @@ def _lines(machine: Machine, nodes: tuple[Node, ...], matrix: dict[str, dict[str
 
 def _advice(machine: Machine) -> list[str]:
     """Return the best NIC for each GPU and why, and another NIC if the best one has no active port."""
-    from ..doctor import topology
-    from ..doctor.text import hanging
+    from ..doctor.machine import topology
+    from ..doctor.report.text import hanging
 
     lines: list[str] = []
     for gpu in machine.gpus:
@@ -86,8 +88,8 @@ def _advice(machine: Machine) -> list[str]:
 
 def _why(machine: Machine, gpu: Gpu, nic: Nic) -> str:
     """Describe a NIC, its distance, and whether a port is active."""
-    from ..doctor import topology
-    from ..doctor.checks_topology import BETWEEN
+    from ..doctor.checks.topology import BETWEEN
+    from ..doctor.machine import topology
 
     apart = topology.apart(machine, gpu, nic)
     port = "port active" if topology.active(machine, nic) else "no active port"
@@ -96,7 +98,7 @@ def _why(machine: Machine, gpu: Gpu, nic: Nic) -> str:
 
 def _agreement(machine: Machine) -> list[str]:
     """Return what `nvidia-smi` says about the same distances."""
-    from ..doctor.text import hanging
+    from ..doctor.report.text import hanging
 
     if not machine.gpus:
         return []
@@ -110,13 +112,13 @@ def _agreement(machine: Machine) -> list[str]:
 
 
 def _findings(machine: Machine) -> list[Finding]:
-    from ..doctor.checks_topology import agrees
+    from ..doctor.checks.topology import agrees
 
     return list(agrees.ask(machine))
 
 
 def _document(machine: Machine, nodes: tuple[Node, ...], matrix: dict[str, dict[str, str]]) -> dict[str, Any]:
-    from ..doctor import topology
+    from ..doctor.machine import topology
 
     return {
         "gpus": [

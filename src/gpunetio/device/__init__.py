@@ -1,16 +1,16 @@
 """The device library: the functions that kernels call, written once in Python, compiled for CPU threads and CUDA."""
 
-from .compile import device_function
+from ..jit.compile import device_function
 from .counter import get_counter, p_counter, put_counter, put_signal_counter, signal_counter
 from .cq import cq_of, cqe_address, poll, poll_at, poll_collapsed, poll_one, update_cq_record
-from .launch import kernel
+from ..jit.launch import kernel
 from .modes import (
     ASYNC_STORE_RELEASE, BLOCK, CPU_PROXY, CPU_PROXY_UPDATE_PI, CTA, DEFAULT, EXCLUSIVE, GPU, GPU_SM_BF, GPU_SM_DB,
     GPU_SM_NO_DBR, SKIP_AVAILABILITY_CHECK, SKIP_DB_RINGING, SYNC_CTA, SYNC_GPU, SYNC_SYS, SYNC_THREAD, THREAD,
     WARP,
 )  # fmt: skip
 from .onesided import fence, get, get_wait, mcst, p, p_signal, put, put_signal, signal, wait, wait_all, wait_word
-from .ops import (
+from ..jit.ops import (
     be16, be32, be64, block_broadcast, block_dim, block_idx, block_slot, block_sync, clock_ns, copy,
     fence_acquire_sys, fence_release_sys, fetch_add_gpu64, fetch_add_sys64, global_id, grid_dim, lane_id, ld16,
     ld32, ld64, ld8, ld_acquire64, ld_relaxed64, ld_relaxed8, pause, st16, st32, st64, st8, st_relaxed64,

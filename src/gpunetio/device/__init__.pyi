@@ -7,7 +7,7 @@ structure: `kernel[grid, block](queue)` does so for an exported queue.
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from .launch import kernel as kernel
+from ..jit.launch import kernel as kernel
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from ..formats.device_structs import DEV_CQ
 from ..formats.wqe import MAX_TRANSFER
-from .compile import device_function
+from ..jit.compile import device_function
 from .cq import cq_of
 from .modes import DEFAULT, GPU, THREAD
 from .onesided import chunks, fill, fill_nops
-from .ops import ld_fixed32, ld_fixed64
+from ..jit.ops import ld_fixed32, ld_fixed64
 from .scope import ALONE, group_of, post_own, reserve_own
 from .status import EINVAL
 from .wqe import ATOMIC_FA, prepare_atomic, prepare_nop, prepare_wait, prepare_write_value

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from ..formats.cqe import CI_MASK, CQE64, CQE_SHIFT, ERR_CQE64, INIT_OP_OWN, OPCODE_SHIFT, OWNER_MASK, CqeOpcode
 from ..formats.device_structs import DEV_CQ, DEV_QP, DEV_SIDE
-from .compile import device_function
+from ..jit.compile import device_function
 from .modes import CTA, EXCLUSIVE, GPU
-from .ops import (
+from ..jit.ops import (
     be32, fence_acquire_gpu, fence_acquire_sys, fence_gpu, fetch_max_cta64, fetch_max_gpu64, ld8, ld64, ld_fixed16,
     ld_fixed32, ld_fixed64, ld_relaxed32, ld_relaxed_gpu64, raise_gpu64, st64, st_relaxed32,
 )  # fmt: skip

@@ -28,9 +28,10 @@ from numba.core.dispatcher import Dispatcher
 from ..enums import CodeOpt, ExecScope, SharingMode, SyncScope
 from ..errors import InvalidValueError, NotSupportedError, TimedOutError, UnexpectedError
 from ..formats.wqe import CtrlFlags, WqeOpcode
-from . import ops, status
-from .compile import device_function
-from .launch import tell_observers
+from ..jit import ops
+from . import status
+from ..jit.compile import device_function
+from ..jit.launch import tell_observers
 
 KINDS = ("ltoir", "ptx", "cubin")
 STEM = "gpunetio_device"  # of the file names of the images and the header
@@ -222,7 +223,7 @@ def _modules(wanted: Iterable[Function], capability: tuple[int, int]) -> list[st
     from numba import int64, types
     from numba.cuda.compiler import compile_cuda
 
-    from .launch import offline
+    from ..jit.launch import offline
 
     found: set[str] = set()
     with offline(capability):

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from ..formats.device_structs import DEV_QP
 from ..formats.wqe import MAX_TRANSFER, MAX_TRANSFER_SHIFT, CtrlFlags
-from .compile import device_function
+from ..jit.compile import device_function
 from .cq import load_index, poll_at, timeout_of
 from .modes import DEFAULT, GPU, THREAD
-from .ops import fence_acquire_sys, ld_fixed16, ld_relaxed64
+from ..jit.ops import fence_acquire_sys, ld_fixed16, ld_relaxed64
 from .qp import RSVD
 from .scope import ALONE, from_last, group_of, group_with, post_own, rank_in, reserve_own, size_of
 from .status import EINVAL, ETIMEDOUT, OK

@@ -9,10 +9,10 @@ Slots become ready in the order of their reservation, so a doorbell never announ
 from __future__ import annotations
 
 from ..formats.device_structs import DEV_QP, DEV_SIDE
-from .compile import device_function
+from ..jit.compile import device_function
 from .cq import CI, has_failed, load_index, poll_at, poll_one, timeout_of
 from .modes import CTA, DEFAULT, EXCLUSIVE, GPU, SKIP_AVAILABILITY_CHECK
-from .ops import (
+from ..jit.ops import (
     cas_gpu64, fence_acquire_cta, fence_acquire_gpu, fence_cta, fence_sys, fetch_add_cta64, fetch_add_gpu64, ld64,
     ld_fixed16, ld_fixed64, st64, st_relaxed_gpu64,
 )  # fmt: skip

@@ -13,9 +13,9 @@ Each thread posts `count` WQEs of its own, the same number in the whole group. I
 from __future__ import annotations
 
 from ..formats.device_structs import DEV_QP
-from .compile import device_function
+from ..jit.compile import device_function
 from .modes import BLOCK, EXCLUSIVE, THREAD, WARP
-from .ops import (
+from ..jit.ops import (
     block_broadcast, block_dim, block_sync, converged_lanes, count_lanes, from_first, lane_id, lanes_with, ld_fixed16,
     rank_among, sync_lanes, thread_idx, warp_broadcast, warp_size, warp_sync,
 )  # fmt: skip

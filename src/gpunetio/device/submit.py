@@ -19,13 +19,13 @@ from __future__ import annotations
 
 from ..formats.device_structs import DEV_QP, DEV_SIDE
 from ..formats.doorbell import PI_MASK, WQE_IDX_SHIFT
-from .compile import device_function
+from ..jit.compile import device_function
 from .cq import load_index
 from .modes import (
     ASYNC_STORE_RELEASE, CPU_PROXY, CTA, DEFAULT, EXCLUSIVE, GPU, GPU_SM_BF, GPU_SM_DB, GPU_SM_NO_DBR,
     SKIP_DB_RINGING, SYNC_CTA, SYNC_GPU, SYNC_SYS, SYNC_THREAD,
 )  # fmt: skip
-from .ops import (
+from ..jit.ops import (
     be32, cas_acq_rel_gpu64, copy_to_register, fence_release_cta, fence_release_gpu, fence_release_sys, fence_sys,
     fetch_max_gpu64, has_bulk_copy, lane_id, ld64, ld_fixed32, ld_fixed64, pack64, st64, st_mmio64, st_mmio_release64,
     st_relaxed32, st_relaxed64, st_relaxed_gpu64, warp_broadcast, warp_size, warp_sync,

@@ -12,11 +12,11 @@ from ..formats.cqe import CQE64, FORMAT_MASK, FORMAT_SHIFT, INIT_OP_OWN, OPCODE_
 from ..formats.device_structs import DEV_CQ, DEV_QP, DEV_RQ, DEV_SIDE
 from ..formats.doorbell import PI_MASK
 from ..formats.wqe import INVALID_LKEY, MAX_TRANSFER, SEGMENT
-from .compile import device_function
+from ..jit.compile import device_function
 from .cq import cqe_address, has_failed, load_index, poll_ring, raise_index, timeout_of, update_cq_record
 from .modes import DEFAULT, EXCLUSIVE, GPU, THREAD
 from .onesided import mcst, wait
-from .ops import (
+from ..jit.ops import (
     be16, be32, cas_gpu64, fence_acquire_gpu, fence_acquire_sys, fence_gpu, fence_release_sys, ld8, ld16, ld32,
     ld_fixed32, ld_fixed64, ld_relaxed32, ld_relaxed64, ld_relaxed_gpu64, pack64, st64, st128, st_relaxed32,
     st_relaxed_gpu64,

@@ -3,7 +3,7 @@
 from typing import Any
 
 from ..formats.device_structs import DEV_CQ, DEV_QP
-from .struct_view import struct_view
+from ..jit.struct_view import struct_view
 
 qp_at: Any = struct_view(DEV_QP)
 cq_at: Any = struct_view(DEV_CQ)

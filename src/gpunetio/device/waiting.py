@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from .compile import device_function
-from .ops import clock_ns, on_host, pause, yield_thread
+from ..jit.compile import device_function
+from ..jit.ops import clock_ns, on_host, pause, yield_thread
 
 # A host thread spins this often before it yields, because there are more threads than cores.
 HOST_SPINS = 16

@@ -12,8 +12,8 @@ from ..formats.doorbell import PI_MASK, WQE_IDX_SHIFT
 from ..formats.wqe import (
     EXTENDED_ATOMIC_4, EXTENDED_ATOMIC_8, INLINE_SEG, MAX_INLINE, OPMOD_SHIFT, WQEBB_SHIFT, CtrlFlags, WqeOpcode,
 )  # fmt: skip
-from .compile import device_function
-from .ops import be32, be64, copy, ld_fixed16, ld_fixed32, ld_fixed64, pack64, st128
+from ..jit.compile import device_function
+from ..jit.ops import be32, be64, copy, ld_fixed16, ld_fixed32, ld_fixed64, pack64, st128
 from .status import EINVAL, OK
 
 CQ_UPDATE = int(CtrlFlags.CQ_UPDATE)

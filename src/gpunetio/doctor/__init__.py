@@ -6,13 +6,13 @@
 Checks read the machine only through a `Host`, so that readings can be recorded there and replayed elsewhere.
 """
 
-from .checks import examine
+from .checks.catalog import examine
 from .finding import Check, Evidence, Finding, Readiness, Report, Status, Use
-from .host import Host, Reading, Trouble
-from .live import LiveHost
-from .machine import Machine, Wanted
-from .recording import ReplayHost, load, record, save
-from .text import as_json, lines_of
+from .machine.devices import Machine, Wanted
+from .machine.host import Host, Reading, Trouble
+from .machine.live import LiveHost
+from .machine.recording import ReplayHost, load, record, save
+from .report.text import as_json, lines_of
 
 __all__ = [
     "Check", "Evidence", "Finding", "Host", "LiveHost", "Machine", "Readiness", "Reading", "ReplayHost", "Report",

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from .host import Kind, Reading, Trouble
+from .machine.host import Kind, Reading, Trouble
 
 if TYPE_CHECKING:
-    from .machine import Machine
+    from .machine.devices import Machine
 
 GUIDE = "DOCA GPUNetIO installation and set-up guide"  # the source of most checks
 _SHOWN = 160  # characters of a value that evidence shows

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..device.compile import engine_function
-from ..device.ops import copy
-from ..device.struct_view import struct_view
+from ..jit.compile import engine_function
+from ..jit.ops import copy
+from ..jit.struct_view import struct_view
 from ..formats.layout import Entry
 from .frames import PACKET, commit, publish, reserve
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from ..device.compile import device_function, engine_function
-from ..device.ops import be32, ld32, ld_acquire64, ld_relaxed64, prefetch, st_release64
-from ..device.struct_view import struct_view
+from ..jit.compile import device_function, engine_function
+from ..jit.ops import be32, ld32, ld_acquire64, ld_relaxed64, prefetch, st_release64
+from ..jit.struct_view import struct_view
 from ..formats.layout import Entry
 from ..formats.packet import BTH, ICRC_SIZE, QPN_MASK
 

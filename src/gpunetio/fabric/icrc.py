@@ -13,8 +13,8 @@ A packet has `nbytes`, from its BTH to its padding. A GID is a pair of native 64
 
 from __future__ import annotations
 
-from ..device.compile import device_function, engine_function
-from ..device.ops import (
+from ..jit.compile import device_function, engine_function
+from ..jit.ops import (
     CRC32_POLYNOMIAL, be16, be64, clmul, crc32_fold, has_clmul, ld8, st8, st16, st32, st64, x_to_the,
 )  # fmt: skip
 from ..formats.packet import (

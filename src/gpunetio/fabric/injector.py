@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from ..device.compile import device_function, engine_function
-from ..device.ops import copy, ld8, st8, st32
-from ..device.struct_view import struct_view
+from ..jit.compile import device_function, engine_function
+from ..jit.ops import copy, ld8, st8, st32
+from ..jit.struct_view import struct_view
 from ..formats.layout import Entry
 from ..memory import HostMemory
 from .faults import Faults

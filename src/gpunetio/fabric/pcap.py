@@ -23,8 +23,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ..device.compile import engine_function
-from ..device.ops import ld8
+from ..jit.compile import engine_function
+from ..jit.ops import ld8
 from ..errors import InUseError, OperatingSystemError, TimedOutError
 from ..formats.packet import (
     BTH, ETHER_TYPE_IPV4, ETHER_TYPE_IPV6, GRH, ICRC_SIZE, IP_PROTOCOL_UDP, IPV4, IPV4_DONT_FRAGMENT,

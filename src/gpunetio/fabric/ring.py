@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..device.compile import device_function
-from ..device.ops import ld64, ld_acquire64, st_release64
-from ..device.struct_view import struct_view
+from ..jit.compile import device_function
+from ..jit.ops import ld64, ld_acquire64, st_release64
+from ..jit.struct_view import struct_view
 from ..formats.layout import Entry
 
 # Head and tail count messages and sit in cache lines of their own; each end caches the other's counter.

@@ -11,8 +11,8 @@ counted.
 
 from __future__ import annotations
 
-from ..device.compile import engine_function
-from ..device.ops import be16, ld16, ld32, ld64
+from ..jit.compile import engine_function
+from ..jit.ops import be16, ld16, ld32, ld64
 from ..formats.packet import BTH, ICRC_SIZE
 from .icrc import header_crc, packet_icrc, solve_ip_id, with_ip_id
 from .udp_records import (

@@ -9,9 +9,9 @@ from typing import Any
 
 from numba import types
 
-from ..device.ops import ld32
-from ..device.compile import device_function
-from ..device.struct_view import struct_view
+from ..jit.ops import ld32
+from ..jit.compile import device_function
+from ..jit.struct_view import struct_view
 from ..formats.layout import Entry
 
 # --- limits --------------------------------------------------------------------------------------------------------

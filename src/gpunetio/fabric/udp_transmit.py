@@ -6,8 +6,8 @@ does path-MTU discovery sends single datagrams with id 0, and segment k of a mes
 
 from __future__ import annotations
 
-from ..device.compile import device_function, engine_function
-from ..device.ops import be16, ld8, ld64, st8, st16, st32, st64
+from ..jit.compile import device_function, engine_function
+from ..jit.ops import be16, ld8, ld64, st8, st16, st32, st64
 from ..formats.packet import BTH, ICRC_SIZE, ROCE_UDP_PORT
 from .frames import PACKET, consume, frame_at, next_frame, pipe_end_at, release
 from .icrc import header_crc, packet_icrc, with_ip_id

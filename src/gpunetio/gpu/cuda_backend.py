@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from ..device.cuda_launch import cuda_runtime
 from ..enums import MemType
 from ..errors import DriverError, InitializationError, NotFoundError, NotSupportedError, TimedOutError
+from ..jit.cuda_launch import cuda_runtime
 from ..memory import PAGE
 from .cuda_heap import Block, cuda_heap
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from ..device.launch import observers, running
+from ..jit.launch import observers, running
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from ..formats.cqe import CQE_SIZE
 from ..formats.device_structs import DEV_CQ, DEV_QP, DEV_RQ, DEV_SIDE
 from ..formats.doorbell import PI_MASK
 from ..verbs import CQ, QP, Handle, QpEndpoint
-from ..verbs.ring import doorbells
+from ..verbs.devx.ring import doorbells
 from .completions import Completions, FailedWqe
 from .handlers import check, check_record, choose, mode_of, structure_kind
 from .memory import LAUNCH_TIMEOUT, GpuMemory, RunningLaunches

@@ -10,11 +10,11 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ..device.launch import observers
 from ..enums import MemType, SendDbrModeExt
 from ..errors import BadStateError, FullError, InvalidValueError, TimedOutError
 from ..formats.doorbell import QP_DBREC
 from ..interrupts import Whole, deferred
+from ..jit.launch import observers
 from ..limits import within_limits
 from ..memory import HostMemory
 from ..nic.engine import POLLFD, yield_every

@@ -6,8 +6,10 @@ from typing import Any
 
 from numba import types
 
-from ..device.compile import engine_function
-from ..device.ops import (
+from ..formats.doorbell import PI_MASK, WQE_IDX_SHIFT
+from ..formats.layout import Entry
+from ..jit.compile import engine_function
+from ..jit.ops import (
     be32,
     be64,
     clock_ns,
@@ -22,9 +24,7 @@ from ..device.ops import (
     st_release64,
     yield_thread,
 )  # fmt: skip
-from ..device.struct_view import struct_view
-from ..formats.doorbell import PI_MASK, WQE_IDX_SHIFT
-from ..formats.layout import Entry
+from ..jit.struct_view import struct_view
 
 _poll = types.ExternalFunction("poll", types.int32(types.int64, types.uint64, types.int32))
 _read = types.ExternalFunction("read", types.int64(types.int32, types.int64, types.uint64))

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..device.launch import observers, running
 from ..enums import NicHandler, QpState
 from ..errors import DocaError, TimedOutError
+from ..jit.launch import observers, running
 from ..service import ServiceThread
 
 if TYPE_CHECKING:

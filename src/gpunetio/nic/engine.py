@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import numpy as np
 from numba import types
 
-from ..device.compile import engine_function
-from ..device.ops import (
+from ..jit.compile import engine_function
+from ..jit.ops import (
     clock_ns, exchange64, ld16, ld32, ld64, ld_relaxed64, pause, st64, st_relaxed64, st_release64, yield_thread,
 )  # fmt: skip
 from ..errors import BadStateError, FullError, TimedOutError
@@ -24,13 +24,13 @@ from ..fabric.injector import faults_at
 from ..fabric.udp_records import MSG_DONTWAIT, MSG_NOSIGNAL
 from ..memory import HostMemory
 from ..service import STOP_TIMEOUT, ServiceThread
-from . import lost_memory
+from .dma import lost_memory
 from .step import TOO_FULL, WRITE_ROW, WRONG_STATE, scan_records, step
-from .datagrams import receive_datagrams, send_datagrams
-from .doorbells import RTS
-from .movers import at_work
-from .tables import NIC, PIPES, QP_ROW, WIRE, Table, channel_at, nic_at, qp_row_at, watch_at, wire_at
-from .watch import entry
+from .transport.datagrams import receive_datagrams, send_datagrams
+from .queues.doorbells import RTS
+from .dma.movers import at_work
+from .state.tables import NIC, PIPES, QP_ROW, WIRE, Table, channel_at, nic_at, qp_row_at, watch_at, wire_at
+from .state.watch import entry
 
 _poll = types.ExternalFunction("poll", types.int32(types.int64, types.uint64, types.int32))
 _send = types.ExternalFunction("send", types.int64(types.int32, types.int64, types.uint64, types.int32))

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..device.launch import observers
+from ..jit.launch import observers
 from ..enums import Access, UarAllocationType
 from ..errors import (
     BadStateError, InUseError, InvalidValueError, NoMemoryError, NotSupportedError,
@@ -30,20 +30,20 @@ from ..formats.events import EventType, PortSubtype
 from ..interrupts import deferred
 from ..memory import HostMemory, is_accessible
 from . import step
-from .channels import EventChannel
-from .commands import CommandInterpreter
+from .queues.channels import EventChannel
+from .control.commands import CommandInterpreter
 from .engine import Engine
-from .far_memory import FarMemory
-from .links import MAX_WIRES, Links
-from .loans import Loans
-from .message import MESSAGE
-from .movers import MOVER_SHIFT
-from .port import Port, address_of, gid_of, mac_of
-from .publish import TABLES, Publication
-from .reasons import EXPLAIN
-from .reports import Report, ReportService
-from .starved import Starved
-from .tables import (
+from .dma.far_memory import FarMemory
+from .control.links import MAX_WIRES, Links
+from .dma.loans import Loans
+from .state.message import MESSAGE
+from .dma.movers import MOVER_SHIFT
+from .control.port import Port, address_of, gid_of, mac_of
+from .observe.publish import TABLES, Publication
+from .observe.reasons import EXPLAIN
+from .observe.reports import Report, ReportService
+from .observe.starved import Starved
+from .state.tables import (
     COUNTERS, CQ_ROW, EQ_ROW, EVENT, FLIGHT, GID_ROW, MAX_RD_ATOMIC, MKEY_ROW, NIC, PD_ROW, QP_ROW, RESOURCE, SRQ_ROW,
     UAR_ROW, UMEM_ROW, WATCH, MkeyTable, Table,
 )  # fmt: skip

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from ..device.compile import device_function, engine_function
-from ..device.ops import be64, clock_ns, copy, exchange64, ld64, ld_acquire64, ld_relaxed64, st64, st_release64
+from ..jit.compile import device_function, engine_function
+from ..jit.ops import be64, clock_ns, copy, exchange64, ld64, ld_acquire64, ld_relaxed64, st64, st_release64
 from ..formats.commands import QpState
 from ..formats.doorbell import PI_MASK, UAR_NO_DBR_OFFSET, UAR_REG_OFFSET
 from ..formats.events import EventType
 from ..formats.packet import PSN_BITS
-from .completion import resize_cq
-from .doorbells import announce, announced, go_on, poll_doorbell, scan_record
-from .events import raise_event, scan_arm_records, serve_arm_register, tell
-from .loopback import serve as serve_loopback
-from .movers import at_work, serve_movers, start_movers
-from .moving import is_still
-from .requester import serve as serve_requester
-from .responder import flush_receives, resize_shared, return_shared
-from .staging import free_slots
-from .tables import COUNTERS, NIC, QP_ROW, QP_SETUP_BYTES, counters_at, event_at, nic_at, qp_row_at, watch_at
-from .watch import add, entry, has_work, remove, settle, wake
-from .wires import arrivals, flush_wires, forget_due, qp_row, recall_sent, send_due, serve_wires
-from .wqes import flush_next
+from .queues.completion import resize_cq
+from .queues.doorbells import announce, announced, go_on, poll_doorbell, scan_record
+from .queues.events import raise_event, scan_arm_records, serve_arm_register, tell
+from .transport.loopback import serve as serve_loopback
+from .dma.movers import at_work, serve_movers, start_movers
+from .dma.moving import is_still
+from .transport.requester import serve as serve_requester
+from .transport.responder import flush_receives, resize_shared, return_shared
+from .dma.staging import free_slots
+from .state.tables import COUNTERS, NIC, QP_ROW, QP_SETUP_BYTES, counters_at, event_at, nic_at, qp_row_at, watch_at
+from .state.watch import add, entry, has_work, remove, settle, wake
+from .transport.wires import arrivals, flush_wires, forget_due, qp_row, recall_sent, send_due, serve_wires
+from .queues.wqes import flush_next
 
 # What the command interpreter may ask the engine to do between two WQEs.
 WRITE_ROW = 1  # copy a prepared row into place

@@ -21,10 +21,10 @@ from ..formats.events import EventType
 from ..interrupts import allowed
 from ..limits import within_limits
 from ..memory import MappedMemory
-from ..nic.channels import EventChannel
+from ..nic.control.port import Port, PortConfig
 from ..nic.engine import compile_engine
 from ..nic.nic import COMP_VECTORS, DESCRIPTORS, MAX_CQ, MAX_GID, MAX_MR, MAX_PD, MAX_QP, MAX_SRQ, SoftNic
-from ..nic.port import Port, PortConfig
+from ..nic.queues.channels import EventChannel
 from .provider import ClockInfo, DeviceAttr, DeviceInfo, Event, MrKeys, PortAttr, UarPage
 
 DEVICES = 8

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ..nic.port import PortConfig
+from ..nic.control.port import PortConfig
 from ..rendezvous.link import PORT, Link, PeerError, accept, dial, listen, own_address
 from ..verbs import Context
 

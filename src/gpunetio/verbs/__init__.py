@@ -15,7 +15,7 @@ from .channel import CompChannel
 from .context import Context, import_context, open
 from .cq import CQ, CqAttr
 from .device_attr import DeviceAttributes
-from .devx import Devx, DevxObject, RingLayout
+from .devx.objects import Devx, DevxObject, RingLayout
 from .events import AsyncEvent
 from .handle import Handle
 from .mr import MR

@@ -18,13 +18,13 @@ from .arguments import instance, whole
 from .channel import CompChannel
 from .cq import CQ, CqInitAttr
 from .device_attr import DeviceAttributes, query_device
-from .devx import Devx
+from .devx.objects import Devx
 from .events import AsyncEvent, AsyncEvents
 from .handle import Handle
+from .ibv.device import needs_devx
 from .kinds import DEVX, PLAIN, Kinds
 from .mr import Dmabuf
 from .pd import PD
-from .plain import needs_devx
 from .uar import UAR
 from .umem import UMEM
 

@@ -15,15 +15,15 @@ from ..formats.cqe import CQE_SIZES
 from ..interrupts import deferred
 from .arguments import instance, member, whole, within
 from .channel import CompChannel
+from .devx.ring import Ring, check_places
 from .handle import Handle
-from .ring import Ring, check_places
 from .uar import UAR
 from .umem import UMEM
 from .work import Completion
 
 if TYPE_CHECKING:
     from .context import Context
-    from .posting import Posting
+    from .devx.posting import Posting
     from .qp import QP
 
 

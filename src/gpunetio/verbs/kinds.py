@@ -6,14 +6,14 @@ from typing import NamedTuple
 
 from .channel import CompChannel
 from .cq import CQ
-from .devx_channel import DevxCompChannel
-from .devx_cq import DevxCQ
-from .devx_qp import DevxQP
-from .devx_srq import DevxSRQ
-from .plain_channel import PlainCompChannel
-from .plain_cq import PlainCQ
-from .plain_qp import PlainQP
-from .plain_srq import PlainSRQ
+from .devx.channel import DevxCompChannel
+from .devx.cq import DevxCQ
+from .devx.qp import DevxQP
+from .devx.srq import DevxSRQ
+from .ibv.channel import PlainCompChannel
+from .ibv.cq import PlainCQ
+from .ibv.qp import PlainQP
+from .ibv.srq import PlainSRQ
 from .qp import QP
 from .srq import SRQ
 

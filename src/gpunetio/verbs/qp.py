@@ -14,12 +14,12 @@ from ..errors import BadStateError, InvalidValueError, NotFoundError, NotSupport
 from ..interrupts import deferred
 from .ah import AhAttr, with_type
 from .arguments import flags, instance, member, whole, within
+from .devx.posting import Posting
+from .devx.ring import Ring
 from .handle import Handle
-from .posting import Posting
 from .qp_dpa import for_dpa
 from .qp_init import QpInitAttr
 from .qp_state import ATTRIBUTES, QpAttr, Transition, check_values, mtu_bytes, transition
-from .ring import Ring
 from .uar import UAR
 from .work import RecvWr, SendWr
 

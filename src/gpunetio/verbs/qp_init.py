@@ -12,7 +12,7 @@ from ..memory import round_up
 from .arguments import instance, member, whole, within
 from .cq import CQ
 from .device_attr import DeviceAttributes
-from .ring import check_places
+from .devx.ring import check_places
 from .srq import SRQ
 from .uar import UAR
 from .umem import UMEM

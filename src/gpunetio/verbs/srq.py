@@ -12,8 +12,8 @@ from ..enums import SrqType
 from ..errors import InvalidValueError, NotSupportedError
 from ..interrupts import deferred
 from .arguments import member, whole, within
+from .devx.ring import Ring, check_places
 from .handle import Handle
-from .ring import Ring, check_places
 from .umem import UMEM
 from .work import RecvWr
 

@@ -1,0 +1,1 @@
+"""Probes try out a NIC and a GPU."""

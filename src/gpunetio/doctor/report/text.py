@@ -1,0 +1,149 @@
+"""Print a report as text of at most 100 columns, or as JSON."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Callable, Iterable, Iterator
+from itertools import groupby
+from typing import Any
+
+from ..finding import (
+    EVERY_USE,
+    HARDWARE,
+    USE_NAMES,
+    Finding,
+    Readiness,
+    Report,
+    Status,
+    Use,
+    says_reboot,
+)  # fmt: skip
+
+WIDTH = 100
+_LEFT = 8  # columns before the details of a finding
+_LABEL = 8
+_READ = 4  # pieces of evidence shown, unless verbose
+STYLE = re.compile(r"\x1b\[[0-9;]*m")  # nvidia-smi underlines even in a pipe
+_YES_OR_NO = {Readiness.READY: "yes", Readiness.NOT_READY: "no", Readiness.UNKNOWN: "unknown"}
+
+# Colours a status; returns the text unchanged if the output is not a terminal.
+Paint = Callable[[str, Status], str]
+
+
+def lines_of(
+    report: Report, verbose: bool = False, use: Use | None = None, paint: Paint = lambda text, _: text
+) -> Iterator[str]:
+    """Yield the lines of a report: problems with all details, everything else in one line (`verbose`: with details).
+
+    `use` limits the report to one use.
+    """
+    shown = [finding for finding in report.findings if use is None or use in (finding.uses or ())]
+    ids = max((len(finding.check.id) for finding in shown), default=0)
+    for area, findings in groupby(shown, lambda finding: finding.check.area):
+        yield area
+        for _, alike in groupby(findings, lambda finding: _alike(finding, verbose)):
+            yield from _told_of(list(alike), ids, verbose, paint)
+        yield ""
+    hidden = dict.fromkeys(finding.check.id for finding in shown if finding.needs_root)
+    if hidden:
+        yield from (*hanging("Root would know more: ", ", ".join(hidden)), "")
+    yield "Ready for"
+    for each, name in USE_NAMES.items():
+        verdict = report.ready(each)
+        yield from hanging(f"  {name:<14}{_YES_OR_NO[verdict.readiness]:<9}", verdict.why)
+
+
+def _alike(finding: Finding, verbose: bool) -> tuple[str, ...]:
+    """Return the key by which consecutive findings are grouped into one."""
+    if finding.status is Status.SKIP and not verbose:
+        return finding.status, finding.summary
+    return finding.status, finding.check.id, finding.summary, finding.cure
+
+
+def _told_of(alike: list[Finding], ids: int, verbose: bool, paint: Paint) -> Iterator[str]:
+    one = alike[0]
+    wrong = one.status in (Status.WARN, Status.FAIL)
+    read = list(dict.fromkeys(evidence for finding in alike for evidence in finding.read))
+    if one.status is Status.SKIP and not verbose:
+        ids_there = dict.fromkeys(finding.check.id for finding in alike)
+        subjects = {id: _subjects(finding for finding in alike if finding.check.id == id) for id in ids_there}
+        names = ", ".join(f"{id} ({subject})" if subject else id for id, subject in subjects.items())
+        first, *more = hanging(f"  {one.status:<{_LEFT - 3}} ", f"{names}: {one.summary}")
+    else:
+        subject = _subjects(alike)
+        said = f"{subject}: {one.summary}" if subject else one.summary
+        first, *more = hanging(f"  {one.status:<{_LEFT - 3}} {one.check.id:<{ids}}  ", said)
+    yield first.replace(f"  {one.status}", f"  {paint(one.status, one.status)}", 1)
+    yield from more
+    if one.status is Status.OK and not verbose:
+        return
+    for evidence in read if verbose else read[:_READ]:
+        yield from _told("read", f"{evidence.source}: {evidence.value}")
+    if len(read) > _READ and not verbose:
+        yield from _told("", f"… and {len(read) - _READ} more")
+    if one.status is Status.SKIP and not verbose:
+        return
+    yield from _told("why", one.check.why)
+    if one.cure:  # also a finding that is OK may have one, for an optional feature
+        then = " (then reboot)" if one.reboot and not says_reboot(one.cure) else ""
+        yield from _told("cure", one.cure + then)
+        if wrong and one.uses not in (HARDWARE, EVERY_USE):
+            yield from _told("for", ", ".join(name for use, name in USE_NAMES.items() if use in (one.uses or ())))
+    yield from _told("source", one.check.source)
+
+
+def _subjects(findings: Iterable[Finding]) -> str:
+    return ", ".join(filter(None, dict.fromkeys(finding.subject for finding in findings)))
+
+
+def _told(label: str, text: str) -> Iterator[str]:
+    return hanging(" " * _LEFT + f"{label:<{_LABEL}}", text)
+
+
+def hanging(start: str, text: str) -> Iterator[str]:
+    """Wrap text after `start`, with a hanging indent. Words that are too long are broken.
+
+    Files may contain any bytes. Styles are removed, and other control characters are shown as "?".
+    """
+    text = STYLE.sub("", text).expandtabs(1)
+    lines = [
+        line
+        for paragraph in "".join(c if c.isprintable() or c == "\n" else "?" for c in text).split("\n")
+        for line in textwrap.wrap(paragraph, WIDTH - len(start), break_on_hyphens=False) or [""]
+    ]
+    yield (start + (lines[0] if lines else "")).rstrip()
+    for line in lines[1:]:
+        yield (" " * len(start) + line).rstrip()
+
+
+def as_json(report: Report) -> dict[str, Any]:
+    """Return the report as a JSON object, see docs/setup.md."""
+    return {
+        "ready": {
+            use: {"answer": _YES_OR_NO[verdict.readiness], "why": verdict.why}
+            for use in Use
+            for verdict in [report.ready(use)]
+        },
+        "pairs": [list(pair) for pair in report.pairs],
+        "findings": [_as_json(finding) for finding in report.findings],
+    }
+
+
+def _as_json(finding: Finding) -> dict[str, Any]:
+    return {
+        "id": finding.check.id,
+        "area": finding.check.area,
+        "title": finding.check.title,
+        "status": finding.status,
+        "gpu": finding.gpu,
+        "nic": finding.nic,
+        "summary": finding.summary,
+        "read": [{"source": one.source, "value": one.value} for one in finding.read],
+        "why": finding.check.why,
+        "cure": finding.cure,
+        "reboot": finding.reboot,
+        "needs_root": finding.needs_root,
+        "uses": sorted(finding.uses or ()),
+        "source": finding.check.source,
+    }

@@ -1,0 +1,1 @@
+"""The compiler substrate: functions in Python that run on CPU threads and on CUDA devices."""

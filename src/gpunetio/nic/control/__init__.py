@@ -1,0 +1,1 @@
+"""The control path of the NIC: commands, ports, links to other NICs."""

@@ -1,0 +1,247 @@
+"""The port of a software NIC: its addresses, and the GIDs, MAC, MTU and LID that follow from them."""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import fcntl
+import socket
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from pathlib import Path
+
+from ...enums import LinkLayer
+from ...errors import InvalidValueError
+from ...fabric.faults import Faults
+from ...formats.packet import ROCE_UDP_PORT
+
+IPAddress = IPv4Address | IPv6Address
+CONNECTX_7 = 0x1021  # PCI device id
+WIRES = ("auto", "udp")
+MTUS = (4096, 2048, 1024, 512, 256)
+# Bytes of a link's MTU beyond the payload, as the kernel counts them: IPv6, UDP, BTH, largest extended headers, ICRC.
+MAX_HEADERS = 80
+_IPV4_MAPPED = bytes(10) + b"\xff\xff"
+_LINK_LOCAL = b"\xfe\x80" + bytes(6)
+_SIOCGIFCONF, _SIOCGIFMTU = 0x8912, 0x8921
+_IFREQ_SIZE, _MAX_INTERFACES = 40, 1024
+_LAST_UNICAST_LID = 0xBFFF  # IBTA 4.1.3
+_LAST_PART_ID = 0xFFFF
+_DEFAULT_LINK_MTU = 1500
+_NOMINAL_SPEED = 10_000  # Mbit/s
+_RATES = (  # largest Mbit/s: ibv_port_attr.active_width, active_speed
+    (1_000, (1, 1)), (10_000, (1, 8)), (20_000, (2, 2)), (25_000, (1, 32)), (40_000, (2, 8)), (50_000, (16, 32)),
+    (100_000, (2, 32)), (200_000, (2, 64)), (400_000, (2, 128)), (800_000, (2, 256)),
+)  # fmt: skip
+_SMALLEST_LINK_MTU, _LARGEST_LINK_MTU = MAX_HEADERS + MTUS[-1], 65536
+
+
+@dataclass(frozen=True)
+class PortConfig:
+    """How a software NIC is connected.
+
+    `addresses`    IPv4 and IPv6 addresses of this machine to bind to, or a single one; stored as a tuple. By default,
+                   soft n has 127.0.0.(n+1)
+    `wire`         "auto": shared memory to NICs of this host, UDP to others; "udp": UDP to every NIC but itself
+    `mtu`          MTU of the link in bytes (the path MTU is smaller); 0 means the MTU of the addresses' interface
+    `link_layer`   ETHERNET (RoCE v2), or INFINIBAND, which reaches only software NICs of this host
+    `lid`          LID of an InfiniBand port; 0 means the last 16 bits of its first address
+    `faults`       faults to inject into outgoing frames, or None
+    `capture`      a pcap file that receives every packet sent or received, for Wireshark, or None
+    `part_id`      the vendor_part_id that the device reports: a ConnectX-7's, or 0 for a device of its own kind
+    """
+
+    addresses: Sequence[str] = ()
+    wire: str = "auto"
+    mtu: int = 0
+    link_layer: LinkLayer = LinkLayer.ETHERNET
+    lid: int = 0
+    faults: Faults | None = None
+    capture: str | Path | None = None
+    part_id: int = CONNECTX_7
+
+    def __post_init__(self) -> None:
+        addresses = (self.addresses,) if isinstance(self.addresses, str) else tuple(self.addresses)
+        object.__setattr__(self, "addresses", addresses)
+        for text in addresses:
+            _parse(text)
+        if self.wire not in WIRES:
+            raise InvalidValueError(f"wire = {self.wire!r}: it must be one of {', '.join(WIRES)}")
+        if self.mtu and not _SMALLEST_LINK_MTU <= self.mtu <= _LARGEST_LINK_MTU:
+            raise InvalidValueError(
+                f"mtu = {self.mtu} bytes: a link has {_SMALLEST_LINK_MTU} to {_LARGEST_LINK_MTU} bytes; 0 means the "
+                "MTU of the interface"
+            )
+        if not 0 <= self.part_id <= _LAST_PART_ID:
+            raise InvalidValueError(f"part_id = {self.part_id:#x}: PCI device ids have 16 bits")
+        if not 0 <= self.lid <= _LAST_UNICAST_LID:
+            raise InvalidValueError(
+                f"lid = {self.lid:#x}: unicast LIDs are 1 to {_LAST_UNICAST_LID:#x}; 0 takes it from the address"
+            )
+        if self.link_layer is LinkLayer.INFINIBAND and self.wire == "udp":
+            raise InvalidValueError("an InfiniBand port has no UDP wire: RoCE v2 is for link_layer ETHERNET")
+
+
+class Port:
+    """The port that `config` describes; `default` is its address if the configuration names none."""
+
+    addresses: tuple[IPAddress, ...]
+    link_layer: LinkLayer
+    infiniband: bool
+    lid: int
+    active_mtu: int
+
+    def __init__(self, config: PortConfig, default: str):
+        self.config = config
+        self.addresses = tuple(_parse(text) for text in config.addresses or (default,))
+        self.link_layer = config.link_layer
+        self.infiniband = config.link_layer is LinkLayer.INFINIBAND
+        self.lid = self._lid() if self.infiniband else 0
+        link_mtu = config.mtu or min(map(link_mtu_of, self.addresses))
+        self.active_mtu = next((mtu for mtu in MTUS if mtu + MAX_HEADERS <= link_mtu), MTUS[-1])
+
+    def _lid(self) -> int:
+        first = self.addresses[0]
+        lid = self.config.lid or int.from_bytes(first.packed[-2:], "big")
+        if not 1 <= lid <= _LAST_UNICAST_LID:
+            raise InvalidValueError(
+                f"{first} gives the port LID {lid:#x}, but unicast LIDs are 1 to {_LAST_UNICAST_LID:#x}: give it "
+                "another address, or a lid"
+            )
+        return lid
+
+    @property
+    def mac(self) -> bytes:
+        """Return a locally administered MAC. It contains the first address's last four bytes, unique on the link."""
+        return mac_of(self.addresses[0])
+
+    @property
+    def gids(self) -> list[bytes]:
+        """Return the GID table: on Ethernet the first address, the link-local GID, then the other addresses.
+
+        On InfiniBand, it has the link-local GID only.
+        """
+        mac = self.mac
+        link_local = _LINK_LOCAL + bytes([mac[0] ^ 2]) + mac[1:3] + b"\xff\xfe" + mac[3:]
+        if self.infiniband:
+            return [link_local]
+        first, *others = (gid_of(address) for address in self.addresses)
+        return [first, link_local, *others]
+
+    @property
+    def rate(self) -> tuple[int, int]:
+        """Return libibverbs' codes for the width and speed of the slowest interface that has an address of the port."""
+        return _rate(min(map(speed_of, self.addresses)))
+
+    def source_address(self, index: int) -> IPAddress:
+        """Return the address of entry `index` of the GID table. The link-local GID has the first address."""
+        return self.door_addresses[max(0, index - 1)]
+
+    def is_link_local(self, index: int) -> bool:
+        """Return whether entry `index` of the GID table is the link-local GID, which is derived from the MAC."""
+        return index == 1
+
+    @property
+    def door_addresses(self) -> tuple[IPAddress, ...]:
+        """Return the addresses at which NICs of this host find this one. On InfiniBand they know only the LID."""
+        return (self.address_of_lid(self.lid),) if self.infiniband else self.addresses
+
+    def address_of_lid(self, lid: int) -> IPAddress:
+        """Return the address of the NIC with this LID.
+
+        There is no subnet manager: a LID is the last 16 bits of an address.
+        """
+        first = self.addresses[0].packed
+        return ip_address(first[:-2] + lid.to_bytes(2, "big"))
+
+
+def _parse(text: str) -> IPAddress:
+    try:
+        return ip_address(text)
+    except ValueError:
+        raise InvalidValueError(f"{text!r} is not an IPv4 or IPv6 address") from None
+
+
+def gid_of(address: IPAddress) -> bytes:
+    """Return the GID of an address. An IPv4 address becomes ::ffff:a.b.c.d (annex A17.4.5)."""
+    return _IPV4_MAPPED + address.packed if address.version == 4 else address.packed
+
+
+def address_of(gid: bytes) -> IPAddress:
+    """Return the address behind a GID: the IPv4 address for a link-local GID that comes from `mac_of`."""
+    if gid.startswith(_IPV4_MAPPED):
+        return IPv4Address(gid[12:])
+    if gid.startswith(_LINK_LOCAL + b"\0\0") and gid[11:13] == b"\xff\xfe":
+        return IPv4Address(gid[10:11] + gid[13:])
+    return IPv6Address(gid)
+
+
+def can_reach(address: IPAddress) -> bool:
+    """Return whether this machine has a route to the address. No packet is sent."""
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    with socket.socket(family, socket.SOCK_DGRAM) as sock:
+        try:
+            sock.connect((str(address), ROCE_UDP_PORT))
+        except OSError:
+            return False
+        return True
+
+
+def mac_of(address: IPAddress) -> bytes:
+    """Return the MAC of a software NIC with this first address."""
+    return b"\x02\x00" + address.packed[-4:]
+
+
+def link_mtu_of(address: IPAddress) -> int:
+    """Return the MTU of the interface that has the address, or Ethernet's if none has it."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        if (name := _interface(address)) is None:
+            return _DEFAULT_LINK_MTU
+        request = fcntl.ioctl(sock, _SIOCGIFMTU, struct.pack("16s16x", name.encode()))
+        return struct.unpack_from("i", request, 16)[0]
+
+
+def speed_of(address: IPAddress) -> int:
+    """Return the Mbit/s that the driver reports for the interface of the address, or else what a veth reports."""
+    with contextlib.suppress(OSError, ValueError):
+        if (name := _interface(address)) and (speed := int(Path(f"/sys/class/net/{name}/speed").read_text())) > 0:
+            return speed
+    return _NOMINAL_SPEED
+
+
+def _rate(speed: int) -> tuple[int, int]:
+    """Return the narrowest width and speed that carry `speed` Mbit/s, as Linux does (ib_get_eth_speed)."""
+    return next((codes for most, codes in _RATES if speed <= most), _RATES[-1][1])
+
+
+def _interface(address: IPAddress) -> str | None:
+    """Return the name of the interface that has the address, or None."""
+    if isinstance(address, IPv6Address):
+        return _interface6(address)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        return _interface4(sock, address)
+
+
+def _interface4(sock: socket.socket, address: IPv4Address) -> str | None:
+    if address.is_loopback:  # lo has all of 127.0.0.0/8 but lists one address
+        return "lo"
+    # struct ifconf {int; char *}, filled with struct ifreq {char name[16]; struct sockaddr_in; pad to 40 bytes}
+    entries = array.array("B", bytes(_IFREQ_SIZE * _MAX_INTERFACES))
+    where, room = entries.buffer_info()
+    answer = fcntl.ioctl(sock, _SIOCGIFCONF, struct.pack("ixxxxP", room, where))
+    for at in range(0, struct.unpack_from("i", answer)[0], _IFREQ_SIZE):
+        entry = entries[at : at + _IFREQ_SIZE].tobytes()
+        if entry[20:24] == address.packed:
+            return entry[:16].rstrip(b"\0").decode()
+    return None
+
+
+def _interface6(address: IPv6Address) -> str | None:
+    table = Path("/proc/thread-self/net/if_inet6")  # /proc/net shows the main thread's network namespace
+    for line in table.read_text().splitlines() if table.exists() else ():
+        digits, *_, name = line.split()
+        if bytes.fromhex(digits) == address.packed:
+            return name
+    return None

@@ -1,0 +1,263 @@
+"""What a process prints before it dies because the memory of a region is gone.
+
+A handler of SIGSEGV and SIGBUS checks whether an engine's thread has faulted. If so, it names the NIC and the region on
+stderr. Then, as for any other thread, it passes the signal on to the previous handler: faulthandler, or the system,
+which ends the process. It does no more on purpose: docs/decisions/lost-memory.md says why.
+
+The handler is compiled, because it runs without Python. It calls only functions that signal-safety(7) lists.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from llvmlite import binding, ir
+from numba import types
+from numba.core.ccallback import CFunc
+from numba.core.sigutils import normalize_signature
+from numba.extending import intrinsic
+
+from ...jit.compile import engine_function
+from ...jit.ops import call_c, ld8, ld32, ld64, st8, st64
+from ...jit.struct_view import struct_view
+from ...formats.layout import Entry
+from ..state.tables import MKEY_ROW, UMEM_ROW, Table, mkey_row_at
+
+MOST = 64  # engines known at a time
+_MR_TEXT = (
+    "gpunetio: {name} found no memory at 0x{0}: MR 0x{1} [0x{2}, +0x{3}) was unmapped, or its file truncated, while it "
+    "was registered. Close an MR before you free its memory.\n"
+)
+_UMEM_TEXT = (
+    "gpunetio: {name} found no memory at 0x{0}: UMEM 0x{1} [0x{2}, +0x{3}) was unmapped, or its file truncated, while "
+    "it was registered. Close a UMEM before you free its memory.\n"
+)
+_ADDRESS, _KEY = "#" * 16, "#" * 8  # replaced by hexadecimal digits
+_TEXT_BYTES = 320
+
+# An engine: its thread, its tables, and the messages for a region and a UMEM. `told`: a message was printed.
+ENGINE = Entry("known_engine", 64 + 2 * _TEXT_BYTES, """
+    thread           0  i64
+    told             8  i64
+    mkeys           16  i64
+    mkey_mask       24  i64
+    umems           32  i64
+    umem_mask       40  i64
+    raised          48  i64
+""")
+_MR_TEXT_AT, _UMEM_TEXT_AT = 64, 64 + _TEXT_BYTES
+
+# struct sigaction of 64-bit Linux: handler, mask of 128 bytes, flags, restorer. siginfo_t: signo, errno, code, address.
+ACTION = Entry("sigaction", 152, """
+    handler          0  i64
+    flags          136  i32
+""")
+_SA_SIGINFO, _SA_ONSTACK = 4, 0x0800_0000
+_CODE, _FAULT_ADDRESS = 8, 16
+_SIGNALS = (int(signal.SIGSEGV), int(signal.SIGBUS))
+_SIGBUS = int(signal.SIGBUS)
+_DEFAULT_OR_IGNORED = 1
+
+# State of the process: the previous actions of the signals, and the engines. On the heap, a forked child has a copy.
+STATE_SYMBOL = "gpunetio_known_engines"
+_ENGINES_AT = 2 * ACTION.size
+_state: Any = ctypes.create_string_buffer(_ENGINES_AT + MOST * ENGINE.size)
+binding.add_symbol(STATE_SYMBOL, ctypes.addressof(_state))
+
+_write = types.ExternalFunction("write", types.int64(types.int32, types.int64, types.uint64))
+_sigaction = types.ExternalFunction("sigaction", types.int32(types.int32, types.int64, types.int64))
+_raise = types.ExternalFunction("raise", types.int32(types.int32))
+_pthread_self = types.ExternalFunction("pthread_self", types.int64())
+
+_engine_at, _umem_row_at = struct_view(ENGINE), struct_view(UMEM_ROW)
+_HASH, _ZERO, _TEN = ord("#"), ord("0"), ord("a") - 10
+
+
+def _emit_state_address(typingctx):
+    """Return the address of `_state`, by a symbol: Numba would freeze the address itself into its cache."""
+
+    def codegen(context, builder, signature, args):
+        found = builder.module.globals.get(STATE_SYMBOL)
+        symbol = found or ir.GlobalVariable(builder.module, ir.IntType(8), STATE_SYMBOL)
+        return builder.ptrtoint(symbol, ir.IntType(64))
+
+    return types.int64(), codegen
+
+
+_state_address: Any = intrinsic(_emit_state_address)
+
+
+@engine_function
+def _fill(at, value):
+    """Write `value` in hexadecimal over the next run of # in a text. Return the address behind it."""
+    while ld8(at) != _HASH:
+        at += 1
+    end = at
+    while ld8(end) == _HASH:
+        end += 1
+    digit = end
+    while digit != at:
+        digit -= 1
+        nibble = value & 15
+        st8(digit, nibble + (_ZERO if nibble < 10 else _TEN))
+        value >>= 4
+    return end
+
+
+@engine_function
+def _say(text, address, number, start, nbytes):
+    at = _fill(_fill(_fill(_fill(text, address), number), start), nbytes)
+    while ld8(at) != 0:
+        at += 1
+    _write(2, text, at - text)
+
+
+@engine_function
+def _tell(engine, address):
+    """Print a message about the region, or else the UMEM, in which an address lies."""
+    e = _engine_at(engine)
+    for i in range(e.mkey_mask + 1):
+        m = mkey_row_at(e.mkeys + i * MKEY_ROW.size)
+        start = m.iova + m.delta
+        if m.key != 0 and start <= address and address < start + m.nbytes:
+            _say(engine + _MR_TEXT_AT, address, m.key, start, m.nbytes)
+            return
+    for i in range(e.umem_mask + 1):
+        u = _umem_row_at(e.umems + i * UMEM_ROW.size)
+        if u.umem_id != 0 and u.addr <= address and address < u.addr + u.nbytes:
+            _say(engine + _UMEM_TEXT_AT, address, u.umem_id, u.addr, u.nbytes)
+            return
+
+
+@engine_function
+def _own_engine():
+    """Return the engine whose thread this is, or 0."""
+    thread = _pthread_self()
+    for i in range(MOST):
+        engine = _state_address() + _ENGINES_AT + i * ENGINE.size
+        if ld64(engine + ENGINE.thread) == thread:
+            return engine
+    return 0
+
+
+@engine_function
+def _handle(number, info, context):
+    by_fault = 0 < ld32(info + _CODE) < 1 << 31  # not by kill() or the like
+    engine = _own_engine()
+    if engine != 0 and by_fault and ld64(engine + ENGINE.told) == 0:
+        st64(engine + ENGINE.told, 1)
+        _tell(engine, ld64(info + _FAULT_ADDRESS))
+    if engine != 0 and not by_fault and ld64(engine + ENGINE.told) + ld64(engine + ENGINE.raised) == 0:
+        # Another handler took the fault first, and raised the signal again. Return, and the fault occurs again.
+        st64(engine + ENGINE.raised, 1)
+        return
+    before = _state_address() + (ACTION.size if number == _SIGBUS else 0)
+    handler = ld64(before)
+    if handler > _DEFAULT_OR_IGNORED:
+        call_c(handler, number, info, context, 0)
+        return
+    _sigaction(number, before, 0)
+    if not by_fault:
+        _raise(number)
+
+
+# --- the Python side -----------------------------------------------------------------------------------------------
+
+_installed = [False] * len(_SIGNALS)
+_engines = np.frombuffer(_state, ENGINE.dtype, MOST, _ENGINES_AT)
+_lock = threading.Lock()
+_libc: Any = ctypes.CDLL(None, use_errno=True)
+
+
+def _after_fork() -> None:
+    """Forget the engines in a forked child: they are the parent's, and other threads may get their numbers."""
+    global _lock
+    _lock = threading.Lock()
+    _engines[:] = np.zeros((), ENGINE.dtype)
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def _c_handle(number, info, context):
+    _handle(number, info, context)
+
+
+@functools.cache
+def handler() -> Any:
+    """Return the handler, compiled with C's calling convention. It lives as long as the process: others may call it."""
+    compiled: Any = CFunc(_c_handle, normalize_signature(types.void(types.int32, types.int64, types.int64)), {}, {})
+    compiled.enable_caching()
+    compiled._cache._cache_file._source_stamp = _handle.stamp  # of all that it calls, as for other compiled functions
+    compiled.compile()
+    return compiled
+
+
+def _exchange_action(number: int, action: int, before: int) -> None:
+    if _libc.sigaction(number, ctypes.c_void_p(action), ctypes.c_void_p(before)):
+        code = ctypes.get_errno()
+        raise OSError(code, f"sigaction({number}): {os.strerror(code)}")
+
+
+def _is_ours(number: int) -> bool:
+    now = ctypes.create_string_buffer(ACTION.size)
+    _exchange_action(number, 0, ctypes.addressof(now))
+    return int(ACTION.at(now)["handler"]) == handler().address
+
+
+def _install() -> None:
+    """Install the handler before the first engine, unless a handler that was installed later still calls it."""
+    ours = ctypes.create_string_buffer(ACTION.size)
+    action = ACTION.at(ours)
+    action["handler"], action["flags"] = handler().address, _SA_SIGINFO | _SA_ONSTACK
+    for n, number in enumerate(_SIGNALS):
+        if not _installed[n]:
+            _exchange_action(number, ctypes.addressof(ours), ctypes.addressof(_state) + n * ACTION.size)
+            _installed[n] = True
+
+
+def _uninstall() -> None:
+    """Remove the handler after the last engine, unless a handler that was installed later may call it."""
+    for n, number in enumerate(_SIGNALS):
+        if _is_ours(number):
+            _exchange_action(number, ctypes.addressof(_state) + n * ACTION.size, 0)
+            _installed[n] = False
+
+
+@contextlib.contextmanager
+def named(name: str, mkeys: Table, umems: Table) -> Iterator[None]:
+    """Name what this engine's thread faults on, if it lies in these tables. Engines beyond MOST name nothing."""
+    with _lock:
+        free = np.flatnonzero(_engines["thread"] == 0)
+        if len(free):
+            if len(free) == MOST:
+                _install()
+            _enter(int(free[0]), name, mkeys, umems)
+    try:
+        yield
+    finally:
+        with _lock:
+            if len(free):
+                _engines[free[0]]["thread"] = 0
+                if not _engines["thread"].any():
+                    _uninstall()
+
+
+def _enter(place: int, name: str, mkeys: Table, umems: Table) -> None:
+    engine = _engines[place]
+    start = _ENGINES_AT + place * ENGINE.size
+    for at, text in ((_MR_TEXT_AT, _MR_TEXT), (_UMEM_TEXT_AT, _UMEM_TEXT)):
+        said = text.format(_ADDRESS, _KEY, _ADDRESS, _ADDRESS, name=name[:32]).encode()
+        _state[start + at : start + at + len(said) + 1] = said + b"\0"
+    engine["told"] = engine["raised"] = 0
+    engine["mkeys"], engine["mkey_mask"] = mkeys.address, mkeys.mask
+    engine["umems"], engine["umem_mask"] = umems.address, umems.mask
+    engine["thread"] = threading.get_ident()  # pthread_self(), in CPython on Linux

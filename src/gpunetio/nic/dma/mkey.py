@@ -1,0 +1,64 @@
+"""Memory keys: whether a PD may access these bytes, and where they are (IBTA 10.6, memory management)."""
+
+from __future__ import annotations
+
+from ...jit.compile import device_function, engine_function
+from ...fabric.frames import LOAN_SHIFT
+from ..state.tables import LOAN, LOANS, MKEY_ROW, loan_at, mkey_row_at, nic_at, wire_at
+
+# Offsets from Reason.LKEY_UNKNOWN and Reason.RKEY_UNKNOWN. The reasons after both are in this order.
+_UNKNOWN, _PD, _RIGHTS, _BOUNDS = 0, 1, 2, 3
+
+
+@device_function
+def find(nic, key, pdn, addr, nbytes, right):
+    """Return the translated address of [addr, addr + nbytes), or -1 if any check fails."""
+    n = nic_at(nic)
+    m = mkey_row_at(n.mkeys + ((key >> 8) & n.mkey_mask) * MKEY_ROW.size)
+    offset = addr - m.iova
+    if (
+        m.key == key
+        and m.pdn == pdn
+        and m.access & right == right
+        and offset >= 0
+        and offset <= m.nbytes - nbytes
+    ):  # fmt: skip
+        return addr + m.delta
+    return -1
+
+
+@engine_function
+def reference(nic, wire, key, address):
+    """Return the reference to `address` in a region's memory on this wire, or 0 if the peer cannot read it there."""
+    n = nic_at(nic)
+    m = mkey_row_at(n.mkeys + ((key >> 8) & n.mkey_mask) * MKEY_ROW.size)
+    if m.lent == 0 or m.key != key or n.capture != 0:
+        return 0
+    number = (address + m.lent) >> LOAN_SHIFT
+    loan = loan_at(wire_at(wire).loans + (number & (LOANS - 1)) * LOAN.size)
+    return address + m.lent if loan.granted == number else 0
+
+
+@device_function
+def translate(nic, key, pdn, addr, nbytes, right, unknown):
+    """Return what `find` does, or minus the reason: `unknown`, which is Reason.?KEY_UNKNOWN, or one after it."""
+    address = find(nic, key, pdn, addr, nbytes, right)
+    return address if address >= 0 else _refuse(nic, key, pdn, addr, nbytes, right, unknown)
+
+
+@engine_function
+def _refuse(nic, key, pdn, addr, nbytes, right, unknown):
+    """Return minus the reason for the check that failed. Leave what the table says for the error record."""
+    n = nic_at(nic)
+    m = mkey_row_at(n.mkeys + ((key >> 8) & n.mkey_mask) * MKEY_ROW.size)
+    n.why_key, n.why_addr, n.why_nbytes = key, addr, nbytes
+    if key == 0 or m.key != key:
+        return -(unknown + _UNKNOWN)
+    if m.pdn != pdn:
+        n.why_extra0, n.why_extra1 = m.pdn, pdn
+        return -(unknown + _PD)
+    if m.access & right != right:
+        n.why_extra0, n.why_extra1 = m.access, right
+        return -(unknown + _RIGHTS)
+    n.why_extra0, n.why_extra1 = m.iova, m.nbytes
+    return -(unknown + _BOUNDS)

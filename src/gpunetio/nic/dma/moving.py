@@ -1,0 +1,199 @@
+"""Requests inside one NIC whose bytes a mover carries: begun one after another, completed when the bytes are in place.
+
+From `sq_ci` on, each such request has a FLIGHT, with the position at which its bytes are in place. Only requests that
+do nothing but copy, by the same mover and with effects in the same order, begin while one is in flight. Everything else
+waits until all are complete. So a request that was posted later never takes effect earlier.
+"""
+
+from __future__ import annotations
+
+from ...jit.compile import device_function, engine_function
+from ...jit.ops import be32, ld8, ld32, ld64
+from ...enums import Access
+from ...formats.commands import QpState
+from ...formats.cqe import CqeOpcode
+from ...formats.packet import PSN_MASK
+from ...formats.wqe import CTRL_SEG, DS_MASK, FM_SHIFT, CtrlFlags, WqeOpcode
+from ..queues.completion import complete_send, fail_send
+from ..state.message import MESSAGE, message_at
+from .mkey import find
+from .movers import ended, explain_copy, far, is_pinned, mover_at, mover_of, on_gpu
+from ..observe.reasons import Reason
+from ..transport.responder import complete_receive
+from .staging import free_slots
+from ..state.tables import FLIGHT, counters_at, flight_at, nic_at, qp_row_at
+from ..queues.wqes import build, check_wqe, in_one_piece, wqe_slot
+
+_RTR, _RTS, _ERR = int(QpState.RTR), int(QpState.RTS), int(QpState.ERR)
+_WRITE, _READ, _WRITE_IMM = int(WqeOpcode.RDMA_WRITE), int(WqeOpcode.RDMA_READ), int(WqeOpcode.RDMA_WRITE_IMM)
+_SEND, _SEND_IMM = int(WqeOpcode.SEND), int(WqeOpcode.SEND_IMM)
+_RESP_SEND, _RESP_SEND_IMM = int(CqeOpcode.RESP_SEND), int(CqeOpcode.RESP_SEND_IMM)
+_RESP_WR_IMM = int(CqeOpcode.RESP_WR_IMM)
+_REMOTE_WRITE, _REMOTE_READ = int(Access.REMOTE_WRITE), int(Access.REMOTE_READ)
+_SOLICITED = int(CtrlFlags.SOLICITED)
+_COPY_FAILED = int(Reason.COPY_FAILED)
+
+MOST_MOVING = 64 << 20  # bytes in flight by one mover, beyond which nothing begins: commands wait for them
+
+
+@device_function
+def _flight(row, index):
+    q = qp_row_at(row)
+    return q.flights + (index & ((1 << q.sq_log) - 1)) * FLIGHT.size
+
+
+@device_function
+def count_packets(row, peer, nbytes):
+    """Count a request of `nbytes` that was executed: PSNs count the packets that it would have taken (IBTA 9.7.2)."""
+    q = qp_row_at(row)
+    q.ssn += 1
+    q.tx_psn += 1 if nbytes <= q.mtu else (nbytes + q.mtu - 1) // q.mtu
+    if peer != 0:
+        p = qp_row_at(peer)
+        p.expect_psn = q.tx_psn & PSN_MASK
+        p.msn += 1
+
+
+# --- beginning -----------------------------------------------------------------------------------------------------
+
+
+@device_function
+def _fits(nic, row, target, source, nbytes):
+    """Return whether a copy is for the mover that works for the QP, and takes effect after those before it."""
+    q = qp_row_at(row)
+    number = far(target) if far(target) != 0 else far(source)
+    if number == 0 or mover_of(nic, number) != q.mover:
+        return False
+    landing = 0
+    if far(target) == 0 and not is_pinned(nic, q.mover, target, nbytes):
+        landing = 1
+    return landing == q.landing
+
+
+@engine_function
+def may_follow(nic, row):
+    """Return whether the WQE at `sq_next` may begin while those before it are in flight."""
+    if on_gpu():
+        return False
+    n = nic_at(nic)
+    q = qp_row_at(row)
+    index = q.sq_next
+    if mover_at(q.mover).issued - mover_at(q.mover).done >= MOST_MOVING or check_wqe(nic, row, index) != 0:
+        return False
+    wqe = wqe_slot(row, index)
+    opcode = be32(ld32(wqe)) & 0xFF
+    ds = be32(ld32(wqe + CTRL_SEG.qpn_ds)) & DS_MASK
+    if (opcode != _WRITE and opcode != _READ) or ld8(wqe + CTRL_SEG.fm_ce_se) >> FM_SHIFT != 0:
+        return False
+    message = n.message
+    wqe = in_one_piece(row, message, wqe, index, (ds + 3) >> 2)
+    if build(nic, row, message, wqe, opcode, ds, index) != 0:
+        return False
+    m = message_at(message)
+    peer = qp_row_at(q.remote_row)
+    right = _REMOTE_WRITE if opcode == _WRITE else _REMOTE_READ
+    there = find(nic, m.rkey, peer.pdn, m.raddr, m.nbytes, right)
+    if m.nbytes == 0 or m.nbytes > peer.msg_max or there < 0 or peer.rights & right != right:
+        return False
+    segment = message + MESSAGE.segments
+    for _ in range(m.nsegments):
+        here, nbytes = ld64(segment), ld64(segment + 8)
+        if not (_fits(nic, row, there, here, nbytes) if opcode == _WRITE else _fits(nic, row, here, there, nbytes)):
+            return False
+        there += nbytes
+        segment += 16
+    return True
+
+
+@engine_function
+def begin(nic, row, index, blocks, opcode, ce, nbytes):
+    """Note a request whose bytes are in flight. It completes when they are in place."""
+    if on_gpu():
+        return
+    n = nic_at(nic)
+    q = qp_row_at(row)
+    if q.mover == 0:
+        q.mover, q.failures, q.landing = n.touched, n.failures, n.landed
+    q.fence = mover_at(n.touched).issued
+    f = flight_at(_flight(row, index))
+    f.opcode, f.ce, f.nbytes, f.blocks, f.fence = opcode, ce, nbytes, blocks, q.fence
+    q.sq_next = index + blocks
+
+
+# --- completing ----------------------------------------------------------------------------------------------------
+
+
+@engine_function
+def _arrive(nic, row, opcode, nbytes):
+    """Complete the peer's receive if the request takes one. Return 0, a reason, or -1 if it no longer receives."""
+    if on_gpu():
+        return 0
+    q = qp_row_at(row)
+    peer = q.remote_row
+    if opcode != _SEND and opcode != _SEND_IMM and opcode != _WRITE_IMM:
+        return 0
+    p = qp_row_at(peer)
+    if p.qpn != q.remote_qpn or (p.state != _RTR and p.state != _RTS):
+        return -1
+    kind = _RESP_WR_IMM
+    if opcode != _WRITE_IMM:
+        kind = _RESP_SEND if opcode == _SEND else _RESP_SEND_IMM
+    wqe = wqe_slot(row, q.sq_ci)
+    solicited = ld8(wqe + CTRL_SEG.fm_ce_se) & _SOLICITED
+    return complete_receive(nic, peer, kind, nbytes, be32(ld32(wqe + CTRL_SEG.imm)), opcode, solicited, 0)
+
+
+@engine_function
+def finish(nic, row):
+    """Complete the requests whose bytes are in place, in order. Return how many. `mover` is 0 when none is left."""
+    if on_gpu():
+        return 0
+    q = qp_row_at(row)
+    done = 0
+    while q.sq_ci != q.sq_next:
+        index = q.sq_ci
+        f = flight_at(_flight(row, index))
+        state = ended(q.mover, f.fence, q.failures)
+        if state == 0:
+            return done
+        reason = _COPY_FAILED
+        if state > 0:
+            reason = _arrive(nic, row, f.opcode, f.nbytes)
+        else:
+            explain_copy(nic, q.mover, 0, f.nbytes)
+        if reason < 0:  # the peer has not seen it: it is tried again, as any request to a peer that does not answer
+            q.sq_next = index
+            break
+        done += 1
+        q.sq_ci = index + f.blocks
+        if reason != 0:
+            q.sq_next = q.sq_ci  # requests begun after it are flushed
+            q.sq_sent = q.sq_ci
+            fail_send(nic, row, index, f.opcode, f.ce, reason)
+            break
+        q.retries = 0
+        q.rnr_retries = 0
+        count_packets(row, q.remote_row, f.nbytes)
+        counters_at(nic_at(nic).counters).rdma_tx_bytes += f.nbytes
+        complete_send(nic, row, index, f.opcode, f.ce, f.nbytes)
+    q.mover = 0
+    return done
+
+
+@engine_function
+def is_still(nic, row):
+    """Return whether nothing is in flight for a QP in ERR, neither for its requests nor into its receives."""
+    if on_gpu():
+        return True
+    q = qp_row_at(row)
+    if q.wire != 0:
+        # The responses owed to the peer depend on how the copies ended.
+        if q.mover != 0 and q.due == 0 and ended(q.mover, q.fence, q.failures) != 0:
+            q.mover = 0
+        return q.mover == 0 and free_slots(nic, row)
+    if q.mover != 0:
+        finish(nic, row)
+    if q.mover != 0:
+        return False
+    peer = q.remote_row
+    return peer == 0 or peer == row or qp_row_at(peer).mover == 0 or qp_row_at(peer).remote_row != row

@@ -1,0 +1,1 @@
+"""What a running NIC tells: counters, reasons, reports."""

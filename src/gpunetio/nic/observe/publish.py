@@ -1,0 +1,66 @@
+"""Publish a NIC's tables and counters to other processes of its user, read-only.
+
+A `fabric.neighbours.Door` hands a `Publication` to each process that asks; observe.py asks.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ...memory import HostMemory
+from ..state.tables import COUNTERS, WIRE, Table
+
+TABLES = ("qps", "cqs", "srqs", "mkeys", "pds", "umems", "uar_pages", "eqs", "gids")  # attributes of a NIC
+_USED = {"gids": "gid"}  # the field that marks a row in use, if not the number
+
+
+def describe_dtype(dtype: np.dtype) -> dict[str, Any]:
+    """Return a structured type as values for JSON."""
+    names = dtype.names or ()
+    fields = [dtype.fields[name] for name in names]  # type: ignore[index]
+    formats = [f"{field[0].shape}{field[0].base.str}" if field[0].shape else field[0].str for field in fields]
+    return {
+        "names": list(names), "formats": formats, "offsets": [field[1] for field in fields],
+        "itemsize": dtype.itemsize,
+    }  # fmt: skip
+
+
+class Publication:
+    """The description of a NIC's `tables`, `wires` and `counters`, all in shared memory.
+
+    `counters` is a memory and the byte offset of the counters' record in it. Calling the object returns the description
+    and read-only file descriptors, which the object still owns.
+    """
+
+    def __init__(self, tables: Mapping[str, Table], counters: tuple[HostMemory, int], wires: HostMemory | None = None):
+        self.fds: list[int] = []
+        self._tables: dict[str, dict[str, Any]] = {}
+        try:
+            for name, table in tables.items():
+                self._add(name, table.memory, 0, table.rows.dtype, len(table.rows))
+            if wires is not None:
+                self._add("wires", wires, 0, WIRE.dtype, wires.nbytes // WIRE.size)
+            self._add("counters", *counters, COUNTERS.dtype, 1)
+        except BaseException:
+            self.close()
+            raise
+
+    def _add(self, name: str, memory: HostMemory, offset: int, dtype: np.dtype, rows: int) -> None:
+        number = dtype.names[0] if dtype.names and name != "counters" else None
+        self._tables[name] = {
+            "fd": len(self.fds), "offset": offset, "rows": rows, "dtype": describe_dtype(dtype),
+            "address": memory.address + offset, "number": number, "used": _USED.get(name, number),
+        }  # fmt: skip
+        self.fds.append(os.open(f"/proc/self/fd/{memory.fd}", os.O_RDONLY | os.O_CLOEXEC))
+
+    def __call__(self) -> tuple[dict[str, Any], list[int]]:
+        return {"tables": self._tables}, self.fds
+
+    def close(self) -> None:
+        """Close the descriptors. Processes that have mapped the memory keep their mappings."""
+        while self.fds:
+            os.close(self.fds.pop())

@@ -1,0 +1,165 @@
+"""Observe running NICs from any process of the same user: read their tables and counters."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import weakref
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from ...errors import InvalidValueError, NotFoundError
+from ...fabric.neighbours import PATIENCE, look_at_all, names
+from ...memory import MappedMemory
+
+logger: logging.Logger = logging.getLogger("gpunetio.nic")
+
+# Port counters that are derived from other counters unless the NIC counts them itself: name, source, and how many of
+# the source make one. The specification counts the data of a port in words of four bytes.
+_DERIVED = (
+    ("port_xmit_data", "rdma_tx_bytes", 4), ("port_rcv_data", "rdma_rx_bytes", 4),
+    ("port_xmit_packets", "rdma_tx_packets", 1), ("port_rcv_packets", "rdma_rx_packets", 1),
+)  # fmt: skip
+_FORMAT = re.compile(r"(\(\d+,\))?[<>|]([iu][1248]|V\d+)")
+
+
+class _Part:
+    """One table, in memory that the NIC writes."""
+
+    def __init__(self, description: dict[str, Any], fds: list[int], memories: list[MappedMemory]):
+        layout = description["dtype"]
+        if not all(_FORMAT.fullmatch(kind) for kind in layout["formats"]):
+            raise InvalidValueError(f"a table has fields of types {layout['formats']}: use integers and bytes only")
+        fields: Any = {key: layout[key] for key in ("names", "formats", "offsets", "itemsize")}
+        dtype = np.dtype(fields)
+        rows, offset, fd = int(description["rows"]), int(description["offset"]), fds[description["fd"]]
+        memory = MappedMemory(fd, os.fstat(fd).st_size)
+        memories.append(memory)
+        if rows < 1 or offset < 0 or offset + rows * dtype.itemsize > memory.nbytes:
+            raise InvalidValueError(
+                f"{rows} rows of {dtype.itemsize} bytes at offset {offset} do not fit in the {memory.nbytes} bytes of "
+                "shared memory"
+            )
+        self.address, self.number, self.used = description["address"], description["number"], description["used"]
+        self.rows = memory.view(dtype, offset, rows)
+        for field in (self.number, self.used):
+            if field is not None and field not in (dtype.names or ()):
+                raise InvalidValueError(f"a table has no field {field!r}; it has {dtype.names}")
+
+    def in_use(self) -> np.ndarray:
+        """Return a copy of the rows in use."""
+        if self.used is None:
+            return self.rows.copy()
+        column = self.rows[self.used]
+        return self.rows[[any(bytes(cell)) for cell in column] if column.dtype.kind == "V" else column != 0]
+
+
+class Tables(Mapping[str, np.ndarray]):
+    """The tables by name. Each lookup returns a copy of the rows that are in use at that moment.
+
+    The NIC writes during the copy, so the fields of one row may be from different moments.
+    """
+
+    def __init__(self, parts: dict[str, _Part]):
+        self._parts = parts
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        if name not in self._parts:
+            raise NotFoundError(f"the NIC has no table {name!r}; it has {', '.join(self._parts)}")
+        return self._parts[name].in_use()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parts)
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def number_field(self, name: str) -> str:
+        """Return the name of the field that holds a row's number."""
+        return self._parts[name].number or ""
+
+    def number_at(self, name: str, address: int) -> int:
+        """Return the number of the row at this address in the NIC's process, or 0 if there is none."""
+        part = self._parts[name]
+        index, rest = divmod(address - part.address, part.rows.dtype.itemsize)
+        return int(part.rows[index][part.number]) if rest == 0 and 0 <= index < len(part.rows) else 0
+
+
+class Observed:
+    """A NIC that runs in some process: `name`, `pid`, `addresses`, `tables` (`.tables["qps"]`) and `counters`.
+
+    `close()` or garbage collection unmaps the tables. If the NIC ends before that, its last state can still be read.
+    """
+
+    pid: int
+    name: str
+    addresses: list[str]
+    tables: Tables
+
+    def __init__(self, pid: int, description: dict[str, Any], fds: list[int]):
+        memories: list[MappedMemory] = []
+        self._finalizer = weakref.finalize(self, _close, memories)
+        try:
+            self.pid, self.name = pid, str(description["name"])
+            self.addresses = [str(address) for address in description["addresses"]]
+            parts = {name: _Part(table, fds, memories) for name, table in description["tables"].items()}
+            self._counters = parts.pop("counters").rows[0]
+        except Exception as error:  # whatever this process sent, other NICs can still be observed
+            self.close()
+            raise InvalidValueError(f"process {pid} sent an invalid description of its NIC: {error!r}") from error
+        self.tables = Tables(parts)
+
+    def __repr__(self) -> str:
+        return f"Observed({self.name}, process {self.pid}, {', '.join(self.addresses)})"
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """Return the current values of the counters."""
+        counters = {name: int(self._counters[name]) for name in self._counters.dtype.names or ()}
+        for name, source, unit in _DERIVED:
+            if source in counters:
+                counters.setdefault(name, counters[source] // unit)
+        return counters
+
+    def close(self) -> None:
+        """Unmap the tables. Idempotent."""
+        self._finalizer()
+
+    def __enter__(self) -> Observed:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def _close(memories: list[MappedMemory]) -> None:
+    while memories:
+        memories.pop().close()
+
+
+def running(name: str | None = None, pid: int | None = None, timeout: float = PATIENCE) -> list[Observed]:
+    """Return this user's NICs in this network namespace, sorted by name. `name` and `pid` restrict the result.
+
+    All processes together have `timeout` seconds to answer. NICs of those that do not are left out.
+    """
+    found: list[Observed] = []
+    seen: set[tuple[int, str]] = set()
+    for door, (owner, description, fds) in look_at_all(names(), timeout).items():
+        try:
+            if (owner, door) in seen:
+                continue
+            if isinstance(listening := description.get("listening"), list):
+                seen.update((owner, str(name)) for name in listening)
+            if "tables" not in description:
+                continue
+            if name in (None, description.get("name")) and pid in (None, owner):
+                found.append(Observed(owner, description, fds))
+        except InvalidValueError as error:
+            logger.warning("%s", error)
+        finally:
+            for fd in fds:
+                os.close(fd)
+    return sorted(found, key=lambda nic: (len(nic.name), nic.name, nic.pid))

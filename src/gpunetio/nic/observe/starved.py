@@ -1,0 +1,50 @@
+"""Warnings about sends that the NIC keeps retrying because the peer has no receive posted.
+
+With rnr_retry 7, the default of `QP.connect`, the retries may go on forever without a completion.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from ...enums import QpState
+from ..transport.loopback import ENDLESS_RNR
+from ..state.tables import Table
+
+logger: logging.Logger = logging.getLogger("gpunetio.nic")
+
+
+class Starved:
+    """Looks at a NIC's QPs from time to time, and warns once about each request that waits at two looks in a row."""
+
+    def __init__(self, name: str, qps: Table, counters: Any):
+        self._name, self._qps, self._counters = name, qps, counters
+        self._refusals = 0
+        self._waiting: set[tuple[int, int]] = set()  # at the last look: QPN and index of the request
+        self._told: set[tuple[int, int]] = set()
+
+    def look(self) -> None:
+        """Warn about the requests that have waited since the last look."""
+        refusals = int(self._counters["rnr_nak_retry_err"])
+        if refusals == self._refusals:  # no send was refused: no need to look at all QPs
+            self._waiting.clear()
+            return
+        self._refusals = refusals
+        rows = self._qps.given
+        rows = rows[(rows["rnr_retries"] > 0) & (rows["state"] == QpState.RTS)].copy()
+        waiting = {(int(row["qpn"]), int(row["sq_ci"])): row for row in rows}
+        for key in (self._waiting & waiting.keys()) - self._told:
+            self._tell(*key, waiting[key])
+        self._told &= waiting.keys()
+        self._told |= self._waiting & waiting.keys()
+        self._waiting = set(waiting)
+
+    def _tell(self, qpn: int, index: int, row: Any) -> None:
+        most = int(row["rnr_retry"])
+        until = "forever (rnr_retry 7)" if most == ENDLESS_RNR else f"up to {most} times"
+        logger.warning(
+            f"{self._name}: QP {qpn:#x} (requester), WQE {index} waits: QP {int(row['remote_qpn']):#x} of the peer has "
+            f"no receive posted. The NIC has retried {int(row['rnr_retries'])} times, and goes on {until}. "
+            "Likely cause: the peer posts its receives too late; post them before the sends."
+        )

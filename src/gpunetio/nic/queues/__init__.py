@@ -1,0 +1,1 @@
+"""What queues consist of in memory: WQEs, CQEs, doorbells, events."""

@@ -1,0 +1,63 @@
+"""Event channels: events that the engine has raised, as the host reads them. events.py is the engine's side."""
+
+from __future__ import annotations
+
+import os
+import threading
+from ...errors import FullError
+from ...fabric.ring import RING, next_full, release
+from ...formats.events import EventType, eqe
+from ...memory import HostMemory
+from ..state.tables import CHANNEL, EVENT
+
+CAPACITY = 1 << 14  # events: every CQ of a NIC may have one that waits
+
+
+class EventChannel:
+    """A ring of events that the engine fills. Poll `fd`, an eventfd: it is readable while events wait."""
+
+    address: int
+    fd: int
+
+    def __init__(self) -> None:
+        self._memory = HostMemory(CHANNEL.size + CAPACITY * EVENT.size)
+        self._slots = self._memory.view(EVENT.dtype, CHANNEL.size, CAPACITY)
+        self._record = self._memory.view(CHANNEL.dtype)[0]
+        self.address = self._memory.address
+        self._ring = self.address + CHANNEL.ring
+        ring = self._memory.view(RING.dtype, CHANNEL.ring)[0]
+        ring["slots"], ring["slot_size"], ring["capacity"] = self.address + CHANNEL.size, EVENT.size, CAPACITY
+        try:
+            self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK | os.EFD_SEMAPHORE)
+        except OSError:
+            self._memory.close()
+            raise
+        self._record["fd"] = self.fd
+        self._lock, self._told = threading.Lock(), 0
+
+    def get(self) -> tuple[int, EventType, int, bytes] | None:
+        """Return the oldest event as (cookie, type, number of its object, EQE), or None.
+
+        Raise FullError, once, if events were lost because nobody read them.
+        """
+        with self._lock:
+            if lost := int(self._record["lost"]) - self._told:
+                self._told += lost
+                raise FullError(
+                    f"{lost} events were lost: the channel was full, with {CAPACITY} unread events. Query every object "
+                    "again, and read events more often"
+                )
+            try:
+                os.eventfd_read(self.fd)
+            except BlockingIOError:
+                return None
+            slot = self._slots[(next_full(self._ring) - self.address - CHANNEL.size) // EVENT.size]
+            kind, number = EventType(int(slot["type"])), int(slot["number"])
+            event = int(slot["cookie"]), kind, number, eqe(kind, number, int(slot["syndrome"]))
+            release(self._ring)
+            return event
+
+    def close(self) -> None:
+        """Close the channel. The engine must not know it any more."""
+        os.close(self.fd)
+        self._memory.close()

@@ -1,0 +1,219 @@
+"""Completions: CQEs, error CQEs, the transition of a QP to ERR, and the error record that explains it."""
+
+from __future__ import annotations
+
+from ...jit.compile import device_function, engine_function
+from ...jit.ops import (
+    be32, be64, fence_release_sys, ld8, ld64, ld_acquire32, pack64, st64, st128, st_relaxed32, st_release32,
+)  # fmt: skip
+from ...fabric.ring import next_free, publish
+from ...formats.commands import QpState
+from ...formats.cqe import (
+    CI_MASK, CQE64, FORMAT_SHIFT, INIT_OP_OWN, OPCODE_SHIFT, CqeFormat, CqeOpcode, Syndrome,
+)  # fmt: skip
+from ...formats.doorbell import CQ_DBREC
+from ...formats.events import CqErrorSyndrome, EventType
+from ...formats.wqe import CE_SHIFT, CTRL_SEG, CompletionMode
+from .events import notify, raise_event, tell
+from ..observe.reasons import Reason
+from ..state.tables import EQ_ROW, counters_at, cq_row_at, error_record_at, nic_at, qp_row_at
+from ..state.watch import wake
+
+ERR = int(QpState.ERR)
+REQ, REQ_ERR, RESP_ERR = int(CqeOpcode.REQ), int(CqeOpcode.REQ_ERR), int(CqeOpcode.RESP_ERR)
+_ON_FIRST_ERROR, _ALWAYS = int(CompletionMode.ON_FIRST_ERROR), int(CompletionMode.ALWAYS)
+_CQE_AND_EQE = int(CompletionMode.CQE_AND_EQE)
+_FLUSH, _CQ_OVERRUN, _RECV_TOO_SMALL = int(Reason.FLUSH), int(Reason.CQ_OVERRUN), int(Reason.RECV_TOO_SMALL)
+_RNR, _NO_RESPONSE = int(Reason.RNR), int(Reason.NO_RESPONSE)
+_REMOTE_ACCESS, _REMOTE_INVAL_REQ = int(Syndrome.REMOTE_ACCESS), int(Syndrome.REMOTE_INVAL_REQ)
+_RKEY_UNKNOWN, _RKEY_BOUNDS = int(Reason.RKEY_UNKNOWN), int(Reason.RKEY_BOUNDS)
+_QP_RIGHTS, _ATOMIC_ALIGNMENT = int(Reason.QP_RIGHTS), int(Reason.ATOMIC_ALIGNMENT)
+_BAD_REQUEST, _ATOMIC_FAR = int(Reason.BAD_REQUEST), int(Reason.ATOMIC_FAR)
+_CQ_ERROR, _CATASTROPHE = int(EventType.CQ_ERROR), int(EventType.WQ_CATAS_ERROR)
+_OVERRUN = int(CqErrorSyndrome.OVERRUN)
+_ACCESS_ERROR, _INVALID_REQUEST = int(EventType.WQ_ACCESS_ERROR), int(EventType.WQ_INVAL_REQ_ERROR)
+_NO_EVENT = 0
+_INVALID = INIT_OP_OWN >> OPCODE_SHIFT << OPCODE_SHIFT
+_INLINE = int(CqeFormat.INLINE_32) << FORMAT_SHIFT
+_RESIZED = int(CqeOpcode.RESIZE_CQ)
+REQUESTER, RESPONDER = 0, 1
+
+
+@device_function
+def ce_of(wqe):
+    """Return the completion mode in a control segment."""
+    return (ld8(wqe + CTRL_SEG.fm_ce_se) >> CE_SHIFT) & 3
+
+
+@device_function
+def write_cqe(nic, cq, kind, qpn, user_index, wqe_opcode, counter, nbytes, imm, syndrome, vendor, solicited, payload):
+    """Write a CQE, its last word last. Return 0, or Reason.CQ_OVERRUN if the CQ is full and may not be overrun.
+
+    `payload` is the address of 32 bytes that the CQE carries, or 0.
+    """
+    c = cq_row_at(cq)
+    n = nic_at(nic)
+    if not c.overrun:
+        consumed = be32(ld_acquire32(c.dbrec + CQ_DBREC.set_ci)) & CI_MASK
+        if c.error or (c.pi - consumed) & CI_MASK >= 1 << c.log:
+            if c.error == 0:
+                raise_event(nic, c.error_channel, c.error_cookie, _CQ_ERROR, c.cqn, _OVERRUN)
+            c.error = 1
+            n.why_extra0, n.why_extra1 = c.cqn, 1 << c.log
+            return _CQ_OVERRUN
+    slot = 0 if c.collapsed else c.pi & ((1 << c.log) - 1)
+    cqe = c.addr + (slot << c.shift)
+    owner = (c.pi >> c.log) & 1
+    op_own = kind << OPCODE_SHIFT | owner
+    if kind != REQ:
+        # Invalidate the entry first. A reader that still reads the CQE of the previous lap must be able to tell that it
+        # has read this CQE's length instead. A card writes all 64 bytes at once.
+        st_relaxed32(cqe + CQE64.wqe_counter, be32(_INVALID | owner ^ 1))
+        fence_release_sys()
+    if payload == 0:
+        st128(cqe, 0, 0)
+        st128(cqe + 16, 0, 0)
+    else:
+        op_own |= _INLINE
+        st128(cqe, ld64(payload), ld64(payload + 8))
+        st128(cqe + 16, ld64(payload + 16), ld64(payload + 24))
+    st128(cqe + 32, pack64(be32(user_index), be32(imm)), pack64(0, be32(nbytes)))
+    # An error CQE has its syndromes where other CQEs have the end of the timestamp.
+    errors = pack64(0, be32(vendor << 8 | syndrome))
+    st64(cqe + CQE64.timestamp, errors if syndrome else be64(n.now))
+    st_relaxed32(cqe + CQE64.sop_drop_qpn, be32(wqe_opcode << 24 | qpn))
+    st_release32(cqe + CQE64.wqe_counter, be32((counter & 0xFFFF) << 16 | op_own))
+    c.pi += 1
+    counters_at(n.counters).cqes += 1
+    if c.channel != 0:
+        notify(nic, cq, solicited or syndrome)  # an error counts as solicited (IBTA 11.4.2.2)
+    return 0
+
+
+@engine_function
+def resize_cq(nic, cq, source):
+    """Move a CQ to the ring that the row at `source` names. Return 0, or 1 if the old or the new ring is too small.
+
+    The last CQE in the old ring announces the move. The poller copies the CQEs before it (PRM, "Resize CQ").
+    """
+    c, new = cq_row_at(cq), cq_row_at(source)
+    consumed = be32(ld_acquire32(c.dbrec + CQ_DBREC.set_ci)) & CI_MASK
+    waiting = (c.pi - consumed) & CI_MASK
+    if c.error or waiting >= 1 << c.log or waiting >= 1 << new.log:
+        return 1
+    cqe = c.addr + ((c.pi & ((1 << c.log) - 1)) << c.shift)
+    st_relaxed32(cqe + CQE64.sop_drop_qpn, 0)
+    st_release32(cqe + CQE64.wqe_counter, be32(_RESIZED << OPCODE_SHIFT | (c.pi >> c.log) & 1))
+    if 0 < (c.solicited_pi - consumed) & CI_MASK <= waiting:
+        c.solicited_pi += 1  # it moves by one entry, as all CQEs that are copied do
+    c.pi += 1
+    c.addr, c.log = new.addr, new.log
+    return 0
+
+
+@device_function
+def complete_send(nic, row, index, opcode, ce, nbytes):
+    """Complete a send-queue WQE that has succeeded: write a CQE if the WQE asks for one."""
+    if ce < _ALWAYS:
+        return
+    q = qp_row_at(row)
+    if ce == _CQE_AND_EQE:
+        event_queue = nic_at(nic).eqs + cq_row_at(q.send_cq).eqn * EQ_ROW.size
+        st64(event_queue + EQ_ROW.pi, ld64(event_queue + EQ_ROW.pi) + 1)
+    reason = write_cqe(nic, q.send_cq, REQ, q.qpn, q.user_index, opcode, index, nbytes, 0, 0, 0, 0, 0)
+    if reason != 0:
+        fail_qp(nic, row, index, opcode, reason, REQUESTER)
+
+
+@engine_function
+def record_error(nic, side, qpn, index, opcode, reason, syndrome):
+    """Leave an error record for the service thread. If the thread is too far behind, count the loss instead."""
+    n = nic_at(nic)
+    slot = next_free(n.errors)
+    if slot == 0:
+        counters_at(n.counters).lost_error_records += 1
+        return
+    e = error_record_at(slot)
+    e.reason, e.side, e.qpn, e.index, e.opcode = reason, side, qpn, index, opcode
+    e.key, e.addr, e.nbytes = n.why_key, n.why_addr, n.why_nbytes
+    e.extra0, e.extra1, e.syndrome = n.why_extra0, n.why_extra1, syndrome
+    publish(n.errors)
+    n.error_event = 1
+
+
+@device_function
+def _count_error(nic, reason, syndrome, side):
+    c = counters_at(nic_at(nic).counters)
+    if side == RESPONDER:
+        c.resp_cqe_error += 1
+        if reason == _FLUSH:
+            c.resp_cqe_flush_error += 1
+        if reason == _RECV_TOO_SMALL:
+            c.resp_local_length_error += 1
+        return
+    c.req_cqe_error += 1
+    if reason == _FLUSH:
+        c.req_cqe_flush_error += 1
+    if syndrome == _REMOTE_ACCESS:
+        c.req_remote_access_errors += 1
+    if syndrome == _REMOTE_INVAL_REQ:
+        c.req_remote_invalid_request += 1
+    if reason == _RNR:
+        c.req_rnr_retries_exceeded += 1
+    if reason == _NO_RESPONSE:
+        c.req_transport_retries_exceeded += 1
+
+
+@device_function
+def _event_of(reason, side):
+    """Return the type of the event for a failure that no CQE of this QP reports (IBTA 11.6.3.1).
+
+    Such a failure is a CQ overrun, or a request that the responder has refused.
+    """
+    if reason == _CQ_OVERRUN:
+        return _CATASTROPHE
+    if side == REQUESTER:
+        return _NO_EVENT
+    if reason >= _RKEY_UNKNOWN and reason <= _RKEY_BOUNDS:
+        return _ACCESS_ERROR
+    if reason == _QP_RIGHTS or reason == _ATOMIC_ALIGNMENT or reason == _ATOMIC_FAR or reason == _BAD_REQUEST:
+        return _INVALID_REQUEST
+    return _NO_EVENT
+
+
+@engine_function
+def fail_qp(nic, row, index, opcode, reason, side):
+    """Move a QP to ERR. Its first failure also leaves an error record and, for some reasons, raises an event."""
+    q = qp_row_at(row)
+    q.state = ERR
+    q.retry_at = 0
+    wake(row)
+    if q.failed == 0:
+        q.failed = 1
+        event = _event_of(reason, side)
+        if event != _NO_EVENT:
+            tell(nic, row, event)
+        record_error(nic, side, q.qpn, index, opcode, reason, ld8(nic_at(nic).syndromes + reason))
+
+
+@engine_function
+def fail_send(nic, row, index, opcode, ce, reason):
+    """Fail a send-queue WQE: move the QP to ERR and write an error CQE (IBTA 10.10.3)."""
+    q = qp_row_at(row)
+    syndrome = ld8(nic_at(nic).syndromes + reason)
+    first = q.told == 0
+    q.told = 1
+    fail_qp(nic, row, index, opcode, reason, REQUESTER)
+    _count_error(nic, reason, syndrome, REQUESTER)
+    if ce == _ON_FIRST_ERROR and not first:
+        return
+    write_cqe(nic, q.send_cq, REQ_ERR, q.qpn, q.user_index, opcode, index, 0, 0, syndrome, reason, 0, 0)
+
+
+@engine_function
+def fail_receive(nic, row, index, reason, syndrome):
+    """Fail a receive WQE: move the QP to ERR and write an error CQE to the receive CQ."""
+    q = qp_row_at(row)
+    fail_qp(nic, row, index, 0, reason, RESPONDER)
+    _count_error(nic, reason, syndrome, RESPONDER)
+    write_cqe(nic, q.recv_cq, RESP_ERR, q.qpn, q.user_index, 0, index, 0, 0, syndrome, reason, 0, 0)

@@ -1,0 +1,100 @@
+"""Doorbells: how a queue's owner announces WQEs, by a doorbell register or by the doorbell record."""
+
+from __future__ import annotations
+
+from ...jit.compile import device_function, engine_function
+from ...jit.ops import be32, be64, fence_acquire_sys, ld_acquire32, ld_relaxed64
+from ...formats.commands import QpState
+from ...formats.doorbell import PI_MASK, QP_DBREC, WQE_IDX_SHIFT
+from ...formats.wqe import DS_MASK, WqeOpcode
+from .completion import REQUESTER, fail_qp, fail_send, record_error
+from ..observe.reasons import Reason
+from ..transport.responder import explain
+from ..state.tables import qp_row_at
+from ..state.watch import wake
+from .wqes import wqe_slot
+
+RST, RTS = int(QpState.RST), int(QpState.RTS)
+_NOP = int(WqeOpcode.NOP)
+_QP_STATE, _DOORBELL_RANGE = int(Reason.QP_STATE), int(Reason.DOORBELL_RANGE)
+HALF_RANGE = (PI_MASK + 1) // 2
+
+
+@device_function
+def announced(value):
+    """Return the producer index in the 8 bytes of a doorbell, or the index after a WQE written by BlueFlame.
+
+    Such a WQE begins with its own index. Its ds, which is 0 in a doorbell, says where the next WQE starts. The WQE
+    itself is read from the ring, where it must be in any case.
+    """
+    return ((value >> 32 + WQE_IDX_SHIFT) + ((value & DS_MASK) + 3 >> 2)) & PI_MASK
+
+
+@engine_function
+def announce(nic, row, producer16):
+    """Move `sq_pi` to `producer16`, which a doorbell or a doorbell record announces, or explain what is wrong.
+
+    With a doorbell record, only one thread rings at a time, and an old index is at most the ring's depth behind.
+    Without a record, all threads ring independently. Then a doorbell may be late by as many WQEs as others have posted
+    meanwhile.
+    """
+    q = qp_row_at(row)
+    if q.state == RST or q.sq_addr == 0:  # in RST the counts stay 0, though the record may hold old ones
+        return
+    depth = 1 << q.sq_log
+    ahead = (producer16 - q.sq_ci) & PI_MASK
+    if q.drain and q.state == RTS:
+        if (q.late - 1 - q.sq_ci) & PI_MASK < ahead <= depth:
+            q.late = producer16 + 1
+        return
+    if ahead <= depth:
+        if q.sq_ci + ahead <= q.sq_pi:
+            return
+        q.sq_pi = q.sq_ci + ahead
+        wake(row)
+        if q.state < RTS and q.failed == 0:
+            explain(nic, 0, 0, 0, q.state, 0)
+            record_error(nic, REQUESTER, q.qpn, q.sq_ci, _NOP, _QP_STATE, 0)
+    elif PI_MASK + 1 - ahead > (depth if q.no_dbr == 0 else HALF_RANGE):  # not an old index either
+        explain(nic, 0, 0, depth, producer16, q.sq_ci & PI_MASK)
+        if q.state == RTS and q.sq_pi == q.sq_ci:
+            fail_send(nic, row, q.sq_ci, _NOP, 0, _DOORBELL_RANGE)
+        elif q.state == RTS:  # each posted WQE completes once: with a flush error
+            fail_qp(nic, row, q.sq_ci, _NOP, _DOORBELL_RANGE, REQUESTER)
+
+
+@engine_function
+def go_on(nic, row):
+    """Take a QP out of SQD. Doorbells that were rung in SQD take effect now."""
+    q = qp_row_at(row)
+    late = q.late
+    q.drain, q.sq_drained, q.late = 0, 0, 0
+    if late != 0:
+        announce(nic, row, late - 1)
+
+
+@device_function
+def poll_doorbell(nic, row):
+    """Check the QP's own doorbell register."""
+    q = qp_row_at(row)
+    raw = ld_relaxed64(q.doorbell)
+    if raw != q.db_seen:
+        q.db_seen = raw
+        fence_acquire_sys()
+        announce(nic, row, announced(be64(raw)))
+
+
+@engine_function
+def scan_record(nic, row):
+    """Check the doorbell record, for doorbells that were missed. An index behind the NIC's is an old one."""
+    q = qp_row_at(row)
+    if q.no_dbr or q.sq_addr == 0:
+        return
+    producer16 = be32(ld_acquire32(q.dbrec + QP_DBREC.snd)) & PI_MASK
+    ahead = (producer16 - q.sq_ci) & PI_MASK
+    if ahead == HALF_RANGE:
+        # Either a full ring of 2^15 ahead, or as much behind: the index of the WQE in the next slot decides.
+        if (be32(ld_acquire32(wqe_slot(row, q.sq_ci))) >> WQE_IDX_SHIFT) & PI_MASK != q.sq_ci & PI_MASK:
+            return
+    if ahead <= 1 << q.sq_log:
+        announce(nic, row, producer16)

@@ -1,0 +1,346 @@
+"""Send WQEs as the NIC reads them: check that a WQE is due and well formed, and find the bytes that it names."""
+
+from __future__ import annotations
+
+from ...jit.compile import device_function, engine_function
+from ...jit.ops import be32, be64, copy, ld8, ld32, ld64, ld_acquire32, st64
+from ...enums import Access
+from ...formats.commands import ServiceType
+from ...formats.doorbell import PI_MASK, WQE_IDX_SHIFT
+from ...formats.wqe import (
+    ATOMIC_SEG, CTRL_SEG, DATA_SEG, DS_MASK, EXTENDED_ATOMIC_4, EXTENDED_ATOMIC_8, INLINE_SEG, MASKED_CS32_SEG,
+    MASKED_CS64_SEG, MASKED_FA32_SEG, MASKED_FA64_SEG, MAX_TRANSFER, OPMOD_SHIFT, RADDR_SEG, SEGMENT, WAIT_SEG,
+    WQEBB_SHIFT, CtrlFlags, WqeOpcode,
+)  # fmt: skip
+from .completion import ce_of, fail_send
+from ..state.message import MAX_SEGMENTS, MESSAGE, message_at
+from ..dma.mkey import translate
+from ..dma.movers import MOVER_SHIFT
+from ..observe.reasons import Reason
+from ..transport.responder import explain
+from ..state.tables import CQ_ROW, cq_row_at, nic_at, qp_row_at
+
+_WRITE, _WRITE_IMM, _READ = int(WqeOpcode.RDMA_WRITE), int(WqeOpcode.RDMA_WRITE_IMM), int(WqeOpcode.RDMA_READ)
+_SEND, _SEND_IMM = int(WqeOpcode.SEND), int(WqeOpcode.SEND_IMM)
+_CS, _FA = int(WqeOpcode.ATOMIC_CS), int(WqeOpcode.ATOMIC_FA)
+_MASKED_CS, _MASKED_FA = int(WqeOpcode.ATOMIC_MASKED_CS), int(WqeOpcode.ATOMIC_MASKED_FA)
+_NOP, _WAIT, _DUMP = int(WqeOpcode.NOP), int(WqeOpcode.WAIT), int(WqeOpcode.DUMP)
+_STALE, _WRONG_QPN, _MALFORMED = int(Reason.WQE_STALE), int(Reason.WQE_QPN), int(Reason.WQE_MALFORMED)
+_LKEY_UNKNOWN, _LENGTH = int(Reason.LKEY_UNKNOWN), int(Reason.LENGTH)
+_OPCODE, _ATOMIC_LENGTH, _FLUSH = int(Reason.WQE_OPCODE), int(Reason.ATOMIC_LENGTH), int(Reason.FLUSH)
+_OPMOD, _ATOMIC_WIRE = int(Reason.WQE_OPMOD), int(Reason.ATOMIC_WIRE)
+_LOCAL_WRITE, _RC = int(Access.LOCAL_WRITE), int(ServiceType.RC)
+_SOLICITED = int(CtrlFlags.SOLICITED)
+_CQN_MASK, _INDEX_MASK = 0xFF_FFFF, 0xFFFF_FFFF
+_LOCAL_DS = 2  # ds of a WAIT or DUMP
+
+NOT_YET = -1  # from `check_wqe`: the WQE may still be on its way, so the queue pair waits
+PATIENCE_NS = 2_000_000  # for such a WQE; on an H200 the latest one came within 300 µs
+UNSUPPORTED = 64  # larger than any WQE's number of segments
+_SEGMENTS = MESSAGE.segments
+
+
+@device_function
+def wqe_slot(row, index):
+    """Return the address of the ring slot of WQE `index`."""
+    q = qp_row_at(row)
+    return q.sq_addr + ((index & ((1 << q.sq_log) - 1)) << WQEBB_SHIFT)
+
+
+@device_function
+def _is_there(wqe, index, qpn):
+    """Return whether the slot holds this QP's WQE `index`. A slot never written holds index 0 of QP 0."""
+    return (be32(ld_acquire32(wqe)) >> WQE_IDX_SHIFT) & PI_MASK == index & PI_MASK and (
+        be32(ld_acquire32(wqe + CTRL_SEG.qpn_ds)) >> 8 == qpn
+    )
+
+
+@engine_function
+def _overdue(nic, row, index):
+    """Return whether the NIC has waited PATIENCE_NS for a WQE that its slot does not hold yet."""
+    now = nic_at(nic).now
+    q = qp_row_at(row)
+    if q.missing != index + 1:
+        q.missing, q.missing_since = index + 1, now
+    return now - q.missing_since >= PATIENCE_NS
+
+
+@device_function
+def check_wqe(nic, row, index):
+    """Return 0 if the slot holds WQE `index` as announced, NOT_YET, or a reason for `explain_wqe`.
+
+    A doorbell may arrive before its WQE: stores of a GPU overtake each other on their way to host memory unless a fence
+    of system scope separates them. The slot then holds the WQE of the previous lap, complete and well formed. So the
+    NIC executes a WQE only if it has the index that is due, and otherwise reads the slot again in later turns.
+    """
+    q = qp_row_at(row)
+    wqe = wqe_slot(row, index)
+    if not _is_there(wqe, index, q.qpn) and not _overdue(nic, row, index):
+        return NOT_YET
+    word = be32(ld32(wqe))
+    qpn_ds = be32(ld32(wqe + CTRL_SEG.qpn_ds))
+    ds = qpn_ds & DS_MASK
+    if (word >> WQE_IDX_SHIFT) & PI_MASK != index & PI_MASK or qpn_ds == 0:
+        return _STALE
+    if qpn_ds >> 8 != q.qpn:
+        return _WRONG_QPN
+    if ds == 0 or index + ((ds + 3) >> 2) > q.sq_pi:
+        return _MALFORMED
+    return 0
+
+
+@engine_function
+def explain_wqe(nic, row, index, reason):
+    """Set the error record's values for a reason from `check_wqe`."""
+    wqe = wqe_slot(row, index)
+    qpn_ds = be32(ld32(wqe + CTRL_SEG.qpn_ds))
+    if reason == _STALE:
+        explain(nic, 0, 0, 0, (be32(ld32(wqe)) >> WQE_IDX_SHIFT) & PI_MASK, qpn_ds >> 8)
+    elif reason == _WRONG_QPN:
+        explain(nic, 0, 0, 0, qpn_ds >> 8, 0)
+    else:
+        explain(nic, 0, 0, 0, qpn_ds & DS_MASK, 0)
+
+
+@engine_function
+def _unwrap(row, message, index, blocks):
+    """Copy a WQE that wraps around the end of its ring into the message, in one piece."""
+    for i in range(blocks):
+        copy(message + MESSAGE.wqe + (i << WQEBB_SHIFT), wqe_slot(row, index + i), 1 << WQEBB_SHIFT)
+
+
+@device_function
+def in_one_piece(row, message, wqe, index, blocks):
+    """Return the address of the whole WQE: in its ring or, if it wraps around there, in the message."""
+    depth = 1 << qp_row_at(row).sq_log
+    if (index & (depth - 1)) + blocks <= depth:
+        return wqe
+    _unwrap(row, message, index, blocks)
+    return message + MESSAGE.wqe
+
+
+@device_function
+def gather(nic, row, message, segment, end, right):
+    """Check the data segments and list them in the message: return 0, or a reason.
+
+    Sets the message's `nbytes`, `nsegments` and `far`.
+    """
+    q = qp_row_at(row)
+    m = message_at(message)
+    out = message + _SEGMENTS
+    total = 0
+    count = 0
+    far = 0
+    while segment < end:
+        word = be32(ld32(segment + DATA_SEG.byte_count))
+        nbytes = word & (INLINE_SEG - 1)
+        if word & INLINE_SEG:
+            address = segment + 4
+            step = (nbytes + 4 + SEGMENT - 1) & -SEGMENT
+            if right != 0 or segment + step > end:
+                return _MALFORMED
+        else:
+            if nbytes == 0:
+                nbytes = INLINE_SEG  # PRM: byte_count 0 means 2 GiB
+            step = SEGMENT
+            if total + nbytes > MAX_TRANSFER:
+                explain(nic, 0, 0, total + nbytes, MAX_TRANSFER, 0)
+                return _LENGTH
+            address = translate(
+                nic, be32(ld32(segment + DATA_SEG.lkey)), q.pdn, be64(ld64(segment + DATA_SEG.addr)), nbytes, right,
+                _LKEY_UNKNOWN,
+            )  # fmt: skip
+            if address < 0:
+                return -address
+        if nbytes > 0:
+            far |= address
+            st64(out, address)
+            st64(out + 8, nbytes)
+            out += 16
+            count += 1
+        total += nbytes
+        segment += step
+    m.nbytes = total
+    m.nsegments = count
+    m.far = far >> MOVER_SHIFT
+    return 0
+
+
+@device_function
+def is_masked(opcode):
+    """Return whether the opcode is a masked atomic, which mlx5 calls extended."""
+    return opcode == _MASKED_CS or opcode == _MASKED_FA
+
+
+@device_function
+def is_atomic(opcode):
+    """Return whether the opcode is an atomic, masked or plain."""
+    return opcode == _CS or opcode == _FA or is_masked(opcode)
+
+
+@device_function
+def header_segments(opcode, opmod):
+    """Return the number of 16-byte segments before the data: ctrl, then raddr and atomic where the opcode has them."""
+    if opcode == _WRITE or opcode == _READ or opcode == _WRITE_IMM:
+        return 2
+    if opcode == _SEND or opcode == _SEND_IMM:
+        return 1
+    if is_atomic(opcode):
+        return 4 if opcode == _MASKED_CS and opmod == EXTENDED_ATOMIC_8 else 3
+    return UNSUPPORTED
+
+
+@device_function
+def _read_operands(message, operands, opcode, opmod):
+    """Read an atomic's operands, whose segments begin at `operands`, into the message."""
+    m = message_at(message)
+    if opcode == _MASKED_FA and opmod == EXTENDED_ATOMIC_4:
+        m.swap_add = be32(ld32(operands + MASKED_FA32_SEG.add_data))
+        m.swap_mask = be32(ld32(operands + MASKED_FA32_SEG.field_boundary))
+    elif opcode == _MASKED_FA:
+        m.swap_add = be64(ld64(operands + MASKED_FA64_SEG.add_data))
+        m.swap_mask = be64(ld64(operands + MASKED_FA64_SEG.field_boundary))
+    elif opcode == _MASKED_CS and opmod == EXTENDED_ATOMIC_4:
+        m.swap_add = be32(ld32(operands + MASKED_CS32_SEG.swap_data))
+        m.compare = be32(ld32(operands + MASKED_CS32_SEG.compare_data))
+        m.swap_mask = be32(ld32(operands + MASKED_CS32_SEG.swap_mask))
+        m.compare_mask = be32(ld32(operands + MASKED_CS32_SEG.compare_mask))
+    elif opcode == _MASKED_CS:
+        m.swap_add = be64(ld64(operands + MASKED_CS64_SEG.swap))
+        m.compare = be64(ld64(operands + MASKED_CS64_SEG.compare))
+        m.swap_mask = be64(ld64(operands + SEGMENT + MASKED_CS64_SEG.swap))
+        m.compare_mask = be64(ld64(operands + SEGMENT + MASKED_CS64_SEG.compare))
+    else:
+        m.swap_add = be64(ld64(operands + ATOMIC_SEG.swap_add))
+        m.compare = be64(ld64(operands + ATOMIC_SEG.compare))
+
+
+@device_function
+def _check_masked(nic, row, opmod):
+    """Return 0, or the reason why a masked atomic of this opmod cannot go to the QP's peer."""
+    q = qp_row_at(row)
+    if opmod != EXTENDED_ATOMIC_4 and opmod != EXTENDED_ATOMIC_8:
+        explain(nic, 0, 0, 0, opmod, 0)
+        return _OPMOD
+    if q.wire != 0:
+        explain(nic, 0, 0, 0, q.remote_qpn, 0)
+        return _ATOMIC_WIRE
+    return 0
+
+
+@engine_function
+def build(nic, row, message, wqe, opcode, ds, index):
+    """Build a message from a WQE whose control segment was checked: return 0, or a reason."""
+    q = qp_row_at(row)
+    m = message_at(message)
+    opmod = be32(ld32(wqe)) >> OPMOD_SHIFT
+    headers = header_segments(opcode, opmod)
+    atomic = is_atomic(opcode)
+    if headers == UNSUPPORTED or (q.service != _RC and (opcode == _READ or atomic)):
+        explain(nic, 0, 0, 0, 0, 0)
+        return _OPCODE
+    if is_masked(opcode):
+        reason = _check_masked(nic, row, opmod)
+        if reason != 0:
+            return reason
+    if ds < headers or ds - headers > MAX_SEGMENTS:
+        explain(nic, 0, 0, 0, ds, 0)
+        return _MALFORMED
+    m.opcode = opcode
+    m.src_qpn = q.qpn
+    m.dst_qpn = q.remote_qpn
+    m.index = index
+    if headers > 1:
+        m.raddr = be64(ld64(wqe + SEGMENT + RADDR_SEG.raddr))
+        m.rkey = be32(ld32(wqe + SEGMENT + RADDR_SEG.rkey))
+    m.imm = be32(ld32(wqe + CTRL_SEG.imm))
+    m.solicited = ld8(wqe + CTRL_SEG.fm_ce_se) & _SOLICITED
+    if atomic:
+        _read_operands(message, wqe + 2 * SEGMENT, opcode, opmod)
+    right = _LOCAL_WRITE if atomic or opcode == _READ else 0
+    reason = gather(nic, row, message, wqe + headers * SEGMENT, wqe + ds * SEGMENT, right)
+    word = 4 if is_masked(opcode) and opmod == EXTENDED_ATOMIC_4 else 8
+    if reason == _MALFORMED:
+        explain(nic, 0, 0, 0, ds, 0)
+    elif reason == 0 and atomic and m.nbytes != word:
+        explain(nic, 0, 0, m.nbytes, word, 0)
+        return _ATOMIC_LENGTH
+    elif reason == 0 and m.nbytes > q.msg_max:
+        explain(nic, 0, 0, m.nbytes, q.msg_max, 0)
+        return _LENGTH
+    return reason
+
+
+# --- WQEs that concern this NIC only -------------------------------------------------------------------------------
+
+
+@device_function
+def is_local(opcode):
+    """Return whether a WQE concerns this NIC only."""
+    return opcode == _NOP or opcode == _WAIT or opcode == _DUMP
+
+
+@engine_function
+def execute_local(nic, row, wqe, opcode, ds):
+    """Execute a local WQE: return 1, 0 if it has to wait, or minus a reason."""
+    if opcode == _NOP:
+        return 1
+    return _wait(nic, row, wqe, ds) if opcode == _WAIT else _dump(nic, row, wqe, ds)
+
+
+@engine_function
+def _wait(nic, row, wqe, ds):
+    """Return 1 if the CQ has the CQE that a WAIT names, 0 if not yet, or minus a reason (PRM, core-direct)."""
+    n = nic_at(nic)
+    cqn = be32(ld32(wqe + SEGMENT + WAIT_SEG.qpn_cqn)) & _CQN_MASK
+    cq = n.cqs + (cqn & n.cq_mask) * CQ_ROW.size
+    if qp_row_at(row).core_direct == 0 or cqn == 0 or cq_row_at(cq).cqn != cqn:
+        explain(nic, 0, 0, 0, cqn, 0)
+        return -_OPCODE
+    if ds != _LOCAL_DS:
+        explain(nic, 0, 0, 0, ds, 0)
+        return -_MALFORMED
+    ahead = cq_row_at(cq).pi - be32(ld32(wqe + SEGMENT + WAIT_SEG.max_index))
+    return 1 if 0 < (ahead & _INDEX_MASK) <= _INDEX_MASK >> 1 else 0
+
+
+@engine_function
+def _dump(nic, row, wqe, ds):
+    """Check a DUMP, which reads local memory and drops the bytes: return 1, or minus a reason.
+
+    Its place in the queue is what matters: it completes after the READs before it, whose bytes are then in memory.
+    """
+    reason = _MALFORMED
+    if ds == _LOCAL_DS and be32(ld32(wqe + SEGMENT + DATA_SEG.byte_count)) & INLINE_SEG == 0:
+        reason = gather(nic, row, nic_at(nic).message, wqe + SEGMENT, wqe + ds * SEGMENT, 0)
+    if reason == _MALFORMED:
+        explain(nic, 0, 0, 0, ds, 0)
+    return 1 if reason == 0 else -reason
+
+
+@engine_function
+def local_failure(nic, row, index, opcode, ce, reason, blocks):
+    """Fail a WQE that this side refuses, after everything in flight: return 1 if it was consumed, else 0."""
+    q = qp_row_at(row)
+    if q.sq_ci != index:
+        return 0
+    fail_send(nic, row, index, opcode, ce, reason)
+    q.sq_ci = index + blocks
+    q.sq_next = q.sq_ci
+    q.sq_sent = q.sq_ci
+    return 1
+
+
+@engine_function
+def flush_next(nic, row):
+    """Complete the next WQE of a QP in ERR with a flush error."""
+    q = qp_row_at(row)
+    index = q.sq_ci
+    wqe = wqe_slot(row, index)
+    ds = be32(ld32(wqe + CTRL_SEG.qpn_ds)) & DS_MASK
+    explain(nic, 0, 0, 0, 0, 0)
+    fail_send(nic, row, index, be32(ld_acquire32(wqe)) & 0xFF, ce_of(wqe), _FLUSH)
+    # Even a malformed WQE counts as one block at least, so the flush always ends.
+    q.sq_ci = min(index + max(1, (ds + 3) >> 2), q.sq_pi)
+    q.sq_next = q.sq_ci
+    q.sq_sent = q.sq_ci

@@ -1,0 +1,1 @@
+"""The NIC's tables, which the engine works on."""

@@ -1,0 +1,114 @@
+"""The engine's side of the UDP wire. It makes system calls, so it is only for an engine on a CPU."""
+
+from __future__ import annotations
+
+from ...jit.compile import engine_function
+from ...jit.ops import clock_ns, ld64
+from ...fabric.capture import capture
+from ...fabric.udp_receive import check, found_empty, receive as receive_udp
+from ...fabric.udp_records import DATAGRAM, ICRC_WRONG, datagram_at, udp_wire_at
+from ...fabric.udp_transmit import transmit
+from ..state.tables import UDP, counters_at, nic_at, wire_at
+from .wires import BATCH, addressee, deliver, receive
+
+ROUNDS = 16  # batches per socket and turn
+
+
+@engine_function
+def _collect_counts(nic, udp):
+    """Move the counts of the UDP wire into the NIC's counters."""
+    c = counters_at(nic_at(nic).counters)
+    u = udp_wire_at(udp)
+    c.rx_icrc_encapsulated += u.rx_icrc_encapsulated
+    c.rx_malformed += u.rx_malformed
+    c.rx_weak_icrc += u.weak_icrc
+    c.tx_dropped += u.tx_dropped
+    u.rx_icrc_encapsulated = 0
+    u.rx_malformed = 0
+    u.weak_icrc = 0
+    u.tx_dropped = 0
+
+
+@engine_function
+def _take(nic, wire, datagram, at):
+    """Take a packet, whose position on the wire is `at`. Return 1 if it is intact and for a QP of this NIC.
+
+    Peer and QP are checked before the ICRC, so that packets of strangers cost little. A capture shows every packet that
+    is intact.
+    """
+    n = nic_at(nic)
+    w = wire_at(wire)
+    d = datagram_at(datagram)
+    if n.capture != 0:
+        if check(w.udp, datagram) == ICRC_WRONG:
+            return 0
+        capture(n.capture, d.packet, d.nbytes, d.peer_high, d.peer_low, d.source, 0, n.now, 0)
+        receive(nic, wire, d.packet, d.nbytes, d.peer_high, d.peer_low, 0, at)
+        return 1
+    row = addressee(nic, wire, d.packet, d.nbytes, d.peer_high, d.peer_low, at)
+    if row != 0 and check(w.udp, datagram) == ICRC_WRONG:
+        return 0
+    counters_at(n.counters).rdma_rx_packets += 1
+    if row == 0:
+        return 0
+    deliver(nic, row, d.packet, d.nbytes, 0)
+    return 1
+
+
+@engine_function
+def serve_socket(nic, wire, index):
+    """Take a socket's share of packets in this turn. Return how many packets that was.
+
+    The share ends with the batch that brings the BATCHth packet for a QP of this NIC, or after ROUNDS batches.
+    Strangers' packets do not count against it: they would fill the socket's buffer, and packets for this NIC would be
+    lost.
+    """
+    n = nic_at(nic)
+    udp = wire_at(wire).udp
+    u = udp_wire_at(udp)
+    done = 0
+    ours = 0
+    for _ in range(ROUNDS):
+        at = u.position
+        count = receive_udp(udp, index)
+        if n.capture != 0 and n.virtual_time == 0 and count > 0:
+            n.now = clock_ns()  # the last turn's time may be from before a sleep
+        for j in range(count):
+            ours += _take(nic, wire, u.datagrams + j * DATAGRAM.size, at)
+        done += count
+        if u.rx_more == 0 or ours >= BATCH:
+            break
+    return done
+
+
+@engine_function
+def receive_datagrams(nic):
+    """Take the packets that have arrived at the sockets. Return how many."""
+    n = nic_at(nic)
+    done = 0
+    for i in range(n.wire_count):
+        wire = ld64(n.wires + 8 * i)
+        w = wire_at(wire)
+        if w.kind != UDP or n.paused or n.holding:
+            continue
+        u = udp_wire_at(w.udp)
+        empty = 1
+        for j in range(u.socket_count):
+            done += serve_socket(nic, wire, j)
+            if u.rx_more != 0:
+                empty = 0
+        if empty != 0:
+            found_empty(w.udp)
+        if u.rx_icrc_encapsulated | u.rx_malformed | u.weak_icrc | u.tx_dropped:
+            _collect_counts(nic, w.udp)
+    return done
+
+
+@engine_function
+def send_datagrams(nic):
+    """Send the frames that wait for the sockets."""
+    n = nic_at(nic)
+    for i in range(n.wire_count):
+        w = wire_at(ld64(n.wires + 8 * i))
+        if w.kind == UDP:
+            transmit(w.udp)

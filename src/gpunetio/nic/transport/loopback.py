@@ -1,0 +1,233 @@
+"""Requests to a QP of the same NIC: executed at once, in one piece, without packets."""
+
+from __future__ import annotations
+
+from ...jit.compile import device_function, engine_function
+from ...jit.ops import be32, be64, copy, ld32, ld64, st64
+from ...enums import Access
+from ...formats.commands import QpState, ServiceType
+from ...formats.packet import PSN_MASK
+from ...formats.wqe import CTRL_SEG, DATA_SEG, DS_MASK, RADDR_SEG, SEGMENT, WqeOpcode
+from ..queues.completion import ce_of, complete_send, fail_send
+from ..state.message import message_at
+from ..dma.mkey import find
+from ..dma.movers import MOVER_SHIFT
+from ..dma.moving import begin, count_packets, finish, may_follow
+from ..observe.reasons import Reason
+from .responder import explain, respond
+from ..state.tables import QP_ROW, counters_at, nic_at, qp_row_at
+from ..queues.wqes import (
+    NOT_YET, build, check_wqe, execute_local, explain_wqe, in_one_piece, is_local, local_failure, wqe_slot,
+)  # fmt: skip
+
+_RTR, _RTS, _RC = int(QpState.RTR), int(QpState.RTS), int(ServiceType.RC)
+_WRITE, _REMOTE_WRITE = int(WqeOpcode.RDMA_WRITE), int(Access.REMOTE_WRITE)
+_NO_RESPONSE, _RNR = int(Reason.NO_RESPONSE), int(Reason.RNR)
+
+ENDLESS_RNR = 7  # rnr_retry 7 means for ever (IBTA 9.7.5.2.8)
+ENDLESS_NS = 1_000_000  # between retries of a QP that never gives up
+
+
+@engine_function
+def _defer(nic, row, retries, delay_ns, limit, endless):
+    """Try the WQE again later. Return 1, or 0 if the retries counted at `retries` are used up."""
+    if ld64(retries) >= limit and not endless:
+        st64(retries, 0)
+        return 0
+    st64(retries, ld64(retries) + 1)
+    qp_row_at(row).retry_at = nic_at(nic).now + delay_ns
+    return 1
+
+
+@device_function
+def _peer_ready(row, peer):
+    """Return whether the QP at `peer` is connected to the QP at `row`, receives, and expects this message."""
+    q = qp_row_at(row)
+    p = qp_row_at(peer)
+    return (
+        p.qpn == q.remote_qpn
+        and p.remote_qpn == q.qpn
+        and p.service == q.service
+        and p.wire == 0
+        and (p.state == _RTR or p.state == _RTS)
+        and (p.expect_psn == q.tx_psn & PSN_MASK or q.service != _RC)
+    )
+
+
+@engine_function
+def _refused(nic, row, index, opcode, ce, reason, rnr_ns):
+    """Handle the responder's refusal. Return 1 if the WQE is tried again later, 0 if it has failed."""
+    q = qp_row_at(row)
+    counters = counters_at(nic_at(nic).counters)
+    if reason == _RNR:
+        counters.rnr_nak_retry_err += 1
+        if _defer(nic, row, row + QP_ROW.rnr_retries, rnr_ns, q.rnr_retry, q.rnr_retry == ENDLESS_RNR):
+            return 1
+        explain(nic, 0, 0, 0, q.rnr_retry, 0)
+    elif reason == _NO_RESPONSE:
+        counters.local_ack_timeout_err += 1
+        endless = q.timeout_ns == 0  # ack_timeout 0: never give up
+        if _defer(nic, row, row + QP_ROW.retries, ENDLESS_NS if endless else q.timeout_ns, q.retry_cnt, endless):
+            return 1
+        explain(nic, 0, 0, 0, q.remote_qpn, q.retry_cnt)
+    fail_send(nic, row, index, opcode, ce, reason)
+    return 0
+
+
+@device_function
+def _plain_write(nic, row, wqe, ds):
+    """Execute the most common request without a message: an RDMA WRITE of one segment to a QP of the same NIC.
+
+    Return its bytes, or -1 if it is another request or any check fails. Nothing has happened then, and the general path
+    finds out why. Building the message would cost 40 % of the rate.
+    """
+    q = qp_row_at(row)
+    nbytes = be32(ld32(wqe + 2 * SEGMENT + DATA_SEG.byte_count))
+    peer = q.remote_row
+    if ds != 3 or nbytes == 0 or nbytes > q.msg_max or peer == 0 or not _peer_ready(row, peer):
+        return -1
+    p = qp_row_at(peer)
+    if nbytes > p.msg_max or p.state == _RTR:  # in RTR the first request is an event
+        return -1
+    lkey = be32(ld32(wqe + 2 * SEGMENT + DATA_SEG.lkey))
+    source = find(nic, lkey, q.pdn, be64(ld64(wqe + 2 * SEGMENT + DATA_SEG.addr)), nbytes, 0)
+    rkey = be32(ld32(wqe + SEGMENT + RADDR_SEG.rkey))
+    target = find(nic, rkey, p.pdn, be64(ld64(wqe + SEGMENT + RADDR_SEG.raddr)), nbytes, _REMOTE_WRITE)
+    # The upper bits are set if an address was refused (-1) or is far, which needs a mover.
+    if (source | target) >> MOVER_SHIFT != 0 or p.rights & _REMOTE_WRITE == 0:
+        return -1
+    copy(target, source, nbytes)
+    counters = counters_at(nic_at(nic).counters)
+    counters.rdma_rx_bytes += nbytes
+    counters.rx_write_requests += 1
+    return nbytes
+
+
+@device_function
+def _consume(row, index, blocks):
+    q = qp_row_at(row)
+    q.sq_ci = index + blocks
+    q.sq_next = q.sq_ci
+
+
+@device_function
+def _succeed(nic, row, index, blocks, opcode, ce, nbytes):
+    """Complete a request that the peer, a QP of the same NIC, has executed."""
+    q = qp_row_at(row)
+    q.retries = 0
+    q.rnr_retries = 0
+    count_packets(row, q.remote_row, nbytes)
+    counters_at(nic_at(nic).counters).rdma_tx_bytes += nbytes
+    complete_send(nic, row, index, opcode, ce, nbytes)
+    _consume(row, index, blocks)
+
+
+@engine_function
+def _execute_message(nic, row, wqe, index, blocks, opcode, ce, ds):
+    """Have the peer execute a WQE. Return what `execute_next` does."""
+    q = qp_row_at(row)
+    message = nic_at(nic).message
+    wqe = in_one_piece(row, message, wqe, index, blocks)
+    reason = build(nic, row, message, wqe, opcode, ds, index)
+    if reason != 0:
+        return local_failure(nic, row, index, opcode, ce, reason, blocks)
+    n = nic_at(nic)
+    n.touched, n.landed = 0, 0
+    peer = q.remote_row
+    reason = _NO_RESPONSE
+    if peer != 0 and _peer_ready(row, peer):
+        reason = respond(nic, peer, message)
+    nbytes = message_at(message).nbytes
+    if reason != 0 and q.sq_ci != index:
+        return 0  # it fails after the requests in flight
+    if reason == 0 and n.touched != 0:
+        begin(nic, row, index, blocks, opcode, ce, nbytes)
+        return 0
+    if reason == 0:
+        _succeed(nic, row, index, blocks, opcode, ce, nbytes)
+    elif q.service != _RC:  # lost, and the sender is not told
+        count_packets(row, 0, nbytes)
+        complete_send(nic, row, index, opcode, ce, nbytes)
+        _consume(row, index, blocks)
+    elif _refused(nic, row, index, opcode, ce, reason, qp_row_at(peer).min_rnr if peer else 0):
+        return 0
+    else:
+        _consume(row, index, blocks)
+    return 1
+
+
+@device_function
+def execute_next(nic, row):
+    """Execute the WQE at `sq_next`. Return 1, or 0 if the QP has to wait, maybe for this WQE, which has then begun."""
+    q = qp_row_at(row)
+    index = q.sq_next
+    reason = check_wqe(nic, row, index)
+    if reason == NOT_YET:
+        return 0
+    wqe = wqe_slot(row, index)
+    opcode = be32(ld32(wqe)) & 0xFF
+    ds = be32(ld32(wqe + CTRL_SEG.qpn_ds)) & DS_MASK
+    blocks = (ds + 3) >> 2
+    ce = ce_of(wqe)
+    if reason != 0:
+        explain_wqe(nic, row, index, reason)
+        return local_failure(nic, row, index, opcode, ce, reason, 1)
+    if is_local(opcode):
+        done = execute_local(nic, row, wqe, opcode, ds)
+        if done == 0:
+            return 0
+        if done < 0:
+            return local_failure(nic, row, index, opcode, ce, -done, blocks)
+        complete_send(nic, row, index, opcode, ce, 0)
+        _consume(row, index, blocks)
+        return 1
+    if opcode == _WRITE:
+        nbytes = _plain_write(nic, row, wqe, ds)
+        if nbytes >= 0:
+            _succeed(nic, row, index, blocks, opcode, ce, nbytes)
+            return 1
+    return _execute_message(nic, row, wqe, index, blocks, opcode, ce, ds)
+
+
+@engine_function
+def _begin_behind(nic, row, budget):
+    """Begin the requests that may follow those in flight. Return how many."""
+    q = qp_row_at(row)
+    begun = 0
+    while q.mover != 0 and q.sq_next != q.sq_pi and begun < budget and q.state == _RTS:
+        index = q.sq_next
+        peer = q.remote_row
+        if peer == 0 or not _peer_ready(row, peer) or not may_follow(nic, row):
+            break
+        wqe = wqe_slot(row, index)
+        ds = be32(ld32(wqe + CTRL_SEG.qpn_ds)) & DS_MASK
+        _execute_message(nic, row, wqe, index, (ds + 3) >> 2, be32(ld32(wqe)) & 0xFF, ce_of(wqe), ds)
+        if q.sq_next == index:
+            break
+        begun += 1
+    return begun
+
+
+@engine_function
+def serve(nic, row, budget):
+    """Execute or begin up to `budget` WQEs, and complete those whose bytes are in place. Return how many in all."""
+    q = qp_row_at(row)
+    if q.retry_at != 0:
+        if nic_at(nic).now < q.retry_at:
+            return 0
+        q.retry_at = 0
+    begun = 0
+    finished = 0
+    if q.mover != 0:
+        finished = finish(nic, row)
+        begun = _begin_behind(nic, row, budget)
+    if q.mover == 0:
+        while q.sq_next != q.sq_pi and begun < budget and q.state == _RTS:
+            if execute_next(nic, row) == 0:
+                break
+            begun += 1
+        if q.mover != 0:
+            begun += 1  # the last one, which is in flight
+    q.sq_sent = q.sq_next
+    counters_at(nic_at(nic).counters).sq_wqes += begun
+    return begun + finished

@@ -1,0 +1,118 @@
+"""Outgoing packets: space in the wire's pipe, link headers, the base transport header (IBTA 7.7, 8.3, 9.2)."""
+
+from __future__ import annotations
+
+from ...jit.compile import device_function, engine_function
+from ...jit.ops import be16, be32, be64, ld64, st8, st16, st32, st64
+from ...fabric.capture import capture
+from ...fabric.frames import PACKET, commit, frame_at, reserve
+from ...formats.commands import ServiceType
+from ...formats.packet import (
+    BTH, DEFAULT_PKEY, GRH, GRH_NEXT_HEADER, ICRC_SIZE, LNH_GLOBAL, LNH_LOCAL, LRH, PAD_SHIFT, PSN_MASK, SERVICE_SHIFT,
+    SOLICITED,
+)  # fmt: skip
+from ..state.tables import GID_ROW, WIRE, counters_at, nic_at, qp_row_at, wire_at
+
+_UC = int(ServiceType.UC)
+_MIGRATED = 0x40  # path migration is not used: the state is always "migrated" (IBTA 17.2.8)
+_GRH_VERSION = 6 << 28
+_HOP_LIMIT = 64
+
+
+@device_function
+def packet_opcode(row, operation):
+    """Return the BTH opcode: `operation`, the lower five bits, with this QP's service."""
+    return (qp_row_at(row).service & _UC) << SERVICE_SHIFT | operation
+
+
+@engine_function
+def _write_link_headers(nic, row, link, nbytes):
+    """Write the LRH and, if the path has one, the GRH; return the address behind them.
+
+    `nbytes` is the length of the packet without its ICRC.
+    """
+    q = qp_row_at(row)
+    st8(link + LRH.vl_lver, 0)
+    st8(link + LRH.sl_lnh, q.sl << 4 | (LNH_GLOBAL if q.grh else LNH_LOCAL))
+    st16(link + LRH.dlid, be16(q.dlid))
+    st16(link + LRH.length, be16((nbytes + ICRC_SIZE) >> 2))
+    st16(link + LRH.slid, be16(nic_at(nic).lid))
+    if not q.grh:
+        return link + LRH.size
+    grh = link + LRH.size
+    gid = nic_at(nic).gids + q.source * GID_ROW.size + GID_ROW.gid
+    st32(grh + GRH.version_class_flow, be32(_GRH_VERSION))
+    st16(grh + GRH.payload_length, be16(nbytes - LRH.size - GRH.size + ICRC_SIZE))
+    st8(grh + GRH.next_header, GRH_NEXT_HEADER)
+    st8(grh + GRH.hop_limit, _HOP_LIMIT)
+    st64(grh + GRH.sgid, ld64(gid))
+    st64(grh + GRH.sgid + 8, ld64(gid + 8))
+    st64(grh + GRH.dgid, q.peer_high)
+    st64(grh + GRH.dgid + 8, q.peer_low)
+    return grh + GRH.size
+
+
+@device_function
+def link_bytes(row):
+    """Return the bytes of link headers before the BTH of the QP's packets."""
+    q = qp_row_at(row)
+    if not wire_at(q.wire).infiniband:
+        return 0
+    return LRH.size + (GRH.size if q.grh else 0)
+
+
+@engine_function
+def open_packet(nic, row, life, nbytes):
+    """Reserve space for a packet of `nbytes` from its BTH on.
+
+    Return the address of the BTH, or 0 if the pipe is full or the link is down. `life` is that of the requester: this
+    QP's for a request, the peer's for a response.
+    """
+    if nic_at(nic).link_down:
+        return 0
+    q = qp_row_at(row)
+    headers = link_bytes(row)
+    nbytes += headers
+    frame = reserve(q.wire + WIRE.tx, nbytes)
+    if frame == 0:
+        return 0
+    f = frame_at(frame)
+    f.nbytes, f.peer_high, f.peer_low, f.source, f.life = nbytes, q.peer_high, q.peer_low, q.egress, life
+    if headers:
+        return _write_link_headers(nic, row, frame + PACKET, nbytes)
+    return frame + PACKET
+
+
+@device_function
+def write_bth(row, bth, opcode, solicited, pad, ack_request, psn):
+    """Write the base transport header (IBTA 9.2)."""
+    flags = _MIGRATED | pad << PAD_SHIFT
+    if solicited:
+        flags |= SOLICITED
+    st8(bth + BTH.opcode, opcode)
+    st8(bth + BTH.se_m_pad_tver, flags)
+    st16(bth + BTH.pkey, DEFAULT_PKEY)
+    st32(bth + BTH.resv_dest_qp, be32(qp_row_at(row).remote_qpn))
+    st32(bth + BTH.ack_psn, be32(ack_request << 31 | psn & PSN_MASK))
+
+
+@engine_function
+def close_packet(nic, row, bth, nbytes, payload):
+    """Send a packet after it was filled: `nbytes` from its BTH on, of which `payload` are data."""
+    q = qp_row_at(row)
+    n = nic_at(nic)
+    c = counters_at(n.counters)
+    c.rdma_tx_packets += 1
+    c.rdma_tx_bytes += payload
+    if n.capture != 0:
+        link = link_bytes(row)
+        capture(n.capture, bth - link, nbytes + link, q.peer_high, q.peer_low, q.source, 0, n.now, 1)
+    commit(q.wire + WIRE.tx)
+
+
+@device_function
+def put_be64(address, value):
+    """Store a big-endian 64-bit field, which may be aligned to 4 bytes only: a GPU needs two stores for that."""
+    swapped = be64(value)
+    st32(address, swapped)
+    st32(address + 4, swapped >> 32)

@@ -1,0 +1,623 @@
+"""The responder of a QP whose peer is across a wire: executes request packets in order and acknowledges them (IBTA 9.7,
+responder side; 9.8 for UC).
+
+The QP's row holds the acknowledgements and responses that are owed. `serve_due` sends them when the wire has room. One
+acknowledgement answers several requests that arrived together.
+"""
+
+from __future__ import annotations
+
+from ...jit.compile import device_function, engine_function
+from ...jit.ops import be32, copy, ld8, ld32, st32, st64
+from ...enums import Access
+from ...formats.commands import QpState, ServiceType
+from ...formats.cqe import CqeOpcode
+from ...formats.packet import (
+    ACK_KIND_SHIFT, AETH, ATOMIC_ACK_ETH, ATOMIC_ETH, BTH, IMM_DT, MSN_MASK, NO_CREDITS, PSN_MASK, RETH,
+    SOLICITED, SYNDROME_SHIFT, AckKind, NakCode, PacketOpcode,
+)  # fmt: skip
+from ...formats.wqe import WqeOpcode
+from ..queues.completion import RESPONDER, fail_qp
+from ..state.message import MESSAGE
+from ..dma.mkey import translate
+from ..dma.movers import await_moved, ended, explain_copy, far, place
+from .packets import close_packet, open_packet, write_bth
+from ..observe.reasons import Reason
+from .requester import MAX_OUTSTANDING
+from .responder import (
+    atomic, atomic_address, complete_receive, explain, fail_scatter, fits_cqe, grant, has_rights, receive_scatter,
+    receives_posted, stage_payload, takes,
+)  # fmt: skip
+from ..dma.staging import drop, leave, response_tag, slot_at, staged
+from ..state.tables import RESOURCE, counters_at, nic_at, qp_row_at, resource_at
+
+_RC, _RST = int(ServiceType.RC), int(QpState.RST)
+_LAST_OF_SEND = int(PacketOpcode.RC_SEND_ONLY_IMM)
+_LAST_OF_WRITE = int(PacketOpcode.RC_WRITE_ONLY_IMM)
+_OF_WRITE = int(PacketOpcode.RC_WRITE_FIRST)
+_FIRST, _MIDDLE = int(PacketOpcode.RC_SEND_FIRST), int(PacketOpcode.RC_SEND_MIDDLE)
+_LAST, _LAST_IMM = int(PacketOpcode.RC_SEND_LAST), int(PacketOpcode.RC_SEND_LAST_IMM)
+_ONLY, _ONLY_IMM = int(PacketOpcode.RC_SEND_ONLY), int(PacketOpcode.RC_SEND_ONLY_IMM)
+_READ_REQUEST = int(PacketOpcode.RC_READ_REQUEST)
+_COMPARE_SWAP, _FETCH_ADD = int(PacketOpcode.RC_COMPARE_SWAP), int(PacketOpcode.RC_FETCH_ADD)
+_RESPONSE_FIRST, _RESPONSE_MIDDLE = int(PacketOpcode.RC_READ_RESPONSE_FIRST), int(PacketOpcode.RC_READ_RESPONSE_MIDDLE)
+_RESPONSE_LAST, _RESPONSE_ONLY = int(PacketOpcode.RC_READ_RESPONSE_LAST), int(PacketOpcode.RC_READ_RESPONSE_ONLY)
+_ACKNOWLEDGE, _ATOMIC_ACKNOWLEDGE = int(PacketOpcode.RC_ACKNOWLEDGE), int(PacketOpcode.RC_ATOMIC_ACKNOWLEDGE)
+_ACK = int(AckKind.ACK) << ACK_KIND_SHIFT | NO_CREDITS
+_RNR_NAK, _NAK = int(AckKind.RNR_NAK) << ACK_KIND_SHIFT, int(AckKind.NAK) << ACK_KIND_SHIFT
+_SEQUENCE, _INVALID = _NAK | int(NakCode.PSN_SEQUENCE), _NAK | int(NakCode.INVALID_REQUEST)
+_ACCESS, _OPERATION = _NAK | int(NakCode.REMOTE_ACCESS), _NAK | int(NakCode.REMOTE_OPERATION)
+_REMOTE_WRITE, _REMOTE_READ = int(Access.REMOTE_WRITE), int(Access.REMOTE_READ)
+_RKEY_UNKNOWN, _BAD_REQUEST = int(Reason.RKEY_UNKNOWN), int(Reason.BAD_REQUEST)
+_RECV_TOO_SMALL, _COPY_FAILED = int(Reason.RECV_TOO_SMALL), int(Reason.COPY_FAILED)
+_QP_RIGHTS, _ATOMIC_ALIGNMENT = int(Reason.QP_RIGHTS), int(Reason.ATOMIC_ALIGNMENT)
+_ATOMIC_FAR, _MESSAGE_TOO_LONG = int(Reason.ATOMIC_FAR), int(Reason.MESSAGE_TOO_LONG)
+_RESP_SEND, _RESP_SEND_IMM = int(CqeOpcode.RESP_SEND), int(CqeOpcode.RESP_SEND_IMM)
+_RESP_WR_IMM = int(CqeOpcode.RESP_WR_IMM)
+_WQE_SEND, _WQE_WRITE = int(WqeOpcode.SEND), int(WqeOpcode.RDMA_WRITE)
+_WQE_READ, _WQE_CS, _WQE_FA = int(WqeOpcode.RDMA_READ), int(WqeOpcode.ATOMIC_CS), int(WqeOpcode.ATOMIC_FA)
+
+_ATOMIC_BYTES = 8  # operand size of the atomics that RoCE has packets for
+
+# QP_ROW.rx_kind: the message that has begun but not ended.
+_NONE, _SENDING, _WRITING = 0, 1, 2
+
+
+# --- what is owed --------------------------------------------------------------------------------------------------
+
+
+@device_function
+def _owe(nic, row):
+    """Add the QP to the list of QPs that owe their peer something."""
+    q = qp_row_at(row)
+    if q.due == 0:
+        n = nic_at(nic)
+        q.due = 1
+        st64(n.due + 8 * n.due_count, row)
+        n.due_count += 1
+
+
+@device_function
+def _owe_ack(nic, row, syndrome, psn):
+    """Owe an acknowledgement or NAK. It replaces all earlier ones that were not sent yet."""
+    q = qp_row_at(row)
+    q.due_ack = 1
+    q.due_syndrome, q.due_psn = syndrome, psn & PSN_MASK
+    _owe(nic, row)
+
+
+@device_function
+def _write_aeth(row, at, syndrome):
+    st32(at + AETH.syndrome_msn, be32(syndrome << SYNDROME_SHIFT | qp_row_at(row).msn & MSN_MASK))
+
+
+@engine_function
+def _fail_response(nic, row, resource, reason, syndrome):
+    """Fail a READ whose memory no longer exists or cannot be fetched."""
+    e = resource_at(resource)
+    e.todo = 0
+    fail_qp(nic, row, 0, _WQE_READ, reason, RESPONDER)
+    _owe_ack(nic, row, syndrome, e.first + e.next)
+
+
+@engine_function
+def _staged_response(nic, row, resource, offset):
+    """Return the slot with byte `offset` of a READ's far response: 0 if it is not filled yet, or minus a reason."""
+    e = resource_at(resource)
+    message = nic_at(nic).message
+    source = translate(nic, e.rkey, qp_row_at(row).pdn, e.va, e.nbytes, _REMOTE_READ, _RKEY_UNKNOWN)
+    if source < 0:
+        return source
+    st64(message + MESSAGE.segments, source)
+    st64(message + MESSAGE.segments + 8, e.nbytes)
+    return staged(nic, row, response_tag(e.serial), message, offset, e.nbytes)
+
+
+@engine_function
+def _send_response(nic, row, resource):
+    """Send a READ's or atomic's response: return 1 if all is sent, 0 if the wire is full, 2 if the READ has failed."""
+    q = qp_row_at(row)
+    e = resource_at(resource)
+    while e.todo > 0:
+        psn = e.first + e.next
+        last = e.todo == 1
+        if e.opcode != _WQE_READ:
+            bth = open_packet(nic, row, q.peer_life, BTH.size + AETH.size + ATOMIC_ACK_ETH.size)
+            if bth == 0:
+                return 0
+            write_bth(row, bth, _ATOMIC_ACKNOWLEDGE, 0, 0, 0, psn)
+            _write_aeth(row, bth + BTH.size, _ACK)
+            at = bth + BTH.size + AETH.size
+            st32(at + ATOMIC_ACK_ETH.original, be32(e.nbytes >> 32))  # an atomic's result
+            st32(at + ATOMIC_ACK_ETH.original + 4, be32(e.nbytes))
+            close_packet(nic, row, bth, BTH.size + AETH.size + ATOMIC_ACK_ETH.size, 0)
+        else:
+            offset = e.next * q.mtu
+            part = min(q.mtu, e.nbytes - offset)
+            source = 0
+            if part > 0:
+                source = translate(nic, e.rkey, q.pdn, e.va + offset, part, _REMOTE_READ, _RKEY_UNKNOWN)
+                if source < 0:  # deregistered since the request was accepted
+                    counters_at(nic_at(nic).counters).resp_remote_access_errors += 1
+                    _fail_response(nic, row, resource, -source, _ACCESS)
+                    return 2
+            slot = 0
+            if far(source) != 0:
+                slot = _staged_response(nic, row, resource, offset)
+                if slot == 0:
+                    return 0
+                if slot < 0:
+                    _fail_response(nic, row, resource, -slot, _OPERATION)
+                    return 2
+                source = slot_at(slot).address + offset - slot_at(slot).begin
+            operation = _RESPONSE_MIDDLE
+            if e.next == 0:
+                operation = _RESPONSE_ONLY if last else _RESPONSE_FIRST
+            elif last:
+                operation = _RESPONSE_LAST
+            headers = BTH.size + (0 if operation == _RESPONSE_MIDDLE else AETH.size)
+            pad = -part & 3
+            bth = open_packet(nic, row, q.peer_life, headers + part + pad)
+            if bth == 0:
+                return 0
+            write_bth(row, bth, operation, 0, pad, 0, psn)
+            if operation != _RESPONSE_MIDDLE:
+                _write_aeth(row, bth + BTH.size, _ACK)
+            at = bth + headers
+            if pad:
+                st32((at + part) & -4, 0)
+            copy(at, source, part)
+            close_packet(nic, row, bth, headers + part + pad, part)
+            if slot != 0:
+                leave(slot, offset + part)
+        e.next += 1
+        e.todo -= 1
+        if e.todo == 0:
+            e.answered = 1
+    return 1
+
+
+@engine_function
+def _all_moved(nic, row):
+    """Return 1 if the bytes to be acknowledged are in place, 0 if they are on their way, -1 if a copy failed.
+
+    A failed copy also fails the QP. Whatever was owed, the NAK is then for the first packet of those bytes.
+    """
+    q = qp_row_at(row)
+    state = ended(q.mover, q.fence, q.failures)
+    if state < 0:
+        explain_copy(nic, q.mover, 0, 0)
+        fail_qp(nic, row, 0, _WQE_WRITE, _COPY_FAILED, RESPONDER)
+        q.expect_psn = q.fence_psn
+        _owe_ack(nic, row, _OPERATION, q.fence_psn)
+    if state != 0:
+        q.mover = 0
+    return state
+
+
+@engine_function
+def serve_due(nic, row):
+    """Send what a QP owes: return 1 if all is sent, 0 if the wire is full or bytes are still on their way."""
+    q = qp_row_at(row)
+    if q.state == _RST or q.wire == 0:
+        return 1
+    if q.mover != 0 and _all_moved(nic, row) == 0:
+        return 0
+    if q.res_todo:
+        oldest = max(q.res_head - q.max_dest_rd, 0)
+        for i in range(oldest, q.res_head):
+            sent = _send_response(nic, row, q.resources + i % q.max_dest_rd * RESOURCE.size)
+            if sent == 0:
+                return 0
+            if sent == 2:
+                break  # no response after it is sent
+        q.res_todo = 0
+    if q.due_ack:
+        bth = open_packet(nic, row, q.peer_life, BTH.size + AETH.size)
+        if bth == 0:
+            return 0
+        write_bth(row, bth, _ACKNOWLEDGE, 0, 0, 0, q.due_psn)
+        _write_aeth(row, bth + BTH.size, q.due_syndrome)
+        close_packet(nic, row, bth, BTH.size + AETH.size, 0)
+        q.due_ack = 0
+    return 1
+
+
+# --- refusals ------------------------------------------------------------------------------------------------------
+
+
+@engine_function
+def _refuse(nic, row, opcode, reason, syndrome):
+    """Refuse the expected request: an RC QP goes to ERR and its peer gets a NAK. UC drops the message."""
+    q = qp_row_at(row)
+    c = counters_at(nic_at(nic).counters)
+    q.rx_kind = _NONE
+    if q.service != _RC:
+        c.rx_uc_dropped += 1
+        return
+    c.rx_refused += 1
+    fail_qp(nic, row, 0, opcode, reason, RESPONDER)
+    _owe_ack(nic, row, syndrome, q.expect_psn)
+
+
+@device_function
+def _is_invalid(reason):
+    """Return whether the NAK for a reason is "invalid request" rather than "remote access error"."""
+    return reason == _QP_RIGHTS or reason == _ATOMIC_ALIGNMENT or reason == _ATOMIC_FAR
+
+
+@engine_function
+def _refuse_packet(nic, row, opcode, nbytes):
+    """Refuse a packet that is out of sequence within its message, or whose length is wrong (IBTA 9.7.4.1)."""
+    explain(nic, 0, 0, nbytes, qp_row_at(row).rx_kind, qp_row_at(row).rx_done)
+    _refuse(nic, row, opcode, _BAD_REQUEST, _INVALID)
+
+
+@device_function
+def _takes(nic, row, opcode, nbytes):
+    """Return whether the QP takes a message of this length, or else refuse it."""
+    if takes(nic, row, nbytes):
+        return True
+    _refuse(nic, row, opcode, _MESSAGE_TOO_LONG, _INVALID)
+    return False
+
+
+@engine_function
+def _not_ready(nic, row):
+    """Handle a message without a posted receive: RC owes an RNR NAK, UC drops the message."""
+    q = qp_row_at(row)
+    counters_at(nic_at(nic).counters).out_of_buffer += 1
+    if q.service != _RC:
+        q.rx_kind = _NONE
+        return
+    q.nak_sent = 1  # the peer also retransmits the packets behind this one
+    _owe_ack(nic, row, _RNR_NAK | q.min_rnr_code, q.expect_psn)
+
+
+# --- SEND and WRITE ------------------------------------------------------------------------------------------------
+
+
+@engine_function
+def _may_write(nic, row, at):
+    """Return whether the QP allows the WRITE of this RETH. If not, waiting for a receive would be useless."""
+    va = be32(ld32(at + RETH.va)) << 32 | be32(ld32(at + RETH.va + 4))
+    key, nbytes = be32(ld32(at + RETH.rkey)), be32(ld32(at + RETH.dma_length))
+    return has_rights(nic, row, key, va, nbytes, _REMOTE_WRITE)
+
+
+@engine_function
+def _begin_write(nic, row, at):
+    """Begin a WRITE with its RETH: return 1, or 0 if it is refused."""
+    q = qp_row_at(row)
+    va = be32(ld32(at + RETH.va)) << 32 | be32(ld32(at + RETH.va + 4))
+    key = be32(ld32(at + RETH.rkey))
+    nbytes = be32(ld32(at + RETH.dma_length))
+    counters_at(nic_at(nic).counters).rx_write_requests += 1
+    if not _takes(nic, row, _WQE_WRITE, nbytes):
+        return 0
+    address = grant(nic, row, key, va, nbytes, _REMOTE_WRITE)
+    if address < 0:
+        _refuse(nic, row, _WQE_WRITE, -address, _INVALID if _is_invalid(-address) else _ACCESS)
+        return 0
+    q.rx_addr, q.rx_key, q.rx_nbytes = va, key, nbytes
+    return 1
+
+
+@engine_function
+def _place_write(nic, row, data, nbytes):
+    """Place the next bytes of a WRITE: return 1, or 0 if they are refused."""
+    q = qp_row_at(row)
+    if nbytes > 0:
+        address = translate(nic, q.rx_key, q.pdn, q.rx_addr + q.rx_done, nbytes, _REMOTE_WRITE, _RKEY_UNKNOWN)
+        if address < 0:
+            counters_at(nic_at(nic).counters).resp_remote_access_errors += 1
+            _refuse(nic, row, _WQE_WRITE, -address, _ACCESS)
+            return 0
+        reason = place(nic, row, address, data, nbytes)
+        if reason != 0:
+            _refuse(nic, row, _WQE_WRITE, reason, _OPERATION)
+            return 0
+    return 1
+
+
+@engine_function
+def _place_send(nic, row, data, nbytes):
+    """Place the next bytes of a SEND: return 1, or 0 if they are refused, with the receive completed in error."""
+    q = qp_row_at(row)
+    reason = receive_scatter(nic, row, q.rx_done, q.rx_done + nbytes, data, nbytes)
+    if reason == 0:
+        return 1
+    fail_scatter(nic, row, reason)
+    _refuse(nic, row, _WQE_SEND, reason, _INVALID if reason == _RECV_TOO_SMALL else _OPERATION)
+    return 0
+
+
+@engine_function
+def _take_data(nic, row, operation, bth, nbytes, pad):
+    """Execute a packet of a SEND or WRITE that is in order: return 1, or 0 if it was not executed."""
+    q = qp_row_at(row)
+    writing = operation > _LAST_OF_SEND
+    kind = _WRITING if writing else _SENDING
+    place = operation - _OF_WRITE if writing else operation
+    opcode = _WQE_WRITE if writing else _WQE_SEND
+    first = place == _FIRST or place == _ONLY or place == _ONLY_IMM
+    last = place != _FIRST and place != _MIDDLE
+    with_imm = place == _LAST_IMM or place == _ONLY_IMM
+    headers = BTH.size
+    if writing and first:
+        headers += RETH.size
+    if with_imm:
+        headers += IMM_DT.size
+    payload = nbytes - headers - pad
+    n = nic_at(nic)
+    if n.payload_bytes != 0:
+        payload = n.payload_bytes if payload == 0 else -1
+    if (
+        payload < 0
+        or payload > q.mtu
+        or (not last and (payload != q.mtu or pad != 0))
+        or (last and not first and payload == 0)
+        or q.rx_kind != (_NONE if first else kind)
+    ):  # fmt: skip
+        _refuse_packet(nic, row, opcode, nbytes)
+        return 0
+    at = bth + BTH.size
+    if (with_imm if writing else first) and receives_posted(row) == 0:
+        if writing and first and not _may_write(nic, row, at):
+            _refuse(nic, row, opcode, _QP_RIGHTS, _INVALID)
+        else:
+            _not_ready(nic, row)
+        return 0
+    if first:
+        q.rx_done = 0
+        if writing:
+            if _begin_write(nic, row, at) == 0:
+                return 0
+            at += RETH.size
+        q.rx_kind = kind
+    if (writing and q.rx_done + payload > q.rx_nbytes) or (writing and last and q.rx_done + payload != q.rx_nbytes):
+        _refuse_packet(nic, row, opcode, nbytes)
+        return 0
+    if not writing and not _takes(nic, row, opcode, q.rx_done + payload):
+        return 0
+    imm = 0
+    if with_imm:
+        imm = be32(ld32(at + IMM_DT.imm))
+        at += IMM_DT.size
+    if n.payload_bytes != 0:
+        at = n.payload
+    carried = 0
+    if first and last and not writing and fits_cqe(row, payload):
+        carried = stage_payload(n.message)
+        copy(carried, at, payload)
+    elif (_place_write(nic, row, at, payload) if writing else _place_send(nic, row, at, payload)) == 0:
+        return 0
+    q.rx_done += payload
+    counters_at(nic_at(nic).counters).rdma_rx_bytes += payload
+    if last:
+        q.rx_kind = _NONE
+        q.msn += 1
+        if with_imm or not writing:
+            if q.mover != 0 and await_moved(nic, row) != 0:
+                if not writing:
+                    fail_scatter(nic, row, _COPY_FAILED)
+                _refuse(nic, row, opcode, _COPY_FAILED, _OPERATION)
+                return 0
+            cqe = _RESP_WR_IMM
+            if not writing:
+                cqe = _RESP_SEND_IMM if with_imm else _RESP_SEND
+            solicited = ld8(bth + BTH.se_m_pad_tver) & SOLICITED
+            if complete_receive(nic, row, cqe, q.rx_done, imm, opcode, solicited, carried) != 0:
+                counters_at(nic_at(nic).counters).rx_refused += 1
+                if q.service == _RC:
+                    _owe_ack(nic, row, _OPERATION, q.expect_psn)
+                return 0
+    return 1
+
+
+# --- READ and atomics ----------------------------------------------------------------------------------------------
+
+
+@engine_function
+def _accept(nic, row, opcode, packets):
+    """Return the address of a resource for a request that gets a response of its own, or 0 if none is free.
+
+    A resource whose response is being retransmitted for a duplicate request counts as free. The peer's new request
+    shows that it has received that response: IBTA 9.7.4.1.3 limits how many requests it has in flight.
+    """
+    q = qp_row_at(row)
+    if q.max_dest_rd == 0:
+        return 0
+    resource = q.resources + q.res_head % q.max_dest_rd * RESOURCE.size
+    e = resource_at(resource)
+    if q.res_head >= q.max_dest_rd and e.answered == 0:
+        return 0
+    if e.todo != 0 and nic_at(nic).mover_count != 0:
+        drop(nic, row, response_tag(e.serial))
+    e.opcode, e.first, e.packets, e.next, e.todo, e.answered = opcode, q.expect_psn, packets, 0, packets, 0
+    e.serial = q.res_head
+    q.res_head += 1
+    q.res_todo = 1
+    q.msn += 1
+    _owe(nic, row)
+    return resource
+
+
+@engine_function
+def _take_read(nic, row, bth, nbytes):
+    """Accept a READ request that is in order: return the packets of its response, or 0 if it is refused."""
+    q = qp_row_at(row)
+    counters_at(nic_at(nic).counters).rx_read_requests += 1
+    at = bth + BTH.size
+    if nbytes != BTH.size + RETH.size:
+        _refuse_packet(nic, row, _WQE_READ, nbytes)
+        return 0
+    va = be32(ld32(at + RETH.va)) << 32 | be32(ld32(at + RETH.va + 4))
+    key, length = be32(ld32(at + RETH.rkey)), be32(ld32(at + RETH.dma_length))
+    if not _takes(nic, row, _WQE_READ, length):
+        return 0
+    packets = max(1, (length + q.mtu - 1) // q.mtu)
+    address = grant(nic, row, key, va, length, _REMOTE_READ)
+    if address < 0:
+        _refuse(nic, row, _WQE_READ, -address, _INVALID if _is_invalid(-address) else _ACCESS)
+        return 0
+    resource = _accept(nic, row, _WQE_READ, packets)
+    if resource == 0:
+        _refuse_packet(nic, row, _WQE_READ, length)
+        return 0
+    e = resource_at(resource)
+    e.va, e.rkey, e.nbytes = va, key, length
+    return packets
+
+
+@engine_function
+def _take_atomic(nic, row, operation, bth, nbytes):
+    """Execute an atomic request that is in order: return 1, or 0 if it is refused."""
+    counters_at(nic_at(nic).counters).rx_atomic_requests += 1
+    opcode = _WQE_FA if operation == _FETCH_ADD else _WQE_CS
+    at = bth + BTH.size
+    if nbytes != BTH.size + ATOMIC_ETH.size:
+        _refuse_packet(nic, row, opcode, nbytes)
+        return 0
+    va = be32(ld32(at + ATOMIC_ETH.va)) << 32 | be32(ld32(at + ATOMIC_ETH.va + 4))
+    key = be32(ld32(at + ATOMIC_ETH.rkey))
+    address = atomic_address(nic, row, key, va, _ATOMIC_BYTES)
+    if address < 0:
+        _refuse(nic, row, opcode, -address, _INVALID if _is_invalid(-address) else _ACCESS)
+        return 0
+    resource = _accept(nic, row, opcode, 1)
+    if resource == 0:
+        _refuse_packet(nic, row, opcode, _ATOMIC_BYTES)
+        return 0
+    swap_add = be32(ld32(at + ATOMIC_ETH.swap_add)) << 32 | be32(ld32(at + ATOMIC_ETH.swap_add + 4))
+    compare = be32(ld32(at + ATOMIC_ETH.compare)) << 32 | be32(ld32(at + ATOMIC_ETH.compare + 4))
+    resource_at(resource).nbytes = atomic(opcode, address, swap_add, compare)
+    return 1
+
+
+# --- the packet ----------------------------------------------------------------------------------------------------
+
+
+@device_function
+def _answered_last(row):
+    """Return whether the latest request was a READ or atomic.
+
+    Only its response may acknowledge it: on a plain acknowledgement, rxe would complete it without its data.
+    """
+    q = qp_row_at(row)
+    if q.res_head == 0:
+        return False
+    e = resource_at(q.resources + (q.res_head - 1) % q.max_dest_rd * RESOURCE.size)
+    return (e.first + e.packets - q.expect_psn) & PSN_MASK == 0
+
+
+@engine_function
+def _take_duplicate(nic, row, operation, psn, ack_request, bth, nbytes):
+    """Answer a request again that was executed before: its response was lost (IBTA 9.7.5.1.3, 9.9.2.4.2).
+
+    SENDs and WRITEs are acknowledged only where the peer asks for it, as new ones are. If a packet in the middle of its
+    retransmission is answered with an acknowledgement of everything, rxe stalls.
+    """
+    q = qp_row_at(row)
+    counters_at(nic_at(nic).counters).duplicate_request += 1
+    if operation < _READ_REQUEST:
+        if ack_request == 0:
+            return
+        done = psn if _answered_last(row) else q.expect_psn - 1
+        # A pending answer that says more stays: a later acknowledgement, or a NAK, which is sent only once.
+        if q.due_ack == 0 or (q.due_syndrome == _ACK and (done - q.due_psn) & PSN_MASK < MAX_OUTSTANDING):
+            _owe_ack(nic, row, _ACK, done)
+        return
+    for i in range(max(q.res_head - q.max_dest_rd, 0), q.res_head):
+        e = resource_at(q.resources + i % q.max_dest_rd * RESOURCE.size)
+        begun = (psn - e.first) & PSN_MASK
+        if begun >= e.packets or (e.opcode == _WQE_READ) != (operation == _READ_REQUEST):
+            continue
+        if operation == _READ_REQUEST:
+            if nbytes != BTH.size + RETH.size:
+                return
+            at = bth + BTH.size
+            va = be32(ld32(at + RETH.va)) << 32 | be32(ld32(at + RETH.va + 4))
+            length = be32(ld32(at + RETH.dma_length))
+            offset = begun * q.mtu
+            if va != e.va + offset or length > e.nbytes - offset or be32(ld32(at + RETH.rkey)) != e.rkey:
+                return  # not the range of the original request
+            e.first, e.va, e.nbytes = psn, va, length
+            e.packets = max(1, (length + q.mtu - 1) // q.mtu)
+            if nic_at(nic).mover_count != 0:
+                drop(nic, row, response_tag(e.serial))
+        e.next, e.todo = 0, e.packets
+        q.res_todo = 1
+        _owe(nic, row)
+        return
+
+
+@device_function
+def _follows(nic, row, operation, psn, ack_request, bth, nbytes):
+    """Return whether an RC packet has the expected PSN, or else answer a duplicate or a gap."""
+    q = qp_row_at(row)
+    if psn == q.expect_psn:
+        q.nak_sent = 0
+        return True
+    if (psn - q.expect_psn) & PSN_MASK >= MAX_OUTSTANDING:
+        _take_duplicate(nic, row, operation, psn, ack_request, bth, nbytes)
+        return False
+    counters_at(nic_at(nic).counters).out_of_sequence += 1
+    if q.nak_sent == 0:  # one NAK for a gap (IBTA 9.7.5.1.1)
+        q.nak_sent = 1
+        _owe_ack(nic, row, _SEQUENCE, q.expect_psn)
+    return False
+
+
+@device_function
+def _resume(nic, row, operation, psn):
+    """Return whether to take a UC packet: after a gap, only one that begins a message (IBTA 9.8.2.2)."""
+    q = qp_row_at(row)
+    in_order = psn == q.expect_psn
+    q.expect_psn = psn
+    place = operation - _OF_WRITE if operation > _LAST_OF_SEND else operation
+    begins = place == _FIRST or place == _ONLY or place == _ONLY_IMM
+    if begins:
+        q.rx_kind = _NONE  # the end of any message before is lost
+        return True
+    if in_order and q.rx_kind != _NONE:
+        return True
+    counters_at(nic_at(nic).counters).rx_uc_dropped += 1
+    q.rx_kind = _NONE
+    return False
+
+
+@engine_function
+def take_request(nic, row, operation, psn, ack_request, bth, nbytes, pad):
+    """Take a request packet for a QP in RTR or RTS. `nbytes` counts from its BTH on and includes the padding."""
+    q = qp_row_at(row)
+    if q.service != _RC:
+        if _resume(nic, row, operation, psn) and _take_data(nic, row, operation, bth, nbytes, pad) != 0:
+            counters_at(nic_at(nic).counters).rx_accepted += 1
+        q.expect_psn = (psn + 1) & PSN_MASK
+        return
+    if not _follows(nic, row, operation, psn, ack_request, bth, nbytes):
+        return
+    if operation <= _LAST_OF_WRITE:
+        packets = _take_data(nic, row, operation, bth, nbytes, pad)
+    elif q.rx_kind != _NONE:
+        _refuse_packet(nic, row, operation, nbytes)
+        packets = 0
+    elif q.mover != 0 and await_moved(nic, row) != 0:  # READs and atomics see the writes before them
+        _refuse(nic, row, _WQE_READ, _COPY_FAILED, _OPERATION)
+        packets = 0
+    elif operation == _READ_REQUEST:
+        packets = _take_read(nic, row, bth, nbytes)
+    elif operation == _COMPARE_SWAP or operation == _FETCH_ADD:
+        packets = _take_atomic(nic, row, operation, bth, nbytes)
+    else:
+        _refuse_packet(nic, row, operation, nbytes)
+        packets = 0
+    if packets == 0:
+        return
+    counters_at(nic_at(nic).counters).rx_accepted += 1
+    q.expect_psn = (q.expect_psn + packets) & PSN_MASK
+    if operation > _LAST_OF_WRITE:
+        serve_due(nic, row)  # at once, if the wire has room: a READ must see memory before later requests change it
+    elif ack_request:
+        _owe_ack(nic, row, _ACK, psn)

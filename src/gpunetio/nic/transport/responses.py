@@ -1,0 +1,219 @@
+"""Responses at the requester: acknowledgements, NAKs, READ data, results of atomics (IBTA 9.7.5)."""
+
+from __future__ import annotations
+
+from ...jit.compile import device_function, engine_function
+from ...jit.ops import be32, ld32, ld64, st64
+from ...formats.commands import QpState
+from ...formats.packet import (
+    ACK_KIND_SHIFT, ACK_VALUE_MASK, AETH, ATOMIC_ACK_ETH, BTH, SYNDROME_SHIFT, AckKind, NakCode, PacketOpcode,
+)  # fmt: skip
+from ...formats.wqe import WqeOpcode
+from ..state.message import MESSAGE, message_at
+from ..dma.movers import await_moved, place
+from ..observe.reasons import Reason
+from .requester import (
+    acknowledge, answered, fail_oldest, flight_of, hurry, read_end, retry, retry_gap, retry_rnr, unwrap,
+)  # fmt: skip
+from .responder import explain
+from .rnr import rnr_delay_ns
+from ..state.tables import counters_at, flight_at, nic_at, qp_row_at
+from ..queues.wqes import build, in_one_piece, wqe_slot
+
+_RTS, _READ = int(QpState.RTS), int(WqeOpcode.RDMA_READ)
+_ACK, _RNR_NAK, _NAK = int(AckKind.ACK), int(AckKind.RNR_NAK), int(AckKind.NAK)
+_RESERVED = int(AckKind.RESERVED)
+_PSN_SEQUENCE, _INVALID_REQUEST = int(NakCode.PSN_SEQUENCE), int(NakCode.INVALID_REQUEST)
+_REMOTE_ACCESS, _REMOTE_OPERATION = int(NakCode.REMOTE_ACCESS), int(NakCode.REMOTE_OPERATION)
+_READ_MIDDLE = int(PacketOpcode.RC_READ_RESPONSE_MIDDLE)
+_READ_LAST, _READ_ONLY = int(PacketOpcode.RC_READ_RESPONSE_LAST), int(PacketOpcode.RC_READ_RESPONSE_ONLY)
+_ACKNOWLEDGE, _ATOMIC_ACKNOWLEDGE = int(PacketOpcode.RC_ACKNOWLEDGE), int(PacketOpcode.RC_ATOMIC_ACKNOWLEDGE)
+_READ_REQUEST = int(PacketOpcode.RC_READ_REQUEST)
+_NAK_INVALID, _NAK_ACCESS = int(Reason.NAK_INVALID_REQUEST), int(Reason.NAK_REMOTE_ACCESS)
+_NAK_OPERATION, _BAD_RESPONSE = int(Reason.NAK_REMOTE_OPERATION), int(Reason.BAD_RESPONSE)
+
+
+@device_function
+def is_response(operation):
+    """Return whether an RC operation is a response."""
+    return operation > _READ_REQUEST and operation <= _ATOMIC_ACKNOWLEDGE
+
+
+@engine_function
+def take_response(nic, row, operation, psn24, bth, nbytes, pad):
+    """Take a response for a QP in RTS. One that fits no request in flight is ignored (IBTA 9.7.5.1)."""
+    q = qp_row_at(row)
+    counters = counters_at(nic_at(nic).counters)
+    psn = unwrap(psn24, q.una_psn)
+    if psn < q.una_psn or psn >= max(q.tx_psn, q.high_psn) or q.retry_at != 0:
+        counters.rx_unexpected += 1
+        return
+    at = bth + BTH.size
+    left = nbytes - BTH.size
+    syndrome = _ACK
+    if operation != _READ_MIDDLE:
+        if left < AETH.size:
+            counters.rx_malformed += 1
+            return
+        syndrome = be32(ld32(at + AETH.syndrome_msn)) >> SYNDROME_SHIFT
+        at += AETH.size
+        left -= AETH.size
+    if operation == _ACKNOWLEDGE:
+        _take_acknowledge(nic, row, psn, syndrome)
+        return
+    # The response to a READ or atomic acknowledges the requests before it.
+    implied = acknowledge(nic, row, psn)
+    if q.sq_ci == q.sq_sent or q.state != _RTS:
+        counters.rx_unexpected += 1
+        return
+    f = flight_at(flight_of(row, q.sq_ci))
+    if implied or psn != q.una_psn:
+        retry_gap(nic, row)
+    elif not answered(f.opcode):
+        _bad_response(nic, row, left)
+    elif operation == _ATOMIC_ACKNOWLEDGE:
+        _take_atomic(nic, row, at, left)
+    else:
+        _take_read(nic, row, operation, psn, at, left - pad)
+
+
+@engine_function
+def _take_acknowledge(nic, row, psn, syndrome):
+    q = qp_row_at(row)
+    counters = counters_at(nic_at(nic).counters)
+    kind, value = syndrome >> ACK_KIND_SHIFT, syndrome & ACK_VALUE_MASK
+    if kind == _ACK:
+        if acknowledge(nic, row, psn + 1):
+            retry_gap(nic, row)
+        else:
+            counters.rx_accepted += 1
+        return
+    if (
+        acknowledge(nic, row, psn) or q.una_psn != psn or q.state != _RTS or kind == _RESERVED
+        or (kind == _NAK and value > _REMOTE_OPERATION)
+    ):  # fmt: skip
+        # A NAK of no known kind, for something never sent, or behind an unanswered READ: leave it to the timer.
+        counters.rx_unexpected += 1
+        return
+    counters.rx_accepted += 1
+    if kind == _RNR_NAK:
+        retry_rnr(nic, row, rnr_delay_ns(value))
+    elif value == _PSN_SEQUENCE:
+        counters.packet_seq_err += 1
+        retry(nic, row)
+        hurry(nic, row)
+    else:
+        explain(nic, 0, 0, 0, q.remote_qpn, value)
+        reason = _NAK_OPERATION
+        if value == _INVALID_REQUEST:
+            reason = _NAK_INVALID
+        elif value == _REMOTE_ACCESS:
+            reason = _NAK_ACCESS
+        fail_oldest(nic, row, reason)
+
+
+@device_function
+def _scatter_part(nic, row, offset, nbytes, source):
+    """Copy `nbytes` at `source` to byte `offset` of the message's segments: return 0, or a reason."""
+    message = nic_at(nic).message
+    segment = message + MESSAGE.segments
+    while offset >= ld64(segment + 8) and nbytes > 0:
+        offset -= ld64(segment + 8)
+        segment += 16
+    while nbytes > 0:
+        part = min(nbytes, ld64(segment + 8) - offset)
+        reason = place(nic, row, ld64(segment) + offset, source, part)
+        if reason != 0:
+            return reason
+        source += part
+        nbytes -= part
+        offset = 0
+        segment += 16
+    return 0
+
+
+@engine_function
+def _place(nic, row, offset, nbytes, source):
+    """Put response bytes into the memory that the oldest WQE names: return 0, or a reason."""
+    q = qp_row_at(row)
+    index = q.sq_ci
+    f = flight_at(flight_of(row, index))
+    message = nic_at(nic).message
+    wqe = in_one_piece(row, message, wqe_slot(row, index), index, f.blocks)
+    reason = build(nic, row, message, wqe, f.opcode, f.ds, index)
+    if reason == 0 and message_at(message).nbytes != f.nbytes:
+        explain(nic, 0, 0, 0, q.remote_qpn, nbytes)
+        reason = _BAD_RESPONSE
+    if reason == 0:
+        reason = _scatter_part(nic, row, offset, nbytes, source)
+    return reason
+
+
+@device_function
+def _refuse(nic, row, reason):
+    counters_at(nic_at(nic).counters).rx_refused += 1
+    fail_oldest(nic, row, reason)
+
+
+@device_function
+def _bad_response(nic, row, nbytes):
+    explain(nic, 0, 0, 0, qp_row_at(row).remote_qpn, nbytes)
+    _refuse(nic, row, _BAD_RESPONSE)
+
+
+@device_function
+def _advance(nic, row):
+    """Advance past the oldest packet, whose response was taken."""
+    q = qp_row_at(row)
+    q.una_psn += 1
+    q.retries = 0
+    q.timer_at = 0
+    q.hurry = 0
+    counters_at(nic_at(nic).counters).rx_accepted += 1
+    acknowledge(nic, row, q.una_psn)
+
+
+@engine_function
+def _take_read(nic, row, operation, psn, data, nbytes):
+    q = qp_row_at(row)
+    flight = flight_of(row, q.sq_ci)
+    f = flight_at(flight)
+    offset = (psn - f.first) * q.mtu
+    ends = operation == _READ_LAST or operation == _READ_ONLY
+    if (
+        f.opcode != _READ
+        or nbytes != min(q.mtu, f.nbytes - offset)
+        or ends != (psn + 1 == read_end(row, flight, psn))
+    ):  # fmt: skip
+        _bad_response(nic, row, nbytes)
+        return
+    reason = _place(nic, row, offset, nbytes, data)
+    if reason == 0 and q.mover != 0 and psn + 1 == f.first + f.packets:
+        reason = await_moved(nic, row)
+    if reason != 0:
+        _refuse(nic, row, reason)
+        return
+    counters_at(nic_at(nic).counters).rdma_rx_bytes += nbytes
+    _advance(nic, row)
+
+
+@engine_function
+def _take_atomic(nic, row, data, nbytes):
+    q = qp_row_at(row)
+    f = flight_at(flight_of(row, q.sq_ci))
+    if f.opcode == _READ or nbytes != ATOMIC_ACK_ETH.size:
+        _bad_response(nic, row, nbytes)
+        return
+    # The word is big-endian on the wire and in host order in memory, as at the responder.
+    scratch = nic_at(nic).message + MESSAGE.compare
+    old = be32(ld32(data)) << 32 | be32(ld32(data + 4))
+    reason = _place(nic, row, 0, 0, scratch)
+    if reason == 0:
+        st64(scratch, old)
+        reason = _scatter_part(nic, row, 0, 8, scratch)
+    if reason == 0 and q.mover != 0:
+        reason = await_moved(nic, row)
+    if reason == 0:
+        _advance(nic, row)
+    else:
+        _refuse(nic, row, reason)

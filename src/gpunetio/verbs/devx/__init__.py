@@ -1,0 +1,1 @@
+"""Objects that are created by mailboxes, and the rings of their queues."""

@@ -1,0 +1,281 @@
+"""DEVX for programs: commands as the PRM describes them, and the objects that they make."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ...enums import Access, SrqType, UarAllocationType
+from ...errors import InvalidValueError
+from ...formats.commands import Opcode, RqType
+from ...formats.cqe import CQE_SIZE
+from ...formats.doorbell import PI_MASK, QP_DBREC
+from ...formats.layout import BitStruct
+from ...formats.mailboxes import mailboxes
+from ...formats.wqe import SEGMENT
+from ...memory import round_up
+from ..ah import AhAttr, path_to, with_type
+from ..arguments import instance, member, whole, within
+from ..cq import CQ
+from ..handle import Handle, command
+from ..mr import MR
+from ..pd import PD
+from ..qp import QP
+from ..qp_init import QpInitAttr, queue_sizes
+from ..srq import SRQ
+from ..uar import UAR
+from ..umem import UMEM
+from .ring import ALIGNMENT, RECORD, doorbells
+from .srq import srq_sizes
+
+if TYPE_CHECKING:
+    from ..context import Context
+
+_NUMBER = slice(9, 12)  # of an output: where commands of the PRM answer the number of a new object
+
+
+@dataclass(frozen=True)
+class RingLayout:
+    """Where the parts of a queue lie in `nbytes` of memory: its ring, and behind that its doorbell record.
+
+    `sends` is the offset of the send ring, behind the receive ring at 0, `record` that of the doorbell record. `fields`
+    are the fields of the queue's context (CQC, QPC or the WQ of an RMPC) that say how large the rings are.
+    """
+
+    nbytes: int
+    record: int
+    fields: dict[str, int]
+    sends: int = 0
+
+    @classmethod
+    def behind(cls, ring_bytes: int, fields: dict[str, int], sends: int = 0) -> RingLayout:
+        """Put the doorbell record on a cache line of its own behind the ring."""
+        record = round_up(ring_bytes, ALIGNMENT)
+        return cls(record + RECORD, record, fields, sends)
+
+
+class DevxObject(Handle):
+    """An object created by a DEVX command (`mlx5dv_devx_obj_create`). Closing it destroys the object.
+
+    `number` is the device's number for it, for example its CQN; `answer` is what the command returned.
+    """
+
+    _rank = 0
+    answer: bytes
+    number: int
+
+    def __init__(self, ctx: Context, name: str, mailbox: bytes, out_size: int, uses: Iterable[Handle]):
+        super().__init__(ctx)
+        self._use(ctx, *uses)
+        self.name = name
+        provider = ctx.provider
+        with ExitStack() as undo:
+            with command(name):
+                self._handle, self.answer = provider.devx_obj_create(mailbox, out_size)
+            undo.callback(self._destroy)
+            self.number = int.from_bytes(self.answer[_NUMBER], "big")
+            self._opened(f"DEVX {name.removeprefix('CREATE_')} {self.number:#x} of {ctx.name}", undo)
+
+    def _destroy(self) -> None:
+        with command(f"destroying what {self.name} made"):
+            self.ctx.provider.devx_obj_destroy(self._handle)
+
+    def modify(self, opcode: Opcode, **fields: Any) -> dict[str, Any]:
+        """Change the object with a command (`mlx5dv_devx_obj_modify`), and return its output.
+
+        The object's number is filled in. `fields` are as in `Devx.create`.
+        """
+        return self._carry_out(opcode, fields, self.modify_raw)
+
+    def query(self, opcode: Opcode | None = None, **fields: Any) -> dict[str, Any]:
+        """Query the object's state (`mlx5dv_devx_obj_query`): with its own QUERY command, unless another is named."""
+        if opcode is None:
+            asked = self.name.replace("CREATE_", "QUERY_")
+            if asked not in Opcode.__members__:
+                raise InvalidValueError(f"{asked} is not declared here: pack its mailbox yourself, and use query_raw()")
+            opcode = Opcode[asked]
+        return self._carry_out(opcode, fields, self.query_raw)
+
+    def modify_raw(self, mailbox: bytes | bytearray, out_size: int) -> bytes:
+        """Do the same with mailboxes that you pack and unpack yourself."""
+        self.check_open()
+        return self.ctx.provider.devx_obj_modify(self._handle, bytes(mailbox), whole("out_size", out_size))
+
+    def query_raw(self, mailbox: bytes | bytearray, out_size: int) -> bytes:
+        """Do the same with mailboxes that you pack and unpack yourself."""
+        self.check_open()
+        return self.ctx.provider.devx_obj_query(self._handle, bytes(mailbox), whole("out_size", out_size))
+
+    def _carry_out(self, opcode: Opcode, fields: dict[str, Any], call: Any) -> dict[str, Any]:
+        opcode = member("opcode", opcode, Opcode)
+        boxes = mailboxes(opcode)
+        if boxes.number:
+            fields = {boxes.number: self.number, **fields}
+        mailbox, uses = _packed(opcode, fields)
+        for used in uses:
+            used.check_open()
+        with command(opcode.name):
+            return boxes.answer.unpack(call(mailbox, boxes.answer.size))
+
+
+class Devx:
+    """DEVX of a device, `Context.devx`: commands of the PRM, passed to the device unchanged (mlx5dv_devx_*(3)).
+
+    Its objects close with the context, the latest first, and not before the objects created with them. Mailboxes have
+    the PRM's names: `gpunetio.formats.commands` declares them, `formats.contexts` the structures inside.
+    """
+
+    def __init__(self, ctx: Context):
+        self._ctx = ctx
+
+    def __repr__(self) -> str:
+        return f"<DEVX of {self._ctx}>"
+
+    # --- commands ----------------------------------------------------------------------------------------------------
+
+    def create(self, opcode: Opcode, *, uses: Iterable[Handle] = (), **fields: Any) -> DevxObject:
+        """Create an object (`mlx5dv_devx_obj_create`).
+
+        `fields` are those of the command's input; a structure in it is a dict. In place of the number of a UMEM, UAR,
+        PD, CQ or DEVX object, give the object itself. It then cannot be closed before this one, like the objects in
+        `uses`. InvalidValueError for an unknown field or a value that is too large, DriverError when the device
+        refuses.
+        """
+        opcode = member("opcode", opcode, Opcode)
+        if not opcode.name.startswith("CREATE_"):
+            raise InvalidValueError(f"{opcode.name} creates no object: use command(), or modify() of the object")
+        mailbox, used = _packed(opcode, fields)
+        return DevxObject(self._ctx, opcode.name, mailbox, mailboxes(opcode).answer.size, [*used, *uses])
+
+    def create_raw(self, mailbox: bytes | bytearray, out_size: int, *, uses: Iterable[Handle] = ()) -> DevxObject:
+        """Create an object with an input that you pack yourself; its output has `out_size` bytes."""
+        opcode = int.from_bytes(mailbox[:2], "big")
+        name = Opcode(opcode).name if opcode in list(Opcode) else f"command {opcode:#05x}"
+        return DevxObject(self._ctx, name, bytes(mailbox), whole("out_size", out_size), uses)
+
+    def command(self, opcode: Opcode, **fields: Any) -> dict[str, Any]:
+        """Run a command that concerns no object (`mlx5dv_devx_general_cmd`), and return its output."""
+        opcode = member("opcode", opcode, Opcode)
+        mailbox, _ = _packed(opcode, fields)
+        answer = mailboxes(opcode).answer
+        with command(opcode.name):
+            return answer.unpack(self.command_raw(mailbox, answer.size))
+
+    def command_raw(self, mailbox: bytes | bytearray, out_size: int) -> bytes:
+        """Do the same with mailboxes that you pack and unpack yourself."""
+        return self._ctx.provider.general_cmd(bytes(mailbox), whole("out_size", out_size))
+
+    # --- what commands name ------------------------------------------------------------------------------------------
+
+    def register_umem(self, obj: Any, access: Access = Access.LOCAL_WRITE, *, nbytes: int | None = None) -> UMEM:
+        """Register the memory of a queue (`mlx5dv_devx_umem_reg`): an object's, or `nbytes` from an address."""
+        return self._ctx.register_umem(obj, access, nbytes=nbytes)
+
+    def alloc_uar(self, kind: UarAllocationType = UarAllocationType.NONCACHE) -> UAR:
+        """Allocate a page of doorbell registers (`mlx5dv_devx_alloc_uar`)."""
+        return self._ctx.create_uar(kind)
+
+    def query_eqn(self, vector: int = 0) -> int:
+        """Return the number of a completion vector's event queue (`mlx5dv_devx_query_eqn`). The driver owns it."""
+        return self._ctx.provider.query_eqn(whole("vector", vector))
+
+    def address_path(self, ah: AhAttr, port: int = 1) -> dict[str, Any]:
+        """Return the address path (ADS) of a QPC to a peer, with the MAC of its GID.
+
+        NotFoundError if that address does not answer.
+        """
+        instance("ah", ah, AhAttr).check(self._ctx.query_device())
+        return path_to(self._ctx, port, with_type(self._ctx, port, ah)) | {"vhca_port_num": port}
+
+    # --- rings -------------------------------------------------------------------------------------------------------
+
+    def cq_layout(self, cqe: int) -> RingLayout:
+        """Return the memory layout of a CQ of at least `cqe` entries. `fields` are the CQC's."""
+        log = (within("cqe", cqe, 1, 1 << self._ctx.query_device().log_max_cq_sz) - 1).bit_length()
+        return RingLayout.behind(CQE_SIZE << log, {"log_cq_size": log})
+
+    def qp_layout(
+        self, *, sq_wr: int = 0, rq_wr: int = 0, send_max_sges: int = 1, receive_max_sges: int = 1,
+        max_inline_data: int = 0,
+    ) -> RingLayout:  # fmt: skip
+        """Return the memory layout of a QP's rings for so many requests. `fields` are the QPC's."""
+        wanted = QpInitAttr(
+            sq_wr=sq_wr, rq_wr=rq_wr, send_max_sges=send_max_sges, receive_max_sges=receive_max_sges,
+            max_inline_data=max_inline_data,
+        ).typed()  # fmt: skip
+        sizes = queue_sizes(wanted, self._ctx.query_device())
+        if sizes.rq_entries:
+            log_stride = (sizes.rq_stride // SEGMENT).bit_length() - 1
+            fields = {"log_rq_size": sizes.rq_entries.bit_length() - 1, "log_rq_stride": log_stride}
+        else:
+            fields = {"rq_type": int(RqType.ZERO_SIZE)}
+        fields |= {"log_sq_size": sizes.sq_entries.bit_length() - 1} if sizes.sq_entries else {"no_sq": 1}
+        return RingLayout.behind(sizes.rq_bytes + sizes.sq_bytes, fields, sends=sizes.rq_bytes)
+
+    def srq_layout(
+        self, srq_wr: int, *, receive_max_sges: int = 1, srq_type: SrqType = SrqType.LINKED_LIST
+    ) -> RingLayout:
+        """Return the memory layout of an RMP for so many receives. `fields` are those of the WQ in its RMPC."""
+        entries, stride = srq_sizes(
+            whole("srq_wr", srq_wr), whole("receive_max_sges", receive_max_sges), member("srq_type", srq_type, SrqType)
+        )
+        fields = {"log_wq_sz": entries.bit_length() - 1, "log_wq_stride": stride.bit_length() - 1}
+        return RingLayout.behind(entries * stride, fields)
+
+    # --- doorbells ---------------------------------------------------------------------------------------------------
+
+    def doorbell_register(self, uar: UAR, qp: DevxObject) -> int:
+        """Return the address where a QP's send doorbell is rung, by 8 bytes or by BlueFlame."""
+        return self._ctx.provider.doorbell_register(instance("uar", uar, UAR).page, qp.number)
+
+    def ring_sends(self, uar: UAR, qp: DevxObject, record: int, producer: int) -> None:
+        """Announce all WQEs of a send ring up to index `producer`: in the QP's doorbell record at `record`, then in the
+        register. Stores to the ring are visible to the device before that.
+        """
+        register = self.doorbell_register(uar, qp)
+        doorbells().ring_send(record + QP_DBREC.snd, producer & PI_MASK, register, qp.number)
+        self._ctx.provider.doorbell_rung()
+
+    def ring_receives(self, record: int, producer: int) -> None:
+        """Announce all WQEs of a receive ring up to index `producer`, in the doorbell record of its QP or RMP."""
+        doorbells().ring_receive(record + QP_DBREC.rcv, producer & PI_MASK)
+        self._ctx.provider.doorbell_rung()
+
+
+_NUMBERS: dict[type[Handle], str] = {
+    UMEM: "umem_id", UAR: "page_id", PD: "pdn", CQ: "cqn", QP: "qpn", SRQ: "srqn", MR: "lkey", DevxObject: "number",
+}  # fmt: skip
+
+
+def _packed(opcode: Opcode, fields: dict[str, Any]) -> tuple[bytes, list[Handle]]:
+    """Return the input of a command, and the objects that it names."""
+    used: list[Handle] = []
+    numbers = _numbered(fields, used)
+    layout: BitStruct = mailboxes(opcode).request
+    try:
+        return bytes(layout.pack(opcode=opcode, **numbers)), used
+    except (TypeError, ValueError) as error:
+        raise InvalidValueError(f"{opcode.name}: {error}") from error
+
+
+def _numbered(fields: dict[str, Any], used: list[Handle]) -> dict[str, Any]:
+    """Return the fields with numbers in place of objects."""
+    found = {}
+    for name, value in fields.items():
+        if isinstance(value, dict):
+            value = _numbered(value, used)
+        elif isinstance(value, Handle):
+            used.append(value)
+            value.check_open()
+            value = getattr(value, _number_of(name, value))
+        found[name] = value
+    return found
+
+
+def _number_of(field: str, value: Handle) -> str:
+    for kind, name in _NUMBERS.items():
+        if isinstance(value, kind):
+            return name
+    raise InvalidValueError(f"{field} = {value}: no command names an object of type {type(value).__name__}")

@@ -1,0 +1,120 @@
+"""The CPU data path of a queue pair: its queues, which this process fills, and the requests waiting for completion."""
+
+from __future__ import annotations
+
+import struct
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ...enums import QpState
+from ...errors import BadStateError, DocaError, FullError, InvalidValueError
+from ...interrupts import deferred
+from ...providers.plain_verbs import Refused
+from ..work import BadWrError, RecvWr, SendWr
+
+if TYPE_CHECKING:
+    from ..qp import QP
+
+
+class WorkQueue(ABC):
+    """A queue of `size` slots. Indices count slots forever.
+
+    A request is packed once, without its index. `_packed` keeps the result in the request, with a token of this queue.
+    The poster moves `producer` and the poller moves `consumer`, so the two need no lock between them.
+    """
+
+    producer: int
+    consumer: int
+
+    def __init__(self, size: int):
+        self.size = size
+        self._token = object()
+        self.producer = self.consumer = 0
+
+    def post(self, requests: Sequence[SendWr] | Sequence[RecvWr]) -> None:
+        """Pass requests to the device, up to the first refused one."""
+        token, room = self._token, self.size - (self.producer - self.consumer)
+        taken: list[Any] = []
+        firsts: list[int] = []  # of each request: its first slot
+        posted: list[Any] = []
+        request: Any = None
+        try:
+            for request in requests:
+                packed = getattr(request, "packed", None)
+                if packed is None or packed[0] is not token:
+                    packed = self._pack(request)
+                _, form, slots = packed
+                if len(posted) + len(slots) > room:
+                    raise FullError(self._no_room())
+                firsts.append(len(posted))
+                posted += slots
+                taken.append(form)
+        except DocaError as error:
+            raise BadWrError(len(taken), request, error) from error
+        except (AttributeError, TypeError, ValueError, struct.error) as error:  # a value of no use in a request
+            cause = InvalidValueError(f"a value is of the wrong type in {request}: {error}")
+            raise BadWrError(len(taken), request, cause) from error
+        finally:
+            if taken and (refused := self._carry_out(taken, firsts, posted)):
+                raise BadWrError(refused.index, requests[refused.index], refused.error) from refused.error
+
+    def _keep(self, request: SendWr | RecvWr, form: Any, slots: tuple) -> tuple[object, Any, tuple]:
+        packed = self._token, form, slots
+        object.__setattr__(request, "packed", packed)
+        return packed
+
+    @abstractmethod
+    def _pack(self, request: Any) -> tuple[object, Any, tuple]:
+        """Return the token, the packed request, and what is noted for each of its slots."""
+
+    @abstractmethod
+    def _carry_out(self, taken: list[Any], firsts: list[int], posted: list[Any]) -> Refused | None:
+        """Pass packed requests to the device, and note for each slot what `complete` needs.
+
+        Return the request that the device refuses, if any, and the reason.
+        """
+
+    @abstractmethod
+    def _no_room(self) -> str:
+        """Describe why there is no room, and the cure."""
+
+
+class Posting(ABC):
+    """Both queues of a QP that this process fills. `state` is the last state requested here.
+
+    A completion names a request by a number: `send.complete(number)` returns what it was and frees its slots;
+    `complete_receive(number)` returns the wr_id of a receive, perhaps of a shared queue.
+    """
+
+    send: Any
+    receive: Any
+    complete_receive: Callable[[int], int]
+    lock: threading.Lock
+
+    def __init__(self, qp: QP):
+        self._qp, self.lock = qp, threading.Lock()
+        self.state = QpState.RST
+        self.reset()
+
+    @abstractmethod
+    def reset(self) -> None:
+        """Forget all posted requests: the QP is in RST."""
+
+    @property
+    def used(self) -> bool:
+        """Return whether anything was posted here since the last reset, or may have been used of a shared queue."""
+        return self._qp.init_attr.srq is not None or self.send.producer + self.receive.producer != 0
+
+    def post(self, queue: WorkQueue, requests: Sequence[SendWr] | Sequence[RecvWr]) -> None:
+        """Post requests in one go."""
+        if queue.size == 0:
+            raise InvalidValueError(f"{self._qp} has no such queue: create it with sq_wr or rq_wr above 0")
+        with deferred(), self.lock:
+            queue.post(requests)
+
+    def check(self, what: str, least: QpState) -> None:
+        """Raise BadStateError in a state that takes no such request."""
+        if self.state < least:
+            raise BadStateError(f"{self._qp} is in {self.state.name}: it takes {what} from {least.name} on")

@@ -1,0 +1,253 @@
+"""Rings of WQEs that this process fills: the CPU data path of queue pairs created by mailboxes."""
+
+from __future__ import annotations
+
+import struct
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...enums import SendFlags, WcOpcode, WcStatus, WrOpcode
+from ...errors import InvalidValueError
+from ...formats.doorbell import PI_MASK, QP_DBREC
+from ...formats.wqe import (
+    CE_SHIFT,
+    CTRL_SEG,
+    FM_SHIFT,
+    INLINE_SEG,
+    INVALID_LKEY,
+    SEGMENT,
+    WQEBB,
+    CompletionMode,
+    CtrlFlags,
+    FenceMode,
+    WqeOpcode,
+)  # fmt: skip
+from ..arguments import instance
+from ..requests import (
+    U24,
+    U32,
+    U64,
+    Kind,
+    check_entry,
+    check_range,
+    check_size,
+    entries_of,
+    inline_payload,
+    kind_of,
+    remote_of,
+)  # fmt: skip
+from ..scatter import scatter
+from ..work import RecvWr, SendWr
+from .posting import Posting, WorkQueue
+from .ring import doorbells
+
+if TYPE_CHECKING:
+    from ...memory import HostMemory
+    from ..qp import QP
+
+_CONTROL, _REMOTE, _DATA = struct.Struct(">IIBHBI"), struct.Struct(">QII"), struct.Struct(">IIQ")
+_WAIT = struct.Struct(">8xII")
+_SIGNALED, _INLINE = int(SendFlags.SIGNALED), int(SendFlags.INLINE)  # plain ints: those of an enumeration are slow
+_FM_CE_SE = [  # the byte of that name, for the SendFlags FENCE, SIGNALED and SOLICITED
+    (FenceMode.FENCE_AND_INITIATOR_SMALL_FENCE << FM_SHIFT if flags & SendFlags.FENCE else 0)
+    | (CompletionMode.ALWAYS if flags & SendFlags.SIGNALED else CompletionMode.ON_ERROR) << CE_SHIFT
+    | (CtrlFlags.SOLICITED if flags & SendFlags.SOLICITED else 0)
+    for flags in range(8)
+]
+_INDEX = CTRL_SEG.opmod_idx_opcode + 1  # the 16 bits of a control segment that hold the WQE's index
+_WQES = {
+    WrOpcode.SEND:                 WqeOpcode.SEND,
+    WrOpcode.SEND_WITH_IMM:        WqeOpcode.SEND_IMM,
+    WrOpcode.RDMA_WRITE:           WqeOpcode.RDMA_WRITE,
+    WrOpcode.RDMA_WRITE_WITH_IMM:  WqeOpcode.RDMA_WRITE_IMM,
+    WrOpcode.RDMA_READ:            WqeOpcode.RDMA_READ,
+    WrOpcode.ATOMIC_CMP_AND_SWP:   WqeOpcode.ATOMIC_CS,
+    WrOpcode.ATOMIC_FETCH_AND_ADD: WqeOpcode.ATOMIC_FA,
+    WrOpcode.WAIT_CQ_PI:           WqeOpcode.WAIT,
+}  # fmt: skip
+
+
+def data_segments(request: SendWr | RecvWr, most: int, limit: str) -> tuple[bytes, int]:
+    """Return the data segments of a request, and the bytes that they name (`entries_of`)."""
+    sges, total = entries_of(request, most, limit)
+    packed = b""
+    for sge in sges:
+        try:
+            packed += _DATA.pack(sge.length, sge.lkey, sge.address)
+        except struct.error:
+            check_entry(sge)
+            raise
+    return packed, total
+
+
+class _RingQueue(WorkQueue):
+    """A ring of WQEs, one or several slots each."""
+
+    def __init__(self, qp: QP, ring: np.ndarray):
+        super().__init__(len(ring))
+        self._qp, self._ring = qp, ring
+        self._doorbells = doorbells()
+        self._mask = len(ring) - 1
+        self._posted: list[Any] = [None] * len(ring)  # by slot: what `complete` needs to know
+
+    def _carry_out(self, taken: list[bytes], firsts: list[int], posted: list[Any]) -> None:
+        wqes = bytearray(b"".join(taken))
+        self._number(wqes, firsts)
+        block = np.frombuffer(wqes, np.uint8).reshape(len(posted), -1)
+        start = self.producer & self._mask
+        before_end = self.size - start
+        for at, part in ((start, slice(before_end)), (0, slice(before_end, None))):
+            count = len(posted[part])
+            self._ring[at : at + count] = block[part]
+            self._posted[at : at + count] = posted[part]
+        self.producer += len(posted)
+        self._ring_doorbell()
+
+    @abstractmethod
+    def _number(self, wqes: bytearray, firsts: list[int]) -> None:
+        """Write the final indices into WQEs, which were packed with index 0."""
+
+    @abstractmethod
+    def _ring_doorbell(self) -> None:
+        """Announce all WQEs up to `producer`."""
+
+
+class SendQueue(_RingQueue):
+    """The send ring. A slot is a basic block; `_posted` has (wr_id, opcode, whether it brings data, blocks)."""
+
+    def __init__(self, qp: QP, ring: np.ndarray):
+        super().__init__(qp, ring)
+        self._always = _SIGNALED if qp.init_attr.sq_sig_all else 0
+
+    def _pack(self, request: SendWr) -> tuple[object, bytes, tuple]:
+        kind = kind_of(request, self._qp.init_attr.qp_type)
+        flags = int(request.flags)
+        inline = request.inline is not None or flags & _INLINE != 0
+        body = self._body(request, kind, inline)
+        imm = check_range("imm", request.imm, U32) if kind.imm else 0
+        segments = 1 + len(body) // SEGMENT
+        blocks = -(-segments * SEGMENT // WQEBB)
+        fm_ce_se = _FM_CE_SE[(flags | self._always) & 7]
+        control = _CONTROL.pack(_WQES[request.opcode], self._qp.qpn << 8 | segments, 0, 0, fm_ce_se, imm)
+        wqe = (control + body).ljust(blocks * WQEBB, b"\0")
+        slots = ((request.wr_id, kind.completion, kind.reads, blocks), *(None,) * (blocks - 1))
+        if inline and type(request.inline) is not bytes:
+            return self._token, wqe, slots  # its bytes may differ next time
+        return self._keep(request, wqe, slots)
+
+    def _number(self, wqes: bytearray, firsts: list[int]) -> None:
+        places = np.array(firsts)
+        indices = np.ndarray(len(wqes) // WQEBB, ">u2", wqes, _INDEX, (WQEBB,))
+        indices[places] = self.producer + places & PI_MASK
+
+    def _no_room(self) -> str:
+        return (
+            f"{self._qp} has no room: {self.producer - self.consumer} of {self.size} basic blocks of its "
+            "send queue wait for completion; poll the CQ, with a signalled request now and then"
+        )
+
+    def _body(self, request: SendWr, kind: Kind, inline: bool) -> bytes:
+        """Return the segments after the control segment."""
+        if request.opcode == WrOpcode.WAIT_CQ_PI:
+            return self._wait(request)
+        head = b""
+        if kind.remote:
+            try:
+                head = _REMOTE.pack(request.remote_addr, request.rkey, 0)
+            except struct.error:  # a number has too many bits, or is missing
+                head = _REMOTE.pack(*remote_of(request), 0)
+        if kind.atomic:
+            words = (request.add, 0) if kind.completion == WcOpcode.FETCH_ADD else (request.swap, request.compare)
+            head += struct.pack(">QQ", *(word & U64 - 1 for word in words))
+        data, nbytes = data_segments(request, self._qp.init_attr.send_max_sges, "send_max_sges")
+        if inline:
+            return head + self._inline(request, kind)
+        check_size(kind, nbytes)
+        return head + data
+
+    def _wait(self, request: SendWr) -> bytes:
+        if not self._qp.init_attr.core_direct_master:
+            raise InvalidValueError(f"WAIT_CQ_PI on {self._qp}: create it with core_direct_master")
+        if request.sges or request.inline is not None:
+            raise InvalidValueError("WAIT_CQ_PI carries no data: leave out sges and inline")
+        check_range("wait_cqn", request.wait_cqn, U24)
+        return _WAIT.pack(request.wait_pi & U32 - 1, request.wait_cqn)
+
+    def _inline(self, request: SendWr, kind: Kind) -> bytes:
+        payload = inline_payload(request, kind, self._qp.init_attr.max_inline_data)
+        if not payload:
+            return b""
+        packed = struct.pack(">I", INLINE_SEG | len(payload)) + payload
+        return packed.ljust(-(-len(packed) // SEGMENT) * SEGMENT, b"\0")
+
+    def _ring_doorbell(self) -> None:
+        qp = self._qp
+        self._doorbells.ring_send(qp.dbr_address + QP_DBREC.snd, self.producer & PI_MASK, qp.doorbell_register, qp.qpn)
+
+    def complete(self, counter: int) -> tuple[int, WcOpcode, bool]:
+        """Complete the request whose index ends in these 16 bits, and all before it. Return what it was."""
+        wr_id, opcode, reads, blocks = self._posted[counter & self._mask]
+        self.consumer += (counter - self.consumer & PI_MASK) + blocks
+        return wr_id, opcode, reads
+
+
+class ReceiveQueue(_RingQueue):
+    """The receive ring. A slot is a WQE; `_posted` has its wr_id."""
+
+    def _pack(self, request: RecvWr) -> tuple[object, bytes, tuple]:
+        most = self._qp.init_attr.receive_max_sges
+        data, _ = data_segments(instance("request", request, RecvWr), most, "receive_max_sges")
+        if len(data) < self._qp.rq_stride:
+            data += struct.pack(">IIQ", 0, INVALID_LKEY, 0)
+        return self._keep(request, data.ljust(self._qp.rq_stride, b"\0"), (request.wr_id,))
+
+    def _number(self, wqes: bytearray, firsts: list[int]) -> None:
+        """Do nothing: receives have no indices."""
+
+    def _no_room(self) -> str:
+        return f"{self._qp} has no room: all {self.size} receives are posted; poll the CQ first"
+
+    def _ring_doorbell(self) -> None:
+        self._doorbells.ring_receive(self._qp.dbr_address + QP_DBREC.rcv, self.producer & PI_MASK)
+
+    def segments(self, counter: int) -> bytes:
+        """Return the data segments of the oldest receive."""
+        return self._ring[self.consumer & self._mask].tobytes()
+
+    def complete(self, counter: int) -> int:
+        """Complete the oldest receive, as receives complete in order, and return its wr_id."""
+        wr_id = self._posted[self.consumer & self._mask]
+        self.consumer += 1
+        return wr_id
+
+
+class RingPosting(Posting):
+    """Both queues of a QP whose rings this process fills."""
+
+    def __init__(self, qp: QP, memory: HostMemory):
+        self._doorbell_rung = qp.ctx.provider.doorbell_rung
+        sends = qp.sq_address - memory.address
+        self._rings = memory.array[sends : sends + qp.sq_entries * WQEBB], memory.array[: qp.rq_entries * qp.rq_stride]
+        super().__init__(qp)
+
+    def reset(self) -> None:
+        sends, receives = self._rings
+        self.send = SendQueue(self._qp, sends.reshape(-1, WQEBB))
+        self.receive = ReceiveQueue(self._qp, receives.reshape(-1, self._qp.rq_stride or SEGMENT))
+        shared: Any = self._qp.init_attr.srq or self.receive
+        self._segments, self.complete_receive = shared.segments, shared.complete
+        self._receiving_pd = (self._qp.init_attr.srq or self._qp).pd
+
+    def post(self, queue: WorkQueue, requests: Sequence[SendWr] | Sequence[RecvWr]) -> None:
+        try:
+            super().post(queue, requests)
+        finally:
+            if queue is self.send:
+                self._doorbell_rung()
+
+    def deliver(self, counter: int, payload: bytes) -> WcStatus:
+        """Copy the payload of a completion to the buffers of its receive, which is completed afterwards."""
+        return scatter(self._segments(counter), payload, self._qp.ctx.name, self._receiving_pd.pdn)

@@ -1,0 +1,1 @@
+"""Objects of devices without DEVX: libibverbs makes them and carries their requests."""

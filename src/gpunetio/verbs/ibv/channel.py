@@ -1,0 +1,95 @@
+"""Completion channels of libibverbs.
+
+libibverbs reports only completions that come after a request for an event. `CQ.req_notify` also promises an event for
+completions that already wait. So after a request, a CQ checks for completions, and puts its event here if it finds one.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from ...formats.events import EventType
+from ...providers.event_queue import EventQueue
+from ...providers.plain_verbs import PlainVerbs
+from ...providers.provider import Event
+from ..channel import CompChannel
+from ..events import Reader
+from .device import plain_verbs
+
+if TYPE_CHECKING:
+    from ..handle import Handle
+    from .cq import PlainCQ
+
+
+class PlainReader(Reader):
+    """A completion channel of libibverbs, and the CQs that it reports."""
+
+    handle: int
+
+    def __init__(self, plain: PlainVerbs, undo: ExitStack):
+        self._plain = plain
+        self.handle = plain.create_comp_channel()
+        undo.callback(plain.destroy_comp_channel, self.handle)
+        self._told: EventQueue[int] = EventQueue(plain.comp_channel_fd(self.handle))
+        undo.callback(self._told.close)
+        self.fd: int = self._told.fd
+        self._cqs: dict[int, PlainCQ] = {}
+        self._asked: set[int] = set()  # handles of CQs whose request has made no event yet
+        self._waiting: set[int] = set()  # of those whose event waits here
+        self._lock = threading.Lock()
+
+    def subscribe(self, cq: PlainCQ, undo: ExitStack) -> None:
+        """Subscribe to a CQ, until `undo`."""
+        self._cqs[cq.handle] = cq
+        undo.callback(self._forget, cq.handle)
+
+    def _forget(self, handle: int) -> None:
+        with self._lock:
+            del self._cqs[handle]
+            self._asked.discard(handle)
+            self._waiting.discard(handle)
+
+    def ask(self, cq: PlainCQ) -> bool:
+        """Request one event for a CQ. Return whether the CQ must ask the device, because no event waits already."""
+        with self._lock:
+            self._fetch()  # events of earlier requests do not count for this one
+            if cq.handle in self._waiting:
+                return False
+            self._asked.add(cq.handle)
+            return True
+
+    def tell(self, handle: int) -> None:
+        """Add the event that this CQ has requested."""
+        with self._lock:
+            self._tell(handle)
+
+    def _tell(self, handle: int) -> None:
+        if handle in self._asked:
+            self._asked.remove(handle)
+            self._waiting.add(handle)
+            self._told.put(handle)
+
+    def _fetch(self) -> None:
+        while handle := self._plain.get_cq_event(self.handle):
+            self._tell(handle)
+
+    def take(self) -> tuple[Handle | None, Event] | None:
+        with self._lock:
+            self._fetch()
+            while handle := self._told.get():
+                if handle in self._waiting:  # not one that was closed meanwhile
+                    self._waiting.remove(handle)
+                    cq = self._cqs[handle]
+                    return cq, Event(0, EventType.COMPLETION, cq.cqn)
+        return None
+
+
+class PlainCompChannel(CompChannel):
+    """A completion channel of libibverbs."""
+
+    reader: PlainReader
+
+    def _create(self, undo: ExitStack) -> None:
+        self.reader = PlainReader(plain_verbs(self.ctx), undo)

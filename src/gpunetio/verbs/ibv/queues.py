@@ -1,0 +1,145 @@
+"""Requests passed to libibverbs: the CPU data path of devices without DEVX.
+
+libibverbs gets the number of a request as its wr_id. So completions are matched here as with rings of our own: polling
+frees room, and the opcode of a failed request is known.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ...enums import SendFlags, WcOpcode, WrOpcode
+from ...errors import InvalidValueError
+from ...providers.plain_verbs import Entries, PlainVerbs, Refused, Send
+from ..arguments import instance
+from ..devx.posting import Posting, WorkQueue
+from ..requests import (
+    U32,
+    U64,
+    Kind,
+    check_entry,
+    check_range,
+    check_size,
+    entries_of,
+    inline_payload,
+    kind_of,
+    remote_of,
+)
+from ..work import RecvWr, SendWr
+from .device import RECEIVED
+
+if TYPE_CHECKING:
+    from .qp import PlainQP
+
+_SIGNALED, _INLINE = int(SendFlags.SIGNALED), int(SendFlags.INLINE)
+
+
+def entries_for(request: SendWr | RecvWr, most: int, limit: str) -> tuple[Entries, int]:
+    """Return the scatter/gather entries of a request for libibverbs, and their bytes."""
+    sges, total = entries_of(request, most, limit)
+    for sge in sges:
+        check_entry(sge)
+    return tuple((sge.address, sge.length, sge.lkey) for sge in sges), total
+
+
+class _PlainQueue(WorkQueue):
+    """A queue of libibverbs. A slot is a request."""
+
+    def __init__(self, qp: PlainQP, plain: PlainVerbs, size: int):
+        super().__init__(size)
+        self._qp, self._plain = qp, plain
+        self._posted: list[Any] = [None] * size
+
+    def _carry_out(self, taken: list[Any], firsts: list[int], posted: list[Any]) -> Refused | None:
+        for number, what in enumerate(posted, self.producer):
+            self._posted[number % self.size] = what
+        refused = self._hand_over(taken, self.producer)
+        self.producer += refused.index if refused else len(taken)
+        return refused
+
+    @abstractmethod
+    def _hand_over(self, requests: Sequence[Any], first: int) -> Refused | None:
+        """Post requests with the numbers from `first` on."""
+
+    def complete(self, number: int) -> Any:
+        """Complete the request with this number, and all before it. Return what was noted about it."""
+        self.consumer = number + 1
+        return self._posted[number % self.size]
+
+
+class PlainSendQueue(_PlainQueue):
+    """`_posted` has (wr_id, opcode, whether it brings data)."""
+
+    def _pack(self, request: SendWr) -> tuple[object, Send, tuple]:
+        attr = self._qp.init_attr
+        kind = kind_of(request, attr.qp_type)
+        if request.opcode == WrOpcode.WAIT_CQ_PI:
+            raise InvalidValueError(f"WAIT_CQ_PI on {self._qp}, which cannot be a core_direct_master: that takes DEVX")
+        flags = int(request.flags) | (_SIGNALED if attr.sq_sig_all else 0)
+        inline = request.inline is not None or flags & _INLINE != 0
+        entries, nbytes = entries_for(request, attr.send_max_sges, "send_max_sges")
+        payload = None
+        if inline:
+            payload, entries = inline_payload(request, kind, attr.max_inline_data), ()
+            flags = flags | _INLINE if payload else flags & ~_INLINE
+        else:
+            check_size(kind, nbytes)
+        form = self._form(request, kind, flags, entries, payload)
+        slots = ((request.wr_id, kind.completion, kind.reads),)
+        if inline and type(request.inline) is not bytes:
+            return self._token, form, slots  # its bytes may differ next time
+        return self._keep(request, form, slots)
+
+    @staticmethod
+    def _form(request: SendWr, kind: Kind, flags: int, entries: Entries, payload: bytes | None) -> Send:
+        address, key = remote_of(request) if kind.remote else (0, 0)
+        compare_add = request.add if kind.completion == WcOpcode.FETCH_ADD else request.compare
+        return Send(
+            int(request.opcode), flags, entries, payload,
+            address, key,
+            check_range("imm", request.imm, U32) if kind.imm else 0,
+            compare_add & U64 - 1 if kind.atomic else 0, request.swap & U64 - 1 if kind.atomic else 0,
+        )  # fmt: skip
+
+    def _hand_over(self, requests: Sequence[Send], first: int) -> Refused | None:
+        return self._plain.post_send(self._qp.handle, requests, first)
+
+    def _no_room(self) -> str:
+        return (
+            f"{self._qp} has no room: {self.producer - self.consumer} of the {self.size} requests that its send queue "
+            "holds wait for completion; poll the CQ, with a signalled request now and then"
+        )
+
+
+class PlainReceiveQueue(_PlainQueue):
+    """`_posted` has wr_ids."""
+
+    def _pack(self, request: RecvWr) -> tuple[object, Entries, tuple]:
+        most = self._qp.init_attr.receive_max_sges
+        entries, _ = entries_for(instance("request", request, RecvWr), most, "receive_max_sges")
+        return self._keep(request, entries, (request.wr_id,))
+
+    def _hand_over(self, requests: Sequence[Entries], first: int) -> Refused | None:
+        return self._plain.post_recv(self._qp.handle, requests, RECEIVED | first)
+
+    def _no_room(self) -> str:
+        return f"{self._qp} has no room: all {self.size} receives are posted; poll the CQ first"
+
+
+class PlainPosting(Posting):
+    """Both queues of a QP of libibverbs."""
+
+    send: PlainSendQueue
+    receive: PlainReceiveQueue
+
+    def __init__(self, qp: PlainQP, plain: PlainVerbs):
+        self._make = lambda: (
+            PlainSendQueue(qp, plain, qp.sq_entries), PlainReceiveQueue(qp, plain, qp.rq_entries)
+        )
+        super().__init__(qp)
+
+    def reset(self) -> None:
+        self.send, self.receive = self._make()
+        self.complete_receive = (self._qp.init_attr.srq or self.receive).complete
