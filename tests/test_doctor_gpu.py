@@ -153,6 +153,14 @@ def test_cause(changes, check, status, said, cure):
     assert finding.read
 
 
+@pytest.mark.parametrize("order", [100, None])
+def test_the_order_of_writes_is_shown_if_it_is_known(order):
+    (finding,) = found("gpu-direct-rdma", cuda(gpu_direct_rdma_writes_ordering=order))
+    assert finding.status is OK
+    shown = [each.value for each in finding.read if "writes_ordering" in each.value]
+    assert shown == ([] if order is None else ["gpu_direct_rdma_writes_ordering = 100"])
+
+
 def test_the_ready_machine():
     findings = [f for f in report().findings if f.check in (*GPU_CHECKS, *CUDA_CHECKS)]
     assert {f.check for f in findings} == {*GPU_CHECKS, *CUDA_CHECKS}

@@ -85,6 +85,8 @@ def test_an_old_kernel_with_nvidia_peermem():
         ("memlock", [limit(8 << 20)], [OK], "CAP_IPC_LOCK"),
         ("memlock", [limit(8 << 20), rights(0)], [WARN], "only 8 MiB"),
         ("memlock", [limit(1 << 20), rights(0)], [WARN], "only 1 MiB"),
+        ("memlock", [limit(1 << 62), rights(0)], [WARN], "only 4.39805e+12 MiB"),
+        ("memlock", [limit(10**400), rights(0)], [WARN], "only 4.39805e+12 MiB"),  # no float is that large
         ("memlock", [limit(64 << 10), rights(0)], [FAIL], "only 64 KiB"),
         ("memlock", [limit(64 << 10), rights(1 << 13)], [FAIL], "ulimit -l unlimited"),
         ("memlock", [limit(64 << 10), rights(0)], [FAIL], "/etc/security/limits.d"),

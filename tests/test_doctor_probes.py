@@ -6,6 +6,7 @@ import os
 from contextlib import ExitStack
 from dataclasses import replace
 from ipaddress import IPv6Address
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,11 +15,12 @@ from doctor_rig import READY, answer, changed
 from gpunetio import Gpu, verbs
 from gpunetio.doctor import Finding, Machine, Status, Wanted
 from gpunetio.doctor.probes import bench as rig
+from gpunetio.doctor.probes import kernel as probe_kernel
 from gpunetio.doctor.probes import memory as probe_memory
 from gpunetio.doctor.probes import process
 from gpunetio.doctor.probes.explain import CUDA_ERRORS, LIKELY, SYNDROME_OF, cuda_error
 from gpunetio.doctor.probes.trying import PROBES, run_probes
-from gpunetio.enums import Access, GidType
+from gpunetio.enums import Access, GidType, MemType
 from gpunetio.errors import DriverError, NotFoundError
 from gpunetio.formats.cqe import Syndrome
 from gpunetio.gpu.host_backend import HostBackend
@@ -95,6 +97,13 @@ def test_a_software_nic_with_a_gpu():
     assert statuses(found) == ALL_WELL | {"probe-gpu": [OK], "probe-uar": [OK], "probe-dmabuf": [OK]}
     assert "CUDA driver" in found["probe-dmabuf"][0].summary
     assert all("data in GPU memory" in text(finding) for finding in found["probe-loopback-gpu"])
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+@pytest.mark.parametrize("kind", MemType)
+def test_where_the_data_of_a_kernel_lie(on_gpu, kind):
+    where = probe_kernel._where(SimpleNamespace(on_gpu=on_gpu), SimpleNamespace(kind=kind))
+    assert where == ("GPU memory" if on_gpu and kind == MemType.GPU else "host memory")
 
 
 # --- devices that do not ---------------------------------------------------------------------------------------------

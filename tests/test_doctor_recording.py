@@ -221,13 +221,20 @@ def test_what_identifies_nobody_is_kept(text):
 
 
 def test_the_same_stays_the_same():
+    """And others get others, of the same shape."""
     numbers = [1, 2, 1, *range(3, 1000)]
-    shapes = "94:6d:ae:00:{0:02x}:{1:02x}", "10.1.{0}.{1}", "946d:ae00:0000:{0:02x}{1:02x}", "enx946dae00{0:02x}{1:02x}"
-    for identity in shapes:
+    for identity, last in (
+        ("94:6d:ae:00:{0:02x}:{1:02x}", "02:00:00:00:03:e7"),
+        ("94-6d-ae-ff-fe-00-{0:02x}-{1:02x}", "02-00-00-ff-fe-00-03-e7"),
+        ("10.1.{0}.{1}", "198.18.3.231"),
+        ("946d:ae00:0000:{0:02x}{1:02x}", "0200:5eff:fe00:03e7"),
+        ("enx946dae00{0:02x}{1:02x}", "enx0200000003e7"),
+    ):
         here = [file(f"/{i}", identity.format(*divmod(number, 256))) for i, number in enumerate(numbers)]
         texts = [one.text for one in redact(here)]
         assert texts[0] == texts[2]
         assert len(set(texts)) == len(numbers) - 1
+        assert texts[-1] == last
 
 
 def test_kernel_options():

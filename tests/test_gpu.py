@@ -191,6 +191,13 @@ def test_export_needs_a_send_queue_and_a_deadline(pair: Pair):
         pair.gpu.create_qp(pair.pd, 0)
 
 
+def test_kernels_need_a_contiguous_srq(pair: Pair):
+    srq = pair.pd.create_srq(4)
+    with pytest.raises(NotSupportedError, match=r"linked list .* kernels need a CONTIGUOUS one"):
+        pair.gpu.export_srq(srq)
+    srq.close()
+
+
 def test_completion_queues_have_one_exported_queue(pair: Pair):
     """Kernels find a CQE by the index of its request alone."""
     cqs = [pair.ctx.create_cq(4) for _ in range(3)]

@@ -447,7 +447,7 @@ def blocks_of(request: SendWr) -> int:
 
 
 SENDS = [
-    SendWr(opcode=WrOpcode.RDMA_WRITE, inline=bytes([n] * n), wr_id=100 + n, remote_addr=0, rkey=n)
+    SendWr(opcode=WrOpcode.RDMA_WRITE, inline=bytes([n] * n), wr_id=100 + n, remote_addr=0, rkey=n, imm=n)
     for n in (1, 28, 29, 92, 93, 156)
 ]
 RECEIVES = [RecvWr(sges=[Sge(1000 * n, n, 7)] * n, wr_id=n) for n in range(1, 5)]
@@ -465,6 +465,7 @@ def test_send_queues_against_a_model(steps):
             wqe = ring.bytes_at(index, count)
             segments = 2 + -(-(4 + len(request.inline)) // 16)
             assert struct.unpack(">II", wqe[:8]) == ((index & 0xFFFF) << 8 | 0x08, ring.qpn << 8 | segments)
+            assert struct.unpack(">I", wqe[12:16]) == (0,)  # a write without immediate data
             assert struct.unpack(">I", wqe[24:28]) == (request.rkey,)
             assert struct.unpack(">I", wqe[32:36]) == (1 << 31 | len(request.inline),)
             assert wqe[36:].rstrip(b"\0") == request.inline
