@@ -1,5 +1,6 @@
 """Shared receive queues: whose receives are used in what order, by many queue pairs, on one NIC and between two."""
 
+import signal
 import struct
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -275,6 +276,30 @@ def test_full(ctx):
     with pytest.raises(BadWrError, match=r"request 1 .* no room") as caught:
         srq.post_recv(RecvWr(), RecvWr(wr_id=5))
     assert caught.value.request.wr_id == 5
+
+
+@pytest.mark.parametrize(
+    "step, call",
+    [
+        ("_post", lambda srq: srq.post_recv(RecvWr())),
+        ("_resize", lambda srq: srq.modify(max_wr=31)),
+        ("_arm", lambda srq: srq.modify(srq_limit=1)),
+    ],
+    ids=["post", "resize", "arm"],
+)
+def test_an_interrupt_waits_for_the_end(ctx, monkeypatch, step, call):
+    srq = ctx.create_pd().create_srq(4)
+    taken, ended = getattr(type(srq), step), []
+
+    def interrupted(self, argument):
+        signal.raise_signal(signal.SIGINT)
+        taken(self, argument)
+        ended.append(step)
+
+    monkeypatch.setattr(type(srq), step, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        call(srq)
+    assert ended == [step]
 
 
 def test_bad_arguments(ctx):
