@@ -1,4 +1,6 @@
-"""What an mlx5 NIC must do with RC work queues: a model in plain Python that shares nothing with the software NIC.
+"""What an mlx5 NIC must do with RC work queues: a model in plain Python.
+
+It shares nothing with the software NIC but the table of operations, which test_operations.py holds.
 
 It reads WQEs from the bytes of a send ring, moves bytes between `bytearray`s, and predicts completions and states.
 Rules are from the InfiniBand specification, volume 1, chapters 9.7 (RC), 9.9 (errors) and 10.3 (QP states), and from
@@ -11,6 +13,8 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass, field
 from typing import NamedTuple
+
+from gpunetio.formats.operations import OPERATIONS
 
 # WQE opcodes
 NOP, RDMA_WRITE, WRITE_IMM, SEND, SEND_IMM, READ, CMP_SWAP, FETCH_ADD = 0x00, 0x08, 0x09, 0x0A, 0x0B, 0x10, 0x11, 0x12
@@ -29,16 +33,14 @@ OPMOD, NO_PACKET = 31, 32
 NAK_VENDORS = {REMOTE_INVALID: 26, REMOTE_ACCESS: 27, REMOTE_OP: 28}  # by syndrome
 NO_KEY, OTHER_PD, NO_RIGHT, OUT_OF_BOUNDS = 0, 1, 2, 3  # to be added to LKEY or RKEY
 
-HEADER_SEGMENTS = {
-    RDMA_WRITE: 2, WRITE_IMM: 2, READ: 2, SEND: 1, SEND_IMM: 1, CMP_SWAP: 3, FETCH_ADD: 3, MASKED_CS: 3, MASKED_FA: 3,
-}  # fmt: skip
-ATOMICS = (CMP_SWAP, FETCH_ADD, MASKED_CS, MASKED_FA)
+# What tests/test_operations.py holds against the specifications. Operations outside have rules of their own below.
+ROWS = {int(row.opcode): row for row in OPERATIONS.values() if not row.local}
+ATOMICS = tuple(opcode for opcode, row in ROWS.items() if row.atomic)
+MASKED = tuple(opcode for opcode, row in ROWS.items() if row.masked)
+RECEIVES = {opcode: int(row.receives) for opcode, row in ROWS.items() if row.receives is not None}
+NEEDS = {opcode: int(row.right) for opcode, row in ROWS.items()}
+RETURNS = tuple(opcode for opcode, row in ROWS.items() if row.returns)
 MASKED_BYTES = {0x08: 4, 0x09: 8}  # by the opmod of a masked atomic
-RECEIVES = {SEND: RESP_SEND, SEND_IMM: RESP_SEND_IMM, WRITE_IMM: RESP_WRITE_IMM}
-NEEDS = {
-    RDMA_WRITE: REMOTE_WRITE, WRITE_IMM: REMOTE_WRITE, READ: REMOTE_READ,
-    **dict.fromkeys(ATOMICS, REMOTE_ATOMIC), SEND: 0, SEND_IMM: 0,
-}  # fmt: skip
 ON_FIRST_ERROR, ALWAYS = 1, 2
 GIB = 1 << 30
 LIST_END = 0x100
@@ -148,7 +150,7 @@ class Request:
 
 def header_segments(opcode: int, opmod: int) -> int:
     """Segments before the data."""
-    return 4 if (opcode, opmod) == (MASKED_CS, 0x09) else HEADER_SEGMENTS[opcode]
+    return 1 + len(ROWS[opcode].forms[opcode in MASKED and opmod == 0x09])
 
 
 def operands_of(opcode: int, nbytes: int, segments: bytes) -> tuple[int, ...]:
@@ -282,20 +284,20 @@ class Qp:
                 raise Refused(LOCAL_QP_OP, MALFORMED)
             self._local(wqe[SEGMENT:], 0)
             return None
-        if opcode not in HEADER_SEGMENTS:
+        if opcode not in ROWS:
             raise Refused(LOCAL_QP_OP, UNSUPPORTED)
         word = 8
-        if opcode in (MASKED_CS, MASKED_FA):
+        if opcode in MASKED:
             if opmod not in MASKED_BYTES:
                 raise Refused(LOCAL_QP_OP, OPMOD)
-            if self.wired:
+            if self.wired and not ROWS[opcode].packets:
                 raise Refused(LOCAL_QP_OP, NO_PACKET)
             word = MASKED_BYTES[opmod]
         headers = header_segments(opcode, opmod) * SEGMENT
         if len(wqe) < headers:
             raise Refused(LOCAL_QP_OP, MALFORMED)
         address, rkey = struct.unpack_from(">QI", wqe, 16) if headers > 16 else (0, 0)
-        returns = opcode == READ or opcode in ATOMICS
+        returns = opcode in RETURNS
         local = self._local(wqe[headers:], LOCAL_WRITE if returns else 0)
         nbytes = sum(part.nbytes if isinstance(part, Span) else len(part) for part in local)
         if opcode in ATOMICS and nbytes != word:
@@ -361,7 +363,7 @@ class Qp:
     def _respond(self, request: Request) -> bytes:
         """Carry out a request (9.7.4): first the QP, then the receive, then the key, then the data."""
         need = NEEDS[request.opcode]
-        masked = request.opcode in (MASKED_CS, MASKED_FA)
+        masked = request.opcode in MASKED
         if masked and not (self.extended and self.rights & REMOTE_ATOMIC):
             raise Refused(REMOTE_INVALID, QP_RIGHTS)
         if request.opcode in ATOMICS and request.address % request.nbytes:
@@ -389,7 +391,7 @@ class Qp:
         if request.opcode in RECEIVES:
             self.recv_cq.add(
                 self, RECEIVES[request.opcode], self.receive_index, byte_cnt=request.nbytes,
-                imm=0 if request.opcode == SEND else request.imm, payload=carried,
+                imm=request.imm if ROWS[request.opcode].imm else 0, payload=carried,
             )  # fmt: skip
             self.receives.pop(0)
             self.receive_index += 1

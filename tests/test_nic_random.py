@@ -20,7 +20,7 @@ from nic_model import (
     CMP_SWAP,
     DUMP,
     FETCH_ADD,
-    MASKED_CS,
+    MASKED,
     MASKED_FA,
     NOP,
     RDMA_WRITE,
@@ -55,7 +55,6 @@ LW, RW, RR, RA = Access.LOCAL_WRITE, Access.REMOTE_WRITE, Access.REMOTE_READ, Ac
 ALL = Access.all()
 RIGHTS = (RW | RR | RA,) * 16 + (RW | RR, RW | RA, RR | RA, Access(0))
 OPCODES = (NOP, DUMP, *(RDMA_WRITE,) * 3, WRITE_IMM, SEND, SEND, SEND_IMM, READ, READ, CMP_SWAP, FETCH_ADD)
-MASKED = (MASKED_CS, MASKED_FA)
 PLAIN_RINGS = tuple(how for how in RINGS if "blueflame" not in how)
 BLAMED, EXECUTED, CARRIED = -1, -2, -3  # in the place of a CQE's opcode
 UNSUPPORTED = (0x01, 0x0E, 0x0F, 0x19, 0x1B, 0x20, 0x25, 0x2F, 0x7F, 0xFF)
@@ -71,7 +70,7 @@ REMOTE = {
 INBOX = {"inbox": (LW, True, None), "locked": (Access(0), True, None), "stranger": (LW, False, None)}
 # Those that may lie in the memory of a GPU: wherever no atomic has its word.
 FAR = {"local", "source", "zero", "write", "read", "none", "inbox"}
-RIGHT_OF = {RDMA_WRITE: RW, WRITE_IMM: RW, READ: RR, **dict.fromkeys(ATOMICS, RA)}
+RIGHT_OF = {opcode: Access(right) for opcode, right in model.NEEDS.items() if right}
 
 
 class Side:
@@ -259,7 +258,7 @@ class Programs:
             if self.chance(self.bad / 3):
                 body = r.choice((inline(bytes(total)), b"", body * 2))
         elif opcode != NOP:
-            body += b"".join(self.locals(end.side, total, opcode == READ or opcode in ATOMICS))
+            body += b"".join(self.locals(end.side, total, opcode in model.RETURNS))
         index, qpn, ds = queue.index, queue.qp.qpn, 1 + len(body) // 16
         if self.chance(self.bad / 2):
             match r.randrange(5):
@@ -282,8 +281,8 @@ class Programs:
 
     def must_wait(self, opcode: int, opmod: int, body: bytes) -> bool:
         """Whether a request sends what a READ or atomic before it may not have fetched yet (10.8.3.3)."""
-        headers = 16 * (model.header_segments(opcode, opmod) - 1) if opcode in model.HEADER_SEGMENTS else 0
-        returns = opcode == READ or opcode in ATOMICS
+        headers = 16 * (model.header_segments(opcode, opmod) - 1) if opcode in model.ROWS else 0
+        returns = opcode in model.RETURNS
         waits, at = False, headers
         while at + 16 <= len(body):
             nbytes, key, address = struct.unpack_from(">IIQ", body, at)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
 
-from ..enums import QpType, WcOpcode, WrOpcode
+from ..enums import QpType, WrOpcode
 from ..errors import InvalidValueError
+from ..formats.operations import OPERATIONS, Operation
 from ..formats.wqe import MAX_TRANSFER
 from .arguments import instance
 from .work import RecvWr, SendWr, Sge
@@ -17,40 +16,22 @@ U24, U32, U64 = 1 << 24, 1 << 32, 1 << 64
 _ATOMIC_BYTES = 8
 
 
-@dataclass(frozen=True)
-class Kind:
-    """What an opcode does."""
-
-    completion: WcOpcode
-    remote: bool = False  # it names memory of the peer
-    reads: bool = False  # it returns data
-    imm: bool = False
-
-    @cached_property
-    def atomic(self) -> bool:
-        return self.completion in (WcOpcode.COMP_SWAP, WcOpcode.FETCH_ADD)
-
-
-_KINDS = {
-    WrOpcode.SEND:                 Kind(WcOpcode.SEND),
-    WrOpcode.SEND_WITH_IMM:        Kind(WcOpcode.SEND, imm=True),
-    WrOpcode.RDMA_WRITE:           Kind(WcOpcode.RDMA_WRITE, remote=True),
-    WrOpcode.RDMA_WRITE_WITH_IMM:  Kind(WcOpcode.RDMA_WRITE, remote=True, imm=True),
-    WrOpcode.RDMA_READ:            Kind(WcOpcode.RDMA_READ, remote=True, reads=True),
-    WrOpcode.ATOMIC_CMP_AND_SWP:   Kind(WcOpcode.COMP_SWAP, remote=True, reads=True),
-    WrOpcode.ATOMIC_FETCH_AND_ADD: Kind(WcOpcode.FETCH_ADD, remote=True, reads=True),
-    WrOpcode.WAIT_CQ_PI:           Kind(WcOpcode.WAIT_CQ_PI),
+_OPERATIONS = {
+    (operation.request, QpType[service.name]): operation
+    for operation in OPERATIONS.values() if operation.request is not None
+    for service in operation.services
 }  # fmt: skip
 
 
-def kind_of(request: SendWr, qp_type: QpType) -> Kind:
-    """Return the kind of a request for the send queue."""
-    kind = _KINDS.get(instance("request", request, SendWr).opcode)
-    if kind is None:
-        raise InvalidValueError(f"opcode = {request.opcode}: it must be a WrOpcode")
-    if kind.reads and qp_type != QpType.RC:
-        raise InvalidValueError(f"{request.opcode.name} on a UC queue pair: only RC has READs and atomics")
-    return kind
+def operation_of(request: SendWr, qp_type: QpType) -> Operation:
+    """Return the operation of a request for the send queue."""
+    opcode = instance("request", request, SendWr).opcode
+    operation = _OPERATIONS.get((opcode, qp_type))
+    if operation is None:
+        if not isinstance(opcode, WrOpcode):
+            raise InvalidValueError(f"opcode = {opcode}: it must be a WrOpcode")
+        raise InvalidValueError(f"{opcode.name} on a {qp_type.name} queue pair: only RC has READs and atomics")
+    return operation
 
 
 def entries_of(request: SendWr | RecvWr, most: int, limit: str) -> tuple[Sequence[Sge], int]:
@@ -68,17 +49,17 @@ def entries_of(request: SendWr | RecvWr, most: int, limit: str) -> tuple[Sequenc
     return [sge for sge in sges if sge.length], total
 
 
-def check_size(kind: Kind, nbytes: int) -> None:
-    """Raise InvalidValueError unless a request of this kind may have entries of `nbytes` bytes."""
-    if kind.atomic and nbytes != _ATOMIC_BYTES:
+def check_size(operation: Operation, nbytes: int) -> None:
+    """Raise InvalidValueError unless a request for this operation may have entries of `nbytes` bytes."""
+    if operation.atomic and nbytes != _ATOMIC_BYTES:
         raise InvalidValueError(f"{nbytes} bytes for the result of an atomic: give one entry of {_ATOMIC_BYTES}")
     if nbytes > MAX_TRANSFER:
         raise InvalidValueError(f"{nbytes} bytes: a request has {MAX_TRANSFER} at most")
 
 
-def inline_payload(request: SendWr, kind: Kind, most: int) -> bytes:
+def inline_payload(request: SendWr, operation: Operation, most: int) -> bytes:
     """Return the inline bytes of a request, at most `most`."""
-    if kind.reads:
+    if operation.returns:
         raise InvalidValueError(f"{request.opcode.name} brings data here: it cannot be inline")
     if request.inline is not None and request.sges:
         raise InvalidValueError("inline bytes and scatter/gather entries: give one of the two")

@@ -12,31 +12,33 @@ import numpy as np
 from ...enums import SendFlags, WcOpcode, WcStatus, WrOpcode
 from ...errors import InvalidValueError
 from ...formats.doorbell import PI_MASK, QP_DBREC
+from ...formats.operations import OPERATIONS, Operation
 from ...formats.wqe import (
+    ATOMIC_SEG,
     CE_SHIFT,
     CTRL_SEG,
     FM_SHIFT,
     INLINE_SEG,
     INVALID_LKEY,
+    RADDR_SEG,
     SEGMENT,
+    WAIT_SEG,
     WQEBB,
     CompletionMode,
     CtrlFlags,
     FenceMode,
-    WqeOpcode,
 )  # fmt: skip
 from ..arguments import instance
 from ..requests import (
     U24,
     U32,
     U64,
-    Kind,
     check_entry,
     check_range,
     check_size,
     entries_of,
     inline_payload,
-    kind_of,
+    operation_of,
     remote_of,
 )  # fmt: skip
 from ..scatter import scatter
@@ -49,7 +51,7 @@ if TYPE_CHECKING:
     from ..qp import QP
 
 _CONTROL, _REMOTE, _DATA = struct.Struct(">IIBHBI"), struct.Struct(">QII"), struct.Struct(">IIQ")
-_WAIT = struct.Struct(">8xII")
+_OPERANDS, _WAIT = struct.Struct(">QQ"), struct.Struct(">8xII")
 _SIGNALED, _INLINE = int(SendFlags.SIGNALED), int(SendFlags.INLINE)  # plain ints: those of an enumeration are slow
 _FM_CE_SE = [  # the byte of that name, for the SendFlags FENCE, SIGNALED and SOLICITED
     (FenceMode.FENCE_AND_INITIATOR_SMALL_FENCE << FM_SHIFT if flags & SendFlags.FENCE else 0)
@@ -58,16 +60,6 @@ _FM_CE_SE = [  # the byte of that name, for the SendFlags FENCE, SIGNALED and SO
     for flags in range(8)
 ]
 _INDEX = CTRL_SEG.opmod_idx_opcode + 1  # the 16 bits of a control segment that hold the WQE's index
-_WQES = {
-    WrOpcode.SEND:                 WqeOpcode.SEND,
-    WrOpcode.SEND_WITH_IMM:        WqeOpcode.SEND_IMM,
-    WrOpcode.RDMA_WRITE:           WqeOpcode.RDMA_WRITE,
-    WrOpcode.RDMA_WRITE_WITH_IMM:  WqeOpcode.RDMA_WRITE_IMM,
-    WrOpcode.RDMA_READ:            WqeOpcode.RDMA_READ,
-    WrOpcode.ATOMIC_CMP_AND_SWP:   WqeOpcode.ATOMIC_CS,
-    WrOpcode.ATOMIC_FETCH_AND_ADD: WqeOpcode.ATOMIC_FA,
-    WrOpcode.WAIT_CQ_PI:           WqeOpcode.WAIT,
-}  # fmt: skip
 
 
 def data_segments(request: SendWr | RecvWr, most: int, limit: str) -> tuple[bytes, int]:
@@ -123,17 +115,17 @@ class SendQueue(_RingQueue):
         self._always = _SIGNALED if qp.init_attr.sq_sig_all else 0
 
     def _pack(self, request: SendWr) -> tuple[object, bytes, tuple]:
-        kind = kind_of(request, self._qp.init_attr.qp_type)
+        operation = operation_of(request, self._qp.init_attr.qp_type)
         flags = int(request.flags)
         inline = request.inline is not None or flags & _INLINE != 0
-        body = self._body(request, kind, inline)
-        imm = check_range("imm", request.imm, U32) if kind.imm else 0
+        body = self._body(request, operation, inline)
+        imm = check_range("imm", request.imm, U32) if operation.imm else 0
         segments = 1 + len(body) // SEGMENT
         blocks = -(-segments * SEGMENT // WQEBB)
         fm_ce_se = _FM_CE_SE[(flags | self._always) & 7]
-        control = _CONTROL.pack(_WQES[request.opcode], self._qp.qpn << 8 | segments, 0, 0, fm_ce_se, imm)
+        control = _CONTROL.pack(operation.opcode, self._qp.qpn << 8 | segments, 0, 0, fm_ce_se, imm)
         wqe = (control + body).ljust(blocks * WQEBB, b"\0")
-        slots = ((request.wr_id, kind.completion, kind.reads, blocks), *(None,) * (blocks - 1))
+        slots = ((request.wr_id, operation.completion, operation.returns, blocks), *(None,) * (blocks - 1))
         if inline and type(request.inline) is not bytes:
             return self._token, wqe, slots  # its bytes may differ next time
         return self._keep(request, wqe, slots)
@@ -149,24 +141,29 @@ class SendQueue(_RingQueue):
             "send queue wait for completion; poll the CQ, with a signalled request now and then"
         )
 
-    def _body(self, request: SendWr, kind: Kind, inline: bool) -> bytes:
+    def _body(self, request: SendWr, operation: Operation, inline: bool) -> bytes:
         """Return the segments after the control segment."""
-        if request.opcode == WrOpcode.WAIT_CQ_PI:
-            return self._wait(request)
         head = b""
-        if kind.remote:
-            try:
-                head = _REMOTE.pack(request.remote_addr, request.rkey, 0)
-            except struct.error:  # a number has too many bits, or is missing
-                head = _REMOTE.pack(*remote_of(request), 0)
-        if kind.atomic:
-            words = (request.add, 0) if kind.completion == WcOpcode.FETCH_ADD else (request.swap, request.compare)
-            head += struct.pack(">QQ", *(word & U64 - 1 for word in words))
+        for pack in _PACKERS[operation.opcode]:
+            head += pack(self, request)
+        if operation.data == 0:
+            return head
         data, nbytes = data_segments(request, self._qp.init_attr.send_max_sges, "send_max_sges")
         if inline:
-            return head + self._inline(request, kind)
-        check_size(kind, nbytes)
+            return head + self._inline(request, operation)
+        check_size(operation, nbytes)
         return head + data
+
+    def _remote(self, request: SendWr) -> bytes:
+        try:
+            return _REMOTE.pack(request.remote_addr, request.rkey, 0)
+        except struct.error:  # a number has too many bits, or is missing
+            return _REMOTE.pack(*remote_of(request), 0)
+
+    def _operands(self, request: SendWr) -> bytes:
+        adds = request.opcode == WrOpcode.ATOMIC_FETCH_AND_ADD
+        words = (request.add, 0) if adds else (request.swap, request.compare)
+        return _OPERANDS.pack(*(word & U64 - 1 for word in words))
 
     def _wait(self, request: SendWr) -> bytes:
         if not self._qp.init_attr.core_direct_master:
@@ -176,8 +173,8 @@ class SendQueue(_RingQueue):
         check_range("wait_cqn", request.wait_cqn, U24)
         return _WAIT.pack(request.wait_pi & U32 - 1, request.wait_cqn)
 
-    def _inline(self, request: SendWr, kind: Kind) -> bytes:
-        payload = inline_payload(request, kind, self._qp.init_attr.max_inline_data)
+    def _inline(self, request: SendWr, operation: Operation) -> bytes:
+        payload = inline_payload(request, operation, self._qp.init_attr.max_inline_data)
         if not payload:
             return b""
         packed = struct.pack(">I", INLINE_SEG | len(payload)) + payload
@@ -192,6 +189,15 @@ class SendQueue(_RingQueue):
         wr_id, opcode, reads, blocks = self._posted[counter & self._mask]
         self.consumer += (counter - self.consumer & PI_MASK) + blocks
         return wr_id, opcode, reads
+
+
+_SEGMENTS = {
+    type(RADDR_SEG): SendQueue._remote, type(ATOMIC_SEG): SendQueue._operands, type(WAIT_SEG): SendQueue._wait,
+}  # fmt: skip
+_PACKERS = {  # by WQE opcode: what packs the segments between the control segment and the data
+    operation.opcode: [_SEGMENTS[type(segment)] for segment in operation.segments]
+    for operation in OPERATIONS.values() if operation.request is not None
+}  # fmt: skip
 
 
 class ReceiveQueue(_RingQueue):

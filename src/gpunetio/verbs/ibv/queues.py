@@ -10,21 +10,21 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ...enums import SendFlags, WcOpcode, WrOpcode
+from ...enums import SendFlags, WrOpcode
 from ...errors import InvalidValueError
+from ...formats.operations import Operation
 from ...providers.plain_verbs import Entries, PlainVerbs, Refused, Send
 from ..arguments import instance
 from ..devx.posting import Posting, WorkQueue
 from ..requests import (
     U32,
     U64,
-    Kind,
     check_entry,
     check_range,
     check_size,
     entries_of,
     inline_payload,
-    kind_of,
+    operation_of,
     remote_of,
 )
 from ..work import RecvWr, SendWr
@@ -74,7 +74,7 @@ class PlainSendQueue(_PlainQueue):
 
     def _pack(self, request: SendWr) -> tuple[object, Send, tuple]:
         attr = self._qp.init_attr
-        kind = kind_of(request, attr.qp_type)
+        operation = operation_of(request, attr.qp_type)
         if request.opcode == WrOpcode.WAIT_CQ_PI:
             raise InvalidValueError(f"WAIT_CQ_PI on {self._qp}, which cannot be a core_direct_master: that takes DEVX")
         flags = int(request.flags) | (_SIGNALED if attr.sq_sig_all else 0)
@@ -82,25 +82,25 @@ class PlainSendQueue(_PlainQueue):
         entries, nbytes = entries_for(request, attr.send_max_sges, "send_max_sges")
         payload = None
         if inline:
-            payload, entries = inline_payload(request, kind, attr.max_inline_data), ()
+            payload, entries = inline_payload(request, operation, attr.max_inline_data), ()
             flags = flags | _INLINE if payload else flags & ~_INLINE
         else:
-            check_size(kind, nbytes)
-        form = self._form(request, kind, flags, entries, payload)
-        slots = ((request.wr_id, kind.completion, kind.reads),)
+            check_size(operation, nbytes)
+        form = self._form(request, operation, flags, entries, payload)
+        slots = ((request.wr_id, operation.completion, operation.returns),)
         if inline and type(request.inline) is not bytes:
             return self._token, form, slots  # its bytes may differ next time
         return self._keep(request, form, slots)
 
     @staticmethod
-    def _form(request: SendWr, kind: Kind, flags: int, entries: Entries, payload: bytes | None) -> Send:
-        address, key = remote_of(request) if kind.remote else (0, 0)
-        compare_add = request.add if kind.completion == WcOpcode.FETCH_ADD else request.compare
+    def _form(request: SendWr, operation: Operation, flags: int, entries: Entries, payload: bytes | None) -> Send:
+        address, key = remote_of(request) if operation.remote else (0, 0)
+        compare_add = request.add if request.opcode == WrOpcode.ATOMIC_FETCH_AND_ADD else request.compare
         return Send(
             int(request.opcode), flags, entries, payload,
             address, key,
-            check_range("imm", request.imm, U32) if kind.imm else 0,
-            compare_add & U64 - 1 if kind.atomic else 0, request.swap & U64 - 1 if kind.atomic else 0,
+            check_range("imm", request.imm, U32) if operation.imm else 0,
+            compare_add & U64 - 1 if operation.atomic else 0, request.swap & U64 - 1 if operation.atomic else 0,
         )  # fmt: skip
 
     def _hand_over(self, requests: Sequence[Send], first: int) -> Refused | None:
