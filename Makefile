@@ -1,7 +1,7 @@
 # gpunetio: everything runs in .venv, which the first call makes. Needs python3 (3.11 or later), make and a package index.
 #
 #   make demo     install the package and put README.md through a loopback queue pair of the software NIC
-#   make test     the quick suite             (PYTEST_ARGS="-m slow", PYTEST_ARGS="tests/test_x.py -x", ...)
+#   make test     the quick suite             (PYTEST_ARGS="-m slow", PYTEST_ARGS="tests/nic -x", ...)
 #   make lint     ruff and pyright
 #   make mutants  is a mistake in the code noticed by a test? Hours.  (MUTANTS_ARGS="--only python --sample 20", ...)
 #   make bench    the benchmarks of the CPU side (needs g++)

@@ -4,6 +4,7 @@ import ctypes
 import gc
 import importlib.util
 import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,7 +27,7 @@ settings.load_profile("gpunetio-ci" if os.environ.get("CI") else "gpunetio")
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--stand-in", action="store_true",
-        help="open soft0, soft1, … as cards: through libibverbs and libmlx5, for which tests/stand_in stands in. "
+        help="open soft0, soft1, … as cards: through libibverbs and libmlx5, for which tests/rigs/stand_in stands in. "
         "GPUNETIO_STAND_IN names its shared object where it cannot be compiled",
     )  # fmt: skip
 
@@ -138,3 +139,11 @@ def one() -> Iterator[Ends]:
     opened = Ends.open("soft0")
     yield opened
     opened.close()
+
+
+@pytest.fixture
+def port() -> int:
+    """A TCP port that nobody uses."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

@@ -6,13 +6,14 @@ import pytest
 
 from gpunetio.doctor import Report, examine, load
 from guest import OURS, Guest
+from repository import DATA
 
 pytestmark = [
     pytest.mark.interop, pytest.mark.root, pytest.mark.timeout(600),
     pytest.mark.parametrize("guest", [1024], indirect=True, ids=["mtu1024"]),
 ]  # fmt: skip
 
-RECORDED = Path(__file__).parents[1] / "data" / "doctor" / "machines" / "soft_roce.json"
+RECORDED = DATA / "doctor" / "machines" / "soft_roce.json"
 FILE = "/tmp/doctor.json"
 SLOW = 60.0  # seconds for a command there
 

@@ -23,9 +23,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from patches import ROOT, read_all
-
 from gpunetio.jit.compile import sources_of
+from patches import ROOT, read_all
 
 PACKAGE = Path("src/gpunetio")
 COMPILED_GOAL, PYTHON_GOAL = 1.0, 0.92
@@ -160,7 +159,7 @@ def compiled_mutants() -> list[Mutant]:
 def tests_of(module: Path) -> tuple[str, ...]:
     """The test files for a module, those that name it first."""
     package, name = module.relative_to(PACKAGE).parts[0], re.compile(rf"\b{module.stem}\b")
-    globs = (file for pattern in PYTHON[package] for file in sorted((ROOT / "tests").glob(f"{pattern}.py")))
+    globs = (file for pattern in PYTHON[package] for file in sorted((ROOT / "tests").glob(f"**/{pattern}.py")))
     files = sorted(dict.fromkeys(globs), key=lambda file: name.search(file.read_text()) is None)
     return tuple(str(file.relative_to(ROOT)) for file in files)
 

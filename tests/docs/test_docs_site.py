@@ -1,0 +1,70 @@
+"""The site of the documentation builds with no warning, has the whole API, and needs no network."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import gpunetio
+from gpunetio import rendezvous, verbs
+from repository import ROOT
+
+for _needed in ("myst_parser", "pydata_sphinx_theme"):
+    pytest.importorskip(_needed, reason="needs Sphinx (extra 'docs')")
+inventory = pytest.importorskip("sphinx.util.inventory", reason="needs Sphinx (extra 'docs')")
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+
+def build(docs: Path, site: Path) -> subprocess.CompletedProcess[str]:
+    """As `make docs` does."""
+    options = ("--builder", "html", "--fail-on-warning", "--keep-going", "--quiet")
+    return subprocess.run(
+        [sys.executable, "-m", "sphinx", *options, docs, site], capture_output=True, text=True, timeout=390
+    )
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    done = build(ROOT / "docs", folder)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_every_page_is_there(site):
+    pages = [path.relative_to(ROOT / "docs") for path in (ROOT / "docs").rglob("*.md")]
+    assert len(pages) > 20
+    assert all((site / page).with_suffix(".html").is_file() for page in pages)
+
+
+def test_the_whole_api_is_there(site):
+    documented = inventory.InventoryFile.loads((site / "objects.inv").read_bytes(), uri="").data
+    names = {name for kind, found in documented.items() if kind.startswith("py:") for name in found}
+    last = {name.rpartition(".")[2] for name in names}
+    modules = {"device", "errors", "verbs", "rendezvous", "__version__"}  # `device` has a page written by hand
+    assert {*gpunetio.__all__, *rendezvous.__all__, *verbs.__all__} - modules <= last
+    assert {"gpunetio.open", "gpunetio.Gpu.create_qp", "gpunetio.verbs.QP.connect", "gpunetio.Faults.loss"} <= names
+
+
+def test_it_can_be_searched_without_a_network(site):
+    assert "doorbell" in (site / "searchindex.js").read_text()
+    for page in site.rglob("*.html"):
+        assert not re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="(?:https?:)?//[^"]*"', page.read_text()), page
+
+
+def test_what_leads_nowhere_is_an_error(tmp_path):
+    for name in ("docs", "examples", "benchmarks"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    shutil.copy(ROOT / "README.md", tmp_path)
+    wrong = "[a page](no_page.md), [a heading](verbs.md#no-heading)\n\n```{eval-rst}\n:py:class:`gpunetio.NoClass`\n```"
+    with (tmp_path / "docs" / "tutorial.md").open("a") as page:
+        page.write(f"\n{wrong}\n")
+    done = build(tmp_path / "docs", tmp_path / "site")
+    assert done.returncode == 1
+    warnings = [line for line in done.stderr.splitlines() if "WARNING" in line]
+    assert len(warnings) == 3
+    assert all(name in done.stderr for name in ("no_page", "no-heading", "NoClass"))

@@ -1,0 +1,155 @@
+"""Holds the direction of imports: a module of gpunetio imports only from its own layer or a lower one.
+
+The layers, from high to low:
+
+    cli
+    samples, bench, testing, doctor
+    eth, flow, rdma, dma            the libraries, and the package's face, gpunetio/__init__.py
+    rendezvous
+    gpu, dpa
+    verbs
+    providers
+    nic
+    fabric
+    device
+    jit                             the compiler substrate
+    formats
+    errors, log, enums, memory, ... modules at the package root that anyone may import, and that import only each other
+
+So formats knows nothing of the NIC, the NIC nothing of verbs, and verbs reaches a NIC only through providers.
+Packages on one line count as one layer. An import inside a function counts like any other; one under `if
+TYPE_CHECKING:` does not, for it never runs. A new package or root module belongs in LAYERS: the test names the ones
+it does not know.
+"""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from repository import ROOT
+
+PACKAGE = "gpunetio"
+SOURCE = ROOT / "src" / PACKAGE
+
+FACE = "__init__"  # the package itself: `import gpunetio`, or `from gpunetio import` of something that is no module
+LAYERS = (
+    ("cli", "__main__"),
+    ("samples", "bench", "testing", "doctor"),
+    ("eth", "flow", "rdma", "dma", FACE),
+    ("rendezvous",),
+    ("gpu", "dpa"),
+    ("verbs",),
+    ("providers",),
+    ("nic",),
+    ("fabric",),
+    ("device",),
+    ("jit",),
+    ("formats",),
+    ("errors", "log", "enums", "types", "memory", "compiler", "interrupts", "limits", "service", "_version"),
+)
+RANK = {name: len(LAYERS) - i for i, names in enumerate(LAYERS) for name in names}
+
+
+def is_type_checking(test: ast.expr) -> bool:
+    return (isinstance(test, ast.Name) and test.id == "TYPE_CHECKING") or (
+        isinstance(test, ast.Attribute) and test.attr == "TYPE_CHECKING"
+    )
+
+
+def import_statements(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
+    """All imports under a node that can run, at any depth."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import | ast.ImportFrom):
+            yield child
+        elif isinstance(child, ast.If) and is_type_checking(child.test):
+            for other in child.orelse:
+                yield from import_statements(ast.Module([other], []))
+        else:
+            yield from import_statements(child)
+
+
+def imported_parts(source: str, module: tuple[str, ...], is_package: bool) -> Iterator[tuple[int, str]]:
+    """(line, part of gpunetio) for each import of a module, whose dotted name comes as a tuple."""
+    for node in import_statements(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            targets = [tuple(alias.name.split(".")) for alias in node.names]
+        else:
+            base: tuple[str, ...] = ()
+            if node.level:
+                up = node.level - is_package
+                base = module[: len(module) - up]
+            base += tuple(node.module.split(".")) if node.module else ()
+            targets = [(*base, alias.name) for alias in node.names] if base == (PACKAGE,) else [base]
+        for target in targets:
+            if target[0] == PACKAGE:
+                part = target[1] if len(target) > 1 else FACE
+                is_module = part in RANK or (SOURCE / part).is_dir() or (SOURCE / f"{part}.py").is_file()
+                yield node.lineno, part if is_module else FACE
+
+
+def complaints(source: str, path: Path) -> list[str]:
+    """What is wrong with the imports of one module; path is relative to the package."""
+    own = path.with_suffix("").parts[0]
+    if own not in RANK:
+        return [f"{path}: {own!r} is in no layer; add it to LAYERS"]
+    is_package = path.name == "__init__.py"
+    module = (PACKAGE, *(path.parent if is_package else path.with_suffix("")).parts)
+    found = []
+    for line, part in imported_parts(source, module, is_package):
+        if part not in RANK:
+            found.append(f"{path}:{line}: {part!r} is in no layer; add it to LAYERS")
+        elif RANK[part] > RANK[own]:
+            found.append(f"{path}:{line}: {own} imports {part}, which lies above it")
+    return found
+
+
+def test_imports_point_downwards() -> None:
+    paths = sorted(SOURCE.rglob("*.py"))
+    assert paths, f"no modules in {SOURCE}"
+    found = [text for path in paths for text in complaints(path.read_text("utf-8"), path.relative_to(SOURCE))]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("path", "source", "upward"),
+    [
+        ("formats/wqe.py", "from ..nic import tables", "nic"),
+        ("formats/wqe.py", "from ..nic.tables import Row", "nic"),
+        ("formats/__init__.py", "from ..nic import tables", "nic"),
+        ("formats/__init__.py", "from .. import device", "device"),
+        ("nic/engine.py", "import numpy, gpunetio.verbs.qp", "verbs"),
+        ("nic/engine.py", "def f():\n    from gpunetio import verbs", "verbs"),
+        ("nic/deep/engine.py", "from ...verbs import qp", "verbs"),
+        ("verbs/qp.py", "import gpunetio", FACE),
+        ("verbs/qp.py", "from gpunetio import PD", FACE),
+        ("errors.py", "from . import formats", "formats"),
+        ("__init__.py", "from . import cli", "cli"),
+        ("fabric/udp.py", "if TYPE_CHECKING:\n    pass\nelse:\n    from ..nic import tables", "nic"),
+    ],
+)
+def test_upward_import_is_seen(path: str, source: str, upward: str) -> None:
+    assert [text.split("imports ")[1] for text in complaints(source, Path(path))] == [f"{upward}, which lies above it"]
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        ("providers/soft.py", "from ..nic import commands\nfrom .. import errors, log"),
+        ("gpu/handle.py", "from gpunetio.verbs.context import Context"),
+        ("eth/rxq.py", "from ..flow import Pipe"),
+        ("formats/wqe.py", "from . import wire\nfrom .cqe import Cqe\nimport gpunetio.formats.mlx5"),
+        ("formats/__init__.py", "from .wqe import Wqe"),
+        ("__init__.py", "from .verbs import PD\nfrom .eth import RxQueue"),
+        ("cli/__init__.py", "import gpunetio\nfrom gpunetio import PD"),
+        ("formats/wqe.py", "import typing\nif typing.TYPE_CHECKING:\n    from ..nic import tables"),
+        ("jit/ops.py", "import numba\nfrom numba import cuda"),
+    ],
+)
+def test_downward_import_passes(path: str, source: str) -> None:
+    assert complaints(source, Path(path)) == []
+
+
+def test_unknown_part_is_named() -> None:
+    assert "'utils' is in no layer" in complaints("", Path("utils/__init__.py"))[0]

@@ -1,0 +1,133 @@
+"""Programs with types check against the package's: the stub of the device library, and two type checkers."""
+
+import ast
+import importlib.util
+import inspect
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import gpunetio
+from gpunetio import device
+from repository import DATA
+
+PACKAGE = Path(gpunetio.__file__).parent
+PROGRAM = DATA / "typed_program.py"
+LEAST_KNOWN = 0.98  # of the package's symbols
+
+
+def run(*command: object, timeout: float = 100, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A tool of this Python that finds the package as a program would."""
+    return subprocess.run(
+        [sys.executable, *map(str, command)], capture_output=True, text=True, timeout=timeout,
+        env={**os.environ, "PYTHONPATH": str(PACKAGE.parent), **environment},
+    )  # fmt: skip
+
+
+def tool(name: str) -> str:
+    if importlib.util.find_spec(name) is None:
+        pytest.skip(f"needs {name} (extra 'dev')")
+    return name
+
+
+def test_the_package_says_that_it_has_types():
+    assert (PACKAGE / "py.typed").is_file()
+
+
+# --- the stub of the device library -----------------------------------------------------------------------------------
+
+STUB = ast.parse((PACKAGE / "device" / "__init__.pyi").read_text())
+FUNCTIONS = {one.name: one for one in STUB.body if isinstance(one, ast.FunctionDef)}
+
+
+def test_the_stub_has_every_name():
+    constants = {one.target.id: one for one in STUB.body if isinstance(one, ast.AnnAssign)}  # type: ignore[union-attr]
+    imported = {name.asname for one in STUB.body if isinstance(one, ast.ImportFrom) for name in one.names}
+    assert {*FUNCTIONS, *constants, *imported - {None}} == set(device.__all__)
+    assert all(isinstance(getattr(device, name), int) for name in constants)
+    (names,) = (one.value for one in STUB.body if isinstance(one, ast.Assign) and ast.unparse(one.targets) == "__all__")
+    assert ast.literal_eval(names) == device.__all__
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_the_stub_has_the_signature(name):
+    taken = [one for one in inspect.signature(getattr(device, name)).parameters.values() if one.name != "typingctx"]
+    stated = FUNCTIONS[name].args
+    assert [one.arg for one in stated.args] == [one.name for one in taken]
+    defaults = [eval(ast.unparse(one), dict(vars(device))) for one in stated.defaults]
+    assert defaults == [one.default for one in taken if one.default is not inspect.Parameter.empty]
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_the_stub_says_what_is_returned(name):
+    """Where the function is written in Python: nothing, or one integer on each way out."""
+    written = getattr(getattr(device, name), "py_func", None)
+    if written is None:
+        return
+    (function,) = ast.parse(inspect.getsource(written)).body
+    returned = [one.value for one in ast.walk(function) if isinstance(one, ast.Return)]
+    stated = ast.unparse(FUNCTIONS[name].returns or ast.Constant(None))
+    assert stated == ("int" if returned else "None")
+    assert not any(value is None or isinstance(value, ast.Tuple) for value in returned)
+
+
+# --- programs ---------------------------------------------------------------------------------------------------------
+
+
+def mypy(program: Path) -> list[str]:
+    """What is wrong, one line each: `…file:line: …`."""
+    options = ("--strict", "--follow-imports=silent", "--cache-dir", program.parent)
+    done = run("-m", tool("mypy"), *options, program, MYPYPATH=str(PACKAGE.parent))
+    assert done.returncode in (0, 1), done.stderr
+    return [line for line in done.stdout.splitlines() if ": error: " in line]
+
+
+def pyright(program: Path) -> list[str]:
+    settings = {"include": [program.name], "typeCheckingMode": "strict", "pythonVersion": "3.11"}
+    (program.parent / "pyrightconfig.json").write_text(json.dumps(settings))
+    done = run("-m", tool("pyright"), "-p", program.parent, "--pythonpath", sys.executable, "--outputjson")
+    told = json.loads(done.stdout)
+    assert told["summary"]["filesAnalyzed"] == 1
+    return [f"{program}:{one['range']['start']['line'] + 1}: {one['message']}" for one in told["generalDiagnostics"]]
+
+
+@pytest.mark.parametrize("checker", [mypy, pyright])
+def test_a_typed_program_is_right(tmp_path, checker):
+    assert checker(Path(shutil.copy(PROGRAM, tmp_path))) == []
+
+
+@pytest.mark.parametrize("checker", [mypy, pyright])
+def test_what_is_wrong_is_found(tmp_path, checker):
+    program = tmp_path / "wrong.py"
+    program.write_text(
+        "import gpunetio as gn\n"
+        "from gpunetio import device as dev\n"
+        "with gn.open('soft0') as nic:\n"
+        "    nic.create_pd().create_qp(sq_wr='16')\n"
+        "dev.put('queue')\n"
+        "gn.Gpu().alloc(64, gn.QpType.RC)\n"
+    )
+    assert {int(line.split(":")[1]) for line in checker(program)} == {4, 5, 6}
+
+
+@pytest.mark.slow
+def test_the_types_of_the_package_are_known():
+    """Without those of numba and others that have no stubs."""
+    options = ("--verifytypes", "gpunetio", "--ignoreexternal", "--outputjson", "--pythonpath", sys.executable)
+    told = json.loads(run("-m", tool("pyright"), *options).stdout)["typeCompleteness"]
+    unknown = [one["name"] for one in told["symbols"] if one["isExported"] and not one["isTypeKnown"]]
+    assert told["completenessScore"] >= LEAST_KNOWN, "types that are not declared: " + ", ".join(unknown)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)  # the NIC may have to be compiled first
+def test_the_typed_program_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # where it leaves a capture
+    done = run("-W", "error", PROGRAM, timeout=590, CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].startswith("all done: ['host']")
