@@ -19,6 +19,7 @@ from numba.core.dispatcher import Dispatcher
 from ..errors import InvalidValueError
 from .cache import cache_of
 from .progress import Progress
+from .units import UnitCompiler
 
 _PACKAGE = Path(__file__).parents[1]
 event.register("numba:compile", Progress())
@@ -124,7 +125,7 @@ def _compiled(fn: Callable[..., Any], forceinline: bool) -> Any:
     compiled.stamp = _stamp(fn)
     if cacheable and (cache := cache_of(fn, compiled.stamp)):
         compiled._cache = cache
-    resolve = compiled.get_call_template
+    units = compiled.units = compiled._compiler = UnitCompiler(compiled, compiled.stamp)
     public = Path(inspect.getfile(fn)).parent in (_PACKAGE / "device", _PACKAGE / "jit")
     names = fn.__code__.co_varnames
 
@@ -132,7 +133,10 @@ def _compiled(fn: Callable[..., Any], forceinline: bool) -> Any:
         """Drop literal types: Numba would compile a callee once per literal. Inlining folds them just as well."""
         if public:
             need_integers(fn.__name__, (*names[: len(args)], *kws), (*args, *kws.values()))
-        return resolve([types.unliteral(a) for a in args], {name: types.unliteral(a) for name, a in kws.items()})
+        return units.call_template(
+            tuple(types.unliteral(a) for a in args), {name: types.unliteral(a) for name, a in kws.items()}
+        )
 
     compiled.get_call_template = resolve_once_for_all_constants
+    compiled.get_overload = lambda args: units.part(tuple(args)).library
     return compiled

@@ -133,7 +133,7 @@ class Kernel:
         kinds = tuple(self.body.typeof_pyval(arg) for arg in args)
         if kinds not in self._compiled:
             with self._in_words(args):
-                self.body.get_call_template(kinds, {})
+                self.body.compile(tuple(self.body._compiler.fold_argument_types(kinds, {})[1]))
             self._compiled.add(kinds)
 
     @contextlib.contextmanager

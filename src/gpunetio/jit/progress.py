@@ -49,11 +49,11 @@ class Progress(Listener):
 
 
 def _tell(root: Dispatcher, over: threading.Event) -> None:
-    parts = set(parts_of(root))
+    parts: set[Any] = set(parts_of(root))
     pause = PATIENCE
     while not over.wait(pause):
         pause = PERIOD
-        done = sum(bool(part.overloads) for part in parts)
+        done = sum(part.units.done for part in parts)
         message = f"compiling {_name(root)}, {done} of {len(parts)} functions; {_how_often(root)}"
         logger.info(message)
         if sys.stderr is not None and not os.environ.get("GPUNETIO_QUIET"):
@@ -70,7 +70,7 @@ def parts_of(root: Dispatcher) -> Iterator[Dispatcher]:
         names = part.py_func.__code__.co_names
         named = [part.py_func.__globals__.get(name) for name in names]
         named += [getattr(module, name, None) for module in named if isinstance(module, ModuleType) for name in names]
-        found = {value for value in named if isinstance(value, Dispatcher)}
+        found = {value for value in named if isinstance(value, Dispatcher) and hasattr(value, "units")}
         todo += found - seen
         seen |= found
 

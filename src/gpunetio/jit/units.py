@@ -1,0 +1,190 @@
+"""Compile a program as one unit: each function is typed and lowered once, and LLVM sees all of them once, together.
+
+Numba by itself makes a library of each function: it links in all that the function calls, directly or not, optimizes
+that, and generates machine code, so a function that a hundred others reach is optimized a hundred times. Here only what
+Python calls becomes machine code: a *root*. What a root calls, directly or not, are *parts*: LLVM IR, which is cached
+on its own and linked into each root.
+"""
+
+from __future__ import annotations
+
+import importlib
+import operator
+from collections.abc import Iterator
+from typing import Any
+
+from llvmlite import binding as llvm
+from numba.core import compiler, dispatcher, event
+from numba.core.caching import CompileResultCacheImpl, NullCache
+from numba.core.codegen import JITCodeLibrary
+from numba.core.compiler_lock import global_compiler_lock
+from numba.core.environment import lookup_environment
+from numba.core.typing.templates import make_concrete_template
+
+from .cache import Cache
+
+Types = tuple[Any, ...]
+
+
+_FunctionCompiler: Any = dispatcher._FunctionCompiler  # type: ignore[attr-defined]
+
+
+class Unit(JITCodeLibrary):
+    """The IR of one function. Whoever finalizes it links in the parts that the function calls, directly or not."""
+
+    _codegen: Any
+
+    def __init__(self, codegen: Any, name: str):
+        super().__init__(codegen, name)
+        self.bitcode: bytes | None = None  # of the function alone, once that is complete
+        self.symbol = ""  # of a part
+        self.origin: tuple[Any, Types] | None = None  # of a part: its dispatcher, and its argument types
+        self.calls: dict[tuple[Any, Types], Unit | None] = {}  # by origin; None: not looked up yet
+
+    def add_linking_library(self, library: Any) -> None:
+        """Remember what the function calls: parts stay apart. What Numba makes for its own functions is linked in."""
+        if isinstance(library, Unit) and library.origin is not None:
+            self.calls[library.origin] = library
+        else:
+            super().add_linking_library(library)
+
+    def part(self) -> bytes:
+        """Return the function's own IR, to be linked into any number of roots."""
+        if self.bitcode is None:
+            self._raise_if_finalized()
+            for library in dict.fromkeys(self._linking_libraries):
+                self._final_module.link_in(library._get_module_for_linking(), preserve=True)
+            for function in self._final_module.functions:
+                if not function.is_declaration and function.linkage == llvm.Linkage.external:
+                    function.linkage = "linkonce_odr"
+            self.bitcode = self._final_module.as_bitcode()
+        return self.bitcode
+
+    def all_calls(self) -> Iterator[Unit]:
+        """Yield all parts that this function calls, directly or not, each once."""
+        seen: set[tuple[Any, Types]] = set()
+        todo: list[Unit] = [self]
+        while todo:
+            for origin, unit in todo.pop().calls.items():
+                if origin not in seen:
+                    seen.add(origin)
+                    callee, types = origin
+                    found = unit or callee.units.part(types).library
+                    yield found
+                    todo.append(found)
+
+    def finalize(self) -> None:
+        """Link all that is called, optimize, and generate machine code."""
+        self._raise_if_finalized()
+        if self.origin is not None:  # a part, for a caller that links whole libraries
+            self._final_module = llvm.parse_bitcode(self.part())
+            self._final_module.get_function(self.symbol).linkage = "external"
+        else:
+            for library in dict.fromkeys(self._linking_libraries):
+                self._final_module.link_in(library._get_module_for_linking(), preserve=True)
+        for unit in self.all_calls():
+            self._final_module.link_in(llvm.parse_bitcode(unit.part()))
+        self._optimize_final_module()
+        self._final_module.verify()
+        self._finalize_final_module()
+        for variable in self._final_module.global_variables:
+            environment = lookup_environment(variable.name)
+            if environment is not None:
+                self._codegen.set_env(variable.name, environment)
+
+
+class _PartImpl(CompileResultCacheImpl):
+    """What the cache keeps of a part: its IR, how to call it, and what it calls."""
+
+    def check_cachable(self, cres: Any) -> bool:
+        return not cres.library._reload_init and all(_find(*_name(origin)) for origin in cres.library.calls)
+
+    def reduce(self, cres: Any) -> tuple[Any, ...]:
+        fndesc = cres.fndesc
+        fndesc.typemap = fndesc.calltypes = None
+        calls = [(*_name(origin), origin[1]) for origin in cres.library.calls]
+        return cres.library.name, cres.library.part(), calls, fndesc, cres.environment, cres.signature
+
+    def rebuild(self, target_context: Any, payload: tuple[Any, ...]) -> Any:
+        name, bitcode, calls, fndesc, environment, signature = payload
+        unit = Unit(target_context.codegen(), name)
+        unit.bitcode = bitcode
+        unit.calls = {(_find(module, qualname), types): None for module, qualname, types in calls}
+        return compiler.compile_result(
+            library=unit, fndesc=fndesc, environment=environment, signature=signature, target_context=target_context,
+        )  # fmt: skip
+
+
+def _name(origin: tuple[Any, Types]) -> tuple[str, str]:
+    function = origin[0].py_func
+    return function.__module__, function.__qualname__
+
+
+def _find(module: str, qualname: str) -> Any:
+    """Return the dispatcher of that name, None if there is none: functions in functions have no name of their own."""
+    try:
+        found = operator.attrgetter(qualname)(importlib.import_module(module))
+    except (ImportError, AttributeError):
+        return None
+    found = getattr(found, "body", found)  # of a kernel
+    return found if hasattr(found, "units") else None
+
+
+class _PartCache(Cache):
+    _impl_class = _PartImpl
+
+    def _index_key(self, sig: Any, codegen: Any) -> Any:
+        return ("part", *super()._index_key(sig, codegen))
+
+
+class UnitCompiler(_FunctionCompiler):
+    """Compiles a function as a root when Python asks for it, and as a part when a caller is typed."""
+
+    def __init__(self, function: Any, stamp: str):
+        by = function._compiler
+        super().__init__(by.py_func, by.targetdescr, by.targetoptions, by.locals, by.pipeline_class)
+        self._dispatcher = function
+        self._cache: Any = NullCache() if isinstance(function._cache, NullCache) else _PartCache(by.py_func, stamp)
+        self.parts: dict[Types, Any] = {}
+
+    def _compile_core(self, args: Types, return_type: Any, part: bool = False) -> Any:
+        flags: Any = compiler.Flags()
+        self.targetdescr.options.parse_as_flags(flags, self.targetoptions)
+        flags.no_compile = flags.no_cpython_wrapper = part
+        context = self.targetdescr.target_context
+        unit = Unit(context.codegen(), self.py_func.__qualname__)
+        unit.enable_object_caching()
+        return compiler.compile_extra(
+            self.targetdescr.typing_context, context, self.py_func, args, return_type, flags, self.locals, unit,
+            self.pipeline_class,
+        )  # fmt: skip
+
+    @property
+    def done(self) -> bool:
+        """Whether the function is compiled, for some types, in this process."""
+        return bool(self.parts or self._dispatcher.overloads)
+
+    @global_compiler_lock
+    def part(self, args: Types) -> Any:
+        """Return the function as a part, for arguments of these types."""
+        found = self.parts.get(args)
+        if found is None:
+            context = self.targetdescr.target_context
+            found = self._cache.load_overload(args, context)
+            if found is None:
+                with event.trigger_event("numba:compile", data={"dispatcher": self._dispatcher}):
+                    found = self._compile_core(args, None, part=True)
+                self._cache.save_overload(args, found)
+            found.library.origin, found.library.symbol = (self._dispatcher, args), found.fndesc.mangled_name
+            context.insert_user_function(found.library, found.fndesc, [found.library])
+            self.parts[args] = found
+        return found
+
+    def call_template(self, args: Types, kws: dict[str, Any]) -> tuple[Any, ...]:
+        """Return what types a call: as a dispatcher's `get_call_template`, but of the part."""
+        pysig, args = self.fold_argument_types(args, kws)
+        name = self.py_func.__name__
+        template = make_concrete_template(
+            f"CallTemplate({name})", key=name, signatures=[self.part(tuple(args)).signature]
+        )
+        return template, pysig, args, {}
