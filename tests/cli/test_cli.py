@@ -18,16 +18,18 @@ import pytest
 from click.testing import CliRunner
 
 from gpunetio import gpu
-from gpunetio.bench import litmus
+from gpunetio.bench import litmus, pingpong
 from gpunetio.bench.loopback import Loopback
 from gpunetio.bench.measure import measure
 from gpunetio.bench.options import BENCHMARKS, Options
+from gpunetio.bench.pingpong_player import Played
 from gpunetio.bench.remote import Client, Server
 from gpunetio.cli import app, benchmarks
 from gpunetio.cli.failures import Failure, writing
 from gpunetio.errors import InUseError
 from gpunetio.providers import device_list
 from gpunetio.rendezvous import PeerInterrupted
+from gpunetio.verbs import QpEndpoint
 from json_schema import mistakes, schema
 from repository import ROOT
 
@@ -268,6 +270,37 @@ def test_a_corrupted_byte_fails_the_run(file, monkeypatch):
     document = json.loads(run("put_bw", *HOST, "--payload", file, "--json", "-s", 1000, expect=1).stdout)
     assert document["results"][0]["validated"] is False
     assert document["results"][0]["sha256"] != hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+class PingPong:
+    """The end of a ping-pong that has been played, whatever its options."""
+
+    own = QpEndpoint(qpn=1, gid=bytes(16), lid=0, mtu=1024)
+    problem: str | None = None
+
+    def __init__(self, options):
+        pass
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        pass
+
+    def meet(self):
+        return self.own
+
+    def play(self):
+        return Played(64, 1, 1e-6, self.problem)
+
+
+def test_wrong_contents_fail_a_ping_pong(monkeypatch):
+    monkeypatch.setattr(pingpong, "PingPong", PingPong)
+    assert run("pingpong").stderr == ""
+    monkeypatch.setattr(PingPong, "problem", "the byte at offset 0 of message 1 is wrong")
+    result = run("pingpong", expect=1)
+    assert result.stderr == "gpunetio: error: validation failed: the byte at offset 0 of message 1 is wrong\n"
+    assert "128 bytes in" in result.stdout
 
 
 # --- mistakes ------------------------------------------------------------------------------------------------------
