@@ -35,7 +35,7 @@ from gpunetio.jit.struct_view import struct_view
 from gpunetio.memory import HostMemory
 from gpunetio.nic.state.tables import PACKET_FATES, QP_ROW, QP_SETUP_BYTES, WIRE, nic_at, qp_row_at, wire_at
 from gpunetio.nic.step import step
-from gpunetio.nic.transport.wires import forget_due
+from gpunetio.nic.transport.due import forget_due
 from nic_rig import (
     FA,
     READ,

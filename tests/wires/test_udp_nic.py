@@ -89,7 +89,7 @@ def test_what_nobody_expects_costs_no_icrc(two):
 def test_a_socket_has_a_share_of_a_turn(two):
     """However many datagrams wait, and whomever they are for."""
     two.write()
-    (wire,) = (wire for wire in two.nic.links._wires if wire.udp)
+    (wire,) = (wire for wire in two.nic.links._wires if wire.sockets)
     two.nic.pause()  # the engine takes nothing
     most = ROUNDS * RX_MESSAGES
     with sender(own_address()) as stranger:

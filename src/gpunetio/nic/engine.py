@@ -26,10 +26,10 @@ from ..memory import HostMemory
 from ..service import STOP_TIMEOUT, ServiceThread
 from .dma import lost_memory
 from .step import TOO_FULL, WRITE_ROW, WRONG_STATE, scan_records, step
-from .transport.datagrams import receive_datagrams, send_datagrams
+from .transport.wire_kinds import has_pipe_in, pump_in, pump_out
 from .queues.doorbells import RTS
 from .dma.movers import at_work
-from .state.tables import NIC, PIPES, QP_ROW, WIRE, Table, channel_at, nic_at, qp_row_at, watch_at, wire_at
+from .state.tables import NIC, QP_ROW, WIRE, Table, channel_at, nic_at, qp_row_at, watch_at, wire_at
 from .state.watch import entry
 
 _poll = types.ExternalFunction("poll", types.int32(types.int64, types.uint64, types.int32))
@@ -74,7 +74,7 @@ def _set_asleep(nic, asleep):
     exchange64(nic + NIC.asleep, asleep)
     for i in range(n.wire_count):
         wire = ld64(n.wires + 8 * i)
-        if wire_at(wire).kind == PIPES:
+        if has_pipe_in(wire):
             st_relaxed64(pipe_end_at(wire + WIRE.rx).pipe + PIPE.asleep, asleep)
 
 
@@ -141,13 +141,13 @@ def run(nic):
     idle = 0
     idle_since = 0
     while ld_relaxed64(nic + NIC.stop) == 0:
-        done = receive_datagrams(nic) + step(nic)
+        done = pump_in(nic) + step(nic)
         if n.error_event != 0:
             _ring_service(nic)
         if n.ringing_count != 0:
             _ring_channels(nic)
         if n.wire_count != 0:
-            send_datagrams(nic)
+            pump_out(nic)
             _wake_peers(nic)
         if done > 0:
             idle = 0

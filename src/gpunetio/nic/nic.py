@@ -38,7 +38,7 @@ from .control.links import MAX_WIRES, Links
 from .dma.loans import Loans
 from .state.message import MESSAGE
 from .dma.movers import MOVER_SHIFT
-from .control.port import Port, address_of, gid_of, mac_of
+from .control.port import WIRES, Port, address_of, mac_of
 from .observe.publish import TABLES, Publication
 from .observe.reasons import EXPLAIN
 from .observe.reports import Report, ReportService
@@ -115,7 +115,8 @@ class SoftNic:
     ) -> None:
         """Create all parts. `outside` closes those that use the engine, `undo` those that the engine uses."""
         name, port = self.name, self.port
-        if port.config.wire == "udp":  # the sockets open with the first wire, perhaps much later
+        kind = WIRES[port.config.wire]
+        if kind.routed and not kind.neighbours:  # the sockets open with the first wire, perhaps much later
             for address in port.addresses:
                 check_own(address)
         self._queue_memory: dict[int, HostMemory] = {}
@@ -175,7 +176,7 @@ class SoftNic:
         )
         outside.callback(self._leave_peers)
         outside.callback(self._publication.close)
-        on_link = None if port.config.wire == "udp" else self._take_link
+        on_link = self._take_link if kind.neighbours else None
         on_letter = self._hear if self.lends else None
         self.door = Door(
             port.door_addresses, name, self._publication, on_link, self._lose_link, medium=port.link_layer.name,
@@ -309,9 +310,7 @@ class SoftNic:
         if lid == self.port.lid if self.port.infiniband else self.has_gid(gid):
             return self.qps.row_address(qpn), 0, gid, source
         wire = self.links.towards(gid, lid, source)
-        if self.links.is_udp(wire):
-            return 0, wire, gid_of(address_of(gid)), 0 if self.port.is_link_local(source) else source
-        return 0, wire, gid, source
+        return 0, wire, *self.links.path(wire, gid, source)
 
     def _take_link(self, link: Link) -> None:
         with contextlib.suppress(BadStateError), self._guard():  # the NIC may be closing

@@ -19,7 +19,9 @@ from .transport.responder import flush_receives, resize_shared, return_shared
 from .dma.staging import free_slots
 from .state.tables import COUNTERS, NIC, QP_ROW, QP_SETUP_BYTES, counters_at, event_at, nic_at, qp_row_at, watch_at
 from .state.watch import add, entry, has_work, remove, settle, wake
-from .transport.wires import arrivals, flush_wires, forget_due, qp_row, recall_sent, send_due, serve_wires
+from .transport.delivery import qp_row
+from .transport.due import forget_due, send_due
+from .transport.wire_kinds import arrivals, flush_wires, recall_sent, serve_wires
 from .queues.wqes import flush_next
 
 # What the command interpreter may ask the engine to do between two WQEs.

@@ -5,43 +5,28 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Container, Hashable
-from dataclasses import dataclass
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...errors import InvalidValueError, NoMemoryError, NotFoundError
+from ...errors import NoMemoryError, NotFoundError
 from ...fabric.injector import Injector
-from ...fabric.frames import PIPE_END, pipe_end, pipe_size
 from ...fabric.inprocess import LinkEnd
 from ...fabric.link import Link
 from ...fabric.neighbours import MAX_LINKS, claimant
-from ...fabric.udp import UdpWire
 from ...memory import HostMemory
 from .. import step
-from .port import address_of, can_reach, gid_of, mac_of
-from ..state.tables import NIC, PIPES, UDP, WIRE
+from ..state.tables import NIC, WIRE
+from ..wires.pipes import Pipes
+from ..wires.wire import Wire
+from .port import WIRES, address_of, can_reach, gid_of, mac_of
 
 if TYPE_CHECKING:
     from ..nic import SoftNic
 
 MAX_WIRES = MAX_LINKS
-PIPE_WINDOW = 128  # packets that a QP has in flight between NICs of one host
-UDP_PIPE = 1 << 20
 DRAIN_PATIENCE = 0.05  # seconds
-UDP_WINDOW = 128  # the same to another host: half a megabyte at the largest MTU, which fits into socket buffers
-
-
-@dataclass
-class _Wire:
-    """A wire in its slot. `peer` is at the other end; `release` frees the wire's memory."""
-
-    address: int
-    peer: Hashable
-    release: Callable[[], None]
-    injector: Injector | None
-    dead: bool = False
-    udp: UdpWire | None = None
 
 
 class Links:
@@ -52,7 +37,9 @@ class Links:
     def __init__(self, nic: SoftNic):
         self._nic = nic
         self.memory = HostMemory(MAX_WIRES * WIRE.size, shared=True)
-        self._wires: list[_Wire] = []
+        self._wires: list[Wire] = []
+        kind = WIRES[nic.port.config.wire]
+        self._to_others: Wire = import_module(f"..wires.{kind.module}", __package__).make(nic.port)
 
     def close(self) -> None:
         """Release all wires. The engine must have stopped."""
@@ -62,48 +49,33 @@ class Links:
         self.memory.close()
 
     @staticmethod
-    def _release(wire: _Wire) -> None:
-        wire.release()
+    def _release(wire: Wire) -> None:
+        wire.close()
         if wire.injector:
             wire.injector.close()
 
     # --- laying and leaving ----------------------------------------------------------------------------------------
 
+    def add(self, wire: Wire) -> int:
+        """Open a wire and give it to the engine. Return its address."""
+        address, row = self._free_slot(), wire.row()
+        tx = wire.open(row)
+        if faults := self._nic.port.config.faults:
+            wire.injector = Injector(faults, tx, *wire.gids, make_icrc=not wire.adds_icrc)
+            row["faults"] = wire.injector.address
+            tx = wire.injector.from_nic
+        row["tx"] = np.void(tx.tobytes())
+        self._nic.engine.post(step.WRITE_ROW, address, row)
+        wire.address = address
+        self._wires.append(wire)
+        self._list()
+        return wire.address
+
     def add_pipes(
         self, end: LinkEnd, peer: Hashable, gids: tuple[bytes, bytes], release: Callable[[], None]
     ) -> int:
         """Add a wire of two pipes and return its address. `gids` are this end's and the peer's, known to both."""
-        row = self._row(PIPES, PIPE_WINDOW, *gids)
-        injector = self._inject(row, pipe_end(end.tx, end.capacity), make_icrc=True)
-        row["rx"] = np.void(pipe_end(end.rx, end.capacity).tobytes())
-        row["wake_fd"], row["infiniband"] = end.peer_rope, self._nic.port.infiniband
-        return self._publish(row, _Wire(self._free_slot(), peer, release, injector))
-
-    @staticmethod
-    def _row(kind: int, window: int, here: bytes, peer: bytes) -> np.ndarray:
-        row = np.zeros((), WIRE.dtype)
-        row["kind"], row["window"] = kind, window
-        row["here_high"], row["here_low"] = np.frombuffer(here, np.int64)
-        row["peer_high"], row["peer_low"] = np.frombuffer(peer, np.int64)
-        return row
-
-    def _inject(self, row: np.ndarray, tx: np.ndarray, make_icrc: bool) -> Injector | None:
-        """Set the pipe that the NIC fills: the wire's `tx`, or the pipe to an injector in front of it."""
-        port = self._nic.port
-        injector = None
-        if port.config.faults:
-            here, peer = (row[f"{end}_high"].tobytes() + row[f"{end}_low"].tobytes() for end in ("here", "peer"))
-            injector = Injector(port.config.faults, tx, here, peer, make_icrc)
-            row["faults"] = injector.address
-            tx = injector.from_nic
-        row["tx"] = np.void(tx.tobytes())
-        return injector
-
-    def _publish(self, row: np.ndarray, wire: _Wire) -> int:
-        self._nic.engine.post(step.WRITE_ROW, wire.address, row)
-        self._wires.append(wire)
-        self._list()
-        return wire.address
+        return self.add(Pipes(end, peer, gids, self._nic.port.infiniband, release))
 
     def _list(self) -> None:
         """Tell the engine which wires there are. The count must never include an entry that is not there."""
@@ -118,9 +90,8 @@ class Links:
             writes.reverse()
         for address, values in writes:
             self._nic.engine.post(step.WRITE_ROW, address, values)
-        links = [wire.peer for wire in self._wires if isinstance(wire.peer, Link) and not wire.dead]
-        sockets = [fd for wire in self._wires if wire.udp for fd in wire.udp.fds]
-        self._nic.engine.watch([link.bell for link in links], sockets)
+        bells = [fd for wire in self._wires if not wire.dead for fd in wire.bells]
+        self._nic.engine.watch(bells, [fd for wire in self._wires for fd in wire.sockets])
 
     def _free_slot(self) -> int:
         """Return a free slot. A dead wire's slot becomes free when no QP names the wire any more."""
@@ -151,15 +122,18 @@ class Links:
                 self._list()
 
     def drain(self, address: int) -> None:
-        """Have the engine take, and drop, what arrived on a UDP wire before a QP entered RTR (wires.py).
+        """Have the engine take, and drop, what arrived on a wire before a QP entered RTR (delivery.py).
 
         Otherwise the engine might find the QP's first packet behind that, and drop it, too. If others keep the sockets
         full, or the NIC is paused, this does not wait for long: the peer retransmits that packet.
         """
-        udp = next((wire.udp for wire in self._wires if wire.address == address and wire.udp), None)
-        end = time.monotonic() + DRAIN_PATIENCE
-        while udp and udp.record["marked"] and not self._nic.record["paused"] and time.monotonic() < end:
+        wire, end = self._at(address), time.monotonic() + DRAIN_PATIENCE
+        while wire and not wire.drained and not self._nic.record["paused"] and time.monotonic() < end:
             os.sched_yield()
+
+    def _at(self, address: int) -> Wire | None:
+        """Return the wire with this row, or None: a QP whose peer is on its own NIC has none."""
+        return next((wire for wire in self._wires if wire.address == address), None)
 
     def peers(self) -> list[SoftNic]:
         """Return the NICs of this process at the other ends."""
@@ -169,22 +143,32 @@ class Links:
 
     def towards(self, gid: bytes, lid: int, source: int) -> int:
         """Return the wire to the NIC with this GID or, on InfiniBand, this LID. `source` is this NIC's GID index."""
+        port, kind = self._nic.port, WIRES[self._nic.port.config.wire]
+        if kind.neighbours and (address := self._to_neighbour(gid, lid, source)):
+            return address
+        if port.infiniband and not kind.infiniband:
+            raise NotFoundError(
+                f"{self._nic.name} reaches no NIC with LID {lid:#x} (at {port.address_of_lid(lid)}): an InfiniBand "
+                "port reaches only software NICs of this host; open the peer first"
+            )
+        self._to_others.path(gid, source)
+        return self.to_others().address
+
+    def _to_neighbour(self, gid: bytes, lid: int, source: int) -> int:
+        """Return the wire to a NIC of this host, or 0 if there is no such NIC."""
         port = self._nic.port
-        if port.config.wire == "udp":
-            return self._udp(gid, source)
         for wire in self._wires:
             if not wire.dead and isinstance(wire.peer, type(self._nic)) and _is(wire.peer, gid, lid):
                 return wire.address
         address = port.address_of_lid(lid) if port.infiniband else address_of(gid)
         link = None if address.is_link_local else self._nic.door.connect(address, source=port.source_address(source))
-        if link is not None:
-            return self.add_link(link)
-        if port.infiniband:
-            raise NotFoundError(
-                f"{self._nic.name} reaches no NIC with LID {lid:#x} (at {address}): an InfiniBand port reaches "
-                "only software NICs of this host; open the peer first"
-            )
-        return self._udp(gid, source)
+        return 0 if link is None else self.add_link(link)
+
+    def to_others(self) -> Wire:
+        """Return the wire to all peers that have none of their own. It opens when it is first needed."""
+        if self._to_others.address == 0:
+            self.add(self._to_others)
+        return self._to_others
 
     def add_link(self, link: Link) -> int:
         """Return the address of the wire over a link to a NIC of another process. A link has one wire."""
@@ -206,59 +190,18 @@ class Links:
         self._nic.loans.join(link, wire)
         return wire
 
-    def _udp(self, gid: bytes, source: int) -> int:
-        """Return the wire to all other peers, from GID index `source`. Its sockets open when it is first needed."""
-        port = self._nic.port
-        here, there = port.source_address(source), address_of(gid)
-        if here.version != there.version:
-            raise InvalidValueError(
-                f"GID {there} cannot be reached from GID index {source} ({here}): use the index of an address of the "
-                f"same IP version, one of {', '.join(map(str, port.addresses))}"
-            )
-        if there.version == 6 and (there.is_link_local or port.is_link_local(source)) and not here.is_link_local:
-            raise InvalidValueError(
-                f"GID {there} cannot be reached from GID index {source}: over UDP, a link-local GID must stand for an "
-                f"IPv4 address, or both ends must be link-local. Use GIDs of addresses, as at index 0 ({here})"
-            )
-        for wire in self._wires:
-            if wire.udp:
-                return wire.address
-        return self._open_udp()
+    def path(self, address: int, gid: bytes, source: int) -> tuple[bytes, int]:
+        """Return the peer's GID and the index of this end's as frames on a wire name them."""
+        wire = self._at(address)
+        return (gid, source) if wire is None else wire.path(gid, source)
 
-    def egress(self, wire: int, source: int, port: int, used: Container[int]) -> int:
-        """Return the egress of a QP's packets: GID index `source` and, on the UDP wire, this UDP port; 0 is any.
+    def egress(self, address: int, source: int, port: int, used: Container[int]) -> int:
+        """Return the `source` of a QP's frames: GID index `source` and, on UDP, this source port; 0 is any port.
 
-        `used` are the egresses of the other QPs.
+        `used` are those of the other QPs.
         """
-        udp = next((known.udp for known in self._wires if known.udp and known.address == wire), None)
-        if udp is None or port == 0:
-            return source
-        return udp.egress(source, port, used, self._nic.engine.settle)
-
-    def _open_udp(self) -> int:
-        port = self._nic.port
-        memory = HostMemory(PIPE_END.size + pipe_size(UDP_PIPE))
-        consumer = memory.view(PIPE_END.dtype)
-        tx = consumer[0] = pipe_end(memory.address + PIPE_END.size, UDP_PIPE)
-        indices = [port.gids.index(gid_of(address)) for address in port.addresses]
-        try:
-            udp = UdpWire(port.addresses, memory.address, indices)
-        except BaseException:
-            memory.close()
-            raise
-
-        def release() -> None:
-            udp.close()
-            memory.close()
-
-        row = self._row(UDP, UDP_WINDOW, port.gids[0], bytes(16))
-        injector = self._inject(row, tx, make_icrc=False)
-        row["udp"] = udp.address
-        return self._publish(row, _Wire(self._free_slot(), "udp", release, injector, udp=udp))
-
-    def is_udp(self, address: int) -> bool:
-        """Return whether a wire is the UDP wire."""
-        return any(wire.udp and wire.address == address for wire in self._wires)
+        wire = self._at(address)
+        return source if wire is None else wire.egress(source, port, used, self._nic.engine.settle)
 
     def mac_of(self, gid: bytes) -> bytes:
         """Return the MAC behind a GID. The kernel resolves the real MAC of another host; sockets do not need it."""
@@ -266,7 +209,8 @@ class Links:
             if peer.has_gid(gid):
                 return peer.mac
         address = address_of(gid)
-        if not can_reach(address) and claimant(address) is None:
+        routed = WIRES[self._nic.port.config.wire].routed
+        if routed and not can_reach(address) and claimant(address) is None:
             raise NotFoundError(f"{self._nic.name} has no route to {address}: see `ip route get {address}`")
         return mac_of(address)
 

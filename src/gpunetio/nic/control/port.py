@@ -19,7 +19,7 @@ from ...formats.packet import ROCE_UDP_PORT
 
 IPAddress = IPv4Address | IPv6Address
 CONNECTX_7 = 0x1021  # PCI device id
-WIRES = ("auto", "udp")
+
 MTUS = (4096, 2048, 1024, 512, 256)
 # Bytes of a link's MTU beyond the payload, as the kernel counts them: IPv6, UDP, BTH, largest extended headers, ICRC.
 MAX_HEADERS = 80
@@ -36,6 +36,26 @@ _RATES = (  # largest Mbit/s: ibv_port_attr.active_width, active_speed
     (100_000, (2, 32)), (200_000, (2, 64)), (400_000, (2, 128)), (800_000, (2, 256)),
 )  # fmt: skip
 _SMALLEST_LINK_MTU, _LARGEST_LINK_MTU = MAX_HEADERS + MTUS[-1], 65536
+
+
+@dataclass(frozen=True)
+class WireKind:
+    """How a port reaches its peers.
+
+    `neighbours`: NICs of this host by shared memory. `module` of nic/wires: all others, also on InfiniBand ports if
+    `infiniband`. `routed`: they are in the networks of this machine, whose addresses the port has.
+    """
+
+    module: str
+    neighbours: bool = False
+    infiniband: bool = False
+    routed: bool = True
+
+
+WIRES = {
+    "auto": WireKind("udp", neighbours=True),
+    "udp":  WireKind("udp"),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -80,8 +100,11 @@ class PortConfig:
             raise InvalidValueError(
                 f"lid = {self.lid:#x}: unicast LIDs are 1 to {_LAST_UNICAST_LID:#x}; 0 takes it from the address"
             )
-        if self.link_layer is LinkLayer.INFINIBAND and self.wire == "udp":
-            raise InvalidValueError("an InfiniBand port has no UDP wire: RoCE v2 is for link_layer ETHERNET")
+        kind = WIRES[self.wire]
+        if self.link_layer is LinkLayer.INFINIBAND and not (kind.neighbours or kind.infiniband):
+            raise InvalidValueError(
+                f"an InfiniBand port has no {self.wire.upper()} wire: RoCE v2 is for link_layer ETHERNET"
+            )
 
 
 class Port:

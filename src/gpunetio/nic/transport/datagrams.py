@@ -1,15 +1,14 @@
-"""The engine's side of the UDP wire. It makes system calls, so it is only for an engine on a CPU."""
+"""The engine's side of the UDP wire: takes datagrams. It makes system calls, so the engine must be on a CPU."""
 
 from __future__ import annotations
 
 from ...jit.compile import engine_function
-from ...jit.ops import clock_ns, ld64
+from ...jit.ops import clock_ns
 from ...fabric.capture import capture
 from ...fabric.udp_receive import check, found_empty, receive as receive_udp
 from ...fabric.udp_records import DATAGRAM, ICRC_WRONG, datagram_at, udp_wire_at
-from ...fabric.udp_transmit import transmit
-from ..state.tables import UDP, counters_at, nic_at, wire_at
-from .wires import BATCH, addressee, deliver, receive
+from ..state.tables import counters_at, nic_at, wire_at
+from .delivery import BATCH, addressee, deliver, receive
 
 ROUNDS = 16  # batches per socket and turn
 
@@ -82,33 +81,18 @@ def serve_socket(nic, wire, index):
 
 
 @engine_function
-def receive_datagrams(nic):
-    """Take the packets that have arrived at the sockets. Return how many."""
-    n = nic_at(nic)
+def take_datagrams(nic, wire):
+    """Take the packets that have arrived at the wire's sockets. Return how many."""
+    w = wire_at(wire)
+    u = udp_wire_at(w.udp)
     done = 0
-    for i in range(n.wire_count):
-        wire = ld64(n.wires + 8 * i)
-        w = wire_at(wire)
-        if w.kind != UDP or n.paused or n.holding:
-            continue
-        u = udp_wire_at(w.udp)
-        empty = 1
-        for j in range(u.socket_count):
-            done += serve_socket(nic, wire, j)
-            if u.rx_more != 0:
-                empty = 0
-        if empty != 0:
-            found_empty(w.udp)
-        if u.rx_icrc_encapsulated | u.rx_malformed | u.weak_icrc | u.tx_dropped:
-            _collect_counts(nic, w.udp)
+    empty = 1
+    for j in range(u.socket_count):
+        done += serve_socket(nic, wire, j)
+        if u.rx_more != 0:
+            empty = 0
+    if empty != 0:
+        found_empty(w.udp)
+    if u.rx_icrc_encapsulated | u.rx_malformed | u.weak_icrc | u.tx_dropped:
+        _collect_counts(nic, w.udp)
     return done
-
-
-@engine_function
-def send_datagrams(nic):
-    """Send the frames that wait for the sockets."""
-    n = nic_at(nic)
-    for i in range(n.wire_count):
-        w = wire_at(ld64(n.wires + 8 * i))
-        if w.kind == UDP:
-            transmit(w.udp)

@@ -1,0 +1,90 @@
+"""The engine's side of a wire that is two pipes of frames (fabric/frames.py), to whoever fills the pipe `rx`."""
+
+from __future__ import annotations
+
+from ...jit.compile import device_function, engine_function
+from ...fabric.capture import capture
+from ...fabric.injector import icrc_fits
+from ...fabric.frames import (
+    LENT_SHIFT, LOAN_SHIFT, MAX_LENT, PACKET, consume, frame_at, next_frame, pipe_end_at, release,
+)  # fmt: skip
+from ...formats.packet import BTH
+from .delivery import BATCH, has_many_peers, receive
+from ..state.tables import LOAN, LOANS, WIRE, counters_at, loan_at, nic_at, wire_at
+
+
+@device_function
+def _undamaged(nic, wire, frame, nbytes):
+    """Return whether a frame's ICRC is right or absent. Between NICs of one host, only a fault injector adds one."""
+    w = wire_at(wire)
+    f = frame_at(frame)
+    if f.icrc == 0 or icrc_fits(
+        nic_at(nic).scratch, frame + PACKET, nbytes, w.peer_high, w.peer_low, w.here_high, w.here_low
+    ):  # fmt: skip
+        return True
+    counters_at(nic_at(nic).counters).rx_icrc_encapsulated += 1
+    return False
+
+
+@device_function
+def _count_malformed(nic):
+    c = counters_at(nic_at(nic).counters)
+    c.rdma_rx_packets += 1
+    c.rx_malformed += 1
+
+
+@engine_function
+def _receive_lent(nic, wire, packet, nbytes, reference, life, at):
+    """Take a packet whose payload is in memory that the peer has lent us. Its reference is checked, not trusted."""
+    n = nic_at(nic)
+    w = wire_at(wire)
+    number = reference >> LOAN_SHIFT
+    if w.loans == 0 or number <= 0:
+        _count_malformed(nic)
+        return
+    loan = loan_at(w.loans + (number & (LOANS - 1)) * LOAN.size)
+    part = (reference >> LENT_SHIFT) & ((1 << LOAN_SHIFT - LENT_SHIFT) - 1)
+    offset = reference & (MAX_LENT - 1)
+    if loan.number != number or part == 0 or offset > loan.nbytes - part:
+        _count_malformed(nic)
+        return
+    n.payload, n.payload_bytes = loan.address + offset, part
+    receive(nic, wire, packet, nbytes, w.peer_high, w.peer_low, life, at)
+    n.payload_bytes = 0
+
+
+@engine_function
+def take_frames(nic, wire):
+    """Take packets that the other end has put into the pipe: return how many."""
+    n = nic_at(nic)
+    w = wire_at(wire)
+    end = wire + WIRE.rx
+    done = 0
+    while done < BATCH and not w.broken:
+        frame = next_frame(end)
+        if frame == 0:
+            break
+        if frame < 0:  # the other end does not keep to the protocol
+            w.broken = 1
+            break
+        nbytes = pipe_end_at(end).nbytes
+        f = frame_at(frame)
+        peer_high, peer_low = w.peer_high, w.peer_low
+        if has_many_peers(wire):
+            peer_high, peer_low = f.peer_high, f.peer_low
+        intact = nbytes < BTH.size or _undamaged(nic, wire, frame, nbytes)
+        if n.capture != 0:
+            damaged = 0 if intact else 1
+            capture(n.capture, frame + PACKET, nbytes, peer_high, peer_low, -1, damaged, n.now, 0)
+        if intact:
+            reference, life = f.reference, f.life
+            at = pipe_end_at(end).position
+            if reference == 0:
+                receive(nic, wire, frame + PACKET, nbytes, peer_high, peer_low, life, at)
+            else:
+                _receive_lent(nic, wire, frame + PACKET, nbytes, reference, life, at)
+        consume(end)
+        done += 1
+    if done:
+        release(end)
+    return done

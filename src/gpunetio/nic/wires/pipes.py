@@ -1,0 +1,36 @@
+"""A wire of two pipes in memory, to one NIC of this process or of another process of this host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+
+import numpy as np
+
+from ...fabric.frames import pipe_end
+from ...fabric.inprocess import LinkEnd
+from ...fabric.link import Link
+from ..state.tables import PIPES
+from .wire import Wire
+
+WINDOW = 128
+
+
+class Pipes(Wire):
+    """This end of two pipes. `release` is called when the wire is closed."""
+
+    kind, window = PIPES, WINDOW
+
+    def __init__(
+        self, end: LinkEnd, peer: Hashable, gids: tuple[bytes, bytes], infiniband: bool, release: Callable[[], None]
+    ):
+        self.peer, self.gids, self.rope = peer, gids, end.peer_rope
+        self.bells = (peer.bell,) if isinstance(peer, Link) else ()
+        self._end, self._infiniband, self._release = end, infiniband, release
+
+    def open(self, row: np.ndarray) -> np.ndarray:
+        row["rx"] = np.void(pipe_end(self._end.rx, self._end.capacity).tobytes())
+        row["infiniband"] = self._infiniband
+        return pipe_end(self._end.tx, self._end.capacity)
+
+    def close(self) -> None:
+        self._release()

@@ -1,0 +1,73 @@
+"""The UDP wire of a port, to all peers that it reaches by no other wire."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container
+
+import numpy as np
+
+from ...errors import InvalidValueError
+from ...fabric.frames import PIPE_END, pipe_end, pipe_size
+from ...fabric.udp import UdpWire
+from ...memory import HostMemory
+from ..control.port import Port, address_of, gid_of
+from ..state.tables import UDP
+from .wire import ANY_PEER, Wire
+
+WINDOW = 128  # half a megabyte at the largest MTU, which fits into socket buffers
+PIPE = 1 << 20
+
+
+class Udp(Wire):
+    """The sockets of a port's addresses (fabric/udp.py). They open with the wire, when it is first needed."""
+
+    kind, window, peer, adds_icrc = UDP, WINDOW, "udp", True
+
+    def __init__(self, port: Port):
+        self._port = port
+        self.gids = port.gids[0], ANY_PEER
+
+    def open(self, row: np.ndarray) -> np.ndarray:
+        memory = HostMemory(PIPE_END.size + pipe_size(PIPE))
+        consumer = memory.view(PIPE_END.dtype)
+        tx = consumer[0] = pipe_end(memory.address + PIPE_END.size, PIPE)
+        indices = [self._port.gids.index(gid_of(address)) for address in self._port.addresses]
+        try:
+            self._wire = UdpWire(self._port.addresses, memory.address, indices)
+        except BaseException:
+            memory.close()
+            raise
+        self._memory = memory
+        self.sockets = self._wire.fds
+        row["udp"] = self._wire.address
+        return tx
+
+    def close(self) -> None:
+        self._wire.close()
+        self._memory.close()
+
+    def path(self, gid: bytes, source: int) -> tuple[bytes, int]:
+        """Return the GIDs of the addresses that link-local GIDs stand for."""
+        port = self._port
+        here, there = port.source_address(source), address_of(gid)
+        if here.version != there.version:
+            raise InvalidValueError(
+                f"GID {there} cannot be reached from GID index {source} ({here}): use the index of an address of the "
+                f"same IP version, one of {', '.join(map(str, port.addresses))}"
+            )
+        if there.version == 6 and (there.is_link_local or port.is_link_local(source)) and not here.is_link_local:
+            raise InvalidValueError(
+                f"GID {there} cannot be reached from GID index {source}: over UDP, a link-local GID must stand for an "
+                f"IPv4 address, or both ends must be link-local. Use GIDs of addresses, as at index 0 ({here})"
+            )
+        return gid_of(there), 0 if port.is_link_local(source) else source
+
+    def egress(self, source: int, port: int, used: Container[int], settle: Callable[[], None]) -> int:
+        return source if port == 0 else self._wire.egress(source, port, used, settle)
+
+    @property
+    def drained(self) -> bool:
+        return not self._wire.record["marked"]
+
+
+make = Udp

@@ -1,0 +1,77 @@
+"""The interface of a wire to the NIC's control path. How the engine moves its packets: transport/wire_kinds.py."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Container, Hashable
+
+import numpy as np
+
+from ...fabric.injector import Injector
+from ..state.tables import WIRE
+
+ANY_PEER = bytes(16)
+
+
+class Wire(ABC):
+    """A wire of a NIC, from `open` to `close`.
+
+    `kind` says how the engine serves the wire. `window` limits the packets that a QP has in flight. `peer` is who is at
+    the other end. `gids` are this end's and the peer's; the latter is ANY_PEER if the wire leads to any number of
+    peers. `adds_icrc`: packets get their ICRC from the wire, so a fault injector must not add one.
+
+    `bells` wake the engine when they ring (fabric/bell.py), `sockets` when they are readable. `rope` rings the bell of
+    the peer's engine; 0 if nobody there sleeps.
+
+    `address` is that of the wire's WIRE row, once the NIC has taken the wire in. `dead`: the peer is gone.
+    """
+
+    kind: int
+    window: int
+    peer: Hashable
+    gids: tuple[bytes, bytes]
+    adds_icrc = False
+    bells: tuple[int, ...] = ()
+    sockets: tuple[int, ...] = ()
+    rope = 0
+    address = 0
+    dead = False
+    injector: Injector | None = None
+
+    @abstractmethod
+    def open(self, row: np.ndarray) -> np.ndarray:
+        """Open what the wire leads to, and add to its WIRE `row` what this kind needs.
+
+        Return the end of the pipe that takes outgoing frames.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release everything. The engine must not know the wire any more."""
+
+    def row(self) -> np.ndarray:
+        """Return the fields of the WIRE row that all kinds have."""
+        row = np.zeros((), WIRE.dtype)
+        row["kind"], row["window"], row["wake_fd"] = self.kind, self.window, self.rope
+        row["here_high"], row["here_low"] = np.frombuffer(self.gids[0], np.int64)
+        row["peer_high"], row["peer_low"] = np.frombuffer(self.gids[1], np.int64)
+        return row
+
+    def path(self, gid: bytes, source: int) -> tuple[bytes, int]:
+        """Return the peer's GID and the index of this end's, as frames name them. InvalidValueError if there is no way.
+
+        QPs may use GIDs that stand for other addresses.
+        """
+        return gid, source
+
+    def egress(self, source: int, port: int, used: Container[int], settle: Callable[[], None]) -> int:
+        """Return the `source` of a QP's frames that leave from GID index `source` and UDP port `port`; 0 is any port.
+
+        `used` are the sources of the other QPs. `settle` returns when the engine has ended its turn.
+        """
+        return source
+
+    @property
+    def drained(self) -> bool:
+        """Whether the engine has taken what arrived before a QP asked for the position of arrivals."""
+        return True
