@@ -33,7 +33,7 @@ OPMOD, NO_PACKET = 31, 32
 NAK_VENDORS = {REMOTE_INVALID: 26, REMOTE_ACCESS: 27, REMOTE_OP: 28}  # by syndrome
 NO_KEY, OTHER_PD, NO_RIGHT, OUT_OF_BOUNDS = 0, 1, 2, 3  # to be added to LKEY or RKEY
 
-# What tests/test_operations.py holds against the specifications. Operations outside have rules of their own below.
+# What test_operations.py holds against the specifications. Operations outside have rules of their own below.
 ROWS = {int(row.opcode): row for row in OPERATIONS.values() if not row.local}
 ATOMICS = tuple(opcode for opcode, row in ROWS.items() if row.atomic)
 MASKED = tuple(opcode for opcode, row in ROWS.items() if row.masked)

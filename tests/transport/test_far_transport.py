@@ -24,18 +24,14 @@ from transport_rig import (
     Lab,
     Packet,
     Peer,
-    peer,
     response_packets,
     send_packets,
     write_packets,
 )  # fmt: skip
-
-__all__ = ["peer"]  # a fixture
+from transport_steps import RKEY, TIMEOUT, VA
 
 KIB = 1 << 10
 MTU = 1024
-VA, RKEY = 0x1122334455667788, 0x99AABBCC  # at the peer, which the NIC cannot check
-TIMEOUT = 4096 << 14  # nanoseconds; ack_timeout 14
 LONG_RNR = RNR_NAK  # of 655 ms
 
 

@@ -2,7 +2,6 @@
 
 import csv
 import re
-from pathlib import Path
 
 import pytest
 
@@ -11,10 +10,11 @@ from gpunetio.formats import commands, operations
 from gpunetio.formats.operations import OPERATIONS, PACKETS, Operation
 from gpunetio.formats.packet import OPERATION_MASK, PacketOpcode
 from gpunetio.formats.wqe import SEGMENT
+from repository import DATA, ROOT
 
-DATA = Path(__file__).parent / "data" / "operations.csv"
-DOCUMENT = Path(__file__).parents[1] / "docs" / "soft-nic.md"
-with DATA.open(newline="") as lines:
+TABLE = DATA / "operations.csv"
+DOCUMENT = ROOT / "docs" / "soft-nic.md"
+with TABLE.open(newline="") as lines:
     ROWS = {int(row["opcode"], 16): row for row in csv.DictReader(lines)}
 
 
