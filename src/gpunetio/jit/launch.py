@@ -23,7 +23,6 @@ import threading
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, Protocol
-from unittest import mock
 
 from ..errors import InvalidValueError
 from ..interrupts import deferred
@@ -194,12 +193,14 @@ def kernel(fn: Callable[..., None]) -> Kernel:
 @contextlib.contextmanager
 def offline(compute_capability: tuple[int, int]) -> Iterator[None]:
     """Compile for an absent GPU: Numba asks the current device when one device function calls another."""
-    import numba.cuda.compiler
-    import numba.cuda.dispatcher
+    from numba.cuda import compiler, dispatcher  # both import the function by its name
 
     device = SimpleNamespace(compute_capability=compute_capability)
-    with (
-        mock.patch.object(numba.cuda.dispatcher, "get_current_device", return_value=device),
-        mock.patch.object(numba.cuda.compiler, "get_current_device", return_value=device),
-    ):
+    replaced = [(module, module.get_current_device) for module in (compiler, dispatcher)]
+    for module, _ in replaced:
+        module.get_current_device = lambda: device
+    try:
         yield
+    finally:
+        for module, original in replaced:
+            module.get_current_device = original
