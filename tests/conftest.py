@@ -134,14 +134,6 @@ def ends(request: pytest.FixtureRequest) -> Iterator[Ends]:
 
 
 @pytest.fixture
-def one() -> Iterator[Ends]:
-    """The same on one NIC only."""
-    opened = Ends.open("soft0")
-    yield opened
-    opened.close()
-
-
-@pytest.fixture
 def port() -> int:
     """A TCP port that nobody uses."""
     with socket.socket() as probe:

@@ -6,7 +6,6 @@ import logging
 import os
 import re
 import signal
-import socket
 import subprocess
 import threading
 from dataclasses import dataclass, replace
@@ -31,13 +30,6 @@ NAME = "verbs_server_client"
 OPERATIONS = ("Send", "Write", "Read")
 PATIENCE = 60.0
 FINISHED = "Sample finished successfully"
-
-
-@pytest.fixture
-def port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def one_by_one(link, left):

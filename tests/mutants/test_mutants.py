@@ -5,6 +5,7 @@ import re
 import pytest
 
 from patches import ROOT, read_all
+from run import PACKAGE, PYTHON, files_of
 
 PATCHES = read_all()
 
@@ -29,3 +30,9 @@ def test_tests_that_notice_are_there(patch):
     names = re.findall(r"^def (test_\w+)", (ROOT / file).read_text(), re.MULTILINE)
     for part in expression.split(" or "):
         assert any(part in name for name in names), part
+
+
+@pytest.mark.parametrize("package", PYTHON)
+def test_the_tests_of_a_package_are_there(package):
+    assert (ROOT / PACKAGE / package).is_dir()
+    assert [pattern for pattern in PYTHON[package] if not files_of(pattern)] == []
