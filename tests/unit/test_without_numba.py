@@ -83,9 +83,9 @@ except ModuleNotFoundError as error:
     named, *others = said.splitlines()
     assert re.fullmatch(r"no device 'soft0'; there are: .*(no software NIC can run without Numba .*)", named)
     assert others == [
-        "no software NIC can run without Numba (No module named 'llvmlite'): pip install numba",
-        "the CPU cannot work at the rings of a queue without Numba (No module named 'llvmlite'): pip install numba",
-        "No module named 'llvmlite'",
+        "no software NIC can run without Numba (No module named 'numba'): pip install numba",
+        "the CPU cannot work at the rings of a queue without Numba (No module named 'numba'): pip install numba",
+        "No module named 'numba'",
     ]
 
 

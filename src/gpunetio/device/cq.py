@@ -23,7 +23,7 @@ _WQE_COUNTER = CQE64.wqe_counter  # in one aligned 32-bit word with op_own, whic
 _COUNTER_MASK = 0xFFFF
 _SYNDROME, _VENDOR = ERR_CQE64.syndrome, ERR_CQE64.vendor_err_synd
 _ERR_INDEX, _ERR_SYNDROME, _ERR_VENDOR = DEV_SIDE.err_index, DEV_SIDE.err_syndrome, DEV_SIDE.err_vendor
-_REQ_ERR, _RESP_ERR, _INVALID = int(CqeOpcode.REQ_ERR), int(CqeOpcode.RESP_ERR), INIT_OP_OWN >> OPCODE_SHIFT
+_INVALID = INIT_OP_OWN >> OPCODE_SHIFT
 
 
 @device_function
@@ -85,7 +85,7 @@ def note_error(side, cq, index):
     while i <= index:
         cqe = cqe_address(cq, i + ld_fixed64(cq + DEV_CQ.cqe_rsvd))
         opcode = ld8(cqe + CQE64.op_own) >> OPCODE_SHIFT
-        if opcode == _REQ_ERR or opcode == _RESP_ERR:
+        if opcode == CqeOpcode.REQ_ERR or opcode == CqeOpcode.RESP_ERR:
             st64(side + _ERR_INDEX, i)
             st64(side + _ERR_VENDOR, ld8(cqe + _VENDOR))
             st64(side + _ERR_SYNDROME, ld8(cqe + _SYNDROME))
@@ -130,7 +130,7 @@ def poll_ring(side, cq, index, named, sharing):
     if not new or opcode == _INVALID:
         return EBUSY
     fence_acquire_sys()
-    if opcode == _REQ_ERR or opcode == _RESP_ERR:
+    if opcode == CqeOpcode.REQ_ERR or opcode == CqeOpcode.RESP_ERR:
         note_error(side, cq, index)
         return EIO
     if named:
@@ -156,7 +156,7 @@ def poll_collapsed(qp, index, sharing=GPU):
     if opcode == _INVALID or ahead >= ld_fixed16(qp + DEV_QP.sq_wqe_num):  # a ring or more: it is behind
         return EBUSY
     fence_acquire_sys()
-    if opcode == _REQ_ERR:
+    if opcode == CqeOpcode.REQ_ERR:
         note_error(ld_fixed64(qp + DEV_QP.side), cq, index + ahead)
         return EIO
     _advance(cq + DEV_CQ.cqe_ci, index + ahead + 1, sharing)

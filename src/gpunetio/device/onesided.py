@@ -24,7 +24,6 @@ from .wqe import (
     ATOMIC_FA, prepare_atomic, prepare_dump, prepare_nop, prepare_read, prepare_write, prepare_write_value,
 )  # fmt: skip
 
-_FENCED = int(CtrlFlags.CQ_UPDATE_FENCE)
 
 
 @device_function
@@ -204,7 +203,7 @@ def fence(qp, sharing=GPU, code_opt=DEFAULT, scope=THREAD):
     first = reserve_own(qp, 1, sharing, code_opt, scope, lanes)
     if first < 0:
         return first
-    prepare_nop(qp, first, _FENCED)
+    prepare_nop(qp, first, CtrlFlags.CQ_UPDATE_FENCE)
     return post_own(qp, first, 1, sharing, code_opt, scope, lanes)
 
 

@@ -30,7 +30,6 @@ from .waiting import patience
 from .wqe import CQ_UPDATE, SEND, SEND_IMM, data_segment, prepare_nop, prepare_send
 
 _CQ = DEV_SIDE.cq_rq
-_INLINE_32 = int(CqeFormat.INLINE_32)
 _INVALID = INIT_OP_OWN >> OPCODE_SHIFT
 
 
@@ -303,7 +302,7 @@ def recv_inline(qp, arrival):
     For queue pairs created with `cqe_inline`: at most 32 bytes, until the ring of completions has wrapped around.
     """
     cqe = _cqe(qp, arrival)
-    return cqe if (ld8(cqe + CQE64.op_own) & FORMAT_MASK) >> FORMAT_SHIFT == _INLINE_32 else 0
+    return cqe if (ld8(cqe + CQE64.op_own) & FORMAT_MASK) >> FORMAT_SHIFT == CqeFormat.INLINE_32 else 0
 
 
 @device_function

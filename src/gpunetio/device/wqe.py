@@ -21,7 +21,6 @@ NOP, RDMA_WRITE, RDMA_WRITE_IMM = int(WqeOpcode.NOP), int(WqeOpcode.RDMA_WRITE),
 RDMA_READ, SEND, SEND_IMM = int(WqeOpcode.RDMA_READ), int(WqeOpcode.SEND), int(WqeOpcode.SEND_IMM)
 ATOMIC_CS, ATOMIC_FA = int(WqeOpcode.ATOMIC_CS), int(WqeOpcode.ATOMIC_FA)
 WAIT, DUMP = int(WqeOpcode.WAIT), int(WqeOpcode.DUMP)
-_MASKED_CS, _MASKED_FA = int(WqeOpcode.ATOMIC_MASKED_CS), int(WqeOpcode.ATOMIC_MASKED_FA)
 
 _1DS, _2DS, _3DS = DEV_QP.sq_num_shift8_be_1ds, DEV_QP.sq_num_shift8_be_2ds, DEV_QP.sq_num_shift8_be_3ds
 _4DS, _5DS = DEV_QP.sq_num_shift8_be_4ds, DEV_QP.sq_num_shift8_be_5ds
@@ -150,7 +149,7 @@ def prepare_masked_add(qp, index, nbytes, raddr, rkey, laddr, lkey, add, boundar
     if nbytes != 4 and nbytes != 8:
         return EINVAL
     opmod = (EXTENDED_ATOMIC_4 if nbytes == 4 else EXTENDED_ATOMIC_8) << OPMOD_SHIFT
-    wqe = _start(qp, index, at, opmod | _MASKED_FA, _4DS, flags, 0)
+    wqe = _start(qp, index, at, opmod | WqeOpcode.ATOMIC_MASKED_FA, _4DS, flags, 0)
     _raddr(wqe + 16, raddr, rkey)
     if nbytes == 4:
         st128(wqe + 32, pack64(be32(add), be32(boundary)), 0)
@@ -169,7 +168,7 @@ def prepare_masked_swap32(
 
     If the word equals `compare` in the bits of `compare_mask`, its bits of `swap_mask` are replaced by those of `swap`.
     """
-    wqe = _start(qp, index, at, EXTENDED_ATOMIC_4 << OPMOD_SHIFT | _MASKED_CS, _4DS, flags, 0)
+    wqe = _start(qp, index, at, EXTENDED_ATOMIC_4 << OPMOD_SHIFT | WqeOpcode.ATOMIC_MASKED_CS, _4DS, flags, 0)
     _raddr(wqe + 16, raddr, rkey)
     st128(wqe + 32, pack64(be32(swap), be32(compare)), pack64(be32(swap_mask), be32(compare_mask)))
     data_segment(wqe + 48, laddr, lkey, 4)
@@ -185,7 +184,7 @@ def prepare_masked_swap64(
     collapsed completion queue, where the last completion counts. Wait for `index`. The ticket of `post`, and
     `wait_all`, refer to the second slot, which is complete only when a later WQE is, for example a NOP after the swap.
     """
-    wqe = _start(qp, index, 0, EXTENDED_ATOMIC_8 << OPMOD_SHIFT | _MASKED_CS, _5DS, flags, 0)
+    wqe = _start(qp, index, 0, EXTENDED_ATOMIC_8 << OPMOD_SHIFT | WqeOpcode.ATOMIC_MASKED_CS, _5DS, flags, 0)
     _raddr(wqe + 16, raddr, rkey)
     st128(wqe + 32, be64(swap), be64(compare))
     st128(wqe + 48, be64(swap_mask), be64(compare_mask))

@@ -17,6 +17,7 @@ from ..jit.compile import engine_function
 from ..jit.ops import (
     clock_ns, exchange64, ld16, ld32, ld64, ld_relaxed64, pause, st64, st_relaxed64, st_release64, yield_thread,
 )  # fmt: skip
+from ..formats.commands import QpState
 from ..errors import BadStateError, FullError, TimedOutError
 from ..fabric.bell import Bell
 from ..fabric.frames import PIPE, pipe_end_at
@@ -27,7 +28,6 @@ from ..service import STOP_TIMEOUT, ServiceThread
 from .dma import lost_memory
 from .step import TOO_FULL, WRITE_ROW, WRONG_STATE, scan_records, step
 from .transport.wire_kinds import has_pipe_in, pump_in, pump_out
-from .queues.doorbells import RTS
 from .dma.movers import at_work
 from .state.tables import NIC, QP_ROW, WIRE, Table, channel_at, nic_at, qp_row_at, watch_at, wire_at
 from .state.watch import entry
@@ -59,7 +59,7 @@ def _work_left(nic):
         w = watch_at(entry(nic, i))
         if w.awake != 0:
             q = qp_row_at(w.row)
-            if q.sq_ci != q.sq_pi and q.state >= RTS:
+            if q.sq_ci != q.sq_pi and q.state >= QpState.RTS:
                 return True
     return False
 

@@ -43,8 +43,6 @@ _LCG, _POSITIVE = 6364136223846793005, (1 << 63) - 1
 # command_result
 DONE, WRONG_STATE, TOO_FULL = 0, 1, 2
 
-_RTR, _RTS, _ERR = int(QpState.RTR), int(QpState.RTS), int(QpState.ERR)
-_SQ_DRAINED = int(EventType.SQ_DRAINED)
 
 
 # --- commands ------------------------------------------------------------------------------------------------------
@@ -70,10 +68,10 @@ def _modify(nic, row, source, expected_state):
         q.late, q.sq_pi, q.sq_drained = (q.sq_pi & PI_MASK) + 1, q.sq_sent, 0
     if draining and not wanted:
         go_on(nic, row)
-    if before != _RTR and q.state == _RTR:
+    if before != QpState.RTR and q.state == QpState.RTR:
         q.expect_psn = q.rq_psn
         q.rx_from = arrivals(row)
-    if before == _RTR and q.state == _RTS:
+    if before == QpState.RTR and q.state == QpState.RTS:
         q.una_psn = q.sq_psn
         q.tx_psn = q.sq_psn
         q.end_psn = q.sq_psn
@@ -107,7 +105,7 @@ def _apply(nic):
     elif op == MODIFY_QP:
         n.command_result = _modify(nic, row, n.command_src, n.command_state)
         wake(row)
-        if qp_row_at(row).state == _ERR:
+        if qp_row_at(row).state == QpState.ERR:
             serve_qp(nic, row)
     elif op == RESET_QP:
         forget_due(nic, row)
@@ -198,9 +196,9 @@ def serve_qp(nic, row):
     """Execute or send what the QP's doorbell announced, up to the engine's budget: return how much."""
     q = qp_row_at(row)
     poll_doorbell(nic, row)
-    if q.state == _ERR:
+    if q.state == QpState.ERR:
         return _flush(nic, row)
-    if q.sq_ci == q.sq_pi or q.state != _RTS:
+    if q.sq_ci == q.sq_pi or q.state != QpState.RTS:
         return 0
     if q.wire != 0:
         return serve_requester(nic, row)
@@ -215,9 +213,9 @@ def serve_qp(nic, row):
 def _look_if_drained(nic, row):
     """Raise SQ_DRAINED when a QP in SQD has completed all WQEs that it had started (IBTA 11.6.3)."""
     q = qp_row_at(row)
-    if q.drain and q.sq_drained == 0 and q.sq_ci == q.sq_pi and q.state == _RTS:
+    if q.drain and q.sq_drained == 0 and q.sq_ci == q.sq_pi and q.state == QpState.RTS:
         q.sq_drained = 1
-        tell(nic, row, _SQ_DRAINED)
+        tell(nic, row, EventType.SQ_DRAINED)
 
 
 @engine_function
@@ -251,7 +249,7 @@ def _in_flight(nic):
     n = nic_at(nic)
     for i in range(n.active_count):
         q = qp_row_at(watch_at(entry(nic, i)).row)
-        if q.sq_ci != q.sq_sent and q.state == _RTS:
+        if q.sq_ci != q.sq_sent and q.state == QpState.RTS:
             return True
     return False
 

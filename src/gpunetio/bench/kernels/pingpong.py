@@ -20,7 +20,7 @@ OUT = ("start", "end", "status", "received", "sent", "bad_message", "bad_offset"
 _RING, _STRIDE, _SLOTS, _RECORD, _CQ_RING, _CQ_ENTRIES, _CQ_RECORD = range(0, 8 * len(RECEIVE_SIDE), 8)
 _START, _END, _STATUS, _RECEIVED, _SENT, _BAD_MESSAGE, _BAD_OFFSET, _SYNDROME, _VENDOR = range(0, 8 * len(OUT), 8)
 _WQE_COUNTER, _ERR_SYNDROME, _ERR_VENDOR = CQE64.wqe_counter, ERR_CQE64.syndrome, ERR_CQE64.vendor_err_synd
-_RESP_ERR, _INVALID = int(CqeOpcode.RESP_ERR), INIT_OP_OWN >> OPCODE_SHIFT
+_INVALID = INIT_OP_OWN >> OPCODE_SHIFT
 _CI_MASK = 0xFF_FFFF
 _LOOK_EVERY = 256  # polls between looks at the stop word
 
@@ -62,7 +62,7 @@ def _await_receive(qp, rq, index, ticket, stop, out):
             if ticket >= 0 and dev.poll_one(qp, ticket, dev.EXCLUSIVE) == dev.EIO:
                 return dev.EIO
     fence_acquire_sys()
-    if opcode == _RESP_ERR:
+    if opcode == CqeOpcode.RESP_ERR:
         if ticket >= 0 and dev.wait(qp, ticket, dev.EXCLUSIVE) == dev.EIO:
             return dev.EIO  # the cause of this error
         dev.st64(out + _SYNDROME, dev.ld8(cqe + _ERR_SYNDROME))

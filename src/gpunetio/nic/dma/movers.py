@@ -98,7 +98,6 @@ mover_at: Any = struct_view(MOVER)
 mark_at: Any = struct_view(MARK)
 landing_at: Any = struct_view(LANDING)
 
-_COPY_FAILED, _RC = int(Reason.COPY_FAILED), int(ServiceType.RC)
 UNTIL_IDLE, FOR_EVER = 1, 2  # MOVER.stuck
 
 
@@ -458,14 +457,14 @@ def _refuse(nic, mover, address, nbytes, error):
     _await(nic, mover, mover_at(mover).issued)
     mover_at(mover).error = error
     explain_copy(nic, mover, address, nbytes)
-    return _COPY_FAILED
+    return Reason.COPY_FAILED
 
 
 @engine_function
 def move_far(nic, target, source, nbytes, pinned):
     """Have a mover copy bytes from or to far memory. Return 0, or a reason. `pinned`: the host side is known to be."""
     if on_gpu():
-        return _COPY_FAILED
+        return Reason.COPY_FAILED
     n = nic_at(nic)
     into, out_of = far(target), far(source)
     mover = mover_of(nic, into if into != 0 else out_of)
@@ -479,7 +478,7 @@ def move_far(nic, target, source, nbytes, pinned):
             _await(nic, n.touched, fence)
             if ended(n.touched, fence, n.failures) < 0:
                 explain_copy(nic, n.touched, address, nbytes)
-                return _COPY_FAILED
+                return Reason.COPY_FAILED
         n.touched, n.failures = mover, m.failures
     error = INVALID_VALUE
     if into != 0 and out_of != 0:
@@ -508,7 +507,7 @@ def move(nic, target, source, nbytes):
 @engine_function
 def _fetch_far(nic, target, source, nbytes):
     if on_gpu():
-        return _COPY_FAILED
+        return Reason.COPY_FAILED
     n = nic_at(nic)
     reason = move_far(nic, target, source, nbytes, 0)
     if reason != 0:
@@ -519,7 +518,7 @@ def _fetch_far(nic, target, source, nbytes):
     if ended(mover, fence, n.failures) > 0:
         return 0
     explain_copy(nic, mover, source, nbytes)
-    return _COPY_FAILED
+    return Reason.COPY_FAILED
 
 
 @device_function
@@ -546,12 +545,12 @@ def await_moved(nic, row):
     mover = q.mover
     _await(nic, mover, q.fence)
     moved = ended(mover, q.fence, q.failures) > 0
-    if moved or q.service != _RC:
+    if moved or q.service != ServiceType.RC:
         q.mover = 0
     if moved:
         return 0
     explain_copy(nic, mover, 0, 0)
-    return _COPY_FAILED
+    return Reason.COPY_FAILED
 
 
 @engine_function
@@ -570,7 +569,7 @@ def let_arrive(nic, row):
 @engine_function
 def _place_far(nic, row, target, source, nbytes):
     if on_gpu():
-        return _COPY_FAILED
+        return Reason.COPY_FAILED
     n = nic_at(nic)
     q = qp_row_at(row)
     if q.mover != 0 and (far(target) == 0 or mover_of(nic, far(target)) != q.mover):

@@ -24,14 +24,6 @@ from .staging import free_slots
 from ..state.tables import FLIGHT, counters_at, flight_at, nic_at, qp_row_at
 from ..queues.wqes import build, check_wqe, in_one_piece, wqe_slot
 
-_RTR, _RTS, _ERR = int(QpState.RTR), int(QpState.RTS), int(QpState.ERR)
-_WRITE, _READ, _WRITE_IMM = int(WqeOpcode.RDMA_WRITE), int(WqeOpcode.RDMA_READ), int(WqeOpcode.RDMA_WRITE_IMM)
-_SEND, _SEND_IMM = int(WqeOpcode.SEND), int(WqeOpcode.SEND_IMM)
-_RESP_SEND, _RESP_SEND_IMM = int(CqeOpcode.RESP_SEND), int(CqeOpcode.RESP_SEND_IMM)
-_RESP_WR_IMM = int(CqeOpcode.RESP_WR_IMM)
-_REMOTE_WRITE, _REMOTE_READ = int(Access.REMOTE_WRITE), int(Access.REMOTE_READ)
-_SOLICITED = int(CtrlFlags.SOLICITED)
-_COPY_FAILED = int(Reason.COPY_FAILED)
 
 MOST_MOVING = 64 << 20  # bytes in flight by one mover, beyond which nothing begins: commands wait for them
 
@@ -83,7 +75,8 @@ def may_follow(nic, row):
     wqe = wqe_slot(row, index)
     opcode = be32(ld32(wqe)) & 0xFF
     ds = be32(ld32(wqe + CTRL_SEG.qpn_ds)) & DS_MASK
-    if (opcode != _WRITE and opcode != _READ) or ld8(wqe + CTRL_SEG.fm_ce_se) >> FM_SHIFT != 0:
+    fenced = ld8(wqe + CTRL_SEG.fm_ce_se) >> FM_SHIFT != 0
+    if fenced or (opcode != WqeOpcode.RDMA_WRITE and opcode != WqeOpcode.RDMA_READ):
         return False
     message = n.message
     wqe = in_one_piece(row, message, wqe, index, (ds + 3) >> 2)
@@ -91,14 +84,15 @@ def may_follow(nic, row):
         return False
     m = message_at(message)
     peer = qp_row_at(q.remote_row)
-    right = _REMOTE_WRITE if opcode == _WRITE else _REMOTE_READ
+    right = Access.REMOTE_WRITE if opcode == WqeOpcode.RDMA_WRITE else Access.REMOTE_READ
     there = find(nic, m.rkey, peer.pdn, m.raddr, m.nbytes, right)
     if m.nbytes == 0 or m.nbytes > peer.msg_max or there < 0 or peer.rights & right != right:
         return False
     segment = message + MESSAGE.segments
     for _ in range(m.nsegments):
         here, nbytes = ld64(segment), ld64(segment + 8)
-        if not (_fits(nic, row, there, here, nbytes) if opcode == _WRITE else _fits(nic, row, here, there, nbytes)):
+        to, from_ = (there, here) if opcode == WqeOpcode.RDMA_WRITE else (here, there)
+        if not _fits(nic, row, to, from_, nbytes):
             return False
         there += nbytes
         segment += 16
@@ -130,16 +124,16 @@ def _arrive(nic, row, opcode, nbytes):
         return 0
     q = qp_row_at(row)
     peer = q.remote_row
-    if opcode != _SEND and opcode != _SEND_IMM and opcode != _WRITE_IMM:
+    if opcode != WqeOpcode.SEND and opcode != WqeOpcode.SEND_IMM and opcode != WqeOpcode.RDMA_WRITE_IMM:
         return 0
     p = qp_row_at(peer)
-    if p.qpn != q.remote_qpn or (p.state != _RTR and p.state != _RTS):
+    if p.qpn != q.remote_qpn or (p.state != QpState.RTR and p.state != QpState.RTS):
         return -1
-    kind = _RESP_WR_IMM
-    if opcode != _WRITE_IMM:
-        kind = _RESP_SEND if opcode == _SEND else _RESP_SEND_IMM
+    kind = CqeOpcode.RESP_WR_IMM
+    if opcode != WqeOpcode.RDMA_WRITE_IMM:
+        kind = CqeOpcode.RESP_SEND if opcode == WqeOpcode.SEND else CqeOpcode.RESP_SEND_IMM
     wqe = wqe_slot(row, q.sq_ci)
-    solicited = ld8(wqe + CTRL_SEG.fm_ce_se) & _SOLICITED
+    solicited = ld8(wqe + CTRL_SEG.fm_ce_se) & CtrlFlags.SOLICITED
     return complete_receive(nic, peer, kind, nbytes, be32(ld32(wqe + CTRL_SEG.imm)), opcode, solicited, 0)
 
 
@@ -156,7 +150,7 @@ def finish(nic, row):
         state = ended(q.mover, f.fence, q.failures)
         if state == 0:
             return done
-        reason = _COPY_FAILED
+        reason = Reason.COPY_FAILED
         if state > 0:
             reason = _arrive(nic, row, f.opcode, f.nbytes)
         else:

@@ -39,7 +39,6 @@ SLOT = Entry("slot", 128, """
 """)
 slot_at: Any = struct_view(SLOT)
 
-_COPY_FAILED = int(Reason.COPY_FAILED)
 
 
 @device_function
@@ -157,7 +156,7 @@ def staged(nic, row, tag, message, offset, total):
         if state < 0:
             s.row = 0
             explain_copy(nic, s.mover, 0, s.end - s.begin)
-            return -_COPY_FAILED
+            return -Reason.COPY_FAILED
         s.filled = 1
     s.used_at = nic_at(nic).now
     return slot

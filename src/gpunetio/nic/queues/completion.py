@@ -19,23 +19,9 @@ from ..observe.reasons import Reason
 from ..state.tables import EQ_ROW, counters_at, cq_row_at, error_record_at, nic_at, qp_row_at
 from ..state.watch import wake
 
-ERR = int(QpState.ERR)
-REQ, REQ_ERR, RESP_ERR = int(CqeOpcode.REQ), int(CqeOpcode.REQ_ERR), int(CqeOpcode.RESP_ERR)
-_ON_FIRST_ERROR, _ALWAYS = int(CompletionMode.ON_FIRST_ERROR), int(CompletionMode.ALWAYS)
-_CQE_AND_EQE = int(CompletionMode.CQE_AND_EQE)
-_FLUSH, _CQ_OVERRUN, _RECV_TOO_SMALL = int(Reason.FLUSH), int(Reason.CQ_OVERRUN), int(Reason.RECV_TOO_SMALL)
-_RNR, _NO_RESPONSE = int(Reason.RNR), int(Reason.NO_RESPONSE)
-_REMOTE_ACCESS, _REMOTE_INVAL_REQ = int(Syndrome.REMOTE_ACCESS), int(Syndrome.REMOTE_INVAL_REQ)
-_RKEY_UNKNOWN, _RKEY_BOUNDS = int(Reason.RKEY_UNKNOWN), int(Reason.RKEY_BOUNDS)
-_QP_RIGHTS, _ATOMIC_ALIGNMENT = int(Reason.QP_RIGHTS), int(Reason.ATOMIC_ALIGNMENT)
-_BAD_REQUEST, _ATOMIC_FAR = int(Reason.BAD_REQUEST), int(Reason.ATOMIC_FAR)
-_CQ_ERROR, _CATASTROPHE = int(EventType.CQ_ERROR), int(EventType.WQ_CATAS_ERROR)
-_OVERRUN = int(CqErrorSyndrome.OVERRUN)
-_ACCESS_ERROR, _INVALID_REQUEST = int(EventType.WQ_ACCESS_ERROR), int(EventType.WQ_INVAL_REQ_ERROR)
 _NO_EVENT = 0
 _INVALID = INIT_OP_OWN >> OPCODE_SHIFT << OPCODE_SHIFT
-_INLINE = int(CqeFormat.INLINE_32) << FORMAT_SHIFT
-_RESIZED = int(CqeOpcode.RESIZE_CQ)
+_INLINE = CqeFormat.INLINE_32 << FORMAT_SHIFT
 REQUESTER, RESPONDER = 0, 1
 
 
@@ -57,15 +43,15 @@ def write_cqe(nic, cq, kind, qpn, user_index, wqe_opcode, counter, nbytes, imm, 
         consumed = be32(ld_acquire32(c.dbrec + CQ_DBREC.set_ci)) & CI_MASK
         if c.error or (c.pi - consumed) & CI_MASK >= 1 << c.log:
             if c.error == 0:
-                raise_event(nic, c.error_channel, c.error_cookie, _CQ_ERROR, c.cqn, _OVERRUN)
+                raise_event(nic, c.error_channel, c.error_cookie, EventType.CQ_ERROR, c.cqn, CqErrorSyndrome.OVERRUN)
             c.error = 1
             n.why_extra0, n.why_extra1 = c.cqn, 1 << c.log
-            return _CQ_OVERRUN
+            return Reason.CQ_OVERRUN
     slot = 0 if c.collapsed else c.pi & ((1 << c.log) - 1)
     cqe = c.addr + (slot << c.shift)
     owner = (c.pi >> c.log) & 1
     op_own = kind << OPCODE_SHIFT | owner
-    if kind != REQ:
+    if kind != CqeOpcode.REQ:
         # Invalidate the entry first. A reader that still reads the CQE of the previous lap must be able to tell that it
         # has read this CQE's length instead. A card writes all 64 bytes at once.
         st_relaxed32(cqe + CQE64.wqe_counter, be32(_INVALID | owner ^ 1))
@@ -103,7 +89,7 @@ def resize_cq(nic, cq, source):
         return 1
     cqe = c.addr + ((c.pi & ((1 << c.log) - 1)) << c.shift)
     st_relaxed32(cqe + CQE64.sop_drop_qpn, 0)
-    st_release32(cqe + CQE64.wqe_counter, be32(_RESIZED << OPCODE_SHIFT | (c.pi >> c.log) & 1))
+    st_release32(cqe + CQE64.wqe_counter, be32(CqeOpcode.RESIZE_CQ << OPCODE_SHIFT | (c.pi >> c.log) & 1))
     if 0 < (c.solicited_pi - consumed) & CI_MASK <= waiting:
         c.solicited_pi += 1  # it moves by one entry, as all CQEs that are copied do
     c.pi += 1
@@ -114,13 +100,13 @@ def resize_cq(nic, cq, source):
 @device_function
 def complete_send(nic, row, index, opcode, ce, nbytes):
     """Complete a send-queue WQE that has succeeded: write a CQE if the WQE asks for one."""
-    if ce < _ALWAYS:
+    if ce < CompletionMode.ALWAYS:
         return
     q = qp_row_at(row)
-    if ce == _CQE_AND_EQE:
+    if ce == CompletionMode.CQE_AND_EQE:
         event_queue = nic_at(nic).eqs + cq_row_at(q.send_cq).eqn * EQ_ROW.size
         st64(event_queue + EQ_ROW.pi, ld64(event_queue + EQ_ROW.pi) + 1)
-    reason = write_cqe(nic, q.send_cq, REQ, q.qpn, q.user_index, opcode, index, nbytes, 0, 0, 0, 0, 0)
+    reason = write_cqe(nic, q.send_cq, CqeOpcode.REQ, q.qpn, q.user_index, opcode, index, nbytes, 0, 0, 0, 0, 0)
     if reason != 0:
         fail_qp(nic, row, index, opcode, reason, REQUESTER)
 
@@ -146,21 +132,21 @@ def _count_error(nic, reason, syndrome, side):
     c = counters_at(nic_at(nic).counters)
     if side == RESPONDER:
         c.resp_cqe_error += 1
-        if reason == _FLUSH:
+        if reason == Reason.FLUSH:
             c.resp_cqe_flush_error += 1
-        if reason == _RECV_TOO_SMALL:
+        if reason == Reason.RECV_TOO_SMALL:
             c.resp_local_length_error += 1
         return
     c.req_cqe_error += 1
-    if reason == _FLUSH:
+    if reason == Reason.FLUSH:
         c.req_cqe_flush_error += 1
-    if syndrome == _REMOTE_ACCESS:
+    if syndrome == Syndrome.REMOTE_ACCESS:
         c.req_remote_access_errors += 1
-    if syndrome == _REMOTE_INVAL_REQ:
+    if syndrome == Syndrome.REMOTE_INVAL_REQ:
         c.req_remote_invalid_request += 1
-    if reason == _RNR:
+    if reason == Reason.RNR:
         c.req_rnr_retries_exceeded += 1
-    if reason == _NO_RESPONSE:
+    if reason == Reason.NO_RESPONSE:
         c.req_transport_retries_exceeded += 1
 
 
@@ -170,14 +156,16 @@ def _event_of(reason, side):
 
     Such a failure is a CQ overrun, or a request that the responder has refused.
     """
-    if reason == _CQ_OVERRUN:
-        return _CATASTROPHE
+    if reason == Reason.CQ_OVERRUN:
+        return EventType.WQ_CATAS_ERROR
     if side == REQUESTER:
         return _NO_EVENT
-    if reason >= _RKEY_UNKNOWN and reason <= _RKEY_BOUNDS:
-        return _ACCESS_ERROR
-    if reason == _QP_RIGHTS or reason == _ATOMIC_ALIGNMENT or reason == _ATOMIC_FAR or reason == _BAD_REQUEST:
-        return _INVALID_REQUEST
+    if reason >= Reason.RKEY_UNKNOWN and reason <= Reason.RKEY_BOUNDS:
+        return EventType.WQ_ACCESS_ERROR
+    if reason == Reason.QP_RIGHTS or reason == Reason.BAD_REQUEST:
+        return EventType.WQ_INVAL_REQ_ERROR
+    if reason == Reason.ATOMIC_ALIGNMENT or reason == Reason.ATOMIC_FAR:
+        return EventType.WQ_INVAL_REQ_ERROR
     return _NO_EVENT
 
 
@@ -185,7 +173,7 @@ def _event_of(reason, side):
 def fail_qp(nic, row, index, opcode, reason, side):
     """Move a QP to ERR. Its first failure also leaves an error record and, for some reasons, raises an event."""
     q = qp_row_at(row)
-    q.state = ERR
+    q.state = QpState.ERR
     q.retry_at = 0
     wake(row)
     if q.failed == 0:
@@ -205,9 +193,9 @@ def fail_send(nic, row, index, opcode, ce, reason):
     q.told = 1
     fail_qp(nic, row, index, opcode, reason, REQUESTER)
     _count_error(nic, reason, syndrome, REQUESTER)
-    if ce == _ON_FIRST_ERROR and not first:
+    if ce == CompletionMode.ON_FIRST_ERROR and not first:
         return
-    write_cqe(nic, q.send_cq, REQ_ERR, q.qpn, q.user_index, opcode, index, 0, 0, syndrome, reason, 0, 0)
+    write_cqe(nic, q.send_cq, CqeOpcode.REQ_ERR, q.qpn, q.user_index, opcode, index, 0, 0, syndrome, reason, 0, 0)
 
 
 @engine_function
@@ -216,4 +204,4 @@ def fail_receive(nic, row, index, reason, syndrome):
     q = qp_row_at(row)
     fail_qp(nic, row, index, 0, reason, RESPONDER)
     _count_error(nic, reason, syndrome, RESPONDER)
-    write_cqe(nic, q.recv_cq, RESP_ERR, q.qpn, q.user_index, 0, index, 0, 0, syndrome, reason, 0, 0)
+    write_cqe(nic, q.recv_cq, CqeOpcode.RESP_ERR, q.qpn, q.user_index, 0, index, 0, 0, syndrome, reason, 0, 0)

@@ -14,9 +14,6 @@ from ..state.tables import qp_row_at
 from ..state.watch import wake
 from .wqes import wqe_slot
 
-RST, RTS = int(QpState.RST), int(QpState.RTS)
-_NOP = int(WqeOpcode.NOP)
-_QP_STATE, _DOORBELL_RANGE = int(Reason.QP_STATE), int(Reason.DOORBELL_RANGE)
 HALF_RANGE = (PI_MASK + 1) // 2
 
 
@@ -39,11 +36,11 @@ def announce(nic, row, producer16):
     meanwhile.
     """
     q = qp_row_at(row)
-    if q.state == RST or q.sq_addr == 0:  # in RST the counts stay 0, though the record may hold old ones
+    if q.state == QpState.RST or q.sq_addr == 0:  # in RST the counts stay 0, though the record may hold old ones
         return
     depth = 1 << q.sq_log
     ahead = (producer16 - q.sq_ci) & PI_MASK
-    if q.drain and q.state == RTS:
+    if q.drain and q.state == QpState.RTS:
         if (q.late - 1 - q.sq_ci) & PI_MASK < ahead <= depth:
             q.late = producer16 + 1
         return
@@ -52,15 +49,15 @@ def announce(nic, row, producer16):
             return
         q.sq_pi = q.sq_ci + ahead
         wake(row)
-        if q.state < RTS and q.failed == 0:
+        if q.state < QpState.RTS and q.failed == 0:
             explain(nic, 0, 0, 0, q.state, 0)
-            record_error(nic, REQUESTER, q.qpn, q.sq_ci, _NOP, _QP_STATE, 0)
+            record_error(nic, REQUESTER, q.qpn, q.sq_ci, WqeOpcode.NOP, Reason.QP_STATE, 0)
     elif PI_MASK + 1 - ahead > (depth if q.no_dbr == 0 else HALF_RANGE):  # not an old index either
         explain(nic, 0, 0, depth, producer16, q.sq_ci & PI_MASK)
-        if q.state == RTS and q.sq_pi == q.sq_ci:
-            fail_send(nic, row, q.sq_ci, _NOP, 0, _DOORBELL_RANGE)
-        elif q.state == RTS:  # each posted WQE completes once: with a flush error
-            fail_qp(nic, row, q.sq_ci, _NOP, _DOORBELL_RANGE, REQUESTER)
+        if q.state == QpState.RTS and q.sq_pi == q.sq_ci:
+            fail_send(nic, row, q.sq_ci, WqeOpcode.NOP, 0, Reason.DOORBELL_RANGE)
+        elif q.state == QpState.RTS:  # each posted WQE completes once: with a flush error
+            fail_qp(nic, row, q.sq_ci, WqeOpcode.NOP, Reason.DOORBELL_RANGE, REQUESTER)
 
 
 @engine_function

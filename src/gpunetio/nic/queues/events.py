@@ -10,7 +10,6 @@ from ...formats.doorbell import CQ_ARM_SOLICITED, CQ_DBREC, UAR_CQ_OFFSET
 from ...formats.events import EventType
 from ..state.tables import CHANNEL, CQ_ROW, channel_at, cq_row_at, event_at, nic_at, qp_row_at
 
-_COMPLETION = int(EventType.COMPLETION)
 _ANY, _SOLICITED = 2, 1  # CQ_ROW.armed: the larger value includes the smaller
 
 
@@ -50,7 +49,7 @@ def notify(nic, cq, solicited):
         c.solicited_pi = c.pi
     if c.armed == _ANY or (solicited and c.armed == _SOLICITED):
         c.armed = 0
-        raise_event(nic, c.channel, c.cookie, _COMPLETION, c.cqn, 0)
+        raise_event(nic, c.channel, c.cookie, EventType.COMPLETION, c.cqn, 0)
 
 
 @engine_function
@@ -70,7 +69,7 @@ def _arm(nic, cq):
     unseen = (written - word) & CI_MASK
     if 0 < unseen <= CI_MASK >> 1:
         c.armed = 0
-        raise_event(nic, c.channel, c.cookie, _COMPLETION, c.cqn, 0)
+        raise_event(nic, c.channel, c.cookie, EventType.COMPLETION, c.cqn, 0)
     elif c.armed < wanted:
         c.armed = wanted
 

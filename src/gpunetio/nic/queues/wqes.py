@@ -20,17 +20,6 @@ from ..observe.reasons import Reason
 from ..transport.responder import explain
 from ..state.tables import CQ_ROW, cq_row_at, nic_at, qp_row_at
 
-_WRITE, _WRITE_IMM, _READ = int(WqeOpcode.RDMA_WRITE), int(WqeOpcode.RDMA_WRITE_IMM), int(WqeOpcode.RDMA_READ)
-_SEND, _SEND_IMM = int(WqeOpcode.SEND), int(WqeOpcode.SEND_IMM)
-_CS, _FA = int(WqeOpcode.ATOMIC_CS), int(WqeOpcode.ATOMIC_FA)
-_MASKED_CS, _MASKED_FA = int(WqeOpcode.ATOMIC_MASKED_CS), int(WqeOpcode.ATOMIC_MASKED_FA)
-_NOP, _WAIT, _DUMP = int(WqeOpcode.NOP), int(WqeOpcode.WAIT), int(WqeOpcode.DUMP)
-_STALE, _WRONG_QPN, _MALFORMED = int(Reason.WQE_STALE), int(Reason.WQE_QPN), int(Reason.WQE_MALFORMED)
-_LKEY_UNKNOWN, _LENGTH = int(Reason.LKEY_UNKNOWN), int(Reason.LENGTH)
-_OPCODE, _ATOMIC_LENGTH, _FLUSH = int(Reason.WQE_OPCODE), int(Reason.ATOMIC_LENGTH), int(Reason.FLUSH)
-_OPMOD, _ATOMIC_WIRE = int(Reason.WQE_OPMOD), int(Reason.ATOMIC_WIRE)
-_LOCAL_WRITE, _RC = int(Access.LOCAL_WRITE), int(ServiceType.RC)
-_SOLICITED = int(CtrlFlags.SOLICITED)
 _CQN_MASK, _INDEX_MASK = 0xFF_FFFF, 0xFFFF_FFFF
 _LOCAL_DS = 2  # ds of a WAIT or DUMP
 
@@ -81,11 +70,11 @@ def check_wqe(nic, row, index):
     qpn_ds = be32(ld32(wqe + CTRL_SEG.qpn_ds))
     ds = qpn_ds & DS_MASK
     if (word >> WQE_IDX_SHIFT) & PI_MASK != index & PI_MASK or qpn_ds == 0:
-        return _STALE
+        return Reason.WQE_STALE
     if qpn_ds >> 8 != q.qpn:
-        return _WRONG_QPN
+        return Reason.WQE_QPN
     if ds == 0 or index + ((ds + 3) >> 2) > q.sq_pi:
-        return _MALFORMED
+        return Reason.WQE_MALFORMED
     return 0
 
 
@@ -94,9 +83,9 @@ def explain_wqe(nic, row, index, reason):
     """Set the error record's values for a reason from `check_wqe`."""
     wqe = wqe_slot(row, index)
     qpn_ds = be32(ld32(wqe + CTRL_SEG.qpn_ds))
-    if reason == _STALE:
+    if reason == Reason.WQE_STALE:
         explain(nic, 0, 0, 0, (be32(ld32(wqe)) >> WQE_IDX_SHIFT) & PI_MASK, qpn_ds >> 8)
-    elif reason == _WRONG_QPN:
+    elif reason == Reason.WQE_QPN:
         explain(nic, 0, 0, 0, qpn_ds >> 8, 0)
     else:
         explain(nic, 0, 0, 0, qpn_ds & DS_MASK, 0)
@@ -138,17 +127,17 @@ def gather(nic, row, message, segment, end, right):
             address = segment + 4
             step = (nbytes + 4 + SEGMENT - 1) & -SEGMENT
             if right != 0 or segment + step > end:
-                return _MALFORMED
+                return Reason.WQE_MALFORMED
         else:
             if nbytes == 0:
                 nbytes = INLINE_SEG  # PRM: byte_count 0 means 2 GiB
             step = SEGMENT
             if total + nbytes > MAX_TRANSFER:
                 explain(nic, 0, 0, total + nbytes, MAX_TRANSFER, 0)
-                return _LENGTH
+                return Reason.LENGTH
             address = translate(
                 nic, be32(ld32(segment + DATA_SEG.lkey)), q.pdn, be64(ld64(segment + DATA_SEG.addr)), nbytes, right,
-                _LKEY_UNKNOWN,
+                Reason.LKEY_UNKNOWN,
             )  # fmt: skip
             if address < 0:
                 return -address
@@ -169,24 +158,24 @@ def gather(nic, row, message, segment, end, right):
 @device_function
 def is_masked(opcode):
     """Return whether the opcode is a masked atomic, which mlx5 calls extended."""
-    return opcode == _MASKED_CS or opcode == _MASKED_FA
+    return opcode == WqeOpcode.ATOMIC_MASKED_CS or opcode == WqeOpcode.ATOMIC_MASKED_FA
 
 
 @device_function
 def is_atomic(opcode):
     """Return whether the opcode is an atomic, masked or plain."""
-    return opcode == _CS or opcode == _FA or is_masked(opcode)
+    return opcode == WqeOpcode.ATOMIC_CS or opcode == WqeOpcode.ATOMIC_FA or is_masked(opcode)
 
 
 @device_function
 def header_segments(opcode, opmod):
     """Return the number of 16-byte segments before the data: ctrl, then raddr and atomic where the opcode has them."""
-    if opcode == _WRITE or opcode == _READ or opcode == _WRITE_IMM:
+    if opcode == WqeOpcode.RDMA_WRITE or opcode == WqeOpcode.RDMA_READ or opcode == WqeOpcode.RDMA_WRITE_IMM:
         return 2
-    if opcode == _SEND or opcode == _SEND_IMM:
+    if opcode == WqeOpcode.SEND or opcode == WqeOpcode.SEND_IMM:
         return 1
     if is_atomic(opcode):
-        return 4 if opcode == _MASKED_CS and opmod == EXTENDED_ATOMIC_8 else 3
+        return 4 if opcode == WqeOpcode.ATOMIC_MASKED_CS and opmod == EXTENDED_ATOMIC_8 else 3
     return UNSUPPORTED
 
 
@@ -194,18 +183,18 @@ def header_segments(opcode, opmod):
 def _read_operands(message, operands, opcode, opmod):
     """Read an atomic's operands, whose segments begin at `operands`, into the message."""
     m = message_at(message)
-    if opcode == _MASKED_FA and opmod == EXTENDED_ATOMIC_4:
+    if opcode == WqeOpcode.ATOMIC_MASKED_FA and opmod == EXTENDED_ATOMIC_4:
         m.swap_add = be32(ld32(operands + MASKED_FA32_SEG.add_data))
         m.swap_mask = be32(ld32(operands + MASKED_FA32_SEG.field_boundary))
-    elif opcode == _MASKED_FA:
+    elif opcode == WqeOpcode.ATOMIC_MASKED_FA:
         m.swap_add = be64(ld64(operands + MASKED_FA64_SEG.add_data))
         m.swap_mask = be64(ld64(operands + MASKED_FA64_SEG.field_boundary))
-    elif opcode == _MASKED_CS and opmod == EXTENDED_ATOMIC_4:
+    elif opcode == WqeOpcode.ATOMIC_MASKED_CS and opmod == EXTENDED_ATOMIC_4:
         m.swap_add = be32(ld32(operands + MASKED_CS32_SEG.swap_data))
         m.compare = be32(ld32(operands + MASKED_CS32_SEG.compare_data))
         m.swap_mask = be32(ld32(operands + MASKED_CS32_SEG.swap_mask))
         m.compare_mask = be32(ld32(operands + MASKED_CS32_SEG.compare_mask))
-    elif opcode == _MASKED_CS:
+    elif opcode == WqeOpcode.ATOMIC_MASKED_CS:
         m.swap_add = be64(ld64(operands + MASKED_CS64_SEG.swap))
         m.compare = be64(ld64(operands + MASKED_CS64_SEG.compare))
         m.swap_mask = be64(ld64(operands + SEGMENT + MASKED_CS64_SEG.swap))
@@ -221,10 +210,10 @@ def _check_masked(nic, row, opmod):
     q = qp_row_at(row)
     if opmod != EXTENDED_ATOMIC_4 and opmod != EXTENDED_ATOMIC_8:
         explain(nic, 0, 0, 0, opmod, 0)
-        return _OPMOD
+        return Reason.WQE_OPMOD
     if q.wire != 0:
         explain(nic, 0, 0, 0, q.remote_qpn, 0)
-        return _ATOMIC_WIRE
+        return Reason.ATOMIC_WIRE
     return 0
 
 
@@ -236,16 +225,16 @@ def build(nic, row, message, wqe, opcode, ds, index):
     opmod = be32(ld32(wqe)) >> OPMOD_SHIFT
     headers = header_segments(opcode, opmod)
     atomic = is_atomic(opcode)
-    if headers == UNSUPPORTED or (q.service != _RC and (opcode == _READ or atomic)):
+    if headers == UNSUPPORTED or (q.service != ServiceType.RC and (opcode == WqeOpcode.RDMA_READ or atomic)):
         explain(nic, 0, 0, 0, 0, 0)
-        return _OPCODE
+        return Reason.WQE_OPCODE
     if is_masked(opcode):
         reason = _check_masked(nic, row, opmod)
         if reason != 0:
             return reason
     if ds < headers or ds - headers > MAX_SEGMENTS:
         explain(nic, 0, 0, 0, ds, 0)
-        return _MALFORMED
+        return Reason.WQE_MALFORMED
     m.opcode = opcode
     m.src_qpn = q.qpn
     m.dst_qpn = q.remote_qpn
@@ -254,20 +243,20 @@ def build(nic, row, message, wqe, opcode, ds, index):
         m.raddr = be64(ld64(wqe + SEGMENT + RADDR_SEG.raddr))
         m.rkey = be32(ld32(wqe + SEGMENT + RADDR_SEG.rkey))
     m.imm = be32(ld32(wqe + CTRL_SEG.imm))
-    m.solicited = ld8(wqe + CTRL_SEG.fm_ce_se) & _SOLICITED
+    m.solicited = ld8(wqe + CTRL_SEG.fm_ce_se) & CtrlFlags.SOLICITED
     if atomic:
         _read_operands(message, wqe + 2 * SEGMENT, opcode, opmod)
-    right = _LOCAL_WRITE if atomic or opcode == _READ else 0
+    right = Access.LOCAL_WRITE if atomic or opcode == WqeOpcode.RDMA_READ else 0
     reason = gather(nic, row, message, wqe + headers * SEGMENT, wqe + ds * SEGMENT, right)
     word = 4 if is_masked(opcode) and opmod == EXTENDED_ATOMIC_4 else 8
-    if reason == _MALFORMED:
+    if reason == Reason.WQE_MALFORMED:
         explain(nic, 0, 0, 0, ds, 0)
     elif reason == 0 and atomic and m.nbytes != word:
         explain(nic, 0, 0, m.nbytes, word, 0)
-        return _ATOMIC_LENGTH
+        return Reason.ATOMIC_LENGTH
     elif reason == 0 and m.nbytes > q.msg_max:
         explain(nic, 0, 0, m.nbytes, q.msg_max, 0)
-        return _LENGTH
+        return Reason.LENGTH
     return reason
 
 
@@ -277,15 +266,15 @@ def build(nic, row, message, wqe, opcode, ds, index):
 @device_function
 def is_local(opcode):
     """Return whether a WQE concerns this NIC only."""
-    return opcode == _NOP or opcode == _WAIT or opcode == _DUMP
+    return opcode == WqeOpcode.NOP or opcode == WqeOpcode.WAIT or opcode == WqeOpcode.DUMP
 
 
 @engine_function
 def execute_local(nic, row, wqe, opcode, ds):
     """Execute a local WQE: return 1, 0 if it has to wait, or minus a reason."""
-    if opcode == _NOP:
+    if opcode == WqeOpcode.NOP:
         return 1
-    return _wait(nic, row, wqe, ds) if opcode == _WAIT else _dump(nic, row, wqe, ds)
+    return _wait(nic, row, wqe, ds) if opcode == WqeOpcode.WAIT else _dump(nic, row, wqe, ds)
 
 
 @engine_function
@@ -296,10 +285,10 @@ def _wait(nic, row, wqe, ds):
     cq = n.cqs + (cqn & n.cq_mask) * CQ_ROW.size
     if qp_row_at(row).core_direct == 0 or cqn == 0 or cq_row_at(cq).cqn != cqn:
         explain(nic, 0, 0, 0, cqn, 0)
-        return -_OPCODE
+        return -Reason.WQE_OPCODE
     if ds != _LOCAL_DS:
         explain(nic, 0, 0, 0, ds, 0)
-        return -_MALFORMED
+        return -Reason.WQE_MALFORMED
     ahead = cq_row_at(cq).pi - be32(ld32(wqe + SEGMENT + WAIT_SEG.max_index))
     return 1 if 0 < (ahead & _INDEX_MASK) <= _INDEX_MASK >> 1 else 0
 
@@ -310,10 +299,10 @@ def _dump(nic, row, wqe, ds):
 
     Its place in the queue is what matters: it completes after the READs before it, whose bytes are then in memory.
     """
-    reason = _MALFORMED
+    reason = Reason.WQE_MALFORMED
     if ds == _LOCAL_DS and be32(ld32(wqe + SEGMENT + DATA_SEG.byte_count)) & INLINE_SEG == 0:
         reason = gather(nic, row, nic_at(nic).message, wqe + SEGMENT, wqe + ds * SEGMENT, 0)
-    if reason == _MALFORMED:
+    if reason == Reason.WQE_MALFORMED:
         explain(nic, 0, 0, 0, ds, 0)
     return 1 if reason == 0 else -reason
 
@@ -339,7 +328,7 @@ def flush_next(nic, row):
     wqe = wqe_slot(row, index)
     ds = be32(ld32(wqe + CTRL_SEG.qpn_ds)) & DS_MASK
     explain(nic, 0, 0, 0, 0, 0)
-    fail_send(nic, row, index, be32(ld_acquire32(wqe)) & 0xFF, ce_of(wqe), _FLUSH)
+    fail_send(nic, row, index, be32(ld_acquire32(wqe)) & 0xFF, ce_of(wqe), Reason.FLUSH)
     # Even a malformed WQE counts as one block at least, so the flush always ends.
     q.sq_ci = min(index + max(1, (ds + 3) >> 2), q.sq_pi)
     q.sq_next = q.sq_ci

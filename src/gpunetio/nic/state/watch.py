@@ -7,7 +7,6 @@ from ...jit.ops import ld_relaxed64
 from ...formats.commands import QpState
 from .tables import WATCH, nic_at, qp_row_at, watch_at
 
-_ERR = int(QpState.ERR)
 
 
 @device_function
@@ -35,7 +34,7 @@ def settle(watch):
     w = watch_at(watch)
     q = qp_row_at(w.row)
     w.seen = q.db_seen
-    w.awake = 1 if q.sq_ci != q.sq_pi or q.state == _ERR else 0
+    w.awake = 1 if q.sq_ci != q.sq_pi or q.state == QpState.ERR else 0
 
 
 @engine_function

@@ -14,8 +14,6 @@ from .responder import establish
 from .responses import is_response, take_response
 from ..state.tables import GID_ROW, QP_ROW, counters_at, nic_at, qp_row_at, wire_at
 
-_RTR, _RTS, _RC = int(QpState.RTR), int(QpState.RTS), int(ServiceType.RC)
-_LAST_OF_WRITE = int(PacketOpcode.RC_WRITE_ONLY_IMM)
 _DEFAULT_PKEY_BASE = DEFAULT_PKEY & PKEY_BASE_MASK
 _LVER_MASK, _LNH_MASK, _LENGTH_MASK = 0x0F, 0x03, 0x07FF
 _GRH_VERSION = 6
@@ -65,7 +63,7 @@ def _is_of_peer(row, life):
     q = qp_row_at(row)
     if life == q.peer_life or life == 0:
         return True
-    if life < q.peer_life or (q.peer_life != 0 and q.service == _RC and life & PSN_MASK != q.expect_psn):
+    if life < q.peer_life or (q.peer_life != 0 and q.service == ServiceType.RC and life & PSN_MASK != q.expect_psn):
         return False
     q.peer_life = life
     return True
@@ -125,7 +123,7 @@ def addressee(nic, wire, bth, nbytes, peer_high, peer_low, at):
     if be16(ld16(bth + BTH.pkey)) & PKEY_BASE_MASK != _DEFAULT_PKEY_BASE:
         c.rx_wrong_pkey += 1
         return 0
-    if q.state != _RTR and q.state != _RTS:
+    if q.state != QpState.RTR and q.state != QpState.RTS:
         c.rx_wrong_state += 1
         return 0
     if at < q.rx_from:
@@ -147,11 +145,11 @@ def deliver(nic, row, bth, nbytes, life):
     word = be32(ld32(bth + BTH.ack_psn))
     psn = word & PSN_MASK
     operation = opcode & OPERATION_MASK
-    if q.service != _RC and operation > _LAST_OF_WRITE:
+    if q.service != ServiceType.RC and operation > PacketOpcode.RC_WRITE_ONLY_IMM:
         c.rx_malformed += 1
         return
-    if q.service == _RC and is_response(operation):
-        if q.state != _RTS:
+    if q.service == ServiceType.RC and is_response(operation):
+        if q.state != QpState.RTS:
             c.rx_wrong_state += 1
         elif life != q.life and life != 0:
             c.rx_stale += 1

@@ -20,9 +20,6 @@ from ..queues.wqes import (
     NOT_YET, build, check_wqe, execute_local, explain_wqe, in_one_piece, is_local, local_failure, wqe_slot,
 )  # fmt: skip
 
-_RTR, _RTS, _RC = int(QpState.RTR), int(QpState.RTS), int(ServiceType.RC)
-_WRITE, _REMOTE_WRITE = int(WqeOpcode.RDMA_WRITE), int(Access.REMOTE_WRITE)
-_NO_RESPONSE, _RNR = int(Reason.NO_RESPONSE), int(Reason.RNR)
 
 ENDLESS_RNR = 7  # rnr_retry 7 means for ever (IBTA 9.7.5.2.8)
 ENDLESS_NS = 1_000_000  # between retries of a QP that never gives up
@@ -49,8 +46,8 @@ def _peer_ready(row, peer):
         and p.remote_qpn == q.qpn
         and p.service == q.service
         and p.wire == 0
-        and (p.state == _RTR or p.state == _RTS)
-        and (p.expect_psn == q.tx_psn & PSN_MASK or q.service != _RC)
+        and (p.state == QpState.RTR or p.state == QpState.RTS)
+        and (p.expect_psn == q.tx_psn & PSN_MASK or q.service != ServiceType.RC)
     )
 
 
@@ -59,12 +56,12 @@ def _refused(nic, row, index, opcode, ce, reason, rnr_ns):
     """Handle the responder's refusal. Return 1 if the WQE is tried again later, 0 if it has failed."""
     q = qp_row_at(row)
     counters = counters_at(nic_at(nic).counters)
-    if reason == _RNR:
+    if reason == Reason.RNR:
         counters.rnr_nak_retry_err += 1
         if _defer(nic, row, row + QP_ROW.rnr_retries, rnr_ns, q.rnr_retry, q.rnr_retry == ENDLESS_RNR):
             return 1
         explain(nic, 0, 0, 0, q.rnr_retry, 0)
-    elif reason == _NO_RESPONSE:
+    elif reason == Reason.NO_RESPONSE:
         counters.local_ack_timeout_err += 1
         endless = q.timeout_ns == 0  # ack_timeout 0: never give up
         if _defer(nic, row, row + QP_ROW.retries, ENDLESS_NS if endless else q.timeout_ns, q.retry_cnt, endless):
@@ -87,14 +84,14 @@ def _plain_write(nic, row, wqe, ds):
     if ds != 3 or nbytes == 0 or nbytes > q.msg_max or peer == 0 or not _peer_ready(row, peer):
         return -1
     p = qp_row_at(peer)
-    if nbytes > p.msg_max or p.state == _RTR:  # in RTR the first request is an event
+    if nbytes > p.msg_max or p.state == QpState.RTR:  # in RTR the first request is an event
         return -1
     lkey = be32(ld32(wqe + 2 * SEGMENT + DATA_SEG.lkey))
     source = find(nic, lkey, q.pdn, be64(ld64(wqe + 2 * SEGMENT + DATA_SEG.addr)), nbytes, 0)
     rkey = be32(ld32(wqe + SEGMENT + RADDR_SEG.rkey))
-    target = find(nic, rkey, p.pdn, be64(ld64(wqe + SEGMENT + RADDR_SEG.raddr)), nbytes, _REMOTE_WRITE)
+    target = find(nic, rkey, p.pdn, be64(ld64(wqe + SEGMENT + RADDR_SEG.raddr)), nbytes, Access.REMOTE_WRITE)
     # The upper bits are set if an address was refused (-1) or is far, which needs a mover.
-    if (source | target) >> MOVER_SHIFT != 0 or p.rights & _REMOTE_WRITE == 0:
+    if (source | target) >> MOVER_SHIFT != 0 or p.rights & Access.REMOTE_WRITE == 0:
         return -1
     copy(target, source, nbytes)
     counters = counters_at(nic_at(nic).counters)
@@ -134,7 +131,7 @@ def _execute_message(nic, row, wqe, index, blocks, opcode, ce, ds):
     n = nic_at(nic)
     n.touched, n.landed = 0, 0
     peer = q.remote_row
-    reason = _NO_RESPONSE
+    reason = Reason.NO_RESPONSE
     if peer != 0 and _peer_ready(row, peer):
         reason = respond(nic, peer, message)
     nbytes = message_at(message).nbytes
@@ -145,7 +142,7 @@ def _execute_message(nic, row, wqe, index, blocks, opcode, ce, ds):
         return 0
     if reason == 0:
         _succeed(nic, row, index, blocks, opcode, ce, nbytes)
-    elif q.service != _RC:  # lost, and the sender is not told
+    elif q.service != ServiceType.RC:  # lost, and the sender is not told
         count_packets(row, 0, nbytes)
         complete_send(nic, row, index, opcode, ce, nbytes)
         _consume(row, index, blocks)
@@ -181,7 +178,7 @@ def execute_next(nic, row):
         complete_send(nic, row, index, opcode, ce, 0)
         _consume(row, index, blocks)
         return 1
-    if opcode == _WRITE:
+    if opcode == WqeOpcode.RDMA_WRITE:
         nbytes = _plain_write(nic, row, wqe, ds)
         if nbytes >= 0:
             _succeed(nic, row, index, blocks, opcode, ce, nbytes)
@@ -194,7 +191,7 @@ def _begin_behind(nic, row, budget):
     """Begin the requests that may follow those in flight. Return how many."""
     q = qp_row_at(row)
     begun = 0
-    while q.mover != 0 and q.sq_next != q.sq_pi and begun < budget and q.state == _RTS:
+    while q.mover != 0 and q.sq_next != q.sq_pi and begun < budget and q.state == QpState.RTS:
         index = q.sq_next
         peer = q.remote_row
         if peer == 0 or not _peer_ready(row, peer) or not may_follow(nic, row):
@@ -222,7 +219,7 @@ def serve(nic, row, budget):
         finished = finish(nic, row)
         begun = _begin_behind(nic, row, budget)
     if q.mover == 0:
-        while q.sq_next != q.sq_pi and begun < budget and q.state == _RTS:
+        while q.sq_next != q.sq_pi and begun < budget and q.state == QpState.RTS:
             if execute_next(nic, row) == 0:
                 break
             begun += 1

@@ -13,7 +13,6 @@ from ...formats.packet import (
 )  # fmt: skip
 from ..state.tables import GID_ROW, WIRE, counters_at, nic_at, qp_row_at, wire_at
 
-_UC = int(ServiceType.UC)
 _MIGRATED = 0x40  # path migration is not used: the state is always "migrated" (IBTA 17.2.8)
 _GRH_VERSION = 6 << 28
 _HOP_LIMIT = 64
@@ -22,7 +21,7 @@ _HOP_LIMIT = 64
 @device_function
 def packet_opcode(row, operation):
     """Return the BTH opcode: `operation`, the lower five bits, with this QP's service."""
-    return (qp_row_at(row).service & _UC) << SERVICE_SHIFT | operation
+    return (qp_row_at(row).service & ServiceType.UC) << SERVICE_SHIFT | operation
 
 
 @engine_function

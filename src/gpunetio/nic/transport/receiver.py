@@ -31,31 +31,10 @@ from .responder import (
 from ..dma.staging import drop, leave, response_tag, slot_at, staged
 from ..state.tables import RESOURCE, counters_at, nic_at, qp_row_at, resource_at
 
-_RC, _RST = int(ServiceType.RC), int(QpState.RST)
-_LAST_OF_SEND = int(PacketOpcode.RC_SEND_ONLY_IMM)
-_LAST_OF_WRITE = int(PacketOpcode.RC_WRITE_ONLY_IMM)
-_OF_WRITE = int(PacketOpcode.RC_WRITE_FIRST)
-_FIRST, _MIDDLE = int(PacketOpcode.RC_SEND_FIRST), int(PacketOpcode.RC_SEND_MIDDLE)
-_LAST, _LAST_IMM = int(PacketOpcode.RC_SEND_LAST), int(PacketOpcode.RC_SEND_LAST_IMM)
-_ONLY, _ONLY_IMM = int(PacketOpcode.RC_SEND_ONLY), int(PacketOpcode.RC_SEND_ONLY_IMM)
-_READ_REQUEST = int(PacketOpcode.RC_READ_REQUEST)
-_COMPARE_SWAP, _FETCH_ADD = int(PacketOpcode.RC_COMPARE_SWAP), int(PacketOpcode.RC_FETCH_ADD)
-_RESPONSE_FIRST, _RESPONSE_MIDDLE = int(PacketOpcode.RC_READ_RESPONSE_FIRST), int(PacketOpcode.RC_READ_RESPONSE_MIDDLE)
-_RESPONSE_LAST, _RESPONSE_ONLY = int(PacketOpcode.RC_READ_RESPONSE_LAST), int(PacketOpcode.RC_READ_RESPONSE_ONLY)
-_ACKNOWLEDGE, _ATOMIC_ACKNOWLEDGE = int(PacketOpcode.RC_ACKNOWLEDGE), int(PacketOpcode.RC_ATOMIC_ACKNOWLEDGE)
-_ACK = int(AckKind.ACK) << ACK_KIND_SHIFT | NO_CREDITS
-_RNR_NAK, _NAK = int(AckKind.RNR_NAK) << ACK_KIND_SHIFT, int(AckKind.NAK) << ACK_KIND_SHIFT
-_SEQUENCE, _INVALID = _NAK | int(NakCode.PSN_SEQUENCE), _NAK | int(NakCode.INVALID_REQUEST)
-_ACCESS, _OPERATION = _NAK | int(NakCode.REMOTE_ACCESS), _NAK | int(NakCode.REMOTE_OPERATION)
-_REMOTE_WRITE, _REMOTE_READ = int(Access.REMOTE_WRITE), int(Access.REMOTE_READ)
-_RKEY_UNKNOWN, _BAD_REQUEST = int(Reason.RKEY_UNKNOWN), int(Reason.BAD_REQUEST)
-_RECV_TOO_SMALL, _COPY_FAILED = int(Reason.RECV_TOO_SMALL), int(Reason.COPY_FAILED)
-_QP_RIGHTS, _ATOMIC_ALIGNMENT = int(Reason.QP_RIGHTS), int(Reason.ATOMIC_ALIGNMENT)
-_ATOMIC_FAR, _MESSAGE_TOO_LONG = int(Reason.ATOMIC_FAR), int(Reason.MESSAGE_TOO_LONG)
-_RESP_SEND, _RESP_SEND_IMM = int(CqeOpcode.RESP_SEND), int(CqeOpcode.RESP_SEND_IMM)
-_RESP_WR_IMM = int(CqeOpcode.RESP_WR_IMM)
-_WQE_SEND, _WQE_WRITE = int(WqeOpcode.SEND), int(WqeOpcode.RDMA_WRITE)
-_WQE_READ, _WQE_CS, _WQE_FA = int(WqeOpcode.RDMA_READ), int(WqeOpcode.ATOMIC_CS), int(WqeOpcode.ATOMIC_FA)
+_ACK = AckKind.ACK << ACK_KIND_SHIFT | NO_CREDITS
+_RNR_NAK, _NAK = AckKind.RNR_NAK << ACK_KIND_SHIFT, AckKind.NAK << ACK_KIND_SHIFT
+_SEQUENCE, _INVALID = _NAK | NakCode.PSN_SEQUENCE, _NAK | NakCode.INVALID_REQUEST
+_ACCESS, _OPERATION = _NAK | NakCode.REMOTE_ACCESS, _NAK | NakCode.REMOTE_OPERATION
 
 _ATOMIC_BYTES = 8  # operand size of the atomics that RoCE has packets for
 
@@ -96,7 +75,7 @@ def _fail_response(nic, row, resource, reason, syndrome):
     """Fail a READ whose memory no longer exists or cannot be fetched."""
     e = resource_at(resource)
     e.todo = 0
-    fail_qp(nic, row, 0, _WQE_READ, reason, RESPONDER)
+    fail_qp(nic, row, 0, WqeOpcode.RDMA_READ, reason, RESPONDER)
     _owe_ack(nic, row, syndrome, e.first + e.next)
 
 
@@ -105,7 +84,7 @@ def _staged_response(nic, row, resource, offset):
     """Return the slot with byte `offset` of a READ's far response: 0 if it is not filled yet, or minus a reason."""
     e = resource_at(resource)
     message = nic_at(nic).message
-    source = translate(nic, e.rkey, qp_row_at(row).pdn, e.va, e.nbytes, _REMOTE_READ, _RKEY_UNKNOWN)
+    source = translate(nic, e.rkey, qp_row_at(row).pdn, e.va, e.nbytes, Access.REMOTE_READ, Reason.RKEY_UNKNOWN)
     if source < 0:
         return source
     st64(message + MESSAGE.segments, source)
@@ -121,11 +100,11 @@ def _send_response(nic, row, resource):
     while e.todo > 0:
         psn = e.first + e.next
         last = e.todo == 1
-        if e.opcode != _WQE_READ:
+        if e.opcode != WqeOpcode.RDMA_READ:
             bth = open_packet(nic, row, q.peer_life, BTH.size + AETH.size + ATOMIC_ACK_ETH.size)
             if bth == 0:
                 return 0
-            write_bth(row, bth, _ATOMIC_ACKNOWLEDGE, 0, 0, 0, psn)
+            write_bth(row, bth, PacketOpcode.RC_ATOMIC_ACKNOWLEDGE, 0, 0, 0, psn)
             _write_aeth(row, bth + BTH.size, _ACK)
             at = bth + BTH.size + AETH.size
             st32(at + ATOMIC_ACK_ETH.original, be32(e.nbytes >> 32))  # an atomic's result
@@ -136,7 +115,7 @@ def _send_response(nic, row, resource):
             part = min(q.mtu, e.nbytes - offset)
             source = 0
             if part > 0:
-                source = translate(nic, e.rkey, q.pdn, e.va + offset, part, _REMOTE_READ, _RKEY_UNKNOWN)
+                source = translate(nic, e.rkey, q.pdn, e.va + offset, part, Access.REMOTE_READ, Reason.RKEY_UNKNOWN)
                 if source < 0:  # deregistered since the request was accepted
                     counters_at(nic_at(nic).counters).resp_remote_access_errors += 1
                     _fail_response(nic, row, resource, -source, _ACCESS)
@@ -150,18 +129,18 @@ def _send_response(nic, row, resource):
                     _fail_response(nic, row, resource, -slot, _OPERATION)
                     return 2
                 source = slot_at(slot).address + offset - slot_at(slot).begin
-            operation = _RESPONSE_MIDDLE
+            operation = PacketOpcode.RC_READ_RESPONSE_MIDDLE
             if e.next == 0:
-                operation = _RESPONSE_ONLY if last else _RESPONSE_FIRST
+                operation = PacketOpcode.RC_READ_RESPONSE_ONLY if last else PacketOpcode.RC_READ_RESPONSE_FIRST
             elif last:
-                operation = _RESPONSE_LAST
-            headers = BTH.size + (0 if operation == _RESPONSE_MIDDLE else AETH.size)
+                operation = PacketOpcode.RC_READ_RESPONSE_LAST
+            headers = BTH.size + (0 if operation == PacketOpcode.RC_READ_RESPONSE_MIDDLE else AETH.size)
             pad = -part & 3
             bth = open_packet(nic, row, q.peer_life, headers + part + pad)
             if bth == 0:
                 return 0
             write_bth(row, bth, operation, 0, pad, 0, psn)
-            if operation != _RESPONSE_MIDDLE:
+            if operation != PacketOpcode.RC_READ_RESPONSE_MIDDLE:
                 _write_aeth(row, bth + BTH.size, _ACK)
             at = bth + headers
             if pad:
@@ -187,7 +166,7 @@ def _all_moved(nic, row):
     state = ended(q.mover, q.fence, q.failures)
     if state < 0:
         explain_copy(nic, q.mover, 0, 0)
-        fail_qp(nic, row, 0, _WQE_WRITE, _COPY_FAILED, RESPONDER)
+        fail_qp(nic, row, 0, WqeOpcode.RDMA_WRITE, Reason.COPY_FAILED, RESPONDER)
         q.expect_psn = q.fence_psn
         _owe_ack(nic, row, _OPERATION, q.fence_psn)
     if state != 0:
@@ -199,7 +178,7 @@ def _all_moved(nic, row):
 def serve_due(nic, row):
     """Send what a QP owes: return 1 if all is sent, 0 if the wire is full or bytes are still on their way."""
     q = qp_row_at(row)
-    if q.state == _RST or q.wire == 0:
+    if q.state == QpState.RST or q.wire == 0:
         return 1
     if q.mover != 0 and _all_moved(nic, row) == 0:
         return 0
@@ -216,7 +195,7 @@ def serve_due(nic, row):
         bth = open_packet(nic, row, q.peer_life, BTH.size + AETH.size)
         if bth == 0:
             return 0
-        write_bth(row, bth, _ACKNOWLEDGE, 0, 0, 0, q.due_psn)
+        write_bth(row, bth, PacketOpcode.RC_ACKNOWLEDGE, 0, 0, 0, q.due_psn)
         _write_aeth(row, bth + BTH.size, q.due_syndrome)
         close_packet(nic, row, bth, BTH.size + AETH.size, 0)
         q.due_ack = 0
@@ -232,7 +211,7 @@ def _refuse(nic, row, opcode, reason, syndrome):
     q = qp_row_at(row)
     c = counters_at(nic_at(nic).counters)
     q.rx_kind = _NONE
-    if q.service != _RC:
+    if q.service != ServiceType.RC:
         c.rx_uc_dropped += 1
         return
     c.rx_refused += 1
@@ -243,14 +222,14 @@ def _refuse(nic, row, opcode, reason, syndrome):
 @device_function
 def _is_invalid(reason):
     """Return whether the NAK for a reason is "invalid request" rather than "remote access error"."""
-    return reason == _QP_RIGHTS or reason == _ATOMIC_ALIGNMENT or reason == _ATOMIC_FAR
+    return reason == Reason.QP_RIGHTS or reason == Reason.ATOMIC_ALIGNMENT or reason == Reason.ATOMIC_FAR
 
 
 @engine_function
 def _refuse_packet(nic, row, opcode, nbytes):
     """Refuse a packet that is out of sequence within its message, or whose length is wrong (IBTA 9.7.4.1)."""
     explain(nic, 0, 0, nbytes, qp_row_at(row).rx_kind, qp_row_at(row).rx_done)
-    _refuse(nic, row, opcode, _BAD_REQUEST, _INVALID)
+    _refuse(nic, row, opcode, Reason.BAD_REQUEST, _INVALID)
 
 
 @device_function
@@ -258,7 +237,7 @@ def _takes(nic, row, opcode, nbytes):
     """Return whether the QP takes a message of this length, or else refuse it."""
     if takes(nic, row, nbytes):
         return True
-    _refuse(nic, row, opcode, _MESSAGE_TOO_LONG, _INVALID)
+    _refuse(nic, row, opcode, Reason.MESSAGE_TOO_LONG, _INVALID)
     return False
 
 
@@ -267,7 +246,7 @@ def _not_ready(nic, row):
     """Handle a message without a posted receive: RC owes an RNR NAK, UC drops the message."""
     q = qp_row_at(row)
     counters_at(nic_at(nic).counters).out_of_buffer += 1
-    if q.service != _RC:
+    if q.service != ServiceType.RC:
         q.rx_kind = _NONE
         return
     q.nak_sent = 1  # the peer also retransmits the packets behind this one
@@ -282,7 +261,7 @@ def _may_write(nic, row, at):
     """Return whether the QP allows the WRITE of this RETH. If not, waiting for a receive would be useless."""
     va = be32(ld32(at + RETH.va)) << 32 | be32(ld32(at + RETH.va + 4))
     key, nbytes = be32(ld32(at + RETH.rkey)), be32(ld32(at + RETH.dma_length))
-    return has_rights(nic, row, key, va, nbytes, _REMOTE_WRITE)
+    return has_rights(nic, row, key, va, nbytes, Access.REMOTE_WRITE)
 
 
 @engine_function
@@ -293,11 +272,11 @@ def _begin_write(nic, row, at):
     key = be32(ld32(at + RETH.rkey))
     nbytes = be32(ld32(at + RETH.dma_length))
     counters_at(nic_at(nic).counters).rx_write_requests += 1
-    if not _takes(nic, row, _WQE_WRITE, nbytes):
+    if not _takes(nic, row, WqeOpcode.RDMA_WRITE, nbytes):
         return 0
-    address = grant(nic, row, key, va, nbytes, _REMOTE_WRITE)
+    address = grant(nic, row, key, va, nbytes, Access.REMOTE_WRITE)
     if address < 0:
-        _refuse(nic, row, _WQE_WRITE, -address, _INVALID if _is_invalid(-address) else _ACCESS)
+        _refuse(nic, row, WqeOpcode.RDMA_WRITE, -address, _INVALID if _is_invalid(-address) else _ACCESS)
         return 0
     q.rx_addr, q.rx_key, q.rx_nbytes = va, key, nbytes
     return 1
@@ -308,14 +287,15 @@ def _place_write(nic, row, data, nbytes):
     """Place the next bytes of a WRITE: return 1, or 0 if they are refused."""
     q = qp_row_at(row)
     if nbytes > 0:
-        address = translate(nic, q.rx_key, q.pdn, q.rx_addr + q.rx_done, nbytes, _REMOTE_WRITE, _RKEY_UNKNOWN)
+        at = q.rx_addr + q.rx_done
+        address = translate(nic, q.rx_key, q.pdn, at, nbytes, Access.REMOTE_WRITE, Reason.RKEY_UNKNOWN)
         if address < 0:
             counters_at(nic_at(nic).counters).resp_remote_access_errors += 1
-            _refuse(nic, row, _WQE_WRITE, -address, _ACCESS)
+            _refuse(nic, row, WqeOpcode.RDMA_WRITE, -address, _ACCESS)
             return 0
         reason = place(nic, row, address, data, nbytes)
         if reason != 0:
-            _refuse(nic, row, _WQE_WRITE, reason, _OPERATION)
+            _refuse(nic, row, WqeOpcode.RDMA_WRITE, reason, _OPERATION)
             return 0
     return 1
 
@@ -328,21 +308,31 @@ def _place_send(nic, row, data, nbytes):
     if reason == 0:
         return 1
     fail_scatter(nic, row, reason)
-    _refuse(nic, row, _WQE_SEND, reason, _INVALID if reason == _RECV_TOO_SMALL else _OPERATION)
+    _refuse(nic, row, WqeOpcode.SEND, reason, _INVALID if reason == Reason.RECV_TOO_SMALL else _OPERATION)
     return 0
+
+
+@device_function
+def _begins(place):
+    """Return whether a packet of a SEND begins a message. WRITE has the same opcodes, from RC_WRITE_FIRST on."""
+    return (
+        place == PacketOpcode.RC_SEND_FIRST
+        or place == PacketOpcode.RC_SEND_ONLY
+        or place == PacketOpcode.RC_SEND_ONLY_IMM
+    )
 
 
 @engine_function
 def _take_data(nic, row, operation, bth, nbytes, pad):
     """Execute a packet of a SEND or WRITE that is in order: return 1, or 0 if it was not executed."""
     q = qp_row_at(row)
-    writing = operation > _LAST_OF_SEND
+    writing = operation > PacketOpcode.RC_SEND_ONLY_IMM  # the last opcode of SEND
     kind = _WRITING if writing else _SENDING
-    place = operation - _OF_WRITE if writing else operation
-    opcode = _WQE_WRITE if writing else _WQE_SEND
-    first = place == _FIRST or place == _ONLY or place == _ONLY_IMM
-    last = place != _FIRST and place != _MIDDLE
-    with_imm = place == _LAST_IMM or place == _ONLY_IMM
+    place = operation - PacketOpcode.RC_WRITE_FIRST if writing else operation
+    opcode = WqeOpcode.RDMA_WRITE if writing else WqeOpcode.SEND
+    first = _begins(place)
+    last = place != PacketOpcode.RC_SEND_FIRST and place != PacketOpcode.RC_SEND_MIDDLE
+    with_imm = place == PacketOpcode.RC_SEND_LAST_IMM or place == PacketOpcode.RC_SEND_ONLY_IMM
     headers = BTH.size
     if writing and first:
         headers += RETH.size
@@ -364,7 +354,7 @@ def _take_data(nic, row, operation, bth, nbytes, pad):
     at = bth + BTH.size
     if (with_imm if writing else first) and receives_posted(row) == 0:
         if writing and first and not _may_write(nic, row, at):
-            _refuse(nic, row, opcode, _QP_RIGHTS, _INVALID)
+            _refuse(nic, row, opcode, Reason.QP_RIGHTS, _INVALID)
         else:
             _not_ready(nic, row)
         return 0
@@ -400,16 +390,16 @@ def _take_data(nic, row, operation, bth, nbytes, pad):
         if with_imm or not writing:
             if q.mover != 0 and await_moved(nic, row) != 0:
                 if not writing:
-                    fail_scatter(nic, row, _COPY_FAILED)
-                _refuse(nic, row, opcode, _COPY_FAILED, _OPERATION)
+                    fail_scatter(nic, row, Reason.COPY_FAILED)
+                _refuse(nic, row, opcode, Reason.COPY_FAILED, _OPERATION)
                 return 0
-            cqe = _RESP_WR_IMM
+            cqe = CqeOpcode.RESP_WR_IMM
             if not writing:
-                cqe = _RESP_SEND_IMM if with_imm else _RESP_SEND
+                cqe = CqeOpcode.RESP_SEND_IMM if with_imm else CqeOpcode.RESP_SEND
             solicited = ld8(bth + BTH.se_m_pad_tver) & SOLICITED
             if complete_receive(nic, row, cqe, q.rx_done, imm, opcode, solicited, carried) != 0:
                 counters_at(nic_at(nic).counters).rx_refused += 1
-                if q.service == _RC:
+                if q.service == ServiceType.RC:
                     _owe_ack(nic, row, _OPERATION, q.expect_psn)
                 return 0
     return 1
@@ -450,20 +440,20 @@ def _take_read(nic, row, bth, nbytes):
     counters_at(nic_at(nic).counters).rx_read_requests += 1
     at = bth + BTH.size
     if nbytes != BTH.size + RETH.size:
-        _refuse_packet(nic, row, _WQE_READ, nbytes)
+        _refuse_packet(nic, row, WqeOpcode.RDMA_READ, nbytes)
         return 0
     va = be32(ld32(at + RETH.va)) << 32 | be32(ld32(at + RETH.va + 4))
     key, length = be32(ld32(at + RETH.rkey)), be32(ld32(at + RETH.dma_length))
-    if not _takes(nic, row, _WQE_READ, length):
+    if not _takes(nic, row, WqeOpcode.RDMA_READ, length):
         return 0
     packets = max(1, (length + q.mtu - 1) // q.mtu)
-    address = grant(nic, row, key, va, length, _REMOTE_READ)
+    address = grant(nic, row, key, va, length, Access.REMOTE_READ)
     if address < 0:
-        _refuse(nic, row, _WQE_READ, -address, _INVALID if _is_invalid(-address) else _ACCESS)
+        _refuse(nic, row, WqeOpcode.RDMA_READ, -address, _INVALID if _is_invalid(-address) else _ACCESS)
         return 0
-    resource = _accept(nic, row, _WQE_READ, packets)
+    resource = _accept(nic, row, WqeOpcode.RDMA_READ, packets)
     if resource == 0:
-        _refuse_packet(nic, row, _WQE_READ, length)
+        _refuse_packet(nic, row, WqeOpcode.RDMA_READ, length)
         return 0
     e = resource_at(resource)
     e.va, e.rkey, e.nbytes = va, key, length
@@ -474,7 +464,7 @@ def _take_read(nic, row, bth, nbytes):
 def _take_atomic(nic, row, operation, bth, nbytes):
     """Execute an atomic request that is in order: return 1, or 0 if it is refused."""
     counters_at(nic_at(nic).counters).rx_atomic_requests += 1
-    opcode = _WQE_FA if operation == _FETCH_ADD else _WQE_CS
+    opcode = WqeOpcode.ATOMIC_FA if operation == PacketOpcode.RC_FETCH_ADD else WqeOpcode.ATOMIC_CS
     at = bth + BTH.size
     if nbytes != BTH.size + ATOMIC_ETH.size:
         _refuse_packet(nic, row, opcode, nbytes)
@@ -520,7 +510,7 @@ def _take_duplicate(nic, row, operation, psn, ack_request, bth, nbytes):
     """
     q = qp_row_at(row)
     counters_at(nic_at(nic).counters).duplicate_request += 1
-    if operation < _READ_REQUEST:
+    if operation < PacketOpcode.RC_READ_REQUEST:
         if ack_request == 0:
             return
         done = psn if _answered_last(row) else q.expect_psn - 1
@@ -531,9 +521,9 @@ def _take_duplicate(nic, row, operation, psn, ack_request, bth, nbytes):
     for i in range(max(q.res_head - q.max_dest_rd, 0), q.res_head):
         e = resource_at(q.resources + i % q.max_dest_rd * RESOURCE.size)
         begun = (psn - e.first) & PSN_MASK
-        if begun >= e.packets or (e.opcode == _WQE_READ) != (operation == _READ_REQUEST):
+        if begun >= e.packets or (e.opcode == WqeOpcode.RDMA_READ) != (operation == PacketOpcode.RC_READ_REQUEST):
             continue
-        if operation == _READ_REQUEST:
+        if operation == PacketOpcode.RC_READ_REQUEST:
             if nbytes != BTH.size + RETH.size:
                 return
             at = bth + BTH.size
@@ -575,9 +565,8 @@ def _resume(nic, row, operation, psn):
     q = qp_row_at(row)
     in_order = psn == q.expect_psn
     q.expect_psn = psn
-    place = operation - _OF_WRITE if operation > _LAST_OF_SEND else operation
-    begins = place == _FIRST or place == _ONLY or place == _ONLY_IMM
-    if begins:
+    place = operation - PacketOpcode.RC_WRITE_FIRST if operation > PacketOpcode.RC_SEND_ONLY_IMM else operation
+    if _begins(place):
         q.rx_kind = _NONE  # the end of any message before is lost
         return True
     if in_order and q.rx_kind != _NONE:
@@ -591,24 +580,24 @@ def _resume(nic, row, operation, psn):
 def take_request(nic, row, operation, psn, ack_request, bth, nbytes, pad):
     """Take a request packet for a QP in RTR or RTS. `nbytes` counts from its BTH on and includes the padding."""
     q = qp_row_at(row)
-    if q.service != _RC:
+    if q.service != ServiceType.RC:
         if _resume(nic, row, operation, psn) and _take_data(nic, row, operation, bth, nbytes, pad) != 0:
             counters_at(nic_at(nic).counters).rx_accepted += 1
         q.expect_psn = (psn + 1) & PSN_MASK
         return
     if not _follows(nic, row, operation, psn, ack_request, bth, nbytes):
         return
-    if operation <= _LAST_OF_WRITE:
+    if operation <= PacketOpcode.RC_WRITE_ONLY_IMM:
         packets = _take_data(nic, row, operation, bth, nbytes, pad)
     elif q.rx_kind != _NONE:
         _refuse_packet(nic, row, operation, nbytes)
         packets = 0
     elif q.mover != 0 and await_moved(nic, row) != 0:  # READs and atomics see the writes before them
-        _refuse(nic, row, _WQE_READ, _COPY_FAILED, _OPERATION)
+        _refuse(nic, row, WqeOpcode.RDMA_READ, Reason.COPY_FAILED, _OPERATION)
         packets = 0
-    elif operation == _READ_REQUEST:
+    elif operation == PacketOpcode.RC_READ_REQUEST:
         packets = _take_read(nic, row, bth, nbytes)
-    elif operation == _COMPARE_SWAP or operation == _FETCH_ADD:
+    elif operation == PacketOpcode.RC_COMPARE_SWAP or operation == PacketOpcode.RC_FETCH_ADD:
         packets = _take_atomic(nic, row, operation, bth, nbytes)
     else:
         _refuse_packet(nic, row, operation, nbytes)
@@ -617,7 +606,7 @@ def take_request(nic, row, operation, psn, ack_request, bth, nbytes, pad):
         return
     counters_at(nic_at(nic).counters).rx_accepted += 1
     q.expect_psn = (q.expect_psn + packets) & PSN_MASK
-    if operation > _LAST_OF_WRITE:
+    if operation > PacketOpcode.RC_WRITE_ONLY_IMM:
         serve_due(nic, row)  # at once, if the wire has room: a READ must see memory before later requests change it
     elif ack_request:
         _owe_ack(nic, row, _ACK, psn)

@@ -28,18 +28,6 @@ from ..queues.wqes import (
     wqe_slot,
 )  # fmt: skip
 
-_RTS, _RC = int(QpState.RTS), int(ServiceType.RC)
-_SEND, _SEND_IMM = int(WqeOpcode.SEND), int(WqeOpcode.SEND_IMM)
-_WRITE, _WRITE_IMM, _READ = int(WqeOpcode.RDMA_WRITE), int(WqeOpcode.RDMA_WRITE_IMM), int(WqeOpcode.RDMA_READ)
-_CS, _FA = int(WqeOpcode.ATOMIC_CS), int(WqeOpcode.ATOMIC_FA)
-_MALFORMED, _NO_RESPONSE, _RNR = int(Reason.WQE_MALFORMED), int(Reason.NO_RESPONSE), int(Reason.RNR)
-_SOLICITED = int(CtrlFlags.SOLICITED)
-_FIRST, _MIDDLE = int(PacketOpcode.RC_SEND_FIRST), int(PacketOpcode.RC_SEND_MIDDLE)
-_LAST, _ONLY = int(PacketOpcode.RC_SEND_LAST), int(PacketOpcode.RC_SEND_ONLY)  # + 1 with immediate data
-_OF_WRITE = int(PacketOpcode.RC_WRITE_FIRST)  # the same six operations again, from here
-_READ_REQUEST = int(PacketOpcode.RC_READ_REQUEST)
-_COMPARE_SWAP, _FETCH_ADD = int(PacketOpcode.RC_COMPARE_SWAP), int(PacketOpcode.RC_FETCH_ADD)
-
 MAX_OUTSTANDING = 1 << 23  # half of the PSNs: beyond that, an old one looks like a new one (IBTA 9.7.2)
 BURST = 64  # packets of one QP before the next QP's turn
 PUBLISH_EVERY = 8  # packets, so that the peer can start before the burst ends
@@ -61,7 +49,7 @@ def flight_of(row, index):
 @device_function
 def answered(opcode):
     """Return whether a response of its own completes a request, rather than an acknowledgement."""
-    return opcode == _READ or opcode == _CS or opcode == _FA
+    return opcode == WqeOpcode.RDMA_READ or opcode == WqeOpcode.ATOMIC_CS or opcode == WqeOpcode.ATOMIC_FA
 
 
 # --- starting a WQE ------------------------------------------------------------------------------------------------
@@ -106,7 +94,8 @@ def _start(nic, row):
             local_failure(nic, row, index, opcode, ce, reason, blocks)
             return 0
         nbytes = message_at(message).nbytes
-        packets = 1 if opcode == _CS or opcode == _FA else max(1, (nbytes + q.mtu - 1) // q.mtu)
+        atomic = opcode == WqeOpcode.ATOMIC_CS or opcode == WqeOpcode.ATOMIC_FA
+        packets = 1 if atomic else max(1, (nbytes + q.mtu - 1) // q.mtu)
         if q.end_psn + packets - q.una_psn > MAX_OUTSTANDING:
             return 0
     f = flight_at(flight_of(row, index))
@@ -150,7 +139,7 @@ def _reference(nic, row, message, wqe, flight):
     f = flight_at(flight)
     headers = header_segments(f.opcode, 0)
     segment = wqe + headers * SEGMENT
-    if q.service != _RC or f.ds != headers + 1 or be32(ld32(segment + DATA_SEG.byte_count)) & INLINE_SEG:
+    if q.service != ServiceType.RC or f.ds != headers + 1 or be32(ld32(segment + DATA_SEG.byte_count)) & INLINE_SEG:
         return 0
     return reference(nic, q.wire, be32(ld32(segment + DATA_SEG.lkey)), ld64(message + MESSAGE.segments))
 
@@ -165,8 +154,8 @@ def _send_data(nic, row, message, flight, wqe, solicited):
     end = f.first + f.packets
     window = 1 if _probing(nic, row) else wire_at(q.wire).window - q.held_back
     limit = min(end, q.una_psn + window, q.tx_psn + BURST)
-    with_imm = opcode == _SEND_IMM or opcode == _WRITE_IMM
-    writing = opcode == _WRITE or opcode == _WRITE_IMM
+    with_imm = opcode == WqeOpcode.SEND_IMM or opcode == WqeOpcode.RDMA_WRITE_IMM
+    writing = opcode == WqeOpcode.RDMA_WRITE or opcode == WqeOpcode.RDMA_WRITE_IMM
     slot = 0
     if m.far != 0:
         if q.tx_psn >= limit:
@@ -187,25 +176,25 @@ def _send_data(nic, row, message, flight, wqe, solicited):
         carried = 0 if lent != 0 and part >= LEAST_LENT else part
         pad = -carried & 3
         last = psn + 1 == end
-        operation = _MIDDLE
+        operation = PacketOpcode.RC_SEND_MIDDLE
         if psn == f.first:
-            operation = _ONLY if last else _FIRST
+            operation = PacketOpcode.RC_SEND_ONLY if last else PacketOpcode.RC_SEND_FIRST
         elif last:
-            operation = _LAST
+            operation = PacketOpcode.RC_SEND_LAST
         headers = BTH.size
         if writing:
-            operation += _OF_WRITE
+            operation += PacketOpcode.RC_WRITE_FIRST  # WRITE's opcodes come in the order of SEND's
             if psn == f.first:
                 headers += RETH.size
         if with_imm and last:
-            operation += 1
+            operation += 1  # the opcode with immediate data
             headers += IMM_DT.size
         nbytes = headers + carried + pad
         bth = open_packet(nic, row, q.life, nbytes)
         if bth == 0:
             break
         asks = last or psn + 1 == limit or psn & (ACK_EVERY - 1) == ACK_EVERY - 1
-        ack = 1 if q.service == _RC and asks else 0
+        ack = 1 if q.service == ServiceType.RC and asks else 0
         write_bth(row, bth, packet_opcode(row, operation), solicited and last, pad, ack, psn)
         at = bth + BTH.size
         if writing and psn == f.first:
@@ -267,7 +256,7 @@ def _send_read(nic, row, message, flight):
     if bth == 0:
         return 0
     offset = (q.tx_psn - f.first) * q.mtu
-    write_bth(row, bth, _READ_REQUEST, 0, 0, 1, q.tx_psn)
+    write_bth(row, bth, PacketOpcode.RC_READ_REQUEST, 0, 0, 1, q.tx_psn)
     _write_reth(bth + BTH.size, m.raddr + offset, m.rkey, min(packets * q.mtu, f.nbytes - offset))
     close_packet(nic, row, bth, BTH.size + RETH.size, 0)
     _await_response(row, packets)
@@ -285,7 +274,8 @@ def _send_atomic(nic, row, message, flight):
     bth = open_packet(nic, row, q.life, BTH.size + ATOMIC_ETH.size)
     if bth == 0:
         return 0
-    write_bth(row, bth, _COMPARE_SWAP if f.opcode == _CS else _FETCH_ADD, 0, 0, 1, q.tx_psn)
+    operation = PacketOpcode.RC_COMPARE_SWAP if f.opcode == WqeOpcode.ATOMIC_CS else PacketOpcode.RC_FETCH_ADD
+    write_bth(row, bth, operation, 0, 0, 1, q.tx_psn)
     at = bth + BTH.size
     put_be64(at + ATOMIC_ETH.va, m.raddr)
     st32(at + ATOMIC_ETH.rkey, be32(m.rkey))
@@ -318,16 +308,16 @@ def _send_flight(nic, row):
     reason = build(nic, row, message, wqe, f.opcode, f.ds, index)
     if reason == 0 and message_at(message).nbytes != f.nbytes:
         explain(nic, 0, 0, 0, f.ds, 0)
-        reason = _MALFORMED
+        reason = Reason.WQE_MALFORMED
     if reason != 0:
         local_failure(nic, row, index, f.opcode, f.ce, reason, f.blocks)
         return 0
-    if f.opcode == _READ:
+    if f.opcode == WqeOpcode.RDMA_READ:
         sent = _send_read(nic, row, message, flight)
     elif answered(f.opcode):
         sent = _send_atomic(nic, row, message, flight)
     else:
-        sent = _send_data(nic, row, message, flight, wqe, ld8(wqe + CTRL_SEG.fm_ce_se) & _SOLICITED)
+        sent = _send_data(nic, row, message, flight, wqe, ld8(wqe + CTRL_SEG.fm_ce_se) & CtrlFlags.SOLICITED)
         if sent < 0:
             local_failure(nic, row, index, f.opcode, f.ce, -sent, f.blocks)
             return 0
@@ -341,7 +331,7 @@ def _send(nic, row):
     """Send what may be sent: return the number of WQEs and packets."""
     q = qp_row_at(row)
     done = 0
-    while done < BURST and q.state == _RTS:
+    while done < BURST and q.state == QpState.RTS:
         if _probing(nic, row) and q.tx_psn != q.una_psn:
             break
         if q.sq_next == q.sq_sent and (q.sq_next == q.sq_pi or _start(nic, row) == 0):
@@ -356,7 +346,7 @@ def _send(nic, row):
         if sent == 0:
             break
         done += sent
-        if q.service != _RC:  # UC has no acknowledgements
+        if q.service != ServiceType.RC:  # UC has no acknowledgements
             acknowledge(nic, row, q.tx_psn)
     return done
 
@@ -373,7 +363,7 @@ def acknowledge(nic, row, target):
     q = qp_row_at(row)
     before = q.una_psn
     implied = 0
-    while q.sq_ci != q.sq_sent and q.state == _RTS:
+    while q.sq_ci != q.sq_sent and q.state == QpState.RTS:
         f = flight_at(flight_of(row, q.sq_ci))
         end = f.first + f.packets
         if answered(f.opcode) and end > q.una_psn:
@@ -436,7 +426,7 @@ def retry(nic, row):
     q = qp_row_at(row)
     if q.retries >= q.retry_cnt:
         explain(nic, 0, 0, 0, q.remote_qpn, q.retry_cnt)
-        fail_oldest(nic, row, _NO_RESPONSE)
+        fail_oldest(nic, row, Reason.NO_RESPONSE)
         return
     q.retries += 1
     # Packets behind a lost one were sent in vain: halve the window from here on. It grows again.
@@ -488,7 +478,7 @@ def retry_rnr(nic, row, delay_ns):
     counters_at(nic_at(nic).counters).rnr_nak_retry_err += 1
     if q.rnr_retries >= q.rnr_retry and q.rnr_retry != ENDLESS_RNR:
         explain(nic, 0, 0, 0, q.rnr_retry, 0)
-        fail_oldest(nic, row, _RNR)
+        fail_oldest(nic, row, Reason.RNR)
         return
     q.rnr_retries += 1
     q.retries = 0
@@ -535,7 +525,7 @@ def serve(nic, row):
             q.hurry = 0
             retry(nic, row)
     done = _send(nic, row)
-    if q.timer_at == 0 and q.timeout_ns != 0 and q.service == _RC and _waits_for_peer(nic, row):
+    if q.timer_at == 0 and q.timeout_ns != 0 and q.service == ServiceType.RC and _waits_for_peer(nic, row):
         patience = _patience(nic, row)
         q.timer_at = n.now + (patience if q.hurry == 0 else min(patience, q.hurry))
     return done

@@ -24,25 +24,7 @@ from ..dma.movers import far, fetch, let_arrive, move, place
 from ..observe.reasons import Reason
 from ..state.tables import EXTENDED_ATOMICS, counters_at, nic_at, qp_row_at, srq_row_at
 
-_WRITE, _WRITE_IMM = int(WqeOpcode.RDMA_WRITE), int(WqeOpcode.RDMA_WRITE_IMM)
-_SEND, _SEND_IMM = int(WqeOpcode.SEND), int(WqeOpcode.SEND_IMM)
-_READ, _CS, _FA = int(WqeOpcode.RDMA_READ), int(WqeOpcode.ATOMIC_CS), int(WqeOpcode.ATOMIC_FA)
-_MASKED_CS, _MASKED_FA = int(WqeOpcode.ATOMIC_MASKED_CS), int(WqeOpcode.ATOMIC_MASKED_FA)
-_LOCAL_WRITE, _REMOTE_WRITE = int(Access.LOCAL_WRITE), int(Access.REMOTE_WRITE)
-_REMOTE_READ, _REMOTE_ATOMIC = int(Access.REMOTE_READ), int(Access.REMOTE_ATOMIC)
-_RKEY_UNKNOWN, _LKEY_UNKNOWN, _RECV_LKEY = int(Reason.RKEY_UNKNOWN), int(Reason.LKEY_UNKNOWN), int(Reason.RECV_LKEY)
-_QP_RIGHTS, _ATOMIC_ALIGNMENT, _RNR = int(Reason.QP_RIGHTS), int(Reason.ATOMIC_ALIGNMENT), int(Reason.RNR)
-_RECV_TOO_SMALL, _FLUSH = int(Reason.RECV_TOO_SMALL), int(Reason.FLUSH)
-_REMOTE_ABORT, _COPY_FAILED = int(Reason.REMOTE_ABORT), int(Reason.COPY_FAILED)
-_ATOMIC_FAR, _MESSAGE_TOO_LONG = int(Reason.ATOMIC_FAR), int(Reason.MESSAGE_TOO_LONG)
-_RC = int(ServiceType.RC)
-_LOCAL_LENGTH, _LOCAL_PROT, _WR_FLUSH = int(Syndrome.LOCAL_LENGTH), int(Syndrome.LOCAL_PROT), int(Syndrome.WR_FLUSH)
-_RESP_SEND, _RESP_SEND_IMM = int(CqeOpcode.RESP_SEND), int(CqeOpcode.RESP_SEND_IMM)
-_RESP_WR_IMM = int(CqeOpcode.RESP_WR_IMM)
-_LIMIT_REACHED, _LAST_WQE = int(EventType.SRQ_RQ_LIMIT), int(EventType.SRQ_LAST_WQE)
-_COMM_EST, _RTR = int(EventType.COMM_EST), int(QpState.RTR)
 _SEGMENTS, _PAYLOAD = MESSAGE.segments, MESSAGE.payload
-_DATA_32 = int(ScatterToCqe.DATA_32)
 
 
 @device_function
@@ -56,9 +38,9 @@ def explain(nic, key, addr, nbytes, extra0, extra1):
 def establish(nic, row):
     """Raise COMM_EST on the first request in RTR: the peer may send already (IBTA 11.6.3.2)."""
     q = qp_row_at(row)
-    if q.state == _RTR and q.established == 0:
+    if q.state == QpState.RTR and q.established == 0:
         q.established = 1
-        tell(nic, row, _COMM_EST)
+        tell(nic, row, EventType.COMM_EST)
 
 
 @device_function
@@ -84,13 +66,14 @@ def respond(nic, row, message):
     counters = counters_at(nic_at(nic).counters)
     counters.rdma_rx_bytes += m.nbytes
     if not takes(nic, row, m.nbytes):
-        reason = _MESSAGE_TOO_LONG
-    elif opcode == _WRITE:
+        reason = Reason.MESSAGE_TOO_LONG
+    elif opcode == WqeOpcode.RDMA_WRITE:
         counters.rx_write_requests += 1
         reason = _write(nic, row, message)
     else:
         reason = _respond_other(nic, row, message, opcode)
-    if reason != 0 and reason != _RNR and reason != _COPY_FAILED and qp_row_at(row).service == _RC:
+    reliable = qp_row_at(row).service == ServiceType.RC
+    if reason != 0 and reason != Reason.RNR and reason != Reason.COPY_FAILED and reliable:
         fail_qp(nic, row, m.index, opcode, reason, RESPONDER)
     return reason
 
@@ -98,12 +81,12 @@ def respond(nic, row, message):
 @engine_function
 def _respond_other(nic, row, message, opcode):
     counters = counters_at(nic_at(nic).counters)
-    if opcode == _SEND or opcode == _SEND_IMM:
+    if opcode == WqeOpcode.SEND or opcode == WqeOpcode.SEND_IMM:
         return _receive(nic, row, message)
-    if opcode == _WRITE_IMM:
+    if opcode == WqeOpcode.RDMA_WRITE_IMM:
         counters.rx_write_requests += 1
         return _write_imm(nic, row, message)
-    if opcode == _READ:
+    if opcode == WqeOpcode.RDMA_READ:
         counters.rx_read_requests += 1
         return _read(nic, row, message)
     counters.rx_atomic_requests += 1
@@ -127,10 +110,10 @@ def grant(nic, row, key, addr, nbytes, right):
     The key of an empty request is not checked (IBTA 9.7.4.1.6): its address is 0.
     """
     if not has_rights(nic, row, key, addr, nbytes, right):
-        return -_QP_RIGHTS
+        return -Reason.QP_RIGHTS
     if nbytes == 0:
         return 0
-    address = translate(nic, key, qp_row_at(row).pdn, addr, nbytes, right, _RKEY_UNKNOWN)
+    address = translate(nic, key, qp_row_at(row).pdn, addr, nbytes, right, Reason.RKEY_UNKNOWN)
     if address < 0:
         counters_at(nic_at(nic).counters).resp_remote_access_errors += 1
     return address
@@ -139,7 +122,7 @@ def grant(nic, row, key, addr, nbytes, right):
 @engine_function
 def _write(nic, row, message):
     m = message_at(message)
-    address = grant(nic, row, m.rkey, m.raddr, m.nbytes, _REMOTE_WRITE)
+    address = grant(nic, row, m.rkey, m.raddr, m.nbytes, Access.REMOTE_WRITE)
     if address < 0:
         return -address
     segment = message + _SEGMENTS
@@ -157,7 +140,7 @@ def _write(nic, row, message):
 @engine_function
 def _read(nic, row, message):
     m = message_at(message)
-    address = grant(nic, row, m.rkey, m.raddr, m.nbytes, _REMOTE_READ)
+    address = grant(nic, row, m.rkey, m.raddr, m.nbytes, Access.REMOTE_READ)
     if address < 0:
         return -address
     return scatter(nic, message, address)
@@ -183,21 +166,21 @@ def atomic_address(nic, row, key, addr, nbytes):
     """Return the address of an atomic's word, or minus a reason."""
     if addr & (nbytes - 1):
         explain(nic, key, addr, nbytes, 0, 0)
-        return -_ATOMIC_ALIGNMENT
-    address = grant(nic, row, key, addr, nbytes, _REMOTE_ATOMIC)
+        return -Reason.ATOMIC_ALIGNMENT
+    address = grant(nic, row, key, addr, nbytes, Access.REMOTE_ATOMIC)
     if address > 0 and far(address) != 0:
         explain(nic, key, addr, nbytes, 0, 0)
-        return -_ATOMIC_FAR
+        return -Reason.ATOMIC_FAR
     if address > 0 and address & (nbytes - 1):  # the iova and the memory of the region are aligned differently
         explain(nic, key, address, nbytes, 0, 0)
-        return -_ATOMIC_ALIGNMENT
+        return -Reason.ATOMIC_ALIGNMENT
     return address
 
 
 @device_function
 def atomic(opcode, address, swap_add, compare):
     """Execute an atomic: return the old word. Words are in host byte order."""
-    if opcode == _FA:
+    if opcode == WqeOpcode.ATOMIC_FA:
         return fetch_add_sys64(address, swap_add)
     return cas_sys64(address, compare, swap_add)
 
@@ -218,7 +201,7 @@ def _masked_atomic(message, opcode, address):
     nbytes = m.nbytes
     while True:  # until no other write has changed the word in between
         old = ld_acquire32(address) if nbytes == 4 else ld_acquire64(address)
-        if opcode == _MASKED_FA:
+        if opcode == WqeOpcode.ATOMIC_MASKED_FA:
             new = _add_fields(old, m.swap_add, m.swap_mask)
         elif (old ^ m.compare) & m.compare_mask != 0:
             return old
@@ -232,9 +215,9 @@ def _masked_atomic(message, opcode, address):
 @engine_function
 def _atomic(nic, row, message, opcode):
     m = message_at(message)
-    masked = opcode == _MASKED_CS or opcode == _MASKED_FA
-    if masked and not has_rights(nic, row, m.rkey, m.raddr, m.nbytes, _REMOTE_ATOMIC | EXTENDED_ATOMICS):
-        return _QP_RIGHTS
+    masked = opcode == WqeOpcode.ATOMIC_MASKED_CS or opcode == WqeOpcode.ATOMIC_MASKED_FA
+    if masked and not has_rights(nic, row, m.rkey, m.raddr, m.nbytes, Access.REMOTE_ATOMIC | EXTENDED_ATOMICS):
+        return Reason.QP_RIGHTS
     address = atomic_address(nic, row, m.rkey, m.raddr, m.nbytes)
     if address < 0:
         return -address
@@ -287,7 +270,7 @@ def _take_shared(nic, row):
     q.rx_wqe = s.addr + index * s.stride + (SEGMENT if s.linked else 0)
     if s.limit != 0 and _shared_posted(q.srq) < s.limit:
         s.limit = 0  # the event is raised once (IBTA 10.2.9.2)
-        raise_event(nic, s.channel, s.cookie, _LIMIT_REACHED, s.srqn, 0)
+        raise_event(nic, s.channel, s.cookie, EventType.SRQ_RQ_LIMIT, s.srqn, 0)
 
 
 @engine_function
@@ -343,7 +326,7 @@ def _capacity(segment):
 @device_function
 def _no_receive(nic):
     counters_at(nic_at(nic).counters).out_of_buffer += 1
-    return _RNR
+    return Reason.RNR
 
 
 @device_function
@@ -375,7 +358,7 @@ def receive_scatter(nic, row, offset, total, data, nbytes):
         room += _capacity(wqe + i * SEGMENT)
     if total > room:
         explain(nic, 0, 0, total, room, 0)
-        return _RECV_TOO_SMALL
+        return Reason.RECV_TOO_SMALL
     segment = wqe
     begin = 0  # where the segment begins in the message
     while nbytes > 0:
@@ -384,9 +367,9 @@ def receive_scatter(nic, row, offset, total, data, nbytes):
             addr = be64(ld64(segment + DATA_SEG.addr))
             lkey = be32(ld32(segment + DATA_SEG.lkey))
             filled = min(capacity, total - begin)
-            target = translate(nic, lkey, pdn, addr, filled, _LOCAL_WRITE, _LKEY_UNKNOWN)
+            target = translate(nic, lkey, pdn, addr, filled, Access.LOCAL_WRITE, Reason.LKEY_UNKNOWN)
             if target < 0:
-                return _RECV_LKEY
+                return Reason.RECV_LKEY
             part = min(begin + capacity - offset, nbytes)
             if q.wire == 0:
                 reason = move(nic, target + offset - begin, data, part)
@@ -405,7 +388,7 @@ def receive_scatter(nic, row, offset, total, data, nbytes):
 @device_function
 def fits_cqe(row, nbytes):
     """Return whether the payload of a SEND goes into the CQE. The receive's segments are then ignored."""
-    return qp_row_at(row).cs_res == _DATA_32 and 0 < nbytes <= INLINE_BYTES
+    return qp_row_at(row).cs_res == ScatterToCqe.DATA_32 and 0 < nbytes <= INLINE_BYTES
 
 
 @device_function
@@ -422,7 +405,8 @@ def fail_scatter(nic, row, reason):
     if nic_at(nic).mover_count != 0:
         let_arrive(nic, row)
     index = _consume_receive(nic, row)
-    fail_receive(nic, row, index, reason, _LOCAL_LENGTH if reason == _RECV_TOO_SMALL else _LOCAL_PROT)
+    syndrome = Syndrome.LOCAL_LENGTH if reason == Reason.RECV_TOO_SMALL else Syndrome.LOCAL_PROT
+    fail_receive(nic, row, index, reason, syndrome)
 
 
 @engine_function
@@ -445,28 +429,28 @@ def _receive(nic, row, message):
             reason = receive_scatter(nic, row, done, m.nbytes, ld64(segment), nbytes)
         done += nbytes
         segment += 16
-    if reason == _COPY_FAILED:
+    if reason == Reason.COPY_FAILED:
         return reason
     if reason != 0:
         fail_scatter(nic, row, reason)
         return reason
     if nic_at(nic).touched != 0:
         return 0
-    kind = _RESP_SEND_IMM if m.opcode == _SEND_IMM else _RESP_SEND
+    kind = CqeOpcode.RESP_SEND_IMM if m.opcode == WqeOpcode.SEND_IMM else CqeOpcode.RESP_SEND
     return complete_receive(nic, row, kind, m.nbytes, m.imm, m.opcode, m.solicited, payload)
 
 
 @engine_function
 def _write_imm(nic, row, message):
     m = message_at(message)
-    if not has_rights(nic, row, m.rkey, m.raddr, m.nbytes, _REMOTE_WRITE):
-        return _QP_RIGHTS
+    if not has_rights(nic, row, m.rkey, m.raddr, m.nbytes, Access.REMOTE_WRITE):
+        return Reason.QP_RIGHTS
     if receives_posted(row) == 0:
         return _no_receive(nic)
     reason = _write(nic, row, message)
     if reason != 0 or nic_at(nic).touched != 0:
         return reason
-    return complete_receive(nic, row, _RESP_WR_IMM, m.nbytes, m.imm, m.opcode, m.solicited, 0)
+    return complete_receive(nic, row, CqeOpcode.RESP_WR_IMM, m.nbytes, m.imm, m.opcode, m.solicited, 0)
 
 
 @engine_function
@@ -476,13 +460,13 @@ def complete_receive(nic, row, kind, nbytes, imm, opcode, solicited, payload):
     `payload` is the address of the data that the CQE carries, or 0.
     """
     q = qp_row_at(row)
-    if kind == _RESP_SEND:
+    if kind == CqeOpcode.RESP_SEND:
         imm = 0
     index = _consume_receive(nic, row)
     reason = write_cqe(nic, q.recv_cq, kind, q.qpn, q.user_index, 0, index, nbytes, imm, 0, 0, solicited, payload)
     if reason != 0:
         fail_qp(nic, row, index, opcode, reason, RESPONDER)
-        return _REMOTE_ABORT
+        return Reason.REMOTE_ABORT
     return 0
 
 
@@ -498,8 +482,8 @@ def flush_receives(nic, row):
     if q.srq != 0:
         count = 1 if q.rx_wqe != 0 else 0
     for _ in range(count):
-        fail_receive(nic, row, _consume_receive(nic, row), _FLUSH, _WR_FLUSH)
+        fail_receive(nic, row, _consume_receive(nic, row), Reason.FLUSH, Syndrome.WR_FLUSH)
     if q.srq != 0 and q.drained == 0:
         q.drained = 1
-        tell(nic, row, _LAST_WQE)
+        tell(nic, row, EventType.SRQ_LAST_WQE)
     return count

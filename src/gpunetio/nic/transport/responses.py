@@ -20,23 +20,12 @@ from .rnr import rnr_delay_ns
 from ..state.tables import counters_at, flight_at, nic_at, qp_row_at
 from ..queues.wqes import build, in_one_piece, wqe_slot
 
-_RTS, _READ = int(QpState.RTS), int(WqeOpcode.RDMA_READ)
-_ACK, _RNR_NAK, _NAK = int(AckKind.ACK), int(AckKind.RNR_NAK), int(AckKind.NAK)
-_RESERVED = int(AckKind.RESERVED)
-_PSN_SEQUENCE, _INVALID_REQUEST = int(NakCode.PSN_SEQUENCE), int(NakCode.INVALID_REQUEST)
-_REMOTE_ACCESS, _REMOTE_OPERATION = int(NakCode.REMOTE_ACCESS), int(NakCode.REMOTE_OPERATION)
-_READ_MIDDLE = int(PacketOpcode.RC_READ_RESPONSE_MIDDLE)
-_READ_LAST, _READ_ONLY = int(PacketOpcode.RC_READ_RESPONSE_LAST), int(PacketOpcode.RC_READ_RESPONSE_ONLY)
-_ACKNOWLEDGE, _ATOMIC_ACKNOWLEDGE = int(PacketOpcode.RC_ACKNOWLEDGE), int(PacketOpcode.RC_ATOMIC_ACKNOWLEDGE)
-_READ_REQUEST = int(PacketOpcode.RC_READ_REQUEST)
-_NAK_INVALID, _NAK_ACCESS = int(Reason.NAK_INVALID_REQUEST), int(Reason.NAK_REMOTE_ACCESS)
-_NAK_OPERATION, _BAD_RESPONSE = int(Reason.NAK_REMOTE_OPERATION), int(Reason.BAD_RESPONSE)
 
 
 @device_function
 def is_response(operation):
     """Return whether an RC operation is a response."""
-    return operation > _READ_REQUEST and operation <= _ATOMIC_ACKNOWLEDGE
+    return operation > PacketOpcode.RC_READ_REQUEST and operation <= PacketOpcode.RC_ATOMIC_ACKNOWLEDGE
 
 
 @engine_function
@@ -50,20 +39,20 @@ def take_response(nic, row, operation, psn24, bth, nbytes, pad):
         return
     at = bth + BTH.size
     left = nbytes - BTH.size
-    syndrome = _ACK
-    if operation != _READ_MIDDLE:
+    syndrome = AckKind.ACK
+    if operation != PacketOpcode.RC_READ_RESPONSE_MIDDLE:
         if left < AETH.size:
             counters.rx_malformed += 1
             return
         syndrome = be32(ld32(at + AETH.syndrome_msn)) >> SYNDROME_SHIFT
         at += AETH.size
         left -= AETH.size
-    if operation == _ACKNOWLEDGE:
+    if operation == PacketOpcode.RC_ACKNOWLEDGE:
         _take_acknowledge(nic, row, psn, syndrome)
         return
     # The response to a READ or atomic acknowledges the requests before it.
     implied = acknowledge(nic, row, psn)
-    if q.sq_ci == q.sq_sent or q.state != _RTS:
+    if q.sq_ci == q.sq_sent or q.state != QpState.RTS:
         counters.rx_unexpected += 1
         return
     f = flight_at(flight_of(row, q.sq_ci))
@@ -71,7 +60,7 @@ def take_response(nic, row, operation, psn24, bth, nbytes, pad):
         retry_gap(nic, row)
     elif not answered(f.opcode):
         _bad_response(nic, row, left)
-    elif operation == _ATOMIC_ACKNOWLEDGE:
+    elif operation == PacketOpcode.RC_ATOMIC_ACKNOWLEDGE:
         _take_atomic(nic, row, at, left)
     else:
         _take_read(nic, row, operation, psn, at, left - pad)
@@ -82,33 +71,33 @@ def _take_acknowledge(nic, row, psn, syndrome):
     q = qp_row_at(row)
     counters = counters_at(nic_at(nic).counters)
     kind, value = syndrome >> ACK_KIND_SHIFT, syndrome & ACK_VALUE_MASK
-    if kind == _ACK:
+    if kind == AckKind.ACK:
         if acknowledge(nic, row, psn + 1):
             retry_gap(nic, row)
         else:
             counters.rx_accepted += 1
         return
     if (
-        acknowledge(nic, row, psn) or q.una_psn != psn or q.state != _RTS or kind == _RESERVED
-        or (kind == _NAK and value > _REMOTE_OPERATION)
+        acknowledge(nic, row, psn) or q.una_psn != psn or q.state != QpState.RTS or kind == AckKind.RESERVED
+        or (kind == AckKind.NAK and value > NakCode.REMOTE_OPERATION)
     ):  # fmt: skip
         # A NAK of no known kind, for something never sent, or behind an unanswered READ: leave it to the timer.
         counters.rx_unexpected += 1
         return
     counters.rx_accepted += 1
-    if kind == _RNR_NAK:
+    if kind == AckKind.RNR_NAK:
         retry_rnr(nic, row, rnr_delay_ns(value))
-    elif value == _PSN_SEQUENCE:
+    elif value == NakCode.PSN_SEQUENCE:
         counters.packet_seq_err += 1
         retry(nic, row)
         hurry(nic, row)
     else:
         explain(nic, 0, 0, 0, q.remote_qpn, value)
-        reason = _NAK_OPERATION
-        if value == _INVALID_REQUEST:
-            reason = _NAK_INVALID
-        elif value == _REMOTE_ACCESS:
-            reason = _NAK_ACCESS
+        reason = Reason.NAK_REMOTE_OPERATION
+        if value == NakCode.INVALID_REQUEST:
+            reason = Reason.NAK_INVALID_REQUEST
+        elif value == NakCode.REMOTE_ACCESS:
+            reason = Reason.NAK_REMOTE_ACCESS
         fail_oldest(nic, row, reason)
 
 
@@ -143,7 +132,7 @@ def _place(nic, row, offset, nbytes, source):
     reason = build(nic, row, message, wqe, f.opcode, f.ds, index)
     if reason == 0 and message_at(message).nbytes != f.nbytes:
         explain(nic, 0, 0, 0, q.remote_qpn, nbytes)
-        reason = _BAD_RESPONSE
+        reason = Reason.BAD_RESPONSE
     if reason == 0:
         reason = _scatter_part(nic, row, offset, nbytes, source)
     return reason
@@ -158,7 +147,7 @@ def _refuse(nic, row, reason):
 @device_function
 def _bad_response(nic, row, nbytes):
     explain(nic, 0, 0, 0, qp_row_at(row).remote_qpn, nbytes)
-    _refuse(nic, row, _BAD_RESPONSE)
+    _refuse(nic, row, Reason.BAD_RESPONSE)
 
 
 @device_function
@@ -179,9 +168,9 @@ def _take_read(nic, row, operation, psn, data, nbytes):
     flight = flight_of(row, q.sq_ci)
     f = flight_at(flight)
     offset = (psn - f.first) * q.mtu
-    ends = operation == _READ_LAST or operation == _READ_ONLY
+    ends = operation == PacketOpcode.RC_READ_RESPONSE_LAST or operation == PacketOpcode.RC_READ_RESPONSE_ONLY
     if (
-        f.opcode != _READ
+        f.opcode != WqeOpcode.RDMA_READ
         or nbytes != min(q.mtu, f.nbytes - offset)
         or ends != (psn + 1 == read_end(row, flight, psn))
     ):  # fmt: skip
@@ -201,7 +190,7 @@ def _take_read(nic, row, operation, psn, data, nbytes):
 def _take_atomic(nic, row, data, nbytes):
     q = qp_row_at(row)
     f = flight_at(flight_of(row, q.sq_ci))
-    if f.opcode == _READ or nbytes != ATOMIC_ACK_ETH.size:
+    if f.opcode == WqeOpcode.RDMA_READ or nbytes != ATOMIC_ACK_ETH.size:
         _bad_response(nic, row, nbytes)
         return
     # The word is big-endian on the wire and in host order in memory, as at the responder.

@@ -19,8 +19,6 @@ from ...jit.ops import (
     yield_thread,
 )
 
-_INVALID = int(CqeOpcode.INVALID)
-
 
 @engine_function
 def ring_register(register, producer, qpn):
@@ -62,7 +60,7 @@ def arrived(first, shift, log_entries, consumer, most):
     while count < most:
         index = consumer + count
         op_own = ld_relaxed8(first + ((index & ((1 << log_entries) - 1)) << shift) + CQE64.op_own)
-        if op_own >> OPCODE_SHIFT == _INVALID or op_own & OWNER_MASK != (index >> log_entries) & 1:
+        if op_own >> OPCODE_SHIFT == CqeOpcode.INVALID or op_own & OWNER_MASK != (index >> log_entries) & 1:
             break
         count += 1
     if count == 0:
