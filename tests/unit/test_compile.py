@@ -16,7 +16,7 @@ import numba
 import pytest
 
 from gpunetio import device
-from gpunetio.jit import cache, progress
+from gpunetio.jit import cache, progress, units
 from gpunetio.jit.compile import engine_function
 from gpunetio.nic import engine, step
 from nic_rig import until
@@ -310,3 +310,55 @@ def test_parts_of_the_nic():
     assert step.step in parts
     assert len(set(parts)) == len(parts) > 200
 
+
+
+def test_what_one_caller_does_not_need_another_may():
+    """A linker that leaves out what nobody has asked for yet would leave the later call without a target."""
+
+    @engine_function
+    def asked(x):
+        return x + 1
+
+    @engine_function
+    def asks_in_vain(x):
+        return asked(x) if x != x else 0  # LLVM removes the call
+
+    @engine_function
+    def asks(x):
+        return asked(x)
+
+    @engine_function
+    def asks_through_another(x):
+        return asks(x)
+
+    @engine_function
+    def root(x):
+        return asks_through_another(x) + asks_in_vain(x)
+
+    assert root(41) == 42
+
+
+def test_a_function_is_lowered_once_for_all_roots(monkeypatch):
+    lowered = []
+    compile_core = units.UnitCompiler._compile_core
+
+    def watched(self, args, return_type, part=False):
+        lowered.append(self.py_func.__name__)
+        return compile_core(self, args, return_type, part)
+
+    monkeypatch.setattr(units.UnitCompiler, "_compile_core", watched)
+
+    @engine_function
+    def shared(x):
+        return x + 1
+
+    @engine_function
+    def first(x):
+        return shared(x)
+
+    @engine_function
+    def second(x):
+        return shared(x) + 1
+
+    assert (first(41), second(41)) == (42, 43)
+    assert sorted(lowered) == ["first", "second", "shared"]

@@ -55,7 +55,7 @@ class Unit(JITCodeLibrary):
             for library in dict.fromkeys(self._linking_libraries):
                 self._final_module.link_in(library._get_module_for_linking(), preserve=True)
             for function in self._final_module.functions:
-                if not function.is_declaration and function.linkage == llvm.Linkage.external:
+                if not function.is_declaration and function.name != self.symbol:
                     function.linkage = "linkonce_odr"
             self.bitcode = self._final_module.as_bitcode()
         return self.bitcode
@@ -78,12 +78,17 @@ class Unit(JITCodeLibrary):
         self._raise_if_finalized()
         if self.origin is not None:  # a part, for a caller that links whole libraries
             self._final_module = llvm.parse_bitcode(self.part())
-            self._final_module.get_function(self.symbol).linkage = "external"
         else:
             for library in dict.fromkeys(self._linking_libraries):
                 self._final_module.link_in(library._get_module_for_linking(), preserve=True)
-        for unit in self.all_calls():
+        units = list(self.all_calls())
+        for unit in units:
             self._final_module.link_in(llvm.parse_bitcode(unit.part()))
+        for unit in units:  # only now: the linker leaves out what may be left out and nobody has asked for yet
+            self._final_module.get_function(unit.symbol).linkage = "linkonce_odr"
+        missing = [function.name for function in self._final_module.functions if _is_missing(function)]
+        if missing:
+            raise RuntimeError(f"{self.name} calls what was not linked: {', '.join(missing)}")
         self._optimize_final_module()
         self._final_module.verify()
         self._finalize_final_module()
@@ -91,6 +96,11 @@ class Unit(JITCodeLibrary):
             environment = lookup_environment(variable.name)
             if environment is not None:
                 self._codegen.set_env(variable.name, environment)
+
+
+def _is_missing(function: Any) -> bool:
+    """Whether a function of Python is only declared."""
+    return function.is_declaration and function.name.startswith("_ZN")
 
 
 class _PartImpl(CompileResultCacheImpl):
@@ -108,7 +118,7 @@ class _PartImpl(CompileResultCacheImpl):
     def rebuild(self, target_context: Any, payload: tuple[Any, ...]) -> Any:
         name, bitcode, calls, fndesc, environment, signature = payload
         unit = Unit(target_context.codegen(), name)
-        unit.bitcode = bitcode
+        unit.bitcode, unit.symbol = bitcode, fndesc.mangled_name
         unit.calls = {(_find(module, qualname), types): None for module, qualname, types in calls}
         return compiler.compile_result(
             library=unit, fndesc=fndesc, environment=environment, signature=signature, target_context=target_context,
@@ -174,8 +184,9 @@ class UnitCompiler(_FunctionCompiler):
             if found is None:
                 with event.trigger_event("numba:compile", data={"dispatcher": self._dispatcher}):
                     found = self._compile_core(args, None, part=True)
+                found.library.symbol = found.fndesc.mangled_name
                 self._cache.save_overload(args, found)
-            found.library.origin, found.library.symbol = (self._dispatcher, args), found.fndesc.mangled_name
+            found.library.origin = self._dispatcher, args
             context.insert_user_function(found.library, found.fndesc, [found.library])
             self.parts[args] = found
         return found
