@@ -1,5 +1,6 @@
 """The device library: the functions that kernels call, written once in Python, compiled for CPU threads and CUDA."""
 
+from ..jit import ops as ops  # primitives that few kernels need, as `device.ops`
 from ..jit.compile import device_function
 from .counter import get_counter, p_counter, put_counter, put_signal_counter, signal_counter
 from .cq import cq_of, cqe_address, poll, poll_at, poll_collapsed, poll_one, update_cq_record

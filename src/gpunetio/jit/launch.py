@@ -196,7 +196,8 @@ def offline(compute_capability: tuple[int, int]) -> Iterator[None]:
     from numba.cuda import compiler, dispatcher  # both import the function by its name
 
     device = SimpleNamespace(compute_capability=compute_capability)
-    replaced = [(module, module.get_current_device) for module in (compiler, dispatcher)]
+    modules: tuple[Any, ...] = compiler, dispatcher
+    replaced = [(module, module.get_current_device) for module in modules]
     for module, _ in replaced:
         module.get_current_device = lambda: device
     try:
