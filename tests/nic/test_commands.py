@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import gpunetio.nic.nic as nic_module
-from command_rig import GID, INIT, INPUTS, RST, RTS, Device, refusal
+from command_rig import GID, INIT, INPUTS, RST, RTS, Device, limit_tables, refusal
 from gpunetio.enums import Access, UarAllocationType
 from gpunetio.errors import BadStateError, InUseError, InvalidValueError, NoMemoryError, NotFoundError
 from gpunetio.formats import commands as cmd
 from gpunetio.formats import contexts
 from gpunetio.formats.commands import CapClass, Opcode, Status
+from gpunetio.nic.control.qp import MAX_QP
 from gpunetio.nic.control.syndromes import CommandSyndrome
 from gpunetio.providers.provider import UarPage
 
@@ -361,8 +361,8 @@ def test_a_receive_pool_stays_ready(device):
 def test_numbers_are_unique_and_spread(device):
     qpns = {device.qp()[1] for _ in range(100)}
     assert len(qpns) == 100
-    assert all(nic_module.MAX_QP <= qpn < 0xFFFFFF for qpn in qpns)  # not QP 0 and 1, which are special, nor multicast
-    assert len({qpn // nic_module.MAX_QP for qpn in qpns}) > 10
+    assert all(MAX_QP <= qpn < 0xFFFFFF for qpn in qpns)  # not QP 0 and 1, which are special, nor multicast
+    assert len({qpn // MAX_QP for qpn in qpns}) > 10
     cqns = {device.cq()[1] for _ in range(100)}
     assert len(cqns) == 100
     assert 0 not in cqns
@@ -389,8 +389,7 @@ def test_a_new_qp_in_an_old_row_has_another_number(device):
 @pytest.fixture
 def small(monkeypatch) -> Iterator[Device]:
     """A device with room for three of everything, keys and QPs seven; one PD, UMEM and UAR page are taken."""
-    for name, rows in {"QP": 8, "CQ": 4, "PD": 4, "UMEM": 4, "UAR": 4, "MR": 8}.items():
-        monkeypatch.setattr(nic_module, f"MAX_{name}", rows)
+    limit_tables(monkeypatch, {"QP": 8, "CQ": 4, "PD": 4, "UMEM": 4, "UAR": 4, "MR": 8})
     opened = Device("soft6")
     yield opened
     opened.close()

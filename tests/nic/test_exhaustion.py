@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from command_rig import limit_tables
 from gpunetio import memory, verbs
 from gpunetio.enums import WcStatus, WrOpcode
 from gpunetio.errors import DocaErrorCode, NoMemoryError
 from gpunetio.memory import HostMemory
-from gpunetio.nic import nic as nic_module
 from gpunetio.verbs import SendWr
 from nic_rig import until
 
@@ -56,8 +56,7 @@ class World:
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    for name, rows in ROWS.items():
-        monkeypatch.setattr(nic_module, f"MAX_{name}", rows)
+    limit_tables(monkeypatch, ROWS)
     with verbs.open("soft7") as ctx:
         pd, cq, target, queues = ctx.create_pd(), ctx.create_cq(16), bytearray(8), HostMemory(8192)
         qp = pd.create_qp(sq_wr=4, send_cq=cq)

@@ -10,6 +10,7 @@ from gpunetio.errors import DriverError
 from gpunetio.formats import commands as cmd
 from gpunetio.formats.commands import Opcode, QpState, Status
 from gpunetio.memory import HostMemory
+from gpunetio.nic.control import cq, mkey, pd, qp, rmp, uar, umem
 from gpunetio.nic.control.syndromes import CommandSyndrome
 from gpunetio.providers import open_device
 from gpunetio.providers.soft import SoftProvider
@@ -27,6 +28,15 @@ INPUTS = {
     Opcode.CREATE_RMP: cmd.CREATE_RMP_IN, Opcode.MODIFY_RMP: cmd.MODIFY_RMP_IN,
     Opcode.DESTROY_RMP: cmd.DESTROY_RMP_IN, Opcode.QUERY_RMP: cmd.QUERY_RMP_IN,
 }  # fmt: skip
+
+
+LIMITED = {"QP": qp, "CQ": cq, "PD": pd, "UMEM": umem, "UAR": uar, "MR": mkey, "SRQ": rmp}
+
+
+def limit_tables(monkeypatch: pytest.MonkeyPatch, rows: dict[str, int]) -> None:
+    """Give the tables of NICs that open from now on so many rows."""
+    for name, count in rows.items():
+        monkeypatch.setattr(LIMITED[name], f"MAX_{name}", count)
 
 
 class Device:
@@ -111,7 +121,7 @@ class Device:
     def tables(self) -> list[bytes]:
         nic = self.nic
         parts = (nic.qps, nic.cqs, nic.srqs, nic.mkeys, nic.pds, nic.umems, nic.uar_pages)
-        return [part.rows.tobytes() for part in parts] + [bytes(c) for c in nic.interpreter.contexts.values()]
+        return [part.rows.tobytes() for part in parts] + [bytes(qp.context) for qp in nic.control.qps.known.values()]
 
     def refuses(self, call: Callable[[], Any], status: Status, syndrome: CommandSyndrome, *words: str) -> None:
         """The call is refused with this status and syndrome, the message has the words, and nothing has changed."""

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from gpunetio.fabric.faults import Faults
-from gpunetio.nic.control.commands import CommandInterpreter
+from gpunetio.nic.control.qp import QueuePairs
 from nic_rig import READ, RETRY_EXCEEDED, WRITE, Ends, Queue, error_of, pause, until
 
 PSN = 7
@@ -137,12 +137,7 @@ def test_what_the_injector_holds_is_taken_back(wire):
 def test_another_queue_pair_with_the_same_number(ends, monkeypatch):
     fail(ends)
     numbers = [ends.a.qp.qpn, ends.b.qp.qpn]
-    given = CommandInterpreter._free
-
-    def same(table: Any, what: str, spread: bool = False) -> int:
-        return numbers.pop(0) if what == "QP" else given(table, what, spread)
-
-    monkeypatch.setattr(CommandInterpreter, "_free", staticmethod(same))
+    monkeypatch.setattr(QueuePairs, "free_number", lambda _: numbers.pop(0))
     for name in ("a", "b"):
         queue = getattr(ends, name)
         queue.qp.close()

@@ -277,7 +277,7 @@ def test_a_nic_that_stays(kept):
         play(("soft0", "soft1"), steps, last)
         assert rows(kept) == [0] * (2 * len(TABLES))
         nics = [ctx.provider.nic for ctx in kept]
-        assert all(not nic._queue_memory and not nic.interpreter.contexts for nic in nics)
+        assert all(not nic.control.qps.known and not nic.control.qps._memory for nic in nics)
         assert len(memory._live) == before.live
 
     check()

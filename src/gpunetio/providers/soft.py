@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ..enums import Access, GidType, LinkLayer, PortState, UarAllocationType
 from ..errors import DocaError, DriverError, InUseError, InvalidValueError, NotSupportedError
@@ -21,16 +21,22 @@ from ..formats.events import EventType
 from ..interrupts import allowed
 from ..limits import within_limits
 from ..memory import MappedMemory
+from ..nic.control.command import OBJECT_NUMBER, Call, opcode_of
+from ..nic.control.cq import MAX_LOG_CQ
+from ..nic.control.eq import COMP_VECTORS
+from ..nic.control.gids import MAX_GID
+from ..nic.control.objects import QueueObjects
 from ..nic.control.port import Port, PortConfig
+from ..nic.control.qp import MAX_LOG_QUEUE
 from ..nic.engine import compile_engine
-from ..nic.nic import COMP_VECTORS, DESCRIPTORS, MAX_CQ, MAX_GID, MAX_MR, MAX_PD, MAX_QP, MAX_SRQ, SoftNic
+from ..nic.nic import DESCRIPTORS, SoftNic
 from ..nic.queues.channels import EventChannel
+from ..nic.state.tables import MAX_RD_ATOMIC
 from .provider import ClockInfo, DeviceAttr, DeviceInfo, Event, MrKeys, PortAttr, UarPage
 
 DEVICES = 8
 ADDRESSES = 254  # of 127.0.0.0/24: one for each process that does not say which
-_MAX_WR, _MAX_SGE, _MAX_CQE = 1 << 15, 30, 1 << 22
-_MAX_RD_ATOMIC = 16
+_MAX_WR, _MAX_SGE, _MAX_CQE = 1 << MAX_LOG_QUEUE, 30, 1 << MAX_LOG_CQ
 
 _nics: dict[str, tuple[SoftNic, int]] = {}  # name → NIC, and the number of its opens
 _lock = threading.Lock()
@@ -114,18 +120,16 @@ def _open_unclaimed(name: str, address: str, port: PortConfig | None) -> SoftPro
     return None
 
 
-_DESTROY = {
-    Opcode.CREATE_CQ: (Opcode.DESTROY_CQ, cmd.DESTROY_CQ_IN, "cqn", cmd.CREATE_CQ_OUT),
-    Opcode.CREATE_QP: (Opcode.DESTROY_QP, cmd.DESTROY_QP_IN, "qpn", cmd.CREATE_QP_OUT),
-    Opcode.CREATE_RMP: (Opcode.DESTROY_RMP, cmd.DESTROY_RMP_IN, "rmpn", cmd.CREATE_RMP_OUT),
-}
-_MODIFY = (
-    Opcode.RST2INIT_QP, Opcode.INIT2INIT_QP, Opcode.INIT2RTR_QP, Opcode.RTR2RTS_QP, Opcode.RTS2RTS_QP,
-    Opcode.RTS2SQD_QP, Opcode.SQD2RTS_QP, Opcode.QP_2ERR, Opcode.QP_2RST, Opcode.MODIFY_CQ, Opcode.MODIFY_RMP,
-)  # fmt: skip
-_QUERY = (Opcode.QUERY_QP, Opcode.QUERY_RMP)
-_OF_OBJECTS = (*_DESTROY, *(destroy for destroy, *_ in _DESTROY.values()), *_MODIFY, *_QUERY)
-_NUMBER = slice(cmd.QUERY_QP_IN.offset("qpn"), cmd.QUERY_QP_IN.offset("qpn") + 3)  # the same offset in all of them
+@dataclass(frozen=True)
+class _DevxObject:
+    """An object that a mailbox has made: its kind and its number."""
+
+    queues: QueueObjects
+    number: int
+
+    @property
+    def destroy_mailbox(self) -> bytes:
+        return self.queues.command(Call.DESTROY).input_for(self.number)
 
 
 class SoftProvider:
@@ -139,7 +143,7 @@ class SoftProvider:
 
     def __init__(self, nic: SoftNic):
         self.nic, self.name = nic, nic.name
-        self._objects: dict[int, bytes] = {}  # handle of a DEVX object → the mailbox that destroys it
+        self._objects: dict[int, _DevxObject] = {}  # by handle
         self._next_handle = 1
         self._held: dict[tuple[Callable[[int], None], int], None] = {}  # what close() releases, in order
         self._mapped: dict[tuple[Callable[[int], None], int], MappedMemory] = {}  # dmabufs, by their release functions
@@ -151,13 +155,15 @@ class SoftProvider:
         return f"<software NIC {self.name}{'' if self._open else ', closed'}>"
 
     def query_device(self) -> DeviceAttr:
+        nic = self.nic
         return DeviceAttr(
-            fw_ver="software", node_guid=self.nic.guid, sys_image_guid=self.nic.guid, vendor_id=0x02C9,
-            vendor_part_id=self.nic.port.config.part_id, hw_ver=0,
-            board_id="gpunetio-soft", phys_port_cnt=1, max_mr_size=1 << 47, max_qp=MAX_QP - 1, max_qp_wr=_MAX_WR,
-            max_sge=_MAX_SGE, max_cq=MAX_CQ - 1, max_cqe=_MAX_CQE, max_mr=MAX_MR - 1, max_pd=MAX_PD - 1, max_ah=0,
-            max_srq=MAX_SRQ - 1, max_srq_wr=_MAX_WR, max_srq_sge=_MAX_SGE, max_pkeys=1, max_qp_rd_atom=_MAX_RD_ATOMIC,
-            max_qp_init_rd_atom=_MAX_RD_ATOMIC, num_comp_vectors=COMP_VECTORS, can_resize_srq=True,
+            fw_ver="software", node_guid=nic.guid, sys_image_guid=nic.guid, vendor_id=0x02C9,
+            vendor_part_id=nic.port.config.part_id, hw_ver=0,
+            board_id="gpunetio-soft", phys_port_cnt=1, max_mr_size=1 << 47, max_qp=nic.qps.mask, max_qp_wr=_MAX_WR,
+            max_sge=_MAX_SGE, max_cq=nic.cqs.mask, max_cqe=_MAX_CQE, max_mr=nic.mkeys.mask, max_pd=nic.pds.mask,
+            max_ah=0, max_srq=nic.srqs.mask, max_srq_wr=_MAX_WR, max_srq_sge=_MAX_SGE, max_pkeys=1,
+            max_qp_rd_atom=MAX_RD_ATOMIC, max_qp_init_rd_atom=MAX_RD_ATOMIC, num_comp_vectors=COMP_VECTORS,
+            can_resize_srq=True,
         )  # fmt: skip
 
     def query_port(self, port: int) -> PortAttr:
@@ -242,23 +248,23 @@ class SoftProvider:
         return self.nic.mac_of(dgid)
 
     def devx_obj_create(self, mailbox: bytes, out_size: int) -> tuple[int, bytes]:
-        opcode = _opcode(mailbox)
-        if opcode in list(Opcode) and opcode not in _DESTROY:
-            raise InvalidValueError(f"{_name(opcode)} creates no object")
+        command = self.nic.control.interpreter.find(mailbox)
+        if command is not None and command.call is not Call.CREATE:
+            raise InvalidValueError(f"{_name(mailbox)} creates no object")
         out = self._execute(mailbox, out_size)
-        opcode, layout, field, answer = _DESTROY[Opcode(opcode)]
         handle = self._next_handle
         self._next_handle += 1
-        self._objects[handle] = bytes(layout.pack(opcode=opcode, **{field: answer.get(out, field)}))
+        number = int.from_bytes(out[OBJECT_NUMBER], "big")
+        self._objects[handle] = _DevxObject(self.nic.control.queues[Opcode(opcode_of(mailbox))], number)
         self._hold(self._destroy, handle)
         return handle, out
 
     def devx_obj_modify(self, handle: int, mailbox: bytes, out_size: int) -> bytes:
-        self._check_object(handle, mailbox, _MODIFY)
+        self._check_object(handle, mailbox, Call.MODIFY)
         return self._execute(mailbox, out_size)
 
     def devx_obj_query(self, handle: int, mailbox: bytes, out_size: int) -> bytes:
-        self._check_object(handle, mailbox, _QUERY)
+        self._check_object(handle, mailbox, Call.QUERY)
         return self._execute(mailbox, out_size)
 
     def devx_objects(self) -> list[int]:
@@ -269,9 +275,9 @@ class SoftProvider:
         self._give_back(self._destroy, handle)
 
     def general_cmd(self, mailbox: bytes, out_size: int) -> bytes:
-        opcode = _opcode(mailbox)
-        if opcode in _OF_OBJECTS:
-            raise InvalidValueError(f"{_name(opcode)} concerns an object: use a devx_obj_… call")
+        command = self.nic.control.interpreter.find(mailbox)
+        if command is not None and command.call is not Call.GENERAL:
+            raise InvalidValueError(f"{_name(mailbox)} concerns an object: use a devx_obj_… call")
         return self._execute(mailbox, out_size)
 
     def create_event_channel(self) -> int:
@@ -287,10 +293,7 @@ class SoftProvider:
     def subscribe(self, channel: int, handle: int | None, types: Iterable[EventType], cookie: int) -> None:
         target = None
         if handle is not None:
-            destroy = self._object(handle)
-            nic = self.nic
-            table = {Opcode.DESTROY_CQ: nic.cqs, Opcode.DESTROY_QP: nic.qps, Opcode.DESTROY_RMP: nic.srqs}
-            target = table[Opcode(_opcode(destroy))][int.from_bytes(destroy[_NUMBER], "big")]
+            target = self._object(handle).queues, self._object(handle).number
         self.nic.subscribe(self._channel(channel), target, types, cookie)
 
     def get_event(self, channel: int) -> Event | None:
@@ -363,31 +366,32 @@ class SoftProvider:
             memory.close()
 
     def _destroy(self, handle: int) -> None:
-        self._execute(self._objects[handle], cmd.OUT.size)
+        self._execute(self._objects[handle].destroy_mailbox, cmd.OUT.size)
         del self._objects[handle]
 
-    def _object(self, handle: int) -> bytes:
+    def _object(self, handle: int) -> _DevxObject:
         if handle not in self._objects:
             raise InvalidValueError(f"{self.name} has no DEVX object {handle}")
         return self._objects[handle]
 
-    def _check_object(self, handle: int, mailbox: bytes, opcodes: tuple[Opcode, ...]) -> None:
-        """Raise InvalidValueError unless the mailbox has one of these opcodes and names this object, as DEVX does."""
-        destroy, opcode = self._object(handle), _opcode(mailbox)
-        if opcode not in list(Opcode):
+    def _check_object(self, handle: int, mailbox: bytes, call: Call) -> None:
+        """Raise InvalidValueError unless the mailbox is for this call and names this object, as DEVX does."""
+        named, command = self._object(handle), self.nic.control.interpreter.find(mailbox)
+        if command is None:
             return  # the device says what it thinks of that
-        if opcode in _OF_OBJECTS and opcode not in opcodes:
-            raise InvalidValueError(f"{_name(opcode)} is not for this call: use another devx_obj_… call")
-        if mailbox[_NUMBER] != destroy[_NUMBER]:
+        if command.call not in (call, Call.GENERAL):
+            raise InvalidValueError(f"{_name(mailbox)} is not for this call: use another devx_obj_… call")
+        number = named.number.to_bytes(3, "big")
+        if mailbox[OBJECT_NUMBER] != number:
             raise InvalidValueError(
-                f"the mailbox names object {mailbox[_NUMBER].hex()}, but object {handle} is {destroy[_NUMBER].hex()}"
+                f"the mailbox names object {mailbox[OBJECT_NUMBER].hex()}, but object {handle} is {number.hex()}"
             )
 
     def _execute(self, mailbox: bytes, out_size: int) -> bytes:
         out, refusal = self.nic.execute(bytes(mailbox), out_size)
         status, syndrome = cmd.OUT.get(out, "status"), cmd.OUT.get(out, "syndrome")
         if status != Status.OK:
-            name = _name(_opcode(mailbox))
+            name = _name(mailbox)
             raise DriverError(
                 f"{name} failed with status {Status(status).name} ({status:#04x}), syndrome {syndrome:#x}: {refusal}",
                 status, syndrome,
@@ -414,9 +418,6 @@ def _map(fd: int, offset: int, nbytes: int) -> MappedMemory:
         ) from error
 
 
-def _opcode(mailbox: bytes) -> int:
-    return int.from_bytes(mailbox[:2], "big")
-
-
-def _name(opcode: int) -> str:
+def _name(mailbox: bytes) -> str:
+    opcode = opcode_of(mailbox)
     return Opcode(opcode).name if opcode in list(Opcode) else f"opcode {opcode:#05x}"

@@ -1,0 +1,62 @@
+"""The event channels of a NIC, and who has subscribed to the events of the port and of the device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ...errors import NoMemoryError
+from ...formats.events import EventType
+from .. import step
+from ..engine import Engine
+from ..queues.channels import EventChannel
+from ..state.tables import EVENT
+from .objects import QueueObjects
+
+MAX_CHANNELS = 1024
+
+
+class EventChannels:
+    """The event channels of a NIC. `queues` are the kinds of objects that raise events.
+
+    `owner` is the NIC's name, for messages.
+    """
+
+    def __init__(self, owner: str, engine: Engine, queues: Sequence[QueueObjects]):
+        self._owner, self._engine, self._queues = owner, engine, queues
+        self._open: set[EventChannel] = set()
+        self._unaffiliated: dict[EventChannel, int] = {}  # channel → cookie of its port and device events
+
+    def close(self) -> None:
+        """Close all channels. The engine must have stopped."""
+        for channel in self._open:
+            channel.close()
+
+    def create(self) -> EventChannel:
+        """Create a channel, which is not subscribed to anything yet."""
+        if len(self._open) == MAX_CHANNELS:
+            raise NoMemoryError(f"{self._owner} has no free event channel: all {MAX_CHANNELS} are in use")
+        channel = EventChannel()
+        self._open.add(channel)
+        return channel
+
+    def destroy(self, channel: EventChannel) -> None:
+        """Destroy a channel. It gets no more events, and the events in it are lost."""
+        for queues in self._queues:
+            queues.unsubscribe(channel)
+        self._unaffiliated.pop(channel, None)
+        self._engine.settle()  # the engine may be writing to the channel's descriptor
+        self._open.discard(channel)
+        channel.close()
+
+    def subscribe(self, channel: EventChannel, cookie: int) -> None:
+        """Subscribe a channel to the events of the port and of the device."""
+        self._unaffiliated[channel] = cookie
+
+    def tell_all(self, kind: EventType, number: int = 0) -> None:
+        """Send an event of the port or of the device to all channels that have subscribed to those."""
+        for channel, cookie in self._unaffiliated.items():
+            event = np.zeros((), EVENT.dtype)
+            event["cookie"], event["type"], event["number"] = cookie, int(kind), number
+            self._engine.post(step.RAISE_EVENT, channel.address, event)

@@ -1,0 +1,100 @@
+"""What the device says of itself: QUERY_HCA_CAP, and QUERY_HCA_VPORT_CONTEXT for its only port."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from ...enums import PortState
+from ...formats import commands as cmd
+from ...formats.commands import (
+    PORT_TYPE_ETH, PORT_TYPE_IB, CapClass, Opcode, PhysicalState, Status,
+)  # fmt: skip
+from ...formats.contexts import ATOMIC_CAPS, CMD_HCA_CAP, CMD_HCA_CAP_2, ROCE_CAP
+from .command import DONE, OUT_BYTES, Call, Capabilities, Command, Handlers
+from .port import Port
+from .syndromes import CommandError, CommandSyndrome
+
+CLOCK_KHZ = 1_000_000  # of timestamps: the engine's clock counts nanoseconds
+_CLASSES = {
+    CapClass.GENERAL:   CMD_HCA_CAP,
+    CapClass.ATOMIC:    ATOMIC_CAPS,
+    CapClass.ROCE:      ROCE_CAP,
+    CapClass.GENERAL_2: CMD_HCA_CAP_2,
+}  # fmt: skip
+_CLASS_BYTES = 4096
+
+
+def guid_of(port: Port) -> int:
+    """Return the node GUID, an EUI-64 of the port's MAC. Port GUID and system image GUID are the same."""
+    return int.from_bytes(port.mac[:3] + b"\xff\xfe" + port.mac[3:], "big")
+
+
+def pack_capabilities(parts: Iterable[Capabilities]) -> dict[CapClass, bytes]:
+    """Return each class of capabilities as QUERY_HCA_CAP does, from the fields that all parts of the NIC announce."""
+    packed = {kind: struct.pack() for kind, struct in _CLASSES.items()}
+    for part in parts:
+        for kind, fields in part.items():
+            _CLASSES[kind].update(packed[kind], **fields)
+    return {kind: bytes(capability).ljust(_CLASS_BYTES, b"\0") for kind, capability in packed.items()}
+
+
+class Hca(Handlers):
+    """The device as a whole. `packed` is what QUERY_HCA_CAP answers, by class: `pack_capabilities` makes it.
+
+    `record` is the engine's record, which knows whether the cable is plugged in.
+    """
+
+    packed: dict[CapClass, bytes]
+
+    def __init__(self, port: Port, record: np.void):
+        self._port, self._record = port, record
+        self.packed = {}
+
+    def commands(self) -> Iterable[Command]:
+        return (
+            Command(Call.GENERAL, Opcode.QUERY_HCA_CAP, cmd.QUERY_HCA_CAP_IN,
+                    self._query_cap, OUT_BYTES + CMD_HCA_CAP.size),
+            Command(Call.GENERAL, Opcode.QUERY_HCA_VPORT_CONTEXT, cmd.QUERY_HCA_VPORT_CONTEXT_IN,
+                    self._query_vport, cmd.QUERY_HCA_VPORT_CONTEXT_OUT.size),
+        )  # fmt: skip
+
+    def capabilities(self) -> Capabilities:
+        infiniband = self._port.infiniband
+        return {
+            CapClass.GENERAL: {
+                "port_type": PORT_TYPE_IB if infiniband else PORT_TYPE_ETH, "num_ports": 1, "roce": int(not infiniband),
+                "hca_cap_2": 1, "device_frequency_khz": CLOCK_KHZ, "device_frequency_mhz": CLOCK_KHZ // 1000,
+            },
+        }  # fmt: skip
+
+    @property
+    def link_up(self) -> bool:
+        """Return whether the cable is plugged in."""
+        return int(self._record["link_down"]) == 0
+
+    def _query_cap(self, mailbox: bytes) -> bytes:
+        op_mod = cmd.QUERY_HCA_CAP_IN.get(mailbox, "op_mod")
+        capability = self.packed.get(op_mod >> 1)
+        if capability is None:
+            raise CommandError(
+                Status.BAD_PARAM, CommandSyndrome.UNKNOWN_OP_MOD, f"capability class {op_mod >> 1:#x} does not exist"
+            )
+        return DONE + capability
+
+    def _query_vport(self, mailbox: bytes) -> bytes:
+        get = cmd.QUERY_HCA_VPORT_CONTEXT_IN.get
+        other, port = get(mailbox, "other_vport"), get(mailbox, "port_num")
+        if other or port > 1:
+            raise CommandError(
+                Status.BAD_PARAM, CommandSyndrome.PORT_NUMBER,
+                f"other_vport {other}, port {port}: there is one port, 1, and no other vport",
+            )  # fmt: skip
+        state = PortState.ACTIVE if self.link_up else PortState.DOWN
+        guid = guid_of(self._port)
+        return bytes(cmd.QUERY_HCA_VPORT_CONTEXT_OUT.pack(hca_vport_context={
+            "port_physical_state": PhysicalState.LINK_UP if self.link_up else PhysicalState.POLLING,
+            "port_state": state, "vport_state": state, "lid": self._port.lid,
+            "system_image_guid": guid, "port_guid": guid, "node_guid": guid,
+        }))  # fmt: skip

@@ -1,0 +1,62 @@
+"""The command interpreter: it answers mailboxes as the firmware of a ConnectX does.
+
+A handler checks everything before it changes anything. It prepares a table row aside, and the engine puts the row in
+place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ...errors import TimedOutError
+from ...formats import commands as cmd
+from ...formats.commands import Status
+from .command import Call, Command, opcode_of
+from .syndromes import CommandError, CommandSyndrome
+
+
+class CommandInterpreter:
+    """Finds the handler of a mailbox. `failed` is set once the device has failed."""
+
+    def __init__(self, commands: Iterable[Command]):
+        self.failed = False
+        self._commands: dict[int, Command] = {command.opcode: command for command in commands}
+
+    def find(self, mailbox: bytes) -> Command | None:
+        """Return the command that a mailbox is for, or None if there is no such command."""
+        return self._commands.get(opcode_of(mailbox))
+
+    def execute(self, mailbox: bytes, out_size: int) -> tuple[bytes, str]:
+        """Execute a command. Return the output mailbox, and in words why the command was refused ("" if it was not).
+
+        A refusal has 16 bytes, whatever `out_size` is. Any other answer is cut or padded to `out_size`.
+        """
+        try:
+            return self._dispatch(mailbox, out_size).ljust(out_size, b"\0")[:out_size], ""
+        except CommandError as error:
+            return bytes(cmd.OUT.pack(status=error.status, syndrome=error.syndrome)), error.detail
+        except TimedOutError as error:
+            out = cmd.OUT.pack(status=Status.INTERNAL_ERR, syndrome=CommandSyndrome.ENGINE_TIMEOUT)
+            return bytes(out), str(error)
+
+    def _dispatch(self, mailbox: bytes, out_size: int) -> bytes:
+        command = self.find(mailbox)
+        if command is None:
+            raise CommandError(
+                Status.BAD_OP, CommandSyndrome.UNKNOWN_OPCODE,
+                f"opcode {opcode_of(mailbox):#05x} is not supported by the software NIC",
+            )  # fmt: skip
+        if self.failed and command.call is not Call.DESTROY:
+            raise CommandError(Status.INTERNAL_ERR, CommandSyndrome.DEVICE_FAILED, "the device has failed: close it")
+        name = command.opcode.name
+        if len(mailbox) < command.mailbox.size:
+            raise CommandError(
+                Status.BAD_INPUT_LEN, CommandSyndrome.SHORT_INPUT,
+                f"{name} takes {command.mailbox.size} bytes, the input has {len(mailbox)}",
+            )  # fmt: skip
+        if out_size < command.answer_bytes:
+            raise CommandError(
+                Status.BAD_OUTPUT_LEN, CommandSyndrome.SHORT_OUTPUT,
+                f"{name} answers {command.answer_bytes} bytes, the output has room for {out_size}",
+            )  # fmt: skip
+        return command.execute(mailbox)

@@ -1,0 +1,123 @@
+"""Memory keys: regions of memory that work requests and peers may name."""
+
+from __future__ import annotations
+
+import secrets
+
+import numpy as np
+
+from ...enums import Access
+from ...errors import NoMemoryError, NotSupportedError
+from ...formats.commands import CapClass
+from ...memory import is_accessible
+from .. import step
+from ..dma.far_memory import FarMemory
+from ..dma.loans import Loans
+from ..dma.movers import MOVER_SHIFT
+from ..engine import Engine
+from ..state.tables import MKEY_ROW, MkeyTable
+from .command import Capabilities
+from .objects import Objects
+from .pd import ProtectionDomains
+from .syndromes import CommandSyndrome
+from .umem import inaccessible
+
+MAX_MR = 65536
+_LOG_ADDRESSES = 47  # the largest region: all that a process can address
+
+
+def new_table() -> MkeyTable:
+    """Return the table of keys, which the engine has to know from the start."""
+    return MkeyTable("key", MKEY_ROW, MAX_MR)
+
+
+class MemoryKeys(Objects):
+    """The memory keys of a NIC, which drivers register by calls. `owner` is the NIC's name, for messages."""
+
+    def __init__(
+        self, owner: str, table: MkeyTable, record: np.void, engine: Engine, pds: ProtectionDomains, loans: Loans,
+        far_memory: FarMemory,
+    ):  # fmt: skip
+        super().__init__(table, CommandSyndrome.NONE)
+        self._owner, self._engine = owner, engine
+        self._pds, self._loans, self._far_memory = pds, loans, far_memory
+        record["mkeys"], record["mkey_mask"] = table.address, table.mask
+
+    def capabilities(self) -> Capabilities:
+        return {CapClass.GENERAL: {"log_max_mkey": self.log_max, "log_max_mrw_sz": _LOG_ADDRESSES}}
+
+    def register(self, pdn: int, address: int, nbytes: int, iova: int, access: Access, cuda: bool) -> int:
+        """Register memory. Return its key, which is both lkey and rkey."""
+        self._pds.table[pdn]  # it exists
+        place = self._place(address, nbytes, access, cuda)
+        # Index and tag are random, so that a key cannot be guessed from another.
+        index = self.table.free_slot(1 + secrets.randbelow(self.table.mask))
+        if index is None:
+            raise NoMemoryError(
+                f"{self._owner} has no free memory key: all {self.table.mask} are in use; close one first"
+            )
+        key = index << 8 | 1 + secrets.randbelow(255)  # never 0x100, which ends a scatter list
+        row = self.new_row()
+        row["key"], row["pdn"], row["access"], row["iova"] = key, pdn, int(access), _signed(iova)
+        row["nbytes"], row["delta"] = nbytes, _signed(place - iova)
+        row["lent"] = self._loans.lend(address, nbytes)
+        self._engine.post(step.WRITE_ROW, self.table.row_address(key), row)
+        self._pds.hold(pdn)
+        return key
+
+    def _place(self, address: int, nbytes: int, access: Access, cuda: bool) -> int:
+        """Return the address that the engine uses for a range. The CUDA driver says whose it is, not the caller."""
+        place = self._far_memory.mark(address, nbytes) if cuda else None
+        if place is None and is_accessible(address, nbytes, bool(access & Access.LOCAL_WRITE)):
+            return address
+        if place is None and not cuda:
+            place = self._far_memory.mark(address, nbytes)
+        if place is not None:
+            return place
+        if cuda:
+            raise NotSupportedError(
+                f"[{address:#x}, +{nbytes}) is neither memory of this process's CPU nor, according to its CUDA "
+                "driver, of one GPU: register an allocation of this process"
+            )
+        raise inaccessible(address, nbytes, access)
+
+    def reregister(
+        self, key: int, pdn: int | None, place: tuple[int, int, bool] | None, access: Access | None
+    ) -> None:
+        """Change a region between two WQEs, and keep its key (`Provider.rereg_mr`).
+
+        After this returns, the NIC touches no byte of memory that the region has left.
+        """
+        row = self.table[key].copy()
+        before, lent = int(row["pdn"]), int(row["lent"])
+        after = before if pdn is None else pdn
+        self._pds.table[after]  # it exists
+        rights = Access(int(row["access"])) if access is None else access
+        if place is None:
+            at, nbytes = (int(row["iova"]) + int(row["delta"])) % (1 << 64), int(row["nbytes"])
+            if at >> MOVER_SHIFT == 0 and not is_accessible(at, nbytes, bool(rights & Access.LOCAL_WRITE)):
+                raise inaccessible(at, nbytes, rights)
+        else:
+            address, nbytes, cuda = place
+            row["delta"] = _signed(self._place(address, nbytes, rights, cuda) - address)
+            row["iova"], row["nbytes"] = _signed(address), nbytes
+            row["lent"] = self._loans.lend(address, nbytes)
+        row["pdn"], row["access"] = after, int(rights)
+        self._engine.post(step.WRITE_ROW, self.table.row_address(key), row)
+        self._pds.release(before)
+        self._pds.hold(after)
+        if lent and place is not None:
+            self._loans.take_back(lent)
+
+    def deregister(self, key: int) -> None:
+        """Deregister a region. After this returns, the NIC touches no byte of it."""
+        pdn, lent = int(self.table[key]["pdn"]), int(self.table[key]["lent"])
+        self._engine.post(step.WRITE_ROW, self.table.row_address(key), self.new_row())
+        self._pds.release(pdn)
+        if lent:
+            self._loans.take_back(lent)
+
+
+def _signed(value: int) -> int:
+    """Return an address or a difference as the int64 with the same bits."""
+    return (value + (1 << 63)) % (1 << 64) - (1 << 63)

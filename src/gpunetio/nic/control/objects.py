@@ -1,0 +1,145 @@
+"""What the kinds of objects have in common: a table, numbers, users, and subscriptions to events.
+
+Each kind is a subclass in a module of its own, and one row of `ControlPath`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from ...errors import InUseError, NoMemoryError
+from ...formats.commands import Status
+from ...formats.events import EventType
+from ...formats.layout import Entry
+from ..queues.channels import EventChannel
+from ..state.tables import Table
+from .command import Call, Command, Handlers
+from .syndromes import CommandError, CommandSyndrome
+
+
+def log_of(count: int) -> int:
+    """Return the logarithm of a power of two."""
+    return count.bit_length() - 1
+
+
+class Objects(Handlers):
+    """Objects of one kind. A command that names an object that does not exist gets the syndrome `no_such`."""
+
+    table: Table
+
+    def __init__(self, table: Table, no_such: CommandSyndrome):
+        self.table, self._no_such = table, no_such
+
+    def close(self) -> None:
+        self.table.close()
+
+    @property
+    def log_max(self) -> int:
+        """Return the logarithm of the number of rows, as capabilities give it."""
+        return log_of(self.table.mask + 1)
+
+    def need(self, number: int) -> int:
+        """Return the address of an object's row. CommandError if there is no such object."""
+        if number not in self.table:
+            raise CommandError(Status.BAD_RESOURCE, self._no_such, f"there is no {self.table.name} {number:#x}")
+        return self.table.row_address(number)
+
+    def new_row(self) -> np.ndarray:
+        """Return a row of zeros to prepare. Posted as it is, it removes the object."""
+        return np.zeros((), self.table.entry.dtype)
+
+
+class CountedObjects(Objects):
+    """Objects that a driver allocates by calls. Their rows count the objects that use them.
+
+    `owner` is the NIC's name, for messages.
+    """
+
+    def __init__(self, owner: str, table: Table, no_such: CommandSyndrome = CommandSyndrome.NONE):
+        super().__init__(table, no_such)
+        self._owner = owner
+
+    def hold(self, *numbers: int) -> None:
+        """Count one more user of each of these objects."""
+        for number in numbers:
+            self.table[number]["users"] += 1
+
+    def release(self, *numbers: int) -> None:
+        """Count one user less of each of these objects."""
+        for number in numbers:
+            self.table[number]["users"] -= 1
+
+    def free_row(self) -> int:
+        """Return the number of a free row, whose users are counted from 0. NoMemoryError if all are in use."""
+        slot = self.table.free_slot()
+        if slot is None:
+            raise NoMemoryError(
+                f"{self._owner} has no free {self.table.name}: all {self.table.mask} are in use; close one first"
+            )
+        self.table.rows[slot]["users"] = 0
+        return slot
+
+    def unused(self, number: int) -> np.void:
+        """Return an object's row. InUseError if another object uses it."""
+        row = self.table[number]
+        if row["users"]:
+            users = int(row["users"])
+            raise InUseError(f"{self.table.name} {number:#x} is still used by {users} object(s): close them first")
+        return row
+
+
+class QueueObjects(Objects):
+    """Queues that mailboxes create: they have numbers of their own, and raise events."""
+
+    def __init__(self, name: str, entry: Entry, rows: int, no_such: CommandSyndrome):
+        super().__init__(Table(name, entry, rows), no_such)
+        self._users: dict[int, list[int]] = {}  # number → QPNs of the queue pairs that use the queue
+
+    def command(self, call: Call) -> Command:
+        """Return the command that creates or destroys a queue."""
+        return next(command for command in self.commands() if command.call is call)
+
+    def free_number(self) -> int:
+        """Return a free number. CommandError if all are in use."""
+        slot = self.table.free_slot()
+        if slot is None:
+            raise CommandError(
+                Status.NO_RESOURCES, CommandSyndrome.TABLE_FULL,
+                f"all {self.table.mask} {self.table.name}s are in use",
+            )  # fmt: skip
+        return slot
+
+    def hold(self, number: int, qpn: int) -> None:
+        """Note that a QP uses a queue."""
+        self._users.setdefault(number, []).append(qpn)
+
+    def release(self, number: int, qpn: int) -> None:
+        """Note that a QP no longer uses a queue."""
+        self._users[number].remove(qpn)
+        if not self._users[number]:
+            del self._users[number]
+
+    def need_unused(self, number: int) -> None:
+        """Raise CommandError if a QP uses the queue."""
+        if users := self._users.get(number):
+            raise CommandError(
+                Status.RESOURCE_BUSY, CommandSyndrome.IN_USE,
+                f"{self.table.name} {number:#x} is used by QP {', '.join(map(hex, dict.fromkeys(users)))}",
+            )  # fmt: skip
+
+    def subscribe(self, number: int, channel: EventChannel, types: Iterable[EventType], cookie: int) -> None:
+        """Subscribe a channel to events of a queue."""
+        row = self.table[number]
+        row["cookie"] = cookie  # before the channel: the engine may look at any moment
+        row["channel"] = channel.address
+
+    def unsubscribe(self, channel: EventChannel) -> None:
+        """Take all subscriptions back from a channel."""
+        for index in self.subscribed("channel", channel):
+            self.table.rows[index]["channel"] = 0
+
+    def subscribed(self, field: str, channel: EventChannel) -> list[int]:
+        """Return the indices of the rows that have the channel in a field."""
+        return np.flatnonzero(self.table.given[field] == channel.address).tolist()

@@ -1,0 +1,264 @@
+"""Queue pairs: CREATE_QP, QUERY_QP, DESTROY_QP. Their states are in qp_transitions.py."""
+
+from __future__ import annotations
+
+import ctypes
+import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...formats import commands as cmd
+from ...formats.commands import (
+    AtomicOperation, CapClass, Opcode, QpState, RqType, ScatterToCqe, ServiceType, Status,
+)  # fmt: skip
+from ...formats.doorbell import QP_DBREC, REGISTER_BYTES
+from ...formats.events import EventType
+from ...formats.packet import PSN_MASK
+from ...formats.wqe import MAX_TRANSFER_SHIFT, WQEBB
+from ...memory import HostMemory
+from .. import step
+from ..engine import Engine
+from ..queues.channels import EventChannel
+from ..state.tables import FLIGHT, MAX_RD_ATOMIC, QP_ROW, RESOURCE
+from .command import DONE, Call, Capabilities, Command
+from .cq import CompletionQueues
+from .objects import CountedObjects, QueueObjects, log_of
+from .pd import ProtectionDomains
+from .rmp import ReceivePools
+from .syndromes import CommandError, CommandSyndrome
+from .uar import UarPages
+from .umem import Umems
+
+MAX_QP = 16384
+MAX_LOG_QUEUE = 15
+_MAX_RQ_STRIDE_LOG = 5  # 512 bytes, in units of 16
+_ATOMIC_BYTES = 8
+
+
+@dataclass
+class QueuePair:
+    """What the control path keeps of a queue pair.
+
+    `created` is the qpc of CREATE_QP, to which 2RST returns, `context` the qpc as QUERY_QP returns it. `uses` and
+    `queues` are the objects that the QP holds. `udp_sport` is the UDP source port that was set for it, or 0.
+    """
+
+    created: bytes
+    context: bytearray
+    uses: list[tuple[CountedObjects, int]]
+    queues: list[tuple[QueueObjects, int]]
+    udp_sport: int = 0
+
+
+class QueuePairs(QueueObjects):
+    """The queue pairs of a NIC. `known` is what the control path keeps of each, by QPN."""
+
+    known: dict[int, QueuePair]
+
+    def __init__(
+        self, record: np.void, engine: Engine, pds: ProtectionDomains, umems: Umems, uars: UarPages,
+        cqs: CompletionQueues, pools: ReceivePools,
+    ):  # fmt: skip
+        super().__init__("QP", QP_ROW, MAX_QP, CommandSyndrome.NO_SUCH_QP)
+        self._engine = engine
+        self._pds, self._umems, self._uars, self._cqs, self._pools = pds, umems, uars, cqs, pools
+        self._lines = HostMemory(MAX_QP * REGISTER_BYTES)
+        self._memory: dict[int, HostMemory] = {}  # QPN → its flights, then its READ and atomic resources
+        self.known = {}
+        record["qps"], record["qp_mask"] = self.table.address, self.table.mask
+
+    def close(self) -> None:
+        for memory in self._memory.values():
+            memory.close()
+        self._lines.close()
+        super().close()
+
+    def commands(self) -> Iterable[Command]:
+        return (
+            Command(Call.CREATE,  Opcode.CREATE_QP,  cmd.CREATE_QP_IN,  self._create),
+            Command(Call.QUERY,   Opcode.QUERY_QP,   cmd.QUERY_QP_IN,   self._query, cmd.QUERY_QP_OUT.size),
+            Command(Call.DESTROY, Opcode.DESTROY_QP, cmd.DESTROY_QP_IN, self._destroy),
+        )  # fmt: skip
+
+    def capabilities(self) -> Capabilities:
+        # Masked atomics have no packets. They work between QPs of one NIC, and are not advertised. Results are in host
+        # order.
+        return {
+            CapClass.GENERAL: {
+                "rc": 1, "uc": 1, "log_max_qp": self.log_max, "log_max_qp_sz": MAX_LOG_QUEUE, "max_wqe_sz_sq": 1024,
+                "max_wqe_sz_rq": 512, "log_max_msg": MAX_TRANSFER_SHIFT, "cd": 1, "sctr_data_cqe": 1,
+                "atomic": 1, "log_max_atomic_size_qp": log_of(_ATOMIC_BYTES),
+                "log_max_ra_req_qp": log_of(MAX_RD_ATOMIC), "log_max_ra_res_qp": log_of(MAX_RD_ATOMIC),
+            },
+            CapClass.ATOMIC: {
+                "atomic_operations": AtomicOperation.COMPARE_SWAP | AtomicOperation.FETCH_ADD,
+                "atomic_size_qp": _ATOMIC_BYTES, "atomic_req_8B_endianness_mode": 1,
+                "supported_atomic_req_8B_endianness_mode_1": 1,
+            },
+            CapClass.GENERAL_2: {"send_dbr_mode_no_dbr_ext": 1},
+        }  # fmt: skip
+
+    def free_number(self) -> int:
+        """Return a free QPN. Its upper bits are random, so that a stale QPN names no new QP."""
+        rows = self.table.mask + 1
+        return super().free_number() + rows * (1 + secrets.randbelow((1 << 24) // rows - 2))  # not QP 0, 1, 0xffffff
+
+    def doorbell_line(self, qpn: int) -> int:
+        """Return the address of the QP's own doorbell register, a cache line."""
+        return self._lines.address + (qpn & self.table.mask) * REGISTER_BYTES
+
+    def subscribe(self, number: int, channel: EventChannel, types: Iterable[EventType], cookie: int) -> None:
+        row = self.table[number]
+        known = int(row["events"]) if int(row["channel"]) == channel.address else 0
+        row["events"] = known | sum(1 << int(kind) for kind in set(types))
+        super().subscribe(number, channel, types, cookie)
+
+    # --- commands --------------------------------------------------------------------------------------------------
+
+    def _create(self, mailbox: bytes) -> bytes:
+        get = cmd.CREATE_QP_IN.get
+        context = get(mailbox, "qpc")
+        _check_context(context)
+        self._pds.need(context["pd"])
+        self._uars.need(context["uar_page"])
+        sq_bytes, rq_bytes = _queue_sizes(context)
+        shared = context["rq_type"] == RqType.SRQ_RMP
+        queues: list[tuple[QueueObjects, int]] = []
+        if sq_bytes:
+            queues.append((self._cqs, context["cqn_snd"]))
+        if rq_bytes or shared:
+            queues.append((self._cqs, context["cqn_rcv"]))
+        if shared:
+            queues.append((self._pools, context["srqn_rmpn_xrqn"]))
+        for objects, number in queues:
+            objects.need(number)
+        self._umems.need_valid(get(mailbox, "wq_umem_valid") and context["dbr_umem_valid"], "wq_umem_valid")
+        ring_umem, record_umem = get(mailbox, "wq_umem_id"), context["dbr_umem_id"]
+        ring = self._umems.ring(ring_umem, get(mailbox, "wq_umem_offset"), sq_bytes + rq_bytes, "the work queues")
+        record = self._umems.record(record_umem, context["dbr_addr"], "the QP doorbell record")
+
+        qpn = self.free_number()
+        row = self.new_row()
+        row["qpn"], row["state"], row["pdn"], row["user_index"] = qpn, QpState.RST, context["pd"], context["user_index"]
+        row["service"], row["core_direct"] = context["st"], context["cd_master"]
+        row["cs_res"] = context["cs_res"]
+        flights = sq_bytes // WQEBB * FLIGHT.size
+        memory = self._memory[qpn] = HostMemory(flights + MAX_RD_ATOMIC * RESOURCE.size)
+        row["flights"], row["resources"] = memory.address, memory.address + flights
+        row["dbrec"], row["doorbell"], row["no_dbr"] = record, self.doorbell_line(qpn), context["send_dbr_mode"]
+        if rq_bytes:
+            row["rq_addr"], row["rq_log"] = ring, context["log_rq_size"]
+            row["rq_stride"] = 16 << context["log_rq_stride"]
+        if rq_bytes or shared:
+            row["recv_cq"] = self._cqs.table.row_address(context["cqn_rcv"])
+        if shared:
+            row["srq"] = self._pools.table.row_address(context["srqn_rmpn_xrqn"])
+        if sq_bytes:
+            row["sq_addr"], row["sq_log"] = ring + rq_bytes, context["log_sq_size"]
+            row["send_cq"] = self._cqs.table.row_address(context["cqn_snd"])
+        self._engine.post(step.ADD_QP, self.table.row_address(qpn), row)
+
+        start = cmd.CREATE_QP_IN.offset("qpc")
+        created = bytes(mailbox[start : start + cmd.QPC.size])
+        uses: list[tuple[CountedObjects, int]] = [
+            (self._umems, ring_umem), (self._umems, record_umem), (self._pds, context["pd"]),
+            (self._uars, context["uar_page"]),
+        ]  # fmt: skip
+        self.known[qpn] = QueuePair(created, bytearray(created), uses, queues)
+        for objects, number in uses:
+            objects.hold(number)
+        for objects, number in queues:
+            objects.hold(number, qpn)
+        return bytes(cmd.CREATE_QP_OUT.pack(qpn=qpn))
+
+    def _query(self, mailbox: bytes) -> bytes:
+        qpn = cmd.QUERY_QP_IN.get(mailbox, "qpn")
+        self.need(qpn)
+        row = self.table[qpn].copy()
+        context = bytearray(self.known[qpn].context)
+        cmd.QPC.update(
+            context, state=int(state_of(row)),
+            hw_sq_wqebb_counter=int(row["sq_ci"]) & 0xFFFF, sw_sq_wqebb_counter=int(row["sq_pi"]) & 0xFFFF,
+            hw_rq_counter=int(row["rq_ci"]) & 0xFFFF_FFFF, sw_rq_counter=_receives_announced(row),
+            **_sequence_numbers(row),
+        )  # fmt: skip
+        out = cmd.QUERY_QP_OUT.pack()
+        start = cmd.QUERY_QP_OUT.offset("qpc")
+        out[start : start + cmd.QPC.size] = context
+        return bytes(out)
+
+    def _destroy(self, mailbox: bytes) -> bytes:
+        qpn = cmd.DESTROY_QP_IN.get(mailbox, "qpn")
+        self._engine.post(step.REMOVE_QP, self.need(qpn))
+        self._memory.pop(qpn).close()
+        qp = self.known.pop(qpn)
+        for objects, number in qp.uses:
+            objects.release(number)
+        for objects, number in qp.queues:
+            objects.release(number, qpn)
+        return DONE
+
+
+def state_of(row: np.void) -> QpState:
+    """Return a QP's state. The engine's row has RTS and `drain` in place of SQD."""
+    if row["state"] == QpState.RTS and row["drain"]:
+        return QpState.SQDRAINED if row["sq_drained"] else QpState.SQ_DRAINING
+    return QpState(int(row["state"]))
+
+
+def _check_context(context: dict[str, Any]) -> None:
+    """Refuse a type of QP, and data in CQEs, that are not supported."""
+    if context["st"] not in (ServiceType.RC, ServiceType.UC):
+        raise CommandError(
+            Status.BAD_PARAM, CommandSyndrome.SERVICE_TYPE,
+            f"service type {context['st']} is not supported: only RC (0) and UC (1)",
+        )  # fmt: skip
+    if context["cs_req"] != ScatterToCqe.NONE or context["cs_res"] not in (ScatterToCqe.NONE, ScatterToCqe.DATA_32):
+        raise CommandError(
+            Status.BAD_PARAM, CommandSyndrome.SCATTER_TO_CQE,
+            f"cs_req {context['cs_req']:#x}, cs_res {context['cs_res']:#x}: CQEs carry up to 32 bytes of received "
+            "SENDs (cs_res 1), and no data of READs and atomics",
+        )  # fmt: skip
+
+
+def _queue_sizes(context: dict[str, Any]) -> tuple[int, int]:
+    """Return the sizes of the send ring and of the receive ring in bytes."""
+    sq_bytes = 0 if context["no_sq"] else WQEBB << context["log_sq_size"]
+    match context["rq_type"]:
+        case RqType.REGULAR:
+            if context["log_rq_stride"] > _MAX_RQ_STRIDE_LOG:
+                raise CommandError(
+                    Status.BAD_PARAM, CommandSyndrome.QP_SIZE,
+                    f"log_rq_stride {context['log_rq_stride']} is above {_MAX_RQ_STRIDE_LOG} (512 bytes)",
+                )  # fmt: skip
+            return sq_bytes, 16 << context["log_rq_stride"] << context["log_rq_size"]
+        case RqType.ZERO_SIZE | RqType.SRQ_RMP:
+            return sq_bytes, 0
+    raise CommandError(
+        Status.BAD_PARAM, CommandSyndrome.RQ_TYPE, f"rq_type {context['rq_type']} is not supported: only 0, 1 and 3"
+    )
+
+
+def _receives_announced(row: np.void) -> int:
+    """Return the receive word of a QP's doorbell record; 0 if the QP has no receive ring."""
+    if not row["rq_stride"]:
+        return 0
+    return int.from_bytes(ctypes.string_at(int(row["dbrec"]) + QP_DBREC.rcv, 4), "big")
+
+
+def _sequence_numbers(row: np.void) -> dict[str, int]:
+    """Return the sequence numbers that QUERY_QP reports.
+
+    Those of received packets exist once the QP has been in RTR, those of sent packets once it has been in RTS. Between
+    QPs of one NIC, everything that was sent is already acknowledged.
+    """
+    numbers = {}
+    if row["mtu"]:
+        numbers |= {"next_rcv_psn": row["expect_psn"], "rmsn": row["msn"]}
+    if row["life"]:
+        unacknowledged = row["una_psn"] if row["wire"] else row["tx_psn"]
+        numbers |= {"next_send_psn": row["tx_psn"], "last_acked_psn": unacknowledged - 1, "ssn": row["ssn"]}
+    return {name: int(value) & PSN_MASK for name, value in numbers.items()}

@@ -1,0 +1,283 @@
+"""The states of queue pairs: the modify commands, QP_2ERR and QP_2RST."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...enums import Access, QpAtomicType
+from ...errors import BadStateError, InUseError, InvalidValueError
+from ...formats import commands as cmd
+from ...formats.commands import CapClass, Opcode, OptParam, OptParam32, PrmMtu, QpState, Status
+from ...formats.layout import BitStruct
+from ...formats.wqe import MAX_TRANSFER_SHIFT
+from .. import step
+from ..engine import Engine
+from ..state.tables import EXTENDED_ATOMICS
+from ..transport.rnr import rnr_delay_ns
+from .command import DONE, Call, Capabilities, Command, Handlers, opcode_of
+from .gids import UDP_SPORTS, Gids
+from .links import Links
+from .port import Port
+from .qp import QueuePairs, state_of
+from .routes import Routes
+from .syndromes import CommandError, CommandSyndrome
+
+ACK_TIMEOUT_UNIT_NS = 4096  # IBTA 9.7.6.1.3: 4.096 µs · 2^code; code 0 never times out
+
+
+_NO_PARAM = OptParam(0)
+
+
+@dataclass(frozen=True)
+class _Transition:
+    """A modify command. It always sets the fields `required`, and those that opt_param_mask names, out of `allowed`."""
+
+    mailbox: BitStruct
+    before: QpState
+    after: QpState
+    required: tuple[str, ...] = ()
+    allowed: OptParam = _NO_PARAM
+
+
+_PATH = "primary_address_path"
+_RIGHTS = OptParam.RRE | OptParam.RWE | OptParam.RAE
+_TO_INIT = (
+    "pm_state", "rwe", "rre", "rae", "atomic_mode", f"{_PATH}.vhca_port_num", f"{_PATH}.pkey_index",
+)  # fmt: skip
+_TO_RTR = (
+    "next_rcv_psn", "remote_qpn", "log_msg_max", "mtu", "min_rnr_nak", "log_rra_max",
+    *(f"{_PATH}.{field}" for field in (
+        "tclass", "rlid", "sl", "stat_rate", "rgid_rip", "hop_limit", "src_addr_index", "rmac_47_32", "rmac_31_0",
+        "grh", "udp_sport", "dscp")),
+)  # fmt: skip
+_TO_RTS = (
+    "next_send_psn", "retry_count", "rnr_retry", "log_sra_max", "log_ack_req_freq", f"{_PATH}.ack_timeout",
+)  # fmt: skip
+_TRANSITIONS: dict[Opcode, _Transition] = {
+    Opcode.RST2INIT_QP:  _Transition(cmd.RST2INIT_QP_IN,  QpState.RST,  QpState.INIT, _TO_INIT),
+    Opcode.INIT2INIT_QP: _Transition(cmd.INIT2INIT_QP_IN, QpState.INIT, QpState.INIT, (),
+                                     _RIGHTS | OptParam.PKEY_INDEX | OptParam.PORT_NUM),
+    Opcode.INIT2RTR_QP:  _Transition(cmd.INIT2RTR_QP_IN,  QpState.INIT, QpState.RTR, _TO_RTR,
+                                     _RIGHTS | OptParam.PKEY_INDEX),
+    Opcode.RTR2RTS_QP:   _Transition(cmd.RTR2RTS_QP_IN,   QpState.RTR,  QpState.RTS, _TO_RTS,
+                                     _RIGHTS | OptParam.MIN_RNR_NAK),
+    Opcode.RTS2RTS_QP:   _Transition(cmd.RTS2RTS_QP_IN,   QpState.RTS,  QpState.RTS, (),
+                                     _RIGHTS | OptParam.MIN_RNR_NAK | OptParam.SGID_INDEX | OptParam.DSCP),
+    Opcode.RTS2SQD_QP:   _Transition(cmd.RTS2SQD_QP_IN,   QpState.RTS,  QpState.SQDRAINED),
+    Opcode.SQD2RTS_QP:   _Transition(cmd.SQD2RTS_QP_IN,   QpState.SQDRAINED, QpState.RTS, (),
+                                     _RIGHTS | OptParam.MIN_RNR_NAK),
+}  # fmt: skip
+
+_OPTIONAL: dict[OptParam, tuple[str, ...]] = {
+    OptParam.RRE:         ("rre",),
+    OptParam.RWE:         ("rwe",),
+    OptParam.RAE:         ("rae", "atomic_mode"),
+    OptParam.PKEY_INDEX:  (f"{_PATH}.pkey_index",),
+    OptParam.PORT_NUM:    (f"{_PATH}.vhca_port_num",),
+    OptParam.MIN_RNR_NAK: ("min_rnr_nak",),
+    OptParam.SGID_INDEX:  (f"{_PATH}.src_addr_index",),
+    OptParam.DSCP:        (f"{_PATH}.dscp",),
+}  # fmt: skip
+
+# Fields of a QP's row that are set when it is connected, and cleared by 2RST.
+_CONNECTION = (
+    "rights", "remote_qpn", "remote_row", "wire", "peer_high", "peer_low", "source", "dlid", "sl", "grh", "rnr_retry",
+    "retry_cnt", "timeout_ns", "min_rnr", "min_rnr_code", "mtu", "msg_max", "max_rd", "max_dest_rd", "sq_psn", "rq_psn",
+    "drain", "egress",
+)  # fmt: skip
+
+
+def _get(context: bytes | bytearray, path: str) -> Any:
+    return cmd.QPC.get(context, path)
+
+
+def _set(context: bytearray, path: str, value: Any) -> None:
+    outer, _, inner = path.partition(".")
+    cmd.QPC.update(context, **{outer: {inner: value} if inner else value})
+
+
+class QpTransitions(Handlers):
+    """The commands that change the state of queue pairs."""
+
+    def __init__(self, port: Port, engine: Engine, qps: QueuePairs, gids: Gids, links: Links, routes: Routes):
+        self._port, self._engine = port, engine
+        self._qps, self._gids, self._links, self._routes = qps, gids, links, routes
+
+    def commands(self) -> Iterable[Command]:
+        return (
+            *(Command(Call.MODIFY, opcode, row.mailbox, self._modify) for opcode, row in _TRANSITIONS.items()),
+            Command(Call.MODIFY, Opcode.QP_2ERR, cmd.QP_2ERR_IN, self._to_error),
+            Command(Call.MODIFY, Opcode.QP_2RST, cmd.QP_2RST_IN, self._to_reset),
+        )
+
+    def capabilities(self) -> Capabilities:
+        return {
+            CapClass.GENERAL: {"rts2rts_qp_dscp": 1, "rts2rts_qp_udp_sport": int(not self._port.infiniband)},
+        }
+
+    # --- commands --------------------------------------------------------------------------------------------------
+
+    def _modify(self, mailbox: bytes) -> bytes:
+        opcode = Opcode(opcode_of(mailbox))
+        transition = _TRANSITIONS[opcode]
+        qpn = transition.mailbox.get(mailbox, "qpn")
+        row_address = self._qps.need(qpn)
+        state = state_of(self._qps.table[qpn])
+        if state != transition.before:
+            raise _bad_state(opcode, qpn, state)
+        start = transition.mailbox.offset("qpc")
+        wanted = mailbox[start : start + cmd.QPC.size]
+        optional, sport = self._optional(opcode, mailbox, wanted)
+        qp = self._qps.known[qpn]
+        context = bytearray(qp.context)
+        named = (field for bit, fields in _OPTIONAL.items() if bit & optional for field in fields)
+        for path in (*transition.required, *named):
+            _set(context, path, _get(wanted, path))
+        if sport is not None:
+            _set(context, f"{_PATH}.udp_sport", sport)
+        self._check_context(opcode, context)
+        cmd.QPC.update(context, state=int(transition.after))
+        row = self._prepare(qpn, context, transition.after, qp.udp_sport if sport is None else sport)
+        try:
+            # For the engine, SQD is RTS in which no WQE begins.
+            expected = QpState.RTS if transition.before is QpState.SQDRAINED else transition.before
+            self._engine.post(step.MODIFY_QP, row_address, row, state=int(expected))
+        except BadStateError:
+            raise _bad_state(opcode, qpn, int(self._qps.table[qpn]["state"])) from None
+        qp.context = context
+        if sport is not None:
+            qp.udp_sport = sport
+        if transition.after is QpState.RTR:
+            self._links.drain(int(row["wire"]))
+        return DONE
+
+    def _optional(self, opcode: Opcode, mailbox: bytes, wanted: bytes) -> tuple[int, int | None]:
+        """Return opt_param_mask, and the UDP source port to set or None. CommandError if the command allows neither."""
+        struct = _TRANSITIONS[opcode].mailbox
+        optional: int = struct.get(mailbox, "opt_param_mask")
+        refused = optional & ~int(_TRANSITIONS[opcode].allowed)  # plain ints: ~ of a flag loses unknown bits
+        further: int = struct.get(mailbox, "opt_param_mask_95_32") if "opt_param_mask_95_32" in struct.fields else 0
+        sport = None
+        if opcode is Opcode.RTS2RTS_QP and further & OptParam32.UDP_SPORT:  # with qpc_ext or, as libmlx5 does, without
+            sport = self._check_sport(_get(wanted, f"{_PATH}.udp_sport"))
+            further &= ~int(OptParam32.UDP_SPORT)
+        if further and struct.get(mailbox, "qpc_ext"):
+            refused |= further << 32
+        if refused:
+            raise CommandError(
+                Status.BAD_PARAM, CommandSyndrome.OPT_PARAM,
+                f"{opcode.name} cannot carry optional parameters {refused:#x} ({OptParam(refused & 0xFFFF_FFFF)!r})",
+            )  # fmt: skip
+        return optional, sport
+
+    def _to_error(self, mailbox: bytes) -> bytes:
+        qpn = cmd.QP_2ERR_IN.get(mailbox, "qpn")
+        row_address = self._qps.need(qpn)
+        state = int(self._qps.table[qpn]["state"])
+        if state == QpState.ERR:
+            return DONE
+        row = self._qps.table[qpn].copy()
+        row["state"] = QpState.ERR
+        self._engine.post(step.MODIFY_QP, row_address, row, state=state)
+        return DONE
+
+    def _to_reset(self, mailbox: bytes) -> bytes:
+        qpn = cmd.QP_2RST_IN.get(mailbox, "qpn")
+        row_address = self._qps.need(qpn)
+        row = self._qps.table[qpn].copy()
+        for field in _CONNECTION:
+            row[field] = 0
+        row["state"] = QpState.RST
+        self._engine.post(step.RESET_QP, row_address, row)
+        qp = self._qps.known[qpn]
+        qp.udp_sport, qp.context = 0, bytearray(qp.created)
+        return DONE
+
+    # --- checks ----------------------------------------------------------------------------------------------------
+
+    def _check_sport(self, port: int) -> int:
+        least, most = UDP_SPORTS
+        if self._port.infiniband or not least <= port <= most:
+            raise CommandError(
+                Status.BAD_PARAM, CommandSyndrome.UDP_SPORT,
+                f"udp_sport {port}: an Ethernet port accepts {least} to {most}, an InfiniBand port accepts none",
+            )  # fmt: skip
+        return port
+
+    def _check_context(self, opcode: Opcode, context: bytearray) -> None:
+        port, pkey = _get(context, f"{_PATH}.vhca_port_num"), _get(context, f"{_PATH}.pkey_index")
+        if port != 1:
+            raise CommandError(
+                Status.BAD_PARAM, CommandSyndrome.PORT_NUMBER, f"port {port} does not exist: only port 1"
+            )
+        if pkey != 0:
+            raise CommandError(
+                Status.BAD_INDEX, CommandSyndrome.PKEY_INDEX, f"pkey_index {pkey} is outside the table of 1"
+            )
+        if opcode is Opcode.INIT2RTR_QP:
+            mtu = _get(context, "mtu")
+            if not PrmMtu.MTU_256 <= mtu <= PrmMtu.MTU_4K:
+                raise CommandError(Status.BAD_PARAM, CommandSyndrome.MTU, f"MTU code {mtu} is not 1 (256) to 5 (4096)")
+            if (log := _get(context, "log_msg_max")) > MAX_TRANSFER_SHIFT:
+                raise CommandError(
+                    Status.BAD_PARAM, CommandSyndrome.MSG_MAX,
+                    f"log_msg_max {log} is above {MAX_TRANSFER_SHIFT} (1 GiB)",
+                )  # fmt: skip
+        if opcode in (Opcode.INIT2RTR_QP, Opcode.RTS2RTS_QP):
+            self._gids.need_index(_get(context, f"{_PATH}.src_addr_index"))
+
+    # --- rows ------------------------------------------------------------------------------------------------------
+
+    def _prepare(self, qpn: int, context: bytearray, state: QpState, sport: int) -> np.ndarray:
+        """Return the QP's row for a context and a state. `sport` is the UDP source port set for the QP, or 0."""
+        row = self._qps.table[qpn].copy()
+        row["drain"] = state is QpState.SQDRAINED
+        if state is QpState.SQDRAINED:
+            return row
+        row["state"] = state
+        atomics = _get(context, "atomic_mode") if _get(context, "rae") else QpAtomicType.NONE
+        row["rights"] = (
+            Access.REMOTE_WRITE * _get(context, "rwe")
+            | Access.REMOTE_READ * _get(context, "rre")
+            | Access.REMOTE_ATOMIC * (atomics != QpAtomicType.NONE)
+            | EXTENDED_ATOMICS * (atomics == QpAtomicType.UP_TO_8BYTES)
+        )
+        row["min_rnr_code"] = _get(context, "min_rnr_nak")
+        row["min_rnr"] = rnr_delay_ns.py_func(int(row["min_rnr_code"]))
+        if state in (QpState.RTR, QpState.RTS):
+            row["remote_qpn"], row["rq_psn"] = _get(context, "remote_qpn"), _get(context, "next_rcv_psn")
+            row["mtu"], row["msg_max"] = 128 << _get(context, "mtu"), 1 << _get(context, "log_msg_max")
+            gid, lid = _get(context, f"{_PATH}.rgid_rip"), _get(context, f"{_PATH}.rlid")
+            row["remote_row"], row["wire"], gid, row["source"] = self._routes.route(
+                gid, lid, _get(context, f"{_PATH}.src_addr_index"), int(row["remote_qpn"])
+            )
+            row["peer_high"], row["peer_low"] = np.frombuffer(gid, np.int64)
+            row["egress"] = self._egress(qpn, int(row["wire"]), int(row["source"]), sport)
+            row["dlid"], row["sl"], row["grh"] = lid, _get(context, f"{_PATH}.sl"), _get(context, f"{_PATH}.grh")
+            row["max_dest_rd"] = 1 << _get(context, "log_rra_max")
+        if state is QpState.RTS:
+            code = _get(context, f"{_PATH}.ack_timeout")
+            row["timeout_ns"] = ACK_TIMEOUT_UNIT_NS << code if code else 0
+            row["retry_cnt"], row["rnr_retry"] = _get(context, "retry_count"), _get(context, "rnr_retry")
+            row["sq_psn"] = _get(context, "next_send_psn")
+            row["max_rd"] = 1 << _get(context, "log_sra_max")
+        return row
+
+    def _egress(self, qpn: int, wire: int, source: int, port: int) -> int:
+        """Return the egress of a QP's packets (`Links.egress`)."""
+        rows = self._qps.table.given
+        try:
+            return self._links.egress(wire, source, port, set(rows["egress"][rows["qpn"] != qpn].tolist()))
+        except (InUseError, InvalidValueError) as error:
+            raise CommandError(Status.RESOURCE_BUSY, CommandSyndrome.UDP_SPORT, str(error)) from None
+
+
+def _bad_state(opcode: Opcode, qpn: int, state: int) -> CommandError:
+    return CommandError(
+        Status.BAD_QP_STATE, CommandSyndrome.QP_STATE,
+        f"{opcode.name}: QP {qpn:#x} is in {QpState(state).name}, not in {_TRANSITIONS[opcode].before.name}",
+    )  # fmt: skip

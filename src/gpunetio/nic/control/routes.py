@@ -1,0 +1,42 @@
+"""Where queue pairs find their peers: on this NIC, or over which wire."""
+
+from __future__ import annotations
+
+from ..state.tables import Table
+from .gids import Gids
+from .links import Links
+from .port import Port, address_of, mac_of
+
+
+class Routes:
+    """The routes of a NIC, by GID or, on InfiniBand, by LID."""
+
+    def __init__(self, port: Port, gids: Gids, qps: Table, links: Links):
+        self._port, self._gids, self._qps, self._links = port, gids, qps, links
+
+    def route(self, gid: bytes, lid: int, source: int, qpn: int) -> tuple[int, int, bytes, int]:
+        """Return where a QP's peer is: (row address, 0, …) on this NIC, (0, wire, …) elsewhere.
+
+        `source` is this NIC's GID index. The last two values are the peer's GID and this NIC's index as the wire knows
+        them: on UDP, those of the addresses that link-local GIDs stand for.
+        """
+        port = self._port
+        if lid == port.lid if port.infiniband else self._gids.has(gid):
+            return self._qps.row_address(qpn), 0, gid, source
+        wire = self._links.towards(gid, lid, source)
+        return 0, wire, *self._links.path(wire, gid, source)
+
+    def mac_of(self, gid: bytes) -> bytes:
+        """Return the MAC behind a GID that can be reached."""
+        return self._port.mac if self._gids.has(gid) else self._links.mac_of(gid)
+
+    def mac_in_capture(self, gid: bytes) -> bytes:
+        """Return the MAC that a capture shows for a GID."""
+        return self._port.mac if self._gids.has(gid) else mac_of(address_of(gid))
+
+    def path_of(self, qpn: int) -> tuple[bytes, int] | None:
+        """Return the peer's GID and the source GID index of a QP that is connected over a wire, else None."""
+        row = self._qps.rows[qpn & self._qps.mask]
+        if row["qpn"] != qpn or row["wire"] == 0:
+            return None
+        return row["peer_high"].tobytes() + row["peer_low"].tobytes(), int(row["source"])
