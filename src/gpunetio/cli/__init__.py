@@ -13,6 +13,7 @@ from .devices import devices
 from .doctor import doctor
 from .failures import INTERRUPTED, OneLineUsage
 from .pingpong import pingpong
+from .replay import replay
 from .samples import verbs_server_client, verbs_wait_cq_wr
 from .selftest import selftest
 from .show import show
@@ -30,7 +31,7 @@ def app() -> None:
 
 
 for _command in (
-    *benchmark_commands(), conformance, device_lib, devices, doctor, pingpong, selftest, show, stat, topo,
+    *benchmark_commands(), conformance, device_lib, devices, doctor, pingpong, replay, selftest, show, stat, topo,
     verbs_dpa, verbs_server_client, verbs_wait_cq_wr, warm,
 ):  # fmt: skip
     app.add_command(_command)

@@ -39,8 +39,8 @@ logger: logging.Logger = logging.getLogger("gpunetio.fabric")
 
 ROOM = 1 << 25  # bytes of packets that wait to be written
 LINKTYPE_ETHERNET, LINKTYPE_ERF = 1, 197
-_ERF_INFINIBAND, _ERF_VARYING_LENGTH, _ERF_RX_ERROR = 21, 0x04, 0x10
-_ERF_HEADER = 16
+ERF_INFINIBAND, _ERF_VARYING_LENGTH, _ERF_RX_ERROR = 21, 0x04, 0x10
+ERF_HEADER = 16
 _MAGIC_NANOSECONDS, _SNAP_LENGTH = 0xA1B23C4D, 1 << 16
 _PERIOD = 0.005  # seconds between looks into the pipe
 _BATCH = 1024  # packets in one write
@@ -136,7 +136,7 @@ class InfinibandFrames:
         # The time is little-endian: units of 2^-32 s, then seconds. The rest is big-endian.
         stamp = struct.pack("<II", (nanoseconds << 32) // 1_000_000_000, seconds)
         flags = _ERF_VARYING_LENGTH | (_ERF_RX_ERROR if damaged else 0)
-        return stamp + struct.pack(">BBHHH", _ERF_INFINIBAND, flags, _ERF_HEADER + len(whole), 0, len(whole)) + whole
+        return stamp + struct.pack(">BBHHH", ERF_INFINIBAND, flags, ERF_HEADER + len(whole), 0, len(whole)) + whole
 
     def close(self) -> None:
         """Release the memory."""

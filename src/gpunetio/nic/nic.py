@@ -42,6 +42,7 @@ from .observe.starved import Starved
 from .queues.channels import EventChannel
 from .state.message import MESSAGE
 from .state.tables import COUNTERS, NIC, WATCH, MkeyTable, Table
+from .wires.wire import Wire
 
 MIN_ACK_TIMEOUT_NS = 1_000_000  # an engine is a thread, which may be off its core for that long
 DESCRIPTORS = 29  # file descriptors of an open NIC with one address: tables twice, events, the door
@@ -220,6 +221,11 @@ class SoftNic:
         with self._guard(), other._guard():
             self.links.add_pipes(wire.ends[0], other, gids, wire.drop)
             other.links.add_pipes(wire.ends[1], self, (gids[1], gids[0]), wire.drop)
+
+    def wire_to_others(self) -> Wire:
+        """Return the wire to all peers that have none of their own."""
+        with self._guard():
+            return self.links.to_others()
 
     def _take_link(self, link: Link) -> None:
         with contextlib.suppress(BadStateError), self._guard():  # the NIC may be closing

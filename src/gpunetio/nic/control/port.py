@@ -53,8 +53,9 @@ class WireKind:
 
 
 WIRES = {
-    "auto": WireKind("udp", neighbours=True),
-    "udp":  WireKind("udp"),
+    "auto":   WireKind("udp", neighbours=True),
+    "udp":    WireKind("udp"),
+    "replay": WireKind("replay", infiniband=True, routed=False),
 }  # fmt: skip
 
 
@@ -64,7 +65,8 @@ class PortConfig:
 
     `addresses`    IPv4 and IPv6 addresses of this machine to bind to, or a single one; stored as a tuple. By default,
                    soft n has 127.0.0.(n+1)
-    `wire`         "auto": shared memory to NICs of this host, UDP to others; "udp": UDP to every NIC but itself
+    `wire`         "auto": shared memory to NICs of this host, UDP to others; "udp": UDP to every NIC but itself;
+                   "replay": only to the packets of a capture file (nic/wires/replay.py)
     `mtu`          MTU of the link in bytes (the path MTU is smaller); 0 means the MTU of the addresses' interface
     `link_layer`   ETHERNET (RoCE v2), or INFINIBAND, which reaches only software NICs of this host
     `lid`          LID of an InfiniBand port; 0 means the last 16 bits of its first address

@@ -1,0 +1,224 @@
+"""Reads capture files: the RoCE v2 or InfiniBand packets of a pcap file, which pcap.py or others wrote.
+
+The format is libpcap's (pcap-savefile(5)), with microseconds or nanoseconds, in either byte order. Link types are
+Ethernet and ERF with InfiniBand records.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import struct
+import zlib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address
+from pathlib import Path
+from typing import BinaryIO, Self
+
+from ..errors import InvalidValueError, OperatingSystemError
+from ..formats.packet import (
+    BTH, ETHER_TYPE_IPV4, ETHER_TYPE_IPV6, ETHERNET, GRH, ICRC_SIZE, IP_PROTOCOL_UDP, IPV4, IPV6, LNH_GLOBAL, LRH,
+    ROCE_UDP_PORT, UDP,
+)  # fmt: skip
+from .pcap import ERF_HEADER, ERF_INFINIBAND, LINKTYPE_ERF, LINKTYPE_ETHERNET, infiniband_icrc
+
+_MAGICS = {  # the first four bytes → byte order, nanoseconds in a unit of the time stamps
+    b"\xd4\xc3\xb2\xa1": ("<", 1000), b"\xa1\xb2\xc3\xd4": (">", 1000),
+    b"\x4d\x3c\xb2\xa1": ("<", 1), b"\xa1\xb2\x3c\x4d": (">", 1),
+}  # fmt: skip
+_PCAPNG = b"\x0a\x0d\x0d\x0a"
+_FILE_HEADER, _RECORD_HEADER = 24, 16
+_LARGEST_RECORD = 1 << 18  # bytes: libpcap's limit (MAXIMUM_SNAPLEN)
+_LINK_TYPES = {LINKTYPE_ETHERNET: "Ethernet", LINKTYPE_ERF: "ERF"}
+_LINK_TYPE_MASK = 0x0FFF_FFFF  # above are the length of a frame check sequence and its flag
+_VLAN_TAGS = (0x8100, 0x88A8)
+_ERF_TYPE_MASK, _ERF_EXTENSION = 0x7F, 0x80
+_VCRC_SIZE = 2
+_IPV4_MAPPED = bytes(10) + b"\xff\xff"
+_ONES = b"\xff" * 8
+
+# Why a record holds no packet that can be replayed.
+CUT_SHORT, NOT_ROCE, NOT_INFINIBAND = "cut short", "not RoCE v2", "not InfiniBand"
+
+Address = IPv4Address | IPv6Address | int
+
+
+@dataclass(frozen=True, slots=True)
+class Packet:
+    """A packet of a capture file, from `source` to `destination`: IP addresses or, on InfiniBand, LIDs.
+
+    `data` runs from the BTH, on InfiniBand from the LRH, to the padding. `bth` is where the BTH begins. `gid` is the
+    sender's. `icrc` is None if the packet's ICRC fits, else the wrong one that the packet had.
+    """
+
+    time_ns: int
+    source: Address
+    destination: Address
+    gid: bytes
+    data: bytes
+    bth: int
+    icrc: bytes | None
+
+
+def _gid_of(address: bytes) -> bytes:
+    return _IPV4_MAPPED + address if len(address) == 4 else address
+
+
+def _roce(time_ns: int, frame: bytes) -> Packet | str:
+    """Return the packet in an Ethernet frame, or why there is none."""
+    kind, at = int.from_bytes(frame[ETHERNET.ether_type : ETHERNET.size], "big"), ETHERNET.size
+    while kind in _VLAN_TAGS and len(frame) >= at + 4:
+        kind, at = int.from_bytes(frame[at + 2 : at + 4], "big"), at + 4
+    ip = frame[at:]
+    if kind == ETHER_TYPE_IPV4 and len(ip) >= IPV4.size and ip[0] >> 4 == 4:
+        size, whole, protocol = 4 * (ip[0] & 15), int.from_bytes(ip[2:4], "big"), ip[IPV4.protocol]
+        fragment = int.from_bytes(ip[IPV4.flags_fragment : IPV4.flags_fragment + 2], "big") & 0x3FFF
+        ends, masked = slice(IPV4.source, IPV4.destination), bytearray(ip[:size])
+        masked[IPV4.tos] = masked[IPV4.ttl] = 0xFF
+        masked[IPV4.checksum : IPV4.checksum + 2] = b"\xff\xff"
+    elif kind == ETHER_TYPE_IPV6 and len(ip) >= IPV6.size and ip[0] >> 4 == 6:
+        size, protocol, fragment = IPV6.size, ip[IPV6.next_header], 0
+        whole = size + int.from_bytes(ip[IPV6.payload_length : IPV6.payload_length + 2], "big")
+        ends, masked = slice(IPV6.source, IPV6.destination), bytearray(ip[:size])
+        masked[0] |= 0x0F
+        masked[1:4] = b"\xff\xff\xff"
+        masked[IPV6.hop_limit] = 0xFF
+    else:
+        return NOT_ROCE
+    body = ip[size:whole]
+    if protocol != IP_PROTOCOL_UDP or fragment or len(body) < UDP.size:
+        return NOT_ROCE
+    port = int.from_bytes(body[UDP.destination_port : UDP.length], "big")
+    length = int.from_bytes(body[UDP.length : UDP.checksum], "big")
+    if port != ROCE_UDP_PORT or not UDP.size + BTH.size + ICRC_SIZE <= length <= whole - size:
+        return NOT_ROCE
+    if len(body) < length:
+        return CUT_SHORT
+    data, icrc = body[UDP.size : length - ICRC_SIZE], body[length - ICRC_SIZE : length]
+    # IBTA annex A17.3.3: what may change on the way counts as ones, and eight bytes of ones stand for the LRH.
+    hidden = data[:4] + b"\xff" + data[5 : BTH.size]
+    covered = _ONES + bytes(masked) + body[: UDP.checksum] + b"\xff\xff" + hidden
+    fits = zlib.crc32(memoryview(data)[BTH.size :], zlib.crc32(covered)) == int.from_bytes(icrc, "little")
+    source, destination = ip[ends], ip[ends.stop : 2 * ends.stop - ends.start]
+    make = IPv4Address if len(source) == 4 else IPv6Address
+    return Packet(time_ns, make(source), make(destination), _gid_of(source), data, 0, None if fits else icrc)
+
+
+def _infiniband(time_ns: int, record: bytes) -> Packet | str:
+    """Return the packet in an ERF record, or why there is none."""
+    if len(record) < ERF_HEADER or record[8] & _ERF_TYPE_MASK != ERF_INFINIBAND:
+        return NOT_INFINIBAND
+    at, more = ERF_HEADER, record[8] & _ERF_EXTENSION
+    while more and at + 8 <= len(record):
+        more, at = record[at] & _ERF_EXTENSION, at + 8
+    packet = record[at:]
+    if len(packet) < LRH.size + BTH.size + ICRC_SIZE + _VCRC_SIZE:
+        return CUT_SHORT
+    end = 4 * (int.from_bytes(packet[LRH.length : LRH.slid], "big") & 0x7FF)  # in words, with the ICRC
+    if len(packet) < end:
+        return CUT_SHORT
+    data, icrc = packet[: end - ICRC_SIZE], packet[end - ICRC_SIZE : end]
+    has_grh = packet[LRH.sl_lnh] & 3 == LNH_GLOBAL
+    bth = LRH.size + (GRH.size if has_grh else 0)
+    if len(data) < bth + BTH.size:
+        return CUT_SHORT
+    gid = data[LRH.size + GRH.sgid : LRH.size + GRH.dgid] if has_grh else bytes(16)
+    fits = infiniband_icrc(data) == int.from_bytes(icrc, "little")
+    slid, dlid = (int.from_bytes(data[start : start + 2], "big") for start in (LRH.slid, LRH.dlid))
+    return Packet(time_ns, slid, dlid, gid, data, bth, None if fits else icrc)
+
+
+class PcapFile:
+    """A capture file, to be read more than once. `infiniband`: its packets are InfiniBand's, not RoCE's.
+
+    `records` and `skipped` count what the last reading has found: all records, and those without a packet, by the
+    reason. InvalidValueError says what is wrong with a file that is no such capture.
+    """
+
+    infiniband: bool
+    records: int
+    skipped: Counter[str]
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        try:
+            self._file: BinaryIO = self.path.open("rb")
+        except OSError as error:
+            raise OperatingSystemError(error.errno, f"cannot read the capture file {path}: {error.strerror}") from None
+        try:
+            self._read_header()
+        except BaseException:
+            self._file.close()
+            raise
+
+    def _read_header(self) -> None:
+        if not stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
+            raise InvalidValueError(f"{self.path} is no regular file: a capture is read twice, so save it to a file")
+        header = self._file.read(_FILE_HEADER)
+        if header[:4] == _PCAPNG:
+            raise InvalidValueError(
+                f"{self.path} is a pcapng file: convert it with `editcap -F nsecpcap {self.path} FILE`"
+            )
+        if len(header) < _FILE_HEADER or header[:4] not in _MAGICS:
+            raise InvalidValueError(
+                f"{self.path} is no pcap file: it begins with {header[:4].hex(' ') or 'nothing'}, not with "
+                "a1b2c3d4 or a1b23c4d in either byte order"
+            )
+        order, self._unit = _MAGICS[header[:4]]
+        self._record = struct.Struct(f"{order}IIII")
+        (number,) = struct.unpack_from(f"{order}I", header, 20)
+        number &= _LINK_TYPE_MASK
+        if number not in _LINK_TYPES:
+            known = ", ".join(f"{kind} ({name})" for kind, name in _LINK_TYPES.items())
+            raise InvalidValueError(f"{self.path} has packets of link type {number}: it must be one of {known}")
+        self.infiniband = number == LINKTYPE_ERF
+        self.records, self.skipped = 0, Counter()
+
+    def __iter__(self) -> Iterator[Packet]:
+        """Read the packets from the beginning."""
+        take = _infiniband if self.infiniband else _roce
+        self.records, self.skipped = 0, Counter()
+        for time_ns, data, whole in self._records():
+            self.records += 1
+            found = CUT_SHORT if len(data) < whole else take(time_ns, data)
+            if isinstance(found, str):
+                self.skipped[found] += 1
+            else:
+                yield found
+
+    def _records(self) -> Iterator[tuple[int, bytes, int]]:
+        """Return time, bytes, and original length of each record."""
+        at = _FILE_HEADER
+        self._file.seek(at)
+        while header := self._file.read(_RECORD_HEADER):
+            if len(header) < _RECORD_HEADER:
+                raise self._truncated(at)
+            seconds, fraction, captured, whole = self._record.unpack(header)
+            if captured > _LARGEST_RECORD:
+                raise InvalidValueError(
+                    f"{self.path} is damaged at byte {at}: a record announces {captured} bytes, {_LARGEST_RECORD} are "
+                    "the most"
+                )
+            data = self._file.read(captured)
+            if len(data) < captured:
+                raise self._truncated(at)
+            yield seconds * 1_000_000_000 + fraction * self._unit, data, whole
+            at += _RECORD_HEADER + captured
+
+    def _truncated(self, at: int) -> InvalidValueError:
+        return InvalidValueError(
+            f"{self.path} ends in the middle of the record at byte {at}: the capture was not finished, or not copied "
+            "as a whole"
+        )
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
