@@ -179,13 +179,15 @@ OPERATIONS: dict[WqeOpcode, Operation] = _rows()
 class Packet(NamedTuple):
     """What the opcode of a request packet says: the operation, the packet's place in its message, and its headers.
 
-    `operation` is the one without immediate data: only the end of a message tells whether it has such data.
+    `operation` is the one without immediate data: only the end of a message tells whether it has such data. That packet
+    also tells with which CQE the message completes a receive (`receives`).
     """
 
     operation: Operation
     first: bool
     last: bool
     imm: bool
+    receives: CqeOpcode | None
     headers: tuple[Entry, ...]
 
 
@@ -203,7 +205,7 @@ def _packet_rows() -> dict[PacketOpcode, Packet]:
                 plain = table[operation.packets.first].operation  # type: ignore[union-attr]
                 headers += (IMM_DT,)
             if opcode not in table or place == "only":
-                table[opcode] = Packet(plain, first, last, imm, headers)
+                table[opcode] = Packet(plain, first, last, imm, operation.receives if last else None, headers)
     return table
 
 
@@ -212,7 +214,7 @@ PACKETS: dict[PacketOpcode, Packet] = _packet_rows()
 
 def column(value: Callable[[Operation], int]) -> np.ndarray:
     """Return a value of each operation, by WQE opcode, for compiled code: 0 for opcodes that are no operation."""
-    values = np.zeros(256, np.uint8)
+    values = np.zeros(256, np.int8)
     for operation in OPERATIONS.values():
         values[operation.opcode] = value(operation)
     return values
@@ -220,7 +222,7 @@ def column(value: Callable[[Operation], int]) -> np.ndarray:
 
 def packet_column(value: Callable[[Packet], int]) -> np.ndarray:
     """Return a value of each request packet, by the operation in its opcode, for compiled code: 0 for others."""
-    values = np.zeros(OPERATION_MASK + 1, np.uint8)
+    values = np.zeros(OPERATION_MASK + 1, np.int8)
     for opcode, packet in PACKETS.items():
         values[opcode & OPERATION_MASK] = value(packet)
     return values

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from ...jit.compile import device_function, engine_function
 from ...fabric.frames import LOAN_SHIFT
+from ..observe import refuse
 from ..state.tables import LOAN, LOANS, MKEY_ROW, loan_at, mkey_row_at, nic_at, wire_at
-
-# Offsets from Reason.LKEY_UNKNOWN and Reason.RKEY_UNKNOWN. The reasons after both are in this order.
-_UNKNOWN, _PD, _RIGHTS, _BOUNDS = 0, 1, 2, 3
-
 
 @device_function
 def find(nic, key, pdn, addr, nbytes, right):
@@ -48,17 +45,13 @@ def translate(nic, key, pdn, addr, nbytes, right, unknown):
 
 @engine_function
 def _refuse(nic, key, pdn, addr, nbytes, right, unknown):
-    """Return minus the reason for the check that failed. Leave what the table says for the error record."""
+    """Return minus the reason for the check that failed."""
     n = nic_at(nic)
     m = mkey_row_at(n.mkeys + ((key >> 8) & n.mkey_mask) * MKEY_ROW.size)
-    n.why_key, n.why_addr, n.why_nbytes = key, addr, nbytes
     if key == 0 or m.key != key:
-        return -(unknown + _UNKNOWN)
+        return -refuse.unknown_key(nic, unknown, key, addr, nbytes)
     if m.pdn != pdn:
-        n.why_extra0, n.why_extra1 = m.pdn, pdn
-        return -(unknown + _PD)
+        return -refuse.key_of_other_pd(nic, unknown, key, addr, nbytes, m.pdn, pdn)
     if m.access & right != right:
-        n.why_extra0, n.why_extra1 = m.access, right
-        return -(unknown + _RIGHTS)
-    n.why_extra0, n.why_extra1 = m.iova, m.nbytes
-    return -(unknown + _BOUNDS)
+        return -refuse.key_rights(nic, unknown, key, addr, nbytes, m.access, right)
+    return -refuse.key_bounds(nic, unknown, key, addr, nbytes, m.iova, m.nbytes)

@@ -19,6 +19,7 @@ from ...jit.ops import call_c, clock_ns, copy, ld32, on_host, pause
 from ...jit.struct_view import struct_view
 from ...formats.commands import ServiceType
 from ...formats.layout import Entry
+from ..observe import refuse
 from ..observe.reasons import Reason
 from ..state.tables import nic_at, qp_row_at
 
@@ -440,11 +441,10 @@ def _carry_through(nic, mover, target, source, nbytes):
 
 
 @engine_function
-def explain_copy(nic, mover, address, nbytes):
-    """Leave a mover's latest failure for the error record."""
-    n = nic_at(nic)
-    n.why_key, n.why_addr, n.why_nbytes = 0, address & FAR_ADDRESS, nbytes
-    n.why_extra0, n.why_extra1 = mover_at(mover).error, mover_at(mover).timeout_ns
+def copy_failed(nic, mover, address, nbytes):
+    """Refuse what a mover did not copy: leave its latest failure for the error record, and return the reason."""
+    m = mover_at(mover)
+    return refuse.copy_failed(nic, address & FAR_ADDRESS, nbytes, m.error, m.timeout_ns)
 
 
 @engine_function
@@ -456,8 +456,7 @@ def _refuse(nic, mover, address, nbytes, error):
     mover_at(mover).error = error
     _await(nic, mover, mover_at(mover).issued)
     mover_at(mover).error = error
-    explain_copy(nic, mover, address, nbytes)
-    return Reason.COPY_FAILED
+    return copy_failed(nic, mover, address, nbytes)
 
 
 @engine_function
@@ -477,8 +476,7 @@ def move_far(nic, target, source, nbytes, pinned):
             fence = mover_at(n.touched).issued
             _await(nic, n.touched, fence)
             if ended(n.touched, fence, n.failures) < 0:
-                explain_copy(nic, n.touched, address, nbytes)
-                return Reason.COPY_FAILED
+                return copy_failed(nic, n.touched, address, nbytes)
         n.touched, n.failures = mover, m.failures
     error = INVALID_VALUE
     if into != 0 and out_of != 0:
@@ -517,8 +515,7 @@ def _fetch_far(nic, target, source, nbytes):
     _await(nic, mover, fence)
     if ended(mover, fence, n.failures) > 0:
         return 0
-    explain_copy(nic, mover, source, nbytes)
-    return Reason.COPY_FAILED
+    return copy_failed(nic, mover, source, nbytes)
 
 
 @device_function
@@ -549,8 +546,7 @@ def await_moved(nic, row):
         q.mover = 0
     if moved:
         return 0
-    explain_copy(nic, mover, 0, 0)
-    return Reason.COPY_FAILED
+    return copy_failed(nic, mover, 0, 0)
 
 
 @engine_function

@@ -8,22 +8,18 @@ waits until all are complete. So a request that was posted later never takes eff
 from __future__ import annotations
 
 from ...jit.compile import device_function, engine_function
-from ...jit.ops import be32, ld8, ld32, ld64
-from ...enums import Access
+from ...jit.ops import ld64
 from ...formats.commands import QpState
-from ...formats.cqe import CqeOpcode
-from ...formats.packet import PSN_MASK
-from ...formats.wqe import CTRL_SEG, DS_MASK, FM_SHIFT, CtrlFlags, WqeOpcode
 from ..queues.completion import complete_send, fail_send
+from ..queues.operations import is_atomic, receive_cqe, returns_data, right_of
 from ..state.message import MESSAGE, message_at
 from .mkey import find
-from .movers import ended, explain_copy, far, is_pinned, mover_at, mover_of, on_gpu
-from ..observe.reasons import Reason
+from .movers import copy_failed, ended, far, is_pinned, mover_at, mover_of, on_gpu
+from ..transport.psn import on_wire, packets_of
 from ..transport.responder import complete_receive
 from .staging import free_slots
 from ..state.tables import FLIGHT, counters_at, flight_at, nic_at, qp_row_at
-from ..queues.wqes import build, check_wqe, in_one_piece, wqe_slot
-
+from ..queues.wqes import build, check_wqe, in_one_piece, read_control, wqe_slot
 
 MOST_MOVING = 64 << 20  # bytes in flight by one mover, beyond which nothing begins: commands wait for them
 
@@ -39,10 +35,10 @@ def count_packets(row, peer, nbytes):
     """Count a request of `nbytes` that was executed: PSNs count the packets that it would have taken (IBTA 9.7.2)."""
     q = qp_row_at(row)
     q.ssn += 1
-    q.tx_psn += 1 if nbytes <= q.mtu else (nbytes + q.mtu - 1) // q.mtu
+    q.tx_psn += packets_of(nbytes, q.mtu)
     if peer != 0:
         p = qp_row_at(peer)
-        p.expect_psn = q.tx_psn & PSN_MASK
+        p.expect_psn = on_wire(q.tx_psn)
         p.msn += 1
 
 
@@ -73,25 +69,24 @@ def may_follow(nic, row):
     if mover_at(q.mover).issued - mover_at(q.mover).done >= MOST_MOVING or check_wqe(nic, row, index) != 0:
         return False
     wqe = wqe_slot(row, index)
-    opcode = be32(ld32(wqe)) & 0xFF
-    ds = be32(ld32(wqe + CTRL_SEG.qpn_ds)) & DS_MASK
-    fenced = ld8(wqe + CTRL_SEG.fm_ce_se) >> FM_SHIFT != 0
-    if fenced or (opcode != WqeOpcode.RDMA_WRITE and opcode != WqeOpcode.RDMA_READ):
+    control = read_control(wqe)
+    opcode = control.opcode
+    right = right_of(opcode)
+    if right == 0 or is_atomic(opcode) or receive_cqe(opcode) != 0 or control.fenced:
         return False
     message = n.message
-    wqe = in_one_piece(row, message, wqe, index, (ds + 3) >> 2)
-    if build(nic, row, message, wqe, opcode, ds, index) != 0:
+    wqe = in_one_piece(row, message, wqe, index, control.blocks)
+    if build(nic, row, message, wqe, opcode, control.ds, index) != 0:
         return False
     m = message_at(message)
     peer = qp_row_at(q.remote_row)
-    right = Access.REMOTE_WRITE if opcode == WqeOpcode.RDMA_WRITE else Access.REMOTE_READ
     there = find(nic, m.rkey, peer.pdn, m.raddr, m.nbytes, right)
     if m.nbytes == 0 or m.nbytes > peer.msg_max or there < 0 or peer.rights & right != right:
         return False
     segment = message + MESSAGE.segments
     for _ in range(m.nsegments):
         here, nbytes = ld64(segment), ld64(segment + 8)
-        to, from_ = (there, here) if opcode == WqeOpcode.RDMA_WRITE else (here, there)
+        to, from_ = (here, there) if returns_data(opcode) else (there, here)
         if not _fits(nic, row, to, from_, nbytes):
             return False
         there += nbytes
@@ -124,17 +119,14 @@ def _arrive(nic, row, opcode, nbytes):
         return 0
     q = qp_row_at(row)
     peer = q.remote_row
-    if opcode != WqeOpcode.SEND and opcode != WqeOpcode.SEND_IMM and opcode != WqeOpcode.RDMA_WRITE_IMM:
+    kind = receive_cqe(opcode)
+    if kind == 0:
         return 0
     p = qp_row_at(peer)
     if p.qpn != q.remote_qpn or (p.state != QpState.RTR and p.state != QpState.RTS):
         return -1
-    kind = CqeOpcode.RESP_WR_IMM
-    if opcode != WqeOpcode.RDMA_WRITE_IMM:
-        kind = CqeOpcode.RESP_SEND if opcode == WqeOpcode.SEND else CqeOpcode.RESP_SEND_IMM
-    wqe = wqe_slot(row, q.sq_ci)
-    solicited = ld8(wqe + CTRL_SEG.fm_ce_se) & CtrlFlags.SOLICITED
-    return complete_receive(nic, peer, kind, nbytes, be32(ld32(wqe + CTRL_SEG.imm)), opcode, solicited, 0)
+    control = read_control(wqe_slot(row, q.sq_ci))
+    return complete_receive(nic, peer, kind, nbytes, control.imm, opcode, control.solicited, 0)
 
 
 @engine_function
@@ -150,11 +142,10 @@ def finish(nic, row):
         state = ended(q.mover, f.fence, q.failures)
         if state == 0:
             return done
-        reason = Reason.COPY_FAILED
         if state > 0:
             reason = _arrive(nic, row, f.opcode, f.nbytes)
         else:
-            explain_copy(nic, q.mover, 0, f.nbytes)
+            reason = copy_failed(nic, q.mover, 0, f.nbytes)
         if reason < 0:  # the peer has not seen it: it is tried again, as any request to a peer that does not answer
             q.sq_next = index
             break

@@ -14,8 +14,7 @@ from ...jit.ops import copy, ld64
 from ...jit.struct_view import struct_view
 from ...formats.layout import Entry
 from ..state.message import MESSAGE
-from .movers import ended, explain_copy, far, mover_at, move_far, on_gpu
-from ..observe.reasons import Reason
+from .movers import copy_failed, ended, far, mover_at, move_far, on_gpu
 from ..state.tables import nic_at, qp_row_at
 
 SLOTS = 32
@@ -155,8 +154,7 @@ def staged(nic, row, tag, message, offset, total):
             return 0
         if state < 0:
             s.row = 0
-            explain_copy(nic, s.mover, 0, s.end - s.begin)
-            return -Reason.COPY_FAILED
+            return -copy_failed(nic, s.mover, 0, s.end - s.begin)
         s.filled = 1
     s.used_at = nic_at(nic).now
     return slot

@@ -13,8 +13,9 @@ from ...formats.cqe import (
 )  # fmt: skip
 from ...formats.doorbell import CQ_DBREC
 from ...formats.events import CqErrorSyndrome, EventType
-from ...formats.wqe import CE_SHIFT, CTRL_SEG, CompletionMode
+from ...formats.wqe import CompletionMode
 from .events import notify, raise_event, tell
+from ..observe import refuse
 from ..observe.reasons import Reason
 from ..state.tables import EQ_ROW, counters_at, cq_row_at, error_record_at, nic_at, qp_row_at
 from ..state.watch import wake
@@ -23,12 +24,6 @@ _NO_EVENT = 0
 _INVALID = INIT_OP_OWN >> OPCODE_SHIFT << OPCODE_SHIFT
 _INLINE = CqeFormat.INLINE_32 << FORMAT_SHIFT
 REQUESTER, RESPONDER = 0, 1
-
-
-@device_function
-def ce_of(wqe):
-    """Return the completion mode in a control segment."""
-    return (ld8(wqe + CTRL_SEG.fm_ce_se) >> CE_SHIFT) & 3
 
 
 @device_function
@@ -45,8 +40,7 @@ def write_cqe(nic, cq, kind, qpn, user_index, wqe_opcode, counter, nbytes, imm, 
             if c.error == 0:
                 raise_event(nic, c.error_channel, c.error_cookie, EventType.CQ_ERROR, c.cqn, CqErrorSyndrome.OVERRUN)
             c.error = 1
-            n.why_extra0, n.why_extra1 = c.cqn, 1 << c.log
-            return Reason.CQ_OVERRUN
+            return refuse.full_cq(nic, c.cqn, 1 << c.log)
     slot = 0 if c.collapsed else c.pi & ((1 << c.log) - 1)
     cqe = c.addr + (slot << c.shift)
     owner = (c.pi >> c.log) & 1

@@ -8,11 +8,10 @@ from ...formats.commands import QpState
 from ...formats.doorbell import PI_MASK, QP_DBREC, WQE_IDX_SHIFT
 from ...formats.wqe import DS_MASK, WqeOpcode
 from .completion import REQUESTER, fail_qp, fail_send, record_error
-from ..observe.reasons import Reason
-from ..transport.responder import explain
+from ..observe import refuse
 from ..state.tables import qp_row_at
 from ..state.watch import wake
-from .wqes import wqe_slot
+from .wqes import index_in, wqe_slot
 
 HALF_RANGE = (PI_MASK + 1) // 2
 
@@ -50,14 +49,13 @@ def announce(nic, row, producer16):
         q.sq_pi = q.sq_ci + ahead
         wake(row)
         if q.state < QpState.RTS and q.failed == 0:
-            explain(nic, 0, 0, 0, q.state, 0)
-            record_error(nic, REQUESTER, q.qpn, q.sq_ci, WqeOpcode.NOP, Reason.QP_STATE, 0)
+            record_error(nic, REQUESTER, q.qpn, q.sq_ci, WqeOpcode.NOP, refuse.not_sending(nic, q.state), 0)
     elif PI_MASK + 1 - ahead > (depth if q.no_dbr == 0 else HALF_RANGE):  # not an old index either
-        explain(nic, 0, 0, depth, producer16, q.sq_ci & PI_MASK)
+        reason = refuse.doorbell_range(nic, depth, producer16, q.sq_ci & PI_MASK)
         if q.state == QpState.RTS and q.sq_pi == q.sq_ci:
-            fail_send(nic, row, q.sq_ci, WqeOpcode.NOP, 0, Reason.DOORBELL_RANGE)
+            fail_send(nic, row, q.sq_ci, WqeOpcode.NOP, 0, reason)
         elif q.state == QpState.RTS:  # each posted WQE completes once: with a flush error
-            fail_qp(nic, row, q.sq_ci, WqeOpcode.NOP, Reason.DOORBELL_RANGE, REQUESTER)
+            fail_qp(nic, row, q.sq_ci, WqeOpcode.NOP, reason, REQUESTER)
 
 
 @engine_function
@@ -91,7 +89,7 @@ def scan_record(nic, row):
     ahead = (producer16 - q.sq_ci) & PI_MASK
     if ahead == HALF_RANGE:
         # Either a full ring of 2^15 ahead, or as much behind: the index of the WQE in the next slot decides.
-        if (be32(ld_acquire32(wqe_slot(row, q.sq_ci))) >> WQE_IDX_SHIFT) & PI_MASK != q.sq_ci & PI_MASK:
+        if index_in(wqe_slot(row, q.sq_ci)) != q.sq_ci & PI_MASK:
             return
     if ahead <= 1 << q.sq_log:
         announce(nic, row, producer16)

@@ -2,31 +2,64 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from ...jit.compile import device_function, engine_function
 from ...jit.ops import be32, be64, copy, ld8, ld32, ld64, ld_acquire32, st64
 from ...enums import Access
-from ...formats.commands import ServiceType
 from ...formats.doorbell import PI_MASK, WQE_IDX_SHIFT
 from ...formats.wqe import (
-    ATOMIC_SEG, CTRL_SEG, DATA_SEG, DS_MASK, EXTENDED_ATOMIC_4, EXTENDED_ATOMIC_8, INLINE_SEG, MASKED_CS32_SEG,
-    MASKED_CS64_SEG, MASKED_FA32_SEG, MASKED_FA64_SEG, MAX_TRANSFER, OPMOD_SHIFT, RADDR_SEG, SEGMENT, WAIT_SEG,
-    WQEBB_SHIFT, CtrlFlags, WqeOpcode,
+    ATOMIC_SEG, CE_SHIFT, CTRL_SEG, DATA_SEG, DS_MASK, EXTENDED_ATOMIC_4, EXTENDED_ATOMIC_8, FM_SHIFT, INLINE_SEG,
+    MASKED_CS32_SEG, MASKED_CS64_SEG, MASKED_FA32_SEG, MASKED_FA64_SEG, MAX_TRANSFER, OPMOD_SHIFT, RADDR_SEG, SEGMENT,
+    WAIT_SEG, WQEBB_SHIFT, CtrlFlags, WqeOpcode,
 )  # fmt: skip
-from .completion import ce_of, fail_send
+from .completion import fail_send
+from .operations import (
+    has_packets, is_atomic, is_local, is_masked, is_offered, returns_data, right_of, segments_of,
+)  # fmt: skip
 from ..state.message import MAX_SEGMENTS, MESSAGE, message_at
 from ..dma.mkey import translate
 from ..dma.movers import MOVER_SHIFT
+from ..observe import refuse
 from ..observe.reasons import Reason
-from ..transport.responder import explain
 from ..state.tables import CQ_ROW, cq_row_at, nic_at, qp_row_at
 
 _CQN_MASK, _INDEX_MASK = 0xFF_FFFF, 0xFFFF_FFFF
-_LOCAL_DS = 2  # ds of a WAIT or DUMP
 
 NOT_YET = -1  # from `check_wqe`: the WQE may still be on its way, so the queue pair waits
 PATIENCE_NS = 2_000_000  # for such a WQE; on an H200 the latest one came within 300 µs
-UNSUPPORTED = 64  # larger than any WQE's number of segments
 _SEGMENTS = MESSAGE.segments
+
+
+class Control(NamedTuple):
+    """What a control segment says. `blocks` is the WQE's length in the ring."""
+
+    opcode: int
+    opmod: int
+    ds: int
+    blocks: int
+    ce: int
+    fenced: int
+    solicited: int
+    imm: int
+
+
+@device_function
+def read_control(wqe):
+    """Read the control segment of a WQE. Fields that the caller does not use cost nothing."""
+    word = be32(ld32(wqe))
+    ds = be32(ld32(wqe + CTRL_SEG.qpn_ds)) & DS_MASK
+    flags = ld8(wqe + CTRL_SEG.fm_ce_se)
+    return Control(
+        word & 0xFF, word >> OPMOD_SHIFT, ds, (ds + 3) >> 2, (flags >> CE_SHIFT) & 3, flags >> FM_SHIFT,
+        flags & CtrlFlags.SOLICITED, be32(ld32(wqe + CTRL_SEG.imm)),
+    )  # fmt: skip
+
+
+@device_function
+def index_in(wqe):
+    """Return the 16 bits of an index that a WQE contains."""
+    return (be32(ld_acquire32(wqe)) >> WQE_IDX_SHIFT) & PI_MASK
 
 
 @device_function
@@ -39,9 +72,7 @@ def wqe_slot(row, index):
 @device_function
 def _is_there(wqe, index, qpn):
     """Return whether the slot holds this QP's WQE `index`. A slot never written holds index 0 of QP 0."""
-    return (be32(ld_acquire32(wqe)) >> WQE_IDX_SHIFT) & PI_MASK == index & PI_MASK and (
-        be32(ld_acquire32(wqe + CTRL_SEG.qpn_ds)) >> 8 == qpn
-    )
+    return index_in(wqe) == index & PI_MASK and be32(ld_acquire32(wqe + CTRL_SEG.qpn_ds)) >> 8 == qpn
 
 
 @engine_function
@@ -56,7 +87,7 @@ def _overdue(nic, row, index):
 
 @device_function
 def check_wqe(nic, row, index):
-    """Return 0 if the slot holds WQE `index` as announced, NOT_YET, or a reason for `explain_wqe`.
+    """Return 0 if the slot holds WQE `index` as announced, NOT_YET, or the reason for a refusal.
 
     A doorbell may arrive before its WQE: stores of a GPU overtake each other on their way to host memory unless a fence
     of system scope separates them. The slot then holds the WQE of the previous lap, complete and well formed. So the
@@ -66,29 +97,15 @@ def check_wqe(nic, row, index):
     wqe = wqe_slot(row, index)
     if not _is_there(wqe, index, q.qpn) and not _overdue(nic, row, index):
         return NOT_YET
-    word = be32(ld32(wqe))
     qpn_ds = be32(ld32(wqe + CTRL_SEG.qpn_ds))
     ds = qpn_ds & DS_MASK
-    if (word >> WQE_IDX_SHIFT) & PI_MASK != index & PI_MASK or qpn_ds == 0:
-        return Reason.WQE_STALE
+    if index_in(wqe) != index & PI_MASK or qpn_ds == 0:
+        return refuse.stale_wqe(nic, index_in(wqe), qpn_ds >> 8)
     if qpn_ds >> 8 != q.qpn:
-        return Reason.WQE_QPN
+        return refuse.wqe_of_other_qp(nic, qpn_ds >> 8)
     if ds == 0 or index + ((ds + 3) >> 2) > q.sq_pi:
-        return Reason.WQE_MALFORMED
+        return refuse.malformed_wqe(nic, ds)
     return 0
-
-
-@engine_function
-def explain_wqe(nic, row, index, reason):
-    """Set the error record's values for a reason from `check_wqe`."""
-    wqe = wqe_slot(row, index)
-    qpn_ds = be32(ld32(wqe + CTRL_SEG.qpn_ds))
-    if reason == Reason.WQE_STALE:
-        explain(nic, 0, 0, 0, (be32(ld32(wqe)) >> WQE_IDX_SHIFT) & PI_MASK, qpn_ds >> 8)
-    elif reason == Reason.WQE_QPN:
-        explain(nic, 0, 0, 0, qpn_ds >> 8, 0)
-    else:
-        explain(nic, 0, 0, 0, qpn_ds & DS_MASK, 0)
 
 
 @engine_function
@@ -133,8 +150,7 @@ def gather(nic, row, message, segment, end, right):
                 nbytes = INLINE_SEG  # PRM: byte_count 0 means 2 GiB
             step = SEGMENT
             if total + nbytes > MAX_TRANSFER:
-                explain(nic, 0, 0, total + nbytes, MAX_TRANSFER, 0)
-                return Reason.LENGTH
+                return refuse.too_long_to_send(nic, total + nbytes, MAX_TRANSFER)
             address = translate(
                 nic, be32(ld32(segment + DATA_SEG.lkey)), q.pdn, be64(ld64(segment + DATA_SEG.addr)), nbytes, right,
                 Reason.LKEY_UNKNOWN,
@@ -153,30 +169,6 @@ def gather(nic, row, message, segment, end, right):
     m.nsegments = count
     m.far = far >> MOVER_SHIFT
     return 0
-
-
-@device_function
-def is_masked(opcode):
-    """Return whether the opcode is a masked atomic, which mlx5 calls extended."""
-    return opcode == WqeOpcode.ATOMIC_MASKED_CS or opcode == WqeOpcode.ATOMIC_MASKED_FA
-
-
-@device_function
-def is_atomic(opcode):
-    """Return whether the opcode is an atomic, masked or plain."""
-    return opcode == WqeOpcode.ATOMIC_CS or opcode == WqeOpcode.ATOMIC_FA or is_masked(opcode)
-
-
-@device_function
-def header_segments(opcode, opmod):
-    """Return the number of 16-byte segments before the data: ctrl, then raddr and atomic where the opcode has them."""
-    if opcode == WqeOpcode.RDMA_WRITE or opcode == WqeOpcode.RDMA_READ or opcode == WqeOpcode.RDMA_WRITE_IMM:
-        return 2
-    if opcode == WqeOpcode.SEND or opcode == WqeOpcode.SEND_IMM:
-        return 1
-    if is_atomic(opcode):
-        return 4 if opcode == WqeOpcode.ATOMIC_MASKED_CS and opmod == EXTENDED_ATOMIC_8 else 3
-    return UNSUPPORTED
 
 
 @device_function
@@ -204,69 +196,47 @@ def _read_operands(message, operands, opcode, opmod):
         m.compare = be64(ld64(operands + ATOMIC_SEG.compare))
 
 
-@device_function
-def _check_masked(nic, row, opmod):
-    """Return 0, or the reason why a masked atomic of this opmod cannot go to the QP's peer."""
-    q = qp_row_at(row)
-    if opmod != EXTENDED_ATOMIC_4 and opmod != EXTENDED_ATOMIC_8:
-        explain(nic, 0, 0, 0, opmod, 0)
-        return Reason.WQE_OPMOD
-    if q.wire != 0:
-        explain(nic, 0, 0, 0, q.remote_qpn, 0)
-        return Reason.ATOMIC_WIRE
-    return 0
-
-
 @engine_function
 def build(nic, row, message, wqe, opcode, ds, index):
     """Build a message from a WQE whose control segment was checked: return 0, or a reason."""
     q = qp_row_at(row)
     m = message_at(message)
-    opmod = be32(ld32(wqe)) >> OPMOD_SHIFT
-    headers = header_segments(opcode, opmod)
-    atomic = is_atomic(opcode)
-    if headers == UNSUPPORTED or (q.service != ServiceType.RC and (opcode == WqeOpcode.RDMA_READ or atomic)):
-        explain(nic, 0, 0, 0, 0, 0)
-        return Reason.WQE_OPCODE
-    if is_masked(opcode):
-        reason = _check_masked(nic, row, opmod)
-        if reason != 0:
-            return reason
+    control = read_control(wqe)
+    opmod = control.opmod
+    if is_local(opcode) or not is_offered(opcode, q.service):
+        return refuse.unsupported_operation(nic)
+    if is_masked(opcode) and opmod != EXTENDED_ATOMIC_4 and opmod != EXTENDED_ATOMIC_8:
+        return refuse.unknown_opmod(nic, opmod)
+    if q.wire != 0 and not has_packets(opcode):
+        return refuse.no_packet(nic, q.remote_qpn)
+    headers = segments_of(opcode, opmod)
     if ds < headers or ds - headers > MAX_SEGMENTS:
-        explain(nic, 0, 0, 0, ds, 0)
-        return Reason.WQE_MALFORMED
+        return refuse.malformed_wqe(nic, ds)
     m.opcode = opcode
     m.src_qpn = q.qpn
     m.dst_qpn = q.remote_qpn
     m.index = index
-    if headers > 1:
+    if right_of(opcode) != 0:
         m.raddr = be64(ld64(wqe + SEGMENT + RADDR_SEG.raddr))
         m.rkey = be32(ld32(wqe + SEGMENT + RADDR_SEG.rkey))
-    m.imm = be32(ld32(wqe + CTRL_SEG.imm))
-    m.solicited = ld8(wqe + CTRL_SEG.fm_ce_se) & CtrlFlags.SOLICITED
+    m.imm = control.imm
+    m.solicited = control.solicited
+    atomic = is_atomic(opcode)
     if atomic:
         _read_operands(message, wqe + 2 * SEGMENT, opcode, opmod)
-    right = Access.LOCAL_WRITE if atomic or opcode == WqeOpcode.RDMA_READ else 0
+    right = Access.LOCAL_WRITE if returns_data(opcode) else 0
     reason = gather(nic, row, message, wqe + headers * SEGMENT, wqe + ds * SEGMENT, right)
     word = 4 if is_masked(opcode) and opmod == EXTENDED_ATOMIC_4 else 8
     if reason == Reason.WQE_MALFORMED:
-        explain(nic, 0, 0, 0, ds, 0)
-    elif reason == 0 and atomic and m.nbytes != word:
-        explain(nic, 0, 0, m.nbytes, word, 0)
-        return Reason.ATOMIC_LENGTH
-    elif reason == 0 and m.nbytes > q.msg_max:
-        explain(nic, 0, 0, m.nbytes, q.msg_max, 0)
-        return Reason.LENGTH
+        return refuse.malformed_wqe(nic, ds)
+    if reason == 0 and atomic and m.nbytes != word:
+        return refuse.atomic_length(nic, m.nbytes, word)
+    if reason == 0 and m.nbytes > q.msg_max:
+        return refuse.too_long_to_send(nic, m.nbytes, q.msg_max)
     return reason
 
 
 # --- WQEs that concern this NIC only -------------------------------------------------------------------------------
-
-
-@device_function
-def is_local(opcode):
-    """Return whether a WQE concerns this NIC only."""
-    return opcode == WqeOpcode.NOP or opcode == WqeOpcode.WAIT or opcode == WqeOpcode.DUMP
 
 
 @engine_function
@@ -284,11 +254,9 @@ def _wait(nic, row, wqe, ds):
     cqn = be32(ld32(wqe + SEGMENT + WAIT_SEG.qpn_cqn)) & _CQN_MASK
     cq = n.cqs + (cqn & n.cq_mask) * CQ_ROW.size
     if qp_row_at(row).core_direct == 0 or cqn == 0 or cq_row_at(cq).cqn != cqn:
-        explain(nic, 0, 0, 0, cqn, 0)
-        return -Reason.WQE_OPCODE
-    if ds != _LOCAL_DS:
-        explain(nic, 0, 0, 0, ds, 0)
-        return -Reason.WQE_MALFORMED
+        return -refuse.unsupported_operation(nic)
+    if ds != segments_of(WqeOpcode.WAIT, 0):
+        return -refuse.malformed_wqe(nic, ds)
     ahead = cq_row_at(cq).pi - be32(ld32(wqe + SEGMENT + WAIT_SEG.max_index))
     return 1 if 0 < (ahead & _INDEX_MASK) <= _INDEX_MASK >> 1 else 0
 
@@ -299,11 +267,10 @@ def _dump(nic, row, wqe, ds):
 
     Its place in the queue is what matters: it completes after the READs before it, whose bytes are then in memory.
     """
-    reason = Reason.WQE_MALFORMED
-    if ds == _LOCAL_DS and be32(ld32(wqe + SEGMENT + DATA_SEG.byte_count)) & INLINE_SEG == 0:
-        reason = gather(nic, row, nic_at(nic).message, wqe + SEGMENT, wqe + ds * SEGMENT, 0)
-    if reason == Reason.WQE_MALFORMED:
-        explain(nic, 0, 0, 0, ds, 0)
+    segment = wqe + SEGMENT
+    if ds != segments_of(WqeOpcode.DUMP, 0) or be32(ld32(segment + DATA_SEG.byte_count)) & INLINE_SEG:
+        return -refuse.malformed_wqe(nic, ds)
+    reason = gather(nic, row, nic_at(nic).message, segment, segment + SEGMENT, 0)
     return 1 if reason == 0 else -reason
 
 
@@ -326,10 +293,10 @@ def flush_next(nic, row):
     q = qp_row_at(row)
     index = q.sq_ci
     wqe = wqe_slot(row, index)
-    ds = be32(ld32(wqe + CTRL_SEG.qpn_ds)) & DS_MASK
-    explain(nic, 0, 0, 0, 0, 0)
-    fail_send(nic, row, index, be32(ld_acquire32(wqe)) & 0xFF, ce_of(wqe), Reason.FLUSH)
+    ld_acquire32(wqe)  # the producer may be a GPU
+    control = read_control(wqe)
+    fail_send(nic, row, index, control.opcode, control.ce, refuse.flushed(nic))
     # Even a malformed WQE counts as one block at least, so the flush always ends.
-    q.sq_ci = min(index + max(1, (ds + 3) >> 2), q.sq_pi)
+    q.sq_ci = min(index + max(1, control.blocks), q.sq_pi)
     q.sq_next = q.sq_ci
     q.sq_sent = q.sq_ci

@@ -7,11 +7,13 @@ from ...jit.ops import be16, be32, ld8, ld16, ld32, ld64
 from ...formats.commands import QpState, ServiceType
 from ...formats.packet import (
     BTH, DEFAULT_PKEY, GRH, GRH_NEXT_HEADER, ICRC_SIZE, LNH_GLOBAL, LNH_LOCAL, LRH, OPERATION_MASK, PAD_SHIFT,
-    PKEY_BASE_MASK, PSN_MASK, QPN_MASK, SERVICE_SHIFT, TVER_MASK, PacketOpcode,
+    PKEY_BASE_MASK, QPN_MASK, SERVICE_SHIFT, TVER_MASK,
 )  # fmt: skip
+from .psn import on_wire
 from .receiver import take_request
 from .responder import establish
 from .responses import is_response, take_response
+from ..queues.operations import is_request
 from ..state.tables import GID_ROW, QP_ROW, counters_at, nic_at, qp_row_at, wire_at
 
 _DEFAULT_PKEY_BASE = DEFAULT_PKEY & PKEY_BASE_MASK
@@ -63,7 +65,7 @@ def _is_of_peer(row, life):
     q = qp_row_at(row)
     if life == q.peer_life or life == 0:
         return True
-    if life < q.peer_life or (q.peer_life != 0 and q.service == ServiceType.RC and life & PSN_MASK != q.expect_psn):
+    if life < q.peer_life or (q.peer_life != 0 and q.service == ServiceType.RC and on_wire(life) != q.expect_psn):
         return False
     q.peer_life = life
     return True
@@ -143,9 +145,9 @@ def deliver(nic, row, bth, nbytes, life):
     opcode = ld8(bth + BTH.opcode)
     pad = (ld8(bth + BTH.se_m_pad_tver) >> PAD_SHIFT) & 3
     word = be32(ld32(bth + BTH.ack_psn))
-    psn = word & PSN_MASK
+    psn = on_wire(word)
     operation = opcode & OPERATION_MASK
-    if q.service != ServiceType.RC and operation > PacketOpcode.RC_WRITE_ONLY_IMM:
+    if q.service != ServiceType.RC and not is_request(operation, q.service):
         c.rx_malformed += 1
         return
     if q.service == ServiceType.RC and is_response(operation):

@@ -6,18 +6,20 @@ from ...jit.compile import device_function, engine_function
 from ...jit.ops import be32, be64, copy, ld32, ld64, st64
 from ...enums import Access
 from ...formats.commands import QpState, ServiceType
-from ...formats.packet import PSN_MASK
-from ...formats.wqe import CTRL_SEG, DATA_SEG, DS_MASK, RADDR_SEG, SEGMENT, WqeOpcode
-from ..queues.completion import ce_of, complete_send, fail_send
+from ...formats.wqe import DATA_SEG, RADDR_SEG, SEGMENT, WqeOpcode
+from ..queues.completion import complete_send, fail_send
 from ..state.message import message_at
 from ..dma.mkey import find
 from ..dma.movers import MOVER_SHIFT
 from ..dma.moving import begin, count_packets, finish, may_follow
+from ..observe import refuse
 from ..observe.reasons import Reason
-from .responder import explain, respond
+from .psn import on_wire
+from .responder import respond
 from ..state.tables import QP_ROW, counters_at, nic_at, qp_row_at
+from ..queues.operations import is_local
 from ..queues.wqes import (
-    NOT_YET, build, check_wqe, execute_local, explain_wqe, in_one_piece, is_local, local_failure, wqe_slot,
+    NOT_YET, build, check_wqe, execute_local, in_one_piece, local_failure, read_control, wqe_slot,
 )  # fmt: skip
 
 
@@ -47,7 +49,7 @@ def _peer_ready(row, peer):
         and p.service == q.service
         and p.wire == 0
         and (p.state == QpState.RTR or p.state == QpState.RTS)
-        and (p.expect_psn == q.tx_psn & PSN_MASK or q.service != ServiceType.RC)
+        and (p.expect_psn == on_wire(q.tx_psn) or q.service != ServiceType.RC)
     )
 
 
@@ -60,13 +62,13 @@ def _refused(nic, row, index, opcode, ce, reason, rnr_ns):
         counters.rnr_nak_retry_err += 1
         if _defer(nic, row, row + QP_ROW.rnr_retries, rnr_ns, q.rnr_retry, q.rnr_retry == ENDLESS_RNR):
             return 1
-        explain(nic, 0, 0, 0, q.rnr_retry, 0)
+        refuse.receiver_not_ready(nic, q.rnr_retry)
     elif reason == Reason.NO_RESPONSE:
         counters.local_ack_timeout_err += 1
         endless = q.timeout_ns == 0  # ack_timeout 0: never give up
         if _defer(nic, row, row + QP_ROW.retries, ENDLESS_NS if endless else q.timeout_ns, q.retry_cnt, endless):
             return 1
-        explain(nic, 0, 0, 0, q.remote_qpn, q.retry_cnt)
+        refuse.no_response(nic, q.remote_qpn, q.retry_cnt)
     fail_send(nic, row, index, opcode, ce, reason)
     return 0
 
@@ -162,13 +164,15 @@ def execute_next(nic, row):
     if reason == NOT_YET:
         return 0
     wqe = wqe_slot(row, index)
-    opcode = be32(ld32(wqe)) & 0xFF
-    ds = be32(ld32(wqe + CTRL_SEG.qpn_ds)) & DS_MASK
-    blocks = (ds + 3) >> 2
-    ce = ce_of(wqe)
+    control = read_control(wqe)
+    opcode, ds, blocks, ce = control.opcode, control.ds, control.blocks, control.ce
     if reason != 0:
-        explain_wqe(nic, row, index, reason)
         return local_failure(nic, row, index, opcode, ce, reason, 1)
+    if opcode == WqeOpcode.RDMA_WRITE:
+        nbytes = _plain_write(nic, row, wqe, ds)
+        if nbytes >= 0:
+            _succeed(nic, row, index, blocks, opcode, ce, nbytes)
+            return 1
     if is_local(opcode):
         done = execute_local(nic, row, wqe, opcode, ds)
         if done == 0:
@@ -178,11 +182,6 @@ def execute_next(nic, row):
         complete_send(nic, row, index, opcode, ce, 0)
         _consume(row, index, blocks)
         return 1
-    if opcode == WqeOpcode.RDMA_WRITE:
-        nbytes = _plain_write(nic, row, wqe, ds)
-        if nbytes >= 0:
-            _succeed(nic, row, index, blocks, opcode, ce, nbytes)
-            return 1
     return _execute_message(nic, row, wqe, index, blocks, opcode, ce, ds)
 
 
@@ -197,8 +196,8 @@ def _begin_behind(nic, row, budget):
         if peer == 0 or not _peer_ready(row, peer) or not may_follow(nic, row):
             break
         wqe = wqe_slot(row, index)
-        ds = be32(ld32(wqe + CTRL_SEG.qpn_ds)) & DS_MASK
-        _execute_message(nic, row, wqe, index, (ds + 3) >> 2, be32(ld32(wqe)) & 0xFF, ce_of(wqe), ds)
+        control = read_control(wqe)
+        _execute_message(nic, row, wqe, index, control.blocks, control.opcode, control.ce, control.ds)
         if q.sq_next == index:
             break
         begun += 1

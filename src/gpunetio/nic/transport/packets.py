@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from ...jit.compile import device_function, engine_function
-from ...jit.ops import be16, be32, be64, ld64, st8, st16, st32, st64
+from ...jit.ops import be16, be32, be64, ld32, ld64, st8, st16, st32, st64
 from ...fabric.capture import capture
 from ...fabric.frames import PACKET, commit, frame_at, reserve
 from ...formats.commands import ServiceType
 from ...formats.packet import (
-    BTH, DEFAULT_PKEY, GRH, GRH_NEXT_HEADER, ICRC_SIZE, LNH_GLOBAL, LNH_LOCAL, LRH, PAD_SHIFT, PSN_MASK, SERVICE_SHIFT,
+    BTH, DEFAULT_PKEY, GRH, GRH_NEXT_HEADER, ICRC_SIZE, LNH_GLOBAL, LNH_LOCAL, LRH, PAD_SHIFT, SERVICE_SHIFT,
     SOLICITED,
 )  # fmt: skip
+from .psn import on_wire
 from ..state.tables import GID_ROW, WIRE, counters_at, nic_at, qp_row_at, wire_at
 
 _MIGRATED = 0x40  # path migration is not used: the state is always "migrated" (IBTA 17.2.8)
@@ -92,7 +93,7 @@ def write_bth(row, bth, opcode, solicited, pad, ack_request, psn):
     st8(bth + BTH.se_m_pad_tver, flags)
     st16(bth + BTH.pkey, DEFAULT_PKEY)
     st32(bth + BTH.resv_dest_qp, be32(qp_row_at(row).remote_qpn))
-    st32(bth + BTH.ack_psn, be32(ack_request << 31 | psn & PSN_MASK))
+    st32(bth + BTH.ack_psn, be32(ack_request << 31 | on_wire(psn)))
 
 
 @engine_function
@@ -115,3 +116,9 @@ def put_be64(address, value):
     swapped = be64(value)
     st32(address, swapped)
     st32(address + 4, swapped >> 32)
+
+
+@device_function
+def get_be64(address):
+    """Load a big-endian 64-bit field, which may be aligned to 4 bytes only."""
+    return be32(ld32(address)) << 32 | be32(ld32(address + 4))

@@ -11,22 +11,26 @@ from ...jit.compile import device_function, engine_function
 from ...jit.ops import be32, copy, ld8, ld32, st32, st64
 from ...enums import Access
 from ...formats.commands import QpState, ServiceType
-from ...formats.cqe import CqeOpcode
+from ...formats.cqe import Syndrome
 from ...formats.packet import (
-    ACK_KIND_SHIFT, AETH, ATOMIC_ACK_ETH, ATOMIC_ETH, BTH, IMM_DT, MSN_MASK, NO_CREDITS, PSN_MASK, RETH,
-    SOLICITED, SYNDROME_SHIFT, AckKind, NakCode, PacketOpcode,
+    ACK_KIND_SHIFT, AETH, ATOMIC_ACK_ETH, ATOMIC_ETH, BTH, IMM_DT, MSN_MASK, NO_CREDITS, RETH, SOLICITED,
+    SYNDROME_SHIFT, AckKind, NakCode, PacketOpcode,
 )  # fmt: skip
 from ...formats.wqe import WqeOpcode
 from ..queues.completion import RESPONDER, fail_qp
+from ..queues.operations import (
+    begins, ends, has_imm, header_bytes, is_atomic, operation_of, receive_cqe_of, returns_data, right_of,
+)  # fmt: skip
 from ..state.message import MESSAGE
 from ..dma.mkey import translate
-from ..dma.movers import await_moved, ended, explain_copy, far, place
-from .packets import close_packet, open_packet, write_bth
+from ..dma.movers import await_moved, copy_failed, ended, far, place
+from .packets import close_packet, get_be64, open_packet, write_bth
+from .psn import distance, is_before, on_wire, packets_of
+from ..observe import refuse
 from ..observe.reasons import Reason
-from .requester import MAX_OUTSTANDING
 from .responder import (
-    atomic, atomic_address, complete_receive, explain, fail_scatter, fits_cqe, grant, has_rights, receive_scatter,
-    receives_posted, stage_payload, takes,
+    atomic, atomic_address, check_length, check_rights, complete_receive, fail_scatter, fits_cqe, grant,
+    receive_scatter, receives_posted, stage_payload,
 )  # fmt: skip
 from ..dma.staging import drop, leave, response_tag, slot_at, staged
 from ..state.tables import RESOURCE, counters_at, nic_at, qp_row_at, resource_at
@@ -61,7 +65,7 @@ def _owe_ack(nic, row, syndrome, psn):
     """Owe an acknowledgement or NAK. It replaces all earlier ones that were not sent yet."""
     q = qp_row_at(row)
     q.due_ack = 1
-    q.due_syndrome, q.due_psn = syndrome, psn & PSN_MASK
+    q.due_syndrome, q.due_psn = syndrome, on_wire(psn)
     _owe(nic, row)
 
 
@@ -70,13 +74,22 @@ def _write_aeth(row, at, syndrome):
     st32(at + AETH.syndrome_msn, be32(syndrome << SYNDROME_SHIFT | qp_row_at(row).msn & MSN_MASK))
 
 
+@device_function
+def _nak_of(nic, reason):
+    """Return the syndrome of the NAK that tells the peer why its request was refused (IBTA table 49)."""
+    syndrome = ld8(nic_at(nic).syndromes + reason)
+    if syndrome == Syndrome.REMOTE_INVAL_REQ:
+        return _INVALID
+    return _ACCESS if syndrome == Syndrome.REMOTE_ACCESS else _OPERATION
+
+
 @engine_function
-def _fail_response(nic, row, resource, reason, syndrome):
+def _fail_response(nic, row, resource, reason):
     """Fail a READ whose memory no longer exists or cannot be fetched."""
     e = resource_at(resource)
     e.todo = 0
-    fail_qp(nic, row, 0, WqeOpcode.RDMA_READ, reason, RESPONDER)
-    _owe_ack(nic, row, syndrome, e.first + e.next)
+    fail_qp(nic, row, 0, e.opcode, reason, RESPONDER)
+    _owe_ack(nic, row, _nak_of(nic, reason), e.first + e.next)
 
 
 @engine_function
@@ -100,7 +113,7 @@ def _send_response(nic, row, resource):
     while e.todo > 0:
         psn = e.first + e.next
         last = e.todo == 1
-        if e.opcode != WqeOpcode.RDMA_READ:
+        if is_atomic(e.opcode):
             bth = open_packet(nic, row, q.peer_life, BTH.size + AETH.size + ATOMIC_ACK_ETH.size)
             if bth == 0:
                 return 0
@@ -118,7 +131,7 @@ def _send_response(nic, row, resource):
                 source = translate(nic, e.rkey, q.pdn, e.va + offset, part, Access.REMOTE_READ, Reason.RKEY_UNKNOWN)
                 if source < 0:  # deregistered since the request was accepted
                     counters_at(nic_at(nic).counters).resp_remote_access_errors += 1
-                    _fail_response(nic, row, resource, -source, _ACCESS)
+                    _fail_response(nic, row, resource, -source)
                     return 2
             slot = 0
             if far(source) != 0:
@@ -126,7 +139,7 @@ def _send_response(nic, row, resource):
                 if slot == 0:
                     return 0
                 if slot < 0:
-                    _fail_response(nic, row, resource, -slot, _OPERATION)
+                    _fail_response(nic, row, resource, -slot)
                     return 2
                 source = slot_at(slot).address + offset - slot_at(slot).begin
             operation = PacketOpcode.RC_READ_RESPONSE_MIDDLE
@@ -165,8 +178,7 @@ def _all_moved(nic, row):
     q = qp_row_at(row)
     state = ended(q.mover, q.fence, q.failures)
     if state < 0:
-        explain_copy(nic, q.mover, 0, 0)
-        fail_qp(nic, row, 0, WqeOpcode.RDMA_WRITE, Reason.COPY_FAILED, RESPONDER)
+        fail_qp(nic, row, 0, WqeOpcode.RDMA_WRITE, copy_failed(nic, q.mover, 0, 0), RESPONDER)
         q.expect_psn = q.fence_psn
         _owe_ack(nic, row, _OPERATION, q.fence_psn)
     if state != 0:
@@ -206,7 +218,7 @@ def serve_due(nic, row):
 
 
 @engine_function
-def _refuse(nic, row, opcode, reason, syndrome):
+def _refuse(nic, row, opcode, reason):
     """Refuse the expected request: an RC QP goes to ERR and its peer gets a NAK. UC drops the message."""
     q = qp_row_at(row)
     c = counters_at(nic_at(nic).counters)
@@ -216,29 +228,14 @@ def _refuse(nic, row, opcode, reason, syndrome):
         return
     c.rx_refused += 1
     fail_qp(nic, row, 0, opcode, reason, RESPONDER)
-    _owe_ack(nic, row, syndrome, q.expect_psn)
-
-
-@device_function
-def _is_invalid(reason):
-    """Return whether the NAK for a reason is "invalid request" rather than "remote access error"."""
-    return reason == Reason.QP_RIGHTS or reason == Reason.ATOMIC_ALIGNMENT or reason == Reason.ATOMIC_FAR
+    _owe_ack(nic, row, _nak_of(nic, reason), q.expect_psn)
 
 
 @engine_function
 def _refuse_packet(nic, row, opcode, nbytes):
     """Refuse a packet that is out of sequence within its message, or whose length is wrong (IBTA 9.7.4.1)."""
-    explain(nic, 0, 0, nbytes, qp_row_at(row).rx_kind, qp_row_at(row).rx_done)
-    _refuse(nic, row, opcode, Reason.BAD_REQUEST, _INVALID)
-
-
-@device_function
-def _takes(nic, row, opcode, nbytes):
-    """Return whether the QP takes a message of this length, or else refuse it."""
-    if takes(nic, row, nbytes):
-        return True
-    _refuse(nic, row, opcode, Reason.MESSAGE_TOO_LONG, _INVALID)
-    return False
+    q = qp_row_at(row)
+    _refuse(nic, row, opcode, refuse.bad_request(nic, nbytes, q.rx_kind, q.rx_done))
 
 
 @engine_function
@@ -258,25 +255,26 @@ def _not_ready(nic, row):
 
 @engine_function
 def _may_write(nic, row, at):
-    """Return whether the QP allows the WRITE of this RETH. If not, waiting for a receive would be useless."""
-    va = be32(ld32(at + RETH.va)) << 32 | be32(ld32(at + RETH.va + 4))
+    """Return 0 if the QP allows the WRITE of this RETH, or a reason: then waiting for a receive would be useless."""
     key, nbytes = be32(ld32(at + RETH.rkey)), be32(ld32(at + RETH.dma_length))
-    return has_rights(nic, row, key, va, nbytes, Access.REMOTE_WRITE)
+    return check_rights(nic, row, key, get_be64(at + RETH.va), nbytes, Access.REMOTE_WRITE)
 
 
 @engine_function
 def _begin_write(nic, row, at):
     """Begin a WRITE with its RETH: return 1, or 0 if it is refused."""
     q = qp_row_at(row)
-    va = be32(ld32(at + RETH.va)) << 32 | be32(ld32(at + RETH.va + 4))
+    va = get_be64(at + RETH.va)
     key = be32(ld32(at + RETH.rkey))
     nbytes = be32(ld32(at + RETH.dma_length))
     counters_at(nic_at(nic).counters).rx_write_requests += 1
-    if not _takes(nic, row, WqeOpcode.RDMA_WRITE, nbytes):
+    reason = check_length(nic, row, nbytes)
+    if reason != 0:
+        _refuse(nic, row, WqeOpcode.RDMA_WRITE, reason)
         return 0
     address = grant(nic, row, key, va, nbytes, Access.REMOTE_WRITE)
     if address < 0:
-        _refuse(nic, row, WqeOpcode.RDMA_WRITE, -address, _INVALID if _is_invalid(-address) else _ACCESS)
+        _refuse(nic, row, WqeOpcode.RDMA_WRITE, -address)
         return 0
     q.rx_addr, q.rx_key, q.rx_nbytes = va, key, nbytes
     return 1
@@ -291,11 +289,11 @@ def _place_write(nic, row, data, nbytes):
         address = translate(nic, q.rx_key, q.pdn, at, nbytes, Access.REMOTE_WRITE, Reason.RKEY_UNKNOWN)
         if address < 0:
             counters_at(nic_at(nic).counters).resp_remote_access_errors += 1
-            _refuse(nic, row, WqeOpcode.RDMA_WRITE, -address, _ACCESS)
+            _refuse(nic, row, WqeOpcode.RDMA_WRITE, -address)
             return 0
         reason = place(nic, row, address, data, nbytes)
         if reason != 0:
-            _refuse(nic, row, WqeOpcode.RDMA_WRITE, reason, _OPERATION)
+            _refuse(nic, row, WqeOpcode.RDMA_WRITE, reason)
             return 0
     return 1
 
@@ -308,37 +306,19 @@ def _place_send(nic, row, data, nbytes):
     if reason == 0:
         return 1
     fail_scatter(nic, row, reason)
-    _refuse(nic, row, WqeOpcode.SEND, reason, _INVALID if reason == Reason.RECV_TOO_SMALL else _OPERATION)
+    _refuse(nic, row, WqeOpcode.SEND, reason)
     return 0
-
-
-@device_function
-def _begins(place):
-    """Return whether a packet of a SEND begins a message. WRITE has the same opcodes, from RC_WRITE_FIRST on."""
-    return (
-        place == PacketOpcode.RC_SEND_FIRST
-        or place == PacketOpcode.RC_SEND_ONLY
-        or place == PacketOpcode.RC_SEND_ONLY_IMM
-    )
 
 
 @engine_function
 def _take_data(nic, row, operation, bth, nbytes, pad):
     """Execute a packet of a SEND or WRITE that is in order: return 1, or 0 if it was not executed."""
     q = qp_row_at(row)
-    writing = operation > PacketOpcode.RC_SEND_ONLY_IMM  # the last opcode of SEND
+    opcode = operation_of(operation)
+    writing = right_of(opcode) != 0
     kind = _WRITING if writing else _SENDING
-    place = operation - PacketOpcode.RC_WRITE_FIRST if writing else operation
-    opcode = WqeOpcode.RDMA_WRITE if writing else WqeOpcode.SEND
-    first = _begins(place)
-    last = place != PacketOpcode.RC_SEND_FIRST and place != PacketOpcode.RC_SEND_MIDDLE
-    with_imm = place == PacketOpcode.RC_SEND_LAST_IMM or place == PacketOpcode.RC_SEND_ONLY_IMM
-    headers = BTH.size
-    if writing and first:
-        headers += RETH.size
-    if with_imm:
-        headers += IMM_DT.size
-    payload = nbytes - headers - pad
+    first, last, with_imm = begins(operation), ends(operation), has_imm(operation)
+    payload = nbytes - BTH.size - header_bytes(operation) - pad
     n = nic_at(nic)
     if n.payload_bytes != 0:
         payload = n.payload_bytes if payload == 0 else -1
@@ -353,8 +333,9 @@ def _take_data(nic, row, operation, bth, nbytes, pad):
         return 0
     at = bth + BTH.size
     if (with_imm if writing else first) and receives_posted(row) == 0:
-        if writing and first and not _may_write(nic, row, at):
-            _refuse(nic, row, opcode, Reason.QP_RIGHTS, _INVALID)
+        reason = _may_write(nic, row, at) if writing and first else 0
+        if reason != 0:
+            _refuse(nic, row, opcode, reason)
         else:
             _not_ready(nic, row)
         return 0
@@ -368,8 +349,11 @@ def _take_data(nic, row, operation, bth, nbytes, pad):
     if (writing and q.rx_done + payload > q.rx_nbytes) or (writing and last and q.rx_done + payload != q.rx_nbytes):
         _refuse_packet(nic, row, opcode, nbytes)
         return 0
-    if not writing and not _takes(nic, row, opcode, q.rx_done + payload):
-        return 0
+    if not writing:
+        reason = check_length(nic, row, q.rx_done + payload)
+        if reason != 0:
+            _refuse(nic, row, opcode, reason)
+            return 0
     imm = 0
     if with_imm:
         imm = be32(ld32(at + IMM_DT.imm))
@@ -387,15 +371,15 @@ def _take_data(nic, row, operation, bth, nbytes, pad):
     if last:
         q.rx_kind = _NONE
         q.msn += 1
-        if with_imm or not writing:
-            if q.mover != 0 and await_moved(nic, row) != 0:
-                if not writing:
-                    fail_scatter(nic, row, Reason.COPY_FAILED)
-                _refuse(nic, row, opcode, Reason.COPY_FAILED, _OPERATION)
-                return 0
-            cqe = CqeOpcode.RESP_WR_IMM
-            if not writing:
-                cqe = CqeOpcode.RESP_SEND_IMM if with_imm else CqeOpcode.RESP_SEND
+        cqe = receive_cqe_of(operation)
+        if cqe != 0:
+            if q.mover != 0:
+                reason = await_moved(nic, row)
+                if reason != 0:
+                    if not writing:
+                        fail_scatter(nic, row, reason)
+                    _refuse(nic, row, opcode, reason)
+                    return 0
             solicited = ld8(bth + BTH.se_m_pad_tver) & SOLICITED
             if complete_receive(nic, row, cqe, q.rx_done, imm, opcode, solicited, carried) != 0:
                 counters_at(nic_at(nic).counters).rx_refused += 1
@@ -442,14 +426,16 @@ def _take_read(nic, row, bth, nbytes):
     if nbytes != BTH.size + RETH.size:
         _refuse_packet(nic, row, WqeOpcode.RDMA_READ, nbytes)
         return 0
-    va = be32(ld32(at + RETH.va)) << 32 | be32(ld32(at + RETH.va + 4))
+    va = get_be64(at + RETH.va)
     key, length = be32(ld32(at + RETH.rkey)), be32(ld32(at + RETH.dma_length))
-    if not _takes(nic, row, WqeOpcode.RDMA_READ, length):
+    reason = check_length(nic, row, length)
+    if reason != 0:
+        _refuse(nic, row, WqeOpcode.RDMA_READ, reason)
         return 0
-    packets = max(1, (length + q.mtu - 1) // q.mtu)
+    packets = packets_of(length, q.mtu)
     address = grant(nic, row, key, va, length, Access.REMOTE_READ)
     if address < 0:
-        _refuse(nic, row, WqeOpcode.RDMA_READ, -address, _INVALID if _is_invalid(-address) else _ACCESS)
+        _refuse(nic, row, WqeOpcode.RDMA_READ, -address)
         return 0
     resource = _accept(nic, row, WqeOpcode.RDMA_READ, packets)
     if resource == 0:
@@ -461,26 +447,25 @@ def _take_read(nic, row, bth, nbytes):
 
 
 @engine_function
-def _take_atomic(nic, row, operation, bth, nbytes):
+def _take_atomic(nic, row, opcode, bth, nbytes):
     """Execute an atomic request that is in order: return 1, or 0 if it is refused."""
     counters_at(nic_at(nic).counters).rx_atomic_requests += 1
-    opcode = WqeOpcode.ATOMIC_FA if operation == PacketOpcode.RC_FETCH_ADD else WqeOpcode.ATOMIC_CS
     at = bth + BTH.size
     if nbytes != BTH.size + ATOMIC_ETH.size:
         _refuse_packet(nic, row, opcode, nbytes)
         return 0
-    va = be32(ld32(at + ATOMIC_ETH.va)) << 32 | be32(ld32(at + ATOMIC_ETH.va + 4))
+    va = get_be64(at + ATOMIC_ETH.va)
     key = be32(ld32(at + ATOMIC_ETH.rkey))
     address = atomic_address(nic, row, key, va, _ATOMIC_BYTES)
     if address < 0:
-        _refuse(nic, row, opcode, -address, _INVALID if _is_invalid(-address) else _ACCESS)
+        _refuse(nic, row, opcode, -address)
         return 0
     resource = _accept(nic, row, opcode, 1)
     if resource == 0:
         _refuse_packet(nic, row, opcode, _ATOMIC_BYTES)
         return 0
-    swap_add = be32(ld32(at + ATOMIC_ETH.swap_add)) << 32 | be32(ld32(at + ATOMIC_ETH.swap_add + 4))
-    compare = be32(ld32(at + ATOMIC_ETH.compare)) << 32 | be32(ld32(at + ATOMIC_ETH.compare + 4))
+    swap_add = get_be64(at + ATOMIC_ETH.swap_add)
+    compare = get_be64(at + ATOMIC_ETH.compare)
     resource_at(resource).nbytes = atomic(opcode, address, swap_add, compare)
     return 1
 
@@ -498,7 +483,7 @@ def _answered_last(row):
     if q.res_head == 0:
         return False
     e = resource_at(q.resources + (q.res_head - 1) % q.max_dest_rd * RESOURCE.size)
-    return (e.first + e.packets - q.expect_psn) & PSN_MASK == 0
+    return distance(e.first + e.packets, q.expect_psn) == 0
 
 
 @engine_function
@@ -510,30 +495,32 @@ def _take_duplicate(nic, row, operation, psn, ack_request, bth, nbytes):
     """
     q = qp_row_at(row)
     counters_at(nic_at(nic).counters).duplicate_request += 1
-    if operation < PacketOpcode.RC_READ_REQUEST:
+    opcode = operation_of(operation)
+    if opcode != WqeOpcode.NOP and not returns_data(opcode):
         if ack_request == 0:
             return
         done = psn if _answered_last(row) else q.expect_psn - 1
         # A pending answer that says more stays: a later acknowledgement, or a NAK, which is sent only once.
-        if q.due_ack == 0 or (q.due_syndrome == _ACK and (done - q.due_psn) & PSN_MASK < MAX_OUTSTANDING):
+        if q.due_ack == 0 or (q.due_syndrome == _ACK and not is_before(done, q.due_psn)):
             _owe_ack(nic, row, _ACK, done)
         return
     for i in range(max(q.res_head - q.max_dest_rd, 0), q.res_head):
         e = resource_at(q.resources + i % q.max_dest_rd * RESOURCE.size)
-        begun = (psn - e.first) & PSN_MASK
-        if begun >= e.packets or (e.opcode == WqeOpcode.RDMA_READ) != (operation == PacketOpcode.RC_READ_REQUEST):
+        begun = distance(psn, e.first)
+        reads = opcode == WqeOpcode.RDMA_READ
+        if begun >= e.packets or reads == is_atomic(e.opcode):
             continue
-        if operation == PacketOpcode.RC_READ_REQUEST:
+        if reads:
             if nbytes != BTH.size + RETH.size:
                 return
             at = bth + BTH.size
-            va = be32(ld32(at + RETH.va)) << 32 | be32(ld32(at + RETH.va + 4))
+            va = get_be64(at + RETH.va)
             length = be32(ld32(at + RETH.dma_length))
             offset = begun * q.mtu
             if va != e.va + offset or length > e.nbytes - offset or be32(ld32(at + RETH.rkey)) != e.rkey:
                 return  # not the range of the original request
             e.first, e.va, e.nbytes = psn, va, length
-            e.packets = max(1, (length + q.mtu - 1) // q.mtu)
+            e.packets = packets_of(length, q.mtu)
             if nic_at(nic).mover_count != 0:
                 drop(nic, row, response_tag(e.serial))
         e.next, e.todo = 0, e.packets
@@ -549,7 +536,7 @@ def _follows(nic, row, operation, psn, ack_request, bth, nbytes):
     if psn == q.expect_psn:
         q.nak_sent = 0
         return True
-    if (psn - q.expect_psn) & PSN_MASK >= MAX_OUTSTANDING:
+    if is_before(psn, q.expect_psn):
         _take_duplicate(nic, row, operation, psn, ack_request, bth, nbytes)
         return False
     counters_at(nic_at(nic).counters).out_of_sequence += 1
@@ -565,8 +552,7 @@ def _resume(nic, row, operation, psn):
     q = qp_row_at(row)
     in_order = psn == q.expect_psn
     q.expect_psn = psn
-    place = operation - PacketOpcode.RC_WRITE_FIRST if operation > PacketOpcode.RC_SEND_ONLY_IMM else operation
-    if _begins(place):
+    if begins(operation):
         q.rx_kind = _NONE  # the end of any message before is lost
         return True
     if in_order and q.rx_kind != _NONE:
@@ -583,30 +569,31 @@ def take_request(nic, row, operation, psn, ack_request, bth, nbytes, pad):
     if q.service != ServiceType.RC:
         if _resume(nic, row, operation, psn) and _take_data(nic, row, operation, bth, nbytes, pad) != 0:
             counters_at(nic_at(nic).counters).rx_accepted += 1
-        q.expect_psn = (psn + 1) & PSN_MASK
+        q.expect_psn = on_wire(psn + 1)
         return
     if not _follows(nic, row, operation, psn, ack_request, bth, nbytes):
         return
-    if operation <= PacketOpcode.RC_WRITE_ONLY_IMM:
+    opcode = operation_of(operation)
+    reason = 0
+    packets = 0
+    if opcode != WqeOpcode.NOP and not returns_data(opcode):
         packets = _take_data(nic, row, operation, bth, nbytes, pad)
-    elif q.rx_kind != _NONE:
+    elif opcode == WqeOpcode.NOP or q.rx_kind != _NONE:
         _refuse_packet(nic, row, operation, nbytes)
-        packets = 0
-    elif q.mover != 0 and await_moved(nic, row) != 0:  # READs and atomics see the writes before them
-        _refuse(nic, row, WqeOpcode.RDMA_READ, Reason.COPY_FAILED, _OPERATION)
-        packets = 0
-    elif operation == PacketOpcode.RC_READ_REQUEST:
-        packets = _take_read(nic, row, bth, nbytes)
-    elif operation == PacketOpcode.RC_COMPARE_SWAP or operation == PacketOpcode.RC_FETCH_ADD:
-        packets = _take_atomic(nic, row, operation, bth, nbytes)
     else:
-        _refuse_packet(nic, row, operation, nbytes)
-        packets = 0
+        if q.mover != 0:  # READs and atomics see the writes before them
+            reason = await_moved(nic, row)
+        if reason != 0:
+            _refuse(nic, row, WqeOpcode.RDMA_READ, reason)
+        elif is_atomic(opcode):
+            packets = _take_atomic(nic, row, opcode, bth, nbytes)
+        else:
+            packets = _take_read(nic, row, bth, nbytes)
     if packets == 0:
         return
     counters_at(nic_at(nic).counters).rx_accepted += 1
-    q.expect_psn = (q.expect_psn + packets) & PSN_MASK
-    if operation > PacketOpcode.RC_WRITE_ONLY_IMM:
+    q.expect_psn = on_wire(q.expect_psn + packets)
+    if returns_data(opcode):
         serve_due(nic, row)  # at once, if the wire has room: a READ must see memory before later requests change it
     elif ack_request:
         _owe_ack(nic, row, _ACK, psn)

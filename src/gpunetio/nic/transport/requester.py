@@ -8,27 +8,28 @@ again, so only the FLIGHT is kept.
 from __future__ import annotations
 
 from ...jit.compile import device_function, engine_function
-from ...jit.ops import be32, copy, ld8, ld32, ld64, st32, st64
+from ...jit.ops import be32, copy, ld32, ld64, st32, st64
 from ...fabric.frames import LEAST_LENT, LENT_SHIFT, publish, refer
 from ...formats.commands import QpState, ServiceType
-from ...formats.packet import ATOMIC_ETH, BTH, IMM_DT, PSN_MASK, RETH, PacketOpcode
-from ...formats.wqe import CTRL_SEG, DATA_SEG, DS_MASK, FM_SHIFT, INLINE_SEG, SEGMENT, CtrlFlags, WqeOpcode
-from ..queues.completion import ce_of, complete_send, fail_send
+from ...formats.packet import ATOMIC_ETH, BTH, IMM_DT, RETH
+from ...formats.wqe import DATA_SEG, INLINE_SEG, SEGMENT
+from ..queues.completion import complete_send, fail_send
+from ..queues.operations import (
+    has_imm, header_bytes, is_atomic, is_local, packet_of, returns_data, right_of, segments_of,
+)  # fmt: skip
 from .loopback import ENDLESS_RNR
 from ..state.message import MESSAGE, message_at
 from ..dma.mkey import reference
 from ..dma.movers import let_arrive
 from .packets import close_packet, open_packet, packet_opcode, put_be64, write_bth
-from ..observe.reasons import Reason
-from .responder import explain
+from .psn import MAX_OUTSTANDING, packets_of
+from ..observe import refuse
 from ..dma.staging import drop_acknowledged, leave, request_tag, slot_at, staged
 from ..state.tables import FLIGHT, MAX_RD_ATOMIC, QP_ROW, WIRE, counters_at, flight_at, nic_at, qp_row_at, wire_at
 from ..queues.wqes import (
-    NOT_YET, build, check_wqe, execute_local, explain_wqe, header_segments, in_one_piece, is_local, local_failure,
-    wqe_slot,
+    NOT_YET, build, check_wqe, execute_local, in_one_piece, local_failure, read_control, wqe_slot,
 )  # fmt: skip
 
-MAX_OUTSTANDING = 1 << 23  # half of the PSNs: beyond that, an old one looks like a new one (IBTA 9.7.2)
 BURST = 64  # packets of one QP before the next QP's turn
 PUBLISH_EVERY = 8  # packets, so that the peer can start before the burst ends
 ACK_EVERY = 16  # packets inside a message
@@ -44,12 +45,6 @@ def flight_of(row, index):
     """Return the address of the FLIGHT of the WQE that starts at `index`."""
     q = qp_row_at(row)
     return q.flights + (index & ((1 << q.sq_log) - 1)) * FLIGHT.size
-
-
-@device_function
-def answered(opcode):
-    """Return whether a response of its own completes a request, rather than an acknowledgement."""
-    return opcode == WqeOpcode.RDMA_READ or opcode == WqeOpcode.ATOMIC_CS or opcode == WqeOpcode.ATOMIC_FA
 
 
 # --- starting a WQE ------------------------------------------------------------------------------------------------
@@ -68,18 +63,14 @@ def _start(nic, row):
     if reason == NOT_YET:
         return 0
     wqe = wqe_slot(row, index)
-    opcode = be32(ld32(wqe)) & 0xFF
-    ds = be32(ld32(wqe + CTRL_SEG.qpn_ds)) & DS_MASK
-    blocks = (ds + 3) >> 2
-    ce = ce_of(wqe)
+    control = read_control(wqe)
+    opcode, ds, blocks, ce = control.opcode, control.ds, control.blocks, control.ce
     if reason != 0:
-        explain_wqe(nic, row, index, reason)
         local_failure(nic, row, index, opcode, ce, reason, 1)
         return 0
     nbytes = 0
     packets = 0
-    fenced = ld8(wqe + CTRL_SEG.fm_ce_se) >> FM_SHIFT != 0
-    if fenced and q.reads_head != q.reads_tail:
+    if control.fenced and q.reads_head != q.reads_tail:
         return 0  # a fence waits for READs and atomics (IBTA 10.8.3.3)
     if is_local(opcode):
         done = execute_local(nic, row, wqe, opcode, ds)
@@ -94,8 +85,7 @@ def _start(nic, row):
             local_failure(nic, row, index, opcode, ce, reason, blocks)
             return 0
         nbytes = message_at(message).nbytes
-        atomic = opcode == WqeOpcode.ATOMIC_CS or opcode == WqeOpcode.ATOMIC_FA
-        packets = 1 if atomic else max(1, (nbytes + q.mtu - 1) // q.mtu)
+        packets = packets_of(nbytes, q.mtu)
         if q.end_psn + packets - q.una_psn > MAX_OUTSTANDING:
             return 0
     f = flight_at(flight_of(row, index))
@@ -137,7 +127,7 @@ def _reference(nic, row, message, wqe, flight):
     """
     q = qp_row_at(row)
     f = flight_at(flight)
-    headers = header_segments(f.opcode, 0)
+    headers = segments_of(f.opcode, 0)
     segment = wqe + headers * SEGMENT
     if q.service != ServiceType.RC or f.ds != headers + 1 or be32(ld32(segment + DATA_SEG.byte_count)) & INLINE_SEG:
         return 0
@@ -154,8 +144,7 @@ def _send_data(nic, row, message, flight, wqe, solicited):
     end = f.first + f.packets
     window = 1 if _probing(nic, row) else wire_at(q.wire).window - q.held_back
     limit = min(end, q.una_psn + window, q.tx_psn + BURST)
-    with_imm = opcode == WqeOpcode.SEND_IMM or opcode == WqeOpcode.RDMA_WRITE_IMM
-    writing = opcode == WqeOpcode.RDMA_WRITE or opcode == WqeOpcode.RDMA_WRITE_IMM
+    writing = right_of(opcode) != 0
     slot = 0
     if m.far != 0:
         if q.tx_psn >= limit:
@@ -176,31 +165,20 @@ def _send_data(nic, row, message, flight, wqe, solicited):
         carried = 0 if lent != 0 and part >= LEAST_LENT else part
         pad = -carried & 3
         last = psn + 1 == end
-        operation = PacketOpcode.RC_SEND_MIDDLE
-        if psn == f.first:
-            operation = PacketOpcode.RC_SEND_ONLY if last else PacketOpcode.RC_SEND_FIRST
-        elif last:
-            operation = PacketOpcode.RC_SEND_LAST
-        headers = BTH.size
-        if writing:
-            operation += PacketOpcode.RC_WRITE_FIRST  # WRITE's opcodes come in the order of SEND's
-            if psn == f.first:
-                headers += RETH.size
-        if with_imm and last:
-            operation += 1  # the opcode with immediate data
-            headers += IMM_DT.size
+        packet = packet_of(opcode, psn == f.first, last)
+        headers = BTH.size + header_bytes(packet)
         nbytes = headers + carried + pad
         bth = open_packet(nic, row, q.life, nbytes)
         if bth == 0:
             break
         asks = last or psn + 1 == limit or psn & (ACK_EVERY - 1) == ACK_EVERY - 1
         ack = 1 if q.service == ServiceType.RC and asks else 0
-        write_bth(row, bth, packet_opcode(row, operation), solicited and last, pad, ack, psn)
+        write_bth(row, bth, packet_opcode(row, packet), solicited and last, pad, ack, psn)
         at = bth + BTH.size
         if writing and psn == f.first:
             _write_reth(at, m.raddr, m.rkey, f.nbytes)
             at += RETH.size
-        if with_imm and last:
+        if has_imm(packet):
             st32(at + IMM_DT.imm, be32(m.imm))
             at += IMM_DT.size
         if pad:
@@ -256,7 +234,7 @@ def _send_read(nic, row, message, flight):
     if bth == 0:
         return 0
     offset = (q.tx_psn - f.first) * q.mtu
-    write_bth(row, bth, PacketOpcode.RC_READ_REQUEST, 0, 0, 1, q.tx_psn)
+    write_bth(row, bth, packet_of(f.opcode, True, True), 0, 0, 1, q.tx_psn)
     _write_reth(bth + BTH.size, m.raddr + offset, m.rkey, min(packets * q.mtu, f.nbytes - offset))
     close_packet(nic, row, bth, BTH.size + RETH.size, 0)
     _await_response(row, packets)
@@ -274,8 +252,7 @@ def _send_atomic(nic, row, message, flight):
     bth = open_packet(nic, row, q.life, BTH.size + ATOMIC_ETH.size)
     if bth == 0:
         return 0
-    operation = PacketOpcode.RC_COMPARE_SWAP if f.opcode == WqeOpcode.ATOMIC_CS else PacketOpcode.RC_FETCH_ADD
-    write_bth(row, bth, operation, 0, 0, 1, q.tx_psn)
+    write_bth(row, bth, packet_of(f.opcode, True, True), 0, 0, 1, q.tx_psn)
     at = bth + BTH.size
     put_be64(at + ATOMIC_ETH.va, m.raddr)
     st32(at + ATOMIC_ETH.rkey, be32(m.rkey))
@@ -307,17 +284,16 @@ def _send_flight(nic, row):
     # Each burst looks up the keys again: memory that was deregistered meanwhile is not sent.
     reason = build(nic, row, message, wqe, f.opcode, f.ds, index)
     if reason == 0 and message_at(message).nbytes != f.nbytes:
-        explain(nic, 0, 0, 0, f.ds, 0)
-        reason = Reason.WQE_MALFORMED
+        reason = refuse.malformed_wqe(nic, f.ds)
     if reason != 0:
         local_failure(nic, row, index, f.opcode, f.ce, reason, f.blocks)
         return 0
-    if f.opcode == WqeOpcode.RDMA_READ:
-        sent = _send_read(nic, row, message, flight)
-    elif answered(f.opcode):
+    if is_atomic(f.opcode):
         sent = _send_atomic(nic, row, message, flight)
+    elif returns_data(f.opcode):
+        sent = _send_read(nic, row, message, flight)
     else:
-        sent = _send_data(nic, row, message, flight, wqe, ld8(wqe + CTRL_SEG.fm_ce_se) & CtrlFlags.SOLICITED)
+        sent = _send_data(nic, row, message, flight, wqe, message_at(message).solicited)
         if sent < 0:
             local_failure(nic, row, index, f.opcode, f.ce, -sent, f.blocks)
             return 0
@@ -366,7 +342,7 @@ def acknowledge(nic, row, target):
     while q.sq_ci != q.sq_sent and q.state == QpState.RTS:
         f = flight_at(flight_of(row, q.sq_ci))
         end = f.first + f.packets
-        if answered(f.opcode) and end > q.una_psn:
+        if returns_data(f.opcode) and end > q.una_psn:
             if target > max(q.una_psn, f.first):
                 implied = 1
             break
@@ -412,7 +388,7 @@ def fail_oldest(nic, row, reason):
     q = qp_row_at(row)
     index = q.sq_ci
     f = flight_at(flight_of(row, index))
-    if q.mover != 0 and answered(f.opcode):
+    if q.mover != 0 and returns_data(f.opcode):
         let_arrive(nic, row)
     q.sq_ci = index + f.blocks
     q.sq_next = q.sq_ci
@@ -425,8 +401,7 @@ def retry(nic, row):
     """Retransmit after a timeout or a lost packet, or fail once retry_cnt is used up."""
     q = qp_row_at(row)
     if q.retries >= q.retry_cnt:
-        explain(nic, 0, 0, 0, q.remote_qpn, q.retry_cnt)
-        fail_oldest(nic, row, Reason.NO_RESPONSE)
+        fail_oldest(nic, row, refuse.no_response(nic, q.remote_qpn, q.retry_cnt))
         return
     q.retries += 1
     # Packets behind a lost one were sent in vain: halve the window from here on. It grows again.
@@ -443,7 +418,7 @@ def hurry(nic, row):
     slow. READs keep their timer, because a slow peer would send the whole response for each of them.
     """
     q = qp_row_at(row)
-    if not answered(flight_at(flight_of(row, q.sq_ci)).opcode):
+    if not returns_data(flight_at(flight_of(row, q.sq_ci)).opcode):
         q.hurry = nic_at(nic).min_timeout
 
 
@@ -477,8 +452,7 @@ def retry_rnr(nic, row, delay_ns):
     q = qp_row_at(row)
     counters_at(nic_at(nic).counters).rnr_nak_retry_err += 1
     if q.rnr_retries >= q.rnr_retry and q.rnr_retry != ENDLESS_RNR:
-        explain(nic, 0, 0, 0, q.rnr_retry, 0)
-        fail_oldest(nic, row, Reason.RNR)
+        fail_oldest(nic, row, refuse.receiver_not_ready(nic, q.rnr_retry))
         return
     q.rnr_retries += 1
     q.retries = 0
@@ -529,12 +503,3 @@ def serve(nic, row):
         patience = _patience(nic, row)
         q.timer_at = n.now + (patience if q.hurry == 0 else min(patience, q.hurry))
     return done
-
-
-@device_function
-def unwrap(psn, near):
-    """Return the 64-bit PSN whose low 24 bits are `psn`, within half the 24-bit range of `near`."""
-    distance = (psn - near) & PSN_MASK
-    if distance >= MAX_OUTSTANDING:
-        distance -= PSN_MASK + 1
-    return near + distance

@@ -18,20 +18,15 @@ from ...formats.doorbell import PI_MASK, QP_DBREC
 from ...formats.events import EventType
 from ...formats.wqe import DATA_SEG, INLINE_SEG, INVALID_LKEY, SEGMENT, SRQ_NEXT_SEG, WqeOpcode
 from ..queues.completion import RESPONDER, fail_qp, fail_receive, write_cqe
+from ..queues.operations import is_atomic, is_masked, receive_cqe, returns_data, right_of
 from ..queues.events import raise_event, tell
 from ..dma.mkey import translate
 from ..dma.movers import far, fetch, let_arrive, move, place
+from ..observe import refuse
 from ..observe.reasons import Reason
 from ..state.tables import EXTENDED_ATOMICS, counters_at, nic_at, qp_row_at, srq_row_at
 
 _SEGMENTS, _PAYLOAD = MESSAGE.segments, MESSAGE.payload
-
-
-@device_function
-def explain(nic, key, addr, nbytes, extra0, extra1):
-    """Set the values of the next error record."""
-    n = nic_at(nic)
-    n.why_key, n.why_addr, n.why_nbytes, n.why_extra0, n.why_extra1 = key, addr, nbytes, extra0, extra1
 
 
 @device_function
@@ -44,13 +39,10 @@ def establish(nic, row):
 
 
 @device_function
-def takes(nic, row, nbytes):
-    """Return whether the QP takes messages of this length (log_msg_max); if not, the reason is MESSAGE_TOO_LONG."""
+def check_length(nic, row, nbytes):
+    """Return 0 if the QP takes messages of this length (log_msg_max), or the reason for a refusal."""
     q = qp_row_at(row)
-    if nbytes <= q.msg_max:
-        return True
-    explain(nic, 0, 0, nbytes, q.msg_max, 0)
-    return False
+    return 0 if nbytes <= q.msg_max else refuse.message_too_long(nic, nbytes, q.msg_max)
 
 
 @engine_function
@@ -65,13 +57,9 @@ def respond(nic, row, message):
     establish(nic, row)
     counters = counters_at(nic_at(nic).counters)
     counters.rdma_rx_bytes += m.nbytes
-    if not takes(nic, row, m.nbytes):
-        reason = Reason.MESSAGE_TOO_LONG
-    elif opcode == WqeOpcode.RDMA_WRITE:
-        counters.rx_write_requests += 1
-        reason = _write(nic, row, message)
-    else:
-        reason = _respond_other(nic, row, message, opcode)
+    reason = check_length(nic, row, m.nbytes)
+    if reason == 0:
+        reason = _execute(nic, row, message, opcode)
     reliable = qp_row_at(row).service == ServiceType.RC
     if reason != 0 and reason != Reason.RNR and reason != Reason.COPY_FAILED and reliable:
         fail_qp(nic, row, m.index, opcode, reason, RESPONDER)
@@ -79,28 +67,27 @@ def respond(nic, row, message):
 
 
 @engine_function
-def _respond_other(nic, row, message, opcode):
+def _execute(nic, row, message, opcode):
     counters = counters_at(nic_at(nic).counters)
-    if opcode == WqeOpcode.SEND or opcode == WqeOpcode.SEND_IMM:
+    if right_of(opcode) == 0:
         return _receive(nic, row, message)
-    if opcode == WqeOpcode.RDMA_WRITE_IMM:
-        counters.rx_write_requests += 1
-        return _write_imm(nic, row, message)
-    if opcode == WqeOpcode.RDMA_READ:
+    if is_atomic(opcode):
+        counters.rx_atomic_requests += 1
+        return _atomic(nic, row, message, opcode)
+    if returns_data(opcode):
         counters.rx_read_requests += 1
         return _read(nic, row, message)
-    counters.rx_atomic_requests += 1
-    return _atomic(nic, row, message, opcode)
+    counters.rx_write_requests += 1
+    if receive_cqe(opcode) != 0:
+        return _write_imm(nic, row, message)
+    return _write(nic, row, message)
 
 
 @device_function
-def has_rights(nic, row, key, addr, nbytes, right):
-    """Return whether the QP itself grants this right (IBTA 9.7.4.1.2); if not, the reason is QP_RIGHTS."""
+def check_rights(nic, row, key, addr, nbytes, right):
+    """Return 0 if the QP itself grants this right (IBTA 9.7.4.1.2), or the reason for a refusal."""
     q = qp_row_at(row)
-    if q.rights & right == right:
-        return True
-    explain(nic, key, addr, nbytes, q.rights, right)
-    return False
+    return 0 if q.rights & right == right else refuse.remote_access(nic, key, addr, nbytes, q.rights, right)
 
 
 @device_function
@@ -109,8 +96,9 @@ def grant(nic, row, key, addr, nbytes, right):
 
     The key of an empty request is not checked (IBTA 9.7.4.1.6): its address is 0.
     """
-    if not has_rights(nic, row, key, addr, nbytes, right):
-        return -Reason.QP_RIGHTS
+    reason = check_rights(nic, row, key, addr, nbytes, right)
+    if reason != 0:
+        return -reason
     if nbytes == 0:
         return 0
     address = translate(nic, key, qp_row_at(row).pdn, addr, nbytes, right, Reason.RKEY_UNKNOWN)
@@ -165,15 +153,12 @@ def scatter(nic, message, address):
 def atomic_address(nic, row, key, addr, nbytes):
     """Return the address of an atomic's word, or minus a reason."""
     if addr & (nbytes - 1):
-        explain(nic, key, addr, nbytes, 0, 0)
-        return -Reason.ATOMIC_ALIGNMENT
+        return -refuse.misaligned_atomic(nic, key, addr, nbytes)
     address = grant(nic, row, key, addr, nbytes, Access.REMOTE_ATOMIC)
     if address > 0 and far(address) != 0:
-        explain(nic, key, addr, nbytes, 0, 0)
-        return -Reason.ATOMIC_FAR
+        return -refuse.far_atomic(nic, key, addr, nbytes)
     if address > 0 and address & (nbytes - 1):  # the iova and the memory of the region are aligned differently
-        explain(nic, key, address, nbytes, 0, 0)
-        return -Reason.ATOMIC_ALIGNMENT
+        return -refuse.misaligned_atomic(nic, key, address, nbytes)
     return address
 
 
@@ -215,9 +200,11 @@ def _masked_atomic(message, opcode, address):
 @engine_function
 def _atomic(nic, row, message, opcode):
     m = message_at(message)
-    masked = opcode == WqeOpcode.ATOMIC_MASKED_CS or opcode == WqeOpcode.ATOMIC_MASKED_FA
-    if masked and not has_rights(nic, row, m.rkey, m.raddr, m.nbytes, Access.REMOTE_ATOMIC | EXTENDED_ATOMICS):
-        return Reason.QP_RIGHTS
+    masked = is_masked(opcode)
+    if masked:
+        reason = check_rights(nic, row, m.rkey, m.raddr, m.nbytes, Access.REMOTE_ATOMIC | EXTENDED_ATOMICS)
+        if reason != 0:
+            return reason
     address = atomic_address(nic, row, m.rkey, m.raddr, m.nbytes)
     if address < 0:
         return -address
@@ -357,8 +344,7 @@ def receive_scatter(nic, row, offset, total, data, nbytes):
     for i in range(count):
         room += _capacity(wqe + i * SEGMENT)
     if total > room:
-        explain(nic, 0, 0, total, room, 0)
-        return Reason.RECV_TOO_SMALL
+        return refuse.receive_too_small(nic, total, room)
     segment = wqe
     begin = 0  # where the segment begins in the message
     while nbytes > 0:
@@ -436,21 +422,21 @@ def _receive(nic, row, message):
         return reason
     if nic_at(nic).touched != 0:
         return 0
-    kind = CqeOpcode.RESP_SEND_IMM if m.opcode == WqeOpcode.SEND_IMM else CqeOpcode.RESP_SEND
-    return complete_receive(nic, row, kind, m.nbytes, m.imm, m.opcode, m.solicited, payload)
+    return complete_receive(nic, row, receive_cqe(m.opcode), m.nbytes, m.imm, m.opcode, m.solicited, payload)
 
 
 @engine_function
 def _write_imm(nic, row, message):
     m = message_at(message)
-    if not has_rights(nic, row, m.rkey, m.raddr, m.nbytes, Access.REMOTE_WRITE):
-        return Reason.QP_RIGHTS
+    reason = check_rights(nic, row, m.rkey, m.raddr, m.nbytes, Access.REMOTE_WRITE)
+    if reason != 0:
+        return reason
     if receives_posted(row) == 0:
         return _no_receive(nic)
     reason = _write(nic, row, message)
     if reason != 0 or nic_at(nic).touched != 0:
         return reason
-    return complete_receive(nic, row, CqeOpcode.RESP_WR_IMM, m.nbytes, m.imm, m.opcode, m.solicited, 0)
+    return complete_receive(nic, row, receive_cqe(m.opcode), m.nbytes, m.imm, m.opcode, m.solicited, 0)
 
 
 @engine_function
@@ -482,7 +468,7 @@ def flush_receives(nic, row):
     if q.srq != 0:
         count = 1 if q.rx_wqe != 0 else 0
     for _ in range(count):
-        fail_receive(nic, row, _consume_receive(nic, row), Reason.FLUSH, Syndrome.WR_FLUSH)
+        fail_receive(nic, row, _consume_receive(nic, row), refuse.flushed(nic), Syndrome.WR_FLUSH)
     if q.srq != 0 and q.drained == 0:
         q.drained = 1
         tell(nic, row, EventType.SRQ_LAST_WQE)

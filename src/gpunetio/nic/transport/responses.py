@@ -8,16 +8,15 @@ from ...formats.commands import QpState
 from ...formats.packet import (
     ACK_KIND_SHIFT, ACK_VALUE_MASK, AETH, ATOMIC_ACK_ETH, BTH, SYNDROME_SHIFT, AckKind, NakCode, PacketOpcode,
 )  # fmt: skip
-from ...formats.wqe import WqeOpcode
 from ..state.message import MESSAGE, message_at
 from ..dma.movers import await_moved, place
+from ..observe import refuse
 from ..observe.reasons import Reason
-from .requester import (
-    acknowledge, answered, fail_oldest, flight_of, hurry, read_end, retry, retry_gap, retry_rnr, unwrap,
-)  # fmt: skip
-from .responder import explain
+from .psn import unwrap
+from .requester import acknowledge, fail_oldest, flight_of, hurry, read_end, retry, retry_gap, retry_rnr
 from .rnr import rnr_delay_ns
 from ..state.tables import counters_at, flight_at, nic_at, qp_row_at
+from ..queues.operations import is_atomic, returns_data
 from ..queues.wqes import build, in_one_piece, wqe_slot
 
 
@@ -58,7 +57,7 @@ def take_response(nic, row, operation, psn24, bth, nbytes, pad):
     f = flight_at(flight_of(row, q.sq_ci))
     if implied or psn != q.una_psn:
         retry_gap(nic, row)
-    elif not answered(f.opcode):
+    elif not returns_data(f.opcode):
         _bad_response(nic, row, left)
     elif operation == PacketOpcode.RC_ATOMIC_ACKNOWLEDGE:
         _take_atomic(nic, row, at, left)
@@ -92,13 +91,12 @@ def _take_acknowledge(nic, row, psn, syndrome):
         retry(nic, row)
         hurry(nic, row)
     else:
-        explain(nic, 0, 0, 0, q.remote_qpn, value)
         reason = Reason.NAK_REMOTE_OPERATION
         if value == NakCode.INVALID_REQUEST:
             reason = Reason.NAK_INVALID_REQUEST
         elif value == NakCode.REMOTE_ACCESS:
             reason = Reason.NAK_REMOTE_ACCESS
-        fail_oldest(nic, row, reason)
+        fail_oldest(nic, row, refuse.negative_acknowledgement(nic, reason, q.remote_qpn, value))
 
 
 @device_function
@@ -131,8 +129,7 @@ def _place(nic, row, offset, nbytes, source):
     wqe = in_one_piece(row, message, wqe_slot(row, index), index, f.blocks)
     reason = build(nic, row, message, wqe, f.opcode, f.ds, index)
     if reason == 0 and message_at(message).nbytes != f.nbytes:
-        explain(nic, 0, 0, 0, q.remote_qpn, nbytes)
-        reason = Reason.BAD_RESPONSE
+        reason = refuse.bad_response(nic, q.remote_qpn, nbytes)
     if reason == 0:
         reason = _scatter_part(nic, row, offset, nbytes, source)
     return reason
@@ -146,8 +143,7 @@ def _refuse(nic, row, reason):
 
 @device_function
 def _bad_response(nic, row, nbytes):
-    explain(nic, 0, 0, 0, qp_row_at(row).remote_qpn, nbytes)
-    _refuse(nic, row, Reason.BAD_RESPONSE)
+    _refuse(nic, row, refuse.bad_response(nic, qp_row_at(row).remote_qpn, nbytes))
 
 
 @device_function
@@ -170,7 +166,7 @@ def _take_read(nic, row, operation, psn, data, nbytes):
     offset = (psn - f.first) * q.mtu
     ends = operation == PacketOpcode.RC_READ_RESPONSE_LAST or operation == PacketOpcode.RC_READ_RESPONSE_ONLY
     if (
-        f.opcode != WqeOpcode.RDMA_READ
+        is_atomic(f.opcode)
         or nbytes != min(q.mtu, f.nbytes - offset)
         or ends != (psn + 1 == read_end(row, flight, psn))
     ):  # fmt: skip
@@ -190,7 +186,7 @@ def _take_read(nic, row, operation, psn, data, nbytes):
 def _take_atomic(nic, row, data, nbytes):
     q = qp_row_at(row)
     f = flight_at(flight_of(row, q.sq_ci))
-    if f.opcode == WqeOpcode.RDMA_READ or nbytes != ATOMIC_ACK_ETH.size:
+    if not is_atomic(f.opcode) or nbytes != ATOMIC_ACK_ETH.size:
         _bad_response(nic, row, nbytes)
         return
     # The word is big-endian on the wire and in host order in memory, as at the responder.
