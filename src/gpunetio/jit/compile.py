@@ -14,12 +14,13 @@ import llvmlite
 import numba
 from numba import njit, types
 from numba.core import event
+from numba.core.compiler import Compiler
 from numba.core.dispatcher import Dispatcher
 
 from ..errors import InvalidValueError
 from .cache import cache_of
 from .progress import Progress
-from .units import UnitCompiler
+from .units import PlainCode, UnitCompiler
 
 _PACKAGE = Path(__file__).parents[1]
 event.register("numba:compile", Progress())
@@ -118,15 +119,17 @@ def engine_function(fn: Callable[..., Any]) -> Any:
 
 def _compiled(fn: Callable[..., Any], forceinline: bool) -> Any:
     # Functions from a prompt or from `exec` have no file, so there is no place for their cache.
-    cacheable = Path(inspect.getfile(fn)).is_file()
+    file = Path(inspect.getfile(fn))
+    cacheable = file.is_file()
     compiled: Any = njit(
-        nogil=True, error_model="numpy", forceinline=forceinline, no_cfunc_wrapper=True
-    )(fn)  # type: ignore[call-overload]
+        nogil=True, error_model="numpy", forceinline=forceinline, no_cfunc_wrapper=True,
+        pipeline_class=PlainCode if _PACKAGE in file.parents else Compiler,
+    )(fn)  # type: ignore[call-overload]  # fmt: skip
     compiled.stamp = _stamp(fn)
     if cacheable and (cache := cache_of(fn, compiled.stamp)):
         compiled._cache = cache
     units = compiled.units = compiled._compiler = UnitCompiler(compiled, compiled.stamp)
-    public = Path(inspect.getfile(fn)).parent in (_PACKAGE / "device", _PACKAGE / "jit")
+    public = file.parent in (_PACKAGE / "device", _PACKAGE / "jit")
     names = fn.__code__.co_varnames
 
     def resolve_once_for_all_constants(args, kws):

@@ -135,6 +135,10 @@ class Kernel:
                 self.body.compile(tuple(self.body._compiler.fold_argument_types(kinds, {})[1]))
             self._compiled.add(kinds)
 
+    def compile_for_the_host(self) -> None:
+        """Compile for host threads, with an integer for each argument, so that no launch has to."""
+        self._compile((0,) * len(self._names))
+
     @contextlib.contextmanager
     def _in_words(self, args: tuple[Any, ...]) -> Iterator[None]:
         """Turn a compiler error into InvalidValueError if arguments that are not integers may have caused it."""

@@ -8,16 +8,19 @@ on its own and linked into each root.
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import importlib
 import operator
 from collections.abc import Iterator
 from typing import Any
 
 from llvmlite import binding as llvm
-from numba.core import compiler, dispatcher, event
+from numba.core import compiler, dispatcher, event, typed_passes, untyped_passes
 from numba.core.caching import CompileResultCacheImpl, NullCache
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler_lock import global_compiler_lock
+from numba.core.compiler_machinery import PassManager
 from numba.core.environment import lookup_environment
 from numba.core.typing.templates import make_concrete_template
 
@@ -147,6 +150,39 @@ class _PartCache(Cache):
         return ("part", *super()._index_key(sig, codegen))
 
 
+# Passes for what this package's device code does without: closures, comprehensions, contexts, array expressions,
+# literal unrolling, inlining before LLVM. Each costs a walk through the code.
+_UNNEEDED = (
+    untyped_passes.WithLifting, untyped_passes.InlineClosureLikes, untyped_passes.InlineInlinables,
+    untyped_passes.FindLiterallyCalls, untyped_passes.LiteralUnroll, untyped_passes.LiteralPropagationSubPipelinePass,
+    typed_passes.InlineOverloads, typed_passes.NopythonRewrites,
+)  # fmt: skip
+
+
+class PlainCode(compiler.CompilerBase):
+    """Numba's pipeline for the device code of this package."""
+
+    def define_pipelines(self) -> list[Any]:
+        """Return the passes of Numba's own pipeline that plain code needs."""
+        passes: Any = PassManager("plain")
+        for made, description in compiler.DefaultPassBuilder.define_nopython_pipeline(self.state).passes:
+            if made not in _UNNEEDED:
+                passes.add_pass(made, description)
+        passes.finalize()
+        return [passes]
+
+
+@contextlib.contextmanager
+def _little_garbage_collection() -> Iterator[None]:
+    """Collect garbage seldom: a compiler keeps what it makes, and looking through that takes a fifth of its time."""
+    before = gc.get_threshold()
+    gc.set_threshold(100_000, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+
+
 class UnitCompiler(_FunctionCompiler):
     """Compiles a function as a root when Python asks for it, and as a part when a caller is typed."""
 
@@ -164,10 +200,11 @@ class UnitCompiler(_FunctionCompiler):
         context = self.targetdescr.target_context
         unit = Unit(context.codegen(), self.py_func.__qualname__)
         unit.enable_object_caching()
-        return compiler.compile_extra(
-            self.targetdescr.typing_context, context, self.py_func, args, return_type, flags, self.locals, unit,
-            self.pipeline_class,
-        )  # fmt: skip
+        with _little_garbage_collection():
+            return compiler.compile_extra(
+                self.targetdescr.typing_context, context, self.py_func, args, return_type, flags, self.locals, unit,
+                self.pipeline_class,
+            )  # fmt: skip
 
     @property
     def done(self) -> bool:
