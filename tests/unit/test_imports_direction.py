@@ -22,12 +22,12 @@ TYPE_CHECKING:` does not, for it never runs. A new package or root module belong
 it does not know.
 """
 
-import ast
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from import_rig import Module, imports, is_package, module_of
 from repository import ROOT
 
 PACKAGE = "gpunetio"
@@ -52,41 +52,16 @@ LAYERS = (
 RANK = {name: len(LAYERS) - i for i, names in enumerate(LAYERS) for name in names}
 
 
-def is_type_checking(test: ast.expr) -> bool:
-    return (isinstance(test, ast.Name) and test.id == "TYPE_CHECKING") or (
-        isinstance(test, ast.Attribute) and test.attr == "TYPE_CHECKING"
-    )
-
-
-def import_statements(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
-    """All imports under a node that can run, at any depth."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.Import | ast.ImportFrom):
-            yield child
-        elif isinstance(child, ast.If) and is_type_checking(child.test):
-            for other in child.orelse:
-                yield from import_statements(ast.Module([other], []))
-        else:
-            yield from import_statements(child)
-
-
-def imported_parts(source: str, module: tuple[str, ...], is_package: bool) -> Iterator[tuple[int, str]]:
-    """(line, part of gpunetio) for each import of a module, whose dotted name comes as a tuple."""
-    for node in import_statements(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            targets = [tuple(alias.name.split(".")) for alias in node.names]
-        else:
-            base: tuple[str, ...] = ()
-            if node.level:
-                up = node.level - is_package
-                base = module[: len(module) - up]
-            base += tuple(node.module.split(".")) if node.module else ()
-            targets = [(*base, alias.name) for alias in node.names] if base == (PACKAGE,) else [base]
-        for target in targets:
-            if target[0] == PACKAGE:
-                part = target[1] if len(target) > 1 else FACE
-                is_module = part in RANK or (SOURCE / part).is_dir() or (SOURCE / f"{part}.py").is_file()
-                yield node.lineno, part if is_module else FACE
+def imported_parts(source: str, module: Module, package: bool) -> Iterator[tuple[int, str]]:
+    """(line, part of gpunetio) for each import of a module."""
+    found: dict[tuple[int, str], None] = {}  # once for each line
+    for line, base, name in imports(source, module, package):
+        target = (*base, name) if name and base == (PACKAGE,) else base
+        if target[0] == PACKAGE:
+            part = target[1] if len(target) > 1 else FACE
+            known = part in RANK or (SOURCE / part).is_dir() or (SOURCE / f"{part}.py").is_file()
+            found[line, part if known else FACE] = None
+    yield from found
 
 
 def complaints(source: str, path: Path) -> list[str]:
@@ -94,10 +69,8 @@ def complaints(source: str, path: Path) -> list[str]:
     own = path.with_suffix("").parts[0]
     if own not in RANK:
         return [f"{path}: {own!r} is in no layer; add it to LAYERS"]
-    is_package = path.name == "__init__.py"
-    module = (PACKAGE, *(path.parent if is_package else path.with_suffix("")).parts)
     found = []
-    for line, part in imported_parts(source, module, is_package):
+    for line, part in imported_parts(source, module_of(path, PACKAGE), is_package(path)):
         if part not in RANK:
             found.append(f"{path}:{line}: {part!r} is in no layer; add it to LAYERS")
         elif RANK[part] > RANK[own]:

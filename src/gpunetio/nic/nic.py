@@ -6,7 +6,7 @@ import atexit
 import contextlib
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -30,11 +30,12 @@ from .control.event_channels import MAX_CHANNELS
 from .control.hca import guid_of
 from .control.links import MAX_WIRES, Links
 from .control.objects import QueueObjects
-from .control.port import WIRES, Port
+from .control.port import WIRES, IPAddress, Port
 from .control.qp import MAX_QP
 from .dma.far_memory import FarMemory
 from .dma.loans import Loans
 from .engine import Engine
+from .hardware import Hardware
 from .observe.publish import TABLES, Publication
 from .observe.reasons import EXPLAIN
 from .observe.reports import Report, ReportService
@@ -127,15 +128,14 @@ class SoftNic:
         self.control_address, self.record = self._control.address, self._control.view(NIC.dtype)[0]
         self._lay_out(spin_us, sleep_ms, budget)
         self.mkeys, self.umems = kept(mkey.new_table()), kept(umem.new_table())
-        self.links = Links(self)
-        self.loans, self.far_memory = kept(Loans(self)), kept(FarMemory(self))
-        undo.callback(self.links.close)
         self.engine = Engine(name, self.record, self.control_address, (self.mkeys, self.umems))
         self._started = True
+        hardware = Hardware(name, port, self.record, self.control_address, self.engine)
+        self.loans, self.far_memory = kept(Loans(hardware, self.lends)), kept(FarMemory(hardware))
         self.control = ControlPath(
-            name, port, self.record, self.engine, (self.mkeys, self.umems), self.links, self.loans, self.far_memory,
-            undo,
-        )  # fmt: skip
+            hardware, (self.mkeys, self.umems), self.loans, self.far_memory, self._connect, undo
+        )
+        self.links = self.control.links
         self.qps, self.cqs, self.srqs = (of.table for of in (self.control.qps, self.control.cqs, self.control.pools))
         self.pds, self.uar_pages = self.control.pds.table, self.control.uars.table
         self.eqs, self.gids = self.control.eqs.table, self.control.gids.table
@@ -206,6 +206,10 @@ class SoftNic:
         """Return whether `gid` is one of this NIC's."""
         return self.control.gids.has(gid)
 
+    def is_at(self, gid: bytes, lid: int) -> bool:
+        """Return whether this NIC has a GID or, on InfiniBand, a LID."""
+        return self.control.routes.is_here(gid, lid)
+
     def mac_of(self, gid: bytes) -> bytes:
         """Return the MAC behind a GID that can be reached."""
         return self.control.routes.mac_of(gid)
@@ -227,13 +231,21 @@ class SoftNic:
         with self._guard():
             return self.links.to_others()
 
+    def _connect(self, address: IPAddress, source: IPAddress) -> Link | None:
+        return self.door.connect(address, source=source)
+
+    def lose(self, peer: Hashable) -> None:
+        """Mark the wire to a peer that is gone as dead."""
+        with self._guard():
+            self.links.lose(peer)
+
     def _take_link(self, link: Link) -> None:
         with contextlib.suppress(BadStateError), self._guard():  # the NIC may be closing
             self.links.add_link(link)
 
     def _lose_link(self, link: Link) -> None:
-        with contextlib.suppress(BadStateError), self._guard():
-            self.links.lose(link)
+        with contextlib.suppress(BadStateError):
+            self.lose(link)
 
     def _hear(self, link: Link, letter: dict[str, Any], fds: list[int]) -> None:
         try:
@@ -405,8 +417,7 @@ class SoftNic:
 
     def _leave_peers(self) -> None:
         for peer in self.links.peers():
-            with peer._guard():
-                peer.links.lose(self)
+            peer.lose(self)
 
     def _guard(self) -> threading.RLock:
         if self.pid != os.getpid():

@@ -5,12 +5,10 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import TypeVar
 
-import numpy as np
-
 from ...formats.commands import Opcode
 from ..dma.far_memory import FarMemory
 from ..dma.loans import Loans
-from ..engine import Engine
+from ..hardware import Hardware
 from ..state.tables import MkeyTable, Table
 from .command import Call, Handlers
 from .cq import CompletionQueues
@@ -19,11 +17,10 @@ from .event_channels import EventChannels
 from .gids import Gids
 from .hca import Hca, pack_capabilities
 from .interpreter import CommandInterpreter
-from .links import Links
+from .links import Connect, Links
 from .mkey import MemoryKeys
 from .objects import QueueObjects
 from .pd import ProtectionDomains
-from .port import Port
 from .qp import QueuePairs
 from .qp_transitions import QpTransitions
 from .rmp import ReceivePools
@@ -38,14 +35,15 @@ class ControlPath:
     """The objects of a NIC by kind, and the commands on them. Callers hold the NIC's lock.
 
     `queues` are the kinds that mailboxes create, by the opcode that does so. `memory` are the tables of keys and UMEMs,
-    which the engine knows. `undo` closes everything after the engine has stopped.
+    which the engine knows. `connect` lays links to NICs of other processes. `undo` closes everything, after the engine
+    has stopped.
     """
 
     queues: dict[Opcode, QueueObjects]
 
     def __init__(
-        self, name: str, port: Port, record: np.void, engine: Engine, memory: tuple[MkeyTable, Table], links: Links,
-        loans: Loans, far_memory: FarMemory, undo: ExitStack,
+        self, hardware: Hardware, memory: tuple[MkeyTable, Table], loans: Loans, far_memory: FarMemory,
+        connect: Connect, undo: ExitStack,
     ):  # fmt: skip
         registered: list[Handlers] = []
 
@@ -56,21 +54,23 @@ class ControlPath:
 
         keys, umems = memory
         # One row for each kind of object, in the order in which they refer to each other.
-        self.hca   = add(Hca(port, record))
-        self.gids  = add(Gids(port, record))
-        self.eqs   = add(EventQueues(record))
-        self.pds   = add(ProtectionDomains(name))
-        self.uars  = add(UarPages(name, record))
-        self.umems = add(Umems(name, umems))
-        self.mkeys = add(MemoryKeys(name, keys, record, engine, self.pds, loans, far_memory))
-        self.cqs   = add(CompletionQueues(record, engine, self.umems, self.uars, self.eqs))
-        self.pools = add(ReceivePools(engine, self.umems, self.pds))
-        self.qps   = add(QueuePairs(record, engine, self.pds, self.umems, self.uars, self.cqs, self.pools))
-        self.routes = Routes(port, self.gids, self.qps.table, links)
-        add(QpTransitions(port, engine, self.qps, self.gids, links, self.routes))
+        self.hca   = add(Hca(hardware))
+        self.gids  = add(Gids(hardware))
+        self.eqs   = add(EventQueues(hardware))
+        self.uars  = add(UarPages(hardware))
+        self.pds   = add(ProtectionDomains(hardware.name))
+        self.umems = add(Umems(hardware.name, umems))
+        self.mkeys = add(MemoryKeys(hardware, keys, self.pds, loans, far_memory))
+        self.cqs   = add(CompletionQueues(hardware, self.umems, self.uars, self.eqs))
+        self.pools = add(ReceivePools(hardware, self.umems, self.pds))
+        self.qps   = add(QueuePairs(hardware, self.pds, self.umems, self.uars, self.cqs, self.pools))
+        self.links = Links(hardware, self.qps.table, loans, connect)
+        undo.callback(self.links.close)
+        self.routes = Routes(hardware.port, self.gids, self.qps.table, self.links)
+        add(QpTransitions(hardware, self.qps, self.gids, self.links, self.routes))
 
         self.queues = {part.command(Call.CREATE).opcode: part for part in registered if isinstance(part, QueueObjects)}
-        self.channels = EventChannels(name, engine, tuple(self.queues.values()))
+        self.channels = EventChannels(hardware, tuple(self.queues.values()))
         undo.callback(self.channels.close)
         self.hca.packed = pack_capabilities(part.capabilities() for part in registered)
         self.interpreter = CommandInterpreter(command for part in registered for command in part.commands())

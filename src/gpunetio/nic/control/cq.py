@@ -16,7 +16,7 @@ from ...formats.events import EventType
 from ...formats.layout import BitStruct
 from ...memory import HostMemory
 from .. import step
-from ..engine import Engine
+from ..hardware import Hardware
 from ..queues.channels import EventChannel
 from ..state.tables import CQ_ROW
 from .command import DONE, Call, Capabilities, Command
@@ -40,16 +40,17 @@ class _Place:
 
 
 class CompletionQueues(QueueObjects):
-    """The completion queues of a NIC. The engine looks for arm requests in those that `record` lists as armable."""
+    """The completion queues of a NIC. The engine looks for arm requests in those that its record lists as armable."""
 
-    def __init__(self, record: np.void, engine: Engine, umems: Umems, uars: UarPages, eqs: EventQueues):
+    def __init__(self, hardware: Hardware, umems: Umems, uars: UarPages, eqs: EventQueues):
         super().__init__("CQ", CQ_ROW, MAX_CQ, CommandSyndrome.NO_SUCH_CQ)
-        self._record, self._engine = record, engine
+        self._record, self._engine = hardware.record, hardware.engine
         self._umems, self._uars, self._eqs = umems, uars, eqs
         self._list = HostMemory(8 * MAX_CQ)
         self._armable = self._list.view(np.int64, 0, MAX_CQ)
         self._places: dict[int, _Place] = {}
-        record["cqs"], record["cq_mask"], record["armable"] = self.table.address, self.table.mask, self._list.address
+        self._record["cqs"], self._record["cq_mask"] = self.table.address, self.table.mask
+        self._record["armable"] = self._list.address
 
     def close(self) -> None:
         self._list.close()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from ...formats.commands import CapClass, Status
+from ..hardware import Hardware
 from ..state.tables import EQ_ROW, Table
 from .command import Capabilities
 from .objects import Objects, log_of
@@ -16,10 +15,10 @@ COMP_VECTORS = 8
 class EventQueues(Objects):
     """The event queues of a NIC, which exist from the start."""
 
-    def __init__(self, record: np.void):
+    def __init__(self, hardware: Hardware):
         super().__init__(Table("EQ", EQ_ROW, 2 * COMP_VECTORS), CommandSyndrome.NO_SUCH_EQ)
         self.table.rows["eqn"][1 : COMP_VECTORS + 1] = range(1, COMP_VECTORS + 1)
-        record["eqs"] = self.table.address
+        hardware.record["eqs"] = self.table.address
 
     def capabilities(self) -> Capabilities:
         return {CapClass.GENERAL: {"log_max_eq": log_of(COMP_VECTORS), "max_num_eqs": COMP_VECTORS}}

@@ -9,7 +9,7 @@ import numpy as np
 from ...errors import NoMemoryError
 from ...formats.events import EventType
 from .. import step
-from ..engine import Engine
+from ..hardware import Hardware
 from ..queues.channels import EventChannel
 from ..state.tables import EVENT
 from .objects import QueueObjects
@@ -18,13 +18,10 @@ MAX_CHANNELS = 1024
 
 
 class EventChannels:
-    """The event channels of a NIC. `queues` are the kinds of objects that raise events.
+    """The event channels of a NIC. `queues` are the kinds of objects that raise events."""
 
-    `owner` is the NIC's name, for messages.
-    """
-
-    def __init__(self, owner: str, engine: Engine, queues: Sequence[QueueObjects]):
-        self._owner, self._engine, self._queues = owner, engine, queues
+    def __init__(self, hardware: Hardware, queues: Sequence[QueueObjects]):
+        self._owner, self._engine, self._queues = hardware.name, hardware.engine, queues
         self._open: set[EventChannel] = set()
         self._unaffiliated: dict[EventChannel, int] = {}  # channel → cookie of its port and device events
 

@@ -11,10 +11,10 @@ from ...formats import commands as cmd
 from ...formats.commands import ROCE_VERSION_2, CapClass, Opcode, Status
 from ...formats.contexts import ROCE_ADDR_LAYOUT
 from ...formats.packet import ROCE_UDP_PORT
+from ..hardware import Hardware
 from ..state.tables import GID_ROW, Table
 from .command import DONE, OUT_BYTES, Call, Capabilities, Command
 from .objects import Objects
-from .port import Port
 from .syndromes import CommandError, CommandSyndrome
 
 MAX_GID = 16
@@ -26,14 +26,15 @@ _IPV4_MAPPED = bytes(10) + b"\xff\xff"
 class Gids(Objects):
     """The GIDs of a NIC's port, by index."""
 
-    def __init__(self, port: Port, record: np.void):
+    def __init__(self, hardware: Hardware):
+        port = hardware.port
         super().__init__(Table("GID", GID_ROW, MAX_GID), CommandSyndrome.NO_SUCH_GID)
         for index, gid in enumerate(port.gids):
             row = self.table.rows[index]
             row["index"], row["gid"] = index, np.void(gid)
             row["version"] = 0 if port.infiniband else ROCE_VERSION_2
             row["mac"] = np.void(port.mac + b"\0\0")
-        record["gids"] = self.table.address
+        hardware.record["gids"] = self.table.address
 
     def commands(self) -> Iterable[Command]:
         return (

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import numpy as np
-
 from ...enums import PortState
 from ...formats import commands as cmd
 from ...formats.commands import (
     PORT_TYPE_ETH, PORT_TYPE_IB, CapClass, Opcode, PhysicalState, Status,
 )  # fmt: skip
 from ...formats.contexts import ATOMIC_CAPS, CMD_HCA_CAP, CMD_HCA_CAP_2, ROCE_CAP
+from ..hardware import Hardware
 from .command import DONE, OUT_BYTES, Call, Capabilities, Command, Handlers
 from .port import Port
 from .syndromes import CommandError, CommandSyndrome
@@ -41,15 +40,12 @@ def pack_capabilities(parts: Iterable[Capabilities]) -> dict[CapClass, bytes]:
 
 
 class Hca(Handlers):
-    """The device as a whole. `packed` is what QUERY_HCA_CAP answers, by class: `pack_capabilities` makes it.
-
-    `record` is the engine's record, which knows whether the cable is plugged in.
-    """
+    """The device as a whole. `packed` is what QUERY_HCA_CAP answers, by class: `pack_capabilities` makes it."""
 
     packed: dict[CapClass, bytes]
 
-    def __init__(self, port: Port, record: np.void):
-        self._port, self._record = port, record
+    def __init__(self, hardware: Hardware):
+        self._port, self._record = hardware.port, hardware.record
         self.packed = {}
 
     def commands(self) -> Iterable[Command]:

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Container, Hashable
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -17,16 +17,39 @@ from ...fabric.link import Link
 from ...fabric.neighbours import MAX_LINKS, claimant
 from ...memory import HostMemory
 from .. import step
-from ..state.tables import NIC, WIRE
+from ..dma.loans import Loans
+from ..hardware import Hardware
+from ..state.tables import NIC, WIRE, Table
 from ..wires.pipes import Pipes
 from ..wires.wire import Wire
-from .port import WIRES, address_of, can_reach, gid_of, mac_of
-
-if TYPE_CHECKING:
-    from ..nic import SoftNic
+from .port import WIRES, IPAddress, address_of, can_reach, gid_of, mac_of
 
 MAX_WIRES = MAX_LINKS
 DRAIN_PATIENCE = 0.05  # seconds
+
+
+@runtime_checkable
+class LocalNic(Protocol):
+    """A NIC of this process, as the NICs at the other ends of its wires see it."""
+
+    @property
+    def mac(self) -> bytes: ...
+
+    def has_gid(self, gid: bytes) -> bool: ...
+
+    def is_at(self, gid: bytes, lid: int) -> bool:
+        """Return whether the NIC has this GID or, on InfiniBand, this LID."""
+        ...
+
+    def lose(self, peer: Hashable) -> None:
+        """Mark the wire to a peer that is gone as dead."""
+        ...
+
+
+class Connect(Protocol):
+    """Lay a link to the NIC at an address of this host, from one of our addresses. None if there is no such NIC."""
+
+    def __call__(self, address: IPAddress, source: IPAddress) -> Link | None: ...
 
 
 class Links:
@@ -34,12 +57,13 @@ class Links:
 
     memory: HostMemory
 
-    def __init__(self, nic: SoftNic):
-        self._nic = nic
+    def __init__(self, hardware: Hardware, qps: Table, loans: Loans, connect: Connect):
+        self._hardware, self._name, self._port, self._engine = hardware, hardware.name, hardware.port, hardware.engine
+        self._record, self._qps, self._loans, self._connect = hardware.record, qps, loans, connect
         self.memory = HostMemory(MAX_WIRES * WIRE.size, shared=True)
         self._wires: list[Wire] = []
-        kind = WIRES[nic.port.config.wire]
-        self._to_others: Wire = import_module(f"..wires.{kind.module}", __package__).make(nic.port)
+        self._kind = WIRES[self._port.config.wire]
+        self._to_others: Wire = import_module(f"..wires.{self._kind.module}", __package__).make(self._port)
 
     def close(self) -> None:
         """Release all wires. The engine must have stopped."""
@@ -60,12 +84,12 @@ class Links:
         """Open a wire and give it to the engine. Return its address."""
         address, row = self._free_slot(), wire.row()
         tx = wire.open(row)
-        if faults := self._nic.port.config.faults:
+        if faults := self._port.config.faults:
             wire.injector = Injector(faults, tx, *wire.gids, make_icrc=not wire.adds_icrc)
             row["faults"] = wire.injector.address
             tx = wire.injector.from_nic
         row["tx"] = np.void(tx.tobytes())
-        self._nic.engine.post(step.WRITE_ROW, address, row)
+        self._engine.post(step.WRITE_ROW, address, row)
         wire.address = address
         self._wires.append(wire)
         self._list()
@@ -75,50 +99,50 @@ class Links:
         self, end: LinkEnd, peer: Hashable, gids: tuple[bytes, bytes], release: Callable[[], None]
     ) -> int:
         """Add a wire of two pipes and return its address. `gids` are this end's and the peer's, known to both."""
-        return self.add(Pipes(end, peer, gids, self._nic.port.infiniband, release))
+        return self.add(Pipes(end, peer, gids, self._port.infiniband, release))
 
     def _list(self) -> None:
         """Tell the engine which wires there are. The count must never include an entry that is not there."""
-        record = self._nic.record
+        record = self._record
         ends = np.zeros(MAX_WIRES, np.int64)
         ends[: len(self._wires)] = [wire.address for wire in self._wires]
         writes = [
             (int(record["wires"]), ends),
-            (self._nic.control_address + NIC.wire_count, np.array(len(self._wires), np.int64)),
+            (self._hardware.address + NIC.wire_count, np.array(len(self._wires), np.int64)),
         ]
         if len(self._wires) < record["wire_count"]:
             writes.reverse()
         for address, values in writes:
-            self._nic.engine.post(step.WRITE_ROW, address, values)
+            self._engine.post(step.WRITE_ROW, address, values)
         bells = [fd for wire in self._wires if not wire.dead for fd in wire.bells]
-        self._nic.engine.watch(bells, [fd for wire in self._wires for fd in wire.sockets])
+        self._engine.watch(bells, [fd for wire in self._wires for fd in wire.sockets])
 
     def _free_slot(self) -> int:
         """Return a free slot. A dead wire's slot becomes free when no QP names the wire any more."""
-        named = set(self._nic.qps.given["wire"].tolist())
+        named = set(self._qps.given["wire"].tolist())
         gone = [wire for wire in self._wires if wire.dead and wire.address not in named]
         if gone:
             self._wires = [wire for wire in self._wires if wire not in gone]
             self._list()
             for wire in gone:
-                self._nic.engine.post(step.WRITE_ROW, wire.address, np.zeros((), WIRE.dtype))
+                self._engine.post(step.WRITE_ROW, wire.address, np.zeros((), WIRE.dtype))
                 self._release(wire)
         used = {wire.address for wire in self._wires}
         for i in range(MAX_WIRES):
             if (slot := self.memory.address + i * WIRE.size) not in used:
                 return slot
-        raise NoMemoryError(f"{self._nic.name} has wires to {MAX_WIRES} NICs: close queue pairs to some of them")
+        raise NoMemoryError(f"{self._name} has wires to {MAX_WIRES} NICs: close queue pairs to some of them")
 
     def lose(self, peer: Hashable) -> None:
         """Mark the wire to a peer that is gone as dead. What is sent there is lost."""
         for wire in self._wires:
             if wire.peer == peer and not wire.dead:
                 wire.dead = True
-                self._nic.engine.post(step.WRITE_ROW, wire.address + WIRE.wake_fd, np.zeros(1, np.int64))
-                self._nic.engine.post(step.WRITE_ROW, wire.address + WIRE.broken, np.ones(1, np.int64))
-                self._nic.engine.post(step.WRITE_ROW, wire.address + WIRE.loans, np.zeros(1, np.int64))
+                self._hardware.write(wire.address + WIRE.wake_fd, 0)
+                self._hardware.write(wire.address + WIRE.broken, 1)
+                self._hardware.write(wire.address + WIRE.loans, 0)
                 if isinstance(peer, Link):
-                    self._nic.loans.leave(peer)
+                    self._loans.leave(peer)
                 self._list()
 
     def drain(self, address: int) -> None:
@@ -128,27 +152,27 @@ class Links:
         full, or the NIC is paused, this does not wait for long: the peer retransmits that packet.
         """
         wire, end = self._at(address), time.monotonic() + DRAIN_PATIENCE
-        while wire and not wire.drained and not self._nic.record["paused"] and time.monotonic() < end:
+        while wire and not wire.drained and not self._record["paused"] and time.monotonic() < end:
             os.sched_yield()
 
     def _at(self, address: int) -> Wire | None:
         """Return the wire with this row, or None: a QP whose peer is on its own NIC has none."""
         return next((wire for wire in self._wires if wire.address == address), None)
 
-    def peers(self) -> list[SoftNic]:
+    def peers(self) -> list[LocalNic]:
         """Return the NICs of this process at the other ends."""
-        return [wire.peer for wire in self._wires if not wire.dead and isinstance(wire.peer, type(self._nic))]
+        return [wire.peer for wire in self._wires if not wire.dead and isinstance(wire.peer, LocalNic)]
 
     # --- finding ---------------------------------------------------------------------------------------------------
 
     def towards(self, gid: bytes, lid: int, source: int) -> int:
         """Return the wire to the NIC with this GID or, on InfiniBand, this LID. `source` is this NIC's GID index."""
-        port, kind = self._nic.port, WIRES[self._nic.port.config.wire]
+        port, kind = self._port, self._kind
         if kind.neighbours and (address := self._to_neighbour(gid, lid, source)):
             return address
         if port.infiniband and not kind.infiniband:
             raise NotFoundError(
-                f"{self._nic.name} reaches no NIC with LID {lid:#x} (at {port.address_of_lid(lid)}): an InfiniBand "
+                f"{self._name} reaches no NIC with LID {lid:#x} (at {port.address_of_lid(lid)}): an InfiniBand "
                 "port reaches only software NICs of this host; open the peer first"
             )
         self._to_others.path(gid, source)
@@ -156,12 +180,12 @@ class Links:
 
     def _to_neighbour(self, gid: bytes, lid: int, source: int) -> int:
         """Return the wire to a NIC of this host, or 0 if there is no such NIC."""
-        port = self._nic.port
+        port = self._port
         for wire in self._wires:
-            if not wire.dead and isinstance(wire.peer, type(self._nic)) and _is(wire.peer, gid, lid):
+            if not wire.dead and isinstance(wire.peer, LocalNic) and wire.peer.is_at(gid, lid):
                 return wire.address
         address = port.address_of_lid(lid) if port.infiniband else address_of(gid)
-        link = None if address.is_link_local else self._nic.door.connect(address, source=port.source_address(source))
+        link = None if address.is_link_local else self._connect(address, port.source_address(source))
         return 0 if link is None else self.add_link(link)
 
     def to_others(self) -> Wire:
@@ -178,7 +202,7 @@ class Links:
         end = LinkEnd(link.tx, link.rx, link.capacity, link.peer_rope)
 
         def release() -> None:
-            self._nic.loans.leave(link)
+            self._loans.leave(link)
             link.close()
 
         gids = gid_of(link.own_address), gid_of(link.peer_address)
@@ -187,7 +211,7 @@ class Links:
         except NoMemoryError:
             link.close()
             raise
-        self._nic.loans.join(link, wire)
+        self._loans.join(link, wire)
         return wire
 
     def path(self, address: int, gid: bytes, source: int) -> tuple[bytes, int]:
@@ -201,7 +225,7 @@ class Links:
         `used` are those of the other QPs.
         """
         wire = self._at(address)
-        return source if wire is None else wire.egress(source, port, used, self._nic.engine.settle)
+        return source if wire is None else wire.egress(source, port, used, self._engine.settle)
 
     def mac_of(self, gid: bytes) -> bytes:
         """Return the MAC behind a GID. The kernel resolves the real MAC of another host; sockets do not need it."""
@@ -209,12 +233,6 @@ class Links:
             if peer.has_gid(gid):
                 return peer.mac
         address = address_of(gid)
-        routed = WIRES[self._nic.port.config.wire].routed
-        if routed and not can_reach(address) and claimant(address) is None:
-            raise NotFoundError(f"{self._nic.name} has no route to {address}: see `ip route get {address}`")
+        if self._kind.routed and not can_reach(address) and claimant(address) is None:
+            raise NotFoundError(f"{self._name} has no route to {address}: see `ip route get {address}`")
         return mac_of(address)
-
-
-def _is(nic: SoftNic, gid: bytes, lid: int) -> bool:
-    """Return whether a NIC of the same link layer has this GID or, on InfiniBand, this LID."""
-    return nic.port.lid == lid if nic.port.infiniband else nic.has_gid(gid)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import secrets
 
-import numpy as np
-
 from ...enums import Access
 from ...errors import NoMemoryError, NotSupportedError
 from ...formats.commands import CapClass
@@ -14,7 +12,7 @@ from .. import step
 from ..dma.far_memory import FarMemory
 from ..dma.loans import Loans
 from ..dma.movers import MOVER_SHIFT
-from ..engine import Engine
+from ..hardware import Hardware
 from ..state.tables import MKEY_ROW, MkeyTable
 from .command import Capabilities
 from .objects import Objects
@@ -32,16 +30,15 @@ def new_table() -> MkeyTable:
 
 
 class MemoryKeys(Objects):
-    """The memory keys of a NIC, which drivers register by calls. `owner` is the NIC's name, for messages."""
+    """The memory keys of a NIC, which drivers register by calls."""
 
     def __init__(
-        self, owner: str, table: MkeyTable, record: np.void, engine: Engine, pds: ProtectionDomains, loans: Loans,
-        far_memory: FarMemory,
-    ):  # fmt: skip
+        self, hardware: Hardware, table: MkeyTable, pds: ProtectionDomains, loans: Loans, far_memory: FarMemory
+    ):
         super().__init__(table, CommandSyndrome.NONE)
-        self._owner, self._engine = owner, engine
+        self._owner, self._engine = hardware.name, hardware.engine
         self._pds, self._loans, self._far_memory = pds, loans, far_memory
-        record["mkeys"], record["mkey_mask"] = table.address, table.mask
+        hardware.record["mkeys"], hardware.record["mkey_mask"] = table.address, table.mask
 
     def capabilities(self) -> Capabilities:
         return {CapClass.GENERAL: {"log_max_mkey": self.log_max, "log_max_mrw_sz": _LOG_ADDRESSES}}

@@ -20,7 +20,7 @@ from ...formats.packet import PSN_MASK
 from ...formats.wqe import MAX_TRANSFER_SHIFT, WQEBB
 from ...memory import HostMemory
 from .. import step
-from ..engine import Engine
+from ..hardware import Hardware
 from ..queues.channels import EventChannel
 from ..state.tables import FLIGHT, MAX_RD_ATOMIC, QP_ROW, RESOURCE
 from .command import DONE, Call, Capabilities, Command
@@ -59,16 +59,16 @@ class QueuePairs(QueueObjects):
     known: dict[int, QueuePair]
 
     def __init__(
-        self, record: np.void, engine: Engine, pds: ProtectionDomains, umems: Umems, uars: UarPages,
-        cqs: CompletionQueues, pools: ReceivePools,
+        self, hardware: Hardware, pds: ProtectionDomains, umems: Umems, uars: UarPages, cqs: CompletionQueues,
+        pools: ReceivePools,
     ):  # fmt: skip
         super().__init__("QP", QP_ROW, MAX_QP, CommandSyndrome.NO_SUCH_QP)
-        self._engine = engine
+        self._engine = hardware.engine
         self._pds, self._umems, self._uars, self._cqs, self._pools = pds, umems, uars, cqs, pools
         self._lines = HostMemory(MAX_QP * REGISTER_BYTES)
         self._memory: dict[int, HostMemory] = {}  # QPN → its flights, then its READ and atomic resources
         self.known = {}
-        record["qps"], record["qp_mask"] = self.table.address, self.table.mask
+        hardware.record["qps"], hardware.record["qp_mask"] = self.table.address, self.table.mask
 
     def close(self) -> None:
         for memory in self._memory.values():

@@ -15,13 +15,12 @@ from ...formats.commands import CapClass, Opcode, OptParam, OptParam32, PrmMtu, 
 from ...formats.layout import BitStruct
 from ...formats.wqe import MAX_TRANSFER_SHIFT
 from .. import step
-from ..engine import Engine
+from ..hardware import Hardware
 from ..state.tables import EXTENDED_ATOMICS
 from ..transport.rnr import rnr_delay_ns
 from .command import DONE, Call, Capabilities, Command, Handlers, opcode_of
 from .gids import UDP_SPORTS, Gids
 from .links import Links
-from .port import Port
 from .qp import QueuePairs, state_of
 from .routes import Routes
 from .syndromes import CommandError, CommandSyndrome
@@ -103,8 +102,8 @@ def _set(context: bytearray, path: str, value: Any) -> None:
 class QpTransitions(Handlers):
     """The commands that change the state of queue pairs."""
 
-    def __init__(self, port: Port, engine: Engine, qps: QueuePairs, gids: Gids, links: Links, routes: Routes):
-        self._port, self._engine = port, engine
+    def __init__(self, hardware: Hardware, qps: QueuePairs, gids: Gids, links: Links, routes: Routes):
+        self._port, self._engine = hardware.port, hardware.engine
         self._qps, self._gids, self._links, self._routes = qps, gids, links, routes
 
     def commands(self) -> Iterable[Command]:

@@ -12,7 +12,7 @@ from ...formats.commands import CapClass, Opcode, RmpState, Status, WqType
 from ...formats.contexts import RMPC
 from ...memory import HostMemory
 from .. import step
-from ..engine import Engine
+from ..hardware import Hardware
 from ..state.tables import SRQ_ROW
 from .command import DONE, Call, Capabilities, Command
 from .objects import QueueObjects
@@ -28,9 +28,9 @@ _MIN_STRIDE_LOG, _MAX_STRIDE_LOG = 4, 9  # strides of 16 to 512 bytes
 class ReceivePools(QueueObjects):
     """The receive memory pools of a NIC. Their table has the numbers of SRQs."""
 
-    def __init__(self, engine: Engine, umems: Umems, pds: ProtectionDomains):
+    def __init__(self, hardware: Hardware, umems: Umems, pds: ProtectionDomains):
         super().__init__("SRQ", SRQ_ROW, MAX_SRQ, CommandSyndrome.NO_SUCH_SRQ)
-        self._engine, self._umems, self._pds = engine, umems, pds
+        self._engine, self._umems, self._pds = hardware.engine, umems, pds
         self._contexts: dict[int, bytearray] = {}  # SRQ number → its rmpc, as QUERY_RMP returns it
         self._returned: dict[int, HostMemory] = {}  # SRQ number → room for the indices of WQEs that come back unused
 

@@ -20,11 +20,14 @@ class Routes:
         `source` is this NIC's GID index. The last two values are the peer's GID and this NIC's index as the wire knows
         them: on UDP, those of the addresses that link-local GIDs stand for.
         """
-        port = self._port
-        if lid == port.lid if port.infiniband else self._gids.has(gid):
+        if self.is_here(gid, lid):
             return self._qps.row_address(qpn), 0, gid, source
         wire = self._links.towards(gid, lid, source)
         return 0, wire, *self._links.path(wire, gid, source)
+
+    def is_here(self, gid: bytes, lid: int) -> bool:
+        """Return whether the NIC has this GID or, on InfiniBand, this LID."""
+        return lid == self._port.lid if self._port.infiniband else self._gids.has(gid)
 
     def mac_of(self, gid: bytes) -> bytes:
         """Return the MAC behind a GID that can be reached."""

@@ -7,6 +7,7 @@ import numpy as np
 from ...enums import UarAllocationType
 from ...formats.doorbell import UAR_PAGE
 from ...memory import HostMemory
+from ..hardware import Hardware
 from ..state.tables import UAR_ROW, Table
 from .objects import CountedObjects
 from .syndromes import CommandSyndrome
@@ -15,14 +16,14 @@ MAX_UAR = 512
 
 
 class UarPages(CountedObjects):
-    """The UAR pages of a NIC. The engine serves the registers of those that `record` lists."""
+    """The UAR pages of a NIC. The engine serves the registers of those that its record lists."""
 
-    def __init__(self, owner: str, record: np.void):
-        super().__init__(owner, Table("UAR page", UAR_ROW, MAX_UAR), CommandSyndrome.NO_SUCH_UAR)
+    def __init__(self, hardware: Hardware):
+        super().__init__(hardware.name, Table("UAR page", UAR_ROW, MAX_UAR), CommandSyndrome.NO_SUCH_UAR)
         self._pages, self._list = HostMemory(MAX_UAR * UAR_PAGE), HostMemory(8 * MAX_UAR)
         self._addresses = self._list.view(np.int64, 0, MAX_UAR)
-        self._record = record
-        record["uars"] = self._list.address
+        self._record = hardware.record
+        self._record["uars"] = self._list.address
 
     def close(self) -> None:
         self._list.close()

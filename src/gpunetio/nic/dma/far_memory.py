@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ...errors import NoMemoryError
 from ...memory import HostMemory
-from .. import step
+from ..hardware import Hardware
 from .cuda_driver import CopyDevice, DeviceDriver, cuda_driver
 from .movers import (
     LANDING, LANDINGS, MARK, MARKS, MAX_MOVERS, MEMORY_TYPE, MOVER, MOVER_SHIFT, RANGE_SIZE, RANGE_START, STAGING,
@@ -17,9 +16,6 @@ from .movers import (
 )  # fmt: skip
 from .staging import SLOT, SLOT_BYTES, SLOTS
 from ..state.tables import NIC
-
-if TYPE_CHECKING:
-    from ..nic import SoftNic
 
 TIMEOUT_NS = 5_000_000_000  # for a batch of copies; less than the timeout of a command, which waits for them
 
@@ -29,8 +25,8 @@ class FarMemory:
 
     rows: np.ndarray
 
-    def __init__(self, nic: SoftNic):
-        self._nic = nic
+    def __init__(self, hardware: Hardware):
+        self._hardware = hardware
         self.driver: DeviceDriver | None = None
         self.timeout_ns = TIMEOUT_NS
         self._devices: dict[int, CopyDevice] = {}  # by ordinal, in the order of their movers, which count from 1
@@ -62,7 +58,7 @@ class FarMemory:
         assert self.driver is not None
         number = 1 + len(self._devices)
         if number > MAX_MOVERS:
-            raise NoMemoryError(f"{self._nic.name} already copies for {MAX_MOVERS} GPUs, which is the maximum")
+            raise NoMemoryError(f"{self._hardware.name} already copies for {MAX_MOVERS} GPUs, which is the maximum")
         if number == 1:
             self._memory.append(HostMemory((1 + MAX_MOVERS) * MOVER.size))
             self.rows = self._memory[0].view(MOVER.dtype, 0, 1 + MAX_MOVERS)
@@ -104,8 +100,7 @@ class FarMemory:
         return memory.address
 
     def _write(self, field: int, value: int) -> None:
-        nic = self._nic
-        nic.engine.post(step.WRITE_ROW, nic.control_address + field, np.array([value], np.int64))
+        self._hardware.write(self._hardware.address + field, value)
 
     def close(self) -> None:
         """Close the devices. The engine must have stopped."""

@@ -15,19 +15,14 @@ import contextlib
 import logging
 import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import Any
 
 from ...errors import InvalidValueError
 from ...fabric.frames import LOAN_SHIFT, MAX_LENT, MAX_LOAN
 from ...fabric.link import Link
 from ...memory import HostMemory, MappedMemory, open_shared
-from .. import step
+from ..hardware import Hardware
 from ..state.tables import LOAN, LOANS, WIRE
-
-if TYPE_CHECKING:
-    from ..nic import SoftNic
 
 logger: logging.Logger = logging.getLogger("gpunetio.nic")
 
@@ -63,10 +58,10 @@ class _Peer:
 
 
 class Loans:
-    """What a NIC has lent and borrowed. Callers hold the NIC's lock."""
+    """What a NIC has lent and borrowed. Callers hold the NIC's lock. `lends` is False if the NIC lends nothing."""
 
-    def __init__(self, nic: SoftNic):
-        self._nic = nic
+    def __init__(self, hardware: Hardware, lends: bool):
+        self._hardware, self._lends = hardware, lends
         self._lent: dict[int, _Lent] = {}  # by address
         self._peers: dict[Link, _Peer] = {}
         self._next = 1
@@ -75,7 +70,7 @@ class Loans:
 
     def lend(self, address: int, nbytes: int) -> int:
         """Lend the memory of a new region. Return its MKEY_ROW.lent; 0 if its memory cannot be lent."""
-        if not self._nic.lends:
+        if not self._lends:
             return 0
         with contextlib.suppress(OSError):  # out of descriptors
             if (found := open_shared(address, nbytes)) is not None:
@@ -126,7 +121,7 @@ class Loans:
         try:
             link.send(letter, fds)
         except OSError as error:  # the peer does not read its letters, or is gone
-            logger.info("%s cannot send %s the letter %s: %s", self._nic.name, link, letter, error)
+            logger.info("%s cannot send %s the letter %s: %s", self._hardware.name, link, letter, error)
 
     # --- peers -----------------------------------------------------------------------------------------------------
 
@@ -134,7 +129,7 @@ class Loans:
         """Lend everything to the peer of a new wire over a link, if the peer takes letters."""
         if link.talks:
             peer = self._peers[link] = _Peer(HostMemory(LOANS * LOAN.size))
-            self._write(wire + WIRE.loans, peer.table.address)
+            self._hardware.write(wire + WIRE.loans, peer.table.address)
             for own in self._lent.values():
                 self._offer(link, own)
 
@@ -158,15 +153,15 @@ class Loans:
                 self._send(link, {"op": "lent", "number": number})
             elif op == "lent":  # perhaps of a loan that has ended meanwhile
                 if any(own.number == number for own in self._lent.values()):
-                    self._write(peer.row(number) + LOAN.granted, number)
+                    self._hardware.write(peer.row(number) + LOAN.granted, number)
             elif op == "end":
                 if (memory := peer.borrowed.pop(number, None)) is not None:
-                    self._write(peer.row(number), 0, 0, 0)
+                    self._hardware.write(peer.row(number), 0, 0, 0)
                     memory.close()
             else:
                 raise InvalidValueError(f"{op!r} is not an op of letters about loans")
         except (InvalidValueError, OSError) as error:
-            logger.warning("%s ignores a letter from %s: %s", self._nic.name, link, error)
+            logger.warning("%s ignores a letter from %s: %s", self._hardware.name, link, error)
 
     def _borrow(self, peer: _Peer, number: int, nbytes: object, fds: list[int]) -> None:
         """Map the memory that a peer lends."""
@@ -177,10 +172,7 @@ class Loans:
         if nbytes + sum(memory.nbytes for memory in peer.borrowed.values()) > MAX_BORROWED:
             raise InvalidValueError(f"cannot borrow {nbytes} more bytes: a peer can lend {MAX_BORROWED} at most")
         memory = peer.borrowed[number] = MappedMemory(fds[0], nbytes)
-        self._write(peer.row(number), number, memory.address, nbytes)
-
-    def _write(self, address: int, *words: int) -> None:
-        self._nic.engine.post(step.WRITE_ROW, address, np.array(words, np.int64))
+        self._hardware.write(peer.row(number), number, memory.address, nbytes)
 
     def close(self) -> None:
         """Close the descriptors. The engine must have stopped, and the wires must be gone."""
