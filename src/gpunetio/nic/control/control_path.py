@@ -34,9 +34,11 @@ H = TypeVar("H", bound=Handlers)
 class ControlPath:
     """The objects of a NIC by kind, and the commands on them. Callers hold the NIC's lock.
 
-    `queues` are the kinds that mailboxes create, by the opcode that does so. `memory` are the tables of keys and UMEMs,
-    which the engine knows. `connect` lays links to NICs of other processes. `undo` closes everything, after the engine
-    has stopped.
+    `handlers` are all parts that have registered commands or capabilities. `queues` are the kinds of objects that
+    mailboxes create, by the opcode that does so.
+
+    `memory` are the tables of keys and UMEMs, which the engine knows. `connect` lays links to NICs of other processes.
+    `undo` closes everything, after the engine has stopped.
     """
 
     queues: dict[Opcode, QueueObjects]
@@ -45,11 +47,11 @@ class ControlPath:
         self, hardware: Hardware, memory: tuple[MkeyTable, Table], loans: Loans, far_memory: FarMemory,
         connect: Connect, undo: ExitStack,
     ):  # fmt: skip
-        registered: list[Handlers] = []
+        self.handlers: list[Handlers] = []
 
         def add(handlers: H) -> H:
             undo.callback(handlers.close)
-            registered.append(handlers)
+            self.handlers.append(handlers)
             return handlers
 
         keys, umems = memory
@@ -69,8 +71,9 @@ class ControlPath:
         self.routes = Routes(hardware.port, self.gids, self.qps.table, self.links)
         add(QpTransitions(hardware, self.qps, self.gids, self.links, self.routes))
 
-        self.queues = {part.command(Call.CREATE).opcode: part for part in registered if isinstance(part, QueueObjects)}
-        self.channels = EventChannels(hardware, tuple(self.queues.values()))
+        queues = [part for part in self.handlers if isinstance(part, QueueObjects)]
+        self.queues = {part.command(Call.CREATE).opcode: part for part in queues}
+        self.channels = EventChannels(hardware, queues)
         undo.callback(self.channels.close)
-        self.hca.packed = pack_capabilities(part.capabilities() for part in registered)
-        self.interpreter = CommandInterpreter(command for part in registered for command in part.commands())
+        self.hca.packed = pack_capabilities(part.capabilities() for part in self.handlers)
+        self.interpreter = CommandInterpreter(command for part in self.handlers for command in part.commands())
