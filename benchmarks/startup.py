@@ -1,4 +1,7 @@
-"""How long `gpunetio put_bw --loopback` takes from its start to its first row, with a warm and with a cold cache."""
+"""How long one waits for the compiler and the imports: with an empty cache, and with a full one.
+
+Wall clock and CPU seconds, children included. They differ where two processes compile, and on a busy machine.
+"""
 
 from __future__ import annotations
 
@@ -6,74 +9,144 @@ import argparse
 import json
 import os
 import re
+import resource
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-COMMAND = [sys.executable, "-u", "-m", "gpunetio", "put_bw", "--loopback"]
+ROOT = Path(__file__).resolve().parents[1]
+GPUNETIO = [sys.executable, "-u", "-m", "gpunetio"]
+PUT_BW = [*GPUNETIO, "put_bw", "--loopback"]
 ROW = re.compile(r"^[^A-Za-z]*\d")  # a line of numbers: no header, no rule, no title
-GOALS = {"warm": 1.5, "cold": 30.0}
+README = re.search(r"```python\n(import gpunetio.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+OWN_KERNEL = """
+import gpunetio as gn
+from gpunetio import device as dev
+
+@gn.kernel
+def own(qp, raddr, rkey, laddr, lkey, nbytes):
+    dev.wait(qp, dev.put(qp, raddr, rkey, laddr, lkey, nbytes))
+
+own.compile_for_the_host()
+"""
 
 
-def first_row(cache: str | None, command: list[str]) -> float:
-    """Seconds from the start of the process to its first row; the process is stopped then."""
-    environment = os.environ | {"PYTHONUNBUFFERED": "1"} | ({"NUMBA_CACHE_DIR": cache} if cache else {})
-    start = time.perf_counter()
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
-        lines = []
-        for line in child.stdout or ():
-            lines.append(line)
-            if ROW.match(line):
-                seconds = time.perf_counter() - start
-                child.terminate()
-                return seconds
-        error = child.stderr.read() if child.stderr else ""
-    raise SystemExit(f"{' '.join(command)} ended without a row:\n{''.join(lines)}{error}")
+@dataclass(frozen=True)
+class Start:
+    """Something that is started: with a cache that is empty, or filled by `before`."""
+
+    name: str
+    goal: float  # seconds
+    run: Callable[[str], None]
+    before: Callable[[str], None] | None = None
 
 
-def interpreter() -> float:
-    """Seconds that Python and the imports take without us: the floor of a warm start."""
-    start = time.perf_counter()
-    subprocess.run([sys.executable, "-c", "import numpy, numba, click, rich.table"], check=True)
-    return time.perf_counter() - start
+def environment(cache: str) -> dict[str, str]:
+    """The environment of a process whose cache is in a folder, or where it always is."""
+    quiet = {"PYTHONUNBUFFERED": "1", "GPUNETIO_QUIET": "1"}
+    return os.environ | quiet | ({"NUMBA_CACHE_DIR": cache} if cache else {})
+
+
+def whole(command: list[str]) -> Callable[[str], None]:
+    """A command that runs to its end."""
+    return lambda cache: subprocess.run(command, env=environment(cache), check=True, stdout=subprocess.DEVNULL) and None
+
+
+def first_row(command: list[str]) -> Callable[[str], None]:
+    """A command that is stopped at its first row."""
+
+    def run(cache: str) -> None:
+        with subprocess.Popen(
+            command, env=environment(cache), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        ) as child:
+            lines = []
+            for line in child.stdout or ():
+                lines.append(line)
+                if ROW.match(line):
+                    child.terminate()
+                    return
+            error = child.stderr.read() if child.stderr else ""
+        raise SystemExit(f"{' '.join(command)} ended without a row:\n{''.join(lines)}{error}")
+
+    return run
+
+
+def program(text: str) -> Callable[[str], None]:
+    """A program from a file, as functions from elsewhere are not cached."""
+
+    def run(cache: str) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder, "program.py")
+            file.write_text(text)
+            whole([sys.executable, str(file)])(cache)
+
+    return run
+
+
+def import_alone(cache: str) -> None:
+    """Import what each command needs, without us: the floor of a warm start."""
+    whole([sys.executable, "-c", "import numpy, numba, click, rich.table"])(cache)
+
+
+if README is None:
+    raise SystemExit("README.md has no first kernel")
+STARTS = (
+    Start("the imports alone", 0.5, import_alone),
+    Start("import gpunetio", 0.7, whole([sys.executable, "-c", "import gpunetio"])),
+    Start("put_bw --loopback to its first row, warm", 1.5, first_row(PUT_BW), before=first_row(PUT_BW)),
+    Start("put_bw --loopback to its first row, cold", 30, first_row(PUT_BW)),
+    Start("gpunetio warm, cold", 40, whole([*GPUNETIO, "warm"])),
+    Start("README's first kernel and its NIC, cold", 30, program(README[1])),
+    Start("a kernel of one's own, cold", 4, program(OWN_KERNEL)),
+    Start("a kernel of one's own, device library compiled", 1, program(OWN_KERNEL), before=program(OWN_KERNEL)),
+)
+
+
+def measured(start: Start, rounds: int) -> dict[str, object]:
+    """Start it `rounds` times, each with a cache of its own."""
+    walls, cpus = [], []
+    for _ in range(rounds):
+        with tempfile.TemporaryDirectory() as cache:
+            if start.before:
+                start.before(cache)
+            wall, cpu = time.perf_counter(), cpu_of_children()
+            start.run(cache)
+            walls.append(time.perf_counter() - wall)
+            cpus.append(cpu_of_children() - cpu)
+    return {
+        "start": start.name, "median_s": statistics.median(walls), "best_s": min(walls),
+        "cpu_s": statistics.median(cpus), "goal_s": start.goal, "rounds": rounds,
+    }  # fmt: skip
+
+
+def cpu_of_children() -> float:
+    """CPU seconds of all processes that were waited for."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def main() -> None:
     """Measure, and print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5, help="warm starts")
-    parser.add_argument("--cold-rounds", type=int, default=1, help="cold starts")
+    parser.add_argument("--rounds", type=int, default=1, help="starts of each kind")
+    parser.add_argument("--match", default="", help="only those whose name contains this")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    parser.add_argument("command", nargs="*", help="another command to start, after --")
     args = parser.parse_args()
-    command = args.command or COMMAND
-    cold = []
-    for _ in range(args.cold_rounds):
-        with tempfile.TemporaryDirectory() as cache:
-            cold.append(first_row(cache, command))
-    first_row(None, command)  # fills the cache
-    floor, warm = [], []
-    for _ in range(args.rounds):
-        floor.append(interpreter())
-        warm.append(first_row(None, command))
-    samples = {"warm": warm, "cold": cold}
-    results = [
-        {"start": name, "median_s": statistics.median(values), "best_s": min(values), "goal_s": GOALS[name],
-         "imports_alone_s": statistics.median(floor), "rounds": len(values)}
-        for name, values in samples.items() if values
-    ]  # fmt: skip
+    results = [measured(start, args.rounds) for start in STARTS if args.match in start.name]
     if args.json:
         print(json.dumps(results, indent=2))
         return
-    table = Table("start", "median", "best", "goal", "imports alone", title=" ".join(command[1:]))
+    table = Table("start", "median", "best", "CPU", "goal")
     for r in results:
-        seconds = [f"{r[key]:.2f} s" for key in ("median_s", "best_s", "goal_s", "imports_alone_s")]
-        table.add_row(str(r["start"]), *seconds)
+        table.add_row(str(r["start"]), *(f"{r[key]:.2f} s" for key in ("median_s", "best_s", "cpu_s", "goal_s")))
     Console().print(table)
 
 
