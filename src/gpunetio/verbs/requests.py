@@ -30,7 +30,7 @@ def operation_of(request: SendWr, qp_type: QpType) -> Operation:
     if operation is None:
         if not isinstance(opcode, WrOpcode):
             raise InvalidValueError(f"opcode = {opcode}: it must be a WrOpcode")
-        raise InvalidValueError(f"{opcode.name} on a {qp_type.name} queue pair: only RC has READs and atomics")
+        raise InvalidValueError(f"{opcode.name} on a {QpType(qp_type).name} queue pair: only RC has READs and atomics")
     return operation
 
 
