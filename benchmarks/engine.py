@@ -38,13 +38,17 @@ from gpunetio.jit.compile import engine_function
 from gpunetio.jit.ops import be32, clock_ns, st_release32
 from gpunetio.memory import HostMemory
 from gpunetio.nic import engine, step
-from gpunetio.nic.state import tables
+from gpunetio.nic.state.counters import COUNTERS
+from gpunetio.nic.state.cq import CQ_ROW
 from gpunetio.nic.state.message import MAX_SEGMENTS
+from gpunetio.nic.state.nic import NIC
+from gpunetio.nic.state.objects import MKEY_ROW
+from gpunetio.nic.state.qp import QP_ROW, WATCH, qp_row_at
 from gpunetio.service import STOP_TIMEOUT, ServiceThread
 
 PEER = Path(__file__).with_name("engine_peer.cpp")
 ENTRIES = (
-    tables.NIC, tables.QP_ROW, tables.WATCH, tables.CQ_ROW, tables.MKEY_ROW, tables.COUNTERS,
+    NIC, QP_ROW, WATCH, CQ_ROW, MKEY_ROW, COUNTERS,
     wqe.CTRL_SEG, wqe.RADDR_SEG, wqe.DATA_SEG, cqe.CQE64, DEV_QP, DEV_CQ,
 )  # fmt: skip
 CONSTANTS = {
@@ -103,7 +107,7 @@ def build_peer(folder: str) -> ctypes.CDLL:
 @engine_function
 def drain(nic, row, target):
     """Ring the doorbell and be the engine until WQE `target` - 1 is complete: nanoseconds, or -1."""
-    q = tables.qp_row_at(row)
+    q = qp_row_at(row)
     start = clock_ns()
     st_release32(q.doorbell, be32((target & doorbell.PI_MASK) << doorbell.WQE_IDX_SHIFT))
     while q.sq_ci != target:

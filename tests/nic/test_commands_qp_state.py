@@ -10,7 +10,7 @@ from gpunetio.enums import Access
 from gpunetio.errors import DriverError, TimedOutError
 from gpunetio.formats.commands import Opcode, OptParam, Status
 from gpunetio.nic.control.syndromes import CommandSyndrome
-from gpunetio.nic.state.tables import PIPES, UDP, WIRE
+from gpunetio.nic.state.wire import PIPES, UDP, WIRE
 from nic_rig import view
 
 

@@ -24,7 +24,10 @@ from gpunetio.fabric.neighbours import Door
 from gpunetio.memory import PAGE, HostMemory
 from gpunetio.nic.observe.publish import Publication, describe_dtype
 from gpunetio.nic.observe.running import Observed, running
-from gpunetio.nic.state.tables import COUNTERS, CQ_ROW, GID_ROW, Table
+from gpunetio.nic.state.counters import COUNTERS
+from gpunetio.nic.state.cq import CQ_ROW
+from gpunetio.nic.state.objects import GID_ROW
+from gpunetio.nic.state.tables import Table
 from neighbour import address
 from nic_rig import until
 

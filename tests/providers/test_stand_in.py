@@ -27,7 +27,7 @@ from gpunetio.formats.events import EventType
 from gpunetio.memory import PAGE, HostMemory
 from gpunetio.nic import step
 from gpunetio.nic.control.port import PortConfig
-from gpunetio.nic.state.tables import EVENT
+from gpunetio.nic.state.cq import EVENT
 from gpunetio.providers.mlx5 import structs as s
 from gpunetio.providers.mlx5.inline import ibv_query_port
 from gpunetio.providers.mlx5.libraries import libibverbs, libmlx5

@@ -27,7 +27,7 @@ from gpunetio.fabric import udp
 from gpunetio.fabric.frames import PIPE, pipe_size
 from gpunetio.nic.control.port import PortConfig
 from gpunetio.nic.nic import SoftNic
-from gpunetio.nic.state.tables import WIRE
+from gpunetio.nic.state.wire import WIRE
 from gpunetio.verbs import QpEndpoint
 from neighbour import address
 from nic_rig import PATIENCE, WRITE, Buffer, Cqe, Queue, raddr, until, view

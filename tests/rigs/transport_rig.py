@@ -20,7 +20,7 @@ from gpunetio.fabric import frames
 from gpunetio.fabric.inprocess import InProcessWire
 from gpunetio.nic import step
 from gpunetio.nic.control.port import PortConfig
-from gpunetio.nic.state.tables import WIRE
+from gpunetio.nic.state.wire import WIRE
 from gpunetio.verbs import QpEndpoint
 from nic_rig import Buffer, Queue, until, view
 

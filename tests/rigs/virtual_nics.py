@@ -22,8 +22,10 @@ from gpunetio.jit.ops import be32, copy, ld8, ld64, st_release32
 from gpunetio.jit.struct_view import struct_view
 from gpunetio.nic.control.port import PortConfig
 from gpunetio.nic.nic import SoftNic
-from gpunetio.nic.state.tables import WIRE, nic_at, qp_row_at, watch_at, wire_at
+from gpunetio.nic.state.nic import nic_at
+from gpunetio.nic.state.qp import qp_row_at, watch_at
 from gpunetio.nic.state.watch import entry
+from gpunetio.nic.state.wire import WIRE, wire_at
 from gpunetio.nic.step import scan_records, step
 from gpunetio.providers.soft import open_device
 from nic_rig import Queue, view

@@ -27,7 +27,7 @@ from gpunetio.formats.commands import ServiceType
 from gpunetio.jit.compile import engine_function
 from gpunetio.jit.ops import ld64, st64
 from gpunetio.memory import HostMemory
-from gpunetio.nic.state.tables import PACKET_FATES
+from gpunetio.nic.state.counters import PACKET_FATES
 from nic_rig import (
     FA,
     READ,

@@ -33,7 +33,10 @@ from gpunetio.jit.compile import engine_function
 from gpunetio.jit.ops import be32, copy, ld8, ld32, ld64, st8, st16, st32, st64, st_release64
 from gpunetio.jit.struct_view import struct_view
 from gpunetio.memory import HostMemory
-from gpunetio.nic.state.tables import PACKET_FATES, QP_ROW, QP_SETUP_BYTES, WIRE, nic_at, qp_row_at, wire_at
+from gpunetio.nic.state.counters import PACKET_FATES
+from gpunetio.nic.state.nic import nic_at
+from gpunetio.nic.state.qp import QP_ROW, QP_SETUP_BYTES, qp_row_at
+from gpunetio.nic.state.wire import WIRE, wire_at
 from gpunetio.nic.step import step
 from gpunetio.nic.transport.due import forget_due
 from nic_rig import (

@@ -21,7 +21,7 @@ from gpunetio.formats.commands import QpState
 from gpunetio.formats.wqe import CtrlFlags
 from gpunetio.jit.ops import st64
 from gpunetio.nic.observe.reasons import Reason
-from gpunetio.nic.state.tables import QP_ROW
+from gpunetio.nic.state.qp import QP_ROW
 from pair import run_on
 
 PACKAGE = Path(gpunetio.__file__).parent

@@ -22,7 +22,7 @@ from gpunetio.memory import PAGE, HostMemory, open_shared
 from gpunetio.nic.control.port import PortConfig
 from gpunetio.nic.dma import loans
 from gpunetio.nic.nic import SoftNic
-from gpunetio.nic.state.tables import LOAN, LOANS, WIRE
+from gpunetio.nic.state.wire import LOAN, LOANS, WIRE
 from nic_rig import (
     READ,
     RESP_SEND,

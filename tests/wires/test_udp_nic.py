@@ -9,7 +9,7 @@ from gpunetio import PortConfig, verbs
 from gpunetio.errors import InvalidValueError
 from gpunetio.fabric.udp_records import RX_MESSAGES
 from gpunetio.nic.control import links
-from gpunetio.nic.state.tables import PACKET_FATES
+from gpunetio.nic.state.counters import PACKET_FATES
 from gpunetio.nic.transport.datagrams import ROUNDS, serve_socket
 from nic_rig import REQ, SIZE, WRITE, Buffer, Queue, until
 from udp_rig import own_address

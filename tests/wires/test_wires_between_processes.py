@@ -17,7 +17,7 @@ from gpunetio.fabric.neighbours import Door
 from gpunetio.memory import PAGE, HostMemory
 from gpunetio.nic.control.port import PortConfig
 from gpunetio.nic.observe.publish import TABLES
-from gpunetio.nic.state.tables import PIPES, UDP
+from gpunetio.nic.state.wire import PIPES, UDP
 from gpunetio.providers import soft
 from neighbour import address
 from nic_rig import REQ_ERR, RETRY_EXCEEDED

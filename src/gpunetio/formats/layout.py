@@ -144,6 +144,12 @@ _TYPES = {
 }  # fmt: skip
 
 
+def field_type(kind: str) -> np.dtype:
+    """Return the NumPy type of a field that an `Entry` declares as `kind`."""
+    kind, _, count = kind.rstrip("]").partition("[")
+    return np.dtype(f"V{count}" if kind == "raw" else (f"({count},)" if count else "") + _TYPES[kind])
+
+
 class Entry(tuple):
     """A queue entry or record of `size` bytes, declared by rows of `name  byte_offset  type`.
 
@@ -160,9 +166,8 @@ class Entry(tuple):
         names, formats, offsets = [], [], []
         for row in table.strip().splitlines():
             field, offset, kind = row.split()
-            kind, _, count = kind.rstrip("]").partition("[")
             names.append(field)
-            formats.append(f"V{count}" if kind == "raw" else (f"({count},)" if count else "") + _TYPES[kind])
+            formats.append(field_type(kind))
             offsets.append(int(offset))
         members: dict[str, Any] = {
             field: property(operator.itemgetter(i)) for i, field in enumerate((*names, "size"))

@@ -29,7 +29,11 @@ from .dma import lost_memory
 from .step import TOO_FULL, WRITE_ROW, WRONG_STATE, scan_records, step
 from .transport.wire_kinds import has_pipe_in, pump_in, pump_out
 from .dma.movers import at_work
-from .state.tables import NIC, QP_ROW, WIRE, Table, channel_at, nic_at, qp_row_at, watch_at, wire_at
+from .state.cq import channel_at
+from .state.nic import NIC, nic_at
+from .state.qp import QP_ROW, qp_row_at, watch_at
+from .state.tables import Table
+from .state.wire import WIRE, wire_at
 from .state.watch import entry
 
 _poll = types.ExternalFunction("poll", types.int32(types.int64, types.uint64, types.int32))

@@ -42,7 +42,10 @@ from .observe.reports import Report, ReportService
 from .observe.starved import Starved
 from .queues.channels import EventChannel
 from .state.message import MESSAGE
-from .state.tables import COUNTERS, NIC, WATCH, MkeyTable, Table
+from .state.counters import COUNTERS
+from .state.nic import NIC
+from .state.qp import WATCH
+from .state.tables import MkeyTable, Table
 from .wires.wire import Wire
 
 MIN_ACK_TIMEOUT_NS = 1_000_000  # an engine is a thread, which may be off its core for that long

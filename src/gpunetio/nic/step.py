@@ -17,7 +17,10 @@ from .dma.moving import is_still
 from .transport.requester import serve as serve_requester
 from .transport.responder import flush_receives, resize_shared, return_shared
 from .dma.staging import free_slots
-from .state.tables import COUNTERS, NIC, QP_ROW, QP_SETUP_BYTES, counters_at, event_at, nic_at, qp_row_at, watch_at
+from .state.counters import COUNTERS, counters_at
+from .state.cq import event_at
+from .state.nic import NIC, nic_at
+from .state.qp import QP_ROW, QP_SETUP_BYTES, qp_row_at, watch_at
 from .state.watch import add, entry, has_work, remove, settle, wake
 from .transport.delivery import qp_row
 from .transport.due import forget_due, send_due

@@ -31,7 +31,7 @@ from ..nic.control.qp import MAX_LOG_QUEUE
 from ..nic.engine import compile_engine
 from ..nic.nic import DESCRIPTORS, SoftNic
 from ..nic.queues.channels import EventChannel
-from ..nic.state.tables import MAX_RD_ATOMIC
+from ..nic.state.qp import MAX_RD_ATOMIC
 from .provider import ClockInfo, DeviceAttr, DeviceInfo, Event, MrKeys, PortAttr, UarPage
 
 DEVICES = 8

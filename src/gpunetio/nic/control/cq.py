@@ -18,7 +18,7 @@ from ...memory import HostMemory
 from .. import step
 from ..hardware import Hardware
 from ..queues.channels import EventChannel
-from ..state.tables import CQ_ROW
+from ..state.cq import CQ_ROW
 from .command import DONE, Call, Capabilities, Command
 from .eq import EventQueues
 from .objects import QueueObjects

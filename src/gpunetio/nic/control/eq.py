@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from ...formats.commands import CapClass, Status
 from ..hardware import Hardware
-from ..state.tables import EQ_ROW, Table
+from ..state.cq import EQ_ROW
+from ..state.tables import Table
 from .command import Capabilities
 from .objects import Objects, log_of
 from .syndromes import CommandError, CommandSyndrome

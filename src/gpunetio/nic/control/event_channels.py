@@ -11,7 +11,7 @@ from ...formats.events import EventType
 from .. import step
 from ..hardware import Hardware
 from ..queues.channels import EventChannel
-from ..state.tables import EVENT
+from ..state.cq import EVENT
 from .objects import QueueObjects
 
 MAX_CHANNELS = 1024

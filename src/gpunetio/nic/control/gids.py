@@ -12,7 +12,8 @@ from ...formats.commands import ROCE_VERSION_2, CapClass, Opcode, Status
 from ...formats.contexts import ROCE_ADDR_LAYOUT
 from ...formats.packet import ROCE_UDP_PORT
 from ..hardware import Hardware
-from ..state.tables import GID_ROW, Table
+from ..state.objects import GID_ROW
+from ..state.tables import Table
 from .command import DONE, OUT_BYTES, Call, Capabilities, Command
 from .objects import Objects
 from .syndromes import CommandError, CommandSyndrome

@@ -19,7 +19,9 @@ from ...memory import HostMemory
 from .. import step
 from ..dma.loans import Loans
 from ..hardware import Hardware
-from ..state.tables import NIC, WIRE, Table
+from ..state.nic import NIC
+from ..state.tables import Table
+from ..state.wire import WIRE
 from ..wires.pipes import Pipes
 from ..wires.wire import Wire
 from .port import WIRES, IPAddress, address_of, can_reach, gid_of, mac_of

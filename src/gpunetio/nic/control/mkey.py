@@ -13,7 +13,8 @@ from ..dma.far_memory import FarMemory
 from ..dma.loans import Loans
 from ..dma.movers import MOVER_SHIFT
 from ..hardware import Hardware
-from ..state.tables import MKEY_ROW, MkeyTable
+from ..state.objects import MKEY_ROW
+from ..state.tables import MkeyTable
 from .command import Capabilities
 from .objects import Objects
 from .pd import ProtectionDomains

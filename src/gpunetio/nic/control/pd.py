@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ...formats.commands import CapClass
-from ..state.tables import PD_ROW, Table
+from ..state.objects import PD_ROW
+from ..state.tables import Table
 from .command import Capabilities
 from .objects import CountedObjects
 from .syndromes import CommandSyndrome

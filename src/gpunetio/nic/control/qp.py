@@ -22,7 +22,7 @@ from ...memory import HostMemory
 from .. import step
 from ..hardware import Hardware
 from ..queues.channels import EventChannel
-from ..state.tables import FLIGHT, MAX_RD_ATOMIC, QP_ROW, RESOURCE
+from ..state.qp import FLIGHT, MAX_RD_ATOMIC, QP_ROW, RESOURCE
 from .command import DONE, Call, Capabilities, Command
 from .cq import CompletionQueues
 from .objects import CountedObjects, QueueObjects, log_of

@@ -16,7 +16,7 @@ from ...formats.layout import BitStruct
 from ...formats.wqe import MAX_TRANSFER_SHIFT
 from .. import step
 from ..hardware import Hardware
-from ..state.tables import EXTENDED_ATOMICS
+from ..state.qp import EXTENDED_ATOMICS
 from ..transport.rnr import rnr_delay_ns
 from .command import DONE, Call, Capabilities, Command, Handlers, opcode_of
 from .gids import UDP_SPORTS, Gids

@@ -13,7 +13,7 @@ from ...formats.contexts import RMPC
 from ...memory import HostMemory
 from .. import step
 from ..hardware import Hardware
-from ..state.tables import SRQ_ROW
+from ..state.srq import SRQ_ROW
 from .command import DONE, Call, Capabilities, Command
 from .objects import QueueObjects
 from .pd import ProtectionDomains

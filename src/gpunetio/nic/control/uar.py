@@ -8,7 +8,8 @@ from ...enums import UarAllocationType
 from ...formats.doorbell import UAR_PAGE
 from ...memory import HostMemory
 from ..hardware import Hardware
-from ..state.tables import UAR_ROW, Table
+from ..state.objects import UAR_ROW
+from ..state.tables import Table
 from .objects import CountedObjects
 from .syndromes import CommandSyndrome
 

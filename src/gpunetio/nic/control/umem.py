@@ -6,7 +6,8 @@ from ...enums import Access
 from ...errors import InvalidValueError
 from ...formats.commands import Status
 from ...memory import is_accessible
-from ..state.tables import UMEM_ROW, Table
+from ..state.objects import UMEM_ROW
+from ..state.tables import Table
 from .objects import CountedObjects
 from .syndromes import CommandError, CommandSyndrome
 

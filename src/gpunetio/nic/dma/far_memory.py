@@ -15,7 +15,7 @@ from .movers import (
     TIMED_OUT,
 )  # fmt: skip
 from .staging import SLOT, SLOT_BYTES, SLOTS
-from ..state.tables import NIC
+from ..state.nic import NIC
 
 TIMEOUT_NS = 5_000_000_000  # for a batch of copies; less than the timeout of a command, which waits for them
 

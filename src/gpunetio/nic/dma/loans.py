@@ -22,7 +22,7 @@ from ...fabric.frames import LOAN_SHIFT, MAX_LENT, MAX_LOAN
 from ...fabric.link import Link
 from ...memory import HostMemory, MappedMemory, open_shared
 from ..hardware import Hardware
-from ..state.tables import LOAN, LOANS, WIRE
+from ..state.wire import LOAN, LOANS, WIRE
 
 logger: logging.Logger = logging.getLogger("gpunetio.nic")
 

@@ -29,7 +29,8 @@ from ...jit.compile import engine_function
 from ...jit.ops import call_c, ld8, ld32, ld64, st8, st64
 from ...jit.struct_view import struct_view
 from ...formats.layout import Entry
-from ..state.tables import MKEY_ROW, UMEM_ROW, Table, mkey_row_at
+from ..state.objects import MKEY_ROW, UMEM_ROW, mkey_row_at
+from ..state.tables import Table
 
 MOST = 64  # engines known at a time
 _MR_TEXT = (

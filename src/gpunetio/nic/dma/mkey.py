@@ -5,7 +5,9 @@ from __future__ import annotations
 from ...jit.compile import device_function, engine_function
 from ...fabric.frames import LOAN_SHIFT
 from ..observe import refuse
-from ..state.tables import LOAN, LOANS, MKEY_ROW, loan_at, mkey_row_at, nic_at, wire_at
+from ..state.nic import nic_at
+from ..state.objects import MKEY_ROW, mkey_row_at
+from ..state.wire import LOAN, LOANS, loan_at, wire_at
 
 @device_function
 def find(nic, key, pdn, addr, nbytes, right):

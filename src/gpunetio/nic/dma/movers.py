@@ -21,7 +21,8 @@ from ...formats.commands import ServiceType
 from ...formats.layout import Entry
 from ..observe import refuse
 from ..observe.reasons import Reason
-from ..state.tables import nic_at, qp_row_at
+from ..state.nic import nic_at
+from ..state.qp import qp_row_at
 
 MOVER_SHIFT = 58  # above all addresses of a process, on every 64-bit platform of CUDA
 FAR_ADDRESS = (1 << MOVER_SHIFT) - 1

@@ -18,7 +18,9 @@ from .movers import copy_failed, ended, far, is_pinned, mover_at, mover_of, on_g
 from ..transport.psn import on_wire, packets_of
 from ..transport.responder import complete_receive
 from .staging import free_slots
-from ..state.tables import FLIGHT, counters_at, flight_at, nic_at, qp_row_at
+from ..state.counters import counters_at
+from ..state.nic import nic_at
+from ..state.qp import FLIGHT, flight_at, qp_row_at
 from ..queues.wqes import build, check_wqe, in_one_piece, read_control, wqe_slot
 
 MOST_MOVING = 64 << 20  # bytes in flight by one mover, beyond which nothing begins: commands wait for them

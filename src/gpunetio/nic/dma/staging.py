@@ -15,7 +15,8 @@ from ...jit.struct_view import struct_view
 from ...formats.layout import Entry
 from ..state.message import MESSAGE
 from .movers import copy_failed, ended, far, mover_at, move_far, on_gpu
-from ..state.tables import nic_at, qp_row_at
+from ..state.nic import nic_at
+from ..state.qp import qp_row_at
 
 SLOTS = 32
 SLOT_BYTES = 256 << 10

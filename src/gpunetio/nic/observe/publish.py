@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 
 from ...memory import HostMemory
-from ..state.tables import COUNTERS, WIRE, Table
+from ..state.counters import COUNTERS
+from ..state.tables import Table
+from ..state.wire import WIRE
 
 TABLES = ("qps", "cqs", "srqs", "mkeys", "pds", "umems", "uar_pages", "eqs", "gids")  # attributes of a NIC
 _USED = {"gids": "gid"}  # the field that marks a row in use, if not the number

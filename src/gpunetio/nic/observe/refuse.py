@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...jit.compile import device_function, engine_function
 from .reasons import Reason
-from ..state.tables import nic_at
+from ..state.nic import nic_at
 
 
 @device_function

@@ -17,7 +17,7 @@ from ...memory import HostMemory
 from ...service import ServiceThread
 from ..queues.completion import RESPONDER
 from .reasons import EXPLAIN, Reason
-from ..state.tables import ERROR_RECORD
+from ..state.nic import ERROR_RECORD
 
 logger: logging.Logger = logging.getLogger("gpunetio.nic")
 

@@ -8,7 +8,7 @@ from ...errors import FullError
 from ...fabric.ring import RING, next_full, release
 from ...formats.events import EventType, eqe
 from ...memory import HostMemory
-from ..state.tables import CHANNEL, EVENT
+from ..state.cq import CHANNEL, EVENT
 
 CAPACITY = 1 << 14  # events: every CQ of a NIC may have one that waits
 

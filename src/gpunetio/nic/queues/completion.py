@@ -17,7 +17,10 @@ from ...formats.wqe import CompletionMode
 from .events import notify, raise_event, tell
 from ..observe import refuse
 from ..observe.reasons import Reason
-from ..state.tables import EQ_ROW, counters_at, cq_row_at, error_record_at, nic_at, qp_row_at
+from ..state.counters import counters_at
+from ..state.cq import EQ_ROW, cq_row_at
+from ..state.nic import error_record_at, nic_at
+from ..state.qp import qp_row_at
 from ..state.watch import wake
 
 _NO_EVENT = 0

@@ -9,7 +9,7 @@ from ...formats.doorbell import PI_MASK, QP_DBREC, WQE_IDX_SHIFT
 from ...formats.wqe import DS_MASK, WqeOpcode
 from .completion import REQUESTER, fail_qp, fail_send, record_error
 from ..observe import refuse
-from ..state.tables import qp_row_at
+from ..state.qp import qp_row_at
 from ..state.watch import wake
 from .wqes import index_in, wqe_slot
 

@@ -8,7 +8,9 @@ from ...fabric.ring import next_free, publish
 from ...formats.cqe import CI_MASK
 from ...formats.doorbell import CQ_ARM_SOLICITED, CQ_DBREC, UAR_CQ_OFFSET
 from ...formats.events import EventType
-from ..state.tables import CHANNEL, CQ_ROW, channel_at, cq_row_at, event_at, nic_at, qp_row_at
+from ..state.cq import CHANNEL, CQ_ROW, channel_at, cq_row_at, event_at
+from ..state.nic import nic_at
+from ..state.qp import qp_row_at
 
 _ANY, _SOLICITED = 2, 1  # CQ_ROW.armed: the larger value includes the smaller
 

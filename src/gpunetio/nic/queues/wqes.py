@@ -22,7 +22,9 @@ from ..dma.mkey import translate
 from ..dma.movers import MOVER_SHIFT
 from ..observe import refuse
 from ..observe.reasons import Reason
-from ..state.tables import CQ_ROW, cq_row_at, nic_at, qp_row_at
+from ..state.cq import CQ_ROW, cq_row_at
+from ..state.nic import nic_at
+from ..state.qp import qp_row_at
 
 _CQN_MASK, _INDEX_MASK = 0xFF_FFFF, 0xFFFF_FFFF
 

@@ -5,34 +5,35 @@ from __future__ import annotations
 from typing import Any
 
 from ...jit.struct_view import struct_view
-from ...formats.layout import Entry
+from .record import record
 
 MAX_SEGMENTS = 64
 
 WQE_BYTES = 1024  # the largest WQE: 16 basic blocks
 
-# `swap_add` and `compare` are an atomic's operands and, of a masked one, `swap_mask` and `compare_mask`; the field
-# boundaries of a fetch and add are in `swap_mask`. `segments` are (address, bytes) pairs; `wqe` is room for a WQE that
-# wraps around its ring, `payload` for what a CQE carries. `far` is 0 when all segments lie in host memory (movers.py).
-MESSAGE = Entry("message", 192 + 16 * MAX_SEGMENTS + WQE_BYTES, """
-    opcode         0  i64
-    src_qpn        8  i64
-    dst_qpn       16  i64
-    index         24  i64
-    raddr         32  i64
-    rkey          40  i64
-    nbytes        48  i64
-    imm           56  i64
-    compare       64  i64
-    swap_add      72  i64
-    solicited     80  i64
-    nsegments     88  i64
-    swap_mask     96  i64
-    compare_mask 104  i64
-    far          112  i64
-    payload      128  i64[4]
-    segments     192  i64
-    wqe         1216  i64
+MESSAGE = record("message", f"""
+    opcode         i64      requester  formats.wqe.WqeOpcode
+    src_qpn        i64      requester  number of the QP that sends
+    dst_qpn        i64      requester  number of its peer
+    index          i64      requester  index of the WQE
+    raddr          i64      requester  remote virtual address
+    rkey           i64      requester  its key
+    nbytes         i64      requester  bytes of payload
+    imm            i64      requester  immediate data
+    # atomics, and how the payload lies
+    compare        i64      requester  operand: what is compared
+    swap_add       i64      requester  operand: what is swapped or added
+    compare_mask   i64      requester  of a masked atomic: the bits that are compared
+    swap_mask      i64      requester  of a masked atomic: the bits that are swapped; of an add: where its fields end
+    solicited      i64      requester  not 0: the completion is solicited
+    nsegments      i64      requester  entries of `segments`
+    far            i64      requester  not 0: some segments are in device memory (dma/movers.py)
+    # room
+    payload        i64[4]   responder  what a CQE carries
+    # segments
+    segments       i64[{2 * MAX_SEGMENTS}] requester  pairs of address and bytes
+    # the WQE
+    wqe            raw[{WQE_BYTES}] requester  a WQE that wraps around the end of its ring, in one piece
 """)
 
 message_at: Any = struct_view(MESSAGE)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from ...jit.compile import device_function, engine_function
 from ...jit.ops import ld_relaxed64
 from ...formats.commands import QpState
-from .tables import WATCH, nic_at, qp_row_at, watch_at
+from .nic import nic_at
+from .qp import WATCH, qp_row_at, watch_at
 
 
 

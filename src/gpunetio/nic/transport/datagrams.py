@@ -7,7 +7,9 @@ from ...jit.ops import clock_ns
 from ...fabric.capture import capture
 from ...fabric.udp_receive import check, found_empty, receive as receive_udp
 from ...fabric.udp_records import DATAGRAM, ICRC_WRONG, datagram_at, udp_wire_at
-from ..state.tables import counters_at, nic_at, wire_at
+from ..state.counters import counters_at
+from ..state.nic import nic_at
+from ..state.wire import wire_at
 from .delivery import BATCH, addressee, deliver, receive
 
 ROUNDS = 16  # batches per socket and turn

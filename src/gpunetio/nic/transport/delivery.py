@@ -14,7 +14,11 @@ from .receiver import take_request
 from .responder import establish
 from .responses import is_response, take_response
 from ..queues.operations import is_request
-from ..state.tables import GID_ROW, QP_ROW, counters_at, nic_at, qp_row_at, wire_at
+from ..state.counters import counters_at
+from ..state.nic import nic_at
+from ..state.objects import GID_ROW
+from ..state.qp import QP_ROW, qp_row_at
+from ..state.wire import wire_at
 
 _DEFAULT_PKEY_BASE = DEFAULT_PKEY & PKEY_BASE_MASK
 _LVER_MASK, _LNH_MASK, _LENGTH_MASK = 0x0F, 0x03, 0x07FF

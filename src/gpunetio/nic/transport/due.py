@@ -5,7 +5,8 @@ from __future__ import annotations
 from ...jit.compile import engine_function
 from ...jit.ops import ld64, st64
 from .receiver import serve_due
-from ..state.tables import nic_at, qp_row_at
+from ..state.nic import nic_at
+from ..state.qp import qp_row_at
 
 
 @engine_function

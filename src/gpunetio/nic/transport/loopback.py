@@ -16,7 +16,9 @@ from ..observe import refuse
 from ..observe.reasons import Reason
 from .psn import on_wire
 from .responder import respond
-from ..state.tables import QP_ROW, counters_at, nic_at, qp_row_at
+from ..state.counters import counters_at
+from ..state.nic import nic_at
+from ..state.qp import QP_ROW, qp_row_at
 from ..queues.operations import is_local
 from ..queues.wqes import (
     NOT_YET, build, check_wqe, execute_local, in_one_piece, local_failure, read_control, wqe_slot,

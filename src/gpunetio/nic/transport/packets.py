@@ -12,7 +12,11 @@ from ...formats.packet import (
     SOLICITED,
 )  # fmt: skip
 from .psn import on_wire
-from ..state.tables import GID_ROW, WIRE, counters_at, nic_at, qp_row_at, wire_at
+from ..state.counters import counters_at
+from ..state.nic import nic_at
+from ..state.objects import GID_ROW
+from ..state.qp import qp_row_at
+from ..state.wire import WIRE, wire_at
 
 _MIGRATED = 0x40  # path migration is not used: the state is always "migrated" (IBTA 17.2.8)
 _GRH_VERSION = 6 << 28

@@ -10,7 +10,9 @@ from ...fabric.frames import (
 )  # fmt: skip
 from ...formats.packet import BTH
 from .delivery import BATCH, has_many_peers, receive
-from ..state.tables import LOAN, LOANS, WIRE, counters_at, loan_at, nic_at, wire_at
+from ..state.counters import counters_at
+from ..state.nic import nic_at
+from ..state.wire import LOAN, LOANS, WIRE, loan_at, wire_at
 
 
 @device_function

@@ -33,7 +33,9 @@ from .responder import (
     receive_scatter, receives_posted, stage_payload,
 )  # fmt: skip
 from ..dma.staging import drop, leave, response_tag, slot_at, staged
-from ..state.tables import RESOURCE, counters_at, nic_at, qp_row_at, resource_at
+from ..state.counters import counters_at
+from ..state.nic import nic_at
+from ..state.qp import RESOURCE, qp_row_at, resource_at
 
 _ACK = AckKind.ACK << ACK_KIND_SHIFT | NO_CREDITS
 _RNR_NAK, _NAK = AckKind.RNR_NAK << ACK_KIND_SHIFT, AckKind.NAK << ACK_KIND_SHIFT

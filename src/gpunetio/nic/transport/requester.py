@@ -25,7 +25,10 @@ from .packets import close_packet, open_packet, packet_opcode, put_be64, write_b
 from .psn import MAX_OUTSTANDING, packets_of
 from ..observe import refuse
 from ..dma.staging import drop_acknowledged, leave, request_tag, slot_at, staged
-from ..state.tables import FLIGHT, MAX_RD_ATOMIC, QP_ROW, WIRE, counters_at, flight_at, nic_at, qp_row_at, wire_at
+from ..state.counters import counters_at
+from ..state.nic import nic_at
+from ..state.qp import FLIGHT, MAX_RD_ATOMIC, QP_ROW, flight_at, qp_row_at
+from ..state.wire import WIRE, wire_at
 from ..queues.wqes import (
     NOT_YET, build, check_wqe, execute_local, in_one_piece, local_failure, read_control, wqe_slot,
 )  # fmt: skip

@@ -24,7 +24,10 @@ from ..dma.mkey import translate
 from ..dma.movers import far, fetch, let_arrive, move, place
 from ..observe import refuse
 from ..observe.reasons import Reason
-from ..state.tables import EXTENDED_ATOMICS, counters_at, nic_at, qp_row_at, srq_row_at
+from ..state.counters import counters_at
+from ..state.nic import nic_at
+from ..state.qp import EXTENDED_ATOMICS, qp_row_at
+from ..state.srq import srq_row_at
 
 _SEGMENTS, _PAYLOAD = MESSAGE.segments, MESSAGE.payload
 

@@ -15,7 +15,9 @@ from ..observe.reasons import Reason
 from .psn import unwrap
 from .requester import acknowledge, fail_oldest, flight_of, hurry, read_end, retry, retry_gap, retry_rnr
 from .rnr import rnr_delay_ns
-from ..state.tables import counters_at, flight_at, nic_at, qp_row_at
+from ..state.counters import counters_at
+from ..state.nic import nic_at
+from ..state.qp import flight_at, qp_row_at
 from ..queues.operations import is_atomic, returns_data
 from ..queues.wqes import build, in_one_piece, wqe_slot
 

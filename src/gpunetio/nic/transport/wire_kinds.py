@@ -22,7 +22,9 @@ from ...fabric.udp_transmit import transmit
 from .datagrams import take_datagrams
 from .packets import link_bytes
 from .pipes import take_frames
-from ..state.tables import UDP, WIRE, nic_at, qp_row_at, wire_at
+from ..state.nic import nic_at
+from ..state.qp import qp_row_at
+from ..state.wire import UDP, WIRE, wire_at
 
 
 # --- system calls: only for an engine on a CPU ---------------------------------------------------------------------

@@ -9,7 +9,7 @@ import numpy as np
 from ...fabric.frames import pipe_end
 from ...fabric.inprocess import LinkEnd
 from ...fabric.link import Link
-from ..state.tables import PIPES
+from ..state.wire import PIPES
 from .wire import Wire
 
 WINDOW = 128

@@ -20,7 +20,8 @@ from ...jit.compile import engine_function
 from ...jit.ops import copy
 from ...memory import HostMemory
 from ..control.port import Port
-from ..state.tables import COUNTERS, PACKET_FATES, PIPES
+from ..state.counters import COUNTERS, PACKET_FATES
+from ..state.wire import PIPES
 from .wire import ANY_PEER, Wire
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Container, Hashable
 import numpy as np
 
 from ...fabric.injector import Injector
-from ..state.tables import WIRE
+from ..state.wire import WIRE
 
 ANY_PEER = bytes(16)
 

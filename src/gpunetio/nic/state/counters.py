@@ -1,0 +1,61 @@
+"""Counters of a NIC, which count from its opening on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...jit.struct_view import struct_view
+from .record import record
+
+# The first have the names of the kernel's mlx5 driver (hw_counters). Each packet that arrives counts in
+# `rdma_rx_packets` and in exactly one of PACKET_FATES. observe/running.py derives `port_*_data`, in words of 4 bytes,
+# from `rdma_*_bytes`.
+COUNTERS = record("counters", """
+    rx_write_requests              i64 responder  RDMA WRITEs
+    rx_read_requests               i64 responder  RDMA READs
+    rx_atomic_requests             i64 responder  atomics
+    out_of_buffer                  i64 responder  messages that found no receive posted
+    out_of_sequence                i64 responder  requests behind a gap
+    duplicate_request              i64 responder  requests that were taken before
+    rnr_nak_retry_err              i64 requester  RNR NAKs
+    packet_seq_err                 i64 requester  NAKs for a gap
+    implied_nak_seq_err            i64 requester  responses that imply the loss of an earlier one
+    local_ack_timeout_err          i64 requester  timeouts without an acknowledgement
+    resp_local_length_error        i64 responder  messages longer than their receive
+    resp_cqe_error                 i64 responder  CQEs of receives with an error
+    req_cqe_error                  i64 requester  CQEs of requests with an error
+    req_remote_invalid_request     i64 requester  requests that the peer found invalid
+    req_remote_access_errors       i64 requester  requests that the peer refused for their memory
+    resp_remote_access_errors      i64 responder  requests that were refused for their memory
+    resp_cqe_flush_error           i64 responder  receives that were flushed
+    req_cqe_flush_error            i64 requester  requests that were flushed
+    req_transport_retries_exceeded i64 requester  requests without an answer through all retries
+    req_rnr_retries_exceeded       i64 requester  requests for which the peer had no receive through all retries
+    rx_icrc_encapsulated           i64 engine     packets dropped: wrong ICRC
+    rdma_tx_packets                i64 engine     packets sent
+    rdma_tx_bytes                  i64 engine     bytes of payload sent
+    rdma_rx_packets                i64 engine     packets that arrived
+    rdma_rx_bytes                  i64 engine     bytes of payload that arrived
+    rx_malformed                   i64 engine     packets dropped: wrong length or header
+    rx_no_qp                       i64 engine     packets dropped: no such QP
+    rx_wrong_peer                  i64 engine     packets dropped: from another address than the QP's peer
+    rx_wrong_pkey                  i64 engine     packets dropped: another partition
+    rx_wrong_state                 i64 engine     packets dropped: the QP takes none in its state
+    rx_uc_dropped                  i64 responder  packets dropped: UC, behind a gap
+    rx_weak_icrc                   i64 engine     packets taken though only a part of their ICRC could be checked
+    tx_dropped                     i64 engine     packets that the kernel did not take
+    sq_wqes                        i64 requester  WQEs that were executed
+    cqes                           i64 engine     CQEs that were written
+    lost_error_records             i64 engine     reports that were lost because too many waited
+    rx_accepted                    i64 engine     packets that were executed
+    rx_refused                     i64 engine     packets that were answered by a NAK, or that fail a request
+    rx_unexpected                  i64 requester  responses dropped: nobody waits for them
+    rx_link_down                   i64 engine     packets dropped: the port is down
+    rx_stale                       i64 engine     packets dropped: from before the QP's last reset
+""")
+PACKET_FATES = (
+    "rx_accepted", "rx_malformed", "rx_no_qp", "rx_wrong_peer", "rx_wrong_pkey", "rx_wrong_state", "out_of_sequence",
+    "duplicate_request", "out_of_buffer", "rx_refused", "rx_uc_dropped", "rx_unexpected", "implied_nak_seq_err",
+    "rx_link_down", "rx_stale",
+)  # fmt: skip
+counters_at: Any = struct_view(COUNTERS)

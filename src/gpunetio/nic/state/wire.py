@@ -1,0 +1,41 @@
+"""Wires of a NIC, and the memory that NICs lend each other across them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...jit.struct_view import struct_view
+from .record import record
+
+PIPES, UDP = 1, 2  # WIRE.kind: to a NIC of this host, by shared memory; to all others, in datagrams
+
+WIRE = record("wire", """
+    kind           i64      command    PIPES or UDP
+    broken         i64      engine     not 0: the peer is gone or broke the rules, and packets are lost. Commands set it
+    window         i64      command    packets that a QP may have in flight
+    infiniband     i64      command    not 0: packets begin with an LRH
+    faults         i64      command    address of the FAULTS that change what is sent (fabric/injector.py); 0 is none
+    udp            i64      command    address of the UDP_WIRE (fabric/udp_records.py); 0 if it is another kind
+    wake_fd        i64      command    rope of the bell of the peer's engine (fabric/bell.py); 0 if nobody sleeps there
+    woken          i64      engine     position in `tx` up to which the peer was woken
+    # ends
+    here_high      i64      command    first half of this end's GID, as on the wire
+    here_low       i64      command    second half
+    peer_high      i64      command    first half of the peer's GID; all 0 if the wire leads to any number of peers
+    peer_low       i64      command    second half
+    loans          i64      command    address of LOANS rows of LOAN; 0 if the peer takes no part in lending
+    # pipes
+    tx             raw[64]  engine     PIPE_END of what the NIC sends (fabric/frames.py)
+    rx             raw[64]  engine     PIPE_END of what arrives; zeros if frames do not arrive in a pipe
+""")
+wire_at: Any = struct_view(WIRE)
+
+# The low bits of a loan's number select its row. Commands write `number`, `address` and `nbytes` together.
+LOAN = record("loan", """
+    number         i64      command    number of the loan of the peer's memory; 0 in a free row
+    address        i64      command    where that memory is mapped here
+    nbytes         i64      command    its size, in bytes
+    granted        i64      command    number of the loan of this NIC's memory that the peer has mapped; 0 is none
+""", align=32)
+LOANS = 256
+loan_at: Any = struct_view(LOAN)
