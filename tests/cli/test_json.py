@@ -17,7 +17,7 @@ from gpunetio.bench.measure import measure
 from gpunetio.bench.options import BENCHMARKS, Options
 from gpunetio.cli import app
 from gpunetio.cli.show import KINDS
-from json_schema import mistakes, schema
+from json_schema import STRICT, mistakes, schema
 from repository import DATA, ROOT
 
 MACHINES = DATA / "doctor" / "machines"
@@ -140,11 +140,24 @@ def test_the_page_names_every_schema():
 
 
 @pytest.mark.parametrize("document, message", [
-    ([{"name": "a", "provider": "soft"}], "$[0]: description is missing"),
-    ([{"name": "a", "provider": "soft", "description": "", "x": 1}], "$[0]: x is not in the schema"),
-    ([{"name": 1, "provider": "soft", "description": ""}], "$[0].name: 1 is no string"),
-    ([{"name": "a", "provider": "", "description": ""}], "$[0].provider: '' is none of ['mlx5', 'ibverbs', 'soft']"),
-    ({}, "$: {} is no array"),
+    ([{"name": "a", "provider": "soft"}], "$[0]: 'description' is a required property"),
+    (
+        [{"name": "a", "provider": "soft", "description": "", "x": 1}],
+        "$[0]: Additional properties are not allowed ('x' was unexpected)",
+    ),
+    ([{"name": 1, "provider": "soft", "description": ""}], "$[0].name: 1 is not of type 'string'"),
+    ([{"name": "a", "provider": "", "description": ""}], "$[0].provider: '' is not one of ['mlx5', 'ibverbs', 'soft']"),
+    ({}, "$: {} is not of type 'array'"),
 ])  # fmt: skip
 def test_the_checker_finds_mistakes(document, message):
     assert mistakes(document, schema("devices-list")) == [message]
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_schemas_have_no_unknown_keywords(name):
+    assert mistakes(schema(name), STRICT) == []
+
+
+def test_an_unknown_keyword_is_found_at_any_depth():
+    misspelt = {"type": "object", "properties": {"a": {"items": {"enums": ["b"]}}}}
+    assert mistakes(misspelt, STRICT) != []
