@@ -22,6 +22,7 @@ from nic_model import (
     FETCH_ADD,
     MASKED,
     MASKED_FA,
+    MMO,
     NOP,
     RDMA_WRITE,
     READ,
@@ -54,7 +55,7 @@ SMALL = 64  # bytes of a small receive
 LW, RW, RR, RA = Access.LOCAL_WRITE, Access.REMOTE_WRITE, Access.REMOTE_READ, Access.REMOTE_ATOMIC
 ALL = Access.all()
 RIGHTS = (RW | RR | RA,) * 16 + (RW | RR, RW | RA, RR | RA, Access(0))
-OPCODES = (NOP, DUMP, *(RDMA_WRITE,) * 3, WRITE_IMM, SEND, SEND, SEND_IMM, READ, READ, CMP_SWAP, FETCH_ADD)
+OPCODES = (NOP, DUMP, MMO, *(RDMA_WRITE,) * 3, WRITE_IMM, SEND, SEND, SEND_IMM, READ, READ, CMP_SWAP, FETCH_ADD)
 PLAIN_RINGS = tuple(how for how in RINGS if "blueflame" not in how)
 BLAMED, EXECUTED, CARRIED = -1, -2, -3  # in the place of a CQE's opcode
 UNSUPPORTED = (0x01, 0x0E, 0x0F, 0x19, 0x1B, 0x20, 0x25, 0x2F, 0x7F, 0xFF)
@@ -62,6 +63,7 @@ UNSUPPORTED = (0x01, 0x0E, 0x0F, 0x19, 0x1B, 0x20, 0x25, 0x2F, 0x7F, 0xFF)
 # What regions are for, so that a source and its target never overlap: name → (rights, in the QP's PD, iova).
 LOCAL = {
     "local": (LW, True, None), "source": (Access(0), True, None), "zero": (LW, True, 0), "alien": (LW, False, None),
+    "copies": (LW, True, None),  # written by MMO alone: no request in flight may read what a copy changes
 }  # fmt: skip
 REMOTE = {
     "all": (ALL, True, None), "write": (LW | RW, True, None), "read": (RR, True, None), "atomic": (LW | RA, True, None),
@@ -69,7 +71,7 @@ REMOTE = {
 }  # fmt: skip
 INBOX = {"inbox": (LW, True, None), "locked": (Access(0), True, None), "stranger": (LW, False, None)}
 # Those that may lie in the memory of a GPU: wherever no atomic has its word.
-FAR = {"local", "source", "zero", "write", "read", "none", "inbox"}
+FAR = {"local", "source", "copies", "zero", "write", "read", "none", "inbox"}
 RIGHT_OF = {opcode: Access(right) for opcode, right in model.NEEDS.items() if right}
 
 
@@ -186,6 +188,17 @@ class Programs:
         buffer = side.buffers[name]
         return data(buffer.address + offset, buffer.key if key is None else key, nbytes)
 
+    def copy(self, side: Side, nbytes: int) -> bytes:
+        """The segments of an MMO: metadata, source, destination."""
+        r = self.random
+        source = self.local(side, nbytes, False)
+        key = r.choice((0, side.dead_key, side.buffers["source"].key)) if self.chance(self.bad / 3) else None
+        target = side.buffers["copies"]
+        offset = r.randint(0, SIZE - nbytes) + (r.randint(1, SIZE) if self.chance(self.bad / 3) else 0)
+        if self.chance(self.bad / 3):
+            nbytes += 1
+        return raddr(0, 0) + source + data(target.address + offset, target.key if key is None else key, nbytes)
+
     def locals(self, side: Side, total: int, write: bool) -> list[bytes]:
         """Data segments of `total` bytes together, some of them inline where that is allowed."""
         r = self.random
@@ -257,6 +270,8 @@ class Programs:
             body = self.local(end.side, total or 1, False)
             if self.chance(self.bad / 3):
                 body = r.choice((inline(bytes(total)), b"", body * 2))
+        elif opcode == MMO:
+            opmod, body = 1, self.copy(end.side, total or 1)
         elif opcode != NOP:
             body += b"".join(self.locals(end.side, total, opcode in model.RETURNS))
         index, qpn, ds = queue.index, queue.qp.qpn, 1 + len(body) // 16

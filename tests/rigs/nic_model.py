@@ -18,7 +18,7 @@ from gpunetio.formats.operations import OPERATIONS
 
 # WQE opcodes
 NOP, RDMA_WRITE, WRITE_IMM, SEND, SEND_IMM, READ, CMP_SWAP, FETCH_ADD = 0x00, 0x08, 0x09, 0x0A, 0x0B, 0x10, 0x11, 0x12
-MASKED_CS, MASKED_FA, DUMP = 0x14, 0x15, 0x23
+MASKED_CS, MASKED_FA, DUMP, MMO = 0x14, 0x15, 0x23, 0x2F
 # CQE opcodes
 REQ, RESP_WRITE_IMM, RESP_SEND, RESP_SEND_IMM, REQ_ERR, RESP_ERR = 0, 1, 2, 3, 13, 14
 # rights of regions (ibv_access_flags); the remote ones are also rights of QPs
@@ -283,6 +283,14 @@ class Qp:
             if len(wqe) != 2 * SEGMENT or wqe[SEGMENT] >> 7:
                 raise Refused(LOCAL_QP_OP, MALFORMED)
             self._local(wqe[SEGMENT:], 0)
+            return None
+        if opcode == MMO and opmod == 1:  # a copy: control, metadata, source, destination
+            if len(wqe) != 4 * SEGMENT or wqe[2 * SEGMENT] >> 7 or wqe[32:36] != wqe[48:52]:
+                raise Refused(LOCAL_QP_OP, MALFORMED)
+            (source,), (target,) = self._local(wqe[32:48], 0), self._local(wqe[48:], LOCAL_WRITE)
+            assert isinstance(source, Span)
+            assert isinstance(target, Span)
+            target.put(source.get())
             return None
         if opcode not in ROWS:
             raise Refused(LOCAL_QP_OP, UNSUPPORTED)

@@ -18,7 +18,7 @@ from udp_rig import own_address
 PATIENCE = 30.0  # seconds after which a NIC that has not answered is taken for hung: it may share its core with many
 
 NOP, WRITE, WRITE_IMM, SEND, SEND_IMM, READ, CS, FA = 0x00, 0x08, 0x09, 0x0A, 0x0B, 0x10, 0x11, 0x12
-MASKED_CS, MASKED_FA, DUMP = 0x14, 0x15, 0x23
+MASKED_CS, MASKED_FA, DUMP, MMO = 0x14, 0x15, 0x23, 0x2F
 OPMOD = {4: 0x08, 8: 0x09}  # of masked atomics, by the bytes of the word
 REQ, RESP_WRITE_IMM, RESP_SEND, RESP_SEND_IMM, REQ_ERR, RESP_ERR = 0, 1, 2, 3, 13, 14
 ON_ERROR, ON_FIRST_ERROR, ALWAYS, WITH_EVENT = range(4)

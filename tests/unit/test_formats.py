@@ -269,6 +269,7 @@ ENTRIES_OF_OURS = {
     "masked_fa64_seg": {"add_data": (0, 8), "field_boundary": (8, 8)},
     "masked_cs32_seg": {"swap_data": (0, 4), "compare_data": (4, 4), "swap_mask": (8, 4), "compare_mask": (12, 4)},
     "masked_cs64_seg": {"swap": (0, 8), "compare": (8, 8)},
+    "mmo_seg": {"mmo_control": (0, 4), "opaque_lkey": (4, 4), "opaque_addr": (8, 8)},
     "qp_dbrec": {"rcv": (0, 4), "snd": (4, 4)},
     "cq_dbrec": {"set_ci": (0, 4), "arm": (4, 4)},
     "send_db": {"pi_shift8": (0, 4), "qpn_shift8": (4, 4)},

@@ -25,6 +25,7 @@ from .wqe import (
     MASKED_CS64_SEG,
     MASKED_FA32_SEG,
     MASKED_FA64_SEG,
+    MMO_SEG,
     RADDR_SEG,
     WAIT_SEG,
     WqeOpcode,
@@ -75,6 +76,7 @@ opcode           segments              right  receives      packets   answer ser
 NOP              -                     -      -             -         NONE   RC,UC    -                    -
 WAIT             wait                  -      -             -         NONE   RC,UC    WAIT_CQ_PI           WAIT_CQ_PI
 DUMP             data                  -      -             -         NONE   RC,UC    -                    -
+MMO              mmo,data,data         -      -             -         NONE   RC       -                    -
 SEND             data*                 -      RESP_SEND     send      ACK    RC,UC    SEND                 SEND
 SEND_IMM         data*                 -      RESP_SEND_IMM send_imm  ACK    RC,UC    SEND_WITH_IMM        SEND
 RDMA_WRITE       raddr,data*           WRITE  -             write     ACK    RC,UC    RDMA_WRITE           RDMA_WRITE
@@ -142,7 +144,7 @@ class Operation:
         return self.receives in (CqeOpcode.RESP_WR_IMM, CqeOpcode.RESP_SEND_IMM)
 
 
-_SEGMENTS = {"raddr": RADDR_SEG, "atomic": ATOMIC_SEG, "wait": WAIT_SEG}
+_SEGMENTS = {"raddr": RADDR_SEG, "atomic": ATOMIC_SEG, "wait": WAIT_SEG, "mmo": MMO_SEG}
 
 
 def _forms(names: list[str]) -> tuple[tuple[Entry, ...], ...]:

@@ -17,6 +17,7 @@ MAX_TRANSFER = 1 << MAX_TRANSFER_SHIFT  # most bytes that one WQE transfers
 INVALID_LKEY = 0x100  # ends the scatter list of a receive WQE
 DS_MASK = 0x3F  # of the control segment's second dword: the WQE's length in segments
 OPMOD_SHIFT = 24  # of its first dword
+MMO_DMA = 1  # opmod of an MMO that copies memory
 EXTENDED_ATOMIC_4, EXTENDED_ATOMIC_8 = 0x08, 0x09  # opmod of a masked atomic: log2 of its bytes - 2, and bit 3
 
 
@@ -140,6 +141,13 @@ WAIT_SEG = Entry("wait_seg", 16, """
     reserved           0  u32[2]
     max_index          8  be32
     qpn_cqn           12  be32
+""")
+
+# DMA between local memories. The opaque buffer is the device's own.
+MMO_SEG = Entry("mmo_seg", 16, """
+    mmo_control        0  be32
+    opaque_lkey        4  be32
+    opaque_addr        8  be64
 """)
 
 SRQ_NEXT_SEG = Entry("srq_next_seg", 16, """

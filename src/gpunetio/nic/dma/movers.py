@@ -504,14 +504,15 @@ def move(nic, target, source, nbytes):
 
 
 @engine_function
-def _fetch_far(nic, target, source, nbytes):
+def _move_far_now(nic, target, source, nbytes):
     if on_gpu():
         return Reason.COPY_FAILED
     n = nic_at(nic)
+    n.touched = 0
     reason = move_far(nic, target, source, nbytes, 0)
+    mover, n.touched = n.touched, 0
     if reason != 0:
         return reason
-    mover, n.touched = n.touched, 0
     fence = mover_at(mover).issued
     _await(nic, mover, fence)
     if ended(mover, fence, n.failures) > 0:
@@ -520,12 +521,12 @@ def _fetch_far(nic, target, source, nbytes):
 
 
 @device_function
-def fetch(nic, target, source, nbytes):
-    """Copy a few bytes to host memory and wait until they are there. Return 0, or a reason."""
-    if far(source) == 0:
+def move_now(nic, target, source, nbytes):
+    """Copy bytes as `move` does, and wait until they are in place. Return 0, or a reason."""
+    if (target | source) >> MOVER_SHIFT == 0:
         copy(target, source, nbytes)
         return 0
-    return _fetch_far(nic, target, source, nbytes)
+    return _move_far_now(nic, target, source, nbytes)
 
 
 # --- bytes that come over a wire -----------------------------------------------------------------------------------

@@ -10,8 +10,8 @@ from ...enums import Access
 from ...formats.doorbell import PI_MASK, WQE_IDX_SHIFT
 from ...formats.wqe import (
     ATOMIC_SEG, CE_SHIFT, CTRL_SEG, DATA_SEG, DS_MASK, EXTENDED_ATOMIC_4, EXTENDED_ATOMIC_8, FM_SHIFT, INLINE_SEG,
-    MASKED_CS32_SEG, MASKED_CS64_SEG, MASKED_FA32_SEG, MASKED_FA64_SEG, MAX_TRANSFER, OPMOD_SHIFT, RADDR_SEG, SEGMENT,
-    WAIT_SEG, WQEBB_SHIFT, CtrlFlags, WqeOpcode,
+    MASKED_CS32_SEG, MASKED_CS64_SEG, MASKED_FA32_SEG, MASKED_FA64_SEG, MAX_TRANSFER, MMO_DMA, OPMOD_SHIFT, RADDR_SEG,
+    SEGMENT, WAIT_SEG, WQEBB_SHIFT, CtrlFlags, WqeOpcode,
 )  # fmt: skip
 from .completion import fail_send
 from .operations import (
@@ -19,7 +19,7 @@ from .operations import (
 )  # fmt: skip
 from ..state.message import MAX_SEGMENTS, MESSAGE, message_at
 from ..dma.mkey import translate
-from ..dma.movers import MOVER_SHIFT
+from ..dma.movers import MOVER_SHIFT, move_now
 from ..observe import refuse
 from ..observe.reasons import Reason
 from ..state.cq import CQ_ROW, cq_row_at
@@ -242,10 +242,15 @@ def build(nic, row, message, wqe, opcode, ds, index):
 
 
 @engine_function
-def execute_local(nic, row, wqe, opcode, ds):
+def execute_local(nic, row, wqe, opcode, ds, index):
     """Execute a local WQE: return 1, 0 if it has to wait, or minus a reason."""
+    if not is_offered(opcode, qp_row_at(row).service):
+        return -refuse.unsupported_operation(nic)
     if opcode == WqeOpcode.NOP:
         return 1
+    if opcode == WqeOpcode.MMO:
+        # A copy begins when all WQEs before it are complete: one that is flushed has copied nothing.
+        return _copy_memory(nic, row, wqe, ds) if qp_row_at(row).sq_ci == index else 0
     return _wait(nic, row, wqe, ds) if opcode == WqeOpcode.WAIT else _dump(nic, row, wqe, ds)
 
 
@@ -273,6 +278,37 @@ def _dump(nic, row, wqe, ds):
     if ds != segments_of(WqeOpcode.DUMP, 0) or be32(ld32(segment + DATA_SEG.byte_count)) & INLINE_SEG:
         return -refuse.malformed_wqe(nic, ds)
     reason = gather(nic, row, nic_at(nic).message, segment, segment + SEGMENT, 0)
+    return 1 if reason == 0 else -reason
+
+
+@engine_function
+def _local_range(nic, row, segment, right):
+    """Return the address that a data segment names, or minus a reason. The message's `nbytes` is its length."""
+    message = nic_at(nic).message
+    reason = gather(nic, row, message, segment, segment + SEGMENT, right)
+    return ld64(message + _SEGMENTS) if reason == 0 else -reason
+
+
+@engine_function
+def _copy_memory(nic, row, wqe, ds):
+    """Execute a DMA by MMO, which copies one local range to another: return 1, or minus a reason."""
+    if read_control(wqe).opmod != MMO_DMA:
+        return -refuse.unsupported_operation(nic)
+    source, target = wqe + 2 * SEGMENT, wqe + 3 * SEGMENT
+    length = be32(ld32(source + DATA_SEG.byte_count))
+    if (
+        ds != segments_of(WqeOpcode.MMO, 0)
+        or length & INLINE_SEG
+        or length != be32(ld32(target + DATA_SEG.byte_count))
+    ):  # fmt: skip
+        return -refuse.malformed_wqe(nic, ds)
+    here = _local_range(nic, row, source, 0)
+    if here < 0:
+        return here
+    there = _local_range(nic, row, target, Access.LOCAL_WRITE)
+    if there < 0:
+        return there
+    reason = move_now(nic, there, here, length)  # complete when the bytes are in place, in the memory of a GPU too
     return 1 if reason == 0 else -reason
 
 

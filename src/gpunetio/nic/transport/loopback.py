@@ -176,7 +176,7 @@ def execute_next(nic, row):
             _succeed(nic, row, index, blocks, opcode, ce, nbytes)
             return 1
     if is_local(opcode):
-        done = execute_local(nic, row, wqe, opcode, ds)
+        done = execute_local(nic, row, wqe, opcode, ds, index)
         if done == 0:
             return 0
         if done < 0:

@@ -76,7 +76,7 @@ def _start(nic, row):
     if control.fenced and q.reads_head != q.reads_tail:
         return 0  # a fence waits for READs and atomics (IBTA 10.8.3.3)
     if is_local(opcode):
-        done = execute_local(nic, row, wqe, opcode, ds)
+        done = execute_local(nic, row, wqe, opcode, ds, index)
         if done < 0:
             local_failure(nic, row, index, opcode, ce, -done, blocks)
         if done <= 0:

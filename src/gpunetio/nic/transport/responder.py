@@ -21,7 +21,7 @@ from ..queues.completion import RESPONDER, fail_qp, fail_receive, write_cqe
 from ..queues.operations import is_atomic, is_masked, receive_cqe, returns_data, right_of
 from ..queues.events import raise_event, tell
 from ..dma.mkey import translate
-from ..dma.movers import far, fetch, let_arrive, move, place
+from ..dma.movers import far, let_arrive, move, move_now, place
 from ..observe import refuse
 from ..observe.reasons import Reason
 from ..state.counters import counters_at
@@ -413,7 +413,7 @@ def _receive(nic, row, message):
     while segment != end and reason == 0:
         nbytes = ld64(segment + 8)
         if payload != 0:
-            reason = fetch(nic, payload + done, ld64(segment), nbytes)
+            reason = move_now(nic, payload + done, ld64(segment), nbytes)
         else:
             reason = receive_scatter(nic, row, done, m.nbytes, ld64(segment), nbytes)
         done += nbytes
