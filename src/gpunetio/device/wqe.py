@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from ..formats.device_structs import DEV_QP
 from ..formats.doorbell import PI_MASK, WQE_IDX_SHIFT
+from ..formats.operations import OPERATIONS
 from ..formats.wqe import (
     EXTENDED_ATOMIC_4, EXTENDED_ATOMIC_8, INLINE_SEG, MAX_INLINE, OPMOD_SHIFT, WQEBB_SHIFT, CtrlFlags, WqeOpcode,
 )  # fmt: skip
@@ -22,9 +23,20 @@ RDMA_READ, SEND, SEND_IMM = int(WqeOpcode.RDMA_READ), int(WqeOpcode.SEND), int(W
 ATOMIC_CS, ATOMIC_FA = int(WqeOpcode.ATOMIC_CS), int(WqeOpcode.ATOMIC_FA)
 WAIT, DUMP = int(WqeOpcode.WAIT), int(WqeOpcode.DUMP)
 
-_1DS, _2DS, _3DS = DEV_QP.sq_num_shift8_be_1ds, DEV_QP.sq_num_shift8_be_2ds, DEV_QP.sq_num_shift8_be_3ds
-_4DS, _5DS = DEV_QP.sq_num_shift8_be_4ds, DEV_QP.sq_num_shift8_be_5ds
-_INLINE_IN_3DS = 12  # payload bytes that share a segment with the inline header
+
+def _ds(opcode: WqeOpcode, data: int, form: int = 0) -> int:
+    """Return where a queue has its QPN with the segment count of a WQE, which has `data` data segments."""
+    segments = 1 + len(OPERATIONS[opcode].forms[form]) + data
+    return DEV_QP.offsets[f"sq_num_shift8_be_{segments}ds"]
+
+
+_NOP_DS, _WAIT_DS, _DUMP_DS = _ds(WqeOpcode.NOP, 0), _ds(WqeOpcode.WAIT, 0), _ds(WqeOpcode.DUMP, 1)
+_SEND_DS, _READ_DS = _ds(WqeOpcode.SEND, 1), _ds(WqeOpcode.RDMA_READ, 1)
+_WRITE_DS, _WRITE2_DS = _ds(WqeOpcode.RDMA_WRITE, 1), _ds(WqeOpcode.RDMA_WRITE, 2)
+_READ2_DS = _ds(WqeOpcode.RDMA_READ, 2)
+_ATOMIC_DS, _MASKED_FA_DS = _ds(WqeOpcode.ATOMIC_FA, 1), _ds(WqeOpcode.ATOMIC_MASKED_FA, 1)
+_MASKED_CS32_DS, _MASKED_CS64_DS = (_ds(WqeOpcode.ATOMIC_MASKED_CS, 1, form) for form in (0, 1))
+_INLINE_IN_ONE = 12  # payload bytes that share a segment with the inline header
 
 
 @device_function
@@ -56,13 +68,13 @@ def data_segment(segment, laddr, lkey, nbytes):
 @device_function
 def prepare_nop(qp, index, flags=CQ_UPDATE, at=0):
     """Build a NOP (`doca_gpu_dev_verbs_wqe_prepare_nop`)."""
-    _start(qp, index, at, NOP, _1DS, flags, 0)
+    _start(qp, index, at, NOP, _NOP_DS, flags, 0)
 
 
 @device_function
 def prepare_write(qp, index, raddr, rkey, laddr, lkey, nbytes, flags=CQ_UPDATE, opcode=RDMA_WRITE, imm=0, at=0):
     """Build an RDMA WRITE of one local segment (`doca_gpu_dev_verbs_wqe_prepare_write`)."""
-    wqe = _start(qp, index, at, opcode, _3DS, flags, imm)
+    wqe = _start(qp, index, at, opcode, _WRITE_DS, flags, imm)
     _raddr(wqe + 16, raddr, rkey)
     data_segment(wqe + 32, laddr, lkey, nbytes)
 
@@ -73,7 +85,7 @@ def prepare_write2(
     at=0,
 ):  # fmt: skip
     """Build an RDMA WRITE gathered from two local segments (`doca_gpu_dev_verbs_wqe_prepare_write`, second form)."""
-    wqe = _start(qp, index, at, opcode, _4DS, flags, imm)
+    wqe = _start(qp, index, at, opcode, _WRITE2_DS, flags, imm)
     _raddr(wqe + 16, raddr, rkey)
     data_segment(wqe + 32, laddr0, lkey0, nbytes0)
     data_segment(wqe + 48, laddr1, lkey1, nbytes1)
@@ -83,7 +95,7 @@ def prepare_write2(
 def prepare_write_value(qp, index, raddr, rkey, value, nbytes, flags=CQ_UPDATE, at=0):
     """Build an inline RDMA WRITE of the low `nbytes` (1 to 8) of `value`
     (`…prepare_inl_rdma_write_wqe_header`, `_data`)."""
-    wqe = _start(qp, index, at, RDMA_WRITE, _3DS, flags, 0)
+    wqe = _start(qp, index, at, RDMA_WRITE, _WRITE_DS, flags, 0)
     _raddr(wqe + 16, raddr, rkey)
     st128(wqe + 32, pack64(be32(nbytes | INLINE_SEG), value), value >> 32)
 
@@ -96,7 +108,7 @@ def prepare_write_inline(qp, index, raddr, rkey, laddr, nbytes, flags=CQ_UPDATE,
     """
     if nbytes < 0 or nbytes > MAX_INLINE:
         return EINVAL
-    wqe = _start(qp, index, at, RDMA_WRITE, _3DS if nbytes <= _INLINE_IN_3DS else _4DS, flags, 0)
+    wqe = _start(qp, index, at, RDMA_WRITE, _WRITE_DS if nbytes <= _INLINE_IN_ONE else _WRITE2_DS, flags, 0)
     _raddr(wqe + 16, raddr, rkey)
     st128(wqe + 32, pack64(be32(nbytes | INLINE_SEG), 0), 0)
     copy(wqe + 36, laddr, nbytes)
@@ -106,7 +118,7 @@ def prepare_write_inline(qp, index, raddr, rkey, laddr, nbytes, flags=CQ_UPDATE,
 @device_function
 def prepare_read(qp, index, raddr, rkey, laddr, lkey, nbytes, flags=CQ_UPDATE, at=0):
     """Build an RDMA READ into one local segment (`doca_gpu_dev_verbs_wqe_prepare_read`)."""
-    wqe = _start(qp, index, at, RDMA_READ, _3DS, flags, 0)
+    wqe = _start(qp, index, at, RDMA_READ, _READ_DS, flags, 0)
     _raddr(wqe + 16, raddr, rkey)
     data_segment(wqe + 32, laddr, lkey, nbytes)
 
@@ -114,7 +126,7 @@ def prepare_read(qp, index, raddr, rkey, laddr, lkey, nbytes, flags=CQ_UPDATE, a
 @device_function
 def prepare_read2(qp, index, raddr, rkey, laddr0, lkey0, nbytes0, laddr1, lkey1, nbytes1, flags=CQ_UPDATE, at=0):
     """Build an RDMA READ scattered to two local segments (`doca_gpu_dev_verbs_wqe_prepare_read`, second form)."""
-    wqe = _start(qp, index, at, RDMA_READ, _4DS, flags, 0)
+    wqe = _start(qp, index, at, RDMA_READ, _READ2_DS, flags, 0)
     _raddr(wqe + 16, raddr, rkey)
     data_segment(wqe + 32, laddr0, lkey0, nbytes0)
     data_segment(wqe + 48, laddr1, lkey1, nbytes1)
@@ -123,7 +135,7 @@ def prepare_read2(qp, index, raddr, rkey, laddr0, lkey0, nbytes0, laddr1, lkey1,
 @device_function
 def prepare_send(qp, index, laddr, lkey, nbytes, flags=CQ_UPDATE, opcode=SEND, imm=0, at=0):
     """Build a SEND of one local segment, with immediate data if `opcode` is SEND_IMM."""
-    wqe = _start(qp, index, at, opcode, _2DS, flags, imm)
+    wqe = _start(qp, index, at, opcode, _SEND_DS, flags, imm)
     data_segment(wqe + 16, laddr, lkey, nbytes)
 
 
@@ -133,7 +145,7 @@ def prepare_atomic(qp, index, opcode, raddr, rkey, laddr, lkey, compare, swap_ad
 
     The old value is written to `laddr`.
     """
-    wqe = _start(qp, index, at, opcode, _4DS, flags, 0)
+    wqe = _start(qp, index, at, opcode, _ATOMIC_DS, flags, 0)
     _raddr(wqe + 16, raddr, rkey)
     st128(wqe + 32, be64(swap_add), be64(compare))
     data_segment(wqe + 48, laddr, lkey, 8)
@@ -149,7 +161,7 @@ def prepare_masked_add(qp, index, nbytes, raddr, rkey, laddr, lkey, add, boundar
     if nbytes != 4 and nbytes != 8:
         return EINVAL
     opmod = (EXTENDED_ATOMIC_4 if nbytes == 4 else EXTENDED_ATOMIC_8) << OPMOD_SHIFT
-    wqe = _start(qp, index, at, opmod | WqeOpcode.ATOMIC_MASKED_FA, _4DS, flags, 0)
+    wqe = _start(qp, index, at, opmod | WqeOpcode.ATOMIC_MASKED_FA, _MASKED_FA_DS, flags, 0)
     _raddr(wqe + 16, raddr, rkey)
     if nbytes == 4:
         st128(wqe + 32, pack64(be32(add), be32(boundary)), 0)
@@ -168,7 +180,7 @@ def prepare_masked_swap32(
 
     If the word equals `compare` in the bits of `compare_mask`, its bits of `swap_mask` are replaced by those of `swap`.
     """
-    wqe = _start(qp, index, at, EXTENDED_ATOMIC_4 << OPMOD_SHIFT | WqeOpcode.ATOMIC_MASKED_CS, _4DS, flags, 0)
+    wqe = _start(qp, index, at, EXTENDED_ATOMIC_4 << OPMOD_SHIFT | WqeOpcode.ATOMIC_MASKED_CS, _MASKED_CS32_DS, flags, 0)
     _raddr(wqe + 16, raddr, rkey)
     st128(wqe + 32, pack64(be32(swap), be32(compare)), pack64(be32(swap_mask), be32(compare_mask)))
     data_segment(wqe + 48, laddr, lkey, 4)
@@ -184,7 +196,7 @@ def prepare_masked_swap64(
     collapsed completion queue, where the last completion counts. Wait for `index`. The ticket of `post`, and
     `wait_all`, refer to the second slot, which is complete only when a later WQE is, for example a NOP after the swap.
     """
-    wqe = _start(qp, index, 0, EXTENDED_ATOMIC_8 << OPMOD_SHIFT | WqeOpcode.ATOMIC_MASKED_CS, _5DS, flags, 0)
+    wqe = _start(qp, index, 0, EXTENDED_ATOMIC_8 << OPMOD_SHIFT | WqeOpcode.ATOMIC_MASKED_CS, _MASKED_CS64_DS, flags, 0)
     _raddr(wqe + 16, raddr, rkey)
     st128(wqe + 32, be64(swap), be64(compare))
     st128(wqe + 48, be64(swap_mask), be64(compare_mask))
@@ -197,12 +209,12 @@ def prepare_wait(qp, index, max_index, cqn, flags=CQ_UPDATE, at=0):
 
     Only on a queue created with `core_direct_master`.
     """
-    wqe = _start(qp, index, at, WAIT, _2DS, flags, 0)
+    wqe = _start(qp, index, at, WAIT, _WAIT_DS, flags, 0)
     st128(wqe + 16, 0, pack64(be32(max_index), be32(cqn)))
 
 
 @device_function
 def prepare_dump(qp, index, laddr, lkey, nbytes=1, flags=CQ_UPDATE, at=0):
     """Build a DUMP: the NIC reads `nbytes` at `laddr`, after all WQEs before it (`…wqe_prepare_dump`)."""
-    wqe = _start(qp, index, at, DUMP, _2DS, flags, 0)
+    wqe = _start(qp, index, at, DUMP, _DUMP_DS, flags, 0)
     data_segment(wqe + 16, laddr, lkey, nbytes)
