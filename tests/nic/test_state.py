@@ -9,7 +9,7 @@ from gpunetio.memory import HostMemory
 from gpunetio.nic.observe.publish import Publication
 from gpunetio.nic.observe.running import Observed
 from gpunetio.nic.state.nic import NIC
-from gpunetio.nic.state.qp import QP_ROW, QP_SETUP_BYTES
+from gpunetio.nic.state.qp import QP_CONNECTION, QP_ROW, QP_SETUP_BYTES
 from gpunetio.nic.state.record import LINE, record
 from gpunetio.nic.state.tables import Table
 
@@ -41,6 +41,9 @@ def test_what_commands_prepare_of_a_qp():
     assert {"qpn", "state", "rights", "sq_addr", "wire", "drain", "channel", "events", "min_rnr_code"} <= prepared
     assert not {"sq_ci", "sq_pi", "una_psn", "expect_psn", "rq_ci", "mover", "due", "failed", "life"} & prepared
     assert QP_SETUP_BYTES % LINE == 0
+    connection = {"rights", "remote_qpn", "wire", "mtu", "sq_psn", "timeout_ns", "drain"}
+    assert connection <= set(QP_CONNECTION) <= prepared
+    assert not {"qpn", "state", "sq_addr", "send_cq", "watch", "channel", "flights"} & set(QP_CONNECTION)
 
 
 @pytest.mark.parametrize("host", ["command_seq", "command_bytes", "stop", "busy"])

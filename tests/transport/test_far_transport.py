@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from fake_gpu import LAUNCH_FAILURE, FakeGpus, FarBuffer
-from gpunetio.nic.dma.staging import ABANDONED, SLOT, SLOT_BYTES, SLOTS
+from gpunetio.nic.dma.staging import ABANDONED, SLOT_BYTES, SLOTS
 from gpunetio.nic.observe.reasons import Reason
 from gpunetio.nic.state.counters import PACKET_FATES
+from gpunetio.nic.state.mover import SLOT
 from nic_rig import READ, REMOTE_ACCESS, REQ, WRITE, error_of, raddr, until, view
 from transport_rig import (
     ACK,

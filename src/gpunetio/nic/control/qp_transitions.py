@@ -16,7 +16,7 @@ from ...formats.layout import BitStruct
 from ...formats.wqe import MAX_TRANSFER_SHIFT
 from .. import step
 from ..hardware import Hardware
-from ..state.qp import EXTENDED_ATOMICS
+from ..state.qp import EXTENDED_ATOMICS, QP_CONNECTION
 from ..transport.rnr import rnr_delay_ns
 from .command import DONE, Call, Capabilities, Command, Handlers, opcode_of
 from .gids import UDP_SPORTS, Gids
@@ -81,13 +81,6 @@ _OPTIONAL: dict[OptParam, tuple[str, ...]] = {
     OptParam.SGID_INDEX:  (f"{_PATH}.src_addr_index",),
     OptParam.DSCP:        (f"{_PATH}.dscp",),
 }  # fmt: skip
-
-# Fields of a QP's row that are set when it is connected, and cleared by 2RST.
-_CONNECTION = (
-    "rights", "remote_qpn", "remote_row", "wire", "peer_high", "peer_low", "source", "dlid", "sl", "grh", "rnr_retry",
-    "retry_cnt", "timeout_ns", "min_rnr", "min_rnr_code", "mtu", "msg_max", "max_rd", "max_dest_rd", "sq_psn", "rq_psn",
-    "drain", "egress",
-)  # fmt: skip
 
 
 def _get(context: bytes | bytearray, path: str) -> Any:
@@ -188,7 +181,7 @@ class QpTransitions(Handlers):
         qpn = cmd.QP_2RST_IN.get(mailbox, "qpn")
         row_address = self._qps.need(qpn)
         row = self._qps.table[qpn].copy()
-        for field in _CONNECTION:
+        for field in QP_CONNECTION:
             row[field] = 0
         row["state"] = QpState.RST
         self._engine.post(step.RESET_QP, row_address, row)

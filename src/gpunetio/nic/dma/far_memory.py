@@ -11,10 +11,10 @@ from ...memory import HostMemory
 from ..hardware import Hardware
 from .cuda_driver import CopyDevice, DeviceDriver, cuda_driver
 from .movers import (
-    LANDING, LANDINGS, MARK, MARKS, MAX_MOVERS, MEMORY_TYPE, MOVER, MOVER_SHIFT, RANGE_SIZE, RANGE_START, STAGING,
-    TIMED_OUT,
+    LANDINGS, MARKS, MAX_MOVERS, MEMORY_TYPE, MOVER_SHIFT, RANGE_SIZE, RANGE_START, STAGING, TIMED_OUT,
 )  # fmt: skip
-from .staging import SLOT, SLOT_BYTES, SLOTS
+from .staging import SLOT_BYTES, SLOTS
+from ..state.mover import LANDING, MARK, MOVER, SLOT
 from ..state.nic import NIC
 
 TIMEOUT_NS = 5_000_000_000  # for a batch of copies; less than the timeout of a command, which waits for them

@@ -12,15 +12,12 @@ ring, and the engine copies them out once their event has occurred.
 
 from __future__ import annotations
 
-from typing import Any
-
 from ...jit.compile import device_function, engine_function
 from ...jit.ops import call_c, clock_ns, copy, ld32, on_host, pause
-from ...jit.struct_view import struct_view
 from ...formats.commands import ServiceType
-from ...formats.layout import Entry
 from ..observe import refuse
 from ..observe.reasons import Reason
+from ..state.mover import FOR_EVER, LANDING, MARK, MOVER, UNTIL_IDLE, landing_at, mark_at, mover_at
 from ..state.nic import nic_at
 from ..state.qp import qp_row_at
 
@@ -38,69 +35,6 @@ INVALID_VALUE, NOT_READY = 1, 600
 MEMORY_TYPE, RANGE_START, RANGE_SIZE = 2, 11, 12
 HOST, DEVICE = 1, 2
 TIMED_OUT = -1  # in place of a CUresult: the mover's deadline has passed
-
-# `copy_in` to `enter` are cuMemcpyHtoDAsync, cuMemcpyDtoHAsync, cuMemcpyDtoDAsync, cuMemcpyAsync (between GPUs only: it
-# takes unknown memory for host memory, and touches it), cuEventRecord, cuEventQuery, cuPointerGetAttributes and
-# cuCtxSetCurrent. `names` points to the attributes' numbers, `answers` to the addresses of the last words, which take
-# the attributes. `open_*` is the piece that is still growing. `failures` counts failures. The latest one gave up the
-# copies above `fail_from`. `stuck`: the mover is given nothing more, until its events occur after all (1) or for ever
-# (2).
-MOVER = Entry("mover", 512, """
-    copy_in          0  i64
-    copy_out         8  i64
-    copy_within     16  i64
-    copy_between    24  i64
-    record          32  i64
-    query           40  i64
-    attributes      48  i64
-    enter           56  i64
-    context         64  i64
-    stream          72  i64
-    marks           80  i64
-    landings        88  i64
-    staging         96  i64
-    names          104  i64
-    answers        112  i64
-    timeout_ns     120  i64
-    issued         128  i64
-    done           136  i64
-    recorded       144  i64
-    mark_head      152  i64
-    mark_tail      160  i64
-    landing_head   168  i64
-    landing_tail   176  i64
-    room_head      184  i64
-    room_tail      192  i64
-    open_target    200  i64
-    open_source    208  i64
-    open_nbytes    216  i64
-    progress_at    224  i64
-    failures       232  i64
-    fail_from      240  i64
-    error          248  i64
-    stuck          256  i64
-    asked          320  raw[16]
-    where          336  raw[32]
-    memory_type    384  i64
-    range_start    392  i64
-    range_size     400  i64
-""")
-MARK = Entry("mark", 32, """
-    event            0  i64
-    issued           8  i64
-    landing         16  i64
-    room            24  i64
-""")
-LANDING = Entry("landing", 32, """
-    target           0  i64
-    source           8  i64
-    nbytes          16  i64
-""")
-mover_at: Any = struct_view(MOVER)
-mark_at: Any = struct_view(MARK)
-landing_at: Any = struct_view(LANDING)
-
-UNTIL_IDLE, FOR_EVER = 1, 2  # MOVER.stuck
 
 
 @device_function

@@ -14,11 +14,12 @@ from ..queues.completion import complete_send, fail_send
 from ..queues.operations import is_atomic, receive_cqe, returns_data, right_of
 from ..state.message import MESSAGE, message_at
 from .mkey import find
-from .movers import copy_failed, ended, far, is_pinned, mover_at, mover_of, on_gpu
+from .movers import copy_failed, ended, far, is_pinned, mover_of, on_gpu
 from ..transport.psn import on_wire, packets_of
 from ..transport.responder import complete_receive
 from .staging import free_slots
 from ..state.counters import counters_at
+from ..state.mover import mover_at
 from ..state.nic import nic_at
 from ..state.qp import FLIGHT, flight_at, qp_row_at
 from ..queues.wqes import build, check_wqe, in_one_piece, read_control, wqe_slot

@@ -7,14 +7,11 @@ use its slot for a while, because its window is full or its peer is silent, anot
 
 from __future__ import annotations
 
-from typing import Any
-
 from ...jit.compile import device_function, engine_function
 from ...jit.ops import copy, ld64
-from ...jit.struct_view import struct_view
-from ...formats.layout import Entry
 from ..state.message import MESSAGE
-from .movers import copy_failed, ended, far, mover_at, move_far, on_gpu
+from .movers import copy_failed, ended, far, move_far, on_gpu
+from ..state.mover import SLOT, mover_at, slot_at
 from ..state.nic import nic_at
 from ..state.qp import qp_row_at
 
@@ -22,23 +19,6 @@ SLOTS = 32
 SLOT_BYTES = 256 << 10
 ABANDONED = -1  # the tag of a slot whose bytes nobody needs, while it is being filled
 IDLE_NS = 1_000_000  # a slot unused for so long may be taken by another QP
-
-# A slot holds bytes [begin, end) of message `tag` of the QP at `row`; a free slot has row 0. It is `filled` once the
-# mover has reached `fence`.
-SLOT = Entry("slot", 128, """
-    row              0  i64
-    tag              8  i64
-    begin           16  i64
-    end             24  i64
-    address         32  i64
-    mover           40  i64
-    fence           48  i64
-    failures        56  i64
-    filled          64  i64
-    used_at         72  i64
-""")
-slot_at: Any = struct_view(SLOT)
-
 
 
 @device_function

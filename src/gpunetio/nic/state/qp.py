@@ -15,12 +15,11 @@ MAX_RD_ATOMIC = 16  # READs and atomics in flight in one direction of a QP
 EXTENDED_ATOMICS = 1 << 8  # of QP_ROW.rights
 
 QP_ROW = record("qp_row", """
-    # set-up: from 2INIT on
+    # set-up: from the creation on
     qpn            i64      command    number of the QP; 0 in a free row
     state          i64      engine     formats.commands.QpState; commands ask for it, and a failure sets ERR
     service        i64      command    formats.commands.ServiceType
     pdn            i64      command    number of its protection domain
-    rights         i64      command    remote rights, of enums.Access, and EXTENDED_ATOMICS if the atomic mode has those
     sq_addr        i64      command    address of the send queue's ring; 0 if it has none
     sq_log         i64      command    binary logarithm of its basic blocks
     rq_addr        i64      command    address of the receive queue's ring; 0 if it has none
@@ -41,7 +40,8 @@ QP_ROW = record("qp_row", """
     channel        i64      host       address of the CHANNEL for its events; 0 if nobody has subscribed
     cookie         i64      host       what events carry to identify the subscriber
     events         i64      host       a bit for each formats.events.EventType that `channel` receives
-    # set-up: the connection, from 2RTR on
+    # set-up: the connection, which 2RST clears
+    rights         i64      command    remote rights, of enums.Access, and EXTENDED_ATOMICS if the atomic mode has those
     remote_qpn     i64      command    number of the peer
     remote_row     i64      command    address of the peer's QP_ROW if it is a QP of this NIC; else 0
     wire           i64      command    address of the WIRE to the peer; 0 inside a NIC
@@ -124,6 +124,7 @@ QP_ROW = record("qp_row", """
     landing        i64      mover      inside a NIC, not 0: the engine has to put these bytes into host memory
 """)
 QP_SETUP_BYTES = QP_ROW.sq_ci  # what commands prepare, and the engine copies
+QP_CONNECTION = tuple(name for name, offset in QP_ROW.offsets.items() if QP_ROW.rights <= offset < QP_SETUP_BYTES)
 qp_row_at: Any = struct_view(QP_ROW)
 
 # An entry of the list of served QPs, which each turn reads (watch.py).

@@ -21,6 +21,7 @@ from ..queues.completion import RESPONDER, fail_qp
 from ..queues.operations import (
     begins, ends, has_imm, header_bytes, is_atomic, operation_of, receive_cqe_of, returns_data, right_of,
 )  # fmt: skip
+from ..state.mover import slot_at
 from ..state.message import MESSAGE
 from ..dma.mkey import translate
 from ..dma.movers import await_moved, copy_failed, ended, far, place
@@ -32,7 +33,7 @@ from .responder import (
     atomic, atomic_address, check_length, check_rights, complete_receive, fail_scatter, fits_cqe, grant,
     receive_scatter, receives_posted, stage_payload,
 )  # fmt: skip
-from ..dma.staging import drop, leave, response_tag, slot_at, staged
+from ..dma.staging import drop, leave, response_tag, staged
 from ..state.counters import counters_at
 from ..state.nic import nic_at
 from ..state.qp import RESOURCE, qp_row_at, resource_at

@@ -18,13 +18,14 @@ from ..queues.operations import (
     has_imm, header_bytes, is_atomic, is_local, packet_of, returns_data, right_of, segments_of,
 )  # fmt: skip
 from .loopback import ENDLESS_RNR
+from ..state.mover import slot_at
 from ..state.message import MESSAGE, message_at
 from ..dma.mkey import reference
 from ..dma.movers import let_arrive
 from .packets import close_packet, open_packet, packet_opcode, put_be64, write_bth
 from .psn import MAX_OUTSTANDING, packets_of
 from ..observe import refuse
-from ..dma.staging import drop_acknowledged, leave, request_tag, slot_at, staged
+from ..dma.staging import drop_acknowledged, leave, request_tag, staged
 from ..state.counters import counters_at
 from ..state.nic import nic_at
 from ..state.qp import FLIGHT, MAX_RD_ATOMIC, QP_ROW, flight_at, qp_row_at
