@@ -180,7 +180,8 @@ def prepare_masked_swap32(
 
     If the word equals `compare` in the bits of `compare_mask`, its bits of `swap_mask` are replaced by those of `swap`.
     """
-    wqe = _start(qp, index, at, EXTENDED_ATOMIC_4 << OPMOD_SHIFT | WqeOpcode.ATOMIC_MASKED_CS, _MASKED_CS32_DS, flags, 0)
+    opcode = EXTENDED_ATOMIC_4 << OPMOD_SHIFT | WqeOpcode.ATOMIC_MASKED_CS
+    wqe = _start(qp, index, at, opcode, _MASKED_CS32_DS, flags, 0)
     _raddr(wqe + 16, raddr, rkey)
     st128(wqe + 32, pack64(be32(swap), be32(compare)), pack64(be32(swap_mask), be32(compare_mask)))
     data_segment(wqe + 48, laddr, lkey, 4)
