@@ -317,7 +317,7 @@ def test_opening_that_fails_leaves_nothing_behind(monkeypatch):
         pass
     before = count()
     with monkeypatch.context() as patch:
-        patch.setattr(nic, "Door", fail)
+        patch.setattr(nic, "ControlSocket", fail)
         with pytest.raises(OSError, match="no free file descriptor"):
             verbs.open("soft5")
     assert count() == before

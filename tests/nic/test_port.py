@@ -122,7 +122,7 @@ def test_path_mtu_is_the_smaller_one(mtus, path):
 def test_lid(address, lid, expected):
     port = make(address, link_layer=IB, lid=lid)
     assert port.lid == expected
-    (door,) = port.door_addresses
+    (door,) = port.control_addresses
     assert door == port.address_of_lid(expected)
     assert int(door) & 0xFFFF == expected
     assert door.packed[:-2] == ip_address(address).packed[:-2]

@@ -20,7 +20,7 @@ from gpunetio import verbs
 from gpunetio.cli import app
 from gpunetio.enums import Access
 from gpunetio.errors import InvalidValueError, NotFoundError
-from gpunetio.fabric.neighbours import Door
+from gpunetio.fabric.neighbours import ControlSocket
 from gpunetio.memory import PAGE, HostMemory
 from gpunetio.nic.observe.publish import Publication, describe_dtype
 from gpunetio.nic.observe.running import Observed, running
@@ -239,7 +239,7 @@ def test_wrong_layouts(formats, offsets, itemsize):
 
 
 def test_liars_and_mere_doors_are_left_out(other, caplog):
-    with Door([address()], "soft0"), Door([address()], "soft0", lambda: ({"tables": 5}, [])):
+    with ControlSocket([address()], "soft0"), ControlSocket([address()], "soft0", lambda: ({"tables": 5}, [])):
         assert running(pid=os.getpid()) == []
         assert running(pid=other.pid)
     assert "sent an invalid description of its NIC" in caplog.text

@@ -145,7 +145,7 @@ class Side:
         """Write nonsense into everything that is shared with neighbours, where the other side reads it, and stop."""
         noise = np.random.default_rng(seed)
         self.nic.pause()  # the engine would put things right
-        for link in self.nic.door.links:
+        for link in self.nic.control_socket.links:
             pipe = view(link.tx, pipe_size(link.capacity))
             pipe[PIPE.size :] = noise.integers(0, 256, len(pipe) - PIPE.size, np.uint8)
             view(link.rx + PIPE.tail, 8, "<i8")[0] = noise.integers(-(1 << 63), 1 << 63)
@@ -155,7 +155,7 @@ class Side:
         """Stop the engine as if it slept, fill the bells that neighbours ring, and make writing to them wait."""
         self.nic.record["stop"] = 1
         self.nic.engine.kick()
-        for link in self.nic.door.links:
+        for link in self.nic.control_socket.links:
             rope = link._parts.bell.rope
             with contextlib.suppress(BlockingIOError):
                 while True:

@@ -19,7 +19,7 @@ from typing import Any
 
 from gpunetio.fabric import frames
 from gpunetio.fabric.link import Link
-from gpunetio.fabric.neighbours import Door
+from gpunetio.fabric.neighbours import ControlSocket
 from gpunetio.memory import HostMemory
 
 TIMEOUT = 20.0
@@ -89,9 +89,9 @@ class Heard:
         self.laid: queue.Queue[Link] = queue.Queue()
         self.gone: queue.Queue[Link] = queue.Queue()
 
-    def door(self, *addresses: str, name: str = "soft0", **options: Any) -> Door:
+    def door(self, *addresses: str, name: str = "soft0", **options: Any) -> ControlSocket:
         """A door that tells."""
-        return Door(addresses, name, on_link=self.laid.put, on_gone=self.gone.put, **options)
+        return ControlSocket(addresses, name, on_link=self.laid.put, on_gone=self.gone.put, **options)
 
 
 def main() -> None:

@@ -189,7 +189,7 @@ class Lab:
         wire = InProcessWire((self.nic.engine.kick_fd, 0))
         self._drop = wire.drop
         self.wire = self.nic.links.add_pipes(wire.ends[0], self, (self.nic.port.gids[0], PEER_GID), wire.drop)
-        self.nic.door.connect = lambda *_, **__: self  # the peer answers the door
+        self.nic.control_socket.connect = lambda *_, **__: self  # the peer answers the door
         end = wire.ends[1]
         self._ends = np.zeros(2, frames.PIPE_END.dtype)
         for i, pipe in enumerate((end.tx, end.rx)):

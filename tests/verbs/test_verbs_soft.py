@@ -109,7 +109,8 @@ def test_attributes(ctx):
 def test_open_and_close_leave_nothing():
     def cycle() -> None:
         with verbs.open("soft4") as a, verbs.open("soft5") as b:
-            assert threads() == [f"gpunetio soft{n} {what}" for n in (4, 5) for what in ("door", "engine", "reports")]
+            kinds = ("control", "engine", "reports")
+            assert threads() == [f"gpunetio soft{n} {kind}" for n in (4, 5) for kind in kinds]
             for ctx in (a, b):
                 pd = ctx.create_pd()
                 pd.register(bytearray(100))
@@ -130,7 +131,7 @@ def test_two_contexts_share_a_nic():
     first, second = verbs.open("soft2"), verbs.open("soft2")
     nic = nic_of(first)
     assert nic_of(second) is nic
-    assert threads() == ["gpunetio soft2 door", "gpunetio soft2 engine", "gpunetio soft2 reports"]
+    assert threads() == ["gpunetio soft2 control", "gpunetio soft2 engine", "gpunetio soft2 reports"]
     a, b = Queue(first.create_pd()), Queue(second.create_pd())
     with pytest.raises(InvalidValueError, match="belongs to another context"):
         second.create_pd().create_qp(sq_wr=1, send_cq=a.send_cq)

@@ -481,7 +481,7 @@ def test_letters_that_nobody_reads(ends):
 def child():
     """The other process: lends its memory, says who it is, and waits."""
     end = End("soft7", PortConfig(addresses=(sys.argv[1],), mtu=9000))
-    end.nic.door.connect(sys.argv[2])
+    end.nic.control_socket.connect(sys.argv[2])
     until(lambda: end.granted == {1}, "its memory to be mapped", neighbour.TIMEOUT)
     print("lent", flush=True)
     sys.stdin.read()

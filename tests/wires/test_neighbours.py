@@ -25,7 +25,7 @@ from gpunetio.errors import BadStateError, InUseError, InvalidValueError, TimedO
 from gpunetio.fabric import mail, neighbours
 from gpunetio.fabric.frames import PIPE
 from gpunetio.fabric.link import Link, Parts
-from gpunetio.fabric.neighbours import PATIENCE, VERSION, Door, look, look_at_all, names, owner_of
+from gpunetio.fabric.neighbours import PATIENCE, VERSION, ControlSocket, look, look_at_all, names, owner_of
 from gpunetio.memory import PAGE, HostMemory
 from neighbour import TIMEOUT, Frames, Heard, address, ring, rings
 from repository import RIGS
@@ -102,7 +102,7 @@ def other():
             link.close()
 
 
-def place(door: Door) -> str:
+def place(door: ControlSocket) -> str:
     return str(door.addresses[0])
 
 
@@ -295,13 +295,13 @@ def test_nobody_there(door):
 
 
 def test_door_without_links(door):
-    with Door([address()], "soft1") as quiet:
+    with ControlSocket([address()], "soft1") as quiet:
         assert door.connect(place(quiet)) is None
     with pytest.raises(InvalidValueError, match="soft1 has no address"):
-        Door([], "soft1")
+        ControlSocket([], "soft1")
     for capacity in (0, 3000, 1 << 12, 1 << 29, 1e6):
         with pytest.raises(InvalidValueError, match="a pipe cannot have"):
-            Door([address()], "soft1", capacity=capacity)
+            ControlSocket([address()], "soft1", capacity=capacity)
 
 
 def test_closed_door(door, other, heard):
@@ -328,7 +328,7 @@ def test_callbacks_may_wait_for_whoever_connects(other):
         with lock:
             heard.laid.put(link)
 
-    with Door([address()], "soft0", on_link=on_link) as door, lock:
+    with ControlSocket([address()], "soft0", on_link=on_link) as door, lock:
         link = door.connect(place(other))
         with pytest.raises(queue.Empty):
             heard.laid.get(timeout=0.05)
@@ -342,7 +342,7 @@ def test_failing_callback_is_logged(other, caplog):
     def on_link(link: Link) -> None:
         raise RuntimeError("no room")
 
-    with Door([address()], "soft0", on_link=on_link) as door:
+    with ControlSocket([address()], "soft0", on_link=on_link) as door:
         door.connect(place(other)).close()
         link = door.connect(place(other))
         wait_for(lambda: "no room" in caplog.text, "the failure is not logged")
@@ -408,7 +408,7 @@ def test_nothing_is_left_open(door, other):
 
 
 @contextlib.contextmanager
-def visit(door: Door):
+def visit(door: ControlSocket):
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.settimeout(TIMEOUT)
         while True:
@@ -420,7 +420,7 @@ def visit(door: Door):
         yield sock
 
 
-def answer_to(door: Door, request: dict, fds=()) -> dict:
+def answer_to(door: ControlSocket, request: dict, fds=()) -> dict:
     with visit(door) as sock:
         mail.send(sock, request, fds)
         answer, received = mail.receive(sock, time.monotonic() + TIMEOUT)

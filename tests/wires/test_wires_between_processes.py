@@ -13,7 +13,7 @@ import pytest
 from far import DEADLINE, Far, Farm, Side, side, write_all
 from gpunetio import verbs
 from gpunetio.errors import InUseError
-from gpunetio.fabric.neighbours import Door
+from gpunetio.fabric.neighbours import ControlSocket
 from gpunetio.memory import PAGE, HostMemory
 from gpunetio.nic.control.port import PortConfig
 from gpunetio.nic.observe.publish import TABLES
@@ -70,7 +70,7 @@ def test_two_processes_that_open_the_first_nic_at_once(monkeypatch):
     def owner(ip):
         asked.append(ip)
         if len(asked) == 1:
-            doors.append(Door([ip], "the faster one"))
+            doors.append(ControlSocket([ip], "the faster one"))
         return None
 
     addresses = [address() for _ in range(soft.DEVICES)]
@@ -79,7 +79,7 @@ def test_two_processes_that_open_the_first_nic_at_once(monkeypatch):
     doors = []
     with verbs.open() as ctx:
         assert ctx.name == "soft1"
-        assert ctx.provider.nic.door.claimed == {ip_address(addresses[1]): True}
+        assert ctx.provider.nic.control_socket.claimed == {ip_address(addresses[1]): True}
     doors[0].close()
     assert asked == addresses[:2]
 
@@ -214,15 +214,15 @@ def test_a_squatted_name_is_taken(monkeypatch, listening):
     with squat(addresses[0], listening), verbs.open() as ctx:
         assert (ctx.name, str(ctx.provider.nic.port.addresses[0])) == ("soft1", addresses[1])
     with squat(addresses[0], listening), verbs.open("soft0") as ctx:  # beside it
-        assert not any(ctx.provider.nic.door.claimed.values())
+        assert not any(ctx.provider.nic.control_socket.claimed.values())
         with pytest.raises(InUseError, match=r"process.* has claimed that address"):
-            ctx.provider.nic.door.connect(addresses[1])
+            ctx.provider.nic.control_socket.connect(addresses[1])
 
 
 def test_a_ninth_process_gets_an_address(monkeypatch):
     addresses = [address() for _ in range(soft.DEVICES + 2)]
     monkeypatch.setattr(soft, "_address", lambda n: addresses[n])
-    taken = [Door([place], "somebody's") for place in addresses[:-1]]
+    taken = [ControlSocket([place], "somebody's") for place in addresses[:-1]]
     with verbs.open(port=PortConfig(wire="udp")) as ctx:
         assert (ctx.name, ctx.provider.nic.port.config) == ("soft0", PortConfig((addresses[-1],), "udp"))
     for door in taken:

@@ -1,7 +1,7 @@
 """How the software NICs of one host find each other: those of one user, in one network namespace.
 
 For each of its addresses, a NIC listens on an abstract unix socket named after the address. Such a name belongs to the
-network namespace, is unique there, and vanishes with the process: it is the claim on the address. Through this door,
+network namespace, is unique there, and vanishes with the process: it is the claim on the address. Through this socket,
 another NIC asks for a link (link.py), and a process that looks at the NIC asks for the memory of its tables.
 
 A request is a letter (mail.py) with `version` and `op`. The answer is a letter with `version` and `ok`, and if it
@@ -209,15 +209,15 @@ class _Visitor:
         self.deadline = time.monotonic() + PATIENCE
 
 
-class Door:
-    """The door of the NIC `name`: claims `addresses`, lays links to other NICs, and takes theirs.
+class ControlSocket:
+    """The control socket of the NIC `name`: claims `addresses`, lays links to other NICs, and takes theirs.
 
     `claimed[address]` is False when another process has the address. Then other processes can only look at the NIC.
     `publication()` returns what they get: a description, and descriptors of memory. It must not wait for anything.
 
     `on_link(link)` is called once for each link, whichever side laid it. `on_gone(link)` is called once when the link's
     peer hangs up or dies, but not when this side has closed the link. The calls come in order from a thread of the
-    door, so they may wait for a lock; `connect` does not wait for them. Without `on_link`, the door takes no links. It
+    socket, so they may wait for a lock; `connect` does not wait for them. Without `on_link`, it takes no links. It
     never takes more than MAX_LINKS, or MAX_LINKS_OF_ONE from one process. A link joins NICs of one `medium`.
 
     `on_letter(link, letter, descriptors)` is called from the same thread for each letter of a link's peer, and closes
@@ -239,7 +239,7 @@ class Door:
         self.name, self.capacity, self.medium = name, check_capacity(capacity), medium
         self.addresses = tuple(ip_address(address) for address in addresses)
         if not self.addresses:
-            raise InvalidValueError(f"{name} has no address: a door is found by its addresses")
+            raise InvalidValueError(f"{name} has no address: a control socket is found by its addresses")
         self.claimed: dict[IpAddress, bool] = {}
         self.listening: list[str] = []  # names, without the prefix
         self._publication, self._on_link, self._on_gone = publication, on_link, on_gone
@@ -266,7 +266,7 @@ class Door:
         except BaseException:
             self._close_all()
             raise
-        self._thread = ServiceThread(f"gpunetio {name} door", self._serve)
+        self._thread = ServiceThread(f"gpunetio {name} control", self._serve)
         self._thread.start()
 
     def _listen(self, address: IpAddress) -> None:
@@ -697,7 +697,7 @@ class Door:
         with self._changed:
             os.close(self._wake)
 
-    def __enter__(self) -> Door:
+    def __enter__(self) -> ControlSocket:
         return self
 
     def __exit__(self, *exception: object) -> None:

@@ -16,7 +16,7 @@ from ..errors import BadStateError
 from ..fabric.icrc import HEADER_ROOM
 from ..fabric.inprocess import InProcessWire
 from ..fabric.link import Link
-from ..fabric.neighbours import Door
+from ..fabric.neighbours import ControlSocket
 from ..fabric.pcap import Pcap
 from ..fabric.udp import check_own
 from ..formats.events import EventType, PortSubtype
@@ -49,7 +49,7 @@ from .state.tables import MkeyTable, Table
 from .wires.wire import Wire
 
 MIN_ACK_TIMEOUT_NS = 1_000_000  # an engine is a thread, which may be off its core for that long
-DESCRIPTORS = 29  # file descriptors of an open NIC with one address: tables twice, events, the door
+DESCRIPTORS = 29  # file descriptors of an open NIC with one address: tables twice, events, the control socket
 BUDGET = 256  # WQEs of one QP before the next QP's turn
 
 
@@ -87,7 +87,7 @@ class SoftNic:
     control_address: int
     record: np.void
     engine: Engine
-    door: Door
+    control_socket: ControlSocket
     counters: np.void
     starved: Starved
 
@@ -161,11 +161,11 @@ class SoftNic:
         outside.callback(self._publication.close)
         on_link = self._take_link if kind.neighbours else None
         on_letter = self._hear if self.lends else None
-        self.door = Door(
-            port.door_addresses, name, self._publication, on_link, self._lose_link, medium=port.link_layer.name,
+        self.control_socket = ControlSocket(
+            port.control_addresses, name, self._publication, on_link, self._lose_link, medium=port.link_layer.name,
             on_letter=on_letter,
         )  # fmt: skip
-        outside.callback(self.door.close)
+        outside.callback(self.control_socket.close)
         observers.append(self.engine.busy)
         outside.callback(observers.remove, self.engine.busy)
 
@@ -235,7 +235,7 @@ class SoftNic:
             return self.links.to_others()
 
     def _connect(self, address: IPAddress, source: IPAddress) -> Link | None:
-        return self.door.connect(address, source=source)
+        return self.control_socket.connect(address, source=source)
 
     def lose(self, peer: Hashable) -> None:
         """Mark the wire to a peer that is gone as dead."""

@@ -114,7 +114,7 @@ def _open_unclaimed(name: str, address: str, port: PortConfig | None) -> SoftPro
     if claimant(address) is not None:
         return None
     opened = open_device(name, port)
-    if all(opened.nic.door.claimed.values()):
+    if all(opened.nic.control_socket.claimed.values()):
         return opened
     opened.close()  # another process was faster, or does not listen under that name
     return None

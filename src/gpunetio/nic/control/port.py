@@ -162,14 +162,14 @@ class Port:
 
     def source_address(self, index: int) -> IPAddress:
         """Return the address of entry `index` of the GID table. The link-local GID has the first address."""
-        return self.door_addresses[max(0, index - 1)]
+        return self.control_addresses[max(0, index - 1)]
 
     def is_link_local(self, index: int) -> bool:
         """Return whether entry `index` of the GID table is the link-local GID, which is derived from the MAC."""
         return index == 1
 
     @property
-    def door_addresses(self) -> tuple[IPAddress, ...]:
+    def control_addresses(self) -> tuple[IPAddress, ...]:
         """Return the addresses at which NICs of this host find this one. On InfiniBand they know only the LID."""
         return (self.address_of_lid(self.lid),) if self.infiniband else self.addresses
 

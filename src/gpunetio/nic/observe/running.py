@@ -147,9 +147,9 @@ def running(name: str | None = None, pid: int | None = None, timeout: float = PA
     """
     found: list[Observed] = []
     seen: set[tuple[int, str]] = set()
-    for door, (owner, description, fds) in look_at_all(names(), timeout).items():
+    for place, (owner, description, fds) in look_at_all(names(), timeout).items():
         try:
-            if (owner, door) in seen:
+            if (owner, place) in seen:
                 continue
             if isinstance(listening := description.get("listening"), list):
                 seen.update((owner, str(name)) for name in listening)
