@@ -1,0 +1,106 @@
+"""Primitive operations with one meaning and two lowerings: LLVM on the CPU, PTX on CUDA.
+
+Only this package knows the target, so a port to another GPU compiler rewrites it alone.
+
+Every value is an int64: Numba turns `uint64 + int64` into a float. Narrow loads zero-extend, narrow stores truncate.
+Plain `ld*`/`st*` are for memory that no other agent accesses at that moment. A loop that waits for another agent polls
+with `ld_relaxed*` or `ld_acquire*`, because LLVM hoists a plain load out of the loop.
+
+Scopes follow the PTX memory model: `sys` includes the CPU and the NIC, `gpu` the threads of one GPU, `cta` those of one
+block. The CPU has one scope, so all three lower to the same instruction there.
+"""
+
+from .atomics import (
+    cas_acq_rel_gpu64,
+    cas_gpu64,
+    cas_sys32,
+    cas_sys64,
+    exchange64,
+    fetch_add_cta64,
+    fetch_add_gpu64,
+    fetch_add_sys64,
+    fetch_max_cta64,
+    fetch_max_gpu64,
+    raise_gpu64,
+)  # fmt: skip
+from .calls import NO_CALLS, call_c
+from .copies import copy, copy_to_register, has_bulk_copy, prefetch
+from .crc import CRC32_POLYNOMIAL, clmul, crc32_fold, has_clmul, x_to_the
+from .fences import (
+    drain_stores,
+    fence_acquire_cta,
+    fence_acquire_gpu,
+    fence_acquire_sys,
+    fence_cta,
+    fence_gpu,
+    fence_release_cta,
+    fence_release_gpu,
+    fence_release_sys,
+    fence_sys,
+)  # fmt: skip
+from .groups import block_broadcast, block_sync, global_id, warp_broadcast, warp_sync
+from .lanes import converged_lanes, count_lanes, from_first, lanes_with, rank_among, sync_lanes
+from .memory import (
+    be16,
+    be32,
+    be64,
+    ld8,
+    ld16,
+    ld32,
+    ld64,
+    ld_acquire32,
+    ld_acquire64,
+    ld_fixed16,
+    ld_fixed32,
+    ld_fixed64,
+    ld_relaxed8,
+    ld_relaxed32,
+    ld_relaxed64,
+    ld_relaxed_gpu64,
+    pack64,
+    st8,
+    st16,
+    st32,
+    st64,
+    st128,
+    st_mmio64,
+    st_mmio_release64,
+    st_relaxed32,
+    st_relaxed64,
+    st_relaxed_gpu64,
+    st_release32,
+    st_release64,
+)  # fmt: skip
+from .patience import CLOCK_MONOTONIC, clock_ns, pause, yield_thread
+from .threads import (
+    BLOCK_SLOT,
+    GROUP_HEADER,
+    GROUP_WORDS,
+    THREAD_KEY_SYMBOL,
+    block_dim,
+    block_group,
+    block_idx,
+    block_slot,
+    grid_dim,
+    lane_id,
+    on_host,
+    thread_idx,
+    warp_group,
+    warp_size,
+)  # fmt: skip
+
+__all__ = [
+    "BLOCK_SLOT", "CLOCK_MONOTONIC", "CRC32_POLYNOMIAL", "GROUP_HEADER", "GROUP_WORDS", "NO_CALLS",
+    "THREAD_KEY_SYMBOL", "be16", "be32", "be64", "block_broadcast", "block_dim", "block_group", "block_idx",
+    "block_slot", "block_sync", "call_c", "cas_acq_rel_gpu64", "cas_gpu64", "cas_sys32", "cas_sys64", "clmul",
+    "clock_ns", "converged_lanes", "copy", "copy_to_register", "count_lanes", "crc32_fold", "drain_stores",
+    "exchange64", "fence_acquire_cta", "fence_acquire_gpu", "fence_acquire_sys", "fence_cta", "fence_gpu",
+    "fence_release_cta", "fence_release_gpu", "fence_release_sys", "fence_sys", "fetch_add_cta64",
+    "fetch_add_gpu64", "fetch_add_sys64", "fetch_max_cta64", "fetch_max_gpu64", "from_first", "global_id",
+    "grid_dim", "has_bulk_copy", "has_clmul", "lane_id", "lanes_with", "ld16", "ld32", "ld64", "ld8",
+    "ld_acquire32", "ld_acquire64", "ld_fixed16", "ld_fixed32", "ld_fixed64", "ld_relaxed32", "ld_relaxed64",
+    "ld_relaxed8", "ld_relaxed_gpu64", "on_host", "pack64", "pause", "prefetch", "raise_gpu64", "rank_among",
+    "st128", "st16", "st32", "st64", "st8", "st_mmio64", "st_mmio_release64", "st_relaxed32", "st_relaxed64",
+    "st_relaxed_gpu64", "st_release32", "st_release64", "sync_lanes", "thread_idx", "warp_broadcast", "warp_group",
+    "warp_size", "warp_sync", "x_to_the", "yield_thread",
+]  # fmt: skip

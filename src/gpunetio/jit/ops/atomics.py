@@ -1,0 +1,62 @@
+"""Atomics. Each returns the old value."""
+
+# pyright: reportReturnType=false, reportArgumentType=false
+
+from __future__ import annotations
+
+from .lowering import cas, op, ptx, rmw
+
+
+@op(64, 64, ret=64, cpu=rmw("add", 64, "monotonic"), cuda=ptx("atom.relaxed.gpu.global.add.u64 $0, [$1], $2;", 64))
+def fetch_add_gpu64(addr: int, value: int) -> int:
+    """Relaxed add at GPU scope."""
+
+
+@op(64, 64, ret=64, cpu=rmw("add", 64, "monotonic"), cuda=ptx("atom.relaxed.cta.global.add.u64 $0, [$1], $2;", 64))
+def fetch_add_cta64(addr: int, value: int) -> int:
+    """Relaxed add at block scope."""
+
+
+@op(64, 64, ret=64, cpu=rmw("add", 64), cuda=ptx("atom.acq_rel.sys.global.add.u64 $0, [$1], $2;", 64))
+def fetch_add_sys64(addr: int, value: int) -> int:
+    """Acquire-release add at system scope."""
+
+
+@op(64, 64, ret=64, cpu=rmw("umax", 64), cuda=ptx("atom.acquire.gpu.global.max.u64 $0, [$1], $2;", 64))
+def fetch_max_gpu64(addr: int, value: int) -> int:
+    """Unsigned maximum, acquire, at GPU scope."""
+
+
+@op(64, 64, ret=64, cpu=rmw("umax", 64), cuda=ptx("atom.acquire.cta.global.max.u64 $0, [$1], $2;", 64))
+def fetch_max_cta64(addr: int, value: int) -> int:
+    """Unsigned maximum, acquire, at block scope."""
+
+
+@op(64, 64, cpu=rmw("umax", 64), cuda=ptx("red.relaxed.gpu.global.max.u64 [$0], $1;"))
+def raise_gpu64(addr: int, value: int) -> None:
+    """Unsigned maximum, relaxed, at GPU scope. It returns nothing, so no thread waits for the old value."""
+
+
+@op(64, 64, ret=64, cpu=rmw("xchg", 64), cuda=ptx("atom.acq_rel.sys.global.exch.b64 $0, [$1], $2;", 64))
+def exchange64(addr: int, value: int) -> int:
+    """Swap in `value` at system scope."""
+
+
+@op(64, 64, 64, ret=64, cpu=cas(64), cuda=ptx("atom.relaxed.gpu.global.cas.b64 $0, [$1], $2, $3;", 64))
+def cas_gpu64(addr: int, expected: int, new: int) -> int:
+    """Compare and swap at GPU scope."""
+
+
+@op(64, 64, 64, ret=64, cpu=cas(64), cuda=ptx("atom.acq_rel.gpu.global.cas.b64 $0, [$1], $2, $3;", 64))
+def cas_acq_rel_gpu64(addr: int, expected: int, new: int) -> int:
+    """Compare and swap, acquire-release, at GPU scope."""
+
+
+@op(64, 32, 32, ret=32, cpu=cas(32), cuda=ptx("atom.acq_rel.sys.global.cas.b32 $0, [$1], $2, $3;", 32))
+def cas_sys32(addr: int, expected: int, new: int) -> int:
+    """Compare and swap, acquire-release, at system scope."""
+
+
+@op(64, 64, 64, ret=64, cpu=cas(64), cuda=ptx("atom.acq_rel.sys.global.cas.b64 $0, [$1], $2, $3;", 64))
+def cas_sys64(addr: int, expected: int, new: int) -> int:
+    """Compare and swap, acquire-release, at system scope."""

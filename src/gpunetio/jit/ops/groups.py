@@ -1,0 +1,103 @@
+"""Synchronisation within a warp or a block."""
+
+# pyright: reportReturnType=false, reportArgumentType=false
+
+from __future__ import annotations
+
+from ..compile import device_function
+from .atomics import fetch_add_sys64
+from .lowering import nothing, op, ptx
+from .memory import ld64, ld_acquire64, ld_relaxed64, st64, st_release64
+from .patience import yield_thread
+from .threads import block_dim, block_group, block_idx, block_slot, lane_id, on_host, thread_idx, warp_group, warp_size
+
+
+@op(cpu=nothing, cuda=ptx("bar.sync 0;", convergent=True))
+def _cuda_block_sync() -> None: ...
+
+
+@op(cpu=nothing, cuda=ptx("bar.warp.sync 0xffffffff;", convergent=True))
+def _cuda_warp_sync() -> None: ...
+
+
+_SHFL64 = (
+    "{.reg .b32 l, h; mov.b64 {l, h}, $1; shfl.sync.idx.b32 l, l, $2, 31, 0xffffffff;"
+    " shfl.sync.idx.b32 h, h, $2, 31, 0xffffffff; mov.b64 $0, {l, h};}"
+)
+
+
+@op(64, 32, ret=64, cpu=lambda b, value, lane: value, cuda=ptx(_SHFL64, 64, convergent=True))
+def _cuda_warp_broadcast(value: int, lane: int) -> int: ...
+
+
+# A host group is a record of int64 words: arrived, generation, size, value. The slot of a block follows.
+
+_GENERATION, _SIZE, _VALUE = 8, 16, 24
+_BROADCAST = 64  # in the slot
+
+
+@device_function
+def _host_barrier(group):
+    generation = ld_relaxed64(group + _GENERATION)
+    if fetch_add_sys64(group, 1) + 1 == ld64(group + _SIZE):
+        st64(group, 0)
+        st_release64(group + _GENERATION, generation + 1)
+    else:
+        while ld_acquire64(group + _GENERATION) == generation:
+            yield_thread()
+
+
+@device_function
+def block_sync():
+    """Wait for every thread of the block (`__syncthreads`)."""
+    if on_host():
+        if block_dim() > 1:
+            _host_barrier(block_group())
+    else:
+        _cuda_block_sync()
+
+
+@device_function
+def warp_sync():
+    """Wait for every lane of the warp (`__syncwarp`)."""
+    if on_host():
+        if warp_size() > 1:
+            _host_barrier(warp_group())
+    else:
+        _cuda_warp_sync()
+
+
+@device_function
+def warp_broadcast(value, lane):
+    """Return the `value` of lane `lane` in every lane of the warp (`__shfl_sync`)."""
+    if on_host():
+        if warp_size() == 1:
+            return value
+        group = warp_group()
+        if lane_id() == lane:
+            st64(group + _VALUE, value)
+        _host_barrier(group)
+        value = ld64(group + _VALUE)
+        _host_barrier(group)
+        return value
+    return _cuda_warp_broadcast(value, lane)
+
+
+@device_function
+def block_broadcast(value, thread):
+    """Return the `value` of thread `thread` in every thread of the block."""
+    if block_dim() == 1:
+        return value
+    slot = block_slot() + _BROADCAST
+    if thread_idx() == thread:
+        st64(slot, value)
+    block_sync()
+    value = ld64(slot)
+    block_sync()  # all have read it before the next broadcast
+    return value
+
+
+@device_function
+def global_id():
+    """Return the index of the thread in the whole launch."""
+    return block_idx() * block_dim() + thread_idx()

@@ -1,0 +1,59 @@
+"""Lanes of a warp that run together."""
+
+# pyright: reportReturnType=false, reportArgumentType=false
+
+from __future__ import annotations
+
+from ..compile import device_function
+from .lowering import INT, llvm, nothing, op, ptx
+from .threads import on_host
+
+# Threads of a CUDA warp that are converged at some point of the program can act as one. Host threads never are.
+
+
+@op(ret=32, cpu=lambda b: INT[32](1), cuda=ptx("activemask.b32 $0;", 32, convergent=True))
+def _active_lanes() -> int: ...
+
+
+@op(32, 64, ret=32, cpu=lambda b, lanes, value: lanes,
+    cuda=ptx("match.any.sync.b64 $0, $2, $1;", 32, convergent=True))  # fmt: skip
+def _match(lanes: int, value: int) -> int: ...
+
+
+@device_function
+def converged_lanes(value):
+    """Return the mask of lanes that are converged here and have the same `value`; on the host, only this thread."""
+    return 1 if on_host() else _match(_active_lanes(), value)
+
+
+@device_function
+def lanes_with(lanes, value):
+    """Return the lanes of a mask that have the same `value` as this one. All lanes of the mask call this."""
+    return lanes if on_host() else _match(lanes, value)
+
+
+@op(32, ret=32, cpu=llvm("llvm.ctpop", INT[32]), cuda=ptx("popc.b32 $0, $1;", 32, pure=True))
+def count_lanes(lanes: int) -> int:
+    """Return the number of lanes in a mask."""
+
+
+@op(32, ret=32, cpu=lambda b, lanes: INT[32](0),
+    cuda=ptx("{.reg .b32 m; mov.u32 m, %lanemask_lt; and.b32 m, m, $1; popc.b32 $0, m;}", 32, pure=True))  # fmt: skip
+def rank_among(lanes: int) -> int:
+    """Return the number of lanes of a mask that are below this one."""
+
+
+@op(32, cpu=nothing, cuda=ptx("bar.warp.sync $0;", convergent=True))
+def sync_lanes(lanes: int) -> None:
+    """Wait for the lanes of a mask, which all call this. Each lane then sees what the others have stored."""
+
+
+_SHFL64_FIRST = (
+    "{.reg .b32 l, h, f; brev.b32 f, $2; bfind.shiftamt.u32 f, f; mov.b64 {l, h}, $1;"
+    " shfl.sync.idx.b32 l, l, f, 31, $2; shfl.sync.idx.b32 h, h, f, 31, $2; mov.b64 $0, {l, h};}"
+)
+
+
+@op(64, 32, ret=64, cpu=lambda b, value, lanes: value, cuda=ptx(_SHFL64_FIRST, 64, convergent=True))
+def from_first(value: int, lanes: int) -> int:
+    """Return the `value` of the lowest lane of a mask in all its lanes."""
