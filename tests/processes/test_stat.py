@@ -289,20 +289,23 @@ def test_stat_on_a_terminal(other):
     poll = select.poll()
     poll.register(master, select.POLLIN)
     seen, value, end = "", 7, time.monotonic() + TIMEOUT
-    while not re.search(r"rx_write_requests +\d+ +[1-9]", seen):
-        assert time.monotonic() < end, seen
-        value += 100
-        other.set("rx_write_requests", value)
-        if poll.poll(100):
-            seen += os.read(master, 65536).decode()
-    process.send_signal(signal.SIGINT)
-    while True:  # its last words must have room
-        try:
-            if not os.read(master, 65536):
+    try:
+        while not re.search(r"rx_write_requests +\d+ +[1-9]", seen):
+            assert time.monotonic() < end, seen
+            value += 100
+            other.set("rx_write_requests", value)
+            if poll.poll(100):
+                seen += os.read(master, 65536).decode()
+        process.send_signal(signal.SIGINT)
+        while poll.poll(1000 * TIMEOUT):  # its last words must have room
+            try:
+                if not os.read(master, 65536):
+                    break
+            except OSError:
                 break
-        except OSError:
-            break
-    _, stderr = process.communicate(timeout=TIMEOUT)
+        _, stderr = process.communicate(timeout=TIMEOUT)
+    finally:
+        process.kill()
     assert (process.returncode, stderr) == (130, b"")
     os.close(master)
     other.set("rx_write_requests", 7)
