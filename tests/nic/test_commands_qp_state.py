@@ -10,7 +10,8 @@ from gpunetio.enums import Access
 from gpunetio.errors import DriverError, TimedOutError
 from gpunetio.formats.commands import Opcode, OptParam, Status
 from gpunetio.nic.control.syndromes import CommandSyndrome
-from gpunetio.nic.state.wire import PIPES, UDP, WIRE
+from gpunetio.nic.state.wire import WIRE
+from gpunetio.nic.transport.wire_kinds import PIPES, UDP
 from nic_rig import view
 
 

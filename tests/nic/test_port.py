@@ -9,7 +9,7 @@ import pytest
 
 from gpunetio import Faults, LinkLayer, PortConfig, verbs
 from gpunetio.errors import InUseError, InvalidValueError, NotFoundError
-from gpunetio.fabric.neighbours import owner_of
+from gpunetio.fabric.claims import owner_of
 from gpunetio.nic.control.port import MAX_HEADERS, Port, address_of, can_reach, gid_of, link_mtu_of, mac_of
 from gpunetio.providers import soft
 from nic_child import Child
@@ -122,11 +122,11 @@ def test_path_mtu_is_the_smaller_one(mtus, path):
 def test_lid(address, lid, expected):
     port = make(address, link_layer=IB, lid=lid)
     assert port.lid == expected
-    (door,) = port.control_addresses
-    assert door == port.address_of_lid(expected)
-    assert int(door) & 0xFFFF == expected
-    assert door.packed[:-2] == ip_address(address).packed[:-2]
-    assert port.source_address(0) == door
+    (own,) = port.control_addresses
+    assert own == port.address_of_lid(expected)
+    assert int(own) & 0xFFFF == expected
+    assert own.packed[:-2] == ip_address(address).packed[:-2]
+    assert port.source_address(0) == own
     assert make(address, lid=lid).lid == 0
 
 

@@ -20,7 +20,7 @@ from gpunetio import verbs
 from gpunetio.cli import app
 from gpunetio.enums import Access
 from gpunetio.errors import InvalidValueError, NotFoundError
-from gpunetio.fabric.neighbours import ControlSocket
+from gpunetio.fabric.control_socket import ControlSocket
 from gpunetio.memory import PAGE, HostMemory
 from gpunetio.nic.observe.publish import Publication, describe_dtype
 from gpunetio.nic.observe.running import Observed, running

@@ -152,15 +152,15 @@ class Side:
             pipe[: PIPE.size].view("<i8")[:] = noise.integers(-(1 << 63), 1 << 63, PIPE.size // 8, np.int64)
 
     def jam(self) -> None:
-        """Stop the engine as if it slept, fill the bells that neighbours ring, and make writing to them wait."""
+        """Stop the engine as if it slept, fill the sockets that wake it, and make writing to them wait."""
         self.nic.record["stop"] = 1
         self.nic.engine.kick()
         for link in self.nic.control_socket.links:
-            rope = link._parts.bell.rope
+            notify_fd = link._parts.notifier.notify_fd
             with contextlib.suppress(BlockingIOError):
                 while True:
-                    os.write(rope, b"\0")
-            os.set_blocking(rope, True)
+                    os.write(notify_fd, b"\0")
+            os.set_blocking(notify_fd, True)
             view(link.rx + PIPE.asleep, 8, "<i8")[0] = 1
 
     def resources(self) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""A process with a door, for test_neighbours: it does what lines on its stdin say and answers with lines of JSON.
+"""A process with a control socket, for test_neighbours: it does what lines on its stdin say, and answers in JSON.
 
     python neighbour.py ADDRESS
 
@@ -18,8 +18,8 @@ import time
 from typing import Any
 
 from gpunetio.fabric import frames
+from gpunetio.fabric.control_socket import ControlSocket
 from gpunetio.fabric.link import Link
-from gpunetio.fabric.neighbours import ControlSocket
 from gpunetio.memory import HostMemory
 
 TIMEOUT = 20.0
@@ -32,16 +32,16 @@ def address() -> str:
 
 def ring(link: Link) -> None:
     """Wake the peer, as an engine does."""
-    with socket.socket(fileno=os.dup(link.peer_rope)) as rope, contextlib.suppress(BlockingIOError):
-        rope.send(b"\0", socket.MSG_DONTWAIT)
+    with socket.socket(fileno=os.dup(link.peer_notify_fd)) as notify_fd, contextlib.suppress(BlockingIOError):
+        notify_fd.send(b"\0", socket.MSG_DONTWAIT)
 
 
 def rings(link: Link) -> int:
-    """Take the rings that wait on our bell."""
-    with socket.socket(fileno=os.dup(link.bell)) as bell:
+    """Take the notifications that wait for us."""
+    with socket.socket(fileno=os.dup(link.event_fd)) as notifier:
         for count in itertools.count():
             try:
-                bell.recv(1, socket.MSG_DONTWAIT)
+                notifier.recv(1, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 return count
     raise AssertionError
@@ -83,21 +83,21 @@ class Frames:
 
 
 class Heard:
-    """What a door has told: queues of links."""
+    """What a control socket has told: queues of links."""
 
     def __init__(self):
         self.laid: queue.Queue[Link] = queue.Queue()
         self.gone: queue.Queue[Link] = queue.Queue()
 
-    def door(self, *addresses: str, name: str = "soft0", **options: Any) -> ControlSocket:
-        """A door that tells."""
+    def open(self, *addresses: str, name: str = "soft0", **options: Any) -> ControlSocket:
+        """A control socket that tells."""
         return ControlSocket(addresses, name, on_link=self.laid.put, on_gone=self.gone.put, **options)
 
 
 def main() -> None:
     """Serve until stdin ends."""
     heard = Heard()
-    door = heard.door(sys.argv[1], name="child", capacity=1 << 16)
+    door = heard.open(sys.argv[1], name="child", capacity=1 << 16)
 
     def say(**answer: Any) -> None:
         print(json.dumps(answer), flush=True)

@@ -110,7 +110,7 @@ def test_open_and_close_leave_nothing():
     def cycle() -> None:
         with verbs.open("soft4") as a, verbs.open("soft5") as b:
             kinds = ("control", "engine", "reports")
-            assert threads() == [f"gpunetio soft{n} {kind}" for n in (4, 5) for kind in kinds]
+            assert threads() == [f"gpunetio soft{n} {what}" for n in (4, 5) for what in kinds]
             for ctx in (a, b):
                 pd = ctx.create_pd()
                 pd.register(bytearray(100))

@@ -386,11 +386,11 @@ def test_a_payload_in_both_places(ends):
     assert np.all(b.memory.array == 0xA5)
 
 
-# --- letters ---------------------------------------------------------------------------------------------------------
+# --- messages ---------------------------------------------------------------------------------------------------------
 
 
 def test_letters_that_make_no_sense(ends, caplog):
-    """They are logged and change nothing; the link stays, and the next letter is heard."""
+    """They are logged and change nothing; the link stays, and the next message is heard."""
     a, b = ends
     (link,) = a.nic.loans._peers
     good, small = HostMemory(PAGE, shared=True), HostMemory(PAGE)
@@ -398,7 +398,7 @@ def test_letters_that_make_no_sense(ends, caplog):
     os.ftruncate(loose, PAGE)
     free = len(os.listdir("/proc/self/fd"))
     lend = {"op": "lend", "number": 7, "nbytes": PAGE}
-    letters = [
+    messages = [
         ({}, []), ({"op": "sing", "number": 7}, []), ({"op": "lend", "number": "7"}, []), (lend, []),
         (lend | {"number": 0}, [good.fd]), (lend | {"number": True}, [good.fd]),
         (lend | {"number": 1 << 16}, [good.fd]), (lend | {"nbytes": -1}, [good.fd]),
@@ -406,13 +406,13 @@ def test_letters_that_make_no_sense(ends, caplog):
         (lend | {"nbytes": 2 * PAGE}, [good.fd]), (lend | {"nbytes": None}, [good.fd]), (lend, [good.fd, good.fd]),
         (lend, [loose]), (lend | {"number": 1}, [good.fd]), (lend | {"number": 1 + LOANS}, [good.fd]),
     ]  # fmt: skip
-    for letter, fds in letters:
-        link.send(letter, fds)
-    for letter in ({"op": "lent", "number": 99}, {"op": "end", "number": 99}):
-        link.send(letter)
+    for message, fds in messages:
+        link.send(message, fds)
+    for message in ({"op": "lent", "number": 99}, {"op": "end", "number": 99}):
+        link.send(message)
     link.send(lend, [good.fd])
     until(lambda: set(b.borrowed) == {1, 7}, "the good one")
-    assert sum("ignores a letter" in record.message for record in caplog.records) == len(letters)
+    assert sum("ignores a message" in record.message for record in caplog.records) == len(messages)
     assert b.granted == {1}
     link.send({"op": "end", "number": 7})
     until(lambda: set(b.borrowed) == {1}, "its end")
@@ -461,7 +461,7 @@ def test_letters_that_nobody_reads(ends):
     """The owner is not held up, and copies."""
     a, b = ends
     (link,) = a.nic.loans._peers
-    with b.nic._lock:  # its letters wait
+    with b.nic._lock:  # its messages wait
         for _ in range(10_000):
             try:
                 link.send({"op": "end", "number": 99})

@@ -22,10 +22,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpunetio.errors import BadStateError, InUseError, InvalidValueError, TimedOutError
-from gpunetio.fabric import mail, neighbours
+from gpunetio.fabric import control_message, link_limits
+from gpunetio.fabric.claims import PATIENCE, names, owner_of
+from gpunetio.fabric.control_message import VERSION
+from gpunetio.fabric.control_socket import ControlSocket
+from gpunetio.fabric.discovery import look, look_at_all
 from gpunetio.fabric.frames import PIPE
 from gpunetio.fabric.link import Link, Parts
-from gpunetio.fabric.neighbours import PATIENCE, VERSION, ControlSocket, look, look_at_all, names, owner_of
 from gpunetio.memory import PAGE, HostMemory
 from neighbour import TIMEOUT, Frames, Heard, address, ring, rings
 from repository import RIGS
@@ -85,7 +88,7 @@ def heard():
 
 @pytest.fixture
 def door(heard):
-    with heard.door(address(), capacity=CAPACITY) as opened:
+    with heard.open(address(), capacity=CAPACITY) as opened:
         yield opened
         for link in opened.links:
             link.close()
@@ -95,7 +98,7 @@ def door(heard):
 def other():
     """A second door, of this process."""
     heard = Heard()
-    with heard.door(address(), name="soft1", capacity=CAPACITY) as opened:
+    with heard.open(address(), name="soft1", capacity=CAPACITY) as opened:
         opened.heard = heard
         yield opened
         for link in opened.links:
@@ -211,7 +214,7 @@ def test_stopped_process_costs_no_more_than_the_timeout(child, door):
 
 
 def test_claimed_twice(child):
-    with Heard().door(child.address, address()) as door:
+    with Heard().open(child.address, address()) as door:
         assert child.hello["claimed"] == [True]
         assert [*door.claimed.values()] == [False, True]
         assert owner_of(child.address) == child.hello["pid"]
@@ -219,7 +222,7 @@ def test_claimed_twice(child):
         pid, description, _ = look(f"{child.address}/{os.getpid()}")
         assert (pid, description["name"]) == (os.getpid(), "soft0")
         third = address()
-        with Heard().door(third):
+        with Heard().open(third):
             with pytest.raises(InUseError, match=f"process {child.hello['pid']} has claimed that address"):
                 door.connect(third)
             link = door.connect(third, source=door.addresses[1])
@@ -355,7 +358,7 @@ def test_failing_callback_is_logged(other, caplog):
 def test_simultaneous_links(closes_first, delays):
     """Any number of connects from both sides, at about the same time: one link, which all of them return."""
     heard = Heard(), Heard()
-    with heard[0].door(address(), capacity=8192) as one, heard[1].door(address(), capacity=8192) as two:
+    with heard[0].open(address(), capacity=8192) as one, heard[1].open(address(), capacity=8192) as two:
         found: list[tuple[bool, Link]] = []
 
         def connect(first: bool, delay: int) -> None:
@@ -422,9 +425,9 @@ def visit(door: ControlSocket):
 
 def answer_to(door: ControlSocket, request: dict, fds=()) -> dict:
     with visit(door) as sock:
-        mail.send(sock, request, fds)
-        answer, received = mail.receive(sock, time.monotonic() + TIMEOUT)
-        assert len(received) == (answer["ok"] is True)  # a link's rope
+        control_message.send(sock, request, fds)
+        answer, received = control_message.receive(sock, time.monotonic() + TIMEOUT)
+        assert len(received) == (answer["ok"] is True)  # what notifies the peer
         for fd in received:
             os.close(fd)
         return answer
@@ -437,15 +440,15 @@ def hangs_up(sock: socket.socket) -> bool:
         return True
 
 
-def letter(text: bytes) -> bytes:
+def message(text: bytes) -> bytes:
     return struct.pack(">I", len(text)) + text
 
 
 @pytest.mark.parametrize(
     "data",
     [
-        b"GET / HTTP/1.1\r\n\r\n", letter(b""), struct.pack(">I", 1 << 17), letter(b"{"), letter(b"[]"), letter(b"7"),
-        letter(b"\xff\xfe"), letter(b"[" * 60000), b"\0\0",
+        b"GET / HTTP/1.1\r\n\r\n", message(b""), struct.pack(">I", 1 << 17), message(b"{"), message(b"[]"),
+        message(b"7"), message(b"\xff\xfe"), message(b"[" * 60000), b"\0\0",
     ],
 )  # fmt: skip
 def test_garbage_is_dropped(door, other, data):
@@ -462,7 +465,7 @@ def test_silence_is_dropped(door, other):
         start = time.monotonic()
         with contextlib.suppress(OSError):
             while time.monotonic() < start + TIMEOUT:
-                slow.send(letter(b" " * 60000)[:1])
+                slow.send(message(b" " * 60000)[:1])
                 time.sleep(PATIENCE / 4)
         assert hangs_up(silent)
         assert not link.is_dead()
@@ -481,9 +484,9 @@ def test_crowd_is_thinned(door, other):
 @given(st.binary(max_size=300), st.booleans())
 def test_any_garbage(data, framed):
     heard = Heard()
-    with heard.door(address(), capacity=8192) as door:
+    with heard.open(address(), capacity=8192) as door:
         with visit(door) as sock:
-            sock.sendall(letter(data) if framed else data)
+            sock.sendall(message(data) if framed else data)
         assert answer_to(door, {"version": VERSION, "op": "?"})["ok"] is False
         assert heard.laid.empty()
 
@@ -509,7 +512,7 @@ def test_links_that_are_refused(door, other, heard):
         "version": VERSION, "op": "connect", "name": "x", "capacity": CAPACITY, "medium": "ETHERNET",
         "from": place(other), "to": place(door),
     }  # fmt: skip
-    with Heard().door(place(other), place(door)) as unclaimed:
+    with Heard().open(place(other), place(door)) as unclaimed:
         assert not any(unclaimed.claimed.values())
     for change, sent, reason in (
         ({"capacity": CAPACITY + 64}, fds, "a pipe cannot have 65600 bytes"),
@@ -524,9 +527,9 @@ def test_links_that_are_refused(door, other, heard):
         ({}, [small.fd, *fds[1:]], "bytes, not the"),
         ({}, [sealed.fd, *fds[1:]], "does not allow writing: the owner has sealed the memory"),
         ({}, [loose, *fds[1:]], "is not sealed memory"),
-        ({}, [fds[0], writing], "is not the rope of a bell"),
-        ({}, [fds[0], stream.fileno()], "is not the rope of a bell"),
-        ({}, fds[::-1], "is not the rope of a bell"),
+        ({}, [fds[0], writing], "cannot notify an engine"),
+        ({}, [fds[0], stream.fileno()], "cannot notify an engine"),
+        ({}, fds[::-1], "cannot notify an engine"),
         ({"medium": "INFINIBAND"}, fds, "is on ETHERNET, not on INFINIBAND"),
         ({"from": "here"}, fds, "'here' does not appear to be"),
         ({"to": None}, fds, "'None' does not appear to be"),
@@ -537,10 +540,10 @@ def test_links_that_are_refused(door, other, heard):
         answer = answer_to(door, asked | change, sent)
         assert answer["ok"] is False
         assert reason in answer["reason"]
-    with visit(door) as sock, pytest.raises(mail.BadLetter, match="descriptors do not fit"):
-        mail.send(sock, asked, [reading] * 33)
+    with visit(door) as sock, pytest.raises(control_message.BadMessage, match="descriptors do not fit"):
+        control_message.send(sock, asked, [reading] * 33)
     with visit(door) as sock:
-        socket.send_fds(sock, [letter(b"{}")], [reading] * 33)
+        socket.send_fds(sock, [message(b"{}")], [reading] * 33)
         assert hangs_up(sock)
     assert door.links == []
     assert heard.laid.empty()
@@ -558,7 +561,7 @@ def test_a_link_that_talks_is_cut(door, other, heard):
     link.close()
 
 
-@pytest.mark.parametrize("answer", [b"", b"garbage", letter(b"[]"), letter(b'{"version": 9}')])
+@pytest.mark.parametrize("answer", [b"", b"garbage", message(b"[]"), message(b'{"version": 9}')])
 def test_a_host_that_talks_nonsense(door, answer):
     """Whatever listens under that name, `connect` ends."""
     where = address()
@@ -663,9 +666,9 @@ def test_all_are_looked_at_at_once(door):
     def serve(sock: socket.socket) -> None:
         caller, _ = sock.accept()
         with caller:
-            mail.receive(caller, time.monotonic() + TIMEOUT)
+            control_message.receive(caller, time.monotonic() + TIMEOUT)
             asked.wait(TIMEOUT)
-            mail.send(caller, {"version": VERSION, "ok": True})
+            control_message.send(caller, {"version": VERSION, "ok": True})
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(listener(b"gpunetio/silent"))
@@ -679,9 +682,9 @@ def test_all_are_looked_at_at_once(door):
 
 def test_one_neighbour_lays_so_many_links(door, monkeypatch):
     """Beyond the limit a neighbour's links are refused, until it hangs some up."""
-    monkeypatch.setattr(neighbours, "MAX_LINKS_OF_ONE", 3)
+    monkeypatch.setattr(link_limits, "MAX_LINKS_OF_ONE", 3)
     with contextlib.ExitStack() as stack:
-        others = [stack.enter_context(Heard().door(address(), name=f"soft{n}", capacity=CAPACITY)) for n in range(5)]
+        others = [stack.enter_context(Heard().open(address(), name=f"soft{n}", capacity=CAPACITY)) for n in range(5)]
         links = [other.connect(place(door)) for other in others[:3]]
         assert None not in links
         open_now = len(os.listdir("/proc/self/fd"))
@@ -700,8 +703,8 @@ def test_one_neighbour_lays_so_many_links(door, monkeypatch):
         wait_for(lambda: len(door.links) == 3, "the link stays")
         links.append(others[3].connect(place(door)))
         assert links[-1] is not None
-        monkeypatch.setattr(neighbours, "MAX_LINKS_OF_ONE", 9)
-        monkeypatch.setattr(neighbours, "MAX_LINKS", 4)
+        monkeypatch.setattr(link_limits, "MAX_LINKS_OF_ONE", 9)
+        monkeypatch.setattr(link_limits, "MAX_LINKS", 4)
         assert others[0].connect(place(door)) is None
         for link in links:
             link.close()
@@ -710,7 +713,7 @@ def test_one_neighbour_lays_so_many_links(door, monkeypatch):
                 link.close()
 
 
-# --- letters -------------------------------------------------------------------------------------------------------
+# --- messages -------------------------------------------------------------------------------------------------------
 
 
 @given(st.dictionaries(st.text(), st.integers() | st.text() | st.none()), st.integers(0, 5), st.integers(1, 400))
@@ -720,20 +723,20 @@ def test_letters_arrive(body, count, piece):
         here.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4608)
         fds = [os.eventfd(n) for n in range(count)]
         text = json.dumps(body).encode()
-        data = letter(text)
+        data = message(text)
         sent = socket.send_fds(here, [data[:piece]], fds)
         here.sendall(data[sent:])
-        mail.send(here, {"next": 1})
-        got, received = mail.receive(there, time.monotonic() + TIMEOUT)
+        control_message.send(here, {"next": 1})
+        got, received = control_message.receive(there, time.monotonic() + TIMEOUT)
         assert got == body
         assert len(received) == count
-        assert mail.receive(there, time.monotonic() + TIMEOUT) == ({"next": 1}, [])
+        assert control_message.receive(there, time.monotonic() + TIMEOUT) == ({"next": 1}, [])
         with pytest.raises(TimeoutError):
-            mail.receive(there, time.monotonic())
+            control_message.receive(there, time.monotonic())
         here.close()
         with pytest.raises(EOFError):
-            mail.receive(there, time.monotonic() + TIMEOUT)
+            control_message.receive(there, time.monotonic() + TIMEOUT)
         for fd in (*fds, *received):
             os.close(fd)
-    with pytest.raises(mail.BadLetter, match="do not fit"):
-        mail.send(there, {"long": "x" * mail.MAX_BYTES})
+    with pytest.raises(control_message.BadMessage, match="do not fit"):
+        control_message.send(there, {"long": "x" * control_message.MAX_BYTES})

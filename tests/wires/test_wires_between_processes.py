@@ -13,11 +13,11 @@ import pytest
 from far import DEADLINE, Far, Farm, Side, side, write_all
 from gpunetio import verbs
 from gpunetio.errors import InUseError
-from gpunetio.fabric.neighbours import ControlSocket
+from gpunetio.fabric.control_socket import ControlSocket
 from gpunetio.memory import PAGE, HostMemory
 from gpunetio.nic.control.port import PortConfig
 from gpunetio.nic.observe.publish import TABLES
-from gpunetio.nic.state.wire import PIPES, UDP
+from gpunetio.nic.transport.wire_kinds import PIPES, UDP
 from gpunetio.providers import soft
 from neighbour import address
 from nic_rig import REQ_ERR, RETRY_EXCEEDED
@@ -124,7 +124,7 @@ def test_a_neighbour_that_scribbles(farm, seed):
         write_both_ways(near, again := farm.spawn(address()), join(near, again))
 
 
-def test_a_neighbour_that_jams_its_bell(farm):
+def test_a_neighbour_that_jams_its_notifier(farm):
     """O_NONBLOCK belongs to both ends of a descriptor that was sent: the engine waits for nobody all the same."""
     with side() as near:
         good, bad = farm.spawn(address()), farm.spawn(address())

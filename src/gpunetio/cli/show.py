@@ -43,7 +43,7 @@ _COLUMNS = {
     ),
     "gid": (("index", "index"), ("gid", "gid"), ("version", "version"), ("mac", "mac")),
 }  # fmt: skip
-WIRE_KINDS = {1: "memory", 2: "udp"}  # nic.tables.PIPES, UDP
+WIRE_KINDS = {0: "gone", 1: "memory", 2: "udp"}  # nic/transport/wire_kinds.py
 PSN_MASK = 0xFF_FFFF
 _HEX = {
     "qpn", "cqn", "srqn", "srq", "send_cq", "recv_cq", "returned", "channel", "error_channel", "rx_wqe", "key",
@@ -195,7 +195,8 @@ def _wire(nic: Observed, address: int) -> str:
     """Return the kind of a queue pair's wire. None to a peer on the same NIC, or without a peer."""
     if address == 0 or "wires" not in nic.tables:
         return f"{_unsigned(address):#x}" if address else "none"
-    return WIRE_KINDS.get(nic.tables.number_at("wires", address), "gone")
+    kind = nic.tables.number_at("wires", address)
+    return WIRE_KINDS.get(kind, f"kind {kind}")
 
 
 def _bytes(field: str, value: bytes) -> str:

@@ -17,19 +17,19 @@ class LinkEnd:
     tx: int
     rx: int
     capacity: int
-    peer_rope: int
+    peer_notify_fd: int
 
 
 class InProcessWire:
-    """A wire with two ends. `ropes` ring the bells of the engines at its first and second end."""
+    """A wire with two ends. `notify_fds` wake the engines at its first and second end."""
 
     ends: tuple[LinkEnd, LinkEnd]
 
-    def __init__(self, ropes: tuple[int, int]):
+    def __init__(self, notify_fds: tuple[int, int]):
         size = pipe_size(CAPACITY)
         self._memory, self._holders = HostMemory(2 * size), 2
         there, back = self._memory.address, self._memory.address + size
-        self.ends = LinkEnd(there, back, CAPACITY, ropes[1]), LinkEnd(back, there, CAPACITY, ropes[0])
+        self.ends = LinkEnd(there, back, CAPACITY, notify_fds[1]), LinkEnd(back, there, CAPACITY, notify_fds[0])
 
     def drop(self) -> None:
         """Note that one NIC no longer uses the wire. The second call frees the memory."""

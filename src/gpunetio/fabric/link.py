@@ -13,15 +13,15 @@ from typing import Any
 
 from ..errors import InvalidValueError
 from ..memory import PAGE, HostMemory, MappedMemory, round_up
-from .bell import Bell, check_rope
+from .notifier import Notifier, check_notify_fd
 from .frames import pipe_size
-from .mail import PartialLetter, send
+from .control_message import PartialMessage, send
 
 IpAddress = IPv4Address | IPv6Address
 
 DEFAULT_CAPACITY = 1 << 20
 _LEAST, _MOST = 1 << 13, 1 << 28
-MAX_LETTER_FDS = 2  # descriptors of a letter over a link; ours have one at most
+MAX_MESSAGE_FDS = 2  # descriptors of a message over a link; ours have one at most
 
 
 def check_capacity(capacity: object) -> int:
@@ -38,19 +38,19 @@ def _pitch(capacity: int) -> int:
 
 @dataclass
 class Parts:
-    """The parts of a link: the memory, our bell (bell.py), and the rope of the peer's bell, once received."""
+    """The parts of a link: the memory, our notifier, and the descriptor that notifies the peer, once received."""
 
     memory: HostMemory
     capacity: int
-    bell: Bell
-    rope: int | None = None
+    notifier: Notifier
+    notify_fd: int | None = None
 
     @classmethod
     def new(cls, capacity: int) -> Parts:
         """Make the parts, in the process that lays the link."""
         memory = HostMemory(2 * _pitch(capacity), shared=True, sealed=False)
         try:
-            return cls(memory, capacity, Bell())
+            return cls(memory, capacity, Notifier())
         except BaseException:
             memory.close()
             raise
@@ -59,7 +59,7 @@ class Parts:
     def fds(self) -> list[int]:
         """The descriptors of a new link that the other process needs."""
         assert self.memory.fd is not None
-        return [self.memory.fd, self.bell.rope]
+        return [self.memory.fd, self.notifier.notify_fd]
 
     @classmethod
     def received(cls, fds: list[int], capacity: int) -> Parts:
@@ -69,11 +69,11 @@ class Parts:
         """
         if len(fds) != 2:
             raise InvalidValueError(f"{len(fds)} descriptors came with the request, not 2")
-        memory_fd, rope = fds
-        check_rope(rope)
+        memory_fd, notify_fd = fds
+        check_notify_fd(notify_fd)
         memory = MappedMemory(memory_fd, 2 * _pitch(capacity), writable=True)
         try:
-            parts = cls(memory, capacity, Bell(), rope)
+            parts = cls(memory, capacity, Notifier(), notify_fd)
         except BaseException:
             memory.close()
             raise
@@ -87,26 +87,27 @@ class Parts:
         """
         if len(fds) != 1:
             raise InvalidValueError(f"{len(fds)} descriptors came with the answer, not 1")
-        check_rope(fds[0])
+        check_notify_fd(fds[0])
         self.memory.seal()
-        self.rope = fds[0]
+        self.notify_fd = fds[0]
 
     def close(self) -> None:
-        """Unmap the memory and close the bell and the rope."""
+        """Unmap the memory and close the notifier and the peer's descriptor."""
         self.memory.close()
-        self.bell.close()
-        if self.rope is not None:
-            os.close(self.rope)
+        self.notifier.close()
+        if self.notify_fd is not None:
+            os.close(self.notify_fd)
 
 
 class Link:
     """One side of a link between two NICs of this host.
 
     `tx` and `rx` are the addresses of two PIPEs (frames.py), whose frames take `capacity` bytes. This side is the
-    producer of `tx` and the consumer of `rx`, and makes its own PIPE_END for each. `peer_rope` rings the bell of the
-    peer's engine; ours sleeps on the descriptor `bell`. `first`: this side laid the link.
+    producer of `tx` and the consumer of `rx`, and makes its own PIPE_END for each. A datagram to
+    `peer_notify_fd` wakes the peer's engine (notifier.py); ours sleeps on the descriptor `event_fd`. `first`: this side
+    laid the link.
 
-    `talks`: both sides take letters over the heartbeat's socket, which `send` sends.
+    `talks`: both sides take messages over the heartbeat's socket, which `send` sends.
 
     `gone`: the peer has closed the link, or has died. The memory stays mapped until `close()`.
     """
@@ -116,13 +117,13 @@ class Link:
     peer_pid: int
     peer_name: str
     capacity: int
-    bell: int
-    peer_rope: int
+    event_fd: int
+    peer_notify_fd: int
     first: bool
     tx: int
     rx: int
     talks: bool
-    letter: PartialLetter
+    message: PartialMessage
     sending: threading.Lock
     closed: bool
 
@@ -132,13 +133,14 @@ class Link:
     ):  # fmt: skip
         self.own_address, self.peer_address = own_address, peer_address
         self.peer_pid, self.peer_name = peer
-        assert parts.rope is not None
-        self.capacity, self.bell, self.peer_rope, self.first = parts.capacity, parts.bell.fd, parts.rope, first
+        assert parts.notify_fd is not None
+        self.capacity, self.first = parts.capacity, first
+        self.event_fd, self.peer_notify_fd = parts.notifier.fd, parts.notify_fd
         pipes = parts.memory.address, parts.memory.address + _pitch(parts.capacity)
         self.tx, self.rx = pipes if first else pipes[::-1]
         self.gone = self.closed = False
         self.heartbeat = heartbeat
-        self.talks, self.letter = talks, PartialLetter(MAX_LETTER_FDS)
+        self.talks, self.message = talks, PartialMessage(MAX_MESSAGE_FDS)
         self.sending = threading.Lock()
         self._parts, self._forget = parts, forget
         self._lock = threading.Lock()
@@ -159,7 +161,7 @@ class Link:
             return True
 
     def send(self, body: dict[str, Any], fds: Sequence[int] = ()) -> None:
-        """Send the peer a letter, without waiting. OSError when the peer does not read its letters, or is gone."""
+        """Send the peer a message, without waiting. OSError when the peer does not read its messages, or is gone."""
         with self.sending:
             send(self.heartbeat, body, fds)
 
@@ -169,7 +171,7 @@ class Link:
             self.heartbeat.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Hang up, unmap the memory and close the bell. No engine may use them any more. Idempotent."""
+        """Hang up, unmap the memory and close the notifier. No engine may use them any more. Idempotent."""
         with self._lock:
             if self.closed:
                 return

@@ -19,7 +19,7 @@ from ..jit.ops import (
 )  # fmt: skip
 from ..formats.commands import QpState
 from ..errors import BadStateError, FullError, TimedOutError
-from ..fabric.bell import Bell
+from ..fabric.notifier import Notifier
 from ..fabric.frames import PIPE, pipe_end_at
 from ..fabric.injector import faults_at
 from ..fabric.udp_records import MSG_DONTWAIT, MSG_NOSIGNAL
@@ -43,9 +43,9 @@ _write = types.ExternalFunction("write", types.int64(types.int32, types.int64, t
 
 FEW_CORES = 4
 SCAN_EVERY = 256  # idle turns between scans of all doorbell records
-MAX_POLLED = 80  # descriptors: one per wire, the UDP sockets, and the engine's bell
+MAX_POLLED = 80  # descriptors: one per wire, the UDP sockets, and the engine's notifier
 POLLFD = np.dtype([("fd", "<i4"), ("events", "<i2"), ("revents", "<i2")])
-RINGS = 16  # taken from a bell at a time: net.unix.max_dgram_qlen is 10 by default
+NOTIFICATIONS = 16  # taken from a notifier at a time: net.unix.max_dgram_qlen is 10 by default
 _PR_SET_TIMERSLACK = 29
 
 
@@ -89,13 +89,13 @@ def _sleep(nic):
     if _poll(n.pollfds, n.pollfd_count, n.sleep_ms) > 0:
         for i in range(n.event_count):
             if ld16(n.pollfds + 8 * i + 6) != 0:
-                _take_rings(nic, ld32(n.pollfds + 8 * i))
+                _take_notifications(nic, ld32(n.pollfds + 8 * i))
 
 
 @engine_function
-def _take_rings(nic, fd):
-    """Take the rings of a bell (fabric/bell.py). If there are more than RINGS, the rest wake the engine again."""
-    for _ in range(RINGS):
+def _take_notifications(nic, fd):
+    """Take notifications (fabric/notifier.py). If there are more than NOTIFICATIONS, the rest wake the engine again."""
+    for _ in range(NOTIFICATIONS):
         if _recv(fd, nic + NIC.word, 1, MSG_DONTWAIT) < 0:
             break
 
@@ -218,12 +218,12 @@ class Engine:
             self._staging, self._pollfds = HostMemory(QP_ROW.size), HostMemory(MAX_POLLED * POLLFD.itemsize)
             undo.callback(self._staging.close)
             undo.callback(self._pollfds.close)
-            self._bell: Bell | None = Bell()
+            self._notifier: Notifier | None = Notifier()
             undo.pop_all()
         self._lock = threading.Lock()  # one command at a time
         self._kick_lock = threading.Lock()  # kernels may end at any time, also while the NIC closes
-        nic_record["kick_fd"] = self._bell.rope
-        self._pollfds.view(POLLFD)[0] = (self._bell.fd, select.POLLIN, 0)
+        nic_record["kick_fd"] = self._notifier.notify_fd
+        self._pollfds.view(POLLFD)[0] = (self._notifier.fd, select.POLLIN, 0)
         nic_record["pollfds"], nic_record["pollfd_count"], nic_record["event_count"] = self._pollfds.address, 1, 1
         nic_record["yield_every"] = yield_every()
         compile_engine()
@@ -241,11 +241,11 @@ class Engine:
 
     @property
     def kick_fd(self) -> int:
-        """Return the rope of the engine's bell, by which NICs with a wire to this NIC wake the engine."""
+        """Return the descriptor by which NICs with a wire to this NIC wake the engine."""
         return int(self._nic["kick_fd"])
 
     def watch(self, events: Sequence[int], sockets: Sequence[int]) -> None:
-        """Let these bells wake the engine as well, and these sockets when they are readable."""
+        """Let these descriptors wake the engine as well: `events` of notifiers, and sockets when they are readable."""
         fds = (*events, *sockets)
         table = np.array([(fd, select.POLLIN, 0) for fd in fds], POLLFD)
         counts = np.array([1 + len(fds), 1 + len(events)], np.int64)
@@ -256,8 +256,8 @@ class Engine:
     def kick(self) -> None:
         """Wake the engine if it sleeps."""
         with self._kick_lock:
-            if self._bell is not None:
-                self._bell.ring()
+            if self._notifier is not None:
+                self._notifier.notify()
 
     def doorbell_rung(self) -> None:
         """Wake the engine if it sleeps: a thread of this process has rung a doorbell.
@@ -333,8 +333,8 @@ class Engine:
                 "large copy, or starved of CPU time; nothing that it uses was freed, so close the device again"
             )
         with self._kick_lock:
-            bell, self._bell = self._bell, None
-            if bell is not None:
-                bell.close()
+            notifier, self._notifier = self._notifier, None
+            if notifier is not None:
+                notifier.close()
         self._staging.close()
         self._pollfds.close()

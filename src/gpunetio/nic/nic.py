@@ -16,7 +16,7 @@ from ..errors import BadStateError
 from ..fabric.icrc import HEADER_ROOM
 from ..fabric.inprocess import InProcessWire
 from ..fabric.link import Link
-from ..fabric.neighbours import ControlSocket
+from ..fabric.control_socket import ControlSocket
 from ..fabric.pcap import Pcap
 from ..fabric.udp import check_own
 from ..formats.events import EventType, PortSubtype
@@ -160,10 +160,10 @@ class SoftNic:
         outside.callback(self._leave_peers)
         outside.callback(self._publication.close)
         on_link = self._take_link if kind.neighbours else None
-        on_letter = self._hear if self.lends else None
+        on_message = self._hear if self.lends else None
         self.control_socket = ControlSocket(
             port.control_addresses, name, self._publication, on_link, self._lose_link, medium=port.link_layer.name,
-            on_letter=on_letter,
+            on_message=on_message,
         )  # fmt: skip
         outside.callback(self.control_socket.close)
         observers.append(self.engine.busy)
@@ -250,10 +250,10 @@ class SoftNic:
         with contextlib.suppress(BadStateError):
             self.lose(link)
 
-    def _hear(self, link: Link, letter: dict[str, Any], fds: list[int]) -> None:
+    def _hear(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
         try:
             with contextlib.suppress(BadStateError), self._guard():
-                self.loans.hear(link, letter, fds)
+                self.loans.hear(link, message, fds)
         finally:
             for fd in fds:
                 os.close(fd)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from ..enums import Access, GidType, LinkLayer, PortState, UarAllocationType
 from ..errors import DocaError, DriverError, InUseError, InvalidValueError, NotSupportedError
-from ..fabric.neighbours import claimant
+from ..fabric.claims import claimant
 from ..formats import commands as cmd
 from ..formats.commands import Opcode, Status
 from ..formats.doorbell import UAR_REG_OFFSET

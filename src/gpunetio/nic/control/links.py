@@ -11,10 +11,11 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from ...errors import NoMemoryError, NotFoundError
+from ...fabric.claims import claimant
 from ...fabric.injector import Injector
 from ...fabric.inprocess import LinkEnd
 from ...fabric.link import Link
-from ...fabric.neighbours import MAX_LINKS, claimant
+from ...fabric.link_limits import MAX_LINKS
 from ...memory import HostMemory
 from .. import step
 from ..dma.loans import Loans
@@ -116,8 +117,8 @@ class Links:
             writes.reverse()
         for address, values in writes:
             self._engine.post(step.WRITE_ROW, address, values)
-        bells = [fd for wire in self._wires if not wire.dead for fd in wire.bells]
-        self._engine.watch(bells, [fd for wire in self._wires for fd in wire.sockets])
+        events = [fd for wire in self._wires if not wire.dead for fd in wire.events]
+        self._engine.watch(events, [fd for wire in self._wires for fd in wire.sockets])
 
     def _free_slot(self) -> int:
         """Return a free slot. A dead wire's slot becomes free when no QP names the wire any more."""
@@ -201,7 +202,7 @@ class Links:
         for wire in self._wires:
             if wire.peer is link:
                 return wire.address
-        end = LinkEnd(link.tx, link.rx, link.capacity, link.peer_rope)
+        end = LinkEnd(link.tx, link.rx, link.capacity, link.peer_notify_fd)
 
         def release() -> None:
             self._loans.leave(link)

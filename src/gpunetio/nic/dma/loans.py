@@ -1,11 +1,11 @@
 """Memory that NICs of different processes of one host lend each other, so that a payload is copied once, not twice.
 
 A NIC lends the shared memory (memory.py) in which a region lies. The loan gets a number, which is used once in the
-NIC's life. Every peer that takes letters gets a read-only descriptor of the whole memory. Once the peer says that it
+NIC's life. Every peer that takes messages gets a read-only descriptor of the whole memory. Once the peer says that it
 has mapped the memory, packets to it refer to payloads there. A loan ends with the last region in its memory, or with
 the peer.
 
-Letters over a link have `op` and `number`: "lend", with `nbytes` and the descriptor; "lent", its answer; "end". If
+Messages over a link have `op` and `number`: "lend", with `nbytes` and the descriptor; "lent", its answer; "end". If
 anything fails, payloads are copied as on any other wire.
 """
 
@@ -117,16 +117,16 @@ class Loans:
     def _offer(self, link: Link, own: _Lent) -> None:
         self._send(link, {"op": "lend", "number": own.number, "nbytes": own.nbytes}, own.fd)
 
-    def _send(self, link: Link, letter: dict[str, Any], *fds: int) -> None:
+    def _send(self, link: Link, message: dict[str, Any], *fds: int) -> None:
         try:
-            link.send(letter, fds)
-        except OSError as error:  # the peer does not read its letters, or is gone
-            logger.info("%s cannot send %s the letter %s: %s", self._hardware.name, link, letter, error)
+            link.send(message, fds)
+        except OSError as error:  # the peer does not read its messages, or is gone
+            logger.info("%s cannot send %s the message %s: %s", self._hardware.name, link, message, error)
 
     # --- peers -----------------------------------------------------------------------------------------------------
 
     def join(self, link: Link, wire: int) -> None:
-        """Lend everything to the peer of a new wire over a link, if the peer takes letters."""
+        """Lend everything to the peer of a new wire over a link, if the peer takes messages."""
         if link.talks:
             peer = self._peers[link] = _Peer(HostMemory(LOANS * LOAN.size))
             self._hardware.write(wire + WIRE.loans, peer.table.address)
@@ -139,17 +139,17 @@ class Loans:
             for memory in (*peer.borrowed.values(), peer.table):
                 memory.close()
 
-    def hear(self, link: Link, letter: dict[str, Any], fds: list[int]) -> None:
-        """Handle a letter that came over a link. The descriptors stay the caller's."""
+    def hear(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
+        """Handle a message that came over a link. The descriptors stay the caller's."""
         peer = self._peers.get(link)
         if peer is None:  # the wire is already gone
             return
         try:
-            op, number = letter.get("op"), letter.get("number")
+            op, number = message.get("op"), message.get("number")
             if type(number) is not int or not 0 < number <= MAX_LOAN:
                 raise InvalidValueError(f"{number!r} is not the number of a loan")
             if op == "lend":
-                self._borrow(peer, number, letter.get("nbytes"), fds)
+                self._borrow(peer, number, message.get("nbytes"), fds)
                 self._send(link, {"op": "lent", "number": number})
             elif op == "lent":  # perhaps of a loan that has ended meanwhile
                 if any(own.number == number for own in self._lent.values()):
@@ -159,9 +159,9 @@ class Loans:
                     self._hardware.write(peer.row(number), 0, 0, 0)
                     memory.close()
             else:
-                raise InvalidValueError(f"{op!r} is not an op of letters about loans")
+                raise InvalidValueError(f"{op!r} is not an op of messages about loans")
         except (InvalidValueError, OSError) as error:
-            logger.warning("%s ignores a letter from %s: %s", self._hardware.name, link, error)
+            logger.warning("%s ignores a message from %s: %s", self._hardware.name, link, error)
 
     def _borrow(self, peer: _Peer, number: int, nbytes: object, fds: list[int]) -> None:
         """Map the memory that a peer lends."""

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from ...errors import InvalidValueError, NotFoundError
-from ...fabric.neighbours import PATIENCE, look_at_all, names
+from ...fabric.claims import PATIENCE, names
+from ...fabric.discovery import look_at_all
 from ...memory import MappedMemory
 
 logger: logging.Logger = logging.getLogger("gpunetio.nic")
@@ -147,9 +148,9 @@ def running(name: str | None = None, pid: int | None = None, timeout: float = PA
     """
     found: list[Observed] = []
     seen: set[tuple[int, str]] = set()
-    for place, (owner, description, fds) in look_at_all(names(), timeout).items():
+    for claim, (owner, description, fds) in look_at_all(names(), timeout).items():
         try:
-            if (owner, place) in seen:
+            if (owner, claim) in seen:
                 continue
             if isinstance(listening := description.get("listening"), list):
                 seen.update((owner, str(name)) for name in listening)

@@ -27,7 +27,7 @@ NIC = record("nic", """
     spin_ns        i64      nobody     how long an idle engine spins before it sleeps, in ns
     sleep_ms       i64      nobody     how long it sleeps at most, in ms
     yield_every    i64      nobody     idle turns before it yields the core
-    kick_fd        i64      nobody     rope of the engine's bell (fabric/bell.py)
+    kick_fd        i64      nobody     descriptor that wakes this engine (fabric/notifier.py)
     service_fd     i64      nobody     eventfd that wakes the report thread
     capture        i64      nobody     address of the CAPTURE of packets (fabric/capture.py); 0 is none
     # what the engine serves

@@ -7,16 +7,14 @@ from typing import Any
 from ...jit.struct_view import struct_view
 from .record import record
 
-PIPES, UDP = 1, 2  # WIRE.kind: to a NIC of this host, by shared memory; to all others, in datagrams
-
 WIRE = record("wire", """
-    kind           i64      command    PIPES or UDP
+    kind           i64      command    a number of transport/wire_kinds.py; 0 in a free row
     broken         i64      engine     not 0: the peer is gone or broke the rules, and packets are lost. Commands set it
     window         i64      command    packets that a QP may have in flight
     infiniband     i64      command    not 0: packets begin with an LRH
     faults         i64      command    address of the FAULTS that change what is sent (fabric/injector.py); 0 is none
     udp            i64      command    address of the UDP_WIRE (fabric/udp_records.py); 0 if it is another kind
-    wake_fd        i64      command    rope of the bell of the peer's engine (fabric/bell.py); 0 if nobody sleeps there
+    wake_fd        i64      command    wakes the peer's engine (fabric/notifier.py); 0 if none sleeps there
     woken          i64      engine     position in `tx` up to which the peer was woken
     # ends
     here_high      i64      command    first half of this end's GID, as on the wire

@@ -24,7 +24,9 @@ from .packets import link_bytes
 from .pipes import take_frames
 from ..state.nic import nic_at
 from ..state.qp import qp_row_at
-from ..state.wire import UDP, WIRE, wire_at
+from ..state.wire import WIRE, wire_at
+
+PIPES, UDP = 1, 2  # WIRE.kind
 
 
 # --- system calls: only for an engine on a CPU ---------------------------------------------------------------------

@@ -9,7 +9,7 @@ import numpy as np
 from ...fabric.frames import pipe_end
 from ...fabric.inprocess import LinkEnd
 from ...fabric.link import Link
-from ..state.wire import PIPES
+from ..transport.wire_kinds import PIPES
 from .wire import Wire
 
 WINDOW = 128
@@ -23,8 +23,8 @@ class Pipes(Wire):
     def __init__(
         self, end: LinkEnd, peer: Hashable, gids: tuple[bytes, bytes], infiniband: bool, release: Callable[[], None]
     ):
-        self.peer, self.gids, self.rope = peer, gids, end.peer_rope
-        self.bells = (peer.bell,) if isinstance(peer, Link) else ()
+        self.peer, self.gids, self.notify_fd = peer, gids, end.peer_notify_fd
+        self.events = (peer.event_fd,) if isinstance(peer, Link) else ()
         self._end, self._infiniband, self._release = end, infiniband, release
 
     def open(self, row: np.ndarray) -> np.ndarray:

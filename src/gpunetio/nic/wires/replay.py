@@ -21,7 +21,7 @@ from ...jit.ops import copy
 from ...memory import HostMemory
 from ..control.port import Port
 from ..state.counters import COUNTERS, PACKET_FATES
-from ..state.wire import PIPES
+from ..transport.wire_kinds import PIPES
 from .wire import ANY_PEER, Wire
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from ...fabric.frames import PIPE_END, pipe_end, pipe_size
 from ...fabric.udp import UdpWire
 from ...memory import HostMemory
 from ..control.port import Port, address_of, gid_of
-from ..state.wire import UDP
+from ..transport.wire_kinds import UDP
 from .wire import ANY_PEER, Wire
 
 WINDOW = 128  # half a megabyte at the largest MTU, which fits into socket buffers

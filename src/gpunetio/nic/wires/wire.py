@@ -20,8 +20,8 @@ class Wire(ABC):
     the other end. `gids` are this end's and the peer's; the latter is ANY_PEER if the wire leads to any number of
     peers. `adds_icrc`: packets get their ICRC from the wire, so a fault injector must not add one.
 
-    `bells` wake the engine when they ring (fabric/bell.py), `sockets` when they are readable. `rope` rings the bell of
-    the peer's engine; 0 if nobody there sleeps.
+    `events` are descriptors of notifiers (fabric/notifier.py) that wake the engine; `sockets` wake it when they are
+    readable. `notify_fd` wakes the engine at the other end; 0 if none sleeps there.
 
     `address` is that of the wire's WIRE row, once the NIC has taken the wire in. `dead`: the peer is gone.
     """
@@ -31,9 +31,9 @@ class Wire(ABC):
     peer: Hashable
     gids: tuple[bytes, bytes]
     adds_icrc = False
-    bells: tuple[int, ...] = ()
+    events: tuple[int, ...] = ()
     sockets: tuple[int, ...] = ()
-    rope = 0
+    notify_fd = 0
     address = 0
     dead = False
     injector: Injector | None = None
@@ -52,7 +52,7 @@ class Wire(ABC):
     def row(self) -> np.ndarray:
         """Return the fields of the WIRE row that all kinds have."""
         row = np.zeros((), WIRE.dtype)
-        row["kind"], row["window"], row["wake_fd"] = self.kind, self.window, self.rope
+        row["kind"], row["window"], row["wake_fd"] = self.kind, self.window, self.notify_fd
         row["here_high"], row["here_low"] = np.frombuffer(self.gids[0], np.int64)
         row["peer_high"], row["peer_low"] = np.frombuffer(self.gids[1], np.int64)
         return row

@@ -1,8 +1,8 @@
-"""Letters between processes of one host: JSON objects, with file descriptors, over a unix stream socket.
+"""Messages between processes of one host: JSON objects, with file descriptors, over a unix stream socket.
 
-On the socket, a letter is its length, four bytes big-endian, followed by its text. Its descriptors travel with the
-first byte. The reader trusts neither: a letter that is too long, carries too many descriptors or is not a JSON object
-raises `BadLetter`.
+On the socket, a message is its length, four bytes big-endian, followed by its text. Its descriptors travel with the
+first byte. The reader trusts neither: a message that is too long, carries too many descriptors or is not a JSON object
+raises `BadMessage`.
 """
 
 from __future__ import annotations
@@ -16,21 +16,22 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+VERSION = 2  # of requests and answers
 MAX_BYTES = 1 << 16
 MAX_FDS = 32
 _LENGTH = struct.Struct(">I")
 _CREDENTIALS = struct.Struct("3i")  # struct ucred
 
 
-class BadLetter(Exception):
-    """A letter that breaks these rules."""
+class BadMessage(Exception):
+    """A message that breaks these rules."""
 
 
 def send(sock: socket.socket, body: dict[str, Any], fds: Sequence[int] = ()) -> None:
-    """Send a letter. The descriptors stay open here."""
+    """Send a message. The descriptors stay open here."""
     text = json.dumps(body).encode()
     if len(text) > MAX_BYTES or len(fds) > MAX_FDS:
-        raise BadLetter(f"{len(text)} bytes and {len(fds)} descriptors do not fit: {MAX_BYTES} and {MAX_FDS} do")
+        raise BadMessage(f"{len(text)} bytes and {len(fds)} descriptors do not fit: {MAX_BYTES} and {MAX_FDS} do")
     data = _LENGTH.pack(len(text)) + text
     sent = socket.send_fds(sock, [data], list(fds)) if fds else sock.send(data)
     if sent < len(data):
@@ -38,38 +39,38 @@ def send(sock: socket.socket, body: dict[str, Any], fds: Sequence[int] = ()) -> 
 
 
 def receive(sock: socket.socket, end: float) -> tuple[dict[str, Any], list[int]]:
-    """Return the next letter and its descriptors, which the caller closes.
+    """Return the next message and its descriptors, which the caller closes.
 
     TimeoutError at `end` of time.monotonic(), EOFError when the peer hangs up.
     """
-    letter = PartialLetter()
+    message = PartialMessage()
     try:
         while True:
             left = end - time.monotonic()
             if left <= 0:
                 raise TimeoutError("no answer in time")
             sock.settimeout(left)
-            if (body := letter.read(sock)) is not None:
-                return body, letter.take_fds()
+            if (body := message.read(sock)) is not None:
+                return body, message.take_fds()
     finally:
-        letter.close()
+        message.close()
 
 
-class PartialLetter:
-    """A letter that arrives in pieces, with up to `max_fds` descriptors."""
+class PartialMessage:
+    """A message that arrives in pieces, with up to `max_fds` descriptors."""
 
     def __init__(self, max_fds: int = MAX_FDS) -> None:
         self._data, self._fds, self._max_fds = bytearray(), array.array("i"), max_fds
 
     def read(self, sock: socket.socket) -> dict[str, Any] | None:
-        """Receive once. Return the letter when it is complete, None before. Never reads beyond the letter."""
+        """Receive once. Return the message when it is complete, None before. Never reads beyond the message."""
         room = socket.CMSG_SPACE((self._max_fds + 1) * self._fds.itemsize)
         data, messages, flags, _ = sock.recvmsg(self._missing(), room, socket.MSG_CMSG_CLOEXEC)
         for level, kind, payload in messages:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                 self._fds.frombytes(payload[: len(payload) - len(payload) % self._fds.itemsize])
         if flags & socket.MSG_CTRUNC or len(self._fds) > self._max_fds:
-            raise BadLetter(f"it carries more than {self._max_fds} descriptors")
+            raise BadMessage(f"it carries more than {self._max_fds} descriptors")
         if not data:
             raise EOFError("the peer has hung up")
         self._data += data
@@ -78,9 +79,9 @@ class PartialLetter:
         try:
             body = json.loads(self._data[_LENGTH.size :])
         except (ValueError, RecursionError) as error:
-            raise BadLetter(f"it is not JSON: {error}") from None
+            raise BadMessage(f"it is not JSON: {error}") from None
         if not isinstance(body, dict):
-            raise BadLetter(f"it is a {type(body).__name__}, not an object")
+            raise BadMessage(f"it is a {type(body).__name__}, not an object")
         return body
 
     def _missing(self) -> int:
@@ -89,7 +90,7 @@ class PartialLetter:
             return _LENGTH.size - len(self._data)
         (length,) = _LENGTH.unpack_from(self._data)
         if not 0 < length <= MAX_BYTES:
-            raise BadLetter(f"it announces {length} bytes; 1 to {MAX_BYTES} are allowed")
+            raise BadMessage(f"it announces {length} bytes; 1 to {MAX_BYTES} are allowed")
         return _LENGTH.size + length - len(self._data)
 
     def take_fds(self) -> list[int]:

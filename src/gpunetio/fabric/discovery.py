@@ -1,0 +1,103 @@
+"""Asks the NICs of this host for the memory of their tables, all at once and within one deadline."""
+
+from __future__ import annotations
+
+import logging
+import os
+import selectors
+import socket
+import time
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+from .claims import MAX_PENDING, PATIENCE, PREFIX, RETRY, new_socket
+from .control_message import VERSION, BadMessage, PartialMessage, credentials, send
+
+logger: logging.Logger = logging.getLogger("gpunetio.fabric")
+
+
+def look(name: str, timeout: float = PATIENCE) -> tuple[int, dict[str, Any], list[int]] | None:
+    """Ask one NIC for its tables, as `look_at_all` does. Return None when it does not show them."""
+    return look_at_all([name], timeout).get(name)
+
+
+def look_at_all(
+    wanted: Iterable[str], timeout: float = PATIENCE
+) -> dict[str, tuple[int, dict[str, Any], list[int]]]:
+    """Ask the NICs that listen under these names for their tables. Return (pid, description, descriptors) by name.
+
+    All NICs are asked at the same time, and have `timeout` seconds together. The caller closes the descriptors. A NIC
+    of another user, or one that does not answer in time or sensibly, is left out.
+    """
+    end = time.monotonic() + timeout
+    found: dict[str, tuple[int, dict[str, Any], list[int]]] = {}
+    todo = deque(dict.fromkeys(wanted))
+    with selectors.DefaultSelector() as asked:
+        try:
+            while todo or asked.get_map():
+                for _ in range(min(len(todo), MAX_PENDING - len(asked.get_map()))):
+                    name = todo.popleft()
+                    try:
+                        if (sock := _ask_to_look(name)) is not None:
+                            asked.register(sock, selectors.EVENT_READ, data=(name, PartialMessage()))
+                    except BlockingIOError:  # its listen queue is full
+                        todo.append(name)
+                left = end - time.monotonic()
+                if left <= 0:
+                    silent = [*todo, *(key.data[0] for key in asked.get_map().values())]
+                    logger.info("cannot look at the NICs at %s: they do not answer", ", ".join(silent))
+                    break
+                for key, _ in asked.select(min(left, RETRY) if todo else left):
+                    _read_answer(asked, key, found)
+        finally:
+            for key in list(asked.get_map().values()):
+                key.data[1].close()
+                key.fileobj.close()  # type: ignore[union-attr]
+    return found
+
+
+def _ask_to_look(name: str) -> socket.socket | None:
+    """Ask the NIC that listens under `name`. Return the connection, or None if the NIC is gone, or another user's.
+
+    BlockingIOError when its listen queue is full.
+    """
+    sock = new_socket()
+    try:
+        sock.setblocking(False)
+        sock.connect(f"\0{PREFIX}{name}")
+        if credentials(sock)[1] == os.geteuid():
+            send(sock, {"version": VERSION, "op": "look"})
+            return sock
+    except BlockingIOError:
+        sock.close()
+        raise
+    except OSError as error:
+        logger.info("cannot look at the NIC at %s: %s", name, error)
+    sock.close()
+    return None
+
+
+def _read_answer(
+    asked: selectors.BaseSelector, key: selectors.SelectorKey,
+    found: dict[str, tuple[int, dict[str, Any], list[int]]],
+) -> None:  # fmt: skip
+    """Read a piece of the answer of a NIC that was asked for its tables."""
+    sock: Any = key.fileobj
+    (name, message), (pid, _) = key.data, credentials(sock)
+    try:
+        answer = message.read(sock)
+        if answer is None:
+            return
+        if answer.get("version") == VERSION and answer.get("ok") is True:
+            found[name] = pid, answer, message.take_fds()
+        else:
+            reason = answer.get("reason", answer)
+            logger.info("cannot look at the NIC at %s (process %d): %s", name, pid, reason)
+    except BlockingIOError:
+        return
+    except (OSError, EOFError, BadMessage) as error:
+        logger.info("cannot look at the NIC at %s (process %d): %s", name, pid, error)
+    asked.unregister(sock)
+    message.close()
+    sock.close()
