@@ -267,7 +267,8 @@ def test_emulated_records_of_an_array(proxied: Pair):
         assert puts_in_turn[1, 1, gpu](array, array.STRIDE, count, *keys, NBYTES, 5 * count, out).wait(60)
         assert out.array.view(np.int64)[0] == device.OK
         until(lambda: [record_of(queue) for queue in array] == [5] * count, "the proxy")
-        assert {queue.indices()["forwarded"] for queue in array} == {5}
+        if not where:  # else the kernel rings, and the proxy writes only the records
+            assert {queue.indices()["forwarded"] for queue in array} == {5}
 
 
 def on_cpu(thread_id: int) -> int:
