@@ -12,7 +12,7 @@ from .context import Context, open
 
 
 def open_async(name: str | None = None, *, port: PortConfig | None = None) -> Opening:
-    """Open a device as `open` does, in a thread, so that asyncio's event loop goes on: it may compile for minutes.
+    """Open a device as `open` does, in a thread, so that asyncio's event loop goes on: it may compile for half a minute.
 
         async with gn.open_async("soft0") as ctx:
             ...

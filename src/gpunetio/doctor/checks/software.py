@@ -134,7 +134,7 @@ _ROOM = 100 * _MIB  # the NIC and the kernels of all benchmarks take 60 MiB
 
 @check(
     "compiler-cache", "Cache of compiled code",
-    why="Compiling the software NIC takes minutes. With a cache, only the first program waits for it.",
+    why="Compiling the software NIC takes about twenty seconds. With a cache, only the first program waits for it.",
     cure="free some space, or choose a folder on another disk: export NUMBA_CACHE_DIR=<folder>",
     source="docs/soft-nic.md: compiling; Numba's manual: NUMBA_CACHE_DIR", uses=EVERY_USE,
 )  # fmt: skip
