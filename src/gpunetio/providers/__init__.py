@@ -67,7 +67,7 @@ def open_device(name: str | None = None, port: PortConfig | None = None) -> Prov
 
 
 def compile_for(name: str | None, port: PortConfig | None) -> None:
-    """Compile what a device needs before it can be opened, and open nothing. This takes about twenty seconds the first time."""
+    """Compile what a device needs before it can be opened, and open nothing. It takes twenty seconds the first time."""
     if (name is None and port is None and any(device.card for device in _hardware())) or no_software():
         return
     if name is None or name in (device.name for device in _software_list()):

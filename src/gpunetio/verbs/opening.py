@@ -12,7 +12,7 @@ from .context import Context, open
 
 
 def open_async(name: str | None = None, *, port: PortConfig | None = None) -> Opening:
-    """Open a device as `open` does, in a thread, so that asyncio's event loop goes on: it may compile for half a minute.
+    """Open a device as `open` does, in a thread, so that asyncio's event loop goes on: that may compile for a while.
 
         async with gn.open_async("soft0") as ctx:
             ...
