@@ -13,7 +13,7 @@ from gpunetio.enums import CqOverrun
 from gpunetio.formats.cqe import Syndrome
 from gpunetio.gpu.completions import FailedWqe
 from gpunetio.gpu.watchdog import Watchdog
-from gpunetio.jit.launch import tell_observers
+from gpunetio.jit.launch import running, tell_observers
 from gpunetio.nic.observe.reasons import Reason
 from nic_rig import until
 from pair import Pair, make_pair
@@ -94,6 +94,7 @@ def test_how_often_it_looks_while_a_kernel_may_lose_rings(took, pause):
     watchdog = Watchdog(lambda: [exported])  # type: ignore[list-item]
     watchdog.close()
     watchdog._took = took
+    until(lambda: not running(), "kernels of other tests")
     assert watchdog._pause() == 0.5
     tell_observers(+1)
     try:

@@ -23,8 +23,10 @@ from gpunetio.enums import (
 )
 from gpunetio.formats.commands import Opcode
 from gpunetio.memory import HostMemory
+from gpunetio.nic.control.control_path import ControlPath
 from gpunetio.providers.soft import SoftProvider
 from gpunetio.verbs import QP, AhAttr, Context, QpAttr, QpEndpoint
+from gpunetio.verbs import open as open_device
 from recorder import FIRST, LIMIT, UDP_SPORT, Recorder
 
 SQD = 5  # qpc.state of a drained send queue
@@ -362,12 +364,12 @@ QUERY_HCA_CAP = {"general": capabilities(0), "roce": capabilities(1), "general_2
 
 
 class StubNic:
-    """A software NIC that carries commands out without a look at them."""
+    """A software NIC that knows its commands, and carries them out without a look at them."""
 
     name = "stub0"
 
-    def __init__(self, device: Recorder):
-        self._device = device
+    def __init__(self, device: Recorder, control: ControlPath):
+        self._device, self.control = device, control
 
     def execute(self, mailbox: bytes, out_size: int) -> tuple[bytes, str]:
         self._device.commands.append((mailbox, out_size))
@@ -380,9 +382,10 @@ def destroyed(create: int) -> Configuration:
     """Destroys are commands in the software NIC only: a card gets them from its driver."""
 
     def destroy(device: Recorder, ctx: Context) -> None:
-        provider = SoftProvider(StubNic(device))
-        handle, _ = provider.devx_obj_create(create.to_bytes(2, "big") + bytes(270), 16)
-        provider.devx_obj_destroy(handle)
+        with open_device("soft0") as real:
+            provider = SoftProvider(StubNic(device, real.provider.nic.control))
+            handle, _ = provider.devx_obj_create(create.to_bytes(2, "big") + bytes(270), 16)
+            provider.devx_obj_destroy(handle)
 
     return destroy
 
