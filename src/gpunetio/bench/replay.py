@@ -34,7 +34,7 @@ from ..formats.packet import (
 )  # fmt: skip
 from ..nic.control.port import MAX_HEADERS, MTUS, PortConfig, address_of
 from ..nic.wires.replay import TIMEOUT, Replayed, replay
-from ..verbs import QP, QpEndpoint, RecvWr, Sge
+from ..verbs import QP, Context, QpEndpoint, RecvWr, Sge
 from ..verbs import open as open_device
 
 MAX_REGION = 1 << 28  # bytes; a key whose requests lie farther apart gets no region
@@ -201,6 +201,8 @@ class Result:
 
 class Stage:
     """A software NIC with the address of a survey, its queue pairs and its regions, for a `with` statement."""
+
+    ctx: Context
 
     def __init__(self, address: Address, wanted: Survey, options: ReplayOptions):
         self._address = address

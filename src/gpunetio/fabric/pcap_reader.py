@@ -137,6 +137,7 @@ class PcapFile:
     reason. InvalidValueError says what is wrong with a file that is no such capture.
     """
 
+    path: Path
     infiniband: bool
     records: int
     skipped: Counter[str]

@@ -17,8 +17,8 @@ from numba.extending import intrinsic
 
 from ..compile import need_integers
 
-INT = {bits: ir.IntType(bits) for bits in (1, 8, 16, 32, 64, 128)}
-VOID = ir.VoidType()
+INT: dict[int, Any] = {bits: ir.IntType(bits) for bits in (1, 8, 16, 32, 64, 128)}
+VOID: Any = ir.VoidType()
 CONSTRAINT = {16: "h", 32: "r", 64: "l"}
 
 Emit = Callable[..., Any]  # (builder, *args) -> value
@@ -68,38 +68,45 @@ def op(*widths: int, ret: int | None = None, cpu: Emit, cuda: Emit) -> Callable[
 # --- on the CPU -----------------------------------------------------------------------------------------------------
 
 
-def ptr(b, addr, width):
+def ptr(b: Any, addr: Any, width: int) -> Any:
+    """Return an address as a pointer to an integer of `width` bits."""
     return b.inttoptr(addr, INT[width].as_pointer())
 
 
-def load(width, order=None) -> Emit:
+def load(width: int, order: str | None = None) -> Emit:
+    """Load; atomically, with an order."""
     if order is None:
         return lambda b, addr: b.load(ptr(b, addr, width), align=width // 8)
     return lambda b, addr: b.load_atomic(ptr(b, addr, width), order, width // 8)
 
 
-def store(width, order=None) -> Emit:
+def store(width: int, order: str | None = None) -> Emit:
+    """Store; atomically, with an order."""
     if order is None:
         return lambda b, addr, value: b.store(value, ptr(b, addr, width), align=width // 8)
     return lambda b, addr, value: b.store_atomic(value, ptr(b, addr, width), order, width // 8)
 
 
-def rmw(kind, width, order="acq_rel") -> Emit:
+def rmw(kind: str, width: int, order: str = "acq_rel") -> Emit:
+    """Read, modify and write atomically. Return the old value."""
     return lambda b, addr, value: b.atomic_rmw(kind, ptr(b, addr, width), value, order)
 
 
-def cas(width) -> Emit:
+def cas(width: int) -> Emit:
+    """Compare and swap. Return the old value."""
+
     def emit(b, addr, expected, new):
         return b.extract_value(b.cmpxchg(ptr(b, addr, width), expected, new, "acq_rel", "acquire"), 0)
 
     return emit
 
 
-def cpu_fence(order) -> Emit:
+def cpu_fence(order: str) -> Emit:
+    """Order what comes before against what comes after."""
     return lambda b: b.fence(order)
 
 
-def llvm(name, *overload, ret=None) -> Emit:
+def llvm(name: str, *overload: Any, ret: int | None = None) -> Emit:
     """Call an LLVM intrinsic."""
 
     def emit(b, *args):
@@ -118,7 +125,7 @@ drain: Emit = {
 }.get(platform.machine(), cpu_fence("seq_cst"))
 
 
-def extern(b, name, ret, args):
+def extern(b: Any, name: str, ret: Any, args: Any) -> Any:
     """Call a C function by its symbol."""
     fnty = ir.FunctionType(ret, [a.type for a in args])
     return b.call(cgutils.get_or_insert_function(b.module, fnty, name), args)
@@ -130,7 +137,7 @@ nothing: Emit = lambda b, *args: None  # noqa: E731
 # --- on CUDA --------------------------------------------------------------------------------------------------------
 
 
-def ptx(text, ret=None, *, pure=False, convergent=False) -> Emit:
+def ptx(text: str, ret: int | None = None, *, pure: bool = False, convergent: bool = False) -> Emit:
     """Emit inline PTX. Without `pure`, it orders memory and is kept. `convergent` forbids moving it into a branch."""
 
     def emit(b, *args):
@@ -144,14 +151,16 @@ def ptx(text, ret=None, *, pure=False, convergent=False) -> Emit:
     return emit
 
 
-def ptx_load(how, width) -> Emit:
+def ptx_load(how: str, width: int) -> Emit:
+    """Load with this PTX instruction."""
     if width == 8:  # PTX has no 8-bit registers
         read = ptx(f"{how}.u8 $0, [$1];", 16)
         return lambda b, addr: b.trunc(read(b, addr), INT[8])
     return ptx(f"{how}.u{width} $0, [$1];", width)
 
 
-def ptx_store(how, width) -> Emit:
+def ptx_store(how: str, width: int) -> Emit:
+    """Store with this PTX instruction."""
     if width == 8:
         write = ptx(f"{how}.u8 [$0], $1;")
         return lambda b, addr, value: write(b, addr, b.zext(value, INT[16]))

@@ -41,7 +41,21 @@ class ControlPath:
     `undo` closes everything, after the engine has stopped.
     """
 
+    hca: Hca
+    gids: Gids
+    eqs: EventQueues
+    uars: UarPages
+    pds: ProtectionDomains
+    umems: Umems
+    mkeys: MemoryKeys
+    cqs: CompletionQueues
+    pools: ReceivePools
+    qps: QueuePairs
+    links: Links
+    routes: Routes
+    channels: EventChannels
     queues: dict[Opcode, QueueObjects]
+    interpreter: CommandInterpreter
 
     def __init__(
         self, hardware: Hardware, memory: tuple[MkeyTable, Table], loans: Loans, far_memory: FarMemory,

@@ -18,7 +18,12 @@ WINDOW = 128
 class Pipes(Wire):
     """This end of two pipes. `release` is called when the wire is closed."""
 
-    kind, window = PIPES, WINDOW
+    kind: int = PIPES
+    window: int = WINDOW
+    peer: Hashable
+    gids: tuple[bytes, bytes]
+    events: tuple[int, ...]
+    notify_fd: int
 
     def __init__(
         self, end: LinkEnd, peer: Hashable, gids: tuple[bytes, bytes], infiniband: bool, release: Callable[[], None]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -62,7 +62,10 @@ def _take(end):
 class Replay(Wire):
     """Two pipes between the NIC and this process. The packets say from whom they come."""
 
-    kind, window, peer = PIPES, 128, "replay"
+    kind: int = PIPES
+    window: int = 128
+    peer: Hashable = "replay"
+    gids: tuple[bytes, bytes]
 
     def __init__(self, port: Port):
         self._infiniband = port.infiniband

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Hashable
 
 import numpy as np
 
@@ -21,7 +21,12 @@ PIPE = 1 << 20
 class Udp(Wire):
     """The sockets of a port's addresses (fabric/udp.py). They open with the wire, when it is first needed."""
 
-    kind, window, peer, adds_icrc = UDP, WINDOW, "udp", True
+    kind: int = UDP
+    window: int = WINDOW
+    peer: Hashable = "udp"
+    gids: tuple[bytes, bytes]
+    adds_icrc: bool = True
+    sockets: tuple[int, ...] = ()
 
     def __init__(self, port: Port):
         self._port = port

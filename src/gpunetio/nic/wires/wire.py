@@ -30,12 +30,12 @@ class Wire(ABC):
     window: int
     peer: Hashable
     gids: tuple[bytes, bytes]
-    adds_icrc = False
+    adds_icrc: bool = False
     events: tuple[int, ...] = ()
     sockets: tuple[int, ...] = ()
-    notify_fd = 0
-    address = 0
-    dead = False
+    notify_fd: int = 0
+    address: int = 0
+    dead: bool = False
     injector: Injector | None = None
 
     @abstractmethod
