@@ -362,3 +362,32 @@ def test_a_function_is_lowered_once_for_all_roots(monkeypatch):
 
     assert (first(41), second(41)) == (42, 43)
     assert sorted(lowered) == ["first", "second", "shared"]
+
+
+def test_parts_of_different_processes_fit(tmp_path):
+    """A caller from the cache calls a callee that another process has compiled, after other functions."""
+    (tmp_path / "shared.py").write_text(
+        "from gpunetio.device import device_function\n\n"
+        "@device_function\ndef other(x):\n    return x + 2\n\n"
+        "@device_function\ndef another(x):\n    return x + 3\n\n"
+        "@device_function\ndef callee(x):\n    return x + 1\n\n"
+        "@device_function\ndef caller(x):\n    return callee(x) * 2\n\n"
+        "@device_function\ndef first(x):\n    return caller(x)\n\n"
+        "@device_function\ndef second(x):\n    return other(x) + another(x) + callee(x) + caller(x)\n"
+    )
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+
+    def run(call: str) -> str:
+        code = f"import shared; print(shared.{call})"
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    assert run("first(1)") == "4"
+    saved = list((tmp_path / "cache").rglob("shared.callee-*"))
+    assert saved
+    for file in saved:
+        file.unlink()
+    assert run("second(1)") == "13"

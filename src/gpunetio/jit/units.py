@@ -27,6 +27,7 @@ from numba.core.typing.templates import make_concrete_template
 from .cache import Cache
 
 Types = tuple[Any, ...]
+_PREFIX = "gpunetio$"  # of the symbols of parts
 
 
 _FunctionCompiler: Any = dispatcher._FunctionCompiler  # type: ignore[attr-defined]
@@ -50,6 +51,11 @@ class Unit(JITCodeLibrary):
             self.calls[library.origin] = library
         else:
             super().add_linking_library(library)
+
+    @property
+    def own_module(self) -> Any:
+        """The IR of the function, before anything is linked to it."""
+        return self._final_module
 
     def part(self) -> bytes:
         """Return the function's own IR, to be linked into any number of roots."""
@@ -103,7 +109,7 @@ class Unit(JITCodeLibrary):
 
 def _is_missing(function: Any) -> bool:
     """Whether a function of Python is only declared."""
-    return function.is_declaration and function.name.startswith("_ZN")
+    return function.is_declaration and function.name.startswith(("_ZN", _PREFIX))
 
 
 class _PartImpl(CompileResultCacheImpl):
@@ -221,12 +227,26 @@ class UnitCompiler(_FunctionCompiler):
             if found is None:
                 with event.trigger_event("numba:compile", data={"dispatcher": self._dispatcher}):
                     found = self._compile_core(args, None, part=True)
-                found.library.symbol = found.fndesc.mangled_name
+                self._name_symbol(found, args)
                 self._cache.save_overload(args, found)
             found.library.origin = self._dispatcher, args
             context.insert_user_function(found.library, found.fndesc, [found.library])
             self.parts[args] = found
         return found
+
+    def _name_symbol(self, part: Any, args: Types) -> None:
+        """Name the symbol of a part after the function, if that has a name.
+
+        Numba's symbols contain a number that differs from process to process, and a caller and a callee in the cache
+        may come from different ones.
+        """
+        unit, fndesc = part.library, part.fndesc
+        unit.symbol = fndesc.mangled_name
+        module, qualname = _name((self._dispatcher, args))
+        if _find(module, qualname) is self._dispatcher:
+            unit.symbol = f"{_PREFIX}{module}.{qualname}({', '.join(map(str, args))})"
+            unit.own_module.get_function(fndesc.mangled_name).name = unit.symbol
+            fndesc.mangled_name = unit.symbol
 
     def call_template(self, args: Types, kws: dict[str, Any]) -> tuple[Any, ...]:
         """Return what types a call: as a dispatcher's `get_call_template`, but of the part."""
