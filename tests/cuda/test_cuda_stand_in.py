@@ -371,6 +371,7 @@ def test_a_page_that_another_library_has_registered_stays_registered(runtime: Ru
 
 def test_a_kernel_that_fails_has_ended(event: Event, runtime: Runtime, caplog):
     changes: list[int] = []
+    tell_observers(+1)  # as a launch does
     observers.append(changes.append)
     try:
         with Gpu("host") as gpu:
