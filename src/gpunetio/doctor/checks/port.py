@@ -62,6 +62,14 @@ def _bring_up(machine: Machine, nic: Nic, physical: Reading, layer: str) -> str:
 _SHARE = "docker run --network=host …; in Kubernetes: hostNetwork: true"
 
 
+def _not_ethernet(told: dict[str, Reading]) -> Finding | None:
+    """Return the finding of a check that is only for Ethernet, on another port."""
+    layer = told.get("link_layer")
+    if layer is not None and layer.text == "Ethernet":
+        return None
+    return skip("only for Ethernet ports", *([layer] if layer else []))
+
+
 @check(
     "gid", "RoCE v2 address",
     why="RoCE takes the addresses of its packets from a GID. Routers forward only addresses that are not link-local.",
@@ -73,9 +81,8 @@ _SHARE = "docker run --network=host …; in Kubernetes: hostNetwork: true"
 def gid(machine: Machine, nic: Nic) -> Iterator[Finding]:
     """Find the best GID for RoCE v2."""
     port, told = port_of(machine, nic)
-    layer = told.get("link_layer")
-    if layer is None or layer.text != "Ethernet":
-        yield skip("only for Ethernet ports", *([layer] if layer else []))
+    if (other := _not_ethernet(told)) is not None:
+        yield other
         return
     interface = _interface(machine, nic, port)
     if (there := _elsewhere(machine, interface)) is not None:
@@ -148,9 +155,8 @@ def _elsewhere(machine: Machine, interface: str) -> Reading | None:
 def mtu(machine: Machine, nic: Nic) -> Iterator[Finding]:
     """Compute the path MTU from the interface's MTU."""
     port, told = port_of(machine, nic)
-    layer = told.get("link_layer")
-    if layer is None or layer.text != "Ethernet":
-        yield skip("only for Ethernet ports", *([layer] if layer else []))
+    if (other := _not_ethernet(told)) is not None:
+        yield other
         return
     interface = _interface(machine, nic, port)
     if (there := _elsewhere(machine, interface)) is not None:
