@@ -121,6 +121,19 @@ def test_an_array_is_no_address():
             store[1, 1, gpu](np.zeros(8, np.int64))
 
 
+@kernel
+def spread(value):
+    device.block_broadcast(value, 0)
+
+
+def test_a_group_function_takes_integers_only():
+    """Like all device functions, wherever they are defined."""
+    with Gpu("host") as gpu:
+        words = r"spread with value of type float: block_broadcast\(\) takes integers only"
+        with pytest.raises(InvalidValueError, match=words):
+            spread[1, 1, gpu](1.5)
+
+
 def test_what_numba_says_is_not_dumped():
     with Gpu("host") as gpu, gpu.alloc(8) as out:
         with pytest.raises(InvalidValueError) as caught:

@@ -391,3 +391,19 @@ def test_parts_of_different_processes_fit(tmp_path):
     for file in saved:
         file.unlink()
     assert run("second(1)") == "13"
+
+
+def test_a_function_without_a_name_is_no_part_of_the_cache():
+    """Another process could not find it: two of one factory have one name."""
+
+    @engine_function
+    def nameless(x):
+        return x + 1
+
+    @engine_function
+    def root(x):
+        return nameless(x)
+
+    assert root(41) == 42
+    folder = Path(nameless._cache.cache_path)
+    assert not list(folder.glob("*nameless-*"))

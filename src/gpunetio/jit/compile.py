@@ -129,7 +129,7 @@ def _compiled(fn: Callable[..., Any], forceinline: bool) -> Any:
     if cacheable and (cache := cache_of(fn, compiled.stamp)):
         compiled._cache = cache
     units = compiled.units = compiled._compiler = UnitCompiler(compiled, compiled.stamp)
-    public = file.parent in (_PACKAGE / "device", _PACKAGE / "jit")
+    public = not {_PACKAGE / "device", _PACKAGE / "jit"}.isdisjoint(file.parents)
     names = fn.__code__.co_varnames
 
     def resolve_once_for_all_constants(args, kws):

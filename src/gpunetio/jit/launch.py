@@ -132,7 +132,7 @@ class Kernel:
         kinds = tuple(self.body.typeof_pyval(arg) for arg in args)
         if kinds not in self._compiled:
             with self._in_words(args):
-                self.body.compile(tuple(self.body._compiler.fold_argument_types(kinds, {})[1]))
+                self.body.compile(tuple(self.body.units.fold_argument_types(kinds, {})[1]))
             self._compiled.add(kinds)
 
     def compile_for_the_host(self) -> None:

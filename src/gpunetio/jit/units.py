@@ -29,7 +29,6 @@ from .cache import Cache
 Types = tuple[Any, ...]
 _PREFIX = "gpunetio$"  # of the symbols of parts
 
-
 _FunctionCompiler: Any = dispatcher._FunctionCompiler  # type: ignore[attr-defined]
 
 
@@ -52,17 +51,19 @@ class Unit(JITCodeLibrary):
         else:
             super().add_linking_library(library)
 
-    @property
-    def own_module(self) -> Any:
-        """The IR of the function, before anything is linked to it."""
-        return self._final_module
+    def rename(self, symbol: str, to: str) -> None:
+        """Rename a function of the module."""
+        self._final_module.get_function(symbol).name = to
+
+    def _link_what_numba_made(self) -> None:
+        for library in dict.fromkeys(self._linking_libraries):
+            self._final_module.link_in(library._get_module_for_linking(), preserve=True)
 
     def part(self) -> bytes:
         """Return the function's own IR, to be linked into any number of roots."""
         if self.bitcode is None:
             self._raise_if_finalized()
-            for library in dict.fromkeys(self._linking_libraries):
-                self._final_module.link_in(library._get_module_for_linking(), preserve=True)
+            self._link_what_numba_made()
             for function in self._final_module.functions:
                 if not function.is_declaration and function.name != self.symbol:
                     function.linkage = "linkonce_odr"
@@ -88,8 +89,7 @@ class Unit(JITCodeLibrary):
         if self.origin is not None:  # a part, for a caller that links whole libraries
             self._final_module = llvm.parse_bitcode(self.part())
         else:
-            for library in dict.fromkeys(self._linking_libraries):
-                self._final_module.link_in(library._get_module_for_linking(), preserve=True)
+            self._link_what_numba_made()
         units = list(self.all_calls())
         for unit in units:
             self._final_module.link_in(llvm.parse_bitcode(unit.part()))
@@ -116,7 +116,8 @@ class _PartImpl(CompileResultCacheImpl):
     """What the cache keeps of a part: its IR, how to call it, and what it calls."""
 
     def check_cachable(self, cres: Any) -> bool:
-        return not cres.library._reload_init and all(_find(*_name(origin)) for origin in cres.library.calls)
+        unit = cres.library
+        return not unit._reload_init and all(map(_has_name, (unit.origin, *unit.calls)))
 
     def reduce(self, cres: Any) -> tuple[Any, ...]:
         fndesc = cres.fndesc
@@ -147,6 +148,11 @@ def _find(module: str, qualname: str) -> Any:
         return None
     found = getattr(found, "body", found)  # of a kernel
     return found if hasattr(found, "units") else None
+
+
+def _has_name(origin: tuple[Any, Types]) -> bool:
+    """Whether every process finds the function by its name."""
+    return _find(*_name(origin)) is origin[0]
 
 
 class _PartCache(Cache):
@@ -227,14 +233,15 @@ class UnitCompiler(_FunctionCompiler):
             if found is None:
                 with event.trigger_event("numba:compile", data={"dispatcher": self._dispatcher}):
                     found = self._compile_core(args, None, part=True)
-                self._name_symbol(found, args)
+                found.library.origin = self._dispatcher, args
+                self._name_symbol(found)
                 self._cache.save_overload(args, found)
             found.library.origin = self._dispatcher, args
             context.insert_user_function(found.library, found.fndesc, [found.library])
             self.parts[args] = found
         return found
 
-    def _name_symbol(self, part: Any, args: Types) -> None:
+    def _name_symbol(self, part: Any) -> None:
         """Name the symbol of a part after the function, if that has a name.
 
         Numba's symbols contain a number that differs from process to process, and a caller and a callee in the cache
@@ -242,10 +249,9 @@ class UnitCompiler(_FunctionCompiler):
         """
         unit, fndesc = part.library, part.fndesc
         unit.symbol = fndesc.mangled_name
-        module, qualname = _name((self._dispatcher, args))
-        if _find(module, qualname) is self._dispatcher:
-            unit.symbol = f"{_PREFIX}{module}.{qualname}({', '.join(map(str, args))})"
-            unit.own_module.get_function(fndesc.mangled_name).name = unit.symbol
+        if _has_name(unit.origin):
+            unit.symbol = f"{_PREFIX}{'.'.join(_name(unit.origin))}({', '.join(map(str, unit.origin[1]))})"
+            unit.rename(fndesc.mangled_name, unit.symbol)
             fndesc.mangled_name = unit.symbol
 
     def call_template(self, args: Types, kws: dict[str, Any]) -> tuple[Any, ...]:
