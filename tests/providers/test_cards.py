@@ -238,7 +238,8 @@ def test_calls_that_fail(stand_in: StandIn, function, code, error):
 
     def counts() -> list[int]:
         nic = stand_in.nic("mlx5_0")
-        return [len(getattr(nic, table)) for table in ("pds", "mkeys", "cqs", "qps", "umems", "channels")]
+        tables = nic.pds, nic.mkeys, nic.cqs, nic.qps, nic.umems, nic.control.channels
+        return [len(table) for table in tables]
 
     memory = bytearray(4096)
     with verbs.open("mlx5_0") as ctx:

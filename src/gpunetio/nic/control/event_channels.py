@@ -25,6 +25,9 @@ class EventChannels:
         self._open: set[EventChannel] = set()
         self._unaffiliated: dict[EventChannel, int] = {}  # channel → cookie of its port and device events
 
+    def __len__(self) -> int:
+        return len(self._open)
+
     def close(self) -> None:
         """Close all channels. The engine must have stopped."""
         for channel in self._open:
