@@ -1,4 +1,4 @@
-"""Payload in the memory of a real GPU: what test_far_memory.py says with fake ones, of CUDA's own."""
+"""Payload in the memory of a real GPU: what test_device_memory.py says with fake ones, of CUDA's own."""
 
 import ctypes
 import gc

@@ -10,7 +10,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from fake_gpu import LAUNCH_FAILURE, FakeGpus, FarBuffer
+from fake_gpu import LAUNCH_FAILURE, DeviceBuffer, FakeGpus
 from gpunetio.enums import Access, QpAttrMask, QpState
 from gpunetio.nic.observe.reasons import EXPLAIN, Reason
 from gpunetio.verbs import QpAttr
@@ -370,10 +370,10 @@ def _alignment(ends):
 
 
 @produces(Reason.ATOMIC_FAR)
-def _atomic_far(ends):
+def _atomic_in_device_memory(ends):
     gpus = FakeGpus()
     gpus.serve(ends.b.qp.ctx)
-    far = FarBuffer(gpus, ends.b.qp.pd, 64)
+    far = DeviceBuffer(gpus, ends.b.qp.pd, 64)
     ends.a.post(FA, far.remote(8), atomic(1), ends.here.at(0, 8))
     return ends.b, [hex(far.address + 8)]
 
@@ -382,7 +382,7 @@ def _atomic_far(ends):
 def _copy_failed(ends):
     gpus = FakeGpus()
     gpus.serve(ends.a.qp.ctx)
-    far = FarBuffer(gpus, ends.a.qp.pd, 64)
+    far = DeviceBuffer(gpus, ends.a.qp.pd, 64)
     gpus.streams[0].row["copy_error"] = LAUNCH_FAILURE
     ends.a.post(WRITE, ends.there.remote(), far.at())
     return ends.a, ["CUDA_ERROR_LAUNCH_FAILED", "719"]

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import nic_model as model
-from fake_gpu import FakeGpus, FarBuffer
+from fake_gpu import DeviceBuffer, FakeGpus
 from gpunetio import verbs
 from gpunetio.enums import Access, QpAtomicType, QpState
 from gpunetio.nic.control.port import PortConfig
@@ -89,7 +89,7 @@ class Side:
         for fill, (region, (access, own, iova)) in enumerate((LOCAL | REMOTE | INBOX).items()):
             pd = self.pd if own else self.other_pd
             if gpus and region in FAR:
-                buffer = FarBuffer(gpus, pd, SIZE, fill, access=access, iova=iova)
+                buffer = DeviceBuffer(gpus, pd, SIZE, fill, access=access, iova=iova)
             else:
                 buffer = Buffer(pd, SIZE, fill, access=access, iova=iova)
             self.buffers[region] = buffer

@@ -39,7 +39,7 @@ def test_what_commands_prepare_of_a_qp():
     """The engine copies the first bytes of a prepared row; its own positions are behind them, in other cache lines."""
     prepared = {name for name, offset in QP_ROW.offsets.items() if offset < QP_SETUP_BYTES}
     assert {"qpn", "state", "rights", "sq_addr", "wire", "drain", "channel", "events", "min_rnr_code"} <= prepared
-    assert not {"sq_ci", "sq_pi", "una_psn", "expect_psn", "rq_ci", "mover", "due", "failed", "life"} & prepared
+    assert not {"sq_ci", "sq_pi", "una_psn", "expect_psn", "rq_ci", "stream", "pending", "failed", "life"} & prepared
     assert QP_SETUP_BYTES % LINE == 0
     connection = {"rights", "remote_qpn", "wire", "mtu", "sq_psn", "timeout_ns", "drain"}
     assert connection <= set(QP_CONNECTION) <= prepared

@@ -40,13 +40,13 @@ def file(tmp_path):
     return path
 
 
-_HURRY = """
+_FAST_RETRANSMIT = """
 from gpunetio.rendezvous import link
 from gpunetio.cli import main
 link.STEP_SECONDS = 4.0
 main()
 """
-HURRIED = ("-c", _HURRY)  # the command, but its other end may be silent for 4 s only
+HURRIED = ("-c", _FAST_RETRANSMIT)  # the command, but its other end may be silent for 4 s only
 
 
 def pair(name, port, server=(), client=(), program=COMMAND, client_program=COMMAND):

@@ -1,4 +1,4 @@
-"""GPUs made of host memory, to test movers with: the CPU cannot touch that at the addresses which it is known by.
+"""GPUs made of host memory, to test DMA streams with: the CPU cannot touch that at the addresses which it is known by.
 
 A region is a file of memory that is mapped twice: at its address without any permission, so that whoever loads or
 stores there dies, and elsewhere for the copies. A stream carries out its copies in order, as late as it may: when an
@@ -276,7 +276,7 @@ class FakeGpus:
     def serve(self, ctx: verbs.Context) -> SoftNic:
         """Be the driver of the software NIC behind a context."""
         nic = ctx.provider.nic  # type: ignore[attr-defined]
-        nic.far_memory.driver = self
+        nic.device_memory.driver = self
         return nic
 
 
@@ -303,7 +303,7 @@ class FakeMemory:
         os.close(fd)
 
 
-class FarBuffer(Buffer):
+class DeviceBuffer(Buffer):
     """A `Buffer` in the memory of a device; `bytes` is a view of what is there."""
 
     def __init__(
@@ -326,7 +326,7 @@ class _Part:
         self.address, self.nbytes = address, nbytes
 
 
-class FarEnds:
+class DeviceEnds:
     """Two connected QPs on one NIC or two, all with the same fake GPUs."""
 
     def __init__(self, *names: str, gpus: FakeGpus | None = None, port: Any = None, **queue: Any):
@@ -339,8 +339,10 @@ class FarEnds:
         self.a, self.b = Queue(self.pds[0], **queue), Queue(self.pds[-1], **queue)
         connect(self.a, self.b)
 
-    def far(self, side: int, nbytes: int, fill: int | None = None, ordinal: int = 0, **registration: Any) -> FarBuffer:
-        return FarBuffer(self.gpus, self.pds[-side], nbytes, fill, ordinal, **registration)
+    def device(
+        self, side: int, nbytes: int, fill: int | None = None, ordinal: int = 0, **registration: Any
+    ) -> DeviceBuffer:
+        return DeviceBuffer(self.gpus, self.pds[-side], nbytes, fill, ordinal, **registration)
 
     def host(self, side: int, nbytes: int, fill: int | None = None, pinned: bool = False) -> Buffer:
         buffer = Buffer(self.pds[-side], nbytes, fill)
@@ -354,8 +356,8 @@ class FarEnds:
 
 
 @contextmanager
-def far_ends(*names: str, **options: Any) -> Iterator[FarEnds]:
-    ends = FarEnds(*names, **options)
+def device_ends(*names: str, **options: Any) -> Iterator[DeviceEnds]:
+    ends = DeviceEnds(*names, **options)
     try:
         yield ends
     finally:

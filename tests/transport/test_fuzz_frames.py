@@ -38,7 +38,7 @@ from gpunetio.nic.state.nic import nic_at
 from gpunetio.nic.state.qp import QP_ROW, QP_SETUP_BYTES, qp_row_at
 from gpunetio.nic.state.wire import WIRE, wire_at
 from gpunetio.nic.step import step
-from gpunetio.nic.transport.due import forget_due
+from gpunetio.nic.transport.pending import forget_pending
 from nic_rig import (
     FA,
     READ,
@@ -131,7 +131,7 @@ def _restore(fuzz, i):
     """Put a QP back to RTS with nothing done, as a program would by way of RST."""
     f = fuzz_at(fuzz)
     row = ld64(f.rows + 8 * i)
-    forget_due(f.nic, row)
+    forget_pending(f.nic, row)
     copy(row, f.images + i * QP_SETUP_BYTES, QP_SETUP_BYTES)
     for offset in range(QP_SETUP_BYTES, QP_ROW.size, 8):
         st64(row + offset, 0)

@@ -52,7 +52,7 @@ def test_what_was_asked_for_is_sent_again_soon(peer):
 
 
 @pytest.mark.parametrize("progress", [1, 2])
-def test_progress_ends_the_hurry(peer, progress):
+def test_progress_ends_the_fast_retransmit(peer, progress):
     p = peer()
     request(p, WRITE, 3000)
     packets = p.drain()

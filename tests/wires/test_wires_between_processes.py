@@ -175,11 +175,11 @@ print(json.dumps(found))
 
 
 def test_nobody_else_can_write_to_what_is_shared(farm):
-    """Tables, lent memory and pipes, opened again by another process of the same user through /proc."""
-    with side() as near, contextlib.closing(HostMemory(PAGE, shared=True)) as lent:
+    """Tables, granted memory and pipes, opened again by another process of the same user through /proc."""
+    with side() as near, contextlib.closing(HostMemory(PAGE, shared=True)) as granted:
         far = farm.spawn(address())
         shown = join(near, far)
-        with near.pd.register(lent):
+        with near.pd.register(granted):
             write_both_ways(near, far, shown)
             for pid in (os.getpid(), far.pid):
                 command = [sys.executable, "-I", "-c", INTRUDER, str(pid)]

@@ -119,9 +119,9 @@ def _cell(kind: str, field: str, nic: Observed, row: np.void) -> str:
     if (kind, field) == ("cq", "log"):
         return str(1 << int(row[field]))
     if (kind, field) == ("mr", "address"):
-        from ..nic.dma.movers import FAR_ADDRESS
+        from ..nic.dma.streams import DEVICE_ADDRESS
 
-        return f"{_unsigned(row['iova'] + row['delta']) & FAR_ADDRESS:#x}"  # without the flag of the GPU memory mover
+        return f"{_unsigned(row['iova'] + row['delta']) & DEVICE_ADDRESS:#x}"  # without the number of its DMA stream
     if (kind, field) == ("qp", "peer_high"):
         return _peer(row)
     if (kind, field) in (("qp", "una_psn"), ("qp", "tx_psn")):

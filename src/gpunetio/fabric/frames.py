@@ -45,8 +45,8 @@ PIPE_END = Entry("pipe_end", 64, """
 # `life` tells a queue pair's packets from those that it sent before its last reset. It is the requester's, in requests
 # and in the responses to them. Packets have no field for it, so it ends where the pipe ends. 0 means unknown.
 #
-# `reference` is 0 when the payload is in the frame. Otherwise the payload is in memory that the producer has lent:
-# `reference` holds the number of the loan, bytes, and offset.
+# `reference` is 0 when the payload is in the frame. Otherwise the payload is in memory that the producer has granted:
+# `reference` holds the number of the grant, bytes, and offset.
 #
 # The packet starts 4 bytes behind a multiple of 16, so that what follows its 12-byte BTH is aligned.
 FRAME = Entry("frame", 64, """
@@ -63,9 +63,9 @@ FRAME = Entry("frame", 64, """
 
 PACKET = 68  # where the packet begins
 LINE = 64
-LEAST_LENT = 512  # bytes of payload; copying fewer is cheaper than a reference
-LENT_SHIFT, LOAN_SHIFT = 34, 47  # bit positions in a reference: bytes, number of the loan
-MAX_LENT, MAX_LOAN = 1 << LENT_SHIFT, (1 << 16) - 1
+LEAST_GRANTED = 512  # bytes of payload; copying fewer is cheaper than a reference
+GRANTED_SHIFT, GRANT_SHIFT = 34, 47  # bit positions in a reference: bytes, number of the grant
+MAX_GRANTED, MAX_GRANT = 1 << GRANTED_SHIFT, (1 << 16) - 1
 SKIP = -1  # in nbytes: nothing up to the end of the pipe
 RECALLED = 0  # in nbytes: do not send this frame
 

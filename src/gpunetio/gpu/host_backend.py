@@ -12,7 +12,7 @@ from ..enums import MemType
 from ..errors import NotSupportedError
 from ..memory import HostMemory
 
-SHARED_FROM = 4 << 20  # bytes: a NIC can lend such memory to another process (nic/dma/loans.py), a descriptor each
+SHARED_FROM = 4 << 20  # bytes: a NIC can grant such memory to another process (nic/dma/grants.py), a descriptor each
 
 
 class HostBackend:

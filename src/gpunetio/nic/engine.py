@@ -28,7 +28,7 @@ from ..service import STOP_TIMEOUT, ServiceThread
 from .dma import lost_memory
 from .step import TOO_FULL, WRITE_ROW, WRONG_STATE, scan_records, step
 from .transport.wire_kinds import has_pipe_in, pump_in, pump_out
-from .dma.movers import at_work
+from .dma.streams import at_work
 from .state.cq import channel_at
 from .state.nic import NIC, nic_at
 from .state.qp import QP_ROW, qp_row_at, watch_at
@@ -53,7 +53,7 @@ _PR_SET_TIMERSLACK = 29
 def _work_left(nic):
     """Return whether a posted WQE waits for a retry or an acknowledgement, or other work waits for room."""
     n = nic_at(nic)
-    if n.due_count != 0 or (n.mover_count != 0 and at_work(nic)):
+    if n.pending_count != 0 or (n.stream_count != 0 and at_work(nic)):
         return True
     for i in range(n.wire_count):
         w = wire_at(ld64(n.wires + 8 * i))

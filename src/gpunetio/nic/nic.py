@@ -32,8 +32,8 @@ from .control.links import MAX_WIRES, Links
 from .control.objects import QueueObjects
 from .control.port import WIRES, IPAddress, Port
 from .control.qp import MAX_QP
-from .dma.far_memory import FarMemory
-from .dma.loans import Loans
+from .dma.device_memory import DeviceMemory
+from .dma.grants import Grants
 from .engine import Engine
 from .hardware import Hardware
 from .observe.publish import TABLES, Publication
@@ -81,9 +81,9 @@ class SoftNic:
     gids: Table
     control: ControlPath
     links: Links
-    loans: Loans
-    far_memory: FarMemory
-    lends: bool
+    grants: Grants
+    device_memory: DeviceMemory
+    grants_memory: bool
     control_address: int
     record: np.void
     engine: Engine
@@ -122,7 +122,7 @@ class SoftNic:
 
         self._lock = threading.RLock()
         # Faults and captures need the bytes of every packet.
-        self.lends = not port.config.faults and not port.config.capture
+        self.grants_memory = not port.config.faults and not port.config.capture
         self._control = kept(HostMemory(
             NIC.size + COUNTERS.size + 256 + (WATCH.size + 8) * MAX_QP + 8 * (MAX_WIRES + MAX_CHANNELS) + MESSAGE.size
             + 64 + HEADER_ROOM,
@@ -134,9 +134,9 @@ class SoftNic:
         self.engine = Engine(name, self.record, self.control_address, (self.mkeys, self.umems))
         self._started = True
         hardware = Hardware(name, port, self.record, self.control_address, self.engine)
-        self.loans, self.far_memory = kept(Loans(hardware, self.lends)), kept(FarMemory(hardware))
+        self.grants, self.device_memory = kept(Grants(hardware, self.grants_memory)), kept(DeviceMemory(hardware))
         self.control = ControlPath(
-            hardware, (self.mkeys, self.umems), self.loans, self.far_memory, self._connect, undo
+            hardware, (self.mkeys, self.umems), self.grants, self.device_memory, self._connect, undo
         )
         self.links = self.control.links
         self.qps, self.cqs, self.srqs = (of.table for of in (self.control.qps, self.control.cqs, self.control.pools))
@@ -148,7 +148,7 @@ class SoftNic:
             pcap.start(name, port.gids, self.control.routes.mac_in_capture, self.control.routes.path_of)
         self.starved = Starved(name, self.qps, self.counters)
         self._service = kept(
-            ReportService(name, lambda key: key in self.mkeys, self.far_memory.explain, self.starved.look)
+            ReportService(name, lambda key: key in self.mkeys, self.device_memory.explain, self.starved.look)
         )
         self.record["errors"], self.record["service_fd"] = self._service.ring, self._service.event
         self.engine.start()
@@ -160,7 +160,7 @@ class SoftNic:
         outside.callback(self._leave_peers)
         outside.callback(self._publication.close)
         on_link = self._take_link if kind.neighbours else None
-        on_message = self._hear if self.lends else None
+        on_message = self._hear if self.grants_memory else None
         self.control_socket = ControlSocket(
             port.control_addresses, name, self._publication, on_link, self._lose_link, medium=port.link_layer.name,
             on_message=on_message,
@@ -181,7 +181,7 @@ class SoftNic:
         r = self.record
         r["counters"], r["syndromes"] = take(COUNTERS.size), take(256)
         r["active"], r["wires"], r["ringing"] = take(WATCH.size * MAX_QP), take(8 * MAX_WIRES), take(8 * MAX_CHANNELS)
-        r["due"], r["message"], r["scratch"] = take(8 * MAX_QP), take(MESSAGE.size), take(HEADER_ROOM)
+        r["pending"], r["message"], r["scratch"] = take(8 * MAX_QP), take(MESSAGE.size), take(HEADER_ROOM)
         r["lid"], r["min_timeout"] = self.port.lid, MIN_ACK_TIMEOUT_NS
         r["spin_ns"], r["sleep_ms"], r["budget"], r["pause_at"] = spin_us * 1000, sleep_ms, budget, -1
         self.counters = self._control.view(COUNTERS.dtype, int(r["counters"]) - self.control_address)[0]
@@ -253,7 +253,7 @@ class SoftNic:
     def _hear(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
         try:
             with contextlib.suppress(BadStateError), self._guard():
-                self.loans.hear(link, message, fds)
+                self.grants.hear(link, message, fds)
         finally:
             for fd in fds:
                 os.close(fd)

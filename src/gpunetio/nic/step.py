@@ -12,10 +12,10 @@ from .queues.completion import resize_cq
 from .queues.doorbells import announce, announced, go_on, poll_doorbell, scan_record
 from .queues.events import raise_event, scan_arm_records, serve_arm_register, tell
 from .transport.loopback import serve as serve_loopback
-from .dma.movers import at_work, serve_movers, start_movers
+from .dma.streams import at_work, serve_streams, start_streams
 from .dma.moving import is_still
 from .transport.requester import serve as serve_requester
-from .transport.responder import flush_receives, resize_shared, return_shared
+from .transport.execution import flush_receives, resize_shared, return_shared
 from .dma.staging import free_slots
 from .state.counters import COUNTERS, counters_at
 from .state.cq import event_at
@@ -23,7 +23,7 @@ from .state.nic import NIC, nic_at
 from .state.qp import QP_ROW, QP_SETUP_BYTES, qp_row_at, watch_at
 from .state.watch import add, entry, has_work, remove, settle, wake
 from .transport.delivery import qp_row
-from .transport.due import forget_due, send_due
+from .transport.pending import forget_pending, send_pending
 from .transport.wire_kinds import arrivals, flush_wires, recall_sent, serve_wires
 from .queues.wqes import flush_next
 
@@ -111,7 +111,7 @@ def _apply(nic):
         if qp_row_at(row).state == QpState.ERR:
             serve_qp(nic, row)
     elif op == RESET_QP:
-        forget_due(nic, row)
+        forget_pending(nic, row)
         recall_sent(row)
         return_shared(row)
         free_slots(nic, row)
@@ -119,7 +119,7 @@ def _apply(nic):
         _clear_positions(row)
         wake(row)
     elif op == REMOVE_QP:
-        forget_due(nic, row)
+        forget_pending(nic, row)
         recall_sent(row)
         return_shared(row)
         free_slots(nic, row)
@@ -137,13 +137,13 @@ def _apply(nic):
 def serve_command(nic):
     """Execute a posted command: return 1, or 0 if there is none or it has to wait.
 
-    The command, and the whole NIC, waits until no mover is at work. Then no copy can touch what the command takes away.
+    The command, and the whole NIC, waits until no DMA stream is at work. Then no copy uses what the command takes.
     """
     n = nic_at(nic)
     posted = ld_acquire64(nic + NIC.command_seq)
     if posted == n.command_done:
         return 0
-    if n.mover_count != 0 and at_work(nic):
+    if n.stream_count != 0 and at_work(nic):
         n.holding = 1
         return 0
     n.holding = 0
@@ -225,7 +225,7 @@ def _look_if_drained(nic, row):
 def _flush(nic, row):
     """Complete everything posted to a QP in ERR with a flush error: return how many."""
     q = qp_row_at(row)
-    if nic_at(nic).mover_count != 0 and not is_still(nic, row):
+    if nic_at(nic).stream_count != 0 and not is_still(nic, row):
         return 0
     if q.drain:
         go_on(nic, row)
@@ -264,8 +264,8 @@ def step(nic):
     if n.virtual_time == 0:
         n.now = clock_ns()
     done = 0
-    if n.mover_count != 0:
-        done = serve_movers(nic)
+    if n.stream_count != 0:
+        done = serve_streams(nic)
     done += serve_command(nic)
     if n.holding != 0 or _paused(nic):
         return done
@@ -283,8 +283,8 @@ def step(nic):
     if done > 0:
         n.served_first = n.served_first * _LCG + 1 & _POSITIVE
     if n.wire_count != 0:
-        send_due(nic)
+        send_pending(nic)
         flush_wires(nic)
-    if n.mover_count != 0:
-        start_movers(nic)
+    if n.stream_count != 0:
+        start_streams(nic)
     return done

@@ -6,8 +6,8 @@ from contextlib import ExitStack
 from typing import TypeVar
 
 from ...formats.commands import Opcode
-from ..dma.far_memory import FarMemory
-from ..dma.loans import Loans
+from ..dma.device_memory import DeviceMemory
+from ..dma.grants import Grants
 from ..hardware import Hardware
 from ..state.tables import MkeyTable, Table
 from .command import Call, Handlers
@@ -58,7 +58,7 @@ class ControlPath:
     interpreter: CommandInterpreter
 
     def __init__(
-        self, hardware: Hardware, memory: tuple[MkeyTable, Table], loans: Loans, far_memory: FarMemory,
+        self, hardware: Hardware, memory: tuple[MkeyTable, Table], grants: Grants, device_memory: DeviceMemory,
         connect: Connect, undo: ExitStack,
     ):  # fmt: skip
         self.handlers: list[Handlers] = []
@@ -76,11 +76,11 @@ class ControlPath:
         self.uars  = add(UarPages(hardware))
         self.pds   = add(ProtectionDomains(hardware.name))
         self.umems = add(Umems(hardware.name, umems))
-        self.mkeys = add(MemoryKeys(hardware, keys, self.pds, loans, far_memory))
+        self.mkeys = add(MemoryKeys(hardware, keys, self.pds, grants, device_memory))
         self.cqs   = add(CompletionQueues(hardware, self.umems, self.uars, self.eqs))
         self.pools = add(ReceivePools(hardware, self.umems, self.pds))
         self.qps   = add(QueuePairs(hardware, self.pds, self.umems, self.uars, self.cqs, self.pools))
-        self.links = Links(hardware, self.qps.table, loans, connect)
+        self.links = Links(hardware, self.qps.table, grants, connect)
         undo.callback(self.links.close)
         self.routes = Routes(hardware.port, self.gids, self.qps.table, self.links)
         add(QpTransitions(hardware, self.qps, self.gids, self.links, self.routes))

@@ -18,7 +18,7 @@ from ...fabric.link import Link
 from ...fabric.link_limits import MAX_LINKS
 from ...memory import HostMemory
 from .. import step
-from ..dma.loans import Loans
+from ..dma.grants import Grants
 from ..hardware import Hardware
 from ..state.nic import NIC
 from ..state.tables import Table
@@ -60,9 +60,9 @@ class Links:
 
     memory: HostMemory
 
-    def __init__(self, hardware: Hardware, qps: Table, loans: Loans, connect: Connect):
+    def __init__(self, hardware: Hardware, qps: Table, grants: Grants, connect: Connect):
         self._hardware, self._name, self._port, self._engine = hardware, hardware.name, hardware.port, hardware.engine
-        self._record, self._qps, self._loans, self._connect = hardware.record, qps, loans, connect
+        self._record, self._qps, self._grants, self._connect = hardware.record, qps, grants, connect
         self.memory = HostMemory(MAX_WIRES * WIRE.size, shared=True)
         self._wires: list[Wire] = []
         self._kind = WIRES[self._port.config.wire]
@@ -143,9 +143,9 @@ class Links:
                 wire.dead = True
                 self._hardware.write(wire.address + WIRE.wake_fd, 0)
                 self._hardware.write(wire.address + WIRE.broken, 1)
-                self._hardware.write(wire.address + WIRE.loans, 0)
+                self._hardware.write(wire.address + WIRE.grants, 0)
                 if isinstance(peer, Link):
-                    self._loans.leave(peer)
+                    self._grants.leave(peer)
                 self._list()
 
     def drain(self, address: int) -> None:
@@ -205,7 +205,7 @@ class Links:
         end = LinkEnd(link.tx, link.rx, link.capacity, link.peer_notify_fd)
 
         def release() -> None:
-            self._loans.leave(link)
+            self._grants.leave(link)
             link.close()
 
         gids = gid_of(link.own_address), gid_of(link.peer_address)
@@ -214,7 +214,7 @@ class Links:
         except NoMemoryError:
             link.close()
             raise
-        self._loans.join(link, wire)
+        self._grants.join(link, wire)
         return wire
 
     def path(self, address: int, gid: bytes, source: int) -> tuple[bytes, int]:

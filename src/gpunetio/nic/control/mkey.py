@@ -9,9 +9,9 @@ from ...errors import NoMemoryError, NotSupportedError
 from ...formats.commands import CapClass
 from ...memory import is_accessible
 from .. import step
-from ..dma.far_memory import FarMemory
-from ..dma.loans import Loans
-from ..dma.movers import MOVER_SHIFT
+from ..dma.device_memory import DeviceMemory
+from ..dma.grants import Grants
+from ..dma.streams import DEVICE_SHIFT
 from ..hardware import Hardware
 from ..state.objects import MKEY_ROW
 from ..state.tables import MkeyTable
@@ -34,11 +34,11 @@ class MemoryKeys(Objects):
     """The memory keys of a NIC, which drivers register by calls."""
 
     def __init__(
-        self, hardware: Hardware, table: MkeyTable, pds: ProtectionDomains, loans: Loans, far_memory: FarMemory
+        self, hardware: Hardware, table: MkeyTable, pds: ProtectionDomains, grants: Grants, device_memory: DeviceMemory
     ):
         super().__init__(table, CommandSyndrome.NONE)
         self._owner, self._engine = hardware.name, hardware.engine
-        self._pds, self._loans, self._far_memory = pds, loans, far_memory
+        self._pds, self._grants, self._device_memory = pds, grants, device_memory
         hardware.record["mkeys"], hardware.record["mkey_mask"] = table.address, table.mask
 
     def capabilities(self) -> Capabilities:
@@ -58,18 +58,18 @@ class MemoryKeys(Objects):
         row = self.new_row()
         row["key"], row["pdn"], row["access"], row["iova"] = key, pdn, int(access), _signed(iova)
         row["nbytes"], row["delta"] = nbytes, _signed(place - iova)
-        row["lent"] = self._loans.lend(address, nbytes)
+        row["granted"] = self._grants.grant(address, nbytes)
         self._engine.post(step.WRITE_ROW, self.table.row_address(key), row)
         self._pds.hold(pdn)
         return key
 
     def _place(self, address: int, nbytes: int, access: Access, cuda: bool) -> int:
         """Return the address that the engine uses for a range. The CUDA driver says whose it is, not the caller."""
-        place = self._far_memory.mark(address, nbytes) if cuda else None
+        place = self._device_memory.mark(address, nbytes) if cuda else None
         if place is None and is_accessible(address, nbytes, bool(access & Access.LOCAL_WRITE)):
             return address
         if place is None and not cuda:
-            place = self._far_memory.mark(address, nbytes)
+            place = self._device_memory.mark(address, nbytes)
         if place is not None:
             return place
         if cuda:
@@ -87,33 +87,33 @@ class MemoryKeys(Objects):
         After this returns, the NIC touches no byte of memory that the region has left.
         """
         row = self.table[key].copy()
-        before, lent = int(row["pdn"]), int(row["lent"])
+        before, granted = int(row["pdn"]), int(row["granted"])
         after = before if pdn is None else pdn
         self._pds.table[after]  # it exists
         rights = Access(int(row["access"])) if access is None else access
         if place is None:
             at, nbytes = (int(row["iova"]) + int(row["delta"])) % (1 << 64), int(row["nbytes"])
-            if at >> MOVER_SHIFT == 0 and not is_accessible(at, nbytes, bool(rights & Access.LOCAL_WRITE)):
+            if at >> DEVICE_SHIFT == 0 and not is_accessible(at, nbytes, bool(rights & Access.LOCAL_WRITE)):
                 raise inaccessible(at, nbytes, rights)
         else:
             address, nbytes, cuda = place
             row["delta"] = _signed(self._place(address, nbytes, rights, cuda) - address)
             row["iova"], row["nbytes"] = _signed(address), nbytes
-            row["lent"] = self._loans.lend(address, nbytes)
+            row["granted"] = self._grants.grant(address, nbytes)
         row["pdn"], row["access"] = after, int(rights)
         self._engine.post(step.WRITE_ROW, self.table.row_address(key), row)
         self._pds.release(before)
         self._pds.hold(after)
-        if lent and place is not None:
-            self._loans.take_back(lent)
+        if granted and place is not None:
+            self._grants.revoke(granted)
 
     def deregister(self, key: int) -> None:
         """Deregister a region. After this returns, the NIC touches no byte of it."""
-        pdn, lent = int(self.table[key]["pdn"]), int(self.table[key]["lent"])
+        pdn, granted = int(self.table[key]["pdn"]), int(self.table[key]["granted"])
         self._engine.post(step.WRITE_ROW, self.table.row_address(key), self.new_row())
         self._pds.release(pdn)
-        if lent:
-            self._loans.take_back(lent)
+        if granted:
+            self._grants.revoke(granted)
 
 
 def _signed(value: int) -> int:

@@ -1,4 +1,4 @@
-"""The CUDA driver, through ctypes: it says which GPU's memory an address is in, and opens GPUs for movers.
+"""The CUDA driver, through ctypes: it says which GPU's memory an address is in, and opens GPUs for streams.
 
 This uses only symbols of libcuda whose signatures have not changed since CUDA 11. It uses the primary context, as the
 CUDA runtime, Numba, CuPy and PyTorch do, so that it can copy their memory.
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ...errors import DriverError, InitializationError
-from .movers import DEVICE, MEMORY_TYPE, RANGE_SIZE, RANGE_START
+from .streams import DEVICE, MEMORY_TYPE, RANGE_SIZE, RANGE_START
 
 _IS_MANAGED, _DEVICE_ORDINAL = 8, 9  # CUpointer_attribute
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: no wait for the default stream, whose kernels may run for ever
@@ -39,7 +39,7 @@ class Calls:
 
 
 class CopyDevice(Protocol):
-    """A device as a mover uses it: a stream, events and pinned memory."""
+    """A device as a DMA stream uses it: a stream, events and pinned memory."""
 
     calls: Calls
     context: int

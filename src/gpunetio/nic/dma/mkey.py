@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from ...jit.compile import device_function, engine_function
-from ...fabric.frames import LOAN_SHIFT
+from ...fabric.frames import GRANT_SHIFT
 from ..observe import refuse
 from ..state.nic import nic_at
 from ..state.objects import MKEY_ROW, mkey_row_at
-from ..state.wire import LOAN, LOANS, loan_at, wire_at
+from ..state.wire import GRANT, GRANTS, grant_at, wire_at
 
 @device_function
 def find(nic, key, pdn, addr, nbytes, right):
@@ -31,11 +31,11 @@ def reference(nic, wire, key, address):
     """Return the reference to `address` in a region's memory on this wire, or 0 if the peer cannot read it there."""
     n = nic_at(nic)
     m = mkey_row_at(n.mkeys + ((key >> 8) & n.mkey_mask) * MKEY_ROW.size)
-    if m.lent == 0 or m.key != key or n.capture != 0:
+    if m.granted == 0 or m.key != key or n.capture != 0:
         return 0
-    number = (address + m.lent) >> LOAN_SHIFT
-    loan = loan_at(wire_at(wire).loans + (number & (LOANS - 1)) * LOAN.size)
-    return address + m.lent if loan.granted == number else 0
+    number = (address + m.granted) >> GRANT_SHIFT
+    grant = grant_at(wire_at(wire).grants + (number & (GRANTS - 1)) * GRANT.size)
+    return address + m.granted if grant.mapped == number else 0
 
 
 @device_function

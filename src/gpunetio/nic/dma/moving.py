@@ -1,8 +1,8 @@
-"""Requests inside one NIC whose bytes a mover carries: begun one after another, completed when the bytes are in place.
+"""Requests inside one NIC whose bytes a DMA stream carries: they begin one after another, and complete with the bytes.
 
 From `sq_ci` on, each such request has a FLIGHT, with the position at which its bytes are in place. Only requests that
-do nothing but copy, by the same mover and with effects in the same order, begin while one is in flight. Everything else
-waits until all are complete. So a request that was posted later never takes effect earlier.
+do nothing but copy, by the same stream and with effects in the same order, begin while one is in flight. Everything
+else waits until all are complete. So a request that was posted later never takes effect earlier.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from ..queues.completion import complete_send, fail_send
 from ..queues.operations import is_atomic, receive_cqe, returns_data, right_of
 from ..state.message import MESSAGE, message_at
 from .mkey import find
-from .movers import copy_failed, ended, far, is_pinned, mover_of, on_gpu
+from .streams import copy_failed, ended, device_of, is_pinned, stream_of, on_gpu
 from ..transport.psn import on_wire, packets_of
-from ..transport.responder import complete_receive
+from ..transport.execution import complete_receive
 from .staging import free_slots
 from ..state.counters import counters_at
-from ..state.mover import mover_at
+from ..state.dma_stream import dma_stream_at
 from ..state.nic import nic_at
 from ..state.qp import FLIGHT, flight_at, qp_row_at
 from ..queues.wqes import build, check_wqe, in_one_piece, read_control, wqe_slot
 
-MOST_MOVING = 64 << 20  # bytes in flight by one mover, beyond which nothing begins: commands wait for them
+MOST_MOVING = 64 << 20  # bytes in flight by one stream, beyond which nothing begins: commands wait for them
 
 
 @device_function
@@ -50,13 +50,13 @@ def count_packets(row, peer, nbytes):
 
 @device_function
 def _fits(nic, row, target, source, nbytes):
-    """Return whether a copy is for the mover that works for the QP, and takes effect after those before it."""
+    """Return whether a copy is for the stream that works for the QP, and takes effect after those before it."""
     q = qp_row_at(row)
-    number = far(target) if far(target) != 0 else far(source)
-    if number == 0 or mover_of(nic, number) != q.mover:
+    number = device_of(target) if device_of(target) != 0 else device_of(source)
+    if number == 0 or stream_of(nic, number) != q.stream:
         return False
     landing = 0
-    if far(target) == 0 and not is_pinned(nic, q.mover, target, nbytes):
+    if device_of(target) == 0 and not is_pinned(nic, q.stream, target, nbytes):
         landing = 1
     return landing == q.landing
 
@@ -69,7 +69,7 @@ def may_follow(nic, row):
     n = nic_at(nic)
     q = qp_row_at(row)
     index = q.sq_next
-    if mover_at(q.mover).issued - mover_at(q.mover).done >= MOST_MOVING or check_wqe(nic, row, index) != 0:
+    if dma_stream_at(q.stream).issued - dma_stream_at(q.stream).done >= MOST_MOVING or check_wqe(nic, row, index) != 0:
         return False
     wqe = wqe_slot(row, index)
     control = read_control(wqe)
@@ -104,9 +104,9 @@ def begin(nic, row, index, blocks, opcode, ce, nbytes):
         return
     n = nic_at(nic)
     q = qp_row_at(row)
-    if q.mover == 0:
-        q.mover, q.failures, q.landing = n.touched, n.failures, n.landed
-    q.fence = mover_at(n.touched).issued
+    if q.stream == 0:
+        q.stream, q.failures, q.landing = n.touched, n.failures, n.landed
+    q.fence = dma_stream_at(n.touched).issued
     f = flight_at(_flight(row, index))
     f.opcode, f.ce, f.nbytes, f.blocks, f.fence = opcode, ce, nbytes, blocks, q.fence
     q.sq_next = index + blocks
@@ -134,7 +134,7 @@ def _arrive(nic, row, opcode, nbytes):
 
 @engine_function
 def finish(nic, row):
-    """Complete the requests whose bytes are in place, in order. Return how many. `mover` is 0 when none is left."""
+    """Complete the requests whose bytes are in place, in order. Return how many. `stream` is 0 when none is left."""
     if on_gpu():
         return 0
     q = qp_row_at(row)
@@ -142,13 +142,13 @@ def finish(nic, row):
     while q.sq_ci != q.sq_next:
         index = q.sq_ci
         f = flight_at(_flight(row, index))
-        state = ended(q.mover, f.fence, q.failures)
+        state = ended(q.stream, f.fence, q.failures)
         if state == 0:
             return done
         if state > 0:
             reason = _arrive(nic, row, f.opcode, f.nbytes)
         else:
-            reason = copy_failed(nic, q.mover, 0, f.nbytes)
+            reason = copy_failed(nic, q.stream, 0, f.nbytes)
         if reason < 0:  # the peer has not seen it: it is tried again, as any request to a peer that does not answer
             q.sq_next = index
             break
@@ -164,7 +164,7 @@ def finish(nic, row):
         count_packets(row, q.remote_row, f.nbytes)
         counters_at(nic_at(nic).counters).rdma_tx_bytes += f.nbytes
         complete_send(nic, row, index, f.opcode, f.ce, f.nbytes)
-    q.mover = 0
+    q.stream = 0
     return done
 
 
@@ -176,12 +176,12 @@ def is_still(nic, row):
     q = qp_row_at(row)
     if q.wire != 0:
         # The responses owed to the peer depend on how the copies ended.
-        if q.mover != 0 and q.due == 0 and ended(q.mover, q.fence, q.failures) != 0:
-            q.mover = 0
-        return q.mover == 0 and free_slots(nic, row)
-    if q.mover != 0:
+        if q.stream != 0 and q.pending == 0 and ended(q.stream, q.fence, q.failures) != 0:
+            q.stream = 0
+        return q.stream == 0 and free_slots(nic, row)
+    if q.stream != 0:
         finish(nic, row)
-    if q.mover != 0:
+    if q.stream != 0:
         return False
     peer = q.remote_row
-    return peer == 0 or peer == row or qp_row_at(peer).mover == 0 or qp_row_at(peer).remote_row != row
+    return peer == 0 or peer == row or qp_row_at(peer).stream == 0 or qp_row_at(peer).remote_row != row

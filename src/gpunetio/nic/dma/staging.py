@@ -1,4 +1,4 @@
-"""Staging of far bytes for a wire: they are fetched ahead, in large pieces, into slots of pinned memory.
+"""Staging of bytes in device memory for a wire: they are fetched ahead, in large pieces, into slots of pinned memory.
 
 Packets are filled from a slot as from any host memory. A QP waits until its slot is filled, and while it sends from one
 slot, the next is fetched. A retransmission fetches the bytes again unless they are still in a slot. If a QP does not
@@ -10,8 +10,8 @@ from __future__ import annotations
 from ...jit.compile import device_function, engine_function
 from ...jit.ops import copy, ld64
 from ..state.message import MESSAGE
-from .movers import copy_failed, ended, far, move_far, on_gpu
-from ..state.mover import SLOT, mover_at, slot_at
+from .streams import copy_failed, ended, device_of, move_device, on_gpu
+from ..state.dma_stream import SLOT, dma_stream_at, slot_at
 from ..state.nic import nic_at
 from ..state.qp import qp_row_at
 
@@ -58,7 +58,7 @@ def _claim(nic, patient):
         s = slot_at(slot)
         if s.row == 0:
             return slot
-        state = 1 if s.filled != 0 else ended(s.mover, s.fence, s.failures)
+        state = 1 if s.filled != 0 else ended(s.stream, s.fence, s.failures)
         if s.tag == ABANDONED and state != 0:
             return slot
         if s.filled == 0 and state > 0:  # its owner has not used it yet
@@ -89,10 +89,10 @@ def _fetch(nic, row, slot, tag, message, begin, end):
     while left > 0:
         source = ld64(segment) + offset
         part = min(left, ld64(segment + 8) - offset)
-        if far(source) == 0:
+        if device_of(source) == 0:
             copy(target, source, part)
         else:
-            reason = move_far(nic, target, source, part, 1)
+            reason = move_device(nic, target, source, part, 1)
             if reason != 0:
                 s.row = 0
                 return reason
@@ -100,11 +100,11 @@ def _fetch(nic, row, slot, tag, message, begin, end):
         left -= part
         offset = 0
         segment += 16
-    s.mover, s.failures = n.touched, n.failures
+    s.stream, s.failures = n.touched, n.failures
     if n.touched == 0:  # this whole piece is in host memory
         s.filled = 1
     else:
-        s.fence = mover_at(n.touched).issued
+        s.fence = dma_stream_at(n.touched).issued
     return 0
 
 
@@ -130,12 +130,12 @@ def staged(nic, row, tag, message, offset, total):
         if ahead != 0:  # a failure here occurs again when the piece is due
             _fetch(nic, row, ahead, tag, message, s.end, min(s.end + SLOT_BYTES, total))
     if s.filled == 0:
-        state = ended(s.mover, s.fence, s.failures)
+        state = ended(s.stream, s.fence, s.failures)
         if state == 0:
             return 0
         if state < 0:
             s.row = 0
-            return -copy_failed(nic, s.mover, 0, s.end - s.begin)
+            return -copy_failed(nic, s.stream, 0, s.end - s.begin)
         s.filled = 1
     s.used_at = nic_at(nic).now
     return slot
@@ -186,14 +186,14 @@ def drop_acknowledged(nic, row):
 def free_slots(nic, row):
     """Free the slots of a QP that sends no more: return whether no copy into them is still running."""
     n = nic_at(nic)
-    if n.mover_count == 0:
+    if n.stream_count == 0:
         return True
     still = True
     for i in range(SLOTS):
         s = slot_at(n.slots + i * SLOT.size)
         if s.row != row:
             continue
-        if s.filled != 0 or ended(s.mover, s.fence, s.failures) != 0:
+        if s.filled != 0 or ended(s.stream, s.fence, s.failures) != 0:
             s.row = 0
         else:
             still = False

@@ -146,7 +146,7 @@ def misaligned_atomic(nic, key, addr, nbytes):
 
 
 @engine_function
-def far_atomic(nic, key, addr, nbytes):
+def device_atomic(nic, key, addr, nbytes):
     """Refuse an atomic whose word is in the memory of a GPU."""
     return _because(nic, Reason.ATOMIC_FAR, key, addr, nbytes, 0, 0)
 

@@ -19,7 +19,7 @@ from .operations import (
 )  # fmt: skip
 from ..state.message import MAX_SEGMENTS, MESSAGE, message_at
 from ..dma.mkey import translate
-from ..dma.movers import MOVER_SHIFT, move_now
+from ..dma.streams import DEVICE_SHIFT, move_now
 from ..observe import refuse
 from ..observe.reasons import Reason
 from ..state.cq import CQ_ROW, cq_row_at
@@ -131,14 +131,14 @@ def in_one_piece(row, message, wqe, index, blocks):
 def gather(nic, row, message, segment, end, right):
     """Check the data segments and list them in the message: return 0, or a reason.
 
-    Sets the message's `nbytes`, `nsegments` and `far`.
+    Sets the message's `nbytes`, `nsegments` and `device`.
     """
     q = qp_row_at(row)
     m = message_at(message)
     out = message + _SEGMENTS
     total = 0
     count = 0
-    far = 0
+    device = 0
     while segment < end:
         word = be32(ld32(segment + DATA_SEG.byte_count))
         nbytes = word & (INLINE_SEG - 1)
@@ -160,7 +160,7 @@ def gather(nic, row, message, segment, end, right):
             if address < 0:
                 return -address
         if nbytes > 0:
-            far |= address
+            device |= address
             st64(out, address)
             st64(out + 8, nbytes)
             out += 16
@@ -169,7 +169,7 @@ def gather(nic, row, message, segment, end, right):
         segment += step
     m.nbytes = total
     m.nsegments = count
-    m.far = far >> MOVER_SHIFT
+    m.device = device >> DEVICE_SHIFT
     return 0
 
 

@@ -37,8 +37,8 @@ NIC = record("nic", """
     wire_count     i64      command    wires in it
     armable        i64      nobody     address of a list of CQ_ROWs with a channel
     armable_count  i64      host       CQs in it
-    movers         i64      command    address of the MOVERs (dma/movers.py)
-    mover_count    i64      command    movers in it; 0 if all payload is in host memory
+    streams        i64      command    address of the DMA_STREAMs (dma/streams.py)
+    stream_count   i64      command    DMA streams in it; 0 if all payload is in host memory
     slots          i64      command    address of the SLOTs for payload in device memory (dma/staging.py)
     pollfds        i64      nobody     address of what `poll` waits for
     pollfd_count   i64      command    descriptors in it. Written together with the next field
@@ -53,7 +53,7 @@ NIC = record("nic", """
     # commands: what the engine answers, and whether it sleeps
     command_done   i64      engine     commands that were executed
     command_result i64      engine     step.DONE, WRONG_STATE or TOO_FULL
-    holding        i64      engine     not 0: a command waits until no mover is at work
+    holding        i64      engine     not 0: a command waits until no DMA stream is at work
     asleep         i64      engine     not 0: the engine sleeps, and wants to be woken
     # requests of the host
     stop           i64      host       not 0: the engine ends
@@ -66,8 +66,8 @@ NIC = record("nic", """
     now            i64      engine     the time of this turn, in ns
     active         i64      nobody     address of the WATCHes
     active_count   i64      engine     served QPs
-    due            i64      nobody     address of a list of QP_ROWs that owe their peer something
-    due_count      i64      engine     QPs in it
+    pending        i64      nobody     address of a list of QP_ROWs that owe their peer something
+    pending_count  i64      engine     QPs in it
     ringing        i64      nobody     address of a list of CHANNELs with events from this turn
     ringing_count  i64      engine     channels in it
     served_first   i64      engine     random number that selects the QP with which a turn begins
@@ -79,10 +79,10 @@ NIC = record("nic", """
     scratch        i64      nobody     address of room for a packet's headers
     payload        i64      engine     address of the payload of the packet at hand, if the packet refers to it
     payload_bytes  i64      engine     its size; 0 if the payload is in the packet
-    touched        i64      mover      address of the MOVER that carries bytes of the request at hand; 0 if none does
-    failures       i64      mover      failures of that mover before the request
-    landed         i64      mover      not 0: some of these bytes go to host memory
-    context        i64      mover      CUDA context of the thread
+    touched        i64      dma        address of the DMA_STREAM with bytes of the request at hand; 0 is none
+    failures       i64      dma        failures of that stream before the request
+    landed         i64      dma        not 0: some of these bytes go to host memory
+    context        i64      dma        CUDA context of the thread
     word           i64      engine     what a system call reads or writes
     # the thread: why a request is refused, for the ERROR_RECORD
     why_key        i64      engine     the key that was used

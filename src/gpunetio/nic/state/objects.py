@@ -15,7 +15,7 @@ MKEY_ROW = record("mkey_row", """
     iova           i64      command    first virtual address
     nbytes         i64      command    size, in bytes
     delta          i64      command    what makes an address from a virtual address
-    lent           i64      command    what makes a reference from an address (dma/loans.py); 0 if it is not lent
+    granted        i64      command    what makes a reference from an address (dma/grants.py); 0 if it is not granted
 """)
 
 PD_ROW = record("pd_row", """

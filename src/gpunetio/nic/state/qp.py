@@ -80,8 +80,8 @@ QP_ROW = record("qp_row", """
     retry_at       i64      requester  when to send again after an RNR NAK; 0 if it need not wait
     retries        i64      requester  retries since the last progress
     rnr_retries    i64      requester  retries after RNR NAKs since the last progress
-    hurry          i64      requester  time of the shorter timer after a NAK; 0 if it does not run
-    held_back      i64      requester  packets by which losses have narrowed the window
+    fast_timer     i64      requester  time of the shorter timer after a NAK; 0 if it does not run
+    window_cut     i64      requester  packets by which losses have narrowed the window
     # requester: READs and atomics, life, failures
     reads_head     i64      requester  READs and atomics that were sent
     reads_tail     i64      requester  READs and atomics that were answered
@@ -98,7 +98,7 @@ QP_ROW = record("qp_row", """
     rq_ci          i64      responder  receives that were consumed from its own queue
     expect_psn     i64      responder  the next PSN of a request, 24 bits
     msn            i64      responder  requests that were completed (IBTA 9.7.5.1.3)
-    rx_kind        i64      responder  the message that has begun but not ended (transport/receiver.py)
+    rx_kind        i64      responder  the message that has begun but not ended (transport/responder.py)
     rx_nbytes      i64      responder  of a WRITE: its bytes
     rx_done        i64      responder  bytes of the message that have arrived
     rx_addr        i64      responder  of a WRITE: where it begins, a virtual address
@@ -110,18 +110,18 @@ QP_ROW = record("qp_row", """
     nak_sent       i64      responder  not 0: a NAK for the present gap was sent
     established    i64      responder  not 0: COMM_EST was raised
     drained        i64      responder  not 0: SRQ_LAST_WQE was raised
-    due            i64      responder  not 0: the QP is in NIC.due
-    due_ack        i64      responder  not 0: an acknowledgement is owed
-    due_syndrome   i64      responder  its AETH syndrome
-    due_psn        i64      responder  its PSN, 24 bits
+    pending        i64      responder  not 0: the QP is in NIC.pending
+    ack_pending    i64      responder  not 0: an acknowledgement is to be sent
+    ack_syndrome   i64      responder  its AETH syndrome
+    ack_psn        i64      responder  its PSN, 24 bits
     res_head       i64      responder  READs and atomics that were accepted
     res_todo       i64      responder  not 0: responses to some of them are left to send
     # copies: payload in device memory
-    mover          i64      mover      address of the MOVER that carries bytes for the QP; 0 if none does
-    fence          i64      mover      position of that mover behind the QP's bytes
-    failures       i64      mover      failures of that mover before these bytes
-    fence_psn      i64      mover      on a wire: the first packet of these bytes
-    landing        i64      mover      inside a NIC, not 0: the engine has to put these bytes into host memory
+    stream         i64      dma        address of the DMA_STREAM that carries bytes for the QP; 0 if none does
+    fence          i64      dma        position of that stream behind the QP's bytes
+    failures       i64      dma        failures of that stream before these bytes
+    fence_psn      i64      dma        on a wire: the first packet of these bytes
+    landing        i64      dma        inside a NIC, not 0: the engine has to put these bytes into host memory
 """)
 QP_SETUP_BYTES = QP_ROW.sq_ci  # what commands prepare, and the engine copies
 QP_CONNECTION = tuple(name for name, offset in QP_ROW.offsets.items() if QP_ROW.rights <= offset < QP_SETUP_BYTES)
@@ -145,7 +145,7 @@ FLIGHT = record("flight", """
     ce             i64      requester  formats.wqe.CompletionMode
     ds             i64      requester  its size, in segments of 16 bytes
     blocks         i64      requester  its size, in basic blocks
-    fence          i64      mover      inside a NIC: position of the mover behind its copies (dma/moving.py)
+    fence          i64      dma        inside a NIC: position of the stream behind its copies (dma/moving.py)
 """)
 flight_at: Any = struct_view(FLIGHT)
 

@@ -13,7 +13,7 @@ WRITERS = {
     "engine": "the engine's thread, in more than one role",
     "requester": "the engine's thread, for the send queue",
     "responder": "the engine's thread, for what the peer sends and for receive queues",
-    "mover": "the engine's thread, for payload that a GPU copies (dma/)",
+    "dma": "the engine's thread, for payload that a GPU copies (dma/)",
     "nobody": "set once, before the engine knows the structure",
 }
 

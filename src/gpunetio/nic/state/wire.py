@@ -21,19 +21,19 @@ WIRE = record("wire", """
     here_low       i64      command    second half
     peer_high      i64      command    first half of the peer's GID; all 0 if the wire leads to any number of peers
     peer_low       i64      command    second half
-    loans          i64      command    address of LOANS rows of LOAN; 0 if the peer takes no part in lending
+    grants          i64      command    address of GRANTS rows of GRANT; 0 if the peer takes no part in lending
     # pipes
     tx             raw[64]  engine     PIPE_END of what the NIC sends (fabric/frames.py)
     rx             raw[64]  engine     PIPE_END of what arrives; zeros if frames do not arrive in a pipe
 """)
 wire_at: Any = struct_view(WIRE)
 
-# The low bits of a loan's number select its row. Commands write `number`, `address` and `nbytes` together.
-LOAN = record("loan", """
-    number         i64      command    number of the loan of the peer's memory; 0 in a free row
+# The low bits of a grant's number select its row. Commands write `number`, `address` and `nbytes` together.
+GRANT = record("grant", """
+    number         i64      command    number of the grant of the peer's memory; 0 in a free row
     address        i64      command    where that memory is mapped here
     nbytes         i64      command    its size, in bytes
-    granted        i64      command    number of the loan of this NIC's memory that the peer has mapped; 0 is none
+    mapped         i64      command    number of the grant of this NIC's memory that the peer has mapped; 0 is none
 """, align=32)
-LOANS = 256
-loan_at: Any = struct_view(LOAN)
+GRANTS = 256
+grant_at: Any = struct_view(GRANT)

@@ -10,8 +10,8 @@ from ...formats.packet import (
     PKEY_BASE_MASK, QPN_MASK, SERVICE_SHIFT, TVER_MASK,
 )  # fmt: skip
 from .psn import on_wire
-from .receiver import take_request
-from .responder import establish
+from .responder import take_request
+from .execution import establish
 from .responses import is_response, take_response
 from ..queues.operations import is_request
 from ..state.counters import counters_at

@@ -10,12 +10,12 @@ from ...formats.wqe import DATA_SEG, RADDR_SEG, SEGMENT, WqeOpcode
 from ..queues.completion import complete_send, fail_send
 from ..state.message import message_at
 from ..dma.mkey import find
-from ..dma.movers import MOVER_SHIFT
+from ..dma.streams import DEVICE_SHIFT
 from ..dma.moving import begin, count_packets, finish, may_follow
 from ..observe import refuse
 from ..observe.reasons import Reason
 from .psn import on_wire
-from .responder import respond
+from .execution import respond
 from ..state.counters import counters_at
 from ..state.nic import nic_at
 from ..state.qp import QP_ROW, qp_row_at
@@ -94,8 +94,8 @@ def _plain_write(nic, row, wqe, ds):
     source = find(nic, lkey, q.pdn, be64(ld64(wqe + 2 * SEGMENT + DATA_SEG.addr)), nbytes, 0)
     rkey = be32(ld32(wqe + SEGMENT + RADDR_SEG.rkey))
     target = find(nic, rkey, p.pdn, be64(ld64(wqe + SEGMENT + RADDR_SEG.raddr)), nbytes, Access.REMOTE_WRITE)
-    # The upper bits are set if an address was refused (-1) or is far, which needs a mover.
-    if (source | target) >> MOVER_SHIFT != 0 or p.rights & Access.REMOTE_WRITE == 0:
+    # The upper bits are set if an address was refused (-1) or is in device memory, which needs a DMA stream.
+    if (source | target) >> DEVICE_SHIFT != 0 or p.rights & Access.REMOTE_WRITE == 0:
         return -1
     copy(target, source, nbytes)
     counters = counters_at(nic_at(nic).counters)
@@ -192,7 +192,7 @@ def _begin_behind(nic, row, budget):
     """Begin the requests that may follow those in flight. Return how many."""
     q = qp_row_at(row)
     begun = 0
-    while q.mover != 0 and q.sq_next != q.sq_pi and begun < budget and q.state == QpState.RTS:
+    while q.stream != 0 and q.sq_next != q.sq_pi and begun < budget and q.state == QpState.RTS:
         index = q.sq_next
         peer = q.remote_row
         if peer == 0 or not _peer_ready(row, peer) or not may_follow(nic, row):
@@ -216,15 +216,15 @@ def serve(nic, row, budget):
         q.retry_at = 0
     begun = 0
     finished = 0
-    if q.mover != 0:
+    if q.stream != 0:
         finished = finish(nic, row)
         begun = _begin_behind(nic, row, budget)
-    if q.mover == 0:
+    if q.stream == 0:
         while q.sq_next != q.sq_pi and begun < budget and q.state == QpState.RTS:
             if execute_next(nic, row) == 0:
                 break
             begun += 1
-        if q.mover != 0:
+        if q.stream != 0:
             begun += 1  # the last one, which is in flight
     q.sq_sent = q.sq_next
     counters_at(nic_at(nic).counters).sq_wqes += begun

@@ -6,13 +6,13 @@ from ...jit.compile import device_function, engine_function
 from ...fabric.capture import capture
 from ...fabric.injector import icrc_fits
 from ...fabric.frames import (
-    LENT_SHIFT, LOAN_SHIFT, MAX_LENT, PACKET, consume, frame_at, next_frame, pipe_end_at, release,
+    GRANTED_SHIFT, GRANT_SHIFT, MAX_GRANTED, PACKET, consume, frame_at, next_frame, pipe_end_at, release,
 )  # fmt: skip
 from ...formats.packet import BTH
 from .delivery import BATCH, has_many_peers, receive
 from ..state.counters import counters_at
 from ..state.nic import nic_at
-from ..state.wire import LOAN, LOANS, WIRE, loan_at, wire_at
+from ..state.wire import GRANT, GRANTS, WIRE, grant_at, wire_at
 
 
 @device_function
@@ -36,21 +36,21 @@ def _count_malformed(nic):
 
 
 @engine_function
-def _receive_lent(nic, wire, packet, nbytes, reference, life, at):
-    """Take a packet whose payload is in memory that the peer has lent us. Its reference is checked, not trusted."""
+def _receive_granted(nic, wire, packet, nbytes, reference, life, at):
+    """Take a packet whose payload is in memory that the peer has granted us. Its reference is checked, not trusted."""
     n = nic_at(nic)
     w = wire_at(wire)
-    number = reference >> LOAN_SHIFT
-    if w.loans == 0 or number <= 0:
+    number = reference >> GRANT_SHIFT
+    if w.grants == 0 or number <= 0:
         _count_malformed(nic)
         return
-    loan = loan_at(w.loans + (number & (LOANS - 1)) * LOAN.size)
-    part = (reference >> LENT_SHIFT) & ((1 << LOAN_SHIFT - LENT_SHIFT) - 1)
-    offset = reference & (MAX_LENT - 1)
-    if loan.number != number or part == 0 or offset > loan.nbytes - part:
+    grant = grant_at(w.grants + (number & (GRANTS - 1)) * GRANT.size)
+    part = (reference >> GRANTED_SHIFT) & ((1 << GRANT_SHIFT - GRANTED_SHIFT) - 1)
+    offset = reference & (MAX_GRANTED - 1)
+    if grant.number != number or part == 0 or offset > grant.nbytes - part:
         _count_malformed(nic)
         return
-    n.payload, n.payload_bytes = loan.address + offset, part
+    n.payload, n.payload_bytes = grant.address + offset, part
     receive(nic, wire, packet, nbytes, w.peer_high, w.peer_low, life, at)
     n.payload_bytes = 0
 
@@ -84,7 +84,7 @@ def take_frames(nic, wire):
             if reference == 0:
                 receive(nic, wire, frame + PACKET, nbytes, peer_high, peer_low, life, at)
             else:
-                _receive_lent(nic, wire, frame + PACKET, nbytes, reference, life, at)
+                _receive_granted(nic, wire, frame + PACKET, nbytes, reference, life, at)
         consume(end)
         done += 1
     if done:

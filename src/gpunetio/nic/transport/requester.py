@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ...jit.compile import device_function, engine_function
 from ...jit.ops import be32, copy, ld32, ld64, st32, st64
-from ...fabric.frames import LEAST_LENT, LENT_SHIFT, publish, refer
+from ...fabric.frames import LEAST_GRANTED, GRANTED_SHIFT, publish, refer
 from ...formats.commands import QpState, ServiceType
 from ...formats.packet import ATOMIC_ETH, BTH, IMM_DT, RETH
 from ...formats.wqe import DATA_SEG, INLINE_SEG, SEGMENT
@@ -18,10 +18,10 @@ from ..queues.operations import (
     has_imm, header_bytes, is_atomic, is_local, packet_of, returns_data, right_of, segments_of,
 )  # fmt: skip
 from .loopback import ENDLESS_RNR
-from ..state.mover import slot_at
+from ..state.dma_stream import slot_at
 from ..state.message import MESSAGE, message_at
 from ..dma.mkey import reference
-from ..dma.movers import let_arrive
+from ..dma.streams import let_arrive
 from .packets import close_packet, open_packet, packet_opcode, put_be64, write_bth
 from .psn import MAX_OUTSTANDING, packets_of
 from ..observe import refuse
@@ -41,7 +41,7 @@ ACK_EVERY = 16  # packets inside a message
 # packet is retransmitted soon, and a software peer that is short of CPU time is not given up too early.
 MAX_PATIENCE = 2
 LEAST_WINDOW = 32  # packets in flight, after losses
-HURRY_SHIFT = 3  # see `hurry`
+FAST_RETRANSMIT_SHIFT = 3  # see `fast_retransmit`
 
 
 @device_function
@@ -146,11 +146,11 @@ def _send_data(nic, row, message, flight, wqe, solicited):
     m = message_at(message)
     opcode = f.opcode
     end = f.first + f.packets
-    window = 1 if _probing(nic, row) else wire_at(q.wire).window - q.held_back
+    window = 1 if _probing(nic, row) else wire_at(q.wire).window - q.window_cut
     limit = min(end, q.una_psn + window, q.tx_psn + BURST)
     writing = right_of(opcode) != 0
     slot = 0
-    if m.far != 0:
+    if m.device != 0:
         if q.tx_psn >= limit:
             return 0
         slot = staged(nic, row, request_tag(f.first), message, (q.tx_psn - f.first) * q.mtu, f.nbytes)
@@ -158,15 +158,15 @@ def _send_data(nic, row, message, flight, wqe, solicited):
             return slot
         if slot_at(slot).end < f.nbytes:
             limit = min(limit, f.first + slot_at(slot).end // q.mtu)
-    lent = 0
-    if wire_at(q.wire).loans != 0 and f.nbytes >= LEAST_LENT:
-        lent = _reference(nic, row, message, wqe, flight)
+    granted = 0
+    if wire_at(q.wire).grants != 0 and f.nbytes >= LEAST_GRANTED:
+        granted = _reference(nic, row, message, wqe, flight)
     sent = 0
     while q.tx_psn < limit:
         psn = q.tx_psn
         offset = (psn - f.first) * q.mtu
         part = min(q.mtu, f.nbytes - offset)
-        carried = 0 if lent != 0 and part >= LEAST_LENT else part
+        carried = 0 if granted != 0 and part >= LEAST_GRANTED else part
         pad = -carried & 3
         last = psn + 1 == end
         packet = packet_of(opcode, psn == f.first, last)
@@ -188,7 +188,7 @@ def _send_data(nic, row, message, flight, wqe, solicited):
         if pad:
             st32((at + part) & -4, 0)
         if carried < part:
-            refer(q.wire + WIRE.tx, lent + offset + (part << LENT_SHIFT))
+            refer(q.wire + WIRE.tx, granted + offset + (part << GRANTED_SHIFT))
         elif slot != 0:
             copy(at, slot_at(slot).address + offset - slot_at(slot).begin, part)
         else:
@@ -362,15 +362,15 @@ def acknowledge(nic, row, target):
     ) <= q.una_psn:  # fmt: skip
         q.reads_tail += 1
     if q.una_psn != before:
-        q.held_back = max(q.held_back - 1, 0)
+        q.window_cut = max(q.window_cut - 1, 0)
         q.retries = 0
         q.rnr_retries = 0
         q.timer_at = 0
-        q.hurry = 0
+        q.fast_timer = 0
     if q.sq_next < q.sq_ci or q.tx_psn < q.una_psn:  # what was to be retransmitted has arrived
         q.sq_next = max(q.sq_next, q.sq_ci)
         q.tx_psn = max(q.tx_psn, q.una_psn)
-        if nic_at(nic).mover_count != 0:
+        if nic_at(nic).stream_count != 0:
             drop_acknowledged(nic, row)
     return implied
 
@@ -392,7 +392,7 @@ def fail_oldest(nic, row, reason):
     q = qp_row_at(row)
     index = q.sq_ci
     f = flight_at(flight_of(row, index))
-    if q.mover != 0 and returns_data(f.opcode):
+    if q.stream != 0 and returns_data(f.opcode):
         let_arrive(nic, row)
     q.sq_ci = index + f.blocks
     q.sq_next = q.sq_ci
@@ -410,12 +410,12 @@ def retry(nic, row):
     q.retries += 1
     # Packets behind a lost one were sent in vain: halve the window from here on. It grows again.
     window = wire_at(q.wire).window
-    q.held_back = window - min(window, max((window - q.held_back) >> 1, LEAST_WINDOW))
+    q.window_cut = window - min(window, max((window - q.window_cut) >> 1, LEAST_WINDOW))
     go_back(row)
 
 
 @device_function
-def hurry(nic, row):
+def fast_retransmit(nic, row):
     """Shorten the timer: the peer has asked for a packet once, and will not report it if that packet is lost again.
 
     The timer grows each time. When it expires, only that packet is sent, which counts as no retry: the peer may just be
@@ -423,13 +423,13 @@ def hurry(nic, row):
     """
     q = qp_row_at(row)
     if not returns_data(flight_at(flight_of(row, q.sq_ci)).opcode):
-        q.hurry = nic_at(nic).min_timeout
+        q.fast_timer = nic_at(nic).min_timeout
 
 
 @device_function
 def _probing(nic, row):
     """Return whether to send only the oldest packet until the peer acknowledges it."""
-    return qp_row_at(row).hurry > nic_at(nic).min_timeout
+    return qp_row_at(row).fast_timer > nic_at(nic).min_timeout
 
 
 @engine_function
@@ -496,14 +496,14 @@ def serve(nic, row):
         q.timer_at = 0
         q.gap_psn = 0
         counters_at(n.counters).local_ack_timeout_err += 1
-        if q.hurry != 0 and q.hurry < _patience(nic, row):
-            q.hurry <<= HURRY_SHIFT
+        if q.fast_timer != 0 and q.fast_timer < _patience(nic, row):
+            q.fast_timer <<= FAST_RETRANSMIT_SHIFT
             go_back(row)
         else:
-            q.hurry = 0
+            q.fast_timer = 0
             retry(nic, row)
     done = _send(nic, row)
     if q.timer_at == 0 and q.timeout_ns != 0 and q.service == ServiceType.RC and _waits_for_peer(nic, row):
         patience = _patience(nic, row)
-        q.timer_at = n.now + (patience if q.hurry == 0 else min(patience, q.hurry))
+        q.timer_at = n.now + (patience if q.fast_timer == 0 else min(patience, q.fast_timer))
     return done

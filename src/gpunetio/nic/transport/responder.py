@@ -1,478 +1,602 @@
-"""The responder: executes a request on the receiving QP and returns the result (IBTA 9.7, responder side).
+"""The responder of a QP whose peer is across a wire: executes request packets in order and acknowledges them (IBTA 9.7,
+responder side; 9.8 for UC).
 
-This module decides what a request may do. Requests from a QP of the same NIC come whole, through `respond`; requests
-from a wire come in packets (receiver.py).
+The QP's row holds the acknowledgement and the responses that are pending. `serve_pending` sends them when the wire has
+room. One acknowledgement answers several requests that arrived together.
 """
 
 from __future__ import annotations
 
 from ...jit.compile import device_function, engine_function
-from ...jit.ops import (
-    be16, be32, be64, cas_sys32, cas_sys64, fetch_add_sys64, ld16, ld32, ld64, ld_acquire32, ld_acquire64, st64,
-)  # fmt: skip
+from ...jit.ops import be32, copy, ld8, ld32, st32, st64
 from ...enums import Access
-from ..state.message import MESSAGE, message_at
-from ...formats.commands import QpState, ScatterToCqe, ServiceType
-from ...formats.cqe import INLINE_BYTES, CqeOpcode, Syndrome
-from ...formats.doorbell import PI_MASK, QP_DBREC
-from ...formats.events import EventType
-from ...formats.wqe import DATA_SEG, INLINE_SEG, INVALID_LKEY, SEGMENT, SRQ_NEXT_SEG, WqeOpcode
-from ..queues.completion import RESPONDER, fail_qp, fail_receive, write_cqe
-from ..queues.operations import is_atomic, is_masked, receive_cqe, returns_data, right_of
-from ..queues.events import raise_event, tell
+from ...formats.commands import QpState, ServiceType
+from ...formats.cqe import Syndrome
+from ...formats.packet import (
+    ACK_KIND_SHIFT, AETH, ATOMIC_ACK_ETH, ATOMIC_ETH, BTH, IMM_DT, MSN_MASK, NO_CREDITS, RETH, SOLICITED,
+    SYNDROME_SHIFT, AckKind, NakCode, PacketOpcode,
+)  # fmt: skip
+from ...formats.wqe import WqeOpcode
+from ..queues.completion import RESPONDER, fail_qp
+from ..queues.operations import (
+    begins, ends, has_imm, header_bytes, is_atomic, operation_of, receive_cqe_of, returns_data, right_of,
+)  # fmt: skip
+from ..state.dma_stream import slot_at
+from ..state.message import MESSAGE
 from ..dma.mkey import translate
-from ..dma.movers import far, let_arrive, move, move_now, place
+from ..dma.streams import await_moved, copy_failed, ended, device_of, place
+from .packets import close_packet, get_be64, open_packet, write_bth
+from .psn import distance, is_before, on_wire, packets_of
 from ..observe import refuse
 from ..observe.reasons import Reason
+from .execution import (
+    atomic, atomic_address, check_length, check_rights, complete_receive, fail_scatter, fits_cqe, authorize,
+    receive_scatter, receives_posted, stage_payload,
+)  # fmt: skip
+from ..dma.staging import drop, leave, response_tag, staged
 from ..state.counters import counters_at
 from ..state.nic import nic_at
-from ..state.qp import EXTENDED_ATOMICS, qp_row_at
-from ..state.srq import srq_row_at
+from ..state.qp import RESOURCE, qp_row_at, resource_at
 
-_SEGMENTS, _PAYLOAD = MESSAGE.segments, MESSAGE.payload
+_ACK = AckKind.ACK << ACK_KIND_SHIFT | NO_CREDITS
+_RNR_NAK, _NAK = AckKind.RNR_NAK << ACK_KIND_SHIFT, AckKind.NAK << ACK_KIND_SHIFT
+_SEQUENCE, _INVALID = _NAK | NakCode.PSN_SEQUENCE, _NAK | NakCode.INVALID_REQUEST
+_ACCESS, _OPERATION = _NAK | NakCode.REMOTE_ACCESS, _NAK | NakCode.REMOTE_OPERATION
+
+_ATOMIC_BYTES = 8  # operand size of the atomics that RoCE has packets for
+
+# QP_ROW.rx_kind: the message that has begun but not ended.
+_NONE, _SENDING, _WRITING = 0, 1, 2
+
+
+# --- what is pending -----------------------------------------------------------------------------------------------
 
 
 @device_function
-def establish(nic, row):
-    """Raise COMM_EST on the first request in RTR: the peer may send already (IBTA 11.6.3.2)."""
+def _schedule(nic, row):
+    """Add the QP to the list of QPs that have something pending for their peer."""
     q = qp_row_at(row)
-    if q.state == QpState.RTR and q.established == 0:
-        q.established = 1
-        tell(nic, row, EventType.COMM_EST)
+    if q.pending == 0:
+        n = nic_at(nic)
+        q.pending = 1
+        st64(n.pending + 8 * n.pending_count, row)
+        n.pending_count += 1
 
 
 @device_function
-def check_length(nic, row, nbytes):
-    """Return 0 if the QP takes messages of this length (log_msg_max), or the reason for a refusal."""
+def _schedule_ack(nic, row, syndrome, psn):
+    """Schedule an acknowledgement or NAK. It replaces all earlier ones that were not sent yet."""
     q = qp_row_at(row)
-    return 0 if nbytes <= q.msg_max else refuse.message_too_long(nic, nbytes, q.msg_max)
-
-
-@engine_function
-def respond(nic, row, message):
-    """Execute the request at `message` on the QP at `row`: return 0, or the reason for a refusal.
-
-    Every refusal but RNR takes an RC QP to ERR (IBTA 9.9.3, class C). A failed copy fails the requester only. If a
-    mover carries bytes of the request (`NIC.touched`), the receive completes once they are in place (moving.py).
-    """
-    m = message_at(message)
-    opcode = m.opcode
-    establish(nic, row)
-    counters = counters_at(nic_at(nic).counters)
-    counters.rdma_rx_bytes += m.nbytes
-    reason = check_length(nic, row, m.nbytes)
-    if reason == 0:
-        reason = _execute(nic, row, message, opcode)
-    reliable = qp_row_at(row).service == ServiceType.RC
-    if reason != 0 and reason != Reason.RNR and reason != Reason.COPY_FAILED and reliable:
-        fail_qp(nic, row, m.index, opcode, reason, RESPONDER)
-    return reason
-
-
-@engine_function
-def _execute(nic, row, message, opcode):
-    counters = counters_at(nic_at(nic).counters)
-    if right_of(opcode) == 0:
-        return _receive(nic, row, message)
-    if is_atomic(opcode):
-        counters.rx_atomic_requests += 1
-        return _atomic(nic, row, message, opcode)
-    if returns_data(opcode):
-        counters.rx_read_requests += 1
-        return _read(nic, row, message)
-    counters.rx_write_requests += 1
-    if receive_cqe(opcode) != 0:
-        return _write_imm(nic, row, message)
-    return _write(nic, row, message)
+    q.ack_pending = 1
+    q.ack_syndrome, q.ack_psn = syndrome, on_wire(psn)
+    _schedule(nic, row)
 
 
 @device_function
-def check_rights(nic, row, key, addr, nbytes, right):
-    """Return 0 if the QP itself grants this right (IBTA 9.7.4.1.2), or the reason for a refusal."""
+def _write_aeth(row, at, syndrome):
+    st32(at + AETH.syndrome_msn, be32(syndrome << SYNDROME_SHIFT | qp_row_at(row).msn & MSN_MASK))
+
+
+@device_function
+def _nak_of(nic, reason):
+    """Return the syndrome of the NAK that tells the peer why its request was refused (IBTA table 49)."""
+    syndrome = ld8(nic_at(nic).syndromes + reason)
+    if syndrome == Syndrome.REMOTE_INVAL_REQ:
+        return _INVALID
+    return _ACCESS if syndrome == Syndrome.REMOTE_ACCESS else _OPERATION
+
+
+@engine_function
+def _fail_response(nic, row, resource, reason):
+    """Fail a READ whose memory no longer exists or cannot be fetched."""
+    e = resource_at(resource)
+    e.todo = 0
+    fail_qp(nic, row, 0, e.opcode, reason, RESPONDER)
+    _schedule_ack(nic, row, _nak_of(nic, reason), e.first + e.next)
+
+
+@engine_function
+def _staged_response(nic, row, resource, offset):
+    """Return the slot with byte `offset` of a READ of device memory: 0 if it is not filled yet, or minus a reason."""
+    e = resource_at(resource)
+    message = nic_at(nic).message
+    source = translate(nic, e.rkey, qp_row_at(row).pdn, e.va, e.nbytes, Access.REMOTE_READ, Reason.RKEY_UNKNOWN)
+    if source < 0:
+        return source
+    st64(message + MESSAGE.segments, source)
+    st64(message + MESSAGE.segments + 8, e.nbytes)
+    return staged(nic, row, response_tag(e.serial), message, offset, e.nbytes)
+
+
+@engine_function
+def _send_response(nic, row, resource):
+    """Send a READ's or atomic's response: return 1 if all is sent, 0 if the wire is full, 2 if the READ has failed."""
     q = qp_row_at(row)
-    return 0 if q.rights & right == right else refuse.remote_access(nic, key, addr, nbytes, q.rights, right)
-
-
-@device_function
-def grant(nic, row, key, addr, nbytes, right):
-    """Check the QP's rights, then the key's: return the address of the remote range, or minus a reason.
-
-    The key of an empty request is not checked (IBTA 9.7.4.1.6): its address is 0.
-    """
-    reason = check_rights(nic, row, key, addr, nbytes, right)
-    if reason != 0:
-        return -reason
-    if nbytes == 0:
-        return 0
-    address = translate(nic, key, qp_row_at(row).pdn, addr, nbytes, right, Reason.RKEY_UNKNOWN)
-    if address < 0:
-        counters_at(nic_at(nic).counters).resp_remote_access_errors += 1
-    return address
-
-
-@engine_function
-def _write(nic, row, message):
-    m = message_at(message)
-    address = grant(nic, row, m.rkey, m.raddr, m.nbytes, Access.REMOTE_WRITE)
-    if address < 0:
-        return -address
-    segment = message + _SEGMENTS
-    end = segment + 16 * m.nsegments
-    while segment != end:
-        nbytes = ld64(segment + 8)
-        reason = move(nic, address, ld64(segment), nbytes)
-        if reason != 0:
-            return reason
-        address += nbytes
-        segment += 16
-    return 0
-
-
-@engine_function
-def _read(nic, row, message):
-    m = message_at(message)
-    address = grant(nic, row, m.rkey, m.raddr, m.nbytes, Access.REMOTE_READ)
-    if address < 0:
-        return -address
-    return scatter(nic, message, address)
-
-
-@device_function
-def scatter(nic, message, address):
-    """Copy the bytes at `address` into the requester's segments: return 0, or a reason."""
-    segment = message + _SEGMENTS
-    end = segment + 16 * message_at(message).nsegments
-    while segment != end:
-        nbytes = ld64(segment + 8)
-        reason = move(nic, ld64(segment), address, nbytes)
-        if reason != 0:
-            return reason
-        address += nbytes
-        segment += 16
-    return 0
-
-
-@engine_function
-def atomic_address(nic, row, key, addr, nbytes):
-    """Return the address of an atomic's word, or minus a reason."""
-    if addr & (nbytes - 1):
-        return -refuse.misaligned_atomic(nic, key, addr, nbytes)
-    address = grant(nic, row, key, addr, nbytes, Access.REMOTE_ATOMIC)
-    if address > 0 and far(address) != 0:
-        return -refuse.far_atomic(nic, key, addr, nbytes)
-    if address > 0 and address & (nbytes - 1):  # the iova and the memory of the region are aligned differently
-        return -refuse.misaligned_atomic(nic, key, address, nbytes)
-    return address
-
-
-@device_function
-def atomic(opcode, address, swap_add, compare):
-    """Execute an atomic: return the old word. Words are in host byte order."""
-    if opcode == WqeOpcode.ATOMIC_FA:
-        return fetch_add_sys64(address, swap_add)
-    return cas_sys64(address, compare, swap_add)
-
-
-@device_function
-def _add_fields(word, addend, boundary):
-    """Return the sum without carries between fields. `boundary` has the top bit of each field set.
-
-    The addition leaves out the top bits, so they take the carries from below. XOR then adds them without a carry.
-    """
-    return (word & ~boundary) + (addend & ~boundary) ^ ((word ^ addend) & boundary)
-
-
-@engine_function
-def _masked_atomic(message, opcode, address):
-    """Execute a masked atomic of 4 or 8 bytes: return the old word."""
-    m = message_at(message)
-    nbytes = m.nbytes
-    while True:  # until no other write has changed the word in between
-        old = ld_acquire32(address) if nbytes == 4 else ld_acquire64(address)
-        if opcode == WqeOpcode.ATOMIC_MASKED_FA:
-            new = _add_fields(old, m.swap_add, m.swap_mask)
-        elif (old ^ m.compare) & m.compare_mask != 0:
-            return old
+    e = resource_at(resource)
+    while e.todo > 0:
+        psn = e.first + e.next
+        last = e.todo == 1
+        if is_atomic(e.opcode):
+            bth = open_packet(nic, row, q.peer_life, BTH.size + AETH.size + ATOMIC_ACK_ETH.size)
+            if bth == 0:
+                return 0
+            write_bth(row, bth, PacketOpcode.RC_ATOMIC_ACKNOWLEDGE, 0, 0, 0, psn)
+            _write_aeth(row, bth + BTH.size, _ACK)
+            at = bth + BTH.size + AETH.size
+            st32(at + ATOMIC_ACK_ETH.original, be32(e.nbytes >> 32))  # an atomic's result
+            st32(at + ATOMIC_ACK_ETH.original + 4, be32(e.nbytes))
+            close_packet(nic, row, bth, BTH.size + AETH.size + ATOMIC_ACK_ETH.size, 0)
         else:
-            new = old & ~m.swap_mask | m.swap_add & m.swap_mask
-        found = cas_sys32(address, old, new) if nbytes == 4 else cas_sys64(address, old, new)
-        if found == old:
-            return old
+            offset = e.next * q.mtu
+            part = min(q.mtu, e.nbytes - offset)
+            source = 0
+            if part > 0:
+                source = translate(nic, e.rkey, q.pdn, e.va + offset, part, Access.REMOTE_READ, Reason.RKEY_UNKNOWN)
+                if source < 0:  # deregistered since the request was accepted
+                    counters_at(nic_at(nic).counters).resp_remote_access_errors += 1
+                    _fail_response(nic, row, resource, -source)
+                    return 2
+            slot = 0
+            if device_of(source) != 0:
+                slot = _staged_response(nic, row, resource, offset)
+                if slot == 0:
+                    return 0
+                if slot < 0:
+                    _fail_response(nic, row, resource, -slot)
+                    return 2
+                source = slot_at(slot).address + offset - slot_at(slot).begin
+            operation = PacketOpcode.RC_READ_RESPONSE_MIDDLE
+            if e.next == 0:
+                operation = PacketOpcode.RC_READ_RESPONSE_ONLY if last else PacketOpcode.RC_READ_RESPONSE_FIRST
+            elif last:
+                operation = PacketOpcode.RC_READ_RESPONSE_LAST
+            headers = BTH.size + (0 if operation == PacketOpcode.RC_READ_RESPONSE_MIDDLE else AETH.size)
+            pad = -part & 3
+            bth = open_packet(nic, row, q.peer_life, headers + part + pad)
+            if bth == 0:
+                return 0
+            write_bth(row, bth, operation, 0, pad, 0, psn)
+            if operation != PacketOpcode.RC_READ_RESPONSE_MIDDLE:
+                _write_aeth(row, bth + BTH.size, _ACK)
+            at = bth + headers
+            if pad:
+                st32((at + part) & -4, 0)
+            copy(at, source, part)
+            close_packet(nic, row, bth, headers + part + pad, part)
+            if slot != 0:
+                leave(slot, offset + part)
+        e.next += 1
+        e.todo -= 1
+        if e.todo == 0:
+            e.answered = 1
+    return 1
 
 
 @engine_function
-def _atomic(nic, row, message, opcode):
-    m = message_at(message)
-    masked = is_masked(opcode)
-    if masked:
-        reason = check_rights(nic, row, m.rkey, m.raddr, m.nbytes, Access.REMOTE_ATOMIC | EXTENDED_ATOMICS)
-        if reason != 0:
-            return reason
-    address = atomic_address(nic, row, m.rkey, m.raddr, m.nbytes)
-    if address < 0:
-        return -address
-    # The result travels in `compare`, which is no longer needed.
-    if masked:
-        old = _masked_atomic(message, opcode, address)
-        m.compare = be32(old) if m.nbytes == 4 else old  # as in mlx5: only 8-byte words are in host order
-    else:
-        m.compare = atomic(opcode, address, m.swap_add, m.compare)
-    return scatter(nic, message, message + MESSAGE.compare)
+def _all_moved(nic, row):
+    """Return 1 if the bytes to be acknowledged are in place, 0 if they are on their way, -1 if a copy failed.
 
-
-# --- receives ------------------------------------------------------------------------------------------------------
-
-
-@device_function
-def _shared_posted(srq):
-    """Return how many WQEs wait in a shared receive queue."""
-    s = srq_row_at(srq)
-    return s.returned_count + ((be32(ld_acquire32(s.dbrec + QP_DBREC.rcv)) - s.taken) & PI_MASK)
-
-
-@device_function
-def receives_posted(row):
-    """Return how many receive WQEs wait for the QP."""
+    A failed copy also fails the QP. Whatever was owed, the NAK is then for the first packet of those bytes.
+    """
     q = qp_row_at(row)
-    if q.srq != 0:
-        return _shared_posted(q.srq) + (1 if q.rx_wqe != 0 else 0)
-    if q.rq_stride == 0:
+    state = ended(q.stream, q.fence, q.failures)
+    if state < 0:
+        fail_qp(nic, row, 0, WqeOpcode.RDMA_WRITE, copy_failed(nic, q.stream, 0, 0), RESPONDER)
+        q.expect_psn = q.fence_psn
+        _schedule_ack(nic, row, _OPERATION, q.fence_psn)
+    if state != 0:
+        q.stream = 0
+    return state
+
+
+@engine_function
+def serve_pending(nic, row):
+    """Send what a QP owes: return 1 if all is sent, 0 if the wire is full or bytes are still on their way."""
+    q = qp_row_at(row)
+    if q.state == QpState.RST or q.wire == 0:
+        return 1
+    if q.stream != 0 and _all_moved(nic, row) == 0:
         return 0
-    producer = be32(ld_acquire32(q.dbrec + QP_DBREC.rcv))
-    return (producer - q.rq_ci) & PI_MASK
+    if q.res_todo:
+        oldest = max(q.res_head - q.max_dest_rd, 0)
+        for i in range(oldest, q.res_head):
+            sent = _send_response(nic, row, q.resources + i % q.max_dest_rd * RESOURCE.size)
+            if sent == 0:
+                return 0
+            if sent == 2:
+                break  # no response after it is sent
+        q.res_todo = 0
+    if q.ack_pending:
+        bth = open_packet(nic, row, q.peer_life, BTH.size + AETH.size)
+        if bth == 0:
+            return 0
+        write_bth(row, bth, PacketOpcode.RC_ACKNOWLEDGE, 0, 0, 0, q.ack_psn)
+        _write_aeth(row, bth + BTH.size, q.ack_syndrome)
+        close_packet(nic, row, bth, BTH.size + AETH.size, 0)
+        q.ack_pending = 0
+    return 1
+
+
+# --- refusals ------------------------------------------------------------------------------------------------------
 
 
 @engine_function
-def _take_shared(nic, row):
-    """Take a WQE from the shared receive queue for the message that begins on this QP (IBTA 10.2.9.1)."""
+def _refuse(nic, row, opcode, reason):
+    """Refuse the expected request: an RC QP goes to ERR and its peer gets a NAK. UC drops the message."""
     q = qp_row_at(row)
-    s = srq_row_at(q.srq)
-    if s.returned_count != 0:
-        s.returned_count -= 1
-        index = ld64(s.returned + 8 * s.returned_count)
-    else:
-        index = s.next
-        s.taken += 1
-        s.next = (index + 1) & ((1 << s.log) - 1)
-        if s.linked:
-            s.next = be16(ld16(s.addr + index * s.stride + SRQ_NEXT_SEG.next_wqe_index)) & ((1 << s.log) - 1)
-    q.rx_index = index
-    q.rx_wqe = s.addr + index * s.stride + (SEGMENT if s.linked else 0)
-    if s.limit != 0 and _shared_posted(q.srq) < s.limit:
-        s.limit = 0  # the event is raised once (IBTA 10.2.9.2)
-        raise_event(nic, s.channel, s.cookie, EventType.SRQ_RQ_LIMIT, s.srqn, 0)
+    c = counters_at(nic_at(nic).counters)
+    q.rx_kind = _NONE
+    if q.service != ServiceType.RC:
+        c.rx_uc_dropped += 1
+        return
+    c.rx_refused += 1
+    fail_qp(nic, row, 0, opcode, reason, RESPONDER)
+    _schedule_ack(nic, row, _nak_of(nic, reason), q.expect_psn)
 
 
 @engine_function
-def resize_shared(srq, source):
-    """Switch to the larger ring that the row at `source` names. It begins with the contents of the old one."""
-    s, new = srq_row_at(srq), srq_row_at(source)
-    for i in range(s.returned_count):
-        st64(new.returned + 8 * i, ld64(s.returned + 8 * i))
-    s.addr, s.log, s.returned = new.addr, new.log, new.returned
+def _refuse_packet(nic, row, opcode, nbytes):
+    """Refuse a packet that is out of sequence within its message, or whose length is wrong (IBTA 9.7.4.1)."""
+    q = qp_row_at(row)
+    _refuse(nic, row, opcode, refuse.bad_request(nic, nbytes, q.rx_kind, q.rx_done))
 
 
 @engine_function
-def return_shared(row):
-    """Return the WQE of a half-received message to the shared receive queue when the QP ends."""
+def _not_ready(nic, row):
+    """Handle a message without a posted receive: RC owes an RNR NAK, UC drops the message."""
     q = qp_row_at(row)
-    if q.srq != 0 and q.rx_wqe != 0:
-        s = srq_row_at(q.srq)
-        st64(s.returned + 8 * s.returned_count, q.rx_index)
-        s.returned_count += 1
-        q.rx_wqe = 0
-
-
-@device_function
-def _receive_wqe(nic, row):
-    """Return the address of the next receive's segments."""
-    q = qp_row_at(row)
-    if q.srq == 0:
-        return q.rq_addr + (q.rq_ci & ((1 << q.rq_log) - 1)) * q.rq_stride
-    if q.rx_wqe == 0:
-        _take_shared(nic, row)
-    return q.rx_wqe
-
-
-@device_function
-def _consume_receive(nic, row):
-    """Consume the next receive: return its index."""
-    q = qp_row_at(row)
-    if q.srq == 0:
-        q.rq_ci += 1
-        return q.rq_ci - 1
-    _receive_wqe(nic, row)
-    q.rx_wqe = 0
-    return q.rx_index
-
-
-@device_function
-def _capacity(segment):
-    """Return the bytes of a receive's segment; byte_count 0 means 2 GiB, as in a send."""
-    nbytes = be32(ld32(segment + DATA_SEG.byte_count))
-    return nbytes if nbytes != 0 else INLINE_SEG
-
-
-@device_function
-def _no_receive(nic):
     counters_at(nic_at(nic).counters).out_of_buffer += 1
-    return Reason.RNR
+    if q.service != ServiceType.RC:
+        q.rx_kind = _NONE
+        return
+    q.nak_sent = 1  # the peer also retransmits the packets behind this one
+    _schedule_ack(nic, row, _RNR_NAK | q.min_rnr_code, q.expect_psn)
 
 
-@device_function
-def _receive_segments(row, wqe):
-    """Return how many data segments the receive has."""
+# --- SEND and WRITE ------------------------------------------------------------------------------------------------
+
+
+@engine_function
+def _may_write(nic, row, at):
+    """Return 0 if the QP allows the WRITE of this RETH, or a reason: then waiting for a receive would be useless."""
+    key, nbytes = be32(ld32(at + RETH.rkey)), be32(ld32(at + RETH.dma_length))
+    return check_rights(nic, row, key, get_be64(at + RETH.va), nbytes, Access.REMOTE_WRITE)
+
+
+@engine_function
+def _begin_write(nic, row, at):
+    """Begin a WRITE with its RETH: return 1, or 0 if it is refused."""
     q = qp_row_at(row)
-    room = q.rq_stride
-    if q.srq != 0:
-        room = srq_row_at(q.srq).stride - (SEGMENT if srq_row_at(q.srq).linked else 0)
-    count = 0
-    while count * SEGMENT < room and be32(ld32(wqe + count * SEGMENT + DATA_SEG.lkey)) != INVALID_LKEY:
-        count += 1
-    return count
-
-
-@engine_function
-def receive_scatter(nic, row, offset, total, data, nbytes):
-    """Copy bytes [offset, offset + nbytes) of a message into the next receive: return 0, or a reason.
-
-    `total` is the length of the message as far as it is known. Before any byte of a segment is copied, the part of it
-    that `total` will fill is checked.
-    """
-    q = qp_row_at(row)
-    wqe = _receive_wqe(nic, row)
-    count = _receive_segments(row, wqe)
-    pdn = srq_row_at(q.srq).pdn if q.srq != 0 else q.pdn
-    room = 0
-    for i in range(count):
-        room += _capacity(wqe + i * SEGMENT)
-    if total > room:
-        return refuse.receive_too_small(nic, total, room)
-    segment = wqe
-    begin = 0  # where the segment begins in the message
-    while nbytes > 0:
-        capacity = _capacity(segment)
-        if offset < begin + capacity:
-            addr = be64(ld64(segment + DATA_SEG.addr))
-            lkey = be32(ld32(segment + DATA_SEG.lkey))
-            filled = min(capacity, total - begin)
-            target = translate(nic, lkey, pdn, addr, filled, Access.LOCAL_WRITE, Reason.LKEY_UNKNOWN)
-            if target < 0:
-                return Reason.RECV_LKEY
-            part = min(begin + capacity - offset, nbytes)
-            if q.wire == 0:
-                reason = move(nic, target + offset - begin, data, part)
-            else:
-                reason = place(nic, row, target + offset - begin, data, part)
-            if reason != 0:
-                return reason
-            data += part
-            nbytes -= part
-            offset += part
-        begin += capacity
-        segment += SEGMENT
-    return 0
-
-
-@device_function
-def fits_cqe(row, nbytes):
-    """Return whether the payload of a SEND goes into the CQE. The receive's segments are then ignored."""
-    return qp_row_at(row).cs_res == ScatterToCqe.DATA_32 and 0 < nbytes <= INLINE_BYTES
-
-
-@device_function
-def stage_payload(message):
-    """Clear the buffer of a payload that goes into a CQE: return its address."""
-    for offset in range(0, INLINE_BYTES, 8):
-        st64(message + _PAYLOAD + offset, 0)
-    return message + _PAYLOAD
-
-
-@engine_function
-def fail_scatter(nic, row, reason):
-    """Complete the next receive with the error that `receive_scatter` found."""
-    if nic_at(nic).mover_count != 0:
-        let_arrive(nic, row)
-    index = _consume_receive(nic, row)
-    syndrome = Syndrome.LOCAL_LENGTH if reason == Reason.RECV_TOO_SMALL else Syndrome.LOCAL_PROT
-    fail_receive(nic, row, index, reason, syndrome)
-
-
-@engine_function
-def _receive(nic, row, message):
-    m = message_at(message)
-    if receives_posted(row) == 0:
-        return _no_receive(nic)
-    reason = 0
-    payload = stage_payload(message) if fits_cqe(row, m.nbytes) else 0
-    done = 0
-    segment = message + _SEGMENTS
-    end = segment + 16 * m.nsegments
-    if segment == end:
-        reason = receive_scatter(nic, row, 0, 0, 0, 0)
-    while segment != end and reason == 0:
-        nbytes = ld64(segment + 8)
-        if payload != 0:
-            reason = move_now(nic, payload + done, ld64(segment), nbytes)
-        else:
-            reason = receive_scatter(nic, row, done, m.nbytes, ld64(segment), nbytes)
-        done += nbytes
-        segment += 16
-    if reason == Reason.COPY_FAILED:
-        return reason
+    va = get_be64(at + RETH.va)
+    key = be32(ld32(at + RETH.rkey))
+    nbytes = be32(ld32(at + RETH.dma_length))
+    counters_at(nic_at(nic).counters).rx_write_requests += 1
+    reason = check_length(nic, row, nbytes)
     if reason != 0:
-        fail_scatter(nic, row, reason)
-        return reason
-    if nic_at(nic).touched != 0:
+        _refuse(nic, row, WqeOpcode.RDMA_WRITE, reason)
         return 0
-    return complete_receive(nic, row, receive_cqe(m.opcode), m.nbytes, m.imm, m.opcode, m.solicited, payload)
+    address = authorize(nic, row, key, va, nbytes, Access.REMOTE_WRITE)
+    if address < 0:
+        _refuse(nic, row, WqeOpcode.RDMA_WRITE, -address)
+        return 0
+    q.rx_addr, q.rx_key, q.rx_nbytes = va, key, nbytes
+    return 1
 
 
 @engine_function
-def _write_imm(nic, row, message):
-    m = message_at(message)
-    reason = check_rights(nic, row, m.rkey, m.raddr, m.nbytes, Access.REMOTE_WRITE)
-    if reason != 0:
-        return reason
-    if receives_posted(row) == 0:
-        return _no_receive(nic)
-    reason = _write(nic, row, message)
-    if reason != 0 or nic_at(nic).touched != 0:
-        return reason
-    return complete_receive(nic, row, receive_cqe(m.opcode), m.nbytes, m.imm, m.opcode, m.solicited, 0)
-
-
-@engine_function
-def complete_receive(nic, row, kind, nbytes, imm, opcode, solicited, payload):
-    """Write the CQE of the next receive, which a message or immediate data has consumed: return 0 or REMOTE_ABORT.
-
-    `payload` is the address of the data that the CQE carries, or 0.
-    """
+def _place_write(nic, row, data, nbytes):
+    """Place the next bytes of a WRITE: return 1, or 0 if they are refused."""
     q = qp_row_at(row)
-    if kind == CqeOpcode.RESP_SEND:
-        imm = 0
-    index = _consume_receive(nic, row)
-    reason = write_cqe(nic, q.recv_cq, kind, q.qpn, q.user_index, 0, index, nbytes, imm, 0, 0, solicited, payload)
-    if reason != 0:
-        fail_qp(nic, row, index, opcode, reason, RESPONDER)
-        return Reason.REMOTE_ABORT
+    if nbytes > 0:
+        at = q.rx_addr + q.rx_done
+        address = translate(nic, q.rx_key, q.pdn, at, nbytes, Access.REMOTE_WRITE, Reason.RKEY_UNKNOWN)
+        if address < 0:
+            counters_at(nic_at(nic).counters).resp_remote_access_errors += 1
+            _refuse(nic, row, WqeOpcode.RDMA_WRITE, -address)
+            return 0
+        reason = place(nic, row, address, data, nbytes)
+        if reason != 0:
+            _refuse(nic, row, WqeOpcode.RDMA_WRITE, reason)
+            return 0
+    return 1
+
+
+@engine_function
+def _place_send(nic, row, data, nbytes):
+    """Place the next bytes of a SEND: return 1, or 0 if they are refused, with the receive completed in error."""
+    q = qp_row_at(row)
+    reason = receive_scatter(nic, row, q.rx_done, q.rx_done + nbytes, data, nbytes)
+    if reason == 0:
+        return 1
+    fail_scatter(nic, row, reason)
+    _refuse(nic, row, WqeOpcode.SEND, reason)
     return 0
 
 
 @engine_function
-def flush_receives(nic, row):
-    """Complete every posted receive of a QP in ERR with a flush error: return how many.
+def _take_data(nic, row, operation, bth, nbytes, pad):
+    """Execute a packet of a SEND or WRITE that is in order: return 1, or 0 if it was not executed."""
+    q = qp_row_at(row)
+    opcode = operation_of(operation)
+    writing = right_of(opcode) != 0
+    kind = _WRITING if writing else _SENDING
+    first, last, with_imm = begins(operation), ends(operation), has_imm(operation)
+    payload = nbytes - BTH.size - header_bytes(operation) - pad
+    n = nic_at(nic)
+    if n.payload_bytes != 0:
+        payload = n.payload_bytes if payload == 0 else -1
+    if (
+        payload < 0
+        or payload > q.mtu
+        or (not last and (payload != q.mtu or pad != 0))
+        or (last and not first and payload == 0)
+        or q.rx_kind != (_NONE if first else kind)
+    ):  # fmt: skip
+        _refuse_packet(nic, row, opcode, nbytes)
+        return 0
+    at = bth + BTH.size
+    if (with_imm if writing else first) and receives_posted(row) == 0:
+        reason = _may_write(nic, row, at) if writing and first else 0
+        if reason != 0:
+            _refuse(nic, row, opcode, reason)
+        else:
+            _not_ready(nic, row)
+        return 0
+    if first:
+        q.rx_done = 0
+        if writing:
+            if _begin_write(nic, row, at) == 0:
+                return 0
+            at += RETH.size
+        q.rx_kind = kind
+    if (writing and q.rx_done + payload > q.rx_nbytes) or (writing and last and q.rx_done + payload != q.rx_nbytes):
+        _refuse_packet(nic, row, opcode, nbytes)
+        return 0
+    if not writing:
+        reason = check_length(nic, row, q.rx_done + payload)
+        if reason != 0:
+            _refuse(nic, row, opcode, reason)
+            return 0
+    imm = 0
+    if with_imm:
+        imm = be32(ld32(at + IMM_DT.imm))
+        at += IMM_DT.size
+    if n.payload_bytes != 0:
+        at = n.payload
+    carried = 0
+    if first and last and not writing and fits_cqe(row, payload):
+        carried = stage_payload(n.message)
+        copy(carried, at, payload)
+    elif (_place_write(nic, row, at, payload) if writing else _place_send(nic, row, at, payload)) == 0:
+        return 0
+    q.rx_done += payload
+    counters_at(nic_at(nic).counters).rdma_rx_bytes += payload
+    if last:
+        q.rx_kind = _NONE
+        q.msn += 1
+        cqe = receive_cqe_of(operation)
+        if cqe != 0:
+            if q.stream != 0:
+                reason = await_moved(nic, row)
+                if reason != 0:
+                    if not writing:
+                        fail_scatter(nic, row, reason)
+                    _refuse(nic, row, opcode, reason)
+                    return 0
+            solicited = ld8(bth + BTH.se_m_pad_tver) & SOLICITED
+            if complete_receive(nic, row, cqe, q.rx_done, imm, opcode, solicited, carried) != 0:
+                counters_at(nic_at(nic).counters).rx_refused += 1
+                if q.service == ServiceType.RC:
+                    _schedule_ack(nic, row, _OPERATION, q.expect_psn)
+                return 0
+    return 1
 
-    From a shared receive queue, only a receive already taken is flushed. An event then reports that the QP takes no
-    more (IBTA 10.2.9.3).
+
+# --- READ and atomics ----------------------------------------------------------------------------------------------
+
+
+@engine_function
+def _accept(nic, row, opcode, packets):
+    """Return the address of a resource for a request that gets a response of its own, or 0 if none is free.
+
+    A resource whose response is being retransmitted for a duplicate request counts as free. The peer's new request
+    shows that it has received that response: IBTA 9.7.4.1.3 limits how many requests it has in flight.
     """
     q = qp_row_at(row)
-    count = receives_posted(row)
-    if q.srq != 0:
-        count = 1 if q.rx_wqe != 0 else 0
-    for _ in range(count):
-        fail_receive(nic, row, _consume_receive(nic, row), refuse.flushed(nic), Syndrome.WR_FLUSH)
-    if q.srq != 0 and q.drained == 0:
-        q.drained = 1
-        tell(nic, row, EventType.SRQ_LAST_WQE)
-    return count
+    if q.max_dest_rd == 0:
+        return 0
+    resource = q.resources + q.res_head % q.max_dest_rd * RESOURCE.size
+    e = resource_at(resource)
+    if q.res_head >= q.max_dest_rd and e.answered == 0:
+        return 0
+    if e.todo != 0 and nic_at(nic).stream_count != 0:
+        drop(nic, row, response_tag(e.serial))
+    e.opcode, e.first, e.packets, e.next, e.todo, e.answered = opcode, q.expect_psn, packets, 0, packets, 0
+    e.serial = q.res_head
+    q.res_head += 1
+    q.res_todo = 1
+    q.msn += 1
+    _schedule(nic, row)
+    return resource
+
+
+@engine_function
+def _take_read(nic, row, bth, nbytes):
+    """Accept a READ request that is in order: return the packets of its response, or 0 if it is refused."""
+    q = qp_row_at(row)
+    counters_at(nic_at(nic).counters).rx_read_requests += 1
+    at = bth + BTH.size
+    if nbytes != BTH.size + RETH.size:
+        _refuse_packet(nic, row, WqeOpcode.RDMA_READ, nbytes)
+        return 0
+    va = get_be64(at + RETH.va)
+    key, length = be32(ld32(at + RETH.rkey)), be32(ld32(at + RETH.dma_length))
+    reason = check_length(nic, row, length)
+    if reason != 0:
+        _refuse(nic, row, WqeOpcode.RDMA_READ, reason)
+        return 0
+    packets = packets_of(length, q.mtu)
+    address = authorize(nic, row, key, va, length, Access.REMOTE_READ)
+    if address < 0:
+        _refuse(nic, row, WqeOpcode.RDMA_READ, -address)
+        return 0
+    resource = _accept(nic, row, WqeOpcode.RDMA_READ, packets)
+    if resource == 0:
+        _refuse_packet(nic, row, WqeOpcode.RDMA_READ, length)
+        return 0
+    e = resource_at(resource)
+    e.va, e.rkey, e.nbytes = va, key, length
+    return packets
+
+
+@engine_function
+def _take_atomic(nic, row, opcode, bth, nbytes):
+    """Execute an atomic request that is in order: return 1, or 0 if it is refused."""
+    counters_at(nic_at(nic).counters).rx_atomic_requests += 1
+    at = bth + BTH.size
+    if nbytes != BTH.size + ATOMIC_ETH.size:
+        _refuse_packet(nic, row, opcode, nbytes)
+        return 0
+    va = get_be64(at + ATOMIC_ETH.va)
+    key = be32(ld32(at + ATOMIC_ETH.rkey))
+    address = atomic_address(nic, row, key, va, _ATOMIC_BYTES)
+    if address < 0:
+        _refuse(nic, row, opcode, -address)
+        return 0
+    resource = _accept(nic, row, opcode, 1)
+    if resource == 0:
+        _refuse_packet(nic, row, opcode, _ATOMIC_BYTES)
+        return 0
+    swap_add = get_be64(at + ATOMIC_ETH.swap_add)
+    compare = get_be64(at + ATOMIC_ETH.compare)
+    resource_at(resource).nbytes = atomic(opcode, address, swap_add, compare)
+    return 1
+
+
+# --- the packet ----------------------------------------------------------------------------------------------------
+
+
+@device_function
+def _answered_last(row):
+    """Return whether the latest request was a READ or atomic.
+
+    Only its response may acknowledge it: on a plain acknowledgement, rxe would complete it without its data.
+    """
+    q = qp_row_at(row)
+    if q.res_head == 0:
+        return False
+    e = resource_at(q.resources + (q.res_head - 1) % q.max_dest_rd * RESOURCE.size)
+    return distance(e.first + e.packets, q.expect_psn) == 0
+
+
+@engine_function
+def _take_duplicate(nic, row, operation, psn, ack_request, bth, nbytes):
+    """Answer a request again that was executed before: its response was lost (IBTA 9.7.5.1.3, 9.9.2.4.2).
+
+    SENDs and WRITEs are acknowledged only where the peer asks for it, as new ones are. If a packet in the middle of its
+    retransmission is answered with an acknowledgement of everything, rxe stalls.
+    """
+    q = qp_row_at(row)
+    counters_at(nic_at(nic).counters).duplicate_request += 1
+    opcode = operation_of(operation)
+    if opcode != WqeOpcode.NOP and not returns_data(opcode):
+        if ack_request == 0:
+            return
+        done = psn if _answered_last(row) else q.expect_psn - 1
+        # A pending answer that says more stays: a later acknowledgement, or a NAK, which is sent only once.
+        if q.ack_pending == 0 or (q.ack_syndrome == _ACK and not is_before(done, q.ack_psn)):
+            _schedule_ack(nic, row, _ACK, done)
+        return
+    for i in range(max(q.res_head - q.max_dest_rd, 0), q.res_head):
+        e = resource_at(q.resources + i % q.max_dest_rd * RESOURCE.size)
+        begun = distance(psn, e.first)
+        reads = opcode == WqeOpcode.RDMA_READ
+        if begun >= e.packets or reads == is_atomic(e.opcode):
+            continue
+        if reads:
+            if nbytes != BTH.size + RETH.size:
+                return
+            at = bth + BTH.size
+            va = get_be64(at + RETH.va)
+            length = be32(ld32(at + RETH.dma_length))
+            offset = begun * q.mtu
+            if va != e.va + offset or length > e.nbytes - offset or be32(ld32(at + RETH.rkey)) != e.rkey:
+                return  # not the range of the original request
+            e.first, e.va, e.nbytes = psn, va, length
+            e.packets = packets_of(length, q.mtu)
+            if nic_at(nic).stream_count != 0:
+                drop(nic, row, response_tag(e.serial))
+        e.next, e.todo = 0, e.packets
+        q.res_todo = 1
+        _schedule(nic, row)
+        return
+
+
+@device_function
+def _follows(nic, row, operation, psn, ack_request, bth, nbytes):
+    """Return whether an RC packet has the expected PSN, or else answer a duplicate or a gap."""
+    q = qp_row_at(row)
+    if psn == q.expect_psn:
+        q.nak_sent = 0
+        return True
+    if is_before(psn, q.expect_psn):
+        _take_duplicate(nic, row, operation, psn, ack_request, bth, nbytes)
+        return False
+    counters_at(nic_at(nic).counters).out_of_sequence += 1
+    if q.nak_sent == 0:  # one NAK for a gap (IBTA 9.7.5.1.1)
+        q.nak_sent = 1
+        _schedule_ack(nic, row, _SEQUENCE, q.expect_psn)
+    return False
+
+
+@device_function
+def _resume(nic, row, operation, psn):
+    """Return whether to take a UC packet: after a gap, only one that begins a message (IBTA 9.8.2.2)."""
+    q = qp_row_at(row)
+    in_order = psn == q.expect_psn
+    q.expect_psn = psn
+    if begins(operation):
+        q.rx_kind = _NONE  # the end of any message before is lost
+        return True
+    if in_order and q.rx_kind != _NONE:
+        return True
+    counters_at(nic_at(nic).counters).rx_uc_dropped += 1
+    q.rx_kind = _NONE
+    return False
+
+
+@engine_function
+def take_request(nic, row, operation, psn, ack_request, bth, nbytes, pad):
+    """Take a request packet for a QP in RTR or RTS. `nbytes` counts from its BTH on and includes the padding."""
+    q = qp_row_at(row)
+    if q.service != ServiceType.RC:
+        if _resume(nic, row, operation, psn) and _take_data(nic, row, operation, bth, nbytes, pad) != 0:
+            counters_at(nic_at(nic).counters).rx_accepted += 1
+        q.expect_psn = on_wire(psn + 1)
+        return
+    if not _follows(nic, row, operation, psn, ack_request, bth, nbytes):
+        return
+    opcode = operation_of(operation)
+    reason = 0
+    packets = 0
+    if opcode != WqeOpcode.NOP and not returns_data(opcode):
+        packets = _take_data(nic, row, operation, bth, nbytes, pad)
+    elif opcode == WqeOpcode.NOP or q.rx_kind != _NONE:
+        _refuse_packet(nic, row, operation, nbytes)
+    else:
+        if q.stream != 0:  # READs and atomics see the writes before them
+            reason = await_moved(nic, row)
+        if reason != 0:
+            _refuse(nic, row, WqeOpcode.RDMA_READ, reason)
+        elif is_atomic(opcode):
+            packets = _take_atomic(nic, row, opcode, bth, nbytes)
+        else:
+            packets = _take_read(nic, row, bth, nbytes)
+    if packets == 0:
+        return
+    counters_at(nic_at(nic).counters).rx_accepted += 1
+    q.expect_psn = on_wire(q.expect_psn + packets)
+    if returns_data(opcode):
+        serve_pending(nic, row)  # at once, if the wire has room: a READ must see memory before later requests change it
+    elif ack_request:
+        _schedule_ack(nic, row, _ACK, psn)

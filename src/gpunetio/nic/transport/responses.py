@@ -9,11 +9,11 @@ from ...formats.packet import (
     ACK_KIND_SHIFT, ACK_VALUE_MASK, AETH, ATOMIC_ACK_ETH, BTH, SYNDROME_SHIFT, AckKind, NakCode, PacketOpcode,
 )  # fmt: skip
 from ..state.message import MESSAGE, message_at
-from ..dma.movers import await_moved, place
+from ..dma.streams import await_moved, place
 from ..observe import refuse
 from ..observe.reasons import Reason
 from .psn import unwrap
-from .requester import acknowledge, fail_oldest, flight_of, hurry, read_end, retry, retry_gap, retry_rnr
+from .requester import acknowledge, fail_oldest, flight_of, fast_retransmit, read_end, retry, retry_gap, retry_rnr
 from .rnr import rnr_delay_ns
 from ..state.counters import counters_at
 from ..state.nic import nic_at
@@ -91,7 +91,7 @@ def _take_acknowledge(nic, row, psn, syndrome):
     elif value == NakCode.PSN_SEQUENCE:
         counters.packet_seq_err += 1
         retry(nic, row)
-        hurry(nic, row)
+        fast_retransmit(nic, row)
     else:
         reason = Reason.NAK_REMOTE_OPERATION
         if value == NakCode.INVALID_REQUEST:
@@ -155,7 +155,7 @@ def _advance(nic, row):
     q.una_psn += 1
     q.retries = 0
     q.timer_at = 0
-    q.hurry = 0
+    q.fast_timer = 0
     counters_at(nic_at(nic).counters).rx_accepted += 1
     acknowledge(nic, row, q.una_psn)
 
@@ -175,7 +175,7 @@ def _take_read(nic, row, operation, psn, data, nbytes):
         _bad_response(nic, row, nbytes)
         return
     reason = _place(nic, row, offset, nbytes, data)
-    if reason == 0 and q.mover != 0 and psn + 1 == f.first + f.packets:
+    if reason == 0 and q.stream != 0 and psn + 1 == f.first + f.packets:
         reason = await_moved(nic, row)
     if reason != 0:
         _refuse(nic, row, reason)
@@ -198,7 +198,7 @@ def _take_atomic(nic, row, data, nbytes):
     if reason == 0:
         st64(scratch, old)
         reason = _scatter_part(nic, row, 0, 8, scratch)
-    if reason == 0 and q.mover != 0:
+    if reason == 0 and q.stream != 0:
         reason = await_moved(nic, row)
     if reason == 0:
         _advance(nic, row)

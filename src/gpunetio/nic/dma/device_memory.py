@@ -1,4 +1,4 @@
-"""Devices with memory that a NIC's engine cannot touch. Each has a mover, which opens with the first region there."""
+"""Devices with memory that a NIC's engine cannot touch. Each has a DMA stream from the first region there on."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from ...errors import NoMemoryError
 from ...memory import HostMemory
 from ..hardware import Hardware
 from .cuda_driver import CopyDevice, DeviceDriver, cuda_driver
-from .movers import (
-    LANDINGS, MARKS, MAX_MOVERS, MEMORY_TYPE, MOVER_SHIFT, RANGE_SIZE, RANGE_START, STAGING, TIMED_OUT,
+from .streams import (
+    DEVICE_SHIFT, LANDINGS, MARKS, MAX_STREAMS, MEMORY_TYPE, RANGE_SIZE, RANGE_START, STAGING, TIMED_OUT,
 )  # fmt: skip
 from .staging import SLOT_BYTES, SLOTS
-from ..state.mover import LANDING, MARK, MOVER, SLOT
+from ..state.dma_stream import LANDING, MARK, DMA_STREAM, SLOT
 from ..state.nic import NIC
 
 TIMEOUT_NS = 5_000_000_000  # for a batch of copies; less than the timeout of a command, which waits for them
 
 
-class FarMemory:
-    """The movers of a NIC. Callers hold the NIC's lock. `driver` is the machine's driver; a test may set its own."""
+class DeviceMemory:
+    """The DMA streams of a NIC. Callers hold the NIC's lock. A test may set a `driver` of its own for the machine's."""
 
     rows: np.ndarray
 
@@ -29,12 +29,12 @@ class FarMemory:
         self._hardware = hardware
         self.driver: DeviceDriver | None = None
         self.timeout_ns = TIMEOUT_NS
-        self._devices: dict[int, CopyDevice] = {}  # by ordinal, in the order of their movers, which count from 1
+        self._devices: dict[int, CopyDevice] = {}  # by ordinal, in the order of their DMA streams, which count from 1
         self._memory: list[HostMemory] = []
-        self.rows = np.zeros(0, MOVER.dtype)
+        self.rows = np.zeros(0, DMA_STREAM.dtype)
 
     def mark(self, address: int, nbytes: int) -> int | None:
-        """Return the far address of a range in a device's memory, or None if no device contains the range.
+        """Return the device address of a range in a device's memory, or None if no device contains the range.
 
         NoMemoryError if there are too many devices, InitializationError if a device cannot be used.
         """
@@ -45,10 +45,10 @@ class FarMemory:
             return None
         if ordinal not in self._devices:
             self._open(ordinal)
-        return address + (1 + list(self._devices).index(ordinal) << MOVER_SHIFT)
+        return address + (1 + list(self._devices).index(ordinal) << DEVICE_SHIFT)
 
     def explain(self, code: int, timeout_ns: int) -> str:
-        """Describe a mover's failure in words."""
+        """Describe a DMA stream's failure in words."""
         if code == TIMED_OUT:
             return f"the GPU has not finished the copy within {timeout_ns / 1e9:g} s"
         name = self.driver.error_name(code) if self.driver else "unknown error"
@@ -57,22 +57,22 @@ class FarMemory:
     def _open(self, ordinal: int) -> None:
         assert self.driver is not None
         number = 1 + len(self._devices)
-        if number > MAX_MOVERS:
-            raise NoMemoryError(f"{self._hardware.name} already copies for {MAX_MOVERS} GPUs, which is the maximum")
+        if number > MAX_STREAMS:
+            raise NoMemoryError(f"{self._hardware.name} already copies for {MAX_STREAMS} GPUs, which is the maximum")
         if number == 1:
-            self._memory.append(HostMemory((1 + MAX_MOVERS) * MOVER.size))
-            self.rows = self._memory[0].view(MOVER.dtype, 0, 1 + MAX_MOVERS)
+            self._memory.append(HostMemory((1 + MAX_STREAMS) * DMA_STREAM.size))
+            self.rows = self._memory[0].view(DMA_STREAM.dtype, 0, 1 + MAX_STREAMS)
         device = self.driver.open(ordinal)
         try:
-            self._fill(self.rows[number], self._memory[0].address + number * MOVER.size, device)
+            self._fill(self.rows[number], self._memory[0].address + number * DMA_STREAM.size, device)
             slots = self._make_slots(device) if number == 1 else 0
         except BaseException:
             device.close()
             raise
         if slots:
             self._write(NIC.slots, slots)
-            self._write(NIC.movers, self._memory[0].address)
-        self._write(NIC.mover_count, number)
+            self._write(NIC.streams, self._memory[0].address)
+        self._write(NIC.stream_count, number)
         self._devices[ordinal] = device
 
     def _fill(self, row: np.void, address: int, device: CopyDevice) -> None:
@@ -80,14 +80,14 @@ class FarMemory:
         self._memory.append(tables)
         for name, function in asdict(device.calls).items():
             row[name] = function
-        row["context"], row["stream"], row["timeout_ns"] = device.context, device.stream, self.timeout_ns
+        row["context"], row["cu_stream"], row["timeout_ns"] = device.context, device.stream, self.timeout_ns
         row["marks"], row["landings"] = tables.address, tables.address + MARKS * MARK.size
         for mark in tables.view(MARK.dtype, 0, MARKS):
             mark["event"] = device.create_event()
         row["staging"] = device.alloc_pinned(STAGING)
-        row["names"], row["answers"] = address + MOVER.asked, address + MOVER.where
+        row["names"], row["answers"] = address + DMA_STREAM.asked, address + DMA_STREAM.where
         names = np.array([MEMORY_TYPE, RANGE_START, RANGE_SIZE, 0], np.int32)
-        places = (MOVER.memory_type, MOVER.range_start, MOVER.range_size, 0)
+        places = (DMA_STREAM.memory_type, DMA_STREAM.range_start, DMA_STREAM.range_size, 0)
         row["asked"] = np.void(names.tobytes())
         row["where"] = np.void(np.array([address + place for place in places], np.int64).tobytes())
 

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fake_gpu import LAUNCH_FAILURE, FakeGpus, FarEnds, far_ends
+from fake_gpu import LAUNCH_FAILURE, DeviceEnds, FakeGpus, device_ends
 from gpunetio.enums import Access
 from gpunetio.errors import InvalidValueError, NotSupportedError
 from gpunetio.nic.dma.cuda_driver import cuda_driver
-from gpunetio.nic.dma.movers import STAGING
+from gpunetio.nic.dma.streams import STAGING
 from gpunetio.nic.observe.reasons import Reason
 from nic_rig import (
     ALWAYS,
@@ -54,23 +54,23 @@ PLACES = ("host", "pinned", "far")
 
 
 @pytest.fixture(params=[False, True], ids=["lazy", "eager"])
-def one(request: pytest.FixtureRequest) -> Iterator[FarEnds]:
+def one(request: pytest.FixtureRequest) -> Iterator[DeviceEnds]:
     """One NIC, with a GPU that carries copies out as late or as early as it may."""
-    with far_ends("soft0", gpus=FakeGpus(eager=request.param)) as ends:
+    with device_ends("soft0", gpus=FakeGpus(eager=request.param)) as ends:
         yield ends
 
 
 @pytest.fixture(params=[("soft0",), ("soft0", "soft1")], ids=["loopback", "wire"])
-def ends(request: pytest.FixtureRequest) -> Iterator[FarEnds]:
-    with far_ends(*request.param) as ends:
+def ends(request: pytest.FixtureRequest) -> Iterator[DeviceEnds]:
+    with device_ends(*request.param) as ends:
         yield ends
 
 
-def memory(ends: FarEnds, place: str, side: int, nbytes: int, fill: int | None = None) -> Any:
-    return ends.far(side, nbytes, fill) if place == "far" else ends.host(side, nbytes, fill, place == "pinned")
+def memory(ends: DeviceEnds, place: str, side: int, nbytes: int, fill: int | None = None) -> Any:
+    return ends.device(side, nbytes, fill) if place == "far" else ends.host(side, nbytes, fill, place == "pinned")
 
 
-def stream(ends: FarEnds) -> Any:
+def stream(ends: DeviceEnds) -> Any:
     return ends.gpus.streams[0].row
 
 
@@ -83,7 +83,7 @@ def test_every_operation_between_all_places(ends):
     assert not list(ends.a.nic.reports)
 
 
-def every_operation(ends: FarEnds, source: str, target: str) -> None:
+def every_operation(ends: DeviceEnds, source: str, target: str) -> None:
     nbytes = 3 * KIB + 5
     here, there = memory(ends, source, 0, nbytes, 3), memory(ends, target, 1, nbytes)
     ends.a.post(WRITE, there.remote(1), here.at(2, nbytes - 2))
@@ -113,7 +113,7 @@ def every_operation(ends: FarEnds, source: str, target: str) -> None:
 
 def test_segments_of_all_places_in_one_message(ends):
     parts = [memory(ends, place, 0, 1000, i + 1) for i, place in enumerate((*PLACES, *PLACES))]
-    there = ends.far(1, 6000)
+    there = ends.device(1, 6000)
     ends.a.post(WRITE, there.remote(), *(part.at(7, 900) for part in parts))
     assert ends.a.done.next().opcode == REQ
     sent = np.concatenate([part.bytes[7:907] for part in parts])
@@ -135,7 +135,7 @@ def test_more_than_the_staging_ring_holds(ends):
         much(ends, source, target)
 
 
-def much(ends: FarEnds, source: str, target: str) -> None:
+def much(ends: DeviceEnds, source: str, target: str) -> None:
     nbytes = 2 * STAGING + 3 * MIB + 77
     here, there = memory(ends, source, 0, nbytes), memory(ends, target, 1, nbytes)
     here.bytes[:] = np.random.default_rng(1).integers(0, 256, nbytes, np.uint8)
@@ -149,9 +149,9 @@ def much(ends: FarEnds, source: str, target: str) -> None:
 
 
 def test_two_gpus_in_one_message_and_between_them():
-    with far_ends("soft0", gpus=FakeGpus(2)) as ends:
+    with device_ends("soft0", gpus=FakeGpus(2)) as ends:
         ends.gpus.world["one_thread"] = 1
-        first, second, target = ends.far(0, 5000, 1, 0), ends.far(0, 5000, 2, 1), ends.far(1, 9000, ordinal=1)
+        first, second, target = ends.device(0, 5000, 1, 0), ends.device(0, 5000, 2, 1), ends.device(1, 9000, ordinal=1)
         ends.a.post(WRITE, target.remote(), first.at(0, 4000), second.at(0, 4000))
         ends.a.post(WRITE, target.remote(8000), first.at(0, 500))
         ends.a.post(WRITE, first.remote(4000), second.at(0, 1000))
@@ -164,7 +164,7 @@ def test_two_gpus_in_one_message_and_between_them():
 
 
 def test_inline_data_and_what_an_atomic_returns(ends):
-    there, word, old = ends.far(1, 64), ends.host(1, 64), ends.far(0, 64)
+    there, word, old = ends.device(1, 64), ends.host(1, 64), ends.device(0, 64)
     ends.a.post(WRITE, there.remote(3), inline(b"inline, to a GPU"))
     assert ends.a.done.next().opcode == REQ
     assert there.bytes[3:19].tobytes() == b"inline, to a GPU"
@@ -180,8 +180,8 @@ def test_inline_data_and_what_an_atomic_returns(ends):
     assert (old.word(16), old.word(24), word.word(8)) == (40, 42, 7)
 
 
-def test_the_word_of_an_atomic_cannot_be_far(ends):
-    there, old = ends.far(1, 64), ends.host(0, 64)
+def test_the_word_of_an_atomic_cannot_be_in_device_memory(ends):
+    there, old = ends.device(1, 64), ends.host(0, 64)
     ends.a.post(FA, there.remote(), atomic(2), old.at(0, 8))
     syndrome, reason = error_of(ends.a.done.next())
     assert syndrome == REMOTE_INVALID
@@ -192,15 +192,15 @@ def test_the_word_of_an_atomic_cannot_be_far(ends):
 
 
 def test_shifted_and_zero_based_regions(ends):
-    there = ends.far(1, 4096, iova=(1 << 63) - 100)
-    here = ends.far(0, 4096, 9, iova=0)
+    there = ends.device(1, 4096, iova=(1 << 63) - 100)
+    here = ends.device(0, 4096, 9, iova=0)
     ends.a.post(WRITE, there.remote(50), here.at(5, 1000))
     assert ends.a.done.next().opcode == REQ
     assert np.array_equal(there.bytes[50:1050], here.bytes[5:1005])
 
 
 def test_a_window_that_fits_the_bounds_of_the_region_only(ends):
-    there = ends.far(1, 4096)
+    there = ends.device(1, 4096)
     here = ends.host(0, 4096, 1)
     ends.a.post(WRITE, there.remote(4000), here.at(0, 97))
     assert ends.a.done.next().opcode == REQ_ERR
@@ -211,7 +211,7 @@ def test_a_window_that_fits_the_bounds_of_the_region_only(ends):
 
 
 def test_many_requests_are_given_to_the_gpu_before_the_first_is_done(one):
-    here, there = one.far(0, 64 * KIB, 1), one.host(1, 64 * KIB, pinned=True)
+    here, there = one.device(0, 64 * KIB, 1), one.host(1, 64 * KIB, pinned=True)
     stream(one)["hangs"] = 1
     for i in range(32):
         one.a.put(WRITE, there.remote(i * KIB), here.at(i * KIB, KIB))
@@ -225,7 +225,7 @@ def test_many_requests_are_given_to_the_gpu_before_the_first_is_done(one):
 
 
 def test_each_request_is_counted_once(one):
-    here, there = one.far(0, KIB, 1), one.far(1, KIB)
+    here, there = one.device(0, KIB, 1), one.device(1, KIB)
     before = int(one.a.nic.counters["sq_wqes"])
     one.a.nic.pause(after=4)
     for _ in range(10):
@@ -240,20 +240,20 @@ def test_each_request_is_counted_once(one):
     assert int(one.a.nic.counters["sq_wqes"]) - before == 10
 
 
-def flag_by_write(ends: FarEnds, flag: Any, source: Any) -> None:
+def flag_by_write(ends: DeviceEnds, flag: Any, source: Any) -> None:
     ends.a.put(WRITE, flag.remote(), source.at(0, 8))
 
 
-def flag_by_atomic(ends: FarEnds, flag: Any, source: Any) -> None:
+def flag_by_atomic(ends: DeviceEnds, flag: Any, source: Any) -> None:
     old = ends.host(0, 8)
     ends.a.put(FA, flag.remote(), atomic(1), old.at())
 
 
-def flag_by_inline(ends: FarEnds, flag: Any, source: Any) -> None:
+def flag_by_inline(ends: DeviceEnds, flag: Any, source: Any) -> None:
     ends.a.put(WRITE, flag.remote(), inline(b"\1" * 8))
 
 
-def flag_by_send(ends: FarEnds, flag: Any, source: Any) -> None:
+def flag_by_send(ends: DeviceEnds, flag: Any, source: Any) -> None:
     ends.b.receive(flag.at(0, 8))
     ends.a.put(SEND, source.at(0, 8))
 
@@ -266,8 +266,8 @@ def test_the_flag_does_not_show_before_the_payload(one, raise_flag):
             flag_behind_payload(one, raise_flag, payload, flag, source)
 
 
-def flag_behind_payload(one: FarEnds, raise_flag: Any, payload_place: str, flag_place: str, flag_from: str) -> None:
-    here, source = one.far(0, 4096, 1), memory(one, flag_from, 0, 8, 1)
+def flag_behind_payload(one: DeviceEnds, raise_flag: Any, payload_place: str, flag_place: str, flag_from: str) -> None:
+    here, source = one.device(0, 4096, 1), memory(one, flag_from, 0, 8, 1)
     payload, flag = memory(one, payload_place, 1, 4096), memory(one, flag_place, 1, 8)
     before = int(stream(one)["given"])
     stream(one)["hangs"] = 1
@@ -286,7 +286,7 @@ def flag_behind_payload(one: FarEnds, raise_flag: Any, payload_place: str, flag_
 
 
 def test_completions_are_in_order_whatever_is_behind(one):
-    here, there, host = one.far(0, KIB, 1), one.far(1, KIB), one.host(0, KIB, 2)
+    here, there, host = one.device(0, KIB, 1), one.device(1, KIB), one.host(0, KIB, 2)
     near = one.host(1, KIB)
     one.a.put(WRITE, there.remote(), here.at(), ce=ON_ERROR)
     one.a.put(NOP)
@@ -299,7 +299,7 @@ def test_completions_are_in_order_whatever_is_behind(one):
 
 
 def test_sends_fill_receives_in_order(one):
-    here, there = one.far(0, 16 * KIB, 5), one.far(1, 16 * KIB)
+    here, there = one.device(0, 16 * KIB, 5), one.device(1, 16 * KIB)
     for i in range(8):
         one.b.receive(there.at(i * KIB, KIB))
         one.a.put(SEND, here.at(i * KIB, 100 * i + 1), imm=i)
@@ -311,8 +311,8 @@ def test_sends_fill_receives_in_order(one):
 
 
 def test_other_queue_pairs_go_on_meanwhile(one):
-    here, there = one.far(0, KIB, 1), one.far(1, KIB)
-    with far_ends("soft0", gpus=one.gpus) as others:
+    here, there = one.device(0, KIB, 1), one.device(1, KIB)
+    with device_ends("soft0", gpus=one.gpus) as others:
         near, nearer = others.host(0, KIB, 1), others.host(1, KIB)
         stream(one)["hangs"] = 1
         one.a.post(WRITE, there.remote(), here.at())
@@ -336,7 +336,7 @@ def soon(action: Callable[[], None]) -> threading.Timer:
 @pytest.mark.parametrize("how", ["dereg source", "dereg target", "error", "reset", "destroy", "error of the peer"])
 @pytest.mark.parametrize("operation", [WRITE, SEND])
 def test_commands_wait_for_what_is_on_its_way(one, how, operation):
-    here, there = one.far(0, KIB, 1), one.host(1, KIB)
+    here, there = one.device(0, KIB, 1), one.host(1, KIB)
     row = stream(one)
     row["hangs"] = 1
     one.b.receive(there.at())
@@ -362,8 +362,8 @@ def test_commands_wait_for_what_is_on_its_way(one, how, operation):
 
 
 def test_closing_the_nic_waits_no_longer_than_it_must():
-    with far_ends("soft0") as ends:
-        here, there = ends.far(0, KIB, 1), ends.host(1, KIB)
+    with device_ends("soft0") as ends:
+        here, there = ends.device(0, KIB, 1), ends.host(1, KIB)
         stream(ends)["hangs"] = 1
         ends.a.post(WRITE, there.remote(), here.at())
         until(lambda: stream(ends)["given"], "the copy")
@@ -375,7 +375,7 @@ def test_closing_the_nic_waits_no_longer_than_it_must():
 
 
 def test_a_copy_that_cuda_refuses(ends):
-    here, there = ends.far(0, 64 * KIB, 1), ends.far(1, 64 * KIB)
+    here, there = ends.device(0, 64 * KIB, 1), ends.device(1, 64 * KIB)
     for row in (opened.row for opened in ends.gpus.streams):
         row["copy_error"] = LAUNCH_FAILURE
     ends.a.post(WRITE, there.remote(), here.at())
@@ -396,7 +396,7 @@ def test_a_copy_that_cuda_refuses(ends):
 
 def test_a_refusal_behind_copies_on_their_way(one):
     """Those before it complete, in order; it fails; those behind it are flushed."""
-    here, there = one.far(0, KIB, 1), one.far(1, KIB)
+    here, there = one.device(0, KIB, 1), one.device(1, KIB)
     stream(one)["copy_error"], stream(one)["copies_left"] = LAUNCH_FAILURE, 3
     for _ in range(6):
         one.a.put(WRITE, there.remote(), here.at())
@@ -411,7 +411,7 @@ def test_all_copies_of_a_turn_fail(one):
 
     The bytes of one queue pair are given to the GPU when those of the next come.
     """
-    here, there = one.host(0, KIB, 1), one.far(1, 8 * KIB)
+    here, there = one.host(0, KIB, 1), one.device(1, 8 * KIB)
     pairs = [(Queue(one.pds[0], 16, 0), Queue(one.pds[0], 16, 0)) for _ in range(6)]
     for i, (a, b) in enumerate(pairs):
         connect(a, b)
@@ -426,7 +426,7 @@ def test_all_copies_of_a_turn_fail(one):
 
 def test_a_gpu_that_has_failed(ends):
     """What the events answer: the copies were begun, and nobody knows what became of them."""
-    here, there = ends.far(0, KIB, 1), ends.far(1, KIB)
+    here, there = ends.device(0, KIB, 1), ends.device(1, KIB)
     for opened in ends.gpus.streams:
         opened.row["query_error"] = LAUNCH_FAILURE
     ends.a.post(WRITE, there.remote(), here.at())
@@ -435,8 +435,8 @@ def test_a_gpu_that_has_failed(ends):
 
 
 def test_a_target_that_fails_across_a_wire():
-    with far_ends("soft0", "soft1") as ends:
-        here, there = ends.host(0, 64 * KIB, 1), ends.far(1, 64 * KIB)
+    with device_ends("soft0", "soft1") as ends:
+        here, there = ends.host(0, 64 * KIB, 1), ends.device(1, 64 * KIB)
         stream(ends)["query_error"] = LAUNCH_FAILURE
         ends.a.post(WRITE, there.remote(), here.at())
         assert error_of(ends.a.done.next())[1] == Reason.NAK_REMOTE_OPERATION
@@ -447,9 +447,9 @@ def test_a_target_that_fails_across_a_wire():
 
 @pytest.mark.parametrize("operation", [WRITE, READ, SEND])
 def test_a_gpu_that_does_not_answer_is_given_up_and_may_come_back(operation):
-    with far_ends("soft0") as ends:
-        ends.a.nic.far_memory.timeout_ns = 20_000_000
-        here, there = ends.far(0, KIB, 1), ends.host(1, KIB, 2)
+    with device_ends("soft0") as ends:
+        ends.a.nic.device_memory.timeout_ns = 20_000_000
+        here, there = ends.device(0, KIB, 1), ends.host(1, KIB, 2)
         stream(ends)["hangs"] = 1
         ends.b.receive(there.at())
         ends.a.post(operation, *([] if operation == SEND else [there.remote()]), here.at())
@@ -462,7 +462,7 @@ def test_a_gpu_that_does_not_answer_is_given_up_and_may_come_back(operation):
         assert error_of(ends.a.done.next()) == (LOCAL_QP_OP, Reason.COPY_FAILED)
         stream(ends)["hangs"] = 0
         until(lambda: stream(ends)["done"] == stream(ends)["given"], "the GPU to come back")
-        until(lambda: not int(ends.a.nic.far_memory.rows[1]["stuck"]), "the NIC to notice")
+        until(lambda: not int(ends.a.nic.device_memory.rows[1]["stuck"]), "the NIC to notice")
         ends.a.reset()
         ends.b.reset()
         connect(ends.a, ends.b)
@@ -472,7 +472,7 @@ def test_a_gpu_that_does_not_answer_is_given_up_and_may_come_back(operation):
 
 
 def test_memory_that_was_freed_under_its_region(one):
-    here, there = one.far(0, KIB, 1), one.host(1, KIB)
+    here, there = one.device(0, KIB, 1), one.host(1, KIB)
     one.gpus.free(here.memory)
     one.a.post(WRITE, there.remote(), here.at())
     assert error_of(one.a.done.next()) == (LOCAL_QP_OP, Reason.COPY_FAILED)
@@ -488,7 +488,7 @@ class _Range:
 
 
 def test_ranges_that_are_nobodys(one):
-    there = one.far(0, 4096)
+    there = one.device(0, 4096)
     end = there.memory.address + there.memory.nbytes
     with pytest.raises(NotSupportedError, match="neither memory of this process's CPU nor"):
         one.pds[0].register(_Range(end - 100, 200, True), Access.all())
@@ -498,7 +498,7 @@ def test_ranges_that_are_nobodys(one):
 
 def test_gpu_memory_needs_no_word_from_its_owner(one):
     """The driver is asked what an address is, not the object."""
-    there = one.far(0, 4096)
+    there = one.device(0, 4096)
     region = one.pds[0].register(_Range(there.memory.address, 4096, False))
     near = one.host(0, 100, 1)
     one.a.post(WRITE, data(0, 0, 0)[:0] + there.remote(), near.at())
@@ -508,8 +508,8 @@ def test_gpu_memory_needs_no_word_from_its_owner(one):
 
 @pytest.mark.skipif(cuda_driver() is not None, reason="there is a CUDA driver")
 def test_without_a_driver_gpu_memory_is_refused():
-    with far_ends("soft0") as ends:
-        ends.a.nic.far_memory.driver = None
+    with device_ends("soft0") as ends:
+        ends.a.nic.device_memory.driver = None
         memory = ends.gpus.alloc(4096)
         with pytest.raises(NotSupportedError, match="CUDA driver"):
             ends.pds[0].register(_Range(memory.address, 4096, True))

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 import neighbour
-from fake_gpu import LAUNCH_FAILURE, FakeGpus, FarBuffer, FarEnds, far_ends
+from fake_gpu import LAUNCH_FAILURE, DeviceBuffer, DeviceEnds, FakeGpus, device_ends
 from gpunetio import QpType, verbs
 from gpunetio.fabric.faults import Faults
 from gpunetio.memory import HostMemory
 from gpunetio.nic.control.port import PortConfig
-from gpunetio.nic.dma.movers import PIECE
 from gpunetio.nic.dma.staging import SLOT_BYTES, SLOTS
+from gpunetio.nic.dma.streams import PIECE
 from gpunetio.nic.nic import SoftNic
 from gpunetio.nic.observe.reasons import Reason
 from nic_rig import (
@@ -41,13 +41,13 @@ FA = 0x12
 
 
 @pytest.fixture(params=[False, True], ids=["lazy", "eager"])
-def ends(request: pytest.FixtureRequest) -> Iterator[FarEnds]:
+def ends(request: pytest.FixtureRequest) -> Iterator[DeviceEnds]:
     """Two NICs, with a wire of this process."""
-    with far_ends("soft0", "soft1", gpus=FakeGpus(eager=request.param)) as ends:
+    with device_ends("soft0", "soft1", gpus=FakeGpus(eager=request.param)) as ends:
         yield ends
 
 
-def streams(ends: FarEnds) -> list[Any]:
+def streams(ends: DeviceEnds) -> list[Any]:
     """Of the NICs, in the order in which they had their first regions."""
     return [opened.row for opened in ends.gpus.streams]
 
@@ -60,7 +60,7 @@ def noise(nbytes: int, seed: int = 1) -> np.ndarray:
 
 
 def test_nothing_is_acknowledged_before_it_is_in_place(ends):
-    here, there = ends.host(0, 64 * KIB, 1), ends.far(1, 64 * KIB)
+    here, there = ends.host(0, 64 * KIB, 1), ends.device(1, 64 * KIB)
     (target,) = streams(ends)
     target["hangs"] = 1
     ends.a.post(WRITE, there.remote(), here.at())
@@ -73,7 +73,7 @@ def test_nothing_is_acknowledged_before_it_is_in_place(ends):
 
 @pytest.mark.parametrize("how", ["write", "atomic", "send"])
 def test_the_flag_does_not_show_before_the_payload(ends, how):
-    here, there, flag, old = ends.host(0, 64 * KIB, 1), ends.far(1, 64 * KIB), ends.host(1, 8), ends.host(0, 8)
+    here, there, flag, old = ends.host(0, 64 * KIB, 1), ends.device(1, 64 * KIB), ends.host(1, 8), ends.host(0, 8)
     (target,) = streams(ends)
     target["hangs"] = 1
     ends.a.put(WRITE, there.remote(), here.at())
@@ -98,7 +98,7 @@ def test_the_flag_does_not_show_before_the_payload(ends, how):
 
 
 def test_a_receive_completes_when_its_bytes_are_in_place(ends):
-    here, there = ends.host(0, 64 * KIB, 1), ends.far(1, 64 * KIB)
+    here, there = ends.host(0, 64 * KIB, 1), ends.device(1, 64 * KIB)
     (target,) = streams(ends)
     target["hangs"] = 1
     ends.b.receive(there.at())
@@ -111,7 +111,7 @@ def test_a_receive_completes_when_its_bytes_are_in_place(ends):
 
 
 def test_a_read_completes_when_its_bytes_are_in_place(ends):
-    here, there, old = ends.far(0, 300 * KIB), ends.host(1, 300 * KIB, 5), ends.far(0, 64)
+    here, there, old = ends.device(0, 300 * KIB), ends.host(1, 300 * KIB, 5), ends.device(0, 64)
     (source,) = streams(ends)
     source["hangs"] = 1
     ends.a.post(READ, there.remote(), here.at())
@@ -126,7 +126,7 @@ def test_a_read_completes_when_its_bytes_are_in_place(ends):
 
 
 def test_a_read_sees_the_write_before_it(ends):
-    here, there, back = ends.far(0, 64 * KIB, 7), ends.far(1, 64 * KIB), ends.far(0, 64 * KIB)
+    here, there, back = ends.device(0, 64 * KIB, 7), ends.device(1, 64 * KIB), ends.device(0, 64 * KIB)
     ends.a.put(WRITE, there.remote(), here.at())
     ends.a.put(READ, there.remote(), back.at())
     ends.a.ring()
@@ -138,7 +138,7 @@ def test_a_read_sees_the_write_before_it(ends):
 
 
 def test_packets_go_to_the_gpu_in_large_pieces(ends):
-    here, there = ends.host(0, 4 * MIB), ends.far(1, 4 * MIB)
+    here, there = ends.host(0, 4 * MIB), ends.device(1, 4 * MIB)
     here.bytes[:] = noise(4 * MIB)
     ends.a.post(WRITE, there.remote(), here.at())
     assert ends.a.done.next().opcode == REQ
@@ -147,7 +147,7 @@ def test_packets_go_to_the_gpu_in_large_pieces(ends):
 
 
 def test_packets_come_from_the_gpu_in_large_pieces(ends):
-    here, there = ends.far(0, 4 * MIB), ends.host(1, 4 * MIB)
+    here, there = ends.device(0, 4 * MIB), ends.host(1, 4 * MIB)
     here.bytes[:] = noise(4 * MIB)
     ends.a.post(WRITE, there.remote(), here.at())
     assert ends.a.done.next().opcode == REQ
@@ -158,7 +158,7 @@ def test_packets_come_from_the_gpu_in_large_pieces(ends):
 
 def test_more_senders_than_slots(ends):
     count, nbytes = SLOTS + 8, 600 * KIB
-    here, there = ends.far(0, nbytes), ends.host(1, count * nbytes)
+    here, there = ends.device(0, nbytes), ends.host(1, count * nbytes)
     here.bytes[:] = noise(nbytes)
     pairs = [(Queue(ends.pds[0], 16, 0), Queue(ends.pds[1], 16, 0)) for _ in range(count)]
     for i, (a, b) in enumerate(pairs):
@@ -172,7 +172,7 @@ def test_more_senders_than_slots(ends):
 
 
 def test_those_whose_peers_are_silent_do_not_keep_the_slots(ends):
-    here, there = ends.far(0, 2 * MIB, 1), ends.host(1, 2 * MIB)
+    here, there = ends.device(0, 2 * MIB, 1), ends.host(1, 2 * MIB)
     silent = [(Queue(ends.pds[0], 16, 0), Queue(ends.pds[1], 16, 0)) for _ in range(SLOTS + 1)]
     for a, b in silent:
         connect(a, b, ack_timeout=0)
@@ -211,12 +211,12 @@ def talk(a: Queue, b: Queue, here: Any, there: Any, rounds: int = 4) -> None:
 def test_lossy_wires(places):
     faults = Faults(loss=0.02, duplication=0.02, reordering=0.02, seed=3)
     source, target = places.split(" to ")
-    with far_ends("soft0", "soft1", port=PortConfig(mtu=4200, faults=faults)) as ends:
+    with device_ends("soft0", "soft1", port=PortConfig(mtu=4200, faults=faults)) as ends:
         for queue in (ends.a, ends.b):
             queue.reset()
         connect(ends.a, ends.b, ack_timeout=8, retry_cnt=7)
-        here = ends.far(0, 150 * KIB) if source == "far" else ends.host(0, 150 * KIB)
-        there = ends.far(1, 150 * KIB) if target == "far" else ends.host(1, 150 * KIB)
+        here = ends.device(0, 150 * KIB) if source == "far" else ends.host(0, 150 * KIB)
+        there = ends.device(1, 150 * KIB) if target == "far" else ends.host(1, 150 * KIB)
         talk(ends.a, ends.b, here, there)
         names = ("packet_seq_err", "duplicate_request")
         assert any(nic.counters[name] for nic in (ends.a.nic, ends.b.nic) for name in names)
@@ -229,7 +229,7 @@ def test_udp():
         ctx = verbs.open(name, port=PortConfig(addresses=(neighbour.address(),), wire="udp"))
         gpus.serve(ctx)
         pd = ctx.create_pd()
-        ends.append((ctx, Queue(pd), FarBuffer(gpus, pd, 100 * KIB)))
+        ends.append((ctx, Queue(pd), DeviceBuffer(gpus, pd, 100 * KIB)))
     (_, a, here), (_, b, there) = ends
     connect(a, b, ack_timeout=14, retry_cnt=7)
     talk(a, b, here, there)
@@ -238,8 +238,8 @@ def test_udp():
 
 
 def test_unreliable_connections():
-    with far_ends("soft0", "soft1", qp_type=QpType.UC) as ends:
-        here, there = ends.far(0, 100 * KIB, 1), ends.far(1, 100 * KIB)
+    with device_ends("soft0", "soft1", qp_type=QpType.UC) as ends:
+        here, there = ends.device(0, 100 * KIB, 1), ends.device(1, 100 * KIB)
         ends.a.post(WRITE, there.remote(), here.at())
         assert ends.a.done.next().opcode == REQ
         until(lambda: np.array_equal(here.bytes, there.bytes), "the bytes")
@@ -250,8 +250,8 @@ def test_unreliable_connections():
         assert np.array_equal(here.bytes, there.bytes)
 
 
-def test_lent_memory_is_carried_to_a_gpu(monkeypatch):
-    """Between processes, which these two take each other for; the lent payload goes straight to the staging ring."""
+def test_granted_memory_is_carried_to_a_gpu(monkeypatch):
+    """Between processes, which these two take each other for; the granted payload goes straight to the staging ring."""
     monkeypatch.setattr(SoftNic, "join", lambda self, other: None)
     gpus, nbytes = FakeGpus(), 256 * KIB
     near, far = (verbs.open(f"soft{i}", port=PortConfig(addresses=(neighbour.address(),), mtu=9000)) for i in (6, 7))
@@ -260,9 +260,9 @@ def test_lent_memory_is_carried_to_a_gpu(monkeypatch):
     a, b = Queue(pd), Queue(far_pd)
     shared = HostMemory(nbytes, shared=True)
     shared.array[:] = noise(nbytes)
-    region, there = pd.register(shared), FarBuffer(gpus, far_pd, nbytes)
+    region, there = pd.register(shared), DeviceBuffer(gpus, far_pd, nbytes)
     connect(a, b)
-    until(lambda: any(peer.table.array.any() for peer in a.nic.loans._peers.values()), "the loan")
+    until(lambda: any(peer.table.array.any() for peer in a.nic.grants._peers.values()), "the grant")
     a.post(WRITE, there.remote(), data(region.address, region.lkey, nbytes))
     assert a.done.next().opcode == REQ
     assert np.array_equal(there.bytes, shared.array)
@@ -277,7 +277,7 @@ def test_lent_memory_is_carried_to_a_gpu(monkeypatch):
 
 
 def test_a_source_that_fails(ends):
-    here, there = ends.far(0, 64 * KIB, 1), ends.host(1, 64 * KIB)
+    here, there = ends.device(0, 64 * KIB, 1), ends.host(1, 64 * KIB)
     streams(ends)[0]["query_error"] = LAUNCH_FAILURE
     ends.a.post(WRITE, there.remote(), here.at())
     assert error_of(ends.a.done.next()) == (LOCAL_QP_OP, Reason.COPY_FAILED)
@@ -285,7 +285,7 @@ def test_a_source_that_fails(ends):
 
 
 def test_a_read_of_memory_that_fails(ends):
-    here, there = ends.host(0, 64 * KIB, 1), ends.far(1, 64 * KIB)
+    here, there = ends.host(0, 64 * KIB, 1), ends.device(1, 64 * KIB)
     streams(ends)[0]["copy_error"] = LAUNCH_FAILURE
     ends.a.post(READ, there.remote(), here.at())
     assert error_of(ends.a.done.next())[1] == Reason.NAK_REMOTE_OPERATION
@@ -295,8 +295,8 @@ def test_a_read_of_memory_that_fails(ends):
 @pytest.mark.parametrize("operation", [WRITE, SEND, READ])
 def test_a_target_that_fails_later(ends, operation):
     """What had been acknowledged before stays so; the first request whose bytes are not in place fails."""
-    here, there = (ends.host(0, 64 * KIB, 1), ends.far(1, 64 * KIB)) if operation != READ else (
-        ends.far(0, 64 * KIB), ends.host(1, 64 * KIB, 1))  # fmt: skip
+    here, there = (ends.host(0, 64 * KIB, 1), ends.device(1, 64 * KIB)) if operation != READ else (
+        ends.device(0, 64 * KIB), ends.host(1, 64 * KIB, 1))  # fmt: skip
     (row,) = streams(ends)
     ends.a.post(WRITE if operation != READ else READ, there.remote(), here.at())
     assert ends.a.done.next().opcode == REQ
@@ -312,7 +312,7 @@ def test_a_target_that_fails_later(ends, operation):
 
 @pytest.mark.parametrize("side", [0, 1])
 def test_commands_wait_for_what_is_on_its_way(ends, side):
-    here, there = ends.far(0, MIB, 1), ends.far(1, MIB)
+    here, there = ends.device(0, MIB, 1), ends.device(1, MIB)
     row = streams(ends)[side]
     row["hangs"] = 1
     ends.a.post(WRITE, there.remote(), here.at())

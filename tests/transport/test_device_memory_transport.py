@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fake_gpu import LAUNCH_FAILURE, FakeGpus, FarBuffer
+from fake_gpu import LAUNCH_FAILURE, DeviceBuffer, FakeGpus
 from gpunetio.nic.dma.staging import ABANDONED, SLOT_BYTES, SLOTS
 from gpunetio.nic.observe.reasons import Reason
 from gpunetio.nic.state.counters import PACKET_FATES
-from gpunetio.nic.state.mover import SLOT
+from gpunetio.nic.state.dma_stream import SLOT
 from nic_rig import READ, REMOTE_ACCESS, REQ, WRITE, error_of, raddr, until, view
 from transport_rig import (
     ACK,
@@ -36,14 +36,15 @@ MTU = 1024
 LONG_RNR = RNR_NAK  # of 655 ms
 
 
-class FarLab(Lab):
-    """A lab with GPU memory: `far_here` is what the NIC sends, `far_there` what it receives into."""
+class DeviceLab(Lab):
+    """A lab with GPU memory: `device_here` is what the NIC sends, `device_there` what it receives into."""
 
     def __init__(self) -> None:
         super().__init__()
         gpus = FakeGpus()
         gpus.serve(self.ctx)
-        self.far_here, self.far_there = FarBuffer(gpus, self.pd, 2 * SLOT_BYTES, 1), FarBuffer(gpus, self.pd, 64 * KIB)
+        self.device_here = DeviceBuffer(gpus, self.pd, 2 * SLOT_BYTES, 1)
+        self.device_there = DeviceBuffer(gpus, self.pd, 64 * KIB)
         self.gpu: Any = gpus.streams[0].row
 
     def hang(self) -> None:
@@ -65,23 +66,23 @@ class FarLab(Lab):
 
 
 @pytest.fixture(scope="module")
-def lab() -> Iterator[FarLab]:
-    opened = FarLab()
+def lab() -> Iterator[DeviceLab]:
+    opened = DeviceLab()
     yield opened
     opened.close()
 
 
 @pytest.fixture(autouse=True)
-def healthy(lab: FarLab) -> Iterator[None]:
+def healthy(lab: DeviceLab) -> Iterator[None]:
     yield
     lab.gpu["hangs"] = lab.gpu["copy_error"] = 0
 
 
-def write_from_gpu(lab: FarLab, p: Peer, nbytes: int) -> None:
-    p.queue.post(WRITE, raddr(VA, RKEY), lab.far_here.at(0, nbytes))
+def write_from_gpu(lab: DeviceLab, p: Peer, nbytes: int) -> None:
+    p.queue.post(WRITE, raddr(VA, RKEY), lab.device_here.at(0, nbytes))
 
 
-def send_again(lab: FarLab) -> None:
+def send_again(lab: DeviceLab) -> None:
     """Let the ack timeout pass, and the GPU hang as soon as it is asked for the bytes again."""
     before = int(lab.gpu["given"])
     lab.hang()
@@ -120,10 +121,10 @@ def test_bytes_that_have_not_come_are_not_acknowledged(peer, lab, next_packets):
     """Whatever comes behind them: the NAK is for the first packet whose bytes are not where they belong."""
     p = peer()
     if next_packets is response:
-        p.queue.post(READ, raddr(VA, RKEY), lab.far_there.at(0, 8))
+        p.queue.post(READ, raddr(VA, RKEY), lab.device_there.at(0, 8))
         assert p.receive().opcode == READ_REQUEST
     lab.gpu["copies_left"], lab.gpu["copy_error"] = 0, LAUNCH_FAILURE
-    p.send(write_packets(bytes(64), MTU, p.own, lab.far_there.address, lab.far_there.key), next_packets(p))
+    p.send(write_packets(bytes(64), MTU, p.own, lab.device_there.address, lab.device_there.key), next_packets(p))
     answer = p.receive()
     assert (answer.opcode, answer.psn, answer.aeth[0]) == (ACKNOWLEDGE, p.own, NAK_OPERATION)
     assert p.silent()
@@ -132,10 +133,10 @@ def test_bytes_that_have_not_come_are_not_acknowledged(peer, lab, next_packets):
 
 def test_a_read_fails_when_nothing_of_it_is_on_its_way(peer, lab):
     p = peer()
-    p.queue.post(READ, raddr(VA, RKEY), lab.far_there.at(0, 2 * MTU))
+    p.queue.post(READ, raddr(VA, RKEY), lab.device_there.at(0, 2 * MTU))
     assert p.receive().opcode == READ_REQUEST
     first, _ = response_packets(b"\7" * 2 * MTU, MTU, p.psn)
-    lab.far_there.bytes[:] = 0
+    lab.device_there.bytes[:] = 0
     before = int(lab.gpu["given"])
     lab.hang()
     p.send(first, Packet(ACKNOWLEDGE, p.psn + 1, aeth=(NAK_ACCESS, 0)))
@@ -143,7 +144,7 @@ def test_a_read_fails_when_nothing_of_it_is_on_its_way(peer, lab):
     assert p.queue.done.none_for()
     lab.gpu["hangs"] = 0
     assert error_of(p.queue.done.next()) == (REMOTE_ACCESS, Reason.NAK_REMOTE_ACCESS)
-    assert np.all(lab.far_there.bytes[:MTU] == 7)
+    assert np.all(lab.device_there.bytes[:MTU] == 7)
 
 
 # --- slots -----------------------------------------------------------------------------------------------------------
@@ -169,7 +170,7 @@ def test_slots_of_what_is_acknowledged_while_it_is_fetched_again(peer, lab, acke
 def test_slots_of_a_response_that_nobody_waits_for_any_more(peer, lab):
     """A new request takes the place of one whose response is fetched again for a duplicate."""
     p = peer(max_rd_atomic=1)
-    here = lab.far_here
+    here = lab.device_here
     read = Packet(READ_REQUEST, p.own, reth=(here.address, here.key, 8))
     p.send(read)
     assert p.receive().opcode == RESPONSE_ONLY

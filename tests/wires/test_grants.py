@@ -1,4 +1,4 @@
-"""Payloads in memory that one NIC has lent to another: copied once, and never believed."""
+"""Payloads in memory that one NIC has granted to another: copied once, and never believed."""
 
 import contextlib
 import ctypes
@@ -15,14 +15,14 @@ import pytest
 import neighbour
 from gpunetio import MemType, QpType, verbs
 from gpunetio.fabric.faults import Faults
-from gpunetio.fabric.frames import FRAME, LENT_SHIFT, LOAN_SHIFT, MAX_LENT, PACKET, PIPE
+from gpunetio.fabric.frames import FRAME, GRANT_SHIFT, GRANTED_SHIFT, MAX_GRANTED, PACKET, PIPE
 from gpunetio.gpu import Gpu
 from gpunetio.gpu.host_backend import SHARED_FROM
 from gpunetio.memory import PAGE, HostMemory, open_shared
 from gpunetio.nic.control.port import PortConfig
-from gpunetio.nic.dma import loans
+from gpunetio.nic.dma import grants
 from gpunetio.nic.nic import SoftNic
-from gpunetio.nic.state.wire import LOAN, LOANS, WIRE
+from gpunetio.nic.state.wire import GRANT, GRANTS, WIRE
 from nic_rig import (
     READ,
     RESP_SEND,
@@ -62,17 +62,17 @@ class End:
 
     @property
     def borrowed(self):
-        """What the NIC has mapped, by the number of the loan."""
-        return {number: m for peer in self.nic.loans._peers.values() for number, m in peer.borrowed.items()}
+        """What the NIC has mapped, by the number of the grant."""
+        return {number: m for peer in self.nic.grants._peers.values() for number, m in peer.borrowed.items()}
 
     @property
     def table(self):
-        (peer,) = self.nic.loans._peers.values()
-        return peer.table.view(LOAN.dtype, 0, LOANS)
+        (peer,) = self.nic.grants._peers.values()
+        return peer.table.view(GRANT.dtype, 0, GRANTS)
 
     @property
     def granted(self):
-        return {int(number) for number in self.table["granted"] if number} if self.nic.loans._peers else set()
+        return {int(number) for number in self.table["mapped"] if number} if self.nic.grants._peers else set()
 
     @property
     def wire(self):
@@ -121,7 +121,7 @@ def done(end):
     assert (cqe.opcode, cqe.syndrome) == (0, 0)
 
 
-def lent_bytes(end, nbytes):
+def granted_bytes(end, nbytes):
     """Whether nearly nothing of `nbytes` has gone through the pipe since the last call."""
     before, end.before = getattr(end, "before", 0), end.tx_bytes()
     return end.before - before < max(nbytes // 8, 1024)
@@ -155,7 +155,7 @@ def test_contents(ends, operation, way):
         assert np.all(sink.memory.array[there + nbytes :] == 0xA5)
         # A READ's bytes are those of the moment at which it is answered, so they do go through the pipe.
         if operation != READ:
-            assert lent_bytes(source, nbytes), f"{nbytes} bytes went through the pipe"
+            assert granted_bytes(source, nbytes), f"{nbytes} bytes went through the pipe"
     assert a.counter("rx_malformed") == b.counter("rx_malformed") == 0
 
 
@@ -175,20 +175,20 @@ def test_many_messages_at_once(ends):
 
 
 def test_what_is_copied(ends):
-    """Inline data, several segments and ordinary memory go through the pipe as before, beside memory that is lent."""
+    """Inline data, several segments and ordinary memory go through the pipe as before, beside granted memory."""
     a, b = ends
     fill(a, b, 2)
     plain = Buffer(a.pd, 5000, fill=3)
-    lent_bytes(a, 0)
+    granted_bytes(a, 0)
     a.queue.post(WRITE, b.remote(0), plain.at())
     done(a)
     assert np.array_equal(b.memory.array[:5000], plain.bytes)
-    assert not lent_bytes(a, 5000)
+    assert not granted_bytes(a, 5000)
     a.queue.post(WRITE, b.remote(100), a.at(7, 3000), plain.at(0, 2000), a.at(5000, 4000))
     done(a)
     wanted = np.concatenate((a.memory.array[7:3007], plain.bytes[:2000], a.memory.array[5000:9000]))
     assert np.array_equal(b.memory.array[100:9100], wanted)
-    assert not lent_bytes(a, 9000)
+    assert not granted_bytes(a, 9000)
     payload = bytes(range(256)) * 3
     a.queue.post(WRITE, b.remote(1), inline(payload[:700]))
     done(a)
@@ -199,7 +199,7 @@ def test_unreliable_connections_copy(monkeypatch):
     """UC completes before the peer has read anything."""
     options = {"qp_type": QpType.UC}
     with two(monkeypatch, options, options) as (a, b):
-        until(lambda: a.granted == {1}, "the loan")
+        until(lambda: a.granted == {1}, "the grant")
         fill(a, b, 3)
         a.queue.post(WRITE, b.remote(0), a.at(0, 3 * MTU))
         done(a)
@@ -210,7 +210,7 @@ def test_unreliable_connections_copy(monkeypatch):
 @pytest.mark.parametrize("config", [{"faults": Faults(duplication=0.1)}, {"capture": "packets.pcap"}], ids=str)
 @pytest.mark.parametrize("side", [0, 1])
 def test_who_needs_the_bytes_gets_them(monkeypatch, config, side, tmp_path):
-    """Where packets are captured or mistreated on either side, nothing is lent."""
+    """Where packets are captured or mistreated on either side, nothing is granted."""
     monkeypatch.chdir(tmp_path)
     options = [{}, {}]
     options[side] = {"port": config}
@@ -219,13 +219,13 @@ def test_who_needs_the_bytes_gets_them(monkeypatch, config, side, tmp_path):
         a.queue.post(WRITE, b.remote(0), a.at(0, 3 * MTU))
         done(a)
         assert np.array_equal(a.memory.array[: 3 * MTU], b.memory.array[: 3 * MTU])
-        assert a.wire[WIRE.loans // 8] == b.wire[WIRE.loans // 8] == 0
-        assert not a.nic.loans._peers
-        assert not b.nic.loans._peers
+        assert a.wire[WIRE.grants // 8] == b.wire[WIRE.grants // 8] == 0
+        assert not a.nic.grants._peers
+        assert not b.nic.grants._peers
 
 
 def test_checks_come_first(ends):
-    """A payload that is lent is refused like any other, and nothing is touched."""
+    """A payload that is granted is refused like any other, and nothing is touched."""
     a, b = ends
     fill(a, b, 5)
     a.queue.post(WRITE, raddr(b.mr.address + SIZE - 1000, b.mr.rkey), a.at(0, MTU))
@@ -234,7 +234,7 @@ def test_checks_come_first(ends):
     assert np.all(b.memory.array == 0xA5)
 
 
-# --- which memory is lent --------------------------------------------------------------------------------------------
+# --- which memory is granted ------------------------------------------------------------------------------------------
 
 
 def test_before_and_after_the_link(ends):
@@ -242,7 +242,7 @@ def test_before_and_after_the_link(ends):
     more = HostMemory(PAGE, shared=True)
     mr = a.pd.register(more)
     again = a.pd.register(more)
-    until(lambda: a.granted == {1, 2}, "the second loan")
+    until(lambda: a.granted == {1, 2}, "the second grant")
     assert set(b.borrowed) == {1, 2}
     more.array[:] = 9
     a.queue.post(WRITE, b.remote(0), data(again.address, again.lkey, PAGE))
@@ -251,14 +251,14 @@ def test_before_and_after_the_link(ends):
     mr.close()
     assert set(b.borrowed) == {1, 2}
     again.close()
-    until(lambda: set(b.borrowed) == {1}, "the end of the loan")
+    until(lambda: set(b.borrowed) == {1}, "the end of the grant")
     a.pd.register(more)
-    until(lambda: set(b.borrowed) == {1, 3}, "a loan with a new number")
+    until(lambda: set(b.borrowed) == {1, 3}, "a grant with a new number")
     assert b.table["number"][2] == 0
 
 
 def test_memory_that_is_closed(ends):
-    """It stays where it is, lent, until its region goes; then both sides give it back."""
+    """It stays where it is, granted, until its region goes; then both sides give it back."""
     a, b = ends
     fill(a, b, 6)
     wanted = a.memory.array.copy()
@@ -268,38 +268,38 @@ def test_memory_that_is_closed(ends):
     a.queue.post(WRITE, b.remote(0), a.at(0, SIZE))
     done(a)
     assert np.array_equal(b.memory.array, wanted)
-    assert lent_bytes(a, SIZE)
+    assert granted_bytes(a, SIZE)
     a.mr.close()
     gc.collect()
-    until(lambda: not b.borrowed, "the end of the loan")
+    until(lambda: not b.borrowed, "the end of the grant")
     assert f"\n{address:x}-" not in Path("/proc/self/maps").read_text()
 
 
-def test_more_than_can_be_lent(ends):
+def test_more_than_can_be_granted(ends):
     """All of it works; what has no number is copied."""
     a, b = ends
-    memories = [HostMemory(PAGE, shared=True) for _ in range(LOANS + 3)]
+    memories = [HostMemory(PAGE, shared=True) for _ in range(GRANTS + 3)]
     regions = []
     for i, memory in enumerate(memories):
         memory.array[:] = i % 251
         regions.append(a.pd.register(memory))
-        until(lambda: len(a.granted) == min(len(regions) + 1, LOANS), "the loan")
-    assert [int(a.nic.mkeys[mr.lkey]["lent"]) == 0 for mr in regions[-5:]] == [False] + [True] * 4
+        until(lambda: len(a.granted) == min(len(regions) + 1, GRANTS), "the grant")
+    assert [int(a.nic.mkeys[mr.lkey]["granted"]) == 0 for mr in regions[-5:]] == [False] + [True] * 4
     for i, mr in enumerate(regions):
         a.queue.post(WRITE, b.remote(0), data(mr.address, mr.lkey, PAGE))
         done(a)
         assert np.all(b.memory.array[:PAGE] == i % 251)
     regions[100].close()
-    until(lambda: len(b.borrowed) == LOANS - 1, "the end of the loan")
+    until(lambda: len(b.borrowed) == GRANTS - 1, "the end of the grant")
     region = a.pd.register(memories[-1])
-    until(lambda: len(b.borrowed) == LOANS, "a loan in the place of another")
+    until(lambda: len(b.borrowed) == GRANTS, "a grant in the place of another")
     a.queue.post(WRITE, b.remote(0), data(region.address, region.lkey, PAGE))
     done(a)
     assert np.all(b.memory.array[:PAGE] == (len(memories) - 1) % 251)
 
 
 def test_memory_of_the_host_target():
-    """Large allocations can be lent, small ones need no descriptor; memory without one is as good."""
+    """Large allocations can be granted, small ones need no descriptor; memory without one is as good."""
     with Gpu("host") as gpu:
         large = gpu.alloc(SHARED_FROM, MemType.CPU_GPU, alignment=1 << 16)
         found = open_shared(large.address, SHARED_FROM)
@@ -317,16 +317,16 @@ def test_memory_of_the_host_target():
 
 
 def forged(number, nbytes, offset):
-    return number << LOAN_SHIFT | nbytes << LENT_SHIFT | offset
+    return number << GRANT_SHIFT | nbytes << GRANTED_SHIFT | offset
 
 
 FORGED = {
-    "no such loan": forged(2, MTU, 0),
-    "another of its row": forged(1 + LOANS, MTU, 0),
+    "no such grant": forged(2, MTU, 0),
+    "another of its row": forged(1 + GRANTS, MTU, 0),
     "no number": forged(0, MTU, 0),
     "negative": -1,
     "behind the end": forged(1, MTU, SIZE - MTU + 1),
-    "far away": forged(1, 1, MAX_LENT - 1),
+    "far away": forged(1, 1, MAX_GRANTED - 1),
     "no bytes": forged(1, 0, 0),
 }
 
@@ -392,7 +392,7 @@ def test_a_payload_in_both_places(ends):
 def test_letters_that_make_no_sense(ends, caplog):
     """They are logged and change nothing; the link stays, and the next message is heard."""
     a, b = ends
-    (link,) = a.nic.loans._peers
+    (link,) = a.nic.grants._peers
     good, small = HostMemory(PAGE, shared=True), HostMemory(PAGE)
     loose = os.memfd_create("loose")
     os.ftruncate(loose, PAGE)
@@ -402,9 +402,9 @@ def test_letters_that_make_no_sense(ends, caplog):
         ({}, []), ({"op": "sing", "number": 7}, []), ({"op": "lend", "number": "7"}, []), (lend, []),
         (lend | {"number": 0}, [good.fd]), (lend | {"number": True}, [good.fd]),
         (lend | {"number": 1 << 16}, [good.fd]), (lend | {"nbytes": -1}, [good.fd]),
-        (lend | {"nbytes": MAX_LENT + 1}, [good.fd]),
+        (lend | {"nbytes": MAX_GRANTED + 1}, [good.fd]),
         (lend | {"nbytes": 2 * PAGE}, [good.fd]), (lend | {"nbytes": None}, [good.fd]), (lend, [good.fd, good.fd]),
-        (lend, [loose]), (lend | {"number": 1}, [good.fd]), (lend | {"number": 1 + LOANS}, [good.fd]),
+        (lend, [loose]), (lend | {"number": 1}, [good.fd]), (lend | {"number": 1 + GRANTS}, [good.fd]),
     ]  # fmt: skip
     for message, fds in messages:
         link.send(message, fds)
@@ -423,7 +423,7 @@ def test_letters_that_make_no_sense(ends, caplog):
 
 def test_too_much_is_not_borrowed(ends, monkeypatch):
     a, b = ends
-    monkeypatch.setattr(loans, "MAX_BORROWED", SIZE + PAGE)
+    monkeypatch.setattr(grants, "MAX_BORROWED", SIZE + PAGE)
     regions = [a.pd.register(HostMemory(nbytes, shared=True)) for nbytes in (2 * PAGE, PAGE)]
     until(lambda: a.granted == {1, 3}, "the one that fits")
     for mr in regions:
@@ -434,20 +434,20 @@ def test_too_much_is_not_borrowed(ends, monkeypatch):
 
 def test_a_broken_letter_ends_the_link(ends, caplog):
     a, b = ends
-    (link,) = a.nic.loans._peers
+    (link,) = a.nic.grants._peers
     link.heartbeat.sendall(b"\xff" * 8)
-    until(lambda: not b.nic.loans._peers and not a.nic.loans._peers, "the link to end")
+    until(lambda: not b.nic.grants._peers and not a.nic.grants._peers, "the link to end")
     assert any("it announces" in record.message for record in caplog.records)
 
 
 def test_out_of_descriptors(ends, monkeypatch):
-    """What cannot be lent is copied."""
+    """What cannot be granted is copied."""
     a, b = ends
 
     def none_left(address, nbytes):
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr(loans, "open_shared", none_left)
+    monkeypatch.setattr(grants, "open_shared", none_left)
     memory = HostMemory(PAGE, shared=True)
     memory.array[:] = 5
     mr = a.pd.register(memory)
@@ -460,7 +460,7 @@ def test_out_of_descriptors(ends, monkeypatch):
 def test_letters_that_nobody_reads(ends):
     """The owner is not held up, and copies."""
     a, b = ends
-    (link,) = a.nic.loans._peers
+    (link,) = a.nic.grants._peers
     with b.nic._lock:  # its messages wait
         for _ in range(10_000):
             try:
@@ -479,7 +479,7 @@ def test_letters_that_nobody_reads(ends):
 
 
 def child():
-    """The other process: lends its memory, says who it is, and waits."""
+    """The other process: grants its memory, says who it is, and waits."""
     end = End("soft7", PortConfig(addresses=(sys.argv[1],), mtu=9000))
     end.nic.control_socket.connect(sys.argv[2])
     until(lambda: end.granted == {1}, "its memory to be mapped", neighbour.TIMEOUT)
@@ -508,7 +508,7 @@ def test_a_peer_that_dies():
         until(lambda: own.granted == {1}, "our memory to be mapped")
         assert mappings() == before + 1
         process.send_signal(signal.SIGKILL)
-        until(lambda: not own.nic.loans._peers, "the loan to end")
+        until(lambda: not own.nic.grants._peers, "the grant to end")
         until(lambda: mappings() == before, "the memory to be unmapped")  # by the thread that has heard of it
     finally:
         process.kill()
