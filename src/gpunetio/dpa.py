@@ -18,6 +18,7 @@ from .errors import InUseError, InvalidValueError, NotSupportedError
 from .gpu import ExportedQp, Gpu, GpuMemory, QpError
 from .gpu.gpu import DEFAULT_TIMEOUT
 from .gpu.memory import LAUNCH_TIMEOUT, RunningLaunches
+from .jit.code import Launch
 from .verbs import CQ, QP, Context, Handle
 
 
@@ -33,7 +34,7 @@ class Dpa(Handle):
 
     _rank = 3
     _closes_users = True
-    warp = 1  # with `target`, what `@kernel` needs to know of a place
+    warp, ordinal = 1, 0  # with `target`, what `@kernel` needs to know of a place
 
     def __init__(self, ctx: Context, *, timeout: float = DEFAULT_TIMEOUT):
         super().__init__(ctx)
@@ -79,7 +80,7 @@ class Dpa(Handle):
 
     # --- for launches and queue pairs --------------------------------------------------------------------------------
 
-    def used_by(self, launch: object) -> None:
+    def used_by(self, launch: Launch) -> None:
         """Keep the DPA open while `launch` runs: closing waits for the kernel."""
         self._launches.add(launch)
 

@@ -557,7 +557,7 @@ def test_warm_and_version():
     assert text.startswith("ready: the NIC, put_bw, ")
     assert "selftest litmus, " in text
     assert litmus.read_rings.signatures
-    assert litmus.post_stamped.body.signatures
+    assert litmus.post_stamped.code["cpu"].body.signatures
     assert re.fullmatch(r"gpunetio \d+\.\d+\.\d+\n", run("--version").stdout)
 
 

@@ -25,7 +25,7 @@ from gpunetio.formats.cqe import Syndrome
 from gpunetio.formats.device_structs import DEV_CQ, DEV_QP
 from gpunetio.gpu import export as export_module
 from gpunetio.gpu.memory import RunningLaunches
-from gpunetio.jit import launch as launch_module
+from gpunetio.jit import host_threads
 from gpunetio.jit.launch import observers, running
 from pair import Pair, make_pair
 
@@ -338,12 +338,18 @@ def test_a_kernel_is_compiled_when_it_is_launched(monkeypatch):
         compiled.append(len(body.overloads))
         ended()
 
-    monkeypatch.setattr(launch_module, "HostLaunch", start)
+    monkeypatch.setattr(host_threads, "HostLaunch", start)
     fresh[1, 1, HOST](40)
     assert compiled == [1]
     with pytest.raises(TypingError, match="setitem"):
         divide[1, 1, HOST](0, 5)  # an int has no items
     assert (compiled, running()) == ([1], before)
+
+
+def test_a_place_with_an_unknown_target():
+    place = SimpleNamespace(target="fpga", warp=1, ordinal=0)
+    with pytest.raises(InvalidValueError, match="nothing cannot run on target 'fpga': use cpu or cuda"):
+        nothing[1, 1, place](0)
 
 
 @pytest.mark.parametrize("config", [(0, 1), (1, 0), (1, -1)])

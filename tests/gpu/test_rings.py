@@ -344,7 +344,7 @@ def test_a_register_that_no_gpu_can_map(stage: Stage, log):
 
 def test_a_record_that_a_thread_keeps_behind_kernels_is_in_host_memory(stage: Stage):
     """It sees their index in the structure, by GDRCopy."""
-    stage.cuda.maps_gpu_memory = True
+    stage.cuda.maps_memory = True
     before = stage.held()
     with stage.gpu.create_qp(stage.pd, 4, send_dbr_mode=EMULATED, proxy_service=False) as queue:
         assert (queue.nic_handler, queue.ring_memory, record_in(queue)) == (NO_DBR, DMABUF, HOST)

@@ -65,12 +65,12 @@ class Card(FakeProvider):
 class FakeCuda(HostBackend):
     """A CUDA device whose memory the CPU cannot touch at its addresses; kernels do not run there.
 
-    With `maps_gpu_memory` it has GDRCopy. `refused` may have "dmabuf", "register", and "alloc GPU" and the like. `live`
+    With `maps_memory` it has GDRCopy. `refused` may have "dmabuf", "register", and "alloc GPU" and the like. `live`
     counts allocations by kind, `mapped` users of registered ranges.
     """
 
     target, name, ordinal = "cuda", "fa:00.0", 0
-    maps_gpu_memory = False
+    has_memory, maps_memory, lanes = True, False, 32
 
     def __init__(self):
         self.refused: set[str] = set()

@@ -41,7 +41,7 @@ def ask(out):
 
 with Gpu("host") as gpu, gpu.alloc(8, MemType.CPU_GPU) as out:
     assert ask[1, 1, gpu](out).wait(60)
-    stats = ask.body.stats
+    stats = ask.code["cpu"].body.stats
     print(json.dumps([int(out.array.view("i8")[0]), sum(stats.cache_hits.values()), sum(stats.cache_misses.values())]))
 """
 

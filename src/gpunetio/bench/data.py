@@ -11,11 +11,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, BinaryIO, Protocol
+from typing import BinaryIO, Protocol
 
 import numpy as np
 
 from ..errors import InvalidValueError, OperatingSystemError
+from ..gpu.memory import BytesLike
 from .results import Check
 
 
@@ -24,7 +25,7 @@ class Buffer(Protocol):
 
     def read(self, offset: int = 0, nbytes: int | None = None) -> np.ndarray: ...
 
-    def write(self, data: Any, offset: int = 0) -> None: ...
+    def write(self, data: BytesLike, offset: int = 0) -> None: ...
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from types import FrameType
 
 import numpy as np
 
@@ -17,6 +17,8 @@ from ..device.status import EIO, ETIMEDOUT, NAMES
 from ..enums import MemType
 from ..errors import DocaError, DriverError, TimedOutError
 from ..gpu import ExportedQp, Gpu, GpuMemory
+from ..jit.code import Launch
+from ..jit.launch import Kernel
 from .kernels.parts import NOT_INLINE, RECORD_WORDS, STOPPED, WRONG_LENGTH
 
 logger: logging.Logger = logging.getLogger("gpunetio.bench")
@@ -40,7 +42,7 @@ class Launcher:
     gpu: Gpu
 
     def __init__(self) -> None:
-        self._running: Any = None
+        self._running: Launch | None = None
         self._stack = ExitStack()  # everything that a kernel may use
         self._qps: list[ExportedQp] = []
 
@@ -62,7 +64,7 @@ class Launcher:
         self._stack.close()
 
     def launch(
-        self, kernel: Any, grid: int, block: int, *args: Any, launched: Callable[[], None] = lambda: None,
+        self, kernel: Kernel, grid: int, block: int, *args: object, launched: Callable[[], None] = lambda: None,
         seconds: float = LAUNCH_SECONDS,
     ) -> np.ndarray:  # fmt: skip
         """Run a kernel to its end. Return a record per thread: begin and end in nanoseconds, and a status.
@@ -73,12 +75,12 @@ class Launcher:
         records[:] = 0
         self._stop.array[:] = 0
         with self._interrupt_stops_the_kernel():
-            self._running = kernel[grid, block, self.gpu](*args, self._stop, self._out)
+            self._running = launch = kernel[grid, block, self.gpu](*args, self._stop, self._out)
             try:
                 launched()
-                ended = self._wait(seconds)
+                ended = self._wait(launch, seconds)
             except Exception:
-                if self._running.ended:  # may come from the kernel's threads
+                if launch.ended:  # may come from the kernel's threads
                     self._running = None
                 raise
             if not ended:
@@ -88,10 +90,10 @@ class Launcher:
         self._raise_for(records[:, 2])
         return records.copy()
 
-    def _wait(self, seconds: float) -> bool:
+    def _wait(self, launch: Launch, seconds: float) -> bool:
         end = time.monotonic() + seconds
         stopped = 0.0
-        while not self._running.wait(LOOK_SECONDS):
+        while not launch.wait(LOOK_SECONDS):
             now = time.monotonic()
             if now > end:
                 return False
@@ -117,7 +119,7 @@ class Launcher:
             return
         interrupted = False
 
-        def stop(signum: int, frame: Any) -> None:
+        def stop(signum: int, frame: FrameType | None) -> None:
             nonlocal interrupted
             interrupted = True
             self._tell_to_stop()

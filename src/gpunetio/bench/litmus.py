@@ -13,7 +13,6 @@ import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -25,6 +24,7 @@ from ..errors import InvalidValueError, TimedOutError
 from ..formats.layout import Entry
 from ..formats.wqe import WQEBB
 from ..gpu import Gpu
+from ..jit.code import Launch
 from ..jit.compile import engine_function
 from ..jit.ops import fence_release_gpu, st128, st_mmio64
 from ..service import STOP_TIMEOUT, ServiceThread
@@ -237,7 +237,7 @@ class Litmus:
         return time.monotonic() - start
 
     @staticmethod
-    def _end(launch: Any) -> None:
+    def _end(launch: Launch) -> None:
         if not launch.wait(LAUNCH_SECONDS):
             raise TimedOutError(f"the litmus kernel did not end within {LAUNCH_SECONDS:g} s")
 

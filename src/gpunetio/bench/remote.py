@@ -20,6 +20,7 @@ import numpy as np
 
 from ..errors import DocaError
 from ..gpu import GpuMemory
+from ..jit.launch import Kernel
 from ..rendezvous import link as talk
 from ..rendezvous.link import Link, Message, PeerError, accept, dial, listen, own_address
 from .agreement import Far, File, agree, swap_ends, swap_words
@@ -99,10 +100,13 @@ class Remote(Run):
         if self.link is not None and self.link.failure is not None:
             self._tell_to_stop()
 
-    def launch(self, kernel: Any, grid: int, block: int, *args: Any, **options: Any) -> np.ndarray:
+    def launch(
+        self, kernel: Kernel, grid: int, block: int, *args: object, launched: Callable[[], None] = lambda: None,
+        seconds: float = LAUNCH_SECONDS,
+    ) -> np.ndarray:  # fmt: skip
         """Launch a kernel. If the connection ended, its error is the reason why the kernel failed."""
         try:
-            return super().launch(kernel, grid, block, *args, **options)
+            return super().launch(kernel, grid, block, *args, launched=launched, seconds=seconds)
         except DocaError:
             if self.link is not None and (failure := self.link.failure_soon()) is not None:
                 raise failure from None

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, NoReturn, overload
+from typing import TYPE_CHECKING, NoReturn, overload
 
 from ..errors import BadStateError, InvalidValueError
 from ..formats.device_structs import DEV_QP
+from ..jit.code import Launch
 from ..verbs import QP
 from ..verbs.arguments import instance
 from .export import ExportedQp, ExportOptions
@@ -69,7 +70,7 @@ class ExportedQps(Sequence[ExportedQp]):
         for qp in self._qps:
             qp.check_launch()
 
-    def used_by(self, launch: Any) -> None:
+    def used_by(self, launch: Launch) -> None:
         """Keep the array open while `launch`, which has it as an argument, runs."""
         for qp in self._qps:
             qp.used_by(launch)

@@ -15,6 +15,7 @@ from ..enums import MemType
 from ..errors import DriverError, InitializationError, NotFoundError, NotSupportedError, TimedOutError
 from ..jit.cuda_launch import cuda_runtime
 from ..memory import PAGE
+from .backend import Backend
 from .cuda_heap import Block, cuda_heap
 
 _COPY_TIMEOUT = 10.0
@@ -124,13 +125,13 @@ def _register(rt: Any, page: int, io: bool) -> bool:
     return True
 
 
-class CudaBackend:
-    """What `Gpu` asks of a CUDA device."""
+class CudaBackend(Backend):
+    """A CUDA device."""
 
     target = "cuda"
-    maps_gpu_memory = False  # needs GDRCopy
-    name: str
-    integrated: bool
+    has_memory = True
+    maps_memory = False  # needs GDRCopy
+    lanes = 32
 
     def __init__(self, ordinal: int):
         self._rt = cuda_runtime()
@@ -151,8 +152,7 @@ class CudaBackend:
         attribute = self._rt.cudaDeviceAttr.cudaDevAttrIntegrated
         self.integrated = bool(_check(self._rt.cudaDeviceGetAttribute(attribute, ordinal), "cudaDeviceGetAttribute"))
 
-    def alloc(self, nbytes: int, alignment: int, kind: MemType) -> tuple[int, np.ndarray | None, Any]:
-        """Allocate memory and return (device address, CPU view or None, owner that keeps it allocated)."""
+    def alloc(self, nbytes: int, alignment: int, kind: MemType) -> tuple[int, np.ndarray | None, object]:
         _check(self._rt.cudaSetDevice(self.ordinal), "cudaSetDevice")
         room = nbytes + max(0, alignment - 1)
         block = cuda_heap.take((self.ordinal, kind, room)) or self._new_block(room, kind)
@@ -175,7 +175,7 @@ class CudaBackend:
         return Block(int(base), (self.ordinal, kind, room), free)
 
     def copy(self, target: int, source: int, nbytes: int) -> None:
-        """Copy between any two addresses, on a stream of its own."""
+        """Copy on a stream of its own."""
         _check(self._rt.cudaSetDevice(self.ordinal), "cudaSetDevice")
         kind = self._rt.cudaMemcpyKind.cudaMemcpyDefault
         _check(self._rt.cudaMemcpyAsync(target, source, nbytes, kind, self._copies), "cudaMemcpyAsync")
@@ -200,11 +200,9 @@ class CudaBackend:
         return int(device_address)
 
     def unmap(self, address: int, nbytes: int) -> None:
-        """Undo `map`."""
         _pinned.remove(self._rt, address, nbytes)
 
     def dmabuf_fd(self, address: int, nbytes: int) -> int:
-        """Return a dmabuf descriptor of a range of GPU memory."""
         from cuda.bindings import driver  # type: ignore[attr-defined]
 
         kind = driver.CUmemRangeHandleType.CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD

@@ -12,6 +12,7 @@ from ..errors import BadStateError, InUseError, InvalidValueError, NotSupportedE
 from ..formats.cqe import CQE_SIZE
 from ..formats.device_structs import DEV_CQ, DEV_QP, DEV_RQ, DEV_SIDE
 from ..formats.doorbell import PI_MASK
+from ..jit.code import Launch
 from ..verbs import CQ, QP, Handle, QpEndpoint
 from ..verbs.devx.ring import doorbells
 from .completions import Completions, FailedWqe
@@ -366,7 +367,7 @@ class ExportedQp(Handle):
         if self.qp.asked_state is QpState.RST and self.qp.state is QpState.RST:
             raise BadStateError(f"{self.qp} is in RST, where nothing can be posted: connect() it before the launch")
 
-    def used_by(self, launch: Any) -> None:
+    def used_by(self, launch: Launch) -> None:
         """Keep the queue open while `launch`, which has it as an argument, runs."""
         self._launches.add(launch)
 
@@ -416,7 +417,7 @@ def _check_memory(gpu: Gpu, qp: QP) -> None:
                 raise InvalidValueError(
                     f"{queue} lies in a dmabuf whose address is not known here: give memory= to register_dmabuf_umem()"
                 )
-            if lies_in.in_gpu and gpu.target != "cuda":
+            if lies_in.in_gpu and not gpu.backend.has_memory:
                 raise InvalidValueError(f"{queue} lies in GPU memory, which host threads do not reach")
 
 

@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Any, NoReturn
+from typing import NoReturn
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -21,6 +21,7 @@ from ..verbs import PD, QP, SRQ
 from ..verbs.arguments import member, whole
 from . import cuda_backend
 from .array import ExportedQps
+from .backend import Backend
 from .cuda_backend import CudaBackend
 from .export import ExportedQp, ExportOptions
 from .group import QpGroup, QueueOptions, create_group, create_qp
@@ -62,12 +63,12 @@ class Gpu(metaclass=Whole):
 
     def __init__(self, which: str | int = "auto", *, warp: int = 1, queue_memory: str = "auto"):
         _check_queue_memory(queue_memory)
-        self.backend: Any = self._open_backend(which)
+        self.backend: Backend = self._open_backend(which)
         with ExitStack() as undo:
             undo.callback(self.backend.close)
-            self._destroy_sdk = create_gpu(self.name) if self.target == "cuda" else None
+            self._destroy_sdk = create_gpu(self.name) if self.backend.has_memory else None
             undo.pop_all()
-        self.warp = 32 if self.target == "cuda" else warp
+        self.warp = self.backend.lanes or warp
         self.queue_memory = queue_memory
         if queue_memory == "auto":
             self.queue_memory = "cpu_gpu" if self.backend.integrated else "gpu"
@@ -87,7 +88,7 @@ class Gpu(metaclass=Whole):
         self.watchdog = Watchdog(lambda: list(self._exports))
 
     @staticmethod
-    def _open_backend(which: str | int) -> Any:
+    def _open_backend(which: str | int) -> Backend:
         if which == "host":  # CUDA takes a while to load
             return HostBackend()
         count = cuda_backend.device_count()
@@ -137,7 +138,7 @@ class Gpu(metaclass=Whole):
         kind = member("kind", kind, MemType)
         if kind is MemType.GPU_CPU:
             alignment = max(alignment, _GPU_CPU_ALIGNMENT)
-            if not self.backend.maps_gpu_memory:
+            if not self.backend.maps_memory:
                 kind = MemType.CPU_GPU
                 if not self._warned:
                     logger.warning("GDRCopy is not available: GPU_CPU memory is pinned host memory (CPU_GPU) instead")

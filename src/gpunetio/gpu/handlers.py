@@ -51,7 +51,7 @@ def check(gpu: Gpu, qp: QP, handler: NicHandler, mode: SendDbrModeExt, cpu_gpu: 
             f"NIC handler GPU_SM_BF writes to a BlueFlame register, but {qp} has a {qp.uar.kind.name} page: give it "
             "external_uar=ctx.create_uar(UarAllocationType.BLUEFLAME)"
         )
-    if mode is _EMULATED and not (cpu_gpu or gpu.backend.maps_gpu_memory):
+    if mode is _EMULATED and not (cpu_gpu or gpu.backend.maps_memory):
         raise InvalidValueError(
             "send_dbr_mode NO_DBR_SW_EMULATED: the CPU must see the indices in the queue's structure, and without "
             "GDRCopy it sees no GPU memory; use queue_memory='cpu_gpu', VALID_DBR or NO_DBR_HW"

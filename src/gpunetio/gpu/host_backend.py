@@ -4,27 +4,28 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from typing import Any
 
 import numpy as np
 
 from ..enums import MemType
 from ..errors import NotSupportedError
 from ..memory import HostMemory
+from .backend import Backend
 
 SHARED_FROM = 4 << 20  # bytes: a NIC can grant such memory to another process (nic/dma/grants.py), a descriptor each
 
 
-class HostBackend:
-    """What `Gpu` asks of a machine without CUDA."""
+class HostBackend(Backend):
+    """Host threads, and host memory."""
 
     target = "cpu"
     name = "host"
+    has_memory = False
+    maps_memory = True  # the CPU sees all memory
     integrated = False
-    maps_gpu_memory = True  # the CPU sees all memory
+    lanes = None
 
-    def alloc(self, nbytes: int, alignment: int, kind: MemType) -> tuple[int, np.ndarray | None, Any]:
-        """Allocate memory and return (device address, CPU view, owner that keeps it allocated)."""
+    def alloc(self, nbytes: int, alignment: int, kind: MemType) -> tuple[int, np.ndarray | None, object]:
         size = nbytes + max(0, alignment - 1)
         try:
             memory = HostMemory(size, shared=size >= SHARED_FROM)
@@ -36,7 +37,6 @@ class HostBackend:
         return int(array.ctypes.data), array, array
 
     def copy(self, target: int, source: int, nbytes: int) -> None:
-        """Copy between any two addresses."""
         ctypes.memmove(target, source, nbytes)
 
     def map(self, address: int, nbytes: int, io: bool = False) -> int:
@@ -44,7 +44,7 @@ class HostBackend:
         return address
 
     def unmap(self, address: int, nbytes: int) -> None:
-        """Undo `map`."""
+        """Do nothing."""
 
     def dmabuf_fd(self, address: int, nbytes: int) -> int:
         """Raise NotSupportedError: host memory has no dmabufs."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,11 +12,13 @@ from numpy.typing import NDArray
 from ..enums import MemType
 from ..errors import BadStateError, InvalidValueError, TimedOutError
 from ..interrupts import deferred
+from ..jit.code import Launch
 
 if TYPE_CHECKING:
     from .gpu import Gpu
 
 
+BytesLike = bytes | bytearray | memoryview | np.ndarray
 LAUNCH_TIMEOUT = 60.0  # seconds: the longest that closing waits for kernels
 
 
@@ -24,10 +26,10 @@ class RunningLaunches:
     """Kernels that were given an object. The object must not be closed while they run."""
 
     def __init__(self) -> None:
-        self._launches: list[Any] = []
+        self._launches: list[Launch] = []
         self._lock = threading.Lock()
 
-    def add(self, launch: Any) -> None:
+    def add(self, launch: Launch) -> None:
         """Record a kernel launch of any thread, and forget launches that have ended."""
         with self._lock:
             self._launches = [other for other in self._launches if not other.ended] + [launch]
@@ -57,7 +59,9 @@ class GpuMemory:
     nbytes: int
     kind: MemType
 
-    def __init__(self, gpu: Gpu, device_address: int, nbytes: int, kind: MemType, array: np.ndarray | None, owner: Any):
+    def __init__(
+        self, gpu: Gpu, device_address: int, nbytes: int, kind: MemType, array: np.ndarray | None, owner: object
+    ):
         self._gpu = gpu
         self.device_address, self.nbytes, self.kind = device_address, nbytes, kind
         self._array, self._owner = array, owner
@@ -75,14 +79,14 @@ class GpuMemory:
         return not self._open
 
     @property
-    def allocation(self) -> Any:
+    def allocation(self) -> object:
         """Return the memory's owner. A region holds it too, so that a NIC never writes to freed memory."""
         return self._owner
 
     @property
     def is_cuda(self) -> bool:
         """Return whether CUDA allocated it."""
-        return self._gpu.target == "cuda"
+        return self._gpu.backend.has_memory
 
     @property
     def array(self) -> NDArray[np.uint8]:
@@ -93,12 +97,12 @@ class GpuMemory:
         return self._array
 
     @property
-    def __cuda_array_interface__(self) -> dict[str, Any]:
+    def __cuda_array_interface__(self) -> dict[str, object]:
         if not self.is_cuda:
             raise AttributeError("this memory is host memory: use .array")
         return {"shape": (self.nbytes,), "typestr": "|u1", "data": (self.device_address, False), "version": 3}
 
-    def write(self, data: Any, offset: int = 0) -> None:
+    def write(self, data: BytesLike, offset: int = 0) -> None:
         """Copy `data` (buffer protocol) to byte offset `offset`."""
         source = np.frombuffer(data, np.uint8)
         self._check(offset, source.nbytes)
@@ -134,7 +138,7 @@ class GpuMemory:
         """Wait until no kernel that was given the memory runs. TimedOutError if a kernel does not end."""
         self._launches.wait(LAUNCH_TIMEOUT, "this GPU memory")
 
-    def used_by(self, launch: Any) -> None:
+    def used_by(self, launch: Launch) -> None:
         """Keep the memory open while `launch`, which has it as an argument, runs."""
         self._launches.add(launch)
 

@@ -15,7 +15,7 @@ import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict, TypeVar
 
 import numpy as np
 
@@ -46,7 +46,14 @@ def _by_address(gpu: Gpu, ctx: Context, memory: GpuMemory | HostMemory) -> UMEM:
     return ctx.register_umem(memory)
 
 
-_Register = Callable[["Gpu", Context, Any], UMEM]
+class QueueUmems(TypedDict, total=False):
+    """Arguments of `create_cq` and `create_qp`: UMEMs for rings and record, and offsets there."""
+
+    external_umem: tuple[UMEM, int]
+    external_dbr_umem: tuple[UMEM, int]
+
+
+_Memory = TypeVar("_Memory", GpuMemory, HostMemory)
 
 
 @dataclass(frozen=True)
@@ -55,7 +62,7 @@ class _Way:
 
     name: str
     kind: MemType
-    register: _Register
+    register: Callable[[Gpu, Context, GpuMemory], UMEM]
 
 
 _DMABUF = _Way("with dmabuf mode", MemType.GPU, _by_dmabuf)
@@ -74,7 +81,7 @@ def ways(gpu: Gpu, ctx: Context, cpu_gpu: bool, asked: MemRegType) -> tuple[_Way
     NotSupportedError when GPU memory was asked for by name and the queue cannot be there.
     """
     why = None
-    if gpu.target != "cuda":
+    if not gpu.backend.has_memory:
         why = f"GPU {gpu.name} has host memory only"
     elif cpu_gpu:
         why = "its queues are in CPU_GPU memory"
@@ -102,7 +109,7 @@ class Rings:
         """Return whether `verbs` allocates the rings, so that there is nothing to place."""
         return not self._ways
 
-    def cq(self, what: str, entries: int) -> dict[str, Any]:
+    def cq(self, what: str, entries: int) -> QueueUmems:
         """Return the arguments of `create_cq`: a ring of `entries` invalid entries, and a record."""
         if self.made_by_verbs:
             return {}
@@ -112,7 +119,7 @@ class Rings:
         memory.write(ring)
         return {"external_umem": (umem, 0), "external_dbr_umem": (umem, ring.nbytes)}
 
-    def qp(self, what: str, nbytes: int, record_in_host: bool) -> dict[str, Any]:
+    def qp(self, what: str, nbytes: int, record_in_host: bool) -> QueueUmems:
         """Return the arguments of `create_qp`: rings of `nbytes`, and a record, in host memory if the CPU keeps it."""
         if self.made_by_verbs:
             return {}
@@ -144,7 +151,7 @@ class Rings:
                 logger.info("Mapping %s (%d bytes at %#x) %s %s", what, nbytes, memory.address, of, way.name)
                 return umem, memory
 
-    def _register(self, memory: GpuMemory | HostMemory, register: _Register) -> UMEM:
+    def _register(self, memory: _Memory, register: Callable[[Gpu, Context, _Memory], UMEM]) -> UMEM:
         """Return a UMEM of this memory. Closing the UMEM frees the memory."""
         with ExitStack() as failed:
             failed.callback(memory.close)

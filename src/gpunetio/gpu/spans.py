@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -14,6 +13,7 @@ from ..formats.cqe import CQE_SIZE
 from ..formats.doorbell import CQ_DBREC, QP_DBREC
 from ..formats.wqe import WQEBB
 from ..verbs import CQ, QP, SRQ
+from .backend import Backend
 
 _WORD = 4  # bytes of a receive counter
 
@@ -26,7 +26,7 @@ class Span:
     store; the host copies while they run.
     """
 
-    backend: Any
+    backend: Backend
     address: int
     nbytes: int
     lies_in: RingMemory
@@ -60,34 +60,34 @@ class Span:
         self.write(np.zeros(self.nbytes, np.uint8))
 
 
-def send_ring(backend: Any, qp: QP) -> Span:
+def send_ring(backend: Backend, qp: QP) -> Span:
     """Return the ring of a QP's sends."""
     return Span(backend, qp.sq_address, qp.sq_entries * WQEBB, qp.ring.lies_in)
 
 
-def receive_ring(backend: Any, queue: QP | SRQ) -> Span:
+def receive_ring(backend: Backend, queue: QP | SRQ) -> Span:
     """Return the ring of a QP's own receives, or of an SRQ."""
     if isinstance(queue, SRQ):
         return Span(backend, queue.ring_address, queue.entries * queue.stride, queue.ring.lies_in)
     return Span(backend, queue.rq_address, queue.rq_entries * queue.rq_stride, queue.ring.lies_in)
 
 
-def qp_record(backend: Any, qp: QP) -> Span:
+def qp_record(backend: Backend, qp: QP) -> Span:
     """Return the doorbell record of a QP, both words."""
     return Span(backend, qp.dbr_address, QP_DBREC.size, qp.ring.dbr_lies_in)
 
 
-def receive_record(backend: Any, queue: QP | SRQ) -> Span:
+def receive_record(backend: Backend, queue: QP | SRQ) -> Span:
     """Return the word of the doorbell record that counts receives."""
     at = queue.dbr_address if isinstance(queue, SRQ) else queue.dbr_address + QP_DBREC.rcv
     return Span(backend, at, _WORD, queue.ring.dbr_lies_in)
 
 
-def cq_ring(backend: Any, cq: CQ) -> Span:
+def cq_ring(backend: Backend, cq: CQ) -> Span:
     """Return the ring of a CQ."""
     return Span(backend, cq.ring_address, cq.entries * CQE_SIZE, cq.ring.lies_in)
 
 
-def cq_record(backend: Any, cq: CQ) -> Span:
+def cq_record(backend: Backend, cq: CQ) -> Span:
     """Return the doorbell record of a CQ."""
     return Span(backend, cq.dbr_address, CQ_DBREC.size, cq.ring.dbr_lies_in)

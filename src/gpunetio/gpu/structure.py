@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -14,6 +13,7 @@ from ..formats.device_structs import DEV_CQ, DEV_QP, DEV_RQ, DEV_SIDE
 from ..formats.doorbell import QP_DBREC
 from ..memory import round_up
 from ..verbs import QP, SRQ
+from .backend import Backend
 from .completions import Completions
 from .memory import GpuMemory
 from .spans import cq_record, cq_ring, qp_record, receive_record, receive_ring, send_ring
@@ -63,7 +63,7 @@ def places(count: int) -> tuple[int, list[tuple[int, int]]]:
 
 
 def images(
-    backend: Any, qp: QP, sends: Completions, receives: Completions | None, handler: NicHandler, doorbell: int,
+    backend: Backend, qp: QP, sends: Completions, receives: Completions | None, handler: NicHandler, doorbell: int,
     timeout: float, shared_rq: int, undo: ExitStack,
 ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
     """Return both structures of a queue pair that is in RST or has not been used since.
@@ -97,14 +97,14 @@ def receives(qp: QP) -> bool:
     return qp.receive_cq is not None and bool(qp.rq_entries or qp.init_attr.srq)
 
 
-def fill_rq(rq: np.ndarray, backend: Any, queue: QP | SRQ, entries: int, stride: int, undo: ExitStack) -> None:
+def fill_rq(rq: np.ndarray, backend: Backend, queue: QP | SRQ, entries: int, stride: int, undo: ExitStack) -> None:
     """Fill the structure of a receive queue that has nothing posted."""
     rq["wqe_daddr"] = receive_ring(backend, queue).map(undo)
     rq["dbrec"] = receive_record(backend, queue).map(undo)
     rq["wqe_num"], rq["wqe_size"] = entries, stride
 
 
-def _fill_cq(c: np.ndarray, backend: Any, completions: Completions, undo: ExitStack) -> None:
+def _fill_cq(c: np.ndarray, backend: Backend, completions: Completions, undo: ExitStack) -> None:
     """Fill a CQ's structure.
 
     Kernels add `cqe_rsvd`, the number of CQEs already written, to a WQE's index to find its CQE.

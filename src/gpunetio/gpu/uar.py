@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
 
 from ..errors import DriverError, InvalidValueError
 from ..verbs.arguments import whole
+from .backend import Backend
 
 _BYTES = 8
 
@@ -14,7 +14,7 @@ _BYTES = 8
 class RegisterTable:
     """The registers that are mapped into one GPU, and the number of users of each."""
 
-    def __init__(self, backend: Any):
+    def __init__(self, backend: Backend):
         self._backend = backend
         self._device: dict[int, int] = {}  # address of a register → its device address
         self._users: dict[int, list[int]] = {}  # device address → address of the register, users

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..errors import DriverError, NotSupportedError
+from .code import Arguments, Code, Place
 
 logger = logging.getLogger("gpunetio.kernel")
 
@@ -66,6 +67,26 @@ def _idle_streams(ordinal: int) -> list[Any]:
     return []
 
 
+class CudaCode(Code):
+    """A kernel for CUDA. Numba compiles it, and the device functions that it calls, at the first launch."""
+
+    reaches_gpu_memory = True
+
+    @functools.cached_property
+    def compiled(self) -> Any:
+        """Return Numba's dispatcher."""
+        from numba import cuda
+
+        return cuda.jit(self.function)
+
+    def prepare(self, args: Arguments, threads: int) -> None:
+        """Do nothing: a launch does not wait for kernels that run."""
+
+    def launch(self, args: Arguments, grid: int, block: int, place: Place, ended: Callable[[], None]) -> CudaLaunch:
+        with self.compiling(args):
+            return CudaLaunch(self.compiled, args, grid, block, place.ordinal, ended)
+
+
 class CudaLaunch:
     """A kernel that runs on a GPU, in a stream of its own. `wait(timeout)` returns whether it has ended.
 
@@ -73,7 +94,7 @@ class CudaLaunch:
     """
 
     def __init__(
-        self, compiled: Any, args: tuple[Any, ...], grid: int, block: int, ordinal: int, ended: Callable[[], None]
+        self, compiled: Any, args: Arguments, grid: int, block: int, ordinal: int, ended: Callable[[], None]
     ):
         from numba import cuda
         from numba.cuda.dispatcher import config  # type: ignore[attr-defined]

@@ -17,6 +17,9 @@ import numpy as np
 from llvmlite import binding
 
 from ..errors import InvalidValueError
+from ..limits import check_threads
+from .code import Arguments, Code, Place
+from .compile import engine_function
 from .ops import GROUP_WORDS, THREAD_KEY_SYMBOL
 
 logger = logging.getLogger("gpunetio.kernel")
@@ -39,6 +42,29 @@ def _groups(count: int, size: int) -> np.ndarray:
     return groups
 
 
+class HostCode(Code):
+    """A kernel for host threads. `prepare` compiles it."""
+
+    reaches_gpu_memory = False
+
+    def __init__(self, function: Callable[..., None]):
+        super().__init__(function)
+        self.body: Any = engine_function(function)  # Numba's dispatcher
+        self._compiled: set[Arguments] = set()
+
+    def prepare(self, args: Arguments, threads: int) -> None:
+        """Compile now, not while somebody waits for the kernel, and check that so many threads can run."""
+        kinds = tuple(self.body.typeof_pyval(arg) for arg in args)
+        if kinds not in self._compiled:
+            with self.compiling(args):
+                self.body.compile(tuple(self.body.units.fold_argument_types(kinds, {})[1]))
+            self._compiled.add(kinds)
+        check_threads(threads, f"{self.name} of {threads} threads")
+
+    def launch(self, args: Arguments, grid: int, block: int, place: Place, ended: Callable[[], None]) -> HostLaunch:
+        return HostLaunch(self.body, args, grid, block, place.warp, ended)
+
+
 class HostLaunch:
     """A kernel that runs on host threads. `wait(timeout)` returns whether it has ended.
 
@@ -47,8 +73,8 @@ class HostLaunch:
 
     def __init__(
         self,
-        body: Callable[..., Any],
-        args: tuple[Any, ...],
+        body: Callable[..., object],
+        args: Arguments,
         grid: int,
         block: int,
         warp: int = 1,
@@ -81,7 +107,7 @@ class HostLaunch:
         for thread in threads:
             thread.start()
 
-    def _run(self, body, args, record: int) -> None:
+    def _run(self, body: Callable[..., object], args: Arguments, record: int) -> None:
         _libc.pthread_setspecific(_key.value, record)
         try:
             body(*args)

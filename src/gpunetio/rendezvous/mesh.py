@@ -11,6 +11,7 @@ import numpy as np
 
 from ..enums import MemType
 from ..errors import InvalidValueError
+from ..jit.code import Launch
 from ..verbs import MR, PD
 from .endpoints import endpoint_of, endpoint_values, memory_of
 from .environment import from_environment
@@ -117,7 +118,7 @@ class Mesh:
         """Return the device address of the table."""
         return self._table.device_address
 
-    def used_by(self, launch: Any) -> None:
+    def used_by(self, launch: Launch) -> None:
         """Keep the mesh open while `launch`, which has it as an argument, runs: closing waits for the kernel."""
         self._table.used_by(launch)
         for peer in self.peers:

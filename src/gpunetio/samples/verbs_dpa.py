@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -159,7 +158,7 @@ class End:
 
     def run(self, rounds: int) -> None:
         """Run the kernel until it ends. It ends early when the other end is gone."""
-        launch: Any = write_and_wait[1, 1, self.dpa](
+        launch = write_and_wait[1, 1, self.dpa](
             self.qp.get_dpa_handle(self.dpa), self.far.address, self.far.rkey, self.outbox, self.out_mr.lkey,
             self.inbox, self.options.size, rounds, self.first, self.other, self.stop, self.out,
         )  # fmt: skip

@@ -1,0 +1,56 @@
+"""The interface of the machine below a `Gpu`: memory, and host memory that kernels reach.
+
+There is one for CUDA (cuda_backend.py) and one for host threads (host_backend.py). `Gpu` chooses, and nothing else asks
+which one it is.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import numpy as np
+
+from ..enums import MemType
+
+
+class Backend(ABC):
+    """A device where kernels run, from its opening to `close`.
+
+    `target` is what kernels are compiled for, "cuda" or "cpu"; `name` is the PCI address, or "host"; `ordinal` is the
+    number of a CUDA device, and no attribute of the host.
+
+    `has_memory`: the device has memory of its own, which the CPU does not reach at its addresses. `maps_memory`: the
+    CPU can have a mapping of it (GPU_CPU). `integrated`: no NIC reaches it. `lanes` of a warp, if they are fixed.
+    """
+
+    target: str
+    name: str
+    ordinal: int
+    has_memory: bool
+    maps_memory: bool
+    integrated: bool
+    lanes: int | None
+
+    @abstractmethod
+    def alloc(self, nbytes: int, alignment: int, kind: MemType) -> tuple[int, np.ndarray | None, object]:
+        """Allocate zeroed memory. Return its device address, the CPU's view or None, and who keeps it allocated."""
+
+    @abstractmethod
+    def copy(self, target: int, source: int, nbytes: int) -> None:
+        """Copy between any two addresses while kernels run."""
+
+    @abstractmethod
+    def map(self, address: int, nbytes: int, io: bool = False) -> int:
+        """Map host memory, or with `io` a device's registers, for kernels. Return the address that they use."""
+
+    @abstractmethod
+    def unmap(self, address: int, nbytes: int) -> None:
+        """Undo a `map`."""
+
+    @abstractmethod
+    def dmabuf_fd(self, address: int, nbytes: int) -> int:
+        """Return a dmabuf descriptor of a range of the device's memory. NotSupportedError if there are none."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release what opening took."""

@@ -1,0 +1,96 @@
+"""What a target is to a kernel: how the kernel is compiled there, and how its threads are started.
+
+Targets are host threads (host_threads.py) and CUDA (cuda_launch.py). The table of them is `CODE` in launch.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from ..errors import InvalidValueError
+
+logger = logging.getLogger("gpunetio.launch")
+
+Arguments = tuple[object, ...]
+
+
+class Place(Protocol):
+    """Where a kernel runs: a `Gpu`, or any object with these attributes."""
+
+    @property
+    def target(self) -> str:
+        """Return "cuda" or "cpu"."""
+        ...
+
+    @property
+    def warp(self) -> int:
+        """Return the lanes of a host warp."""
+        ...
+
+    @property
+    def ordinal(self) -> int:
+        """Return the number of the CUDA device. Nothing reads it for "cpu"."""
+        ...
+
+
+class Launch(Protocol):
+    """A kernel that was launched."""
+
+    @property
+    def ended(self) -> bool:
+        """Return whether the kernel has ended, also if it has failed."""
+        ...
+
+    @property
+    def done(self) -> bool:
+        """Return whether the kernel has ended. Raises if it has failed."""
+        ...
+
+    def wait(self, timeout: float) -> bool:
+        """Wait at most `timeout` seconds for the kernel to end, and return whether it has. Raises if it has failed."""
+        ...
+
+
+class Code(ABC):
+    """A kernel as one target runs it."""
+
+    reaches_gpu_memory: bool  # whether arrays of CUDA can be arguments
+
+    def __init__(self, function: Callable[..., None]):
+        self.function, self.name = function, function.__name__
+        self.names = function.__code__.co_varnames[: function.__code__.co_argcount]
+
+    @abstractmethod
+    def prepare(self, args: Arguments, threads: int) -> None:
+        """Do what a launch must not do while others wait for the kernel. Raise what makes the launch impossible."""
+
+    @abstractmethod
+    def launch(self, args: Arguments, grid: int, block: int, place: Place, ended: Callable[[], None]) -> Launch:
+        """Start the threads. The last of them to end calls `ended`."""
+
+    @contextlib.contextmanager
+    def compiling(self, args: Arguments) -> Iterator[None]:
+        """Turn a compiler error into InvalidValueError if arguments that are not integers may have caused it."""
+        try:
+            yield
+        except Exception as error:
+            others = [
+                f"{name} of type {type(arg).__name__}"
+                for name, arg in zip(self.names, args, strict=False)
+                if not isinstance(arg, int)
+            ]
+            if isinstance(error, InvalidValueError):  # from `need_integers`; Numba prepends its own text
+                given = f" with {', '.join(others)}" if others else ""
+                raise InvalidValueError(f"{self.name}{given}: {str(error).splitlines()[-1]}") from None
+            if type(error).__name__ != "TypingError" or not others:  # Numba has another such class for CUDA
+                raise
+            logger.debug("%s: %s", self.name, error)
+            raise InvalidValueError(
+                f"{self.name} cannot be compiled with {', '.join(others)}: Numba does not support what the kernel does "
+                "with it; pass an integer, as addresses, keys and counts are (see Numba's message with "
+                "DOCA_GPUNETIO_LOG=7)"
+            ) from None
