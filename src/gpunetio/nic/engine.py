@@ -26,6 +26,7 @@ from ..fabric.udp_records import MSG_DONTWAIT, MSG_NOSIGNAL
 from ..memory import HostMemory
 from ..service import STOP_TIMEOUT, ServiceThread
 from .dma import lost_memory
+from .hardware import Engine
 from .step import TOO_FULL, WRITE_ROW, WRONG_STATE, scan_records, step
 from .transport.wire_kinds import has_pipe_in, pump_in, pump_out
 from .dma.streams import at_work
@@ -206,8 +207,8 @@ def compile_engine() -> None:
     lost_memory.handler()
 
 
-class Engine:
-    """The engine's thread, and the way in which commands reach it.
+class ThreadEngine(Engine):
+    """An engine that is a thread of the host, and the way in which commands reach it.
 
     `memory` are the tables of keys and UMEMs, which name the memory that the engine touches.
     """
@@ -230,7 +231,6 @@ class Engine:
         self._thread = ServiceThread(f"gpunetio {name} engine", self._run)
 
     def start(self) -> None:
-        """Start the thread, which serves the NIC until `stop()`."""
         self._nic["stop"] = 0
         self._thread.start()
 
@@ -241,11 +241,9 @@ class Engine:
 
     @property
     def kick_fd(self) -> int:
-        """Return the descriptor by which NICs with a wire to this NIC wake the engine."""
         return int(self._nic["kick_fd"])
 
     def watch(self, events: Sequence[int], sockets: Sequence[int]) -> None:
-        """Let these descriptors wake the engine as well: `events` of notifiers, and sockets when they are readable."""
         fds = (*events, *sockets)
         table = np.array([(fd, select.POLLIN, 0) for fd in fds], POLLFD)
         counts = np.array([1 + len(fds), 1 + len(events)], np.int64)
@@ -254,7 +252,6 @@ class Engine:
         self.post(WRITE_ROW, self._address + NIC.pollfd_count, counts)
 
     def kick(self) -> None:
-        """Wake the engine if it sleeps."""
         with self._kick_lock:
             if self._notifier is not None:
                 self._notifier.notify()
@@ -269,7 +266,6 @@ class Engine:
             self.kick()
 
     def busy(self, change: int) -> None:
-        """Count kernels that were launched (+1) or have ended (-1). The engine spins while any runs."""
         with self._kick_lock:
             self._nic["busy"] = max(0, int(self._nic["busy"]) + change)  # kernels from before it opened may end
         self.kick()
@@ -277,12 +273,6 @@ class Engine:
     def post(
         self, op: int, row: int, prepared: np.ndarray | None = None, state: int = 0, timeout: float = 10.0
     ) -> None:
-        """Have the engine execute `op` on `row` between two WQEs. `prepared` is the row's new content.
-
-        This returns once the command is done. From then on, the engine touches nothing that the old row named.
-        BadStateError if the row has left `state` meanwhile; FullError if a ring is too small; TimedOutError if the
-        engine does not answer.
-        """
         with self._lock:
             end = time.monotonic() + timeout
             self._wait(end, timeout)
@@ -297,7 +287,6 @@ class Engine:
                 raise FullError("the queue holds more entries than the old ring or the new ring has room for")
 
     def settle(self) -> None:
-        """Wait until the engine's current turn is over, and until it has sent what it sends after a turn."""
         for _ in range(2):  # the current turn may still execute the first
             self.post(WRITE_ROW, self._address, np.zeros(0, np.int64))
 
@@ -317,14 +306,9 @@ class Engine:
 
     @property
     def running(self) -> bool:
-        """Return whether the thread serves the NIC, and may touch any memory that its tables name."""
         return self._thread.running
 
     def stop(self) -> None:
-        """Stop the thread. Afterwards it touches no memory.
-
-        TimedOutError if the thread does not stop. Then nothing may be freed, and `stop` can be called again.
-        """
         self._nic["stop"] = 1
         self.kick()
         if not self._thread.join():

@@ -2,13 +2,73 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from . import step
 from .control.port import Port
-from .engine import Engine
+
+
+class Engine(ABC):
+    """What executes WQEs and moves packets, from `start` to `stop`: threads of the host (engine.py).
+
+    It works on the NIC's record and tables, which only it writes while it runs.
+    """
+
+    @abstractmethod
+    def start(self) -> None:
+        """Serve the NIC until `stop`."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Stop. Afterwards the engine touches no memory.
+
+        TimedOutError if it does not stop. Then nothing may be freed, and `stop` can be called again.
+        """
+
+    @property
+    @abstractmethod
+    def running(self) -> bool:
+        """Return whether the engine serves the NIC, and may touch any memory that its tables name."""
+
+    @abstractmethod
+    def post(
+        self, op: int, row: int, prepared: np.ndarray | None = None, state: int = 0, timeout: float = 10.0
+    ) -> None:
+        """Have the engine execute the command `op` (step.py) on `row` between two WQEs.
+
+        `prepared` is the row's new content. This returns once the command is done. From then on, the engine touches
+        nothing that the old row named. BadStateError if the row has left `state` meanwhile; FullError if a ring is too
+        small; TimedOutError if the engine does not answer within `timeout` seconds.
+        """
+
+    @abstractmethod
+    def settle(self) -> None:
+        """Wait until the engine's current turn is over, and until it has sent what it sends after a turn."""
+
+    @property
+    @abstractmethod
+    def kick_fd(self) -> int:
+        """Return the descriptor by which NICs with a wire to this NIC wake the engine."""
+
+    @abstractmethod
+    def watch(self, events: Sequence[int], sockets: Sequence[int]) -> None:
+        """Let these descriptors wake the engine as well: `events` of notifiers, and sockets when they are readable."""
+
+    @abstractmethod
+    def kick(self) -> None:
+        """Wake the engine if it sleeps."""
+
+    @abstractmethod
+    def doorbell_rung(self) -> None:
+        """Wake the engine if it sleeps: a thread of this process has rung a doorbell."""
+
+    @abstractmethod
+    def busy(self, change: int) -> None:
+        """Count kernels that were launched (+1) or have ended (-1). The engine does not sleep while any runs."""
 
 
 @dataclass(frozen=True)

@@ -34,8 +34,8 @@ from .control.port import WIRES, IPAddress, Port
 from .control.qp import MAX_QP
 from .dma.device_memory import DeviceMemory
 from .dma.grants import Grants
-from .engine import Engine
-from .hardware import Hardware
+from .engine import ThreadEngine
+from .hardware import Engine, Hardware
 from .observe.publish import TABLES, Publication
 from .observe.reasons import EXPLAIN
 from .observe.reports import Report, ReportService
@@ -131,7 +131,7 @@ class SoftNic:
         self.control_address, self.record = self._control.address, self._control.view(NIC.dtype)[0]
         self._lay_out(spin_us, sleep_ms, budget)
         self.mkeys, self.umems = kept(mkey.new_table()), kept(umem.new_table())
-        self.engine = Engine(name, self.record, self.control_address, (self.mkeys, self.umems))
+        self.engine = ThreadEngine(name, self.record, self.control_address, (self.mkeys, self.umems))
         self._started = True
         hardware = Hardware(name, port, self.record, self.control_address, self.engine)
         self.grants, self.device_memory = kept(Grants(hardware, self.grants_memory)), kept(DeviceMemory(hardware))
