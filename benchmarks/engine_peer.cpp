@@ -44,7 +44,7 @@ struct Request {
 };
 
 // The host address of a range, or -1.
-inline int64_t translate(const nic *n, int64_t key, int64_t pdn, int64_t addr, int64_t nbytes, int64_t right) {
+inline int64_t translate(const worker *n, int64_t key, int64_t pdn, int64_t addr, int64_t nbytes, int64_t right) {
     const mkey_row *m = at<mkey_row>(n->mkeys) + ((key >> 8) & n->mkey_mask);
     int64_t offset = addr - m->iova;
     if (m->key == key && m->pdn == pdn && (m->access & right) == right && offset >= 0 && offset <= m->nbytes - nbytes)
@@ -53,7 +53,7 @@ inline int64_t translate(const nic *n, int64_t key, int64_t pdn, int64_t addr, i
 }
 
 // The data segments from `segment` to `end`, checked and listed.
-inline bool gather(const nic *n, const qp_row *q, Request &r, int64_t segment, int64_t end) {
+inline bool gather(const worker *n, const qp_row *q, Request &r, int64_t segment, int64_t end) {
     r.nbytes = r.count = 0;
     while (segment < end) {
         const data_seg *d = at<data_seg>(segment);
@@ -81,7 +81,7 @@ inline bool gather(const nic *n, const qp_row *q, Request &r, int64_t segment, i
     return true;
 }
 
-inline bool write_cqe(nic *n, cq_row *c, counters *count, const qp_row *q, int64_t opcode, int64_t index,
+inline bool write_cqe(worker *n, cq_row *c, counters *count, const qp_row *q, int64_t opcode, int64_t index,
                       int64_t nbytes) {
     if (!c->overrun) {
         int64_t consumed = be(acquire(at<uint32_t>(c->dbrec))) & CI_MASK;
@@ -104,7 +104,7 @@ inline bool write_cqe(nic *n, cq_row *c, counters *count, const qp_row *q, int64
 }
 
 // 1, or -1 for what this peer does not do.
-inline int execute_next(nic *n, qp_row *q) {
+inline int execute_next(worker *n, qp_row *q) {
     counters *count = at<counters>(n->counters);
     int64_t index = q->sq_next, mask = (1ll << q->sq_log) - 1;
     int64_t wqe = q->sq_addr + ((index & mask) << WQEBB_SHIFT);
@@ -168,7 +168,7 @@ inline void poll_doorbell(qp_row *q) {
 }
 
 // What the doorbell announced, up to the engine's budget: the number of WQEs, or -1.
-inline int64_t serve_qp(nic *n, qp_row *q) {
+inline int64_t serve_qp(worker *n, qp_row *q) {
     poll_doorbell(q);
     if (q->sq_next == q->sq_pi || q->state != RTS)
         return 0;
@@ -186,7 +186,7 @@ inline int64_t serve_qp(nic *n, qp_row *q) {
 }
 
 // One turn over the active QPs.
-int64_t step(nic *n) {
+int64_t step(worker *n) {
     int64_t done = 0;
     for (int64_t i = 0; i < n->active_count; i++) {
         watch *w = at<watch>(n->active) + i;
@@ -296,7 +296,7 @@ int64_t post_writes(int64_t qp, int64_t raddr, int64_t rkey, int64_t laddr, int6
 
 // Serve the NIC until told to stop: 0, or -1.
 int64_t engine(int64_t nic_address) {
-    nic *n = at<nic>(nic_address);
+    worker *n = at<worker>(nic_address);
     int64_t idle = 0;
     while (__atomic_load_n(&n->stop, __ATOMIC_RELAXED) == 0) {
         int64_t done = step(n);
@@ -326,7 +326,7 @@ int64_t copy_pieces(int64_t target, int64_t source, int64_t nbytes, int64_t plac
 
 // Ring the doorbell and be the engine until WQE `target` - 1 is complete: nanoseconds, or -1.
 int64_t drain(int64_t nic_address, int64_t row, int64_t target) {
-    nic *n = at<nic>(nic_address);
+    worker *n = at<worker>(nic_address);
     qp_row *q = at<qp_row>(row);
     int64_t start = now_ns();
     __atomic_store_n(at<uint32_t>(q->doorbell), be(uint32_t((target & PI_MASK) << WQE_IDX_SHIFT)), __ATOMIC_RELEASE);

@@ -12,6 +12,7 @@ from gpunetio.nic.state.nic import NIC
 from gpunetio.nic.state.qp import QP_CONNECTION, QP_ROW, QP_SETUP_BYTES
 from gpunetio.nic.state.record import LINE, record
 from gpunetio.nic.state.tables import Table
+from gpunetio.nic.state.worker import WORKER
 
 
 def test_offsets_follow_the_order():
@@ -49,7 +50,13 @@ def test_what_commands_prepare_of_a_qp():
 @pytest.mark.parametrize("host", ["command_seq", "command_bytes", "stop", "busy"])
 @pytest.mark.parametrize("engine", ["command_done", "asleep", "now", "active_count"])
 def test_the_host_and_the_engine_write_to_different_cache_lines(host, engine):
-    assert NIC.offsets[host] // LINE != NIC.offsets[engine] // LINE
+    assert WORKER.offsets[host] // LINE != WORKER.offsets[engine] // LINE
+
+
+def test_a_worker_begins_with_the_nic():
+    """Compiled functions take a worker's record for the NIC's."""
+    assert {name: WORKER.offsets[name] for name in NIC.offsets} == NIC.offsets
+    assert min(offset for name, offset in WORKER.offsets.items() if name not in NIC.offsets) >= NIC.size
 
 
 def test_a_nic_of_another_release_is_read_by_its_own_layout():

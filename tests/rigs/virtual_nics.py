@@ -22,10 +22,10 @@ from gpunetio.jit.ops import be32, copy, ld8, ld64, st_release32
 from gpunetio.jit.struct_view import struct_view
 from gpunetio.nic.control.port import PortConfig
 from gpunetio.nic.nic import SoftNic
-from gpunetio.nic.state.nic import nic_at
 from gpunetio.nic.state.qp import qp_row_at, watch_at
 from gpunetio.nic.state.watch import entry
 from gpunetio.nic.state.wire import WIRE, wire_at
+from gpunetio.nic.state.worker import worker_at
 from gpunetio.nic.step import scan_records, step
 from gpunetio.providers.soft import open_device
 from nic_rig import Queue, view
@@ -142,7 +142,7 @@ def _earlier(a, b):
 @engine_function
 def next_timer(nic):
     """When something is due on a NIC, or 0."""
-    n = nic_at(nic)
+    n = worker_at(nic)
     best = 0
     for i in range(n.active_count):
         q = qp_row_at(watch_at(entry(nic, i)).row)
@@ -159,7 +159,7 @@ def next_timer(nic):
 @engine_function
 def _let_through(nic):
     """How many frames a NIC's injectors have passed on."""
-    n = nic_at(nic)
+    n = worker_at(nic)
     passed = 0
     for i in range(n.wire_count):
         w = wire_at(ld64(n.wires + 8 * i))
@@ -171,12 +171,12 @@ def _let_through(nic):
 @engine_function
 def drive(here, there, streams, count, turns, tick_ns):
     """Turn both NICs over until the streams are over and nothing is left to do: DONE or why not."""
-    now = nic_at(here).now
+    now = worker_at(here).now
     idle = 0
     for _ in range(turns):
         now += tick_ns
-        nic_at(here).now = now
-        nic_at(there).now = now
+        worker_at(here).now = now
+        worker_at(there).now = now
         did = 0
         for i in range(count):
             did += _pump(streams + i * STREAM.size, now)

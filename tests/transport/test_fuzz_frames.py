@@ -34,9 +34,9 @@ from gpunetio.jit.ops import be32, copy, ld8, ld32, ld64, st8, st16, st32, st64,
 from gpunetio.jit.struct_view import struct_view
 from gpunetio.memory import HostMemory
 from gpunetio.nic.state.counters import PACKET_FATES
-from gpunetio.nic.state.nic import nic_at
 from gpunetio.nic.state.qp import QP_ROW, QP_SETUP_BYTES, qp_row_at
 from gpunetio.nic.state.wire import WIRE, wire_at
+from gpunetio.nic.state.worker import worker_at
 from gpunetio.nic.step import step
 from gpunetio.nic.transport.pending import forget_pending
 from nic_rig import (
@@ -341,7 +341,7 @@ def _mend(fuzz):
 def _turn(fuzz):
     """One turn of the NIC; what it sends goes nowhere, and QPs that have failed are put right."""
     f = fuzz_at(fuzz)
-    nic_at(f.nic).now += 3000
+    worker_at(f.nic).now += 3000
     step(f.nic)
     pipe = pipe_end_at(f.wire + WIRE.tx).pipe
     st_release64(pipe + PIPE.tail, ld64(pipe + PIPE.head))

@@ -31,7 +31,7 @@ from .step import TOO_FULL, WRITE_ROW, WRONG_STATE, scan_records, step
 from .transport.wire_kinds import has_pipe_in, pump_in, pump_out
 from .dma.streams import at_work
 from .state.cq import channel_at
-from .state.nic import NIC, nic_at
+from .state.worker import WORKER, worker_at
 from .state.qp import QP_ROW, qp_row_at, watch_at
 from .state.tables import Table
 from .state.wire import WIRE, wire_at
@@ -53,7 +53,7 @@ _PR_SET_TIMERSLACK = 29
 @engine_function
 def _work_left(nic):
     """Return whether a posted WQE waits for a retry or an acknowledgement, or other work waits for room."""
-    n = nic_at(nic)
+    n = worker_at(nic)
     if n.pending_count != 0 or (n.stream_count != 0 and at_work(nic)):
         return True
     for i in range(n.wire_count):
@@ -75,8 +75,8 @@ def _set_asleep(nic, asleep):
 
     The store is an exchange, so that no later load moves before it.
     """
-    n = nic_at(nic)
-    exchange64(nic + NIC.asleep, asleep)
+    n = worker_at(nic)
+    exchange64(nic + WORKER.asleep, asleep)
     for i in range(n.wire_count):
         wire = ld64(n.wires + 8 * i)
         if has_pipe_in(wire):
@@ -86,7 +86,7 @@ def _set_asleep(nic, asleep):
 @engine_function
 def _sleep(nic):
     """Sleep until a kick or a datagram, for `sleep_ms` at most: a doorbell rung by a kernel cannot wake a thread."""
-    n = nic_at(nic)
+    n = worker_at(nic)
     if _poll(n.pollfds, n.pollfd_count, n.sleep_ms) > 0:
         for i in range(n.event_count):
             if ld16(n.pollfds + 8 * i + 6) != 0:
@@ -97,41 +97,41 @@ def _sleep(nic):
 def _take_notifications(nic, fd):
     """Take notifications (fabric/notifier.py). If there are more than NOTIFICATIONS, the rest wake the engine again."""
     for _ in range(NOTIFICATIONS):
-        if _recv(fd, nic + NIC.word, 1, MSG_DONTWAIT) < 0:
+        if _recv(fd, nic + WORKER.word, 1, MSG_DONTWAIT) < 0:
             break
 
 
 @engine_function
 def _wake_peers(nic):
     """Wake the peers' engines that sleep while frames wait for them."""
-    n = nic_at(nic)
+    n = worker_at(nic)
     for i in range(n.wire_count):
         wire = ld64(n.wires + 8 * i)
         w = wire_at(wire)
         e = pipe_end_at(wire + WIRE.tx)
         if w.wake_fd != 0 and w.woken != e.position and ld_relaxed64(e.pipe + PIPE.asleep) != 0:
             w.woken = e.position
-            _send(w.wake_fd, nic + NIC.word, 1, MSG_DONTWAIT | MSG_NOSIGNAL)  # a full queue wakes the peer, too
+            _send(w.wake_fd, nic + WORKER.word, 1, MSG_DONTWAIT | MSG_NOSIGNAL)  # a full queue wakes the peer, too
 
 
 @engine_function
 def _ring_service(nic):
     """Wake the service thread, for which error records wait."""
-    n = nic_at(nic)
+    n = worker_at(nic)
     n.error_event = 0
-    st64(nic + NIC.word, 1)
-    _write(n.service_fd, nic + NIC.word, 8)
+    st64(nic + WORKER.word, 1)
+    _write(n.service_fd, nic + WORKER.word, 8)
 
 
 @engine_function
 def _ring_channels(nic):
     """Add the events of this turn to the eventfds of their channels."""
-    n = nic_at(nic)
+    n = worker_at(nic)
     for i in range(n.ringing_count):
         c = channel_at(ld64(n.ringing + 8 * i))
-        st64(nic + NIC.word, c.unheard)
+        st64(nic + WORKER.word, c.unheard)
         c.unheard = 0
-        _write(c.fd, nic + NIC.word, 8)
+        _write(c.fd, nic + WORKER.word, 8)
     n.ringing_count = 0
 
 
@@ -142,10 +142,10 @@ def run(nic):
     Before the engine sleeps, it announces that and takes one more turn, for doorbells and frames from before anyone
     could see the announcement.
     """
-    n = nic_at(nic)
+    n = worker_at(nic)
     idle = 0
     idle_since = 0
-    while ld_relaxed64(nic + NIC.stop) == 0:
+    while ld_relaxed64(nic + WORKER.stop) == 0:
         done = pump_in(nic) + step(nic)
         if n.error_event != 0:
             _ring_service(nic)
@@ -162,7 +162,7 @@ def run(nic):
             continue
         if n.asleep:
             scan_records(nic)
-            if ld_relaxed64(nic + NIC.busy) > 0 or _work_left(nic):
+            if ld_relaxed64(nic + WORKER.busy) > 0 or _work_left(nic):
                 _set_asleep(nic, 0)
             else:
                 _sleep(nic)
@@ -174,7 +174,7 @@ def run(nic):
             pause()
             continue
         yield_thread()
-        if ld_relaxed64(nic + NIC.busy) > 0:
+        if ld_relaxed64(nic + WORKER.busy) > 0:
             continue
         now = clock_ns()
         if idle_since == 0:
@@ -185,10 +185,10 @@ def run(nic):
 
 @engine_function
 def post_command(nic, op, row, source, nbytes, state):
-    n = nic_at(nic)
+    n = worker_at(nic)
     n.command_op, n.command_row, n.command_src = op, row, source
     n.command_bytes, n.command_state = nbytes, state
-    st_release64(nic + NIC.command_seq, n.command_seq + 1)
+    st_release64(nic + WORKER.command_seq, n.command_seq + 1)
 
 
 def yield_every() -> int:
@@ -247,9 +247,9 @@ class ThreadEngine(Engine):
         fds = (*events, *sockets)
         table = np.array([(fd, select.POLLIN, 0) for fd in fds], POLLFD)
         counts = np.array([1 + len(fds), 1 + len(events)], np.int64)
-        self.post(WRITE_ROW, self._address + NIC.pollfd_count, np.ones(2, np.int64))
+        self.post(WRITE_ROW, self._address + WORKER.pollfd_count, np.ones(2, np.int64))
         self.post(WRITE_ROW, self._pollfds.address + POLLFD.itemsize, table)
-        self.post(WRITE_ROW, self._address + NIC.pollfd_count, counts)
+        self.post(WRITE_ROW, self._address + WORKER.pollfd_count, counts)
 
     def kick(self) -> None:
         with self._kick_lock:

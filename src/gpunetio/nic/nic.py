@@ -43,7 +43,7 @@ from .observe.starved import Starved
 from .queues.channels import EventChannel
 from .state.message import MESSAGE
 from .state.counters import COUNTERS
-from .state.nic import NIC
+from .state.worker import WORKER
 from .state.qp import WATCH
 from .state.tables import MkeyTable, Table
 from .wires.wire import Wire
@@ -124,11 +124,11 @@ class SoftNic:
         # Faults and captures need the bytes of every packet.
         self.grants_memory = not port.config.faults and not port.config.capture
         self._control = kept(HostMemory(
-            NIC.size + COUNTERS.size + 256 + (WATCH.size + 8) * MAX_QP + 8 * (MAX_WIRES + MAX_CHANNELS) + MESSAGE.size
-            + 64 + HEADER_ROOM,
+            WORKER.size + COUNTERS.size + 256 + (WATCH.size + 8) * MAX_QP + 8 * (MAX_WIRES + MAX_CHANNELS)
+            + MESSAGE.size + 64 + HEADER_ROOM,
             shared=True,
         ))  # fmt: skip
-        self.control_address, self.record = self._control.address, self._control.view(NIC.dtype)[0]
+        self.control_address, self.record = self._control.address, self._control.view(WORKER.dtype)[0]
         self._lay_out(spin_us, sleep_ms, budget)
         self.mkeys, self.umems = kept(mkey.new_table()), kept(umem.new_table())
         self.engine = ThreadEngine(name, self.record, self.control_address, (self.mkeys, self.umems))
@@ -171,7 +171,7 @@ class SoftNic:
 
     def _lay_out(self, spin_us: int, sleep_ms: int, budget: int) -> None:
         """Give every part of the control memory its place, and tell the engine."""
-        place = self.control_address + NIC.size
+        place = self.control_address + WORKER.size
 
         def take(nbytes: int) -> int:
             nonlocal place
@@ -350,7 +350,7 @@ class SoftNic:
             if up == self.link_up:
                 return
             down = np.array([not up], np.int64)
-            self.engine.post(step.WRITE_ROW, self.control_address + NIC.link_down, down)
+            self.engine.post(step.WRITE_ROW, self.control_address + WORKER.link_down, down)
             self.tell_all(EventType.PORT_CHANGE, 1 << 8 | (PortSubtype.ACTIVE if up else PortSubtype.DOWN))
 
     @property
@@ -383,7 +383,7 @@ class SoftNic:
         """
         with self._guard():
             if after == 0:
-                self.engine.post(step.WRITE_ROW, self.control_address + NIC.paused, np.ones(1, np.int64))
+                self.engine.post(step.WRITE_ROW, self.control_address + WORKER.paused, np.ones(1, np.int64))
             else:
                 self.record["pause_at"] = int(self.counters["sq_wqes"]) + after
                 self.engine.kick()

@@ -19,7 +19,7 @@ from .transport.execution import flush_receives, resize_shared, return_shared
 from .dma.staging import free_slots
 from .state.counters import COUNTERS, counters_at
 from .state.cq import event_at
-from .state.nic import NIC, nic_at
+from .state.worker import WORKER, worker_at
 from .state.qp import QP_ROW, QP_SETUP_BYTES, qp_row_at, watch_at
 from .state.watch import add, entry, has_work, remove, settle, wake
 from .transport.delivery import qp_row
@@ -78,7 +78,7 @@ def _modify(nic, row, source, expected_state):
         q.una_psn = q.sq_psn
         q.tx_psn = q.sq_psn
         q.end_psn = q.sq_psn
-        n = nic_at(nic)
+        n = worker_at(nic)
         n.lives += 1
         q.life = n.lives << PSN_BITS | q.sq_psn
     return DONE
@@ -95,7 +95,7 @@ def _remove(nic, row):
 @engine_function
 def _apply(nic):
     """Execute the posted command."""
-    n = nic_at(nic)
+    n = worker_at(nic)
     op = n.command_op
     row = n.command_row
     n.command_result = DONE
@@ -139,8 +139,8 @@ def serve_command(nic):
 
     The command, and the whole NIC, waits until no DMA stream is at work. Then no copy uses what the command takes.
     """
-    n = nic_at(nic)
-    posted = ld_acquire64(nic + NIC.command_seq)
+    n = worker_at(nic)
+    posted = ld_acquire64(nic + WORKER.command_seq)
     if posted == n.command_done:
         return 0
     if n.stream_count != 0 and at_work(nic):
@@ -148,7 +148,7 @@ def serve_command(nic):
         return 0
     n.holding = 0
     _apply(nic)
-    st_release64(nic + NIC.command_done, posted)
+    st_release64(nic + WORKER.command_done, posted)
     return 1
 
 
@@ -170,7 +170,7 @@ def _serve_register(nic, register):
 @engine_function
 def serve_registers(nic):
     """Serve the registers of every UAR page: return how many had been rung."""
-    n = nic_at(nic)
+    n = worker_at(nic)
     done = 0
     for i in range(n.uar_count):
         page = ld64(n.uars + 8 * i)
@@ -185,7 +185,7 @@ def serve_registers(nic):
 @engine_function
 def scan_records(nic):
     """Scan doorbell records for missed rings: all of them, or the next SCANNED if there are more."""
-    n = nic_at(nic)
+    n = worker_at(nic)
     if n.paused:
         return
     for _ in range(min(n.active_count, SCANNED)):
@@ -205,7 +205,7 @@ def serve_qp(nic, row):
         return 0
     if q.wire != 0:
         return serve_requester(nic, row)
-    n = nic_at(nic)
+    n = worker_at(nic)
     budget = n.budget
     if n.pause_at >= 0:
         budget = min(budget, n.pause_at - counters_at(n.counters).sq_wqes)
@@ -225,7 +225,7 @@ def _look_if_drained(nic, row):
 def _flush(nic, row):
     """Complete everything posted to a QP in ERR with a flush error: return how many."""
     q = qp_row_at(row)
-    if nic_at(nic).stream_count != 0 and not is_still(nic, row):
+    if worker_at(nic).stream_count != 0 and not is_still(nic, row):
         return 0
     if q.drain:
         go_on(nic, row)
@@ -239,7 +239,7 @@ def _flush(nic, row):
 @device_function
 def _paused(nic):
     """Return whether the NIC is paused, as `SoftNic.pause` requested."""
-    n = nic_at(nic)
+    n = worker_at(nic)
     if n.pause_at >= 0 and ld64(n.counters + COUNTERS.sq_wqes) >= n.pause_at and not _in_flight(nic):
         n.paused = 1
         n.pause_at = -1
@@ -249,7 +249,7 @@ def _paused(nic):
 @engine_function
 def _in_flight(nic):
     """Return whether a started WQE waits for its peer."""
-    n = nic_at(nic)
+    n = worker_at(nic)
     for i in range(n.active_count):
         q = qp_row_at(watch_at(entry(nic, i)).row)
         if q.sq_ci != q.sq_sent and q.state == QpState.RTS:
@@ -260,7 +260,7 @@ def _in_flight(nic):
 @engine_function
 def step(nic):
     """Make one turn: return how much was done."""
-    n = nic_at(nic)
+    n = worker_at(nic)
     if n.virtual_time == 0:
         n.now = clock_ns()
     done = 0

@@ -20,7 +20,7 @@ from ...memory import HostMemory
 from .. import step
 from ..dma.grants import Grants
 from ..hardware import Hardware
-from ..state.nic import NIC
+from ..state.worker import WORKER
 from ..state.tables import Table
 from ..state.wire import WIRE
 from ..wires.pipes import Pipes
@@ -111,7 +111,7 @@ class Links:
         ends[: len(self._wires)] = [wire.address for wire in self._wires]
         writes = [
             (int(record["wires"]), ends),
-            (self._hardware.address + NIC.wire_count, np.array(len(self._wires), np.int64)),
+            (self._hardware.address + WORKER.wire_count, np.array(len(self._wires), np.int64)),
         ]
         if len(self._wires) < record["wire_count"]:
             writes.reverse()

@@ -15,7 +15,7 @@ from .streams import (
 )  # fmt: skip
 from .staging import SLOT_BYTES, SLOTS
 from ..state.dma_stream import LANDING, MARK, DMA_STREAM, SLOT
-from ..state.nic import NIC
+from ..state.worker import WORKER
 
 TIMEOUT_NS = 5_000_000_000  # for a batch of copies; less than the timeout of a command, which waits for them
 
@@ -70,9 +70,9 @@ class DeviceMemory:
             device.close()
             raise
         if slots:
-            self._write(NIC.slots, slots)
-            self._write(NIC.streams, self._memory[0].address)
-        self._write(NIC.stream_count, number)
+            self._write(WORKER.slots, slots)
+            self._write(WORKER.streams, self._memory[0].address)
+        self._write(WORKER.stream_count, number)
         self._devices[ordinal] = device
 
     def _fill(self, row: np.void, address: int, device: CopyDevice) -> None:

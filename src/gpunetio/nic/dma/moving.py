@@ -20,7 +20,7 @@ from ..transport.execution import complete_receive
 from .staging import free_slots
 from ..state.counters import counters_at
 from ..state.dma_stream import dma_stream_at
-from ..state.nic import nic_at
+from ..state.worker import worker_at
 from ..state.qp import FLIGHT, flight_at, qp_row_at
 from ..queues.wqes import build, check_wqe, in_one_piece, read_control, wqe_slot
 
@@ -66,7 +66,7 @@ def may_follow(nic, row):
     """Return whether the WQE at `sq_next` may begin while those before it are in flight."""
     if on_gpu():
         return False
-    n = nic_at(nic)
+    n = worker_at(nic)
     q = qp_row_at(row)
     index = q.sq_next
     if dma_stream_at(q.stream).issued - dma_stream_at(q.stream).done >= MOST_MOVING or check_wqe(nic, row, index) != 0:
@@ -102,7 +102,7 @@ def begin(nic, row, index, blocks, opcode, ce, nbytes):
     """Note a request whose bytes are in flight. It completes when they are in place."""
     if on_gpu():
         return
-    n = nic_at(nic)
+    n = worker_at(nic)
     q = qp_row_at(row)
     if q.stream == 0:
         q.stream, q.failures, q.landing = n.touched, n.failures, n.landed
@@ -162,7 +162,7 @@ def finish(nic, row):
         q.retries = 0
         q.rnr_retries = 0
         count_packets(row, q.remote_row, f.nbytes)
-        counters_at(nic_at(nic).counters).rdma_tx_bytes += f.nbytes
+        counters_at(worker_at(nic).counters).rdma_tx_bytes += f.nbytes
         complete_send(nic, row, index, f.opcode, f.ce, f.nbytes)
     q.stream = 0
     return done

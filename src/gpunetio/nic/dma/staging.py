@@ -12,7 +12,7 @@ from ...jit.ops import copy, ld64
 from ..state.message import MESSAGE
 from .streams import copy_failed, ended, device_of, move_device, on_gpu
 from ..state.dma_stream import SLOT, dma_stream_at, slot_at
-from ..state.nic import nic_at
+from ..state.worker import worker_at
 from ..state.qp import qp_row_at
 
 SLOTS = 32
@@ -42,7 +42,7 @@ def response_tag(serial):
 def _slot_of(nic, row, tag, offset):
     """Return the slot with byte `offset` of a message, or 0."""
     for i in range(SLOTS):
-        slot = nic_at(nic).slots + i * SLOT.size
+        slot = worker_at(nic).slots + i * SLOT.size
         s = slot_at(slot)
         if s.row == row and s.tag == tag and s.begin <= offset < s.end:
             return slot
@@ -54,7 +54,7 @@ def _claim(nic, patient):
     """Return a slot for a new piece, or 0. With `patient`, take only a slot without an owner."""
     best = 0
     for i in range(SLOTS):
-        slot = nic_at(nic).slots + i * SLOT.size
+        slot = worker_at(nic).slots + i * SLOT.size
         s = slot_at(slot)
         if s.row == 0:
             return slot
@@ -62,10 +62,10 @@ def _claim(nic, patient):
         if s.tag == ABANDONED and state != 0:
             return slot
         if s.filled == 0 and state > 0:  # its owner has not used it yet
-            s.filled, s.used_at = 1, nic_at(nic).now
+            s.filled, s.used_at = 1, worker_at(nic).now
         if state != 0 and (best == 0 or s.used_at < slot_at(best).used_at):
             best = slot
-    if patient or best == 0 or nic_at(nic).now - slot_at(best).used_at < IDLE_NS:
+    if patient or best == 0 or worker_at(nic).now - slot_at(best).used_at < IDLE_NS:
         return 0
     return best
 
@@ -75,7 +75,7 @@ def _fetch(nic, row, slot, tag, message, begin, end):
     """Start to fetch bytes [begin, end) of a message's segments into a slot: return 0, or a reason."""
     if on_gpu():
         return 0
-    n = nic_at(nic)
+    n = worker_at(nic)
     s = slot_at(slot)
     s.row, s.tag, s.begin, s.end, s.filled, s.used_at = row, tag, begin, end, 0, n.now
     n.touched = 0
@@ -137,7 +137,7 @@ def staged(nic, row, tag, message, offset, total):
             s.row = 0
             return -copy_failed(nic, s.stream, 0, s.end - s.begin)
         s.filled = 1
-    s.used_at = nic_at(nic).now
+    s.used_at = worker_at(nic).now
     return slot
 
 
@@ -164,7 +164,7 @@ def drop(nic, row, tag):
     if on_gpu():
         return
     for i in range(SLOTS):
-        slot = nic_at(nic).slots + i * SLOT.size
+        slot = worker_at(nic).slots + i * SLOT.size
         if slot_at(slot).row == row and slot_at(slot).tag == tag:
             _give_up(slot)
 
@@ -176,7 +176,7 @@ def drop_acknowledged(nic, row):
         return
     q = qp_row_at(row)
     for i in range(SLOTS):
-        slot = nic_at(nic).slots + i * SLOT.size
+        slot = worker_at(nic).slots + i * SLOT.size
         s = slot_at(slot)
         if s.row == row and _is_request(s.tag) and (s.tag >> 1) + (s.end + q.mtu - 1) // q.mtu <= q.tx_psn:
             _give_up(slot)
@@ -185,7 +185,7 @@ def drop_acknowledged(nic, row):
 @engine_function
 def free_slots(nic, row):
     """Free the slots of a QP that sends no more: return whether no copy into them is still running."""
-    n = nic_at(nic)
+    n = worker_at(nic)
     if n.stream_count == 0:
         return True
     still = True

@@ -18,7 +18,7 @@ from ...formats.commands import ServiceType
 from ..observe import refuse
 from ..observe.reasons import Reason
 from ..state.dma_stream import FOR_EVER, LANDING, MARK, DMA_STREAM, UNTIL_IDLE, landing_at, mark_at, dma_stream_at
-from ..state.nic import nic_at
+from ..state.worker import worker_at
 from ..state.qp import qp_row_at
 
 DEVICE_SHIFT = 58  # above all addresses of a process, on every 64-bit platform of CUDA
@@ -52,7 +52,7 @@ def device_of(address):
 @device_function
 def stream_of(nic, number):
     """Return the address of a DMA stream's row."""
-    return nic_at(nic).streams + number * DMA_STREAM.size
+    return worker_at(nic).streams + number * DMA_STREAM.size
 
 
 # --- giving copies to the stream -----------------------------------------------------------------------------------
@@ -74,10 +74,10 @@ def _fail(stream, error):
 def _enter(nic, stream):
     """Make the stream's context current on the engine's thread. Return a CUresult."""
     m = dma_stream_at(stream)
-    if nic_at(nic).context == m.context:
+    if worker_at(nic).context == m.context:
         return 0
     error = call_c(m.enter, m.context, 0, 0, 0)
-    nic_at(nic).context = m.context if error == 0 else 0
+    worker_at(nic).context = m.context if error == 0 else 0
     return error
 
 
@@ -231,7 +231,7 @@ def serve_streams(nic):
     """Query the events of all streams. Return how many have occurred."""
     if on_gpu():
         return 0
-    n = nic_at(nic)
+    n = worker_at(nic)
     done = 0
     for number in range(1, n.stream_count + 1):
         stream = stream_of(nic, number)
@@ -247,7 +247,7 @@ def start_streams(nic):
     """End the turn: what each stream was given in it becomes one batch."""
     if on_gpu():
         return
-    n = nic_at(nic)
+    n = worker_at(nic)
     for number in range(1, n.stream_count + 1):
         stream = stream_of(nic, number)
         if dma_stream_at(stream).recorded != dma_stream_at(stream).issued:
@@ -259,7 +259,7 @@ def at_work(nic):
     """Return whether copies are in flight. Those of a stuck stream do not count: nobody waits for them."""
     if on_gpu():
         return False
-    n = nic_at(nic)
+    n = worker_at(nic)
     for number in range(1, n.stream_count + 1):
         m = dma_stream_at(stream_of(nic, number))
         on_its_way = m.mark_tail != m.mark_head or m.recorded != m.issued
@@ -399,7 +399,7 @@ def move_device(nic, target, source, nbytes, pinned):
     """Have a DMA stream copy from or to device memory. Return 0, or a reason. `pinned`: the host side surely is."""
     if on_gpu():
         return Reason.COPY_FAILED
-    n = nic_at(nic)
+    n = worker_at(nic)
     into, out_of = device_of(target), device_of(source)
     stream = stream_of(nic, into if into != 0 else out_of)
     m = dma_stream_at(stream)
@@ -430,7 +430,7 @@ def move_device(nic, target, source, nbytes, pinned):
 
 @device_function
 def move(nic, target, source, nbytes):
-    """Copy bytes: in host memory at once, else by a DMA stream, then in `NIC.touched`. Return 0, or a reason."""
+    """Copy bytes: in host memory at once, else by a DMA stream, then in `WORKER.touched`. Return 0, or a reason."""
     if (target | source) >> DEVICE_SHIFT == 0:
         copy(target, source, nbytes)
         return 0
@@ -441,7 +441,7 @@ def move(nic, target, source, nbytes):
 def _move_device_now(nic, target, source, nbytes):
     if on_gpu():
         return Reason.COPY_FAILED
-    n = nic_at(nic)
+    n = worker_at(nic)
     n.touched = 0
     reason = move_device(nic, target, source, nbytes, 0)
     stream, n.touched = n.touched, 0
@@ -490,7 +490,7 @@ def let_arrive(nic, row):
     """Wait for copies in flight of a message that fails: nothing touches its memory after the error."""
     if on_gpu():
         return
-    n = nic_at(nic)
+    n = worker_at(nic)
     q = qp_row_at(row)
     if q.wire == 0 and n.touched != 0:
         _await(nic, n.touched, dma_stream_at(n.touched).issued)
@@ -502,7 +502,7 @@ def let_arrive(nic, row):
 def _place_device(nic, row, target, source, nbytes):
     if on_gpu():
         return Reason.COPY_FAILED
-    n = nic_at(nic)
+    n = worker_at(nic)
     q = qp_row_at(row)
     if q.stream != 0 and (device_of(target) == 0 or stream_of(nic, device_of(target)) != q.stream):
         reason = await_moved(nic, row)

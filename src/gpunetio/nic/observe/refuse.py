@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from ...jit.compile import device_function, engine_function
 from .reasons import Reason
-from ..state.nic import nic_at
+from ..state.worker import worker_at
 
 
 @device_function
 def _because(nic, reason, key, addr, nbytes, extra0, extra1):
-    n = nic_at(nic)
+    n = worker_at(nic)
     n.why_key, n.why_addr, n.why_nbytes, n.why_extra0, n.why_extra1 = key, addr, nbytes, extra0, extra1
     return reason
 

@@ -20,6 +20,7 @@ from ..observe.reasons import Reason
 from ..state.counters import counters_at
 from ..state.cq import EQ_ROW, cq_row_at
 from ..state.nic import error_record_at, nic_at
+from ..state.worker import worker_at
 from ..state.qp import qp_row_at
 from ..state.watch import wake
 
@@ -36,7 +37,7 @@ def write_cqe(nic, cq, kind, qpn, user_index, wqe_opcode, counter, nbytes, imm, 
     `payload` is the address of 32 bytes that the CQE carries, or 0.
     """
     c = cq_row_at(cq)
-    n = nic_at(nic)
+    n = worker_at(nic)
     if not c.overrun:
         consumed = be32(ld_acquire32(c.dbrec + CQ_DBREC.set_ci)) & CI_MASK
         if c.error or (c.pi - consumed) & CI_MASK >= 1 << c.log:
@@ -111,7 +112,7 @@ def complete_send(nic, row, index, opcode, ce, nbytes):
 @engine_function
 def record_error(nic, side, qpn, index, opcode, reason, syndrome):
     """Leave an error record for the service thread. If the thread is too far behind, count the loss instead."""
-    n = nic_at(nic)
+    n = worker_at(nic)
     slot = next_free(n.errors)
     if slot == 0:
         counters_at(n.counters).lost_error_records += 1
@@ -126,7 +127,7 @@ def record_error(nic, side, qpn, index, opcode, reason, syndrome):
 
 @device_function
 def _count_error(nic, reason, syndrome, side):
-    c = counters_at(nic_at(nic).counters)
+    c = counters_at(worker_at(nic).counters)
     if side == RESPONDER:
         c.resp_cqe_error += 1
         if reason == Reason.FLUSH:

@@ -10,6 +10,7 @@ from ...formats.doorbell import CQ_ARM_SOLICITED, CQ_DBREC, UAR_CQ_OFFSET
 from ...formats.events import EventType
 from ..state.cq import CHANNEL, CQ_ROW, channel_at, cq_row_at, event_at
 from ..state.nic import nic_at
+from ..state.worker import worker_at
 from ..state.qp import qp_row_at
 
 _ANY, _SOLICITED = 2, 1  # CQ_ROW.armed: the larger value includes the smaller
@@ -29,7 +30,7 @@ def raise_event(nic, channel, cookie, kind, number, syndrome):
     e.cookie, e.type, e.number, e.syndrome = cookie, kind, number, syndrome
     publish(channel + CHANNEL.ring)
     if c.unheard == 0:
-        n = nic_at(nic)
+        n = worker_at(nic)
         st64(n.ringing + 8 * n.ringing_count, channel)
         n.ringing_count += 1
     c.unheard += 1
@@ -96,7 +97,7 @@ def serve_arm_register(nic, page):
 @engine_function
 def scan_arm_records(nic):
     """Check the arm record of every CQ with a channel: concurrent writes to one register overwrite each other."""
-    n = nic_at(nic)
+    n = worker_at(nic)
     for i in range(n.armable_count):
         cq = ld64(n.armable + 8 * i)
         if ld_acquire32(cq_row_at(cq).dbrec + CQ_DBREC.arm) != 0:  # it was written

@@ -24,6 +24,7 @@ from ..observe import refuse
 from ..observe.reasons import Reason
 from ..state.cq import CQ_ROW, cq_row_at
 from ..state.nic import nic_at
+from ..state.worker import worker_at
 from ..state.qp import qp_row_at
 
 _CQN_MASK, _INDEX_MASK = 0xFF_FFFF, 0xFFFF_FFFF
@@ -80,7 +81,7 @@ def _is_there(wqe, index, qpn):
 @engine_function
 def _overdue(nic, row, index):
     """Return whether the NIC has waited PATIENCE_NS for a WQE that its slot does not hold yet."""
-    now = nic_at(nic).now
+    now = worker_at(nic).now
     q = qp_row_at(row)
     if q.missing != index + 1:
         q.missing, q.missing_since = index + 1, now
@@ -277,14 +278,14 @@ def _dump(nic, row, wqe, ds):
     segment = wqe + SEGMENT
     if ds != segments_of(WqeOpcode.DUMP, 0) or be32(ld32(segment + DATA_SEG.byte_count)) & INLINE_SEG:
         return -refuse.malformed_wqe(nic, ds)
-    reason = gather(nic, row, nic_at(nic).message, segment, segment + SEGMENT, 0)
+    reason = gather(nic, row, worker_at(nic).message, segment, segment + SEGMENT, 0)
     return 1 if reason == 0 else -reason
 
 
 @engine_function
 def _local_range(nic, row, segment, right):
     """Return the address that a data segment names, or minus a reason. The message's `nbytes` is its length."""
-    message = nic_at(nic).message
+    message = worker_at(nic).message
     reason = gather(nic, row, message, segment, segment + SEGMENT, right)
     return ld64(message + _SEGMENTS) if reason == 0 else -reason
 

@@ -110,7 +110,7 @@ QP_ROW = record("qp_row", """
     nak_sent       i64      responder  not 0: a NAK for the present gap was sent
     established    i64      responder  not 0: COMM_EST was raised
     drained        i64      responder  not 0: SRQ_LAST_WQE was raised
-    pending        i64      responder  not 0: the QP is in NIC.pending
+    pending        i64      responder  not 0: the QP is in WORKER.pending
     ack_pending    i64      responder  not 0: an acknowledgement is to be sent
     ack_syndrome   i64      responder  its AETH syndrome
     ack_psn        i64      responder  its PSN, 24 bits

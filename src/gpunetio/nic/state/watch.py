@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...jit.compile import device_function, engine_function
 from ...jit.ops import ld_relaxed64
 from ...formats.commands import QpState
-from .nic import nic_at
+from .worker import worker_at
 from .qp import WATCH, qp_row_at, watch_at
 
 
@@ -13,7 +13,7 @@ from .qp import WATCH, qp_row_at, watch_at
 @device_function
 def entry(nic, index):
     """Return the address of an entry. The first `active_count` are in use."""
-    return nic_at(nic).active + index * WATCH.size
+    return worker_at(nic).active + index * WATCH.size
 
 
 @device_function
@@ -41,7 +41,7 @@ def settle(watch):
 @engine_function
 def add(nic, row):
     """Serve a QP from now on."""
-    n = nic_at(nic)
+    n = worker_at(nic)
     q = qp_row_at(row)
     q.watch = entry(nic, n.active_count)
     w = watch_at(q.watch)
@@ -52,7 +52,7 @@ def add(nic, row):
 @engine_function
 def remove(nic, row):
     """Stop serving a QP: the last entry takes its place."""
-    n = nic_at(nic)
+    n = worker_at(nic)
     n.active_count -= 1
     w = watch_at(qp_row_at(row).watch)
     last = watch_at(entry(nic, n.active_count))

@@ -8,7 +8,7 @@ from ...fabric.capture import capture
 from ...fabric.udp_receive import check, found_empty, receive as receive_udp
 from ...fabric.udp_records import DATAGRAM, ICRC_WRONG, datagram_at, udp_wire_at
 from ..state.counters import counters_at
-from ..state.nic import nic_at
+from ..state.worker import worker_at
 from ..state.wire import wire_at
 from .delivery import BATCH, addressee, deliver, receive
 
@@ -18,7 +18,7 @@ ROUNDS = 16  # batches per socket and turn
 @engine_function
 def _collect_counts(nic, udp):
     """Move the counts of the UDP wire into the NIC's counters."""
-    c = counters_at(nic_at(nic).counters)
+    c = counters_at(worker_at(nic).counters)
     u = udp_wire_at(udp)
     c.rx_icrc_encapsulated += u.rx_icrc_encapsulated
     c.rx_malformed += u.rx_malformed
@@ -37,7 +37,7 @@ def _take(nic, wire, datagram, at):
     Peer and QP are checked before the ICRC, so that packets of strangers cost little. A capture shows every packet that
     is intact.
     """
-    n = nic_at(nic)
+    n = worker_at(nic)
     w = wire_at(wire)
     d = datagram_at(datagram)
     if n.capture != 0:
@@ -64,7 +64,7 @@ def serve_socket(nic, wire, index):
     Strangers' packets do not count against it: they would fill the socket's buffer, and packets for this NIC would be
     lost.
     """
-    n = nic_at(nic)
+    n = worker_at(nic)
     udp = wire_at(wire).udp
     u = udp_wire_at(udp)
     done = 0

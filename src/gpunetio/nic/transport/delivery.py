@@ -16,6 +16,7 @@ from .responses import is_response, take_response
 from ..queues.operations import is_request
 from ..state.counters import counters_at
 from ..state.nic import nic_at
+from ..state.worker import worker_at
 from ..state.objects import GID_ROW
 from ..state.qp import QP_ROW, qp_row_at
 from ..state.wire import wire_at
@@ -88,7 +89,7 @@ def receive(nic, wire, packet, nbytes, peer_high, peer_low, life, at):
 
     `life` is the frame's, 0 on UDP; `at` is the packet's position on the wire.
     """
-    counters_at(nic_at(nic).counters).rdma_rx_packets += 1
+    counters_at(worker_at(nic).counters).rdma_rx_packets += 1
     link = 0
     if wire_at(wire).infiniband:
         link = _link_headers(nic, packet, nbytes)
@@ -106,7 +107,7 @@ def addressee(nic, wire, bth, nbytes, peer_high, peer_low, at):
     `at` is the packet's position on the wire: a QP takes no packet that was on the wire before the QP was in RTR. Every
     length is checked before the bytes are read (IBTA 9.6.1, packet header validation).
     """
-    n = nic_at(nic)
+    n = worker_at(nic)
     c = counters_at(n.counters)
     if n.link_down:
         c.rx_link_down += 1
@@ -145,7 +146,7 @@ def addressee(nic, wire, bth, nbytes, peer_high, peer_low, at):
 def deliver(nic, row, bth, nbytes, life):
     """Deliver a packet, `nbytes` from its BTH on, to the QP that `addressee` has found."""
     q = qp_row_at(row)
-    c = counters_at(nic_at(nic).counters)
+    c = counters_at(worker_at(nic).counters)
     opcode = ld8(bth + BTH.opcode)
     pad = (ld8(bth + BTH.se_m_pad_tver) >> PAD_SHIFT) & 3
     word = be32(ld32(bth + BTH.ack_psn))

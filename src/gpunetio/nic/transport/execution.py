@@ -25,7 +25,7 @@ from ..dma.streams import device_of, let_arrive, move, move_now, place
 from ..observe import refuse
 from ..observe.reasons import Reason
 from ..state.counters import counters_at
-from ..state.nic import nic_at
+from ..state.worker import worker_at
 from ..state.qp import EXTENDED_ATOMICS, qp_row_at
 from ..state.srq import srq_row_at
 
@@ -53,12 +53,12 @@ def respond(nic, row, message):
     """Execute the request at `message` on the QP at `row`: return 0, or the reason for a refusal.
 
     Every refusal but RNR takes an RC QP to ERR (IBTA 9.9.3, class C). A failed copy fails the requester only. If a
-    stream carries bytes of the request (`NIC.touched`), the receive completes once they are in place (moving.py).
+    stream carries bytes of the request (`WORKER.touched`), the receive completes once they are in place (moving.py).
     """
     m = message_at(message)
     opcode = m.opcode
     establish(nic, row)
-    counters = counters_at(nic_at(nic).counters)
+    counters = counters_at(worker_at(nic).counters)
     counters.rdma_rx_bytes += m.nbytes
     reason = check_length(nic, row, m.nbytes)
     if reason == 0:
@@ -71,7 +71,7 @@ def respond(nic, row, message):
 
 @engine_function
 def _execute(nic, row, message, opcode):
-    counters = counters_at(nic_at(nic).counters)
+    counters = counters_at(worker_at(nic).counters)
     if right_of(opcode) == 0:
         return _receive(nic, row, message)
     if is_atomic(opcode):
@@ -106,7 +106,7 @@ def authorize(nic, row, key, addr, nbytes, right):
         return 0
     address = translate(nic, key, qp_row_at(row).pdn, addr, nbytes, right, Reason.RKEY_UNKNOWN)
     if address < 0:
-        counters_at(nic_at(nic).counters).resp_remote_access_errors += 1
+        counters_at(worker_at(nic).counters).resp_remote_access_errors += 1
     return address
 
 
@@ -315,7 +315,7 @@ def _capacity(segment):
 
 @device_function
 def _no_receive(nic):
-    counters_at(nic_at(nic).counters).out_of_buffer += 1
+    counters_at(worker_at(nic).counters).out_of_buffer += 1
     return Reason.RNR
 
 
@@ -391,7 +391,7 @@ def stage_payload(message):
 @engine_function
 def fail_scatter(nic, row, reason):
     """Complete the next receive with the error that `receive_scatter` found."""
-    if nic_at(nic).stream_count != 0:
+    if worker_at(nic).stream_count != 0:
         let_arrive(nic, row)
     index = _consume_receive(nic, row)
     syndrome = Syndrome.LOCAL_LENGTH if reason == Reason.RECV_TOO_SMALL else Syndrome.LOCAL_PROT
@@ -423,7 +423,7 @@ def _receive(nic, row, message):
     if reason != 0:
         fail_scatter(nic, row, reason)
         return reason
-    if nic_at(nic).touched != 0:
+    if worker_at(nic).touched != 0:
         return 0
     return complete_receive(nic, row, receive_cqe(m.opcode), m.nbytes, m.imm, m.opcode, m.solicited, payload)
 
@@ -437,7 +437,7 @@ def _write_imm(nic, row, message):
     if receives_posted(row) == 0:
         return _no_receive(nic)
     reason = _write(nic, row, message)
-    if reason != 0 or nic_at(nic).touched != 0:
+    if reason != 0 or worker_at(nic).touched != 0:
         return reason
     return complete_receive(nic, row, receive_cqe(m.opcode), m.nbytes, m.imm, m.opcode, m.solicited, 0)
 

@@ -17,7 +17,7 @@ from ..observe.reasons import Reason
 from .psn import on_wire
 from .execution import respond
 from ..state.counters import counters_at
-from ..state.nic import nic_at
+from ..state.worker import worker_at
 from ..state.qp import QP_ROW, qp_row_at
 from ..queues.operations import is_local
 from ..queues.wqes import (
@@ -36,7 +36,7 @@ def _defer(nic, row, retries, delay_ns, limit, endless):
         st64(retries, 0)
         return 0
     st64(retries, ld64(retries) + 1)
-    qp_row_at(row).retry_at = nic_at(nic).now + delay_ns
+    qp_row_at(row).retry_at = worker_at(nic).now + delay_ns
     return 1
 
 
@@ -59,7 +59,7 @@ def _peer_ready(row, peer):
 def _refused(nic, row, index, opcode, ce, reason, rnr_ns):
     """Handle the responder's refusal. Return 1 if the WQE is tried again later, 0 if it has failed."""
     q = qp_row_at(row)
-    counters = counters_at(nic_at(nic).counters)
+    counters = counters_at(worker_at(nic).counters)
     if reason == Reason.RNR:
         counters.rnr_nak_retry_err += 1
         if _defer(nic, row, row + QP_ROW.rnr_retries, rnr_ns, q.rnr_retry, q.rnr_retry == ENDLESS_RNR):
@@ -98,7 +98,7 @@ def _plain_write(nic, row, wqe, ds):
     if (source | target) >> DEVICE_SHIFT != 0 or p.rights & Access.REMOTE_WRITE == 0:
         return -1
     copy(target, source, nbytes)
-    counters = counters_at(nic_at(nic).counters)
+    counters = counters_at(worker_at(nic).counters)
     counters.rdma_rx_bytes += nbytes
     counters.rx_write_requests += 1
     return nbytes
@@ -118,7 +118,7 @@ def _succeed(nic, row, index, blocks, opcode, ce, nbytes):
     q.retries = 0
     q.rnr_retries = 0
     count_packets(row, q.remote_row, nbytes)
-    counters_at(nic_at(nic).counters).rdma_tx_bytes += nbytes
+    counters_at(worker_at(nic).counters).rdma_tx_bytes += nbytes
     complete_send(nic, row, index, opcode, ce, nbytes)
     _consume(row, index, blocks)
 
@@ -127,12 +127,12 @@ def _succeed(nic, row, index, blocks, opcode, ce, nbytes):
 def _execute_message(nic, row, wqe, index, blocks, opcode, ce, ds):
     """Have the peer execute a WQE. Return what `execute_next` does."""
     q = qp_row_at(row)
-    message = nic_at(nic).message
+    message = worker_at(nic).message
     wqe = in_one_piece(row, message, wqe, index, blocks)
     reason = build(nic, row, message, wqe, opcode, ds, index)
     if reason != 0:
         return local_failure(nic, row, index, opcode, ce, reason, blocks)
-    n = nic_at(nic)
+    n = worker_at(nic)
     n.touched, n.landed = 0, 0
     peer = q.remote_row
     reason = Reason.NO_RESPONSE
@@ -211,7 +211,7 @@ def serve(nic, row, budget):
     """Execute or begin up to `budget` WQEs, and complete those whose bytes are in place. Return how many in all."""
     q = qp_row_at(row)
     if q.retry_at != 0:
-        if nic_at(nic).now < q.retry_at:
+        if worker_at(nic).now < q.retry_at:
             return 0
         q.retry_at = 0
     begun = 0
@@ -227,5 +227,5 @@ def serve(nic, row, budget):
         if q.stream != 0:
             begun += 1  # the last one, which is in flight
     q.sq_sent = q.sq_next
-    counters_at(nic_at(nic).counters).sq_wqes += begun
+    counters_at(worker_at(nic).counters).sq_wqes += begun
     return begun + finished

@@ -14,6 +14,7 @@ from ...formats.packet import (
 from .psn import on_wire
 from ..state.counters import counters_at
 from ..state.nic import nic_at
+from ..state.worker import worker_at
 from ..state.objects import GID_ROW
 from ..state.qp import qp_row_at
 from ..state.wire import WIRE, wire_at
@@ -72,7 +73,7 @@ def open_packet(nic, row, life, nbytes):
     Return the address of the BTH, or 0 if the pipe is full or the link is down. `life` is that of the requester: this
     QP's for a request, the peer's for a response.
     """
-    if nic_at(nic).link_down:
+    if worker_at(nic).link_down:
         return 0
     q = qp_row_at(row)
     headers = link_bytes(row)
@@ -104,7 +105,7 @@ def write_bth(row, bth, opcode, solicited, pad, ack_request, psn):
 def close_packet(nic, row, bth, nbytes, payload):
     """Send a packet after it was filled: `nbytes` from its BTH on, of which `payload` are data."""
     q = qp_row_at(row)
-    n = nic_at(nic)
+    n = worker_at(nic)
     c = counters_at(n.counters)
     c.rdma_tx_packets += 1
     c.rdma_tx_bytes += payload

@@ -5,14 +5,14 @@ from __future__ import annotations
 from ...jit.compile import engine_function
 from ...jit.ops import ld64, st64
 from .responder import serve_pending
-from ..state.nic import nic_at
+from ..state.worker import worker_at
 from ..state.qp import qp_row_at
 
 
 @engine_function
 def send_pending(nic):
     """Send what is pending for peers. A QP whose wire has no room stays on the list."""
-    n = nic_at(nic)
+    n = worker_at(nic)
     left = 0
     for i in range(n.pending_count):
         row = ld64(n.pending + 8 * i)
@@ -27,7 +27,7 @@ def send_pending(nic):
 @engine_function
 def forget_pending(nic, row):
     """Remove a QP from the list of those with something pending."""
-    n = nic_at(nic)
+    n = worker_at(nic)
     left = 0
     for i in range(n.pending_count):
         other = ld64(n.pending + 8 * i)

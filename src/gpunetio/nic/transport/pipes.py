@@ -11,7 +11,7 @@ from ...fabric.frames import (
 from ...formats.packet import BTH
 from .delivery import BATCH, has_many_peers, receive
 from ..state.counters import counters_at
-from ..state.nic import nic_at
+from ..state.worker import worker_at
 from ..state.wire import GRANT, GRANTS, WIRE, grant_at, wire_at
 
 
@@ -21,16 +21,16 @@ def _undamaged(nic, wire, frame, nbytes):
     w = wire_at(wire)
     f = frame_at(frame)
     if f.icrc == 0 or icrc_fits(
-        nic_at(nic).scratch, frame + PACKET, nbytes, w.peer_high, w.peer_low, w.here_high, w.here_low
+        worker_at(nic).scratch, frame + PACKET, nbytes, w.peer_high, w.peer_low, w.here_high, w.here_low
     ):  # fmt: skip
         return True
-    counters_at(nic_at(nic).counters).rx_icrc_encapsulated += 1
+    counters_at(worker_at(nic).counters).rx_icrc_encapsulated += 1
     return False
 
 
 @device_function
 def _count_malformed(nic):
-    c = counters_at(nic_at(nic).counters)
+    c = counters_at(worker_at(nic).counters)
     c.rdma_rx_packets += 1
     c.rx_malformed += 1
 
@@ -38,7 +38,7 @@ def _count_malformed(nic):
 @engine_function
 def _receive_granted(nic, wire, packet, nbytes, reference, life, at):
     """Take a packet whose payload is in memory that the peer has granted us. Its reference is checked, not trusted."""
-    n = nic_at(nic)
+    n = worker_at(nic)
     w = wire_at(wire)
     number = reference >> GRANT_SHIFT
     if w.grants == 0 or number <= 0:
@@ -58,7 +58,7 @@ def _receive_granted(nic, wire, packet, nbytes, reference, life, at):
 @engine_function
 def take_frames(nic, wire):
     """Take packets that the other end has put into the pipe: return how many."""
-    n = nic_at(nic)
+    n = worker_at(nic)
     w = wire_at(wire)
     end = wire + WIRE.rx
     done = 0

@@ -28,6 +28,7 @@ from ..observe import refuse
 from ..dma.staging import drop_acknowledged, leave, request_tag, staged
 from ..state.counters import counters_at
 from ..state.nic import nic_at
+from ..state.worker import worker_at
 from ..state.qp import FLIGHT, MAX_RD_ATOMIC, QP_ROW, flight_at, qp_row_at
 from ..state.wire import WIRE, wire_at
 from ..queues.wqes import (
@@ -58,7 +59,7 @@ def flight_of(row, index):
 def _start(nic, row):
     """Check the next WQE and assign its PSNs: return 1, or 0 if the QP has to wait or has failed."""
     q = qp_row_at(row)
-    n = nic_at(nic)
+    n = worker_at(nic)
     counters = counters_at(n.counters)
     if n.pause_at >= 0 and counters.sq_wqes >= n.pause_at:
         return 0
@@ -283,7 +284,7 @@ def _send_flight(nic, row):
     index = q.sq_next
     flight = flight_of(row, index)
     f = flight_at(flight)
-    message = nic_at(nic).message
+    message = worker_at(nic).message
     wqe = in_one_piece(row, message, wqe_slot(row, index), index, f.blocks)
     # Each burst looks up the keys again: memory that was deregistered meanwhile is not sent.
     reason = build(nic, row, message, wqe, f.opcode, f.ds, index)
@@ -370,7 +371,7 @@ def acknowledge(nic, row, target):
     if q.sq_next < q.sq_ci or q.tx_psn < q.una_psn:  # what was to be retransmitted has arrived
         q.sq_next = max(q.sq_next, q.sq_ci)
         q.tx_psn = max(q.tx_psn, q.una_psn)
-        if nic_at(nic).stream_count != 0:
+        if worker_at(nic).stream_count != 0:
             drop_acknowledged(nic, row)
     return implied
 
@@ -440,7 +441,7 @@ def retry_gap(nic, row):
     the timer expires.
     """
     q = qp_row_at(row)
-    counters_at(nic_at(nic).counters).implied_nak_seq_err += 1
+    counters_at(worker_at(nic).counters).implied_nak_seq_err += 1
     if q.gap_psn != q.una_psn + 1:
         q.gap_psn = q.una_psn + 1
         retry(nic, row)
@@ -454,14 +455,14 @@ def retry_rnr(nic, row, delay_ns):
     while the packets behind it are retransmitted: they must not use up the retries.
     """
     q = qp_row_at(row)
-    counters_at(nic_at(nic).counters).rnr_nak_retry_err += 1
+    counters_at(worker_at(nic).counters).rnr_nak_retry_err += 1
     if q.rnr_retries >= q.rnr_retry and q.rnr_retry != ENDLESS_RNR:
         fail_oldest(nic, row, refuse.receiver_not_ready(nic, q.rnr_retry))
         return
     q.rnr_retries += 1
     q.retries = 0
     go_back(row)
-    q.retry_at = nic_at(nic).now + delay_ns
+    q.retry_at = worker_at(nic).now + delay_ns
 
 
 @device_function
@@ -487,7 +488,7 @@ def _waits_for_peer(nic, row):
 def serve(nic, row):
     """Serve the timers, then send packets: return how much was done."""
     q = qp_row_at(row)
-    n = nic_at(nic)
+    n = worker_at(nic)
     if q.retry_at != 0:
         if n.now < q.retry_at:
             return 0

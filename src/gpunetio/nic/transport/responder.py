@@ -36,6 +36,7 @@ from .execution import (
 from ..dma.staging import drop, leave, response_tag, staged
 from ..state.counters import counters_at
 from ..state.nic import nic_at
+from ..state.worker import worker_at
 from ..state.qp import RESOURCE, qp_row_at, resource_at
 
 _ACK = AckKind.ACK << ACK_KIND_SHIFT | NO_CREDITS
@@ -57,7 +58,7 @@ def _schedule(nic, row):
     """Add the QP to the list of QPs that have something pending for their peer."""
     q = qp_row_at(row)
     if q.pending == 0:
-        n = nic_at(nic)
+        n = worker_at(nic)
         q.pending = 1
         st64(n.pending + 8 * n.pending_count, row)
         n.pending_count += 1
@@ -99,7 +100,7 @@ def _fail_response(nic, row, resource, reason):
 def _staged_response(nic, row, resource, offset):
     """Return the slot with byte `offset` of a READ of device memory: 0 if it is not filled yet, or minus a reason."""
     e = resource_at(resource)
-    message = nic_at(nic).message
+    message = worker_at(nic).message
     source = translate(nic, e.rkey, qp_row_at(row).pdn, e.va, e.nbytes, Access.REMOTE_READ, Reason.RKEY_UNKNOWN)
     if source < 0:
         return source
@@ -133,7 +134,7 @@ def _send_response(nic, row, resource):
             if part > 0:
                 source = translate(nic, e.rkey, q.pdn, e.va + offset, part, Access.REMOTE_READ, Reason.RKEY_UNKNOWN)
                 if source < 0:  # deregistered since the request was accepted
-                    counters_at(nic_at(nic).counters).resp_remote_access_errors += 1
+                    counters_at(worker_at(nic).counters).resp_remote_access_errors += 1
                     _fail_response(nic, row, resource, -source)
                     return 2
             slot = 0
@@ -224,7 +225,7 @@ def serve_pending(nic, row):
 def _refuse(nic, row, opcode, reason):
     """Refuse the expected request: an RC QP goes to ERR and its peer gets a NAK. UC drops the message."""
     q = qp_row_at(row)
-    c = counters_at(nic_at(nic).counters)
+    c = counters_at(worker_at(nic).counters)
     q.rx_kind = _NONE
     if q.service != ServiceType.RC:
         c.rx_uc_dropped += 1
@@ -245,7 +246,7 @@ def _refuse_packet(nic, row, opcode, nbytes):
 def _not_ready(nic, row):
     """Handle a message without a posted receive: RC owes an RNR NAK, UC drops the message."""
     q = qp_row_at(row)
-    counters_at(nic_at(nic).counters).out_of_buffer += 1
+    counters_at(worker_at(nic).counters).out_of_buffer += 1
     if q.service != ServiceType.RC:
         q.rx_kind = _NONE
         return
@@ -270,7 +271,7 @@ def _begin_write(nic, row, at):
     va = get_be64(at + RETH.va)
     key = be32(ld32(at + RETH.rkey))
     nbytes = be32(ld32(at + RETH.dma_length))
-    counters_at(nic_at(nic).counters).rx_write_requests += 1
+    counters_at(worker_at(nic).counters).rx_write_requests += 1
     reason = check_length(nic, row, nbytes)
     if reason != 0:
         _refuse(nic, row, WqeOpcode.RDMA_WRITE, reason)
@@ -291,7 +292,7 @@ def _place_write(nic, row, data, nbytes):
         at = q.rx_addr + q.rx_done
         address = translate(nic, q.rx_key, q.pdn, at, nbytes, Access.REMOTE_WRITE, Reason.RKEY_UNKNOWN)
         if address < 0:
-            counters_at(nic_at(nic).counters).resp_remote_access_errors += 1
+            counters_at(worker_at(nic).counters).resp_remote_access_errors += 1
             _refuse(nic, row, WqeOpcode.RDMA_WRITE, -address)
             return 0
         reason = place(nic, row, address, data, nbytes)
@@ -322,7 +323,7 @@ def _take_data(nic, row, operation, bth, nbytes, pad):
     kind = _WRITING if writing else _SENDING
     first, last, with_imm = begins(operation), ends(operation), has_imm(operation)
     payload = nbytes - BTH.size - header_bytes(operation) - pad
-    n = nic_at(nic)
+    n = worker_at(nic)
     if n.payload_bytes != 0:
         payload = n.payload_bytes if payload == 0 else -1
     if (
@@ -370,7 +371,7 @@ def _take_data(nic, row, operation, bth, nbytes, pad):
     elif (_place_write(nic, row, at, payload) if writing else _place_send(nic, row, at, payload)) == 0:
         return 0
     q.rx_done += payload
-    counters_at(nic_at(nic).counters).rdma_rx_bytes += payload
+    counters_at(worker_at(nic).counters).rdma_rx_bytes += payload
     if last:
         q.rx_kind = _NONE
         q.msn += 1
@@ -385,7 +386,7 @@ def _take_data(nic, row, operation, bth, nbytes, pad):
                     return 0
             solicited = ld8(bth + BTH.se_m_pad_tver) & SOLICITED
             if complete_receive(nic, row, cqe, q.rx_done, imm, opcode, solicited, carried) != 0:
-                counters_at(nic_at(nic).counters).rx_refused += 1
+                counters_at(worker_at(nic).counters).rx_refused += 1
                 if q.service == ServiceType.RC:
                     _schedule_ack(nic, row, _OPERATION, q.expect_psn)
                 return 0
@@ -409,7 +410,7 @@ def _accept(nic, row, opcode, packets):
     e = resource_at(resource)
     if q.res_head >= q.max_dest_rd and e.answered == 0:
         return 0
-    if e.todo != 0 and nic_at(nic).stream_count != 0:
+    if e.todo != 0 and worker_at(nic).stream_count != 0:
         drop(nic, row, response_tag(e.serial))
     e.opcode, e.first, e.packets, e.next, e.todo, e.answered = opcode, q.expect_psn, packets, 0, packets, 0
     e.serial = q.res_head
@@ -424,7 +425,7 @@ def _accept(nic, row, opcode, packets):
 def _take_read(nic, row, bth, nbytes):
     """Accept a READ request that is in order: return the packets of its response, or 0 if it is refused."""
     q = qp_row_at(row)
-    counters_at(nic_at(nic).counters).rx_read_requests += 1
+    counters_at(worker_at(nic).counters).rx_read_requests += 1
     at = bth + BTH.size
     if nbytes != BTH.size + RETH.size:
         _refuse_packet(nic, row, WqeOpcode.RDMA_READ, nbytes)
@@ -452,7 +453,7 @@ def _take_read(nic, row, bth, nbytes):
 @engine_function
 def _take_atomic(nic, row, opcode, bth, nbytes):
     """Execute an atomic request that is in order: return 1, or 0 if it is refused."""
-    counters_at(nic_at(nic).counters).rx_atomic_requests += 1
+    counters_at(worker_at(nic).counters).rx_atomic_requests += 1
     at = bth + BTH.size
     if nbytes != BTH.size + ATOMIC_ETH.size:
         _refuse_packet(nic, row, opcode, nbytes)
@@ -497,7 +498,7 @@ def _take_duplicate(nic, row, operation, psn, ack_request, bth, nbytes):
     retransmission is answered with an acknowledgement of everything, rxe stalls.
     """
     q = qp_row_at(row)
-    counters_at(nic_at(nic).counters).duplicate_request += 1
+    counters_at(worker_at(nic).counters).duplicate_request += 1
     opcode = operation_of(operation)
     if opcode != WqeOpcode.NOP and not returns_data(opcode):
         if ack_request == 0:
@@ -524,7 +525,7 @@ def _take_duplicate(nic, row, operation, psn, ack_request, bth, nbytes):
                 return  # not the range of the original request
             e.first, e.va, e.nbytes = psn, va, length
             e.packets = packets_of(length, q.mtu)
-            if nic_at(nic).stream_count != 0:
+            if worker_at(nic).stream_count != 0:
                 drop(nic, row, response_tag(e.serial))
         e.next, e.todo = 0, e.packets
         q.res_todo = 1
@@ -542,7 +543,7 @@ def _follows(nic, row, operation, psn, ack_request, bth, nbytes):
     if is_before(psn, q.expect_psn):
         _take_duplicate(nic, row, operation, psn, ack_request, bth, nbytes)
         return False
-    counters_at(nic_at(nic).counters).out_of_sequence += 1
+    counters_at(worker_at(nic).counters).out_of_sequence += 1
     if q.nak_sent == 0:  # one NAK for a gap (IBTA 9.7.5.1.1)
         q.nak_sent = 1
         _schedule_ack(nic, row, _SEQUENCE, q.expect_psn)
@@ -560,7 +561,7 @@ def _resume(nic, row, operation, psn):
         return True
     if in_order and q.rx_kind != _NONE:
         return True
-    counters_at(nic_at(nic).counters).rx_uc_dropped += 1
+    counters_at(worker_at(nic).counters).rx_uc_dropped += 1
     q.rx_kind = _NONE
     return False
 
@@ -571,7 +572,7 @@ def take_request(nic, row, operation, psn, ack_request, bth, nbytes, pad):
     q = qp_row_at(row)
     if q.service != ServiceType.RC:
         if _resume(nic, row, operation, psn) and _take_data(nic, row, operation, bth, nbytes, pad) != 0:
-            counters_at(nic_at(nic).counters).rx_accepted += 1
+            counters_at(worker_at(nic).counters).rx_accepted += 1
         q.expect_psn = on_wire(psn + 1)
         return
     if not _follows(nic, row, operation, psn, ack_request, bth, nbytes):
@@ -594,7 +595,7 @@ def take_request(nic, row, operation, psn, ack_request, bth, nbytes, pad):
             packets = _take_read(nic, row, bth, nbytes)
     if packets == 0:
         return
-    counters_at(nic_at(nic).counters).rx_accepted += 1
+    counters_at(worker_at(nic).counters).rx_accepted += 1
     q.expect_psn = on_wire(q.expect_psn + packets)
     if returns_data(opcode):
         serve_pending(nic, row)  # at once, if the wire has room: a READ must see memory before later requests change it

@@ -16,7 +16,7 @@ from .psn import unwrap
 from .requester import acknowledge, fail_oldest, flight_of, fast_retransmit, read_end, retry, retry_gap, retry_rnr
 from .rnr import rnr_delay_ns
 from ..state.counters import counters_at
-from ..state.nic import nic_at
+from ..state.worker import worker_at
 from ..state.qp import flight_at, qp_row_at
 from ..queues.operations import is_atomic, returns_data
 from ..queues.wqes import build, in_one_piece, wqe_slot
@@ -33,7 +33,7 @@ def is_response(operation):
 def take_response(nic, row, operation, psn24, bth, nbytes, pad):
     """Take a response for a QP in RTS. One that fits no request in flight is ignored (IBTA 9.7.5.1)."""
     q = qp_row_at(row)
-    counters = counters_at(nic_at(nic).counters)
+    counters = counters_at(worker_at(nic).counters)
     psn = unwrap(psn24, q.una_psn)
     if psn < q.una_psn or psn >= max(q.tx_psn, q.high_psn) or q.retry_at != 0:
         counters.rx_unexpected += 1
@@ -70,7 +70,7 @@ def take_response(nic, row, operation, psn24, bth, nbytes, pad):
 @engine_function
 def _take_acknowledge(nic, row, psn, syndrome):
     q = qp_row_at(row)
-    counters = counters_at(nic_at(nic).counters)
+    counters = counters_at(worker_at(nic).counters)
     kind, value = syndrome >> ACK_KIND_SHIFT, syndrome & ACK_VALUE_MASK
     if kind == AckKind.ACK:
         if acknowledge(nic, row, psn + 1):
@@ -104,7 +104,7 @@ def _take_acknowledge(nic, row, psn, syndrome):
 @device_function
 def _scatter_part(nic, row, offset, nbytes, source):
     """Copy `nbytes` at `source` to byte `offset` of the message's segments: return 0, or a reason."""
-    message = nic_at(nic).message
+    message = worker_at(nic).message
     segment = message + MESSAGE.segments
     while offset >= ld64(segment + 8) and nbytes > 0:
         offset -= ld64(segment + 8)
@@ -127,7 +127,7 @@ def _place(nic, row, offset, nbytes, source):
     q = qp_row_at(row)
     index = q.sq_ci
     f = flight_at(flight_of(row, index))
-    message = nic_at(nic).message
+    message = worker_at(nic).message
     wqe = in_one_piece(row, message, wqe_slot(row, index), index, f.blocks)
     reason = build(nic, row, message, wqe, f.opcode, f.ds, index)
     if reason == 0 and message_at(message).nbytes != f.nbytes:
@@ -139,7 +139,7 @@ def _place(nic, row, offset, nbytes, source):
 
 @device_function
 def _refuse(nic, row, reason):
-    counters_at(nic_at(nic).counters).rx_refused += 1
+    counters_at(worker_at(nic).counters).rx_refused += 1
     fail_oldest(nic, row, reason)
 
 
@@ -156,7 +156,7 @@ def _advance(nic, row):
     q.retries = 0
     q.timer_at = 0
     q.fast_timer = 0
-    counters_at(nic_at(nic).counters).rx_accepted += 1
+    counters_at(worker_at(nic).counters).rx_accepted += 1
     acknowledge(nic, row, q.una_psn)
 
 
@@ -180,7 +180,7 @@ def _take_read(nic, row, operation, psn, data, nbytes):
     if reason != 0:
         _refuse(nic, row, reason)
         return
-    counters_at(nic_at(nic).counters).rdma_rx_bytes += nbytes
+    counters_at(worker_at(nic).counters).rdma_rx_bytes += nbytes
     _advance(nic, row)
 
 
@@ -192,7 +192,7 @@ def _take_atomic(nic, row, data, nbytes):
         _bad_response(nic, row, nbytes)
         return
     # The word is big-endian on the wire and in host order in memory, as at the responder.
-    scratch = nic_at(nic).message + MESSAGE.compare
+    scratch = worker_at(nic).message + MESSAGE.compare
     old = be32(ld32(data)) << 32 | be32(ld32(data + 4))
     reason = _place(nic, row, 0, 0, scratch)
     if reason == 0:

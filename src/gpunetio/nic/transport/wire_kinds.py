@@ -22,7 +22,7 @@ from ...fabric.udp_transmit import transmit
 from .datagrams import take_datagrams
 from .packets import link_bytes
 from .pipes import take_frames
-from ..state.nic import nic_at
+from ..state.worker import worker_at
 from ..state.qp import qp_row_at
 from ..state.wire import WIRE, wire_at
 
@@ -35,7 +35,7 @@ PIPES, UDP = 1, 2  # WIRE.kind
 @engine_function
 def pump_in(nic):
     """Take the packets that have arrived at the wires' file descriptors. Return how many."""
-    n = nic_at(nic)
+    n = worker_at(nic)
     done = 0
     for i in range(n.wire_count):
         wire = ld64(n.wires + 8 * i)
@@ -48,7 +48,7 @@ def pump_in(nic):
 @engine_function
 def pump_out(nic):
     """Send the frames that wait for the wires' file descriptors."""
-    n = nic_at(nic)
+    n = worker_at(nic)
     for i in range(n.wire_count):
         w = wire_at(ld64(n.wires + 8 * i))
         if w.kind == UDP:
@@ -88,7 +88,7 @@ def has_pipe_in(wire):
 @engine_function
 def serve_wires(nic):
     """Take packets from every pipe: return how many."""
-    n = nic_at(nic)
+    n = worker_at(nic)
     done = 0
     for i in range(n.wire_count):
         wire = ld64(n.wires + 8 * i)
@@ -114,7 +114,7 @@ def recall_sent(row):
 @engine_function
 def flush_wires(nic):
     """Publish what was sent in this turn to the other ends."""
-    n = nic_at(nic)
+    n = worker_at(nic)
     for i in range(n.wire_count):
         wire = ld64(n.wires + 8 * i)
         w = wire_at(wire)

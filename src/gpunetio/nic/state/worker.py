@@ -1,0 +1,79 @@
+"""A worker: a thread that serves queues of a NIC, and all that belongs to it.
+
+Compiled functions take the address of a worker's record as `nic`. The record begins with a copy of NIC: `nic_at(nic)`
+is the NIC with its tables, which all workers share, and `worker_at(nic)` is the worker that runs the function.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...jit.struct_view import struct_view
+from .nic import NIC_FIELDS
+from .record import record
+
+WORKER = record("worker", NIC_FIELDS + """
+    # what the worker serves
+    counters       i64      nobody     address of COUNTERS
+    kick_fd        i64      nobody     descriptor that wakes this worker (fabric/notifier.py)
+    uars           i64      nobody     address of a list of UAR pages
+    uar_count      i64      host       pages in it
+    wires          i64      nobody     address of a list of WIREs
+    wire_count     i64      command    wires in it
+    armable        i64      nobody     address of a list of CQ_ROWs with a channel
+    armable_count  i64      host       CQs in it
+    streams        i64      command    address of the DMA_STREAMs (dma/streams.py)
+    stream_count   i64      command    DMA streams in it; 0 if all payload is in host memory
+    slots          i64      command    address of the SLOTs for payload in device memory (dma/staging.py)
+    pollfds        i64      nobody     address of what `poll` waits for
+    pollfd_count   i64      command    descriptors in it. Written together with the next field
+    event_count    i64      command    how many of them are bells; the rest are sockets
+    # commands: what the command path posts (engine.py)
+    command_seq    i64      host       commands that were posted
+    command_op     i64      host       what to do (step.py)
+    command_row    i64      host       address of the row
+    command_src    i64      host       address of what was prepared for it
+    command_bytes  i64      host       its size, in bytes
+    command_state  i64      host       the state that the QP must still have
+    # commands: what the worker answers, and whether it sleeps
+    command_done   i64      engine     commands that were executed
+    command_result i64      engine     step.DONE, WRONG_STATE or TOO_FULL
+    holding        i64      engine     not 0: a command waits until no DMA stream is at work
+    asleep         i64      engine     not 0: the worker sleeps, and wants to be woken
+    # requests of the host
+    stop           i64      host       not 0: the worker ends
+    busy           i64      host       kernels that run; the worker spins while there are any
+    link_down      i64      command    not 0: the port is down, and drops what arrives
+    pause_at       i64      host       the worker pauses once so many WQEs were executed; -1 is never
+    paused         i64      engine     not 0: the worker executes commands only. The host clears it
+    virtual_time   i64      host       not 0: the host sets `now` (tests)
+    # lists and clock
+    now            i64      engine     the time of this turn, in ns
+    active         i64      nobody     address of the WATCHes
+    active_count   i64      engine     served QPs
+    pending        i64      nobody     address of a list of QP_ROWs that owe their peer something
+    pending_count  i64      engine     QPs in it
+    ringing        i64      nobody     address of a list of CHANNELs with events from this turn
+    ringing_count  i64      engine     channels in it
+    served_first   i64      engine     random number that selects the QP with which a turn begins
+    scan_at        i64      engine     the QP whose doorbell record is scanned next
+    lives          i64      engine     lives of QPs that have begun
+    error_event    i64      engine     not 0: the report thread is to be woken
+    # the request at hand
+    message        i64      nobody     address of its MESSAGE
+    scratch        i64      nobody     address of room for a packet's headers
+    payload        i64      engine     address of the payload of the packet at hand, if the packet refers to it
+    payload_bytes  i64      engine     its size; 0 if the payload is in the packet
+    touched        i64      dma        address of the DMA_STREAM with bytes of the request at hand; 0 is none
+    failures       i64      dma        failures of that stream before the request
+    landed         i64      dma        not 0: some of these bytes go to host memory
+    context        i64      dma        CUDA context of the thread
+    word           i64      engine     what a system call reads or writes
+    # why a request is refused, for the ERROR_RECORD
+    why_key        i64      engine     the key that was used
+    why_addr       i64      engine     the virtual address
+    why_nbytes     i64      engine     how many bytes
+    why_extra0     i64      engine     what the Reason's text names `extra0`
+    why_extra1     i64      engine     what the Reason's text names `extra1`
+""")
+worker_at: Any = struct_view(WORKER)
