@@ -10,7 +10,9 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from numba.core.caching import FunctionCache
+from numba.core.caching import CompileResultCacheImpl, FunctionCache, IndexDataCacheFile, InTreeCacheLocator
+
+from . import prebuilt
 
 logger = logging.getLogger("gpunetio.compile")
 
@@ -23,31 +25,68 @@ def _tell(message: str) -> None:
     logger.warning(message)
 
 
+class _WheelLocator(InTreeCacheLocator):
+    """The last resort: the wheel's folder. What it has is loaded, also where no folder can be written to."""
+
+    def get_cache_path(self) -> str:
+        return str(prebuilt.folder_of(self._py_file))
+
+    @classmethod
+    def from_function(cls, py_func: Callable[..., Any], py_file: str) -> _WheelLocator | None:
+        return cls(py_func, py_file) if prebuilt.usable() and prebuilt.folder_of(py_file) else None
+
+
+class CacheImpl(CompileResultCacheImpl):
+    """What the cache keeps of a compiled function."""
+
+    _locator_classes: Any = property(lambda self: [*CompileResultCacheImpl._locator_classes, _WheelLocator])
+
+    def reduce(self, cres: Any) -> Any:
+        """Return what is saved: all but Numba's annotated source, which names folders of the machine that compiles."""
+        return super().reduce(cres._replace(type_annotation=""))
+
+
 class Cache(FunctionCache):
-    """The cached compilations of a function. They are valid while its `stamp` stays the same.
+    """The cached compilations of a function: this machine's, and the wheel's. They are valid for a `stamp`.
 
     A file that is damaged or cannot be read counts as missing. If the folder cannot be written to, nothing is saved.
     Each of these is logged once.
     """
 
+    _impl_class: Any = CacheImpl
+
     def __init__(self, fn: Callable[..., Any], stamp: str):
         super().__init__(fn)
-        self._cache_file._source_stamp = stamp
+        self._cache_file._source_stamp = self._stamp = stamp
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """Return the code compiled for the signature, or None."""
         try:
-            return super().load_overload(sig, target_context)
-        except MemoryError:
-            raise
+            found = super().load_overload(sig, target_context)
         except Exception as error:  # unpickling half a file may raise anything
-            if isinstance(error, OSError) and error.errno in _OF_THE_PROCESS:
-                raise
+            _raise_if_of_the_process(error)
             _tell(
                 f"compiled code in {self.cache_path} cannot be read ({_words(error)}): it is compiled again and "
                 "replaced; if this message comes back, delete the files *.nbi and *.nbc there"
             )
             self._forget()
+            found = None
+        return self._load_from_wheel(sig, target_context) if found is None else found
+
+    def _load_from_wheel(self, sig: Any, target_context: Any) -> Any:
+        target = prebuilt.usable()
+        folder = prebuilt.folder_of(self._impl.locator._py_file)
+        if target is None or folder is None:
+            return None
+        try:
+            data = IndexDataCacheFile(folder, self._impl.filename_base, self._stamp).load(self._index_key(sig, target))
+            return None if data is None else self._impl.rebuild(target_context, data)
+        except Exception as error:
+            _raise_if_of_the_process(error)
+            _tell(
+                f"the wheel's compiled code in {folder} cannot be read ({_words(error)}): it is compiled for this "
+                "machine; install the wheel again"
+            )
             return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
@@ -74,8 +113,7 @@ def cache_of(fn: Callable[..., Any], stamp: str) -> Cache | None:
     try:
         return Cache(fn, stamp)
     except (RuntimeError, OSError) as error:
-        if isinstance(error, OSError) and error.errno in _OF_THE_PROCESS:
-            raise
+        _raise_if_of_the_process(error)
         folder = os.path.dirname(fn.__code__.co_filename)
         _tell(
             f"compiled code of {folder} cannot be saved: neither a folder there nor the user's cache can be written "
@@ -83,6 +121,11 @@ def cache_of(fn: Callable[..., Any], stamp: str) -> Cache | None:
             "to"
         )
         return None
+
+
+def _raise_if_of_the_process(error: Exception) -> None:
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _OF_THE_PROCESS):
+        raise error
 
 
 def _words(error: Exception) -> str:

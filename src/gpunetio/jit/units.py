@@ -17,14 +17,14 @@ from typing import Any
 
 from llvmlite import binding as llvm
 from numba.core import compiler, dispatcher, event, typed_passes, untyped_passes
-from numba.core.caching import CompileResultCacheImpl, NullCache
+from numba.core.caching import NullCache
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.compiler_machinery import PassManager
 from numba.core.environment import lookup_environment
 from numba.core.typing.templates import make_concrete_template
 
-from .cache import Cache
+from .cache import Cache, CacheImpl
 
 Types = tuple[Any, ...]
 _PREFIX = "gpunetio$"  # of the symbols of parts
@@ -112,7 +112,7 @@ def _is_missing(function: Any) -> bool:
     return function.is_declaration and function.name.startswith(("_ZN", _PREFIX))
 
 
-class _PartImpl(CompileResultCacheImpl):
+class _PartImpl(CacheImpl):
     """What the cache keeps of a part: its IR, how to call it, and what it calls."""
 
     def check_cachable(self, cres: Any) -> bool:

@@ -1,0 +1,117 @@
+"""Hatch's build hook: with GPUNETIO_PREBUILT, wheels contain compiled code, so that the first program starts at once.
+
+    GPUNETIO_PREBUILT=1 python -m build                 for this architecture's usual baseline
+    GPUNETIO_PREBUILT=x86-64-v2 python -m build         for another one
+
+Without the variable, and in editable installations, nothing is compiled and the wheel is pure Python.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+VARIABLE = "GPUNETIO_PREBUILT"
+MINUTES = 20  # after which a compiler that hangs is given up
+
+
+class Baseline(NamedTuple):
+    """The processors that a wheel's code runs on. They have all that `cpu` has, and the features."""
+
+    machine: str  # as `uname -m` names it
+    cpu: str  # as LLVM names it
+    features: tuple[str, ...] = ()  # as LLVM names them
+
+
+# The levels of the psABI for x86-64. PCLMULQDQ, which packets are checksummed with, belongs to none of them. Almost all
+# processors of level 2 and all of level 3 have it.
+_V2 = "cx16", "popcnt", "sahf", "sse3", "sse4.1", "sse4.2", "ssse3", "pclmul"
+_V3 = "avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe", "xsave"
+
+# The first one of each machine is its usual one.
+BASELINES = {
+    "x86-64-v3": Baseline("x86_64", "x86-64", (*_V2, *_V3)),
+    "x86-64-v2": Baseline("x86_64", "x86-64", _V2),
+    "aarch64": Baseline("aarch64", "generic"),
+}  # fmt: skip
+
+
+def chosen(name: str, machine: str) -> str:
+    """Return the name of the baseline that a value of GPUNETIO_PREBUILT asks for on a machine."""
+    fitting = [known for known, baseline in BASELINES.items() if baseline.machine == machine]
+    if not fitting:
+        raise ValueError(f"{VARIABLE} is set, but no baseline is known for {machine}: build without it")
+    if name == "1":
+        return fitting[0]
+    if name not in fitting:
+        raise ValueError(f"{VARIABLE} is {name!r}; on {machine} it may be 1 or {', '.join(fitting)}")
+    return name
+
+
+class Prebuilt(BuildHookInterface):  # type: ignore[type-arg]
+    """Compiles a copy of the package, and packs what Numba's cache then has into `gpunetio/_prebuilt`."""
+
+    _folder: TemporaryDirectory[str] | None = None
+
+    def dependencies(self) -> list[str]:
+        """Return what the compiler needs, as the wheel does when it is installed."""
+        return list(self.metadata.core.dependencies) if os.environ.get(VARIABLE) else []
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Compile, if that is asked for."""
+        name = os.environ.get(VARIABLE)
+        if not name or version == "editable":
+            return
+        name = chosen(name, platform.machine())
+        self._folder = TemporaryDirectory(prefix="gpunetio-prebuilt-")
+        copy = Path(self._folder.name, "src")
+        made = Path(self._folder.name, "prebuilt")
+        shutil.copytree(Path(self.root, "src"), copy, ignore=shutil.ignore_patterns("__pycache__"))
+        self.app.display_info(f"compiling for {name}")
+        compile_for(name, copy, made)
+        build_data["force_include"][str(made)] = "gpunetio/_prebuilt"
+        build_data.update(pure_python=False, infer_tag=True)
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        """Remove the copy."""
+        if self._folder:
+            self._folder.cleanup()
+
+
+def compile_for(name: str, copy: Path, made: Path) -> None:
+    """Compile the package below `copy` with its own commands, and put code and description into `made`."""
+    from llvmlite.binding import get_host_cpu_features
+
+    baseline = BASELINES[name]
+    host = get_host_cpu_features()
+    missing = [feature for feature in baseline.features if not host.get(feature)]
+    if missing:  # the commands also run what they compile
+        raise ValueError(f"this machine cannot run code for {name}: it lacks {', '.join(missing)}")
+    environment = os.environ | {
+        "PYTHONPATH": str(copy),
+        "NUMBA_CPU_NAME": baseline.cpu,
+        "NUMBA_CPU_FEATURES": ",".join(f"+{feature}" for feature in baseline.features),
+        "NUMBA_CACHE_DIR": "",  # the cache is beside the source, in __pycache__
+    }
+
+    def run(*arguments: str) -> str:
+        return subprocess.run(
+            [sys.executable, "-m", *arguments], env=environment, cwd=copy, check=True, timeout=60 * MINUTES,
+            stdout=subprocess.PIPE, text=True,
+        ).stdout  # fmt: skip
+
+    run("gpunetio", "warm")
+    package = copy / "gpunetio"
+    for file in package.rglob("__pycache__/*.nb[ic]"):
+        target = made / file.parent.parent.relative_to(package) / file.name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.move(file, target)
+    (made / "target.json").write_text(run("gpunetio.jit.prebuilt", name))

@@ -1,0 +1,112 @@
+"""Compiled code that comes with a wheel, so that the first program need not wait for the compiler.
+
+`hatch_build.py` compiles it when it builds a wheel, for every processor with the features of a baseline, such as
+x86-64-v3. The code lies in the package's folder `_prebuilt`, beside a description of what it was compiled for and with.
+Without the folder, or where the description does not fit, everything is compiled for this machine.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import sys
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import llvmlite
+import numba
+from llvmlite import binding as llvm
+from numba.core import config
+from numba.core.codegen import get_host_cpu_features
+
+logger = logging.getLogger("gpunetio.compile")
+
+_PACKAGE = Path(__file__).parents[1]
+FOLDER = _PACKAGE / "_prebuilt"
+DESCRIPTION = "target.json"
+
+
+@dataclass(frozen=True)
+class Target:
+    """What code is compiled for and with."""
+
+    triple: str  # architecture, operating system and C library, as LLVM names them
+    cpu: str  # as LLVM names it
+    features: str  # of the processor: "+avx,+avx2,…"; LLVM may use all that have a plus
+    versions: dict[str, str]  # of whatever decides what is in a file of the cache
+    baseline: str = ""  # the name of `cpu` and `features` together, for people
+
+    def why_not(self, here: Target) -> str:
+        """Return why code for this target does not run here; "" if it does."""
+        for name, version in self.versions.items():
+            if version != here.versions.get(name):
+                return f"it was compiled with {name} {version}, and this is {name} {here.versions.get(name)}"
+        if self.triple != here.triple:
+            return f"it was compiled for {self.triple}, and this is {here.triple}"
+        missing = _names(self.features) - _names(here.features)
+        return f"this processor lacks {', '.join(sorted(missing))}" if missing else ""
+
+    def magic_tuple(self) -> tuple[str, str, str]:
+        """Return what names the target in Numba's cache, as a code generator does."""
+        return self.triple, self.cpu, self.features
+
+
+def _names(features: str) -> set[str]:
+    return {feature[1:] for feature in features.split(",") if feature.startswith("+")}
+
+
+@functools.cache
+def here() -> Target:
+    """Return what this process compiles for and with."""
+    set_by_user: Any = config  # by NUMBA_CPU_NAME and NUMBA_CPU_FEATURES
+    features = set_by_user.CPU_FEATURES
+    return Target(
+        triple=llvm.get_default_triple(), cpu=set_by_user.CPU_NAME or llvm.get_host_cpu_name(),
+        features=get_host_cpu_features() if features is None else features,
+        versions={
+            "Python": str(sys.implementation.cache_tag), "Numba": numba.__version__, "llvmlite": llvmlite.__version__,
+        },
+    )  # fmt: skip
+
+
+@functools.cache
+def found() -> Target | None:
+    """Return what the wheel's code was compiled for; None if there is none."""
+    file = FOLDER / DESCRIPTION
+    try:
+        return Target(**json.loads(file.read_text()))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError) as error:
+        logger.warning("%s cannot be read (%s): the wheel's compiled code is not used; install it again", file, error)
+        return None
+
+
+@functools.cache
+def usable() -> Target | None:
+    """Return what the wheel's code was compiled for if it runs here; else None."""
+    target = found()
+    if target is None:
+        return None
+    why_not = target.why_not(here())
+    logger.debug("the wheel's compiled code is for %s; %s", target.baseline, why_not or "it is used")
+    return None if why_not else target
+
+
+def folder_of(source: str) -> Path | None:
+    """Return where the wheel has the compiled code of a module; None for a module that is not the package's."""
+    folder = Path(source).parent
+    return FOLDER / folder.relative_to(_PACKAGE) if folder.is_relative_to(_PACKAGE) else None
+
+
+def main(arguments: Iterable[str]) -> None:
+    """Print the description for the code that this process compiles, under the baseline's name."""
+    (baseline,) = arguments
+    print(json.dumps(asdict(here()) | {"baseline": baseline}, indent=1))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
