@@ -6,10 +6,13 @@ Wall clock and CPU seconds, children included. They differ where two processes c
 from __future__ import annotations
 
 import argparse
+import atexit
+import functools
 import json
 import os
 import re
 import resource
+import shutil
 import statistics
 import subprocess
 import sys
@@ -50,14 +53,17 @@ class Start:
 
 
 def environment(cache: str) -> dict[str, str]:
-    """The environment of a process whose cache is in a folder, or where it always is."""
-    quiet = {"PYTHONUNBUFFERED": "1", "GPUNETIO_QUIET": "1"}
-    return os.environ | quiet | ({"NUMBA_CACHE_DIR": cache} if cache else {})
+    """The environment of a process whose cache is in a folder."""
+    return os.environ | {"PYTHONUNBUFFERED": "1", "GPUNETIO_QUIET": "1", "NUMBA_CACHE_DIR": cache}
 
 
-def whole(command: list[str]) -> Callable[[str], None]:
+def whole(command: list[str], **more: str) -> Callable[[str], None]:
     """A command that runs to its end."""
-    return lambda cache: subprocess.run(command, env=environment(cache), check=True, stdout=subprocess.DEVNULL) and None
+
+    def run(cache: str) -> None:
+        subprocess.run(command, env=environment(cache) | more, check=True, stdout=subprocess.DEVNULL)
+
+    return run
 
 
 def first_row(command: list[str]) -> Callable[[str], None]:
@@ -79,16 +85,38 @@ def first_row(command: list[str]) -> Callable[[str], None]:
     return run
 
 
-def program(text: str) -> Callable[[str], None]:
+def program(text: str, **more: str) -> Callable[[str], None]:
     """A program from a file, as functions from elsewhere are not cached."""
 
     def run(cache: str) -> None:
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder, "program.py")
             file.write_text(text)
-            whole([sys.executable, str(file)])(cache)
+            whole([sys.executable, str(file)], **more)(cache)
 
     return run
+
+
+@functools.cache
+def wheel_with_compiled_code() -> str:
+    """The folder into which such a wheel is installed, beside what is installed anyway."""
+    built = tempfile.mkdtemp(prefix="gpunetio-wheel-")
+    atexit.register(shutil.rmtree, built)
+    folder = str(Path(built, "installed"))
+    with_code = os.environ | {"GPUNETIO_PREBUILT": "1", "GPUNETIO_QUIET": "1"}
+    commands = (
+        [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", built],
+        [sys.executable, "-m", "pip", "install", "--no-index", "--no-deps", "--target", folder, "--find-links", built,
+         "gpunetio"],
+    )  # fmt: skip
+    for command in commands:
+        subprocess.run(command, env=with_code, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    return folder
+
+
+def from_wheel(text: str) -> Callable[[str], None]:
+    """A program that uses the package of that wheel."""
+    return lambda cache: program(text, PYTHONPATH=wheel_with_compiled_code())(cache)
 
 
 def import_alone(cache: str) -> None:
@@ -105,6 +133,10 @@ STARTS = (
     Start("put_bw --loopback to its first row, cold", 30, first_row(PUT_BW)),
     Start("gpunetio warm, cold", 40, whole([*GPUNETIO, "warm"])),
     Start("README's first kernel and its NIC, cold", 30, program(README[1])),
+    Start(
+        "README's first kernel and its NIC, wheel with compiled code", 3, from_wheel(README[1]),
+        before=lambda cache: wheel_with_compiled_code() and None,
+    ),
     Start("a kernel of one's own, cold", 4, program(OWN_KERNEL)),
     Start("a kernel of one's own, device library compiled", 1, program(OWN_KERNEL), before=program(OWN_KERNEL)),
 )

@@ -31,8 +31,8 @@ def no_package(name: str):
     return without(Kind.QUESTION, "package", name, trouble=Trouble.FAILED)
 
 
-def cache(free: int = 1 << 40, damaged: int | None = 0):
-    return answer("compiler_cache", value={"free": free, "damaged": damaged})
+def cache(free: int = 1 << 40, damaged: int | None = 0, **wheel: str):
+    return answer("compiler_cache", value={"free": free, "damaged": damaged} | wheel)
 
 
 def no_cache(trouble: Trouble):
@@ -70,6 +70,10 @@ def no_memory(trouble: Trouble):
         ("compiler-cache", [cache(free=50 << 20)], [WARN], "NUMBA_CACHE_DIR"),
         ("compiler-cache", [cache(damaged=3)], [WARN], "3 files of compiled code are damaged"),
         ("compiler-cache", [cache(damaged=3)], [WARN], "-delete"),
+        ("compiler-cache", [cache(baseline="", why_not="")], [OK], "cached"),
+        ("compiler-cache", [cache(baseline="x86-64-v3", why_not="")], [OK], "the wheel's, for x86-64-v3, is used"),
+        ("compiler-cache", [cache(baseline="x86-64-v3", why_not="it is late")], [WARN], "is not used: it is late"),
+        ("compiler-cache", [cache(baseline="x86-64-v3", why_not="it is late")], [WARN], "gpunetio warm"),
         ("compiler-cache", [cache(damaged=None)], [SKIP], "cannot find out"),
         ("compiler-cache", [no_cache(Trouble.DENIED)], [WARN], "every process compiles again"),
         ("compiler-cache", [no_cache(Trouble.FAILED)], [SKIP], "cannot find out"),

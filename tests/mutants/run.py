@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpunetio.jit.compile import sources_of
+from gpunetio.jit.stamps import sources_of
 from patches import ROOT, read_all
 
 PACKAGE = Path("src/gpunetio")

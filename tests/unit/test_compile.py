@@ -72,7 +72,7 @@ def test_a_function_without_a_file_is_compiled_and_not_cached():
     assert device_function(scope["double"])(21) == 42
 
 
-def test_constants_do_not_multiply_compilations():
+def test_constants_do_not_multiply_stampings():
     from gpunetio.device import device_function
 
     @device_function
@@ -95,7 +95,7 @@ def test_the_stamp_covers_the_files_of_all_callees(module):
 
     from numba.core.dispatcher import Dispatcher
 
-    from gpunetio.jit.compile import sources_of
+    from gpunetio.jit.stamps import sources_of
 
     home = importlib.import_module(f"gpunetio.{module}")
     covered = set(sources_of(Path(home.__file__)))
@@ -114,9 +114,9 @@ def test_the_stamp_covers_the_files_of_all_callees(module):
 
 
 def test_imports_are_those_that_the_parser_finds():
-    from gpunetio.jit import compile as compilation
+    from gpunetio.jit import stamps as stamping
 
-    paths = sorted(Path(compilation.__file__).parents[1].rglob("*.py"))
+    paths = sorted(Path(stamping.__file__).parents[1].rglob("*.py"))
     assert len(paths) > 200
     for path in paths:
         named = set()
@@ -124,21 +124,21 @@ def test_imports_are_those_that_the_parser_finds():
             if isinstance(node, ast.ImportFrom) and node.level:
                 base = path.parents[node.level - 1].joinpath(*(node.module or "").split("."))
                 named |= {base.with_suffix(".py"), base / "__init__.py", *(base / f"{a.name}.py" for a in node.names)}
-        assert set(compilation._read(path)[1]) == {name for name in named if name.is_file()}, path
+        assert set(stamping._read(path)[1]) == {name for name in named if name.is_file()}, path
 
 
 def test_the_stamp_changes_with_an_imported_file_and_only_then(monkeypatch, tmp_path):
     import shutil
 
-    from gpunetio.jit import compile as compilation
+    from gpunetio.jit import stamps as stamping
 
     copy = tmp_path / "gpunetio"
-    shutil.copytree(Path(compilation.__file__).parents[1], copy, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(Path(stamping.__file__).parents[1], copy, ignore=shutil.ignore_patterns("__pycache__"))
 
     def stamps():
-        compilation._read.cache_clear()
-        compilation.sources_of.cache_clear()
-        return [compilation.stamp_of.__wrapped__(copy / part) for part in ("nic/engine.py", "device/onesided.py")]
+        stamping._read.cache_clear()
+        stamping.sources_of.cache_clear()
+        return [stamping.stamp_of.__wrapped__(copy / part) for part in ("nic/engine.py", "device/onesided.py")]
 
     engine, onesided = stamps()
     changed = copy / "device" / "cq.py"
@@ -272,7 +272,7 @@ def test_compiling_is_told(tmp_path, impatient, monkeypatch, capfd, caplog, quie
     assert ("gpunetio: " + line in err.splitlines()) is (not quiet)
 
 
-def test_the_outermost_compilation_is_told(tmp_path, impatient, monkeypatch):
+def test_the_outermost_stamping_is_told(tmp_path, impatient, monkeypatch):
     """Once for a function and all that it calls; functions of others are none of our business."""
     begun = []
     monkeypatch.setattr(progress, "_tell", lambda root, over: begun.append((root.py_func.__name__, over)))

@@ -30,6 +30,7 @@ def warm() -> None:
     from ..bench.pingpong import PingPong, PingPongOptions
     from ..dpa import Dpa
     from ..gpu import Gpu
+    from ..jit import prebuilt
     from ..samples import verbs_dpa
     from ..verbs import open as open_device
 
@@ -47,6 +48,10 @@ def warm() -> None:
     _post()
     others = "pingpong", "selftest litmus", "verbs_dpa", "verbs_server_client", "verbs_wait_cq_wr"
     click.echo(f"ready: {', '.join(('the NIC', *BENCHMARKS, *others))} ({time.monotonic() - start:.1f} s)")
+    baseline, why_not = prebuilt.report()
+    if baseline:
+        used = f"is not used: {why_not}" if why_not else "is used"
+        click.echo(f"the wheel's compiled code, for {baseline}, {used}")
 
 
 @contextlib.contextmanager

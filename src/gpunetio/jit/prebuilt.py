@@ -22,11 +22,13 @@ from llvmlite import binding as llvm
 from numba.core import config
 from numba.core.codegen import get_host_cpu_features
 
+from .stamps import PACKAGE, stamp_of
+
 logger = logging.getLogger("gpunetio.compile")
 
-_PACKAGE = Path(__file__).parents[1]
-FOLDER = _PACKAGE / "_prebuilt"
+FOLDER = PACKAGE / "_prebuilt"
 DESCRIPTION = "target.json"
+ENGINE = PACKAGE / "nic" / "engine.py"
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class Target:
     features: str  # of the processor: "+avx,+avx2,…"; LLVM may use all that have a plus
     versions: dict[str, str]  # of whatever decides what is in a file of the cache
     baseline: str = ""  # the name of `cpu` and `features` together, for people
+    engine: str = ""  # the stamp of the NIC's engine; the cache itself compares the stamp of each function
 
     def why_not(self, here: Target) -> str:
         """Return why code for this target does not run here; "" if it does."""
@@ -96,16 +99,25 @@ def usable() -> Target | None:
     return None if why_not else target
 
 
+def report() -> tuple[str, str]:
+    """Return the baseline of the wheel's code, and why that is not used; an empty string if there is none."""
+    target = found()
+    if target is None:
+        return "", ""
+    changed = "" if target.engine == stamp_of(ENGINE) else "the package was changed after it was installed"
+    return target.baseline, target.why_not(here()) or changed
+
+
 def folder_of(source: str) -> Path | None:
     """Return where the wheel has the compiled code of a module; None for a module that is not the package's."""
     folder = Path(source).parent
-    return FOLDER / folder.relative_to(_PACKAGE) if folder.is_relative_to(_PACKAGE) else None
+    return FOLDER / folder.relative_to(PACKAGE) if folder.is_relative_to(PACKAGE) else None
 
 
 def main(arguments: Iterable[str]) -> None:
     """Print the description for the code that this process compiles, under the baseline's name."""
     (baseline,) = arguments
-    print(json.dumps(asdict(here()) | {"baseline": baseline}, indent=1))
+    print(json.dumps(asdict(here()) | {"baseline": baseline, "engine": stamp_of(ENGINE)}, indent=1))
 
 
 if __name__ == "__main__":

@@ -139,7 +139,7 @@ _ROOM = 100 * _MIB  # the NIC and the kernels of all benchmarks take 60 MiB
     source="docs/soft-nic.md: compiling; Numba's manual: NUMBA_CACHE_DIR", uses=EVERY_USE,
 )  # fmt: skip
 def compiler_cache(machine: Machine) -> Iterator[Finding]:
-    """Check that the cache is writable, has space, and holds no truncated files."""
+    """Check that the cache is writable, has space, holds no truncated files, and that the wheel's code is used."""
     reading = machine.host.ask("compiler_cache")
     found = reading.value if isinstance(reading.value, dict) else {}
     free, damaged = found.get("free"), found.get("damaged")
@@ -154,6 +154,13 @@ def compiler_cache(machine: Machine) -> Iterator[Finding]:
         cure = "delete them: find . ~/.cache/numba -name '*.nb[ic]' -delete, in the folder of the package gpunetio"
         read = evidence(reading, f"{damaged} files are truncated")
         yield warn(f"{damaged} files of compiled code are damaged and will be compiled again", read, cure=cure)
+    elif why_not := found.get("why_not"):
+        cure = "run gpunetio warm once, or install a wheel that was built for this machine and its packages"
+        read = evidence(reading, f"{found.get('baseline')}: {why_not}")
+        yield warn(f"the wheel's compiled code is not used: {why_not}", read, cure=cure)
+    elif baseline := found.get("baseline"):
+        read = evidence(reading, f"{free} bytes free")
+        yield ok(f"compiled code is cached; the wheel's, for {baseline}, is used", read)
     else:
         yield ok("compiled code is cached", evidence(reading, f"{free} bytes free"))
 

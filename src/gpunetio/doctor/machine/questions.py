@@ -79,12 +79,16 @@ def shared_memory() -> bool:
     return True
 
 
-def compiler_cache() -> dict[str, int]:
+def compiler_cache() -> dict[str, int | str]:
     """Return the free bytes and the number of damaged files in the folder of gpunetio's compiled code.
 
-    Raises PermissionError if no folder is writable. The answer leaves out the folder's path, which is private.
+    If the package came from a wheel with compiled code, `baseline` names the processors that this code is for, and
+    `why_not` says why it is not used. Raises PermissionError if no folder is writable. The answer leaves out the
+    folder's path, which is private.
     """
     from numba.core.caching import FunctionCache
+
+    from ...jit import prebuilt
 
     try:
         folder = Path(FunctionCache(compiler_cache).cache_path)
@@ -92,7 +96,11 @@ def compiler_cache() -> dict[str, int]:
         raise PermissionError("neither gpunetio's folder nor the user's cache can be written to") from None
     package = Path(__file__).parents[2]
     root = package if package in folder.parents else folder.parent  # a user's cache has one folder per source folder
-    return {"free": filesystem(str(folder))["free"], "damaged": sum(map(_damaged, root.glob("*/**/*.nb[ic]")))}
+    baseline, why_not = prebuilt.report()
+    return {
+        "free": filesystem(str(folder))["free"], "damaged": sum(map(_damaged, root.glob("*/**/*.nb[ic]"))),
+        "baseline": baseline, "why_not": why_not,
+    }  # fmt: skip
 
 
 def _damaged(path: Path) -> bool:

@@ -25,6 +25,7 @@ from numba.core.ccallback import CFunc
 from numba.core.sigutils import normalize_signature
 from numba.extending import intrinsic
 
+from ...jit.cache import cache_of
 from ...jit.compile import engine_function
 from ...jit.ops import call_c, ld8, ld32, ld64, st8, st64
 from ...jit.struct_view import struct_view
@@ -196,8 +197,8 @@ def _c_handle(number, info, context):
 def handler() -> Any:
     """Return the handler, compiled with C's calling convention. It lives as long as the process: others may call it."""
     compiled: Any = CFunc(_c_handle, normalize_signature(types.void(types.int32, types.int64, types.int64)), {}, {})
-    compiled.enable_caching()
-    compiled._cache._cache_file._source_stamp = _handle.stamp  # of all that it calls, as for other compiled functions
+    if cache := cache_of(_c_handle, _handle.stamp):
+        compiled._cache = cache
     compiled.compile()
     return compiled
 
