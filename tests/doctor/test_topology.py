@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from doctor_rig import DATA, READY, answer, changed, command, file, folder, found, link, statuses, without
 from gpunetio.doctor import Status, Wanted, examine
+from gpunetio.doctor.machine.devices import natural
 from gpunetio.doctor.machine.host import Kind
+from gpunetio.doctor.machine.topo_m import parse
 from gpunetio.doctor.machine.topology import (
     SELF,
     UNKNOWN,
@@ -17,8 +19,7 @@ from gpunetio.doctor.machine.topology import (
     best_nic,
     distance,
     matrix,
-    natural,
-    parse_topo_m,
+    pairs,
 )
 from topology_rig import CONVERGED, EIGHT, EIGHT_TOPO_M, built, gpu, machine, nic
 
@@ -67,21 +68,21 @@ def test_the_converged_card():
 
 def test_eight_gpus():
     """sysfs gives what nvidia-smi prints for that machine."""
-    told = parse_topo_m(EIGHT_TOPO_M)
+    told = parse(EIGHT_TOPO_M)
     here = machine(EIGHT)
     for name, row in matrix(here).items():
         assert row == {other: cell for (first, other), cell in told.items() if first == name}
     assert [best.name for one in here.gpus if (best := best_nic(here, one))] == [f"mlx5_{10 + i}" for i in range(8)]
-    assert here.pairs()[:8] == tuple((f"GPU{i}", f"mlx5_{10 + i}") for i in range(8))
-    assert here.pairs()[-1] == ("GPU3", "mlx5_bond_0")
-    assert len(here.pairs()) == 8 * 9
+    assert pairs(here)[:8] == tuple((f"GPU{i}", f"mlx5_{10 + i}") for i in range(8))
+    assert pairs(here)[-1] == ("GPU3", "mlx5_bond_0")
+    assert len(pairs(here)) == 8 * 9
 
 
 def test_what_sysfs_hides():
     pci = without(Kind.LINK, "/sys/bus/pci/devices/0000:ca:00.0")
     here = machine(changed(READY, pci, without(Kind.COMMAND, "nvidia-smi", "topo", "-m")))
     assert matrix(here) == {"GPU0": {"GPU0": SELF, "mlx5_0": UNKNOWN, "mlx5_1": UNKNOWN}}
-    assert here.pairs() == (("GPU0", "mlx5_0"), ("GPU0", "mlx5_1"))
+    assert pairs(here) == (("GPU0", "mlx5_0"), ("GPU0", "mlx5_1"))
     (finding,) = found("topology", pci, without(Kind.COMMAND, "nvidia-smi", "topo", "-m"))
     assert (finding.status, finding.summary) == (
         Status.SKIP, "sysfs does not show where GPU0 (0000:ca:00.0) is plugged in"
@@ -104,7 +105,7 @@ def test_what_sysfs_hides_nvidia_smi_tells():
     nearer = SEED_TOPO_M.replace("GPU0 X NODE NODE", "GPU0 X NODE PXB")
     here = machine(changed(host, command("nvidia-smi topo -m", nearer)))
     assert best_nic(here, here.gpus[0]).name == "mlx5_1"
-    assert here.pairs() == (("GPU0", "mlx5_1"), ("GPU0", "mlx5_0"))
+    assert pairs(here) == (("GPU0", "mlx5_1"), ("GPU0", "mlx5_0"))
 
 
 def test_sysfs_comes_first():
@@ -193,14 +194,14 @@ def test_a_bridge_more_is_never_nearer(a, b, count):
 
 
 def test_the_guides_matrix():
-    cells = parse_topo_m(SEED_TOPO_M)
+    cells = parse(SEED_TOPO_M)
     names = ("GPU0", "mlx5_0", "mlx5_1")
     rows = ("X NODE NODE", "NODE X PIX", "NODE PIX X")
     assert cells == {(a, b): cell for a, row in zip(names, rows) for b, cell in zip(names, row.split())}
 
 
 def test_a_real_matrix():
-    cells = parse_topo_m(EIGHT_TOPO_M)
+    cells = parse(EIGHT_TOPO_M)
     assert "\x1b" in EIGHT_TOPO_M
     assert "\t" in EIGHT_TOPO_M
     assert len(cells) == 17 * 17
@@ -212,7 +213,7 @@ def test_a_real_matrix():
 def test_a_matrix_of_an_older_driver():
     """NICs stood in the heading, and there was no NUMA column."""
     text = "\tGPU0\tmlx5_0\tCPU Affinity\nGPU0\t X \tPHB\t0-23\nmlx5_0\tPHB\t X \t\n"
-    assert parse_topo_m(text)["GPU0", "mlx5_0"] == "PHB"
+    assert parse(text)["GPU0", "mlx5_0"] == "PHB"
 
 
 @given(st.dictionaries(st.sampled_from([f"NIC{i}" for i in range(6)]), st.from_regex(r"mlx5_[0-9]{2}", fullmatch=True),
@@ -225,12 +226,12 @@ def test_parsing_what_was_printed(legend, data):
     lines += ["", "NIC Legend:", "", *(f"  {short}: {name}" for short, name in legend.items())]
     told = {"GPU0": "GPU0"} | legend
     if len(set(legend.values())) == len(legend):
-        assert parse_topo_m("\n".join(lines)) == {(told[a], told[b]): cell for (a, b), cell in cells.items()}
+        assert parse("\n".join(lines)) == {(told[a], told[b]): cell for (a, b), cell in cells.items()}
 
 
 @given(st.text(alphabet="GPUNIC01 \t\n\x1b[4m:mlx5_XSYV") | st.text())
 def test_parsing_anything(text):
-    for cell in parse_topo_m(text).values():
+    for cell in parse(text).values():
         assert cell == SELF or cell.startswith("NV") or cell in set(Distance)
 
 

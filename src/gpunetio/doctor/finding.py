@@ -7,12 +7,10 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from .machine.devices import Machine
 from .machine.host import Kind, Reading, Trouble
-
-if TYPE_CHECKING:
-    from .machine.devices import Machine
 
 GUIDE = "DOCA GPUNetIO installation and set-up guide"  # the source of most checks
 _SHOWN = 160  # characters of a value that evidence shows

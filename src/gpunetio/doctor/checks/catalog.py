@@ -8,10 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from ..finding import Check, Finding, Report, Use, skip
-from ..machine import nvidia_driver, nvidia_smi, topology
+from ..machine import nvidia_driver, nvidia_smi, topo_m
 from ..machine.devices import Machine, Wanted
 from ..machine.host import Host
 from ..machine.nics import is_nvidia
+from ..machine.topology import pairs
 from ..probes.trying import run_probes
 
 _log = logging.getLogger("gpunetio.doctor")
@@ -19,7 +20,7 @@ _AT_ONCE = 8  # checks; they mostly wait for commands
 
 # The slowest questions, for which most checks wait. They start first and run at the same time.
 _SLOW: tuple[Callable[[Machine], object], ...] = (
-    lambda machine: nvidia_smi.query(machine.host), topology.said, nvidia_driver.cuda,
+    lambda machine: nvidia_smi.query(machine.host), lambda machine: topo_m.query(machine.host), nvidia_driver.cuda,
 )  # fmt: skip
 
 
@@ -60,7 +61,7 @@ def examine(host: Host, wanted: Wanted | None = None, probing: bool = False) -> 
         found = pool.map(lambda one: _ask(one, machine), all_checks())
         findings = [finding for some in found for finding in some]
     cards = tuple(nic.name for nic in machine.nics if is_nvidia(nic))
-    report = Report(tuple(findings), machine.pairs(), cards)
+    report = Report(tuple(findings), pairs(machine), cards)
     if probing:
         gpu, nic = report.best_pair(Use.VERBS) or ("", "")
         report = replace(report, findings=(*report.findings, *run_probes(machine, nic, gpu)))

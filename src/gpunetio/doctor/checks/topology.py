@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..finding import GUIDE, HARDWARE, Evidence, Finding, check, evidence, ok, skip, warn
-from ..machine import topology
+from ..machine import topo_m, topology
 from ..machine.devices import Gpu, Machine, Nic
 from ..machine.host import Reading
 from ..machine.nvidia_driver import SHARES_MEMORY, integrated
@@ -69,7 +69,7 @@ def _pair(machine: Machine, gpu: Gpu, nic: Nic) -> Finding:
 def _places(machine: Machine, gpu: Gpu, nic: Nic, apart: Distance) -> list[Reading | Evidence]:
     """Return the evidence for the distance."""
     if topology.distance(gpu.pci, nic.pci) is None:
-        return [evidence(topology.said(machine), f"{gpu.name} to {nic.name}: {apart}")]
+        return [evidence(topo_m.query(machine.host), f"{gpu.name} to {nic.name}: {apart}")]
     return [machine.host.follow(one.pci.folder) for one in (gpu, nic) if one.pci]
 
 
@@ -98,7 +98,7 @@ def _near(gpu: Gpu) -> str:
 )  # fmt: skip
 def agrees(machine: Machine) -> Iterator[Finding]:
     """Compare the distances from each GPU to other GPUs and to NICs, except where NVLinks hide them."""
-    reading = topology.said(machine)
+    reading = topo_m.query(machine.host)
     if not machine.gpus:
         yield skip("no GPU")
     elif not reading.ok:

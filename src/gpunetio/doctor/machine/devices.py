@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ...errors import InvalidValueError
-from . import nvidia_smi, pci, topology
+from . import nvidia_smi, pci, topo_m
 from .host import Host
 from .pci import PciDevice
 
@@ -97,7 +97,7 @@ class Machine:
     @cached_property
     def all_nics(self) -> tuple[Nic, ...]:
         """RDMA devices of any vendor, then Mellanox/NVIDIA cards without one."""
-        found = [self._nic(name) for name in sorted(self.host.names(INFINIBAND).names, key=topology.natural)]
+        found = [self._nic(name) for name in sorted(self.host.names(INFINIBAND).names, key=natural)]
         known = {nic.address for nic in found}
         cards = (d for d in self.pci.values() if d.vendor == pci.MELLANOX and d.base_class == pci.NETWORK)
         bonds = {bond for nic in found for bond in self._bonds(nic)}
@@ -131,8 +131,8 @@ class Machine:
 
     @cached_property
     def topo_m(self) -> dict[tuple[str, str], str]:
-        """Distances by `nvidia-smi topo -m`, see `topology.parse_topo_m`."""
-        return topology.parse_topo_m(topology.said(self).text)
+        """Distances by `nvidia-smi topo -m`, see `topo_m.parse`."""
+        return topo_m.parse(topo_m.query(self.host).text)
 
     def require_wanted(self) -> None:
         """Raise InvalidValueError if the machine lacks the GPU or NIC that the user asks about."""
@@ -144,8 +144,7 @@ class Machine:
                 there = ", ".join(f"{one.name} ({one.address})" if one.address else one.name for one in known)
                 raise InvalidValueError(f"no {what} is {wanted!r}; there is {there or 'none'}")
 
-    def pairs(self) -> tuple[tuple[str, str], ...]:
-        """Return all pairs of a GPU and an RDMA device by name, the nearest first."""
-        pairs = [(gpu, nic) for gpu in self.gpus for nic in self.nics if nic.rdma]
-        pairs.sort(key=lambda pair: topology.closeness(self, *pair))
-        return tuple((gpu.name, nic.name) for gpu, nic in pairs)
+
+def natural(name: str) -> list[str]:
+    """Return a sort key with mlx5_2 before mlx5_10."""
+    return [part.zfill(20) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]

@@ -9,6 +9,7 @@ from .pci import address_of
 
 SOURCE = "nvidia-smi -q"
 CONTROL, MEMORY = "/dev/nvidiactl", "/dev/nvidia-uvm"
+STYLE = re.compile(r"\x1b\[[0-9;]*m")  # nvidia-smi underlines even in a pipe
 _GPU = re.compile(r"GPU ([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])")
 
 

@@ -1,25 +1,16 @@
-"""Compute the distances between GPUs and NICs from sysfs, in the terms of `nvidia-smi topo -m`."""
+"""Compute the distances between GPUs and NICs from sysfs, in the terms of `nvidia-smi topo -m` (topo_m.py)."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from enum import StrEnum
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any
 
-from ..report.text import STYLE
-from . import nvidia_smi
+from .devices import Gpu, Machine, Nic, natural
 from .host import Reading
 from .pci import PciDevice
 
-if TYPE_CHECKING:
-    from .devices import Gpu, Machine, Nic
-
 UNKNOWN, SELF = "?", "X"
-_GPU = re.compile(r"GPU\d+")
-_LEGEND = re.compile(r"\s*(NIC\d+):\s*(\S+)\s*")
-_CELL = re.compile(r"X|PIX|PXB|PHB|NODE|SYS|NV\d+")
 _ACTIVE = "4: ACTIVE"  # Documentation/ABI/stable/sysfs-class-infiniband
 
 
@@ -106,7 +97,7 @@ def next_active(machine: Machine, gpu: Gpu) -> Nic | None:
     return nearest(machine, gpu, (nic for nic in machine.nics if nic.rdma and active(machine, nic)))
 
 
-def closeness(machine: Machine, gpu: Gpu, nic: Nic) -> tuple[Any, ...]:
+def closeness(machine: Machine, gpu: Gpu, nic: Nic) -> tuple[int, bool, bool, list[str]]:
     """Return a sort key for a GPU's NICs: by distance, then same NUMA node, active port, and name."""
     far = apart(machine, gpu, nic)
     numa = {one.pci.numa if one.pci else None for one in (gpu, nic)}
@@ -124,29 +115,8 @@ def is_active(state: Reading) -> bool:
     return state.text == _ACTIVE
 
 
-def natural(name: str) -> list[str]:
-    """Return a sort key with mlx5_2 before mlx5_10."""
-    return [part.zfill(20) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
-
-
-def said(machine: Machine) -> Reading:
-    """Run `nvidia-smi topo -m`."""
-    return nvidia_smi.said(machine.host, "topo", "-m")
-
-
-def parse_topo_m(text: str) -> dict[tuple[str, str], str]:
-    """Parse `nvidia-smi topo -m` into {("GPU0", "mlx5_0"): "PIX", …}.
-
-    The legend translates NIC0 and so on. Columns may be separated by tabs, or by blanks in pasted text, because no cell
-    contains blanks. Unknown cells are left out.
-    """
-    lines = STYLE.sub("", text).splitlines()
-    legend = {found[1]: found[2] for line in lines if (found := _LEGEND.fullmatch(line))}
-    columns: list[str] = []
-    cells = {}
-    for name, *row in filter(None, map(str.split, lines)):
-        if not columns and _GPU.fullmatch(name):
-            columns = list(takewhile(lambda word: word != "CPU", (name, *row)))  # up to "CPU Affinity"
-        elif name in columns:
-            cells |= {(name, column): cell for column, cell in zip(columns, row) if _CELL.fullmatch(cell)}
-    return {(legend.get(a, a), legend.get(b, b)): cell for (a, b), cell in cells.items()}
+def pairs(machine: Machine) -> tuple[tuple[str, str], ...]:
+    """Return all pairs of a GPU and an RDMA device by name, the nearest first."""
+    found = [(gpu, nic) for gpu in machine.gpus for nic in machine.nics if nic.rdma]
+    found.sort(key=lambda pair: closeness(machine, *pair))
+    return tuple((gpu.name, nic.name) for gpu, nic in found)

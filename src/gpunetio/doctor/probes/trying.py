@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..finding import EVERY_USE, GUIDE, HARDWARE, Check, Evidence, Finding, Status, Use, check, fail, skip
-from ..machine import peer_mapping
+from ..machine import peer_mapping, topology
 from ..machine.devices import SOFTWARE_NIC, Machine
 from ..machine.nics import is_nvidia
 
@@ -87,7 +87,7 @@ def device_to_probe(machine: Machine) -> str:
 def run_probes(machine: Machine, device: str = "", gpu: str = "") -> list[Finding]:
     """Probe a device (default: `device_to_probe`) with a GPU (default: the nearest)."""
     device = device or device_to_probe(machine)
-    gpu = gpu or next((gpu for gpu, nic in machine.pairs() if nic == device), "")
+    gpu = gpu or next((gpu for gpu, nic in topology.pairs(machine) if nic == device), "")
     return [finding.of(probe) for probe in PROBES for finding in _found(machine, probe.id, probe.uses, device, gpu)]
 
 

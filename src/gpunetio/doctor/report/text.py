@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
@@ -19,12 +18,12 @@ from ..finding import (
     Use,
     says_reboot,
 )  # fmt: skip
+from ..machine.nvidia_smi import STYLE
 
 WIDTH = 100
 _LEFT = 8  # columns before the details of a finding
 _LABEL = 8
 _READ = 4  # pieces of evidence shown, unless verbose
-STYLE = re.compile(r"\x1b\[[0-9;]*m")  # nvidia-smi underlines even in a pipe
 _YES_OR_NO = {Readiness.READY: "yes", Readiness.NOT_READY: "no", Readiness.UNKNOWN: "unknown"}
 
 # Colours a status; returns the text unchanged if the output is not a terminal.
