@@ -25,7 +25,9 @@ nitpick_ignore_regex = [
     ("py:obj", r".*"),  # `words` of a docstring: some are names of the API, and then links
     ("py:.*", r"(collections|ctypes|enum|ipaddress|numpy|np|pathlib|re|socket|types|typing)\..*"),
     ("py:class", r"(NDArray|ndarray|Path|uint8|optional)"),
-    ("py:class", r"gpunetio\.(formats\.commands\.Opcode|providers\.provider\.Provider)"),  # see the source
+    # See the source: what the package's parts need of each other.
+    ("py:class", r"gpunetio\.(formats\.commands\.Opcode|providers\.provider\.Provider|jit\.code\.Code)"),
+    ("py:class", r"gpunetio\.(gpu\.export\.Exporter|gpu\.proxy\.Forwarded|verbs\.dpa\.\w+)"),
 ]
 
 myst_heading_anchors = 4
@@ -38,8 +40,8 @@ autodoc_default_options = {
     "members": True,
     "undoc-members": True,
     # What the package's parts ask of each other.
-    "exclude-members": "__init__, __new__, backend, event_taken, hold_for_event, kinds, own, page, place, posting, "
-    "provider, reader, ring, serve, used_by, wait_idle",
+    "exclude-members": "__init__, __new__, backend, code, event_taken, hold_for_event, kinds, own, page, place, "
+    "posting, provider, reader, ring, serve, used_by, wait_idle",
 }
 add_module_names = False
 python_use_unqualified_type_names = True

@@ -20,9 +20,11 @@ from .gpu.gpu import DEFAULT_TIMEOUT
 from .gpu.memory import LAUNCH_TIMEOUT, RunningLaunches
 from .jit.code import Launch
 from .verbs import CQ, QP, Context, Handle
+from .verbs.arguments import instance
+from .verbs.dpa import AnyDpa, AnyDpaCompletion
 
 
-class Dpa(Handle):
+class Dpa(AnyDpa):
     """The DPA of a device (`doca_dpa_create`). Closing it also closes the completions and queue pairs made for it.
 
     `kernel[grid, block, dpa](…)` launches grid × block DPA threads (`doca_dpa_kernel_launch_update_set`). Closing
@@ -45,7 +47,7 @@ class Dpa(Handle):
             raise InvalidValueError(f"timeout {timeout:g} s: a device wait needs a positive deadline")
         self.timeout = timeout
         self._launches = RunningLaunches()
-        self._queues: dict[QP, ExportedQp] = {}
+        self._queues: dict[Handle, ExportedQp] = {}
         with ExitStack() as undo:
             self._threads = Gpu("host")
             undo.callback(self._threads.close)
@@ -85,32 +87,29 @@ class Dpa(Handle):
         self._launches.add(launch)
 
     def wait_for_kernels(self, what: str) -> None:
-        """Wait until no kernel runs here. Any kernel may have the handle of `what`, which is a plain number."""
+        """Wait until no kernel runs here: any may have the handle, which is a plain number."""
         self._launches.wait(self.timeout + LAUNCH_TIMEOUT, what)
 
-    def attach(self, qp: QP) -> None:
-        """Export a queue pair that was made for this DPA."""
-        self._queues[qp] = self._threads.export_qp(qp, timeout=self.timeout)
+    def attach(self, qp: Handle) -> None:
+        self._queues[qp] = self._threads.export_qp(instance("qp", qp, QP), timeout=self.timeout)
 
-    def detach(self, qp: QP) -> None:
+    def detach(self, qp: Handle) -> None:
         """Forget a queue pair that is being closed. Its export is already closed."""
         self._queues.pop(qp, None)
 
-    def restart(self, qp: QP) -> None:
-        """Reset the export of a queue pair that is in RST, where the device counts from 0 again."""
+    def restart(self, qp: Handle) -> None:
         self._queues[qp].reset()
 
-    def handle(self, qp: QP) -> int:
-        """Return the pointer that kernels pass to device functions. `QP.get_dpa_handle` calls this."""
+    def handle(self, qp: Handle) -> int:
         return self._queue(qp).device_address
 
-    def _queue(self, qp: QP) -> ExportedQp:
+    def _queue(self, qp: Handle) -> ExportedQp:
         if qp not in self._queues:
             raise InvalidValueError(f"{qp} is not a queue pair of {self}")
         return self._queues[qp]
 
 
-class DpaCompletion(Handle):
+class DpaCompletion(AnyDpaCompletion):
     """Where a queue of a DPA's queue pair completes (`doca_dpa_completion`). Kernels poll the ring of the CQ `cq`.
 
     It serves one queue at a time, because the device library finds a CQE by the index of its WQE.
@@ -135,6 +134,5 @@ class DpaCompletion(Handle):
         return self.cq.entries
 
     def check_free(self) -> None:
-        """Raise InUseError when a queue completes here."""
         if self._users:
             raise InUseError(f"{self} is used by {', '.join(map(str, self._users))}: create another completion")

@@ -1,6 +1,6 @@
 """What the modules of gpunetio import, read from their source.
 
-An import inside a function counts like any other. One under `if TYPE_CHECKING:` does not, for it never runs.
+An import inside a function counts like any other. One under `if TYPE_CHECKING:` never runs: it counts where types do.
 """
 
 import ast
@@ -19,12 +19,12 @@ def is_package(path: Path) -> bool:
     return path.name == "__init__.py"
 
 
-def imports(source: str, module: Module, package: bool) -> Iterator[tuple[int, Module, str | None]]:
+def imports(source: str, module: Module, package: bool, types: bool) -> Iterator[tuple[int, Module, str | None]]:
     """Yield (line, module, name) for each name that a module imports from another, or None for `import` of a module.
 
-    `package` is whether the importing module is a package.
+    `package` is whether the importing module is a package, `types` whether imports for types only count.
     """
-    for node in _statements(ast.parse(source)):
+    for node in _statements(ast.parse(source), types):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield node.lineno, tuple(alias.name.split(".")), None
@@ -35,16 +35,16 @@ def imports(source: str, module: Module, package: bool) -> Iterator[tuple[int, M
                 yield node.lineno, base, alias.name
 
 
-def _statements(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
-    """Yield all imports under a node that can run, at any depth."""
+def _statements(node: ast.AST, types: bool) -> Iterator[ast.Import | ast.ImportFrom]:
+    """Yield all imports under a node, at any depth; without `types`, those that can run."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Import | ast.ImportFrom):
             yield child
-        elif isinstance(child, ast.If) and _is_type_checking(child.test):
+        elif not types and isinstance(child, ast.If) and _is_type_checking(child.test):
             for other in child.orelse:
-                yield from _statements(ast.Module([other], []))
+                yield from _statements(ast.Module([other], []), types)
         else:
-            yield from _statements(child)
+            yield from _statements(child, types)
 
 
 def _is_type_checking(test: ast.expr) -> bool:

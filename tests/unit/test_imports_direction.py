@@ -17,8 +17,8 @@ The layers, from high to low:
     errors, log, enums, memory, ... modules at the package root that anyone may import, and that import only each other
 
 So formats knows nothing of the NIC, the NIC nothing of verbs, and verbs reaches a NIC only through providers.
-Packages on one line count as one layer. An import inside a function counts like any other; one under `if
-TYPE_CHECKING:` does not, for it never runs. A new package or root module belongs in LAYERS: the test names the ones
+Packages on one line count as one layer. An import inside a function, or for types only, counts like any other. A new
+package or root module belongs in LAYERS: the test names the ones
 it does not know.
 """
 
@@ -55,7 +55,7 @@ RANK = {name: len(LAYERS) - i for i, names in enumerate(LAYERS) for name in name
 def imported_parts(source: str, module: Module, package: bool) -> Iterator[tuple[int, str]]:
     """(line, part of gpunetio) for each import of a module."""
     found: dict[tuple[int, str], None] = {}  # once for each line
-    for line, base, name in imports(source, module, package):
+    for line, base, name in imports(source, module, package, types=True):
         target = (*base, name) if name and base == (PACKAGE,) else base
         if target[0] == PACKAGE:
             part = target[1] if len(target) > 1 else FACE
@@ -99,7 +99,7 @@ def test_imports_point_downwards() -> None:
         ("verbs/qp.py", "from gpunetio import PD", FACE),
         ("errors.py", "from . import formats", "formats"),
         ("__init__.py", "from . import cli", "cli"),
-        ("fabric/udp.py", "if TYPE_CHECKING:\n    pass\nelse:\n    from ..nic import tables", "nic"),
+        ("fabric/udp.py", "if TYPE_CHECKING:\n    from ..nic import tables", "nic"),
     ],
 )
 def test_upward_import_is_seen(path: str, source: str, upward: str) -> None:
@@ -116,7 +116,6 @@ def test_upward_import_is_seen(path: str, source: str, upward: str) -> None:
         ("formats/__init__.py", "from .wqe import Wqe"),
         ("__init__.py", "from .verbs import PD\nfrom .eth import RxQueue"),
         ("cli/__init__.py", "import gpunetio\nfrom gpunetio import PD"),
-        ("formats/wqe.py", "import typing\nif typing.TYPE_CHECKING:\n    from ..nic import tables"),
         ("jit/ops.py", "import numba\nfrom numba import cuda"),
     ],
 )

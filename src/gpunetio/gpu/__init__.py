@@ -1,8 +1,9 @@
 """GPUs and host threads as places where kernels run: memory, exported queues, the CPU proxy and the watchdog."""
 
 from .array import ExportedQps
+from .device import gpu_list
 from .export import ExportedQp
-from .gpu import Gpu, gpu_list
+from .gpu import Gpu
 from .group import QpGroup
 from .memory import GpuMemory
 from .proxy import ProxyService

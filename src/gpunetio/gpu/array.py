@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, NoReturn, overload
+from typing import NoReturn, overload
 
 from ..errors import BadStateError, InvalidValueError
 from ..formats.device_structs import DEV_QP
 from ..jit.code import Launch
 from ..verbs import QP
 from ..verbs.arguments import instance
-from .export import ExportedQp, ExportOptions
+from .export import ExportedQp, Exporter, ExportOptions
 from .handlers import mode_of, structure_kind
 from .structure import Place, places
-
-if TYPE_CHECKING:
-    from .gpu import Gpu
 
 _ALIGNMENT = 1 << 16
 
@@ -31,7 +27,7 @@ class ExportedQps(Sequence[ExportedQp]):
 
     STRIDE = DEV_QP.size
 
-    def __init__(self, gpu: Gpu, qps: Sequence[QP | ExportedQp], options: ExportOptions):
+    def __init__(self, gpu: Exporter, qps: Sequence[QP | ExportedQp], options: ExportOptions):
         if not qps:
             raise InvalidValueError("no queue pairs to export: an array needs at least one")
         for i, qp in enumerate(qps):
@@ -80,7 +76,7 @@ class ExportedQps(Sequence[ExportedQp]):
 
         Waits until no kernel uses any of them. TimedOutError if a kernel does not end.
         """
-        if self._gpu._pid != os.getpid():
+        if not self._gpu.opened_here:
             return
         for qp in self._qps:
             qp.wait_idle()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..enums import NicHandler, QpState, RingMemory, SendDbrModeExt
 from ..errors import BadStateError, InUseError, InvalidValueError, NotSupportedError
@@ -13,9 +14,10 @@ from ..formats.cqe import CQE_SIZE
 from ..formats.device_structs import DEV_CQ, DEV_QP, DEV_RQ, DEV_SIDE
 from ..formats.doorbell import PI_MASK
 from ..jit.code import Launch
-from ..verbs import CQ, QP, Handle, QpEndpoint
+from ..verbs import CQ, QP, SRQ, Handle, QpEndpoint
 from ..verbs.devx.ring import doorbells
 from .completions import Completions, FailedWqe
+from .device import GpuDevice
 from .handlers import check, check_record, choose, mode_of, structure_kind
 from .memory import LAUNCH_TIMEOUT, GpuMemory, RunningLaunches
 from .proxy import Forwarding, ProxyService
@@ -23,9 +25,6 @@ from .qp_error import QpError
 from .spans import cq_ring, qp_record, send_ring
 from .srq import ExportedSrq
 from .structure import Place, images, places, receives
-
-if TYPE_CHECKING:
-    from .gpu import Gpu
 
 _UNCONNECTED = (QpState.RST, QpState.INIT, QpState.RTR)
 MAX_SLOTS = 1 << 15  # the structure has 16 bits for the count
@@ -41,6 +40,26 @@ class ExportOptions:
     proxy_service: bool
     timeout: float
     why: str = "as asked"
+
+
+class Exporter(GpuDevice):
+    """What queues need of a `Gpu`."""
+
+    @abstractmethod
+    def export(self, qp: QP, options: ExportOptions, place: Place | None = None) -> ExportedQp:
+        """Export a QP, with its structures at `place` or in memory of their own."""
+
+    @abstractmethod
+    def export_srq(self, srq: SRQ) -> ExportedSrq:
+        """Export a contiguous SRQ, or count another user of its structure. `export_qp` does this for its queue."""
+
+    @abstractmethod
+    def forget_export(self, exported: ExportedQp) -> None:
+        """Remove a closed export. The watchdog does not look at it after this returns."""
+
+    @abstractmethod
+    def own_service(self) -> ProxyService:
+        """Return the service that this handle runs for its queues; start it if there is none."""
 
 
 class ExportedQp(Handle):
@@ -59,7 +78,7 @@ class ExportedQp(Handle):
     """
 
     _rank = -1
-    gpu: Gpu
+    gpu: Exporter
     qp: QP
     cq: CQ
     sends: Completions
@@ -69,7 +88,7 @@ class ExportedQp(Handle):
     nic_handler: NicHandler
     may_lose_rings: bool
 
-    def __init__(self, gpu: Gpu, qp: QP, options: ExportOptions, place: Place | None = None):
+    def __init__(self, gpu: Exporter, qp: QP, options: ExportOptions, place: Place | None = None):
         super().__init__(qp.ctx)
         self._use(qp)
         cq = _check_queue(gpu, qp, options.timeout)
@@ -375,7 +394,7 @@ class ExportedQp(Handle):
         return f"<{self}{', closed' if self.closed else ''}, its rings in {self.ring_memory.text}>"
 
 
-def _check_queue(gpu: Gpu, qp: QP, timeout: float) -> CQ:
+def _check_queue(gpu: Exporter, qp: QP, timeout: float) -> CQ:
     """Return the send CQ, or raise the error that says why kernels cannot use this queue pair in its present state."""
     if qp.send_cq is None or qp.sq_entries == 0:
         raise InvalidValueError(f"QP {qp.qpn:#x} has no send queue to export: create it with sq_wr and send_cq")
@@ -409,7 +428,7 @@ def _check_cqs(qp: QP, send_cq: CQ) -> None:
                 raise InvalidValueError(f"{cq} of {qp} is also used by {other}, which is exported: give each its own")
 
 
-def _check_memory(gpu: Gpu, qp: QP) -> None:
+def _check_memory(gpu: Exporter, qp: QP) -> None:
     """Check that kernels of this GPU reach all rings and records."""
     for queue in (qp, qp.send_cq, qp.receive_cq, qp.init_attr.srq):
         for lies_in in (queue.ring.lies_in, queue.ring.dbr_lies_in) if queue else ():

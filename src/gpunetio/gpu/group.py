@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..enums import CqOverrun, MemRegType, NicHandler, QpSendDbrMode, SendDbrModeExt, UarAllocationType
 from ..errors import InvalidValueError, NotSupportedError
 from ..verbs import CQ, PD, UAR, Context, QpInitAttr
 from ..verbs.arguments import member, whole, within
 from ..verbs.qp_init import queue_sizes
-from .export import ExportedQp, ExportOptions
+from .export import ExportedQp, Exporter, ExportOptions
 from .rings import Rings, ways
-
-if TYPE_CHECKING:
-    from .gpu import Gpu
 
 _KINDS = UarAllocationType
 _NON_CACHED = _KINDS.NONCACHE_DEDICATED, _KINDS.NONCACHE  # the second if the device has no more of the first
@@ -34,7 +31,7 @@ class QueueOptions:
     mem_reg_type: MemRegType
 
 
-def create_qp(gpu: Gpu, pd: PD, queue: QueueOptions, options: ExportOptions) -> ExportedQp:
+def create_qp(gpu: Exporter, pd: PD, queue: QueueOptions, options: ExportOptions) -> ExportedQp:
     """Create a QP as `Gpu.create_qp` describes it."""
     options = _resolve(pd.ctx, options, _QUEUE)
     blueflame = options.nic_handler is NicHandler.GPU_SM_BF
@@ -66,7 +63,7 @@ class QpGroup:
         self.close()
 
 
-def create_group(gpu: Gpu, pd: PD, queue: QueueOptions, options: ExportOptions) -> QpGroup:
+def create_group(gpu: Exporter, pd: PD, queue: QueueOptions, options: ExportOptions) -> QpGroup:
     """Create a queue and its companion as `Gpu.create_qp_group` describes them."""
     options = _resolve(pd.ctx, options, _GROUP)
     uar = pd.ctx.shared_uar(*_NON_CACHED)
@@ -98,7 +95,7 @@ def _resolve(ctx: Context, options: ExportOptions, possible: tuple[NicHandler, .
 
 
 def _create(
-    gpu: Gpu, pd: PD, queue: QueueOptions, options: ExportOptions, uar: UAR, **attributes: Any
+    gpu: Exporter, pd: PD, queue: QueueOptions, options: ExportOptions, uar: UAR, **attributes: Any
 ) -> ExportedQp:  # fmt: skip
     """Create and export a queue pair with at least `depth` slots and one CQ per side; the export owns them."""
     depth, device = whole("depth", queue.depth), pd.ctx.query_device()
@@ -146,7 +143,7 @@ def _create(
     return exported
 
 
-def _cpu_keeps_record(gpu: Gpu, uar: UAR, options: ExportOptions) -> bool:
+def _cpu_keeps_record(gpu: Exporter, uar: UAR, options: ExportOptions) -> bool:
     """Return whether the CPU will write the doorbell record of a queue with this page."""
     handler, mode = options.nic_handler, options.send_dbr_mode
     if handler is NicHandler.AUTO and mode != SendDbrModeExt.NO_DBR_HW and not gpu.registers.can_map(uar.reg_addr):

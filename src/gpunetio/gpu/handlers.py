@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
 
 from ..enums import MemType, NicHandler, QpSendDbrMode, SendDbrModeExt, UarAllocationType
 from ..errors import DriverError, InvalidValueError
 from ..verbs import QP
 from ..verbs.arguments import member
-
-if TYPE_CHECKING:
-    from .gpu import Gpu
+from .device import GpuDevice
 
 logger: logging.Logger = logging.getLogger("gpunetio.gpu")
 
@@ -39,7 +36,7 @@ def mode_of(qp: QP, asked: SendDbrModeExt | None) -> SendDbrModeExt:
     return mode
 
 
-def check(gpu: Gpu, qp: QP, handler: NicHandler, mode: SendDbrModeExt, cpu_gpu: bool) -> None:
+def check(gpu: GpuDevice, qp: QP, handler: NicHandler, mode: SendDbrModeExt, cpu_gpu: bool) -> None:
     """Raise InvalidValueError for a handler that cannot drive this queue."""
     if handler is NicHandler.GPU_SM_NO_DBR and mode is _VALID:
         raise InvalidValueError(
@@ -76,7 +73,7 @@ def structure_kind(modes: list[SendDbrModeExt], cpu_gpu: bool) -> MemType:
 
 
 def choose(
-    gpu: Gpu, qp: QP, asked: NicHandler, mode: SendDbrModeExt, cpu_gpu: bool, why: str
+    gpu: GpuDevice, qp: QP, asked: NicHandler, mode: SendDbrModeExt, cpu_gpu: bool, why: str
 ) -> tuple[NicHandler, int | None]:
     """Return the handler, and the GPU address of the doorbell register, which is mapped unless the CPU rings.
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING, NoReturn
+from collections.abc import Callable
+from typing import NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,10 +14,7 @@ from ..enums import MemType
 from ..errors import BadStateError, InvalidValueError, TimedOutError
 from ..interrupts import deferred
 from ..jit.code import Launch
-
-if TYPE_CHECKING:
-    from .gpu import Gpu
-
+from .backend import Backend
 
 BytesLike = bytes | bytearray | memoryview | np.ndarray
 LAUNCH_TIMEOUT = 60.0  # seconds: the longest that closing waits for kernels
@@ -60,9 +58,10 @@ class GpuMemory:
     kind: MemType
 
     def __init__(
-        self, gpu: Gpu, device_address: int, nbytes: int, kind: MemType, array: np.ndarray | None, owner: object
-    ):
-        self._gpu = gpu
+        self, backend: Backend, device_address: int, nbytes: int, kind: MemType, array: np.ndarray | None,
+        owner: object, forget: Callable[[GpuMemory], None],
+    ):  # fmt: skip
+        self._backend, self._forget = backend, forget
         self.device_address, self.nbytes, self.kind = device_address, nbytes, kind
         self._array, self._owner = array, owner
         self._open = True
@@ -86,7 +85,7 @@ class GpuMemory:
     @property
     def is_cuda(self) -> bool:
         """Return whether CUDA allocated it."""
-        return self._gpu.backend.has_memory
+        return self._backend.has_memory
 
     @property
     def array(self) -> NDArray[np.uint8]:
@@ -109,7 +108,7 @@ class GpuMemory:
         if self._array is not None:
             self._array[offset : offset + source.nbytes] = source
         else:
-            self._gpu.backend.copy(self.device_address + offset, int(source.ctypes.data), source.nbytes)
+            self._backend.copy(self.device_address + offset, int(source.ctypes.data), source.nbytes)
 
     def read(self, offset: int = 0, nbytes: int | None = None) -> NDArray[np.uint8]:
         """Return a copy of `nbytes` from byte offset `offset`, or of all bytes from there."""
@@ -118,7 +117,7 @@ class GpuMemory:
         if self._array is not None:
             return self._array[offset : offset + count].copy()
         target = np.empty(count, np.uint8)
-        self._gpu.backend.copy(int(target.ctypes.data), self.device_address + offset, count)
+        self._backend.copy(int(target.ctypes.data), self.device_address + offset, count)
         return target
 
     def close(self) -> None:
@@ -132,7 +131,7 @@ class GpuMemory:
             with deferred():
                 self._open = False
                 self._array = self._owner = None
-                self._gpu.forget(self)
+                self._forget(self)
 
     def wait_idle(self) -> None:
         """Wait until no kernel that was given the memory runs. TimedOutError if a kernel does not end."""
@@ -150,7 +149,7 @@ class GpuMemory:
 
     def __repr__(self) -> str:
         state = f"at {self.device_address:#x}" if self._open else "closed"
-        return f"<{self.nbytes} bytes of {self.kind.name} memory of GPU {self._gpu.name}, {state}>"
+        return f"<{self.nbytes} bytes of {self.kind.name} memory of GPU {self._backend.name}, {state}>"
 
     def __enter__(self) -> GpuMemory:
         return self

@@ -8,7 +8,7 @@ import os
 import select
 import threading
 import time
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import NoReturn, Protocol
 
 from ..enums import MemType, SendDbrModeExt
 from ..errors import BadStateError, FullError, InvalidValueError, TimedOutError
@@ -20,11 +20,8 @@ from ..memory import HostMemory
 from ..nic.engine import POLLFD, yield_every
 from ..service import STOP_TIMEOUT, ServiceThread
 from ..verbs import QP
+from .device import GpuDevice
 from .proxy_loop import PROXY, PROXY_ROW, ask, forward, serve
-
-if TYPE_CHECKING:
-    from .export import ExportedQp
-    from .gpu import Gpu
 
 CAPACITY = 1 << 14  # queues per service
 SPIN_NS = 1_000_000  # after the last doorbell, while no known kernel runs
@@ -43,7 +40,7 @@ class Forwarding:
     device_address: int
     row_address: int
 
-    def __init__(self, gpu: Gpu, qp: QP, mode: SendDbrModeExt, word: int | None = None):
+    def __init__(self, gpu: GpuDevice, qp: QP, mode: SendDbrModeExt, word: int | None = None):
         self._memory = gpu.alloc(_WORD_BYTES + PROXY_ROW.size, MemType.CPU_GPU, _WORD_BYTES)
         self.device_address = self._memory.device_address
         self._row = PROXY_ROW.at(self._memory.array, _WORD_BYTES)
@@ -85,6 +82,20 @@ class Forwarding:
         self._memory.close()
 
 
+class Forwarded(Protocol):
+    """A queue whose doorbells the CPU rings: an `ExportedQp`."""
+
+    @property
+    def qp(self) -> QP:
+        """Return the queue pair."""
+        ...
+
+    @property
+    def forwarding(self) -> Forwarding:
+        """Return what the CPU does for it."""
+        ...
+
+
 class ProxyService(metaclass=Whole):
     """A thread that forwards the doorbells of many queues (`doca_gpu_verbs_create_service`).
 
@@ -118,7 +129,7 @@ class ProxyService(metaclass=Whole):
         self._thread.start()
         atexit.register(self.close)
 
-    def monitor(self, queue: ExportedQp) -> None:
+    def monitor(self, queue: Forwarded) -> None:
         """Forward for this queue from now on (`doca_gpu_verbs_service_monitor_qp`), in place of any other service."""
         self._check()
         forwarding = queue.forwarding
@@ -128,7 +139,7 @@ class ProxyService(metaclass=Whole):
             forwarding.service.drop(forwarding)
         self.add(forwarding)
 
-    def forget(self, queue: ExportedQp) -> None:
+    def forget(self, queue: Forwarded) -> None:
         """Stop forwarding for this queue. When this returns, the thread no longer touches it."""
         self._check()
         if queue.forwarding.service is not self:
@@ -225,7 +236,7 @@ class ProxyService(metaclass=Whole):
     def __enter__(self) -> ProxyService:
         return self
 
-    def __exit__(self, *exc: Any) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()
 
     def __reduce__(self) -> NoReturn:

@@ -15,7 +15,7 @@ import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypedDict, TypeVar
+from typing import TypedDict, TypeVar
 
 import numpy as np
 
@@ -24,17 +24,15 @@ from ..errors import DeviceFatalError, DocaError, DriverError, NotSupportedError
 from ..formats.cqe import CQE64, CQE_SIZE, INIT_OP_OWN
 from ..memory import PAGE, HostMemory, round_up
 from ..verbs import UMEM, Context
+from .device import GpuDevice
 from .memory import GpuMemory
-
-if TYPE_CHECKING:
-    from .gpu import Gpu
 
 logger: logging.Logger = logging.getLogger("gpunetio.gpu")
 
 _RECORD = 64  # bytes reserved for a doorbell record, after its ring
 
 
-def _by_dmabuf(gpu: Gpu, ctx: Context, memory: GpuMemory) -> UMEM:
+def _by_dmabuf(gpu: GpuDevice, ctx: Context, memory: GpuMemory) -> UMEM:
     fd = gpu.dmabuf_fd(memory)
     try:
         return ctx.register_dmabuf_umem(fd, memory.nbytes, memory=memory)
@@ -42,7 +40,7 @@ def _by_dmabuf(gpu: Gpu, ctx: Context, memory: GpuMemory) -> UMEM:
         os.close(fd)  # the UMEM keeps the dmabuf itself
 
 
-def _by_address(gpu: Gpu, ctx: Context, memory: GpuMemory | HostMemory) -> UMEM:
+def _by_address(gpu: GpuDevice, ctx: Context, memory: GpuMemory | HostMemory) -> UMEM:
     return ctx.register_umem(memory)
 
 
@@ -62,7 +60,7 @@ class _Way:
 
     name: str
     kind: MemType
-    register: Callable[[Gpu, Context, GpuMemory], UMEM]
+    register: Callable[[GpuDevice, Context, GpuMemory], UMEM]
 
 
 _DMABUF = _Way("with dmabuf mode", MemType.GPU, _by_dmabuf)
@@ -75,7 +73,7 @@ _WAYS = {
 }
 
 
-def ways(gpu: Gpu, ctx: Context, cpu_gpu: bool, asked: MemRegType) -> tuple[_Way, ...]:
+def ways(gpu: GpuDevice, ctx: Context, cpu_gpu: bool, asked: MemRegType) -> tuple[_Way, ...]:
     """Return what to try for the rings of a queue, in this order; empty if `verbs` allocates them.
 
     NotSupportedError when GPU memory was asked for by name and the queue cannot be there.
@@ -100,7 +98,7 @@ class Rings:
     A way that fails once is not tried again for the queue's other rings. `undo` frees everything.
     """
 
-    def __init__(self, gpu: Gpu, ctx: Context, to_try: tuple[_Way, ...], undo: ExitStack):
+    def __init__(self, gpu: GpuDevice, ctx: Context, to_try: tuple[_Way, ...], undo: ExitStack):
         self._gpu, self._ctx, self._undo = gpu, ctx, undo
         self._ways = to_try
 
@@ -151,7 +149,7 @@ class Rings:
                 logger.info("Mapping %s (%d bytes at %#x) %s %s", what, nbytes, memory.address, of, way.name)
                 return umem, memory
 
-    def _register(self, memory: _Memory, register: Callable[[Gpu, Context, _Memory], UMEM]) -> UMEM:
+    def _register(self, memory: _Memory, register: Callable[[GpuDevice, Context, _Memory], UMEM]) -> UMEM:
         """Return a UMEM of this memory. Closing the UMEM frees the memory."""
         with ExitStack() as failed:
             failed.callback(memory.close)

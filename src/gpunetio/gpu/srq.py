@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,10 +12,8 @@ from ..errors import NotSupportedError
 from ..formats.device_structs import DEV_RQ
 from ..verbs import SRQ
 from .completions import Completions
+from .device import GpuDevice
 from .structure import fill_rq
-
-if TYPE_CHECKING:
-    from .gpu import Gpu
 
 _WORD = 8  # bytes per slot in `done`
 
@@ -23,17 +21,20 @@ _WORD = 8  # bytes per slot in `done`
 class ExportedSrq:
     """The structure of an SRQ. The SRQ's first exported queue pair creates it, the last one frees it.
 
-    `image` is the structure's last content when it was freed before, because the NIC's counts go on.
+    `image` is the structure's last content when it was freed before, because the NIC's counts go on. `forget` is called
+    before it is freed.
     """
 
     srq: SRQ
 
-    def __init__(self, gpu: Gpu, srq: SRQ, image: np.ndarray | None = None):
+    def __init__(
+        self, gpu: GpuDevice, srq: SRQ, forget: Callable[[ExportedSrq], None], image: np.ndarray | None = None
+    ):
         if srq.type is not SrqType.CONTIGUOUS:
             raise NotSupportedError(
                 f"{srq} is a linked list whose free entries the host keeps: kernels need a CONTIGUOUS one"
             )
-        self._gpu, self.srq, self._users = gpu, srq, 0
+        self._forget, self.srq, self._users = forget, srq, 0
         with ExitStack() as undo:
             if image is None:
                 image = np.zeros(DEV_RQ.size + _WORD * srq.entries, np.uint8)
@@ -79,5 +80,5 @@ class ExportedSrq:
         """Count one user less. The last one frees the structure."""
         self._users -= 1
         if self._users == 0:
-            with self._undo:  # also if forget_srq fails
-                self._gpu.forget_srq(self)
+            with self._undo:  # also if that fails
+                self._forget(self)

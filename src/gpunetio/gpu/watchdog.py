@@ -10,15 +10,12 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ..enums import NicHandler, QpState
 from ..errors import DocaError, TimedOutError
 from ..jit.launch import observers, running
 from ..service import ServiceThread
-
-if TYPE_CHECKING:
-    from .export import ExportedQp
+from .export import ExportedQp
 
 logger: logging.Logger = logging.getLogger("gpunetio.watchdog")
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..enums import Access, QpSendDbrMode, QpType, SrqType
 from .cq import CQ
+from .dpa import AnyDpa, AnyDpaCompletion
 from .handle import Handle
 from .mr import MR, Dmabuf
 from .qp import QP
@@ -16,7 +17,6 @@ from .uar import UAR
 from .umem import UMEM
 
 if TYPE_CHECKING:
-    from ..dpa import Dpa, DpaCompletion
     from .context import Context
 
 
@@ -115,9 +115,9 @@ class PD(Handle):
         send_dbr_mode: QpSendDbrMode = QpSendDbrMode.DBR_VALID,
         emulate_no_dbr_ext: bool = False,
         cqe_inline: bool = False,
-        dpa: Dpa | None = None,
-        send_dpa_completion: DpaCompletion | None = None,
-        receive_dpa_completion: DpaCompletion | None = None,
+        dpa: AnyDpa | None = None,
+        send_dpa_completion: AnyDpaCompletion | None = None,
+        receive_dpa_completion: AnyDpaCompletion | None = None,
         context: Any = None,
     ) -> QP:
         """Create a queue pair in state RST (`doca_verbs_qp_create`). The arguments are those of `QpInitAttr`."""

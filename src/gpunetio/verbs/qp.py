@@ -16,6 +16,7 @@ from .ah import AhAttr, with_type
 from .arguments import flags, instance, member, whole, within
 from .devx.posting import Posting
 from .devx.ring import Ring
+from .dpa import AnyDpa
 from .handle import Handle
 from .qp_dpa import for_dpa
 from .qp_init import QpInitAttr
@@ -24,7 +25,6 @@ from .uar import UAR
 from .work import RecvWr, SendWr
 
 if TYPE_CHECKING:
-    from ..dpa import Dpa
     from .cq import CQ
     from .pd import PD
 
@@ -270,7 +270,7 @@ class QP(Handle, ABC):
         posting.check("receives", QpState.INIT)
         posting.post(posting.receive, requests)
 
-    def get_dpa_handle(self, dpa: Dpa) -> int:
+    def get_dpa_handle(self, dpa: AnyDpa) -> int:
         """Return the pointer that kernels of `dpa` pass to `put`, `wait`, … (`doca_verbs_qp_get_dpa_handle`).
 
         It stays the same while the queue pair exists, even after resets. InvalidValueError unless the queue pair was

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from ..errors import InvalidValueError
-
-if TYPE_CHECKING:
-    from ..dpa import Dpa
-    from .qp_init import QpInitAttr
+from .dpa import AnyDpa
+from .qp_init import QpInitAttr
 
 _EXTERNAL = ("external_umem", "external_dbr_umem", "external_uar")
 
 
-def for_dpa(attr: QpInitAttr) -> tuple[Dpa | None, QpInitAttr]:
+def for_dpa(attr: QpInitAttr) -> tuple[AnyDpa | None, QpInitAttr]:
     """Return the DPA of a queue pair, or None, and its attributes with the CQs behind its DPA completions.
 
     InvalidValueError when the attributes contradict each other, InUseError for a completion that is in use.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..enums import QpSendDbrMode, QpType
 from ..errors import InvalidValueError, NotSupportedError
@@ -13,12 +13,10 @@ from .arguments import instance, member, whole, within
 from .cq import CQ
 from .device_attr import DeviceAttributes
 from .devx.ring import check_places
+from .dpa import AnyDpa, AnyDpaCompletion
 from .srq import SRQ
 from .uar import UAR
 from .umem import UMEM
-
-if TYPE_CHECKING:
-    from ..dpa import Dpa, DpaCompletion
 
 _MAX_SQ_BYTES = 0x7FFF_FFFF
 _MIN_RQ_BYTES = 64
@@ -76,9 +74,9 @@ class QpInitAttr:
     send_dbr_mode: QpSendDbrMode = QpSendDbrMode.DBR_VALID
     emulate_no_dbr_ext: bool = False
     cqe_inline: bool = False
-    dpa: Dpa | None = None
-    send_dpa_completion: DpaCompletion | None = None
-    receive_dpa_completion: DpaCompletion | None = None
+    dpa: AnyDpa | None = None
+    send_dpa_completion: AnyDpaCompletion | None = None
+    receive_dpa_completion: AnyDpaCompletion | None = None
     context: Any = None
 
     def typed(self) -> QpInitAttr:

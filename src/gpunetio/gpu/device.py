@@ -1,0 +1,204 @@
+"""A GPU as a device: what it is, its memory, and the doorbell registers that its kernels reach."""
+
+from __future__ import annotations
+
+import logging
+import os
+from abc import ABC, abstractmethod
+from contextlib import ExitStack
+from typing import NoReturn, Self
+
+from ..enums import MemType
+from ..errors import BadStateError, InvalidValueError, NotFoundError, NotSupportedError
+from ..interrupts import Whole
+from ..memory import PAGE
+from ..providers.sdk.gpu import create_gpu
+from ..verbs.arguments import member, whole
+from . import cuda_backend
+from .backend import Backend
+from .cuda_backend import CudaBackend
+from .host_backend import HostBackend
+from .memory import GpuMemory
+from .uar import RegisterTable
+
+logger: logging.Logger = logging.getLogger("gpunetio.gpu")
+
+QUEUE_MEMORY = ("auto", "gpu", "cpu_gpu")
+_GPU_CPU_ALIGNMENT = 1 << 16  # GDRCopy maps GPU pages
+
+
+def gpu_list() -> list[str]:
+    """Return what `Gpu` can open: PCI addresses of CUDA devices, then "host"."""
+    return [*(cuda_backend.pci_bus_id(i) for i in range(cuda_backend.device_count())), "host"]
+
+
+def check_queue_memory(queue_memory: str) -> None:
+    """Raise InvalidValueError unless there is such a setting."""
+    if queue_memory not in QUEUE_MEMORY:
+        raise InvalidValueError(f"queue_memory = {queue_memory!r}: it is one of {', '.join(QUEUE_MEMORY)}")
+
+
+class GpuDevice(ABC, metaclass=Whole):
+    """The part of `Gpu` that knows nothing of queues."""
+
+    warp: int
+    queue_memory: str
+    registers: RegisterTable
+
+    def __init__(self, which: str | int, warp: int, queue_memory: str):
+        check_queue_memory(queue_memory)
+        self.backend: Backend = self._open_backend(which)
+        with ExitStack() as undo:
+            undo.callback(self.backend.close)
+            self._destroy_sdk = create_gpu(self.name) if self.backend.has_memory else None
+            undo.pop_all()
+        self.warp = self.backend.lanes or warp
+        self.queue_memory = queue_memory
+        if queue_memory == "auto":
+            self.queue_memory = "cpu_gpu" if self.backend.integrated else "gpu"
+            if self.backend.integrated:
+                logger.info("GPU %s is integrated, without GPUDirect RDMA: queues are in CPU_GPU memory", self.name)
+        self._pid = os.getpid()
+        self._open = True
+        self._memory: list[GpuMemory] = []
+        self._warned = False
+        self.registers = RegisterTable(self.backend)
+
+    @staticmethod
+    def _open_backend(which: str | int) -> Backend:
+        if which == "host":  # CUDA takes a while to load
+            return HostBackend()
+        count = cuda_backend.device_count()
+        if which == "auto" and count == 0:
+            return HostBackend()
+        if count == 0:
+            raise NotSupportedError(f"GPU {which!r} needs CUDA, and this machine has no CUDA device: use 'host'")
+        if which == "auto":
+            return CudaBackend(0)
+        if isinstance(which, int) or which.isdigit():
+            if int(which) >= count:
+                raise NotFoundError(f"no GPU {which}; there are {gpu_list()}")
+            return CudaBackend(int(which))
+        return CudaBackend(cuda_backend.ordinal_of(which))
+
+    @property
+    def target(self) -> str:
+        """Return what kernels are compiled for: "cuda" or "cpu"."""
+        return self.backend.target
+
+    @property
+    def name(self) -> str:
+        """Return the PCI address, or "host"."""
+        return self.backend.name
+
+    @property
+    def ordinal(self) -> int:
+        """Return the CUDA ordinal of the device. AttributeError for the host."""
+        return self.backend.ordinal
+
+    # --- memory ------------------------------------------------------------------------------------------------------
+
+    def alloc(self, nbytes: int, kind: MemType | None = None, alignment: int = PAGE) -> GpuMemory:
+        """Allocate zeroed memory (`doca_gpu_mem_alloc`): GPU memory, or CPU_GPU where queues are in CPU_GPU memory.
+
+        `alignment` is a power of two in bytes; 0 means one page of the host. GPU_CPU memory has at least 64 KiB.
+        GPU_CPU needs GDRCopy; without it, the memory is CPU_GPU.
+        """
+        self._check()
+        nbytes, alignment = whole("nbytes", nbytes), whole("alignment", alignment) or PAGE
+        if nbytes <= 0:
+            raise InvalidValueError(f"cannot allocate {nbytes} bytes: the size must be positive")
+        if alignment < 0 or alignment & (alignment - 1):
+            raise InvalidValueError(f"alignment {alignment} is not a power of two")
+        if kind is None:
+            kind = MemType.CPU_GPU if self.queue_memory == "cpu_gpu" else MemType.GPU
+        kind = member("kind", kind, MemType)
+        if kind is MemType.GPU_CPU:
+            alignment = max(alignment, _GPU_CPU_ALIGNMENT)
+            if not self.backend.maps_memory:
+                kind = MemType.CPU_GPU
+                if not self._warned:
+                    logger.warning("GDRCopy is not available: GPU_CPU memory is pinned host memory (CPU_GPU) instead")
+                self._warned = True
+        address, array, owner = self.backend.alloc(nbytes, alignment, kind)
+        memory = GpuMemory(self.backend, address, nbytes, kind, array, owner, self._memory.remove)
+        self._memory.append(memory)
+        return memory
+
+    def dmabuf_fd(self, memory: GpuMemory, nbytes: int | None = None) -> int:
+        """Return a dmabuf descriptor of the memory's first `nbytes` or of all of it (`doca_gpu_dmabuf_fd`).
+
+        The caller closes it. For `PD.register_dmabuf` and `Context.register_dmabuf_umem` of a device that reaches GPU
+        memory. Address and size must be whole pages of the host. NotSupportedError when the GPU, its driver or this
+        kind of memory has no dmabufs; then register the memory itself.
+        """
+        self._check()
+        nbytes = memory.nbytes if nbytes is None else whole("nbytes", nbytes)
+        if not 0 < nbytes <= memory.nbytes or nbytes % PAGE or memory.device_address % PAGE:
+            raise InvalidValueError(
+                f"a dmabuf of {nbytes} of {memory.nbytes} bytes at {memory.device_address:#x}: address and size must "
+                f"be multiples of {PAGE}, and the range must lie in the memory"
+            )
+        return self.backend.dmabuf_fd(memory.device_address, nbytes)
+
+    # --- doorbell registers ------------------------------------------------------------------------------------------
+
+    def can_register_uar(self, address: int) -> bool:
+        """Return whether kernels can ring a doorbell register (`doca_gpu_verbs_can_gpu_register_uar`)."""
+        self._check()
+        return self.registers.can_map(address)
+
+    def export_uar(self, address: int) -> int:
+        """Map a doorbell register and return its device address (`doca_gpu_verbs_export_uar`).
+
+        Each call counts another user. `export_qp` calls it for its queue. DriverError when the GPU cannot map the
+        register.
+        """
+        self._check()
+        return self.registers.export(address)
+
+    def unexport_uar(self, device_address: int) -> None:
+        """Release a device address that `export_uar` returned (`doca_gpu_verbs_unexport_uar`)."""
+        self._check()
+        self.registers.unexport(device_address)
+
+    # --- life cycle --------------------------------------------------------------------------------------------------
+
+    @property
+    def opened_here(self) -> bool:
+        """Return whether this process has opened the GPU. A forked child has not."""
+        return self._pid == os.getpid()
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close everything made from the handle, and the handle (`doca_gpu_destroy`). Idempotent.
+
+        Waits until no kernel uses any of it. TimedOutError if a kernel does not end.
+        """
+
+    def _release(self) -> None:
+        """Free the memory and the device. Nothing else of the handle is open."""
+        with ExitStack() as steps:  # in reverse order; every step runs, even if others raise
+            steps.callback(self.backend.close)
+            if self._destroy_sdk:
+                steps.callback(self._destroy_sdk)
+            for memory in tuple(self._memory):
+                steps.callback(memory.close)
+
+    def _check(self) -> None:
+        if not self.opened_here:
+            raise BadStateError(f"the GPU was opened in process {self._pid}: open it again here, or use spawn")
+        if not self._open:
+            raise BadStateError(f"GPU {self.name} is closed")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Gpu({self.name!r}, target={self.target!r}{'' if self._open else ', closed'})"
+
+    def __reduce__(self) -> NoReturn:
+        raise BadStateError("a GPU handle cannot be pickled: open the GPU in the other process")
