@@ -11,7 +11,6 @@ import numpy as np
 
 from ..enums import MemType
 from ..errors import InvalidValueError
-from ..jit.code import Launch
 from ..verbs import MR, PD
 from .endpoints import endpoint_of, endpoint_values, memory_of
 from .environment import from_environment
@@ -21,6 +20,7 @@ from .tcp import PORT, TcpRendezvous
 
 if TYPE_CHECKING:
     from ..gpu import ExportedQp, Gpu
+    from ..jit.code import Launch
 
 
 @dataclass(frozen=True)
