@@ -22,9 +22,9 @@ from gpunetio.jit.ops import be32, copy, ld8, ld64, st_release32
 from gpunetio.jit.struct_view import struct_view
 from gpunetio.nic.control.port import PortConfig
 from gpunetio.nic.nic import SoftNic
-from gpunetio.nic.state.qp import qp_row_at, watch_at
-from gpunetio.nic.state.watch import entry
+from gpunetio.nic.state.qp import qp_row_at
 from gpunetio.nic.state.wire import WIRE, wire_at
+from gpunetio.nic.state.work_queue import entry, work_queue_at
 from gpunetio.nic.state.worker import worker_at
 from gpunetio.nic.step import scan_records, step
 from gpunetio.providers.soft import open_device
@@ -145,7 +145,7 @@ def next_timer(nic):
     n = worker_at(nic)
     best = 0
     for i in range(n.active_count):
-        q = qp_row_at(watch_at(entry(nic, i)).row)
+        q = qp_row_at(work_queue_at(entry(nic, i)).row)
         if q.state == _RTS and q.sq_ci != q.sq_pi:
             best = _earlier(best, q.retry_at if q.retry_at else q.timer_at)
     for i in range(n.wire_count):

@@ -17,7 +17,6 @@ from ..jit.compile import engine_function
 from ..jit.ops import (
     clock_ns, exchange64, ld16, ld32, ld64, ld_relaxed64, pause, st64, st_relaxed64, st_release64, yield_thread,
 )  # fmt: skip
-from ..formats.commands import QpState
 from ..errors import BadStateError, FullError, TimedOutError
 from ..fabric.notifier import Notifier
 from ..fabric.frames import PIPE, pipe_end_at
@@ -32,10 +31,11 @@ from .transport.wire_kinds import has_pipe_in, pump_in, pump_out
 from .dma.streams import at_work
 from .state.cq import channel_at
 from .state.worker import WORKER, worker_at
-from .state.qp import QP_ROW, qp_row_at, watch_at
+from .state.qp import QP_ROW
 from .state.tables import Table
 from .state.wire import WIRE, wire_at
-from .state.watch import entry
+from .state.work_queue import entry, work_queue_at
+from .work_queues import waits
 
 _poll = types.ExternalFunction("poll", types.int32(types.int64, types.uint64, types.int32))
 _send = types.ExternalFunction("send", types.int64(types.int32, types.int64, types.uint64, types.int32))
@@ -61,11 +61,9 @@ def _work_left(nic):
         if w.faults != 0 and faults_at(w.faults).held != 0:
             return True
     for i in range(n.active_count):
-        w = watch_at(entry(nic, i))
-        if w.awake != 0:
-            q = qp_row_at(w.row)
-            if q.sq_ci != q.sq_pi and q.state >= QpState.RTS:
-                return True
+        w = work_queue_at(entry(nic, i))
+        if w.awake != 0 and waits(w.kind, w.row):
+            return True
     return False
 
 

@@ -44,7 +44,7 @@ from .queues.channels import EventChannel
 from .state.message import MESSAGE
 from .state.counters import COUNTERS
 from .state.worker import WORKER
-from .state.qp import WATCH
+from .state.work_queue import WORK_QUEUE
 from .state.tables import MkeyTable, Table
 from .wires.wire import Wire
 
@@ -124,7 +124,7 @@ class SoftNic:
         # Faults and captures need the bytes of every packet.
         self.grants_memory = not port.config.faults and not port.config.capture
         self._control = kept(HostMemory(
-            WORKER.size + COUNTERS.size + 256 + (WATCH.size + 8) * MAX_QP + 8 * (MAX_WIRES + MAX_CHANNELS)
+            WORKER.size + COUNTERS.size + 256 + (WORK_QUEUE.size + 8) * MAX_QP + 8 * (MAX_WIRES + MAX_CHANNELS)
             + MESSAGE.size + 64 + HEADER_ROOM,
             shared=True,
         ))  # fmt: skip
@@ -180,8 +180,9 @@ class SoftNic:
 
         r = self.record
         r["counters"], r["syndromes"] = take(COUNTERS.size), take(256)
-        r["active"], r["wires"], r["ringing"] = take(WATCH.size * MAX_QP), take(8 * MAX_WIRES), take(8 * MAX_CHANNELS)
-        r["pending"], r["message"], r["scratch"] = take(8 * MAX_QP), take(MESSAGE.size), take(HEADER_ROOM)
+        r["active"], r["pending"] = take(WORK_QUEUE.size * MAX_QP), take(8 * MAX_QP)
+        r["wires"], r["ringing"] = take(8 * MAX_WIRES), take(8 * MAX_CHANNELS)
+        r["message"], r["scratch"] = take(MESSAGE.size), take(HEADER_ROOM)
         r["lid"], r["min_timeout"] = self.port.lid, MIN_ACK_TIMEOUT_NS
         r["spin_ns"], r["sleep_ms"], r["budget"], r["pause_at"] = spin_us * 1000, sleep_ms, budget, -1
         self.counters = self._control.view(COUNTERS.dtype, int(r["counters"]) - self.control_address)[0]

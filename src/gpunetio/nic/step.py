@@ -1,4 +1,4 @@
-"""One turn of the NIC: doorbells, work queues, wires, and at most one command. Runs on a CPU thread or on a GPU."""
+"""One turn of the NIC: registers, wires, work queues, and at most one command. Runs on a CPU thread or on a GPU."""
 
 from __future__ import annotations
 
@@ -6,26 +6,22 @@ from ..jit.compile import device_function, engine_function
 from ..jit.ops import be64, clock_ns, copy, exchange64, ld64, ld_acquire64, ld_relaxed64, st64, st_release64
 from ..formats.commands import QpState
 from ..formats.doorbell import PI_MASK, UAR_NO_DBR_OFFSET, UAR_REG_OFFSET
-from ..formats.events import EventType
 from ..formats.packet import PSN_BITS
+from . import work_queues
 from .queues.completion import resize_cq
-from .queues.doorbells import announce, announced, go_on, poll_doorbell, scan_record
-from .queues.events import raise_event, scan_arm_records, serve_arm_register, tell
-from .transport.loopback import serve as serve_loopback
+from .queues.doorbells import announce, announced, go_on
+from .queues.events import raise_event, scan_arm_records, serve_arm_register
 from .dma.streams import at_work, serve_streams, start_streams
-from .dma.moving import is_still
-from .transport.requester import serve as serve_requester
-from .transport.execution import flush_receives, resize_shared, return_shared
+from .transport.execution import resize_shared, return_shared
 from .dma.staging import free_slots
-from .state.counters import COUNTERS, counters_at
+from .state.counters import COUNTERS
 from .state.cq import event_at
 from .state.worker import WORKER, worker_at
-from .state.qp import QP_ROW, QP_SETUP_BYTES, qp_row_at, watch_at
-from .state.watch import add, entry, has_work, remove, settle, wake
+from .state.qp import QP_ROW, QP_SETUP_BYTES, qp_row_at
+from .state.work_queue import add, entry, has_work, remove, wake, work_queue_at
 from .transport.delivery import qp_row
 from .transport.pending import forget_pending, send_pending
 from .transport.wire_kinds import arrivals, flush_wires, recall_sent, serve_wires
-from .queues.wqes import flush_next
 
 # What the command interpreter may ask the engine to do between two WQEs.
 WRITE_ROW = 1  # copy a prepared row into place
@@ -109,7 +105,7 @@ def _apply(nic):
         n.command_result = _modify(nic, row, n.command_src, n.command_state)
         wake(row)
         if qp_row_at(row).state == QpState.ERR:
-            serve_qp(nic, row)
+            work_queues.serve(qp_row_at(row).kind, nic, qp_row_at(row).work_queue)
     elif op == RESET_QP:
         forget_pending(nic, row)
         recall_sent(row)
@@ -190,50 +186,9 @@ def scan_records(nic):
         return
     for _ in range(min(n.active_count, SCANNED)):
         n.scan_at = n.scan_at + 1 if n.scan_at + 1 < n.active_count else 0
-        scan_record(nic, watch_at(entry(nic, n.scan_at)).row)
+        w = work_queue_at(entry(nic, n.scan_at))
+        work_queues.scan(w.kind, nic, w.row)
     scan_arm_records(nic)
-
-
-@engine_function
-def serve_qp(nic, row):
-    """Execute or send what the QP's doorbell announced, up to the engine's budget: return how much."""
-    q = qp_row_at(row)
-    poll_doorbell(nic, row)
-    if q.state == QpState.ERR:
-        return _flush(nic, row)
-    if q.sq_ci == q.sq_pi or q.state != QpState.RTS:
-        return 0
-    if q.wire != 0:
-        return serve_requester(nic, row)
-    n = worker_at(nic)
-    budget = n.budget
-    if n.pause_at >= 0:
-        budget = min(budget, n.pause_at - counters_at(n.counters).sq_wqes)
-    return serve_loopback(nic, row, budget)
-
-
-@device_function
-def _look_if_drained(nic, row):
-    """Raise SQ_DRAINED when a QP in SQD has completed all WQEs that it had started (IBTA 11.6.3)."""
-    q = qp_row_at(row)
-    if q.drain and q.sq_drained == 0 and q.sq_ci == q.sq_pi and q.state == QpState.RTS:
-        q.sq_drained = 1
-        tell(nic, row, EventType.SQ_DRAINED)
-
-
-@engine_function
-def _flush(nic, row):
-    """Complete everything posted to a QP in ERR with a flush error: return how many."""
-    q = qp_row_at(row)
-    if worker_at(nic).stream_count != 0 and not is_still(nic, row):
-        return 0
-    if q.drain:
-        go_on(nic, row)
-    done = flush_receives(nic, row)
-    while q.sq_ci != q.sq_pi:
-        flush_next(nic, row)
-        done += 1
-    return done
 
 
 @device_function
@@ -251,8 +206,8 @@ def _in_flight(nic):
     """Return whether a started WQE waits for its peer."""
     n = worker_at(nic)
     for i in range(n.active_count):
-        q = qp_row_at(watch_at(entry(nic, i)).row)
-        if q.sq_ci != q.sq_sent and q.state == QpState.RTS:
+        w = work_queue_at(entry(nic, i))
+        if work_queues.in_flight(w.kind, w.row):
             return True
     return False
 
@@ -274,12 +229,10 @@ def step(nic):
         done += serve_wires(nic)  # before the timers: an acknowledgement may have arrived
     at = (n.served_first >> 33) % max(n.active_count, 1)
     for _ in range(n.active_count):
-        watch = entry(nic, at)
+        queue = entry(nic, at)
         at = at + 1 if at + 1 < n.active_count else 0
-        if has_work(watch):
-            done += serve_qp(nic, watch_at(watch).row)
-            _look_if_drained(nic, watch_at(watch).row)
-            settle(watch)
+        if has_work(queue):
+            done += work_queues.serve(work_queue_at(queue).kind, nic, queue)
     if done > 0:
         n.served_first = n.served_first * _LCG + 1 & _POSITIVE
     if n.wire_count != 0:

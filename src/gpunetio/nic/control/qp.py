@@ -23,6 +23,7 @@ from .. import step
 from ..hardware import Hardware
 from ..queues.channels import EventChannel
 from ..state.qp import FLIGHT, MAX_RD_ATOMIC, QP_ROW, RESOURCE
+from ..state.work_queue import QueueKind
 from .command import DONE, Call, Capabilities, Command
 from .cq import CompletionQueues
 from .objects import CountedObjects, QueueObjects, log_of
@@ -36,6 +37,7 @@ MAX_QP = 16384
 MAX_LOG_QUEUE = 15
 _MAX_RQ_STRIDE_LOG = 5  # 512 bytes, in units of 16
 _ATOMIC_BYTES = 8
+SEND_QUEUES = {ServiceType.RC: QueueKind.CONNECTED_SEND, ServiceType.UC: QueueKind.CONNECTED_SEND}
 
 
 @dataclass
@@ -143,7 +145,8 @@ class QueuePairs(QueueObjects):
         qpn = self.free_number()
         row = self.new_row()
         row["qpn"], row["state"], row["pdn"], row["user_index"] = qpn, QpState.RST, context["pd"], context["user_index"]
-        row["service"], row["core_direct"] = context["st"], context["cd_master"]
+        row["service"], row["kind"] = context["st"], SEND_QUEUES[context["st"]]
+        row["core_direct"] = context["cd_master"]
         row["cs_res"] = context["cs_res"]
         flights = sq_bytes // WQEBB * FLIGHT.size
         memory = self._memory[qpn] = HostMemory(flights + MAX_RD_ATOMIC * RESOURCE.size)

@@ -22,7 +22,7 @@ from ..state.cq import EQ_ROW, cq_row_at
 from ..state.nic import error_record_at, nic_at
 from ..state.worker import worker_at
 from ..state.qp import qp_row_at
-from ..state.watch import wake
+from ..state.work_queue import wake
 
 _NO_EVENT = 0
 _INVALID = INIT_OP_OWN >> OPCODE_SHIFT << OPCODE_SHIFT

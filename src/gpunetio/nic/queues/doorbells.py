@@ -10,7 +10,7 @@ from ...formats.wqe import DS_MASK, WqeOpcode
 from .completion import REQUESTER, fail_qp, fail_send, record_error
 from ..observe import refuse
 from ..state.qp import qp_row_at
-from ..state.watch import wake
+from ..state.work_queue import wake
 from .wqes import index_in, wqe_slot
 
 HALF_RANGE = (PI_MASK + 1) // 2

@@ -22,7 +22,7 @@ NIC_FIELDS = """
     errors         i64      nobody     address of the RING of ERROR_RECORDs
     # set-up
     lid            i64      nobody     the port's LID, on InfiniBand
-    budget         i64      nobody     WQEs of one QP before the next QP's turn
+    budget         i64      nobody     WQEs of one work queue before the next one's turn
     min_timeout    i64      nobody     the shortest time until a retry, in ns
     spin_ns        i64      nobody     how long an idle worker spins before it sleeps, in ns
     sleep_ms       i64      nobody     how long it sleeps at most, in ms

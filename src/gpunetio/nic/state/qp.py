@@ -1,4 +1,4 @@
-"""Queue pairs: their rows, the WQEs in flight, the READs and atomics accepted, and the list of served queue pairs.
+"""Queue pairs: their rows, the WQEs in flight, and the READs and atomics accepted.
 
 Inside the engine, PSNs count packets in 64 bits and never wrap; a packet carries the low 24 bits (IBTA 9.7.2). Indices
 of WQEs count basic blocks of 64 bytes and never wrap, either. Times are in nanoseconds of the engine's clock.
@@ -36,7 +36,8 @@ QP_ROW = record("qp_row", """
     no_dbr         i64      command    not 0: rings carry the index, and the doorbell record is not written
     core_direct    i64      command    not 0: the QP may wait for other QPs' completions (WAIT)
     cs_res         i64      command    formats.commands.ScatterToCqe of small receives
-    watch          i64      engine     address of the QP's WATCH
+    kind           i64      command    QueueKind of its send queue (state/work_queue.py)
+    work_queue     i64      engine     address of its WORK_QUEUE
     channel        i64      host       address of the CHANNEL for its events; 0 if nobody has subscribed
     cookie         i64      host       what events carry to identify the subscriber
     events         i64      host       a bit for each formats.events.EventType that `channel` receives
@@ -126,15 +127,6 @@ QP_ROW = record("qp_row", """
 QP_SETUP_BYTES = QP_ROW.sq_ci  # what commands prepare, and the engine copies
 QP_CONNECTION = tuple(name for name, offset in QP_ROW.offsets.items() if QP_ROW.rights <= offset < QP_SETUP_BYTES)
 qp_row_at: Any = struct_view(QP_ROW)
-
-# An entry of the list of served QPs, which each turn reads (watch.py).
-WATCH = record("watch", """
-    row            i64      engine     address of the QP_ROW
-    doorbell       i64      engine     address of the QP's doorbell line
-    seen           i64      engine     value of the doorbell when the QP was last served
-    awake          i64      engine     not 0: the QP is served in any case
-""", align=32)
-watch_at: Any = struct_view(WATCH)
 
 # A started WQE, at the slot of its first block: its packets, for acknowledgements and retransmissions.
 FLIGHT = record("flight", """

@@ -49,14 +49,14 @@ WORKER = record("worker", NIC_FIELDS + """
     virtual_time   i64      host       not 0: the host sets `now` (tests)
     # lists and clock
     now            i64      engine     the time of this turn, in ns
-    active         i64      nobody     address of the WATCHes
-    active_count   i64      engine     served QPs
+    active         i64      nobody     address of the WORK_QUEUEs
+    active_count   i64      engine     served work queues
     pending        i64      nobody     address of a list of QP_ROWs that owe their peer something
     pending_count  i64      engine     QPs in it
     ringing        i64      nobody     address of a list of CHANNELs with events from this turn
     ringing_count  i64      engine     channels in it
-    served_first   i64      engine     random number that selects the QP with which a turn begins
-    scan_at        i64      engine     the QP whose doorbell record is scanned next
+    served_first   i64      engine     random number that selects the work queue with which a turn begins
+    scan_at        i64      engine     the work queue whose doorbell record is scanned next
     lives          i64      engine     lives of QPs that have begun
     error_event    i64      engine     not 0: the report thread is to be woken
     # the request at hand

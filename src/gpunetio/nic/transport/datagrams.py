@@ -6,7 +6,8 @@ from ...jit.compile import engine_function
 from ...jit.ops import clock_ns
 from ...fabric.capture import capture
 from ...fabric.udp_receive import check, found_empty, receive as receive_udp
-from ...fabric.udp_records import DATAGRAM, ICRC_WRONG, datagram_at, udp_wire_at
+from ...fabric.udp_records import DATAGRAM, ICRC_WRONG, datagram_at, mark, udp_wire_at
+from ...fabric.udp_transmit import transmit
 from ..state.counters import counters_at
 from ..state.worker import worker_at
 from ..state.wire import wire_at
@@ -98,3 +99,21 @@ def take_datagrams(nic, wire):
     if u.rx_icrc_encapsulated | u.rx_malformed | u.weak_icrc | u.tx_dropped:
         _collect_counts(nic, w.udp)
     return done
+
+
+@engine_function
+def send_out(wire):
+    """Send the frames that wait for the sockets."""
+    return transmit(wire_at(wire).udp)
+
+
+@engine_function
+def arrivals(wire):
+    """Return the position from which on everything has arrived after this call."""
+    return mark(wire_at(wire).udp)
+
+
+@engine_function
+def unsent(wire):
+    """Return the end of the pipe of frames that wait for the sockets."""
+    return udp_wire_at(wire_at(wire).udp).tx

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from ...jit.compile import device_function, engine_function
+from ...jit.ops import ld_acquire64
 from ...fabric.capture import capture
 from ...fabric.injector import icrc_fits
 from ...fabric.frames import (
-    GRANTED_SHIFT, GRANT_SHIFT, MAX_GRANTED, PACKET, consume, frame_at, next_frame, pipe_end_at, release,
+    GRANTED_SHIFT, GRANT_SHIFT, MAX_GRANTED, PACKET, PIPE, consume, frame_at, next_frame, pipe_end_at, release,
 )  # fmt: skip
 from ...formats.packet import BTH
 from .delivery import BATCH, has_many_peers, receive
@@ -90,3 +91,9 @@ def take_frames(nic, wire):
     if done:
         release(end)
     return done
+
+
+@engine_function
+def arrivals(wire):
+    """Return the position behind the frames that are in the pipe already."""
+    return ld_acquire64(pipe_end_at(wire + WIRE.rx).pipe + PIPE.head)

@@ -1,25 +1,20 @@
-"""How the engine serves wires of each kind. Nothing else in compiled code tells kinds apart.
+"""The kinds of wires, and how the engine serves each. Nothing else in compiled code tells kinds apart.
 
 Every wire has a pipe of frames for what the NIC sends, `tx`. A wire of the kind PIPES also has a pipe for what arrives,
-`rx`. Somebody else fills it, and empties `tx`: a NIC of this host, or a thread. The engine does not care who.
-
-For other kinds, the engine moves packets between the wire and file descriptors, by system calls before and after each
-turn. A kind is a line in each of these functions:
-
-| kind | `pump_in`        | `pump_out` | `arrivals` | `_unsent`                         |
-|------|------------------|------------|------------|-----------------------------------|
-| UDP  | `take_datagrams` | `transmit` | `mark`     | frames that wait for the sockets  |
+`rx`. Somebody else fills it, and empties `tx`: a NIC of this host, or a thread. The engine does not care who. For other
+kinds, the engine moves packets between the wire and file descriptors, by system calls before and after each turn.
 """
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
+from ...jit.by_kind import by_kind
 from ...jit.compile import device_function, engine_function
-from ...jit.ops import ld64, ld_acquire64
-from ...fabric.frames import PIPE, pipe_end_at, publish, recall
+from ...jit.ops import ld64
+from ...fabric.frames import pipe_end_at, publish, recall
 from ...fabric.injector import inject, recall_injected
-from ...fabric.udp_records import mark, udp_wire_at
-from ...fabric.udp_transmit import transmit
-from .datagrams import take_datagrams
+from . import datagrams, pipes
 from .packets import link_bytes
 from .pipes import take_frames
 from ..state.worker import worker_at
@@ -27,6 +22,37 @@ from ..state.qp import qp_row_at
 from ..state.wire import WIRE, wire_at
 
 PIPES, UDP = 1, 2  # WIRE.kind
+
+
+class Kind(NamedTuple):
+    """Functions of a kind of wire. None does nothing, and returns 0."""
+
+    take_in: Any  # (nic, wire): take what has arrived at file descriptors, by system calls. Returns how many packets
+    send_out: Any  # (wire): send frames that wait in `tx` for file descriptors, by system calls
+    arrivals: Any  # (wire): the position on the wire where packets that arrive from now on begin
+    unsent: Any  # (wire): the end of `tx` that this engine reads: what has not left through it can be taken back
+
+
+KINDS = {
+    PIPES: Kind(None,                     None,               pipes.arrivals,     None),
+    UDP:   Kind(datagrams.take_datagrams, datagrams.send_out, datagrams.arrivals, datagrams.unsent),
+}  # fmt: skip
+
+
+@by_kind({kind: row.take_in for kind, row in KINDS.items()})
+def _take_in(kind, nic, wire): ...
+
+
+@by_kind({kind: row.send_out for kind, row in KINDS.items()})
+def _send_out(kind, wire): ...
+
+
+@by_kind({kind: row.arrivals for kind, row in KINDS.items()})
+def _arrivals(kind, wire): ...
+
+
+@by_kind({kind: row.unsent for kind, row in KINDS.items()})
+def _unsent(kind, wire): ...
 
 
 # --- system calls: only for an engine on a CPU ---------------------------------------------------------------------
@@ -37,11 +63,11 @@ def pump_in(nic):
     """Take the packets that have arrived at the wires' file descriptors. Return how many."""
     n = worker_at(nic)
     done = 0
+    if n.paused or n.holding:
+        return done
     for i in range(n.wire_count):
         wire = ld64(n.wires + 8 * i)
-        w = wire_at(wire)
-        if w.kind == UDP and not n.paused and not n.holding:
-            done += take_datagrams(nic, wire)
+        done += _take_in(wire_at(wire).kind, nic, wire)
     return done
 
 
@@ -50,33 +76,18 @@ def pump_out(nic):
     """Send the frames that wait for the wires' file descriptors."""
     n = worker_at(nic)
     for i in range(n.wire_count):
-        w = wire_at(ld64(n.wires + 8 * i))
-        if w.kind == UDP:
-            transmit(w.udp)
+        wire = ld64(n.wires + 8 * i)
+        _send_out(wire_at(wire).kind, wire)
 
 
 # --- memory only ---------------------------------------------------------------------------------------------------
 
 
-@device_function
+@engine_function
 def arrivals(row):
     """Return the position on the QP's wire where packets that arrive from now on begin."""
-    q = qp_row_at(row)
-    if q.wire == 0:
-        return 0
-    w = wire_at(q.wire)
-    if w.kind == UDP:
-        return mark(w.udp)
-    return ld_acquire64(pipe_end_at(q.wire + WIRE.rx).pipe + PIPE.head)
-
-
-@device_function
-def _unsent(wire):
-    """Return the end of `tx` that this engine reads, or 0: what has not left through it can be taken back."""
-    w = wire_at(wire)
-    if w.kind == UDP:
-        return udp_wire_at(w.udp).tx
-    return 0
+    wire = qp_row_at(row).wire
+    return _arrivals(wire_at(wire).kind, wire) if wire != 0 else 0
 
 
 @device_function
@@ -106,7 +117,7 @@ def recall_sent(row):
     w = wire_at(q.wire)
     if w.faults != 0:
         recall_injected(w.faults, link_bytes(row), q.remote_qpn, q.peer_high, q.peer_low)
-    unsent = _unsent(q.wire)
+    unsent = _unsent(w.kind, q.wire)
     if unsent != 0:
         recall(unsent, link_bytes(row), q.remote_qpn, q.peer_high, q.peer_low)
 
