@@ -42,13 +42,14 @@ from gpunetio.nic.state.counters import COUNTERS
 from gpunetio.nic.state.cq import CQ_ROW
 from gpunetio.nic.state.message import MAX_SEGMENTS
 from gpunetio.nic.state.objects import MKEY_ROW
-from gpunetio.nic.state.qp import QP_ROW, WATCH, qp_row_at
+from gpunetio.nic.state.qp import QP_ROW, qp_row_at
+from gpunetio.nic.state.work_queue import WORK_QUEUE
 from gpunetio.nic.state.worker import WORKER
 from gpunetio.service import STOP_TIMEOUT, ServiceThread
 
 PEER = Path(__file__).with_name("engine_peer.cpp")
 ENTRIES = (
-    WORKER, QP_ROW, WATCH, CQ_ROW, MKEY_ROW, COUNTERS,
+    WORKER, QP_ROW, WORK_QUEUE, CQ_ROW, MKEY_ROW, COUNTERS,
     wqe.CTRL_SEG, wqe.RADDR_SEG, wqe.DATA_SEG, cqe.CQE64, DEV_QP, DEV_CQ,
 )  # fmt: skip
 CONSTANTS = {

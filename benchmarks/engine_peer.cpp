@@ -189,7 +189,7 @@ inline int64_t serve_qp(worker *n, qp_row *q) {
 int64_t step(worker *n) {
     int64_t done = 0;
     for (int64_t i = 0; i < n->active_count; i++) {
-        watch *w = at<watch>(n->active) + i;
+        work_queue *w = at<work_queue>(n->active) + i;
         if (!w->awake && int64_t(__atomic_load_n(at<uint64_t>(w->doorbell), __ATOMIC_RELAXED)) == w->seen)
             continue;
         qp_row *q = at<qp_row>(w->row);
