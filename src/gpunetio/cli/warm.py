@@ -20,8 +20,16 @@ KERNELS_SECONDS = 600.0  # what is not compiled by then, this process compiles
 def warm() -> None:
     """Compile for the host what the other commands run there: the NIC and their kernels.
 
-    Code compiled for a GPU is not kept: each run compiles it again.
+    If the package came with compiled code, that code is for many processors, and this one's is used from now on. Code
+    compiled for a GPU is not kept: each run compiles it again.
     """
+    from ..jit import prebuilt
+
+    with prebuilt.ignored():
+        _warm()
+
+
+def _warm() -> None:
     start = time.monotonic()
     from ..bench.litmus import Litmus
     from ..bench.loopback import Loopback
@@ -30,7 +38,6 @@ def warm() -> None:
     from ..bench.pingpong import PingPong, PingPongOptions
     from ..dpa import Dpa
     from ..gpu import Gpu
-    from ..jit import prebuilt
     from ..samples import verbs_dpa
     from ..verbs import open as open_device
 
@@ -48,10 +55,6 @@ def warm() -> None:
     _post()
     others = "pingpong", "selftest litmus", "verbs_dpa", "verbs_server_client", "verbs_wait_cq_wr"
     click.echo(f"ready: {', '.join(('the NIC', *BENCHMARKS, *others))} ({time.monotonic() - start:.1f} s)")
-    baseline, why_not = prebuilt.report()
-    if baseline:
-        used = f"is not used: {why_not}" if why_not else "is used"
-        click.echo(f"the wheel's compiled code, for {baseline}, {used}")
 
 
 @contextlib.contextmanager

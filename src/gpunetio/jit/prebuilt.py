@@ -7,11 +7,13 @@ Without the folder, or where the description does not fit, everything is compile
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import logging
+import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,7 @@ logger = logging.getLogger("gpunetio.compile")
 FOLDER = PACKAGE / "_prebuilt"
 DESCRIPTION = "target.json"
 ENGINE = PACKAGE / "nic" / "engine.py"
+IGNORED = "GPUNETIO_IGNORE_PREBUILT"  # if not empty
 
 
 @dataclass(frozen=True)
@@ -92,11 +95,23 @@ def found() -> Target | None:
 def usable() -> Target | None:
     """Return what the wheel's code was compiled for if it runs here; else None."""
     target = found()
-    if target is None:
+    if target is None or os.environ.get(IGNORED):
         return None
     why_not = target.why_not(here())
     logger.debug("the wheel's compiled code is for %s; %s", target.baseline, why_not or "it is used")
     return None if why_not else target
+
+
+@contextlib.contextmanager
+def ignored() -> Iterator[None]:
+    """Compile everything for this machine, here and in processes that are started meanwhile."""
+    usable.cache_clear()
+    os.environ[IGNORED] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[IGNORED]
+        usable.cache_clear()
 
 
 def report() -> tuple[str, str]:

@@ -160,7 +160,7 @@ def compiler_cache(machine: Machine) -> Iterator[Finding]:
         yield warn(f"the wheel's compiled code is not used: {why_not}", read, cure=cure)
     elif baseline := found.get("baseline"):
         read = evidence(reading, f"{free} bytes free")
-        yield ok(f"compiled code is cached; the wheel's, for {baseline}, is used", read)
+        yield ok(f"compiled code is cached; the wheel has some for {baseline}", read)
     else:
         yield ok("compiled code is cached", evidence(reading, f"{free} bytes free"))
 
