@@ -40,8 +40,8 @@ autodoc_default_options = {
     "members": True,
     "undoc-members": True,
     # What the package's parts ask of each other.
-    "exclude-members": "__init__, __new__, backend, code, event_taken, hold_for_event, kinds, own, page, place, "
-    "posting, provider, reader, ring, serve, used_by, wait_idle",
+    "exclude-members": "__init__, __new__, backend, close_with_owner, code, event_taken, hold_for_event, kinds, own, "
+    "page, place, posting, provider, reader, ring, serve, used_by, wait_idle",
 }
 add_module_names = False
 python_use_unqualified_type_names = True

@@ -36,7 +36,8 @@ class Dpa(AnyDpa):
 
     _rank = 3
     _closes_users = True
-    warp, ordinal = 1, 0  # with `target`, what `@kernel` needs to know of a place
+    warp: int = 1  # with `ordinal` and `target`, what `@kernel` needs to know of a place
+    ordinal: int = 0
 
     def __init__(self, ctx: Context, *, timeout: float = DEFAULT_TIMEOUT):
         super().__init__(ctx)
@@ -116,6 +117,7 @@ class DpaCompletion(AnyDpaCompletion):
     """
 
     _rank = 1
+    dpa: Dpa
     cq: CQ
 
     def __init__(self, dpa: Dpa, cqe: int):

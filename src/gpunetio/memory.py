@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from .errors import BadStateError, InvalidValueError
 
 PAGE = mmap.PAGESIZE
+BytesLike = bytes | bytearray | memoryview | np.ndarray
 
 _live: dict[int, HostMemory] = {}  # by address: garbage collection must not free memory that an engine may still read
 
@@ -105,7 +106,7 @@ class HostMemory:
             _lay_over(self.address, self.nbytes, fd, writable)
         _live[self.address] = self
 
-    def view(self, dtype: Any, offset: int = 0, count: int = 1) -> np.ndarray:
+    def view(self, dtype: DTypeLike, offset: int = 0, count: int = 1) -> np.ndarray:
         """Return `count` items of `dtype` at byte `offset`, writable in place."""
         return np.ndarray(count, dtype, buffer=self.array, offset=offset)
 
@@ -113,7 +114,7 @@ class HostMemory:
         return f"<{self.nbytes} bytes of host memory, {'closed' if self.closed else f'at {self.address:#x}'}>"
 
     @property
-    def allocation(self) -> Any:
+    def allocation(self) -> object:
         """The object that keeps the memory mapped. A region holds it too, so a NIC never writes to unmapped memory."""
         return self.array
 
@@ -238,7 +239,7 @@ class Region:
     nbytes: int
     readonly: bool
     cuda: bool
-    owner: Any
+    owner: object
 
     @classmethod
     def of(cls, obj: Any) -> Region:

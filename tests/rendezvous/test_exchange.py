@@ -254,7 +254,7 @@ def test_sending_to_the_dead_says_why():
 def test_why_a_kernel_failed(monkeypatch):
     """A peer's death reaches the NIC before the connection is closed."""
 
-    def launch(*args):
+    def launch(*args, **options):
         threading.Timer(0.2, peer.close).start()
         raise DriverError("no answer through all retries")
 

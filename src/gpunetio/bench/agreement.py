@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 from ..errors import InvalidValueError
 from ..rendezvous.endpoints import endpoint_of, endpoint_values
@@ -62,8 +61,8 @@ def agree(link: Link, options: Options, file: File | None, client: bool) -> tupl
     return agreed, shared
 
 
-def _asked(asked: Message) -> dict[str, Any]:
-    values: dict[str, Any] = {}
+def _asked(asked: Message) -> dict[str, object]:
+    values: dict[str, object] = {}
     if "sizes" in asked:
         sizes = asked["sizes"]
         if not isinstance(sizes, list) or not 0 < len(sizes) <= MOST_SIZES:
@@ -83,7 +82,7 @@ def _asked(asked: Message) -> dict[str, Any]:
     return values
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     if isinstance(value, tuple):
         return ", ".join(map(str, value))
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -16,7 +16,7 @@ from typing import BinaryIO, Protocol
 import numpy as np
 
 from ..errors import InvalidValueError, OperatingSystemError
-from ..gpu.memory import BytesLike
+from ..memory import BytesLike
 from .results import Check
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from .. import __version__
 from ..enums import LinkLayer, QpType
@@ -188,7 +188,7 @@ class Result:
     replayed: Replayed
     reasons: list[str]
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> dict[str, object]:
         """Return what --json prints."""
         done = self.replayed
         return {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from .. import __version__
 from ..enums import ExecScope
@@ -159,7 +159,7 @@ def _span(sizes: list[int]) -> str:
     return ", ".join(map(str, sizes)) if len(sizes) < 4 else f"{sizes[0]} … {sizes[-1]}"
 
 
-def _settings(run: Run) -> dict[str, Any]:
+def _settings(run: Run) -> dict[str, object]:
     """Return the settings of the run: chosen ones, and defaults that were resolved."""
     options, queue, port = run.options, run.queue, run.options.nic_port
     return {
@@ -187,7 +187,7 @@ def _settings(run: Run) -> dict[str, Any]:
 def as_json(run: Run, results: Sequence[Result]) -> str:
     """Return the whole run as JSON. Rates are in 10⁹ bits and 10⁶ messages per second."""
     options = run.options
-    document: dict[str, Any] = {
+    document: dict[str, object] = {
         "version": __version__,
         "test": options.benchmark.name,
         "role": run.role,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -24,9 +23,9 @@ class Check:
     sha256: str | None = None
     flag: int | None = None
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         """Return the fields of a JSON result."""
-        fields: dict[str, Any] = {"validated": self.problem is None}
+        fields: dict[str, object] = {"validated": self.problem is None}
         if self.payload_bytes is not None:
             fields |= {"payload_bytes": self.payload_bytes, "sha256": self.sha256}
         if self.flag is not None:
@@ -63,7 +62,7 @@ class BwResult:
             check=check,
         )
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         """Return one entry of "results"."""
         return {
             "size": self.size,
@@ -103,7 +102,7 @@ class LatResult:
         mean, stdev = float(half.mean()), float(half.std())
         return cls(size, len(half), least, most, median, mean, stdev, p99, p999, kernel, check, half)
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         """Return one entry of "results"."""
         return {
             "size": self.size,

@@ -12,7 +12,6 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -59,7 +58,7 @@ class Trace:
         document = {"traceEvents": list(self._events(title)), "displayTimeUnit": "ns"}
         path.write_text(json.dumps(document, separators=(",", ":")))
 
-    def _events(self, title: str) -> Iterator[dict[str, Any]]:
+    def _events(self, title: str) -> Iterator[dict[str, object]]:
         starts = [int(thread.rows[0, 1]) for threads in self.sizes.values() for thread in threads]
         zero = min(starts, default=0)
         for pid, (size, threads) in enumerate(self.sizes.items(), 1):
@@ -78,11 +77,11 @@ class Trace:
                     before = max(since, done)
 
 
-def _metadata(name: str, pid: int, tid: int, value: str) -> dict[str, Any]:
+def _metadata(name: str, pid: int, tid: int, value: str) -> dict[str, object]:
     return {"ph": "M", "name": name, "pid": pid, "tid": tid, "args": {"name": value}}
 
 
-def _span(name: str, pid: int, tid: int, begin: int, end: int, arguments: dict[str, Any]) -> dict[str, Any]:
+def _span(name: str, pid: int, tid: int, begin: int, end: int, arguments: dict[str, object]) -> dict[str, object]:
     return {
         "ph": "X", "name": name, "cat": "gpunetio", "pid": pid, "tid": tid, "ts": begin / _US,
         "dur": (end - begin) / _US, "args": arguments,

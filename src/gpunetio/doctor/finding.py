@@ -50,7 +50,7 @@ class Evidence:
     value: str
 
 
-def evidence(reading: Reading, value: Any = None) -> Evidence:
+def evidence(reading: Reading, value: object = None) -> Evidence:
     """Return a reading as evidence: `value` if only a part of it matters, else its error or its first line."""
     if value is not None:
         shown = str(value)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
 
 from ..jit.compile import engine_function
 from ..jit.ops import copy
-from ..jit.struct_view import struct_view
+from ..jit.struct_view import View, struct_view
 from ..formats.layout import Entry
 from .frames import PACKET, commit, publish, reserve
 
@@ -29,8 +28,8 @@ CAPTURED = Entry("captured", 64, """
     outgoing      56  i64
 """)
 
-capture_at: Any = struct_view(CAPTURE)
-captured_at: Any = struct_view(CAPTURED)
+capture_at: View = struct_view(CAPTURE)
+captured_at: View = struct_view(CAPTURED)
 
 
 @engine_function

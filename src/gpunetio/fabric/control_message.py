@@ -14,8 +14,8 @@ import socket
 import struct
 import time
 from collections.abc import Sequence
-from typing import Any
 
+Body = dict[str, object]  # of a message: whoever reads one checks the values
 VERSION = 2  # of requests and answers
 MAX_BYTES = 1 << 16
 MAX_FDS = 32
@@ -27,7 +27,7 @@ class BadMessage(Exception):
     """A message that breaks these rules."""
 
 
-def send(sock: socket.socket, body: dict[str, Any], fds: Sequence[int] = ()) -> None:
+def send(sock: socket.socket, body: Body, fds: Sequence[int] = ()) -> None:
     """Send a message. The descriptors stay open here."""
     text = json.dumps(body).encode()
     if len(text) > MAX_BYTES or len(fds) > MAX_FDS:
@@ -38,7 +38,7 @@ def send(sock: socket.socket, body: dict[str, Any], fds: Sequence[int] = ()) -> 
         sock.sendall(data[sent:])
 
 
-def receive(sock: socket.socket, end: float) -> tuple[dict[str, Any], list[int]]:
+def receive(sock: socket.socket, end: float) -> tuple[Body, list[int]]:
     """Return the next message and its descriptors, which the caller closes.
 
     TimeoutError at `end` of time.monotonic(), EOFError when the peer hangs up.
@@ -62,7 +62,7 @@ class PartialMessage:
     def __init__(self, max_fds: int = MAX_FDS) -> None:
         self._data, self._fds, self._max_fds = bytearray(), array.array("i"), max_fds
 
-    def read(self, sock: socket.socket) -> dict[str, Any] | None:
+    def read(self, sock: socket.socket) -> Body | None:
         """Receive once. Return the message when it is complete, None before. Never reads beyond the message."""
         room = socket.CMSG_SPACE((self._max_fds + 1) * self._fds.itemsize)
         data, messages, flags, _ = sock.recvmsg(self._missing(), room, socket.MSG_CMSG_CLOEXEC)

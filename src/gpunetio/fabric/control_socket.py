@@ -27,7 +27,7 @@ from typing import Any
 from ..errors import BadStateError, InUseError, InvalidValueError, TimedOutError
 from ..service import ServiceThread
 from .claims import MAX_PENDING, PATIENCE, PREFIX, RETRY, claimant, close_after_fork, dial, new_socket, owner_of
-from .control_message import VERSION, BadMessage, PartialMessage, credentials, receive, send
+from .control_message import VERSION, BadMessage, Body, PartialMessage, credentials, receive, send
 from .link import DEFAULT_CAPACITY, MAX_MESSAGE_FDS, IpAddress, Link, Parts, check_capacity
 from .link_limits import excess
 
@@ -68,10 +68,10 @@ class ControlSocket:
 
     def __init__(
         self, addresses: Iterable[IpAddress | str], name: str,
-        publication: Callable[[], tuple[dict[str, Any], list[int]]] = lambda: ({}, []),
+        publication: Callable[[], tuple[Body, list[int]]] = lambda: ({}, []),
         on_link: Callable[[Link], None] | None = None, on_gone: Callable[[Link], None] = lambda link: None,
         capacity: int = DEFAULT_CAPACITY, medium: str = "ETHERNET",
-        on_message: Callable[[Link, dict[str, Any], list[int]], None] | None = None,
+        on_message: Callable[[Link, Body, list[int]], None] | None = None,
     ):  # fmt: skip
         self.name, self.capacity, self.medium = name, check_capacity(capacity), medium
         self.addresses = tuple(ip_address(address) for address in addresses)
@@ -234,7 +234,7 @@ class ControlSocket:
                 sock.close()
                 parts.close()
 
-    def _talks(self, message: dict[str, Any]) -> bool:
+    def _talks(self, message: Body) -> bool:
         """Return whether messages may follow this one."""
         return self._on_message is not None and message.get("letters") is True
 
@@ -285,7 +285,7 @@ class ControlSocket:
 
     # --- callbacks -------------------------------------------------------------------------------------------------
 
-    def _tell(self, callback: Callable[[Link], None] | None, link: Link, message: dict[str, Any] | None = None) -> None:
+    def _tell(self, callback: Callable[[Link], None] | None, link: Link, message: Body | None = None) -> None:
         if callback is None:
             return
         if self._teller is None:
@@ -398,7 +398,7 @@ class ControlSocket:
             self._dismiss(*callers[0], "too many processes ask at the same time")
         self._selector.register(sock, selectors.EVENT_READ, data=_Caller(pid))
 
-    def _drop(self, sock: Any) -> None:
+    def _drop(self, sock: socket.socket) -> None:
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(sock)
         sock.close()
@@ -425,7 +425,7 @@ class ControlSocket:
         except Exception as error:  # whatever a peer sends, the others must not suffer
             self._dismiss(sock, caller, f"{type(error).__name__}: {error}")
 
-    def _answer(self, sock: socket.socket, caller: _Caller, request: dict[str, Any]) -> bool:
+    def _answer(self, sock: socket.socket, caller: _Caller, request: Body) -> bool:
         """Do what a request asks for. Return whether the connection stays open."""
         if request.get("version") != VERSION:
             reason = f"{self.name} speaks version {VERSION}, not {request.get('version')!r}: use the same release"
@@ -445,7 +445,7 @@ class ControlSocket:
         send(sock, {"version": VERSION, "ok": False, "reason": reason})
         return False
 
-    def _take_link(self, sock: socket.socket, caller: _Caller, request: dict[str, Any]) -> None:
+    def _take_link(self, sock: socket.socket, caller: _Caller, request: Body) -> None:
         """Take the link that a peer lays, or raise `_Refusal`."""
         try:
             own, peer = ip_address(str(request.get("to"))), ip_address(str(request.get("from")))

@@ -9,29 +9,28 @@ import socket
 import time
 from collections import deque
 from collections.abc import Iterable
-from typing import Any
 
 from .claims import MAX_PENDING, PATIENCE, PREFIX, RETRY, new_socket
-from .control_message import VERSION, BadMessage, PartialMessage, credentials, send
+from .control_message import VERSION, BadMessage, Body, PartialMessage, credentials, send
 
 logger: logging.Logger = logging.getLogger("gpunetio.fabric")
 
 
-def look(name: str, timeout: float = PATIENCE) -> tuple[int, dict[str, Any], list[int]] | None:
+def look(name: str, timeout: float = PATIENCE) -> tuple[int, Body, list[int]] | None:
     """Ask one NIC for its tables, as `look_at_all` does. Return None when it does not show them."""
     return look_at_all([name], timeout).get(name)
 
 
 def look_at_all(
     wanted: Iterable[str], timeout: float = PATIENCE
-) -> dict[str, tuple[int, dict[str, Any], list[int]]]:
+) -> dict[str, tuple[int, Body, list[int]]]:
     """Ask the NICs that listen under these names for their tables. Return (pid, description, descriptors) by name.
 
     All NICs are asked at the same time, and have `timeout` seconds together. The caller closes the descriptors. A NIC
     of another user, or one that does not answer in time or sensibly, is left out.
     """
     end = time.monotonic() + timeout
-    found: dict[str, tuple[int, dict[str, Any], list[int]]] = {}
+    found: dict[str, tuple[int, Body, list[int]]] = {}
     todo = deque(dict.fromkeys(wanted))
     with selectors.DefaultSelector() as asked:
         try:
@@ -40,7 +39,7 @@ def look_at_all(
                     name = todo.popleft()
                     try:
                         if (sock := _ask_to_look(name)) is not None:
-                            asked.register(sock, selectors.EVENT_READ, data=(name, PartialMessage()))
+                            asked.register(sock, selectors.EVENT_READ, data=(name, sock, PartialMessage()))
                     except BlockingIOError:  # its listen queue is full
                         todo.append(name)
                 left = end - time.monotonic()
@@ -52,8 +51,9 @@ def look_at_all(
                     _read_answer(asked, key, found)
         finally:
             for key in list(asked.get_map().values()):
-                key.data[1].close()
-                key.fileobj.close()  # type: ignore[union-attr]
+                _, sock, message = key.data
+                message.close()
+                sock.close()
     return found
 
 
@@ -80,11 +80,11 @@ def _ask_to_look(name: str) -> socket.socket | None:
 
 def _read_answer(
     asked: selectors.BaseSelector, key: selectors.SelectorKey,
-    found: dict[str, tuple[int, dict[str, Any], list[int]]],
+    found: dict[str, tuple[int, Body, list[int]]],
 ) -> None:  # fmt: skip
     """Read a piece of the answer of a NIC that was asked for its tables."""
-    sock: Any = key.fileobj
-    (name, message), (pid, _) = key.data, credentials(sock)
+    name, sock, message = key.data
+    pid, _ = credentials(sock)
     try:
         answer = message.read(sock)
         if answer is None:

@@ -9,13 +9,12 @@ This code uses nothing that only a CPU has, so either end may be a GPU.
 
 from __future__ import annotations
 
-from typing import Any
 
 import numpy as np
 
 from ..jit.compile import device_function, engine_function
 from ..jit.ops import be32, ld32, ld_acquire64, ld_relaxed64, prefetch, st_release64
-from ..jit.struct_view import struct_view
+from ..jit.struct_view import View, struct_view
 from ..formats.layout import Entry
 from ..formats.packet import BTH, ICRC_SIZE, QPN_MASK
 
@@ -69,8 +68,8 @@ MAX_GRANTED, MAX_GRANT = 1 << GRANTED_SHIFT, (1 << 16) - 1
 SKIP = -1  # in nbytes: nothing up to the end of the pipe
 RECALLED = 0  # in nbytes: do not send this frame
 
-pipe_end_at: Any = struct_view(PIPE_END)
-frame_at: Any = struct_view(FRAME)
+pipe_end_at: View = struct_view(PIPE_END)
+frame_at: View = struct_view(FRAME)
 
 
 def pipe_size(capacity: int) -> int:

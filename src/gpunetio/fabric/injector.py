@@ -6,13 +6,12 @@ the ICRC is computed: while faults are injected, packets in pipes have an ICRC t
 
 from __future__ import annotations
 
-from typing import Any
 
 import numpy as np
 
 from ..jit.compile import device_function, engine_function
 from ..jit.ops import copy, ld8, st8, st32
-from ..jit.struct_view import struct_view
+from ..jit.struct_view import View, struct_view
 from ..formats.layout import Entry
 from ..memory import HostMemory
 from .faults import Faults
@@ -62,8 +61,8 @@ HELD = Entry("held", 64, """
     sequence      32  i64
 """)
 
-faults_at: Any = struct_view(FAULTS)
-held_at: Any = struct_view(HELD)
+faults_at: View = struct_view(FAULTS)
+held_at: View = struct_view(HELD)
 
 
 class Injector:
@@ -75,7 +74,7 @@ class Injector:
 
     CAPACITY = 1 << 19
     address: int
-    record: Any
+    record: np.void
     from_nic: np.ndarray
 
     def __init__(self, faults: Faults, wire_end: np.ndarray, here: bytes, peer: bytes, make_icrc: bool):

@@ -9,13 +9,12 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address
-from typing import Any
 
 from ..errors import InvalidValueError
 from ..memory import PAGE, HostMemory, MappedMemory, round_up
 from .notifier import Notifier, check_notify_fd
 from .frames import pipe_size
-from .control_message import PartialMessage, send
+from .control_message import Body, PartialMessage, send
 
 IpAddress = IPv4Address | IPv6Address
 
@@ -160,7 +159,7 @@ class Link:
         except OSError:
             return True
 
-    def send(self, body: dict[str, Any], fds: Sequence[int] = ()) -> None:
+    def send(self, body: Body, fds: Sequence[int] = ()) -> None:
         """Send the peer a message, without waiting. OSError when the peer does not read its messages, or is gone."""
         with self.sending:
             send(self.heartbeat, body, fds)

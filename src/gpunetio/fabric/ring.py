@@ -5,11 +5,10 @@ This code uses nothing that only a CPU has, so either end may be a GPU.
 
 from __future__ import annotations
 
-from typing import Any
 
 from ..jit.compile import device_function
 from ..jit.ops import ld64, ld_acquire64, st_release64
-from ..jit.struct_view import struct_view
+from ..jit.struct_view import View, struct_view
 from ..formats.layout import Entry
 
 # Head and tail count messages and sit in cache lines of their own; each end caches the other's counter.
@@ -23,7 +22,7 @@ RING = Entry("ring", 192, """
     capacity     144  i64
 """)
 
-ring_at: Any = struct_view(RING)
+ring_at: View = struct_view(RING)
 
 
 @device_function

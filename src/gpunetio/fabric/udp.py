@@ -14,7 +14,6 @@ import sys
 import weakref
 from collections.abc import Callable, Container, Sequence
 from ipaddress import IPv4Address, IPv6Address
-from typing import Any
 
 import numpy as np
 
@@ -75,7 +74,7 @@ class UdpWire:
     """
 
     addresses: tuple[Address, ...]
-    record: Any
+    record: np.void
     rows: np.ndarray
     datagrams: np.ndarray
     address: int

@@ -5,13 +5,12 @@ The kernel's structures are those of 64-bit little-endian Linux: socket(7), recv
 
 from __future__ import annotations
 
-from typing import Any
 
 from numba import types
 
 from ..jit.ops import ld32
 from ..jit.compile import device_function
-from ..jit.struct_view import struct_view
+from ..jit.struct_view import View, struct_view
 from ..formats.layout import Entry
 
 # --- limits --------------------------------------------------------------------------------------------------------
@@ -169,13 +168,13 @@ SOL_UDP, UDP_SEGMENT, UDP_GRO = 17, 103, 104
 MSG_TRUNC, MSG_DONTWAIT, MSG_NOSIGNAL = 0x20, 0x40, 0x4000
 EINTR, EIO, EAGAIN, EINVAL, EMSGSIZE = 4, 5, 11, 22, 90
 
-udp_wire_at: Any = struct_view(UDP_WIRE)
-udp_socket_at: Any = struct_view(UDP_SOCKET)
-datagram_at: Any = struct_view(DATAGRAM)
-source_at: Any = struct_view(SOURCE)
-tx_slot_at: Any = struct_view(TX_SLOT)
-mmsghdr_at: Any = struct_view(MMSGHDR)
-iovec_at: Any = struct_view(IOVEC)
+udp_wire_at: View = struct_view(UDP_WIRE)
+udp_socket_at: View = struct_view(UDP_SOCKET)
+datagram_at: View = struct_view(DATAGRAM)
+source_at: View = struct_view(SOURCE)
+tx_slot_at: View = struct_view(TX_SLOT)
+mmsghdr_at: View = struct_view(MMSGHDR)
+iovec_at: View = struct_view(IOVEC)
 
 sendmmsg = types.ExternalFunction("sendmmsg", types.int32(types.int32, types.int64, types.uint32, types.int32))
 recvmmsg = types.ExternalFunction(

@@ -13,6 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+if TYPE_CHECKING:
+    from ..memory import BytesLike
+
+# A structure by the names of its fields: ints, bytes, and such a dict for a structure inside (`BitStruct`).
+Fields = dict[str, Any]
+
 VARIABLE = 0  # width of a field that runs to the end of the mailbox
 
 
@@ -75,7 +81,7 @@ class BitStruct:
                     raise ValueError(f"{self.name}.{name} takes {field.width // 8} bytes, not {len(value)}")
                 buf[start : start + field.width // 8] = value
 
-    def unpack(self, buf: bytes | bytearray | memoryview, base: int = 0) -> dict[str, Any]:
+    def unpack(self, buf: bytes | bytearray | memoryview, base: int = 0) -> Fields:
         """Return every field of the structure that starts at byte `base` of `buf`."""
         number, values = int.from_bytes, {}
         for name in self.fields:
@@ -169,7 +175,7 @@ class Entry(tuple):
             names.append(field)
             formats.append(field_type(kind))
             offsets.append(int(offset))
-        members: dict[str, Any] = {
+        members: dict[str, object] = {
             field: property(operator.itemgetter(i)) for i, field in enumerate((*names, "size"))
         }
         members.update(
@@ -187,6 +193,6 @@ class Entry(tuple):
     def __repr__(self) -> str:
         return f"Entry({type(self).__name__}, {self.size} bytes)"
 
-    def at(self, buf: Any, offset: int = 0) -> np.ndarray:
+    def at(self, buf: BytesLike, offset: int = 0) -> np.ndarray:
         """Return the entry at byte `offset` of `buf`, a zero-dimensional array that reads and writes in place."""
         return np.frombuffer(buf, self.dtype, 1, offset).reshape(())

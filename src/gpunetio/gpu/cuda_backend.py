@@ -131,7 +131,9 @@ class CudaBackend(Backend):
     target = "cuda"
     has_memory = True
     maps_memory = False  # needs GDRCopy
-    lanes = 32
+    lanes: int | None = 32
+    name: str
+    integrated: bool
 
     def __init__(self, ordinal: int):
         self._rt = cuda_runtime()

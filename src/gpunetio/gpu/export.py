@@ -8,6 +8,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ..enums import NicHandler, QpState, RingMemory, SendDbrModeExt
 from ..errors import BadStateError, InUseError, InvalidValueError, NotSupportedError
 from ..formats.cqe import CQE_SIZE
@@ -368,11 +371,11 @@ class ExportedQp(Handle):
     def wait_idle(self) -> None:
         self._launches.wait(self.timeout + LAUNCH_TIMEOUT, str(self.qp))
 
-    def _close(self) -> None:
+    def close_with_owner(self) -> None:
         if self.closed:
             return
         with ExitStack() as steps:  # in reverse order; every step runs, even if others raise
-            steps.callback(super()._close)
+            steps.callback(super().close_with_owner)
             steps.callback(self.gpu.forget_export, self)
             steps.callback(self._give_up_messages)
             steps.callback(self._leave_service)
@@ -440,7 +443,7 @@ def _check_memory(gpu: Exporter, qp: QP) -> None:
                 raise InvalidValueError(f"{queue} lies in GPU memory, which host threads do not reach")
 
 
-def _restart_cq(completions: Completions, c: Any, least: int) -> None:
+def _restart_cq(completions: Completions, c: NDArray[np.void], least: int) -> None:
     """Let completions go on from where the NIC is: `least` or more since the last restart."""
     c["cqe_rsvd"] += completions.produced(int(c["cqe_rsvd"]), least)
     c["cqe_ci"] = 0

@@ -137,7 +137,7 @@ def _create(
             **attributes,
             **rings.qp("the queue pair", sizes.rq_bytes + sizes.sq_bytes, record_in_host),
         )
-        undo.callback(qp._close)
+        undo.callback(qp.close_with_owner)
         exported = gpu.export(qp, options)
         exported.own(undo.pop_all())
     return exported

@@ -23,7 +23,7 @@ class HostBackend(Backend):
     has_memory = False
     maps_memory = True  # the CPU sees all memory
     integrated = False
-    lanes = None
+    lanes: int | None = None
 
     def alloc(self, nbytes: int, alignment: int, kind: MemType) -> tuple[int, np.ndarray | None, object]:
         size = nbytes + max(0, alignment - 1)

@@ -14,9 +14,9 @@ from ..enums import MemType
 from ..errors import BadStateError, InvalidValueError, TimedOutError
 from ..interrupts import deferred
 from ..jit.code import Launch
+from ..memory import BytesLike
 from .backend import Backend
 
-BytesLike = bytes | bytearray | memoryview | np.ndarray
 LAUNCH_TIMEOUT = 60.0  # seconds: the longest that closing waits for kernels
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from numba import types
 
 from ..formats.doorbell import PI_MASK, WQE_IDX_SHIFT
@@ -24,7 +22,7 @@ from ..jit.ops import (
     st_release64,
     yield_thread,
 )  # fmt: skip
-from ..jit.struct_view import struct_view
+from ..jit.struct_view import View, struct_view
 
 _poll = types.ExternalFunction("poll", types.int32(types.int64, types.uint64, types.int32))
 _read = types.ExternalFunction("read", types.int64(types.int32, types.int64, types.uint64))
@@ -57,8 +55,8 @@ PROXY = Entry("proxy", 128, """
     drained         88  i64
 """)
 
-row_at: Any = struct_view(PROXY_ROW)
-proxy_at: Any = struct_view(PROXY)
+row_at: View = struct_view(PROXY_ROW)
+proxy_at: View = struct_view(PROXY)
 
 
 @engine_function

@@ -14,7 +14,7 @@ from numba.core.caching import CompileResultCacheImpl, FunctionCache, IndexDataC
 
 from . import prebuilt
 
-logger = logging.getLogger("gpunetio.compile")
+logger: logging.Logger = logging.getLogger("gpunetio.compile")
 
 # These errors are not the cache's fault. Compiling instead would hide the cause.
 _OF_THE_PROCESS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from ..errors import InvalidValueError
 
-logger = logging.getLogger("gpunetio.launch")
+logger: logging.Logger = logging.getLogger("gpunetio.launch")
 
 Arguments = tuple[object, ...]
 
@@ -58,6 +58,9 @@ class Launch(Protocol):
 class Code(ABC):
     """A kernel as one target runs it."""
 
+    function: Callable[..., None]
+    name: str
+    names: tuple[str, ...]  # of its arguments
     reaches_gpu_memory: bool  # whether arrays of CUDA can be arguments
 
     def __init__(self, function: Callable[..., None]):

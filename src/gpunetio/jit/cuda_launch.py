@@ -14,7 +14,7 @@ from typing import Any
 from ..errors import DriverError, NotSupportedError
 from .code import Arguments, Code, Place
 
-logger = logging.getLogger("gpunetio.kernel")
+logger: logging.Logger = logging.getLogger("gpunetio.kernel")
 
 _SETTINGS = {
     # With lazy loading, the first launch of a kernel waits until all running kernels have ended.

@@ -22,7 +22,7 @@ from .code import Arguments, Code, Place
 from .compile import engine_function
 from .ops import GROUP_WORDS, THREAD_KEY_SYMBOL
 
-logger = logging.getLogger("gpunetio.kernel")
+logger: logging.Logger = logging.getLogger("gpunetio.kernel")
 
 RECORD_WORDS = 8
 MAX_WARP = 32
@@ -70,6 +70,8 @@ class HostLaunch:
 
     An exception of a thread is logged, and `wait` and `done` raise it.
     """
+
+    ended: bool
 
     def __init__(
         self,

@@ -26,7 +26,7 @@ from numba.core.codegen import get_host_cpu_features
 
 from .stamps import PACKAGE, stamp_of
 
-logger = logging.getLogger("gpunetio.compile")
+logger: logging.Logger = logging.getLogger("gpunetio.compile")
 
 FOLDER = PACKAGE / "_prebuilt"
 DESCRIPTION = "target.json"

@@ -21,7 +21,7 @@ from numba.core.caching import NullCache
 from numba.core.dispatcher import Dispatcher
 from numba.core.event import Listener
 
-logger = logging.getLogger("gpunetio.compile")
+logger: logging.Logger = logging.getLogger("gpunetio.compile")
 
 PATIENCE = 1.0  # seconds before the first line
 PERIOD = 15.0  # seconds between lines

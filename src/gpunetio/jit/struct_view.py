@@ -6,7 +6,8 @@ but with `ops`, at `address + ENTRY.field`.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import cast
 
 import numpy as np
 from numba import from_dtype, types
@@ -15,7 +16,18 @@ from numba.extending import intrinsic
 from ..formats.layout import Entry
 
 
-def struct_view(entry: Entry) -> Any:
+class Struct:
+    """A structure in memory, as compiled code sees it: its fields are attributes."""
+
+    def __getattr__(self, field: str) -> int: ...
+
+    def __setattr__(self, field: str, value: int) -> None: ...
+
+
+View = Callable[[int], Struct]
+
+
+def struct_view(entry: Entry) -> View:
     """Return an intrinsic that turns an address into a record with the fields of `entry`, except raw bytes."""
     fields = entry.dtype.fields or {}
     scalars = {name: field for name, field in fields.items() if field[0].kind in "iu"}
@@ -36,5 +48,5 @@ def struct_view(entry: Entry) -> Any:
 
         return record(types.int64), codegen
 
-    return at
+    return cast(View, at)  # Numba has no types for it
 

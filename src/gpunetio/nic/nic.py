@@ -7,12 +7,13 @@ import contextlib
 import os
 import threading
 from collections.abc import Hashable, Iterable
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 
 from ..enums import Access, UarAllocationType
 from ..errors import BadStateError
+from ..fabric.control_message import Body
 from ..fabric.icrc import HEADER_ROOM
 from ..fabric.inprocess import InProcessWire
 from ..fabric.link import Link
@@ -251,7 +252,7 @@ class SoftNic:
         with contextlib.suppress(BadStateError):
             self.lose(link)
 
-    def _hear(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
+    def _hear(self, link: Link, message: Body, fds: list[int]) -> None:
         try:
             with contextlib.suppress(BadStateError), self._guard():
                 self.grants.hear(link, message, fds)

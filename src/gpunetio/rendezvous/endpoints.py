@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ..verbs import QpEndpoint
 from .link import Message
 
 _ADDRESS = (0, (1 << 63) - 1)
 
 
-def endpoint_values(endpoint: QpEndpoint) -> dict[str, Any]:
+def endpoint_values(endpoint: QpEndpoint) -> dict[str, object]:
     """Return an endpoint as JSON values."""
     return {
         "qpn": endpoint.qpn, "gid": endpoint.gid.hex(), "lid": endpoint.lid, "mtu": endpoint.mtu, "psn": endpoint.psn,

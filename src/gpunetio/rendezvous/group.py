@@ -40,7 +40,7 @@ class Rendezvous(ABC):
         self.rank, self.size, self.timeout = rank, size, timeout
         self._closed = False
 
-    def allgather(self, value: Any) -> list[Any]:
+    def allgather(self, value: object) -> list[Any]:
         """Return the values of all ranks, by rank."""
         return [self._decoded(rank, data) for rank, data in enumerate(self._exchange(_encoded(value)))]
 
@@ -91,7 +91,7 @@ class Rendezvous(ABC):
         return f"<{type(self).__name__} rank {self.rank} of {self.size}{', closed' if self._closed else ''}>"
 
 
-def _encoded(value: Any) -> bytes:
+def _encoded(value: object) -> bytes:
     if isinstance(value, bytes | bytearray | memoryview):
         return _BYTES + bytes(value)
     try:

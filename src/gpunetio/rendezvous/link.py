@@ -64,13 +64,13 @@ class PeerInterrupted(PeerError):
 # --- messages --------------------------------------------------------------------------------------------------------
 
 
-class Message(dict[str, Any]):
+class Message(dict[str, object]):
     """The body of a message from `peer`. Its values are checked when they are read."""
 
     peer: str
     kind: str
 
-    def __init__(self, peer: str, body: dict[str, Any]):
+    def __init__(self, peer: str, body: dict[str, object]):
         super().__init__(body)
         self.peer, self.kind = peer, str(body["kind"])
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from ..nic.control.port import PortConfig
 from ..rendezvous.link import PORT, Link, PeerError, accept, dial, listen, own_address
@@ -32,7 +31,7 @@ def meet(ctx: Context, options: EndOptions, say: Callable[[str], None]) -> Link:
     return Link(sock, f"the client {caller}")
 
 
-def compare(link: Link, sample: str, terms: dict[str, Any]) -> None:
+def compare(link: Link, sample: str, terms: dict[str, object]) -> None:
     """Check that both ends have the same options of the sample. PeerError names the first difference."""
     link.send(sample, **terms)
     theirs = link.expect(sample)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..enums import QpState, WcStatus, WrOpcode
 from ..verbs import Sge
 from .kit import check
-from .rig import Rig, outcomes, same
+from .rig import Remote, Rig, outcomes, same
 
 _WRONG = 0xFF  # another tag of the same key
 
@@ -43,7 +43,7 @@ def wrong_local_key(rig: Rig) -> None:
         b.receive(b.memory.sge(0, 200))
         entry = Sge(a.memory.mr.address, 100, a.memory.mr.lkey ^ _WRONG)
         for number in range(3):
-            a.post(opcode, entry, wr_id=number, **({} if opcode == WrOpcode.SEND else b.memory.remote()))
+            a.post(opcode, entry, wr_id=number, **(Remote() if opcode == WrOpcode.SEND else b.memory.remote()))
         a.fail(WcStatus.LOC_PROT_ERR, 0, 1, 2)
         same("the responder's state", b.qp.state, QpState.RTS)
         same("its completions", b.received.poll(), [])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..enums import Access, SendFlags, WcFlags, WcOpcode, WcStatus, WrOpcode
 from ..verbs import Completion, Sge
 from .kit import check
-from .rig import Rig, Side, same
+from .rig import Remote, Rig, Side, same
 
 _LONG = 1 << 16
 _WORD = 1 << 64
@@ -35,7 +35,7 @@ def _one_way(rig: Rig, opcode: WrOpcode, completion: WcOpcode, received: WcOpcod
         here, there = 3 + 17 * number, 70_001 + 1000 * number
         if received is not None:
             b.receive(*(() if remote else (b.memory.sge(there, nbytes + 5),)), wr_id=100 + number)
-        to = b.memory.remote(there) if remote else {}
+        to = b.memory.remote(there) if remote else Remote()
         a.post(opcode, a.memory.sge(here, nbytes), wr_id=number, imm=imm or 0, **to)
         (done,) = a.sends()
         _is(done, number, completion)

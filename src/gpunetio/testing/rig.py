@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypedDict, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..enums import Access, AsyncEventType, QpState, SendFlags, WcStatus, WrOpcode
 from ..errors import DocaError
@@ -28,6 +27,13 @@ _T = TypeVar("_T")
 
 class Violation(Exception):
     """A provider does not keep to the contract: how."""
+
+
+class Remote(TypedDict, total=False):
+    """The peer's memory, as fields of a work request; empty for a SEND."""
+
+    remote_addr: int
+    rkey: int
 
 
 def same(what: str, found: Any, wanted: Any) -> None:
@@ -57,7 +63,7 @@ class Memory:
     It begins where atomics can go, and at the offset of `iova` in a page, without which a card does not map it.
     """
 
-    whole: NDArray[Any]
+    whole: np.ndarray
     bytes: np.ndarray
     image: np.ndarray
 
@@ -75,7 +81,7 @@ class Memory:
         """A scatter/gather entry."""
         return Sge(self.mr.iova + at, nbytes, self.mr.lkey)
 
-    def remote(self, at: int = 0) -> dict[str, Any]:
+    def remote(self, at: int = 0) -> Remote:
         """What a request of the peer names it by."""
         return {"remote_addr": self.mr.iova + at, "rkey": self.mr.rkey}
 

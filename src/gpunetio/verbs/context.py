@@ -83,14 +83,14 @@ class Context(Handle):
     def _details(self) -> Iterable[str]:
         return ("software NIC",) if self._provider.software else ()
 
-    def _close(self) -> None:
+    def close_with_owner(self) -> None:
         """Close the device. Objects that users created with mailboxes are destroyed first: they may use all others."""
         if self._undo is not None and not self._imported:
             ours = {user._handle for user in self.users}
             for handle in reversed(self._provider.devx_objects()):
                 if handle not in ours:
                     self._close_stray(handle)
-        super()._close()
+        super().close_with_owner()
 
     def _close_stray(self, handle: int) -> None:
         try:

@@ -89,21 +89,21 @@ class Handle(metaclass=Whole):
             raise InUseError(f"{self} has {self._unacknowledged} event(s) that were not acknowledged: do that first")
         self.wait_idle()
         with deferred():
-            self._close()
+            self.close_with_owner()
 
     def wait_idle(self) -> None:
         """Wait until no kernel uses the object or what closes with it. TimedOutError if a kernel does not end."""
         for user in self.users:
             user.wait_idle()
 
-    def _close(self) -> None:
-        """Close the object without checks, for `close()` or a closing parent. No kernel runs."""
+    def close_with_owner(self) -> None:
+        """Close the object without checks, for `close()` or the owner that closes. No kernel runs."""
         if self._undo is None:
             return
         with ExitStack() as steps:  # in reverse order; every step runs, even if others raise
             steps.callback(self._release, self._undo)
             for user in sorted(self._users, key=lambda user: user._rank, reverse=True):
-                steps.callback(user._close)
+                steps.callback(user.close_with_owner)
 
     def _release(self, undo: ExitStack) -> None:
         self._undo = None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any
 
 from ..finding import GUIDE, HARDWARE, Evidence, Finding, check, fail, ok, skip, warn
 from ..machine.devices import Machine
@@ -37,7 +36,7 @@ def rdma_core(machine: Machine) -> Iterator[Finding]:
 def _library(name: str, package: str, reading: Reading) -> Finding:
     if reading.trouble is Trouble.FAILED:
         return fail(f"{name} cannot be loaded", reading, cure=f"sudo apt install {package}, or on RHEL libibverbs")
-    answer: dict[str, Any] = reading.value if isinstance(reading.value, dict) else {}
+    answer: dict[str, object] = reading.value if isinstance(reading.value, dict) else {}
     needed, optional = _names(answer.get("lacks")), _names(answer.get("lacks_optional"))
     if needed is None or optional is None:
         return skip(f"{name} was not checked", reading)
@@ -56,7 +55,7 @@ def _library(name: str, package: str, reading: Reading) -> Finding:
     return ok(file.rpartition("/")[2], shown)
 
 
-def _names(value: Any) -> list[str] | None:
+def _names(value: object) -> list[str] | None:
     return [str(one) for one in value] if isinstance(value, list) else None
 
 

@@ -9,7 +9,6 @@ import threading
 from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
 
 class Kind(StrEnum):
@@ -39,7 +38,7 @@ class Reading:
 
     kind: Kind
     key: tuple[str, ...]  # the path, the command line, or the question and its arguments
-    value: Any = None  # its type depends on the kind
+    value: object = None  # its type depends on the kind
     trouble: Trouble = Trouble.NONE
     error: str = ""  # the system's error message
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 from ..finding import Evidence, evidence
 from . import nvidia_smi
@@ -46,7 +45,7 @@ def is_open(machine: Machine) -> tuple[bool | None, Evidence]:
     return known.get(license.text), evidence(license if license.ok else reading)
 
 
-def cuda(machine: Machine) -> tuple[Reading, dict[str, Any]]:
+def cuda(machine: Machine) -> tuple[Reading, dict[str, object]]:
     """Return libcuda's answer; {} without one. Starting libcuda also needs the device node of nvidia-uvm."""
     if why := nvidia_smi.asleep(machine.host, nvidia_smi.MEMORY):
         return Reading(Kind.QUESTION, ("cuda",), None, Trouble.FAILED, why), {}
@@ -54,25 +53,25 @@ def cuda(machine: Machine) -> tuple[Reading, dict[str, Any]]:
     return reading, reading.value if isinstance(reading.value, dict) else {}
 
 
-def number(value: Any) -> int | None:
+def number(value: object) -> int | None:
     """Return a C int of an answer; None for anything else."""
     return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 31 else None
 
 
-def cuda_devices(machine: Machine) -> list[dict[str, Any]]:
+def cuda_devices(machine: Machine) -> list[dict[str, object]]:
     """Return libcuda's devices in libcuda's order."""
     devices = cuda(machine)[1].get("devices")
     return [one if isinstance(one, dict) else {} for one in devices] if isinstance(devices, list) else []
 
 
-def address(device: dict[str, Any]) -> str:
+def address(device: dict[str, object]) -> str:
     """Return the PCI address of a libcuda device. A GPU is always function 0."""
     numbers = [number(device.get(f"pci_{part}_id")) for part in ("domain", "bus", "device")]
     domain, bus, slot = (-1 if one is None else one for one in numbers)
     return "" if min(domain, bus, slot) < 0 else f"{domain:04x}:{bus:02x}:{slot:02x}.0"
 
 
-def device_of(machine: Machine, gpu: Gpu) -> dict[str, Any]:
+def device_of(machine: Machine, gpu: Gpu) -> dict[str, object]:
     """Return libcuda's name and attributes of a GPU; {} if libcuda does not show it."""
     return next((one for one in cuda_devices(machine) if address(one) == gpu.address), {})
 

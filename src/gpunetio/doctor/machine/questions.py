@@ -183,7 +183,7 @@ def permissions(path: str) -> dict[str, str]:
     return {"owner": owner, "group": group, "mode": f"{stat.S_IMODE(found.st_mode):03o}"}
 
 
-def verbs_library(name: str) -> dict[str, Any]:
+def verbs_library(name: str) -> dict[str, object]:
     """Return the file of libibverbs or libmlx5, and the functions that gpunetio calls but the library lacks."""
     from ...providers.mlx5.libraries import IBVERBS, MLX5
 
@@ -217,7 +217,7 @@ def cuda() -> Any:
 _PROBE = "import sys; sys.path.append(sys.argv.pop(1)); from gpunetio.doctor.probes.process import main; main()"
 
 
-def probe(device: str, gpu: str) -> dict[str, Any]:
+def probe(device: str, gpu: str) -> dict[str, object]:
     """Probe a device with a GPU in a separate process, and return the answer of `probe_watch.watch`."""
     from ..probes.watch import watch
 

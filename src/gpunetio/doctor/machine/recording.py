@@ -10,7 +10,6 @@ import json
 import shlex
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from ...errors import InvalidValueError
 from ..checks.catalog import examine
@@ -53,10 +52,10 @@ def record(host: Host, wanted: Wanted, path: Path, masked: bool = False) -> None
 
 def save(readings: list[Reading], path: Path) -> None:
     """Write readings to a file."""
-    packed: dict[str, Any] = {"format": FORMAT}
+    packed: dict[str, dict[str, object]] = {}
     for reading in readings:
         packed.setdefault(reading.kind, {})[shlex.join(reading.key)] = _packed(reading)
-    path.write_text(json.dumps(packed, indent=1, sort_keys=True) + "\n", encoding="ascii")
+    path.write_text(json.dumps({"format": FORMAT, **packed}, indent=1, sort_keys=True) + "\n", encoding="ascii")
 
 
 def load(path: Path) -> ReplayHost:
@@ -76,13 +75,13 @@ def load(path: Path) -> ReplayHost:
     return ReplayHost({(reading.kind, reading.key): reading for reading in found})
 
 
-def _packed(reading: Reading) -> Any:
+def _packed(reading: Reading) -> object:
     value = reading.value
     if isinstance(value, bytes):
         value = _text_or_hex(value)
     if reading.ok:
         return {"answer": value} if reading.kind is Kind.QUESTION else value
-    trouble: dict[str, Any] = {"trouble": reading.trouble, "error": reading.error}
+    trouble: dict[str, object] = {"trouble": reading.trouble, "error": reading.error}
     return trouble if value is None else trouble | {"value": value}
 
 
@@ -92,14 +91,18 @@ def _text_or_hex(value: bytes) -> str | dict[str, str]:
     return text if printable and text.encode() == value else {"hex": value.hex()}
 
 
-def _unpacked(kind: Kind, key: tuple[str, ...], entry: Any) -> Reading:
+def _unpacked(kind: Kind, key: tuple[str, ...], entry: object) -> Reading:
     if isinstance(entry, dict) and "trouble" in entry:
         value = _value(kind, entry["value"]) if "value" in entry else None
         return Reading(kind, key, value, Trouble(entry["trouble"]), str(entry["error"]))
-    return Reading(kind, key, entry["answer"] if kind is Kind.QUESTION else _value(kind, entry))
+    if kind is not Kind.QUESTION:
+        return Reading(kind, key, _value(kind, entry))
+    if not isinstance(entry, dict):
+        raise ValueError(f"a {kind} is {entry!r}")
+    return Reading(kind, key, entry["answer"])
 
 
-def _value(kind: Kind, entry: Any) -> Any:
+def _value(kind: Kind, entry: object) -> bytes | str | list[str]:
     if isinstance(entry, dict):
         return bytes.fromhex(entry["hex"])
     if kind is Kind.FOLDER and isinstance(entry, list):

@@ -15,6 +15,7 @@ import numpy as np
 from ... import compiler
 from ...enums import GidType, LinkLayer, UarAllocationType
 from ...errors import BadStateError, DocaError, DriverError, NotFoundError
+from ...memory import BytesLike
 from ...verbs import PD, QP, Context
 from ...verbs import open as open_context
 from ..finding import Evidence, Finding, fail, ok, skip
@@ -155,7 +156,7 @@ def pattern() -> bytes:
     return os.urandom(SIZE)
 
 
-def differences(wanted: bytes, found: Any) -> str:
+def differences(wanted: bytes, found: BytesLike) -> str:
     """Return how written bytes differ from the wanted ones; "" if they do not."""
     wrong = np.flatnonzero(np.frombuffer(wanted, np.uint8) != np.frombuffer(found, np.uint8))
     return f"{len(wrong)} of {len(wanted)} bytes are wrong, the first at {wrong[0]}" if len(wrong) else ""

@@ -11,7 +11,6 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import Any
 
 from ... import compiler
 from ..finding import Finding
@@ -38,7 +37,7 @@ TRIALS: dict[str, Callable[[Bench], Iterator[Finding]]] = {
 }
 
 
-def probe(bench: Bench, say: Callable[[dict[str, Any]], None]) -> None:
+def probe(bench: Bench, say: Callable[[dict[str, object]], None]) -> None:
     """Run all probes; stop if the device does not open."""
     for name, trial in TRIALS.items():
         say({"begin": name})
@@ -49,7 +48,7 @@ def probe(bench: Bench, say: Callable[[dict[str, Any]], None]) -> None:
     say({"begin": "close"})
 
 
-def _line(name: str, finding: Finding) -> dict[str, Any]:
+def _line(name: str, finding: Finding) -> dict[str, object]:
     return {
         "probe": name, "status": finding.status, "summary": finding.summary,
         "read": [[one.source, one.value] for one in finding.read], "cure": finding.cure, "reboot": finding.reboot,
@@ -63,7 +62,7 @@ def main() -> None:
     out = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 
-    def say(line: dict[str, Any]) -> None:
+    def say(line: dict[str, object]) -> None:
         os.write(out, json.dumps(line).encode() + b"\n")
 
     with ExitStack() as opened:

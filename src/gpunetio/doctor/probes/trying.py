@@ -104,7 +104,7 @@ def _found(machine: Machine, id: str, uses: frozenset[Use], device: str, wanted:
         yield replace(finding, nic=nic, gpu=on, uses=uses)
 
 
-def _of_answer(id: str, answer: Any) -> list[Finding]:
+def _of_answer(id: str, answer: object) -> list[Finding]:
     """Parse the findings of one probe from the answer of `probe_watch.watch`, and ignore malformed lines."""
     said, ended = (answer.get("said"), answer.get("ended")) if isinstance(answer, dict) else (None, None)
     lines = [line for line in said if isinstance(line, dict)] if isinstance(said, list) else []
@@ -122,16 +122,16 @@ def _of_answer(id: str, answer: Any) -> list[Finding]:
     return [skip(f"not run: {last} {'did not answer' if ended else 'failed'}")]
 
 
-def _of_line(line: dict[str, Any]) -> Finding | None:
+def _of_line(line: dict[str, object]) -> Finding | None:
     """Parse a finding that `probe_process` has printed."""
     match line:
         case {"status": str(status), "summary": str(summary), "read": list(read), "cure": str(cure)}:
             if status in list(Status):
                 shown = tuple(Evidence(*one) for one in read if _is_pair(one))
-                reboot = line.get("reboot") if isinstance(line.get("reboot"), bool) else None
+                reboot = told if isinstance(told := line.get("reboot"), bool) else None
                 return Finding(Status(status), summary, shown, cure=cure, reboot=reboot)
     return None
 
 
-def _is_pair(one: Any) -> bool:
+def _is_pair(one: object) -> bool:
     return isinstance(one, list) and len(one) == 2 and all(isinstance(part, str) for part in one)

@@ -13,7 +13,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import IO, Any
+from typing import IO
 
 from ..machine.process import start, stop
 
@@ -24,7 +24,7 @@ _SHOWN = 200  # characters of its last words
 
 def watch(
     command: Sequence[str], deadline_of: Callable[[str], float], environment: Mapping[str, str] | None = None
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Run a process. Return `said`, its objects in order, and `ended`: "", or how it failed.
 
     `deadline_of` returns the seconds for a step, and for "" the seconds before the first step.
@@ -43,13 +43,15 @@ def watch(
     return {"said": said, "ended": ended}
 
 
-def _listen(process: subprocess.Popen[bytes], deadline_of: Callable[[str], float]) -> tuple[list[dict[str, Any]], str]:
+def _listen(
+    process: subprocess.Popen[bytes], deadline_of: Callable[[str], float]
+) -> tuple[list[dict[str, object]], str]:
     """Collect its objects. Also return why it must be killed, or "" if it has ended."""
     assert process.stdout is not None
     out = process.stdout.fileno()
     ready = select.poll()
     ready.register(out, select.POLLIN)
-    said: list[dict[str, Any]] = []
+    said: list[dict[str, object]] = []
     rest, nbytes, seconds = b"", 0, deadline_of("")
     begun = time.monotonic()
     last, end = begun + MOST_SECONDS, begun + seconds
@@ -69,7 +71,7 @@ def _listen(process: subprocess.Popen[bytes], deadline_of: Callable[[str], float
     return said, f"no answer within {seconds if end <= last else MOST_SECONDS:g} s"
 
 
-def _object(line: bytes) -> dict[str, Any] | None:
+def _object(line: bytes) -> dict[str, object] | None:
     """Parse a JSON object; return None for anything else that a process prints."""
     try:
         found = json.loads(line)

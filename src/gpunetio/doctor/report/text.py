@@ -5,7 +5,6 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
-from typing import Any
 
 from ..finding import (
     EVERY_USE,
@@ -116,7 +115,7 @@ def hanging(start: str, text: str) -> Iterator[str]:
         yield (" " * len(start) + line).rstrip()
 
 
-def as_json(report: Report) -> dict[str, Any]:
+def as_json(report: Report) -> dict[str, object]:
     """Return the report as a JSON object, see docs/setup.md."""
     return {
         "ready": {
@@ -129,7 +128,7 @@ def as_json(report: Report) -> dict[str, Any]:
     }
 
 
-def _as_json(finding: Finding) -> dict[str, Any]:
+def _as_json(finding: Finding) -> dict[str, object]:
     return {
         "id": finding.check.id,
         "area": finding.check.area,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from ..machine.devices import Gpu, Machine, Nic
 from ..machine.nics import model_of
 from ..machine.pci import PciDevice, short
 from ..machine.pci_link import MOST_LANES, link_of
 
+Below = dict[str, "Below"]  # PCI functions by address, those behind a bridge below it
 WIDTH = 100  # columns
 _CLASSES = {
     0x01: "storage", 0x02: "network", 0x03: "display", 0x04: "multimedia", 0x05: "memory", 0x06: "bridge",
@@ -43,7 +43,7 @@ def build(machine: Machine, everything: bool = False) -> tuple[Node, ...]:
     for one in (*machine.gpus, *machine.nics):
         subjects.setdefault(one.address if one.pci and one.pci.root else "", []).append(one)
     shown = machine.pci.values() if everything else filter(None, map(machine.pci.get, subjects))
-    roots: dict[str, dict[str, Any]] = {}
+    roots: Below = {}
     for device in shown:
         below = roots
         for step in filter(None, (device.root, *device.path)):
@@ -53,21 +53,21 @@ def build(machine: Machine, everything: bool = False) -> tuple[Node, ...]:
     return (*made, *([Node("", "host bridge", "no place on a PCI bus", (), elsewhere)] if elsewhere else []))
 
 
-def _host_bridge(machine: Machine, subjects: dict[str, list[Gpu | Nic]], root: str, below: dict[str, Any]) -> Node:
+def _host_bridge(machine: Machine, subjects: dict[str, list[Gpu | Nic]], root: str, below: Below) -> Node:
     numa = sorted({device.numa for device in map(machine.pci.get, _addresses(below)) if device and device.numa >= 0})
     where = f"NUMA node{'s' if len(numa) > 1 else ''} {', '.join(map(str, numa))}"
     nodes = _nodes(machine, subjects, below, 0)
     return Node(root, "host bridge", "host bridge", (where,) if numa else (), nodes)
 
 
-def _addresses(below: dict[str, Any]) -> Iterator[str]:
+def _addresses(below: Below) -> Iterator[str]:
     for address, deeper in below.items():
         yield address
         yield from _addresses(deeper)
 
 
 def _nodes(
-    machine: Machine, subjects: dict[str, list[Gpu | Nic]], below: dict[str, Any], depth: int
+    machine: Machine, subjects: dict[str, list[Gpu | Nic]], below: Below, depth: int
 ) -> tuple[Node, ...]:
     made = []
     for address, deeper in sorted(below.items()):

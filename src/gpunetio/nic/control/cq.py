@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -13,7 +12,7 @@ from ...formats import commands as cmd
 from ...formats.commands import CapClass, Opcode, Status
 from ...formats.cqe import CQE_SIZE, CQE_SIZES
 from ...formats.events import EventType
-from ...formats.layout import BitStruct
+from ...formats.layout import BitStruct, Fields
 from ...memory import HostMemory
 from .. import step
 from ..hardware import Hardware
@@ -174,7 +173,7 @@ class CompletionQueues(QueueObjects):
             self._record["armable_count"] = count - 1
 
 
-def _check_size(context: dict[str, Any]) -> None:
+def _check_size(context: Fields) -> None:
     """Refuse a CQ size or a CQE size that is not supported."""
     if (log := context["log_cq_size"]) > MAX_LOG_CQ:
         raise CommandError(Status.BAD_PARAM, CommandSyndrome.CQ_SIZE, f"log_cq_size {log} is above {MAX_LOG_CQ}")

@@ -6,7 +6,6 @@ import ctypes
 import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -16,6 +15,7 @@ from ...formats.commands import (
 )  # fmt: skip
 from ...formats.doorbell import QP_DBREC, REGISTER_BYTES
 from ...formats.events import EventType
+from ...formats.layout import Fields
 from ...formats.packet import PSN_MASK
 from ...formats.wqe import MAX_TRANSFER_SHIFT, WQEBB
 from ...memory import HostMemory
@@ -212,7 +212,7 @@ def state_of(row: np.void) -> QpState:
     return QpState(int(row["state"]))
 
 
-def _check_context(context: dict[str, Any]) -> None:
+def _check_context(context: Fields) -> None:
     """Refuse a type of QP, and data in CQEs, that are not supported."""
     if context["st"] not in (ServiceType.RC, ServiceType.UC):
         raise CommandError(
@@ -227,7 +227,7 @@ def _check_context(context: dict[str, Any]) -> None:
         )  # fmt: skip
 
 
-def _queue_sizes(context: dict[str, Any]) -> tuple[int, int]:
+def _queue_sizes(context: Fields) -> tuple[int, int]:
     """Return the sizes of the send ring and of the receive ring in bytes."""
     sq_bytes = 0 if context["no_sq"] else WQEBB << context["log_sq_size"]
     match context["rq_type"]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 
 from ...formats import commands as cmd
 from ...formats.commands import CapClass, Opcode, RmpState, Status, WqType
 from ...formats.contexts import RMPC
+from ...formats.layout import Fields
 from ...memory import HostMemory
 from .. import step
 from ..hardware import Hardware
@@ -99,7 +99,7 @@ class ReceivePools(QueueObjects):
             self._engine.post(step.WRITE_ROW, row_address + SRQ_ROW.limit, np.array([limit], np.int64))
         return DONE
 
-    def _resize(self, srqn: int, wq: dict[str, Any]) -> None:
+    def _resize(self, srqn: int, wq: Fields) -> None:
         """Move a pool to a larger ring, which begins with the WQEs of the old ring."""
         row, log = self.table[srqn].copy(), wq["log_wq_sz"]
         if not row["log"] < log <= MAX_LOG_SRQ:
@@ -147,7 +147,7 @@ class ReceivePools(QueueObjects):
         return DONE
 
 
-def _check_context(context: dict[str, Any]) -> None:
+def _check_context(context: Fields) -> None:
     """Refuse a pool's state, type or size that is not supported."""
     wq = context["wq"]
     if context["state"] != RmpState.RDY:

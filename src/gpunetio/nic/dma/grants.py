@@ -15,9 +15,9 @@ import contextlib
 import logging
 import os
 from dataclasses import dataclass, field
-from typing import Any
 
 from ...errors import InvalidValueError
+from ...fabric.control_message import Body
 from ...fabric.frames import GRANT_SHIFT, MAX_GRANTED, MAX_GRANT
 from ...fabric.link import Link
 from ...memory import HostMemory, MappedMemory, open_shared
@@ -117,7 +117,7 @@ class Grants:
     def _offer(self, link: Link, own: _Granted) -> None:
         self._send(link, {"op": "lend", "number": own.number, "nbytes": own.nbytes}, own.fd)
 
-    def _send(self, link: Link, message: dict[str, Any], *fds: int) -> None:
+    def _send(self, link: Link, message: Body, *fds: int) -> None:
         try:
             link.send(message, fds)
         except OSError as error:  # the peer does not read its messages, or is gone
@@ -139,7 +139,7 @@ class Grants:
             for memory in (*peer.borrowed.values(), peer.table):
                 memory.close()
 
-    def hear(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
+    def hear(self, link: Link, message: Body, fds: list[int]) -> None:
         """Handle a message that came over a link. The descriptors stay the caller's."""
         peer = self._peers.get(link)
         if peer is None:  # the wire is already gone

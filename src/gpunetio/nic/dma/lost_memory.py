@@ -212,13 +212,13 @@ def _exchange_action(number: int, action: int, before: int) -> None:
 def _is_ours(number: int) -> bool:
     now = ctypes.create_string_buffer(ACTION.size)
     _exchange_action(number, 0, ctypes.addressof(now))
-    return int(ACTION.at(now)["handler"]) == handler().address
+    return int(ACTION.at(memoryview(now))["handler"]) == handler().address
 
 
 def _install() -> None:
     """Install the handler before the first engine, unless a handler that was installed later still calls it."""
     ours = ctypes.create_string_buffer(ACTION.size)
-    action = ACTION.at(ours)
+    action = ACTION.at(memoryview(ours))
     action["handler"], action["flags"] = handler().address, _SA_SIGINFO | _SA_ONSTACK
     for n, number in enumerate(_SIGNALS):
         if not _installed[n]:

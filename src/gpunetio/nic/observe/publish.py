@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
+from ...fabric.control_message import Body
 from ...memory import HostMemory
 from ..state.counters import COUNTERS
 from ..state.tables import Table
@@ -20,7 +20,7 @@ TABLES = ("qps", "cqs", "srqs", "mkeys", "pds", "umems", "uar_pages", "eqs", "gi
 _USED = {"gids": "gid"}  # the field that marks a row in use, if not the number
 
 
-def describe_dtype(dtype: np.dtype) -> dict[str, Any]:
+def describe_dtype(dtype: np.dtype) -> dict[str, object]:
     """Return a structured type as values for JSON."""
     names = dtype.names or ()
     fields = [dtype.fields[name] for name in names]  # type: ignore[index]
@@ -40,7 +40,7 @@ class Publication:
 
     def __init__(self, tables: Mapping[str, Table], counters: tuple[HostMemory, int], wires: HostMemory | None = None):
         self.fds: list[int] = []
-        self._tables: dict[str, dict[str, Any]] = {}
+        self._tables: dict[str, dict[str, object]] = {}
         try:
             for name, table in tables.items():
                 self._add(name, table.memory, 0, table.rows.dtype, len(table.rows))
@@ -59,7 +59,7 @@ class Publication:
         }  # fmt: skip
         self.fds.append(os.open(f"/proc/self/fd/{memory.fd}", os.O_RDONLY | os.O_CLOEXEC))
 
-    def __call__(self) -> tuple[dict[str, Any], list[int]]:
+    def __call__(self) -> tuple[Body, list[int]]:
         return {"tables": self._tables}, self.fds
 
     def close(self) -> None:

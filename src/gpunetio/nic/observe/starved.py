@@ -6,7 +6,8 @@ With rnr_retry 7, the default of `QP.connect`, the retries may go on forever wit
 from __future__ import annotations
 
 import logging
-from typing import Any
+
+import numpy as np
 
 from ...enums import QpState
 from ..transport.loopback import ENDLESS_RNR
@@ -18,7 +19,7 @@ logger: logging.Logger = logging.getLogger("gpunetio.nic")
 class Starved:
     """Looks at a NIC's QPs from time to time, and warns once about each request that waits at two looks in a row."""
 
-    def __init__(self, name: str, qps: Table, counters: Any):
+    def __init__(self, name: str, qps: Table, counters: np.void):
         self._name, self._qps, self._counters = name, qps, counters
         self._refusals = 0
         self._waiting: set[tuple[int, int]] = set()  # at the last look: QPN and index of the request
@@ -40,7 +41,7 @@ class Starved:
         self._told |= self._waiting & waiting.keys()
         self._waiting = set(waiting)
 
-    def _tell(self, qpn: int, index: int, row: Any) -> None:
+    def _tell(self, qpn: int, index: int, row: np.void) -> None:
         most = int(row["rnr_retry"])
         until = "forever (rnr_retry 7)" if most == ENDLESS_RNR else f"up to {most} times"
         logger.warning(

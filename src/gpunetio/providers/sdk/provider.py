@@ -21,6 +21,7 @@ from ...formats.contexts import QPC, RMPC
 from ...formats.cqe import CQE_SIZE
 from ...formats.doorbell import UAR_REG_OFFSET
 from ...formats.events import EventType
+from ...formats.layout import Fields
 from ...formats.wqe import SEGMENT
 from ...memory import round_up
 from ..provider import Provider, UarPage
@@ -225,7 +226,7 @@ class SdkProvider:
         q = QPC.unpack(qpc)
         umem_id, offset = (cmd.CREATE_QP_IN.get(mailbox, name) for name in ("wq_umem_id", "wq_umem_offset"))
         ring, record = self._umems[umem_id], self._umems[q["dbr_umem_id"]]
-        wanted: dict[str, Any] = {
+        wanted: Fields = {
             "pd": self._import_pd(undo, q["pd"]),
             "qp_type": q["st"],
             "user_index": q["user_index"],
@@ -273,7 +274,7 @@ class SdkProvider:
         pd = self._provider.ibv_pd(pdn)
         return self._make(undo, "doca_verbs_pd_destroy", "doca_verbs_bridge_verbs_pd_import", pd)
 
-    def _ring_and_record(self, umem_id: int, offset: int, nbytes: int, named: dict[str, Any]) -> tuple[int, int]:
+    def _ring_and_record(self, umem_id: int, offset: int, nbytes: int, named: Fields) -> tuple[int, int]:
         """Return the addresses of a CQ's or SRQ's ring and record.
 
         The SDK takes the ring's address and derives the record's.

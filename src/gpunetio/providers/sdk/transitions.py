@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from ...enums import AddrType, LinkLayer, QpAttrMask, QpState, QpType
 from ...formats import commands as cmd
 from ...formats.commands import Opcode, OptParam, PrmMtu
 from ...formats.contexts import QPC
+from ...formats.layout import Fields
 from .signatures import Gid
 
 _M = QpAttrMask
@@ -123,7 +123,7 @@ def attributes(qpc: bytes | bytearray, mask: QpAttrMask) -> dict[str, int]:
     }
 
 
-def address(qpc: bytes | bytearray, link_layer: LinkLayer) -> dict[str, Any]:
+def address(qpc: bytes | bytearray, link_layer: LinkLayer) -> Fields:
     """Return the values of `doca_verbs_ah_attr`."""
     path = QPC.get(qpc, _PATH)
     gid = path["rgid_rip"]

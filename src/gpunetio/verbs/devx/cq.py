@@ -36,7 +36,8 @@ class DevxCQ(CQ):
     def _create(self, attr: CqInitAttr, undo: ExitStack) -> None:
         ctx, cqe = self.ctx, _round_up(attr.cqe)
         provider = ctx.provider
-        ring = place_ring(self, attr, undo, cqe * self.cqe_size)
+        ring = place_ring(ctx, attr, undo, cqe * self.cqe_size)
+        self._use(*ring.umems)
         if ring.memory:
             self._cqes = self._empty(ring.memory, cqe)
             self._record = ring.memory.view(CQ_DBREC.dtype, ring.dbr_offset)

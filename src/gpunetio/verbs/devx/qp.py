@@ -60,7 +60,8 @@ class DevxQP(QP):
         provider = ctx.provider
         sizes = queue_sizes(attr, ctx.query_device())
         self.init_attr = replace(attr, max_inline_data=sizes.max_inline_data)
-        ring = place_ring(self, attr, undo, sizes.rq_bytes + sizes.sq_bytes)
+        ring = place_ring(ctx, attr, undo, sizes.rq_bytes + sizes.sq_bytes)
+        self._use(*ring.umems)
         if attr.external_uar is None:
             self.uar = ctx.shared_uar(UarKind.BLUEFLAME, UarKind.NONCACHE)
             self._use(self.uar)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol
 
 from ... import compiler
 from ...enums import Access, RingMemory
 from ...errors import InvalidValueError
 from ...memory import HostMemory, round_up
 from ..arguments import instance, whole
-from ..handle import Handle, command
+from ..handle import command
 from ..umem import UMEM
 
 if TYPE_CHECKING:
@@ -26,9 +26,8 @@ RECORD = 8  # bytes of a doorbell record, and its alignment
 class Ring:
     """A ring and its doorbell record: UMEM and offset for the device, addresses for us.
 
-    `memory` is set if we allocated it.
-
-    `lies_in` and `dbr_lies_in` say who reaches these addresses.
+    `memory` is set if we allocated it, `umems` are the user's that hold it. `lies_in` and `dbr_lies_in` say who reaches
+    these addresses.
     """
 
     umem_id: int
@@ -40,6 +39,7 @@ class Ring:
     memory: HostMemory | None = None
     lies_in: RingMemory = RingMemory.HOST
     dbr_lies_in: RingMemory = RingMemory.HOST
+    umems: tuple[UMEM, ...] = ()
 
 
 def internal_ring(ctx: Context, undo: ExitStack, nbytes: int) -> Ring:
@@ -75,16 +75,29 @@ def external_ring(ring: tuple[UMEM, int], record: tuple[UMEM, int], nbytes: int)
     return Ring(
         umem.umem_id, offset, umem.address + offset,
         dbr_umem.umem_id, dbr_offset, dbr_umem.address + dbr_offset,
-        None, umem.lies_in, dbr_umem.lies_in,
+        None, umem.lies_in, dbr_umem.lies_in, (umem, dbr_umem),
     )  # fmt: skip
 
 
-def place_ring(handle: Handle, attr: Any, undo: ExitStack, nbytes: int) -> Ring:
+class Placed(Protocol):
+    """Attributes of a queue that may say where its ring and its record lie: (UMEM, offset)."""
+
+    @property
+    def external_umem(self) -> tuple[UMEM, int] | None:
+        """Return the place of the ring."""
+        ...
+
+    @property
+    def external_dbr_umem(self) -> tuple[UMEM, int] | None:
+        """Return the place of the record."""
+        ...
+
+
+def place_ring(ctx: Context, attr: Placed, undo: ExitStack, nbytes: int) -> Ring:
     """Place a queue's ring of `nbytes` and its record in the UMEMs of its attributes, or in new memory."""
     if attr.external_umem and attr.external_dbr_umem:
-        handle._use(attr.external_umem[0], attr.external_dbr_umem[0])
         return external_ring(attr.external_umem, attr.external_dbr_umem, nbytes)
-    return internal_ring(handle.ctx, undo, nbytes)
+    return internal_ring(ctx, undo, nbytes)
 
 
 def doorbells() -> ModuleType:
@@ -97,7 +110,7 @@ def doorbells() -> ModuleType:
     return doorbell
 
 
-def check_places(external_umem: Any, external_dbr_umem: Any) -> None:
+def check_places(external_umem: object, external_dbr_umem: object) -> None:
     """Raise InvalidValueError unless ring and doorbell record have a (UMEM, offset) each, or neither has."""
     for name, place in (("external_umem", external_umem), ("external_dbr_umem", external_dbr_umem)):
         if place is None:

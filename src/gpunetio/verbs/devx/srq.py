@@ -51,7 +51,8 @@ class DevxSRQ(SRQ):
         ctx, provider = self.ctx, self.ctx.provider
         linked = attr.srq_type == SrqType.LINKED_LIST
         self.entries, self.stride = srq_sizes(attr.srq_wr, attr.receive_max_sges, attr.srq_type)
-        ring = place_ring(self, attr, undo, self.entries * self.stride)
+        ring = place_ring(ctx, attr, undo, self.entries * self.stride)
+        self._use(*ring.umems)
         mailbox = CREATE_RMP_IN.pack(
             opcode=Opcode.CREATE_RMP,
             ctx={
