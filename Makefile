@@ -22,6 +22,9 @@ EDITABLE := $(INSTALL) --no-deps --no-build-isolation -e .
 LOCK := $(BIN)/uv pip compile pyproject.toml --universal --python-version 3.11 --group build --generate-hashes \
 	--no-emit-index-url --custom-compile-command "make lock" --quiet
 
+# A container may forbid bytecode files: then each of the hundreds of processes of the tests would parse the package anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test lint mutants bench docs lock clean
 .DEFAULT_GOAL := demo
 

@@ -232,7 +232,7 @@ def play(server, **options):
 @pytest.mark.parametrize(
     "options",
     [
-        {}, {"iterations": 10_000}, {"validate": True}, {"size": 1, "rx_depth": 1}, {"size": 100_000, "rx_depth": 2},
+        {}, {"iterations": 3000}, {"validate": True}, {"size": 1, "rx_depth": 1}, {"size": 100_000, "rx_depth": 2},
         {"size": 9000, "validate": True, "mtu": 256}, {"iterations": 1}, {"rx_depth": 511, "iterations": 1100},
         {"rx_depth": 512, "iterations": 1100}, {"gid_index": 0, "sl": 3},
     ],

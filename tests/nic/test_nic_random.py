@@ -415,9 +415,8 @@ def sides(quiet, request):
         side.ctx.close()
 
 
-EVERYWHERE = pytest.mark.parametrize(
-    "sides", [(("soft0",), 0), (("soft0", "soft1"), 0)], indirect=True, ids=["loopback", "wire"]
-)  # fmt: skip
+LOOPBACK, WIRE = (("soft0",), 0), (("soft0", "soft1"), 0)
+EVERYWHERE = pytest.mark.parametrize("sides", [LOOPBACK, WIRE], indirect=True, ids=["loopback", "wire"])
 
 # What the programs must have met: (CQE opcode, syndrome, vendor).
 MET = {
@@ -440,7 +439,11 @@ REFUSED = {  # by the peer: (syndrome, vendor)
 }  # fmt: skip
 
 
-@EVERYWHERE
+@pytest.mark.parametrize(
+    "sides",
+    [pytest.param(LOOPBACK, id="loopback"), pytest.param(WIRE, id="wire", marks=pytest.mark.slow)],
+    indirect=True,
+)
 def test_random_programs(sides):
     met = Counter()
     for seed in range(4):

@@ -224,8 +224,21 @@ def two_ends(a: Queue, here: Buffer, child: Child, sgid_index: int = 0) -> None:
     assert np.array_equal(here.bytes[:5000], expected)
 
 
-@pytest.mark.parametrize("faults", [{}, {"corruption": 0.02, "seed": 2}], ids=["good", "bad"])
-@pytest.mark.parametrize("indices", [(0, 0), (2, 0), (0, 2), (2, 3), (1, 1)], ids=str)
+GOOD, BAD = {}, {"corruption": 0.02, "seed": 2}
+IN_QUICK_SUITE = [((0, 0), BAD), ((2, 3), GOOD), ((1, 1), BAD)]  # each starts a process
+
+
+@pytest.mark.parametrize(
+    ("indices", "faults"),
+    [
+        pytest.param(
+            indices, faults, id=f"{indices}-{'bad' if faults else 'good'}",
+            marks=() if (indices, faults) in IN_QUICK_SUITE else pytest.mark.slow,
+        )
+        for indices in [(0, 0), (2, 0), (0, 2), (2, 3), (1, 1)]
+        for faults in (GOOD, BAD)
+    ],
+)  # fmt: skip
 def test_each_address_of_two_processes(indices, faults):
     """Whichever addresses two QPs have chosen, they share a link, and agree on what an ICRC covers."""
     mine, yours = ([own_address(), own_address(), f"fd00:{os.getpid():x}::{n}"] for n in (1, 2))

@@ -167,6 +167,7 @@ def test_a_silent_peer_hangs():
         link.expect("hello", timeout=5)
 
 
+@pytest.mark.usefixtures("brief_end")
 def test_a_peer_that_pings_and_does_not_answer_is_too_late():
     a, b = socket.socketpair()
     ends = Link(FakeTcp(a), PEER), Link(FakeTcp(b), "the server")
@@ -177,6 +178,7 @@ def test_a_peer_that_pings_and_does_not_answer_is_too_late():
         end.close()
 
 
+@pytest.mark.usefixtures("brief_end")
 def test_pings_keep_a_talk_alive(monkeypatch):
     monkeypatch.setattr(exchange, "PING_SECONDS", 0.1)
     a, b = socket.socketpair()
@@ -651,7 +653,13 @@ class Puppet:
         self.link.expect("end")
 
 
-# Each costs a second; the steps between the first, one in the middle and the last are in the slow suite.
+@pytest.fixture
+def brief_end(monkeypatch):
+    """A peer that has stopped playing reads no last message: a closing link need not wait long for it."""
+    monkeypatch.setattr(exchange, "LINGER_SECONDS", 0.05)
+
+
+# The steps between the first, one in the middle and the last are in the slow suite.
 STEPS = pytest.mark.parametrize(
     "step",
     [pytest.param(step, marks=() if step in ("hello", "size", "end") else pytest.mark.slow) for step in Puppet.steps],
@@ -671,6 +679,7 @@ def test_a_client_that_dies(step):
 
 
 @STEPS
+@pytest.mark.usefixtures("brief_end")
 def test_a_client_that_hangs(step, monkeypatch):
     monkeypatch.setattr(exchange, "STEP_SECONDS", 0.5)
     server = ServerThread("put_bw")
@@ -684,6 +693,7 @@ def test_a_client_that_hangs(step, monkeypatch):
 
 
 @STEPS
+@pytest.mark.usefixtures("brief_end")
 def test_a_client_that_speaks_nonsense(step):
     server = ServerThread("put_bw")
     puppet = Puppet(server, "put_bw")
@@ -715,6 +725,7 @@ MORE_WRONG_VALUES = [
 @pytest.mark.parametrize(
     "step, body", [*WRONG_VALUES, *(pytest.param(*values, marks=pytest.mark.slow) for values in MORE_WRONG_VALUES)]
 )
+@pytest.mark.usefixtures("brief_end")
 def test_a_client_with_wrong_values(step, body):
     server = ServerThread("put_bw")
     puppet = Puppet(server, "put_bw")
