@@ -1,5 +1,6 @@
 """The device library and the NIC's engine compile for CUDA with no GPU: no floating point, no spills, folded modes."""
 
+import graphlib
 import os
 import re
 import subprocess
@@ -12,13 +13,20 @@ import pytest
 pytest.importorskip("numba_cuda", reason="needs numba-cuda (extra 'cuda')")
 
 from numba import cuda, int64, types
+from numba.cuda.compiler import compile_cuda
 
 import cuda_kernels
 from cuda_kernels import SM_90, exclusive_put, ptx_of, shared_put, two_functions_slots
+from gpunetio import device
 from gpunetio.device import cq, onesided, qp
 from gpunetio.errors import InvalidValueError
+from gpunetio.fabric import injector
 from gpunetio.jit import ops
+from gpunetio.jit.compile import device_function, engine_function
 from gpunetio.jit.launch import offline
+from gpunetio.nic import step
+from gpunetio.nic.queues import completion
+from gpunetio.nic.transport import delivery, loopback, pipes, requester, responses
 
 ARCHITECTURES = {"sm_90": SM_90, "sm_80": (8, 0), "sm_100": (10, 0)}
 DEVICE = ("one_sided", "two_sided", "in_warps", "in_blocks", "low_level", "blue_flame", "counted", "groups")
@@ -77,23 +85,48 @@ def test_device_functions(name, capability, compiled):
     check(*compiled(name, capability))
 
 
+def functions(ptx):
+    """The functions that PTX defines, each with those that it calls."""
+    found = {}
+    for text in re.split(r"^(?=\.(?:weak|visible|func)\b)", ptx, flags=re.MULTILINE)[1:]:
+        if "\n{" in text:
+            name = re.search(r"\.(?:func\s*(?:\([^)]*\))?|entry)\s*([\w$]+)", text)[1]
+            found[name] = set(re.findall(r"\bcall(?:\.uni)?\s*(?:\([^)]*\),)?\s*([\w$]+),", text))
+    return found
+
+
+def symbol(function):
+    return f"{function.py_func.__module__}.{function.py_func.__qualname__}".replace(".", "_")
+
+
+INSIDE = (loopback.serve, completion.record_error)
+WIRES = (step.step, requester.serve, pipes.take_frames, delivery.receive, responses.take_response, injector.inject)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(2 * SECONDS)
-@pytest.mark.parametrize("name", ["engine"])
-@pytest.mark.parametrize("capability", ARCHITECTURES.values(), ids=ARCHITECTURES)
-def test_the_engine_compiles_for_a_gpu(name, capability, compiled):
-    """Requester and responder are free of what exists on a CPU only."""
-    ptx, _ = compiled(name, capability)
+@pytest.mark.parametrize(
+    ("name", "has", "capability"),
+    [
+        *(pytest.param("engine", INSIDE + WIRES, capability, id=arch) for arch, capability in ARCHITECTURES.items()),
+        pytest.param("engine_inside", INSIDE, SM_90, id="inside-sm_90"),
+    ],
+)
+def test_the_engine_compiles_for_a_gpu(name, has, capability, compiled):
+    """It is free of what exists on a CPU only, and its functions are called.
+
+    80 registers and a small stack are enough. Nothing is on the stack but registers that a function saves.
+    """
+    ptx, report = compiled(name, capability)
     assert not re.search(r"\.f(64|32)\b", ptx)
     assert ".extern .func" not in ptx
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(2 * SECONDS)
-@pytest.mark.parametrize(("name", "capability"), [("engine_inside", SM_90)], ids=["sm_90"])
-def test_the_engine_assembles_without_spills(name, capability, compiled):
-    """Without its wires, which are too much for ptxas."""
-    check(*compiled(name, capability))
+    assert "__local_depot" not in ptx
+    calls = functions(ptx)
+    assert {symbol(function) for function in has} <= calls.keys()
+    graphlib.TopologicalSorter(calls).prepare()  # no recursion, so the linker knows the depth of the stack
+    registers, stack = cuda_kernels.used(report)
+    assert registers <= 80
+    assert stack <= 1536
 
 
 @pytest.mark.slow
@@ -181,6 +214,48 @@ def test_a_block_has_one_slot():
 
 def store_into(out):
     ops.st64(out + 8, 7)
+
+
+@device_function
+def scaled(value, by, offset=0):
+    return value * by + offset
+
+
+@engine_function
+def called(value, by, offset=0):
+    return scaled(value, by, offset) ^ scaled(value, by + 1)
+
+
+def calls_both(n, out):
+    ops.st64(out, called(n, 3) + called(n, 4) + called(n, 5, 6) + scaled(n, 7) + scaled(n, 8))
+
+
+def test_an_engine_function_is_called_and_a_device_function_is_inlined():
+    """One function for all constants, and one more where an argument is omitted. Results are in registers."""
+    found = functions(ptx := ptx_of(calls_both, 2))
+    callees = {symbol(called), f"{symbol(called)}$1"}
+    assert {name: calls for name, calls in found.items() if "calls_both" not in name} == {one: set() for one in callees}
+    assert callees in found.values()
+    assert len(re.findall(r"\bcall\b", ptx)) == 3
+    assert not re.search(r"__local_depot|\b(ld|st)\.local", ptx)
+
+
+def test_each_module_is_linked_once_and_behind_its_callers():
+    with offline(SM_90):
+        library = compile_cuda(calls_both, types.void, (int64, int64), cc=SM_90).library
+    texts = library.llvm_strs
+    assert len(set(texts)) == len(texts) == 5, "the kernel, and each function with and without its third argument"
+    defined = [re.search(r'^define [^@]*@"([^"]+)"', text, re.MULTILINE)[1] for text in texts]
+    for at, text in enumerate(texts):
+        assert not [name for name in defined[:at] if f'@"{name}"' in text]
+
+
+def test_a_public_function_says_which_argument_is_no_integer():
+    def put_from(queue, out):
+        device.put(queue, 0, 0, out, 0, 8)
+
+    with offline(SM_90), pytest.raises(InvalidValueError, match=r"put\(\) takes integers only, and laddr is an array"):
+        cuda.compile(put_from, (int64, types.Array(int64, 1, "C")), cc=SM_90)
 
 
 def test_an_array_is_no_address():

@@ -1,14 +1,18 @@
 """Kernels that are compiled for GPUs that are not there, and a process that compiles many for one architecture.
 
     python cuda_kernels.py FOLDER MAJOR MINOR KERNEL...     leaves KERNEL.ptx, and KERNEL.txt: what ptxas reports of it
+                                                        and prints what each took, in CPU seconds of this process
 """
 
-import subprocess
+import json
+import re
+import resource
 import sys
+import time
 from collections.abc import Callable
-from importlib.metadata import files
 from pathlib import Path
 
+from cuda.bindings import nvjitlink
 from numba import cuda, int64, void
 
 from gpunetio import device
@@ -168,7 +172,8 @@ KERNELS: dict[str, tuple[Callable, int]] = {
     "engine": (engine, 2),
     "engine_inside": (engine_inside, 3),
 }
-TOO_BIG = ("engine",)  # for ptxas: it takes more than five minutes and 9 GB
+# What `cuda.jit(max_registers=80)` gives the linker: room for 24 warps on a multiprocessor.
+OPTIONS = dict.fromkeys(("engine", "engine_inside"), ("-maxrregcount=80",))
 
 
 def ptx_of(body: Callable, parameters: int, capability: tuple[int, int] = SM_90) -> str:
@@ -179,33 +184,44 @@ def ptx_of(body: Callable, parameters: int, capability: tuple[int, int] = SM_90)
     return ptx
 
 
-def ptxas() -> Path:
-    """The assembler of the pinned CUDA wheel."""
-    found = [f for f in files("nvidia-cuda-nvcc") or [] if f.name == "ptxas"]
-    assert found, "the nvidia-cuda-nvcc wheel has no ptxas"
-    return Path(str(found[0].locate()))
+def assemble(ptx: str, capability: tuple[int, int], *options: str) -> str:
+    """What ptxas and the linker report of registers, stack and spills. They run as Numba runs them for a launch."""
+    linker = nvjitlink.create(2 + len(options), [f"-arch=sm_{capability[0]}{capability[1]}", "-verbose", *options])
+    try:
+        text = ptx.encode()
+        nvjitlink.add_data(linker, nvjitlink.InputType.PTX, text, len(text), "kernel")
+        nvjitlink.complete(linker)
+        report = bytearray(nvjitlink.get_info_log_size(linker))
+        nvjitlink.get_info_log(linker, report)
+    finally:
+        nvjitlink.destroy(linker)
+    return report.rstrip(b"\0").decode()
 
 
-def assemble(ptx: str, capability: tuple[int, int], folder: Path) -> str:
-    """ptxas's report on registers, stack and spills."""
-    source = folder / "kernel.ptx"
-    source.write_text(ptx)
-    arch = f"sm_{capability[0]}{capability[1]}"
-    ran = subprocess.run(
-        [ptxas(), "-v", f"-arch={arch}", source, "-o", folder / "kernel.cubin"],
-        capture_output=True, text=True, timeout=500, check=False,
-    )  # fmt: skip
-    assert ran.returncode == 0, ran.stderr
-    return ran.stderr
+def used(report: str) -> tuple[int, int]:
+    """The registers, and the bytes of stack, of a linked kernel."""
+    found = re.search(r"used (\d+) registers, .* (\d+) stack", report)
+    assert found, report
+    return int(found[1]), int(found[2])
 
 
 def main() -> None:
     """Numba keeps one compilation of a device function for all architectures, in a process: hence one for each."""
     folder, capability = Path(sys.argv[1]), (int(sys.argv[2]), int(sys.argv[3]))
     for name in sys.argv[4:]:
+        start = time.process_time()
         ptx = ptx_of(*KERNELS[name], capability)
-        (folder / f"{name}.txt").write_text("" if name in TOO_BIG else assemble(ptx, capability, folder))
+        compiled = time.process_time()
+        report = assemble(ptx, capability, *OPTIONS.get(name, ()))
+        assembled = time.process_time()
+        registers, stack = used(report)
+        (folder / f"{name}.txt").write_text(report)
         (folder / f"{name}.ptx").write_text(ptx)
+        cost = {
+            "kernel": name, "compiler_s": compiled - start, "ptxas_s": assembled - compiled,
+            "peak_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6, "registers": registers, "stack": stack,
+        }  # fmt: skip
+        print(json.dumps(cost))
 
 
 if __name__ == "__main__":

@@ -170,7 +170,7 @@ def kernel(scratch, packet, nbytes, version, high, low, port, ip_id, out):
     device.st64(out, icrc.solve_ip_id(crc, nbytes) + icrc.crc32(crc, packet, nbytes))
 
 
-def test_compiles_for_cuda(tmp_path):
+def test_compiles_for_cuda():
     """With integers alone, nothing left to link, and no spills."""
     pytest.importorskip("numba_cuda", reason="needs numba-cuda (extra 'cuda')")
     from cuda_kernels import SM_90, assemble, ptx_of
@@ -178,4 +178,4 @@ def test_compiles_for_cuda(tmp_path):
     ptx = ptx_of(kernel, 9)
     assert not re.search(r"\.f(64|32)\b", ptx)
     assert ".extern .func" not in ptx
-    assert set(re.findall(r"(\d+) bytes spill", assemble(ptx, SM_90, tmp_path))) == {"0"}
+    assert set(re.findall(r"(\d+) bytes spill", assemble(ptx, SM_90))) == {"0"}

@@ -1,4 +1,4 @@
-"""`@device_function`: nopython, GIL-free, inlined and cached. CUDA kernels that call the function compile it again."""
+"""`@device_function`: nopython, GIL-free, inlined and cached. For CUDA it is compiled again (`cuda_functions.py`)."""
 
 from __future__ import annotations
 
@@ -44,7 +44,10 @@ def device_function(fn: Callable[..., Any]) -> Any:
 
 
 def engine_function(fn: Callable[..., Any]) -> Any:
-    """Compile like `device_function`, but let LLVM decide about inlining: for big functions with several callers."""
+    """Compile like `device_function`, for big functions with several callers, which are not inlined into each.
+
+    On the host, LLVM decides. On CUDA the function is called, whatever its size (`cuda_functions.py`).
+    """
     return _compiled(fn, forceinline=False)
 
 
@@ -63,14 +66,16 @@ def _compiled(fn: Callable[..., Any], forceinline: bool) -> Any:
     public = not {PACKAGE / "device", PACKAGE / "jit"}.isdisjoint(file.parents)
     names = fn.__code__.co_varnames
 
-    def resolve_once_for_all_constants(args, kws):
-        """Drop literal types: Numba would compile a callee once per literal. Inlining folds them just as well."""
+    def types_of_call(args, kws):
+        """Check the types of a call, and drop those of literals: Numba would compile a callee once per literal.
+
+        Inlining folds them just as well.
+        """
         if public:
             need_integers(fn.__name__, (*names[: len(args)], *kws), (*args, *kws.values()))
-        return units.call_template(
-            tuple(types.unliteral(a) for a in args), {name: types.unliteral(a) for name, a in kws.items()}
-        )
+        return tuple(types.unliteral(a) for a in args), {name: types.unliteral(a) for name, a in kws.items()}
 
-    compiled.get_call_template = resolve_once_for_all_constants
+    compiled.types_of_call = types_of_call
+    compiled.get_call_template = lambda args, kws: units.call_template(*types_of_call(args, kws))
     compiled.get_overload = lambda args: units.part(tuple(args)).library
     return compiled

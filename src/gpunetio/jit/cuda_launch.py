@@ -77,6 +77,9 @@ class CudaCode(Code):
         """Return Numba's dispatcher."""
         from numba import cuda
 
+        from . import cuda_functions
+
+        cuda_functions.install()
         return cuda.jit(self.function)
 
     def prepare(self, args: Arguments, threads: int) -> None:

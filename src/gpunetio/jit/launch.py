@@ -145,6 +145,9 @@ def offline(compute_capability: tuple[int, int]) -> Iterator[None]:
     """Compile for an absent GPU: Numba asks the current device when one device function calls another."""
     from numba.cuda import compiler, dispatcher  # both import the function by its name
 
+    from . import cuda_functions
+
+    cuda_functions.install()
     device = SimpleNamespace(compute_capability=compute_capability)
     modules: tuple[Any, ...] = compiler, dispatcher
     replaced = [(module, module.get_current_device) for module in modules]
