@@ -254,7 +254,7 @@ def test_third_nic(one):
 
 def counted(nic: SoftNic, before: dict[str, int] | None = None) -> dict[str, int]:
     """What the counters of a NIC say, or how much they have grown since `before`."""
-    values = {name: int(nic.counters[name]) for name in nic.counters.dtype.names or ()}
+    values = dict(nic.counters)
     return {name: n - before[name] for name, n in values.items() if n != before[name]} if before else values
 
 

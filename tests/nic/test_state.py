@@ -70,7 +70,7 @@ def test_a_nic_of_another_release_is_read_by_its_own_layout():
     table = Table("CQ", other, 16)
     table.rows[5] = (5, 77, 1234)
     memory = HostMemory(4096, shared=True)
-    publication = Publication({"cqs": table}, (memory, 64))
+    publication = Publication({"cqs": table}, (memory, 64, 1))
     description, fds = publication()
     told = {"name": "soft0", "addresses": ["127.0.0.1"], **json.loads(json.dumps(description))}
     with Observed(1, told, fds) as nic:

@@ -52,7 +52,7 @@ with gpunetio.open("soft0") as ctx, gpunetio.Gpu("host") as gpu:
     }), flush=True)
     for line in sys.stdin:
         counter, value = line.split()
-        nic.counters[counter] = int(value)
+        nic.counters.rows[0][counter] = int(value)
         print("set", flush=True)
 """
 
@@ -192,7 +192,7 @@ def test_nothing_stays_open(other):
 
 def described() -> tuple[Publication, dict]:
     memory = HostMemory(PAGE, shared=True)
-    publication = Publication({"cqs": Table("CQ", CQ_ROW, 16), "gids": Table("GID", GID_ROW, 16)}, (memory, 64))
+    publication = Publication({"cqs": Table("CQ", CQ_ROW, 16), "gids": Table("GID", GID_ROW, 16)}, (memory, 64, 1))
     description, fds = publication()
     assert len(fds) == 3
     return publication, {"name": "soft0", "addresses": ["127.0.0.1"], **json.loads(json.dumps(description))}

@@ -211,7 +211,7 @@ class VirtualNics:
 
     def __init__(self, faults: tuple[Faults | None, Faults | None] = (None, None), link_mtu: int = 336):
         self.providers = [
-            open_device(f"soft{i}", PortConfig(mtu=link_mtu, faults=faults[i])) for i in range(2)
+            open_device(f"soft{i}", PortConfig(mtu=link_mtu, faults=faults[i], workers=1)) for i in range(2)
         ]  # fmt: skip
         self.contexts = [verbs.Context(provider) for provider in self.providers]
         self.nics: list[SoftNic] = [provider.nic for provider in self.providers]

@@ -333,7 +333,7 @@ def test_a_seed_repeats_exactly():
     runs = []
     for seed in (1, 1, 2):
         nics = run_cell(Cell(faults(0.02, ALL, seed), "both", "mixed", 600, qps=2, duplex=True))
-        counters = [nic.counters.tolist() for nic in nics.nics]
+        counters = [dict(nic.counters) for nic in nics.nics]
         runs.append((nics.now, counters, [int(nics.injector(i)["state"]) for i in (0, 1)]))
         nics.close()
     assert runs[0] == runs[1] != runs[2]

@@ -18,7 +18,10 @@ from gpunetio.cli.failures import explained
 from gpunetio.errors import NoMemoryError, OperatingSystemError
 from gpunetio.limits import within_limits
 from gpunetio.memory import _live
-from gpunetio.nic.nic import DESCRIPTORS
+from gpunetio.nic.control.port import PortConfig
+from gpunetio.nic.nic import descriptors_of
+
+DESCRIPTORS = descriptors_of(PortConfig())
 
 
 def descriptors() -> int:

@@ -32,6 +32,7 @@ from gpunetio.errors import (
 from gpunetio.formats.commands import Status
 from gpunetio.formats.cqe import INIT_OP_OWN, Syndrome
 from gpunetio.memory import HostMemory
+from gpunetio.nic.control.port import PortConfig
 from gpunetio.nic.control.syndromes import CommandSyndrome
 from gpunetio.nic.observe.reasons import Reason
 from gpunetio.verbs import QpAttr, QpEndpoint
@@ -108,7 +109,8 @@ def test_attributes(ctx):
 
 def test_open_and_close_leave_nothing():
     def cycle() -> None:
-        with verbs.open("soft4") as a, verbs.open("soft5") as b:
+        port = PortConfig(workers=1)
+        with verbs.open("soft4", port=port) as a, verbs.open("soft5", port=port) as b:
             kinds = ("control", "engine", "reports")
             assert threads() == [f"gpunetio soft{n} {what}" for n in (4, 5) for what in kinds]
             for ctx in (a, b):
@@ -128,7 +130,7 @@ def test_open_and_close_leave_nothing():
 
 
 def test_two_contexts_share_a_nic():
-    first, second = verbs.open("soft2"), verbs.open("soft2")
+    first, second = verbs.open("soft2", port=PortConfig(workers=1)), verbs.open("soft2")
     nic = nic_of(first)
     assert nic_of(second) is nic
     assert threads() == ["gpunetio soft2 control", "gpunetio soft2 engine", "gpunetio soft2 reports"]

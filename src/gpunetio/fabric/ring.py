@@ -1,4 +1,6 @@
-"""A ring of fixed-size messages with one producer and one consumer, in memory that both reach.
+"""A ring of fixed-size messages with one consumer, in memory that both ends reach.
+
+One producer at a time: several take turns with `lock`, around what they do from `next_free` to `publish`.
 
 This code uses nothing that only a CPU has, so either end may be a GPU.
 """
@@ -7,7 +9,7 @@ from __future__ import annotations
 
 
 from ..jit.compile import device_function
-from ..jit.ops import ld64, ld_acquire64, st_release64
+from ..jit.ops import cas_sys64, ld64, ld_acquire64, pause, st_release64
 from ..jit.struct_view import View, struct_view
 from ..formats.layout import Entry
 
@@ -20,9 +22,23 @@ RING = Entry("ring", 192, """
     slots        128  i64
     slot_size    136  i64
     capacity     144  i64
+    locked       152  i64
 """)
 
 ring_at: View = struct_view(RING)
+
+
+@device_function
+def lock(ring):
+    """Wait until no other producer fills the ring."""
+    while cas_sys64(ring + RING.locked, 0, 1) != 0:
+        pause()
+
+
+@device_function
+def unlock(ring):
+    """Let other producers fill the ring."""
+    st_release64(ring + RING.locked, 0)
 
 
 @device_function

@@ -1,4 +1,4 @@
-"""The engine: the thread that is the NIC. It repeats `step` without the GIL, and sleeps when there is nothing to do."""
+"""The engine: the threads that are the NIC. They repeat `step` without the GIL, and sleep when there is no work."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import os
 import select
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numba import types
 
-from ..jit.compile import engine_function
+from ..jit.compile import device_function, engine_function
 from ..jit.ops import (
     clock_ns, exchange64, ld16, ld32, ld64, ld_relaxed64, pause, st64, st_relaxed64, st_release64, yield_thread,
 )  # fmt: skip
@@ -29,7 +29,7 @@ from .hardware import Engine
 from .step import TOO_FULL, WRITE_ROW, WRONG_STATE, scan_records, step
 from .transport.wire_kinds import has_pipe_in, pump_in, pump_out
 from .dma.streams import at_work
-from .state.cq import channel_at
+from .state.cq import CHANNEL, channel_at
 from .state.worker import WORKER, worker_at
 from .state.qp import QP_ROW
 from .state.tables import Table
@@ -43,6 +43,7 @@ _recv = types.ExternalFunction("recv", types.int64(types.int32, types.int64, typ
 _write = types.ExternalFunction("write", types.int64(types.int32, types.int64, types.uint64))
 
 FEW_CORES = 4
+CORES_PER_WORKER, MOST_BY_DEFAULT = 4, 4
 SCAN_EVERY = 256  # idle turns between scans of all doorbell records
 MAX_POLLED = 80  # descriptors: one per wire, the UDP sockets, and the engine's notifier
 POLLFD = np.dtype([("fd", "<i4"), ("events", "<i2"), ("revents", "<i2")])
@@ -81,14 +82,27 @@ def _set_asleep(nic, asleep):
             st_relaxed64(pipe_end_at(wire + WIRE.rx).pipe + PIPE.asleep, asleep)
 
 
+@device_function
+def _has_queues(nic):
+    """Return whether a doorbell may ring that this worker serves. Commands, which change that, wake it."""
+    n = worker_at(nic)
+    return n.active_count + n.cq_count + n.uars != 0
+
+
 @engine_function
 def _sleep(nic):
     """Sleep until a kick or a datagram, for `sleep_ms` at most: a doorbell rung by a kernel cannot wake a thread."""
     n = worker_at(nic)
-    if _poll(n.pollfds, n.pollfd_count, n.sleep_ms) > 0:
+    if _poll(n.pollfds, n.pollfd_count, n.sleep_ms if _has_queues(nic) else -1) > 0:
         for i in range(n.event_count):
             if ld16(n.pollfds + 8 * i + 6) != 0:
                 _take_notifications(nic, ld32(n.pollfds + 8 * i))
+
+
+@device_function
+def _may_ring(nic):
+    """Return whether a kernel that runs may ring a doorbell of this worker."""
+    return ld_relaxed64(nic + WORKER.busy) > 0 and _has_queues(nic)
 
 
 @engine_function
@@ -126,18 +140,17 @@ def _ring_channels(nic):
     """Add the events of this turn to the eventfds of their channels."""
     n = worker_at(nic)
     for i in range(n.ringing_count):
-        c = channel_at(ld64(n.ringing + 8 * i))
-        st64(nic + WORKER.word, c.unheard)
-        c.unheard = 0
-        _write(c.fd, nic + WORKER.word, 8)
+        channel = ld64(n.ringing + 8 * i)
+        st64(nic + WORKER.word, exchange64(channel + CHANNEL.unheard, 0))
+        _write(channel_at(channel).fd, nic + WORKER.word, 8)
     n.ringing_count = 0
 
 
 @engine_function
 def run(nic):
-    """Serve the NIC until `stop` is set.
+    """Be a worker of the NIC until `stop` is set.
 
-    Before the engine sleeps, it announces that and takes one more turn, for doorbells and frames from before anyone
+    Before a worker sleeps, it announces that and takes one more turn, for doorbells and frames from before anyone
     could see the announcement.
     """
     n = worker_at(nic)
@@ -158,9 +171,12 @@ def run(nic):
             if n.asleep:
                 _set_asleep(nic, 0)
             continue
+        if ld_relaxed64(nic + WORKER.hold) != 0:
+            yield_thread()
+            continue
         if n.asleep:
             scan_records(nic)
-            if ld_relaxed64(nic + WORKER.busy) > 0 or _work_left(nic):
+            if _may_ring(nic) or _work_left(nic):
                 _set_asleep(nic, 0)
             else:
                 _sleep(nic)
@@ -172,7 +188,7 @@ def run(nic):
             pause()
             continue
         yield_thread()
-        if ld_relaxed64(nic + WORKER.busy) > 0:
+        if _may_ring(nic):
             continue
         now = clock_ns()
         if idle_since == 0:
@@ -198,6 +214,14 @@ def yield_every() -> int:
     return 2 if len(os.sched_getaffinity(0)) < FEW_CORES else 16
 
 
+def default_workers() -> int:
+    """Return how many threads an engine has unless the port says so: one for each four cores, and four at most.
+
+    Kernels and the program need cores, too, and one thread saturates the memory of a small machine.
+    """
+    return min(max(1, len(os.sched_getaffinity(0)) // CORES_PER_WORKER), MOST_BY_DEFAULT)
+
+
 def compile_engine() -> None:
     """Compile what an engine runs, or load it from the cache, so that no command has to wait for it."""
     run.compile((types.int64,))
@@ -205,92 +229,72 @@ def compile_engine() -> None:
     lost_memory.handler()
 
 
-class ThreadEngine(Engine):
-    """An engine that is a thread of the host, and the way in which commands reach it.
+class Worker:
+    """A thread that runs `serve`, its WORKER record at `address`, and the way in which commands reach it.
 
-    `memory` are the tables of keys and UMEMs, which name the memory that the engine touches.
+    `number` counts from 0 in the engine of the NIC `nic`.
     """
 
-    def __init__(self, name: str, nic_record: np.void, address: int, memory: tuple[Table, Table]):
-        self._name, self._nic, self._address, self._memory = name, nic_record, address, memory
+    def __init__(self, nic: str, number: int, record: np.void, address: int, serve: Callable[[int], None]):
+        self._who = f"the engine of {nic}" if number == 0 else f"worker {number} of the engine of {nic}"
+        self.record, self.address = record, address
         with contextlib.ExitStack() as undo:
             self._staging, self._pollfds = HostMemory(QP_ROW.size), HostMemory(MAX_POLLED * POLLFD.itemsize)
             undo.callback(self._staging.close)
             undo.callback(self._pollfds.close)
             self._notifier: Notifier | None = Notifier()
             undo.pop_all()
-        self._lock = threading.Lock()  # one command at a time
         self._kick_lock = threading.Lock()  # kernels may end at any time, also while the NIC closes
-        nic_record["kick_fd"] = self._notifier.notify_fd
+        record["kick_fd"] = self._notifier.notify_fd
         self._pollfds.view(POLLFD)[0] = (self._notifier.fd, select.POLLIN, 0)
-        nic_record["pollfds"], nic_record["pollfd_count"], nic_record["event_count"] = self._pollfds.address, 1, 1
-        nic_record["yield_every"] = yield_every()
-        compile_engine()
-        self._thread = ServiceThread(f"gpunetio {name} engine", self._run)
+        record["pollfds"], record["pollfd_count"], record["event_count"] = self._pollfds.address, 1, 1
+        thread = f"gpunetio {nic} engine" + (f" {number}" if number else "")
+        self._thread = ServiceThread(thread, lambda: serve(address))
 
     def start(self) -> None:
-        self._nic["stop"] = 0
+        """Start the thread."""
+        self.record["stop"] = 0
         self._thread.start()
 
-    def _run(self) -> None:
-        ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
-        with lost_memory.named(self._name, *self._memory):
-            run(self._address)
+    @property
+    def running(self) -> bool:
+        """Return whether the thread runs."""
+        return self._thread.running
 
     @property
-    def kick_fd(self) -> int:
-        return int(self._nic["kick_fd"])
+    def has_queues(self) -> bool:
+        """Return whether the worker serves any queue. If it has not answered a command, it may."""
+        r = self.record
+        return bool(r["active_count"] or r["cq_count"] or r["command_done"] != r["command_seq"])
 
-    def watch(self, events: Sequence[int], sockets: Sequence[int]) -> None:
-        fds = (*events, *sockets)
-        table = np.array([(fd, select.POLLIN, 0) for fd in fds], POLLFD)
-        counts = np.array([1 + len(fds), 1 + len(events)], np.int64)
-        self.post(WRITE_ROW, self._address + WORKER.pollfd_count, np.ones(2, np.int64))
-        self.post(WRITE_ROW, self._pollfds.address + POLLFD.itemsize, table)
-        self.post(WRITE_ROW, self._address + WORKER.pollfd_count, counts)
+    @property
+    def pollfds(self) -> int:
+        """Return the address of the descriptors that wake the thread; the first is its notifier's."""
+        return self._pollfds.address
 
     def kick(self) -> None:
+        """Wake the thread if it sleeps."""
         with self._kick_lock:
             if self._notifier is not None:
                 self._notifier.notify()
 
-    def doorbell_rung(self) -> None:
-        """Wake the engine if it sleeps: a thread of this process has rung a doorbell.
-
-        If this misses an engine that is about to sleep, the engine finds the doorbell when it wakes by itself. A thread
-        that releases a lock after ringing misses none if the release is a full fence, as on x86.
-        """
-        if self._nic["asleep"]:
-            self.kick()
-
     def busy(self, change: int) -> None:
+        """Count kernels that were launched or have ended."""
         with self._kick_lock:
-            self._nic["busy"] = max(0, int(self._nic["busy"]) + change)  # kernels from before it opened may end
+            self.record["busy"] = max(0, int(self.record["busy"]) + change)  # kernels from before it opened may end
         self.kick()
 
-    def post(
-        self, op: int, row: int, prepared: np.ndarray | None = None, state: int = 0, timeout: float = 10.0
-    ) -> None:
-        with self._lock:
-            end = time.monotonic() + timeout
-            self._wait(end, timeout)
-            data = b"" if prepared is None else prepared.tobytes()
-            self._staging.array[: len(data)] = np.frombuffer(data, np.uint8)
-            post_command(self._address, op, row, self._staging.address, len(data), state)
-            self.kick()
-            self._wait(end, timeout)
-            if int(self._nic["command_result"]) == WRONG_STATE:
-                raise BadStateError("the QP has changed its state meanwhile: it is in ERR")
-            if int(self._nic["command_result"]) == TOO_FULL:
-                raise FullError("the queue holds more entries than the old ring or the new ring has room for")
+    def begin(self, op: int, row: int, prepared: np.ndarray | None, state: int) -> None:
+        """Post a command. The one before must have been executed."""
+        data = b"" if prepared is None else prepared.tobytes()
+        self._staging.array[: len(data)] = np.frombuffer(data, np.uint8)
+        post_command(self.address, op, row, self._staging.address, len(data), state)
+        self.kick()
 
-    def settle(self) -> None:
-        for _ in range(2):  # the current turn may still execute the first
-            self.post(WRITE_ROW, self._address, np.zeros(0, np.int64))
-
-    def _wait(self, end: float, timeout: float) -> None:
+    def wait(self, end: float, timeout: float) -> None:
+        """Wait until the command is executed, or until the monotonic clock is at `end`, the end of `timeout`."""
         polls = 0
-        while int(self._nic["command_done"]) != int(self._nic["command_seq"]):
+        while int(self.record["command_done"]) != int(self.record["command_seq"]):
             polls += 1
             if polls > 500:
                 time.sleep(50e-6)
@@ -298,25 +302,146 @@ class ThreadEngine(Engine):
                 os.sched_yield()  # an engine that is awake answers within microseconds; a sleep takes a hundred
             if time.monotonic() > end:
                 raise TimedOutError(
-                    f"the engine of {self._name} did not answer a command within {timeout:g} s: "
-                    "it is in the middle of a very large copy, or starved of CPU time"
+                    f"{self._who} did not answer a command within {timeout:g} s: it is in the middle of a very large "
+                    "copy, or starved of CPU time"
                 )
 
-    @property
-    def running(self) -> bool:
-        return self._thread.running
+    def ask_to_stop(self) -> None:
+        """Have the thread end."""
+        self.record["stop"] = 1
+        self.kick()
 
     def stop(self) -> None:
-        self._nic["stop"] = 1
-        self.kick()
+        """Stop the thread. Afterwards it touches no memory. TimedOutError if it does not stop."""
+        self.ask_to_stop()
         if not self._thread.join():
             raise TimedOutError(
-                f"the engine of {self._name} did not stop within {STOP_TIMEOUT:g} s: it is in the middle of a very "
-                "large copy, or starved of CPU time; nothing that it uses was freed, so close the device again"
+                f"{self._who} did not stop within {STOP_TIMEOUT:g} s: it is in the middle of a very large copy, or "
+                "starved of CPU time; nothing that it uses was freed, so close the device again"
             )
+
+    def close(self) -> None:
+        """Free what belongs to the thread, which has stopped."""
         with self._kick_lock:
             notifier, self._notifier = self._notifier, None
             if notifier is not None:
                 notifier.close()
         self._staging.close()
         self._pollfds.close()
+
+
+class ThreadEngine(Engine):
+    """An engine of threads of the host: one for each of `records`, of which the first lies at `address`.
+
+    `memory` are the tables of keys and UMEMs, which name the memory that the engine touches.
+    """
+
+    def __init__(self, name: str, records: np.ndarray, address: int, memory: tuple[Table, Table]):
+        self._name, self._memory = name, memory
+        self._lock = threading.RLock()  # one command at a time
+        compile_engine()
+        self._workers: list[Worker] = []
+        with contextlib.ExitStack() as undo:
+            for i, record in enumerate(records):
+                worker = Worker(name, i, record, address + i * WORKER.size, self._run)
+                undo.callback(worker.close)
+                record["next"] = address + (i + 1) * WORKER.size if i + 1 < len(records) else 0
+                record["yield_every"] = yield_every()
+                self._workers.append(worker)
+            undo.pop_all()
+
+    def start(self) -> None:
+        for worker in self._workers:
+            worker.start()
+
+    def _run(self, address: int) -> None:
+        ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
+        with lost_memory.named(self._name, *self._memory):
+            run(address)
+
+    @property
+    def workers(self) -> list[int]:
+        return [worker.address for worker in self._workers]
+
+    @property
+    def kick_fd(self) -> int:
+        return int(self._workers[0].record["kick_fd"])
+
+    def watch(self, events: Sequence[int], sockets: Sequence[int]) -> None:
+        first, fds = self._workers[0], (*events, *sockets)
+        table = np.array([(fd, select.POLLIN, 0) for fd in fds], POLLFD)
+        counts = np.array([1 + len(fds), 1 + len(events)], np.int64)
+        self.post(WRITE_ROW, first.address + WORKER.pollfd_count, np.ones(2, np.int64))
+        self.post(WRITE_ROW, first.pollfds + POLLFD.itemsize, table)
+        self.post(WRITE_ROW, first.address + WORKER.pollfd_count, counts)
+
+    def kick(self) -> None:
+        for worker in self._workers:
+            worker.kick()
+
+    def doorbell_rung(self) -> None:
+        """Wake the workers that sleep and have queues: a thread of this process has rung a doorbell.
+
+        If this misses a worker that is about to sleep, the worker finds the doorbell when it wakes by itself. A thread
+        that releases a lock after ringing misses none if the release is a full fence, as on x86.
+        """
+        for i, worker in enumerate(self._workers):
+            if worker.record["asleep"] and (i == 0 or worker.has_queues):
+                worker.kick()
+
+    def busy(self, change: int) -> None:
+        for worker in self._workers:
+            worker.busy(change)
+
+    def post(
+        self, op: int, row: int, prepared: np.ndarray | None = None, state: int = 0, timeout: float = 10.0,
+        worker: int = 0,
+    ) -> None:  # fmt: skip
+        to = self._workers[worker]
+        with self._lock:
+            end = time.monotonic() + timeout
+            to.wait(end, timeout)
+            to.begin(op, row, prepared, state)
+            to.wait(end, timeout)
+            if int(to.record["command_result"]) == WRONG_STATE:
+                raise BadStateError("the QP has changed its state meanwhile: it is in ERR")
+            if int(to.record["command_result"]) == TOO_FULL:
+                raise FullError("the queue holds more entries than the old ring or the new ring has room for")
+
+    def post_alone(self, *commands: tuple[int, int, np.ndarray], timeout: float = 10.0) -> None:
+        with self._lock:
+            first, *others = self._workers
+            held = [worker for worker in others if worker.has_queues]  # the rest look at no table
+            if held:
+                held.append(first)  # so that the commands do not have to wait for a turn of it
+            end = time.monotonic() + timeout
+            try:
+                for worker in held:
+                    worker.wait(end, timeout)
+                for worker in held:
+                    worker.record["hold"] = 1
+                    worker.begin(WRITE_ROW, worker.address, None, 0)  # no bytes: executed once the turn is over
+                for worker in held:
+                    worker.wait(end, timeout)
+                for command in commands:
+                    self.post(*command)
+            finally:
+                for worker in held:
+                    worker.record["hold"] = 0
+
+    def settle(self) -> None:
+        for _ in range(2):  # the current turn may still execute the first
+            for i, worker in enumerate(self._workers):
+                self.post(WRITE_ROW, worker.address, worker=i)
+
+    @property
+    def running(self) -> bool:
+        return any(worker.running for worker in self._workers)
+
+    def stop(self) -> None:
+        for worker in self._workers:
+            worker.ask_to_stop()
+        for worker in self._workers:
+            worker.stop()
+        for worker in self._workers:
+            worker.close()

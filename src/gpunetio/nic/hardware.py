@@ -36,14 +36,27 @@ class Engine(ABC):
 
     @abstractmethod
     def post(
-        self, op: int, row: int, prepared: np.ndarray | None = None, state: int = 0, timeout: float = 10.0
-    ) -> None:
-        """Have the engine execute the command `op` (step.py) on `row` between two WQEs.
+        self, op: int, row: int, prepared: np.ndarray | None = None, state: int = 0, timeout: float = 10.0,
+        worker: int = 0,
+    ) -> None:  # fmt: skip
+        """Have a worker, which must be the one that serves the row, execute `op` (step.py) on `row` between two WQEs.
 
         `prepared` is the row's new content. This returns once the command is done. From then on, the engine touches
         nothing that the old row named. BadStateError if the row has left `state` meanwhile; FullError if a ring is too
         small; TimedOutError if the engine does not answer within `timeout` seconds.
         """
+
+    @abstractmethod
+    def post_alone(self, *commands: tuple[int, int, np.ndarray], timeout: float = 10.0) -> None:
+        """Have the first worker execute commands (op, row, prepared) while no other worker looks at any table.
+
+        For what several workers read, and for what goes from one worker to another. Errors as for `post`.
+        """
+
+    @property
+    @abstractmethod
+    def workers(self) -> list[int]:
+        """Return the addresses of the workers' records. Each worker serves some of the queues; the first, all wires."""
 
     @abstractmethod
     def settle(self) -> None:

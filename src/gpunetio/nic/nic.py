@@ -23,19 +23,20 @@ from ..fabric.udp import check_own
 from ..formats.events import EventType, PortSubtype
 from ..interrupts import deferred
 from ..jit.launch import observers
-from ..memory import HostMemory
+from ..memory import HostMemory, round_up
 from . import step
 from .control import mkey, umem
+from .control.components import Components
 from .control.control_path import ControlPath
 from .control.event_channels import MAX_CHANNELS
 from .control.hca import guid_of
 from .control.links import MAX_WIRES, Links
 from .control.objects import QueueObjects
-from .control.port import WIRES, IPAddress, Port
+from .control.port import WIRES, IPAddress, Port, PortConfig
 from .control.qp import MAX_QP
 from .dma.device_memory import DeviceMemory
 from .dma.grants import Grants
-from .engine import ThreadEngine
+from .engine import ThreadEngine, default_workers
 from .hardware import Engine, Hardware
 from .observe.publish import TABLES, Publication
 from .observe.reasons import EXPLAIN
@@ -43,15 +44,33 @@ from .observe.reports import Report, ReportService
 from .observe.starved import Starved
 from .queues.channels import EventChannel
 from .state.message import MESSAGE
-from .state.counters import COUNTERS
-from .state.worker import WORKER
-from .state.work_queue import WORK_QUEUE
+from .state.counters import COUNTERS, Counters
+from .state.nic import NIC
+from .state.record import LINE
 from .state.tables import MkeyTable, Table
+from .state.work_queue import WORK_QUEUE
+from .state.worker import WORKER
 from .wires.wire import Wire
 
 MIN_ACK_TIMEOUT_NS = 1_000_000  # an engine is a thread, which may be off its core for that long
-DESCRIPTORS = 29  # file descriptors of an open NIC with one address: tables twice, events, the control socket
+# File descriptors of an open NIC with one address and one worker, and of each further worker.
+_DESCRIPTORS, _WORKER_DESCRIPTORS = 29, 2  # tables twice, events, the control socket; a notifier
 BUDGET = 256  # WQEs of one QP before the next QP's turn
+SYNDROMES = 256
+_WORKER_BYTES = (
+    WORKER.size + COUNTERS.size + (WORK_QUEUE.size + 8) * MAX_QP + 8 * (MAX_WIRES + MAX_CHANNELS) + MESSAGE.size
+    + round_up(HEADER_ROOM, LINE)
+)  # fmt: skip
+
+
+def workers_of(config: PortConfig) -> int:
+    """Return how many workers a NIC with this port has."""
+    return config.workers or default_workers()
+
+
+def descriptors_of(config: PortConfig) -> int:
+    """Return how many file descriptors an open NIC with this port, which has one address, takes."""
+    return _DESCRIPTORS + _WORKER_DESCRIPTORS * (workers_of(config) - 1)
 
 
 class _Closable(Protocol):
@@ -89,7 +108,9 @@ class SoftNic:
     record: np.void
     engine: Engine
     control_socket: ControlSocket
-    counters: np.void
+    records: np.ndarray
+    components: Components
+    counters: Counters
     starved: Starved
 
     def __init__(self, name: str, port: Port, spin_us: int = 1000, sleep_ms: int = 1, budget: int = BUDGET):
@@ -112,7 +133,7 @@ class SoftNic:
     ) -> None:
         """Create all parts. `outside` closes those that use the engine, `undo` those that the engine uses."""
         name, port = self.name, self.port
-        kind = WIRES[port.config.wire]
+        kind, workers = WIRES[port.config.wire], workers_of(port.config)
         if kind.routed and not kind.neighbours:  # the sockets open with the first wire, perhaps much later
             for address in port.addresses:
                 check_own(address)
@@ -124,20 +145,20 @@ class SoftNic:
         self._lock = threading.RLock()
         # Faults and captures need the bytes of every packet.
         self.grants_memory = not port.config.faults and not port.config.capture
-        self._control = kept(HostMemory(
-            WORKER.size + COUNTERS.size + 256 + (WORK_QUEUE.size + 8) * MAX_QP + 8 * (MAX_WIRES + MAX_CHANNELS)
-            + MESSAGE.size + 64 + HEADER_ROOM,
-            shared=True,
-        ))  # fmt: skip
-        self.control_address, self.record = self._control.address, self._control.view(WORKER.dtype)[0]
+        self._control = kept(HostMemory(workers * _WORKER_BYTES + SYNDROMES + LINE, shared=True))
+        self.control_address = self._control.address
+        self.records = self._control.view(WORKER.dtype, 0, workers)
+        self.record = self.records[0]
         self._lay_out(spin_us, sleep_ms, budget)
         self.mkeys, self.umems = kept(mkey.new_table()), kept(umem.new_table())
-        self.engine = ThreadEngine(name, self.record, self.control_address, (self.mkeys, self.umems))
+        self.engine = ThreadEngine(name, self.records, self.control_address, (self.mkeys, self.umems))
         self._started = True
         hardware = Hardware(name, port, self.record, self.control_address, self.engine)
-        self.grants, self.device_memory = kept(Grants(hardware, self.grants_memory)), kept(DeviceMemory(hardware))
+        self.components = Components(self.engine, self.records)
+        self.grants = kept(Grants(hardware, self.grants_memory))
+        self.device_memory = kept(DeviceMemory(hardware, self.components.gather))
         self.control = ControlPath(
-            hardware, (self.mkeys, self.umems), self.grants, self.device_memory, self._connect, undo
+            hardware, self.components, (self.mkeys, self.umems), self.grants, self.device_memory, self._connect, undo
         )
         self.links = self.control.links
         self.qps, self.cqs, self.srqs = (of.table for of in (self.control.qps, self.control.cqs, self.control.pools))
@@ -152,10 +173,12 @@ class SoftNic:
             ReportService(name, lambda key: key in self.mkeys, self.device_memory.explain, self.starved.look)
         )
         self.record["errors"], self.record["service_fd"] = self._service.ring, self._service.event
+        for i in range(1, workers):
+            self._control.array[i * WORKER.size :][: NIC.size] = self._control.array[: NIC.size]
         self.engine.start()
         self._publication = Publication(
             {table: getattr(self, table) for table in TABLES},
-            (self._control, int(self.record["counters"]) - self._control.address),
+            (self._control, workers * WORKER.size, workers),
             self.links.memory,
         )
         outside.callback(self._leave_peers)
@@ -171,23 +194,27 @@ class SoftNic:
         outside.callback(observers.remove, self.engine.busy)
 
     def _lay_out(self, spin_us: int, sleep_ms: int, budget: int) -> None:
-        """Give every part of the control memory its place, and tell the engine."""
-        place = self.control_address + WORKER.size
+        """Give every part of the control memory its place, and tell the workers."""
+        workers = len(self.records)
+        place = self.control_address + workers * WORKER.size
 
         def take(nbytes: int) -> int:
             nonlocal place
-            place += nbytes
-            return place - nbytes
+            place += round_up(nbytes, LINE)
+            return place - round_up(nbytes, LINE)
 
+        counters = take(workers * COUNTERS.size)
+        self.counters = Counters(self._control.view(COUNTERS.dtype, counters - self.control_address, workers))
+        self.record["syndromes"], self.record["lives"] = take(SYNDROMES), take(LINE)
+        for i, r in enumerate(self.records):
+            r["counters"], r["pause_at"] = counters + i * COUNTERS.size, -1
+            r["active"], r["pending"] = take(WORK_QUEUE.size * MAX_QP), take(8 * MAX_QP)
+            r["wires"], r["ringing"] = take(8 * MAX_WIRES), take(8 * MAX_CHANNELS)
+            r["message"], r["scratch"] = take(MESSAGE.size), take(HEADER_ROOM)
         r = self.record
-        r["counters"], r["syndromes"] = take(COUNTERS.size), take(256)
-        r["active"], r["pending"] = take(WORK_QUEUE.size * MAX_QP), take(8 * MAX_QP)
-        r["wires"], r["ringing"] = take(8 * MAX_WIRES), take(8 * MAX_CHANNELS)
-        r["message"], r["scratch"] = take(MESSAGE.size), take(HEADER_ROOM)
         r["lid"], r["min_timeout"] = self.port.lid, MIN_ACK_TIMEOUT_NS
-        r["spin_ns"], r["sleep_ms"], r["budget"], r["pause_at"] = spin_us * 1000, sleep_ms, budget, -1
-        self.counters = self._control.view(COUNTERS.dtype, int(r["counters"]) - self.control_address)[0]
-        syndromes = self._control.view(np.uint8, int(r["syndromes"]) - self.control_address, 256)
+        r["spin_ns"], r["sleep_ms"], r["budget"] = spin_us * 1000, sleep_ms, budget
+        syndromes = self._control.view(np.uint8, int(r["syndromes"]) - self.control_address, SYNDROMES)
         for reason, text in EXPLAIN.items():
             syndromes[reason] = text.requester
 
@@ -385,16 +412,18 @@ class SoftNic:
         """
         with self._guard():
             if after == 0:
-                self.engine.post(step.WRITE_ROW, self.control_address + WORKER.paused, np.ones(1, np.int64))
+                for i, worker in enumerate(self.engine.workers):
+                    self.engine.post(step.WRITE_ROW, worker + WORKER.paused, np.ones(1, np.int64), worker=i)
             else:
-                self.record["pause_at"] = int(self.counters["sq_wqes"]) + after
+                self.components.gather()  # so that one worker counts them
+                self.record["pause_at"] = int(self.counters.rows[0]["sq_wqes"]) + after
                 self.engine.kick()
 
     def resume(self) -> None:
         """Undo `pause`."""
         with self._guard():
-            self.record["pause_at"] = -1
-            self.record["paused"] = 0
+            self.records["pause_at"] = -1
+            self.records["paused"] = 0
             self.engine.kick()
 
     # --- life cycle ------------------------------------------------------------------------------------------------
@@ -415,7 +444,7 @@ class SoftNic:
         finally:
             if self._started:
                 with self._lock:
-                    self.record["pause_at"], self.record["paused"] = -1, 0
+                    self.records["pause_at"], self.records["paused"] = -1, 0
                     self.engine.stop()
                 self._started = False
             self._undo.close()

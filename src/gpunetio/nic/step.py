@@ -1,4 +1,4 @@
-"""One turn of the NIC: registers, wires, work queues, and at most one command. Runs on a CPU thread or on a GPU."""
+"""One turn of a worker: registers, wires, work queues, and at most one command. Runs on a CPU thread or on a GPU."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from ..formats.packet import PSN_BITS
 from . import work_queues
 from .queues.completion import resize_cq
 from .queues.doorbells import announce, announced, go_on
-from .queues.events import raise_event, scan_arm_records, serve_arm_register
+from .queues.events import hear_arm_registers, raise_event, scan_arm_records, serve_arm_register
 from .dma.streams import at_work, serve_streams, start_streams
 from .transport.execution import resize_shared, return_shared
 from .dma.staging import free_slots
 from .state.counters import COUNTERS
 from .state.cq import event_at
+from .state.nic import nic_at
 from .state.worker import WORKER, worker_at
 from .state.qp import QP_ROW, QP_SETUP_BYTES, qp_row_at
 from .state.work_queue import add, entry, has_work, remove, wake, work_queue_at
@@ -32,6 +33,7 @@ REMOVE_QP = 5  # stop serving a QP
 RAISE_EVENT = 6  # raise the prepared EVENT on the channel `row`
 RESIZE_CQ = 7  # switch to the ring of a prepared row
 RESIZE_SRQ = 8  # the same for an SRQ
+MOVE_QP = 9  # have the prepared WORKER serve a QP of another worker, while both are held
 
 SCANNED = 256  # doorbell records at a time: each is on a cache line of its own, mostly on a page of its own
 
@@ -74,9 +76,9 @@ def _modify(nic, row, source, expected_state):
         q.una_psn = q.sq_psn
         q.tx_psn = q.sq_psn
         q.end_psn = q.sq_psn
-        n = worker_at(nic)
-        n.lives += 1
-        q.life = n.lives << PSN_BITS | q.sq_psn
+        lives = nic_at(nic).lives  # of all workers; commands come one at a time
+        st64(lives, ld64(lives) + 1)
+        q.life = ld64(lives) << PSN_BITS | q.sq_psn
     return DONE
 
 
@@ -127,13 +129,16 @@ def _apply(nic):
         n.command_result = TOO_FULL if resize_cq(nic, row, n.command_src) != 0 else DONE
     elif op == RESIZE_SRQ:
         resize_shared(row, n.command_src)
+    elif op == MOVE_QP:
+        remove(qp_row_at(row).worker, row)
+        add(ld64(n.command_src), row)
 
 
 @engine_function
 def serve_command(nic):
     """Execute a posted command: return 1, or 0 if there is none or it has to wait.
 
-    The command, and the whole NIC, waits until no DMA stream is at work. Then no copy uses what the command takes.
+    The command, and the worker, waits until no DMA stream is at work. Then no copy uses what the command takes.
     """
     n = worker_at(nic)
     posted = ld_acquire64(nic + WORKER.command_seq)
@@ -153,20 +158,31 @@ def serve_command(nic):
 
 @device_function
 def _serve_register(nic, register):
-    """Consume a UAR's own register, and announce its index to the QP that it names: return 1 if it was rung."""
+    """Consume a UAR's own register, and announce its index to the QP that it names: return 1 if it was rung.
+
+    If another worker serves the QP, it finds the index in the QP's doorbell line.
+    """
     if ld_relaxed64(register) == 0:
         return 0
-    value = be64(exchange64(register, 0))
+    raw = exchange64(register, 0)
+    value = be64(raw)
     row = qp_row(nic, (value >> 8) & 0xFFFFFF)
-    if qp_row_at(row).qpn != 0 and qp_row_at(row).qpn == (value >> 8) & 0xFFFFFF:
+    q = qp_row_at(row)
+    if q.qpn == 0 or q.qpn != (value >> 8) & 0xFFFFFF:
+        return 1
+    line = q.doorbell
+    if q.worker == nic:
         announce(nic, row, announced(value))
+    elif line != 0:  # the QP still exists
+        st_release64(line, raw)
     return 1
 
 
 @engine_function
 def serve_registers(nic):
-    """Serve the registers of every UAR page: return how many had been rung."""
+    """Serve the registers of every UAR page: return how many had been rung. Only the first worker has pages."""
     n = worker_at(nic)
+    hear_arm_registers(nic)
     done = 0
     for i in range(n.uar_count):
         page = ld64(n.uars + 8 * i)
@@ -222,7 +238,7 @@ def step(nic):
     if n.stream_count != 0:
         done = serve_streams(nic)
     done += serve_command(nic)
-    if n.holding != 0 or _paused(nic):
+    if n.holding != 0 or ld_acquire64(nic + WORKER.hold) != 0 or _paused(nic):
         return done
     done += serve_registers(nic)
     if n.wire_count != 0:

@@ -29,7 +29,7 @@ from ..nic.control.objects import QueueObjects
 from ..nic.control.port import Port, PortConfig
 from ..nic.control.qp import MAX_LOG_QUEUE
 from ..nic.engine import compile_engine
-from ..nic.nic import DESCRIPTORS, SoftNic
+from ..nic.nic import SoftNic, descriptors_of
 from ..nic.queues.channels import EventChannel
 from ..nic.state.qp import MAX_RD_ATOMIC
 from .provider import ClockInfo, DeviceAttr, DeviceInfo, Event, MrKeys, PortAttr, UarPage
@@ -67,7 +67,7 @@ def open_device(name: str, port: PortConfig | None = None) -> SoftProvider:
         raise NotSupportedError(f"the software NIC runs on Linux, not on {sys.platform}")
     with allowed():  # may take minutes
         compile_engine()
-    with _lock, within_limits(name, DESCRIPTORS):
+    with _lock, within_limits(name, descriptors_of(port or PortConfig())):
         nic, opened = _nics.get(name, (None, 0))
         if nic is not None and not opened:
             nic.close()  # its engine has not stopped in time

@@ -11,6 +11,7 @@ from ..dma.grants import Grants
 from ..hardware import Hardware
 from ..state.tables import MkeyTable, Table
 from .command import Call, Handlers
+from .components import Components
 from .cq import CompletionQueues
 from .eq import EventQueues
 from .event_channels import EventChannels
@@ -58,8 +59,8 @@ class ControlPath:
     interpreter: CommandInterpreter
 
     def __init__(
-        self, hardware: Hardware, memory: tuple[MkeyTable, Table], grants: Grants, device_memory: DeviceMemory,
-        connect: Connect, undo: ExitStack,
+        self, hardware: Hardware, components: Components, memory: tuple[MkeyTable, Table], grants: Grants,
+        device_memory: DeviceMemory, connect: Connect, undo: ExitStack,
     ):  # fmt: skip
         self.handlers: list[Handlers] = []
 
@@ -77,13 +78,15 @@ class ControlPath:
         self.pds   = add(ProtectionDomains(hardware.name))
         self.umems = add(Umems(hardware.name, umems))
         self.mkeys = add(MemoryKeys(hardware, keys, self.pds, grants, device_memory))
-        self.cqs   = add(CompletionQueues(hardware, self.umems, self.uars, self.eqs))
-        self.pools = add(ReceivePools(hardware, self.umems, self.pds))
-        self.qps   = add(QueuePairs(hardware, self.pds, self.umems, self.uars, self.cqs, self.pools))
+        self.cqs   = add(CompletionQueues(hardware, components, self.umems, self.uars, self.eqs))
+        self.pools = add(ReceivePools(hardware, components, self.umems, self.pds))
+        self.qps   = add(QueuePairs(
+            hardware, components, self.pds, self.umems, self.uars, self.cqs, self.pools,
+        ))
         self.links = Links(hardware, self.qps.table, grants, connect)
         undo.callback(self.links.close)
         self.routes = Routes(hardware.port, self.gids, self.qps.table, self.links)
-        add(QpTransitions(hardware, self.qps, self.gids, self.links, self.routes))
+        add(QpTransitions(hardware, components, self.qps, self.gids, self.links, self.routes))
 
         queues = [part for part in self.handlers if isinstance(part, QueueObjects)]
         self.queues = {part.command(Call.CREATE).opcode: part for part in queues}

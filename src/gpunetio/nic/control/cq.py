@@ -19,6 +19,7 @@ from ..hardware import Hardware
 from ..queues.channels import EventChannel
 from ..state.cq import CQ_ROW
 from .command import DONE, Call, Capabilities, Command
+from .components import Components
 from .eq import EventQueues
 from .objects import QueueObjects
 from .syndromes import CommandError, CommandSyndrome
@@ -39,17 +40,19 @@ class _Place:
 
 
 class CompletionQueues(QueueObjects):
-    """The completion queues of a NIC. The engine looks for arm requests in those that its record lists as armable."""
+    """The completion queues of a NIC. The engine looks for arm requests in those that the NIC lists as armable."""
 
-    def __init__(self, hardware: Hardware, umems: Umems, uars: UarPages, eqs: EventQueues):
+    def __init__(
+        self, hardware: Hardware, components: Components, umems: Umems, uars: UarPages, eqs: EventQueues
+    ):
         super().__init__("CQ", CQ_ROW, MAX_CQ, CommandSyndrome.NO_SUCH_CQ)
-        self._record, self._engine = hardware.record, hardware.engine
+        self._engine, self._components = hardware.engine, components
         self._umems, self._uars, self._eqs = umems, uars, eqs
-        self._list = HostMemory(8 * MAX_CQ)
-        self._armable = self._list.view(np.int64, 0, MAX_CQ)
+        self._list = HostMemory(8 + 8 * MAX_CQ)
+        self._armable_count, self._armable = self._list.view(np.int64), self._list.view(np.int64, 8, MAX_CQ)
         self._places: dict[int, _Place] = {}
-        self._record["cqs"], self._record["cq_mask"] = self.table.address, self.table.mask
-        self._record["armable"] = self._list.address
+        hardware.record["cqs"], hardware.record["cq_mask"] = self.table.address, self.table.mask
+        hardware.record["armable"] = self._list.address
 
     def close(self) -> None:
         self._list.close()
@@ -83,6 +86,7 @@ class CompletionQueues(QueueObjects):
         row["cqn"], row["dbrec"] = cqn, record
         row["overrun"], row["collapsed"], row["arm_seen"] = context["oi"], context["cc"], -1
         row["eqn"], row["uar_page"] = context["c_eqn"], context["uar_page"]
+        row["worker"] = self._components.add_cq(self.table.row_address(cqn))
         self._engine.post(step.WRITE_ROW, self.table.row_address(cqn), row)
         self._places[cqn] = _Place(ring_umem, record_umem, context["uar_page"])
         self._umems.hold(ring_umem, record_umem)
@@ -119,7 +123,9 @@ class CompletionQueues(QueueObjects):
         self._umems.need_valid(get(mailbox, "cq_umem_valid"), "cq_umem_valid")
         umem = self._place_ring(cmd.MODIFY_CQ_IN, mailbox, row)
         try:
-            self._engine.post(step.RESIZE_CQ, row_address, row)
+            self._engine.post(
+                step.RESIZE_CQ, row_address, row, worker=self._components.worker_of(row_address)
+            )
         except FullError as error:
             raise CommandError(
                 Status.BAD_OUTS_CQES, CommandSyndrome.CQ_SIZE,
@@ -136,7 +142,9 @@ class CompletionQueues(QueueObjects):
         row_address = self.need(cqn)
         self.need_unused(cqn)
         self._forget_armable(row_address)
-        self._engine.post(step.WRITE_ROW, row_address, self.new_row())
+        worker = self._components.worker_of(row_address)
+        self._engine.post(step.WRITE_ROW, row_address, self.new_row(), worker=worker)
+        self._components.remove(row_address)
         place = self._places.pop(cqn)
         self._umems.release(place.ring_umem, place.record_umem)
         self._uars.release(place.uar_page)
@@ -148,9 +156,9 @@ class CompletionQueues(QueueObjects):
         """Subscribe a channel to completions or, if `types` are others, to errors of a CQ."""
         if EventType.COMPLETION in types:
             super().subscribe(number, channel, types, cookie)
-            count = int(self._record["armable_count"])
+            count = int(self._armable_count[0])
             self._armable[count] = self.table.row_address(number)
-            self._record["armable_count"] = count + 1
+            self._armable_count[0] = count + 1
         else:
             row = self.table[number]
             row["error_cookie"] = cookie  # before the channel: the engine may look at any moment
@@ -166,11 +174,11 @@ class CompletionQueues(QueueObjects):
 
     def _forget_armable(self, row_address: int) -> None:
         """Forget a CQ that will not be armed any more."""
-        count = int(self._record["armable_count"])
+        count = int(self._armable_count[0])
         found = np.flatnonzero(self._armable[:count] == row_address)
         if len(found):
             self._armable[int(found[0])] = self._armable[count - 1]
-            self._record["armable_count"] = count - 1
+            self._armable_count[0] = count - 1
 
 
 def _check_size(context: Fields) -> None:

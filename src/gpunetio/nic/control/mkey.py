@@ -59,7 +59,7 @@ class MemoryKeys(Objects):
         row["key"], row["pdn"], row["access"], row["iova"] = key, pdn, int(access), _signed(iova)
         row["nbytes"], row["delta"] = nbytes, _signed(place - iova)
         row["granted"] = self._grants.grant(address, nbytes)
-        self._engine.post(step.WRITE_ROW, self.table.row_address(key), row)
+        self._engine.post_alone((step.WRITE_ROW, self.table.row_address(key), row))
         self._pds.hold(pdn)
         return key
 
@@ -101,7 +101,7 @@ class MemoryKeys(Objects):
             row["iova"], row["nbytes"] = _signed(address), nbytes
             row["granted"] = self._grants.grant(address, nbytes)
         row["pdn"], row["access"] = after, int(rights)
-        self._engine.post(step.WRITE_ROW, self.table.row_address(key), row)
+        self._engine.post_alone((step.WRITE_ROW, self.table.row_address(key), row))
         self._pds.release(before)
         self._pds.hold(after)
         if granted and place is not None:
@@ -110,7 +110,7 @@ class MemoryKeys(Objects):
     def deregister(self, key: int) -> None:
         """Deregister a region. After this returns, the NIC touches no byte of it."""
         pdn, granted = int(self.table[key]["pdn"]), int(self.table[key]["granted"])
-        self._engine.post(step.WRITE_ROW, self.table.row_address(key), self.new_row())
+        self._engine.post_alone((step.WRITE_ROW, self.table.row_address(key), self.new_row()))
         self._pds.release(pdn)
         if granted:
             self._grants.revoke(granted)

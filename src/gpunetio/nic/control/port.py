@@ -29,6 +29,7 @@ _SIOCGIFCONF, _SIOCGIFMTU = 0x8912, 0x8921
 _IFREQ_SIZE, _MAX_INTERFACES = 40, 1024
 _LAST_UNICAST_LID = 0xBFFF  # IBTA 4.1.3
 _LAST_PART_ID = 0xFFFF
+MOST_WORKERS = 16
 _DEFAULT_LINK_MTU = 1500
 _NOMINAL_SPEED = 10_000  # Mbit/s
 _RATES = (  # largest Mbit/s: ibv_port_attr.active_width, active_speed
@@ -72,6 +73,7 @@ class PortConfig:
     `lid`          LID of an InfiniBand port; 0 means the last 16 bits of its first address
     `faults`       faults to inject into outgoing frames, or None
     `capture`      a pcap file that receives every packet sent or received, for Wireshark, or None
+    `workers`      threads that serve the NIC's queues; 0 means one for each four cores, and four at most
     `part_id`      the vendor_part_id that the device reports: a ConnectX-7's, or 0 for a device of its own kind
     """
 
@@ -83,6 +85,7 @@ class PortConfig:
     faults: Faults | None = None
     capture: str | Path | None = None
     part_id: int = CONNECTX_7
+    workers: int = 0
 
     def __post_init__(self) -> None:
         addresses = (self.addresses,) if isinstance(self.addresses, str) else tuple(self.addresses)
@@ -98,6 +101,10 @@ class PortConfig:
             )
         if not 0 <= self.part_id <= _LAST_PART_ID:
             raise InvalidValueError(f"part_id = {self.part_id:#x}: PCI device ids have 16 bits")
+        if not 0 <= self.workers <= MOST_WORKERS:
+            raise InvalidValueError(
+                f"workers = {self.workers}: a NIC has 1 to {MOST_WORKERS} threads; 0 takes as many as suit the machine"
+            )
         if not 0 <= self.lid <= _LAST_UNICAST_LID:
             raise InvalidValueError(
                 f"lid = {self.lid:#x}: unicast LIDs are 1 to {_LAST_UNICAST_LID:#x}; 0 takes it from the address"

@@ -25,6 +25,7 @@ from ..queues.channels import EventChannel
 from ..state.qp import FLIGHT, MAX_RD_ATOMIC, QP_ROW, RESOURCE
 from ..state.work_queue import QueueKind
 from .command import DONE, Call, Capabilities, Command
+from .components import Components
 from .cq import CompletionQueues
 from .objects import CountedObjects, QueueObjects, log_of
 from .pd import ProtectionDomains
@@ -61,11 +62,11 @@ class QueuePairs(QueueObjects):
     known: dict[int, QueuePair]
 
     def __init__(
-        self, hardware: Hardware, pds: ProtectionDomains, umems: Umems, uars: UarPages, cqs: CompletionQueues,
-        pools: ReceivePools,
+        self, hardware: Hardware, components: Components, pds: ProtectionDomains, umems: Umems, uars: UarPages,
+        cqs: CompletionQueues, pools: ReceivePools,
     ):  # fmt: skip
         super().__init__("QP", QP_ROW, MAX_QP, CommandSyndrome.NO_SUCH_QP)
-        self._engine = hardware.engine
+        self._engine, self._components = hardware.engine, components
         self._pds, self._umems, self._uars, self._cqs, self._pools = pds, umems, uars, cqs, pools
         self._lines = HostMemory(MAX_QP * REGISTER_BYTES)
         self._memory: dict[int, HostMemory] = {}  # QPN → its flights, then its READ and atomic resources
@@ -162,7 +163,7 @@ class QueuePairs(QueueObjects):
         if sq_bytes:
             row["sq_addr"], row["sq_log"] = ring + rq_bytes, context["log_sq_size"]
             row["send_cq"] = self._cqs.table.row_address(context["cqn_snd"])
-        self._engine.post(step.ADD_QP, self.table.row_address(qpn), row)
+        self._serve(qpn, row)
 
         start = cmd.CREATE_QP_IN.offset("qpc")
         created = bytes(mailbox[start : start + cmd.QPC.size])
@@ -176,6 +177,18 @@ class QueuePairs(QueueObjects):
         for objects, number in queues:
             objects.hold(number, qpn)
         return bytes(cmd.CREATE_QP_OUT.pack(qpn=qpn))
+
+    def _serve(self, qpn: int, row: np.ndarray) -> None:
+        """Have a worker serve a new QP."""
+        address, queues = self.table.row_address(qpn), (row["send_cq"], row["recv_cq"], row["srq"])
+        if row["core_direct"]:
+            self._components.gather()  # it may wait for any CQ
+        worker = self._components.add_qp(address, [int(queue) for queue in queues if queue])
+        try:
+            self._engine.post(step.ADD_QP, address, row, worker=worker)
+        except BaseException:
+            self._components.remove(address)
+            raise
 
     def _query(self, mailbox: bytes) -> bytes:
         qpn = cmd.QUERY_QP_IN.get(mailbox, "qpn")
@@ -195,7 +208,9 @@ class QueuePairs(QueueObjects):
 
     def _destroy(self, mailbox: bytes) -> bytes:
         qpn = cmd.DESTROY_QP_IN.get(mailbox, "qpn")
-        self._engine.post(step.REMOVE_QP, self.need(qpn))
+        address = self.need(qpn)
+        self._engine.post(step.REMOVE_QP, address, worker=self._components.worker_of(address))
+        self._components.remove(address)
         self._memory.pop(qpn).close()
         qp = self.known.pop(qpn)
         for objects, number in qp.uses:

@@ -19,6 +19,7 @@ from ..hardware import Hardware
 from ..state.qp import EXTENDED_ATOMICS, QP_CONNECTION
 from ..transport.rnr import rnr_delay_ns
 from .command import DONE, Call, Capabilities, Command, Handlers, opcode_of
+from .components import FIRST, Components
 from .gids import UDP_SPORTS, Gids
 from .links import Links
 from .qp import QueuePairs, state_of
@@ -95,8 +96,10 @@ def _set(context: bytearray, path: str, value: Any) -> None:
 class QpTransitions(Handlers):
     """The commands that change the state of queue pairs."""
 
-    def __init__(self, hardware: Hardware, qps: QueuePairs, gids: Gids, links: Links, routes: Routes):
-        self._port, self._engine = hardware.port, hardware.engine
+    def __init__(
+        self, hardware: Hardware, components: Components, qps: QueuePairs, gids: Gids, links: Links, routes: Routes
+    ):
+        self._port, self._engine, self._components = hardware.port, hardware.engine, components
         self._qps, self._gids, self._links, self._routes = qps, gids, links, routes
 
     def commands(self) -> Iterable[Command]:
@@ -137,7 +140,8 @@ class QpTransitions(Handlers):
         try:
             # For the engine, SQD is RTS in which no WQE begins.
             expected = QpState.RTS if transition.before is QpState.SQDRAINED else transition.before
-            self._engine.post(step.MODIFY_QP, row_address, row, state=int(expected))
+            worker = self._components.worker_of(row_address)
+            self._engine.post(step.MODIFY_QP, row_address, row, state=int(expected), worker=worker)
         except BadStateError:
             raise _bad_state(opcode, qpn, int(self._qps.table[qpn]["state"])) from None
         qp.context = context
@@ -174,7 +178,8 @@ class QpTransitions(Handlers):
             return DONE
         row = self._qps.table[qpn].copy()
         row["state"] = QpState.ERR
-        self._engine.post(step.MODIFY_QP, row_address, row, state=state)
+        worker = self._components.worker_of(row_address)
+        self._engine.post(step.MODIFY_QP, row_address, row, state=state, worker=worker)
         return DONE
 
     def _to_reset(self, mailbox: bytes) -> bytes:
@@ -184,7 +189,8 @@ class QpTransitions(Handlers):
         for field in QP_CONNECTION:
             row[field] = 0
         row["state"] = QpState.RST
-        self._engine.post(step.RESET_QP, row_address, row)
+        self._engine.post(step.RESET_QP, row_address, row, worker=self._components.worker_of(row_address))
+        self._components.disconnect(row_address)
         qp = self._qps.known[qpn]
         qp.udp_sport, qp.context = 0, bytearray(qp.created)
         return DONE
@@ -226,6 +232,12 @@ class QpTransitions(Handlers):
 
     def _prepare(self, qpn: int, context: bytearray, state: QpState, sport: int) -> np.ndarray:
         """Return the QP's row for a context and a state. `sport` is the UDP source port set for the QP, or 0."""
+        connected = state in (QpState.RTR, QpState.RTS)
+        if connected:
+            gid, lid = _get(context, f"{_PATH}.rgid_rip"), _get(context, f"{_PATH}.rlid")
+            source, peer = _get(context, f"{_PATH}.src_addr_index"), _get(context, "remote_qpn")
+            route = self._routes.route(gid, lid, source, peer)
+            self._components.connect(self._qps.table.row_address(qpn), route[0] or FIRST)  # which may move the QP
         row = self._qps.table[qpn].copy()
         row["drain"] = state is QpState.SQDRAINED
         if state is QpState.SQDRAINED:
@@ -240,13 +252,10 @@ class QpTransitions(Handlers):
         )
         row["min_rnr_code"] = _get(context, "min_rnr_nak")
         row["min_rnr"] = rnr_delay_ns.py_func(int(row["min_rnr_code"]))
-        if state in (QpState.RTR, QpState.RTS):
+        if connected:
             row["remote_qpn"], row["rq_psn"] = _get(context, "remote_qpn"), _get(context, "next_rcv_psn")
             row["mtu"], row["msg_max"] = 128 << _get(context, "mtu"), 1 << _get(context, "log_msg_max")
-            gid, lid = _get(context, f"{_PATH}.rgid_rip"), _get(context, f"{_PATH}.rlid")
-            row["remote_row"], row["wire"], gid, row["source"] = self._routes.route(
-                gid, lid, _get(context, f"{_PATH}.src_addr_index"), int(row["remote_qpn"])
-            )
+            row["remote_row"], row["wire"], gid, row["source"] = route
             row["peer_high"], row["peer_low"] = np.frombuffer(gid, np.int64)
             row["egress"] = self._egress(qpn, int(row["wire"]), int(row["source"]), sport)
             row["dlid"], row["sl"], row["grh"] = lid, _get(context, f"{_PATH}.sl"), _get(context, f"{_PATH}.grh")

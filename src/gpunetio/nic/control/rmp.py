@@ -15,6 +15,7 @@ from .. import step
 from ..hardware import Hardware
 from ..state.srq import SRQ_ROW
 from .command import DONE, Call, Capabilities, Command
+from .components import Components
 from .objects import QueueObjects
 from .pd import ProtectionDomains
 from .syndromes import CommandError, CommandSyndrome
@@ -28,9 +29,9 @@ _MIN_STRIDE_LOG, _MAX_STRIDE_LOG = 4, 9  # strides of 16 to 512 bytes
 class ReceivePools(QueueObjects):
     """The receive memory pools of a NIC. Their table has the numbers of SRQs."""
 
-    def __init__(self, hardware: Hardware, umems: Umems, pds: ProtectionDomains):
+    def __init__(self, hardware: Hardware, components: Components, umems: Umems, pds: ProtectionDomains):
         super().__init__("SRQ", SRQ_ROW, MAX_SRQ, CommandSyndrome.NO_SUCH_SRQ)
-        self._engine, self._umems, self._pds = hardware.engine, umems, pds
+        self._engine, self._components, self._umems, self._pds = hardware.engine, components, umems, pds
         self._contexts: dict[int, bytearray] = {}  # SRQ number → its rmpc, as QUERY_RMP returns it
         self._returned: dict[int, HostMemory] = {}  # SRQ number → room for the indices of WQEs that come back unused
 
@@ -96,7 +97,10 @@ class ReceivePools(QueueObjects):
                     Status.BAD_PARAM, CommandSyndrome.QP_SIZE,
                     f"lwm {limit} is above the {entries} WQEs of SRQ {srqn:#x}",
                 )  # fmt: skip
-            self._engine.post(step.WRITE_ROW, row_address + SRQ_ROW.limit, np.array([limit], np.int64))
+            worker = self._components.worker_of(row_address)
+            self._engine.post(
+                step.WRITE_ROW, row_address + SRQ_ROW.limit, np.array([limit], np.int64), worker=worker
+            )
         return DONE
 
     def _resize(self, srqn: int, wq: Fields) -> None:
@@ -112,8 +116,9 @@ class ReceivePools(QueueObjects):
         row["addr"] = self._umems.ring(umem, wq["wq_umem_offset"], nbytes, "the receive pool")
         larger = HostMemory(8 << log)
         row["log"], row["returned"] = log, larger.address
+        address = self.table.row_address(srqn)
         try:
-            self._engine.post(step.RESIZE_SRQ, self.table.row_address(srqn), row)
+            self._engine.post(step.RESIZE_SRQ, address, row, worker=self._components.worker_of(address))
         except BaseException:
             larger.close()
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
 
 import numpy as np
@@ -25,8 +26,8 @@ class DeviceMemory:
 
     rows: np.ndarray
 
-    def __init__(self, hardware: Hardware):
-        self._hardware = hardware
+    def __init__(self, hardware: Hardware, gather: Callable[[], None]):
+        self._hardware, self._gather = hardware, gather
         self.driver: DeviceDriver | None = None
         self.timeout_ns = TIMEOUT_NS
         self._devices: dict[int, CopyDevice] = {}  # by ordinal, in the order of their DMA streams, which count from 1
@@ -70,6 +71,7 @@ class DeviceMemory:
             device.close()
             raise
         if slots:
+            self._gather()
             self._write(WORKER.slots, slots)
             self._write(WORKER.streams, self._memory[0].address)
         self._write(WORKER.stream_count, number)

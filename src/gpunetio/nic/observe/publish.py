@@ -34,11 +34,13 @@ def describe_dtype(dtype: np.dtype) -> dict[str, object]:
 class Publication:
     """The description of a NIC's `tables`, `wires` and `counters`, all in shared memory.
 
-    `counters` is a memory and the byte offset of the counters' record in it. Calling the object returns the description
-    and read-only file descriptors, which the object still owns.
+    `counters` is a memory, the byte offset of the first record of counters in it, and how many there are. Calling the
+    object returns the description and read-only file descriptors, which the object still owns.
     """
 
-    def __init__(self, tables: Mapping[str, Table], counters: tuple[HostMemory, int], wires: HostMemory | None = None):
+    def __init__(
+        self, tables: Mapping[str, Table], counters: tuple[HostMemory, int, int], wires: HostMemory | None = None
+    ):
         self.fds: list[int] = []
         self._tables: dict[str, dict[str, object]] = {}
         try:
@@ -46,7 +48,8 @@ class Publication:
                 self._add(name, table.memory, 0, table.rows.dtype, len(table.rows))
             if wires is not None:
                 self._add("wires", wires, 0, WIRE.dtype, wires.nbytes // WIRE.size)
-            self._add("counters", *counters, COUNTERS.dtype, 1)
+            memory, offset, workers = counters
+            self._add("counters", memory, offset, COUNTERS.dtype, workers)
         except BaseException:
             self.close()
             raise

@@ -107,7 +107,7 @@ class Observed:
             self.pid, self.name = pid, str(description["name"])
             self.addresses = [str(address) for address in description["addresses"]]
             parts = {name: _Part(table, fds, memories) for name, table in description["tables"].items()}
-            self._counters = parts.pop("counters").rows[0]
+            self._counters = parts.pop("counters").rows  # one for each worker
         except Exception as error:  # whatever this process sent, other NICs can still be observed
             self.close()
             raise InvalidValueError(f"process {pid} sent an invalid description of its NIC: {error!r}") from error
@@ -119,7 +119,7 @@ class Observed:
     @property
     def counters(self) -> dict[str, int]:
         """Return the current values of the counters."""
-        counters = {name: int(self._counters[name]) for name in self._counters.dtype.names or ()}
+        counters = {name: int(self._counters[name].sum()) for name in self._counters.dtype.names or ()}
         for name, source, unit in _DERIVED:
             if source in counters:
                 counters.setdefault(name, counters[source] // unit)

@@ -6,6 +6,7 @@ With rnr_retry 7, the default of `QP.connect`, the retries may go on forever wit
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -19,7 +20,7 @@ logger: logging.Logger = logging.getLogger("gpunetio.nic")
 class Starved:
     """Looks at a NIC's QPs from time to time, and warns once about each request that waits at two looks in a row."""
 
-    def __init__(self, name: str, qps: Table, counters: np.void):
+    def __init__(self, name: str, qps: Table, counters: Mapping[str, int]):
         self._name, self._qps, self._counters = name, qps, counters
         self._refusals = 0
         self._waiting: set[tuple[int, int]] = set()  # at the last look: QPN and index of the request

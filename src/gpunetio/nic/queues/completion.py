@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from ...jit.compile import device_function, engine_function
 from ...jit.ops import (
-    be32, be64, fence_release_sys, ld8, ld64, ld_acquire32, pack64, st64, st128, st_relaxed32, st_release32,
+    be32, be64, fence_release_sys, fetch_add_sys64, ld8, ld64, ld_acquire32, pack64, st64, st128, st_relaxed32,
+    st_release32,
 )  # fmt: skip
-from ...fabric.ring import next_free, publish
+from ...fabric.ring import lock, next_free, publish, unlock
 from ...formats.commands import QpState
 from ...formats.cqe import (
     CI_MASK, CQE64, FORMAT_SHIFT, INIT_OP_OWN, OPCODE_SHIFT, CqeFormat, CqeOpcode, Syndrome,
@@ -103,7 +104,7 @@ def complete_send(nic, row, index, opcode, ce, nbytes):
     q = qp_row_at(row)
     if ce == CompletionMode.CQE_AND_EQE:
         event_queue = nic_at(nic).eqs + cq_row_at(q.send_cq).eqn * EQ_ROW.size
-        st64(event_queue + EQ_ROW.pi, ld64(event_queue + EQ_ROW.pi) + 1)
+        fetch_add_sys64(event_queue + EQ_ROW.pi, 1)
     reason = write_cqe(nic, q.send_cq, CqeOpcode.REQ, q.qpn, q.user_index, opcode, index, nbytes, 0, 0, 0, 0, 0)
     if reason != 0:
         fail_qp(nic, row, index, opcode, reason, REQUESTER)
@@ -113,8 +114,10 @@ def complete_send(nic, row, index, opcode, ce, nbytes):
 def record_error(nic, side, qpn, index, opcode, reason, syndrome):
     """Leave an error record for the service thread. If the thread is too far behind, count the loss instead."""
     n = worker_at(nic)
+    lock(n.errors)
     slot = next_free(n.errors)
     if slot == 0:
+        unlock(n.errors)
         counters_at(n.counters).lost_error_records += 1
         return
     e = error_record_at(slot)
@@ -122,6 +125,7 @@ def record_error(nic, side, qpn, index, opcode, reason, syndrome):
     e.key, e.addr, e.nbytes = n.why_key, n.why_addr, n.why_nbytes
     e.extra0, e.extra1, e.syndrome = n.why_extra0, n.why_extra1, syndrome
     publish(n.errors)
+    unlock(n.errors)
     n.error_event = 1
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from ...jit.compile import device_function, engine_function
-from ...jit.ops import be32, be64, exchange64, ld64, ld_acquire32, ld_relaxed64, st64
-from ...fabric.ring import next_free, publish
+from ...jit.ops import (
+    be32, be64, exchange64, fetch_add_sys64, ld_acquire32, ld_acquire64, ld_relaxed64, st64, st_release64,
+)  # fmt: skip
+from ...fabric.ring import lock, next_free, publish, unlock
 from ...formats.cqe import CI_MASK
 from ...formats.doorbell import CQ_ARM_SOLICITED, CQ_DBREC, UAR_CQ_OFFSET
 from ...formats.events import EventType
 from ..state.cq import CHANNEL, CQ_ROW, channel_at, cq_row_at, event_at
 from ..state.nic import nic_at
-from ..state.worker import worker_at
+from ..state.worker import WORKER, worker_at
 from ..state.qp import qp_row_at
 
 _ANY, _SOLICITED = 2, 1  # CQ_ROW.armed: the larger value includes the smaller
@@ -21,19 +23,19 @@ def raise_event(nic, channel, cookie, kind, number, syndrome):
     """Put an event into a channel, if there is one. The channel's descriptor is written at the end of the turn."""
     if channel == 0:
         return
-    c = channel_at(channel)
+    lock(channel + CHANNEL.ring)  # other workers may raise events in it, too
     slot = next_free(channel + CHANNEL.ring)
     if slot == 0:
-        c.lost += 1
-        return
-    e = event_at(slot)
-    e.cookie, e.type, e.number, e.syndrome = cookie, kind, number, syndrome
-    publish(channel + CHANNEL.ring)
-    if c.unheard == 0:
+        channel_at(channel).lost += 1
+    else:
+        e = event_at(slot)
+        e.cookie, e.type, e.number, e.syndrome = cookie, kind, number, syndrome
+        publish(channel + CHANNEL.ring)
+    unlock(channel + CHANNEL.ring)
+    if slot != 0 and fetch_add_sys64(channel + CHANNEL.unheard, 1) == 0:
         n = worker_at(nic)
         st64(n.ringing + 8 * n.ringing_count, channel)
         n.ringing_count += 1
-    c.unheard += 1
 
 
 @device_function
@@ -82,6 +84,7 @@ def serve_arm_register(nic, page):
     """Serve the register of a UAR page that arms CQs. Return 1 if it was rung.
 
     The register says which CQ to arm. The request itself is read from the arm record, which may ask for more meanwhile.
+    If another worker serves the CQ, the others look at their arm records.
     """
     register = page + UAR_CQ_OFFSET
     if ld_relaxed64(register) == 0:
@@ -89,16 +92,33 @@ def serve_arm_register(nic, page):
     cqn = be64(exchange64(register, 0)) & 0xFFFFFF
     n = nic_at(nic)
     cq = n.cqs + (cqn & n.cq_mask) * CQ_ROW.size
-    if cqn != 0 and cq_row_at(cq).cqn == cqn:
+    if cqn == 0 or cq_row_at(cq).cqn != cqn:
+        return 1
+    if cq_row_at(cq).worker == nic:
         _arm(nic, cq)
+        return 1
+    other = worker_at(nic).next
+    while other != 0:
+        st_release64(other + WORKER.arms_rung, worker_at(other).arms_rung + 1)
+        other = worker_at(other).next
     return 1
 
 
 @engine_function
-def scan_arm_records(nic):
-    """Check the arm record of every CQ with a channel: concurrent writes to one register overwrite each other."""
+def hear_arm_registers(nic):
+    """Look at the arm records if the first worker has served a register for a CQ of another worker."""
     n = worker_at(nic)
-    for i in range(n.armable_count):
-        cq = ld64(n.armable + 8 * i)
-        if ld_acquire32(cq_row_at(cq).dbrec + CQ_DBREC.arm) != 0:  # it was written
+    rung = ld_acquire64(nic + WORKER.arms_rung)
+    if rung != n.arms_seen:
+        n.arms_seen = rung
+        scan_arm_records(nic)
+
+
+@engine_function
+def scan_arm_records(nic):
+    """Check the arm records of this worker's CQs: concurrent writes to one register overwrite each other."""
+    n = nic_at(nic)
+    for i in range(ld_relaxed64(n.armable)):
+        cq = ld_relaxed64(n.armable + 8 + 8 * i)
+        if cq_row_at(cq).worker == nic and ld_acquire32(cq_row_at(cq).dbrec + CQ_DBREC.arm) != 0:  # it was written
             _arm(nic, cq)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any
+
+import numpy as np
 
 from ...jit.struct_view import struct_view
 from .record import record
@@ -59,3 +62,19 @@ PACKET_FATES = (
     "rx_link_down", "rx_stale",
 )  # fmt: skip
 counters_at: Any = struct_view(COUNTERS)
+
+
+class Counters(Mapping[str, int]):
+    """The counters of a NIC by name: the sums over its workers, each of which has a row."""
+
+    def __init__(self, rows: np.ndarray):
+        self.rows = rows
+
+    def __getitem__(self, name: str) -> int:
+        return int(self.rows[name].sum())
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(COUNTERS.offsets)
+
+    def __len__(self) -> int:
+        return len(COUNTERS.offsets)

@@ -18,6 +18,7 @@ CQ_ROW = record("cq_row", """
     collapsed      i64      command    not 0: every CQE goes to the same slot
     eqn            i64      command    number of its event queue
     uar_page       i64      command    number of the UAR page with the register that arms it
+    worker         i64      command    address of the WORKER that serves it
     channel        i64      host       address of the CHANNEL for its completions; 0 if nobody has subscribed
     cookie         i64      host       what these events carry to identify the subscriber
     error_channel  i64      host       the same for its errors
@@ -41,7 +42,7 @@ EQ_ROW = record("eq_row", """
 CHANNEL = record("channel", """
     # both ends
     fd             i64      nobody     eventfd that counts the events in the ring
-    unheard        i64      engine     events to add to it at the end of the turn
+    unheard        i64      engine     events to add to it at the end of a turn
     lost           i64      engine     events that found the ring full
     # the ring
     ring           raw[192] engine     fabric.ring.RING of EVENTs; the reader moves its tail

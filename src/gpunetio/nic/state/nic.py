@@ -19,7 +19,9 @@ NIC_FIELDS = """
     eqs            i64      nobody     address of the EQ_ROWs
     gids           i64      nobody     address of the GID_ROWs
     syndromes      i64      nobody     address of a byte for each Reason: formats.cqe.Syndrome
-    errors         i64      nobody     address of the RING of ERROR_RECORDs
+    errors         i64      nobody     address of the RING of ERROR_RECORDs, which workers fill in turn
+    armable        i64      nobody     address of a list of CQ_ROWs with a channel: how many, then their addresses
+    lives          i64      nobody     address of the count of lives of QPs that have begun
     # set-up
     lid            i64      nobody     the port's LID, on InfiniBand
     budget         i64      nobody     WQEs of one work queue before the next one's turn

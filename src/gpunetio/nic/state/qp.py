@@ -37,6 +37,7 @@ QP_ROW = record("qp_row", """
     core_direct    i64      command    not 0: the QP may wait for other QPs' completions (WAIT)
     cs_res         i64      command    formats.commands.ScatterToCqe of small receives
     kind           i64      command    QueueKind of its send queue (state/work_queue.py)
+    worker         i64      engine     address of the WORKER that serves it
     work_queue     i64      engine     address of its WORK_QUEUE
     channel        i64      host       address of the CHANNEL for its events; 0 if nobody has subscribed
     cookie         i64      host       what events carry to identify the subscriber

@@ -58,7 +58,7 @@ def add(nic, row):
     """Serve the work queue of a QP from now on."""
     n = worker_at(nic)
     q = qp_row_at(row)
-    q.work_queue = entry(nic, n.active_count)
+    q.worker, q.work_queue = nic, entry(nic, n.active_count)
     w = work_queue_at(q.work_queue)
     w.row, w.doorbell, w.seen, w.kind, w.awake = row, q.doorbell, 0, q.kind, 1
     n.active_count += 1

@@ -14,15 +14,14 @@ from .record import record
 
 WORKER = record("worker", NIC_FIELDS + """
     # what the worker serves
-    counters       i64      nobody     address of COUNTERS
+    counters       i64      nobody     address of its COUNTERS
+    next           i64      nobody     address of the NIC's next WORKER; 0 in the last
     kick_fd        i64      nobody     descriptor that wakes this worker (fabric/notifier.py)
-    uars           i64      nobody     address of a list of UAR pages
+    uars           i64      nobody     address of a list of UAR pages; 0 except in the first worker, which serves all
     uar_count      i64      host       pages in it
-    wires          i64      nobody     address of a list of WIREs
+    wires          i64      nobody     address of a list of WIREs. The first worker serves all
     wire_count     i64      command    wires in it
-    armable        i64      nobody     address of a list of CQ_ROWs with a channel
-    armable_count  i64      host       CQs in it
-    streams        i64      command    address of the DMA_STREAMs (dma/streams.py)
+    streams        i64      command    address of the DMA_STREAMs (dma/streams.py). The first worker has all
     stream_count   i64      command    DMA streams in it; 0 if all payload is in host memory
     slots          i64      command    address of the SLOTs for payload in device memory (dma/staging.py)
     pollfds        i64      nobody     address of what `poll` waits for
@@ -42,11 +41,15 @@ WORKER = record("worker", NIC_FIELDS + """
     asleep         i64      engine     not 0: the worker sleeps, and wants to be woken
     # requests of the host
     stop           i64      host       not 0: the worker ends
+    cq_count       i64      host       CQs that it serves
+    hold           i64      host       not 0: the worker executes commands only, while the first one changes tables
     busy           i64      host       kernels that run; the worker spins while there are any
     link_down      i64      command    not 0: the port is down, and drops what arrives
     pause_at       i64      host       the worker pauses once so many WQEs were executed; -1 is never
     paused         i64      engine     not 0: the worker executes commands only. The host clears it
     virtual_time   i64      host       not 0: the host sets `now` (tests)
+    # requests of the first worker
+    arms_rung      i64      engine     registers that were rung to arm CQs of other workers (queues/events.py)
     # lists and clock
     now            i64      engine     the time of this turn, in ns
     active         i64      nobody     address of the WORK_QUEUEs
@@ -57,7 +60,7 @@ WORKER = record("worker", NIC_FIELDS + """
     ringing_count  i64      engine     channels in it
     served_first   i64      engine     random number that selects the work queue with which a turn begins
     scan_at        i64      engine     the work queue whose doorbell record is scanned next
-    lives          i64      engine     lives of QPs that have begun
+    arms_seen      i64      engine     how many of `arms_rung` were dealt with
     error_event    i64      engine     not 0: the report thread is to be woken
     # the request at hand
     message        i64      nobody     address of its MESSAGE

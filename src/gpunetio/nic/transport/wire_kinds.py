@@ -63,7 +63,7 @@ def pump_in(nic):
     """Take the packets that have arrived at the wires' file descriptors. Return how many."""
     n = worker_at(nic)
     done = 0
-    if n.paused or n.holding:
+    if n.paused or n.holding or n.hold:
         return done
     for i in range(n.wire_count):
         wire = ld64(n.wires + 8 * i)

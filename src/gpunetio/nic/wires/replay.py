@@ -20,7 +20,7 @@ from ...jit.compile import engine_function
 from ...jit.ops import copy
 from ...memory import HostMemory
 from ..control.port import Port
-from ..state.counters import COUNTERS, PACKET_FATES
+from ..state.counters import PACKET_FATES
 from ..transport.wire_kinds import PIPES
 from .wire import ANY_PEER, Wire
 
@@ -190,5 +190,4 @@ def _rest(nic: SoftNic, wire: Replay, end: float, count: int) -> None:
 
 
 def _counters(nic: SoftNic) -> dict[str, int]:
-    names = COUNTERS.dtype.names or ()
-    return {name: int(nic.counters[name]) for name in names}
+    return dict(nic.counters)
