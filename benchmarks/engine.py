@@ -8,11 +8,15 @@ import json
 import os
 import statistics
 import subprocess
+import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +42,7 @@ from gpunetio.jit.compile import engine_function
 from gpunetio.jit.ops import be32, clock_ns, st_release32
 from gpunetio.memory import HostMemory
 from gpunetio.nic import engine, step
+from gpunetio.nic.control.port import PortConfig
 from gpunetio.nic.state.counters import COUNTERS
 from gpunetio.nic.state.cq import CQ_ROW
 from gpunetio.nic.state.message import MAX_SEGMENTS
@@ -65,7 +70,7 @@ CONSTANTS = {
 FUNCTIONS = {"drain": 3, "post_writes": 9, "engine": 1, "copy_pieces": 5}  # name → number of arguments
 # The last one keeps GCC 12 from merging stores of which the next WQE loads a half: the peer is about 10 % faster so.
 FLAGS = ["-std=c++20", "-Wall", "-shared", "-fPIC", "-O3", "-march=native", "-fno-tree-slp-vectorize"]
-KIB = 1024
+KIB, MIB = 1 << 10, 1 << 20
 
 
 # --- the C++ peer --------------------------------------------------------------------------------------------------
@@ -147,9 +152,9 @@ class Bench:
     `cores`: poster and engine on "two" cores, on "one", or where the system puts them ("free").
     """
 
-    def __init__(self, depth: int, payload: int):
+    def __init__(self, depth: int, payload: int, workers: int = 1):
         self.cores = "one"
-        self.ctx = open("soft0")
+        self.ctx = open("soft0", port=PortConfig(workers=workers))
         self.nic: Any = self.ctx.provider.nic  # type: ignore[attr-defined]
         self.gpu = Gpu("host")
         pd = self.ctx.create_pd()
@@ -162,6 +167,11 @@ class Bench:
         self.address = int(self.nic.record.__array_interface__["data"][0])
         self.row = self.nic.qps.row_address(self.qp.qpn)
         self.fields = self.nic.qps[self.qp.qpn]
+
+    def close(self) -> None:
+        """Close the queues, and the NIC with the last of its users."""
+        self.gpu.close()
+        self.ctx.close()
 
     def stop_engine(self) -> None:
         """Stop the NIC's own engine: from now on whoever measures brings an engine along."""
@@ -213,6 +223,12 @@ class Bench:
         """The arguments of `post_writes`."""
         ends = self.remote.address, self.remote.rkey, self.local.address, self.local.lkey
         return self.qp.device_address, *ends, nbytes, places, count, batch
+
+    def ring(self, target: int) -> None:
+        """Ring for the WQEs below `target`."""
+        value = (target & doorbell.PI_MASK) << doorbell.WQE_IDX_SHIFT
+        register = ctypes.c_uint32.from_address(int(self.fields["doorbell"]))
+        register.value = int.from_bytes(value.to_bytes(4, "big"), sys.byteorder)
 
     def check_payload(self) -> None:
         """What was written is what was to be written."""
@@ -299,6 +315,52 @@ def bandwidth(bench: Bench, peer: ctypes.CDLL, rounds: int, count: int) -> Resul
     return result
 
 
+def in_threads(jobs: Sequence[Callable[[], Any]]) -> int:
+    """Run jobs at the same time, each on a thread of its own: nanoseconds from the first start to the last end."""
+    barrier = threading.Barrier(len(jobs))
+
+    def run(job: Callable[[], Any]) -> tuple[int, int]:
+        barrier.wait()
+        start = time.monotonic_ns()
+        job()
+        return start, time.monotonic_ns()
+
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        spans = list(pool.map(run, jobs))
+    return max(end for _, end in spans) - min(start for start, _ in spans)
+
+
+def scaling(peer: ctypes.CDLL, workers: int, rounds: int) -> Result:
+    """1 MiB writes that are already posted, by a QP for each worker, against memcpy by as many threads."""
+    nbytes, places, depth = MIB, 4, 1024
+    goal = {1: "", 2: "≥ 24 GB/s on 16 cores", 4: "≥ 40 GB/s on 16 cores"}.get(workers, "")
+    result = Result(f"{workers} workers, 1 MiB × {places} each", "memcpy", "GB/s", goal)
+    benches = [Bench(depth, places * nbytes, workers) for _ in range(workers)]
+    if len({int(bench.fields["worker"]) for bench in benches}) != workers:
+        raise SystemExit("some workers have no queue pair")
+    amount = workers * depth * nbytes
+    for _ in range(rounds):
+        targets = [bench.fill_ring(nbytes) for bench in benches]
+        start = time.monotonic_ns()
+        for bench, target in zip(benches, targets):
+            bench.ring(target)
+        benches[0].nic.engine.kick()
+        while any(bench.fields["sq_ci"] != target for bench, target in zip(benches, targets)):
+            if any(bench.fields["failed"] for bench in benches):
+                good(-1)
+            time.sleep(2e-4)
+        result.ours.append(amount / (time.monotonic_ns() - start))
+        jobs = [
+            partial(peer.copy_pieces, bench.target.address, bench.source.address, nbytes, places, depth)
+            for bench in benches
+        ]  # fmt: skip
+        result.theirs.append(amount / in_threads(jobs))
+    for bench in benches:
+        bench.check_payload()
+        bench.close()
+    return result
+
+
 def show(results: list[Result]) -> None:
     """The table."""
     table = Table(title="medians over the rounds", box=box.SIMPLE)
@@ -324,10 +386,23 @@ def main() -> None:
     parser.add_argument(
         "--cores", choices=["two", "one", "free"], action="append", help="for poster and engine; default: one, then two"
     )
+    parser.add_argument("--workers", metavar="N,…", help="measure only how 1 MiB writes scale with so many workers")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         peer = build_peer(folder)
+    if args.workers:
+        results = [scaling(peer, int(workers), args.rounds) for workers in args.workers.split(",")]
+    else:
+        results = one_worker(peer, args)
+    if args.json:
+        print(json.dumps([result.summary() for result in results], indent=2, ensure_ascii=False))
+    else:
+        show(results)
+
+
+def one_worker(peer: ctypes.CDLL, args: argparse.Namespace) -> list[Result]:
+    """A NIC with one worker, which runs on the thread that measures or beside a poster."""
     alone, posted = Bench(args.ring, 256 * KIB), Bench(args.depth, 4096 * KIB)
     alone.stop_engine()
     results = [engine_alone(alone, peer, 4 * args.rounds)]
@@ -339,10 +414,7 @@ def main() -> None:
         ]
     alone.check_payload()
     posted.check_payload()
-    if args.json:
-        print(json.dumps([result.summary() for result in results], indent=2, ensure_ascii=False))
-    else:
-        show(results)
+    return results
 
 
 if __name__ == "__main__":
