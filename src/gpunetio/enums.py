@@ -4,10 +4,22 @@ from enum import IntEnum, IntFlag
 
 
 class QpType(IntEnum):
-    """DOCA_VERBS_QP_TYPE_*."""
+    """DOCA_VERBS_QP_TYPE_*; the last two are libibverbs' IBV_QPT_UD and the kernel's IB_QPT_GSI, which DOCA has not."""
 
-    RC = 0
-    UC = 1
+    RC  = 0
+    UC  = 1
+    UD  = 2  # unreliable datagrams
+    GSI = 3  # queue pair 1 of a port, for general services: UD with a Q_Key of its own (IBTA 3.9.4)
+
+    @property
+    def datagrams(self) -> bool:
+        """Whether each request names its destination, and the queue pair is connected to none."""
+        return self in (QpType.UD, QpType.GSI)
+
+    @property
+    def service(self) -> str:
+        """The name of its transport service (IBTA 9.8)."""
+        return "UD" if self.datagrams else self.name
 
 
 class QpState(IntEnum):
@@ -97,6 +109,7 @@ class QpAttrMask(IntFlag):
     ATOMIC_MODE        = 1 << 15
     MAX_QP_RD_ATOMIC   = 1 << 16
     MAX_DEST_RD_ATOMIC = 1 << 17
+    QKEY               = 1 << 28  # of UD, which DOCA has not: far from DOCA's bits
 
 
 class GidType(IntEnum):

@@ -279,7 +279,7 @@ def test_qp_without_queues_needs_no_cq(device):
 @pytest.mark.parametrize(
     ("qpc", "fields", "status", "syndrome", "words"),
     [
-        ({"st": 2}, {}, Status.BAD_PARAM, CommandSyndrome.SERVICE_TYPE, "service type 2 is not supported: only RC (0)"),
+        ({"st": 3}, {}, Status.BAD_PARAM, CommandSyndrome.SERVICE_TYPE, "service type 3 is not supported: only RC (0)"),
         ({"pd": 0}, {}, Status.BAD_RESOURCE, CommandSyndrome.NO_SUCH_PD, "there is no PD 0x0"),
         ({"pd": 900}, {}, Status.BAD_RESOURCE, CommandSyndrome.NO_SUCH_PD, "there is no PD 0x384"),
         ({"uar_page": 77}, {}, Status.BAD_RESOURCE, CommandSyndrome.NO_SUCH_UAR, "there is no UAR page 0x4d"),
@@ -405,6 +405,16 @@ def test_full_tables(small):
             small.refuses(create, Status.NO_RESOURCES, CommandSyndrome.TABLE_FULL, f"CREATE_{kind} failed", words)
             for handle in handles:
                 provider.devx_obj_destroy(handle)
+
+    handles = [small.qp()[0] for _ in range(7)]  # one of them is where QP 1 would be
+    small.refuses(
+        lambda: small.qp(qpc={"st": 8}), Status.NO_RESOURCES, CommandSyndrome.TABLE_FULL, "has the row of QP 1"
+    )
+    for handle in handles:
+        provider.devx_obj_destroy(handle)
+    handle, number = small.qp(qpc={"st": 8})
+    assert number == 1
+    provider.devx_obj_destroy(handle)
 
     def key() -> int:
         return provider.reg_mr(small.pd, memory.address, 64, 0, Access.LOCAL_WRITE, False).handle

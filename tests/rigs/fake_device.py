@@ -9,7 +9,8 @@ from collections.abc import Iterable
 from gpunetio.enums import Access, GidType, LinkLayer, PortState, UarAllocationType
 from gpunetio.errors import DriverError, NotFoundError, NotSupportedError
 from gpunetio.formats.events import EventType
-from gpunetio.providers.provider import ClockInfo, DeviceAttr, Event, MrKeys, PortAttr, UarPage
+from gpunetio.providers.plain_verbs import Route
+from gpunetio.providers.provider import ClockInfo, DeviceAttr, Event, MrKeys, NewAh, PortAttr, UarPage
 
 QPC_AT, QPC_BYTES = 0x18, 232  # in CREATE_QP, in every transition and in QUERY_QP's output
 RST, INIT, RTR, RTS, ERR = 0, 1, 2, 3, 6  # qpc.state
@@ -151,6 +152,11 @@ class FakeProvider:
             raise NotFoundError("nobody answers")
         self.mac_queries.append((port, sgid_index, dgid))
         return MAC
+
+    def create_ah(self, pdn: int, port: int, route: Route) -> NewAh:
+        raise NotSupportedError("this device has no datagrams")
+
+    def destroy_ah(self, handle: int) -> None: ...
 
     def devx_obj_create(self, mailbox: bytes, out_size: int) -> tuple[int, bytes]:
         opcode = be(mailbox, 0, 2)

@@ -15,7 +15,7 @@ from gpunetio.errors import DocaError, NotSupportedError
 from gpunetio.formats.events import EventType
 from gpunetio.providers import open_device
 from gpunetio.providers.plain_verbs import Entries, NewCq, NewQp, QpInit, QpValues, Refused, Route, Send, SrqValues, Wc
-from gpunetio.providers.provider import Event
+from gpunetio.providers.provider import Event, NewAh
 from gpunetio.verbs import AhAttr, QpAttr, RecvWr, SendWr, Sge
 from gpunetio.verbs.ah import ip_type
 
@@ -33,7 +33,7 @@ DEVX = (
 )  # fmt: skip
 NUMBERS = (
     "rq_psn", "sq_psn", "dest_qp_num", "pkey_index", "port_num", "ack_timeout", "retry_cnt", "rnr_retry",
-    "min_rnr_timer", "max_rd_atomic", "max_dest_rd_atomic",
+    "min_rnr_timer", "max_rd_atomic", "max_dest_rd_atomic", "qkey",
 )  # fmt: skip
 
 
@@ -136,7 +136,8 @@ class PlainSoft:
         self._kept[cq] = self._kept[cq][most:]
         if left := most - len(found):
             found += [
-                Wc(one.wr_id, one.status, one.opcode, one.byte_len, one.imm, one.qp_num, one.vendor_err)
+                Wc(one.wr_id, one.status, one.opcode, one.byte_len, one.imm, one.qp_num, one.vendor_err,
+                   one.src_qp, one.flags, one.slid, one.sl)
                 for one in self._objects[cq].poll(left)
             ]
         return found
@@ -153,6 +154,14 @@ class PlainSoft:
         self._objects[cq].req_notify(solicited_only)
 
     # --- queue pairs
+
+    def create_ah(self, pdn: int, port: int, route: Route) -> NewAh:
+        attr = AhAttr(gid=route.dgid, dlid=route.dlid, sl=route.sl, sgid_index=route.sgid_index)
+        with self._ctx.import_pd(pdn) as pd:
+            ah = pd.create_ah(attr, port=port)
+            pd._users.pop(ah)
+            ah._uses = tuple(used for used in ah._uses if used is not pd)
+        return NewAh(self._made(ah), b"")
 
     def create_qp(self, pdn: int, init: QpInit) -> NewQp:
         cap = init.cap
@@ -206,7 +215,8 @@ class PlainSoft:
         )  # fmt: skip
 
     def post_send(self, qp: int, requests: Sequence[Send], first: int) -> Refused | None:
-        return self._post(self._objects[qp].post_send, [_send(one, first + n) for n, one in enumerate(requests)])
+        sends = [_send(one, first + n, self._objects.get(one.ah)) for n, one in enumerate(requests)]
+        return self._post(self._objects[qp].post_send, sends)
 
     def post_recv(self, qp: int, requests: Sequence[Entries], first: int) -> Refused | None:
         return self._post(self._objects[qp].post_recv, [_receive(one, first + n) for n, one in enumerate(requests)])
@@ -244,14 +254,15 @@ class PlainSoft:
     def arm_srq(self, srq: int, srq_limit: int) -> None:
         self._objects[srq].modify(srq_limit=srq_limit)
 
-    destroy_comp_channel = destroy_srq = _close
+    destroy_comp_channel = destroy_srq = destroy_ah = _close
 
 
-def _send(request: Send, wr_id: int) -> SendWr:
+def _send(request: Send, wr_id: int, ah: verbs.AddressHandle | None) -> SendWr:
     return SendWr(
         opcode=WrOpcode(request.opcode), sges=[Sge(*entry) for entry in request.entries], inline=request.inline,
         wr_id=wr_id, flags=SendFlags(request.flags), remote_addr=request.remote_addr, rkey=request.rkey,
         imm=request.imm, compare=request.compare_add, add=request.compare_add, swap=request.swap,
+        ah=ah, remote_qpn=request.remote_qpn, remote_qkey=request.remote_qkey,
     )  # fmt: skip
 
 

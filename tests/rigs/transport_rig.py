@@ -29,7 +29,7 @@ SEND_FIRST, SEND_MIDDLE, SEND_LAST, SEND_LAST_IMM, SEND_ONLY, SEND_ONLY_IMM = ra
 WRITE_FIRST, WRITE_MIDDLE, WRITE_LAST, WRITE_LAST_IMM, WRITE_ONLY, WRITE_ONLY_IMM = range(6, 12)
 READ_REQUEST, RESPONSE_FIRST, RESPONSE_MIDDLE, RESPONSE_LAST, RESPONSE_ONLY = range(12, 17)
 ACKNOWLEDGE, ATOMIC_ACKNOWLEDGE, COMPARE_SWAP, FETCH_ADD = range(17, 21)
-UC = 0x20  # added to the operation
+UC, UD = 0x20, 0x60  # added to the operation
 
 # syndromes of an AETH (tables 47 to 49)
 ACK = 0x1F  # with a credit count that is invalid
@@ -59,6 +59,7 @@ class Packet:
     reth: tuple[int, int, int] | None = None  # va, rkey, length
     atomic: tuple[int, int, int, int] | None = None  # va, rkey, swap or add, compare
     aeth: tuple[int, int] | None = None  # syndrome, MSN
+    deth: tuple[int, int] | None = None  # Q_Key, source QP
     original: int | None = None
     imm: int | None = None
     payload: bytes = b""
@@ -70,6 +71,8 @@ class Packet:
         raw = struct.pack(
             ">BBHII", self.opcode, flags, self.pkey, self.congestion << 30 | self.qpn, self.ack << 31 | self.psn % PSNS
         )
+        if self.deth:
+            raw += struct.pack(">II", *self.deth)
         if self.reth:
             raw += struct.pack(">QII", *self.reth)
         if self.atomic:
@@ -88,7 +91,7 @@ class Packet:
         assert len(raw) % 4 == 0
         opcode, flags, pkey, qp, word = struct.unpack_from(">BBHII", raw)
         operation, at = opcode & 0x1F, 12
-        assert opcode >> 5 in (0, 1)
+        assert opcode >> 5 in (0, 1, 3)
         assert operation <= FETCH_ADD
         assert qp >> 24 == 0
         assert word >> 24 & 0x7F == 0
@@ -100,6 +103,8 @@ class Packet:
             at += struct.calcsize(layout)
             return values
 
+        if opcode >> 5 == 3:
+            fields["deth"] = take(">II")
         if operation in WITH_RETH:
             fields["reth"] = take(">QII")
         if operation in (COMPARE_SWAP, FETCH_ADD):

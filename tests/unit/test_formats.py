@@ -54,6 +54,7 @@ FIELDS_OF_OURS = {
             "log_max_ra_req_qp": (0x14A, 6), "rts2rts_qp_udp_sport": (0x151, 1), "log_max_ra_res_qp": (0x15A, 6),
             "num_ports": (0x1B8, 8), "log_max_msg": (0x1C3, 5), "cqe_version": (0x1FC, 4), "sctr_data_cqe": (0x215, 1),
             "roce": (0x21D, 1), "atomic": (0x21E, 1), "cq_oi": (0x220, 1), "cq_resize": (0x221, 1), "cd": (0x22C, 1),
+            "ud": (0x23D, 1),
             "log_max_pd": (0x32B, 5), "basic_cyclic_rcv_wqe": (0x380, 1), "log_max_rmp": (0x383, 5),
             "max_num_eqs": (0x470, 16), "device_frequency_mhz": (0x4C0, 32), "device_frequency_khz": (0x4E0, 32),
             "log_max_atomic_size_qp": (0x580, 8),
@@ -269,6 +270,10 @@ ENTRIES_OF_OURS = {
     "masked_fa64_seg": {"add_data": (0, 8), "field_boundary": (8, 8)},
     "masked_cs32_seg": {"swap_data": (0, 4), "compare_data": (4, 4), "swap_mask": (8, 4), "compare_mask": (12, 4)},
     "masked_cs64_seg": {"swap": (0, 8), "compare": (8, 8)},
+    "av_seg": {  # mlx5_wqe_av of mlx5dv.h
+        "q_key": (0, 4), "dqp_dct": (8, 4), "stat_rate_sl": (12, 1), "fl_mlid": (13, 1), "rlid": (14, 2),
+        "rmac": (20, 6), "tclass": (26, 1), "hop_limit": (27, 1), "grh_gid_fl": (28, 4), "rgid": (32, 16),
+    },
     "mmo_seg": {"mmo_control": (0, 4), "opaque_lkey": (4, 4), "opaque_addr": (8, 8)},
     "qp_dbrec": {"rcv": (0, 4), "snd": (4, 4)},
     "cq_dbrec": {"set_ci": (0, 4), "arm": (4, 4)},
@@ -390,7 +395,7 @@ NOT_DECLARED = {  # nothing in the package has a use for them yet; whoever gives
     "qp_ready_mode": "there is one way to mark slots ready",
 }
 SENTINELS = {("nic_handler", "TYPE_MAX"), ("mem_reg_type", "MAX")}  # no value, but one more than the largest
-OURS = [("exec_scope", "BLOCK"), ("qp_state", "SQD")]
+OURS = [("exec_scope", "BLOCK"), ("qp_state", "SQD"), ("qp_attr_mask", "QKEY")]
 
 
 @pytest.mark.parametrize("row", rows("enums.csv"), ids=ids)
@@ -434,7 +439,7 @@ def test_verbs_constants_of_libibverbs():
     }  # fmt: skip
     assert enums.Access.all() == 15
     assert numbered(enums.LinkLayer) == {"INFINIBAND": 1, "ETHERNET": 2}
-    assert numbered(enums.QpType) == {"RC": 0, "UC": 1}
+    assert numbered(enums.QpType) == {"RC": 0, "UC": 1, "UD": 2, "GSI": 3}
     assert [size.nbytes for size in enums.MtuSize][:5] == [256, 512, 1024, 2048, 4096]
 
 
@@ -497,6 +502,7 @@ OPCODES_OF_OURS = {  # from mlx5_ifc.h
     ("command", "DESTROY_RMP"): 0x90E,
     ("command", "QUERY_RMP"): 0x90F,
     ("opt_param_mask", "RAE"): 1 << 2,
+    ("opt_param_mask", "Q_KEY"): 1 << 5,  # MLX5_QP_OPTPAR_Q_KEY
 }
 NO_FENCE_MODE = ("fm", "CUSTOM")  # 0x100 fits in no field: the original's mark for "take the next argument"
 

@@ -185,7 +185,7 @@ CREATE: dict[str, Row] = {
         -1: "user_index = -0x1 does not fit in 24 bits", 1 << 24: "user_index = 0x1000000 does not fit in 24 bits",
     }),
     **numbers("qp_type", qp_with("qp_type"), {
-        n: f"qp_type = {n}: only RC (0) and UC (1) queue pairs can be created" for n in (-1, 2)
+        n: f"qp_type = {n}: it must be RC (0), UC (1), UD (2) or GSI (3)" for n in (-1, 4)
     }),
     **numbers("send_dbr_mode", qp_with("send_dbr_mode"), {
         2: "send_dbr_mode = 2: it is one of DBR_VALID (0), NO_DBR_EXT (1)",
@@ -387,7 +387,7 @@ FROM_RST: dict[str, Row] = {
     **{
         f"query {row}": value
         for row, value in numbers("mask", lambda w, v: w.qp.query(v), {
-            1 << 18: "mask = 0x40000 has unknown bits 0x40000: its bits are 0x3ffff", -1: "unknown bits",
+            1 << 18: "mask = 0x40000 has unknown bits 0x40000: its bits are 0x1003ffff", -1: "unknown bits",
         }).items()
         if row != "mask=None"  # all
     },

@@ -413,7 +413,7 @@ class Ring:
         address = int(self.record.ctypes.data)
         qp = SimpleNamespace(
             qpn=qpn, rq_stride=BLOCK, dbr_address=address, doorbell_register=address + 8,
-            init_attr=QpInitAttr(send_max_sges=3, receive_max_sges=4, max_inline_data=200),
+            init_attr=QpInitAttr(send_max_sges=3, receive_max_sges=4, max_inline_data=200), type=QpType.RC,
         )  # fmt: skip
         self.qpn, self.queue = qpn, kind(qp, self.ring)  # type: ignore[arg-type]
         self.waiting: deque[tuple[int, int, SendWr | RecvWr]] = deque()  # index, slots, request

@@ -59,7 +59,7 @@ def test_device_attributes(fake, ctx):
     assert (device.min_udp_sport, device.max_udp_sport) == (0xC000, 0xFFFF)
     assert (device.roce_version, device.rts2rts_qp_dscp, device.send_dbr_mode_no_dbr_ext) == (5, True, False)
     assert device.is_qp_type_supported(QpType.RC)
-    assert not device.is_qp_type_supported(2)
+    assert not device.is_qp_type_supported(QpType.UD)  # as its capabilities say
     assert ctx.query_device() is device
     assert [be(mailbox, 6, 2) for mailbox in fake.sent(0x100)] == [0x01, 0x09, 0x41]
     assert all(len(mailbox) == 16 for mailbox in fake.mailboxes)
@@ -342,7 +342,7 @@ def test_reset_zeroes_the_record(pd, cq):
         ({"sq_wr": -1}, "none may be negative"),
         ({"rq_wr": -1}, "none may be negative"),
         ({"max_inline_data": -1}, "none may be negative"),
-        ({"qp_type": 2}, "qp_type = 2: only RC"),
+        ({"qp_type": 4}, "qp_type = 4: it must be RC"),
         ({"user_index": 1 << 24}, "user_index = 0x1000000 does not fit in 24 bits"),
         ({"user_index": -1}, "user_index"),
         ({"sq_wr": 1, "send_cq": True, "send_max_sges": 0}, "send_max_sges = 0"),

@@ -85,7 +85,8 @@ def check_modify(current: str, following: str, mask: int) -> None:
 
 
 def test_mask_values():
-    assert {name: bit.value for name, bit in M.__members__.items()} == {name: 1 << n for name, n in BITS.items()}
+    bits = {name: 1 << n for name, n in BITS.items()}
+    assert {name: bit.value for name, bit in M.__members__.items()} == {**bits, "QKEY": 1 << 28}  # of UD
 
 
 @pytest.mark.parametrize("current", PRM_STATE)

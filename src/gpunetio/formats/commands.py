@@ -64,6 +64,7 @@ class OptParam(IntFlag):
     RAE         = 1 << 2
     RWE         = 1 << 3
     PKEY_INDEX  = 1 << 4
+    Q_KEY       = 1 << 5
     MIN_RNR_NAK = 1 << 6
     PORT_NUM    = 1 << 16
     DSCP        = 1 << 17
@@ -92,8 +93,10 @@ class QpState(IntEnum):
 class ServiceType(IntEnum):
     """qpc.st."""
 
-    RC = 0
-    UC = 1
+    RC  = 0
+    UC  = 1
+    UD  = 2
+    QP1 = 8
 
 
 class PrmMtu(IntEnum):

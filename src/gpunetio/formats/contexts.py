@@ -176,6 +176,7 @@ CMD_HCA_CAP = BitStruct("cmd_hca_cap", 256, """
     cq_oi                       0x220      1
     cq_resize                   0x221      1
     cd                          0x22c      1
+    ud                          0x23d      1
     uc                          0x23e      1
     rc                          0x23f      1
     max_wqe_sz_sq               0x290     16

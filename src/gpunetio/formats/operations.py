@@ -42,7 +42,9 @@ class Answer(IntEnum):
 
 
 class Packets(NamedTuple):
-    """The packets that carry a message, by their place in it. UC has the same ones, under its own service bits."""
+    """The packets that carry a message, by their place in it. UC has the same ones, under its own service bits,
+    and UD the only ones.
+    """
 
     first: PacketOpcode
     middle: PacketOpcode
@@ -73,12 +75,12 @@ _BY_SIZE = {  # the operands of masked atomics, for words of 4 and of 8 bytes, a
 # request     the opcode of the API, and the one in its completion
 _TABLE = """
 opcode           segments              right  receives      packets   answer services request              completion
-NOP              -                     -      -             -         NONE   RC,UC    -                    -
-WAIT             wait                  -      -             -         NONE   RC,UC    WAIT_CQ_PI           WAIT_CQ_PI
-DUMP             data                  -      -             -         NONE   RC,UC    -                    -
+NOP              -                     -      -             -         NONE   RC,UC,UD -                    -
+WAIT             wait                  -      -             -         NONE   RC,UC,UD WAIT_CQ_PI           WAIT_CQ_PI
+DUMP             data                  -      -             -         NONE   RC,UC,UD -                    -
 MMO              mmo,data,data         -      -             -         NONE   RC       -                    -
-SEND             data*                 -      RESP_SEND     send      ACK    RC,UC    SEND                 SEND
-SEND_IMM         data*                 -      RESP_SEND_IMM send_imm  ACK    RC,UC    SEND_WITH_IMM        SEND
+SEND             data*                 -      RESP_SEND     send      ACK    RC,UC,UD SEND                 SEND
+SEND_IMM         data*                 -      RESP_SEND_IMM send_imm  ACK    RC,UC,UD SEND_WITH_IMM        SEND
 RDMA_WRITE       raddr,data*           WRITE  -             write     ACK    RC,UC    RDMA_WRITE           RDMA_WRITE
 RDMA_WRITE_IMM   raddr,data*           WRITE  RESP_WR_IMM   write_imm ACK    RC,UC    RDMA_WRITE_WITH_IMM  RDMA_WRITE
 RDMA_READ        raddr,data*           READ   -             read      READ   RC       RDMA_READ            RDMA_READ

@@ -51,9 +51,12 @@ class PacketOpcode(IntEnum):
     UC_WRITE_LAST_IMM      = 0x29
     UC_WRITE_ONLY          = 0x2A
     UC_WRITE_ONLY_IMM      = 0x2B
+    UD_SEND_ONLY           = 0x64
+    UD_SEND_ONLY_IMM       = 0x65
 
 
 SERVICE_SHIFT, OPERATION_MASK = 5, 0x1F
+UD_SERVICE = 3  # in the upper three bits; 2 is reliable datagrams
 
 
 class AckKind(IntEnum):
@@ -110,6 +113,14 @@ SYNDROME_SHIFT, MSN_MASK = 24, 0xFF_FFFF
 ATOMIC_ACK_ETH = Entry("atomic_ack_eth", 8, """
     original        0  be64
 """)
+
+# Datagram extended transport header (IBTA 9.3.2): the 24 low bits of the last field are the sender's QPN.
+DETH = Entry("deth", 8, """
+    q_key           0  be32
+    resv_src_qp     4  be32
+""")
+OWN_Q_KEY = 1 << 31  # in the Q_Key of a request: the queue pair's own is meant (IBTA 10.2.5)
+GSI_QPN, GSI_Q_KEY = 1, 0x8001_0000  # IBTA 3.9.4, 10.2.5
 
 IMM_DT = Entry("imm_dt", 4, """
     imm             0  be32

@@ -98,6 +98,24 @@ RADDR_SEG = Entry("raddr_seg", 16, """
     reserved          12  be32
 """)
 
+# The address vector behind the control segment of a UD queue pair's WQE. One without EXTENDED_AV has only the first 16
+# bytes, without a GID. `rlid` is the UDP source port on RoCE v2; grh_gid_fl = GRH << 30 | source GID index << 20 | flow
+# label.
+AV_SEG = Entry("av_seg", 48, """
+    q_key              0  be32
+    dqp_dct            8  be32
+    stat_rate_sl      12  u8
+    fl_mlid           13  u8
+    rlid              14  be16
+    rmac              20  raw[6]
+    tclass            26  u8
+    hop_limit         27  u8
+    grh_gid_fl        28  be32
+    rgid              32  raw[16]
+""")
+BASE_AV_BYTES, EXTENDED_AV = 16, 1 << 31
+AV_GRH, AV_SGID_SHIFT, AV_SGID_MASK = 1 << 30, 20, 0xFF  # of grh_gid_fl
+
 DATA_SEG = Entry("data_seg", 16, """
     byte_count         0  be32
     lkey               4  be32

@@ -399,6 +399,8 @@ class ExportedQp(Handle):
 
 def _check_queue(gpu: Exporter, qp: QP, timeout: float) -> CQ:
     """Return the send CQ, or raise the error that says why kernels cannot use this queue pair in its present state."""
+    if qp.type.datagrams:
+        raise NotSupportedError(f"{qp} is {qp.type.name}: kernels send over RC and UC; post datagrams on the CPU")
     if qp.send_cq is None or qp.sq_entries == 0:
         raise InvalidValueError(f"QP {qp.qpn:#x} has no send queue to export: create it with sq_wr and send_cq")
     if qp.sq_entries > MAX_SLOTS:

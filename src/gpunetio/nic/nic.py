@@ -32,6 +32,7 @@ from .control.event_channels import MAX_CHANNELS
 from .control.hca import guid_of
 from .control.links import MAX_WIRES, Links
 from .control.objects import QueueObjects
+from .control.paths import Destination
 from .control.port import WIRES, IPAddress, Port, PortConfig
 from .control.qp import MAX_QP
 from .dma.device_memory import DeviceMemory
@@ -207,7 +208,7 @@ class SoftNic:
         self.counters = Counters(self._control.view(COUNTERS.dtype, counters - self.control_address, workers))
         self.record["syndromes"], self.record["lives"] = take(SYNDROMES), take(LINE)
         for i, r in enumerate(self.records):
-            r["counters"], r["pause_at"] = counters + i * COUNTERS.size, -1
+            r["counters"], r["pause_at"], r["arrived_at"] = counters + i * COUNTERS.size, -1, -1
             r["active"], r["pending"] = take(WORK_QUEUE.size * MAX_QP), take(8 * MAX_QP)
             r["wires"], r["ringing"] = take(8 * MAX_WIRES), take(8 * MAX_CHANNELS)
             r["message"], r["scratch"] = take(MESSAGE.size), take(HEADER_ROOM)
@@ -245,6 +246,16 @@ class SoftNic:
     def mac_of(self, gid: bytes) -> bytes:
         """Return the MAC behind a GID that can be reached."""
         return self.control.routes.mac_of(gid)
+
+    def open_path(self, gid: bytes, lid: int, source: int) -> Destination:
+        """Lay the path of an address handle (`Paths.open`)."""
+        with self._guard():
+            return self.control.paths.open(gid, lid, source)
+
+    def release_path(self, destination: Destination) -> None:
+        """Note that an address handle is gone."""
+        with self._guard():
+            self.control.paths.release(destination)
 
     # --- wires -----------------------------------------------------------------------------------------------------
 

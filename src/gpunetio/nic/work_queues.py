@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from ..jit.by_kind import by_kind
 from .queues.doorbells import scan_record
 from .state.work_queue import QueueKind
-from .transport import connected, send_queue
+from .transport import connected, send_queue, ud_send
 
 
 class Kind(NamedTuple):
@@ -21,6 +21,7 @@ class Kind(NamedTuple):
 
 KINDS = {
     QueueKind.CONNECTED_SEND: Kind(connected.serve, scan_record, send_queue.waits, send_queue.in_flight),
+    QueueKind.DATAGRAM_SEND:  Kind(ud_send.serve,   scan_record, send_queue.waits, send_queue.in_flight),
 }
 
 

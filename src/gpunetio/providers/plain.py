@@ -26,14 +26,14 @@ from ..errors import (
 from ..formats.events import EventType, eqe
 from .event_queue import EventQueue
 from .mlx5 import structs as s
-from .mlx5.device import VerbsDevice, of_port_or_device
+from .mlx5.device import VerbsDevice, ah_attr_of, of_port_or_device
 from .mlx5.errors import errno_of
 from .mlx5.inline import ibv_poll_cq, ibv_post_recv, ibv_post_send, ibv_post_srq_recv, ibv_req_notify_cq
 from .plain_verbs import Entries, NewCq, NewQp, QpCap, QpInit, QpValues, Refused, Route, Send, SrqValues, Wc
 from .provider import Event
 
 _M = QpAttrMask
-_TYPE = {QpType.RC: s.IBV_QPT_RC, QpType.UC: s.IBV_QPT_UC}
+_TYPE = {QpType.RC: s.IBV_QPT_RC, QpType.UC: s.IBV_QPT_UC, QpType.UD: s.IBV_QPT_UD}
 _STATE = {
     QpState.RST: s.IBV_QPS_RESET, QpState.INIT: s.IBV_QPS_INIT, QpState.RTR: s.IBV_QPS_RTR, QpState.RTS: s.IBV_QPS_RTS,
     QpState.ERR: s.IBV_QPS_ERR, QpState.SQD: s.IBV_QPS_SQD,
@@ -57,6 +57,7 @@ _MASK = {
     _M.MIN_RNR_TIMER:      s.IBV_QP_MIN_RNR_TIMER,
     _M.MAX_QP_RD_ATOMIC:   s.IBV_QP_MAX_QP_RD_ATOMIC,
     _M.MAX_DEST_RD_ATOMIC: s.IBV_QP_MAX_DEST_RD_ATOMIC,
+    _M.QKEY:               s.IBV_QP_QKEY,
 }  # fmt: skip
 _ALL = sum(set(_MASK.values()))
 _UNREACHED = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
@@ -246,7 +247,8 @@ class PlainProvider(VerbsDevice):
             raise self.refused(f"ibv_poll_cq of CQ {cq}", errno_of(count))
         return [
             Wc(wc.wr_id, wc.status, wc.opcode, wc.byte_len,
-               socket.ntohl(wc.imm_data) if wc.wc_flags & s.IBV_WC_WITH_IMM else None, wc.qp_num, wc.vendor_err)
+               socket.ntohl(wc.imm_data) if wc.wc_flags & s.IBV_WC_WITH_IMM else None, wc.qp_num, wc.vendor_err,
+               wc.src_qp, wc.wc_flags, wc.slid, wc.sl)
             for wc in found[:count]
         ]  # fmt: skip
 
@@ -275,17 +277,11 @@ class PlainProvider(VerbsDevice):
             sq_psn=values.sq_psn, dest_qp_num=values.dest_qp_num, qp_access_flags=int(values.access),
             pkey_index=values.pkey_index, port_num=values.port_num, timeout=values.ack_timeout,
             retry_cnt=values.retry_cnt, rnr_retry=values.rnr_retry, min_rnr_timer=values.min_rnr_timer,
-            max_rd_atomic=values.max_rd_atomic, max_dest_rd_atomic=values.max_dest_rd_atomic,
+            max_rd_atomic=values.max_rd_atomic, max_dest_rd_atomic=values.max_dest_rd_atomic, qkey=values.qkey,
         )  # fmt: skip
         route = values.route
         if route:
-            attr.ah_attr = s.ibv_ah_attr(
-                dlid=route.dlid, sl=route.sl, static_rate=route.static_rate, is_global=route.is_global,
-                port_num=values.port_num,
-            )  # fmt: skip
-            grh = attr.ah_attr.grh
-            grh.sgid_index, grh.hop_limit, grh.traffic_class = route.sgid_index, route.hop_limit, route.traffic_class
-            grh.dgid.raw[:] = route.dgid
+            attr.ah_attr = ah_attr_of(route, values.port_num)
         bits = 0
         for bit in mask:
             bits |= _MASK[bit]
@@ -316,6 +312,7 @@ class PlainProvider(VerbsDevice):
                 bytes(ah.grh.dgid.raw), ah.dlid, ah.sl, ah.grh.sgid_index, ah.static_rate, ah.grh.hop_limit,
                 ah.grh.traffic_class, bool(ah.is_global),
             ),
+            attr.qkey,
         )  # fmt: skip
 
     def destroy_qp(self, qp: int) -> None:
@@ -339,6 +336,10 @@ class PlainProvider(VerbsDevice):
                 atomic = wr.wr.atomic
                 atomic.remote_addr, atomic.rkey = request.remote_addr, request.rkey
                 atomic.compare_add, atomic.swap = request.compare_add, request.swap
+            elif request.ah:
+                ud = wr.wr.ud
+                ud.ah = self.get("AH", request.ah)
+                ud.remote_qpn, ud.remote_qkey = request.remote_qpn, request.remote_qkey
             else:
                 wr.wr.rdma.remote_addr, wr.wr.rdma.rkey = request.remote_addr, request.rkey
         return self._post(ibv_post_send, self.get("QP", qp), chain)

@@ -81,6 +81,7 @@ class QpValues(NamedTuple):
     max_rd_atomic: int = 0
     max_dest_rd_atomic: int = 0
     route: Route | None = None
+    qkey: int = 0
 
 
 class Send(NamedTuple):
@@ -95,10 +96,13 @@ class Send(NamedTuple):
     imm: int
     compare_add: int
     swap: int
+    ah: int = 0  # handle of the address handle, of a datagram
+    remote_qpn: int = 0
+    remote_qkey: int = 0
 
 
 class Wc(NamedTuple):
-    """`ibv_wc`. If it has failed, opcode, length and immediate data are undefined."""
+    """`ibv_wc`. If it has failed, opcode, length and immediate data are undefined. The last four are of datagrams."""
 
     wr_id: int
     status: int
@@ -107,6 +111,10 @@ class Wc(NamedTuple):
     imm: int | None
     qp_num: int
     vendor_err: int
+    src_qp: int = 0
+    wc_flags: int = 0
+    slid: int = 0
+    sl: int = 0
 
 
 class SrqValues(NamedTuple):

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from ..enums import Access, GidType, LinkLayer, PortState, UarAllocationType
 from ..formats.events import EventType
-from .plain_verbs import PlainVerbs
+from .plain_verbs import PlainVerbs, Route
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,17 @@ class DeviceAttr:
     max_qp_init_rd_atom: int
     num_comp_vectors: int = 1
     can_resize_srq: bool = False  # IBV_DEVICE_SRQ_RESIZE
+
+
+@dataclass(frozen=True)
+class NewAh:
+    """`ibv_create_ah`: the handle that `destroy_ah` takes, and the address vector for WQEs (formats.wqe.AV_SEG).
+
+    The vector is empty if only libibverbs makes WQEs. Whoever posts fills in the Q_Key and the destination's QPN.
+    """
+
+    handle: int
+    av: bytes
 
 
 _LANES = {1: 1, 2: 4, 4: 8, 8: 12, 16: 2}  # by ibv_port_attr.active_width
@@ -221,6 +232,12 @@ class Provider(Protocol):
     def resolve_mac(self, port: int, sgid_index: int, dgid: bytes) -> bytes:
         """Return the 6-byte MAC of a RoCE GID (`ibv_create_ah` and mlx5dv's AH). NotFoundError if nobody answers."""
         ...
+
+    def create_ah(self, pdn: int, port: int, route: Route) -> NewAh:
+        """Create an address handle (`ibv_create_ah`). NotFoundError if nobody answers at the address."""
+        ...
+
+    def destroy_ah(self, handle: int) -> None: ...
 
     def query_clock(self) -> ClockInfo:
         """Return what converts timestamps to the time of day (`mlx5dv_get_clock_info`)."""

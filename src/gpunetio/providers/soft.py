@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from ..enums import Access, GidType, LinkLayer, PortState, UarAllocationType
 from ..errors import DocaError, DriverError, InUseError, InvalidValueError, NotSupportedError
 from ..fabric.claims import claimant
@@ -18,21 +20,25 @@ from ..formats import commands as cmd
 from ..formats.commands import Opcode, Status
 from ..formats.doorbell import UAR_REG_OFFSET
 from ..formats.events import EventType
+from ..formats.wqe import AV_GRH, AV_SEG, AV_SGID_SHIFT
 from ..interrupts import allowed
 from ..limits import within_limits
 from ..memory import MappedMemory
 from ..nic.control.command import OBJECT_NUMBER, Call, opcode_of
 from ..nic.control.cq import MAX_LOG_CQ
 from ..nic.control.eq import COMP_VECTORS
-from ..nic.control.gids import MAX_GID
+from ..nic.control.gids import MAX_GID, UDP_SPORTS
 from ..nic.control.objects import QueueObjects
+from ..nic.control.paths import Destination
 from ..nic.control.port import Port, PortConfig
 from ..nic.control.qp import MAX_LOG_QUEUE
 from ..nic.engine import compile_engine
 from ..nic.nic import SoftNic, descriptors_of
 from ..nic.queues.channels import EventChannel
+from ..nic.state.path import MAX_PATHS
 from ..nic.state.qp import MAX_RD_ATOMIC
-from .provider import ClockInfo, DeviceAttr, DeviceInfo, Event, MrKeys, PortAttr, UarPage
+from .plain_verbs import Route
+from .provider import ClockInfo, DeviceAttr, DeviceInfo, Event, MrKeys, NewAh, PortAttr, UarPage
 
 DEVICES = 8
 ADDRESSES = 254  # of 127.0.0.0/24: one for each process that does not say which
@@ -148,6 +154,8 @@ class SoftProvider:
         self._held: dict[tuple[Callable[[int], None], int], None] = {}  # what close() releases, in order
         self._mapped: dict[tuple[Callable[[int], None], int], MappedMemory] = {}  # dmabufs, by their release functions
         self._channels: dict[int, EventChannel] = {}
+        self._paths: dict[int, Destination] = {}  # by address handle
+        self._next_ah = 1
         self._pid = os.getpid()
         self._open = True
 
@@ -161,7 +169,7 @@ class SoftProvider:
             vendor_part_id=nic.port.config.part_id, hw_ver=0,
             board_id="gpunetio-soft", phys_port_cnt=1, max_mr_size=1 << 47, max_qp=nic.qps.mask, max_qp_wr=_MAX_WR,
             max_sge=_MAX_SGE, max_cq=nic.cqs.mask, max_cqe=_MAX_CQE, max_mr=nic.mkeys.mask, max_pd=nic.pds.mask,
-            max_ah=0, max_srq=nic.srqs.mask, max_srq_wr=_MAX_WR, max_srq_sge=_MAX_SGE, max_pkeys=1,
+            max_ah=MAX_PATHS, max_srq=nic.srqs.mask, max_srq_wr=_MAX_WR, max_srq_sge=_MAX_SGE, max_pkeys=1,
             max_qp_rd_atom=MAX_RD_ATOMIC, max_qp_init_rd_atom=MAX_RD_ATOMIC, num_comp_vectors=COMP_VECTORS,
             can_resize_srq=True,
         )  # fmt: skip
@@ -246,6 +254,22 @@ class SoftProvider:
     def resolve_mac(self, port: int, sgid_index: int, dgid: bytes) -> bytes:
         self._check_port(port)
         return self.nic.mac_of(dgid)
+
+    def create_ah(self, pdn: int, port: int, route: Route) -> NewAh:
+        self._check_port(port)
+        ethernet = self.nic.port.link_layer == LinkLayer.ETHERNET
+        mac = self.nic.mac_of(route.dgid) if ethernet else bytes(6)
+        handle = self._next_ah
+        self._paths[handle] = self.nic.open_path(route.dgid, route.dlid, route.sgid_index)
+        self._next_ah += 1
+        self._hold(self._release_path, handle)
+        return NewAh(handle, _address_vector(route, ethernet, mac))
+
+    def destroy_ah(self, handle: int) -> None:
+        self._give_back(self._release_path, handle)
+
+    def _release_path(self, handle: int) -> None:
+        self.nic.release_path(self._paths.pop(handle))
 
     def devx_obj_create(self, mailbox: bytes, out_size: int) -> tuple[int, bytes]:
         command = self.nic.control.interpreter.find(mailbox)
@@ -421,3 +445,15 @@ def _map(fd: int, offset: int, nbytes: int) -> MappedMemory:
 def _name(mailbox: bytes) -> str:
     opcode = opcode_of(mailbox)
     return Opcode(opcode).name if opcode in list(Opcode) else f"opcode {opcode:#05x}"
+
+
+def _address_vector(route: Route, ethernet: bool, mac: bytes) -> bytes:
+    """Return the address vector of a WQE, as `mlx5_create_ah` makes it. The soft NIC takes any UDP source port."""
+    av = np.zeros((), AV_SEG.dtype)
+    av["stat_rate_sl"] = route.static_rate << 4 | ((route.sl & 7) << 1 if ethernet else route.sl)
+    av["rlid"] = UDP_SPORTS[0] if ethernet else route.dlid
+    av["rmac"] = np.void(mac)
+    if route.is_global:
+        av["tclass"], av["hop_limit"], av["rgid"] = route.traffic_class, route.hop_limit, np.void(route.dgid)
+        av["grh_gid_fl"] = (0 if ethernet else AV_GRH) | route.sgid_index << AV_SGID_SHIFT
+    return av.tobytes()

@@ -10,7 +10,7 @@
 """
 
 from ..providers import DeviceInfo, device_list
-from .ah import AhAttr
+from .ah import AddressHandle, AhAttr
 from .channel import CompChannel
 from .context import Context, import_context, open
 from .cq import CQ, CqAttr
@@ -33,7 +33,7 @@ __all__ = [
     "device_list", "DeviceInfo", "open", "open_async", "import_context",
     "Context", "DeviceAttributes", "PD", "MR", "UMEM", "UAR", "CQ", "CqAttr",
     "CompChannel", "AsyncEvent", "SRQ", "SrqAttr",
-    "QP", "QpInitAttr", "QpAttr", "AhAttr", "QpEndpoint", "Handle",
+    "QP", "QpInitAttr", "QpAttr", "AhAttr", "AddressHandle", "QpEndpoint", "Handle",
     "Devx", "DevxObject", "RingLayout",
     "Sge", "SendWr", "RecvWr", "Completion", "BadWrError", "wait_cq_pi",
 ]  # fmt: skip

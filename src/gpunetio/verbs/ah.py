@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +17,14 @@ from ..formats.commands import (
     OptParam,
 )
 from ..formats.contexts import ROCE_ADDR_LAYOUT
+from ..providers.plain_verbs import Route
 from .arguments import instance, member, whole, within
 from .device_attr import DeviceAttributes
-from .handle import command
+from .handle import Handle, command
 
 if TYPE_CHECKING:
     from .context import Context
+    from .pd import PD
 
 GID_BYTES = 16
 _SUBNET_PREFIX = 8  # bytes of an InfiniBand GID
@@ -66,6 +69,39 @@ class AhAttr:
             )
         for name, most in _LIMITS.items():
             within(f"ah_attr.{name}", getattr(self, name), 0, most)
+
+
+class AddressHandle(Handle):
+    """The way to a destination of datagrams (`ibv_ah`), from `PD.create_ah`. Its PD closes it.
+
+    `attr` is what it was made of. `av` is the address vector that WQEs contain (formats.wqe.AV_SEG), for whoever builds
+    them; it is empty on a device without DEVX.
+    """
+
+    _rank = 0
+    attr: AhAttr
+    av: bytes
+    handle: int
+
+    def __init__(self, pd: PD, attr: AhAttr, port: int):
+        ctx = pd.ctx
+        super().__init__(ctx)
+        self._use(pd, ctx)
+        device = ctx.query_device()
+        instance("attr", attr, AhAttr).check(device)
+        within("port", port, 1, device.phys_port_cnt)
+        self.attr = attr = with_type(ctx, port, attr)
+        is_global = attr.addr_type != AddrType.IB_NO_GRH
+        route = Route(
+            bytes(attr.gid), attr.dlid, attr.sl, attr.sgid_index, attr.static_rate, attr.hop_limit, attr.traffic_class,
+            is_global,
+        )  # fmt: skip
+        with ExitStack() as undo:
+            made = ctx.provider.create_ah(pd.pdn, port, route)
+            undo.callback(ctx.provider.destroy_ah, made.handle)
+            self.handle, self.av = made.handle, made.av
+            where = bytes(attr.gid).hex(":", 2) if is_global else f"LID {attr.dlid:#x}"
+            self._opened(f"address handle to {where} of {ctx.name}", undo)
 
 
 def with_type(ctx: Context, port: int, ah: AhAttr) -> AhAttr:

@@ -31,6 +31,7 @@ class DeviceAttributes(DeviceAttr):
     gid_table_size: int
     rc: bool
     uc: bool
+    ud: bool
     log_max_qp_sz: int
     log_max_cq_sz: int
     max_wqe_sz_sq: int
@@ -46,7 +47,7 @@ class DeviceAttributes(DeviceAttr):
 
     def is_qp_type_supported(self, qp_type: QpType) -> bool:
         """`doca_verbs_device_attr_get_is_qp_type_supported`."""
-        return {QpType.RC: self.rc, QpType.UC: self.uc}.get(qp_type, False)
+        return {QpType.RC: self.rc, QpType.UC: self.uc, QpType.UD: self.ud, QpType.GSI: self.ud}.get(qp_type, False)
 
 
 def query_device(provider: Provider) -> DeviceAttributes:
@@ -67,6 +68,7 @@ def _by_libibverbs(provider: Provider) -> DeviceAttributes:
         gid_table_size=port.gid_tbl_len,
         rc=True,
         uc=True,  # devices with RC usually have it; creating one tells
+        ud=True,
         log_max_qp_sz=known.max_qp_wr.bit_length() - 1,
         log_max_cq_sz=known.max_cqe.bit_length() - 1,
         max_wqe_sz_sq=CTRL_SEG.size + RADDR_SEG.size + ATOMIC_SEG.size + DATA_SEG.size * known.max_sge,
@@ -98,6 +100,7 @@ def _by_mailboxes(provider: Provider) -> DeviceAttributes:
         gid_table_size=roce["roce_address_table_size"] if ethernet else _ib_gids(general["gid_table_size"]),
         rc=bool(general["rc"]),
         uc=bool(general["uc"]),
+        ud=bool(general["ud"]),
         log_max_qp_sz=general["log_max_qp_sz"],
         log_max_cq_sz=general["log_max_cq_sz"],
         max_wqe_sz_sq=general["max_wqe_sz_sq"],

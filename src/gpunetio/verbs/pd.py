@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from ..enums import Access, QpSendDbrMode, QpType, SrqType
+from .ah import AddressHandle, AhAttr
 from .cq import CQ
 from .dpa import AnyDpa, AnyDpaCompletion
 from .handle import Handle
@@ -92,6 +93,10 @@ class PD(Handle):
             context=context,
         )
         return self.ctx.kinds.srq(self, attr)
+
+    def create_ah(self, attr: AhAttr, *, port: int = 1) -> AddressHandle:
+        """Create an address handle for datagrams (`ibv_create_ah`). NotFoundError if that address does not answer."""
+        return AddressHandle(self, attr, port)
 
     def create_qp(
         self,

@@ -33,6 +33,7 @@ _TO_INIT = _M.NEXT_STATE | _M.PKEY_INDEX | _M.PORT_NUM | _M.ALLOW_REMOTE_WRITE |
 _TO_RTR = (
     _M.NEXT_STATE | _M.RQ_PSN | _M.DEST_QP_NUM | _M.PATH_MTU | _M.AH_ATTR | _M.MIN_RNR_TIMER | _M.MAX_DEST_RD_ATOMIC
 )
+_DATAGRAMS_TO_INIT = _M.NEXT_STATE | _M.PKEY_INDEX | _M.PORT_NUM | _M.QKEY
 _TO_RTS = _M.NEXT_STATE | _M.SQ_PSN | _M.ACK_TIMEOUT | _M.RETRY_CNT | _M.RNR_RETRY | _M.MAX_QP_RD_ATOMIC
 _REMOTE = Access.REMOTE_WRITE | Access.REMOTE_READ | Access.REMOTE_ATOMIC
 _ONLY_RC = (
@@ -61,7 +62,7 @@ class QpEndpoint:
 
 
 class QP(Handle, ABC):
-    """A connected queue pair (`doca_verbs_qp`), number `qpn`.
+    """A queue pair (`doca_verbs_qp`), number `qpn`.
 
     `psn` is the random number of its first packet. Each reset draws a new one.
 
@@ -114,9 +115,14 @@ class QP(Handle, ABC):
             self._create(undo)
             self._opened(f"QP {self.qpn:#x} of {ctx.name}", undo)
 
+    @property
+    def type(self) -> QpType:
+        """Return its type."""
+        return QpType(self.init_attr.qp_type)
+
     def _details(self) -> Iterable[str]:
         attr = self.init_attr
-        yield QpType(attr.qp_type).name
+        yield self.type.name
         if attr.sq_wr:
             yield f"{attr.sq_wr} sends"
         if attr.srq or attr.rq_wr:
@@ -162,8 +168,8 @@ class QP(Handle, ABC):
         claimed = _M.CURRENT_STATE in mask
         current = member("current_state", attr.current_state, QpState) if claimed else now.current_state
         following = member("next_state", attr.next_state, QpState) if _M.NEXT_STATE in mask else current
-        move = transition(current, following)
-        move.check(mask, self.init_attr.qp_type)
+        move = transition(current, following, self.type)
+        move.check(mask, self.type)
         if _M.PATH_MTU in mask:
             attr = replace(attr, path_mtu=mtu_bytes("path_mtu", attr.path_mtu))
         check_values(attr, mask, self.ctx.query_device())
@@ -311,13 +317,36 @@ class QP(Handle, ABC):
         pkey_index: int = 0,
         remote_access: Access = _REMOTE,
         atomic_type: QpAtomicType = QpAtomicType.IB_SPEC,
+        qkey: int = 0,
     ) -> None:
-        """Move a queue pair from RST to INIT, where receives can be posted and `connect()` can start.
+        """Move a queue pair from RST to INIT, where receives can be posted and `connect()` or `to_rts()` can start.
 
-        `remote_access` is what the peer may do here.
+        `remote_access` is what the peer may do here. A queue pair for datagrams has a `qkey` instead.
         """
-        attr = QpAttr(next_state=QpState.INIT, port_num=port, pkey_index=pkey_index)
+        attr = QpAttr(next_state=QpState.INIT, port_num=port, pkey_index=pkey_index, qkey=qkey)
+        if self.type.datagrams:
+            self.modify(attr, _DATAGRAMS_TO_INIT)
+            return
         self.modify(replace(attr, **_rights(remote_access, atomic_type)), _TO_INIT & ~self._left_out)
+
+    @deferred()
+    def to_rts(self, *, qkey: int = 0, port: int = 1, pkey_index: int = 0, psn: int | None = None) -> None:
+        """Move a queue pair for datagrams from RST or INIT to RTS. If that fails, it is in RST.
+
+        It takes datagrams with this `qkey`; a GSI queue pair has always 0x80010000. In INIT, the attributes given to
+        `to_init` stay. `psn` numbers the first packet sent; by default it is the queue pair's own.
+        """
+        if not self.type.datagrams:
+            raise BadStateError(f"{self} is {self.type.name}, which has one peer: connect() it")
+        try:
+            if self.state == QpState.RST:
+                self.to_init(port=port, pkey_index=pkey_index, qkey=qkey)
+            self.modify(QpAttr(next_state=QpState.RTR), _M.NEXT_STATE)
+            first = self.psn if psn is None else psn
+            self.modify(QpAttr(next_state=QpState.RTS, sq_psn=first), _M.NEXT_STATE | _M.SQ_PSN)
+        except BaseException:
+            self.reset()
+            raise
 
     @deferred()
     def connect(
@@ -353,6 +382,8 @@ class QP(Handle, ABC):
         then. UC ignores the parameters of acknowledgements, READs and atomics.
         """
         instance("remote", remote, QP, QpEndpoint)
+        if self.type.datagrams:
+            raise BadStateError(f"{self} is {self.type.name}, and its requests name their destinations: to_rts() it")
         given: dict[str, Any] = {} if remote_access is None else _rights(remote_access, atomic_type)
         if port is not None:
             given["port_num"] = port

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..enums import QpSendDbrMode, QpType
 from ..errors import InvalidValueError, NotSupportedError
-from ..formats.wqe import ATOMIC_SEG, CTRL_SEG, DATA_SEG, INLINE_HEADER, RADDR_SEG, SEGMENT, WQEBB
+from ..formats.wqe import ATOMIC_SEG, AV_SEG, CTRL_SEG, DATA_SEG, INLINE_HEADER, RADDR_SEG, SEGMENT, WQEBB
 from ..memory import round_up
 from .arguments import instance, member, whole, within
 from .cq import CQ
@@ -35,7 +35,8 @@ class QpInitAttr:
     `receive_max_sges`        scatter/gather entries of one receive
     `max_inline_data`         bytes that a send may carry itself; raised to what its WQE has room for
     `sq_sig_all`              every send makes a completion; for the one who posts
-    `qp_type`                 RC, or UC: no acknowledgements, no READs, no atomics
+    `qp_type`                 RC, or UC: no acknowledgements, no READs, no atomics. UD: datagrams to any address, of one
+                              packet each; GSI: the same as queue pair 1 of a port, for general services
     `user_index`              24 bits that the device puts into completions
     `srq`                     replaces a receive ring; `rq_wr` does not count then
     `external_datapath`       someone else posts, for example a kernel; always so with `external_umem`
@@ -92,12 +93,21 @@ class QpInitAttr:
             send_dbr_mode=member("send_dbr_mode", self.send_dbr_mode, QpSendDbrMode),
         )
 
+    @property
+    def for_dpa(self) -> bool:
+        """Whether kernels of a DPA post or poll."""
+        return any(part is not None for part in (self.dpa, self.send_dpa_completion, self.receive_dpa_completion))
+
     def check(self, device: DeviceAttributes) -> None:
         """Raise an error unless the device can create such a queue pair. `queue_sizes` checks the sizes."""
         if self.qp_type not in list(QpType):
-            raise InvalidValueError(f"qp_type = {self.qp_type}: only RC (0) and UC (1) queue pairs can be created")
+            raise InvalidValueError(f"qp_type = {self.qp_type}: it must be RC (0), UC (1), UD (2) or GSI (3)")
         if not device.is_qp_type_supported(self.qp_type):
             raise NotSupportedError(f"the device has no {QpType(self.qp_type).name} queue pairs")
+        if QpType(self.qp_type).datagrams and self.for_dpa:
+            raise NotSupportedError(
+                f"{QpType(self.qp_type).name} queue pairs are for the CPU: kernels of a DPA send over RC and UC"
+            )
         if self.sq_wr < 0 or self.rq_wr < 0 or self.max_inline_data < 0:
             raise InvalidValueError(
                 f"sq_wr = {self.sq_wr}, rq_wr = {self.rq_wr}, max_inline_data = {self.max_inline_data}: "
@@ -152,7 +162,9 @@ def queue_sizes(attr: QpInitAttr, device: DeviceAttributes) -> QueueSizes:
             )
         rq_bytes = max(_next_power_of_two(attr.rq_wr * rq_stride), _MIN_RQ_BYTES)
     if attr.sq_wr:
-        wqe = _send_wqe_bytes(_at_least_one("send_max_sges", attr.send_max_sges), attr.max_inline_data)
+        headers = _header_bytes(QpType(attr.qp_type))
+        sges = _at_least_one("send_max_sges", attr.send_max_sges)
+        wqe = _send_wqe_bytes(QpType(attr.qp_type), sges, attr.max_inline_data)
         if wqe > device.max_wqe_sz_sq:
             raise InvalidValueError(
                 f"send_max_sges = {attr.send_max_sges} and max_inline_data = {attr.max_inline_data} make a send WQE of "
@@ -165,16 +177,22 @@ def queue_sizes(attr: QpInitAttr, device: DeviceAttributes) -> QueueSizes:
                 f"sq_wr = {attr.sq_wr} of {wqe} bytes make {sq_bytes // WQEBB} basic blocks of 64 bytes: the device "
                 f"holds at most {most}; ask for fewer requests, or smaller ones"
             )
-        max_inline = wqe - (CTRL_SEG.size + RADDR_SEG.size + INLINE_HEADER.size)
+        max_inline = wqe - (headers + INLINE_HEADER.size)
     return QueueSizes(
         rq_bytes, rq_bytes // rq_stride if rq_stride else 0, rq_stride, sq_bytes, sq_bytes // WQEBB, max_inline
     )
 
 
-def _send_wqe_bytes(sges: int, max_inline: int) -> int:
+def _header_bytes(qp_type: QpType) -> int:
+    """Return the bytes before the data of a WRITE or, for datagrams, of a SEND."""
+    return CTRL_SEG.size + (AV_SEG.size if qp_type.datagrams else RADDR_SEG.size)
+
+
+def _send_wqe_bytes(qp_type: QpType, sges: int, max_inline: int) -> int:
     """Return the size of the largest WQE that a send queue must hold: an atomic's segments, or inline data."""
-    gather = CTRL_SEG.size + RADDR_SEG.size + ATOMIC_SEG.size + DATA_SEG.size * sges
-    inline = CTRL_SEG.size + RADDR_SEG.size + round_up(INLINE_HEADER.size + max_inline, SEGMENT)
+    headers = _header_bytes(qp_type)
+    gather = headers + (0 if qp_type.datagrams else ATOMIC_SEG.size) + DATA_SEG.size * sges
+    inline = headers + round_up(INLINE_HEADER.size + max_inline, SEGMENT)
     return round_up(max(gather, inline), WQEBB)
 
 

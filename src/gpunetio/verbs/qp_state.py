@@ -40,6 +40,8 @@ class QpAttr:
     take powers of two: the first is rounded down, the second up. With `max_dest_rd_atomic` 0, the peer's reads and
     atomics are refused. With `max_rd_atomic` 0, one is in flight at a time, because devices have no 0 for it.
 
+    Only datagrams have a `qkey`: that of what a UD queue pair takes, and of what it sends if a request asks for that.
+
     After a query, `sq_draining` says whether sends are still in flight in SQD.
     """
 
@@ -61,6 +63,7 @@ class QpAttr:
     min_rnr_timer: int = 1
     max_rd_atomic: int = 1
     max_dest_rd_atomic: int = 1
+    qkey: int = 0
     sq_draining: bool = False
 
 
@@ -126,7 +129,18 @@ _FROM_ANY_TO = {
 }
 
 
-def transition(current: QpState, following: QpState) -> Transition:
+# Of queue pairs for datagrams, which have no peer: what a transition requires, what it may carry, what it sets.
+_OF_DATAGRAMS: dict[tuple[QpState, QpState], tuple[QpAttrMask, QpAttrMask, dict[str, int]]] = {
+    (QpState.RST, QpState.INIT):  (_M.PKEY_INDEX | _M.PORT_NUM | _M.QKEY, _NONE, {"pm_state": PM_STATE_MIGRATED}),
+    (QpState.INIT, QpState.INIT): (_NONE, _M.PKEY_INDEX | _M.PORT_NUM | _M.QKEY, {}),
+    (QpState.INIT, QpState.RTR):  (_NONE, _M.PKEY_INDEX | _M.QKEY, {"mtu": PrmMtu.MTU_4K, "log_msg_max": 12}),
+    (QpState.RTR, QpState.RTS):   (_M.SQ_PSN, _M.QKEY, {}),
+    (QpState.RTS, QpState.RTS):   (_NONE, _M.QKEY, {}),
+    (QpState.SQD, QpState.RTS):   (_NONE, _M.QKEY, {}),
+}  # fmt: skip
+
+
+def transition(current: QpState, following: QpState, qp_type: QpType = QpType.RC) -> Transition:
     """Return the command that moves a queue pair from one state to another."""
     move = _FROM_ANY_TO.get(following) or _FROM_TO.get((current, following))
     if move is None:
@@ -134,6 +148,9 @@ def transition(current: QpState, following: QpState) -> Transition:
             f"no transition from {_state_name(current)} to {_state_name(following)}: "
             "the way is RST, INIT, RTR, RTS, and SQD and back; RST and ERR can be reached from everywhere"
         )
+    if qp_type.datagrams:
+        required, optional, fixed = _OF_DATAGRAMS.get((current, following), (_NONE, _NONE, {}))
+        return replace(move, required=required, optional=optional, fixed=fixed)
     return move
 
 
@@ -187,6 +204,7 @@ _CARRIERS = (
     _Carrier(_M.ALLOW_REMOTE_READ,  "allow_remote_read",   "rre",                   OptParam.RRE, bool),
     _Carrier(_M.ATOMIC_MODE,        "allow_remote_atomic", "rae",                   OptParam.RAE, bool),
     _Carrier(_M.ATOMIC_MODE,        "allow_remote_atomic", "atomic_mode"),
+    _Carrier(_M.QKEY,               "qkey",                "q_key",                 OptParam.Q_KEY),
     _Carrier(_M.MIN_RNR_TIMER,      "min_rnr_timer",       "min_rnr_nak",           OptParam.MIN_RNR_NAK),
     _Carrier(_M.RQ_PSN,             "rq_psn",              "next_rcv_psn",          encode=_psn),
     _Carrier(_M.SQ_PSN,             "sq_psn",              "next_send_psn",         encode=_psn),
@@ -281,6 +299,7 @@ def attributes_of(qpc: dict[str, Any]) -> QpAttr:
         min_rnr_timer=qpc["min_rnr_nak"],
         max_rd_atomic=1 << qpc["log_sra_max"],
         max_dest_rd_atomic=1 << qpc["log_rra_max"],
+        qkey=qpc["q_key"],
         sq_draining=qpc["state"] == c.QpState.SQ_DRAINING,
     )
     if qpc["mtu"]:  # 0 until INIT2RTR set one

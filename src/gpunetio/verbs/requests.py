@@ -7,8 +7,10 @@ from collections.abc import Sequence
 
 from ..enums import QpType, WrOpcode
 from ..errors import InvalidValueError
+from ..formats.commands import ServiceType
 from ..formats.operations import OPERATIONS, Operation
 from ..formats.wqe import MAX_TRANSFER
+from .ah import AddressHandle
 from .arguments import instance
 from .work import RecvWr, SendWr, Sge
 
@@ -17,9 +19,9 @@ _ATOMIC_BYTES = 8
 
 
 _OPERATIONS = {
-    (operation.request, QpType[service.name]): operation
+    (operation.request, qp_type): operation
     for operation in OPERATIONS.values() if operation.request is not None
-    for service in operation.services
+    for qp_type in QpType if ServiceType[qp_type.service] in operation.services
 }  # fmt: skip
 
 
@@ -30,7 +32,8 @@ def operation_of(request: SendWr, qp_type: QpType) -> Operation:
     if operation is None:
         if not isinstance(opcode, WrOpcode):
             raise InvalidValueError(f"opcode = {opcode}: it must be a WrOpcode")
-        raise InvalidValueError(f"{opcode.name} on a {QpType(qp_type).name} queue pair: only RC has READs and atomics")
+        has = "it sends only datagrams" if QpType(qp_type).datagrams else "only RC has READs and atomics"
+        raise InvalidValueError(f"{opcode.name} on a {QpType(qp_type).name} queue pair: {has}")
     return operation
 
 
@@ -100,3 +103,15 @@ def remote_of(request: SendWr) -> tuple[int, int]:
         )
     address, key = (value or 0 for value in place.values())
     return check_range("remote_addr", address, U64), check_range("rkey", key, U32)
+
+
+def destination_of(request: SendWr) -> AddressHandle:
+    """Return the address handle of a datagram, after its destination was checked."""
+    if request.ah is None:
+        raise InvalidValueError(
+            f"{request.opcode.name} of a datagram without ah: give ah = pd.create_ah(…), remote_qpn and remote_qkey"
+        )
+    instance("ah", request.ah, AddressHandle).check_open()
+    check_range("remote_qpn", request.remote_qpn, U24)
+    check_range("remote_qkey", request.remote_qkey, U32)
+    return request.ah

@@ -10,6 +10,7 @@ from ..enums import SendFlags, WcFlags, WcOpcode, WcStatus, WrOpcode
 from ..errors import DocaError, DocaErrorCode
 
 if TYPE_CHECKING:
+    from .ah import AddressHandle
     from .cq import CQ
 
 _NO_FLAGS = WcFlags(0)
@@ -48,6 +49,10 @@ class SendWr(_Request):
     `compare`, `swap`        of a compare and swap: 64 bits in the responder's byte order
     `add`                    of a fetch and add
     `wait_cqn`, `wait_pi`    of a WAIT; `wait_cq_pi` sets them
+    `ah`                     on a UD queue pair: the address handle of the destination (`PD.create_ah`), which must stay
+                             open until the request has completed
+    `remote_qpn`             its queue pair
+    `remote_qkey`            the Q_Key of that; if the highest bit is set, the queue pair's own is sent instead
     """
 
     opcode: WrOpcode
@@ -63,6 +68,9 @@ class SendWr(_Request):
     add: int = 0
     wait_cqn: int = 0
     wait_pi: int = 0
+    ah: AddressHandle | None = None
+    remote_qpn: int = 0
+    remote_qkey: int = 0
 
     def __post_init__(self) -> None:
         if type(self.sges) is not tuple:
@@ -104,6 +112,9 @@ class Completion:
     `timestamp` is the time of completion on the device's clock (`Context.query_clock`), or None. With a status other
     than SUCCESS, only `wr_id`, `status`, `qp_num` and `vendor_err` are valid. `byte_len` is that of a receive, a READ
     or an atomic; `imm` is None unless immediate data came.
+
+    Of a received datagram, `src_qp` is the sender's queue pair and `flags` say whether there is a GRH; `slid` and `sl`
+    are InfiniBand's. `byte_len` counts the 40 bytes before the payload, which are for the GRH.
     """
 
     wr_id: int
@@ -115,6 +126,9 @@ class Completion:
     vendor_err: int = 0
     flags: WcFlags = _NO_FLAGS
     timestamp: int | None = field(default=None, compare=False)
+    src_qp: int = 0
+    slid: int = 0
+    sl: int = 0
 
 
 class BadWrError(DocaError):

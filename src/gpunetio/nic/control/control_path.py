@@ -21,6 +21,7 @@ from .interpreter import CommandInterpreter
 from .links import Connect, Links
 from .mkey import MemoryKeys
 from .objects import QueueObjects
+from .paths import Paths
 from .pd import ProtectionDomains
 from .qp import QueuePairs
 from .qp_transitions import QpTransitions
@@ -54,6 +55,7 @@ class ControlPath:
     qps: QueuePairs
     links: Links
     routes: Routes
+    paths: Paths
     channels: EventChannels
     queues: dict[Opcode, QueueObjects]
     interpreter: CommandInterpreter
@@ -86,6 +88,8 @@ class ControlPath:
         self.links = Links(hardware, self.qps.table, grants, connect)
         undo.callback(self.links.close)
         self.routes = Routes(hardware.port, self.gids, self.qps.table, self.links)
+        self.paths = Paths(hardware, self.links, self.routes)
+        undo.callback(self.paths.close)
         add(QpTransitions(hardware, components, self.qps, self.gids, self.links, self.routes))
 
         queues = [part for part in self.handlers if isinstance(part, QueueObjects)]

@@ -13,7 +13,8 @@ import numpy as np
 from ...errors import NoMemoryError, NotFoundError
 from ...fabric.claims import claimant
 from ...fabric.injector import Injector
-from ...fabric.inprocess import LinkEnd
+from ...fabric.frames import pipe_size
+from ...fabric.inprocess import CAPACITY, LinkEnd
 from ...fabric.link import Link
 from ...fabric.link_limits import MAX_LINKS
 from ...memory import HostMemory
@@ -56,15 +57,21 @@ class Connect(Protocol):
 
 
 class Links:
-    """The wires over which a NIC's QPs reach their peers. `memory` holds the wires' rows."""
+    """The wires over which a NIC's QPs reach their peers. `memory` holds the wires' rows.
+
+    `lost` are called with the address of a wire whose row is needed for another wire.
+    """
 
     memory: HostMemory
+    lost: list[Callable[[int], None]]
 
     def __init__(self, hardware: Hardware, qps: Table, grants: Grants, connect: Connect):
         self._hardware, self._name, self._port, self._engine = hardware, hardware.name, hardware.port, hardware.engine
         self._record, self._qps, self._grants, self._connect = hardware.record, qps, grants, connect
         self.memory = HostMemory(MAX_WIRES * WIRE.size, shared=True)
         self._wires: list[Wire] = []
+        self._to_itself = 0
+        self.lost = []
         self._kind = WIRES[self._port.config.wire]
         self._to_others: Wire = import_module(f"..wires.{self._kind.module}", __package__).make(self._port)
 
@@ -128,6 +135,8 @@ class Links:
             self._wires = [wire for wire in self._wires if wire not in gone]
             self._list()
             for wire in gone:
+                for forget in self.lost:
+                    forget(wire.address)
                 self._engine.post(step.WRITE_ROW, wire.address, np.zeros((), WIRE.dtype))
                 self._release(wire)
         used = {wire.address for wire in self._wires}
@@ -196,6 +205,23 @@ class Links:
         if self._to_others.address == 0:
             self.add(self._to_others)
         return self._to_others
+
+    def listen(self) -> None:
+        """Open the wire to all peers that have none of their own, if this port has one, because any may send."""
+        if self._kind.infiniband or not self._port.infiniband:
+            self.to_others()
+
+    def to_itself(self) -> int:
+        """Return the wire from this NIC to itself, which datagrams take: a pipe that the engine fills and empties."""
+        if self._to_itself == 0:
+            memory, gid = HostMemory(pipe_size(CAPACITY)), self._port.gids[0]
+            end = LinkEnd(memory.address, memory.address, CAPACITY, 0)
+            try:
+                self._to_itself = self.add_pipes(end, "itself", (gid, gid), memory.close)
+            except NoMemoryError:
+                memory.close()
+                raise
+        return self._to_itself
 
     def add_link(self, link: Link) -> int:
         """Return the address of the wire over a link to a NIC of another process. A link has one wire."""

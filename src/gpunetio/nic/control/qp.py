@@ -16,7 +16,7 @@ from ...formats.commands import (
 from ...formats.doorbell import QP_DBREC, REGISTER_BYTES
 from ...formats.events import EventType
 from ...formats.layout import Fields
-from ...formats.packet import PSN_MASK
+from ...formats.packet import GSI_QPN, PSN_MASK
 from ...formats.wqe import MAX_TRANSFER_SHIFT, WQEBB
 from ...memory import HostMemory
 from .. import step
@@ -38,7 +38,12 @@ MAX_QP = 16384
 MAX_LOG_QUEUE = 15
 _MAX_RQ_STRIDE_LOG = 5  # 512 bytes, in units of 16
 _ATOMIC_BYTES = 8
-SEND_QUEUES = {ServiceType.RC: QueueKind.CONNECTED_SEND, ServiceType.UC: QueueKind.CONNECTED_SEND}
+SERVICES = {  # by qpc.st: the service, and what serves the send queue
+    ServiceType.RC:  (ServiceType.RC, QueueKind.CONNECTED_SEND),
+    ServiceType.UC:  (ServiceType.UC, QueueKind.CONNECTED_SEND),
+    ServiceType.UD:  (ServiceType.UD, QueueKind.DATAGRAM_SEND),
+    ServiceType.QP1: (ServiceType.UD, QueueKind.DATAGRAM_SEND),  # IBTA 3.9.4
+}  # fmt: skip
 
 
 @dataclass
@@ -91,9 +96,9 @@ class QueuePairs(QueueObjects):
         # order.
         return {
             CapClass.GENERAL: {
-                "rc": 1, "uc": 1, "log_max_qp": self.log_max, "log_max_qp_sz": MAX_LOG_QUEUE, "max_wqe_sz_sq": 1024,
-                "max_wqe_sz_rq": 512, "log_max_msg": MAX_TRANSFER_SHIFT, "cd": 1, "sctr_data_cqe": 1,
-                "atomic": 1, "log_max_atomic_size_qp": log_of(_ATOMIC_BYTES),
+                "rc": 1, "uc": 1, "ud": 1, "log_max_qp": self.log_max, "log_max_qp_sz": MAX_LOG_QUEUE,
+                "max_wqe_sz_sq": 1024, "max_wqe_sz_rq": 512, "log_max_msg": MAX_TRANSFER_SHIFT, "cd": 1,
+                "sctr_data_cqe": 1, "atomic": 1, "log_max_atomic_size_qp": log_of(_ATOMIC_BYTES),
                 "log_max_ra_req_qp": log_of(MAX_RD_ATOMIC), "log_max_ra_res_qp": log_of(MAX_RD_ATOMIC),
             },
             CapClass.ATOMIC: {
@@ -107,7 +112,10 @@ class QueuePairs(QueueObjects):
     def free_number(self) -> int:
         """Return a free QPN. Its upper bits are random, so that a stale QPN names no new QP."""
         rows = self.table.mask + 1
-        return super().free_number() + rows * (1 + secrets.randbelow((1 << 24) // rows - 2))  # not QP 0, 1, 0xffffff
+        slot = super().free_number()
+        if slot == GSI_QPN:  # QP 1 needs that row: it is given only if no other is free
+            slot = super().free_number()
+        return slot + rows * (1 + secrets.randbelow((1 << 24) // rows - 2))  # not QP 0, 1, 0xffffff
 
     def doorbell_line(self, qpn: int) -> int:
         """Return the address of the QP's own doorbell register, a cache line."""
@@ -143,10 +151,10 @@ class QueuePairs(QueueObjects):
         ring = self._umems.ring(ring_umem, get(mailbox, "wq_umem_offset"), sq_bytes + rq_bytes, "the work queues")
         record = self._umems.record(record_umem, context["dbr_addr"], "the QP doorbell record")
 
-        qpn = self.free_number()
+        qpn = self._gsi_number() if context["st"] == ServiceType.QP1 else self.free_number()
         row = self.new_row()
         row["qpn"], row["state"], row["pdn"], row["user_index"] = qpn, QpState.RST, context["pd"], context["user_index"]
-        row["service"], row["kind"] = context["st"], SEND_QUEUES[context["st"]]
+        row["service"], row["kind"] = SERVICES[context["st"]]
         row["core_direct"] = context["cd_master"]
         row["cs_res"] = context["cs_res"]
         flights = sq_bytes // WQEBB * FLIGHT.size
@@ -190,6 +198,19 @@ class QueuePairs(QueueObjects):
             self._components.remove(address)
             raise
 
+    def _gsi_number(self) -> int:
+        """Return the number of the queue pair for general services. CommandError if the port has it already."""
+        if GSI_QPN in self.table:
+            raise CommandError(
+                Status.RESOURCE_BUSY, CommandSyndrome.IN_USE, "the port has QP 1 already: each port has only one"
+            )
+        if self.table.rows[GSI_QPN]["qpn"]:
+            raise CommandError(
+                Status.NO_RESOURCES, CommandSyndrome.TABLE_FULL,
+                f"QP {int(self.table.rows[GSI_QPN]['qpn']):#x} has the row of QP 1, because all others were in use",
+            )  # fmt: skip
+        return GSI_QPN
+
     def _query(self, mailbox: bytes) -> bytes:
         qpn = cmd.QUERY_QP_IN.get(mailbox, "qpn")
         self.need(qpn)
@@ -229,10 +250,10 @@ def state_of(row: np.void) -> QpState:
 
 def _check_context(context: Fields) -> None:
     """Refuse a type of QP, and data in CQEs, that are not supported."""
-    if context["st"] not in (ServiceType.RC, ServiceType.UC):
+    if context["st"] not in SERVICES:
         raise CommandError(
             Status.BAD_PARAM, CommandSyndrome.SERVICE_TYPE,
-            f"service type {context['st']} is not supported: only RC (0) and UC (1)",
+            f"service type {context['st']} is not supported: only RC (0), UC (1), UD (2) and QP1 (8)",
         )  # fmt: skip
     if context["cs_req"] != ScatterToCqe.NONE or context["cs_res"] not in (ScatterToCqe.NONE, ScatterToCqe.DATA_32):
         raise CommandError(

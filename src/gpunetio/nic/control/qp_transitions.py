@@ -11,8 +11,9 @@ import numpy as np
 from ...enums import Access, QpAtomicType
 from ...errors import BadStateError, InUseError, InvalidValueError
 from ...formats import commands as cmd
-from ...formats.commands import CapClass, Opcode, OptParam, OptParam32, PrmMtu, QpState, Status
+from ...formats.commands import CapClass, Opcode, OptParam, OptParam32, PrmMtu, QpState, ServiceType, Status
 from ...formats.layout import BitStruct
+from ...formats.packet import GSI_Q_KEY, GSI_QPN
 from ...formats.wqe import MAX_TRANSFER_SHIFT
 from .. import step
 from ..hardware import Hardware
@@ -45,8 +46,9 @@ class _Transition:
 
 _PATH = "primary_address_path"
 _RIGHTS = OptParam.RRE | OptParam.RWE | OptParam.RAE
+_OF_DATAGRAMS = OptParam.PKEY_INDEX | OptParam.PORT_NUM | OptParam.Q_KEY
 _TO_INIT = (
-    "pm_state", "rwe", "rre", "rae", "atomic_mode", f"{_PATH}.vhca_port_num", f"{_PATH}.pkey_index",
+    "pm_state", "rwe", "rre", "rae", "atomic_mode", "q_key", f"{_PATH}.vhca_port_num", f"{_PATH}.pkey_index",
 )  # fmt: skip
 _TO_RTR = (
     "next_rcv_psn", "remote_qpn", "log_msg_max", "mtu", "min_rnr_nak", "log_rra_max",
@@ -60,16 +62,17 @@ _TO_RTS = (
 _TRANSITIONS: dict[Opcode, _Transition] = {
     Opcode.RST2INIT_QP:  _Transition(cmd.RST2INIT_QP_IN,  QpState.RST,  QpState.INIT, _TO_INIT),
     Opcode.INIT2INIT_QP: _Transition(cmd.INIT2INIT_QP_IN, QpState.INIT, QpState.INIT, (),
-                                     _RIGHTS | OptParam.PKEY_INDEX | OptParam.PORT_NUM),
+                                     _RIGHTS | OptParam.PKEY_INDEX | OptParam.PORT_NUM | OptParam.Q_KEY),
     Opcode.INIT2RTR_QP:  _Transition(cmd.INIT2RTR_QP_IN,  QpState.INIT, QpState.RTR, _TO_RTR,
-                                     _RIGHTS | OptParam.PKEY_INDEX),
+                                     _RIGHTS | OptParam.PKEY_INDEX | OptParam.Q_KEY),
     Opcode.RTR2RTS_QP:   _Transition(cmd.RTR2RTS_QP_IN,   QpState.RTR,  QpState.RTS, _TO_RTS,
-                                     _RIGHTS | OptParam.MIN_RNR_NAK),
+                                     _RIGHTS | OptParam.MIN_RNR_NAK | OptParam.Q_KEY),
     Opcode.RTS2RTS_QP:   _Transition(cmd.RTS2RTS_QP_IN,   QpState.RTS,  QpState.RTS, (),
-                                     _RIGHTS | OptParam.MIN_RNR_NAK | OptParam.SGID_INDEX | OptParam.DSCP),
+                                     _RIGHTS | OptParam.MIN_RNR_NAK | OptParam.SGID_INDEX | OptParam.DSCP
+                                     | OptParam.Q_KEY),
     Opcode.RTS2SQD_QP:   _Transition(cmd.RTS2SQD_QP_IN,   QpState.RTS,  QpState.SQDRAINED),
     Opcode.SQD2RTS_QP:   _Transition(cmd.SQD2RTS_QP_IN,   QpState.SQDRAINED, QpState.RTS, (),
-                                     _RIGHTS | OptParam.MIN_RNR_NAK),
+                                     _RIGHTS | OptParam.MIN_RNR_NAK | OptParam.Q_KEY),
 }  # fmt: skip
 
 _OPTIONAL: dict[OptParam, tuple[str, ...]] = {
@@ -77,6 +80,7 @@ _OPTIONAL: dict[OptParam, tuple[str, ...]] = {
     OptParam.RWE:         ("rwe",),
     OptParam.RAE:         ("rae", "atomic_mode"),
     OptParam.PKEY_INDEX:  (f"{_PATH}.pkey_index",),
+    OptParam.Q_KEY:       ("q_key",),
     OptParam.PORT_NUM:    (f"{_PATH}.vhca_port_num",),
     OptParam.MIN_RNR_NAK: ("min_rnr_nak",),
     OptParam.SGID_INDEX:  (f"{_PATH}.src_addr_index",),
@@ -126,7 +130,8 @@ class QpTransitions(Handlers):
             raise _bad_state(opcode, qpn, state)
         start = transition.mailbox.offset("qpc")
         wanted = mailbox[start : start + cmd.QPC.size]
-        optional, sport = self._optional(opcode, mailbox, wanted)
+        datagrams = bool(self._qps.table[qpn]["service"] == ServiceType.UD)
+        optional, sport = self._optional(opcode, mailbox, wanted, datagrams)
         qp = self._qps.known[qpn]
         context = bytearray(qp.context)
         named = (field for bit, fields in _OPTIONAL.items() if bit & optional for field in fields)
@@ -136,7 +141,10 @@ class QpTransitions(Handlers):
             _set(context, f"{_PATH}.udp_sport", sport)
         self._check_context(opcode, context)
         cmd.QPC.update(context, state=int(transition.after))
-        row = self._prepare(qpn, context, transition.after, qp.udp_sport if sport is None else sport)
+        if datagrams:
+            row = self._prepare_datagrams(qpn, context, transition.after)
+        else:
+            row = self._prepare(qpn, context, transition.after, qp.udp_sport if sport is None else sport)
         try:
             # For the engine, SQD is RTS in which no WQE begins.
             expected = QpState.RTS if transition.before is QpState.SQDRAINED else transition.before
@@ -151,17 +159,22 @@ class QpTransitions(Handlers):
             self._links.drain(int(row["wire"]))
         return DONE
 
-    def _optional(self, opcode: Opcode, mailbox: bytes, wanted: bytes) -> tuple[int, int | None]:
+    def _optional(
+        self, opcode: Opcode, mailbox: bytes, wanted: bytes, datagrams: bool
+    ) -> tuple[int, int | None]:
         """Return opt_param_mask, and the UDP source port to set or None. CommandError if the command allows neither."""
         struct = _TRANSITIONS[opcode].mailbox
         optional: int = struct.get(mailbox, "opt_param_mask")
-        refused = optional & ~int(_TRANSITIONS[opcode].allowed)  # plain ints: ~ of a flag loses unknown bits
+        allowed = int(_TRANSITIONS[opcode].allowed)  # plain ints: ~ of a flag loses unknown bits
+        allowed &= int(_OF_DATAGRAMS) if datagrams else ~int(OptParam.Q_KEY)
+        refused = optional & ~allowed
         further: int = struct.get(mailbox, "opt_param_mask_95_32") if "opt_param_mask_95_32" in struct.fields else 0
         sport = None
-        if opcode is Opcode.RTS2RTS_QP and further & OptParam32.UDP_SPORT:  # with qpc_ext or, as libmlx5 does, without
+        if opcode is Opcode.RTS2RTS_QP and not datagrams and further & OptParam32.UDP_SPORT:
+            # With qpc_ext or, as libmlx5 does, without.
             sport = self._check_sport(_get(wanted, f"{_PATH}.udp_sport"))
             further &= ~int(OptParam32.UDP_SPORT)
-        if further and struct.get(mailbox, "qpc_ext"):
+        if further and (datagrams or struct.get(mailbox, "qpc_ext")):
             refused |= further << 32
         if refused:
             raise CommandError(
@@ -266,6 +279,24 @@ class QpTransitions(Handlers):
             row["retry_cnt"], row["rnr_retry"] = _get(context, "retry_count"), _get(context, "rnr_retry")
             row["sq_psn"] = _get(context, "next_send_psn")
             row["max_rd"] = 1 << _get(context, "log_sra_max")
+        return row
+
+    def _prepare_datagrams(self, qpn: int, context: bytearray, state: QpState) -> np.ndarray:
+        """Return the row of a UD queue pair for a context and a state. It has no peer; a datagram is one packet."""
+        row = self._qps.table[qpn].copy()
+        row["drain"] = state is QpState.SQDRAINED
+        if state is QpState.SQDRAINED:
+            return row
+        row["state"] = state
+        row["q_key"] = GSI_Q_KEY if qpn == GSI_QPN else _get(context, "q_key")
+        if state in (QpState.RTR, QpState.RTS):
+            row["mtu"] = min(128 << _get(context, "mtu"), self._port.active_mtu)
+            row["msg_max"] = min(1 << _get(context, "log_msg_max"), row["mtu"])
+        if state is QpState.RTR:
+            self._components.connect(self._qps.table.row_address(qpn), FIRST)  # its datagrams take any wire
+            self._links.listen()
+        if state is QpState.RTS:
+            row["sq_psn"] = _get(context, "next_send_psn")
         return row
 
     def _egress(self, qpn: int, wire: int, source: int, port: int) -> int:

@@ -25,6 +25,16 @@ class Routes:
         wire = self._links.towards(gid, lid, source)
         return 0, wire, *self._links.path(wire, gid, source)
 
+    def datagrams(self, gid: bytes, lid: int, source: int) -> tuple[int, bytes, int]:
+        """Return the wire by which datagrams get to a GID or LID, and what `route` returns last.
+
+        Datagrams to queue pairs of this NIC have a wire, too, so that the engine treats all in the same way.
+        """
+        if self.is_here(gid, lid):
+            return self._links.to_itself(), gid, source
+        wire = self._links.towards(gid, lid, source)
+        return wire, *self._links.path(wire, gid, source)
+
     def is_here(self, gid: bytes, lid: int) -> bool:
         """Return whether the NIC has this GID or, on InfiniBand, this LID."""
         return lid == self._port.lid if self._port.infiniband else self._gids.has(gid)

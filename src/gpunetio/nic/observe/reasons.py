@@ -85,6 +85,7 @@ EXPLAIN: dict[Reason, Explanation] = {
         Syndrome.LOCAL_LENGTH,
         "the message has {nbytes} bytes, but this QP sends {extra0} at most",
         "the message is too long: split it, or raise log_msg_max of INIT2RTR_QP, which is 30 (1 GiB) at most; "
+        "a datagram has one packet, of the port's MTU; "
         "or a data segment has byte_count 0, which means 2 GiB to an mlx5 device: leave the segment out"),
     Reason.LKEY_UNKNOWN: Explanation(
         Syndrome.LOCAL_PROT,
@@ -135,7 +136,7 @@ EXPLAIN: dict[Reason, Explanation] = {
     Reason.RECV_TOO_SMALL: Explanation(
         Syndrome.REMOTE_INVAL_REQ,
         "a message of {nbytes} bytes arrived for a receive of {extra0} bytes",
-        "the receives are too small: post larger ones"),
+        "the receives are too small: post larger ones; a datagram comes behind 40 bytes, which are for the GRH"),
     Reason.RECV_LKEY: Explanation(
         Syndrome.REMOTE_OP,
         "the receive's segment [{addr:#x}, +{nbytes}) with lkey {key:#x} was refused",

@@ -10,7 +10,7 @@ from ...jit.ops import (
 from ...fabric.ring import lock, next_free, publish, unlock
 from ...formats.commands import QpState
 from ...formats.cqe import (
-    CI_MASK, CQE64, FORMAT_SHIFT, INIT_OP_OWN, OPCODE_SHIFT, CqeFormat, CqeOpcode, Syndrome,
+    CI_MASK, CQE64, FORMAT_SHIFT, INIT_OP_OWN, OPCODE_SHIFT, CqeOpcode, Syndrome,
 )  # fmt: skip
 from ...formats.doorbell import CQ_DBREC
 from ...formats.events import CqErrorSyndrome, EventType
@@ -27,15 +27,16 @@ from ..state.work_queue import wake
 
 _NO_EVENT = 0
 _INVALID = INIT_OP_OWN >> OPCODE_SHIFT << OPCODE_SHIFT
-_INLINE = CqeFormat.INLINE_32 << FORMAT_SHIFT
 REQUESTER, RESPONDER = 0, 1
 
 
 @device_function
-def write_cqe(nic, cq, kind, qpn, user_index, wqe_opcode, counter, nbytes, imm, syndrome, vendor, solicited, payload):
+def write_cqe(
+    nic, cq, kind, form, qpn, user_index, wqe_opcode, counter, nbytes, imm, syndrome, vendor, solicited, head
+):  # fmt: skip
     """Write a CQE, its last word last. Return 0, or Reason.CQ_OVERRUN if the CQ is full and may not be overrun.
 
-    `payload` is the address of 32 bytes that the CQE carries, or 0.
+    `form` is a CqeFormat. `head` is the address of the CQE's first 32 bytes, or 0 if they are zeros.
     """
     c = cq_row_at(cq)
     n = worker_at(nic)
@@ -49,19 +50,18 @@ def write_cqe(nic, cq, kind, qpn, user_index, wqe_opcode, counter, nbytes, imm, 
     slot = 0 if c.collapsed else c.pi & ((1 << c.log) - 1)
     cqe = c.addr + (slot << c.shift)
     owner = (c.pi >> c.log) & 1
-    op_own = kind << OPCODE_SHIFT | owner
+    op_own = kind << OPCODE_SHIFT | form << FORMAT_SHIFT | owner
     if kind != CqeOpcode.REQ:
         # Invalidate the entry first. A reader that still reads the CQE of the previous lap must be able to tell that it
         # has read this CQE's length instead. A card writes all 64 bytes at once.
         st_relaxed32(cqe + CQE64.wqe_counter, be32(_INVALID | owner ^ 1))
         fence_release_sys()
-    if payload == 0:
+    if head == 0:
         st128(cqe, 0, 0)
         st128(cqe + 16, 0, 0)
     else:
-        op_own |= _INLINE
-        st128(cqe, ld64(payload), ld64(payload + 8))
-        st128(cqe + 16, ld64(payload + 16), ld64(payload + 24))
+        st128(cqe, ld64(head), ld64(head + 8))
+        st128(cqe + 16, ld64(head + 16), ld64(head + 24))
     st128(cqe + 32, pack64(be32(user_index), be32(imm)), pack64(0, be32(nbytes)))
     # An error CQE has its syndromes where other CQEs have the end of the timestamp.
     errors = pack64(0, be32(vendor << 8 | syndrome))
@@ -105,7 +105,7 @@ def complete_send(nic, row, index, opcode, ce, nbytes):
     if ce == CompletionMode.CQE_AND_EQE:
         event_queue = nic_at(nic).eqs + cq_row_at(q.send_cq).eqn * EQ_ROW.size
         fetch_add_sys64(event_queue + EQ_ROW.pi, 1)
-    reason = write_cqe(nic, q.send_cq, CqeOpcode.REQ, q.qpn, q.user_index, opcode, index, nbytes, 0, 0, 0, 0, 0)
+    reason = write_cqe(nic, q.send_cq, CqeOpcode.REQ, 0, q.qpn, q.user_index, opcode, index, nbytes, 0, 0, 0, 0, 0)
     if reason != 0:
         fail_qp(nic, row, index, opcode, reason, REQUESTER)
 
@@ -197,7 +197,7 @@ def fail_send(nic, row, index, opcode, ce, reason):
     _count_error(nic, reason, syndrome, REQUESTER)
     if ce == CompletionMode.ON_FIRST_ERROR and not first:
         return
-    write_cqe(nic, q.send_cq, CqeOpcode.REQ_ERR, q.qpn, q.user_index, opcode, index, 0, 0, syndrome, reason, 0, 0)
+    write_cqe(nic, q.send_cq, CqeOpcode.REQ_ERR, 0, q.qpn, q.user_index, opcode, index, 0, 0, syndrome, reason, 0, 0)
 
 
 @engine_function
@@ -206,4 +206,4 @@ def fail_receive(nic, row, index, reason, syndrome):
     q = qp_row_at(row)
     fail_qp(nic, row, index, 0, reason, RESPONDER)
     _count_error(nic, reason, syndrome, RESPONDER)
-    write_cqe(nic, q.recv_cq, CqeOpcode.RESP_ERR, q.qpn, q.user_index, 0, index, 0, 0, syndrome, reason, 0, 0)
+    write_cqe(nic, q.recv_cq, CqeOpcode.RESP_ERR, 0, q.qpn, q.user_index, 0, index, 0, 0, syndrome, reason, 0, 0)

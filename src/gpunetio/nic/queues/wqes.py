@@ -7,11 +7,12 @@ from typing import NamedTuple
 from ...jit.compile import device_function, engine_function
 from ...jit.ops import be32, be64, copy, ld8, ld32, ld64, ld_acquire32, st64
 from ...enums import Access
+from ...formats.commands import ServiceType
 from ...formats.doorbell import PI_MASK, WQE_IDX_SHIFT
 from ...formats.wqe import (
-    ATOMIC_SEG, CE_SHIFT, CTRL_SEG, DATA_SEG, DS_MASK, EXTENDED_ATOMIC_4, EXTENDED_ATOMIC_8, FM_SHIFT, INLINE_SEG,
-    MASKED_CS32_SEG, MASKED_CS64_SEG, MASKED_FA32_SEG, MASKED_FA64_SEG, MAX_TRANSFER, MMO_DMA, OPMOD_SHIFT, RADDR_SEG,
-    SEGMENT, WAIT_SEG, WQEBB_SHIFT, CtrlFlags, WqeOpcode,
+    ATOMIC_SEG, AV_SEG, BASE_AV_BYTES, CE_SHIFT, CTRL_SEG, DATA_SEG, DS_MASK, EXTENDED_ATOMIC_4, EXTENDED_ATOMIC_8,
+    EXTENDED_AV, FM_SHIFT, INLINE_SEG, MASKED_CS32_SEG, MASKED_CS64_SEG, MASKED_FA32_SEG, MASKED_FA64_SEG,
+    MAX_TRANSFER, MMO_DMA, OPMOD_SHIFT, RADDR_SEG, SEGMENT, WAIT_SEG, WQEBB_SHIFT, CtrlFlags, WqeOpcode,
 )  # fmt: skip
 from .completion import fail_send
 from .operations import (
@@ -199,6 +200,13 @@ def _read_operands(message, operands, opcode, opmod):
         m.compare = be64(ld64(operands + ATOMIC_SEG.compare))
 
 
+@device_function
+def _av_segments(wqe):
+    """Return how many segments the address vector of a UD queue pair's WQE has."""
+    extended = be32(ld32(wqe + SEGMENT + AV_SEG.dqp_dct)) & EXTENDED_AV
+    return AV_SEG.size // SEGMENT if extended else BASE_AV_BYTES // SEGMENT
+
+
 @engine_function
 def build(nic, row, message, wqe, opcode, ds, index):
     """Build a message from a WQE whose control segment was checked: return 0, or a reason."""
@@ -213,6 +221,8 @@ def build(nic, row, message, wqe, opcode, ds, index):
     if q.wire != 0 and not has_packets(opcode):
         return refuse.no_packet(nic, q.remote_qpn)
     headers = segments_of(opcode, opmod)
+    if q.service == ServiceType.UD:
+        headers += _av_segments(wqe)
     if ds < headers or ds - headers > MAX_SEGMENTS:
         return refuse.malformed_wqe(nic, ds)
     m.opcode = opcode

@@ -43,10 +43,12 @@ COUNTERS = record("counters", """
     rx_no_qp                       i64 engine     packets dropped: no such QP
     rx_wrong_peer                  i64 engine     packets dropped: from another address than the QP's peer
     rx_wrong_pkey                  i64 engine     packets dropped: another partition
+    rx_wrong_qkey                  i64 engine     packets dropped: UD, another Q_Key
     rx_wrong_state                 i64 engine     packets dropped: the QP takes none in its state
     rx_uc_dropped                  i64 responder  packets dropped: UC, behind a gap
     rx_weak_icrc                   i64 engine     packets taken though only a part of their ICRC could be checked
     tx_dropped                     i64 engine     packets that the kernel did not take
+    tx_unreachable                 i64 requester  datagrams that were not sent: no path leads there, or the port is down
     sq_wqes                        i64 requester  WQEs that were executed
     cqes                           i64 engine     CQEs that were written
     lost_error_records             i64 engine     reports that were lost because too many waited
@@ -57,9 +59,9 @@ COUNTERS = record("counters", """
     rx_stale                       i64 engine     packets dropped: from before the QP's last reset
 """)
 PACKET_FATES = (
-    "rx_accepted", "rx_malformed", "rx_no_qp", "rx_wrong_peer", "rx_wrong_pkey", "rx_wrong_state", "out_of_sequence",
-    "duplicate_request", "out_of_buffer", "rx_refused", "rx_uc_dropped", "rx_unexpected", "implied_nak_seq_err",
-    "rx_link_down", "rx_stale",
+    "rx_accepted", "rx_malformed", "rx_no_qp", "rx_wrong_peer", "rx_wrong_pkey", "rx_wrong_qkey", "rx_wrong_state",
+    "out_of_sequence", "duplicate_request", "out_of_buffer", "rx_refused", "rx_uc_dropped", "rx_unexpected",
+    "implied_nak_seq_err", "rx_link_down", "rx_stale",
 )  # fmt: skip
 counters_at: Any = struct_view(COUNTERS)
 

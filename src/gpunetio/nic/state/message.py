@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...jit.struct_view import struct_view
+from .qp import QP_ROW
 from .record import record
 
 MAX_SEGMENTS = 64
@@ -32,6 +33,8 @@ MESSAGE = record("message", f"""
     payload        i64[4]   responder  what a CQE carries
     # segments
     segments       i64[{2 * MAX_SEGMENTS}] requester  pairs of address and bytes
+    # of a datagram
+    connection     raw[{QP_ROW.size}] requester  a QP_ROW, as if the QP were connected to the destination
     # the WQE
     wqe            raw[{WQE_BYTES}] requester  a WQE that wraps around the end of its ring, in one piece
 """)

@@ -18,6 +18,7 @@ NIC_FIELDS = """
     mkey_mask      i64      nobody     selects a row by the upper 24 bits of a key
     eqs            i64      nobody     address of the EQ_ROWs
     gids           i64      nobody     address of the GID_ROWs
+    paths          i64      nobody     address of the PATHs (path.py)
     syndromes      i64      nobody     address of a byte for each Reason: formats.cqe.Syndrome
     errors         i64      nobody     address of the RING of ERROR_RECORDs, which workers fill in turn
     armable        i64      nobody     address of a list of CQ_ROWs with a channel: how many, then their addresses

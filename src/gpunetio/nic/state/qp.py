@@ -18,7 +18,7 @@ QP_ROW = record("qp_row", """
     # set-up: from the creation on
     qpn            i64      command    number of the QP; 0 in a free row
     state          i64      engine     formats.commands.QpState; commands ask for it, and a failure sets ERR
-    service        i64      command    formats.commands.ServiceType
+    service        i64      command    formats.commands.ServiceType; that of QP 1 is UD
     pdn            i64      command    number of its protection domain
     sq_addr        i64      command    address of the send queue's ring; 0 if it has none
     sq_log         i64      command    binary logarithm of its basic blocks
@@ -43,6 +43,7 @@ QP_ROW = record("qp_row", """
     cookie         i64      host       what events carry to identify the subscriber
     events         i64      host       a bit for each formats.events.EventType that `channel` receives
     # set-up: the connection, which 2RST clears
+    q_key          i64      command    of UD: the Q_Key of what it takes (IBTA 10.2.5)
     rights         i64      command    remote rights, of enums.Access, and EXTENDED_ATOMICS if the atomic mode has those
     remote_qpn     i64      command    number of the peer
     remote_row     i64      command    address of the peer's QP_ROW if it is a QP of this NIC; else 0

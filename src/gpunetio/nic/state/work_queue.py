@@ -22,6 +22,7 @@ class QueueKind(IntEnum):
     """A kind of work queue: a row of nic/work_queues.py."""
 
     CONNECTED_SEND = 1  # the send queue of an RC or UC QP
+    DATAGRAM_SEND  = 2  # the send queue of a UD QP
 
 
 WORK_QUEUE = record("work_queue", """

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from ...jit.compile import engine_function
-from ..state.counters import counters_at
-from ..state.worker import worker_at
 from ..state.qp import qp_row_at
 from ..state.work_queue import work_queue_at
 from .loopback import serve as serve_loopback
 from .requester import serve as serve_requester
-from .send_queue import begin_turn, end_turn, may_send
+from .send_queue import begin_turn, budget, end_turn, may_send
 
 
 @engine_function
@@ -21,15 +19,6 @@ def serve(nic, queue):
         if qp_row_at(row).wire != 0:
             done += serve_requester(nic, row)
         else:
-            done += serve_loopback(nic, row, _budget(nic))
+            done += serve_loopback(nic, row, budget(nic))
     end_turn(nic, queue)
     return done
-
-
-@engine_function
-def _budget(nic):
-    """Return how many WQEs may be executed before the next QP's turn, or before the NIC pauses."""
-    n = worker_at(nic)
-    if n.pause_at >= 0:
-        return min(n.budget, n.pause_at - counters_at(n.counters).sq_wqes)
-    return n.budget

@@ -41,6 +41,7 @@ def _take(nic, wire, datagram, at):
     n = worker_at(nic)
     w = wire_at(wire)
     d = datagram_at(datagram)
+    n.arrived_at = d.source
     if n.capture != 0:
         if check(w.udp, datagram) == ICRC_WRONG:
             return 0
@@ -53,7 +54,7 @@ def _take(nic, wire, datagram, at):
     counters_at(n.counters).rdma_rx_packets += 1
     if row == 0:
         return 0
-    deliver(nic, row, d.packet, d.nbytes, 0)
+    deliver(nic, row, wire, d.packet, 0, d.nbytes, d.peer_high, d.peer_low, 0)
     return 1
 
 
@@ -94,6 +95,7 @@ def take_datagrams(nic, wire):
         done += serve_socket(nic, wire, j)
         if u.rx_more != 0:
             empty = 0
+    worker_at(nic).arrived_at = -1
     if empty != 0:
         found_empty(w.udp)
     if u.rx_icrc_encapsulated | u.rx_malformed | u.weak_icrc | u.tx_dropped:

@@ -7,12 +7,13 @@ from ...jit.ops import be16, be32, ld8, ld16, ld32, ld64
 from ...formats.commands import QpState, ServiceType
 from ...formats.packet import (
     BTH, DEFAULT_PKEY, GRH, GRH_NEXT_HEADER, ICRC_SIZE, LNH_GLOBAL, LNH_LOCAL, LRH, OPERATION_MASK, PAD_SHIFT,
-    PKEY_BASE_MASK, QPN_MASK, SERVICE_SHIFT, TVER_MASK,
+    PKEY_BASE_MASK, QPN_MASK, SERVICE_SHIFT, TVER_MASK, UD_SERVICE,
 )  # fmt: skip
 from .psn import on_wire
 from .responder import take_request
 from .execution import establish
 from .responses import is_response, take_response
+from .ud_receive import take_datagram
 from ..queues.operations import is_request
 from ..state.counters import counters_at
 from ..state.nic import nic_at
@@ -97,7 +98,7 @@ def receive(nic, wire, packet, nbytes, peer_high, peer_low, life, at):
             link = nbytes  # none of its bytes can be trusted
     row = addressee(nic, wire, packet + link, nbytes - link, peer_high, peer_low, at)
     if row != 0:
-        deliver(nic, row, packet + link, nbytes - link, life)
+        deliver(nic, row, wire, packet, link, nbytes - link, peer_high, peer_low, life)
 
 
 @engine_function
@@ -124,7 +125,9 @@ def addressee(nic, wire, bth, nbytes, peer_high, peer_low, at):
     if q.qpn != qpn or qpn == 0:
         c.rx_no_qp += 1
         return 0
-    if q.wire != wire or (has_many_peers(wire) and (q.peer_high != peer_high or q.peer_low != peer_low)):
+    datagrams = q.service == ServiceType.UD
+    elsewhere = q.wire != wire or (has_many_peers(wire) and (q.peer_high != peer_high or q.peer_low != peer_low))
+    if elsewhere and not datagrams:  # a datagram may come from anywhere
         c.rx_wrong_peer += 1
         return 0
     if be16(ld16(bth + BTH.pkey)) & PKEY_BASE_MASK != _DEFAULT_PKEY_BASE:
@@ -136,16 +139,20 @@ def addressee(nic, wire, bth, nbytes, peer_high, peer_low, at):
     if at < q.rx_from:
         c.rx_stale += 1
         return 0
-    if ld8(bth + BTH.opcode) >> SERVICE_SHIFT != q.service:
+    if ld8(bth + BTH.opcode) >> SERVICE_SHIFT != (UD_SERVICE if datagrams else q.service):
         c.rx_malformed += 1
         return 0
     return row
 
 
 @engine_function
-def deliver(nic, row, bth, nbytes, life):
-    """Deliver a packet, `nbytes` from its BTH on, to the QP that `addressee` has found."""
+def deliver(nic, row, wire, packet, link, nbytes, peer_high, peer_low, life):
+    """Deliver a packet to the QP that `addressee` has found: `link` bytes of link headers, `nbytes` from its BTH on."""
     q = qp_row_at(row)
+    if q.service == ServiceType.UD:
+        take_datagram(nic, row, wire, packet, link, nbytes, peer_high, peer_low)
+        return
+    bth = packet + link
     c = counters_at(worker_at(nic).counters)
     opcode = ld8(bth + BTH.opcode)
     pad = (ld8(bth + BTH.se_m_pad_tver) >> PAD_SHIFT) & 3

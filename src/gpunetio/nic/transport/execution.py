@@ -13,7 +13,7 @@ from ...jit.ops import (
 from ...enums import Access
 from ..state.message import MESSAGE, message_at
 from ...formats.commands import QpState, ScatterToCqe, ServiceType
-from ...formats.cqe import INLINE_BYTES, CqeOpcode, Syndrome
+from ...formats.cqe import INLINE_BYTES, CqeFormat, CqeOpcode, Syndrome
 from ...formats.doorbell import PI_MASK, QP_DBREC
 from ...formats.events import EventType
 from ...formats.wqe import DATA_SEG, INLINE_SEG, INVALID_LKEY, SEGMENT, SRQ_NEXT_SEG, WqeOpcode
@@ -360,7 +360,9 @@ def receive_scatter(nic, row, offset, total, data, nbytes):
             if target < 0:
                 return Reason.RECV_LKEY
             part = min(begin + capacity - offset, nbytes)
-            if q.wire == 0:
+            if q.service == ServiceType.UD:
+                reason = move_now(nic, target + offset - begin, data, part)
+            elif q.wire == 0:
                 reason = move(nic, target + offset - begin, data, part)
             else:
                 reason = place(nic, row, target + offset - begin, data, part)
@@ -443,16 +445,17 @@ def _write_imm(nic, row, message):
 
 
 @engine_function
-def complete_receive(nic, row, kind, nbytes, imm, opcode, solicited, payload):
+def complete_receive(nic, row, kind, nbytes, imm, opcode, solicited, head):
     """Write the CQE of the next receive, which a message or immediate data has consumed: return 0 or REMOTE_ABORT.
 
-    `payload` is the address of the data that the CQE carries, or 0.
+    `head` is the address of the CQE's first 32 bytes, or 0: what it carries, or who has sent a datagram.
     """
     q = qp_row_at(row)
     if kind == CqeOpcode.RESP_SEND:
         imm = 0
     index = _consume_receive(nic, row)
-    reason = write_cqe(nic, q.recv_cq, kind, q.qpn, q.user_index, 0, index, nbytes, imm, 0, 0, solicited, payload)
+    form = CqeFormat.INLINE_32 if head != 0 and q.service != ServiceType.UD else CqeFormat.NO_INLINE
+    reason = write_cqe(nic, q.recv_cq, kind, form, q.qpn, q.user_index, 0, index, nbytes, imm, 0, 0, solicited, head)
     if reason != 0:
         fail_qp(nic, row, index, opcode, reason, RESPONDER)
         return Reason.REMOTE_ABORT

@@ -9,6 +9,7 @@ from ..dma.moving import is_still
 from ..queues.doorbells import go_on, poll_doorbell
 from ..queues.events import tell
 from ..queues.wqes import flush_next
+from ..state.counters import counters_at
 from ..state.worker import worker_at
 from ..state.qp import qp_row_at
 from ..state.work_queue import work_queue_at
@@ -28,6 +29,15 @@ def may_send(queue):
     """Return whether announced WQEs wait in a QP that may execute them."""
     q = qp_row_at(work_queue_at(queue).row)
     return q.sq_ci != q.sq_pi and q.state == QpState.RTS
+
+
+@engine_function
+def budget(nic):
+    """Return how many WQEs may be executed before the next work queue's turn, or before the NIC pauses."""
+    n = worker_at(nic)
+    if n.pause_at >= 0:
+        return min(n.budget, n.pause_at - counters_at(n.counters).sq_wqes)
+    return n.budget
 
 
 @device_function

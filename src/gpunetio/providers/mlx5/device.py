@@ -29,8 +29,8 @@ from ...errors import (
 )
 from ...formats.events import EventType, PortSubtype
 from ...memory import PAGE, is_accessible
-from ..plain_verbs import PlainVerbs
-from ..provider import DeviceAttr, DeviceInfo, GidType, MrKeys, PortAttr
+from ..plain_verbs import PlainVerbs, Route
+from ..provider import DeviceAttr, DeviceInfo, GidType, MrKeys, NewAh, PortAttr
 from . import structs as s
 from .cuda_dmabuf import dmabuf_of
 from .errors import GONE, errno_of, refused
@@ -336,7 +336,7 @@ class VerbsDevice:
 
     # --- addresses ---------------------------------------------------------------------------------------------------
 
-    def create_ah(self, port: int, sgid_index: int, dgid: bytes) -> Any:
+    def ah_to(self, port: int, sgid_index: int, dgid: bytes) -> Any:
         """Create an `ibv_ah *` to a GID, whose MAC the kernel looks up.
 
         The caller destroys it with `ibv_destroy_ah`.
@@ -344,12 +344,28 @@ class VerbsDevice:
         if self._own_pd is None:
             self._own_pd = self.pointer("ibv_alloc_pd", self.verbs.ibv_alloc_pd(self.context))
             self.hold("PD of addresses", 0, self.verbs.ibv_dealloc_pd, self._own_pd)
-        attr = s.ibv_ah_attr(is_global=1, port_num=port)
-        attr.grh.sgid_index, attr.grh.hop_limit = sgid_index, _HOP_LIMIT
-        attr.grh.dgid.raw[:] = dgid
-        ah = self.verbs.ibv_create_ah(self._own_pd, byref(attr))
+        return self._new_ah(self._own_pd, port, Route(dgid, 0, 0, sgid_index, 0, _HOP_LIMIT, 0, True))
+
+    def create_ah(self, pdn: int, port: int, route: Route) -> NewAh:
+        ah = self._new_ah(self.get("PD", pdn), port, route)
+        try:
+            return NewAh(self.hold("AH", self.new_handle(), self.verbs.ibv_destroy_ah, ah), self.address_vector(ah))
+        except BaseException:
+            self.verbs.ibv_destroy_ah(ah)
+            raise
+
+    def address_vector(self, ah: Any) -> bytes:
+        """Return the address vector of an `ibv_ah *`, empty if libibverbs does not show it."""
+        return b""
+
+    def destroy_ah(self, handle: int) -> None:
+        self.give_back("AH", handle)
+
+    def _new_ah(self, pd: Any, port: int, route: Route) -> Any:
+        attr = ah_attr_of(route, port)
+        ah = self.verbs.ibv_create_ah(pd, byref(attr))
         if not ah:
-            self._no_address(dgid, port, sgid_index, ctypes.get_errno())
+            self._no_address(route.dgid, port, route.sgid_index, ctypes.get_errno())
         return ah
 
     def _no_address(self, dgid: bytes, port: int, sgid_index: int, code: int) -> None:
@@ -480,3 +496,14 @@ def _check_iova(start: int, iova: int) -> None:
 def _mtu_bytes(code: int) -> int:
     """Return the bytes of an enum ibv_mtu."""
     return 128 << code
+
+
+def ah_attr_of(route: Route, port: int) -> s.ibv_ah_attr:
+    """Return the `ibv_ah_attr` of a route from a port."""
+    attr = s.ibv_ah_attr(
+        dlid=route.dlid, sl=route.sl, static_rate=route.static_rate, is_global=route.is_global, port_num=port
+    )
+    grh = attr.grh
+    grh.sgid_index, grh.hop_limit, grh.traffic_class = route.sgid_index, route.hop_limit, route.traffic_class
+    grh.dgid.raw[:] = route.dgid
+    return attr

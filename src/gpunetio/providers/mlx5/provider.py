@@ -19,6 +19,7 @@ from ...errors import DeviceFatalError, DocaError, FullError, InvalidValueError,
 from ...formats import commands as cmd
 from ...formats.commands import Status
 from ...formats.events import EventType, eqe
+from ...formats.wqe import AV_SEG
 from ...memory import PAGE
 from ..event_queue import EventQueue
 from ..provider import ClockInfo, Event, UarPage
@@ -101,16 +102,19 @@ class Mlx5Provider(VerbsDevice):
 
     def resolve_mac(self, port: int, sgid_index: int, dgid: bytes) -> bytes:
         """Return the MAC of a RoCE GID, from the address vector of an `ibv_ah`."""
-        ah = self.create_ah(port, sgid_index, dgid)
+        ah = self.ah_to(port, sgid_index, dgid)
         try:
-            found = s.mlx5dv_ah()
-            obj = s.mlx5dv_obj()
-            setattr(obj.ah, "in", ah)
-            obj.ah.out = ctypes.pointer(found)
-            self._check("mlx5dv_init_obj of an AH", self.mlx5.mlx5dv_init_obj(byref(obj), s.MLX5DV_OBJ_AH))
-            return bytes(found.av.contents.rmac)
+            return self.address_vector(ah)[AV_SEG.rmac : AV_SEG.tclass]
         finally:
             self.verbs.ibv_destroy_ah(ah)
+
+    def address_vector(self, ah: Any) -> bytes:
+        found = s.mlx5dv_ah()
+        obj = s.mlx5dv_obj()
+        setattr(obj.ah, "in", ah)
+        obj.ah.out = ctypes.pointer(found)
+        self._check("mlx5dv_init_obj of an AH", self.mlx5.mlx5dv_init_obj(byref(obj), s.MLX5DV_OBJ_AH))
+        return bytes(found.av.contents)
 
     # --- memory and doorbells of queues ------------------------------------------------------------------------------
 

@@ -56,7 +56,7 @@ IBV_WC_RECV, IBV_WC_RECV_RDMA_WITH_IMM = 128, 129
 
 IBV_WC_GRH, IBV_WC_WITH_IMM = 1 << 0, 1 << 1
 
-IBV_QPT_RC, IBV_QPT_UC = 2, 3
+IBV_QPT_RC, IBV_QPT_UC, IBV_QPT_UD = 2, 3, 4
 
 IBV_QPS_RESET, IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS, IBV_QPS_SQD, IBV_QPS_SQE, IBV_QPS_ERR = range(7)
 
@@ -65,6 +65,7 @@ IBV_QP_CUR_STATE          = 1 << 1
 IBV_QP_ACCESS_FLAGS       = 1 << 3
 IBV_QP_PKEY_INDEX         = 1 << 4
 IBV_QP_PORT               = 1 << 5
+IBV_QP_QKEY               = 1 << 6
 IBV_QP_AV                 = 1 << 7
 IBV_QP_PATH_MTU           = 1 << 8
 IBV_QP_TIMEOUT            = 1 << 9
@@ -466,8 +467,12 @@ class _atomic(Structure):
     _fields_ = [("remote_addr", c_uint64), ("compare_add", c_uint64), ("swap", c_uint64), ("rkey", c_uint32)]
 
 
+class _ud(Structure):
+    _fields_ = [("ah", POINTER(ibv_ah)), ("remote_qpn", c_uint32), ("remote_qkey", c_uint32)]
+
+
 class _wr(Union):
-    _fields_ = [("rdma", _rdma), ("atomic", _atomic)]
+    _fields_ = [("rdma", _rdma), ("atomic", _atomic), ("ud", _ud)]
 
 
 class ibv_send_wr(Structure):

@@ -16,7 +16,7 @@ from typing import Any, TypeVar, cast
 from ...enums import Access, QpAttrMask, QpState, SrqType, UarAllocationType
 from ...errors import UnexpectedError
 from ...formats import commands as cmd
-from ...formats.commands import Opcode, RqType, ScatterToCqe, WqType
+from ...formats.commands import Opcode, RqType, ScatterToCqe, ServiceType, WqType
 from ...formats.contexts import QPC, RMPC
 from ...formats.cqe import CQE_SIZE
 from ...formats.doorbell import UAR_REG_OFFSET
@@ -224,6 +224,8 @@ class SdkProvider:
         at = cmd.CREATE_QP_IN.offset("qpc")
         qpc = mailbox[at : at + QPC.size]
         q = QPC.unpack(qpc)
+        if q["st"] not in (ServiceType.RC, ServiceType.UC):
+            raise not_in_sdk_mode("a queue pair for datagrams", "as it has only RC and UC")
         umem_id, offset = (cmd.CREATE_QP_IN.get(mailbox, name) for name in ("wq_umem_id", "wq_umem_offset"))
         ring, record = self._umems[umem_id], self._umems[q["dbr_umem_id"]]
         wanted: Fields = {

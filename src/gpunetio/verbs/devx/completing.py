@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ...enums import WcFlags, WcOpcode, WcStatus
-from ...formats.cqe import FORMAT_MASK, OPCODE_SHIFT, CqeOpcode
+from ...formats.cqe import CQE64, FORMAT_MASK, GRH_SHIFT, OPCODE_SHIFT, SL_SHIFT, CqeOpcode
 from ..syndromes import MEANINGS
 from ..work import Completion
 
@@ -25,7 +25,18 @@ _SUCCESS, _RECV, _NO_FLAGS = WcStatus.SUCCESS, WcOpcode.RECV, WcFlags(0)
 
 # Of CQE64 and ERR_CQE64: the place of a payload, imm, byte_cnt, timestamp, WQE opcode and QPN, wqe_counter, op_own. In
 # an error CQE the timestamp ends in vendor_err_synd and syndrome. The payload is there where the format says so.
+_SENDER = struct.Struct(">HI")  # of CQE64: slid, flags_rqpn
 _CQE = struct.Struct(">32s4xI4xIQIHxB")
+
+
+def _name_sender(done: Completion, head: bytes, infiniband: bool) -> None:
+    """Add to a received datagram's completion who has sent it, from the first 32 bytes of its CQE."""
+    slid, flags = _SENDER.unpack_from(head, CQE64.slid)
+    done.src_qp = flags & QPN_MASK
+    if flags >> GRH_SHIFT & 3:
+        done.flags |= WcFlags.GRH
+    if infiniband:
+        done.slid, done.sl = slid, flags >> SL_SHIFT & 0xF
 
 
 def completions(cqes: bytes, queues: Mapping[int, RingPosting]) -> list[Completion]:
@@ -50,6 +61,8 @@ def completions(cqes: bytes, queues: Mapping[int, RingPosting]) -> list[Completi
             done = Completion(wr_id, status, opcode, nbytes, None, qpn, 0, _NO_FLAGS, timestamp)
             if kind in _WITH_IMM:
                 done.imm, done.flags = imm, WcFlags.WITH_IMM
+            if posting.datagrams:
+                _name_sender(done, payload, posting.infiniband)
         if kind in _FAILED:
             done.status, done.byte_len = _STATUS.get(timestamp & 0xFF, WcStatus.GENERAL_ERR), 0
             done.vendor_err, done.timestamp = timestamp >> 8 & 0xFF, None

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ...enums import Access, SrqType, UarAllocationType
+from ...enums import Access, QpType, SrqType, UarAllocationType
 from ...errors import InvalidValueError
 from ...formats.commands import Opcode, RqType
 from ...formats.cqe import CQE_SIZE
@@ -198,12 +198,12 @@ class Devx:
 
     def qp_layout(
         self, *, sq_wr: int = 0, rq_wr: int = 0, send_max_sges: int = 1, receive_max_sges: int = 1,
-        max_inline_data: int = 0,
+        max_inline_data: int = 0, qp_type: QpType = QpType.RC,
     ) -> RingLayout:  # fmt: skip
         """Return the memory layout of a QP's rings for so many requests. `fields` are the QPC's."""
         wanted = QpInitAttr(
             sq_wr=sq_wr, rq_wr=rq_wr, send_max_sges=send_max_sges, receive_max_sges=receive_max_sges,
-            max_inline_data=max_inline_data,
+            max_inline_data=max_inline_data, qp_type=qp_type,
         ).typed()  # fmt: skip
         sizes = queue_sizes(wanted, self._ctx.query_device())
         if sizes.rq_entries:

@@ -35,7 +35,9 @@ from .ring import Ring, place_ring
 if TYPE_CHECKING:
     from ..pd import PD
 
-_SERVICE = {QpType.RC: ServiceType.RC, QpType.UC: ServiceType.UC}
+_SERVICE = {
+    QpType.RC: ServiceType.RC, QpType.UC: ServiceType.UC, QpType.UD: ServiceType.UD, QpType.GSI: ServiceType.QP1,
+}  # fmt: skip
 
 
 class DevxQP(QP):
@@ -141,7 +143,7 @@ class DevxQP(QP):
     def _ask(self) -> QpAttr:
         qpc = self._query()
         attr = attributes_of(qpc)
-        if qpc["mtu"]:  # INIT2RTR sets the MTU and the path
+        if qpc["mtu"] and not self.type.datagrams:  # INIT2RTR sets the MTU and the path
             attr.ah_attr = ah_of(qpc[PATH], self.ctx.query_device().link_layer)
         return attr
 

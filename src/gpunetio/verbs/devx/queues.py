@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...enums import SendFlags, WcOpcode, WcStatus, WrOpcode
+from ...enums import LinkLayer, SendFlags, WcOpcode, WcStatus, WrOpcode
 from ...errors import InvalidValueError
 from ...formats.doorbell import PI_MASK, QP_DBREC
 from ...formats.operations import OPERATIONS, Operation
@@ -17,6 +17,7 @@ from ...formats.wqe import (
     ATOMIC_SEG,
     CE_SHIFT,
     CTRL_SEG,
+    EXTENDED_AV,
     FM_SHIFT,
     INLINE_SEG,
     INVALID_LKEY,
@@ -36,6 +37,7 @@ from ..requests import (
     check_entry,
     check_range,
     check_size,
+    destination_of,
     entries_of,
     inline_payload,
     operation_of,
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
     from ...memory import HostMemory
     from ..qp import QP
 
+_ADDRESS = struct.Struct(">III")
 _CONTROL, _REMOTE, _DATA = struct.Struct(">IIBHBI"), struct.Struct(">QII"), struct.Struct(">IIQ")
 _OPERANDS, _WAIT = struct.Struct(">QQ"), struct.Struct(">8xII")
 _SIGNALED, _INLINE = int(SendFlags.SIGNALED), int(SendFlags.INLINE)  # plain ints: those of an enumeration are slow
@@ -113,6 +116,7 @@ class SendQueue(_RingQueue):
     def __init__(self, qp: QP, ring: np.ndarray):
         super().__init__(qp, ring)
         self._always = _SIGNALED if qp.init_attr.sq_sig_all else 0
+        self._datagrams = qp.type.datagrams
 
     def _pack(self, request: SendWr) -> tuple[object, bytes, tuple]:
         operation = operation_of(request, self._qp.init_attr.qp_type)
@@ -143,7 +147,7 @@ class SendQueue(_RingQueue):
 
     def _body(self, request: SendWr, operation: Operation, inline: bool) -> bytes:
         """Return the segments after the control segment."""
-        head = b""
+        head = self._destination(request) if self._datagrams and not operation.local else b""
         for pack in _PACKERS[operation.opcode]:
             head += pack(self, request)
         if operation.data == 0:
@@ -153,6 +157,11 @@ class SendQueue(_RingQueue):
             return head + self._inline(request, operation)
         check_size(operation, nbytes)
         return head + data
+
+    def _destination(self, request: SendWr) -> bytes:
+        av = destination_of(request).av
+        address = _ADDRESS.pack(request.remote_qkey, 0, request.remote_qpn | EXTENDED_AV)
+        return address + av[len(address) :]
 
     def _remote(self, request: SendWr) -> bytes:
         try:
@@ -237,6 +246,8 @@ class RingPosting(Posting):
         self._doorbell_rung = qp.ctx.provider.doorbell_rung
         sends = qp.sq_address - memory.address
         self._rings = memory.array[sends : sends + qp.sq_entries * WQEBB], memory.array[: qp.rq_entries * qp.rq_stride]
+        self.datagrams = qp.type.datagrams
+        self.infiniband = qp.ctx.query_device().link_layer == LinkLayer.INFINIBAND
         super().__init__(qp)
 
     def reset(self) -> None:

@@ -100,6 +100,9 @@ class PlainCQ(CQ):
             done = Completion(wr_id, status, opcode, wc.byte_len, wc.imm, wc.qp_num)
             if wc.imm is not None:
                 done.flags = WcFlags.WITH_IMM
+            if posting.datagrams:
+                done.src_qp, done.slid, done.sl = wc.src_qp, wc.slid, wc.sl
+                done.flags |= WcFlags(wc.wc_flags) & WcFlags.GRH
         else:
             wr_id, opcode, reads = posting.send.complete(wc.wr_id)
             done = Completion(wr_id, status, opcode, wc.byte_len if reads else 0, None, wc.qp_num)

@@ -27,13 +27,14 @@ _NUMBERS = {
     _M.RQ_PSN: "rq_psn", _M.SQ_PSN: "sq_psn", _M.DEST_QP_NUM: "dest_qp_num", _M.PKEY_INDEX: "pkey_index",
     _M.PORT_NUM: "port_num", _M.ACK_TIMEOUT: "ack_timeout", _M.RETRY_CNT: "retry_cnt", _M.RNR_RETRY: "rnr_retry",
     _M.MIN_RNR_TIMER: "min_rnr_timer", _M.MAX_QP_RD_ATOMIC: "max_rd_atomic",
-    _M.MAX_DEST_RD_ATOMIC: "max_dest_rd_atomic",
+    _M.MAX_DEST_RD_ATOMIC: "max_dest_rd_atomic", _M.QKEY: "qkey",
 }  # fmt: skip
 _PSN_MASK = 0xFF_FFFF
 _OF_RC = _M.MIN_RNR_TIMER | _M.ACK_TIMEOUT | _M.RETRY_CNT | _M.RNR_RETRY | _M.MAX_QP_RD_ATOMIC | _M.MAX_DEST_RD_ATOMIC
 # ibv_modify_qp(3) needs more attributes than doca_verbs_qp_modify: one READ or atomic, as in a mailbox.
 _ALSO = {QpState.RTR: _M.MAX_DEST_RD_ATOMIC, QpState.RTS: _M.MAX_QP_RD_ATOMIC}
 _TO_INIT = _M.NEXT_STATE | _M.PKEY_INDEX | _M.PORT_NUM | _M.ALLOW_REMOTE_WRITE
+_DATAGRAMS_TO_INIT = _M.NEXT_STATE | _M.PKEY_INDEX | _M.PORT_NUM | _M.QKEY
 _ONE_AT_A_TIME = {"max_rd_atomic": 1, "max_dest_rd_atomic": 1}
 
 
@@ -52,6 +53,8 @@ class PlainQP(QP):
         ):  # fmt: skip
             if asked:
                 raise needs_devx(self.ctx, what)
+        if attr.qp_type == QpType.GSI:
+            raise needs_devx(self.ctx, "qp_type GSI, which belongs to the kernel")
         super()._check(attr)
         if attr.user_index:
             raise needs_devx(self.ctx, f"user_index = {attr.user_index}")
@@ -127,11 +130,15 @@ class PlainQP(QP):
         following = QpState(attr.next_state) if _M.NEXT_STATE in mask else now.current_state
         if (now.current_state, following) == (QpState.RST, QpState.ERR):
             # Linux does not have this transition (ib_modify_qp_is_ok), but has the one from INIT.
-            self._plain.modify_qp(self.handle, QpValues(QpState.INIT, port_num=1), _TO_INIT)
+            self._plain.modify_qp(self.handle, QpValues(QpState.INIT, port_num=1), self._to_init)
         values = self._values(following, attr, mask, now)
         self._plain.modify_qp(self.handle, values, self._taken(following, attr, mask, now))
         if following != QpState.ERR:
             self._has_path = following in (QpState.RTR, QpState.RTS, QpState.SQD)
+
+    @property
+    def _to_init(self) -> QpAttrMask:
+        return _DATAGRAMS_TO_INIT if self.type.datagrams else _TO_INIT
 
     def _set_udp_sport(self, port: int) -> None:
         raise needs_devx(self.ctx, "modify_udp_sport()")
@@ -144,6 +151,8 @@ class PlainQP(QP):
         if following == now.current_state:
             self._check_path(attr, mask, now)
             return mask & ~_M.AH_ATTR
+        if self.type.datagrams:
+            return mask
         mask |= _ALSO.get(following, _M(0))
         return mask & ~_OF_RC if self.init_attr.qp_type == QpType.UC else mask
 

@@ -22,6 +22,7 @@ from ..requests import (
     check_entry,
     check_range,
     check_size,
+    destination_of,
     entries_of,
     inline_payload,
     operation_of,
@@ -92,15 +93,20 @@ class PlainSendQueue(_PlainQueue):
             return self._token, form, slots  # its bytes may differ next time
         return self._keep(request, form, slots)
 
-    @staticmethod
-    def _form(request: SendWr, operation: Operation, flags: int, entries: Entries, payload: bytes | None) -> Send:
+    def _form(
+        self, request: SendWr, operation: Operation, flags: int, entries: Entries, payload: bytes | None
+    ) -> Send:
         address, key = remote_of(request) if operation.remote else (0, 0)
+        destination = ()
+        if self._qp.type.datagrams:
+            destination = destination_of(request).handle, request.remote_qpn, request.remote_qkey
         compare_add = request.add if request.opcode == WrOpcode.ATOMIC_FETCH_AND_ADD else request.compare
         return Send(
             int(request.opcode), flags, entries, payload,
             address, key,
             check_range("imm", request.imm, U32) if operation.imm else 0,
             compare_add & U64 - 1 if operation.atomic else 0, request.swap & U64 - 1 if operation.atomic else 0,
+            *destination,
         )  # fmt: skip
 
     def _hand_over(self, requests: Sequence[Send], first: int) -> Refused | None:
@@ -138,6 +144,7 @@ class PlainPosting(Posting):
         self._make = lambda: (
             PlainSendQueue(qp, plain, qp.sq_entries), PlainReceiveQueue(qp, plain, qp.rq_entries)
         )
+        self.datagrams = qp.type.datagrams
         super().__init__(qp)
 
     def reset(self) -> None:

@@ -1,0 +1,138 @@
+"""The receiver of unreliable datagrams (IBTA 9.6.1.4, 9.8.3). What the queue pair does not take is dropped in silence.
+
+The first 40 bytes of a receive are for the GRH. On RoCE v2 these are the packet's IPv6 header or, in the last 20 bytes,
+its IPv4 header (annex A17.4.5.1). Sockets do not show that header, so it is put together here; traffic class and hop
+limit are not the packet's.
+"""
+
+from __future__ import annotations
+
+from ...jit.compile import device_function, engine_function
+from ...jit.ops import be16, be32, be64, ld8, ld16, ld32, ld64, st8, st16, st32, st64
+from ...fabric.udp_records import is_mapped
+from ...formats.commands import ServiceType
+from ...formats.cqe import CQE64, CQE_ROCE_IPV4, CQE_ROCE_IPV6, GRH_SHIFT, SL_SHIFT
+from ...formats.packet import (
+    BTH, DETH, GRH, ICRC_SIZE, IMM_DT, IP_PROTOCOL_UDP, IPV4, IPV4_DONT_FRAGMENT, LRH, OPERATION_MASK, PAD_SHIFT,
+    QPN_MASK, SOLICITED, UDP,
+)  # fmt: skip
+from ..queues.operations import begins, ends, has_imm, header_bytes, is_request, operation_of, receive_cqe_of
+from ..state.counters import counters_at
+from ..state.worker import worker_at
+from ..state.objects import GID_ROW
+from ..state.qp import qp_row_at
+from ..state.wire import wire_at
+from .execution import complete_receive, fail_scatter, receive_scatter, receives_posted, stage_payload
+
+_HOP_LIMIT = 64
+_IPV4_AT = GRH.size - IPV4.size
+
+
+@device_function
+def _put_ipv4(header, source, destination, nbytes):
+    """Write an IPv4 header for `nbytes` into the last 20 bytes of a GRH's 40."""
+    st64(header, 0)
+    st64(header + 8, 0)
+    st32(header + 16, 0)
+    ip = header + _IPV4_AT
+    st16(ip + IPV4.version_ihl, 0x45)
+    st16(ip + IPV4.total_length, be16(IPV4.size + nbytes))
+    st16(ip + IPV4.identification, 0)
+    st16(ip + IPV4.flags_fragment, be16(IPV4_DONT_FRAGMENT))
+    st8(ip + IPV4.ttl, _HOP_LIMIT)
+    st8(ip + IPV4.protocol, IP_PROTOCOL_UDP)
+    st16(ip + IPV4.checksum, 0)
+    st32(ip + IPV4.source, source >> 32)
+    st32(ip + IPV4.destination, destination >> 32)
+    total = 0
+    for i in range(0, IPV4.size, 2):
+        total += be16(ld16(ip + i))
+    total = (total & 0xFFFF) + (total >> 16)
+    total = (total & 0xFFFF) + (total >> 16)
+    st16(ip + IPV4.checksum, be16(total ^ 0xFFFF))
+
+
+@engine_function
+def _global_header(nic, wire, packet, link, nbytes, peer_high, peer_low):
+    """Return the address of the 40 bytes before the payload, or 0 if the packet, on InfiniBand, has no GRH.
+
+    `nbytes` is the packet's length from its BTH on.
+    """
+    n = worker_at(nic)
+    w = wire_at(wire)
+    if w.infiniband:
+        return packet + LRH.size if link > LRH.size else 0
+    high, low = w.here_high, w.here_low
+    if n.arrived_at >= 0:
+        gid = n.gids + n.arrived_at * GID_ROW.size + GID_ROW.gid
+        high, low = ld64(gid), ld64(gid + 8)
+    header = n.scratch
+    length = UDP.size + nbytes + ICRC_SIZE
+    if is_mapped(high, low):
+        _put_ipv4(header, peer_low, low, length)
+        return header
+    st64(header, be64(6 << 60 | length << 16 | IP_PROTOCOL_UDP << 8 | _HOP_LIMIT))
+    st64(header + GRH.sgid, peer_high)
+    st64(header + GRH.sgid + 8, peer_low)
+    st64(header + GRH.dgid, high)
+    st64(header + GRH.dgid + 8, low)
+    return header
+
+
+@device_function
+def _sender(nic, wire, packet, header, qpn):
+    """Return the address of the first 32 bytes of the CQE, which say who has sent the datagram."""
+    head = stage_payload(worker_at(nic).message)
+    if wire_at(wire).infiniband:
+        flags = (ld8(packet + LRH.sl_lnh) >> 4) << SL_SHIFT
+        st16(head + CQE64.slid, ld16(packet + LRH.slid))
+    else:
+        flags = (CQE_ROCE_IPV4 if ld64(header) == 0 else CQE_ROCE_IPV6) << SL_SHIFT
+    if header != 0:
+        flags |= 1 << GRH_SHIFT
+    st32(head + CQE64.flags_rqpn, be32(flags | qpn))
+    return head
+
+
+@engine_function
+def take_datagram(nic, row, wire, packet, link, nbytes, peer_high, peer_low):
+    """Take a datagram of `nbytes` from its BTH on, which begins behind `link` bytes of link headers."""
+    q = qp_row_at(row)
+    n = worker_at(nic)
+    c = counters_at(n.counters)
+    bth = packet + link
+    operation = ld8(bth + BTH.opcode) & OPERATION_MASK
+    flags = ld8(bth + BTH.se_m_pad_tver)
+    size = nbytes - BTH.size - DETH.size - header_bytes(operation) - (flags >> PAD_SHIFT & 3)
+    whole = is_request(operation, ServiceType.UD) and begins(operation) and ends(operation)
+    if not whole or size < 0 or size > q.mtu or n.payload_bytes != 0:  # nobody lends the payload of a datagram
+        c.rx_malformed += 1
+        return
+    deth = bth + BTH.size
+    if be32(ld32(deth + DETH.q_key)) != q.q_key:
+        c.rx_wrong_qkey += 1
+        return
+    if receives_posted(row) == 0:
+        c.out_of_buffer += 1
+        return
+    at = deth + DETH.size
+    imm = 0
+    if has_imm(operation):
+        imm = be32(ld32(at + IMM_DT.imm))
+        at += IMM_DT.size
+    header = _global_header(nic, wire, packet, link, nbytes, peer_high, peer_low)
+    total = GRH.size + size
+    reason = receive_scatter(nic, row, 0, total, header, GRH.size if header != 0 else 0)
+    if reason == 0:
+        reason = receive_scatter(nic, row, GRH.size, total, at, size)
+    if reason != 0:
+        fail_scatter(nic, row, reason)
+        c.rx_refused += 1
+        return
+    head = _sender(nic, wire, packet, header, be32(ld32(deth + DETH.resv_src_qp)) & QPN_MASK)
+    kind, opcode = receive_cqe_of(operation), operation_of(operation)
+    if complete_receive(nic, row, kind, total, imm, opcode, flags & SOLICITED, head) != 0:
+        c.rx_refused += 1
+        return
+    c.rx_accepted += 1
+    c.rdma_rx_bytes += size
