@@ -23,6 +23,7 @@ from gpunetio.bench.pingpong import (
     unpack_address,
 )  # fmt: skip
 from gpunetio.cli import app
+from gpunetio.enums import QpType
 from gpunetio.errors import DocaError, InvalidValueError, TimedOutError
 from gpunetio.rendezvous import PeerError
 from gpunetio.verbs import QpEndpoint
@@ -250,6 +251,30 @@ def test_both_ends_play(options, server_plays, client_plays):
         )  # fmt: skip
 
 
+@pytest.mark.parametrize("qp_type", [QpType.UC, QpType.UD])
+@pytest.mark.parametrize("options", [{"size": 2048}, {"size": 4096, "validate": True}, {"size": 1, "rx_depth": 1}])
+@pytest.mark.parametrize("plays", [{}, {"cpu": True}, {"events": True}], ids=["kernel", "cpu", "events"])
+def test_other_services(qp_type, options, plays):
+    """UC and UD; the CPU always plays for UD."""
+    server = ServerThread(qp_type=qp_type, **options)
+    played = play(server, qp_type=qp_type, **options, **plays)
+    assert server.join() is None
+    assert (played.size, played.iterations, played.problem) == (options["size"], 1000, None)
+
+
+def test_a_datagram_that_is_too_long():
+    with pytest.raises(InvalidValueError, match="a datagram of 4097 bytes: a packet of port 1 of soft0 has up to 4096"):
+        PingPong(PingPongOptions(device="soft0", size=4097, qp_type=QpType.UD))
+
+
+def test_wrong_contents_of_a_datagram():
+    server = ServerThread(validate=True, iterations=50, size=100, qp_type=QpType.UD)
+    play(server, iterations=50, size=100, qp_type=QpType.UD)
+    assert server.join() is None
+    assert server.played is not None
+    assert "the byte at offset 0 of message 1 is wrong" in str(server.played.problem)
+
+
 def test_indices_that_wrap():
     """More messages than a doorbell record can count."""
     options = {"iterations": 70_000, "size": 8, "rx_depth": 100}
@@ -306,6 +331,14 @@ def test_options_are_checked():
 
 def run(*args):
     return CliRunner().invoke(app, ["pingpong", *map(str, args)])
+
+
+def test_the_command_for_datagrams():
+    server = ServerThread(iterations=100, size=2048, qp_type=QpType.UD)
+    result = run(server.address[0], "-p", server.address[1], "-d", "soft1", "-n", 100, "--qp-type", "ud")
+    assert server.join() is None
+    assert result.exit_code == 0
+    assert "409600 bytes in " in result.stdout
 
 
 @pytest.mark.parametrize("plays", [[], ["--cpu"], ["-e"]])

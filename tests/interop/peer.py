@@ -196,13 +196,16 @@ class PeerSession(Session):
         host: str | None = None,
         events: bool = False,
         check: bool = False,
+        service: str = "rc",
     ) -> str:
-        """Run `ibv_rc_pingpong`, as the client when a host is given: what it prints.
+        """Run `ibv_rc_pingpong`, or that of another service, as the client when a host is given: what it prints.
 
         With `check` the server looks at one byte of each page of the last message.
         """
         numbers = {"-g": GIDS.index(ip), "-s": nbytes, "-n": count, "-m": mtu, "-p": port}
-        argv = ["ibv_rc_pingpong", "-d", DEVICE, *(str(part) for option in numbers.items() for part in option)]
+        if service == "ud":  # which has no path MTU
+            del numbers["-m"]
+        argv = [f"ibv_{service}_pingpong", "-d", DEVICE, *(str(part) for option in numbers.items() for part in option)]
         done = self.command_run([*argv, *["-e"] * events, *["-c"] * check, *[host] * (host is not None)], timeout)
         if done["status"]:
             raise ValueError(f"{' '.join(argv)}: status {done['status']}: {done['output']}")

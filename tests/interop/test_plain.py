@@ -173,3 +173,17 @@ def test_pingpong_with_the_software_nic(guest: Guest, guest_serves: bool, events
 def _host_listens(ours: Remote) -> None:
     assert ours.process
     assert listening(TCP_PORT, SLOW, ours.process.pid)
+
+
+@pytest.mark.parametrize("server, client", [("ours", "ours"), ("ours", "theirs"), ("theirs", "ours")])
+def test_pingpong_of_datagrams(guest: Guest, server: str, client: str) -> None:
+    """The same with `ibv_ud_pingpong`: address handles, Q_Keys and GRHs go through libibverbs' structures."""
+    options = f"-d rxe0 -g {GID_INDEX} -s 1000 -n 200 -p {TCP_PORT} -c".split()
+    program = {"ours": (*PROGRAM, "pingpong", "--qp-type", "UD"), "theirs": ("ibv_ud_pingpong",)}
+    a, b = guest.session("a"), guest.session("b")
+    a.begin_run(*program[server], *options, timeout=SLOW)
+    assert guest.session("c").call("listening", port=TCP_PORT, timeout=SLOW)
+    for printed in (b.run(*program[client], *options, Guest.ADDRESS, timeout=SLOW), a.finish_run()):
+        assert "400000 bytes in " in printed
+        assert "200 iters in " in printed
+        assert "invalid data" not in printed

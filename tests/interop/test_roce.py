@@ -92,3 +92,31 @@ def test_pingpong_command(guest: Guest, ip: str, guest_serves: bool, nbytes: int
         assert f"{2 * nbytes * count} bytes in " in output
         assert f"{count} iters in " in output
     assert "invalid data" not in printed
+
+
+@pytest.mark.parametrize("guest_serves", [True, False], ids=["guest_serves", "guest_asks"])
+@pytest.mark.parametrize("service", ["uc", "ud"])
+def test_pingpong_of_other_services(guest: Guest, ip: str, service: str, guest_serves: bool) -> None:
+    """`gpunetio pingpong --qp-type` and rdma-core's `ibv_uc_pingpong` and `ibv_ud_pingpong`, in either role."""
+    nbytes, count = min(1000, guest.path_mtu), 200
+    program, ours = guest.session("a"), guest.ours()
+    here, there = Guest.HOST if ip == "ipv4" else Guest.HOST6, Guest.ADDRESS  # rdma-core's listens on IPv4
+    options = {"ip": ip, "nbytes": nbytes, "count": count, "mtu": guest.path_mtu, "port": TCP_PORT, "timeout": 60}
+    options |= {"service": service, "check": True}
+    arguments = ["--qp-type", service, "-c", *f"-s {nbytes} -n {count} -m {guest.path_mtu} -p {TCP_PORT}".split()]
+    if guest_serves:
+        program.begin("rc_pingpong", **options)
+        assert guest.session("b").call("listening", port=TCP_PORT, timeout=20)
+        ours.begin("pingpong_command", ip=ip, arguments=[*arguments, there], timeout=60)
+    else:
+        ours.begin("pingpong_command", ip=ip, arguments=arguments, timeout=60)
+        assert ours.process
+        assert listening(TCP_PORT, 20, ours.process.pid)
+        program.begin("rc_pingpong", host=here, **options)
+    done = ours.finish()
+    assert done["status"] == 0, done["output"]
+    printed = program.finish()
+    for output in (done["output"], printed):
+        assert f"{2 * nbytes * count} bytes in " in output
+        assert f"{count} iters in " in output
+    assert "invalid data" not in printed

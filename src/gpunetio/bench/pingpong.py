@@ -1,4 +1,5 @@
 """ibv_rc_pingpong for all devices: the same exchange over TCP and the same messages, so it can be the other end.
+The same goes for ibv_uc_pingpong and ibv_ud_pingpong.
 
     client → server    "%04x:%06x:%06x:%032x\\0": LID, QPN, PSN, GID
     server → client    the same for the server, once it can receive
@@ -18,7 +19,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
-from ..enums import Access, LinkLayer
+from ..enums import LinkLayer
 from ..errors import InvalidValueError, TimedOutError
 from ..rendezvous.link import STEP_SECONDS, Greeting, PeerError, accept, dial, listen, own_address
 from ..verbs import Context, QpEndpoint
@@ -32,7 +33,6 @@ MTUS = (256, 512, 1024, 2048, 4096)
 
 _ADDRESS = re.compile(rb"([0-9a-fA-F]{4}):([0-9a-fA-F]{6}):([0-9a-fA-F]{6}):([0-9a-fA-F]{32})\0")
 _GREETING = Greeting(5, re.compile(rb"[0-9a-fA-F]{4}:"))  # the LID in its address
-_MIN_RNR_TIMER = 12
 
 
 # --- the talk --------------------------------------------------------------------------------------------------------
@@ -124,7 +124,13 @@ class PingPong:
         self.ctx = open_device(options.device, port=options.nic_port)
         with contextlib.ExitStack() as undo:
             undo.callback(self.ctx.close)
-            self._ethernet = self.ctx.query_port(options.port).link_layer == LinkLayer.ETHERNET
+            port = self.ctx.query_port(options.port)
+            self._ethernet = port.link_layer == LinkLayer.ETHERNET
+            if options.qp_type.datagrams and options.size > port.active_mtu:
+                raise InvalidValueError(
+                    f"a datagram of {options.size} bytes: a packet of port {options.port} of {self.ctx.name} has up to "
+                    f"{port.active_mtu}"
+                )
             self._player = _player(self.ctx, options)
             undo.callback(self._player.close)
             self.own = self._own_end()
@@ -171,10 +177,7 @@ class PingPong:
             if self._ethernet:
                 raise PeerError("the other end sent no GID, but Ethernet needs one: give it -g 0")
             far = replace(far, gid=bytes(self.ctx.query_gid(options.port, index)))
-        self._player.qp.connect(
-            far, port=options.port, sgid_index=index, sl=options.sl, min_rnr_timer=_MIN_RNR_TIMER, max_rd_atomic=1,
-            remote_access=Access.LOCAL_READ,
-        )  # fmt: skip
+        self._player.connect(far)
         self._player.post()
 
     def compile(self) -> None:
@@ -187,7 +190,7 @@ class PingPong:
 
 
 def _player(ctx: Context, options: PingPongOptions) -> Player:
-    if options.cpu or options.events or not ctx.has_devx:
+    if options.cpu or options.events or options.qp_type.datagrams or not ctx.has_devx:
         return CpuPlayer(ctx, options)
     from .pingpong_launch import KernelPlayer  # needs the compiler; the CPU player does not
 

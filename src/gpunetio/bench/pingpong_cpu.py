@@ -6,17 +6,20 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 
 import numpy as np
 
 from ..enums import WcStatus, WrOpcode
 from ..errors import DriverError, TimedOutError
+from ..formats.packet import GRH
 from ..memory import HostMemory
-from ..verbs import QP, Completion, Context, RecvWr, SendWr, Sge
+from ..verbs import QP, AhAttr, Completion, Context, QpEndpoint, RecvWr, SendWr, Sge
 from .pingpong_player import SEND_SLOTS, PingPongOptions, Played, Player, problem_at
 
 WAIT_SECONDS = 10.0  # for the next completion
 
+QKEY = 0x1111_1111  # of ibv_ud_pingpong
 _POLLED = 16
 _RECEIVE, _SEND = 1, 2  # wr_ids
 
@@ -30,22 +33,38 @@ class CpuPlayer(Player):
         self._problem: str | None = None
         with ExitStack() as undo:
             undo.enter_context(ctx)
-            memory = HostMemory(self._nbytes)
+            grh = GRH.size if options.qp_type.datagrams else 0  # before the message that a receive takes
+            memory = HostMemory(2 * grh + self._nbytes)
             undo.callback(memory.close)
-            there = self._fill(memory.array[: self._nbytes])
-            self._message = memory.array[: options.size]
+            there = grh + self._fill(memory.array[grh : grh + self._nbytes])
+            if there > grh:
+                there += grh
+            self._message = memory.array[grh : grh + options.size]
             self._arrived = memory.array[there : there + options.size]
             self._channel = ctx.create_comp_channel() if options.events else None
-            pd = ctx.create_pd()
+            self._pd = pd = ctx.create_pd()
             mr = pd.register(memory)
             self._cq = ctx.create_cq(1 << (SEND_SLOTS + options.rx_depth).bit_length(), channel=self._channel)
-            self.qp: QP = pd.create_qp(sq_wr=SEND_SLOTS, rq_wr=options.rx_depth, send_cq=self._cq, receive_cq=self._cq)
-            self._send = SendWr(opcode=WrOpcode.SEND, sges=[Sge(mr.address, options.size, mr.lkey)], wr_id=_SEND)
-            self._receive = RecvWr(sges=[Sge(mr.address + there, options.size, mr.lkey)], wr_id=_RECEIVE)
+            self.qp: QP = pd.create_qp(
+                sq_wr=SEND_SLOTS, rq_wr=options.rx_depth, send_cq=self._cq, receive_cq=self._cq, qp_type=options.qp_type
+            )
+            self._send = SendWr(opcode=WrOpcode.SEND, sges=[Sge(mr.address + grh, options.size, mr.lkey)], wr_id=_SEND)
+            room = Sge(mr.address + there - grh, grh + options.size, mr.lkey)
+            self._receive = RecvWr(sges=[room], wr_id=_RECEIVE)
             self._stack = undo.pop_all()
 
     def close(self) -> None:
         self._stack.close()
+
+    def connect(self, far: QpEndpoint) -> None:
+        options = self.options
+        if not options.qp_type.datagrams:
+            super().connect(far)
+            return
+        self.qp.to_rts(qkey=QKEY, port=options.port)
+        path = AhAttr(gid=far.gid, dlid=far.lid, sl=options.sl, sgid_index=options.gid_index or 0)
+        ah = self._pd.create_ah(path, port=options.port)
+        self._send = replace(self._send, ah=ah, remote_qpn=far.qpn, remote_qkey=QKEY)
 
     def compile(self) -> None:
         """Do nothing: there is nothing to compile."""

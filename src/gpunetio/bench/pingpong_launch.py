@@ -42,7 +42,8 @@ class KernelPlayer(Player, Launcher):
         self._received = self._buffer.device_address + self._fill(self._buffer.array)
         sends = self.ctx.create_cq(SEND_SLOTS, overrun=CqOverrun.ENABLE)
         receives = self.ctx.create_cq(1 << options.rx_depth.bit_length())
-        self.qp: QP = pd.create_qp(sq_wr=SEND_SLOTS, rq_wr=options.rx_depth, send_cq=sends, receive_cq=receives)
+        self.qp: QP = pd.create_qp(sq_wr=SEND_SLOTS, rq_wr=options.rx_depth, send_cq=sends, receive_cq=receives,
+                                    qp_type=options.qp_type)  # fmt: skip
         self._exported = self.gpu.export_qp(self.qp, timeout=launches.WAIT_SECONDS)
         self._stack.callback(self._exported.close)
         self._qps.append(self._exported)

@@ -8,20 +8,25 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..enums import Access, QpType
 from ..nic.control.port import PortConfig
 from ..rendezvous.link import PORT
-from ..verbs import QP, Context
+from ..verbs import QP, Context, QpEndpoint
 
 FILL = 0x7B
 SEND_SLOTS = 16
+_MIN_RNR_TIMER = 12
 
 
 @dataclass(frozen=True, kw_only=True)
 class PingPongOptions:
     """ibv_rc_pingpong's options and defaults. `gid_index` None: 0 on Ethernet, and no GID on InfiniBand.
 
-    `cpu`: the CPU posts and polls, not a kernel. This is implied where a device has no queues for kernels, and by
-    `events`, which sleeps until completion events.
+    `qp_type` UC and UD are ibv_uc_pingpong and ibv_ud_pingpong. A datagram has one packet, so `size` is at most the
+    port's MTU, and `mtu` does not matter.
+
+    `cpu`: the CPU posts and polls, not a kernel. This is implied where a device has no queues for kernels, by UD, and
+    by `events`, which sleeps until completion events.
     """
 
     server: str | None = None
@@ -38,6 +43,7 @@ class PingPongOptions:
     validate: bool = False
     events: bool = False
     cpu: bool = False
+    qp_type: QpType = QpType.RC
 
 
 @dataclass(frozen=True)
@@ -86,6 +92,14 @@ class Player(ABC):
     def _nbytes(self) -> int:
         """Return the size of that memory in bytes."""
         return self.options.size * (2 if self.options.validate else 1)
+
+    def connect(self, far: QpEndpoint) -> None:
+        """Connect the queue pair to the other end's."""
+        options = self.options
+        self.qp.connect(
+            far, port=options.port, sgid_index=options.gid_index or 0, sl=options.sl, min_rnr_timer=_MIN_RNR_TIMER,
+            max_rd_atomic=1, remote_access=Access.LOCAL_READ,
+        )  # fmt: skip
 
     @abstractmethod
     def compile(self) -> None:

@@ -1,4 +1,4 @@
-"""`gpunetio pingpong`: speaks ibv_rc_pingpong's protocol, so either end may be that tool."""
+"""`gpunetio pingpong`: speaks the protocol of ibv_rc_pingpong, ibv_uc_pingpong and ibv_ud_pingpong."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ from typing import Any
 
 import click
 
+from ..enums import QpType
 from .failures import complain, guarded
 from .ports import nic_port, port_options, tcp_port
+
+_MESSAGE, _DATAGRAM = 4096, 2048  # bytes, by default
 
 
 @click.command(context_settings={"max_content_width": 120})
@@ -15,10 +18,16 @@ from .ports import nic_port, port_options, tcp_port
 @tcp_port("-p", "--port")
 @click.option("-d", "--ib-dev", "--device", "device", metavar="NIC", help="The NIC.  [default: the first that is free]")
 @click.option("-i", "--ib-port", type=click.IntRange(1), default=1, show_default=True, help="Port of the NIC.")
-@click.option("-s", "--size", type=click.IntRange(1, 1 << 30), default=4096, show_default=True, help="Message bytes.")
+@click.option(
+    "--qp-type", type=click.Choice(["RC", "UC", "UD"], case_sensitive=False), default="RC", show_default=True,
+    help="Service of the queue pair, as of ibv_rc_pingpong, ibv_uc_pingpong or ibv_ud_pingpong. UD implies --cpu.",
+)  # fmt: skip
+@click.option(
+    "-s", "--size", type=click.IntRange(1, 1 << 30), help="Message bytes.  [default: 4096; 2048 for UD, one packet]"
+)
 @click.option(
     "-m", "--mtu", "path_mtu", type=click.Choice(["256", "512", "1024", "2048", "4096"]), default="1024",
-    show_default=True, help="Path MTU.",
+    show_default=True, help="Path MTU; not for UD.",
 )  # fmt: skip
 @click.option(
     "-r", "--rx-depth", type=click.IntRange(1, 1 << 14), default=500, show_default=True,
@@ -47,9 +56,12 @@ def pingpong(host: str | None, **values: Any) -> None:
 def _play(host: str | None, values: dict[str, Any]) -> bool:
     from ..bench.pingpong import PingPong, PingPongOptions, show_address
 
-    names = ("device", "tcp_port", "size", "rx_depth", "iterations", "sl", "gid_index", "validate", "events", "cpu")
+    qp_type = QpType[values["qp_type"].upper()]
+    size = values["size"] or (_DATAGRAM if qp_type.datagrams else _MESSAGE)
+    names = ("device", "tcp_port", "rx_depth", "iterations", "sl", "gid_index", "validate", "events", "cpu")
     options = PingPongOptions(
         server=host, nic_port=nic_port(values), port=values["ib_port"], mtu=int(values["path_mtu"]),
+        qp_type=qp_type, size=size,
         **{name: values[name] for name in names},
     )  # fmt: skip
     with PingPong(options) as end:
