@@ -19,7 +19,7 @@ from gpunetio.enums import LinkLayer
 from gpunetio.errors import DocaError, DriverError, InvalidValueError, UnexpectedError
 from gpunetio.fabric.faults import Faults
 from gpunetio.nic.control.port import PortConfig
-from gpunetio.rendezvous import PeerError
+from gpunetio.rendezvous import PeerError, link
 from gpunetio.samples import verbs_server_client as sample
 from gpunetio.samples.verbs_server_client import SampleOptions
 from gpunetio.verbs import QP
@@ -183,6 +183,7 @@ def test_bytes_that_do_not_come(play, monkeypatch, operation):
 @pytest.mark.parametrize("operation", ["Write", "Read"])
 def test_rights_that_are_not_given(play, monkeypatch, operation):
     """The rights of the queue pair come from the table of operations, as those of the region do."""
+    monkeypatch.setattr(link, "WHY_SECONDS", 0.2)  # the server has nothing to say about it
     opcode = sample.OPERATIONS[operation][0]
     monkeypatch.setitem(sample.OPERATIONS, operation, (opcode, sample.Access.LOCAL_WRITE))
     server, client = play(operation=operation)

@@ -26,8 +26,8 @@ def killed(what: str, handler: str) -> tuple[int, str, str]:
 
 @pytest.mark.parametrize(
     ("what", "handler", "number"),
-    [("munmap", "none", signal.SIGSEGV), ("truncate", "none", signal.SIGBUS), ("munmap", "before", signal.SIGSEGV),
-     ("truncate", "after", signal.SIGBUS)],
+    [("munmap", "none", signal.SIGSEGV), pytest.param("truncate", "none", signal.SIGBUS, marks=pytest.mark.slow),
+     pytest.param("munmap", "before", signal.SIGSEGV, marks=pytest.mark.slow), ("truncate", "after", signal.SIGBUS)],
 )  # fmt: skip
 def test_the_region_is_named(what, handler, number):
     """And faulthandler has its say, whether it was enabled before the NIC was opened or after."""
@@ -44,7 +44,8 @@ def test_the_region_is_named(what, handler, number):
 
 
 @pytest.mark.parametrize(("what", "handler"), [
-    ("elsewhere", "none"), ("elsewhere", "before"), ("elsewhere", "after"), ("sent", "none"), ("closed", "before"),
+    ("elsewhere", "none"), pytest.param("elsewhere", "before", marks=pytest.mark.slow),
+    pytest.param("elsewhere", "after", marks=pytest.mark.slow), ("sent", "none"), ("closed", "before"),
 ])  # fmt: skip
 def test_other_faults_are_others(what, handler):
     """Of another thread beside an engine, by kill(), or when no engine is left."""

@@ -37,7 +37,7 @@ def farm():
         yield opened
 
 
-@pytest.fixture(params=["auto", "udp"])
+@pytest.fixture(params=["auto", pytest.param("udp", marks=pytest.mark.slow)])  # each waits until retries end
 def wire(request):
     return request.param
 

@@ -37,7 +37,10 @@ def opener(name: str) -> Callable[[], verbs.Context]:
     return lambda: verbs.Context(PlainSoft(name))
 
 
-@pytest.mark.parametrize("names", [["soft0"], ["soft0", "soft1"]], ids=["loopback", "wire"])
+@pytest.mark.parametrize(
+    "names",
+    [pytest.param(["soft0"], id="loopback"), pytest.param(["soft0", "soft1"], id="wire", marks=pytest.mark.slow)],
+)
 def test_conformance(names):
     report = testing.run(*map(opener, names))
     assert report.passed, str(report)

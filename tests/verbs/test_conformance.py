@@ -3,7 +3,7 @@
 import ctypes
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -310,9 +310,17 @@ BROKEN = [  # what a provider does wrong is seen when it happens, or when it has
 ]
 
 
-@pytest.mark.parametrize(
-    "patience, broken, name, message", BROKEN, ids=[f"{one.__name__}-{name}" for _, one, name, _ in BROKEN]
-)
+def cases_of(rows: list[tuple[float, type[Broken], str, str]]) -> Iterator[Any]:
+    """Where a check waits in vain, the first case of each provider is in the quick suite."""
+    waited: set[type[Broken]] = set()
+    for patience, broken, name, message in rows:
+        slow = pytest.mark.slow if patience == HASTE and broken in waited else ()
+        if patience == HASTE:
+            waited.add(broken)
+        yield pytest.param(patience, broken, name, message, id=f"{broken.__name__}-{name}", marks=slow)
+
+
+@pytest.mark.parametrize("patience, broken, name, message", [*cases_of(BROKEN)])
 def test_a_broken_provider_is_caught(patience, broken, name, message):
     report = testing.run(lambda: verbs.Context(broken()), only=[name], patience=patience)
     (result,) = report.results
