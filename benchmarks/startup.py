@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import atexit
 import functools
+import importlib.util
 import json
 import os
 import re
@@ -37,9 +38,16 @@ from gpunetio import device as dev
 @gn.kernel
 def own(qp, raddr, rkey, laddr, lkey, nbytes):
     dev.wait(qp, dev.put(qp, raddr, rkey, laddr, lkey, nbytes))
-
-own.compile_for_the_host()
 """
+FOR_THE_HOST = OWN_KERNEL + "own.compile_for_the_host()\n"
+FOR_A_GPU = f"""{OWN_KERNEL}
+from numba import cuda, int64, void
+from gpunetio.jit.launch import offline
+
+with offline((9, 0)):
+    cuda.compile(own.py_func, void(*[int64] * 6), device=False, cc=(9, 0), abi="numba")
+"""
+CUDA_KERNELS = ROOT / "tests" / "rigs" / "cuda_kernels.py"
 
 
 @dataclass(frozen=True)
@@ -137,9 +145,34 @@ STARTS = (
         "README's first kernel and its NIC, wheel with compiled code", 3, from_wheel(README[1]),
         before=lambda cache: wheel_with_compiled_code() and None,
     ),
-    Start("a kernel of one's own, cold", 4, program(OWN_KERNEL)),
-    Start("a kernel of one's own, device library compiled", 1, program(OWN_KERNEL), before=program(OWN_KERNEL)),
+    Start("a kernel of one's own, cold", 4, program(FOR_THE_HOST)),
+    Start("a kernel of one's own, device library compiled", 1, program(FOR_THE_HOST), before=program(FOR_THE_HOST)),
 )
+CUDA_STARTS = (Start("a kernel of one's own for a GPU, to PTX", 4, program(FOR_A_GPU)),)
+
+
+@dataclass(frozen=True)
+class Engine:
+    """The software NIC's engine as a kernel for a GPU, which need not be there. The goals are for ptxas."""
+
+    name: str
+    kernel: str
+    goal: float  # CPU seconds
+    goal_gb: float
+
+
+ENGINES = (
+    Engine("the NIC's engine for sm_90, without wires", "engine_inside", 18, 0.7),
+    Engine("the NIC's engine for sm_90, with wires", "engine", 90, 3),
+)
+
+
+def compiled(engine: Engine) -> dict[str, object]:
+    """Compile and assemble it in a process of its own, which says what that took: CPU seconds, memory, registers."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, str(CUDA_KERNELS), folder, "9", "0", engine.kernel]
+        took = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+    return {"start": engine.name, **took, "goal_ptxas_s": engine.goal, "goal_gb": engine.goal_gb}
 
 
 def measured(start: Start, rounds: int) -> dict[str, object]:
@@ -172,14 +205,27 @@ def main() -> None:
     parser.add_argument("--match", default="", help="only those whose name contains this")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     args = parser.parse_args()
-    results = [measured(start, args.rounds) for start in STARTS if args.match in start.name]
+    has_cuda = importlib.util.find_spec("numba_cuda") is not None
+    starts = STARTS + CUDA_STARTS * has_cuda
+    results = [measured(start, args.rounds) for start in starts if args.match in start.name]
+    engines = [compiled(engine) for engine in ENGINES * has_cuda if args.match in engine.name]
     if args.json:
-        print(json.dumps(results, indent=2))
+        print(json.dumps(results + engines, indent=2))
         return
-    table = Table("start", "median", "best", "CPU", "goal")
-    for r in results:
-        table.add_row(str(r["start"]), *(f"{r[key]:.2f} s" for key in ("median_s", "best_s", "cpu_s", "goal_s")))
-    Console().print(table)
+    if results:
+        table = Table("start", "median", "best", "CPU", "goal")
+        for r in results:
+            table.add_row(str(r["start"]), *(f"{r[key]:.2f} s" for key in ("median_s", "best_s", "cpu_s", "goal_s")))
+        Console().print(table)
+    if engines:
+        table = Table("for a GPU, CPU time", "Numba, NVVM", "ptxas", "goal", "peak", "goal", "registers", "stack")
+        for r in engines:
+            seconds = (f"{r[key]:.1f} s" for key in ("compiler_s", "ptxas_s", "goal_ptxas_s"))
+            memory = (f"{r[key]:.2f} GB" for key in ("peak_gb", "goal_gb"))
+            table.add_row(str(r["start"]), *seconds, *memory, str(r["registers"]), f"{r['stack']} B")
+        Console().print(table)
+    if not has_cuda:
+        print("Nothing was compiled for a GPU: gpunetio[cuda] is not installed.")
 
 
 if __name__ == "__main__":
