@@ -20,7 +20,7 @@ from gpunetio.nic.observe.reasons import Reason
 from gpunetio.nic.observe.running import running
 from gpunetio.nic.state.work_queue import WORK_QUEUE
 from gpunetio.verbs import PD, Context, RecvWr, SendWr, Sge
-from nic_rig import READ, REQ, REQ_ERR, WRITE, Buffer, Queue, connect, until, view
+from nic_rig import READ, REQ, REQ_ERR, RESP_SEND, WRITE, Buffer, Queue, connect, until, view
 from udp_rig import own_address
 
 PAIRS = 6
@@ -153,6 +153,13 @@ def test_queue_pairs_over_a_wire_have_the_first_worker():
             queue.post(WRITE, target.remote(), here.at())
             assert queue.done.next().opcode == REQ
             assert np.array_equal(here.bytes, target.bytes)
+        local = [Pair(pd) for _ in range(4)]
+        spread = check(nic)
+        assert {spread[pair.a.qp.qpn] for pair in local} == {1, 2}  # those with the fewest
+        Queue(pd, send_cq=local[0].a.send_cq, recv_cq=near[0].recv_cq)
+        assert check(nic)[local[0].b.qp.qpn] == 0
+        for pair in local:
+            pair.write()
 
 
 def test_a_core_direct_queue_brings_all_to_one_worker():
@@ -336,6 +343,34 @@ def test_events_of_all_workers_reach_one_channel():
         assert channel.get_event(0) is None
 
 
+def test_a_busy_worker_hears_the_arm_registers_of_the_first():
+    """It looks at arm records when it is idle. It need not be: a request behind its completion is heard in between."""
+    with opened(2) as (ctx, nic, pd):
+        pairs = [Pair(pd, 4 << 20) for _ in range(2)]
+        (pair,) = (pair for pair in pairs if check(nic)[pair.a.qp.qpn] == 1)
+        channel = ctx.create_comp_channel()
+        received = ctx.create_cq(16, channel=channel)
+        receiver = pd.create_qp(sq_wr=1, rq_wr=1, send_cq=pair.a.send_cq, receive_cq=received)
+        sender = pd.create_qp(sq_wr=1, send_cq=ctx.create_cq(16))
+        sender.connect(receiver, min_rnr_timer=1)
+        assert check(nic)[receiver.qpn] == check(nic)[pair.a.qp.qpn] == 1
+        sge = Sge(pair.here.address, 8, pair.here.key)
+        receiver.post_recv(RecvWr(sges=[sge]))
+        sender.post_send(SendWr(opcode=WrOpcode.SEND, sges=[sge], flags=SendFlags.SIGNALED))
+        until(lambda: view(received.ring_address, 64)[63] == RESP_SEND << 4, "the message")
+        nic.records["budget"] = 1  # so that turns are short
+        for _ in range(63):
+            pair.a.put(WRITE, pair.there.remote(), pair.here.at())
+        pair.a.ring()
+        until(lambda: pair.a.row["sq_ci"], "the worker to begin")
+        received.req_notify()
+        told = channel.get_event(20.0)
+        assert pair.a.row["sq_ci"] < pair.a.index
+        assert told is received
+        received.ack_events()
+        pair.a.done.take(63)
+
+
 @pytest.mark.parametrize("how", ["uar", "uar blueflame", "register", "record"])
 def test_doorbells_of_all_workers(how):
     """The first worker looks at the registers of UAR pages, and hands on what is for others."""
@@ -404,9 +439,8 @@ def test_workers_without_queues_sleep():
 def test_a_worker_in_a_long_turn(monkeypatch):
     """What all workers share is not changed if one of them does not come out of its turn in time."""
     with opened(2) as (_, nic, pd):
-        pairs = [Pair(pd), Pair(pd, 16 << 20)]
-        long = pairs[1]
-        assert check(nic)[long.a.qp.qpn] == 1
+        pairs = [Pair(pd, 16 << 20) for _ in range(2)]
+        (long,) = (pair for pair in pairs if check(nic)[pair.a.qp.qpn] == 1)
         for _ in range(63):
             long.a.put(WRITE, long.there.remote(), long.here.at())
         long.a.ring()
@@ -421,7 +455,8 @@ def test_a_worker_in_a_long_turn(monkeypatch):
         assert [int(record["hold"]) for record in nic.records] == [0, 0]
         pd.register(bytearray(64))
         assert len(long.a.done.take(63)) == 63
-        pairs[0].write()
+        for pair in pairs:
+            pair.write()
 
 
 @pytest.mark.parametrize(("cores", "workers"), [(1, 1), (2, 1), (4, 1), (7, 1), (8, 2), (16, 4), (128, 4)])

@@ -282,7 +282,6 @@ class Worker:
         """Count kernels that were launched or have ended."""
         with self._kick_lock:
             self.record["busy"] = max(0, int(self.record["busy"]) + change)  # kernels from before it opened may end
-        self.kick()
 
     def begin(self, op: int, row: int, prepared: np.ndarray | None, state: int) -> None:
         """Post a command. The one before must have been executed."""
@@ -390,8 +389,10 @@ class ThreadEngine(Engine):
                 worker.kick()
 
     def busy(self, change: int) -> None:
-        for worker in self._workers:
+        for i, worker in enumerate(self._workers):
             worker.busy(change)
+            if i == 0 or worker.has_queues:
+                worker.kick()
 
     def post(
         self, op: int, row: int, prepared: np.ndarray | None = None, state: int = 0, timeout: float = 10.0,

@@ -103,13 +103,11 @@ class Components:
         """Bring the components of a QP and of something else to one worker."""
         here, there = self.worker_of(row), self._worker.setdefault(other, self.worker_of(row))
         if here != there:
-            if here == 0:
-                self._move(set(self._component(other)), 0)
-            elif there == 0:
-                self._move(set(self._component(row)), 0)
+            lesser, rest = self._lesser(row, other)
+            if FIRST in lesser:
+                self._move(set(self._component(rest)), 0)
             else:
-                lesser, to = self._lesser(row, other)
-                self._move(set(lesser), self.worker_of(to))
+                self._move(set(lesser), self.worker_of(rest))
         self._ties.setdefault(row, set()).add(other)
         self._tied.setdefault(other, set()).add(row)
 
@@ -137,7 +135,7 @@ class Components:
             todo.extend(new)
 
     def _lesser(self, a: int, b: int) -> tuple[list[int], int]:
-        """Return the smaller of two components, and what to bring it to. The larger is not looked through."""
+        """Return the smaller of two components, and a row of the larger, which is not looked through."""
         ours: list[int] = []
         theirs: list[int] = []
         for one, other in zip_longest(self._component(a), self._component(b)):
