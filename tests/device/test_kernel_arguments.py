@@ -218,5 +218,5 @@ def test_no_room_for_threads(tmp_path):
     (tmp_path / "crowd.py").write_text(CROWD)
     ran = subprocess.run([sys.executable, tmp_path / "crowd.py"], capture_output=True, text=True, timeout=100)
     assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.startswith("cannot start nothing of 1 x 64 threads: its threads take ")
+    assert ran.stdout.startswith("cannot start nothing of 64 threads: its threads take ")
     assert "raise that with ulimit -v" in ran.stdout
