@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..nic.control.port import WIRES
+
 if TYPE_CHECKING:
     from ..nic.control.port import PortConfig
 
@@ -17,7 +19,8 @@ ADDRESS = click.option(
 )  # fmt: skip
 _OPTIONS = (
     click.option(
-        "--wire", type=click.Choice(["auto", "udp"]), default="auto", show_default=True,
+        "--wire", type=click.Choice([name for name, kind in WIRES.items() if kind.routed]), default="auto",
+        show_default=True,
         help="How NICs of different processes are connected.",
     ),
     ADDRESS,

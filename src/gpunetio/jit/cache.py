@@ -99,7 +99,8 @@ class Cache(FunctionCache):
             self._forget()  # it may name a file that was not written, and an older file may have that name
             _tell(
                 f"compiled code cannot be saved in {self.cache_path} ({_words(error)}): every process compiles again, "
-                "which takes minutes; free space there, or set NUMBA_CACHE_DIR to a folder that you can write to"
+                "a software NIC for about half a minute; free space there, or set NUMBA_CACHE_DIR to a folder that you "
+                "can write to"
             )
 
     def _forget(self) -> None:
@@ -117,8 +118,8 @@ def cache_of(fn: Callable[..., Any], stamp: str) -> Cache | None:
         folder = os.path.dirname(fn.__code__.co_filename)
         _tell(
             f"compiled code of {folder} cannot be saved: neither a folder there nor the user's cache can be written "
-            "to; every process compiles again, which takes minutes; set NUMBA_CACHE_DIR to a folder that you can write "
-            "to"
+            "to; every process compiles again, a software NIC for about half a minute; set NUMBA_CACHE_DIR to a folder "
+            "that you can write to"
         )
         return None
 

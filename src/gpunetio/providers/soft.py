@@ -71,7 +71,7 @@ def open_device(name: str, port: PortConfig | None = None) -> SoftProvider:
     """Open a software device. All opens of a name in one process share one NIC, with the port of the first open."""
     if sys.platform != "linux":
         raise NotSupportedError(f"the software NIC runs on Linux, not on {sys.platform}")
-    with allowed():  # may take minutes
+    with allowed():  # may take a minute
         compile_engine()
     with _lock, within_limits(name, descriptors_of(port or PortConfig())):
         nic, opened = _nics.get(name, (None, 0))

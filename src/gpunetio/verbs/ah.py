@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..enums import AddrType, LinkLayer
 from ..errors import InvalidValueError
@@ -17,6 +17,7 @@ from ..formats.commands import (
     OptParam,
 )
 from ..formats.contexts import ROCE_ADDR_LAYOUT
+from ..formats.layout import Fields
 from ..providers.plain_verbs import Route
 from .arguments import instance, member, whole, within
 from .device_attr import DeviceAttributes
@@ -118,9 +119,9 @@ def with_type(ctx: Context, port: int, ah: AhAttr) -> AhAttr:
     return replace(ah, addr_type=AddrType.IB_NO_GRH if is_local else AddrType.IB_GRH)
 
 
-def path_to(ctx: Context, port: int, ah: AhAttr) -> dict[str, Any]:
+def path_to(ctx: Context, port: int, ah: AhAttr) -> Fields:
     """Return the primary_address_path of a queue pair that is to reach `ah`; on RoCE, with the peer's MAC."""
-    path: dict[str, Any] = {"stat_rate": ah.static_rate}
+    path: Fields = {"stat_rate": ah.static_rate}
     if ah.addr_type in (AddrType.IB_GRH, AddrType.IB_NO_GRH):
         path |= {"tclass": ah.traffic_class, "rlid": ah.dlid, "sl": ah.sl, "grh": ah.addr_type == AddrType.IB_GRH}
     if ah.addr_type != AddrType.IB_NO_GRH:
@@ -135,7 +136,7 @@ def path_to(ctx: Context, port: int, ah: AhAttr) -> dict[str, Any]:
     return path
 
 
-def path_update(ctx: Context, ah: AhAttr) -> tuple[dict[str, Any], OptParam]:
+def path_update(ctx: Context, ah: AhAttr) -> tuple[Fields, OptParam]:
     """Return the part of its path that a connected queue pair can change: the source address and the DSCP."""
     path, opt = {"src_addr_index": ah.sgid_index}, OptParam.SGID_INDEX
     device = ctx.query_device()
@@ -145,7 +146,7 @@ def path_update(ctx: Context, ah: AhAttr) -> tuple[dict[str, Any], OptParam]:
     return path, opt
 
 
-def ah_of(path: dict[str, Any], link_layer: LinkLayer) -> AhAttr:
+def ah_of(path: Fields, link_layer: LinkLayer) -> AhAttr:
     """Return the address handle of a primary_address_path."""
     gid = path["rgid_rip"]
     if link_layer == LinkLayer.ETHERNET:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from enum import IntEnum, IntFlag
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -15,17 +15,17 @@ _E = TypeVar("_E", bound=IntEnum)
 _F = TypeVar("_F", bound=IntFlag)
 
 
-def whole(name: str, value: Any) -> int:
+def whole(name: str, value: object) -> int:
     """Return a whole number as an int: Python's, NumPy's, a boolean or a member of an enumeration."""
     try:
-        return int(operator.index(value.item() if isinstance(value, np.generic) else value))
+        return int(operator.index(value.item() if isinstance(value, np.generic) else value))  # type: ignore[arg-type]
     except TypeError:
         raise InvalidValueError(
             f"{name} = {value!r} is of type {type(value).__name__}: it must be a whole number"
         ) from None
 
 
-def within(name: str, value: Any, least: int, most: int) -> int:
+def within(name: str, value: object, least: int, most: int) -> int:
     """Return a whole number from `least` to `most`."""
     number = whole(name, value)
     if not least <= number <= most:
@@ -33,7 +33,7 @@ def within(name: str, value: Any, least: int, most: int) -> int:
     return number
 
 
-def member(name: str, value: Any, kind: type[_E]) -> _E:
+def member(name: str, value: object, kind: type[_E]) -> _E:
     """Return a member of an enumeration, given as the member or its number."""
     number = whole(name, value)
     if number not in list(kind):
@@ -43,7 +43,7 @@ def member(name: str, value: Any, kind: type[_E]) -> _E:
     return kind(number)
 
 
-def flags(name: str, value: Any, kind: type[_F]) -> _F:
+def flags(name: str, value: object, kind: type[_F]) -> _F:
     """Return flags of a set, given as flags or their number."""
     number = whole(name, value)
     if unknown := number & ~sum(kind):
@@ -51,7 +51,7 @@ def flags(name: str, value: Any, kind: type[_F]) -> _F:
     return kind(number)
 
 
-def instance(name: str, value: Any, *kinds: type[_T]) -> _T:
+def instance(name: str, value: object, *kinds: type[_T]) -> _T:
     """Return an object of one of these types."""
     if not isinstance(value, kinds):
         wanted = " or ".join(kind.__name__ for kind in kinds)

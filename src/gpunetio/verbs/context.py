@@ -257,7 +257,7 @@ class Context(Handle):
         return uar
 
     def register_dmabuf_umem(
-        self, fd: int, nbytes: int, access: Access = Access.LOCAL_WRITE, *, offset: int = 0, memory: Any = None
+        self, fd: int, nbytes: int, access: Access = Access.LOCAL_WRITE, *, offset: int = 0, memory: object = None
     ) -> UMEM:
         """Register `nbytes` at `offset` of a dmabuf for queues (`doca_verbs_umem_create` with a dmabuf id).
 
@@ -266,6 +266,6 @@ class Context(Handle):
         """
         return UMEM(self, memory, access, Dmabuf(fd, offset, nbytes))
 
-    def register_umem(self, obj: Any, access: Access = Access.LOCAL_WRITE, *, nbytes: int | None = None) -> UMEM:
+    def register_umem(self, obj: object, access: Access = Access.LOCAL_WRITE, *, nbytes: int | None = None) -> UMEM:
         """Register memory to place queues in (`doca_verbs_umem_create`): an object's, or `nbytes` from an address."""
         return UMEM(self, obj, access, nbytes=nbytes)

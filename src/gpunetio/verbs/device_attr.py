@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any
 
 from ..enums import LinkLayer, QpType
 from ..errors import UnexpectedError
 from ..formats.commands import PORT_TYPE_ETH, QUERY_HCA_CAP_IN, QUERY_HCA_CAP_OUT, CapClass, Opcode
 from ..formats.contexts import CMD_HCA_CAP, CMD_HCA_CAP_2, ROCE_CAP
-from ..formats.layout import BitStruct
+from ..formats.layout import BitStruct, Fields
 from ..formats.wqe import ATOMIC_SEG, CTRL_SEG, DATA_SEG, RADDR_SEG
 from ..providers.provider import DeviceAttr, Provider
 from .handle import command
@@ -84,7 +83,7 @@ def _by_libibverbs(provider: Provider) -> DeviceAttributes:
     )
 
 
-def _fields_of(known: DeviceAttr) -> dict[str, Any]:
+def _fields_of(known: DeviceAttr) -> Fields:
     return {field.name: getattr(known, field.name) for field in fields(DeviceAttr)}
 
 
@@ -116,7 +115,7 @@ def _by_mailboxes(provider: Provider) -> DeviceAttributes:
     )
 
 
-def _query_cap(provider: Provider, cap: CapClass, layout: BitStruct) -> dict[str, Any]:
+def _query_cap(provider: Provider, cap: CapClass, layout: BitStruct) -> Fields:
     mailbox = QUERY_HCA_CAP_IN.pack(opcode=Opcode.QUERY_HCA_CAP, op_mod=cap << 1 | _CURRENT)
     with command(f"QUERY_HCA_CAP {cap.name}"):
         out = provider.general_cmd(bytes(mailbox), QUERY_HCA_CAP_OUT.size)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -45,7 +45,7 @@ class Dmabuf:
         return Region(self.offset, self.nbytes, readonly=False, cuda=False, owner=None)
 
 
-def region_at(obj: Any, nbytes: int | None) -> Region:
+def region_at(obj: object, nbytes: int | None) -> Region:
     """Return the memory of an object, or `nbytes` from an address on."""
     if isinstance(obj, bool) or not isinstance(obj, (int, np.integer)):
         if nbytes is not None:
@@ -76,7 +76,7 @@ class MR(Handle):
     rkey: int
 
     def __init__(
-        self, pd: PD, obj: Any, access: Access | None = None, iova: int | None = None, nbytes: int | None = None
+        self, pd: PD, obj: object, access: Access | None = None, iova: int | None = None, nbytes: int | None = None
     ):
         super().__init__(pd.ctx)
         self._use(pd, pd.ctx)
@@ -111,7 +111,7 @@ class MR(Handle):
 
     @deferred()
     def reregister(
-        self, obj: Any = None, *, nbytes: int | None = None, pd: PD | None = None, access: Access | None = None
+        self, obj: object = None, *, nbytes: int | None = None, pd: PD | None = None, access: Access | None = None
     ) -> None:
         """Change the region's memory, protection domain or rights; None keeps them (`ibv_rereg_mr`).
 

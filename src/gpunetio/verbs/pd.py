@@ -41,7 +41,7 @@ class PD(Handle):
             self._opened(f"PD {self.pdn:#x} of {ctx.name}", undo)
 
     def register(
-        self, obj: Any, access: Access | None = None, *, nbytes: int | None = None, iova: int | None = None
+        self, obj: object, access: Access | None = None, *, nbytes: int | None = None, iova: int | None = None
     ) -> MR:
         """Register the memory of `obj` with the device (`ibv_reg_mr_iova2`).
 

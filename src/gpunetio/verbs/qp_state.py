@@ -12,7 +12,7 @@ from ..errors import InvalidValueError, UnexpectedError
 from ..formats import commands as c
 from ..formats.commands import PM_STATE_MIGRATED, Opcode, OptParam, PrmMtu
 from ..formats.contexts import ADS, QPC
-from ..formats.layout import BitStruct
+from ..formats.layout import BitStruct, Fields
 from .ah import AhAttr
 from .arguments import instance, member, whole, within
 from .device_attr import DeviceAttributes
@@ -166,7 +166,7 @@ _PRM_MTU = {
 _MTU_OF_PRM = {code: mtu for mtu, code in _PRM_MTU.items()}
 
 
-def mtu_bytes(name: str, value: Any) -> int:
+def mtu_bytes(name: str, value: object) -> int:
     """Return an MTU in bytes, which is given in bytes or as an `MtuSize`."""
     nbytes = value.nbytes if isinstance(value, MtuSize) else whole(name, value)
     if nbytes not in _PRM_MTU:
@@ -248,9 +248,9 @@ def _width(name: str) -> int:
     return (ADS if path else QPC).fields[inner].width
 
 
-def carry(attr: QpAttr, mask: QpAttrMask, move: Transition) -> tuple[dict[str, Any], OptParam]:
+def carry(attr: QpAttr, mask: QpAttrMask, move: Transition) -> tuple[Fields, OptParam]:
     """Return the QPC fields and opt_param_mask of a transition, without the address handle."""
-    qpc: dict[str, Any] = {PATH: {}, **move.fixed}
+    qpc: Fields = {PATH: {}, **move.fixed}
     opt = _NO_OPT
     for carrier in _CARRIERS:
         if carrier.mask in mask:
@@ -272,7 +272,7 @@ def without_reads(attr: QpAttr, mask: QpAttrMask, move: Transition) -> tuple[QpA
     return replace(attr, allow_remote_read=False, allow_remote_atomic=QpAtomicType.NONE), mask
 
 
-def state_of(qpc: dict[str, Any]) -> QpState:
+def state_of(qpc: Fields) -> QpState:
     """Return the state of a queue pair, from its context."""
     state = _PRM_STATE.get(qpc["state"])
     if state is None:
@@ -280,7 +280,7 @@ def state_of(qpc: dict[str, Any]) -> QpState:
     return state
 
 
-def attributes_of(qpc: dict[str, Any]) -> QpAttr:
+def attributes_of(qpc: Fields) -> QpAttr:
     """Return a context as QpAttr, without the address handle."""
     path = qpc[PATH]
     attr = QpAttr(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..enums import Access, RingMemory
 from ..errors import InvalidValueError
@@ -29,7 +29,7 @@ class UMEM(Handle):
     umem_id: int
 
     def __init__(
-        self, ctx: Context, obj: Any, access: Access, dmabuf: Dmabuf | None = None, nbytes: int | None = None
+        self, ctx: Context, obj: object, access: Access, dmabuf: Dmabuf | None = None, nbytes: int | None = None
     ):
         super().__init__(ctx)
         self._use(ctx)

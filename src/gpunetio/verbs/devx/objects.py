@@ -12,7 +12,7 @@ from ...errors import InvalidValueError
 from ...formats.commands import Opcode, RqType
 from ...formats.cqe import CQE_SIZE
 from ...formats.doorbell import PI_MASK, QP_DBREC
-from ...formats.layout import BitStruct
+from ...formats.layout import BitStruct, Fields
 from ...formats.mailboxes import mailboxes
 from ...formats.wqe import SEGMENT
 from ...memory import round_up
@@ -82,14 +82,14 @@ class DevxObject(Handle):
         with command(f"destroying what {self.name} made"):
             self.ctx.provider.devx_obj_destroy(self._handle)
 
-    def modify(self, opcode: Opcode, **fields: Any) -> dict[str, Any]:
+    def modify(self, opcode: Opcode, **fields: Any) -> Fields:
         """Change the object with a command (`mlx5dv_devx_obj_modify`), and return its output.
 
         The object's number is filled in. `fields` are as in `Devx.create`.
         """
         return self._carry_out(opcode, fields, self.modify_raw)
 
-    def query(self, opcode: Opcode | None = None, **fields: Any) -> dict[str, Any]:
+    def query(self, opcode: Opcode | None = None, **fields: Any) -> Fields:
         """Query the object's state (`mlx5dv_devx_obj_query`): with its own QUERY command, unless another is named."""
         if opcode is None:
             asked = self.name.replace("CREATE_", "QUERY_")
@@ -108,7 +108,7 @@ class DevxObject(Handle):
         self.check_open()
         return self.ctx.provider.devx_obj_query(self._handle, bytes(mailbox), whole("out_size", out_size))
 
-    def _carry_out(self, opcode: Opcode, fields: dict[str, Any], call: Any) -> dict[str, Any]:
+    def _carry_out(self, opcode: Opcode, fields: Fields, call: Any) -> Fields:
         opcode = member("opcode", opcode, Opcode)
         boxes = mailboxes(opcode)
         if boxes.number:
@@ -155,7 +155,7 @@ class Devx:
         name = Opcode(opcode).name if opcode in list(Opcode) else f"command {opcode:#05x}"
         return DevxObject(self._ctx, name, bytes(mailbox), whole("out_size", out_size), uses)
 
-    def command(self, opcode: Opcode, **fields: Any) -> dict[str, Any]:
+    def command(self, opcode: Opcode, **fields: Any) -> Fields:
         """Run a command that concerns no object (`mlx5dv_devx_general_cmd`), and return its output."""
         opcode = member("opcode", opcode, Opcode)
         mailbox, _ = _packed(opcode, fields)
@@ -169,7 +169,7 @@ class Devx:
 
     # --- what commands name ------------------------------------------------------------------------------------------
 
-    def register_umem(self, obj: Any, access: Access = Access.LOCAL_WRITE, *, nbytes: int | None = None) -> UMEM:
+    def register_umem(self, obj: object, access: Access = Access.LOCAL_WRITE, *, nbytes: int | None = None) -> UMEM:
         """Register the memory of a queue (`mlx5dv_devx_umem_reg`): an object's, or `nbytes` from an address."""
         return self._ctx.register_umem(obj, access, nbytes=nbytes)
 
@@ -181,7 +181,7 @@ class Devx:
         """Return the number of a completion vector's event queue (`mlx5dv_devx_query_eqn`). The driver owns it."""
         return self._ctx.provider.query_eqn(whole("vector", vector))
 
-    def address_path(self, ah: AhAttr, port: int = 1) -> dict[str, Any]:
+    def address_path(self, ah: AhAttr, port: int = 1) -> Fields:
         """Return the address path (ADS) of a QPC to a peer, with the MAC of its GID.
 
         NotFoundError if that address does not answer.
@@ -249,7 +249,7 @@ _NUMBERS: dict[type[Handle], str] = {
 }  # fmt: skip
 
 
-def _packed(opcode: Opcode, fields: dict[str, Any]) -> tuple[bytes, list[Handle]]:
+def _packed(opcode: Opcode, fields: Fields) -> tuple[bytes, list[Handle]]:
     """Return the input of a command, and the objects that it names."""
     used: list[Handle] = []
     numbers = _numbered(fields, used)
@@ -260,7 +260,7 @@ def _packed(opcode: Opcode, fields: dict[str, Any]) -> tuple[bytes, list[Handle]
         raise InvalidValueError(f"{opcode.name}: {error}") from error
 
 
-def _numbered(fields: dict[str, Any], used: list[Handle]) -> dict[str, Any]:
+def _numbered(fields: Fields, used: list[Handle]) -> Fields:
     """Return the fields with numbers in place of objects."""
     found = {}
     for name, value in fields.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...enums import QpAttrMask, QpSendDbrMode, QpType
 from ...enums import UarAllocationType as UarKind
@@ -22,6 +22,7 @@ from ...formats.commands import (
     ServiceType,
 )
 from ...formats.doorbell import QP_DBREC
+from ...formats.layout import Fields
 from ...formats.wqe import SEGMENT
 from ..ah import ah_of, path_to, path_update
 from ..events import OF_QP
@@ -95,10 +96,10 @@ class DevxQP(QP):
         if self._dpa:
             undo.callback(self._dpa.detach, self)
 
-    def _context(self, sizes: QueueSizes, ring: Ring) -> dict[str, Any]:
+    def _context(self, sizes: QueueSizes, ring: Ring) -> Fields:
         """Return the QPC for CREATE_QP."""
         attr = self.init_attr
-        qpc: dict[str, Any] = {
+        qpc: Fields = {
             "st": _SERVICE[attr.qp_type],
             "pd": self.pd.pdn,
             "user_index": attr.user_index,
@@ -134,7 +135,7 @@ class DevxQP(QP):
         qpc = self._query()
         return bool(qpc["sw_sq_wqebb_counter"] or qpc["hw_sq_wqebb_counter"])
 
-    def _query(self) -> dict[str, Any]:
+    def _query(self) -> Fields:
         mailbox = QUERY_QP_IN.pack(opcode=Opcode.QUERY_QP, qpn=self.qpn)
         with command("QUERY_QP"):
             out = self.ctx.provider.devx_obj_query(self._handle, bytes(mailbox), QUERY_QP_OUT.size)
@@ -148,7 +149,7 @@ class DevxQP(QP):
         return attr
 
     def _move(self, move: Transition, attr: QpAttr, mask: QpAttrMask, now: QpAttr) -> None:
-        values: dict[str, Any] = {}
+        values: Fields = {}
         answers = self._answers or move.opcode == Opcode.QP_2RST
         if QpAttrMask.MAX_DEST_RD_ATOMIC in mask:
             answers = attr.max_dest_rd_atomic > 0
