@@ -1,6 +1,7 @@
 """Several workers serve one NIC: each queue has one, tied queues have the same, and nothing else can be told."""
 
 import random
+import struct
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpunetio import verbs
-from gpunetio.enums import SendFlags, WrOpcode
+from gpunetio.enums import QpType, SendFlags, WrOpcode
 from gpunetio.errors import InvalidValueError, TimedOutError
 from gpunetio.nic import engine
 from gpunetio.nic.control.port import PortConfig
@@ -19,8 +20,8 @@ from gpunetio.nic.nic import SoftNic
 from gpunetio.nic.observe.reasons import Reason
 from gpunetio.nic.observe.running import running
 from gpunetio.nic.state.work_queue import WORK_QUEUE
-from gpunetio.verbs import PD, Context, RecvWr, SendWr, Sge
-from nic_rig import READ, REQ, REQ_ERR, RESP_SEND, WRITE, Buffer, Queue, connect, until, view
+from gpunetio.verbs import PD, AhAttr, Context, RecvWr, SendWr, Sge
+from nic_rig import READ, REQ, REQ_ERR, RESP_SEND, SEND, WRITE, Buffer, Queue, connect, until, view
 from udp_rig import own_address
 
 PAIRS = 6
@@ -160,6 +161,29 @@ def test_queue_pairs_over_a_wire_have_the_first_worker():
         assert check(nic)[local[0].b.qp.qpn] == 0
         for pair in local:
             pair.write()
+
+
+def test_datagrams_have_the_first_worker():
+    """A UD queue pair that becomes ready to receive moves there: any of the wires may bring something for it."""
+    with opened(3) as (ctx, nic, pd):
+        queues = [Queue(pd, qp_type=QpType.UD) for _ in range(6)]
+        assert set(check(nic).values()) == {0, 1, 2}
+        for queue in queues:
+            queue.qp.to_rts(qkey=1)
+            check(nic)
+        assert set(check(nic).values()) == {0}
+        here, there = Buffer(pd, 64, fill=1), Buffer(pd, 40 + 64)
+        handle = pd.create_ah(AhAttr(gid=ctx.query_gid()))
+        for a, b in zip(queues, (*queues[1:], queues[0])):
+            there.bytes[:] = 0
+            b.receive(there.at())
+            a.post(SEND, struct.pack(">III", 1, 0, b.qp.qpn | 1 << 31) + handle.av[12:], here.at())
+            assert a.done.next().opcode == REQ
+            assert b.arrived.next().byte_cnt == 40 + 64
+            assert np.array_equal(there.bytes[40:], here.bytes)
+        for queue in queues:
+            queue.qp.close()
+            check(nic)
 
 
 def test_a_core_direct_queue_brings_all_to_one_worker():

@@ -58,13 +58,22 @@ def _clear_positions(row):
         st64(q.doorbell, 0)
 
 
+@device_function
+def _set_up(row, source):
+    """Copy what a command has prepared for a QP. The QP may have moved since, so who serves it stays."""
+    q = qp_row_at(row)
+    worker, queue = q.worker, q.work_queue
+    copy(row, source, QP_SETUP_BYTES)
+    q.worker, q.work_queue = worker, queue
+
+
 @engine_function
 def _modify(nic, row, source, expected_state):
     q = qp_row_at(row)
     if q.state != expected_state and q.state != qp_row_at(source).state:
         return WRONG_STATE  # the engine has moved the QP to ERR meanwhile
     before, draining, wanted = q.state, q.drain, qp_row_at(source).drain
-    copy(row, source, QP_SETUP_BYTES)
+    _set_up(row, source)
     if wanted and not draining:
         q.late, q.sq_pi, q.sq_drained = (q.sq_pi & PI_MASK) + 1, q.sq_sent, 0
     if draining and not wanted:
@@ -113,7 +122,7 @@ def _apply(nic):
         recall_sent(row)
         return_shared(row)
         free_slots(nic, row)
-        copy(row, n.command_src, QP_SETUP_BYTES)
+        _set_up(row, n.command_src)
         _clear_positions(row)
         wake(row)
     elif op == REMOVE_QP:
