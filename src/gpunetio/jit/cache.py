@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import inspect
 import logging
 import os
 from collections.abc import Callable
@@ -75,7 +76,7 @@ class Cache(FunctionCache):
 
     def _load_from_wheel(self, sig: Any, target_context: Any) -> Any:
         target = prebuilt.usable()
-        folder = prebuilt.folder_of(self._impl.locator._py_file)
+        folder = prebuilt.folder_of(inspect.getfile(self._py_func))
         if target is None or folder is None:
             return None
         try:
