@@ -92,7 +92,7 @@ def test_a_cqe_that_is_being_written_belongs_to_no_lap(one, kind, syndrome):
     for index in range(3 * 4):
         lap, slot = divmod(index, 4)
         address = start + CQE64.size * slot
-        assert write_cqe(nic.control_address, row, kind, 1, 2, 0, index, 32, 0, syndrome, 0, 0, address + 32) == 0
+        assert write_cqe(nic.control_address, row, kind, 1, 1, 2, 0, index, 32, 0, syndrome, 0, 0, address + 32) == 0
         meanwhile, last = entries[slot, 31], entries[slot, 63]
         assert meanwhile & 1 == lap & 1 ^ 1
         assert meanwhile >> OPCODE_SHIFT == INVALID

@@ -23,7 +23,7 @@ import pytest
 
 from gpunetio import providers, testing, verbs
 from gpunetio.bench.options import BENCHMARKS
-from gpunetio.enums import Access, AsyncEventType, PortState, QpState, UarAllocationType, WrOpcode
+from gpunetio.enums import Access, AsyncEventType, PortState, QpState, QpType, UarAllocationType, WrOpcode
 from gpunetio.errors import (
     BadStateError,
     DeviceFatalError,
@@ -36,11 +36,13 @@ from gpunetio.errors import (
     NotSupportedError,
 )
 from gpunetio.formats.commands import Opcode, Status
+from gpunetio.formats.wqe import AV_SEG
 from gpunetio.memory import PAGE, HostMemory
 from gpunetio.providers.mlx5 import device as mlx5_device
 from gpunetio.providers.mlx5 import structs as s
 from gpunetio.providers.mlx5.provider import adopt_context
 from gpunetio.testing import Outcome
+from gpunetio.verbs import AhAttr, RecvWr, SendWr, Sge
 from neighbour import address as own_address
 from nic_rig import until
 from repository import environment
@@ -193,6 +195,31 @@ def test_a_device_that_may_not_be_opened(stand_in: StandIn):
     stand_in.fail("ibv_open_device", errno.EACCES)
     with pytest.raises(NotPermittedError, match="no permission for /dev/infiniband/uverbs3"):
         verbs.open("mlx5_3")
+
+
+def test_datagrams(stand_in: StandIn):
+    """The address vector is what libmlx5 shows of an `ibv_ah`."""
+    with verbs.open("mlx5_0") as one, verbs.open("mlx5_1") as other:
+        cqs, mrs, qps = [], [], []
+        for ctx in (one, other):
+            pd, cq = ctx.create_pd(), ctx.create_cq(8)
+            qp = pd.create_qp(sq_wr=4, rq_wr=4, send_cq=cq, receive_cq=cq, max_inline_data=32, qp_type=QpType.UD)
+            qp.to_rts(qkey=77)
+            cqs.append(cq)
+            mrs.append(pd.register(bytearray(1000)))
+            qps.append(qp)
+        attr = AhAttr(gid=other.query_gid(), sl=3, traffic_class=0x10, hop_limit=9)
+        ah = qps[0].pd.create_ah(attr)
+        av = np.frombuffer(ah.av, AV_SEG.dtype)[0]
+        assert bytes(av["rmac"]) == one.provider.resolve_mac(1, 0, attr.gid)
+        assert (av["tclass"], av["hop_limit"], bytes(av["rgid"])) == (0x10, 9, bytes(attr.gid))
+        qps[1].post_recv(RecvWr(sges=[Sge(mrs[1].address, 1000, mrs[1].lkey)]))
+        qps[0].post_send(
+            SendWr(opcode=WrOpcode.SEND, inline=b"from a card", ah=ah, remote_qpn=qps[1].qpn, remote_qkey=77)
+        )
+        (done,) = until(cqs[1].poll, "the datagram")
+        assert (done.byte_len, done.src_qp) == (40 + 11, qps[0].qpn)
+        ah.close()
 
 
 def test_an_empty_gid_table(stand_in: StandIn):

@@ -600,6 +600,7 @@ def fuzz(count: int, seed: int) -> dict[str, int]:
         assert r["unbroken"] == 0, "nonsense in the pipe's fields was believed"
         assert r["touched"] > 0, "no frame got anywhere"
         assert fates.pop("rx_link_down") == 0
+        assert fates.pop("rx_wrong_qkey") == 0  # of datagrams, and all its queue pairs are connected
         assert all(fates.values()), f"some fate was met by no frame: {fates}"
         f.check_good_peer()
         others = ("nonsense", "restored", "touched", "wrong_icrc")

@@ -4,7 +4,7 @@ import shutil
 import struct
 import subprocess
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fake_gpu import DeviceBuffer, FakeGpus
 from gpunetio import verbs
 from gpunetio.enums import (
     AddrType,
@@ -73,7 +74,7 @@ class End:
         self.memory = np.zeros(1 << 14, np.uint8)
         self.memory[:8192] = np.arange(8192) * 7 + 1
         self.mr = self.pd.register(self.memory)
-        init = {"sq_wr": 16, "rq_wr": 16, "qp_type": QpType.UD, **self.options}
+        init = {"sq_wr": 16, "rq_wr": 16, "receive_max_sges": 2, "qp_type": QpType.UD, **self.options}
         if init.pop("shared", False):
             init["srq"] = self.pd.create_srq(16)
         self.qp = self.pd.create_qp(send_cq=self.cq, receive_cq=self.cq, **init)
@@ -114,6 +115,8 @@ WIRES = {
     "one NIC":    {"same": True},
     "process":    {},
     "udp":        {"wire": "udp"},
+    "workers":    {"workers": 3},
+    "one NIC of workers": {"workers": 3, "same": True},
     "infiniband": {"link_layer": LinkLayer.INFINIBAND},
     "one infiniband": {"link_layer": LinkLayer.INFINIBAND, "same": True},
 }  # fmt: skip
@@ -199,7 +202,7 @@ def test_many_at_a_time(ends):
 
 
 def test_the_header_names_the_sender(two):
-    """On IPv6, the 40 bytes are the IPv6 header; the answer goes to its source."""
+    """The 40 bytes end with the IPv4 header, from which the way back follows."""
     a, b = two(wire="udp")
     ah = a.handle_to(b)
     b.expect()
@@ -210,12 +213,26 @@ def test_the_header_names_the_sender(two):
     )
     assert (version, protocol) == (0x45, 17)
     assert (gid_of(ip_address(source)), gid_of(ip_address(target))) == (a.gid, b.gid)
+    assert b.pd.create_ah_to_sender(done, b.memory[8192 : 8192 + GRH].tobytes()).attr.gid == a.gid
+    other = replace(done, src_qp=0)
+    with pytest.raises(InvalidValueError, match="39 bytes"):
+        b.pd.create_ah_to_sender(other, bytes(39))
+    with pytest.raises(NotFoundError, match="has no GID 0000:"):
+        b.pd.create_ah_to_sender(other, bytes(40))
+
+
+def test_answers(ends):
+    """The way back follows from the completion and the header, on each kind of wire."""
+    a, b = ends
+    ah = a.handle_to(b)
+    b.expect()
+    a.send(b, ah, 10)
+    done = b.next()
+    assert a.next().opcode == WcOpcode.SEND
+    back = b.pd.create_ah_to_sender(done, b.memory[8192 : 8192 + GRH].tobytes())
     a.expect()
-    back = b.pd.create_ah(AhAttr(gid=gid_of(ip_address(source))))
-    b.qp.post_send(
-        SendWr(opcode=WrOpcode.SEND, ah=back, remote_qpn=done.src_qp, remote_qkey=QKEY, inline=b"")
-    )
-    assert [a.next().opcode for _ in range(2)] == [WcOpcode.SEND, WcOpcode.RECV]
+    b.qp.post_send(SendWr(opcode=WrOpcode.SEND, ah=back, remote_qpn=done.src_qp, remote_qkey=QKEY, inline=b""))
+    assert a.next().src_qp == b.qp.qpn
 
 
 def test_infiniband_with_a_grh(two):
@@ -230,6 +247,8 @@ def test_infiniband_with_a_grh(two):
     header = b.memory[8192 : 8192 + GRH].tobytes()
     assert (header[0] >> 4, header[6]) == (6, 0x1B)
     assert (header[8:24], header[24:]) == (a.gid, b.gid)
+    back = b.pd.create_ah_to_sender(done, header).attr
+    assert (back.gid, back.dlid, back.sl, back.addr_type) == (a.gid, a.ctx.query_port(1).lid, 5, AddrType.IB_GRH)
 
 
 def test_inline_wait_and_shared_receives(two):
@@ -258,6 +277,25 @@ def test_completion_modes(two):
         b.next()
     assert a.next().wr_id == 3
     assert a.cq.poll() == []
+
+
+@pytest.mark.parametrize("wire", ["auto", "udp"])
+def test_memory_of_a_gpu(two, wire):
+    """Datagrams leave device memory, and arrive in it behind their GRH."""
+    a, b = two(wire=wire)
+    gpus = FakeGpus()
+    for end in (a, b):
+        gpus.serve(end.ctx)
+    here, there = DeviceBuffer(gpus, a.pd, 4096, 3), DeviceBuffer(gpus, b.pd, 8192)
+    ah = a.handle_to(b)
+    for nbytes in (1, 1000, 4096):
+        b.qp.post_recv(RecvWr(sges=[Sge(there.address, 30, there.key), Sge(there.address + 1000, 5000, there.key)]))
+        sges = [Sge(here.address, nbytes, here.key)]
+        a.qp.post_send(SendWr(opcode=WrOpcode.SEND, ah=ah, remote_qpn=b.qp.qpn, remote_qkey=QKEY, sges=sges))
+        assert a.next().status == WcStatus.SUCCESS
+        assert b.next().byte_len == GRH + nbytes
+        assert there.bytes[1010 : 1010 + nbytes].tobytes() == here.bytes[:nbytes].tobytes()
+        assert there.bytes[20] == 0x45
 
 
 def test_a_closed_queue_pair_gets_nothing(two):

@@ -88,12 +88,12 @@ def test_grh(traffic_class, flow, length, hop_limit, sgid, dgid):
     ("entry", "model"),
     [
         (formats.RETH, ">QII"), (formats.ATOMIC_ETH, ">QIQQ"), (formats.ATOMIC_ACK_ETH, ">Q"), (formats.IMM_DT, ">I"),
-        (formats.LRH, ">BBHHH"),
+        (formats.LRH, ">BBHHH"), (formats.DETH, ">II"),
     ],
-    ids=["reth", "atomic_eth", "atomic_ack_eth", "imm_dt", "lrh"],
+    ids=["reth", "atomic_eth", "atomic_ack_eth", "imm_dt", "lrh", "deth"],
 )  # fmt: skip
 def test_headers_that_scapy_lacks(entry, model):
-    """IBTA 9.3.3, 9.3.5, 9.5.3, 9.6 and 7.7: fields without gaps."""
+    """IBTA 9.3.2, 9.3.3, 9.3.5, 9.5.3, 9.6 and 7.7: fields without gaps."""
     values = tuple(0x0102030405060708 * (i + 1) % (1 << 8 * struct.calcsize(">" + code))
                    for i, code in enumerate(model[1:]))  # fmt: skip
     data = struct.pack(model, *values)

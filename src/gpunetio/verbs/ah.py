@@ -7,8 +7,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ..enums import AddrType, LinkLayer
-from ..errors import InvalidValueError
+from ..enums import AddrType, LinkLayer, WcFlags
+from ..errors import InvalidValueError, NotFoundError
 from ..formats.commands import (
     QUERY_ROCE_ADDRESS_IN,
     QUERY_ROCE_ADDRESS_OUT,
@@ -18,6 +18,7 @@ from ..formats.commands import (
 )
 from ..formats.contexts import ROCE_ADDR_LAYOUT
 from ..formats.layout import Fields
+from ..formats.packet import GRH, IPV4
 from ..providers.plain_verbs import Route
 from .arguments import instance, member, whole, within
 from .device_attr import DeviceAttributes
@@ -26,6 +27,7 @@ from .handle import Handle, command
 if TYPE_CHECKING:
     from .context import Context
     from .pd import PD
+    from .work import Completion
 
 GID_BYTES = 16
 _SUBNET_PREFIX = 8  # bytes of an InfiniBand GID
@@ -70,6 +72,25 @@ class AhAttr:
             )
         for name, most in _LIMITS.items():
             within(f"ah_attr.{name}", getattr(self, name), 0, most)
+
+
+def sender_of(ctx: Context, port: int, done: Completion, header: bytes) -> AhAttr:
+    """Return the path back to the sender of a datagram, whose receive begins with the 40 bytes of `header`."""
+    if ctx.query_device().link_layer == LinkLayer.INFINIBAND:
+        path = AhAttr(dlid=done.slid, sl=done.sl, addr_type=AddrType.IB_NO_GRH)
+        if WcFlags.GRH not in done.flags:
+            return path
+        source, target = header[GRH.sgid : GRH.dgid], header[GRH.dgid : GRH.size]
+        path = replace(path, addr_type=AddrType.IB_GRH)
+    elif header[0] >> 4 == 6:
+        path, source, target = AhAttr(), header[GRH.sgid : GRH.dgid], header[GRH.dgid : GRH.size]
+    else:
+        ends = header[GRH.size - IPV4.size + IPV4.source : GRH.size]
+        path, source, target = AhAttr(), _IPV4_MAPPED + ends[:4], _IPV4_MAPPED + ends[4:]
+    for index in range(ctx.query_device().gid_table_size):
+        if ctx.query_gid(port, index) == target:
+            return replace(path, gid=source, sgid_index=index)
+    raise NotFoundError(f"port {port} of {ctx.name} has no GID {target.hex(':', 2)}, to which the datagram was sent")
 
 
 class AddressHandle(Handle):

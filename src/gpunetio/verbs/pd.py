@@ -6,7 +6,10 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from ..enums import Access, QpSendDbrMode, QpType, SrqType
-from .ah import AddressHandle, AhAttr
+from ..errors import InvalidValueError
+from ..formats.packet import GRH
+from .ah import AddressHandle, AhAttr, sender_of
+from .arguments import instance
 from .cq import CQ
 from .dpa import AnyDpa, AnyDpaCompletion
 from .handle import Handle
@@ -16,6 +19,7 @@ from .qp_init import QpInitAttr
 from .srq import SRQ, SrqInitAttr
 from .uar import UAR
 from .umem import UMEM
+from .work import Completion
 
 if TYPE_CHECKING:
     from .context import Context
@@ -97,6 +101,16 @@ class PD(Handle):
     def create_ah(self, attr: AhAttr, *, port: int = 1) -> AddressHandle:
         """Create an address handle for datagrams (`ibv_create_ah`). NotFoundError if that address does not answer."""
         return AddressHandle(self, attr, port)
+
+    def create_ah_to_sender(self, done: Completion, header: bytes, *, port: int = 1) -> AddressHandle:
+        """Create an address handle to the sender of a datagram (`ibv_create_ah_from_wc`).
+
+        `done` is the completion of its receive, and `header` are the first 40 bytes of that.
+        """
+        header = bytes(header)
+        if len(header) != GRH.size:
+            raise InvalidValueError(f"header has {len(header)} bytes: a receive of a datagram begins with {GRH.size}")
+        return AddressHandle(self, sender_of(self.ctx, port, instance("done", done, Completion), header), port)
 
     def create_qp(
         self,

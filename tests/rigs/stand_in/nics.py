@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import errno
 import shutil
@@ -39,6 +40,7 @@ from gpunetio.providers.mlx5.structs import (
     IBV_REREG_MR_CHANGE_PD,
     IBV_REREG_MR_CHANGE_TRANSLATION,
 )
+from gpunetio.providers.plain_verbs import Route
 from gpunetio.providers.provider import UarPage
 
 from .strict import SYNDROME, reserved_bits
@@ -327,7 +329,10 @@ class StandIn:
         nic = self._nic(context)
         if not any(nic.query_gid(port, sgid_index)):
             raise InvalidValueError(f"GID {sgid_index} is empty")
-        _fill(mac, nic.resolve_mac(port, sgid_index, ctypes.string_at(dgid, 16)))
+        gid = ctypes.string_at(dgid, 16)
+        _fill(mac, nic.resolve_mac(port, sgid_index, gid))
+        with contextlib.suppress(DocaError):  # so that the software NIC knows the way, as a card does by the MAC
+            nic.create_ah(0, port, Route(gid, 0, 0, sgid_index, 0, 64, 0, True))
 
     def _get_async_event(self, context: int, port: int) -> int:
         opened = self._contexts[context]
