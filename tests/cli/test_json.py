@@ -16,7 +16,8 @@ from gpunetio.bench.loopback import Loopback
 from gpunetio.bench.measure import measure
 from gpunetio.bench.options import BENCHMARKS, Options
 from gpunetio.cli import app
-from gpunetio.cli.show import KINDS
+from gpunetio.cli.show import KINDS, QUEUE_KINDS
+from gpunetio.nic.state.work_queue import QueueKind
 from json_schema import STRICT, mistakes, schema
 from repository import DATA, ROOT
 
@@ -93,6 +94,8 @@ def test_show_has_names_where_numbers_stand_for_something(nic):
         "state": "RTS", "service": "RC", "rights": ["REMOTE_WRITE", "REMOTE_READ", "REMOTE_ATOMIC"], "wire": "memory",
         "peer": "::ffff:127.0.0.2",
     }  # fmt: skip
+    assert qp["kind"] == "CONNECTED_SEND"
+    assert {kind.value: kind.name for kind in QueueKind} == QUEUE_KINDS
     assert qp["send_cq"] == qp["recv_cq"] == printed("show", "cq", *HERE)[0]["cqn"]
     (mr,) = printed("show", "mr", *HERE)
     assert mr["access"] == ["LOCAL_WRITE"]

@@ -44,6 +44,7 @@ _COLUMNS = {
     "gid": (("index", "index"), ("gid", "gid"), ("version", "version"), ("mac", "mac")),
 }  # fmt: skip
 WIRE_KINDS = {0: "gone", 1: "memory", 2: "udp"}  # nic/transport/wire_kinds.py
+QUEUE_KINDS = {1: "CONNECTED_SEND", 2: "DATAGRAM_SEND"}  # nic/state/work_queue.py
 PSN_MASK = 0xFF_FFFF
 _HEX = {
     "qpn", "cqn", "srqn", "srq", "send_cq", "recv_cq", "returned", "channel", "error_channel", "rx_wqe", "key",
@@ -187,7 +188,7 @@ def _names() -> dict[tuple[str, str], dict[int, str]]:
         ("uar", "kind"): UarAllocationType,
     }  # fmt: skip
     return {field: {member.value: member.name for member in kind} for field, kind in fields.items()} | {
-        ("gid", "version"): {1: "RoCE v1", 2: "RoCE v2"}
+        ("gid", "version"): {1: "RoCE v1", 2: "RoCE v2"}, ("qp", "kind"): QUEUE_KINDS
     }
 
 
