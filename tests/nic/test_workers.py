@@ -5,6 +5,7 @@ import struct
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import numpy as np
 import pytest
@@ -207,13 +208,15 @@ def test_random_objects_and_traffic(workers, seed, steps):
     """Queues come, share, are connected, carry bytes, are reset and go. Ties are kept, and every byte arrives."""
     chance = random.Random(seed)
     with opened(workers) as (ctx, nic, pd):
-        cqs = [ctx.create_cq(1024) for _ in range(3)]
+        cqs, pool = [ctx.create_cq(1024) for _ in range(3)], pd.create_srq(4)
         free: list[Queue] = []
         pairs: list[Pair] = []
 
         def create() -> None:
-            own = chance.random() < 0.6
-            free.append(Queue(pd, sq=16) if own else Queue(pd, sq=16, recv_cq=chance.choice(cqs)))
+            shared: dict[str, Any] = {"recv_cq": chance.choice(cqs)} if chance.random() < 0.3 else {}
+            if chance.random() < 0.2:
+                shared |= {"rq": 0, "srq": pool}
+            free.append(Queue(pd, sq=16, **shared))
 
         def join() -> None:
             if len(free) >= 2:

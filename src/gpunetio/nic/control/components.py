@@ -44,11 +44,10 @@ class Components:
 
     # --- what comes and goes ---------------------------------------------------------------------------------------
 
-    def add_cq(self, row: int) -> int:
-        """Add a completion queue. Return the address of the worker that serves it."""
+    def add_cq(self, row: int) -> None:
+        """Add a completion queue, which the first worker serves until a QP uses it."""
         self._cqs.add(row)
-        self._records[self.worker_of(row)]["cq_count"] += 1
-        return self._workers[self.worker_of(row)]
+        self._records[0]["cq_count"] += 1
 
     def add_qp(self, row: int, queues: Iterable[int]) -> int:
         """Add a QP, which the engine does not serve yet, and its CQs and SRQ. Return the number of its worker."""

@@ -86,8 +86,9 @@ class CompletionQueues(QueueObjects):
         row["cqn"], row["dbrec"] = cqn, record
         row["overrun"], row["collapsed"], row["arm_seen"] = context["oi"], context["cc"], -1
         row["eqn"], row["uar_page"] = context["c_eqn"], context["uar_page"]
-        row["worker"] = self._components.add_cq(self.table.row_address(cqn))
+        row["worker"] = self._engine.workers[0]
         self._engine.post(step.WRITE_ROW, self.table.row_address(cqn), row)
+        self._components.add_cq(self.table.row_address(cqn))
         self._places[cqn] = _Place(ring_umem, record_umem, context["uar_page"])
         self._umems.hold(ring_umem, record_umem)
         self._uars.hold(context["uar_page"])
