@@ -27,6 +27,7 @@ from gpunetio.bench.remote import Client, Server
 from gpunetio.cli import app, benchmarks
 from gpunetio.cli.failures import Failure, writing
 from gpunetio.errors import InUseError
+from gpunetio.nic.control.port import WIRES
 from gpunetio.providers import device_list
 from gpunetio.rendezvous import PeerInterrupted
 from gpunetio.verbs import QpEndpoint
@@ -540,6 +541,11 @@ def test_devices():
     assert fields["active_mtu"] == "4096 (5)"
     assert fields["link_layer"] == "Ethernet"
     assert "GID[" not in output
+
+
+def test_the_wires_that_lead_to_other_processes_are_offered():
+    (option,) = (one for one in app.commands["put_bw"].params if one.name == "wire")
+    assert [*option.type.choices] == [name for name, kind in WIRES.items() if kind.routed]
 
 
 def test_devices_verbose_and_listed():

@@ -179,7 +179,7 @@ class Client(Remote):
         self._tell("end")
         self._await("end")
 
-    def _tell(self, kind: str, **body: Any) -> None:
+    def _tell(self, kind: str, **body: object) -> None:
         assert self.link is not None
         self.link.send(kind, **body)
 

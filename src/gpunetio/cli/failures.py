@@ -66,7 +66,7 @@ def writing(what: str, path: Path, failure: type[Failure] = Failure) -> Iterator
         raise failure(f"cannot write {what} {path}: {error.strerror or error}") from error
 
 
-def guarded(command: Callable[..., Any]) -> Callable[..., Any]:
+def guarded(command: Callable[..., object]) -> Callable[..., object]:
     """Turn errors of gpunetio and the operating system into a `Failure`, and Ctrl+C into a quiet end.
 
     Ctrl+C at the other end is reported, and ends with the same status.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -25,7 +25,7 @@ _OPTIONS = (
 )  # fmt: skip
 
 
-def machine_options(command: Callable[..., Any]) -> Callable[..., Any]:
+def machine_options(command: Callable[..., object]) -> Callable[..., object]:
     """Add --gpu, --nic, --replay and --root."""
     for option in reversed(_OPTIONS):
         command = option(command)

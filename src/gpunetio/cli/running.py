@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 PIPE_WIDTH = 1000  # wide enough that nothing is cut off without a terminal
 
 
-def selection(command: Callable[..., Any]) -> Callable[..., Any]:
+def selection(command: Callable[..., object]) -> Callable[..., object]:
     """Add the options that select NICs: arguments `device` and `pid` of the command."""
     device = click.option("-d", "--device", "--ib-dev", "device", metavar="NIC", help="Only NICs of this name.")
     pid = click.option("--pid", type=click.IntRange(1), help="Only NICs of this process.")

@@ -61,7 +61,7 @@ class Function:
 
     name: str
     chapter: str
-    python: Callable[..., Any]
+    python: Callable[..., object]
     parameters: tuple[str, ...]
     defaults: tuple[int, ...]
 

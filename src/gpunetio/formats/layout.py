@@ -58,7 +58,7 @@ class BitStruct:
     def __repr__(self) -> str:
         return f"BitStruct({self.name}, {self.size} bytes, {len(self.fields)} fields)"
 
-    def pack(self, **values: Any) -> bytearray:
+    def pack(self, **values: object) -> bytearray:
         """Return a zeroed structure with `values` set. Nested structures are given as dicts."""
         buf = bytearray(self.size)
         self.update(buf, **values)

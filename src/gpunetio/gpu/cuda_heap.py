@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 from ..jit.launch import observers, running
 
@@ -20,7 +19,7 @@ class Block:
 
     base: int
     kind: Hashable
-    free: Callable[[int], Any]
+    free: Callable[[int], object]
 
 
 class CudaHeap:

@@ -33,7 +33,7 @@ class _WheelLocator(InTreeCacheLocator):
         return str(prebuilt.folder_of(self._py_file))
 
     @classmethod
-    def from_function(cls, py_func: Callable[..., Any], py_file: str) -> _WheelLocator | None:
+    def from_function(cls, py_func: Callable[..., object], py_file: str) -> _WheelLocator | None:
         return cls(py_func, py_file) if prebuilt.usable() and prebuilt.folder_of(py_file) else None
 
 
@@ -56,7 +56,7 @@ class Cache(FunctionCache):
 
     _impl_class: Any = CacheImpl
 
-    def __init__(self, fn: Callable[..., Any], stamp: str):
+    def __init__(self, fn: Callable[..., object], stamp: str):
         super().__init__(fn)
         self._cache_file._source_stamp = self._stamp = stamp
 
@@ -110,7 +110,7 @@ class Cache(FunctionCache):
             os.unlink(self._cache_file._index_path)
 
 
-def cache_of(fn: Callable[..., Any], stamp: str) -> Cache | None:
+def cache_of(fn: Callable[..., object], stamp: str) -> Cache | None:
     """Return the cache of a function, or None if Numba finds no folder for it that can be written to."""
     try:
         return Cache(fn, stamp)

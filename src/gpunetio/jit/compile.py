@@ -35,7 +35,7 @@ def need_integers(function: str, names: Sequence[str], found: Sequence[types.Typ
             raise InvalidValueError(f"{function}() takes integers only, and {name} is {what}: {cure}")
 
 
-def device_function(fn: Callable[..., Any]) -> Any:
+def device_function(fn: Callable[..., object]) -> Any:
     """Make `fn` callable from kernels and from the software NIC, on CPU and GPU (`__device__ __forceinline__`).
 
     Arguments and results are int64. Mode arguments with defaults fold away when they are constants.
@@ -43,7 +43,7 @@ def device_function(fn: Callable[..., Any]) -> Any:
     return _compiled(fn, forceinline=True)
 
 
-def engine_function(fn: Callable[..., Any]) -> Any:
+def engine_function(fn: Callable[..., object]) -> Any:
     """Compile like `device_function`, for big functions with several callers, which are not inlined into each.
 
     On the host, LLVM decides. On CUDA the function is called, whatever its size (`cuda_functions.py`).
@@ -51,7 +51,7 @@ def engine_function(fn: Callable[..., Any]) -> Any:
     return _compiled(fn, forceinline=False)
 
 
-def _compiled(fn: Callable[..., Any], forceinline: bool) -> Any:
+def _compiled(fn: Callable[..., object], forceinline: bool) -> Any:
     # Functions from a prompt or from `exec` have no file, so there is no place for their cache.
     file = Path(inspect.getfile(fn))
     cacheable = file.is_file()

@@ -11,7 +11,6 @@ import inspect
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import llvmlite
 import numba
@@ -58,7 +57,7 @@ def stamp_of(path: Path) -> str:
     return digest.hexdigest()
 
 
-def stamp(fn: Callable[..., Any]) -> str:
+def stamp(fn: Callable[..., object]) -> str:
     """Return the stamp of a function.
 
     Outside this package, it covers the function's file, its callees, and the whole device library, which programs

@@ -44,7 +44,7 @@ class Rendezvous(ABC):
         """Return the values of all ranks, by rank."""
         return [self._decoded(rank, data) for rank, data in enumerate(self._exchange(_encoded(value)))]
 
-    def broadcast(self, value: Any = None, root: int = 0) -> Any:
+    def broadcast(self, value: object = None, root: int = 0) -> Any:
         """Return the value of the rank `root`. The other ranks may omit theirs."""
         if type(root) is not int or not 0 <= root < self.size:
             raise InvalidValueError(f"root {root!r}: the ranks are 0 to {self.size - 1}")

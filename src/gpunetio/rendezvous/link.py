@@ -24,7 +24,7 @@ import time
 from collections import deque
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..enums import LinkLayer
 from ..errors import DocaError, DocaErrorCode, OperatingSystemError, TimedOutError
@@ -126,7 +126,7 @@ class Message(dict[str, object]):
         return [Message(self.peer, {**item, "kind": f"{self.kind}.{name}"}) for item in value]
 
 
-def encode(kind: str, **body: Any) -> bytes:
+def encode(kind: str, **body: object) -> bytes:
     """Return a message in its wire format."""
     text = json.dumps({"kind": kind, **body}).encode()
     if len(text) > MAX_BODY:
@@ -218,7 +218,7 @@ class Link:
             self._changed.wait_for(lambda: self._failure is not None, WHY_SECONDS)
             return self._failure
 
-    def send(self, kind: str, **body: Any) -> None:
+    def send(self, kind: str, **body: object) -> None:
         """Send a message to the peer."""
         data = encode(kind, **body)
         try:

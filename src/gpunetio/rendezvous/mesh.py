@@ -55,7 +55,7 @@ class Mesh:
     peers: tuple[Peer, ...]
 
     def __init__(
-        self, rendezvous: Rendezvous, pd: PD, gpu: Gpu, memory: Any, sgid_index: int, options: dict[str, Any],
+        self, rendezvous: Rendezvous, pd: PD, gpu: Gpu, memory: object, sgid_index: int, options: dict[str, Any],
         owns: bool = False,
     ):  # fmt: skip
         self.rendezvous, self.rank, self.size = rendezvous, rendezvous.rank, rendezvous.size
@@ -76,7 +76,7 @@ class Mesh:
             self._parts = parts.pop_all()
 
     @staticmethod
-    def _registered(pd: PD, memory: Any, parts: ExitStack) -> MR | None:
+    def _registered(pd: PD, memory: object, parts: ExitStack) -> MR | None:
         if memory is None or isinstance(memory, MR):
             return memory
         mr = pd.register(memory)
@@ -157,7 +157,7 @@ def mesh(
     *,
     pd: PD,
     gpu: Gpu,
-    memory: Any = None,
+    memory: object = None,
     via: Rendezvous | None = None,
     address: str = "127.0.0.1",
     port: int = PORT,

@@ -15,7 +15,7 @@ from .kit import check
 from .rig import Rig, refused, same, true
 
 
-def _dead(handle: Handle, *uses: Callable[[], Any]) -> None:
+def _dead(handle: Handle, *uses: Callable[[], object]) -> None:
     """Closed: a second close does nothing, and every use is refused."""
     true(f"{handle} is closed", handle.closed)
     handle.close()

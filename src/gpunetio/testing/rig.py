@@ -36,19 +36,19 @@ class Remote(TypedDict, total=False):
     rkey: int
 
 
-def same(what: str, found: Any, wanted: Any) -> None:
+def same(what: str, found: object, wanted: object) -> None:
     """Raise Violation unless two values are equal."""
     if found != wanted:
         raise Violation(f"{what}: {found!r}, and it should be {wanted!r}")
 
 
-def true(what: str, holds: Any) -> None:
+def true(what: str, holds: object) -> None:
     """Raise Violation unless something holds."""
     if not holds:
         raise Violation(f"it should be that {what}")
 
 
-def refused(what: str, errors: type[DocaError] | tuple[type[DocaError], ...], call: Callable[[], Any]) -> DocaError:
+def refused(what: str, errors: type[DocaError] | tuple[type[DocaError], ...], call: Callable[[], object]) -> DocaError:
     """Raise Violation unless the call raises such an error, which is returned."""
     try:
         call()

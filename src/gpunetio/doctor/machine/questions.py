@@ -15,7 +15,6 @@ import sys
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 from . import process
 from .cuda_attributes import file_of
@@ -202,7 +201,7 @@ def verbs_library(name: str) -> dict[str, object]:
     }
 
 
-def cuda() -> Any:
+def cuda() -> object:
     """Return libcuda's version and devices. A separate process asks libcuda, because a driver may hang."""
     program = Path(__file__).with_name("cuda_attributes.py")
     ended = process.run([sys.executable, "-I", str(program)], _DEADLINE)
@@ -232,4 +231,4 @@ _ASKED = (
     environment, system, user, limit, processors, affinity, shared_memory, compiler_cache, hypervisor,
     container, root_filesystem, opens, permissions, filesystem, package, symbols, verbs_library, cuda, probe,
 )  # fmt: skip
-QUESTIONS: dict[str, Callable[..., Any]] = {one.__name__: one for one in _ASKED}
+QUESTIONS: dict[str, Callable[..., object]] = {one.__name__: one for one in _ASKED}

@@ -10,7 +10,7 @@ import ctypes
 import functools
 import time
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from ...errors import DriverError, InitializationError
 from .streams import DEVICE, MEMORY_TYPE, RANGE_SIZE, RANGE_START
@@ -90,7 +90,7 @@ class CudaDriver:
         self._lib = ctypes.CDLL("libcuda.so.1")
         self.call("cuInit", 0)
 
-    def call(self, name: str, *args: Any) -> None:
+    def call(self, name: str, *args: object) -> None:
         """Call a function of the driver. DriverError unless it succeeds."""
         code = getattr(self._lib, name)(*args)
         if code != 0:

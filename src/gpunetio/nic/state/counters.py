@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import numpy as np
 
-from ...jit.struct_view import struct_view
+from ...jit.struct_view import View, struct_view
 from .record import record
 
 # The first have the names of the kernel's mlx5 driver (hw_counters). Each packet that arrives counts in
@@ -63,7 +62,7 @@ PACKET_FATES = (
     "out_of_sequence", "duplicate_request", "out_of_buffer", "rx_refused", "rx_uc_dropped", "rx_unexpected",
     "implied_nak_seq_err", "rx_link_down", "rx_stale",
 )  # fmt: skip
-counters_at: Any = struct_view(COUNTERS)
+counters_at: View = struct_view(COUNTERS)
 
 
 class Counters(Mapping[str, int]):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
 
-from ...jit.struct_view import struct_view
+from ...jit.struct_view import View, struct_view
 from .record import record
 
 CQ_ROW = record("cq_row", """
@@ -30,7 +29,7 @@ CQ_ROW = record("cq_row", """
     arm_seen       i64      engine     the last request to arm it that was taken (formats/doorbell.py); -1 is none
     solicited_pi   i64      engine     CQEs up to the last solicited one
 """)
-cq_row_at: Any = struct_view(CQ_ROW)
+cq_row_at: View = struct_view(CQ_ROW)
 
 # Event queues interrupt nobody. They count.
 EQ_ROW = record("eq_row", """
@@ -47,7 +46,7 @@ CHANNEL = record("channel", """
     # the ring
     ring           raw[192] engine     fabric.ring.RING of EVENTs; the reader moves its tail
 """)
-channel_at: Any = struct_view(CHANNEL)
+channel_at: View = struct_view(CHANNEL)
 
 EVENT = record("event", """
     cookie         i64      engine     the subscriber's
@@ -55,4 +54,4 @@ EVENT = record("event", """
     number         i64      engine     number of the object
     syndrome       i64      engine     of a CQ error: formats.events.CqErrorSyndrome
 """, align=32)
-event_at: Any = struct_view(EVENT)
+event_at: View = struct_view(EVENT)

@@ -5,9 +5,8 @@ Positions count the bytes that a DMA stream was given, and never wrap.
 
 from __future__ import annotations
 
-from typing import Any
 
-from ...jit.struct_view import struct_view
+from ...jit.struct_view import View, struct_view
 from .record import record
 
 UNTIL_IDLE, FOR_EVER = 1, 2  # DMA_STREAM.stuck
@@ -56,7 +55,7 @@ DMA_STREAM = record("dma_stream", """
     range_start    i64      dma        where the allocation begins
     range_size     i64      dma        its bytes
 """)
-dma_stream_at: Any = struct_view(DMA_STREAM)
+dma_stream_at: View = struct_view(DMA_STREAM)
 
 # An event in the stream: what has been done once it has occurred.
 MARK = record("mark", """
@@ -65,7 +64,7 @@ MARK = record("mark", """
     landing        i64      dma        landings that were begun
     room           i64      dma        bytes of `staging` that were taken
 """, align=32)
-mark_at: Any = struct_view(MARK)
+mark_at: View = struct_view(MARK)
 
 # Bytes in `staging` that the engine copies to host memory that is not pinned.
 LANDING = record("landing", """
@@ -73,7 +72,7 @@ LANDING = record("landing", """
     source         i64      dma        where in `staging` they are
     nbytes         i64      dma        how many
 """, align=32)
-landing_at: Any = struct_view(LANDING)
+landing_at: View = struct_view(LANDING)
 
 # Pinned memory that holds bytes [begin, end) of a message in device memory, for packets or for an atomic.
 SLOT = record("slot", """
@@ -88,4 +87,4 @@ SLOT = record("slot", """
     filled         i64      dma        not 0: the stream has reached `fence`
     used_at        i64      dma        when the slot was used last, in ns
 """)
-slot_at: Any = struct_view(SLOT)
+slot_at: View = struct_view(SLOT)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
 
-from ...jit.struct_view import struct_view
+from ...jit.struct_view import View, struct_view
 from .qp import QP_ROW
 from .record import record
 
@@ -39,4 +38,4 @@ MESSAGE = record("message", f"""
     wqe            raw[{WQE_BYTES}] requester  a WQE that wraps around the end of its ring, in one piece
 """)
 
-message_at: Any = struct_view(MESSAGE)
+message_at: View = struct_view(MESSAGE)

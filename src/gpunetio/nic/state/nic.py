@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
 
-from ...jit.struct_view import struct_view
+from ...jit.struct_view import View, struct_view
 from .record import record
 
 # What the workers of a NIC share: set up before they start, and the same in all of them. A WORKER begins with a copy.
@@ -33,7 +32,7 @@ NIC_FIELDS = """
     service_fd     i64      nobody     eventfd that wakes the report thread
     capture        i64      nobody     address of the CAPTURE of packets (fabric/capture.py); 0 is none"""
 NIC = record("nic", NIC_FIELDS)
-nic_at: Any = struct_view(NIC)
+nic_at: View = struct_view(NIC)
 
 # What went wrong. The report thread reads it (observe/reports.py).
 ERROR_RECORD = record("error_record", """
@@ -49,4 +48,4 @@ ERROR_RECORD = record("error_record", """
     extra1         i64      engine     what the Reason's text names `extra1`
     syndrome       i64      engine     formats.cqe.Syndrome
 """)
-error_record_at: Any = struct_view(ERROR_RECORD)
+error_record_at: View = struct_view(ERROR_RECORD)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
 
-from ...jit.struct_view import struct_view
+from ...jit.struct_view import View, struct_view
 from .record import record
 
 # An access to virtual address `va` is one to address `va + delta`, which tells host from device memory (dma/mkey.py).
@@ -45,4 +44,4 @@ GID_ROW = record("gid_row", """
     mac            raw[8]   nobody     the port's MAC, and two bytes of 0
 """)
 
-mkey_row_at: Any = struct_view(MKEY_ROW)
+mkey_row_at: View = struct_view(MKEY_ROW)

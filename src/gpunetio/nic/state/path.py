@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
 
 from ...jit.compile import device_function, engine_function
-from ...jit.struct_view import struct_view
+from ...jit.struct_view import View, struct_view
 from .nic import nic_at
 from .record import record
 
@@ -23,7 +22,7 @@ PATH = record("path", """
 """)
 MAX_PATHS = 4096  # a power of two
 PROBES = 64  # rows in which a path may be, from the one that its destination selects
-path_at: Any = struct_view(PATH)
+path_at: View = struct_view(PATH)
 
 
 @device_function

@@ -6,9 +6,8 @@ of WQEs count basic blocks of 64 bytes and never wrap, either. Times are in nano
 
 from __future__ import annotations
 
-from typing import Any
 
-from ...jit.struct_view import struct_view
+from ...jit.struct_view import View, struct_view
 from .record import record
 
 MAX_RD_ATOMIC = 16  # READs and atomics in flight in one direction of a QP
@@ -128,7 +127,7 @@ QP_ROW = record("qp_row", """
 """)
 QP_SETUP_BYTES = QP_ROW.sq_ci  # what commands prepare, and the engine copies
 QP_CONNECTION = tuple(name for name, offset in QP_ROW.offsets.items() if QP_ROW.rights <= offset < QP_SETUP_BYTES)
-qp_row_at: Any = struct_view(QP_ROW)
+qp_row_at: View = struct_view(QP_ROW)
 
 # A started WQE, at the slot of its first block: its packets, for acknowledgements and retransmissions.
 FLIGHT = record("flight", """
@@ -141,7 +140,7 @@ FLIGHT = record("flight", """
     blocks         i64      requester  its size, in basic blocks
     fence          i64      dma        inside a NIC: position of the stream behind its copies (dma/moving.py)
 """)
-flight_at: Any = struct_view(FLIGHT)
+flight_at: View = struct_view(FLIGHT)
 
 # A READ or atomic that the responder has accepted.
 RESOURCE = record("resource", """
@@ -156,4 +155,4 @@ RESOURCE = record("resource", """
     answered       i64      responder  not 0: all packets were sent at least once
     serial         i64      responder  number of the READ or atomic, unique to the QP
 """)
-resource_at: Any = struct_view(RESOURCE)
+resource_at: View = struct_view(RESOURCE)

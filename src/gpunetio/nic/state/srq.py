@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
 
-from ...jit.struct_view import struct_view
+from ...jit.struct_view import View, struct_view
 from .record import record
 
 # WQEs are taken first from `returned`, an array of those whose QP ended before it used them, and then at `next`.
@@ -26,4 +25,4 @@ SRQ_ROW = record("srq_row", """
     next           i64      responder  index of the next WQE
     returned_count i64      responder  indices in `returned`
 """)
-srq_row_at: Any = struct_view(SRQ_ROW)
+srq_row_at: View = struct_view(SRQ_ROW)

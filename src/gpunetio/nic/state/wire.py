@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
 
-from ...jit.struct_view import struct_view
+from ...jit.struct_view import View, struct_view
 from .record import record
 
 WIRE = record("wire", """
@@ -26,7 +25,7 @@ WIRE = record("wire", """
     tx             raw[64]  engine     PIPE_END of what the NIC sends (fabric/frames.py)
     rx             raw[64]  engine     PIPE_END of what arrives; zeros if frames do not arrive in a pipe
 """)
-wire_at: Any = struct_view(WIRE)
+wire_at: View = struct_view(WIRE)
 
 # The low bits of a grant's number select its row. Commands write `number`, `address` and `nbytes` together.
 GRANT = record("grant", """
@@ -36,4 +35,4 @@ GRANT = record("grant", """
     mapped         i64      command    number of the grant of this NIC's memory that the peer has mapped; 0 is none
 """, align=32)
 GRANTS = 256
-grant_at: Any = struct_view(GRANT)
+grant_at: View = struct_view(GRANT)

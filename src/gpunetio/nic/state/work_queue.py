@@ -6,12 +6,11 @@ In each turn, an idle work queue costs a read of its entry here and one of its d
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Any
 
 from ...jit.compile import device_function, engine_function
 from ...jit.enums import constants
 from ...jit.ops import ld_relaxed64
-from ...jit.struct_view import struct_view
+from ...jit.struct_view import View, struct_view
 from .worker import worker_at
 from .qp import qp_row_at
 from .record import record
@@ -32,7 +31,7 @@ WORK_QUEUE = record("work_queue", """
     kind           i32      engine     QueueKind
     awake          i32      engine     not 0: the queue is served although its doorbell was not rung
 """, align=32)
-work_queue_at: Any = struct_view(WORK_QUEUE)
+work_queue_at: View = struct_view(WORK_QUEUE)
 
 
 @device_function

@@ -6,9 +6,8 @@ is the NIC with its tables, which all workers share, and `worker_at(nic)` is the
 
 from __future__ import annotations
 
-from typing import Any
 
-from ...jit.struct_view import struct_view
+from ...jit.struct_view import View, struct_view
 from .nic import NIC_FIELDS
 from .record import record
 
@@ -80,4 +79,4 @@ WORKER = record("worker", NIC_FIELDS + """
     why_extra0     i64      engine     what the Reason's text names `extra0`
     why_extra1     i64      engine     what the Reason's text names `extra1`
 """)
-worker_at: Any = struct_view(WORKER)
+worker_at: View = struct_view(WORKER)
