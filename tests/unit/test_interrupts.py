@@ -45,7 +45,7 @@ def test_five_thousand_interrupts_at_random_moments():
 def test_nothing_is_freed_before_the_engine_has_stopped(monkeypatch):
     ctx = gn.open("soft0")
     nic = ctx.provider.nic  # type: ignore[attr-defined]
-    monkeypatch.setattr(nic.engine._thread, "join", lambda: False)
+    monkeypatch.setattr(nic.engine._workers[0]._thread, "join", lambda: False)
     with pytest.raises(TimedOutError, match="the engine of soft0 did not stop"):
         ctx.close()
     assert not nic._control.closed
@@ -61,8 +61,8 @@ def test_nothing_is_freed_before_the_engine_has_stopped(monkeypatch):
 def test_an_engine_is_alive_until_it_says_otherwise():
     with gn.open("soft0") as ctx:
         engine = ctx.provider.nic.engine  # type: ignore[attr-defined]
-        engine._thread._thread._is_stopped = True  # what Python 3.11 does when a signal interrupts is_alive()
-        engine._thread._thread._tstate_lock = None
+        thread = engine._workers[0]._thread._thread
+        thread._is_stopped, thread._tstate_lock = True, None  # as in Python 3.11 when a signal interrupts is_alive()
         assert engine.running
         ctx.create_pd().close()
     assert not engine.running
