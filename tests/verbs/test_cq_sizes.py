@@ -193,12 +193,19 @@ def test_the_device_itself_refuses_a_ring_that_is_too_small(ctx):
     sender.poll(8)
 
 
-def test_an_event_that_was_asked_for_comes_after_a_resize(ctx):
+@pytest.mark.parametrize("late", [False, True])
+def test_an_event_that_was_asked_for_comes_after_a_resize(ctx, late):
+    """Also if the engine hears the request when it resizes: what tells of the move is no completion."""
     channel = ctx.create_comp_channel()
     cq = ctx.create_cq(8, channel=channel)
     sender = Sender(ctx, cq)
+    if late:
+        ctx.provider.nic.pause()
     cq.req_notify()
     cq.resize(32)
+    if late:
+        ctx.provider.nic.resume()
+        ctx.provider.nic.engine.settle()
     assert channel.get_event(0) is None
     sender.send(1)
     assert channel.get_event(PATIENCE) is cq

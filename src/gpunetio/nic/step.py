@@ -135,6 +135,7 @@ def _apply(nic):
         event = event_at(n.command_src)
         raise_event(nic, row, event.cookie, event.type, event.number, event.syndrome)
     elif op == RESIZE_CQ:
+        scan_arm_records(nic)  # requests from before count completions in the old ring
         n.command_result = TOO_FULL if resize_cq(nic, row, n.command_src) != 0 else DONE
     elif op == RESIZE_SRQ:
         resize_shared(row, n.command_src)
