@@ -9,6 +9,7 @@ on its own and linked into each root.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import importlib
 import operator
@@ -201,9 +202,14 @@ class UnitCompiler(_FunctionCompiler):
     def __init__(self, function: Any, stamp: str):
         by = function._compiler
         super().__init__(by.py_func, by.targetdescr, by.targetoptions, by.locals, by.pipeline_class)
-        self._dispatcher = function
-        self._cache: Any = NullCache() if isinstance(function._cache, NullCache) else _PartCache(by.py_func, stamp)
+        self._dispatcher, self._stamp = function, stamp
         self.parts: dict[Types, Any] = {}
+
+    @functools.cached_property
+    def _cache(self) -> Any:
+        """The cache of the parts. Most programs need none: they load roots."""
+        none = isinstance(self._dispatcher._cache, NullCache)
+        return NullCache() if none else _PartCache(self.py_func, self._stamp)
 
     def _compile_core(self, args: Types, return_type: Any, part: bool = False) -> Any:
         flags: Any = compiler.Flags()
