@@ -32,11 +32,9 @@ EXPORTS = {
         check_host_code_compatibility gpu_list library_version""",
     "gpunetio.testing": "Check Outcome Report Result Rig Violation checks run",
     "gpunetio.verbs": """
-        AddressHandle AhAttr AsyncEvent BadWrError CQ CompChannel Completion Context CqAttr DeviceAttributes DeviceInfo
-        Devx
-        DevxObject Handle MR PD QP
-        QpAttr QpEndpoint QpInitAttr RecvWr RingLayout SRQ SendWr Sge SrqAttr UAR UMEM device_list import_context open
-        open_async wait_cq_pi""",
+        AddressHandle AhAttr AsyncEvent BadWrError CQ CompChannel Completion Context CqAttr DeviceAttributes
+        DeviceInfo Devx DevxObject Handle MR PD QP QpAttr QpEndpoint QpInitAttr RecvWr RingLayout SRQ SendWr
+        Sender Sge SrqAttr UAR UMEM device_list import_context open open_async wait_cq_pi""",
 }
 
 

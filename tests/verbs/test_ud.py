@@ -45,6 +45,7 @@ from gpunetio.verbs import (
     QpAttr,
     QpEndpoint,
     RecvWr,
+    Sender,
     SendWr,
     Sge,
     wait_cq_pi,
@@ -214,7 +215,7 @@ def test_the_header_names_the_sender(two):
     assert (version, protocol) == (0x45, 17)
     assert (gid_of(ip_address(source)), gid_of(ip_address(target))) == (a.gid, b.gid)
     assert b.pd.create_ah_to_sender(done, b.memory[8192 : 8192 + GRH].tobytes()).attr.gid == a.gid
-    other = replace(done, src_qp=0)
+    other = replace(done, sender=Sender())
     with pytest.raises(InvalidValueError, match="39 bytes"):
         b.pd.create_ah_to_sender(other, bytes(39))
     with pytest.raises(NotFoundError, match="has no GID 0000:"):

@@ -18,23 +18,31 @@ U24, U32, U64 = 1 << 24, 1 << 32, 1 << 64
 _ATOMIC_BYTES = 8
 
 
-_OPERATIONS = {
-    (operation.request, qp_type): operation
-    for operation in OPERATIONS.values() if operation.request is not None
-    for qp_type in QpType if ServiceType[qp_type.service] in operation.services
-}  # fmt: skip
+# By the queue pair's type, then by opcode.
+OPERATIONS_OF: dict[QpType, dict[WrOpcode, Operation]] = {
+    qp_type: {
+        operation.request: operation
+        for operation in OPERATIONS.values()
+        if operation.request is not None and ServiceType[qp_type.service] in operation.services
+    }
+    for qp_type in QpType
+}
 
 
 def operation_of(request: SendWr, qp_type: QpType) -> Operation:
     """Return the operation of a request for the send queue."""
-    opcode = instance("request", request, SendWr).opcode
-    operation = _OPERATIONS.get((opcode, qp_type))
+    operation = OPERATIONS_OF[qp_type].get(instance("request", request, SendWr).opcode)
     if operation is None:
-        if not isinstance(opcode, WrOpcode):
-            raise InvalidValueError(f"opcode = {opcode}: it must be a WrOpcode")
-        has = "it sends only datagrams" if QpType(qp_type).datagrams else "only RC has READs and atomics"
-        raise InvalidValueError(f"{opcode.name} on a {QpType(qp_type).name} queue pair: {has}")
+        raise no_operation(request.opcode, qp_type)
     return operation
+
+
+def no_operation(opcode: WrOpcode, qp_type: QpType) -> InvalidValueError:
+    """Return the error of a request whose opcode a queue pair of this type does not have."""
+    if not isinstance(opcode, WrOpcode):
+        return InvalidValueError(f"opcode = {opcode}: it must be a WrOpcode")
+    has = "it sends only datagrams" if QpType(qp_type).datagrams else "only RC has READs and atomics"
+    return InvalidValueError(f"{opcode.name} on a {QpType(qp_type).name} queue pair: {has}")
 
 
 def entries_of(request: SendWr | RecvWr, most: int, limit: str) -> tuple[Sequence[Sge], int]:

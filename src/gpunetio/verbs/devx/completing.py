@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ...enums import WcFlags, WcOpcode, WcStatus
 from ...formats.cqe import CQE64, FORMAT_MASK, GRH_SHIFT, OPCODE_SHIFT, SL_SHIFT, CqeOpcode
 from ..syndromes import MEANINGS
-from ..work import Completion
+from ..work import Completion, Sender
 
 if TYPE_CHECKING:
     from .queues import RingPosting
@@ -32,11 +32,9 @@ _CQE = struct.Struct(">32s4xI4xIQIHxB")
 def _name_sender(done: Completion, head: bytes, infiniband: bool) -> None:
     """Add to a received datagram's completion who has sent it, from the first 32 bytes of its CQE."""
     slid, flags = _SENDER.unpack_from(head, CQE64.slid)
-    done.src_qp = flags & QPN_MASK
     if flags >> GRH_SHIFT & 3:
         done.flags |= WcFlags.GRH
-    if infiniband:
-        done.slid, done.sl = slid, flags >> SL_SHIFT & 0xF
+    done.sender = Sender(flags & QPN_MASK, *((slid, flags >> SL_SHIFT & 0xF) if infiniband else ()))
 
 
 def completions(cqes: bytes, queues: Mapping[int, RingPosting]) -> list[Completion]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy as np
 from ...enums import LinkLayer, SendFlags, WcOpcode, WcStatus, WrOpcode
 from ...errors import InvalidValueError
 from ...formats.doorbell import PI_MASK, QP_DBREC
-from ...formats.operations import OPERATIONS, Operation
+from ...formats.operations import Operation
 from ...formats.wqe import (
     ATOMIC_SEG,
     CE_SHIFT,
@@ -31,6 +31,7 @@ from ...formats.wqe import (
 )  # fmt: skip
 from ..arguments import instance
 from ..requests import (
+    OPERATIONS_OF,
     U24,
     U32,
     U64,
@@ -40,7 +41,7 @@ from ..requests import (
     destination_of,
     entries_of,
     inline_payload,
-    operation_of,
+    no_operation,
     remote_of,
 )  # fmt: skip
 from ..scatter import scatter
@@ -110,6 +111,9 @@ class _RingQueue(WorkQueue):
         """Announce all WQEs up to `producer`."""
 
 
+_Packers = Sequence[Callable[["SendQueue", SendWr], bytes]]
+
+
 class SendQueue(_RingQueue):
     """The send ring. A slot is a basic block; `_posted` has (wr_id, opcode, whether it brings data, blocks)."""
 
@@ -117,12 +121,16 @@ class SendQueue(_RingQueue):
         super().__init__(qp, ring)
         self._always = _SIGNALED if qp.init_attr.sq_sig_all else 0
         self._datagrams = qp.type.datagrams
+        self._rows = _ROWS[qp.type]
 
     def _pack(self, request: SendWr) -> tuple[object, bytes, tuple]:
-        operation = operation_of(request, self._qp.init_attr.qp_type)
+        row = self._rows.get(instance("request", request, SendWr).opcode)
+        if row is None:
+            raise no_operation(request.opcode, self._qp.type)
+        operation, packers = row
         flags = int(request.flags)
         inline = request.inline is not None or flags & _INLINE != 0
-        body = self._body(request, operation, inline)
+        body = self._body(request, operation, packers, inline)
         imm = check_range("imm", request.imm, U32) if operation.imm else 0
         segments = 1 + len(body) // SEGMENT
         blocks = -(-segments * SEGMENT // WQEBB)
@@ -145,10 +153,10 @@ class SendQueue(_RingQueue):
             "send queue wait for completion; poll the CQ, with a signalled request now and then"
         )
 
-    def _body(self, request: SendWr, operation: Operation, inline: bool) -> bytes:
+    def _body(self, request: SendWr, operation: Operation, packers: _Packers, inline: bool) -> bytes:
         """Return the segments after the control segment."""
         head = self._destination(request) if self._datagrams and not operation.local else b""
-        for pack in _PACKERS[operation.opcode]:
+        for pack in packers:
             head += pack(self, request)
         if operation.data == 0:
             return head
@@ -203,10 +211,13 @@ class SendQueue(_RingQueue):
 _SEGMENTS = {
     type(RADDR_SEG): SendQueue._remote, type(ATOMIC_SEG): SendQueue._operands, type(WAIT_SEG): SendQueue._wait,
 }  # fmt: skip
-_PACKERS = {  # by WQE opcode: what packs the segments between the control segment and the data
-    operation.opcode: [_SEGMENTS[type(segment)] for segment in operation.segments]
-    for operation in OPERATIONS.values() if operation.request is not None
-}  # fmt: skip
+_ROWS = {  # by type and opcode: the operation, and what packs the segments between the control segment and the data
+    qp_type: {
+        opcode: (operation, [_SEGMENTS[type(segment)] for segment in operation.segments])
+        for opcode, operation in operations.items()
+    }
+    for qp_type, operations in OPERATIONS_OF.items()
+}
 
 
 class ReceiveQueue(_RingQueue):

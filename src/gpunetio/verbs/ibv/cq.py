@@ -13,7 +13,7 @@ from ...providers.plain_verbs import Wc
 from ..channel import CompChannel
 from ..cq import CQ, CqInitAttr
 from ..events import OF_CQ
-from ..work import Completion
+from ..work import Completion, Sender
 from .channel import PlainCompChannel
 from .device import RECEIVED, needs_devx, plain_verbs, ring_attributes
 
@@ -101,7 +101,7 @@ class PlainCQ(CQ):
             if wc.imm is not None:
                 done.flags = WcFlags.WITH_IMM
             if posting.datagrams:
-                done.src_qp, done.slid, done.sl = wc.src_qp, wc.slid, wc.sl
+                done.sender = Sender(wc.src_qp, wc.slid, wc.sl)
                 done.flags |= WcFlags(wc.wc_flags) & WcFlags.GRH
         else:
             wr_id, opcode, reads = posting.send.complete(wc.wr_id)
