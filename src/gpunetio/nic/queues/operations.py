@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
 import numpy as np
 
 from ...formats.operations import Operation, Packet, column, packet_column
@@ -21,18 +24,58 @@ def _opcode(packet: Packet) -> int:
     return packet.operation.opcode
 
 
-_SERVICES, _CARRIED = column(_services), packet_column(lambda packet: _services(packet.operation))
-_LOCAL, _RETURNS = column(lambda row: row.local), column(lambda row: row.returns)
-_ATOMIC, _MASKED = column(lambda row: row.atomic), column(lambda row: row.masked)
-_SEGMENTS, _WIDE = column(lambda row: _segments(row, 0)), column(lambda row: _segments(row, -1))
-_RIGHT, _IMM = column(lambda row: row.right), column(lambda row: row.imm)
-_RECEIVES, _COMPLETES = column(lambda row: row.receives or 0), packet_column(lambda packet: packet.receives or 0)
-_ON_WIRE = column(lambda row: row.packets is not None)
-_FIRST, _MIDDLE = (column(lambda row, i=i: row.packets[i] if row.packets else 0) for i in (0, 1))
-_LAST, _ONLY = (column(lambda row, i=i: row.packets[i] if row.packets else 0) for i in (2, 3))
-_OPERATION, _IMM_IN_PACKET = packet_column(_opcode), packet_column(lambda packet: packet.imm)
-_BEGINS, _ENDS = packet_column(lambda packet: packet.first), packet_column(lambda packet: packet.last)
-_HEADERS = packet_column(lambda packet: sum(header.size for header in packet.headers))
+class _Field(NamedTuple):
+    """Some bits of a word."""
+
+    shift: int
+    mask: int
+
+
+class _Words:
+    """A word for each opcode, with all that its row says: compiled code loads it once, whatever it asks for."""
+
+    def __init__(self, column: Callable[[Callable[[Any], int]], np.ndarray]):
+        self._column = column
+        self.words = np.zeros(len(column(lambda row: 0)), np.int64)
+        self._end = 0
+
+    def field(self, bits: int, value: Callable[[Any], int]) -> _Field:
+        """Give a column the next bits."""
+        values = self._column(value).astype(np.int64)
+        if values.min() < 0 or values.max() >> bits or self._end + bits > 63:
+            raise ValueError(f"values up to {values.max()} do not fit in {bits} bits from {self._end} on")
+        self.words |= values << self._end
+        self._end += bits
+        return _Field(self._end - bits, (1 << bits) - 1)
+
+
+_by_wqe = _Words(column)
+_SERVICES  = _by_wqe.field(4, _services)
+_LOCAL     = _by_wqe.field(1, lambda row: row.local)
+_RETURNS   = _by_wqe.field(1, lambda row: row.returns)
+_ATOMIC    = _by_wqe.field(1, lambda row: row.atomic)
+_MASKED    = _by_wqe.field(1, lambda row: row.masked)
+_SEGMENTS  = _by_wqe.field(4, lambda row: _segments(row, 0))
+_WIDE      = _by_wqe.field(4, lambda row: _segments(row, -1))
+_RIGHT     = _by_wqe.field(7, lambda row: row.right)
+_IMM       = _by_wqe.field(1, lambda row: row.imm)
+_RECEIVES  = _by_wqe.field(4, lambda row: row.receives or 0)
+_ON_WIRE   = _by_wqe.field(1, lambda row: row.packets is not None)
+_FIRST     = _by_wqe.field(5, lambda row: row.packets.first if row.packets else 0)
+_MIDDLE    = _by_wqe.field(5, lambda row: row.packets.middle if row.packets else 0)
+_LAST      = _by_wqe.field(5, lambda row: row.packets.last if row.packets else 0)
+_ONLY      = _by_wqe.field(5, lambda row: row.packets.only if row.packets else 0)
+_WQES      = _by_wqe.words
+
+_by_packet = _Words(packet_column)
+_CARRIED   = _by_packet.field(4, lambda packet: _services(packet.operation))
+_OPERATION = _by_packet.field(7, _opcode)
+_BEGINS    = _by_packet.field(1, lambda packet: packet.first)
+_ENDS      = _by_packet.field(1, lambda packet: packet.last)
+_WITH_IMM  = _by_packet.field(1, lambda packet: packet.imm)
+_COMPLETES = _by_packet.field(4, lambda packet: packet.receives or 0)
+_HEADERS   = _by_packet.field(7, lambda packet: sum(header.size for header in packet.headers))
+_PACKETS   = _by_packet.words
 
 
 # --- by the opcode of a WQE ------------------------------------------------------------------------------------------
@@ -41,31 +84,31 @@ _HEADERS = packet_column(lambda packet: sum(header.size for header in packet.hea
 @device_function
 def is_offered(opcode, service):
     """Return whether a QP of this service type has the operation."""
-    return np.int64(_SERVICES[opcode]) >> service & 1
+    return _WQES[opcode] >> _SERVICES.shift + service & 1
 
 
 @device_function
 def is_local(opcode):
     """Return whether the operation concerns this NIC only."""
-    return np.int64(_LOCAL[opcode])
+    return _WQES[opcode] >> _LOCAL.shift & _LOCAL.mask
 
 
 @device_function
 def returns_data(opcode):
     """Return whether a response of its own completes the request, rather than an acknowledgement."""
-    return np.int64(_RETURNS[opcode])
+    return _WQES[opcode] >> _RETURNS.shift & _RETURNS.mask
 
 
 @device_function
 def is_atomic(opcode):
     """Return whether the operation is an atomic, masked or plain."""
-    return np.int64(_ATOMIC[opcode])
+    return _WQES[opcode] >> _ATOMIC.shift & _ATOMIC.mask
 
 
 @device_function
 def is_masked(opcode):
     """Return whether the operation is a masked atomic, which mlx5 calls extended."""
-    return np.int64(_MASKED[opcode])
+    return _WQES[opcode] >> _MASKED.shift & _MASKED.mask
 
 
 @device_function
@@ -74,39 +117,40 @@ def segments_of(opcode, opmod):
 
     Those of a local operation include its data segments.
     """
-    return np.int64(_WIDE[opcode]) if opmod == EXTENDED_ATOMIC_8 else np.int64(_SEGMENTS[opcode])
+    field = _WIDE if opmod == EXTENDED_ATOMIC_8 else _SEGMENTS
+    return _WQES[opcode] >> field.shift & field.mask
 
 
 @device_function
 def right_of(opcode):
     """Return the remote right that the operation needs, or 0 if it names no memory of the peer."""
-    return np.int64(_RIGHT[opcode])
+    return _WQES[opcode] >> _RIGHT.shift & _RIGHT.mask
 
 
 @device_function
 def receive_cqe(opcode):
     """Return the opcode of the CQE with which the operation completes a receive, or 0 if it completes none."""
-    return np.int64(_RECEIVES[opcode])
+    return _WQES[opcode] >> _RECEIVES.shift & _RECEIVES.mask
 
 
 @device_function
 def carries_imm(opcode):
     """Return whether the operation carries immediate data."""
-    return np.int64(_IMM[opcode])
+    return _WQES[opcode] >> _IMM.shift & _IMM.mask
 
 
 @device_function
 def has_packets(opcode):
     """Return whether the operation may go to a QP of another NIC."""
-    return np.int64(_ON_WIRE[opcode])
+    return _WQES[opcode] >> _ON_WIRE.shift & _ON_WIRE.mask
 
 
 @device_function
 def packet_of(opcode, first, last):
     """Return the packet opcode for a place in the operation's message."""
     if first:
-        return np.int64(_ONLY[opcode]) if last else np.int64(_FIRST[opcode])
-    return np.int64(_LAST[opcode]) if last else np.int64(_MIDDLE[opcode])
+        return (_WQES[opcode] >> _ONLY.shift & _ONLY.mask) if last else (_WQES[opcode] >> _FIRST.shift & _FIRST.mask)
+    return (_WQES[opcode] >> _LAST.shift & _LAST.mask) if last else (_WQES[opcode] >> _MIDDLE.shift & _MIDDLE.mask)
 
 
 # --- by the opcode of a packet, its lower five bits ------------------------------------------------------------------
@@ -115,40 +159,40 @@ def packet_of(opcode, first, last):
 @device_function
 def is_request(packet, service):
     """Return whether the packet is a request that a QP of this service type has."""
-    return np.int64(_CARRIED[packet]) >> service & 1
+    return _PACKETS[packet] >> _CARRIED.shift + service & 1
 
 
 @device_function
 def operation_of(packet):
     """Return the WQE opcode of a request packet's operation, without immediate data; NOP if it is no request packet."""
-    return np.int64(_OPERATION[packet])
+    return _PACKETS[packet] >> _OPERATION.shift & _OPERATION.mask
 
 
 @device_function
 def begins(packet):
     """Return whether the packet is the first of its message."""
-    return np.int64(_BEGINS[packet])
+    return _PACKETS[packet] >> _BEGINS.shift & _BEGINS.mask
 
 
 @device_function
 def ends(packet):
     """Return whether the packet is the last of its message."""
-    return np.int64(_ENDS[packet])
+    return _PACKETS[packet] >> _ENDS.shift & _ENDS.mask
 
 
 @device_function
 def has_imm(packet):
     """Return whether the packet has immediate data."""
-    return np.int64(_IMM_IN_PACKET[packet])
+    return _PACKETS[packet] >> _WITH_IMM.shift & _WITH_IMM.mask
 
 
 @device_function
 def receive_cqe_of(packet):
     """Return the opcode of the CQE with which the packet completes a receive, or 0 if it completes none."""
-    return np.int64(_COMPLETES[packet])
+    return _PACKETS[packet] >> _COMPLETES.shift & _COMPLETES.mask
 
 
 @device_function
 def header_bytes(packet):
     """Return the bytes of extended transport headers between the BTH and the payload."""
-    return np.int64(_HEADERS[packet])
+    return _PACKETS[packet] >> _HEADERS.shift & _HEADERS.mask

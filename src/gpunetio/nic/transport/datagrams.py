@@ -11,7 +11,7 @@ from ...fabric.udp_transmit import transmit
 from ..state.counters import counters_at
 from ..state.worker import worker_at
 from ..state.wire import wire_at
-from .delivery import BATCH, addressee, deliver, receive
+from .delivery import BATCH, addressee, hand_over, receive
 
 ROUNDS = 16  # batches per socket and turn
 
@@ -54,7 +54,7 @@ def _take(nic, wire, datagram, at):
     counters_at(n.counters).rdma_rx_packets += 1
     if row == 0:
         return 0
-    deliver(nic, row, wire, d.packet, 0, d.nbytes, d.peer_high, d.peer_low, 0)
+    hand_over(nic, row, wire, d.packet, 0, d.nbytes, d.peer_high, d.peer_low, 0)
     return 1
 
 

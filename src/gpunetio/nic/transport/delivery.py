@@ -98,7 +98,7 @@ def receive(nic, wire, packet, nbytes, peer_high, peer_low, life, at):
             link = nbytes  # none of its bytes can be trusted
     row = addressee(nic, wire, packet + link, nbytes - link, peer_high, peer_low, at)
     if row != 0:
-        deliver(nic, row, wire, packet, link, nbytes - link, peer_high, peer_low, life)
+        hand_over(nic, row, wire, packet, link, nbytes - link, peer_high, peer_low, life)
 
 
 @engine_function
@@ -145,14 +145,19 @@ def addressee(nic, wire, bth, nbytes, peer_high, peer_low, at):
     return row
 
 
-@engine_function
-def deliver(nic, row, wire, packet, link, nbytes, peer_high, peer_low, life):
-    """Deliver a packet to the QP that `addressee` has found: `link` bytes of link headers, `nbytes` from its BTH on."""
-    q = qp_row_at(row)
-    if q.service == ServiceType.UD:
+@device_function
+def hand_over(nic, row, wire, packet, link, nbytes, peer_high, peer_low, life):
+    """Hand a packet to the QP that `addressee` has found: `link` bytes of link headers, `nbytes` from its BTH on."""
+    if qp_row_at(row).service == ServiceType.UD:
         take_datagram(nic, row, wire, packet, link, nbytes, peer_high, peer_low)
-        return
-    bth = packet + link
+    else:
+        _deliver(nic, row, packet + link, nbytes, life)
+
+
+@engine_function
+def _deliver(nic, row, bth, nbytes, life):
+    """Deliver a packet of a connection, `nbytes` from its BTH on."""
+    q = qp_row_at(row)
     c = counters_at(worker_at(nic).counters)
     opcode = ld8(bth + BTH.opcode)
     pad = (ld8(bth + BTH.se_m_pad_tver) >> PAD_SHIFT) & 3
