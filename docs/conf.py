@@ -28,6 +28,8 @@ nitpick_ignore_regex = [
     # See the source: what the package's parts need of each other.
     ("py:class", r"gpunetio\.(formats\.commands\.Opcode|providers\.provider\.Provider|jit\.code\.Code)"),
     ("py:class", r"gpunetio\.(gpu\.export\.Exporter|gpu\.proxy\.Forwarded|verbs\.dpa\.\w+)"),
+    # Options that are passed on: the pages of `QP.connect` and `Gpu.create_qp` name them.
+    ("py:class", r"(gpunetio\.verbs\.qp\.)?ConnectOptions|(gpunetio\.gpu\.group\.)?QpOptions"),
 ]
 
 myst_heading_anchors = 4
@@ -41,7 +43,7 @@ autodoc_default_options = {
     "undoc-members": True,
     # What the package's parts ask of each other.
     "exclude-members": "__init__, __new__, backend, close_with_owner, code, event_taken, hold_for_event, kinds, own, "
-    "page, place, posting, provider, reader, ring, serve, used_by, wait_idle",
+    "page, place, posting, provider, reader, ring, serve, used_by, wait_idle, wire_argument, wire_kind",
 }
 add_module_names = False
 python_use_unqualified_type_names = True

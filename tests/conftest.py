@@ -17,7 +17,7 @@ from pair import Pair, make_pair
 from stand_in import StandIn, building, installed, nics_of_cards
 
 # No deadline: the first example of a test may compile. Fewer and repeatable examples in CI, which has two cores.
-settings.register_profile("gpunetio", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("gpunetio", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile(
     "gpunetio-ci", settings.get_profile("gpunetio"), max_examples=25, derandomize=True, database=None, print_blob=True
 )

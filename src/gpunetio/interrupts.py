@@ -15,7 +15,10 @@ from collections.abc import Callable
 from contextlib import ContextDecorator
 from importlib import import_module
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from inspect import Signature
 
 # The functions behind those of `signal`, which take twenty times as long because they convert to enumerations.
 _c: Any = import_module("_signal")
@@ -85,9 +88,10 @@ class Closable(Protocol):
 
 
 Made = TypeVar("Made", bound=Closable)
+Given = ParamSpec("Given")
 
 
-def uninterrupted(make: Callable[..., Made], *args: Any, **kwargs: Any) -> Made:
+def uninterrupted(make: Callable[Given, Made], *args: Given.args, **kwargs: Given.kwargs) -> Made:
     """Call `make` with interrupts deferred. If one came, close what was made, because the caller will not get it."""
     with deferred() as interrupts:
         made = make(*args, **kwargs)
@@ -101,11 +105,11 @@ class Whole(ABCMeta):
 
     if not TYPE_CHECKING:  # the type of an instance is that of its class
 
-        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        def __call__(cls, *args: object, **kwargs: object) -> object:
             return uninterrupted(super().__call__, *args, **kwargs)
 
         @property
-        def __signature__(cls) -> Any:
+        def __signature__(cls) -> Signature:
             """The arguments of `__init__`, for `help()`. Those of `__call__` say nothing."""
             from inspect import signature
 

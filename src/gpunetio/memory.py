@@ -295,7 +295,7 @@ class Region:
         )  # fmt: skip
 
 
-def _cuda_array_of(obj: Any) -> dict[str, Any] | None:
+def _cuda_array_of(obj: object) -> dict[str, Any] | None:
     """Return the object's CUDA array interface, or None. A tensor that requires gradients refuses to give its own."""
     try:
         return getattr(obj, "__cuda_array_interface__", None)

@@ -27,7 +27,7 @@ from gpunetio.bench.remote import Client, Server
 from gpunetio.cli import app, benchmarks
 from gpunetio.cli.failures import Failure, writing
 from gpunetio.errors import InUseError
-from gpunetio.nic.control.port import WIRES
+from gpunetio.nic.control.port import WIRES, spell
 from gpunetio.providers import device_list
 from gpunetio.rendezvous import PeerInterrupted
 from gpunetio.verbs import QpEndpoint
@@ -198,7 +198,7 @@ PICTURES = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
 
 
 @pytest.mark.parametrize("name", ["put_bw", "write_lat"])
-@pytest.mark.parametrize("suffix", PICTURES)
+@pytest.mark.parametrize("suffix", ["png", *(pytest.param(other, marks=pytest.mark.slow) for other in ("svg", "pdf"))])
 def test_plot(name, suffix, tmp_path):
     pytest.importorskip("matplotlib", reason="needs matplotlib (extra 'plot')")
     path = tmp_path / f"figure.{suffix}"
@@ -545,7 +545,7 @@ def test_devices():
 
 def test_the_wires_that_lead_to_other_processes_are_offered():
     (option,) = (one for one in app.commands["put_bw"].params if one.name == "wire")
-    assert [*option.type.choices] == [name for name, kind in WIRES.items() if kind.routed]
+    assert [*option.type.choices] == [spell(name) for name in WIRES if name != "replay"]
 
 
 def test_devices_verbose_and_listed():
@@ -570,6 +570,7 @@ def test_warm_and_version():
 # --- processes of their own ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_process_of_its_own(file):
     done = gpunetio("put_bw", *HOST, "-s", "4096", "--payload", file)
     assert done.returncode == 0

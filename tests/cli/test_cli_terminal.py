@@ -61,7 +61,7 @@ def rendered(written):
     return [line.rstrip() for line in lines]
 
 
-@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("columns", [80, pytest.param(120, marks=pytest.mark.slow)])
 def test_rows_on_a_terminal_stand_alone(columns):
     lines = on_a_terminal(columns, "put_bw", "--loopback", "--target", "cpu", "-i", "5000", "-s", "64,4096")
     assert max(map(len, lines)) <= columns

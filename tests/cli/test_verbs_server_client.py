@@ -28,6 +28,7 @@ from udp_rig import own_address
 
 NAME = "verbs_server_client"
 OPERATIONS = ("Send", "Write", "Read")
+SLOW = pytest.mark.slow  # two processes each: the quick suite has one of a kind
 PATIENCE = 60.0
 FINISHED = "Sample finished successfully"
 
@@ -132,7 +133,7 @@ def test_as_many_as_there_may_be(play, operation):
     check(play(operation=operation, iterations=10_000), operation, 10_000)
 
 
-@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("operation", ["Send", *(pytest.param(other, marks=SLOW) for other in OPERATIONS[1:])])
 def test_a_bad_network(play, operation):
     faults = Faults(loss=0.05, duplication=0.05, reordering=0.05, corruption=0.02, seed=3)
     outcomes = play(operation=operation, size=5000, iterations=50, config={"faults": faults})
@@ -372,9 +373,6 @@ def contents(operation, count):
     lines = {who: "".join(f"Received a valid message #{i + 1} from {who}\n" for i in range(count))
              for who in ("client", "server")}  # fmt: skip
     return ("", lines["server"]) if operation == "Read" else (lines["client"], "")
-
-
-SLOW = pytest.mark.slow  # two processes each: the quick suite has one of a kind
 
 
 @pytest.mark.parametrize(

@@ -191,6 +191,7 @@ def test_all_to_all():
     all_to_all(sys.executable, size=4)
 
 
+@pytest.mark.slow
 def test_all_to_all_of_mpirun():
     pytest.importorskip("mpi4py", reason="needs mpi4py (extra 'mpi')")
     mpirun = shutil.which("mpirun", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))

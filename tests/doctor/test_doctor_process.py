@@ -30,6 +30,7 @@ def test_what_hangs_is_killed(pid):
         os.kill(number(), 0)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_killed_is_left(pid, monkeypatch):
     """As a process that sleeps in a driver: it is not waited for."""
     command, number = pid
@@ -54,6 +55,7 @@ def fifo(tmp_path, monkeypatch):
     return str(path)
 
 
+@pytest.mark.slow
 def test_a_node_that_hangs(fifo, monkeypatch):
     monkeypatch.setattr(questions, "_OPENS_WITHIN", 1)
     reading = LiveHost().ask("opens", fifo)

@@ -246,7 +246,14 @@ class Guest:
 
     def ours(self, loss: float = 0.0) -> Remote:
         """A process of our side, in the guest's network namespace; `loss` is the share of its packets that get lost."""
-        return self._remote(f"ours, losing {loss:.0%}" if loss else "ours", lambda name: self._new_ours(name, loss))
+        addresses = ["10.77.0.3", "fd77::3"] if loss else [self.HOST, self.HOST6]  # two NICs cannot share one
+        name = f"ours, losing {loss:.0%}" if loss else "ours"
+        return self._remote(name, lambda name: self._new_ours(name, str(loss), "udp", *addresses))
+
+    def ours_on_ethernet(self) -> Remote:
+        """A process of our side that speaks Ethernet with the guest, with addresses that the kernel does not have."""
+        arguments = "0", "packet:tap0", "10.77.0.4", "fd77::4"
+        return self._remote("ours on Ethernet", lambda name: self._new_ours(name, *arguments))
 
     @contextmanager
     def losing(self, loss: float) -> Iterator[None]:
@@ -288,12 +295,10 @@ class Guest:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return Remote(f"guest {name}", Connection(sock), log=self.log)
 
-    def _new_ours(self, name: str, loss: float) -> Remote:
-        addresses = ["10.77.0.3", "fd77::3"] if loss else [self.HOST, self.HOST6]  # two NICs cannot share one
+    def _new_ours(self, name: str, *arguments: str) -> Remote:
         here, there = socket.socketpair()
         log = self.logs / f"{name}.log"
-        argv = ["ip", "netns", "exec", self.namespace, sys.executable, str(HERE / "ours.py"), str(loss),
-                *addresses]  # fmt: skip
+        argv = ["ip", "netns", "exec", self.namespace, sys.executable, str(HERE / "ours.py"), *arguments]
         with there, log.open("ab") as out:
             process = subprocess.Popen(argv, stdin=there.fileno(), stdout=out, stderr=out)
         return Remote(name, Connection(here), process, self.log)

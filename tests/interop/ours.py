@@ -1,9 +1,9 @@
 """Our side: commands of `protocol.py` carried out on the software NIC, by hand as in `nic_rig.py`.
 
-    ours.py LOSS IPV4 IPV6
+    ours.py LOSS WIRE IPV4 IPV6
 
-LOSS is the share of its packets that get lost. Runs in the guest's network namespace, with the control connection (a
-socket) as its standard input.
+LOSS is the share of its packets that get lost, WIRE that of `PortConfig`. Runs in the guest's network namespace, with
+the control connection (a socket) as its standard input.
 """
 
 from __future__ import annotations
@@ -214,9 +214,9 @@ class OurSession(Session):
 
 
 def main() -> None:
-    loss, *addresses = sys.argv[1:]
+    loss, wire, *addresses = sys.argv[1:]
     faults = Faults(loss=float(loss)) if float(loss) else None
-    port = PortConfig(addresses=tuple(addresses), wire="udp", faults=faults)
+    port = PortConfig(addresses=tuple(addresses), wire=wire, faults=faults)
     with socket.socket(fileno=0) as sock, verbs.open(DEVICE, port=port) as ctx:
         OurSession(ctx, addresses).serve(Connection(sock))
 

@@ -8,17 +8,18 @@
 #   -M MTU       of tap0 and of the guest's eth0 (1500: path MTU 1024; 9000: 4096)
 #   -N NAME      of the network namespace, made and removed here (gn-<pid>)
 #   -p FILE      write all packets of the NIC to a pcap file
+#   -u PATH      a second NIC, eth1, whose cable is a Unix socket at PATH: QEMU's `-netdev stream`, which listens there
 #   -o DIR       console.log, status.log, qemu.log (default: a temporary folder, removed at the end)
 # In the namespace: tap0, 10.77.0.1 and .3, fd77::1 and ::3; the guest: 10.77.0.2 and fd77::2, RDMA device rxe0. No other way out.
 # Status: the command's; 124 time limit; 125 the guest died or did not come up.
 # Needs root (namespace, tap), qemu-system-x86, iproute2. TCG, never KVM: the same everywhere, nested or not.
 set -u
 guest=${GPUNETIO_GUEST:-${XDG_CACHE_HOME:-$HOME/.cache}/gpunetio/guest}
-files=() share='' cpus=2 memory=768 limit=180 parent=$$ mtu=1500 ns=gn-$$ pcap='' logs='' temporary='' qemu=''
-while getopts f:S:s:m:t:P:M:N:p:o: option; do
+files=() share='' cpus=2 memory=768 limit=180 parent=$$ mtu=1500 ns=gn-$$ pcap='' logs='' cable='' temporary='' qemu=''
+while getopts f:S:s:m:t:P:M:N:p:u:o: option; do
     case $option in
     f) files+=("$OPTARG") ;; S) share=$OPTARG ;; s) cpus=$OPTARG ;; m) memory=$OPTARG ;; t) limit=$OPTARG ;; P) parent=$OPTARG ;;
-    M) mtu=$OPTARG ;; N) ns=$OPTARG ;; p) pcap=$OPTARG ;; o) logs=$OPTARG ;; *) exit 2 ;;
+    M) mtu=$OPTARG ;; N) ns=$OPTARG ;; p) pcap=$OPTARG ;; u) cable=$OPTARG ;; o) logs=$OPTARG ;; *) exit 2 ;;
     esac
 done
 shift $((OPTIND - 1))
@@ -57,6 +58,9 @@ set +e
 shared=()
 [ -z "$share" ] || shared=(-fsdev "local,id=share,path=$share,security_model=none,readonly=on"
     -device virtio-9p-pci,fsdev=share,mount_tag=share)
+second=()
+[ -z "$cable" ] || second=(-netdev "stream,id=cable,server=on,addr.type=unix,addr.path=$cable"
+    -device "virtio-net-pci,netdev=cable,mac=52:54:00:78:00:02,romfile=")
 capture=()
 [ -z "$pcap" ] || capture=(-object "filter-dump,id=dump,netdev=net,file=$pcap")
 : >"$logs/console.log" >"$logs/status.log"
@@ -65,7 +69,7 @@ ip netns exec "$ns" qemu-system-x86_64 -accel tcg,thread=multi -cpu max -M q35 -
     -append "console=ttyS0 quiet panic=-1 mitigations=off" \
     -serial "file:$logs/console.log" -serial "file:$logs/status.log" \
     -netdev "tap,id=net,ifname=tap0,script=no,downscript=no,vhost=off,vnet_hdr=off" \
-    -device "virtio-net-pci,netdev=net,mac=52:54:00:77:00:02,romfile=" -device virtio-rng-pci \
+    -device "virtio-net-pci,netdev=net,mac=52:54:00:77:00:02,romfile=" "${second[@]}" -device virtio-rng-pci \
     -fsdev "local,id=fs,path=$guest/rootfs,security_model=none,readonly=on" \
     -device virtio-9p-pci,fsdev=fs,mount_tag=rootfs "${shared[@]}" "${capture[@]}" >"$logs/qemu.log" 2>&1 &
 qemu=$!

@@ -5,6 +5,7 @@ The guest has Debian's Python and NumPy, and no Numba.
 
 import json
 import re
+from collections.abc import Sequence
 
 import pytest
 
@@ -136,14 +137,19 @@ def test_server_client_with_the_software_nic(guest: Guest, operation: str, guest
 @pytest.mark.parametrize("server, client", [("ours", "ours"), ("ours", "theirs"), ("theirs", "ours")])
 def test_pingpong(guest: Guest, server: str, client: str, events: bool) -> None:
     """`gpunetio pingpong` with itself and with rdma-core's ibv_rc_pingpong, in either role; contents are checked."""
-    numbers = f"-d rxe0 -g {GID_INDEX} -s 3000 -n 200 -m 1024 -p {TCP_PORT} -c".split()
-    program = {"ours": (*PROGRAM, "pingpong"), "theirs": ("ibv_rc_pingpong",)}
-    options = [*numbers, *["-e"] * events]
+    options = ["-s", "3000", "-m", "1024", *["-e"] * events]
+    programs = {"ours": (*PROGRAM, "pingpong"), "theirs": ("ibv_rc_pingpong",)}
+    _play(guest, programs[server], programs[client], options, 1200000)
+
+
+def _play(guest: Guest, server: Sequence[str], client: Sequence[str], options: list[str], nbytes: int) -> None:
+    """Play 200 rounds in the guest, in which `nbytes` go back and forth. Both programs check contents."""
+    options = [*f"-d rxe0 -g {GID_INDEX} -n 200 -p {TCP_PORT} -c".split(), *options]
     a, b = guest.session("a"), guest.session("b")
-    a.begin_run(*program[server], *options, timeout=SLOW)
+    a.begin_run(*server, *options, timeout=SLOW)
     assert guest.session("c").call("listening", port=TCP_PORT, timeout=SLOW)
-    for printed in (b.run(*program[client], *options, Guest.ADDRESS, timeout=SLOW), a.finish_run()):
-        assert "1200000 bytes in " in printed
+    for printed in (b.run(*client, *options, Guest.ADDRESS, timeout=SLOW), a.finish_run()):
+        assert f"{nbytes} bytes in " in printed
         assert "200 iters in " in printed
         assert "invalid data" not in printed
 
@@ -178,12 +184,5 @@ def _host_listens(ours: Remote) -> None:
 @pytest.mark.parametrize("server, client", [("ours", "ours"), ("ours", "theirs"), ("theirs", "ours")])
 def test_pingpong_of_datagrams(guest: Guest, server: str, client: str) -> None:
     """The same with `ibv_ud_pingpong`: address handles, Q_Keys and GRHs go through libibverbs' structures."""
-    options = f"-d rxe0 -g {GID_INDEX} -s 1000 -n 200 -p {TCP_PORT} -c".split()
-    program = {"ours": (*PROGRAM, "pingpong", "--qp-type", "UD"), "theirs": ("ibv_ud_pingpong",)}
-    a, b = guest.session("a"), guest.session("b")
-    a.begin_run(*program[server], *options, timeout=SLOW)
-    assert guest.session("c").call("listening", port=TCP_PORT, timeout=SLOW)
-    for printed in (b.run(*program[client], *options, Guest.ADDRESS, timeout=SLOW), a.finish_run()):
-        assert "400000 bytes in " in printed
-        assert "200 iters in " in printed
-        assert "invalid data" not in printed
+    programs = {"ours": (*PROGRAM, "pingpong", "--qp-type", "UD"), "theirs": ("ibv_ud_pingpong",)}
+    _play(guest, programs[server], programs[client], ["-s", "1000"], 400000)

@@ -1,6 +1,7 @@
 """The software NIC and the Linux kernel's Soft-RoCE over RoCEv2: both roles, IPv4 and IPv6, two path MTUs."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -42,6 +43,22 @@ class TestResponder(Conformance):
         return Link(guest.session("a"), guest.ours(), RXE, STANDARD, ip, guest.path_mtu)
 
 
+class TestEthernetRequester(Transfers):
+    """Our requester, which makes the frames itself, and has found the guest by ARP or neighbour discovery."""
+
+    @pytest.fixture
+    def link(self, guest: Guest, ip: str) -> Link:
+        return Link(guest.ours_on_ethernet(), guest.session("a"), STANDARD, RXE, ip, guest.path_mtu)
+
+
+class TestEthernetResponder(Transfers):
+    """The kernel's requester, which has found our responder in the same way."""
+
+    @pytest.fixture
+    def link(self, guest: Guest, ip: str) -> Link:
+        return Link(guest.session("a"), guest.ours_on_ethernet(), RXE, STANDARD, ip, guest.path_mtu)
+
+
 @SMALL
 class TestLossyRequester(Streams, Transfers):
     """Our requester, the kernel's responder, and what each sends gets lost now and then."""
@@ -71,48 +88,37 @@ def test_pingpong_command(guest: Guest, ip: str, guest_serves: bool, nbytes: int
     """`gpunetio pingpong` and rdma-core's `ibv_rc_pingpong`, either as the server of the other; both check contents."""
     # The emulated CPU that polls is missing elsewhere, most of all where there are many packets.
     count = 1000 if events or nbytes < LARGEST else 200
-    program, ours = guest.session("a"), guest.ours()
-    here, there = Guest.HOST if ip == "ipv4" else Guest.HOST6, Guest.ADDRESS  # rdma-core's listens on IPv4
-    options = {"ip": ip, "nbytes": nbytes, "count": count, "mtu": guest.path_mtu, "port": TCP_PORT, "timeout": 90}
-    options |= {"events": events, "check": True}
-    arguments = ["-c", *f"-s {nbytes} -n {count} -m {guest.path_mtu} -p {TCP_PORT}".split()]
-    if guest_serves:
-        program.begin("rc_pingpong", **options)
-        assert guest.session("b").call("listening", port=TCP_PORT, timeout=20)
-        ours.begin("pingpong_command", ip=ip, arguments=[*arguments, there], timeout=90)
-    else:
-        ours.begin("pingpong_command", ip=ip, arguments=arguments, timeout=90)
-        assert ours.process
-        assert listening(TCP_PORT, 20, ours.process.pid)
-        program.begin("rc_pingpong", host=here, **options)
-    done = ours.finish()
-    assert done["status"] == 0, done["output"]
-    printed = program.finish()
-    for output in (done["output"], printed):
-        assert f"{2 * nbytes * count} bytes in " in output
-        assert f"{count} iters in " in output
-    assert "invalid data" not in printed
+    _play(guest, ip, guest_serves, nbytes, count, ["-c"], 90, events=events)
 
 
 @pytest.mark.parametrize("guest_serves", [True, False], ids=["guest_serves", "guest_asks"])
 @pytest.mark.parametrize("service", ["uc", "ud"])
 def test_pingpong_of_other_services(guest: Guest, ip: str, service: str, guest_serves: bool) -> None:
     """`gpunetio pingpong --qp-type` and rdma-core's `ibv_uc_pingpong` and `ibv_ud_pingpong`, in either role."""
-    nbytes, count = min(1000, guest.path_mtu), 200
+    _play(guest, ip, guest_serves, min(1000, guest.path_mtu), 200, ["--qp-type", service, "-c"], 60, service=service)
+
+
+def _play(
+    guest: Guest, ip: str, guest_serves: bool, nbytes: int, count: int, options: list[str], timeout: int, **theirs: Any
+) -> None:
+    """Play ping-pong with rdma-core's program in the guest, in either role. Both check contents.
+
+    `options` are those of our command, `theirs` of the other program.
+    """
     program, ours = guest.session("a"), guest.ours()
     here, there = Guest.HOST if ip == "ipv4" else Guest.HOST6, Guest.ADDRESS  # rdma-core's listens on IPv4
-    options = {"ip": ip, "nbytes": nbytes, "count": count, "mtu": guest.path_mtu, "port": TCP_PORT, "timeout": 60}
-    options |= {"service": service, "check": True}
-    arguments = ["--qp-type", service, "-c", *f"-s {nbytes} -n {count} -m {guest.path_mtu} -p {TCP_PORT}".split()]
+    theirs |= {"ip": ip, "nbytes": nbytes, "count": count, "mtu": guest.path_mtu, "port": TCP_PORT, "timeout": timeout}
+    theirs["check"] = True
+    arguments = [*options, *f"-s {nbytes} -n {count} -m {guest.path_mtu} -p {TCP_PORT}".split()]
     if guest_serves:
-        program.begin("rc_pingpong", **options)
+        program.begin("rc_pingpong", **theirs)
         assert guest.session("b").call("listening", port=TCP_PORT, timeout=20)
-        ours.begin("pingpong_command", ip=ip, arguments=[*arguments, there], timeout=60)
+        ours.begin("pingpong_command", ip=ip, arguments=[*arguments, there], timeout=timeout)
     else:
-        ours.begin("pingpong_command", ip=ip, arguments=arguments, timeout=60)
+        ours.begin("pingpong_command", ip=ip, arguments=arguments, timeout=timeout)
         assert ours.process
         assert listening(TCP_PORT, 20, ours.process.pid)
-        program.begin("rc_pingpong", host=here, **options)
+        program.begin("rc_pingpong", host=here, **theirs)
     done = ours.finish()
     assert done["status"] == 0, done["output"]
     printed = program.finish()

@@ -20,6 +20,8 @@ from gpunetio.providers.provider import UarPage
 
 OUTPUTS = {  # the others: 16
     Opcode.QUERY_HCA_CAP: 272, Opcode.QUERY_ROCE_ADDRESS: 48, Opcode.QUERY_QP: 272, Opcode.QUERY_RMP: 272,
+    Opcode.QUERY_FLOW_TABLE: 64, Opcode.QUERY_FLOW_GROUP: 1024, Opcode.QUERY_FLOW_TABLE_ENTRY: 816,
+    Opcode.QUERY_FLOW_COUNTER: 32,
 }  # fmt: skip
 
 
@@ -355,6 +357,15 @@ def test_a_receive_pool_stays_ready(device):
         assert text == f"from state {now} to {wanted}: a pool stays in RDY (1)"
 
 
+@pytest.mark.parametrize(("wq_type", "basic_cyclic"), [(2, 0), (3, 1), (3, 0), (0, 1), (1, 0), (15, 0)])
+def test_a_receive_pool_of_another_type(device, wq_type, basic_cyclic):
+    """Striding pools exist on cards, but not here."""
+    context = {"state": 1, "basic_cyclic_rcv_wqe": basic_cyclic, "wq": {"wq_type": wq_type}}
+    status, syndrome, text = refusal(device.execute(Opcode.CREATE_RMP, ctx=context))
+    assert (status, syndrome) == (Status.BAD_PARAM, CommandSyndrome.RQ_TYPE)
+    assert text.startswith(f"wq_type {wq_type} with basic_cyclic_rcv_wqe {basic_cyclic}: only a linked list")
+
+
 # --- numbers and room
 
 
@@ -551,8 +562,8 @@ def test_calls_are_for_their_kind_of_mailbox(device):
         (lambda: provider.devx_obj_query(qp[0], reset, 16), "QP_2RST is not for this call"),
         (lambda: provider.general_cmd(destroy, 16), "DESTROY_QP concerns an object"),
         (lambda: provider.general_cmd(create, 16), "CREATE_QP concerns an object"),
-        (lambda: provider.devx_obj_query(other[0], query, 272), f"names object {qp[1]:06x}"),
-        (lambda: provider.devx_obj_modify(other[0], reset, 16), f"object {other[0]} is {other[1]:06x}"),
+        (lambda: provider.devx_obj_query(other[0], query, 272), f"names qpn {qp[1]:#x}"),
+        (lambda: provider.devx_obj_modify(other[0], reset, 16), f"object {other[0]} is qpn {other[1]:#x}"),
         (lambda: provider.devx_obj_query(12345, query, 272), "soft0 has no DEVX object 12345"),
         (lambda: provider.devx_obj_modify(12345, reset, 16), "soft0 has no DEVX object 12345"),
     ):

@@ -386,9 +386,7 @@ def test_a_copy_that_cuda_refuses(ends):
     assert "CUDA_ERROR_LAUNCH_FAILED (CUDA error 719)" in report.message
     for opened in ends.gpus.streams:
         opened.row["copy_error"] = 0
-    ends.a.reset()
-    ends.b.reset()
-    connect(ends.a, ends.b)
+    ends.reconnect()
     ends.a.post(WRITE, there.remote(), here.at())
     assert ends.a.done.next().opcode == REQ
     assert np.array_equal(here.bytes, there.bytes)
@@ -455,17 +453,13 @@ def test_a_gpu_that_does_not_answer_is_given_up_and_may_come_back(operation):
         ends.a.post(operation, *([] if operation == SEND else [there.remote()]), here.at())
         assert error_of(ends.a.done.next()) == (LOCAL_QP_OP, Reason.COPY_FAILED)
         assert "has not finished the copy within 0.02 s" in next(reports_of(ends.a.nic, ends.a.qp.qpn)).message
-        ends.a.reset()  # commands do not wait for it
-        ends.b.reset()
-        connect(ends.a, ends.b)
+        ends.reconnect()  # commands do not wait for it
         ends.a.post(WRITE, there.remote(), here.at())
         assert error_of(ends.a.done.next()) == (LOCAL_QP_OP, Reason.COPY_FAILED)
         stream(ends)["hangs"] = 0
         until(lambda: stream(ends)["done"] == stream(ends)["given"], "the GPU to come back")
         until(lambda: not int(ends.a.nic.device_memory.rows[1]["stuck"]), "the NIC to notice")
-        ends.a.reset()
-        ends.b.reset()
-        connect(ends.a, ends.b)
+        ends.reconnect()
         ends.a.post(WRITE, there.remote(), here.at())
         assert ends.a.done.next().opcode == REQ
         assert np.array_equal(here.bytes, there.bytes)

@@ -256,7 +256,9 @@ def exchange_with(child: Child, ctx: verbs.Context, addr_type: AddrType | None =
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("addr_type", [None, AddrType.IB_GRH], ids=["local", "grh"])
+@pytest.mark.parametrize(
+    "addr_type", [pytest.param(None, marks=pytest.mark.slow), AddrType.IB_GRH], ids=["local", "grh"]
+)
 @pytest.mark.parametrize(
     "lids", [pytest.param(None, marks=pytest.mark.slow), (0x1234, 0xBFFF)], ids=["of the addresses", "given"]
 )

@@ -44,8 +44,8 @@ def test_the_region_is_named(what, handler, number):
 
 
 @pytest.mark.parametrize(("what", "handler"), [
-    ("elsewhere", "none"), pytest.param("elsewhere", "before", marks=pytest.mark.slow),
-    pytest.param("elsewhere", "after", marks=pytest.mark.slow), ("sent", "none"), ("closed", "before"),
+    *(pytest.param("elsewhere", handler, marks=pytest.mark.slow) for handler in ("none", "before", "after")),
+    ("sent", "none"), pytest.param("closed", "before", marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_other_faults_are_others(what, handler):
     """Of another thread beside an engine, by kill(), or when no engine is left."""

@@ -25,12 +25,7 @@ BENCHMARKS = (
 )  # fmt: skip
 
 
-def quickly(*names):
-    """All benchmarks; those that are not named are in the slow suite, as each takes two processes."""
-    return [pytest.param(name, marks=() if name in names else pytest.mark.slow) for name in BENCHMARKS]
-
-
-FIRST = ("put_bw", "write_lat")  # the others are like them in what the ends do
+FIRST = "put_bw"  # in the quick suite, as each takes two processes; the others are like it in what the ends do
 
 
 @pytest.fixture
@@ -67,7 +62,7 @@ def pair(name, port, server=(), client=(), program=COMMAND, client_program=COMMA
 @pytest.mark.parametrize(
     "name, wire",
     [
-        *(pytest.param(name, "auto", marks=() if name in FIRST else pytest.mark.slow) for name in BENCHMARKS),
+        *(pytest.param(name, "auto", marks=() if name == FIRST else pytest.mark.slow) for name in BENCHMARKS),
         *(pytest.param(name, "udp", marks=pytest.mark.slow) for name in ("get_bw", "twosided_bw", "put_counter_lat")),
     ],
 )  # fmt: skip
@@ -250,8 +245,9 @@ def hosts():
         host.close()
 
 
+@pytest.mark.slow
 @pytest.mark.root
-@pytest.mark.parametrize("name", quickly("write_lat"))  # which waits for the other end
+@pytest.mark.parametrize("name", BENCHMARKS)
 def test_two_hosts(name, hosts, port):
     """Over UDP, with the MTU that Ethernet leaves."""
     here, there = ([*args, "--target", "cpu", "--port", port, "-s", 64, "-s", 50_000, "-i", 300] for args in (
@@ -313,7 +309,8 @@ main()
 """
 
 
-@pytest.mark.parametrize("with_file", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("with_file", [False, True])
 def test_a_wrong_byte_is_noticed(with_file, port, file):
     """A bit flips in the server's memory, behind the NIC's back: both ends say so, and fail."""
     payload = ("--payload", file) if with_file else ()
@@ -372,7 +369,8 @@ NONSENSE = {
 *STRANGE, OTHER_VERSION = NONSENSE
 
 
-@pytest.mark.parametrize("data", [STRANGE[0], *(pytest.param(data, marks=pytest.mark.slow) for data in STRANGE[1:])])
+@pytest.mark.slow
+@pytest.mark.parametrize("data", STRANGE)
 def test_a_stranger_calls(data, port):
     """The server hangs up on it, and waits on for its client."""
     where, short = own_address(), ("--port", port, "--target", "cpu", "-s", 64, "-i", 100)
@@ -429,14 +427,10 @@ LEFT = (
 
 
 def victims(cases):
-    """Which end goes, 0 for the server. One case is in the quick suite."""
+    """Which end goes, 0 for the server."""
     return pytest.mark.parametrize(
-        "name, victim",
-        [pytest.param(*case, marks=() if case == LEFT[0] else pytest.mark.slow) for case in cases],
-        ids=lambda value: ("server", "client")[value] if isinstance(value, int) else value,
+        "name, victim", cases, ids=lambda value: ("server", "client")[value] if isinstance(value, int) else value
     )
-
-
 
 
 @pytest.mark.slow
@@ -454,6 +448,7 @@ def test_ctrl_c_ends_both(name, victim, port):
         assert "was interrupted (Ctrl+C)" in error_line(err)
 
 
+@pytest.mark.slow
 @victims(LEFT)
 def test_a_kill_is_noticed(name, victim, port):
     with running(*pair(name, port, (), LONG)) as tools:

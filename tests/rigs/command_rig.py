@@ -9,6 +9,7 @@ from gpunetio.enums import Access, UarAllocationType
 from gpunetio.errors import DriverError
 from gpunetio.formats import commands as cmd
 from gpunetio.formats.commands import Opcode, QpState, Status
+from gpunetio.formats.mailboxes import mailboxes
 from gpunetio.memory import HostMemory
 from gpunetio.nic.control import cq, mkey, pd, qp, rmp, uar, umem
 from gpunetio.nic.control.syndromes import CommandSyndrome
@@ -27,6 +28,7 @@ INPUTS = {
     Opcode.RTS2RTS_QP: cmd.RTS2RTS_QP_IN, Opcode.QP_2ERR: cmd.QP_2ERR_IN, Opcode.QP_2RST: cmd.QP_2RST_IN,
     Opcode.CREATE_RMP: cmd.CREATE_RMP_IN, Opcode.MODIFY_RMP: cmd.MODIFY_RMP_IN,
     Opcode.DESTROY_RMP: cmd.DESTROY_RMP_IN, Opcode.QUERY_RMP: cmd.QUERY_RMP_IN,
+    **{opcode: mailboxes(opcode).request for opcode in Opcode if 0x92F <= opcode <= 0x93C},  # flow tables
 }  # fmt: skip
 
 

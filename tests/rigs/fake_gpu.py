@@ -339,6 +339,12 @@ class DeviceEnds:
         self.a, self.b = Queue(self.pds[0], **queue), Queue(self.pds[-1], **queue)
         connect(self.a, self.b)
 
+    def reconnect(self) -> None:
+        """Reset both queues, and connect them again."""
+        self.a.reset()
+        self.b.reset()
+        connect(self.a, self.b)
+
     def device(
         self, side: int, nbytes: int, fill: int | None = None, ordinal: int = 0, **registration: Any
     ) -> DeviceBuffer:

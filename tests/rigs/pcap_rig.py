@@ -93,6 +93,7 @@ def dissect(path: Path) -> list[Packet]:
     need_tshark()
     command = [
         "tshark", "-n", "-r", str(path), "-o", "ip.check_checksum:TRUE", "-o", "udp.check_checksum:TRUE",
+        "-o", "udp.ignore_ipv6_zero_checksum:TRUE",  # RoCE v2 may leave it out (annex A17.4.5)
         "--disable-protocol", "rpcordma",  # it takes SENDs for its own, and empty ones for malformed
         "-T", "fields", "-E", "separator=|", "-E", "occurrence=f",
     ]  # fmt: skip

@@ -17,7 +17,7 @@ from gpunetio.providers import open_device
 from gpunetio.providers.plain_verbs import Entries, NewCq, NewQp, QpInit, QpValues, Refused, Route, Send, SrqValues, Wc
 from gpunetio.providers.provider import Event, NewAh
 from gpunetio.verbs import AhAttr, QpAttr, RecvWr, SendWr, Sge
-from gpunetio.verbs.ah import ip_type
+from gpunetio.verbs.ah_attr import ip_type
 
 EVENTS = {
     AsyncEventType.CQ_ERR: EventType.CQ_ERROR,

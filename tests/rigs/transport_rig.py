@@ -7,10 +7,10 @@ nothing with the NIC but the pipe's frames. The NIC's clock stands still unless 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from ipaddress import IPv4Address
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import pytest
@@ -358,15 +358,21 @@ def lab():
     opened.close()
 
 
-@pytest.fixture
-def peer(lab):
-    """Makes peers; what they leave behind does not disturb the next test."""
-    made: list[Peer] = []
+class _Closable(Protocol):
+    def close(self) -> None: ...
 
-    def make(**options: Any) -> Peer:
+
+Player = TypeVar("Player", bound=_Closable)
+
+
+def players(lab: Lab, kind: Callable[..., Player]) -> Iterator[Callable[..., Player]]:
+    """Yield a function that makes players of this kind. What they leave behind does not disturb the next test."""
+    made: list[Player] = []
+
+    def make(**options: Any) -> Player:
         lab.here.bytes[:] = np.arange(SIZE) * 7 + 1
         lab.there.bytes[:] = 0
-        made.append(Peer(lab, **options))
+        made.append(kind(lab, **options))
         return made[-1]
 
     yield make
@@ -375,3 +381,9 @@ def peer(lab):
     lab.settle()
     while lab.receive_raw() is not None:
         pass
+
+
+@pytest.fixture
+def peer(lab):
+    """Makes peers."""
+    yield from players(lab, Peer)

@@ -178,7 +178,7 @@ def test_a_channel_hears_of_the_types_it_has_asked_for(pair):
     pair.a.connect(pair.b)
     provider = pair.a.ctx.provider
     channel = provider.create_event_channel()
-    provider.subscribe(channel, pair.a._handle, [EventType.WQ_CATAS_ERROR], 7)
+    provider.subscribe(channel, pair.a.devx_handle, [EventType.WQ_CATAS_ERROR], 7)
     move(pair.a, QpState.SQD)
     until(lambda: not pair.a.query()[0].sq_draining, "the queue to be drained")
     assert provider.get_event(channel) is None

@@ -32,7 +32,19 @@ from nic_rig import (
     reports_of,
     until,
 )  # fmt: skip
-from transport_rig import PEER_GID, PEER_QPN, PSNS, SEND_FIRST, SEND_ONLY, SEND_ONLY_IMM, UD, WRITE_ONLY, Lab, Packet
+from transport_rig import (
+    PEER_GID,
+    PEER_QPN,
+    PSNS,
+    SEND_FIRST,
+    SEND_ONLY,
+    SEND_ONLY_IMM,
+    UD,
+    WRITE_ONLY,
+    Lab,
+    Packet,
+    players,
+)  # fmt: skip
 
 QKEY, OWN, PSN, MTU = 0x0BADCAFE, 0x8000_0000, PSNS - 2, 4096
 GRH = 40
@@ -97,20 +109,8 @@ def datagram(payload: bytes, psn: int = 0, imm: int | None = None, qkey: int = Q
 
 @pytest.fixture
 def ud(lab: Lab) -> Iterator[Callable[..., Datagrams]]:
-    made: list[Datagrams] = []
-
-    def make(**options: Any) -> Datagrams:
-        lab.here.bytes[:] = np.arange(len(lab.here.bytes)) * 7 + 1
-        lab.there.bytes[:] = 0
-        made.append(Datagrams(lab, **options))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.close()
-    lab.settle()
-    while lab.receive_raw() is not None:
-        pass
+    """Makes queue pairs for datagrams."""
+    yield from players(lab, Datagrams)
 
 
 # --- sending ---------------------------------------------------------------------------------------------------------

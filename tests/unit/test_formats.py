@@ -12,11 +12,11 @@ from numba import njit
 from gpunetio import enums
 from gpunetio.device import modes
 from gpunetio.errors import DocaError, DocaErrorCode
-from gpunetio.formats import commands, contexts, cqe, device_structs, doorbell, wqe
+from gpunetio.formats import commands, contexts, cqe, device_structs, doorbell, ethernet, flow, wqe
 from gpunetio.formats.layout import VARIABLE, BitStruct, Entry
 from repository import DATA
 
-MODULES = (commands, contexts, cqe, device_structs, doorbell, wqe)
+MODULES = (commands, contexts, cqe, device_structs, doorbell, ethernet, flow, wqe)
 STRUCTS = {s.name: s for module in MODULES for s in vars(module).values() if isinstance(s, BitStruct)}
 ENTRIES = {type(e).__name__: e for module in MODULES for e in vars(module).values() if isinstance(e, Entry)}
 
@@ -52,11 +52,10 @@ FIELDS_OF_OURS = {
             "log_max_srq_sz": (0x80, 8), "log_max_qp": (0x9B, 5), "log_max_srq": (0xAB, 5), "log_max_cq": (0xDB, 5),
             "log_max_mkey": (0xEA, 6), "log_max_eq": (0xFC, 4), "log_max_mrw_sz": (0x109, 7),
             "log_max_ra_req_qp": (0x14A, 6), "rts2rts_qp_udp_sport": (0x151, 1), "log_max_ra_res_qp": (0x15A, 6),
-            "num_ports": (0x1B8, 8), "log_max_msg": (0x1C3, 5), "cqe_version": (0x1FC, 4), "sctr_data_cqe": (0x215, 1),
-            "roce": (0x21D, 1), "atomic": (0x21E, 1), "cq_oi": (0x220, 1), "cq_resize": (0x221, 1), "cd": (0x22C, 1),
-            "ud": (0x23D, 1),
-            "log_max_pd": (0x32B, 5), "basic_cyclic_rcv_wqe": (0x380, 1), "log_max_rmp": (0x383, 5),
-            "max_num_eqs": (0x470, 16), "device_frequency_mhz": (0x4C0, 32), "device_frequency_khz": (0x4E0, 32),
+            "log_max_msg": (0x1C3, 5), "cqe_version": (0x1FC, 4), "sctr_data_cqe": (0x215, 1),
+            "roce": (0x21D, 1), "atomic": (0x21E, 1), "cq_oi": (0x220, 1), "cq_resize": (0x221, 1), "ud": (0x23D, 1),
+            "log_max_pd": (0x32B, 5), "log_max_rmp": (0x383, 5),
+            "max_num_eqs": (0x470, 16), "device_frequency_mhz": (0x4C0, 32),
             "log_max_atomic_size_qp": (0x580, 8),
         }.items()
     },
@@ -101,8 +100,7 @@ FIELDS_OF_OURS = {
             "opcode": (0x00, 16), "qpn": (0x48, 24), "opt_param_mask": (0x80, 32), "qpc": (0xC0, 1856),
         }.items()
     },
-    # what else is done to a receive pool, and its limit
-    ("wq", "lwm"): (0x30, 16),
+    # what else is done to a receive pool
     **{
         (f"{kind}_rmp_{end}", field): place
         for kind, end, fields in (
@@ -261,6 +259,7 @@ def test_update_of_the_value_that_is_there_changes_nothing(raw, name):
 ENTRY_NAMES = {  # the transcription's structures, by our names
     "ctrl": "ctrl_seg", "raddr": "raddr_seg", "data": "data_seg", "atomic": "atomic_seg", "wait": "wait_seg",
     "srq_next": "srq_next_seg", "inline_header": "inline_header", "cqe64": "cqe64", "err_cqe64": "err_cqe64",
+    "eth": "eth_seg", "eth_vlan": "eth_vlan", "wait_value": "wait_value_seg",
 }  # fmt: skip
 FIELD_NAMES = {("inline_header", "length"): "byte_count"}
 
@@ -299,7 +298,8 @@ def test_queue_entry(row):
 
 def test_sizes_of_queue_entries():
     sizes = {name: ENTRIES[ours].size for name, ours in ENTRY_NAMES.items()}
-    assert sizes == {name: {"cqe64": 64, "err_cqe64": 64, "inline_header": 4}.get(name, 16) for name in sizes}
+    others = {"cqe64": 64, "err_cqe64": 64, "inline_header": 4, "wait_value": 32}
+    assert sizes == {name: others.get(name, 16) for name in sizes}
 
 
 @pytest.mark.parametrize("row", rows("device_structs.csv"), ids=ids)
@@ -484,7 +484,47 @@ GROUPS: dict[str, type[IntEnum] | dict[str, int]] = {
     "qp_state": numbered(commands.QpState),
     "mtu": numbered(commands.PrmMtu, "MTU_"),
     "rq_type": numbered(commands.RqType),
+    "flow_action": numbered(flow.FlowAction),
+    "flow_table_type": numbered(flow.FlowTableType),
+    "flow_miss": numbered(flow.MissAction),
+    "flow_table_modify": numbered(flow.TableModify),
+    "flow_group_type": numbered(flow.GroupType),
+    "match_criteria": numbered(flow.MatchCriteria),
+    "flow_entry_modify": numbered(flow.EntryModify),
+    "flow_destination": numbered(flow.DestinationType),
     "pm_state": {"MIGRATED": commands.PM_STATE_MIGRATED},
+    "wq_type": numbered(commands.WqType),
+    "cap_class": {name: numbered(commands.CapClass)[name] for name in ("GENERAL", "ETHERNET_OFFLOADS")},
+    "wait_opmod": numbered(wqe.WaitMode),
+    "wait_operation": numbered(wqe.WaitOperation),
+    "eth_cs_flags": numbered(wqe.EthChecksum),
+    "eth_swp_flags": numbered(wqe.EthSoftwareParser),
+    "eth_insert": {"VLAN": wqe.ETH_INSERT_VLAN, "SVLAN": wqe.ETH_INSERT_SVLAN},
+    "queue_state": numbered(ethernet.QueueState),
+    "mem_rq_type": numbered(ethernet.RqMemory),
+    "ts_format": numbered(ethernet.TimestampFormat),
+    "ts_format_cap": numbered(ethernet.TimestampFormats),
+    "inline_mode": numbered(ethernet.InlineMode),
+    "inline_mode_cap": numbered(ethernet.InlineModeCap),
+    "disp_type": numbered(ethernet.DispType),
+    "rx_hash_fn": numbered(ethernet.RxHashFn),
+    "self_lb_block": numbered(ethernet.SelfLbBlock),
+    "l3_prot_type": numbered(ethernet.L3Prot),
+    "l4_prot_type": numbered(ethernet.L4Prot),
+    "hash_field": numbered(ethernet.HashField),
+    "packet_merge": numbered(ethernet.PacketMerge),
+    "list_q_type": numbered(ethernet.ListQType),
+    "modify_sq": numbered(ethernet.ModifySq),
+    "modify_rq": numbered(ethernet.ModifyRq),
+    "modify_tir": numbered(ethernet.ModifyTir),
+    "modify_tis": numbered(ethernet.ModifyTis),
+    "modify_rqt": numbered(ethernet.ModifyRqt),
+    "rx_checksum": numbered(cqe.RxChecksum),
+    "rx_headers": numbered(cqe.RxHeaders),
+    "rx_l3_type": numbered(cqe.RxL3Type),
+    "rx_l4_type": numbered(cqe.RxL4Type),
+    "rx_hash_ip": numbered(cqe.RxHashIp),
+    "rx_hash_l4": numbered(cqe.RxHashL4),
     "dbr": {  # indices of 32-bit words
         "RCV": doorbell.QP_DBREC.rcv // 4, "SND": doorbell.QP_DBREC.snd // 4,
         "CQ_SET_CI": doorbell.CQ_DBREC.set_ci // 4, "CQ_ARM": doorbell.CQ_DBREC.arm // 4,
@@ -498,9 +538,6 @@ OPCODES_OF_OURS = {  # from mlx5_ifc.h
     ("command", "SQD2RTS_QP"): 0x509,
     ("command", "QUERY_HCA_VPORT_CONTEXT"): 0x762,
     ("qp_state", "SQ_DRAINING"): 7,
-    ("command", "MODIFY_RMP"): 0x90D,
-    ("command", "DESTROY_RMP"): 0x90E,
-    ("command", "QUERY_RMP"): 0x90F,
     ("opt_param_mask", "RAE"): 1 << 2,
     ("opt_param_mask", "Q_KEY"): 1 << 5,  # MLX5_QP_OPTPAR_Q_KEY
 }
@@ -533,6 +570,28 @@ def test_control_flags_are_made_of_the_two_modes():
     assert flags("ALWAYS", "FENCE") == wqe.CtrlFlags.CQ_UPDATE_FENCE
     assert flags("ON_ERROR", "INITIATOR_SMALL_FENCE") == wqe.CtrlFlags.INITIATOR_SMALL_FENCE
     assert flags("ON_ERROR", "STRONG_ORDERING") == wqe.CtrlFlags.STRONG_ORDERING
+
+
+def test_words_of_an_ethernet_completion():
+    """The header types lie between the flags, and a striding queue's byte count has three parts."""
+    word = cqe.RX_L3_MASK << cqe.RX_L3_SHIFT, cqe.RX_L4_MASK << cqe.RX_L4_SHIFT
+    assert word == (0b0000_1100, 0b0111_0000)
+    assert sum(word) + sum(cqe.RxHeaders) == 0xFF
+    assert (cqe.RX_HASH_MASK << cqe.RX_HASH_IP_SHIFT, cqe.RX_HASH_MASK << cqe.RX_HASH_L4_SHIFT) == (0x0C, 0xC0)
+    assert cqe.STRIDES_MASK << cqe.STRIDES_SHIFT | cqe.FILLER | cqe.STRIDING_LENGTH_MASK == 0xFFFF_FFFF
+    assert (cqe.FILLER, cqe.FLOW_TAG_MASK, 1 << cqe.LRO_SEGMENTS_SHIFT) == (0x8000_0000, 0xFF_FFFF, 0x100_0000)
+
+
+def test_striding_receive_wqe():
+    """A next segment and one data segment; sizes are counted from 64 bytes and from 512 strides."""
+    assert wqe.SRQ_NEXT_SEG.size + wqe.DATA_SEG.size == wqe.STRIDING_WQE
+    assert (1 << wqe.MIN_STRIDE_LOG, 1 << wqe.MIN_STRIDES_LOG) == (64, 512)
+
+
+def test_list_of_an_rqt():
+    listed = ethernet.rq_list([1, 0xABCDEF, 0])
+    assert listed == bytes.fromhex("00000001 00abcdef 00000000")
+    assert ethernet.rqns_of(listed[:4] + b"\xff" + listed[5:]) == [1, 0xABCDEF, 0]  # the upper byte is reserved
 
 
 def test_scatter_to_cqe():

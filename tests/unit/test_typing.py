@@ -13,7 +13,10 @@ from pathlib import Path
 import pytest
 
 import gpunetio
-from gpunetio import device
+from gpunetio import Gpu, device
+from gpunetio.gpu.group import QpOptions
+from gpunetio.verbs import QP
+from gpunetio.verbs.qp import ConnectOptions
 from repository import DATA
 
 PACKAGE = Path(gpunetio.__file__).parent
@@ -76,6 +79,50 @@ def test_the_stub_says_what_is_returned(name):
     assert not any(value is None or isinstance(value, ast.Tuple) for value in returned)
 
 
+# --- options that are passed on ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options, of, required", [
+    (ConnectOptions, QP.connect, ("self", "remote")), (QpOptions, Gpu.create_qp, ("self", "pd")),
+])  # fmt: skip
+def test_options_are_those_of_the_method(options, of, required):
+    taken = inspect.signature(of).parameters.values()
+    stated = {name: kind.__forward_arg__ for name, kind in options.__annotations__.items()}
+    assert stated == {one.name: one.annotation for one in taken if one.name not in required}
+
+
+# --- Any --------------------------------------------------------------------------------------------------------------
+
+# What has no types, by the module or package that uses it. All others tell each other what their objects are.
+UNTYPED = {
+    "__init__.py": "modules that are loaded when they are asked for",
+    "bench/remote.py": "fields of a message, by their names",
+    "cli": "click's values",
+    "device/library.py": "NVVM",
+    "formats/layout.py": "fields of a structure, by their names",
+    "gpu/cuda_backend.py": "what CUDA's runtime returns",
+    "interrupts.py": "handlers of signals",
+    "jit": "Numba and llvmlite",
+    "memory.py": "objects with memory, of any library",
+    "nic/dma/lost_memory.py": "ctypes and Numba",
+    "nic/observe/running.py": "JSON of another process",
+    "providers/mlx5": "functions of ctypes",
+    "providers/sdk": "functions of ctypes",
+    "rendezvous": "JSON of another process, MPI, stores of torch",
+    "verbs/ibv/device.py": "attributes that a queue does not have",
+}
+
+
+def test_any_is_for_what_has_no_types():
+    using = set()
+    for path in PACKAGE.rglob("*.py"):
+        names = {one.id for one in ast.walk(ast.parse(path.read_text())) if isinstance(one, ast.Name)}
+        if "Any" in names:
+            module = path.relative_to(PACKAGE)
+            using.add(next((str(one) for one in (module, *module.parents) if str(one) in UNTYPED), str(module)))
+    assert using == UNTYPED.keys(), "give it a type, or say in UNTYPED what has none"
+
+
 # --- programs ---------------------------------------------------------------------------------------------------------
 
 
@@ -108,7 +155,7 @@ gn.Gpu().alloc(64, gn.QpType.RC)
 """
 
 
-@pytest.mark.parametrize("checker", [mypy, pyright])
+@pytest.mark.parametrize("checker", [pytest.param(mypy, marks=pytest.mark.slow), pyright])
 def test_a_typed_program_is_right_and_what_is_wrong_is_found(tmp_path, checker):
     """Both at once, as a checker reads all of the package each time."""
     shutil.copy(PROGRAM, tmp_path)

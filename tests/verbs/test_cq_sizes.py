@@ -223,7 +223,7 @@ def test_moderation_is_not_there(ctx):
     cq = ctx.create_cq(8)
     mailbox = cmd.MODIFY_CQ_IN.pack(opcode=Opcode.MODIFY_CQ, cqn=cq.cqn)
     with pytest.raises(DriverError, match="op_mod 0"):
-        ctx.provider.devx_obj_modify(cq._handle, bytes(mailbox), 16)
+        ctx.provider.devx_obj_modify(cq.devx_handle, bytes(mailbox), 16)
 
 
 # --- when completions came -------------------------------------------------------------------------------------------

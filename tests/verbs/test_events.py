@@ -536,7 +536,7 @@ def test_events_of_closed_objects_are_not_told():
         assert told(ctx) == []
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.lists(st.sampled_from(["open", "close", "cq", "down"]), max_size=30))
 def test_channels_come_and_go(steps):
     """Channels of several contexts in any order: the engine tells none that is gone."""

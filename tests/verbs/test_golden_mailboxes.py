@@ -21,6 +21,7 @@ from gpunetio.enums import (
     SrqType,
     UarAllocationType,
 )
+from gpunetio.formats import commands
 from gpunetio.formats.commands import Opcode
 from gpunetio.memory import HostMemory
 from gpunetio.nic.control.control_path import ControlPath
@@ -440,7 +441,8 @@ def test_mailbox(table, name):
 
 def test_every_command_has_its_table():
     opcodes = {be(mailbox, 0, 2) for golden in GOLDEN.values() for mailbox in golden.bytes_of.values()}
-    assert opcodes == {opcode.value for opcode in Opcode} - {Opcode.QUERY_HCA_VPORT_CONTEXT}  # nothing here asks
+    ours = {opcode for opcode in Opcode if hasattr(commands, f"{opcode.name}_IN")}  # Ethernet is of another library
+    assert opcodes == ours - {Opcode.QUERY_HCA_VPORT_CONTEXT}  # nothing here asks
 
 
 def test_every_column_has_its_configuration():

@@ -275,6 +275,7 @@ def run(script: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_fork():
     assert run(FORK) == "child\nparent\n"
 

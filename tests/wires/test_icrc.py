@@ -82,7 +82,11 @@ assert icrc.solve_ip_id(icrc._multiply(ops.x_to_the(8 * 126), 0x34120000), 100) 
 """
 
 
-@pytest.mark.parametrize(("features", "lanes"), [(PLAIN, 0), (SSE, 1), (AVX2, 2)], ids=["plain", "sse", "avx2"])
+@pytest.mark.parametrize(("features", "lanes"), [
+    pytest.param(PLAIN, 0, id="plain"),
+    pytest.param(SSE, 1, id="sse", marks=pytest.mark.slow),
+    pytest.param(AVX2, 2, id="avx2", marks=pytest.mark.slow),
+])  # fmt: skip
 def test_crc32_on_other_cpus(features, lanes):
     """In a process that compiles for a simpler x86-64 than this one."""
     flags = {0: set(), 1: {"pclmulqdq"}, 2: {"vpclmulqdq", "avx2"}}[lanes]

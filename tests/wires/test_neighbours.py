@@ -448,7 +448,8 @@ def message(text: bytes) -> bytes:
     "data",
     [
         b"GET / HTTP/1.1\r\n\r\n", message(b""), struct.pack(">I", 1 << 17), message(b"{"), message(b"[]"),
-        message(b"7"), message(b"\xff\xfe"), message(b"[" * 60000), b"\0\0",
+        message(b"7"), message(b"\xff\xfe"), message(b"[" * 60000),
+        pytest.param(b"\0\0", marks=pytest.mark.slow),  # waits for the rest
     ],
 )  # fmt: skip
 def test_garbage_is_dropped(door, other, data):
@@ -458,6 +459,7 @@ def test_garbage_is_dropped(door, other, data):
         assert hangs_up(sock)
 
 
+@pytest.mark.slow
 def test_silence_is_dropped(door, other):
     with visit(door) as silent, visit(door) as slow:
         link = other.connect(place(door))
@@ -658,6 +660,7 @@ def test_odd_names(door):
         assert place(door) in look_at_all(found)
 
 
+@pytest.mark.slow
 def test_all_are_looked_at_at_once(door):
     """Hosts that answer once all of them have been asked, one that never does, and a NIC."""
     hosts = [address() for _ in range(5)]

@@ -451,7 +451,7 @@ def test_link_local_addresses_reach_their_link(namespaces):
 
 
 @pytest.mark.root
-@pytest.mark.parametrize("gso", [True, False])
+@pytest.mark.parametrize("gso", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_what_the_socket_has_no_room_for_stays_in_the_pipe(namespaces, gso):
     """Until the peer's address resolves, packets wait in the kernel and count against the send buffer."""
     here, there = namespaces

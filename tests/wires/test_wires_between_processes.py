@@ -106,7 +106,8 @@ def test_many_neighbours(farm, wire):
         assert near.wires() == (len(fars) if wire == "auto" else 1)
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 5))])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(5))
 def test_a_neighbour_that_scribbles(farm, seed):
     """What it shares with us harms its own queue pairs only."""
     with side() as near:
@@ -124,6 +125,7 @@ def test_a_neighbour_that_scribbles(farm, seed):
         write_both_ways(near, again := farm.spawn(address()), join(near, again))
 
 
+@pytest.mark.slow
 def test_a_neighbour_that_jams_its_notifier(farm):
     """O_NONBLOCK belongs to both ends of a descriptor that was sent: the engine waits for nobody all the same."""
     with side() as near:

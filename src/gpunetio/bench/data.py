@@ -11,7 +11,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import BinaryIO, Protocol
+from io import BufferedReader
+from typing import Protocol
 
 import numpy as np
 
@@ -152,7 +153,7 @@ class Payload:
     total: int
     size: int
 
-    def __init__(self, ends: Ends, size: int, messages: int, slots: int, file: BinaryIO, total: int):
+    def __init__(self, ends: Ends, size: int, messages: int, slots: int, file: BufferedReader, total: int):
         self.messages, self.slots, self.total = messages, slots, total
         if ends.source is None:
             raise InvalidValueError("only the process that has the file can send it")

@@ -5,12 +5,15 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..errors import InvalidValueError, NotFoundError, NotSupportedError
 from .results import BwResult, LatResult, Result
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 FORMATS = (".png", ".svg", ".pdf")
 _BINS = 60
@@ -34,7 +37,7 @@ def draw(path: Path, title: str, results: Sequence[Result]) -> None:
 
     bandwidths = [result for result in results if isinstance(result, BwResult)]
     latencies = [result for result in results if isinstance(result, LatResult) and result.times is not None]
-    figure: Any = Figure(figsize=(8, 4.5 if bandwidths else max(4.5, 2.2 * len(latencies))), layout="constrained")
+    figure = Figure(figsize=(8, 4.5 if bandwidths else max(4.5, 2.2 * len(latencies))), layout="constrained")
     figure.suptitle(title)
     if bandwidths:
         _bandwidth(figure.subplots(), bandwidths)
@@ -44,7 +47,7 @@ def draw(path: Path, title: str, results: Sequence[Result]) -> None:
     figure.savefig(path, format=path.suffix[1:].lower(), dpi=150)
 
 
-def _bandwidth(axes: Any, results: list[BwResult]) -> None:
+def _bandwidth(axes: Axes, results: list[BwResult]) -> None:
     ordered = sorted(results, key=lambda result: result.size)
     sizes = [result.size for result in ordered]
     axes.plot(sizes, [result.average * 8 / 1e9 for result in ordered], "o-", label="average")
@@ -57,14 +60,14 @@ def _bandwidth(axes: Any, results: list[BwResult]) -> None:
     axes.legend()
 
 
-def _distribution(axes: Any, result: LatResult) -> None:
+def _distribution(axes: Axes, result: LatResult) -> None:
     times = np.zeros(0) if result.times is None else result.times
     axes.set_title(f"{result.size} bytes, {result.iterations} round trips", fontsize="medium")
     axes.set_xlabel("latency [µs]")
     axes.set_ylabel("messages")
     if len(times):
         low, high = float(times.min()), float(np.percentile(times, _SHOWN))
-        axes.hist(times, bins=np.geomspace(low, max(high, low * 1.01), _BINS), alpha=0.7)
+        axes.hist(times, bins=np.geomspace(low, max(high, low * 1.01), _BINS).tolist(), alpha=0.7)
         axes.set_xscale("log")  # most are close together, a few are far away
         axes.set_yscale("log")
         for percent, value, style in zip(_PERCENTILES, np.percentile(times, _PERCENTILES), ("-", "--", ":")):

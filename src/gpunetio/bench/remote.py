@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Callable, Iterator
+from io import BufferedReader
 from typing import Any
 
 import numpy as np
@@ -261,12 +262,12 @@ class Server(Remote):
         return first, count
 
 
-def _describe(file: Any) -> File:
+def _describe(file: BufferedReader) -> File:
     digest = hashlib.file_digest(file, "sha256").hexdigest()
     return File(file.tell(), digest)
 
 
-def _numbers(kind: type[Any]) -> list[str]:
+def _numbers(kind: type[Result]) -> list[str]:
     """Return the names of a result's numeric fields, which are sent."""
     return [field.name for field in dataclasses.fields(kind) if field.type in ("int", "float")]
 

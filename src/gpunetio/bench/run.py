@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from io import BufferedReader
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, Self
+from typing import Self
 
 import numpy as np
 
@@ -124,7 +125,7 @@ class Run(Launcher):
 
     # --- set-up ------------------------------------------------------------------------------------------------------
 
-    def _open_payload(self, path: Path | None) -> tuple[BinaryIO | None, int | None]:
+    def _open_payload(self, path: Path | None) -> tuple[BufferedReader | None, int | None]:
         if path is None:
             return None, None
         if path.exists() and not path.is_file():

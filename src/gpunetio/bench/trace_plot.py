@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from .trace import Trace, TracedThread
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 _SIZES = 4  # shown at most: the first ones
 _THREADS = 12
@@ -23,7 +26,7 @@ def draw(path: Path, title: str, trace: Trace) -> None:
 
     shown = [(size, threads) for size, threads in trace.sizes.items() if threads][:_SIZES]
     heights = [1.6 + 0.7 * min(len(threads), _THREADS) for _, threads in shown] or [2.0]
-    figure: Any = Figure(figsize=(11, sum(heights)), layout="constrained")
+    figure = Figure(figsize=(11, sum(heights)), layout="constrained")
     figure.suptitle(title)
     if shown:
         grid = figure.subplots(len(shown), 2, squeeze=False, width_ratios=(3, 1), height_ratios=heights)
@@ -33,7 +36,7 @@ def draw(path: Path, title: str, trace: Trace) -> None:
     figure.savefig(path, format=path.suffix[1:].lower(), dpi=150)
 
 
-def _timeline(axes: Any, size: int, threads: list[TracedThread]) -> None:
+def _timeline(axes: Axes, size: int, threads: list[TracedThread]) -> None:
     """Draw a lane per thread, with a line per operation, the first one on top."""
     drawn = [(thread, thread.rows[:_OPERATIONS]) for thread in threads[:_THREADS]]
     zero = min(rows[0, 1] for _, rows in drawn)
@@ -51,11 +54,11 @@ def _timeline(axes: Any, size: int, threads: list[TracedThread]) -> None:
     axes.grid(True, axis="x", alpha=0.3)
 
 
-def _distribution(axes: Any, threads: list[TracedThread]) -> None:
+def _distribution(axes: Axes, threads: list[TracedThread]) -> None:
     """Draw the distribution of the times from the begin of a post to its completion."""
     times = np.concatenate([thread.rows[:, 3] - thread.rows[:, 1] for thread in threads]) / 1000
     low, high = max(float(times.min()), 1e-3), float(times.max())
-    axes.hist(times, bins=np.geomspace(low, max(high, low * 1.01), _BINS), color=_FLIGHT, alpha=0.7)
+    axes.hist(times, bins=np.geomspace(low, max(high, low * 1.01), _BINS).tolist(), color=_FLIGHT, alpha=0.7)
     axes.set_xscale("log")
     for percent, style in _PERCENTILES:
         value = float(np.percentile(times, percent))

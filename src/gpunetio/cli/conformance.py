@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -52,7 +52,7 @@ def conformance(names: tuple[str, ...], device: str, peer: str | None, only_list
         raise click.exceptions.Exit(1)
 
 
-def _document(report: Report, device: str, peer: str) -> dict[str, Any]:
+def _document(report: Report, device: str, peer: str) -> dict[str, object]:
     results = [
         {
             "name": result.check.name, "area": result.check.area, "outcome": result.outcome.name,

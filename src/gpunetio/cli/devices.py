@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from ipaddress import IPv6Address
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -60,7 +60,7 @@ def devices(wanted: str | None, names_only: bool, verbose: bool, as_json: bool) 
         click.echo(json.dumps(documents, indent=2))
 
 
-def _document(ctx: Context) -> dict[str, Any]:
+def _document(ctx: Context) -> dict[str, object]:
     """Return what --json prints of a device: its attributes, and its ports with their GIDs."""
     device = ctx.query_device()
     attributes = dataclasses.asdict(device) | {
@@ -72,7 +72,7 @@ def _document(ctx: Context) -> dict[str, Any]:
     return {**attributes, "ports": [_port_document(ctx, port) for port in range(1, device.phys_port_cnt + 1)]}
 
 
-def _port_document(ctx: Context, port: int) -> dict[str, Any]:
+def _port_document(ctx: Context, port: int) -> dict[str, object]:
     attr = ctx.query_port(port)
     gids = ((index, ctx.query_gid(port, index)) for index in range(attr.gid_tbl_len))
     return {

@@ -7,18 +7,20 @@ import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, ParamSpec, TypeVar
 
 import click
 
 _HELP = getattr(click.exceptions, "NoArgsIsHelpError", ())  # missing in click 8.1
+_Given = ParamSpec("_Given")
+_Result = TypeVar("_Result")
 INTERRUPTED = 130  # as a shell reports SIGINT
 
 
 class Failure(click.ClickException):
     """Print `gpunetio: error: …` and exit with status 1."""
 
-    def show(self, file: Any = None) -> None:
+    def show(self, file: IO[str] | None = None) -> None:
         """Print the error in one line."""
         complain(self.message)
 
@@ -66,14 +68,14 @@ def writing(what: str, path: Path, failure: type[Failure] = Failure) -> Iterator
         raise failure(f"cannot write {what} {path}: {error.strerror or error}") from error
 
 
-def guarded(command: Callable[..., object]) -> Callable[..., object]:
+def guarded(command: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
     """Turn errors of gpunetio and the operating system into a `Failure`, and Ctrl+C into a quiet end.
 
     Ctrl+C at the other end is reported, and ends with the same status.
     """
 
     @functools.wraps(command)
-    def guard(*args: Any, **kwargs: Any) -> Any:
+    def guard(*args: _Given.args, **kwargs: _Given.kwargs) -> _Result:
         from ..errors import DocaError
 
         try:
@@ -92,7 +94,7 @@ def guarded(command: Callable[..., object]) -> Callable[..., object]:
 class OneLineUsage(click.Group):
     """A group whose usage errors also have one line."""
 
-    def invoke(self, ctx: click.Context) -> Any:
+    def invoke(self, ctx: click.Context) -> object:
         """Run the command, whose arguments are parsed here."""
         with _one_line_usage():
             return super().invoke(ctx)

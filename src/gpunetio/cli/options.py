@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from .click_types import Decorated, Values
 from .ports import MTU, nic_port, port_options, tcp_port
 from .seconds import Seconds
 
@@ -143,10 +144,10 @@ _TWO_SIDED = (
 )  # fmt: skip
 
 
-def benchmark_options(latency: bool, two_sided: bool) -> Callable[[Any], Any]:
+def benchmark_options(latency: bool, two_sided: bool) -> Callable[[Decorated], Decorated]:
     """Decorate a command with the options of its benchmark."""
 
-    def decorate(command: Any) -> Any:
+    def decorate(command: Decorated) -> Decorated:
         options = _COMMON + (_TWO_SIDED if two_sided else _ONE_SIDED) + (() if latency else _BANDWIDTH)
         for option in reversed(options):
             command = option(command)
@@ -155,7 +156,7 @@ def benchmark_options(latency: bool, two_sided: bool) -> Callable[[Any], Any]:
     return decorate
 
 
-def make_options(benchmark: Benchmark, values: dict[str, Any]) -> Options:
+def make_options(benchmark: Benchmark, values: Values) -> Options:
     """Return `Options` from the values that click parsed."""
     from ..bench.options import ALL_SIZES, INLINE_SIZES, ITERATIONS, Options
     from ..enums import ExecScope, MemType, NicHandler, SendDbrModeExt
@@ -195,7 +196,7 @@ def make_options(benchmark: Benchmark, values: dict[str, Any]) -> Options:
     return options
 
 
-def _check_combination(values: dict[str, Any], benchmark: Benchmark) -> None:
+def _check_combination(values: Values, benchmark: Benchmark) -> None:
     if values["server"] == "":
         raise click.UsageError("--client needs the server's address")
     for what, first, second in (

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from ..enums import QpType
+from .click_types import Values
 from .failures import complain, guarded
 from .ports import nic_port, port_options, tcp_port
 
@@ -53,7 +54,7 @@ def pingpong(host: str | None, **values: Any) -> None:
         raise click.exceptions.Exit(1)
 
 
-def _play(host: str | None, values: dict[str, Any]) -> bool:
+def _play(host: str | None, values: Values) -> bool:
     from ..bench.pingpong import PingPong, PingPongOptions, show_address
 
     qp_type = QpType[values["qp_type"].upper()]

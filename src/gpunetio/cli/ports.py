@@ -4,14 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from ..nic.control.port import WIRES
+from ..errors import InvalidValueError
+from ..nic.control.port import WIRES, check_wire, spell
+from .click_types import Decorated, Values
 
 if TYPE_CHECKING:
     from ..nic.control.port import PortConfig
+
+
+class Wire(click.ParamType):
+    """A wire that leads to other processes."""
+
+    name = "wire"
+    choices: tuple[str, ...] = tuple(spell(name) for name, kind in WIRES.items() if kind.routed or kind.ethernet)
+
+    def get_metavar(self, *_: object, **__: object) -> str:
+        """Return what the help shows. Its arguments depend on click's version."""
+        return f"[{'|'.join(self.choices)}]"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the wire. A usage error if there is none of this kind."""
+        try:
+            check_wire(value)
+        except InvalidValueError as error:
+            self.fail(str(error), param, ctx)
+        if value == "replay":
+            self.fail(f"{value!r} leads to a file: use `gpunetio replay`", param, ctx)
+        return value
+
 
 ADDRESS = click.option(
     "--address", "addresses", metavar="IP", multiple=True,
@@ -19,8 +43,7 @@ ADDRESS = click.option(
 )  # fmt: skip
 _OPTIONS = (
     click.option(
-        "--wire", type=click.Choice([name for name, kind in WIRES.items() if kind.routed]), default="auto",
-        show_default=True,
+        "--wire", type=Wire(), default="auto", show_default=True,
         help="How NICs of different processes are connected.",
     ),
     ADDRESS,
@@ -40,14 +63,14 @@ _OPTIONS = (
 MTU = click.option("--mtu", type=click.IntRange(256), metavar="BYTES", help="MTU.  [default: the wire's largest]")
 
 
-def port_options(command: Any) -> Any:
+def port_options(command: Decorated) -> Decorated:
     """Decorate a command with the options."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
 
 
-def tcp_port(*names: str, default: int = 18515) -> Callable[[Any], Any]:
+def tcp_port(*names: str, default: int = 18515) -> Callable[[Decorated], Decorated]:
     """Return the option for the TCP port where the two ends meet."""
     return click.option(
         *names, "tcp_port", type=click.IntRange(1, 65535), default=default, show_default=True, metavar="PORT",
@@ -55,7 +78,7 @@ def tcp_port(*names: str, default: int = 18515) -> Callable[[Any], Any]:
     )  # fmt: skip
 
 
-def nic_port(values: dict[str, Any]) -> PortConfig | None:
+def nic_port(values: Values) -> PortConfig | None:
     """Return the port configuration to open the device with; None if no option was given."""
     link_layer, capture, faults = values["link_layer"], values["capture"], values["faults"]
     addresses, wire, mtu = values["addresses"], values["wire"], values.get("mtu") or 0

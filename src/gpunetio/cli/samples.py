@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from .click_types import Decorated
 from .failures import guarded
 from .ports import ADDRESS, nic_port, port_options, tcp_port
 from .version import version_option
@@ -24,7 +25,7 @@ _LEVELS = "10=DISABLE, 20=CRITICAL, 30=ERROR, 40=WARNING, 50=INFO, 60=DEBUG, 70=
 _LOOK_SECONDS = 0.1
 
 
-def _level(*names: str, whose: str, default: str | None = None) -> Callable[[Any], Any]:
+def _level(*names: str, whose: str, default: str | None = None) -> Callable[[Decorated], Decorated]:
     """Return an option that takes one of DOCA's log levels."""
     shown = default or "what DOCA_GPUNETIO_LOG says"
     return click.option(
@@ -33,21 +34,21 @@ def _level(*names: str, whose: str, default: str | None = None) -> Callable[[Any
     )  # fmt: skip
 
 
-def _common(command: Any) -> Any:
+def _common(command: Decorated) -> Decorated:
     """Add the options of every sample: two log levels and the version."""
     command = version_option("-v", "--version")(command)
     command = _level("--sdk-log-level", whose="the NIC and the library")(command)
     return _level("-l", "--log-level", whose="the sample itself", default="50")(command)
 
 
-def _device(*names: str) -> Callable[[Any], Any]:
+def _device(*names: str) -> Callable[[Decorated], Decorated]:
     """Return the option that names the NIC."""
     return click.option(
         *names, "device", metavar="NIC", help="The NIC.  [default: the first that no other process uses]"
     )
 
 
-def _gid_index(*names: str) -> Callable[[Any], Any]:
+def _gid_index(*names: str) -> Callable[[Decorated], Decorated]:
     """Return the option that chooses the NIC's address."""
     return click.option(
         *names, type=click.IntRange(0), default=0, show_default=True, help="Index of the NIC's address."

@@ -13,7 +13,7 @@ class Seconds(click.FloatRange):
 
     name = "seconds"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Return the number, or raise a usage error."""
         number = super().convert(value, param, ctx)
         if not math.isfinite(number):

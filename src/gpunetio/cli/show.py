@@ -6,7 +6,7 @@ import functools
 import json
 from collections.abc import Callable
 from ipaddress import IPv6Address
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, SupportsInt
 
 import click
 
@@ -43,7 +43,7 @@ _COLUMNS = {
     ),
     "gid": (("index", "index"), ("gid", "gid"), ("version", "version"), ("mac", "mac")),
 }  # fmt: skip
-WIRE_KINDS = {0: "gone", 1: "memory", 2: "udp"}  # nic/transport/wire_kinds.py
+WIRE_KINDS = {0: "gone", 1: "memory", 2: "udp", 3: "ethernet"}  # nic/transport/wire_kinds.py
 QUEUE_KINDS = {1: "CONNECTED_SEND", 2: "DATAGRAM_SEND"}  # nic/state/work_queue.py
 PSN_MASK = 0xFF_FFFF
 _HEX = {
@@ -209,13 +209,13 @@ def _bytes(field: str, value: bytes) -> str:
     return value.hex()
 
 
-def _unsigned(value: Any) -> int:
+def _unsigned(value: SupportsInt) -> int:
     return int(value) & (1 << 64) - 1
 
 
-def _document(kind: str, nic: Observed, row: np.void) -> dict[str, Any]:
+def _document(kind: str, nic: Observed, row: np.void) -> dict[str, object]:
     """Return what --json prints of an object: all fields, and a queue pair's peer as text."""
-    fields: dict[str, Any] = {name: _meant(kind, name, nic, row) for name in row.dtype.names or ()}
+    fields: dict[str, object] = {name: _meant(kind, name, nic, row) for name in row.dtype.names or ()}
     if "peer_high" in fields:
         fields["peer"] = _peer(row)
     return {"device": nic.name, "pid": nic.pid, **fields}

@@ -6,7 +6,7 @@ import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -117,7 +117,7 @@ def _findings(machine: Machine) -> list[Finding]:
     return list(agrees.ask(machine))
 
 
-def _document(machine: Machine, nodes: tuple[Node, ...], matrix: dict[str, dict[str, str]]) -> dict[str, Any]:
+def _document(machine: Machine, nodes: tuple[Node, ...], matrix: dict[str, dict[str, str]]) -> dict[str, object]:
     from ..doctor.machine import topology
 
     return {

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import click
 
+from .click_types import Decorated
 
-def version_option(*names: str) -> Callable[[Any], Any]:
+
+def version_option(*names: str) -> Callable[[Decorated], Decorated]:
     """Return the option that prints the version, under these names."""
     return click.option(
         *names, is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Print the version."

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
 from pathlib import Path
@@ -77,13 +77,12 @@ def functions() -> tuple[Function, ...]:
     from .. import device
 
     public = {name: getattr(device, name) for name in device.__all__}
-    found = [_function(name, value) for name, value in public.items() if isinstance(value, Dispatcher)]
-    found.append(_function("clock_ns", clock_ns, ops.__name__))
+    found = [_function(name, value.py_func) for name, value in public.items() if isinstance(value, Dispatcher)]
+    found.append(_function("clock_ns", clock_ns.py_func, ops.__name__))
     return tuple(sorted(found, key=lambda one: (one.chapter, one.name)))
 
 
-def _function(name: str, compiled: Any, chapter: str | None = None) -> Function:
-    python = compiled.py_func
+def _function(name: str, python: Callable[..., int], chapter: str | None = None) -> Function:
     parameters = inspect.signature(python).parameters
     defaults = tuple(int(p.default) for p in parameters.values() if p.default is not p.empty)
     return Function(name, chapter or python.__module__, python, tuple(parameters), defaults)
@@ -123,7 +122,7 @@ _COLUMNS = 120
 _GLUE = re.compile("(?<!,) ")
 
 
-def _enum(name: str, prefix: str, values: Any) -> str:
+def _enum(name: str, prefix: str, values: Mapping[str, int]) -> str:
     lines = [f"    GPUNETIO_{prefix}{member} = {int(value)}," for member, value in values.items()]
     return "\n".join([f"enum gpunetio_{name} {{", *lines, "};\n"])
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any
+from typing import Protocol, TypedDict, Unpack
 
 from .machine.devices import Machine
 from .machine.host import Kind, Reading, Trouble
@@ -137,8 +137,32 @@ def says_reboot(cure: str) -> bool:
     return re.search(r"(?<!until the next )\breboot", cure) is not None
 
 
-def _maker(status: Status) -> Callable[..., Finding]:
-    def make(summary: str, *read: Reading | Evidence, **more: Any) -> Finding:
+class Subject(TypedDict, total=False):
+    """Fields of a `Finding` that name a device, or a pair."""
+
+    gpu: str
+    nic: str
+
+
+class Details(Subject, total=False):
+    """Fields of a `Finding` that most findings leave out."""
+
+    cure: str
+    reboot: bool | None
+    needs_root: bool
+    uses: frozenset[Use] | None
+
+
+class Maker(Protocol):
+    """Makes findings of one status."""
+
+    def __call__(self, summary: str, *read: Reading | Evidence, **more: Unpack[Details]) -> Finding:
+        """Return a finding."""
+        ...
+
+
+def _maker(status: Status) -> Maker:
+    def make(summary: str, *read: Reading | Evidence, **more: Unpack[Details]) -> Finding:
         shown = tuple(evidence(one) if isinstance(one, Reading) else one for one in read)
         denied = any(isinstance(one, Reading) and one.trouble is Trouble.DENIED for one in read)
         more.setdefault("needs_root", status is Status.SKIP and denied)
@@ -148,10 +172,10 @@ def _maker(status: Status) -> Callable[..., Finding]:
     return make
 
 
-ok: Callable[..., Finding] = _maker(Status.OK)
-warn: Callable[..., Finding] = _maker(Status.WARN)
-fail: Callable[..., Finding] = _maker(Status.FAIL)
-skip: Callable[..., Finding] = _maker(Status.SKIP)
+ok: Maker = _maker(Status.OK)
+warn: Maker = _maker(Status.WARN)
+fail: Maker = _maker(Status.FAIL)
+skip: Maker = _maker(Status.SKIP)
 
 
 class Readiness(StrEnum):

@@ -16,7 +16,8 @@ CAPTURE = Entry("capture", 128, """
 """)
 
 # Starts as a FRAME does, as pipes require. `time_ns` is the engine's clock. `source` is -1 where only the packet's QP
-# knows to which of our GIDs the packet was sent. `damaged`: its ICRC was wrong.
+# knows to which of our GIDs the packet was sent, and WHOLE_FRAME for an Ethernet frame, which has its headers and its
+# ICRC. `damaged`: the ICRC was wrong.
 CAPTURED = Entry("captured", 64, """
     stride         0  i64
     nbytes         8  i64
@@ -27,6 +28,8 @@ CAPTURED = Entry("captured", 64, """
     time_ns       48  i64
     outgoing      56  i64
 """)
+
+WHOLE_FRAME = -2  # source
 
 capture_at: View = struct_view(CAPTURE)
 captured_at: View = struct_view(CAPTURED)
@@ -43,5 +46,22 @@ def capture(to, packet, nbytes, peer_high, peer_low, source, damaged, time_ns, o
     c.nbytes, c.peer_high, c.peer_low, c.source = nbytes, peer_high, peer_low, source
     c.damaged, c.time_ns, c.outgoing = damaged, time_ns, outgoing
     copy(slot + PACKET, packet, nbytes)
+    commit(to + CAPTURE.end)
+    publish(to + CAPTURE.end)
+
+
+@engine_function
+def capture_frame(to, head, head_bytes, body, body_bytes, time_ns, outgoing):
+    """Copy an Ethernet frame, which is in two pieces, into the pipe behind the CAPTURE at `to`."""
+    nbytes = head_bytes + body_bytes
+    slot = reserve(to + CAPTURE.end, nbytes)
+    if slot == 0:
+        capture_at(to).lost += 1
+        return
+    c = captured_at(slot)
+    c.nbytes, c.peer_high, c.peer_low, c.source = nbytes, 0, 0, WHOLE_FRAME
+    c.damaged, c.time_ns, c.outgoing = 0, time_ns, outgoing
+    copy(slot + PACKET, head, head_bytes)
+    copy(slot + PACKET + head_bytes, body, body_bytes)
     commit(to + CAPTURE.end)
     publish(to + CAPTURE.end)

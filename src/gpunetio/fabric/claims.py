@@ -10,6 +10,7 @@ import re
 import socket
 import time
 import weakref
+from io import FileIO
 from ipaddress import ip_address
 
 from ..errors import TimedOutError
@@ -24,7 +25,7 @@ MAX_PENDING = 64  # connections that wait for an answer at a time
 # state, inode, name. Names may have any bytes, even line feeds; ours are printable.
 _LISTENER = re.compile(rb"\S+: [0-9A-F]{8} [0-9A-F]{8} 00010000 [0-9A-F]{4} [0-9A-F]{2} +\d+ @gpunetio/([!-~]+)")
 
-_sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+_sockets: weakref.WeakSet[socket.socket | FileIO] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
@@ -37,8 +38,8 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def close_after_fork(sock: socket.socket) -> None:
-    """Close the socket in forked children."""
+def close_after_fork(sock: socket.socket | FileIO) -> None:
+    """Close a socket, or a file of frames, in forked children."""
     _sockets.add(sock)
 
 

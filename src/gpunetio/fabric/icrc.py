@@ -15,10 +15,10 @@ from __future__ import annotations
 
 from ..jit.compile import device_function, engine_function
 from ..jit.ops import (
-    CRC32_POLYNOMIAL, be16, be64, clmul, crc32_fold, has_clmul, ld8, st8, st16, st32, st64, x_to_the,
+    CRC32_POLYNOMIAL, be16, be64, clmul, copy, crc32_fold, has_clmul, ld8, st8, st16, st32, st64, x_to_the,
 )  # fmt: skip
 from ..formats.packet import (
-    ICRC_SIZE, IP_PROTOCOL_UDP, IPV4, IPV4_DONT_FRAGMENT, IPV6, ROCE_UDP_PORT, UDP,
+    ICRC_SIZE, IP_PROTOCOL_UDP, IPV4, IPV4_DONT_FRAGMENT, IPV6, MAX_IPV4, ROCE_UDP_PORT, UDP,
 )  # fmt: skip
 
 _MASK32 = (1 << 32) - 1
@@ -81,6 +81,7 @@ def crc32(crc, address, nbytes):
 
 PSEUDO_LRH = 8
 HEADER_ROOM = PSEUDO_LRH + IPV6.size + UDP.size  # bytes of scratch memory
+RECEIVED_ROOM = PSEUDO_LRH + MAX_IPV4 + UDP.size
 _BEHIND_ID = IPV4.size - IPV4.identification - 2 + UDP.size  # bytes of IPv4 and UDP header behind the id
 _ID_IN_HEADER = x_to_the(32 + 8 * _BEHIND_ID)
 
@@ -118,6 +119,28 @@ def header_crc(scratch, version, source_high, source_low, destination_high, dest
     st16(udp + UDP.length, be16(length))
     st16(udp + UDP.checksum, 0xFFFF)
     return crc32(0, scratch, udp + UDP.size - scratch)
+
+
+@engine_function
+def received_crc(scratch, ip, ip_bytes, version):
+    """Return the CRC of what the ICRC covers before a packet that arrived with its headers, `ip_bytes` of IP at `ip`.
+
+    `scratch` has RECEIVED_ROOM bytes that nobody else uses.
+    """
+    st64(scratch, -1)
+    head = scratch + PSEUDO_LRH
+    copy(head, ip, ip_bytes + UDP.size)
+    if version == 4:
+        st8(head + IPV4.tos, 0xFF)
+        st8(head + IPV4.ttl, 0xFF)
+        st16(head + IPV4.checksum, 0xFFFF)
+    else:
+        st8(head, 0x6F)
+        st8(head + 1, 0xFF)
+        st16(head + 2, 0xFFFF)
+        st8(head + IPV6.hop_limit, 0xFF)
+    st16(head + ip_bytes + UDP.checksum, 0xFFFF)
+    return crc32(0, scratch, PSEUDO_LRH + ip_bytes + UDP.size)
 
 
 @device_function

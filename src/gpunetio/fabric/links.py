@@ -49,6 +49,9 @@ class Links:
     after `begin_to_close`: `changed` guards `closing` and calls of `watch`.
     """
 
+    name: str
+    capacity: int
+    medium: str
     changed: threading.Condition
     closing: bool
 

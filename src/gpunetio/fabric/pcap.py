@@ -1,6 +1,7 @@
 """Capture files for Wireshark and tcpdump: the packets that cross a NIC's port, in the pcap format with nanoseconds.
 
-RoCE packets get the headers that they have, or would have, on Ethernet: IPv4 (id 0, no fragments) or IPv6, and UDP.
+Wires that carry Ethernet show whole frames. RoCE packets of other wires get the headers that they have, or would have,
+on Ethernet: IPv4 (id 0, no fragments) or IPv6, and UDP.
 InfiniBand packets already have their headers, and get ICRC and VCRC. They are written as records of Endace's format
 (ERF, whose type 21 is InfiniBand), because Wireshark does not know link type 247.
 
@@ -32,7 +33,8 @@ from ..formats.packet import (
 )  # fmt: skip
 from ..memory import HostMemory
 from ..service import ServiceThread
-from .capture import CAPTURE, CAPTURED
+from .capture import CAPTURE, CAPTURED, WHOLE_FRAME
+from .ip_headers import internet_checksum
 from .frames import PACKET, PIPE_END, consume, next_frame, pipe_end, pipe_size, release
 
 logger: logging.Logger = logging.getLogger("gpunetio.fabric")
@@ -52,11 +54,6 @@ Gid = bytes
 
 
 # --- one packet ----------------------------------------------------------------------------------------------------
-
-
-def _ones_complement(data: bytes) -> int:
-    """Return the Internet checksum of data of even length (RFC 1071): 2^16 is 1 modulo 2^16 - 1."""
-    return 0xFFFF - int.from_bytes(data, "big") % 0xFFFF
 
 
 class RoceFrames:
@@ -79,7 +76,7 @@ class RoceFrames:
         tail = (crc ^ (0xFFFF_FFFF if damaged else 0)).to_bytes(ICRC_SIZE, "little")
         body = packet + tail
         odd = bytes(len(body) & 1)
-        checksum = _ones_complement(pseudo.to_bytes(4, "big") + udp[: UDP.checksum] + body + odd)
+        checksum = internet_checksum(pseudo.to_bytes(4, "big") + udp[: UDP.checksum] + body + odd)
         return link + udp[: UDP.checksum] + (checksum or 0xFFFF).to_bytes(2, "big") + body
 
     def _make(self, source: Gid, destination: Gid, nbytes: int) -> tuple[bytes, bytes, int, int]:
@@ -92,7 +89,7 @@ class RoceFrames:
             plain = struct.pack(
                 ">BBHHHBBH", 0x45, 0, IPV4.size + length, 0, IPV4_DONT_FRAGMENT, _TTL, IP_PROTOCOL_UDP, 0
             )
-            checksum = _ones_complement(plain + ends)
+            checksum = internet_checksum(plain + ends)
             ip = plain[: IPV4.checksum] + checksum.to_bytes(2, "big") + ends
             # As in icrc.py: type of service, time to live and checksum count as ones.
             covered = plain[:1] + b"\xff" + plain[2 : IPV4.ttl] + b"\xff" + plain[IPV4.protocol : IPV4.checksum]
@@ -256,6 +253,8 @@ class Pcap:
         return records
 
     def _frame(self, c: np.void, packet: bytes) -> bytes:
+        if c["source"] == WHOLE_FRAME:
+            return packet
         damaged = bool(c["damaged"])
         peer, source = c["peer_high"].tobytes() + c["peer_low"].tobytes(), int(c["source"])
         if source < 0:

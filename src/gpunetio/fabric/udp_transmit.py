@@ -90,7 +90,7 @@ def _fill(wire, row, frame, slot, header):
     while True:
         if k == 0 or nbytes < size:
             crc = header_crc(w.tx_scratch, s.version, s.gid_high, s.gid_low, high, low, s.port, nbytes)
-        _seal(frame, nbytes, crc, k if s.version == 4 else 0)
+        seal(frame, nbytes, crc, k if s.version == 4 else 0)
         piece = iovec_at(slot + TX_SLOT.iov + IOVEC.size * k)
         piece.base, piece.nbytes = frame + PACKET, nbytes + ICRC_SIZE
         total += nbytes + ICRC_SIZE
@@ -118,7 +118,7 @@ def _fill(wire, row, frame, slot, header):
 
 
 @device_function
-def _seal(frame, nbytes, crc, ip_id):
+def seal(frame, nbytes, crc, ip_id):
     """Append the ICRC to a packet, then do the damage that the fault injector asks for.
 
     `crc` is the header's, for id 0. The frame's `icrc` records for which id this was done, because a frame that could

@@ -1,6 +1,7 @@
 """mlx5 commands: opcodes, statuses and mailboxes, as DEVX carries them.
 
-Every input starts with the opcode, every output with `status` (8 bits) and `syndrome` (32 bits).
+Every input starts with the opcode, every output with `status` (8 bits) and `syndrome` (32 bits). The mailboxes of
+Ethernet queues are in `ethernet`.
 """
 
 from enum import IntEnum, IntFlag
@@ -30,10 +31,49 @@ class Opcode(IntEnum):
     INIT2INIT_QP       = 0x50E
     QUERY_ROCE_ADDRESS = 0x760
     QUERY_HCA_VPORT_CONTEXT = 0x762
+    ALLOC_Q_COUNTER    = 0x771
+    DEALLOC_Q_COUNTER  = 0x772
+    QUERY_Q_COUNTER    = 0x773
+    ALLOC_TRANSPORT_DOMAIN   = 0x816
+    DEALLOC_TRANSPORT_DOMAIN = 0x817
+    CREATE_TIR         = 0x900
+    MODIFY_TIR         = 0x901
+    DESTROY_TIR        = 0x902
+    QUERY_TIR          = 0x903
+    CREATE_SQ          = 0x904
+    MODIFY_SQ          = 0x905
+    DESTROY_SQ         = 0x906
+    QUERY_SQ           = 0x907
+    CREATE_RQ          = 0x908
+    MODIFY_RQ          = 0x909
+    DESTROY_RQ         = 0x90A
+    QUERY_RQ           = 0x90B
     CREATE_RMP         = 0x90C
     MODIFY_RMP         = 0x90D
     DESTROY_RMP        = 0x90E
     QUERY_RMP          = 0x90F
+    CREATE_TIS         = 0x912
+    MODIFY_TIS         = 0x913
+    DESTROY_TIS        = 0x914
+    QUERY_TIS          = 0x915
+    CREATE_RQT         = 0x916
+    MODIFY_RQT         = 0x917
+    DESTROY_RQT        = 0x918
+    QUERY_RQT          = 0x919
+    SET_FLOW_TABLE_ROOT     = 0x92F
+    CREATE_FLOW_TABLE       = 0x930
+    DESTROY_FLOW_TABLE      = 0x931
+    QUERY_FLOW_TABLE        = 0x932
+    CREATE_FLOW_GROUP       = 0x933
+    DESTROY_FLOW_GROUP      = 0x934
+    QUERY_FLOW_GROUP        = 0x935
+    SET_FLOW_TABLE_ENTRY    = 0x936
+    QUERY_FLOW_TABLE_ENTRY  = 0x937
+    DELETE_FLOW_TABLE_ENTRY = 0x938
+    ALLOC_FLOW_COUNTER      = 0x939
+    DEALLOC_FLOW_COUNTER    = 0x93A
+    QUERY_FLOW_COUNTER      = 0x93B
+    MODIFY_FLOW_TABLE       = 0x93C
 
 
 class Status(IntEnum):
@@ -129,8 +169,10 @@ class ScatterToCqe(IntEnum):
 class WqType(IntEnum):
     """wq.wq_type."""
 
-    LINKED_LIST = 0
-    CYCLIC      = 1
+    LINKED_LIST          = 0
+    CYCLIC               = 1
+    LINKED_LIST_STRIDING = 2
+    CYCLIC_STRIDING      = 3
 
 
 class RmpState(IntEnum):
@@ -145,8 +187,10 @@ class CapClass(IntEnum):
     """QUERY_HCA_CAP: op_mod is `class << 1 | 1` for the current values."""
 
     GENERAL   = 0x00
+    ETHERNET_OFFLOADS = 0x01
     ATOMIC    = 0x03
     ROCE      = 0x04
+    FLOW_TABLE = 0x07
     GENERAL_2 = 0x20
 
 

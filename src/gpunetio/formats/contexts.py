@@ -1,6 +1,6 @@
 """mlx5 contexts: the device's view of QPs, CQs and receive memory pools, and its capabilities.
 
-Field names, bit offsets and widths are those of the PRM (mlx5_ifc).
+Field names, bit offsets and widths are those of the PRM (mlx5_ifc). The contexts of Ethernet queues are in `ethernet`.
 """
 
 from .layout import BitStruct
@@ -129,19 +129,30 @@ WQ = BitStruct("wq", 192, """
     wq_signature                0x004      1
     end_padding_mode            0x005      2
     cd_slave                    0x007      1
+    hds_skip_first_sge          0x020      1
+    log2_hds_buf_size           0x021      3
     page_offset                 0x02b      5
     lwm                         0x030     16
     pd                          0x048     24
     uar_page                    0x068     24
     dbr_addr                    0x080     64
+    hw_counter                  0x0c0     32
+    sw_counter                  0x0e0     32
     log_wq_stride               0x10c      4
     log_wq_pg_sz                0x113      5
     log_wq_sz                   0x11b      5
     dbr_umem_valid              0x120      1
     wq_umem_valid               0x121      1
+    log_hairpin_num_packets     0x123      5
+    log_hairpin_data_sz         0x12b      5
+    log_wqe_num_of_strides      0x134      4
+    two_byte_shift_en           0x138      1
+    log_wqe_stride_size         0x13d      3
     dbr_umem_id                 0x140     32
     wq_umem_id                  0x160     32
     wq_umem_offset              0x180     64
+    headers_mkey                0x1c0     32
+    shampo_enable               0x1e0      1
 """)
 
 RMPC = BitStruct("rmpc", 240, """
@@ -152,6 +163,7 @@ RMPC = BitStruct("rmpc", 240, """
 
 CMD_HCA_CAP = BitStruct("cmd_hca_cap", 256, """
     hca_cap_2                   0x020      1
+    log_dma_mmo_max_size        0x06b      5
     log_max_srq_sz              0x080      8
     log_max_qp_sz               0x088      8
     log_max_qp                  0x09b      5
@@ -161,16 +173,25 @@ CMD_HCA_CAP = BitStruct("cmd_hca_cap", 256, """
     log_max_mkey                0x0ea      6
     log_max_eq                  0x0fc      4
     log_max_mrw_sz              0x109      7
+    qpc_extension               0x122      1
     log_max_ra_req_qp           0x14a      6
     rts2rts_qp_udp_sport        0x151      1
+    dma_mmo_sq                  0x153      1
     log_max_ra_res_qp           0x15a      6
     rts2rts_qp_dscp             0x16a      1
     gid_table_size              0x170     16
+    vport_counters              0x181      1
+    rq_delay_drop               0x185      1
+    nic_flow_table              0x1a6      1
+    eswitch_manager             0x1a7      1
     port_type                   0x1b6      2
     num_ports                   0x1b8      8
     log_max_msg                 0x1c3      5
     cqe_version                 0x1fc      4
+    striding_rq                 0x201      1
     sctr_data_cqe               0x215      1
+    qos                         0x21b      1
+    eth_net_offloads            0x21c      1
     roce                        0x21d      1
     atomic                      0x21e      1
     cq_oi                       0x220      1
@@ -181,13 +202,54 @@ CMD_HCA_CAP = BitStruct("cmd_hca_cap", 256, """
     rc                          0x23f      1
     max_wqe_sz_sq               0x290     16
     max_wqe_sz_rq               0x2b0     16
+    flow_counter_bulk_alloc     0x310      8
+    log_max_transport_domain    0x323      5
     log_max_pd                  0x32b      5
+    log_max_flow_counter_bulk   0x348      8
+    log_max_rq                  0x363      5
+    log_max_sq                  0x36b      5
+    log_max_tir                 0x373      5
+    log_max_tis                 0x37b      5
     basic_cyclic_rcv_wqe        0x380      1
     log_max_rmp                 0x383      5
+    log_max_rqt                 0x38b      5
+    log_max_rqt_size            0x393      5
+    log_max_tis_per_sq          0x39b      5
+    ext_stride_num_range        0x3a0      1
+    log_max_stride_sz_rq        0x3a3      5
+    log_min_stride_sz_rq        0x3ab      5
+    log_max_stride_sz_sq        0x3b3      5
+    log_min_stride_sz_sq        0x3bb      5
+    log_max_wq_sz               0x3db      5
+    sq_ts_format                0x440      2
+    rq_ts_format                0x442      2
     max_num_eqs                 0x470     16
     device_frequency_mhz        0x4c0     32
     device_frequency_khz        0x4e0     32
     log_max_atomic_size_qp      0x580      8
+    cqe_compression             0x5bf      1
+    wait_on_data                0x68b      1
+    wait_on_time                0x68c      1
+    uctx_cap                    0x6a0     32
+    dma_mmo_qp                  0x748      1
+""")
+
+ETHERNET_OFFLOAD_CAPS = BitStruct("per_protocol_networking_offload_caps", 256, """
+    csum_cap                    0x000      1
+    vlan_cap                    0x001      1
+    lro_cap                     0x002      1
+    wqe_vlan_insert             0x007      1
+    self_lb_en_modifiable       0x008      1
+    max_lso_cap                 0x00b      5
+    multi_pkt_send_wqe          0x010      2
+    wqe_inline_mode             0x012      2
+    rss_ind_tbl_cap             0x014      4
+    scatter_fcs                 0x019      1
+    enhanced_multi_pkt_send_wqe 0x01a      1
+    swp                         0x020      1
+    swp_csum                    0x021      1
+    cqe_checksum_full           0x023      1
+    lro_min_mss_size            0x050     16
 """)
 
 ATOMIC_CAPS = BitStruct("atomic_caps", 256, """

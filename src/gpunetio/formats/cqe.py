@@ -3,7 +3,7 @@
 A 128-byte CQE is 64 bytes for payload, followed by a 64-byte CQE.
 """
 
-from enum import IntEnum
+from enum import IntEnum, IntFlag
 
 from .layout import Entry
 
@@ -63,9 +63,78 @@ class Syndrome(IntEnum):
     REMOTE_ABORTED        = 0x22
 
 
+class RxChecksum(IntFlag):
+    """cqe64.hds_ip_ext of an Ethernet packet: what the device has found to be right."""
+
+    L2_OK = 1
+    L3_OK = 2
+    L4_OK = 4
+
+
+class RxHeaders(IntFlag):
+    """cqe64.l4_hdr_type_etc of an Ethernet packet, beside the two header types."""
+
+    VLAN_STRIPPED = 1 << 0
+    IP_OPTIONS    = 1 << 1
+    FRAGMENT      = 1 << 7
+
+
+class RxL3Type(IntEnum):
+    """cqe64.l4_hdr_type_etc >> RX_L3_SHIFT & RX_L3_MASK."""
+
+    NONE = 0
+    IPV6 = 1
+    IPV4 = 2
+
+
+class RxL4Type(IntEnum):
+    """cqe64.l4_hdr_type_etc >> RX_L4_SHIFT & RX_L4_MASK."""
+
+    NONE         = 0
+    TCP          = 1
+    UDP          = 2
+    TCP_PURE_ACK = 3
+    TCP_ACK_DATA = 4
+
+
+class RxHashIp(IntEnum):
+    """cqe64.rss_hash_type >> RX_HASH_IP_SHIFT & RX_HASH_MASK: the addresses that were hashed."""
+
+    NONE = 0
+    IPV4 = 1
+    IPV6 = 2
+
+
+class RxHashL4(IntEnum):
+    """cqe64.rss_hash_type >> RX_HASH_L4_SHIFT & RX_HASH_MASK: the ports that were hashed."""
+
+    NONE      = 0
+    TCP       = 1
+    UDP       = 2
+    IPSEC_SPI = 3
+
+
+RX_L3_SHIFT, RX_L3_MASK, RX_L4_SHIFT, RX_L4_MASK = 2, 3, 4, 7
+RX_HASH_IP_SHIFT, RX_HASH_L4_SHIFT, RX_HASH_MASK = 2, 6, 3
+FLOW_TAG_MASK = 0xFF_FFFF  # of sop_drop_qpn, in the CQE of an Ethernet packet
+STRIDES_SHIFT, STRIDES_MASK, FILLER = 16, 0x7FFF, 1 << 31  # of byte_cnt, in a striding queue; below is the length
+STRIDING_LENGTH_MASK = 0xFFFF
+LRO_SEGMENTS_SHIFT = 24  # of srqn_uidx
+
+# For an Ethernet packet, imm_inval_pkey is the metadata that a flow rule has set, sop_drop_qpn has the flow tag, and in
+# a striding queue wqe_id is the index of the WQE and wqe_counter that of the packet's first stride. The fields before
+# offset 24 are only those of Ethernet packets, but for wqe_id, ml_path and slid.
 CQE64 = Entry("cqe64", 64, """
+    tunneled            0  u8
     wqe_id              2  be16
+    lro_flags           4  u8
+    lro_min_ttl         5  u8
+    lro_tcp_win         6  be16
+    lro_ack_seq         8  be32
+    rss_hash_result    12  be32
+    rss_hash_type      16  u8
     ml_path            17  u8
+    check_sum          20  be16
     slid               22  be16
     flags_rqpn         24  be32
     hds_ip_ext         28  u8

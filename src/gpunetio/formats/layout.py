@@ -54,6 +54,7 @@ class BitStruct:
             for name, field in self.fields.items()
             if field.struct is None and field.width != VARIABLE and field.width <= 64
         }
+        self._places = [(name, self._ints.get(name)) for name in self.fields]
 
     def __repr__(self) -> str:
         return f"BitStruct({self.name}, {self.size} bytes, {len(self.fields)} fields)"
@@ -84,9 +85,9 @@ class BitStruct:
     def unpack(self, buf: bytes | bytearray | memoryview, base: int = 0) -> Fields:
         """Return every field of the structure that starts at byte `base` of `buf`."""
         number, values = int.from_bytes, {}
-        for name in self.fields:
-            if name in self._ints:
-                first, end, shift, mask = self._ints[name]
+        for name, place in self._places:
+            if place:
+                first, end, shift, mask = place
                 values[name] = (number(buf[base + first : base + end], "big") >> shift) & mask
             else:
                 values[name] = self.get(buf, name, base)

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from . import commands
+from . import commands, ethernet, flow
 from .commands import OUT, Opcode
 from .layout import BitStruct
 
-_NUMBER = 0x48, 24  # bit offset and width of the object's number, where a mailbox has one (PRM, "Command Reference")
+_MODULES = commands, ethernet, flow  # that declare mailboxes
+_NUMBERS = {  # fields that name a command's object (PRM, "Command Reference")
+    "cqn", "qpn", "rmpn", "transport_domain", "tisn", "tirn", "rqtn", "sqn", "rqn", "counter_set_id", "table_id",
+    "group_id", "flow_index", "flow_counter_id",
+}  # fmt: skip
+_CREATE = "CREATE_", "ALLOC_"
 
 
 class Mailboxes(NamedTuple):
@@ -18,12 +23,25 @@ class Mailboxes(NamedTuple):
     answer: BitStruct
 
     @property
-    def number(self) -> str | None:
-        """Return the field with the object's number: in the output if the command creates it, else in the input."""
-        named = (f.name for struct in self for f in struct.fields.values() if (f.offset, f.width) == _NUMBER)
-        return next(named, None)
+    def numbers(self) -> tuple[str, ...]:
+        """Return the fields that name the object: its number and, inside a flow table, the table's as well."""
+        return tuple(name for struct in self for name in struct.fields if name in _NUMBERS)
+
+    def named(self, request: bytes, answer: bytes = b"") -> dict[str, int]:
+        """Return what names the object: from the answer what the command has given it, the rest from the request."""
+        boxes = (self.request, request), (self.answer, answer)
+        return {name: struct.get(box, name) for struct, box in boxes for name in struct.fields if name in _NUMBERS}
 
 
 def mailboxes(opcode: Opcode) -> Mailboxes:
-    """Return the mailboxes of a command, which `commands` declares under the command's name."""
-    return Mailboxes(getattr(commands, f"{opcode.name}_IN"), getattr(commands, f"{opcode.name}_OUT", OUT))
+    """Return the mailboxes of a command, which a module of this package declares under the command's name."""
+    request = next(found for module in _MODULES if (found := getattr(module, f"{opcode.name}_IN", None)))
+    answers = (getattr(module, f"{opcode.name}_OUT", None) for module in _MODULES)
+    return Mailboxes(request, next(filter(None, answers), OUT))
+
+
+def created_by(command: str) -> str | None:
+    """Return the kind of object that a command makes, such as "CQ" for "CREATE_CQ". None if it makes none."""
+    if command == Opcode.SET_FLOW_TABLE_ENTRY.name:
+        return "FLOW_TABLE_ENTRY"
+    return next((command.removeprefix(prefix) for prefix in _CREATE if command.startswith(prefix)), None)

@@ -150,7 +150,29 @@ ETHERNET = Entry("ethernet", 14, """
     source          6  raw[6]
     ether_type     12  be16
 """)
-ETHER_TYPE_IPV4, ETHER_TYPE_IPV6 = 0x0800, 0x86DD
+ETHER_TYPE_IPV4, ETHER_TYPE_ARP, ETHER_TYPE_IPV6 = 0x0800, 0x0806, 0x86DD
+ETHER_TYPE_VLAN, ETHER_TYPE_SERVICE_VLAN = 0x8100, 0x88A8  # IEEE 802.1Q: a tag follows
+
+VLAN_TAG = Entry("vlan_tag", 4, """
+    control     0  be16
+    ether_type  2  be16
+""")
+
+GROUP_MAC = 1  # in the first byte of a MAC: multicast or broadcast
+
+# RFC 826, for Ethernet and IPv4
+ARP = Entry("arp", 28, """
+    hardware          0  be16
+    protocol          2  be16
+    hardware_length   4  u8
+    protocol_length   5  u8
+    operation         6  be16
+    sender_mac        8  raw[6]
+    sender_ip        14  raw[4]
+    target_mac       18  raw[6]
+    target_ip        24  raw[4]
+""")
+ARP_ETHERNET, ARP_REQUEST, ARP_REPLY = 1, 1, 2
 
 # RFC 791
 IPV4 = Entry("ipv4", 20, """
@@ -165,7 +187,12 @@ IPV4 = Entry("ipv4", 20, """
     source         12  raw[4]
     destination    16  raw[4]
 """)
-IPV4_DONT_FRAGMENT, IP_PROTOCOL_UDP = 0x4000, 17
+IPV4_DONT_FRAGMENT, IPV4_FRAGMENT_MASK = 0x4000, 0x3FFF  # the latter: more fragments follow, or this is not the first
+MAX_IPV4 = 60  # bytes of a header with all options
+IP_PROTOCOL_TCP, IP_PROTOCOL_UDP, IP_PROTOCOL_ICMPV6 = 6, 17, 58
+# Of extension headers of IPv6 (RFC 8200 4, RFC 4302).
+IP_PROTOCOL_HOP_BY_HOP, IP_PROTOCOL_ROUTING, IP_PROTOCOL_FRAGMENT = 0, 43, 44
+IP_PROTOCOL_AUTHENTICATION, IP_PROTOCOL_DESTINATION_OPTIONS = 51, 60
 
 # RFC 8200
 IPV6 = Entry("ipv6", 40, """
@@ -177,6 +204,32 @@ IPV6 = Entry("ipv6", 40, """
     destination         24  raw[16]
 """)
 
+# RFC 8200 4: most extension headers begin so. Their length does not count the first 8 bytes.
+IPV6_EXTENSION = Entry("ipv6_extension", 8, """
+    next_header  0  u8
+    length       1  u8
+""")
+
+IPV6_FRAGMENT = Entry("ipv6_fragment", 8, """
+    next_header      0  u8
+    offset_flags     2  be16
+    identification   4  be32
+""")
+IPV6_FRAGMENT_MASK = 0xFFF9  # more fragments follow, or this is not the first
+
+# RFC 9293 3.1
+TCP = Entry("tcp", 20, """
+    source_port        0  be16
+    destination_port   2  be16
+    sequence           4  be32
+    acknowledgement    8  be32
+    offset_flags      12  be16
+    window            14  be16
+    checksum          16  be16
+    urgent            18  be16
+""")
+TCP_OFFSET_SHIFT, TCP_FLAGS_MASK, TCP_ACK = 12, 0x1FF, 0x10  # of offset_flags; the offset counts words of 4 bytes
+
 # RFC 768
 UDP = Entry("udp", 8, """
     source_port       0  be16
@@ -184,3 +237,16 @@ UDP = Entry("udp", 8, """
     length            4  be16
     checksum          6  be16
 """)
+
+# Neighbour solicitation and advertisement, RFC 4861 4.3 and 4.4. Options follow: type, length in 8 bytes, value.
+NEIGHBOUR = Entry("neighbour", 24, """
+    type              0  u8
+    code              1  u8
+    checksum          2  be16
+    flags             4  be32
+    target            8  raw[16]
+""")
+NEIGHBOUR_SOLICITATION, NEIGHBOUR_ADVERTISEMENT = 135, 136
+NEIGHBOUR_SOLICITED, NEIGHBOUR_OVERRIDE = 1 << 30, 1 << 29  # flags of an advertisement
+NEIGHBOUR_HOP_LIMIT = 255  # a router has not passed it on
+SOURCE_LINK_ADDRESS, TARGET_LINK_ADDRESS = 1, 2  # options

@@ -17,6 +17,8 @@ MAX_TRANSFER = 1 << MAX_TRANSFER_SHIFT  # most bytes that one WQE transfers
 INVALID_LKEY = 0x100  # ends the scatter list of a receive WQE
 DS_MASK = 0x3F  # of the control segment's second dword: the WQE's length in segments
 OPMOD_SHIFT = 24  # of its first dword
+MIN_STRIDE_LOG, MIN_STRIDES_LOG = 6, 9  # log_wqe_stride_size and log_wqe_num_of_strides count from these logarithms
+STRIDING_WQE = 32  # bytes of a receive WQE of a striding queue: a next segment and one data segment
 MMO_DMA = 1  # opmod of an MMO that copies memory
 EXTENDED_ATOMIC_4, EXTENDED_ATOMIC_8 = 0x08, 0x09  # opmod of a masked atomic: log2 of its bytes - 2, and bit 3
 
@@ -37,6 +39,7 @@ class WqeOpcode(IntEnum):
     ATOMIC_FA        = 0x12
     ATOMIC_MASKED_CS = 0x14
     ATOMIC_MASKED_FA = 0x15
+    SEND_EN          = 0x17
     FMR              = 0x19
     LOCAL_INVAL      = 0x1B
     CONFIG_CMD       = 0x1F
@@ -44,8 +47,47 @@ class WqeOpcode(IntEnum):
     DUMP             = 0x23
     UMR              = 0x25
     TAG_MATCHING     = 0x28
+    ENHANCED_MPSW    = 0x29
     FLOW_TBL_ACCESS  = 0x2C
     MMO              = 0x2F
+
+
+class WaitMode(IntEnum):
+    """opmod of a WAIT: for what it waits."""
+
+    CQ_PI = 0
+    DATA  = 1
+    TIME  = 2
+
+
+class WaitOperation(IntFlag):
+    """wait_value_seg.operation: the condition under which a WAIT for data or time ends, or with INVERT, does not."""
+
+    ALWAYS_TRUE    = 0
+    EQUAL          = 1
+    BIGGER         = 2
+    SMALLER        = 3
+    CYCLIC_BIGGER  = 4
+    CYCLIC_SMALLER = 5
+    INVERT         = 1 << 4
+
+
+class EthChecksum(IntFlag):
+    """eth_seg.cs_flags: the checksums that the device computes."""
+
+    L3_INNER = 1 << 4
+    L4_INNER = 1 << 5
+    L3       = 1 << 6
+    L4       = 1 << 7
+
+
+class EthSoftwareParser(IntFlag):
+    """eth_seg.swp_flags: what lies at the offsets before it."""
+
+    INNER_L3_IPV6 = 0x01
+    INNER_L4_UDP  = 0x02
+    OUTER_L3_IPV6 = 0x10
+    OUTER_L4_UDP  = 0x20
 
 
 class CompletionMode(IntEnum):
@@ -160,6 +202,38 @@ WAIT_SEG = Entry("wait_seg", 16, """
     max_index          8  be32
     qpn_cqn           12  be32
 """)
+
+# A WAIT for a word in memory, or for a time, has this segment of 32 bytes.
+WAIT_VALUE_SEG = Entry("wait_value_seg", 32, """
+    operation          0  be32
+    lkey               4  be32
+    va_high            8  be32
+    va_low            12  be32
+    value             16  be64
+    mask              24  be64
+""")
+
+# Behind the control segment of a packet. The offsets are of the software parser, in units of 2 bytes. Inline headers
+# begin in `inline_hdr_start` and continue behind the segment, up to a multiple of 16 bytes.
+ETH_SEG = Entry("eth_seg", 16, """
+    swp_outer_l4_offset  0  u8
+    swp_outer_l3_offset  1  u8
+    swp_inner_l4_offset  2  u8
+    swp_inner_l3_offset  3  u8
+    cs_flags             4  u8
+    swp_flags            5  u8
+    mss                  6  be16
+    flow_table_metadata  8  be32
+    inline_hdr_sz       12  be16
+    inline_hdr_start    14  raw[2]
+""")
+
+# The end of the same segment, in a WQE without inline headers whose packet gets a VLAN tag.
+ETH_VLAN = Entry("eth_vlan", 16, """
+    insert              12  be16
+    tci                 14  be16
+""")
+ETH_INSERT_VLAN, ETH_INSERT_SVLAN = 1 << 15, 1  # of `insert`
 
 # DMA between local memories. The opaque buffer is the device's own.
 MMO_SEG = Entry("mmo_seg", 16, """

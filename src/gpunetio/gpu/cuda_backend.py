@@ -7,6 +7,7 @@ import threading
 import time
 import weakref
 from contextlib import ExitStack
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -66,7 +67,7 @@ class _PinnedPages:
         self._users: dict[int, int] = {}  # page → how many
         self._lock = threading.Lock()
 
-    def add(self, rt: Any, address: int, nbytes: int, io: bool) -> None:
+    def add(self, rt: ModuleType, address: int, nbytes: int, io: bool) -> None:
         """Register the pages of a range, or count another user. `io`: they may be a device's registers."""
         pages: list[int] = []
         with self._lock:
@@ -81,13 +82,13 @@ class _PinnedPages:
                     self._leave(rt, page)
                 raise
 
-    def remove(self, rt: Any, address: int, nbytes: int) -> None:
+    def remove(self, rt: ModuleType, address: int, nbytes: int) -> None:
         with self._lock:
             for page in _span(address, nbytes):
                 if page in self._users:
                     self._leave(rt, page)
 
-    def _leave(self, rt: Any, page: int) -> None:
+    def _leave(self, rt: ModuleType, page: int) -> None:
         self._users[page] -= 1
         if self._users[page] == 0:
             del self._users[page]
@@ -101,7 +102,7 @@ def _span(address: int, nbytes: int) -> range:
     return range(address & -PAGE, address + nbytes, PAGE)
 
 
-def _register(rt: Any, page: int, io: bool) -> bool:
+def _register(rt: ModuleType, page: int, io: bool) -> bool:
     """Register a page. Return False if other code has registered the page or allocated it as pinned memory.
 
     cudaHostRegister answers "invalid value" for memory of cudaHostAlloc, so this function asks for the type first.

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from ..formats.doorbell import PI_MASK
 from ..jit.code import Launch
 from ..verbs import CQ, QP, SRQ, Handle, QpEndpoint
 from ..verbs.devx.ring import doorbells
+from ..verbs.qp import ConnectOptions
 from .completions import Completions, FailedWqe
 from .device import GpuDevice
 from .handlers import check, check_record, choose, mode_of, structure_kind
@@ -169,7 +170,7 @@ class ExportedQp(Handle):
         """Return the kind of memory that holds the queue pair's rings, and how the device was told of it."""
         return self.qp.ring.lies_in
 
-    def connect(self, remote: ExportedQp | QP | QpEndpoint, **options: Any) -> None:
+    def connect(self, remote: ExportedQp | QP | QpEndpoint, **options: Unpack[ConnectOptions]) -> None:
         """Connect the exported QP (`QP.connect`)."""
         self.qp.connect(remote.qp if isinstance(remote, ExportedQp) else remote, **options)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TypedDict
 
 from ..enums import CqOverrun, MemRegType, NicHandler, QpSendDbrMode, SendDbrModeExt, UarAllocationType
 from ..errors import InvalidValueError, NotSupportedError
@@ -18,6 +18,21 @@ _KINDS = UarAllocationType
 _NON_CACHED = _KINDS.NONCACHE_DEDICATED, _KINDS.NONCACHE  # the second if the device has no more of the first
 _QUEUE = (NicHandler.AUTO, NicHandler.CPU_PROXY, NicHandler.GPU_SM_DB, NicHandler.GPU_SM_BF)
 _GROUP = (NicHandler.AUTO, NicHandler.CPU_PROXY, NicHandler.GPU_SM_DB)
+
+
+class QpOptions(TypedDict, total=False):
+    """The options of `Gpu.create_qp`."""
+
+    depth: int
+    receives: int
+    cq_collapsed: bool
+    cqe_inline: bool
+    send_dbr_mode: SendDbrModeExt | QpSendDbrMode
+    nic_handler: NicHandler
+    queue_memory: str | None
+    mem_reg_type: MemRegType
+    proxy_service: bool
+    timeout: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +110,7 @@ def _resolve(ctx: Context, options: ExportOptions, possible: tuple[NicHandler, .
 
 
 def _create(
-    gpu: Exporter, pd: PD, queue: QueueOptions, options: ExportOptions, uar: UAR, **attributes: Any
+    gpu: Exporter, pd: PD, queue: QueueOptions, options: ExportOptions, uar: UAR, core_direct_master: bool = False
 ) -> ExportedQp:  # fmt: skip
     """Create and export a queue pair with at least `depth` slots and one CQ per side; the export owns them."""
     depth, device = whole("depth", queue.depth), pd.ctx.query_device()
@@ -134,7 +149,7 @@ def _create(
             send_dbr_mode=QpSendDbrMode.NO_DBR_EXT if mode == SendDbrModeExt.NO_DBR_HW else QpSendDbrMode.DBR_VALID,
             emulate_no_dbr_ext=mode == SendDbrModeExt.NO_DBR_SW_EMULATED,
             cqe_inline=queue.cqe_inline,
-            **attributes,
+            core_direct_master=core_direct_master,
             **rings.qp("the queue pair", sizes.rq_bytes + sizes.sq_bytes, record_in_host),
         )
         undo.callback(qp.close_with_owner)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
 
-from .compile import engine_function
+from .compile import DeviceFunction, engine_function
 
 
-def by_kind(functions: Mapping[int, Any]) -> Callable[[Callable[..., object]], Any]:
+def by_kind(
+    functions: Mapping[int, DeviceFunction | None],
+) -> Callable[[Callable[..., object]], DeviceFunction]:
     """Make a compiled function that calls `functions[kind]`. It takes the place of the decorated one.
 
     The decorated function has no body. Its first parameter is `kind`, and the rest are the arguments of all functions.
@@ -17,7 +18,7 @@ def by_kind(functions: Mapping[int, Any]) -> Callable[[Callable[..., object]], A
     inline them; Numba has no table of functions that CUDA could call, too.
     """
 
-    def decorate(stub: Callable[..., object]) -> Any:
+    def decorate(stub: Callable[..., object]) -> DeviceFunction:
         name, (kind, *arguments) = stub.__name__, inspect.signature(stub).parameters
         listed = {int(number): function for number, function in functions.items() if function is not None}
         lines = [f"def {name}({', '.join((kind, *arguments))}):"]

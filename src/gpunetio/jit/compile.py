@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from numba import njit, types
 from numba.core import event
@@ -35,7 +35,25 @@ def need_integers(function: str, names: Sequence[str], found: Sequence[types.Typ
             raise InvalidValueError(f"{function}() takes integers only, and {name} is {what}: {cure}")
 
 
-def device_function(fn: Callable[..., object]) -> Any:
+class DeviceFunction(Protocol):
+    """A compiled function. It takes integers and structures, and returns one of these, a tuple of them, or nothing.
+
+    `py_func` is the same function in Python, and `stamp` says what it was compiled from.
+    """
+
+    py_func: Callable[..., Any]
+    stamp: str
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:  # Numba infers the types
+        """Call it: from compiled code, or from Python on the host."""
+        ...
+
+    def compile(self, signature: tuple[types.Type, ...]) -> object:
+        """Compile it for arguments of these types."""
+        ...
+
+
+def device_function(fn: Callable[..., object]) -> DeviceFunction:
     """Make `fn` callable from kernels and from the software NIC, on CPU and GPU (`__device__ __forceinline__`).
 
     Arguments and results are int64. Mode arguments with defaults fold away when they are constants.
@@ -43,7 +61,7 @@ def device_function(fn: Callable[..., object]) -> Any:
     return _compiled(fn, forceinline=True)
 
 
-def engine_function(fn: Callable[..., object]) -> Any:
+def engine_function(fn: Callable[..., object]) -> DeviceFunction:
     """Compile like `device_function`, for big functions with several callers, which are not inlined into each.
 
     On the host, LLVM decides. On CUDA the function is called, whatever its size (`cuda_functions.py`).
@@ -51,7 +69,7 @@ def engine_function(fn: Callable[..., object]) -> Any:
     return _compiled(fn, forceinline=False)
 
 
-def _compiled(fn: Callable[..., object], forceinline: bool) -> Any:
+def _compiled(fn: Callable[..., object], forceinline: bool) -> DeviceFunction:
     # Functions from a prompt or from `exec` have no file, so there is no place for their cache.
     file = Path(inspect.getfile(fn))
     cacheable = file.is_file()

@@ -9,6 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 from ..errors import DriverError, NotSupportedError
@@ -35,7 +36,7 @@ def set_up_cuda() -> None:
 
 
 @functools.cache
-def cuda_runtime() -> Any:
+def cuda_runtime() -> ModuleType:
     """Return CUDA's runtime. NotSupportedError if its bindings are not installed."""
     set_up_cuda()
     try:

@@ -15,7 +15,7 @@ from numba.core.typing.templates import AttributeTemplate, builtin_registry
 
 import gpunetio.enums as enums  # `from .. import enums` would put the whole package into stamps (compile.py)
 
-from ..formats import commands, cqe, events, packet, wqe
+from ..formats import commands, cqe, ethernet, events, packet, wqe
 
 E = TypeVar("E", bound=EnumMeta)
 
@@ -45,5 +45,5 @@ def _constants_of(module: ModuleType) -> None:
             constants(value)
 
 
-for _module in (enums, commands, cqe, events, packet, wqe):
+for _module in (enums, commands, cqe, ethernet, events, packet, wqe):
     _constants_of(_module)

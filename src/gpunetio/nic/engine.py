@@ -32,7 +32,7 @@ from .dma.streams import at_work
 from .state.cq import CHANNEL, channel_at
 from .state.worker import WORKER, worker_at
 from .state.qp import QP_ROW
-from .state.tables import Table
+from .state.tables import Row, Table
 from .state.wire import WIRE, wire_at
 from .state.work_queue import entry, work_queue_at
 from .work_queues import waits
@@ -283,7 +283,7 @@ class Worker:
         with self._kick_lock:
             self.record["busy"] = max(0, int(self.record["busy"]) + change)  # kernels from before it opened may end
 
-    def begin(self, op: int, row: int, prepared: np.ndarray | None, state: int) -> None:
+    def begin(self, op: int, row: int, prepared: Row | None, state: int) -> None:
         """Post a command. The one before must have been executed."""
         data = b"" if prepared is None else prepared.tobytes()
         self._staging.array[: len(data)] = np.frombuffer(data, np.uint8)
@@ -395,7 +395,7 @@ class ThreadEngine(Engine):
                 worker.kick()
 
     def post(
-        self, op: int, row: int, prepared: np.ndarray | None = None, state: int = 0, timeout: float = 10.0,
+        self, op: int, row: int, prepared: Row | None = None, state: int = 0, timeout: float = 10.0,
         worker: int = 0,
     ) -> None:  # fmt: skip
         to = self._workers[worker]
@@ -405,11 +405,11 @@ class ThreadEngine(Engine):
             to.begin(op, row, prepared, state)
             to.wait(end, timeout)
             if int(to.record["command_result"]) == WRONG_STATE:
-                raise BadStateError("the QP has changed its state meanwhile: it is in ERR")
+                raise BadStateError("the queue has changed its state meanwhile: it is in ERR")
             if int(to.record["command_result"]) == TOO_FULL:
                 raise FullError("the queue holds more entries than the old ring or the new ring has room for")
 
-    def post_alone(self, *commands: tuple[int, int, np.ndarray], timeout: float = 10.0) -> None:
+    def post_alone(self, *commands: tuple[int, int, Row], timeout: float = 10.0) -> None:
         with self._lock:
             first, *others = self._workers
             held = [worker for worker in others if worker.has_queues]  # the rest look at no table

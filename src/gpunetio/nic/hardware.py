@@ -10,6 +10,7 @@ import numpy as np
 
 from . import step
 from .control.port import Port
+from .state.tables import Row
 
 
 class Engine(ABC):
@@ -36,7 +37,7 @@ class Engine(ABC):
 
     @abstractmethod
     def post(
-        self, op: int, row: int, prepared: np.ndarray | None = None, state: int = 0, timeout: float = 10.0,
+        self, op: int, row: int, prepared: Row | None = None, state: int = 0, timeout: float = 10.0,
         worker: int = 0,
     ) -> None:  # fmt: skip
         """Have a worker, which must be the one that serves the row, execute `op` (step.py) on `row` between two WQEs.
@@ -47,7 +48,7 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    def post_alone(self, *commands: tuple[int, int, np.ndarray], timeout: float = 10.0) -> None:
+    def post_alone(self, *commands: tuple[int, int, Row], timeout: float = 10.0) -> None:
         """Have the first worker execute commands (op, row, prepared) while no other worker looks at any table.
 
         For what several workers read, and for what goes from one worker to another. Errors as for `post`.

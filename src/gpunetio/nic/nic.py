@@ -33,7 +33,7 @@ from .control.hca import guid_of
 from .control.links import MAX_WIRES, Links
 from .control.objects import QueueObjects
 from .control.paths import Destination
-from .control.port import WIRES, IPAddress, Port, PortConfig
+from .control.port import IPAddress, Port, PortConfig
 from .control.qp import MAX_QP
 from .dma.device_memory import DeviceMemory
 from .dma.grants import Grants
@@ -44,6 +44,7 @@ from .observe.reasons import EXPLAIN
 from .observe.reports import Report, ReportService
 from .observe.starved import Starved
 from .queues.channels import EventChannel
+from .state.flow import PACKET
 from .state.message import MESSAGE
 from .state.counters import COUNTERS, Counters
 from .state.nic import NIC
@@ -60,7 +61,7 @@ BUDGET = 256  # WQEs of one QP before the next QP's turn
 SYNDROMES = 256
 _WORKER_BYTES = (
     WORKER.size + COUNTERS.size + (WORK_QUEUE.size + 8) * MAX_QP + 8 * (MAX_WIRES + MAX_CHANNELS) + MESSAGE.size
-    + round_up(HEADER_ROOM, LINE)
+    + round_up(HEADER_ROOM, LINE) + PACKET.size
 )  # fmt: skip
 
 
@@ -81,8 +82,9 @@ class _Closable(Protocol):
 C = TypeVar("C", bound=_Closable)
 
 class SoftNic:
-    """One software NIC. `nic.qps[qpn]`, `.cqs`, `.srqs`, `.mkeys`, `.pds`, `.umems`, `.uar_pages`, `.eqs`, `.gids` and
-    `.counters` are its tables. `nic.control` has the objects in them. `nic.reports` says in words what it has refused.
+    """One software NIC. `nic.qps[qpn]`, `.cqs`, `.srqs`, `.mkeys`, `.pds`, `.umems`, `.uar_pages`, `.eqs`, `.gids`,
+    `.tiss`, `.sqs`, `.rqs`, `.rqts`, `.tirs` and `.counters` are its tables. `nic.control` has the objects in them.
+    `nic.reports` says in words what it has refused.
 
     `spin_us` is how long an idle engine spins before it sleeps: longer than a Python program takes from one command or
     batch to the next. `sleep_ms` is how long it sleeps at most.
@@ -100,6 +102,11 @@ class SoftNic:
     uar_pages: Table
     eqs: Table
     gids: Table
+    tiss: Table
+    sqs: Table
+    rqs: Table
+    rqts: Table
+    tirs: Table
     control: ControlPath
     links: Links
     grants: Grants
@@ -134,7 +141,7 @@ class SoftNic:
     ) -> None:
         """Create all parts. `outside` closes those that use the engine, `undo` those that the engine uses."""
         name, port = self.name, self.port
-        kind, workers = WIRES[port.config.wire], workers_of(port.config)
+        kind, workers = port.config.wire_kind, workers_of(port.config)
         if kind.routed and not kind.neighbours:  # the sockets open with the first wire, perhaps much later
             for address in port.addresses:
                 check_own(address)
@@ -163,6 +170,10 @@ class SoftNic:
         )
         self.links = self.control.links
         self.qps, self.cqs, self.srqs = (of.table for of in (self.control.qps, self.control.cqs, self.control.pools))
+        self.tiss, self.sqs, self.rqs, self.rqts, self.tirs = (
+            of.table for of in
+            (self.control.tiss, self.control.sqs, self.control.rqs, self.control.rqts, self.control.tirs)
+        )  # fmt: skip
         self.pds, self.uar_pages = self.control.pds.table, self.control.uars.table
         self.eqs, self.gids = self.control.eqs.table, self.control.gids.table
         if port.config.capture:
@@ -177,6 +188,8 @@ class SoftNic:
         for i in range(1, workers):
             self._control.array[i * WORKER.size :][: NIC.size] = self._control.array[: NIC.size]
         self.engine.start()
+        if kind.ethernet:  # others look for the port's addresses from now on
+            self.links.to_others()
         self._publication = Publication(
             {table: getattr(self, table) for table in TABLES},
             (self._control, workers * WORKER.size, workers),
@@ -211,7 +224,7 @@ class SoftNic:
             r["counters"], r["pause_at"], r["arrived_at"] = counters + i * COUNTERS.size, -1, -1
             r["active"], r["pending"] = take(WORK_QUEUE.size * MAX_QP), take(8 * MAX_QP)
             r["wires"], r["ringing"] = take(8 * MAX_WIRES), take(8 * MAX_CHANNELS)
-            r["message"], r["scratch"] = take(MESSAGE.size), take(HEADER_ROOM)
+            r["message"], r["scratch"], r["packet"] = take(MESSAGE.size), take(HEADER_ROOM), take(PACKET.size)
         r = self.record
         r["lid"], r["min_timeout"] = self.port.lid, MIN_ACK_TIMEOUT_NS
         r["spin_ns"], r["sleep_ms"], r["budget"] = spin_us * 1000, sleep_ms, budget
@@ -352,9 +365,10 @@ class SoftNic:
         with self._guard():
             self.control.uars.free(page_id)
 
-    def doorbell_line(self, qpn: int) -> int:
-        """Return the address of the QP's own doorbell register, a cache line."""
-        return self.control.qps.doorbell_line(qpn)
+    def doorbell_line(self, number: int) -> int:
+        """Return the address of the own doorbell register of a QP or SQ, a cache line."""
+        queues = self.control.sqs if number in self.sqs else self.control.qps
+        return queues.doorbell_line(number)
 
     # --- events ----------------------------------------------------------------------------------------------------
 

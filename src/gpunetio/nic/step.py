@@ -21,6 +21,7 @@ from .state.worker import WORKER, worker_at
 from .state.qp import QP_ROW, QP_SETUP_BYTES, qp_row_at
 from .state.work_queue import add, entry, has_work, remove, wake, work_queue_at
 from .transport.delivery import qp_row
+from .transport.eth_receive import modify_receive_queue
 from .transport.pending import forget_pending, send_pending
 from .transport.wire_kinds import arrivals, flush_wires, recall_sent, serve_wires
 
@@ -34,6 +35,7 @@ RAISE_EVENT = 6  # raise the prepared EVENT on the channel `row`
 RESIZE_CQ = 7  # switch to the ring of a prepared row
 RESIZE_SRQ = 8  # the same for an SRQ
 MOVE_QP = 9  # have the prepared WORKER serve a QP of another worker, while both are held
+MODIFY_RQ = 10  # copy the set-up of an RQ, if it is still in the state that the interpreter saw
 
 SCANNED = 256  # doorbell records at a time: each is on a cache line of its own, mostly on a page of its own
 
@@ -142,6 +144,9 @@ def _apply(nic):
     elif op == MOVE_QP:
         remove(qp_row_at(row).worker, row)
         add(ld64(n.command_src), row)
+    elif op == MODIFY_RQ:
+        done = modify_receive_queue(nic, row, n.command_src, n.command_state)
+        n.command_result = DONE if done else WRONG_STATE
 
 
 @engine_function

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..jit.by_kind import by_kind
+from ..jit.compile import DeviceFunction
 from .queues.doorbells import scan_record
 from .state.work_queue import QueueKind
 from .transport import connected, send_queue, ud_send
@@ -13,10 +14,11 @@ from .transport import connected, send_queue, ud_send
 class Kind(NamedTuple):
     """Functions of a kind of work queue."""
 
-    serve: Any  # (nic, queue): do what was announced, and say in the entry whether work is left. Returns how much
-    scan: Any  # (nic, row): look for a doorbell that was missed
-    waits: Any  # (row): whether announced work is not complete
-    in_flight: Any  # (row): whether some of it has begun
+    # (nic, queue): do what was announced, and say in the entry whether work is left. Returns how much
+    serve: DeviceFunction
+    scan: DeviceFunction  # (nic, row): look for a doorbell that was missed
+    waits: DeviceFunction  # (row): whether announced work is not complete
+    in_flight: DeviceFunction  # (row): whether some of it has begun
 
 
 KINDS = {

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from ctypes import POINTER, addressof, byref, c_void_p, pointer, sizeof
 from itertools import pairwise
-from typing import Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn, TypeVar
 
 from ..enums import Access, QpAttrMask, QpState, QpType
 from ..errors import (
@@ -32,6 +32,11 @@ from .mlx5.inline import ibv_poll_cq, ibv_post_recv, ibv_post_send, ibv_post_srq
 from .plain_verbs import Entries, NewCq, NewQp, QpCap, QpInit, QpValues, Refused, Route, Send, SrqValues, Wc
 from .provider import Event
 
+if TYPE_CHECKING:
+    from .mlx5.structs import Pointer
+
+_Object = TypeVar("_Object", s.ibv_cq, s.ibv_qp, s.ibv_srq)
+_Wr = TypeVar("_Wr", s.ibv_send_wr, s.ibv_recv_wr)
 _M = QpAttrMask
 _TYPE = {QpType.RC: s.IBV_QPT_RC, QpType.UC: s.IBV_QPT_UC, QpType.UD: s.IBV_QPT_UD}
 _STATE = {
@@ -96,7 +101,7 @@ def adopt_context(address: int) -> PlainProvider:
     return PlainProvider.adopt(address)
 
 
-def _devx_only(what: str) -> Callable[..., Any]:
+def _devx_only(what: str) -> Callable[..., NoReturn]:
     """Return a method of `Provider` that raises NotSupportedError: only DEVX has it."""
 
     def refuse(self: PlainProvider, *arguments: object) -> NoReturn:
@@ -110,22 +115,27 @@ def _devx_only(what: str) -> Callable[..., Any]:
 class PlainProvider(VerbsDevice):
     """One open of a device, with `PlainVerbs` for its objects."""
 
-    def __init__(self, name: str, context: Any, borrowed: bool = False):
+    def __init__(self, name: str, context: Pointer[s.ibv_context], borrowed: bool = False):
         super().__init__(name, context, borrowed)
         self.plain = self
         self._handles: dict[int, int] = {}  # by address of the CQ, QP or SRQ
         self._subscriptions: defaultdict[int | None, list[_Subscription]] = defaultdict(list)  # by handle
         self._reading = threading.Lock()
 
-    reg_umem: Callable[..., Any] = _devx_only("UMEMs to place queues in")
-    reg_dmabuf_umem = dereg_umem = reg_umem
-    alloc_uar: Callable[..., Any] = _devx_only("UARs, doorbell pages")
-    free_uar = doorbell_register = alloc_uar
-    query_eqn: Callable[..., Any] = _devx_only("event queues to name")
-    resolve_mac: Callable[..., Any] = _devx_only("address vectors to look at")
-    query_clock: Callable[..., Any] = _devx_only("clock that timestamps are taken from")
-    devx_obj_create: Callable[..., Any] = _devx_only("mailboxes")
-    devx_obj_modify = devx_obj_query = devx_obj_destroy = general_cmd = devx_obj_create
+    reg_umem: Callable[..., NoReturn] = _devx_only("UMEMs to place queues in")
+    reg_dmabuf_umem: Callable[..., NoReturn] = reg_umem
+    dereg_umem: Callable[..., NoReturn] = reg_umem
+    alloc_uar: Callable[..., NoReturn] = _devx_only("UARs, doorbell pages")
+    free_uar: Callable[..., NoReturn] = alloc_uar
+    doorbell_register: Callable[..., NoReturn] = alloc_uar
+    query_eqn: Callable[..., NoReturn] = _devx_only("event queues to name")
+    resolve_mac: Callable[..., NoReturn] = _devx_only("address vectors to look at")
+    query_clock: Callable[..., NoReturn] = _devx_only("clock that timestamps are taken from")
+    devx_obj_create: Callable[..., NoReturn] = _devx_only("mailboxes")
+    devx_obj_modify: Callable[..., NoReturn] = devx_obj_create
+    devx_obj_query: Callable[..., NoReturn] = devx_obj_create
+    devx_obj_destroy: Callable[..., NoReturn] = devx_obj_create
+    general_cmd: Callable[..., NoReturn] = devx_obj_create
 
     def devx_objects(self) -> list[int]:
         """Return an empty list: there are no mailboxes."""
@@ -189,7 +199,7 @@ class PlainProvider(VerbsDevice):
 
     # --- objects -----------------------------------------------------------------------------------------------------
 
-    def _made(self, kind: str, what: str, made: Any, destroy: Callable[[Any], Any]) -> int:
+    def _made(self, kind: str, what: str, made: Pointer[_Object], destroy: Callable[[Pointer[_Object]], int]) -> int:
         """Keep a new object and return its handle."""
         handle = self.hold(kind, self.new_handle(), destroy, self.pointer(what, made))
         self._handles[addressof(made.contents)] = handle
@@ -347,7 +357,10 @@ class PlainProvider(VerbsDevice):
     def post_recv(self, qp: int, requests: Sequence[Entries], first: int) -> Refused | None:
         return self._post(ibv_post_recv, self.get("QP", qp), _receives(requests, first))
 
-    def _post(self, post: Callable[[Any, Any, Any], int], queue: Any, chain: Any) -> Refused | None:
+    def _post(
+        self, post: Callable[[Pointer[_Object], ctypes.Array[_Wr], object], int], queue: Pointer[_Object],
+        chain: ctypes.Array[_Wr],
+    ) -> Refused | None:
         for wr, following in pairwise(chain):
             wr.next = pointer(following)
         bad = POINTER(chain._type_)()
@@ -398,12 +411,12 @@ def _mtu_code(nbytes: int) -> int:
     return max(0, nbytes.bit_length() - 8)
 
 
-def _sges(entries: Entries) -> Any:
+def _sges(entries: Entries) -> ctypes.Array[s.ibv_sge]:
     """Return an array of `ibv_sge`."""
     return (s.ibv_sge * len(entries))(*entries)
 
 
-def _receives(requests: Sequence[Entries], first: int) -> Any:
+def _receives(requests: Sequence[Entries], first: int) -> ctypes.Array[s.ibv_recv_wr]:
     """Return a chain of `ibv_recv_wr`."""
     chain = (s.ibv_recv_wr * len(requests))()
     for number, (wr, entries) in enumerate(zip(chain, requests, strict=True)):

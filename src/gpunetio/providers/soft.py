@@ -24,7 +24,7 @@ from ..formats.wqe import AV_GRH, AV_SEG, AV_SGID_SHIFT
 from ..interrupts import allowed
 from ..limits import within_limits
 from ..memory import MappedMemory
-from ..nic.control.command import OBJECT_NUMBER, Call, opcode_of
+from ..nic.control.command import Call, Handlers, opcode_of
 from ..nic.control.cq import MAX_LOG_CQ
 from ..nic.control.eq import COMP_VECTORS
 from ..nic.control.gids import MAX_GID, UDP_SPORTS
@@ -128,14 +128,23 @@ def _open_unclaimed(name: str, address: str, port: PortConfig | None) -> SoftPro
 
 @dataclass(frozen=True)
 class _DevxObject:
-    """An object that a mailbox has made: its kind and its number."""
+    """An object that a mailbox has made: its kind, and what names it, such as its number."""
 
-    queues: QueueObjects
-    number: int
+    kind: Handlers
+    named: dict[str, int]
+
+    def __str__(self) -> str:
+        return _words(self.named)
+
+    @property
+    def number(self) -> int:
+        """Return the number, of an object that is named by nothing else."""
+        (number,) = self.named.values()
+        return number
 
     @property
     def destroy_mailbox(self) -> bytes:
-        return self.queues.command(Call.DESTROY).input_for(self.number)
+        return self.kind.command(Call.DESTROY).input_for(self.named)
 
 
 class SoftProvider:
@@ -275,11 +284,11 @@ class SoftProvider:
         command = self.nic.control.interpreter.find(mailbox)
         if command is not None and command.call is not Call.CREATE:
             raise InvalidValueError(f"{_name(mailbox)} creates no object")
-        out = self._execute(mailbox, out_size)
+        out = self._execute(mailbox, out_size)  # refused if there is no such command
+        assert command is not None
         handle = self._next_handle
         self._next_handle += 1
-        number = int.from_bytes(out[OBJECT_NUMBER], "big")
-        self._objects[handle] = _DevxObject(self.nic.control.queues[Opcode(opcode_of(mailbox))], number)
+        self._objects[handle] = _DevxObject(self.nic.control.kinds[command.opcode], command.named(mailbox, out))
         self._hold(self._destroy, handle)
         return handle, out
 
@@ -317,7 +326,10 @@ class SoftProvider:
     def subscribe(self, channel: int, handle: int | None, types: Iterable[EventType], cookie: int) -> None:
         target = None
         if handle is not None:
-            target = self._object(handle).queues, self._object(handle).number
+            made = self._object(handle)
+            if not isinstance(made.kind, QueueObjects):
+                raise NotSupportedError(f"{self.name}: {made} raises no events on the software NIC")
+            target = made.kind, made.number
         self.nic.subscribe(self._channel(channel), target, types, cookie)
 
     def get_event(self, channel: int) -> Event | None:
@@ -356,9 +368,13 @@ class SoftProvider:
         if not self._open or self._pid != os.getpid():
             return
         self._open = False
-        for free, number in reversed(list(self._held)):
-            with contextlib.suppress(DocaError):
-                self._give_back(free, number)
+        freed = True
+        while freed:  # what an earlier object uses goes in the next round
+            freed = False
+            for free, number in reversed(list(self._held)):
+                with contextlib.suppress(DocaError):
+                    self._give_back(free, number)
+                    freed = True
         with _lock:
             nic, opened = _nics[self.name]
             _nics[self.name] = nic, opened - 1
@@ -403,13 +419,10 @@ class SoftProvider:
         named, command = self._object(handle), self.nic.control.interpreter.find(mailbox)
         if command is None:
             return  # the device says what it thinks of that
-        if command.call not in (call, Call.GENERAL):
+        if command.call is not call:
             raise InvalidValueError(f"{_name(mailbox)} is not for this call: use another devx_obj_… call")
-        number = named.number.to_bytes(3, "big")
-        if mailbox[OBJECT_NUMBER] != number:
-            raise InvalidValueError(
-                f"the mailbox names object {mailbox[OBJECT_NUMBER].hex()}, but object {handle} is {number.hex()}"
-            )
+        if (other := command.named(mailbox)) != named.named:
+            raise InvalidValueError(f"the mailbox names {_words(other)}, but object {handle} is {named}")
 
     def _execute(self, mailbox: bytes, out_size: int) -> bytes:
         out, refusal = self.nic.execute(bytes(mailbox), out_size)
@@ -440,6 +453,10 @@ def _map(fd: int, offset: int, nbytes: int) -> MappedMemory:
             f"the software NIC cannot map dmabuf fd {fd} into this process ({error}): its exporter must allow mmap, "
             "which GPU drivers do not"
         ) from error
+
+
+def _words(named: dict[str, int]) -> str:
+    return ", ".join(f"{name} {number:#x}" for name, number in named.items())
 
 
 def _name(mailbox: bytes) -> str:

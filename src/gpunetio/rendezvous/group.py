@@ -9,6 +9,7 @@ from typing import Any, Self
 from ..errors import BadStateError, InvalidValueError
 from .link import PeerError
 
+Value = Any  # what a rank has sent: bytes, or what `json.loads` returns
 TIMEOUT = 120.0  # seconds: the other ranks may have to compile first
 
 # The first byte of a rank's value gives its type. No pickle: a peer's bytes never become code.
@@ -40,11 +41,11 @@ class Rendezvous(ABC):
         self.rank, self.size, self.timeout = rank, size, timeout
         self._closed = False
 
-    def allgather(self, value: object) -> list[Any]:
+    def allgather(self, value: object) -> list[Value]:
         """Return the values of all ranks, by rank."""
         return [self._decoded(rank, data) for rank, data in enumerate(self._exchange(_encoded(value)))]
 
-    def broadcast(self, value: object = None, root: int = 0) -> Any:
+    def broadcast(self, value: object = None, root: int = 0) -> Value:
         """Return the value of the rank `root`. The other ranks may omit theirs."""
         if type(root) is not int or not 0 <= root < self.size:
             raise InvalidValueError(f"root {root!r}: the ranks are 0 to {self.size - 1}")
@@ -64,7 +65,7 @@ class Rendezvous(ABC):
         return [data] if self.size == 1 else self._allgather(data)
 
     @staticmethod
-    def _decoded(rank: int, data: bytes) -> Any:
+    def _decoded(rank: int, data: bytes) -> Value:
         kind, body = data[:1], data[1:]
         if kind == _BYTES:
             return body

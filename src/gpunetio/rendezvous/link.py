@@ -42,6 +42,7 @@ LINGER_SECONDS = 1.0  # in which the peer must read the last message
 WHY_SECONDS = 2.0  # in which the reader may learn why something else has failed
 
 _MAGIC = b"GPNT"
+_ANY = "0.0.0.0"
 _MOST_CALLERS = 16  # that have not greeted yet
 _HEADER = struct.Struct(">4sHI")
 _MOST_WAITING = 64  # received messages that no call has taken yet
@@ -344,15 +345,25 @@ def own_address(ctx: Context, sgid_index: int = 0) -> str:
     """Return the address on which a server on this NIC listens: the NIC's own address.
 
     If TCP cannot connect to that address, the server listens on loopback for a software NIC, and on any of the host's
-    addresses for a card.
+    addresses for a card. So it does for a software NIC whose address is not the host's, as on an Ethernet of its own.
     """
-    without = "127.0.0.1" if ctx.provider.software else "0.0.0.0"
+    without = "127.0.0.1" if ctx.provider.software else _ANY
     if ctx.query_port(1).link_layer == LinkLayer.INFINIBAND:
         return without
     address = IPv6Address(bytes(ctx.query_gid(1, sgid_index)))
-    if address.ipv4_mapped is not None:
-        return str(address.ipv4_mapped)
-    return without if address.is_link_local or int(address) == 0 else str(address)
+    own = address.ipv4_mapped or address
+    if own.version == 6 and (own.is_link_local or int(own) == 0):
+        return without
+    return str(own) if _is_of_this_host(str(own)) else _ANY
+
+
+def _is_of_this_host(address: str) -> bool:
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            return False
+        return True
 
 
 def listen(address: str, port: int) -> socket.socket:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Unpack
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from .tcp import PORT, TcpRendezvous
 
 if TYPE_CHECKING:
     from ..gpu import ExportedQp, Gpu
+    from ..gpu.group import QpOptions
     from ..jit.code import Launch
 
 
@@ -55,7 +56,7 @@ class Mesh:
     peers: tuple[Peer, ...]
 
     def __init__(
-        self, rendezvous: Rendezvous, pd: PD, gpu: Gpu, memory: object, sgid_index: int, options: dict[str, Any],
+        self, rendezvous: Rendezvous, pd: PD, gpu: Gpu, memory: object, sgid_index: int, options: QpOptions,
         owns: bool = False,
     ):  # fmt: skip
         self.rendezvous, self.rank, self.size = rendezvous, rendezvous.rank, rendezvous.size
@@ -163,7 +164,7 @@ def mesh(
     port: int = PORT,
     join_timeout: float = TIMEOUT,
     sgid_index: int = 0,
-    **options: Any,
+    **options: Unpack[QpOptions],
 ) -> Mesh:
     """Connect this process, number `rank` of `size`, to every other rank.
 

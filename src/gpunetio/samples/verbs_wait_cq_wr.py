@@ -23,7 +23,7 @@ from ..errors import DriverError, InvalidValueError, TimedOutError, UnexpectedEr
 from ..nic.control.port import PortConfig
 from ..verbs import CQ, MR, PD, QP, Context, QpEndpoint, RecvWr, SendWr, Sge, wait_cq_pi
 from ..verbs import open as open_device
-from ..verbs.ah import ip_type
+from ..verbs.ah_attr import ip_type
 from .connection import connect
 
 DEPTH = 64  # of each queue

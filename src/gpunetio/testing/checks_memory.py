@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Unpack
 
 from ..enums import Access, SendFlags, WcStatus, WrOpcode
 from ..verbs import Sge
 from .kit import check
-from .rig import Rig, Side, same
+from .rig import Remote, Rig, Side, same
 
 _WRITE, _READ, _ADD = WrOpcode.RDMA_WRITE, WrOpcode.RDMA_READ, WrOpcode.ATOMIC_FETCH_AND_ADD
 _OPERATIONS = (  # what asks for each remote right, and how many bytes
@@ -19,7 +19,7 @@ _FENCE = SendFlags.FENCE
 _SIZE = 4096
 
 
-def _refused(a: Side, b: Side, status: WcStatus, opcode: WrOpcode, nbytes: int, **remote: Any) -> None:
+def _refused(a: Side, b: Side, status: WcStatus, opcode: WrOpcode, nbytes: int, **remote: Unpack[Remote]) -> None:
     """The request fails so, what is behind it is flushed, and neither memory has changed."""
     for number in range(2):
         a.post(opcode, a.memory.sge(0, nbytes), wr_id=number, **remote)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -213,16 +212,15 @@ def qp_life(rig: Rig) -> None:
     true("the send queue holds 5 requests", qp.sq_entries >= 5)
     true("the receive queue holds 5 requests", qp.rq_entries >= 5)
     true("50 bytes go inline", qp.init_attr.max_inline_data >= 50)
-    bad: tuple[tuple[str, dict[str, Any]], ...] = (
-        ("a send queue without a CQ", {"sq_wr": 1}),
-        ("a receive queue without a CQ", {"rq_wr": 1}),
-        ("more receives than the device holds", {"rq_wr": device.max_qp_wr + 1, "receive_cq": cq}),
-        ("more sends than the device holds", {"sq_wr": 2 << device.log_max_qp_sz, "send_cq": cq}),
-        ("requests without entries", {"sq_wr": 1, "send_cq": cq, "send_max_sges": 0}),
-        ("a user index of 25 bits", {"user_index": 1 << 24}),
-    )
-    for what, init in bad:
-        refused(what, InvalidValueError, lambda init=init: pd.create_qp(**init))
+    for what, create in (
+        ("a send queue without a CQ", lambda: pd.create_qp(sq_wr=1)),
+        ("a receive queue without a CQ", lambda: pd.create_qp(rq_wr=1)),
+        ("more receives than the device holds", lambda: pd.create_qp(rq_wr=device.max_qp_wr + 1, receive_cq=cq)),
+        ("more sends than the device holds", lambda: pd.create_qp(sq_wr=2 << device.log_max_qp_sz, send_cq=cq)),
+        ("requests without entries", lambda: pd.create_qp(sq_wr=1, send_cq=cq, send_max_sges=0)),
+        ("a user index of 25 bits", lambda: pd.create_qp(user_index=1 << 24)),
+    ):
+        refused(what, InvalidValueError, create)
     qp.close()
     _dead(qp, lambda: qp.state, qp.reset, qp.endpoint, lambda: qp.connect(qp), lambda: qp.post_recv(RecvWr()))
     cq.close()

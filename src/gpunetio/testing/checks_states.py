@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from ..enums import Access, LinkLayer, MtuSize, QpAtomicType, QpAttrMask, QpState, WcStatus, WrOpcode
 from ..errors import BadStateError, DocaError, DriverError, InvalidValueError
@@ -32,7 +31,7 @@ _PATH = (_INIT, _RTR, _RTS)
 _STATES = (_RST, *_PATH, _ERR)  # those of DOCA Verbs
 
 
-def _attr(qp: QP, peer: QP | None = None, **values: Any) -> QpAttr:
+def _attr(qp: QP, peer: QP | None = None, **values: object) -> QpAttr:
     """Attributes that lead to a connection with a peer, or with the queue pair itself."""
     end, port = (peer or qp).endpoint(), qp.ctx.query_port()
     attr = QpAttr(
@@ -42,7 +41,7 @@ def _attr(qp: QP, peer: QP | None = None, **values: Any) -> QpAttr:
     return replace(attr, **values)
 
 
-def _move(qp: QP, to: QpState, mask: QpAttrMask | None = None, peer: QP | None = None, **values: Any) -> None:
+def _move(qp: QP, to: QpState, mask: QpAttrMask | None = None, peer: QP | None = None, **values: object) -> None:
     """One transition with what it needs."""
     needed = _NEEDED.get((qp.state, to), _M(0)) if mask is None else mask
     qp.modify(_attr(qp, peer, next_state=to, **values), needed | _M.NEXT_STATE)
@@ -133,7 +132,7 @@ def values_out_of_range(rig: Rig) -> None:
     Source: doca_verbs_qp_modify; ibv_modify_qp(3).
     """
     device = rig.near.query_device()
-    bad: tuple[tuple[QpState, QpState, dict[str, Any]], ...] = (
+    bad: tuple[tuple[QpState, QpState, dict[str, object]], ...] = (
         (_RST, _INIT, {"port_num": 0}),
         (_RST, _INIT, {"port_num": device.phys_port_cnt + 1}),
         (_RST, _INIT, {"pkey_index": device.max_pkeys}),
@@ -152,7 +151,7 @@ def values_out_of_range(rig: Rig) -> None:
         qp = _in_state(rig, state)
         mask = _NEEDED[state, to] | _OPTIONAL[state, to]
         refused(f"{values} on the way to {to.name}", InvalidValueError,
-                lambda qp=qp, to=to, mask=mask, values=values: _move(qp, to, mask, **values))  # fmt: skip
+                lambda qp=qp, to=to, mask=mask, values=values: _move(qp, to, mask, None, **values))  # fmt: skip
         same("state after refused values", qp.state, state)
         qp.close()
 

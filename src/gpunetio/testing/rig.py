@@ -7,20 +7,22 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Self, TypedDict, TypeVar
+from typing import Self, TypedDict, TypeVar, Unpack
 
 import numpy as np
 
-from ..enums import Access, AsyncEventType, QpState, SendFlags, WcStatus, WrOpcode
+from ..enums import Access, AsyncEventType, QpState, QpType, SendFlags, WcStatus, WrOpcode
 from ..errors import DocaError
 from ..memory import PAGE
-from ..verbs import CQ, MR, PD, QP, CompChannel, Completion, Context, RecvWr, SendWr, Sge
+from ..verbs import CQ, MR, PD, QP, SRQ, UAR, CompChannel, Completion, Context, RecvWr, SendWr, Sge
+from ..verbs.qp import ConnectOptions
 
 PATIENCE = 10.0  # seconds for what must happen
 QUIET = 0.02  # seconds in which what must not happen would have happened
 SIZE = 1 << 18  # bytes of a side's memory: two messages of 64 KiB at different places
 _LOOK = 20e-6
 _GUARD = 64
+_NO_FLAGS = SendFlags(0)
 
 _T = TypeVar("_T")
 
@@ -34,6 +36,42 @@ class Remote(TypedDict, total=False):
 
     remote_addr: int
     rkey: int
+
+
+class Values(Remote, total=False):
+    """Other fields of a work request."""
+
+    wr_id: int
+    inline: bytes
+    imm: int
+    compare: int
+    swap: int
+    add: int
+
+
+class QpInit(TypedDict, total=False):
+    """Arguments of `PD.create_qp`, without the CQs."""
+
+    sq_wr: int
+    rq_wr: int
+    send_max_sges: int
+    receive_max_sges: int
+    max_inline_data: int
+    sq_sig_all: bool
+    qp_type: QpType
+    srq: SRQ | None
+    core_direct_master: bool
+    external_uar: UAR | None
+
+
+class SideInit(QpInit, total=False):
+    """Arguments of `Rig.side`."""
+
+    access: Access | None
+    size: int
+    pd: PD | None
+    send_cq: CQ | None
+    receive_cq: CQ | None
 
 
 def same(what: str, found: object, wanted: object) -> None:
@@ -129,10 +167,13 @@ class Side:
         """Its context."""
         return self.pd.ctx
 
-    def post(self, opcode: WrOpcode, *sges: Sge, signaled: bool = True, **more: Any) -> None:
+    def post(
+        self, opcode: WrOpcode, *sges: Sge, signaled: bool = True, flags: SendFlags = _NO_FLAGS,
+        **values: Unpack[Values],
+    ) -> None:  # fmt: skip
         """Post one request; a SEND_WITH_IMM for example takes `imm`."""
-        flags = more.pop("flags", SendFlags(0)) | (SendFlags.SIGNALED if signaled else SendFlags(0))
-        self.qp.post_send(SendWr(opcode=opcode, sges=sges, flags=flags, **more))
+        flags |= SendFlags.SIGNALED if signaled else _NO_FLAGS
+        self.qp.post_send(SendWr(opcode=opcode, sges=sges, flags=flags, **values))
 
     def receive(self, *sges: Sge, wr_id: int = 0) -> None:
         """Post one receive."""
@@ -225,21 +266,23 @@ class Rig:
         self._seed += 1
         return Memory(pd, nbytes, self._seed, access, iova)
 
-    def side(self, ctx: Context, *, access: Access | None = None, size: int = SIZE, **init: Any) -> Side:
-        """A queue pair with a PD, CQs and memory of its own; `init` says otherwise."""
-        pd: PD = init.pop("pd", None) or ctx.create_pd()
-        sent: CQ = init.pop("send_cq", None) or ctx.create_cq(64)
-        received: CQ = init.pop("receive_cq", None) or ctx.create_cq(64)
-        options = {"sq_wr": 16, "rq_wr": 16, "send_max_sges": 3, "receive_max_sges": 3, **init}
+    def side(
+        self, ctx: Context, *, access: Access | None = None, size: int = SIZE, pd: PD | None = None,
+        send_cq: CQ | None = None, receive_cq: CQ | None = None, **init: Unpack[QpInit],
+    ) -> Side:  # fmt: skip
+        """A queue pair with a PD, CQs and memory of its own, unless they are given."""
+        pd = pd or ctx.create_pd()
+        sent, received = send_cq or ctx.create_cq(64), receive_cq or ctx.create_cq(64)
+        options: QpInit = {"sq_wr": 16, "rq_wr": 16, "send_max_sges": 3, "receive_max_sges": 3, **init}
         qp = pd.create_qp(send_cq=sent, receive_cq=received, **options)
         return Side(self, pd, qp, sent, received, self.memory(pd, size, access))
 
-    def sides(self, near: dict[str, Any] | None = None, far: dict[str, Any] | None = None) -> tuple[Side, Side]:
+    def sides(self, near: SideInit | None = None, far: SideInit | None = None) -> tuple[Side, Side]:
         """One on each end, not connected."""
-        return self.side(self.near, **(near or {})), self.side(self.far, **(far or {}))
+        return self.side(self.near, **near or SideInit()), self.side(self.far, **far or SideInit())
 
     def pair(
-        self, near: dict[str, Any] | None = None, far: dict[str, Any] | None = None, **connection: Any
+        self, near: SideInit | None = None, far: SideInit | None = None, **connection: Unpack[ConnectOptions]
     ) -> tuple[Side, Side]:
         """One on each end, connected; the dictionaries are arguments of `side`, the rest those of `QP.connect`."""
         a, b = self.sides(near, far)
@@ -247,7 +290,7 @@ class Rig:
         return a, b
 
     @staticmethod
-    def connect(a: Side, b: Side, **connection: Any) -> None:
+    def connect(a: Side, b: Side, **connection: Unpack[ConnectOptions]) -> None:
         """Connect two queue pairs. Timeouts are a second, so that a device with no time to spare is not taken for dead.
 
         A receiver that is not ready is asked again soon.

@@ -10,7 +10,8 @@
 """
 
 from ..providers import DeviceInfo, device_list
-from .ah import AddressHandle, AhAttr
+from .ah import AddressHandle
+from .ah_attr import AhAttr
 from .channel import CompChannel
 from .context import Context, import_context, open
 from .cq import CQ, CqAttr

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..enums import AddrType, LinkLayer, WcFlags
-from ..errors import InvalidValueError, NotFoundError
+from ..errors import NotFoundError
 from ..formats.commands import (
     QUERY_ROCE_ADDRESS_IN,
     QUERY_ROCE_ADDRESS_OUT,
@@ -20,58 +20,18 @@ from ..formats.contexts import ROCE_ADDR_LAYOUT
 from ..formats.layout import Fields
 from ..formats.packet import GRH, IPV4
 from ..providers.plain_verbs import Route
-from .arguments import instance, member, whole, within
-from .device_attr import DeviceAttributes
-from .handle import Handle, command
+from .ah_attr import IPV4_MAPPED, AhAttr, ip_type
+from .arguments import instance, within
+from .commands import command
+from .handle import Handle
 
 if TYPE_CHECKING:
     from .context import Context
     from .pd import PD
     from .work import Completion
 
-GID_BYTES = 16
 _SUBNET_PREFIX = 8  # bytes of an InfiniBand GID
-_IPV4_MAPPED = bytes(10) + b"\xff\xff"  # ::ffff:a.b.c.d
 _DSCP_SHIFT = 2  # a traffic class is 6 bits of DSCP, then 2 of ECN
-_LIMITS = {"dlid": 0xFFFF, "sl": 15, "static_rate": 15, "hop_limit": 255, "traffic_class": 255}
-
-
-@dataclass
-class AhAttr:
-    """The path to a peer (`doca_verbs_ah_attr`): RoCE uses its `gid`, InfiniBand `dlid` and `sl`.
-
-    `sgid_index` chooses this end's address. `gid` is 16 raw bytes; IPv4 addresses are written ::ffff:a.b.c.d. By
-    default, `addr_type` follows from the GID and the port.
-    """
-
-    gid: bytes = bytes(GID_BYTES)
-    addr_type: AddrType | None = None
-    dlid: int = 0
-    sl: int = 0
-    sgid_index: int = 0
-    static_rate: int = 0
-    hop_limit: int = 255
-    traffic_class: int = 0
-
-    def check(self, device: DeviceAttributes) -> None:
-        """Raise InvalidValueError for values that the device cannot use."""
-        instance("ah_attr.gid", self.gid, bytes, bytearray)
-        if len(self.gid) != GID_BYTES:
-            raise InvalidValueError(f"ah_attr.gid has {len(self.gid)} bytes: a GID has {GID_BYTES}")
-        if self.addr_type is not None:
-            kind = member("ah_attr.addr_type", self.addr_type, AddrType)
-            if (device.link_layer == LinkLayer.ETHERNET) != (kind in (AddrType.IPv4, AddrType.IPv6)):
-                need = "IPv4 or IPv6" if device.link_layer == LinkLayer.ETHERNET else "IB_GRH or IB_NO_GRH"
-                raise InvalidValueError(
-                    f"ah_attr.addr_type = {kind.name} on a port of {device.link_layer.name}: use {need}, or leave it "
-                    "out, and it follows from the GID"
-                )
-        if not 0 <= whole("ah_attr.sgid_index", self.sgid_index) < device.gid_table_size:
-            raise InvalidValueError(
-                f"ah_attr.sgid_index = {self.sgid_index}: the device has the GIDs 0 to {device.gid_table_size - 1}"
-            )
-        for name, most in _LIMITS.items():
-            within(f"ah_attr.{name}", getattr(self, name), 0, most)
 
 
 def sender_of(ctx: Context, port: int, done: Completion, header: bytes) -> AhAttr:
@@ -86,7 +46,7 @@ def sender_of(ctx: Context, port: int, done: Completion, header: bytes) -> AhAtt
         path, source, target = AhAttr(), header[GRH.sgid : GRH.dgid], header[GRH.dgid : GRH.size]
     else:
         ends = header[GRH.size - IPV4.size + IPV4.source : GRH.size]
-        path, source, target = AhAttr(), _IPV4_MAPPED + ends[:4], _IPV4_MAPPED + ends[4:]
+        path, source, target = AhAttr(), IPV4_MAPPED + ends[:4], IPV4_MAPPED + ends[4:]
     for index in range(ctx.query_device().gid_table_size):
         if ctx.query_gid(port, index) == target:
             return replace(path, gid=source, sgid_index=index)
@@ -184,11 +144,6 @@ def ah_of(path: Fields, link_layer: LinkLayer) -> AhAttr:
         hop_limit=path["hop_limit"],
         traffic_class=traffic_class,
     )
-
-
-def ip_type(gid: bytes) -> AddrType:
-    """Return whether a RoCE GID is an IPv4 or an IPv6 address."""
-    return AddrType.IPv4 if gid.startswith(_IPV4_MAPPED) else AddrType.IPv6
 
 
 def _is_roce_v2(ctx: Context, sgid_index: int) -> bool:

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Iterable
 from contextlib import ExitStack
 from functools import cached_property
-from typing import Any
 
 from ..enums import Access, CqOverrun, GidType, UarAllocationType
 from ..errors import DeviceFatalError, DocaError, InvalidValueError, NotSupportedError
@@ -18,7 +17,7 @@ from .arguments import instance, whole
 from .channel import CompChannel
 from .cq import CQ, CqInitAttr
 from .device_attr import DeviceAttributes, query_device
-from .devx.objects import Devx
+from .devx.objects import Devx, DevxObject
 from .events import AsyncEvent, AsyncEvents
 from .handle import Handle
 from .ibv.device import needs_devx
@@ -86,10 +85,13 @@ class Context(Handle):
     def close_with_owner(self) -> None:
         """Close the device. Objects that users created with mailboxes are destroyed first: they may use all others."""
         if self._undo is not None and not self._imported:
-            ours = {user._handle for user in self.users}
+            ours = {user.devx_handle for user in self.users}
             for handle in reversed(self._provider.devx_objects()):
                 if handle not in ours:
                     self._close_stray(handle)
+            made = [user for user in reversed(self.users) if isinstance(user, DevxObject)]
+            while sum(user.destroy_if_unused() for user in made):  # a MODIFY can make an object use newer ones
+                pass
         super().close_with_owner()
 
     def _close_stray(self, handle: int) -> None:
@@ -206,7 +208,7 @@ class Context(Handle):
         external_umem: tuple[UMEM, int] | None = None,
         external_dbr_umem: tuple[UMEM, int] | None = None,
         external_uar: UAR | None = None,
-        context: Any = None,
+        context: object = None,
     ) -> CQ:
         """Create a completion queue of `cqe` entries of `cqe_size` bytes, 64 or 128 (`doca_verbs_cq_create`).
 

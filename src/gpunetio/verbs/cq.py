@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..enums import CqOverrun
 from ..errors import BadStateError, InvalidValueError
@@ -50,7 +50,7 @@ class CqInitAttr:
     external_umem: tuple[UMEM, int] | None
     external_dbr_umem: tuple[UMEM, int] | None
     external_uar: UAR | None
-    context: Any
+    context: object
 
     def checked(self, ctx: Context) -> CqInitAttr:
         """Return them with ints and enumeration members. Raise the error that names an impossible one."""
@@ -90,7 +90,7 @@ class CQ(Handle, ABC):
     collapsed: bool
     channel: CompChannel | None
     external_datapath: bool
-    context: Any
+    context: object
     comp_vector: int
 
     def __init__(self, ctx: Context, attr: CqInitAttr):
@@ -104,7 +104,7 @@ class CQ(Handle, ABC):
         self.cqe_size, self.overrun, self.collapsed = attr.cqe_size, attr.overrun, attr.collapsed
         self.comp_vector = attr.comp_vector
         self.channel, self.external_datapath, self.context = attr.channel, attr.external_datapath, attr.context
-        self._queues: dict[int, Any] = {}  # by number: queue pairs that complete here
+        self._queues: dict[int, Posting] = {}  # by number: queue pairs that complete here
         self._consumer = 0  # counts completions forever
         self._lock = threading.Lock()
         with ExitStack() as undo:

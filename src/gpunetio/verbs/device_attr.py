@@ -11,7 +11,7 @@ from ..formats.contexts import CMD_HCA_CAP, CMD_HCA_CAP_2, ROCE_CAP
 from ..formats.layout import BitStruct, Fields
 from ..formats.wqe import ATOMIC_SEG, CTRL_SEG, DATA_SEG, RADDR_SEG
 from ..providers.provider import DeviceAttr, Provider
-from .handle import command
+from .commands import command
 
 _ROCE_V2 = 1 << 2  # PRM, roce_cap.roce_version: a bit for each
 _UDP_SPORTS = 0xC000, 0xFFFF  # IBTA annex A17

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, ClassVar, NoReturn, Self
 
-from ..errors import BadStateError, DriverError, InUseError, InvalidValueError, NoMemoryError
-from ..formats.commands import Status
+from ..errors import BadStateError, InUseError, InvalidValueError
 from ..interrupts import Whole, deferred
 
 if TYPE_CHECKING:
-    from ..providers.provider import Provider
     from .context import Context
 
 
@@ -79,6 +77,11 @@ class Handle(metaclass=Whole):
         """Return the objects that need this object."""
         return tuple(self._users)
 
+    @property
+    def devx_handle(self) -> int:
+        """Return the provider's handle of an object made by a mailbox; 0 of any other."""
+        return self._handle
+
     def close(self) -> None:
         """Destroy the object. Idempotent. A forked child leaves the object to its parent process."""
         if self._undo is None or self._pid != os.getpid():
@@ -141,20 +144,3 @@ class Handle(metaclass=Whole):
 
     def __reduce__(self) -> NoReturn:
         raise BadStateError(f"{self} cannot be pickled: it belongs to this process; open the device there")
-
-
-@contextmanager
-def command(name: str) -> Iterator[None]:
-    """Put the command's name before the device's error. NoMemoryError if the device has no more such objects."""
-    try:
-        yield
-    except DriverError as error:
-        if error.status == Status.NO_RESOURCES:
-            raise NoMemoryError(f"{name}: {error}; close one first") from error
-        raise DriverError(f"{name}: {error}", error.status, error.syndrome) from error
-
-
-def destroy(provider: Provider, name: str, handle: int) -> None:
-    """Destroy a device object. `name` is the command."""
-    with command(name):
-        provider.devx_obj_destroy(handle)

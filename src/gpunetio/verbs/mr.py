@@ -15,7 +15,8 @@ from ..errors import BadStateError, InvalidValueError
 from ..interrupts import deferred
 from ..memory import Region, is_accessible
 from .arguments import flags, whole
-from .handle import Handle, command
+from .commands import command
+from .handle import Handle
 
 if TYPE_CHECKING:
     from .pd import PD

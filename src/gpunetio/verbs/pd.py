@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..enums import Access, QpSendDbrMode, QpType, SrqType
 from ..errors import InvalidValueError
 from ..formats.packet import GRH
-from .ah import AddressHandle, AhAttr, sender_of
+from .ah import AddressHandle, sender_of
+from .ah_attr import AhAttr
 from .arguments import instance
 from .cq import CQ
 from .dpa import AnyDpa, AnyDpaCompletion
@@ -79,7 +80,7 @@ class PD(Handle):
         external_umem: tuple[UMEM, int] | None = None,
         external_dbr_umem: tuple[UMEM, int] | None = None,
         external_datapath: bool = False,
-        context: Any = None,
+        context: object = None,
     ) -> SRQ:
         """Create a queue of at least `srq_wr` receives for many queue pairs (`doca_verbs_srq_create`).
 
@@ -137,7 +138,7 @@ class PD(Handle):
         dpa: AnyDpa | None = None,
         send_dpa_completion: AnyDpaCompletion | None = None,
         receive_dpa_completion: AnyDpaCompletion | None = None,
-        context: Any = None,
+        context: object = None,
     ) -> QP:
         """Create a queue pair in state RST (`doca_verbs_qp_create`). The arguments are those of `QpInitAttr`."""
         attr = QpInitAttr(

@@ -7,12 +7,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 from ..enums import Access, QpAtomicType, QpAttrMask, QpSendDbrMode, QpState, QpType
 from ..errors import BadStateError, InvalidValueError, NotFoundError, NotSupportedError
 from ..interrupts import deferred
-from .ah import AhAttr, with_type
+from .ah import with_type
+from .ah_attr import AhAttr
 from .arguments import flags, instance, member, whole, within
 from .devx.posting import Posting
 from .devx.ring import Ring
@@ -61,6 +62,25 @@ class QpEndpoint:
     psn: int = 0
 
 
+class ConnectOptions(TypedDict, total=False):
+    """The options of `QP.connect`."""
+
+    port: int | None
+    sgid_index: int
+    pkey_index: int | None
+    psn: int | None
+    remote_access: Access | None
+    atomic_type: QpAtomicType
+    max_rd_atomic: int
+    retry_cnt: int
+    rnr_retry: int
+    ack_timeout: int
+    min_rnr_timer: int
+    sl: int
+    traffic_class: int
+    hop_limit: int
+
+
 class QP(Handle, ABC):
     """A queue pair (`doca_verbs_qp`), number `qpn`.
 
@@ -91,7 +111,7 @@ class QP(Handle, ABC):
     emulate_no_dbr_ext: bool
     send_cq: CQ | None
     receive_cq: CQ | None
-    context: Any
+    context: object
     psn: int
     asked_state: QpState
 
@@ -384,7 +404,7 @@ class QP(Handle, ABC):
         instance("remote", remote, QP, QpEndpoint)
         if self.type.datagrams:
             raise BadStateError(f"{self} is {self.type.name}, and its requests name their destinations: to_rts() it")
-        given: dict[str, Any] = {} if remote_access is None else _rights(remote_access, atomic_type)
+        given: dict[str, object] = {} if remote_access is None else {**_rights(remote_access, atomic_type)}
         if port is not None:
             given["port_num"] = port
         if pkey_index is not None:
@@ -452,7 +472,15 @@ class QP(Handle, ABC):
             self.modify(replace(attr, next_state=state), mask & ~self._left_out)
 
 
-def _rights(remote_access: Access, atomic_type: QpAtomicType) -> dict[str, Any]:
+class _Rights(TypedDict):
+    """A peer's rights, as in QpAttr."""
+
+    allow_remote_write: bool
+    allow_remote_read: bool
+    allow_remote_atomic: QpAtomicType
+
+
+def _rights(remote_access: Access, atomic_type: QpAtomicType) -> _Rights:
     """Return a peer's rights as attributes."""
     access = flags("remote_access", remote_access, Access)
     return {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 from ..enums import QpSendDbrMode, QpType
 from ..errors import InvalidValueError, NotSupportedError
@@ -78,7 +77,7 @@ class QpInitAttr:
     dpa: AnyDpa | None = None
     send_dpa_completion: AnyDpaCompletion | None = None
     receive_dpa_completion: AnyDpaCompletion | None = None
-    context: Any = None
+    context: object = None
 
     def typed(self) -> QpInitAttr:
         """Return them with ints and enumeration members. InvalidValueError names a value of the wrong type."""

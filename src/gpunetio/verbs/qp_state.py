@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from ..enums import MtuSize, QpAtomicType, QpAttrMask, QpState, QpType
 from ..errors import InvalidValueError, UnexpectedError
@@ -13,7 +12,7 @@ from ..formats import commands as c
 from ..formats.commands import PM_STATE_MIGRATED, Opcode, OptParam, PrmMtu
 from ..formats.contexts import ADS, QPC
 from ..formats.layout import BitStruct, Fields
-from .ah import AhAttr
+from .ah_attr import AhAttr
 from .arguments import instance, member, whole, within
 from .device_attr import DeviceAttributes
 
@@ -194,7 +193,7 @@ class _Carrier:
     attr: str
     name: str
     opt: OptParam = _NO_OPT
-    encode: Callable[[Any], int] = int
+    encode: Callable[[int], int] = int
 
 
 _CARRIERS = (

@@ -50,14 +50,16 @@ def entries_of(request: SendWr | RecvWr, most: int, limit: str) -> tuple[Sequenc
 
     Empty entries are left out: for some devices 0 means 2^31 bytes.
     """
-    sges, total = request.sges, 0
+    sges, total, empty = request.sges, 0, False
     if len(sges) > most:
         raise InvalidValueError(f"{len(sges)} scatter/gather entries: the queue takes {most} ({limit})")
     for sge in sges:
-        if not 0 <= sge.length <= MAX_TRANSFER:
-            raise InvalidValueError(f"length = {sge.length}: a scatter/gather entry has 0 to {MAX_TRANSFER} bytes")
-        total += sge.length
-    return [sge for sge in sges if sge.length], total
+        length = sge.length
+        if not 0 <= length <= MAX_TRANSFER:
+            raise InvalidValueError(f"length = {length}: a scatter/gather entry has 0 to {MAX_TRANSFER} bytes")
+        total += length
+        empty = empty or length == 0
+    return [sge for sge in sges if sge.length] if empty else sges, total
 
 
 def check_size(operation: Operation, nbytes: int) -> None:

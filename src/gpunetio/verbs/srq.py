@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..enums import SrqType
 from ..errors import InvalidValueError, NotSupportedError
@@ -41,7 +41,7 @@ class SrqInitAttr:
     external_umem: tuple[UMEM, int] | None
     external_dbr_umem: tuple[UMEM, int] | None
     external_datapath: bool
-    context: Any
+    context: object
 
     def checked(self, device: DeviceAttributes) -> SrqInitAttr:
         """Return them with ints and enumeration members. Raise the error that names an impossible one."""
@@ -86,7 +86,7 @@ class SRQ(Handle, ABC):
     pd: PD
     type: SrqType
     max_sge: int
-    context: Any
+    context: object
 
     def __init__(self, pd: PD, attr: SrqInitAttr):
         ctx = pd.ctx

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from ..enums import UarAllocationType
 from ..formats.doorbell import UAR_NO_DBR_OFFSET
 from .arguments import member
-from .handle import Handle, command
+from .commands import command
+from .handle import Handle
 
 if TYPE_CHECKING:
     from ..providers.provider import UarPage

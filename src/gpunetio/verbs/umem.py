@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from ..enums import Access, RingMemory
 from ..errors import InvalidValueError
 from ..memory import Region, is_accessible
-from .handle import Handle, command
+from .commands import command
+from .handle import Handle
 from .mr import Dmabuf, check_access, region_at
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..enums import SendFlags, WcFlags, WcOpcode, WcStatus, WrOpcode
 from ..errors import DocaError, DocaErrorCode
@@ -32,7 +32,7 @@ class _Request:
     """
 
     __slots__ = ("packed",)
-    packed: tuple[object, bytes, tuple[Any, ...]]
+    packed: tuple[object, object, tuple[object, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -682,8 +682,12 @@ int mlx5dv_get_clock_info(struct ibv_context *ibv, struct mlx5dv_clock_info *inf
 
 // --- DEVX -------------------------------------------------------------------------------------------------------------
 
-enum { HEADER = 16, TUNNEL_AT = 4, NUMBER_AT = 9 };
+enum { HEADER = 16, TUNNEL_AT = 4, NUMBER_AT = 9, Q_COUNTER_AT = 29 };
 enum { CREATE_CQ = 0x400, CREATE_QP = 0x500, CREATE_RMP = 0x90C };
+enum {
+    ALLOC_Q_COUNTER = 0x771, QUERY_Q_COUNTER = 0x773, ALLOC_TRANSPORT_DOMAIN = 0x816, CREATE_TIR = 0x900,
+    CREATE_SQ = 0x904, CREATE_RQ = 0x908, CREATE_TIS = 0x912, CREATE_RQT = 0x916
+};
 enum command { CREATE, MODIFY, QUERY, GENERAL };
 
 // Which call takes an opcode, and which one has made the object that it is about. DESTROY_… are for none.
@@ -707,14 +711,32 @@ static const struct opcode {
     {CREATE_RMP, CREATE, CREATE_RMP},
     {0x90D, MODIFY, CREATE_RMP},  // MODIFY_RMP
     {0x90F, QUERY, CREATE_RMP},   // QUERY_RMP
+    {ALLOC_Q_COUNTER, CREATE, ALLOC_Q_COUNTER},
+    {QUERY_Q_COUNTER, QUERY, ALLOC_Q_COUNTER},
+    {ALLOC_TRANSPORT_DOMAIN, CREATE, ALLOC_TRANSPORT_DOMAIN},
+    {CREATE_TIR, CREATE, CREATE_TIR},
+    {0x901, MODIFY, CREATE_TIR},  // MODIFY_TIR
+    {0x903, QUERY, CREATE_TIR},   // QUERY_TIR
+    {CREATE_SQ, CREATE, CREATE_SQ},
+    {0x905, MODIFY, CREATE_SQ},   // MODIFY_SQ
+    {0x907, QUERY, CREATE_SQ},    // QUERY_SQ
+    {CREATE_RQ, CREATE, CREATE_RQ},
+    {0x909, MODIFY, CREATE_RQ},   // MODIFY_RQ
+    {0x90B, QUERY, CREATE_RQ},    // QUERY_RQ
+    {CREATE_TIS, CREATE, CREATE_TIS},
+    {0x913, MODIFY, CREATE_TIS},  // MODIFY_TIS
+    {0x915, QUERY, CREATE_TIS},   // QUERY_TIS
+    {CREATE_RQT, CREATE, CREATE_RQT},
+    {0x917, MODIFY, CREATE_RQT},  // MODIFY_RQT
+    {0x919, QUERY, CREATE_RQT},   // QUERY_RQT
     {0x100, GENERAL, 0},          // QUERY_HCA_CAP
     {0x101, GENERAL, 0},          // QUERY_ADAPTER
     {0x760, GENERAL, 0},          // QUERY_ROCE_ADDRESS
 };
 
-static uint32_t number_in(const uint8_t *box)
+static uint32_t number_in(const uint8_t *box, size_t at)
 {
-    return (uint32_t)box[NUMBER_AT] << 16 | (uint32_t)box[NUMBER_AT + 1] << 8 | box[NUMBER_AT + 2];
+    return (uint32_t)box[at] << 16 | (uint32_t)box[at + 1] << 8 | box[at + 2];
 }
 
 // What the kernel looks at before the device does: an errno.
@@ -728,7 +750,9 @@ static int check_mailbox(
     for (size_t i = 0; i < sizeof opcodes / sizeof *opcodes; i++) {
         if (opcodes[i].code != (box[0] << 8 | box[1]) || opcodes[i].call != call) continue;
         if (!object) return 0;
-        return opcodes[i].creator == object->creator && number_in(box) == object->number ? 0 : EINVAL;
+        size_t at = opcodes[i].code == QUERY_Q_COUNTER ? Q_COUNTER_AT : NUMBER_AT;
+        if (opcodes[i].creator != object->creator || inlen < at + 3) return EINVAL;
+        return number_in(box, at) == object->number ? 0 : EINVAL;
     }
     return EINVAL;
 }
@@ -742,7 +766,7 @@ struct mlx5dv_devx_obj *mlx5dv_devx_obj_create(
     if (handle < 0) return failed(-handle);
     struct object *object = make(context_of(ibv), OF_OBJECT, handle, sizeof *object);
     const uint8_t *box = in;
-    *object = (struct object){(uint16_t)(box[0] << 8 | box[1]), number_in(out)};
+    *object = (struct object){(uint16_t)(box[0] << 8 | box[1]), number_in(out, NUMBER_AT)};
     return (struct mlx5dv_devx_obj *)object;
 }
 

@@ -4,9 +4,9 @@ The PRM has them reserved, and a device answers BAD_PARAM when one is set. The f
 are, so that a field which is written without being declared cannot pass.
 """
 
-from gpunetio.formats import commands as cmd
 from gpunetio.formats.commands import Opcode
 from gpunetio.formats.layout import VARIABLE, BitStruct
+from gpunetio.formats.mailboxes import mailboxes
 
 SYNDROME = 0x5F00FF  # beside those of gpunetio.nic.control.syndromes
 
@@ -23,7 +23,7 @@ def _mask(layout: BitStruct) -> int:
     return bits
 
 
-_LAYOUTS = {opcode: getattr(cmd, f"{opcode.name}_IN") for opcode in Opcode}
+_LAYOUTS = {opcode: mailboxes(opcode).request for opcode in Opcode}
 _MASKS = {opcode: _mask(layout) for opcode, layout in _LAYOUTS.items()}
 
 

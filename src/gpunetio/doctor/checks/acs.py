@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from ..finding import GUIDE, HARDWARE, Evidence, Finding, check, evidence, few, ok, skip, warn
+from ..finding import GUIDE, HARDWARE, Evidence, Finding, Subject, check, evidence, few, ok, skip, warn
 from ..machine import pci_config, topology
 from ..machine.devices import Gpu, Machine, Nic
 from ..machine.host import Host, Trouble
@@ -31,7 +31,7 @@ def acs(machine: Machine) -> Iterator[Finding]:
         yield _pair(machine, gpu, nic, {"gpu": gpu.name, "nic": nic.name})
 
 
-def _pair(machine: Machine, gpu: Gpu, nic: Nic, about: dict[str, str]) -> Finding:
+def _pair(machine: Machine, gpu: Gpu, nic: Nic, about: Subject) -> Finding:
     shares, read = integrated(machine, gpu)
     if shares:
         return skip(SHARES_MEMORY, read, **about)
@@ -48,7 +48,7 @@ def _between(gpu: Gpu, nic: Nic) -> tuple[str, ...]:
     return tuple(bridge for bridge in (*above_gpu, *above_nic) if (bridge in above_gpu) != (bridge in above_nic))
 
 
-def _bridges(host: Host, bridges: Iterable[str], about: dict[str, str]) -> Finding:
+def _bridges(host: Host, bridges: Iterable[str], about: Subject) -> Finding:
     """Judge the ACS bits in force at the bridges."""
     found = [(bridge, *_acs_of(host, bridge)) for bridge in bridges]
     on = [(short(bridge), read, one) for bridge, read, one in found if one and one.on]
@@ -99,7 +99,7 @@ def _wants_acs(gpu: Gpu, nic: Nic) -> bool:
     return bool(nic.pci and nic.pci.device == _CONNECTX8) and ("Blackwell" in told or not told)
 
 
-def _what_rdma_topo_says(machine: Machine, about: dict[str, str]) -> Finding:
+def _what_rdma_topo_says(machine: Machine, about: Subject) -> Finding:
     """Ask rdma_topo, which knows the ACS settings of such machines (rdma-core, kernel-boot/rdma_topo)."""
     told = machine.host.run("rdma_topo", "check")
     wrong = [evidence(told, line) for line in told.text.splitlines() if line.startswith(("FAIL", "ERROR"))]

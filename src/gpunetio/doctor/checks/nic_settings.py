@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 
-from ..finding import GUIDE, HARDWARE, Finding, Use, check, fail, ok, skip, warn
+from ..finding import GUIDE, HARDWARE, Finding, Maker, Use, check, fail, ok, skip, warn
 from ..machine import mlxconfig
 from ..machine.devices import Machine, Nic
 from ..machine.host import Reading
@@ -147,21 +147,21 @@ def _ids(machine: Machine, nic: Nic) -> list[Reading]:
 
 
 def _judged(
-    machine: Machine, firmware: Firmware, wanted: dict[str, int], complain: Callable[..., Finding], *, good: str,
-    bad: str = "", **more: object,
+    machine: Machine, firmware: Firmware, wanted: dict[str, int], complain: Maker, *, good: str, bad: str = "",
+    uses: frozenset[Use] | None = None,
 ) -> Finding:  # fmt: skip
     """Judge whether all settings that the card has are as wanted, now and at the next boot."""
     wrong, shown = firmware.wrong(wanted), firmware.shown(wanted)
     if not firmware.having(wanted):
-        return skip(f"its firmware has no {next(iter(wanted))}", *firmware.read, **more)
+        return skip(f"its firmware has no {next(iter(wanted))}", *firmware.read, uses=uses)
     if wrong:
         cure = _set(machine, firmware, wrong)
         first = next(iter(wrong))
         others = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
-        return complain(f"{bad}{first} is {firmware.settings[first].next}{others}", shown, cure=cure, **more)
+        return complain(f"{bad}{first} is {firmware.settings[first].next}{others}", shown, cure=cure, uses=uses)
     if firmware.pending(wanted):
-        return complain(f"{bad}right only after the next cold reboot", shown, cure=COLD_REBOOT, **more)
-    return ok(good, shown, **more)
+        return complain(f"{bad}right only after the next cold reboot", shown, cure=COLD_REBOOT, uses=uses)
+    return ok(good, shown, uses=uses)
 
 
 def _set(machine: Machine, firmware: Firmware, values: dict[str, int]) -> str:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ..finding import GUIDE, HARDWARE, Evidence, Finding, check, evidence, few, ok, skip, warn
+from ..finding import GUIDE, HARDWARE, Evidence, Finding, Subject, check, evidence, few, ok, skip, warn
 from ..machine import pci_config
 from ..machine.devices import Machine
 from ..machine.host import Host, Kind, Reading, Trouble
@@ -14,7 +14,7 @@ from ..machine.pci import PciDevice, is_virtual, short
 from ..machine.pci_link import Link, link_of, links_of_switches
 
 AREA = "PCI Express"
-_Subject = tuple[dict[str, str], PciDevice]  # the fields of a finding that name a device, and the device
+_Subject = tuple[Subject, PciDevice]  # the fields of a finding that name a device, and the device
 
 
 def _gpus(machine: Machine) -> Iterator[_Subject]:
@@ -57,7 +57,7 @@ def iommu(machine: Machine) -> Iterator[Finding]:
 
 
 def _translation(host: Host, units: Reading, told: Evidence, subjects: list[_Subject]) -> Finding:
-    types = {"".join(subject.values()): _domain(host, device) for subject, device in subjects}
+    types = {"".join(map(str, subject.values())): _domain(host, device) for subject, device in subjects}
     read = (evidence(units, ", ".join(units.names)), told, *few(list(map(_type, types.values()))))
     translated = [name for name, reading in types.items() if reading.text.startswith("DMA")]
     if translated:
@@ -105,12 +105,12 @@ def pcie_link(machine: Machine) -> Iterator[Finding]:
         yield _own_link(link_of(machine.host, device.address), subject, switches)
         for port, link in switches.items():
             if link.lacks:
-                slow.setdefault(port, (link, []))[1].extend(subject.values())
+                slow.setdefault(port, (link, []))[1].extend(map(str, subject.values()))
     for port, (link, below) in slow.items():
         yield _link_of_switch(short(port), link, below)
 
 
-def _own_link(link: Link, subject: dict[str, str], switches: dict[str, Link]) -> Finding:
+def _own_link(link: Link, subject: Subject, switches: dict[str, Link]) -> Finding:
     if not link.known:
         return skip("the link's width or speed is unknown", *link.read, **subject)
     if link.width < link.most or (link.lacks and "gpu" not in subject):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..finding import GUIDE, HARDWARE, Evidence, Finding, check, evidence, ok, skip, warn
+from ..finding import GUIDE, HARDWARE, Evidence, Finding, Subject, check, evidence, ok, skip, warn
 from ..machine import topo_m, topology
 from ..machine.devices import Gpu, Machine, Nic
 from ..machine.host import Reading
@@ -44,7 +44,7 @@ def distances(machine: Machine) -> Iterator[Finding]:
 
 
 def _pair(machine: Machine, gpu: Gpu, nic: Nic) -> Finding:
-    about = {"gpu": gpu.name, "nic": nic.name}
+    about: Subject = {"gpu": gpu.name, "nic": nic.name}
     shares, told = integrated(machine, gpu)
     if shares:
         return skip(SHARES_MEMORY, told, **about)

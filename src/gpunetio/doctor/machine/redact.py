@@ -13,7 +13,6 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from ipaddress import AddressValueError, IPv6Address
-from typing import Any
 
 from .dmabuf import asked_for, unpacked
 from .host import Kind, Reading
@@ -121,7 +120,7 @@ class _Masked:
             text = re.sub(pattern, lambda found, kind=kind, make=make: self._replaced(kind, found, make), text)
         return text
 
-    def value(self, reading: Reading) -> Any:
+    def value(self, reading: Reading) -> object:
         """Return the reading's value with substitutes."""
         value = reading.value
         if reading.kind is Kind.FILE and isinstance(value, bytes):
@@ -132,12 +131,16 @@ class _Masked:
             value = {name: who if name == "mode" or who in _KEPT_OWNERS else "someone" for name, who in value.items()}
         return self._anything(value, reading.kind not in (Kind.FOLDER, Kind.LINK))
 
-    def _anything(self, value: Any, with_host: bool) -> Any:
+    def _with_host(self, text: str, with_host: bool) -> str:
+        text = self.text(text)
+        return self._host.sub("host", text) if with_host and self._host else text
+
+    def _anything(self, value: object, with_host: bool) -> object:
         if isinstance(value, bytes):
-            return self._anything(value.decode(errors="surrogateescape"), with_host).encode(errors="surrogateescape")
+            text = self._with_host(value.decode(errors="surrogateescape"), with_host)
+            return text.encode(errors="surrogateescape")
         if isinstance(value, str):
-            text = self.text(value)
-            return self._host.sub("host", text) if with_host and self._host else text
+            return self._with_host(value, with_host)
         if isinstance(value, list):
             return [self._anything(one, with_host) for one in value]
         if isinstance(value, dict):

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from ipaddress import IPv6Address
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -28,6 +28,7 @@ PATIENCE = 5.0  # seconds to wait for a completion, longer than all retries take
 _RETRIES = 3  # of at least 67 ms each; cards wait longer
 _PAGES = UarAllocationType.NONCACHE_DEDICATED, UarAllocationType.NONCACHE  # the second as a fall-back
 _SUMMARY = 78  # characters
+_T = TypeVar("_T")
 
 
 class Way(NamedTuple):
@@ -53,7 +54,7 @@ class Bench:
     _ctx: Context | None = None
     _gpu: Gpu | None = None
 
-    def _open(self, what: Any, name: str) -> Any:
+    def _open(self, what: _T | None, name: str) -> _T:
         if what is None:
             raise BadStateError(f"{name} is not open")
         return what

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 from ..finding import EVERY_USE, GUIDE, HARDWARE, Check, Evidence, Finding, Status, Use, check, fail, skip
 from ..machine import peer_mapping, topology
@@ -22,9 +21,15 @@ _CLOSE = "close"  # the step after the last probe
 _HUNG = "look for a failure of the GPU, the NIC or a driver: sudo dmesg | tail"
 
 
-def _probe(id: str, title: str, *, uses: frozenset[Use], settles: str = "", **texts: Any) -> Check:
+def _probe(
+    id: str, title: str, *, why: str, cure: str, source: str, uses: frozenset[Use], reboot: bool = False,
+    essential: bool = False, settles: str = "",
+) -> Check:  # fmt: skip
     """Declare a probe. `probe_process.TRIALS` implements it."""
-    declare = check(id, title, uses=uses, settles=frozenset(settles.split()), **texts)
+    declare = check(
+        id, title, why=why, cure=cure, source=source, uses=uses, reboot=reboot, essential=essential,
+        settles=frozenset(settles.split()),
+    )  # fmt: skip
     return declare(lambda machine: iter([one for one in run_probes(machine) if one.check.id == id]))
 
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import inspect
 import platform
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, cast
 
 from llvmlite import ir
 from numba import types
@@ -17,16 +17,18 @@ from numba.extending import intrinsic
 
 from ..compile import need_integers
 
-INT: dict[int, Any] = {bits: ir.IntType(bits) for bits in (1, 8, 16, 32, 64, 128)}
-VOID: Any = ir.VoidType()
+Llvm = Any  # what llvmlite builds: values, types, builders. It has no types for them
+INT: dict[int, Llvm] = {bits: ir.IntType(bits) for bits in (1, 8, 16, 32, 64, 128)}
+VOID: Llvm = ir.VoidType()
 CONSTRAINT = {16: "h", 32: "r", 64: "l"}
 
-Emit = Callable[..., Any]  # (builder, *args) -> value
+Emit = Callable[..., Llvm]  # (builder, *args) -> value
+Stub = TypeVar("Stub", bound=Callable[..., object])
 Load = Callable[[int], int]
 Store = Callable[[int, int], None]
 
 
-def op(*widths: int, ret: int | None = None, cpu: Emit, cuda: Emit) -> Callable[[Callable[..., Any]], Any]:
+def op(*widths: int, ret: int | None = None, cpu: Emit, cuda: Emit) -> Callable[[Stub], Stub]:
     """Make an intrinsic. It truncates int64 arguments to `widths`, and zero-extends the `ret` bits of its result."""
     result = types.void if ret is None else types.int64
 
@@ -40,7 +42,7 @@ def op(*widths: int, ret: int | None = None, cpu: Emit, cuda: Emit) -> Callable[
             return context.get_dummy_value()
         return value if value.type.width == 64 else builder.zext(value, INT[64])
 
-    def bind(stub):
+    def bind(stub: Stub) -> Stub:
         answer = (result(*[types.int64] * len(widths)), codegen)
         names = tuple(inspect.signature(stub).parameters)
 
@@ -60,7 +62,7 @@ def op(*widths: int, ret: int | None = None, cpu: Emit, cuda: Emit) -> Callable[
         typing.__doc__, typing.__module__ = stub.__doc__, stub.__module__
         made: Any = intrinsic(typing)
         made.__signature__ = inspect.signature(stub)  # for help(), which would show that of `typing`
-        return made
+        return cast(Stub, made)
 
     return bind
 
@@ -68,7 +70,7 @@ def op(*widths: int, ret: int | None = None, cpu: Emit, cuda: Emit) -> Callable[
 # --- on the CPU -----------------------------------------------------------------------------------------------------
 
 
-def ptr(b: Any, addr: Any, width: int) -> Any:
+def ptr(b: Llvm, addr: Llvm, width: int) -> Llvm:
     """Return an address as a pointer to an integer of `width` bits."""
     return b.inttoptr(addr, INT[width].as_pointer())
 
@@ -106,7 +108,7 @@ def cpu_fence(order: str) -> Emit:
     return lambda b: b.fence(order)
 
 
-def llvm(name: str, *overload: Any, ret: int | None = None) -> Emit:
+def llvm(name: str, *overload: Llvm, ret: int | None = None) -> Emit:
     """Call an LLVM intrinsic."""
 
     def emit(b, *args):
@@ -125,7 +127,7 @@ drain: Emit = {
 }.get(platform.machine(), cpu_fence("seq_cst"))
 
 
-def extern(b: Any, name: str, ret: Any, args: Any) -> Any:
+def extern(b: Llvm, name: str, ret: Llvm, args: Sequence[Llvm]) -> Llvm:
     """Call a C function by its symbol."""
     fnty = ir.FunctionType(ret, [a.type for a in args])
     return b.call(cgutils.get_or_insert_function(b.module, fnty, name), args)

@@ -4,13 +4,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from llvmlite import ir
 from numba.core import cgutils
 
 from ..compile import device_function
-from .lowering import INT, Emit, extern, op, ptx
+from .lowering import INT, Emit, Llvm, extern, op, ptx
 
 # On the host, identity comes from a record that the launcher leaves in pthread-specific data (host_threads.py). The key
 # is read from memory by symbol, never frozen into compiled code, which another process may load from the cache.
@@ -91,7 +89,7 @@ def on_host() -> int:
 def _shared_slot(b):
     """Return the generic address of the block's variable in shared memory."""
     name, slot = "gpunetio_shared_slot", ir.ArrayType(INT[8], BLOCK_SLOT)
-    variable: Any = b.module.globals.get(name)
+    variable: Llvm = b.module.globals.get(name)
     if variable is None:
         variable = cgutils.add_global_variable(b.module, slot, name, addrspace=3)
         variable.linkage, variable.align, variable.initializer = "internal", 128, ir.Constant(slot, ir.Undefined)

@@ -8,14 +8,13 @@ from enum import Enum
 
 from ...formats import commands as cmd
 from ...formats.commands import CapClass, Opcode
-from ...formats.layout import BitStruct
+from ...formats.layout import BitStruct, Fields
+from ...formats.mailboxes import mailboxes
 
 OUT_BYTES: int = cmd.OUT.size
 DONE = bytes(OUT_BYTES)  # the answer of a command that returns no data
 
-OBJECT_NUMBER = slice(9, 12)  # the bytes with an object's number: in inputs, and in the answers that create objects
-
-Capabilities = Mapping[CapClass, Mapping[str, int]]  # fields of each class of capabilities
+Capabilities = Mapping[CapClass, Mapping[str, int | Fields]]  # fields of each class of capabilities
 
 
 class Call(Enum):
@@ -32,6 +31,8 @@ class Call(Enum):
 class Command:
     """A command: the call that carries it, its opcode, its input mailbox, its handler, and the bytes that it answers.
 
+    If calls share an opcode, `op_mod` of the input says which one it is for.
+
     The handler takes the input and returns the output. It raises CommandError before it changes anything.
     """
 
@@ -40,12 +41,15 @@ class Command:
     mailbox: BitStruct
     execute: Callable[[bytes], bytes]
     answer_bytes: int = OUT_BYTES
+    op_mod: int | None = None
 
-    def input_for(self, number: int) -> bytes:
-        """Return an input that has only the opcode and the number of an object."""
-        mailbox = self.mailbox.pack(opcode=self.opcode)
-        mailbox[OBJECT_NUMBER] = number.to_bytes(3, "big")
-        return bytes(mailbox)
+    def input_for(self, names: Mapping[str, int]) -> bytes:
+        """Return an input that has only the opcode and what names an object."""
+        return bytes(self.mailbox.pack(opcode=self.opcode, **names))
+
+    def named(self, request: bytes, answer: bytes = b"") -> dict[str, int]:
+        """Return what names the object of a command, which may be new (`Mailboxes.named`)."""
+        return mailboxes(self.opcode).named(request, answer)
 
 
 class Handlers:
@@ -54,6 +58,10 @@ class Handlers:
     def commands(self) -> Iterable[Command]:
         """Return the rows to register, one for each opcode."""
         return ()
+
+    def command(self, call: Call) -> Command:
+        """Return the command that creates or destroys an object."""
+        return next(command for command in self.commands() if command.call is call)
 
     def capabilities(self) -> Capabilities:
         """Return the capability fields that announce these commands and their limits."""
@@ -66,3 +74,8 @@ class Handlers:
 def opcode_of(mailbox: bytes) -> int:
     """Return the opcode, with which every input begins."""
     return int.from_bytes(mailbox[:2], "big")
+
+
+def op_mod_of(mailbox: bytes) -> int:
+    """Return the modifier of the opcode."""
+    return int.from_bytes(mailbox[6:8], "big")

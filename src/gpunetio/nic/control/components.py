@@ -65,6 +65,11 @@ class Components:
         self._load[self.worker_of(row)] += 1
         return self.worker_of(row)
 
+    def add_receiver(self, row: int, queues: Iterable[int]) -> None:
+        """Bring the queues of an Ethernet receive queue to the first worker, which takes frames from wires."""
+        for queue in dict.fromkeys((FIRST, *queues)):
+            self._tie(row, queue)
+
     def connect(self, row: int, peer: int) -> None:
         """Tie a QP to the row of its peer in this NIC, or to FIRST if the way to its peer is a wire."""
         if self._peers.get(row) != peer:

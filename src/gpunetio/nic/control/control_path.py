@@ -15,6 +15,10 @@ from .components import Components
 from .cq import CompletionQueues
 from .eq import EventQueues
 from .event_channels import EventChannels
+from .flow_counters import FlowCounters
+from .flow_entries import FlowEntries
+from .flow_groups import FlowGroups
+from .flow_tables import FlowTables
 from .gids import Gids
 from .hca import Hca, pack_capabilities
 from .interpreter import CommandInterpreter
@@ -23,10 +27,17 @@ from .mkey import MemoryKeys
 from .objects import QueueObjects
 from .paths import Paths
 from .pd import ProtectionDomains
+from .q_counter import QCounters
 from .qp import QueuePairs
 from .qp_transitions import QpTransitions
 from .rmp import ReceivePools
+from .rq import ReceiveQueues
+from .rqt import ReceiveQueueTables
 from .routes import Routes
+from .sq import SendQueues
+from .tir import ReceiveInterfaces
+from .tis import SendInterfaces
+from .transport_domain import TransportDomains
 from .uar import UarPages
 from .umem import Umems
 
@@ -36,7 +47,7 @@ H = TypeVar("H", bound=Handlers)
 class ControlPath:
     """The objects of a NIC by kind, and the commands on them. Callers hold the NIC's lock.
 
-    `handlers` are all parts that have registered commands or capabilities. `queues` are the kinds of objects that
+    `handlers` are all parts that have registered commands or capabilities. `kinds` are the kinds of objects that
     mailboxes create, by the opcode that does so.
 
     `memory` are the tables of keys and UMEMs, which the engine knows. `connect` lays links to NICs of other processes.
@@ -53,11 +64,20 @@ class ControlPath:
     cqs: CompletionQueues
     pools: ReceivePools
     qps: QueuePairs
+    tds: TransportDomains
+    q_counters: QCounters
+    tiss: SendInterfaces
+    sqs: SendQueues
+    rqs: ReceiveQueues
+    rqts: ReceiveQueueTables
+    tirs: ReceiveInterfaces
     links: Links
     routes: Routes
     paths: Paths
+    flow_tables: FlowTables
+    flow_counters: FlowCounters
     channels: EventChannels
-    queues: dict[Opcode, QueueObjects]
+    kinds: dict[Opcode, Handlers]
     interpreter: CommandInterpreter
 
     def __init__(
@@ -85,16 +105,31 @@ class ControlPath:
         self.qps   = add(QueuePairs(
             hardware, components, self.pds, self.umems, self.uars, self.cqs, self.pools,
         ))
+        self.tds   = add(TransportDomains(hardware))
+        self.q_counters = add(QCounters(hardware))
+        self.tiss  = add(SendInterfaces(hardware, self.tds, self.pds))
+        self.sqs   = add(SendQueues(hardware, self.pds, self.umems, self.uars, self.cqs, self.tiss))
+        self.rqs   = add(ReceiveQueues(
+            hardware, components, self.pds, self.umems, self.cqs, self.pools, self.q_counters,
+        ))
+        self.rqts  = add(ReceiveQueueTables(hardware, self.rqs))
+        self.tirs  = add(ReceiveInterfaces(hardware, self.tds, self.rqs, self.rqts))
         self.links = Links(hardware, self.qps.table, grants, connect)
         undo.callback(self.links.close)
         self.routes = Routes(hardware.port, self.gids, self.qps.table, self.links)
         self.paths = Paths(hardware, self.links, self.routes)
         undo.callback(self.paths.close)
         add(QpTransitions(hardware, components, self.qps, self.gids, self.links, self.routes))
+        self.flow_counters = add(FlowCounters(hardware))
+        self.flow_tables = add(FlowTables(hardware))
+        add(FlowGroups(self.flow_tables))
+        add(FlowEntries(self.flow_tables, self.flow_counters, self.tirs))
 
-        queues = [part for part in self.handlers if isinstance(part, QueueObjects)]
-        self.queues = {part.command(Call.CREATE).opcode: part for part in queues}
-        self.channels = EventChannels(hardware, queues)
+        self.kinds = {
+            command.opcode: part
+            for part in self.handlers for command in part.commands() if command.call is Call.CREATE
+        }  # fmt: skip
+        self.channels = EventChannels(hardware, [part for part in self.handlers if isinstance(part, QueueObjects)])
         undo.callback(self.channels.close)
         self.hca.packed = pack_capabilities(part.capabilities() for part in self.handlers)
         self.interpreter = CommandInterpreter(command for part in self.handlers for command in part.commands())

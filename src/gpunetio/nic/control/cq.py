@@ -18,6 +18,7 @@ from .. import step
 from ..hardware import Hardware
 from ..queues.channels import EventChannel
 from ..state.cq import CQ_ROW
+from ..state.tables import Row
 from .command import DONE, Call, Capabilities, Command
 from .components import Components
 from .eq import EventQueues
@@ -94,7 +95,7 @@ class CompletionQueues(QueueObjects):
         self._uars.hold(context["uar_page"])
         return bytes(cmd.CREATE_CQ_OUT.pack(cqn=cqn))
 
-    def _place_ring(self, struct: BitStruct, mailbox: bytes, row: np.ndarray) -> int:
+    def _place_ring(self, struct: BitStruct, mailbox: bytes, row: Row) -> int:
         """Enter the ring that a mailbox names into a row. Return the ring's UMEM."""
         umem, context = struct.get(mailbox, "cq_umem_id"), struct.get(mailbox, "cq_context")
         size, log = CQE_SIZES[context["cqe_sz"]], context["log_cq_size"]
@@ -114,7 +115,7 @@ class CompletionQueues(QueueObjects):
                 f"op_mod {op_mod} is not supported: the software NIC only resizes CQs (1)",
             )  # fmt: skip
         _check_size(context)
-        row = self.table[cqn].copy()
+        row = self.table.copy(cqn)
         if row["collapsed"] or CQE_SIZES[context["cqe_sz"]] != 1 << int(row["shift"]):
             raise CommandError(
                 Status.BAD_PARAM, CommandSyndrome.CQ_SIZE,

@@ -9,7 +9,8 @@ from ...formats import commands as cmd
 from ...formats.commands import (
     PORT_TYPE_ETH, PORT_TYPE_IB, CapClass, Opcode, PhysicalState, Status,
 )  # fmt: skip
-from ...formats.contexts import ATOMIC_CAPS, CMD_HCA_CAP, CMD_HCA_CAP_2, ROCE_CAP
+from ...formats.contexts import ATOMIC_CAPS, CMD_HCA_CAP, CMD_HCA_CAP_2, ETHERNET_OFFLOAD_CAPS, ROCE_CAP
+from ...formats.flow import FLOW_TABLE_NIC_CAP
 from ..hardware import Hardware
 from .command import DONE, OUT_BYTES, Call, Capabilities, Command, Handlers
 from .port import Port
@@ -18,8 +19,10 @@ from .syndromes import CommandError, CommandSyndrome
 CLOCK_KHZ = 1_000_000  # of timestamps: the engine's clock counts nanoseconds
 _CLASSES = {
     CapClass.GENERAL:   CMD_HCA_CAP,
+    CapClass.ETHERNET_OFFLOADS: ETHERNET_OFFLOAD_CAPS,
     CapClass.ATOMIC:    ATOMIC_CAPS,
     CapClass.ROCE:      ROCE_CAP,
+    CapClass.FLOW_TABLE: FLOW_TABLE_NIC_CAP,
     CapClass.GENERAL_2: CMD_HCA_CAP_2,
 }  # fmt: skip
 _CLASS_BYTES = 4096

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 
 from ...errors import TimedOutError
 from ...formats import commands as cmd
-from ...formats.commands import Status
-from .command import Call, Command, opcode_of
+from ...formats.commands import Opcode, Status
+from .command import Call, Command, op_mod_of, opcode_of
 from .syndromes import CommandError, CommandSyndrome
 
 
@@ -20,11 +20,13 @@ class CommandInterpreter:
 
     def __init__(self, commands: Iterable[Command]):
         self.failed = False
-        self._commands: dict[int, Command] = {command.opcode: command for command in commands}
+        self._commands = {(int(command.opcode), command.op_mod): command for command in commands}
+        self._modified = {opcode for opcode, op_mod in self._commands if op_mod is not None}
 
     def find(self, mailbox: bytes) -> Command | None:
         """Return the command that a mailbox is for, or None if there is no such command."""
-        return self._commands.get(opcode_of(mailbox))
+        opcode = opcode_of(mailbox)
+        return self._commands.get((opcode, op_mod_of(mailbox) if opcode in self._modified else None))
 
     def execute(self, mailbox: bytes, out_size: int) -> tuple[bytes, str]:
         """Execute a command. Return the output mailbox, and in words why the command was refused ("" if it was not).
@@ -41,6 +43,11 @@ class CommandInterpreter:
 
     def _dispatch(self, mailbox: bytes, out_size: int) -> bytes:
         command = self.find(mailbox)
+        if command is None and opcode_of(mailbox) in self._modified:
+            raise CommandError(
+                Status.BAD_PARAM, CommandSyndrome.UNKNOWN_OP_MOD,
+                f"op_mod {op_mod_of(mailbox)} of {Opcode(opcode_of(mailbox)).name} does not exist",
+            )  # fmt: skip
         if command is None:
             raise CommandError(
                 Status.BAD_OP, CommandSyndrome.UNKNOWN_OPCODE,

@@ -26,7 +26,7 @@ from ..state.tables import Table
 from ..state.wire import WIRE
 from ..wires.pipes import Pipes
 from ..wires.wire import Wire
-from .port import WIRES, IPAddress, address_of, can_reach, gid_of, mac_of
+from .port import IPAddress, address_of, can_reach, gid_of
 
 MAX_WIRES = MAX_LINKS
 DRAIN_PATIENCE = 0.05  # seconds
@@ -72,7 +72,7 @@ class Links:
         self._wires: list[Wire] = []
         self._to_itself = 0
         self.lost = []
-        self._kind = WIRES[self._port.config.wire]
+        self._kind = self._port.config.wire_kind
         self._to_others: Wire = import_module(f"..wires.{self._kind.module}", __package__).make(self._port)
 
     def close(self) -> None:
@@ -248,20 +248,25 @@ class Links:
         wire = self._at(address)
         return (gid, source) if wire is None else wire.path(gid, source)
 
-    def egress(self, address: int, source: int, port: int, used: Container[int]) -> int:
-        """Return the `source` of a QP's frames: GID index `source` and, on UDP, this source port; 0 is any port.
+    def egress(self, address: int, gid: bytes, source: int, port: int, used: Container[int]) -> int:
+        """Return the `source` of a QP's frames to `gid`: GID index `source` and, on UDP, this source port; 0 is any.
 
         `used` are those of the other QPs.
         """
         wire = self._at(address)
-        return source if wire is None else wire.egress(source, port, used, self._engine.settle)
+        return source if wire is None else wire.egress(gid, source, port, used, self._engine.settle)
 
     def mac_of(self, gid: bytes) -> bytes:
-        """Return the MAC behind a GID. The kernel resolves the real MAC of another host; sockets do not need it."""
+        """Return the MAC behind a GID. Sockets do not need it: the kernel resolves the real MAC of another host.
+
+        NotFoundError if there is no way there, or if nobody answers on the Ethernet.
+        """
+        if self._kind.ethernet:
+            return self._to_others.mac_of(gid)
         for peer in self.peers():
             if peer.has_gid(gid):
                 return peer.mac
         address = address_of(gid)
         if self._kind.routed and not can_reach(address) and claimant(address) is None:
             raise NotFoundError(f"{self._name} has no route to {address}: see `ip route get {address}`")
-        return mac_of(address)
+        return self._to_others.mac_of(gid)

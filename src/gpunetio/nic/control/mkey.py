@@ -86,7 +86,7 @@ class MemoryKeys(Objects):
 
         After this returns, the NIC touches no byte of memory that the region has left.
         """
-        row = self.table[key].copy()
+        row = self.table.copy(key)
         before, granted = int(row["pdn"]), int(row["granted"])
         after = before if pdn is None else pdn
         self._pds.table[after]  # it exists

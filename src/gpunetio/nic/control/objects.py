@@ -6,6 +6,7 @@ Each kind is a subclass in a module of its own, and one row of `ControlPath`.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from ...formats.events import EventType
 from ...formats.layout import Entry
 from ..queues.channels import EventChannel
 from ..state.tables import Table
-from .command import Call, Command, Handlers
+from .command import Handlers
 from .syndromes import CommandError, CommandSyndrome
 
 
@@ -90,16 +91,12 @@ class CountedObjects(Objects):
         return row
 
 
-class QueueObjects(Objects):
-    """Queues that mailboxes create: they have numbers of their own, and raise events."""
+class MailboxObjects(Objects):
+    """Objects that mailboxes create. They know the other objects that use them, by name."""
 
-    def __init__(self, name: str, entry: Entry, rows: int, no_such: CommandSyndrome):
-        super().__init__(Table(name, entry, rows), no_such)
-        self._users: dict[int, list[int]] = {}  # number → QPNs of the queue pairs that use the queue
-
-    def command(self, call: Call) -> Command:
-        """Return the command that creates or destroys a queue."""
-        return next(command for command in self.commands() if command.call is call)
+    def __init__(self, table: Table, no_such: CommandSyndrome):
+        super().__init__(table, no_such)
+        self._users: dict[int, list[str]] = {}  # number → names of the objects that use this one
 
     def free_number(self) -> int:
         """Return a free number. CommandError if all are in use."""
@@ -111,23 +108,56 @@ class QueueObjects(Objects):
             )  # fmt: skip
         return slot
 
-    def hold(self, number: int, qpn: int) -> None:
-        """Note that a QP uses a queue."""
-        self._users.setdefault(number, []).append(qpn)
+    def named(self, number: int) -> str:
+        """Return the name of an object, for messages."""
+        return f"{self.table.name} {number:#x}"
 
-    def release(self, number: int, qpn: int) -> None:
-        """Note that a QP no longer uses a queue."""
-        self._users[number].remove(qpn)
+    def hold(self, number: int, user: str) -> None:
+        """Note that an object uses this one, which then cannot be destroyed."""
+        self._users.setdefault(number, []).append(user)
+
+    def release(self, number: int, user: str) -> None:
+        """Note that an object no longer uses this one."""
+        self._users[number].remove(user)
         if not self._users[number]:
             del self._users[number]
 
     def need_unused(self, number: int) -> None:
-        """Raise CommandError if a QP uses the queue."""
+        """Raise CommandError if another object uses this one."""
         if users := self._users.get(number):
             raise CommandError(
                 Status.RESOURCE_BUSY, CommandSyndrome.IN_USE,
-                f"{self.table.name} {number:#x} is used by QP {', '.join(map(hex, dict.fromkeys(users)))}",
+                f"{self.named(number)} is used by {', '.join(dict.fromkeys(users))}",
             )  # fmt: skip
+
+
+@dataclass
+class Uses:
+    """What an object uses: `counted` objects know how many users they have, `named` objects know them by name."""
+
+    counted: list[tuple[CountedObjects, int]] = field(default_factory=list)
+    named: list[tuple[MailboxObjects, int]] = field(default_factory=list)
+
+    def hold(self, user: str) -> None:
+        """Note that `user` uses all of them, which then cannot be destroyed."""
+        for counted, number in self.counted:
+            counted.hold(number)
+        for named, number in self.named:
+            named.hold(number, user)
+
+    def release(self, user: str) -> None:
+        """Note that `user` no longer uses them."""
+        for counted, number in self.counted:
+            counted.release(number)
+        for named, number in self.named:
+            named.release(number, user)
+
+
+class QueueObjects(MailboxObjects):
+    """Queues that mailboxes create, and that raise events."""
+
+    def __init__(self, name: str, entry: Entry, rows: int, no_such: CommandSyndrome):
+        super().__init__(Table(name, entry, rows), no_such)
 
     def subscribe(self, number: int, channel: EventChannel, types: Iterable[EventType], cookie: int) -> None:
         """Subscribe a channel to events of a queue."""

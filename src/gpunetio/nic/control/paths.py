@@ -43,7 +43,7 @@ class Paths:
         row["used"], row["wire"], row["source"] = 1, wire, index
         row["high"], row["low"], row["own"] = destination
         row["peer_high"], row["peer_low"] = np.frombuffer(peer, np.int64)
-        row["egress"] = self._links.egress(wire, index, 0, ())
+        row["egress"] = self._links.egress(wire, peer, index, 0, ())
         self._write(self._slot(destination), row)
         self._users[destination] = self._users.get(destination, 0) + 1
         return destination

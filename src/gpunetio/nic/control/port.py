@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import contextlib
 import fcntl
+import re
 import socket
 import struct
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from ...enums import LinkLayer
 from ...errors import InvalidValueError
+from ...fabric import interface
 from ...fabric.faults import Faults
 from ...formats.packet import ROCE_UDP_PORT
 
@@ -25,7 +27,7 @@ MTUS = (4096, 2048, 1024, 512, 256)
 MAX_HEADERS = 80
 _IPV4_MAPPED = bytes(10) + b"\xff\xff"
 _LINK_LOCAL = b"\xfe\x80" + bytes(6)
-_SIOCGIFCONF, _SIOCGIFMTU = 0x8912, 0x8921
+_SIOCGIFCONF = 0x8912
 _IFREQ_SIZE, _MAX_INTERFACES = 40, 1024
 _LAST_UNICAST_LID = 0xBFFF  # IBTA 4.1.3
 _LAST_PART_ID = 0xFFFF
@@ -44,20 +46,49 @@ class WireKind:
     """How a port reaches its peers.
 
     `neighbours`: NICs of this host by shared memory. `module` of nic/wires: all others, also on InfiniBand ports if
-    `infiniband`. `routed`: they are in the networks of this machine, whose addresses the port has.
+    `infiniband`. `routed`: they are in the networks of this machine, whose addresses the port has. `ethernet`: the wire
+    carries Ethernet frames, and the port has a MAC and addresses of its own there. `argument`: what follows the name
+    and a colon; `interface`: that is the name of a network interface.
     """
 
     module: str
     neighbours: bool = False
     infiniband: bool = False
     routed: bool = True
+    ethernet: bool = False
+    argument: str = ""
+    interface: bool = False
 
 
 WIRES = {
     "auto":   WireKind("udp", neighbours=True),
     "udp":    WireKind("udp"),
     "replay": WireKind("replay", infiniband=True, routed=False),
+    "packet": WireKind("packet", routed=False, ethernet=True, argument="INTERFACE", interface=True),
+    "tap":    WireKind("tap",    routed=False, ethernet=True, argument="NAME",      interface=True),
+    "unix":   WireKind("unix",   routed=False, ethernet=True, argument="PATH"),
 }  # fmt: skip
+_INTERFACE = re.compile(r"[^\s/:%]{1,15}")  # what the kernel takes for a name (dev_valid_name); % is for patterns
+
+
+def spell(name: str) -> str:
+    """Return how to spell a wire of a kind: its name, and what follows."""
+    argument = WIRES[name].argument
+    return f"{name}:{argument}" if argument else name
+
+
+def check_wire(wire: str) -> None:
+    """Raise InvalidValueError unless `wire` can be a PortConfig's."""
+    name, colon, argument = wire.partition(":")
+    if name not in WIRES or (colon and not WIRES[name].argument):
+        raise InvalidValueError(f"wire = {wire!r}: it must be one of {', '.join(map(spell, WIRES))}")
+    if WIRES[name].argument and not argument:
+        raise InvalidValueError(f"wire = {wire!r}: it lacks what it leads to: {spell(name)}")
+    if WIRES[name].interface and (not _INTERFACE.fullmatch(argument) or argument in (".", "..")):
+        raise InvalidValueError(
+            f"wire = {wire!r}: {argument!r} cannot be the name of a network interface, which has 1 to 15 characters "
+            "and neither spaces nor any of / : %"
+        )
 
 
 @dataclass(frozen=True)
@@ -65,9 +96,13 @@ class PortConfig:
     """How a software NIC is connected.
 
     `addresses`    IPv4 and IPv6 addresses of this machine to bind to, or a single one; stored as a tuple. By default,
-                   soft n has 127.0.0.(n+1)
+                   soft n has 127.0.0.(n+1). On a wire that carries Ethernet, the NIC's own addresses, which nobody
+                   else may have
     `wire`         "auto": shared memory to NICs of this host, UDP to others; "udp": UDP to every NIC but itself;
-                   "replay": only to the packets of a capture file (nic/wires/replay.py)
+                   "replay": only to the packets of a capture file (nic/wires/replay.py);
+                   "packet:INTERFACE": Ethernet, by a network interface of this machine; "tap:NAME": Ethernet, by a TAP
+                   device, which is made if there is none of this name; "unix:PATH": Ethernet, to one other NIC or to a
+                   virtual machine, by a socket
     `mtu`          MTU of the link in bytes (the path MTU is smaller); 0 means the MTU of the addresses' interface
     `link_layer`   ETHERNET (RoCE v2), or INFINIBAND, which reaches only software NICs of this host
     `lid`          LID of an InfiniBand port; 0 means the last 16 bits of its first address
@@ -92,8 +127,7 @@ class PortConfig:
         object.__setattr__(self, "addresses", addresses)
         for text in addresses:
             _parse(text)
-        if self.wire not in WIRES:
-            raise InvalidValueError(f"wire = {self.wire!r}: it must be one of {', '.join(WIRES)}")
+        check_wire(self.wire)
         if self.mtu and not _SMALLEST_LINK_MTU <= self.mtu <= _LARGEST_LINK_MTU:
             raise InvalidValueError(
                 f"mtu = {self.mtu} bytes: a link has {_SMALLEST_LINK_MTU} to {_LARGEST_LINK_MTU} bytes; 0 means the "
@@ -109,11 +143,22 @@ class PortConfig:
             raise InvalidValueError(
                 f"lid = {self.lid:#x}: unicast LIDs are 1 to {_LAST_UNICAST_LID:#x}; 0 takes it from the address"
             )
-        kind = WIRES[self.wire]
+        kind = self.wire_kind
         if self.link_layer is LinkLayer.INFINIBAND and not (kind.neighbours or kind.infiniband):
             raise InvalidValueError(
-                f"an InfiniBand port has no {self.wire.upper()} wire: RoCE v2 is for link_layer ETHERNET"
+                f"an InfiniBand port has no {self.wire.partition(':')[0].upper()} wire: RoCE v2 is for link_layer "
+                "ETHERNET"
             )
+
+    @property
+    def wire_kind(self) -> WireKind:
+        """How the port reaches its peers."""
+        return WIRES[self.wire.partition(":")[0]]
+
+    @property
+    def wire_argument(self) -> str:
+        """What the wire leads to: the name of an interface; "" for wires that need none."""
+        return self.wire.partition(":")[2]
 
 
 class Port:
@@ -131,8 +176,27 @@ class Port:
         self.link_layer = config.link_layer
         self.infiniband = config.link_layer is LinkLayer.INFINIBAND
         self.lid = self._lid() if self.infiniband else 0
-        link_mtu = config.mtu or min(map(link_mtu_of, self.addresses))
+        if config.wire_kind.ethernet:
+            self._check_addresses()
+        link_mtu = config.mtu or self._link_mtu()
         self.active_mtu = next((mtu for mtu in MTUS if mtu + MAX_HEADERS <= link_mtu), MTUS[-1])
+
+    def _check_addresses(self) -> None:
+        """Refuse addresses that no Ethernet carries."""
+        for address in self.addresses:
+            if address.is_loopback or address.is_unspecified or address.is_multicast:
+                raise InvalidValueError(
+                    f"wire {self.config.wire} carries Ethernet, where {address} is nobody's address: give the port "
+                    'addresses of its own there, as in addresses=("192.168.77.1",) or --address 192.168.77.1'
+                )
+
+    def _link_mtu(self) -> int:
+        """Return the MTU of the interface that the port uses. A TAP device that is to be made has Ethernet's."""
+        if not self.config.wire_kind.ethernet:
+            return min(map(link_mtu_of, self.addresses))
+        name = self.config.wire_argument
+        named = self.config.wire_kind.interface and interface.exists(name)
+        return interface.mtu_of(name) if named else _DEFAULT_LINK_MTU
 
     def _lid(self) -> int:
         first = self.addresses[0]
@@ -166,6 +230,16 @@ class Port:
     def rate(self) -> tuple[int, int]:
         """Return libibverbs' codes for the width and speed of the slowest interface that has an address of the port."""
         return _rate(min(map(speed_of, self.addresses)))
+
+    @property
+    def no_ethernet(self) -> str:
+        """Return why the port can have no Ethernet queues; "" if it can."""
+        if self.infiniband:
+            return "the port's link layer is InfiniBand"
+        kind = self.config.wire_kind
+        if not kind.ethernet and not kind.neighbours:  # between NICs of this host, memory carries frames
+            return f"the port's wire is {self.config.wire!r}, which carries no Ethernet frames"
+        return ""
 
     def source_address(self, index: int) -> IPAddress:
         """Return the address of entry `index` of the GID table. The link-local GID has the first address."""
@@ -228,11 +302,8 @@ def mac_of(address: IPAddress) -> bytes:
 
 def link_mtu_of(address: IPAddress) -> int:
     """Return the MTU of the interface that has the address, or Ethernet's if none has it."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        if (name := _interface(address)) is None:
-            return _DEFAULT_LINK_MTU
-        request = fcntl.ioctl(sock, _SIOCGIFMTU, struct.pack("16s16x", name.encode()))
-        return struct.unpack_from("i", request, 16)[0]
+    name = _interface(address)
+    return _DEFAULT_LINK_MTU if name is None else interface.mtu_of(name)
 
 
 def speed_of(address: IPAddress) -> int:

@@ -27,7 +27,7 @@ from ..state.work_queue import QueueKind
 from .command import DONE, Call, Capabilities, Command
 from .components import Components
 from .cq import CompletionQueues
-from .objects import CountedObjects, QueueObjects, log_of
+from .objects import MailboxObjects, QueueObjects, Uses, log_of
 from .pd import ProtectionDomains
 from .rmp import ReceivePools
 from .syndromes import CommandError, CommandSyndrome
@@ -50,14 +50,13 @@ SERVICES = {  # by qpc.st: the service, and what serves the send queue
 class QueuePair:
     """What the control path keeps of a queue pair.
 
-    `created` is the qpc of CREATE_QP, to which 2RST returns, `context` the qpc as QUERY_QP returns it. `uses` and
-    `queues` are the objects that the QP holds. `udp_sport` is the UDP source port that was set for it, or 0.
+    `created` is the qpc of CREATE_QP, to which 2RST returns, `context` the qpc as QUERY_QP returns it. `uses` are the
+    objects that the QP holds. `udp_sport` is the UDP source port that was set for it, or 0.
     """
 
     created: bytes
     context: bytearray
-    uses: list[tuple[CountedObjects, int]]
-    queues: list[tuple[QueueObjects, int]]
+    uses: Uses
     udp_sport: int = 0
 
 
@@ -137,7 +136,7 @@ class QueuePairs(QueueObjects):
         self._uars.need(context["uar_page"])
         sq_bytes, rq_bytes = _queue_sizes(context)
         shared = context["rq_type"] == RqType.SRQ_RMP
-        queues: list[tuple[QueueObjects, int]] = []
+        queues: list[tuple[MailboxObjects, int]] = []
         if sq_bytes:
             queues.append((self._cqs, context["cqn_snd"]))
         if rq_bytes or shared:
@@ -175,15 +174,12 @@ class QueuePairs(QueueObjects):
 
         start = cmd.CREATE_QP_IN.offset("qpc")
         created = bytes(mailbox[start : start + cmd.QPC.size])
-        uses: list[tuple[CountedObjects, int]] = [
+        uses = Uses([
             (self._umems, ring_umem), (self._umems, record_umem), (self._pds, context["pd"]),
             (self._uars, context["uar_page"]),
-        ]  # fmt: skip
-        self.known[qpn] = QueuePair(created, bytearray(created), uses, queues)
-        for objects, number in uses:
-            objects.hold(number)
-        for objects, number in queues:
-            objects.hold(number, qpn)
+        ], queues)  # fmt: skip
+        uses.hold(self.named(qpn))
+        self.known[qpn] = QueuePair(created, bytearray(created), uses)
         return bytes(cmd.CREATE_QP_OUT.pack(qpn=qpn))
 
     def _serve(self, qpn: int, row: np.ndarray) -> None:
@@ -214,7 +210,7 @@ class QueuePairs(QueueObjects):
     def _query(self, mailbox: bytes) -> bytes:
         qpn = cmd.QUERY_QP_IN.get(mailbox, "qpn")
         self.need(qpn)
-        row = self.table[qpn].copy()
+        row = self.table.copy(qpn)
         context = bytearray(self.known[qpn].context)
         cmd.QPC.update(
             context, state=int(state_of(row)),
@@ -233,11 +229,7 @@ class QueuePairs(QueueObjects):
         self._engine.post(step.REMOVE_QP, address, worker=self._components.worker_of(address))
         self._components.remove(address)
         self._memory.pop(qpn).close()
-        qp = self.known.pop(qpn)
-        for objects, number in qp.uses:
-            objects.release(number)
-        for objects, number in qp.queues:
-            objects.release(number, qpn)
+        self.known.pop(qpn).uses.release(self.named(qpn))
         return DONE
 
 

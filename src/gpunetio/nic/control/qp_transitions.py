@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -88,11 +87,11 @@ _OPTIONAL: dict[OptParam, tuple[str, ...]] = {
 }  # fmt: skip
 
 
-def _get(context: bytes | bytearray, path: str) -> Any:
+def _get(context: bytes | bytearray, path: str) -> int:
     return cmd.QPC.get(context, path)
 
 
-def _set(context: bytearray, path: str, value: Any) -> None:
+def _set(context: bytearray, path: str, value: int | bytes) -> None:
     outer, _, inner = path.partition(".")
     cmd.QPC.update(context, **{outer: {inner: value} if inner else value})
 
@@ -136,7 +135,7 @@ class QpTransitions(Handlers):
         context = bytearray(qp.context)
         named = (field for bit, fields in _OPTIONAL.items() if bit & optional for field in fields)
         for path in (*transition.required, *named):
-            _set(context, path, _get(wanted, path))
+            _set(context, path, cmd.QPC.get(wanted, path))
         if sport is not None:
             _set(context, f"{_PATH}.udp_sport", sport)
         self._check_context(opcode, context)
@@ -189,7 +188,7 @@ class QpTransitions(Handlers):
         state = int(self._qps.table[qpn]["state"])
         if state == QpState.ERR:
             return DONE
-        row = self._qps.table[qpn].copy()
+        row = self._qps.table.copy(qpn)
         row["state"] = QpState.ERR
         worker = self._components.worker_of(row_address)
         self._engine.post(step.MODIFY_QP, row_address, row, state=state, worker=worker)
@@ -198,7 +197,7 @@ class QpTransitions(Handlers):
     def _to_reset(self, mailbox: bytes) -> bytes:
         qpn = cmd.QP_2RST_IN.get(mailbox, "qpn")
         row_address = self._qps.need(qpn)
-        row = self._qps.table[qpn].copy()
+        row = self._qps.table.copy(qpn)
         for field in QP_CONNECTION:
             row[field] = 0
         row["state"] = QpState.RST
@@ -243,15 +242,15 @@ class QpTransitions(Handlers):
 
     # --- rows ------------------------------------------------------------------------------------------------------
 
-    def _prepare(self, qpn: int, context: bytearray, state: QpState, sport: int) -> np.ndarray:
+    def _prepare(self, qpn: int, context: bytearray, state: QpState, sport: int) -> np.void:
         """Return the QP's row for a context and a state. `sport` is the UDP source port set for the QP, or 0."""
         connected = state in (QpState.RTR, QpState.RTS)
         if connected:
-            gid, lid = _get(context, f"{_PATH}.rgid_rip"), _get(context, f"{_PATH}.rlid")
+            gid, lid = cmd.QPC.get(context, f"{_PATH}.rgid_rip"), _get(context, f"{_PATH}.rlid")
             source, peer = _get(context, f"{_PATH}.src_addr_index"), _get(context, "remote_qpn")
             route = self._routes.route(gid, lid, source, peer)
             self._components.connect(self._qps.table.row_address(qpn), route[0] or FIRST)  # which may move the QP
-        row = self._qps.table[qpn].copy()
+        row = self._qps.table.copy(qpn)
         row["drain"] = state is QpState.SQDRAINED
         if state is QpState.SQDRAINED:
             return row
@@ -270,7 +269,7 @@ class QpTransitions(Handlers):
             row["mtu"], row["msg_max"] = 128 << _get(context, "mtu"), 1 << _get(context, "log_msg_max")
             row["remote_row"], row["wire"], gid, row["source"] = route
             row["peer_high"], row["peer_low"] = np.frombuffer(gid, np.int64)
-            row["egress"] = self._egress(qpn, int(row["wire"]), int(row["source"]), sport)
+            row["egress"] = self._egress(qpn, int(row["wire"]), gid, int(row["source"]), sport)
             row["dlid"], row["sl"], row["grh"] = lid, _get(context, f"{_PATH}.sl"), _get(context, f"{_PATH}.grh")
             row["max_dest_rd"] = 1 << _get(context, "log_rra_max")
         if state is QpState.RTS:
@@ -281,9 +280,9 @@ class QpTransitions(Handlers):
             row["max_rd"] = 1 << _get(context, "log_sra_max")
         return row
 
-    def _prepare_datagrams(self, qpn: int, context: bytearray, state: QpState) -> np.ndarray:
+    def _prepare_datagrams(self, qpn: int, context: bytearray, state: QpState) -> np.void:
         """Return the row of a UD queue pair for a context and a state. It has no peer; a datagram is one packet."""
-        row = self._qps.table[qpn].copy()
+        row = self._qps.table.copy(qpn)
         row["drain"] = state is QpState.SQDRAINED
         if state is QpState.SQDRAINED:
             return row
@@ -299,11 +298,11 @@ class QpTransitions(Handlers):
             row["sq_psn"] = _get(context, "next_send_psn")
         return row
 
-    def _egress(self, qpn: int, wire: int, source: int, port: int) -> int:
+    def _egress(self, qpn: int, wire: int, gid: bytes, source: int, port: int) -> int:
         """Return the egress of a QP's packets (`Links.egress`)."""
         rows = self._qps.table.given
         try:
-            return self._links.egress(wire, source, port, set(rows["egress"][rows["qpn"] != qpn].tolist()))
+            return self._links.egress(wire, gid, source, port, set(rows["egress"][rows["qpn"] != qpn].tolist()))
         except (InUseError, InvalidValueError) as error:
             raise CommandError(Status.RESOURCE_BUSY, CommandSyndrome.UDP_SPORT, str(error)) from None
 

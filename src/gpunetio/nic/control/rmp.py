@@ -105,7 +105,7 @@ class ReceivePools(QueueObjects):
 
     def _resize(self, srqn: int, wq: Fields) -> None:
         """Move a pool to a larger ring, which begins with the WQEs of the old ring."""
-        row, log = self.table[srqn].copy(), wq["log_wq_sz"]
+        row, log = self.table.copy(srqn), wq["log_wq_sz"]
         if not row["log"] < log <= MAX_LOG_SRQ:
             raise CommandError(
                 Status.BAD_PARAM, CommandSyndrome.QP_SIZE,
@@ -159,7 +159,7 @@ def _check_context(context: Fields) -> None:
         raise CommandError(
             Status.BAD_PARAM, CommandSyndrome.RMP_STATE, f"state {context['state']}: a pool is created in RDY (1)"
         )
-    if wq["wq_type"] not in list(WqType) or context["basic_cyclic_rcv_wqe"] != (wq["wq_type"] == WqType.CYCLIC):
+    if (wq["wq_type"], context["basic_cyclic_rcv_wqe"]) not in ((WqType.LINKED_LIST, 0), (WqType.CYCLIC, 1)):
         raise CommandError(
             Status.BAD_PARAM, CommandSyndrome.RQ_TYPE,
             f"wq_type {wq['wq_type']} with basic_cyclic_rcv_wqe {context['basic_cyclic_rcv_wqe']}: only a linked "

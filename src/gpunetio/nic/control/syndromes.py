@@ -48,6 +48,38 @@ class CommandSyndrome(IntEnum):
     TABLE_FULL          = 0x5F0042
     ENGINE_TIMEOUT      = 0x5F0050
     DEVICE_FAILED       = 0x5F0051
+    NO_SUCH_TRANSPORT_DOMAIN = 0x5F0060
+    NO_SUCH_Q_COUNTER   = 0x5F0061
+    NO_SUCH_TIS         = 0x5F0062
+    NO_SUCH_TIR         = 0x5F0063
+    NO_SUCH_RQT         = 0x5F0064
+    NO_SUCH_SQ          = 0x5F0065
+    NO_SUCH_RQ          = 0x5F0066
+    NO_ETHERNET         = 0x5F0068  # a port without Ethernet has no Ethernet queues
+    UNSUPPORTED_FIELD   = 0x5F0069  # a field of a context that asks for what the software NIC does not have
+    QUEUE_STATE         = 0x5F006A
+    MODIFY_MASK         = 0x5F006B
+    WQ_TYPE             = 0x5F006C
+    WQ_SIZE             = 0x5F006D
+    STRIDES             = 0x5F006E
+    TIMESTAMP_FORMAT    = 0x5F006F
+    INLINE_MODE         = 0x5F0070
+    TIS_LIST            = 0x5F0071
+    DISP_TYPE           = 0x5F0072
+    RX_HASH             = 0x5F0073
+    RQT_SIZE            = 0x5F0074
+    NO_SUCH_FLOW_TABLE  = 0x5F0080
+    NO_SUCH_FLOW_GROUP  = 0x5F0081
+    NO_SUCH_FLOW_ENTRY  = 0x5F0082
+    NO_SUCH_FLOW_COUNTER = 0x5F0083
+    FLOW_TABLE          = 0x5F0084
+    FLOW_LEVEL          = 0x5F0085
+    FLOW_GROUP          = 0x5F0086
+    FLOW_MATCH          = 0x5F0087
+    FLOW_INDEX          = 0x5F0088
+    FLOW_ACTION         = 0x5F0089
+    FLOW_DESTINATION    = 0x5F008A
+    FLOW_COUNTER        = 0x5F008B
 
 
 class CommandError(Exception):

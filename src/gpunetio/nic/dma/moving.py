@@ -21,16 +21,10 @@ from .staging import free_slots
 from ..state.counters import counters_at
 from ..state.dma_stream import dma_stream_at
 from ..state.worker import worker_at
-from ..state.qp import FLIGHT, flight_at, qp_row_at
+from ..state.qp import flight_at, flight_of, qp_row_at
 from ..queues.wqes import build, check_wqe, in_one_piece, read_control, wqe_slot
 
 MOST_MOVING = 64 << 20  # bytes in flight by one stream, beyond which nothing begins: commands wait for them
-
-
-@device_function
-def _flight(row, index):
-    q = qp_row_at(row)
-    return q.flights + (index & ((1 << q.sq_log) - 1)) * FLIGHT.size
 
 
 @device_function
@@ -107,7 +101,7 @@ def begin(nic, row, index, blocks, opcode, ce, nbytes):
     if q.stream == 0:
         q.stream, q.failures, q.landing = n.touched, n.failures, n.landed
     q.fence = dma_stream_at(n.touched).issued
-    f = flight_at(_flight(row, index))
+    f = flight_at(flight_of(row, index))
     f.opcode, f.ce, f.nbytes, f.blocks, f.fence = opcode, ce, nbytes, blocks, q.fence
     q.sq_next = index + blocks
 
@@ -141,7 +135,7 @@ def finish(nic, row):
     done = 0
     while q.sq_ci != q.sq_next:
         index = q.sq_ci
-        f = flight_at(_flight(row, index))
+        f = flight_at(flight_of(row, index))
         state = ended(q.stream, f.fence, q.failures)
         if state == 0:
             return done

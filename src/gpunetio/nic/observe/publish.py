@@ -5,6 +5,7 @@ A `fabric.control_socket.ControlSocket` hands a `Publication` to each process th
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Mapping
 
@@ -20,6 +21,7 @@ TABLES = ("qps", "cqs", "srqs", "mkeys", "pds", "umems", "uar_pages", "eqs", "gi
 _USED = {"gids": "gid"}  # the field that marks a row in use, if not the number
 
 
+@functools.cache
 def describe_dtype(dtype: np.dtype) -> dict[str, object]:
     """Return a structured type as values for JSON."""
     names = dtype.names or ()

@@ -27,10 +27,13 @@ _DERIVED = (
 _FORMAT = re.compile(r"(\(\d+,\))?[<>|]([iu][1248]|V\d+)")
 
 
+Description = dict[str, Any]  # JSON of another process: if it does not fit, an exception says so
+
+
 class _Part:
     """One table, in memory that the NIC writes."""
 
-    def __init__(self, description: dict[str, Any], fds: list[int], memories: list[MappedMemory]):
+    def __init__(self, description: Description, fds: list[int], memories: list[MappedMemory]):
         layout = description["dtype"]
         if not all(_FORMAT.fullmatch(kind) for kind in layout["formats"]):
             raise InvalidValueError(f"a table has fields of types {layout['formats']}: use integers and bytes only")
@@ -100,7 +103,7 @@ class Observed:
     addresses: list[str]
     tables: Tables
 
-    def __init__(self, pid: int, description: dict[str, Any], fds: list[int]):
+    def __init__(self, pid: int, description: Description, fds: list[int]):
         memories: list[MappedMemory] = []
         self._finalizer = weakref.finalize(self, _close, memories)
         try:

@@ -27,7 +27,7 @@ from ..state.work_queue import wake
 
 _NO_EVENT = 0
 _INVALID = INIT_OP_OWN >> OPCODE_SHIFT << OPCODE_SHIFT
-REQUESTER, RESPONDER = 0, 1
+REQUESTER, RESPONDER, RECEIVE_QUEUE = 0, 1, 2  # the last is an RQ of Ethernet packets
 
 
 @device_function
@@ -130,9 +130,9 @@ def record_error(nic, side, qpn, index, opcode, reason, syndrome):
 
 
 @device_function
-def _count_error(nic, reason, syndrome, side):
+def count_error(nic, reason, syndrome, side):
     c = counters_at(worker_at(nic).counters)
-    if side == RESPONDER:
+    if side != REQUESTER:
         c.resp_cqe_error += 1
         if reason == Reason.FLUSH:
             c.resp_cqe_flush_error += 1
@@ -194,7 +194,7 @@ def fail_send(nic, row, index, opcode, ce, reason):
     first = q.told == 0
     q.told = 1
     fail_qp(nic, row, index, opcode, reason, REQUESTER)
-    _count_error(nic, reason, syndrome, REQUESTER)
+    count_error(nic, reason, syndrome, REQUESTER)
     if ce == CompletionMode.ON_FIRST_ERROR and not first:
         return
     write_cqe(nic, q.send_cq, CqeOpcode.REQ_ERR, 0, q.qpn, q.user_index, opcode, index, 0, 0, syndrome, reason, 0, 0)
@@ -205,5 +205,5 @@ def fail_receive(nic, row, index, reason, syndrome):
     """Fail a receive WQE: move the QP to ERR and write an error CQE to the receive CQ."""
     q = qp_row_at(row)
     fail_qp(nic, row, index, 0, reason, RESPONDER)
-    _count_error(nic, reason, syndrome, RESPONDER)
+    count_error(nic, reason, syndrome, RESPONDER)
     write_cqe(nic, q.recv_cq, CqeOpcode.RESP_ERR, 0, q.qpn, q.user_index, 0, index, 0, 0, syndrome, reason, 0, 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -24,6 +24,9 @@ def _opcode(packet: Packet) -> int:
     return packet.operation.opcode
 
 
+_Row = TypeVar("_Row", Operation, Packet)
+
+
 class _Field(NamedTuple):
     """Some bits of a word."""
 
@@ -31,15 +34,15 @@ class _Field(NamedTuple):
     mask: int
 
 
-class _Words:
+class _Words(Generic[_Row]):
     """A word for each opcode, with all that its row says: compiled code loads it once, whatever it asks for."""
 
-    def __init__(self, column: Callable[[Callable[[Any], int]], np.ndarray]):
+    def __init__(self, column: Callable[[Callable[[_Row], int]], np.ndarray]):
         self._column = column
         self.words = np.zeros(len(column(lambda row: 0)), np.int64)
         self._end = 0
 
-    def field(self, bits: int, value: Callable[[Any], int]) -> _Field:
+    def field(self, bits: int, value: Callable[[_Row], int]) -> _Field:
         """Give a column the next bits."""
         values = self._column(value).astype(np.int64)
         if values.min() < 0 or values.max() >> bits or self._end + bits > 63:
@@ -58,7 +61,6 @@ _MASKED    = _by_wqe.field(1, lambda row: row.masked)
 _SEGMENTS  = _by_wqe.field(4, lambda row: _segments(row, 0))
 _WIDE      = _by_wqe.field(4, lambda row: _segments(row, -1))
 _RIGHT     = _by_wqe.field(7, lambda row: row.right)
-_IMM       = _by_wqe.field(1, lambda row: row.imm)
 _RECEIVES  = _by_wqe.field(4, lambda row: row.receives or 0)
 _ON_WIRE   = _by_wqe.field(1, lambda row: row.packets is not None)
 _FIRST     = _by_wqe.field(5, lambda row: row.packets.first if row.packets else 0)
@@ -131,12 +133,6 @@ def right_of(opcode):
 def receive_cqe(opcode):
     """Return the opcode of the CQE with which the operation completes a receive, or 0 if it completes none."""
     return _WQES[opcode] >> _RECEIVES.shift & _RECEIVES.mask
-
-
-@device_function
-def carries_imm(opcode):
-    """Return whether the operation carries immediate data."""
-    return _WQES[opcode] >> _IMM.shift & _IMM.mask
 
 
 @device_function

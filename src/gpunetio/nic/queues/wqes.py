@@ -16,7 +16,7 @@ from ...formats.wqe import (
 )  # fmt: skip
 from .completion import fail_send
 from .operations import (
-    has_packets, is_atomic, is_local, is_masked, is_offered, returns_data, right_of, segments_of,
+    has_packets, is_atomic, is_masked, is_offered, returns_data, right_of, segments_of,
 )  # fmt: skip
 from ..state.message import MAX_SEGMENTS, MESSAGE, message_at
 from ..dma.mkey import translate
@@ -73,12 +73,6 @@ def wqe_slot(row, index):
     return q.sq_addr + ((index & ((1 << q.sq_log) - 1)) << WQEBB_SHIFT)
 
 
-@device_function
-def _is_there(wqe, index, qpn):
-    """Return whether the slot holds this QP's WQE `index`. A slot never written holds index 0 of QP 0."""
-    return index_in(wqe) == index & PI_MASK and be32(ld_acquire32(wqe + CTRL_SEG.qpn_ds)) >> 8 == qpn
-
-
 @engine_function
 def _overdue(nic, row, index):
     """Return whether the NIC has waited PATIENCE_NS for a WQE that its slot does not hold yet."""
@@ -87,6 +81,20 @@ def _overdue(nic, row, index):
     if q.missing != index + 1:
         q.missing, q.missing_since = index + 1, now
     return now - q.missing_since >= PATIENCE_NS
+
+
+@engine_function
+def _check_other(nic, row, index):
+    """Return NOT_YET, or the reason for a refusal, where the slot does not hold this QP's WQE `index`."""
+    if not _overdue(nic, row, index):
+        return NOT_YET
+    wqe = wqe_slot(row, index)
+    qpn_ds = be32(ld_acquire32(wqe + CTRL_SEG.qpn_ds))
+    if index_in(wqe) != index & PI_MASK or qpn_ds == 0:  # a slot never written holds index 0 of QP 0
+        return refuse.stale_wqe(nic, index_in(wqe), qpn_ds >> 8)
+    if qpn_ds >> 8 != qp_row_at(row).qpn:
+        return refuse.wqe_of_other_qp(nic, qpn_ds >> 8)
+    return NOT_YET  # it has come meanwhile
 
 
 @device_function
@@ -99,14 +107,11 @@ def check_wqe(nic, row, index):
     """
     q = qp_row_at(row)
     wqe = wqe_slot(row, index)
-    if not _is_there(wqe, index, q.qpn) and not _overdue(nic, row, index):
-        return NOT_YET
-    qpn_ds = be32(ld32(wqe + CTRL_SEG.qpn_ds))
+    found = index_in(wqe)
+    qpn_ds = be32(ld_acquire32(wqe + CTRL_SEG.qpn_ds))
+    if found != index & PI_MASK or qpn_ds >> 8 != q.qpn:
+        return _check_other(nic, row, index)
     ds = qpn_ds & DS_MASK
-    if index_in(wqe) != index & PI_MASK or qpn_ds == 0:
-        return refuse.stale_wqe(nic, index_in(wqe), qpn_ds >> 8)
-    if qpn_ds >> 8 != q.qpn:
-        return refuse.wqe_of_other_qp(nic, qpn_ds >> 8)
     if ds == 0 or index + ((ds + 3) >> 2) > q.sq_pi:
         return refuse.malformed_wqe(nic, ds)
     return 0
@@ -209,14 +214,18 @@ def _av_segments(wqe):
 
 @engine_function
 def build(nic, row, message, wqe, opcode, ds, index):
-    """Build a message from a WQE whose control segment was checked: return 0, or a reason."""
+    """Build a message from a WQE of an operation that is not local, whose control segment was checked.
+
+    Return 0, or a reason.
+    """
     q = qp_row_at(row)
     m = message_at(message)
     control = read_control(wqe)
     opmod = control.opmod
-    if is_local(opcode) or not is_offered(opcode, q.service):
+    if not is_offered(opcode, q.service):
         return refuse.unsupported_operation(nic)
-    if is_masked(opcode) and opmod != EXTENDED_ATOMIC_4 and opmod != EXTENDED_ATOMIC_8:
+    atomic = is_atomic(opcode)
+    if atomic and is_masked(opcode) and opmod != EXTENDED_ATOMIC_4 and opmod != EXTENDED_ATOMIC_8:
         return refuse.unknown_opmod(nic, opmod)
     if q.wire != 0 and not has_packets(opcode):
         return refuse.no_packet(nic, q.remote_qpn)
@@ -234,19 +243,19 @@ def build(nic, row, message, wqe, opcode, ds, index):
         m.rkey = be32(ld32(wqe + SEGMENT + RADDR_SEG.rkey))
     m.imm = control.imm
     m.solicited = control.solicited
-    atomic = is_atomic(opcode)
     if atomic:
         _read_operands(message, wqe + 2 * SEGMENT, opcode, opmod)
     right = Access.LOCAL_WRITE if returns_data(opcode) else 0
     reason = gather(nic, row, message, wqe + headers * SEGMENT, wqe + ds * SEGMENT, right)
-    word = 4 if is_masked(opcode) and opmod == EXTENDED_ATOMIC_4 else 8
-    if reason == Reason.WQE_MALFORMED:
-        return refuse.malformed_wqe(nic, ds)
-    if reason == 0 and atomic and m.nbytes != word:
-        return refuse.atomic_length(nic, m.nbytes, word)
-    if reason == 0 and m.nbytes > q.msg_max:
+    if reason != 0:
+        return refuse.malformed_wqe(nic, ds) if reason == Reason.WQE_MALFORMED else reason
+    if atomic:
+        word = 4 if is_masked(opcode) and opmod == EXTENDED_ATOMIC_4 else 8
+        if m.nbytes != word:
+            return refuse.atomic_length(nic, m.nbytes, word)
+    if m.nbytes > q.msg_max:
         return refuse.too_long_to_send(nic, m.nbytes, q.msg_max)
-    return reason
+    return 0
 
 
 # --- WQEs that concern this NIC only -------------------------------------------------------------------------------

@@ -10,8 +10,9 @@ from ...jit.struct_view import View, struct_view
 from .record import record
 
 # The first have the names of the kernel's mlx5 driver (hw_counters). Each packet that arrives counts in
-# `rdma_rx_packets` and in exactly one of PACKET_FATES. observe/running.py derives `port_*_data`, in words of 4 bytes,
-# from `rdma_*_bytes`.
+# `rdma_rx_packets` and in exactly one of PACKET_FATES. On wires that carry Ethernet, each frame counts in `rx_frames`,
+# and in one of FRAME_FATES or STEERED_FATES, unless it is a packet of RoCE v2 for the port. observe/running.py derives
+# `port_*_data`, in words of 4 bytes, from `rdma_*_bytes`.
 COUNTERS = record("counters", """
     rx_write_requests              i64 responder  RDMA WRITEs
     rx_read_requests               i64 responder  RDMA READs
@@ -56,11 +57,35 @@ COUNTERS = record("counters", """
     rx_unexpected                  i64 requester  responses dropped: nobody waits for them
     rx_link_down                   i64 engine     packets dropped: the port is down
     rx_stale                       i64 engine     packets dropped: from before the QP's last reset
+    rx_frames                      i64 engine     Ethernet frames that arrived
+    rx_frame_neighbour             i64 engine     frames of ARP and neighbour discovery, which a thread answers
+    rx_frame_malformed             i64 engine     frames dropped: cut off, or wrong lengths
+    rx_frame_checksum              i64 engine     frames dropped: wrong checksum in the IPv4 header
+    rx_frame_other_mac             i64 engine     frames dropped: to another MAC
+    rx_frame_vlan                  i64 engine     frames dropped: with a VLAN tag
+    rx_frame_other_protocol        i64 engine     frames dropped: not RoCE v2
+    rx_frame_other_address         i64 engine     frames dropped: to another IP address
+    rx_frame_fragment              i64 engine     frames dropped: fragments of IP packets
+    rx_frame_link_down             i64 engine     frames dropped: the port is down
+    rx_frame_delivered             i64 engine     frames that were placed in an Ethernet queue
+    rx_frame_rule_dropped          i64 engine     frames dropped: a flow rule says so
+    rx_frame_rule_loop             i64 engine     frames dropped: flow tables lead them round in circles
+    rx_frame_no_buffer             i64 engine     frames dropped: their Ethernet queue has no receive posted
+    rx_frame_too_long              i64 engine     frames dropped: longer than the receive of their Ethernet queue
+    rx_frame_queue_state           i64 engine     frames dropped: their Ethernet queue is not in RDY, or this failed it
 """)
 PACKET_FATES = (
     "rx_accepted", "rx_malformed", "rx_no_qp", "rx_wrong_peer", "rx_wrong_pkey", "rx_wrong_qkey", "rx_wrong_state",
     "out_of_sequence", "duplicate_request", "out_of_buffer", "rx_refused", "rx_uc_dropped", "rx_unexpected",
     "implied_nak_seq_err", "rx_link_down", "rx_stale",
+)  # fmt: skip
+FRAME_FATES = (
+    "rx_frame_neighbour", "rx_frame_malformed", "rx_frame_checksum", "rx_frame_other_mac", "rx_frame_vlan",
+    "rx_frame_other_protocol", "rx_frame_other_address", "rx_frame_fragment", "rx_frame_link_down",
+)  # fmt: skip
+STEERED_FATES = (
+    "rx_frame_delivered", "rx_frame_rule_dropped", "rx_frame_rule_loop", "rx_frame_no_buffer", "rx_frame_too_long",
+    "rx_frame_queue_state",
 )  # fmt: skip
 counters_at: View = struct_view(COUNTERS)
 

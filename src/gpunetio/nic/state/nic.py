@@ -18,6 +18,7 @@ NIC_FIELDS = """
     eqs            i64      nobody     address of the EQ_ROWs
     gids           i64      nobody     address of the GID_ROWs
     paths          i64      nobody     address of the PATHs (path.py)
+    flow_tables    i64      nobody     address of the FLOW_TABLE_ROWs (flow.py)
     syndromes      i64      nobody     address of a byte for each Reason: formats.cqe.Syndrome
     errors         i64      nobody     address of the RING of ERROR_RECORDs, which workers fill in turn
     armable        i64      nobody     address of a list of CQ_ROWs with a channel: how many, then their addresses
@@ -37,8 +38,8 @@ nic_at: View = struct_view(NIC)
 # What went wrong. The report thread reads it (observe/reports.py).
 ERROR_RECORD = record("error_record", """
     reason         i64      engine     observe.reasons.Reason
-    side           i64      engine     REQUESTER or RESPONDER (queues/completion.py)
-    qpn            i64      engine     number of the QP
+    side           i64      engine     REQUESTER, RESPONDER or RECEIVE_QUEUE (queues/completion.py)
+    qpn            i64      engine     number of the QP or RQ
     index          i64      engine     index of the WQE
     opcode         i64      engine     formats.wqe.WqeOpcode
     key            i64      engine     the key that was used

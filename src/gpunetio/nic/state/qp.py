@@ -7,6 +7,7 @@ of WQEs count basic blocks of 64 bytes and never wrap, either. Times are in nano
 from __future__ import annotations
 
 
+from ...jit.compile import device_function
 from ...jit.struct_view import View, struct_view
 from .record import record
 
@@ -141,6 +142,14 @@ FLIGHT = record("flight", """
     fence          i64      dma        inside a NIC: position of the stream behind its copies (dma/moving.py)
 """)
 flight_at: View = struct_view(FLIGHT)
+
+
+@device_function
+def flight_of(row, index):
+    """Return the address of the FLIGHT of the WQE that starts at `index`."""
+    q = qp_row_at(row)
+    return q.flights + (index & ((1 << q.sq_log) - 1)) * FLIGHT.size
+
 
 # A READ or atomic that the responder has accepted.
 RESOURCE = record("resource", """

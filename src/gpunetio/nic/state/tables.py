@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
@@ -12,10 +11,13 @@ from ...formats.layout import Entry
 from ...memory import HostMemory
 
 
+Row = np.void | np.ndarray  # a row of a table, or a new one for it
+
+
 class Table:
     """Rows of one `Entry`, looked up by number: its low bits select the row, whose first field must hold the number.
 
-    A row is free if its first field is 0. Row 0 is never used.
+    A row is free if its first field is 0. Row 0 is never used. Other processes can look at a table that is `shared`.
     """
 
     name: str
@@ -25,10 +27,10 @@ class Table:
     rows: np.ndarray
     address: int
 
-    def __init__(self, name: str, entry: Entry, rows: int):
+    def __init__(self, name: str, entry: Entry, rows: int, shared: bool = True):
         self.name, self.entry = name, entry
         self.mask = rows - 1
-        self.memory = HostMemory(rows * entry.size, shared=True)
+        self.memory = HostMemory(rows * entry.size, shared=shared)
         self.rows = self.memory.view(entry.dtype, 0, rows)
         self.address = self.memory.address
         self._number = entry.dtype.names[0]  # type: ignore[index]
@@ -42,16 +44,20 @@ class Table:
     def __len__(self) -> int:
         return int(np.count_nonzero(self.rows[self._number]))
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[np.void]:
         return iter(self.rows[np.flatnonzero(self.rows[self._number])])
 
     def __contains__(self, number: int) -> bool:
         return number > 0 and int(self.rows[self._slot(number)][self._number]) == number
 
-    def __getitem__(self, number: int) -> Any:
+    def __getitem__(self, number: int) -> np.void:
         if number not in self:
             raise NotFoundError(f"no {self.name} {number:#x}; there are {[hex(r[self._number]) for r in self]}")
         return self.rows[self._slot(number)]
+
+    def copy(self, number: int) -> np.void:
+        """Return a copy of the row of `number`, made of its bytes: NumPy copies a structure field by field."""
+        return np.frombuffer(bytearray(self[number].tobytes()), self.entry.dtype)[0]
 
     def row_address(self, number: int) -> int:
         """Return the address of the row of `number`."""

@@ -12,7 +12,7 @@ WIRE = record("wire", """
     window         i64      command    packets that a QP may have in flight
     infiniband     i64      command    not 0: packets begin with an LRH
     faults         i64      command    address of the FAULTS that change what is sent (fabric/injector.py); 0 is none
-    udp            i64      command    address of the UDP_WIRE (fabric/udp_records.py); 0 if it is another kind
+    medium         i64      command    address of the kind's own record: UDP_WIRE, ETHERNET_WIRE; 0 for pipes
     wake_fd        i64      command    wakes the peer's engine (fabric/notifier.py); 0 if none sleeps there
     woken          i64      engine     position in `tx` up to which the peer was woken
     # ends
@@ -20,7 +20,8 @@ WIRE = record("wire", """
     here_low       i64      command    second half
     peer_high      i64      command    first half of the peer's GID; all 0 if the wire leads to any number of peers
     peer_low       i64      command    second half
-    grants          i64      command    address of GRANTS rows of GRANT; 0 if the peer takes no part in lending
+    grants         i64      command    address of GRANTS rows of GRANT; 0 if the peer takes no part in lending
+    whole_frames   i64      command    not 0: captures show what is on the wire, not what QPs send
     # pipes
     tx             raw[64]  engine     PIPE_END of what the NIC sends (fabric/frames.py)
     rx             raw[64]  engine     PIPE_END of what arrives; zeros if frames do not arrive in a pipe

@@ -43,13 +43,13 @@ def _take(nic, wire, datagram, at):
     d = datagram_at(datagram)
     n.arrived_at = d.source
     if n.capture != 0:
-        if check(w.udp, datagram) == ICRC_WRONG:
+        if check(w.medium, datagram) == ICRC_WRONG:
             return 0
         capture(n.capture, d.packet, d.nbytes, d.peer_high, d.peer_low, d.source, 0, n.now, 0)
         receive(nic, wire, d.packet, d.nbytes, d.peer_high, d.peer_low, 0, at)
         return 1
     row = addressee(nic, wire, d.packet, d.nbytes, d.peer_high, d.peer_low, at)
-    if row != 0 and check(w.udp, datagram) == ICRC_WRONG:
+    if row != 0 and check(w.medium, datagram) == ICRC_WRONG:
         return 0
     counters_at(n.counters).rdma_rx_packets += 1
     if row == 0:
@@ -67,7 +67,7 @@ def serve_socket(nic, wire, index):
     lost.
     """
     n = worker_at(nic)
-    udp = wire_at(wire).udp
+    udp = wire_at(wire).medium
     u = udp_wire_at(udp)
     done = 0
     ours = 0
@@ -88,7 +88,7 @@ def serve_socket(nic, wire, index):
 def take_datagrams(nic, wire):
     """Take the packets that have arrived at the wire's sockets. Return how many."""
     w = wire_at(wire)
-    u = udp_wire_at(w.udp)
+    u = udp_wire_at(w.medium)
     done = 0
     empty = 1
     for j in range(u.socket_count):
@@ -97,25 +97,25 @@ def take_datagrams(nic, wire):
             empty = 0
     worker_at(nic).arrived_at = -1
     if empty != 0:
-        found_empty(w.udp)
+        found_empty(w.medium)
     if u.rx_icrc_encapsulated | u.rx_malformed | u.weak_icrc | u.tx_dropped:
-        _collect_counts(nic, w.udp)
+        _collect_counts(nic, w.medium)
     return done
 
 
 @engine_function
-def send_out(wire):
+def send_out(nic, wire):
     """Send the frames that wait for the sockets."""
-    return transmit(wire_at(wire).udp)
+    return transmit(wire_at(wire).medium)
 
 
 @engine_function
 def arrivals(wire):
     """Return the position from which on everything has arrived after this call."""
-    return mark(wire_at(wire).udp)
+    return mark(wire_at(wire).medium)
 
 
 @engine_function
 def unsent(wire):
     """Return the end of the pipe of frames that wait for the sockets."""
-    return udp_wire_at(wire_at(wire).udp).tx
+    return udp_wire_at(wire_at(wire).medium).tx

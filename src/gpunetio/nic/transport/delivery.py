@@ -101,7 +101,7 @@ def receive(nic, wire, packet, nbytes, peer_high, peer_low, life, at):
         hand_over(nic, row, wire, packet, link, nbytes - link, peer_high, peer_low, life)
 
 
-@engine_function
+@device_function
 def addressee(nic, wire, bth, nbytes, peer_high, peer_low, at):
     """Return the row of the QP that expects a packet, `nbytes` from its BTH on. If none does, count it and return 0.
 

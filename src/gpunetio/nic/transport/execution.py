@@ -116,16 +116,7 @@ def _write(nic, row, message):
     address = authorize(nic, row, m.rkey, m.raddr, m.nbytes, Access.REMOTE_WRITE)
     if address < 0:
         return -address
-    segment = message + _SEGMENTS
-    end = segment + 16 * m.nsegments
-    while segment != end:
-        nbytes = ld64(segment + 8)
-        reason = move(nic, address, ld64(segment), nbytes)
-        if reason != 0:
-            return reason
-        address += nbytes
-        segment += 16
-    return 0
+    return _move_segments(nic, message, address, 0)
 
 
 @engine_function
@@ -134,17 +125,18 @@ def _read(nic, row, message):
     address = authorize(nic, row, m.rkey, m.raddr, m.nbytes, Access.REMOTE_READ)
     if address < 0:
         return -address
-    return scatter(nic, message, address)
+    return _move_segments(nic, message, address, 1)
 
 
 @device_function
-def scatter(nic, message, address):
-    """Copy the bytes at `address` into the requester's segments: return 0, or a reason."""
+def _move_segments(nic, message, address, scatter):
+    """Copy the requester's segments to `address`, or with `scatter` from there into them: return 0, or a reason."""
     segment = message + _SEGMENTS
     end = segment + 16 * message_at(message).nsegments
     while segment != end:
         nbytes = ld64(segment + 8)
-        reason = move(nic, ld64(segment), address, nbytes)
+        own = ld64(segment)
+        reason = move(nic, own, address, nbytes) if scatter else move(nic, address, own, nbytes)
         if reason != 0:
             return reason
         address += nbytes
@@ -217,14 +209,14 @@ def _atomic(nic, row, message, opcode):
         m.compare = be32(old) if m.nbytes == 4 else old  # as in mlx5: only 8-byte words are in host order
     else:
         m.compare = atomic(opcode, address, m.swap_add, m.compare)
-    return scatter(nic, message, message + MESSAGE.compare)
+    return _move_segments(nic, message, message + MESSAGE.compare, 1)
 
 
 # --- receives ------------------------------------------------------------------------------------------------------
 
 
 @device_function
-def _shared_posted(srq):
+def shared_posted(srq):
     """Return how many WQEs wait in a shared receive queue."""
     s = srq_row_at(srq)
     return s.returned_count + ((be32(ld_acquire32(s.dbrec + QP_DBREC.rcv)) - s.taken) & PI_MASK)
@@ -235,7 +227,7 @@ def receives_posted(row):
     """Return how many receive WQEs wait for the QP."""
     q = qp_row_at(row)
     if q.srq != 0:
-        return _shared_posted(q.srq) + (1 if q.rx_wqe != 0 else 0)
+        return shared_posted(q.srq) + (1 if q.rx_wqe != 0 else 0)
     if q.rq_stride == 0:
         return 0
     producer = be32(ld_acquire32(q.dbrec + QP_DBREC.rcv))
@@ -243,10 +235,9 @@ def receives_posted(row):
 
 
 @engine_function
-def _take_shared(nic, row):
-    """Take a WQE from the shared receive queue for the message that begins on this QP (IBTA 10.2.9.1)."""
-    q = qp_row_at(row)
-    s = srq_row_at(q.srq)
+def take_shared(nic, srq):
+    """Take a WQE from a shared receive queue, for a message that begins (IBTA 10.2.9.1). Return its index."""
+    s = srq_row_at(srq)
     if s.returned_count != 0:
         s.returned_count -= 1
         index = ld64(s.returned + 8 * s.returned_count)
@@ -256,11 +247,17 @@ def _take_shared(nic, row):
         s.next = (index + 1) & ((1 << s.log) - 1)
         if s.linked:
             s.next = be16(ld16(s.addr + index * s.stride + SRQ_NEXT_SEG.next_wqe_index)) & ((1 << s.log) - 1)
-    q.rx_index = index
-    q.rx_wqe = s.addr + index * s.stride + (SEGMENT if s.linked else 0)
-    if s.limit != 0 and _shared_posted(q.srq) < s.limit:
+    if s.limit != 0 and shared_posted(srq) < s.limit:
         s.limit = 0  # the event is raised once (IBTA 10.2.9.2)
         raise_event(nic, s.channel, s.cookie, EventType.SRQ_RQ_LIMIT, s.srqn, 0)
+    return index
+
+
+@device_function
+def shared_segments(srq, index):
+    """Return the address of the data segments of a WQE of a shared receive queue."""
+    s = srq_row_at(srq)
+    return s.addr + index * s.stride + (SEGMENT if s.linked else 0)
 
 
 @engine_function
@@ -290,7 +287,8 @@ def _receive_wqe(nic, row):
     if q.srq == 0:
         return q.rq_addr + (q.rq_ci & ((1 << q.rq_log) - 1)) * q.rq_stride
     if q.rx_wqe == 0:
-        _take_shared(nic, row)
+        q.rx_index = take_shared(nic, q.srq)
+        q.rx_wqe = shared_segments(q.srq, q.rx_index)
     return q.rx_wqe
 
 
@@ -307,7 +305,7 @@ def _consume_receive(nic, row):
 
 
 @device_function
-def _capacity(segment):
+def capacity_of(segment):
     """Return the bytes of a receive's segment; byte_count 0 means 2 GiB, as in a send."""
     nbytes = be32(ld32(segment + DATA_SEG.byte_count))
     return nbytes if nbytes != 0 else INLINE_SEG
@@ -326,8 +324,14 @@ def _receive_segments(row, wqe):
     room = q.rq_stride
     if q.srq != 0:
         room = srq_row_at(q.srq).stride - (SEGMENT if srq_row_at(q.srq).linked else 0)
+    return count_segments(wqe, room)
+
+
+@device_function
+def count_segments(segments, room):
+    """Return how many data segments a receive has, of which `room` bytes can hold some."""
     count = 0
-    while count * SEGMENT < room and be32(ld32(wqe + count * SEGMENT + DATA_SEG.lkey)) != INVALID_LKEY:
+    while count * SEGMENT < room and be32(ld32(segments + count * SEGMENT + DATA_SEG.lkey)) != INVALID_LKEY:
         count += 1
     return count
 
@@ -345,13 +349,13 @@ def receive_scatter(nic, row, offset, total, data, nbytes):
     pdn = srq_row_at(q.srq).pdn if q.srq != 0 else q.pdn
     room = 0
     for i in range(count):
-        room += _capacity(wqe + i * SEGMENT)
+        room += capacity_of(wqe + i * SEGMENT)
     if total > room:
         return refuse.receive_too_small(nic, total, room)
     segment = wqe
     begin = 0  # where the segment begins in the message
     while nbytes > 0:
-        capacity = _capacity(segment)
+        capacity = capacity_of(segment)
         if offset < begin + capacity:
             addr = be64(ld64(segment + DATA_SEG.addr))
             lkey = be32(ld32(segment + DATA_SEG.lkey))

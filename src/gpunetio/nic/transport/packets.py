@@ -109,7 +109,7 @@ def close_packet(nic, row, bth, nbytes, payload):
     c = counters_at(n.counters)
     c.rdma_tx_packets += 1
     c.rdma_tx_bytes += payload
-    if n.capture != 0:
+    if n.capture != 0 and not wire_at(q.wire).whole_frames:
         link = link_bytes(row)
         capture(n.capture, bth - link, nbytes + link, q.peer_high, q.peer_low, q.source, 0, n.now, 1)
     commit(q.wire + WIRE.tx)

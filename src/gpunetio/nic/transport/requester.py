@@ -29,7 +29,7 @@ from ..dma.staging import drop_acknowledged, leave, request_tag, staged
 from ..state.counters import counters_at
 from ..state.nic import nic_at
 from ..state.worker import worker_at
-from ..state.qp import FLIGHT, MAX_RD_ATOMIC, QP_ROW, flight_at, qp_row_at
+from ..state.qp import MAX_RD_ATOMIC, QP_ROW, flight_at, flight_of, qp_row_at
 from ..state.wire import WIRE, wire_at
 from ..queues.wqes import (
     NOT_YET, build, check_wqe, execute_local, in_one_piece, local_failure, read_control, wqe_slot,
@@ -45,19 +45,12 @@ LEAST_WINDOW = 32  # packets in flight, after losses
 FAST_RETRANSMIT_SHIFT = 3  # see `fast_retransmit`
 
 
-@device_function
-def flight_of(row, index):
-    """Return the address of the FLIGHT of the WQE that starts at `index`."""
-    q = qp_row_at(row)
-    return q.flights + (index & ((1 << q.sq_log) - 1)) * FLIGHT.size
-
-
 # --- starting a WQE ------------------------------------------------------------------------------------------------
 
 
 @engine_function
 def _start(nic, row):
-    """Check the next WQE and assign its PSNs: return 1, or 0 if the QP has to wait or has failed."""
+    """Check the next WQE, build its message and assign its PSNs: return 1, or 0 if the QP must wait or has failed."""
     q = qp_row_at(row)
     n = worker_at(nic)
     counters = counters_at(n.counters)
@@ -278,21 +271,25 @@ def _await_response(row, packets):
 
 
 @engine_function
-def _send_flight(nic, row):
-    """Send packets of the WQE at `sq_next`: return how many, or 0 if it has to wait or has failed."""
+def _send_flight(nic, row, built):
+    """Send packets of the WQE at `sq_next`: return how many, or 0 if it has to wait or has failed.
+
+    `built` says that its message is there. Each burst looks up the keys again: memory that was deregistered meanwhile
+    is not sent.
+    """
     q = qp_row_at(row)
     index = q.sq_next
     flight = flight_of(row, index)
     f = flight_at(flight)
     message = worker_at(nic).message
     wqe = in_one_piece(row, message, wqe_slot(row, index), index, f.blocks)
-    # Each burst looks up the keys again: memory that was deregistered meanwhile is not sent.
-    reason = build(nic, row, message, wqe, f.opcode, f.ds, index)
-    if reason == 0 and message_at(message).nbytes != f.nbytes:
-        reason = refuse.malformed_wqe(nic, f.ds)
-    if reason != 0:
-        local_failure(nic, row, index, f.opcode, f.ce, reason, f.blocks)
-        return 0
+    if not built:
+        reason = build(nic, row, message, wqe, f.opcode, f.ds, index)
+        if reason == 0 and message_at(message).nbytes != f.nbytes:
+            reason = refuse.malformed_wqe(nic, f.ds)
+        if reason != 0:
+            local_failure(nic, row, index, f.opcode, f.ce, reason, f.blocks)
+            return 0
     if is_atomic(f.opcode):
         sent = _send_atomic(nic, row, message, flight)
     elif returns_data(f.opcode):
@@ -315,7 +312,8 @@ def _send(nic, row):
     while done < BURST and q.state == QpState.RTS:
         if _probing(nic, row) and q.tx_psn != q.una_psn:
             break
-        if q.sq_next == q.sq_sent and (q.sq_next == q.sq_pi or _start(nic, row) == 0):
+        starts = q.sq_next == q.sq_sent
+        if starts and (q.sq_next == q.sq_pi or _start(nic, row) == 0):
             break
         f = flight_at(flight_of(row, q.sq_next))
         if f.packets == 0:  # a local WQE, already executed
@@ -323,7 +321,7 @@ def _send(nic, row):
             acknowledge(nic, row, q.una_psn)
             done += 1
             continue
-        sent = _send_flight(nic, row)
+        sent = _send_flight(nic, row, starts)
         if sent == 0:
             break
         done += sent

@@ -13,11 +13,11 @@ from ..dma.streams import await_moved, place
 from ..observe import refuse
 from ..observe.reasons import Reason
 from .psn import unwrap
-from .requester import acknowledge, fail_oldest, flight_of, fast_retransmit, read_end, retry, retry_gap, retry_rnr
+from .requester import acknowledge, fail_oldest, fast_retransmit, read_end, retry, retry_gap, retry_rnr
 from .rnr import rnr_delay_ns
 from ..state.counters import counters_at
 from ..state.worker import worker_at
-from ..state.qp import flight_at, qp_row_at
+from ..state.qp import flight_at, flight_of, qp_row_at
 from ..queues.operations import is_atomic, returns_data
 from ..queues.wqes import build, in_one_piece, wqe_slot
 

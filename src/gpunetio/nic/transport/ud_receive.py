@@ -8,13 +8,13 @@ limit are not the packet's.
 from __future__ import annotations
 
 from ...jit.compile import device_function, engine_function
-from ...jit.ops import be16, be32, be64, ld8, ld16, ld32, ld64, st8, st16, st32, st64
+from ...jit.ops import be32, ld8, ld16, ld32, ld64, st16, st32, st64
+from ...fabric.ip_headers import put_ipv4, put_ipv6
 from ...fabric.udp_records import is_mapped
 from ...formats.commands import ServiceType
 from ...formats.cqe import CQE64, CQE_ROCE_IPV4, CQE_ROCE_IPV6, GRH_SHIFT, SL_SHIFT
 from ...formats.packet import (
-    BTH, DETH, GRH, ICRC_SIZE, IMM_DT, IP_PROTOCOL_UDP, IPV4, IPV4_DONT_FRAGMENT, LRH, OPERATION_MASK, PAD_SHIFT,
-    QPN_MASK, SOLICITED, UDP,
+    BTH, DETH, GRH, ICRC_SIZE, IMM_DT, IPV4, LRH, OPERATION_MASK, PAD_SHIFT, QPN_MASK, SOLICITED, UDP,
 )  # fmt: skip
 from ..queues.operations import begins, ends, has_imm, header_bytes, is_request, operation_of, receive_cqe_of
 from ..state.counters import counters_at
@@ -24,7 +24,6 @@ from ..state.qp import qp_row_at
 from ..state.wire import wire_at
 from .execution import complete_receive, fail_scatter, receive_scatter, receives_posted, stage_payload
 
-_HOP_LIMIT = 64
 _IPV4_AT = GRH.size - IPV4.size
 
 
@@ -34,22 +33,7 @@ def _put_ipv4(header, source, destination, nbytes):
     st64(header, 0)
     st64(header + 8, 0)
     st32(header + 16, 0)
-    ip = header + _IPV4_AT
-    st16(ip + IPV4.version_ihl, 0x45)
-    st16(ip + IPV4.total_length, be16(IPV4.size + nbytes))
-    st16(ip + IPV4.identification, 0)
-    st16(ip + IPV4.flags_fragment, be16(IPV4_DONT_FRAGMENT))
-    st8(ip + IPV4.ttl, _HOP_LIMIT)
-    st8(ip + IPV4.protocol, IP_PROTOCOL_UDP)
-    st16(ip + IPV4.checksum, 0)
-    st32(ip + IPV4.source, source >> 32)
-    st32(ip + IPV4.destination, destination >> 32)
-    total = 0
-    for i in range(0, IPV4.size, 2):
-        total += be16(ld16(ip + i))
-    total = (total & 0xFFFF) + (total >> 16)
-    total = (total & 0xFFFF) + (total >> 16)
-    st16(ip + IPV4.checksum, be16(total ^ 0xFFFF))
+    put_ipv4(header + _IPV4_AT, source, destination, nbytes)
 
 
 @engine_function
@@ -71,11 +55,7 @@ def _global_header(nic, wire, packet, link, nbytes, peer_high, peer_low):
     if is_mapped(high, low):
         _put_ipv4(header, peer_low, low, length)
         return header
-    st64(header, be64(6 << 60 | length << 16 | IP_PROTOCOL_UDP << 8 | _HOP_LIMIT))
-    st64(header + GRH.sgid, peer_high)
-    st64(header + GRH.sgid + 8, peer_low)
-    st64(header + GRH.dgid, high)
-    st64(header + GRH.dgid + 8, low)
+    put_ipv6(header, peer_high, peer_low, high, low, length)
     return header
 
 

@@ -7,35 +7,40 @@ kinds, the engine moves packets between the wire and file descriptors, by system
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ...jit.by_kind import by_kind
-from ...jit.compile import device_function, engine_function
+from ...jit.compile import DeviceFunction, device_function, engine_function
 from ...jit.ops import ld64
 from ...fabric.frames import pipe_end_at, publish, recall
 from ...fabric.injector import inject, recall_injected
-from . import datagrams, pipes
+from . import datagrams, ethernet, pipes
 from .packets import link_bytes
 from .pipes import take_frames
 from ..state.worker import worker_at
 from ..state.qp import qp_row_at
 from ..state.wire import WIRE, wire_at
 
-PIPES, UDP = 1, 2  # WIRE.kind
+PIPES, UDP, ETHERNET = 1, 2, 3  # WIRE.kind
 
 
 class Kind(NamedTuple):
     """Functions of a kind of wire. None does nothing, and returns 0."""
 
-    take_in: Any  # (nic, wire): take what has arrived at file descriptors, by system calls. Returns how many packets
-    send_out: Any  # (wire): send frames that wait in `tx` for file descriptors, by system calls
-    arrivals: Any  # (wire): the position on the wire where packets that arrive from now on begin
-    unsent: Any  # (wire): the end of `tx` that this engine reads: what has not left through it can be taken back
+    # (nic, wire): take what has arrived at file descriptors, by system calls. Returns how many packets
+    take_in: DeviceFunction | None
+    # (nic, wire): send frames that wait in `tx` for file descriptors, by system calls
+    send_out: DeviceFunction | None
+    # (wire): the position on the wire where packets that arrive from now on begin
+    arrivals: DeviceFunction
+    # (wire): the end of `tx` that this engine reads: what has not left through it can be taken back
+    unsent: DeviceFunction | None
 
 
 KINDS = {
-    PIPES: Kind(None,                     None,               pipes.arrivals,     None),
-    UDP:   Kind(datagrams.take_datagrams, datagrams.send_out, datagrams.arrivals, datagrams.unsent),
+    PIPES:    Kind(None,                     None,               pipes.arrivals,     None),
+    UDP:      Kind(datagrams.take_datagrams, datagrams.send_out, datagrams.arrivals, datagrams.unsent),
+    ETHERNET: Kind(ethernet.take_in,         ethernet.send_out,  ethernet.arrivals,  ethernet.unsent),
 }  # fmt: skip
 
 
@@ -44,7 +49,7 @@ def _take_in(kind, nic, wire): ...
 
 
 @by_kind({kind: row.send_out for kind, row in KINDS.items()})
-def _send_out(kind, wire): ...
+def _send_out(kind, nic, wire): ...
 
 
 @by_kind({kind: row.arrivals for kind, row in KINDS.items()})
@@ -77,7 +82,7 @@ def pump_out(nic):
     n = worker_at(nic)
     for i in range(n.wire_count):
         wire = ld64(n.wires + 8 * i)
-        _send_out(wire_at(wire).kind, wire)
+        _send_out(wire_at(wire).kind, nic, wire)
 
 
 # --- memory only ---------------------------------------------------------------------------------------------------

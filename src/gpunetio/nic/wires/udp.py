@@ -44,7 +44,7 @@ class Udp(Wire):
             raise
         self._memory = memory
         self.sockets = self._wire.fds
-        row["udp"] = self._wire.address
+        row["medium"] = self._wire.address
         return tx
 
     def close(self) -> None:
@@ -67,7 +67,7 @@ class Udp(Wire):
             )
         return gid_of(there), 0 if port.is_link_local(source) else source
 
-    def egress(self, source: int, port: int, used: Container[int], settle: Callable[[], None]) -> int:
+    def egress(self, gid: bytes, source: int, port: int, used: Container[int], settle: Callable[[], None]) -> int:
         return source if port == 0 else self._wire.egress(source, port, used, settle)
 
     @property

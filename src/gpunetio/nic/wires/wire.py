@@ -8,6 +8,7 @@ from collections.abc import Callable, Container, Hashable
 import numpy as np
 
 from ...fabric.injector import Injector
+from ..control.port import address_of, mac_of
 from ..state.wire import WIRE
 
 ANY_PEER = bytes(16)
@@ -18,7 +19,8 @@ class Wire(ABC):
 
     `kind` says how the engine serves the wire. `window` limits the packets that a QP has in flight. `peer` is who is at
     the other end. `gids` are this end's and the peer's; the latter is ANY_PEER if the wire leads to any number of
-    peers. `adds_icrc`: packets get their ICRC from the wire, so a fault injector must not add one.
+    peers. `adds_icrc`: packets get their ICRC from the wire, so a fault injector must not add one. `whole_frames`:
+    captures show the frames on the wire, with all their headers.
 
     `events` are descriptors of notifiers (fabric/notifier.py) that wake the engine; `sockets` wake it when they are
     readable. `notify_fd` wakes the engine at the other end; 0 if none sleeps there.
@@ -31,6 +33,7 @@ class Wire(ABC):
     peer: Hashable
     gids: tuple[bytes, bytes]
     adds_icrc: bool = False
+    whole_frames: bool = False
     events: tuple[int, ...] = ()
     sockets: tuple[int, ...] = ()
     notify_fd: int = 0
@@ -53,6 +56,7 @@ class Wire(ABC):
         """Return the fields of the WIRE row that all kinds have."""
         row = np.zeros((), WIRE.dtype)
         row["kind"], row["window"], row["wake_fd"] = self.kind, self.window, self.notify_fd
+        row["whole_frames"] = self.whole_frames
         row["here_high"], row["here_low"] = np.frombuffer(self.gids[0], np.int64)
         row["peer_high"], row["peer_low"] = np.frombuffer(self.gids[1], np.int64)
         return row
@@ -64,12 +68,16 @@ class Wire(ABC):
         """
         return gid, source
 
-    def egress(self, source: int, port: int, used: Container[int], settle: Callable[[], None]) -> int:
-        """Return the `source` of a QP's frames that leave from GID index `source` and UDP port `port`; 0 is any port.
+    def egress(self, gid: bytes, source: int, port: int, used: Container[int], settle: Callable[[], None]) -> int:
+        """Return the `source` of a QP's frames to `gid` that leave from GID index `source` and UDP port `port`.
 
-        `used` are the sources of the other QPs. `settle` returns when the engine has ended its turn.
+        Port 0 is any. `used` are the sources of the other QPs. `settle` returns when the engine has ended its turn.
         """
         return source
+
+    def mac_of(self, gid: bytes) -> bytes:
+        """Return the MAC of the peer with this GID: on wires without Ethernet, the one that its address gives it."""
+        return mac_of(address_of(gid))
 
     @property
     def drained(self) -> bool:

@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from ctypes import POINTER, byref, c_int
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from ...enums import Access, LinkLayer, PortState
 from ...errors import (
@@ -37,6 +37,10 @@ from .errors import GONE, errno_of, refused
 from .inline import ibv_query_port, ibv_query_rt_values_ex, ibv_reg_mr
 from .libraries import Library, libibverbs, libmlx5
 
+if TYPE_CHECKING:
+    from .structs import Pointer
+
+_Held = TypeVar("_Held")
 logger: logging.Logger = logging.getLogger("gpunetio.providers")
 
 _PORT_SUBTYPE = {s.IBV_EVENT_PORT_ACTIVE: PortSubtype.ACTIVE, s.IBV_EVENT_PORT_ERR: PortSubtype.DOWN}
@@ -120,7 +124,7 @@ def _describe(device: s.ibv_device, mlx5: bool) -> FoundDevice:
     )
 
 
-def _is_mlx5(device: Any) -> bool:
+def _is_mlx5(device: Pointer[s.ibv_device]) -> bool:
     try:
         return bool(libmlx5().mlx5dv_is_supported(device))
     except NotSupportedError as error:  # then no plug-in of libibverbs drives such a card, either
@@ -128,7 +132,7 @@ def _is_mlx5(device: Any) -> bool:
         return False
 
 
-def open_context(name: str) -> Any:
+def open_context(name: str) -> Pointer[s.ibv_context]:
     """Open an `ibv_context *`. The caller closes it with `ibv_close_device`."""
     with _listed() as devices:
         for device in devices:
@@ -165,13 +169,14 @@ class VerbsDevice:
     plain: PlainVerbs | None = None
     verbs: Library
 
-    def __init__(self, name: str, context: Any, borrowed: bool = False):
+    def __init__(self, name: str, context: Pointer[s.ibv_context], borrowed: bool = False):
         self.name = name
         self.context = context
         self.verbs = libibverbs()
-        self._held: dict[tuple[str, int], tuple[Callable[[Any], Any], Any]] = {}  # what close() releases, in order
+        # What close() releases, in order. The kind says what type the pointer has.
+        self._held: dict[tuple[str, int], tuple[Callable[[Any], int | None], Any]] = {}
         self._next_handle = 1
-        self._own_pd: Any = None  # for addresses
+        self._own_pd: Pointer[s.ibv_pd] | None = None  # for addresses
         self._gone = False
         self._borrowed = borrowed
         self._pid = os.getpid()
@@ -257,7 +262,7 @@ class VerbsDevice:
             undo.pop_all()
         return self.hold("PD", number, self.verbs.ibv_dealloc_pd, pd)
 
-    def _pd_number(self, pd: Any) -> int:
+    def _pd_number(self, pd: Pointer[s.ibv_pd]) -> int:
         return pd.contents.handle
 
     def adopt_pd(self, address: int) -> int:
@@ -304,7 +309,7 @@ class VerbsDevice:
         mr = self.verbs.ibv_reg_dmabuf_mr(self.get("PD", pdn), offset, nbytes, iova, fd, int(access))
         return self._mr(f"ibv_reg_dmabuf_mr of {nbytes} bytes at offset {offset} of fd {fd}", mr)
 
-    def _mr(self, what: str, mr: Any) -> MrKeys:
+    def _mr(self, what: str, mr: Pointer[s.ibv_mr]) -> MrKeys:
         self.pointer(what, mr)
         handle = self.hold("MR", self.new_handle(), self.verbs.ibv_dereg_mr, mr)
         return MrKeys(handle, mr.contents.lkey, mr.contents.rkey)
@@ -336,14 +341,15 @@ class VerbsDevice:
 
     # --- addresses ---------------------------------------------------------------------------------------------------
 
-    def ah_to(self, port: int, sgid_index: int, dgid: bytes) -> Any:
+    def ah_to(self, port: int, sgid_index: int, dgid: bytes) -> Pointer[s.ibv_ah]:
         """Create an `ibv_ah *` to a GID, whose MAC the kernel looks up.
 
         The caller destroys it with `ibv_destroy_ah`.
         """
         if self._own_pd is None:
-            self._own_pd = self.pointer("ibv_alloc_pd", self.verbs.ibv_alloc_pd(self.context))
-            self.hold("PD of addresses", 0, self.verbs.ibv_dealloc_pd, self._own_pd)
+            pd: Pointer[s.ibv_pd] = self.pointer("ibv_alloc_pd", self.verbs.ibv_alloc_pd(self.context))
+            self.hold("PD of addresses", 0, self.verbs.ibv_dealloc_pd, pd)
+            self._own_pd = pd
         return self._new_ah(self._own_pd, port, Route(dgid, 0, 0, sgid_index, 0, _HOP_LIMIT, 0, True))
 
     def create_ah(self, pdn: int, port: int, route: Route) -> NewAh:
@@ -354,14 +360,14 @@ class VerbsDevice:
             self.verbs.ibv_destroy_ah(ah)
             raise
 
-    def address_vector(self, ah: Any) -> bytes:
+    def address_vector(self, ah: Pointer[s.ibv_ah]) -> bytes:
         """Return the address vector of an `ibv_ah *`, empty if libibverbs does not show it."""
         return b""
 
     def destroy_ah(self, handle: int) -> None:
         self.give_back("AH", handle)
 
-    def _new_ah(self, pd: Any, port: int, route: Route) -> Any:
+    def _new_ah(self, pd: Pointer[s.ibv_pd], port: int, route: Route) -> Pointer[s.ibv_ah]:
         attr = ah_attr_of(route, port)
         ah = self.verbs.ibv_create_ah(pd, byref(attr))
         if not ah:
@@ -410,7 +416,7 @@ class VerbsDevice:
         self._next_handle += 1
         return self._next_handle - 1
 
-    def hold(self, kind: str, number: int, free: Callable[[Any], Any], pointer: Any) -> int:
+    def hold(self, kind: str, number: int, free: Callable[[_Held], int | None], pointer: _Held) -> int:
         """Record a created object and the function that destroys it. close() destroys it if nothing else has."""
         self._held[kind, number] = free, pointer
         return number
@@ -444,7 +450,7 @@ class VerbsDevice:
 
     # --- errors ------------------------------------------------------------------------------------------------------
 
-    def pointer(self, what: str, pointer: Any) -> Any:
+    def pointer(self, what: str, pointer: _Held) -> _Held:
         """Return the pointer, or raise the error in errno if it is NULL."""
         if not pointer:
             raise self.refused(what, ctypes.get_errno())

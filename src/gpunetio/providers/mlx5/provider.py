@@ -8,11 +8,11 @@ import logging
 import os
 import select
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from ctypes import byref, c_uint16, c_uint32, sizeof
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ...enums import Access, UarAllocationType
 from ...errors import DeviceFatalError, DocaError, FullError, InvalidValueError, NotSupportedError
@@ -28,6 +28,9 @@ from . import structs as s
 from .device import HUNG_UP, VerbsDevice, of_port_or_device
 from .errors import GONE, command_name, command_refused, errno_of, refused
 from .libraries import Library, libmlx5
+
+if TYPE_CHECKING:
+    from .structs import Pointer
 
 logger: logging.Logger = logging.getLogger("gpunetio.providers")
 
@@ -48,7 +51,7 @@ class _Channel:
     Events of the port and the device come from the context, for all channels, and wait in `queue`.
     """
 
-    pointer: Any
+    pointer: Pointer[s.mlx5dv_devx_event_channel]
     queue: EventQueue[Event]
     told: dict[int, tuple[int, EventType, int]] = field(default_factory=dict)
     device_cookie: int | None = None  # of subscribers to the port and the device
@@ -77,7 +80,7 @@ class Mlx5Provider(VerbsDevice):
     reaches_gpu_memory = True  # over PCIe, once its driver knows the address
     mlx5: Library
 
-    def __init__(self, name: str, context: Any, borrowed: bool = False):
+    def __init__(self, name: str, context: Pointer[s.ibv_context], borrowed: bool = False):
         super().__init__(name, context, borrowed)
         self.mlx5 = libmlx5()
         self._numbers: dict[int, int] = {}  # handle of a DEVX object → its number
@@ -91,7 +94,7 @@ class Mlx5Provider(VerbsDevice):
 
     # --- protection domains, addresses -------------------------------------------------------------------------------
 
-    def _pd_number(self, pd: Any) -> int:
+    def _pd_number(self, pd: Pointer[s.ibv_pd]) -> int:
         """Return the number that mailboxes use for a protection domain."""
         found = s.mlx5dv_pd()
         obj = s.mlx5dv_obj()
@@ -108,7 +111,7 @@ class Mlx5Provider(VerbsDevice):
         finally:
             self.verbs.ibv_destroy_ah(ah)
 
-    def address_vector(self, ah: Any) -> bytes:
+    def address_vector(self, ah: Pointer[s.ibv_ah]) -> bytes:
         found = s.mlx5dv_ah()
         obj = s.mlx5dv_obj()
         setattr(obj.ah, "in", ah)
@@ -137,7 +140,7 @@ class Mlx5Provider(VerbsDevice):
         umem = self.mlx5.mlx5dv_devx_umem_reg_ex(self.context, byref(wanted))
         return self._umem(f"mlx5dv_devx_umem_reg_ex of {nbytes} bytes at offset {offset} of dmabuf {fd}", umem)
 
-    def _umem(self, what: str, umem: Any) -> int:
+    def _umem(self, what: str, umem: Pointer[s.mlx5dv_devx_umem]) -> int:
         if not umem and ctypes.get_errno() == errno.EINVAL:
             what += " (or the context has no DEVX, because the firmware does not grant it to users)"
         if not umem and ctypes.get_errno() == errno.EFAULT:
@@ -213,7 +216,7 @@ class Mlx5Provider(VerbsDevice):
         for channel, ours in self._cookies.pop(handle, ()):
             channel.told.pop(ours, None)
 
-    def _command(self, function: Any, target: Any, mailbox: bytes, out_size: int) -> bytes:
+    def _command(self, function: Callable[..., int], target: object, mailbox: bytes, out_size: int) -> bytes:
         out = ctypes.create_string_buffer(out_size)
         if code := function(target, mailbox, len(mailbox), out, out_size):
             raise self._command_refused(mailbox, out.raw, errno_of(code))

@@ -9,6 +9,12 @@ import platform
 from ctypes import POINTER, Structure, Union, c_char, c_int, c_int64, c_size_t, c_uint8, c_uint16, c_uint32, c_uint64
 from ctypes import c_long as long
 from ctypes import c_void_p as void_p
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ctypes import _Pointer
+
+    Pointer = _Pointer  # it has no public name
 
 _MUTEX_BYTES = 48 if platform.machine() == "aarch64" else 40  # pthread_mutex_t of glibc
 _COND_BYTES = 48

@@ -7,7 +7,7 @@ import functools
 import logging
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -72,8 +72,9 @@ class Sdk:
                     logger.error("Failed to find %s library %s (%s=%s)%s", name, path, VARIABLE, self.folder, why)
                     break
             else:
-                self._areas[area] = self._look_up(area.functions, libraries)
-                self._look_up(area.optional, libraries, logging.DEBUG)
+                loaded = [found for found in libraries if not isinstance(found, OSError)]
+                self._areas[area] = self._look_up(area.functions, loaded)
+                self._look_up(area.optional, loaded, logging.DEBUG)
                 self._makes |= area.makes
         return self._areas.setdefault(area, False)
 
@@ -90,7 +91,7 @@ class Sdk:
             self._libraries[name] = library
         return self._libraries[name]
 
-    def _look_up(self, functions: Types, libraries: list[Any], level: int = logging.ERROR) -> bool:
+    def _look_up(self, functions: Types, libraries: Sequence[ctypes.CDLL], level: int = logging.ERROR) -> bool:
         found = True
         for name, types in functions.items():
             function = next((function for library in libraries if (function := getattr(library, name, None))), None)
@@ -111,19 +112,19 @@ class Sdk:
 
     # --- calls -------------------------------------------------------------------------------------------------------
 
-    def get(self, name: str, *args: Any) -> Any:
+    def get(self, name: str, *args: object) -> Any:
         """Call a function and return its result. NotSupportedError if this release lacks it."""
         if name not in self._functions:
             raise not_in_sdk_mode(name, f"as the libraries in {self.folder} do not have it")
         return self._functions[name](*args)
 
-    def call(self, name: str, *args: Any) -> None:
+    def call(self, name: str, *args: object) -> None:
         """Call a function that returns a `doca_error_t`."""
         if code := self.get(name, *args):
             known = f"DOCA_ERROR_{DocaErrorCode(code).name}" if code in list(DocaErrorCode) else "unknown"
             raise error_of(code, f"{name} of the DOCA SDK failed with {code} ({known})")
 
-    def make(self, name: str, *args: Any) -> int:
+    def make(self, name: str, *args: object) -> int:
         """Call a function that creates an object. Return the pointer that it stores through its last argument."""
         made = ctypes.c_void_p()
         self.call(name, *args, ctypes.byref(made))
@@ -133,7 +134,7 @@ class Sdk:
         return made.value or 0
 
     @contextmanager
-    def attributes(self, kind: str, *of: Any, **attributes: Any) -> Iterator[int]:
+    def attributes(self, kind: str, *of: object, **attributes: object) -> Iterator[int]:
         """Create an object with these attributes for the block: `…_create`, `…_set_…`, `…_destroy`."""
         pointer = self.make(f"{kind}_create", *of)
         try:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from ctypes import byref, c_int, c_uint8, c_uint32, c_void_p
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 from ...enums import Access, QpAttrMask, QpState, SrqType, UarAllocationType
 from ...errors import UnexpectedError
@@ -36,7 +36,22 @@ _RECORD_ALIGNMENT = 64  # of the doorbell record, which the SDK expects after th
 # no remote right is requested alone.
 _ACCESS = {Access.LOCAL_READ: 0x0, Access.LOCAL_WRITE: 0x1, Access.all(): 0xF}
 _CREATED_OUT = cmd.CREATE_QP_OUT  # the number has the same offset in all of them
-_AnyProvider = TypeVar("_AnyProvider", bound=Provider)
+
+
+class RdmaCoreProvider(Provider, Protocol):
+    """A provider whose device and protection domains rdma-core has opened: the SDK imports them by their addresses."""
+
+    @property
+    def ibv_context(self) -> int:
+        """Return the address of the `ibv_context`."""
+        ...
+
+    def ibv_pd(self, pdn: int) -> int:
+        """Return the address of a protection domain's `ibv_pd`."""
+        ...
+
+
+_AnyProvider = TypeVar("_AnyProvider", bound=RdmaCoreProvider)
 
 
 def through_sdk(provider: _AnyProvider) -> _AnyProvider:
@@ -76,7 +91,7 @@ class SdkProvider:
 
     carries_mailboxes = False  # it understands only those of `verbs`
 
-    def __init__(self, provider: Any, sdk: Sdk):
+    def __init__(self, provider: RdmaCoreProvider, sdk: Sdk):
         self._provider, self._sdk = provider, sdk
         self._umems: dict[int, _Umem] = {}  # by UMEM id
         self._uars: dict[int, list[int]] = {}  # page id → pointers: all non-cached UARs share one page
@@ -105,12 +120,12 @@ class SdkProvider:
         if self._pid == os.getpid():
             self._undo.close()
 
-    def _make(self, undo: ExitStack, destroy: str, create: str, *args: Any) -> int:
+    def _make(self, undo: ExitStack, destroy: str, create: str, *args: object) -> int:
         pointer = self._sdk.make(create, *args)
         undo.callback(self._sdk.call, destroy, pointer)
         return pointer
 
-    def _values(self, getter: str, pointer: int, *types: Any) -> list[int]:
+    def _values(self, getter: str, pointer: int, *types: type[c_uint8 | c_uint32 | c_void_p]) -> list[int]:
         """Return what a getter stores through its trailing arguments."""
         values = [kind() for kind in types]
         self._sdk.call(getter, pointer, *map(byref, values))

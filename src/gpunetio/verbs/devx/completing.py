@@ -44,9 +44,11 @@ def completions(cqes: bytes, queues: Mapping[int, RingPosting]) -> list[Completi
     because it bounds the rate of messages.
     """
     found = []
+    last, posting = -1, None
     for payload, imm, nbytes, timestamp, opcode_qpn, counter, op_own in _CQE.iter_unpack(cqes):
         qpn, kind = opcode_qpn & QPN_MASK, op_own >> OPCODE_SHIFT
-        posting = queues.get(qpn)
+        if qpn != last:
+            last, posting = qpn, queues.get(qpn)
         if posting is None:
             continue
         if kind in OF_SENDS:

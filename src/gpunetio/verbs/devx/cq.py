@@ -15,9 +15,9 @@ from ...formats.doorbell import CQ_ARM_SN_MASK, CQ_ARM_SN_SHIFT, CQ_ARM_SOLICITE
 from ...formats.events import EventType
 from ...interrupts import deferred
 from ..channel import CompChannel
+from ..commands import command, destroy
 from ..cq import CQ, CqInitAttr
 from ..events import OF_CQ
-from ..handle import command, destroy
 from ..work import Completion
 from .channel import DevxCompChannel
 from .completing import OF_SENDS, QPN_MASK, completions
@@ -26,11 +26,13 @@ from .ring import doorbells, in_its_place, internal_ring, place_ring
 if TYPE_CHECKING:
     from ...memory import HostMemory
     from ..qp import QP
+    from .queues import RingPosting
 
 
 class DevxCQ(CQ):
     """A completion queue created by mailboxes."""
 
+    _queues: dict[int, RingPosting]  # all objects of a device are of one kind
     _resized: ExitStack | None = None  # frees the ring that replaced the first one
 
     def _create(self, attr: CqInitAttr, undo: ExitStack) -> None:

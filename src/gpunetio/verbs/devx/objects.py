@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...enums import Access, QpType, SrqType, UarAllocationType
-from ...errors import InvalidValueError
+from ...errors import DocaError, InvalidValueError
 from ...formats.commands import Opcode, RqType
 from ...formats.cqe import CQE_SIZE
 from ...formats.doorbell import PI_MASK, QP_DBREC
 from ...formats.layout import BitStruct, Fields
-from ...formats.mailboxes import mailboxes
+from ...formats.mailboxes import created_by, mailboxes
 from ...formats.wqe import SEGMENT
 from ...memory import round_up
-from ..ah import AhAttr, path_to, with_type
+from ..ah import path_to, with_type
+from ..ah_attr import AhAttr
 from ..arguments import instance, member, whole, within
+from ..commands import command
 from ..cq import CQ
-from ..handle import Handle, command
+from ..handle import Handle
 from ..mr import MR
 from ..pd import PD
 from ..qp import QP
@@ -33,7 +35,7 @@ from .srq import srq_sizes
 if TYPE_CHECKING:
     from ..context import Context
 
-_NUMBER = slice(9, 12)  # of an output: where commands of the PRM answer the number of a new object
+_NUMBER = slice(9, 12)  # of an output: where most commands of the PRM answer the number of a new object
 
 
 @dataclass(frozen=True)
@@ -70,29 +72,46 @@ class DevxObject(Handle):
         super().__init__(ctx)
         self._use(ctx, *uses)
         self.name = name
+        self._destroyed = False
         provider = ctx.provider
         with ExitStack() as undo:
             with command(name):
                 self._handle, self.answer = provider.devx_obj_create(mailbox, out_size)
             undo.callback(self._destroy)
-            self.number = int.from_bytes(self.answer[_NUMBER], "big")
-            self._opened(f"DEVX {name.removeprefix('CREATE_')} {self.number:#x} of {ctx.name}", undo)
+            declared = name in Opcode.__members__
+            self._named = mailboxes(Opcode[name]).named(mailbox, self.answer) if declared else {}
+            self.number = [int.from_bytes(self.answer[_NUMBER], "big"), *self._named.values()][-1]
+            self._opened(f"DEVX {created_by(name) or name} {self.number:#x} of {ctx.name}", undo)
 
     def _destroy(self) -> None:
-        with command(f"destroying what {self.name} made"):
-            self.ctx.provider.devx_obj_destroy(self._handle)
+        if not self._destroyed:
+            with command(f"destroying what {self.name} made"):
+                self.ctx.provider.devx_obj_destroy(self._handle)
 
-    def modify(self, opcode: Opcode, **fields: Any) -> Fields:
+    def destroy_if_unused(self) -> bool:
+        """Destroy the object for a context that closes. Return whether this has destroyed it.
+
+        The device refuses while another of its objects uses this one.
+        """
+        if self._destroyed or self.closed:
+            return False
+        with suppress(DocaError):
+            self.ctx.provider.devx_obj_destroy(self._handle)
+            self._destroyed = True
+        return self._destroyed
+
+    def modify(self, opcode: Opcode, **fields: object) -> Fields:
         """Change the object with a command (`mlx5dv_devx_obj_modify`), and return its output.
 
-        The object's number is filled in. `fields` are as in `Devx.create`.
+        What names the object is filled in. `fields` are as in `Devx.create`.
         """
         return self._carry_out(opcode, fields, self.modify_raw)
 
-    def query(self, opcode: Opcode | None = None, **fields: Any) -> Fields:
+    def query(self, opcode: Opcode | None = None, **fields: object) -> Fields:
         """Query the object's state (`mlx5dv_devx_obj_query`): with its own QUERY command, unless another is named."""
         if opcode is None:
-            asked = self.name.replace("CREATE_", "QUERY_")
+            kind = created_by(self.name)
+            asked = f"QUERY_{kind}" if kind else self.name
             if asked not in Opcode.__members__:
                 raise InvalidValueError(f"{asked} is not declared here: pack its mailbox yourself, and use query_raw()")
             opcode = Opcode[asked]
@@ -108,11 +127,11 @@ class DevxObject(Handle):
         self.check_open()
         return self.ctx.provider.devx_obj_query(self._handle, bytes(mailbox), whole("out_size", out_size))
 
-    def _carry_out(self, opcode: Opcode, fields: Fields, call: Any) -> Fields:
+    def _carry_out(self, opcode: Opcode, fields: Fields, call: Callable[[bytes, int], bytes]) -> Fields:
         opcode = member("opcode", opcode, Opcode)
         boxes = mailboxes(opcode)
-        if boxes.number:
-            fields = {boxes.number: self.number, **fields}
+        names = {name: number for name, number in self._named.items() if name in boxes.request.fields}
+        fields = {**names, **fields}
         mailbox, uses = _packed(opcode, fields)
         for used in uses:
             used.check_open()
@@ -124,7 +143,8 @@ class Devx:
     """DEVX of a device, `Context.devx`: commands of the PRM, passed to the device unchanged (mlx5dv_devx_*(3)).
 
     Its objects close with the context, the latest first, and not before the objects created with them. Mailboxes have
-    the PRM's names: `gpunetio.formats.commands` declares them, `formats.contexts` the structures inside.
+    the PRM's names: `gpunetio.formats.commands` declares them, `formats.contexts` the structures inside, and
+    `formats.ethernet` both for Ethernet queues.
     """
 
     def __init__(self, ctx: Context):
@@ -135,7 +155,7 @@ class Devx:
 
     # --- commands ----------------------------------------------------------------------------------------------------
 
-    def create(self, opcode: Opcode, *, uses: Iterable[Handle] = (), **fields: Any) -> DevxObject:
+    def create(self, opcode: Opcode, *, uses: Iterable[Handle] = (), **fields: object) -> DevxObject:
         """Create an object (`mlx5dv_devx_obj_create`).
 
         `fields` are those of the command's input; a structure in it is a dict. In place of the number of a UMEM, UAR,
@@ -144,7 +164,7 @@ class Devx:
         refuses.
         """
         opcode = member("opcode", opcode, Opcode)
-        if not opcode.name.startswith("CREATE_"):
+        if created_by(opcode.name) is None:
             raise InvalidValueError(f"{opcode.name} creates no object: use command(), or modify() of the object")
         mailbox, used = _packed(opcode, fields)
         return DevxObject(self._ctx, opcode.name, mailbox, mailboxes(opcode).answer.size, [*used, *uses])
@@ -155,7 +175,7 @@ class Devx:
         name = Opcode(opcode).name if opcode in list(Opcode) else f"command {opcode:#05x}"
         return DevxObject(self._ctx, name, bytes(mailbox), whole("out_size", out_size), uses)
 
-    def command(self, opcode: Opcode, **fields: Any) -> Fields:
+    def command(self, opcode: Opcode, **fields: object) -> Fields:
         """Run a command that concerns no object (`mlx5dv_devx_general_cmd`), and return its output."""
         opcode = member("opcode", opcode, Opcode)
         mailbox, _ = _packed(opcode, fields)

@@ -6,9 +6,9 @@ import struct
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from ...enums import QpState
+from ...enums import QpState, WcOpcode
 from ...errors import BadStateError, DocaError, FullError, InvalidValueError
 from ...interrupts import deferred
 from ...providers.plain_verbs import Refused
@@ -18,7 +18,32 @@ if TYPE_CHECKING:
     from ..qp import QP
 
 
-class WorkQueue(ABC):
+Request = TypeVar("Request", bound=SendWr | RecvWr)
+Form = TypeVar("Form")  # what the device takes for a request
+Note = TypeVar("Note")  # what `complete` needs to know
+Packed = tuple[object, Form, tuple[Note, ...]]  # a request: the token of its queue, its form, and a note for each slot
+Sent = tuple[int, WcOpcode, bool]  # a completed send: its wr_id, its opcode, and whether it brought data
+
+_Taken = TypeVar("_Taken", contravariant=True)
+_Done = TypeVar("_Done", covariant=True)
+
+
+class Queue(Protocol[_Taken, _Done]):
+    """What the owner of a work queue, and whoever reads its completions, need of it."""
+
+    size: int
+    producer: int
+
+    def post(self, requests: Sequence[_Taken]) -> None:
+        """Pass requests to the device, up to the first refused one."""
+        ...
+
+    def complete(self, number: int, /) -> _Done:
+        """Return what the request was that a completion names, and free its slots."""
+        ...
+
+
+class WorkQueue(ABC, Generic[Request, Form, Note]):
     """A queue of `size` slots. Indices count slots forever.
 
     A request is packed once, without its index. `_packed` keeps the result in the request, with a token of this queue.
@@ -33,16 +58,15 @@ class WorkQueue(ABC):
         self._token = object()
         self.producer = self.consumer = 0
 
-    def post(self, requests: Sequence[SendWr] | Sequence[RecvWr]) -> None:
+    def post(self, requests: Sequence[Request]) -> None:
         """Pass requests to the device, up to the first refused one."""
         token, room = self._token, self.size - (self.producer - self.consumer)
-        taken: list[Any] = []
+        taken: list[Form] = []
         firsts: list[int] = []  # of each request: its first slot
-        posted: list[Any] = []
-        request: Any = None
+        posted: list[Note] = []
         try:
             for request in requests:
-                packed = getattr(request, "packed", None)
+                packed: Packed[Form, Note] | None = getattr(request, "packed", None)
                 if packed is None or packed[0] is not token:
                     packed = self._pack(request)
                 _, form, slots = packed
@@ -52,25 +76,26 @@ class WorkQueue(ABC):
                 posted += slots
                 taken.append(form)
         except DocaError as error:
-            raise BadWrError(len(taken), request, error) from error
+            raise BadWrError(len(taken), requests[len(taken)], error) from error
         except (AttributeError, TypeError, ValueError, struct.error) as error:  # a value of no use in a request
+            request = requests[len(taken)]
             cause = InvalidValueError(f"a value is of the wrong type in {request}: {error}")
             raise BadWrError(len(taken), request, cause) from error
         finally:
             if taken and (refused := self._carry_out(taken, firsts, posted)):
                 raise BadWrError(refused.index, requests[refused.index], refused.error) from refused.error
 
-    def _keep(self, request: SendWr | RecvWr, form: Any, slots: tuple) -> tuple[object, Any, tuple]:
+    def _keep(self, request: Request, form: Form, slots: tuple[Note, ...]) -> Packed[Form, Note]:
         packed = self._token, form, slots
         object.__setattr__(request, "packed", packed)
         return packed
 
     @abstractmethod
-    def _pack(self, request: Any) -> tuple[object, Any, tuple]:
+    def _pack(self, request: Request) -> Packed[Form, Note]:
         """Return the token, the packed request, and what is noted for each of its slots."""
 
     @abstractmethod
-    def _carry_out(self, taken: list[Any], firsts: list[int], posted: list[Any]) -> Refused | None:
+    def _carry_out(self, taken: list[Form], firsts: list[int], posted: list[Note]) -> Refused | None:
         """Pass packed requests to the device, and note for each slot what `complete` needs.
 
         Return the request that the device refuses, if any, and the reason.
@@ -88,13 +113,15 @@ class Posting(ABC):
     `complete_receive(number)` returns the wr_id of a receive, perhaps of a shared queue.
     """
 
-    send: Any
-    receive: Any
+    send: Queue[SendWr, Sent]
+    receive: Queue[RecvWr, int]
     complete_receive: Callable[[int], int]
     lock: threading.Lock
+    datagrams: bool
 
     def __init__(self, qp: QP):
         self._qp, self.lock = qp, threading.Lock()
+        self.datagrams = qp.type.datagrams
         self.state = QpState.RST
         self.reset()
 
@@ -107,7 +134,7 @@ class Posting(ABC):
         """Return whether anything was posted here since the last reset, or may have been used of a shared queue."""
         return self._qp.init_attr.srq is not None or self.send.producer + self.receive.producer != 0
 
-    def post(self, queue: WorkQueue, requests: Sequence[SendWr] | Sequence[RecvWr]) -> None:
+    def post(self, queue: Queue[Request, object], requests: Sequence[Request]) -> None:
         """Post requests in one go."""
         if queue.size == 0:
             raise InvalidValueError(f"{self._qp} has no such queue: create it with sq_wr or rq_wr above 0")

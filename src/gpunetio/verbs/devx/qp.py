@@ -25,8 +25,8 @@ from ...formats.doorbell import QP_DBREC
 from ...formats.layout import Fields
 from ...formats.wqe import SEGMENT
 from ..ah import ah_of, path_to, path_update
+from ..commands import command, destroy
 from ..events import OF_QP
-from ..handle import command, destroy
 from ..qp import QP
 from ..qp_init import QpInitAttr, QueueSizes, queue_sizes
 from ..qp_state import PATH, QpAttr, Transition, attributes_of, carry, without_reads

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -46,12 +46,13 @@ from ..requests import (
 )  # fmt: skip
 from ..scatter import scatter
 from ..work import RecvWr, SendWr
-from .posting import Posting, WorkQueue
+from .posting import Note, Packed, Posting, Queue, Request, Sent, WorkQueue
 from .ring import doorbells
 
 if TYPE_CHECKING:
     from ...memory import HostMemory
     from ..qp import QP
+    from .srq import DevxSRQ
 
 _ADDRESS = struct.Struct(">III")
 _CONTROL, _REMOTE, _DATA = struct.Struct(">IIBHBI"), struct.Struct(">QII"), struct.Struct(">IIQ")
@@ -79,7 +80,7 @@ def data_segments(request: SendWr | RecvWr, most: int, limit: str) -> tuple[byte
     return packed, total
 
 
-class _RingQueue(WorkQueue):
+class _RingQueue(WorkQueue[Request, bytes, Note]):
     """A ring of WQEs, one or several slots each."""
 
     def __init__(self, qp: QP, ring: np.ndarray):
@@ -87,9 +88,9 @@ class _RingQueue(WorkQueue):
         self._qp, self._ring = qp, ring
         self._doorbells = doorbells()
         self._mask = len(ring) - 1
-        self._posted: list[Any] = [None] * len(ring)  # by slot: what `complete` needs to know
+        self._posted = cast("list[Note]", [None] * len(ring))  # by slot, once it was posted
 
-    def _carry_out(self, taken: list[bytes], firsts: list[int], posted: list[Any]) -> None:
+    def _carry_out(self, taken: list[bytes], firsts: list[int], posted: list[Note]) -> None:
         wqes = bytearray(b"".join(taken))
         self._number(wqes, firsts)
         block = np.frombuffer(wqes, np.uint8).reshape(len(posted), -1)
@@ -114,7 +115,7 @@ class _RingQueue(WorkQueue):
 _Packers = Sequence[Callable[["SendQueue", SendWr], bytes]]
 
 
-class SendQueue(_RingQueue):
+class SendQueue(_RingQueue[SendWr, tuple[int, WcOpcode, bool, int]]):
     """The send ring. A slot is a basic block; `_posted` has (wr_id, opcode, whether it brings data, blocks)."""
 
     def __init__(self, qp: QP, ring: np.ndarray):
@@ -123,11 +124,11 @@ class SendQueue(_RingQueue):
         self._datagrams = qp.type.datagrams
         self._rows = _ROWS[qp.type]
 
-    def _pack(self, request: SendWr) -> tuple[object, bytes, tuple]:
+    def _pack(self, request: SendWr) -> Packed[bytes, tuple[int, WcOpcode, bool, int]]:
         row = self._rows.get(instance("request", request, SendWr).opcode)
         if row is None:
             raise no_operation(request.opcode, self._qp.type)
-        operation, packers = row
+        operation, completion, packers = row
         flags = int(request.flags)
         inline = request.inline is not None or flags & _INLINE != 0
         body = self._body(request, operation, packers, inline)
@@ -137,7 +138,7 @@ class SendQueue(_RingQueue):
         fm_ce_se = _FM_CE_SE[(flags | self._always) & 7]
         control = _CONTROL.pack(operation.opcode, self._qp.qpn << 8 | segments, 0, 0, fm_ce_se, imm)
         wqe = (control + body).ljust(blocks * WQEBB, b"\0")
-        slots = ((request.wr_id, operation.completion, operation.returns, blocks), *(None,) * (blocks - 1))
+        slots = ((request.wr_id, completion, operation.returns, blocks),) * blocks
         if inline and type(request.inline) is not bytes:
             return self._token, wqe, slots  # its bytes may differ next time
         return self._keep(request, wqe, slots)
@@ -201,7 +202,7 @@ class SendQueue(_RingQueue):
         qp = self._qp
         self._doorbells.ring_send(qp.dbr_address + QP_DBREC.snd, self.producer & PI_MASK, qp.doorbell_register, qp.qpn)
 
-    def complete(self, counter: int) -> tuple[int, WcOpcode, bool]:
+    def complete(self, counter: int) -> Sent:
         """Complete the request whose index ends in these 16 bits, and all before it. Return what it was."""
         wr_id, opcode, reads, blocks = self._posted[counter & self._mask]
         self.consumer += (counter - self.consumer & PI_MASK) + blocks
@@ -211,19 +212,22 @@ class SendQueue(_RingQueue):
 _SEGMENTS = {
     type(RADDR_SEG): SendQueue._remote, type(ATOMIC_SEG): SendQueue._operands, type(WAIT_SEG): SendQueue._wait,
 }  # fmt: skip
-_ROWS = {  # by type and opcode: the operation, and what packs the segments between the control segment and the data
+_ROWS = {  # by type and opcode: the operation, its completion, what packs the segments between control segment and data
     qp_type: {
-        opcode: (operation, [_SEGMENTS[type(segment)] for segment in operation.segments])
+        opcode: (
+            operation, cast(WcOpcode, operation.completion),
+            [_SEGMENTS[type(segment)] for segment in operation.segments],
+        )
         for opcode, operation in operations.items()
     }
     for qp_type, operations in OPERATIONS_OF.items()
-}
+}  # fmt: skip
 
 
-class ReceiveQueue(_RingQueue):
+class ReceiveQueue(_RingQueue[RecvWr, int]):
     """The receive ring. A slot is a WQE; `_posted` has its wr_id."""
 
-    def _pack(self, request: RecvWr) -> tuple[object, bytes, tuple]:
+    def _pack(self, request: RecvWr) -> Packed[bytes, int]:
         most = self._qp.init_attr.receive_max_sges
         data, _ = data_segments(instance("request", request, RecvWr), most, "receive_max_sges")
         if len(data) < self._qp.rq_stride:
@@ -253,11 +257,13 @@ class ReceiveQueue(_RingQueue):
 class RingPosting(Posting):
     """Both queues of a QP whose rings this process fills."""
 
+    send: SendQueue
+    receive: ReceiveQueue
+
     def __init__(self, qp: QP, memory: HostMemory):
         self._doorbell_rung = qp.ctx.provider.doorbell_rung
         sends = qp.sq_address - memory.address
         self._rings = memory.array[sends : sends + qp.sq_entries * WQEBB], memory.array[: qp.rq_entries * qp.rq_stride]
-        self.datagrams = qp.type.datagrams
         self.infiniband = qp.ctx.query_device().link_layer == LinkLayer.INFINIBAND
         super().__init__(qp)
 
@@ -265,11 +271,12 @@ class RingPosting(Posting):
         sends, receives = self._rings
         self.send = SendQueue(self._qp, sends.reshape(-1, WQEBB))
         self.receive = ReceiveQueue(self._qp, receives.reshape(-1, self._qp.rq_stride or SEGMENT))
-        shared: Any = self._qp.init_attr.srq or self.receive
+        # All objects of a device are of one kind.
+        shared = cast("DevxSRQ | None", self._qp.init_attr.srq) or self.receive
         self._segments, self.complete_receive = shared.segments, shared.complete
         self._receiving_pd = (self._qp.init_attr.srq or self._qp).pd
 
-    def post(self, queue: WorkQueue, requests: Sequence[SendWr] | Sequence[RecvWr]) -> None:
+    def post(self, queue: Queue[Request, object], requests: Sequence[Request]) -> None:
         try:
             super().post(queue, requests)
         finally:

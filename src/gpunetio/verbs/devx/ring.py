@@ -12,7 +12,7 @@ from ...enums import Access, RingMemory
 from ...errors import InvalidValueError
 from ...memory import HostMemory, round_up
 from ..arguments import instance, whole
-from ..handle import command
+from ..commands import command
 from ..umem import UMEM
 
 if TYPE_CHECKING:

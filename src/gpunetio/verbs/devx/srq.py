@@ -25,8 +25,8 @@ from ...formats.commands import (
 )  # fmt: skip
 from ...formats.doorbell import PI_MASK, QP_DBREC
 from ...formats.wqe import INVALID_LKEY, SEGMENT, SRQ_NEXT_SEG
+from ..commands import command, destroy
 from ..events import OF_SRQ
-from ..handle import command, destroy
 from ..srq import SRQ, SrqAttr, SrqInitAttr
 from ..work import BadWrError, RecvWr
 from .queues import data_segments

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any
 
 from ...enums import Access, AddrType, LinkLayer, QpAtomicType, QpAttrMask, QpSendDbrMode, QpState, QpType
 from ...errors import DriverError, InvalidValueError
 from ...providers.plain_verbs import QpCap, QpInit, QpValues, Route
-from ..ah import AhAttr, ip_type
+from ..ah_attr import AhAttr, ip_type
 from ..events import OF_QP
 from ..qp import QP
 from ..qp_init import QpInitAttr
@@ -73,8 +72,7 @@ class PlainQP(QP):
         receives = 0 if attr.srq else attr.rq_wr
         wanted = QpCap(attr.sq_wr, receives, attr.send_max_sges, attr.receive_max_sges, attr.max_inline_data)
         send_cq, recv_cq = self._cq_handles(undo)
-        srq: Any = attr.srq
-        init = QpInit(QpType(attr.qp_type), send_cq, recv_cq, srq.handle if srq else None, wanted)
+        init = QpInit(QpType(attr.qp_type), send_cq, recv_cq, attr.srq.srqn if attr.srq else None, wanted)
         undo.callback(self._forget)
         self.handle, self.qpn, cap = self._plain.create_qp(self.pd.pdn, init)
         undo.callback(self._plain.destroy_qp, self.handle)
@@ -86,9 +84,9 @@ class PlainQP(QP):
 
     def _cq_handles(self, undo: ExitStack) -> tuple[int, int]:
         """Return the handles of the CQs for sends and receives: a queue without slots needs one, too."""
-        cqs: list[Any] = [cq for cq in (self.send_cq, self.receive_cq) if cq]
+        cqs = [cq.cqn for cq in (self.send_cq, self.receive_cq) if cq]
         if cqs:
-            return cqs[0].handle, cqs[-1].handle
+            return cqs[0], cqs[-1]
         spare = self._plain.create_cq(1, None).handle
         undo.callback(self._plain.destroy_cq, spare)
         return spare, spare
@@ -171,16 +169,15 @@ class PlainQP(QP):
         for bit, (name, right) in _RIGHTS.items():
             access |= right if getattr(attr if bit in mask else now, name) else Access(0)
         chosen = {name: int(getattr(attr, name)) for bit, name in _NUMBERS.items() if bit in mask}
-        numbers: dict[str, Any] = {**_ONE_AT_A_TIME, "port_num": now.port_num, **chosen}
+        numbers: dict[str, int] = {**_ONE_AT_A_TIME, "port_num": now.port_num, **chosen}
         for psn in chosen.keys() & {"rq_psn", "sq_psn"}:
             numbers[psn] &= _PSN_MASK
         if _M.PATH_MTU in mask:
             numbers["path_mtu"] = attr.path_mtu
-        if _M.AH_ATTR in mask and attr.ah_attr:
-            ah = attr.ah_attr
+        route = None
+        if _M.AH_ATTR in mask and (ah := attr.ah_attr):
             route = Route(
                 bytes(ah.gid), ah.dlid, ah.sl, ah.sgid_index, ah.static_rate, ah.hop_limit, ah.traffic_class,
                 ah.addr_type != AddrType.IB_NO_GRH,
             )  # fmt: skip
-            return QpValues(state, access=access, route=route, **numbers)
-        return QpValues(state, access=access, **numbers)
+        return QpValues(state, access=access, route=route, **numbers)

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
-from ...enums import SendFlags, WrOpcode
+from ...enums import SendFlags, WcOpcode, WrOpcode
 from ...errors import InvalidValueError
 from ...formats.operations import Operation
 from ...providers.plain_verbs import Entries, PlainVerbs, Refused, Send
 from ..arguments import instance
-from ..devx.posting import Posting, WorkQueue
+from ..devx.posting import Form, Note, Packed, Posting, Request, Sent, WorkQueue
 from ..requests import (
     U32,
     U64,
@@ -45,15 +45,15 @@ def entries_for(request: SendWr | RecvWr, most: int, limit: str) -> tuple[Entrie
     return tuple((sge.address, sge.length, sge.lkey) for sge in sges), total
 
 
-class _PlainQueue(WorkQueue):
+class _PlainQueue(WorkQueue[Request, Form, Note]):
     """A queue of libibverbs. A slot is a request."""
 
     def __init__(self, qp: PlainQP, plain: PlainVerbs, size: int):
         super().__init__(size)
         self._qp, self._plain = qp, plain
-        self._posted: list[Any] = [None] * size
+        self._posted = cast("list[Note]", [None] * size)  # by number, once it was posted
 
-    def _carry_out(self, taken: list[Any], firsts: list[int], posted: list[Any]) -> Refused | None:
+    def _carry_out(self, taken: list[Form], firsts: list[int], posted: list[Note]) -> Refused | None:
         for number, what in enumerate(posted, self.producer):
             self._posted[number % self.size] = what
         refused = self._hand_over(taken, self.producer)
@@ -61,19 +61,19 @@ class _PlainQueue(WorkQueue):
         return refused
 
     @abstractmethod
-    def _hand_over(self, requests: Sequence[Any], first: int) -> Refused | None:
+    def _hand_over(self, requests: Sequence[Form], first: int) -> Refused | None:
         """Post requests with the numbers from `first` on."""
 
-    def complete(self, number: int) -> Any:
+    def complete(self, number: int) -> Note:
         """Complete the request with this number, and all before it. Return what was noted about it."""
         self.consumer = number + 1
         return self._posted[number % self.size]
 
 
-class PlainSendQueue(_PlainQueue):
-    """`_posted` has (wr_id, opcode, whether it brings data)."""
+class PlainSendQueue(_PlainQueue[SendWr, Send, Sent]):
+    """The send queue."""
 
-    def _pack(self, request: SendWr) -> tuple[object, Send, tuple]:
+    def _pack(self, request: SendWr) -> Packed[Send, Sent]:
         attr = self._qp.init_attr
         operation = operation_of(request, attr.qp_type)
         if request.opcode == WrOpcode.WAIT_CQ_PI:
@@ -88,7 +88,7 @@ class PlainSendQueue(_PlainQueue):
         else:
             check_size(operation, nbytes)
         form = self._form(request, operation, flags, entries, payload)
-        slots = ((request.wr_id, operation.completion, operation.returns),)
+        slots = ((request.wr_id, cast(WcOpcode, operation.completion), operation.returns),)
         if inline and type(request.inline) is not bytes:
             return self._token, form, slots  # its bytes may differ next time
         return self._keep(request, form, slots)
@@ -119,10 +119,10 @@ class PlainSendQueue(_PlainQueue):
         )
 
 
-class PlainReceiveQueue(_PlainQueue):
+class PlainReceiveQueue(_PlainQueue[RecvWr, Entries, int]):
     """`_posted` has wr_ids."""
 
-    def _pack(self, request: RecvWr) -> tuple[object, Entries, tuple]:
+    def _pack(self, request: RecvWr) -> Packed[Entries, int]:
         most = self._qp.init_attr.receive_max_sges
         entries, _ = entries_for(instance("request", request, RecvWr), most, "receive_max_sges")
         return self._keep(request, entries, (request.wr_id,))
@@ -144,7 +144,6 @@ class PlainPosting(Posting):
         self._make = lambda: (
             PlainSendQueue(qp, plain, qp.sq_entries), PlainReceiveQueue(qp, plain, qp.rq_entries)
         )
-        self.datagrams = qp.type.datagrams
         super().__init__(qp)
 
     def reset(self) -> None:

@@ -1,0 +1,194 @@
+"""A wire that carries Ethernet frames: the memory that the engine and the thread of neighbours share, and egresses.
+
+The engine reads and writes frames through a descriptor (ethernet_receive.py, ethernet_transmit.py). Frames of ARP and
+of neighbour discovery it hands to a thread (neighbours.py), through a socket, and it sends what that thread puts into a
+pipe.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+from collections.abc import Callable, Container, Sequence
+
+import numpy as np
+from numba import types
+
+from ..errors import NoMemoryError
+from ..formats.packet import ROCE_UDP_PORT
+from ..jit.compile import engine_function
+from ..jit.ops import copy
+from ..memory import HostMemory, round_up
+from .claims import close_after_fork
+from .ethernet_records import (
+    ARRIVED, BATCH, CONTROL_ROOM, EGRESS, EGRESSES, ETHERNET_WIRE, FRAME_ROOM, FRAME_SLOT, FRAME_START, FRAME_STRIDE,
+    LENGTH, OWN_GID, SCRATCH,
+)  # fmt: skip
+from .frames import PACKET, PIPE_END, commit, frame_at, pipe_end, pipe_size, publish, reserve
+from .neighbours import Gid, Neighbours
+from .notifier import Notifier
+from .udp_records import IOVEC, MMSGHDR
+
+PACKETS, REPLIES = 1 << 20, 1 << 16  # bytes of the pipes
+REST = LENGTH + SCRATCH + FRAME_ROOM  # bytes of a frame that is sent
+_IPV4_MAPPED = bytes(10) + b"\xff\xff"
+
+
+@engine_function
+def _put(end, frame, nbytes):
+    """Put a frame into the pipe. Return 1, or 0 if the pipe is full."""
+    place = reserve(end, nbytes)
+    if place == 0:
+        return 0
+    frame_at(place).nbytes = nbytes
+    copy(place + PACKET, frame, nbytes)
+    commit(end)
+    publish(end)
+    return 1
+
+
+class EthernetWire:
+    """The record that nopython code uses, at `address`, for frames through the descriptor `fd`; `record` is a view.
+
+    `reading` is FILE, SOCKET or STREAM (ethernet_records.py). `name` is what messages call the wire. `tx` is the end of
+    the pipe that takes packets. `events` are descriptors that wake the engine. `on_gone` is called, by a thread, when
+    the descriptor has turned out to lead nowhere any more.
+    """
+
+    record: np.void
+    address: int
+    tx: np.ndarray
+    events: tuple[int, ...]
+    neighbours: Neighbours
+
+    def __init__(
+        self, name: str, fd: int, reading: int, mac: bytes, gids: Sequence[Gid],
+        on_gone: Callable[[], None] = lambda: None,
+    ):  # fmt: skip
+        self._name, self._mac, self._gids = name, mac, tuple(gids)
+        self._egresses: dict[tuple[bytes, int, int], int] = {}  # by MAC, GID index, and UDP port
+        self._lock, self._on_gone = threading.Lock(), on_gone
+        _put.compile((types.int64,) * 3)
+        with contextlib.ExitStack() as undo:
+            self._lay_out(fd, reading)
+            undo.callback(self._memory.close)
+            self._bell = Notifier()
+            undo.callback(self._bell.close)
+            self.events = (self._bell.fd,)
+            engine, thread = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            undo.callback(thread.close)
+            self._silent, *others = socket.socketpair()
+            for end in (self._silent, *others):
+                undo.callback(end.close)
+            self.record["thread"] = engine.fileno()
+            self.neighbours = Neighbours(name, mac, gids, thread, self._send, self._lose)
+            undo.callback(self.neighbours.join)
+            undo.callback(engine.close)  # which ends the thread
+            for end in (engine, thread):
+                close_after_fork(end)
+            self._undo = undo.pop_all()
+
+    def _lay_out(self, fd: int, reading: int) -> None:
+        sizes = (
+            ETHERNET_WIRE.size, 3 * PIPE_END.size, pipe_size(PACKETS), pipe_size(REPLIES), SCRATCH, SCRATCH, FRAME_ROOM,
+            MMSGHDR.size + 3 * IOVEC.size, REST, len(self._gids) * OWN_GID.size, EGRESSES * EGRESS.size,
+            BATCH * ARRIVED.size, BATCH * MMSGHDR.size, BATCH * FRAME_SLOT.size, BATCH * FRAME_STRIDE + FRAME_START,
+        )  # fmt: skip
+        places = np.cumsum([0, *(round_up(size, 64) for size in sizes)])
+        self._memory = HostMemory(int(places[-1]))
+        self.address = self._memory.address
+        (_, ends, packets, replies, headers, scratch, outgoing, pieces, rest, gids, egresses, arrived, vector, slots,
+         buffers) = (int(place) for place in places[:-1])  # fmt: skip
+
+        def at(place: int) -> int:
+            return self.address + place
+
+        three = self._memory.view(PIPE_END.dtype, ends, 3)
+        self.tx = pipe_end(at(packets), PACKETS)
+        three[0], three[1], three[2] = self.tx, pipe_end(at(replies), REPLIES), pipe_end(at(replies), REPLIES)
+        self._replies = at(ends) + 2 * PIPE_END.size
+        self._outgoing, self._outgoing_at = self._memory.array[outgoing : outgoing + FRAME_ROOM], at(outgoing)
+        own = self._memory.view(OWN_GID.dtype, gids, len(self._gids))
+        for row, gid in zip(own, self._gids, strict=True):
+            row["high"], row["low"] = np.frombuffer(gid, np.int64)
+        self._rows = self._memory.view(EGRESS.dtype, egresses, EGRESSES)
+        rows, headers_of, slot_of = (
+            self._memory.view(entry.dtype, place, BATCH)
+            for entry, place in ((ARRIVED, arrived), (MMSGHDR, vector), (FRAME_SLOT, slots))
+        )
+        rows["frame"] = at(buffers) + FRAME_START + FRAME_STRIDE * np.arange(BATCH)
+        starts = at(slots) + FRAME_SLOT.size * np.arange(BATCH)
+        headers_of["control"], headers_of["control_length"] = starts + FRAME_SLOT.control, CONTROL_ROOM
+        headers_of["iov"], headers_of["iov_length"] = starts + FRAME_SLOT.iov, 1
+        slot_of["iov"][:, 0], slot_of["iov"][:, 1] = rows["frame"], FRAME_ROOM
+
+        self.record = record = self._memory.view(ETHERNET_WIRE.dtype)[0]
+        record["tx"], record["replies"] = at(ends), at(ends) + PIPE_END.size
+        record["fd"], record["reading"] = fd, reading
+        record["mac"] = int.from_bytes(self._mac, "little")
+        record["gids"], record["gid_count"] = at(gids), len(self._gids)
+        record["egresses"], record["headers"], record["scratch"] = at(egresses), at(headers), at(scratch)
+        record["pieces"], record["arrived"], record["vector"] = at(pieces), at(arrived), at(vector)
+        record["buffer"], record["rest"] = at(buffers), at(rest)
+        message = self._memory.view(MMSGHDR.dtype, pieces)[0]
+        message["iov"], message["iov_length"] = at(pieces) + MMSGHDR.size, 3
+
+    def _send(self, frame: bytes) -> None:
+        """Have the engine send a frame. It is lost if the pipe is full: the engine is paused, or the wire is slow."""
+        with self._lock:
+            self._outgoing[: len(frame)] = np.frombuffer(frame, np.uint8)
+            _put(self._replies, self._outgoing_at, len(frame))
+        self._bell.notify()
+
+    def unplug(self) -> None:
+        """Put a silent socket in the place of a descriptor that leads nowhere: `poll` would never wait for that.
+
+        Only while `gone` is set. From then on, everything that is sent is lost.
+        """
+        os.dup2(self._silent.fileno(), int(self.record["fd"]), inheritable=False)
+
+    def plug(self, fd: int) -> None:
+        """Have the engine use another descriptor, of which it gets a duplicate. Only while `gone` is set."""
+        os.dup2(fd, int(self.record["fd"]), inheritable=False)
+        for field in ("begin", "end", "rest_at", "rest_end"):
+            self.record[field] = 0
+        self.record["gone"] = 0
+        self._bell.notify()
+
+    def _lose(self) -> None:
+        self.unplug()
+        self._on_gone()
+
+    # --- egresses --------------------------------------------------------------------------------------------------
+
+    def egress(self, gid: Gid, index: int, port: int, used: Container[int], settle: Callable[[], None]) -> int:
+        """Return the source with which frames leave to the neighbour `gid`, from the GID `index` and this UDP port.
+
+        Port 0 is RoCE's. If all sources are taken, one that is not in `used` makes room; those for RoCE's port stay,
+        because address handles use them. `settle` must return only when nobody is in `transmit_frames`. NotFoundError
+        if the neighbour does not answer.
+        """
+        key = self.neighbours.resolve(gid), index, port or ROCE_UDP_PORT
+        if (known := self._egresses.get(key)) is not None:
+            return known
+        if len(self._egresses) < EGRESSES:
+            egress = len(self._egresses)
+        else:
+            old = next((k for k, e in self._egresses.items() if k[2] != ROCE_UDP_PORT and e not in used), None)
+            if old is None:
+                raise NoMemoryError(f"{self._name}: {EGRESSES} pairs of a peer and a UDP source port are in use")
+            egress = self._egresses.pop(old)
+            self._rows[egress]["version"] = 0
+            settle()
+        row, own = self._rows[egress], self._gids[index]
+        row["mac"], row["port"] = int.from_bytes(key[0], "little"), key[2]
+        row["gid_high"], row["gid_low"] = np.frombuffer(own, np.int64)
+        row["version"] = 4 if own.startswith(_IPV4_MAPPED) else 6
+        self._egresses[key] = egress
+        return egress
+
+    def close(self) -> None:
+        """End the thread, and free the memory. The engine must not use it any more. `fd` stays open."""
+        self._undo.close()

@@ -1,0 +1,149 @@
+"""Frames from the descriptor of an Ethernet wire: a TAP device, or a socket. What is in them is the caller's affair."""
+
+from __future__ import annotations
+
+from ..jit.compile import device_function, engine_function
+from ..jit.ops import be16, be32, ld8, ld16, ld32, ld64, st8, st16, st32, st64
+from ..formats.packet import ETHER_TYPE_VLAN, ETHERNET, VLAN_TAG
+from .ethernet_records import (
+    ARRIVED, AUXDATA, BATCH, CONTROL_ROOM, FILE, FRAME_ROOM, LENGTH, LONGEST, MOST_WAITING, PACKET_AUXDATA, SOCKET,
+    SOL_PACKET, STATUS_VLAN_TPID_VALID, STATUS_VLAN_VALID, STREAM_ROOM, arrived_at, ethernet_wire_at, read, recv, send,
+)  # fmt: skip
+from .neighbours import GONE
+from .udp_records import (
+    CMSGHDR, EAGAIN, EINTR, MMSGHDR, MSG_DONTWAIT, MSG_NOSIGNAL, MSG_TRUNC, errno, iovec_at, mmsghdr_at, recvmmsg,
+)  # fmt: skip
+
+
+@engine_function
+def receive_frames(wire):
+    """Take a batch of frames. Return how many of the ARRIVED records at `arrived` are valid until the next call.
+
+    `more` becomes 1 if more frames may wait.
+    """
+    w = ethernet_wire_at(wire)
+    count = 0
+    enough = BATCH
+    if w.gone != 0:
+        pass
+    elif w.reading == FILE:
+        count = _read_file(w)
+    elif w.reading == SOCKET:
+        count = _read_socket(w)
+    else:
+        count = _read_stream(w)
+        enough = 1  # only a read that finds nothing says that there is nothing
+    w.more = 1 if count >= enough else 0
+    w.position += count
+    if w.more == 0 and w.marked != 0:
+        w.marked = 0
+        w.position += MOST_WAITING
+    return count
+
+
+@device_function
+def _read_file(w):
+    count = 0
+    while count < BATCH:
+        a = arrived_at(w.arrived + ARRIVED.size * count)
+        nbytes = read(w.fd, a.frame, FRAME_ROOM)
+        if nbytes <= 0:
+            error = errno()
+            if nbytes == 0 or (error != EAGAIN and error != EINTR):
+                lose(w)
+            break
+        a.nbytes, a.cut = nbytes, 0
+        count += 1
+    return count
+
+
+@device_function
+def lose(w):
+    """Note that the other end is gone, and tell the thread."""
+    w.gone = 1
+    send(w.thread, w.headers, GONE, MSG_DONTWAIT | MSG_NOSIGNAL)
+
+
+@device_function
+def _read_socket(w):
+    """Take a batch from a packet socket."""
+    count = recvmmsg(w.fd, w.vector, BATCH, MSG_DONTWAIT, 0)
+    for i in range(count):  # -1 is EAGAIN, or ENETDOWN, which is reported once
+        header = w.vector + MMSGHDR.size * i
+        h = mmsghdr_at(header)
+        a = arrived_at(w.arrived + ARRIVED.size * i)
+        a.frame, a.nbytes, a.cut = iovec_at(h.iov).base, ld32(header + MMSGHDR.nbytes), h.flags & MSG_TRUNC
+        if _has_vlan_tag(h):
+            _put_tag_back(a, h.control + CMSGHDR.size)
+        h.control_length = CONTROL_ROOM
+    return max(count, 0)
+
+
+@device_function
+def _read_stream(w):
+    """Take the frames of a stream that are there as a whole. If there is none, read on."""
+    count = _split(w)
+    if count != 0 or w.gone != 0:
+        return count
+    for i in range(w.end - w.begin):  # a frame whose end has not been read yet
+        st8(w.buffer + i, ld8(w.buffer + w.begin + i))
+    w.end -= w.begin
+    w.begin = 0
+    nbytes = recv(w.fd, w.buffer + w.end, STREAM_ROOM - w.end, MSG_DONTWAIT)
+    if nbytes <= 0:
+        error = errno()
+        if nbytes == 0 or (error != EAGAIN and error != EINTR):
+            lose(w)
+        return 0
+    w.end += nbytes
+    return _split(w)
+
+
+@device_function
+def _split(w):
+    """Describe frames of what was read of a stream. A length that no frame can have ends the connection."""
+    count = 0
+    while count < BATCH and w.end - w.begin >= LENGTH:
+        nbytes = be32(ld32(w.buffer + w.begin))
+        if nbytes > LONGEST:
+            lose(w)
+            break
+        if w.end - w.begin < LENGTH + nbytes:
+            break
+        a = arrived_at(w.arrived + ARRIVED.size * count)
+        a.frame, a.nbytes, a.cut = w.buffer + w.begin + LENGTH, nbytes, 0
+        w.begin += LENGTH + nbytes
+        count += 1
+    return count
+
+
+@device_function
+def _has_vlan_tag(h):
+    """Return whether the kernel has taken a VLAN tag out of the frame of a message."""
+    if h.control_length < CMSGHDR.size + AUXDATA.size:
+        return 0
+    if ld32(h.control + CMSGHDR.level) != SOL_PACKET or ld32(h.control + CMSGHDR.type) != PACKET_AUXDATA:
+        return 0
+    return ld32(h.control + CMSGHDR.size + AUXDATA.status) & STATUS_VLAN_VALID
+
+
+@device_function
+def _put_tag_back(a, auxdata):
+    """Put the VLAN tag back that the kernel has taken out of a frame. There is room before the frame."""
+    macs, rest = ld64(a.frame), ld32(a.frame + 8)
+    a.frame -= VLAN_TAG.size
+    a.nbytes += VLAN_TAG.size
+    st64(a.frame, macs)
+    st32(a.frame + 8, rest)
+    told = ld32(auxdata + AUXDATA.status) & STATUS_VLAN_TPID_VALID
+    kind = ld16(auxdata + AUXDATA.vlan_tpid) if told else ETHER_TYPE_VLAN
+    st16(a.frame + ETHERNET.ether_type, be16(kind))
+    st16(a.frame + ETHERNET.size, be16(ld16(auxdata + AUXDATA.vlan_tci)))
+
+
+@device_function
+def mark_frames(wire):
+    """Return the `position` from which on all frames arrived after this call. Some later ones get a lower one."""
+    w = ethernet_wire_at(wire)
+    w.marked = 1
+    return w.position + MOST_WAITING

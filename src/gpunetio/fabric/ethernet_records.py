@@ -1,0 +1,128 @@
+"""The data of the nopython code of wires that carry Ethernet frames, and what the kernel's calls for them take."""
+
+from __future__ import annotations
+
+from numba import types
+
+from ..jit.struct_view import View, struct_view
+from ..formats.layout import Entry
+
+BATCH = 32  # frames that are taken at a time
+FRAME_ROOM = 1 << 16  # bytes of a frame that are looked at; no interface has a larger MTU
+# Buffers lie so that what follows the BTH of an IPv4 packet is aligned, and not at multiples of 64 KiB, where they
+# would all compete for the same cache lines.
+FRAME_STRIDE, FRAME_START = FRAME_ROOM + 128, 10
+SCRATCH = 128  # bytes for the headers of a frame, and for what its ICRC covers
+EGRESSES = 4096  # ways by which packets leave: pairs of a peer and a UDP source port
+# Frames that can wait in the kernel: a TAP device holds 1000 (txqueuelen), a socket as many as its buffer does.
+MOST_WAITING = 1 << 16
+
+# How frames are read and written. FILE: one by each read and write. SOCKET: the same, by recvmmsg and write. STREAM:
+# one behind the other, each behind its length (be32), as QEMU's `-netdev stream` does.
+FILE, SOCKET, STREAM = 0, 1, 2
+LENGTH = 4  # bytes before a frame of a stream
+LONGEST = 4096 + 65536  # bytes of a frame of a stream: QEMU ends the connection for more (NET_BUFSIZE)
+STREAM_ROOM = BATCH * FRAME_STRIDE  # bytes of a stream that are read at a time, where others have buffers for frames
+
+# `tx` is the PIPE_END of packets of queue pairs that `transmit` consumes, `replies` the PIPE_END of whole frames of
+# another thread. That thread gets frames through the socket `thread`. `mac` is a load of the own MAC, 48 bits.
+# `gids` are OWN_GIDs, `egresses` rows of EGRESS, `pieces` a msghdr and three IOVECs.
+#
+# `position` counts frames. When the descriptor is found empty after a `mark`, it also advances by MOST_WAITING. So once
+# it has advanced by that, everything that arrived before the mark is read. `gone`: the descriptor leads nowhere,
+# and the engine does not use it. The engine sets it, and `EthernetWire.plug` clears it.
+#
+# Of a stream, `buffer` has bytes that were read, from `begin` to `end`. `rest` has what is left of a frame that did not
+# leave at once, from `rest_at` to `rest_end`.
+#
+# `bth`, `nbytes`, `peer`, `own` (the index of the own GID) and `ip`, `ip_bytes`, `version` are those of the packet at
+# hand.
+ETHERNET_WIRE = Entry("ethernet_wire", 320, """
+    tx               0  i64
+    replies          8  i64
+    thread          16  i64
+    fd              24  i64
+    reading         32  i64
+    mac             40  i64
+    gids            48  i64
+    gid_count       56  i64
+    egresses        64  i64
+    headers         72  i64
+    scratch         80  i64
+    vector          88  i64
+    arrived         96  i64
+    gone           104  i64
+    more           112  i64
+    position       120  i64
+    marked         128  i64
+    tx_dropped     136  i64
+    tx_frames      144  i64
+    tx_error       152  i64
+    bth            160  i64
+    nbytes         168  i64
+    peer_high      176  i64
+    peer_low       184  i64
+    own            192  i64
+    ip             200  i64
+    ip_bytes       208  i64
+    version        216  i64
+    pieces         224  i64
+    buffer         232  i64
+    begin          240  i64
+    end            248  i64
+    rest           256  i64
+    rest_at        264  i64
+    rest_end       272  i64
+""")
+
+OWN_GID = Entry("own_gid", 16, """
+    high             0  i64
+    low              8  i64
+""")
+
+# By what a packet leaves: to which MAC, and from which GID and UDP port. `version` is that of IP, 0 in a free row.
+EGRESS = Entry("egress", 64, """
+    version          0  i64
+    mac              8  i64
+    gid_high        16  i64
+    gid_low         24  i64
+    port            32  i64
+""")
+
+# A frame that has arrived. `cut`: it did not fit into its buffer.
+ARRIVED = Entry("arrived", 32, """
+    frame            0  i64
+    nbytes           8  i64
+    cut             16  i64
+""")
+
+# What the MMSGHDR of a buffer points to.
+FRAME_SLOT = Entry("frame_slot", 128, """
+    control          0  raw[64]
+    iov             64  i64[2]
+""")
+CONTROL_ROOM = 64
+
+# --- the kernel's: linux/if_packet.h, packet(7) -----------------------------------------------------------------------
+
+AUXDATA = Entry("tpacket_auxdata", 20, """
+    status           0  u32
+    nbytes           4  u32
+    snap_length      8  u32
+    mac             12  u16
+    net             14  u16
+    vlan_tci        16  u16
+    vlan_tpid       18  u16
+""")
+SOL_PACKET, PACKET_AUXDATA, STATUS_VLAN_VALID, STATUS_VLAN_TPID_VALID = 263, 8, 0x10, 0x40
+
+ethernet_wire_at: View = struct_view(ETHERNET_WIRE)
+own_gid_at: View = struct_view(OWN_GID)
+egress_at: View = struct_view(EGRESS)
+arrived_at: View = struct_view(ARRIVED)
+
+read = types.ExternalFunction("read", types.int64(types.int32, types.int64, types.uint64))
+writev = types.ExternalFunction("writev", types.int64(types.int32, types.int64, types.int32))
+recv = types.ExternalFunction("recv", types.int64(types.int32, types.int64, types.uint64, types.int32))
+sendmsg = types.ExternalFunction("sendmsg", types.int64(types.int32, types.int64, types.int32))
+send = types.ExternalFunction("send", types.int64(types.int32, types.int64, types.uint64, types.int32))

@@ -1,0 +1,248 @@
+"""The neighbours of a NIC on an Ethernet: address resolution by ARP (RFC 826) and neighbour discovery (RFC 4861).
+
+A thread answers for the NIC's own addresses, and learns the MACs that somebody has asked for. The engine hands it the
+frames. It needs no lock of the NIC, so it answers also while the NIC is connecting a queue pair.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from ipaddress import IPv4Address, IPv6Address
+
+import numpy as np
+
+from ..errors import InvalidValueError, NotFoundError
+from ..formats.layout import Entry
+from ..formats.packet import (
+    ARP, ARP_ETHERNET, ARP_REPLY, ARP_REQUEST, ETHER_TYPE_ARP, ETHER_TYPE_IPV4, ETHER_TYPE_IPV6, ETHERNET, GROUP_MAC,
+    IP_PROTOCOL_ICMPV6, IPV6, NEIGHBOUR, NEIGHBOUR_ADVERTISEMENT, NEIGHBOUR_HOP_LIMIT, NEIGHBOUR_OVERRIDE,
+    NEIGHBOUR_SOLICITATION, NEIGHBOUR_SOLICITED, SOURCE_LINK_ADDRESS, TARGET_LINK_ADDRESS,
+)  # fmt: skip
+from ..service import ServiceThread
+from .ip_headers import internet_checksum
+
+logger: logging.Logger = logging.getLogger("gpunetio.fabric")
+
+Gid = bytes
+PATIENCE = 3.0  # seconds that a neighbour has to answer
+RETRY = 0.25  # seconds between questions
+LIFETIME = 30.0  # seconds after which a neighbour is asked again, as in Linux (base_reachable_time_ms)
+GONE = 1  # bytes of what the engine sends instead of a frame when the other end is gone
+_BROADCAST = b"\xff" * 6
+_ALL_NODES = IPv6Address("ff02::1").packed
+_SOLICITED_NODE = IPv6Address("ff02::1:ff00:0").packed[:13]
+_IPV4_MAPPED = bytes(10) + b"\xff\xff"
+_LINK_LOCAL = b"\xfe\x80"
+_LARGEST = 1 << 16
+_INTACT = 0xFFFF  # the checksum of data that contain their checksum
+
+
+def _pack(entry: Entry, **fields: int | bytes) -> bytes:
+    row = np.zeros((), entry.dtype)
+    for name, value in fields.items():
+        row[name] = np.void(value) if isinstance(value, bytes) else value
+    return row.tobytes()
+
+
+def ethernet(destination: bytes, source: bytes, ether_type: int) -> bytes:
+    """Return an Ethernet header."""
+    return _pack(ETHERNET, destination=destination, source=source, ether_type=ether_type)
+
+
+def arp(operation: int, sender: tuple[bytes, bytes], target: tuple[bytes, bytes]) -> bytes:
+    """Return an ARP packet. `sender` and `target` are a MAC and an IPv4 address each."""
+    return _pack(
+        ARP, hardware=ARP_ETHERNET, protocol=ETHER_TYPE_IPV4, hardware_length=6, protocol_length=4,
+        operation=operation, sender_mac=sender[0], sender_ip=sender[1], target_mac=target[0], target_ip=target[1],
+    )  # fmt: skip
+
+
+def _icmpv6_sum(source: Gid, destination: Gid, message: bytes) -> int:
+    """Return the checksum of an ICMPv6 message (RFC 8200 8.1): _INTACT if it contains the right one."""
+    pseudo = source + destination + len(message).to_bytes(4, "big") + IP_PROTOCOL_ICMPV6.to_bytes(4, "big")
+    return internet_checksum(pseudo + message + bytes(len(message) & 1))
+
+
+def _discovery(ends: tuple[Gid, Gid], kind: int, flags: int, target: Gid, option: int, mac: bytes) -> bytes:
+    """Return the IPv6 packet of a solicitation or an advertisement, from and to `ends`, with a MAC as an option."""
+    tail = bytes([option, 1]) + mac
+    plain = _pack(NEIGHBOUR, type=kind, flags=flags, target=target) + tail
+    checksum = _icmpv6_sum(*ends, plain)
+    message = _pack(NEIGHBOUR, type=kind, checksum=checksum, flags=flags, target=target) + tail
+    return _pack(
+        IPV6, version_class_flow=6 << 28, payload_length=len(message), next_header=IP_PROTOCOL_ICMPV6,
+        hop_limit=NEIGHBOUR_HOP_LIMIT, source=ends[0], destination=ends[1],
+    ) + message  # fmt: skip
+
+
+def _link_address(options: bytes, wanted: int) -> bytes | None:
+    """Return the MAC in the options of a solicitation or an advertisement, or None.
+
+    ValueError if the options are malformed.
+    """
+    found = None
+    while options:
+        if len(options) < 8 or options[1] == 0 or 8 * options[1] > len(options):
+            raise ValueError
+        if options[0] == wanted:
+            found = options[2:8]
+        options = options[8 * options[1] :]
+    return found
+
+
+class Neighbours:
+    """The neighbours on the wire `name` of a NIC with `mac` and `gids`.
+
+    `frames` is the socket on which the engine sends frames that arrived. `send` puts a frame on the wire. `on_gone` is
+    called when the device is gone. Nobody but the owner closes the other end of `frames`, which ends the thread.
+    """
+
+    def __init__(
+        self, name: str, mac: bytes, gids: Sequence[Gid], frames: socket.socket, send: Callable[[bytes], None],
+        on_gone: Callable[[], None],
+    ):  # fmt: skip
+        self._name, self._mac, self._gids = name, mac, tuple(gids)
+        self._frames, self._send, self._on_gone = frames, send, on_gone
+        self._changed = threading.Condition()
+        self._known: dict[Gid, tuple[bytes, float]] = {}  # MAC and time
+        self._wanted: dict[Gid, int] = {}  # how many callers wait for it
+        self._thread = ServiceThread(f"gpunetio {name}", self._serve)
+        self._thread.start()
+
+    def join(self) -> None:
+        """Wait for the thread, after the other end of `frames` has been closed."""
+        self._thread.join()
+
+    def _serve(self) -> None:
+        while frame := self._frames.recv(_LARGEST):
+            if len(frame) == GONE:
+                self._on_gone()
+            else:
+                self._hear(frame)
+
+    # --- asking ----------------------------------------------------------------------------------------------------
+
+    def resolve(self, gid: Gid, timeout: float = PATIENCE) -> bytes:
+        """Return the MAC of a neighbour. NotFoundError if nobody answers within `timeout` seconds."""
+        end, ask_at = time.monotonic() + timeout, 0.0
+        with self._changed:
+            self._wanted[gid] = self._wanted.get(gid, 0) + 1
+            try:
+                while True:
+                    now = time.monotonic()
+                    mac, when = self._known.get(gid, (b"", 0.0))
+                    if mac and now - when < LIFETIME:
+                        return mac
+                    if now >= end:
+                        raise NotFoundError(
+                            f"nobody on {self._name} answers for {_text(gid)} within {timeout:g} s: open the peer "
+                            "first, with this address, on the same network. There is no router: peers must be on the "
+                            "link"
+                        )
+                    if now >= ask_at:
+                        self._send(self._question(gid))
+                        ask_at = now + RETRY
+                    self._changed.wait(min(end, ask_at) - now)
+            finally:
+                self._wanted[gid] -= 1
+                if self._wanted[gid] == 0:
+                    del self._wanted[gid]
+
+    def _question(self, gid: Gid) -> bytes:
+        here = self._own_for(gid)
+        if gid.startswith(_IPV4_MAPPED):
+            question = arp(ARP_REQUEST, (self._mac, here[12:]), (bytes(6), gid[12:]))
+            return ethernet(_BROADCAST, self._mac, ETHER_TYPE_ARP) + question
+        group = _SOLICITED_NODE + gid[13:]
+        packet = _discovery((here, group), NEIGHBOUR_SOLICITATION, 0, gid, SOURCE_LINK_ADDRESS, self._mac)
+        return ethernet(_multicast_mac(group), self._mac, ETHER_TYPE_IPV6) + packet
+
+    def _own_for(self, gid: Gid) -> Gid:
+        """Return the own address from which to ask for a neighbour."""
+
+        def same(own: Gid, prefix: bytes) -> bool:
+            return own.startswith(prefix) == gid.startswith(prefix)
+
+        for own in self._gids:
+            if same(own, _IPV4_MAPPED) and same(own, _LINK_LOCAL):
+                return own
+        raise InvalidValueError(
+            f"{_text(gid)} cannot be reached from {', '.join(map(_text, self._gids))}: give the port an address of "
+            "the same kind"
+        )
+
+    # --- hearing ---------------------------------------------------------------------------------------------------
+
+    def _hear(self, frame: bytes) -> None:
+        """Take a frame, of whose header the engine has checked only the EtherType. Malformed ones change nothing."""
+        header, rest = ETHERNET.at(frame), frame[ETHERNET.size :]
+        if header["ether_type"] == ETHER_TYPE_ARP:
+            self._hear_arp(rest)
+        else:
+            self._hear_discovery(rest)
+
+    def _hear_arp(self, packet: bytes) -> None:
+        if len(packet) < ARP.size:
+            return
+        a = ARP.at(packet)
+        kind = tuple(int(a[name]) for name in ("hardware", "protocol", "hardware_length", "protocol_length"))
+        mac, sender = a["sender_mac"].tobytes(), a["sender_ip"].tobytes()
+        if kind != (ARP_ETHERNET, ETHER_TYPE_IPV4, 6, 4) or not _is_station(mac):
+            return
+        self._learn(_IPV4_MAPPED + sender, mac)
+        target = a["target_ip"].tobytes()
+        if a["operation"] == ARP_REQUEST and _IPV4_MAPPED + target in self._gids:
+            answer = arp(ARP_REPLY, (self._mac, target), (mac, sender))
+            self._send(ethernet(mac, self._mac, ETHER_TYPE_ARP) + answer)
+
+    def _hear_discovery(self, packet: bytes) -> None:
+        """Take an IPv6 packet with a solicitation or an advertisement. RFC 4861 7.1 says which ones are valid."""
+        ip = IPV6.at(packet)
+        source, destination = ip["source"].tobytes(), ip["destination"].tobytes()
+        message = packet[IPV6.size : IPV6.size + int(ip["payload_length"])]
+        if ip["hop_limit"] != NEIGHBOUR_HOP_LIMIT or _icmpv6_sum(source, destination, message) != _INTACT:
+            return
+        n, options = NEIGHBOUR.at(message), message[NEIGHBOUR.size :]
+        asks, target = n["type"] == NEIGHBOUR_SOLICITATION, n["target"].tobytes()
+        try:
+            mac = _link_address(options, SOURCE_LINK_ADDRESS if asks else TARGET_LINK_ADDRESS)
+        except ValueError:
+            return
+        if n["code"] != 0 or target[0] == 0xFF or (mac is not None and not _is_station(mac)):
+            return
+        if not asks:
+            if mac is not None:
+                self._learn(target, mac)
+            return
+        somebody = any(source)  # else it looks whether the address is free (RFC 4862 5.4)
+        if somebody and mac is not None:
+            self._learn(source, mac)
+        if target in self._gids and (mac is not None or not somebody):
+            to = source if somebody else _ALL_NODES
+            flags = NEIGHBOUR_OVERRIDE | (NEIGHBOUR_SOLICITED if somebody else 0)
+            answer = _discovery((target, to), NEIGHBOUR_ADVERTISEMENT, flags, target, TARGET_LINK_ADDRESS, self._mac)
+            self._send(ethernet(mac if somebody and mac else _multicast_mac(to), self._mac, ETHER_TYPE_IPV6) + answer)
+
+    def _learn(self, gid: Gid, mac: bytes) -> None:
+        """Note the MAC of an address that somebody has asked for, so that strangers cannot fill the table."""
+        with self._changed:
+            if gid in self._known or gid in self._wanted:
+                self._known[gid] = mac, time.monotonic()
+                self._changed.notify_all()
+
+
+def _multicast_mac(group: Gid) -> bytes:
+    """Return the MAC of an IPv6 multicast group (RFC 2464 7)."""
+    return b"\x33\x33" + group[12:]
+
+
+def _is_station(mac: bytes) -> bool:
+    return any(mac) and not mac[0] & GROUP_MAC
+
+
+def _text(gid: Gid) -> str:
+    return str(IPv4Address(gid[12:]) if gid.startswith(_IPV4_MAPPED) else IPv6Address(gid))

@@ -1,0 +1,174 @@
+"""Read the headers of an Ethernet frame, once, into the words by which flow tables match it.
+
+A peer is not trusted: no byte is read before a length says that it is there. A header that is damaged or cut off is
+none, and the layers below it count.
+"""
+
+from __future__ import annotations
+
+from ...formats.flow import FTE_MATCH_SET_LYR_2_4, FTE_MATCH_SET_MISC
+from ...formats.packet import (
+    ETHER_TYPE_IPV4, ETHER_TYPE_IPV6, ETHER_TYPE_SERVICE_VLAN, ETHER_TYPE_VLAN, ETHERNET, IP_PROTOCOL_AUTHENTICATION,
+    IP_PROTOCOL_DESTINATION_OPTIONS, IP_PROTOCOL_FRAGMENT, IP_PROTOCOL_HOP_BY_HOP, IP_PROTOCOL_ROUTING,
+    IP_PROTOCOL_TCP, IP_PROTOCOL_UDP, IPV4, IPV4_FRAGMENT_MASK, IPV6, IPV6_EXTENSION, IPV6_FRAGMENT,
+    IPV6_FRAGMENT_MASK, TCP, TCP_FLAGS_MASK, TCP_OFFSET_SHIFT, UDP, VLAN_TAG,
+)  # fmt: skip
+from ...jit.compile import device_function, engine_function
+from ...jit.ops import be16, ld8, ld16, ld32, ld64, st8, st16, st32, st64
+from ..state.flow import OUTER_BYTES, PACKET, packet_at
+
+MOST_EXTENSIONS = 8  # of a packet; one with more has no TCP or UDP header for us
+
+# Bytes of the words. Some fields of the match parameters lie as they do in a frame: a tag is priority, CFI and VID, the
+# traffic class is DSCP and ECN.
+SMAC      = FTE_MATCH_SET_LYR_2_4.offset("smac_47_16")
+ETHERTYPE = FTE_MATCH_SET_LYR_2_4.offset("ethertype")
+DMAC      = FTE_MATCH_SET_LYR_2_4.offset("dmac_47_16")
+FIRST_TAG = FTE_MATCH_SET_LYR_2_4.offset("first_prio")
+PROTOCOL  = FTE_MATCH_SET_LYR_2_4.offset("ip_protocol")
+CLASS     = FTE_MATCH_SET_LYR_2_4.offset("ip_dscp")
+MARKS     = FTE_MATCH_SET_LYR_2_4.offset("cvlan_tag")
+TCP_PORTS = FTE_MATCH_SET_LYR_2_4.offset("tcp_sport")
+TTL       = FTE_MATCH_SET_LYR_2_4.offset("ttl_hoplimit")
+UDP_PORTS = FTE_MATCH_SET_LYR_2_4.offset("udp_sport")
+SOURCE    = FTE_MATCH_SET_LYR_2_4.offset("src_ipv4_src_ipv6")
+DESTINATION = FTE_MATCH_SET_LYR_2_4.offset("dst_ipv4_dst_ipv6")
+IPV4_AT   = 12  # an IPv4 address is in the last bytes of the field
+_SECOND   = FTE_MATCH_SET_MISC.offset("outer_second_prio")
+SECOND_TAG   = OUTER_BYTES
+SECOND_MARKS = OUTER_BYTES + FTE_MATCH_SET_MISC.offset("outer_second_cvlan_tag") - _SECOND
+
+# The word of marks: cvlan_tag, svlan_tag, frag, ip_version, tcp_flags.
+_CVLAN, _SVLAN, FRAGMENTED, VERSION_SHIFT = 1 << 15, 1 << 14, 1 << 13, 9
+_SECOND_CVLAN, _SECOND_SVLAN = 1 << 7, 1 << 5
+
+
+@device_function
+def _be16_at(address):
+    return be16(ld16(address))
+
+
+@engine_function
+def _parse_ports(packet, frame, at, end, protocol):
+    """Read the TCP or UDP header at offset `at`, if all of it is before `end`. Return the flags of TCP."""
+    if protocol == IP_PROTOCOL_UDP and end - at >= UDP.size:
+        st32(packet + UDP_PORTS, ld32(frame + at + UDP.source_port))
+        packet_at(packet).l4 = at
+    elif protocol == IP_PROTOCOL_TCP and end - at >= TCP.size:
+        word = _be16_at(frame + at + TCP.offset_flags)
+        offset = (word >> TCP_OFFSET_SHIFT) * 4
+        if offset >= TCP.size and offset <= end - at:
+            st32(packet + TCP_PORTS, ld32(frame + at + TCP.source_port))
+            packet_at(packet).l4 = at
+            return word & TCP_FLAGS_MASK
+    return 0
+
+
+@engine_function
+def _parse_ipv4(packet, frame, at, nbytes):
+    """Read the IPv4 header at offset `at` (RFC 791). Return its marks."""
+    if nbytes - at < IPV4.size:
+        return 0
+    first = ld8(frame + at + IPV4.version_ihl)
+    header, total = (first & 0xF) * 4, _be16_at(frame + at + IPV4.total_length)
+    if first >> 4 != 4 or header < IPV4.size or total < header or total > nbytes - at:
+        return 0
+    p = packet_at(packet)
+    p.l3, p.end = at, at + total
+    protocol = ld8(frame + at + IPV4.protocol)
+    st8(packet + CLASS, ld8(frame + at + IPV4.tos))
+    st8(packet + TTL, ld8(frame + at + IPV4.ttl))
+    st8(packet + PROTOCOL, protocol)
+    st32(packet + SOURCE + IPV4_AT, ld32(frame + at + IPV4.source))
+    st32(packet + DESTINATION + IPV4_AT, ld32(frame + at + IPV4.destination))
+    marks = 4 << VERSION_SHIFT
+    if _be16_at(frame + at + IPV4.flags_fragment) & IPV4_FRAGMENT_MASK:
+        return marks | FRAGMENTED
+    return marks | _parse_ports(packet, frame, at + header, p.end, protocol)
+
+
+@engine_function
+def _parse_ipv6(packet, frame, at, nbytes):
+    """Read the IPv6 header at offset `at` (RFC 8200), and its extension headers. Return its marks."""
+    if nbytes - at < IPV6.size:
+        return 0
+    length = _be16_at(frame + at + IPV6.payload_length)
+    if ld8(frame + at) >> 4 != 6 or length > nbytes - at - IPV6.size:
+        return 0
+    p = packet_at(packet)
+    p.l3, p.end = at, at + IPV6.size + length
+    st8(packet + CLASS, _be16_at(frame + at + IPV6.version_class_flow) >> 4 & 0xFF)
+    st8(packet + TTL, ld8(frame + at + IPV6.hop_limit))
+    for half in range(0, 16, 8):
+        st64(packet + SOURCE + half, ld64(frame + at + IPV6.source + half))
+        st64(packet + DESTINATION + half, ld64(frame + at + IPV6.destination + half))
+    marks = 6 << VERSION_SHIFT
+    protocol = ld8(frame + at + IPV6.next_header)
+    at += IPV6.size
+    for _ in range(MOST_EXTENSIONS):
+        if p.end - at < IPV6_EXTENSION.size:
+            break
+        length = ld8(frame + at + IPV6_EXTENSION.length)
+        if protocol == IP_PROTOCOL_FRAGMENT:
+            if _be16_at(frame + at + IPV6_FRAGMENT.offset_flags) & IPV6_FRAGMENT_MASK:
+                marks |= FRAGMENTED
+            size = IPV6_FRAGMENT.size
+        elif protocol == IP_PROTOCOL_HOP_BY_HOP or protocol == IP_PROTOCOL_ROUTING:
+            size = (length + 1) * 8
+        elif protocol == IP_PROTOCOL_DESTINATION_OPTIONS:
+            size = (length + 1) * 8
+        elif protocol == IP_PROTOCOL_AUTHENTICATION:  # its length counts words of 4 bytes (RFC 4302 2.2)
+            size = (length + 2) * 4
+        else:
+            break
+        if size > p.end - at:
+            break
+        protocol = ld8(frame + at + IPV6_EXTENSION.next_header)
+        at += size
+        if marks & FRAGMENTED:
+            break  # what follows may be the middle of anything
+    st8(packet + PROTOCOL, protocol)
+    if marks & FRAGMENTED:
+        return marks
+    return marks | _parse_ports(packet, frame, at, p.end, protocol)
+
+
+@device_function
+def _is_tag(ethertype):
+    return ethertype == ETHER_TYPE_VLAN or ethertype == ETHER_TYPE_SERVICE_VLAN
+
+
+@engine_function
+def parse(packet, frame, nbytes):
+    """Read a frame of `nbytes` bytes, without its check sequence, into a PACKET. Return 0 if it is too short for that.
+
+    The EtherType is that behind the tags, of which two are read.
+    """
+    for offset in range(0, PACKET.size, 8):
+        st64(packet + offset, 0)
+    if nbytes < ETHERNET.size:
+        return 0
+    st32(packet + DMAC, ld32(frame + ETHERNET.destination))
+    st16(packet + DMAC + 4, ld16(frame + ETHERNET.destination + 4))
+    st32(packet + SMAC, ld32(frame + ETHERNET.source))
+    st16(packet + SMAC + 4, ld16(frame + ETHERNET.source + 4))
+    at = ETHERNET.size
+    ethertype = _be16_at(frame + ETHERNET.ether_type)
+    marks = 0
+    if _is_tag(ethertype) and nbytes - at >= VLAN_TAG.size:
+        marks = _CVLAN if ethertype == ETHER_TYPE_VLAN else _SVLAN
+        st16(packet + FIRST_TAG, ld16(frame + at + VLAN_TAG.control))
+        ethertype = _be16_at(frame + at + VLAN_TAG.ether_type)
+        at += VLAN_TAG.size
+        if _is_tag(ethertype) and nbytes - at >= VLAN_TAG.size:
+            st8(packet + SECOND_MARKS, _SECOND_CVLAN if ethertype == ETHER_TYPE_VLAN else _SECOND_SVLAN)
+            st16(packet + SECOND_TAG, ld16(frame + at + VLAN_TAG.control))
+            ethertype = _be16_at(frame + at + VLAN_TAG.ether_type)
+            at += VLAN_TAG.size
+    st16(packet + ETHERTYPE, be16(ethertype))
+    if ethertype == ETHER_TYPE_IPV4:
+        marks |= _parse_ipv4(packet, frame, at, nbytes)
+    elif ethertype == ETHER_TYPE_IPV6:
+        marks |= _parse_ipv6(packet, frame, at, nbytes)
+    st16(packet + MARKS, be16(marks))
+    return 1

@@ -1,0 +1,98 @@
+"""Receive-side scaling: the Toeplitz hash that spreads packets over the queues of a TIR.
+
+The hash is linear: it is the XOR of what each byte of the input adds at its place. A table has that for each place and
+each value, so a byte costs a load.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...formats.cqe import RX_HASH_IP_SHIFT, RX_HASH_L4_SHIFT, RxHashIp, RxHashL4
+from ...formats.ethernet import HashField, L3Prot, L4Prot
+from ...formats.packet import IP_PROTOCOL_TCP, IP_PROTOCOL_UDP
+from ...jit.compile import engine_function
+from ...jit.ops import be16, ld8, ld16, ld32
+from ..state.ethernet import tir_row_at
+from ..state.flow import packet_at
+from .parse import DESTINATION, IPV4_AT, MARKS, PROTOCOL, SOURCE, TCP_PORTS, UDP_PORTS, VERSION_SHIFT
+
+HASH_BITS = 32
+INPUT_BYTES = 36  # at most: two IPv6 addresses and two ports
+_PLACE = 256 * 4  # bytes of the table for one place of the input
+
+def toeplitz_table(key: bytes) -> np.ndarray:
+    """Return what each byte value (second index) adds to the hash at each place of the input (first index)."""
+    bits, size = int.from_bytes(key, "big"), 8 * len(key)
+    windows = [bits >> (size - HASH_BITS - i) & 0xFFFFFFFF for i in range(8 * INPUT_BYTES)]
+    table = np.zeros((INPUT_BYTES, 256), np.uint32)
+    values = np.arange(256)
+    for i, window in enumerate(windows):
+        table[i // 8, values >> (7 - i % 8) & 1 == 1] ^= np.uint32(window)
+    return table
+
+
+_ONE, _OR, _XOR = 0, 1, 2  # the byte itself, or joined with its counterpart of the other direction
+
+
+@engine_function
+def _hash_bytes(table, one, other, count, how):
+    """Return what `count` bytes at `one` add to the hash, from the place of the input on that `table` is for."""
+    added = 0
+    for i in range(count):
+        byte = ld8(one + i)
+        if how == _OR:
+            byte |= ld8(other + i)
+        elif how == _XOR:
+            byte ^= ld8(other + i)
+        added ^= ld32(table + _PLACE * i + 4 * byte)
+    return added
+
+
+@engine_function
+def hash_type(tir, packet):
+    """Return what a TIR hashes of a PACKET, as CQEs tell it (rss_hash_type); 0 if the packet is not of its kind."""
+    t = tir_row_at(tir)
+    if t.toeplitz == 0 or t.fields == 0:
+        return 0
+    version = be16(ld16(packet + MARKS)) >> VERSION_SHIFT & 0xF
+    if version != (4 if t.l3_prot == L3Prot.IPV4 else 6):
+        return 0
+    kind = (RxHashIp.IPV4 if version == 4 else RxHashIp.IPV6) << RX_HASH_IP_SHIFT
+    if t.fields & (HashField.L4_SPORT | HashField.L4_DPORT):
+        udp = t.l4_prot == L4Prot.UDP
+        if packet_at(packet).l4 == 0 or ld8(packet + PROTOCOL) != (IP_PROTOCOL_UDP if udp else IP_PROTOCOL_TCP):
+            return 0
+        kind |= (RxHashL4.UDP if udp else RxHashL4.TCP) << RX_HASH_L4_SHIFT
+    return kind
+
+
+@engine_function
+def rss_hash(tir, packet):
+    """Return the hash of a PACKET for a TIR, 32 bits. It is 0 if the packet is not of the kind that the TIR hashes.
+
+    The input is what is selected of source address, destination address, source port and destination port. If both
+    directions are to have the same hash, OR of both takes the place of a source, XOR that of a destination.
+    """
+    if hash_type(tir, packet) == 0:
+        return 0
+    t = tir_row_at(tir)
+    protocol = IP_PROTOCOL_UDP if t.l4_prot == L4Prot.UDP else IP_PROTOCOL_TCP
+    skipped, size = (IPV4_AT, 4) if t.l3_prot == L3Prot.IPV4 else (0, 16)
+    source, destination = packet + SOURCE + skipped, packet + DESTINATION + skipped
+    ports = packet + (UDP_PORTS if protocol == IP_PROTOCOL_UDP else TCP_PORTS)
+    first, second = (_OR, _XOR) if t.symmetric else (_ONE, _ONE)
+    table = t.toeplitz
+    hash_ = 0
+    if t.fields & HashField.SRC_IP:
+        hash_ ^= _hash_bytes(table, source, destination, size, first)
+        table += _PLACE * size
+    if t.fields & HashField.DST_IP:
+        hash_ ^= _hash_bytes(table, destination, source, size, second)
+        table += _PLACE * size
+    if t.fields & HashField.L4_SPORT:
+        hash_ ^= _hash_bytes(table, ports, ports + 2, 2, first)
+        table += _PLACE * 2
+    if t.fields & HashField.L4_DPORT:
+        hash_ ^= _hash_bytes(table, ports + 2, ports, 2, second)
+    return hash_

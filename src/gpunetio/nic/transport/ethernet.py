@@ -1,0 +1,259 @@
+"""The engine's side of a wire that carries Ethernet frames: sorts them, checks packets of RoCE v2, and takes those.
+
+It makes system calls, so the engine must be on a CPU.
+"""
+
+from __future__ import annotations
+
+from ...jit.compile import device_function, engine_function
+from ...jit.ops import be16, clock_ns, ld8, ld16, ld32, ld64, st64
+from ...fabric.capture import capture_frame
+from ...fabric.ethernet_receive import mark_frames, receive_frames
+from ...fabric.ethernet_records import ARRIVED, OWN_GID, arrived_at, ethernet_wire_at, own_gid_at, send
+from ...fabric.ethernet_transmit import transmit_frames
+from ...fabric.icrc import packet_icrc, received_crc
+from ...fabric.ip_headers import internet_sum
+from ...fabric.udp_records import MAPPED, MSG_DONTWAIT, MSG_NOSIGNAL
+from ...formats.packet import (
+    ETHER_TYPE_ARP, ETHER_TYPE_IPV4, ETHER_TYPE_IPV6, ETHER_TYPE_SERVICE_VLAN, ETHER_TYPE_VLAN, ETHERNET, GROUP_MAC,
+    ICRC_SIZE, IP_PROTOCOL_FRAGMENT, IP_PROTOCOL_ICMPV6, IP_PROTOCOL_UDP, IPV4, IPV4_FRAGMENT_MASK, IPV6, NEIGHBOUR,
+    NEIGHBOUR_ADVERTISEMENT, NEIGHBOUR_SOLICITATION, ROCE_UDP_PORT, UDP,
+)  # fmt: skip
+from ..state.counters import COUNTERS, counters_at
+from ..state.flow import Fate, flow_table_at
+from ..state.worker import worker_at
+from ..state.wire import wire_at
+from ..steering.steer import steer
+from .delivery import BATCH, addressee, hand_over
+from .eth_receive import receive_frame
+
+ROUNDS = 8  # batches per turn
+# Instead of a counter: the frame is a packet of RoCE v2 for this port; no flow rule has decided about it.
+_ROCE, UNDECIDED = -1, -2
+
+
+# --- what a frame is -----------------------------------------------------------------------------------------------
+# These functions return the offset of the counter that says why a frame is none of RoCE's, or _ROCE.
+
+
+@engine_function
+def sort_frame(wire, frame, nbytes):
+    """Say what a frame is. For a packet of RoCE v2 with intact headers, fill in the fields `bth` … of ETHERNET_WIRE.
+
+    Every length is checked before the bytes are read. The UDP checksum is not looked at: senders of RoCE v2 leave it
+    out, and the kernel does not compute it for frames that stay in this machine. The ICRC covers all that it does.
+    """
+    w = ethernet_wire_at(wire)
+    if nbytes < ETHERNET.size:
+        return COUNTERS.rx_frame_malformed
+    if _load_mac(frame) != w.mac and ld8(frame) & GROUP_MAC == 0:
+        return COUNTERS.rx_frame_other_mac
+    kind = be16(ld16(frame + ETHERNET.ether_type))
+    if kind == ETHER_TYPE_IPV4:
+        return _sort_ipv4(wire, frame + ETHERNET.size, nbytes - ETHERNET.size)
+    if kind == ETHER_TYPE_IPV6:
+        return _sort_ipv6(wire, frame + ETHERNET.size, nbytes - ETHERNET.size)
+    if kind == ETHER_TYPE_ARP:
+        return COUNTERS.rx_frame_neighbour
+    if kind == ETHER_TYPE_VLAN or kind == ETHER_TYPE_SERVICE_VLAN:
+        return COUNTERS.rx_frame_vlan
+    return COUNTERS.rx_frame_other_protocol
+
+
+@device_function
+def _load_mac(address):
+    return ld32(address) | ld16(address + 4) << 32
+
+
+@device_function
+def _own_gid(wire, high, low):
+    """Return the index of an own GID, or -1."""
+    w = ethernet_wire_at(wire)
+    for i in range(w.gid_count):
+        gid = own_gid_at(w.gids + OWN_GID.size * i)
+        if gid.low == low and gid.high == high:
+            return i
+    return -1
+
+
+@engine_function
+def _sort_ipv4(wire, ip, nbytes):
+    """RFC 791, RFC 1122 3.2.1."""
+    w = ethernet_wire_at(wire)
+    if nbytes < IPV4.size:
+        return COUNTERS.rx_frame_malformed
+    head = 4 * (ld8(ip) & 0x0F)
+    total = be16(ld16(ip + IPV4.total_length))
+    if ld8(ip) >> 4 != 4 or head < IPV4.size or head > total or total > nbytes:
+        return COUNTERS.rx_frame_malformed
+    if internet_sum(ip, head) != 0xFFFF:
+        return COUNTERS.rx_frame_checksum
+    w.own = _own_gid(wire, 0, ld32(ip + IPV4.destination) << 32 | MAPPED)
+    if w.own < 0:
+        return COUNTERS.rx_frame_other_address
+    if be16(ld16(ip + IPV4.flags_fragment)) & IPV4_FRAGMENT_MASK != 0:
+        return COUNTERS.rx_frame_fragment
+    if ld8(ip + IPV4.protocol) != IP_PROTOCOL_UDP:
+        return COUNTERS.rx_frame_other_protocol
+    w.version, w.ip, w.ip_bytes = 4, ip, head
+    w.peer_high, w.peer_low = 0, ld32(ip + IPV4.source) << 32 | MAPPED
+    return _sort_udp(wire, ip + head, total - head)
+
+
+@engine_function
+def _sort_ipv6(wire, ip, nbytes):
+    """RFC 8200."""
+    w = ethernet_wire_at(wire)
+    if nbytes < IPV6.size:
+        return COUNTERS.rx_frame_malformed
+    length = be16(ld16(ip + IPV6.payload_length))
+    if ld8(ip) >> 4 != 6 or length > nbytes - IPV6.size:
+        return COUNTERS.rx_frame_malformed
+    protocol = ld8(ip + IPV6.next_header)
+    if protocol == IP_PROTOCOL_ICMPV6 and length >= NEIGHBOUR.size:
+        kind = ld8(ip + IPV6.size + NEIGHBOUR.type)
+        if kind == NEIGHBOUR_SOLICITATION or kind == NEIGHBOUR_ADVERTISEMENT:
+            return COUNTERS.rx_frame_neighbour
+    w.own = _own_gid(wire, ld64(ip + IPV6.destination), ld64(ip + IPV6.destination + 8))
+    if w.own < 0:
+        return COUNTERS.rx_frame_other_address
+    if protocol == IP_PROTOCOL_FRAGMENT:
+        return COUNTERS.rx_frame_fragment
+    if protocol != IP_PROTOCOL_UDP:
+        return COUNTERS.rx_frame_other_protocol
+    w.version, w.ip, w.ip_bytes = 6, ip, IPV6.size
+    w.peer_high, w.peer_low = ld64(ip + IPV6.source), ld64(ip + IPV6.source + 8)
+    return _sort_udp(wire, ip + IPV6.size, length)
+
+
+@device_function
+def _sort_udp(wire, udp, nbytes):
+    """RFC 768. What follows the ICRC is padding."""
+    w = ethernet_wire_at(wire)
+    if nbytes < UDP.size:
+        return COUNTERS.rx_frame_malformed
+    length = be16(ld16(udp + UDP.length))
+    if length < UDP.size + ICRC_SIZE or length > nbytes:
+        return COUNTERS.rx_frame_malformed
+    if be16(ld16(udp + UDP.destination_port)) != ROCE_UDP_PORT:
+        return COUNTERS.rx_frame_other_protocol
+    w.bth, w.nbytes = udp + UDP.size, length - UDP.size - ICRC_SIZE
+    return _ROCE
+
+
+# --- what flow rules do with it --------------------------------------------------------------------------------------
+
+
+@engine_function
+def steer_frame(nic, frame, nbytes):
+    """Do with a frame what the flow tables say. Return the offset of the counter for its fate, or UNDECIDED."""
+    fate = steer(nic, frame, nbytes)
+    if fate == Fate.TIR:
+        return receive_frame(nic, frame, nbytes)
+    if fate == Fate.DROP:
+        return COUNTERS.rx_frame_rule_dropped
+    if fate == Fate.LOOP:
+        return COUNTERS.rx_frame_rule_loop
+    return UNDECIDED
+
+
+# --- taking --------------------------------------------------------------------------------------------------------
+
+
+@engine_function
+def _take_packet(nic, wire, ethernet, at):
+    """Take the packet at hand, whose position on the wire is `at`. Return 1 if it is intact and for a QP of this NIC.
+
+    Peer and QP are checked before the ICRC, so that packets of strangers cost little.
+    """
+    n = worker_at(nic)
+    w = ethernet_wire_at(ethernet)
+    c = counters_at(n.counters)
+    n.arrived_at = w.own
+    row = addressee(nic, wire, w.bth, w.nbytes, w.peer_high, w.peer_low, at)
+    if row != 0:
+        crc = received_crc(w.scratch, w.ip, w.ip_bytes, w.version)
+        if packet_icrc(crc, w.bth, w.nbytes) != ld32(w.bth + w.nbytes):
+            c.rx_icrc_encapsulated += 1
+            return 0
+    c.rdma_rx_packets += 1
+    if row == 0:
+        return 0
+    hand_over(nic, row, wire, w.bth, 0, w.nbytes, w.peer_high, w.peer_low, 0)
+    return 1
+
+
+@engine_function
+def _take_frame(nic, wire, ethernet, arrived, at):
+    """Take a frame. Return 1 if it is for a queue of this NIC. Every frame counts in `rx_frames`."""
+    n = worker_at(nic)
+    a = arrived_at(arrived)
+    counters_at(n.counters).rx_frames += 1
+    if n.capture != 0:
+        capture_frame(n.capture, a.frame, a.nbytes, a.frame, 0, n.now, 0)
+    fate = UNDECIDED
+    if n.link_down:
+        fate = COUNTERS.rx_frame_link_down
+    elif a.cut:
+        fate = COUNTERS.rx_frame_malformed
+    elif flow_table_at(n.flow_tables).miss != 0:
+        fate = steer_frame(nic, a.frame, a.nbytes)
+    if fate == UNDECIDED:
+        fate = sort_frame(ethernet, a.frame, a.nbytes)
+    if fate == _ROCE:
+        return _take_packet(nic, wire, ethernet, at)
+    if fate == COUNTERS.rx_frame_neighbour:
+        send(ethernet_wire_at(ethernet).thread, a.frame, a.nbytes, MSG_DONTWAIT | MSG_NOSIGNAL)
+    st64(n.counters + fate, ld64(n.counters + fate) + 1)
+    return 1 if fate == COUNTERS.rx_frame_delivered else 0
+
+
+@engine_function
+def take_in(nic, wire):
+    """Take the frames that have arrived at the wire's descriptor. Return how many.
+
+    The wire's share of a turn ends with the batch that brings the BATCHth frame for a queue of this NIC, or after
+    ROUNDS batches.
+    """
+    n = worker_at(nic)
+    ethernet = wire_at(wire).medium
+    w = ethernet_wire_at(ethernet)
+    done = 0
+    ours = 0
+    for _ in range(ROUNDS):
+        at = w.position
+        count = receive_frames(ethernet)
+        if n.capture != 0 and n.virtual_time == 0 and count > 0:
+            n.now = clock_ns()  # the last turn's time may be from before a sleep
+        for i in range(count):
+            ours += _take_frame(nic, wire, ethernet, w.arrived + i * ARRIVED.size, at)
+        done += count
+        if w.more == 0 or ours >= BATCH:
+            break
+    n.arrived_at = -1
+    return done
+
+
+@engine_function
+def send_out(nic, wire):
+    """Send the frames that wait for the descriptor."""
+    n = worker_at(nic)
+    ethernet = wire_at(wire).medium
+    w = ethernet_wire_at(ethernet)
+    sent = transmit_frames(ethernet, n.capture, n.now)
+    if w.tx_dropped != 0:
+        counters_at(n.counters).tx_dropped += w.tx_dropped
+        w.tx_dropped = 0
+    return sent
+
+
+@engine_function
+def arrivals(wire):
+    """Return the position from which on everything has arrived after this call."""
+    return mark_frames(wire_at(wire).medium)
+
+
+@engine_function
+def unsent(wire):
+    """Return the end of the pipe of packets that wait for the descriptor."""
+    return ethernet_wire_at(wire_at(wire).medium).tx
