@@ -15,14 +15,19 @@ OUT=${GPUNETIO_GUEST:-${XDG_CACHE_HOME:-$HOME/.cache}/gpunetio/guest}
 mkdir -p "$OUT"
 cd "$OUT"
 
-# run_guest.sh holds the lock shared: a guest in use is not replaced.
+# run_guest.sh holds the lock shared: a guest in use is not replaced, and asking whether it is up to date waits for
+# builders only, not for the guests that run.
 exec 9>lock
-flock -w 600 9 || { echo "another process builds or uses $OUT" >&2; exit 1; }
+busy() { echo "another process builds or uses $OUT" >&2; exit 1; }
 stamp=$(cat "$HERE/build_guest.sh" "$HERE/init" | sha256sum | cut -d' ' -f1)
-if [ "${1:-}" != -f ] && [ "$(cat stamp 2>/dev/null)" = "$stamp" ]; then
-    echo "$OUT"
-    exit
+current() { [ "$(cat stamp 2>/dev/null)" = "$stamp" ] && echo "$OUT"; }
+if [ "${1:-}" != -f ]; then
+    flock -s -w 600 9 || busy
+    current && exit
+    flock -u 9
 fi
+flock -w 600 9 || busy
+[ "${1:-}" != -f ] && current && exit # built meanwhile
 rm -rf stamp pkgs kernel rootfs ird vmlinux initramfs.gz
 
 PACKAGES="busybox-static dash coreutils iproute2 iputils-ping ibverbs-providers ibverbs-utils perftest
