@@ -31,8 +31,8 @@ def announce(nic, row, producer16):
     """Move `sq_pi` to `producer16`, which a doorbell or a doorbell record announces, or explain what is wrong.
 
     With a doorbell record, only one thread rings at a time, and an old index is at most the ring's depth behind.
-    Without a record, all threads ring independently. Then a doorbell may be late by as many WQEs as others have posted
-    meanwhile.
+    Without a record, all threads ring independently, and the watchdog of the `Gpu` too. Then a doorbell may be late by
+    as many WQEs as others have posted meanwhile: whatever is not within the ring is old.
     """
     q = qp_row_at(row)
     if q.state == QpState.RST or q.sq_addr == 0:  # in RST the counts stay 0, though the record may hold old ones
@@ -50,7 +50,7 @@ def announce(nic, row, producer16):
         wake(row)
         if q.state < QpState.RTS and q.failed == 0:
             record_error(nic, REQUESTER, q.qpn, q.sq_ci, WqeOpcode.NOP, refuse.not_sending(nic, q.state), 0)
-    elif PI_MASK + 1 - ahead > (depth if q.no_dbr == 0 else HALF_RANGE):  # not an old index either
+    elif q.no_dbr == 0 and PI_MASK + 1 - ahead > depth:  # not an old index either
         reason = refuse.doorbell_range(nic, depth, producer16, q.sq_ci & PI_MASK)
         if q.state == QpState.RTS and q.sq_pi == q.sq_ci:
             fail_send(nic, row, q.sq_ci, WqeOpcode.NOP, 0, reason)
