@@ -17,7 +17,7 @@ import numpy as np
 from numba import types
 
 from ..errors import NoMemoryError
-from ..formats.packet import ROCE_UDP_PORT
+from ..formats.packet import IPV4_MAPPED, ROCE_UDP_PORT
 from ..jit.compile import engine_function
 from ..jit.ops import copy
 from ..memory import HostMemory, round_up
@@ -33,7 +33,6 @@ from .udp_records import IOVEC, MMSGHDR
 
 PACKETS, REPLIES = 1 << 20, 1 << 16  # bytes of the pipes
 REST = LENGTH + SCRATCH + FRAME_ROOM  # bytes of a frame that is sent
-_IPV4_MAPPED = bytes(10) + b"\xff\xff"
 
 
 @engine_function
@@ -185,7 +184,7 @@ class EthernetWire:
         row, own = self._rows[egress], self._gids[index]
         row["mac"], row["port"] = int.from_bytes(key[0], "little"), key[2]
         row["gid_high"], row["gid_low"] = np.frombuffer(own, np.int64)
-        row["version"] = 4 if own.startswith(_IPV4_MAPPED) else 6
+        row["version"] = 4 if own.startswith(IPV4_MAPPED) else 6
         self._egresses[key] = egress
         return egress
 

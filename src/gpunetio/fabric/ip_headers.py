@@ -52,6 +52,26 @@ def long_sum(address, nbytes):
 
 
 @device_function
+def whole_ipv4(ip, nbytes):
+    """Return the bytes of an IPv4 header, or 0 if it is damaged, or not all of its packet is in `nbytes` (RFC 791)."""
+    if nbytes < IPV4.size:
+        return 0
+    first = ld8(ip + IPV4.version_ihl)
+    header, total = (first & 0xF) * 4, be16(ld16(ip + IPV4.total_length))
+    if first >> 4 != 4 or header < IPV4.size or header > total or total > nbytes:
+        return 0
+    return header
+
+
+@device_function
+def whole_ipv6(ip, nbytes):
+    """Return whether an IPv6 header is intact, and all of its packet is in `nbytes` (RFC 8200)."""
+    if nbytes < IPV6.size:
+        return False
+    return ld8(ip) >> 4 == 6 and be16(ld16(ip + IPV6.payload_length)) <= nbytes - IPV6.size
+
+
+@device_function
 def put_ipv4(ip, source, destination, nbytes):
     """Write an IPv4 header before `nbytes` of UDP. The addresses are the second words of their GIDs."""
     st16(ip + IPV4.version_ihl, 0x45)

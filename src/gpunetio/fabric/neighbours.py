@@ -19,7 +19,7 @@ from ..errors import InvalidValueError, NotFoundError
 from ..formats.layout import Entry
 from ..formats.packet import (
     ARP, ARP_ETHERNET, ARP_REPLY, ARP_REQUEST, ETHER_TYPE_ARP, ETHER_TYPE_IPV4, ETHER_TYPE_IPV6, ETHERNET, GROUP_MAC,
-    IP_PROTOCOL_ICMPV6, IPV6, NEIGHBOUR, NEIGHBOUR_ADVERTISEMENT, NEIGHBOUR_HOP_LIMIT, NEIGHBOUR_OVERRIDE,
+    IP_PROTOCOL_ICMPV6, IPV4_MAPPED, IPV6, NEIGHBOUR, NEIGHBOUR_ADVERTISEMENT, NEIGHBOUR_HOP_LIMIT, NEIGHBOUR_OVERRIDE,
     NEIGHBOUR_SOLICITATION, NEIGHBOUR_SOLICITED, SOURCE_LINK_ADDRESS, TARGET_LINK_ADDRESS,
 )  # fmt: skip
 from ..service import ServiceThread
@@ -35,7 +35,6 @@ GONE = 1  # bytes of what the engine sends instead of a frame when the other end
 _BROADCAST = b"\xff" * 6
 _ALL_NODES = IPv6Address("ff02::1").packed
 _SOLICITED_NODE = IPv6Address("ff02::1:ff00:0").packed[:13]
-_IPV4_MAPPED = bytes(10) + b"\xff\xff"
 _LINK_LOCAL = b"\xfe\x80"
 _LARGEST = 1 << 16
 _INTACT = 0xFFFF  # the checksum of data that contain their checksum
@@ -154,7 +153,7 @@ class Neighbours:
 
     def _question(self, gid: Gid) -> bytes:
         here = self._own_for(gid)
-        if gid.startswith(_IPV4_MAPPED):
+        if gid.startswith(IPV4_MAPPED):
             question = arp(ARP_REQUEST, (self._mac, here[12:]), (bytes(6), gid[12:]))
             return ethernet(_BROADCAST, self._mac, ETHER_TYPE_ARP) + question
         group = _SOLICITED_NODE + gid[13:]
@@ -168,7 +167,7 @@ class Neighbours:
             return own.startswith(prefix) == gid.startswith(prefix)
 
         for own in self._gids:
-            if same(own, _IPV4_MAPPED) and same(own, _LINK_LOCAL):
+            if same(own, IPV4_MAPPED) and same(own, _LINK_LOCAL):
                 return own
         raise InvalidValueError(
             f"{_text(gid)} cannot be reached from {', '.join(map(_text, self._gids))}: give the port an address of "
@@ -193,9 +192,9 @@ class Neighbours:
         mac, sender = a["sender_mac"].tobytes(), a["sender_ip"].tobytes()
         if kind != (ARP_ETHERNET, ETHER_TYPE_IPV4, 6, 4) or not _is_station(mac):
             return
-        self._learn(_IPV4_MAPPED + sender, mac)
+        self._learn(IPV4_MAPPED + sender, mac)
         target = a["target_ip"].tobytes()
-        if a["operation"] == ARP_REQUEST and _IPV4_MAPPED + target in self._gids:
+        if a["operation"] == ARP_REQUEST and IPV4_MAPPED + target in self._gids:
             answer = arp(ARP_REPLY, (self._mac, target), (mac, sender))
             self._send(ethernet(mac, self._mac, ETHER_TYPE_ARP) + answer)
 
@@ -245,4 +244,4 @@ def _is_station(mac: bytes) -> bool:
 
 
 def _text(gid: Gid) -> str:
-    return str(IPv4Address(gid[12:]) if gid.startswith(_IPV4_MAPPED) else IPv6Address(gid))
+    return str(IPv4Address(gid[12:]) if gid.startswith(IPV4_MAPPED) else IPv6Address(gid))

@@ -28,7 +28,7 @@ from ..jit.compile import engine_function
 from ..jit.ops import ld8
 from ..errors import InUseError, OperatingSystemError, TimedOutError
 from ..formats.packet import (
-    BTH, ETHER_TYPE_IPV4, ETHER_TYPE_IPV6, GRH, ICRC_SIZE, IP_PROTOCOL_UDP, IPV4, IPV4_DONT_FRAGMENT,
+    BTH, ETHER_TYPE_IPV4, ETHER_TYPE_IPV6, GRH, ICRC_SIZE, IP_PROTOCOL_UDP, IPV4, IPV4_DONT_FRAGMENT, IPV4_MAPPED,
     IPV6, LNH_GLOBAL, LRH, QPN_MASK, ROCE_UDP_PORT, UDP,
 )  # fmt: skip
 from ..memory import HostMemory
@@ -47,7 +47,6 @@ _MAGIC_NANOSECONDS, _SNAP_LENGTH = 0xA1B23C4D, 1 << 16
 _PERIOD = 0.005  # seconds between looks into the pipe
 _BATCH = 1024  # packets in one write
 _TTL = 64
-_IPV4_MAPPED = bytes(10) + b"\xff\xff"
 _ONES = b"\xff" * LRH.size
 
 Gid = bytes
@@ -84,7 +83,7 @@ class RoceFrames:
         length = UDP.size + nbytes + ICRC_SIZE
         udp = struct.pack(">HHHH", ROCE_UDP_PORT, ROCE_UDP_PORT, length, 0)
         macs = self._mac_of(destination) + self._mac_of(source)
-        if source.startswith(_IPV4_MAPPED) and destination.startswith(_IPV4_MAPPED):
+        if source.startswith(IPV4_MAPPED) and destination.startswith(IPV4_MAPPED):
             ends = source[12:] + destination[12:]
             plain = struct.pack(
                 ">BBHHHBBH", 0x45, 0, IPV4.size + length, 0, IPV4_DONT_FRAGMENT, _TTL, IP_PROTOCOL_UDP, 0

@@ -19,8 +19,8 @@ from typing import BinaryIO, Self
 
 from ..errors import InvalidValueError, OperatingSystemError
 from ..formats.packet import (
-    BTH, ETHER_TYPE_IPV4, ETHER_TYPE_IPV6, ETHERNET, GRH, ICRC_SIZE, IP_PROTOCOL_UDP, IPV4, IPV6, LNH_GLOBAL, LRH,
-    ROCE_UDP_PORT, UDP,
+    BTH, ETHER_TYPE_IPV4, ETHER_TYPE_IPV6, ETHERNET, GRH, ICRC_SIZE, IP_PROTOCOL_UDP, IPV4, IPV4_MAPPED, IPV6,
+    LNH_GLOBAL, LRH, ROCE_UDP_PORT, UDP,
 )  # fmt: skip
 from .pcap import ERF_HEADER, ERF_INFINIBAND, LINKTYPE_ERF, LINKTYPE_ETHERNET, infiniband_icrc
 
@@ -36,7 +36,6 @@ _LINK_TYPE_MASK = 0x0FFF_FFFF  # above are the length of a frame check sequence 
 _VLAN_TAGS = (0x8100, 0x88A8)
 _ERF_TYPE_MASK, _ERF_EXTENSION = 0x7F, 0x80
 _VCRC_SIZE = 2
-_IPV4_MAPPED = bytes(10) + b"\xff\xff"
 _ONES = b"\xff" * 8
 
 # Why a record holds no packet that can be replayed.
@@ -63,7 +62,7 @@ class Packet:
 
 
 def _gid_of(address: bytes) -> bytes:
-    return _IPV4_MAPPED + address if len(address) == 4 else address
+    return IPV4_MAPPED + address if len(address) == 4 else address
 
 
 def _roce(time_ns: int, frame: bytes) -> Packet | str:

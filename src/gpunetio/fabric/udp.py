@@ -19,7 +19,7 @@ import numpy as np
 
 from ..errors import InUseError, InvalidValueError, NotSupportedError, OperatingSystemError
 from ..formats.layout import Entry
-from ..formats.packet import ROCE_UDP_PORT
+from ..formats.packet import IPV4_MAPPED, ROCE_UDP_PORT
 from ..memory import HostMemory, round_up
 from .icrc import HEADER_ROOM
 from .udp_receive import check, receive
@@ -61,7 +61,7 @@ _BUFFER_STRIDE, _BUFFER_START = RX_BUFFER + 2 * _LINE, 4
 
 def gid_of(address: Address) -> tuple[int, int]:
     """Return the GID of an address as the two words that records carry: plain loads of its 16 bytes."""
-    raw = address.packed if address.version == 6 else bytes(10) + b"\xff\xff" + address.packed
+    raw = address.packed if address.version == 6 else IPV4_MAPPED + address.packed
     high, low = np.frombuffer(raw, np.int64)
     return int(high), int(low)
 

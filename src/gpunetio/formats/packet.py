@@ -188,6 +188,7 @@ IPV4 = Entry("ipv4", 20, """
     destination    16  raw[4]
 """)
 IPV4_DONT_FRAGMENT, IPV4_FRAGMENT_MASK = 0x4000, 0x3FFF  # the latter: more fragments follow, or this is not the first
+IPV4_MAPPED = bytes(10) + b"\xff\xff"  # of ::ffff:a.b.c.d, as GIDs have IPv4 addresses (RFC 4291 2.5.5.2)
 MAX_IPV4 = 60  # bytes of a header with all options
 IP_PROTOCOL_TCP, IP_PROTOCOL_UDP, IP_PROTOCOL_ICMPV6 = 6, 17, 58
 # Of extension headers of IPv6 (RFC 8200 4, RFC 4302).

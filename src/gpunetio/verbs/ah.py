@@ -18,9 +18,9 @@ from ..formats.commands import (
 )
 from ..formats.contexts import ROCE_ADDR_LAYOUT
 from ..formats.layout import Fields
-from ..formats.packet import GRH, IPV4
+from ..formats.packet import GRH, IPV4, IPV4_MAPPED
 from ..providers.plain_verbs import Route
-from .ah_attr import IPV4_MAPPED, AhAttr, ip_type
+from .ah_attr import AhAttr, ip_type
 from .arguments import instance, within
 from .commands import command
 from .handle import Handle

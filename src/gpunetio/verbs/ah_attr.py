@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from ..enums import AddrType, LinkLayer
 from ..errors import InvalidValueError
+from ..formats.packet import IPV4_MAPPED
 from .arguments import instance, member, whole, within
 from .device_attr import DeviceAttributes
 
 GID_BYTES = 16
-IPV4_MAPPED = bytes(10) + b"\xff\xff"  # ::ffff:a.b.c.d
 _LIMITS = {"dlid": 0xFFFF, "sl": 15, "static_rate": 15, "hop_limit": 255, "traffic_class": 255}
 
 

@@ -10,7 +10,7 @@ from ...errors import InvalidValueError
 from ...formats import commands as cmd
 from ...formats.commands import ROCE_VERSION_2, CapClass, Opcode, Status
 from ...formats.contexts import ROCE_ADDR_LAYOUT
-from ...formats.packet import ROCE_UDP_PORT
+from ...formats.packet import IPV4_MAPPED, ROCE_UDP_PORT
 from ..hardware import Hardware
 from ..state.objects import GID_ROW
 from ..state.tables import Table
@@ -21,7 +21,6 @@ from .syndromes import CommandError, CommandSyndrome
 MAX_GID = 16
 UDP_SPORTS = 0xC000, 0xFFFF  # the lowest and the highest UDP source port of a QP (IBTA annex A17.4.3)
 _GID_TABLE_CODE = (MAX_GID // 8).bit_length() - 1  # as the capability encodes it: 8 << code entries
-_IPV4_MAPPED = bytes(10) + b"\xff\xff"
 
 
 class Gids(Objects):
@@ -80,6 +79,6 @@ class Gids(Objects):
         mac = int.from_bytes(bytes(row["mac"])[:6], "big")
         layout = ROCE_ADDR_LAYOUT.pack(
             source_l3_address=bytes(row["gid"]), source_mac_47_32=mac >> 32, source_mac_31_0=mac & 0xFFFF_FFFF,
-            roce_version=int(row["version"]), roce_l3_type=int(not bytes(row["gid"]).startswith(_IPV4_MAPPED)),
+            roce_version=int(row["version"]), roce_l3_type=int(not bytes(row["gid"]).startswith(IPV4_MAPPED)),
         )  # fmt: skip
         return DONE + bytes(layout)

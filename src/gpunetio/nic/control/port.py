@@ -17,7 +17,7 @@ from ...enums import LinkLayer
 from ...errors import InvalidValueError
 from ...fabric import interface
 from ...fabric.faults import Faults
-from ...formats.packet import ROCE_UDP_PORT
+from ...formats.packet import IPV4_MAPPED, ROCE_UDP_PORT
 
 IPAddress = IPv4Address | IPv6Address
 CONNECTX_7 = 0x1021  # PCI device id
@@ -25,7 +25,6 @@ CONNECTX_7 = 0x1021  # PCI device id
 MTUS = (4096, 2048, 1024, 512, 256)
 # Bytes of a link's MTU beyond the payload, as the kernel counts them: IPv6, UDP, BTH, largest extended headers, ICRC.
 MAX_HEADERS = 80
-_IPV4_MAPPED = bytes(10) + b"\xff\xff"
 _LINK_LOCAL = b"\xfe\x80" + bytes(6)
 _SIOCGIFCONF = 0x8912
 _IFREQ_SIZE, _MAX_INTERFACES = 40, 1024
@@ -272,12 +271,12 @@ def _parse(text: str) -> IPAddress:
 
 def gid_of(address: IPAddress) -> bytes:
     """Return the GID of an address. An IPv4 address becomes ::ffff:a.b.c.d (annex A17.4.5)."""
-    return _IPV4_MAPPED + address.packed if address.version == 4 else address.packed
+    return IPV4_MAPPED + address.packed if address.version == 4 else address.packed
 
 
 def address_of(gid: bytes) -> IPAddress:
     """Return the address behind a GID: the IPv4 address for a link-local GID that comes from `mac_of`."""
-    if gid.startswith(_IPV4_MAPPED):
+    if gid.startswith(IPV4_MAPPED):
         return IPv4Address(gid[12:])
     if gid.startswith(_LINK_LOCAL + b"\0\0") and gid[11:13] == b"\xff\xfe":
         return IPv4Address(gid[10:11] + gid[13:])

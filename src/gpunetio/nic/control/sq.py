@@ -106,7 +106,7 @@ class SendQueues(EthernetQueues):
         now, mask, context = (eth.MODIFY_SQ_IN.get(mailbox, field) for field in ("sq_state", "modify_bitmask", "ctx"))
         state = self.next_state(number, now, context["state"])
         check_mask(mask, ModifySq(0))
-        row = self.table[number].copy()
+        row = self.table.copy(number)
         row["state"] = state
         self.replace(number, row)
         return DONE

@@ -59,7 +59,7 @@ class SendInterfaces(EthernetObjects):
         mask, context = (eth.MODIFY_TIS_IN.get(mailbox, field) for field in ("bitmask", "ctx"))
         check_mask(mask, ModifyTis.PRIO)
         if mask & ModifyTis.PRIO:
-            row = self.table[number].copy()
+            row = self.table.copy(number)
             row["prio"] = context["prio"]
             self.replace(number, row)
             eth.TISC.update(self.contexts[number], prio=context["prio"])

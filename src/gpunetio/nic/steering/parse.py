@@ -6,6 +6,7 @@ none, and the layers below it count.
 
 from __future__ import annotations
 
+from ...fabric.ip_headers import whole_ipv4, whole_ipv6
 from ...formats.flow import FTE_MATCH_SET_LYR_2_4, FTE_MATCH_SET_MISC
 from ...formats.packet import (
     ETHER_TYPE_IPV4, ETHER_TYPE_IPV6, ETHER_TYPE_SERVICE_VLAN, ETHER_TYPE_VLAN, ETHERNET, IP_PROTOCOL_AUTHENTICATION,
@@ -67,14 +68,11 @@ def _parse_ports(packet, frame, at, end, protocol):
 @engine_function
 def _parse_ipv4(packet, frame, at, nbytes):
     """Read the IPv4 header at offset `at` (RFC 791). Return its marks."""
-    if nbytes - at < IPV4.size:
-        return 0
-    first = ld8(frame + at + IPV4.version_ihl)
-    header, total = (first & 0xF) * 4, _be16_at(frame + at + IPV4.total_length)
-    if first >> 4 != 4 or header < IPV4.size or total < header or total > nbytes - at:
+    header = whole_ipv4(frame + at, nbytes - at)
+    if header == 0:
         return 0
     p = packet_at(packet)
-    p.l3, p.end = at, at + total
+    p.l3, p.end = at, at + _be16_at(frame + at + IPV4.total_length)
     protocol = ld8(frame + at + IPV4.protocol)
     st8(packet + CLASS, ld8(frame + at + IPV4.tos))
     st8(packet + TTL, ld8(frame + at + IPV4.ttl))
@@ -90,13 +88,10 @@ def _parse_ipv4(packet, frame, at, nbytes):
 @engine_function
 def _parse_ipv6(packet, frame, at, nbytes):
     """Read the IPv6 header at offset `at` (RFC 8200), and its extension headers. Return its marks."""
-    if nbytes - at < IPV6.size:
-        return 0
-    length = _be16_at(frame + at + IPV6.payload_length)
-    if ld8(frame + at) >> 4 != 6 or length > nbytes - at - IPV6.size:
+    if not whole_ipv6(frame + at, nbytes - at):
         return 0
     p = packet_at(packet)
-    p.l3, p.end = at, at + IPV6.size + length
+    p.l3, p.end = at, at + IPV6.size + _be16_at(frame + at + IPV6.payload_length)
     st8(packet + CLASS, _be16_at(frame + at + IPV6.version_class_flow) >> 4 & 0xFF)
     st8(packet + TTL, ld8(frame + at + IPV6.hop_limit))
     for half in range(0, 16, 8):

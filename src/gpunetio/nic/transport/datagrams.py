@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ...jit.compile import engine_function
-from ...jit.ops import clock_ns
 from ...fabric.capture import capture
 from ...fabric.udp_receive import check, found_empty, receive as receive_udp
 from ...fabric.udp_records import DATAGRAM, ICRC_WRONG, datagram_at, mark, udp_wire_at
@@ -11,7 +10,7 @@ from ...fabric.udp_transmit import transmit
 from ..state.counters import counters_at
 from ..state.worker import worker_at
 from ..state.wire import wire_at
-from .delivery import BATCH, addressee, hand_over, receive
+from .delivery import BATCH, addressee, date_captured, receive, take_checked
 
 ROUNDS = 16  # batches per socket and turn
 
@@ -51,11 +50,7 @@ def _take(nic, wire, datagram, at):
     row = addressee(nic, wire, d.packet, d.nbytes, d.peer_high, d.peer_low, at)
     if row != 0 and check(w.medium, datagram) == ICRC_WRONG:
         return 0
-    counters_at(n.counters).rdma_rx_packets += 1
-    if row == 0:
-        return 0
-    hand_over(nic, row, wire, d.packet, 0, d.nbytes, d.peer_high, d.peer_low, 0)
-    return 1
+    return take_checked(nic, row, wire, d.packet, d.nbytes, d.peer_high, d.peer_low)
 
 
 @engine_function
@@ -66,7 +61,6 @@ def serve_socket(nic, wire, index):
     Strangers' packets do not count against it: they would fill the socket's buffer, and packets for this NIC would be
     lost.
     """
-    n = worker_at(nic)
     udp = wire_at(wire).medium
     u = udp_wire_at(udp)
     done = 0
@@ -74,8 +68,7 @@ def serve_socket(nic, wire, index):
     for _ in range(ROUNDS):
         at = u.position
         count = receive_udp(udp, index)
-        if n.capture != 0 and n.virtual_time == 0 and count > 0:
-            n.now = clock_ns()  # the last turn's time may be from before a sleep
+        date_captured(nic, count)
         for j in range(count):
             ours += _take(nic, wire, u.datagrams + j * DATAGRAM.size, at)
         done += count

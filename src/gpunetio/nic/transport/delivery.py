@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...jit.compile import device_function, engine_function
-from ...jit.ops import be16, be32, ld8, ld16, ld32, ld64
+from ...jit.ops import be16, be32, clock_ns, ld8, ld16, ld32, ld64
 from ...formats.commands import QpState, ServiceType
 from ...formats.packet import (
     BTH, DEFAULT_PKEY, GRH, GRH_NEXT_HEADER, ICRC_SIZE, LNH_GLOBAL, LNH_LOCAL, LRH, OPERATION_MASK, PAD_SHIFT,
@@ -143,6 +143,30 @@ def addressee(nic, wire, bth, nbytes, peer_high, peer_low, at):
         c.rx_malformed += 1
         return 0
     return row
+
+
+@device_function
+def take_checked(nic, row, wire, bth, nbytes, peer_high, peer_low):
+    """Count a packet of a wire without link headers, and hand it to the QP in `row`, if `addressee` has found one.
+
+    Its ICRC was checked. Return 1 if a QP has got it.
+    """
+    counters_at(worker_at(nic).counters).rdma_rx_packets += 1
+    if row == 0:
+        return 0
+    hand_over(nic, row, wire, bth, 0, nbytes, peer_high, peer_low, 0)
+    return 1
+
+
+@device_function
+def date_captured(nic, count):
+    """Before `count` packets that have just arrived are captured, read the clock.
+
+    The last turn's time may be from before a sleep.
+    """
+    n = worker_at(nic)
+    if n.capture != 0 and n.virtual_time == 0 and count > 0:
+        n.now = clock_ns()
 
 
 @device_function

@@ -6,13 +6,13 @@ It makes system calls, so the engine must be on a CPU.
 from __future__ import annotations
 
 from ...jit.compile import device_function, engine_function
-from ...jit.ops import be16, clock_ns, ld8, ld16, ld32, ld64, st64
+from ...jit.ops import be16, ld8, ld16, ld32, ld64, st64
 from ...fabric.capture import capture_frame
 from ...fabric.ethernet_receive import mark_frames, receive_frames
 from ...fabric.ethernet_records import ARRIVED, OWN_GID, arrived_at, ethernet_wire_at, own_gid_at, send
 from ...fabric.ethernet_transmit import transmit_frames
 from ...fabric.icrc import packet_icrc, received_crc
-from ...fabric.ip_headers import internet_sum
+from ...fabric.ip_headers import internet_sum, whole_ipv4, whole_ipv6
 from ...fabric.udp_records import MAPPED, MSG_DONTWAIT, MSG_NOSIGNAL
 from ...formats.packet import (
     ETHER_TYPE_ARP, ETHER_TYPE_IPV4, ETHER_TYPE_IPV6, ETHER_TYPE_SERVICE_VLAN, ETHER_TYPE_VLAN, ETHERNET, GROUP_MAC,
@@ -24,7 +24,7 @@ from ..state.flow import Fate, flow_table_at
 from ..state.worker import worker_at
 from ..state.wire import wire_at
 from ..steering.steer import steer
-from .delivery import BATCH, addressee, hand_over
+from .delivery import BATCH, addressee, date_captured, take_checked
 from .eth_receive import receive_frame
 
 ROUNDS = 8  # batches per turn
@@ -80,11 +80,8 @@ def _own_gid(wire, high, low):
 def _sort_ipv4(wire, ip, nbytes):
     """RFC 791, RFC 1122 3.2.1."""
     w = ethernet_wire_at(wire)
-    if nbytes < IPV4.size:
-        return COUNTERS.rx_frame_malformed
-    head = 4 * (ld8(ip) & 0x0F)
-    total = be16(ld16(ip + IPV4.total_length))
-    if ld8(ip) >> 4 != 4 or head < IPV4.size or head > total or total > nbytes:
+    head = whole_ipv4(ip, nbytes)
+    if head == 0:
         return COUNTERS.rx_frame_malformed
     if internet_sum(ip, head) != 0xFFFF:
         return COUNTERS.rx_frame_checksum
@@ -97,18 +94,16 @@ def _sort_ipv4(wire, ip, nbytes):
         return COUNTERS.rx_frame_other_protocol
     w.version, w.ip, w.ip_bytes = 4, ip, head
     w.peer_high, w.peer_low = 0, ld32(ip + IPV4.source) << 32 | MAPPED
-    return _sort_udp(wire, ip + head, total - head)
+    return _sort_udp(wire, ip + head, be16(ld16(ip + IPV4.total_length)) - head)
 
 
 @engine_function
 def _sort_ipv6(wire, ip, nbytes):
     """RFC 8200."""
     w = ethernet_wire_at(wire)
-    if nbytes < IPV6.size:
+    if not whole_ipv6(ip, nbytes):
         return COUNTERS.rx_frame_malformed
     length = be16(ld16(ip + IPV6.payload_length))
-    if ld8(ip) >> 4 != 6 or length > nbytes - IPV6.size:
-        return COUNTERS.rx_frame_malformed
     protocol = ld8(ip + IPV6.next_header)
     if protocol == IP_PROTOCOL_ICMPV6 and length >= NEIGHBOUR.size:
         kind = ld8(ip + IPV6.size + NEIGHBOUR.type)
@@ -168,19 +163,14 @@ def _take_packet(nic, wire, ethernet, at):
     """
     n = worker_at(nic)
     w = ethernet_wire_at(ethernet)
-    c = counters_at(n.counters)
     n.arrived_at = w.own
     row = addressee(nic, wire, w.bth, w.nbytes, w.peer_high, w.peer_low, at)
     if row != 0:
         crc = received_crc(w.scratch, w.ip, w.ip_bytes, w.version)
         if packet_icrc(crc, w.bth, w.nbytes) != ld32(w.bth + w.nbytes):
-            c.rx_icrc_encapsulated += 1
+            counters_at(n.counters).rx_icrc_encapsulated += 1
             return 0
-    c.rdma_rx_packets += 1
-    if row == 0:
-        return 0
-    hand_over(nic, row, wire, w.bth, 0, w.nbytes, w.peer_high, w.peer_low, 0)
-    return 1
+    return take_checked(nic, row, wire, w.bth, w.nbytes, w.peer_high, w.peer_low)
 
 
 @engine_function
@@ -223,8 +213,7 @@ def take_in(nic, wire):
     for _ in range(ROUNDS):
         at = w.position
         count = receive_frames(ethernet)
-        if n.capture != 0 and n.virtual_time == 0 and count > 0:
-            n.now = clock_ns()  # the last turn's time may be from before a sleep
+        date_captured(nic, count)
         for i in range(count):
             ours += _take_frame(nic, wire, ethernet, w.arrived + i * ARRIVED.size, at)
         done += count

@@ -14,6 +14,7 @@ from ...errors import InvalidValueError, OperatingSystemError
 from ...fabric import interface
 from ...fabric.claims import close_after_fork
 from ...fabric.ethernet import EthernetWire
+from ...formats.packet import IPV4_MAPPED
 from ..control.port import Port
 from ..transport.wire_kinds import ETHERNET
 from .wire import ANY_PEER, Wire
@@ -21,7 +22,6 @@ from .wire import ANY_PEER, Wire
 logger: logging.Logger = logging.getLogger("gpunetio.nic")
 
 WINDOW = 128
-_IPV4_MAPPED = bytes(10) + b"\xff\xff"
 
 
 class Ethernet(Wire):
@@ -70,7 +70,7 @@ class Ethernet(Wire):
 
     def path(self, gid: bytes, source: int) -> tuple[bytes, int]:
         here = self._port.gids[source]
-        if here.startswith(_IPV4_MAPPED) != gid.startswith(_IPV4_MAPPED):
+        if here.startswith(IPV4_MAPPED) != gid.startswith(IPV4_MAPPED):
             others = ", ".join(str(address) for address in self._port.addresses)
             raise InvalidValueError(
                 f"GID {gid.hex(':', 2)} cannot be reached from GID index {source} ({here.hex(':', 2)}): use the index "

@@ -10,13 +10,13 @@ from ...formats import commands as cmd
 from ...formats.commands import Opcode, OptParam, PrmMtu
 from ...formats.contexts import QPC
 from ...formats.layout import Fields
+from ...formats.packet import IPV4_MAPPED
 from .signatures import Gid
 
 _M = QpAttrMask
 _PATH = "primary_address_path"
 _TRANSITION_IN = cmd.RST2INIT_QP_IN  # opt_param_mask and QPC have the same offsets in all transitions
 _DSCP_SHIFT = 2  # a traffic class is 6 bits of DSCP, then 2 of ECN
-_IPV4_MAPPED = bytes(10) + b"\xff\xff"
 
 STATE_AFTER = {
     Opcode.RST2INIT_QP: QpState.INIT, Opcode.INIT2INIT_QP: QpState.INIT, Opcode.INIT2RTR_QP: QpState.RTR,
@@ -128,7 +128,7 @@ def address(qpc: bytes | bytearray, link_layer: LinkLayer) -> Fields:
     path = QPC.get(qpc, _PATH)
     gid = path["rgid_rip"]
     if link_layer == LinkLayer.ETHERNET:
-        kind = AddrType.IPv4 if gid.startswith(_IPV4_MAPPED) else AddrType.IPv6
+        kind = AddrType.IPv4 if gid.startswith(IPV4_MAPPED) else AddrType.IPv6
         traffic_class = path["dscp"] << _DSCP_SHIFT
     else:
         kind, traffic_class = AddrType.IB_GRH if path["grh"] else AddrType.IB_NO_GRH, path["tclass"]
