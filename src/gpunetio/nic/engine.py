@@ -15,7 +15,8 @@ from numba import types
 
 from ..jit.compile import device_function, engine_function
 from ..jit.ops import (
-    clock_ns, exchange64, ld16, ld32, ld64, ld_relaxed64, pause, st64, st_relaxed64, st_release64, yield_thread,
+    clock_ns, exchange64, fence_sys, ld16, ld32, ld64, ld_relaxed64, pause, st64, st_relaxed64, st_release64,
+    yield_thread,
 )  # fmt: skip
 from ..errors import BadStateError, FullError, TimedOutError
 from ..fabric.notifier import Notifier
@@ -72,14 +73,15 @@ def _work_left(nic):
 def _set_asleep(nic, asleep):
     """Tell the NICs of this host, and posters of this process, whether they have to wake this engine.
 
-    The store is an exchange, so that no later load moves before it.
+    No later load moves before these stores: on x86 because the last one is an exchange, on Arm because of the fence.
     """
     n = worker_at(nic)
-    exchange64(nic + WORKER.asleep, asleep)
     for i in range(n.wire_count):
         wire = ld64(n.wires + 8 * i)
         if has_pipe_in(wire):
             st_relaxed64(pipe_end_at(wire + WIRE.rx).pipe + PIPE.asleep, asleep)
+    exchange64(nic + WORKER.asleep, asleep)
+    fence_sys()
 
 
 @device_function
