@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
+from typing import Protocol
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -23,6 +24,18 @@ from .structure import Place
 from .watchdog import Watchdog
 
 DEFAULT_TIMEOUT = 30.0  # seconds: the longest that a device wait lasts
+
+
+class Part(Protocol):
+    """What a library has made from a `Gpu`."""
+
+    def wait_idle(self) -> None:
+        """Wait until no kernel uses it. TimedOutError if a kernel does not end."""
+        ...
+
+    def close(self) -> None:
+        """Close it. Idempotent."""
+        ...
 
 
 class Gpu(Exporter):
@@ -45,6 +58,7 @@ class Gpu(Exporter):
         self._srqs_before: WeakKeyDictionary[SRQ, np.ndarray] = WeakKeyDictionary()
         self._services: list[ProxyService] = []
         self._own_service: ProxyService | None = None
+        self._parts: list[Part] = []
         self._lock = threading.Lock()
         self.watchdog = Watchdog(lambda: list(self._exports))
 
@@ -210,6 +224,15 @@ class Gpu(Exporter):
         del self._srqs[exported.srq]
         self._srqs_before[exported.srq] = exported.read_all()
 
+    def attach(self, part: Part) -> None:
+        """Close this handle only after `part`, an object of a library, which closing it also closes."""
+        self._check()
+        self._parts.append(part)
+
+    def detach(self, part: Part) -> None:
+        """Forget a part that has closed."""
+        self._parts.remove(part)
+
     def forget_export(self, exported: ExportedQp) -> None:
         with self.watchdog.looking:
             self._exports.remove(exported)
@@ -219,11 +242,11 @@ class Gpu(Exporter):
     def close(self) -> None:
         if not self._open or not self.opened_here:
             return
-        for part in (*self._exports, *self._memory):
+        for part in (*self._exports, *self._memory, *self._parts):
             part.wait_idle()
         with deferred(), ExitStack() as steps:  # in reverse order; every step runs, even if others raise
             self.watchdog.close()
             self._open = False
             steps.callback(self._release)
-            for part in (*self._services, *self._exports):
-                steps.callback(part.close)
+            for owned in (*self._services, *self._exports, *self._parts):
+                steps.callback(owned.close)

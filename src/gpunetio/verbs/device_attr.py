@@ -88,9 +88,9 @@ def _fields_of(known: DeviceAttr) -> Fields:
 
 
 def _by_mailboxes(provider: Provider) -> DeviceAttributes:
-    general = _query_cap(provider, CapClass.GENERAL, CMD_HCA_CAP)
-    roce = _query_cap(provider, CapClass.ROCE, ROCE_CAP)
-    more = _query_cap(provider, CapClass.GENERAL_2, CMD_HCA_CAP_2) if general["hca_cap_2"] else {}
+    general = query_cap(provider, CapClass.GENERAL, CMD_HCA_CAP)
+    roce = query_cap(provider, CapClass.ROCE, ROCE_CAP)
+    more = query_cap(provider, CapClass.GENERAL_2, CMD_HCA_CAP_2) if general["hca_cap_2"] else {}
     ethernet = general["port_type"] == PORT_TYPE_ETH
     known = provider.query_device()
     return DeviceAttributes(
@@ -115,7 +115,8 @@ def _by_mailboxes(provider: Provider) -> DeviceAttributes:
     )
 
 
-def _query_cap(provider: Provider, cap: CapClass, layout: BitStruct) -> Fields:
+def query_cap(provider: Provider, cap: CapClass, layout: BitStruct) -> Fields:
+    """Query a capability page, as it is enabled now."""
     mailbox = QUERY_HCA_CAP_IN.pack(opcode=Opcode.QUERY_HCA_CAP, op_mod=cap << 1 | _CURRENT)
     with command(f"QUERY_HCA_CAP {cap.name}"):
         out = provider.general_cmd(bytes(mailbox), QUERY_HCA_CAP_OUT.size)

@@ -88,12 +88,17 @@ class DevxObject(Handle):
             with command(f"destroying what {self.name} made"):
                 self.ctx.provider.devx_obj_destroy(self._handle)
 
+    @property
+    def destroyed(self) -> bool:
+        """Return whether the device has destroyed the object, although it may not be closed yet."""
+        return self._destroyed or self.closed
+
     def destroy_if_unused(self) -> bool:
-        """Destroy the object for a context that closes. Return whether this has destroyed it.
+        """Destroy the object for an owner that closes. Return whether this has destroyed it.
 
         The device refuses while another of its objects uses this one.
         """
-        if self._destroyed or self.closed:
+        if self.destroyed:
             return False
         with suppress(DocaError):
             self.ctx.provider.devx_obj_destroy(self._handle)

@@ -1,0 +1,13 @@
+"""Ethernet: packets in and out of kernels and CPU programs (DOCA Ethernet).
+
+Flow rules lead packets to receive queues, and kernels take them with `device.rxq_recv`:
+
+    with gn.open() as ctx, gn.Gpu() as gpu:
+        rxq = eth.CyclicRxq(gpu, ctx.create_pd(), max_burst=16384, max_packet=2048)
+"""
+
+from .caps import EthCaps, WaitOnTime, query_caps
+from .cyclic import CyclicRxq
+from .rxq import EthRxq, rxq_of
+
+__all__ = ["CyclicRxq", "EthCaps", "EthRxq", "WaitOnTime", "query_caps", "rxq_of"]

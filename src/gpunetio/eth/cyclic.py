@@ -1,0 +1,163 @@
+"""Receive queues on the GPU data path: kernels take packets from a ring that the NIC fills for ever."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import numpy as np
+
+from ..enums import CqOverrun, MemRegType, MemType
+from ..errors import BadStateError
+from ..formats.cqe import CQE_SIZE
+from ..formats.device_structs import DEV_CQ
+from ..formats.doorbell import QP_DBREC
+from ..formats.eth_device import DEV_ETH_RXQ
+from ..gpu import Gpu, GpuMemory
+from ..gpu.completions import Completions, FailedWqe
+from ..gpu.memory import LAUNCH_TIMEOUT, RunningLaunches
+from ..gpu.spans import cq_record, cq_ring
+from ..jit.code import Launch
+from ..verbs import MR, PD, Context
+from ..verbs.arguments import instance
+from .caps import query_caps
+from .layout import cyclic_layout
+from .place import PacketBuffer, Places
+from .rxq import EthRxq
+
+_WORD = 4  # bytes of the doorbell record that count receives
+_MCST_DEPTH = 64
+
+
+class CyclicRxq(EthRxq):
+    """A receive queue for kernels, of type CYCLIC (`doca_eth_rxq_create`, `doca_ctx_set_datapath_on_gpu`).
+
+    Pass it to a kernel as an argument, or pass its `device_address` (`doca_gpu_eth_rxq`). Packet i is in slot i of the
+    buffer, modulo `packets`: `rxq_recv` gives the slots back as soon as it has seen the packets, so a kernel has the
+    time of one lap to read them, before the NIC overwrites them.
+
+    `max_burst`      packets of the ring; rounded up to a power of two, and with strides to 1024
+    `max_packet`     bytes of the longest packet: at least the MTU and its headers. A longer one is lost, and others
+                     with it
+    `buffer`         where the packets lie: memory of this Gpu, or a region of `pd` with LOCAL_WRITE, with
+                     `estimate_buffer()` bytes from `offset` on. A region by a dmabuf has iova = the memory's address.
+                     None: new memory of the type `memory`; by default GPU memory if the NIC reaches it, else CPU_GPU
+    `queue_memory`   overrides the GPU's own setting
+    `mem_reg_type`   how the NIC is told of rings in GPU memory, as in `Gpu.create_qp`
+    `mcst`           on GPUs before Hopper: kernels read packets through a queue of their own before they use them
+                     (`doca_eth_rxq_gpu_enable_mcst_qp`)
+    `queue_id`       the number that flow rules use for the queue
+
+    NotSupportedError if the device has no Ethernet queues, or no queue of this size.
+    """
+
+    gpu: Gpu
+    region: MR
+    packets: int
+    packet_stride: int
+
+    def __init__(
+        self,
+        gpu: Gpu,
+        pd: PD,
+        max_burst: int,
+        max_packet: int,
+        *,
+        buffer: MR | GpuMemory | None = None,
+        offset: int = 0,
+        memory: MemType | None = None,
+        queue_memory: str | None = None,
+        mem_reg_type: MemRegType = MemRegType.DEFAULT,
+        mcst: bool = False,
+        queue_id: int | None = None,
+    ):
+        super().__init__(pd, max_packet, queue_id)
+        self.gpu = instance("gpu", gpu, Gpu)
+        layout = cyclic_layout(self.caps, max_burst, self.max_packet)
+        self.packets, self.packet_stride = layout.packets, 1 << layout.slot_log
+        if isinstance(buffer, MR):
+            self._use(buffer)
+        self._launches = RunningLaunches()
+        with ExitStack() as undo:
+            packets = PacketBuffer(gpu, pd, layout.nbytes, buffer, offset, memory, undo)
+            self.region = packets.region
+            places = Places(gpu, pd, queue_memory, mem_reg_type, undo)
+            cq = places.cq("the CQ of a receive queue", layout.packets, CqOverrun.ENABLE)
+            nbytes = layout.wqes * layout.wqe_bytes
+            ring = places.ring("a receive queue", nbytes, False)
+            self._create(cq, ring, layout.fields(), undo)
+            self._completions = Completions(cq, cq_ring(gpu.backend, cq))
+            places.span(ring, nbytes).write(layout.ring(packets.address, packets.region.lkey))
+            record = places.record(ring, QP_DBREC.rcv, _WORD)
+            record.write(np.array([layout.wqes], ">u4").view(np.uint8))
+            image = np.zeros(DEV_ETH_RXQ.size, np.uint8)
+            row = DEV_ETH_RXQ.at(image)
+            row["packet_address"], row["dbrec"] = packets.device_address, record.map(undo)
+            row["packet_mask"], row["stride_shift"] = layout.packets - 1, layout.slot_log
+            row["strides_shift"], row["striding"] = layout.strides_log, layout.striding
+            row["wqe_num"], row["lkey"] = layout.wqes, packets.region.lkey
+            row["real_time"] = self.caps.real_time_receive
+            if mcst:
+                row["mcst_qp"] = self._companion(undo)
+            c = DEV_CQ.at(image, DEV_ETH_RXQ.cq)
+            c["cqe_daddr"] = cq_ring(gpu.backend, cq).map(undo)
+            c["cq_num"], c["cqe_num"], c["cqe_size"] = cq.cqn, cq.entries, CQE_SIZE
+            c["cqe_mask"], c["dbrec"] = cq.entries - 1, cq_record(gpu.backend, cq).map(undo)
+            self._structure = gpu.alloc(DEV_ETH_RXQ.size, MemType.CPU_GPU if places.cpu_gpu else MemType.GPU)
+            undo.callback(self._structure.close)
+            self._structure.write(image)
+            gpu.attach(self)
+            undo.callback(gpu.detach, self)
+            self._ready()
+            self._opened(f"cyclic receive queue {self.rqn:#x} of {self.ctx.name} on GPU {gpu.name}", undo)
+
+    @staticmethod
+    def estimate_buffer(ctx: Context, max_burst: int, max_packet: int) -> int:
+        """Return the bytes of a buffer for such a queue (`doca_eth_rxq_estimate_packet_buf_size`)."""
+        return cyclic_layout(query_caps(ctx), max_burst, max_packet).nbytes
+
+    def _companion(self, undo: ExitStack) -> int:
+        """Return the structure of a queue pair that is its own peer, whose requests read memory."""
+        companion = self.gpu.create_qp(self.pd, _MCST_DEPTH)
+        undo.callback(companion.close)
+        companion.connect(companion)
+        return companion.device_address
+
+    # --- what kernels are given --------------------------------------------------------------------------------------
+
+    @property
+    def device_address(self) -> int:
+        """Return the `struct doca_gpu_eth_rxq *` that kernels take (`doca_eth_rxq_get_gpu_handle`)."""
+        self.check_open()
+        return self._structure.device_address
+
+    def check_launch(self) -> None:
+        """Raise BadStateError if the queue is closed. Called before a launch with the queue as an argument."""
+        self.check_open()
+
+    def used_by(self, launch: Launch) -> None:
+        """Keep the queue open while `launch`, which has it as an argument, runs."""
+        self._launches.add(launch)
+
+    def wait_idle(self) -> None:
+        self._launches.wait(LAUNCH_TIMEOUT, str(self))
+        super().wait_idle()
+
+    # --- what the host learns ----------------------------------------------------------------------------------------
+
+    def indices(self) -> dict[str, int]:
+        """Return what kernels have counted: packets received, packets too long, WQEs given back to the NIC."""
+        row = self._read()
+        return {"received": int(row["next"]), "too_long": int(row["too_long"]), "given_back": int(row["given_back"])}
+
+    def last_error(self) -> FailedWqe | None:
+        """Return the error completion that has ended a kernel's receive, or None."""
+        row = self._read()
+        if not row["err_syndrome"]:
+            return None
+        return FailedWqe(int(row["err_index"]), int(row["err_syndrome"]), int(row["err_vendor"]))
+
+    def _read(self) -> np.ndarray:
+        self.check_open()
+        if self._structure.closed:
+            raise BadStateError(f"{self}: GPU {self.gpu.name} is closed")
+        return DEV_ETH_RXQ.at(self._structure.read())
