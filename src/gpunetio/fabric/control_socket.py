@@ -51,6 +51,8 @@ class ControlSocket:
     the socket, so they may wait for a lock; `connect` does not wait for them. Without `on_link`, it takes no links. It
     never takes more than MAX_LINKS, or MAX_LINKS_OF_ONE from one process. A link joins NICs of one `medium`.
 
+    `prepare(link)` is called for each link that is taken, before the other side knows of it. It must not wait.
+
     `on_message(link, message, descriptors)` is called from the same thread for each message of a link's peer. It closes
     the descriptors. The link's next message is not read before it returns.
     """
@@ -64,6 +66,7 @@ class ControlSocket:
         on_link: Callable[[Link], None] | None = None, on_gone: Callable[[Link], None] = lambda link: None,
         capacity: int = DEFAULT_CAPACITY, medium: str = "ETHERNET",
         on_message: Callable[[Link, Body, list[int]], None] | None = None,
+        prepare: Callable[[Link], None] = lambda link: None,
     ):  # fmt: skip
         self.name = name
         self.addresses = tuple(ip_address(address) for address in addresses)
@@ -73,7 +76,7 @@ class ControlSocket:
         self.listening: list[str] = []  # names, without the prefix
         self._publication = publication
         self._pid = os.getpid()
-        told = Callbacks(on_link, on_gone, on_message)
+        told = Callbacks(on_link, prepare, on_gone, on_message)
         self._links = Links(name, self.claimed, capacity, medium, told, self._watch)
         self._new_links: deque[Link] = deque()  # whose heartbeat is to be watched
         self._selector = selectors.DefaultSelector()

@@ -64,7 +64,7 @@ class EthernetWire:
 
     def __init__(
         self, name: str, fd: int, reading: int, mac: bytes, gids: Sequence[Gid],
-        on_gone: Callable[[], None] = lambda: None,
+        on_gone: Callable[[], None] = lambda: None, promiscuous: bool = True,
     ):  # fmt: skip
         self._name, self._mac, self._gids = name, mac, tuple(gids)
         self._egresses: dict[tuple[bytes, int, int], int] = {}  # by MAC, GID index, and UDP port
@@ -72,6 +72,7 @@ class EthernetWire:
         _put.compile((types.int64,) * 3)
         with contextlib.ExitStack() as undo:
             self._lay_out(fd, reading)
+            self.record["promiscuous"] = promiscuous
             undo.callback(self._memory.close)
             self._bell = Notifier()
             undo.callback(self._bell.close)

@@ -73,6 +73,7 @@ ETHERNET_WIRE = Entry("ethernet_wire", 320, """
     rest           256  i64
     rest_at        264  i64
     rest_end       272  i64
+    promiscuous    280  i64
 """)
 
 OWN_GID = Entry("own_gid", 16, """

@@ -18,11 +18,13 @@ from ..jit.struct_view import View, struct_view
 from ..formats.layout import Entry
 from ..formats.packet import BTH, ICRC_SIZE, QPN_MASK
 
-# Positions count bytes and never wrap. `asleep` is set by a consumer that waits in the kernel and wants to be woken.
+# Positions count bytes and never wrap. `asleep` is set by a consumer that waits in the kernel and wants to be woken;
+# `takes_frames` by one that takes Ethernet frames, too.
 PIPE = Entry("pipe", 192, """
     head           0  i64
     tail          64  i64
     asleep       128  i64
+    takes_frames 136  i64
 """)
 
 # `position` is this end's own; `seen` is the other end's, as last seen; `reserved` bytes are the producer's open frame.
@@ -45,7 +47,8 @@ PIPE_END = Entry("pipe_end", 64, """
 # and in the responses to them. Packets have no field for it, so it ends where the pipe ends. 0 means unknown.
 #
 # `reference` is 0 when the payload is in the frame. Otherwise the payload is in memory that the producer has granted:
-# `reference` holds the number of the grant, bytes, and offset.
+# `reference` holds the number of the grant, bytes, and offset. With ETHERNET_FRAME, the frame holds no packet of a queue
+# pair, but a frame of Ethernet, from its MACs on and without a check sequence, which has no peer.
 #
 # The packet starts 4 bytes behind a multiple of 16, so that what follows its 12-byte BTH is aligned.
 FRAME = Entry("frame", 64, """
@@ -67,6 +70,7 @@ GRANTED_SHIFT, GRANT_SHIFT = 34, 47  # bit positions in a reference: bytes, numb
 MAX_GRANTED, MAX_GRANT = 1 << GRANTED_SHIFT, (1 << 16) - 1
 SKIP = -1  # in nbytes: nothing up to the end of the pipe
 RECALLED = 0  # in nbytes: do not send this frame
+ETHERNET_FRAME = -1  # in reference
 
 pipe_end_at: View = struct_view(PIPE_END)
 frame_at: View = struct_view(FRAME)
@@ -112,6 +116,27 @@ def reserve(end, nbytes):
     f.corrupt = 0
     f.reference = 0
     f.life = 0
+    return frame
+
+
+@device_function
+def reserve_frame(end, nbytes):
+    """Reserve room for an Ethernet frame of `nbytes`, of which nothing but its bytes is missing then.
+
+    Return the FRAME's address, or 0 when there is no room. Such frames get half of the pipe, so that packets of queue
+    pairs find room however many frames wait.
+    """
+    e = pipe_end_at(end)
+    stride = (PACKET + nbytes + ICRC_SIZE + LINE - 1) & -LINE
+    most = (e.capacity >> 1) - 2 * stride  # `reserve` may have to skip the end of the pipe
+    if e.position - e.seen > most:
+        e.seen = ld_acquire64(e.pipe + PIPE.tail)
+        if e.position - e.seen > most:
+            return 0
+    frame = reserve(end, nbytes)
+    f = frame_at(frame)
+    f.nbytes, f.reference = nbytes, ETHERNET_FRAME
+    f.peer_high, f.peer_low, f.source = 0, 0, 0
     return frame
 
 

@@ -125,7 +125,7 @@ def _pass_on(faults, packet, nbytes, header, corrupt):
     g = frame_at(frame)
     h = frame_at(header)
     g.nbytes, g.peer_high, g.peer_low, g.source, g.corrupt = nbytes, h.peer_high, h.peer_low, h.source, corrupt
-    g.life = h.life
+    g.life, g.reference = h.life, h.reference
     if corrupt:
         f.corrupted += 1
     copy(frame + PACKET, packet, nbytes)

@@ -35,9 +35,13 @@ class Refusal(Exception):
 
 @dataclass(frozen=True)
 class Callbacks:
-    """What a NIC is told of its links, by one thread (`ControlSocket`)."""
+    """What a NIC is told of its links, by one thread (`ControlSocket`).
+
+    Another thread calls `prepare` for a link that is taken, before the other side knows of it.
+    """
 
     on_link: Callable[[Link], None] | None
+    prepare: Callable[[Link], None]
     on_gone: Callable[[Link], None]
     on_message: Callable[[Link, Body, list[int]], None] | None
 
@@ -230,6 +234,7 @@ class Links:
                 parts.close()
                 raise Refusal(_LATER)
             letters = self._callbacks.on_message is not None
+            self._callbacks.prepare(link)
             answer = {"version": VERSION, "ok": True, "name": self.name, "letters": letters}
             try:
                 send(sock, answer, [parts.notifier.notify_fd])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import os
 import threading
 from collections.abc import Hashable, Iterable
@@ -14,8 +15,10 @@ import numpy as np
 from ..enums import Access, UarAllocationType
 from ..errors import BadStateError
 from ..fabric.control_message import Body
+from ..fabric.frames import PIPE
 from ..fabric.icrc import HEADER_ROOM
 from ..fabric.inprocess import InProcessWire
+from ..fabric.lan import ON_LAN, link_to_lan
 from ..fabric.link import Link
 from ..fabric.control_socket import ControlSocket
 from ..fabric.pcap import Pcap
@@ -166,8 +169,9 @@ class SoftNic:
         self.grants = kept(Grants(hardware, self.grants_memory))
         self.device_memory = kept(DeviceMemory(hardware, self.components.gather))
         self.control = ControlPath(
-            hardware, self.components, (self.mkeys, self.umems), self.grants, self.device_memory, self._connect, undo
-        )
+            hardware, self.components, (self.mkeys, self.umems), self.grants, self.device_memory, self._connect,
+            self._link_to_lan, undo,
+        )  # fmt: skip
         self.links = self.control.links
         self.qps, self.cqs, self.srqs = (of.table for of in (self.control.qps, self.control.cqs, self.control.pools))
         self.tiss, self.sqs, self.rqs, self.rqts, self.tirs = (
@@ -200,8 +204,8 @@ class SoftNic:
         on_link = self._take_link if kind.neighbours else None
         on_message = self._hear if self.grants_memory else None
         self.control_socket = ControlSocket(
-            port.control_addresses, name, self._publication, on_link, self._lose_link, medium=port.link_layer.name,
-            on_message=on_message,
+            port.control_addresses, name, self._published, on_link, self._lose_link, medium=port.link_layer.name,
+            on_message=on_message, prepare=self._prepare_link,
         )  # fmt: skip
         outside.callback(self.control_socket.close)
         observers.append(self.engine.busy)
@@ -279,8 +283,8 @@ class SoftNic:
         gids = self.port.gids[0], other.port.gids[0]
         wire = InProcessWire((self.engine.kick_fd, other.engine.kick_fd))
         with self._guard(), other._guard():
-            self.links.add_pipes(wire.ends[0], other, gids, wire.drop)
-            other.links.add_pipes(wire.ends[1], self, (gids[1], gids[0]), wire.drop)
+            self.links.add_pipes(wire.ends[0], other, gids, wire.drop, on_lan=True)
+            other.links.add_pipes(wire.ends[1], self, (gids[1], gids[0]), wire.drop, on_lan=True)
 
     def wire_to_others(self) -> Wire:
         """Return the wire to all peers that have none of their own."""
@@ -289,6 +293,23 @@ class SoftNic:
 
     def _connect(self, address: IPAddress, source: IPAddress) -> Link | None:
         return self.control_socket.connect(address, source=source)
+
+    @property
+    def _on_lan(self) -> bool:
+        return self.links.lan is not None and self.links.lan.joined
+
+    def _published(self) -> tuple[Body, list[int]]:
+        """Return what a process gets that looks at this NIC."""
+        description, fds = self._publication()
+        return {**description, ON_LAN: self._on_lan}, fds
+
+    def _link_to_lan(self) -> list[Link]:
+        return link_to_lan(self.control_socket)
+
+    def _prepare_link(self, link: Link) -> None:
+        """Take frames over a new link from its first moment on, although its wire is not there yet."""
+        if self._on_lan and self.links.is_of_lan(link):
+            ctypes.c_int64.from_address(link.rx + PIPE.takes_frames).value = 1
 
     def lose(self, peer: Hashable) -> None:
         """Mark the wire to a peer that is gone as dead."""

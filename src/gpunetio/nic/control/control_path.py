@@ -22,7 +22,7 @@ from .flow_tables import FlowTables
 from .gids import Gids
 from .hca import Hca, pack_capabilities
 from .interpreter import CommandInterpreter
-from .links import Connect, Links
+from .links import Connect, Links, LinkToLan
 from .mkey import MemoryKeys
 from .objects import QueueObjects
 from .paths import Paths
@@ -50,7 +50,8 @@ class ControlPath:
     `handlers` are all parts that have registered commands or capabilities. `kinds` are the kinds of objects that
     mailboxes create, by the opcode that does so.
 
-    `memory` are the tables of keys and UMEMs, which the engine knows. `connect` lays links to NICs of other processes.
+    `memory` are the tables of keys and UMEMs, which the engine knows. `connect` and `link_to_lan` lay links to NICs of other
+    processes.
     `undo` closes everything, after the engine has stopped.
     """
 
@@ -82,7 +83,7 @@ class ControlPath:
 
     def __init__(
         self, hardware: Hardware, components: Components, memory: tuple[MkeyTable, Table], grants: Grants,
-        device_memory: DeviceMemory, connect: Connect, undo: ExitStack,
+        device_memory: DeviceMemory, connect: Connect, link_to_lan: LinkToLan, undo: ExitStack,
     ):  # fmt: skip
         self.handlers: list[Handlers] = []
 
@@ -105,17 +106,17 @@ class ControlPath:
         self.qps   = add(QueuePairs(
             hardware, components, self.pds, self.umems, self.uars, self.cqs, self.pools,
         ))
+        self.links = Links(hardware, self.qps.table, grants, connect, link_to_lan)
+        undo.callback(self.links.close)
         self.tds   = add(TransportDomains(hardware))
         self.q_counters = add(QCounters(hardware))
         self.tiss  = add(SendInterfaces(hardware, self.tds, self.pds))
-        self.sqs   = add(SendQueues(hardware, self.pds, self.umems, self.uars, self.cqs, self.tiss))
+        self.sqs   = add(SendQueues(hardware, self.pds, self.umems, self.uars, self.cqs, self.tiss, self.links))
         self.rqs   = add(ReceiveQueues(
-            hardware, components, self.pds, self.umems, self.cqs, self.pools, self.q_counters,
+            hardware, components, self.pds, self.umems, self.cqs, self.pools, self.q_counters, self.links,
         ))
         self.rqts  = add(ReceiveQueueTables(hardware, self.rqs))
         self.tirs  = add(ReceiveInterfaces(hardware, self.tds, self.rqs, self.rqts))
-        self.links = Links(hardware, self.qps.table, grants, connect)
-        undo.callback(self.links.close)
         self.routes = Routes(hardware.port, self.gids, self.qps.table, self.links)
         self.paths = Paths(hardware, self.links, self.routes)
         undo.callback(self.paths.close)

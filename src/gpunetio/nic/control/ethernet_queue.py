@@ -6,9 +6,12 @@ import numpy as np
 
 from ...formats.commands import Status
 from ...formats.ethernet import QueueState, TimestampFormat
-from ...formats.layout import BitStruct, Fields
+from ...formats.layout import BitStruct, Entry, Fields
+from ..hardware import Hardware
+from ..state.tables import Row
 from .ethernet import EthernetObjects, refuse_fields
-from .objects import CountedObjects
+from .links import Links
+from .objects import CountedObjects, Uses
 from .qp import MAX_LOG_QUEUE
 from .syndromes import CommandError, CommandSyndrome
 from .umem import Umems
@@ -30,9 +33,25 @@ HAIRPIN = {"hairpin": "hairpin queues", "hairpin_peer_vhca": "hairpin queues"}  
 
 
 class EthernetQueues(EthernetObjects):
-    """The SQs or the RQs of a NIC. `struct` is their context."""
+    """The SQs or the RQs of a NIC. `struct` is their context. While there are any, the NIC is on the LAN of `links`."""
 
     struct: BitStruct
+
+    def __init__(
+        self, hardware: Hardware, name: str, entry: Entry, rows: int, no_such: CommandSyndrome, links: Links
+    ):
+        super().__init__(hardware, name, entry, rows, no_such)
+        self._links = links
+
+    def add(self, number: int, row: Row, uses: Uses, mailbox: bytes) -> bytes:
+        answer = super().add(number, row, uses, mailbox)
+        self._links.enter_lan()
+        return answer
+
+    def destroy(self, mailbox: bytes) -> bytes:
+        answer = super().destroy(mailbox)
+        self._links.leave_lan()
+        return answer
 
     def check_new(self, context: Fields) -> None:
         """Refuse a new queue's state and its format of timestamps."""

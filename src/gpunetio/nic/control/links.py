@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable, Container, Hashable
@@ -26,7 +27,10 @@ from ..state.tables import Table
 from ..state.wire import WIRE
 from ..wires.pipes import Pipes
 from ..wires.wire import Wire
+from .lan import Lan
 from .port import IPAddress, address_of, can_reach, gid_of
+
+logger: logging.Logger = logging.getLogger("gpunetio.nic")
 
 MAX_WIRES = MAX_LINKS
 DRAIN_PATIENCE = 0.05  # seconds
@@ -56,23 +60,34 @@ class Connect(Protocol):
     def __call__(self, address: IPAddress, source: IPAddress) -> Link | None: ...
 
 
+class LinkToLan(Protocol):
+    """Lay links to the NICs of other processes of this host that are on the LAN. Return those that there are."""
+
+    def __call__(self) -> list[Link]: ...
+
+
 class Links:
     """The wires over which a NIC's QPs reach their peers. `memory` holds the wires' rows.
+
+    `lan` is the NIC's part in the LAN; None if its wire has none.
 
     `lost` are called with the address of a wire whose row is needed for another wire.
     """
 
     memory: HostMemory
+    lan: Lan | None
     lost: list[Callable[[int], None]]
 
-    def __init__(self, hardware: Hardware, qps: Table, grants: Grants, connect: Connect):
+    def __init__(self, hardware: Hardware, qps: Table, grants: Grants, connect: Connect, link_to_lan: LinkToLan):
         self._hardware, self._name, self._port, self._engine = hardware, hardware.name, hardware.port, hardware.engine
         self._record, self._qps, self._grants, self._connect = hardware.record, qps, grants, connect
+        self._link_to_lan = link_to_lan
         self.memory = HostMemory(MAX_WIRES * WIRE.size, shared=True)
         self._wires: list[Wire] = []
         self._to_itself = 0
         self.lost = []
         self._kind = self._port.config.wire_kind
+        self.lan = Lan(hardware) if self._kind.neighbours and not self._port.infiniband else None
         self._to_others: Wire = import_module(f"..wires.{self._kind.module}", __package__).make(self._port)
 
     def close(self) -> None:
@@ -80,6 +95,8 @@ class Links:
         for wire in self._wires:
             self._release(wire)
         self._wires.clear()
+        if self.lan is not None:
+            self.lan.close()
         self.memory.close()
 
     @staticmethod
@@ -106,10 +123,17 @@ class Links:
         return wire.address
 
     def add_pipes(
-        self, end: LinkEnd, peer: Hashable, gids: tuple[bytes, bytes], release: Callable[[], None]
+        self, end: LinkEnd, peer: Hashable, gids: tuple[bytes, bytes], release: Callable[[], None], on_lan: bool = False
     ) -> int:
-        """Add a wire of two pipes and return its address. `gids` are this end's and the peer's, known to both."""
-        return self.add(Pipes(end, peer, gids, self._port.infiniband, release))
+        """Add a wire of two pipes and return its address. `gids` are this end's and the peer's, known to both.
+
+        `on_lan`: the wire is of the LAN, if the NIC has one.
+        """
+        wire = Pipes(end, peer, gids, self._port.infiniband, on_lan and self.lan is not None, release)
+        address = self.add(wire)
+        if self.lan is not None and wire.on_lan:
+            self.lan.add(wire)
+        return address
 
     def _list(self) -> None:
         """Tell the engine which wires there are. The count must never include an entry that is not there."""
@@ -155,6 +179,8 @@ class Links:
                 self._hardware.write(wire.address + WIRE.grants, 0)
                 if isinstance(peer, Link):
                     self._grants.leave(peer)
+                if self.lan is not None and isinstance(wire, Pipes) and wire.on_lan:
+                    self.lan.remove(wire)
                 self._list()
 
     def drain(self, address: int) -> None:
@@ -236,12 +262,41 @@ class Links:
 
         gids = gid_of(link.own_address), gid_of(link.peer_address)
         try:
-            wire = self.add_pipes(end, link, gids, release)
+            wire = self.add_pipes(end, link, gids, release, on_lan=self.is_of_lan(link))
         except NoMemoryError:
             link.close()
             raise
         self._grants.join(link, wire)
         return wire
+
+    # --- the LAN of Ethernet frames --------------------------------------------------------------------------------
+
+    def enter_lan(self) -> None:
+        """Note that the NIC has a queue of Ethernet frames more. With the first one, it enters the LAN, if it has one.
+
+        Then it has links to all NICs of this host that are on the LAN; those that enter later lay theirs.
+        """
+        if self.lan is not None and self.lan.enter():
+            for link in self._link_to_lan():
+                try:
+                    self.add_link(link)
+                except NoMemoryError as error:
+                    logger.warning("%s: Ethernet frames do not reach %s: %s", self._name, link, error)
+
+    def leave_lan(self) -> None:
+        """Note that the NIC has a queue of Ethernet frames less."""
+        if self.lan is not None:
+            self.lan.leave()
+
+    def is_of_lan(self, link: Link) -> bool:
+        """Return whether frames may go over a link. Of all links between two NICs, that is one: both do as this one.
+
+        A link from our first address is for them to send and to take frames, so one between both first addresses
+        remains.
+        """
+        return link.own_address == self._port.control_addresses[0]
+
+    # --- paths -----------------------------------------------------------------------------------------------------
 
     def path(self, address: int, gid: bytes, source: int) -> tuple[bytes, int]:
         """Return the peer's GID and the index of this end's as frames on a wire name them."""

@@ -108,6 +108,8 @@ class PortConfig:
     `faults`       faults to inject into outgoing frames, or None
     `capture`      a pcap file that receives every packet sent or received, for Wireshark, or None
     `workers`      threads that serve the NIC's queues; 0 means one for each four cores, and four at most
+    `promiscuous`  whether flow rules decide about Ethernet frames to any MAC, or only about those to the port's MAC and
+                   to groups
     `part_id`      the vendor_part_id that the device reports: a ConnectX-7's, or 0 for a device of its own kind
     """
 
@@ -120,6 +122,7 @@ class PortConfig:
     capture: str | Path | None = None
     part_id: int = CONNECTX_7
     workers: int = 0
+    promiscuous: bool = True
 
     def __post_init__(self) -> None:
         addresses = (self.addresses,) if isinstance(self.addresses, str) else tuple(self.addresses)

@@ -20,6 +20,7 @@ from .components import Components
 from .cq import CompletionQueues
 from .ethernet import check_mask, refuse_fields
 from .ethernet_queue import HAIRPIN, EthernetQueues
+from .links import Links
 from .objects import MailboxObjects, Uses, log_of
 from .pd import ProtectionDomains
 from .q_counter import QCounters
@@ -49,9 +50,9 @@ class ReceiveQueues(EthernetQueues):
 
     def __init__(
         self, hardware: Hardware, components: Components, pds: ProtectionDomains, umems: Umems, cqs: CompletionQueues,
-        pools: ReceivePools, counters: QCounters,
+        pools: ReceivePools, counters: QCounters, links: Links,
     ):  # fmt: skip
-        super().__init__(hardware, "RQ", RQ_ROW, MAX_RQ, CommandSyndrome.NO_SUCH_RQ)
+        super().__init__(hardware, "RQ", RQ_ROW, MAX_RQ, CommandSyndrome.NO_SUCH_RQ, links)
         self._components = components
         self._pds, self._umems, self._cqs, self._pools, self._counters = pds, umems, cqs, pools, counters
 

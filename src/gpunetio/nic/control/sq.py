@@ -17,6 +17,7 @@ from .command import DONE, Call, Capabilities, Command
 from .cq import CompletionQueues
 from .ethernet import check_mask, refuse_fields
 from .ethernet_queue import HAIRPIN, EthernetQueues
+from .links import Links
 from .objects import Uses
 from .pd import ProtectionDomains
 from .syndromes import CommandError, CommandSyndrome
@@ -44,9 +45,9 @@ class SendQueues(EthernetQueues):
 
     def __init__(
         self, hardware: Hardware, pds: ProtectionDomains, umems: Umems, uars: UarPages, cqs: CompletionQueues,
-        tiss: SendInterfaces,
+        tiss: SendInterfaces, links: Links,
     ):  # fmt: skip
-        super().__init__(hardware, "SQ", SQ_ROW, MAX_SQ, CommandSyndrome.NO_SUCH_SQ)
+        super().__init__(hardware, "SQ", SQ_ROW, MAX_SQ, CommandSyndrome.NO_SUCH_SQ, links)
         self._pds, self._umems, self._uars, self._cqs, self._tiss = pds, umems, uars, cqs, tiss
         self._lines = HostMemory(MAX_SQ * REGISTER_BYTES)
 

@@ -73,6 +73,8 @@ COUNTERS = record("counters", """
     rx_frame_no_buffer             i64 engine     frames dropped: their Ethernet queue has no receive posted
     rx_frame_too_long              i64 engine     frames dropped: longer than the receive of their Ethernet queue
     rx_frame_queue_state           i64 engine     frames dropped: their Ethernet queue is not in RDY, or this failed it
+    tx_frame_no_room               i64 requester  frames dropped: a NIC of the LAN takes them too slowly
+    tx_frame_link_down             i64 requester  frames dropped: the port is down
 """)
 PACKET_FATES = (
     "rx_accepted", "rx_malformed", "rx_no_qp", "rx_wrong_peer", "rx_wrong_pkey", "rx_wrong_qkey", "rx_wrong_state",

@@ -31,7 +31,8 @@ NIC_FIELDS = """
     sleep_ms       i64      nobody     how long it sleeps at most, in ms
     yield_every    i64      nobody     idle turns before it yields the core
     service_fd     i64      nobody     eventfd that wakes the report thread
-    capture        i64      nobody     address of the CAPTURE of packets (fabric/capture.py); 0 is none"""
+    capture        i64      nobody     address of the CAPTURE of packets (fabric/capture.py); 0 is none
+    lan            i64      nobody     address of the LAN (lan.py); 0 if the port's wire has none"""
 NIC = record("nic", NIC_FIELDS)
 nic_at: View = struct_view(NIC)
 

@@ -46,7 +46,7 @@ def sort_frame(wire, frame, nbytes):
     w = ethernet_wire_at(wire)
     if nbytes < ETHERNET.size:
         return COUNTERS.rx_frame_malformed
-    if _load_mac(frame) != w.mac and ld8(frame) & GROUP_MAC == 0:
+    if not _is_for_port(w, frame):
         return COUNTERS.rx_frame_other_mac
     kind = be16(ld16(frame + ETHERNET.ether_type))
     if kind == ETHER_TYPE_IPV4:
@@ -61,8 +61,9 @@ def sort_frame(wire, frame, nbytes):
 
 
 @device_function
-def _load_mac(address):
-    return ld32(address) | ld16(address + 4) << 32
+def _is_for_port(w, frame):
+    """Return whether a frame's destination is the port's MAC, or a group's."""
+    return ld32(frame) | ld16(frame + 4) << 32 == w.mac or ld8(frame) & GROUP_MAC != 0
 
 
 @device_function
@@ -174,6 +175,26 @@ def _take_packet(nic, wire, ethernet, at):
 
 
 @engine_function
+def decide(nic, ethernet, frame, nbytes, cut):
+    """Do with a frame what the flow tables say, and if they do not, say what it is, as `sort_frame`.
+
+    `cut`: not all of the frame is there.
+    """
+    n = worker_at(nic)
+    w = ethernet_wire_at(ethernet)
+    if n.link_down:
+        return COUNTERS.rx_frame_link_down
+    if cut or nbytes < ETHERNET.size:
+        return COUNTERS.rx_frame_malformed
+    if w.promiscuous == 0 and not _is_for_port(w, frame):
+        return COUNTERS.rx_frame_other_mac
+    fate = UNDECIDED
+    if flow_table_at(n.flow_tables).miss != 0:
+        fate = steer_frame(nic, frame, nbytes)
+    return sort_frame(ethernet, frame, nbytes) if fate == UNDECIDED else fate
+
+
+@engine_function
 def _take_frame(nic, wire, ethernet, arrived, at):
     """Take a frame. Return 1 if it is for a queue of this NIC. Every frame counts in `rx_frames`."""
     n = worker_at(nic)
@@ -181,15 +202,7 @@ def _take_frame(nic, wire, ethernet, arrived, at):
     counters_at(n.counters).rx_frames += 1
     if n.capture != 0:
         capture_frame(n.capture, a.frame, a.nbytes, a.frame, 0, n.now, 0)
-    fate = UNDECIDED
-    if n.link_down:
-        fate = COUNTERS.rx_frame_link_down
-    elif a.cut:
-        fate = COUNTERS.rx_frame_malformed
-    elif flow_table_at(n.flow_tables).miss != 0:
-        fate = steer_frame(nic, a.frame, a.nbytes)
-    if fate == UNDECIDED:
-        fate = sort_frame(ethernet, a.frame, a.nbytes)
+    fate = decide(nic, ethernet, a.frame, a.nbytes, a.cut)
     if fate == _ROCE:
         return _take_packet(nic, wire, ethernet, at)
     if fate == COUNTERS.rx_frame_neighbour:

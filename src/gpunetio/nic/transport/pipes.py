@@ -7,10 +7,12 @@ from ...jit.ops import ld_acquire64
 from ...fabric.capture import capture
 from ...fabric.injector import icrc_fits
 from ...fabric.frames import (
-    GRANTED_SHIFT, GRANT_SHIFT, MAX_GRANTED, PACKET, PIPE, consume, frame_at, next_frame, pipe_end_at, release,
+    ETHERNET_FRAME, GRANTED_SHIFT, GRANT_SHIFT, MAX_GRANTED, PACKET, PIPE, consume, frame_at, next_frame, pipe_end_at,
+    release,
 )  # fmt: skip
 from ...formats.packet import BTH
 from .delivery import BATCH, has_many_peers, receive
+from .lan import take_lan_frame
 from ..state.counters import counters_at
 from ..state.worker import worker_at
 from ..state.wire import GRANT, GRANTS, WIRE, grant_at, wire_at
@@ -58,7 +60,7 @@ def _receive_granted(nic, wire, packet, nbytes, reference, life, at):
 
 @engine_function
 def take_frames(nic, wire):
-    """Take packets that the other end has put into the pipe: return how many."""
+    """Take packets, and frames of Ethernet, that the other end has put into the pipe: return how many."""
     n = worker_at(nic)
     w = wire_at(wire)
     end = wire + WIRE.rx
@@ -72,6 +74,11 @@ def take_frames(nic, wire):
             break
         nbytes = pipe_end_at(end).nbytes
         f = frame_at(frame)
+        done += 1
+        if f.reference == ETHERNET_FRAME:
+            take_lan_frame(nic, wire, frame, nbytes)
+            consume(end)
+            continue
         peer_high, peer_low = w.peer_high, w.peer_low
         if has_many_peers(wire):
             peer_high, peer_low = f.peer_high, f.peer_low
@@ -87,7 +94,6 @@ def take_frames(nic, wire):
             else:
                 _receive_granted(nic, wire, frame + PACKET, nbytes, reference, life, at)
         consume(end)
-        done += 1
     if done:
         release(end)
     return done

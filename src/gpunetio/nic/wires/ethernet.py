@@ -56,7 +56,9 @@ class Ethernet(Wire):
         try:
             port = self._port
             fd = self._end.fileno()
-            self._wire = EthernetWire(self.name, fd, self.reading, port.mac, port.gids, self.lost)
+            self._wire = EthernetWire(
+                self.name, fd, self.reading, port.mac, port.gids, self.lost, port.config.promiscuous
+            )
         except BaseException:
             self._end.close()
             raise
