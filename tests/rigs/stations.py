@@ -111,7 +111,7 @@ def lan(ports: Sequence[dict[str, Any]]) -> Iterator[list[Station]]:
     with contextlib.ExitStack() as undo:
         stations = []
         for i, port in enumerate(ports):
-            ctx = undo.enter_context(verbs.open(f"soft{i}", port=PortConfig(**{"workers": 1} | port)))
+            ctx = undo.enter_context(verbs.open(f"soft{i}", port=PortConfig(workers=1, **port)))
             undo.callback(remove_rules, ctx)
             stations.append(Station(ctx))
         for station in stations:

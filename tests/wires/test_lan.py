@@ -18,7 +18,7 @@ def test_a_broadcast_reaches_all_others(count):
         assert first.got() == []
 
 
-def test_macs_are_learned(): 
+def test_macs_are_learned():
     with lan([{}] * 3) as stations:
         a, b, c = stations
         unknown = frame(b.mac, a.mac, b"where are you?")

@@ -47,8 +47,8 @@ PIPE_END = Entry("pipe_end", 64, """
 # and in the responses to them. Packets have no field for it, so it ends where the pipe ends. 0 means unknown.
 #
 # `reference` is 0 when the payload is in the frame. Otherwise the payload is in memory that the producer has granted:
-# `reference` holds the number of the grant, bytes, and offset. With ETHERNET_FRAME, the frame holds no packet of a queue
-# pair, but a frame of Ethernet, from its MACs on and without a check sequence, which has no peer.
+# `reference` holds the number of the grant, bytes, and offset. With ETHERNET_FRAME, the frame holds no packet of a
+# queue pair, but a frame of Ethernet, from its MACs on and without a check sequence, which has no peer.
 #
 # The packet starts 4 bytes behind a multiple of 16, so that what follows its 12-byte BTH is aligned.
 FRAME = Entry("frame", 64, """

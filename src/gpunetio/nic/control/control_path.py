@@ -50,8 +50,8 @@ class ControlPath:
     `handlers` are all parts that have registered commands or capabilities. `kinds` are the kinds of objects that
     mailboxes create, by the opcode that does so.
 
-    `memory` are the tables of keys and UMEMs, which the engine knows. `connect` and `link_to_lan` lay links to NICs of other
-    processes.
+    `memory` are the tables of keys and UMEMs, which the engine knows. `connect` and `link_to_lan` lay links to NICs of
+    other processes.
     `undo` closes everything, after the engine has stopped.
     """
 

@@ -12,7 +12,7 @@ from ..wires.pipes import Pipes
 
 
 class Lan:
-    """A NIC's part in the LAN. It is on the LAN while it has queues of Ethernet frames, which `enter` and `leave` count.
+    """A NIC's part in the LAN, where it is while it has queues of Ethernet frames. `enter` and `leave` count these.
 
     NICs of this host send each other frames over the pipes that their queue pairs use. In each pipe, the consumer says
     whether it takes frames.

@@ -6,7 +6,7 @@ from ...jit.struct_view import View, struct_view
 from .record import record
 
 LAN = record("lan", """
-    port           i64      nobody     address of the ETHERNET_WIRE with the port's MAC; it has no GIDs and no descriptor
+    port           i64      nobody     address of the ETHERNET_WIRE with the port's MAC: no GIDs, no descriptor
     macs           i64      nobody     address of MACS rows of MAC_ROW
     room           i64      nobody     address of room for a frame that does not go to one wire alone
     # the frame that is being built

@@ -7,7 +7,6 @@ wires of the LAN. As each pair of NICs has a wire, no NIC forwards what it gets,
 from __future__ import annotations
 
 from ...fabric.capture import capture_frame
-from ...fabric.ethernet_records import ethernet_wire_at
 from ...fabric.frames import PACKET, commit, frame_at, reserve_frame
 from ...fabric.injector import icrc_fits
 from ...formats.packet import ETHERNET, GROUP_MAC
