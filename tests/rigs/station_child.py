@@ -6,10 +6,10 @@ import sys
 import time
 from typing import Any
 
-from gpunetio import PortConfig, verbs
-from gpunetio.errors import DocaError
 from eth_receive_rig import remove_rules
 from ethernet_rig import nic_of
+from gpunetio import PortConfig, verbs
+from gpunetio.errors import DocaError
 from repository import environment
 from stations import Station
 

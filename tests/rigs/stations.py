@@ -15,7 +15,7 @@ from gpunetio import PortConfig, verbs
 from gpunetio.jit.compile import engine_function
 from gpunetio.jit.ops import copy
 from gpunetio.nic.step import step
-from gpunetio.nic.transport.lan import lan_room, lan_send, load_mac
+from gpunetio.nic.transport.lan import frame_room, load_mac, send_frame
 from gpunetio.nic.transport.wire_kinds import flush_wires
 from steering_kernels import FRAME, Frames, frame_at
 from virtual_nics import start_engine, stop_engine
@@ -30,8 +30,8 @@ def _send_each(nic, frames, count):
     """Send frames, as a send queue would in its turn."""
     for i in range(count):
         f = frame_at(frames + i * FRAME.size)
-        copy(lan_room(nic, f.nbytes, load_mac(f.address)), f.address, f.nbytes)
-        lan_send(nic, f.nbytes)
+        copy(frame_room(nic, 0, f.nbytes, load_mac(f.address)), f.address, f.nbytes)
+        send_frame(nic, 0, f.nbytes)
 
 
 @engine_function

@@ -324,7 +324,7 @@ FORGED = {
     "no such grant": forged(2, MTU, 0),
     "another of its row": forged(1 + GRANTS, MTU, 0),
     "no number": forged(0, MTU, 0),
-    "negative": -1,
+    "negative": -2,
     "behind the end": forged(1, MTU, SIZE - MTU + 1),
     "far away": forged(1, 1, MAX_GRANTED - 1),
     "no bytes": forged(1, 0, 0),

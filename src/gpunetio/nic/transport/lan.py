@@ -75,8 +75,8 @@ def wire_to(nic, mac):
 
 
 @engine_function
-def lan_room(nic, nbytes, mac):
-    """Return the address where the bytes of the next frame are to be written: `nbytes`, to this MAC.
+def frame_room(nic, wire, nbytes, mac):
+    """Return the address where the bytes of the next frame are to be written: `nbytes`, to this MAC. `wire` is 0.
 
     There is always room. A frame for which a wire has none is lost there, so that no receiver stops a sender.
     """
@@ -89,8 +89,8 @@ def lan_room(nic, nbytes, mac):
 
 
 @engine_function
-def lan_send(nic, nbytes):
-    """Send the frame of `nbytes` that was written to where `lan_room` said. Its receivers see it after this turn."""
+def send_frame(nic, wire, nbytes):
+    """Send the frame of `nbytes` that was written to where `frame_room` said. Its receivers see it after this turn."""
     n = worker_at(nic)
     c = counters_at(n.counters)
     l = lan_at(nic_at(nic).lan)
