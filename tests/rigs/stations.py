@@ -89,6 +89,15 @@ class Station:
         self.post(len(frames))
         return frames
 
+    def forget(self) -> None:
+        """Forget where MACs are. The engine stands still."""
+        assert self.nic.links.lan is not None
+        self.nic.links.lan._rows[:] = 0
+
+    def unsteer(self) -> None:
+        """Let no rule take frames. The engine runs."""
+        remove_rules(self.ctx)
+
     def count(self, name: str) -> int:
         return self.nic.counters[name]
 
