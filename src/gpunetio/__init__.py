@@ -32,7 +32,7 @@ from .providers import PortConfig
 from .verbs import Context, open, open_async
 
 if TYPE_CHECKING:
-    from . import device, rendezvous
+    from . import device, eth, rendezvous
     from .device import device_function, kernel
     from .dpa import Dpa, DpaCompletion
     from .gpu import (
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
         ProxyService,
         QpError,
         QpGroup,
+        Semaphore,
+        SemaphoreStatus,
         check_device_code_compatibility,
         check_host_code_compatibility,
         gpu_list,
@@ -56,19 +58,21 @@ __all__ = [
     "Access", "CodeOpt", "Context", "CqOverrun", "DocaError", "Dpa", "DpaCompletion", "ExportedQp", "ExportedQps",
     "Faults", "Gpu", "GpuMemory", "LinkLayer", "MemRegType", "MemType", "MtuSize", "NicHandler", "PortConfig",
     "PortState", "ProxyService", "QpAttrMask", "QpError", "QpGroup", "QpState", "QpType", "RingMemory",
-    "SendDbrModeExt", "SendFlags", "SharingMode", "SyncScope", "WcOpcode", "WcStatus", "WrOpcode", "__version__",
-    "check_device_code_compatibility",
-    "check_host_code_compatibility", "device", "device_function", "errors", "gpu_list", "kernel", "library_version",
-    "mesh", "open", "open_async", "rendezvous", "verbs",
+    "Semaphore", "SemaphoreStatus", "SendDbrModeExt", "SendFlags", "SharingMode", "SyncScope", "WcOpcode", "WcStatus",
+    "WrOpcode", "__version__", "check_device_code_compatibility", "check_host_code_compatibility", "device",
+    "device_function", "errors", "eth", "gpu_list", "kernel", "library_version", "mesh", "open", "open_async",
+    "rendezvous", "verbs",
 ]  # fmt: skip
 
 # What kernels need is loaded when it is first asked for: it takes the compiler, and controlling a card does not.
 _ON_DEMAND = {
     "device": ("device", "device_function", "kernel"),
     "dpa": ("Dpa", "DpaCompletion"),
+    "eth": ("eth",),
     "gpu": (
         "ExportedQp", "ExportedQps", "Gpu", "GpuMemory", "ProxyService", "QpError", "QpGroup",
-        "check_device_code_compatibility", "check_host_code_compatibility", "gpu_list", "library_version",
+        "Semaphore", "SemaphoreStatus", "check_device_code_compatibility", "check_host_code_compatibility", "gpu_list",
+        "library_version",
     ),
     "rendezvous": ("rendezvous", "mesh"),
 }  # fmt: skip

@@ -8,9 +8,9 @@ EXPORTS = {
     "gpunetio": """
         Access CodeOpt Context CqOverrun DocaError Dpa DpaCompletion ExportedQp ExportedQps Faults Gpu GpuMemory
         LinkLayer MemRegType MemType MtuSize NicHandler PortConfig PortState ProxyService QpAttrMask QpError QpGroup
-        QpState QpType RingMemory SendDbrModeExt SendFlags SharingMode SyncScope WcOpcode WcStatus WrOpcode __version__
-        check_device_code_compatibility check_host_code_compatibility device device_function errors gpu_list kernel
-        library_version mesh open open_async rendezvous verbs""",
+        QpState QpType RingMemory Semaphore SemaphoreStatus SendDbrModeExt SendFlags SharingMode SyncScope WcOpcode
+        WcStatus WrOpcode __version__ check_device_code_compatibility check_host_code_compatibility device
+        device_function errors eth gpu_list kernel library_version mesh open open_async rendezvous verbs""",
     "gpunetio.device": """
         ALONE ASYNC_STORE_RELEASE ATOMIC_CS ATOMIC_FA BLOCK CPU_PROXY CPU_PROXY_UPDATE_PI CQ_UPDATE CTA DEFAULT
         DUMP EBUSY EINVAL EIO ENOBUFS ENOTRECOVERABLE EOVERFLOW ETIMEDOUT EXCLUSIVE GPU GPU_SM_BF GPU_SM_DB
@@ -28,8 +28,8 @@ EXPORTS = {
         submit_bf submit_bf_warp submit_multi thread_idx update_cq_record update_dbr wait wait_all wait_word
         warp_broadcast warp_size warp_sync wqe_address yield_thread""",
     "gpunetio.gpu": """
-        ExportedQp ExportedQps Gpu GpuMemory ProxyService QpError QpGroup check_device_code_compatibility
-        check_host_code_compatibility gpu_list library_version""",
+        ExportedQp ExportedQps Gpu GpuMemory ProxyService QpError QpGroup Semaphore SemaphoreStatus
+        check_device_code_compatibility check_host_code_compatibility gpu_list library_version""",
     "gpunetio.testing": "Check Outcome Report Result Rig Violation checks run",
     "gpunetio.verbs": """
         AddressHandle AhAttr AsyncEvent BadWrError CQ CompChannel Completion Context CqAttr DeviceAttributes

@@ -42,8 +42,7 @@ class Places:
         """Return a ring of `nbytes` with a doorbell record, in host memory if the CPU keeps it."""
         if self._rings.made_by_verbs:
             return internal_ring(self._ctx, self._undo, nbytes)
-        place, record = self._rings.qp(what, nbytes, record_in_host).values()
-        return external_ring(place, record, nbytes)
+        return external_ring(*self._rings.places(what, nbytes, record_in_host), nbytes)
 
     def span(self, ring: Ring, nbytes: int) -> Span:
         """Return a ring as the host writes it and kernels reach it."""

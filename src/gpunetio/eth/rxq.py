@@ -88,11 +88,6 @@ class EthRxq(Handle, ABC):
         super().close_with_owner()
 
     @property
-    def tir_number(self) -> int:
-        """Return the number of the TIR, where flow rules can lead: `tirn`."""
-        return self.tirn
-
-    @property
     def rq(self) -> DevxObject:
         """Return the RQ, for commands of your own."""
         self.check_open()

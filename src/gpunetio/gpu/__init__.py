@@ -8,9 +8,11 @@ from .group import QpGroup
 from .memory import GpuMemory
 from .proxy import ProxyService
 from .qp_error import QpError
+from .semaphore import Semaphore, SemaphoreStatus
 from .versions import check_device_code_compatibility, check_host_code_compatibility, library_version
 
 __all__ = [
-    "ExportedQp", "ExportedQps", "Gpu", "GpuMemory", "ProxyService", "QpError", "QpGroup",
-    "check_device_code_compatibility", "check_host_code_compatibility", "gpu_list", "library_version",
+    "ExportedQp", "ExportedQps", "Gpu", "GpuMemory", "ProxyService", "QpError", "QpGroup", "Semaphore",
+    "SemaphoreStatus", "check_device_code_compatibility", "check_host_code_compatibility", "gpu_list",
+    "library_version",
 ]  # fmt: skip

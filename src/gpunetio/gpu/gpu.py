@@ -9,8 +9,9 @@ from typing import Protocol
 from weakref import WeakKeyDictionary
 
 import numpy as np
+from numpy.typing import DTypeLike
 
-from ..enums import MemRegType, NicHandler, QpSendDbrMode, SendDbrModeExt
+from ..enums import MemRegType, MemType, NicHandler, QpSendDbrMode, SendDbrModeExt
 from ..interrupts import deferred
 from ..verbs import PD, QP, SRQ
 from ..verbs.arguments import member
@@ -19,6 +20,7 @@ from .device import check_queue_memory
 from .export import ExportedQp, Exporter, ExportOptions
 from .group import QpGroup, QueueOptions, create_group, create_qp
 from .proxy import ProxyService
+from .semaphore import Semaphore
 from .srq import ExportedSrq
 from .structure import Place
 from .watchdog import Watchdog
@@ -167,6 +169,18 @@ class Gpu(Exporter):
         return create_group(
             self, pd, queue, self._options(nic_handler, send_dbr_mode, queue_memory, proxy_service, timeout)
         )
+
+    def create_semaphore(
+        self,
+        items: int,
+        *,
+        memory: MemType = MemType.CPU_GPU,
+        info: DTypeLike | None = None,
+        info_memory: MemType | None = None,
+    ) -> Semaphore:
+        """Create a semaphore of `items` items (`doca_gpu_semaphore_create`); arguments as for `Semaphore`."""
+        self._check()
+        return Semaphore(self, items, memory, info, info_memory)
 
     def create_service(self) -> ProxyService:
         """Start a thread that forwards doorbells of queues with a CPU proxy (`doca_gpu_verbs_create_service`).

@@ -9,6 +9,7 @@ from ..errors import DriverError, InvalidValueError
 from ..verbs import QP
 from ..verbs.arguments import member
 from .device import GpuDevice
+from .spans import Sender
 
 logger: logging.Logger = logging.getLogger("gpunetio.gpu")
 
@@ -73,7 +74,7 @@ def structure_kind(modes: list[SendDbrModeExt], cpu_gpu: bool) -> MemType:
 
 
 def choose(
-    gpu: GpuDevice, qp: QP, asked: NicHandler, mode: SendDbrModeExt, cpu_gpu: bool, why: str
+    gpu: GpuDevice, qp: Sender, asked: NicHandler, mode: SendDbrModeExt, cpu_gpu: bool, why: str
 ) -> tuple[NicHandler, int | None]:
     """Return the handler, and the GPU address of the doorbell register, which is mapped unless the CPU rings.
 

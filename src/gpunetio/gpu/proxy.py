@@ -19,9 +19,9 @@ from ..limits import within_limits
 from ..memory import HostMemory
 from ..nic.engine import POLLFD, yield_every
 from ..service import STOP_TIMEOUT, ServiceThread
-from ..verbs import QP
 from .device import GpuDevice
 from .proxy_loop import PROXY, PROXY_ROW, ask, forward, serve
+from .spans import Sender
 
 CAPACITY = 1 << 14  # queues per service
 SPIN_NS = 1_000_000  # after the last doorbell, while no known kernel runs
@@ -40,7 +40,7 @@ class Forwarding:
     device_address: int
     row_address: int
 
-    def __init__(self, gpu: GpuDevice, qp: QP, mode: SendDbrModeExt, word: int | None = None):
+    def __init__(self, gpu: GpuDevice, qp: Sender, mode: SendDbrModeExt, word: int | None = None):
         self._memory = gpu.alloc(_WORD_BYTES + PROXY_ROW.size, MemType.CPU_GPU, _WORD_BYTES)
         self.device_address = self._memory.device_address
         self._row = PROXY_ROW.at(self._memory.array, _WORD_BYTES)
@@ -86,8 +86,8 @@ class Forwarded(Protocol):
     """A queue whose doorbells the CPU rings: an `ExportedQp`."""
 
     @property
-    def qp(self) -> QP:
-        """Return the queue pair."""
+    def qp(self) -> Sender:
+        """Return the queue."""
         ...
 
     @property

@@ -121,13 +121,18 @@ class Rings:
         """Return the arguments of `create_qp`: rings of `nbytes`, and a record, in host memory if the CPU keeps it."""
         if self.made_by_verbs:
             return {}
+        ring, record = self.places(what, nbytes, record_in_host)
+        return {"external_umem": ring, "external_dbr_umem": record}
+
+    def places(self, what: str, nbytes: int, record_in_host: bool) -> tuple[tuple[UMEM, int], tuple[UMEM, int]]:
+        """Return the UMEM of rings of `nbytes`, and that of a record, each with an offset."""
         at = round_up(nbytes, _RECORD)
         umem, _ = self._umem(what, at + _RECORD)
         record = umem, at
         if record_in_host:
             page = HostMemory(PAGE)
             record = self._register(page, _by_address), 0
-        return {"external_umem": (umem, 0), "external_dbr_umem": record}
+        return (umem, 0), record
 
     def _umem(self, what: str, nbytes: int) -> tuple[UMEM, GpuMemory]:
         """Return a zeroed UMEM of at least `nbytes`, and its memory."""

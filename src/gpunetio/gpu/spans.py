@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -13,9 +14,21 @@ from ..formats.cqe import CQE_SIZE
 from ..formats.doorbell import CQ_DBREC, QP_DBREC
 from ..formats.wqe import WQEBB
 from ..verbs import CQ, QP, SRQ
+from ..verbs.devx.ring import Ring
 from .backend import Backend
 
 _WORD = 4  # bytes of a receive counter
+
+
+class Sender(Protocol):
+    """A queue that sends: a queue pair, or a send queue of Ethernet packets. `qpn` is its number in doorbells."""
+
+    qpn: int
+    sq_address: int
+    sq_entries: int
+    dbr_address: int
+    doorbell_register: int
+    ring: Ring
 
 
 @dataclass(frozen=True)
@@ -60,8 +73,8 @@ class Span:
         self.write(np.zeros(self.nbytes, np.uint8))
 
 
-def send_ring(backend: Backend, qp: QP) -> Span:
-    """Return the ring of a QP's sends."""
+def send_ring(backend: Backend, qp: Sender) -> Span:
+    """Return the ring of a queue's sends."""
     return Span(backend, qp.sq_address, qp.sq_entries * WQEBB, qp.ring.lies_in)
 
 
@@ -72,8 +85,8 @@ def receive_ring(backend: Backend, queue: QP | SRQ) -> Span:
     return Span(backend, queue.rq_address, queue.rq_entries * queue.rq_stride, queue.ring.lies_in)
 
 
-def qp_record(backend: Backend, qp: QP) -> Span:
-    """Return the doorbell record of a QP, both words."""
+def qp_record(backend: Backend, qp: Sender) -> Span:
+    """Return the doorbell record of a QP or of a queue that sends, both words."""
     return Span(backend, qp.dbr_address, QP_DBREC.size, qp.ring.dbr_lies_in)
 
 

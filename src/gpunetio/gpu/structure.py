@@ -16,7 +16,7 @@ from ..verbs import QP, SRQ
 from .backend import Backend
 from .completions import Completions
 from .memory import GpuMemory
-from .spans import cq_record, cq_ring, qp_record, receive_record, receive_ring, send_ring
+from .spans import Sender, cq_record, cq_ring, qp_record, receive_record, receive_ring, send_ring
 
 _ALIGNMENT = 64  # of the side structures
 
@@ -72,24 +72,33 @@ def images(
     structure of the shared receive queue, or 0. Rings and records stay mapped until `undo` is closed.
     """
     image, side_image = np.zeros(DEV_QP.size, np.uint8), np.zeros(DEV_SIDE.size, np.uint8)
-    q, side = DEV_QP.at(image), DEV_SIDE.at(side_image)
-    q["sq_num"], q["sq_num_shift8"] = qp.qpn, qp.qpn << 8 & 0xFFFF_FFFF
-    q["sq_num_shift8_be"] = _be32(qp.qpn << 8)
-    for ds in range(1, 6):
-        q[f"sq_num_shift8_be_{ds}ds"] = _be32(qp.qpn << 8 | ds)
-    q["sq_wqe_num"], q["sq_wqe_mask"] = qp.sq_entries, qp.sq_entries - 1
-    q["sq_wqe_daddr"] = send_ring(backend, qp).map(undo)
-    q["sq_dbrec"] = qp_record(backend, qp).map(undo) + QP_DBREC.snd
-    q["sq_db"], q["nic_handler"] = doorbell, handler
-    _fill_cq(DEV_CQ.at(image, DEV_QP.cq_sq), backend, sends, undo)
-    side["timeout_ns"] = int(timeout * 1e9)
+    fill_sender(image, side_image, backend, qp, sends, handler, doorbell, timeout, undo)
+    side = DEV_SIDE.at(side_image)
     if receives:
-        _fill_cq(DEV_CQ.at(side_image, DEV_SIDE.cq_rq), backend, receives, undo)
+        fill_cq(DEV_CQ.at(side_image, DEV_SIDE.cq_rq), backend, receives, undo)
         side["tells_cq"] = receives.cq.overrun != CqOverrun.ENABLE
         side["rq"] = shared_rq
     if qp.rq_entries:
         fill_rq(DEV_RQ.at(side_image, DEV_SIDE.own_rq), backend, qp, qp.rq_entries, qp.rq_stride, undo)
     return image, side_image
+
+
+def fill_sender(
+    image: np.ndarray, side: np.ndarray, backend: Backend, queue: Sender, sends: Completions, handler: NicHandler,
+    doorbell: int, timeout: float, undo: ExitStack,
+) -> None:  # fmt: skip
+    """Fill what both structures of a queue say of its sends. Arguments are as in `images`."""
+    q = DEV_QP.at(image)
+    q["sq_num"], q["sq_num_shift8"] = queue.qpn, queue.qpn << 8 & 0xFFFF_FFFF
+    q["sq_num_shift8_be"] = _be32(queue.qpn << 8)
+    for ds in range(1, 6):
+        q[f"sq_num_shift8_be_{ds}ds"] = _be32(queue.qpn << 8 | ds)
+    q["sq_wqe_num"], q["sq_wqe_mask"] = queue.sq_entries, queue.sq_entries - 1
+    q["sq_wqe_daddr"] = send_ring(backend, queue).map(undo)
+    q["sq_dbrec"] = qp_record(backend, queue).map(undo) + QP_DBREC.snd
+    q["sq_db"], q["nic_handler"] = doorbell, handler
+    fill_cq(DEV_CQ.at(image, DEV_QP.cq_sq), backend, sends, undo)
+    DEV_SIDE.at(side)["timeout_ns"] = int(timeout * 1e9)
 
 
 def receives(qp: QP) -> bool:
@@ -104,7 +113,7 @@ def fill_rq(rq: np.ndarray, backend: Backend, queue: QP | SRQ, entries: int, str
     rq["wqe_num"], rq["wqe_size"] = entries, stride
 
 
-def _fill_cq(c: np.ndarray, backend: Backend, completions: Completions, undo: ExitStack) -> None:
+def fill_cq(c: np.ndarray, backend: Backend, completions: Completions, undo: ExitStack) -> None:
     """Fill a CQ's structure.
 
     Kernels add `cqe_rsvd`, the number of CQEs already written, to a WQE's index to find its CQE.

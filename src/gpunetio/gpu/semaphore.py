@@ -1,0 +1,167 @@
+"""Semaphores: items with a status, by which kernels and the CPU tell each other what is ready."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, NoReturn
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from ..enums import MemType
+from ..errors import BadStateError, InvalidValueError
+from ..formats.eth_device import DEV_SEMAPHORE, SEMAPHORE_ITEM, SemaphoreStatus
+from ..interrupts import Whole
+from ..jit.code import Launch
+from ..jit.compile import engine_function
+from ..jit.ops import ld_acquire32, st_release32
+from ..verbs.arguments import member, within
+from .memory import GpuMemory
+
+if TYPE_CHECKING:
+    from .device import GpuDevice
+
+_MOST_ITEMS = 1 << 24
+_STATUS = 4  # bytes
+
+
+@engine_function
+def _load(address):
+    """Return a status. What was written before it is visible afterwards."""
+    return ld_acquire32(address)
+
+
+@engine_function
+def _store(address, status):
+    """Set a status behind all that was written before."""
+    st_release32(address, status)
+
+
+class Semaphore(metaclass=Whole):
+    """`items` statuses in memory, each with room for packets or data of yours (`doca_gpu_semaphore`).
+
+    Who fills an item sets it to READY when all else is written; who has used it sets it to DONE or FREE. Nothing
+    blocks: both sides look. Pass it to a kernel as an argument, or pass its `device_address`.
+
+    `items`        number of items
+    `memory`       where they lie: CPU_GPU if the CPU looks often, GPU if only kernels do, GPU_CPU for both
+    `info`         type of what an item carries besides, such as np.dtype([("address", "i8")]), or None
+    `info_memory`  where that lies; by default where the items do
+    """
+
+    items: int
+    info: np.dtype[np.generic] | None
+
+    def __init__(
+        self,
+        gpu: GpuDevice,
+        items: int,
+        memory: MemType = MemType.CPU_GPU,
+        info: DTypeLike | None = None,
+        info_memory: MemType | None = None,
+    ):
+        self.items = within("items", items, 1, _MOST_ITEMS)
+        memory = member("memory", memory, MemType)
+        self.info = None if info is None else np.dtype(info)
+        if self.info is not None and (self.info.hasobject or not self.info.itemsize):
+            raise InvalidValueError(f"info = {self.info}: it must be a type of one byte or more, without objects")
+        with ExitStack() as undo:
+            self._items = gpu.alloc(self.items * SEMAPHORE_ITEM.size, memory)
+            undo.callback(self._items.close)
+            self._in_gpu = gpu.backend.has_memory and memory is MemType.GPU
+            self._info: GpuMemory | None = None
+            if self.info is not None:
+                kind = memory if info_memory is None else member("info_memory", info_memory, MemType)
+                self._info = gpu.alloc(self.items * self.info.itemsize, kind)
+                undo.callback(self._info.close)
+            image = np.zeros(DEV_SEMAPHORE.size, np.uint8)
+            row = DEV_SEMAPHORE.at(image)
+            row["items"], row["items_num"] = self._items.device_address, self.items
+            if self._info and self.info is not None:
+                row["info"], row["info_bytes"] = self._info.device_address, self.info.itemsize
+            self._structure = gpu.alloc(image.nbytes)
+            undo.callback(self._structure.close)
+            self._structure.write(image)
+            self._undo = undo.pop_all()
+
+    @property
+    def closed(self) -> bool:
+        """Return whether `close()` was called, or the Gpu was closed."""
+        return self._structure.closed
+
+    @property
+    def device_address(self) -> int:
+        """Return the `struct doca_gpu_semaphore_gpu *` that kernels take (`doca_gpu_semaphore_get_gpu_handle`)."""
+        self._check()
+        return self._structure.device_address
+
+    def status(self, index: int) -> SemaphoreStatus:
+        """Return the status of an item (`doca_gpu_semaphore_get_status`)."""
+        at = self._at(index)
+        if self._in_gpu:
+            return SemaphoreStatus(int(self._items.read(at, _STATUS).view("<u4")[0]))
+        return SemaphoreStatus(int(_load(int(self._items.array.ctypes.data) + at)))
+
+    def set_status(self, index: int, status: SemaphoreStatus) -> None:
+        """Set the status of an item (`doca_gpu_semaphore_set_status`). What was written before is visible with it."""
+        at, status = self._at(index), member("status", status, SemaphoreStatus)
+        if self._in_gpu:
+            self._items.write(np.array([status], "<u4").view(np.uint8), at)
+        else:
+            _store(int(self._items.array.ctypes.data) + at, int(status))
+
+    def packets(self, index: int) -> tuple[int, int]:
+        """Return how many packets an item names, and the index of the first one."""
+        row = SEMAPHORE_ITEM.at(self._items.read(self._at(index), SEMAPHORE_ITEM.size))
+        return int(row["packets"]), int(row["first"])
+
+    def read_info(self, index: int) -> np.ndarray:
+        """Return a copy of what an item carries, of shape () and type `info`."""
+        memory, kind, at = self._info_at(index)
+        return memory.read(at, kind.itemsize).view(kind)[0].copy()
+
+    def write_info(self, index: int, value: object) -> None:
+        """Replace what an item carries."""
+        memory, kind, at = self._info_at(index)
+        memory.write(np.array([value], kind).view(np.uint8).reshape(-1), at)
+
+    def info_address(self, index: int) -> int:
+        """Return the address for kernels of what an item carries (`doca_gpu_semaphore_get_custom_info_addr`)."""
+        memory, _, at = self._info_at(index)
+        return memory.device_address + at
+
+    def _info_at(self, index: int) -> tuple[GpuMemory, np.dtype[np.generic], int]:
+        self._at(index)
+        if self._info is None or self.info is None:
+            raise BadStateError("this semaphore's items carry nothing: create it with info=")
+        return self._info, self.info, index * self.info.itemsize
+
+    def _at(self, index: int) -> int:
+        self._check()
+        return within("index", index, 0, self.items - 1) * SEMAPHORE_ITEM.size
+
+    def _check(self) -> None:
+        if self.closed:
+            raise BadStateError("this semaphore is closed")
+
+    def used_by(self, launch: Launch) -> None:
+        """Keep the semaphore open while `launch`, which has it as an argument, runs."""
+        self._structure.used_by(launch)
+
+    def close(self) -> None:
+        """Free the semaphore (`doca_gpu_semaphore_destroy`). Idempotent. Waits for kernels that were given it."""
+        if not self.closed:
+            self._structure.wait_idle()
+            self._undo.close()
+
+    def __enter__(self) -> Semaphore:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<semaphore of {self.items} items{', closed' if self.closed else ''}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise BadStateError("a semaphore cannot be pickled: its memory belongs to this process")
