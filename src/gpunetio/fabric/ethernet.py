@@ -51,7 +51,8 @@ def _put(end, frame, nbytes):
 class EthernetWire:
     """The record that nopython code uses, at `address`, for frames through the descriptor `fd`; `record` is a view.
 
-    `reading` is FILE, SOCKET or STREAM (ethernet_records.py). `name` is what messages call the wire. `tx` is the end of
+    `reading` is FILE, SOCKET, STREAM or DATAGRAM_SOCKET (ethernet_records.py), which sends to the socket address
+    `send_to`. `name` is what messages call the wire. `tx` is the end of
     the pipe that takes packets. `events` are descriptors that wake the engine. `on_gone` is called, by a thread, when
     the descriptor has turned out to lead nowhere any more.
     """
@@ -64,14 +65,14 @@ class EthernetWire:
 
     def __init__(
         self, name: str, fd: int, reading: int, mac: bytes, gids: Sequence[Gid],
-        on_gone: Callable[[], None] = lambda: None, promiscuous: bool = True,
+        on_gone: Callable[[], None] = lambda: None, promiscuous: bool = True, send_to: bytes = b"",
     ):  # fmt: skip
         self._name, self._mac, self._gids = name, mac, tuple(gids)
         self._egresses: dict[tuple[bytes, int, int], int] = {}  # by MAC, GID index, and UDP port
         self._lock, self._on_gone = threading.Lock(), on_gone
         _put.compile((types.int64,) * 3)
         with contextlib.ExitStack() as undo:
-            self._lay_out(fd, reading)
+            self._lay_out(fd, reading, send_to)
             self.record["promiscuous"] = promiscuous
             undo.callback(self._memory.close)
             self._bell = Notifier()
@@ -90,17 +91,18 @@ class EthernetWire:
                 close_after_fork(end)
             self._undo = undo.pop_all()
 
-    def _lay_out(self, fd: int, reading: int) -> None:
+    def _lay_out(self, fd: int, reading: int, send_to: bytes) -> None:
         sizes = (
             ETHERNET_WIRE.size, 3 * PIPE_END.size, pipe_size(PACKETS), pipe_size(REPLIES), SCRATCH, SCRATCH, FRAME_ROOM,
             MMSGHDR.size + 3 * IOVEC.size, REST, len(self._gids) * OWN_GID.size, EGRESSES * EGRESS.size,
             BATCH * ARRIVED.size, BATCH * MMSGHDR.size, BATCH * FRAME_SLOT.size, BATCH * FRAME_STRIDE + FRAME_START,
+            len(send_to),
         )  # fmt: skip
         places = np.cumsum([0, *(round_up(size, 64) for size in sizes)])
         self._memory = HostMemory(int(places[-1]))
         self.address = self._memory.address
         (_, ends, packets, replies, headers, scratch, outgoing, pieces, rest, gids, egresses, arrived, vector, slots,
-         buffers) = (int(place) for place in places[:-1])  # fmt: skip
+         buffers, address) = (int(place) for place in places[:-1])  # fmt: skip
 
         def at(place: int) -> int:
             return self.address + place
@@ -134,6 +136,10 @@ class EthernetWire:
         record["buffer"], record["rest"] = at(buffers), at(rest)
         message = self._memory.view(MMSGHDR.dtype, pieces)[0]
         message["iov"], message["iov_length"] = at(pieces) + MMSGHDR.size, 3
+        if send_to:  # no length before the frame
+            self._memory.array[address : address + len(send_to)] = np.frombuffer(send_to, np.uint8)
+            message["name"], message["name_length"] = at(address), len(send_to)
+            message["iov"], message["iov_length"] = at(pieces) + MMSGHDR.size + IOVEC.size, 2
 
     def _send(self, frame: bytes) -> None:
         """Have the engine send a frame. It is lost if the pipe is full: the engine is paused, or the wire is slow."""

@@ -6,8 +6,9 @@ from ..jit.compile import device_function, engine_function
 from ..jit.ops import be16, be32, ld8, ld16, ld32, ld64, st8, st16, st32, st64
 from ..formats.packet import ETHER_TYPE_VLAN, ETHERNET, VLAN_TAG
 from .ethernet_records import (
-    ARRIVED, AUXDATA, BATCH, CONTROL_ROOM, FILE, FRAME_ROOM, LENGTH, LONGEST, MOST_WAITING, PACKET_AUXDATA, SOCKET,
-    SOL_PACKET, STATUS_VLAN_TPID_VALID, STATUS_VLAN_VALID, STREAM_ROOM, arrived_at, ethernet_wire_at, read, recv, send,
+    ARRIVED, AUXDATA, BATCH, CONTROL_ROOM, FILE, FRAME_ROOM, LENGTH, LONGEST, MOST_WAITING, PACKET_AUXDATA,
+    SOL_PACKET, STATUS_VLAN_TPID_VALID, STATUS_VLAN_VALID, STREAM, STREAM_ROOM, arrived_at, ethernet_wire_at, read,
+    recv, send,
 )  # fmt: skip
 from .neighbours import GONE
 from .udp_records import (
@@ -28,11 +29,11 @@ def receive_frames(wire):
         pass
     elif w.reading == FILE:
         count = _read_file(w)
-    elif w.reading == SOCKET:
-        count = _read_socket(w)
-    else:
+    elif w.reading == STREAM:
         count = _read_stream(w)
         enough = 1  # only a read that finds nothing says that there is nothing
+    else:
+        count = _read_socket(w)
     w.more = 1 if count >= enough else 0
     w.position += count
     if w.more == 0 and w.marked != 0:
@@ -66,7 +67,7 @@ def lose(w):
 
 @device_function
 def _read_socket(w):
-    """Take a batch from a packet socket."""
+    """Take a batch from a packet socket, or from one for datagrams."""
     count = recvmmsg(w.fd, w.vector, BATCH, MSG_DONTWAIT, 0)
     for i in range(count):  # -1 is EAGAIN, or ENETDOWN, which is reported once
         header = w.vector + MMSGHDR.size * i

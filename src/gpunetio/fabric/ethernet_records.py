@@ -18,8 +18,9 @@ EGRESSES = 4096  # ways by which packets leave: pairs of a peer and a UDP source
 MOST_WAITING = 1 << 16
 
 # How frames are read and written. FILE: one by each read and write. SOCKET: the same, by recvmmsg and write. STREAM:
-# one behind the other, each behind its length (be32), as QEMU's `-netdev stream` does.
-FILE, SOCKET, STREAM = 0, 1, 2
+# one behind the other, each behind its length (be32), as QEMU's `-netdev stream` does. DATAGRAM_SOCKET: as SOCKET, but
+# sent to an address, as QEMU's `-netdev dgram` does.
+FILE, SOCKET, STREAM, DATAGRAM_SOCKET = 0, 1, 2, 3
 LENGTH = 4  # bytes before a frame of a stream
 LONGEST = 4096 + 65536  # bytes of a frame of a stream: QEMU ends the connection for more (NET_BUFSIZE)
 STREAM_ROOM = BATCH * FRAME_STRIDE  # bytes of a stream that are read at a time, where others have buffers for frames

@@ -7,7 +7,9 @@ from ..jit.ops import be16, be32, copy, st16, st32
 from ..formats.packet import BTH, ETHER_TYPE_IPV4, ETHER_TYPE_IPV6, ETHERNET, ICRC_SIZE, IPV4, IPV6, ROCE_UDP_PORT, UDP
 from .capture import capture_frame
 from .ethernet_receive import lose
-from .ethernet_records import EGRESS, EGRESSES, LENGTH, STREAM, egress_at, ethernet_wire_at, send, sendmsg, writev
+from .ethernet_records import (
+    DATAGRAM_SOCKET, EGRESS, EGRESSES, LENGTH, STREAM, egress_at, ethernet_wire_at, send, sendmsg, writev,
+)  # fmt: skip
 from .frames import PACKET, consume, frame_at, next_frame, release
 from .icrc import header_crc
 from .ip_headers import put_ipv4, put_ipv6
@@ -133,6 +135,8 @@ def _send(wire, head, head_bytes, body, body_bytes, to, now):
     _describe(first + 2 * IOVEC.size, body, body_bytes)
     if w.reading == STREAM:
         status = _send_to_stream(w, first, head_bytes + body_bytes)
+    elif w.reading == DATAGRAM_SOCKET:
+        status = _send_datagram(w)
     else:
         status = _write(w, first + IOVEC.size)
     if to != 0 and status == _SENT:
@@ -150,6 +154,19 @@ def _describe(piece, base, nbytes):
 def _write(w, pieces):
     """Write a frame at once."""
     while writev(w.fd, pieces, 2) < 0:
+        error = errno()
+        if error == EAGAIN:
+            return _BLOCKED
+        if error != EINTR:
+            w.tx_error = error
+            return _DROPPED
+    return _SENT
+
+
+@device_function
+def _send_datagram(w):
+    """Send a frame to the other end's address. What nobody is there to take is lost, as on a cable."""
+    while sendmsg(w.fd, w.pieces, MSG_DONTWAIT | MSG_NOSIGNAL) < 0:
         error = errno()
         if error == EAGAIN:
             return _BLOCKED

@@ -66,6 +66,7 @@ WIRES = {
     "packet": WireKind("packet", routed=False, ethernet=True, argument="INTERFACE", interface=True),
     "tap":    WireKind("tap",    routed=False, ethernet=True, argument="NAME",      interface=True),
     "unix":   WireKind("unix",   routed=False, ethernet=True, argument="PATH"),
+    "dgram":  WireKind("dgram",  routed=False, ethernet=True, argument="LOCAL,REMOTE"),
 }  # fmt: skip
 _INTERFACE = re.compile(r"[^\s/:%]{1,15}")  # what the kernel takes for a name (dev_valid_name); % is for patterns
 
@@ -101,7 +102,7 @@ class PortConfig:
                    "replay": only to the packets of a capture file (nic/wires/replay.py);
                    "packet:INTERFACE": Ethernet, by a network interface of this machine; "tap:NAME": Ethernet, by a TAP
                    device, which is made if there is none of this name; "unix:PATH": Ethernet, to one other NIC or to a
-                   virtual machine, by a socket
+                   virtual machine, by a stream socket; "dgram:LOCAL,REMOTE": the same, by datagrams between two paths
     `mtu`          MTU of the link in bytes (the path MTU is smaller); 0 means the MTU of the addresses' interface
     `link_layer`   ETHERNET (RoCE v2), or INFINIBAND, which reaches only software NICs of this host
     `lid`          LID of an InfiniBand port; 0 means the last 16 bits of its first address

@@ -28,7 +28,7 @@ class Ethernet(Wire):
     """An Ethernet with any number of peers, who find the port by ARP and neighbour discovery.
 
     `name` is what the port's configuration calls it, `interface` what follows the colon there. `reading` says how the
-    engine reads frames.
+    engine reads and writes frames, `send_to` to which socket address, if it must.
     """
 
     kind: int = ETHERNET
@@ -40,6 +40,7 @@ class Ethernet(Wire):
     name: str
     interface: str
     reading: int
+    send_to: bytes = b""
 
     def __init__(self, port: Port):
         self._port = port
@@ -57,7 +58,7 @@ class Ethernet(Wire):
             port = self._port
             fd = self._end.fileno()
             self._wire = EthernetWire(
-                self.name, fd, self.reading, port.mac, port.gids, self.lost, port.config.promiscuous
+                self.name, fd, self.reading, port.mac, port.gids, self.lost, port.config.promiscuous, self.send_to
             )
         except BaseException:
             self._end.close()

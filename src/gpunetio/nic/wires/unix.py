@@ -26,7 +26,7 @@ from .ethernet import Ethernet, logger
 PATIENCE = 1.0  # seconds that the other end has to take a connection
 _RETRY = 0.02  # seconds
 _REFUSAL = 0.1  # seconds in which an end that listens, and has a peer already, closes a connection
-_LONGEST_PATH = 107  # bytes (unix(7))
+LONGEST_PATH = 107  # bytes (unix(7))
 
 
 class UnixStream(Ethernet):
@@ -39,8 +39,8 @@ class UnixStream(Ethernet):
         self._listens = False
         self._free = threading.Event()  # nobody is at the other end
         path, end = self.interface, time.monotonic() + PATIENCE
-        if len(os.fsencode(path)) > _LONGEST_PATH:
-            raise InvalidValueError(f"wire {self.name}: the path of a socket has at most {_LONGEST_PATH} bytes")
+        if len(os.fsencode(path)) > LONGEST_PATH:
+            raise InvalidValueError(f"wire {self.name}: the path of a socket has at most {LONGEST_PATH} bytes")
         while True:
             try:
                 if not stat.S_ISSOCK(os.stat(path).st_mode):
