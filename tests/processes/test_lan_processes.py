@@ -97,6 +97,21 @@ def test_a_stopped_process_stops_nobody():
 
 
 @pytest.mark.slow
+def test_a_process_is_reached_once_it_goes_on():
+    """It was stopped when the other entered the LAN, and could not be asked."""
+    with Child("soft0") as a, Child("soft1", enter=False) as b:
+        os.kill(a.pid, signal.SIGSTOP)
+        try:
+            b.ask("enter")
+        finally:
+            os.kill(a.pid, signal.SIGCONT)
+        linked(1, a, b)
+        sent = frame(BROADCAST, a.mac)
+        a.send(sent)
+        assert b.got(1) == [sent]
+
+
+@pytest.mark.slow
 def test_eight_processes():
     with contextlib.ExitStack() as undo:
         children = [undo.enter_context(Child(f"soft{i}")) for i in range(8)]

@@ -22,12 +22,13 @@ def look(name: str, timeout: float = PATIENCE) -> tuple[int, Body, list[int]] | 
 
 
 def look_at_all(
-    wanted: Iterable[str], timeout: float = PATIENCE
+    wanted: Iterable[str], timeout: float = PATIENCE, silent: set[str] | None = None
 ) -> dict[str, tuple[int, Body, list[int]]]:
     """Ask the NICs that listen under these names for their tables. Return (pid, description, descriptors) by name.
 
     All NICs are asked at the same time, and have `timeout` seconds together. The caller closes the descriptors. A NIC
-    of another user, or one that does not answer in time or sensibly, is left out.
+    of another user, or one that does not answer in time or sensibly, is left out; those that do not answer in time are
+    added to `silent`.
     """
     end = time.monotonic() + timeout
     found: dict[str, tuple[int, Body, list[int]]] = {}
@@ -44,8 +45,10 @@ def look_at_all(
                         todo.append(name)
                 left = end - time.monotonic()
                 if left <= 0:
-                    silent = [*todo, *(key.data[0] for key in asked.get_map().values())]
-                    logger.info("cannot look at the NICs at %s: they do not answer", ", ".join(silent))
+                    late = [*todo, *(key.data[0] for key in asked.get_map().values())]
+                    logger.info("cannot look at the NICs at %s: they do not answer", ", ".join(late))
+                    if silent is not None:
+                        silent.update(late)
                     break
                 for key, _ in asked.select(min(left, RETRY) if todo else left):
                     _read_answer(asked, key, found)

@@ -18,7 +18,7 @@ from ..fabric.control_message import Body
 from ..fabric.frames import PIPE
 from ..fabric.icrc import HEADER_ROOM
 from ..fabric.inprocess import InProcessWire
-from ..fabric.lan import ON_LAN, link_to_lan
+from ..fabric.lan import ON_LAN, LanSearch
 from ..fabric.link import Link
 from ..fabric.control_socket import ControlSocket
 from ..fabric.pcap import Pcap
@@ -207,6 +207,8 @@ class SoftNic:
             port.control_addresses, name, self._published, on_link, self._lose_link, medium=port.link_layer.name,
             on_message=on_message, prepare=self._prepare_link,
         )  # fmt: skip
+        self._lan_search = LanSearch(self.control_socket)
+        outside.callback(self._lan_search.close)
         outside.callback(self.control_socket.close)
         observers.append(self.engine.busy)
         outside.callback(observers.remove, self.engine.busy)
@@ -304,7 +306,7 @@ class SoftNic:
         return {**description, ON_LAN: self._on_lan}, fds
 
     def _link_to_lan(self) -> list[Link]:
-        return link_to_lan(self.control_socket)
+        return self._lan_search.link()
 
     def _prepare_link(self, link: Link) -> None:
         """Take frames over a new link from its first moment on, although its wire is not there yet."""
