@@ -8,6 +8,10 @@ Flow rules lead packets to receive queues, and kernels take them with `device.rx
 
 from .caps import EthCaps, WaitOnTime, query_caps
 from .cyclic import CyclicRxq
+from .failure import QueueError
 from .rxq import EthRxq, rxq_of
+from .txq import EthTxq, SentEvent
 
-__all__ = ["CyclicRxq", "EthCaps", "EthRxq", "WaitOnTime", "query_caps", "rxq_of"]
+__all__ = [
+    "CyclicRxq", "EthCaps", "EthRxq", "EthTxq", "QueueError", "SentEvent", "WaitOnTime", "query_caps", "rxq_of",
+]  # fmt: skip

@@ -8,18 +8,19 @@ import numpy as np
 
 from ..enums import CqOverrun, MemRegType, MemType
 from ..errors import BadStateError
-from ..formats.cqe import CQE_SIZE
 from ..formats.device_structs import DEV_CQ
 from ..formats.doorbell import QP_DBREC
 from ..formats.eth_device import DEV_ETH_RXQ
 from ..gpu import Gpu, GpuMemory
-from ..gpu.completions import Completions, FailedWqe
+from ..gpu.completions import Completions
 from ..gpu.memory import LAUNCH_TIMEOUT, RunningLaunches
-from ..gpu.spans import cq_record, cq_ring
+from ..gpu.spans import cq_ring
+from ..gpu.structure import fill_cq
 from ..jit.code import Launch
 from ..verbs import MR, PD, Context
 from ..verbs.arguments import instance
 from .caps import query_caps
+from .failure import QueueError
 from .layout import cyclic_layout
 from .place import PacketBuffer, Places
 from .rxq import EthRxq
@@ -85,7 +86,6 @@ class CyclicRxq(EthRxq):
             nbytes = layout.wqes * layout.wqe_bytes
             ring = places.ring("a receive queue", nbytes, False)
             self._create(cq, ring, layout.fields(), undo)
-            self._completions = Completions(cq, cq_ring(gpu.backend, cq))
             places.span(ring, nbytes).write(layout.ring(packets.address, packets.region.lkey))
             record = places.record(ring, QP_DBREC.rcv, _WORD)
             record.write(np.array([layout.wqes], ">u4").view(np.uint8))
@@ -98,10 +98,7 @@ class CyclicRxq(EthRxq):
             row["real_time"] = self.caps.real_time_receive
             if mcst:
                 row["mcst_qp"] = self._companion(undo)
-            c = DEV_CQ.at(image, DEV_ETH_RXQ.cq)
-            c["cqe_daddr"] = cq_ring(gpu.backend, cq).map(undo)
-            c["cq_num"], c["cqe_num"], c["cqe_size"] = cq.cqn, cq.entries, CQE_SIZE
-            c["cqe_mask"], c["dbrec"] = cq.entries - 1, cq_record(gpu.backend, cq).map(undo)
+            fill_cq(DEV_CQ.at(image, DEV_ETH_RXQ.cq), gpu.backend, Completions(cq, cq_ring(gpu.backend, cq)), undo)
             self._structure = gpu.alloc(DEV_ETH_RXQ.size, MemType.CPU_GPU if places.cpu_gpu else MemType.GPU)
             undo.callback(self._structure.close)
             self._structure.write(image)
@@ -149,12 +146,13 @@ class CyclicRxq(EthRxq):
         row = self._read()
         return {"received": int(row["next"]), "too_long": int(row["too_long"]), "given_back": int(row["given_back"])}
 
-    def last_error(self) -> FailedWqe | None:
-        """Return the error completion that has ended a kernel's receive, or None."""
+    def last_error(self) -> QueueError | None:
+        """Return the error completion that has ended a kernel's receive, or None. `index` counts completions."""
         row = self._read()
         if not row["err_syndrome"]:
             return None
-        return FailedWqe(int(row["err_index"]), int(row["err_syndrome"]), int(row["err_vendor"]))
+        found = (int(row[name]) for name in ("err_index", "err_syndrome", "err_vendor"))
+        return QueueError.of(self.ctx, self.rqn, *found)
 
     def _read(self) -> np.ndarray:
         self.check_open()

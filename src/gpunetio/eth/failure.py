@@ -1,0 +1,32 @@
+"""Why an Ethernet queue has failed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..formats.cqe import Syndrome
+from ..verbs import Context
+from ..verbs.syndromes import meaning_of
+
+
+@dataclass(frozen=True)
+class QueueError:
+    """An error completion: `index` says of what, `cause` is the device's explanation or the syndrome's meaning."""
+
+    index: int
+    syndrome: int
+    vendor_syndrome: int
+    cause: str
+
+    @classmethod
+    def of(cls, ctx: Context, number: int, index: int, syndrome: int, vendor: int) -> QueueError:
+        """Return the error of the queue with this number."""
+        cause = ctx.provider.explain(number, vendor) or meaning_of(syndrome)
+        return cls(index, syndrome, vendor, cause)
+
+    def __str__(self) -> str:
+        name = Syndrome(self.syndrome).name if self.syndrome in list(Syndrome) else "unknown"
+        return (
+            f"{self.index} failed: {name} (syndrome {self.syndrome:#04x}, vendor {self.vendor_syndrome:#04x}): "
+            f"{self.cause}"
+        )

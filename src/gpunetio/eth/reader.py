@@ -1,0 +1,66 @@
+"""Completions of Ethernet queues as the CPU reads them."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from ..errors import InvalidValueError
+from ..formats.cqe import CI_MASK, CQE64, CQE_SHIFT, INIT_OP_OWN
+from ..formats.doorbell import CQ_ARM_SN_MASK, CQ_ARM_SN_SHIFT, CQ_DBREC, UAR_CQ_OFFSET
+from ..verbs import CQ, CompChannel, Context
+from ..verbs.devx.ring import doorbells
+
+_NAP = 50e-6  # seconds between two looks, when nothing has come
+
+
+class CqReader:
+    """A CQ of one Ethernet queue, whose ring this process reads. Its `cq` is for nobody else.
+
+    With a channel, the device reports a completion there, once for each `request_event`.
+    """
+
+    cq: CQ
+
+    def __init__(self, ctx: Context, entries: int, channel: CompChannel | None):
+        self.cq = cq = ctx.create_cq(entries, channel=channel, external_datapath=True)
+        memory = cq.ring.memory
+        if memory is None:
+            raise InvalidValueError(f"{cq} has no ring in memory of this process")
+        self._cqes = memory.view(CQE64.dtype, 0, cq.entries)
+        self._cqes["op_own"] = INIT_OP_OWN
+        self._record = memory.view(CQ_DBREC.dtype, cq.ring.dbr_offset)
+        self._doorbells, self._log = doorbells(), cq.entries.bit_length() - 1
+        self._taken, self._arm_sn = 0, 0
+
+    def take(self, most: int) -> np.ndarray:
+        """Return up to `most` new CQEs, oldest first, and free their slots."""
+        cq = self.cq
+        count = self._doorbells.arrived(cq.ring_address, CQE_SHIFT, self._log, self._taken, min(most, cq.entries))
+        places = np.arange(self._taken, self._taken + count) & cq.entries - 1
+        found = self._cqes[places]
+        if count:
+            self._taken += count
+            self._record["set_ci"] = self._taken & CI_MASK
+        return found
+
+    def wait(self, deadline: float) -> bool:
+        """Wait for a new CQE. Return whether there is one before `deadline`, of `time.monotonic()`."""
+        cq = self.cq
+        while not self._doorbells.arrived(cq.ring_address, CQE_SHIFT, self._log, self._taken, 1):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            time.sleep(min(_NAP, left))
+        return True
+
+    def request_event(self) -> None:
+        """Request one event on the channel, at the next completion that has not been taken."""
+        cq = self.cq
+        self._arm_sn += 1
+        word = (self._arm_sn & CQ_ARM_SN_MASK) << CQ_ARM_SN_SHIFT | self._taken & CI_MASK
+        self._doorbells.ring_arm(cq.arm_address, word, cq.uar.page.base_addr + UAR_CQ_OFFSET, cq.cqn)
+        cq.ctx.provider.doorbell_rung()
+
+

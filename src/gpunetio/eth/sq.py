@@ -1,0 +1,107 @@
+"""Send queues of Ethernet packets: what those of kernels and of CPU programs have in common."""
+
+from __future__ import annotations
+
+from abc import ABC
+from collections.abc import Iterable
+from contextlib import ExitStack
+
+from ..enums import UarAllocationType
+from ..errors import InvalidValueError, NotSupportedError
+from ..formats.commands import Opcode, WqType
+from ..formats.ethernet import QueueState, TimestampFormat
+from ..formats.wqe import WQEBB_SHIFT, EthChecksum
+from ..verbs import CQ, PD, UAR, DevxObject, Handle
+from ..verbs.arguments import instance, whole
+from ..verbs.devx.ring import Ring
+from .caps import EthCaps, query_caps
+from .domain import transport_domain
+
+LEAST_DEPTH = 64  # basic blocks: room for the longest WQEs, and for their completions
+
+
+class SendQueue(Handle, ABC):
+    """A send queue of Ethernet packets: SQ number `sqn`.
+
+    `depth`               basic blocks of 64 bytes in its ring, at `sq_address`; a packet takes one
+    `dbr_address`         doorbell record
+    `doorbell_register`   register that a post rings
+    `cq`                  where packets complete
+    `caps`                what the device can do
+
+    `qpn` and `sq_entries` are what a queue pair calls `sqn` and `depth`.
+    """
+
+    _rank = 0
+    sqn: int
+    qpn: int
+    sq_address: int
+    sq_entries: int
+    dbr_address: int
+    pd: PD
+    cq: CQ
+    uar: UAR
+    caps: EthCaps
+    depth: int
+    ring: Ring
+    doorbell_register: int
+
+    def __init__(self, pd: PD, depth: int, checksum: bool):
+        super().__init__(instance("pd", pd, PD).ctx)
+        self._use(pd, pd.ctx)
+        self.pd, self.caps = pd, query_caps(pd.ctx)
+        if (depth := whole("depth", depth)) < 1:
+            raise InvalidValueError(f"depth = {depth}: a send queue has one basic block at least")
+        if depth > self.caps.max_send_depth:
+            raise NotSupportedError(
+                f"depth = {depth}: a send queue of {self.ctx} has {self.caps.max_send_depth} basic blocks at most"
+            )
+        if checksum and not self.caps.checksum:
+            raise NotSupportedError(f"checksum: {self.ctx} computes no checksums of Ethernet packets; do it yourself")
+        self.depth = max(LEAST_DEPTH, 1 << (depth - 1).bit_length())
+        self.cs_flags = EthChecksum.L3 | EthChecksum.L4 if checksum else EthChecksum(0)
+
+    def _details(self) -> Iterable[str]:
+        yield f"SQ {self.sqn:#x}"
+        yield f"{self.depth} basic blocks"
+
+    def _create(self, cq: CQ, ring: Ring, uar: UAR, undo: ExitStack) -> None:
+        """Create TIS and SQ, and move the SQ to RDY."""
+        devx, self.cq, self.ring, self.uar = self.ctx.devx, cq, ring, uar
+        tis = devx.create(Opcode.CREATE_TIS, ctx={"transport_domain": transport_domain(self.ctx).number})
+        undo.callback(tis.close)
+        real_time = self.caps.real_time_send
+        self._sq = devx.create(
+            Opcode.CREATE_SQ, uses=(cq, tis, uar),
+            ctx={
+                "cqn": cq.cqn, "tis_lst_sz": 1, "tis_num_0": tis.number, "flush_in_error_en": 1,
+                "allow_multi_pkt_send_wqe": self.caps.multi_packet, "min_wqe_inline_mode": self.caps.min_inline,
+                "ts_format": TimestampFormat.REAL_TIME if real_time else TimestampFormat.FREE_RUNNING,
+                "wq": {
+                    "wq_type": WqType.CYCLIC, "pd": self.pd.pdn, "uar_page": uar.page_id,
+                    "log_wq_sz": self.depth.bit_length() - 1, "log_wq_stride": WQEBB_SHIFT,
+                    "wq_umem_valid": 1, "wq_umem_id": ring.umem_id, "wq_umem_offset": ring.offset,
+                    "dbr_umem_valid": 1, "dbr_umem_id": ring.dbr_umem_id, "dbr_addr": ring.dbr_offset,
+                },
+            },
+        )  # fmt: skip
+        undo.callback(self._sq.close)
+        self.sqn = self.qpn = self._sq.number
+        self.sq_address, self.sq_entries, self.dbr_address = ring.address, self.depth, ring.dbr_address
+        self.doorbell_register = self.ctx.provider.doorbell_register(uar.page, self.sqn)
+        self._sq.modify(Opcode.MODIFY_SQ, sq_state=QueueState.RST, ctx={"state": QueueState.RDY})
+
+    def _shared_uar(self) -> UAR:
+        return self.ctx.shared_uar(UarAllocationType.NONCACHE_DEDICATED, UarAllocationType.NONCACHE)
+
+    @property
+    def sq(self) -> DevxObject:
+        """Return the SQ, for commands of your own."""
+        self.check_open()
+        return self._sq
+
+    @property
+    def state(self) -> QueueState:
+        """Return the state of the SQ that the device reports: an error of a WQE moves it to ERR."""
+        self.check_open()
+        return QueueState(self._sq.query()["ctx"]["state"])
