@@ -39,7 +39,7 @@ def take(ctx: verbs.Context, frames: Iterable[bytes]) -> list[str]:
     return [FATES[fate] for fate in given.rows["fate"].tolist()]
 
 
-class _Ring:
+class Ring:
     """Memory with a ring and a doorbell record behind it."""
 
     def __init__(self, make: Maker, nbytes: int):
@@ -49,7 +49,7 @@ class _Ring:
         self.record = self.memory.view(np.dtype(">u4"), nbytes, 2)
 
 
-class Cq(_Ring):
+class Cq(Ring):
     """A completion queue, and how far it was read."""
 
     def __init__(self, make: Maker, log: int = 8):
@@ -78,7 +78,7 @@ class Cq(_Ring):
             self.ci += 1
 
 
-class Rq(_Ring):
+class Rq(Ring):
     """A receive queue in RDY. `wq` and `context` are fields beside the usual ones."""
 
     def __init__(

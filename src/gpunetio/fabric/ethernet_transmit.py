@@ -10,13 +10,13 @@ from .ethernet_receive import lose
 from .ethernet_records import (
     DATAGRAM_SOCKET, EGRESS, EGRESSES, LENGTH, STREAM, egress_at, ethernet_wire_at, send, sendmsg, writev,
 )  # fmt: skip
-from .frames import PACKET, consume, frame_at, next_frame, release
+from .frames import ETHERNET_FRAME, PACKET, consume, frame_at, next_frame, release
 from .icrc import header_crc
 from .ip_headers import put_ipv4, put_ipv6
 from .udp_records import (
     EAGAIN, EINTR, IOVEC, MAX_MESSAGE, MMSGHDR, MSG_DONTWAIT, MSG_NOSIGNAL, errno, iovec_at, is_mapped,
 )  # fmt: skip
-from .udp_transmit import seal
+from .udp_transmit import flip, seal
 
 TX_FRAMES = 256  # packets per `transmit`, so that the caller can also receive
 _SENT, _BLOCKED, _DROPPED = 1, 0, -1
@@ -40,9 +40,12 @@ def transmit_frames(wire, capture, now):
         if frame == 0:
             break
         status = _DROPPED
+        f = frame_at(frame)
         egress = _egress_of(wire, frame)
-        if egress != 0:
-            f = frame_at(frame)
+        if f.reference == ETHERNET_FRAME:
+            _damage(frame)
+            status = _send(wire, frame + PACKET, f.nbytes, frame, 0, capture, now)
+        elif egress != 0:
             head = _put_headers(wire, egress, frame, f.nbytes)
             status = _send(wire, w.headers, head, frame + PACKET, f.nbytes + ICRC_SIZE, capture, now)
         if status == _BLOCKED:
@@ -74,6 +77,15 @@ def _send_replies(wire, capture, now):
         release(w.replies)
         if w.rest_at < w.rest_end:
             return True
+
+
+@device_function
+def _damage(frame):
+    """Do the damage to an Ethernet frame that the fault injector asks for, once."""
+    f = frame_at(frame)
+    if 0 < f.corrupt <= 8 * f.nbytes:
+        flip(frame + PACKET, f.corrupt - 1)
+    f.corrupt = 0
 
 
 @device_function

@@ -131,15 +131,16 @@ def seal(frame, nbytes, crc, ip_id):
     bit = f.corrupt - 1
     damage = bit >= 0 and bit < 8 * (nbytes + ICRC_SIZE)
     if damage and f.icrc != 0:
-        _flip(packet, bit)
+        flip(packet, bit)
     st32(packet + nbytes, packet_icrc(with_ip_id(crc, ip_id), packet, nbytes))
     f.icrc = 1 + ip_id
     if damage:
-        _flip(packet, bit)
+        flip(packet, bit)
 
 
 @device_function
-def _flip(packet, bit):
+def flip(packet, bit):
+    """Flip a bit of a packet."""
     at = packet + (bit >> 3)
     st8(at, ld8(at) ^ 1 << (bit & 7))
 

@@ -31,8 +31,8 @@ from .step import TOO_FULL, WRITE_ROW, WRONG_STATE, scan_records, step
 from .transport.wire_kinds import has_pipe_in, pump_in, pump_out
 from .dma.streams import at_work
 from .state.cq import CHANNEL, channel_at
+from .state.ethernet import SQ_ROW
 from .state.worker import WORKER, worker_at
-from .state.qp import QP_ROW
 from .state.tables import Row, Table
 from .state.wire import WIRE, wire_at
 from .state.work_queue import entry, work_queue_at
@@ -241,7 +241,7 @@ class Worker:
         self._who = f"the engine of {nic}" if number == 0 else f"worker {number} of the engine of {nic}"
         self.record, self.address = record, address
         with contextlib.ExitStack() as undo:
-            self._staging, self._pollfds = HostMemory(QP_ROW.size), HostMemory(MAX_POLLED * POLLFD.itemsize)
+            self._staging, self._pollfds = HostMemory(SQ_ROW.size), HostMemory(MAX_POLLED * POLLFD.itemsize)
             undo.callback(self._staging.close)
             undo.callback(self._pollfds.close)
             self._notifier: Notifier | None = Notifier()

@@ -38,6 +38,7 @@ from .control.objects import QueueObjects
 from .control.paths import Destination
 from .control.port import IPAddress, Port, PortConfig
 from .control.qp import MAX_QP
+from .control.sq import MAX_SQ
 from .dma.device_memory import DeviceMemory
 from .dma.grants import Grants
 from .engine import ThreadEngine, default_workers
@@ -62,9 +63,10 @@ MIN_ACK_TIMEOUT_NS = 1_000_000  # an engine is a thread, which may be off its co
 _DESCRIPTORS, _WORKER_DESCRIPTORS = 29, 2  # tables twice, events, the control socket; a notifier
 BUDGET = 256  # WQEs of one QP before the next QP's turn
 SYNDROMES = 256
+MAX_WORK_QUEUES = MAX_QP + MAX_SQ
 _WORKER_BYTES = (
-    WORKER.size + COUNTERS.size + (WORK_QUEUE.size + 8) * MAX_QP + 8 * (MAX_WIRES + MAX_CHANNELS) + MESSAGE.size
-    + round_up(HEADER_ROOM, LINE) + PACKET.size
+    WORKER.size + COUNTERS.size + WORK_QUEUE.size * MAX_WORK_QUEUES + 8 * (MAX_QP + MAX_WIRES + MAX_CHANNELS)
+    + MESSAGE.size + round_up(HEADER_ROOM, LINE) + PACKET.size
 )  # fmt: skip
 
 
@@ -228,11 +230,12 @@ class SoftNic:
         self.record["syndromes"], self.record["lives"] = take(SYNDROMES), take(LINE)
         for i, r in enumerate(self.records):
             r["counters"], r["pause_at"], r["arrived_at"] = counters + i * COUNTERS.size, -1, -1
-            r["active"], r["pending"] = take(WORK_QUEUE.size * MAX_QP), take(8 * MAX_QP)
+            r["active"], r["pending"] = take(WORK_QUEUE.size * MAX_WORK_QUEUES), take(8 * MAX_QP)
             r["wires"], r["ringing"] = take(8 * MAX_WIRES), take(8 * MAX_CHANNELS)
             r["message"], r["scratch"], r["packet"] = take(MESSAGE.size), take(HEADER_ROOM), take(PACKET.size)
         r = self.record
         r["lid"], r["min_timeout"] = self.port.lid, MIN_ACK_TIMEOUT_NS
+        r["mac"] = int.from_bytes(self.port.mac, "little")
         r["spin_ns"], r["sleep_ms"], r["budget"] = spin_us * 1000, sleep_ms, budget
         syndromes = self._control.view(np.uint8, int(r["syndromes"]) - self.control_address, SYNDROMES)
         for reason, text in EXPLAIN.items():

@@ -16,12 +16,14 @@ from .transport.execution import resize_shared, return_shared
 from .dma.staging import free_slots
 from .state.counters import COUNTERS
 from .state.cq import event_at
+from .state.ethernet import SQ_ROW
 from .state.nic import nic_at
 from .state.worker import WORKER, worker_at
 from .state.qp import QP_ROW, QP_SETUP_BYTES, qp_row_at
 from .state.work_queue import add, entry, has_work, remove, wake, work_queue_at
 from .transport.delivery import qp_row
 from .transport.eth_receive import modify_receive_queue
+from .transport.eth_send import clear_send_queue, modify_send_queue
 from .transport.pending import forget_pending, send_pending
 from .transport.wire_kinds import arrivals, flush_wires, recall_sent, serve_wires
 
@@ -36,6 +38,9 @@ RESIZE_CQ = 7  # switch to the ring of a prepared row
 RESIZE_SRQ = 8  # the same for an SRQ
 MOVE_QP = 9  # have the prepared WORKER serve a QP of another worker, while both are held
 MODIFY_RQ = 10  # copy the set-up of an RQ, if it is still in the state that the interpreter saw
+ADD_SQ = 11  # write the row of an SQ, and start serving it
+MODIFY_SQ = 12  # change the state of an SQ, if it is still in the one that the interpreter saw
+REMOVE_SQ = 13  # stop serving an SQ
 
 SCANNED = 256  # doorbell records at a time: each is on a cache line of its own, mostly on a page of its own
 
@@ -147,6 +152,16 @@ def _apply(nic):
     elif op == MODIFY_RQ:
         done = modify_receive_queue(nic, row, n.command_src, n.command_state)
         n.command_result = DONE if done else WRONG_STATE
+    elif op == ADD_SQ:
+        copy(row, n.command_src, n.command_bytes)
+        add(nic, row)
+    elif op == MODIFY_SQ:
+        done = modify_send_queue(nic, row, n.command_src, n.command_state)
+        n.command_result = DONE if done else WRONG_STATE
+    elif op == REMOVE_SQ:
+        remove(nic, row)
+        clear_send_queue(row)
+        copy(row, n.command_src, n.command_bytes)
 
 
 @engine_function
@@ -173,7 +188,7 @@ def serve_command(nic):
 
 @device_function
 def _serve_register(nic, register):
-    """Consume a UAR's own register, and announce its index to the QP that it names: return 1 if it was rung.
+    """Consume a UAR's own register, and announce its index to the QP or SQ that it names: return 1 if it was rung.
 
     If another worker serves the QP, it finds the index in the QP's doorbell line.
     """
@@ -181,9 +196,12 @@ def _serve_register(nic, register):
         return 0
     raw = exchange64(register, 0)
     value = be64(raw)
-    row = qp_row(nic, (value >> 8) & 0xFFFFFF)
+    number = (value >> 8) & 0xFFFFFF
+    row = qp_row(nic, number)
+    if qp_row_at(row).qpn != number:
+        row = nic_at(nic).sqs + (number & nic_at(nic).sq_mask) * SQ_ROW.size
     q = qp_row_at(row)
-    if q.qpn == 0 or q.qpn != (value >> 8) & 0xFFFFFF:
+    if q.qpn == 0 or q.qpn != number:
         return 1
     line = q.doorbell
     if q.worker == nic:

@@ -8,7 +8,7 @@ from ..jit.by_kind import by_kind
 from ..jit.compile import DeviceFunction
 from .queues.doorbells import scan_record
 from .state.work_queue import QueueKind
-from .transport import connected, send_queue, ud_send
+from .transport import connected, eth_send, send_queue, ud_send
 
 
 class Kind(NamedTuple):
@@ -24,6 +24,7 @@ class Kind(NamedTuple):
 KINDS = {
     QueueKind.CONNECTED_SEND: Kind(connected.serve, scan_record, send_queue.waits, send_queue.in_flight),
     QueueKind.DATAGRAM_SEND:  Kind(ud_send.serve,   scan_record, send_queue.waits, send_queue.in_flight),
+    QueueKind.ETHERNET_SEND:  Kind(eth_send.serve,  scan_record, eth_send.waits,   send_queue.in_flight),
 }
 
 

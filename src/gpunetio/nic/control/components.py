@@ -65,8 +65,8 @@ class Components:
         self._load[self.worker_of(row)] += 1
         return self.worker_of(row)
 
-    def add_receiver(self, row: int, queues: Iterable[int]) -> None:
-        """Bring the queues of an Ethernet receive queue to the first worker, which takes frames from wires."""
+    def add_ethernet(self, row: int, queues: Iterable[int]) -> None:
+        """Bring the queues of an SQ or RQ to the first worker, which serves wires."""
         for queue in dict.fromkeys((FIRST, *queues)):
             self._tie(row, queue)
 

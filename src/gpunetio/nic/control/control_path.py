@@ -111,7 +111,9 @@ class ControlPath:
         self.tds   = add(TransportDomains(hardware))
         self.q_counters = add(QCounters(hardware))
         self.tiss  = add(SendInterfaces(hardware, self.tds, self.pds))
-        self.sqs   = add(SendQueues(hardware, self.pds, self.umems, self.uars, self.cqs, self.tiss, self.links))
+        self.sqs   = add(SendQueues(
+            hardware, components, self.pds, self.umems, self.uars, self.cqs, self.tiss, self.links,
+        ))
         self.rqs   = add(ReceiveQueues(
             hardware, components, self.pds, self.umems, self.cqs, self.pools, self.q_counters, self.links,
         ))

@@ -20,6 +20,8 @@ class EthernetObjects(MailboxObjects):
     """Objects of one kind, which only an Ethernet port can have. `contexts` are as their QUERY returns them."""
 
     contexts: dict[int, bytearray]
+    put_op: int = step.WRITE_ROW  # how the engine puts a new row in place
+    remove_op: int = step.WRITE_ROW  # and how it clears one
 
     def __init__(self, hardware: Hardware, name: str, entry: Entry, rows: int, no_such: CommandSyndrome):
         super().__init__(Table(name, entry, rows, shared=False), no_such)
@@ -44,7 +46,7 @@ class EthernetObjects(MailboxObjects):
     def add(self, number: int, row: Row, uses: Uses, mailbox: bytes) -> bytes:
         """Put a new object in place. Return the answer to the mailbox that creates it."""
         boxes = mailboxes(Opcode(opcode_of(mailbox)))
-        self._engine.post(step.WRITE_ROW, self.table.row_address(number), row)
+        self._engine.post(self.put_op, self.table.row_address(number), row)
         uses.hold(self.named(number))
         self._uses[number] = uses
         if context := boxes.request.fields.get("ctx"):
@@ -84,7 +86,7 @@ class EthernetObjects(MailboxObjects):
         """Destroy an object that nothing uses."""
         number = self.number_in(mailbox)
         self.need_unused(number)
-        self._engine.post(step.WRITE_ROW, self.table.row_address(number), self.new_row())
+        self._engine.post(self.remove_op, self.table.row_address(number), self.new_row())
         self.contexts.pop(number, None)
         self._uses.pop(number).release(self.named(number))
         return DONE

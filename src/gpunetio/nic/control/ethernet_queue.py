@@ -66,8 +66,10 @@ class EthernetQueues(EthernetObjects):
                 f"{self.struct.name}.ts_format = {ts_format}: timestamps are free running (0), the default (1)",
             )  # fmt: skip
 
-    def place(self, row: np.ndarray, wq: Fields, umems: Umems) -> list[tuple[CountedObjects, int]]:
-        """Enter the ring and the doorbell record of a WQ into a row. Return the UMEMs in which they lie."""
+    def place(
+        self, row: np.ndarray, wq: Fields, umems: Umems, ring_fields: tuple[str, str]
+    ) -> list[tuple[CountedObjects, int]]:
+        """Enter the ring of a WQ, its address and size, and its doorbell record into a row. Return their UMEMs."""
         refuse_fields("wq", wq, _UNSUPPORTED)
         log, stride_log = wq["log_wq_sz"], wq["log_wq_stride"]
         if log > MAX_LOG_QUEUE:
@@ -77,9 +79,10 @@ class EthernetQueues(EthernetObjects):
         umems.need_valid(wq["wq_umem_valid"] and wq["dbr_umem_valid"], "wq_umem_valid")
         ring, record = wq["wq_umem_id"], wq["dbr_umem_id"]
         what = f"the ring of the {self.table.name}"
-        row["addr"] = umems.ring(ring, wq["wq_umem_offset"], 1 << log + stride_log, what)
+        address, size = ring_fields
+        row[address] = umems.ring(ring, wq["wq_umem_offset"], 1 << log + stride_log, what)
         row["dbrec"] = umems.record(record, wq["dbr_addr"], "its doorbell record")
-        row["log"] = log
+        row[size] = log
         return [(umems, ring), (umems, record)]
 
     def next_state(self, number: int, now: int, wanted: int) -> QueueState:
@@ -87,7 +90,7 @@ class EthernetQueues(EthernetObjects):
 
         CommandError if the queue is not in the state `now`, or if that state does not lead to the wanted one.
         """
-        state = QueueState(int(self.table[number]["state"]))
+        state = self.state_of(number)
         if now != state:
             raise CommandError(
                 Status.BAD_RES_STATE, CommandSyndrome.QUEUE_STATE,
@@ -101,7 +104,11 @@ class EthernetQueues(EthernetObjects):
             )  # fmt: skip
         return QueueState(wanted)
 
+    def state_of(self, number: int) -> QueueState:
+        """Return the state of a queue."""
+        return QueueState(int(self.table[number]["state"]))
+
     def context_of(self, number: int) -> bytearray:
         context = super().context_of(number)
-        self.struct.update(context, state=int(self.table[number]["state"]))
+        self.struct.update(context, state=self.state_of(number))
         return context

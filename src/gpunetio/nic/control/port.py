@@ -171,6 +171,7 @@ class Port:
     link_layer: LinkLayer
     infiniband: bool
     lid: int
+    link_mtu: int
     active_mtu: int
 
     def __init__(self, config: PortConfig, default: str):
@@ -181,8 +182,8 @@ class Port:
         self.lid = self._lid() if self.infiniband else 0
         if config.wire_kind.ethernet:
             self._check_addresses()
-        link_mtu = config.mtu or self._link_mtu()
-        self.active_mtu = next((mtu for mtu in MTUS if mtu + MAX_HEADERS <= link_mtu), MTUS[-1])
+        self.link_mtu = config.mtu or self._link_mtu()
+        self.active_mtu = next((mtu for mtu in MTUS if mtu + MAX_HEADERS <= self.link_mtu), MTUS[-1])
 
     def _check_addresses(self) -> None:
         """Refuse addresses that no Ethernet carries."""

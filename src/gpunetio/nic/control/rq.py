@@ -98,7 +98,7 @@ class ReceiveQueues(EthernetQueues):
         uses.named.extend(self._counter_use(context["counter_set_id"]))
         row["rqn"] = rqn = self.free_number()
         queues = (int(row[queue]) for queue in ("cq", "srq"))
-        self._components.add_receiver(self.table.row_address(rqn), (queue for queue in queues if queue))
+        self._components.add_ethernet(self.table.row_address(rqn), (queue for queue in queues if queue))
         return self.add(rqn, row, uses, mailbox)
 
     def _destroy(self, mailbox: bytes) -> bytes:
@@ -111,7 +111,7 @@ class ReceiveQueues(EthernetQueues):
         """Enter a ring of its own into an RQ's row. Return what the ring uses."""
         _check_wqes(wq)
         self._pds.need(wq["pd"])
-        counted = self.place(row, wq, self._umems)
+        counted = self.place(row, wq, self._umems, ("addr", "log"))
         row["pdn"], row["wq_type"], row["stride"] = wq["pd"], wq["wq_type"], 1 << wq["log_wq_stride"]
         if wq["wq_type"] in _STRIDING:
             row["strides"] = 1 << _strides_log(wq)

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ...errors import BadStateError
+from ...fabric.ethernet_records import FRAME_ROOM
 from ...formats import ethernet as eth
-from ...formats.commands import CapClass, Opcode, Status, WqType
+from ...formats.commands import CapClass, Opcode, QpState, Status, WqType
 from ...formats.doorbell import REGISTER_BYTES
-from ...formats.ethernet import InlineMode, InlineModeCap, ModifySq, TimestampFormats
+from ...formats.ethernet import InlineMode, InlineModeCap, ModifySq, QueueState, TimestampFormats
 from ...formats.layout import BitStruct, Fields
 from ...formats.wqe import WQEBB_SHIFT
 from ...memory import HostMemory
+from .. import step
 from ..hardware import Hardware
 from ..state.ethernet import SQ_ROW
+from ..state.work_queue import QueueKind
+from ..transport.eth_frame import MAX_MTU
 from .command import DONE, Call, Capabilities, Command
+from .components import Components
 from .cq import CompletionQueues
 from .ethernet import check_mask, refuse_fields
 from .ethernet_queue import HAIRPIN, EthernetQueues
@@ -26,6 +32,9 @@ from .uar import UarPages
 from .umem import Umems
 
 MAX_SQ = 4096
+# The engine has the states of send queues of QPs.
+_STATES = {QpState.RST: QueueState.RST, QpState.RTS: QueueState.RDY, QpState.ERR: QueueState.ERR}
+_ENGINE_STATES = {state: engine for engine, state in _STATES.items()}
 _UNSUPPORTED = HAIRPIN | {
     "hairpin_peer_rq": "hairpin queues", "rlky": "reserved lkey", "fre": "fast registration", "reg_umr": "UMR",
     "allow_swp": "software parser", "non_wire": "queues that send to no wire", "static_sq_wq": "static WQEs",
@@ -42,17 +51,23 @@ class SendQueues(EthernetQueues):
     """The SQs of a NIC. No QP has the number of an SQ, because both ring the same registers: SQNs lie below MAX_QP."""
 
     struct: BitStruct = eth.SQC
+    put_op: int = step.ADD_SQ
+    remove_op: int = step.REMOVE_SQ
 
     def __init__(
-        self, hardware: Hardware, pds: ProtectionDomains, umems: Umems, uars: UarPages, cqs: CompletionQueues,
-        tiss: SendInterfaces, links: Links,
+        self, hardware: Hardware, components: Components, pds: ProtectionDomains, umems: Umems, uars: UarPages,
+        cqs: CompletionQueues, tiss: SendInterfaces, links: Links,
     ):  # fmt: skip
         super().__init__(hardware, "SQ", SQ_ROW, MAX_SQ, CommandSyndrome.NO_SUCH_SQ, links)
+        self._components = components
         self._pds, self._umems, self._uars, self._cqs, self._tiss = pds, umems, uars, cqs, tiss
-        self._lines = HostMemory(MAX_SQ * REGISTER_BYTES)
+        self._lines, self._frame = HostMemory(MAX_SQ * REGISTER_BYTES), HostMemory(FRAME_ROOM)
+        hardware.record["sqs"], hardware.record["sq_mask"] = self.table.address, self.table.mask
+        hardware.record["frame"] = self._frame.address
 
     def close(self) -> None:
         self._lines.close()
+        self._frame.close()
         super().close()
 
     def commands(self) -> Iterable[Command]:
@@ -60,7 +75,7 @@ class SendQueues(EthernetQueues):
             Command(Call.CREATE,  Opcode.CREATE_SQ,  eth.CREATE_SQ_IN,  self._create),
             Command(Call.MODIFY,  Opcode.MODIFY_SQ,  eth.MODIFY_SQ_IN,  self._modify),
             Command(Call.QUERY,   Opcode.QUERY_SQ,   eth.QUERY_SQ_IN,   self.query, eth.QUERY_SQ_OUT.size),
-            Command(Call.DESTROY, Opcode.DESTROY_SQ, eth.DESTROY_SQ_IN, self.destroy),
+            Command(Call.DESTROY, Opcode.DESTROY_SQ, eth.DESTROY_SQ_IN, self._destroy),
         )  # fmt: skip
 
     def announced(self) -> Capabilities:
@@ -69,7 +84,9 @@ class SendQueues(EthernetQueues):
                 "eth_net_offloads": 1, "log_max_sq": self.log_max, "log_max_tis_per_sq": 0,
                 "sq_ts_format": TimestampFormats.FREE_RUNNING,
             },
-            CapClass.ETHERNET_OFFLOADS: {"wqe_inline_mode": InlineModeCap.NOT_REQUIRED},
+            CapClass.ETHERNET_OFFLOADS: {
+                "wqe_inline_mode": InlineModeCap.NOT_REQUIRED, "csum_cap": 1, "wqe_vlan_insert": 1,
+            },
         }  # fmt: skip
 
     def free_number(self) -> int:
@@ -90,9 +107,12 @@ class SendQueues(EthernetQueues):
         self._pds.need(wq["pd"])
         self._uars.need(wq["uar_page"])
         row = self.new_row()
-        counted = self.place(row, wq, self._umems)
+        counted = self.place(row, wq, self._umems, ("sq_addr", "sq_log"))
         sqn = self.free_number()
-        row["sqn"], row["user_index"], row["pdn"], row["cq"] = sqn, context["user_index"], wq["pd"], cq
+        row["qpn"], row["user_index"], row["pdn"], row["send_cq"] = sqn, context["user_index"], wq["pd"], cq
+        row["kind"], row["mtu"] = QueueKind.ETHERNET_SEND, min(self._port.link_mtu, MAX_MTU)
+        if self._port.config.wire_kind.ethernet:
+            row["wire"] = self._links.to_others().address
         row["tis"], row["doorbell"] = self._tiss.table.row_address(context["tis_num_0"]), self.doorbell_line(sqn)
         row["inline_mode"], row["flush"] = context["min_wqe_inline_mode"], context["flush_in_error_en"]
         row["multi_packet"], row["core_direct"] = context["allow_multi_pkt_send_wqe"], context["cd_master"]
@@ -100,7 +120,24 @@ class SendQueues(EthernetQueues):
             [*counted, (self._pds, wq["pd"]), (self._uars, wq["uar_page"])],
             [(self._cqs, context["cqn"]), (self._tiss, context["tis_num_0"])],
         )
-        return self.add(sqn, row, uses, mailbox)
+        address = self.table.row_address(sqn)
+        if context["cd_master"]:
+            self._components.gather()  # it may wait for any CQ
+        self._components.add_ethernet(address, [cq])
+        try:
+            return self.add(sqn, row, uses, mailbox)
+        except BaseException:
+            self._components.remove(address)
+            raise
+
+    def _destroy(self, mailbox: bytes) -> bytes:
+        number = self.number_in(mailbox)
+        done = self.destroy(mailbox)
+        self._components.remove(self.table.row_address(number))
+        return done
+
+    def state_of(self, number: int) -> QueueState:
+        return _STATES[QpState(int(self.table[number]["state"]))]
 
     def _modify(self, mailbox: bytes) -> bytes:
         number = self.number_in(mailbox)
@@ -108,8 +145,14 @@ class SendQueues(EthernetQueues):
         state = self.next_state(number, now, context["state"])
         check_mask(mask, ModifySq(0))
         row = self.table.copy(number)
-        row["state"] = state
-        self.replace(number, row)
+        row["state"] = _ENGINE_STATES[state]
+        try:
+            before = _ENGINE_STATES[QueueState(now)]
+            self._engine.post(step.MODIFY_SQ, self.table.row_address(number), row, state=before)
+        except BadStateError:
+            raise CommandError(
+                Status.BAD_RES_STATE, CommandSyndrome.QUEUE_STATE, f"{self.named(number)} has failed meanwhile"
+            ) from None
         return DONE
 
 

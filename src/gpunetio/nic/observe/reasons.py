@@ -53,6 +53,9 @@ class Reason(IntEnum):
     COPY_FAILED          = 40
     ATOMIC_FAR           = 41
     MESSAGE_TOO_LONG     = 42
+    FRAME_LENGTH         = 43
+    INLINE_HEADERS       = 44
+    CHECKSUM_FLAGS       = 45
 
 
 class Explanation(NamedTuple):
@@ -208,4 +211,16 @@ EXPLAIN: dict[Reason, Explanation] = {
         Syndrome.REMOTE_INVAL_REQ,
         "the message has {nbytes} bytes or more, but the peer's QP takes {extra0} at most",
         "split the message, or raise log_msg_max of the peer's INIT2RTR_QP, which is 30 (1 GiB) at most"),
+    Reason.FRAME_LENGTH: Explanation(
+        Syndrome.LOCAL_LENGTH,
+        "the packet has {nbytes} bytes, but the port sends {extra0} to {extra1}",
+        "the packet lacks a MAC header, or is longer than the link's MTU: split it, or give the port a larger mtu"),
+    Reason.INLINE_HEADERS: Explanation(
+        Syndrome.LOCAL_QP_OP,
+        "the WQE contains {extra0} bytes of headers, but min_wqe_inline_mode asks for the first {extra1}",
+        "put the headers into the WQE (inline_hdr_sz), or create the SQ with min_wqe_inline_mode 0"),
+    Reason.CHECKSUM_FLAGS: Explanation(
+        Syndrome.LOCAL_QP_OP,
+        "cs_flags {extra0:#04x} ask for checksums of inner headers, which the software NIC does not compute",
+        "it computes those of the outer headers only: L3 (0x40) and L4 (0x80)"),
 }  # fmt: skip

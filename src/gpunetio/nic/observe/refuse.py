@@ -83,6 +83,27 @@ def flushed(nic):
     return _because(nic, Reason.FLUSH, 0, 0, 0, 0, 0)
 
 
+# --- send queues of Ethernet packets ---------------------------------------------------------------------------------
+
+
+@engine_function
+def frame_length(nic, nbytes, least, most):
+    """Refuse to send a frame that is shorter or longer than the port sends them."""
+    return _because(nic, Reason.FRAME_LENGTH, 0, 0, nbytes, least, most)
+
+
+@engine_function
+def inline_headers(nic, inline, needed):
+    """Refuse a WQE that does not contain the headers that the SQ's min_wqe_inline_mode asks for."""
+    return _because(nic, Reason.INLINE_HEADERS, 0, 0, 0, inline, needed)
+
+
+@engine_function
+def checksum_flags(nic, flags):
+    """Refuse a WQE that asks for the checksums of inner headers."""
+    return _because(nic, Reason.CHECKSUM_FLAGS, 0, 0, 0, flags, 0)
+
+
 # --- memory ----------------------------------------------------------------------------------------------------------
 #
 # `side` is Reason.LKEY_UNKNOWN or Reason.RKEY_UNKNOWN. The reasons after both are in the order of these functions.

@@ -15,7 +15,7 @@ from ...fabric.ring import RING, next_full, release
 from ...formats.wqe import WqeOpcode
 from ...memory import HostMemory
 from ...service import ServiceThread
-from ..queues.completion import RECEIVE_QUEUE, REQUESTER, RESPONDER
+from ..queues.completion import RECEIVE_QUEUE, REQUESTER, RESPONDER, SEND_QUEUE
 from .reasons import EXPLAIN, Reason
 from ..state.nic import ERROR_RECORD
 
@@ -23,7 +23,11 @@ logger: logging.Logger = logging.getLogger("gpunetio.nic")
 
 CAPACITY = 256
 KEPT = 1024
-_WHO = {REQUESTER: "QP {:#x} (requester)", RESPONDER: "QP {:#x} (responder)", RECEIVE_QUEUE: "RQ {:#x}"}
+_WHO = {
+    REQUESTER: "QP {:#x} (requester)", RESPONDER: "QP {:#x} (responder)", RECEIVE_QUEUE: "RQ {:#x}",
+    SEND_QUEUE: "SQ {:#x}",
+}  # fmt: skip
+_SENDERS = REQUESTER, SEND_QUEUE
 
 
 @dataclass(frozen=True)
@@ -108,13 +112,13 @@ class ReportService:
         if reason in (Reason.LKEY_UNKNOWN, Reason.RKEY_UNKNOWN) and self._known_key(_swapped(record["key"])):
             cause = f"this is key {_swapped(record['key']):#x} with its bytes swapped: pass keys in host order"
         who = _WHO[record["side"]].format(record["qpn"])
-        what_failed = _name_of(record["opcode"], record["side"] != REQUESTER)
+        what_failed = _name_of(record["opcode"], record["side"] not in _SENDERS)
         message = (
             f"{self._name}: {who}, {what_failed} at index {record['index']}: {what} "
             f"[syndrome {record['syndrome']:#04x}, vendor {int(reason):#04x} {reason.name}]. Likely cause: {cause}."
         )
         report = Report(
-            self._name, reason, record["side"] != REQUESTER, record["qpn"], record["index"], record["opcode"],
+            self._name, reason, record["side"] not in _SENDERS, record["qpn"], record["index"], record["opcode"],
             record["syndrome"], record["key"], record["addr"], record["nbytes"], message,
         )  # fmt: skip
         self.reports.append(report)

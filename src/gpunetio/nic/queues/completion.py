@@ -23,11 +23,11 @@ from ..state.cq import EQ_ROW, cq_row_at
 from ..state.nic import error_record_at, nic_at
 from ..state.worker import worker_at
 from ..state.qp import qp_row_at
-from ..state.work_queue import wake
+from ..state.work_queue import QueueKind, wake
 
 _NO_EVENT = 0
 _INVALID = INIT_OP_OWN >> OPCODE_SHIFT << OPCODE_SHIFT
-REQUESTER, RESPONDER, RECEIVE_QUEUE = 0, 1, 2  # the last is an RQ of Ethernet packets
+REQUESTER, RESPONDER, RECEIVE_QUEUE, SEND_QUEUE = 0, 1, 2, 3  # the last two are of Ethernet packets
 
 
 @device_function
@@ -173,7 +173,7 @@ def _event_of(reason, side):
 
 @engine_function
 def fail_qp(nic, row, index, opcode, reason, side):
-    """Move a QP to ERR. Its first failure also leaves an error record and, for some reasons, raises an event."""
+    """Move a QP or SQ to ERR. Its first failure also leaves an error record and, for some reasons, raises an event."""
     q = qp_row_at(row)
     q.state = QpState.ERR
     q.retry_at = 0
@@ -183,6 +183,8 @@ def fail_qp(nic, row, index, opcode, reason, side):
         event = _event_of(reason, side)
         if event != _NO_EVENT:
             tell(nic, row, event)
+        if q.kind == QueueKind.ETHERNET_SEND:
+            side = SEND_QUEUE
         record_error(nic, side, q.qpn, index, opcode, reason, ld8(nic_at(nic).syndromes + reason))
 
 

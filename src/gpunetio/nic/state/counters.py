@@ -73,6 +73,9 @@ COUNTERS = record("counters", """
     rx_frame_no_buffer             i64 engine     frames dropped: their Ethernet queue has no receive posted
     rx_frame_too_long              i64 engine     frames dropped: longer than the receive of their Ethernet queue
     rx_frame_queue_state           i64 engine     frames dropped: their Ethernet queue is not in RDY, or this failed it
+    rx_frame_own                   i64 engine     the NIC's own frames dropped: no rule takes them, or a TIR blocks them
+    tx_frames                      i64 requester  Ethernet frames that SQs have sent
+    tx_frame_bytes                 i64 requester  their bytes
     tx_frame_no_room               i64 requester  frames dropped: a NIC of the LAN takes them too slowly
     tx_frame_link_down             i64 requester  frames dropped: the port is down
 """)
@@ -87,7 +90,7 @@ FRAME_FATES = (
 )  # fmt: skip
 STEERED_FATES = (
     "rx_frame_delivered", "rx_frame_rule_dropped", "rx_frame_rule_loop", "rx_frame_no_buffer", "rx_frame_too_long",
-    "rx_frame_queue_state",
+    "rx_frame_queue_state", "rx_frame_own",
 )  # fmt: skip
 counters_at: View = struct_view(COUNTERS)
 

@@ -1,11 +1,12 @@
 """Ethernet queues, and what decides which packets they send and receive.
 
-The control path keeps these rows up to date. The engine does not read those of TISs and SQs yet: nothing is sent.
+The control path keeps these rows up to date.
 """
 
 from __future__ import annotations
 
 from ...jit.struct_view import View, struct_view
+from .qp import QP_FIELDS
 from .record import record
 
 TRANSPORT_DOMAIN_ROW = record("transport_domain_row", """
@@ -25,22 +26,20 @@ TIS_ROW = record("tis_row", """
     prio           i64      command    priority of its packets
 """)
 
-SQ_ROW = record("sq_row", """
-    sqn            i64      command    number of the SQ; 0 in a free row
-    state          i64      command    formats.ethernet.QueueState
-    user_index     i64      command    what CQEs carry to identify the SQ
-    pdn            i64      command    number of its protection domain
+# The engine serves an SQ as the send queue of a QP that has no transport: a row begins with the fields of QP_ROW. Of
+# these an SQ has those of the set-up that send queues have, `wire` (0: the NICs of this host), `mtu` (bytes of the
+# link's), and of the requester the queue positions and `failed`, `told`, `missing`. Its `state` is RST, RTS, which is
+# RDY, or ERR.
+SQ_ROW = record("sq_row", QP_FIELDS + """
+    # set-up of an SQ
     tis            i64      command    address of its TIS_ROW
-    cq             i64      command    address of its CQ_ROW
-    addr           i64      command    address of the ring
-    log            i64      command    binary logarithm of its basic blocks
-    dbrec          i64      command    address of the doorbell record
-    doorbell       i64      command    address of the doorbell line, which a kernel or a poster writes
     inline_mode    i64      command    formats.ethernet.InlineMode: the headers that its WQEs must contain
     multi_packet   i64      command    not 0: a WQE may hold several packets (ENHANCED_MPSW)
-    core_direct    i64      command    not 0: it may wait for completions of other queues (WAIT)
     flush          i64      command    not 0: in ERR, its WQEs complete with flush errors
+    # state of an SQ, which RST clears
+    packets        i64      requester  packets of the WQE at hand that were sent
 """)
+SQ_STATE = SQ_ROW.packets  # where the state of an SQ begins
 
 RQ_ROW = record("rq_row", """
     # set-up
@@ -92,4 +91,6 @@ TIR_ROW = record("tir_row", """
 q_counter_row_at: View = struct_view(Q_COUNTER_ROW)
 rq_row_at: View = struct_view(RQ_ROW)
 rqt_row_at: View = struct_view(RQT_ROW)
+sq_row_at: View = struct_view(SQ_ROW)
 tir_row_at: View = struct_view(TIR_ROW)
+tis_row_at: View = struct_view(TIS_ROW)

@@ -11,6 +11,8 @@ NIC_FIELDS = """
     # tables
     qps            i64      nobody     address of the QP_ROWs
     qp_mask        i64      nobody     selects a row by number
+    sqs            i64      nobody     address of the SQ_ROWs
+    sq_mask        i64      nobody     selects a row by number
     cqs            i64      nobody     address of the CQ_ROWs
     cq_mask        i64      nobody     selects a row by number
     mkeys          i64      nobody     address of the MKEY_ROWs
@@ -25,6 +27,7 @@ NIC_FIELDS = """
     lives          i64      nobody     address of the count of lives of QPs that have begun
     # set-up
     lid            i64      nobody     the port's LID, on InfiniBand
+    mac            i64      nobody     the port's MAC, a load of its 6 bytes
     budget         i64      nobody     WQEs of one work queue before the next one's turn
     min_timeout    i64      nobody     the shortest time until a retry, in ns
     spin_ns        i64      nobody     how long an idle worker spins before it sleeps, in ns
@@ -39,8 +42,8 @@ nic_at: View = struct_view(NIC)
 # What went wrong. The report thread reads it (observe/reports.py).
 ERROR_RECORD = record("error_record", """
     reason         i64      engine     observe.reasons.Reason
-    side           i64      engine     REQUESTER, RESPONDER or RECEIVE_QUEUE (queues/completion.py)
-    qpn            i64      engine     number of the QP or RQ
+    side           i64      engine     REQUESTER, RESPONDER, RECEIVE_QUEUE or SEND_QUEUE (queues/completion.py)
+    qpn            i64      engine     number of the QP, RQ or SQ
     index          i64      engine     index of the WQE
     opcode         i64      engine     formats.wqe.WqeOpcode
     key            i64      engine     the key that was used

@@ -14,7 +14,7 @@ from .record import record
 MAX_RD_ATOMIC = 16  # READs and atomics in flight in one direction of a QP
 EXTENDED_ATOMICS = 1 << 8  # of QP_ROW.rights
 
-QP_ROW = record("qp_row", """
+QP_FIELDS = """
     # set-up: from the creation on
     qpn            i64      command    number of the QP; 0 in a free row
     state          i64      engine     formats.commands.QpState; commands ask for it, and a failure sets ERR
@@ -124,8 +124,8 @@ QP_ROW = record("qp_row", """
     fence          i64      dma        position of that stream behind the QP's bytes
     failures       i64      dma        failures of that stream before these bytes
     fence_psn      i64      dma        on a wire: the first packet of these bytes
-    landing        i64      dma        inside a NIC, not 0: the engine has to put these bytes into host memory
-""")
+    landing        i64      dma        inside a NIC, not 0: the engine has to put these bytes into host memory"""
+QP_ROW = record("qp_row", QP_FIELDS)
 QP_SETUP_BYTES = QP_ROW.sq_ci  # what commands prepare, and the engine copies
 QP_CONNECTION = tuple(name for name, offset in QP_ROW.offsets.items() if QP_ROW.rights <= offset < QP_SETUP_BYTES)
 qp_row_at: View = struct_view(QP_ROW)

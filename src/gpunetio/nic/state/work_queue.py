@@ -22,10 +22,11 @@ class QueueKind(IntEnum):
 
     CONNECTED_SEND = 1  # the send queue of an RC or UC QP
     DATAGRAM_SEND  = 2  # the send queue of a UD QP
+    ETHERNET_SEND  = 3  # an SQ
 
 
 WORK_QUEUE = record("work_queue", """
-    row            i64      engine     address of the row of the object with the queue: a QP_ROW
+    row            i64      engine     address of the row of the object with the queue: a QP_ROW or SQ_ROW
     doorbell       i64      engine     address of the doorbell line
     seen           i64      engine     value of the doorbell when the queue was last served
     kind           i32      engine     QueueKind
@@ -49,13 +50,13 @@ def has_work(queue):
 
 @device_function
 def wake(row):
-    """Have the work queue of a QP served although its doorbell was not rung."""
+    """Have the work queue of a QP or SQ served although its doorbell was not rung."""
     work_queue_at(qp_row_at(row).work_queue).awake = 1
 
 
 @engine_function
 def add(nic, row):
-    """Serve the work queue of a QP from now on."""
+    """Serve the work queue of a QP or SQ from now on."""
     n = worker_at(nic)
     q = qp_row_at(row)
     q.worker, q.work_queue = nic, entry(nic, n.active_count)
@@ -66,7 +67,7 @@ def add(nic, row):
 
 @engine_function
 def remove(nic, row):
-    """Stop serving the work queue of a QP: the last entry takes its place."""
+    """Stop serving the work queue of a QP or SQ: the last entry takes its place."""
     n = worker_at(nic)
     n.active_count -= 1
     w = work_queue_at(qp_row_at(row).work_queue)

@@ -65,6 +65,7 @@ WORKER = record("worker", NIC_FIELDS + """
     message        i64      nobody     address of its MESSAGE
     scratch        i64      nobody     address of room for a packet's headers
     packet         i64      nobody     address of its PACKET (flow.py)
+    frame          i64      nobody     address of room for an Ethernet frame; only the first worker has it
     arrived_at     i64      engine     index of the own GID that the packet at hand was sent to; -1: the wire's
     payload        i64      engine     address of the payload of the packet at hand, if the packet refers to it
     payload_bytes  i64      engine     its size; 0 if the payload is in the packet

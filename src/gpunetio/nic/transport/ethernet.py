@@ -11,6 +11,7 @@ from ...fabric.capture import capture_frame
 from ...fabric.ethernet_receive import mark_frames, receive_frames
 from ...fabric.ethernet_records import ARRIVED, OWN_GID, arrived_at, ethernet_wire_at, own_gid_at, send
 from ...fabric.ethernet_transmit import transmit_frames
+from ...fabric.frames import PACKET, commit, reserve_frame
 from ...fabric.icrc import packet_icrc, received_crc
 from ...fabric.ip_headers import internet_sum, whole_ipv4, whole_ipv6
 from ...fabric.udp_records import MAPPED, MSG_DONTWAIT, MSG_NOSIGNAL
@@ -22,7 +23,7 @@ from ...formats.packet import (
 from ..state.counters import COUNTERS, counters_at
 from ..state.flow import Fate, flow_table_at
 from ..state.worker import worker_at
-from ..state.wire import wire_at
+from ..state.wire import WIRE, wire_at
 from ..steering.steer import steer
 from .delivery import BATCH, addressee, date_captured, take_checked
 from .eth_receive import receive_frame
@@ -143,7 +144,12 @@ def _sort_udp(wire, udp, nbytes):
 @engine_function
 def steer_frame(nic, frame, nbytes):
     """Do with a frame what the flow tables say. Return the offset of the counter for its fate, or UNDECIDED."""
-    fate = steer(nic, frame, nbytes)
+    return follow(nic, steer(nic, frame, nbytes), frame, nbytes)
+
+
+@engine_function
+def follow(nic, fate, frame, nbytes):
+    """Do with a frame what `steer` has returned. Return the offset of the counter for its fate, or UNDECIDED."""
     if fate == Fate.TIR:
         return receive_frame(nic, frame, nbytes)
     if fate == Fate.DROP:
@@ -247,6 +253,19 @@ def send_out(nic, wire):
         counters_at(n.counters).tx_dropped += w.tx_dropped
         w.tx_dropped = 0
     return sent
+
+
+@engine_function
+def frame_room(nic, wire, nbytes, mac):
+    """Return the address for the bytes of a frame that is to be sent, or 0 if the pipe is full."""
+    frame = reserve_frame(wire + WIRE.tx, nbytes)
+    return frame + PACKET if frame != 0 else 0
+
+
+@engine_function
+def send_frame(nic, wire, nbytes):
+    """Send the frame that was written to where `frame_room` said."""
+    commit(wire + WIRE.tx)
 
 
 @engine_function

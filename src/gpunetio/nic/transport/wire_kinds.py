@@ -14,7 +14,7 @@ from ...jit.compile import DeviceFunction, device_function, engine_function
 from ...jit.ops import ld64
 from ...fabric.frames import pipe_end_at, publish, recall
 from ...fabric.injector import inject, recall_injected
-from . import datagrams, ethernet, pipes
+from . import datagrams, ethernet, lan, pipes
 from .packets import link_bytes
 from .pipes import take_frames
 from ..state.worker import worker_at
@@ -35,12 +35,19 @@ class Kind(NamedTuple):
     arrivals: DeviceFunction
     # (wire): the end of `tx` that this engine reads: what has not left through it can be taken back
     unsent: DeviceFunction | None
+    # (nic, wire, nbytes, mac): the address for the bytes of an Ethernet frame to this MAC; 0 if there is no room
+    frame_room: DeviceFunction | None
+    # (nic, wire, nbytes): send the frame that was written there
+    send_frame: DeviceFunction | None
 
 
 KINDS = {
-    PIPES:    Kind(None,                     None,               pipes.arrivals,     None),
-    UDP:      Kind(datagrams.take_datagrams, datagrams.send_out, datagrams.arrivals, datagrams.unsent),
-    ETHERNET: Kind(ethernet.take_in,         ethernet.send_out,  ethernet.arrivals,  ethernet.unsent),
+    PIPES: Kind(None, None, pipes.arrivals, None, lan.frame_room, lan.send_frame),
+    UDP: Kind(datagrams.take_datagrams, datagrams.send_out, datagrams.arrivals, datagrams.unsent, None, None),
+    ETHERNET: Kind(
+        ethernet.take_in, ethernet.send_out, ethernet.arrivals, ethernet.unsent, ethernet.frame_room,
+        ethernet.send_frame,
+    ),
 }  # fmt: skip
 
 
@@ -58,6 +65,14 @@ def _arrivals(kind, wire): ...
 
 @by_kind({kind: row.unsent for kind, row in KINDS.items()})
 def _unsent(kind, wire): ...
+
+
+@by_kind({kind: row.frame_room for kind, row in KINDS.items()})
+def _frame_room(kind, nic, wire, nbytes, mac): ...
+
+
+@by_kind({kind: row.send_frame for kind, row in KINDS.items()})
+def _send_frame(kind, nic, wire, nbytes): ...
 
 
 # --- system calls: only for an engine on a CPU ---------------------------------------------------------------------
@@ -111,6 +126,27 @@ def serve_wires(nic):
         if has_pipe_in(wire):
             done += take_frames(nic, wire)
     return done
+
+
+@device_function
+def _kind_of(wire):
+    """Return the kind of a wire. 0 stands for all wires to NICs of this host, over which frames go."""
+    return wire_at(wire).kind if wire != 0 else PIPES
+
+
+@engine_function
+def frame_room(nic, wire, nbytes, mac):
+    """Return the address for the bytes of an Ethernet frame, or 0 if the wire is full. Asking again gives it again.
+
+    `mac` is the frame's destination, a load of its 6 bytes. Nothing is sent before `send_frame`.
+    """
+    return _frame_room(_kind_of(wire), nic, wire, nbytes, mac)
+
+
+@engine_function
+def send_frame(nic, wire, nbytes):
+    """Send the frame of `nbytes` that was written to where `frame_room` said. It leaves after this turn."""
+    _send_frame(_kind_of(wire), nic, wire, nbytes)
 
 
 @engine_function

@@ -1,0 +1,168 @@
+"""The send queue of Ethernet packets (SQ): each WQE is a packet, complete once it is on the wire.
+
+WQEs are executed in their order. When the wire has no room, the queue waits for it, and nothing is lost.
+"""
+
+from __future__ import annotations
+
+from ...formats.commands import QpState
+from ...formats.wqe import ETH_INSERT_VLAN, ETH_SEG, ETH_VLAN, SEGMENT, EthChecksum, WqeOpcode
+from ...jit.compile import device_function, engine_function
+from ...jit.ops import be16, ld8, ld16, st64
+from ..observe import refuse
+from ..observe.reasons import Reason
+from ..queues.completion import complete_send
+from ..queues.doorbells import poll_doorbell
+from ..queues.wqes import (
+    NOT_YET, check_wqe, flush_next, gather, in_one_piece, local_failure, read_control, wqe_slot,
+)  # fmt: skip
+from ..state.counters import counters_at
+from ..state.ethernet import SQ_ROW, SQ_STATE, sq_row_at
+from ..state.message import message_at
+from ..state.qp import QP_ROW, QP_SETUP_BYTES, qp_row_at
+from ..state.work_queue import wake, work_queue_at
+from ..state.worker import worker_at
+from .eth_frame import send_packet
+from .send_queue import budget, may_send
+
+_WAIT, _DONE = 0, 1  # of a WQE, or minus a reason
+_INLINE_IN_SEGMENT = SEGMENT - ETH_SEG.inline_hdr_start
+
+
+# --- the turn ------------------------------------------------------------------------------------------------------
+
+
+@engine_function
+def serve(nic, queue):
+    """Send what the doorbell announced, up to the engine's budget: return how much was done."""
+    w = work_queue_at(queue)
+    row = w.row
+    poll_doorbell(nic, row)
+    done = _serve(nic, row, budget(nic)) if may_send(queue) else _flush(nic, row)
+    w.seen = qp_row_at(row).db_seen
+    w.awake = 1 if may_send(queue) else 0
+    return done
+
+
+@device_function
+def waits(row):
+    """Return whether an announced WQE is not complete: the engine must not sleep."""
+    q = qp_row_at(row)
+    return q.sq_ci != q.sq_pi and q.state == QpState.RTS
+
+
+@engine_function
+def _flush(nic, row):
+    """Complete everything that was announced to an SQ in ERR with a flush error, if the SQ is to do so."""
+    q = qp_row_at(row)
+    done = 0
+    if q.state == QpState.ERR and sq_row_at(row).flush:
+        while q.sq_ci != q.sq_pi:
+            flush_next(nic, row)
+            done += 1
+    return done
+
+
+@engine_function
+def _serve(nic, row, most):
+    """Execute up to `most` WQEs. Return how many."""
+    q = qp_row_at(row)
+    done = 0
+    while q.sq_next != q.sq_pi and done < most and q.state == QpState.RTS:
+        index = q.sq_next
+        reason = check_wqe(nic, row, index)
+        if reason == NOT_YET:
+            break
+        wqe = wqe_slot(row, index)
+        control = read_control(wqe)
+        opcode, ds, blocks, ce = control.opcode, control.ds, control.blocks, control.ce
+        result = -reason
+        if reason != 0:
+            blocks = 1
+        else:
+            whole = in_one_piece(row, worker_at(nic).message, wqe, index, blocks)
+            result = _execute(nic, row, whole, opcode, ds)
+        if result == _WAIT:
+            break
+        done += 1
+        if result < 0:
+            local_failure(nic, row, index, opcode, ce, -result, blocks)
+            done += _flush(nic, row)
+            break
+        complete_send(nic, row, index, opcode, ce, 0)
+        q.sq_ci = index + blocks
+        q.sq_next, q.sq_sent = q.sq_ci, q.sq_ci
+    counters_at(worker_at(nic).counters).sq_wqes += done
+    return done
+
+
+# --- WQEs ----------------------------------------------------------------------------------------------------------
+
+
+@engine_function
+def _execute(nic, row, wqe, opcode, ds):
+    """Execute a WQE, which is in one piece: return _DONE, _WAIT, or minus a reason."""
+    if opcode == WqeOpcode.NOP:
+        return _DONE
+    if opcode == WqeOpcode.SEND:
+        return _send(nic, row, wqe, ds)
+    return -refuse.unsupported_operation(nic)
+
+
+@engine_function
+def _send(nic, row, wqe, ds):
+    """Send the packet of a SEND."""
+    if ds < 2:
+        return -refuse.malformed_wqe(nic, ds)
+    segment = wqe + SEGMENT
+    flags = ld8(segment + ETH_SEG.cs_flags)
+    if flags & (EthChecksum.L3_INNER | EthChecksum.L4_INNER):
+        return -refuse.checksum_flags(nic, flags)
+    inline = be16(ld16(segment + ETH_SEG.inline_hdr_sz))
+    tag = 0
+    if inline & ETH_INSERT_VLAN:
+        tag = inline << 16 | be16(ld16(segment + ETH_VLAN.tci))
+        inline = 0
+    data = wqe + data_at(inline)
+    end = wqe + ds * SEGMENT
+    if data > end:
+        return -refuse.malformed_wqe(nic, ds)
+    reason = gather(nic, row, worker_at(nic).message, data, end, 0)
+    if reason != 0:
+        return -(refuse.malformed_wqe(nic, ds) if reason == Reason.WQE_MALFORMED else reason)
+    nbytes = message_at(worker_at(nic).message).nbytes
+    return send_packet(nic, row, segment + ETH_SEG.inline_hdr_start, inline, 0, nbytes, flags, tag)
+
+
+@device_function
+def data_at(inline):
+    """Return where the data segments begin in a WQE with so many bytes of inline headers."""
+    more = max(inline - _INLINE_IN_SEGMENT, 0)
+    return 2 * SEGMENT + ((more + SEGMENT - 1) & -SEGMENT)
+
+
+# --- commands ------------------------------------------------------------------------------------------------------
+
+
+@engine_function
+def clear_send_queue(row):
+    """Forget all positions of an SQ."""
+    for offset in range(QP_SETUP_BYTES, QP_ROW.size, 8):
+        st64(row + offset, 0)
+    for offset in range(SQ_STATE, SQ_ROW.size, 8):
+        st64(row + offset, 0)
+    st64(qp_row_at(row).doorbell, 0)
+
+
+@engine_function
+def modify_send_queue(nic, row, source, expected):
+    """Move an SQ to the state of a prepared row. Return 0 if it is not in the `expected` state, else 1."""
+    q = qp_row_at(row)
+    if q.state != expected:
+        return 0
+    q.state = qp_row_at(source).state
+    if q.state == QpState.RST:
+        clear_send_queue(row)
+    wake(row)
+    _flush(nic, row)
+    return 1
