@@ -29,8 +29,11 @@ from gpunetio.nic.queues import completion
 from gpunetio.nic.transport import delivery, loopback, pipes, requester, responses
 
 ARCHITECTURES = {"sm_90": SM_90, "sm_80": (8, 0), "sm_100": (10, 0)}
-DEVICE = ("one_sided", "two_sided", "in_warps", "in_blocks", "low_level", "blue_flame", "counted", "groups")
-QUICK = ("low_level", "blue_flame", "groups")
+DEVICE = (
+    "one_sided", "two_sided", "in_warps", "in_blocks", "low_level", "blue_flame", "counted", "groups", "eth_receive",
+    "eth_send", "eth_by_hand",
+)  # fmt: skip
+QUICK = ("low_level", "blue_flame", "groups", "eth_by_hand")
 SECONDS = 400  # for one process, on two busy cores
 
 

@@ -125,6 +125,37 @@ def groups(queue, raddr, rkey, laddr, lkey, n, out):
     device.yield_thread()
 
 
+def eth_receive(rxq, raddr, rkey, laddr, lkey, n, out):
+    """Receiving packets in all scopes."""
+    device.st64(out, device.rxq_recv(rxq, n, n, laddr))
+    device.st64(out, device.rxq_recv(rxq, n, n, laddr, device.WARP))
+    device.st64(out, device.rxq_recv(rxq, n, n, 0, device.BLOCK, 1))
+    device.rxq_give_back(rxq, n)
+    device.st64(out, device.rxq_first(rxq) + device.rxq_packet(rxq, n) + device.rxq_lkey(rxq))
+
+
+def eth_send(txq, raddr, rkey, laddr, lkey, n, out):
+    """Sending packets in all scopes, and waiting for a time."""
+    device.st64(out, device.txq_wait(txq, device.txq_send(txq, laddr, lkey, n, 1)))
+    device.st64(out, device.txq_send(txq, laddr, lkey, n, 1, device.CTA, device.DEFAULT, device.WARP))
+    device.st64(out, device.txq_send(txq, laddr, lkey, n, 1, device.EXCLUSIVE, device.DEFAULT, device.BLOCK))
+    device.st64(out, device.txq_wait_send(txq, n, laddr, lkey, n))
+    device.st64(out, device.txq_wait_send(txq, n, laddr, lkey, n, 1, device.CTA, device.DEFAULT, device.BLOCK))
+    device.st64(out, device.txq_poll(txq) + device.txq_poll(txq, n, device.EXCLUSIVE, 0))
+
+
+def eth_by_hand(txq, raddr, rkey, laddr, lkey, n, out):
+    """The builders of packets, and semaphores."""
+    first = device.txq_reserve(txq, device.txq_multi_blocks(n) + 2)
+    device.txq_prepare_send(txq, first, laddr, lkey, n)
+    device.txq_prepare_wait(txq, first + 1, n)
+    device.st64(out, device.txq_prepare_multi(txq, first + 2, n, device.lane_id(), laddr, lkey, n, 1))
+    device.st64(out, device.post(txq, first, n))
+    device.st64(out, device.sem_wait(raddr, n, device.SEM_FREE, n) + device.sem_status(raddr, n))
+    device.st64(out, device.sem_set_packets(raddr, n, device.SEM_READY, n, n) + device.sem_info(raddr, n))
+    device.st64(out, device.sem_set_status(raddr, n, n) + device.sem_first(raddr, n) + device.sem_packets(raddr, n))
+
+
 def exclusive_put(queue, raddr, rkey, laddr, lkey, n, out):
     device.st64(out, device.put(queue, raddr, rkey, laddr, lkey, n, device.EXCLUSIVE))
 
@@ -168,6 +199,9 @@ KERNELS: dict[str, tuple[Callable, int]] = {
     "blue_flame": (blue_flame, 7),
     "counted": (counted, 7),
     "groups": (groups, 7),
+    "eth_receive": (eth_receive, 7),
+    "eth_send": (eth_send, 7),
+    "eth_by_hand": (eth_by_hand, 7),
     "exclusive_async_put": (exclusive_async_put, 7),
     "engine": (engine, 2),
     "engine_inside": (engine_inside, 3),

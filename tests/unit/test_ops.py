@@ -223,6 +223,36 @@ def test_warp_broadcast_on_host_warps(warp):
         assert run_on(host, shout, count=4, block=4) == ([expected] * 4 if warp > 1 else [7] * 4)
 
 
+@kernel
+def count_often(rounds, out):
+    """Each round other threads count; all agree on how many."""
+    me = ops.thread_idx()
+    right = 0
+    for i in range(rounds):
+        which = 5 if (me + i) % 3 == 0 else 0
+        expected = 0
+        for thread in range(ops.block_dim()):
+            expected += 1 if (thread + i) % 3 == 0 else 0
+        right += 1 if ops.block_count(which) == expected else 0
+        lanes = 0
+        for lane in range(ops.warp_size()):
+            lanes += 1 if (me - ops.lane_id() + lane + i) % 3 == 0 else 0
+        right += 1 if ops.warp_count(which) == lanes else 0
+    ops.st64(out + 8 * ops.global_id(), right)
+
+
+@pytest.mark.parametrize("warp", [1, 2, 4])
+def test_counts_in_groups_of_the_host(warp):
+    with Gpu("host", warp=warp) as host:
+        assert run_on(host, count_often, 50, count=16, grid=2, block=8) == [100] * 16
+
+
+@pytest.mark.gpu
+def test_counts_in_groups_of_a_gpu():
+    with Gpu("auto") as opened:
+        assert run_on(opened, count_often, 50, count=128, grid=2, block=64) == [100] * 128
+
+
 @pytest.mark.gpu
 def test_warp_broadcast_on_a_gpu():
     with Gpu("auto") as opened:

@@ -16,6 +16,7 @@ ALONE: int
 ASYNC_STORE_RELEASE: int
 ATOMIC_CS: int
 ATOMIC_FA: int
+ATTR_BYTES: int
 BLOCK: int
 CPU_PROXY: int
 CPU_PROXY_UPDATE_PI: int
@@ -40,6 +41,9 @@ OK: int
 RDMA_READ: int
 RDMA_WRITE: int
 RDMA_WRITE_IMM: int
+SEM_DONE: int
+SEM_FREE: int
+SEM_READY: int
 SEND: int
 SEND_IMM: int
 SKIP_AVAILABILITY_CHECK: int
@@ -53,6 +57,7 @@ WAIT: int
 WARP: int
 
 def device_function(fn: _F) -> _F: ...
+def attr_at(address: int) -> Struct: ...
 def qp_at(address: int) -> Struct: ...
 def cq_at(address: int) -> Struct: ...
 def be16(value: int) -> int: ...
@@ -234,24 +239,59 @@ def warp_size() -> int: ...
 def warp_sync() -> None: ...
 def wqe_address(qp: int, index: int) -> int: ...
 def yield_thread() -> None: ...
+def rxq_first(rxq: int) -> int: ...
+def rxq_give_back(rxq: int, index: int) -> None: ...
+def rxq_lkey(rxq: int) -> int: ...
+def rxq_packet(rxq: int, index: int) -> int: ...
+def rxq_recv(
+    rxq: int, max_packets: int, timeout_ns: int, attrs: int = 0, scope: int = THREAD, keep: int = 0
+) -> int: ...
+def sem_first(semaphore: int, index: int) -> int: ...
+def sem_info(semaphore: int, index: int) -> int: ...
+def sem_packets(semaphore: int, index: int) -> int: ...
+def sem_set_packets(semaphore: int, index: int, status: int, first: int, packets: int) -> int: ...
+def sem_set_status(semaphore: int, index: int, status: int) -> int: ...
+def sem_status(semaphore: int, index: int) -> int: ...
+def sem_wait(semaphore: int, index: int, status: int, timeout_ns: int) -> int: ...
+def txq_multi_blocks(packets: int) -> int: ...
+def txq_poll(txq: int, count: int = 1, sharing: int = GPU, blocking: int = 1) -> int: ...
+def txq_prepare_multi(
+    txq: int, index: int, packets: int, rank: int, laddr: int, lkey: int, nbytes: int, notify: int = 0
+) -> int: ...
+def txq_prepare_send(txq: int, index: int, laddr: int, lkey: int, nbytes: int, notify: int = 0) -> None: ...
+def txq_prepare_wait(txq: int, index: int, timestamp: int, notify: int = 0) -> None: ...
+def txq_reserve(txq: int, count: int, sharing: int = GPU, code_opt: int = DEFAULT) -> int: ...
+def txq_send(
+    txq: int, laddr: int, lkey: int, nbytes: int, notify: int = 0, sharing: int = GPU, code_opt: int = DEFAULT,
+    scope: int = THREAD
+) -> int: ...
+def txq_wait(txq: int, ticket: int, sharing: int = GPU) -> int: ...
+def txq_wait_send(
+    txq: int, timestamp: int, laddr: int, lkey: int, nbytes: int, notify: int = 0, sharing: int = GPU,
+    code_opt: int = DEFAULT, scope: int = THREAD
+) -> int: ...
 
 __all__ = [
-    "ALONE", "ASYNC_STORE_RELEASE", "ATOMIC_CS", "ATOMIC_FA", "BLOCK", "CPU_PROXY", "CPU_PROXY_UPDATE_PI",
-    "CQ_UPDATE", "CTA", "DEFAULT", "DUMP", "EBUSY", "EINVAL", "EIO", "ENOBUFS", "ENOTRECOVERABLE", "EOVERFLOW",
-    "ETIMEDOUT", "EXCLUSIVE", "GPU", "GPU_SM_BF", "GPU_SM_DB", "GPU_SM_NO_DBR", "NOP", "OK", "RDMA_READ",
-    "RDMA_WRITE", "RDMA_WRITE_IMM", "SEND", "SEND_IMM", "SKIP_AVAILABILITY_CHECK", "SKIP_DB_RINGING", "SYNC_CTA",
-    "SYNC_GPU", "SYNC_SYS", "SYNC_THREAD", "THREAD", "WAIT", "WARP", "be16", "be32", "be64", "block_broadcast",
-    "block_dim", "block_idx", "block_slot", "block_sync", "clock_ns", "copy", "cq_at", "cq_of", "cqe_address",
-    "device_function", "fence", "fence_acquire_sys", "fence_release", "fence_release_sys", "fetch_add_gpu64",
-    "fetch_add_sys64", "get", "get_counter", "get_wait", "global_id", "grid_dim", "group_of", "kernel", "lane_id",
-    "ld16", "ld32", "ld64", "ld8", "ld_acquire64", "ld_relaxed64", "ld_relaxed8", "mark_ready", "mcst", "p",
-    "p_counter", "p_signal", "pause", "poll", "poll_at", "poll_collapsed", "poll_one", "post", "post_own",
-    "prepare_atomic", "prepare_dump", "prepare_masked_add", "prepare_masked_swap32", "prepare_masked_swap64",
-    "prepare_nop", "prepare_read", "prepare_read2", "prepare_send", "prepare_wait", "prepare_write",
-    "prepare_write2", "prepare_write_inline", "prepare_write_value", "put", "put_counter", "put_signal",
-    "put_signal_counter", "qp_at", "recv", "recv_bytes", "recv_imm", "recv_inline", "recv_next", "recv_poll",
-    "recv_slot", "recv_wait", "recv_wait_all", "reserve", "reserve_own", "ring_db", "ring_proxy", "send",
+    "ALONE", "ASYNC_STORE_RELEASE", "ATOMIC_CS", "ATOMIC_FA", "ATTR_BYTES", "BLOCK", "CPU_PROXY",
+    "CPU_PROXY_UPDATE_PI", "CQ_UPDATE", "CTA", "DEFAULT", "DUMP", "EBUSY", "EINVAL", "EIO", "ENOBUFS",
+    "ENOTRECOVERABLE", "EOVERFLOW", "ETIMEDOUT", "EXCLUSIVE", "GPU", "GPU_SM_BF", "GPU_SM_DB", "GPU_SM_NO_DBR", "NOP",
+    "OK", "RDMA_READ", "RDMA_WRITE", "RDMA_WRITE_IMM", "SEM_DONE", "SEM_FREE", "SEM_READY", "SEND", "SEND_IMM",
+    "SKIP_AVAILABILITY_CHECK", "SKIP_DB_RINGING", "SYNC_CTA", "SYNC_GPU", "SYNC_SYS", "SYNC_THREAD", "THREAD", "WAIT",
+    "WARP", "attr_at", "be16", "be32", "be64", "block_broadcast", "block_dim", "block_idx", "block_slot",
+    "block_sync", "clock_ns", "copy", "cq_at", "cq_of", "cqe_address", "device_function", "fence",
+    "fence_acquire_sys", "fence_release", "fence_release_sys", "fetch_add_gpu64", "fetch_add_sys64", "get",
+    "get_counter", "get_wait", "global_id", "grid_dim", "group_of", "kernel", "lane_id", "ld16", "ld32", "ld64",
+    "ld8", "ld_acquire64", "ld_relaxed64", "ld_relaxed8", "mark_ready", "mcst", "p", "p_counter", "p_signal", "pause",
+    "poll", "poll_at", "poll_collapsed", "poll_one", "post", "post_own", "prepare_atomic", "prepare_dump",
+    "prepare_masked_add", "prepare_masked_swap32", "prepare_masked_swap64", "prepare_nop", "prepare_read",
+    "prepare_read2", "prepare_send", "prepare_wait", "prepare_write", "prepare_write2", "prepare_write_inline",
+    "prepare_write_value", "put", "put_counter", "put_signal", "put_signal_counter", "qp_at", "recv", "recv_bytes",
+    "recv_imm", "recv_inline", "recv_next", "recv_poll", "recv_slot", "recv_wait", "recv_wait_all", "reserve",
+    "reserve_own", "ring_db", "ring_proxy", "rxq_first", "rxq_give_back", "rxq_lkey", "rxq_packet", "rxq_recv",
+    "sem_first", "sem_info", "sem_packets", "sem_set_packets", "sem_set_status", "sem_status", "sem_wait", "send",
     "send_imm", "signal", "signal_counter", "st16", "st32", "st64", "st8", "st_relaxed64", "st_release64", "submit",
-    "submit_bf", "submit_bf_warp", "submit_multi", "thread_idx", "update_cq_record", "update_dbr", "wait",
-    "wait_all", "wait_word", "warp_broadcast", "warp_size", "warp_sync", "wqe_address", "yield_thread",
+    "submit_bf", "submit_bf_warp", "submit_multi", "thread_idx", "txq_multi_blocks", "txq_poll", "txq_prepare_multi",
+    "txq_prepare_send", "txq_prepare_wait", "txq_reserve", "txq_send", "txq_wait", "txq_wait_send",
+    "update_cq_record", "update_dbr", "wait", "wait_all", "wait_word", "warp_broadcast", "warp_size", "warp_sync",
+    "wqe_address", "yield_thread",
 ]

@@ -27,6 +27,7 @@ from numba.core.dispatcher import Dispatcher
 
 from ..enums import CodeOpt, ExecScope, SharingMode, SyncScope
 from ..errors import InvalidValueError, NotSupportedError, TimedOutError, UnexpectedError
+from ..formats.eth_device import SemaphoreStatus
 from ..formats.wqe import CtrlFlags, WqeOpcode
 from ..jit import ops
 from . import status
@@ -46,6 +47,7 @@ _ENUMS: tuple[tuple[str, type[IntEnum] | type[IntFlag], str], ...] = (
     ("CODE_OPT", CodeOpt, "code_opt"),
     ("OPCODE", WqeOpcode, "opcode"),
     ("CTRL", CtrlFlags, "flags"),
+    ("SEM", SemaphoreStatus, "status"),
 )
 
 
@@ -95,7 +97,8 @@ _PREFACE = """\
 // .cubin; docs/device-lib.md shows how.
 //
 // Arguments and results are 64-bit integers. `qp` is the device address of an exported queue pair, which is a
-// struct doca_gpu_dev_verbs_qp. Addresses are passed as integers, keys in host byte order, as `mr.rkey` gives them.
+// struct doca_gpu_dev_verbs_qp. `txq`, `rxq` and `semaphore` are those of Ethernet queues and semaphores; a `txq` may
+// also be passed as `qp`. Addresses are passed as integers, keys in host byte order, as `mr.rkey` gives them.
 // A ticket is the index of the last WQE posted. A negative result is an error of enum gpunetio_status; a function
 // without a result returns GPUNETIO_OK. No function waits longer than the timeout that the queue was exported with.
 #ifndef GPUNETIO_DEVICE_CUH

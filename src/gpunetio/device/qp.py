@@ -40,7 +40,7 @@ def take(address, count, sharing):
 
 
 @device_function
-def _give_back(qp, first, count, sharing):
+def give_back(qp, first, count, sharing):
     """Undo a reservation. If others have reserved behind it, nobody can fill the hole: mark the queue broken."""
     if sharing == EXCLUSIVE:
         st64(qp + RSVD, first)
@@ -77,7 +77,7 @@ def reserve(qp, count, sharing=GPU, code_opt=DEFAULT):
     if previous >= completed:
         status = _make_room(qp, previous, depth, sharing)
         if status != OK:
-            _give_back(qp, first, count, sharing)
+            give_back(qp, first, count, sharing)
             return status
     return first
 

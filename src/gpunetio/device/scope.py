@@ -16,8 +16,8 @@ from ..formats.device_structs import DEV_QP
 from ..jit.compile import device_function
 from .modes import BLOCK, EXCLUSIVE, THREAD, WARP
 from ..jit.ops import (
-    block_broadcast, block_dim, block_sync, converged_lanes, count_lanes, from_first, lane_id, lanes_with, ld_fixed16,
-    rank_among, sync_lanes, thread_idx, warp_broadcast, warp_size, warp_sync,
+    block_broadcast, block_count, block_dim, block_sync, converged_lanes, count_lanes, from_first, lane_id, lanes_with,
+    ld_fixed16, rank_among, sync_lanes, thread_idx, warp_broadcast, warp_count, warp_size, warp_sync,
 )  # fmt: skip
 from .qp import reserve
 from .status import OK
@@ -86,6 +86,14 @@ def from_leader(value, scope, lanes):
 def from_last(value, scope):
     """Return the last thread's `value` in all threads of a warp or block."""
     return warp_broadcast(value, warp_size() - 1) if scope == WARP else block_broadcast(value, block_dim() - 1)
+
+
+@device_function
+def count_in(which, scope):
+    """Return in how many threads of a warp or block `which` is 1, and not 0. They wait for each other."""
+    if scope == WARP:
+        return warp_count(which)
+    return block_count(which) if scope == BLOCK else which
 
 
 @device_function

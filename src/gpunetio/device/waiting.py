@@ -11,13 +11,19 @@ CLOCK_EVERY = 256  # polls between reads of the clock
 
 
 @device_function
-def patience(polls, start, timeout_ns):
-    """Do one step of a wait. Return its start time (0 until the clock was first read), or -1 after the deadline."""
+def relax(polls):
+    """Let others run between two polls, on the host."""
     if on_host():
         if polls < HOST_SPINS:
             pause()
         else:
             yield_thread()
+
+
+@device_function
+def patience(polls, start, timeout_ns):
+    """Do one step of a wait. Return its start time (0 until the clock was first read), or -1 after the deadline."""
+    relax(polls)
     if polls & (CLOCK_EVERY - 1) == CLOCK_EVERY - 1:
         now = clock_ns()
         if start == 0:

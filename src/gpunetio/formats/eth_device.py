@@ -92,14 +92,11 @@ PACKET_ATTR = Entry("packet_attr", 32, """
 
 
 class SemaphoreStatus(IntEnum):
-    """Of a semaphore's item. DOCA has the first three (`DOCA_GPU_SEMAPHORE_STATUS_*`); their numbers are ours."""
+    """`DOCA_GPU_SEMAPHORE_STATUS_*`; the numbers are ours. Programs may store others, up to 2^32 - 1."""
 
     FREE  = 0
     READY = 1
     DONE  = 2
-    HOLD  = 3
-    ERROR = 4
-    EXIT  = 5
 
 
 # A semaphore: `items` is the address of items_num SEMAPHORE_ITEMs, and `info` that of as many pieces of info_bytes for

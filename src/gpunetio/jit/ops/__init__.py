@@ -38,7 +38,7 @@ from .fences import (
     fence_release_sys,
     fence_sys,
 )  # fmt: skip
-from .groups import block_broadcast, block_sync, global_id, warp_broadcast, warp_sync
+from .groups import block_broadcast, block_count, block_sync, global_id, warp_broadcast, warp_count, warp_sync
 from .lanes import converged_lanes, count_lanes, from_first, lanes_with, rank_among, sync_lanes
 from .memory import (
     be16,
@@ -91,16 +91,16 @@ from .threads import (
 
 __all__ = [
     "BLOCK_SLOT", "CLOCK_MONOTONIC", "CRC32_POLYNOMIAL", "GROUP_HEADER", "GROUP_WORDS", "NO_CALLS",
-    "THREAD_KEY_SYMBOL", "be16", "be32", "be64", "block_broadcast", "block_dim", "block_group", "block_idx",
-    "block_slot", "block_sync", "call_c", "cas_acq_rel_gpu64", "cas_gpu64", "cas_sys32", "cas_sys64", "clmul",
-    "clock_ns", "converged_lanes", "copy", "copy_to_register", "count_lanes", "crc32_fold", "drain_stores",
+    "THREAD_KEY_SYMBOL", "be16", "be32", "be64", "block_broadcast", "block_count", "block_dim", "block_group",
+    "block_idx", "block_slot", "block_sync", "call_c", "cas_acq_rel_gpu64", "cas_gpu64", "cas_sys32", "cas_sys64",
+    "clmul", "clock_ns", "converged_lanes", "copy", "copy_to_register", "count_lanes", "crc32_fold", "drain_stores",
     "exchange64", "fence_acquire_cta", "fence_acquire_gpu", "fence_acquire_sys", "fence_cta", "fence_gpu",
-    "fence_release_cta", "fence_release_gpu", "fence_release_sys", "fence_sys", "fetch_add_cta64",
-    "fetch_add_gpu64", "fetch_add_sys64", "fetch_max_cta64", "fetch_max_gpu64", "from_first", "global_id",
-    "grid_dim", "has_bulk_copy", "has_clmul", "lane_id", "lanes_with", "ld16", "ld32", "ld64", "ld8",
-    "ld_acquire32", "ld_acquire64", "ld_fixed16", "ld_fixed32", "ld_fixed64", "ld_relaxed32", "ld_relaxed64",
-    "ld_relaxed8", "ld_relaxed_gpu64", "on_host", "pack64", "pause", "prefetch", "raise_gpu64", "rank_among",
-    "st128", "st16", "st32", "st64", "st8", "st_mmio64", "st_mmio_release64", "st_relaxed32", "st_relaxed64",
-    "st_relaxed_gpu64", "st_release32", "st_release64", "sync_lanes", "thread_idx", "warp_broadcast", "warp_group",
-    "warp_size", "warp_sync", "x_to_the", "yield_thread",
+    "fence_release_cta", "fence_release_gpu", "fence_release_sys", "fence_sys", "fetch_add_cta64", "fetch_add_gpu64",
+    "fetch_add_sys64", "fetch_max_cta64", "fetch_max_gpu64", "from_first", "global_id", "grid_dim", "has_bulk_copy",
+    "has_clmul", "lane_id", "lanes_with", "ld16", "ld32", "ld64", "ld8", "ld_acquire32", "ld_acquire64", "ld_fixed16",
+    "ld_fixed32", "ld_fixed64", "ld_relaxed32", "ld_relaxed64", "ld_relaxed8", "ld_relaxed_gpu64", "on_host",
+    "pack64", "pause", "prefetch", "raise_gpu64", "rank_among", "st128", "st16", "st32", "st64", "st8", "st_mmio64",
+    "st_mmio_release64", "st_relaxed32", "st_relaxed64", "st_relaxed_gpu64", "st_release32", "st_release64",
+    "sync_lanes", "thread_idx", "warp_broadcast", "warp_count", "warp_group", "warp_size", "warp_sync", "x_to_the",
+    "yield_thread",
 ]  # fmt: skip

@@ -30,9 +30,23 @@ _SHFL64 = (
 def _cuda_warp_broadcast(value: int, lane: int) -> int: ...
 
 
-# A host group is a record of int64 words: arrived, generation, size, value. The slot of a block follows.
+_BALLOT = (
+    "{.reg .pred p; .reg .b32 m; setp.ne.u32 p, $1, 0; vote.sync.ballot.b32 m, p, 0xffffffff; popc.b32 $0, m;}"
+)
+_COUNT = "{.reg .pred p; setp.ne.u32 p, $1, 0; bar.red.popc.u32 $0, 0, p;}"
 
-_GENERATION, _SIZE, _VALUE = 8, 16, 24
+
+@op(32, ret=32, cpu=lambda b, which: which, cuda=ptx(_BALLOT, 32, convergent=True))
+def _cuda_warp_count(which: int) -> int: ...
+
+
+@op(32, ret=32, cpu=lambda b, which: which, cuda=ptx(_COUNT, 32, convergent=True))
+def _cuda_block_count(which: int) -> int: ...
+
+
+# A host group is a record of int64 words: arrived, generation, size, value, counted. The slot of a block follows.
+
+_GENERATION, _SIZE, _VALUE, _COUNTED = 8, 16, 24, 32
 _BROADCAST = 64  # in the slot
 
 
@@ -95,6 +109,38 @@ def block_broadcast(value, thread):
     value = ld64(slot)
     block_sync()  # all have read it before the next broadcast
     return value
+
+
+@device_function
+def _host_count(group, which):
+    """Count by a word that each thread has changed back before it arrives at the next barrier."""
+    one = 1 if which else 0
+    fetch_add_sys64(group + _COUNTED, one)
+    _host_barrier(group)
+    count = ld_relaxed64(group + _COUNTED)
+    _host_barrier(group)
+    fetch_add_sys64(group + _COUNTED, -one)
+    return count
+
+
+@device_function
+def warp_count(which):
+    """Return in how many lanes of the warp `which` is not 0. All lanes call it, and wait for each other."""
+    if on_host():
+        if warp_size() == 1:
+            return 1 if which else 0
+        return _host_count(warp_group(), which)
+    return _cuda_warp_count(which)
+
+
+@device_function
+def block_count(which):
+    """Return in how many threads of the block `which` is not 0 (`__syncthreads_count`). All threads call it."""
+    if on_host():
+        if block_dim() == 1:
+            return 1 if which else 0
+        return _host_count(block_group(), which)
+    return _cuda_block_count(which)
 
 
 @device_function

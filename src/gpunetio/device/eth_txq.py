@@ -1,0 +1,252 @@
+"""Ethernet send queue: packets, and waits for a time, posted by threads that share the queue.
+
+The queue begins with the structure of a queue pair, so its slots are reserved, marked ready and submitted as there
+(qp.py, submit.py, scope.py). But not every WQE completes: completions name the last WQE that is done, and those of WQEs
+with `notify` are counted. The threads that look for a completion take CQEs for all.
+"""
+
+from __future__ import annotations
+
+from ..formats.cqe import CQE64, ERR_CQE64, INIT_OP_OWN, OPCODE_SHIFT, OWNER_MASK, CqeOpcode
+from ..formats.device_structs import DEV_CQ, DEV_QP, DEV_SIDE
+from ..formats.doorbell import PI_MASK
+from ..formats.eth_device import DEV_ETH_TXQ
+from ..formats.packet import ETHERNET
+from ..formats.wqe import CTRL_SEG
+from ..jit.compile import device_function
+from ..jit.ops import (
+    be32, cas_gpu64, fence_acquire_gpu, fence_acquire_sys, fetch_add_gpu64, ld8, ld64, ld_fixed16, ld_fixed32,
+    ld_fixed64, ld_relaxed32, raise_gpu64, st64,
+)  # fmt: skip
+from .cq import CI, cq_of, cqe_address, load_index, timeout_of
+from .eth_wqe import MAX_BLOCKS, fill_nop, txq_prepare_send, txq_prepare_wait
+from .modes import DEFAULT, EXCLUSIVE, GPU, SKIP_AVAILABILITY_CHECK, THREAD
+from .qp import RSVD, give_back, take
+from .scope import from_leader, gather, group_of, group_with, post_own, rank_in, size_of
+from .status import EBUSY, EINVAL, EIO, ETIMEDOUT, OK
+from .submit import post
+from .waiting import patience
+from .wqe import wqe_address
+
+_COMPLETED, _NOTIFIED, _TAKEN = DEV_ETH_TXQ.completed, DEV_ETH_TXQ.notified, DEV_ETH_TXQ.taken
+_INVALID = INIT_OP_OWN >> OPCODE_SHIFT
+_LONGEST = 0xFFFF  # bytes of a packet
+
+
+# --- completions ---------------------------------------------------------------------------------------------------
+
+
+@device_function
+def _note(txq, index, cqe):
+    """Keep the first error completion for the host."""
+    side = ld_fixed64(txq + DEV_QP.side)
+    if ld64(side + DEV_SIDE.err_syndrome) == 0:
+        st64(side + DEV_SIDE.err_index, index)
+        st64(side + DEV_SIDE.err_vendor, ld8(cqe + ERR_CQE64.vendor_err_synd))
+        st64(side + DEV_SIDE.err_syndrome, ld8(cqe + ERR_CQE64.syndrome))
+
+
+@device_function
+def _was_notified(txq, index):
+    """Return 1 if a WQE that has completed was to notify, 0 if it completed only to free slots.
+
+    Its slot is not used again before its completion is taken.
+    """
+    mask = ld_fixed32(txq + DEV_ETH_TXQ.signal_mask)
+    if (index & mask) + MAX_BLOCKS <= mask:
+        return 1  # no other reason
+    return ld_relaxed32(wqe_address(txq, index) + CTRL_SEG.imm) & 1
+
+
+@device_function
+def _take_completion(txq, sharing):
+    """Take the next CQE: OK if this thread or another has, EBUSY if there is none, EIO if it reports an error."""
+    number = load_index(txq + CI, sharing)
+    completed = load_index(txq + _COMPLETED, sharing)
+    cq = cq_of(txq)
+    position = number + ld_fixed64(cq + DEV_CQ.cqe_rsvd)
+    cqe = cqe_address(cq, position)
+    word = be32(ld_relaxed32(cqe + CQE64.wqe_counter))
+    opcode = (word & 0xFF) >> OPCODE_SHIFT
+    new = (word & OWNER_MASK) == ((position & ld_fixed32(cq + DEV_CQ.cqe_num)) != 0)
+    if not new or opcode == _INVALID:
+        return EBUSY
+    fence_acquire_sys()
+    index = completed + ((word >> 16) - completed & PI_MASK)
+    if opcode == CqeOpcode.REQ_ERR:
+        _note(txq, index, cqe)
+        return EIO
+    notified = _was_notified(txq, index)
+    if sharing == EXCLUSIVE:
+        st64(txq + CI, number + 1)
+        st64(txq + _NOTIFIED, ld64(txq + _NOTIFIED) + notified)
+        st64(txq + _COMPLETED, index + 1)
+    elif cas_gpu64(txq + CI, number, number + 1) == number:  # else all of this may be of another lap
+        if notified:
+            fetch_add_gpu64(txq + _NOTIFIED, 1)
+        raise_gpu64(txq + _COMPLETED, index + 1)
+    return OK
+
+
+@device_function
+def _await(txq, index, sharing):
+    """Wait until all WQEs up to `index` are complete: OK, EIO or ETIMEDOUT."""
+    polls = 0
+    start = 0
+    while load_index(txq + _COMPLETED, sharing) <= index:
+        status = _take_completion(txq, sharing)
+        if status == EIO:
+            return EIO
+        if status == EBUSY:
+            start = patience(polls, start, timeout_of(txq))
+            if start < 0:
+                return ETIMEDOUT
+            polls += 1
+    if sharing != EXCLUSIVE:
+        fence_acquire_gpu()
+    return OK
+
+
+@device_function
+def txq_wait(txq, ticket, sharing=GPU):
+    """Wait until the packet of a ticket and all before it were sent: OK, or a negative status
+    (`doca_gpu_dev_eth_txq_poll_completion_at`).
+
+    A negative ticket is returned. Some packet from the ticket on must have been sent with `notify`, or this ends with
+    ETIMEDOUT; a quarter of a ring of packets behind it does as well.
+    """
+    return ticket if ticket < 0 else _await(txq, ticket, sharing)
+
+
+@device_function
+def txq_poll(txq, count=1, sharing=GPU, blocking=1):
+    """Take completions of packets sent with `notify`, up to `count`. Return how many, or a negative status
+    (`doca_gpu_dev_eth_txq_poll_completion`).
+
+    With `blocking`, wait until there are `count`: then the result is `count`, EIO or ETIMEDOUT. Threads that share the
+    queue get different completions.
+    """
+    if count < 0:
+        return EINVAL
+    polls = 0
+    start = 0
+    while True:
+        taken = load_index(txq + _TAKEN, sharing)
+        there = load_index(txq + _NOTIFIED, sharing) - taken
+        status = OK
+        if there < count:
+            status = _take_completion(txq, sharing)
+        if there >= count or (status != OK and blocking == 0 and there > 0):
+            most = min(there, count)
+            if sharing == EXCLUSIVE:
+                st64(txq + _TAKEN, taken + most)
+                return most
+            if cas_gpu64(txq + _TAKEN, taken, taken + most) == taken:
+                fence_acquire_gpu()
+                return most
+        elif status == EIO:
+            return EIO
+        elif status == EBUSY:
+            if blocking == 0:
+                return 0
+            start = patience(polls, start, timeout_of(txq))
+            if start < 0:
+                return ETIMEDOUT
+            polls += 1
+
+
+# --- slots -----------------------------------------------------------------------------------------------------------
+
+
+@device_function
+def txq_reserve(txq, count, sharing=GPU, code_opt=DEFAULT):
+    """Reserve `count` basic blocks, at most half of the ring. Return the index of the first, or a negative status
+    (`doca_gpu_dev_eth_txq_reserve_wq_slots`).
+
+    Unless SKIP_AVAILABILITY_CHECK is set, wait until the blocks are free.
+    """
+    depth = ld_fixed16(txq + DEV_QP.sq_wqe_num)
+    if count < 1 or count > depth >> 1:
+        return EINVAL  # more may wait for WQEs that do not complete
+    completed = load_index(txq + _COMPLETED, sharing)
+    first = take(txq + RSVD, count, sharing)
+    previous = first + count - 1 - depth
+    if previous >= completed and code_opt & SKIP_AVAILABILITY_CHECK == 0:
+        status = _await(txq, previous, sharing)
+        if status != OK:
+            give_back(txq, first, count, sharing)
+            return status
+    return first
+
+
+# --- packets ---------------------------------------------------------------------------------------------------------
+
+
+@device_function
+def _reserve_group(txq, before, sharing, code_opt, scope, lanes):
+    """Reserve a slot for each thread of the group behind `before` slots of all. Return the first, or a status."""
+    first = 0
+    if rank_in(scope, lanes) == 0:
+        first = txq_reserve(txq, before + size_of(scope, lanes), sharing, code_opt)
+    return from_leader(first, scope, lanes)
+
+
+@device_function
+def _fill(txq, index, laddr, lkey, nbytes, notify, valid):
+    if valid:
+        txq_prepare_send(txq, index, laddr, lkey, nbytes, notify)
+    else:
+        fill_nop(txq, index)
+
+
+@device_function
+def txq_send(txq, laddr, lkey, nbytes, notify=0, sharing=GPU, code_opt=DEFAULT, scope=THREAD):
+    """Send a packet of `nbytes`, 14 to 65535, at `laddr`. Return a ticket, or a negative status
+    (`doca_gpu_dev_eth_txq_send`).
+
+    `notify`: it completes with a CQE that `txq_poll` counts. The bytes must not change until the packet was sent.
+    """
+    valid = ETHERNET.size <= nbytes <= _LONGEST
+    if scope == THREAD and not valid:
+        return EINVAL
+    lanes = group_of(txq, 0, sharing, code_opt, scope)
+    first = _reserve_group(txq, 0, sharing, code_opt, scope, lanes)
+    if first < 0:
+        return first
+    own = first + rank_in(scope, lanes)
+    _fill(txq, own, laddr, lkey, nbytes, notify, valid)
+    ticket = post_own(txq, own, 1, sharing, code_opt, scope, lanes)
+    return ticket if valid else EINVAL
+
+
+@device_function
+def txq_wait_send(txq, timestamp, laddr, lkey, nbytes, notify=0, sharing=GPU, code_opt=DEFAULT, scope=THREAD):
+    """Send like `txq_send`, but not before a time (`doca_gpu_dev_eth_txq_wait_send`).
+
+    `timestamp` is in the format of the device, and the same for the threads of a warp or block: they wait as one. What
+    is posted to the queue later also waits. EINVAL: the queue cannot wait for a time.
+    """
+    valid = ETHERNET.size <= nbytes <= _LONGEST and ld_fixed64(txq + DEV_ETH_TXQ.wait_mask) != 0
+    if scope == THREAD and not valid:
+        return EINVAL
+    other = 2 * timestamp + 1  # never 0: all lanes compare it
+    lanes = group_with(txq, other, ld_fixed16(txq + DEV_QP.sq_wqe_num), sharing, code_opt, scope)
+    first = _reserve_group(txq, 1, sharing, code_opt, scope, lanes)
+    if first < 0:
+        return first
+    rank = rank_in(scope, lanes)
+    if rank == 0:
+        if ld_fixed64(txq + DEV_ETH_TXQ.wait_mask) != 0:
+            txq_prepare_wait(txq, first, timestamp)
+        else:
+            fill_nop(txq, first)
+    own = first + 1 + rank
+    _fill(txq, own, laddr, lkey, nbytes, notify, valid)
+    gather(scope, lanes)
+    status = OK
+    if rank == 0:
+        status = min(OK, post(txq, first, first + size_of(scope, lanes), sharing, code_opt))
+    status = from_leader(status, scope, lanes)
+    if status != OK:
+        return status
+    return own if valid else EINVAL

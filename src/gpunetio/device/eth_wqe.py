@@ -1,0 +1,93 @@
+"""Builders of Ethernet WQEs: packets, several packets in one WQE, and waits for a time.
+
+Each fills the basic blocks from an index on in the ring of an Ethernet send queue. The queue's checksum offloads apply
+to each packet. `notify`: the WQE completes with a CQE that `txq_poll` counts. Some others complete, too, so that
+`txq_reserve` learns which slots are free (`DEV_ETH_TXQ.signal_mask`). Addresses and keys are in host byte order.
+"""
+
+from __future__ import annotations
+
+from ..formats.device_structs import DEV_QP
+from ..formats.doorbell import PI_MASK, WQE_IDX_SHIFT
+from ..formats.eth_device import DEV_ETH_TXQ
+from ..formats.wqe import OPMOD_SHIFT, SEGMENT, WQEBB_SHIFT, WaitMode, WaitOperation, WqeOpcode
+from ..jit.compile import device_function
+from ..jit.ops import be32, be64, ld_fixed32, ld_fixed64, pack64, st128
+from .status import EINVAL, OK
+from .wqe import CQ_UPDATE, data_segment, wqe_address
+
+MAX_MULTI = 61  # packets in one WQE: 63 segments, less control and Ethernet segment
+MAX_BLOCKS = 16  # basic blocks of a WQE
+_HEAD = 2  # segments before the data segments
+_BLOCK_SHIFT = WQEBB_SHIFT - 4  # of segments to basic blocks
+_IN_BLOCK = (1 << _BLOCK_SHIFT) - 1
+_TIME = int(WaitMode.TIME) << OPMOD_SHIFT | int(WqeOpcode.WAIT)
+
+
+@device_function
+def _start(txq, index, opcode, ds, notify):
+    """Write the control segment, and return the WQE's address. Its immediate says whether `notify` was set."""
+    wqe = wqe_address(txq, index)
+    blocks = (ds + _IN_BLOCK) >> _BLOCK_SHIFT
+    mask = ld_fixed32(txq + DEV_ETH_TXQ.signal_mask)
+    signalled = notify != 0 or (index & mask) + blocks > mask
+    first = be32((index & PI_MASK) << WQE_IDX_SHIFT | opcode)
+    number = be32(ld_fixed32(txq + DEV_QP.sq_num_shift8) | ds)
+    flags = (CQ_UPDATE if signalled else 0) << 24
+    st128(wqe, pack64(first, number), pack64(flags, 1 if notify != 0 else 0))
+    return wqe
+
+
+@device_function
+def _ethernet(txq, segment):
+    st128(segment, ld_fixed32(txq + DEV_ETH_TXQ.cs_flags) << 32, 0)
+
+
+@device_function
+def fill_nop(txq, index):
+    """Fill a reserved slot that has no valid packet."""
+    _start(txq, index, WqeOpcode.NOP, 1, 0)
+
+
+@device_function
+def txq_prepare_send(txq, index, laddr, lkey, nbytes, notify=0):
+    """Build a SEND of one packet: 1 basic block (`doca_gpu_dev_eth_txq_wqe_prepare_send`)."""
+    wqe = _start(txq, index, WqeOpcode.SEND, _HEAD + 1, notify)
+    _ethernet(txq, wqe + SEGMENT)
+    data_segment(wqe + _HEAD * SEGMENT, laddr, lkey, nbytes)
+
+
+@device_function
+def txq_multi_blocks(packets):
+    """Return how many basic blocks a WQE of so many packets takes: 1 for 2, and 1 more for each 4."""
+    return (_HEAD + packets + _IN_BLOCK) >> _BLOCK_SHIFT
+
+
+@device_function
+def txq_prepare_multi(txq, index, packets, rank, laddr, lkey, nbytes, notify=0):
+    """Build packet number `rank` of `packets` in one WQE (`doca_gpu_dev_eth_txq_wqe_prepare_send_empw`).
+
+    `index` is that of the WQE's first block, and `notify` that of packet 0. Each packet may be another thread's. Return
+    OK, or EINVAL unless there are 1 to 61 packets and `rank` is one of them. Then nothing is written.
+    """
+    if packets < 1 or packets > MAX_MULTI or rank < 0 or rank >= packets:
+        return EINVAL
+    if rank == 0:
+        wqe = _start(txq, index, WqeOpcode.ENHANCED_MPSW, _HEAD + packets, notify)
+        _ethernet(txq, wqe + SEGMENT)
+    segment = _HEAD + rank
+    block = wqe_address(txq, index + (segment >> _BLOCK_SHIFT))  # a WQE goes on at the beginning of the ring
+    data_segment(block + (segment & _IN_BLOCK) * SEGMENT, laddr, lkey, nbytes)
+    return OK
+
+
+@device_function
+def txq_prepare_wait(txq, index, timestamp, notify=0):
+    """Build a WAIT until a time: 1 basic block (`doca_gpu_dev_eth_txq_wqe_prepare_wait_time`).
+
+    `timestamp` is in the format of the device. A time that has passed, or that is more than half of the range of
+    `wait_mask` ahead, does not wait.
+    """
+    wqe = _start(txq, index, _TIME, 1 + 2, notify)
+    st128(wqe + SEGMENT, be32(WaitOperation.CYCLIC_SMALLER), 0)
+    st128(wqe + 2 * SEGMENT, be64(timestamp), be64(ld_fixed64(txq + DEV_ETH_TXQ.wait_mask)))

@@ -1,0 +1,139 @@
+"""Kernels that receive and send Ethernet packets, and that use semaphores. Modes are arguments at run time here."""
+
+from gpunetio import device, kernel
+
+
+@kernel
+def receive(rxq, most, timeout_ns, attrs, scope, keep, out):
+    """One receive of each thread: its result, and the index of the first packet."""
+    result = device.rxq_recv(rxq, most, timeout_ns, attrs, scope, keep)
+    device.st64(out + 16 * device.global_id(), result)
+    device.st64(out + 16 * device.global_id() + 8, device.rxq_first(rxq))
+
+
+@kernel
+def receive_all(rxq, count, most, scope, attrs, target, out):
+    """Receive `count` packets, and copy the first 64 bytes of each to `target`. Thread 0 stores what went wrong."""
+    got = 0
+    result = 0
+    idle = 0
+    while got < count and result >= 0 and idle < 1000:
+        result = device.rxq_recv(rxq, most, 10_000_000, attrs, scope)
+        first = device.rxq_first(rxq)
+        for i in range(device.thread_idx(), max(result, 0), device.block_dim()):
+            device.copy(target + 64 * (got + i), device.rxq_packet(rxq, first + i), 64)
+        got += max(result, 0)
+        idle = idle + 1 if result == 0 else 0
+    if device.thread_idx() == 0:
+        device.st64(out, result)
+        device.st64(out + 8, got)
+
+
+@kernel
+def give_back(rxq, index):
+    device.rxq_give_back(rxq, index)
+
+
+@kernel
+def send_each(txq, count, laddr, lkey, nbytes, every, sharing, scope, code_opt, out):
+    """Each thread sends `count` packets from addresses of its own; one of `every` notifies. Tickets are in `out`."""
+    me, threads = device.global_id(), device.grid_dim() * device.block_dim()
+    for i in range(count):
+        number = i * threads + me
+        notify = 1 if every != 0 and i % every == every - 1 else 0
+        ticket = device.txq_send(txq, laddr + 16 * number, lkey, nbytes, notify, sharing, code_opt, scope)
+        device.st64(out + 8 * number, ticket)
+
+
+@kernel
+def send_at(txq, timestamp, laddr, lkey, nbytes, sharing, scope, out):
+    me = device.global_id()
+    ticket = device.txq_wait_send(txq, timestamp, laddr + 16 * me, lkey, nbytes, 1, sharing, device.DEFAULT, scope)
+    device.st64(out + 8 * me, ticket)
+
+
+@kernel
+def poll_each(txq, count, rounds, sharing, blocking, out):
+    me = device.global_id()
+    for i in range(rounds):
+        device.st64(out + 8 * (me * rounds + i), device.txq_poll(txq, count, sharing, blocking))
+
+
+@kernel
+def wait_for(txq, ticket, sharing, out):
+    device.st64(out, device.txq_wait(txq, ticket, sharing))
+
+
+@kernel
+def send_multi(txq, packets, laddr, lkey, nbytes, notify, sharing, out):
+    """A block sends `packets` packets in one WQE, of which its threads write the segments."""
+    blocks = device.txq_multi_blocks(packets)
+    first = 0
+    if device.thread_idx() == 0:
+        first = device.txq_reserve(txq, blocks, sharing)
+    first = device.block_broadcast(first, 0)
+    if first >= 0:
+        for rank in range(device.thread_idx(), packets, device.block_dim()):
+            device.txq_prepare_multi(txq, first, packets, rank, laddr + 16 * rank, lkey, nbytes, notify)
+        device.block_sync()
+        if device.thread_idx() == 0:
+            device.post(txq, first, first + blocks - 1, sharing)
+    if device.thread_idx() == 0:
+        device.st64(out, first)
+
+
+@kernel
+def prepare(txq, index, packets, rank, laddr, out):
+    device.st64(out, device.txq_prepare_multi(txq, index, packets, rank, laddr, 1, 64))
+
+
+@kernel
+def by_hand(txq, first, count, laddr, lkey, nbytes):
+    """Packets at indices that the kernel keeps itself, of which the last notifies."""
+    me = device.thread_idx()
+    for i in range(me, count, device.block_dim()):
+        device.txq_prepare_send(txq, first + i, laddr + 16 * i, lkey, nbytes, 1 if i == count - 1 else 0)
+    device.block_sync()
+    if me == 0:
+        device.submit(txq, first + count, device.EXCLUSIVE)
+
+
+@kernel
+def fill_items(semaphore, items, rounds, out):
+    """The producer: fill each item in turn, when it is free, with packets and a number for the consumer."""
+    status = 0
+    for i in range(items * rounds):
+        if status == 0:
+            status = device.sem_wait(semaphore, i % items, device.SEM_FREE, 20_000_000_000)
+        if status == 0:
+            device.st64(device.sem_info(semaphore, i % items), 3 * i)
+            status = device.sem_set_packets(semaphore, i % items, device.SEM_READY, 1000 * i, i % 7)
+    device.st64(out, status)
+
+
+@kernel
+def empty_items(semaphore, items, rounds, sums, out):
+    """The consumer."""
+    status = 0
+    total = 0
+    for i in range(items * rounds):
+        if status == 0:
+            status = device.sem_wait(semaphore, i % items, device.SEM_READY, 20_000_000_000)
+        if status == 0:
+            total += device.ld64(device.sem_info(semaphore, i % items))
+            total += device.sem_first(semaphore, i % items) + device.sem_packets(semaphore, i % items)
+            status = device.sem_set_status(semaphore, i % items, device.SEM_FREE)
+    device.st64(sums, total)
+    device.st64(out, status)
+
+
+@kernel
+def look(semaphore, index, out):
+    device.st64(out, device.sem_status(semaphore, index))
+    device.st64(out + 8, device.sem_set_status(semaphore, index, 7))
+    device.st64(out + 16, device.sem_wait(semaphore, index, 7, 0))
+    device.st64(out + 24, device.sem_wait(semaphore, index, 8, 1000))
+    device.st64(out + 32, device.sem_info(semaphore, index))
+    device.st64(out + 40, device.sem_set_packets(semaphore, index, 9, 1, 2))
+    device.st64(out + 48, device.sem_packets(semaphore, index))
+    device.st64(out + 56, device.sem_first(semaphore, index))
