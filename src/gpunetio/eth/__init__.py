@@ -9,9 +9,12 @@ Flow rules lead packets to receive queues, and kernels take them with `device.rx
 from .caps import EthCaps, WaitOnTime, query_caps
 from .cyclic import CyclicRxq
 from .failure import QueueError
+from .receive import ManagedRxq, RegularRxq
+from .received import ManagedPacket, PacketInfo, Received
 from .rxq import EthRxq, rxq_of
 from .txq import EthTxq, SentEvent
 
 __all__ = [
-    "CyclicRxq", "EthCaps", "EthRxq", "EthTxq", "QueueError", "SentEvent", "WaitOnTime", "query_caps", "rxq_of",
+    "CyclicRxq", "EthCaps", "EthRxq", "EthTxq", "ManagedPacket", "ManagedRxq", "PacketInfo", "QueueError", "Received",
+    "RegularRxq", "SentEvent", "WaitOnTime", "query_caps", "rxq_of",
 ]  # fmt: skip

@@ -1,0 +1,107 @@
+"""A received packet as a CPU program sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import BadStateError
+from ..formats.cqe import FLOW_TAG_MASK, RxChecksum, RxHeaders
+from .failure import QueueError
+
+
+@dataclass(frozen=True, slots=True)
+class PacketInfo:
+    """What the device tells of a packet.
+
+    `timestamp`   its clock at the arrival: cycles, or with `caps.real_time_receive` seconds << 32 | nanoseconds
+    `rx_hash`     hash by which RSS chose the queue
+    `flow_tag`    tag of the flow rule that led here; 0 is none
+    `metadata`    register that flow rules have set
+    `checks`      which checksums the device has found to be right
+    `vlan`        TCI of a VLAN tag that was taken out, or None
+    """
+
+    timestamp: int
+    rx_hash: int
+    flow_tag: int
+    metadata: int
+    checks: RxChecksum
+    vlan: int | None
+
+    @classmethod
+    def of(cls, cqe: np.void) -> PacketInfo:
+        """Return what a CQE tells."""
+        stripped = int(cqe["l4_hdr_type_etc"]) & RxHeaders.VLAN_STRIPPED
+        return cls(
+            int(cqe["timestamp"]), int(cqe["rss_hash_result"]), int(cqe["sop_drop_qpn"]) & FLOW_TAG_MASK,
+            int(cqe["imm_inval_pkey"]), RxChecksum(int(cqe["hds_ip_ext"]) & sum(RxChecksum)),
+            int(cqe["vlan_info"]) if stripped else None,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A receive that has completed (`doca_eth_rxq_task_recv_get_*`).
+
+    `context` is that of its `post`, `nbytes` the length of the packet. With an `error`, there is no packet: `nbytes` is
+    0 and `info` is None.
+    """
+
+    context: object
+    nbytes: int
+    info: PacketInfo | None
+    error: QueueError | None
+
+
+class ManagedPacket:
+    """A packet in the buffer of a `ManagedRxq`, until it is released (`doca_eth_rxq_event_managed_recv`).
+
+    `data` are its bytes, `buffer` the same with headroom and tailroom; both can be changed in place. A packet is a
+    context manager, which releases it.
+    """
+
+    __slots__ = ("_buffer", "_release", "_start", "info", "nbytes")
+
+    def __init__(
+        self, buffer: NDArray[np.uint8], start: int, nbytes: int, info: PacketInfo, release: Callable[[], None]
+    ):  # fmt: skip
+        self._buffer: NDArray[np.uint8] | None = buffer
+        self._start, self._release = start, release
+        self.nbytes, self.info = nbytes, info
+
+    @property
+    def buffer(self) -> NDArray[np.uint8]:
+        """Return the whole slot. BadStateError after `release()`."""
+        if self._buffer is None:
+            raise BadStateError("this packet was released: its buffer receives others")
+        return self._buffer
+
+    @property
+    def data(self) -> NDArray[np.uint8]:
+        """Return the packet's bytes, from its Ethernet header on."""
+        return self.buffer[self._start : self._start + self.nbytes]
+
+    @property
+    def address(self) -> int:
+        """Return where the packet lies, for work requests with the key of the queue's `region`."""
+        return int(self.data.ctypes.data)
+
+    def release(self) -> None:
+        """Give the buffer back to the queue (`doca_buf_dec_refcount`). Idempotent."""
+        if self._buffer is not None:
+            self._buffer = None
+            self._release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.release()
+
+    def __repr__(self) -> str:
+        return f"<packet of {self.nbytes} bytes{', released' if self._buffer is None else ''}>"
