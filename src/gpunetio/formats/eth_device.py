@@ -92,11 +92,14 @@ PACKET_ATTR = Entry("packet_attr", 32, """
 
 
 class SemaphoreStatus(IntEnum):
-    """`DOCA_GPU_SEMAPHORE_STATUS_*`; the numbers are ours. Programs may store others, up to 2^32 - 1."""
+    """`DOCA_GPU_SEMAPHORE_STATUS_*`: DOCA has the first three. The numbers are ours."""
 
     FREE  = 0
     READY = 1
     DONE  = 2
+    HOLD  = 3
+    ERROR = 4
+    EXIT  = 5
 
 
 # A semaphore: `items` is the address of items_num SEMAPHORE_ITEMs, and `info` that of as many pieces of info_bytes for
