@@ -121,7 +121,8 @@ def test_every_function_of_the_boundary_is_bound():
         init_obj devx_obj_create devx_obj_destroy devx_obj_query devx_obj_modify devx_general_cmd devx_query_eqn
         devx_umem_reg devx_umem_reg_ex devx_umem_dereg devx_alloc_uar devx_free_uar query_device is_supported
         devx_create_event_channel devx_destroy_event_channel devx_subscribe_devx_event devx_get_event
-        get_clock_info
+        get_clock_info create_flow_matcher destroy_flow_matcher create_flow create_steering_anchor
+        destroy_steering_anchor
     """
     assert {f"ibv_{name}" for name in ibverbs.split()} | {"_ibv_query_gid_ex"} == set(libraries.IBVERBS)
     assert {f"mlx5dv_{name}" for name in mlx5.split()} == set(libraries.MLX5)

@@ -136,6 +136,10 @@ class PlainProvider(VerbsDevice):
     devx_obj_query: Callable[..., NoReturn] = devx_obj_create
     devx_obj_destroy: Callable[..., NoReturn] = devx_obj_create
     general_cmd: Callable[..., NoReturn] = devx_obj_create
+    attach_flow_table: Callable[..., NoReturn] = _devx_only("flow tables")
+    detach_flow_table: Callable[..., NoReturn] = attach_flow_table
+    open_kernel_path: Callable[..., NoReturn] = attach_flow_table
+    close_kernel_path: Callable[..., NoReturn] = attach_flow_table
 
     def devx_objects(self) -> list[int]:
         """Return an empty list: there are no mailboxes."""

@@ -263,6 +263,25 @@ class Provider(Protocol):
 
     def general_cmd(self, mailbox: bytes, out_size: int) -> bytes: ...
 
+    def attach_flow_table(self, table: int) -> int:
+        """Let what the port receives visit this flow table first, a DEVX object. Return a handle.
+
+        On a card, a rule of the kernel (`mlx5dv_create_flow`) leads there. InUseError if the device has one root, and
+        it is taken.
+        """
+        ...
+
+    def detach_flow_table(self, handle: int) -> None: ...
+
+    def open_kernel_path(self) -> tuple[int, int]:
+        """Return a handle, and the number of a flow table from which packets go where they go without flow tables.
+
+        On a card, that is a steering anchor (`mlx5dv_create_steering_anchor`).
+        """
+        ...
+
+    def close_kernel_path(self, handle: int) -> None: ...
+
     def create_event_channel(self) -> int:
         """Create an event channel and return its handle (`mlx5dv_devx_create_event_channel`)."""
         ...

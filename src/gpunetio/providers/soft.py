@@ -20,6 +20,7 @@ from ..formats import commands as cmd
 from ..formats.commands import Opcode, Status
 from ..formats.doorbell import UAR_REG_OFFSET
 from ..formats.events import EventType
+from ..formats.flow import CREATE_FLOW_TABLE_IN, CREATE_FLOW_TABLE_OUT, SET_FLOW_TABLE_ROOT_IN, RootChange
 from ..formats.wqe import AV_GRH, AV_SEG, AV_SGID_SHIFT
 from ..interrupts import allowed
 from ..limits import within_limits
@@ -27,6 +28,7 @@ from ..memory import MappedMemory
 from ..nic.control.command import Call, Handlers, opcode_of
 from ..nic.control.cq import MAX_LOG_CQ
 from ..nic.control.eq import COMP_VECTORS
+from ..nic.control.flow_tables import MAX_LEVEL, FlowTables
 from ..nic.control.gids import MAX_GID, UDP_SPORTS
 from ..nic.control.objects import QueueObjects
 from ..nic.control.paths import Destination
@@ -312,6 +314,39 @@ class SoftProvider:
         if command is not None and command.call is not Call.GENERAL:
             raise InvalidValueError(f"{_name(mailbox)} concerns an object: use a devx_obj_… call")
         return self._execute(mailbox, out_size)
+
+    def attach_flow_table(self, table: int) -> int:
+        if root := self.nic.control.flow_tables.root:
+            raise InUseError(
+                f"{self.name} steers by flow table {root:#x} already, which another FlowPort or program has made its "
+                "root: close that first"
+            )
+        made = self._object(table)
+        if not isinstance(made.kind, FlowTables):
+            raise InvalidValueError(f"object {table} of {self.name} is no flow table, but {made}")
+        self._set_root(RootChange.SET, made.number)
+        return self._hold(self._reset_root, table)
+
+    def detach_flow_table(self, handle: int) -> None:
+        self._give_back(self._reset_root, handle)
+
+    def _reset_root(self, handle: int) -> None:
+        self._set_root(RootChange.RESET, 0)
+
+    def _set_root(self, change: RootChange, table: int) -> None:
+        box = SET_FLOW_TABLE_ROOT_IN.pack(opcode=Opcode.SET_FLOW_TABLE_ROOT, op_mod=change, table_id=table)
+        self.general_cmd(bytes(box), cmd.OUT.size)
+
+    def open_kernel_path(self) -> tuple[int, int]:
+        """Return a table without entries: what no entry takes goes on as without tables."""
+        create = CREATE_FLOW_TABLE_IN.pack(
+            opcode=Opcode.CREATE_FLOW_TABLE, flow_table_context={"level": MAX_LEVEL, "log_size": 0}
+        )
+        handle, _ = self.devx_obj_create(bytes(create), CREATE_FLOW_TABLE_OUT.size)
+        return handle, self._object(handle).number
+
+    def close_kernel_path(self, handle: int) -> None:
+        self.devx_obj_destroy(handle)
 
     def create_event_channel(self) -> int:
         handle = self._next_handle

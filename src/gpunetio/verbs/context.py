@@ -83,7 +83,17 @@ class Context(Handle):
         return ("software NIC",) if self._provider.software else ()
 
     def close_with_owner(self) -> None:
-        """Close the device. Objects that users created with mailboxes are destroyed first: they may use all others."""
+        """Close the device. Objects that users created with mailboxes are destroyed first: they may use all others.
+
+        What steers packets goes before these: it made its objects so, too, and has an order for them.
+        """
+        with ExitStack() as steps:
+            steps.callback(self._close_objects)
+            for user in self.users:
+                if user._rank < 0:
+                    steps.callback(user.close_with_owner)
+
+    def _close_objects(self) -> None:
         if self._undo is not None and not self._imported:
             ours = {user.devx_handle for user in self.users}
             for handle in reversed(self._provider.devx_objects()):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, ClassVar, NoReturn, Self
 
@@ -13,6 +14,15 @@ from ..interrupts import Whole, deferred
 
 if TYPE_CHECKING:
     from .context import Context
+
+
+_LISTED = 5  # users that an error names
+
+
+def listed(users: Collection[Handle]) -> str:
+    """Return the first users by name, and how many more there are."""
+    more = f" and {len(users) - _LISTED} more" if len(users) > _LISTED else ""
+    return ", ".join(map(str, itertools.islice(users, _LISTED))) + more
 
 
 class Handle(metaclass=Whole):
@@ -47,12 +57,16 @@ class Handle(metaclass=Whole):
                 raise InvalidValueError(f"{handle} belongs to another context: use one made from {self.ctx}")
             self._uses += (handle,)
 
-    def _exchange(self, before: Handle, after: Handle) -> None:
-        """Replace an object that this object needs."""
-        after.check_open()
-        self._uses = tuple(after if used is before else used for used in self._uses)
-        before._users.pop(self, None)
-        after._users[self] = None
+    def _exchange(self, before: Iterable[Handle], after: Iterable[Handle]) -> None:
+        """Replace objects that this open object needs."""
+        before, after = tuple(before), tuple(after)
+        for used in after:
+            used.check_open()
+        self._uses = (*(used for used in self._uses if used not in before), *after)
+        for used in before:
+            used._users.pop(self, None)
+        for used in after:
+            used._users[self] = None
 
     def _opened(self, label: str, undo: ExitStack) -> None:
         """Mark the object as open. `undo` destroys it; the objects that it uses stay until then."""
@@ -87,7 +101,7 @@ class Handle(metaclass=Whole):
         if self._undo is None or self._pid != os.getpid():
             return
         if self._users and not self._closes_users:
-            raise InUseError(f"{self} is still used by {', '.join(map(str, self._users))}: close that first")
+            raise InUseError(f"{self} is still used by {listed(self._users)}: close that first")
         if self._unacknowledged:
             raise InUseError(f"{self} has {self._unacknowledged} event(s) that were not acknowledged: do that first")
         self.wait_idle()

@@ -141,7 +141,7 @@ class MR(Handle):
             self._dmabuf = False
             vars(self).pop("_of_the_cpu", None)
         if pd is not None:
-            self._exchange(self.pd, pd)
+            self._exchange([self.pd], [pd])
             self.pd = pd
 
     @cached_property

@@ -72,6 +72,11 @@ class FlowTables(MailboxObjects):
             table.rules.close()
         super().close()
 
+    @property
+    def root(self) -> int:
+        """Return the number of the table with which steering begins; 0 without one."""
+        return self._root
+
     def commands(self) -> Iterable[Command]:
         return (
             Command(Call.CREATE,  Opcode.CREATE_FLOW_TABLE,   flow.CREATE_FLOW_TABLE_IN,   self._create),

@@ -20,6 +20,7 @@ _context, _cq, _qp, _srq = map(POINTER, (s.ibv_context, s.ibv_cq, s.ibv_qp, s.ib
 _send_wr, _recv_wr = POINTER(s.ibv_send_wr), POINTER(s.ibv_recv_wr)
 _QUERY_PORT = CFUNCTYPE(c_int, _context, c_uint8, POINTER(s.ibv_port_attr), c_size_t, use_errno=True)
 _QUERY_RT_VALUES = CFUNCTYPE(c_int, _context, POINTER(s.ibv_values_ex), use_errno=True)
+_DESTROY_FLOW = CFUNCTYPE(c_int, POINTER(s.ibv_flow), use_errno=True)
 _POLL_CQ = CFUNCTYPE(c_int, _cq, c_int, POINTER(s.ibv_wc), use_errno=True)
 _REQ_NOTIFY_CQ = CFUNCTYPE(c_int, _cq, c_int, use_errno=True)
 _POST_SEND = CFUNCTYPE(c_int, _qp, _send_wr, POINTER(_send_wr), use_errno=True)
@@ -49,6 +50,12 @@ def ibv_query_rt_values_ex(context: Pointer[s.ibv_context], values: s.ibv_values
     if operation := extended_operation(context, "query_rt_values"):
         return _QUERY_RT_VALUES(operation)(context, byref(values))
     return errno.EOPNOTSUPP
+
+
+def ibv_destroy_flow(flow: Pointer[s.ibv_flow]) -> int:
+    """Destroy a rule of the kernel: 0, or an errno."""
+    operation = extended_operation(flow.contents.context, "ibv_destroy_flow")
+    return _DESTROY_FLOW(operation)(flow) if operation else errno.EOPNOTSUPP
 
 
 def ibv_reg_mr(pd: Pointer[s.ibv_pd], address: int, nbytes: int, iova: int, access: int) -> Pointer[s.ibv_mr]:

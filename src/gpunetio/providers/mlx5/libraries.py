@@ -21,6 +21,7 @@ _context, _device, _pd, _mr, _ah = map(POINTER, (s.ibv_context, s.ibv_device, s.
 _cq, _qp, _srq, _channel = map(POINTER, (s.ibv_cq, s.ibv_qp, s.ibv_srq, s.ibv_comp_channel))
 _umem, _uar = POINTER(s.mlx5dv_devx_umem), POINTER(s.mlx5dv_devx_uar)
 _events = POINTER(s.mlx5dv_devx_event_channel)
+_flow, _anchor = POINTER(s.ibv_flow), POINTER(s.mlx5dv_steering_anchor)
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,14 @@ MLX5 = {
     "mlx5dv_devx_umem_dereg":   Function(f"{_M}7",  c_int,  (_umem,)),
     "mlx5dv_devx_alloc_uar":    Function(f"{_M}7",  _uar,   (_context, c_uint32)),
     "mlx5dv_devx_free_uar":     Function(f"{_M}7",  None,   (_uar,)),
+    "mlx5dv_create_flow_matcher":  Function(f"{_M}6", void_p, (_context, POINTER(s.mlx5dv_flow_matcher_attr)),
+                                            optional=True),
+    "mlx5dv_destroy_flow_matcher": Function(f"{_M}6", c_int, (void_p,), optional=True),
+    "mlx5dv_create_flow":          Function(f"{_M}6", _flow, (void_p, POINTER(s.mlx5dv_flow_match_parameters), c_size_t,
+                                                              POINTER(s.mlx5dv_flow_action_attr)), optional=True),
+    "mlx5dv_create_steering_anchor":  Function(f"{_M}24", _anchor, (_context, POINTER(s.mlx5dv_steering_anchor_attr)),
+                                               optional=True),
+    "mlx5dv_destroy_steering_anchor": Function(f"{_M}24", c_int, (_anchor,), optional=True),
     "mlx5dv_devx_create_event_channel":  Function(f"{_M}11", _events, (_context, c_int), optional=True),
     "mlx5dv_devx_destroy_event_channel": Function(f"{_M}11", None,  (_events,), optional=True),
     "mlx5dv_devx_subscribe_devx_event":  Function(f"{_M}11", c_int, (_events, void_p, c_uint16, POINTER(c_uint16),
@@ -100,7 +109,8 @@ MLX5 = {
 # Symbol version → the first release of rdma-core that has it.
 _SINCE = {
     f"{_V}0": 12, f"{_V}1": 12, f"{_V}8": 28, f"{_V}11": 32, f"{_V}12": 34,
-    f"{_M}0": 13, f"{_M}2": 15, f"{_M}4": 18, f"{_M}7": 21, f"{_M}8": 22, f"{_M}11": 25, f"{_M}19": 35,
+    f"{_M}0": 13, f"{_M}2": 15, f"{_M}4": 18, f"{_M}6": 20, f"{_M}7": 21, f"{_M}8": 22, f"{_M}11": 25, f"{_M}19": 35,
+    f"{_M}24": 44,
 }  # fmt: skip
 
 

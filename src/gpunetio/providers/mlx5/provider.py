@@ -24,6 +24,7 @@ from ...memory import PAGE
 from ..event_queue import EventQueue
 from ..provider import ClockInfo, Event, UarPage
 from ..sdk.provider import through_sdk
+from . import flow
 from . import structs as s
 from .device import HUNG_UP, VerbsDevice, of_port_or_device
 from .errors import GONE, command_name, command_refused, errno_of, refused
@@ -233,6 +234,25 @@ class Mlx5Provider(VerbsDevice):
             if isinstance(error, DeviceFatalError):
                 return error
         return command_refused(self.name, mailbox, out, code)
+
+    # --- steering ----------------------------------------------------------------------------------------------------
+
+    def attach_flow_table(self, table: int) -> int:
+        attached = flow.attach(self, self.mlx5, self.get("DEVX object", table))
+        return self.hold("rule to a flow table", self.new_handle(), flow.detach, attached)
+
+    def detach_flow_table(self, handle: int) -> None:
+        self.give_back("rule to a flow table", handle)
+
+    def open_kernel_path(self) -> tuple[int, int]:
+        anchor = flow.open_anchor(self, self.mlx5)
+        handle = self.hold(
+            "steering anchor", self.new_handle(), self.mlx5.mlx5dv_destroy_steering_anchor, anchor
+        )
+        return handle, anchor.contents.id
+
+    def close_kernel_path(self, handle: int) -> None:
+        self.give_back("steering anchor", handle)
 
     # --- events ------------------------------------------------------------------------------------------------------
 

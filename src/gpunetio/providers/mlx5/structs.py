@@ -667,3 +667,47 @@ class mlx5dv_clock_info(Structure):
         ("shift", c_uint32),
         ("mask", c_uint64),
     ]
+
+
+# --- flow rules: matchers and rules of the kernel
+
+IBV_FLOW_ATTR_NORMAL = 0
+MLX5DV_FLOW_ACTION_DEST_DEVX = 5
+MLX5DV_FLOW_MATCHER_MASK_FT_TYPE = 1 << 0
+MLX5DV_FLOW_TABLE_TYPE_NIC_RX = 0
+
+
+class ibv_flow(Structure):
+    _fields_ = [("comp_mask", c_uint32), ("context", POINTER(ibv_context)), ("handle", c_uint32)]
+
+
+class mlx5dv_flow_match_parameters(Structure):
+    """`match_sz` bytes of fte_match_param follow it."""
+
+    _fields_ = [("match_sz", c_size_t)]
+
+
+class mlx5dv_flow_matcher_attr(Structure):
+    _fields_ = [
+        ("type", c_uint32),
+        ("flags", c_uint32),
+        ("priority", c_uint16),
+        ("match_criteria_enable", c_uint8),
+        ("match_mask", POINTER(mlx5dv_flow_match_parameters)),
+        ("comp_mask", c_uint64),
+        ("ft_type", c_uint32),
+    ]
+
+
+class mlx5dv_flow_action_attr(Structure):
+    """One action. Releases of rdma-core differ in its size, so it is passed alone."""
+
+    _fields_ = [("type", c_uint32), ("obj", void_p)]
+
+
+class mlx5dv_steering_anchor_attr(Structure):
+    _fields_ = [("ft_type", c_uint32), ("priority", c_uint16), ("comp_mask", c_uint64)]
+
+
+class mlx5dv_steering_anchor(Structure):
+    _fields_ = [("id", c_uint32)]

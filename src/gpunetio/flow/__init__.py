@@ -1,0 +1,34 @@
+"""Flow rules: which packets of a device's port reach which queue (DOCA Flow).
+
+    with verbs.open() as ctx, FlowPort(ctx) as port:
+        rule = port.steer(match.udp(dst=53), to=rxq)
+
+`match` says what a rule is for. A rule leads to a queue, to several (`Rss`), to a pipe, or to `DROP` or `KERNEL`.
+"""
+
+from . import match
+from .counters import FlowCount
+from .match import TcpFlag
+from .matching import Match
+from .pipe import FlowPipe, FlowRule, PipeType
+from .port import FlowPort
+from .targets import DROP, KERNEL, Hash, ReceiveQueue, Rss, Verdict
+from .values import PER_ENTRY
+
+__all__ = [
+    "DROP",
+    "KERNEL",
+    "PER_ENTRY",
+    "FlowCount",
+    "FlowPipe",
+    "FlowPort",
+    "FlowRule",
+    "Hash",
+    "Match",
+    "PipeType",
+    "ReceiveQueue",
+    "Rss",
+    "TcpFlag",
+    "Verdict",
+    "match",
+]

@@ -1,0 +1,165 @@
+"""The port of a device whose packets are steered (`doca_flow_port`)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+
+from ..errors import InUseError, InvalidValueError, NotSupportedError
+from ..formats.commands import CapClass, Opcode
+from ..formats.contexts import CMD_HCA_CAP
+from ..formats.flow import FLOW_TABLE_NIC_CAP, DestinationType
+from ..formats.layout import Fields
+from ..verbs import Context, DevxObject
+from ..verbs.arguments import instance
+from ..verbs.device_attr import query_cap
+from .counters import Counters
+from .entry import Forward
+from .matching import Match
+from .pipe import FlowPipe, FlowRule, PipeType, Port
+from .targets import DROP, KERNEL, Rss, Spreads, Stage, Target, To
+
+RULES = "rules"  # the pipe that `FlowPort.steer` fills
+_TOP_LEVEL, _LOG_SIZE = 63, 16  # at most; a card may have more levels, and larger tables
+
+
+class FlowPort(Port):
+    """The packets of a device's port, and the rules that steer them (`doca_flow_port_start`). A device has one.
+
+    `isolated`: what no rule takes goes on as if there were no rules, to RoCE and to the machine's kernel. Otherwise it
+    is dropped. Closing the port closes its rules and pipes; what arrives then is the kernel's again.
+
+    NotSupportedError on a device without DEVX or flow tables, InUseError if its packets are steered already.
+    """
+
+    _rank = -1  # a context closes rules before the queues that they use
+    _closes_users = True
+    rules: FlowPipe
+
+    def __init__(self, ctx: Context, *, isolated: bool = True):
+        super().__init__(instance("ctx", ctx, Context))
+        self.lock = threading.RLock()  # threads of a program add and remove rules at the same time
+        self.isolated = bool(isolated)
+        has = _properties(ctx)
+        self.top_level = min(_TOP_LEVEL, has["max_ft_level"])
+        self.log_size = min(_LOG_SIZE, has["log_max_ft_size"])
+        self._root: FlowPipe | None = None
+        self._attached = ExitStack()
+        with ExitStack() as undo:
+            self._use(ctx)
+            provider = ctx.provider
+            path, self._kernel = provider.open_kernel_path()
+            undo.callback(provider.close_kernel_path, path)
+            in_bulks = query_cap(provider, CapClass.GENERAL, CMD_HCA_CAP)["flow_counter_bulk_alloc"]
+            self.counters = Counters(ctx, bool(in_bulks & 1), undo)
+            self._spreads = Spreads(ctx, self.top_level, undo)
+            self._opened(f"flow port of {ctx.name}", undo)
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self) -> None:
+        """Let packets come to the port's own rules first."""
+        self.rules = FlowPipe(self, RULES, PipeType.CONTROL, None, None, None)
+        attached = self.ctx.provider.attach_flow_table(self.rules.entrance)
+        self._attached.callback(self.ctx.provider.detach_flow_table, attached)
+
+    def _details(self) -> Iterable[str]:
+        if self.isolated:
+            yield "isolated"
+
+    @property
+    def default_miss(self) -> To:
+        return KERNEL if self.isolated else DROP
+
+    # --- rules -------------------------------------------------------------------------------------------------------
+
+    def steer(self, match: Match, to: To, *, priority: int = 0, tag: int = 0, count: bool = True) -> FlowRule:
+        """Lead packets that match to a queue, to several, to a pipe, or to DROP or KERNEL. Return the rule.
+
+            with port.steer(match.udp(dst=53), to=rxq) as rule:
+                ...
+                print(rule.counter.packets)
+
+        Of the rules that match a packet, the one with the lowest `priority` decides; two of one priority may both match
+        a packet only if they do the same with it. Packets that no rule takes go to the root pipe, if there is one.
+        `tag`, 24 bits, is the flow tag in completions. InvalidValueError for a match that another rule contradicts,
+        FullError when there is no room. Nothing is left half-made.
+        """
+        self.check_open()
+        return self.rules.add(match, to, priority=priority, tag=tag, count=count)
+
+    def create_pipe(
+        self, name: str, kind: PipeType = PipeType.BASIC, *, match: Match | None = None, to: To | None = None,
+        miss: To | None = None, root: bool = False,
+    ) -> FlowPipe:  # fmt: skip
+        """Create a pipe (`doca_flow_pipe_create`).
+
+        `match` is what a BASIC pipe compares, with PER_ENTRY where its rules have values; `to` where they lead unless
+        they say so themselves; `miss` where packets go that match none: by default to the kernel if the port is
+        isolated, else they are dropped. `root`: packets that the port's own rules do not take come here.
+        """
+        self.check_open()
+        if root and self._root is not None:
+            raise InUseError(f"{self} has a root pipe already, {self._root}: close it first")
+        pipe = FlowPipe(self, name, kind, match, to, miss)
+        if root:
+            try:
+                self.rules.update_miss(pipe)
+            except BaseException:
+                pipe.close()
+                raise
+            self._root = pipe
+        return pipe
+
+    def leave_root(self, pipe: FlowPipe) -> None:
+        self.rules.update_miss(self.default_miss)
+        self._root = None
+
+    def target(self, to: To) -> Target:
+        if to is DROP:
+            return Target("DROP", None)
+        if to is KERNEL:
+            return Target("KERNEL", Forward(DestinationType.FLOW_TABLE, self._kernel))
+        if isinstance(to, Stage):
+            if to.port is not self:
+                raise InvalidValueError(f"to = {to}: it belongs to {to.port}, not to {self}")
+            to.check_open()
+            return Target(str(to), Forward(DestinationType.FLOW_TABLE, to.number), (to,))
+        if isinstance(to, DevxObject) and to.name == Opcode.CREATE_TIR.name:
+            to.check_open()
+            return Target(str(to), Forward(DestinationType.TIR, to.number), (to,))
+        if isinstance(to, Rss):
+            return self._spreads.to(to)
+        return self._spreads.to(Rss(to if isinstance(to, Sequence) else (to,)))
+
+    # --- closing -----------------------------------------------------------------------------------------------------
+
+    def close_with_owner(self) -> None:
+        """Close rules and pipes. Packets are the kernel's before the first rule goes."""
+        with self.lock, ExitStack() as steps:
+            steps.callback(super().close_with_owner)
+            for pipe in self._users:
+                if isinstance(pipe, FlowPipe) and pipe.leads_on:
+                    steps.callback(pipe.update_miss, DROP)  # so that pipes can go in any order
+            steps.callback(self._attached.close)
+
+
+def _properties(ctx: Context) -> Fields:
+    """Return what the device's flow tables for received packets can do."""
+    _ = ctx.devx  # or the reason why there is none
+    if not query_cap(ctx.provider, CapClass.GENERAL, CMD_HCA_CAP)["nic_flow_table"]:
+        raise NotSupportedError(
+            f"{ctx} has no flow tables: it does not announce them (they need an Ethernet port; a software NIC has them "
+            "on wires that carry Ethernet frames)"
+        )
+    has = query_cap(ctx.provider, CapClass.FLOW_TABLE, FLOW_TABLE_NIC_CAP)["flow_table_properties_nic_receive"]
+    if not has["ft_support"] or not has["ignore_flow_level"]:
+        raise NotSupportedError(
+            f"{ctx} has no flow tables for users: ft_support {has['ft_support']}, ignore_flow_level "
+            f"{has['ignore_flow_level']}; both must be 1"
+        )
+    return has
