@@ -1,12 +1,16 @@
 """Rules of a flow port on the software NIC: frames of scapy's that meet them, and what is refused or goes away."""
 
+import random
 import threading
+from collections.abc import Callable
 
+import numpy as np
 import pytest
 from scapy.layers.inet import ICMP, IP, TCP, UDP
 from scapy.layers.inet6 import IPv6
 from scapy.layers.l2 import ARP, Dot1Q, Ether
 
+from ethernet_rig import nic_of
 from flow_port_rig import Setup, left_over, steered
 from gpunetio import PortConfig, verbs
 from gpunetio.enums import LinkLayer
@@ -14,7 +18,9 @@ from gpunetio.errors import BadStateError, DriverError, FullError, InUseError, I
 from gpunetio.flow import DROP, KERNEL, FlowPort, Rss, TcpFlag, match
 from gpunetio.formats.commands import Opcode
 from gpunetio.nic.state.flow import Fate
+from steering_kernels import Frames, steer_and_serve
 from steering_model import toeplitz
+from virtual_nics import stop_engine
 
 L2 = Ether(src="02:00:00:00:00:01", dst="02:00:00:00:00:02")
 MISS, DROPPED = (Fate.MISS, 0, 0), (Fate.DROP, 0, 0)
@@ -345,6 +351,42 @@ def test_threads_add_and_remove_rules_at_the_same_time(flows):
     assert not failed
     assert len(port.rules.rules) == 4 * 30
     assert flows.met([udp(2007), udp(29)]) == [taken(queue)] * 2
+
+
+def test_rules_come_and_go_under_traffic(flows):
+    """Each packet takes one rule as a whole, or none; and none that is gone, whose TIR has gone, too."""
+    nic, port, rng = nic_of(flows.ctx), flows.port, random.Random(3)
+    tirs = {dst: flows.tir() for dst in range(1, 17)}
+    frames = Frames([udp(dst) for dst in tirs])
+    frames.rows["expected"] = [tir.number for tir in tirs.values()]
+    stop, wrong = np.zeros(1, np.int64), []
+    steer_and_serve(nic.control_address, frames.address, 0, np.ones(1, np.int64).ctypes.data)  # compiles it
+    stop_engine(nic)
+    execute: Callable[..., object] = nic.control.interpreter.execute
+    usual, nic.execute = nic.execute, execute  # type: ignore[method-assign]
+    arguments = nic.control_address, frames.address, len(frames), stop.ctypes.data
+    loop = threading.Thread(target=lambda: wrong.append(steer_and_serve(*arguments)))
+    loop.start()
+    try:
+        rules = {}
+        for _ in range(400):
+            dst = rng.choice(list(tirs))
+            if rule := rules.pop(dst, None):
+                rule.close()
+            else:
+                made = match.udp(dst=dst) & (match.ipv4() if rng.random() < 0.5 else match.everything())
+                rules[dst] = port.steer(made, tirs[dst], tag=tirs[dst].number, priority=rng.randrange(3))
+        for dst in list(tirs)[:8]:
+            if rule := rules.pop(dst, None):
+                rule.close()
+            tirs[dst].close()
+    finally:
+        stop[0] = 1
+        loop.join(10)
+        nic.execute = usual  # type: ignore[method-assign]
+        nic.engine.start()
+    assert wrong == [0]
+    assert sum(rule.counter.packets > 0 for rule in rules.values()) == len(rules) > 0
 
 
 def test_counters_begin_at_0_when_they_are_used_again(flows):

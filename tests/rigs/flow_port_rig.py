@@ -24,6 +24,10 @@ class Setup:
         """A receive queue."""
         return self._make.rq(self._cq.number)
 
+    def tir(self) -> DevxObject:
+        """A TIR before a receive queue of its own."""
+        return self._make.direct(self._make.domain().number, self.rq().number)
+
     def met(self, frames: Iterable[bytes]) -> list[tuple[Fate, int, int]]:
         """Give frames to a NIC whose wires are quiet. Return fate, RQ and flow tag of each; RQ 0 is none."""
         given, nic = Frames([bytes(frame) for frame in frames]), nic_of(self.ctx)

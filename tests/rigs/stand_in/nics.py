@@ -62,6 +62,8 @@ _CALLS: dict[str, tuple[Any, ...]] = {
     "reg_umem": (_i, _u, _u, _i), "reg_dmabuf_umem": (_i, _i, _u, _u, _i), "dereg_umem": (_i, _i),
     "alloc_uar": (_i, _i, _memory), "free_uar": (_i, _i), "create_event_channel": (_i,), "event_fd": (_i, _i),
     "destroy_event_channel": (_i, _i), "subscribe": (_i, _i, _i, _memory, _i, _u), "get_event": (_i, _i, _memory),
+    "attach_flow_table": (_i, _i), "detach_flow_table": (_i, _i), "open_kernel_path": (_i, _memory),
+    "close_kernel_path": (_i, _i),
 }  # fmt: skip
 _DEVICE_VALUES = (
     "node_guid", "sys_image_guid", "max_mr_size", "vendor_id", "vendor_part_id", "hw_ver", "max_qp", "max_qp_wr",
@@ -418,6 +420,22 @@ class StandIn:
 
     def _free_uar(self, context: int, page: int) -> None:
         self._nic(context).free_uar(UarPage(page, 0, 0))
+
+    # --- steering ----------------------------------------------------------------------------------------------------
+
+    def _attach_flow_table(self, context: int, handle: int) -> int:
+        return self._nic(context).attach_flow_table(handle)
+
+    def _detach_flow_table(self, context: int, handle: int) -> None:
+        self._nic(context).detach_flow_table(handle)
+
+    def _open_kernel_path(self, context: int, room: int) -> int:
+        handle, table = self._nic(context).open_kernel_path()
+        _fill(room, _words([table]))
+        return handle
+
+    def _close_kernel_path(self, context: int, handle: int) -> None:
+        self._nic(context).close_kernel_path(handle)
 
     # --- DEVX events -------------------------------------------------------------------------------------------------
 

@@ -79,6 +79,10 @@ static struct calls {
     i64 (*destroy_event_channel)(i64 context, i64 channel);
     i64 (*subscribe)(i64 context, i64 channel, i64 object, const uint16_t *types, i64 count, u64 cookie);
     i64 (*get_event)(i64 context, i64 channel, u64 *event);
+    i64 (*attach_flow_table)(i64 context, i64 object);  // the rule's handle
+    i64 (*detach_flow_table)(i64 context, i64 rule);
+    i64 (*open_kernel_path)(i64 context, u64 *table);
+    i64 (*close_kernel_path)(i64 context, i64 path);
 } calls;
 static bool installed;
 static char sysfs[IBV_SYSFS_PATH_MAX - IBV_SYSFS_NAME_MAX], prefix[16];
@@ -95,7 +99,7 @@ void stand_in_install(const struct calls *functions, const char *folder, const c
 // --- what is handed out -----------------------------------------------------------------------------------------------
 
 enum tag {  // of living objects; the complement is that of dead ones
-    CONTEXT = 0x57410001, OF_PD, OF_MR, OF_AH, OF_OBJECT, OF_UMEM, OF_UAR, OF_CHANNEL,
+    CONTEXT = 0x57410001, OF_PD, OF_MR, OF_AH, OF_OBJECT, OF_UMEM, OF_UAR, OF_CHANNEL, OF_MATCHER, OF_FLOW, OF_ANCHOR,
 };
 
 struct context {
@@ -259,6 +263,7 @@ static void *absent_object(void) { return failed(EOPNOTSUPP); }
 
 static int query_port(struct ibv_context *, uint8_t, struct ibv_port_attr *, size_t);
 static int query_rt_values(struct ibv_context *, struct ibv_values_ex *);
+static int destroy_flow(struct ibv_flow *);
 
 struct ibv_context *ibv_open_device(struct ibv_device *ibv)
 {
@@ -273,6 +278,7 @@ struct ibv_context *ibv_open_device(struct ibv_device *ibv)
     context->verbs.sz = sizeof context->verbs;
     context->verbs.query_port = query_port;
     context->verbs.query_rt_values = query_rt_values;
+    context->verbs.ibv_destroy_flow = destroy_flow;
     struct ibv_context *seen = &context->verbs.context;
     seen->device = ibv;
     seen->abi_compat = __VERBS_ABI_IS_EXTENDED;
@@ -682,11 +688,15 @@ int mlx5dv_get_clock_info(struct ibv_context *ibv, struct mlx5dv_clock_info *inf
 
 // --- DEVX -------------------------------------------------------------------------------------------------------------
 
-enum { HEADER = 16, TUNNEL_AT = 4, NUMBER_AT = 9, Q_COUNTER_AT = 29 };
+enum { HEADER = 16, TUNNEL_AT = 4, NUMBER_AT = 9, TABLE_AT = 21, COUNTER_AT = 29, INDEX_AT = 33 };
 enum { CREATE_CQ = 0x400, CREATE_QP = 0x500, CREATE_RMP = 0x90C };
 enum {
     ALLOC_Q_COUNTER = 0x771, QUERY_Q_COUNTER = 0x773, ALLOC_TRANSPORT_DOMAIN = 0x816, CREATE_TIR = 0x900,
     CREATE_SQ = 0x904, CREATE_RQ = 0x908, CREATE_TIS = 0x912, CREATE_RQT = 0x916
+};
+enum {
+    CREATE_FLOW_TABLE = 0x930, CREATE_FLOW_GROUP = 0x933, SET_FLOW_TABLE_ENTRY = 0x936, ALLOC_FLOW_COUNTER = 0x939,
+    QUERY_FLOW_COUNTER = 0x93B
 };
 enum command { CREATE, MODIFY, QUERY, GENERAL };
 
@@ -729,6 +739,14 @@ static const struct opcode {
     {CREATE_RQT, CREATE, CREATE_RQT},
     {0x917, MODIFY, CREATE_RQT},  // MODIFY_RQT
     {0x919, QUERY, CREATE_RQT},   // QUERY_RQT
+    {CREATE_FLOW_TABLE, CREATE, CREATE_FLOW_TABLE},
+    {0x932, QUERY, CREATE_FLOW_TABLE},   // QUERY_FLOW_TABLE
+    {0x93C, MODIFY, CREATE_FLOW_TABLE},  // MODIFY_FLOW_TABLE
+    {CREATE_FLOW_GROUP, CREATE, CREATE_FLOW_GROUP},
+    {SET_FLOW_TABLE_ENTRY, CREATE, SET_FLOW_TABLE_ENTRY},
+    {SET_FLOW_TABLE_ENTRY, MODIFY, SET_FLOW_TABLE_ENTRY},
+    {ALLOC_FLOW_COUNTER, CREATE, ALLOC_FLOW_COUNTER},
+    {QUERY_FLOW_COUNTER, QUERY, ALLOC_FLOW_COUNTER},
     {0x100, GENERAL, 0},          // QUERY_HCA_CAP
     {0x101, GENERAL, 0},          // QUERY_ADAPTER
     {0x760, GENERAL, 0},          // QUERY_ROCE_ADDRESS
@@ -737,6 +755,17 @@ static const struct opcode {
 static uint32_t number_in(const uint8_t *box, size_t at)
 {
     return (uint32_t)box[at] << 16 | (uint32_t)box[at + 1] << 8 | box[at + 2];
+}
+
+// Where an input names the object.
+static size_t place_of_number(uint16_t code)
+{
+    switch (code) {
+    case QUERY_Q_COUNTER: case QUERY_FLOW_COUNTER: return COUNTER_AT;
+    case 0x932: case 0x93C: return TABLE_AT;
+    case SET_FLOW_TABLE_ENTRY: return INDEX_AT;
+    default: return NUMBER_AT;
+    }
 }
 
 // What the kernel looks at before the device does: an errno.
@@ -750,7 +779,7 @@ static int check_mailbox(
     for (size_t i = 0; i < sizeof opcodes / sizeof *opcodes; i++) {
         if (opcodes[i].code != (box[0] << 8 | box[1]) || opcodes[i].call != call) continue;
         if (!object) return 0;
-        size_t at = opcodes[i].code == QUERY_Q_COUNTER ? Q_COUNTER_AT : NUMBER_AT;
+        size_t at = place_of_number(opcodes[i].code);
         if (opcodes[i].creator != object->creator || inlen < at + 3) return EINVAL;
         return number_in(box, at) == object->number ? 0 : EINVAL;
     }
@@ -766,7 +795,9 @@ struct mlx5dv_devx_obj *mlx5dv_devx_obj_create(
     if (handle < 0) return failed(-handle);
     struct object *object = make(context_of(ibv), OF_OBJECT, handle, sizeof *object);
     const uint8_t *box = in;
-    *object = (struct object){(uint16_t)(box[0] << 8 | box[1]), number_in(out, NUMBER_AT)};
+    uint16_t code = (uint16_t)(box[0] << 8 | box[1]);
+    // An entry is named by what asks for it, all else by the answer.
+    *object = (struct object){code, code == SET_FLOW_TABLE_ENTRY ? number_in(in, INDEX_AT) : number_in(out, NUMBER_AT)};
     return (struct mlx5dv_devx_obj *)object;
 }
 
@@ -797,6 +828,94 @@ int mlx5dv_devx_general_cmd(struct ibv_context *ibv, const void *in, size_t inle
     int error = begin_context(__func__, ibv);
     if (!error) error = check_mailbox(GENERAL, NULL, in, inlen, out, outlen);
     return error ? error : (int)-calls.general_cmd(context_of(ibv)->handle, in, inlen, out, outlen);
+}
+
+// --- flow rules -------------------------------------------------------------------------------------------------------
+
+// Only rules for all packets are here: what else there is to match on is the flow tables' business.
+static bool matches_everything(const struct mlx5dv_flow_match_parameters *match)
+{
+    if (!match || match->match_sz > 512) return false;
+    for (size_t i = 0; i < match->match_sz / 8; i++)
+        if (match->match_buf[i]) return false;
+    return true;
+}
+
+struct mlx5dv_flow_matcher *mlx5dv_create_flow_matcher(struct ibv_context *ibv, struct mlx5dv_flow_matcher_attr *attr)
+{
+    int error = begin_context(__func__, ibv);
+    if (!error && (attr->type != IBV_FLOW_ATTR_NORMAL || attr->flags || attr->priority > 15)) error = EINVAL;
+    if (!error && attr->comp_mask & MLX5DV_FLOW_MATCHER_MASK_FT_TYPE && attr->ft_type != MLX5DV_FLOW_TABLE_TYPE_NIC_RX)
+        error = EOPNOTSUPP;
+    if (!error && (attr->match_criteria_enable || !matches_everything(attr->match_mask))) error = EOPNOTSUPP;
+    return error ? failed(error) : make(context_of(ibv), OF_MATCHER, 0, 1);
+}
+
+int mlx5dv_destroy_flow_matcher(struct mlx5dv_flow_matcher *matcher)
+{
+    int error = begin(__func__, matcher, OF_MATCHER);
+    if (!error && head_of(matcher)->users) error = EBUSY;
+    if (!error) unmake(matcher);
+    return error;
+}
+
+struct flow {
+    struct ibv_flow ibv;
+    struct mlx5dv_flow_matcher *matcher;
+};
+
+struct ibv_flow *mlx5dv_create_flow(
+    struct mlx5dv_flow_matcher *matcher, struct mlx5dv_flow_match_parameters *value, size_t count,
+    struct mlx5dv_flow_action_attr actions[])
+{
+    int error = begin(__func__, matcher, OF_MATCHER);
+    if (!error && (count != 1 || actions[0].type != MLX5DV_FLOW_ACTION_DEST_DEVX || !matches_everything(value)))
+        error = EOPNOTSUPP;
+    if (!error && (!actions[0].obj || head_of(actions[0].obj)->tag != OF_OBJECT)) {
+        complain(__func__, "the object is freed or no such");
+        error = EINVAL;
+    }
+    if (!error && ((struct object *)actions[0].obj)->creator != CREATE_FLOW_TABLE) error = EINVAL;
+    if (error) return failed(error);
+    struct context *context = head_of(matcher)->context;
+    i64 handle = calls.attach_flow_table(context->handle, head_of(actions[0].obj)->number);
+    if (handle < 0) return failed(-handle);
+    struct flow *flow = make(context, OF_FLOW, handle, sizeof *flow);
+    *flow = (struct flow){.ibv = {.context = &context->verbs.context}, .matcher = matcher};
+    head_of(matcher)->users++;
+    return &flow->ibv;
+}
+
+static int destroy_flow(struct ibv_flow *ibv)
+{
+    int error = begin("ibv_destroy_flow", ibv, OF_FLOW);
+    if (!error) error = (int)-calls.detach_flow_table(handle_of(ibv), head_of(ibv)->number);
+    if (error) return error;
+    head_of(((struct flow *)ibv)->matcher)->users--;
+    unmake(ibv);
+    return 0;
+}
+
+struct mlx5dv_steering_anchor *mlx5dv_create_steering_anchor(
+    struct ibv_context *ibv, struct mlx5dv_steering_anchor_attr *attr)
+{
+    int error = begin_context(__func__, ibv);
+    if (!error && (attr->ft_type != MLX5DV_FLOW_TABLE_TYPE_NIC_RX || attr->priority > 15 || attr->comp_mask))
+        error = EINVAL;
+    u64 table = 0;
+    i64 handle = error ? -error : calls.open_kernel_path(context_of(ibv)->handle, &table);
+    if (handle < 0) return failed(-handle);
+    struct mlx5dv_steering_anchor *anchor = make(context_of(ibv), OF_ANCHOR, handle, sizeof *anchor);
+    anchor->id = (uint32_t)table;
+    return anchor;
+}
+
+int mlx5dv_destroy_steering_anchor(struct mlx5dv_steering_anchor *anchor)
+{
+    int error = begin(__func__, anchor, OF_ANCHOR);
+    if (!error) error = (int)-calls.close_kernel_path(handle_of(anchor), head_of(anchor)->number);
+    if (!error) unmake(anchor);
+    return error;
 }
 
 int mlx5dv_devx_query_eqn(struct ibv_context *ibv, uint32_t vector, uint32_t *eqn)
