@@ -8,9 +8,8 @@ from scapy.layers.inet import IP, TCP, UDP
 from scapy.layers.inet6 import IPv6
 from scapy.layers.l2 import Dot1AD, Dot1Q, Ether
 
-from eth_receive_rig import Buffer, Cq, Rq, lead, opened, remove_rules
-from eth_send_rig import CHECKSUMS, Sq, error_of, eth, inlined, opcode_of, pointer
-from ethernet_rig import Maker, nic_of
+from eth_receive_rig import Cq, lead, opened, remove_rules
+from eth_send_rig import CHECKSUMS, Port, Sq, error_of, eth, inlined, opcode_of, pointer, recover
 from gpunetio import PortConfig, verbs
 from gpunetio.formats.cqe import CqeOpcode, Syndrome
 from gpunetio.formats.ethernet import QueueState
@@ -25,47 +24,6 @@ RST, RDY, ERR = QueueState.RST, QueueState.RDY, QueueState.ERR
 def ctx() -> Iterator[verbs.Context]:
     with opened() as ctx:
         yield ctx
-
-
-class Port:
-    """A send queue, and a receive queue that gets all frames that come back."""
-
-    def __init__(self, ctx: verbs.Context, receives: int = 64, room: int = 2048, **queue: Any):
-        self.ctx, self.make, self.nic = ctx, Maker(ctx), nic_of(ctx)
-        self.sq = Sq(self.make, Cq(self.make), **queue)
-        self.out = Buffer(self.make, 1 << 16)
-        self.inbox = Buffer(self.make, receives * room)
-        self.arrived, self.room, self.receives, self.taken = Cq(self.make), room, receives, 0
-        self.rq = Rq(self.make, self.arrived, log=(receives - 1).bit_length())
-        for n in range(receives):
-            self.rq.post(self.inbox.at(n * room, room))
-        self.domain = self.make.domain()
-        self.tir = self.make.direct(self.domain.number, self.rq.made.number)
-        lead(ctx, self.tir.number)
-        self.mac = self.nic.mac.hex(":")
-        self.l2 = Ether(src="02:00:00:00:00:05", dst=self.mac)
-
-    def put(self, offset: int, data: bytes) -> bytes:
-        """Put bytes into the buffer. Return the data segment that points to them."""
-        self.out.memory.array[offset : offset + len(data)] = list(data)
-        return pointer(*self.out.at(offset, len(data)))
-
-    def frames(self, count: int) -> list[bytes]:
-        """The frames that have come back since the last call."""
-        new: list[Any] = []
-        until(lambda: new.extend(self.arrived.take()) or len(new) >= count, f"{count} frames")
-        assert len(new) == count
-        places = ((self.taken + i) % self.receives * self.room for i in range(count))
-        frames = [self.inbox.bytes(place, int(cqe["byte_cnt"])) for place, cqe in zip(places, new, strict=True)]
-        self.taken += count
-        return frames
-
-    def send(self, *segments: bytes, **control: Any) -> bytes:
-        """Send a packet, and return it as it arrives."""
-        index = self.sq.post(*segments, **control)
-        (cqe,) = self.sq.done()
-        assert (opcode_of(cqe), int(cqe["wqe_counter"])) == (CqeOpcode.REQ, index & 0xFFFF), error_of(cqe)
-        return self.frames(1)[0]
 
 
 @pytest.fixture
@@ -213,13 +171,6 @@ def refused(port: Port, syndrome: int, reason: Reason) -> None:
     recover(port)
     frame = bytes(port.l2 / IP() / UDP())
     assert port.send(eth(), port.put(0, frame)) == frame
-
-
-def recover(port: Port) -> None:
-    """ERR, RST, RDY: the NIC forgets its positions, and so does the owner."""
-    port.sq.modify(ERR, RST)
-    port.sq.record[1] = port.sq.pi = 0
-    port.sq.modify(RST, RDY)
 
 
 def test_refused_opcode(port):

@@ -219,11 +219,12 @@ def test_capabilities(ctx):
         "eth_net_offloads": 1, "log_max_transport_domain": 6, "log_max_tis": 10, "log_max_sq": 12, "log_max_rq": 12,
         "log_max_rqt": 10, "log_max_rqt_size": 11, "log_max_tir": 12, "log_max_tis_per_sq": 0, "log_max_wq_sz": 15,
         "striding_rq": 1, "ext_stride_num_range": 1, "log_min_stride_sz_rq": 6, "log_max_stride_sz_rq": 13,
-        "sq_ts_format": 0, "rq_ts_format": 0, "wait_on_time": 0,
+        "sq_ts_format": 2, "rq_ts_format": 0, "wait_on_time": 1,
     }  # fmt: skip
     offloads = capabilities(ctx, CapClass.ETHERNET_OFFLOADS)
     assert {name: value for name, value in offloads.items() if value} == {
-        "wqe_inline_mode": 2, "self_lb_en_modifiable": 1, "csum_cap": 1, "wqe_vlan_insert": 1,
+        "wqe_inline_mode": 2, "self_lb_en_modifiable": 1, "csum_cap": 1, "wqe_vlan_insert": 1, "max_lso_cap": 18,
+        "enhanced_multi_pkt_send_wqe": 1,
     }  # fmt: skip
 
 
@@ -278,7 +279,7 @@ def test_create_tis_refused(ctx, make, context, status, syndrome, words):
 COMMON = [  # of SQs and RQs: fields of the context, fields of its WQ, and the refusal
     ({"state": 1}, {}, BAD_PARAM, Because.QUEUE_STATE, "state = 1: a queue is created in RST (0)"),
     ({"state": 3}, {}, BAD_PARAM, Because.QUEUE_STATE, "state = 3"),
-    ({"ts_format": 2}, {}, BAD_PARAM, Because.TIMESTAMP_FORMAT, "ts_format = 2: timestamps are free running"),
+    ({"ts_format": 3}, {}, BAD_PARAM, Because.TIMESTAMP_FORMAT, "ts_format = 3: it must be one of FREE_RUNNING (0)"),
     ({"cqn": 0}, {}, BAD_RESOURCE, Because.NO_SUCH_CQ, "there is no CQ 0x0"),
     ({"cqn": NOWHERE}, {}, BAD_RESOURCE, Because.NO_SUCH_CQ, "there is no CQ 0x3ff"),
     ({"rlky": 1}, {}, BAD_PARAM, Because.UNSUPPORTED_FIELD, "rlky = 1: the software NIC has no reserved lkey"),
@@ -349,6 +350,7 @@ STRIDING = {"wq_type": 3, "log_wq_stride": 5}
     ("context", "wq", "status", "syndrome", "words"),
     [
         *COMMON,
+        ({"ts_format": 2}, {}, BAD_PARAM, Because.TIMESTAMP_FORMAT, "one of FREE_RUNNING (0), DEFAULT (1)"),
         ({"counter_set_id": 77}, {}, BAD_RESOURCE, Because.NO_SUCH_Q_COUNTER, "there is no Q counter 0x4d"),
         ({"mem_rq_type": 2}, {}, BAD_PARAM, Because.RQ_TYPE, "mem_rq_type 2: WQEs are in the RQ (0) or in an RMP (1)"),
         ({"mem_rq_type": 1}, {}, BAD_RESOURCE, Because.NO_SUCH_SRQ, "there is no SRQ 0x0"),

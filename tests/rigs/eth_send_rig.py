@@ -4,15 +4,27 @@ import time
 from typing import Any
 
 import numpy as np
+from scapy.layers.l2 import Ether
 
-from eth_receive_rig import Cq, Ring
+from eth_receive_rig import Buffer, Cq, Ring, Rq, lead
 from ethernet_rig import Maker, nic_of
+from gpunetio import verbs
 from gpunetio.formats.commands import Opcode
 from gpunetio.formats.cqe import CqeOpcode
 from gpunetio.formats.ethernet import QueueState
-from gpunetio.formats.wqe import ETH_INSERT_SVLAN, ETH_INSERT_VLAN, SEGMENT, WQEBB, CtrlFlags, EthChecksum, WqeOpcode
+from gpunetio.formats.wqe import (
+    ETH_INSERT_SVLAN,
+    ETH_INSERT_VLAN,
+    REAL_TIME_MASK,
+    SEGMENT,
+    WQEBB,
+    CtrlFlags,
+    EthChecksum,
+    WaitOperation,
+    WqeOpcode,
+)  # fmt: skip
 from gpunetio.verbs import DevxObject
-from nic_rig import PATIENCE, view
+from nic_rig import PATIENCE, until, view
 
 CHECKSUMS = EthChecksum.L3 | EthChecksum.L4
 
@@ -36,6 +48,22 @@ def pointer(address: int, lkey: int, nbytes: int) -> bytes:
 
 def inlined(data: bytes) -> bytes:
     return padded((1 << 31 | len(data)).to_bytes(4, "big") + data)
+
+
+def wait_time(value: int, mask: int = REAL_TIME_MASK, operation: int = WaitOperation.CYCLIC_SMALLER) -> bytes:
+    """The segment of a WAIT for a time."""
+    return operation.to_bytes(4, "big") + bytes(12) + value.to_bytes(8, "big") + mask.to_bytes(8, "big")
+
+
+def wait_cq(cqn: int, index: int) -> bytes:
+    """The segment of a WAIT for the CQE `index` of a CQ."""
+    return bytes(8) + index.to_bytes(4, "big") + cqn.to_bytes(4, "big")
+
+
+def stamp(ns: int) -> int:
+    """A time of day as a WAIT has it."""
+    seconds, rest = divmod(ns, 10**9)
+    return seconds << 32 | rest
 
 
 class Sq(Ring):
@@ -123,3 +151,51 @@ def error_of(cqe: Any) -> tuple[int, int]:
     assert opcode_of(cqe) == CqeOpcode.REQ_ERR
     word = int(cqe["timestamp"]) & 0xFFFF_FFFF
     return word & 0xFF, word >> 8
+
+
+class Port:
+    """A send queue, and a receive queue that gets all frames that come back."""
+
+    def __init__(self, ctx: verbs.Context, receives: int = 64, room: int = 2048, **queue: Any):
+        self.ctx, self.make, self.nic = ctx, Maker(ctx), nic_of(ctx)
+        self.sq = Sq(self.make, Cq(self.make), **queue)
+        self.out = Buffer(self.make, 1 << 16)
+        self.inbox = Buffer(self.make, receives * room)
+        self.arrived, self.room, self.receives, self.taken = Cq(self.make), room, receives, 0
+        self.rq = Rq(self.make, self.arrived, log=(receives - 1).bit_length())
+        for n in range(receives):
+            self.rq.post(self.inbox.at(n * room, room))
+        self.domain = self.make.domain()
+        self.tir = self.make.direct(self.domain.number, self.rq.made.number)
+        lead(ctx, self.tir.number)
+        self.mac = self.nic.mac.hex(":")
+        self.l2 = Ether(src="02:00:00:00:00:05", dst=self.mac)
+
+    def put(self, offset: int, data: bytes) -> bytes:
+        """Put bytes into the buffer. Return the data segment that points to them."""
+        self.out.memory.array[offset : offset + len(data)] = list(data)
+        return pointer(*self.out.at(offset, len(data)))
+
+    def frames(self, count: int) -> list[bytes]:
+        """The frames that have come back since the last call."""
+        new: list[Any] = []
+        until(lambda: new.extend(self.arrived.take()) or len(new) >= count, f"{count} frames")
+        assert len(new) == count
+        places = ((self.taken + i) % self.receives * self.room for i in range(count))
+        frames = [self.inbox.bytes(place, int(cqe["byte_cnt"])) for place, cqe in zip(places, new, strict=True)]
+        self.taken += count
+        return frames
+
+    def send(self, *segments: bytes, **control: Any) -> bytes:
+        """Send a packet, and return it as it arrives."""
+        index = self.sq.post(*segments, **control)
+        (cqe,) = self.sq.done()
+        assert (opcode_of(cqe), int(cqe["wqe_counter"])) == (CqeOpcode.REQ, index & 0xFFFF), error_of(cqe)
+        return self.frames(1)[0]
+
+
+def recover(port: Port) -> None:
+    """ERR, RST, RDY: the NIC forgets its positions, and so does the owner."""
+    port.sq.modify(QueueState.ERR, QueueState.RST)
+    port.sq.record[1] = port.sq.pi = 0
+    port.sq.modify(QueueState.RST, QueueState.RDY)

@@ -189,8 +189,9 @@ class EthTxq(SendQueue):
     def calculate_timestamp(self, utc_ns: int) -> int:
         """Return a time of day, in nanoseconds since 1970, as a WAIT has it (`doca_eth_txq_calculate_timestamp`).
 
-        When the WAIT is reached, a time that has passed, or is more than 4 s ahead, does not wait. InvalidValueError
-        for a time before 1970 or after 2106. BadStateError unless the queue was created with `wait_on_time`.
+        When the WAIT is reached, a time that has passed does not wait. A card takes one that is more than 4 s ahead for
+        such a time; the software NIC refuses it, which fails the queue. InvalidValueError for a time before 1970 or
+        after 2106. BadStateError unless the queue was created with `wait_on_time`.
         """
         self.check_open()
         if not self._waits:

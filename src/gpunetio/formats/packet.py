@@ -229,6 +229,7 @@ TCP = Entry("tcp", 20, """
     checksum          16  be16
     urgent            18  be16
 """)
+TCP_FIN, TCP_PSH, TCP_CWR = 0x01, 0x08, 0x80
 TCP_OFFSET_SHIFT, TCP_FLAGS_MASK, TCP_ACK = 12, 0x1FF, 0x10  # of offset_flags; the offset counts words of 4 bytes
 
 # RFC 768

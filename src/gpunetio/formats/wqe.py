@@ -213,6 +213,9 @@ WAIT_VALUE_SEG = Entry("wait_value_seg", 32, """
     mask              24  be64
 """)
 
+# The bits of a time that a WAIT compares: 8 seconds and their nanoseconds, or as many cycles of a clock of 1 GHz.
+REAL_TIME_MASK, WAIT_MASK = (8 << 32) - 1, (1 << 33) - 1
+
 # Behind the control segment of a packet. The offsets are of the software parser, in units of 2 bytes. Inline headers
 # begin in `inline_hdr_start` and continue behind the segment, up to a multiple of 16 bytes.
 ETH_SEG = Entry("eth_seg", 16, """

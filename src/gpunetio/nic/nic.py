@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import os
 import threading
+import time
 from collections.abc import Hashable, Iterable
 from typing import Protocol, TypeVar
 
@@ -188,7 +189,7 @@ class SoftNic:
             pcap.start(name, port.gids, self.control.routes.mac_in_capture, self.control.routes.path_of)
         self.starved = Starved(name, self.qps, self.counters)
         self._service = kept(
-            ReportService(name, lambda key: key in self.mkeys, self.device_memory.explain, self.starved.look)
+            ReportService(name, lambda key: key in self.mkeys, self.device_memory.explain, self._look)
         )
         self.record["errors"], self.record["service_fd"] = self._service.ring, self._service.event
         for i in range(1, workers):
@@ -236,10 +237,24 @@ class SoftNic:
         r = self.record
         r["lid"], r["min_timeout"] = self.port.lid, MIN_ACK_TIMEOUT_NS
         r["mac"] = int.from_bytes(self.port.mac, "little")
+        r["wait_on_time"] = self.port.config.send_scheduling and not self.port.no_ethernet
+        self._set_clock()
         r["spin_ns"], r["sleep_ms"], r["budget"] = spin_us * 1000, sleep_ms, budget
         syndromes = self._control.view(np.uint8, int(r["syndromes"]) - self.control_address, SYNDROMES)
         for reason, text in EXPLAIN.items():
             syndromes[reason] = text.requester
+
+    def _set_clock(self) -> None:
+        """Tell the engine what the time of day is by its clock. The former may be slewed or set at any time.
+
+        A thread that is interrupted between both readings finds too small an offset: WAITs would end late, never early.
+        """
+        self.record["utc_offset"] = max(time.time_ns() - time.monotonic_ns() for _ in range(5))
+
+    def _look(self) -> None:
+        """Do what the report thread does once a second."""
+        self.starved.look()
+        self._set_clock()
 
     # --- identity --------------------------------------------------------------------------------------------------
 

@@ -36,6 +36,7 @@ class EthernetQueues(EthernetObjects):
     """The SQs or the RQs of a NIC. `struct` is their context. While there are any, the NIC is on the LAN of `links`."""
 
     struct: BitStruct
+    formats: tuple[TimestampFormat, ...]  # of timestamps
 
     def __init__(
         self, hardware: Hardware, name: str, entry: Entry, rows: int, no_such: CommandSyndrome, links: Links
@@ -60,10 +61,11 @@ class EthernetQueues(EthernetObjects):
                 Status.BAD_PARAM, CommandSyndrome.QUEUE_STATE,
                 f"{self.struct.name}.state = {context['state']}: a queue is created in RST (0), and MODIFY readies it",
             )  # fmt: skip
-        if (ts_format := context["ts_format"]) not in (TimestampFormat.FREE_RUNNING, TimestampFormat.DEFAULT):
+        if (ts_format := context["ts_format"]) not in self.formats:
+            known = ", ".join(f"{one.name} ({int(one)})" for one in self.formats)
             raise CommandError(
                 Status.BAD_PARAM, CommandSyndrome.TIMESTAMP_FORMAT,
-                f"{self.struct.name}.ts_format = {ts_format}: timestamps are free running (0), the default (1)",
+                f"{self.struct.name}.ts_format = {ts_format}: it must be one of {known}",
             )  # fmt: skip
 
     def place(

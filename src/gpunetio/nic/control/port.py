@@ -111,6 +111,7 @@ class PortConfig:
     `workers`      threads that serve the NIC's queues; 0 means one for each four cores, and four at most
     `promiscuous`  whether flow rules decide about Ethernet frames to any MAC, or only about those to the port's MAC and
                    to groups
+    `send_scheduling`  whether Ethernet send queues may wait for a time (a card's ACCURATE_TX_SCHEDULER)
     `part_id`      the vendor_part_id that the device reports: a ConnectX-7's, or 0 for a device of its own kind
     """
 
@@ -124,6 +125,7 @@ class PortConfig:
     part_id: int = CONNECTX_7
     workers: int = 0
     promiscuous: bool = True
+    send_scheduling: bool = True
 
     def __post_init__(self) -> None:
         addresses = (self.addresses,) if isinstance(self.addresses, str) else tuple(self.addresses)

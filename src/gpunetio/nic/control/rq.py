@@ -9,7 +9,7 @@ import numpy as np
 from ...errors import BadStateError
 from ...formats import ethernet as eth
 from ...formats.commands import CapClass, Opcode, Status, WqType
-from ...formats.ethernet import ModifyRq, RqMemory, TimestampFormats
+from ...formats.ethernet import ModifyRq, RqMemory, TimestampFormat, TimestampFormats
 from ...formats.layout import BitStruct, Fields
 from ...formats.wqe import MIN_STRIDE_LOG, MIN_STRIDES_LOG, SEGMENT, STRIDING_WQE
 from .. import step
@@ -47,6 +47,7 @@ class ReceiveQueues(EthernetQueues):
     """The RQs of a NIC. Their WQEs are in a ring of their own, or in a receive memory pool."""
 
     struct: BitStruct = eth.RQC
+    formats: tuple[TimestampFormat, ...] = (TimestampFormat.FREE_RUNNING, TimestampFormat.DEFAULT)
 
     def __init__(
         self, hardware: Hardware, components: Components, pds: ProtectionDomains, umems: Umems, cqs: CompletionQueues,

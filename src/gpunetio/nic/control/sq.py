@@ -9,7 +9,7 @@ from ...fabric.ethernet_records import FRAME_ROOM
 from ...formats import ethernet as eth
 from ...formats.commands import CapClass, Opcode, QpState, Status, WqType
 from ...formats.doorbell import REGISTER_BYTES
-from ...formats.ethernet import InlineMode, InlineModeCap, ModifySq, QueueState, TimestampFormats
+from ...formats.ethernet import InlineMode, InlineModeCap, ModifySq, QueueState, TimestampFormat, TimestampFormats
 from ...formats.layout import BitStruct, Fields
 from ...formats.wqe import WQEBB_SHIFT
 from ...memory import HostMemory
@@ -18,6 +18,7 @@ from ..hardware import Hardware
 from ..state.ethernet import SQ_ROW
 from ..state.work_queue import QueueKind
 from ..transport.eth_frame import MAX_MTU
+from ..transport.eth_segment import LOG_MAX_TSO
 from .command import DONE, Call, Capabilities, Command
 from .components import Components
 from .cq import CompletionQueues
@@ -51,6 +52,7 @@ class SendQueues(EthernetQueues):
     """The SQs of a NIC. No QP has the number of an SQ, because both ring the same registers: SQNs lie below MAX_QP."""
 
     struct: BitStruct = eth.SQC
+    formats: tuple[TimestampFormat, ...] = tuple(TimestampFormat)
     put_op: int = step.ADD_SQ
     remove_op: int = step.REMOVE_SQ
 
@@ -82,10 +84,11 @@ class SendQueues(EthernetQueues):
         return {
             CapClass.GENERAL: {
                 "eth_net_offloads": 1, "log_max_sq": self.log_max, "log_max_tis_per_sq": 0,
-                "sq_ts_format": TimestampFormats.FREE_RUNNING,
+                "sq_ts_format": TimestampFormats.BOTH, "wait_on_time": int(self._port.config.send_scheduling),
             },
             CapClass.ETHERNET_OFFLOADS: {
                 "wqe_inline_mode": InlineModeCap.NOT_REQUIRED, "csum_cap": 1, "wqe_vlan_insert": 1,
+                "max_lso_cap": LOG_MAX_TSO, "enhanced_multi_pkt_send_wqe": 1,
             },
         }  # fmt: skip
 
@@ -116,6 +119,7 @@ class SendQueues(EthernetQueues):
         row["tis"], row["doorbell"] = self._tiss.table.row_address(context["tis_num_0"]), self.doorbell_line(sqn)
         row["inline_mode"], row["flush"] = context["min_wqe_inline_mode"], context["flush_in_error_en"]
         row["multi_packet"], row["core_direct"] = context["allow_multi_pkt_send_wqe"], context["cd_master"]
+        row["real_time"] = context["ts_format"] != TimestampFormat.FREE_RUNNING
         uses = Uses(
             [*counted, (self._pds, wq["pd"]), (self._uars, wq["uar_page"])],
             [(self._cqs, context["cqn"]), (self._tiss, context["tis_num_0"])],

@@ -56,6 +56,9 @@ class Reason(IntEnum):
     FRAME_LENGTH         = 43
     INLINE_HEADERS       = 44
     CHECKSUM_FLAGS       = 45
+    WAIT_MODE            = 46
+    WAIT_TOO_FAR         = 47
+    TSO_HEADERS          = 48
 
 
 class Explanation(NamedTuple):
@@ -223,4 +226,18 @@ EXPLAIN: dict[Reason, Explanation] = {
         Syndrome.LOCAL_QP_OP,
         "cs_flags {extra0:#04x} ask for checksums of inner headers, which the software NIC does not compute",
         "it computes those of the outer headers only: L3 (0x40) and L4 (0x80)"),
+    Reason.WAIT_MODE: Explanation(
+        Syndrome.LOCAL_QP_OP,
+        "a WAIT with opmod {extra0} and operation {extra1} is not possible here",
+        "opmod 0 waits for a CQ; opmod 2 for a time, with operation 5 and the mask of 8 s, unless send scheduling is "
+        "off (PortConfig.send_scheduling)"),
+    Reason.WAIT_TOO_FAR: Explanation(
+        Syndrome.LOCAL_QP_OP,
+        "the WAIT is for a time that is {extra0} ns ahead, but 4 s is the most",
+        "a device would take it for a time that has passed; post the WAIT later, and check the format of the time "
+        "(ts_format of the SQ)"),
+    Reason.TSO_HEADERS: Explanation(
+        Syndrome.LOCAL_QP_OP,
+        "a TSO with mss {extra0} and {extra1} bytes of inline headers cannot be cut into packets",
+        "mss must not be 0, and the inline headers must be those of Ethernet, IP and TCP, with no byte behind them"),
 }  # fmt: skip

@@ -104,6 +104,24 @@ def checksum_flags(nic, flags):
     return _because(nic, Reason.CHECKSUM_FLAGS, 0, 0, 0, flags, 0)
 
 
+@engine_function
+def wait_mode(nic, opmod, operation):
+    """Refuse a WAIT for something that the queue cannot wait for."""
+    return _because(nic, Reason.WAIT_MODE, 0, 0, 0, opmod, operation)
+
+
+@engine_function
+def wait_too_far(nic, left):
+    """Refuse a WAIT for a time that is so far ahead."""
+    return _because(nic, Reason.WAIT_TOO_FAR, 0, 0, 0, left, 0)
+
+
+@engine_function
+def segmentation_headers(nic, mss, inline):
+    """Refuse to cut a packet whose headers cannot be repeated."""
+    return _because(nic, Reason.TSO_HEADERS, 0, 0, 0, mss, inline)
+
+
 # --- memory ----------------------------------------------------------------------------------------------------------
 #
 # `side` is Reason.LKEY_UNKNOWN or Reason.RKEY_UNKNOWN. The reasons after both are in the order of these functions.

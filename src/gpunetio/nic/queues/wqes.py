@@ -12,23 +12,20 @@ from ...formats.doorbell import PI_MASK, WQE_IDX_SHIFT
 from ...formats.wqe import (
     ATOMIC_SEG, AV_SEG, BASE_AV_BYTES, CE_SHIFT, CTRL_SEG, DATA_SEG, DS_MASK, EXTENDED_ATOMIC_4, EXTENDED_ATOMIC_8,
     EXTENDED_AV, FM_SHIFT, INLINE_SEG, MASKED_CS32_SEG, MASKED_CS64_SEG, MASKED_FA32_SEG, MASKED_FA64_SEG,
-    MAX_TRANSFER, MMO_DMA, OPMOD_SHIFT, RADDR_SEG, SEGMENT, WAIT_SEG, WQEBB_SHIFT, CtrlFlags, WqeOpcode,
+    MAX_TRANSFER, MMO_DMA, OPMOD_SHIFT, RADDR_SEG, SEGMENT, WQEBB_SHIFT, CtrlFlags, WaitMode, WqeOpcode,
 )  # fmt: skip
 from .completion import fail_send
 from .operations import (
     has_packets, is_atomic, is_masked, is_offered, returns_data, right_of, segments_of,
 )  # fmt: skip
+from .waits import wait_for_cq
 from ..state.message import MAX_SEGMENTS, MESSAGE, message_at
 from ..dma.mkey import translate
 from ..dma.streams import DEVICE_SHIFT, move_now
 from ..observe import refuse
 from ..observe.reasons import Reason
-from ..state.cq import CQ_ROW, cq_row_at
-from ..state.nic import nic_at
 from ..state.worker import worker_at
 from ..state.qp import qp_row_at
-
-_CQN_MASK, _INDEX_MASK = 0xFF_FFFF, 0xFFFF_FFFF
 
 NOT_YET = -1  # from `check_wqe`: the WQE may still be on its way, so the queue pair waits
 PATIENCE_NS = 2_000_000  # for such a WQE; on an H200 the latest one came within 300 µs
@@ -271,21 +268,11 @@ def execute_local(nic, row, wqe, opcode, ds, index):
     if opcode == WqeOpcode.MMO:
         # A copy begins when all WQEs before it are complete: one that is flushed has copied nothing.
         return _copy_memory(nic, row, wqe, ds) if qp_row_at(row).sq_ci == index else 0
-    return _wait(nic, row, wqe, ds) if opcode == WqeOpcode.WAIT else _dump(nic, row, wqe, ds)
-
-
-@engine_function
-def _wait(nic, row, wqe, ds):
-    """Return 1 if the CQ has the CQE that a WAIT names, 0 if not yet, or minus a reason (PRM, core-direct)."""
-    n = nic_at(nic)
-    cqn = be32(ld32(wqe + SEGMENT + WAIT_SEG.qpn_cqn)) & _CQN_MASK
-    cq = n.cqs + (cqn & n.cq_mask) * CQ_ROW.size
-    if qp_row_at(row).core_direct == 0 or cqn == 0 or cq_row_at(cq).cqn != cqn:
-        return -refuse.unsupported_operation(nic)
-    if ds != segments_of(WqeOpcode.WAIT, 0):
-        return -refuse.malformed_wqe(nic, ds)
-    ahead = cq_row_at(cq).pi - be32(ld32(wqe + SEGMENT + WAIT_SEG.max_index))
-    return 1 if 0 < (ahead & _INDEX_MASK) <= _INDEX_MASK >> 1 else 0
+    if opcode == WqeOpcode.WAIT:
+        if read_control(wqe).opmod != WaitMode.CQ_PI:
+            return -refuse.unsupported_operation(nic)
+        return wait_for_cq(nic, row, wqe, ds)
+    return _dump(nic, row, wqe, ds)
 
 
 @engine_function

@@ -36,8 +36,10 @@ SQ_ROW = record("sq_row", QP_FIELDS + """
     inline_mode    i64      command    formats.ethernet.InlineMode: the headers that its WQEs must contain
     multi_packet   i64      command    not 0: a WQE may hold several packets (ENHANCED_MPSW)
     flush          i64      command    not 0: in ERR, its WQEs complete with flush errors
+    real_time      i64      command    not 0: its times are of day: in CQEs, and to wait for
     # state of an SQ, which RST clears
     packets        i64      requester  packets of the WQE at hand that were sent
+    wait_until     i64      requester  when the WAIT at hand ends, in ns of the engine's clock; 0: it is for no time
 """)
 SQ_STATE = SQ_ROW.packets  # where the state of an SQ begins
 

@@ -28,6 +28,7 @@ NIC_FIELDS = """
     # set-up
     lid            i64      nobody     the port's LID, on InfiniBand
     mac            i64      nobody     the port's MAC, a load of its 6 bytes
+    wait_on_time   i64      nobody     not 0: SQs may wait for a time
     budget         i64      nobody     WQEs of one work queue before the next one's turn
     min_timeout    i64      nobody     the shortest time until a retry, in ns
     spin_ns        i64      nobody     how long an idle worker spins before it sleeps, in ns

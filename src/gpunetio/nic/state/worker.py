@@ -47,6 +47,7 @@ WORKER = record("worker", NIC_FIELDS + """
     pause_at       i64      host       the worker pauses once so many WQEs were executed; -1 is never
     paused         i64      engine     not 0: the worker executes commands only. The host clears it
     virtual_time   i64      host       not 0: the host sets `now` (tests)
+    utc_offset     i64      host       what to add to `now` for the time of day, in ns since 1970
     # requests of the first worker
     arms_rung      i64      engine     registers that were rung to arm CQs of other workers (queues/events.py)
     # lists and clock

@@ -22,13 +22,13 @@ from ..observe import refuse
 from ..state.counters import COUNTERS, counters_at
 from ..state.ethernet import sq_row_at, tir_row_at, tis_row_at
 from ..state.flow import Fate, flow_table_at, packet_at
-from ..state.message import MESSAGE
 from ..state.nic import nic_at
 from ..state.qp import qp_row_at
 from ..state.worker import worker_at
 from ..steering.parse import PROTOCOL, parse
 from ..steering.steer import steer
 from .ethernet import UNDECIDED, follow
+from .lan import load_mac
 from .wire_kinds import frame_room, send_frame
 
 NO_ROOM, SENT = 0, 1  # or minus a reason
@@ -41,9 +41,8 @@ MAX_MTU = FRAME_ROOM - ETHERNET.size - MOST_TAGS * VLAN_TAG.size
 
 
 @engine_function
-def copy_data(nic, offset, nbytes, to):
-    """Copy bytes from the data segments of the worker's message, which hold so many. Return 0, or a reason."""
-    segment = worker_at(nic).message + MESSAGE.segments
+def copy_data(nic, segment, offset, nbytes, to):
+    """Copy bytes from the listed data from `segment` on, which are so many. Return 0, or a reason."""
     while nbytes > 0:
         part = ld64(segment + 8) - offset
         if part > 0:
@@ -61,13 +60,13 @@ def copy_data(nic, offset, nbytes, to):
 
 
 @engine_function
-def _first_bytes(nic, head, head_bytes, offset):
+def _first_bytes(nic, head, head_bytes, segment, offset):
     """Return the address of a frame's first MAC_BYTES, or minus a reason."""
     if head_bytes >= MAC_BYTES:
         return head
     room = worker_at(nic).frame
     copy(room, head, head_bytes)
-    reason = copy_data(nic, offset, MAC_BYTES - head_bytes, room + head_bytes)
+    reason = copy_data(nic, segment, offset, MAC_BYTES - head_bytes, room + head_bytes)
     return room if reason == 0 else -reason
 
 
@@ -83,7 +82,7 @@ def _insert_tag(frame, tag):
 
 
 @device_function
-def _tag_bytes(frame, nbytes):
+def tag_bytes(frame, nbytes):
     """Return the bytes of the VLAN tags of a frame that do not count towards its length."""
     at = ETHERNET.ether_type
     for _ in range(MOST_TAGS):
@@ -142,7 +141,7 @@ def _headers_needed(nic, mode, frame, nbytes):
     parse(packet, frame, nbytes)
     p = packet_at(packet)
     if mode == InlineMode.L2 or p.l3 == 0:
-        return ETHERNET.size + _tag_bytes(frame, nbytes)
+        return ETHERNET.size + tag_bytes(frame, nbytes)
     ip = frame + p.l3
     if mode == InlineMode.TCP_UDP and p.l4 != 0:
         if ld8(packet + PROTOCOL) == IP_PROTOCOL_UDP:
@@ -182,11 +181,11 @@ def _come_back(nic, row, nbytes, mac):
 
 
 @engine_function
-def send_packet(nic, row, head, head_bytes, offset, nbytes, flags, tag):
-    """Send a packet: `head_bytes` from the WQE, then `nbytes` of the message's data from `offset` on.
+def build_frame(nic, row, head, head_bytes, segment, offset, nbytes, tag):
+    """Write a frame to where it leaves: `head_bytes` from the WQE, then `nbytes` of the listed data.
 
-    `tag` is 0, or what the Ethernet segment says of a VLAN tag to insert; `flags` are EthChecksum. Return SENT, even
-    if nobody gets it, NO_ROOM, or minus a reason.
+    The data begin at the `offset` of what the message lists from `segment` on. `tag` is 0, or what the Ethernet segment
+    says of a VLAN tag to insert. Return the frame's address, NO_ROOM, or minus a reason.
     """
     n = worker_at(nic)
     q = qp_row_at(row)
@@ -195,38 +194,51 @@ def send_packet(nic, row, head, head_bytes, offset, nbytes, flags, tag):
     most = q.mtu + ETHERNET.size
     if total - insert < ETHERNET.size or total > most + MOST_TAGS * VLAN_TAG.size:
         return -refuse.frame_length(nic, total, ETHERNET.size, most)
-    first = _first_bytes(nic, head, head_bytes, offset)
+    first = _first_bytes(nic, head, head_bytes, segment, offset)
     if first < 0:
         return first
-    mac = ld32(first) | ld16(first + 4) << 32
-    own = mac == nic_at(nic).mac
-    frame = n.frame if own else frame_room(nic, q.wire, total, mac)
+    mac = load_mac(first)
+    frame = n.frame if mac == nic_at(nic).mac else frame_room(nic, q.wire, total, mac)
     if frame == 0:
         return NO_ROOM
     copy(frame + insert, head, head_bytes)
-    reason = copy_data(nic, offset, nbytes, frame + insert + head_bytes)
+    reason = copy_data(nic, segment, offset, nbytes, frame + insert + head_bytes)
     if reason != 0:
         return -reason
     if insert:
         _insert_tag(frame, tag)
-    if total > most + _tag_bytes(frame, total):
+    if total > most + tag_bytes(frame, total):
         return -refuse.frame_length(nic, total, ETHERNET.size, most)
     mode = sq_row_at(row).inline_mode
     if mode != InlineMode.NONE:
         needed = _headers_needed(nic, mode, frame, total)
         if head_bytes < needed:
             return -refuse.inline_headers(nic, head_bytes, needed)
+    return frame
+
+
+@engine_function
+def send_packet(nic, row, head, head_bytes, segment, offset, nbytes, flags, tag):
+    """Build a frame, with the checksums that `flags` (EthChecksum) ask for, and send it.
+
+    Return SENT, even if nobody gets it, NO_ROOM, or minus a reason.
+    """
+    frame = build_frame(nic, row, head, head_bytes, segment, offset, nbytes, tag)
+    if frame <= 0:
+        return frame
+    total = head_bytes + nbytes + (VLAN_TAG.size if tag else 0)
     if flags:
         write_checksums(nic, frame, total, flags)
-    _leave(nic, row, frame, total, mac)
+    leave(nic, row, frame, total)
     return SENT
 
 
 @engine_function
-def _leave(nic, row, frame, nbytes, mac):
+def leave(nic, row, frame, nbytes):
     """Send a frame that is complete, to the wire or back, or both."""
     n = worker_at(nic)
     c = counters_at(n.counters)
+    mac = load_mac(frame)
     if n.link_down:
         c.tx_frame_link_down += 1
         return

@@ -6,9 +6,9 @@ WQEs are executed in their order. When the wire has no room, the queue waits for
 from __future__ import annotations
 
 from ...formats.commands import QpState
-from ...formats.wqe import ETH_INSERT_VLAN, ETH_SEG, ETH_VLAN, SEGMENT, EthChecksum, WqeOpcode
+from ...formats.wqe import ETH_INSERT_VLAN, ETH_SEG, ETH_VLAN, SEGMENT, EthChecksum, WaitMode, WqeOpcode
 from ...jit.compile import device_function, engine_function
-from ...jit.ops import be16, ld8, ld16, st64
+from ...jit.ops import be16, ld8, ld16, ld64, st64
 from ..observe import refuse
 from ..observe.reasons import Reason
 from ..queues.completion import complete_send
@@ -16,16 +16,19 @@ from ..queues.doorbells import poll_doorbell
 from ..queues.wqes import (
     NOT_YET, check_wqe, flush_next, gather, in_one_piece, local_failure, read_control, wqe_slot,
 )  # fmt: skip
+from ..queues.waits import real_time_stamp, time_left, wait_for_cq, wait_for_time
 from ..state.counters import counters_at
 from ..state.ethernet import SQ_ROW, SQ_STATE, sq_row_at
-from ..state.message import message_at
+from ..state.message import MESSAGE, message_at
 from ..state.qp import QP_ROW, QP_SETUP_BYTES, qp_row_at
 from ..state.work_queue import wake, work_queue_at
 from ..state.worker import worker_at
-from .eth_frame import send_packet
+from .eth_frame import NO_ROOM, SENT, send_packet
+from .eth_segment import send_segments
 from .send_queue import budget, may_send
 
-_WAIT, _DONE = 0, 1  # of a WQE, or minus a reason
+_WAIT, _DONE = NO_ROOM, SENT  # of a WQE, or minus a reason
+_AWAKE_BEFORE = 2_000_000  # ns before the end of a WAIT, for each ms that the engine sleeps at most
 _INLINE_IN_SEGMENT = SEGMENT - ETH_SEG.inline_hdr_start
 
 
@@ -46,9 +49,14 @@ def serve(nic, queue):
 
 @device_function
 def waits(row):
-    """Return whether an announced WQE is not complete: the engine must not sleep."""
+    """Return whether an announced WQE is not complete: the engine must not sleep.
+
+    It may sleep while an SQ waits for a time, until the last sleep before that.
+    """
     q = qp_row_at(row)
-    return q.sq_ci != q.sq_pi and q.state == QpState.RTS
+    n = worker_at(q.worker)
+    left = sq_row_at(row).wait_until - n.now
+    return q.sq_ci != q.sq_pi and q.state == QpState.RTS and left < _AWAKE_BEFORE * n.sleep_ms
 
 
 @engine_function
@@ -81,7 +89,7 @@ def _serve(nic, row, most):
             blocks = 1
         else:
             whole = in_one_piece(row, worker_at(nic).message, wqe, index, blocks)
-            result = _execute(nic, row, whole, opcode, ds)
+            result = _execute(nic, row, whole, opcode, control.opmod, ds)
         if result == _WAIT:
             break
         done += 1
@@ -89,29 +97,59 @@ def _serve(nic, row, most):
             local_failure(nic, row, index, opcode, ce, -result, blocks)
             done += _flush(nic, row)
             break
-        complete_send(nic, row, index, opcode, ce, 0)
+        _complete(nic, row, index, opcode, ce)
         q.sq_ci = index + blocks
         q.sq_next, q.sq_sent = q.sq_ci, q.sq_ci
     counters_at(worker_at(nic).counters).sq_wqes += done
     return done
 
 
+@device_function
+def _complete(nic, row, index, opcode, ce):
+    """Complete a WQE, at the time of day if the SQ has real-time timestamps."""
+    n = worker_at(nic)
+    now = n.now
+    if sq_row_at(row).real_time:
+        n.now = real_time_stamp(nic)
+    complete_send(nic, row, index, opcode, ce, 0)
+    n.now = now
+
+
 # --- WQEs ----------------------------------------------------------------------------------------------------------
 
 
 @engine_function
-def _execute(nic, row, wqe, opcode, ds):
+def _execute(nic, row, wqe, opcode, opmod, ds):
     """Execute a WQE, which is in one piece: return _DONE, _WAIT, or minus a reason."""
     if opcode == WqeOpcode.NOP:
         return _DONE
-    if opcode == WqeOpcode.SEND:
-        return _send(nic, row, wqe, ds)
+    if opcode == WqeOpcode.WAIT:
+        return _wait(nic, row, wqe, opmod, ds)
+    if opcode == WqeOpcode.ENHANCED_MPSW and sq_row_at(row).multi_packet == 0:
+        return -refuse.unsupported_operation(nic)
+    if opcode == WqeOpcode.SEND or opcode == WqeOpcode.TSO or opcode == WqeOpcode.ENHANCED_MPSW:
+        return _send(nic, row, wqe, opcode, ds)
     return -refuse.unsupported_operation(nic)
 
 
 @engine_function
-def _send(nic, row, wqe, ds):
-    """Send the packet of a SEND."""
+def _wait(nic, row, wqe, opmod, ds):
+    """Execute a WAIT."""
+    s = sq_row_at(row)
+    s.wait_until = 0
+    if opmod == WaitMode.CQ_PI:
+        return wait_for_cq(nic, row, wqe, ds)
+    if opmod != WaitMode.TIME:
+        return -refuse.wait_mode(nic, opmod, 0)
+    result = wait_for_time(nic, wqe, ds, s.real_time)
+    if result == _WAIT:
+        s.wait_until = worker_at(nic).now + time_left(nic, wqe, s.real_time)
+    return result
+
+
+@engine_function
+def _send(nic, row, wqe, opcode, ds):
+    """Send the packet of a SEND, the segments of a TSO, or the packets of an ENHANCED_MPSW."""
     if ds < 2:
         return -refuse.malformed_wqe(nic, ds)
     segment = wqe + SEGMENT
@@ -125,13 +163,34 @@ def _send(nic, row, wqe, ds):
         inline = 0
     data = wqe + data_at(inline)
     end = wqe + ds * SEGMENT
-    if data > end:
+    if data > end or (opcode == WqeOpcode.ENHANCED_MPSW and inline != 0):
         return -refuse.malformed_wqe(nic, ds)
-    reason = gather(nic, row, worker_at(nic).message, data, end, 0)
+    message = worker_at(nic).message
+    reason = gather(nic, row, message, data, end, 0)
     if reason != 0:
         return -(refuse.malformed_wqe(nic, ds) if reason == Reason.WQE_MALFORMED else reason)
-    nbytes = message_at(worker_at(nic).message).nbytes
-    return send_packet(nic, row, segment + ETH_SEG.inline_hdr_start, inline, 0, nbytes, flags, tag)
+    head = segment + ETH_SEG.inline_hdr_start
+    if opcode == WqeOpcode.TSO:
+        return send_segments(nic, row, head, inline, be16(ld16(segment + ETH_SEG.mss)))
+    if opcode == WqeOpcode.ENHANCED_MPSW:
+        return _send_each(nic, row, head, flags, tag)
+    nbytes = message_at(message).nbytes
+    return send_packet(nic, row, head, inline, message + MESSAGE.segments, 0, nbytes, flags, tag)
+
+
+@engine_function
+def _send_each(nic, row, head, flags, tag):
+    """Send each of the message's data segments that was not sent yet, as a packet of its own."""
+    s = sq_row_at(row)
+    message = worker_at(nic).message
+    while s.packets < message_at(message).nsegments:
+        segment = message + MESSAGE.segments + 16 * s.packets
+        result = send_packet(nic, row, head, 0, segment, 0, ld64(segment + 8), flags, tag)
+        if result != SENT:
+            return result
+        s.packets += 1
+    s.packets = 0
+    return _DONE
 
 
 @device_function

@@ -1,0 +1,76 @@
+"""WAIT: a WQE that ends when a CQ has a CQE, or when a time has come. Everything behind it in its queue waits, too."""
+
+from __future__ import annotations
+
+from ...formats.wqe import (
+    REAL_TIME_MASK, SEGMENT, WAIT_MASK, WAIT_SEG, WAIT_VALUE_SEG, WaitMode, WaitOperation, WqeOpcode,
+)  # fmt: skip
+from ...jit.compile import device_function, engine_function
+from ...jit.ops import be32, be64, ld32, ld64
+from ..observe import refuse
+from ..state.cq import CQ_ROW, cq_row_at
+from ..state.nic import nic_at
+from ..state.qp import qp_row_at
+from ..state.worker import worker_at
+from .operations import segments_of
+
+_CQN_MASK, _INDEX_MASK = 0xFF_FFFF, 0xFFFF_FFFF
+_TIME_SEGMENTS = 1 + WAIT_VALUE_SEG.size // SEGMENT
+SECOND = 1_000_000_000  # ns
+FARTHEST = 4 * SECOND  # half of what the mask tells apart
+
+
+@engine_function
+def wait_for_cq(nic, row, wqe, ds):
+    """Return 1 if the CQ has the CQE that a WAIT names, 0 if not yet, or minus a reason (PRM, core-direct)."""
+    n = nic_at(nic)
+    cqn = be32(ld32(wqe + SEGMENT + WAIT_SEG.qpn_cqn)) & _CQN_MASK
+    cq = n.cqs + (cqn & n.cq_mask) * CQ_ROW.size
+    if qp_row_at(row).core_direct == 0 or cqn == 0 or cq_row_at(cq).cqn != cqn:
+        return -refuse.unsupported_operation(nic)
+    if ds != segments_of(WqeOpcode.WAIT, 0):
+        return -refuse.malformed_wqe(nic, ds)
+    ahead = cq_row_at(cq).pi - be32(ld32(wqe + SEGMENT + WAIT_SEG.max_index))
+    return 1 if 0 < (ahead & _INDEX_MASK) <= _INDEX_MASK >> 1 else 0
+
+
+@device_function
+def real_time(nic):
+    """Return the time of day in ns since 1970."""
+    return worker_at(nic).now + worker_at(nic).utc_offset
+
+
+@device_function
+def real_time_stamp(nic):
+    """Return the time of day as CQEs and WAITs have it: seconds in the upper half, nanoseconds in the lower."""
+    now = real_time(nic)
+    return now // SECOND << 32 | now % SECOND
+
+
+@device_function
+def time_left(nic, wqe, real):
+    """Return how many ns ahead the time of a WAIT is: of day if `real`, else of the engine's clock."""
+    value = be64(ld64(wqe + SEGMENT + WAIT_VALUE_SEG.value))
+    if real:
+        return (value >> 32 & 0xFFFF_FFFF) * SECOND + (value & 0xFFFF_FFFF) - real_time(nic)
+    return value - worker_at(nic).now
+
+
+@engine_function
+def wait_for_time(nic, wqe, ds, real):
+    """Return 1 if the time of a WAIT has come, 0 if not yet, or minus a reason.
+
+    A device compares some bits of the time only, so it takes one that is too far ahead for one that has passed.
+    """
+    if nic_at(nic).wait_on_time == 0:
+        return -refuse.wait_mode(nic, WaitMode.TIME, 0)
+    if ds != _TIME_SEGMENTS:
+        return -refuse.malformed_wqe(nic, ds)
+    operation = be32(ld32(wqe + SEGMENT + WAIT_VALUE_SEG.operation))
+    mask = be64(ld64(wqe + SEGMENT + WAIT_VALUE_SEG.mask))
+    if operation != WaitOperation.CYCLIC_SMALLER or mask != (REAL_TIME_MASK if real else WAIT_MASK):
+        return -refuse.wait_mode(nic, WaitMode.TIME, operation)
+    left = time_left(nic, wqe, real)
+    if left > FARTHEST:
+        return -refuse.wait_too_far(nic, left)
+    return 1 if left <= 0 else 0

@@ -1,0 +1,328 @@
+"""TSO, several packets in a WQE, and WAIT on send queues of Ethernet packets. scapy is the judge of every segment."""
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scapy.layers.inet import IP, TCP, UDP
+from scapy.layers.inet6 import IPv6
+from scapy.layers.l2 import Dot1Q
+
+from eth_receive_rig import Cq, opened
+from eth_send_rig import (
+    CHECKSUMS,
+    Port,
+    Sq,
+    error_of,
+    eth,
+    inlined,
+    opcode_of,
+    pointer,
+    recover,
+    stamp,
+    wait_cq,
+    wait_time,
+)  # fmt: skip
+from gpunetio import PortConfig, verbs
+from gpunetio.formats.cqe import CqeOpcode, Syndrome
+from gpunetio.formats.ethernet import QueueState, TimestampFormat
+from gpunetio.formats.wqe import WAIT_MASK, WaitMode, WqeOpcode
+from gpunetio.nic.observe.reasons import Reason
+
+TSO, MPSW, WAIT = WqeOpcode.TSO, WqeOpcode.ENHANCED_MPSW, WqeOpcode.WAIT
+TIME = WaitMode.TIME
+V4, V6 = IP(src="192.0.2.1", dst="192.0.2.2", id=0xFFFE), IPv6(src="2001:db8::1", dst="2001:db8::2")
+
+
+@pytest.fixture
+def ctx() -> Iterator[verbs.Context]:
+    with opened(port=PortConfig(mtu=1500)) as ctx:
+        yield ctx
+
+
+@pytest.fixture
+def port(ctx) -> Port:
+    return Port(ctx, receives=256, allow_multi_pkt_send_wqe=1, ts_format=TimestampFormat.REAL_TIME)
+
+
+def fails(port: Port, syndrome: int, reason: Reason) -> None:
+    (cqe,) = port.sq.done()
+    assert error_of(cqe) == (syndrome, reason)
+    recover(port)
+
+
+def whole(port: Port, count: int) -> list[bytes]:
+    """The frames that arrive after a WQE has completed."""
+    (cqe,) = port.sq.done()
+    assert opcode_of(cqe) == CqeOpcode.REQ
+    return port.frames(count)
+
+
+# --- TSO -------------------------------------------------------------------------------------------------------------
+
+
+def segments(l2: Any, l3: Any, tcp: Any, payload: bytes, mss: int) -> list[bytes]:
+    """What a TSO is cut into, made by scapy."""
+    count = max(-(-len(payload) // mss), 1)
+    frames = []
+    for n in range(count):
+        head = l3.copy()
+        if isinstance(l3, IP):
+            head.id = (l3.id + n) & 0xFFFF
+        one = tcp.copy()
+        one.seq = (tcp.seq + n * mss) & 0xFFFF_FFFF
+        one.flags = "".join(
+            flag for flag in str(tcp.flags) if not (flag in "FP" and n < count - 1) and not (flag == "C" and n > 0)
+        )
+        frames.append(bytes(l2 / head / one / payload[n * mss : (n + 1) * mss]))
+    return frames
+
+
+def headers(l2: Any, l3: Any, tcp: Any) -> bytes:
+    """Headers with wrong checksums and lengths: the NIC computes them."""
+    spoiled = bytearray(bytes(l2 / l3 / tcp))
+    at = len(l2) + (2 if isinstance(l3, IP) else 4)
+    spoiled[at : at + 2] = b"\x12\x34"
+    return bytes(spoiled)
+
+
+OPTIONS = IP(src="10.0.0.1", dst="10.0.0.2", options=b"\1" * 8)
+
+
+@pytest.mark.parametrize("l3", [V4, OPTIONS, V6], ids=["ipv4", "options", "ipv6"])
+@pytest.mark.parametrize("tagged", [False, True])
+@pytest.mark.parametrize("nbytes", [0, 1, 1000, 1001, 5000])
+def test_tso(port, l3, tagged, nbytes):
+    l2 = port.l2 / Dot1Q(vlan=5) if tagged else port.l2
+    tcp = TCP(sport=1, dport=2, seq=0xFFFF_FF00, flags="FPAC", options=[("Timestamp", (1, 2)), ("NOP", None)])
+    payload = bytes(i * 7 & 0xFF for i in range(nbytes))
+    cut = nbytes // 3
+    data = [port.put(0, payload[:cut]), port.put(20000, payload[cut:])] if cut else [inlined(payload)]
+    port.sq.post(eth(headers(l2, l3, tcp), CHECKSUMS, mss=1000), *data, opcode=TSO)
+    expected = segments(l2, l3, tcp, payload, 1000)
+    assert whole(port, len(expected)) == expected
+
+
+def test_tso_of_the_largest_payload(port):
+    tcp, payload = TCP(seq=1, flags="A"), bytes(range(256)) * 200
+    port.sq.post(eth(headers(port.l2, V4, tcp), CHECKSUMS, mss=1460), port.put(0, payload), opcode=TSO)
+    expected = segments(port.l2, V4, tcp, payload, 1460)
+    assert whole(port, len(expected)) == expected
+
+
+@pytest.mark.parametrize("mss, l4, more", [(0, TCP(), b""), (100, UDP(), b""), (100, TCP(), b"x")])
+def test_tso_refused(port, mss, l4, more):
+    """No mss, no TCP, or more than headers."""
+    port.sq.post(eth(headers(port.l2, V4, l4) + more, mss=mss), port.put(0, bytes(500)), opcode=TSO)
+    fails(port, Syndrome.LOCAL_QP_OP, Reason.TSO_HEADERS)
+
+
+def test_tso_beyond_the_mtu(port):
+    port.sq.post(eth(headers(port.l2, V4, TCP()), mss=1461), port.put(0, bytes(3000)), opcode=TSO)
+    fails(port, Syndrome.LOCAL_LENGTH, Reason.FRAME_LENGTH)
+
+
+def test_tso_that_is_too_long(port):
+    pieces = [pointer(*port.out.at(0, 1 << 16))] * 4
+    port.sq.post(eth(headers(port.l2, V4, TCP()), mss=1000), *pieces, inlined(b"x"), opcode=TSO)
+    fails(port, Syndrome.LOCAL_LENGTH, Reason.LENGTH)
+
+
+# --- several packets in a WQE ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 2, 61])
+def test_multi_packet(port, count):
+    """Each data segment is a packet; all share the flags."""
+    packets = [port.l2 / V4 / UDP(sport=n) / bytes(n) for n in range(count)]
+    spoiled = []
+    for n, packet in enumerate(packets):
+        wrong = packet.copy()
+        wrong[UDP].chksum = 0x1234
+        spoiled.append(port.put(200 * n, bytes(wrong)))
+    port.sq.post(eth(flags=CHECKSUMS), *spoiled, opcode=MPSW)
+    assert whole(port, count) == [bytes(packet) for packet in packets]
+
+
+def test_multi_packet_with_inline_packets_and_a_tag(port):
+    frames = [bytes(port.l2 / V4 / UDP() / bytes([n])) for n in range(4)]
+    port.sq.post(eth(vlan=9), inlined(frames[0]), port.put(0, frames[1]), inlined(frames[2]), opcode=MPSW)
+    assert whole(port, 3) == [frame[:12] + b"\x81\0\0\x09" + frame[12:] for frame in frames[:3]]
+
+
+def test_multi_packet_refused(port, ctx):
+    """With inline headers; an SQ that was not made for it; a packet that is too short, behind one that was sent."""
+    frame = bytes(port.l2 / V4 / UDP())
+    port.sq.post(eth(frame[:18]), port.put(0, frame[18:]), opcode=MPSW)
+    fails(port, Syndrome.LOCAL_QP_OP, Reason.WQE_MALFORMED)
+    port.sq.post(eth(), port.put(0, frame), port.put(100, b"short"), port.put(200, frame), opcode=MPSW)
+    fails(port, Syndrome.LOCAL_LENGTH, Reason.FRAME_LENGTH)
+    assert port.frames(1) == [frame]
+    plain = Sq(port.make, Cq(port.make))
+    plain.post(eth(), port.put(0, frame), opcode=MPSW)
+    assert error_of(plain.done()[0]) == (Syndrome.LOCAL_QP_OP, Reason.WQE_OPCODE)
+
+
+# --- WAIT ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ahead_ms", [-10_000, -1, 0, 1, 40])
+@pytest.mark.parametrize("ts_format", TimestampFormat)
+def test_wait_for_a_time(ctx, ahead_ms, ts_format):
+    """What is behind it in the queue is not sent before that time. Times that have passed do not wait."""
+    port = Port(ctx, ts_format=ts_format)
+    cycles = ts_format == TimestampFormat.FREE_RUNNING
+    clock = time.monotonic_ns if cycles else time.time_ns
+    frame = bytes(port.l2 / V4 / UDP())
+    due = clock() + ahead_ms * 1_000_000
+    segment = wait_time(due, WAIT_MASK) if cycles else wait_time(stamp(due))
+    port.sq.write(segment, opcode=WAIT, opmod=TIME, ask=0)
+    port.sq.post(eth(), port.put(0, frame))
+    (cqe,) = port.sq.done()
+    assert opcode_of(cqe) == CqeOpcode.REQ
+    assert clock() >= due
+    assert port.frames(1) == [frame]
+    sent = int(cqe["timestamp"])
+    assert due <= (sent if cycles else (sent >> 32) * 10**9 + (sent & 0xFFFF_FFFF)) <= clock()
+
+
+def test_one_queue_waits_for_a_time_and_another_goes_on(port):
+    """Also after the first was reset."""
+    other = Sq(port.make, Cq(port.make))
+    frame = bytes(port.l2 / V4 / UDP())
+    port.sq.post(wait_time(stamp(time.time_ns() + 3 * 10**9)), opcode=WAIT, opmod=TIME)
+    other.post(eth(), port.put(0, frame))
+    assert opcode_of(other.done()[0]) == CqeOpcode.REQ
+    assert port.frames(1) == [frame]
+    assert port.sq.cq.take() == []
+    port.sq.modify(QueueState.RDY, QueueState.RST)
+    port.sq.record[1] = port.sq.pi = 0
+    port.sq.modify(QueueState.RST, QueueState.RDY)
+    assert port.send(eth(), port.put(0, frame)) == frame
+
+
+def test_wait_too_far(port):
+    port.sq.post(wait_time(stamp(time.time_ns() + 5 * 10**9)), opcode=WAIT, opmod=TIME)
+    fails(port, Syndrome.LOCAL_QP_OP, Reason.WAIT_TOO_FAR)
+    assert "but 4 s is the most" in port.nic.reports[-1].message
+
+
+@pytest.mark.parametrize("segment, opmod", [
+    (wait_time(0, operation=2), TIME), (wait_time(0, mask=1), TIME), (wait_time(0), WaitMode.DATA), (wait_time(0), 9),
+])  # fmt: skip
+def test_wait_refused(port, segment, opmod):
+    port.sq.post(segment, opcode=WAIT, opmod=opmod)
+    fails(port, Syndrome.LOCAL_QP_OP, Reason.WAIT_MODE)
+
+
+def test_wait_of_another_length(port):
+    port.sq.post(wait_time(0), bytes(16), opcode=WAIT, opmod=TIME)
+    fails(port, Syndrome.LOCAL_QP_OP, Reason.WQE_MALFORMED)
+
+
+def test_send_scheduling_is_off():
+    with opened(port=PortConfig(send_scheduling=False)) as ctx:
+        port = Port(ctx)
+        port.sq.post(wait_time(0), opcode=WAIT, opmod=TIME)
+        fails(port, Syndrome.LOCAL_QP_OP, Reason.WAIT_MODE)
+        assert "PortConfig.send_scheduling" in port.nic.reports[-1].message
+
+
+def test_wait_for_a_cq(ctx):
+    """A core-direct SQ waits for the completion of another; others may not."""
+    port = Port(ctx, cd_master=1)
+    other = Sq(port.make, Cq(port.make))
+    frames = [bytes(port.l2 / V4 / UDP(sport=n)) for n in range(2)]
+    port.sq.write(wait_cq(other.cq.made.number, 0), opcode=WAIT, ask=0)
+    port.sq.post(eth(), port.put(0, frames[0]))
+    other.post(eth(), port.put(200, frames[1]))
+    assert opcode_of(port.sq.done()[0]) == CqeOpcode.REQ
+    assert port.frames(2) == frames[::-1]
+    other.done()
+    other.post(wait_cq(port.sq.cq.made.number, 0), opcode=WAIT)
+    assert error_of(other.done()[0]) == (Syndrome.LOCAL_QP_OP, Reason.WQE_OPCODE)
+
+
+# --- random programs -------------------------------------------------------------------------------------------------
+
+payloads = st.binary(max_size=300)
+packets = st.builds(
+    lambda l3, l4, payload: (l3, l4, payload), st.sampled_from([V4, V6]),
+    st.sampled_from([UDP(sport=5, dport=6), TCP(sport=7, dport=8, flags="PA")]), payloads,
+)  # fmt: skip
+tags = st.none() | st.just(77)
+sends = st.tuples(st.just("send"), packets, st.integers(0, 60), st.integers(1, 4), st.booleans(), tags)
+manies = st.tuples(st.just("many"), st.lists(packets, min_size=1, max_size=5), st.booleans())
+cuts = st.tuples(st.just("tso"), st.sampled_from([V4, V6]), st.binary(max_size=900), st.integers(1, 400))
+nops = st.tuples(st.just("nop"))
+
+
+@pytest.fixture(scope="module")
+def long_port() -> Iterator[Port]:
+    with opened(port=PortConfig(mtu=1500)) as ctx:
+        yield Port(ctx, receives=1 << 12, room=1536, log=4, allow_multi_pkt_send_wqe=1)
+
+
+class Program:
+    """Writes WQEs, and what they send, as a plain model in Python has it."""
+
+    def __init__(self, port: Port):
+        self.port, self.expected, self.at = port, list[bytes](), 0
+
+    def place(self, data: bytes, pieces: int = 1) -> list[bytes]:
+        size = max(-(-len(data) // pieces), 1)
+        made = []
+        for start in range(0, len(data), size):
+            made.append(self.port.put(self.at, data[start : start + size]))
+            self.at += size
+        return made
+
+    def frame(self, packet: tuple[Any, Any, bytes], checksum: bool) -> tuple[bytes, bytes]:
+        """A frame as it is given, with a wrong checksum, and as it is sent."""
+        l3, l4, payload = packet
+        right = self.port.l2 / l3 / l4 / payload
+        wrong = right.copy()
+        wrong[type(l4)].chksum = 0xABCD
+        return bytes(wrong), bytes(right if checksum else wrong)
+
+    def nop(self) -> None:
+        self.port.sq.write(opcode=WqeOpcode.NOP, ask=0)
+
+    def send(self, packet: Any, inline: int, pieces: int, checksum: bool, vlan: int | None) -> None:
+        given, sent = self.frame(packet, checksum)
+        inline = 0 if vlan is not None else min(inline, len(given))
+        if vlan is not None:
+            sent = sent[:12] + b"\x81\0" + vlan.to_bytes(2, "big") + sent[12:]
+        segment = eth(given[:inline], CHECKSUMS if checksum else 0, vlan=vlan)
+        self.port.sq.write(segment, *self.place(given[inline:], pieces), ask=0)
+        self.expected.append(sent)
+
+    def many(self, several: list[Any], checksum: bool) -> None:
+        frames = [self.frame(packet, checksum) for packet in several]
+        data = [segment for given, _ in frames for segment in self.place(given)]
+        self.port.sq.write(eth(flags=CHECKSUMS if checksum else 0), *data, opcode=MPSW, ask=0)
+        self.expected += [sent for _, sent in frames]
+
+    def tso(self, l3: Any, payload: bytes, mss: int) -> None:
+        l2, tcp = self.port.l2, TCP(seq=9, flags="PA")
+        mss = max(mss, len(payload) // 20 + 1)
+        self.port.sq.write(eth(headers(l2, l3, tcp), mss=mss), *self.place(payload), opcode=TSO, ask=0)
+        self.expected += segments(l2, l3, tcp, payload, mss)
+
+
+@settings(max_examples=15)
+@given(st.lists(sends | manies | cuts | nops, min_size=1, max_size=3))
+def test_random_programs(long_port, steps):
+    """Around a ring of 16 blocks, again and again."""
+    program = Program(long_port)
+    for name, *arguments in steps:
+        getattr(program, name)(*arguments)
+    long_port.sq.post(opcode=WqeOpcode.NOP)
+    (cqe,) = long_port.sq.done()
+    assert opcode_of(cqe) == CqeOpcode.REQ
+    assert long_port.frames(len(program.expected)) == program.expected
+
+
