@@ -32,14 +32,21 @@ SAID = {
         {f"client {i}: 10 replies" for i in range(3)},
         "30 right replies of 30",
     ),
+    "answer_packets": (set(), "1000 answers to 1000 questions on host"),
     "first_put": (set(), "4 threads put 256 of 256 bytes on host"),
+    "see_packets": (
+        {f"52 bytes from 192.0.2.1: question {i}" for i in range(5)},
+        "5 of 5 packets seen on host",
+    ),
     "torch_tensor": (set(), "1048576 numbers have arrived in a cpu tensor"),
 }
 ARRIVED = "0 failed puts, 32768 of 32768 bytes arrived"
 ON_A_GPU = {
     "cuda_core_put": ARRIVED,
     "cupy_put": ARRIVED,
+    "answer_packets": r"1000 answers to 1000 questions on [\da-f:.]+",
     "first_put": r"4 threads put 256 of 256 bytes on [\da-f:.]+",
+    "see_packets": r"5 of 5 packets seen on [\da-f:.]+",
     "torch_tensor": "1048576 numbers have arrived in a cuda tensor",
 }
 ELSEWHERE = {"all_to_all", "cpp_put", "halo_exchange"}  # below, and in test_device_lib.py

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .click_types import Decorated
+from .click_types import Decorated, Values
 from .failures import guarded
 from .ports import ADDRESS, nic_port, port_options, tcp_port
 from .version import version_option
@@ -34,7 +34,7 @@ def _level(*names: str, whose: str, default: str | None = None) -> Callable[[Dec
     )  # fmt: skip
 
 
-def _common(command: Decorated) -> Decorated:
+def common(command: Decorated) -> Decorated:
     """Add the options of every sample: two log levels and the version."""
     command = version_option("-v", "--version")(command)
     command = _level("--sdk-log-level", whose="the NIC and the library")(command)
@@ -76,7 +76,7 @@ def _gid_index(*names: str) -> Callable[[Decorated], Decorated]:
 )
 @click.option("-b", "--send-burst", is_flag=True, help="Send all messages at once instead of asking for each burst.")
 @port_options
-@_common
+@common
 @guarded
 def verbs_server_client(**values: Any) -> None:
     """SEND, WRITE or READ from one process to another with DOCA Verbs on the CPU, one message per iteration.
@@ -90,7 +90,7 @@ def verbs_server_client(**values: Any) -> None:
 
     names = ("server", "tcp_port", "device", "gid_index", "operation", "size", "iterations")
     options = SampleOptions(nic_port=nic_port(values), **{name: values[name] for name in names})
-    with _logging(values["log_level"], values["sdk_log_level"]):
+    with messages(values):
         run(options, None if values["send_burst"] else _ask)
 
 
@@ -99,7 +99,7 @@ def verbs_server_client(**values: Any) -> None:
 @_gid_index("-gi", "--gid-index")
 @click.option("--ipv6", is_flag=True, help="Use IPv6 instead of IPv4: the address must be an IPv6 address.")
 @ADDRESS
-@_common
+@common
 @guarded
 def verbs_wait_cq_wr(**values: Any) -> None:
     """Hold the SEND of one queue pair back with a WAIT until another queue pair has completed, in one process.
@@ -113,7 +113,7 @@ def verbs_wait_cq_wr(**values: Any) -> None:
         device=values["device"], gid_index=values["gid_index"], ipv6=values["ipv6"],
         nic_port=PortConfig(addresses=values["addresses"]) if values["addresses"] else None,
     )  # fmt: skip
-    with _logging(values["log_level"], values["sdk_log_level"]):
+    with messages(values):
         run(options)
 
 
@@ -129,10 +129,11 @@ class _Echo(logging.Handler):
 
 
 @contextmanager
-def _logging(level: str, sdk_level: str | None) -> Iterator[None]:
-    """Show the sample's messages, and set both levels."""
+def messages(values: Values) -> Iterator[None]:
+    """Show the sample's messages, and set both levels, as the options say."""
     from .. import log
 
+    level, sdk_level = values["log_level"], values["sdk_log_level"]
     sample, handler, before = log.logger.getChild("samples"), _Echo(), log.logger.level
     sample.addHandler(handler)
     sample.propagate = False

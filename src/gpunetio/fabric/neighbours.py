@@ -13,10 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from ipaddress import IPv4Address, IPv6Address
 
-import numpy as np
-
 from ..errors import InvalidValueError, NotFoundError
-from ..formats.layout import Entry
 from ..formats.packet import (
     ARP, ARP_ETHERNET, ARP_REPLY, ARP_REQUEST, ETHER_TYPE_ARP, ETHER_TYPE_IPV4, ETHER_TYPE_IPV6, ETHERNET, GROUP_MAC,
     IP_PROTOCOL_ICMPV6, IPV4_MAPPED, IPV6, NEIGHBOUR, NEIGHBOUR_ADVERTISEMENT, NEIGHBOUR_HOP_LIMIT, NEIGHBOUR_OVERRIDE,
@@ -40,22 +37,15 @@ _LARGEST = 1 << 16
 _INTACT = 0xFFFF  # the checksum of data that contain their checksum
 
 
-def _pack(entry: Entry, **fields: int | bytes) -> bytes:
-    row = np.zeros((), entry.dtype)
-    for name, value in fields.items():
-        row[name] = np.void(value) if isinstance(value, bytes) else value
-    return row.tobytes()
-
-
 def ethernet(destination: bytes, source: bytes, ether_type: int) -> bytes:
     """Return an Ethernet header."""
-    return _pack(ETHERNET, destination=destination, source=source, ether_type=ether_type)
+    return ETHERNET.pack(destination=destination, source=source, ether_type=ether_type)
 
 
 def arp(operation: int, sender: tuple[bytes, bytes], target: tuple[bytes, bytes]) -> bytes:
     """Return an ARP packet. `sender` and `target` are a MAC and an IPv4 address each."""
-    return _pack(
-        ARP, hardware=ARP_ETHERNET, protocol=ETHER_TYPE_IPV4, hardware_length=6, protocol_length=4,
+    return ARP.pack(
+        hardware=ARP_ETHERNET, protocol=ETHER_TYPE_IPV4, hardware_length=6, protocol_length=4,
         operation=operation, sender_mac=sender[0], sender_ip=sender[1], target_mac=target[0], target_ip=target[1],
     )  # fmt: skip
 
@@ -69,11 +59,11 @@ def _icmpv6_sum(source: Gid, destination: Gid, message: bytes) -> int:
 def _discovery(ends: tuple[Gid, Gid], kind: int, flags: int, target: Gid, option: int, mac: bytes) -> bytes:
     """Return the IPv6 packet of a solicitation or an advertisement, from and to `ends`, with a MAC as an option."""
     tail = bytes([option, 1]) + mac
-    plain = _pack(NEIGHBOUR, type=kind, flags=flags, target=target) + tail
+    plain = NEIGHBOUR.pack(type=kind, flags=flags, target=target) + tail
     checksum = _icmpv6_sum(*ends, plain)
-    message = _pack(NEIGHBOUR, type=kind, checksum=checksum, flags=flags, target=target) + tail
-    return _pack(
-        IPV6, version_class_flow=6 << 28, payload_length=len(message), next_header=IP_PROTOCOL_ICMPV6,
+    message = NEIGHBOUR.pack(type=kind, checksum=checksum, flags=flags, target=target) + tail
+    return IPV6.pack(
+        version_class_flow=6 << 28, payload_length=len(message), next_header=IP_PROTOCOL_ICMPV6,
         hop_limit=NEIGHBOUR_HOP_LIMIT, source=ends[0], destination=ends[1],
     ) + message  # fmt: skip
 

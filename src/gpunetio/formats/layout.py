@@ -194,6 +194,13 @@ class Entry(tuple):
     def __repr__(self) -> str:
         return f"Entry({type(self).__name__}, {self.size} bytes)"
 
+    def pack(self, **values: int | bytes) -> bytes:
+        """Return an entry with these fields, and 0 in the others."""
+        row = np.zeros((), self.dtype)
+        for name, value in values.items():
+            row[name] = np.void(value) if isinstance(value, bytes) else value
+        return row.tobytes()
+
     def at(self, buf: BytesLike, offset: int = 0) -> np.ndarray:
         """Return the entry at byte `offset` of `buf`, a zero-dimensional array that reads and writes in place."""
         return np.frombuffer(buf, self.dtype, 1, offset).reshape(())
