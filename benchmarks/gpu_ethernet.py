@@ -156,7 +156,7 @@ def run(gpu: Gpu, scale: float) -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--gpu", default="cuda", help="GPU to use; 'host' tries the benchmark itself")
+    parser.add_argument("--gpu", default="auto", help="GPU to use; 'host' tries the benchmark itself")
     parser.add_argument("--scale", type=float, default=1.0)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
