@@ -10,12 +10,12 @@ from contextlib import ExitStack
 import pytest
 
 import gpunetio
-from gpunetio import Dpa, Gpu, device, enums, errors, verbs
+from gpunetio import Dpa, Gpu, device, enums, errors, eth, flow, verbs
 from repository import DATA, ROOT
 
 TABLE = ROOT / "docs" / "porting.md"
 SYMBOLS = [DATA / f"{where}_symbols.csv" for where in ("host", "device")]
-WHERE = (verbs, gpunetio, enums, errors, device)  # as the page says
+WHERE = (verbs, gpunetio, enums, errors, device, eth, flow)  # as the page says
 NOTHING = ("not needed: ", "not there yet", "not supported: ")
 NAME = re.compile(r"(?P<path>\w+(?:\.\w+)*)(?:\((?P<arguments>\w+=(?:, \w+=)*)\))?")
 
@@ -46,7 +46,8 @@ def objects() -> Iterator[dict[str, object]]:
         opened = [
             ctx, pd, cq, gpu, memory, pd.create_qp(sq_wr=1, send_cq=cq), pd.create_srq(4), ctx.create_uar(),
             ctx.register_umem(memory), pd.register(memory), ctx.create_comp_channel(), ctx.query_device(),
-            gpu.create_qp(pd, 4), stack.enter_context(Dpa(ctx)),
+            gpu.create_qp(pd, 4), stack.enter_context(Dpa(ctx)), eth.CyclicRxq(gpu, pd, 512, 64),
+            gpu.create_semaphore(1),
         ]  # fmt: skip
         yield {kind.__name__: each for each in opened for kind in type(each).__mro__}
 

@@ -11,6 +11,7 @@ from .conformance import conformance
 from .device_lib import device_lib
 from .devices import devices
 from .doctor import doctor
+from .eth import eth
 from .eth_samples import send_wait_time, simple_receive, simple_send
 from .failures import INTERRUPTED, OneLineUsage
 from .pingpong import pingpong
@@ -32,8 +33,8 @@ def app() -> None:
 
 
 for _command in (
-    *benchmark_commands(), conformance, device_lib, devices, doctor, pingpong, replay, selftest, send_wait_time, show,
-    simple_receive, simple_send, stat, topo, verbs_dpa, verbs_server_client, verbs_wait_cq_wr, warm,
+    *benchmark_commands(), conformance, device_lib, devices, doctor, eth, pingpong, replay, selftest, send_wait_time,
+    show, simple_receive, simple_send, stat, topo, verbs_dpa, verbs_server_client, verbs_wait_cq_wr, warm,
 ):  # fmt: skip
     app.add_command(_command)
 

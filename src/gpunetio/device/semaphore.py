@@ -1,4 +1,4 @@
-"""Semaphores: items that kernels and the CPU hand to each other, each with a status, packets, and a piece of memory.
+"""Semaphores: items that kernels and the CPU hand to each other: a status, packets, and a piece of memory.
 
 Whoever fills an item changes its status last, and whoever sees that status also sees what was stored before it: other
 kernels, the CPU and other GPUs, wherever the semaphore lies.

@@ -12,9 +12,10 @@ from .failure import QueueError
 from .receive import ManagedRxq, RegularRxq
 from .received import ManagedPacket, PacketInfo, Received
 from .rxq import EthRxq, rxq_of
+from .send import CpuTxq, Packet, Sent
 from .txq import EthTxq, SentEvent
 
 __all__ = [
-    "CyclicRxq", "EthCaps", "EthRxq", "EthTxq", "ManagedPacket", "ManagedRxq", "PacketInfo", "QueueError", "Received",
-    "RegularRxq", "SentEvent", "WaitOnTime", "query_caps", "rxq_of",
+    "CpuTxq", "CyclicRxq", "EthCaps", "EthRxq", "EthTxq", "ManagedPacket", "ManagedRxq", "Packet", "PacketInfo",
+    "QueueError", "Received", "RegularRxq", "Sent", "SentEvent", "WaitOnTime", "query_caps", "rxq_of",
 ]  # fmt: skip

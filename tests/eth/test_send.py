@@ -1,0 +1,215 @@
+"""Send queues of CPU programs: what comes back to a receive queue of the same NIC. scapy is the judge."""
+
+import dataclasses
+from collections.abc import Iterator
+
+import pytest
+from scapy.layers.inet import IP, TCP, UDP
+from scapy.layers.l2 import Ether
+
+from eth_receive_rig import lead, opened, remove_rules
+from ethernet_rig import nic_of
+from gpunetio import eth, verbs
+from gpunetio.errors import BadStateError, FullError, InvalidValueError, NotSupportedError, TooBigError
+from gpunetio.formats.ethernet import InlineMode, QueueState
+from gpunetio.formats.wqe import CTRL_SEG, DATA_SEG, ETH_SEG, WqeOpcode
+from gpunetio.memory import HostMemory
+
+SOON = 10.0  # seconds: nothing waits that long
+
+
+@pytest.fixture
+def ctx() -> Iterator[verbs.Context]:
+    with opened() as ctx:
+        yield ctx
+
+
+@pytest.fixture
+def pd(ctx) -> verbs.PD:
+    return ctx.create_pd()
+
+
+class Out:
+    """A region with frames to this NIC itself."""
+
+    def __init__(self, pd: verbs.PD, nbytes: int = 1 << 16):
+        self.memory = HostMemory(nbytes)
+        self.region = pd.register(self.memory)
+        self.l2 = Ether(src="02:00:00:00:00:05", dst=nic_of(pd.ctx).mac.hex(":"))
+
+    def put(self, offset: int, packet: object) -> bytes:
+        frame = bytes(packet)  # type: ignore[call-overload]
+        self.memory.array[offset : offset + len(frame)] = list(frame)
+        return frame
+
+
+def set_caps(monkeypatch, ctx, **changes) -> None:
+    caps = dataclasses.replace(eth.query_caps(ctx), **changes)
+    monkeypatch.setattr("gpunetio.eth.sq.query_caps", lambda ctx: caps)
+
+
+def test_packets_are_sent_and_complete_in_order(ctx, pd):
+    out = Out(pd)
+    with eth.ManagedRxq(pd, 64, 1600) as rxq, eth.CpuTxq(pd, 10) as txq:
+        lead(ctx, rxq.tirn)
+        assert (txq.depth, txq.state, txq.completions(timeout=0)) == (64, QueueState.RDY, [])
+        for lap in range(8):  # more than a lap of the ring
+            frames = [out.put(2048 * n, out.l2 / IP() / UDP() / bytes([lap, n]) / bytes(n)) for n in range(16)]
+            txq.send(out.region, 0, len(frames[0]), context=(lap, 0))
+            txq.post(eth.Packet(out.region, 2048 * n, len(frames[n]), (lap, n)) for n in range(1, 16))
+            done = txq.completions(3, timeout=SOON)
+            done += txq.completions(least=16 - len(done), timeout=SOON)
+            assert [(one.context, one.error) for one in done] == [((lap, n), None) for n in range(16)]
+            stamps = [one.timestamp for one in done]
+            assert stamps == sorted(stamps)
+            assert txq.in_flight == 0
+            for packet, sent in zip(rxq.receive(least=16, timeout=SOON), frames, strict=True):
+                with packet:
+                    assert packet.data.tobytes() == sent
+        remove_rules(ctx)
+
+
+def test_checksums(ctx, pd):
+    out = Out(pd)
+    with eth.ManagedRxq(pd, 64, 1600) as rxq, eth.CpuTxq(pd, checksum=True) as txq:
+        lead(ctx, rxq.tirn)
+        right = bytes(out.l2 / IP() / UDP() / b"data")
+        nbytes = len(out.put(0, out.l2 / IP(chksum=1) / UDP(chksum=2) / b"data"))
+        txq.send(out.region, nbytes=nbytes)
+        (packet,) = rxq.receive(timeout=SOON)
+        assert packet.data.tobytes() == right
+        remove_rules(ctx)
+
+
+def test_headers_in_the_wqe_where_a_device_needs_them(ctx, pd, monkeypatch):
+    set_caps(monkeypatch, ctx, min_inline=InlineMode.L2)
+    out = Out(pd)
+    with eth.ManagedRxq(pd, 64, 1600) as rxq, eth.CpuTxq(pd) as txq:
+        lead(ctx, rxq.tirn)
+        for packet in (out.l2, out.l2 / b"1234", out.l2 / IP() / UDP() / bytes(range(99))):
+            frame = out.put(0, packet)
+            txq.send(out.region, nbytes=len(frame))
+            (done,) = txq.completions(timeout=SOON)
+            assert done.error is None
+            with rxq.receive(timeout=SOON)[0] as found:
+                assert found.data.tobytes() == frame
+        remove_rules(ctx)
+
+
+def test_segmentation_is_asked_for_as_the_device_has_it(ctx, pd, monkeypatch):
+    """The WQE: opcode, MSS, all headers inline, then the payload."""
+    out = Out(pd)
+    set_caps(monkeypatch, ctx, max_lso=0)
+    with pytest.raises(NotSupportedError, match="has no LSO"):
+        eth.CpuTxq(pd, max_lso_headers=64)
+    set_caps(monkeypatch, ctx, max_lso=1 << 16)
+    headers = bytes(out.l2 / IP() / TCP())
+    with eth.CpuTxq(pd, 4, max_lso_headers=64) as txq:
+        monkeypatch.setattr(txq, "_doorbells", Doorbells())
+        txq.send_lso(headers, out.region, 100, 4000, mss=1460, context="lso")
+        wqe = txq._ring[:2].reshape(-1)
+        control, segment = CTRL_SEG.at(wqe), ETH_SEG.at(wqe, 16)
+        assert control["opmod_idx_opcode"] == WqeOpcode.TSO
+        assert control["qpn_ds"] == txq.sqn << 8 | 7
+        assert (segment["mss"], segment["inline_hdr_sz"]) == (1460, 54)
+        assert wqe[30:84].tobytes() == headers
+        data = DATA_SEG.at(wqe, 96)
+        assert (data["byte_count"], data["lkey"], data["addr"]) == (4000, out.region.lkey, out.region.iova + 100)
+        assert txq.in_flight == 2
+        for wrong, error, words in (
+            ({"headers": bytes(65)}, TooBigError, "65 bytes of headers"), ({"mss": 0}, InvalidValueError, "mss = 0"),
+            ({"nbytes": 0}, TooBigError, "nbytes = 0"), ({"nbytes": 1 << 17}, InvalidValueError, "131072 bytes"),
+        ):  # fmt: skip
+            packet = eth.Packet(**{"region": out.region, "nbytes": 100, "headers": headers, "mss": 1000} | wrong)
+            with pytest.raises(error, match=words):
+                txq.post([packet])
+        assert txq.in_flight == 2
+    with eth.CpuTxq(pd) as txq, pytest.raises(BadStateError, match="max_lso_headers="):
+        txq.send_lso(headers, out.region, mss=1000)
+
+
+class Doorbells:
+    """Doorbells that nobody hears."""
+
+    def ring_send(self, *args: int) -> None: ...
+
+
+@pytest.mark.parametrize("packet, error, words", [
+    ({"nbytes": 13}, InvalidValueError, "nbytes = 13"), ({"nbytes": -1}, InvalidValueError, "-1 bytes"),
+    ({"nbytes": 16385}, TooBigError, "16384 bytes at most"), ({"nbytes": 64, "offset": -1}, InvalidValueError, "-1"),
+    ({"nbytes": 64, "offset": 65473}, InvalidValueError, "64 bytes at offset 65473"),
+    ({"region": "other", "nbytes": 64}, InvalidValueError, "belongs to PD"),
+    ({"region": "closed", "nbytes": 64}, BadStateError, "is closed"),
+    ({"region": None, "nbytes": 64}, InvalidValueError, "region = None"),
+])  # fmt: skip
+def test_packets_that_are_refused(ctx, pd, packet, error, words):
+    out, gone = Out(pd), pd.register(HostMemory(4096))
+    gone.close()
+    regions = {"other": ctx.create_pd().register(HostMemory(4096)), "closed": gone, None: None, "right": out.region}
+    with eth.CpuTxq(pd) as txq:
+        bad = eth.Packet(**packet | {"region": regions[packet.get("region", "right")]})
+        with pytest.raises(error, match=words):
+            txq.post([eth.Packet(out.region, 0, 64), bad])
+        assert txq.in_flight == 0  # all, or none
+        with pytest.raises(InvalidValueError, match="packet = 5"):
+            txq.post([5])  # type: ignore[list-item]
+
+
+def test_a_full_queue(pd):
+    out = Out(pd)
+    with eth.CpuTxq(pd, 64) as txq:
+        for _ in range(3):
+            txq.post([eth.Packet(out.region, 0, 64)] * 64)
+            with pytest.raises(FullError, match=r"64 of 64 basic blocks wait, and these packets take 1"):
+                txq.send(out.region, 0, 64)
+            assert len(txq.completions(least=64, timeout=SOON)) == 64
+
+
+def test_a_failure_moves_the_queue_to_err_and_reset_brings_it_back(ctx, pd):
+    out, gone = Out(pd), pd.register(HostMemory(4096))
+    with eth.CpuTxq(pd) as txq:
+        txq.send(out.region, 0, 64, context=0)
+        (first,) = txq.completions(timeout=SOON)
+        key = gone.lkey
+        gone.close()
+        body = txq._body(eth.Packet(out.region, 0, 64, "bad"))
+        bad = body[0], body[1].replace(out.region.lkey.to_bytes(4, "big"), key.to_bytes(4, "big"), 1)
+        bodies = iter([bad, body])
+        txq._body = lambda packet: next(bodies)  # type: ignore[method-assign]
+        txq.post([eth.Packet(out.region, 0, 64, "bad"), eth.Packet(out.region, 0, 64, "flushed")])
+        del txq._body  # type: ignore[method-assign]
+        done = txq.completions(least=2, timeout=SOON)
+        assert [one.context for one in done] == ["bad", "flushed"]
+        assert "LOCAL_PROT" in str(done[0].error)
+        assert "WR_FLUSH" in str(done[1].error)
+        assert (first.error, txq.last_error(), txq.state) == (None, done[0].error, QueueState.ERR)
+        with pytest.raises(BadStateError, match=r"reset\(\) it"):
+            txq.send(out.region, 0, 64)
+        txq.reset()
+        assert (txq.state, txq.last_error()) == (QueueState.RDY, None)
+        txq.send(out.region, 0, 64, context="again")
+        assert [one.context for one in txq.completions(timeout=SOON)] == ["again"]
+
+
+def test_events_of_a_channel(ctx, pd):
+    out, channel = Out(pd), ctx.create_comp_channel()
+    with eth.CpuTxq(pd, channel=channel) as txq:
+        txq.req_notify()
+        assert channel.get_event(0.01) is None
+        txq.send(out.region, 0, 64)
+        assert channel.get_event(SOON) is txq.cq
+        txq.cq.ack_events()
+    with eth.CpuTxq(pd) as txq, pytest.raises(BadStateError, match="channel="):
+        txq.req_notify()
+
+
+def test_closing_leaves_nothing(ctx):
+    pd = ctx.create_pd()
+    eth.CpuTxq(pd).close()
+    before = len(ctx.users), len(ctx.provider.devx_objects())
+    with eth.CpuTxq(pd) as txq:
+        pass
+    with pytest.raises(BadStateError, match="closed"):
+        txq.completions(timeout=0)
+    assert (len(ctx.users), len(ctx.provider.devx_objects())) == before
+    assert not pd.users
