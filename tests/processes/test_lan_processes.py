@@ -20,13 +20,20 @@ def test_two_processes():
     with Child("soft0") as a, Child("soft1") as b:
         linked(1, a)
         sent = [frame(BROADCAST, a.mac, b"to all"), frame(b.mac, a.mac, b"unknown")]
-        a.send(*sent)
+        a.ask("post", [frame.hex() for frame in sent])
         assert b.got(2) == sent
         back = frame(a.mac, b.mac, b"known")
         b.send(back)
-        assert a.got(1) == [back]
-        assert (a.got(), b.got()) == ([], [])
-        assert a.count("rx_frames") == a.count("rx_frame_delivered") == 1
+        assert a.got(2) == [sent[0], back]  # a broadcast comes back, too
+        assert b.count("rx_frames") == b.count("rx_frame_delivered") == 2
+        a.ask("link", False)
+        a.ask("post", [sent[0].hex()])
+        b.send(back)
+        until(lambda: a.count("rx_frame_link_down") == 1, "the frame to be dropped")
+        a.ask("link", True)
+        a.ask("post", [sent[1].hex()])
+        assert b.got(1) == [sent[1]]
+        assert a.count("tx_frame_link_down") == 1
 
 
 @pytest.mark.slow

@@ -1,15 +1,18 @@
 """A NIC of the LAN in a process of its own, driven by lines of JSON; `Child` is its other end, in the test."""
 
+import functools
 import json
 import subprocess
 import sys
 import time
 from typing import Any
 
-from eth_receive_rig import remove_rules
-from ethernet_rig import nic_of
+from eth_receive_rig import Cq, remove_rules
+from eth_send_rig import Sq, eth, inlined
+from ethernet_rig import Maker, nic_of
 from gpunetio import PortConfig, verbs
 from gpunetio.errors import DocaError
+from gpunetio.formats.packet import ETHERNET
 from repository import environment
 from stations import Station
 
@@ -93,6 +96,21 @@ class _Nic:
         self.on_lan.stop()
         self.on_lan.send(*(bytes.fromhex(frame) for frame in frames))
         self.on_lan.go_on()
+
+    def post(self, frames: list[str]) -> None:
+        """Send frames by a send queue."""
+        for frame in map(bytes.fromhex, frames):
+            self._sq.post(eth(frame[: ETHERNET.size]), inlined(frame[ETHERNET.size :]))
+            self._sq.done()
+
+    @functools.cached_property
+    def _sq(self) -> Sq:
+        make = Maker(self.ctx)
+        return Sq(make, Cq(make))
+
+    def link(self, up: bool) -> None:
+        """Plug the cable in, or pull it."""
+        nic_of(self.ctx).set_link(up)
 
     def got(self, count: int) -> list[str]:
         frames: list[bytes] = []

@@ -42,13 +42,12 @@ def test_only_own_frames():
 def test_a_link_that_is_down():
     with lan([{}] * 2) as stations:
         a, b = stations
-        for down, counter in ((a, "tx_frame_link_down"), (b, "rx_frame_link_down")):
-            down.nic.records["link_down"] = 1
-            a.send(frame(BROADCAST, a.mac))
-            turn(stations)
-            assert b.got() == []
-            assert down.count(counter) == 1
-            down.nic.records["link_down"] = 0
+        b.nic.records["link_down"] = 1
+        a.send(frame(BROADCAST, a.mac))
+        turn(stations)
+        assert b.got() == []
+        assert b.count("rx_frame_link_down") == 1
+        b.nic.records["link_down"] = 0
         sent = frame(BROADCAST, a.mac)
         a.send(sent)
         turn(stations)
