@@ -13,6 +13,7 @@ from ethernet_rig import Maker, nic_of
 from gpunetio import PortConfig, verbs
 from gpunetio.errors import DocaError
 from gpunetio.formats.packet import ETHERNET
+from gpunetio.nic.engine import compile_engine
 from repository import environment
 from stations import Station
 
@@ -21,6 +22,7 @@ class Child:
     """Starts it with a device's name and the fields of its PortConfig. `enter`: it makes its queues at once."""
 
     def __init__(self, name: str, enter: bool = True, **config: Any):
+        compile_engine()  # once, for all processes
         self._process = subprocess.Popen(
             [sys.executable, __file__, json.dumps([name, config])],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment(),
