@@ -243,7 +243,7 @@ PLANS = st.lists(
 @given(PLANS, st.sampled_from(sorted(SHARING)))
 def test_random_programs(crew, plan, sharing):
     """Packets of all kinds around a short ring: each is sent once, in order of the tickets, and counted once."""
-    tx = TxDevice(crew, depth=64)
+    tx = TxDevice(crew, depth=128)  # a warp with a wait takes 33 slots, and at most half of the ring
     mode = SHARING[sharing]
     expected: dict[int, tuple[int, ...]] = {}
     notified = taken = 0
