@@ -16,6 +16,7 @@ from gpunetio import Gpu, PortConfig, eth, verbs
 from gpunetio.enums import Access, LinkLayer, MemRegType, MemType
 from gpunetio.errors import BadStateError, InUseError, InvalidValueError, NotFoundError, NotSupportedError
 from gpunetio.eth.layout import cyclic_layout
+from gpunetio.flow import FlowPort, match
 from gpunetio.formats.device_structs import DEV_CQ
 from gpunetio.formats.eth_device import DEV_ETH_RXQ
 from gpunetio.formats.ethernet import QueueState
@@ -214,6 +215,19 @@ def test_a_queue_that_a_rule_uses_stays(ctx, pd, gpu):
     for use in (lambda: rxq.device_address, rxq.indices, lambda: rxq.state, rxq.check_launch):
         with pytest.raises(BadStateError, match="closed"):
             use()
+
+
+def test_a_flow_rule_uses_its_queue(ctx, pd, gpu):
+    with FlowPort(ctx) as port:
+        rxq = eth.CyclicRxq(gpu, pd, 1024, 64)
+        rule = port.steer(match.udp(dst=53), to=rxq)
+        with pytest.raises(InUseError, match=r"is still used by .*: close that first"):
+            rxq.close()
+        assert take(ctx, [frame(b"")]) == [DELIVERED]
+        assert packet(rxq, 0, 42) == frame(b"")
+        rule.close()
+        rxq.close()
+        assert rxq.closed
 
 
 def test_closing_leaves_nothing(ctx, gpu):

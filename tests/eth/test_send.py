@@ -128,6 +128,33 @@ def test_segmentation_is_asked_for_as_the_device_has_it(ctx, pd, monkeypatch):
         txq.send_lso(headers, out.region, mss=1000)
 
 
+def test_segments_arrive(ctx, pd):
+    """Each has a copy of the headers with lengths, sequence number and checksums of its own: scapy builds the same."""
+    if not eth.query_caps(ctx).max_lso:
+        pytest.skip("the device has no LSO")
+    out = Out(pd)
+    payload = bytes(range(250)) * 16
+    out.put(0, payload)
+    head = out.l2 / IP(src="192.0.2.1", dst="192.0.2.2") / TCP(sport=1, dport=2, seq=1000, flags="A")
+    with eth.ManagedRxq(pd, 64, 1600) as rxq:
+        with eth.CpuTxq(pd, checksum=True, max_lso_headers=64) as txq:
+            lead(ctx, rxq.tirn)
+            txq.send_lso(bytes(head), out.region, 0, len(payload), mss=1460, context="lso")
+            (done,) = txq.completions(timeout=SOON)
+            assert (done.context, done.error) == ("lso", None)
+        for n, packet in enumerate(rxq.receive(least=3, timeout=SOON)):
+            with packet:
+                found = Ether(packet.data.tobytes())
+            part = payload[1460 * n : 1460 * (n + 1)]
+            assert (bytes(found[TCP].payload), found[TCP].seq) == (part, 1000 + 1460 * n)
+            chksums = found[IP].chksum, found[TCP].chksum
+            del found[IP].chksum, found[TCP].chksum
+            right = Ether(bytes(found))
+            assert chksums == (right[IP].chksum, right[TCP].chksum)
+            assert found[IP].len == 40 + len(part)
+        remove_rules(ctx)
+
+
 class Doorbells:
     """Doorbells that nobody hears."""
 
