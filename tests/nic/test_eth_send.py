@@ -3,16 +3,18 @@
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 from scapy.layers.inet import IP, TCP, UDP
 from scapy.layers.inet6 import IPv6
 from scapy.layers.l2 import Dot1AD, Dot1Q, Ether
 
-from eth_receive_rig import Cq, lead, opened, remove_rules
+from eth_receive_rig import Cq, Rq, lead, opened, remove_rules
 from eth_send_rig import CHECKSUMS, Port, Sq, error_of, eth, inlined, opcode_of, pointer, recover
 from gpunetio import PortConfig, verbs
 from gpunetio.formats.cqe import CqeOpcode, Syndrome
 from gpunetio.formats.ethernet import QueueState
+from gpunetio.formats.events import EQE, EventQueueType, EventType
 from gpunetio.formats.wqe import CtrlFlags, WqeOpcode
 from gpunetio.nic.observe.reasons import Reason
 from nic_rig import until
@@ -303,10 +305,15 @@ def test_a_queue_that_is_destroyed_sends_no_more(port):
     assert port.nic.counters["tx_frames"] == 0
 
 
-def test_a_full_cq(port):
-    """It fails the SQ, and nothing else."""
+@pytest.mark.parametrize("wanted", [True, False])
+def test_a_full_cq(port, wanted):
+    """It fails the SQ, and nothing else. An event tells of that, if it is subscribed to, because no CQE can."""
     small = Cq(port.make, log=1)
     sq = Sq(port.make, small)
+    provider = port.ctx.provider
+    channel = provider.create_event_channel()
+    kind = EventType.WQ_CATAS_ERROR if wanted else EventType.SQ_DRAINED
+    provider.subscribe(channel, sq.made.devx_handle, [kind], 55)
     frame = bytes(port.l2 / IP() / UDP())
     for _ in range(3):
         sq.post(eth(), port.put(0, frame))
@@ -314,6 +321,34 @@ def test_a_full_cq(port):
     assert f"SQ {sq.number:#x}, SEND at index 2: CQ" in port.nic.reports[-1].message
     assert port.frames(3) == [frame] * 3
     assert port.send(eth(), port.put(0, frame)) == frame
+    event = provider.get_event(channel)
+    if wanted:
+        assert (event.cookie, event.type, event.number) == (55, EventType.WQ_CATAS_ERROR, sq.number)
+        assert np.frombuffer(event.eqe, EQE.dtype)[0]["queue_type"] == EventQueueType.SQ
+    else:
+        assert event is None
+    provider.destroy_event_channel(channel)
+
+
+def test_a_full_cq_of_a_receive_queue(port):
+    """The event of an RQ."""
+    small = Cq(port.make, log=0)
+    rq = Rq(port.make, small, log=2)
+    for n in range(4):
+        rq.post(port.inbox.at(n * 2048, 2048))
+    provider = port.ctx.provider
+    channel = provider.create_event_channel()
+    provider.subscribe(channel, rq.made.devx_handle, [EventType.WQ_CATAS_ERROR], 56)
+    remove_rules(port.ctx)
+    lead(port.ctx, port.make.direct(port.domain.number, rq.made.number).number)
+    for _ in range(2):
+        port.sq.post(eth(), port.put(0, bytes(port.l2 / IP() / UDP())))
+        port.sq.done()
+    assert rq.state == ERR
+    event = provider.get_event(channel)
+    assert (event.cookie, event.type, event.number) == (56, EventType.WQ_CATAS_ERROR, rq.made.number)
+    assert np.frombuffer(event.eqe, EQE.dtype)[0]["queue_type"] == EventQueueType.RQ
+    provider.destroy_event_channel(channel)
 
 
 # --- which queues of the port get a frame ----------------------------------------------------------------------------

@@ -40,14 +40,23 @@ class CqErrorSyndrome(IntEnum):
     ACCESS_VIOLATION = 0x2
 
 
-# An event queue entry. `number` is that of the QP or SRQ, or of the CQ of a COMPLETION. CQ_ERROR has its CQ in `cqn`.
-# The upper four bits of `port` are the number of a port.
+class EventQueueType(IntEnum):
+    """eqe.queue_type of events of work queues: what `number` names."""
+
+    QP = 0
+    RQ = 1
+    SQ = 2
+
+
+# An event queue entry. `number` is that of the QP, SQ, RQ or SRQ, or of the CQ of a COMPLETION. CQ_ERROR has its CQ in
+# `cqn`. The upper four bits of `port` are the number of a port.
 EQE = Entry("eqe", 64, """
     type                1  u8
     sub_type            3  u8
     cqn                32  be32
     port               40  u8
     syndrome           43  u8
+    queue_type         52  u8
     number             56  be32
     signature          62  u8
     owner              63  u8
@@ -57,7 +66,10 @@ _PORT_BITS = 4  # of `port`, below the port's number
 
 
 def eqe(kind: EventType, number: int, syndrome: int = 0) -> bytes:
-    """Return the 64 bytes of an event. `number` is that of its object; for PORT_CHANGE, port << 8 | PortSubtype."""
+    """Return the 64 bytes of an event. `number` is that of its object; for PORT_CHANGE, port << 8 | PortSubtype.
+
+    `syndrome` is that of CQ_ERROR, and for events of work queues an EventQueueType.
+    """
     entry = np.zeros((), EQE.dtype)
     entry["type"] = kind
     if kind is EventType.CQ_ERROR:
@@ -65,5 +77,5 @@ def eqe(kind: EventType, number: int, syndrome: int = 0) -> bytes:
     elif kind is EventType.PORT_CHANGE:
         entry["port"], entry["sub_type"] = number >> _PORT_SHIFT << _PORT_BITS, number & (1 << _PORT_SHIFT) - 1
     else:
-        entry["number"] = number
+        entry["number"], entry["queue_type"] = number, syndrome
     return entry.tobytes()

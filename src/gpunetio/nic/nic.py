@@ -35,7 +35,7 @@ from .control.control_path import ControlPath
 from .control.event_channels import MAX_CHANNELS
 from .control.hca import guid_of
 from .control.links import MAX_WIRES, Links
-from .control.objects import QueueObjects
+from .control.objects import EventSources
 from .control.paths import Destination
 from .control.port import IPAddress, Port, PortConfig
 from .control.qp import MAX_QP
@@ -424,7 +424,7 @@ class SoftNic:
             self.control.channels.destroy(channel)
 
     def subscribe(
-        self, channel: EventChannel, queue: tuple[QueueObjects, int] | None, types: Iterable[EventType], cookie: int
+        self, channel: EventChannel, queue: tuple[EventSources, int] | None, types: Iterable[EventType], cookie: int
     ) -> None:
         """Subscribe a channel to these events of a QP, CQ or SRQ; with None, to those of the port and the device."""
         with self._guard():

@@ -30,7 +30,7 @@ from ..nic.control.cq import MAX_LOG_CQ
 from ..nic.control.eq import COMP_VECTORS
 from ..nic.control.flow_tables import MAX_LEVEL, FlowTables
 from ..nic.control.gids import MAX_GID, UDP_SPORTS
-from ..nic.control.objects import QueueObjects
+from ..nic.control.objects import EventSources
 from ..nic.control.paths import Destination
 from ..nic.control.port import Port, PortConfig
 from ..nic.control.qp import MAX_LOG_QUEUE
@@ -362,7 +362,7 @@ class SoftProvider:
         target = None
         if handle is not None:
             made = self._object(handle)
-            if not isinstance(made.kind, QueueObjects):
+            if not isinstance(made.kind, EventSources):
                 raise NotSupportedError(f"{self.name}: {made} raises no events on the software NIC")
             target = made.kind, made.number
         self.nic.subscribe(self._channel(channel), target, types, cookie)

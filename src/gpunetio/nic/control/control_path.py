@@ -24,7 +24,7 @@ from .hca import Hca, pack_capabilities
 from .interpreter import CommandInterpreter
 from .links import Connect, Links, LinkToLan
 from .mkey import MemoryKeys
-from .objects import QueueObjects
+from .objects import EventSources
 from .paths import Paths
 from .pd import ProtectionDomains
 from .q_counter import QCounters
@@ -132,7 +132,7 @@ class ControlPath:
             command.opcode: part
             for part in self.handlers for command in part.commands() if command.call is Call.CREATE
         }  # fmt: skip
-        self.channels = EventChannels(hardware, [part for part in self.handlers if isinstance(part, QueueObjects)])
+        self.channels = EventChannels(hardware, [part for part in self.handlers if isinstance(part, EventSources)])
         undo.callback(self.channels.close)
         self.hca.packed = pack_capabilities(part.capabilities() for part in self.handlers)
         self.interpreter = CommandInterpreter(command for part in self.handlers for command in part.commands())

@@ -11,7 +11,7 @@ from ..hardware import Hardware
 from ..state.tables import Row
 from .ethernet import EthernetObjects, refuse_fields
 from .links import Links
-from .objects import CountedObjects, Uses
+from .objects import ChosenEvents, CountedObjects, Uses
 from .qp import MAX_LOG_QUEUE
 from .syndromes import CommandError, CommandSyndrome
 from .umem import Umems
@@ -32,7 +32,7 @@ _UNSUPPORTED = {  # of the WQ
 HAIRPIN = {"hairpin": "hairpin queues", "hairpin_peer_vhca": "hairpin queues"}  # of the queue's context
 
 
-class EthernetQueues(EthernetObjects):
+class EthernetQueues(ChosenEvents, EthernetObjects):
     """The SQs or the RQs of a NIC. `struct` is their context. While there are any, the NIC is on the LAN of `links`."""
 
     struct: BitStruct

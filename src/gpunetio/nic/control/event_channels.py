@@ -12,7 +12,7 @@ from .. import step
 from ..hardware import Hardware
 from ..queues.channels import EventChannel
 from ..state.cq import EVENT
-from .objects import QueueObjects
+from .objects import EventSources
 
 MAX_CHANNELS = 1024
 
@@ -20,7 +20,7 @@ MAX_CHANNELS = 1024
 class EventChannels:
     """The event channels of a NIC. `queues` are the kinds of objects that raise events."""
 
-    def __init__(self, hardware: Hardware, queues: Sequence[QueueObjects]):
+    def __init__(self, hardware: Hardware, queues: Sequence[EventSources]):
         self._owner, self._engine, self._queues = hardware.name, hardware.engine, queues
         self._open: set[EventChannel] = set()
         self._unaffiliated: dict[EventChannel, int] = {}  # channel → cookie of its port and device events

@@ -153,11 +153,8 @@ class Uses:
             named.release(number, user)
 
 
-class QueueObjects(MailboxObjects):
-    """Queues that mailboxes create, and that raise events."""
-
-    def __init__(self, name: str, entry: Entry, rows: int, no_such: CommandSyndrome):
-        super().__init__(Table(name, entry, rows), no_such)
+class EventSources(Objects):
+    """Queues that raise events. Their rows have a `channel` and a `cookie`."""
 
     def subscribe(self, number: int, channel: EventChannel, types: Iterable[EventType], cookie: int) -> None:
         """Subscribe a channel to events of a queue."""
@@ -173,3 +170,20 @@ class QueueObjects(MailboxObjects):
     def subscribed(self, field: str, channel: EventChannel) -> list[int]:
         """Return the indices of the rows that have the channel in a field."""
         return np.flatnonzero(self.table.given[field] == channel.address).tolist()
+
+
+class ChosenEvents(EventSources):
+    """Queues that raise events of the types that were subscribed to. Their rows have a bit for each in `events`."""
+
+    def subscribe(self, number: int, channel: EventChannel, types: Iterable[EventType], cookie: int) -> None:
+        row = self.table[number]
+        known = int(row["events"]) if int(row["channel"]) == channel.address else 0
+        row["events"] = known | sum(1 << int(kind) for kind in set(types))
+        super().subscribe(number, channel, types, cookie)
+
+
+class QueueObjects(EventSources, MailboxObjects):
+    """Queues of RDMA that mailboxes create."""
+
+    def __init__(self, name: str, entry: Entry, rows: int, no_such: CommandSyndrome):
+        super().__init__(Table(name, entry, rows), no_such)

@@ -14,20 +14,18 @@ from ...formats.commands import (
     AtomicOperation, CapClass, Opcode, QpState, RqType, ScatterToCqe, ServiceType, Status,
 )  # fmt: skip
 from ...formats.doorbell import QP_DBREC, REGISTER_BYTES
-from ...formats.events import EventType
 from ...formats.layout import Fields
 from ...formats.packet import GSI_QPN, PSN_MASK
 from ...formats.wqe import MAX_TRANSFER_SHIFT, WQEBB
 from ...memory import HostMemory
 from .. import step
 from ..hardware import Hardware
-from ..queues.channels import EventChannel
 from ..state.qp import FLIGHT, MAX_RD_ATOMIC, QP_ROW, RESOURCE
 from ..state.work_queue import QueueKind
 from .command import DONE, Call, Capabilities, Command
 from .components import Components
 from .cq import CompletionQueues
-from .objects import MailboxObjects, QueueObjects, Uses, log_of
+from .objects import ChosenEvents, MailboxObjects, QueueObjects, Uses, log_of
 from .pd import ProtectionDomains
 from .rmp import ReceivePools
 from .syndromes import CommandError, CommandSyndrome
@@ -60,7 +58,7 @@ class QueuePair:
     udp_sport: int = 0
 
 
-class QueuePairs(QueueObjects):
+class QueuePairs(ChosenEvents, QueueObjects):
     """The queue pairs of a NIC. `known` is what the control path keeps of each, by QPN."""
 
     known: dict[int, QueuePair]
@@ -119,12 +117,6 @@ class QueuePairs(QueueObjects):
     def doorbell_line(self, qpn: int) -> int:
         """Return the address of the QP's own doorbell register, a cache line."""
         return self._lines.address + (qpn & self.table.mask) * REGISTER_BYTES
-
-    def subscribe(self, number: int, channel: EventChannel, types: Iterable[EventType], cookie: int) -> None:
-        row = self.table[number]
-        known = int(row["events"]) if int(row["channel"]) == channel.address else 0
-        row["events"] = known | sum(1 << int(kind) for kind in set(types))
-        super().subscribe(number, channel, types, cookie)
 
     # --- commands --------------------------------------------------------------------------------------------------
 

@@ -9,9 +9,10 @@ from ...jit.ops import (
 from ...fabric.ring import lock, next_free, publish, unlock
 from ...formats.cqe import CI_MASK
 from ...formats.doorbell import CQ_ARM_SOLICITED, CQ_DBREC, UAR_CQ_OFFSET
-from ...formats.events import EventType
+from ...formats.events import EventQueueType, EventType
 from ..state.cq import CHANNEL, CQ_ROW, channel_at, cq_row_at, event_at
 from ..state.nic import nic_at
+from ..state.work_queue import QueueKind
 from ..state.worker import WORKER, worker_at
 from ..state.qp import qp_row_at
 
@@ -40,10 +41,11 @@ def raise_event(nic, channel, cookie, kind, number, syndrome):
 
 @device_function
 def tell(nic, row, kind):
-    """Raise an event of a QP if its channel has subscribed to this type."""
+    """Raise an event of a QP or SQ if its channel has subscribed to this type."""
     q = qp_row_at(row)
     if q.events >> kind & 1:
-        raise_event(nic, q.channel, q.cookie, kind, q.qpn, 0)
+        of = EventQueueType.SQ if q.kind == QueueKind.ETHERNET_SEND else EventQueueType.QP
+        raise_event(nic, q.channel, q.cookie, kind, q.qpn, of)
 
 
 @device_function

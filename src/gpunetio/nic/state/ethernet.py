@@ -62,6 +62,9 @@ RQ_ROW = record("rq_row", """
     keep_vlan      i64      command    not 0: a VLAN tag stays in the packet
     flush          i64      command    not 0: in ERR, its WQEs complete with flush errors
     counter        i64      command    address of the Q_COUNTER_ROW that counts its drops; 0 is none
+    channel        i64      host       address of the CHANNEL for its events; 0 if nobody has subscribed
+    cookie         i64      host       what events carry to identify the subscriber
+    events         i64      host       a bit for each formats.events.EventType that `channel` receives
     # state, which RST clears
     consumed       i64      responder  WQEs of its own ring that were consumed
     next           i64      responder  of linked WQEs: index of the next one

@@ -16,6 +16,7 @@ from ...formats.cqe import (
 )  # fmt: skip
 from ...formats.doorbell import PI_MASK, QP_DBREC
 from ...formats.ethernet import QueueState
+from ...formats.events import EventQueueType, EventType
 from ...formats.packet import (
     ETHER_TYPE_VLAN, ETHERNET, IP_PROTOCOL_TCP, IP_PROTOCOL_UDP, IPV4, IPV6, TCP, TCP_ACK, TCP_OFFSET_SHIFT, UDP,
     VLAN_TAG,
@@ -28,6 +29,7 @@ from ..dma.streams import move_now
 from ..observe import refuse
 from ..observe.reasons import Reason
 from ..queues.completion import RECEIVE_QUEUE, count_error, record_error, write_cqe
+from ..queues.events import raise_event
 from ..state.counters import COUNTERS
 from ..state.ethernet import RQ_ROW, RQ_SETUP_BYTES, q_counter_row_at, rq_row_at, rqt_row_at, tir_row_at
 from ..state.flow import packet_at
@@ -112,6 +114,8 @@ def _fail_queue(nic, row, number, reason):
     """Move an RQ to ERR, and flush what is posted. Return the counter of the frame that was the cause."""
     r = rq_row_at(row)
     r.state = QueueState.ERR
+    if reason == Reason.CQ_OVERRUN and r.events >> EventType.WQ_CATAS_ERROR & 1:  # no CQE tells of it
+        raise_event(nic, r.channel, r.cookie, EventType.WQ_CATAS_ERROR, r.rqn, EventQueueType.RQ)
     record_error(nic, RECEIVE_QUEUE, r.rqn, number, 0, reason, ld8(nic_at(nic).syndromes + reason))
     flush(nic, row)
     return COUNTERS.rx_frame_queue_state
