@@ -16,7 +16,7 @@ from gpunetio import eth, flow
 from gpunetio.flow import match
 
 PORT, QUESTIONS, BURST = 7, 1000, 64  # UDP's echo service (RFC 862)
-TURN_NS = 1_000_000
+TURN_NS, PATIENCE_NS = 1_000_000, 20_000_000_000
 
 
 @dev.device_function
@@ -63,7 +63,7 @@ def ask(rxq, txq, address, lkey, nbytes, questions, out):
     for _ in range(questions):
         status = dev.txq_wait(txq, dev.txq_send(txq, address, lkey, nbytes, 1))
         if status >= 0:
-            status = dev.rxq_recv(rxq, 1, 1000 * TURN_NS)
+            status = dev.rxq_recv(rxq, 1, PATIENCE_NS)
         if status <= 0:
             break
         answers += status
