@@ -158,6 +158,22 @@ def test_a_queue_that_is_not_striding(crew):
     rx.close()
 
 
+@every_scope
+def test_a_packet_of_several_strides_comes_alone(rx, scope):
+    """Those before it, and the gap that it leaves, do not mix with it."""
+    for nbytes in (64, 64, 64, 1000, 64, 200):
+        rx.arrive(nbytes)
+    for expected in ((3, 0), (1, 8)):
+        assert rx.recv(0, scope) == expected
+        rx.check(*expected)
+    assert rx.lost == 2
+    rx.arrive(200)
+    rx.arrive(64)
+    for expected in ((1, 16), (1, 18)):
+        assert rx.recv(0, scope) == expected
+        rx.check(*expected)
+
+
 ACTIONS = st.one_of(
     st.tuples(
         st.just("arrive"), st.sampled_from([14, 60, 127, 128, 128, 128, 129, 300, 1024, 1025]),

@@ -213,6 +213,15 @@ def test_several_packets_in_one_wqe(tx, packets):
     assert tx.run(poll_each, len(tx.seen), 1, device.GPU, 0, count=1)[0] <= len(tx.seen)
 
 
+def test_a_long_wqe_completes_if_the_end_of_a_quarter_is_within_it(tx):
+    for _ in range(32):
+        tx.run(send_multi, 57, LADDR, LKEY, 64, 0, device.GPU, count=1, block=4)
+    blocks = 15
+    assert [wqe.index for wqe in tx.seen] == [n * blocks for n in range(32)]
+    signalled = [wqe.index for wqe in tx.seen if wqe.signalled]
+    assert signalled == [n * blocks for n in range(32) if (n * blocks + blocks) // 64 > n * blocks // 64]
+
+
 @pytest.mark.parametrize(("packets", "rank"), [(0, 0), (62, 0), (5, 5), (5, -1)])
 def test_packets_that_no_wqe_holds(tx, packets, rank):
     assert tx.run(prepare, 0, packets, rank, LADDR, count=1) == [device.EINVAL]
