@@ -100,7 +100,7 @@ except gpunetio.DocaError as error:
 """
 
 
-@pytest.mark.parametrize(("room", "why"), [(2, "no memory (ENOMEM): "), (40, "the system starts no more threads: ")])
+@pytest.mark.parametrize(("room", "why"), [(2, "no memory (ENOMEM): "), (43, "the system starts no more threads: ")])
 def test_no_address_space(room, why):
     program = OPENING.replace("{room}", str(room))
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
