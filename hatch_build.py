@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 VARIABLE = "GPUNETIO_PREBUILT"
-MINUTES = 20  # after which a compiler that hangs is given up
+MINUTES = 60  # after which a compiler that hangs is given up; an emulated one may take a third of that
 
 
 class Baseline(NamedTuple):
