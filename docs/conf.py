@@ -28,6 +28,7 @@ nitpick_ignore_regex = [
     # See the source: what the package's parts need of each other.
     ("py:class", r"gpunetio\.(formats\.commands\.Opcode|providers\.provider\.Provider|jit\.code\.Code)"),
     ("py:class", r"gpunetio\.(gpu\.export\.Exporter|gpu\.proxy\.Forwarded|verbs\.dpa\.\w+)"),
+    ("py:class", r"gpunetio\.eth\.receive\._Packet"),  # `Received` or `ManagedPacket`
     # Options that are passed on: the pages of `QP.connect` and `Gpu.create_qp` name them.
     ("py:class", r"(gpunetio\.verbs\.qp\.)?ConnectOptions|(gpunetio\.gpu\.group\.)?QpOptions"),
 ]

@@ -9,7 +9,6 @@ from typing import Protocol
 from weakref import WeakKeyDictionary
 
 import numpy as np
-from numpy.typing import DTypeLike
 
 from ..enums import MemRegType, MemType, NicHandler, QpSendDbrMode, SendDbrModeExt
 from ..interrupts import deferred
@@ -175,7 +174,7 @@ class Gpu(Exporter):
         items: int,
         *,
         memory: MemType = MemType.CPU_GPU,
-        info: DTypeLike | None = None,
+        info: np.dtype[np.generic] | str | None = None,
         info_memory: MemType | None = None,
     ) -> Semaphore:
         """Create a semaphore of `items` items (`doca_gpu_semaphore_create`); arguments as for `Semaphore`."""

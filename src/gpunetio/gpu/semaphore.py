@@ -6,7 +6,6 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
-from numpy.typing import DTypeLike
 
 from ..enums import MemType
 from ..errors import BadStateError, InvalidValueError
@@ -57,7 +56,7 @@ class Semaphore(metaclass=Whole):
         gpu: GpuDevice,
         items: int,
         memory: MemType = MemType.CPU_GPU,
-        info: DTypeLike | None = None,
+        info: np.dtype[np.generic] | str | None = None,
         info_memory: MemType | None = None,
     ):
         self.items = within("items", items, 1, _MOST_ITEMS)
