@@ -32,7 +32,7 @@ from .providers import PortConfig
 from .verbs import Context, open, open_async
 
 if TYPE_CHECKING:
-    from . import device, eth, rendezvous
+    from . import device, eth, flow, rendezvous
     from .device import device_function, kernel
     from .dpa import Dpa, DpaCompletion
     from .gpu import (
@@ -60,7 +60,7 @@ __all__ = [
     "PortState", "ProxyService", "QpAttrMask", "QpError", "QpGroup", "QpState", "QpType", "RingMemory",
     "Semaphore", "SemaphoreStatus", "SendDbrModeExt", "SendFlags", "SharingMode", "SyncScope", "WcOpcode", "WcStatus",
     "WrOpcode", "__version__", "check_device_code_compatibility", "check_host_code_compatibility", "device",
-    "device_function", "errors", "eth", "gpu_list", "kernel", "library_version", "mesh", "open", "open_async",
+    "device_function", "errors", "eth", "flow", "gpu_list", "kernel", "library_version", "mesh", "open", "open_async",
     "rendezvous", "verbs",
 ]  # fmt: skip
 
@@ -69,6 +69,7 @@ _ON_DEMAND = {
     "device": ("device", "device_function", "kernel"),
     "dpa": ("Dpa", "DpaCompletion"),
     "eth": ("eth",),
+    "flow": ("flow",),
     "gpu": (
         "ExportedQp", "ExportedQps", "Gpu", "GpuMemory", "ProxyService", "QpError", "QpGroup",
         "Semaphore", "SemaphoreStatus", "check_device_code_compatibility", "check_host_code_compatibility", "gpu_list",

@@ -10,7 +10,7 @@ EXPORTS = {
         LinkLayer MemRegType MemType MtuSize NicHandler PortConfig PortState ProxyService QpAttrMask QpError QpGroup
         QpState QpType RingMemory Semaphore SemaphoreStatus SendDbrModeExt SendFlags SharingMode SyncScope WcOpcode
         WcStatus WrOpcode __version__ check_device_code_compatibility check_host_code_compatibility device
-        device_function errors eth gpu_list kernel library_version mesh open open_async rendezvous verbs""",
+        device_function errors eth flow gpu_list kernel library_version mesh open open_async rendezvous verbs""",
     "gpunetio.device": """
         ALONE ASYNC_STORE_RELEASE ATOMIC_CS ATOMIC_FA ATTR_BYTES BLOCK CPU_PROXY CPU_PROXY_UPDATE_PI CQ_UPDATE
         CTA DEFAULT DUMP EBUSY EINVAL EIO ENOBUFS ENOTRECOVERABLE EOVERFLOW ETIMEDOUT EXCLUSIVE GPU GPU_SM_BF
