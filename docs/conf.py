@@ -29,6 +29,8 @@ nitpick_ignore_regex = [
     ("py:class", r"gpunetio\.(formats\.commands\.Opcode|providers\.provider\.Provider|jit\.code\.Code)"),
     ("py:class", r"gpunetio\.(gpu\.export\.Exporter|gpu\.proxy\.Forwarded|verbs\.dpa\.\w+)"),
     ("py:class", r"gpunetio\.eth\.receive\._Packet"),  # `Received` or `ManagedPacket`
+    # Values of matches and destinations of rules, which the page of flow rules lists.
+    ("py:.*", r"gpunetio\.flow\..*|(ipaddress\.)?IPv[46](Address|Network)|PerEntry|Stage|To|Number|Mac|Ip"),
     # Options that are passed on: the pages of `QP.connect` and `Gpu.create_qp` name them.
     ("py:class", r"(gpunetio\.verbs\.qp\.)?ConnectOptions|(gpunetio\.gpu\.group\.)?QpOptions"),
 ]
