@@ -70,11 +70,12 @@ class Cq(Ring):
         """Return the CQEs that are new, and give their places back."""
         new = []
         while True:
-            cqe = self.cqes[self.ci & ((1 << self.log) - 1)].copy()
-            if int(cqe["op_own"]) >> 4 == 0xF or int(cqe["op_own"]) & 1 != self.ci >> self.log & 1:
+            cqe = self.cqes[self.ci & ((1 << self.log) - 1)]
+            op_own = int(cqe["op_own"])  # which the NIC writes last
+            if op_own >> 4 == 0xF or op_own & 1 != self.ci >> self.log & 1:
                 self.record[0] = self.ci & 0xFF_FFFF
                 return new
-            new.append(cqe)
+            new.append(cqe.copy())
             self.ci += 1
 
 
