@@ -95,7 +95,7 @@ def send_frame(nic, wire, nbytes):
     l = lan_at(nic_at(nic).lan)
     if l.wire != 0 and l.place == 0:
         counters_at(n.counters).tx_frame_no_room += 1
-        return
+        return 0
     frame = l.room
     if l.place != 0:
         frame = l.place + PACKET
@@ -104,6 +104,7 @@ def send_frame(nic, wire, nbytes):
         capture_frame(n.capture, frame, nbytes, frame, 0, n.now, 1)
     if l.wire == 0:
         _flood(nic, nbytes)
+    return 1
 
 
 @engine_function

@@ -37,7 +37,7 @@ class Kind(NamedTuple):
     unsent: DeviceFunction | None
     # (nic, wire, nbytes, mac): the address for the bytes of an Ethernet frame to this MAC; 0 if there is no room
     frame_room: DeviceFunction | None
-    # (nic, wire, nbytes): send the frame that was written there
+    # (nic, wire, nbytes): send the frame that was written there. Returns whether it may arrive
     send_frame: DeviceFunction | None
 
 
