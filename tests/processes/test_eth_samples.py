@@ -8,12 +8,18 @@ from scapy.layers.inet import IP, UDP
 from scapy.layers.l2 import Ether
 from scapy.utils import PcapReader
 
+from gpunetio.nic.engine import compile_engine
 from gpunetio.nic.observe.running import running as running_nics
 from nic_rig import until
 from tools import LIMIT, Tool, error_line, running
 
 SLOW = pytest.mark.slow  # two processes each: the quick suite has one of a kind
 HOST = ("-g", "host")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled():
+    compile_engine()  # once, for all processes
 
 
 def receiver(*options):
