@@ -3,7 +3,7 @@
 import random
 import threading
 from collections.abc import Callable, Iterator
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
@@ -334,6 +334,48 @@ def test_many_entries(clean):
     assert everything.steer(clean.nic) == [(Fate.MISS, 0, 0) if n % 2 else (Fate.TIR, n + 2, 0) for n in range(count)]
 
 
+FIELDS = ("src_ipv4_src_ipv6", "dst_ipv4_dst_ipv6", "udp_sport", "udp_dport")
+
+
+def with_sixteen_masks(flows: Steering, rng: random.Random, rules: int) -> int:
+    """Return the number of a table of `rules` entries for each choice of addresses and ports; their values are few."""
+    table = flows.table(log=14)
+    for k, names in enumerate(names for n in range(len(FIELDS) + 1) for names in combinations(FIELDS, n)):
+        ones = {name: bytes(12) + b"\xff" * 4 if "ip" in name else 0xFFFF for name in names}
+        group = flows.group(table, k * rules, (k + 1) * rules - 1, match(ones))
+        for index in range(k * rules, (k + 1) * rules if names else 0):
+            values = dict(zip(FIELDS, few(rng), strict=True))
+            flows.set(table, group, index, match({name: values[name] for name in names}), to=(TIR, index + 1))
+    return table
+
+
+def few(rng: random.Random) -> tuple[bytes, bytes, int, int]:
+    """Return addresses and ports, of few different ones."""
+    source, destination = (bytes((*bytes(12), 10, 0, rng.randrange(4), rng.randrange(60))) for _ in range(2))
+    return source, destination, rng.randrange(300), rng.randrange(300)
+
+
+def test_what_is_remembered_is_what_a_search_finds(clean):
+    """Also if more flows come than are remembered, and when entries come, change and go."""
+    rng = random.Random(5)
+    table = with_sixteen_masks(clean, rng, 40)
+    clean.root(table)
+    template, frames = bytearray(bytes(L2 / IP(src="1.2.3.4", dst="5.6.7.8") / UDP(sport=1, dport=2))), []
+    for _ in range(30_000):
+        source, destination, *ports = few(rng)
+        template[26:38] = source[12:] + destination[12:] + b"".join(port.to_bytes(2, "big") for port in ports)
+        frames.append(bytes(template))
+    given = Frames(frames)
+    for _ in range(3):
+        assert given.differences(clean.nic) == 0
+        assert given.differences(clean.nic) == 0
+        seen = {tir for _, tir, _ in given.steer(clean.nic)}
+        assert len(seen) > 60
+        for index in rng.sample(sorted(seen - {0}), 20):
+            clean.delete(table, index - 1)
+    assert given.steer(clean.nic) == given.steer(clean.nic, together=True)
+
+
 SPREAD = [("udp_dport", 1), ("udp_sport", 256), ("tcp_sport", 1), ("first_vid", 1), ("dmac_47_16", 1),
           ("smac_15_0", 1), ("tcp_dport", 17)]  # fmt: skip
 ADDRESSES = [("src_ipv4_src_ipv6", 1), ("dst_ipv4_dst_ipv6", 1 << 96), ("dst_ipv4_dst_ipv6", 1 << 8)]
@@ -442,7 +484,7 @@ class Twin:
             table = Table(flows.table(level=9 - level, log=6, miss=miss.number if miss else 0), 9 - level, miss)
             self.tables.append(table)
             starts = rng.sample(range(0, 64, 8), rng.randrange(1, 7))
-            masks = [random_mask(rng) for _ in range(3)]
+            masks = [random_mask(rng) for _ in range(rng.choice((3, 7)))]
             for start in starts:
                 mask = rng.choice(masks)
                 group = flows.group(table.number, start, start + 7, mask)
@@ -477,7 +519,8 @@ class Twin:
         table.rules[index] = rule
 
     def compare(self, frames: list[bytes]) -> None:
-        got = Frames(frames).steer(self.flows.nic)
+        frames = [*frames, *frames]  # the second time, tables remember
+        got = Frames(frames).steer(self.flows.nic, together=self.rng.random() < 0.5)
         for frame, verdict in zip(frames, got, strict=True):
             assert verdict == steered(self.root, frame, self.counts), (fields_of(frame), frame.hex())
         assert [self.flows.counts(c) for c in self.counters] == [self.counts.get(c, (0, 0)) for c in self.counters]
@@ -510,13 +553,16 @@ def test_random_tables_at_length(flows, seed):
 # --- changes under traffic
 
 
-def test_changes_under_traffic():
+@pytest.mark.parametrize("masks", [1, 16])
+def test_changes_under_traffic(masks):
     """A frame sees an entry before a change or after it: never half of it, and never that of another frame."""
     with verbs.open("soft3") as ctx:
         flows = with_any_tir(ctx.provider.nic)  # type: ignore[attr-defined]
         nic = flows.nic
-        table = flows.table(log=12)
-        group = flows.group(table, 0, 4095, match({"udp_dport": 0xFFFF}))
+        table = flows.table(log=13)
+        group = flows.group(table, 0, 4094, match({"udp_dport": 0xFFFF}))
+        for n in range(1, masks):  # masks without entries: with several, tables remember
+            flows.group(table, 4095 + n, 4095 + n, match({"udp_dport": 0xFFFF, "ttl_hoplimit": n}))
         flows.root(table)
         ports = range(1, 65)
         frames = Frames([bytes(L2 / V4 / UDP(dport=port)) for port in ports])

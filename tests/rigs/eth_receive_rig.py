@@ -17,6 +17,7 @@ from gpunetio.formats.wqe import DATA_SEG, INVALID_LKEY, SEGMENT, SRQ_NEXT_SEG
 from gpunetio.jit.compile import engine_function
 from gpunetio.memory import HostMemory
 from gpunetio.nic.state.counters import COUNTERS
+from gpunetio.nic.steering.steer import read_frame
 from gpunetio.nic.transport.ethernet import UNDECIDED, steer_frame
 from gpunetio.verbs import DevxObject
 from steering_kernels import FRAME, Frames, frame_at
@@ -29,6 +30,7 @@ RECORD = 64  # bytes of a doorbell record's place behind a ring
 def _take_each(nic, frames, count):
     for i in range(count):
         f = frame_at(frames + i * FRAME.size)
+        read_frame(nic, f.address, f.nbytes)
         f.fate = steer_frame(nic, f.address, f.nbytes)
 
 

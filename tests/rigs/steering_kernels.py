@@ -4,17 +4,20 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from gpunetio.fabric.ethernet_records import ARRIVED, BATCH
 from gpunetio.formats.layout import Entry
 from gpunetio.jit.compile import engine_function
 from gpunetio.jit.ops import ld_relaxed64
 from gpunetio.jit.struct_view import struct_view
 from gpunetio.nic.nic import SoftNic
 from gpunetio.nic.state.ethernet import tir_row_at
-from gpunetio.nic.state.flow import PACKET, Fate, packet_at
+from gpunetio.nic.state.flow import PACKET, Fate, flow_table_at, packet_at
+from gpunetio.nic.state.nic import nic_at
 from gpunetio.nic.state.worker import worker_at
+from gpunetio.nic.steering.lookups import search
 from gpunetio.nic.steering.parse import parse
 from gpunetio.nic.steering.rss import rss_hash
-from gpunetio.nic.steering.steer import steer
+from gpunetio.nic.steering.steer import read_frame, read_frames, steer, turn_to
 from gpunetio.nic.step import serve_command
 
 FRAME = Entry("frame", 56, """
@@ -34,9 +37,37 @@ SPARE = 128  # bytes behind a frame that belong to nobody
 def _steer_each(nic, frames, count):
     for i in range(count):
         f = frame_at(frames + i * FRAME.size)
-        f.fate = steer(nic, f.address, f.nbytes)
+        read_frame(nic, f.address, f.nbytes)
+        f.fate = steer(nic, f.nbytes)
         p = packet_at(worker_at(nic).packet)
         f.tir, f.tag, f.hash = tir_row_at(p.tir).tirn if p.tir else 0, p.tag, p.hash
+
+
+@engine_function
+def _steer_together(nic, frames, arrived, count):
+    n = worker_at(nic)
+    for first in range(0, count, BATCH):
+        some = min(BATCH, count - first)
+        read_frames(nic, arrived + first * ARRIVED.size, some)
+        for i in range(some):
+            f = frame_at(frames + (first + i) * FRAME.size)
+            turn_to(nic, i)
+            f.fate = steer(nic, f.nbytes)
+            p = packet_at(n.packet)
+            f.tir, f.tag, f.hash = tir_row_at(p.tir).tirn if p.tir else 0, p.tag, p.hash
+
+
+@engine_function
+def _count_differences(nic, frames, count):
+    """Return how many frames find another entry of the root table than a search does."""
+    root = flow_table_at(nic_at(nic).flow_tables).miss
+    wrong = 0
+    for i in range(count):
+        f = frame_at(frames + i * FRAME.size)
+        read_frame(nic, f.address, f.nbytes)
+        packet = worker_at(nic).packet
+        wrong += packet_at(packet).entry != search(root, packet)
+    return wrong
 
 
 @engine_function
@@ -90,10 +121,19 @@ class Frames:
     def address(self) -> int:
         return self.rows.ctypes.data
 
-    def steer(self, nic: SoftNic) -> list[tuple[Fate, int, int]]:
-        """Return (fate, TIR, tag) of each."""
-        _steer_each(nic.control_address, self.address, len(self))
+    def steer(self, nic: SoftNic, together: bool = False) -> list[tuple[Fate, int, int]]:
+        """Return (fate, TIR, tag) of each. They arrive one by one, or `together`, if there is a root table."""
+        if together:
+            arrived = np.zeros(len(self), ARRIVED.dtype)
+            arrived["frame"], arrived["nbytes"] = self.rows["address"], self.rows["nbytes"]
+            _steer_together(nic.control_address, self.address, arrived.ctypes.data, len(self))
+        else:
+            _steer_each(nic.control_address, self.address, len(self))
         return self.verdicts
+
+    def differences(self, nic: SoftNic) -> int:
+        """Return for how many frames the root table does not remember what a search finds."""
+        return _count_differences(nic.control_address, self.address, len(self))
 
     @property
     def verdicts(self) -> list[tuple[Fate, int, int]]:

@@ -16,6 +16,7 @@ import numpy as np
 from ..enums import Access, UarAllocationType
 from ..errors import BadStateError
 from ..fabric.control_message import Body
+from ..fabric.ethernet_records import BATCH as FRAME_BATCH
 from ..fabric.frames import PIPE
 from ..fabric.icrc import HEADER_ROOM
 from ..fabric.inprocess import InProcessWire
@@ -67,7 +68,7 @@ SYNDROMES = 256
 MAX_WORK_QUEUES = MAX_QP + MAX_SQ
 _WORKER_BYTES = (
     WORKER.size + COUNTERS.size + WORK_QUEUE.size * MAX_WORK_QUEUES + 8 * (MAX_QP + MAX_WIRES + MAX_CHANNELS)
-    + MESSAGE.size + round_up(HEADER_ROOM, LINE) + PACKET.size
+    + MESSAGE.size + round_up(HEADER_ROOM, LINE) + PACKET.size * FRAME_BATCH
 )  # fmt: skip
 
 
@@ -233,7 +234,8 @@ class SoftNic:
             r["counters"], r["pause_at"], r["arrived_at"] = counters + i * COUNTERS.size, -1, -1
             r["active"], r["pending"] = take(WORK_QUEUE.size * MAX_WORK_QUEUES), take(8 * MAX_QP)
             r["wires"], r["ringing"] = take(8 * MAX_WIRES), take(8 * MAX_CHANNELS)
-            r["message"], r["scratch"], r["packet"] = take(MESSAGE.size), take(HEADER_ROOM), take(PACKET.size)
+            r["message"], r["scratch"] = take(MESSAGE.size), take(HEADER_ROOM)
+            r["packets"] = r["packet"] = take(PACKET.size * FRAME_BATCH)
         r = self.record
         r["lid"], r["min_timeout"] = self.port.lid, MIN_ACK_TIMEOUT_NS
         r["mac"] = int.from_bytes(self.port.mac, "little")

@@ -18,11 +18,12 @@ from ...memory import HostMemory
 from .. import step
 from ..hardware import Engine
 from ..state.flow import (
-    DELETED, FLOW_ENTRY, FLOW_MASK, FLOW_TABLE_ROW, MAX_MASKS, SLOT, SLOT_HALF, SLOT_NUMBER, WORDS, Fate,
+    DELETED, FLOW_ENTRY, FLOW_MASK, FLOW_TABLE_ROW, LOOKUP_WORDS, MAX_MASKS, SLOT, SLOT_HALF, SLOT_NUMBER, WORDS, Fate,
 )  # fmt: skip
 from ..steering.hashing import START, mix
 from .syndromes import CommandError, CommandSyndrome
 
+_FEWEST_MASKS = 4  # of a table whose lookups are remembered: with fewer, a search costs about as much
 _FEWEST_SLOTS = 16
 
 
@@ -66,6 +67,11 @@ def _new_slots(size: int) -> tuple[HostMemory, np.ndarray]:
     """Return memory for so many slots, and the slots."""
     memory = HostMemory(SLOT * size)
     return memory, memory.view(np.int64, 0, size)
+
+
+def _numbers(words: list[int]) -> int:
+    """Return the numbers of words as the engine reads them."""
+    return sum(word << 4 * i for i, word in enumerate(words))
 
 
 def _slot(hash_: int, index: int) -> int:
@@ -147,7 +153,7 @@ class FlowRules:
         row = self._mask_rows.view(FLOW_MASK.dtype, address - self._mask_rows.address)[0]
         row["slots"], row["slot_mask"], row["mask"] = slots.address, _FEWEST_SLOTS - 1, words
         row["entries"] = self._entries.address
-        row["word_count"], row["words"] = len(compared), sum(word << 4 * i for i, word in enumerate(compared))
+        row["word_count"], row["words"] = len(compared), _numbers(compared)
         return _Mask(address, compared, slots, table)
 
     def _write_table(self) -> None:
@@ -156,6 +162,12 @@ class FlowRules:
         row["mask_count"], row["firsts"], row["masks"] = len(masks), 0, 0
         row["firsts"][: len(masks)] = [mask.starts[0] for mask in masks]
         row["masks"][: len(masks)] = [mask.address for mask in masks]
+        compared = [i for i in range(WORDS) if any(i in mask.compared for mask in masks)]
+        remembered = len(masks) >= _FEWEST_MASKS and len(compared) <= LOOKUP_WORDS
+        row["key_count"], row["key_words"] = len(compared) if remembered else 0, _numbers(compared)
+        row["key_mask"] = 0
+        for key in self._masks:
+            row["key_mask"] |= np.frombuffer(key, np.int64)
         self._write(self._address, row)
 
     # --- entries ---------------------------------------------------------------------------------------------------

@@ -12,7 +12,8 @@ from ...formats.commands import CapClass, Opcode, Status
 from ...formats.flow import FlowTableType, MissAction, RootChange, TableModify
 from ...formats.layout import BitStruct, Fields
 from ..hardware import Hardware
-from ..state.flow import FLOW_TABLE_ROW
+from ...memory import HostMemory
+from ..state.flow import FLOW_TABLE_ROW, LOG_LOOKUP_SETS, LOG_MAX_TABLES, LOOKUP
 from ..state.tables import Table
 from .command import DONE, Call, Capabilities, Command
 from .flow_counters import LOG_MAX_COUNTERS
@@ -21,7 +22,7 @@ from .flow_rules import FlowRules
 from .objects import MailboxObjects, log_of
 from .syndromes import CommandError, CommandSyndrome
 
-MAX_TABLES = 1024
+MAX_TABLES = 1 << LOG_MAX_TABLES
 MAX_LEVEL, MAX_LOG_SIZE = 63, 16
 ROOT = "the root of NIC_RX"
 _NOT_SUPPORTED = "reformat_en", "decap_en", "sw_owner", "termination_table"
@@ -65,11 +66,13 @@ class FlowTables(MailboxObjects):
         self._hardware, self._engine = hardware, hardware.engine
         self.known: dict[int, FlowTable] = {}
         self._root = 0
-        hardware.record["flow_tables"] = self.table.address
+        self._lookups = HostMemory(2 * LOOKUP.size << LOG_LOOKUP_SETS)  # the kernel gives it pages as frames come
+        hardware.record["flow_tables"], hardware.record["lookups"] = self.table.address, self._lookups.address
 
     def close(self) -> None:
         for table in self.known.values():
             table.rules.close()
+        self._lookups.close()
         super().close()
 
     @property

@@ -23,6 +23,7 @@ MATCHED = (
 )
 WORDS = sum(size for _, size in MATCHED) // 8
 
+LOG_MAX_TABLES = 10  # the low bits of a table's number select its row
 MAX_MASKS = 64  # different masks in one table
 MAX_JUMPS = 64  # tables that a packet visits: one of each level, unless entries ignore levels
 
@@ -49,6 +50,10 @@ FLOW_TABLE_ROW = record("flow_table_row", f"""
     # by mask, in the order of the lowest index of an entry that can have it
     firsts         i64[{MAX_MASKS}]  command    that index
     masks          i64[{MAX_MASKS}]  command    address of the FLOW_MASK
+    # what all of these masks compare
+    key_count      i64      command    words of which bits are compared; 0 if lookups are not remembered
+    key_words      i64      command    their numbers, four bits each, the first lowest
+    key_mask       i64[{WORDS}]  command    bits that are compared
 """)
 
 # All entries of a table with the same mask: a hash table of their values, by open addressing with linear probing. Of
@@ -77,6 +82,15 @@ FLOW_ENTRY = record("flow_entry", f"""
     value          i64[{WORDS}]   command    masked words of a packet that matches: those that are compared, in order
 """)
 
+# The last lookups in tables of several masks (steering/lookups.py): sets of two slots, a cache line each. What was
+# found is true of the packets with these words, as long as no command has come.
+LOG_LOOKUP_SETS, LOOKUP_WORDS = 15, 6
+LOOKUP = record("lookup", f"""
+    stamp          i64      engine     commands that had been executed, and the low bits of the table's number
+    entry          i64      engine     address of the FLOW_ENTRY; 0 if none matches
+    words          i64[{LOOKUP_WORDS}]   engine     masked words of the packet
+""")
+
 FLOW_COUNTER = record("flow_counter", """
     counter_id     i64      host       number of the counter; 0 in a free row
     packets        i64      engine     packets since the row is in use
@@ -92,10 +106,13 @@ PACKET = record("packet", f"""
     tir            i64      engine     address of the TIR_ROW of the TIR that it goes to; 0 is none
     hash           i64      engine     its hash, by which that TIR selects a queue
     tag            i64      engine     flow tag; 0 is none
+    slots          i64      engine     where the root table remembers it (steering/lookups.py); 0 is nowhere
+    entry          i64      engine     address of the FLOW_ENTRY of the root table that it matches; 0 is none
 """)
 
 flow_table_at: View = struct_view(FLOW_TABLE_ROW)
 flow_mask_at: View = struct_view(FLOW_MASK)
 flow_entry_at: View = struct_view(FLOW_ENTRY)
+lookup_at: View = struct_view(LOOKUP)
 flow_counter_at: View = struct_view(FLOW_COUNTER)
 packet_at: View = struct_view(PACKET)

@@ -21,6 +21,7 @@ NIC_FIELDS = """
     gids           i64      nobody     address of the GID_ROWs
     paths          i64      nobody     address of the PATHs (path.py)
     flow_tables    i64      nobody     address of the FLOW_TABLE_ROWs (flow.py)
+    lookups        i64      nobody     address of the sets of LOOKUPs (flow.py)
     syndromes      i64      nobody     address of a byte for each Reason: formats.cqe.Syndrome
     errors         i64      nobody     address of the RING of ERROR_RECORDs, which workers fill in turn
     armable        i64      nobody     address of a list of CQ_ROWs with a channel: how many, then their addresses

@@ -65,7 +65,8 @@ WORKER = record("worker", NIC_FIELDS + """
     # the request at hand
     message        i64      nobody     address of its MESSAGE
     scratch        i64      nobody     address of room for a packet's headers
-    packet         i64      nobody     address of its PACKET (flow.py)
+    packets        i64      nobody     address of the PACKETs of frames that have arrived together (flow.py)
+    packet         i64      engine     address of the PACKET of the frame at hand
     frame          i64      nobody     address of room for an Ethernet frame; only the first worker has it
     arrived_at     i64      engine     index of the own GID that the packet at hand was sent to; -1: the wire's
     payload        i64      engine     address of the payload of the packet at hand, if the packet refers to it

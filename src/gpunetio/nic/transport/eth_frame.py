@@ -26,7 +26,7 @@ from ..state.nic import nic_at
 from ..state.qp import qp_row_at
 from ..state.worker import worker_at
 from ..steering.parse import PROTOCOL, parse
-from ..steering.steer import steer
+from ..steering.steer import read_frame, steer
 from .ethernet import UNDECIDED, follow
 from .lan import load_mac
 from .wire_kinds import frame_room, send_frame
@@ -167,7 +167,8 @@ def _come_back(nic, row, nbytes, mac):
     n = worker_at(nic)
     frame = n.frame
     counters_at(n.counters).rx_frames += 1
-    fate = steer(nic, frame, nbytes)
+    read_frame(nic, frame, nbytes)
+    fate = steer(nic, nbytes)
     if fate == Fate.TIR and _is_blocked(row, packet_at(n.packet).tir, mac):
         result = COUNTERS.rx_frame_own
     else:

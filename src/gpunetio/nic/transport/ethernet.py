@@ -24,7 +24,7 @@ from ..state.counters import COUNTERS, counters_at
 from ..state.flow import Fate, flow_table_at
 from ..state.worker import worker_at
 from ..state.wire import WIRE, wire_at
-from ..steering.steer import steer
+from ..steering.steer import read_frames, steer, turn_to
 from .delivery import BATCH, addressee, date_captured, take_checked
 from .eth_receive import receive_frame
 
@@ -143,8 +143,8 @@ def _sort_udp(wire, udp, nbytes):
 
 @engine_function
 def steer_frame(nic, frame, nbytes):
-    """Do with a frame what the flow tables say. Return the offset of the counter for its fate, or UNDECIDED."""
-    return follow(nic, steer(nic, frame, nbytes), frame, nbytes)
+    """Do with the frame that was read what the flow tables say. Return the offset of its counter, or UNDECIDED."""
+    return follow(nic, steer(nic, nbytes), frame, nbytes)
 
 
 @engine_function
@@ -184,7 +184,7 @@ def _take_packet(nic, wire, ethernet, at):
 def decide(nic, ethernet, frame, nbytes, cut):
     """Do with a frame what the flow tables say, and if they do not, say what it is, as `sort_frame`.
 
-    `cut`: not all of the frame is there.
+    If there is a root table, the frame was read. `cut`: not all of the frame is there.
     """
     n = worker_at(nic)
     w = ethernet_wire_at(ethernet)
@@ -233,7 +233,10 @@ def take_in(nic, wire):
         at = w.position
         count = receive_frames(ethernet)
         date_captured(nic, count)
+        if flow_table_at(n.flow_tables).miss != 0:
+            read_frames(nic, w.arrived, count)
         for i in range(count):
+            turn_to(nic, i)
             ours += _take_frame(nic, wire, ethernet, w.arrived + i * ARRIVED.size, at)
         done += count
         if w.more == 0 or ours >= BATCH:

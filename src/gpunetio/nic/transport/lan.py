@@ -13,11 +13,13 @@ from ...formats.packet import ETHERNET, GROUP_MAC
 from ...jit.compile import device_function, engine_function
 from ...jit.ops import copy, ld16, ld32, ld64, ld_relaxed64, st64
 from ..state.counters import COUNTERS, counters_at
+from ..state.flow import flow_table_at
 from ..state.lan import MAC_ROW, MACS, MAX_AGE_NS, PROBES, lan_at, mac_row_at
 from ..state.nic import nic_at
 from ..state.wire import WIRE, wire_at
 from ..state.worker import worker_at
 from ..steering.hashing import START, mix
+from ..steering.steer import read_frame
 from .ethernet import decide
 
 
@@ -152,5 +154,7 @@ def take_lan_frame(nic, wire, place, nbytes):
         source = load_mac(frame + ETHERNET.source)
         if source & GROUP_MAC == 0 and source != 0 and n.link_down == 0 and wire_at(wire).takes_frames != 0:
             learn(nic, source, wire)
+        if flow_table_at(n.flow_tables).miss != 0:
+            read_frame(nic, frame, nbytes)
         fate = decide(nic, lan_at(lan).port, frame, nbytes, 0)
     st64(n.counters + fate, ld64(n.counters + fate) + 1)
