@@ -86,11 +86,13 @@ def test_no_descriptor_for_a_proxy():
 
 OPENING = """
 import resource
+import threading
 import gpunetio
 import gpunetio.providers.soft
 from gpunetio.nic.engine import compile_engine
 
 compile_engine()
+threading.stack_size({stack} << 20)
 mapped = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (mapped + ({room} << 20), resource.RLIM_INFINITY))
 try:
@@ -100,9 +102,12 @@ except gpunetio.DocaError as error:
 """
 
 
-@pytest.mark.parametrize(("room", "why"), [(2, "no memory (ENOMEM): "), (43, "the system starts no more threads: ")])
-def test_no_address_space(room, why):
-    program = OPENING.replace("{room}", str(room))
+@pytest.mark.parametrize(
+    ("room", "stack", "why"), [(2, 1, "no memory (ENOMEM): "), (500, 1000, "the system starts no more threads: ")]
+)
+def test_no_address_space(room, stack, why):
+    """In MiB: all that may be mapped, and what the stack of each thread takes of it."""
+    program = OPENING.replace("{room}", str(room)).replace("{stack}", str(stack))
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.startswith(f"NoMemoryError cannot open soft0: {why}")
