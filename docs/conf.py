@@ -23,7 +23,7 @@ exclude_patterns = ["_static"]
 nitpicky = True  # a name or link that leads nowhere is an error: `make docs` turns warnings into errors
 nitpick_ignore_regex = [
     ("py:obj", r".*"),  # `words` of a docstring: some are names of the API, and then links
-    ("py:.*", r"(collections|ctypes|enum|ipaddress|numpy|np|pathlib|re|socket|types|typing)\..*"),
+    ("py:.*", r"(collections|contextlib|ctypes|enum|ipaddress|numpy|np|pathlib|re|socket|types|typing)\..*"),
     ("py:class", r"(NDArray|ndarray|Path|uint8|optional)"),
     # See the source: what the package's parts need of each other.
     ("py:class", r"gpunetio\.(formats\.commands\.Opcode|providers\.provider\.Provider|jit\.code\.Code)"),
