@@ -359,8 +359,9 @@ def test_rules_come_and_go_under_traffic(flows):
     tirs = {dst: flows.tir() for dst in range(1, 17)}
     frames = Frames([udp(dst) for dst in tirs])
     frames.rows["expected"] = [tir.number for tir in tirs.values()]
-    stop, wrong = np.zeros(1, np.int64), []
-    steer_and_serve(nic.control_address, frames.address, 0, np.ones(1, np.int64).ctypes.data)  # compiles it
+    stop, wrong = np.ones(1, np.int64), []
+    steer_and_serve(nic.control_address, frames.address, 0, stop.ctypes.data)  # compiles it
+    stop[0] = 0
     stop_engine(nic)
     execute: Callable[..., object] = nic.control.interpreter.execute
     usual, nic.execute = nic.execute, execute  # type: ignore[method-assign]
