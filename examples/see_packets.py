@@ -68,8 +68,8 @@ def main() -> None:
 
         attrs, copies = (gpu.alloc(PACKETS * size, gn.MemType.CPU_GPU) for size in (dev.ATTR_BYTES, SLOT))
         sent, seen = gpu.alloc(8, gn.MemType.CPU_GPU), gpu.alloc(8, gn.MemType.CPU_GPU)
-        receiver = see[1, 1, gpu](rxq, PACKETS, attrs, copies, seen)
         sender = send[1, 1, gpu](txq, memory, region.lkey, len(frames[0]), PACKETS, sent)
+        receiver = see[1, 1, gpu](rxq, PACKETS, attrs, copies, seen)  # the packets wait for it in the queue
         if not (sender.wait(timeout=60) and receiver.wait(timeout=60)):
             sys.exit("a kernel did not end")
 

@@ -44,7 +44,7 @@ _COLUMNS = {
     "gid": (("index", "index"), ("gid", "gid"), ("version", "version"), ("mac", "mac")),
 }  # fmt: skip
 WIRE_KINDS = {0: "gone", 1: "memory", 2: "udp", 3: "ethernet"}  # nic/transport/wire_kinds.py
-QUEUE_KINDS = {1: "CONNECTED_SEND", 2: "DATAGRAM_SEND"}  # nic/state/work_queue.py
+QUEUE_KINDS = {1: "CONNECTED_SEND", 2: "DATAGRAM_SEND", 3: "ETHERNET_SEND"}  # nic/state/work_queue.py
 PSN_MASK = 0xFF_FFFF
 _HEX = {
     "qpn", "cqn", "srqn", "srq", "send_cq", "recv_cq", "returned", "channel", "error_channel", "rx_wqe", "key",
