@@ -58,8 +58,7 @@ def test_info_of_any_type_lies_in_memory_of_its_own():
         for use in (lambda: semaphore.device_address, lambda: semaphore.status(0), lambda: semaphore.info_address(0)):
             with pytest.raises(BadStateError, match="closed"):
                 use()
-    plain = Semaphore(Gpu("host"), 1)
-    with plain, pytest.raises(BadStateError, match="create it with info="):
+    with Gpu("host") as gpu, Semaphore(gpu, 1) as plain, pytest.raises(BadStateError, match="create it with info="):
         plain.read_info(0)
 
 

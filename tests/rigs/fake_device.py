@@ -230,6 +230,20 @@ class FakeProvider:
             out[0x10 + 0x5C] = self.no_dbr_ext << 6
         return bytes(out)
 
+    def attach_flow_table(self, table: int) -> int:
+        self._check("attach_flow_table")
+        return self._new("flow rule")
+
+    def detach_flow_table(self, handle: int) -> None:
+        self._end("flow rule", handle)
+
+    def open_kernel_path(self) -> tuple[int, int]:
+        self._check("open_kernel_path")
+        return self._new("kernel path"), 1
+
+    def close_kernel_path(self, handle: int) -> None:
+        self._end("kernel path", handle)
+
     def create_event_channel(self) -> int:
         self._check("create_event_channel")
         return self._new("channel")
