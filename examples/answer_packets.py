@@ -88,7 +88,7 @@ def main() -> None:
 
         attrs = gpu.alloc(BURST * dev.ATTR_BYTES)
         stop, answered, answers = (gpu.alloc(8, gn.MemType.CPU_GPU) for _ in range(3))
-        # A GPU may load a kernel only when none runs, and `answer` runs on: so `ask` is loaded before, by asking nothing.
+        # A GPU may load a kernel only when none runs, and `answer` runs on: `ask` is loaded before, by asking nothing.
         asked = rxqs[0], txqs[0], memory, region.lkey, len(question)
         loaded = ask[1, 1, gpu](*asked, 0, answers).wait(timeout=60)
         server = answer[1, 1, gpu](rxqs[1], txqs[1], attrs, stop, answered)
