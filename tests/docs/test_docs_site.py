@@ -45,7 +45,8 @@ def test_the_whole_api_is_there(site):
     documented = inventory.InventoryFile.loads((site / "objects.inv").read_bytes(), uri="").data
     names = {name for kind, found in documented.items() if kind.startswith("py:") for name in found}
     last = {name.rpartition(".")[2] for name in names}
-    modules = {"device", "errors", "eth", "flow", "match", "verbs", "rendezvous", "__version__"}  # `device` has a page written by hand
+    # `device` has a page written by hand.
+    modules = {"device", "errors", "eth", "flow", "match", "verbs", "rendezvous", "__version__"}
     assert {*gpunetio.__all__, *eth.__all__, *flow.__all__, *rendezvous.__all__, *verbs.__all__} - modules <= last
     assert {"gpunetio.open", "gpunetio.Gpu.create_qp", "gpunetio.verbs.QP.connect", "gpunetio.Faults.loss"} <= names
 
