@@ -111,9 +111,8 @@ class _Nic:
         self.ctx.close()
 
 
-def main() -> None:
-    nic = _Nic(*json.loads(sys.argv[1]))
-    print(json.dumps(nic.hello()), flush=True)
+def obey(nic: Any) -> None:
+    """Call the methods that lines of standard input name, and print what they return. Then close it."""
     for line in sys.stdin:
         what, *args = json.loads(line)
         try:
@@ -122,6 +121,12 @@ def main() -> None:
             answer = {"error": f"{type(error).__name__}: {error}"}
         print(json.dumps(answer), flush=True)
     nic.close()
+
+
+def main() -> None:
+    nic = _Nic(*json.loads(sys.argv[1]))
+    print(json.dumps(nic.hello()), flush=True)
+    obey(nic)
 
 
 if __name__ == "__main__":

@@ -11,9 +11,9 @@ from eth_receive_rig import Cq, remove_rules
 from eth_send_rig import Sq, eth, inlined
 from ethernet_rig import Maker, nic_of
 from gpunetio import PortConfig, verbs
-from gpunetio.errors import DocaError
 from gpunetio.formats.packet import ETHERNET
 from gpunetio.nic.engine import compile_engine
+from nic_child import obey
 from repository import environment
 from stations import Station
 
@@ -141,14 +141,7 @@ class _Nic:
 def main() -> None:
     nic = _Nic(*json.loads(sys.argv[1]))
     print(json.dumps({"value": nic_of(nic.ctx).mac.hex()}), flush=True)
-    for line in sys.stdin:
-        what, *args = json.loads(line)
-        try:
-            answer = {"value": getattr(nic, what)(*args)}
-        except (DocaError, AssertionError) as error:
-            answer = {"error": f"{type(error).__name__}: {error}"}
-        print(json.dumps(answer), flush=True)
-    nic.close()
+    obey(nic)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from typing import TypeVar
 
 import numpy as np
 
@@ -10,7 +12,10 @@ from ..errors import InvalidValueError
 from ..formats.cqe import CI_MASK, CQE64, CQE_SHIFT, INIT_OP_OWN
 from ..formats.doorbell import CQ_ARM_SN_MASK, CQ_ARM_SN_SHIFT, CQ_DBREC, UAR_CQ_OFFSET
 from ..verbs import CQ, CompChannel, Context
+from ..verbs.arguments import within
 from ..verbs.devx.ring import doorbells
+
+_Found = TypeVar("_Found")
 
 _NAP = 50e-6  # seconds between two looks, when nothing has come
 
@@ -54,6 +59,16 @@ class CqReader:
                 return False
             time.sleep(min(_NAP, left))
         return True
+
+    def collect(self, take: Callable[[int], list[_Found]], most: int, least: int, timeout: float) -> list[_Found]:
+        """Return what `take` makes of CQEs, up to `most`: at least `least`, or as many as came in `timeout` seconds."""
+        most, deadline = within("most", most, 1, 1 << 31), time.monotonic() + timeout
+        least = within("least", least, 1, most)
+        found: list[_Found] = []
+        while True:
+            found += take(most - len(found))
+            if len(found) >= least or not self.wait(deadline):
+                return found
 
     def request_event(self) -> None:
         """Request one event on the channel, at the next completion that has not been taken."""

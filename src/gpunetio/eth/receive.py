@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import threading
-import time
 from abc import abstractmethod
 from contextlib import ExitStack
 from typing import Generic, TypeVar
@@ -89,13 +88,7 @@ class CpuRxq(EthRxq, Generic[_What, _Packet]):
         A batch of managed receives (`doca_eth_rxq_event_batch_managed_recv`) is `least` to `most` packets.
         """
         self.check_open()
-        most, deadline = within("most", most, 1, 1 << 31), time.monotonic() + timeout
-        least = within("least", least, 1, most)
-        found: list[_Packet] = []
-        while True:
-            found += self._take(most - len(found))
-            if len(found) >= least or not self._reader.wait(deadline):
-                return found
+        return self._reader.collect(self._take, most, least, timeout)
 
     @deferred()
     def _take(self, most: int) -> list[_Packet]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import struct
 import threading
-import time
 from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -197,13 +196,7 @@ class CpuTxq(SendQueue):
         or as many as came in `timeout` seconds.
         """
         self.check_open()
-        most, deadline = within("most", most, 1, 1 << 31), time.monotonic() + timeout
-        least = within("least", least, 1, most)
-        found: list[Sent] = []
-        while True:
-            found += self._take(most - len(found))
-            if len(found) >= least or not self._reader.wait(deadline):
-                return found
+        return self._reader.collect(self._take, most, least, timeout)
 
     @deferred()
     def _take(self, most: int) -> list[Sent]:
