@@ -100,7 +100,7 @@ def test_segmentation_needs_a_device_with_lso(caplog):
 @pytest.mark.soft_nic
 def test_the_source_is_the_ports_mac():
     with verbs.open("soft0") as ctx:
-        assert eth_txq.mac_of(ctx) == ctx.provider.nic.mac  # type: ignore[attr-defined]
+        assert eth.query_caps(ctx).mac == ctx.provider.nic.mac  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("name", COMMANDS)

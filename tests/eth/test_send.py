@@ -5,11 +5,11 @@ from collections.abc import Iterator
 
 import pytest
 from scapy.layers.inet import IP, TCP, UDP
-from scapy.layers.l2 import Ether
+from scapy.layers.l2 import Dot1Q, Ether
 
 from eth_receive_rig import lead, opened, remove_rules
 from ethernet_rig import nic_of
-from gpunetio import eth, verbs
+from gpunetio import Gpu, PortConfig, eth, verbs
 from gpunetio.errors import BadStateError, FullError, InvalidValueError, NotSupportedError, TooBigError
 from gpunetio.formats.ethernet import InlineMode, QueueState
 from gpunetio.formats.wqe import CTRL_SEG, DATA_SEG, ETH_SEG, WqeOpcode
@@ -94,6 +94,41 @@ def test_headers_in_the_wqe_where_a_device_needs_them(ctx, pd, monkeypatch):
             with rxq.receive(timeout=SOON)[0] as found:
                 assert found.data.tobytes() == frame
         remove_rules(ctx)
+
+
+@pytest.mark.parametrize("mode, refused", [(InlineMode.L2, eth.EthTxq), (InlineMode.IP, eth.CpuTxq)])
+def test_headers_that_a_queue_does_not_copy(ctx, pd, monkeypatch, mode, refused):
+    set_caps(monkeypatch, ctx, min_inline=mode)
+    said = f"up to {mode.name} in the WQE; a {refused.__name__} has"
+    with Gpu("host") as gpu, pytest.raises(NotSupportedError, match=said):
+        eth.EthTxq(gpu, pd) if refused is eth.EthTxq else eth.CpuTxq(pd)
+
+
+def test_a_frame_fits_into_the_mtu_or_is_refused_before_it_is_sent():
+    """VLAN tags do not count (IEEE 802.3 3.2.7). The device has the same limit, so what passes here is sent."""
+    with verbs.open("soft0", port=PortConfig(mtu=1500)) as ctx:
+        pd = ctx.create_pd()
+        out = Out(pd)
+        assert eth.query_caps(ctx).mtu == 1500
+        with eth.CpuTxq(pd, max_lso_headers=64) as txq:
+            for tags, most in ((0, 1514), (1, 1518), (2, 1522), (3, 1522)):
+                head = out.l2
+                for _ in range(tags):
+                    head /= Dot1Q(vlan=5)
+                nbytes = len(out.put(0, (head / bytes(1600))))
+                txq.send(out.region, nbytes=most)
+                assert txq.completions(timeout=SOON)[0].error is None
+                for wrong in (most + 1, nbytes):
+                    with pytest.raises(TooBigError, match=f"{wrong - most} bytes too long: .* MTU of 1500"):
+                        txq.send(out.region, nbytes=wrong)
+            headers = bytes(out.l2 / IP() / TCP())
+            txq.send_lso(headers, out.region, 0, 4000, mss=1460)
+            assert txq.completions(timeout=SOON)[0].error is None
+            with pytest.raises(TooBigError, match="mss = 1461 makes a frame that is 1 bytes too long"):
+                txq.send_lso(headers, out.region, 0, 4000, mss=1461)
+            txq.send_lso(headers, out.region, 0, 1460, mss=9000)  # one packet
+            assert txq.completions(timeout=SOON)[0].error is None
+            assert txq.state is QueueState.RDY
 
 
 def test_segmentation_is_asked_for_as_the_device_has_it(ctx, pd, monkeypatch):

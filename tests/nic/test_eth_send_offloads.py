@@ -166,6 +166,18 @@ def test_multi_packet_refused(port, ctx):
     assert error_of(plain.done()[0]) == (Syndrome.LOCAL_QP_OP, Reason.WQE_OPCODE)
 
 
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_multi_packet_with_an_inline_packet_of_no_bytes(port, place):
+    """It is refused like any that is too short, and no packet of its WQE leaves."""
+    frame = bytes(port.l2 / V4 / UDP())
+    parts = [inlined(frame), port.put(0, frame)]
+    parts.insert(place, inlined(b""))
+    port.sq.post(eth(), *parts, opcode=MPSW)
+    fails(port, Syndrome.LOCAL_LENGTH, Reason.FRAME_LENGTH)
+    port.sq.post(eth(), *parts[:place], *parts[place + 1 :], opcode=MPSW)
+    assert port.frames(2) == [frame] * 2
+
+
 # --- WAIT ------------------------------------------------------------------------------------------------------------
 
 

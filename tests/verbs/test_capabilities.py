@@ -5,9 +5,11 @@ from collections.abc import Iterator
 import pytest
 
 from command_rig import Device
+from ethernet_rig import nic_of
 from gpunetio import verbs
 from gpunetio.errors import DriverError, InvalidValueError
 from gpunetio.formats import commands as cmd
+from gpunetio.formats import ethernet
 from gpunetio.formats.commands import CapClass, Opcode, Status
 from gpunetio.formats.contexts import ATOMIC_CAPS, CMD_HCA_CAP, HCA_VPORT_CONTEXT
 from gpunetio.nic.control.port import CONNECTX_7, PortConfig, _rate
@@ -95,6 +97,28 @@ def test_there_is_no_other_port_or_vport(device, fields):
     out, refusal = vport(device, **fields)
     assert out[0] == Status.BAD_PARAM
     assert "one port" in refusal
+
+
+def nic_vport(device: Device, **fields: int) -> tuple[bytes, str]:
+    mailbox = ethernet.QUERY_NIC_VPORT_CONTEXT_IN.pack(opcode=Opcode.QUERY_NIC_VPORT_CONTEXT, **fields)
+    return device.nic.execute(bytes(mailbox), ethernet.QUERY_NIC_VPORT_CONTEXT_OUT.size)
+
+
+@pytest.mark.parametrize("mtu, told_mtu", [(1500, 1522), (9000, 9022), (1 << 16, 0xFFFF)])
+def test_the_vport_of_ethernet_has_mac_and_mtu(mtu, told_mtu):
+    with verbs.open("soft0", port=PortConfig(mtu=mtu, promiscuous=False)) as ctx:
+        told = ctx.devx.command(Opcode.QUERY_NIC_VPORT_CONTEXT)["nic_vport_context"]
+        assert told["mtu"] == told_mtu
+        assert told["permanent_address"] == int.from_bytes(nic_of(ctx).mac, "big")
+        assert told["node_guid"] == told["port_guid"] == ctx.query_device().node_guid
+        assert (told["roce_en"], told["promisc_uc"], told["allowed_list_size"]) == (1, 0, 0)
+
+
+@pytest.mark.parametrize("fields", [{"vport_number": 1}, {"other_vport": 1}])
+def test_there_is_no_other_vport_of_ethernet(device, fields):
+    out, refusal = nic_vport(device, **fields)
+    assert out[0] == Status.BAD_PARAM
+    assert "there is one vport" in refusal
 
 
 def test_an_unknown_opcode_is_bad_op_from_every_door(device):

@@ -7,9 +7,9 @@ from enum import IntEnum
 
 from ..enums import LinkLayer
 from ..errors import NotSupportedError
-from ..formats.commands import CapClass
+from ..formats.commands import CapClass, Opcode
 from ..formats.contexts import CMD_HCA_CAP, ETHERNET_OFFLOAD_CAPS
-from ..formats.ethernet import InlineMode, InlineModeCap, TimestampFormats
+from ..formats.ethernet import VPORT_FRAMING, InlineMode, InlineModeCap, TimestampFormats
 from ..formats.wqe import MIN_STRIDES_LOG
 from ..verbs import Context
 from ..verbs.device_attr import query_cap
@@ -39,6 +39,8 @@ class EthCaps:
     `multi_packet`       a WQE can hold several packets
     `wait_on_time`       how a send queue waits for a time
     `min_inline`         the headers that every send WQE must contain
+    `mtu`                the port's MTU: most bytes of a frame behind its MAC header and VLAN tags
+    `mac`                the port's MAC, of 6 bytes
     `real_time_receive`  timestamps of received packets can be seconds and nanoseconds; else they are clock cycles
     `real_time_send`     the same of completions of sends, and of the times to wait for
     `clock_khz`          frequency of the clock behind the cycles
@@ -54,6 +56,8 @@ class EthCaps:
     multi_packet: bool
     wait_on_time: WaitOnTime
     min_inline: InlineMode
+    mtu: int
+    mac: bytes
     real_time_receive: bool
     real_time_send: bool
     clock_khz: int
@@ -77,7 +81,10 @@ def query_caps(ctx: Context) -> EthCaps:
     offloads = query_cap(ctx.provider, CapClass.ETHERNET_OFFLOADS, ETHERNET_OFFLOAD_CAPS)
     most_wqes = 1 << general["log_max_wq_sz"]
     striding = bool(general["striding_rq"])
-    needs = offloads["wqe_inline_mode"] != InlineModeCap.NOT_REQUIRED
+    vport = ctx.devx.command(Opcode.QUERY_NIC_VPORT_CONTEXT)["nic_vport_context"]
+    inline = {
+        InlineModeCap.L2: InlineMode.L2, InlineModeCap.VPORT_CONTEXT: InlineMode(vport["min_wqe_inline_mode"]),
+    }  # fmt: skip
     return EthCaps(
         max_rx_burst=most_wqes,
         max_cyclic_burst=most_wqes << MIN_STRIDES_LOG if striding else 0,
@@ -88,7 +95,9 @@ def query_caps(ctx: Context) -> EthCaps:
         max_lso=1 << offloads["max_lso_cap"] if offloads["max_lso_cap"] else 0,
         multi_packet=bool(offloads["enhanced_multi_pkt_send_wqe"]),
         wait_on_time=WaitOnTime.NATIVE if general["wait_on_time"] else WaitOnTime.NONE,
-        min_inline=InlineMode.L2 if needs else InlineMode.NONE,
+        min_inline=inline.get(offloads["wqe_inline_mode"], InlineMode.NONE),
+        mtu=vport["mtu"] - VPORT_FRAMING if vport["mtu"] else LONGEST_PACKET,  # 0: the device does not say
+        mac=vport["permanent_address"].to_bytes(8, "big")[2:],
         real_time_receive=general["rq_ts_format"] != TimestampFormats.FREE_RUNNING,
         real_time_send=general["sq_ts_format"] != TimestampFormats.FREE_RUNNING,
         clock_khz=general["device_frequency_khz"],

@@ -16,7 +16,7 @@ from ..formats.commands import Opcode
 from ..formats.cqe import ERR_CQE64, OPCODE_SHIFT, CqeOpcode
 from ..formats.doorbell import PI_MASK, QP_DBREC
 from ..formats.ethernet import InlineMode, QueueState
-from ..formats.packet import ETHERNET
+from ..formats.packet import ETHER_TYPE_SERVICE_VLAN, ETHER_TYPE_VLAN, ETHERNET, VLAN_TAG
 from ..formats.wqe import CE_SHIFT, ETH_SEG, SEGMENT, WQEBB, CompletionMode, WqeOpcode
 from ..interrupts import deferred
 from ..memory import is_accessible
@@ -33,6 +33,8 @@ _DATA = struct.Struct(">IIQ")
 _INLINE_AT = ETH_SEG.inline_hdr_start  # where inline headers begin in the Ethernet segment
 _INLINE = 18  # bytes of headers in a WQE that must have some: those of a frame with a VLAN tag
 _SIGNALLED = CompletionMode.ALWAYS << CE_SHIFT
+_TAGS = 2 * VLAN_TAG.size  # bytes of VLAN tags that do not count towards the MTU (IEEE 802.3 3.2.7)
+_TAGGED = ETHER_TYPE_VLAN, ETHER_TYPE_SERVICE_VLAN
 _MOST_HEADERS = 1 << 9  # bytes of headers of an LSO packet
 _LARGEST_MSS = (1 << 14) - 1
 
@@ -80,7 +82,7 @@ class CpuTxq(SendQueue):
     ):  # fmt: skip
         headers = within("max_lso_headers", max_lso_headers, 0, _MOST_HEADERS)
         blocks = _blocks(headers)
-        super().__init__(pd, whole("max_burst", max_burst) * blocks, checksum)
+        super().__init__(pd, whole("max_burst", max_burst) * blocks, checksum, InlineMode.L2)
         if headers and not self.caps.max_lso:
             raise NotSupportedError(f"max_lso_headers: {self.ctx} has no LSO")
         self.max_lso_headers = headers
@@ -120,8 +122,8 @@ class CpuTxq(SendQueue):
         """Send packets with one doorbell (`doca_eth_txq_task_batch_send`, `…_batch_lso_send`): all, or none.
 
         The regions stay open until the packets have completed. InvalidValueError for a place outside a region, or a
-        region of another domain; TooBigError for a frame that no Ethernet has; FullError without room for all;
-        BadStateError if the queue has failed.
+        region of another domain; TooBigError for a frame that is longer than the port's MTU was when the queue was
+        created; FullError without room for all; BadStateError if the queue has failed.
         """
         self.check_open()
         built = [(instance("packet", packet, Packet).context, self._body(packet)) for packet in packets]
@@ -155,8 +157,7 @@ class CpuTxq(SendQueue):
         else:
             if nbytes < ETHERNET.size:
                 raise InvalidValueError(f"nbytes = {nbytes}: a frame has {ETHERNET.size} bytes of headers")
-            if nbytes > self.caps.max_packet:
-                raise TooBigError(f"nbytes = {nbytes}: {self.ctx} sends frames of {self.caps.max_packet} bytes at most")
+            self._check_length(region, offset, nbytes)
             opcode, inline, mss = WqeOpcode.SEND, b"", 0
             if self.caps.min_inline is not InlineMode.NONE:
                 inline = _read(region, offset, min(_INLINE, nbytes))
@@ -167,6 +168,24 @@ class CpuTxq(SendQueue):
             body += _DATA.pack(nbytes, region.lkey, region.iova + offset)
         return opcode, body
 
+    def _check_length(self, region: MR, offset: int, nbytes: int) -> None:
+        """Refuse a frame that is too long. The device alone sees whether one in GPU memory has VLAN tags."""
+        if nbytes > self.caps.max_packet:
+            raise TooBigError(f"nbytes = {nbytes}: {self.ctx} sends frames of {self.caps.max_packet} bytes at most")
+        most = ETHERNET.size + self.caps.mtu
+        if nbytes > most:
+            address = region.address + offset
+            seen = is_accessible(address, ETHERNET.size + _TAGS, False)
+            most += _tag_bytes(ctypes.string_at(address, ETHERNET.size + _TAGS)) if seen else _TAGS
+        self._check_mtu("nbytes", nbytes, nbytes - most)
+
+    def _check_mtu(self, name: str, value: int, over: int) -> None:
+        if over > 0:
+            raise TooBigError(
+                f"{name} = {value} makes a frame that is {over} bytes too long: the port of {self.ctx} has an MTU of "
+                f"{self.caps.mtu}, which does not count the MAC header and VLAN tags; send less, or raise the MTU"
+            )
+
     def _check_lso(self, packet: Packet) -> None:
         if not self.max_lso_headers:
             raise BadStateError(f"{self} was created without LSO: give max_lso_headers=")
@@ -175,6 +194,8 @@ class CpuTxq(SendQueue):
         within("mss", packet.mss, 1, _LARGEST_MSS)
         if not 0 < packet.nbytes <= self.caps.max_lso:
             raise TooBigError(f"nbytes = {packet.nbytes}: an LSO payload has 1 to {self.caps.max_lso} bytes")
+        longest = len(packet.headers) - ETHERNET.size - _tag_bytes(packet.headers) + min(packet.mss, packet.nbytes)
+        self._check_mtu("mss", packet.mss, longest - self.caps.mtu)
 
     def _write(self, context: object, opcode: WqeOpcode, body: bytes) -> None:
         index, blocks = self._producer, _blocks_of(body)
@@ -250,6 +271,14 @@ def _blocks(headers: int) -> int:
 def _blocks_of(body: bytes) -> int:
     """Return the basic blocks of a WQE with these segments behind its control segment."""
     return -(-(SEGMENT + len(body)) // WQEBB)
+
+
+def _tag_bytes(head: bytes) -> int:
+    """Return the bytes of VLAN tags in the first bytes of a frame."""
+    at = ETHERNET.ether_type
+    while at < ETHERNET.ether_type + _TAGS and int.from_bytes(head[at : at + 2], "big") in _TAGGED:
+        at += VLAN_TAG.size
+    return at - ETHERNET.ether_type
 
 
 def _read(region: MR, offset: int, nbytes: int) -> bytes:

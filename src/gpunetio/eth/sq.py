@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from ..enums import UarAllocationType
 from ..errors import InvalidValueError, NotSupportedError
 from ..formats.commands import Opcode, WqType
-from ..formats.ethernet import QueueState, TimestampFormat
+from ..formats.ethernet import InlineMode, QueueState, TimestampFormat
 from ..formats.wqe import WQEBB_SHIFT, EthChecksum
 from ..verbs import CQ, PD, UAR, DevxObject, Handle
 from ..verbs.arguments import instance, whole
@@ -46,7 +46,8 @@ class SendQueue(Handle, ABC):
     ring: Ring
     doorbell_register: int
 
-    def __init__(self, pd: PD, depth: int, checksum: bool):
+    def __init__(self, pd: PD, depth: int, checksum: bool, inline: InlineMode):
+        """`inline` says which headers the queue can copy into its WQEs."""
         super().__init__(instance("pd", pd, PD).ctx)
         self._use(pd, pd.ctx)
         self.pd, self.caps = pd, query_caps(pd.ctx)
@@ -58,6 +59,11 @@ class SendQueue(Handle, ABC):
             )
         if checksum and not self.caps.checksum:
             raise NotSupportedError(f"checksum: {self.ctx} computes no checksums of Ethernet packets; do it yourself")
+        if self.caps.min_inline > inline:
+            raise NotSupportedError(
+                f"{self.ctx} wants the headers of each packet up to {self.caps.min_inline.name} in the WQE; a "
+                f"{type(self).__name__} has {inline.name}"
+            )
         self.depth = max(LEAST_DEPTH, 1 << (depth - 1).bit_length())
         self.cs_flags = EthChecksum.L3 | EthChecksum.L4 if checksum else EthChecksum(0)
 

@@ -14,6 +14,7 @@ from ..formats.cqe import CQE_SIZE, ERR_CQE64, INIT_OP_OWN, OPCODE_SHIFT, CqeOpc
 from ..formats.device_structs import DEV_CQ, DEV_QP, DEV_SIDE
 from ..formats.doorbell import PI_MASK
 from ..formats.eth_device import DEV_ETH_TXQ
+from ..formats.ethernet import InlineMode
 from ..formats.wqe import CTRL_SEG, WQEBB
 from ..gpu import Gpu
 from ..gpu.completions import Completions
@@ -91,7 +92,7 @@ class EthTxq(SendQueue):
         mem_reg_type: MemRegType = MemRegType.DEFAULT,
         timeout: float = 30.0,
     ):
-        super().__init__(pd, depth, checksum)
+        super().__init__(pd, depth, checksum, InlineMode.NONE)
         self.gpu, self.timeout = instance("gpu", gpu, Gpu), timeout
         handler = member("nic_handler", nic_handler, NicHandler)
         if handler not in _HANDLERS:

@@ -29,6 +29,7 @@ class Opcode(IntEnum):
     QP_2RST            = 0x50A
     QUERY_QP           = 0x50B
     INIT2INIT_QP       = 0x50E
+    QUERY_NIC_VPORT_CONTEXT = 0x754
     QUERY_ROCE_ADDRESS = 0x760
     QUERY_HCA_VPORT_CONTEXT = 0x762
     ALLOC_Q_COUNTER    = 0x771

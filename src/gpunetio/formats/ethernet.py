@@ -254,6 +254,23 @@ TIRC = BitStruct("tirc", 240, """
     rx_hash_field_selector_inner 0x2a0     32  SELECT
 """, SELECT=RX_HASH_FIELD_SELECT)
 
+# A list of addresses follows it, of `allowed_list_size` entries.
+NIC_VPORT_CONTEXT = BitStruct("nic_vport_context", 256, """
+    min_wqe_inline_mode         0x005      3
+    roce_en                     0x01f      1
+    mtu                         0x130     16
+    port_guid                   0x180     64
+    node_guid                   0x1c0     64
+    promisc_uc                  0x780      1
+    promisc_mc                  0x781      1
+    promisc_all                 0x782      1
+    allowed_list_size           0x794     12
+    permanent_address           0x7a0     64
+""")
+
+# nic_vport_context.mtu counts whole frames: the MAC header, a VLAN tag and the check sequence, too.
+VPORT_FRAMING = 14 + 4 + 4
+
 RQTC = BitStruct("rqtc", 240, """
     list_q_type                 0x0a5      3
     rqt_max_size                0x0b0     16
@@ -500,6 +517,21 @@ QUERY_RQ_OUT = BitStruct("query_rq_out", 272, """
     syndrome                    0x020     32
     ctx                         0x100   1920  RQC
 """, RQC=RQC)
+
+QUERY_NIC_VPORT_CONTEXT_IN = BitStruct("query_nic_vport_context_in", 16, """
+    opcode                      0x000     16
+    uid                         0x010     16
+    op_mod                      0x030     16
+    other_vport                 0x040      1
+    vport_number                0x050     16
+    allowed_list_type           0x065      3
+""")
+
+QUERY_NIC_VPORT_CONTEXT_OUT = BitStruct("query_nic_vport_context_out", 272, """
+    status                      0x000      8
+    syndrome                    0x020     32
+    nic_vport_context           0x080   2048  CONTEXT
+""", CONTEXT=NIC_VPORT_CONTEXT)
 
 ALLOC_Q_COUNTER_IN = BitStruct("alloc_q_counter_in", 16, """
     opcode                      0x000     16

@@ -13,11 +13,10 @@ import logging
 from dataclasses import dataclass
 
 from ..errors import DriverError, TimedOutError
-from ..eth import CpuTxq, Packet, Sent
+from ..eth import CpuTxq, Packet, Sent, query_caps
 from ..formats.packet import ETHER_TYPE_IPV4, ETHERNET, IP_PROTOCOL_TCP, IPV4, TCP
 from ..memory import HostMemory
 from ..nic.control.port import PortConfig
-from ..verbs import Context
 from ..verbs import open as open_device
 
 BURST = 256  # packets that the queue has room for
@@ -27,8 +26,6 @@ BATCH = 32
 WAIT_SECONDS = 10.0  # for completions
 _VERSION_IHL, _TTL, _OFFSET = 0x45, 64, 5 << 12  # headers without options
 _ADDRESS, _PEER, _PORT = bytes([192, 0, 2, 1]), bytes([192, 0, 2, 2]), 9  # RFC 5737, RFC 863
-_LINK_LOCAL = bytes.fromhex("fe80000000000000")
-_NO_MAC = bytes(6)
 
 _log = logging.getLogger(__name__)
 
@@ -49,27 +46,20 @@ def run(options: SampleOptions) -> None:
     _log.info("Starting the sample")
     with open_device(options.device, port=options.nic_port) as ctx:
         pd = ctx.create_pd()
-        headers, body = (_lso if options.lso else _frame)(options.destination, mac_of(ctx))
+        caps = query_caps(ctx)
+        headers, body = (_lso if options.lso else _frame)(options.destination, caps.mac)
+        mss = min(MSS, caps.mtu - IPV4.size - TCP.size) if options.lso else 0
         memory = HostMemory(len(body))
         memory.array[: len(body)] = list(body)
         region = pd.register(memory)
         count = BATCH if options.batch else 1
         with CpuTxq(pd, BURST, checksum=options.lso, max_lso_headers=LSO_HEADERS if options.lso else 0) as txq:
-            txq.post([Packet(region, 0, len(body), n, headers, MSS if options.lso else 0) for n in range(count)])
+            txq.post([Packet(region, 0, len(body), n, headers, mss) for n in range(count)])
             _check(txq.completions(count, least=count, timeout=WAIT_SECONDS), count)
     kind = "an LSO" if options.lso else "a regular"
     for _ in range(count):
         _log.info("Sent %s packet of size %d successfully", kind, len(body))
     _log.info("Sample finished successfully")
-
-
-def mac_of(ctx: Context) -> bytes:
-    """Return the MAC of a device's port, from its link-local GID (RFC 4291, appendix A); zeros without one."""
-    for index in range(ctx.query_device().gid_table_size):
-        gid = ctx.query_gid(1, index)
-        if gid.startswith(_LINK_LOCAL) and gid[11:13] == b"\xff\xfe":
-            return bytes([gid[8] ^ 2]) + gid[9:11] + gid[13:]
-    return _NO_MAC
 
 
 def _frame(destination: bytes, source: bytes) -> tuple[bytes, bytes]:

@@ -749,6 +749,7 @@ static const struct opcode {
     {QUERY_FLOW_COUNTER, QUERY, ALLOC_FLOW_COUNTER},
     {0x100, GENERAL, 0},          // QUERY_HCA_CAP
     {0x101, GENERAL, 0},          // QUERY_ADAPTER
+    {0x754, GENERAL, 0},          // QUERY_NIC_VPORT_CONTEXT
     {0x760, GENERAL, 0},          // QUERY_ROCE_ADDRESS
 };
 

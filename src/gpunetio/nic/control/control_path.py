@@ -40,6 +40,7 @@ from .tis import SendInterfaces
 from .transport_domain import TransportDomains
 from .uar import UarPages
 from .umem import Umems
+from .vport import NicVport
 
 H = TypeVar("H", bound=Handlers)
 
@@ -108,6 +109,7 @@ class ControlPath:
         ))
         self.links = Links(hardware, self.qps.table, grants, connect, link_to_lan)
         undo.callback(self.links.close)
+        add(NicVport(hardware))
         self.tds   = add(TransportDomains(hardware))
         self.q_counters = add(QCounters(hardware))
         self.tiss  = add(SendInterfaces(hardware, self.tds, self.pds))

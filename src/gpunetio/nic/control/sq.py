@@ -17,7 +17,6 @@ from .. import step
 from ..hardware import Hardware
 from ..state.ethernet import SQ_ROW
 from ..state.work_queue import QueueKind
-from ..transport.eth_frame import MAX_MTU
 from ..transport.eth_segment import LOG_MAX_TSO
 from .command import DONE, Call, Capabilities, Command
 from .components import Components
@@ -31,6 +30,7 @@ from .syndromes import CommandError, CommandSyndrome
 from .tis import SendInterfaces
 from .uar import UarPages
 from .umem import Umems
+from .vport import mtu_of
 
 MAX_SQ = 4096
 # The engine has the states of send queues of QPs.
@@ -113,7 +113,7 @@ class SendQueues(EthernetQueues):
         counted = self.place(row, wq, self._umems, ("sq_addr", "sq_log"))
         sqn = self.free_number()
         row["qpn"], row["user_index"], row["pdn"], row["send_cq"] = sqn, context["user_index"], wq["pd"], cq
-        row["kind"], row["mtu"] = QueueKind.ETHERNET_SEND, min(self._port.link_mtu, MAX_MTU)
+        row["kind"], row["mtu"] = QueueKind.ETHERNET_SEND, mtu_of(self._port)
         if self._port.config.wire_kind.ethernet:
             row["wire"] = self._links.to_others().address
         row["tis"], row["doorbell"] = self._tiss.table.row_address(context["tis_num_0"]), self.doorbell_line(sqn)

@@ -6,9 +6,12 @@ WQEs are executed in their order. When the wire has no room, the queue waits for
 from __future__ import annotations
 
 from ...formats.commands import QpState
-from ...formats.wqe import ETH_INSERT_VLAN, ETH_SEG, ETH_VLAN, SEGMENT, EthChecksum, WaitMode, WqeOpcode
+from ...formats.packet import ETHERNET
+from ...formats.wqe import (
+    DATA_SEG, ETH_INSERT_VLAN, ETH_SEG, ETH_VLAN, INLINE_SEG, SEGMENT, EthChecksum, WaitMode, WqeOpcode,
+)  # fmt: skip
 from ...jit.compile import device_function, engine_function
-from ...jit.ops import be16, ld8, ld16, ld64, st64
+from ...jit.ops import be16, be32, ld8, ld16, ld32, ld64, st64
 from ..observe import refuse
 from ..observe.reasons import Reason
 from ..queues.completion import complete_send
@@ -173,9 +176,25 @@ def _send(nic, row, wqe, opcode, ds):
     if opcode == WqeOpcode.TSO:
         return send_segments(nic, row, head, inline, be16(ld16(segment + ETH_SEG.mss)))
     if opcode == WqeOpcode.ENHANCED_MPSW:
+        if message_at(message).nsegments != (end - data) // SEGMENT and _has_empty(data, end):
+            return -refuse.frame_length(nic, 0, ETHERNET.size, qp_row_at(row).mtu + ETHERNET.size)
         return _send_each(nic, row, head, flags, tag)
     nbytes = message_at(message).nbytes
     return send_packet(nic, row, head, inline, message + MESSAGE.segments, 0, nbytes, flags, tag)
+
+
+@device_function
+def _has_empty(segment, end):
+    """Return whether one of the data segments, which are well-formed, is inline and without a byte."""
+    while segment < end:
+        word = be32(ld32(segment + DATA_SEG.byte_count))
+        if word == INLINE_SEG:
+            return 1
+        step = SEGMENT
+        if word & INLINE_SEG:
+            step = (word - INLINE_SEG + DATA_SEG.lkey + SEGMENT - 1) & -SEGMENT
+        segment += step
+    return 0
 
 
 @engine_function
