@@ -15,7 +15,8 @@ from ..gpu import Gpu, GpuMemory
 from ..gpu.completions import Completions
 from ..gpu.memory import LAUNCH_TIMEOUT, RunningLaunches
 from ..gpu.spans import cq_ring
-from ..gpu.structure import fill_cq
+from ..gpu.structure import fill_cq, restart_cq
+from ..interrupts import deferred
 from ..jit.code import Launch
 from ..verbs import MR, PD, Context
 from ..verbs.arguments import instance
@@ -87,24 +88,25 @@ class CyclicRxq(EthRxq):
             ring = places.ring("a receive queue", nbytes, False)
             self._create(cq, ring, layout.fields(), undo)
             places.span(ring, nbytes).write(layout.ring(packets.address, packets.region.lkey))
-            record = places.record(ring, QP_DBREC.rcv, _WORD)
-            record.write(np.array([layout.wqes], ">u4").view(np.uint8))
+            self._record = places.record(ring, QP_DBREC.rcv, _WORD)
+            self._wqes = layout.wqes
             image = np.zeros(DEV_ETH_RXQ.size, np.uint8)
             row = DEV_ETH_RXQ.at(image)
-            row["packet_address"], row["dbrec"] = packets.device_address, record.map(undo)
+            row["packet_address"], row["dbrec"] = packets.device_address, self._record.map(undo)
             row["packet_mask"], row["stride_shift"] = layout.packets - 1, layout.slot_log
             row["strides_shift"], row["striding"] = layout.strides_log, layout.striding
             row["wqe_num"], row["lkey"] = layout.wqes, packets.region.lkey
             row["real_time"] = self.caps.real_time_receive
             if mcst:
                 row["mcst_qp"] = self._companion(undo)
-            fill_cq(DEV_CQ.at(image, DEV_ETH_RXQ.cq), gpu.backend, Completions(cq, cq_ring(gpu.backend, cq)), undo)
+            self._receives = Completions(cq, cq_ring(gpu.backend, cq))
+            fill_cq(DEV_CQ.at(image, DEV_ETH_RXQ.cq), gpu.backend, self._receives, undo)
             self._structure = gpu.alloc(DEV_ETH_RXQ.size, MemType.CPU_GPU if places.cpu_gpu else MemType.GPU)
             undo.callback(self._structure.close)
             self._structure.write(image)
             gpu.attach(self)
             undo.callback(gpu.detach, self)
-            self._ready()
+            self._begin()
             self._opened(f"cyclic receive queue {self.rqn:#x} of {self.ctx.name} on GPU {gpu.name}", undo)
 
     @staticmethod
@@ -118,6 +120,28 @@ class CyclicRxq(EthRxq):
         undo.callback(companion.close)
         companion.connect(companion)
         return companion.device_address
+
+    def _begin(self) -> None:
+        """Give the NIC all WQEs, and let packets in."""
+        self._record.write(np.array([self._wqes], ">u4").view(np.uint8))
+        self._ready()
+
+    @deferred()
+    def reset(self) -> None:
+        """Move the queue back from ERR to RDY, with all places free. Packets that no kernel has received are lost.
+
+        Indices begin at 0 again. BadStateError while a kernel that was given the queue runs.
+        """
+        self.check_open()
+        self._launches.check_none(f"{self} cannot be reset")
+        self._stop()
+        image = self._structure.read()
+        row, cq = DEV_ETH_RXQ.at(image), DEV_CQ.at(image, DEV_ETH_RXQ.cq)
+        restart_cq(self._receives, cq, int(cq["cqe_ci"]))
+        for name in ("next", "first", "too_long", "given_back", "err_index", "err_syndrome", "err_vendor"):
+            row[name] = 0
+        self._structure.write(image)
+        self._begin()
 
     # --- what kernels are given --------------------------------------------------------------------------------------
 
@@ -147,7 +171,10 @@ class CyclicRxq(EthRxq):
         return {"received": int(row["next"]), "too_long": int(row["too_long"]), "given_back": int(row["given_back"])}
 
     def last_error(self) -> QueueError | None:
-        """Return the error completion that has ended a kernel's receive, or None. `index` counts completions."""
+        """Return the error completion that has ended a kernel's receive, or None. `index` counts completions.
+
+        `reset()` starts the queue again.
+        """
         row = self._read()
         if not row["err_syndrome"]:
             return None

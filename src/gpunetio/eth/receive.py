@@ -12,10 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import BadStateError, FullError, InvalidValueError, NotSupportedError
-from ..formats.commands import Opcode, WqType
+from ..formats.commands import WqType
 from ..formats.cqe import ERR_CQE64, OPCODE_SHIFT, CqeOpcode, Syndrome
 from ..formats.doorbell import PI_MASK, QP_DBREC
-from ..formats.ethernet import QueueState
 from ..formats.wqe import DATA_SEG, SEGMENT
 from ..interrupts import deferred
 from ..memory import HostMemory, is_accessible
@@ -136,7 +135,7 @@ class CpuRxq(EthRxq, Generic[_What, _Packet]):
         """Move the queue back from ERR to RDY, with nothing posted. Completions that were not taken are lost."""
         self.check_open()
         with self._lock:
-            self._rq.modify(Opcode.MODIFY_RQ, rq_state=self.state, ctx={"state": QueueState.RST})
+            self._stop()
             while len(self._reader.take(self.max_burst)):
                 pass
             self._posted = [None] * self.max_burst

@@ -76,6 +76,10 @@ class EthRxq(Handle, ABC):
         undo.callback(self._tir.close)
         self.rqn, self.tirn = self._rq.number, self._tir.number
 
+    def _stop(self) -> None:
+        """Move the RQ to RST, in which nothing arrives and the device forgets its position."""
+        self._rq.modify(Opcode.MODIFY_RQ, rq_state=self.state, ctx={"state": QueueState.RST})
+
     def _ready(self) -> None:
         """Move the RQ from RST to RDY."""
         self._rq.modify(Opcode.MODIFY_RQ, rq_state=QueueState.RST, ctx={"state": QueueState.RDY})

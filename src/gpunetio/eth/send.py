@@ -12,10 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..errors import BadStateError, FullError, InvalidValueError, NotSupportedError, TooBigError
-from ..formats.commands import Opcode
 from ..formats.cqe import ERR_CQE64, OPCODE_SHIFT, CqeOpcode
 from ..formats.doorbell import PI_MASK, QP_DBREC
-from ..formats.ethernet import InlineMode, QueueState
+from ..formats.ethernet import InlineMode
 from ..formats.packet import ETHER_TYPE_SERVICE_VLAN, ETHER_TYPE_VLAN, ETHERNET, VLAN_TAG
 from ..formats.wqe import CE_SHIFT, ETH_SEG, SEGMENT, WQEBB, CompletionMode, WqeOpcode
 from ..interrupts import deferred
@@ -254,13 +253,13 @@ class CpuTxq(SendQueue):
         """Move the queue back from ERR to RDY, with nothing posted. Completions that were not taken are lost."""
         self.check_open()
         with self._lock:
-            self._sq.modify(Opcode.MODIFY_SQ, sq_state=self.state, ctx={"state": QueueState.RST})
+            self._stop()
             while len(self._reader.take(self.depth)):
                 pass
             self._producer = self._consumer = 0
             self._failure = None
             self._doorbells.ring_receive(self.dbr_address + QP_DBREC.snd, 0)
-            self._sq.modify(Opcode.MODIFY_SQ, sq_state=QueueState.RST, ctx={"state": QueueState.RDY})
+            self._ready()
 
 
 def _blocks(headers: int) -> int:

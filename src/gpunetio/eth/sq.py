@@ -95,6 +95,14 @@ class SendQueue(Handle, ABC):
         self.sqn = self.qpn = self._sq.number
         self.sq_address, self.sq_entries, self.dbr_address = ring.address, self.depth, ring.dbr_address
         self.doorbell_register = self.ctx.provider.doorbell_register(uar.page, self.sqn)
+        self._ready()
+
+    def _stop(self) -> None:
+        """Move the SQ to RST, in which nothing is sent and the device forgets its position."""
+        self._sq.modify(Opcode.MODIFY_SQ, sq_state=self.state, ctx={"state": QueueState.RST})
+
+    def _ready(self) -> None:
+        """Move the SQ from RST to RDY."""
         self._sq.modify(Opcode.MODIFY_SQ, sq_state=QueueState.RST, ctx={"state": QueueState.RDY})
 
     def _shared_uar(self) -> UAR:

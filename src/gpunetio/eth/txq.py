@@ -22,7 +22,7 @@ from ..gpu.handlers import choose
 from ..gpu.memory import LAUNCH_TIMEOUT, RunningLaunches
 from ..gpu.proxy import Forwarding
 from ..gpu.spans import cq_ring, send_ring
-from ..gpu.structure import fill_sender
+from ..gpu.structure import fill_sender, restart_cq, restart_sender
 from ..interrupts import deferred
 from ..jit.code import Launch
 from ..verbs import PD
@@ -139,9 +139,9 @@ class EthTxq(SendQueue):
             undo.callback(self._forwarding.close)
             register = self._forwarding.device_address
         image = np.zeros(_SIDE_AT + DEV_SIDE.size, np.uint8)
-        sends = Completions(cq, cq_ring(gpu.backend, cq))
+        self._sends = Completions(cq, cq_ring(gpu.backend, cq))
         fill_sender(
-            image, image[_SIDE_AT:], gpu.backend, self, sends, self.nic_handler, register, self.timeout, undo
+            image, image[_SIDE_AT:], gpu.backend, self, self._sends, self.nic_handler, register, self.timeout, undo
         )
         row = DEV_ETH_TXQ.at(image)
         row["wait_mask"] = self._wait_mask if self._waits else 0
@@ -157,6 +157,41 @@ class EthTxq(SendQueue):
         self._structure.write(image)
         if self._forwarding and service:
             gpu.own_service().add(self._forwarding)
+
+    @deferred()
+    def reset(self) -> None:
+        """Move the queue back from ERR to RDY, with nothing posted. Events that were not taken are lost.
+
+        Indices begin at 0 again. BadStateError while a kernel that was given the queue runs.
+        """
+        self.check_open()
+        self._launches.check_none(f"{self} cannot be reset")
+        self._stop()
+        service = self._forwarding.service if self._forwarding else None
+        with ExitStack() as undo:
+            if self._forwarding and service:
+                service.drop(self._forwarding)
+                undo.callback(service.add, self._forwarding)
+            self._begin_anew()
+        self._ready()
+
+    def _begin_anew(self) -> None:
+        """Set the counts of kernels and of the CPU to 0."""
+        image = self._structure.read(0, _SIDE_AT + DEV_SIDE.size)
+        if self._reader:
+            while len(self._reader.take(self.depth)):
+                pass
+        else:
+            cq = DEV_CQ.at(image, DEV_QP.cq_sq)
+            restart_cq(self._sends, cq, int(cq["cqe_ci"]))
+        restart_sender(image, image[_SIDE_AT:], self.gpu.backend, self)
+        row = DEV_ETH_TXQ.at(image)
+        for name in ("completed", "notified", "taken"):
+            row[name] = 0
+        self._structure.write(image)
+        self._completed = 0
+        if self._forwarding:
+            self._forwarding.reset()
 
     # --- what kernels are given --------------------------------------------------------------------------------------
 
@@ -271,7 +306,10 @@ class EthTxq(SendQueue):
         }  # fmt: skip
 
     def last_error(self) -> QueueError | None:
-        """Return the first error completion that a kernel has seen, or None. `index` is that of its WQE."""
+        """Return the first error completion that a kernel has seen, or None. `index` is that of its WQE.
+
+        `reset()` starts the queue again.
+        """
         side = DEV_SIDE.at(self._read(), _SIDE_AT)
         if not side["err_syndrome"]:
             return None

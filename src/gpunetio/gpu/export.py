@@ -8,9 +8,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Unpack
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ..enums import NicHandler, QpState, RingMemory, SendDbrModeExt
 from ..errors import BadStateError, InUseError, InvalidValueError, NotSupportedError
 from ..formats.cqe import CQE_SIZE
@@ -26,9 +23,9 @@ from .handlers import check, check_record, choose, mode_of, structure_kind
 from .memory import LAUNCH_TIMEOUT, GpuMemory, RunningLaunches
 from .proxy import Forwarding, ProxyService
 from .qp_error import QpError
-from .spans import cq_ring, qp_record, send_ring
+from .spans import cq_ring, qp_record
 from .srq import ExportedSrq
-from .structure import Place, images, places, receives
+from .structure import Place, images, places, receives, restart_cq, restart_sender
 
 _UNCONNECTED = (QpState.RST, QpState.INIT, QpState.RTR)
 MAX_SLOTS = 1 << 15  # the structure has 16 bits for the count
@@ -330,21 +327,15 @@ class ExportedQp(Handle):
         """Set the counts of kernels and of the CPU proxy to 0."""
         indices = self.indices()
         image, side_image = self._place.read(), self._place.read_side()
-        q, side = DEV_QP.at(image), DEV_SIDE.at(side_image)
         sent = max(indices["completed"], indices["submitted"] - self.qp.sq_entries)
-        _restart_cq(self.sends, DEV_CQ.at(image, DEV_QP.cq_sq), sent)
+        restart_cq(self.sends, DEV_CQ.at(image, DEV_QP.cq_sq), sent)
         if self.receives:
             self._give_up_messages()
             received = DEV_CQ.at(side_image, DEV_SIDE.cq_rq)
-            _restart_cq(self.receives, received, indices["receives_completed"])
-        for name in ("sq_rsvd_index", "sq_ready_index", "sq_wqe_pi", "sq_lock"):
-            q[name] = 0
-        for name in ("broken", "err_index", "err_syndrome", "err_vendor", "submit", "arrivals", "counting"):
-            side[name] = 0
+            restart_cq(self.receives, received, indices["receives_completed"])
+        restart_sender(image, side_image, self.gpu.backend, self.qp)
         own_rq = DEV_RQ.at(side_image, DEV_SIDE.own_rq)
         own_rq["rsvd"] = own_rq["ready"] = 0
-        send_ring(self.gpu.backend, self.qp).clear()
-        qp_record(self.gpu.backend, self.qp).clear()
         self._place.write(image, side_image)
         if self._forwarding:
             self._forwarding.reset()
@@ -444,10 +435,3 @@ def _check_memory(gpu: Exporter, qp: QP) -> None:
                 )
             if lies_in.in_gpu and not gpu.backend.has_memory:
                 raise InvalidValueError(f"{queue} lies in GPU memory, which host threads do not reach")
-
-
-def _restart_cq(completions: Completions, c: NDArray[np.void], least: int) -> None:
-    """Let completions go on from where the NIC is: `least` or more since the last restart."""
-    c["cqe_rsvd"] += completions.produced(int(c["cqe_rsvd"]), least)
-    c["cqe_ci"] = 0
-    completions.forget()

@@ -37,6 +37,11 @@ class RunningLaunches:
         """Return whether any of them still runs."""
         return any(not launch.ended for launch in self._launches)
 
+    def check_none(self, what: str) -> None:
+        """Raise BadStateError if any of them still runs."""
+        if self.running:
+            raise BadStateError(f"{what} while a kernel uses it: let the kernel end first")
+
     def wait(self, timeout: float, what: str) -> None:
         """Wait until all have ended. TimedOutError after `timeout` seconds."""
         end = time.monotonic() + timeout

@@ -126,5 +126,23 @@ def fill_cq(c: np.ndarray, backend: Backend, completions: Completions, undo: Exi
     c["cqe_rsvd"] = cq.consumer_index + completions.produced(cq.consumer_index, 0)
 
 
+def restart_sender(image: np.ndarray, side_image: np.ndarray, backend: Backend, queue: Sender) -> None:
+    """Let both structures count sends from 0, without errors, and empty the ring and the record."""
+    q, side = DEV_QP.at(image), DEV_SIDE.at(side_image)
+    for name in ("sq_rsvd_index", "sq_ready_index", "sq_wqe_pi", "sq_lock"):
+        q[name] = 0
+    for name in ("broken", "err_index", "err_syndrome", "err_vendor", "submit", "arrivals", "counting"):
+        side[name] = 0
+    send_ring(backend, queue).clear()
+    qp_record(backend, queue).clear()
+
+
+def restart_cq(completions: Completions, c: np.ndarray, least: int) -> None:
+    """Let completions go on from where the NIC is: `least` or more since the last restart."""
+    c["cqe_rsvd"] += completions.produced(int(c["cqe_rsvd"]), least)
+    c["cqe_ci"] = 0
+    completions.forget()
+
+
 def _be32(value: int) -> int:
     return int.from_bytes((value & 0xFFFF_FFFF).to_bytes(4, "big"), "little")
