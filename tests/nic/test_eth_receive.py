@@ -2,7 +2,6 @@
 
 import ipaddress
 import random
-import socket
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -28,6 +27,7 @@ from gpunetio.nic.control.syndromes import CommandSyndrome
 from gpunetio.nic.observe.reasons import Reason
 from lan import Station, cabled, nics
 from nic_rig import until
+from stream_end import StreamEnd
 
 RST, RDY, ERR = QueueState.RST, QueueState.RDY, QueueState.ERR
 L2 = Ether(src="02:00:00:00:00:05", dst="02:00:00:00:00:06")
@@ -584,24 +584,13 @@ def test_damaged_frames_are_delivered_as_they_are(make, strip):
 # --- from a wire -----------------------------------------------------------------------------------------------------
 
 
-class Peer:
-    """The other end of a wire by a Unix socket."""
-
-    def __init__(self, path: Any):
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.connect(str(path))
-
-    def send(self, *frames: Any) -> None:
-        self.sock.sendall(b"".join(len(bytes(f)).to_bytes(4, "big") + bytes(f) for f in frames))
-
-
 @pytest.fixture
-def wired(tmp_path) -> Iterator[tuple[verbs.Context, Peer]]:
+def wired(tmp_path) -> Iterator[tuple[verbs.Context, StreamEnd]]:
     config = PortConfig(addresses="10.9.0.1", wire=f"unix:{tmp_path / 's'}")
     with opened(port=config) as ctx:
-        peer = Peer(tmp_path / "s")
+        peer = StreamEnd(tmp_path / "s")
         yield ctx, peer
-        peer.sock.close()
+        peer.close()
 
 
 def test_frames_from_a_wire(wired):

@@ -236,7 +236,10 @@ def send_packet(nic, row, head, head_bytes, segment, offset, nbytes, flags, tag)
 
 @engine_function
 def leave(nic, row, frame, nbytes):
-    """Send a frame that is complete, to the wire or back, or both."""
+    """Send a frame that is complete, to the wire or back, or both.
+
+    Where it was built says whether it is for the port itself: the program may have changed its MAC since then.
+    """
     n = worker_at(nic)
     c = counters_at(n.counters)
     mac = load_mac(frame)
@@ -245,13 +248,13 @@ def leave(nic, row, frame, nbytes):
         return
     c.tx_frames += 1
     c.tx_frame_bytes += nbytes
-    if mac == nic_at(nic).mac:
+    if frame == n.frame:
         if n.capture != 0:
             capture_frame(n.capture, frame, nbytes, frame, 0, n.now, 1)
         _come_back(nic, row, nbytes, mac)
         return
     back = mac & GROUP_MAC and flow_table_at(n.flow_tables).miss != 0
-    if back and frame != n.frame:
+    if back:
         copy(n.frame, frame, nbytes)
     send_frame(nic, qp_row_at(row).wire, nbytes)
     if back:
