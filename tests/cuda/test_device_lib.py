@@ -16,11 +16,12 @@ from repository import ROOT
 pytest.importorskip("numba_cuda", reason="needs numba-cuda (extra 'cuda')")
 
 from click.testing import CliRunner
-from cuda.core import Linker, LinkerOptions, ObjectCode, Program, ProgramOptions
+from cuda.core import Device, LaunchConfig, Linker, LinkerOptions, ObjectCode, Program, ProgramOptions, launch
 from numba import cuda
 from numba.core.dispatcher import Dispatcher
 
-from gpunetio import device
+import gpunetio as gn
+from gpunetio import device, eth, flow
 from gpunetio.cli import app
 from gpunetio.cli.device_lib import KINDS
 from gpunetio.device import library
@@ -179,6 +180,68 @@ def test_constant_modes_fold_in_cpp_too(made):
     assert b"atom." not in exclusive
     assert b"atom.relaxed.gpu.global.add.u64" in shared
     assert b"atom.acquire.gpu.global.max.u64" in shared
+
+
+# A packet goes from one NIC to another, and the kernel reports what it is told of it.
+PACKET = """
+extern "C" __global__ void packet(long long txq, long long rxq, long long address, long long lkey, long long nbytes,
+                                  long long attrs, long long *out)
+{
+    out[0] = gpunetio_txq_wait(txq, gpunetio_txq_send(txq, address, lkey, nbytes, 1));
+    out[1] = gpunetio_rxq_recv(rxq, 1, 20000000000, attrs);
+    const auto *attr = (const gpunetio_packet_attr *)attrs;
+    out[2] = attr->bytes;
+    out[3] = attr->flow_tag;
+    const auto *bytes = (const unsigned char *)gpunetio_rxq_packet(rxq, gpunetio_rxq_first(rxq));
+    out[4] = bytes[attr->bytes - 1];
+}"""
+
+
+def test_attributes_of_packets_have_a_structure(tmp_path):
+    """As a C++ compiler of the host reads the header: offsets are those of device-api.md, and a kernel compiles."""
+    if shutil.which("g++") is None:
+        pytest.skip("needs g++")
+    offsets = {"timestamp_ns": 0, "bytes": 8, "flow_tag": 12, "hash": 16, "metadata": 20, "checks": 24, "headers": 25,
+               "vlan": 26, "hash_type": 28, "check_sum": 30}  # fmt: skip
+    asserts = "\n".join(
+        f'static_assert(offsetof(gpunetio_packet_attr, {name}) == {offset}, "");' for name, offset in offsets.items()
+    )
+    source = tmp_path / "attr.cpp"
+    source.write_text(f"#include <cstddef>\n{library.header()}{PACKET}\n{asserts}\n")
+    command = ["g++", "-std=c++17", "-fsyntax-only", "-Wall", "-Werror", "-D__device__=", "-D__global__=", str(source)]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ran.returncode == 0, ran.stderr
+
+
+@pytest.mark.slow
+def test_a_kernel_that_sends_and_receives_packets_links(made):
+    assert b"packet" in bytes(link(made, PACKET, "ltoir"))
+
+
+@pytest.mark.gpu
+def test_a_kernel_in_cpp_sends_and_receives_a_packet():
+    arch = "sm_{}{}".format(*cuda.get_current_device().compute_capability)
+    options = ProgramOptions(arch=arch, relocatable_device_code=True, link_time_optimization=True)
+    compiled = Program(library.header() + PACKET, "c++", options).compile("ltoir")
+    functions = ObjectCode.from_ltoir(library.build(arch)["ltoir"])
+    made = Linker(compiled, functions, options=LinkerOptions(arch=arch, link_time_optimization=True)).link("cubin")
+    with gn.Gpu(0) as gpu, gn.open("soft0") as near, gn.open("soft1") as far, flow.FlowPort(far) as port:
+        card = Device(0)
+        card.set_current()
+        stream, pd = card.create_stream(), near.create_pd()
+        attrs, out = (gpu.alloc(64, gn.MemType.CPU_GPU) for _ in range(2))
+        frame = gpu.alloc(64, gn.MemType.CPU_GPU)
+        frame.array[:] = [*eth.query_caps(far).mac, *bytes(6), 0x88, 0xB5, *range(50)]
+        rxq, txq = eth.CyclicRxq(gpu, far.create_pd(), 1024, 2048), eth.EthTxq(gpu, pd)
+        port.steer(flow.match.everything(), to=rxq, tag=77)
+        kernel, region = made.get_kernel("packet"), pd.register(frame)
+        with library.foreign_kernels():
+            launch(
+                stream, LaunchConfig(grid=1, block=1), kernel, txq.device_address, rxq.device_address, region.address,
+                region.lkey, 64, attrs.device_address, out.device_address,
+            )  # fmt: skip
+            stream.sync()
+        assert out.array.view("<i8")[:5].tolist() == [0, 1, 64, 77, 49]
 
 
 # --- nvcc ----------------------------------------------------------------------------------------------------------

@@ -83,7 +83,7 @@ def test_indices_beyond_16_bits(tx):
     tickets = send(tx, 17_000, every=1000, scope=device.BLOCK)
     assert tickets[-1] == 67_999
     assert len(tx.seen) == 68_000
-    assert tx.run(wait_for, 67_999, device.GPU, count=1) == [device.OK]
+    assert tx.run(wait_for, 67_999, device.GPU, 1, count=1) == [device.OK]
     assert tx.run(poll_each, 1000, 1, device.GPU, 0, count=1) == [68]
 
 
@@ -110,14 +110,23 @@ def test_threads_take_different_completions(tx):
 @every_sharing
 def test_a_wait_for_a_ticket(tx, sharing):
     tickets = send(tx, 10, every=10, sharing=sharing)
-    assert tx.run(wait_for, tickets[4], sharing, count=1) == [device.OK]
-    assert tx.run(wait_for, device.EIO, sharing, count=1) == [device.EIO]
+    assert tx.run(wait_for, tickets[4], sharing, 1, count=1) == [device.OK]
+    assert tx.run(wait_for, device.EIO, sharing, 1, count=1) == [device.EIO]
+
+
+@every_sharing
+def test_a_look_for_a_ticket(tx, sharing):
+    (ticket,) = tx.run(send_each, 1, LADDR, LKEY, 64, 1, sharing, device.THREAD, device.DEFAULT, count=1, most=0)
+    assert tx.run(wait_for, ticket, sharing, 0, count=1, most=0) == [device.EBUSY]
+    while tx.step():
+        pass
+    assert tx.run(wait_for, ticket, sharing, 0, count=1) == [device.OK]
 
 
 def test_waits_end_at_the_deadline(crew):
     tx = TxDevice(crew, timeout=0.05)
     send(tx, 1)
-    assert tx.run(wait_for, 0, device.GPU, count=1) == [device.ETIMEDOUT]  # nothing was to complete
+    assert tx.run(wait_for, 0, device.GPU, 1, count=1) == [device.ETIMEDOUT]  # nothing was to complete
     assert tx.run(poll_each, 1, 1, device.GPU, 1, count=1) == [device.ETIMEDOUT]
     tx.close()
 
@@ -140,7 +149,7 @@ def test_a_failed_queue(crew):
     tx = TxDevice(crew, fail_at=5)
     send(tx, 8, every=2)
     assert tx.run(poll_each, 2, 2, device.GPU, 1, count=2) == [2, device.EIO]
-    assert tx.run(wait_for, 7, device.GPU, count=1) == [device.EIO]
+    assert tx.run(wait_for, 7, device.GPU, 1, count=1) == [device.EIO]
     side = DEV_SIDE.at(tx.array, SIDE)
     assert (side["err_index"], side["err_syndrome"], side["err_vendor"]) == (5, 4, 0x77)
     assert send(tx, 70, every=1)[-1] == device.EIO

@@ -38,11 +38,13 @@ def wait_for(tool, counter, count):
 
 
 def stop(tool, number, last):
-    """End a sample by a signal. Return the number in its last line."""
+    """End a sample by a signal. Return the number with which it says goodbye."""
     tool.signal(number)
     status, out, err = tool.end()
     assert (status, err) == (0, "")
-    found = re.fullmatch(last, out.splitlines()[-1])
+    *_, said, end = out.splitlines()
+    assert end == "Sample finished successfully"
+    found = re.fullmatch(last, said)
     assert found, out
     return int(found[1])
 
@@ -103,7 +105,7 @@ def test_bursts_leave_in_order(tmp_path):
     assert (status, err) == (0, "")
     assert out.splitlines() == [
         "Starting the sample", "Wait on time supported mode: Native", "Waiting 10 sec for 256 packets to be sent",
-        "Sent 256 packets in 8 bursts",
+        "Sent 256 packets in 8 bursts", "Sample finished successfully",
     ]  # fmt: skip
     with PcapReader(str(capture)) as reader:
         frames = [frame for frame in reader if UDP in frame]

@@ -60,8 +60,8 @@ def poll_each(txq, count, rounds, sharing, blocking, out):
 
 
 @kernel
-def wait_for(txq, ticket, sharing, out):
-    device.st64(out, device.txq_wait(txq, ticket, sharing))
+def wait_for(txq, ticket, sharing, blocking, out):
+    device.st64(out, device.txq_wait(txq, ticket, sharing, blocking))
 
 
 @kernel

@@ -53,7 +53,11 @@ def _warm() -> None:
     with open_device() as ctx, Dpa(ctx) as dpa, dpa.alloc(16) as out:
         verbs_dpa.write_and_wait[1, 1, dpa](*[0] * 11, out).wait(verbs_dpa.KERNEL_SECONDS)
     _post()
-    others = "pingpong", "selftest litmus", "verbs_dpa", "verbs_server_client", "verbs_wait_cq_wr"
+    _send_and_receive()
+    others = (
+        "pingpong", "selftest litmus", "verbs_dpa", "verbs_server_client", "verbs_wait_cq_wr", "simple_receive",
+        "simple_send", "send_wait_time", "eth",
+    )  # fmt: skip
     click.echo(f"ready: {', '.join(('the NIC', *BENCHMARKS, *others))} ({time.monotonic() - start:.1f} s)")
 
 
@@ -72,9 +76,12 @@ def _compiled_elsewhere() -> Iterator[None]:
 
 def _compile_kernels() -> None:
     from ..bench.kernels.catalog import KERNELS
+    from ..samples.send_wait_time import send_bursts
+    from ..samples.simple_receive import receive
+    from ..samples.simple_send import send_alone, send_shared
 
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # the terminal interrupts both, and one of them tells
-    for kernel in KERNELS.values():
+    for kernel in (*KERNELS.values(), receive, send_alone, send_shared, send_bursts):
         kernel.compile_for_the_host()
 
 
@@ -90,3 +97,19 @@ def _post() -> None:
         qp.post_recv(verbs.RecvWr())
         qp.post_send(verbs.SendWr(opcode=WrOpcode.SEND))
         cq.poll()
+
+
+def _send_and_receive() -> None:
+    """Compile what queues of Ethernet packets on the CPU run: send a packet to a queue of the same NIC."""
+    from ..eth import CpuTxq, ManagedRxq
+    from ..flow import FlowPort, match
+    from ..memory import HostMemory
+    from ..verbs import open as open_device
+
+    with open_device() as ctx, ManagedRxq(ctx.create_pd(), 1, 64) as rxq, FlowPort(ctx) as port:
+        port.steer(match.everything(), to=rxq)
+        region = rxq.pd.register(HostMemory(64))
+        with CpuTxq(rxq.pd, 1) as txq:
+            txq.send(region)
+            txq.completions(timeout=1)
+        rxq.receive(timeout=0)

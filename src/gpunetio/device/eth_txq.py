@@ -89,8 +89,8 @@ def _take_completion(txq, sharing):
 
 
 @device_function
-def _await(txq, index, sharing):
-    """Wait until all WQEs up to `index` are complete: OK, EIO or ETIMEDOUT."""
+def _await(txq, index, sharing, blocking=1):
+    """Wait until all WQEs up to `index` are complete: OK, EIO or ETIMEDOUT. Without `blocking`, EBUSY: not yet."""
     polls = 0
     start = 0
     while load_index(txq + _COMPLETED, sharing) <= index:
@@ -98,6 +98,8 @@ def _await(txq, index, sharing):
         if status == EIO:
             return EIO
         if status == EBUSY:
+            if blocking == 0:
+                return EBUSY
             start = patience(polls, start, timeout_of(txq))
             if start < 0:
                 return ETIMEDOUT
@@ -108,14 +110,15 @@ def _await(txq, index, sharing):
 
 
 @device_function
-def txq_wait(txq, ticket, sharing=GPU):
+def txq_wait(txq, ticket, sharing=GPU, blocking=1):
     """Wait until the packet of a ticket and all before it were sent: OK, or a negative status
     (`doca_gpu_dev_eth_txq_poll_completion_at`).
 
     A negative ticket is returned. Some packet from the ticket on must have been sent with `notify`, or this ends with
-    ETIMEDOUT; a quarter of a ring of packets behind it does as well.
+    ETIMEDOUT; a quarter of a ring of packets behind it does as well. With `blocking` 0, this only looks: EBUSY says
+    that it was not sent yet.
     """
-    return ticket if ticket < 0 else _await(txq, ticket, sharing)
+    return ticket if ticket < 0 else _await(txq, ticket, sharing, blocking)
 
 
 @device_function

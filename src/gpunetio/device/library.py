@@ -27,7 +27,8 @@ from numba.core.dispatcher import Dispatcher
 
 from ..enums import CodeOpt, ExecScope, SharingMode, SyncScope
 from ..errors import InvalidValueError, NotSupportedError, TimedOutError, UnexpectedError
-from ..formats.eth_device import SemaphoreStatus
+from ..formats.eth_device import PACKET_ATTR, SemaphoreStatus
+from ..formats.layout import Entry
 from ..formats.wqe import CtrlFlags, WqeOpcode
 from ..jit import ops
 from . import status
@@ -112,6 +113,7 @@ def header() -> str:
     statuses = {name: value for name, value in vars(status).items() if name.isupper() and isinstance(value, int)}
     parts = [_PREFACE, _enum("status", "", statuses)]
     parts += [_enum(prefix.lower(), f"{prefix}_", values.__members__) for prefix, values, _ in _ENUMS]
+    parts.append(_struct("packet_attr", PACKET_ATTR, "What gpunetio_rxq_recv writes at `attrs` for each packet."))
     chapter = ""
     for one in functions():
         if one.chapter != chapter:
@@ -123,11 +125,20 @@ def header() -> str:
 
 _COLUMNS = 120
 _GLUE = re.compile("(?<!,) ")
+_C_TYPES = {"<i8": "long long", "<u4": "unsigned int", "<u2": "unsigned short", "|u1": "unsigned char"}
 
 
 def _enum(name: str, prefix: str, values: Mapping[str, int]) -> str:
     lines = [f"    GPUNETIO_{prefix}{member} = {int(value)}," for member, value in values.items()]
     return "\n".join([f"enum gpunetio_{name} {{", *lines, "};\n"])
+
+
+def _struct(name: str, entry: Entry, what: str) -> str:
+    """Return a structure whose fields have the offsets that C gives them."""
+    fields = (entry.dtype.fields or {}).items()
+    lines = [f"    {_C_TYPES[kind.str]} {field};" for field, (kind, *_) in fields]
+    size = f'static_assert(sizeof(gpunetio_{name}) == {entry.size}, "");'
+    return "\n".join([f"// {what}", f"struct gpunetio_{name} {{", *lines, "};", size, ""])
 
 
 def _comment(text: str) -> str:

@@ -108,6 +108,7 @@ def run(options: SampleOptions) -> int:
         if status < 0:
             raise failure(status, txq.last_error())
     _log.info("Sent %d packets in %d bursts", sent, sent // PACKETS)
+    _log.info("Sample finished successfully")
     return int(sent)
 
 

@@ -102,4 +102,5 @@ def run(options: SampleOptions) -> int:
             raise failure(status, rxq.last_error())
     _log.debug("%d bytes", row["nbytes"])
     _log.info("Exiting from simple receive sample. Total number of received packets: %d", packets)
+    _log.info("Sample finished successfully")
     return packets

@@ -154,4 +154,5 @@ def run(options: SampleOptions) -> int:
             raise failure(status, txq.last_error())
         total = int(reports[:, 0].sum())
     _log.info("Exiting from simple send sample. Total number of sent packets: %d", total)
+    _log.info("Sample finished successfully")
     return total
