@@ -74,6 +74,21 @@ def test_pipes_of_a_packet_processing_program(flows):
     assert (connections.missed.packets, root.missed.packets) == (3, 1)
 
 
+def test_the_longest_prefix(flows):
+    """Networks in a control pipe, with 32 less the length of the prefix as priority, in any order."""
+    port, networks = flows.port, ["10.1.0.0/16", "10.1.2.3/32", "0.0.0.0/0", "10.0.0.0/8", "10.1.2.0/24", "10.2.0.0/16"]
+    queues = {network: flows.rq() for network in networks}
+    routes = port.create_pipe("routes", CONTROL, root=True)
+    for network, queue in queues.items():
+        routes.add(match.ipv4(dst=network), queue, priority=32 - int(network.partition("/")[2]))
+    expected = {
+        "10.1.2.3": "10.1.2.3/32", "10.1.2.4": "10.1.2.0/24", "10.1.3.3": "10.1.0.0/16", "10.2.2.3": "10.2.0.0/16",
+        "10.3.2.3": "10.0.0.0/8", "11.1.2.3": "0.0.0.0/0",
+    }  # fmt: skip
+    frames = [bytes(L2 / IP(dst=address) / UDP()) for address in expected]
+    assert flows.met(frames) == [taken(queues[network]) for network in expected.values()]
+
+
 def test_misses(flows):
     queue, port = flows.rq(), flows.port
     leaf = port.create_pipe("leaf", match=match.udp(dst=PER_ENTRY), to=queue, miss=DROP, root=True)
