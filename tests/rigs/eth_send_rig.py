@@ -4,6 +4,7 @@ import time
 from typing import Any
 
 import numpy as np
+from scapy.layers.inet import IP
 from scapy.layers.l2 import Ether
 
 from eth_receive_rig import Buffer, Cq, Ring, Rq, lead
@@ -140,6 +141,37 @@ class Sq(Ring):
             new += self.cq.take()
             assert time.monotonic() < end, f"{len(new)} of {count} completions"
         return new
+
+
+# --- TSO -------------------------------------------------------------------------------------------------------------
+
+
+def segments(l2: Any, l3: Any, tcp: Any, payload: bytes, mss: int) -> list[bytes]:
+    """What a TSO is cut into, made by scapy."""
+    count = max(-(-len(payload) // mss), 1)
+    frames = []
+    for n in range(count):
+        head = l3.copy()
+        if isinstance(l3, IP):
+            head.id = (l3.id + n) & 0xFFFF
+        one = tcp.copy()
+        one.seq = (tcp.seq + n * mss) & 0xFFFF_FFFF
+        one.flags = "".join(
+            flag for flag in str(tcp.flags) if not (flag in "FP" and n < count - 1) and not (flag == "C" and n > 0)
+        )
+        frames.append(bytes(l2 / head / one / payload[n * mss : (n + 1) * mss]))
+    return frames
+
+
+def headers(l2: Any, l3: Any, tcp: Any) -> bytes:
+    """Headers with wrong checksums and lengths: the NIC computes them."""
+    spoiled = bytearray(bytes(l2 / l3 / tcp))
+    at = len(l2) + (2 if isinstance(l3, IP) else 4)
+    spoiled[at : at + 2] = b"\x12\x34"
+    return bytes(spoiled)
+
+
+# --- completions -----------------------------------------------------------------------------------------------------
 
 
 def opcode_of(cqe: Any) -> CqeOpcode:

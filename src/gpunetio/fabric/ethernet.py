@@ -24,11 +24,12 @@ from ..memory import HostMemory, round_up
 from .claims import close_after_fork
 from .ethernet_records import (
     ARRIVED, BATCH, CONTROL_ROOM, EGRESS, EGRESSES, ETHERNET_WIRE, FRAME_ROOM, FRAME_SLOT, FRAME_START, FRAME_STRIDE,
-    LENGTH, OWN_GID, SCRATCH,
+    LENGTH, OWN_GID, READ_ROOM, SCRATCH, SEND_SLOT, SENDING, STREAM, VIRTIO_NET,
 )  # fmt: skip
-from .frames import PACKET, PIPE_END, commit, frame_at, pipe_end, pipe_size, publish, reserve
+from .frames import ETHERNET_FRAME, PACKET, PIPE_END, commit, frame_at, pipe_end, pipe_size, publish, reserve
 from .neighbours import Gid, Neighbours
 from .notifier import Notifier
+from .offloads import LARGE_FRAME
 from .udp_records import IOVEC, MMSGHDR
 
 PACKETS, REPLIES = 1 << 20, 1 << 16  # bytes of the pipes
@@ -41,7 +42,8 @@ def _put(end, frame, nbytes):
     place = reserve(end, nbytes)
     if place == 0:
         return 0
-    frame_at(place).nbytes = nbytes
+    f = frame_at(place)
+    f.nbytes, f.reference = nbytes, ETHERNET_FRAME
     copy(place + PACKET, frame, nbytes)
     commit(end)
     publish(end)
@@ -52,9 +54,9 @@ class EthernetWire:
     """The record that nopython code uses, at `address`, for frames through the descriptor `fd`; `record` is a view.
 
     `reading` is FILE, SOCKET, STREAM or DATAGRAM_SOCKET (ethernet_records.py), which sends to the socket address
-    `send_to`. `name` is what messages call the wire. `tx` is the end of
-    the pipe that takes packets. `events` are descriptors that wake the engine. `on_gone` is called, by a thread, when
-    the descriptor has turned out to lead nowhere any more.
+    `send_to`. `offloads`: a VIRTIO_NET is before each frame, in both directions. `name` is what messages call the wire.
+    `tx` is the end of the pipe that takes packets. `events` are descriptors that wake the engine. `on_gone` is called,
+    by a thread, when the descriptor has turned out to lead nowhere any more.
     """
 
     record: np.void
@@ -66,13 +68,14 @@ class EthernetWire:
     def __init__(
         self, name: str, fd: int, reading: int, mac: bytes, gids: Sequence[Gid],
         on_gone: Callable[[], None] = lambda: None, promiscuous: bool = True, send_to: bytes = b"",
+        offloads: bool = False,
     ):  # fmt: skip
         self._name, self._mac, self._gids = name, mac, tuple(gids)
         self._egresses: dict[tuple[bytes, int, int], int] = {}  # by MAC, GID index, and UDP port
         self._lock, self._on_gone = threading.Lock(), on_gone
         _put.compile((types.int64,) * 3)
         with contextlib.ExitStack() as undo:
-            self._lay_out(fd, reading, send_to)
+            self._lay_out(fd, reading, send_to, VIRTIO_NET.size if offloads else 0)
             self.record["promiscuous"] = promiscuous
             undo.callback(self._memory.close)
             self._bell = Notifier()
@@ -91,18 +94,18 @@ class EthernetWire:
                 close_after_fork(end)
             self._undo = undo.pop_all()
 
-    def _lay_out(self, fd: int, reading: int, send_to: bytes) -> None:
+    def _lay_out(self, fd: int, reading: int, send_to: bytes, virtio: int) -> None:
         sizes = (
-            ETHERNET_WIRE.size, 3 * PIPE_END.size, pipe_size(PACKETS), pipe_size(REPLIES), SCRATCH, SCRATCH, FRAME_ROOM,
-            MMSGHDR.size + 3 * IOVEC.size, REST, len(self._gids) * OWN_GID.size, EGRESSES * EGRESS.size,
-            BATCH * ARRIVED.size, BATCH * MMSGHDR.size, BATCH * FRAME_SLOT.size, BATCH * FRAME_STRIDE + FRAME_START,
-            len(send_to),
+            ETHERNET_WIRE.size, 3 * PIPE_END.size, pipe_size(PACKETS), pipe_size(REPLIES), SCRATCH, FRAME_ROOM,
+            SENDING * MMSGHDR.size, SENDING * SEND_SLOT.size, REST, len(self._gids) * OWN_GID.size,
+            EGRESSES * EGRESS.size, 2 * BATCH * ARRIVED.size, BATCH * MMSGHDR.size, BATCH * FRAME_SLOT.size,
+            (2 if virtio else 1) * BATCH * FRAME_STRIDE + FRAME_START, LARGE_FRAME.size, len(send_to),
         )  # fmt: skip
         places = np.cumsum([0, *(round_up(size, 64) for size in sizes)])
         self._memory = HostMemory(int(places[-1]))
         self.address = self._memory.address
-        (_, ends, packets, replies, headers, scratch, outgoing, pieces, rest, gids, egresses, arrived, vector, slots,
-         buffers, address) = (int(place) for place in places[:-1])  # fmt: skip
+        (_, ends, packets, replies, scratch, outgoing, messages, sending, rest, gids, egresses, arrived, vector, slots,
+         buffers, cutting, address) = (int(place) for place in places[:-1])  # fmt: skip
 
         def at(place: int) -> int:
             return self.address + place
@@ -116,30 +119,32 @@ class EthernetWire:
         for row, gid in zip(own, self._gids, strict=True):
             row["high"], row["low"] = np.frombuffer(gid, np.int64)
         self._rows = self._memory.view(EGRESS.dtype, egresses, EGRESSES)
-        rows, headers_of, slot_of = (
-            self._memory.view(entry.dtype, place, BATCH)
-            for entry, place in ((ARRIVED, arrived), (MMSGHDR, vector), (FRAME_SLOT, slots))
+        rows = self._memory.view(ARRIVED.dtype, arrived, 2 * BATCH if virtio else BATCH)
+        headers_of, slot_of = (
+            self._memory.view(entry.dtype, place, BATCH) for entry, place in ((MMSGHDR, vector), (FRAME_SLOT, slots))
         )
-        rows["frame"] = at(buffers) + FRAME_START + FRAME_STRIDE * np.arange(BATCH)
+        rows["frame"] = at(buffers) + FRAME_START + FRAME_STRIDE * np.arange(len(rows))
         starts = at(slots) + FRAME_SLOT.size * np.arange(BATCH)
         headers_of["control"], headers_of["control_length"] = starts + FRAME_SLOT.control, CONTROL_ROOM
         headers_of["iov"], headers_of["iov_length"] = starts + FRAME_SLOT.iov, 1
-        slot_of["iov"][:, 0], slot_of["iov"][:, 1] = rows["frame"], FRAME_ROOM
+        slot_of["iov"][:, 0], slot_of["iov"][:, 1] = rows["frame"][:BATCH] - virtio, READ_ROOM
 
         self.record = record = self._memory.view(ETHERNET_WIRE.dtype)[0]
         record["tx"], record["replies"] = at(ends), at(ends) + PIPE_END.size
         record["fd"], record["reading"] = fd, reading
         record["mac"] = int.from_bytes(self._mac, "little")
         record["gids"], record["gid_count"] = at(gids), len(self._gids)
-        record["egresses"], record["headers"], record["scratch"] = at(egresses), at(headers), at(scratch)
-        record["pieces"], record["arrived"], record["vector"] = at(pieces), at(arrived), at(vector)
-        record["buffer"], record["rest"] = at(buffers), at(rest)
-        message = self._memory.view(MMSGHDR.dtype, pieces)[0]
-        message["iov"], message["iov_length"] = at(pieces) + MMSGHDR.size, 3
-        if send_to:  # no length before the frame
+        record["egresses"], record["scratch"], record["virtio"] = at(egresses), at(scratch), virtio
+        record["messages"], record["sending"], record["rest"] = at(messages), at(sending), at(rest)
+        record["arrived"], record["first"], record["vector"] = at(arrived), at(arrived), at(vector)
+        record["segments"], record["cutting"] = at(arrived) + BATCH * ARRIVED.size, at(cutting)
+        record["buffer"] = at(buffers)
+        message = self._memory.view(MMSGHDR.dtype, messages, SENDING)
+        first = 0 if reading == STREAM else 1  # of the pieces
+        message["iov"] = at(sending) + SEND_SLOT.iov + IOVEC.size * first + SEND_SLOT.size * np.arange(SENDING)
+        if send_to:
             self._memory.array[address : address + len(send_to)] = np.frombuffer(send_to, np.uint8)
             message["name"], message["name_length"] = at(address), len(send_to)
-            message["iov"], message["iov_length"] = at(pieces) + MMSGHDR.size + IOVEC.size, 2
 
     def _send(self, frame: bytes) -> None:
         """Have the engine send a frame. It is lost if the pipe is full: the engine is paused, or the wire is slow."""
@@ -158,7 +163,7 @@ class EthernetWire:
     def plug(self, fd: int) -> None:
         """Have the engine use another descriptor, of which it gets a duplicate. Only while `gone` is set."""
         os.dup2(fd, int(self.record["fd"]), inheritable=False)
-        for field in ("begin", "end", "rest_at", "rest_end"):
+        for field in ("begin", "end", "rest_at", "rest_end", "read_at", "read_end"):
             self.record[field] = 0
         self.record["gone"] = 0
         self._bell.notify()

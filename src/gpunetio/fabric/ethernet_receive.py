@@ -1,4 +1,8 @@
-"""Frames from the descriptor of an Ethernet wire: a TAP device, or a socket. What is in them is the caller's affair."""
+"""Frames from the descriptor of an Ethernet wire: a TAP device, or a socket. What is in them is the caller's affair.
+
+The kernel hands over some frames as hardware would get them: without a checksum, or with many segments in one. Those
+are finished here (offloads.py), so that callers get frames as a network has them.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +10,11 @@ from ..jit.compile import device_function, engine_function
 from ..jit.ops import be16, be32, ld8, ld16, ld32, ld64, st8, st16, st32, st64
 from ..formats.packet import ETHER_TYPE_VLAN, ETHERNET, VLAN_TAG
 from .ethernet_records import (
-    ARRIVED, AUXDATA, BATCH, CONTROL_ROOM, FILE, FRAME_ROOM, LENGTH, LONGEST, MOST_WAITING, PACKET_AUXDATA,
-    SOL_PACKET, STATUS_VLAN_TPID_VALID, STATUS_VLAN_VALID, STREAM, STREAM_ROOM, arrived_at, ethernet_wire_at, read,
-    recv, send,
+    ARRIVED, AUXDATA, BATCH, CONTROL_ROOM, FILE, LENGTH, LONGEST, MOST_WAITING, PACKET_AUXDATA, READ_ROOM, SOL_PACKET,
+    STATUS_VLAN_TPID_VALID, STATUS_VLAN_VALID, STREAM, STREAM_ROOM, arrived_at, ethernet_wire_at, read, recv, send,
 )  # fmt: skip
 from .neighbours import GONE
+from .offloads import begin_cutting, cut, finish_checksum, is_large, large_frame_at, move_start, offload_of
 from .udp_records import (
     CMSGHDR, EAGAIN, EINTR, MMSGHDR, MSG_DONTWAIT, MSG_NOSIGNAL, MSG_TRUNC, errno, iovec_at, mmsghdr_at, recvmmsg,
 )  # fmt: skip
@@ -18,23 +22,16 @@ from .udp_records import (
 
 @engine_function
 def receive_frames(wire):
-    """Take a batch of frames. Return how many of the ARRIVED records at `arrived` are valid until the next call.
+    """Take a batch of frames. Return how many of the ARRIVED records at `first` are valid until the next call.
 
     `more` becomes 1 if more frames may wait.
     """
     w = ethernet_wire_at(wire)
-    count = 0
-    enough = BATCH
-    if w.gone != 0:
-        pass
-    elif w.reading == FILE:
-        count = _read_file(w)
-    elif w.reading == STREAM:
-        count = _read_stream(w)
-        enough = 1  # only a read that finds nothing says that there is nothing
-    else:
-        count = _read_socket(w)
-    w.more = 1 if count >= enough else 0
+    if w.read_at == w.read_end and not _is_cutting(w):
+        w.read_at, w.read_end = 0, _read(w)
+    count = _cut(w) if _is_cutting(w) else _hand_out(w)
+    enough = 1 if w.reading == STREAM else BATCH  # only a read of a stream that finds nothing says there is nothing
+    w.more = 1 if w.read_at < w.read_end or _is_cutting(w) or w.read_end >= enough else 0
     w.position += count
     if w.more == 0 and w.marked != 0:
         w.marked = 0
@@ -43,17 +40,69 @@ def receive_frames(wire):
 
 
 @device_function
+def _is_cutting(w):
+    g = large_frame_at(w.cutting)
+    return g.next < g.count
+
+
+@device_function
+def _hand_out(w):
+    """Hand out frames that were read, up to one that has to be cut, of which the first segments are handed out."""
+    begin = w.read_at
+    w.first = w.arrived + ARRIVED.size * begin
+    while w.read_at < w.read_end:
+        a = arrived_at(w.arrived + ARRIVED.size * w.read_at)
+        if is_large(a.offload):
+            if w.read_at > begin:
+                break
+            w.read_at += 1
+            if begin_cutting(w.cutting, a.frame, a.nbytes, a.offload):
+                return _cut(w)
+            a.cut = 1
+            break
+        if a.offload != 0 and finish_checksum(a.frame, a.nbytes, a.offload) == 0:
+            a.cut = 1
+        w.read_at += 1
+    return w.read_at - begin
+
+
+@device_function
+def _cut(w):
+    """Hand out the next segments of a frame."""
+    w.first = w.segments
+    count = 0
+    while count < BATCH and _is_cutting(w):
+        a = arrived_at(w.segments + ARRIVED.size * count)
+        a.nbytes = cut(w.cutting, a.frame)
+        count += 1
+    return count
+
+
+@device_function
+def _read(w):
+    if w.gone != 0:
+        return 0
+    if w.reading == FILE:
+        return _read_file(w)
+    if w.reading == STREAM:
+        return _read_stream(w)
+    return _read_socket(w)
+
+
+@device_function
 def _read_file(w):
     count = 0
     while count < BATCH:
         a = arrived_at(w.arrived + ARRIVED.size * count)
-        nbytes = read(w.fd, a.frame, FRAME_ROOM)
+        nbytes = read(w.fd, a.frame - w.virtio, READ_ROOM) - w.virtio
         if nbytes <= 0:
             error = errno()
-            if nbytes == 0 or (error != EAGAIN and error != EINTR):
+            if nbytes == -w.virtio or (error != EAGAIN and error != EINTR):
                 lose(w)
             break
         a.nbytes, a.cut = nbytes, 0
+        if w.virtio != 0:
+            a.offload = offload_of(a.frame - w.virtio)
         count += 1
     return count
 
@@ -62,7 +111,7 @@ def _read_file(w):
 def lose(w):
     """Note that the other end is gone, and tell the thread."""
     w.gone = 1
-    send(w.thread, w.headers, GONE, MSG_DONTWAIT | MSG_NOSIGNAL)
+    send(w.thread, w.scratch, GONE, MSG_DONTWAIT | MSG_NOSIGNAL)
 
 
 @device_function
@@ -73,7 +122,10 @@ def _read_socket(w):
         header = w.vector + MMSGHDR.size * i
         h = mmsghdr_at(header)
         a = arrived_at(w.arrived + ARRIVED.size * i)
-        a.frame, a.nbytes, a.cut = iovec_at(h.iov).base, ld32(header + MMSGHDR.nbytes), h.flags & MSG_TRUNC
+        a.frame = iovec_at(h.iov).base + w.virtio
+        a.nbytes, a.cut = ld32(header + MMSGHDR.nbytes) - w.virtio, h.flags & MSG_TRUNC
+        if w.virtio != 0:
+            a.offload = offload_of(a.frame - w.virtio)
         if _has_vlan_tag(h):
             _put_tag_back(a, h.control + CMSGHDR.size)
         h.control_length = CONTROL_ROOM
@@ -134,6 +186,7 @@ def _put_tag_back(a, auxdata):
     macs, rest = ld64(a.frame), ld32(a.frame + 8)
     a.frame -= VLAN_TAG.size
     a.nbytes += VLAN_TAG.size
+    a.offload = move_start(a.offload, VLAN_TAG.size)
     st64(a.frame, macs)
     st32(a.frame + 8, rest)
     told = ld32(auxdata + AUXDATA.status) & STATUS_VLAN_TPID_VALID

@@ -8,9 +8,10 @@ from ..jit.struct_view import View, struct_view
 from ..formats.layout import Entry
 
 BATCH = 32  # frames that are taken at a time
-FRAME_ROOM = 1 << 16  # bytes of a frame that are looked at; no interface has a larger MTU
+FRAME_ROOM = 1 << 16  # bytes of a frame; no interface has a larger MTU
+READ_ROOM = FRAME_ROOM + 64  # bytes that are read: a frame of many segments has 65535 behind its Ethernet header
 # Buffers lie so that what follows the BTH of an IPv4 packet is aligned, and not at multiples of 64 KiB, where they
-# would all compete for the same cache lines.
+# would all compete for the same cache lines. A VIRTIO_NET, or a VLAN tag that is put back, fits in before a frame.
 FRAME_STRIDE, FRAME_START = FRAME_ROOM + 128, 10
 SCRATCH = 128  # bytes for the headers of a frame, and for what its ICRC covers
 EGRESSES = 4096  # ways by which packets leave: pairs of a peer and a UDP source port
@@ -27,7 +28,7 @@ STREAM_ROOM = BATCH * FRAME_STRIDE  # bytes of a stream that are read at a time,
 
 # `tx` is the PIPE_END of packets of queue pairs that `transmit` consumes, `replies` the PIPE_END of whole frames of
 # another thread. That thread gets frames through the socket `thread`. `mac` is a load of the own MAC, 48 bits.
-# `gids` are OWN_GIDs, `egresses` rows of EGRESS, `pieces` a msghdr and three IOVECs.
+# `gids` are OWN_GIDs, `egresses` rows of EGRESS, `sending` rows of SEND_SLOT, and `messages` their MMSGHDRs.
 #
 # `position` counts frames. When the descriptor is found empty after a `mark`, it also advances by MOST_WAITING. So once
 # it has advanced by that, everything that arrived before the mark is read. `gone`: the descriptor leads nowhere,
@@ -36,9 +37,13 @@ STREAM_ROOM = BATCH * FRAME_STRIDE  # bytes of a stream that are read at a time,
 # Of a stream, `buffer` has bytes that were read, from `begin` to `end`. `rest` has what is left of a frame that did not
 # leave at once, from `rest_at` to `rest_end`.
 #
+# `virtio` are the bytes of VIRTIO_NET before each frame: 10, or 0. `read_at` to `read_end` are indices of the ARRIVED
+# records that were read and not handed out yet, `first` is the address of those that were handed out last. `cutting` is
+# the LARGE_FRAME whose segments are handed out, in the ARRIVED records at `segments`.
+#
 # `bth`, `nbytes`, `peer`, `own` (the index of the own GID) and `ip`, `ip_bytes`, `version` are those of the packet at
 # hand.
-ETHERNET_WIRE = Entry("ethernet_wire", 320, """
+ETHERNET_WIRE = Entry("ethernet_wire", 384, """
     tx               0  i64
     replies          8  i64
     thread          16  i64
@@ -48,7 +53,7 @@ ETHERNET_WIRE = Entry("ethernet_wire", 320, """
     gids            48  i64
     gid_count       56  i64
     egresses        64  i64
-    headers         72  i64
+    messages        72  i64
     scratch         80  i64
     vector          88  i64
     arrived         96  i64
@@ -67,7 +72,7 @@ ETHERNET_WIRE = Entry("ethernet_wire", 320, """
     ip             200  i64
     ip_bytes       208  i64
     version        216  i64
-    pieces         224  i64
+    sending        224  i64
     buffer         232  i64
     begin          240  i64
     end            248  i64
@@ -75,6 +80,12 @@ ETHERNET_WIRE = Entry("ethernet_wire", 320, """
     rest_at        264  i64
     rest_end       272  i64
     promiscuous    280  i64
+    virtio         288  i64
+    read_at        296  i64
+    read_end       304  i64
+    first          312  i64
+    segments       320  i64
+    cutting        328  i64
 """)
 
 OWN_GID = Entry("own_gid", 16, """
@@ -91,12 +102,23 @@ EGRESS = Entry("egress", 64, """
     port            32  i64
 """)
 
-# A frame that has arrived. `cut`: it did not fit into its buffer.
+# A frame that has arrived. `cut`: it did not fit into its buffer. `offload` is what is still to be done to it
+# (offloads.py); 0 is nothing.
 ARRIVED = Entry("arrived", 32, """
     frame            0  i64
     nbytes           8  i64
     cut             16  i64
+    offload         24  i64
 """)
+
+# A frame that leaves: where it lies in its pipe, up to three pieces for writev(2), of which the first is a stream's
+# alone, and the headers of a packet.
+SEND_SLOT = Entry("send_slot", 256, """
+    position         0  i64
+    iov              8  i64[6]
+    headers        112  raw[128]
+""")
+SENDING = 32  # frames that are handed to the kernel at a time
 
 # What the MMSGHDR of a buffer points to.
 FRAME_SLOT = Entry("frame_slot", 128, """
@@ -118,10 +140,24 @@ AUXDATA = Entry("tpacket_auxdata", 20, """
 """)
 SOL_PACKET, PACKET_AUXDATA, STATUS_VLAN_VALID, STATUS_VLAN_TPID_VALID = 263, 8, 0x10, 0x40
 
+# linux/virtio_net.h: what the sender of a frame leaves to who is next, in the machine's byte order.
+VIRTIO_NET = Entry("virtio_net_hdr", 10, """
+    flags            0  u8
+    gso_type         1  u8
+    header_bytes     2  u16
+    gso_bytes        4  u16
+    checksum_start   6  u16
+    checksum_offset  8  u16
+""")
+NEEDS_CHECKSUM = 1  # flags: what is from `checksum_start` on is summed up, and the sum is stored at `checksum_offset`
+GSO_TCPV4, GSO_TCPV6, GSO_UDP, GSO_ECN = 1, 4, 5, 0x80  # gso_type: segments with `gso_bytes` of payload
+
 ethernet_wire_at: View = struct_view(ETHERNET_WIRE)
 own_gid_at: View = struct_view(OWN_GID)
 egress_at: View = struct_view(EGRESS)
 arrived_at: View = struct_view(ARRIVED)
+send_slot_at: View = struct_view(SEND_SLOT)
+virtio_net_at: View = struct_view(VIRTIO_NET)
 
 read = types.ExternalFunction("read", types.int64(types.int32, types.int64, types.uint64))
 writev = types.ExternalFunction("writev", types.int64(types.int32, types.int64, types.int32))

@@ -1,4 +1,4 @@
-"""Frames to the descriptor of an Ethernet wire: packets of queue pairs get their headers, and leave one by one."""
+"""Frames to the descriptor of an Ethernet wire. Packets of queue pairs get their headers. Sockets take many at once."""
 
 from __future__ import annotations
 
@@ -8,18 +8,20 @@ from ..formats.packet import BTH, ETHER_TYPE_IPV4, ETHER_TYPE_IPV6, ETHERNET, IC
 from .capture import capture_frame
 from .ethernet_receive import lose
 from .ethernet_records import (
-    DATAGRAM_SOCKET, EGRESS, EGRESSES, LENGTH, STREAM, egress_at, ethernet_wire_at, send, sendmsg, writev,
+    EGRESS, EGRESSES, FILE, LENGTH, SEND_SLOT, SENDING, STREAM, egress_at, ethernet_wire_at, send, send_slot_at,
+    sendmsg, writev,
 )  # fmt: skip
-from .frames import ETHERNET_FRAME, PACKET, consume, frame_at, next_frame, release
+from .frames import ETHERNET_FRAME, PACKET, consume, frame_at, next_frame, pipe_end_at, release
 from .icrc import header_crc
 from .ip_headers import put_ipv4, put_ipv6
 from .udp_records import (
-    EAGAIN, EINTR, IOVEC, MAX_MESSAGE, MMSGHDR, MSG_DONTWAIT, MSG_NOSIGNAL, errno, iovec_at, is_mapped,
+    EAGAIN, EINTR, IOVEC, MAX_MESSAGE, MMSGHDR, MSG_DONTWAIT, MSG_NOSIGNAL, errno, iovec_at, is_mapped, mmsghdr_at,
+    sendmmsg,
 )  # fmt: skip
 from .udp_transmit import flip, seal
 
 TX_FRAMES = 256  # packets per `transmit`, so that the caller can also receive
-_SENT, _BLOCKED, _DROPPED = 1, 0, -1
+_SENT, _BLOCKED, _NONSENSE = 1, 0, -1
 
 
 @engine_function
@@ -30,53 +32,90 @@ def transmit_frames(wire, capture, now):
     counted. `capture` is the address of a CAPTURE, or 0; `now` the time for it.
     """
     w = ethernet_wire_at(wire)
-    blocked = _send_rest(w) == _BLOCKED or _send_replies(wire, capture, now)
-    sent = 0
+    if _send_rest(w) == _BLOCKED or _transmit(wire, w.replies, capture, now) == _BLOCKED:
+        return 0
+    before = w.tx_frames
+    if _transmit(wire, w.tx, capture, now) == _NONSENSE:
+        return -1
+    return w.tx_frames - before
+
+
+@engine_function
+def _transmit(wire, end, capture, now):
+    """Send up to TX_FRAMES frames of a pipe. Return _SENT, _BLOCKED, or _NONSENSE."""
+    w = ethernet_wire_at(wire)
     taken = 0
-    while not blocked and taken < TX_FRAMES:
-        frame = next_frame(w.tx)
-        if frame < 0:
-            return -1
-        if frame == 0:
+    while taken < TX_FRAMES:
+        count = _gather(wire, end)
+        if count < 0:
+            return _NONSENSE
+        done = _hand_over(w, count, capture, now) if count != 0 else 0
+        if done < count:
+            e = pipe_end_at(end)
+            e.position, e.reserved = send_slot_at(_slot(w, done)).position, 0
+        release(end)
+        if done < count or w.rest_at < w.rest_end:
+            return _BLOCKED
+        if count == 0:
             break
-        status = _DROPPED
-        f = frame_at(frame)
-        egress = _egress_of(wire, frame)
-        if f.reference == ETHERNET_FRAME:
-            _damage(frame)
-            status = _send(wire, frame + PACKET, f.nbytes, frame, 0, capture, now)
-        elif egress != 0:
-            head = _put_headers(wire, egress, frame, f.nbytes)
-            status = _send(wire, w.headers, head, frame + PACKET, f.nbytes + ICRC_SIZE, capture, now)
-        if status == _BLOCKED:
-            break
-        blocked = w.rest_at < w.rest_end
-        if status == _DROPPED:
-            w.tx_dropped += 1
-        else:
-            sent += 1
-        consume(w.tx)
-        taken += 1
-    if taken != 0:
-        release(w.tx)
-    w.tx_frames += sent
-    return sent
+        taken += count
+    return _SENT
 
 
 @device_function
-def _send_replies(wire, capture, now):
-    """Send the frames of the other thread, which need no headers. Return whether there is no more room."""
+def _slot(w, i):
+    return w.sending + SEND_SLOT.size * i
+
+
+@engine_function
+def _gather(wire, end):
+    """Describe up to SENDING frames of a pipe for the kernel, in slots. Return how many, or -1 for nonsense."""
     w = ethernet_wire_at(wire)
-    while True:
-        frame = next_frame(w.replies)
+    count = 0
+    while count < SENDING:
+        frame = next_frame(end)
+        if frame < 0 and count == 0:
+            return -1
         if frame <= 0:
-            return False
-        if _send(wire, frame + PACKET, frame_at(frame).nbytes, frame, 0, capture, now) == _BLOCKED:
-            return True
-        consume(w.replies)
-        release(w.replies)
-        if w.rest_at < w.rest_end:
-            return True
+            break
+        slot = _slot(w, count)
+        send_slot_at(slot).position = pipe_end_at(end).position
+        if _describe(wire, frame, slot, mmsghdr_at(w.messages + MMSGHDR.size * count)):
+            count += 1
+        elif count == 0:
+            w.tx_dropped += 1
+        else:  # it is dropped when those before it have left
+            break
+        consume(end)
+    return count
+
+
+@device_function
+def _describe(wire, frame, slot, message):
+    """Describe a frame in a slot and its message. Return 0 if it cannot be sent."""
+    w = ethernet_wire_at(wire)
+    f = frame_at(frame)
+    pieces = slot + SEND_SLOT.iov
+    head, body = iovec_at(pieces + IOVEC.size), iovec_at(pieces + 2 * IOVEC.size)
+    if f.reference == ETHERNET_FRAME:
+        _damage(frame)
+        head.base, head.nbytes, body.nbytes = frame + PACKET - w.virtio, w.virtio + f.nbytes, 0
+        message.iov_length = 1
+    else:
+        egress = _egress_of(wire, frame)
+        if egress == 0:
+            return 0
+        headers = slot + SEND_SLOT.headers
+        head.base = headers - w.virtio
+        head.nbytes = w.virtio + _put_headers(wire, egress, frame, f.nbytes, headers)
+        body.base, body.nbytes = frame + PACKET, f.nbytes + ICRC_SIZE
+        message.iov_length = 2
+    if w.reading == STREAM:
+        first = iovec_at(pieces)
+        st32(slot + SEND_SLOT.headers - LENGTH, be32(head.nbytes + body.nbytes))
+        first.base, first.nbytes = slot + SEND_SLOT.headers - LENGTH, LENGTH
+        message.iov_length += 1
+    return 1
 
 
 @device_function
@@ -102,10 +141,9 @@ def _egress_of(wire, frame):
 
 
 @engine_function
-def _put_headers(wire, egress, frame, nbytes):
-    """Write the headers of a packet of `nbytes`, and append its ICRC. Return the bytes of the headers."""
+def _put_headers(wire, egress, frame, nbytes, h):
+    """Write the headers of a packet of `nbytes` to `h`, and append its ICRC. Return the bytes of the headers."""
     w, e, f = ethernet_wire_at(wire), egress_at(egress), frame_at(frame)
-    h = w.headers
     _put_mac(h + ETHERNET.destination, e.mac)
     _put_mac(h + ETHERNET.source, w.mac)
     ip = h + ETHERNET.size
@@ -137,78 +175,67 @@ def _put_mac(at, mac):
 
 
 @engine_function
-def _send(wire, head, head_bytes, body, body_bytes, to, now):
-    """Hand a frame in two pieces to the kernel. Return _SENT, _BLOCKED if there is no room, or _DROPPED."""
-    w = ethernet_wire_at(wire)
-    if w.gone != 0:
-        return _DROPPED
-    first = w.pieces + MMSGHDR.size
-    _describe(first + IOVEC.size, head, head_bytes)
-    _describe(first + 2 * IOVEC.size, body, body_bytes)
+def _hand_over(w, count, capture, now):
+    """Hand the frames in slots to the kernel. Return how many of them are done with: those that left or cannot."""
+    done = 0
+    while done < count and w.rest_at >= w.rest_end:
+        if w.gone != 0:
+            w.tx_dropped += count - done
+            return count
+        sent = _send(w, done, count - done)
+        if sent > 0:
+            if capture != 0:
+                for i in range(done, done + sent):
+                    _capture(w, i, capture, now)
+            w.tx_frames += sent
+            done += sent
+            continue
+        error = errno()
+        if error == EAGAIN:
+            break
+        if error != EINTR:
+            w.tx_error = error
+            if w.reading == STREAM:
+                lose(w)
+            w.tx_dropped += 1
+            done += 1
+    return done
+
+
+@device_function
+def _send(w, first, count):
+    """Send frames from the slot `first` on. Return how many have left, or -1."""
+    slot, message = _slot(w, first), w.messages + MMSGHDR.size * first
+    if w.reading == FILE:
+        return 1 if writev(w.fd, mmsghdr_at(message).iov, mmsghdr_at(message).iov_length) >= 0 else -1
     if w.reading == STREAM:
-        status = _send_to_stream(w, first, head_bytes + body_bytes)
-    elif w.reading == DATAGRAM_SOCKET:
-        status = _send_datagram(w)
-    else:
-        status = _write(w, first + IOVEC.size)
-    if to != 0 and status == _SENT:
-        capture_frame(to, head, head_bytes, body, body_bytes, now, 1)
-    return status
+        return _send_to_stream(w, slot, message)
+    return sendmmsg(w.fd, message, count, MSG_DONTWAIT | MSG_NOSIGNAL)
 
 
 @device_function
-def _describe(piece, base, nbytes):
-    p = iovec_at(piece)
-    p.base, p.nbytes = base, nbytes
+def _capture(w, i, capture, now):
+    """Copy a frame that has left, without what stands before it for the kernel."""
+    pieces = _slot(w, i) + SEND_SLOT.iov
+    head, body = iovec_at(pieces + IOVEC.size), iovec_at(pieces + 2 * IOVEC.size)
+    capture_frame(capture, head.base + w.virtio, head.nbytes - w.virtio, body.base, body.nbytes, now, 1)
 
 
 @device_function
-def _write(w, pieces):
-    """Write a frame at once."""
-    while writev(w.fd, pieces, 2) < 0:
-        error = errno()
-        if error == EAGAIN:
-            return _BLOCKED
-        if error != EINTR:
-            w.tx_error = error
-            return _DROPPED
-    return _SENT
-
-
-@device_function
-def _send_datagram(w):
-    """Send a frame to the other end's address. What nobody is there to take is lost, as on a cable."""
-    while sendmsg(w.fd, w.pieces, MSG_DONTWAIT | MSG_NOSIGNAL) < 0:
-        error = errno()
-        if error == EAGAIN:
-            return _BLOCKED
-        if error != EINTR:
-            w.tx_error = error
-            return _DROPPED
-    return _SENT
-
-
-@device_function
-def _send_to_stream(w, pieces, nbytes):
+def _send_to_stream(w, slot, message):
     """Send a frame behind its length. What does not leave at once is kept, and leaves before anything else."""
-    st32(w.rest, be32(nbytes))
-    _describe(pieces, w.rest, LENGTH)
-    sent = sendmsg(w.fd, w.pieces, MSG_DONTWAIT | MSG_NOSIGNAL)
+    sent = sendmsg(w.fd, message, MSG_DONTWAIT | MSG_NOSIGNAL)
     if sent < 0:
-        error = errno()
-        if error == EAGAIN or error == EINTR:
-            return _BLOCKED
-        w.tx_error = error
-        lose(w)
-        return _DROPPED
-    if sent < LENGTH + nbytes:
-        at = LENGTH  # the length is in its place
-        for i in range(1, 3):
-            p = iovec_at(pieces + IOVEC.size * i)
+        return -1
+    at = 0
+    for i in range(mmsghdr_at(message).iov_length):
+        p = iovec_at(slot + SEND_SLOT.iov + IOVEC.size * i)
+        if sent < at + p.nbytes:
             copy(w.rest + at, p.base, p.nbytes)
-            at += p.nbytes
+        at += p.nbytes
+    if sent < at:
         w.rest_at, w.rest_end = sent, at
-    return _SENT
+    return 1
 
 
 @device_function

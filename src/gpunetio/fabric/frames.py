@@ -48,7 +48,9 @@ PIPE_END = Entry("pipe_end", 64, """
 #
 # `reference` is 0 when the payload is in the frame. Otherwise the payload is in memory that the producer has granted:
 # `reference` holds the number of the grant, bytes, and offset. With ETHERNET_FRAME, the frame holds no packet of a
-# queue pair, but a frame of Ethernet, from its MACs on and without a check sequence, which has no peer.
+# queue pair, but a frame of Ethernet, from its MACs on and without a check sequence, which has no peer. The bytes
+# before it, and so the end of `life`, are a VIRTIO_NET (ethernet_records.py), which wires to the kernel hand over with
+# the frame. Its `flags` and `gso_type` are 0 once the frame is reserved, and then nothing else in it counts.
 #
 # The packet starts 4 bytes behind a multiple of 16, so that what follows its 12-byte BTH is aligned.
 FRAME = Entry("frame", 64, """

@@ -22,6 +22,7 @@ WIRE = record("wire", """
     peer_low       i64      command    second half
     grants         i64      command    address of GRANTS rows of GRANT; 0 if the peer takes no part in lending
     whole_frames   i64      command    not 0: captures show what is on the wire, not what QPs send
+    segments       i64      command    not 0: takes a TSO as one frame, with a VIRTIO_NET before it (fabric/frames.py)
     takes_frames   i64      command    address of the peer's PIPE.takes_frames; 0 if the wire is not of the LAN
     # pipes
     tx             raw[64]  engine     PIPE_END of what the NIC sends (fabric/frames.py)

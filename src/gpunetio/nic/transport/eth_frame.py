@@ -9,6 +9,7 @@ from __future__ import annotations
 from ...fabric.capture import capture_frame
 from ...fabric.ethernet_records import FRAME_ROOM
 from ...fabric.ip_headers import internet_sum, long_sum
+from ...fabric.offloads import MOST_TAGS, pseudo_sum, store_checksum, tag_bytes
 from ...formats.ethernet import InlineMode, SelfLbBlock
 from ...formats.packet import (
     ETHER_TYPE_SERVICE_VLAN, ETHER_TYPE_VLAN, ETHERNET, GROUP_MAC, IP_PROTOCOL_UDP, IPV4, IPV6, TCP, TCP_OFFSET_SHIFT,
@@ -33,7 +34,6 @@ from .wire_kinds import frame_room, send_frame
 
 NO_ROOM, SENT = 0, 1  # or minus a reason
 MAC_BYTES = 6
-MOST_TAGS = 2  # VLAN tags do not count towards the MTU (IEEE 802.3 3.2.7)
 MAX_MTU = FRAME_ROOM - ETHERNET.size - MOST_TAGS * VLAN_TAG.size
 
 
@@ -81,23 +81,11 @@ def _insert_tag(frame, tag):
     st16(frame + ETHERNET.size, be16(tag & 0xFFFF))
 
 
-@device_function
-def tag_bytes(frame, nbytes):
-    """Return the bytes of the VLAN tags of a frame that do not count towards its length."""
-    at = ETHERNET.ether_type
-    for _ in range(MOST_TAGS):
-        kind = be16(ld16(frame + at))
-        if (kind != ETHER_TYPE_VLAN and kind != ETHER_TYPE_SERVICE_VLAN) or at + 2 + VLAN_TAG.size > nbytes:
-            break
-        at += VLAN_TAG.size
-    return at - ETHERNET.ether_type
-
-
 # --- checksums -----------------------------------------------------------------------------------------------------
 
 
 @engine_function
-def _write_l4_checksum(packet, frame, version, protocol):
+def _write_l4_checksum(packet, frame, protocol):
     """Write the checksum of a TCP or UDP packet (RFC 9293 3.1, RFC 768, RFC 8200 8.1)."""
     p = packet_at(packet)
     ip, l4 = frame + p.l3, frame + p.l4
@@ -110,11 +98,7 @@ def _write_l4_checksum(packet, frame, version, protocol):
         nbytes = length
         at = l4 + UDP.checksum
     st16(at, 0)
-    addresses = internet_sum(ip + IPV4.source, 8) if version == 4 else internet_sum(ip + IPV6.source, 32)
-    checksum = 0xFFFF - (addresses + protocol + nbytes + long_sum(l4, nbytes)) % 0xFFFF
-    if checksum == 0xFFFF and protocol != IP_PROTOCOL_UDP:  # of the two zeros, UDP has this one
-        checksum = 0
-    st16(at, be16(checksum))
+    store_checksum(at, pseudo_sum(ip, protocol, nbytes) + long_sum(l4, nbytes), protocol)
 
 
 @engine_function
@@ -131,7 +115,7 @@ def write_checksums(nic, frame, nbytes, flags):
         st16(ip + IPV4.checksum, 0)
         st16(ip + IPV4.checksum, be16(internet_sum(ip, (ld8(ip) & 0xF) * 4) ^ 0xFFFF))
     if flags & EthChecksum.L4 and p.l4 != 0:
-        _write_l4_checksum(packet, frame, version, ld8(packet + PROTOCOL))
+        _write_l4_checksum(packet, frame, ld8(packet + PROTOCOL))
 
 
 @engine_function
@@ -182,19 +166,20 @@ def _come_back(nic, row, nbytes, mac):
 
 
 @engine_function
-def build_frame(nic, row, head, head_bytes, segment, offset, nbytes, tag):
+def build_frame(nic, row, head, head_bytes, segment, offset, nbytes, tag, longest):
     """Write a frame to where it leaves: `head_bytes` from the WQE, then `nbytes` of the listed data.
 
     The data begin at the `offset` of what the message lists from `segment` on. `tag` is 0, or what the Ethernet segment
-    says of a VLAN tag to insert. Return the frame's address, NO_ROOM, or minus a reason.
+    says of a VLAN tag to insert. `longest` is how many bytes of the data a packet on the wire has at most. Return the
+    frame's address, NO_ROOM, or minus a reason.
     """
     n = worker_at(nic)
     q = qp_row_at(row)
     insert = VLAN_TAG.size if tag else 0
-    total = head_bytes + nbytes + insert
+    total, packet = head_bytes + nbytes + insert, head_bytes + longest + insert
     most = q.mtu + ETHERNET.size
-    if total - insert < ETHERNET.size or total > most + MOST_TAGS * VLAN_TAG.size:
-        return -refuse.frame_length(nic, total, ETHERNET.size, most)
+    if packet - insert < ETHERNET.size or packet > most + MOST_TAGS * VLAN_TAG.size:
+        return -refuse.frame_length(nic, packet, ETHERNET.size, most)
     first = _first_bytes(nic, head, head_bytes, segment, offset)
     if first < 0:
         return first
@@ -208,8 +193,8 @@ def build_frame(nic, row, head, head_bytes, segment, offset, nbytes, tag):
         return -reason
     if insert:
         _insert_tag(frame, tag)
-    if total > most + tag_bytes(frame, total):
-        return -refuse.frame_length(nic, total, ETHERNET.size, most)
+    if packet > most + tag_bytes(frame, total):
+        return -refuse.frame_length(nic, packet, ETHERNET.size, most)
     mode = sq_row_at(row).inline_mode
     if mode != InlineMode.NONE:
         needed = _headers_needed(nic, mode, frame, total)
@@ -224,21 +209,22 @@ def send_packet(nic, row, head, head_bytes, segment, offset, nbytes, flags, tag)
 
     Return SENT, even if nobody gets it, NO_ROOM, or minus a reason.
     """
-    frame = build_frame(nic, row, head, head_bytes, segment, offset, nbytes, tag)
+    frame = build_frame(nic, row, head, head_bytes, segment, offset, nbytes, tag, nbytes)
     if frame <= 0:
         return frame
     total = head_bytes + nbytes + (VLAN_TAG.size if tag else 0)
     if flags:
         write_checksums(nic, frame, total, flags)
-    leave(nic, row, frame, total)
+    leave(nic, row, frame, total, 1, 0)
     return SENT
 
 
 @engine_function
-def leave(nic, row, frame, nbytes):
+def leave(nic, row, frame, nbytes, packets, head_bytes):
     """Send a frame that is complete, to the wire or back, or both.
 
-    Where it was built says whether it is for the port itself: the program may have changed its MAC since then.
+    On the wire, it is so many `packets`, which repeat its first `head_bytes`. Where it was built says whether it is for
+    the port itself: the program may have changed its MAC since then.
     """
     n = worker_at(nic)
     c = counters_at(n.counters)
@@ -246,8 +232,8 @@ def leave(nic, row, frame, nbytes):
     if n.link_down:
         c.tx_frame_link_down += 1
         return
-    c.tx_frames += 1
-    c.tx_frame_bytes += nbytes
+    c.tx_frames += packets
+    c.tx_frame_bytes += nbytes + (packets - 1) * head_bytes
     if frame == n.frame:
         if n.capture != 0:
             capture_frame(n.capture, frame, nbytes, frame, 0, n.now, 1)

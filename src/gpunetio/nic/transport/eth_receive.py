@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from ...enums import Access
 from ...fabric.ip_headers import internet_sum, long_sum
+from ...fabric.offloads import pseudo_sum
 from ...formats.commands import WqType
 from ...formats.cqe import (
     CQE64, FILLER, RX_L3_SHIFT, RX_L4_SHIFT, STRIDES_SHIFT, STRIDING_LENGTH_MASK, CqeOpcode, RxChecksum, RxHeaders,
@@ -153,7 +154,7 @@ def _refused(nic, row, number, strides, reason):
 
 
 @engine_function
-def _l4_is_right(packet, frame, protocol, version):
+def _l4_is_right(packet, frame, protocol):
     """Return whether the checksum of a TCP or UDP packet is there, and right (RFC 9293 3.1, RFC 768, RFC 8200 8.1)."""
     p = packet_at(packet)
     ip, l4 = frame + p.l3, frame + p.l4
@@ -163,9 +164,7 @@ def _l4_is_right(packet, frame, protocol, version):
         if length < UDP.size or length > nbytes or ld16(l4 + UDP.checksum) == 0:
             return False
         nbytes = length
-    addresses = internet_sum(ip + IPV4.source, 8) if version == 4 else internet_sum(ip + IPV6.source, 32)
-    total = addresses + protocol + nbytes + long_sum(l4, nbytes)
-    return total % 0xFFFF == 0
+    return (pseudo_sum(ip, protocol, nbytes) + long_sum(l4, nbytes)) % 0xFFFF == 0
 
 
 @engine_function
@@ -177,7 +176,7 @@ def _check(packet, frame, version, protocol):
         return right
     if version == 6 or internet_sum(frame + p.l3, 4 * (ld8(frame + p.l3 + IPV4.version_ihl) & 0xF)) == 0xFFFF:
         right |= RxChecksum.L3_OK
-    if p.l4 != 0 and _l4_is_right(packet, frame, protocol, version):
+    if p.l4 != 0 and _l4_is_right(packet, frame, protocol):
         right |= RxChecksum.L4_OK
     return right
 

@@ -234,10 +234,10 @@ def take_in(nic, wire):
         count = receive_frames(ethernet)
         date_captured(nic, count)
         if flow_table_at(n.flow_tables).miss != 0:
-            read_frames(nic, w.arrived, count)
+            read_frames(nic, w.first, count)
         for i in range(count):
             turn_to(nic, i)
-            ours += _take_frame(nic, wire, ethernet, w.arrived + i * ARRIVED.size, at)
+            ours += _take_frame(nic, wire, ethernet, w.first + i * ARRIVED.size, at)
         done += count
         if w.more == 0 or ours >= BATCH:
             break

@@ -28,7 +28,8 @@ class Ethernet(Wire):
     """An Ethernet with any number of peers, who find the port by ARP and neighbour discovery.
 
     `name` is what the port's configuration calls it, `interface` what follows the colon there. `reading` says how the
-    engine reads and writes frames, `send_to` to which socket address, if it must.
+    engine reads and writes frames, `send_to` to which socket address, if it must. `offloads`: the kernel takes and
+    gives frames with checksums to be finished and with many segments.
     """
 
     kind: int = ETHERNET
@@ -41,6 +42,7 @@ class Ethernet(Wire):
     interface: str
     reading: int
     send_to: bytes = b""
+    offloads: bool = False
 
     def __init__(self, port: Port):
         self._port = port
@@ -58,13 +60,14 @@ class Ethernet(Wire):
             port = self._port
             fd = self._end.fileno()
             self._wire = EthernetWire(
-                self.name, fd, self.reading, port.mac, port.gids, self.lost, port.config.promiscuous, self.send_to
+                self.name, fd, self.reading, port.mac, port.gids, self.lost, port.config.promiscuous, self.send_to,
+                self.offloads,
             )
         except BaseException:
             self._end.close()
             raise
         self.events, self.sockets = self._wire.events, (self._end.fileno(),)
-        row["medium"] = self._wire.address
+        row["medium"], row["segments"] = self._wire.address, self.offloads
         return self._wire.tx
 
     def close(self) -> None:

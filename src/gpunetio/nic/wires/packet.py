@@ -15,7 +15,7 @@ from ...fabric.ethernet_records import PACKET_AUXDATA, SOCKET, SOL_PACKET
 from .ethernet import Ethernet
 
 _ETH_P_ALL, _ARPHRD_ETHER = 0x0003, 1
-_ADD_MEMBERSHIP, _IGNORE_OUTGOING, _MR_PROMISC = 1, 23, 1
+_ADD_MEMBERSHIP, _VNET_HDR, _IGNORE_OUTGOING, _MR_PROMISC = 1, 15, 23, 1
 _BUFFER = 4 << 20  # bytes, if net.core.rmem_max allows
 
 
@@ -23,6 +23,7 @@ class PacketSocket(Ethernet):
     """The Ethernet on which a network interface is."""
 
     reading: int = SOCKET
+    offloads: bool = True
 
     def attach(self) -> socket.socket:
         name = self.interface
@@ -41,6 +42,7 @@ class PacketSocket(Ethernet):
             self.check_interface()
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER)
             sock.setsockopt(SOL_PACKET, PACKET_AUXDATA, 1)
+            sock.setsockopt(SOL_PACKET, _VNET_HDR, 1)
             sock.setsockopt(SOL_PACKET, _IGNORE_OUTGOING, 1)
             sock.bind((name, _ETH_P_ALL))
             if sock.getsockname()[3] != _ARPHRD_ETHER:

@@ -10,17 +10,20 @@ import struct
 
 from ...errors import InUseError, InvalidValueError, NotPermittedError, NotSupportedError
 from ...fabric import interface
-from ...fabric.ethernet_records import FILE
+from ...fabric.ethernet_records import FILE, VIRTIO_NET
 from .ethernet import Ethernet
 
 _DEVICE = "/dev/net/tun"
-_TUNSETIFF, _IFF_TAP, _IFF_NO_PI = 0x400454CA, 0x0002, 0x1000  # linux/if_tun.h
+_TUNSETIFF, _TUNSETOFFLOAD, _TUNSETVNETHDRSZ = 0x400454CA, 0x400454D0, 0x400454D8  # linux/if_tun.h
+_IFF_TAP, _IFF_NO_PI, _IFF_VNET_HDR = 0x0002, 0x1000, 0x4000
+_TUN_F_CSUM, _TUN_F_TSO4, _TUN_F_TSO6, _TUN_F_TSO_ECN = 1, 2, 4, 8
 
 
 class Tap(Ethernet):
     """The Ethernet of which a TAP device is the kernel's end. A device that is made for the wire vanishes with it."""
 
     reading: int = FILE
+    offloads: bool = True
 
     def attach(self) -> io.FileIO:
         device = self._open()
@@ -55,8 +58,11 @@ class Tap(Ethernet):
     def _take(self, device: io.FileIO) -> None:
         """Make the device, or take the one that exists."""
         name = self.interface
+        flags = _IFF_TAP | _IFF_NO_PI | _IFF_VNET_HDR
         try:
-            fcntl.ioctl(device, _TUNSETIFF, struct.pack("16sH22x", name.encode(), _IFF_TAP | _IFF_NO_PI))
+            fcntl.ioctl(device, _TUNSETIFF, struct.pack("16sH22x", name.encode(), flags))
+            fcntl.ioctl(device, _TUNSETVNETHDRSZ, struct.pack("i", VIRTIO_NET.size))
+            fcntl.ioctl(device, _TUNSETOFFLOAD, _TUN_F_CSUM | _TUN_F_TSO4 | _TUN_F_TSO6 | _TUN_F_TSO_ECN)
         except PermissionError:
             raise NotPermittedError(
                 f"wire {self.name}: to make a TAP device takes CAP_NET_ADMIN. Run the program as root, have root make "

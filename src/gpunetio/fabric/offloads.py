@@ -1,0 +1,181 @@
+"""What the kernel leaves to hardware: checksums that are to be finished, and large frames that are to be cut.
+
+A frame of TCP or UDP with many segments of payload has the headers of the first one. Segments of TSO are cut alike.
+"""
+
+from __future__ import annotations
+
+from ..formats.layout import Entry
+from ..formats.packet import (
+    ETHER_TYPE_IPV4, ETHER_TYPE_IPV6, ETHER_TYPE_SERVICE_VLAN, ETHER_TYPE_VLAN, ETHERNET, IP_PROTOCOL_TCP,
+    IP_PROTOCOL_UDP, IPV4, IPV6, TCP, TCP_CWR, TCP_FIN, TCP_OFFSET_SHIFT, TCP_PSH, UDP, VLAN_TAG,
+)  # fmt: skip
+from ..jit.compile import device_function, engine_function
+from ..jit.ops import be16, be32, copy, ld8, ld16, ld32, ld64, st16, st32
+from ..jit.struct_view import View, struct_view
+from .ethernet_records import GSO_ECN, GSO_TCPV4, GSO_TCPV6, GSO_UDP, NEEDS_CHECKSUM, VIRTIO_NET
+from .ip_headers import internet_sum, long_sum
+
+# Of the frame at `frame`, segments from `next` on were not cut yet. `l3`, `l4` and `head` are where its IP header, its
+# TCP or UDP header, and its payload begin; `gso_bytes` is the payload of a segment.
+LARGE_FRAME = Entry("large_frame", 64, """
+    frame            0  i64
+    next             8  i64
+    count           16  i64
+    l3              24  i64
+    l4              32  i64
+    head            40  i64
+    payload         48  i64
+    gso_bytes       56  i64
+""")
+large_frame_at: View = struct_view(LARGE_FRAME)
+
+# An offload is a VIRTIO_NET in one word: `flags`, `gso_type`, then in 16 bits each `checksum_offset`, `gso_bytes` and
+# `checksum_start`.
+_GSO_SHIFT, _OFFSET_SHIFT, _GSO_BYTES_SHIFT, _START_SHIFT = 8, 16, 32, 48
+MOST_TAGS = 2  # VLAN tags that are looked behind
+
+
+@device_function
+def offload_of(header):
+    """Return the offload that a VIRTIO_NET asks for."""
+    word = ld64(header) & ~(0xFFFF << _OFFSET_SHIFT)
+    if word & (NEEDS_CHECKSUM | 0xFF << _GSO_SHIFT) == 0:
+        return 0
+    return word | ld16(header + VIRTIO_NET.checksum_offset) << _OFFSET_SHIFT
+
+
+@device_function
+def move_start(offload, nbytes):
+    """Return an offload for a frame into which so many bytes were put before its IP header."""
+    return offload + (nbytes << _START_SHIFT) if offload != 0 else 0
+
+
+@device_function
+def is_large(offload):
+    """Return whether a frame is to be cut."""
+    return offload >> _GSO_SHIFT & 0xFF != 0
+
+
+@device_function
+def tag_bytes(frame, nbytes):
+    """Return the bytes of the VLAN tags of a frame, of which there may be MOST_TAGS."""
+    at = ETHERNET.ether_type
+    for _ in range(MOST_TAGS):
+        kind = be16(ld16(frame + at))
+        if (kind != ETHER_TYPE_VLAN and kind != ETHER_TYPE_SERVICE_VLAN) or at + 2 + VLAN_TAG.size > nbytes:
+            break
+        at += VLAN_TAG.size
+    return at - ETHERNET.ether_type
+
+
+# --- checksums -----------------------------------------------------------------------------------------------------
+
+
+@device_function
+def pseudo_sum(ip, protocol, nbytes):
+    """Return a sum over the pseudo header of `nbytes` of TCP or UDP (RFC 9293 3.1, RFC 768, RFC 8200 8.1)."""
+    if ld8(ip) >> 4 == 4:
+        return internet_sum(ip + IPV4.source, 8) + protocol + nbytes
+    return internet_sum(ip + IPV6.source, 32) + protocol + nbytes
+
+
+@device_function
+def store_checksum(at, total, protocol):
+    """Store the checksum for a sum. Of the two zeros, UDP has 0xFFFF."""
+    checksum = 0xFFFF - total % 0xFFFF
+    st16(at, be16(0 if checksum == 0xFFFF and protocol != IP_PROTOCOL_UDP else checksum))
+
+
+@engine_function
+def finish_checksum(frame, nbytes, offload):
+    """Compute a checksum in whose place the sum over the pseudo header is. Return 0 if it is not inside the frame."""
+    start = offload >> _START_SHIFT & 0xFFFF
+    offset = offload >> _OFFSET_SHIFT & 0xFFFF
+    if start < ETHERNET.size or start + offset + 2 > nbytes:
+        return 0
+    protocol = IP_PROTOCOL_UDP if offset == UDP.checksum else 0
+    store_checksum(frame + start + offset, long_sum(frame + start, nbytes - start), protocol)
+    return 1
+
+
+# --- segments ------------------------------------------------------------------------------------------------------
+
+
+@engine_function
+def set_length(frame, l3, nbytes, number):
+    """Set the length of the IP header at `l3`, and the number of an IPv4 packet, for a segment (RFC 791, RFC 8200)."""
+    kind = be16(ld16(frame + l3 - 2))
+    ip = frame + l3
+    if kind == ETHER_TYPE_IPV4:
+        st16(ip + IPV4.total_length, be16(nbytes - l3))
+        st16(ip + IPV4.identification, be16(be16(ld16(ip + IPV4.identification)) + number & 0xFFFF))
+    elif kind == ETHER_TYPE_IPV6:
+        st16(ip + IPV6.payload_length, be16(nbytes - l3 - IPV6.size))
+
+
+@engine_function
+def set_tcp(tcp, offset, first, last):
+    """Set the sequence number and the flags of a segment, whose payload begins at `offset` of the whole.
+
+    FIN and PSH are for the end of the payload (RFC 9293 3.10.4), CWR for its first segment (RFC 3168 6.1.2).
+    """
+    st32(tcp + TCP.sequence, be32(be32(ld32(tcp + TCP.sequence)) + offset & 0xFFFF_FFFF))
+    flags = be16(ld16(tcp + TCP.offset_flags))
+    if not last:
+        flags &= ~(TCP_FIN | TCP_PSH)
+    if not first:
+        flags &= ~TCP_CWR
+    st16(tcp + TCP.offset_flags, be16(flags & 0xFFFF))
+
+
+@engine_function
+def begin_cutting(large, frame, nbytes, offload):
+    """Prepare a frame for `cut`. Return 0 if it cannot be cut."""
+    g = large_frame_at(large)
+    g.frame, g.next, g.count = frame, 0, 0
+    g.l3 = ETHERNET.size + tag_bytes(frame, nbytes)
+    g.l4, g.gso_bytes = offload >> _START_SHIFT & 0xFFFF, offload >> _GSO_BYTES_SHIFT & 0xFFFF
+    kind = offload >> _GSO_SHIFT & 0xFF & ~GSO_ECN
+    if g.gso_bytes == 0 or g.l4 < g.l3 + IPV4.size or g.l4 + TCP.size > nbytes:
+        return 0
+    version = ld8(frame + g.l3) >> 4
+    if version != 4 and (version != 6 or g.l4 < g.l3 + IPV6.size):
+        return 0
+    if kind == GSO_TCPV4 or kind == GSO_TCPV6:
+        g.head = g.l4 + (be16(ld16(frame + g.l4 + TCP.offset_flags)) >> TCP_OFFSET_SHIFT) * 4
+        if g.head < g.l4 + TCP.size:
+            return 0
+    elif kind == GSO_UDP:
+        g.head = g.l4 + UDP.size
+    else:
+        return 0
+    g.payload = nbytes - g.head
+    g.count = (g.payload + g.gso_bytes - 1) // g.gso_bytes
+    return 1 if g.payload > 0 else 0
+
+
+@engine_function
+def cut(large, to):
+    """Write the next segment of a frame, with all its checksums, to an address. Return its bytes."""
+    g = large_frame_at(large)
+    offset = g.next * g.gso_bytes
+    part = min(g.payload - offset, g.gso_bytes)
+    nbytes = g.head + part
+    copy(to, g.frame, g.head)
+    copy(to + g.head, g.frame + g.head + offset, part)
+    set_length(to, g.l3, nbytes, g.next)
+    ip, l4 = to + g.l3, to + g.l4
+    if ld8(ip) >> 4 == 4:
+        st16(ip + IPV4.checksum, 0)
+        st16(ip + IPV4.checksum, be16(internet_sum(ip, (ld8(ip) & 0xF) * 4) ^ 0xFFFF))
+    if g.head == g.l4 + UDP.size:
+        protocol, checksum = IP_PROTOCOL_UDP, l4 + UDP.checksum
+        st16(l4 + UDP.length, be16(nbytes - g.l4))
+    else:
+        protocol, checksum = IP_PROTOCOL_TCP, l4 + TCP.checksum
+        set_tcp(l4, offset, g.next == 0, g.next == g.count - 1)
+    st16(checksum, 0)
+    store_checksum(checksum, pseudo_sum(ip, protocol, nbytes - g.l4) + long_sum(l4, nbytes - g.l4), protocol)
+    g.next += 1
+    return nbytes
