@@ -10,14 +10,17 @@ import signal
 import socket
 import subprocess
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from scapy.layers.inet import ICMP, IP
+from scapy.layers.l2 import ARP, Ether
 
 from gpunetio import Gpu
 from repository import ROOT
+from stream_end import StreamEnd
 from tools import Tool, running
 
 EXAMPLES = ROOT / "examples"
@@ -49,7 +52,8 @@ ON_A_GPU = {
     "see_packets": r"5 of 5 packets seen on [\da-f:.]+",
     "torch_tensor": "1048576 numbers have arrived in a cuda tensor",
 }
-ELSEWHERE = {"all_to_all", "cpp_put", "halo_exchange"}  # below, and in test_device_lib.py
+# Below, and in test_device_lib.py.
+ELSEWHERE = {"all_to_all", "answer_pings", "cpp_put", "forward_packets", "halo_exchange"}
 PACKAGES = {"cupy_put": "cupy", "torch_tensor": "torch"}  # too large to be installed for every run of the tests
 
 
@@ -179,6 +183,70 @@ def test_halo_exchange_with_a_half_that_dies(halves):
     assert status == 1
     put_was_lost, put_had_arrived = "error completion: WQE ", "deadline passed: the other half is silent"
     assert re.search(f"the kernel ended with ({put_was_lost}|{put_had_arrived})", err)
+
+
+# --- those that run until Ctrl+C, on sockets whose other ends are here ------------------------------------------------
+
+PATIENCE = 30
+
+
+@pytest.fixture
+def started(tmp_path, monkeypatch):
+    """Starts a program on wires that lead to this test. Returns it, and the other ends."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(ROOT / "src"), os.environ.get("PYTHONPATH")))))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+    with ExitStack() as stack:
+
+        def start(name, ready, cables, *arguments):
+            paths = [tmp_path / str(i) for i in range(cables)]
+            wires = [f"unix:{path}" for path in paths]
+            tool = Tool(*wires, *arguments, program=("-W", "error", EXAMPLES / f"{name}.py"))
+            stack.enter_context(running(tool))
+            tool.until(ready)
+            return tool, [stack.enter_context(closing(StreamEnd(path, PATIENCE))) for path in paths]
+
+        yield start
+
+
+def test_answer_pings(started):
+    """What it does not answer: other addresses, other types of ICMP, and fragments."""
+    tool, (end,) = started("answer_pings", "answers on", 1, "10.9.0.1")
+    ether, ping = Ether(src="02:00:00:00:00:05", dst="02:00:0a:09:00:01"), ICMP(id=3, seq=7) / bytes(range(100))
+    asked = ARP(hwsrc="02:00:00:00:00:05", psrc="10.9.0.2", pdst="10.9.0.1")
+    here, there = {"src": "10.9.0.2", "dst": "10.9.0.1"}, {"src": "10.9.0.1", "dst": "10.9.0.2"}
+    end.send(
+        ether / IP(src="10.9.0.2", dst="10.9.0.9") / ping, ether / IP(**here) / ICMP(type="echo-reply"),
+        ether / IP(**here, flags="MF") / ping, ether / IP(**here) / ping, ether / asked.copy(),
+    )  # fmt: skip
+    reply, found = Ether(end.hear()), Ether(end.hear())
+    back = Ether(src=ether.dst, dst=ether.src)
+    assert bytes(reply) == bytes(back / IP(**there) / ICMP(type="echo-reply", id=3, seq=7) / bytes(range(100)))
+    answer = ARP(op="is-at", hwsrc=ether.dst, psrc="10.9.0.1", hwdst=ether.src, pdst="10.9.0.2")
+    assert bytes(found) == bytes(back / answer)
+    tool.signal(signal.SIGINT)
+    status, out, err = tool.end()
+    assert (status, out.splitlines()[-1]) == (0, "1 ARP requests and 1 pings answered on host"), err
+
+
+def test_forward_packets(started):
+    """Whatever arrives at one end leaves at the other, in order and unchanged; frames to all, too, and once."""
+    tool, ends = started("forward_packets", "are joined", 2)
+    macs = ("02:00:00:00:00:05", "ff:ff:ff:ff:ff:ff"), ("02:00:00:00:00:06", "02:00:00:00:00:05")
+    for (src, dst), (here, there) in zip(macs, (ends, ends[::-1]), strict=True):
+        frames = [bytes(Ether(src=src, dst=dst, type=0x88B5) / bytes([i % 251]) / bytes(5 * i)) for i in range(250)]
+        here.send(*frames)
+        assert [there.hear() for _ in frames] == frames
+    tool.signal(signal.SIGINT)
+    status, out, err = tool.end()
+    assert (status, out.splitlines()[-1]) == (0, "250 packets forth and 250 back on host"), err
+
+
+@pytest.mark.parametrize("name", ["answer_pings", "forward_packets"])
+def test_usage(name):
+    status, lines, err = run(name)
+    assert (status, lines) == (1, [])
+    assert err.startswith(f"usage: {name}.py WIRE")
 
 
 def all_to_all(*starter: str | Path, size: int) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 from scapy.layers.inet import IP, TCP, UDP
@@ -11,6 +12,7 @@ from eth_receive_rig import lead, opened, remove_rules
 from ethernet_rig import nic_of
 from gpunetio import Gpu, PortConfig, eth, verbs
 from gpunetio.errors import BadStateError, FullError, InvalidValueError, NotSupportedError, TooBigError
+from gpunetio.flow import FlowPort, match
 from gpunetio.formats.ethernet import InlineMode, QueueState
 from gpunetio.formats.wqe import CTRL_SEG, DATA_SEG, ETH_SEG, WqeOpcode
 from gpunetio.memory import HostMemory
@@ -79,6 +81,28 @@ def test_checksums(ctx, pd):
         (packet,) = rxq.receive(timeout=SOON)
         assert packet.data.tobytes() == right
         remove_rules(ctx)
+
+
+@pytest.mark.parametrize("how", ["rule", "tir", "rss"])
+def test_queues_do_not_hear_what_their_own_port_says_to_all(ctx, pd, how):
+    """So that a kernel that forwards packets does not send one to all for ever. A frame to the own MAC comes back."""
+    out = Out(pd)
+    with ExitStack() as undo:
+        rxq, other = (undo.enter_context(eth.ManagedRxq(pd, 4, 64)) for _ in range(2))
+        txq = undo.enter_context(eth.CpuTxq(pd))
+        if how == "tir":
+            lead(ctx, rxq.tirn)
+            undo.callback(remove_rules, ctx)
+        else:
+            port = undo.enter_context(FlowPort(ctx))
+            port.steer(match.everything(), rxq if how == "rule" else [rxq, other])
+        to_all = out.put(0, Ether(src=out.l2.src, dst="ff:ff:ff:ff:ff:ff") / IP() / UDP())
+        own = out.put(100, out.l2 / IP() / UDP())
+        txq.post([eth.Packet(out.region, 0, len(to_all)), eth.Packet(out.region, 100, len(own))])
+        txq.completions(least=2, timeout=SOON)
+        got = [packet.data.tobytes() for queue in (rxq, other) for packet in queue.receive(timeout=0)]
+        assert got == [own]
+        assert nic_of(ctx).counters["rx_frame_own"] == 1
 
 
 def test_headers_in_the_wqe_where_a_device_needs_them(ctx, pd, monkeypatch):

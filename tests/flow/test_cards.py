@@ -69,7 +69,7 @@ def test_closing_the_context_of_a_card(card):
 
 @pytest.mark.parametrize("function", CREATED)
 def test_nothing_stays_when_a_card_refuses(card, function):
-    words = "ALLOC_TRANSPORT_DOMAIN" if function == "mlx5dv_devx_obj_create" else function
+    words = "ALLOC_FLOW_COUNTER" if function == "mlx5dv_devx_obj_create" else function
     with verbs.open("mlx5_0") as ctx:
         card.fail(function, errno.EPERM)
         with pytest.raises(DocaError, match=words) as refused:

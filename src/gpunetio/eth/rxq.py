@@ -12,9 +12,9 @@ from ..formats.ethernet import QueueState, TimestampFormat
 from ..formats.layout import Fields
 from ..verbs import CQ, PD, Context, DevxObject, Handle
 from ..verbs.arguments import instance, within
+from ..verbs.devx.domain import create_tir
 from ..verbs.devx.ring import Ring
 from .caps import EthCaps, query_caps
-from .domain import transport_domain
 
 SHORTEST_PACKET = 64  # IEEE 802.3: a frame with its check sequence
 _LAST_QUEUE_ID = 0xFFFF
@@ -69,10 +69,7 @@ class EthRxq(Handle, ABC):
             },
         )  # fmt: skip
         undo.callback(self._rq.close)
-        self._tir = devx.create(
-            Opcode.CREATE_TIR, uses=(self._rq,),
-            ctx={"transport_domain": transport_domain(self.ctx), "inline_rqn": self._rq.number},
-        )  # fmt: skip
+        self._tir = create_tir(self.ctx, (self._rq,), inline_rqn=self._rq.number)
         undo.callback(self._tir.close)
         self.rqn, self.tirn = self._rq.number, self._tir.number
 

@@ -13,9 +13,9 @@ from ..formats.ethernet import InlineMode, QueueState, TimestampFormat
 from ..formats.wqe import WQEBB_SHIFT, EthChecksum
 from ..verbs import CQ, PD, UAR, DevxObject, Handle
 from ..verbs.arguments import instance, whole
+from ..verbs.devx.domain import transport_domain
 from ..verbs.devx.ring import Ring
 from .caps import EthCaps, query_caps
-from .domain import transport_domain
 
 LEAST_DEPTH = 64  # basic blocks: room for the longest WQEs, and for their completions
 

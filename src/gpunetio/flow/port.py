@@ -53,7 +53,7 @@ class FlowPort(Port):
             undo.callback(provider.close_kernel_path, path)
             in_bulks = query_cap(provider, CapClass.GENERAL, CMD_HCA_CAP)["flow_counter_bulk_alloc"]
             self.counters = Counters(ctx, bool(in_bulks & 1), undo)
-            self._spreads = Spreads(ctx, self.top_level, undo)
+            self._spreads = Spreads(ctx, self.top_level)
             self._opened(f"flow port of {ctx.name}", undo)
         try:
             self._start()

@@ -15,6 +15,7 @@ from ..formats.ethernet import DispType, HashField, L3Prot, L4Prot, RxHashFn, rq
 from ..formats.flow import DestinationType
 from ..formats.packet import IP_PROTOCOL_TCP, IP_PROTOCOL_UDP
 from ..verbs import Context, DevxObject, Handle
+from ..verbs.devx.domain import create_tir
 from . import match
 from .entry import Forward, set_entry
 from .matching import Match
@@ -161,10 +162,8 @@ class _Spread:
 class Spreads:
     """The ways from rules to queues. They close when no rule takes them any more."""
 
-    def __init__(self, ctx: Context, level: int, undo: ExitStack):
+    def __init__(self, ctx: Context, level: int):
         self._ctx, self._level = ctx, level
-        self._domain = ctx.devx.create(Opcode.ALLOC_TRANSPORT_DOMAIN)
-        undo.callback(self._domain.close)
         self._made: dict[Hashable, _Spread] = {}
 
     def to(self, rss: Rss) -> Target:
@@ -193,9 +192,7 @@ class Spreads:
         return self._tir(undo, inline_rqn=rqn)
 
     def _tir(self, undo: ExitStack, **context: object) -> Forward:
-        made = self._ctx.devx.create(
-            Opcode.CREATE_TIR, ctx={"transport_domain": self._domain.number, **context}, uses=(self._domain,)
-        )
+        made = create_tir(self._ctx, (), **context)
         undo.callback(made.close)
         return Forward(DestinationType.TIR, made.number)
 
