@@ -137,3 +137,34 @@ def look(semaphore, index, out):
     device.st64(out + 40, device.sem_set_packets(semaphore, index, 9, 1, 2))
     device.st64(out + 48, device.sem_packets(semaphore, index))
     device.st64(out + 56, device.sem_first(semaphore, index))
+
+
+@kernel
+def collect(rxq, most, timeout_ns, at, allowed, numbers, stop, out):
+    """Store the word at offset `at` of each packet, in order, but of no more packets than the word at `allowed` says.
+
+    It ends when the word at `stop` is set and nothing more arrives within the time-out. In `out`: how many packets, how
+    many receives ended without any, and the last status.
+    """
+    got = 0
+    idle = 0
+    result = 1
+    while result > 0 or device.ld_relaxed64(stop) == 0:
+        room = min(most, device.ld_relaxed64(allowed) - got)
+        if room == 0:
+            device.pause()
+            continue
+        stopped = device.ld_relaxed64(stop)
+        result = device.rxq_recv(rxq, room, timeout_ns, 0, device.THREAD, 1)
+        if result < 0 or (stopped != 0 and result == 0):
+            break
+        first = device.rxq_first(rxq)
+        for i in range(result):
+            device.st32(numbers + 4 * (got + i), device.ld32(device.rxq_packet(rxq, first + i) + at))
+        if result > 0:
+            device.rxq_give_back(rxq, first + result)
+        idle += result == 0
+        got += result
+    device.st64(out, got)
+    device.st64(out + 8, idle)
+    device.st64(out + 16, result)
