@@ -643,7 +643,7 @@ def test_the_readme_says_how_shells_complete():
 
 @pytest.mark.parametrize(("words", "index", "expected"), [
     ("gpunetio put_s", 1, {"put_signal_bw", "put_signal_lat"}), ("gpunetio devices --js", 2, {"--json"}),
-    ("gpunetio show s", 2, {"srq"}),
+    ("gpunetio show s", 2, {"sq", "srq"}),
 ])  # fmt: skip
 def test_shells_complete(words, index, expected):
     answer = completing("bash_complete", COMP_WORDS=words, COMP_CWORD=str(index))

@@ -11,12 +11,14 @@ import pytest
 from click.testing import CliRunner
 
 import gpunetio as gn
+from gpunetio import eth
 from gpunetio.bench import report
 from gpunetio.bench.loopback import Loopback
 from gpunetio.bench.measure import measure
 from gpunetio.bench.options import BENCHMARKS, Options
 from gpunetio.cli import app
 from gpunetio.cli.show import KINDS, QUEUE_KINDS
+from gpunetio.flow import FlowPort, match
 from gpunetio.nic.state.work_queue import QueueKind
 from json_schema import STRICT, mistakes, schema
 from repository import DATA, ROOT
@@ -44,7 +46,10 @@ def nic() -> Iterator[gn.Context]:
             pd.create_srq(4)
             ends.append(pd.create_qp(sq_wr=4, rq_wr=4, send_cq=cq, receive_cq=cq))
         ends[0].connect(ends[1])
-        yield nic
+        pd = nic.create_pd()
+        with eth.ManagedRxq(pd, 16, 1600) as rxq, eth.CpuTxq(pd, 16), FlowPort(nic) as port:
+            port.steer(match.udp(dst=53), to=rxq)
+            yield nic
 
 
 def test_the_settings_of_a_benchmark(tmp_path):
@@ -96,8 +101,11 @@ def test_show_has_names_where_numbers_stand_for_something(nic):
     }  # fmt: skip
     assert qp["kind"] == "CONNECTED_SEND"
     assert {kind.value: kind.name for kind in QueueKind} == QUEUE_KINDS
-    assert qp["send_cq"] == qp["recv_cq"] == printed("show", "cq", *HERE)[0]["cqn"]
-    (mr,) = printed("show", "mr", *HERE)
+    assert qp["send_cq"] == qp["recv_cq"]
+    assert qp["send_cq"] in {cq["cqn"] for cq in printed("show", "cq", *HERE)}
+    (sq,), (rq,) = printed("show", "sq", *HERE), printed("show", "rq", *HERE)
+    assert (sq["state"], sq["kind"], rq["state"]) == ("RDY", "ETHERNET_SEND", "RDY")
+    (mr,) = (each for each in printed("show", "mr", *HERE) if each["pdn"] == qp["pdn"])
     assert mr["access"] == ["LOCAL_WRITE"]
     gid = printed("show", "gid", "0", *HERE)[0]
     assert (gid["gid"], gid["version"], gid["mac"]) == ("::ffff:127.0.0.1", "RoCE v2", "02:00:7f:00:00:01")
@@ -108,6 +116,12 @@ def test_stat(nic):
     document = printed("stat", "--once", *HERE)
     assert document
     assert mistakes(document, schema("stat")) == []
+
+
+def test_flow(nic):
+    (document,) = listed = printed("flow", *HERE)
+    assert mistakes(listed, schema("flow")) == []
+    assert document["tables"][0]["rules"][0]["match"]["udp_dport"] == {"value": 53, "mask": 0xFFFF}
 
 
 @pytest.mark.parametrize("machine", sorted(MACHINES.glob("*.json")), ids=lambda path: path.stem)

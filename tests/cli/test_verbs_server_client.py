@@ -291,11 +291,15 @@ def test_spellings(asked, args):
 
 def test_options_of_the_nic(asked, tmp_path):
     options, _ = asked(
-        "--address", "127.1.2.3", "--wire", "udp", "--faults", "loss=0.5,seed=4", "--pcap", tmp_path / "x.pcap"
-    )
+        "--address", "127.1.2.3", "--wire", "udp", "--faults", "loss=0.5,seed=4", "--pcap", tmp_path / "x.pcap",
+        "--no-promiscuous",
+    )  # fmt: skip
     assert options.nic_port == PortConfig(
-        addresses=("127.1.2.3",), wire="udp", faults=Faults(loss=0.5, seed=4), capture=tmp_path / "x.pcap"
-    )
+        addresses=("127.1.2.3",), wire="udp", faults=Faults(loss=0.5, seed=4), capture=tmp_path / "x.pcap",
+        promiscuous=False,
+    )  # fmt: skip
+    options, _ = asked("--no-promiscuous")
+    assert options.nic_port == PortConfig(promiscuous=False)
 
 
 @pytest.mark.parametrize(

@@ -125,7 +125,9 @@ def test_tables_of_another_process(other):
         assert key["access"] == Access.LOCAL_WRITE | Access.REMOTE_READ
         assert len(nic.tables["gids"]) >= 2
         assert bytes(nic.tables["gids"][0]["gid"]).endswith(b"\x7f\0\0\1")
-        assert set(nic.tables) == {"qps", "cqs", "srqs", "mkeys", "pds", "umems", "uar_pages", "eqs", "gids", "wires"}
+        assert set(nic.tables) == {
+            "qps", "cqs", "srqs", "mkeys", "pds", "umems", "uar_pages", "eqs", "gids", "sqs", "rqs", "wires"
+        }  # fmt: skip
         with pytest.raises(NotFoundError, match="has no table 'counters'"):
             nic.tables["counters"]
         assert nic.counters["rx_write_requests"] == 7

@@ -14,6 +14,7 @@ from .doctor import doctor
 from .eth import eth
 from .eth_samples import send_wait_time, simple_receive, simple_send
 from .failures import INTERRUPTED, OneLineUsage
+from .flow import flow
 from .pingpong import pingpong
 from .replay import replay
 from .samples import verbs_server_client, verbs_wait_cq_wr
@@ -33,8 +34,9 @@ def app() -> None:
 
 
 for _command in (
-    *benchmark_commands(), conformance, device_lib, devices, doctor, eth, pingpong, replay, selftest, send_wait_time,
-    show, simple_receive, simple_send, stat, topo, verbs_dpa, verbs_server_client, verbs_wait_cq_wr, warm,
+    *benchmark_commands(), conformance, device_lib, devices, doctor, eth, flow, pingpong, replay, selftest,
+    send_wait_time, show, simple_receive, simple_send, stat, topo, verbs_dpa, verbs_server_client, verbs_wait_cq_wr,
+    warm,
 ):  # fmt: skip
     app.add_command(_command)
 

@@ -52,6 +52,10 @@ _OPTIONS = (
         help="What the port speaks: RoCE v2, or InfiniBand to NICs of this host.",
     ),
     click.option(
+        "--promiscuous/--no-promiscuous", default=True, show_default=True,
+        help="Whether flow rules see Ethernet frames to any MAC, or only those to the port's MAC and to groups.",
+    ),
+    click.option(
         "--pcap", "capture", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
         help="Write all sent and received packets to FILE, for Wireshark.",
     ),
@@ -82,7 +86,8 @@ def nic_port(values: Values) -> PortConfig | None:
     """Return the port configuration to open the device with; None if no option was given."""
     link_layer, capture, faults = values["link_layer"], values["capture"], values["faults"]
     addresses, wire, mtu = values["addresses"], values["wire"], values.get("mtu") or 0
-    if not (addresses or mtu or capture or faults) and (wire, link_layer) == ("auto", "ethernet"):
+    promiscuous = values["promiscuous"]
+    if not (addresses or mtu or capture or faults or not promiscuous) and (wire, link_layer) == ("auto", "ethernet"):
         return None
     from ..enums import LinkLayer
     from ..fabric.faults import Faults
@@ -90,5 +95,5 @@ def nic_port(values: Values) -> PortConfig | None:
 
     return PortConfig(
         addresses=addresses, wire=wire, mtu=mtu, link_layer=LinkLayer[link_layer.upper()],
-        faults=Faults.parse(faults) if faults else None, capture=capture,
+        faults=Faults.parse(faults) if faults else None, capture=capture, promiscuous=promiscuous,
     )  # fmt: skip

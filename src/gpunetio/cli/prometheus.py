@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -48,19 +48,39 @@ _ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 
 
 def exposition(nics: Iterable[Observed]) -> str:
-    """Return `gpunetio_<counter>_total{device, port, pid}` of each NIC."""
+    """Return `gpunetio_<counter>_total{device, port, pid}` of each NIC.
+
+    Those of its Ethernet queues are `gpunetio_rq_<counter>_total` and `gpunetio_sq_…`, with the label `queue`.
+    """
     samples: dict[str, dict[str, int]] = {}  # counter → labels → value
     for nic in nics:
-        labels = ",".join(
-            f'{label}="{str(value).translate(_ESCAPES)}"'
-            for label, value in (("device", nic.name), ("port", 1), ("pid", nic.pid))
-        )
+        own = {"device": nic.name, "port": 1, "pid": nic.pid}
         for counter, value in nic.counters.items():
-            samples.setdefault(counter, {})[labels] = value
+            samples.setdefault(counter, {})[_labels(own)] = value
+        for (kind, number), counts in nic.queues.items():
+            for counter, value in counts.items():
+                samples.setdefault(f"{kind}_{counter}", {})[_labels(own | {"queue": hex(number)})] = value
     lines = []
     for counter, values in samples.items():
         name = f"gpunetio_{re.sub('[^a-zA-Z0-9_]', '_', counter)}_total"
-        help_text = _HELP.get(counter, f"{counter.replace('_', ' ').capitalize()}.")
+        help_text = _help(counter)
         lines += [f"# HELP {name} {help_text}", f"# TYPE {name} counter"]
         lines += [f"{name}{{{labels}}} {value}" for labels, value in values.items()]
     return "".join(f"{line}\n" for line in lines)
+
+
+def _labels(values: Mapping[str, object]) -> str:
+    return ",".join(f'{label}="{str(value).translate(_ESCAPES)}"' for label, value in values.items())
+
+
+def _help(counter: str) -> str:
+    """Return what a counter means."""
+    from ..nic.state.counters import COUNTERS
+    from ..nic.state.ethernet import RQ_ROW, SQ_ROW
+    from ..nic.state.record import meanings
+
+    kind, _, name = counter.partition("_")
+    known = {"rq": RQ_ROW, "sq": SQ_ROW}
+    declared, field = (known[kind], name) if kind in known and name in known[kind].offsets else (COUNTERS, counter)
+    text = _HELP.get(counter) or f"{meanings(declared).get(field, counter.replace('_', ' '))}."
+    return text[0].upper() + text[1:]

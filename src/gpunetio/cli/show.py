@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, SupportsInt
 
 import click
 
+from .click_types import Number
 from .failures import guarded
 from .running import console, find, selection, table
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 KINDS = {
     "qp": "qps", "cq": "cqs", "srq": "srqs", "mr": "mkeys", "gid": "gids", "pd": "pds", "umem": "umems",
-    "uar": "uar_pages", "eq": "eqs",
+    "uar": "uar_pages", "eq": "eqs", "sq": "sqs", "rq": "rqs",
 }  # fmt: skip
 
 # Heading and field of the columns, in order. A field that a table does not have is left out. Kinds that are missing
@@ -41,28 +42,34 @@ _COLUMNS = {
         ("key", "key"), ("iova", "iova"), ("address", "addr"), ("length", "nbytes"), ("rights", "access"),
         ("pd", "pdn"),
     ),
+    "sq": (
+        ("sqn", "qpn"), ("state", "state"), ("pd", "pdn"), ("producer", "sq_pi"), ("consumer", "sq_ci"),
+        ("cq", "send_cq"), ("frames", "frames"), ("bytes", "frame_bytes"),
+    ),
+    "rq": (
+        ("rqn", "rqn"), ("state", "state"), ("pd", "pdn"), ("consumed", "consumed"), ("cq", "cq"), ("frames", "frames"),
+        ("bytes", "frame_bytes"), ("no buffer", "no_buffer"), ("too long", "too_long"), ("not ready", "not_ready"),
+    ),
     "gid": (("index", "index"), ("gid", "gid"), ("version", "version"), ("mac", "mac")),
 }  # fmt: skip
 WIRE_KINDS = {0: "gone", 1: "memory", 2: "udp", 3: "ethernet"}  # nic/transport/wire_kinds.py
 QUEUE_KINDS = {1: "CONNECTED_SEND", 2: "DATAGRAM_SEND", 3: "ETHERNET_SEND"}  # nic/state/work_queue.py
 PSN_MASK = 0xFF_FFFF
 _HEX = {
-    "qpn", "cqn", "srqn", "srq", "send_cq", "recv_cq", "returned", "channel", "error_channel", "rx_wqe", "key",
-    "remote_qpn",
-    "iova", "address", "addr", "sq_addr", "rq_addr", "dbrec", "doorbell", "delta",
+    "qpn", "cqn", "srqn", "rqn", "srq", "cq", "send_cq", "recv_cq", "returned", "channel", "error_channel", "rx_wqe",
+    "key", "remote_qpn", "iova", "address", "addr", "sq_addr", "rq_addr", "dbrec", "doorbell", "delta",
     "remote_row", "wire", "user_index", "peer_high", "peer_low", "flights", "resources", "rx_addr", "rx_key",
 }  # fmt: skip
 
 
 @click.command()
 @click.argument("kind", type=click.Choice(list(KINDS)))
-@click.argument("number", metavar="[N]", required=False)
+@click.argument("wanted", type=Number(), metavar="[N]", required=False)
 @selection
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document, with all fields.")
 @guarded
-def show(kind: str, number: str | None, device: str | None, pid: int | None, as_json: bool) -> None:
+def show(kind: str, wanted: int | None, device: str | None, pid: int | None, as_json: bool) -> None:
     """List the objects of one kind in all running software NICs, or all fields of object N (decimal, or 0x…)."""
-    wanted = None if number is None else _number(number)
     nics = find(device, pid)
     found = [(nic, row) for nic in nics for row in nic.tables[KINDS[kind]] if wanted in (None, _own(nic, kind, row))]
     if wanted is not None and not found:
@@ -73,13 +80,6 @@ def show(kind: str, number: str | None, device: str | None, pid: int | None, as_
         _list(kind, nics, found)
     else:
         click.echo("\n".join(_details(kind, nic, row) for nic, row in found), nl=False)
-
-
-def _number(text: str) -> int:
-    try:
-        return int(text, 0)
-    except ValueError:
-        raise click.UsageError(f"{text!r} is not a number: give N in decimal or as 0x…") from None
 
 
 def _own(nic: Observed, kind: str, row: np.void) -> int:
@@ -164,9 +164,9 @@ def _meant(kind: str, field: str, nic: Observed, row: np.void) -> str | int | li
     value = int(cell)
     if names := _names().get((kind, field)):
         return names.get(value, value)
-    if field in _RIGHTS and kind in ("mr", "umem", "qp"):
+    if field in _RIGHTS and kind in ("mr", "umem", *_SENDING):
         return [right.name or "" for right in Access if value & right] or ["LOCAL_READ"]
-    if (kind, field) == ("qp", "wire"):
+    if field == "wire" and kind in _SENDING:
         return _wire(nic, value)
     if (kind, field) in _ROWS:
         return nic.tables.number_at(_ROWS[kind, field], value) or value  # the address of a row, or the number itself
@@ -174,7 +174,11 @@ def _meant(kind: str, field: str, nic: Observed, row: np.void) -> str | int | li
 
 
 _RIGHTS = ("access", "rights")
-_ROWS = {("qp", "send_cq"): "cqs", ("qp", "recv_cq"): "cqs", ("qp", "srq"): "srqs"}
+_SENDING = "qp", "sq"  # an SQ has the fields of a QP, of which it uses some
+_ROWS = {
+    ("qp", "send_cq"): "cqs", ("qp", "recv_cq"): "cqs", ("qp", "srq"): "srqs", ("sq", "send_cq"): "cqs",
+    ("rq", "cq"): "cqs", ("rq", "srq"): "srqs",
+}  # fmt: skip
 
 
 @functools.cache
@@ -182,13 +186,16 @@ def _names() -> dict[tuple[str, str], dict[int, str]]:
     """Return the names that the numbers of a field stand for."""
     from ..enums import QpState, UarAllocationType
     from ..formats.commands import ScatterToCqe, ServiceType
+    from ..formats.ethernet import QueueState
 
     fields = {
         ("qp", "state"): QpState, ("qp", "service"): ServiceType, ("qp", "cs_res"): ScatterToCqe,
+        ("sq", "service"): ServiceType, ("sq", "cs_res"): ScatterToCqe, ("rq", "state"): QueueState,
         ("uar", "kind"): UarAllocationType,
     }  # fmt: skip
     return {field: {member.value: member.name for member in kind} for field, kind in fields.items()} | {
-        ("gid", "version"): {1: "RoCE v1", 2: "RoCE v2"}, ("qp", "kind"): QUEUE_KINDS
+        ("gid", "version"): {1: "RoCE v1", 2: "RoCE v2"}, ("qp", "kind"): QUEUE_KINDS, ("sq", "kind"): QUEUE_KINDS,
+        ("sq", "state"): {QpState.RST: "RST", QpState.RTS: "RDY", QpState.ERR: "ERR"},
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -93,15 +93,35 @@ class _Sample:
     at: float
     counters: dict[str, int]
     rates: dict[str, float] | None
+    queues: dict[tuple[str, int], dict[str, int]]  # kind and number → counts
+    queue_rates: dict[tuple[str, int], dict[str, float] | None]
 
     @classmethod
     def of(cls, nic: Observed, before: _Sample | None) -> _Sample:
-        at, counters = time.monotonic(), nic.counters
-        rates = None
-        if before is not None and at > before.at:
-            past, passed = before.counters, at - before.at
-            rates = {name: (value - past.get(name, 0)) / passed for name, value in counters.items()}
-        return cls(nic.name, nic.pid, nic.addresses, at, counters, rates)
+        at, counters, queues = time.monotonic(), nic.counters, nic.queues
+        passed = 0.0 if before is None else at - before.at
+        rates = _rates(counters, before.counters, passed) if before else None
+        queue_rates = {
+            queue: _rates(counts, before.queues[queue], passed) if before and queue in before.queues else None
+            for queue, counts in queues.items()
+        }
+        return cls(nic.name, nic.pid, nic.addresses, at, counters, rates, queues, queue_rates)
+
+    def rows(self, all_counters: bool) -> Iterator[tuple[str, str, str]]:
+        """Yield name, value and rate of each counter that is not 0, or of all, and of each queue's."""
+        for prefix, counts, rates in (
+            ("", self.counters, self.rates),
+            *((f"{kind} {number:#x} ", counts, self.queue_rates[kind, number])
+              for (kind, number), counts in self.queues.items()),
+        ):  # fmt: skip
+            for name, value in counts.items():
+                if value or all_counters:
+                    yield prefix + name, str(value), "" if rates is None else f"{rates[name]:.0f}"
+
+
+def _rates(counters: dict[str, int], past: dict[str, int], passed: float) -> dict[str, float] | None:
+    """Return how much each counter has grown per second."""
+    return {name: (value - past.get(name, 0)) / passed for name, value in counters.items()} if passed > 0 else None
 
 
 class _Watch:
@@ -128,6 +148,10 @@ class _Watch:
             {
                 "device": sample.device, "pid": sample.pid, "addresses": sample.addresses, "counters": sample.counters,
                 "rates": sample.rates,
+                "queues": [
+                    {"kind": kind, "number": number, "counters": counts, "rates": sample.queue_rates[kind, number]}
+                    for (kind, number), counts in sample.queues.items()
+                ],
             }
             for sample in self._samples.values()
         ]  # fmt: skip
@@ -136,12 +160,7 @@ class _Watch:
         """Return the sample as a table."""
         rows = []
         for sample in self._samples.values():
-            names = [name for name, value in sample.counters.items() if value or self._all]
-            first = (sample.device, str(sample.pid))
-            if not names:
-                rows.append((*first, "(all are 0)", "", ""))
-            for name in names:
-                rate = "" if sample.rates is None else f"{sample.rates[name]:.0f}"
-                rows.append((*first, name, str(sample.counters[name]), rate))
-                first = ("", "")
+            counted = [*sample.rows(self._all)] or [("(all are 0)", "", "")]
+            names = [(sample.device, str(sample.pid)), *[("", "")] * (len(counted) - 1)]
+            rows += [(*name, *cells) for name, cells in zip(names, counted)]
         return table(_COLUMNS, rows, None if rows else nobody(self._device, self._pid))

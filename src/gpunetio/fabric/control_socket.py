@@ -2,10 +2,10 @@
 
 They are those of one user, in one network namespace. For each of its addresses, a NIC listens on a socket that claims
 the address (claims.py). There, another NIC asks for a link (links.py), and a process that looks at the NIC asks for the
-memory of its tables (discovery.py).
+memory of its tables, or for copies of its flow rules (discovery.py).
 
 A request is a message (control_message.py) with `version` and `op`. The answer is a message with `version` and `ok`,
-and if it refuses, a `reason`.
+and if it refuses, a `reason`, and `again` if the same request may succeed soon.
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ class ControlSocket:
 
     `claimed[address]` is False when another process has the address. Then other processes can only look at the NIC.
     `publication()` returns what they get: a description, and descriptors of memory. It must not wait for anything.
+    `rules()` returns the same of copies of the flow rules, whose descriptors are closed here, or None if it would have
+    to wait for long.
 
     `on_link(link)` is called once for each link, whichever side laid it. `on_gone(link)` is called once when the link's
     peer hangs up or dies, but not when this side has closed the link. The calls come in order from a thread of
@@ -67,6 +69,7 @@ class ControlSocket:
         capacity: int = DEFAULT_CAPACITY, medium: str = "ETHERNET",
         on_message: Callable[[Link, Body, list[int]], None] | None = None,
         prepare: Callable[[Link], None] = lambda link: None,
+        rules: Callable[[], tuple[Body, list[int]] | None] = lambda: ({}, []),
     ):  # fmt: skip
         self.name = name
         self.addresses = tuple(ip_address(address) for address in addresses)
@@ -74,7 +77,7 @@ class ControlSocket:
             raise InvalidValueError(f"{name} has no address: a control socket is found by its addresses")
         self.claimed: dict[IpAddress, bool] = {}
         self.listening: list[str] = []  # names, without the prefix
-        self._publication = publication
+        self._publication, self._rules = publication, rules
         self._pid = os.getpid()
         told = Callbacks(on_link, prepare, on_gone, on_message)
         self._links = Links(name, self.claimed, capacity, medium, told, self._watch)
@@ -237,9 +240,17 @@ class ControlSocket:
         if request.get("version") != VERSION:
             reason = f"{self.name} speaks version {VERSION}, not {request.get('version')!r}: use the same release"
         elif request.get("op") == "look":
-            description, fds = self._publication()
-            own = {"name": self.name, "addresses": [*map(str, self.addresses)], "listening": self.listening}
-            send(sock, {**description, **own, "version": VERSION, "ok": True}, fds)
+            self._show(sock, *self._publication())
+            return False
+        elif request.get("op") == "rules":
+            if (answer := self._rules()) is None:
+                send(sock, {"version": VERSION, "ok": False, "again": True, "reason": f"{self.name} is busy"})
+                return False
+            try:
+                self._show(sock, *answer)
+            finally:
+                for fd in answer[1]:
+                    os.close(fd)
             return False
         elif request.get("op") == "connect":
             try:
@@ -251,6 +262,11 @@ class ControlSocket:
             reason = f"{self.name} does not know the request {request.get('op')!r}"
         send(sock, {"version": VERSION, "ok": False, "reason": reason})
         return False
+
+    def _show(self, sock: socket.socket, description: Body, fds: list[int]) -> None:
+        """Answer with what this NIC is, and with memory."""
+        own = {"name": self.name, "addresses": [*map(str, self.addresses)], "listening": self.listening}
+        send(sock, {**description, **own, "version": VERSION, "ok": True}, fds)
 
     # --- life cycle ------------------------------------------------------------------------------------------------
 

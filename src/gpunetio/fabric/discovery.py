@@ -1,4 +1,4 @@
-"""Asks the NICs of this host for the memory of their tables, all at once and within one deadline."""
+"""Asks the NICs of this host for the memory of their tables or rules, all at once and within one deadline."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def look(name: str, timeout: float = PATIENCE) -> tuple[int, Body, list[int]] | 
 
 
 def look_at_all(
-    wanted: Iterable[str], timeout: float = PATIENCE, silent: set[str] | None = None
+    wanted: Iterable[str], timeout: float = PATIENCE, silent: set[str] | None = None, op: str = "look"
 ) -> dict[str, tuple[int, Body, list[int]]]:
     """Ask the NICs that listen under these names for their tables. Return (pid, description, descriptors) by name.
 
     All NICs are asked at the same time, and have `timeout` seconds together. The caller closes the descriptors. A NIC
     of another user, or one that does not answer in time or sensibly, is left out; those that do not answer in time are
-    added to `silent`.
+    added to `silent`. With the `op` "rules" they are asked for copies of their flow rules, again while they are busy.
     """
     end = time.monotonic() + timeout
     found: dict[str, tuple[int, Body, list[int]]] = {}
@@ -39,7 +39,7 @@ def look_at_all(
                 for _ in range(min(len(todo), MAX_PENDING - len(asked.get_map()))):
                     name = todo.popleft()
                     try:
-                        if (sock := _ask_to_look(name)) is not None:
+                        if (sock := _ask(name, op)) is not None:
                             asked.register(sock, selectors.EVENT_READ, data=(name, sock, PartialMessage()))
                     except BlockingIOError:  # its listen queue is full
                         todo.append(name)
@@ -51,7 +51,8 @@ def look_at_all(
                         silent.update(late)
                     break
                 for key, _ in asked.select(min(left, RETRY) if todo else left):
-                    _read_answer(asked, key, found)
+                    if _read_answer(asked, key, found):
+                        todo.append(key.data[0])
         finally:
             for key in list(asked.get_map().values()):
                 _, sock, message = key.data
@@ -60,17 +61,17 @@ def look_at_all(
     return found
 
 
-def _ask_to_look(name: str) -> socket.socket | None:
-    """Ask the NIC that listens under `name`. Return the connection, or None if the NIC is gone, or another user's.
+def _ask(name: str, op: str) -> socket.socket | None:
+    """Send a request to the NIC that listens under `name`. Return the connection.
 
-    BlockingIOError when its listen queue is full.
+    None if the NIC is gone, or another user's. BlockingIOError when its listen queue is full.
     """
     sock = new_socket()
     try:
         sock.setblocking(False)
         sock.connect(f"\0{PREFIX}{name}")
         if credentials(sock)[1] == os.geteuid():
-            send(sock, {"version": VERSION, "op": "look"})
+            send(sock, {"version": VERSION, "op": op})
             return sock
     except BlockingIOError:
         sock.close()
@@ -84,23 +85,25 @@ def _ask_to_look(name: str) -> socket.socket | None:
 def _read_answer(
     asked: selectors.BaseSelector, key: selectors.SelectorKey,
     found: dict[str, tuple[int, Body, list[int]]],
-) -> None:  # fmt: skip
-    """Read a piece of the answer of a NIC that was asked for its tables."""
+) -> bool:  # fmt: skip
+    """Read a piece of the answer of a NIC that was asked. Return whether it wants to be asked again."""
     name, sock, message = key.data
     pid, _ = credentials(sock)
+    again = False
     try:
         answer = message.read(sock)
         if answer is None:
-            return
+            return False
         if answer.get("version") == VERSION and answer.get("ok") is True:
             found[name] = pid, answer, message.take_fds()
         else:
-            reason = answer.get("reason", answer)
+            reason, again = answer.get("reason", answer), answer.get("again") is True
             logger.info("cannot look at the NIC at %s (process %d): %s", name, pid, reason)
     except BlockingIOError:
-        return
+        return False
     except (OSError, EOFError, BadMessage) as error:
         logger.info("cannot look at the NIC at %s (process %d): %s", name, pid, error)
     asked.unregister(sock)
     message.close()
     sock.close()
+    return again

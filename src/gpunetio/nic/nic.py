@@ -45,9 +45,10 @@ from .dma.device_memory import DeviceMemory
 from .dma.grants import Grants
 from .engine import ThreadEngine, default_workers
 from .hardware import Engine, Hardware
-from .observe.publish import TABLES, Publication
+from .observe.publish import TABLES, Publication, copies
 from .observe.reasons import EXPLAIN
 from .observe.reports import Report, ReportService
+from .observe.rules import rules_of
 from .observe.starved import Starved
 from .queues.channels import EventChannel
 from .state.flow import PACKET
@@ -62,7 +63,8 @@ from .wires.wire import Wire
 
 MIN_ACK_TIMEOUT_NS = 1_000_000  # an engine is a thread, which may be off its core for that long
 # File descriptors of an open NIC with one address and one worker, and of each further worker.
-_DESCRIPTORS, _WORKER_DESCRIPTORS = 29, 2  # tables twice, events, the control socket; a notifier
+_DESCRIPTORS, _WORKER_DESCRIPTORS = 33, 2  # tables twice, events, the control socket; a notifier
+_RULES_PATIENCE = 0.05  # seconds that a request for rules waits for commands, and the requests behind it
 BUDGET = 256  # WQEs of one QP before the next QP's turn
 SYNDROMES = 256
 MAX_WORK_QUEUES = MAX_QP + MAX_SQ
@@ -209,7 +211,7 @@ class SoftNic:
         on_message = self._hear if self.grants_memory else None
         self.control_socket = ControlSocket(
             port.control_addresses, name, self._published, on_link, self._lose_link, medium=port.link_layer.name,
-            on_message=on_message, prepare=self._prepare_link,
+            on_message=on_message, prepare=self._prepare_link, rules=self._rules,
         )  # fmt: skip
         self._lan_search = LanSearch(self.control_socket)
         outside.callback(self._lan_search.close)
@@ -324,6 +326,20 @@ class SoftNic:
         """Return what a process gets that looks at this NIC."""
         description, fds = self._publication()
         return {**description, ON_LAN: self._on_lan}, fds
+
+    def _rules(self) -> tuple[Body, list[int]] | None:
+        """Return copies of the flow rules for a process that asks; None while a command takes long.
+
+        The engine has no part in this.
+        """
+        if not self._lock.acquire(timeout=_RULES_PATIENCE):
+            return None
+        try:
+            tables = rules_of(self.control)
+        finally:
+            self._lock.release()
+        description, fds = copies(tables)
+        return {**description, "no_ethernet": self.port.no_ethernet}, fds
 
     def _link_to_lan(self) -> list[Link]:
         return self._lan_search.link()

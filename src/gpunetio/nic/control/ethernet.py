@@ -23,8 +23,10 @@ class EthernetObjects(MailboxObjects):
     put_op: int = step.WRITE_ROW  # how the engine puts a new row in place
     remove_op: int = step.WRITE_ROW  # and how it clears one
 
-    def __init__(self, hardware: Hardware, name: str, entry: Entry, rows: int, no_such: CommandSyndrome):
-        super().__init__(Table(name, entry, rows, shared=False), no_such)
+    def __init__(
+        self, hardware: Hardware, name: str, entry: Entry, rows: int, no_such: CommandSyndrome, shared: bool = False
+    ):
+        super().__init__(Table(name, entry, rows, shared), no_such)
         self._port, self._engine = hardware.port, hardware.engine
         self.contexts = {}
         self._uses: dict[int, Uses] = {}

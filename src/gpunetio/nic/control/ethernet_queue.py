@@ -41,7 +41,7 @@ class EthernetQueues(ChosenEvents, EthernetObjects):
     def __init__(
         self, hardware: Hardware, name: str, entry: Entry, rows: int, no_such: CommandSyndrome, links: Links
     ):
-        super().__init__(hardware, name, entry, rows, no_such)
+        super().__init__(hardware, name, entry, rows, no_such, shared=True)
         self._links = links
 
     def add(self, number: int, row: Row, uses: Uses, mailbox: bytes) -> bytes:

@@ -213,6 +213,16 @@ class FlowRules:
                 del mask.entries[value.tobytes()]
                 self._write(mask.slots.address + slot * SLOT, np.array([DELETED], np.int64))
 
+    def read(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return copies of the FLOW_ENTRYs by index, and the values of each as words, with 0 for what it ignores."""
+        indices = np.array(sorted(self._mask_of), np.int64)
+        rows, words = self._rows[indices], np.zeros((len(indices), WORDS), np.int64)
+        for mask in self._masks.values():
+            some = np.searchsorted(indices, [index for same in mask.entries.values() for index in same])
+            for place, word in enumerate(mask.compared):
+                words[some, word] = rows["value"][some, place]
+        return rows, words
+
     @staticmethod
     def _fill(row: np.void, index: int, value: np.ndarray | None, decision: Decision) -> None:
         row["index"], row["fate"], row["target"] = index, decision.fate, decision.target

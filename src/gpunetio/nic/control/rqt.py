@@ -115,6 +115,10 @@ class ReceiveQueueTables(EthernetObjects):
             before.close()
         self._lists[number], self._rqns[number] = listed, rqns
 
+    def rqns_of(self, number: int) -> list[int]:
+        """Return the numbers of the RQs in an RQT, in order."""
+        return self._rqns[number]
+
     def context_of(self, number: int) -> bytearray:
         return super().context_of(number) + eth.rq_list(self._rqns[number])
 

@@ -17,7 +17,8 @@ from ..state.counters import COUNTERS
 from ..state.tables import Table
 from ..state.wire import WIRE
 
-TABLES = ("qps", "cqs", "srqs", "mkeys", "pds", "umems", "uar_pages", "eqs", "gids")  # attributes of a NIC
+# Attributes of a NIC.
+TABLES = ("qps", "cqs", "srqs", "mkeys", "pds", "umems", "uar_pages", "eqs", "gids", "sqs", "rqs")
 _USED = {"gids": "gid"}  # the field that marks a row in use, if not the number
 
 
@@ -31,6 +32,39 @@ def describe_dtype(dtype: np.dtype) -> dict[str, object]:
         "names": list(names), "formats": formats, "offsets": [field[1] for field in fields],
         "itemsize": dtype.itemsize,
     }  # fmt: skip
+
+
+def _describe(name: str, fd: int, address: int, offset: int, dtype: np.dtype, rows: int) -> dict[str, object]:
+    """Describe a table: the number of its descriptor, and its offset in memory that the NIC has at an address."""
+    number = dtype.names[0] if dtype.names and name != "counters" else None
+    return {
+        "fd": fd, "offset": offset, "rows": rows, "dtype": describe_dtype(dtype), "address": address + offset,
+        "number": number, "used": _USED.get(name, number),
+    }  # fmt: skip
+
+
+def _read_only(memory: HostMemory) -> int:
+    """Return a new descriptor of shared memory, which does not allow writing."""
+    return os.open(f"/proc/self/fd/{memory.fd}", os.O_RDONLY | os.O_CLOEXEC)
+
+
+def copies(tables: Mapping[str, np.ndarray]) -> tuple[Body, list[int]]:
+    """Return a description like a `Publication`'s of copies of tables, and the descriptor of their memory.
+
+    The descriptor is the caller's, and the memory ends with the last that has it.
+    """
+    described: dict[str, dict[str, object]] = {}
+    memory = HostMemory(sum(max(len(rows), 1) * rows.dtype.itemsize for rows in tables.values()), shared=True)
+    try:
+        offset = 0
+        for name, rows in tables.items():
+            count = max(len(rows), 1)  # an empty table has one row, which is not in use
+            memory.view(rows.dtype, offset, count)[: len(rows)] = rows
+            described[name] = _describe(name, 0, 0, offset, rows.dtype, count)
+            offset += count * rows.dtype.itemsize
+        return {"tables": described}, [_read_only(memory)]
+    finally:
+        memory.close()
 
 
 class Publication:
@@ -57,12 +91,8 @@ class Publication:
             raise
 
     def _add(self, name: str, memory: HostMemory, offset: int, dtype: np.dtype, rows: int) -> None:
-        number = dtype.names[0] if dtype.names and name != "counters" else None
-        self._tables[name] = {
-            "fd": len(self.fds), "offset": offset, "rows": rows, "dtype": describe_dtype(dtype),
-            "address": memory.address + offset, "number": number, "used": _USED.get(name, number),
-        }  # fmt: skip
-        self.fds.append(os.open(f"/proc/self/fd/{memory.fd}", os.O_RDONLY | os.O_CLOEXEC))
+        self._tables[name] = _describe(name, len(self.fds), memory.address, offset, dtype, rows)
+        self.fds.append(_read_only(memory))
 
     def __call__(self) -> tuple[Body, list[int]]:
         return {"tables": self._tables}, self.fds

@@ -1,4 +1,4 @@
-"""Observe running NICs from any process of the same user: read their tables and counters."""
+"""Observe running NICs from any process of the same user: read their tables, counters and flow rules."""
 
 from __future__ import annotations
 
@@ -24,6 +24,11 @@ _DERIVED = (
     ("port_xmit_data", "rdma_tx_bytes", 4), ("port_rcv_data", "rdma_rx_bytes", 4),
     ("port_xmit_packets", "rdma_tx_packets", 1), ("port_rcv_packets", "rdma_rx_packets", 1),
 )  # fmt: skip
+# The counts of Ethernet queues, by kind: their table, and its fields.
+QUEUE_COUNTS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "sq": ("sqs", ("frames", "frame_bytes")),
+    "rq": ("rqs", ("frames", "frame_bytes", "no_buffer", "too_long", "not_ready")),
+}
 _FORMAT = re.compile(r"(\(\d+,\))?[<>|]([iu][1248]|V\d+)")
 
 
@@ -95,6 +100,9 @@ class Tables(Mapping[str, np.ndarray]):
 class Observed:
     """A NIC that runs in some process: `name`, `pid`, `addresses`, `tables` (`.tables["qps"]`) and `counters`.
 
+    Of a NIC that was asked for its rules (`rules`), the tables are copies of one moment, there are no counters, and
+    `no_ethernet` says why it can have no rules, if it cannot.
+
     `close()` or garbage collection unmaps the tables. If the NIC ends before that, its last state can still be read.
     """
 
@@ -102,6 +110,7 @@ class Observed:
     name: str
     addresses: list[str]
     tables: Tables
+    no_ethernet: str
 
     def __init__(self, pid: int, description: Description, fds: list[int]):
         memories: list[MappedMemory] = []
@@ -110,7 +119,9 @@ class Observed:
             self.pid, self.name = pid, str(description["name"])
             self.addresses = [str(address) for address in description["addresses"]]
             parts = {name: _Part(table, fds, memories) for name, table in description["tables"].items()}
-            self._counters = parts.pop("counters").rows  # one for each worker
+            counters = parts.pop("counters", None)  # a row for each worker
+            self._counters: np.ndarray[Any, Any] = np.empty(0) if counters is None else counters.rows
+            self.no_ethernet = str(description.get("no_ethernet") or "")
         except Exception as error:  # whatever this process sent, other NICs can still be observed
             self.close()
             raise InvalidValueError(f"process {pid} sent an invalid description of its NIC: {error!r}") from error
@@ -127,6 +138,18 @@ class Observed:
             if source in counters:
                 counters.setdefault(name, counters[source] // unit)
         return counters
+
+    @property
+    def queues(self) -> dict[tuple[str, int], dict[str, int]]:
+        """Return the counts of the Ethernet queues, by kind ("sq", "rq") and number."""
+        found: dict[tuple[str, int], dict[str, int]] = {}
+        for kind, (table, fields) in QUEUE_COUNTS.items():
+            if table in self.tables:
+                number = self.tables.number_field(table)
+                for row in self.tables[table]:
+                    counts = {name: int(row[name]) for name in fields if name in (row.dtype.names or ())}
+                    found[kind, int(row[number])] = counts
+        return found
 
     def close(self) -> None:
         """Unmap the tables. Idempotent."""
@@ -149,9 +172,18 @@ def running(name: str | None = None, pid: int | None = None, timeout: float = PA
 
     All processes together have `timeout` seconds to answer. NICs of those that do not are left out.
     """
+    return _observe("look", name, pid, timeout)
+
+
+def rules(name: str | None = None, pid: int | None = None, timeout: float = PATIENCE) -> list[Observed]:
+    """Return the same NICs with tables of their flow rules (`rules.rules_of`)."""
+    return _observe("rules", name, pid, timeout)
+
+
+def _observe(op: str, name: str | None, pid: int | None, timeout: float) -> list[Observed]:
     found: list[Observed] = []
     seen: set[tuple[int, str]] = set()
-    for claim, (owner, description, fds) in look_at_all(names(), timeout).items():
+    for claim, (owner, description, fds) in look_at_all(names(), timeout, op=op).items():
         try:
             if (owner, claim) in seen:
                 continue

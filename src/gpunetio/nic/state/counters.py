@@ -58,16 +58,18 @@ COUNTERS = record("counters", """
     rx_link_down                   i64 engine     packets dropped: the port is down
     rx_stale                       i64 engine     packets dropped: from before the QP's last reset
     rx_frames                      i64 engine     Ethernet frames that arrived
+    rx_frame_bytes                 i64 engine     bytes of Ethernet frames that arrived
     rx_frame_neighbour             i64 engine     frames of ARP and neighbour discovery, which a thread answers
     rx_frame_malformed             i64 engine     frames dropped: cut off, or wrong lengths
     rx_frame_checksum              i64 engine     frames dropped: wrong checksum in the IPv4 header
-    rx_frame_other_mac             i64 engine     frames dropped: to another MAC
-    rx_frame_vlan                  i64 engine     frames dropped: with a VLAN tag
-    rx_frame_other_protocol        i64 engine     frames dropped: not RoCE v2
-    rx_frame_other_address         i64 engine     frames dropped: to another IP address
-    rx_frame_fragment              i64 engine     frames dropped: fragments of IP packets
+    rx_frame_other_mac             i64 engine     frames without a rule dropped: to another MAC
+    rx_frame_vlan                  i64 engine     frames without a rule dropped: with a VLAN tag
+    rx_frame_other_protocol        i64 engine     frames without a rule dropped: not RoCE v2
+    rx_frame_other_address         i64 engine     frames without a rule dropped: to another IP address
+    rx_frame_fragment              i64 engine     frames without a rule dropped: fragments of IP packets
     rx_frame_link_down             i64 engine     frames dropped: the port is down
     rx_frame_delivered             i64 engine     frames that were placed in an Ethernet queue
+    rx_frame_delivered_bytes       i64 engine     bytes of frames that were placed, without the VLAN tags taken out
     rx_frame_rule_dropped          i64 engine     frames dropped: a flow rule says so
     rx_frame_rule_loop             i64 engine     frames dropped: flow tables lead them round in circles
     rx_frame_no_buffer             i64 engine     frames dropped: their Ethernet queue has no receive posted
@@ -75,7 +77,7 @@ COUNTERS = record("counters", """
     rx_frame_queue_state           i64 engine     frames dropped: their Ethernet queue is not in RDY, or this failed it
     rx_frame_own                   i64 engine     the NIC's own frames dropped: no rule takes them, or a TIR blocks them
     tx_frames                      i64 requester  Ethernet frames that SQs have sent
-    tx_frame_bytes                 i64 requester  their bytes
+    tx_frame_bytes                 i64 requester  bytes of Ethernet frames that SQs have sent
     tx_frame_no_room               i64 requester  frames dropped: a NIC of the LAN takes them too slowly
     tx_frame_link_down             i64 requester  frames dropped: the port is down
 """)

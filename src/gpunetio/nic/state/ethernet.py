@@ -40,8 +40,11 @@ SQ_ROW = record("sq_row", QP_FIELDS + """
     # state of an SQ, which RST clears
     packets        i64      requester  packets of the WQE at hand that were sent
     wait_until     i64      requester  when the WAIT at hand ends, in ns of the engine's clock; 0: it is for no time
+    # counts of an SQ since it was created
+    frames         i64      requester  frames that it has sent
+    frame_bytes    i64      requester  bytes of frames that it has sent
 """)
-SQ_STATE = SQ_ROW.packets  # where the state of an SQ begins
+SQ_STATE, SQ_COUNTS = SQ_ROW.packets, SQ_ROW.frames  # where the state and the counts of an SQ begin
 
 RQ_ROW = record("rq_row", """
     # set-up
@@ -65,12 +68,18 @@ RQ_ROW = record("rq_row", """
     channel        i64      host       address of the CHANNEL for its events; 0 if nobody has subscribed
     cookie         i64      host       what events carry to identify the subscriber
     events         i64      host       a bit for each formats.events.EventType that `channel` receives
-    # state, which RST clears
+    # state, which RST clears, and from `frames` on counts since the RQ was created
     consumed       i64      responder  WQEs of its own ring that were consumed
     next           i64      responder  of linked WQEs: index of the next one
     used           i64      responder  strides of the next WQE that were used
+    frames         i64      responder  frames that were placed
+    frame_bytes    i64      responder  bytes of frames that were placed, without VLAN tags that were taken out
+    no_buffer      i64      responder  frames dropped: no receive was posted
+    too_long       i64      responder  frames dropped: longer than their receive
+    not_ready      i64      responder  frames dropped: the RQ was not in RDY, or they failed it
 """)
 RQ_SETUP_BYTES = RQ_ROW.consumed  # what commands prepare, and the engine copies
+RQ_COUNTS = RQ_ROW.frames  # where the counts begin
 
 RQT_ROW = record("rqt_row", """
     rqtn           i64      command    number of the RQT; 0 in a free row

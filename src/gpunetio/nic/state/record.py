@@ -18,6 +18,14 @@ WRITERS = {
 }
 
 
+_meanings: dict[str, dict[str, str]] = {}  # by name of the record, and field
+
+
+def meanings(declared: Entry) -> dict[str, str]:
+    """Return what the fields of a record mean, by name."""
+    return _meanings[type(declared).__name__]
+
+
 def record(name: str, table: str, align: int = LINE) -> Entry:
     """Return the `Entry` that rows of `field  type  writer  meaning` declare, without holes.
 
@@ -25,6 +33,7 @@ def record(name: str, table: str, align: int = LINE) -> Entry:
     ValueError if a field has no writer or no meaning.
     """
     rows: list[str] = []
+    told = _meanings[name] = {}
     end = 0
     for line in map(str.strip, table.strip().splitlines()):
         if line.startswith("#"):
@@ -34,5 +43,6 @@ def record(name: str, table: str, align: int = LINE) -> Entry:
             if writer not in WRITERS or not meaning:
                 raise ValueError(f"{name}.{field} needs a type, one of the writers {', '.join(WRITERS)}, and a meaning")
             rows.append(f"{field} {end} {kind}")
+            told[field] = meaning
             end += field_type(kind).itemsize
     return Entry(name, -(-end // align) * align, "\n".join(rows))

@@ -151,6 +151,7 @@ def _come_back(nic, row, nbytes, mac):
     n = worker_at(nic)
     frame = n.frame
     counters_at(n.counters).rx_frames += 1
+    counters_at(n.counters).rx_frame_bytes += nbytes
     read_frame(nic, frame, nbytes)
     fate = steer(nic, nbytes)
     if fate == Fate.TIR and _is_blocked(row, packet_at(n.packet).tir, mac):
@@ -232,8 +233,12 @@ def leave(nic, row, frame, nbytes, packets, head_bytes):
     if n.link_down:
         c.tx_frame_link_down += 1
         return
+    s = sq_row_at(row)
+    on_wire = nbytes + (packets - 1) * head_bytes
     c.tx_frames += packets
-    c.tx_frame_bytes += nbytes + (packets - 1) * head_bytes
+    c.tx_frame_bytes += on_wire
+    s.frames += packets
+    s.frame_bytes += on_wire
     if frame == n.frame:
         if n.capture != 0:
             capture_frame(n.capture, frame, nbytes, frame, 0, n.now, 1)

@@ -31,8 +31,8 @@ from ..observe import refuse
 from ..observe.reasons import Reason
 from ..queues.completion import RECEIVE_QUEUE, count_error, record_error, write_cqe
 from ..queues.events import raise_event
-from ..state.counters import COUNTERS
-from ..state.ethernet import RQ_ROW, RQ_SETUP_BYTES, q_counter_row_at, rq_row_at, rqt_row_at, tir_row_at
+from ..state.counters import COUNTERS, counters_at
+from ..state.ethernet import RQ_COUNTS, RQ_SETUP_BYTES, q_counter_row_at, rq_row_at, rqt_row_at, tir_row_at
 from ..state.flow import packet_at
 from ..state.nic import nic_at
 from ..state.srq import srq_row_at
@@ -369,6 +369,23 @@ def _strip(frame):
     return tag
 
 
+@device_function
+def _count(nic, row, fate, nbytes):
+    """Count a frame of `nbytes` with its RQ. `fate` is the offset of the NIC's counter for it; return that."""
+    r = rq_row_at(row)
+    if fate == COUNTERS.rx_frame_delivered:
+        r.frames += 1
+        r.frame_bytes += nbytes
+        counters_at(worker_at(nic).counters).rx_frame_delivered_bytes += nbytes
+    elif fate == COUNTERS.rx_frame_no_buffer:
+        r.no_buffer += 1
+    elif fate == COUNTERS.rx_frame_too_long:
+        r.too_long += 1
+    else:
+        r.not_ready += 1
+    return fate
+
+
 @engine_function
 def receive_frame(nic, frame, nbytes):
     """Give a frame to the TIR that the worker's PACKET names. Return the offset of the counter for its fate."""
@@ -379,15 +396,17 @@ def receive_frame(nic, frame, nbytes):
         row = ld64(table.rqs + 8 * (p.hash & table.count - 1))
     r = rq_row_at(row)
     if r.state != QueueState.RDY:
-        return COUNTERS.rx_frame_queue_state
+        return _count(nic, row, COUNTERS.rx_frame_queue_state, nbytes)
     tag, data = 0, frame
     if r.keep_vlan == 0 and be16(ld16(frame + ETHERNET.ether_type)) == ETHER_TYPE_VLAN:
         if nbytes >= ETHERNET.size + VLAN_TAG.size:
             tag, data = _strip(frame), frame + VLAN_TAG.size
             nbytes -= VLAN_TAG.size
     if r.strides != 0:
-        return _receive_striding(nic, row, frame, tag, data, nbytes)
-    return _receive(nic, row, frame, tag, data, nbytes)
+        fate = _receive_striding(nic, row, frame, tag, data, nbytes)
+    else:
+        fate = _receive(nic, row, frame, tag, data, nbytes)
+    return _count(nic, row, fate, nbytes)
 
 
 # --- commands ------------------------------------------------------------------------------------------------------
@@ -401,7 +420,7 @@ def modify_receive_queue(nic, row, source, expected):
         return 0
     copy(row, source, RQ_SETUP_BYTES)
     if r.state == QueueState.RST:
-        for offset in range(RQ_SETUP_BYTES, RQ_ROW.size, 8):
+        for offset in range(RQ_SETUP_BYTES, RQ_COUNTS, 8):
             st64(row + offset, 0)
     elif r.state == QueueState.ERR and expected != QueueState.ERR:
         flush(nic, row)

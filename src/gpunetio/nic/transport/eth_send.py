@@ -21,7 +21,7 @@ from ..queues.wqes import (
 )  # fmt: skip
 from ..queues.waits import real_time_stamp, time_left, wait_for_cq, wait_for_time
 from ..state.counters import counters_at
-from ..state.ethernet import SQ_ROW, SQ_STATE, sq_row_at
+from ..state.ethernet import SQ_COUNTS, SQ_STATE, sq_row_at
 from ..state.message import MESSAGE, message_at
 from ..state.qp import QP_ROW, QP_SETUP_BYTES, qp_row_at
 from ..state.work_queue import wake, work_queue_at
@@ -227,7 +227,7 @@ def clear_send_queue(row):
     """Forget all positions of an SQ."""
     for offset in range(QP_SETUP_BYTES, QP_ROW.size, 8):
         st64(row + offset, 0)
-    for offset in range(SQ_STATE, SQ_ROW.size, 8):
+    for offset in range(SQ_STATE, SQ_COUNTS, 8):
         st64(row + offset, 0)
     st64(qp_row_at(row).doorbell, 0)
 

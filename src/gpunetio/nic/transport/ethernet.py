@@ -206,6 +206,7 @@ def _take_frame(nic, wire, ethernet, arrived, at):
     n = worker_at(nic)
     a = arrived_at(arrived)
     counters_at(n.counters).rx_frames += 1
+    counters_at(n.counters).rx_frame_bytes += a.nbytes
     if n.capture != 0:
         capture_frame(n.capture, a.frame, a.nbytes, a.frame, 0, n.now, 0)
     fate = decide(nic, ethernet, a.frame, a.nbytes, a.cut)

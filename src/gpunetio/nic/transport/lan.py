@@ -147,6 +147,7 @@ def take_lan_frame(nic, wire, place, nbytes):
     lan = nic_at(nic).lan
     frame = place + PACKET
     counters_at(n.counters).rx_frames += 1
+    counters_at(n.counters).rx_frame_bytes += nbytes
     if n.capture != 0:
         capture_frame(n.capture, frame, nbytes, frame, 0, n.now, 0)
     fate = COUNTERS.rx_frame_malformed
