@@ -8,6 +8,7 @@ from scapy.layers.inet import IP, UDP
 from scapy.layers.l2 import Ether
 from scapy.utils import PcapReader
 
+from gpunetio.nic import extensions
 from gpunetio.nic.engine import compile_engine
 from gpunetio.nic.observe.running import running as running_nics
 from nic_rig import until
@@ -19,7 +20,7 @@ HOST = ("-g", "host")
 
 @pytest.fixture(scope="module", autouse=True)
 def compiled():
-    compile_engine()  # once, for all processes
+    compile_engine(*extensions.ALL)  # once, for all processes
 
 
 def receiver(*options):

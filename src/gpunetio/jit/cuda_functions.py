@@ -81,6 +81,6 @@ def install() -> None:
 
     def resolve_value_type(value: Any) -> Any:
         ours = isinstance(value, Dispatcher) and hasattr(value, "types_of_call")
-        return resolve(_cuda_function(value) if ours else value)
+        return resolve(_cuda_function(getattr(value, "direct", value)) if ours else value)
 
     context.resolve_value_type = resolve_value_type

@@ -75,7 +75,9 @@ def parts_of(root: Dispatcher) -> Iterator[Dispatcher]:
         seen |= found
 
 
-def _name(root: Dispatcher) -> str:
+def _name(root: Any) -> str:
+    if extension := getattr(root, "extension", None):
+        return extension.name
     return "the NIC" if _NIC in Path(inspect.getfile(root.py_func)).parents else root.py_func.__name__
 
 

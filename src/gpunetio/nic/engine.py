@@ -14,6 +14,7 @@ import numpy as np
 from numba import types
 
 from ..jit.compile import device_function, engine_function
+from ..jit.extension import Extension
 from ..jit.ops import (
     clock_ns, exchange64, fence_sys, ld16, ld32, ld64, ld_relaxed64, pause, st64, st_relaxed64, st_release64,
     yield_thread,
@@ -224,11 +225,13 @@ def default_workers() -> int:
     return min(max(1, len(os.sched_getaffinity(0)) // CORES_PER_WORKER), MOST_BY_DEFAULT)
 
 
-def compile_engine() -> None:
-    """Compile what an engine runs, or load it from the cache, so that no command has to wait for it."""
+def compile_engine(*loaded: Extension) -> None:
+    """Compile what each engine runs, and these extensions, or load that from the cache."""
     run.compile((types.int64,))
     post_command.compile((types.int64,) * 6)
     lost_memory.handler()
+    for extension in loaded:
+        extension.load()
 
 
 class Worker:

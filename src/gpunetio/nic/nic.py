@@ -374,6 +374,8 @@ class SoftNic:
 
     def execute(self, mailbox: bytes, out_size: int) -> tuple[bytes, str]:
         """Execute a command (`CommandInterpreter.execute`)."""
+        if command := self.control.interpreter.find(mailbox):
+            command.before()
         with self._guard():
             return self.control.interpreter.execute(mailbox, out_size)
 

@@ -71,7 +71,7 @@ def compile_for(name: str | None, port: PortConfig | None) -> None:
     if (name is None and port is None and any(device.card for device in _hardware())) or no_software():
         return
     if name is None or name in (device.name for device in _software_list()):
-        _software().compile_engine()
+        _software().compile_for(port)
 
 
 def _hardware() -> list[FoundDevice]:

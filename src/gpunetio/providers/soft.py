@@ -35,6 +35,7 @@ from ..nic.control.paths import Destination
 from ..nic.control.port import Port, PortConfig
 from ..nic.control.qp import MAX_LOG_QUEUE
 from ..nic.engine import compile_engine
+from ..nic.extensions import ETHERNET_WIRES
 from ..nic.nic import SoftNic, descriptors_of
 from ..nic.queues.channels import EventChannel
 from ..nic.state.path import MAX_PATHS
@@ -69,12 +70,17 @@ def _address(n: int) -> str:
     return f"127.0.0.{n + 1}"
 
 
+def compile_for(port: PortConfig | None) -> None:
+    """Compile what a NIC with this port needs before it can be opened."""
+    compile_engine(*[ETHERNET_WIRES] * (port is not None and port.wire_kind.ethernet))
+
+
 def open_device(name: str, port: PortConfig | None = None) -> SoftProvider:
     """Open a software device. All opens of a name in one process share one NIC, with the port of the first open."""
     if sys.platform != "linux":
         raise NotSupportedError(f"the software NIC runs on Linux, not on {sys.platform}")
     with allowed():  # may take a minute
-        compile_engine()
+        compile_for(port)
     with _lock, within_limits(name, descriptors_of(port or PortConfig())):
         nic, opened = _nics.get(name, (None, 0))
         if nic is not None and not opened:

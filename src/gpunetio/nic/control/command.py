@@ -27,11 +27,15 @@ class Call(Enum):
     GENERAL = "general_cmd"  # concerns no object
 
 
+def _nothing() -> None: ...
+
+
 @dataclass(frozen=True)
 class Command:
     """A command: the call that carries it, its opcode, its input mailbox, its handler, and the bytes that it answers.
 
-    If calls share an opcode, `op_mod` of the input says which one it is for.
+    If calls share an opcode, `op_mod` of the input says which one it is for. What takes long, such as to compile a part
+    of the engine, is done `before` the NIC is locked for the command.
 
     The handler takes the input and returns the output. It raises CommandError before it changes anything.
     """
@@ -42,6 +46,7 @@ class Command:
     execute: Callable[[bytes], bytes]
     answer_bytes: int = OUT_BYTES
     op_mod: int | None = None
+    before: Callable[[], None] = _nothing
 
     def input_for(self, names: Mapping[str, int]) -> bytes:
         """Return an input that has only the opcode and what names an object."""

@@ -7,6 +7,8 @@ import numpy as np
 from ...formats.commands import Status
 from ...formats.ethernet import QueueState, TimestampFormat
 from ...formats.layout import BitStruct, Entry, Fields
+from ...interrupts import allowed
+from ..extensions import ETHERNET_QUEUES
 from ..hardware import Hardware
 from ..state.tables import Row
 from .ethernet import EthernetObjects, refuse_fields
@@ -53,6 +55,12 @@ class EthernetQueues(ChosenEvents, EthernetObjects):
         answer = super().destroy(mailbox)
         self._links.leave_lan()
         return answer
+
+    def load(self) -> None:
+        """Load the part of the engine that serves these queues."""
+        if not self._port.no_ethernet:
+            with allowed():  # may take many seconds
+                ETHERNET_QUEUES.load()
 
     def check_new(self, context: Fields) -> None:
         """Refuse a new queue's state and its format of timestamps."""

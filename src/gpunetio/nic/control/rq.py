@@ -59,7 +59,7 @@ class ReceiveQueues(EthernetQueues):
 
     def commands(self) -> Iterable[Command]:
         return (
-            Command(Call.CREATE,  Opcode.CREATE_RQ,  eth.CREATE_RQ_IN,  self._create),
+            Command(Call.CREATE,  Opcode.CREATE_RQ,  eth.CREATE_RQ_IN,  self._create, before=self.load),
             Command(Call.MODIFY,  Opcode.MODIFY_RQ,  eth.MODIFY_RQ_IN,  self._modify),
             Command(Call.QUERY,   Opcode.QUERY_RQ,   eth.QUERY_RQ_IN,   self.query, eth.QUERY_RQ_OUT.size),
             Command(Call.DESTROY, Opcode.DESTROY_RQ, eth.DESTROY_RQ_IN, self._destroy),

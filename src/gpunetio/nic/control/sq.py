@@ -74,7 +74,7 @@ class SendQueues(EthernetQueues):
 
     def commands(self) -> Iterable[Command]:
         return (
-            Command(Call.CREATE,  Opcode.CREATE_SQ,  eth.CREATE_SQ_IN,  self._create),
+            Command(Call.CREATE,  Opcode.CREATE_SQ,  eth.CREATE_SQ_IN,  self._create, before=self.load),
             Command(Call.MODIFY,  Opcode.MODIFY_SQ,  eth.MODIFY_SQ_IN,  self._modify),
             Command(Call.QUERY,   Opcode.QUERY_SQ,   eth.QUERY_SQ_IN,   self.query, eth.QUERY_SQ_OUT.size),
             Command(Call.DESTROY, Opcode.DESTROY_SQ, eth.DESTROY_SQ_IN, self._destroy),

@@ -12,6 +12,7 @@ from ...formats.wqe import (
 )  # fmt: skip
 from ...jit.compile import device_function, engine_function
 from ...jit.ops import be16, be32, ld8, ld16, ld32, ld64, st64
+from ..extensions import ETHERNET_QUEUES
 from ..observe import refuse
 from ..observe.reasons import Reason
 from ..queues.completion import complete_send
@@ -38,7 +39,7 @@ _INLINE_IN_SEGMENT = SEGMENT - ETH_SEG.inline_hdr_start
 # --- the turn ------------------------------------------------------------------------------------------------------
 
 
-@engine_function
+@ETHERNET_QUEUES.function
 def serve(nic, queue):
     """Send what the doorbell announced, up to the engine's budget: return how much was done."""
     w = work_queue_at(queue)

@@ -20,6 +20,7 @@ from ...formats.packet import (
     ICRC_SIZE, IP_PROTOCOL_FRAGMENT, IP_PROTOCOL_ICMPV6, IP_PROTOCOL_UDP, IPV4, IPV4_FRAGMENT_MASK, IPV6, NEIGHBOUR,
     NEIGHBOUR_ADVERTISEMENT, NEIGHBOUR_SOLICITATION, ROCE_UDP_PORT, UDP,
 )  # fmt: skip
+from ..extensions import ETHERNET_WIRES
 from ..state.counters import COUNTERS, counters_at
 from ..state.flow import Fate, flow_table_at
 from ..state.worker import worker_at
@@ -218,7 +219,7 @@ def _take_frame(nic, wire, ethernet, arrived, at):
     return 1 if fate == COUNTERS.rx_frame_delivered else 0
 
 
-@engine_function
+@ETHERNET_WIRES.function
 def take_in(nic, wire):
     """Take the frames that have arrived at the wire's descriptor. Return how many.
 
@@ -246,7 +247,7 @@ def take_in(nic, wire):
     return done
 
 
-@engine_function
+@ETHERNET_WIRES.function
 def send_out(nic, wire):
     """Send the frames that wait for the descriptor."""
     n = worker_at(nic)
@@ -273,13 +274,13 @@ def send_frame(nic, wire, nbytes):
     return 1
 
 
-@engine_function
+@ETHERNET_WIRES.function
 def arrivals(wire):
     """Return the position from which on everything has arrived after this call."""
     return mark_frames(wire_at(wire).medium)
 
 
-@engine_function
+@ETHERNET_WIRES.function
 def unsent(wire):
     """Return the end of the pipe of packets that wait for the descriptor."""
     return ethernet_wire_at(wire_at(wire).medium).tx

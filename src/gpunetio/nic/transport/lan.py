@@ -12,6 +12,7 @@ from ...fabric.injector import icrc_fits
 from ...formats.packet import ETHERNET, GROUP_MAC
 from ...jit.compile import device_function, engine_function
 from ...jit.ops import copy, ld16, ld32, ld64, ld_relaxed64, st64
+from ..extensions import ETHERNET_QUEUES
 from ..state.counters import COUNTERS, counters_at
 from ..state.flow import flow_table_at
 from ..state.lan import MAC_ROW, MACS, MAX_AGE_NS, PROBES, lan_at, mac_row_at
@@ -137,7 +138,7 @@ def _undamaged(nic, wire, frame, nbytes):
     )  # fmt: skip
 
 
-@engine_function
+@ETHERNET_QUEUES.function
 def take_lan_frame(nic, wire, place, nbytes):
     """Take the Ethernet frame of `nbytes` in the FRAME at `place`, as one from any other Ethernet wire.
 

@@ -16,6 +16,7 @@ from ...fabric.claims import close_after_fork
 from ...fabric.ethernet import EthernetWire
 from ...formats.packet import IPV4_MAPPED
 from ..control.port import Port
+from ..extensions import ETHERNET_WIRES
 from ..transport.wire_kinds import ETHERNET
 from .wire import ANY_PEER, Wire
 
@@ -54,6 +55,7 @@ class Ethernet(Wire):
         """Open and return what frames go through: a file or a socket that does not block."""
 
     def open(self, row: np.ndarray) -> np.ndarray:
+        ETHERNET_WIRES.load()
         self._end = self.attach()
         close_after_fork(self._end)
         try:
