@@ -26,7 +26,7 @@ from gpunetio.jit.compile import device_function, engine_function
 from gpunetio.jit.launch import offline
 from gpunetio.nic import step
 from gpunetio.nic.queues import completion
-from gpunetio.nic.transport import delivery, loopback, pipes, requester, responses
+from gpunetio.nic.transport import delivery, eth_send, lan, loopback, pipes, requester, responses
 
 ARCHITECTURES = {"sm_90": SM_90, "sm_80": (8, 0), "sm_100": (10, 0)}
 DEVICE = (
@@ -103,7 +103,10 @@ def symbol(function):
 
 
 INSIDE = (loopback.serve, completion.record_error)
-WIRES = (step.step, requester.serve, pipes.take_frames, delivery.receive, responses.take_response, injector.inject)
+WIRES = (
+    step.step, requester.serve, pipes.take_frames, delivery.receive, responses.take_response, injector.inject,
+    eth_send.serve, lan.take_lan_frame,  # of extensions: there is nothing to load later
+)  # fmt: skip
 
 
 @pytest.mark.slow

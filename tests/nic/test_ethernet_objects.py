@@ -1,5 +1,6 @@
 """What Ethernet queues are made of, by DEVX: transport domains, TISs, SQs, RQs, RQTs, TIRs and Q counters."""
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,8 +22,10 @@ from gpunetio.nic import step
 from gpunetio.nic.control import q_counter, rq, rqt, sq, tir, tis, transport_domain
 from gpunetio.nic.control.qp import MAX_QP
 from gpunetio.nic.control.syndromes import CommandSyndrome as Because
+from gpunetio.nic.extensions import ETHERNET_QUEUES
 from gpunetio.nic.state.ethernet import Q_COUNTER_ROW
 from gpunetio.verbs import DevxObject
+from nic_rig import PATIENCE
 
 RST, RDY, ERR = QueueState.RST, QueueState.RDY, QueueState.ERR
 BAD_PARAM, BAD_RESOURCE = Status.BAD_PARAM, Status.BAD_RESOURCE
@@ -228,6 +231,25 @@ def test_capabilities(ctx):
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("kind", ["SQ", "RQ"])
+def test_a_queue_loads_what_serves_it_while_others_use_the_nic(ctx, make, kind, monkeypatch):
+    """The compiler may take many seconds, and other threads' commands do not wait for it."""
+    nic, cq = nic_of(ctx), make.cq().number
+    tis = make.tis(make.domain().number).number
+    of_others: list[int] = []
+
+    def load() -> None:
+        other = threading.Thread(target=lambda: of_others.append(nic.alloc_pd()))
+        other.start()
+        other.join(PATIENCE)
+
+    monkeypatch.setattr(ETHERNET_QUEUES, "load", load)
+    made = make.sq(cq, tis) if kind == "SQ" else make.rq(cq)
+    made.close()
+    (pdn,) = of_others
+    nic.dealloc_pd(pdn)
+
+
 @pytest.mark.parametrize(
     ("config", "why"),
     [
@@ -237,7 +259,9 @@ def test_capabilities(ctx):
     ],
     ids=["infiniband", "udp", "replay"],
 )
-def test_a_port_without_ethernet(config, why):
+def test_a_port_without_ethernet(config, why, monkeypatch):
+    """What it refuses, it refuses at once: nothing is compiled."""
+    monkeypatch.setattr(ETHERNET_QUEUES, "load", lambda: pytest.fail("loaded"))
     with verbs.open("soft5", port=config) as ctx:
         make = Maker(ctx)
         cq = make.cq().number

@@ -27,6 +27,7 @@ from ...jit.compile import device_function, engine_function
 from ...jit.ops import be16, be32, be64, copy, ld8, ld16, ld32, ld64, ld_acquire32, st8, st16, st32, st64
 from ..dma.mkey import translate
 from ..dma.streams import move_now
+from ..extensions import ETHERNET_QUEUES
 from ..observe import refuse
 from ..observe.reasons import Reason
 from ..queues.completion import RECEIVE_QUEUE, count_error, record_error, write_cqe
@@ -412,7 +413,7 @@ def receive_frame(nic, frame, nbytes):
 # --- commands ------------------------------------------------------------------------------------------------------
 
 
-@engine_function
+@ETHERNET_QUEUES.function
 def modify_receive_queue(nic, row, source, expected):
     """Change an RQ as a command has prepared. Return 0 if it is not in the state that the command expects, else 1."""
     r = rq_row_at(row)

@@ -233,7 +233,7 @@ def clear_send_queue(row):
     st64(qp_row_at(row).doorbell, 0)
 
 
-@engine_function
+@ETHERNET_QUEUES.function
 def modify_send_queue(nic, row, source, expected):
     """Move an SQ to the state of a prepared row. Return 0 if it is not in the `expected` state, else 1."""
     q = qp_row_at(row)
