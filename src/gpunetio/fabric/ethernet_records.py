@@ -160,6 +160,7 @@ send_slot_at: View = struct_view(SEND_SLOT)
 virtio_net_at: View = struct_view(VIRTIO_NET)
 
 read = types.ExternalFunction("read", types.int64(types.int32, types.int64, types.uint64))
+write = types.ExternalFunction("write", types.int64(types.int32, types.int64, types.uint64))
 writev = types.ExternalFunction("writev", types.int64(types.int32, types.int64, types.int32))
 recv = types.ExternalFunction("recv", types.int64(types.int32, types.int64, types.uint64, types.int32))
 sendmsg = types.ExternalFunction("sendmsg", types.int64(types.int32, types.int64, types.int32))

@@ -9,7 +9,7 @@ from .capture import capture_frame
 from .ethernet_receive import lose
 from .ethernet_records import (
     EGRESS, EGRESSES, FILE, LENGTH, SEND_SLOT, SENDING, STREAM, egress_at, ethernet_wire_at, send, send_slot_at,
-    sendmsg, writev,
+    sendmsg, write, writev,
 )  # fmt: skip
 from .frames import ETHERNET_FRAME, PACKET, consume, frame_at, next_frame, pipe_end_at, release
 from .icrc import header_crc
@@ -207,10 +207,19 @@ def _send(w, first, count):
     """Send frames from the slot `first` on. Return how many have left, or -1."""
     slot, message = _slot(w, first), w.messages + MMSGHDR.size * first
     if w.reading == FILE:
-        return 1 if writev(w.fd, mmsghdr_at(message).iov, mmsghdr_at(message).iov_length) >= 0 else -1
+        return _write(w, mmsghdr_at(message))
     if w.reading == STREAM:
         return _send_to_stream(w, slot, message)
     return sendmmsg(w.fd, message, count, MSG_DONTWAIT | MSG_NOSIGNAL)
+
+
+@device_function
+def _write(w, message):
+    """Write one frame. A `write` of one piece takes a fifth less time than a `writev`."""
+    if message.iov_length == 1:
+        head = iovec_at(message.iov)
+        return 1 if write(w.fd, head.base, head.nbytes) >= 0 else -1
+    return 1 if writev(w.fd, message.iov, message.iov_length) >= 0 else -1
 
 
 @device_function
