@@ -3,7 +3,6 @@
 import random
 import time
 from collections import deque
-from collections.abc import Iterator
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +11,7 @@ from scapy.layers.inet import IP, UDP
 from scapy.layers.l2 import Ether
 
 from eth_receive_rig import lead, opened, remove_rules, take
-from gpunetio import eth, verbs
+from gpunetio import eth
 from gpunetio.enums import Access
 from gpunetio.errors import BadStateError, FullError, InvalidValueError, NotSupportedError
 from gpunetio.formats.cqe import RxChecksum
@@ -22,17 +21,6 @@ from gpunetio.memory import HostMemory
 DELIVERED, NO_BUFFER, TOO_LONG = (f"rx_frame_{fate}" for fate in ("delivered", "no_buffer", "too_long"))
 SOON = 10.0  # seconds: nothing waits that long
 ALL_RIGHT = RxChecksum.L2_OK | RxChecksum.L3_OK | RxChecksum.L4_OK
-
-
-@pytest.fixture
-def ctx() -> Iterator[verbs.Context]:
-    with opened() as ctx:
-        yield ctx
-
-
-@pytest.fixture
-def pd(ctx) -> verbs.PD:
-    return ctx.create_pd()
 
 
 def frame(payload: bytes) -> bytes:

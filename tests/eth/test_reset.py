@@ -8,9 +8,9 @@ import pytest
 from scapy.layers.l2 import Ether
 
 from eth_kernels import poll_each, receive, send_each
-from eth_receive_rig import lead, opened, remove_rules, take
+from eth_receive_rig import lead, remove_rules, take
 from ethernet_rig import nic_of
-from gpunetio import Gpu, MemType, device, eth, verbs
+from gpunetio import Gpu, MemType, device, eth
 from gpunetio.enums import NicHandler
 from gpunetio.errors import BadStateError
 from gpunetio.formats.commands import Opcode
@@ -18,17 +18,6 @@ from gpunetio.formats.ethernet import QueueState
 from nic_rig import until, view
 
 NBYTES = 64
-
-
-@pytest.fixture
-def ctx() -> Iterator[verbs.Context]:
-    with opened() as ctx:
-        yield ctx
-
-
-@pytest.fixture
-def pd(ctx) -> verbs.PD:
-    return ctx.create_pd()
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scapy.layers.inet import IP, UDP
 from scapy.layers.l2 import Ether
 
-from eth_receive_rig import lead, opened, remove_rules, take
+from eth_receive_rig import lead, remove_rules, take
 from gpunetio import Gpu, PortConfig, eth, verbs
 from gpunetio.enums import Access, LinkLayer, MemRegType, MemType
 from gpunetio.errors import BadStateError, InUseError, InvalidValueError, NotFoundError, NotSupportedError
@@ -24,17 +24,6 @@ from gpunetio.formats.wqe import DATA_SEG, SEGMENT
 from gpunetio.memory import HostMemory, is_accessible
 
 DELIVERED, NO_BUFFER = "rx_frame_delivered", "rx_frame_no_buffer"
-
-
-@pytest.fixture
-def ctx() -> Iterator[verbs.Context]:
-    with opened() as ctx:
-        yield ctx
-
-
-@pytest.fixture
-def pd(ctx) -> verbs.PD:
-    return ctx.create_pd()
 
 
 @pytest.fixture

@@ -1,14 +1,13 @@
 """Send queues of CPU programs: what comes back to a receive queue of the same NIC. scapy is the judge."""
 
 import dataclasses
-from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
 from scapy.layers.inet import IP, TCP, UDP
 from scapy.layers.l2 import Dot1Q, Ether
 
-from eth_receive_rig import lead, opened, remove_rules
+from eth_receive_rig import lead, remove_rules
 from ethernet_rig import nic_of
 from gpunetio import Gpu, PortConfig, eth, verbs
 from gpunetio.errors import BadStateError, FullError, InvalidValueError, NotSupportedError, TooBigError
@@ -18,17 +17,6 @@ from gpunetio.formats.wqe import CTRL_SEG, DATA_SEG, ETH_SEG, WqeOpcode
 from gpunetio.memory import HostMemory
 
 SOON = 10.0  # seconds: nothing waits that long
-
-
-@pytest.fixture
-def ctx() -> Iterator[verbs.Context]:
-    with opened() as ctx:
-        yield ctx
-
-
-@pytest.fixture
-def pd(ctx) -> verbs.PD:
-    return ctx.create_pd()
 
 
 class Out:

@@ -19,17 +19,6 @@ from gpunetio.formats.wqe import CTRL_SEG, WQEBB
 
 
 @pytest.fixture
-def ctx() -> Iterator[verbs.Context]:
-    with verbs.open("soft0") as ctx:
-        yield ctx
-
-
-@pytest.fixture
-def pd(ctx) -> verbs.PD:
-    return ctx.create_pd()
-
-
-@pytest.fixture
 def gpu() -> Iterator[Gpu]:
     with Gpu("host") as gpu:
         yield gpu

@@ -5,7 +5,7 @@
 #   aarch64.sh --wheel          build a wheel with compiled code for aarch64, into dist/ (7 minutes on a quiet machine)
 #
 # Below $GPUNETIO_AARCH64, or gpunetio/aarch64 in the user's cache folder:
-#   root/      Debian's python3 and C library for arm64, and the wheels of what the package and its tests need
+#   rootfs/    Debian's python3 and C library for arm64, and the wheels of what the package and its tests need
 #   qemu/      qemu-aarch64-static
 #   python     what `sys.executable` is there, so that child processes are emulated, too
 #   stamp      hash of this script, written last: an environment with another one is made anew
@@ -17,8 +17,8 @@ OUT=${GPUNETIO_AARCH64:-${XDG_CACHE_HOME:-$HOME/.cache}/gpunetio/aarch64}
 PYTHON=3.11 # Debian 12's
 
 make_environment() {
-    rm -rf stamp apt qemu root wheels
-    mkdir -p apt/state/lists/partial apt/cache/archives/partial qemu root wheels
+    rm -rf stamp apt qemu rootfs wheels
+    mkdir -p apt/state/lists/partial apt/cache/archives/partial qemu rootfs wheels
     : >apt/status
     apt() {
         apt-get -y -qq -o APT::Architecture=arm64 -o APT::Architectures::=arm64 -o APT::Sandbox::User=root \
@@ -28,16 +28,16 @@ make_environment() {
     dpkg-deb -x qemu/*.deb qemu
     apt update
     apt --no-install-recommends --download-only install python3 libc6 libstdc++6
-    for package in apt/cache/archives/*.deb; do dpkg-deb -x "$package" root; done
-    local site="$OUT/root/usr/lib/python3/dist-packages" glibc
+    for package in apt/cache/archives/*.deb; do dpkg-deb -x "$package" rootfs; done
+    local site="$OUT/rootfs/usr/lib/python3/dist-packages" glibc
     local platforms=()
     for glibc in 2_28 2_27 2_17; do platforms+=(--platform "manylinux_${glibc}_aarch64"); done
     python3 -m pip download -q --dest wheels --only-binary=:all: --implementation cp --python-version $PYTHON \
         "${platforms[@]}" --platform manylinux2014_aarch64 build $(sed -n 's/^\([a-z0-9_-]*==[^ ]*\).*/\1/p' \
             "$HERE/requirements.txt") pytest pytest-timeout hypothesis scapy >&2
     for wheel in wheels/*.whl; do python3 -m zipfile -e "$wheel" "$site"; done
-    printf '#!/bin/sh\nexec %s -L %s %s "$@"\n' "$OUT/qemu/usr/bin/qemu-aarch64-static" "$OUT/root" \
-        "$OUT/root/usr/bin/python$PYTHON" >python
+    printf '#!/bin/sh\nexec %s -L %s %s "$@"\n' "$OUT/qemu/usr/bin/qemu-aarch64-static" "$OUT/rootfs" \
+        "$OUT/rootfs/usr/bin/python$PYTHON" >python
     chmod +x python
     echo "import sys; sys.executable = '$OUT/python'" >"$site/emulated.pth"
     rm -rf apt wheels
@@ -51,7 +51,7 @@ flock -w 600 9 || { echo "another process makes $OUT" >&2; exit 1; }
 [ "$(cat "$OUT/stamp" 2>/dev/null)" = "$stamp" ] || (cd "$OUT" && make_environment)
 flock -u 9
 
-export PYTHONHOME=$OUT/root/usr LD_LIBRARY_PATH=
+export PYTHONHOME=$OUT/rootfs/usr LD_LIBRARY_PATH=
 if [ "${1:-}" = --wheel ]; then
     GPUNETIO_PREBUILT=1 exec "$OUT/python" -m build --wheel --no-isolation --outdir "$HERE/dist" "$HERE"
 fi

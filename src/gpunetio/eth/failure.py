@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..formats.cqe import Syndrome
+import numpy as np
+
+from ..formats.cqe import ERR_CQE64, Syndrome
 from ..verbs import Context
 from ..verbs.syndromes import meaning_of
 
@@ -17,6 +19,13 @@ class QueueError:
     syndrome: int
     vendor_syndrome: int
     cause: str
+
+    @classmethod
+    def in_cqe(cls, ctx: Context, number: int, cqe: np.void, index: int | None = None) -> QueueError:
+        """Return the error that a CQE reports of the queue with this number. Without `index`, the CQE names the WQE."""
+        error = ERR_CQE64.at(np.frombuffer(cqe.tobytes(), np.uint8))
+        index = int(error["wqe_counter"]) if index is None else index
+        return cls.of(ctx, number, index, int(error["syndrome"]), int(error["vendor_err_synd"]))
 
     @classmethod
     def of(cls, ctx: Context, number: int, index: int, syndrome: int, vendor: int) -> QueueError:

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from ..errors import InvalidValueError
+from ..errors import BadStateError, InvalidValueError
 from ..formats.cqe import CI_MASK, CQE64, CQE_SHIFT, INIT_OP_OWN
 from ..formats.doorbell import CQ_ARM_SN_MASK, CQ_ARM_SN_SHIFT, CQ_DBREC, UAR_CQ_OFFSET
 from ..verbs import CQ, CompChannel, Context
@@ -70,9 +70,11 @@ class CqReader:
             if len(found) >= least or not self.wait(deadline):
                 return found
 
-    def request_event(self) -> None:
-        """Request one event on the channel, at the next completion that has not been taken."""
+    def request_event(self, queue: object) -> None:
+        """Request one event on the channel, at the next completion of the queue that has not been taken."""
         cq = self.cq
+        if cq.channel is None:
+            raise BadStateError(f"{queue} has no completion channel: create it with channel=")
         self._arm_sn += 1
         word = (self._arm_sn & CQ_ARM_SN_MASK) << CQ_ARM_SN_SHIFT | self._taken & CI_MASK
         self._doorbells.ring_arm(cq.arm_address, word, cq.uar.page.base_addr + UAR_CQ_OFFSET, cq.cqn)

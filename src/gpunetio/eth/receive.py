@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ..errors import BadStateError, FullError, InvalidValueError, NotSupportedError
 from ..formats.commands import WqType
-from ..formats.cqe import ERR_CQE64, OPCODE_SHIFT, CqeOpcode, Syndrome
+from ..formats.cqe import OPCODE_SHIFT, CqeOpcode, Syndrome
 from ..formats.doorbell import PI_MASK, QP_DBREC
 from ..formats.wqe import DATA_SEG, SEGMENT
 from ..interrupts import deferred
@@ -105,11 +105,9 @@ class CpuRxq(EthRxq, Generic[_What, _Packet]):
         return found
 
     def _failed(self, cqe: np.void) -> QueueError:
-        error = ERR_CQE64.at(np.frombuffer(cqe.tobytes(), np.uint8))
-        syndrome, vendor = int(error["syndrome"]), int(error["vendor_err_synd"])
-        failed = QueueError.of(self.ctx, self.rqn, int(error["wqe_counter"]), syndrome, vendor)
-        if syndrome != Syndrome.LOCAL_LENGTH and self._failure is None:  # after a packet that is too long it goes on
-            self._failure = failed
+        failed = QueueError.in_cqe(self.ctx, self.rqn, cqe)
+        if failed.syndrome != Syndrome.LOCAL_LENGTH:  # after a packet that is too long the queue goes on
+            self._failure = self._failure or failed
         return failed
 
     @abstractmethod
@@ -126,9 +124,7 @@ class CpuRxq(EthRxq, Generic[_What, _Packet]):
         The channel's `get_event()` returns the queue's `cq`; acknowledge it there. BadStateError without a channel.
         """
         self.check_open()
-        if self.cq.channel is None:
-            raise BadStateError(f"{self} has no completion channel: create it with channel=")
-        self._reader.request_event()
+        self._reader.request_event(self)
 
     @deferred()
     def reset(self) -> None:

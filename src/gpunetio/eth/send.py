@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..errors import BadStateError, FullError, InvalidValueError, NotSupportedError, TooBigError
-from ..formats.cqe import ERR_CQE64, OPCODE_SHIFT, CqeOpcode
+from ..formats.cqe import OPCODE_SHIFT, CqeOpcode
 from ..formats.doorbell import PI_MASK, QP_DBREC
 from ..formats.ethernet import InlineMode
 from ..formats.packet import ETHER_TYPE_SERVICE_VLAN, ETHER_TYPE_VLAN, ETHERNET, VLAN_TAG
@@ -232,8 +232,7 @@ class CpuTxq(SendQueue):
         return found
 
     def _failed(self, index: int, cqe: np.void) -> QueueError:
-        error = ERR_CQE64.at(np.frombuffer(cqe.tobytes(), np.uint8))
-        failed = QueueError.of(self.ctx, self.sqn, index, int(error["syndrome"]), int(error["vendor_err_synd"]))
+        failed = QueueError.in_cqe(self.ctx, self.sqn, cqe, index)
         self._failure = self._failure or failed
         return failed
 
@@ -244,9 +243,7 @@ class CpuTxq(SendQueue):
     def req_notify(self) -> None:
         """Request one event on the channel at the next completion that was not taken; as for receive queues."""
         self.check_open()
-        if self.cq.channel is None:
-            raise BadStateError(f"{self} has no completion channel: create it with channel=")
-        self._reader.request_event()
+        self._reader.request_event(self)
 
     @deferred()
     def reset(self) -> None:

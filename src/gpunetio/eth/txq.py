@@ -10,7 +10,7 @@ import numpy as np
 
 from ..enums import CqOverrun, MemRegType, MemType, NicHandler, SendDbrModeExt
 from ..errors import BadStateError, InvalidValueError, NotSupportedError
-from ..formats.cqe import CQE_SIZE, ERR_CQE64, INIT_OP_OWN, OPCODE_SHIFT, CqeOpcode
+from ..formats.cqe import CQE_SIZE, INIT_OP_OWN, OPCODE_SHIFT, CqeOpcode
 from ..formats.device_structs import DEV_CQ, DEV_QP, DEV_SIDE
 from ..formats.doorbell import PI_MASK
 from ..formats.eth_device import DEV_ETH_TXQ
@@ -269,7 +269,7 @@ class EthTxq(SendQueue):
             position = int(cqe["wqe_counter"])
             index = self._completed + (position - self._completed & PI_MASK)
             if int(cqe["op_own"]) >> OPCODE_SHIFT == CqeOpcode.REQ_ERR:
-                found.append(SentEvent(position, None, self._failed(index, cqe)))
+                found.append(SentEvent(position, None, QueueError.in_cqe(self.ctx, self.sqn, cqe, index)))
                 continue
             if self._notifies(index):
                 found.append(SentEvent(position, int(cqe["timestamp"]), None))
@@ -291,10 +291,6 @@ class EthTxq(SendQueue):
         ring = send_ring(self.gpu.backend, self)
         wqe = ring.read((index & self.depth - 1) * WQEBB, CTRL_SEG.size)
         return bool(int(CTRL_SEG.at(wqe)["imm"]) >> 24 & _NOTIFY)
-
-    def _failed(self, index: int, cqe: np.void) -> QueueError:
-        error = ERR_CQE64.at(np.frombuffer(cqe.tobytes(), np.uint8))
-        return QueueError.of(self.ctx, self.sqn, index, int(error["syndrome"]), int(error["vendor_err_synd"]))
 
     def indices(self) -> dict[str, int]:
         """Return the queue's indices: reserved, submitted, completed; `notified` counts packets with NOTIFY."""

@@ -10,7 +10,7 @@ from enum import IntEnum, IntFlag
 import numpy as np
 
 from .contexts import WQ
-from .layout import BitStruct
+from .layout import BitStruct, answer, request
 
 
 class QueueState(IntEnum):
@@ -280,289 +280,181 @@ RQTC = BitStruct("rqtc", 240, """
 
 # --- mailboxes
 
-ALLOC_TRANSPORT_DOMAIN_IN = BitStruct("alloc_transport_domain_in", 16, """
-    opcode                      0x000     16
-    uid                         0x010     16
-    op_mod                      0x030     16
-""")
+ALLOC_TRANSPORT_DOMAIN_IN = request("alloc_transport_domain_in", 16)
 
-ALLOC_TRANSPORT_DOMAIN_OUT = BitStruct("alloc_transport_domain_out", 16, """
-    status                      0x000      8
-    syndrome                    0x020     32
+ALLOC_TRANSPORT_DOMAIN_OUT = answer("alloc_transport_domain_out", 16, """
     transport_domain            0x048     24
 """)
 
-DEALLOC_TRANSPORT_DOMAIN_IN = BitStruct("dealloc_transport_domain_in", 16, """
-    opcode                      0x000     16
-    uid                         0x010     16
-    op_mod                      0x030     16
+DEALLOC_TRANSPORT_DOMAIN_IN = request("dealloc_transport_domain_in", 16, """
     transport_domain            0x048     24
 """)
 
-CREATE_TIS_IN = BitStruct("create_tis_in", 192, """
-    opcode                      0x000     16
-    uid                         0x010     16
-    op_mod                      0x030     16
+CREATE_TIS_IN = request("create_tis_in", 192, """
     ctx                         0x100   1280  TISC
 """, TISC=TISC)
 
-CREATE_TIS_OUT = BitStruct("create_tis_out", 16, """
-    status                      0x000      8
-    syndrome                    0x020     32
+CREATE_TIS_OUT = answer("create_tis_out", 16, """
     tisn                        0x048     24
 """)
 
-MODIFY_TIS_IN = BitStruct("modify_tis_in", 192, """
-    opcode                      0x000     16
-    uid                         0x010     16
-    op_mod                      0x030     16
+MODIFY_TIS_IN = request("modify_tis_in", 192, """
     tisn                        0x048     24
     bitmask                     0x080     64
     ctx                         0x100   1280  TISC
 """, TISC=TISC)
 
-DESTROY_TIS_IN = BitStruct("destroy_tis_in", 16, """
-    opcode                      0x000     16
-    uid                         0x010     16
-    op_mod                      0x030     16
+DESTROY_TIS_IN = request("destroy_tis_in", 16, """
     tisn                        0x048     24
 """)
 
-QUERY_TIS_IN = BitStruct("query_tis_in", 16, """
-    opcode                      0x000     16
-    uid                         0x010     16
-    op_mod                      0x030     16
+QUERY_TIS_IN = request("query_tis_in", 16, """
     tisn                        0x048     24
 """)
 
-QUERY_TIS_OUT = BitStruct("query_tis_out", 176, """
-    status                      0x000      8
-    syndrome                    0x020     32
+QUERY_TIS_OUT = answer("query_tis_out", 176, """
     ctx                         0x080   1280  TISC
 """, TISC=TISC)
 
-CREATE_TIR_IN = BitStruct("create_tir_in", 272, """
-    opcode                      0x000     16
-    uid                         0x010     16
-    op_mod                      0x030     16
+CREATE_TIR_IN = request("create_tir_in", 272, """
     ctx                         0x100   1920  TIRC
 """, TIRC=TIRC)
 
-CREATE_TIR_OUT = BitStruct("create_tir_out", 16, """
-    status                      0x000      8
+CREATE_TIR_OUT = answer("create_tir_out", 16, """
     icm_address_63_40           0x008     24
-    syndrome                    0x020     32
     icm_address_39_32           0x040      8
     tirn                        0x048     24
     icm_address_31_0            0x060     32
 """)
 
-MODIFY_TIR_IN = BitStruct("modify_tir_in", 272, """
-    opcode                      0x000     16
-    uid                         0x010     16
-    op_mod                      0x030     16
+MODIFY_TIR_IN = request("modify_tir_in", 272, """
     tirn                        0x048     24
     bitmask                     0x080     64
     ctx                         0x100   1920  TIRC
 """, TIRC=TIRC)
 
-DESTROY_TIR_IN = BitStruct("destroy_tir_in", 16, """
-    opcode                      0x000     16
-    uid                         0x010     16
-    op_mod                      0x030     16
+DESTROY_TIR_IN = request("destroy_tir_in", 16, """
     tirn                        0x048     24
 """)
 
-QUERY_TIR_IN = BitStruct("query_tir_in", 16, """
-    opcode                      0x000     16
-    uid                         0x010     16
-    op_mod                      0x030     16
+QUERY_TIR_IN = request("query_tir_in", 16, """
     tirn                        0x048     24
 """)
 
-QUERY_TIR_OUT = BitStruct("query_tir_out", 272, """
-    status                      0x000      8
-    syndrome                    0x020     32
+QUERY_TIR_OUT = answer("query_tir_out", 272, """
     ctx                         0x100   1920  TIRC
 """, TIRC=TIRC)
 
 # rq_num is an array of 4 bytes for each of rqt_actual_size RQs, with the number in the low 24 bits.
-CREATE_RQT_IN = BitStruct("create_rqt_in", 272, """
-    opcode                      0x000     16
-    uid                         0x010     16
-    op_mod                      0x030     16
+CREATE_RQT_IN = request("create_rqt_in", 272, """
     ctx                         0x100   1920  RQTC
     rq_num                      0x880      *
 """, RQTC=RQTC)
 
-CREATE_RQT_OUT = BitStruct("create_rqt_out", 16, """
-    status                      0x000      8
-    syndrome                    0x020     32
+CREATE_RQT_OUT = answer("create_rqt_out", 16, """
     rqtn                        0x048     24
 """)
 
-MODIFY_RQT_IN = BitStruct("modify_rqt_in", 272, """
-    opcode                      0x000     16
-    uid                         0x010     16
-    op_mod                      0x030     16
+MODIFY_RQT_IN = request("modify_rqt_in", 272, """
     rqtn                        0x048     24
     bitmask                     0x080     64
     ctx                         0x100   1920  RQTC
     rq_num                      0x880      *
 """, RQTC=RQTC)
 
-DESTROY_RQT_IN = BitStruct("destroy_rqt_in", 16, """
-    opcode                      0x000     16
-    uid                         0x010     16
-    op_mod                      0x030     16
+DESTROY_RQT_IN = request("destroy_rqt_in", 16, """
     rqtn                        0x048     24
 """)
 
-QUERY_RQT_IN = BitStruct("query_rqt_in", 16, """
-    opcode                      0x000     16
-    uid                         0x010     16
-    op_mod                      0x030     16
+QUERY_RQT_IN = request("query_rqt_in", 16, """
     rqtn                        0x048     24
 """)
 
-QUERY_RQT_OUT = BitStruct("query_rqt_out", 272, """
-    status                      0x000      8
-    syndrome                    0x020     32
+QUERY_RQT_OUT = answer("query_rqt_out", 272, """
     ctx                         0x100   1920  RQTC
     rq_num                      0x880      *
 """, RQTC=RQTC)
 
-CREATE_SQ_IN = BitStruct("create_sq_in", 272, """
-    opcode                      0x000     16
-    uid                         0x010     16
-    op_mod                      0x030     16
+CREATE_SQ_IN = request("create_sq_in", 272, """
     ctx                         0x100   1920  SQC
 """, SQC=SQC)
 
-CREATE_SQ_OUT = BitStruct("create_sq_out", 16, """
-    status                      0x000      8
-    syndrome                    0x020     32
+CREATE_SQ_OUT = answer("create_sq_out", 16, """
     sqn                         0x048     24
 """)
 
-MODIFY_SQ_IN = BitStruct("modify_sq_in", 272, """
-    opcode                      0x000     16
-    uid                         0x010     16
-    op_mod                      0x030     16
+MODIFY_SQ_IN = request("modify_sq_in", 272, """
     sq_state                    0x040      4
     sqn                         0x048     24
     modify_bitmask              0x080     64
     ctx                         0x100   1920  SQC
 """, SQC=SQC)
 
-DESTROY_SQ_IN = BitStruct("destroy_sq_in", 16, """
-    opcode                      0x000     16
-    uid                         0x010     16
-    op_mod                      0x030     16
+DESTROY_SQ_IN = request("destroy_sq_in", 16, """
     sqn                         0x048     24
 """)
 
-QUERY_SQ_IN = BitStruct("query_sq_in", 16, """
-    opcode                      0x000     16
-    uid                         0x010     16
-    op_mod                      0x030     16
+QUERY_SQ_IN = request("query_sq_in", 16, """
     sqn                         0x048     24
 """)
 
-QUERY_SQ_OUT = BitStruct("query_sq_out", 272, """
-    status                      0x000      8
-    syndrome                    0x020     32
+QUERY_SQ_OUT = answer("query_sq_out", 272, """
     ctx                         0x100   1920  SQC
 """, SQC=SQC)
 
-CREATE_RQ_IN = BitStruct("create_rq_in", 272, """
-    opcode                      0x000     16
-    uid                         0x010     16
-    op_mod                      0x030     16
+CREATE_RQ_IN = request("create_rq_in", 272, """
     ctx                         0x100   1920  RQC
 """, RQC=RQC)
 
-CREATE_RQ_OUT = BitStruct("create_rq_out", 16, """
-    status                      0x000      8
-    syndrome                    0x020     32
+CREATE_RQ_OUT = answer("create_rq_out", 16, """
     rqn                         0x048     24
 """)
 
-MODIFY_RQ_IN = BitStruct("modify_rq_in", 272, """
-    opcode                      0x000     16
-    uid                         0x010     16
-    op_mod                      0x030     16
+MODIFY_RQ_IN = request("modify_rq_in", 272, """
     rq_state                    0x040      4
     rqn                         0x048     24
     modify_bitmask              0x080     64
     ctx                         0x100   1920  RQC
 """, RQC=RQC)
 
-DESTROY_RQ_IN = BitStruct("destroy_rq_in", 16, """
-    opcode                      0x000     16
-    uid                         0x010     16
-    op_mod                      0x030     16
+DESTROY_RQ_IN = request("destroy_rq_in", 16, """
     rqn                         0x048     24
 """)
 
-QUERY_RQ_IN = BitStruct("query_rq_in", 16, """
-    opcode                      0x000     16
-    uid                         0x010     16
-    op_mod                      0x030     16
+QUERY_RQ_IN = request("query_rq_in", 16, """
     rqn                         0x048     24
 """)
 
-QUERY_RQ_OUT = BitStruct("query_rq_out", 272, """
-    status                      0x000      8
-    syndrome                    0x020     32
+QUERY_RQ_OUT = answer("query_rq_out", 272, """
     ctx                         0x100   1920  RQC
 """, RQC=RQC)
 
-QUERY_NIC_VPORT_CONTEXT_IN = BitStruct("query_nic_vport_context_in", 16, """
-    opcode                      0x000     16
-    uid                         0x010     16
-    op_mod                      0x030     16
+QUERY_NIC_VPORT_CONTEXT_IN = request("query_nic_vport_context_in", 16, """
     other_vport                 0x040      1
     vport_number                0x050     16
     allowed_list_type           0x065      3
 """)
 
-QUERY_NIC_VPORT_CONTEXT_OUT = BitStruct("query_nic_vport_context_out", 272, """
-    status                      0x000      8
-    syndrome                    0x020     32
+QUERY_NIC_VPORT_CONTEXT_OUT = answer("query_nic_vport_context_out", 272, """
     nic_vport_context           0x080   2048  CONTEXT
 """, CONTEXT=NIC_VPORT_CONTEXT)
 
-ALLOC_Q_COUNTER_IN = BitStruct("alloc_q_counter_in", 16, """
-    opcode                      0x000     16
-    uid                         0x010     16
-    op_mod                      0x030     16
-""")
+ALLOC_Q_COUNTER_IN = request("alloc_q_counter_in", 16)
 
-ALLOC_Q_COUNTER_OUT = BitStruct("alloc_q_counter_out", 16, """
-    status                      0x000      8
-    syndrome                    0x020     32
+ALLOC_Q_COUNTER_OUT = answer("alloc_q_counter_out", 16, """
     counter_set_id              0x058      8
 """)
 
-DEALLOC_Q_COUNTER_IN = BitStruct("dealloc_q_counter_in", 16, """
-    opcode                      0x000     16
-    uid                         0x010     16
-    op_mod                      0x030     16
+DEALLOC_Q_COUNTER_IN = request("dealloc_q_counter_in", 16, """
     counter_set_id              0x058      8
 """)
 
-QUERY_Q_COUNTER_IN = BitStruct("query_q_counter_in", 32, """
-    opcode                      0x000     16
-    uid                         0x010     16
-    op_mod                      0x030     16
+QUERY_Q_COUNTER_IN = request("query_q_counter_in", 32, """
     clear                       0x0c0      1
     counter_set_id              0x0f8      8
 """)
 
-QUERY_Q_COUNTER_OUT = BitStruct("query_q_counter_out", 256, """
-    status                      0x000      8
-    syndrome                    0x020     32
+QUERY_Q_COUNTER_OUT = answer("query_q_counter_out", 256, """
     rx_write_requests           0x080     32
     rx_read_requests            0x0c0     32
     rx_atomic_requests          0x100     32

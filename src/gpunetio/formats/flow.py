@@ -5,7 +5,7 @@ Field names, bit offsets and widths are those of the PRM (mlx5_ifc).
 
 from enum import IntEnum, IntFlag
 
-from .layout import BitStruct
+from .layout import BitStruct, answer, request
 
 
 class FlowTableType(IntEnum):
@@ -300,10 +300,7 @@ FLOW_TABLE_NIC_CAP = BitStruct("flow_table_nic_cap", 320, """
     flow_table_properties_nic_transmit  0x800    512  PROPERTIES
 """, PROPERTIES=FLOW_TABLE_PROP_LAYOUT)
 
-SET_FLOW_TABLE_ROOT_IN = BitStruct("set_flow_table_root_in", 64, """
-    opcode                      0x000     16
-    uid                         0x010     16
-    op_mod                      0x030     16
+SET_FLOW_TABLE_ROOT_IN = request("set_flow_table_root_in", 64, """
     other_vport                 0x040      1
     vport_number                0x050     16
     table_type                  0x080      8
@@ -311,29 +308,21 @@ SET_FLOW_TABLE_ROOT_IN = BitStruct("set_flow_table_root_in", 64, """
     underlay_qpn                0x0c8     24
 """)
 
-CREATE_FLOW_TABLE_IN = BitStruct("create_flow_table_in", 64, """
-    opcode                      0x000     16
-    uid                         0x010     16
-    op_mod                      0x030     16
+CREATE_FLOW_TABLE_IN = request("create_flow_table_in", 64, """
     other_vport                 0x040      1
     vport_number                0x050     16
     table_type                  0x080      8
     flow_table_context          0x0c0    320  CONTEXT
 """, CONTEXT=FLOW_TABLE_CONTEXT)
 
-CREATE_FLOW_TABLE_OUT = BitStruct("create_flow_table_out", 16, """
-    status                      0x000      8
+CREATE_FLOW_TABLE_OUT = answer("create_flow_table_out", 16, """
     icm_address_63_40           0x008     24
-    syndrome                    0x020     32
     icm_address_39_32           0x040      8
     table_id                    0x048     24
     icm_address_31_0            0x060     32
 """)
 
-MODIFY_FLOW_TABLE_IN = BitStruct("modify_flow_table_in", 64, """
-    opcode                      0x000     16
-    uid                         0x010     16
-    op_mod                      0x030     16
+MODIFY_FLOW_TABLE_IN = request("modify_flow_table_in", 64, """
     other_vport                 0x040      1
     vport_number                0x050     16
     modify_field_select         0x070     16
@@ -342,34 +331,23 @@ MODIFY_FLOW_TABLE_IN = BitStruct("modify_flow_table_in", 64, """
     flow_table_context          0x0c0    320  CONTEXT
 """, CONTEXT=FLOW_TABLE_CONTEXT)
 
-DESTROY_FLOW_TABLE_IN = BitStruct("destroy_flow_table_in", 64, """
-    opcode                      0x000     16
-    uid                         0x010     16
-    op_mod                      0x030     16
+DESTROY_FLOW_TABLE_IN = request("destroy_flow_table_in", 64, """
     other_vport                 0x040      1
     vport_number                0x050     16
     table_type                  0x080      8
     table_id                    0x0a8     24
 """)
 
-QUERY_FLOW_TABLE_IN = BitStruct("query_flow_table_in", 64, """
-    opcode                      0x000     16
-    uid                         0x010     16
-    op_mod                      0x030     16
+QUERY_FLOW_TABLE_IN = request("query_flow_table_in", 64, """
     table_type                  0x080      8
     table_id                    0x0a8     24
 """)
 
-QUERY_FLOW_TABLE_OUT = BitStruct("query_flow_table_out", 64, """
-    status                      0x000      8
-    syndrome                    0x020     32
+QUERY_FLOW_TABLE_OUT = answer("query_flow_table_out", 64, """
     flow_table_context          0x0c0    320  CONTEXT
 """, CONTEXT=FLOW_TABLE_CONTEXT)
 
-CREATE_FLOW_GROUP_IN = BitStruct("create_flow_group_in", 1024, """
-    opcode                              0x000     16
-    uid                                 0x010     16
-    op_mod                              0x030     16
+CREATE_FLOW_GROUP_IN = request("create_flow_group_in", 1024, """
     other_vport                         0x040      1
     vport_number                        0x050     16
     table_type                          0x080      8
@@ -383,16 +361,11 @@ CREATE_FLOW_GROUP_IN = BitStruct("create_flow_group_in", 1024, """
     match_criteria                      0x200   4096  FTE_MATCH_PARAM
 """, FTE_MATCH_PARAM=FTE_MATCH_PARAM)
 
-CREATE_FLOW_GROUP_OUT = BitStruct("create_flow_group_out", 16, """
-    status                      0x000      8
-    syndrome                    0x020     32
+CREATE_FLOW_GROUP_OUT = answer("create_flow_group_out", 16, """
     group_id                    0x048     24
 """)
 
-DESTROY_FLOW_GROUP_IN = BitStruct("destroy_flow_group_in", 64, """
-    opcode                      0x000     16
-    uid                         0x010     16
-    op_mod                      0x030     16
+DESTROY_FLOW_GROUP_IN = request("destroy_flow_group_in", 64, """
     other_vport                 0x040      1
     vport_number                0x050     16
     table_type                  0x080      8
@@ -400,18 +373,13 @@ DESTROY_FLOW_GROUP_IN = BitStruct("destroy_flow_group_in", 64, """
     group_id                    0x0c0     32
 """)
 
-QUERY_FLOW_GROUP_IN = BitStruct("query_flow_group_in", 64, """
-    opcode                      0x000     16
-    uid                         0x010     16
-    op_mod                      0x030     16
+QUERY_FLOW_GROUP_IN = request("query_flow_group_in", 64, """
     table_type                  0x080      8
     table_id                    0x0a8     24
     group_id                    0x0c0     32
 """)
 
-QUERY_FLOW_GROUP_OUT = BitStruct("query_flow_group_out", 1024, """
-    status                      0x000      8
-    syndrome                    0x020     32
+QUERY_FLOW_GROUP_OUT = answer("query_flow_group_out", 1024, """
     start_flow_index            0x0e0     32
     end_flow_index              0x120     32
     match_criteria_enable       0x1f8      8
@@ -419,10 +387,7 @@ QUERY_FLOW_GROUP_OUT = BitStruct("query_flow_group_out", 1024, """
 """, FTE_MATCH_PARAM=FTE_MATCH_PARAM)
 
 # The lists of destinations and counters follow the context, here and in the answer to a query.
-SET_FLOW_TABLE_ENTRY_IN = BitStruct("set_fte_in", 816, """
-    opcode                      0x000     16
-    uid                         0x010     16
-    op_mod                      0x030     16
+SET_FLOW_TABLE_ENTRY_IN = request("set_fte_in", 816, """
     other_vport                 0x040      1
     vport_number                0x050     16
     table_type                  0x080      8
@@ -434,26 +399,18 @@ SET_FLOW_TABLE_ENTRY_IN = BitStruct("set_fte_in", 816, """
     list                        0x1980     *
 """, CONTEXT=FLOW_CONTEXT)
 
-QUERY_FLOW_TABLE_ENTRY_IN = BitStruct("query_fte_in", 64, """
-    opcode                      0x000     16
-    uid                         0x010     16
-    op_mod                      0x030     16
+QUERY_FLOW_TABLE_ENTRY_IN = request("query_fte_in", 64, """
     table_type                  0x080      8
     table_id                    0x0a8     24
     flow_index                  0x100     32
 """)
 
-QUERY_FLOW_TABLE_ENTRY_OUT = BitStruct("query_fte_out", 816, """
-    status                      0x000      8
-    syndrome                    0x020     32
+QUERY_FLOW_TABLE_ENTRY_OUT = answer("query_fte_out", 816, """
     flow_context                0x200   6016  CONTEXT
     list                        0x1980     *
 """, CONTEXT=FLOW_CONTEXT)
 
-DELETE_FLOW_TABLE_ENTRY_IN = BitStruct("delete_fte_in", 64, """
-    opcode                      0x000     16
-    uid                         0x010     16
-    op_mod                      0x030     16
+DELETE_FLOW_TABLE_ENTRY_IN = request("delete_fte_in", 64, """
     other_vport                 0x040      1
     vport_number                0x050     16
     table_type                  0x080      8
@@ -461,39 +418,26 @@ DELETE_FLOW_TABLE_ENTRY_IN = BitStruct("delete_fte_in", 64, """
     flow_index                  0x100     32
 """)
 
-ALLOC_FLOW_COUNTER_IN = BitStruct("alloc_flow_counter_in", 16, """
-    opcode                      0x000     16
-    uid                         0x010     16
-    op_mod                      0x030     16
+ALLOC_FLOW_COUNTER_IN = request("alloc_flow_counter_in", 16, """
     flow_counter_bulk_log_size  0x073      5
     flow_counter_bulk           0x078      8
 """)
 
-ALLOC_FLOW_COUNTER_OUT = BitStruct("alloc_flow_counter_out", 16, """
-    status                      0x000      8
-    syndrome                    0x020     32
+ALLOC_FLOW_COUNTER_OUT = answer("alloc_flow_counter_out", 16, """
     flow_counter_id             0x040     32
 """)
 
-DEALLOC_FLOW_COUNTER_IN = BitStruct("dealloc_flow_counter_in", 16, """
-    opcode                      0x000     16
-    uid                         0x010     16
-    op_mod                      0x030     16
+DEALLOC_FLOW_COUNTER_IN = request("dealloc_flow_counter_in", 16, """
     flow_counter_id             0x040     32
 """)
 
-QUERY_FLOW_COUNTER_IN = BitStruct("query_flow_counter_in", 32, """
-    opcode                      0x000     16
-    uid                         0x010     16
-    op_mod                      0x030     16
+QUERY_FLOW_COUNTER_IN = request("query_flow_counter_in", 32, """
     clear                       0x0c0      1
     num_of_counters             0x0d0     16
     flow_counter_id             0x0e0     32
 """)
 
 # The statistics of more counters follow.
-QUERY_FLOW_COUNTER_OUT = BitStruct("query_flow_counter_out", 32, """
-    status                      0x000      8
-    syndrome                    0x020     32
+QUERY_FLOW_COUNTER_OUT = answer("query_flow_counter_out", 32, """
     flow_statistics             0x080    128  TRAFFIC_COUNTER
 """, TRAFFIC_COUNTER=TRAFFIC_COUNTER)

@@ -157,6 +157,28 @@ def field_type(kind: str) -> np.dtype:
     return np.dtype(f"V{count}" if kind == "raw" else (f"({count},)" if count else "") + _TYPES[kind])
 
 
+# What inputs and outputs of commands begin with.
+_REQUEST = """
+    opcode                      0x000     16
+    uid                         0x010     16
+    op_mod                      0x030     16
+"""
+_ANSWER = """
+    status                      0x000      8
+    syndrome                    0x020     32
+"""
+
+
+def request(name: str, size: int, table: str = "", **nested: BitStruct) -> BitStruct:
+    """Declare the input mailbox of a command: opcode, uid and op_mod, and the fields of `table`."""
+    return BitStruct(name, size, _REQUEST + table.lstrip("\n"), **nested)
+
+
+def answer(name: str, size: int, table: str = "", **nested: BitStruct) -> BitStruct:
+    """Declare the output mailbox of a command: status and syndrome, and the fields of `table`."""
+    return BitStruct(name, size, _ANSWER + table.lstrip("\n"), **nested)
+
+
 class Entry(tuple):
     """A queue entry or record of `size` bytes, declared by rows of `name  byte_offset  type`.
 
