@@ -183,7 +183,11 @@ def test_rings_in_gpu_memory_need_a_gpu(ctx, pd, gpu):
 def test_ports_without_ethernet(gpu, port, words):
     with verbs.open("soft0", port=PortConfig(**port)) as ctx:
         pd = ctx.create_pd()
-        refused(ctx, gpu, NotSupportedError, words, lambda: eth.CyclicRxq(gpu, pd, 1024, 64))
+        for make in (
+            lambda: eth.CyclicRxq(gpu, pd, 1024, 64), lambda: eth.RegularRxq(pd, 4, 64), lambda: eth.CpuTxq(pd),
+            lambda: eth.EthTxq(gpu, pd, 64), lambda: eth.EthTxq(gpu, pd, 64, wait_on_time=True),
+        ):  # fmt: skip
+            refused(ctx, gpu, NotSupportedError, words, make)
         with pytest.raises(NotSupportedError):
             eth.query_caps(ctx)
 
