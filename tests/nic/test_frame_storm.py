@@ -222,6 +222,7 @@ def test_a_storm(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_storm_of_a_million_frames(tmp_path):
     counted = storm_of(tmp_path, 1_000_000, seed=2)
     assert NO_BUFFER in counted

@@ -201,6 +201,7 @@ def test_a_storm(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_long_storm(tmp_path):
     storm = storm_of(tmp_path, 40_000, seed=2)
     assert min(storm.completed, storm.failed) > 2_000
@@ -208,7 +209,7 @@ def test_a_long_storm(tmp_path):
 
 @engine_function
 def _leave(nic, row, frame, nbytes):
-    leave(nic, row, frame, nbytes)
+    leave(nic, row, frame, nbytes, 1, 0)
 
 
 def test_a_mac_that_changes_while_the_packet_is_sent(tmp_path):
