@@ -108,10 +108,10 @@ class Station:
         start_engine(self.nic)
 
 
-def turn(stations: Iterable[Station], turns: int = 4) -> None:
-    """Have the NICs take what has arrived."""
+def turn(stations: Iterable[Station], turns: int = 4) -> int:
+    """Have the NICs take what has arrived. Return how much was done."""
     nics = np.array([station.nic.control_address for station in stations], np.int64)
-    _turn(nics, len(nics), turns)
+    return _turn(nics, len(nics), turns)
 
 
 @contextlib.contextmanager

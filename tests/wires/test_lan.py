@@ -259,3 +259,16 @@ def test_frames_that_are_cut_off(three, nbytes):
     turn(three)
     assert b.got() == []
     assert b.count("rx_frame_malformed") == malformed + 1
+
+
+def test_frames_without_a_buffer_are_no_work(three):
+    """So an engine that only drops them lets the kernel run that posts receives, if both have one core."""
+    a, b, _ = three
+    room = 1 << b.log
+    a.send(*[frame(BROADCAST, a.mac)] * room)
+    assert turn([b]) >= room
+    dropped = b.count(NO_BUFFER)
+    a.send(*[frame(BROADCAST, a.mac)] * 5)
+    assert turn([b], 1) == 0
+    assert b.count(NO_BUFFER) == dropped + 5
+    assert len(b.got()) == room

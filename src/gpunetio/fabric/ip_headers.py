@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..jit.compile import device_function, engine_function
-from ..jit.ops import be16, be64, ld8, ld16, ld32, st8, st16, st32, st64
+from ..jit.ops import be16, be64, ld8, ld16, ld32, ld64, st8, st16, st32, st64
 from ..formats.packet import IP_PROTOCOL_UDP, IPV4, IPV4_DONT_FRAGMENT, IPV6
 
 HOP_LIMIT = 64
@@ -15,16 +15,6 @@ def internet_checksum(data: bytes) -> int:
 
 
 @device_function
-def internet_sum(address, nbytes):
-    """Return the ones' complement sum of `nbytes`, an even number: 0xFFFF if they contain the right checksum."""
-    total = 0
-    for i in range(0, nbytes, 2):
-        total += be16(ld16(address + i))
-    total = (total & 0xFFFF) + (total >> 16)
-    return (total & 0xFFFF) + (total >> 16)
-
-
-@device_function
 def fold(total):
     """Return the ones' complement sum of 16 bits for a sum of up to 48 bits (RFC 1071)."""
     total = (total & 0xFFFF_FFFF) + (total >> 32)
@@ -33,22 +23,34 @@ def fold(total):
     return (total & 0xFFFF) + (total >> 16)
 
 
-@engine_function
-def long_sum(address, nbytes):
-    """Return the ones' complement sum of up to 64 KiB, of any length. The order of bytes within words does not matter.
+@device_function
+def raw_sum(address, nbytes):
+    """Return the sum of the words of up to 64 KiB, of any length, as they are loaded: `fold` it, then swap its bytes.
 
-    So words are added as they are loaded, and the bytes of the sum are swapped in the end (RFC 1071 2).
+    The order of bytes within words does not matter to a ones' complement sum (RFC 1071 2). So raw sums of pieces that
+    begin at even offsets can be added.
     """
     total = 0
-    for i in range(nbytes >> 2):
-        total += ld32(address + 4 * i)
-    at = address + (nbytes & -4)
+    at, end = address, address + (nbytes & -8)
+    while at < end:
+        word = ld64(at)
+        total += (word & 0xFFFF_FFFF) + (word >> 32 & 0xFFFF_FFFF)
+        at += 8
+    if nbytes & 4:
+        total += ld32(at)
+        at += 4
     if nbytes & 2:
         total += ld16(at)
         at += 2
     if nbytes & 1:
         total += ld8(at)
-    return be16(fold(total))
+    return total
+
+
+@engine_function
+def internet_sum(address, nbytes):
+    """Return the ones' complement sum of up to 64 KiB, of any length: 0xFFFF if they contain the right checksum."""
+    return be16(fold(raw_sum(address, nbytes)))
 
 
 @device_function

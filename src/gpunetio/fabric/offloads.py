@@ -14,7 +14,7 @@ from ..jit.compile import device_function, engine_function
 from ..jit.ops import be16, be32, copy, ld8, ld16, ld32, ld64, st16, st32
 from ..jit.struct_view import View, struct_view
 from .ethernet_records import GSO_ECN, GSO_TCPV4, GSO_TCPV6, GSO_UDP, NEEDS_CHECKSUM, VIRTIO_NET
-from .ip_headers import internet_sum, long_sum
+from .ip_headers import fold, internet_sum, raw_sum
 
 # Of the frame at `frame`, segments from `next` on were not cut yet. `l3`, `l4` and `head` are where its IP header, its
 # TCP or UDP header, and its payload begin; `gso_bytes` is the payload of a segment.
@@ -76,8 +76,8 @@ def tag_bytes(frame, nbytes):
 def pseudo_sum(ip, protocol, nbytes):
     """Return a sum over the pseudo header of `nbytes` of TCP or UDP (RFC 9293 3.1, RFC 768, RFC 8200 8.1)."""
     if ld8(ip) >> 4 == 4:
-        return internet_sum(ip + IPV4.source, 8) + protocol + nbytes
-    return internet_sum(ip + IPV6.source, 32) + protocol + nbytes
+        return be16(fold(raw_sum(ip + IPV4.source, 8))) + protocol + nbytes
+    return be16(fold(raw_sum(ip + IPV6.source, 32))) + protocol + nbytes
 
 
 @device_function
@@ -95,7 +95,7 @@ def finish_checksum(frame, nbytes, offload):
     if start < ETHERNET.size or start + offset + 2 > nbytes:
         return 0
     protocol = IP_PROTOCOL_UDP if offset == UDP.checksum else 0
-    store_checksum(frame + start + offset, long_sum(frame + start, nbytes - start), protocol)
+    store_checksum(frame + start + offset, internet_sum(frame + start, nbytes - start), protocol)
     return 1
 
 
@@ -176,6 +176,6 @@ def cut(large, to):
         protocol, checksum = IP_PROTOCOL_TCP, l4 + TCP.checksum
         set_tcp(l4, offset, g.next == 0, g.next == g.count - 1)
     st16(checksum, 0)
-    store_checksum(checksum, pseudo_sum(ip, protocol, nbytes - g.l4) + long_sum(l4, nbytes - g.l4), protocol)
+    store_checksum(checksum, pseudo_sum(ip, protocol, nbytes - g.l4) + internet_sum(l4, nbytes - g.l4), protocol)
     g.next += 1
     return nbytes

@@ -16,7 +16,7 @@ import numpy as np
 from ..enums import Access, UarAllocationType
 from ..errors import BadStateError
 from ..fabric.control_message import Body
-from ..fabric.ethernet_records import BATCH as FRAME_BATCH
+from ..fabric.ethernet_records import ARRIVED, BATCH as FRAME_BATCH
 from ..fabric.frames import PIPE
 from ..fabric.icrc import HEADER_ROOM
 from ..fabric.inprocess import InProcessWire
@@ -70,7 +70,7 @@ SYNDROMES = 256
 MAX_WORK_QUEUES = MAX_QP + MAX_SQ
 _WORKER_BYTES = (
     WORKER.size + COUNTERS.size + WORK_QUEUE.size * MAX_WORK_QUEUES + 8 * (MAX_QP + MAX_WIRES + MAX_CHANNELS)
-    + MESSAGE.size + round_up(HEADER_ROOM, LINE) + PACKET.size * FRAME_BATCH
+    + MESSAGE.size + round_up(HEADER_ROOM, LINE) + (PACKET.size + ARRIVED.size) * FRAME_BATCH
 )  # fmt: skip
 
 
@@ -238,6 +238,7 @@ class SoftNic:
             r["wires"], r["ringing"] = take(8 * MAX_WIRES), take(8 * MAX_CHANNELS)
             r["message"], r["scratch"] = take(MESSAGE.size), take(HEADER_ROOM)
             r["packets"] = r["packet"] = take(PACKET.size * FRAME_BATCH)
+            r["arrived"] = take(ARRIVED.size * FRAME_BATCH)
         r = self.record
         r["lid"], r["min_timeout"] = self.port.lid, MIN_ACK_TIMEOUT_NS
         r["mac"] = int.from_bytes(self.port.mac, "little")

@@ -66,6 +66,7 @@ WORKER = record("worker", NIC_FIELDS + """
     message        i64      nobody     address of its MESSAGE
     scratch        i64      nobody     address of room for a packet's headers
     packets        i64      nobody     address of the PACKETs of frames that have arrived together (flow.py)
+    arrived        i64      nobody     address of ARRIVED records of frames that were taken from a pipe together
     packet         i64      engine     address of the PACKET of the frame at hand
     frame          i64      nobody     address of room for an Ethernet frame; only the first worker has it
     arrived_at     i64      engine     index of the own GID that the packet at hand was sent to; -1: the wire's

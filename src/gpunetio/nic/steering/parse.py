@@ -7,7 +7,7 @@ none, and the layers below it count.
 from __future__ import annotations
 
 from ...fabric.ip_headers import whole_ipv4, whole_ipv6
-from ...formats.flow import FTE_MATCH_SET_LYR_2_4, FTE_MATCH_SET_MISC
+from ...formats.flow import FTE_MATCH_SET_LYR_2_4
 from ...formats.packet import (
     ETHER_TYPE_IPV4, ETHER_TYPE_IPV6, ETHER_TYPE_SERVICE_VLAN, ETHER_TYPE_VLAN, ETHERNET, IP_PROTOCOL_AUTHENTICATION,
     IP_PROTOCOL_DESTINATION_OPTIONS, IP_PROTOCOL_FRAGMENT, IP_PROTOCOL_HOP_BY_HOP, IP_PROTOCOL_ROUTING,
@@ -15,17 +15,16 @@ from ...formats.packet import (
     IPV6_FRAGMENT_MASK, TCP, TCP_FLAGS_MASK, TCP_OFFSET_SHIFT, UDP, VLAN_TAG,
 )  # fmt: skip
 from ...jit.compile import device_function, engine_function
-from ...jit.ops import be16, ld8, ld16, ld32, ld64, st8, st16, st32, st64
+from ...jit.ops import be16, ld8, ld16, ld32, ld64, pack64, st64
 from ..state.flow import OUTER_BYTES, PACKET, packet_at
 
 MOST_EXTENSIONS = 8  # of a packet; one with more has no TCP or UDP header for us
 
 # Bytes of the words. Some fields of the match parameters lie as they do in a frame: a tag is priority, CFI and VID, the
-# traffic class is DSCP and ECN.
+# traffic class is DSCP and ECN. Words are SMAC and EtherType; DMAC and first tag; PROTOCOL, CLASS, MARKS, TCP ports;
+# TTL and UDP ports; two for each address; second tag and its marks.
 SMAC      = FTE_MATCH_SET_LYR_2_4.offset("smac_47_16")
-ETHERTYPE = FTE_MATCH_SET_LYR_2_4.offset("ethertype")
 DMAC      = FTE_MATCH_SET_LYR_2_4.offset("dmac_47_16")
-FIRST_TAG = FTE_MATCH_SET_LYR_2_4.offset("first_prio")
 PROTOCOL  = FTE_MATCH_SET_LYR_2_4.offset("ip_protocol")
 CLASS     = FTE_MATCH_SET_LYR_2_4.offset("ip_dscp")
 MARKS     = FTE_MATCH_SET_LYR_2_4.offset("cvlan_tag")
@@ -35,9 +34,8 @@ UDP_PORTS = FTE_MATCH_SET_LYR_2_4.offset("udp_sport")
 SOURCE    = FTE_MATCH_SET_LYR_2_4.offset("src_ipv4_src_ipv6")
 DESTINATION = FTE_MATCH_SET_LYR_2_4.offset("dst_ipv4_dst_ipv6")
 IPV4_AT   = 12  # an IPv4 address is in the last bytes of the field
-_SECOND   = FTE_MATCH_SET_MISC.offset("outer_second_prio")
-SECOND_TAG   = OUTER_BYTES
-SECOND_MARKS = OUTER_BYTES + FTE_MATCH_SET_MISC.offset("outer_second_cvlan_tag") - _SECOND
+SECOND_TAG = OUTER_BYTES
+_TTL_WORD = TTL & -8
 
 # The word of marks: cvlan_tag, svlan_tag, frag, ip_version, tcp_flags.
 _CVLAN, _SVLAN, FRAGMENTED, VERSION_SHIFT = 1 << 15, 1 << 14, 1 << 13, 9
@@ -49,55 +47,56 @@ def _be16_at(address):
     return be16(ld16(address))
 
 
-@engine_function
-def _parse_ports(packet, frame, at, end, protocol):
-    """Read the TCP or UDP header at offset `at`, if all of it is before `end`. Return the flags of TCP."""
-    if protocol == IP_PROTOCOL_UDP and end - at >= UDP.size:
-        st32(packet + UDP_PORTS, ld32(frame + at + UDP.source_port))
-        packet_at(packet).l4 = at
-    elif protocol == IP_PROTOCOL_TCP and end - at >= TCP.size:
-        word = _be16_at(frame + at + TCP.offset_flags)
-        offset = (word >> TCP_OFFSET_SHIFT) * 4
-        if offset >= TCP.size and offset <= end - at:
-            st32(packet + TCP_PORTS, ld32(frame + at + TCP.source_port))
+@device_function
+def _parse_ports(packet, frame, at, end, protocol, traffic_class, ttl, marks):
+    """Read the TCP or UDP header at offset `at`, if all of it is before `end`, and write the words of what is known."""
+    tcp_ports, udp_ports = 0, 0
+    if marks & FRAGMENTED == 0:
+        if protocol == IP_PROTOCOL_UDP and end - at >= UDP.size:
+            udp_ports = ld32(frame + at + UDP.source_port)
             packet_at(packet).l4 = at
-            return word & TCP_FLAGS_MASK
-    return 0
+        elif protocol == IP_PROTOCOL_TCP and end - at >= TCP.size:
+            word = _be16_at(frame + at + TCP.offset_flags)
+            offset = (word >> TCP_OFFSET_SHIFT) * 4
+            if offset >= TCP.size and offset <= end - at:
+                tcp_ports = ld32(frame + at + TCP.source_port)
+                packet_at(packet).l4 = at
+                marks |= word & TCP_FLAGS_MASK
+    kind = protocol | traffic_class << 8 * (CLASS - PROTOCOL) | be16(marks) << 8 * (MARKS - PROTOCOL)
+    st64(packet + PROTOCOL, pack64(kind, tcp_ports))
+    st64(packet + _TTL_WORD, pack64(ttl << 8 * (TTL - _TTL_WORD), udp_ports))
 
 
 @engine_function
-def _parse_ipv4(packet, frame, at, nbytes):
-    """Read the IPv4 header at offset `at` (RFC 791). Return its marks."""
+def _parse_ipv4(packet, frame, at, nbytes, marks):
+    """Read the IPv4 header at offset `at` (RFC 791). Return whether it is there."""
     header = whole_ipv4(frame + at, nbytes - at)
     if header == 0:
-        return 0
+        return False
     p = packet_at(packet)
     p.l3, p.end = at, at + _be16_at(frame + at + IPV4.total_length)
-    protocol = ld8(frame + at + IPV4.protocol)
-    st8(packet + CLASS, ld8(frame + at + IPV4.tos))
-    st8(packet + TTL, ld8(frame + at + IPV4.ttl))
-    st8(packet + PROTOCOL, protocol)
-    st32(packet + SOURCE + IPV4_AT, ld32(frame + at + IPV4.source))
-    st32(packet + DESTINATION + IPV4_AT, ld32(frame + at + IPV4.destination))
-    marks = 4 << VERSION_SHIFT
+    protocol, tos = ld8(frame + at + IPV4.protocol), ld8(frame + at + IPV4.tos)
+    st64(packet + SOURCE + 8, pack64(0, ld32(frame + at + IPV4.source)))
+    st64(packet + DESTINATION + 8, pack64(0, ld32(frame + at + IPV4.destination)))
+    marks |= 4 << VERSION_SHIFT
     if _be16_at(frame + at + IPV4.flags_fragment) & IPV4_FRAGMENT_MASK:
-        return marks | FRAGMENTED
-    return marks | _parse_ports(packet, frame, at + header, p.end, protocol)
+        marks |= FRAGMENTED
+    _parse_ports(packet, frame, at + header, p.end, protocol, tos, ld8(frame + at + IPV4.ttl), marks)
+    return True
 
 
 @engine_function
-def _parse_ipv6(packet, frame, at, nbytes):
-    """Read the IPv6 header at offset `at` (RFC 8200), and its extension headers. Return its marks."""
+def _parse_ipv6(packet, frame, at, nbytes, marks):
+    """Read the IPv6 header at offset `at` (RFC 8200), and its extension headers. Return whether it is there."""
     if not whole_ipv6(frame + at, nbytes - at):
-        return 0
+        return False
     p = packet_at(packet)
     p.l3, p.end = at, at + IPV6.size + _be16_at(frame + at + IPV6.payload_length)
-    st8(packet + CLASS, _be16_at(frame + at + IPV6.version_class_flow) >> 4 & 0xFF)
-    st8(packet + TTL, ld8(frame + at + IPV6.hop_limit))
+    traffic_class, ttl = _be16_at(frame + at + IPV6.version_class_flow) >> 4 & 0xFF, ld8(frame + at + IPV6.hop_limit)
     for half in range(0, 16, 8):
         st64(packet + SOURCE + half, ld64(frame + at + IPV6.source + half))
         st64(packet + DESTINATION + half, ld64(frame + at + IPV6.destination + half))
-    marks = 6 << VERSION_SHIFT
+    marks |= 6 << VERSION_SHIFT
     protocol = ld8(frame + at + IPV6.next_header)
     at += IPV6.size
     for _ in range(MOST_EXTENSIONS):
@@ -122,10 +121,8 @@ def _parse_ipv6(packet, frame, at, nbytes):
         at += size
         if marks & FRAGMENTED:
             break  # what follows may be the middle of anything
-    st8(packet + PROTOCOL, protocol)
-    if marks & FRAGMENTED:
-        return marks
-    return marks | _parse_ports(packet, frame, at, p.end, protocol)
+    _parse_ports(packet, frame, at, p.end, protocol, traffic_class, ttl, marks)
+    return True
 
 
 @device_function
@@ -137,33 +134,34 @@ def _is_tag(ethertype):
 def parse(packet, frame, nbytes):
     """Read a frame of `nbytes` bytes, without its check sequence, into a PACKET. Return 0 if it is too short for that.
 
-    The EtherType is that behind the tags, of which two are read.
+    The EtherType is that behind the tags, of which two are read. Each word is stored once: a load that spans several
+    stores waits until those are done.
     """
     for offset in range(0, PACKET.size, 8):
         st64(packet + offset, 0)
     if nbytes < ETHERNET.size:
         return 0
-    st32(packet + DMAC, ld32(frame + ETHERNET.destination))
-    st16(packet + DMAC + 4, ld16(frame + ETHERNET.destination + 4))
-    st32(packet + SMAC, ld32(frame + ETHERNET.source))
-    st16(packet + SMAC + 4, ld16(frame + ETHERNET.source + 4))
     at = ETHERNET.size
     ethertype = _be16_at(frame + ETHERNET.ether_type)
-    marks = 0
+    marks, tag = 0, 0
     if _is_tag(ethertype) and nbytes - at >= VLAN_TAG.size:
         marks = _CVLAN if ethertype == ETHER_TYPE_VLAN else _SVLAN
-        st16(packet + FIRST_TAG, ld16(frame + at + VLAN_TAG.control))
+        tag = ld16(frame + at + VLAN_TAG.control)
         ethertype = _be16_at(frame + at + VLAN_TAG.ether_type)
         at += VLAN_TAG.size
         if _is_tag(ethertype) and nbytes - at >= VLAN_TAG.size:
-            st8(packet + SECOND_MARKS, _SECOND_CVLAN if ethertype == ETHER_TYPE_VLAN else _SECOND_SVLAN)
-            st16(packet + SECOND_TAG, ld16(frame + at + VLAN_TAG.control))
+            kind = _SECOND_CVLAN if ethertype == ETHER_TYPE_VLAN else _SECOND_SVLAN
+            st64(packet + SECOND_TAG, pack64(ld16(frame + at + VLAN_TAG.control), kind))
             ethertype = _be16_at(frame + at + VLAN_TAG.ether_type)
             at += VLAN_TAG.size
-    st16(packet + ETHERTYPE, be16(ethertype))
+    smac, dmac = frame + ETHERNET.source, frame + ETHERNET.destination
+    st64(packet + SMAC, pack64(ld32(smac), ld16(smac + 4) | be16(ethertype) << 16))
+    st64(packet + DMAC, pack64(ld32(dmac), ld16(dmac + 4) | tag << 16))
+    known = False
     if ethertype == ETHER_TYPE_IPV4:
-        marks |= _parse_ipv4(packet, frame, at, nbytes)
+        known = _parse_ipv4(packet, frame, at, nbytes, marks)
     elif ethertype == ETHER_TYPE_IPV6:
-        marks |= _parse_ipv6(packet, frame, at, nbytes)
-    st16(packet + MARKS, be16(marks))
+        known = _parse_ipv6(packet, frame, at, nbytes, marks)
+    if not known:
+        st64(packet + PROTOCOL, be16(marks) << 8 * (MARKS - PROTOCOL))
     return 1

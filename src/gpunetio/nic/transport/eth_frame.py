@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ...fabric.capture import capture_frame
 from ...fabric.ethernet_records import FRAME_ROOM
-from ...fabric.ip_headers import internet_sum, long_sum
+from ...fabric.ip_headers import internet_sum
 from ...fabric.offloads import MOST_TAGS, pseudo_sum, store_checksum, tag_bytes
 from ...formats.ethernet import InlineMode, SelfLbBlock
 from ...formats.packet import (
@@ -18,7 +18,7 @@ from ...formats.packet import (
 from ...formats.wqe import ETH_INSERT_SVLAN, EthChecksum
 from ...jit.compile import device_function, engine_function
 from ...jit.ops import be16, copy, ld8, ld16, ld32, ld64, st16, st32, st64
-from ..dma.streams import move_now
+from ..dma.streams import DEVICE_SHIFT, move_now
 from ..observe import refuse
 from ..state.counters import COUNTERS, counters_at
 from ..state.ethernet import sq_row_at, tir_row_at, tis_row_at
@@ -64,6 +64,8 @@ def _first_bytes(nic, head, head_bytes, segment, offset):
     """Return the address of a frame's first MAC_BYTES, or minus a reason."""
     if head_bytes >= MAC_BYTES:
         return head
+    if head_bytes == 0 and ld64(segment + 8) - offset >= MAC_BYTES and ld64(segment) >> DEVICE_SHIFT == 0:
+        return ld64(segment) + offset
     room = worker_at(nic).frame
     copy(room, head, head_bytes)
     reason = copy_data(nic, segment, offset, MAC_BYTES - head_bytes, room + head_bytes)
@@ -98,7 +100,7 @@ def _write_l4_checksum(packet, frame, protocol):
         nbytes = length
         at = l4 + UDP.checksum
     st16(at, 0)
-    store_checksum(at, pseudo_sum(ip, protocol, nbytes) + long_sum(l4, nbytes), protocol)
+    store_checksum(at, pseudo_sum(ip, protocol, nbytes) + internet_sum(l4, nbytes), protocol)
 
 
 @engine_function
@@ -204,7 +206,7 @@ def build_frame(nic, row, head, head_bytes, segment, offset, nbytes, tag, longes
     return frame
 
 
-@engine_function
+@device_function
 def send_packet(nic, row, head, head_bytes, segment, offset, nbytes, flags, tag):
     """Build a frame, with the checksums that `flags` (EthChecksum) ask for, and send it.
 

@@ -8,7 +8,7 @@ CQEs have told of all its strides.
 from __future__ import annotations
 
 from ...enums import Access
-from ...fabric.ip_headers import internet_sum, long_sum
+from ...fabric.ip_headers import fold, raw_sum
 from ...fabric.offloads import pseudo_sum
 from ...formats.commands import WqType
 from ...formats.cqe import (
@@ -24,7 +24,7 @@ from ...formats.packet import (
 )  # fmt: skip
 from ...formats.wqe import DATA_SEG, SEGMENT, SRQ_NEXT_SEG
 from ...jit.compile import device_function, engine_function
-from ...jit.ops import be16, be32, be64, copy, ld8, ld16, ld32, ld64, ld_acquire32, st8, st16, st32, st64
+from ...jit.ops import be16, be32, be64, copy, ld8, ld16, ld32, ld64, ld_acquire32, pack64, st32, st64, st128
 from ..dma.mkey import translate
 from ..dma.streams import move_now
 from ..extensions import ETHERNET_QUEUES
@@ -43,6 +43,8 @@ from ..steering.rss import hash_type
 from .execution import capacity_of, count_segments, shared_posted, shared_segments, stage_payload, take_shared
 
 _TAG = 1 << 16  # with the TCI of a tag that was taken out
+# The words of a CQE's first 32 bytes: the hash, its type and the checksum, and what was found in the headers.
+_HASH, _SUMS, _TOLD = 8, 16, 24
 
 
 # --- receives ------------------------------------------------------------------------------------------------------
@@ -154,32 +156,47 @@ def _refused(nic, row, number, strides, reason):
 # --- what CQEs tell of a frame ---------------------------------------------------------------------------------------
 
 
-@engine_function
-def _l4_is_right(packet, frame, protocol):
-    """Return whether the checksum of a TCP or UDP packet is there, and right (RFC 9293 3.1, RFC 768, RFC 8200 8.1)."""
+@device_function
+def _checked_bytes(packet, frame, protocol):
+    """Return how many bytes the checksum of a TCP or UDP packet covers; 0 if there is none."""
     p = packet_at(packet)
-    ip, l4 = frame + p.l3, frame + p.l4
     nbytes = p.end - p.l4
-    if protocol == IP_PROTOCOL_UDP:
-        length = be16(ld16(l4 + UDP.length))
-        if length < UDP.size or length > nbytes or ld16(l4 + UDP.checksum) == 0:
-            return False
-        nbytes = length
-    return (pseudo_sum(ip, protocol, nbytes) + long_sum(l4, nbytes)) % 0xFFFF == 0
+    if protocol != IP_PROTOCOL_UDP:
+        return nbytes
+    udp = frame + p.l4
+    length = be16(ld16(udp + UDP.length))
+    return length if UDP.size <= length <= nbytes and ld16(udp + UDP.checksum) != 0 else 0
 
 
 @engine_function
-def _check(packet, frame, version, protocol):
-    """Return the RxChecksum of a frame: what was checked and is right. IPv6 headers have no checksum to be wrong."""
+def _check(packet, frame, begin, end, version, protocol):
+    """Return what was checked and is right, an RxChecksum, and above its 8 bits the checksum of all bytes from `begin`.
+
+    Each byte is added once: the headers of IP, TCP or UDP with its data, and what follows. IPv6 headers have no
+    checksum to be wrong. RFC 791, RFC 9293 3.1, RFC 768, RFC 8200 8.1.
+    """
     p = packet_at(packet)
     right = RxChecksum.L2_OK
-    if p.l3 == 0:
-        return right
-    if version == 6 or internet_sum(frame + p.l3, 4 * (ld8(frame + p.l3 + IPV4.version_ihl) & 0xF)) == 0xFFFF:
-        right |= RxChecksum.L3_OK
-    if p.l4 != 0 and _l4_is_right(packet, frame, protocol):
-        right |= RxChecksum.L4_OK
-    return right
+    total, at = 0, begin
+    if p.l3 != 0:
+        ip, at = frame + p.l3, frame + p.l4
+        if p.l4 == 0:
+            at = ip + (4 * (ld8(ip + IPV4.version_ihl) & 0xF) if version == 4 else IPV6.size)
+        header = raw_sum(ip, at - ip)
+        total = raw_sum(begin, ip - begin) + header
+        if version == 6 or fold(header) == 0xFFFF:
+            right |= RxChecksum.L3_OK
+        covered = _checked_bytes(packet, frame, protocol) if p.l4 != 0 else 0
+        if covered != 0:
+            data = raw_sum(at, covered)
+            total += data
+            if (pseudo_sum(ip, protocol, covered) + be16(fold(data))) % 0xFFFF == 0:
+                right |= RxChecksum.L4_OK
+            at += covered
+            if covered & 1 and at < end:  # the other byte of the last word
+                total += ld8(at) << 8
+                at += 1
+    return be16(fold(total + raw_sum(at, end - at))) << 8 | right
 
 
 @engine_function
@@ -220,11 +237,18 @@ def _header_types(packet, frame, version, protocol):
 
 @device_function
 def _start_head(nic, row, number):
-    """Return the address of the first 32 bytes of a CQE. In a striding queue, they name the receive."""
+    """Return the address of the first 32 bytes of a CQE. In a striding queue, they name the receive.
+
+    They are written as `write_cqe` loads them: a load that spans several stores waits until those are done.
+    """
     head = stage_payload(worker_at(nic).message)
-    if rq_row_at(row).strides != 0:
-        st16(head + CQE64.wqe_id, be16(number))
+    st128(head, _first_word(row, number), 0)
     return head
+
+
+@device_function
+def _first_word(row, number):
+    return be16(number) << 8 * CQE64.wqe_id if rq_row_at(row).strides != 0 else 0
 
 
 @engine_function
@@ -234,20 +258,21 @@ def _describe(nic, row, number, frame, tag, nbytes):
     `frame` is where it has arrived, and `nbytes` what is delivered of it: not the `tag` that was taken out.
     """
     packet = worker_at(nic).packet
-    head = _start_head(nic, row, number)
+    head = stage_payload(worker_at(nic).message)
     version = be16(ld16(packet + MARKS)) >> VERSION_SHIFT & 0xF
     protocol = ld8(packet + PROTOCOL)
-    st32(head + CQE64.rss_hash_result, be32(packet_at(packet).hash))
-    st8(head + CQE64.rss_hash_type, hash_type(packet_at(packet).tir, packet))
     types = _header_types(packet, frame, version, protocol)
     begin = frame + ETHERNET.size
     if tag != 0:
         types |= RxHeaders.VLAN_STRIPPED
-        st16(head + CQE64.vlan_info, be16(tag))
         begin += VLAN_TAG.size
-    st8(head + CQE64.l4_hdr_type_etc, types)
-    st8(head + CQE64.hds_ip_ext, _check(packet, frame, version, protocol))
-    st16(head + CQE64.check_sum, be16(long_sum(begin, nbytes - ETHERNET.size)))
+    checked = _check(packet, frame, begin, begin + nbytes - ETHERNET.size, version, protocol)
+    hashed = hash_type(packet_at(packet).tir, packet)
+    hash_ = be32(packet_at(packet).hash) << 8 * (CQE64.rss_hash_result - _HASH)
+    sums = pack64(hashed << 8 * (CQE64.rss_hash_type - _SUMS), be16(checked >> 8))
+    told = (checked & 0xFF) << 8 * (CQE64.hds_ip_ext - _TOLD) | types << 8 * (CQE64.l4_hdr_type_etc - _TOLD)
+    st128(head, _first_word(row, number), hash_)
+    st128(head + _SUMS, sums, told | be16(tag) << 8 * (CQE64.vlan_info - _TOLD))
     return head
 
 
@@ -335,7 +360,9 @@ def _receive_striding(nic, row, frame, tag, data, nbytes):
     r = rq_row_at(row)
     if _posted(row) == 0:
         return _no_buffer(row)
-    need = (r.padding + nbytes + r.stride_bytes - 1) // r.stride_bytes
+    need = 1
+    if r.padding + nbytes > r.stride_bytes:
+        need = (r.padding + nbytes + r.stride_bytes - 1) // r.stride_bytes
     if r.used != 0 and r.used + need > r.strides:
         number = _number(row)
         reason = _skip_rest(nic, row)

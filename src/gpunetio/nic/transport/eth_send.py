@@ -11,7 +11,7 @@ from ...formats.wqe import (
     DATA_SEG, ETH_INSERT_VLAN, ETH_SEG, ETH_VLAN, INLINE_SEG, SEGMENT, EthChecksum, WaitMode, WqeOpcode,
 )  # fmt: skip
 from ...jit.compile import device_function, engine_function
-from ...jit.ops import be16, be32, ld8, ld16, ld32, ld64, st64
+from ...jit.ops import be16, be32, ld8, ld16, ld32, ld64, prefetch, st64
 from ..extensions import ETHERNET_QUEUES
 from ..observe import refuse
 from ..observe.reasons import Reason
@@ -33,6 +33,7 @@ from .send_queue import budget, may_send
 
 _WAIT, _DONE = NO_ROOM, SENT  # of a WQE, or minus a reason
 _AWAKE_BEFORE = 2_000_000  # ns before the end of a WAIT, for each ms that the engine sleeps at most
+_AHEAD = 4  # WQEs: another core has written them
 _INLINE_IN_SEGMENT = SEGMENT - ETH_SEG.inline_hdr_start
 
 
@@ -86,6 +87,7 @@ def _serve(nic, row, most):
         if reason == NOT_YET:
             break
         wqe = wqe_slot(row, index)
+        prefetch(wqe_slot(row, index + _AHEAD))
         control = read_control(wqe)
         opcode, ds, blocks, ce = control.opcode, control.ds, control.blocks, control.ce
         result = -reason

@@ -7,7 +7,8 @@ wires of the LAN. As each pair of NICs has a wire, no NIC forwards what it gets,
 from __future__ import annotations
 
 from ...fabric.capture import capture_frame
-from ...fabric.frames import PACKET, commit, frame_at, reserve_frame
+from ...fabric.ethernet_records import ARRIVED, BATCH, arrived_at
+from ...fabric.frames import ETHERNET_FRAME, PACKET, commit, consume, frame_at, next_frame, pipe_end_at, reserve_frame
 from ...fabric.injector import icrc_fits
 from ...formats.packet import ETHERNET, GROUP_MAC
 from ...jit.compile import device_function, engine_function
@@ -20,7 +21,7 @@ from ..state.nic import nic_at
 from ..state.wire import WIRE, wire_at
 from ..state.worker import worker_at
 from ..steering.hashing import START, mix
-from ..steering.steer import read_frame
+from ..steering.steer import read_frames, turn_to
 from .ethernet import decide
 
 
@@ -138,25 +139,43 @@ def _undamaged(nic, wire, frame, nbytes):
     )  # fmt: skip
 
 
-@ETHERNET_QUEUES.function
-def take_lan_frame(nic, wire, place, nbytes):
-    """Take the Ethernet frame of `nbytes` in the FRAME at `place`, as one from any other Ethernet wire.
-
-    The peer may still change its bytes: whoever reads a length in it checks what it has read.
-    """
+@engine_function
+def _take_lan_frame(nic, wire, lan, frame, nbytes):
+    """Take an Ethernet frame as one from any other Ethernet wire. It was read if there is a root table."""
     n = worker_at(nic)
-    lan = nic_at(nic).lan
-    frame = place + PACKET
     counters_at(n.counters).rx_frames += 1
     counters_at(n.counters).rx_frame_bytes += nbytes
     if n.capture != 0:
         capture_frame(n.capture, frame, nbytes, frame, 0, n.now, 0)
     fate = COUNTERS.rx_frame_malformed
-    if lan != 0 and nbytes >= ETHERNET.size and _undamaged(nic, wire, place, nbytes):
+    if lan != 0 and nbytes >= ETHERNET.size and _undamaged(nic, wire, frame - PACKET, nbytes):
         source = load_mac(frame + ETHERNET.source)
         if source & GROUP_MAC == 0 and source != 0 and n.link_down == 0 and wire_at(wire).takes_frames != 0:
             learn(nic, source, wire)
-        if flow_table_at(n.flow_tables).miss != 0:
-            read_frame(nic, frame, nbytes)
         fate = decide(nic, lan_at(lan).port, frame, nbytes, 0)
     st64(n.counters + fate, ld64(n.counters + fate) + 1)
+
+
+@ETHERNET_QUEUES.function
+def take_lan_frames(nic, wire, arrived, most):
+    """Take the Ethernet frames that are next in the pipe, up to `most`. Return how many.
+
+    The peer may still change their bytes: whoever reads a length in them checks what it has read.
+    """
+    end = wire + WIRE.rx
+    count = 0
+    while count < min(most, BATCH):
+        place = next_frame(end)
+        if place <= 0 or frame_at(place).reference != ETHERNET_FRAME:
+            break
+        a = arrived_at(arrived + count * ARRIVED.size)
+        a.frame, a.nbytes = place + PACKET, pipe_end_at(end).nbytes
+        count += 1
+        consume(end)
+    if flow_table_at(worker_at(nic).flow_tables).miss != 0:
+        read_frames(nic, arrived, count)
+    for i in range(count):
+        a = arrived_at(arrived + i * ARRIVED.size)
+        turn_to(nic, i)
+        _take_lan_frame(nic, wire, nic_at(nic).lan, a.frame, a.nbytes)
+    return count

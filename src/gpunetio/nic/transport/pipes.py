@@ -12,7 +12,7 @@ from ...fabric.frames import (
 )  # fmt: skip
 from ...formats.packet import BTH
 from .delivery import BATCH, has_many_peers, receive
-from .lan import take_lan_frame
+from .lan import take_lan_frames
 from ..state.counters import counters_at
 from ..state.worker import worker_at
 from ..state.wire import GRANT, GRANTS, WIRE, grant_at, wire_at
@@ -60,10 +60,15 @@ def _receive_granted(nic, wire, packet, nbytes, reference, life, at):
 
 @engine_function
 def take_frames(nic, wire):
-    """Take packets, and frames of Ethernet, that the other end has put into the pipe: return how many."""
+    """Take packets, and frames of Ethernet, that the other end has put into the pipe: return how many.
+
+    Frames that found no receive are no work done. An engine that only drops frames lets others run on its core, such as
+    the kernel that is to post receives.
+    """
     n = worker_at(nic)
     w = wire_at(wire)
     end = wire + WIRE.rx
+    starved = counters_at(n.counters).rx_frame_no_buffer
     done = 0
     while done < BATCH and not w.broken:
         frame = next_frame(end)
@@ -74,11 +79,13 @@ def take_frames(nic, wire):
             break
         nbytes = pipe_end_at(end).nbytes
         f = frame_at(frame)
-        done += 1
         if f.reference == ETHERNET_FRAME:
-            take_lan_frame(nic, wire, frame, nbytes)
-            consume(end)
+            taken = take_lan_frames(nic, wire, n.arrived, BATCH - done)
+            if taken == 0:  # the process has no Ethernet queues, so nobody has asked for frames
+                consume(end)
+            done += max(taken, 1)
             continue
+        done += 1
         peer_high, peer_low = w.peer_high, w.peer_low
         if has_many_peers(wire):
             peer_high, peer_low = f.peer_high, f.peer_low
@@ -96,7 +103,7 @@ def take_frames(nic, wire):
         consume(end)
     if done:
         release(end)
-    return done
+    return done - (counters_at(n.counters).rx_frame_no_buffer - starved)
 
 
 @engine_function
