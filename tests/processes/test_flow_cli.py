@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from scapy.layers.inet import IP, TCP, UDP
@@ -16,8 +17,10 @@ from scapy.layers.l2 import Ether
 from gpunetio import PortConfig, verbs
 from gpunetio.cli import app
 from gpunetio.enums import LinkLayer
+from gpunetio.fabric.control_socket import ControlSocket
 from gpunetio.nic.observe import running
-from gpunetio.nic.observe.rules import RULES
+from gpunetio.nic.observe.publish import copies
+from gpunetio.nic.observe.rules import GROUP, RQT, RULE, RULES, TABLE, TIR
 from json_schema import mistakes, schema
 from rules_child import BURST, MAX_PACKET, Child
 
@@ -192,6 +195,30 @@ def test_a_port_without_ethernet(nic, port, why):
         own = f"soft6 in process {os.getpid()}"
         assert error("flow", "-d", "soft6", "--pid", os.getpid()) == f"flow tables need an Ethernet port: {own}: {why}"
         assert f"soft6, process {os.getpid()}: no flow tables: {why}\n" in run("flow").stdout
+
+
+@pytest.mark.parametrize("change, problem", [
+    ({"group_id": 9}, "a rule belongs to no group"), ({"table_id": 9}, "a rule belongs to no group"),
+    ({"fate": 7}, "a rule's fate is none of 1, 2 and 3"),
+    ({"fate": 1, "target": 5}, "a rule leads to a TIR that is not there"),
+])  # fmt: skip
+def test_rules_that_make_no_sense(change, problem):
+    """Another process may send anything."""
+    rule = np.zeros(1, RULE)
+    for name, value in {"table_id": 1, "group_id": 1, "fate": 2, **change}.items():
+        rule[name] = value
+    sent = {
+        "flow_tables": np.array([(1, 1, 0, 8, 0)], TABLE), "flow_groups": np.array([(1, 1, 0, 7, np.void(72))], GROUP),
+        RULES: rule, "tirs": np.zeros(0, TIR), "rqts": np.zeros(0, RQT),
+    }  # fmt: skip
+    with ControlSocket(["127.0.0.99"], "soft98", rules=lambda: copies(sent)):
+        text = error("flow", "-d", "soft98")
+    assert text == f"soft98 in process {os.getpid()} sent rules that do not fit together: {problem}"
+    sent["tirs"] = np.zeros(0, RQT)
+    with ControlSocket(["127.0.0.99"], "soft98", rules=lambda: copies(sent)):
+        assert error("flow", "-d", "soft98").endswith(": other columns in tirs: use the same release")
+    with ControlSocket(["127.0.0.99"], "soft98", rules=lambda: ({"tables": {}}, [])):
+        assert error("flow", "-d", "soft98").startswith("the NIC has no table 'flow_tables'; it has")
 
 
 def test_a_nic_that_is_busy_is_asked_again(monkeypatch):

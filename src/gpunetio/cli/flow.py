@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -102,6 +102,34 @@ def _masks(groups: list[np.void]) -> dict[int, bytes]:
     return {int(group["group_id"]): bytes(group["mask"]) for group in groups}
 
 
+def _check(nic: Observed) -> None:
+    """Refuse tables of another process that are not as `observe.rules` has them, or that do not fit together."""
+    from ..errors import InvalidValueError
+    from ..nic.observe.rules import TABLES
+
+    others = [name for name, dtype in TABLES.items() if nic.tables[name].dtype != dtype]
+    problem = f"other columns in {', '.join(others)}: use the same release" if others else _misfit(nic.tables)
+    if problem:
+        raise InvalidValueError(f"{nic.name} in process {nic.pid} sent rules that do not fit together: {problem}")
+
+
+def _misfit(rows: Mapping[str, np.ndarray]) -> str:
+    """Return what does not fit together; "" if everything does."""
+    from ..nic.state.flow import Fate
+
+    rules, groups = rows["flow_rules"], rows["flow_groups"]
+    in_groups = {*zip(groups["table_id"].tolist(), groups["group_id"].tolist())}
+    if not {*zip(rules["table_id"].tolist(), rules["group_id"].tolist())} <= in_groups:
+        return "a rule belongs to no group"
+    if not {*groups["table_id"].tolist()} <= {*rows["flow_tables"]["table_id"].tolist()}:
+        return "a group belongs to no table"
+    if not {*rules["fate"].tolist()} <= {Fate.TIR, Fate.DROP, Fate.JUMP}:
+        return f"a rule's fate is none of {Fate.TIR:d}, {Fate.DROP:d} and {Fate.JUMP:d}"
+    if not {*rules[rules["fate"] == Fate.TIR]["target"].tolist()} <= {*rows["tirs"]["tirn"].tolist()}:
+        return "a rule leads to a TIR that is not there"
+    return ""
+
+
 class Rules:
     """The rules of a NIC at one moment. `tables` are its flow tables by number, as packets may come to them."""
 
@@ -111,6 +139,7 @@ class Rules:
 
     def __init__(self, nic: Observed):
         self.name, self.pid, self._no_ethernet = nic.name, nic.pid, nic.no_ethernet
+        _check(nic)
         rows = nic.tables
         tables = {int(row["table_id"]): row for row in rows["flow_tables"]}
         self._groups, self._rules = rows["flow_groups"], rows["flow_rules"]
@@ -143,7 +172,7 @@ class Rules:
         from ..nic.state.flow import Fate
 
         fate, number = int(rule["fate"]), int(rule["target"])
-        if fate == Fate.TIR and number in self._tirs:
+        if fate == Fate.TIR:
             tir = self._tirs[number]
             rqns = self._rqts.get(int(tir["rqtn"]), [int(tir["rqn"])])
             hashed = tuple((bit.name or "").lower() for bit in HashField if tir["fields"] & bit)

@@ -6,6 +6,7 @@ but MACs, which it cuts in two, are `dmac` and `smac`, and addresses have the ve
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address
@@ -90,14 +91,21 @@ def _places() -> dict[str, tuple[int, int]]:
 _PLACES = _places()
 
 
-def compared(mask: bytes, value: bytes = b"") -> list[Compared]:
-    """Return the fields that a mask compares, in their order in a packet, and what they must be."""
-    masks, values = int.from_bytes(mask, "big"), int.from_bytes(value, "big")
-    found: dict[str, Compared] = {}
+@functools.cache
+def _parts(mask: bytes) -> tuple[tuple[str, int, int, bool], ...]:
+    """Return the fields of which a mask has bits: name, place, these bits, and whether they are all."""
+    bits, found = int.from_bytes(mask, "big"), []
     for name, (shift, width) in _PLACES.items():
         full = (1 << width) - 1
-        if here := masks >> shift & full:
-            found[name] = Compared(name, values >> shift & here, here, here == full)
+        if here := bits >> shift & full:
+            found.append((name, shift, here, here == full))
+    return tuple(found)
+
+
+def compared(mask: bytes, value: bytes = b"") -> list[Compared]:
+    """Return the fields that a mask compares, in their order in a packet, and what they must be."""
+    values = int.from_bytes(value, "big")
+    found = {name: Compared(name, values >> shift & here, here, full) for name, shift, here, full in _parts(mask)}
     made: dict[str, Compared] = {}
     for name, field in found.items():
         if name[1:] in _CUT:

@@ -15,8 +15,9 @@ from ..state.tables import Table
 
 if TYPE_CHECKING:
     from ..control.control_path import ControlPath
+    from ..control.flow_tables import FlowTable
 
-RULES = "flow_rules"  # the table that an answer has if, and only if, the NIC can be asked for rules
+RULES = "flow_rules"
 _MATCH = f"V{sum(size for _, size in MATCHED)}"  # the words that are compared, in the byte order of mailboxes
 
 
@@ -32,45 +33,55 @@ RULE = _dtype("table_id group_id index fate target tag counter packets octets", 
 # Either `rqn` or `rqtn` is 0. `fields` are formats.ethernet.HashField, 0 without a hash.
 TIR = _dtype("tirn rqn rqtn fields symmetric")
 RQT = _dtype("rqtn rqn")  # a row for each entry, in order
+TABLES = {"flow_tables": TABLE, "flow_groups": GROUP, RULES: RULE, "tirs": TIR, "rqts": RQT}
 
 
 def rules_of(control: ControlPath) -> dict[str, np.ndarray]:
     """Return the rules of a NIC, and what leads to them and where they lead. The caller holds the NIC's lock."""
     flows = control.flow_tables
-    tables, groups, rules = [], [], []
-    for table in flows.known.values():
-        tables.append((table.number, table.number == flows.root, table.level, 1 << table.log, table.miss))
-        starts = sorted((group.start, number) for number, group in table.groups.items())
-        groups += [
-            (table.number, number, start, table.groups[number].end, np.void(table.groups[number].words.tobytes()))
-            for start, number in starts
-        ]
-        rows, words = table.rules.read()
-        made = np.zeros(len(rows), RULE)
-        made["table_id"], made["index"], made["tag"] = table.number, rows["index"], rows["tag"]
-        if len(rows):
-            owner = np.searchsorted([start for start, _ in starts], rows["index"], side="right") - 1
-            made["group_id"] = np.array([number for _, number in starts])[owner]
-        made["fate"] = rows["fate"]
-        for fate, objects in ((Fate.TIR, control.tirs.table), (Fate.JUMP, flows.table)):
-            some = rows["fate"] == fate
-            made["target"][some] = _numbers(objects, rows["target"][some])
-        counted = rows["counter"] != 0
-        counts = control.flow_counters.read(_numbers(control.flow_counters.table, rows["counter"][counted]))
-        made["counter"][counted], made["packets"][counted], made["octets"][counted] = counts
-        made["value"] = words.view(_MATCH).reshape(-1) if len(rows) else []
-        rules.append(made)
+    groups = [
+        (table.number, number, group.start, group.end, np.void(group.words.tobytes()))
+        for table in flows.known.values() for number, group in table.groups.items()
+    ]  # fmt: skip
     tirs = [
         (row["tirn"], _number(control.rqs.table, row["rq"]), _number(control.rqts.table, row["rqt"]), row["fields"],
          row["symmetric"])
         for row in control.tirs.table
     ]  # fmt: skip
-    rqts = [(int(row["rqtn"]), rqn) for row in control.rqts.table for rqn in control.rqts.rqns_of(int(row["rqtn"]))]
-    return {
-        "flow_tables": np.array(tables, TABLE), "flow_groups": np.array(groups, GROUP),
-        RULES: np.concatenate(rules) if rules else np.zeros(0, RULE),
-        "tirs": np.array(tirs, TIR), "rqts": np.array(rqts, RQT),
+    rows = {
+        "flow_tables": [
+            (table.number, table.number == flows.root, table.level, 1 << table.log, table.miss)
+            for table in flows.known.values()
+        ],
+        "flow_groups": groups, "tirs": tirs,
+        "rqts": [
+            (int(row["rqtn"]), rqn)
+            for row in control.rqts.table for rqn in control.rqts.rqns_of(int(row["rqtn"]))
+        ],
     }  # fmt: skip
+    rules = [np.zeros(0, RULE), *(_rules_in(table, control) for table in flows.known.values())]
+    return {name: np.array(listed, TABLES[name]) for name, listed in rows.items()} | {RULES: np.concatenate(rules)}
+
+
+def _rules_in(table: FlowTable, control: ControlPath) -> np.ndarray:
+    """Return the rules of a flow table, by index."""
+    entries, words = table.rules.read()
+    rules = np.zeros(len(entries), RULE)
+    if not len(entries):
+        return rules
+    for name in ("index", "fate", "tag"):
+        rules[name] = entries[name]
+    starts, numbers = zip(*sorted((group.start, number) for number, group in table.groups.items()))
+    rules["table_id"] = table.number
+    rules["group_id"] = np.array(numbers)[np.searchsorted(starts, entries["index"], side="right") - 1]
+    for fate, objects in ((Fate.TIR, control.tirs.table), (Fate.JUMP, control.flow_tables.table)):
+        some = entries["fate"] == fate
+        rules["target"][some] = _numbers(objects, entries["target"][some])
+    counted, counters = entries["counter"] != 0, control.flow_counters
+    counts = counters.read(_numbers(counters.table, entries["counter"][counted]))
+    rules["counter"][counted], rules["packets"][counted], rules["octets"][counted] = counts
+    rules["value"] = words.view(_MATCH).reshape(-1)
+    return rules
 
 
 def _numbers(table: Table, addresses: np.ndarray) -> np.ndarray:
