@@ -15,15 +15,18 @@ from scapy.layers.inet import IP, UDP
 from scapy.layers.inet6 import IPv6
 from scapy.layers.l2 import ARP, Dot1Q, Ether
 from scapy.packet import Raw
+from scapy.utils import rdpcap
 
-from gpunetio import LinkLayer, PortConfig, verbs
+from gpunetio import LinkLayer, PortConfig, eth, verbs
 from gpunetio.bench import replay as command
 from gpunetio.bench.replay import ReplayOptions
 from gpunetio.cli import app
 from gpunetio.enums import QpType, WrOpcode
 from gpunetio.errors import InvalidValueError, NotFoundError, OperatingSystemError, TimedOutError
 from gpunetio.fabric.pcap_reader import CUT_SHORT, NOT_ROCE, Packet, PcapFile
+from gpunetio.flow import FlowPort, match
 from gpunetio.nic.wires import replay as wire
+from gpunetio.nic.wires.pcap import replay_frames
 from gpunetio.nic.wires.replay import replay
 from gpunetio.verbs import QpEndpoint, RecvWr, SendWr, Sge
 from json_schema import mistakes, schema
@@ -359,3 +362,91 @@ def test_the_command(tmp_path):
     failed = run(app, ["replay", str(tmp_path / "nowhere")])
     assert failed.exit_code == 1
     assert "cannot read the capture file" in failed.stderr
+
+
+# --- all frames, to Ethernet queues ----------------------------------------------------------------------------------
+
+
+FRAMES = [
+    bytes(Ether(src="02:00:00:00:00:05", dst="02:00:00:00:00:06") / layers)
+    for layers in (
+        ARP(), IP(src=PEER, dst=OWN) / UDP(dport=53) / Raw(bytes(1000)), Dot1Q(vlan=7) / IPv6() / UDP(),
+        Raw(b"whatever it is"), IP(src=PEER, dst=OWN) / UDP(dport=4791) / Raw(bytes(64)),
+    )
+]  # fmt: skip
+
+
+def test_all_frames_reach_a_receive_queue(tmp_path):
+    """As they are, in order and at their times, whatever they contain."""
+    (tmp_path / "file").write_bytes(pcap(*FRAMES * 100))
+    port = PortConfig("10.97.1.1", f"pcap:{tmp_path / 'file'}")
+    with verbs.open("soft6", port=port) as ctx, eth.ManagedRxq(ctx.create_pd(), 1024, 2048) as rxq:
+        with FlowPort(ctx) as flows:
+            flows.steer(match.everything(), to=rxq)
+            start = time.monotonic()
+            done = replay_frames(ctx.provider.nic)  # type: ignore[attr-defined]
+            assert time.monotonic() - start >= 499 * 3.5e-6
+            assert (done.packets, done.accepted, done.refused) == (500, 500, {})
+        got = rxq.receive(500, least=500, timeout=10)
+        assert [bytes(packet.data) for packet in got] == FRAMES * 100
+        for packet in got:
+            packet.release()
+
+
+def test_frames_that_no_queue_takes_are_counted(tmp_path):
+    (tmp_path / "file").write_bytes(pcap(*FRAMES))
+    with verbs.open("soft6", port=PortConfig("10.97.1.1", f"pcap:{tmp_path / 'file'}")) as ctx:
+        done = replay_frames(ctx.provider.nic, fast=True)  # type: ignore[attr-defined]
+    assert (done.packets, done.accepted, done.refused) == (5, 0, {"rx_frame_other_mac": 5})
+
+
+def test_frames_of_a_file_that_is_cut_off(tmp_path):
+    """Those before the cut arrive."""
+    (tmp_path / "file").write_bytes(pcap(*FRAMES)[:-1])
+    with verbs.open("soft6", port=PortConfig("10.97.1.1", f"pcap:{tmp_path / 'file'}")) as ctx:
+        with pytest.raises(InvalidValueError, match="ends in the middle of the record at byte"):
+            replay_frames(ctx.provider.nic, fast=True)  # type: ignore[attr-defined]
+        until(lambda: ctx.provider.nic.counters["rx_frames"] == 4, "four frames")  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "data, error, text",
+    [(b"nonsense", InvalidValueError, "is no pcap file"), (pcap(link=197), InvalidValueError, "has InfiniBand packets"),
+     (None, OperatingSystemError, "cannot read the capture file")],
+)  # fmt: skip
+def test_files_that_no_wire_has(tmp_path, data, error, text):
+    if data is not None:
+        (tmp_path / "file").write_bytes(data)
+    with pytest.raises(error, match=text):
+        verbs.open("soft6", port=PortConfig("10.97.1.1", f"pcap:{tmp_path / 'file'}"))
+
+
+def test_frames_need_their_wire():
+    wanted = r'open it with PortConfig.wire="pcap:FILE"'
+    with verbs.open("soft6") as ctx, pytest.raises(InvalidValueError, match=wanted):
+        replay_frames(ctx.provider.nic)  # type: ignore[attr-defined]
+
+
+def test_a_nic_that_takes_no_frames(tmp_path):
+    (tmp_path / "file").write_bytes(pcap(*FRAMES * 100))
+    with verbs.open("soft6", port=PortConfig("10.97.1.1", f"pcap:{tmp_path / 'file'}")) as ctx:
+        nic = ctx.provider.nic  # type: ignore[attr-defined]
+        nic.wire_to_others()
+        nic.pause()
+        with pytest.raises(TimedOutError, match="soft6 has not taken frame"):
+            replay_frames(nic, fast=True, timeout=0.1)
+        nic.resume()
+
+
+def test_the_command_for_frames(tmp_path):
+    (tmp_path / "file").write_bytes(pcap(*FRAMES * 20))
+    arguments = ["replay", str(tmp_path / "file"), "--frames", "--fast", "-d", "soft6", "--pcap", str(tmp_path / "out")]
+    result = CliRunner().invoke(app, [*arguments, "--json"])
+    document = json.loads(result.stdout)
+    assert mistakes(document, schema("replay")) == []
+    assert (document["records"], document["replayed"], document["accepted"], document["refused"]) == (100, 100, 100, {})
+    assert [bytes(frame) for frame in rdpcap(str(tmp_path / "out"))] == FRAMES * 20
+    lines = CliRunner().invoke(app, arguments).stdout.splitlines()
+    assert lines[-1].endswith(" s, a receive queue")
+    refused = CliRunner().invoke(app, [*arguments, "--address", OWN])
+    assert (refused.exit_code, "leave --address out" in refused.stderr) == (2, True)

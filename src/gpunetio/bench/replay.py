@@ -17,7 +17,9 @@ from typing import Self
 from .. import __version__
 from ..enums import LinkLayer, QpType
 from ..errors import InvalidValueError, NotFoundError
+from ..eth import ManagedRxq
 from ..fabric.pcap_reader import Address, Packet, PcapFile
+from ..flow import FlowPort, match
 from ..formats.operations import PACKETS
 from ..formats.operations import Packet as Meaning
 from ..formats.packet import (
@@ -33,6 +35,7 @@ from ..formats.packet import (
     PacketOpcode,
 )  # fmt: skip
 from ..nic.control.port import MAX_HEADERS, MTUS, PortConfig, address_of
+from ..nic.wires.pcap import replay_frames
 from ..nic.wires.replay import TIMEOUT, Replayed, replay
 from ..verbs import QP, Context, QpEndpoint, RecvWr, Sge
 from ..verbs import open as open_device
@@ -41,6 +44,9 @@ MAX_REGION = 1 << 28  # bytes; a key whose requests lie farther apart gets no re
 MAX_RECEIVES = 1 << 14  # of a queue pair
 _SERVICES = {0: QpType.RC, 1: QpType.UC}  # by the upper bits of a packet opcode (IBTA table 38)
 _OPERATIONS = {member.value for member in PacketOpcode}
+ALL = "all"  # addresses
+_NOBODY = "192.0.2.1"  # of the NIC that gets frames (RFC 5737)
+_BURST, _LONGEST = 4096, 9216  # frames that wait for the program, and bytes of each
 _DEFAULT_ADDRESS = "127.0.0.1"  # of an InfiniBand port whose packets do not name its GID
 
 
@@ -48,7 +54,8 @@ _DEFAULT_ADDRESS = "127.0.0.1"  # of an InfiniBand port whose packets do not nam
 class ReplayOptions:
     """What is replayed, to which address or LID (by default the one with most requests), and how.
 
-    `timeout` is in seconds. `capture` is a file for the packets that the NIC takes and sends.
+    `timeout` is in seconds. `capture` is a file for the packets that the NIC takes and sends. With `frames`, all
+    Ethernet frames go to a receive queue, whatever they contain, and `address` is not used.
     """
 
     path: Path
@@ -57,6 +64,7 @@ class ReplayOptions:
     timeout: float = TIMEOUT
     device: str | None = "soft0"
     capture: Path | None = None
+    frames: bool = False
 
 
 # --- what a capture file asks for ------------------------------------------------------------------------------------
@@ -164,8 +172,8 @@ def survey(file: PcapFile, address: Address | None) -> tuple[Address, Survey]:
     return chosen, found[chosen]
 
 
-def shown(address: Address) -> str:
-    """Return an address as text."""
+def shown(address: Address | str) -> str:
+    """Return an address as text, or ALL."""
     return f"LID {address:#x}" if isinstance(address, int) else str(address)
 
 
@@ -174,13 +182,14 @@ def shown(address: Address) -> str:
 
 @dataclass(frozen=True)
 class Result:
-    """What became of the packets of a file. `elsewhere` went to other addresses; `skipped` are none, by the reason.
+    """What became of the packets of a file. `address` is ALL for frames. `elsewhere` went to other addresses; `skipped`
+    are none, by the reason.
 
     `reasons` are the NIC's explanations of the requests that it refused.
     """
 
     path: Path
-    address: Address
+    address: Address | str
     records: int
     skipped: dict[str, int]
     elsewhere: int
@@ -284,8 +293,27 @@ def _asked(text: str, infiniband: bool) -> Address:
         raise InvalidValueError(f"{text!r} is no {kind}") from None
 
 
+def _run_frames(options: ReplayOptions) -> Result:
+    """Replay all frames to a receive queue."""
+    port = PortConfig(_NOBODY, f"pcap:{options.path}", capture=options.capture)
+    with open_device(options.device, port=port) as ctx, ManagedRxq(ctx.create_pd(), _BURST, _LONGEST) as rxq:
+        nic = ctx.provider.nic  # type: ignore[attr-defined]
+
+        def receive() -> None:
+            for packet in rxq.receive(timeout=0):
+                packet.release()
+
+        with FlowPort(ctx) as flows:
+            flows.steer(match.everything(), to=rxq)
+            done = replay_frames(nic, options.fast, options.timeout, receive)
+        file = nic.wire_to_others().file
+        return Result(options.path, ALL, file.records, dict(file.skipped), 0, 1, done, [])
+
+
 def run(options: ReplayOptions) -> Result:
     """Replay a capture file to a software NIC of this process."""
+    if options.frames:
+        return _run_frames(options)
     with PcapFile(options.path) as file:
         asked = None if options.address is None else _asked(options.address, file.infiniband)
         address, wanted = survey(file, asked)

@@ -20,7 +20,7 @@ class Wire(click.ParamType):
     """A wire that leads to other processes."""
 
     name = "wire"
-    choices: tuple[str, ...] = tuple(spell(name) for name, kind in WIRES.items() if kind.routed or kind.ethernet)
+    choices: tuple[str, ...] = tuple(spell(name) for name, kind in WIRES.items() if not kind.file)
 
     def get_metavar(self, *_: object, **__: object) -> str:
         """Return what the help shows. Its arguments depend on click's version."""
@@ -32,7 +32,7 @@ class Wire(click.ParamType):
             check_wire(value)
         except InvalidValueError as error:
             self.fail(str(error), param, ctx)
-        if value == "replay":
+        if WIRES[value.partition(":")[0]].file:
             self.fail(f"{value!r} leads to a file: use `gpunetio replay`", param, ctx)
         return value
 

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     "--address", metavar="IP|LID",
     help="Replay the packets to this address.  [default: the one with most requests]",
 )  # fmt: skip
+@click.option(
+    "--frames", is_flag=True,
+    help="Replay all Ethernet frames to a receive queue, instead of RDMA packets to queue pairs.",
+)  # fmt: skip
 @click.option("--fast", is_flag=True, help="Replay as fast as possible instead of at the packets' times.")
 @click.option(
     "--timeout", type=Seconds(0, min_open=True), default=600.0, show_default=True, metavar="SECONDS",
@@ -37,16 +41,19 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @guarded
 def replay(
-    file: Path, address: str | None, fast: bool, timeout: float, device: str, capture: Path | None, as_json: bool
+    file: Path, address: str | None, frames: bool, fast: bool, timeout: float, device: str, capture: Path | None,
+    as_json: bool,
 ) -> None:
-    """Replay the RoCE v2 or InfiniBand packets of a pcap file to a software NIC.
+    """Replay the RoCE v2 or InfiniBand packets of a pcap file to a software NIC, or all its Ethernet frames.
 
     The NIC has the address, queue pairs and memory regions that the packets ask for. The end tells how many packets it
     took, answered, and refused, and why.
     """
     from ..bench.replay import ReplayOptions, run
 
-    result = run(ReplayOptions(file, address, fast, timeout, device, capture))
+    if frames and address is not None:
+        raise click.UsageError("--frames replays to all addresses: leave --address out")
+    result = run(ReplayOptions(file, address, fast, timeout, device, capture, frames))
     if as_json:
         click.echo(json.dumps(result.document()))
         return
@@ -55,13 +62,13 @@ def replay(
 
 
 def _lines(result: Result) -> list[str]:
-    from ..bench.replay import shown
+    from ..bench.replay import ALL, shown
 
     done = result.replayed
     rows = [
         ("records in the file", result.records),
         *((f"  {reason}", count) for reason, count in result.skipped.items()),
-        ("  to other addresses", result.elsewhere),
+        *([] if result.address == ALL else [("  to other addresses", result.elsewhere)]),
         (f"replayed to {shown(result.address)}", done.packets),
         ("  accepted", done.accepted),
         *((f"  refused: {name}", count) for name, count in done.refused.items()),
@@ -69,5 +76,6 @@ def _lines(result: Result) -> list[str]:
     ]
     width = max(len(label) for label, _ in rows)
     lines = [f"{label.ljust(width)}  {count}" for label, count in rows]
-    lines.append(f"{done.packets} packets in {done.seconds:.3f} s, {result.queues} queue pairs")
+    queues = "a receive queue" if result.address == ALL else f"{result.queues} queue pairs"
+    lines.append(f"{done.packets} packets in {done.seconds:.3f} s, {queues}")
     return lines + [f"why: {reason}" for reason in result.reasons]

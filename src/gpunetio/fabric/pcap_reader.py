@@ -188,6 +188,16 @@ class PcapFile:
             else:
                 yield found
 
+    def frames(self) -> Iterator[tuple[int, bytes]]:
+        """Read the Ethernet frames from the beginning: each one's time in ns, and its bytes. Cut ones are skipped."""
+        self.records, self.skipped = 0, Counter()
+        for time_ns, data, whole in self._records():
+            self.records += 1
+            if len(data) < whole or len(data) < ETHERNET.size:
+                self.skipped[CUT_SHORT] += 1
+            else:
+                yield time_ns, data
+
     def _records(self) -> Iterator[tuple[int, bytes, int]]:
         """Return time, bytes, and original length of each record."""
         at = _FILE_HEADER

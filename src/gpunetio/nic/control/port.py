@@ -47,7 +47,7 @@ class WireKind:
     `neighbours`: NICs of this host by shared memory. `module` of nic/wires: all others, also on InfiniBand ports if
     `infiniband`. `routed`: they are in the networks of this machine, whose addresses the port has. `ethernet`: the wire
     carries Ethernet frames, and the port has a MAC and addresses of its own there. `argument`: what follows the name
-    and a colon; `interface`: that is the name of a network interface.
+    and a colon; `interface`: that is the name of a network interface. `file`: a program replays a capture file there.
     """
 
     module: str
@@ -57,16 +57,18 @@ class WireKind:
     ethernet: bool = False
     argument: str = ""
     interface: bool = False
+    file: bool = False
 
 
 WIRES = {
     "auto":   WireKind("udp", neighbours=True),
     "udp":    WireKind("udp"),
-    "replay": WireKind("replay", infiniband=True, routed=False),
+    "replay": WireKind("replay", infiniband=True, routed=False, file=True),
     "packet": WireKind("packet", routed=False, ethernet=True, argument="INTERFACE", interface=True),
     "tap":    WireKind("tap",    routed=False, ethernet=True, argument="NAME",      interface=True),
     "unix":   WireKind("unix",   routed=False, ethernet=True, argument="PATH"),
     "dgram":  WireKind("dgram",  routed=False, ethernet=True, argument="LOCAL,REMOTE"),
+    "pcap":   WireKind("pcap",   routed=False, ethernet=True, argument="FILE", file=True),
 }  # fmt: skip
 _INTERFACE = re.compile(r"[^\s/:%]{1,15}")  # what the kernel takes for a name (dev_valid_name); % is for patterns
 
@@ -102,7 +104,8 @@ class PortConfig:
                    "replay": only to the packets of a capture file (nic/wires/replay.py);
                    "packet:INTERFACE": Ethernet, by a network interface of this machine; "tap:NAME": Ethernet, by a TAP
                    device, which is made if there is none of this name; "unix:PATH": Ethernet, to one other NIC or to a
-                   virtual machine, by a stream socket; "dgram:LOCAL,REMOTE": the same, by datagrams between two paths
+                   virtual machine, by a stream socket; "dgram:LOCAL,REMOTE": the same, by datagrams between two paths;
+                   "pcap:FILE": Ethernet, whose frames come from a capture file (nic/wires/pcap.py)
     `mtu`          MTU of the link in bytes (the path MTU is smaller); 0 means the MTU of the addresses' interface
     `link_layer`   ETHERNET (RoCE v2), or INFINIBAND, which reaches only software NICs of this host
     `lid`          LID of an InfiniBand port; 0 means the last 16 bits of its first address

@@ -20,7 +20,7 @@ from ...jit.compile import engine_function
 from ...jit.ops import copy
 from ...memory import HostMemory
 from ..control.port import Port
-from ..state.counters import PACKET_FATES
+from ..state.counters import FRAME_FATES, PACKET_FATES, STEERED_FATES
 from ..transport.wire_kinds import PIPES
 from .wire import ANY_PEER, Wire
 
@@ -31,6 +31,7 @@ TIMEOUT = 600.0
 _CAPACITY = 1 << 20
 _LARGEST = 1 << 18  # bytes of a packet and its ICRC: what a record of a capture file can have
 _PAUSE = 50e-6  # seconds between looks at what the NIC has taken
+_TAKEN = ("rx_accepted", "rx_frame_delivered")
 _LONGEST_SLEEP = 0.01  # seconds between looks at what the NIC has sent
 
 
@@ -120,8 +121,8 @@ class Replayed:
 
     @property
     def accepted(self) -> int:
-        """Packets that a QP took."""
-        return self.counters.get("rx_accepted", 0)
+        """Packets that a queue pair took, or frames that a receive queue took."""
+        return sum(self.counters.get(name, 0) for name in _TAKEN)
 
     @property
     def answered(self) -> int:
@@ -130,9 +131,9 @@ class Replayed:
 
     @property
     def refused(self) -> dict[str, int]:
-        """Packets that no QP took, by the counter that says why."""
-        reasons = ("rx_icrc_encapsulated", *PACKET_FATES)
-        return {name: self.counters[name] for name in reasons if name != "rx_accepted" and name in self.counters}
+        """Packets and frames that no queue took, by the counter that says why."""
+        reasons = ("rx_icrc_encapsulated", *PACKET_FATES, *FRAME_FATES, *STEERED_FATES)
+        return {name: self.counters[name] for name in reasons if name not in _TAKEN and name in self.counters}
 
 
 def replay(nic: SoftNic, packets: Iterable[Packet], fast: bool = False, timeout: float = TIMEOUT) -> Replayed:
