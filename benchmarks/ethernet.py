@@ -10,6 +10,7 @@ from functools import partial
 from ethernet_engine import MASKS, paths, steering
 from ethernet_pair import pair
 from ethernet_results import Result, progress, show
+from ethernet_times import lateness
 
 JOBS: dict[str, Callable[[int], list[Result]]] = {
     "steering": partial(steering, masks=MASKS),
@@ -18,6 +19,7 @@ JOBS: dict[str, Callable[[int], list[Result]]] = {
     "engine-1500": partial(paths, nbytes=1500),
     "pair-64": partial(pair, nbytes=64),
     "pair-1500": partial(pair, nbytes=1500),
+    "wait-time": lateness,
 }
 
 
