@@ -356,6 +356,29 @@ def test_the_device_goes_away_under_the_nic(lan, caplog, monkeypatch):
         until(lambda: "tap:t0 is gone" in caplog.text, "the log says so")
 
 
+def test_the_interface_goes_down_and_up_again(cable):
+    """What is sent meanwhile is lost and counted, and queue pairs send it again."""
+    ports = [{"wire": f"packet:{name}", "addresses": v4} for name, v4 in zip(("here", "there"), V4, strict=True)]
+    with nics(cable, *ports) as (a, b):
+        join(a, b)
+        cable.ip("link set here down")
+        a.queue.post(WRITE, b.there.remote(), a.here.at())
+        until(lambda: a.count("tx_dropped") > 0, "packets are lost")
+        cable.ip("link set here up")
+        assert a.queue.done.next().opcode == REQ
+        exchange(a, b)
+
+
+def test_the_interface_goes_away_under_the_nic(cable, monkeypatch):
+    """The NIC goes on without it, and closes."""
+    monkeypatch.setattr(Neighbours.resolve, "__defaults__", (0.2,))
+    with nics(cable, {"wire": "packet:here", "addresses": V4[0]}) as (a,):
+        cable.ip("link delete here")
+        with pytest.raises(NotFoundError, match="nobody on packet:here answers for"):
+            a.nic.mac_of(gid_of(ip_address(V4[1])))
+        until(lambda: a.count("tx_dropped") > 0, "the question is lost")
+
+
 def test_an_open_nic_works_after_a_refused_one(cable):
     ports = [{"wire": f"packet:{name}", "addresses": v4} for name, v4 in zip(("here", "there"), V4, strict=True)]
     with nics(cable, *ports) as (a, b):
