@@ -181,7 +181,8 @@ def pair(rounds: int, nbytes: int) -> list[Result]:
             received, also = ours(nbytes)
             result.ours.append(received)
             sent.append(also)
-            limit = f"shm-messages --slot {nbytes} --message {nbytes} --count 4000000"
+            size = 1 << (nbytes - 1).bit_length()  # the limit moves powers of two
+            limit = f"shm-messages --slot {size} --message {size} --count 4000000"
             result.theirs.append(testpmd(nbytes) if found else run_limit(program, limit, []))
     result.note = f"sent {statistics.median(sent):.2f} Mpps; what finds no room is lost"
     return [result]
