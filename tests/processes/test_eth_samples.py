@@ -8,8 +8,7 @@ from scapy.layers.inet import IP, UDP
 from scapy.layers.l2 import Ether
 from scapy.utils import PcapReader
 
-from gpunetio.nic import extensions
-from gpunetio.nic.engine import compile_engine
+from gpunetio.nic.engine import compile_engine, compile_extensions
 from gpunetio.nic.observe.running import running as running_nics
 from nic_rig import until
 from tools import LIMIT, Tool, error_line, running
@@ -20,7 +19,8 @@ HOST = ("-g", "host")
 
 @pytest.fixture(scope="module", autouse=True)
 def compiled():
-    compile_engine(*extensions.ALL)  # once, for all processes
+    compile_engine()  # once, for all processes
+    compile_extensions()
 
 
 def receiver(*options):

@@ -10,8 +10,7 @@ from typing import Any
 from scapy.layers.l2 import Ether
 
 from gpunetio import PortConfig, verbs
-from gpunetio.nic import extensions
-from gpunetio.nic.engine import compile_engine
+from gpunetio.nic.engine import compile_engine, compile_extensions
 from nic_rig import CS, FA, READ, REQ, RESP_SEND, SEND, SIZE, WRITE, Buffer, Queue, atomic, connect
 from udp_rig import Namespace
 
@@ -58,7 +57,8 @@ def cabled() -> Iterator[Namespace]:
 @contextlib.contextmanager
 def nics(where: Namespace, *ports: dict[str, Any]) -> Iterator[list[End]]:
     """Software NICs with these ports, opened in a namespace."""
-    compile_engine(*extensions.ALL)  # which may take longer than `Namespace.run` waits
+    compile_engine()  # which may take longer than `Namespace.run` waits
+    compile_extensions()
     with contextlib.ExitStack() as undo:
         ends = []
         for i, port in enumerate(ports):

@@ -12,8 +12,7 @@ from eth_send_rig import Sq, eth, inlined
 from ethernet_rig import Maker, nic_of
 from gpunetio import PortConfig, verbs
 from gpunetio.formats.packet import ETHERNET
-from gpunetio.nic import extensions
-from gpunetio.nic.engine import compile_engine
+from gpunetio.nic.engine import compile_engine, compile_extensions
 from nic_child import obey
 from repository import environment
 from stations import Station
@@ -23,7 +22,8 @@ class Child:
     """Starts it with a device's name and the fields of its PortConfig. `enter`: it makes its queues at once."""
 
     def __init__(self, name: str, enter: bool = True, **config: Any):
-        compile_engine(*extensions.ALL)  # once, for all processes
+        compile_engine()  # once, for all processes
+        compile_extensions()
         self._process = subprocess.Popen(
             [sys.executable, __file__, json.dumps([name, config])],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment(),

@@ -9,7 +9,6 @@ from typing import Any, Protocol
 
 from numba import njit, types
 from numba.core import event
-from numba.core.compiler import Compiler
 
 from ..errors import InvalidValueError
 from .cache import cache_of
@@ -73,9 +72,11 @@ def _compiled(fn: Callable[..., object], forceinline: bool) -> DeviceFunction:
     # Functions from a prompt or from `exec` have no file, so there is no place for their cache.
     file = Path(inspect.getfile(fn))
     cacheable = file.is_file()
+    # This package's device code has no arrays, so there are no references to count: without looking for them, it is
+    # compiled in nine tenths of the time.
+    plain: dict[str, Any] = {"pipeline_class": PlainCode, "_nrt": False} if PACKAGE in file.parents else {}
     compiled: Any = njit(
-        nogil=True, error_model="numpy", forceinline=forceinline, no_cfunc_wrapper=True,
-        pipeline_class=PlainCode if PACKAGE in file.parents else Compiler,
+        nogil=True, error_model="numpy", forceinline=forceinline, no_cfunc_wrapper=True, **plain
     )(fn)  # type: ignore[call-overload]  # fmt: skip
     compiled.stamp = stamp(fn)
     if cacheable and (cache := cache_of(fn, compiled.stamp)):

@@ -14,7 +14,6 @@ import numpy as np
 from numba import types
 
 from ..jit.compile import device_function, engine_function
-from ..jit.extension import Extension
 from ..jit.ops import (
     clock_ns, exchange64, fence_sys, ld16, ld32, ld64, ld_relaxed64, pause, st64, st_relaxed64, st_release64,
     yield_thread,
@@ -26,6 +25,7 @@ from ..fabric.injector import faults_at
 from ..fabric.udp_records import MSG_DONTWAIT, MSG_NOSIGNAL
 from ..memory import HostMemory
 from ..service import STOP_TIMEOUT, ServiceThread
+from . import extensions
 from .dma import lost_memory
 from .hardware import Engine
 from .step import TOO_FULL, WRITE_ROW, WRONG_STATE, scan_records, step
@@ -225,12 +225,16 @@ def default_workers() -> int:
     return min(max(1, len(os.sched_getaffinity(0)) // CORES_PER_WORKER), MOST_BY_DEFAULT)
 
 
-def compile_engine(*loaded: Extension) -> None:
-    """Compile what each engine runs, and these extensions, or load that from the cache."""
+def compile_engine() -> None:
+    """Compile what each engine runs, or load it from the cache."""
     run.compile((types.int64,))
     post_command.compile((types.int64,) * 6)
     lost_memory.handler()
-    for extension in loaded:
+
+
+def compile_extensions() -> None:
+    """Compile what some engines run besides, or load it from the cache."""
+    for extension in extensions.ALL:
         extension.load()
 
 

@@ -72,7 +72,9 @@ def _address(n: int) -> str:
 
 def compile_for(port: PortConfig | None) -> None:
     """Compile what a NIC with this port needs before it can be opened."""
-    compile_engine(*[ETHERNET_WIRES] * (port is not None and port.wire_kind.ethernet))
+    compile_engine()
+    if port is not None and port.wire_kind.ethernet:
+        ETHERNET_WIRES.load()
 
 
 def open_device(name: str, port: PortConfig | None = None) -> SoftProvider:
