@@ -19,7 +19,7 @@ import numpy as np
 from ethernet_frames import FIELDS, UDP_PORT, flows_of, frame_of, packet_of
 from ethernet_results import Result, progress
 
-from gpunetio import Gpu, MemType, eth, kernel
+from gpunetio import Gpu, MemType, PortConfig, eth, kernel
 from gpunetio import device as dev
 from gpunetio.fabric.ethernet_records import ARRIVED, BATCH, arrived_at
 from gpunetio.flow import FlowPort, match
@@ -39,6 +39,7 @@ from gpunetio.nic.steering.steer import read_frames, steer, turn_to
 from gpunetio.nic.step import step
 from gpunetio.verbs import open
 
+ONE_WORKER = PortConfig(workers=1)  # whose turns are taken; it alone serves Ethernet
 FLOWS, MASKS, LAPS = 10_000, 16, 10
 ONES: dict[str, Any] = {name: bytes(12) + b"\xff" * 4 if "ip" in name else 0xFFFF for name in FIELDS}
 ONES["ip_protocol"] = 0xFF
@@ -46,7 +47,7 @@ FRAMES = 1 << 10  # of a round of the paths in and out: half of a pipe has room 
 LARGE_FRAMES = 1 << 8  # the same, of 1500 bytes
 WARM_UP = 8  # rounds that compile, and fill all rings
 DEPTH, PACKETS = FRAMES, FRAMES  # of the queues
-PATIENCE = 60.0  # seconds for a kernel that posts
+PATIENCE = 60.0  # seconds for a kernel that posts, and for an engine that stops
 
 
 # --- the engine's work ------------------------------------------------------------------------------------------------
@@ -185,7 +186,10 @@ def still(*nics: SoftNic) -> Iterator[None]:
     for nic in nics:
         nic.record["stop"] = 1
         nic.engine.kick()
+    deadline = time.monotonic() + PATIENCE
     while any(nic.engine.running for nic in nics):
+        if time.monotonic() > deadline:
+            raise SystemExit("an engine does not stop")
         time.sleep(1e-3)
     for nic in nics:
         nic.record["stop"] = 0
@@ -222,7 +226,7 @@ def steering(rounds: int, masks: int) -> list[Result]:
     choices: list[tuple[str, ...]] = [names for n in range(1, 5) for names in combinations(FIELDS, n)]
     choices.append(("ip_protocol", *FIELDS))
     share = FLOWS // masks
-    with open("soft0") as ctx:
+    with open("soft0", port=ONE_WORKER) as ctx:
         nic: SoftNic = ctx.provider.nic  # type: ignore[attr-defined]
         rules = Rules(nic)
         one, many = rules.table(14), rules.table(14)
@@ -252,7 +256,7 @@ class End:
     """The queues of one NIC, whose engine stands still while frames are measured."""
 
     def __init__(self, name: str, gpu: Gpu, stride: int, undo: ExitStack):
-        self.ctx = undo.enter_context(open(name))
+        self.ctx = undo.enter_context(open(name, port=ONE_WORKER))
         self.nic: SoftNic = self.ctx.provider.nic  # type: ignore[attr-defined]
         self.gpu, self.pd = gpu, self.ctx.create_pd()
         self.rxq = undo.enter_context(eth.CyclicRxq(gpu, self.pd, PACKETS, stride))

@@ -60,6 +60,18 @@ def echo(tx, rx, nbytes, total):
 
 
 @device_function
+def echo_one(tx, rx, nbytes, total):
+    """The same by one thread, a packet at a time."""
+    key = dev.rxq_lkey(rx)
+    for _ in range(total):
+        if dev.rxq_recv(rx, 1, PATIENCE) != 1:
+            break
+        packet = dev.rxq_packet(rx, dev.rxq_first(rx))
+        swap_macs(packet)
+        dev.txq_send(tx, packet, key, nbytes, 0, dev.EXCLUSIVE)
+
+
+@device_function
 def ask(tx, rx, laddr, lkey, nbytes, total, window):
     """Send `total` packets with at most `window` on their way. Return how many came back."""
     me, threads = dev.thread_idx(), dev.block_dim()
@@ -90,7 +102,7 @@ def flood(near_tx, near_rx, far_tx, far_rx, laddr, lkey, nbytes, total, window, 
 def ping(near_tx, near_rx, far_tx, far_rx, laddr, lkey, nbytes, total, times):
     """The same with one packet at a time and blocks of one thread: the time of each round trip."""
     if dev.block_idx() == 1:
-        echo(far_tx, far_rx, nbytes, total)
+        echo_one(far_tx, far_rx, nbytes, total)
     else:
         for i in range(total):
             start = dev.clock_ns()
