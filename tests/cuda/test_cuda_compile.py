@@ -105,7 +105,7 @@ def symbol(function):
 INSIDE = (loopback.serve, completion.record_error)
 WIRES = (
     step.step, requester.serve, pipes.take_frames, delivery.receive, responses.take_response, injector.inject,
-    eth_send.serve, lan.take_lan_frame,  # of extensions: there is nothing to load later
+    eth_send.serve, lan.take_lan_frames,  # of extensions: there is nothing to load later
 )  # fmt: skip
 
 
