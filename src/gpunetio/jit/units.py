@@ -95,9 +95,11 @@ class Unit(JITCodeLibrary):
         units = list(self.all_calls())
         for unit in units:
             self._final_module.link_in(llvm.parse_bitcode(unit.part()))
-        # Only now: the linker leaves out what may be left out and nobody has asked for yet.
+        # Only now: the linker leaves out what may be left out and nobody has asked for yet. What is private has no
+        # symbol, to which other roots would link theirs of the same name.
+        linkage = "private" if self.inlines else "linkonce_odr"
         for unit in units:
-            self._final_module.get_function(unit.symbol).linkage = "internal" if self.inlines else "linkonce_odr"
+            self._final_module.get_function(unit.symbol).linkage = linkage
         missing = [function.name for function in self._final_module.functions if _is_missing(function)]
         if missing:
             raise RuntimeError(f"{self.name} calls what was not linked: {', '.join(missing)}")
