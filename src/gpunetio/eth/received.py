@@ -10,20 +10,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import BadStateError
-from ..formats.cqe import FLOW_TAG_MASK, RxChecksum, RxHeaders
+from ..formats.cqe import FLOW_TAG_MASK, RxChecksum
 from .failure import QueueError
 
 
 @dataclass(frozen=True, slots=True)
 class PacketInfo:
-    """What the device tells of a packet.
+    """What the device tells of a packet. VLAN tags stay in it.
 
     `timestamp`   its clock at the arrival: cycles, or with `caps.real_time_receive` seconds << 32 | nanoseconds
     `rx_hash`     hash by which RSS chose the queue
     `flow_tag`    tag of the flow rule that led here; 0 is none
     `metadata`    register that flow rules have set
     `checks`      which checksums the device has found to be right
-    `vlan`        TCI of a VLAN tag that was taken out, or None
     """
 
     timestamp: int
@@ -31,16 +30,13 @@ class PacketInfo:
     flow_tag: int
     metadata: int
     checks: RxChecksum
-    vlan: int | None
 
     @classmethod
     def of(cls, cqe: np.void) -> PacketInfo:
         """Return what a CQE tells."""
-        stripped = int(cqe["l4_hdr_type_etc"]) & RxHeaders.VLAN_STRIPPED
         return cls(
             int(cqe["timestamp"]), int(cqe["rss_hash_result"]), int(cqe["sop_drop_qpn"]) & FLOW_TAG_MASK,
             int(cqe["imm_inval_pkey"]), RxChecksum(int(cqe["hds_ip_ext"]) & sum(RxChecksum)),
-            int(cqe["vlan_info"]) if stripped else None,
         )  # fmt: skip
 
 
