@@ -406,7 +406,7 @@ def test_a_deleted_slot_leads_to_no_entry(clean):
     """Not even for a packet whose hash has the same upper half, which is 0: the address is computed backwards."""
     modulus = 1 << 64
     product = 5  # a hash whose upper half is 0, before it is folded
-    both = product * pow(_FACTOR, -1, modulus) % modulus
+    both = product * pow(int(_FACTOR), -1, modulus) % modulus
     word = (both ^ both >> 32) ^ START
     half = word.to_bytes(8, "little")
     assert hash_of(np.array([[np.frombuffer(half, np.int64)[0]]])) == [5]

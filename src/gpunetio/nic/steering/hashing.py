@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from ...jit.compile import device_function
 
 START = 0x1F83D9AB5BE0CD19  # an arbitrary number: fractional bits of √17, as in SHA-512
-_FACTOR = -7046029254386353131  # 0x9E3779B97F4A7C15, 2⁶⁴ divided by the golden ratio (Knuth, volume 3, 6.4)
+_FACTOR = np.uint64(0x9E3779B97F4A7C15)  # 2⁶⁴ divided by the golden ratio (Knuth, volume 3, 6.4)
+_HALF = np.uint64(32)
 
 
 @device_function
@@ -14,7 +17,9 @@ def mix(hash_, word):
 
     A product's low bits depend only on low bits of its factors. So the upper half is folded into the lower one before,
     and again after: slots are chosen by low bits, and fields may lie anywhere in a word. `mix.py_func` takes arrays.
+
+    The factors have no sign: what signed products lose by overflow is undefined in Numba's code, not modulo 2⁶⁴.
     """
     both = hash_ ^ word
-    product = (both ^ (both >> 32 & 0xFFFFFFFF)) * _FACTOR
-    return product ^ (product >> 32 & 0xFFFFFFFF)
+    product = np.uint64(both ^ (both >> 32 & 0xFFFFFFFF)) * _FACTOR
+    return np.int64(product ^ (product >> _HALF))
