@@ -8,22 +8,21 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ...errors import InvalidValueError, TimedOutError
+from ...errors import InvalidValueError
 from ...fabric.claims import close_after_fork
 from ...fabric.ethernet_records import FRAME_ROOM, SOCKET
 from ...fabric.pcap_reader import PcapFile
 from .ethernet import Ethernet
-from .replay import TIMEOUT, Replayed
+from .replay import TIMEOUT, Replayed, play
 
 if TYPE_CHECKING:
     from ..nic import SoftNic
 
 _BUFFER = 4 << 20  # bytes, if net.core.wmem_max allows
-_LONGEST_SLEEP = 0.01  # seconds between looks at what the NIC has sent
+_PATIENCE = 0.01  # seconds
 
 
 class Pcap(Ethernet):
@@ -53,12 +52,12 @@ class Pcap(Ethernet):
         self._far.close()
         self.file.close()
 
-    def put(self, frame: bytes, timeout: float) -> bool:
-        """Put a frame on the wire. Return False if there was no room for `timeout` seconds."""
-        self._far.settimeout(timeout)
+    def put(self, frame: bytes) -> bool:
+        """Put a frame on the wire. Return False if there was no room for _PATIENCE."""
+        self._far.settimeout(_PATIENCE)
         try:
             self._far.send(frame)
-        except (TimeoutError, BlockingIOError):
+        except TimeoutError:
             return False
         return True
 
@@ -91,36 +90,9 @@ def replay_frames(
         raise InvalidValueError(
             f'the wire of {nic.name} is {nic.port.config.wire!r}: open it with PortConfig(wire="pcap:FILE")'
         )
-    before, start = dict(nic.counters), time.monotonic()
-    end, first, count = start + timeout, None, 0
-    for time_ns, frame in wire.file.frames():
-        first = time_ns if first is None else first
-        count += 1
-        if not fast:
-            due = (time_ns - first) / 1e9
-            if due > timeout:
-                raise TimedOutError(
-                    f"frame {count} of the capture is due {due:g} s after the first, but the timeout is {timeout:g} "
-                    "s: allow more time, or replay as fast as possible"
-                )
-            while (left := start + due - time.monotonic()) > 0:
-                time.sleep(min(left, _LONGEST_SLEEP))
-                wire.take()
-        if not wire.put(frame, max(end - time.monotonic(), 0.0)):
-            raise _late(nic, count)
-        wire.take()
-        meanwhile()
-    while int(nic.counters["rx_frames"]) < before["rx_frames"] + count:
-        if time.monotonic() > end:
-            raise _late(nic, count)
-        time.sleep(1e-4)
-    nic.engine.settle()
-    wire.take()
-    seconds, after = time.monotonic() - start, dict(nic.counters)
-    return Replayed(count, seconds, {name: after[name] - before[name] for name in after if after[name] != before[name]})
+    before = int(nic.counters["rx_frames"])
 
+    def arrived(count: int) -> bool:
+        return int(nic.counters["rx_frames"]) >= before + count
 
-def _late(nic: SoftNic, count: int) -> TimedOutError:
-    return TimedOutError(
-        f"{nic.name} has not taken frame {count} of the capture in time: it is paused, or starved of CPU time"
-    )
+    return play(nic, wire, "frame", wire.file.frames(), arrived, fast, timeout, meanwhile)
