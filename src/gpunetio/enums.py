@@ -284,6 +284,7 @@ class WrOpcode(IntEnum):
     ATOMIC_CMP_AND_SWP   = 5
     ATOMIC_FETCH_AND_ADD = 6
     WAIT_CQ_PI           = 11  # IBV_WR_DRIVER1
+    MEMCPY               = 256  # libibverbs has a function in place of a number (mlx5dv_wr_memcpy)
 
 
 class SendFlags(IntFlag):
@@ -326,6 +327,7 @@ class WcOpcode(IntEnum):
     RECV               = 128
     RECV_RDMA_WITH_IMM = 129
     WAIT_CQ_PI         = 135  # IBV_WC_DRIVER1
+    MEMCPY             = 137  # IBV_WC_DRIVER3
 
 
 class WcFlags(IntFlag):

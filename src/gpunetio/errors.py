@@ -8,8 +8,9 @@
     ├── InvalidValueError (ValueError)         ├── DriverError
     ├── NoMemoryError (MemoryError)            ├── OperatingSystemError (OSError)
     ├── InitializationError                    ├── UnexpectedError
-    ├── TimedOutError (TimeoutError)           └── DeviceFatalError
-    └── NotFoundError (LookupError)
+    ├── TimedOutError (TimeoutError)           ├── DeviceFatalError
+    ├── NotFoundError (LookupError)            ├── ConnectionRejectedError (ConnectionError)
+    └── ConnectionEndedError (ConnectionAbortedError)
 """
 
 from enum import IntEnum
@@ -167,6 +168,27 @@ class DeviceFatalError(DocaError):
     """DOCA_ERROR_DEVICE_FATAL_ERROR."""
 
     code = DocaErrorCode.DEVICE_FATAL_ERROR
+
+
+class ConnectionRejectedError(DocaError, ConnectionError):
+    """DOCA_ERROR_CONNECTION_ABORTED: the peer refuses a connection, or the service of datagrams.
+
+    `reason` is its number for that (`cm.RejectReason` or `cm.SidrStatus`), `private_data` what it has sent along.
+    """
+
+    code = DocaErrorCode.CONNECTION_ABORTED
+    reason: int
+    private_data: bytes
+
+    def __init__(self, message: str, reason: int = 0, private_data: bytes = b""):
+        super().__init__(message)
+        self.reason, self.private_data = reason, private_data
+
+
+class ConnectionEndedError(DocaError, ConnectionAbortedError):
+    """DOCA_ERROR_CONNECTION_ABORTED: the connection has ended: an end has left it, or a request on it had failed."""
+
+    code = DocaErrorCode.CONNECTION_ABORTED
 
 
 _BY_CODE = {kind.code: kind for kind in DocaError.__subclasses__()}

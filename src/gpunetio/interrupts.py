@@ -11,8 +11,8 @@ import signal
 import sys
 import threading
 from abc import ABCMeta
-from collections.abc import Callable
-from contextlib import ContextDecorator
+from collections.abc import Callable, Iterator
+from contextlib import ContextDecorator, contextmanager
 from importlib import import_module
 from types import FrameType
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _c: Any = import_module("_signal")
 _getsignal, _signal = _c.getsignal, _c.signal
 
-_SIGINT = int(signal.SIGINT)
+_SIGINT, _SIGTERM = int(signal.SIGINT), int(signal.SIGTERM)
 
 
 class deferred(ContextDecorator):
@@ -115,3 +115,26 @@ class Whole(ABCMeta):
 
             _, *others = (whole := signature(cls.__init__)).parameters.values()
             return whole.replace(parameters=others)
+
+
+@contextmanager
+def until_terminated() -> Iterator[None]:
+    """Let SIGTERM do what Ctrl+C does, so that a program which is ended cleans up behind it.
+
+    In threads other than the main one this does nothing, because Python has signals only there.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = _signal(_SIGTERM, _terminate)
+    try:
+        yield
+    finally:
+        _signal(_SIGTERM, signal.SIG_DFL if before is None else before)
+
+
+def _terminate(signum: int, frame: FrameType | None) -> None:
+    handler = _getsignal(_SIGINT)
+    if not callable(handler):
+        raise KeyboardInterrupt  # a job in the background of a shell ignores Ctrl+C, but not SIGTERM
+    handler(_SIGINT, frame)

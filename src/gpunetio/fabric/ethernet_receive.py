@@ -10,9 +10,11 @@ from ..jit.compile import device_function, engine_function
 from ..jit.ops import be16, be32, ld8, ld16, ld32, ld64, st8, st16, st32, st64
 from ..formats.packet import ETHER_TYPE_VLAN, ETHERNET, VLAN_TAG
 from .ethernet_records import (
-    ARRIVED, AUXDATA, BATCH, CONTROL_ROOM, FILE, LENGTH, LONGEST, MOST_WAITING, PACKET_AUXDATA, READ_ROOM, SOL_PACKET,
-    STATUS_VLAN_TPID_VALID, STATUS_VLAN_VALID, STREAM, STREAM_ROOM, arrived_at, ethernet_wire_at, read, recv, send,
+    ARRIVED, AUXDATA, BATCH, CONTROL_ROOM, FILE, LENGTH, LONGEST, MOST_WAITING, PACKET_AUXDATA, PIPE, READ_ROOM,
+    SOL_PACKET, STATUS_VLAN_TPID_VALID, STATUS_VLAN_VALID, STREAM, STREAM_ROOM, arrived_at, ethernet_wire_at, read,
+    recv, send,
 )  # fmt: skip
+from .frames import PACKET, consume, next_frame, pipe_end_at, release
 from .neighbours import GONE
 from .offloads import begin_cutting, cut, finish_checksum, is_large, large_frame_at, move_start, offload_of
 from .udp_records import (
@@ -86,7 +88,27 @@ def _read(w):
         return _read_file(w)
     if w.reading == STREAM:
         return _read_stream(w)
+    if w.reading == PIPE:
+        return _read_pipe(w)
     return _read_socket(w)
+
+
+@device_function
+def _read_pipe(w):
+    """Take frames of a pipe as they lie there, no more than `credit`. Their room goes back with the next call."""
+    release(w.rx)
+    count = 0
+    while count < min(BATCH, w.credit):
+        place = next_frame(w.rx)
+        if place <= 0:
+            break
+        a = arrived_at(w.arrived + ARRIVED.size * count)
+        nbytes = pipe_end_at(w.rx).nbytes
+        a.frame, a.nbytes, a.cut = place + PACKET, min(nbytes, READ_ROOM), nbytes > READ_ROOM
+        consume(w.rx)
+        count += 1
+    w.credit -= count
+    return count
 
 
 @device_function

@@ -20,8 +20,9 @@ MOST_WAITING = 1 << 16
 
 # How frames are read and written. FILE: one by each read and write. SOCKET: the same, by recvmmsg and write. STREAM:
 # one behind the other, each behind its length (be32), as QEMU's `-netdev stream` does. DATAGRAM_SOCKET: as SOCKET, but
-# sent to an address, as QEMU's `-netdev dgram` does.
-FILE, SOCKET, STREAM, DATAGRAM_SOCKET = 0, 1, 2, 3
+# sent to an address, as QEMU's `-netdev dgram` does. PIPE: frames come from a pipe that somebody fills, and are written
+# as to a FILE.
+FILE, SOCKET, STREAM, DATAGRAM_SOCKET, PIPE = 0, 1, 2, 3, 4
 LENGTH = 4  # bytes before a frame of a stream
 LONGEST = 4096 + 65536  # bytes of a frame of a stream: QEMU ends the connection for more (NET_BUFSIZE)
 STREAM_ROOM = BATCH * FRAME_STRIDE  # bytes of a stream that are read at a time, where others have buffers for frames
@@ -39,7 +40,9 @@ STREAM_ROOM = BATCH * FRAME_STRIDE  # bytes of a stream that are read at a time,
 #
 # `virtio` are the bytes of VIRTIO_NET before each frame: 10, or 0. `read_at` to `read_end` are indices of the ARRIVED
 # records that were read and not handed out yet, `first` is the address of those that were handed out last. `cutting` is
-# the LARGE_FRAME whose segments are handed out, in the ARRIVED records at `segments`.
+# the LARGE_FRAME whose segments are handed out, in the ARRIVED records at `segments`. `rx` is the PIPE_END of the pipe
+# that frames come from, `credit` how many of them may be taken. They wait for room in `queue_count` receive queues, the
+# addresses of whose rows are at `queues`; `longest` bytes has the longest of these frames.
 #
 # `bth`, `nbytes`, `peer`, `own` (the index of the own GID) and `ip`, `ip_bytes`, `version` are those of the packet at
 # hand.
@@ -86,6 +89,11 @@ ETHERNET_WIRE = Entry("ethernet_wire", 384, """
     first          312  i64
     segments       320  i64
     cutting        328  i64
+    rx             336  i64
+    queues         344  i64
+    queue_count    352  i64
+    longest        360  i64
+    credit         368  i64
 """)
 
 OWN_GID = Entry("own_gid", 16, """

@@ -8,7 +8,7 @@ from ..formats.packet import BTH, ETHER_TYPE_IPV4, ETHER_TYPE_IPV6, ETHERNET, IC
 from .capture import capture_frame
 from .ethernet_receive import lose
 from .ethernet_records import (
-    EGRESS, EGRESSES, FILE, LENGTH, SEND_SLOT, SENDING, STREAM, egress_at, ethernet_wire_at, send, send_slot_at,
+    EGRESS, EGRESSES, FILE, LENGTH, PIPE, SEND_SLOT, SENDING, STREAM, egress_at, ethernet_wire_at, send, send_slot_at,
     sendmsg, write, writev,
 )  # fmt: skip
 from .frames import ETHERNET_FRAME, PACKET, consume, frame_at, next_frame, pipe_end_at, release
@@ -206,7 +206,7 @@ def _hand_over(w, count, capture, now):
 def _send(w, first, count):
     """Send frames from the slot `first` on. Return how many have left, or -1."""
     slot, message = _slot(w, first), w.messages + MMSGHDR.size * first
-    if w.reading == FILE:
+    if w.reading == FILE or w.reading == PIPE:
         return _write(w, mmsghdr_at(message))
     if w.reading == STREAM:
         return _send_to_stream(w, slot, message)

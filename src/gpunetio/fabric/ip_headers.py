@@ -1,12 +1,19 @@
-"""IP headers of packets that the NIC makes itself, and the Internet checksum."""
+"""IP headers: whether they are whole, and those of packets that the NIC makes itself."""
 
 from __future__ import annotations
 
-from ..jit.compile import device_function, engine_function
-from ..jit.ops import be16, be64, ld8, ld16, ld32, ld64, st8, st16, st32, st64
-from ..formats.packet import IP_PROTOCOL_UDP, IPV4, IPV4_DONT_FRAGMENT, IPV6
+from ..device.checksum import internet_sum
+from ..formats.packet import (
+    ETHER_TYPE_SERVICE_VLAN, ETHER_TYPE_VLAN, ETHERNET, IP_PROTOCOL_AUTHENTICATION, IP_PROTOCOL_DESTINATION_OPTIONS,
+    IP_PROTOCOL_FRAGMENT, IP_PROTOCOL_HOP_BY_HOP, IP_PROTOCOL_ROUTING, IP_PROTOCOL_UDP, IPV4, IPV4_DONT_FRAGMENT, IPV6,
+    IPV6_EXTENSION, IPV6_FRAGMENT, VLAN_TAG,
+)  # fmt: skip
+from ..jit.compile import device_function
+from ..jit.ops import be16, be64, ld8, ld16, st8, st16, st32, st64
 
 HOP_LIMIT = 64
+MOST_TAGS = 2  # VLAN tags that are looked behind
+MOST_EXTENSIONS = 8  # of a packet; behind more, no TCP or UDP header is looked for
 
 
 def internet_checksum(data: bytes) -> int:
@@ -15,42 +22,15 @@ def internet_checksum(data: bytes) -> int:
 
 
 @device_function
-def fold(total):
-    """Return the ones' complement sum of 16 bits for a sum of up to 48 bits (RFC 1071)."""
-    total = (total & 0xFFFF_FFFF) + (total >> 32)
-    total = (total & 0xFFFF) + (total >> 16)
-    total = (total & 0xFFFF) + (total >> 16)
-    return (total & 0xFFFF) + (total >> 16)
-
-
-@device_function
-def raw_sum(address, nbytes):
-    """Return the sum of the words of up to 64 KiB, of any length, as they are loaded: `fold` it, then swap its bytes.
-
-    The order of bytes within words does not matter to a ones' complement sum (RFC 1071 2). So raw sums of pieces that
-    begin at even offsets can be added.
-    """
-    total = 0
-    at, end = address, address + (nbytes & -8)
-    while at < end:
-        word = ld64(at)
-        total += (word & 0xFFFF_FFFF) + (word >> 32 & 0xFFFF_FFFF)
-        at += 8
-    if nbytes & 4:
-        total += ld32(at)
-        at += 4
-    if nbytes & 2:
-        total += ld16(at)
-        at += 2
-    if nbytes & 1:
-        total += ld8(at)
-    return total
-
-
-@engine_function
-def internet_sum(address, nbytes):
-    """Return the ones' complement sum of up to 64 KiB, of any length: 0xFFFF if they contain the right checksum."""
-    return be16(fold(raw_sum(address, nbytes)))
+def tag_bytes(frame, nbytes):
+    """Return the bytes of the VLAN tags of a frame, of which there may be MOST_TAGS."""
+    at = ETHERNET.ether_type
+    for _ in range(MOST_TAGS):
+        kind = be16(ld16(frame + at))
+        if (kind != ETHER_TYPE_VLAN and kind != ETHER_TYPE_SERVICE_VLAN) or at + 2 + VLAN_TAG.size > nbytes:
+            break
+        at += VLAN_TAG.size
+    return at - ETHERNET.ether_type
 
 
 @device_function
@@ -71,6 +51,19 @@ def whole_ipv6(ip, nbytes):
     if nbytes < IPV6.size:
         return False
     return ld8(ip) >> 4 == 6 and be16(ld16(ip + IPV6.payload_length)) <= nbytes - IPV6.size
+
+
+@device_function
+def extension_bytes(kind, header):
+    """Return the bytes of an IPv6 extension header (RFC 8200 4, RFC 4302 2.2), or 0 if it is of no such kind."""
+    length = ld8(header + IPV6_EXTENSION.length)
+    if kind == IP_PROTOCOL_FRAGMENT:
+        return IPV6_FRAGMENT.size
+    if kind == IP_PROTOCOL_HOP_BY_HOP or kind == IP_PROTOCOL_ROUTING or kind == IP_PROTOCOL_DESTINATION_OPTIONS:
+        return (length + 1) * 8
+    if kind == IP_PROTOCOL_AUTHENTICATION:  # the one whose length counts words of 4 bytes
+        return (length + 2) * 4
+    return 0
 
 
 @device_function

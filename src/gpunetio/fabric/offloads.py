@@ -5,16 +5,17 @@ A frame of TCP or UDP with many segments of payload has the headers of the first
 
 from __future__ import annotations
 
+from ..device.checksum import internet_sum, pseudo_sum, store_checksum
 from ..formats.layout import Entry
 from ..formats.packet import (
-    ETHER_TYPE_IPV4, ETHER_TYPE_IPV6, ETHER_TYPE_SERVICE_VLAN, ETHER_TYPE_VLAN, ETHERNET, IP_PROTOCOL_TCP,
-    IP_PROTOCOL_UDP, IPV4, IPV6, TCP, TCP_CWR, TCP_FIN, TCP_OFFSET_SHIFT, TCP_PSH, UDP, VLAN_TAG,
+    ETHER_TYPE_IPV4, ETHER_TYPE_IPV6, ETHERNET, IP_PROTOCOL_TCP,
+    IP_PROTOCOL_UDP, IPV4, IPV6, TCP, TCP_CWR, TCP_FIN, TCP_OFFSET_SHIFT, TCP_PSH, UDP,
 )  # fmt: skip
 from ..jit.compile import device_function, engine_function
 from ..jit.ops import be16, be32, copy, ld8, ld16, ld32, ld64, st16, st32
 from ..jit.struct_view import View, struct_view
 from .ethernet_records import GSO_ECN, GSO_TCPV4, GSO_TCPV6, GSO_UDP, NEEDS_CHECKSUM, VIRTIO_NET
-from .ip_headers import fold, internet_sum, raw_sum
+from .ip_headers import tag_bytes
 
 # Of the frame at `frame`, segments from `next` on were not cut yet. `l3`, `l4` and `head` are where its IP header, its
 # TCP or UDP header, and its payload begin; `gso_bytes` is the payload of a segment.
@@ -33,7 +34,6 @@ large_frame_at: View = struct_view(LARGE_FRAME)
 # An offload is a VIRTIO_NET in one word: `flags`, `gso_type`, then in 16 bits each `checksum_offset`, `gso_bytes` and
 # `checksum_start`.
 _GSO_SHIFT, _OFFSET_SHIFT, _GSO_BYTES_SHIFT, _START_SHIFT = 8, 16, 32, 48
-MOST_TAGS = 2  # VLAN tags that are looked behind
 
 
 @device_function
@@ -57,34 +57,7 @@ def is_large(offload):
     return offload >> _GSO_SHIFT & 0xFF != 0
 
 
-@device_function
-def tag_bytes(frame, nbytes):
-    """Return the bytes of the VLAN tags of a frame, of which there may be MOST_TAGS."""
-    at = ETHERNET.ether_type
-    for _ in range(MOST_TAGS):
-        kind = be16(ld16(frame + at))
-        if (kind != ETHER_TYPE_VLAN and kind != ETHER_TYPE_SERVICE_VLAN) or at + 2 + VLAN_TAG.size > nbytes:
-            break
-        at += VLAN_TAG.size
-    return at - ETHERNET.ether_type
-
-
 # --- checksums -----------------------------------------------------------------------------------------------------
-
-
-@device_function
-def pseudo_sum(ip, protocol, nbytes):
-    """Return a sum over the pseudo header of `nbytes` of TCP or UDP (RFC 9293 3.1, RFC 768, RFC 8200 8.1)."""
-    if ld8(ip) >> 4 == 4:
-        return be16(fold(raw_sum(ip + IPV4.source, 8))) + protocol + nbytes
-    return be16(fold(raw_sum(ip + IPV6.source, 32))) + protocol + nbytes
-
-
-@device_function
-def store_checksum(at, total, protocol):
-    """Store the checksum for a sum. Of the two zeros, UDP has 0xFFFF."""
-    checksum = 0xFFFF - total % 0xFFFF
-    st16(at, be16(0 if checksum == 0xFFFF and protocol != IP_PROTOCOL_UDP else checksum))
 
 
 @engine_function

@@ -17,7 +17,10 @@ from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
 from typing import BinaryIO, Self
 
+import numpy as np
+
 from ..errors import InvalidValueError, OperatingSystemError
+from ..formats.layout import Entry
 from ..formats.packet import (
     BTH, ETHER_TYPE_IPV4, ETHER_TYPE_IPV6, ETHERNET, GRH, ICRC_SIZE, IP_PROTOCOL_UDP, IPV4, IPV4_MAPPED, IPV6,
     LNH_GLOBAL, LRH, ROCE_UDP_PORT, UDP,
@@ -29,14 +32,22 @@ _MAGICS = {  # the first four bytes → byte order, nanoseconds in a unit of the
     b"\x4d\x3c\xb2\xa1": ("<", 1), b"\xa1\xb2\x3c\x4d": (">", 1),
 }  # fmt: skip
 _PCAPNG = b"\x0a\x0d\x0d\x0a"
-_FILE_HEADER, _RECORD_HEADER = 24, 16
-_LARGEST_RECORD = 1 << 18  # bytes: libpcap's limit (MAXIMUM_SNAPLEN)
+_FILE_HEADER = 24
+LARGEST_RECORD = 1 << 18  # bytes: libpcap's limit (MAXIMUM_SNAPLEN)
 _LINK_TYPES = {LINKTYPE_ETHERNET: "Ethernet", LINKTYPE_ERF: "ERF"}
 _LINK_TYPE_MASK = 0x0FFF_FFFF  # above are the length of a frame check sequence and its flag
 _VLAN_TAGS = (0x8100, 0x88A8)
 _ERF_TYPE_MASK, _ERF_EXTENSION = 0x7F, 0x80
 _VCRC_SIZE = 2
 _ONES = b"\xff" * 8
+
+# What precedes the bytes of a record: its time, how many bytes the file has, and how many the packet had.
+RECORD = Entry("pcap_record", 16, """
+    seconds    0  u32
+    fraction   4  u32
+    captured   8  u32
+    whole     12  u32
+""")
 
 # Why a record holds no packet that can be replayed.
 CUT_SHORT, NOT_ROCE, NOT_INFINIBAND = "cut short", "not RoCE v2", "not InfiniBand"
@@ -132,12 +143,16 @@ def _infiniband(time_ns: int, record: bytes) -> Packet | str:
 class PcapFile:
     """A capture file, to be read more than once. `infiniband`: its packets are InfiniBand's, not RoCE's.
 
+    `big_endian`: its numbers are. `unit` are the nanoseconds that a fraction of a time stamp counts.
+
     `records` and `skipped` count what the last reading has found: all records, and those without a packet, by the
     reason. InvalidValueError says what is wrong with a file that is no such capture.
     """
 
     path: Path
     infiniband: bool
+    big_endian: bool
+    unit: int
     records: int
     skipped: Counter[str]
 
@@ -166,7 +181,8 @@ class PcapFile:
                 f"{self.path} is no pcap file: it begins with {header[:4].hex(' ') or 'nothing'}, not with "
                 "a1b2c3d4 or a1b23c4d in either byte order"
             )
-        order, self._unit = _MAGICS[header[:4]]
+        order, self.unit = _MAGICS[header[:4]]
+        self.big_endian = order == ">"
         self._record = struct.Struct(f"{order}IIII")
         (number,) = struct.unpack_from(f"{order}I", header, 20)
         number &= _LINK_TYPE_MASK
@@ -179,7 +195,6 @@ class PcapFile:
     def __iter__(self) -> Iterator[Packet]:
         """Read the packets from the beginning."""
         take = _infiniband if self.infiniband else _roce
-        self.records, self.skipped = 0, Counter()
         for time_ns, data, whole in self._records():
             self.records += 1
             found = CUT_SHORT if len(data) < whole else take(time_ns, data)
@@ -188,36 +203,34 @@ class PcapFile:
             else:
                 yield found
 
-    def frames(self) -> Iterator[tuple[int, bytes]]:
-        """Read the Ethernet frames from the beginning: each one's time in ns, and its bytes. Cut ones are skipped."""
-        self.records, self.skipped = 0, Counter()
-        for time_ns, data, whole in self._records():
-            self.records += 1
-            if len(data) < whole or len(data) < ETHERNET.size:
-                self.skipped[CUT_SHORT] += 1
-            else:
-                yield time_ns, data
-
     def _records(self) -> Iterator[tuple[int, bytes, int]]:
         """Return time, bytes, and original length of each record."""
-        at = _FILE_HEADER
-        self._file.seek(at)
-        while header := self._file.read(_RECORD_HEADER):
-            if len(header) < _RECORD_HEADER:
-                raise self._truncated(at)
-            seconds, fraction, captured, whole = self._record.unpack(header)
-            if captured > _LARGEST_RECORD:
-                raise InvalidValueError(
-                    f"{self.path} is damaged at byte {at}: a record announces {captured} bytes, {_LARGEST_RECORD} are "
-                    "the most"
-                )
-            data = self._file.read(captured)
-            if len(data) < captured:
-                raise self._truncated(at)
-            yield seconds * 1_000_000_000 + fraction * self._unit, data, whole
-            at += _RECORD_HEADER + captured
+        at = self.rewind()
+        while header := self._file.read(RECORD.size):
+            captured = self._record.unpack(header)[2] if len(header) == RECORD.size else 0
+            data = self._file.read(captured) if captured <= LARGEST_RECORD else b""
+            if len(header) < RECORD.size or len(data) < captured:
+                raise self.damaged(at, header)
+            seconds, fraction, _, whole = self._record.unpack(header)
+            yield seconds * 1_000_000_000 + fraction * self.unit, data, whole
+            at += RECORD.size + captured
 
-    def _truncated(self, at: int) -> InvalidValueError:
+    def rewind(self) -> int:
+        """Go to the first record, with which the counts begin anew. Return where in the file it is."""
+        self.records, self.skipped = 0, Counter()
+        return self._file.seek(_FILE_HEADER)
+
+    def read_into(self, room: np.ndarray) -> int:
+        """Read the next bytes of the file, as many as there is room for. Return how many; 0 is the end."""
+        return self._file.readinto(memoryview(room))  # type: ignore[attr-defined]
+
+    def damaged(self, at: int, header: bytes) -> InvalidValueError:
+        """Return what is wrong with the record at this byte, of which the file has less than the header says."""
+        if len(header) == RECORD.size and (captured := self._record.unpack(header)[2]) > LARGEST_RECORD:
+            return InvalidValueError(
+                f"{self.path} is damaged at byte {at}: a record announces {captured} bytes, {LARGEST_RECORD} are the "
+                "most"
+            )
         return InvalidValueError(
             f"{self.path} ends in the middle of the record at byte {at}: the capture was not finished, or not copied "
             "as a whole"

@@ -6,7 +6,7 @@ Ethernet queues are in `ethernet`.
 
 from enum import IntEnum, IntFlag
 
-from .contexts import CQC, HCA_VPORT_CONTEXT, QPC, RMPC
+from .contexts import CQC, HCA_VPORT_CONTEXT, QPC, QPC_EXT, RMPC
 from .layout import BitStruct
 
 
@@ -116,6 +116,7 @@ class OptParam32(IntFlag):
     """opt_param_mask_95_32: the mask from bit 32 on."""
 
     UDP_SPORT = 1 << 2
+    MMO       = 1 << 3
 
 
 class QpState(IntEnum):
@@ -284,10 +285,12 @@ MODIFY_CQ_IN = BitStruct("modify_cq_in", 272, """
     pas                         0x880      *
 """, CQC=CQC)
 
+# With qpc_ext, a QPC_EXT precedes the pages in `pas`.
 CREATE_QP_IN = BitStruct("create_qp_in", 272, """
     opcode                      0x000     16
     uid                         0x010     16
     op_mod                      0x030     16
+    qpc_ext                     0x040      1
     opt_param_mask              0x080     32
     qpc                         0x0c0   1856  QPC
     wq_umem_offset              0x800     64
@@ -318,8 +321,8 @@ INIT2INIT_QP_IN = BitStruct("init2init_qp_in", 464, """
     opt_param_mask              0x080     32
     qpc                         0x0c0   1856  QPC
     opt_param_mask_95_32        0x840     64
-    qpc_data_ext                0x880   1536
-""", QPC=QPC)
+    qpc_data_ext                0x880   1536  QPC_EXT
+""", QPC=QPC, QPC_EXT=QPC_EXT)
 
 INIT2RTR_QP_IN = BitStruct("init2rtr_qp_in", 272, """
     opcode                      0x000     16

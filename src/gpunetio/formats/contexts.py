@@ -100,6 +100,10 @@ QPC = BitStruct("qpc", 232, """
     dbr_umem_id                 0x720     32
 """, ADS=ADS)
 
+QPC_EXT = BitStruct("qpc_extension", 192, """
+    mmo                         0x002      1
+""")
+
 CQC = BitStruct("cqc", 64, """
     status                      0x000      4
     dbr_umem_valid              0x006      1

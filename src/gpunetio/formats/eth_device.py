@@ -22,6 +22,7 @@ from .layout import Entry
 #     wait_mask    host      wait_value_seg.mask of a WAIT for a time: (8 << 32) - 1 in real time; 0: it cannot wait
 #     cs_flags     host      eth_seg.cs_flags of each packet: formats.wqe.EthChecksum
 #     signal_mask  host      a quarter of sq_wqe_num, less 1
+#     max_lso      host      most bytes of payload of a TSO; 0: the device has none
 DEV_ETH_TXQ = Entry("dev_eth_txq", 384, """
     completed             320  i64
     notified              328  i64
@@ -29,6 +30,7 @@ DEV_ETH_TXQ = Entry("dev_eth_txq", 384, """
     wait_mask             344  i64
     cs_flags              352  u32
     signal_mask           356  u32
+    max_lso               360  u32
 """)
 
 # A receive queue on the GPU data path: a ring of packets in one buffer, which the NIC fills again and again. Packet i
@@ -40,6 +42,7 @@ DEV_ETH_TXQ = Entry("dev_eth_txq", 384, """
 #     too_long        kernels   packets that were too long for the rest of their WQE; their strides are skipped
 #     given_back      kernels   WQEs that were given back to the NIC: the doorbell record is wqe_num + this
 #     err_…           kernels   the error completion that ended the queue: number of the CQE, syndromes
+#     quiet           kernels   looks since the last packet, of threads of the host
 #     packet_address  host      address of the buffer for kernels
 #     dbrec           host      address of the word of the doorbell record that counts receives
 #     packet_mask     host      packets in the buffer, a power of two, less 1
@@ -52,8 +55,10 @@ DEV_ETH_TXQ = Entry("dev_eth_txq", 384, """
 #     real_time       host      not 0: timestamps are seconds << 32 | nanoseconds, otherwise nanoseconds
 #     mcst_qp         host      address of a DEV_QP that reads the buffer before kernels do, for GPUs before Hopper, or
 #                               0: kernels post DUMPs to it
+#     wakes           host      not 0: the NIC wakes a thread of the host that naps at the word `wakeup`
 #     cq              both      DEV_CQ of its completions, with packet_mask + 1 entries or more. Kernels write cqe_ci
-DEV_ETH_RXQ = Entry("dev_eth_rxq", 192, """
+#     wakeup          both      where a thread of the host naps (device/waiting.py)
+DEV_ETH_RXQ = Entry("dev_eth_rxq", 256, """
     next                    0  i64
     first                   8  i64
     too_long               16  i64
@@ -61,6 +66,7 @@ DEV_ETH_RXQ = Entry("dev_eth_rxq", 192, """
     err_index              32  i64
     err_syndrome           40  i64
     err_vendor             48  i64
+    quiet                  56  i64
     packet_address         64  i64
     dbrec                  72  i64
     packet_mask            80  u32
@@ -72,7 +78,9 @@ DEV_ETH_RXQ = Entry("dev_eth_rxq", 192, """
     tells_cq              104  u32
     real_time             108  u32
     mcst_qp               112  i64
+    wakes                 120  u32
     cq                    128  raw[64]
+    wakeup                192  i64
 """)
 
 # What `rxq_recv` writes for each packet. `checks` are formats.cqe.RxChecksum, `headers` and `hash_type` the bytes
@@ -102,13 +110,16 @@ class SemaphoreStatus(IntEnum):
     EXIT  = 5
 
 
-# A semaphore: `items` is the address of items_num SEMAPHORE_ITEMs, and `info` that of as many pieces of info_bytes for
-# the user, or 0. Both are addresses for kernels, and may be in different memory. The host writes all fields.
+# A semaphore: `items` is the address of items_num SEMAPHORE_ITEMs, `info` that of as many pieces of info_bytes for the
+# user, or 0, and `rings` that of rings_num SEMAPHORE_RINGs, which divides items_num. These are addresses for kernels,
+# and may be in different memory. The host writes all fields.
 DEV_SEMAPHORE = Entry("dev_semaphore", 64, """
     items                   0  i64
     info                    8  i64
     items_num              16  u32
     info_bytes             20  u32
+    rings                  24  i64
+    rings_num              32  u32
 """)
 
 # Whoever fills an item stores its status last, behind a release fence, and whoever waits for it loads it with acquire.
@@ -116,4 +127,14 @@ SEMAPHORE_ITEM = Entry("semaphore_item", 16, """
     status                  0  u32
     packets                 4  u32
     first                   8  i64
+""")
+
+# Ring r of a semaphore has the items r, r + rings_num, r + 2 * rings_num …, which are taken and freed in this order.
+# Each word has a cache line of its own, since different threads write them.
+#
+#     taken   producers   items that were taken: who raises this word owns the item
+#     freed   consumer    items that were freed; at most as many items as the ring has are taken and not freed
+SEMAPHORE_RING = Entry("semaphore_ring", 256, """
+    taken                   0  i64
+    freed                 128  i64
 """)

@@ -1,14 +1,15 @@
 """Declare a format: one aligned table per structure, from which everything else is derived.
 
 `BitStruct` is for command mailboxes and contexts, which the PRM describes by bit offsets (MSB first in
-big-endian dwords). `Entry` is for queue entries and records of the data path: it gives a NumPy dtype and byte
-offsets.
+big-endian dwords), and for management datagrams, which the IBTA describes likewise. `Entry` is for queue entries and
+records of the data path: it gives a NumPy dtype and byte offsets.
 """
 
 from __future__ import annotations
 
 import operator
 from dataclasses import dataclass
+from struct import Struct
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -54,7 +55,15 @@ class BitStruct:
             for name, field in self.fields.items()
             if field.struct is None and field.width != VARIABLE and field.width <= 64
         }
-        self._places = [(name, self._ints.get(name)) for name in self.fields]
+        # Those that lie in one dword are unpacked together: dword, right shift, mask. The rest one by one.
+        self._dwords = Struct(f">{size // 4}I")
+        self._in_dwords = [
+            (name, field.offset // 32, 32 - field.offset % 32 - field.width, (1 << field.width) - 1)
+            for name, field in self.fields.items()
+            if name in self._ints and field.offset % 32 + field.width <= 32 and field.offset // 32 < size // 4
+        ]
+        together = {name for name, *_ in self._in_dwords}
+        self._others = [name for name in self.fields if name not in together]
 
     def __repr__(self) -> str:
         return f"BitStruct({self.name}, {self.size} bytes, {len(self.fields)} fields)"
@@ -84,13 +93,10 @@ class BitStruct:
 
     def unpack(self, buf: bytes | bytearray | memoryview, base: int = 0) -> Fields:
         """Return every field of the structure that starts at byte `base` of `buf`."""
-        number, values = int.from_bytes, {}
-        for name, place in self._places:
-            if place:
-                first, end, shift, mask = place
-                values[name] = (number(buf[base + first : base + end], "big") >> shift) & mask
-            else:
-                values[name] = self.get(buf, name, base)
+        dwords = self._dwords.unpack_from(buf, base)
+        values: Fields = {name: dwords[at] >> shift & mask for name, at, shift, mask in self._in_dwords}
+        for name in self._others:
+            values[name] = self.get(buf, name, base)
         return values
 
     def get(self, buf: bytes | bytearray | memoryview, name: str, base: int = 0) -> Any:
@@ -118,6 +124,15 @@ class BitStruct:
             return field.offset // 8 + field.struct.offset(rest)
         self._no_more(field, rest)
         return field.offset // 8
+
+    def bits(self, name: str) -> int:
+        """Return the bits of a field in the structure, which is one big-endian number. `name` may be dotted."""
+        name, _, rest = name.partition(".")
+        field = self._field(name)
+        if field.struct and rest:
+            return field.struct.bits(rest) << 8 * (self.size - field.struct.size) - field.offset
+        self._no_more(field, rest)
+        return ((1 << field.width) - 1) << 8 * self.size - field.offset - field.width
 
     def _no_more(self, field: Field, rest: str) -> None:
         if rest:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import NamedTuple
 
 from . import commands, ethernet, flow
@@ -16,6 +17,11 @@ _NUMBERS = {  # fields that name a command's object (PRM, "Command Reference")
 _CREATE = "CREATE_", "ALLOC_"
 
 
+@cache
+def _numbers_of(struct: BitStruct) -> tuple[str, ...]:
+    return tuple(name for name in struct.fields if name in _NUMBERS)
+
+
 class Mailboxes(NamedTuple):
     """Input and output of a command."""
 
@@ -25,14 +31,15 @@ class Mailboxes(NamedTuple):
     @property
     def numbers(self) -> tuple[str, ...]:
         """Return the fields that name the object: its number and, inside a flow table, the table's as well."""
-        return tuple(name for struct in self for name in struct.fields if name in _NUMBERS)
+        return tuple(name for struct in self for name in _numbers_of(struct))
 
     def named(self, request: bytes, answer: bytes = b"") -> dict[str, int]:
         """Return what names the object: from the answer what the command has given it, the rest from the request."""
         boxes = (self.request, request), (self.answer, answer)
-        return {name: struct.get(box, name) for struct, box in boxes for name in struct.fields if name in _NUMBERS}
+        return {name: struct.get(box, name) for struct, box in boxes for name in _numbers_of(struct)}
 
 
+@cache
 def mailboxes(opcode: Opcode) -> Mailboxes:
     """Return the mailboxes of a command, which a module of this package declares under the command's name."""
     request = next(found for module in _MODULES if (found := getattr(module, f"{opcode.name}_IN", None)))

@@ -78,7 +78,7 @@ opcode           segments              right  receives      packets   answer ser
 NOP              -                     -      -             -         NONE   RC,UC,UD -                    -
 WAIT             wait                  -      -             -         NONE   RC,UC,UD WAIT_CQ_PI           WAIT_CQ_PI
 DUMP             data                  -      -             -         NONE   RC,UC,UD -                    -
-MMO              mmo,data,data         -      -             -         NONE   RC       -                    -
+MMO              mmo,data,data         -      -             -         NONE   RC       MEMCPY               MEMCPY
 SEND             data*                 -      RESP_SEND     send      ACK    RC,UC,UD SEND                 SEND
 SEND_IMM         data*                 -      RESP_SEND_IMM send_imm  ACK    RC,UC,UD SEND_WITH_IMM        SEND
 RDMA_WRITE       raddr,data*           WRITE  -             write     ACK    RC,UC    RDMA_WRITE           RDMA_WRITE

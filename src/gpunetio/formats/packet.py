@@ -190,7 +190,7 @@ IPV4 = Entry("ipv4", 20, """
 IPV4_DONT_FRAGMENT, IPV4_FRAGMENT_MASK = 0x4000, 0x3FFF  # the latter: more fragments follow, or this is not the first
 IPV4_MAPPED = bytes(10) + b"\xff\xff"  # of ::ffff:a.b.c.d, as GIDs have IPv4 addresses (RFC 4291 2.5.5.2)
 MAX_IPV4 = 60  # bytes of a header with all options
-IP_PROTOCOL_TCP, IP_PROTOCOL_UDP, IP_PROTOCOL_ICMPV6 = 6, 17, 58
+IP_PROTOCOL_ICMP, IP_PROTOCOL_TCP, IP_PROTOCOL_UDP, IP_PROTOCOL_ICMPV6 = 1, 6, 17, 58
 # Of extension headers of IPv6 (RFC 8200 4, RFC 4302).
 IP_PROTOCOL_HOP_BY_HOP, IP_PROTOCOL_ROUTING, IP_PROTOCOL_FRAGMENT = 0, 43, 44
 IP_PROTOCOL_AUTHENTICATION, IP_PROTOCOL_DESTINATION_OPTIONS = 51, 60
@@ -229,8 +229,8 @@ TCP = Entry("tcp", 20, """
     checksum          16  be16
     urgent            18  be16
 """)
-TCP_FIN, TCP_PSH, TCP_CWR = 0x01, 0x08, 0x80
-TCP_OFFSET_SHIFT, TCP_FLAGS_MASK, TCP_ACK = 12, 0x1FF, 0x10  # of offset_flags; the offset counts words of 4 bytes
+TCP_FIN, TCP_SYN, TCP_RST, TCP_PSH, TCP_ACK, TCP_CWR = 0x01, 0x02, 0x04, 0x08, 0x10, 0x80
+TCP_OFFSET_SHIFT, TCP_FLAGS_MASK = 12, 0x1FF  # of offset_flags; the offset counts words of 4 bytes
 
 # RFC 768
 UDP = Entry("udp", 8, """
@@ -239,6 +239,16 @@ UDP = Entry("udp", 8, """
     length            4  be16
     checksum          6  be16
 """)
+
+# RFC 792: echo and its reply. Data follow.
+ICMP = Entry("icmp", 8, """
+    type              0  u8
+    code              1  u8
+    checksum          2  be16
+    identifier        4  be16
+    sequence          6  be16
+""")
+ICMP_ECHO_REPLY, ICMP_ECHO = 0, 8
 
 # Neighbour solicitation and advertisement, RFC 4861 4.3 and 4.4. Options follow: type, length in 8 bytes, value.
 NEIGHBOUR = Entry("neighbour", 24, """

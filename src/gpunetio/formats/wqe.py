@@ -20,6 +20,8 @@ OPMOD_SHIFT = 24  # of its first dword
 MIN_STRIDE_LOG, MIN_STRIDES_LOG = 6, 9  # log_wqe_stride_size and log_wqe_num_of_strides count from these logarithms
 STRIDING_WQE = 32  # bytes of a receive WQE of a striding queue: a next segment and one data segment
 MMO_DMA = 1  # opmod of an MMO that copies memory
+MAX_MMO_SHIFT = 31
+MAX_MMO = 1 << MAX_MMO_SHIFT  # most bytes that an MMO copies: a byte_count of 0
 EXTENDED_ATOMIC_4, EXTENDED_ATOMIC_8 = 0x08, 0x09  # opmod of a masked atomic: log2 of its bytes - 2, and bit 3
 
 
@@ -238,7 +240,8 @@ ETH_VLAN = Entry("eth_vlan", 16, """
 """)
 ETH_INSERT_VLAN, ETH_INSERT_SVLAN = 1 << 15, 1  # of `insert`
 
-# DMA between local memories. The opaque buffer is the device's own.
+# DMA between local memories. The opaque buffer is for the device's own use: OPAQUE_BYTES of registered memory.
+OPAQUE_BYTES = 64
 MMO_SEG = Entry("mmo_seg", 16, """
     mmo_control        0  be32
     opaque_lkey        4  be32

@@ -23,6 +23,7 @@ from numba.cuda.descriptor import cuda_target
 from numba.cuda.dispatcher import CUDADispatcher
 
 from .ops.lowering import compute_capability
+from .wrapping import let_wrap
 
 _NOT_IN_A_SYMBOL = re.compile(r"\W")
 
@@ -34,6 +35,11 @@ class Library(CUDACodeLibrary):
     def modules(self) -> list[Any]:
         """Return each module once, callers first: NVVM drops an inline function that no earlier module calls."""
         return list(dict.fromkeys(reversed(super().modules)))[::-1]
+
+    def add_ir_module(self, mod: Any) -> None:
+        """Take the function's IR. Sums and products wrap."""
+        let_wrap(mod)
+        super().add_ir_module(mod)
 
 
 class CudaFunction(CUDADispatcher):

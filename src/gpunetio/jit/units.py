@@ -26,6 +26,7 @@ from numba.core.environment import lookup_environment
 from numba.core.typing.templates import make_concrete_template
 
 from .cache import Cache, CacheImpl
+from .wrapping import let_wrap
 
 Types = tuple[Any, ...]
 _PREFIX = "gpunetio$"  # of the symbols of parts
@@ -45,6 +46,11 @@ class Unit(JITCodeLibrary):
         self.inlines = False  # of a root: a function that is called in one place is inlined there, whatever its size
         self.origin: tuple[Any, Types] | None = None  # of a part: its dispatcher, and its argument types
         self.calls: dict[tuple[Any, Types], Unit | None] = {}  # by origin; None: not looked up yet
+
+    def add_ir_module(self, ir_module: Any) -> None:
+        """Take the function's IR. Sums and products wrap."""
+        let_wrap(ir_module)
+        super().add_ir_module(ir_module)
 
     def add_linking_library(self, library: Any) -> None:
         """Remember what the function calls: parts stay apart. What Numba makes for its own functions is linked in."""

@@ -31,6 +31,7 @@ from .hardware import Engine
 from .step import TOO_FULL, WRITE_ROW, WRONG_STATE, scan_records, step
 from .transport.wire_kinds import has_pipe_in, pump_in, pump_out
 from .dma.streams import at_work
+from .queues.wakeups import wake_threads
 from .state.cq import CHANNEL, channel_at
 from .state.ethernet import SQ_ROW
 from .state.worker import WORKER, worker_at
@@ -165,6 +166,8 @@ def run(nic):
             _ring_service(nic)
         if n.ringing_count != 0:
             _ring_channels(nic)
+        if n.waking != 0:
+            wake_threads(nic)
         if n.wire_count != 0:
             pump_out(nic)
             _wake_peers(nic)

@@ -26,6 +26,7 @@ from ..fabric.control_socket import ControlSocket
 from ..fabric.pcap import Pcap
 from ..fabric.udp import check_own
 from ..formats.events import EventType, PortSubtype
+from ..formats.packet import ETHERNET
 from ..interrupts import deferred
 from ..jit.launch import observers
 from ..memory import HostMemory, round_up
@@ -34,13 +35,14 @@ from .control import mkey, umem
 from .control.components import Components
 from .control.control_path import ControlPath
 from .control.event_channels import MAX_CHANNELS
-from .control.hca import guid_of
+from .control.hca import node_guid_of
 from .control.links import MAX_WIRES, Links
 from .control.objects import EventSources
 from .control.paths import Destination
 from .control.port import IPAddress, Port, PortConfig
 from .control.qp import MAX_QP
 from .control.sq import MAX_SQ
+from .control.vport import mtu_of
 from .dma.device_memory import DeviceMemory
 from .dma.grants import Grants
 from .engine import ThreadEngine, default_workers
@@ -242,6 +244,7 @@ class SoftNic:
         r = self.record
         r["lid"], r["min_timeout"] = self.port.lid, MIN_ACK_TIMEOUT_NS
         r["mac"] = int.from_bytes(self.port.mac, "little")
+        r["longest_frame"] = ETHERNET.size + mtu_of(self.port)
         r["wait_on_time"] = self.port.config.send_scheduling and not self.port.no_ethernet
         self._set_clock()
         r["spin_ns"], r["sleep_ms"], r["budget"] = spin_us * 1000, sleep_ms, budget
@@ -271,7 +274,7 @@ class SoftNic:
     @property
     def guid(self) -> int:
         """Return the node GUID."""
-        return guid_of(self.port)
+        return node_guid_of(self.port)
 
     def gid(self, index: int) -> bytes:
         """Return entry `index` of the GID table; zeros if it is empty."""
@@ -431,6 +434,13 @@ class SoftNic:
         """Return the address of the own doorbell register of a QP or SQ, a cache line."""
         queues = self.control.sqs if number in self.sqs else self.control.qps
         return queues.doorbell_line(number)
+
+    def wake_at(self, cqn: int, word: int) -> None:
+        """Wake the thread that naps at a word (device/waiting.py) for CQEs of a CQ. 0: the engine uses no word more."""
+        with self._guard():
+            self.cqs[cqn]["wakeup"] = word
+            if not word:
+                self.engine.settle()  # it may be waking the thread
 
     # --- events ----------------------------------------------------------------------------------------------------
 

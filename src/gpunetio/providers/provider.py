@@ -316,8 +316,18 @@ class Provider(Protocol):
         """Tell the device that a CPU has rung a doorbell. A card notices by itself."""
         ...
 
+    def wake_at(self, cqn: int, word: int) -> bool:
+        """Wake the thread that naps at a word (device/waiting.py) when CQEs of a CQ are written; for 0, none any more.
+
+        Return whether the device does this. A card does not.
+        """
+        ...
+
     def explain(self, qpn: int, vendor_syndrome: int | None) -> str | None:
-        """Describe the last refusal on a queue pair, or the cause of this vendor syndrome; None if unknown."""
+        """Describe the last refusal on a queue pair that is no flush, or the cause of this vendor syndrome.
+
+        None if unknown.
+        """
         ...
 
     def close(self) -> None:

@@ -37,6 +37,7 @@ from ..nic.control.qp import MAX_LOG_QUEUE
 from ..nic.engine import compile_engine
 from ..nic.extensions import ETHERNET_WIRES
 from ..nic.nic import SoftNic, descriptors_of
+from ..nic.observe.reasons import Reason
 from ..nic.queues.channels import EventChannel
 from ..nic.state.path import MAX_PATHS
 from ..nic.state.qp import MAX_RD_ATOMIC
@@ -400,9 +401,14 @@ class SoftProvider:
         """Wake the engine, which does not see a doorbell while it sleeps."""
         self.nic.engine.doorbell_rung()
 
+    def wake_at(self, cqn: int, word: int) -> bool:
+        self.nic.wake_at(cqn, word)
+        return True
+
     def explain(self, qpn: int, vendor_syndrome: int | None) -> str | None:
         for report in reversed(self.nic.reports):
-            if report.qpn == qpn and report.reason == (report.reason if vendor_syndrome is None else vendor_syndrome):
+            wanted = report.reason is not Reason.FLUSH if vendor_syndrome is None else report.reason == vendor_syndrome
+            if report.qpn == qpn and wanted:
                 return report.message
         return None
 

@@ -15,6 +15,7 @@ from . import (  # noqa: F401
     checks_operations,
     checks_ordering,
     checks_posting,
+    checks_copies,
     checks_unreliable,
     checks_errors,
     checks_completions,

@@ -61,6 +61,7 @@ class QpInit(TypedDict, total=False):
     qp_type: QpType
     srq: SRQ | None
     core_direct_master: bool
+    memcpy: bool
     external_uar: UAR | None
 
 

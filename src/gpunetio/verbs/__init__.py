@@ -28,7 +28,7 @@ from .qp_state import QpAttr
 from .srq import SRQ, SrqAttr
 from .uar import UAR
 from .umem import UMEM
-from .work import BadWrError, Completion, RecvWr, Sender, SendWr, Sge, wait_cq_pi
+from .work import BadWrError, Completion, RecvWr, Sender, SendWr, Sge, memcpy, wait_cq_pi
 
 __all__ = [
     "device_list", "DeviceInfo", "open", "open_async", "import_context",
@@ -36,5 +36,5 @@ __all__ = [
     "CompChannel", "AsyncEvent", "SRQ", "SrqAttr",
     "QP", "QpInitAttr", "QpAttr", "AhAttr", "AddressHandle", "QpEndpoint", "Handle",
     "Devx", "DevxObject", "RingLayout",
-    "Sge", "SendWr", "RecvWr", "Completion", "Sender", "BadWrError", "wait_cq_pi",
+    "Sge", "SendWr", "RecvWr", "Completion", "Sender", "BadWrError", "memcpy", "wait_cq_pi",
 ]  # fmt: skip

@@ -9,7 +9,7 @@ from ..errors import UnexpectedError
 from ..formats.commands import PORT_TYPE_ETH, QUERY_HCA_CAP_IN, QUERY_HCA_CAP_OUT, CapClass, Opcode
 from ..formats.contexts import CMD_HCA_CAP, CMD_HCA_CAP_2, ROCE_CAP
 from ..formats.layout import BitStruct, Fields
-from ..formats.wqe import ATOMIC_SEG, CTRL_SEG, DATA_SEG, RADDR_SEG
+from ..formats.wqe import ATOMIC_SEG, CTRL_SEG, DATA_SEG, MAX_MMO, RADDR_SEG
 from ..providers.provider import DeviceAttr, Provider
 from .commands import command
 
@@ -23,7 +23,8 @@ class DeviceAttributes(DeviceAttr):
     """Identity, limits and capabilities of a device (`doca_verbs_device_attr`; its fields are the getters).
 
     Sizes are in bytes; `log_*` are powers of two; `hca_core_clock` is the frequency of timestamps in kHz, 0 when there
-    are none; `min_udp_sport` … `max_udp_sport` are RoCE v2 source ports.
+    are none; `min_udp_sport` … `max_udp_sport` are RoCE v2 source ports; a MEMCPY copies `max_wr_memcpy_length` bytes
+    at most, and 0 says that there is none.
     """
 
     link_layer: LinkLayer
@@ -43,6 +44,7 @@ class DeviceAttributes(DeviceAttr):
     max_udp_sport: int
     hca_core_clock: int
     can_modify_udp_sport: bool
+    max_wr_memcpy_length: int = 0
 
     def is_qp_type_supported(self, qp_type: QpType) -> bool:
         """`doca_verbs_device_attr_get_is_qp_type_supported`."""
@@ -112,7 +114,14 @@ def _by_mailboxes(provider: Provider) -> DeviceAttributes:
         max_udp_sport=roce["r_roce_max_src_udp_port"],
         hca_core_clock=general["device_frequency_khz"],
         can_modify_udp_sport=bool(general["rts2rts_qp_udp_sport"]),
+        max_wr_memcpy_length=_longest_memcpy(general),
     )
+
+
+def _longest_memcpy(general: Fields) -> int:
+    if not (general["dma_mmo_qp"] and general["qpc_extension"]):
+        return 0
+    return min(1 << general["log_dma_mmo_max_size"], MAX_MMO)
 
 
 def query_cap(provider: Provider, cap: CapClass, layout: BitStruct) -> Fields:

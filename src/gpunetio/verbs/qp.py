@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypedDict
 
-from ..enums import Access, QpAtomicType, QpAttrMask, QpSendDbrMode, QpState, QpType
+from ..enums import Access, AddrType, QpAtomicType, QpAttrMask, QpSendDbrMode, QpState, QpType
 from ..errors import BadStateError, InvalidValueError, NotFoundError, NotSupportedError
 from ..interrupts import deferred
 from .ah import with_type
@@ -27,6 +27,7 @@ from .work import RecvWr, SendWr
 
 if TYPE_CHECKING:
     from .cq import CQ
+    from .mr import MR
     from .pd import PD
 
 _M = QpAttrMask
@@ -79,6 +80,7 @@ class ConnectOptions(TypedDict, total=False):
     sl: int
     traffic_class: int
     hop_limit: int
+    addr_type: AddrType | None
 
 
 class QP(Handle, ABC):
@@ -114,6 +116,7 @@ class QP(Handle, ABC):
     context: object
     psn: int
     asked_state: QpState
+    opaque: MR | None = None  # of a queue pair with `memcpy`: the buffer that its MEMCPY requests name
 
     def __init__(self, pd: PD, attr: QpInitAttr):
         ctx = pd.ctx
@@ -183,7 +186,7 @@ class QP(Handle, ABC):
         RTR.
         """
         self.check_open()
-        now, mask = self._ask(), QpAttrMask(whole("mask", mask))
+        now, mask = self._now(), QpAttrMask(whole("mask", mask))
         attr = instance("attr", attr, QpAttr)
         claimed = _M.CURRENT_STATE in mask
         current = member("current_state", attr.current_state, QpState) if claimed else now.current_state
@@ -205,7 +208,11 @@ class QP(Handle, ABC):
 
     @abstractmethod
     def _move(self, move: Transition, attr: QpAttr, mask: QpAttrMask, now: QpAttr) -> None:
-        """Make this transition on the device. The attributes are checked; `now` is what the device reported before."""
+        """Make this transition on the device. The attributes are checked; `now` is what `_now` has returned."""
+
+    def _now(self) -> QpAttr:
+        """Return what a transition needs of the attributes that the device reports: state and port at least."""
+        return self._ask()
 
     def query(self, mask: QpAttrMask | None = None) -> tuple[QpAttr, QpInitAttr]:
         """Query the attributes in `mask`, by default all (`doca_verbs_qp_query`).
@@ -387,6 +394,7 @@ class QP(Handle, ABC):
         sl: int = 0,
         traffic_class: int = 0,
         hop_limit: int = 255,
+        addr_type: AddrType | None = None,
     ) -> None:
         """Move a queue pair from RST or INIT to RTS. If that fails, it is in RST, and posted requests are gone.
 
@@ -399,7 +407,8 @@ class QP(Handle, ABC):
         The path MTU is the smaller active MTU of the two ports. `max_rd_atomic` reads and atomics, at most what the
         device has, are in flight in each direction (see `QpAttr`); 0 refuses them. `psn` numbers the first packet sent.
         By default it is the queue pair's own `psn`, which is new after each reset: give the peer a new `endpoint()`
-        then. UC ignores the parameters of acknowledgements, READs and atomics.
+        then. UC ignores the parameters of acknowledgements, READs and atomics. `addr_type` follows from the peer's GID
+        and the port by default; IB_GRH gives packets on InfiniBand a global route, even inside a subnet.
         """
         instance("remote", remote, QP, QpEndpoint)
         if self.type.datagrams:
@@ -413,7 +422,9 @@ class QP(Handle, ABC):
             "ack_timeout": ack_timeout, "retry_cnt": retry_cnt, "rnr_retry": rnr_retry, "min_rnr_timer": min_rnr_timer,
             "max_rd_atomic": max_rd_atomic, "max_dest_rd_atomic": max_rd_atomic,
         }  # fmt: skip
-        path = AhAttr(sgid_index=sgid_index, sl=sl, traffic_class=traffic_class, hop_limit=hop_limit)
+        path = AhAttr(
+            sgid_index=sgid_index, sl=sl, traffic_class=traffic_class, hop_limit=hop_limit, addr_type=addr_type
+        )
         qps = [self, remote] if isinstance(remote, QP) and remote is not self else [self]
         wanted = [replace(qp._before_connect(atomic_type), **given, **limits) for qp in qps]
         peers: list[QpEndpoint]

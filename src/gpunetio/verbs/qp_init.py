@@ -21,7 +21,7 @@ _MAX_SQ_BYTES = 0x7FFF_FFFF
 _MIN_RQ_BYTES = 64
 _USER_INDEX_BITS = 24
 _SIZES = ("sq_wr", "rq_wr", "send_max_sges", "receive_max_sges", "max_inline_data", "user_index")
-_SWITCHES = ("sq_sig_all", "external_datapath", "core_direct_master", "emulate_no_dbr_ext", "cqe_inline")
+_SWITCHES = ("sq_sig_all", "external_datapath", "core_direct_master", "emulate_no_dbr_ext", "cqe_inline", "memcpy")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +47,8 @@ class QpInitAttr:
     `emulate_no_dbr_ext`      a CPU thread keeps the record, not the kernels
     `cqe_inline`              SENDs of up to 32 bytes arrive in their completions (`…_set_cqe_inline`): a kernel reads
                               them there, and `CQ.poll` copies them to the receive's buffers
+    `memcpy`                  the queue may hold MEMCPY requests, which copy local memory
+                              (`MLX5DV_QP_EX_WITH_MEMCPY`); of RC, on a device that has them
     `dpa`                     kernels of this DPA post and poll (`…_set_dpa`); ring, record and page are allocated in
                               it, unless `external_umem`, `external_dbr_umem` and `external_uar` are all given
     `send_dpa_completion`     replaces `send_cq` (`…_set_send_dpa_completion`)
@@ -74,6 +76,7 @@ class QpInitAttr:
     send_dbr_mode: QpSendDbrMode = QpSendDbrMode.DBR_VALID
     emulate_no_dbr_ext: bool = False
     cqe_inline: bool = False
+    memcpy: bool = False
     dpa: AnyDpa | None = None
     send_dpa_completion: AnyDpaCompletion | None = None
     receive_dpa_completion: AnyDpaCompletion | None = None
@@ -123,6 +126,13 @@ class QpInitAttr:
                 )
         if self.cqe_inline and not device.is_cqe_inline_supported:
             raise NotSupportedError("cqe_inline: the device puts no payload into completions; leave it out")
+        if self.memcpy and self.qp_type != QpType.RC:
+            raise InvalidValueError(f"memcpy on a {QpType(self.qp_type).name} queue pair: only RC has it")
+        if self.memcpy and not device.max_wr_memcpy_length:
+            raise NotSupportedError(
+                "memcpy: the device's queue pairs do not copy memory (its capabilities dma_mmo_qp and qpc_extension); "
+                "leave it out"
+            )
         if self.cqe_inline and self.srq and self.srq.external_datapath and not self.external_datapath:
             raise InvalidValueError(
                 f"cqe_inline with {self.srq}, whose receives are not posted here: set external_datapath here, too"

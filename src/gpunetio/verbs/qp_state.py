@@ -153,7 +153,7 @@ def transition(current: QpState, following: QpState, qp_type: QpType = QpType.RC
     return move
 
 
-_PRM_STATE = {
+_PRM_STATE: dict[int, QpState] = {
     c.QpState.RST: QpState.RST, c.QpState.INIT: QpState.INIT, c.QpState.RTR: QpState.RTR,
     c.QpState.RTS: QpState.RTS, c.QpState.ERR: QpState.ERR, c.QpState.SQDRAINED: QpState.SQD,
     c.QpState.SQ_DRAINING: QpState.SQD,
@@ -271,11 +271,11 @@ def without_reads(attr: QpAttr, mask: QpAttrMask, move: Transition) -> tuple[QpA
     return replace(attr, allow_remote_read=False, allow_remote_atomic=QpAtomicType.NONE), mask
 
 
-def state_of(qpc: Fields) -> QpState:
-    """Return the state of a queue pair, from its context."""
-    state = _PRM_STATE.get(qpc["state"])
+def state_of(number: int) -> QpState:
+    """Return the state of a queue pair, from the number in its context."""
+    state = _PRM_STATE.get(number)
     if state is None:
-        raise UnexpectedError(f"the device reports queue pair state {qpc['state']}, which is unknown here")
+        raise UnexpectedError(f"the device reports queue pair state {number}, which is unknown here")
     return state
 
 
@@ -283,8 +283,8 @@ def attributes_of(qpc: Fields) -> QpAttr:
     """Return a context as QpAttr, without the address handle."""
     path = qpc[PATH]
     attr = QpAttr(
-        next_state=state_of(qpc),
-        current_state=state_of(qpc),
+        next_state=state_of(qpc["state"]),
+        current_state=state_of(qpc["state"]),
         rq_psn=qpc["next_rcv_psn"],
         sq_psn=qpc["next_send_psn"],
         dest_qp_num=qpc["remote_qpn"],

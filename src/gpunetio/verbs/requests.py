@@ -115,6 +115,20 @@ def remote_of(request: SendWr) -> tuple[int, int]:
     return check_range("remote_addr", address, U64), check_range("rkey", key, U32)
 
 
+def memcpy_of(request: SendWr, most: int) -> tuple[Sge, Sge]:
+    """Return the checked source and target of a MEMCPY, of `most` bytes at most."""
+    if len(request.sges) != 2 or request.inline is not None:
+        raise InvalidValueError("MEMCPY takes two scatter/gather entries, source and target: memcpy(target, source)")
+    source, target = request.sges
+    if source.length != target.length:
+        raise InvalidValueError(f"MEMCPY of {source.length} bytes to {target.length} bytes: the lengths must be equal")
+    if not 1 <= source.length <= most:
+        raise InvalidValueError(f"MEMCPY of {source.length} bytes: the device copies 1 to {most} at a time")
+    check_entry(source)
+    check_entry(target)
+    return source, target
+
+
 def destination_of(request: SendWr) -> AddressHandle:
     """Return the address handle of a datagram, after its destination was checked."""
     if request.ah is None:

@@ -39,7 +39,8 @@ class _Request:
 class SendWr(_Request):
     """A request for the send queue (`ibv_send_wr`).
 
-    `sges`                   what is gathered, or the place of a READ's or an atomic's result; kept as a tuple
+    `sges`                   what is gathered, or the place of a READ's or an atomic's result, or source and target of a
+                             MEMCPY; kept as a tuple
     `inline`                 the bytes themselves, instead of `sges`: no region is needed, and they may change after the
                              post
     `wr_id`                  returned in the completion
@@ -85,6 +86,15 @@ def wait_cq_pi(cq: CQ, pi: int, *, wr_id: int = 0, flags: SendFlags = SendFlags.
     The queue pair must be created with `core_direct_master`.
     """
     return SendWr(opcode=WrOpcode.WAIT_CQ_PI, wait_cqn=cq.cqn, wait_pi=pi, wr_id=wr_id, flags=flags)
+
+
+def memcpy(target: Sge, source: Sge, *, wr_id: int = 0, flags: SendFlags = SendFlags.SIGNALED) -> SendWr:
+    """Return a MEMCPY: the device copies local memory to local memory (`mlx5dv_wr_memcpy`).
+
+    Both have the same length, 1 to `max_wr_memcpy_length` bytes of the device, and should not overlap. The queue pair,
+    which may be connected to itself, must be created with `memcpy`.
+    """
+    return SendWr(opcode=WrOpcode.MEMCPY, sges=(source, target), wr_id=wr_id, flags=flags)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

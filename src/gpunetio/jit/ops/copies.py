@@ -7,18 +7,20 @@ from __future__ import annotations
 from llvmlite import ir
 from numba.core import cgutils
 
-from .lowering import INT, VOID, compute_capability, op, ptr, ptx
+from .lowering import INT, VOID, Emit, compute_capability, op, ptr, ptx
 
 
 def _copy_words(b, dst, src, nbytes):
-    """Copy 8 bytes at a time if both addresses are aligned, and the rest by bytes."""
-    aligned = b.icmp_unsigned("==", b.and_(b.or_(dst, src), INT[64](7)), INT[64](0))
-    words = b.select(aligned, b.lshr(nbytes, INT[64](3)), INT[64](0))
-    for width, start, end in ((64, INT[64](0), words), (8, b.shl(words, INT[64](3)), nbytes)):
-        step = INT[64](width // 8)
-        with cgutils.for_range(b, b.sub(end, start)) as loop:
-            at = b.mul(b.add(loop.index, start), step)
+    """Copy as many bytes at a time as both addresses allow: headers in packets are at even ones. Then copy the rest."""
+    both, done = b.or_(dst, src), INT[64](0)
+    for width in (64, 16, 8):
+        size = INT[64](width // 8)
+        aligned = b.icmp_unsigned("==", b.and_(both, INT[64](width // 8 - 1)), INT[64](0))
+        end = b.select(aligned, b.and_(nbytes, INT[64](-(width // 8))), done)
+        with cgutils.for_range(b, b.udiv(b.sub(end, done), size)) as loop:
+            at = b.add(done, b.mul(loop.index, size))
             b.store(b.load(ptr(b, b.add(src, at), width)), ptr(b, b.add(dst, at), width))
+        done = end
 
 
 def _host_register(b, register, source):
@@ -50,16 +52,24 @@ def has_bulk_copy() -> int:
     """Return 1 where `copy_to_register` works: on the host and from sm_90 on. Folds at compile time."""
 
 
-def _prefetch(b, addr):
-    flags = [INT[32](0), INT[32](3), INT[32](1)]  # for reading, into all caches, data
-    pointer = ptr(b, addr, 8)
-    fnty = ir.FunctionType(VOID, [pointer.type, *(flag.type for flag in flags)])
-    return b.call(cgutils.get_or_insert_function(b.module, fnty, "llvm.prefetch.p0i8"), [pointer, *flags])
+def _prefetch(writing) -> Emit:
+    def emit(b, addr):
+        flags = [INT[32](writing), INT[32](3), INT[32](1)]  # into all caches, data
+        pointer = ptr(b, addr, 8)
+        fnty = ir.FunctionType(VOID, [pointer.type, *(flag.type for flag in flags)])
+        return b.call(cgutils.get_or_insert_function(b.module, fnty, "llvm.prefetch.p0i8"), [pointer, *flags])
+
+    return emit
 
 
-@op(64, cpu=_prefetch, cuda=ptx("prefetch.global.L2 [$0];"))
+@op(64, cpu=_prefetch(0), cuda=ptx("prefetch.global.L2 [$0];"))
 def prefetch(addr: int) -> None:
     """Prefetch the cache line of `addr`."""
+
+
+@op(64, cpu=_prefetch(1), cuda=lambda b, addr: None)
+def prefetch_to_write(addr: int) -> None:
+    """Prefetch the cache line of `addr` from other cores, on the host. A GPU sends its stores to the memory."""
 
 
 @op(64, 64, 64, cpu=lambda b, d, s, n: cgutils.raw_memcpy(b, ptr(b, d, 8), ptr(b, s, 8), n, 1), cuda=_copy_words)

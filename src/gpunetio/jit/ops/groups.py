@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from ..compile import device_function
-from .atomics import fetch_add_sys64
+from .atomics import fetch_add_sys64, fetch_max_gpu64
 from .lowering import nothing, op, ptx
 from .memory import ld64, ld_acquire64, ld_relaxed64, st64, st_release64
 from .patience import yield_thread
@@ -44,10 +44,11 @@ def _cuda_warp_count(which: int) -> int: ...
 def _cuda_block_count(which: int) -> int: ...
 
 
-# A host group is a record of int64 words: arrived, generation, size, value, counted. The slot of a block follows.
+# A host group is a record of int64 words: arrived, generation, size, value, total. The slot of a block follows.
 
-_GENERATION, _SIZE, _VALUE, _COUNTED = 8, 16, 24, 32
+_GENERATION, _SIZE, _VALUE, _TOTAL = 8, 16, 24, 32
 _BROADCAST = 64  # in the slot
+_SIGN = -(1 << 63)  # flips the order of numbers with a sign into that of numbers without
 
 
 @device_function
@@ -112,15 +113,31 @@ def block_broadcast(value, thread):
 
 
 @device_function
-def _host_count(group, which):
-    """Count by a word that each thread has changed back before it arrives at the next barrier."""
-    one = 1 if which else 0
-    fetch_add_sys64(group + _COUNTED, one)
+def group_sum(group, value):
+    """Return the sum of the values of all threads of a host group, by a word that is 0 when nobody sums.
+
+    Each thread has changed it back before it arrives at the next barrier.
+    """
+    fetch_add_sys64(group + _TOTAL, value)
     _host_barrier(group)
-    count = ld_relaxed64(group + _COUNTED)
+    total = ld_relaxed64(group + _TOTAL)
     _host_barrier(group)
-    fetch_add_sys64(group + _COUNTED, -one)
-    return count
+    fetch_add_sys64(group + _TOTAL, -value)
+    return total
+
+
+@device_function
+def group_max(group, value, leads):
+    """Return the largest value of all threads of a host group, of which one `leads`."""
+    if leads:
+        st64(group + _VALUE, value ^ _SIGN)
+    _host_barrier(group)
+    if not leads:
+        fetch_max_gpu64(group + _VALUE, value ^ _SIGN)
+    _host_barrier(group)
+    largest = ld64(group + _VALUE) ^ _SIGN
+    _host_barrier(group)
+    return largest
 
 
 @device_function
@@ -129,7 +146,7 @@ def warp_count(which):
     if on_host():
         if warp_size() == 1:
             return 1 if which else 0
-        return _host_count(warp_group(), which)
+        return group_sum(warp_group(), 1 if which else 0)
     return _cuda_warp_count(which)
 
 
@@ -139,7 +156,7 @@ def block_count(which):
     if on_host():
         if block_dim() == 1:
             return 1 if which else 0
-        return _host_count(block_group(), which)
+        return group_sum(block_group(), 1 if which else 0)
     return _cuda_block_count(which)
 
 

@@ -48,6 +48,17 @@ def sync_lanes(lanes: int) -> None:
     """Wait for the lanes of a mask, which all call this. Each lane then sees what the others have stored."""
 
 
+_SHFL64_DOWN = (
+    "{.reg .b32 l, h; mov.b64 {l, h}, $1; shfl.sync.down.b32 l, l, $2, 31, 0xffffffff;"
+    " shfl.sync.down.b32 h, h, $2, 31, 0xffffffff; mov.b64 $0, {l, h};}"
+)
+
+
+@op(64, 32, ret=64, cpu=lambda b, value, lanes: value, cuda=ptx(_SHFL64_DOWN, 64, convergent=True))
+def shuffle_down(value: int, lanes: int) -> int:
+    """Return the `value` of the lane that is so many above (`__shfl_down_sync`). All lanes call this. CUDA only."""
+
+
 _SHFL64_FIRST = (
     "{.reg .b32 l, h, f; brev.b32 f, $2; bfind.shiftamt.u32 f, f; mov.b64 {l, h}, $1;"
     " shfl.sync.idx.b32 l, l, f, 31, $2; shfl.sync.idx.b32 h, h, f, 31, $2; mov.b64 $0, {l, h};}"

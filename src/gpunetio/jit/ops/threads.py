@@ -75,7 +75,8 @@ def block_group() -> int:
     """Return the address of the block's barrier. Host only (host_threads.py)."""
 
 
-BLOCK_SLOT = 128  # bytes
+BLOCK_PARTS = 128  # where a block's slot has a word for each warp
+BLOCK_SLOT = BLOCK_PARTS + 8 * 32  # bytes
 GROUP_HEADER = 8  # words of a host group before the slot
 GROUP_WORDS = GROUP_HEADER + BLOCK_SLOT // 8
 _CPU_ONLY = 1
@@ -102,8 +103,9 @@ def _block_slot() -> int: ...
 
 @device_function
 def block_slot():
-    """Return the address of 128 bytes that the threads of a block share.
+    """Return the address of memory that the threads of a block share.
 
-    The first 64 are free for any use, for example a WQE for BlueFlame. `block_broadcast` uses the others.
+    The first 64 bytes are free for any use, for example a WQE for BlueFlame. `block_broadcast` uses the next ones, and
+    reductions those at BLOCK_PARTS.
     """
     return _block_slot()  # only here: each function that contains it gets a variable of its own

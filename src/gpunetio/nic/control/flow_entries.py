@@ -21,6 +21,8 @@ from .flow_tables import FlowTable, FlowTables
 from .objects import MailboxObjects, Uses
 from .syndromes import CommandError, CommandSyndrome
 
+# As plain ints, which are compared much faster than flags.
+_DROP, _FWD_DEST = int(FlowAction.DROP), int(FlowAction.FWD_DEST)
 _SUPPORTED = int(FlowAction.DROP | FlowAction.FWD_DEST | FlowAction.COUNT)
 _MODIFIABLE = int(EntryModify.ACTION | EntryModify.FLOW_TAG | EntryModify.DEST_LIST | EntryModify.COUNTERS)
 _CONTEXT = flow.SET_FLOW_TABLE_ENTRY_IN.offset("flow_context")
@@ -156,7 +158,7 @@ class FlowEntries(Handlers):
                 Status.BAD_PARAM, CommandSyndrome.FLOW_ACTION,
                 f"action {action:#x}: {FlowAction(others)!r} is not supported, only DROP (2), FWD_DEST (4), COUNT (8)",
             )  # fmt: skip
-        if (action & FlowAction.DROP != 0) == (action & FlowAction.FWD_DEST != 0):
+        if (action & _DROP != 0) == (action & _FWD_DEST != 0):
             raise CommandError(
                 Status.BAD_PARAM, CommandSyndrome.FLOW_ACTION,
                 f"action {action:#x}: an entry has exactly one of DROP (2) and FWD_DEST (4)",
@@ -166,7 +168,7 @@ class FlowEntries(Handlers):
             ("flow_counter_list_size", FlowAction.COUNT, wish.counters),
             ("destination_list_size", FlowAction.FWD_DEST, wish.destinations),
         ):
-            expected = 1 if action & bit else 0
+            expected = 1 if action & int(bit) else 0
             if len(items) != expected * _ITEM:
                 raise CommandError(
                     Status.BAD_PARAM, CommandSyndrome.FLOW_ACTION,
@@ -177,7 +179,7 @@ class FlowEntries(Handlers):
             number = FLOW_COUNTER_LIST.get(wish.counters, "flow_counter_id")
             counter = self._counters.need(number)
             uses.named.append((self._counters, number))
-        if action & FlowAction.DROP:
+        if action & _DROP:
             return Decision(Fate.DROP, 0, counter, wish.tag), uses
         fate, target, use = self._destination(table, DEST_FORMAT.unpack(wish.destinations), wish.ignore_level)
         uses.named.append(use)

@@ -13,7 +13,7 @@ from ...formats.flow import FlowTableType, MissAction, RootChange, TableModify
 from ...formats.layout import BitStruct, Fields
 from ..hardware import Hardware
 from ...memory import HostMemory
-from ..state.flow import FLOW_TABLE_ROW, LOG_LOOKUP_SETS, LOG_MAX_TABLES, LOOKUP
+from ..state.flow import FLOW_TABLE_ROW, FLOW_WAY, LOG_LOOKUP_SETS, LOG_MAX_TABLES, LOG_WAYS, LOOKUP
 from ..state.tables import Table
 from .command import DONE, Call, Capabilities, Command
 from .flow_counters import LOG_MAX_COUNTERS
@@ -66,13 +66,17 @@ class FlowTables(MailboxObjects):
         self._hardware, self._engine = hardware, hardware.engine
         self.known: dict[int, FlowTable] = {}
         self._root = 0
-        self._lookups = HostMemory(2 * LOOKUP.size << LOG_LOOKUP_SETS)  # the kernel gives it pages as frames come
-        hardware.record["flow_tables"], hardware.record["lookups"] = self.table.address, self._lookups.address
+        # The kernel gives these pages as frames come.
+        self._lookups = HostMemory(2 * LOOKUP.size << LOG_LOOKUP_SETS)
+        self._ways = HostMemory(FLOW_WAY.size << LOG_WAYS)
+        hardware.record["flow_tables"] = self.table.address
+        hardware.record["lookups"], hardware.record["ways"] = self._lookups.address, self._ways.address
 
     def close(self) -> None:
         for table in self.known.values():
             table.rules.close()
         self._lookups.close()
+        self._ways.close()
         super().close()
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from hashlib import blake2b
 
 from ...enums import PortState
 from ...formats import commands as cmd
@@ -26,11 +27,26 @@ _CLASSES = {
     CapClass.GENERAL_2: CMD_HCA_CAP_2,
 }  # fmt: skip
 _CLASS_BYTES = 4096
+_EUI_64 = 8  # bytes
+_GROUP_BIT, _LOCAL_BIT = 1 << 56, 1 << 57  # of an EUI-64 that nobody has assigned
 
 
-def guid_of(port: Port) -> int:
-    """Return the node GUID, an EUI-64 of the port's MAC. Port GUID and system image GUID are the same."""
+def port_guid_of(port: Port) -> int:
+    """Return the port GUID, an EUI-64 of the port's MAC."""
     return int.from_bytes(port.mac[:3] + b"\xff\xfe" + port.mac[3:], "big")
+
+
+def node_guid_of(port: Port) -> int:
+    """Return the node GUID, which is also the system image GUID. No two NICs that may meet have the same.
+
+    It is the port GUID, unless the port's first address is IPv6: a MAC has only 4 of its 16 bytes. Peers tell the
+    connections of NICs apart by it (IBTA 12.7, Local CA GUID).
+    """
+    address = port.addresses[0]
+    if address.version == 4:
+        return port_guid_of(port)
+    digest = blake2b(address.packed, digest_size=_EUI_64).digest()
+    return int.from_bytes(digest, "big") & ~_GROUP_BIT | _LOCAL_BIT
 
 
 def pack_capabilities(parts: Iterable[Capabilities]) -> dict[CapClass, bytes]:
@@ -91,9 +107,9 @@ class Hca(Handlers):
                 f"other_vport {other}, port {port}: there is one port, 1, and no other vport",
             )  # fmt: skip
         state = PortState.ACTIVE if self.link_up else PortState.DOWN
-        guid = guid_of(self._port)
+        guid = node_guid_of(self._port)
         return bytes(cmd.QUERY_HCA_VPORT_CONTEXT_OUT.pack(hca_vport_context={
             "port_physical_state": PhysicalState.LINK_UP if self.link_up else PhysicalState.POLLING,
             "port_state": state, "vport_state": state, "lid": self._port.lid,
-            "system_image_guid": guid, "port_guid": guid, "node_guid": guid,
+            "system_image_guid": guid, "port_guid": port_guid_of(self._port), "node_guid": guid,
         }))  # fmt: skip

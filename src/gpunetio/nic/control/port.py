@@ -10,6 +10,7 @@ import socket
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 
@@ -200,9 +201,14 @@ class Port:
                 )
 
     def _link_mtu(self) -> int:
-        """Return the MTU of the interface that the port uses. A TAP device that is to be made has Ethernet's."""
+        """Return the MTU of the interface that the port uses. A TAP device that is to be made has Ethernet's.
+
+        A capture file has frames of any length.
+        """
         if not self.config.wire_kind.ethernet:
             return min(map(link_mtu_of, self.addresses))
+        if self.config.wire_kind.file:
+            return _LARGEST_LINK_MTU
         name = self.config.wire_argument
         named = self.config.wire_kind.interface and interface.exists(name)
         return interface.mtu_of(name) if named else _DEFAULT_LINK_MTU
@@ -235,9 +241,12 @@ class Port:
         first, *others = (gid_of(address) for address in self.addresses)
         return [first, link_local, *others]
 
-    @property
+    @cached_property
     def rate(self) -> tuple[int, int]:
-        """Return libibverbs' codes for the width and speed of the slowest interface that has an address of the port."""
+        """Return libibverbs' codes for the width and speed of the slowest interface that has an address of the port.
+
+        They are read once, as the MTU is.
+        """
         return _rate(min(map(speed_of, self.addresses)))
 
     @property

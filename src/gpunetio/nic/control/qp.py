@@ -16,7 +16,7 @@ from ...formats.commands import (
 from ...formats.doorbell import QP_DBREC, REGISTER_BYTES
 from ...formats.layout import Fields
 from ...formats.packet import GSI_QPN, PSN_MASK
-from ...formats.wqe import MAX_TRANSFER_SHIFT, WQEBB
+from ...formats.wqe import MAX_MMO_SHIFT, MAX_TRANSFER_SHIFT, WQEBB
 from ...memory import HostMemory
 from .. import step
 from ..hardware import Hardware
@@ -27,6 +27,7 @@ from .components import Components
 from .cq import CompletionQueues
 from .objects import ChosenEvents, MailboxObjects, QueueObjects, Uses, log_of
 from .pd import ProtectionDomains
+from .qp_extension import mmo_of
 from .rmp import ReceivePools
 from .syndromes import CommandError, CommandSyndrome
 from .uar import UarPages
@@ -48,11 +49,13 @@ SERVICES = {  # by qpc.st: the service, and what serves the send queue
 class QueuePair:
     """What the control path keeps of a queue pair.
 
-    `created` is the qpc of CREATE_QP, to which 2RST returns, `context` the qpc as QUERY_QP returns it. `uses` are the
-    objects that the QP holds. `udp_sport` is the UDP source port that was set for it, or 0.
+    `created` is the qpc of CREATE_QP, and `mmo` a field of its extension: 2RST returns to both. `context` is the qpc as
+    QUERY_QP returns it. `uses` are the objects that the QP holds. `udp_sport` is the UDP source port that was set for
+    it, or 0.
     """
 
     created: bytes
+    mmo: int
     context: bytearray
     uses: Uses
     udp_sport: int = 0
@@ -97,6 +100,7 @@ class QueuePairs(ChosenEvents, QueueObjects):
                 "max_wqe_sz_sq": 1024, "max_wqe_sz_rq": 512, "log_max_msg": MAX_TRANSFER_SHIFT, "cd": 1,
                 "sctr_data_cqe": 1, "atomic": 1, "log_max_atomic_size_qp": log_of(_ATOMIC_BYTES),
                 "log_max_ra_req_qp": log_of(MAX_RD_ATOMIC), "log_max_ra_res_qp": log_of(MAX_RD_ATOMIC),
+                "qpc_extension": 1, "dma_mmo_qp": 1, "log_dma_mmo_max_size": MAX_MMO_SHIFT,
             },
             CapClass.ATOMIC: {
                 "atomic_operations": AtomicOperation.COMPARE_SWAP | AtomicOperation.FETCH_ADD,
@@ -124,6 +128,7 @@ class QueuePairs(ChosenEvents, QueueObjects):
         get = cmd.CREATE_QP_IN.get
         context = get(mailbox, "qpc")
         _check_context(context)
+        mmo = mmo_of(mailbox)
         self._pds.need(context["pd"])
         self._uars.need(context["uar_page"])
         sq_bytes, rq_bytes = _queue_sizes(context)
@@ -146,7 +151,7 @@ class QueuePairs(ChosenEvents, QueueObjects):
         row = self.new_row()
         row["qpn"], row["state"], row["pdn"], row["user_index"] = qpn, QpState.RST, context["pd"], context["user_index"]
         row["service"], row["kind"] = SERVICES[context["st"]]
-        row["core_direct"] = context["cd_master"]
+        row["core_direct"], row["mmo"] = context["cd_master"], mmo
         row["cs_res"] = context["cs_res"]
         flights = sq_bytes // WQEBB * FLIGHT.size
         memory = self._memory[qpn] = HostMemory(flights + MAX_RD_ATOMIC * RESOURCE.size)
@@ -171,7 +176,7 @@ class QueuePairs(ChosenEvents, QueueObjects):
             (self._uars, context["uar_page"]),
         ], queues)  # fmt: skip
         uses.hold(self.named(qpn))
-        self.known[qpn] = QueuePair(created, bytearray(created), uses)
+        self.known[qpn] = QueuePair(created, mmo, bytearray(created), uses)
         return bytes(cmd.CREATE_QP_OUT.pack(qpn=qpn))
 
     def _serve(self, qpn: int, row: np.ndarray) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache, reduce
+from operator import or_
 
 import numpy as np
 
@@ -23,6 +25,7 @@ from .components import FIRST, Components
 from .gids import UDP_SPORTS, Gids
 from .links import Links
 from .qp import QueuePairs, state_of
+from .qp_extension import check_mmo
 from .routes import Routes
 from .syndromes import CommandError, CommandSyndrome
 
@@ -91,9 +94,17 @@ def _get(context: bytes | bytearray, path: str) -> int:
     return cmd.QPC.get(context, path)
 
 
-def _set(context: bytearray, path: str, value: int | bytes) -> None:
-    outer, _, inner = path.partition(".")
-    cmd.QPC.update(context, **{outer: {inner: value} if inner else value})
+@cache
+def _taken(opcode: Opcode, optional: int) -> int:
+    """Return the bits of a QPC that a command sets, with these optional parameters."""
+    named = (path for bit, paths in _OPTIONAL.items() if bit & optional for path in paths)
+    return reduce(or_, map(cmd.QPC.bits, (*_TRANSITIONS[opcode].required, *named)), 0)
+
+
+def _with_bits(context: bytes | bytearray, wanted: bytes, taken: int) -> bytearray:
+    """Return a context with some bits of another one."""
+    merged = int.from_bytes(context, "big") & ~taken | int.from_bytes(wanted, "big") & taken
+    return bytearray(merged.to_bytes(len(context), "big"))
 
 
 class QpTransitions(Handlers):
@@ -130,20 +141,21 @@ class QpTransitions(Handlers):
         start = transition.mailbox.offset("qpc")
         wanted = mailbox[start : start + cmd.QPC.size]
         datagrams = bool(self._qps.table[qpn]["service"] == ServiceType.UD)
-        optional, sport = self._optional(opcode, mailbox, wanted, datagrams)
+        optional, sport, mmo = self._optional(opcode, mailbox, wanted, datagrams)
+        if mmo is not None:
+            check_mmo(mmo, int(self._qps.table[qpn]["service"]))
         qp = self._qps.known[qpn]
-        context = bytearray(qp.context)
-        named = (field for bit, fields in _OPTIONAL.items() if bit & optional for field in fields)
-        for path in (*transition.required, *named):
-            _set(context, path, cmd.QPC.get(wanted, path))
+        context = _with_bits(qp.context, wanted, _taken(opcode, optional))
         if sport is not None:
-            _set(context, f"{_PATH}.udp_sport", sport)
+            cmd.QPC.update(context, **{_PATH: {"udp_sport": sport}})
         self._check_context(opcode, context)
         cmd.QPC.update(context, state=int(transition.after))
         if datagrams:
             row = self._prepare_datagrams(qpn, context, transition.after)
         else:
             row = self._prepare(qpn, context, transition.after, qp.udp_sport if sport is None else sport)
+        if mmo is not None:
+            row["mmo"] = mmo
         try:
             # For the engine, SQD is RTS in which no WQE begins.
             expected = QpState.RTS if transition.before is QpState.SQDRAINED else transition.before
@@ -160,8 +172,11 @@ class QpTransitions(Handlers):
 
     def _optional(
         self, opcode: Opcode, mailbox: bytes, wanted: bytes, datagrams: bool
-    ) -> tuple[int, int | None]:
-        """Return opt_param_mask, and the UDP source port to set or None. CommandError if the command allows neither."""
+    ) -> tuple[int, int | None, int | None]:
+        """Return opt_param_mask, and the UDP source port and `mmo` to set or None.
+
+        CommandError if the command does not allow one of them.
+        """
         struct = _TRANSITIONS[opcode].mailbox
         optional: int = struct.get(mailbox, "opt_param_mask")
         allowed = int(_TRANSITIONS[opcode].allowed)  # plain ints: ~ of a flag loses unknown bits
@@ -173,6 +188,10 @@ class QpTransitions(Handlers):
             # With qpc_ext or, as libmlx5 does, without.
             sport = self._check_sport(_get(wanted, f"{_PATH}.udp_sport"))
             further &= ~int(OptParam32.UDP_SPORT)
+        mmo = None
+        if opcode is Opcode.INIT2INIT_QP and struct.get(mailbox, "qpc_ext") and further & OptParam32.MMO:
+            mmo = struct.get(mailbox, "qpc_data_ext.mmo")
+            further &= ~int(OptParam32.MMO)
         if further and (datagrams or struct.get(mailbox, "qpc_ext")):
             refused |= further << 32
         if refused:
@@ -180,7 +199,7 @@ class QpTransitions(Handlers):
                 Status.BAD_PARAM, CommandSyndrome.OPT_PARAM,
                 f"{opcode.name} cannot carry optional parameters {refused:#x} ({OptParam(refused & 0xFFFF_FFFF)!r})",
             )  # fmt: skip
-        return optional, sport
+        return optional, sport, mmo
 
     def _to_error(self, mailbox: bytes) -> bytes:
         qpn = cmd.QP_2ERR_IN.get(mailbox, "qpn")
@@ -200,7 +219,7 @@ class QpTransitions(Handlers):
         row = self._qps.table.copy(qpn)
         for field in QP_CONNECTION:
             row[field] = 0
-        row["state"] = QpState.RST
+        row["state"], row["mmo"] = QpState.RST, self._qps.known[qpn].mmo
         self._engine.post(step.RESET_QP, row_address, row, worker=self._components.worker_of(row_address))
         self._components.disconnect(row_address)
         qp = self._qps.known[qpn]

@@ -8,18 +8,18 @@ from ...formats import ethernet as eth
 from ...formats.commands import Opcode, Status
 from ...formats.ethernet import InlineMode
 from ..hardware import Hardware
-from ..transport.eth_frame import MAX_MTU
 from .command import Call, Command, Handlers
-from .hca import guid_of
+from .hca import node_guid_of, port_guid_of
 from .port import Port
 from .syndromes import CommandError, CommandSyndrome
 
-_LARGEST = (1 << 16) - 1  # nic_vport_context.mtu
+# What the 16 bits of nic_vport_context.mtu can say, which count the framing. A wire has room for one byte more.
+_LARGEST_MTU = (1 << 16) - 1 - eth.VPORT_FRAMING
 
 
 def mtu_of(port: Port) -> int:
     """Return the most bytes that a frame has behind its MAC header and VLAN tags."""
-    return min(port.link_mtu, MAX_MTU)
+    return min(port.link_mtu, _LARGEST_MTU)
 
 
 class NicVport(Handlers):
@@ -42,11 +42,11 @@ class NicVport(Handlers):
                 Status.BAD_PARAM, CommandSyndrome.PORT_NUMBER,
                 f"other_vport {other}, vport {number}: there is one vport, 0",
             )  # fmt: skip
-        port, guid = self._port, guid_of(self._port)
+        port = self._port
         every = int(port.config.promiscuous)
         return bytes(eth.QUERY_NIC_VPORT_CONTEXT_OUT.pack(nic_vport_context={
             "min_wqe_inline_mode": InlineMode.NONE, "roce_en": int(not port.infiniband),
-            "mtu": min(mtu_of(port) + eth.VPORT_FRAMING, _LARGEST), "port_guid": guid, "node_guid": guid,
+            "mtu": mtu_of(port) + eth.VPORT_FRAMING, "port_guid": port_guid_of(port), "node_guid": node_guid_of(port),
             "promisc_uc": every, "promisc_mc": every, "promisc_all": every,
             "permanent_address": int.from_bytes(port.mac, "big"),
         }))  # fmt: skip

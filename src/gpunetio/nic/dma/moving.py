@@ -1,4 +1,4 @@
-"""Requests inside one NIC whose bytes a DMA stream carries: they begin one after another, and complete with the bytes.
+"""Requests and copies inside one NIC by a DMA stream: they begin one after another, and complete with their bytes.
 
 From `sq_ci` on, each such request has a FLIGHT, with the position at which its bytes are in place. Only requests that
 do nothing but copy, by the same stream and with effects in the same order, begin while one is in flight. Everything
@@ -10,8 +10,10 @@ from __future__ import annotations
 from ...jit.compile import device_function, engine_function
 from ...jit.ops import ld64
 from ...formats.commands import QpState
+from ...formats.wqe import WqeOpcode
 from ..queues.completion import complete_send, fail_send
-from ..queues.operations import is_atomic, receive_cqe, returns_data, right_of
+from ..queues.local import check_copy, source_of, target_of
+from ..queues.operations import is_atomic, is_local, receive_cqe, returns_data, right_of
 from ..state.message import MESSAGE, message_at
 from .mkey import find
 from .streams import copy_failed, ended, device_of, is_pinned, stream_of, on_gpu
@@ -68,6 +70,10 @@ def may_follow(nic, row):
     wqe = wqe_slot(row, index)
     control = read_control(wqe)
     opcode = control.opcode
+    if opcode == WqeOpcode.MMO:
+        if control.fenced or check_copy(nic, row, wqe, control.ds) != 0:
+            return False
+        return _fits(nic, row, target_of(n.message), source_of(n.message), message_at(n.message).nbytes)
     right = right_of(opcode)
     if right == 0 or is_atomic(opcode) or receive_cqe(opcode) != 0 or control.fenced:
         return False
@@ -153,6 +159,9 @@ def finish(nic, row):
             q.sq_sent = q.sq_ci
             fail_send(nic, row, index, f.opcode, f.ce, reason)
             break
+        if is_local(f.opcode):
+            complete_send(nic, row, index, f.opcode, f.ce, 0)
+            continue
         q.retries = 0
         q.rnr_retries = 0
         count_packets(row, q.remote_row, f.nbytes)

@@ -86,7 +86,7 @@ EXPLAIN: dict[Reason, Explanation] = {
         Syndrome.LOCAL_QP_OP,
         "the software NIC does not support opcode {opcode:#04x} on this QP",
         "the NIC does not model it (docs/soft-nic.md lists what it models); a WAIT needs a core-direct queue and an "
-        "existing CQ"),
+        "existing CQ, and an MMO a queue created with mmo"),
     Reason.LENGTH: Explanation(
         Syndrome.LOCAL_LENGTH,
         "the message has {nbytes} bytes, but this QP sends {extra0} at most",
@@ -154,7 +154,8 @@ EXPLAIN: dict[Reason, Explanation] = {
     Reason.NO_RESPONSE: Explanation(
         Syndrome.TRANSPORT_RETRY_EXC,
         "no answer from QP {extra0:#x} through all {extra1} retries",
-        "the peer's process has ended or is stopped, or its QP is closed, not yet in RTR, or connected elsewhere"),
+        "the peer's process has ended or is stopped; its QP is closed, not yet in RTR, or connected elsewhere; or the "
+        "destination is this NIC's own address, because both ends use the same NIC"),
     Reason.CQ_OVERRUN: Explanation(
         Syndrome.LOCAL_QP_OP,
         "CQ {extra0:#x} is full: {extra1} completions have not been consumed",

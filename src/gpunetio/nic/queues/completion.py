@@ -16,6 +16,7 @@ from ...formats.doorbell import CQ_DBREC
 from ...formats.events import CqErrorSyndrome, EventType
 from ...formats.wqe import CompletionMode
 from .events import notify, raise_event, tell
+from .wakeups import wake_later
 from ..observe import refuse
 from ..observe.reasons import Reason
 from ..state.counters import counters_at
@@ -70,6 +71,8 @@ def write_cqe(
     st_release32(cqe + CQE64.wqe_counter, be32((counter & 0xFFFF) << 16 | op_own))
     c.pi += 1
     counters_at(n.counters).cqes += 1
+    if c.wakeup != 0:
+        wake_later(nic, cq)
     if c.channel != 0:
         notify(nic, cq, solicited or syndrome)  # an error counts as solicited (IBTA 11.4.2.2)
     return 0

@@ -12,16 +12,15 @@ from ...formats.doorbell import PI_MASK, WQE_IDX_SHIFT
 from ...formats.wqe import (
     ATOMIC_SEG, AV_SEG, BASE_AV_BYTES, CE_SHIFT, CTRL_SEG, DATA_SEG, DS_MASK, EXTENDED_ATOMIC_4, EXTENDED_ATOMIC_8,
     EXTENDED_AV, FM_SHIFT, INLINE_SEG, MASKED_CS32_SEG, MASKED_CS64_SEG, MASKED_FA32_SEG, MASKED_FA64_SEG,
-    MAX_TRANSFER, MMO_DMA, OPMOD_SHIFT, RADDR_SEG, SEGMENT, WQEBB_SHIFT, CtrlFlags, WaitMode, WqeOpcode,
+    MAX_TRANSFER, OPMOD_SHIFT, RADDR_SEG, SEGMENT, WQEBB_SHIFT, CtrlFlags, WqeOpcode,
 )  # fmt: skip
 from .completion import fail_send
 from .operations import (
     has_packets, is_atomic, is_masked, is_offered, returns_data, right_of, segments_of,
 )  # fmt: skip
-from .waits import wait_for_cq
 from ..state.message import MAX_SEGMENTS, MESSAGE, message_at
 from ..dma.mkey import translate
-from ..dma.streams import DEVICE_SHIFT, move_now
+from ..dma.streams import DEVICE_SHIFT
 from ..observe import refuse
 from ..observe.reasons import Reason
 from ..state.worker import worker_at
@@ -255,68 +254,7 @@ def build(nic, row, message, wqe, opcode, ds, index):
     return 0
 
 
-# --- WQEs that concern this NIC only -------------------------------------------------------------------------------
-
-
-@engine_function
-def execute_local(nic, row, wqe, opcode, ds, index):
-    """Execute a local WQE: return 1, 0 if it has to wait, or minus a reason."""
-    if not is_offered(opcode, qp_row_at(row).service):
-        return -refuse.unsupported_operation(nic)
-    if opcode == WqeOpcode.NOP:
-        return 1
-    if opcode == WqeOpcode.MMO:
-        # A copy begins when all WQEs before it are complete: one that is flushed has copied nothing.
-        return _copy_memory(nic, row, wqe, ds) if qp_row_at(row).sq_ci == index else 0
-    if opcode == WqeOpcode.WAIT:
-        if read_control(wqe).opmod != WaitMode.CQ_PI:
-            return -refuse.unsupported_operation(nic)
-        return wait_for_cq(nic, row, wqe, ds)
-    return _dump(nic, row, wqe, ds)
-
-
-@engine_function
-def _dump(nic, row, wqe, ds):
-    """Check a DUMP, which reads local memory and drops the bytes: return 1, or minus a reason.
-
-    Its place in the queue is what matters: it completes after the READs before it, whose bytes are then in memory.
-    """
-    segment = wqe + SEGMENT
-    if ds != segments_of(WqeOpcode.DUMP, 0) or be32(ld32(segment + DATA_SEG.byte_count)) & INLINE_SEG:
-        return -refuse.malformed_wqe(nic, ds)
-    reason = gather(nic, row, worker_at(nic).message, segment, segment + SEGMENT, 0)
-    return 1 if reason == 0 else -reason
-
-
-@engine_function
-def _local_range(nic, row, segment, right):
-    """Return the address that a data segment names, or minus a reason. The message's `nbytes` is its length."""
-    message = worker_at(nic).message
-    reason = gather(nic, row, message, segment, segment + SEGMENT, right)
-    return ld64(message + _SEGMENTS) if reason == 0 else -reason
-
-
-@engine_function
-def _copy_memory(nic, row, wqe, ds):
-    """Execute a DMA by MMO, which copies one local range to another: return 1, or minus a reason."""
-    if read_control(wqe).opmod != MMO_DMA:
-        return -refuse.unsupported_operation(nic)
-    source, target = wqe + 2 * SEGMENT, wqe + 3 * SEGMENT
-    length = be32(ld32(source + DATA_SEG.byte_count))
-    if (
-        ds != segments_of(WqeOpcode.MMO, 0)
-        or length & INLINE_SEG
-        or length != be32(ld32(target + DATA_SEG.byte_count))
-    ):  # fmt: skip
-        return -refuse.malformed_wqe(nic, ds)
-    here = _local_range(nic, row, source, 0)
-    if here < 0:
-        return here
-    there = _local_range(nic, row, target, Access.LOCAL_WRITE)
-    if there < 0:
-        return there
-    reason = move_now(nic, there, here, length)  # complete when the bytes are in place, in the memory of a GPU too
-    return 1 if reason == 0 else -reason
+# --- WQEs that fail here ---------------------------------------------------------------------------------------------
 
 
 @engine_function

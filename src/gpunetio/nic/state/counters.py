@@ -61,6 +61,7 @@ COUNTERS = record("counters", """
     rx_frame_bytes                 i64 engine     bytes of Ethernet frames that arrived
     rx_frame_neighbour             i64 engine     frames of ARP and neighbour discovery, which a thread answers
     rx_frame_malformed             i64 engine     frames dropped: cut off, or wrong lengths
+    rx_frame_oversize              i64 engine     frames dropped: longer than the port's MTU
     rx_frame_checksum              i64 engine     frames dropped: wrong checksum in the IPv4 header
     rx_frame_other_mac             i64 engine     frames without a rule dropped: to another MAC
     rx_frame_vlan                  i64 engine     frames without a rule dropped: with a VLAN tag
@@ -87,8 +88,8 @@ PACKET_FATES = (
     "implied_nak_seq_err", "rx_link_down", "rx_stale",
 )  # fmt: skip
 FRAME_FATES = (
-    "rx_frame_neighbour", "rx_frame_malformed", "rx_frame_checksum", "rx_frame_other_mac", "rx_frame_vlan",
-    "rx_frame_other_protocol", "rx_frame_other_address", "rx_frame_fragment", "rx_frame_link_down",
+    "rx_frame_neighbour", "rx_frame_malformed", "rx_frame_oversize", "rx_frame_checksum", "rx_frame_other_mac",
+    "rx_frame_vlan", "rx_frame_other_protocol", "rx_frame_other_address", "rx_frame_fragment", "rx_frame_link_down",
 )  # fmt: skip
 STEERED_FATES = (
     "rx_frame_delivered", "rx_frame_rule_dropped", "rx_frame_rule_loop", "rx_frame_no_buffer", "rx_frame_too_long",

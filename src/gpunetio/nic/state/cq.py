@@ -22,12 +22,14 @@ CQ_ROW = record("cq_row", """
     cookie         i64      host       what these events carry to identify the subscriber
     error_channel  i64      host       the same for its errors
     error_cookie   i64      host       the same for its errors
+    wakeup         i64      host       address of the word at which a thread naps that waits for CQEs; 0 if none does
     # state
     pi             i64      engine     CQEs that were written
     error          i64      engine     not 0: it has overrun, and takes no more CQEs
     armed          i64      engine     1: a solicited completion raises an event; 2: any does (queues/events.py)
     arm_seen       i64      engine     the last request to arm it that was taken (formats/doorbell.py); -1 is none
     solicited_pi   i64      engine     CQEs up to the last solicited one
+    waking         i64      engine     the next CQ_ROW whose thread is woken at the end of the turn (queues/wakeups.py)
 """)
 cq_row_at: View = struct_view(CQ_ROW)
 

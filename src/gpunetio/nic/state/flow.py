@@ -91,6 +91,22 @@ LOOKUP = record("lookup", f"""
     words          i64[{LOOKUP_WORDS}]   engine     masked words of the packet
 """)
 
+# The last ways of packets through several tables (steering/ways.py). A way is that of all packets with these words and
+# this `l4`, as long as no command has come.
+LOG_WAYS, WAY_COUNTERS = 11, 4
+FLOW_WAY = record("flow_way", f"""
+    stamp          i64      engine     commands that had been executed, plus 1; 0 if the row has no way
+    l4             i64      engine     as in a PACKET
+    words          i64[{WORDS}]   engine     words of the packet
+    missed         i64      engine     other packets that have looked here since the last one of this way
+    fate           i64      engine     what became of the packet
+    tir            i64      engine     as in a PACKET
+    hash           i64      engine     as in a PACKET
+    tag            i64      engine     as in a PACKET
+    counted        i64      engine     entries on the way that count
+    counters       i64[{WAY_COUNTERS}]   engine     addresses of their FLOW_COUNTERs
+""")
+
 FLOW_COUNTER = record("flow_counter", """
     counter_id     i64      host       number of the counter; 0 in a free row
     packets        i64      engine     packets since the row is in use
@@ -114,5 +130,6 @@ flow_table_at: View = struct_view(FLOW_TABLE_ROW)
 flow_mask_at: View = struct_view(FLOW_MASK)
 flow_entry_at: View = struct_view(FLOW_ENTRY)
 lookup_at: View = struct_view(LOOKUP)
+flow_way_at: View = struct_view(FLOW_WAY)
 flow_counter_at: View = struct_view(FLOW_COUNTER)
 packet_at: View = struct_view(PACKET)

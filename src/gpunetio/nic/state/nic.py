@@ -22,6 +22,7 @@ NIC_FIELDS = """
     paths          i64      nobody     address of the PATHs (path.py)
     flow_tables    i64      nobody     address of the FLOW_TABLE_ROWs (flow.py)
     lookups        i64      nobody     address of the sets of LOOKUPs (flow.py)
+    ways           i64      nobody     address of the FLOW_WAYs (flow.py)
     syndromes      i64      nobody     address of a byte for each Reason: formats.cqe.Syndrome
     errors         i64      nobody     address of the RING of ERROR_RECORDs, which workers fill in turn
     armable        i64      nobody     address of a list of CQ_ROWs with a channel: how many, then their addresses
@@ -30,6 +31,7 @@ NIC_FIELDS = """
     lid            i64      nobody     the port's LID, on InfiniBand
     mac            i64      nobody     the port's MAC, a load of its 6 bytes
     wait_on_time   i64      nobody     not 0: SQs may wait for a time
+    longest_frame  i64      nobody     bytes of the longest Ethernet frame that the port takes, without VLAN tags
     budget         i64      nobody     WQEs of one work queue before the next one's turn
     min_timeout    i64      nobody     the shortest time until a retry, in ns
     spin_ns        i64      nobody     how long an idle worker spins before it sleeps, in ns

@@ -35,6 +35,7 @@ QP_FIELDS = """
     resources      i64      command    address of MAX_RD_ATOMIC rows of RESOURCE (IBTA 9.7.4.1.3)
     no_dbr         i64      command    not 0: rings carry the index, and the doorbell record is not written
     core_direct    i64      command    not 0: the QP may wait for other QPs' completions (WAIT)
+    mmo            i64      command    not 0: the QP may copy local memory (MMO)
     cs_res         i64      command    formats.commands.ScatterToCqe of small receives
     kind           i64      command    QueueKind of its send queue (state/work_queue.py)
     worker         i64      engine     address of the WORKER that serves it
@@ -96,6 +97,7 @@ QP_FIELDS = """
     sq_drained     i64      requester  in SQD: not 0 once all started WQEs have completed
     missing        i64      requester  1 + the index of the WQE that was announced before it came
     missing_since  i64      requester  when that was seen first
+    copied         i64      requester  bytes that earlier turns have copied of the MMO at sq_next
     read_ends      i64[16]  requester  the PSNs behind READs and atomics in flight, from reads_tail to reads_head
     # responder
     rq_ci          i64      responder  receives that were consumed from its own queue

@@ -58,6 +58,7 @@ WORKER = record("worker", NIC_FIELDS + """
     pending_count  i64      engine     QPs in it
     ringing        i64      nobody     address of a list of CHANNELs with events from this turn
     ringing_count  i64      engine     channels in it
+    waking         i64      engine     the first CQ_ROW whose thread is woken at the end of the turn; 0 if there is none
     served_first   i64      engine     random number that selects the work queue with which a turn begins
     scan_at        i64      engine     the work queue whose doorbell record is scanned next
     arms_seen      i64      engine     how many of `arms_rung` were dealt with
@@ -68,6 +69,7 @@ WORKER = record("worker", NIC_FIELDS + """
     packets        i64      nobody     address of the PACKETs of frames that have arrived together (flow.py)
     arrived        i64      nobody     address of ARRIVED records of frames that were taken from a pipe together
     packet         i64      engine     address of the PACKET of the frame at hand
+    luck           i64      engine     how often packets find their ways (steering/ways.py); below 0, none looks
     frame          i64      nobody     address of room for an Ethernet frame; only the first worker has it
     arrived_at     i64      engine     index of the own GID that the packet at hand was sent to; -1: the wire's
     payload        i64      engine     address of the payload of the packet at hand, if the packet refers to it

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from ...jit.compile import device_function
 
 START = 0x1F83D9AB5BE0CD19  # an arbitrary number: fractional bits of √17, as in SHA-512
-_FACTOR = np.uint64(0x9E3779B97F4A7C15)  # 2⁶⁴ divided by the golden ratio (Knuth, volume 3, 6.4)
-_HALF = np.uint64(32)
+_FACTOR = 0x9E3779B97F4A7C15 - (1 << 64)  # modulo 2⁶⁴: that divided by the golden ratio (Knuth, volume 3, 6.4)
 
 
 @device_function
@@ -17,9 +14,7 @@ def mix(hash_, word):
 
     A product's low bits depend only on low bits of its factors. So the upper half is folded into the lower one before,
     and again after: slots are chosen by low bits, and fields may lie anywhere in a word. `mix.py_func` takes arrays.
-
-    The factors have no sign: what signed products lose by overflow is undefined in Numba's code, not modulo 2⁶⁴.
     """
     both = hash_ ^ word
-    product = np.uint64(both ^ (both >> 32 & 0xFFFFFFFF)) * _FACTOR
-    return np.int64(product ^ (product >> _HALF))
+    product = (both ^ (both >> 32 & 0xFFFFFFFF)) * _FACTOR
+    return product ^ (product >> 32 & 0xFFFFFFFF)

@@ -6,19 +6,16 @@ none, and the layers below it count.
 
 from __future__ import annotations
 
-from ...fabric.ip_headers import whole_ipv4, whole_ipv6
+from ...fabric.ip_headers import MOST_EXTENSIONS, extension_bytes, whole_ipv4, whole_ipv6
 from ...formats.flow import FTE_MATCH_SET_LYR_2_4
 from ...formats.packet import (
-    ETHER_TYPE_IPV4, ETHER_TYPE_IPV6, ETHER_TYPE_SERVICE_VLAN, ETHER_TYPE_VLAN, ETHERNET, IP_PROTOCOL_AUTHENTICATION,
-    IP_PROTOCOL_DESTINATION_OPTIONS, IP_PROTOCOL_FRAGMENT, IP_PROTOCOL_HOP_BY_HOP, IP_PROTOCOL_ROUTING,
+    ETHER_TYPE_IPV4, ETHER_TYPE_IPV6, ETHER_TYPE_SERVICE_VLAN, ETHER_TYPE_VLAN, ETHERNET, IP_PROTOCOL_FRAGMENT,
     IP_PROTOCOL_TCP, IP_PROTOCOL_UDP, IPV4, IPV4_FRAGMENT_MASK, IPV6, IPV6_EXTENSION, IPV6_FRAGMENT,
     IPV6_FRAGMENT_MASK, TCP, TCP_FLAGS_MASK, TCP_OFFSET_SHIFT, UDP, VLAN_TAG,
 )  # fmt: skip
 from ...jit.compile import device_function, engine_function
 from ...jit.ops import be16, ld8, ld16, ld32, ld64, pack64, st64
 from ..state.flow import OUTER_BYTES, PACKET, packet_at
-
-MOST_EXTENSIONS = 8  # of a packet; one with more has no TCP or UDP header for us
 
 # Bytes of the words. Some fields of the match parameters lie as they do in a frame: a tag is priority, CFI and VID, the
 # traffic class is DSCP and ECN. Words are SMAC and EtherType; DMAC and first tag; PROTOCOL, CLASS, MARKS, TCP ports;
@@ -102,21 +99,12 @@ def _parse_ipv6(packet, frame, at, nbytes, marks):
     for _ in range(MOST_EXTENSIONS):
         if p.end - at < IPV6_EXTENSION.size:
             break
-        length = ld8(frame + at + IPV6_EXTENSION.length)
+        size = extension_bytes(protocol, frame + at)
+        if size == 0 or size > p.end - at:
+            break
         if protocol == IP_PROTOCOL_FRAGMENT:
             if _be16_at(frame + at + IPV6_FRAGMENT.offset_flags) & IPV6_FRAGMENT_MASK:
                 marks |= FRAGMENTED
-            size = IPV6_FRAGMENT.size
-        elif protocol == IP_PROTOCOL_HOP_BY_HOP or protocol == IP_PROTOCOL_ROUTING:
-            size = (length + 1) * 8
-        elif protocol == IP_PROTOCOL_DESTINATION_OPTIONS:
-            size = (length + 1) * 8
-        elif protocol == IP_PROTOCOL_AUTHENTICATION:  # its length counts words of 4 bytes (RFC 4302 2.2)
-            size = (length + 2) * 4
-        else:
-            break
-        if size > p.end - at:
-            break
         protocol = ld8(frame + at + IPV6_EXTENSION.next_header)
         at += size
         if marks & FRAGMENTED:

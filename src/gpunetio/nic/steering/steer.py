@@ -16,6 +16,7 @@ from ..state.worker import worker_at
 from .lookups import lookup, slots_of
 from .parse import parse
 from .rss import rss_hash
+from .ways import begin, end, go, is_known, is_worth_a_look, note, way_of
 
 
 @device_function
@@ -77,6 +78,22 @@ def steer(nic, nbytes):
     if nbytes < ETHERNET.size:
         return Fate.RUNT
     packet = worker_at(nic).packet
+    entry = packet_at(packet).entry
+    if (entry != 0 and flow_entry_at(entry).fate != Fate.JUMP) or not is_worth_a_look(nic):
+        return _walk(nic, packet, nbytes, 0)
+    way = way_of(nic, packet)
+    if is_known(nic, way, packet):
+        return go(nic, way, packet, nbytes)
+    if not begin(nic, way):
+        return _walk(nic, packet, nbytes, 0)
+    fate = _walk(nic, packet, nbytes, way)
+    end(nic, way, packet, fate)
+    return fate
+
+
+@engine_function
+def _walk(nic, packet, nbytes, way):
+    """Do what the flow tables say with a packet. Note what counts it in `way`, if that is not 0. Return its Fate."""
     p = packet_at(packet)
     table, entry = _first_table(nic), p.entry
     for _ in range(MAX_JUMPS):
@@ -88,6 +105,8 @@ def steer(nic, nbytes):
                 c = flow_counter_at(e.counter)
                 c.packets += 1
                 c.octets += nbytes
+                if way != 0:
+                    note(way, e.counter)
             if e.tag != 0:
                 p.tag = e.tag
             if e.fate == Fate.TIR:

@@ -7,9 +7,8 @@ decide which queues of the port get it.
 from __future__ import annotations
 
 from ...fabric.capture import capture_frame
-from ...fabric.ethernet_records import FRAME_ROOM
-from ...fabric.ip_headers import internet_sum
-from ...fabric.offloads import MOST_TAGS, pseudo_sum, store_checksum, tag_bytes
+from ...device.checksum import internet_sum, pseudo_sum, store_checksum
+from ...fabric.ip_headers import MOST_TAGS, tag_bytes
 from ...formats.ethernet import InlineMode, SelfLbBlock
 from ...formats.packet import (
     ETHER_TYPE_SERVICE_VLAN, ETHER_TYPE_VLAN, ETHERNET, GROUP_MAC, IP_PROTOCOL_UDP, IPV4, IPV6, TCP, TCP_OFFSET_SHIFT,
@@ -34,7 +33,6 @@ from .wire_kinds import frame_room, send_frame
 
 NO_ROOM, SENT = 0, 1  # or minus a reason
 MAC_BYTES = 6
-MAX_MTU = FRAME_ROOM - ETHERNET.size - MOST_TAGS * VLAN_TAG.size
 
 
 # --- the bytes -----------------------------------------------------------------------------------------------------

@@ -8,8 +8,7 @@ CQEs have told of all its strides.
 from __future__ import annotations
 
 from ...enums import Access
-from ...fabric.ip_headers import fold, raw_sum
-from ...fabric.offloads import pseudo_sum
+from ...device.checksum import fold, pseudo_sum, raw_sum
 from ...formats.commands import WqType
 from ...formats.cqe import (
     CQE64, FILLER, RX_L3_SHIFT, RX_L4_SHIFT, STRIDES_SHIFT, STRIDING_LENGTH_MASK, CqeOpcode, RxChecksum, RxHeaders,
@@ -42,6 +41,7 @@ from ..steering.parse import FRAGMENTED, MARKS, PROTOCOL, VERSION_SHIFT
 from ..steering.rss import hash_type
 from .execution import capacity_of, count_segments, shared_posted, shared_segments, stage_payload, take_shared
 
+ANY_NUMBER = 1 << 30  # of frames: more than any queue has room for
 _TAG = 1 << 16  # with the TCI of a tag that was taken out
 # The words of a CQE's first 32 bytes: the hash, its type and the checksum, and what was found in the headers.
 _HASH, _SUMS, _TOLD = 8, 16, 24
@@ -87,6 +87,22 @@ def _consume(row):
         r.next = be16(ld16(_segments(row) - SEGMENT + SRQ_NEXT_SEG.next_wqe_index)) & ((1 << r.log) - 1)
     r.consumed += 1
     r.used = 0
+
+
+@engine_function
+def room_for(row, nbytes):
+    """Return how many frames of up to `nbytes` an RQ has room for: ANY_NUMBER if it loses them all, as it is not ready.
+
+    Frames of a striding queue do not go beyond the end of a receive.
+    """
+    r = rq_row_at(row)
+    if r.state != QueueState.RDY:
+        return ANY_NUMBER
+    posted = _posted(row)
+    if r.strides == 0 or posted == 0:
+        return posted
+    places = min((nbytes + r.stride_bytes - 1) // r.stride_bytes, r.strides)
+    return (r.strides - r.used) // places + (posted - 1) * (r.strides // places)
 
 
 # --- failures ------------------------------------------------------------------------------------------------------

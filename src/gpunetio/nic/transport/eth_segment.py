@@ -6,8 +6,9 @@ A wire to the kernel takes many segments as one frame, as a card does.
 from __future__ import annotations
 
 from ...fabric.ethernet_records import GSO_ECN, GSO_TCPV4, GSO_TCPV6, NEEDS_CHECKSUM, VIRTIO_NET, virtio_net_at
-from ...fabric.ip_headers import fold
-from ...fabric.offloads import pseudo_sum, set_length, set_tcp, tag_bytes
+from ...device.checksum import fold, pseudo_sum
+from ...fabric.ip_headers import tag_bytes
+from ...fabric.offloads import set_length, set_tcp
 from ...formats.packet import ETHERNET, GROUP_MAC, IP_PROTOCOL_TCP, IPV4, TCP, TCP_CWR, TCP_OFFSET_SHIFT
 from ...formats.wqe import EthChecksum
 from ...jit.compile import device_function, engine_function
@@ -42,9 +43,9 @@ def _at_once(nic, row, head, head_bytes, mss):
 
 
 @engine_function
-def _leave_uncut(frame, l4, head_bytes, nbytes, mss):
+def _leave_uncut(frame, l3, l4, head_bytes, nbytes, mss):
     """Write what the kernel has to know of a frame of many segments, whose IP header is complete."""
-    ip = frame + ETHERNET.size + tag_bytes(frame, nbytes)
+    ip = frame + l3
     st16(frame + l4 + TCP.checksum, be16(fold(pseudo_sum(ip, IP_PROTOCOL_TCP, nbytes - l4))))
     v = virtio_net_at(frame - VIRTIO_NET.size)
     kind = GSO_TCPV4 if ld8(ip) >> 4 == 4 else GSO_TCPV6
@@ -75,7 +76,8 @@ def send_segments(nic, row, head, head_bytes, mss):
         frame = build_frame(nic, row, head, head_bytes, listed, offset, nbytes, 0, min(nbytes, mss))
         if frame <= 0:
             return frame
-        set_length(frame, ETHERNET.size + tag_bytes(frame, total), total, s.packets)
+        l3 = ETHERNET.size + tag_bytes(frame, total)
+        set_length(frame, l3, total, s.packets)
         parse(n.packet, frame, total)
         l4 = packet_at(n.packet).l4
         tcp = frame + l4
@@ -87,7 +89,7 @@ def send_segments(nic, row, head, head_bytes, mss):
             write_checksums(nic, frame, total, EthChecksum.L3 | EthChecksum.L4)
         else:
             write_checksums(nic, frame, total, EthChecksum.L3)
-            _leave_uncut(frame, l4, head_bytes, total, mss)
+            _leave_uncut(frame, l3, l4, head_bytes, total, mss)
         leave(nic, row, frame, total, packets, head_bytes)
         s.packets += packets
     s.packets = 0

@@ -9,11 +9,14 @@ from ...jit.compile import device_function, engine_function
 from ...jit.ops import be16, ld8, ld16, ld32, ld64, st64
 from ...fabric.capture import capture_frame
 from ...fabric.ethernet_receive import mark_frames, receive_frames
-from ...fabric.ethernet_records import ARRIVED, OWN_GID, arrived_at, ethernet_wire_at, own_gid_at, send
+from ...fabric.ethernet_records import (
+    ARRIVED, BATCH as READ_TOGETHER, OWN_GID, PIPE, arrived_at, ethernet_wire_at, own_gid_at, send,
+)  # fmt: skip
 from ...fabric.ethernet_transmit import transmit_frames
 from ...fabric.frames import PACKET, commit, reserve_frame
 from ...fabric.icrc import packet_icrc, received_crc
-from ...fabric.ip_headers import internet_sum, whole_ipv4, whole_ipv6
+from ...device.checksum import internet_sum
+from ...fabric.ip_headers import tag_bytes, whole_ipv4, whole_ipv6
 from ...fabric.udp_records import MAPPED, MSG_DONTWAIT, MSG_NOSIGNAL
 from ...formats.packet import (
     ETHER_TYPE_ARP, ETHER_TYPE_IPV4, ETHER_TYPE_IPV6, ETHER_TYPE_SERVICE_VLAN, ETHER_TYPE_VLAN, ETHERNET, GROUP_MAC,
@@ -23,11 +26,12 @@ from ...formats.packet import (
 from ..extensions import ETHERNET_WIRES
 from ..state.counters import COUNTERS, counters_at
 from ..state.flow import Fate, flow_table_at
+from ..state.nic import nic_at
 from ..state.worker import worker_at
 from ..state.wire import WIRE, wire_at
 from ..steering.steer import read_frames, steer, turn_to
 from .delivery import BATCH, addressee, date_captured, take_checked
-from .eth_receive import receive_frame
+from .eth_receive import ANY_NUMBER, receive_frame, room_for
 
 ROUNDS = 8  # batches per turn
 # Instead of a counter: the frame is a packet of RoCE v2 for this port; no flow rule has decided about it.
@@ -193,6 +197,9 @@ def decide(nic, ethernet, frame, nbytes, cut):
         return COUNTERS.rx_frame_link_down
     if cut or nbytes < ETHERNET.size:
         return COUNTERS.rx_frame_malformed
+    longest = nic_at(nic).longest_frame
+    if nbytes > longest and nbytes > longest + tag_bytes(frame, nbytes):
+        return COUNTERS.rx_frame_oversize
     if w.promiscuous == 0 and not _is_for_port(w, frame):
         return COUNTERS.rx_frame_other_mac
     fate = UNDECIDED
@@ -219,6 +226,16 @@ def _take_frame(nic, wire, ethernet, arrived, at):
     return 1 if fate == COUNTERS.rx_frame_delivered else 0
 
 
+@engine_function
+def _credit(ethernet):
+    """Return how many frames the queues of the wire have room for."""
+    w = ethernet_wire_at(ethernet)
+    least = ANY_NUMBER
+    for i in range(w.queue_count):
+        least = min(least, room_for(ld64(w.queues + 8 * i), w.longest))
+    return least
+
+
 @ETHERNET_WIRES.function
 def take_in(nic, wire):
     """Take the frames that have arrived at the wire's descriptor. Return how many.
@@ -233,6 +250,8 @@ def take_in(nic, wire):
     ours = 0
     for _ in range(ROUNDS):
         at = w.position
+        if w.reading == PIPE and w.credit < READ_TOGETHER:
+            w.credit = _credit(ethernet)
         count = receive_frames(ethernet)
         date_captured(nic, count)
         if flow_table_at(n.flow_tables).miss != 0:

@@ -19,9 +19,10 @@ from .execution import respond
 from ..state.counters import counters_at
 from ..state.worker import worker_at
 from ..state.qp import QP_ROW, qp_row_at
+from ..queues.local import copy_some, execute_local
 from ..queues.operations import is_local
 from ..queues.wqes import (
-    NOT_YET, build, check_wqe, execute_local, in_one_piece, local_failure, read_control, wqe_slot,
+    NOT_YET, build, check_wqe, in_one_piece, local_failure, read_control, wqe_slot,
 )  # fmt: skip
 
 
@@ -176,15 +177,29 @@ def execute_next(nic, row):
             _succeed(nic, row, index, blocks, opcode, ce, nbytes)
             return 1
     if is_local(opcode):
+        n = worker_at(nic)
+        n.touched, n.landed = 0, 0
         done = execute_local(nic, row, wqe, opcode, ds, index)
         if done == 0:
             return 0
         if done < 0:
             return local_failure(nic, row, index, opcode, ce, -done, blocks)
+        if n.touched != 0:
+            begin(nic, row, index, blocks, opcode, ce, message_at(n.message).nbytes)
+            return 0
         complete_send(nic, row, index, opcode, ce, 0)
         _consume(row, index, blocks)
         return 1
     return _execute_message(nic, row, wqe, index, blocks, opcode, ce, ds)
+
+
+@engine_function
+def _begin_copy(nic, row, index, ce):
+    """Begin the MMO at `index`, which `may_follow` has checked. One that is refused fails after those in flight."""
+    n = worker_at(nic)
+    n.touched, n.landed = 0, 0
+    if copy_some(nic, row) > 0:
+        begin(nic, row, index, 1, WqeOpcode.MMO, ce, message_at(n.message).nbytes)
 
 
 @engine_function
@@ -199,7 +214,10 @@ def _begin_behind(nic, row, budget):
             break
         wqe = wqe_slot(row, index)
         control = read_control(wqe)
-        _execute_message(nic, row, wqe, index, control.blocks, control.opcode, control.ce, control.ds)
+        if control.opcode == WqeOpcode.MMO:
+            _begin_copy(nic, row, index, control.ce)
+        else:
+            _execute_message(nic, row, wqe, index, control.blocks, control.opcode, control.ce, control.ds)
         if q.sq_next == index:
             break
         begun += 1
@@ -226,6 +244,8 @@ def serve(nic, row, budget):
             begun += 1
         if q.stream != 0:
             begun += 1  # the last one, which is in flight
+        if q.copied != 0:
+            finished += 1  # part of a long copy
     q.sq_sent = q.sq_next
     counters_at(worker_at(nic).counters).sq_wqes += begun
     return begun + finished

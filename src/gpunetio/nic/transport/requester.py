@@ -14,6 +14,7 @@ from ...formats.commands import QpState, ServiceType
 from ...formats.packet import ATOMIC_ETH, BTH, IMM_DT, RETH
 from ...formats.wqe import DATA_SEG, INLINE_SEG, SEGMENT
 from ..queues.completion import complete_send, fail_send
+from ..queues.local import execute_local
 from ..queues.operations import (
     has_imm, header_bytes, is_atomic, is_local, packet_of, returns_data, right_of, segments_of,
 )  # fmt: skip
@@ -32,7 +33,7 @@ from ..state.worker import worker_at
 from ..state.qp import MAX_RD_ATOMIC, QP_ROW, flight_at, flight_of, qp_row_at
 from ..state.wire import WIRE, wire_at
 from ..queues.wqes import (
-    NOT_YET, build, check_wqe, execute_local, in_one_piece, local_failure, read_control, wqe_slot,
+    NOT_YET, build, check_wqe, in_one_piece, local_failure, read_control, wqe_slot,
 )  # fmt: skip
 
 BURST = 64  # packets of one QP before the next QP's turn
@@ -327,6 +328,8 @@ def _send(nic, row):
         done += sent
         if q.service != ServiceType.RC:  # UC has no acknowledgements
             acknowledge(nic, row, q.tx_psn)
+    if q.copied != 0:
+        done += 1  # part of a long copy
     return done
 
 

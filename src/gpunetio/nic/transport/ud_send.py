@@ -13,9 +13,10 @@ from ...formats.packet import BTH, DETH, IMM_DT, OWN_Q_KEY, QPN_MASK, SERVICE_SH
 from ...formats.wqe import AV_GRH, AV_SEG, AV_SGID_MASK, AV_SGID_SHIFT, EXTENDED_AV, SEGMENT
 from ..dma.streams import move_now
 from ..queues.completion import complete_send
+from ..queues.local import execute_local
 from ..queues.operations import has_imm, is_local, packet_of
 from ..queues.wqes import (
-    NOT_YET, build, check_wqe, execute_local, in_one_piece, local_failure, read_control, wqe_slot,
+    NOT_YET, build, check_wqe, in_one_piece, local_failure, read_control, wqe_slot,
 )  # fmt: skip
 from ..state.counters import counters_at
 from ..state.message import MESSAGE, message_at

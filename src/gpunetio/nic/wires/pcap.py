@@ -6,93 +6,130 @@ frames, as they are, and is for Ethernet queues.
 
 from __future__ import annotations
 
-import contextlib
-import socket
-from collections.abc import Callable
+import io
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ...errors import InvalidValueError
-from ...fabric.claims import close_after_fork
-from ...fabric.ethernet_records import FRAME_ROOM, SOCKET
+from ...fabric.ethernet_records import ETHERNET_WIRE, PIPE
+from ...fabric.frames import PIPE_END, pipe_end, pipe_size
+from ...fabric.pcap_frames import WHENEVER, PcapFrames
 from ...fabric.pcap_reader import PcapFile
+from ...memory import HostMemory
+from .. import step
+from ..hardware import Engine
 from .ethernet import Ethernet
-from .replay import TIMEOUT, Replayed, play
+from .replay import LONGEST_SLEEP, PAUSE, TIMEOUT, Replayed, grown, late, stuck
 
 if TYPE_CHECKING:
     from ..nic import SoftNic
 
-_BUFFER = 4 << 20  # bytes, if net.core.wmem_max allows
-_PATIENCE = 0.01  # seconds
+_CAPACITY = 1 << 20  # bytes of the pipe
+_FEW = 256  # frames for which it is not worth to look again at once
+_MOST_QUEUES = 256
 
 
 class Pcap(Ethernet):
-    """A cable to this process, which sends the frames of the file. What the NIC sends is counted."""
+    """A cable to this process, which puts the frames of the file into a pipe. What the NIC sends leads nowhere."""
 
-    reading: int = SOCKET
+    reading: int = PIPE
+    file: PcapFile
+    filling: int  # address of the PIPE_END of whoever fills the pipe
 
-    def attach(self) -> socket.socket:
+    def attach(self) -> io.FileIO:
         self.file = PcapFile(self.interface)
         try:
             if self.file.infiniband:
                 raise InvalidValueError(
                     f"wire {self.name}: {self.file.path} has InfiniBand packets: `gpunetio replay` is for those"
                 )
-            near, self._far = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+            return io.FileIO(os.devnull, "r+b")
         except BaseException:
             self.file.close()
             raise
-        for end in (near, self._far):
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
-        close_after_fork(self._far)
-        near.setblocking(False)
-        return near
+
+    def open(self, row: np.ndarray) -> np.ndarray:
+        self._memory = HostMemory(2 * PIPE_END.size + pipe_size(_CAPACITY) + 8 * _MOST_QUEUES)
+        try:
+            tx = super().open(row)
+        except BaseException:
+            self._memory.close()
+            raise
+        ends = self._memory.view(PIPE_END.dtype, 0, 2)
+        ends[0] = ends[1] = pipe_end(self._memory.address + 2 * PIPE_END.size, _CAPACITY)
+        self._wire.record["rx"], self.filling = self._memory.address, self._memory.address + PIPE_END.size
+        self.sockets = ()  # the descriptor is always ready
+        return tx
+
+    def wait_for(self, engine: Engine, rows: Sequence[int], longest: int) -> None:
+        """Let frames of up to `longest` bytes wait for room in the receive queues with these rows."""
+        queues = self._memory.address + 2 * PIPE_END.size + pipe_size(_CAPACITY)
+        engine.post(step.WRITE_ROW, queues, np.array(rows or [0], np.int64))
+        told = np.array([queues, len(rows), longest, 0], np.int64)  # without credit, the engine looks
+        engine.post(step.WRITE_ROW, self._wire.address + ETHERNET_WIRE.queues, told)
 
     def close(self) -> None:
         super().close()
-        self._far.close()
         self.file.close()
-
-    def put(self, frame: bytes) -> bool:
-        """Put a frame on the wire. Return False if there was no room for _PATIENCE."""
-        self._far.settimeout(_PATIENCE)
-        try:
-            self._far.send(frame)
-        except TimeoutError:
-            return False
-        return True
-
-    def take(self) -> int:
-        """Take what the NIC has sent. Return how many frames that was."""
-        count = 0
-        self._far.setblocking(False)
-        with contextlib.suppress(BlockingIOError):
-            while True:
-                self._far.recv(FRAME_ROOM)
-                count += 1
-        return count
+        self._memory.close()
 
 
 make = Pcap
 
 
 def replay_frames(
-    nic: SoftNic, fast: bool = False, timeout: float = TIMEOUT, meanwhile: Callable[[], object] = lambda: None
-) -> Replayed:
+    nic: SoftNic, fast: bool = False, timeout: float = TIMEOUT, rqns: Iterable[int] = (),
+    meanwhile: Callable[[], object] = lambda: None,
+) -> Replayed:  # fmt: skip
     """Put the frames of a capture file on the wire of a NIC, whose port must have the wire "pcap:FILE".
 
-    Return when the NIC has taken them. `meanwhile` is called after each frame, to receive some. Each frame comes as
-    long after the first one as its time stamp says or, if `fast`, as soon as there is room. TimedOutError when that
-    takes, or would take, more than `timeout` seconds; InvalidValueError for a damaged file, whose frames up to there
-    have been replayed.
+    Return when the NIC has taken them. Each frame comes as long after the first one as its time stamp says or, if
+    `fast`, as soon as there is room. `rqns` are numbers of receive queues: no frame comes before all of them have room
+    for it. `meanwhile` is called again and again, to empty queues. TimedOutError when the replay takes, or would take,
+    more than `timeout` seconds; InvalidValueError for a damaged file, whose frames up to there have been replayed.
     """
     wire = nic.wire_to_others()
     if not isinstance(wire, Pcap):
         raise InvalidValueError(
             f'the wire of {nic.name} is {nic.port.config.wire!r}: open it with PortConfig(wire="pcap:FILE")'
         )
-    before = int(nic.counters["rx_frames"])
+    rows = [nic.rqs.row_address(rqn) for rqn in rqns]
+    if len(rows) > _MOST_QUEUES:
+        raise InvalidValueError(f"rqns has {len(rows)} queues: frames can wait for {_MOST_QUEUES} at most")
+    with closing(PcapFrames(wire.file, wire.filling)) as frames:
+        return _play(nic, wire, frames, rows, fast, timeout, meanwhile)
 
-    def arrived(count: int) -> bool:
-        return int(nic.counters["rx_frames"]) >= before + count
 
-    return play(nic, wire, "frame", wire.file.frames(), arrived, fast, timeout, meanwhile)
+def _play(
+    nic: SoftNic, wire: Pcap, frames: PcapFrames, rows: Sequence[int], fast: bool, timeout: float,
+    meanwhile: Callable[[], object],
+) -> Replayed:  # fmt: skip
+    before, start, longest = dict(nic.counters), time.monotonic(), 0
+    while least := frames.longest():
+        if least > longest:
+            longest = 1 << least.bit_length()
+            wire.wait_for(nic.engine, rows, longest)
+        now = time.monotonic() - start
+        count = frames.put(WHENEVER if fast else int(now * 1e9))
+        nic.engine.doorbell_rung()
+        meanwhile()
+        due = 0.0 if fast else frames.due_ns / 1e9
+        if due > timeout:
+            raise late(f"frame {frames.count + 1}", due, timeout)
+        if not count and now > timeout:
+            raise stuck(nic, f"frame {frames.count + 1}")
+        if count < _FEW:
+            time.sleep(min(due - now, LONGEST_SLEEP) if due > now else PAUSE)
+    while int(nic.counters["rx_frames"]) < before["rx_frames"] + frames.count:
+        if time.monotonic() > start + timeout:
+            raise stuck(nic, f"frame {frames.count}")
+        nic.engine.doorbell_rung()
+        meanwhile()
+        time.sleep(PAUSE)
+    nic.engine.settle()
+    return Replayed(frames.count, time.monotonic() - start, grown(before, nic.counters))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numba import types
@@ -27,14 +27,13 @@ from .wire import ANY_PEER, Wire
 if TYPE_CHECKING:
     from ..nic import SoftNic
 
-_Item = TypeVar("_Item", contravariant=True)  # what a wire takes from a capture file
-
 TIMEOUT = 600.0
 _CAPACITY = 1 << 20
 _LARGEST = 1 << 18  # bytes of a packet and its ICRC: what a record of a capture file can have
-_PAUSE = 50e-6  # seconds between looks at what the NIC has taken
+_TOGETHER = 32  # packets that come without a pause before the engine is told and its answers are taken
+PAUSE = 50e-6  # seconds between looks at what the NIC has taken
 _TAKEN = ("rx_accepted", "rx_frame_delivered")
-_LONGEST_SLEEP = 0.01  # seconds between looks at what the NIC has sent
+LONGEST_SLEEP = 0.01  # seconds between looks at what the NIC has sent
 
 
 @engine_function
@@ -149,70 +148,60 @@ def replay(nic: SoftNic, packets: Iterable[Packet], fast: bool = False, timeout:
         raise InvalidValueError(
             f'the wire of {nic.name} is {nic.port.config.wire!r}: open it with PortConfig(wire="replay")'
         )
-    timed = ((packet.time_ns, packet) for packet in packets)
-    return play(nic, wire, "packet", timed, lambda _: wire.empty, fast, timeout)
-
-
-class Player(Protocol[_Item]):
-    """A wire whose other end is a capture file."""
-
-    def put(self, item: _Item, /) -> bool:
-        """Put something on the wire. Return whether there was room, for which this may wait a little."""
-        ...
-
-    def take(self) -> int:
-        """Take what the NIC has sent. Return how much that was."""
-        ...
-
-
-def play(
-    nic: SoftNic, wire: Player[_Item], what: str, items: Iterable[tuple[int, _Item]], arrived: Callable[[int], bool],
-    fast: bool, timeout: float, meanwhile: Callable[[], object] = lambda: None,
-) -> Replayed:  # fmt: skip
-    """Put what is in a capture file on a wire, each at its time in nanoseconds. Return when the NIC is done with it.
-
-    `arrived` says of the number of what was put whether the NIC has taken all of it. `meanwhile` is called after each.
-    `what`, `fast` and `timeout` are as for `replay`.
-    """
     before, start = dict(nic.counters), time.monotonic()
     end, first, count = start + timeout, None, 0
-    for time_ns, item in items:
-        first = time_ns if first is None else first
+    for packet in packets:
+        first = packet.time_ns if first is None else first
         count += 1
         if not fast:
-            due = (time_ns - first) / 1e9
+            due = (packet.time_ns - first) / 1e9
             if due > timeout:
-                raise TimedOutError(
-                    f"{what} {count} of the capture is due {due:g} s after the first, but the timeout is {timeout:g} "
-                    "s: allow more time, or replay as fast as possible"
-                )
+                raise late(f"packet {count}", due, timeout)
             _wait(wire, start + due)
-        while not wire.put(item):
-            _rest(nic, wire, end, f"{what} {count}")
-        nic.engine.doorbell_rung()
-        wire.take()
-        meanwhile()
-    while not arrived(count):
-        _rest(nic, wire, end, f"{what} {count}")
+        while not wire.put(packet):
+            _rest(nic, wire, end, count)
+        if not fast or count % _TOGETHER == 0:
+            nic.engine.doorbell_rung()
+            wire.take()
+    while not wire.empty:
+        _rest(nic, wire, end, count)
     nic.engine.settle()
     wire.take()
-    seconds, after = time.monotonic() - start, dict(nic.counters)
-    return Replayed(count, seconds, {name: after[name] - before[name] for name in after if after[name] != before[name]})
+    return Replayed(count, time.monotonic() - start, grown(before, nic.counters))
 
 
-def _wait(wire: Player[_Item], due: float) -> None:
-    """Wait until something is due. Take what the NIC sends meanwhile."""
+def grown(before: Mapping[str, int], counters: Mapping[str, int]) -> dict[str, int]:
+    """Return how much counters have grown, those that have."""
+    after = dict(counters)
+    return {name: after[name] - before[name] for name in after if after[name] != before[name]}
+
+
+def _wait(wire: Replay, due: float) -> None:
+    """Wait until a packet is due. Take what the NIC sends meanwhile."""
     while (left := due - time.monotonic()) > 0:
-        time.sleep(min(left, _LONGEST_SLEEP))
+        time.sleep(min(left, LONGEST_SLEEP))
         wire.take()
 
 
-def _rest(nic: SoftNic, wire: Player[_Item], end: float, what: str) -> None:
+def _rest(nic: SoftNic, wire: Replay, end: float, count: int) -> None:
     """Give the NIC time to take what is on the wire."""
     if time.monotonic() > end:
-        raise TimedOutError(
-            f"{nic.name} has not taken {what} of the capture in time: it is paused, or starved of CPU time"
-        )
+        raise stuck(nic, f"packet {count}")
     wire.take()
     nic.engine.doorbell_rung()
-    time.sleep(_PAUSE)
+    time.sleep(PAUSE)
+
+
+def late(what: str, due: float, timeout: float) -> TimedOutError:
+    """Return the error for something in a capture that is due after the end."""
+    return TimedOutError(
+        f"{what} of the capture is due {due:g} s after the first, but the timeout is {timeout:g} s: allow more time, "
+        "or replay as fast as possible"
+    )
+
+
+def stuck(nic: SoftNic, what: str) -> TimedOutError:
+    """Return the error for something in a capture that is still on the wire at the end."""
+    return TimedOutError(
+        f"{nic.name} has not taken {what} of the capture in time: it is paused, or starved of CPU time"
+    )

@@ -182,6 +182,10 @@ class VerbsDevice:
         self._pid = os.getpid()
         self._open = True
 
+    def wake_at(self, cqn: int, word: int) -> bool:
+        """Return False: a card wakes no threads at a word."""
+        return False
+
     @classmethod
     def open(cls, name: str) -> Self:
         """Open a device by name (`ibv_open_device`)."""

@@ -35,6 +35,7 @@ from .srq import srq_sizes
 if TYPE_CHECKING:
     from ..context import Context
 
+_NAMES = {int(opcode): opcode.name for opcode in Opcode}
 _NUMBER = slice(9, 12)  # of an output: where most commands of the PRM answer the number of a new object
 
 
@@ -177,7 +178,7 @@ class Devx:
     def create_raw(self, mailbox: bytes | bytearray, out_size: int, *, uses: Iterable[Handle] = ()) -> DevxObject:
         """Create an object with an input that you pack yourself; its output has `out_size` bytes."""
         opcode = int.from_bytes(mailbox[:2], "big")
-        name = Opcode(opcode).name if opcode in list(Opcode) else f"command {opcode:#05x}"
+        name = _NAMES.get(opcode) or f"command {opcode:#05x}"
         return DevxObject(self._ctx, name, bytes(mailbox), whole("out_size", out_size), uses)
 
     def command(self, opcode: Opcode, **fields: object) -> Fields:

@@ -21,19 +21,22 @@ from ...formats.commands import (
     ScatterToCqe,
     ServiceType,
 )
+from ...formats.contexts import QPC_EXT
 from ...formats.doorbell import QP_DBREC
 from ...formats.layout import Fields
-from ...formats.wqe import SEGMENT
+from ...formats.wqe import OPAQUE_BYTES, SEGMENT
+from ...memory import HostMemory
 from ..ah import ah_of, path_to, path_update
 from ..commands import command, destroy
 from ..events import OF_QP
 from ..qp import QP
 from ..qp_init import QpInitAttr, QueueSizes, queue_sizes
-from ..qp_state import PATH, QpAttr, Transition, attributes_of, carry, without_reads
+from ..qp_state import PATH, QpAttr, Transition, attributes_of, carry, state_of, without_reads
 from .queues import RingPosting
 from .ring import Ring, place_ring
 
 if TYPE_CHECKING:
+    from ..mr import MR
     from ..pd import PD
 
 _SERVICE = {
@@ -70,12 +73,17 @@ class DevxQP(QP):
             self._use(self.uar)
         else:
             self.uar = attr.external_uar
+        extension: Fields = {}
+        if attr.memcpy:
+            self.opaque = self._opaque(undo)
+            extension = {"qpc_ext": 1, "pas": QPC_EXT.pack(mmo=1)}
         mailbox = CREATE_QP_IN.pack(
             opcode=Opcode.CREATE_QP,
             qpc=self._context(sizes, ring),
             wq_umem_offset=ring.offset,
             wq_umem_id=ring.umem_id,
             wq_umem_valid=1,
+            **extension,
         )
         undo.callback(self._forget)
         with command("CREATE_QP"):
@@ -95,6 +103,15 @@ class DevxQP(QP):
             self._serve(RingPosting(self, ring.memory))
         if self._dpa:
             undo.callback(self._dpa.detach, self)
+
+    def _opaque(self, undo: ExitStack) -> MR:
+        """Register the buffer that the device uses for copies (`formats.wqe.MMO_SEG`)."""
+        memory = HostMemory(OPAQUE_BYTES)
+        undo.callback(memory.close)
+        mr = self.pd.register(memory.address, nbytes=OPAQUE_BYTES)
+        undo.callback(mr.close)
+        self._use(mr)
+        return mr
 
     def _context(self, sizes: QueueSizes, ring: Ring) -> Fields:
         """Return the QPC for CREATE_QP."""
@@ -135,11 +152,18 @@ class DevxQP(QP):
         qpc = self._query()
         return bool(qpc["sw_sq_wqebb_counter"] or qpc["hw_sq_wqebb_counter"])
 
-    def _query(self) -> Fields:
+    def _answer(self) -> bytes:
         mailbox = QUERY_QP_IN.pack(opcode=Opcode.QUERY_QP, qpn=self.qpn)
         with command("QUERY_QP"):
-            out = self.ctx.provider.devx_obj_query(self._handle, bytes(mailbox), QUERY_QP_OUT.size)
-        return QUERY_QP_OUT.get(out, "qpc")
+            return self.ctx.provider.devx_obj_query(self._handle, bytes(mailbox), QUERY_QP_OUT.size)
+
+    def _query(self) -> Fields:
+        return QUERY_QP_OUT.get(self._answer(), "qpc")
+
+    def _now(self) -> QpAttr:
+        out = self._answer()
+        port = QUERY_QP_OUT.get(out, f"qpc.{PATH}.vhca_port_num")
+        return QpAttr(current_state=state_of(QUERY_QP_OUT.get(out, "qpc.state")), port_num=port)
 
     def _ask(self) -> QpAttr:
         qpc = self._query()

@@ -21,6 +21,9 @@ from ...formats.wqe import (
     FM_SHIFT,
     INLINE_SEG,
     INVALID_LKEY,
+    MMO_DMA,
+    MMO_SEG,
+    OPMOD_SHIFT,
     RADDR_SEG,
     SEGMENT,
     WAIT_SEG,
@@ -28,6 +31,7 @@ from ...formats.wqe import (
     CompletionMode,
     CtrlFlags,
     FenceMode,
+    WqeOpcode,
 )  # fmt: skip
 from ..arguments import instance
 from ..requests import (
@@ -41,6 +45,7 @@ from ..requests import (
     destination_of,
     entries_of,
     inline_payload,
+    memcpy_of,
     no_operation,
     remote_of,
 )  # fmt: skip
@@ -56,7 +61,7 @@ if TYPE_CHECKING:
 
 _ADDRESS = struct.Struct(">III")
 _CONTROL, _REMOTE, _DATA = struct.Struct(">IIBHBI"), struct.Struct(">QII"), struct.Struct(">IIQ")
-_OPERANDS, _WAIT = struct.Struct(">QQ"), struct.Struct(">8xII")
+_OPERANDS, _WAIT, _MMO = struct.Struct(">QQ"), struct.Struct(">8xII"), struct.Struct(">IIQ")
 _SIGNALED, _INLINE = int(SendFlags.SIGNALED), int(SendFlags.INLINE)  # plain ints: those of an enumeration are slow
 _FM_CE_SE = [  # the byte of that name, for the SendFlags FENCE, SIGNALED and SOLICITED
     (FenceMode.FENCE_AND_INITIATOR_SMALL_FENCE << FM_SHIFT if flags & SendFlags.FENCE else 0)
@@ -128,7 +133,7 @@ class SendQueue(_RingQueue[SendWr, tuple[int, WcOpcode, bool, int]]):
         row = self._rows.get(instance("request", request, SendWr).opcode)
         if row is None:
             raise no_operation(request.opcode, self._qp.type)
-        operation, completion, packers = row
+        operation, word, completion, packers = row
         flags = int(request.flags)
         inline = request.inline is not None or flags & _INLINE != 0
         body = self._body(request, operation, packers, inline)
@@ -136,7 +141,7 @@ class SendQueue(_RingQueue[SendWr, tuple[int, WcOpcode, bool, int]]):
         segments = 1 + len(body) // SEGMENT
         blocks = -(-segments * SEGMENT // WQEBB)
         fm_ce_se = _FM_CE_SE[(flags | self._always) & 7]
-        control = _CONTROL.pack(operation.opcode, self._qp.qpn << 8 | segments, 0, 0, fm_ce_se, imm)
+        control = _CONTROL.pack(word, self._qp.qpn << 8 | segments, 0, 0, fm_ce_se, imm)
         wqe = (control + body).ljust(blocks * WQEBB, b"\0")
         slots = ((request.wr_id, completion, operation.returns, blocks),) * blocks
         if inline and type(request.inline) is not bytes:
@@ -159,7 +164,7 @@ class SendQueue(_RingQueue[SendWr, tuple[int, WcOpcode, bool, int]]):
         head = self._destination(request) if self._datagrams and not operation.local else b""
         for pack in packers:
             head += pack(self, request)
-        if operation.data == 0:
+        if operation.data is not None:
             return head
         data, nbytes = data_segments(request, self._qp.init_attr.send_max_sges, "send_max_sges")
         if inline:
@@ -191,6 +196,16 @@ class SendQueue(_RingQueue[SendWr, tuple[int, WcOpcode, bool, int]]):
         check_range("wait_cqn", request.wait_cqn, U24)
         return _WAIT.pack(request.wait_pi & U32 - 1, request.wait_cqn)
 
+    def _memcpy(self, request: SendWr) -> bytes:
+        opaque = self._qp.opaque
+        if opaque is None:
+            raise InvalidValueError(f"MEMCPY on {self._qp}: create it with memcpy")
+        source, target = memcpy_of(request, self._qp.ctx.query_device().max_wr_memcpy_length)
+        packed = _MMO.pack(0, opaque.lkey, opaque.address)
+        for sge in (source, target):
+            packed += _DATA.pack(sge.length & INLINE_SEG - 1, sge.lkey, sge.address)
+        return packed
+
     def _inline(self, request: SendWr, operation: Operation) -> bytes:
         payload = inline_payload(request, operation, self._qp.init_attr.max_inline_data)
         if not payload:
@@ -209,13 +224,18 @@ class SendQueue(_RingQueue[SendWr, tuple[int, WcOpcode, bool, int]]):
         return wr_id, opcode, reads
 
 
+_OPMODS = {WqeOpcode.MMO: MMO_DMA}
 _SEGMENTS = {
     type(RADDR_SEG): SendQueue._remote, type(ATOMIC_SEG): SendQueue._operands, type(WAIT_SEG): SendQueue._wait,
+    type(MMO_SEG): SendQueue._memcpy,
 }  # fmt: skip
-_ROWS = {  # by type and opcode: the operation, its completion, what packs the segments between control segment and data
+# By type and opcode: the operation, the opmod and opcode of its control segment, its completion, and what packs the
+# segments between control segment and data.
+_ROWS = {
     qp_type: {
         opcode: (
-            operation, cast(WcOpcode, operation.completion),
+            operation, operation.opcode | _OPMODS.get(operation.opcode, 0) << OPMOD_SHIFT,
+            cast(WcOpcode, operation.completion),
             [_SEGMENTS[type(segment)] for segment in operation.segments],
         )
         for opcode, operation in operations.items()

@@ -78,6 +78,8 @@ class PlainSendQueue(_PlainQueue[SendWr, Send, Sent]):
         operation = operation_of(request, attr.qp_type)
         if request.opcode == WrOpcode.WAIT_CQ_PI:
             raise InvalidValueError(f"WAIT_CQ_PI on {self._qp}, which cannot be a core_direct_master: that takes DEVX")
+        if request.opcode == WrOpcode.MEMCPY:
+            raise InvalidValueError(f"MEMCPY on {self._qp}, which cannot have memcpy: that takes DEVX")
         flags = int(request.flags) | (_SIGNALED if attr.sq_sig_all else 0)
         inline = request.inline is not None or flags & _INLINE != 0
         entries, nbytes = entries_for(request, attr.send_max_sges, "send_max_sges")

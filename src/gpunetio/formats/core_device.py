@@ -1,0 +1,38 @@
+"""The structures of DOCA Core's objects: those that kernels have pointers to, and what one process tells another.
+
+GPUNetIO's own are not public, so these are ours. Kernels only read the first two, which are in the byte order of the
+host; the third one travels, and is big-endian.
+"""
+
+from .layout import Entry
+
+# A range of memory that a NIC can access.
+#
+#     address   first byte, as keys and kernels address it; below 2^63
+#     nbytes    its length; offsets that kernels give lie inside
+#     lkey      key of memory of this process, or 0: the memory is a peer's
+#     rkey      key for the peer's requests, of the peer's memory or of ours; in the byte order of the host
+DEV_BUF = Entry("dev_buf", 32, """
+    address                 0  i64
+    nbytes                  8  i64
+    lkey                   16  u32
+    rkey                   20  u32
+""")
+
+# An array of them: `num` DEV_BUFs at the address `bufs`.
+DEV_BUF_ARR = Entry("dev_buf_arr", 32, """
+    bufs                    0  i64
+    num                     8  i64
+""")
+
+# A memory map as its owner describes it to a peer. `access` is an `enums.Access`: what the peer may do.
+MEMORY_EXPORT = Entry("memory_export", 32, """
+    magic                   0  be32
+    version                 4  be32
+    address                 8  be64
+    nbytes                 16  be64
+    rkey                   24  be32
+    access                 28  be32
+""")
+MEMORY_EXPORT_MAGIC = int.from_bytes(b"GNmm", "big")
+MEMORY_EXPORT_VERSION = 1

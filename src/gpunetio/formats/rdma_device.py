@@ -1,0 +1,66 @@
+"""The structures of the RDMA library: those that kernels have pointers to, and what a process tells its peer.
+
+GPUNetIO's own are not public, so these are ours. The first two are in the byte order of the host: "host" writes a
+field, and kernels only read it; "kernels" write the others, which start at 0. The third one travels, and is big-endian.
+"""
+
+from .layout import Entry
+
+# A queue that threads fill in batches: the sends of a connection, or the receives of all connections.
+#
+#     turn      kernels   which slot is next, and the strong batch that is being filled: TURN_…
+#     posted    kernels   sends: what was committed. The index of the next slot << COMMITS_BITS, and in these bits, how
+#                         many batches
+#     taken     kernels   sends: the newest `posted` for which `rdma_wait_all` has waited. Receives: messages that
+#                         `rdma_recv_wait_all` has returned, of all connections
+#     received  kernels   messages of the connection that `rdma_recv_wait_all` has returned
+#     looking   kernels   receives: not 0 while a thread takes messages
+#     qp        host      address of a DEV_QP: the connection's, or any that receives there; 0: there is no connection
+#     marks     host      address of a word for each slot: how often the slot was filled
+#     rdma      host      receives: address of the DEV_RDMA
+#     slots     host      slots of the ring, a power of two
+#     shift     host      log2 of that
+DEV_RDMA_QUEUE = Entry("dev_rdma_queue", 128, """
+    turn                    0  i64
+    posted                  8  i64
+    taken                  16  i64
+    received               24  i64
+    looking                32  i64
+    qp                     64  i64
+    marks                  72  i64
+    rdma                   80  i64
+    slots                  88  u32
+    shift                  92  u32
+""")
+
+# Parts of `turn`, from the lowest bit: the index of the next slot; how many slots of the strong batch are reserved and
+# not filled; 1 + the number of the block that fills it, or 0; and in the highest bit, whether a thread commits.
+TURN_INDEX_BITS = 24
+TURN_OPEN_BITS = 16
+TURN_BLOCK_BITS = 22  # the number is taken modulo this
+
+COMMITS_BITS = 24  # of `posted`
+
+# All connections of an `Rdma`: `queues` is the address of `connections` DEV_RDMA_QUEUEs, `receives` that of one.
+# Kernels write `uncounted`: commits for which an `rdma_wait_all` has waited that then found a connection in error.
+DEV_RDMA = Entry("dev_rdma", 64, """
+    queues                  0  i64
+    receives                8  i64
+    connections            16  u32
+    uncounted              24  i64
+""")
+
+# A connection as its owner describes it to the peer. `checksum` is the CRC-32 of the other bytes.
+CONNECTION_EXPORT = Entry("connection_export", 64, """
+    magic                   0  be32
+    version                 4  be32
+    transport               8  be32
+    qpn                    12  be32
+    gid                    16  raw[16]
+    lid                    32  be32
+    mtu                    36  be32
+    psn                    40  be32
+    checksum               60  be32
+""")
+CONNECTION_EXPORT_MAGIC = int.from_bytes(b"GNrd", "big")
+CONNECTION_EXPORT_VERSION = 1

@@ -1,0 +1,9 @@
+"""The message of rping, the tool of rdma-core: which memory the other end may read or write."""
+
+from .layout import BitStruct
+
+RPING_INFO = BitStruct("rping_info", 16, """
+    address                     0x000     64
+    rkey                        0x040     32
+    nbytes                      0x060     32
+""")
