@@ -17,14 +17,14 @@ from ..formats.eth_device import DEV_ETH_RXQ, PACKET_ATTR
 from ..jit.compile import device_function
 from ..jit.ops import (
     be16, be32, be64, clock_ns, fence_acquire_sys, fence_release_sys, ld8, ld16, ld32, ld64, ld_fixed32, ld_fixed64,
-    ld_relaxed32, pack64, st64, st128, st_relaxed32,
+    ld_relaxed32, on_host, pack64, st64, st128, st_relaxed32,
 )  # fmt: skip
 from .cq import cqe_address, update_cq_record
 from .modes import DEFAULT, EXCLUSIVE, THREAD
 from .onesided import mcst, wait
 from .scope import ALONE, count_in, from_leader, rank_in, size_of
 from .status import EINVAL, EIO, OK
-from .waiting import relax
+from .waiting import LONGEST_NAP_NS, nap
 
 _CQ = DEV_ETH_RXQ.cq
 _INVALID = INIT_OP_OWN >> OPCODE_SHIFT
@@ -206,6 +206,15 @@ def _finish(rxq, index, following, number, keep):
 
 
 @device_function
+def _nap(rxq, quiet, left_ns):
+    """Do a step of a thread of the host that has found no packet in the last `quiet` looks."""
+    if ld_fixed32(rxq + DEV_ETH_RXQ.wakes):
+        nap(quiet, rxq + DEV_ETH_RXQ.wakeup, left_ns)
+    else:
+        nap(quiet, 0, min(left_ns, LONGEST_NAP_NS))
+
+
+@device_function
 def rxq_recv(rxq, max_packets, timeout_ns, attrs=0, scope=THREAD, keep=0):
     """Wait until `max_packets` have arrived or `timeout_ns` have passed. Return how many have, or a negative status
     (`doca_gpu_dev_eth_rxq_recv`).
@@ -227,6 +236,7 @@ def rxq_recv(rxq, max_packets, timeout_ns, attrs=0, scope=THREAD, keep=0):
     kind = OK
     polls = 0
     start = 0
+    quiet = ld64(rxq + DEV_ETH_RXQ.quiet)
     while found < most and kind == OK:
         run = _take_run(rxq, number, most - found, attrs + PACKET_ATTR.size * found if attrs != 0 else 0, scope, rank)
         if run == _OTHER:
@@ -239,6 +249,8 @@ def rxq_recv(rxq, max_packets, timeout_ns, attrs=0, scope=THREAD, keep=0):
                 continue  # at most for the rest of the ring, which the NIC does not get back meanwhile
         found += run
         number += run
+        if run != 0:
+            quiet = 0
         if run != size and found < most and kind == OK:
             late = 0
             if rank == 0:
@@ -246,10 +258,14 @@ def rxq_recv(rxq, max_packets, timeout_ns, attrs=0, scope=THREAD, keep=0):
                 if polls == 0:
                     start = now
                 late = 1 if now - start >= timeout_ns else 0
-                relax(polls)
+                if on_host() and not late:
+                    _nap(rxq, quiet, timeout_ns - (now - start))
+                    quiet += 1
             polls += 1
             if count_in(late, scope) != 0:
                 break
+    if on_host() and rank == 0:
+        st64(rxq + DEV_ETH_RXQ.quiet, quiet)
     if found == 0 and kind == _LONGER:
         longer = 1
     following = index + found

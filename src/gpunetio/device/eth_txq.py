@@ -19,7 +19,10 @@ from ..jit.ops import (
     ld_fixed64, ld_relaxed32, raise_gpu64, st64,
 )  # fmt: skip
 from .cq import CI, cq_of, cqe_address, load_index, timeout_of
-from .eth_wqe import MAX_BLOCKS, fill_nop, txq_prepare_send, txq_prepare_wait
+from .eth_wqe import (
+    LONGEST, MAX_BLOCKS, fill_nop, is_valid, txq_headers_blocks, txq_prepare_headers, txq_prepare_send,
+    txq_prepare_wait,
+)  # fmt: skip
 from .modes import DEFAULT, EXCLUSIVE, GPU, SKIP_AVAILABILITY_CHECK, THREAD
 from .qp import RSVD, give_back, take
 from .scope import from_leader, gather, group_of, group_with, post_own, rank_in, size_of
@@ -30,7 +33,6 @@ from .wqe import wqe_address
 
 _COMPLETED, _NOTIFIED, _TAKEN = DEV_ETH_TXQ.completed, DEV_ETH_TXQ.notified, DEV_ETH_TXQ.taken
 _INVALID = INIT_OP_OWN >> OPCODE_SHIFT
-_LONGEST = 0xFFFF  # bytes of a packet
 
 
 # --- completions ---------------------------------------------------------------------------------------------------
@@ -209,7 +211,7 @@ def txq_send(txq, laddr, lkey, nbytes, notify=0, sharing=GPU, code_opt=DEFAULT, 
 
     `notify`: it completes with a CQE that `txq_poll` counts. The bytes must not change until the packet was sent.
     """
-    valid = ETHERNET.size <= nbytes <= _LONGEST
+    valid = ETHERNET.size <= nbytes <= LONGEST
     if scope == THREAD and not valid:
         return EINVAL
     lanes = group_of(txq, 0, sharing, code_opt, scope)
@@ -223,13 +225,36 @@ def txq_send(txq, laddr, lkey, nbytes, notify=0, sharing=GPU, code_opt=DEFAULT, 
 
 
 @device_function
+def txq_send_headers(
+    txq, headers, header_bytes, laddr, lkey, nbytes, mss=0, notify=0, sharing=GPU, code_opt=DEFAULT
+):  # fmt: skip
+    """Send a packet of two parts: headers, which are copied into the WQE, and `nbytes` at `laddr`, which may be 0.
+
+    With `mss`, these are the headers of TCP segments into which the device cuts the payload: up to `mss` bytes in each,
+    with lengths, sequence numbers, checksums, and FIN and PSH in the last one (`doca_eth_txq_task_lso_send`). Return a
+    ticket, or a negative status. The headers may change as soon as this returns, the payload not until it was sent.
+
+    EINVAL unless there are 14 to 210 bytes of headers and at most 65535 in all; with `mss`, unless it is 1 to 16383,
+    there is a payload, and the device sends as many bytes (`caps.max_lso`, 0 without LSO).
+    """
+    if not is_valid(txq, header_bytes, nbytes, mss):
+        return EINVAL
+    blocks = txq_headers_blocks(header_bytes, nbytes)
+    first = txq_reserve(txq, blocks, sharing, code_opt)
+    if first < 0:
+        return first
+    txq_prepare_headers(txq, first, headers, header_bytes, laddr, lkey, nbytes, mss, notify)
+    return min(post(txq, first, first + blocks - 1, sharing, code_opt), first)
+
+
+@device_function
 def txq_wait_send(txq, timestamp, laddr, lkey, nbytes, notify=0, sharing=GPU, code_opt=DEFAULT, scope=THREAD):
     """Send like `txq_send`, but not before a time (`doca_gpu_dev_eth_txq_wait_send`).
 
     `timestamp` is in the format of the device, and the same for the threads of a warp or block: they wait as one. What
     is posted to the queue later also waits. EINVAL: the queue cannot wait for a time.
     """
-    valid = ETHERNET.size <= nbytes <= _LONGEST and ld_fixed64(txq + DEV_ETH_TXQ.wait_mask) != 0
+    valid = ETHERNET.size <= nbytes <= LONGEST and ld_fixed64(txq + DEV_ETH_TXQ.wait_mask) != 0
     if scope == THREAD and not valid:
         return EINVAL
     other = 2 * timestamp + 1  # never 0: all lanes compare it

@@ -1,4 +1,4 @@
-"""Builders of Ethernet WQEs: packets, several packets in one WQE, and waits for a time.
+"""Builders of Ethernet WQEs: packets, with headers in the WQE or without, several in one WQE, and waits for a time.
 
 Each fills the basic blocks from an index on in the ring of an Ethernet send queue. The queue's checksum offloads apply
 to each packet. `notify`: the WQE completes with a CQE that `txq_poll` counts. Some others complete, too, so that
@@ -10,15 +10,23 @@ from __future__ import annotations
 from ..formats.device_structs import DEV_QP
 from ..formats.doorbell import PI_MASK, WQE_IDX_SHIFT
 from ..formats.eth_device import DEV_ETH_TXQ
-from ..formats.wqe import OPMOD_SHIFT, SEGMENT, WQEBB_SHIFT, WaitMode, WaitOperation, WqeOpcode
+from ..formats.packet import ETHERNET
+from ..formats.wqe import (
+    ETH_SEG, OPMOD_SHIFT, SEGMENT, WQEBB_SHIFT, EthChecksum, WaitMode, WaitOperation, WqeOpcode,
+)  # fmt: skip
 from ..jit.compile import device_function
-from ..jit.ops import be32, be64, ld_fixed32, ld_fixed64, pack64, st128
+from ..jit.ops import be16, be32, be64, copy, ld8, ld_fixed32, ld_fixed64, pack64, st128
 from .status import EINVAL, OK
 from .wqe import CQ_UPDATE, data_segment, wqe_address
 
 MAX_MULTI = 61  # packets in one WQE: 63 segments, less control and Ethernet segment
 MAX_BLOCKS = 16  # basic blocks of a WQE
 _HEAD = 2  # segments before the data segments
+MAX_HEADERS = 210  # bytes of headers in a WQE: what four basic blocks hold beside a data segment
+LONGEST = 0xFFFF  # bytes of a packet
+LARGEST_MSS = (1 << 14) - 1
+_IN_SEGMENT = SEGMENT - ETH_SEG.inline_hdr_start  # bytes of headers
+_ALL_CHECKSUMS = int(EthChecksum.L3 | EthChecksum.L4)
 _BLOCK_SHIFT = WQEBB_SHIFT - 4  # of segments to basic blocks
 _IN_BLOCK = (1 << _BLOCK_SHIFT) - 1
 _TIME = int(WaitMode.TIME) << OPMOD_SHIFT | int(WqeOpcode.WAIT)
@@ -58,6 +66,62 @@ def txq_prepare_send(txq, index, laddr, lkey, nbytes, notify=0):
 
 
 @device_function
+def _segment(txq, index, number):
+    """Return the address of segment `number` of the WQE at `index`. A WQE goes on at the beginning of the ring."""
+    return wqe_address(txq, index + (number >> _BLOCK_SHIFT)) + (number & _IN_BLOCK) * SEGMENT
+
+
+@device_function
+def _inline_segments(header_bytes):
+    """Return how many segments behind the Ethernet segment the headers take."""
+    return (header_bytes - _IN_SEGMENT + SEGMENT - 1) // SEGMENT
+
+
+@device_function
+def is_valid(txq, header_bytes, nbytes, mss):
+    """Return whether a WQE can hold so many bytes of headers, and the queue sends so much behind them."""
+    if header_bytes < ETHERNET.size or header_bytes > MAX_HEADERS or nbytes < 0:
+        return False
+    if mss == 0:
+        return header_bytes + nbytes <= LONGEST
+    return 0 < mss <= LARGEST_MSS and 0 < nbytes <= ld_fixed32(txq + DEV_ETH_TXQ.max_lso)
+
+
+@device_function
+def txq_headers_blocks(header_bytes, nbytes):
+    """Return how many basic blocks a WQE with so many bytes of headers, and `nbytes` behind them, takes: 1 to 4."""
+    return (_HEAD + _inline_segments(header_bytes) + (nbytes > 0) + _IN_BLOCK) >> _BLOCK_SHIFT
+
+
+@device_function
+def txq_prepare_headers(txq, index, headers, header_bytes, laddr, lkey, nbytes, mss=0, notify=0):
+    """Build a packet whose first `header_bytes` are copied into the WQE, and whose other `nbytes` are at `laddr`.
+
+    `headers` is an address in any memory that the kernel reads. With `mss`, this is a TSO: the device cuts the payload
+    into TCP segments of up to `mss` bytes behind such headers, which it adapts, with all checksums. Return OK, or
+    EINVAL for lengths that `txq_send_headers` refuses. Then nothing is written.
+    """
+    if not is_valid(txq, header_bytes, nbytes, mss):
+        return EINVAL
+    more = _inline_segments(header_bytes)
+    data = _HEAD + more
+    opcode = WqeOpcode.SEND if mss == 0 else WqeOpcode.TSO
+    wqe = _start(txq, index, opcode, data + (nbytes > 0), notify)
+    flags = ld_fixed32(txq + DEV_ETH_TXQ.cs_flags) if mss == 0 else _ALL_CHECKSUMS
+    first = ld8(headers) | ld8(headers + 1) << 8
+    st128(wqe + SEGMENT, pack64(0, flags | be16(mss) << 16), pack64(0, be16(header_bytes) | first << 16))
+    left = header_bytes - _IN_SEGMENT
+    for i in range(more):
+        segment = _segment(txq, index, _HEAD + i)
+        st128(segment, 0, 0)
+        copy(segment, headers + _IN_SEGMENT + i * SEGMENT, min(left, SEGMENT))
+        left -= SEGMENT
+    if nbytes > 0:  # 0 in a data segment would be 2 GB
+        data_segment(_segment(txq, index, data), laddr, lkey, nbytes)
+    return OK
+
+
+@device_function
 def txq_multi_blocks(packets):
     """Return how many basic blocks a WQE of so many packets takes: 1 for 2, and 1 more for each 4."""
     return (_HEAD + packets + _IN_BLOCK) >> _BLOCK_SHIFT
@@ -75,9 +139,7 @@ def txq_prepare_multi(txq, index, packets, rank, laddr, lkey, nbytes, notify=0):
     if rank == 0:
         wqe = _start(txq, index, WqeOpcode.ENHANCED_MPSW, _HEAD + packets, notify)
         _ethernet(txq, wqe + SEGMENT)
-    segment = _HEAD + rank
-    block = wqe_address(txq, index + (segment >> _BLOCK_SHIFT))  # a WQE goes on at the beginning of the ring
-    data_segment(block + (segment & _IN_BLOCK) * SEGMENT, laddr, lkey, nbytes)
+    data_segment(_segment(txq, index, _HEAD + rank), laddr, lkey, nbytes)
     return OK
 
 

@@ -32,6 +32,7 @@ from ..formats.layout import Entry
 from ..formats.wqe import CtrlFlags, WqeOpcode
 from ..jit import ops
 from . import status
+from .rdma import RDMA_IMM
 from ..jit.compile import device_function
 from ..jit.launch import tell_observers
 
@@ -57,6 +58,8 @@ def clock_ns():
     """Return the ns of the clock that deadlines use (`doca_gpu_dev_verbs_query_globaltimer`)."""
     return ops.clock_ns()
 
+_WITH_SEVERAL_RESULTS = ("rdma_get_info", "rdma_recv_get_info")  # a C function has one
+
 
 @dataclass(frozen=True)
 class Function:
@@ -76,10 +79,10 @@ class Function:
 
 @functools.cache
 def functions() -> tuple[Function, ...]:
-    """Return all public device functions, and the clock, sorted by module and name."""
+    """Return all public device functions with one result, and the clock, sorted by module and name."""
     from .. import device
 
-    public = {name: getattr(device, name) for name in device.__all__}
+    public = {name: getattr(device, name) for name in device.__all__ if name not in _WITH_SEVERAL_RESULTS}
     found = [_function(name, value.py_func) for name, value in public.items() if isinstance(value, Dispatcher)]
     found.append(_function("clock_ns", clock_ns.py_func, ops.__name__))
     return tuple(sorted(found, key=lambda one: (one.chapter, one.name)))
@@ -113,6 +116,7 @@ def header() -> str:
     statuses = {name: value for name, value in vars(status).items() if name.isupper() and isinstance(value, int)}
     parts = [_PREFACE, _enum("status", "", statuses)]
     parts += [_enum(prefix.lower(), f"{prefix}_", values.__members__) for prefix, values, _ in _ENUMS]
+    parts.append(_enum("rdma_flags", "RDMA_", {"IMM": RDMA_IMM}))
     parts.append(_struct("packet_attr", PACKET_ATTR, "What gpunetio_rxq_recv writes at `attrs` for each packet."))
     chapter = ""
     for one in functions():
@@ -152,7 +156,7 @@ def _prototype(one: Function) -> str:
     required = len(one.parameters) - len(one.defaults)
     declared = [f"long long {name}" for name in one.parameters[:required]]
     declared += [
-        f"long long {name} = {_in_c(name, value)}"
+        f"long long {name} = {_in_c(one, name, value)}"
         for name, value in zip(one.parameters[required:], one.defaults, strict=True)
     ]
     start, rest = f'extern "C" __device__ long long {one.c_name}(', f"{', '.join(declared)});"
@@ -162,9 +166,10 @@ def _prototype(one: Function) -> str:
     return f"{_comment(inspect.getdoc(one.python) or '')}{start}{rest}\n"
 
 
-def _in_c(parameter: str, value: int) -> str:
+def _in_c(one: Function, parameter: str, value: int) -> str:
     for prefix, values, taken_by in _ENUMS:
-        if parameter == taken_by and value in values.__members__.values():
+        others = values is CtrlFlags and one.name.startswith("rdma_")  # flags of their own
+        if parameter == taken_by and value in values.__members__.values() and not others:
             return f"GPUNETIO_{prefix}_{values(value).name}"
     return str(value)
 

@@ -49,7 +49,7 @@ def give_back(qp, first, count, sharing):
 
 
 @device_function
-def _make_room(qp, previous, depth, sharing):
+def make_room(qp, previous, depth, sharing):
     """Wait until WQE `previous`, whose slot is wanted, is complete.
 
     First check the WQE half a ring further. If that is complete, too, the next half ring needs no check at all.
@@ -75,7 +75,7 @@ def reserve(qp, count, sharing=GPU, code_opt=DEFAULT):
         return first
     previous = first + count - 1 - depth
     if previous >= completed:
-        status = _make_room(qp, previous, depth, sharing)
+        status = make_room(qp, previous, depth, sharing)
         if status != OK:
             give_back(qp, first, count, sharing)
             return status

@@ -2,16 +2,20 @@
 
 Whoever fills an item changes its status last, and whoever sees that status also sees what was stored before it: other
 kernels, the CPU and other GPUs, wherever the semaphore lies.
+
+Items are used by their index, one producer and one consumer for each, or as rings: of many producers, and one consumer
+for each ring.
 """
 
 from __future__ import annotations
 
-from ..formats.eth_device import DEV_SEMAPHORE, SEMAPHORE_ITEM, SemaphoreStatus
+from ..formats.eth_device import DEV_SEMAPHORE, SEMAPHORE_ITEM, SEMAPHORE_RING, SemaphoreStatus
 from ..jit.compile import device_function
 from ..jit.ops import (
-    clock_ns, fence_acquire_sys, ld32, ld64, ld_fixed32, ld_fixed64, ld_relaxed32, st32, st64, st_release32,
+    cas_sys64, clock_ns, fence_acquire_sys, ld32, ld64, ld_acquire64, ld_fixed32, ld_fixed64, ld_relaxed32,
+    ld_relaxed64, st32, st64, st_relaxed32, st_release32, st_release64,
 )  # fmt: skip
-from .status import EINVAL, ETIMEDOUT, OK
+from .status import EAGAIN, EINVAL, ENOBUFS, ETIMEDOUT, OK
 from .waiting import relax
 
 SEM_FREE, SEM_READY = int(SemaphoreStatus.FREE), int(SemaphoreStatus.READY)
@@ -113,3 +117,75 @@ def sem_info(semaphore, index):
     if info == 0 or _item(semaphore, index) == 0:
         return EINVAL
     return info + ld_fixed32(semaphore + DEV_SEMAPHORE.info_bytes) * index
+
+
+@device_function
+def _ring(semaphore, ring):
+    """Return the address of a ring's words, or 0 if there is no such ring."""
+    if ring < 0 or ring >= ld_fixed32(semaphore + DEV_SEMAPHORE.rings_num):
+        return 0
+    return ld_fixed64(semaphore + DEV_SEMAPHORE.rings) + SEMAPHORE_RING.size * ring
+
+
+@device_function
+def _ring_items(semaphore):
+    return ld_fixed32(semaphore + DEV_SEMAPHORE.items_num) // ld_fixed32(semaphore + DEV_SEMAPHORE.rings_num)
+
+
+@device_function
+def _ring_index(semaphore, ring, number):
+    """Return the index of item `number` of a ring, which counts through all its laps."""
+    return ring + number % _ring_items(semaphore) * ld_fixed32(semaphore + DEV_SEMAPHORE.rings_num)
+
+
+@device_function
+def sem_take(semaphore, ring=0):
+    """Take the next item of a ring, as one of many producers. Return its index.
+
+    Nobody else uses the item until the caller has filled it and changed its status, with `sem_set_status` or
+    `sem_set_packets`. The consumer waits for that even if later items are ready. ENOBUFS: all items of the ring are
+    taken, and the consumer has not freed the oldest one. EINVAL: there is no such ring.
+    """
+    words = _ring(semaphore, ring)
+    if words == 0:
+        return EINVAL
+    items = _ring_items(semaphore)
+    number = ld_relaxed64(words + SEMAPHORE_RING.taken)
+    while number - ld_acquire64(words + SEMAPHORE_RING.freed) < items:
+        found = cas_sys64(words + SEMAPHORE_RING.taken, number, number + 1)
+        if found == number:
+            return _ring_index(semaphore, ring, number)
+        number = found
+    return ENOBUFS
+
+
+@device_function
+def sem_next(semaphore, ring=0):
+    """Return the index of the oldest item of a ring, as its only consumer, and see what its producer has stored.
+
+    The same item is returned until `sem_free`. EAGAIN: it is free, or its producer has not changed its status yet.
+    EINVAL: there is no such ring.
+    """
+    words = _ring(semaphore, ring)
+    if words == 0:
+        return EINVAL
+    index = _ring_index(semaphore, ring, ld64(words + SEMAPHORE_RING.freed))
+    if ld_relaxed32(_item(semaphore, index) + SEMAPHORE_ITEM.status) == SEM_FREE:
+        return EAGAIN
+    fence_acquire_sys()
+    return index
+
+
+@device_function
+def sem_free(semaphore, ring=0):
+    """Free the oldest item of a ring, as its only consumer: producers may take it, and `sem_next` goes on to the next.
+
+    Return OK, EAGAIN if no item is ready, or EINVAL if there is no such ring.
+    """
+    index = sem_next(semaphore, ring)
+    if index < 0:
+        return index
+    st_relaxed32(_item(semaphore, index) + SEMAPHORE_ITEM.status, SEM_FREE)
+    freed = _ring(semaphore, ring) + SEMAPHORE_RING.freed
+    st_release64(freed, ld64(freed) + 1)
+    return OK

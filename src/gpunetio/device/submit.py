@@ -227,6 +227,16 @@ def submit_multi(qps, producers, count, sharing=GPU, sync=SYNC_SYS, code_opt=DEF
 
 
 @device_function
+def announce_alone(qp, producer, sync, code_opt):
+    """Submit on a shared queue where nobody else can ring, and let the next thread go on."""
+    _announce(qp, producer, sync, code_opt)
+    st_relaxed_gpu64(qp + PI, producer)
+    st_relaxed_gpu64(_word(qp), 2 * producer)
+    fence_release_gpu()
+    st_relaxed_gpu64(qp + READY, producer)
+
+
+@device_function
 def _post_shared(qp, first, last, sharing, code_opt):
     # The three loads are in flight together, and while the fence waits for the stores to the slots. The one fence then
     # also orders what the threads before us have stored.
@@ -235,12 +245,8 @@ def _post_shared(qp, first, last, sharing, code_opt):
     reserved = load_index(qp + RSVD, GPU)
     fence_sys()
     if ready == first and word == 2 * first and reserved == last + 1:
-        # It is our turn, all before us is announced, and nobody is behind us: nobody can ring until we hand on.
-        _announce(qp, last + 1, SYNC_THREAD, code_opt)
-        st_relaxed_gpu64(qp + PI, last + 1)
-        st_relaxed_gpu64(_word(qp), 2 * (last + 1))
-        fence_release_gpu()
-        st_relaxed_gpu64(qp + READY, last + 1)
+        # It is our turn, all before us is announced, and nobody is behind us.
+        announce_alone(qp, last + 1, SYNC_THREAD, code_opt)
         return last
     status = hand_on(qp, qp + READY, ready, first, last + 1, sharing)
     if status == OK:

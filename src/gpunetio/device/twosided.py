@@ -66,12 +66,13 @@ def send_imm(qp, laddr, lkey, nbytes, imm, sharing=GPU, code_opt=DEFAULT, scope=
 
 
 @device_function
-def _rq(qp):
+def rq_of(qp):
+    """Return the structure of the receive queue, or 0."""
     return ld_fixed64(ld_fixed64(qp + DEV_QP.side) + DEV_SIDE.rq)
 
 
 @device_function
-def _has_room(qp, rq, first, count, sharing):
+def has_room(qp, rq, first, count, sharing):
     """Return whether the slots of receives first … first + count − 1 are free."""
     slots = ld_fixed32(rq + DEV_RQ.wqe_num)
     done = ld_fixed64(rq + DEV_RQ.done)
@@ -88,7 +89,7 @@ def _has_room(qp, rq, first, count, sharing):
 def _reserve(qp, rq, count, sharing):
     while True:
         first = load_index(rq + DEV_RQ.rsvd, sharing)
-        if not _has_room(qp, rq, first, count, sharing):
+        if not has_room(qp, rq, first, count, sharing):
             return ENOBUFS
         if sharing == EXCLUSIVE:
             st64(rq + DEV_RQ.rsvd, first + count)
@@ -98,7 +99,7 @@ def _reserve(qp, rq, count, sharing):
 
 
 @device_function
-def _fill_receive(rq, index, laddr, lkey, nbytes):
+def fill_receive(rq, index, laddr, lkey, nbytes):
     size = ld_fixed32(rq + DEV_RQ.wqe_size)
     slot = index & (ld_fixed32(rq + DEV_RQ.wqe_num) - 1)
     wqe = ld_fixed64(rq + DEV_RQ.wqe_daddr) + slot * size
@@ -111,7 +112,7 @@ def _fill_receive(rq, index, laddr, lkey, nbytes):
 
 
 @device_function
-def _publish(qp, rq, first, next_index, sharing):
+def publish(qp, rq, first, next_index, sharing):
     """Announce receives to the NIC, in the order of their reservation."""
     if sharing != EXCLUSIVE:
         status = await_turn(qp, rq + DEV_RQ.ready, first, sharing)
@@ -134,7 +135,7 @@ def recv(qp, laddr, lkey, nbytes, sharing=GPU, scope=THREAD):
     EINVAL: the queue has no receives, or an argument is invalid. In warp and block scope, a thread with an invalid
     argument posts a receive of 0 bytes.
     """
-    rq = _rq(qp)
+    rq = rq_of(qp)
     if rq == 0:
         return EINVAL
     valid = 0 <= nbytes <= MAX_TRANSFER
@@ -148,11 +149,11 @@ def recv(qp, laddr, lkey, nbytes, sharing=GPU, scope=THREAD):
     first = from_leader(first, scope, lanes)
     if first < 0:
         return first
-    _fill_receive(rq, first + rank, laddr, lkey, nbytes if valid else 0)
+    fill_receive(rq, first + rank, laddr, lkey, nbytes if valid else 0)
     gather(scope, lanes)
     status = OK
     if rank == 0:
-        status = _publish(qp, rq, first, first + size, sharing)
+        status = publish(qp, rq, first, first + size, sharing)
     status = from_leader(status, scope, lanes)
     if status != OK:
         return status
@@ -163,7 +164,8 @@ def recv(qp, laddr, lkey, nbytes, sharing=GPU, scope=THREAD):
 
 
 @device_function
-def _cqe(qp, arrival):
+def message_cqe(qp, arrival):
+    """Return the address of the completion of a message."""
     cq = ld_fixed64(qp + DEV_QP.side) + _CQ
     return cqe_address(cq, arrival + ld_fixed64(cq + DEV_CQ.cqe_rsvd))
 
@@ -171,7 +173,7 @@ def _cqe(qp, arrival):
 @device_function
 def _slot(qp, rq, arrival):
     """Return the slot of a shared queue that a message is in. Some devices count receives, others slots."""
-    return be16(ld16(_cqe(qp, arrival) + CQE64.wqe_counter)) & (ld_fixed32(rq + DEV_RQ.wqe_num) - 1)
+    return be16(ld16(message_cqe(qp, arrival) + CQE64.wqe_counter)) & (ld_fixed32(rq + DEV_RQ.wqe_num) - 1)
 
 
 @device_function
@@ -200,7 +202,7 @@ def recv_slot(qp, arrival):
 
     On a shared receive queue, this works until the slot has received another message and a thread has waited for it.
     """
-    rq = _rq(qp)
+    rq = rq_of(qp)
     done = ld_fixed64(rq + DEV_RQ.done)
     return ld_relaxed64(done + 8 * _slot(qp, rq, arrival)) - 1 if done != 0 else arrival
 
@@ -214,7 +216,7 @@ def recv_poll(qp, ticket, sharing=GPU):
     """
     if ticket < 0:
         return ticket
-    side, rq = ld_fixed64(qp + DEV_QP.side), _rq(qp)
+    side, rq = ld_fixed64(qp + DEV_QP.side), rq_of(qp)
     if rq == 0:
         return EINVAL
     cq = side + _CQ
@@ -268,7 +270,7 @@ def _await_group(qp, ticket, sharing, scope):
 @device_function
 def _is_there(qp, arrival):
     """Return whether the completion of a message that has arrived is still there, and not one of a later lap."""
-    cq, rq = ld_fixed64(qp + DEV_QP.side) + _CQ, _rq(qp)
+    cq, rq = ld_fixed64(qp + DEV_QP.side) + _CQ, rq_of(qp)
     position = arrival + ld_fixed64(cq + DEV_CQ.cqe_rsvd)
     word = be32(ld_relaxed32(cqe_address(cq, position) + CQE64.wqe_counter))
     there = (word & OWNER_MASK) == ((position & ld_fixed32(cq + DEV_CQ.cqe_num)) != 0)
@@ -285,13 +287,13 @@ def recv_bytes(qp, arrival):
     This works until the ring of completions has wrapped around.
     """
     # Relaxed, not plain: compilers may move a plain load past the fence in `recv_wait`.
-    return be32(ld_relaxed32(_cqe(qp, arrival) + CQE64.byte_cnt))
+    return be32(ld_relaxed32(message_cqe(qp, arrival) + CQE64.byte_cnt))
 
 
 @device_function
 def recv_imm(qp, arrival):
     """Return the 32 bits of immediate data of a message or a WRITE."""
-    return be32(ld32(_cqe(qp, arrival) + CQE64.imm_inval_pkey))
+    return be32(ld32(message_cqe(qp, arrival) + CQE64.imm_inval_pkey))
 
 
 @device_function
@@ -301,7 +303,7 @@ def recv_inline(qp, arrival):
 
     For queue pairs created with `cqe_inline`: at most 32 bytes, until the ring of completions has wrapped around.
     """
-    cqe = _cqe(qp, arrival)
+    cqe = message_cqe(qp, arrival)
     return cqe if (ld8(cqe + CQE64.op_own) & FORMAT_MASK) >> FORMAT_SHIFT == CqeFormat.INLINE_32 else 0
 
 
@@ -333,7 +335,7 @@ def recv_wait_all(qp, sharing=GPU):
 
     EINVAL: the queue has no receives, or shares them with other queues.
     """
-    rq = _rq(qp)
+    rq = rq_of(qp)
     if rq == 0 or ld_fixed64(rq + DEV_RQ.done) != 0:
         return EINVAL
     posted = load_index(rq + DEV_RQ.rsvd, sharing)

@@ -1,13 +1,19 @@
-"""Waits with a deadline: every loop of the device library that waits for another agent calls `patience`."""
+"""Waits for another agent: steps of a wait with a deadline, and naps of threads that have nothing to do."""
 
 from __future__ import annotations
 
 from ..jit.compile import device_function
-from ..jit.ops import clock_ns, on_host, pause, yield_thread
+from ..jit.ops import (
+    clock_ns, exchange64, futex_wait, futex_wake, ld_relaxed64, on_host, pause, sleep_ns, yield_thread,
+)  # fmt: skip
 
 # A host thread spins this often before it yields, because there are more threads than cores.
 HOST_SPINS = 16
 CLOCK_EVERY = 256  # polls between reads of the clock
+# A host thread naps after so many polls in a row that found nothing: 20 to 50 us if no other thread needs the core.
+# A nap costs about 15 us of CPU time in a virtual machine, so naps without a word get longer.
+NAP_AFTER = 64
+SHORTEST_NAP_NS, LONGEST_NAP_NS = 100_000, 1_000_000
 
 
 @device_function
@@ -31,3 +37,30 @@ def patience(polls, start, timeout_ns):
         if now - start > timeout_ns:
             return -1
     return start
+
+
+@device_function
+def nap(polls, word=0, longest_ns=LONGEST_NAP_NS):
+    """Do one step of a loop that has found nothing to do. Threads of the host sleep, so that others get the core.
+
+    `polls` counts the turns of the loop since it has last found something; the first ones spin. A nap ends after
+    `longest_ns`, or earlier by `wake(word)`: `word` is the address of 8 bytes of this thread, 0 at first. Without a
+    word, a nap that is too short for its cost is followed by a longer one. On CUDA a thread waits for some ns.
+    """
+    if not on_host():
+        yield_thread()
+    elif polls < NAP_AFTER:
+        relax(polls)
+    elif word == 0:
+        sleep_ns(min(SHORTEST_NAP_NS * (polls - NAP_AFTER + 1), longest_ns))
+    elif ld_relaxed64(word) == 0:
+        exchange64(word, 1)  # the caller looks once more before it sleeps, for what came before this could be seen
+    else:
+        futex_wait(word, 1, longest_ns)
+
+
+@device_function
+def wake(word):
+    """End the nap of the thread that sleeps at a word, which sees all that was stored before. Nothing on CUDA."""
+    if on_host() and exchange64(word, 0) != 0:
+        futex_wake(word)

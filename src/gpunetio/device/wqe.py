@@ -11,10 +11,11 @@ from ..formats.device_structs import DEV_QP
 from ..formats.doorbell import PI_MASK, WQE_IDX_SHIFT
 from ..formats.operations import OPERATIONS
 from ..formats.wqe import (
-    EXTENDED_ATOMIC_4, EXTENDED_ATOMIC_8, INLINE_SEG, MAX_INLINE, OPMOD_SHIFT, WQEBB_SHIFT, CtrlFlags, WqeOpcode,
+    CTRL_SEG, EXTENDED_ATOMIC_4, EXTENDED_ATOMIC_8, INLINE_SEG, MAX_INLINE, MMO_DMA, OPMOD_SHIFT, WQEBB_SHIFT,
+    CtrlFlags, WqeOpcode,
 )  # fmt: skip
 from ..jit.compile import device_function
-from ..jit.ops import be32, be64, copy, ld_fixed16, ld_fixed32, ld_fixed64, pack64, st128
+from ..jit.ops import be32, be64, copy, ld_fixed16, ld_fixed32, ld_fixed64, pack64, st8, st128
 from .status import EINVAL, OK
 
 CQ_UPDATE = int(CtrlFlags.CQ_UPDATE)
@@ -33,7 +34,7 @@ def _ds(opcode: WqeOpcode, data: int, form: int = 0) -> int:
 _NOP_DS, _WAIT_DS, _DUMP_DS = _ds(WqeOpcode.NOP, 0), _ds(WqeOpcode.WAIT, 0), _ds(WqeOpcode.DUMP, 1)
 _SEND_DS, _READ_DS = _ds(WqeOpcode.SEND, 1), _ds(WqeOpcode.RDMA_READ, 1)
 _WRITE_DS, _WRITE2_DS = _ds(WqeOpcode.RDMA_WRITE, 1), _ds(WqeOpcode.RDMA_WRITE, 2)
-_READ2_DS = _ds(WqeOpcode.RDMA_READ, 2)
+_READ2_DS, _MMO_DS = _ds(WqeOpcode.RDMA_READ, 2), _ds(WqeOpcode.MMO, 2)
 _ATOMIC_DS, _MASKED_FA_DS = _ds(WqeOpcode.ATOMIC_FA, 1), _ds(WqeOpcode.ATOMIC_MASKED_FA, 1)
 _MASKED_CS32_DS, _MASKED_CS64_DS = (_ds(WqeOpcode.ATOMIC_MASKED_CS, 1, form) for form in (0, 1))
 _INLINE_IN_ONE = 12  # payload bytes that share a segment with the inline header
@@ -52,6 +53,12 @@ def _start(qp, index, at, opcode, ds, flags, imm):
     first = be32((index & PI_MASK) << WQE_IDX_SHIFT | opcode)
     st128(wqe, pack64(first, ld_fixed32(qp + ds)), pack64(flags << 24, be32(imm)))
     return wqe
+
+
+@device_function
+def signal_wqe(qp, index):
+    """Request a completion of a WQE that was built without."""
+    st8(wqe_address(qp, index) + CTRL_SEG.fm_ce_se, CQ_UPDATE)
 
 
 @device_function
@@ -92,23 +99,27 @@ def prepare_write2(
 
 
 @device_function
-def prepare_write_value(qp, index, raddr, rkey, value, nbytes, flags=CQ_UPDATE, at=0):
+def prepare_write_value(
+    qp, index, raddr, rkey, value, nbytes, flags=CQ_UPDATE, at=0, opcode=RDMA_WRITE, imm=0
+):
     """Build an inline RDMA WRITE of the low `nbytes` (1 to 8) of `value`
     (`…prepare_inl_rdma_write_wqe_header`, `_data`)."""
-    wqe = _start(qp, index, at, RDMA_WRITE, _WRITE_DS, flags, 0)
+    wqe = _start(qp, index, at, opcode, _WRITE_DS, flags, imm)
     _raddr(wqe + 16, raddr, rkey)
     st128(wqe + 32, pack64(be32(nbytes | INLINE_SEG), value), value >> 32)
 
 
 @device_function
-def prepare_write_inline(qp, index, raddr, rkey, laddr, nbytes, flags=CQ_UPDATE, at=0):
+def prepare_write_inline(
+    qp, index, raddr, rkey, laddr, nbytes, flags=CQ_UPDATE, at=0, opcode=RDMA_WRITE, imm=0
+):
     """Build an inline RDMA WRITE of at most 28 bytes from `laddr`, which needs no key (`…wqe_prepare_write_inl`).
 
     Return OK, or EINVAL for another length. Then nothing is written.
     """
     if nbytes < 0 or nbytes > MAX_INLINE:
         return EINVAL
-    wqe = _start(qp, index, at, RDMA_WRITE, _WRITE_DS if nbytes <= _INLINE_IN_ONE else _WRITE2_DS, flags, 0)
+    wqe = _start(qp, index, at, opcode, _WRITE_DS if nbytes <= _INLINE_IN_ONE else _WRITE2_DS, flags, imm)
     _raddr(wqe + 16, raddr, rkey)
     st128(wqe + 32, pack64(be32(nbytes | INLINE_SEG), 0), 0)
     copy(wqe + 36, laddr, nbytes)
@@ -219,3 +230,17 @@ def prepare_dump(qp, index, laddr, lkey, nbytes=1, flags=CQ_UPDATE, at=0):
     """Build a DUMP: the NIC reads `nbytes` at `laddr`, after all WQEs before it (`…wqe_prepare_dump`)."""
     wqe = _start(qp, index, at, DUMP, _DUMP_DS, flags, 0)
     data_segment(wqe + 16, laddr, lkey, nbytes)
+
+
+@device_function
+def prepare_memcpy(
+    qp, index, daddr, dlkey, saddr, slkey, nbytes, opaque_addr, opaque_lkey, flags=CQ_UPDATE, at=0
+):
+    """Build an MMO that copies 1 byte to 2 GiB of local memory, from `saddr` to `daddr`.
+
+    Only on a queue created with `memcpy`, which also has the opaque buffer (`verbs.QP.opaque`).
+    """
+    wqe = _start(qp, index, at, MMO_DMA << OPMOD_SHIFT | WqeOpcode.MMO, _MMO_DS, flags, 0)
+    st128(wqe + 16, pack64(0, be32(opaque_lkey)), be64(opaque_addr))
+    data_segment(wqe + 32, saddr, slkey, nbytes)
+    data_segment(wqe + 48, daddr, dlkey, nbytes)

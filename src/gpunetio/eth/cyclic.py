@@ -7,21 +7,19 @@ from contextlib import ExitStack
 import numpy as np
 
 from ..enums import CqOverrun, MemRegType, MemType
-from ..errors import BadStateError
 from ..formats.device_structs import DEV_CQ
 from ..formats.doorbell import QP_DBREC
 from ..formats.eth_device import DEV_ETH_RXQ
 from ..gpu import Gpu, GpuMemory
 from ..gpu.completions import Completions
-from ..gpu.memory import LAUNCH_TIMEOUT, RunningLaunches
 from ..gpu.spans import cq_ring
 from ..gpu.structure import fill_cq, restart_cq
 from ..interrupts import deferred
-from ..jit.code import Launch
-from ..verbs import MR, PD, Context
+from ..verbs import CQ, MR, PD, Context
 from ..verbs.arguments import instance
 from .caps import query_caps
 from .failure import QueueError
+from .kernel_queue import KernelQueue
 from .layout import cyclic_layout
 from .place import PacketBuffer, Places
 from .rxq import EthRxq
@@ -30,7 +28,7 @@ _WORD = 4  # bytes of the doorbell record that count receives
 _MCST_DEPTH = 64
 
 
-class CyclicRxq(EthRxq):
+class CyclicRxq(KernelQueue, EthRxq):
     """A receive queue for kernels, of type CYCLIC (`doca_eth_rxq_create`, `doca_ctx_set_datapath_on_gpu`).
 
     Pass it to a kernel as an argument, or pass its `device_address` (`doca_gpu_eth_rxq`). Packet i is in slot i of the
@@ -78,7 +76,6 @@ class CyclicRxq(EthRxq):
         self.packets, self.packet_stride = layout.packets, 1 << layout.slot_log
         if isinstance(buffer, MR):
             self._use(buffer)
-        self._launches = RunningLaunches()
         with ExitStack() as undo:
             packets = PacketBuffer(gpu, pd, layout.nbytes, buffer, offset, memory, undo)
             self.region = packets.region
@@ -101,11 +98,11 @@ class CyclicRxq(EthRxq):
                 row["mcst_qp"] = self._companion(undo)
             self._receives = Completions(cq, cq_ring(gpu.backend, cq))
             fill_cq(DEV_CQ.at(image, DEV_ETH_RXQ.cq), gpu.backend, self._receives, undo)
-            self._structure = gpu.alloc(DEV_ETH_RXQ.size, MemType.CPU_GPU if places.cpu_gpu else MemType.GPU)
-            undo.callback(self._structure.close)
+            self._allocate(image.nbytes, places, undo)
+            if gpu.target == "cpu":  # threads that can sleep
+                row["wakes"] = self._wake_at(cq, self._structure.device_address + DEV_ETH_RXQ.wakeup, undo)
             self._structure.write(image)
-            gpu.attach(self)
-            undo.callback(gpu.detach, self)
+            self._attach(undo)
             self._begin()
             self._opened(f"cyclic receive queue {self.rqn:#x} of {self.ctx.name} on GPU {gpu.name}", undo)
 
@@ -113,6 +110,14 @@ class CyclicRxq(EthRxq):
     def estimate_buffer(ctx: Context, max_burst: int, max_packet: int) -> int:
         """Return the bytes of a buffer for such a queue (`doca_eth_rxq_estimate_packet_buf_size`)."""
         return cyclic_layout(query_caps(ctx), max_burst, max_packet).nbytes
+
+    def _wake_at(self, cq: CQ, word: int, undo: ExitStack) -> bool:
+        """Have the device wake the thread that naps at a word for packets, until `undo`. Return whether it does."""
+        provider = self.ctx.provider
+        wakes = provider.wake_at(cq.cqn, word)
+        if wakes:
+            undo.callback(provider.wake_at, cq.cqn, 0)
+        return wakes
 
     def _companion(self, undo: ExitStack) -> int:
         """Return the structure of a queue pair that is its own peer, whose requests read memory."""
@@ -132,42 +137,21 @@ class CyclicRxq(EthRxq):
 
         Indices begin at 0 again. BadStateError while a kernel that was given the queue runs.
         """
-        self.check_open()
-        self._launches.check_none(f"{self} cannot be reset")
+        self._check_reset()
         self._stop()
-        image = self._structure.read()
+        image = self._read()
         row, cq = DEV_ETH_RXQ.at(image), DEV_CQ.at(image, DEV_ETH_RXQ.cq)
         restart_cq(self._receives, cq, int(cq["cqe_ci"]))
-        for name in ("next", "first", "too_long", "given_back", "err_index", "err_syndrome", "err_vendor"):
+        for name in ("next", "first", "too_long", "given_back", "quiet", "err_index", "err_syndrome", "err_vendor"):
             row[name] = 0
         self._structure.write(image)
         self._begin()
-
-    # --- what kernels are given --------------------------------------------------------------------------------------
-
-    @property
-    def device_address(self) -> int:
-        """Return the `struct doca_gpu_eth_rxq *` that kernels take (`doca_eth_rxq_get_gpu_handle`)."""
-        self.check_open()
-        return self._structure.device_address
-
-    def check_launch(self) -> None:
-        """Raise BadStateError if the queue is closed. Called before a launch with the queue as an argument."""
-        self.check_open()
-
-    def used_by(self, launch: Launch) -> None:
-        """Keep the queue open while `launch`, which has it as an argument, runs."""
-        self._launches.add(launch)
-
-    def wait_idle(self) -> None:
-        self._launches.wait(LAUNCH_TIMEOUT, str(self))
-        super().wait_idle()
 
     # --- what the host learns ----------------------------------------------------------------------------------------
 
     def indices(self) -> dict[str, int]:
         """Return what kernels have counted: packets received, packets too long, WQEs given back to the NIC."""
-        row = self._read()
+        row = DEV_ETH_RXQ.at(self._read())
         return {"received": int(row["next"]), "too_long": int(row["too_long"]), "given_back": int(row["given_back"])}
 
     def last_error(self) -> QueueError | None:
@@ -175,14 +159,4 @@ class CyclicRxq(EthRxq):
 
         `reset()` starts the queue again.
         """
-        row = self._read()
-        if not row["err_syndrome"]:
-            return None
-        found = (int(row[name]) for name in ("err_index", "err_syndrome", "err_vendor"))
-        return QueueError.of(self.ctx, self.rqn, *found)
-
-    def _read(self) -> np.ndarray:
-        self.check_open()
-        if self._structure.closed:
-            raise BadStateError(f"{self}: GPU {self.gpu.name} is closed")
-        return DEV_ETH_RXQ.at(self._structure.read())
+        return self._seen_error(self.rqn, DEV_ETH_RXQ.at(self._read()))

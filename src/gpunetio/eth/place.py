@@ -23,6 +23,8 @@ logger: logging.Logger = logging.getLogger("gpunetio.eth")
 class Places:
     """Where the rings of one queue on the GPU data path lie. `undo` frees them."""
 
+    cpu_gpu: bool
+
     def __init__(self, gpu: Gpu, pd: PD, queue_memory: str | None, mem_reg_type: MemRegType, undo: ExitStack):
         check_queue_memory(queue_memory or "auto")
         where = gpu.queue_memory if queue_memory in (None, "auto") else queue_memory
@@ -54,9 +56,13 @@ class Places:
 
 
 class PacketBuffer:
-    """Memory of packets: its region, and the address of the first packet, for the NIC and for kernels."""
+    """Memory of packets: its region, and the address of the first packet, for the NIC and for kernels.
+
+    `memory` is None if a region was given.
+    """
 
     region: MR
+    memory: GpuMemory | None
     address: int
     device_address: int
 
@@ -64,6 +70,7 @@ class PacketBuffer:
         self, gpu: Gpu, pd: PD, nbytes: int, given: MR | GpuMemory | None, offset: int, kind: MemType | None,
         undo: ExitStack,
     ):  # fmt: skip
+        self.memory = None
         if isinstance(given, MR):
             self.region = check_buffer(pd, given, offset, nbytes)
             self.address = given.iova + offset
@@ -76,7 +83,7 @@ class PacketBuffer:
             raise InvalidValueError(f"buffer = {given!r}: it must be memory of this Gpu, or a region (MR)")
         region = _region_of(gpu, pd, given)
         undo.callback(region.close)
-        self.region = check_buffer(pd, region, offset, nbytes)
+        self.region, self.memory = check_buffer(pd, region, offset, nbytes), given
         self.address, self.device_address = region.iova + offset, given.device_address + offset
 
 

@@ -13,6 +13,8 @@ from ..errors import BadStateError
 from ..formats.cqe import FLOW_TAG_MASK, RxChecksum
 from .failure import QueueError
 
+_CHECKS = int(sum(RxChecksum))
+
 
 @dataclass(frozen=True, slots=True)
 class PacketInfo:
@@ -36,7 +38,7 @@ class PacketInfo:
         """Return what a CQE tells."""
         return cls(
             int(cqe["timestamp"]), int(cqe["rss_hash_result"]), int(cqe["sop_drop_qpn"]) & FLOW_TAG_MASK,
-            int(cqe["imm_inval_pkey"]), RxChecksum(int(cqe["hds_ip_ext"]) & sum(RxChecksum)),
+            int(cqe["imm_inval_pkey"]), RxChecksum(int(cqe["hds_ip_ext"]) & _CHECKS),
         )  # fmt: skip
 
 
@@ -60,6 +62,9 @@ class ManagedPacket:
     `data` are its bytes, `buffer` the same with headroom and tailroom; both can be changed in place. A packet is a
     context manager, which releases it.
     """
+
+    nbytes: int
+    info: PacketInfo
 
     __slots__ = ("_buffer", "_release", "_start", "info", "nbytes")
 

@@ -16,7 +16,7 @@ from ..formats.cqe import OPCODE_SHIFT, CqeOpcode
 from ..formats.doorbell import PI_MASK, QP_DBREC
 from ..formats.ethernet import InlineMode
 from ..formats.packet import ETHER_TYPE_SERVICE_VLAN, ETHER_TYPE_VLAN, ETHERNET, VLAN_TAG
-from ..formats.wqe import CE_SHIFT, ETH_SEG, SEGMENT, WQEBB, CompletionMode, WqeOpcode
+from ..formats.wqe import CE_SHIFT, ETH_SEG, SEGMENT, WQEBB, CompletionMode, EthChecksum, WqeOpcode
 from ..interrupts import deferred
 from ..memory import is_accessible
 from ..verbs import MR, PD, CompChannel
@@ -153,15 +153,16 @@ class CpuTxq(SendQueue):
         if packet.headers:
             self._check_lso(packet)
             opcode, inline, mss = WqeOpcode.TSO, packet.headers, packet.mss
+            checksums = EthChecksum.L3 | EthChecksum.L4  # nobody else can compute those of the segments
         else:
             if nbytes < ETHERNET.size:
                 raise InvalidValueError(f"nbytes = {nbytes}: a frame has {ETHERNET.size} bytes of headers")
             self._check_length(region, offset, nbytes)
-            opcode, inline, mss = WqeOpcode.SEND, b"", 0
+            opcode, inline, mss, checksums = WqeOpcode.SEND, b"", 0, self.cs_flags
             if self.caps.min_inline is not InlineMode.NONE:
                 inline = _read(region, offset, min(_INLINE, nbytes))
                 offset, nbytes = offset + len(inline), nbytes - len(inline)
-        body = (_ETHERNET.pack(self.cs_flags, mss, 0, len(inline)) + inline).ljust(SEGMENT, b"\0")
+        body = (_ETHERNET.pack(checksums, mss, 0, len(inline)) + inline).ljust(SEGMENT, b"\0")
         body = body.ljust(-(-len(body) // SEGMENT) * SEGMENT, b"\0")
         if nbytes:
             body += _DATA.pack(nbytes, region.lkey, region.iova + offset)

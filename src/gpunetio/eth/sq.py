@@ -45,6 +45,7 @@ class SendQueue(Handle, ABC):
     depth: int
     ring: Ring
     doorbell_register: int
+    cs_flags: int
 
     def __init__(self, pd: PD, depth: int, checksum: bool, inline: InlineMode):
         """`inline` says which headers the queue can copy into its WQEs."""

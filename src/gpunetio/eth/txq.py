@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..enums import CqOverrun, MemRegType, MemType, NicHandler, SendDbrModeExt
+from ..enums import CqOverrun, MemRegType, NicHandler, SendDbrModeExt
 from ..errors import BadStateError, InvalidValueError, NotSupportedError
 from ..formats.cqe import CQE_SIZE, INIT_OP_OWN, OPCODE_SHIFT, CqeOpcode
 from ..formats.device_structs import DEV_CQ, DEV_QP, DEV_SIDE
@@ -19,16 +19,15 @@ from ..formats.wqe import CTRL_SEG, WQEBB
 from ..gpu import Gpu
 from ..gpu.completions import Completions
 from ..gpu.handlers import choose
-from ..gpu.memory import LAUNCH_TIMEOUT, RunningLaunches
 from ..gpu.proxy import Forwarding
 from ..gpu.spans import cq_ring, send_ring
 from ..gpu.structure import fill_sender, restart_cq, restart_sender
 from ..interrupts import deferred
-from ..jit.code import Launch
 from ..verbs import PD
 from ..verbs.arguments import instance, member, whole
 from .caps import WaitOnTime
 from .failure import QueueError
+from .kernel_queue import KernelQueue
 from .place import Places
 from .reader import CqReader
 from .sq import SendQueue
@@ -55,7 +54,7 @@ class SentEvent(NamedTuple):
     error: QueueError | None
 
 
-class EthTxq(SendQueue):
+class EthTxq(KernelQueue, SendQueue):
     """A send queue for kernels (`doca_eth_txq_create`, `doca_ctx_set_datapath_on_gpu`).
 
     Pass it to a kernel as an argument, or pass its `device_address` (`doca_gpu_eth_txq`).
@@ -106,14 +105,13 @@ class EthTxq(SendQueue):
                 f"wait_on_time: send scheduling of {self.ctx} is off (mode NONE); a card needs ACCURATE_TX_SCHEDULER=1 "
                 "and REAL_TIME_CLOCK_ENABLE=1 in its settings, and must be a ConnectX-7 or later"
             )
-        self._waits, self._launches = bool(wait_on_time), RunningLaunches()
+        self._waits, self._longest_wait = bool(wait_on_time), timeout
         self._forwarding: Forwarding | None = None
         self._reader: CqReader | None = None
         self._completed = 0
         with ExitStack() as undo:
             self._open_queue(completion_on_gpu, handler, proxy_service, queue_memory, mem_reg_type, undo)
-            gpu.attach(self)
-            undo.callback(gpu.detach, self)
+            self._attach(undo)
             self._opened(f"send queue {self.sqn:#x} of {self.ctx.name} on GPU {gpu.name}", undo)
 
     def _open_queue(
@@ -146,8 +144,8 @@ class EthTxq(SendQueue):
         row = DEV_ETH_TXQ.at(image)
         row["wait_mask"] = self._wait_mask if self._waits else 0
         row["cs_flags"], row["signal_mask"] = self.cs_flags, self.depth // 4 - 1
-        self._structure = gpu.alloc(image.nbytes + CQE_SIZE, MemType.CPU_GPU if places.cpu_gpu else MemType.GPU)
-        undo.callback(self._structure.close)
+        row["max_lso"] = self.caps.max_lso
+        self._allocate(image.nbytes + CQE_SIZE, places, undo)
         at = self._structure.device_address
         DEV_QP.at(image)["side"] = at + _SIDE_AT
         if not on_gpu:  # kernels see a CQ where nothing arrives: `events` tells them what is complete
@@ -164,8 +162,7 @@ class EthTxq(SendQueue):
 
         Indices begin at 0 again. BadStateError while a kernel that was given the queue runs.
         """
-        self.check_open()
-        self._launches.check_none(f"{self} cannot be reset")
+        self._check_reset()
         self._stop()
         service = self._forwarding.service if self._forwarding else None
         with ExitStack() as undo:
@@ -192,26 +189,6 @@ class EthTxq(SendQueue):
         self._completed = 0
         if self._forwarding:
             self._forwarding.reset()
-
-    # --- what kernels are given --------------------------------------------------------------------------------------
-
-    @property
-    def device_address(self) -> int:
-        """Return the `struct doca_gpu_eth_txq *` that kernels take (`doca_eth_txq_get_gpu_handle`)."""
-        self.check_open()
-        return self._structure.device_address
-
-    def check_launch(self) -> None:
-        """Raise BadStateError if the queue is closed. Called before a launch with the queue as an argument."""
-        self.check_open()
-
-    def used_by(self, launch: Launch) -> None:
-        """Keep the queue open while `launch`, which has it as an argument, runs."""
-        self._launches.add(launch)
-
-    def wait_idle(self) -> None:
-        self._launches.wait(self.timeout + LAUNCH_TIMEOUT, str(self))
-        super().wait_idle()
 
     # --- times -------------------------------------------------------------------------------------------------------
 
@@ -306,12 +283,4 @@ class EthTxq(SendQueue):
 
         `reset()` starts the queue again.
         """
-        side = DEV_SIDE.at(self._read(), _SIDE_AT)
-        if not side["err_syndrome"]:
-            return None
-        found = (int(side[name]) for name in ("err_index", "err_syndrome", "err_vendor"))
-        return QueueError.of(self.ctx, self.sqn, *found)
-
-    def _read(self) -> np.ndarray:
-        self.check_open()
-        return self._structure.read()
+        return self._seen_error(self.sqn, DEV_SIDE.at(self._read(), _SIDE_AT))

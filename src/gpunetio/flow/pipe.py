@@ -42,6 +42,7 @@ class FlowRule(Handle):
     priority: int
     tag: int
     decision: Forward | None
+    pipe: FlowPipe
 
     def __init__(self, pipe: FlowPipe, match: Match, to: To, priority: int, tag: int, count: bool):
         super().__init__(pipe.ctx)
@@ -138,6 +139,7 @@ class FlowPipe(Stage):
     port: Port
     name: str
     kind: PipeType
+    match: Match
 
     def __init__(
         self, port: Port, name: str, kind: PipeType, match: Match | None, to: To | None, miss: To | None

@@ -36,6 +36,7 @@ class FlowPort(Port):
     _rank = -1  # a context closes rules before the queues that they use
     _closes_users = True
     rules: FlowPipe
+    isolated: bool
 
     def __init__(self, ctx: Context, *, isolated: bool = True):
         super().__init__(instance("ctx", ctx, Context))

@@ -116,6 +116,10 @@ class FlowTable:
     The first group of a mask has `first_range` entries, and each further one as many as those before it.
     """
 
+    name: str
+    level: int
+    made: DevxObject
+
     def __init__(
         self, ctx: Context, name: str, level: int, log: int, undo: ExitStack, *, miss: FlowTable | None = None,
         first_range: int = _FIRST_RANGE,

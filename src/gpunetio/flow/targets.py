@@ -87,6 +87,11 @@ class Rss:
     InvalidValueError without queues, with one twice, or with a key of another length than 40 bytes.
     """
 
+    queues: tuple[ReceiveQueue | DevxObject, ...]
+    on: Hash
+    symmetric: bool
+    key: bytes
+
     def __init__(
         self, queues: Iterable[ReceiveQueue | DevxObject], *, on: Hash = _ALL, symmetric: bool = False,
         key: bytes = DEFAULT_KEY,

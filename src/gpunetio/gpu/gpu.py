@@ -118,6 +118,8 @@ class Gpu(Exporter):
         receives: int = 0,
         cq_collapsed: bool = False,
         cqe_inline: bool = False,
+        srq: SRQ | None = None,
+        memcpy: bool = False,
         send_dbr_mode: SendDbrModeExt | QpSendDbrMode = SendDbrModeExt.VALID_DBR,
         nic_handler: NicHandler = NicHandler.AUTO,
         queue_memory: str | None = None,
@@ -130,7 +132,9 @@ class Gpu(Exporter):
         Closing the result also closes QP and CQs. `depth` is rounded up to a power of two. The handler GPU_SM_DB
         becomes GPU_SM_NO_DBR when kernels keep no record. Arguments as for `export_qp`, and:
 
-        `receives`      slots for receives, which have a CQ of their own; `cqe_inline` as in `QpInitAttr`
+        `receives`      slots for receives, which have a CQ of their own
+        `cqe_inline`, `memcpy`  as in `QpInitAttr`
+        `srq`           a contiguous shared receive queue, which replaces `receives`
         `cq_collapsed`  the CQ of sends keeps only its last entry
         `mem_reg_type`  how the NIC is told of rings and records in GPU memory. DEFAULT tries a dmabuf, then the address
                         (nvidia-peermem), then CPU_GPU memory; the log and `ExportedQp.ring_memory` say which one it is.
@@ -141,8 +145,9 @@ class Gpu(Exporter):
         `mem_reg_type` than DEFAULT was asked for; DriverError if such a registration fails.
         """
         queue = QueueOptions(
-            depth=depth, receives=receives, cq_collapsed=cq_collapsed, cqe_inline=cqe_inline, mem_reg_type=mem_reg_type
-        )
+            depth=depth, receives=receives, cq_collapsed=cq_collapsed, cqe_inline=cqe_inline, srq=srq, memcpy=memcpy,
+            mem_reg_type=mem_reg_type,
+        )  # fmt: skip
         return create_qp(
             self, pd, queue, self._options(nic_handler, send_dbr_mode, queue_memory, proxy_service, timeout)
         )
@@ -176,10 +181,11 @@ class Gpu(Exporter):
         memory: MemType = MemType.CPU_GPU,
         info: np.dtype[np.generic] | str | None = None,
         info_memory: MemType | None = None,
+        rings: int = 1,
     ) -> Semaphore:
         """Create a semaphore of `items` items (`doca_gpu_semaphore_create`); arguments as for `Semaphore`."""
         self._check()
-        return Semaphore(self, items, memory, info, info_memory)
+        return Semaphore(self, items, memory, info, info_memory, rings)
 
     def create_service(self) -> ProxyService:
         """Start a thread that forwards doorbells of queues with a CPU proxy (`doca_gpu_verbs_create_service`).

@@ -8,7 +8,7 @@ from typing import TypedDict
 
 from ..enums import CqOverrun, MemRegType, NicHandler, QpSendDbrMode, SendDbrModeExt, UarAllocationType
 from ..errors import InvalidValueError, NotSupportedError
-from ..verbs import CQ, PD, UAR, Context, QpInitAttr
+from ..verbs import CQ, PD, SRQ, UAR, Context, QpInitAttr
 from ..verbs.arguments import member, whole, within
 from ..verbs.qp_init import queue_sizes
 from .export import ExportedQp, Exporter, ExportOptions
@@ -27,6 +27,8 @@ class QpOptions(TypedDict, total=False):
     receives: int
     cq_collapsed: bool
     cqe_inline: bool
+    srq: SRQ | None
+    memcpy: bool
     send_dbr_mode: SendDbrModeExt | QpSendDbrMode
     nic_handler: NicHandler
     queue_memory: str | None
@@ -43,6 +45,8 @@ class QueueOptions:
     receives: int = 0
     cq_collapsed: bool
     cqe_inline: bool = False
+    srq: SRQ | None = None
+    memcpy: bool = False
     mem_reg_type: MemRegType
 
 
@@ -117,7 +121,7 @@ def _create(
     if depth < 1:
         raise InvalidValueError(f"a send queue of {depth} slots is not possible: give at least 1")
     slots, mode = 1 << (depth - 1).bit_length(), options.send_dbr_mode
-    receives = within("receives", queue.receives, 0, device.max_qp_wr)
+    receives = 0 if queue.srq else within("receives", queue.receives, 0, device.max_qp_wr)
     sizes = queue_sizes(QpInitAttr(sq_wr=slots, rq_wr=receives), device)
     to_try = ways(gpu, pd.ctx, options.cpu_gpu, member("mem_reg_type", queue.mem_reg_type, MemRegType))
     with ExitStack() as undo:
@@ -137,7 +141,8 @@ def _create(
             return cq
 
         send_cq = create_cq("the send CQ", slots, queue.cq_collapsed)
-        receive_cq = create_cq("the receive CQ", sizes.rq_entries, False) if receives else None
+        entries = queue.srq.entries if queue.srq else sizes.rq_entries
+        receive_cq = create_cq("the receive CQ", entries, False) if entries else None
         record_in_host = not rings.made_by_verbs and _cpu_keeps_record(gpu, uar, options)
         qp = pd.create_qp(
             sq_wr=slots,
@@ -149,6 +154,8 @@ def _create(
             send_dbr_mode=QpSendDbrMode.NO_DBR_EXT if mode == SendDbrModeExt.NO_DBR_HW else QpSendDbrMode.DBR_VALID,
             emulate_no_dbr_ext=mode == SendDbrModeExt.NO_DBR_SW_EMULATED,
             cqe_inline=queue.cqe_inline,
+            srq=queue.srq,
+            memcpy=queue.memcpy,
             core_direct_master=core_direct_master,
             **rings.qp("the queue pair", sizes.rq_bytes + sizes.sq_bytes, record_in_host),
         )

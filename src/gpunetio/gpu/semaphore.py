@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, NoReturn
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from ..enums import MemType
 from ..errors import BadStateError, InvalidValueError
-from ..formats.eth_device import DEV_SEMAPHORE, SEMAPHORE_ITEM, SemaphoreStatus
+from ..formats.eth_device import DEV_SEMAPHORE, SEMAPHORE_ITEM, SEMAPHORE_RING, SemaphoreStatus
 from ..interrupts import Whole
 from ..jit.code import Launch
 from ..jit.compile import engine_function
@@ -46,9 +47,11 @@ class Semaphore(metaclass=Whole):
     `memory`       where they lie: CPU_GPU if the CPU looks often, GPU if only kernels do, GPU_CPU for both
     `info`         type of what an item carries besides, such as np.dtype([("address", "i8")]), or None
     `info_memory`  where that lies; by default where the items do
+    `rings`        into how many rings `sem_take` and its relatives divide the items; it divides their number
     """
 
     items: int
+    rings: int
     info: np.dtype[np.generic] | None
 
     def __init__(
@@ -58,14 +61,19 @@ class Semaphore(metaclass=Whole):
         memory: MemType = MemType.CPU_GPU,
         info: np.dtype[np.generic] | str | None = None,
         info_memory: MemType | None = None,
+        rings: int = 1,
     ):
         self.items = within("items", items, 1, _MOST_ITEMS)
+        self.rings = within("rings", rings, 1, self.items)
+        if self.items % self.rings:
+            raise InvalidValueError(f"rings = {rings}: {items} items cannot be divided into rings of the same length")
         memory = member("memory", memory, MemType)
         self.info = None if info is None else np.dtype(info)
         if self.info is not None and (self.info.hasobject or not self.info.itemsize):
             raise InvalidValueError(f"info = {self.info}: it must be a type of one byte or more, without objects")
         with ExitStack() as undo:
-            self._items = gpu.alloc(self.items * SEMAPHORE_ITEM.size, memory)
+            behind = -(-self.items * SEMAPHORE_ITEM.size // SEMAPHORE_RING.size) * SEMAPHORE_RING.size
+            self._items = gpu.alloc(behind + self.rings * SEMAPHORE_RING.size, memory)
             undo.callback(self._items.close)
             self._in_gpu = gpu.backend.has_memory and memory is MemType.GPU
             self._info: GpuMemory | None = None
@@ -73,14 +81,11 @@ class Semaphore(metaclass=Whole):
                 kind = memory if info_memory is None else member("info_memory", info_memory, MemType)
                 self._info = gpu.alloc(self.items * self.info.itemsize, kind)
                 undo.callback(self._info.close)
-            image = np.zeros(DEV_SEMAPHORE.size, np.uint8)
-            row = DEV_SEMAPHORE.at(image)
-            row["items"], row["items_num"] = self._items.device_address, self.items
-            if self._info and self.info is not None:
-                row["info"], row["info_bytes"] = self._info.device_address, self.info.itemsize
-            self._structure = gpu.alloc(image.nbytes)
+            self._behind = behind
+            self._structure = gpu.alloc(DEV_SEMAPHORE.size)
             undo.callback(self._structure.close)
-            self._structure.write(image)
+            self._structure.write(self._image(lambda memory: memory.device_address))
+            self._for_host: np.ndarray | None = None
             self._undo = undo.pop_all()
 
     @property
@@ -93,6 +98,25 @@ class Semaphore(metaclass=Whole):
         """Return the `struct doca_gpu_semaphore_gpu *` that kernels take (`doca_gpu_semaphore_get_gpu_handle`)."""
         self._check()
         return self._structure.device_address
+
+    @property
+    def host_address(self) -> int:
+        """Return what kernels on host threads take, also beside a GPU. BadStateError for items in GPU memory."""
+        self._check()
+        if self._for_host is None:
+            self._for_host = self._image(lambda memory: int(memory.array.ctypes.data))
+        return int(self._for_host.ctypes.data)
+
+    def _image(self, address_of: Callable[[GpuMemory], int]) -> np.ndarray:
+        """Return a DEV_SEMAPHORE with these addresses of memory."""
+        image = np.zeros(DEV_SEMAPHORE.size, np.uint8)
+        row = DEV_SEMAPHORE.at(image)
+        items = address_of(self._items)
+        row["items"], row["items_num"] = items, self.items
+        row["rings"], row["rings_num"] = items + self._behind, self.rings
+        if self._info and self.info is not None:
+            row["info"], row["info_bytes"] = address_of(self._info), self.info.itemsize
+        return image
 
     def status(self, index: int) -> SemaphoreStatus:
         """Return the status of an item (`doca_gpu_semaphore_get_status`)."""

@@ -1,0 +1,42 @@
+"""Addresses as programs write them, and as GIDs."""
+
+from __future__ import annotations
+
+from ipaddress import IPv4Address, IPv6Address, ip_address
+
+from ..errors import InvalidValueError, NotFoundError
+from ..formats.packet import IPV4_MAPPED
+from ..verbs.arguments import within
+from ..verbs.context import Context
+
+_LAST_PORT = 0xFFFF
+
+
+def gid_of(address: str | IPv4Address | IPv6Address) -> bytes:
+    """Return the GID of an address: an IPv4 address becomes ::ffff:a.b.c.d. A GID may be written as IPv6 address."""
+    try:
+        found = ip_address(address)
+    except ValueError:
+        raise InvalidValueError(f"address = {address!r} is not an IPv4 or IPv6 address") from None
+    return IPV4_MAPPED + found.packed if isinstance(found, IPv4Address) else found.packed
+
+
+def text_of(gid: bytes) -> str:
+    """Return a GID as an address."""
+    return str(IPv4Address(gid[len(IPV4_MAPPED) :]) if gid.startswith(IPV4_MAPPED) else IPv6Address(gid))
+
+
+def own_gid(ctx: Context, port_num: int, gid_index: int) -> bytes:
+    """Return an address of this end. NotFoundError if the entry of the GID table is empty."""
+    gid = ctx.query_gid(port_num, gid_index)
+    if not any(gid):
+        raise NotFoundError(
+            f"port {port_num} of {ctx.name} has no GID at index {gid_index}: choose one that `gpunetio devices -v` "
+            "shows, or give the port's interface an address"
+        )
+    return bytes(gid)
+
+
+def check_port(port: int) -> int:
+    """Return the port of a service. InvalidValueError unless it is one."""
+    return within("port", port, 1, _LAST_PORT)

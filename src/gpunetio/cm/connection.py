@@ -1,0 +1,229 @@
+"""Connections."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack, suppress
+from enum import Enum, auto
+
+from ..errors import BadStateError, ConnectionRejectedError, DocaError, TimedOutError
+from ..formats.cm import RejectReason
+from ..verbs.handle import Handle
+from ..verbs.qp import QP
+from .agent import Agent
+from .communication import Communication, Notify, State
+from .event import Event, EventType
+from .parameters import Parameters
+from .queue_pair import to_rts
+
+DEADLINE = 30.0  # seconds of every wait, unless the program says otherwise
+
+
+class ConnectionState(Enum):
+    """Where a `Connection` is."""
+
+    CONNECTING   = auto()  # the peer was asked
+    ACCEPTED     = auto()  # the peer was answered, and has not confirmed; the queue pair may be used
+    ESTABLISHED  = auto()
+    DISCONNECTED = auto()  # one side has ended it: the queue pair is in ERR
+    FAILED       = auto()  # the peer has refused, or not answered
+
+
+class Connection(Handle):
+    """A connection of a queue pair with one of a peer (`rdma_cm_id`). `connect` and `Request.accept` make it.
+
+    `qp`            the queue pair, which cannot be closed before the connection
+    `peer`, `port`  the peer's address, and the port of the service
+    `private_data`  what the peer has sent with its REQ or REP, padded with zeros; b"" before that
+
+    When the peer disconnects, the queue pair moves to ERR. `close` disconnects, and does not wait for an answer. It
+    leaves the queue pair in ERR if that was connected, and in RST if not.
+    """
+
+    _rank = -2
+    qp: QP
+    peer: str
+    port: int
+    private_data: bytes
+    state: ConnectionState
+
+    def __init__(
+        self, agent: Agent, qp: QP, parameters: Parameters, peer: str, port: int, state: ConnectionState,
+        begin: Callable[[Notify], Communication], private_data: bytes = b"",
+    ):  # fmt: skip
+        super().__init__(qp.ctx)
+        self._use(agent, qp)
+        self.qp, self.peer, self.port, self.state, self.private_data = qp, peer, port, state, private_data
+        self._agent, self._parameters = agent, parameters
+        self._events: deque[Event] = deque()
+        self._error: DocaError | None = None
+        self._came_about = False  # it is established, or was
+        self._communication: Communication | None = None
+        with ExitStack() as undo:
+            undo.callback(self._end)
+            self._communication = begin(self._notify)
+            self._opened(f"connection of QP {qp.qpn:#x} with {peer} port {port}", undo)
+
+    def _details(self) -> Iterable[str]:
+        yield self.state.name
+
+    # --- waiting -----------------------------------------------------------------------------------------------------
+
+    def established(self, timeout: float = DEADLINE) -> None:
+        """Wait until both ends have connected their queue pairs.
+
+        ConnectionRejectedError if the peer refuses. TimedOutError if it does not answer. BadStateError if the
+        connection has ended before. One that was established and has ended raises nothing.
+        """
+        self._agent.wait(self._is_established, timeout, f"an answer of {self.peer} port {self.port}")
+
+    async def established_async(self, timeout: float = DEADLINE) -> None:
+        """Do what `established` does, in asyncio's event loop."""
+        await self._agent.wait_async(self._is_established, timeout, f"an answer of {self.peer} port {self.port}")
+
+    def _is_established(self) -> bool | None:
+        if self._came_about:  # it may have ended again
+            return True
+        if self._error is not None:
+            raise self._error
+        if self.state is ConnectionState.DISCONNECTED or self.closed:
+            raise BadStateError(f"{self} has ended before the peer has confirmed")
+        return None
+
+    def disconnected(self, timeout: float = DEADLINE) -> None:
+        """Wait until the connection has ended."""
+        self._agent.wait(self._has_ended, timeout, f"the end of {self}")
+
+    async def disconnected_async(self, timeout: float = DEADLINE) -> None:
+        """Do what `disconnected` does, in asyncio's event loop."""
+        await self._agent.wait_async(self._has_ended, timeout, f"the end of {self}")
+
+    def _has_ended(self) -> bool | None:
+        """Return True when it has ended, and the peer knows or never will."""
+        ended = self.state in (ConnectionState.DISCONNECTED, ConnectionState.FAILED) or self.closed
+        return True if ended and (self._at in (State.TIMEWAIT, State.IDLE)) else None
+
+    @property
+    def _at(self) -> State:
+        return self._communication.state if self._communication is not None else State.IDLE
+
+    def take_event(self) -> Event | None:
+        """Return the oldest event that was not taken, or None."""
+        return self._events.popleft() if self._events else None
+
+    def get_event(self, timeout: float = DEADLINE) -> Event:
+        """Return the next event: of ESTABLISHED, REJECTED, UNREACHABLE, DISCONNECTED and TIMEWAIT_EXIT."""
+        return self._agent.wait(self.take_event, timeout, f"an event of {self}")
+
+    async def get_event_async(self, timeout: float = DEADLINE) -> Event:
+        """Do what `get_event` does, in asyncio's event loop."""
+        return await self._agent.wait_async(self.take_event, timeout, f"an event of {self}")
+
+    # --- what the program does ---------------------------------------------------------------------------------------
+
+    def message_received(self) -> None:
+        """Say that a message of the peer came before its confirmation, which may be lost (`rdma_notify`)."""
+        self.check_open()
+        with self._agent.machine() as machine:
+            if self._communication is not None and self.state is ConnectionState.ACCEPTED:
+                machine.establish(self._communication)
+                self._establish()
+
+    def start_disconnecting(self, private_data: bytes = b"") -> None:
+        """Do what `disconnect` does, and do not wait: DISCONNECTED follows."""
+        self.check_open()
+        with self._agent.machine() as machine:
+            if self._communication is None or self.state in (ConnectionState.DISCONNECTED, ConnectionState.FAILED):
+                return
+            if self.state is ConnectionState.CONNECTING:
+                machine.give_up(self._communication)
+                self.state, self._error = ConnectionState.FAILED, BadStateError(f"{self} was given up")
+                return
+            machine.disconnect(self._communication, bytes(private_data))
+            self._leave_rts()
+
+    def disconnect(self, private_data: bytes = b"", timeout: float = DEADLINE) -> None:
+        """End the connection (`rdma_disconnect`): requests in flight fail, and the peer is told.
+
+        Wait for its answer: TimedOutError if it does not come. The queue pair is in ERR in any case. Nothing happens to
+        a connection that has ended. `private_data` is at most 220 bytes.
+        """
+        self.start_disconnecting(private_data)
+        self.disconnected(timeout)
+
+    async def disconnect_async(self, private_data: bytes = b"", timeout: float = DEADLINE) -> None:
+        """Do what `disconnect` does, in asyncio's event loop."""
+        self.start_disconnecting(private_data)
+        await self.disconnected_async(timeout)
+
+    def _end(self) -> None:
+        """Leave the communication, which the peer is told. A queue pair that was never connected goes back to RST."""
+        communication, self._communication = self._communication, None
+        with suppress(DocaError), self._agent.machine() as machine:
+            if communication is not None:
+                communication.notify = _ignore
+                machine.give_up(communication)
+        with suppress(DocaError):
+            if self.state in (ConnectionState.ACCEPTED, ConnectionState.ESTABLISHED) and communication is not None:
+                self._leave_rts()
+            elif self.state is not ConnectionState.DISCONNECTED:
+                self.qp.reset()
+
+    # --- what happens, in the agent's thread -------------------------------------------------------------------------
+
+    def _notify(self, communication: Communication, event: Event) -> None:
+        if event.type is EventType.RESPONSE:
+            self._respond(communication, event)
+            return
+        if event.type is EventType.ESTABLISHED:
+            self._establish()
+        elif event.type is EventType.DISCONNECTED or self.state is ConnectionState.ESTABLISHED:
+            self._leave_rts()
+        elif event.type is EventType.REJECTED:
+            why = f"{self.peer} refuses a connection to port {self.port}: {reason_text(event.reason)}"
+            self._fail(ConnectionRejectedError(why, event.reason, event.private_data))
+        elif event.type is EventType.UNREACHABLE:
+            self._fail(TimedOutError(f"{self.peer} does not answer at port {self.port}"))
+        self._events.append(event)
+
+    def _respond(self, communication: Communication, event: Event) -> None:
+        """Connect the queue pair, now that the peer has done so, and tell the peer."""
+        self.private_data = event.private_data
+        with self._agent.machine() as machine:
+            try:
+                to_rts(self.qp, communication, self._parameters)
+            except DocaError as error:
+                machine.reject(communication)
+                self._fail(error)
+                return
+            machine.confirm(communication)
+        self._establish()
+        self._events.append(Event(EventType.ESTABLISHED, event.private_data))
+
+    def _establish(self) -> None:
+        self.state, self._came_about = ConnectionState.ESTABLISHED, True
+
+    def _fail(self, error: DocaError) -> None:
+        if self.state is ConnectionState.ACCEPTED:
+            self._to_error()
+        self.state, self._error = ConnectionState.FAILED, error
+
+    def _leave_rts(self) -> None:
+        if self.state is not ConnectionState.DISCONNECTED:  # its queue pair may be the program's again
+            self.state = ConnectionState.DISCONNECTED
+            self._to_error()
+
+    def _to_error(self) -> None:
+        with suppress(DocaError):  # of a queue pair that closes at this moment
+            self.qp.to_error()
+
+
+def _ignore(communication: Communication, event: Event) -> None:
+    """Take events of a communication that the program has left."""
+
+
+def reason_text(reason: int) -> str:
+    """Return the name of a REJ's reason and its number."""
+    name = RejectReason(reason).name if reason in list(RejectReason) else "unknown"
+    return f"{name} ({reason})"

@@ -1,0 +1,47 @@
+"""Who takes requests for which service ID."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from ..errors import InUseError
+from ..formats.cm import PORT_SPACE_SHIFT
+from .communication import Listening
+from .ip_service import IpHeader
+
+_PORT_MASK = (1 << PORT_SPACE_SHIFT) - 1
+
+
+class Listeners:
+    """The listeners of a port: one for each service ID, or several at addresses of their own."""
+
+    def __init__(self) -> None:
+        self._listeners: dict[int, list[Listening]] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._listeners.values()))
+
+    def add(self, listener: Listening) -> None:
+        """Add a listener. InUseError if another one takes the same requests."""
+        there = self.at(listener.service_id)
+        if any(other.gid is None or listener.gid is None or other.gid == listener.gid for other in there):
+            raise InUseError(f"port {listener.service_id & _PORT_MASK} has a listener already: choose another port")
+        self._listeners[listener.service_id] = [*there, listener]
+
+    def remove(self, listener: Listening) -> None:
+        """Remove a listener."""
+        others = [other for other in self.at(listener.service_id) if other is not listener]
+        if others:
+            self._listeners[listener.service_id] = others
+        else:
+            self._listeners.pop(listener.service_id, None)
+
+    def at(self, service_id: int) -> list[Listening]:
+        """Return the listeners of a service ID."""
+        return self._listeners.get(service_id, [])
+
+    def find(self, service_id: int, address: IpHeader | None, gids: Collection[bytes]) -> Listening | None:
+        """Return who takes requests for an address, which must be one of these."""
+        if address is None or address.destination not in gids:
+            return None
+        return next((it for it in self.at(service_id) if it.gid in (None, address.destination)), None)

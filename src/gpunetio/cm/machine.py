@@ -1,0 +1,157 @@
+"""The state machine of the connection manager (IBTA 12.9): no I/O, no threads, and a clock that is given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ..formats.cm import Attribute, PortSpace, RejectReason
+from .active import Active
+from .common import Common
+from .communication import Communication, Listening, Notify, Service, State, Terms
+from .datagrams import Datagrams
+from .ending import Ending
+from .ip_service import service_id
+from .listeners import Listeners
+from .messages import parse
+from .passive import Passive
+from .path import Path
+from .times import LINUX, Times
+
+_OF_DATAGRAMS = State.SIDR_REQ_SENT, State.SIDR_REQ_RECEIVED
+_REPEATED = frozenset({
+    State.REQ_SENT, State.MRA_REQ_RECEIVED, State.REP_SENT, State.MRA_REP_RECEIVED, State.DREQ_SENT,
+    State.SIDR_REQ_SENT,
+})  # fmt: skip
+
+
+class Machine:
+    """All communications of one port.
+
+    `guid` names the device to peers. `gids` is the port's GID table, which may change; empty entries are zeros. `clock`
+    returns seconds. `send(path, mad)` sends one MAD of 256 bytes to queue pair 1 of the peer; it raises nothing, as a
+    MAD may get lost anyway.
+
+    What programs must know is told by the `notify` of a communication or listener. Only `receive` and `tick` call it,
+    so a program's own call never calls it back. `notify` may call the machine.
+
+    The machine has no lock. Its owner calls one method at a time, and calls `tick` after each, or at the time that the
+    last `tick` returned: a call may have started a timer that is due earlier.
+    """
+
+    def __init__(
+        self, guid: int, gids: Sequence[bytes], clock: Callable[[], float], send: Callable[[Path, bytes], None]
+    ):
+        self._common = Common(guid, gids, clock, send)
+        self._listeners = Listeners()
+        self._ending = Ending(self._common)
+        self._active = Active(self._common, self._ending)
+        self._passive = Passive(self._common, self._listeners, self._ending)
+        self._datagrams = Datagrams(self._common, self._listeners)
+        self._handlers = {
+            Attribute.REQ: self._passive.on_req,
+            Attribute.MRA: self._active.on_mra,
+            Attribute.REJ: self._ending.on_rej,
+            Attribute.REP: self._active.on_rep,
+            Attribute.RTU: self._passive.on_rtu,
+            Attribute.DREQ: self._ending.on_dreq,
+            Attribute.DREP: self._ending.on_drep,
+            Attribute.SIDR_REQ: self._datagrams.on_sidr_req,
+            Attribute.SIDR_REP: self._datagrams.on_sidr_rep,
+        }
+
+    def __len__(self) -> int:
+        """Return how many communications there are, also those in TIMEWAIT."""
+        return len(self._common.by_id)
+
+    @property
+    def quiet(self) -> bool:
+        """Return whether no peer has to answer."""
+        return not any(communication.state in _REPEATED for communication in self._common.by_id.values())
+
+    # --- the wire and the clock --------------------------------------------------------------------------------------
+
+    def receive(self, path: Path, mad: bytes) -> None:
+        """Take in a MAD that came by `path`. It is not trusted: whatever is wrong with it is ignored, as Linux does."""
+        message = parse(mad)
+        if message is not None:
+            self._handlers[message.attribute](path, message)
+
+    def tick(self) -> float | None:
+        """Send again and expire what is due. Return the time of the clock when the next is due, or None."""
+        common = self._common
+        for communication in common.timers.expired(common.clock()):
+            if communication.state in _REPEATED and common.repeat(communication):
+                continue
+            self._ender(communication).expire(communication)
+        return common.timers.next()
+
+    def _ender(self, communication: Communication) -> Ending | Datagrams:
+        return self._datagrams if communication.state in _OF_DATAGRAMS else self._ending
+
+    # --- the side that asks ------------------------------------------------------------------------------------------
+
+    def connect(
+        self, path: Path, port: int, own: Terms, notify: Notify, *, private_data: bytes = b"",
+        times: Times = LINUX,
+    ) -> Communication:  # fmt: skip
+        """Ask the peer for a connection to its port: RESPONSE, REJECTED or UNREACHABLE follows."""
+        return self._active.connect(path, port, own, private_data, times, notify)
+
+    def confirm(self, communication: Communication, private_data: bytes = b"") -> None:
+        """After RESPONSE: the queue pair is in RTS."""
+        self._active.confirm(communication, private_data)
+
+    def resolve(
+        self, path: Path, port: int, notify: Notify, *, private_data: bytes = b"",
+        times: Times = LINUX,
+    ) -> Communication:  # fmt: skip
+        """Ask the peer for the service of datagrams at its port: RESPONSE, REJECTED or UNREACHABLE follows."""
+        return self._datagrams.resolve(path, port, private_data, times, notify)
+
+    # --- the side that is asked --------------------------------------------------------------------------------------
+
+    def listen(
+        self, space: PortSpace, port: int, gid: bytes | None, backlog: int, notify: Notify, *,
+        times: Times = LINUX,
+    ) -> Listening:  # fmt: skip
+        """Take requests for a port, at the address `gid` or at any. InUseError if another listener does."""
+        listener = Listening(service_id(space, port), gid, backlog, times, notify)
+        self._listeners.add(listener)
+        return listener
+
+    def stop_listening(self, listener: Listening) -> None:
+        """Take no more requests. Those that wait are refused."""
+        self._listeners.remove(listener)
+        for communication in list(listener.waiting):
+            self.give_up(communication)
+
+    def accept(self, communication: Communication, own: Terms, private_data: bytes = b"") -> None:
+        """After REQUEST: the queue pair is in RTS. ESTABLISHED, REJECTED, UNREACHABLE or DISCONNECTED follows."""
+        self._passive.accept(communication, own, private_data)
+
+    def establish(self, communication: Communication) -> None:
+        """Say that the peer's first message came on the queue pair: its RTU may be late or lost (IBTA 12.9.6)."""
+        self._passive.establish(communication)
+
+    def answer(self, communication: Communication, service: Service, private_data: bytes = b"") -> None:
+        """After REQUEST of datagrams: tell the peer where they go."""
+        self._datagrams.answer(communication, service, private_data)
+
+    # --- both --------------------------------------------------------------------------------------------------------
+
+    def reject(
+        self, communication: Communication, private_data: bytes = b"", reason: int = RejectReason.CONSUMER
+    ) -> None:
+        """Refuse after REQUEST or RESPONSE. For datagrams, the reason is a `SidrStatus`."""
+        if communication.state in _OF_DATAGRAMS:
+            self._datagrams.answer(communication, None, private_data, reason)
+        else:
+            self._ending.reject(communication, private_data, reason)
+
+    def disconnect(self, communication: Communication, private_data: bytes = b"") -> None:
+        """End a connection: DISCONNECTED follows."""
+        self._ending.disconnect(communication, private_data)
+
+    def give_up(self, communication: Communication) -> None:
+        """End a communication in any state, because the program leaves it. The peer is told."""
+        self._ender(communication).give_up(communication)

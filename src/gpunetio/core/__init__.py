@@ -1,0 +1,20 @@
+"""What the RDMA and DMA libraries share: memory with permissions, buffers, contexts, tasks and progress (DOCA Core).
+
+A context of a library is started, runs tasks, and is stopped. A progress engine ends tasks:
+
+    with gn.open() as ctx, Dma(ctx.create_pd()) as dma:
+        dma.memcpy(source, destination).submit().wait(timeout=5)
+"""
+
+from .buf import Buf, BufInventory
+from .buf_array import BufArray
+from .context import ContextState, CoreContext
+from .engine import ProgressEngine
+from .memory_map import MemoryMap
+from .remote_memory import RemoteMemory
+from .task import Task, TaskState
+
+__all__ = [
+    "Buf", "BufArray", "BufInventory", "ContextState", "CoreContext", "MemoryMap", "ProgressEngine", "RemoteMemory",
+    "Task", "TaskState",
+]  # fmt: skip

@@ -1,0 +1,387 @@
+"""Sends of the RDMA library: threads enqueue WRITEs, READs and SENDs on a connection, and one of them commits.
+
+An operation is enqueued in a slot of the connection's send queue, where the NIC does not look yet. A commit makes the
+last one of its batch signalled, and rings the doorbell once. So there is a completion for each commit, which
+`rdma_wait_all` counts. rdma_batch.py says what a batch is, strong or weak.
+
+Memory is given as bufs (buf.py) with an offset and a length, of 1 byte to 1 GiB. `imm` is sent as immediate data if
+`flags` is RDMA_IMM. Functions return OK or a status: EINVAL says that there is no such connection, or that the range is
+not inside its buf. Then nothing is enqueued.
+"""
+
+from __future__ import annotations
+
+from ..formats.core_device import DEV_BUF
+from ..formats.device_structs import DEV_QP
+from ..formats.rdma_device import COMMITS_BITS, DEV_RDMA, DEV_RDMA_QUEUE
+from ..formats.wqe import MAX_INLINE, MAX_TRANSFER
+from ..jit.compile import device_function
+from ..jit.ops import (
+    exchange64, fence_release_gpu, fetch_add_gpu64, fetch_max_gpu64, ld_fixed16, ld_fixed32, ld_fixed64,
+    ld_relaxed_gpu64, prefetch_to_write, st_relaxed_gpu64,
+)  # fmt: skip
+from .buf import buf_at
+from .cq import CI, poll_at, timeout_of
+from .modes import DEFAULT, GPU, SYNC_SYS, THREAD
+from .qp import RSVD, make_room
+from .rdma_batch import (
+    OTHER_BLOCK, TURN, begin_commit, check_weak, close_strong, close_weak, end_commit, free_index, next_strong,
+    next_weak, slots_of, take_strong,
+)  # fmt: skip
+from .scope import ALONE, from_leader, gather, group_with, rank_in, size_of
+from .status import EBUSY, EINVAL, ENOBUFS, ETIMEDOUT, OK
+from .submit import PI, announce_alone
+from .waiting import patience
+from .wqe import (
+    RDMA_WRITE, RDMA_WRITE_IMM, SEND, SEND_IMM, prepare_read, prepare_send, prepare_write, prepare_write_inline,
+    prepare_write_value, signal_wqe, wqe_address,
+)  # fmt: skip
+
+RDMA_IMM = 1
+_UNSIGNALLED = 0
+_POSTED, _TAKEN = DEV_RDMA_QUEUE.posted, DEV_RDMA_QUEUE.taken
+_COMMITS = (1 << COMMITS_BITS) - 1
+_LONGEST_VALUE = 8
+
+
+@device_function
+def queue_of(rdma, conn):
+    """Return the send queue of a connection."""
+    return ld_fixed64(rdma + DEV_RDMA.queues) + DEV_RDMA_QUEUE.size * conn
+
+
+@device_function
+def qp_of(rdma, conn):
+    """Return the queue pair of a connection, or 0: there is none with this number."""
+    if conn < 0 or conn >= ld_fixed32(rdma + DEV_RDMA.connections):
+        return 0
+    return ld_fixed64(queue_of(rdma, conn) + DEV_RDMA_QUEUE.qp)
+
+
+@device_function
+def local_key(buf):
+    """Return the key for accesses by this end's NIC."""
+    return ld_fixed32(buf + DEV_BUF.lkey)
+
+
+@device_function
+def _remote_key(buf):
+    return ld_fixed32(buf + DEV_BUF.rkey)
+
+
+@device_function
+def address_in(buf, offset, nbytes):
+    """Return the address of a range of a buf, or EINVAL: it is not inside, or `buf` is the status of `buf_get`."""
+    if buf <= 0 or nbytes < 1 or nbytes > MAX_TRANSFER:
+        return EINVAL
+    return buf_at(buf, offset, nbytes)
+
+
+# --- slots -----------------------------------------------------------------------------------------------------------
+
+
+@device_function
+def _room(qp, index, completed):
+    """Wait until the slot of `index` is free: OK, or a status. ENOBUFS: it is one of this batch."""
+    slots = ld_fixed16(qp + DEV_QP.sq_wqe_num)
+    previous = index - slots
+    if previous < completed:
+        return OK
+    if previous >= ld_relaxed_gpu64(qp + PI):
+        return ENOBUFS
+    return make_room(qp, previous, slots, GPU)
+
+
+@device_function
+def _take(queue, qp, count):
+    """Take the next slots of a strong batch. Return the index of the first, or a status."""
+    polls = 0
+    start = 0
+    while start >= 0:
+        completed = ld_relaxed_gpu64(qp + CI)
+        word = ld_relaxed_gpu64(queue + TURN)
+        first = next_strong(queue, word, completed)
+        status = first
+        if first >= 0:
+            status = _room(qp, first + count - 1, completed)
+        if status != OK and ld_relaxed_gpu64(queue + TURN) == word:
+            return status
+        if status == OK and take_strong(queue, word, count):
+            return first
+        start = patience(polls, start, timeout_of(qp))  # another thread was faster, or commits
+        polls += 1
+    return ETIMEDOUT
+
+
+@device_function
+def _begin(strong, queue, qp, position):
+    """Return the index of a slot to fill, or a status; and the threads that take slots together."""
+    if strong:
+        lanes = group_with(queue, 0, slots_of(queue), GPU, DEFAULT, THREAD)
+        rank = rank_in(THREAD, lanes)
+        first = 0
+        if rank == 0:
+            first = _take(queue, qp, size_of(THREAD, lanes))
+        first = from_leader(first, THREAD, lanes)
+        return (first + rank if first >= 0 else first), lanes
+    completed = ld_relaxed_gpu64(qp + CI)
+    index = next_weak(queue, position, completed)
+    status = index
+    if index >= 0:
+        status = _room(qp, index, completed)
+    return (index if status == OK else status), ALONE
+
+
+@device_function
+def _end(strong, queue, index, lanes):
+    """Note that the slot is filled."""
+    if not strong:
+        close_weak(queue, index)
+        return
+    gather(THREAD, lanes)
+    if rank_in(THREAD, lanes) == 0:
+        close_strong(queue, index, size_of(THREAD, lanes))
+
+
+@device_function
+def told(status):
+    """Return a status as the caller gets it."""
+    return EBUSY if status == OTHER_BLOCK else status
+
+
+# --- operations ------------------------------------------------------------------------------------------------------
+
+
+@device_function
+def _write(strong, rdma, conn, rbuf, roff, lbuf, loff, nbytes, imm, flags, position):
+    qp, raddr, laddr = qp_of(rdma, conn), address_in(rbuf, roff, nbytes), address_in(lbuf, loff, nbytes)
+    if qp == 0 or raddr < 0 or laddr < 0:
+        return EINVAL
+    queue = queue_of(rdma, conn)
+    index, lanes = _begin(strong, queue, qp, position)
+    if index < 0:
+        return told(index)
+    opcode = RDMA_WRITE_IMM if flags & RDMA_IMM else RDMA_WRITE
+    prepare_write(qp, index, raddr, _remote_key(rbuf), laddr, local_key(lbuf), nbytes, _UNSIGNALLED, opcode, imm)
+    _end(strong, queue, index, lanes)
+    return OK
+
+
+@device_function
+def rdma_write_strong(rdma, conn, rbuf, roff, lbuf, loff, nbytes, imm=0, flags=0):
+    """Enqueue a WRITE of `nbytes` from `lbuf` to `rbuf` in the next slot (`doca_gpu_dev_rdma_write_strong`).
+
+    EBUSY: another block fills a batch. ENOBUFS: the batch is as long as the queue; commit it.
+    """
+    return _write(True, rdma, conn, rbuf, roff, lbuf, loff, nbytes, imm, flags, 0)
+
+
+@device_function
+def rdma_write_weak(rdma, conn, rbuf, roff, lbuf, loff, nbytes, imm=0, flags=0, position=0):
+    """Enqueue a WRITE at a position of a weak batch (`doca_gpu_dev_rdma_write_weak`).
+
+    `position` counts from that of `rdma_get_info` on, and may wrap around at its mask. EBUSY: a strong batch was not
+    committed.
+    """
+    return _write(False, rdma, conn, rbuf, roff, lbuf, loff, nbytes, imm, flags, position)
+
+
+@device_function
+def _write_inline(strong, rdma, conn, rbuf, roff, pointer, nbytes, imm, flags, position):
+    qp, raddr = qp_of(rdma, conn), address_in(rbuf, roff, nbytes)
+    if qp == 0 or raddr < 0 or nbytes > MAX_INLINE:
+        return EINVAL
+    queue = queue_of(rdma, conn)
+    index, lanes = _begin(strong, queue, qp, position)
+    if index < 0:
+        return told(index)
+    opcode = RDMA_WRITE_IMM if flags & RDMA_IMM else RDMA_WRITE
+    prepare_write_inline(qp, index, raddr, _remote_key(rbuf), pointer, nbytes, _UNSIGNALLED, 0, opcode, imm)
+    _end(strong, queue, index, lanes)
+    return OK
+
+
+@device_function
+def rdma_write_inline_strong(rdma, conn, rbuf, roff, pointer, nbytes, imm=0, flags=0):
+    """Enqueue a WRITE of 1 to 28 bytes, which are copied from `pointer` at once
+    (`doca_gpu_dev_rdma_write_inline_strong`)."""
+    return _write_inline(True, rdma, conn, rbuf, roff, pointer, nbytes, imm, flags, 0)
+
+
+@device_function
+def rdma_write_inline_weak(rdma, conn, rbuf, roff, pointer, nbytes, imm=0, flags=0, position=0):
+    """Enqueue such a WRITE at a position of a weak batch (`doca_gpu_dev_rdma_write_inline_weak`)."""
+    return _write_inline(False, rdma, conn, rbuf, roff, pointer, nbytes, imm, flags, position)
+
+
+@device_function
+def _write_value(strong, rdma, conn, rbuf, roff, value, nbytes, imm, flags, position):
+    qp, raddr = qp_of(rdma, conn), address_in(rbuf, roff, nbytes)
+    if qp == 0 or raddr < 0 or nbytes > _LONGEST_VALUE:
+        return EINVAL
+    queue = queue_of(rdma, conn)
+    index, lanes = _begin(strong, queue, qp, position)
+    if index < 0:
+        return told(index)
+    opcode = RDMA_WRITE_IMM if flags & RDMA_IMM else RDMA_WRITE
+    prepare_write_value(qp, index, raddr, _remote_key(rbuf), value, nbytes, _UNSIGNALLED, 0, opcode, imm)
+    _end(strong, queue, index, lanes)
+    return OK
+
+
+@device_function
+def rdma_write_value_strong(rdma, conn, rbuf, roff, value, nbytes=8, imm=0, flags=0):
+    """Enqueue a WRITE of the low `nbytes`, 1 to 8, of `value`. The C function takes a pointer to it."""
+    return _write_value(True, rdma, conn, rbuf, roff, value, nbytes, imm, flags, 0)
+
+
+@device_function
+def rdma_write_value_weak(rdma, conn, rbuf, roff, value, nbytes=8, imm=0, flags=0, position=0):
+    """Enqueue such a WRITE at a position of a weak batch."""
+    return _write_value(False, rdma, conn, rbuf, roff, value, nbytes, imm, flags, position)
+
+
+@device_function
+def _read(strong, rdma, conn, rbuf, roff, lbuf, loff, nbytes, position):
+    qp, raddr, laddr = qp_of(rdma, conn), address_in(rbuf, roff, nbytes), address_in(lbuf, loff, nbytes)
+    if qp == 0 or raddr < 0 or laddr < 0:
+        return EINVAL
+    queue = queue_of(rdma, conn)
+    index, lanes = _begin(strong, queue, qp, position)
+    if index < 0:
+        return told(index)
+    prepare_read(qp, index, raddr, _remote_key(rbuf), laddr, local_key(lbuf), nbytes, _UNSIGNALLED)
+    _end(strong, queue, index, lanes)
+    return OK
+
+
+@device_function
+def rdma_read_strong(rdma, conn, rbuf, roff, lbuf, loff, nbytes):
+    """Enqueue a READ of `nbytes` from `rbuf` into `lbuf` in the next slot (`doca_gpu_dev_rdma_read_strong`)."""
+    return _read(True, rdma, conn, rbuf, roff, lbuf, loff, nbytes, 0)
+
+
+@device_function
+def rdma_read_weak(rdma, conn, rbuf, roff, lbuf, loff, nbytes, position=0):
+    """Enqueue a READ at a position of a weak batch (`doca_gpu_dev_rdma_read_weak`)."""
+    return _read(False, rdma, conn, rbuf, roff, lbuf, loff, nbytes, position)
+
+
+@device_function
+def _send(strong, rdma, conn, lbuf, loff, nbytes, imm, flags, position):
+    qp, laddr = qp_of(rdma, conn), address_in(lbuf, loff, nbytes)
+    if qp == 0 or laddr < 0:
+        return EINVAL
+    queue = queue_of(rdma, conn)
+    index, lanes = _begin(strong, queue, qp, position)
+    if index < 0:
+        return told(index)
+    opcode = SEND_IMM if flags & RDMA_IMM else SEND
+    prepare_send(qp, index, laddr, local_key(lbuf), nbytes, _UNSIGNALLED, opcode, imm)
+    _end(strong, queue, index, lanes)
+    return OK
+
+
+@device_function
+def rdma_send_strong(rdma, conn, lbuf, loff, nbytes, imm=0, flags=0):
+    """Enqueue a SEND of `nbytes` from `lbuf` to the peer's next receive (`doca_gpu_dev_rdma_send_strong`)."""
+    return _send(True, rdma, conn, lbuf, loff, nbytes, imm, flags, 0)
+
+
+@device_function
+def rdma_send_weak(rdma, conn, lbuf, loff, nbytes, imm=0, flags=0, position=0):
+    """Enqueue a SEND at a position of a weak batch (`doca_gpu_dev_rdma_send_weak`)."""
+    return _send(False, rdma, conn, lbuf, loff, nbytes, imm, flags, position)
+
+
+# --- commits ---------------------------------------------------------------------------------------------------------
+
+
+@device_function
+def _commit(strong, rdma, conn, num):
+    qp = qp_of(rdma, conn)
+    if qp == 0:
+        return EINVAL
+    queue = queue_of(rdma, conn)
+    begun = begin_commit(strong, queue, qp)
+    if begun != 1:
+        return told(begun)
+    posted = ld_relaxed_gpu64(queue + _POSTED)
+    first = posted >> COMMITS_BITS
+    if strong:
+        num = free_index(queue, first) - first
+    else:
+        status = check_weak(queue, first, num)
+        if status != OK:
+            fence_release_gpu()
+            end_commit(queue, first)
+            return status
+    signal_wqe(qp, first + num - 1)
+    # One word, and before the doorbell: whoever counts this commit also knows for what to wait, and an atomic add
+    # behind the doorbell would wait until that has left the core.
+    st_relaxed_gpu64(queue + _POSTED, first + num << COMMITS_BITS | posted + 1 & _COMMITS)
+    st_relaxed_gpu64(qp + RSVD, first + num)
+    announce_alone(qp, first + num, SYNC_SYS, DEFAULT)
+    prefetch_to_write(wqe_address(qp, first + num))
+    end_commit(queue, first + num)
+    return OK
+
+
+@device_function
+def rdma_commit_strong(rdma, conn):
+    """Let the NIC execute the strong batch of this block (`doca_gpu_dev_rdma_commit_strong`).
+
+    First wait for threads that are still enqueuing. OK without a commit if nothing was enqueued. EBUSY: the batch is
+    that of another block.
+    """
+    return _commit(True, rdma, conn, 0)
+
+
+@device_function
+def rdma_commit_weak(rdma, conn, num):
+    """Let the NIC execute the next `num` positions (`doca_gpu_dev_rdma_commit_weak`).
+
+    The caller has waited for the threads that enqueued them, in this block with `block_sync`. EINVAL: one of the
+    positions was left out or used twice, or there are not so many. Then nothing was committed, and everything that was
+    enqueued is forgotten. EBUSY: a strong batch was not committed.
+    """
+    return _commit(False, rdma, conn, num)
+
+
+@device_function
+def rdma_get_info(rdma, conn):
+    """Return the next position, and the mask of positions (`doca_gpu_dev_rdma_get_info`): slots of the queue, less 1.
+
+    The position is EINVAL if there is no such connection.
+    """
+    qp = qp_of(rdma, conn)
+    if qp == 0:
+        return EINVAL, 0
+    queue = queue_of(rdma, conn)
+    return free_index(queue, ld_relaxed_gpu64(qp + CI)), slots_of(queue) - 1
+
+
+@device_function
+def rdma_wait_all(rdma):
+    """Wait until all commits, of all connections, are complete (`doca_gpu_dev_rdma_wait_all`).
+
+    Return how many are complete that no call has returned before, or a negative status: EIO if a connection has
+    failed, whose `last_error()` says why, and ETIMEDOUT after the deadline. What is complete then counts in a later
+    call.
+    """
+    uncounted = rdma + DEV_RDMA.uncounted
+    count = exchange64(uncounted, 0) if ld_relaxed_gpu64(uncounted) != 0 else 0
+    for conn in range(ld_fixed32(rdma + DEV_RDMA.connections)):
+        qp = qp_of(rdma, conn)
+        if qp != 0:
+            queue = queue_of(rdma, conn)
+            posted = ld_relaxed_gpu64(queue + _POSTED)
+            if posted != 0:
+                status = poll_at(qp, (posted >> COMMITS_BITS) - 1, GPU)
+                if status != OK:
+                    fetch_add_gpu64(uncounted, count)
+                    return status
+            taken = fetch_max_gpu64(queue + _TAKEN, posted)
+            if taken < posted:
+                count += posted - taken & _COMMITS
+    return count

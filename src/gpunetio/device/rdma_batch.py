@@ -1,0 +1,152 @@
+"""Batches of the RDMA library: threads fill slots of a queue, then one of them commits all at once.
+
+A batch is strong or weak. In a strong batch, each thread takes the next slot. All its threads belong to one block: it
+becomes theirs when the first thread takes a slot, and is free again after the commit. Others get EBUSY meanwhile. In a
+weak batch, the caller says which slots its threads fill, and the commit checks that each of them was filled once.
+
+`turn` is the one word that all threads change (formats/rdma_device.py). It holds the low bits of the index of the next
+slot, so that who changes it has taken that slot and no other. An index that was committed completes the upper bits.
+"""
+
+from __future__ import annotations
+
+from ..formats.rdma_device import DEV_RDMA_QUEUE, TURN_BLOCK_BITS, TURN_INDEX_BITS, TURN_OPEN_BITS
+from ..jit.compile import device_function
+from ..jit.ops import (
+    block_idx, cas_gpu64, fence_acquire_gpu, fence_cta, fetch_add_gpu64, ld_fixed32, ld_fixed64, ld_relaxed_gpu64,
+    st_relaxed_gpu64,
+)  # fmt: skip
+from .cq import timeout_of
+from .status import EBUSY, EINVAL, ETIMEDOUT, OK
+from .waiting import patience
+
+TURN = DEV_RDMA_QUEUE.turn
+_INDEX = (1 << TURN_INDEX_BITS) - 1
+_OPEN_SHIFT, _BLOCK_SHIFT = TURN_INDEX_BITS, TURN_INDEX_BITS + TURN_OPEN_BITS
+_OPEN = ((1 << TURN_OPEN_BITS) - 1) << _OPEN_SHIFT
+_BLOCK = ((1 << TURN_BLOCK_BITS + 1) - 1) << _BLOCK_SHIFT
+_COMMITS = -1 << 63  # as a word, this is negative
+OTHER_BLOCK = -EBUSY  # EBUSY is positive, as an index is
+
+
+@device_function
+def _mine():
+    """Return the number of this block in its place of the word."""
+    return 1 + (block_idx() & (1 << TURN_BLOCK_BITS) - 1) << _BLOCK_SHIFT
+
+
+@device_function
+def _next_index(word, committed):
+    """Return the index of the next slot. `committed` is an index that was committed at most 16 million slots ago."""
+    return committed + (word - committed & _INDEX)
+
+
+@device_function
+def slots_of(queue):
+    """Return the slots of the ring."""
+    return ld_fixed32(queue + DEV_RDMA_QUEUE.slots)
+
+
+@device_function
+def _mark(queue, index):
+    return ld_fixed64(queue + DEV_RDMA_QUEUE.marks) + 8 * (index & slots_of(queue) - 1)
+
+
+@device_function
+def _filled(queue, index):
+    """Return the mark of a slot that was filled as often as it was used, the last time for `index`."""
+    return (index >> ld_fixed32(queue + DEV_RDMA_QUEUE.shift)) + 1
+
+
+@device_function
+def next_strong(queue, word, committed):
+    """Return the index that a thread of this block may take next, or OTHER_BLOCK: another block fills a batch."""
+    if word & _BLOCK != 0 and word & _BLOCK != _mine():
+        return OTHER_BLOCK
+    return _next_index(word, committed)
+
+
+@device_function
+def take_strong(queue, word, count):
+    """Take the next `count` slots, if the word is still the same. Return 1 if it was."""
+    if word < 0:
+        return 0  # a thread commits
+    taken = word & _OPEN | word + count & _INDEX | _mine()
+    return cas_gpu64(queue + TURN, word, taken + (count << _OPEN_SHIFT)) == word
+
+
+@device_function
+def close_strong(queue, first, count):
+    """Note that `count` slots from `first` on are filled, by threads that have waited for each other."""
+    for i in range(first, first + count):
+        st_relaxed_gpu64(_mark(queue, i), _filled(queue, i))
+    fence_cta()
+    fetch_add_gpu64(queue + TURN, -count << _OPEN_SHIFT)
+
+
+@device_function
+def next_weak(queue, position, committed):
+    """Return the index of a position of a weak batch, or OTHER_BLOCK while a strong batch is being filled."""
+    word = ld_relaxed_gpu64(queue + TURN)
+    if word > _INDEX:
+        return OTHER_BLOCK
+    first = _next_index(word, committed)
+    return first + (position - first & slots_of(queue) - 1)
+
+
+@device_function
+def close_weak(queue, index):
+    """Note that a slot is filled. Whoever commits waits for that by itself."""
+    fetch_add_gpu64(_mark(queue, index), 1)
+
+
+@device_function
+def free_index(queue, committed):
+    """Return the index of the first slot that nobody has taken."""
+    return _next_index(ld_relaxed_gpu64(queue + TURN), committed)
+
+
+@device_function
+def begin_commit(strong, queue, qp):
+    """Take the right to commit: 1, or 0 if there is no strong batch, or a status. Nobody else changes `turn` then."""
+    polls = 0
+    start = 0
+    while True:
+        word = ld_relaxed_gpu64(queue + TURN)
+        block = word & _BLOCK
+        if word >= 0:
+            if strong and block == 0:
+                return 0
+            if block != 0 and (not strong or block != _mine()):
+                return OTHER_BLOCK
+            if word & _OPEN == 0 and cas_gpu64(queue + TURN, word, word | _mine() | _COMMITS) == word:
+                fence_acquire_gpu()
+                return 1
+        elif strong and block != _mine():
+            return OTHER_BLOCK
+        start = patience(polls, start, timeout_of(qp))
+        if start < 0:
+            return ETIMEDOUT
+        polls += 1
+
+
+@device_function
+def end_commit(queue, next_index):
+    """Free the queue for the next batch, which begins at `next_index`. The caller has fenced what it stored."""
+    st_relaxed_gpu64(queue + TURN, next_index & _INDEX)
+
+
+@device_function
+def check_weak(queue, first, count):
+    """Return OK if each of `count` slots from `first` on was filled once, else EINVAL: nothing of the batch is left."""
+    wrong = 0
+    if 1 <= count <= slots_of(queue):
+        for i in range(first, first + count):
+            wrong |= ld_relaxed_gpu64(_mark(queue, i)) ^ _filled(queue, i)
+    else:
+        wrong = 1
+    if wrong == 0:
+        return OK
+    for i in range(first, first + slots_of(queue)):
+        st_relaxed_gpu64(_mark(queue, i), _filled(queue, i) - 1)
+    return EINVAL

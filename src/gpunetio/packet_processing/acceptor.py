@@ -1,0 +1,221 @@
+"""What the CPU knows of the HTTP server's connections: which client has which slot, and which slots are free.
+
+A slot is in one of two lists, or in none: it is free; or its client has not answered the SYN-ACK, and the connection is
+half-open. Other slots have a connection that the server has begun. Clients are found by a hash of their address and
+ports, whose key is secret, so nobody can choose clients that collide.
+
+A thread of the CPU for each queue, which runs `accept_tcp`, has slots and memory of its own. It tells the thread that
+makes flow rules which connections should have one, and that thread tells it which have:
+
+    wanted[slot]   tag << 1 | 1: this connection is to have a rule. tag << 1: no longer
+    made[slot]     the word of `wanted` that was last attended to; a slot is not used again before that is the last one
+"""
+
+from __future__ import annotations
+
+import secrets
+
+import numpy as np
+
+from .. import device as dev
+from ..formats.layout import Entry
+from ..formats.packet import IPV4, TCP
+from ..jit.compile import device_function
+from ..jit.ops import ld_fixed64
+from ..jit.struct_view import View, struct_view
+from .connection import MOST_PAYLOAD, SLOTS, Tables
+from .counts import TCP_COUNTS
+from .siphash import siphash
+from .station import Station
+
+HALF_OPEN = SLOTS // 4  # connections of all queues whose client has not answered the SYN-ACK
+WANTED = 1  # of a word of `wanted`
+ANSWERED, FREE = 0, -1
+
+# A slot. Slots in `chained`, `before` and `after` are numbers from 1 on; 0 is none.
+#
+#     key           address and port of the client and port of the server, of this connection or the last one
+#     generation    of this connection, or the last one
+#     chained       the next slot whose key has the same hash
+#     before, after the neighbours in the list
+#     until         when a half-open connection is given up; ANSWERED by its client; or FREE
+#     segments      that were handed over since then
+#     scales        whether the client has offered to scale windows
+HELD = Entry("held", 64, """
+    key          0  i64
+    generation   8  i64
+    chained     16  i64
+    before      24  i64
+    after       32  i64
+    until       40  i64
+    segments    48  i64
+    scales      56  i64
+""")
+
+# What belongs to a queue. `mac`, `address` and `mtu` are the station's, `mss` is what we announce; `key_low` and
+# `key_high` are the secret of the hash. Addresses follow, then lists: the first and the last slot of each. Counts are
+#
+#     syns      connections that clients have begun
+#     refused   SYNs for which there was no slot
+#     expired   half-open connections that were given up
+#     dropped   segments for which the server had no room
+#     resets    RSTs that were sent
+#     sums      TCP_COUNTS of the segments that were handed over
+ACCEPTOR = Entry("acceptor", 320, """
+    number         0  i64
+    queues         8  i64
+    lanes_num     16  i64
+    mac           24  i64
+    address       32  i64
+    mtu           40  i64
+    mss           48  i64
+    key_low       56  i64
+    key_high      64  i64
+    slots         72  i64
+    buckets       80  i64
+    connections   88  i64
+    states        96  i64
+    wanted       104  i64
+    made         112  i64
+    ring         120  i64
+    lanes        128  i64
+    free         136  i64
+    free_last    144  i64
+    waiting      152  i64
+    waiting_last 160  i64
+    half_open    168  i64
+    most         176  i64
+    look_at      184  i64
+    syns         192  i64
+    refused      200  i64
+    expired      208  i64
+    dropped      216  i64
+    resets       224  i64
+    sums         232  raw[72]
+""")
+COUNTS = ("syns", "refused", "expired", "dropped", "resets")
+
+
+class SlotTable:
+    """The slots of all queues, and the words by which they get flow rules."""
+
+    slots: np.ndarray
+    wanted: np.ndarray
+    made: np.ndarray
+
+    def __init__(self) -> None:
+        self.slots = np.zeros(SLOTS, HELD.dtype)
+        self.slots["until"] = FREE
+        self.wanted, self.made = np.zeros(SLOTS, np.int64), np.zeros(SLOTS, np.int64)
+
+
+class Acceptor:
+    """The slots of queue `number`, in memory of the CPU at `address`."""
+
+    address: int
+    row: np.ndarray
+
+    def __init__(self, tables: Tables, table: SlotTable, number: int, station: Station):
+        self._image, self._buckets = np.zeros(ACCEPTOR.size, np.uint8), np.zeros(SLOTS, np.int64)
+        self._uses = tables, table
+        self.address, self.row = int(self._image.ctypes.data), ACCEPTOR.at(self._image)
+        row = self.row
+        row["number"], row["queues"], row["lanes_num"] = number, tables.queues, tables.lanes
+        row["mac"], row["address"], row["mtu"] = station.mac, station.address, station.mtu
+        row["mss"] = min(station.mtu - IPV4.size - TCP.size, MOST_PAYLOAD)
+        row["key_low"], row["key_high"] = np.frombuffer(secrets.token_bytes(16), np.int64)
+        row["most"] = HALF_OPEN // tables.queues
+        for name, array in (
+            ("slots", table.slots), ("wanted", table.wanted), ("made", table.made), ("buckets", self._buckets),
+            ("connections", tables.connections), ("states", tables.states), ("lanes", tables.lane_rows),
+        ):  # fmt: skip
+            row[name] = array.ctypes.data
+        row["ring"] = tables.from_cpu.host_address
+        for slot in range(number, SLOTS, tables.queues):
+            append(self.address, ACCEPTOR.free, slot)
+
+    def counts(self) -> dict[str, int]:
+        """Return what was counted so far; `half_open` are connections of this moment."""
+        return {name: int(self.row[name]) for name in (*COUNTS, "half_open")}
+
+    def tcp_counts(self) -> dict[str, int]:
+        """Return the counts of the segments that were handed over."""
+        sums = TCP_COUNTS.at(self._image[ACCEPTOR.sums :])
+        return {name: int(sums[name]) for name in TCP_COUNTS.offsets}
+
+
+# --- for the thread of the queue -------------------------------------------------------------------------------------
+
+held_at: View = struct_view(HELD)
+acceptor_at: View = struct_view(ACCEPTOR)
+
+
+@device_function
+def held_row(acceptor, slot):
+    """Return the address of a HELD."""
+    return ld_fixed64(acceptor + ACCEPTOR.slots) + slot * HELD.size
+
+
+@device_function
+def hash_of(acceptor, key):
+    """Return 64 bits that nobody can guess who does not know the secret."""
+    return siphash(ld_fixed64(acceptor + ACCEPTOR.key_low), ld_fixed64(acceptor + ACCEPTOR.key_high), key)
+
+
+@device_function
+def _bucket(acceptor, key):
+    """Return the address of the first slot in the chain of a key. Sequence numbers show the lower bits of the hash."""
+    return ld_fixed64(acceptor + ACCEPTOR.buckets) + 8 * (hash_of(acceptor, key) >> 32 & SLOTS - 1)
+
+
+@device_function
+def find(acceptor, key):
+    """Return the slot of a client, or -1."""
+    slot = dev.ld64(_bucket(acceptor, key)) - 1
+    while slot >= 0 and held_at(held_row(acceptor, slot)).key != key:
+        slot = held_at(held_row(acceptor, slot)).chained - 1
+    return slot
+
+
+@device_function
+def bind(acceptor, slot, key):
+    """Give a slot to a client."""
+    h, bucket = held_at(held_row(acceptor, slot)), _bucket(acceptor, key)
+    h.key, h.chained = key, dev.ld64(bucket)
+    dev.st64(bucket, slot + 1)
+
+
+@device_function
+def unbind(acceptor, slot):
+    """Let a client no longer be found. Its key stays, for a rule that may just be made."""
+    h = held_at(held_row(acceptor, slot))
+    link = _bucket(acceptor, h.key)
+    while dev.ld64(link) != slot + 1:
+        link = held_row(acceptor, dev.ld64(link) - 1) + HELD.chained
+    dev.st64(link, h.chained)
+
+
+@device_function
+def append(acceptor, ends, slot):
+    """Append a slot to a list. `ends` is the offset in ACCEPTOR of the list's first and last slot."""
+    h, last = held_at(held_row(acceptor, slot)), dev.ld64(acceptor + ends + 8)
+    h.before, h.after = last, 0
+    if last == 0:
+        dev.st64(acceptor + ends, slot + 1)
+    else:
+        held_at(held_row(acceptor, last - 1)).after = slot + 1
+    dev.st64(acceptor + ends + 8, slot + 1)
+
+
+@device_function
+def remove(acceptor, ends, slot):
+    """Remove a slot from a list."""
+    h = held_at(held_row(acceptor, slot))
+    if h.before == 0:
+        dev.st64(acceptor + ends, h.after)
+    else:
+        held_at(held_row(acceptor, h.before - 1)).after = h.after
+    if h.after == 0:
+        dev.st64(acceptor + ends + 8, h.before)
+    else:
+        held_at(held_row(acceptor, h.after - 1)).before = h.before

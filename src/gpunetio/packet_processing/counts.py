@@ -1,0 +1,119 @@
+"""What the receive kernels count, and how the counts get to the CPU: by semaphore items that carry them.
+
+A kernel adds to sums of its queue. From time to time it moves the sums to the next semaphore item, if the CPU has freed
+that item; otherwise the sums stay, and go with a later item. So all counts arrive, however slow the CPU is. The CPU
+takes what is left in the sums when the kernel has ended.
+"""
+
+from __future__ import annotations
+
+from .. import device as dev
+from ..jit.compile import device_function
+from ..formats.layout import Entry
+
+ITEMS = 1024  # of a semaphore
+PUBLISH_NS = 10_000_000  # between two items of a queue
+
+# Counts are of packets. Bytes are those of IP packets with their Ethernet header.
+UDP_COUNTS = Entry("udp_counts", 48, """
+    dns             0  i64
+    dns_bytes       8  i64
+    others         16  i64
+    others_bytes   24  i64
+    total          32  i64
+    total_bytes    40  i64
+""")
+
+# A packet counts in the first that applies, from http_get on; `http` begins with "HTTP/1.1".
+TCP_COUNTS = Entry("tcp_counts", 72, """
+    http            0  i64
+    http_head       8  i64
+    http_get       16  i64
+    http_post      24  i64
+    tcp_syn        32  i64
+    tcp_fin        40  i64
+    tcp_ack        48  i64
+    others         56  i64
+    total          64  i64
+""")
+
+# `answered` are echo requests. `refused` are those for other addresses, of wrong checksums, in fragments or cut off.
+ICMP_COUNTS = Entry("icmp_counts", 32, """
+    answered        0  i64
+    refused         8  i64
+    others         16  i64
+    total          24  i64
+""")
+
+# What a kernel tells of itself at any time. Only its first thread writes this. Times are in ns of the kernel's clock.
+#
+#     status     0, or the negative status with which the kernel has ended
+#     turns      of the kernel's loop
+#     packets    how many it has received
+#     busy_ns    how long it had packets to receive and to work on
+#     began      when it began to receive those of this turn
+#     item       the semaphore item that it fills next
+#     published  when it has filled the last one
+WORK = Entry("work", 64, """
+    status          0  i64
+    turns           8  i64
+    packets        16  i64
+    busy_ns        24  i64
+    began          32  i64
+    item           40  i64
+    published      48  i64
+""")
+
+
+@device_function
+def wait_for_packets(work, rxq, most, patience_ns, attrs, scope):
+    """Receive what has arrived, up to `most` packets, or wait for the first one. The NIC does not get the places back.
+
+    A packet is never left waiting for others, as `rxq_recv` with `most` and a timeout would do.
+    """
+    began = dev.clock_ns()
+    received = dev.rxq_recv(rxq, most, 0, attrs, scope, 1)
+    if received == 0:
+        received = dev.rxq_recv(rxq, 1, patience_ns, attrs, scope, 1)
+        began = dev.clock_ns()
+    if dev.thread_idx() == 0:
+        dev.st64(work + WORK.began, began)
+    return received
+
+
+@device_function
+def add(sums, offset, count):
+    """Add what a thread has counted to a sum of its queue."""
+    if count != 0:
+        dev.fetch_add_gpu64(sums + offset, count)
+
+
+@device_function
+def note_turn(work, received, now):
+    """Record a turn of a kernel, which ends now."""
+    dev.st64(work + WORK.turns, dev.ld64(work + WORK.turns) + 1)
+    if received > 0:
+        dev.st64(work + WORK.packets, dev.ld64(work + WORK.packets) + received)
+        dev.st64(work + WORK.busy_ns, dev.ld64(work + WORK.busy_ns) + now - dev.ld64(work + WORK.began))
+
+
+@device_function
+def end_turn(work, semaphore, sums, nbytes, received):
+    """Record a turn, and publish the sums, of which there are `nbytes`, if it is time and there is a free item.
+
+    The first thread of a queue calls this when all have added.
+    """
+    now = dev.clock_ns()
+    note_turn(work, received, now)
+    if dev.ld64(sums + nbytes - 8) == 0:  # the total
+        return
+    item = dev.ld64(work + WORK.item)
+    if now - dev.ld64(work + WORK.published) < PUBLISH_NS or dev.sem_status(semaphore, item) != dev.SEM_FREE:
+        return
+    info = dev.sem_info(semaphore, item)
+    for offset in range(0, nbytes, 8):
+        dev.st64(info + offset, dev.ld64(sums + offset))
+        dev.st64(sums + offset, 0)
+    dev.sem_set_status(semaphore, item, dev.SEM_READY)
+    dev.st64(work + WORK.item, (item + 1) % ITEMS)
+    dev.st64(work + WORK.published, now)

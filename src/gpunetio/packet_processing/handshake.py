@@ -1,0 +1,208 @@
+"""Begin and end of the HTTP server's connections, on the CPU: SYN, SYN-ACK, slots, RST.
+
+Flow rules lead to the CPU: SYN, FIN and RST of all connections, whatever belongs to none, and all segments of
+connections that have no rule of their own. What belongs to a connection is handed to the server, which alone knows the
+state of that connection. When a connection has sent some segments, the CPU wants a rule for it.
+"""
+
+from __future__ import annotations
+
+from .. import device as dev
+from ..eth import headers
+from ..formats.packet import IPV4, TCP, TCP_ACK, TCP_FIN, TCP_FLAGS_MASK, TCP_RST, TCP_SYN
+from ..jit.compile import device_function
+from ..jit.ops import ld_fixed64
+from .acceptor import (
+    ACCEPTOR, ANSWERED, FREE, WANTED, acceptor_at, append, bind, find, hash_of, held_at, held_row, remove, unbind,
+)  # fmt: skip
+from .connection import (
+    CONNECTION, ENDED, LAST_GENERATION, MOST_PAYLOAD, REQUEST_BYTES, SLOT_BITS, SLOTS, STATE_SHIFT, connection_at,
+)  # fmt: skip
+from .counts import TCP_COUNTS, add
+from .hand_over import put_segment
+from .receive_tcp import class_of
+from .tcp import SEQUENCE_MASK
+from .tcp_frames import NO_SHIFT, find_segment, read_options, write_headers, write_reset, write_syn_ack
+
+HALF_OPEN_NS = 5_000_000_000
+RULE_SEGMENTS = 8  # a connection that has sent so many gets a flow rule
+HANDED_OVER = -1
+_LOOK_NS = 10_000_000  # between two looks at all slots
+_TO_CPU = TCP_SYN | TCP_FIN | TCP_RST  # segments with these come to the CPU always
+_TICK_NS = 4000  # of the clock of initial sequence numbers
+
+
+@device_function
+def _shared_row(acceptor, slot):
+    return ld_fixed64(acceptor + ACCEPTOR.connections) + slot * CONNECTION.size
+
+
+@device_function
+def _has_ended(acceptor, slot):
+    """Return whether the server says that the connection of a slot has ended."""
+    word = dev.ld_acquire64(ld_fixed64(acceptor + ACCEPTOR.states) + 8 * slot)
+    return word == held_at(held_row(acceptor, slot)).generation << STATE_SHIFT | ENDED
+
+
+# --- slots -----------------------------------------------------------------------------------------------------------
+
+
+@device_function
+def _take_free(acceptor):
+    """Return a free slot, the one that was used longest ago, or -1. Its rule, if it had one, must be gone."""
+    slot = acceptor_at(acceptor).free - 1
+    if slot < 0:
+        return -1
+    wanted = dev.ld64(ld_fixed64(acceptor + ACCEPTOR.wanted) + 8 * slot)
+    if dev.ld_acquire64(ld_fixed64(acceptor + ACCEPTOR.made) + 8 * slot) != wanted:
+        return -1
+    remove(acceptor, ACCEPTOR.free, slot)
+    return slot
+
+
+@device_function
+def _waits_no_longer(acceptor, slot):
+    """Note that a connection is no longer half-open."""
+    held_at(held_row(acceptor, slot)).until = ANSWERED
+    acceptor_at(acceptor).half_open -= 1
+    remove(acceptor, ACCEPTOR.waiting, slot)
+
+
+@device_function
+def _release(acceptor, slot):
+    """Free a slot. Its rule, if it has one, is no longer wanted."""
+    h = held_at(held_row(acceptor, slot))
+    if h.until != ANSWERED:
+        _waits_no_longer(acceptor, slot)
+    h.until = FREE
+    unbind(acceptor, slot)
+    connection_at(_shared_row(acceptor, slot)).generation = 0
+    wanted = ld_fixed64(acceptor + ACCEPTOR.wanted) + 8 * slot
+    dev.st_release64(wanted, dev.ld64(wanted) & ~WANTED)
+    append(acceptor, ACCEPTOR.free, slot)
+
+
+@device_function
+def _give_up(acceptor):
+    """Forget the half-open connection that has waited longest."""
+    a = acceptor_at(acceptor)
+    slot = a.waiting - 1
+    if not _has_ended(acceptor, slot):
+        a.expired += 1
+    _release(acceptor, slot)
+
+
+@device_function
+def look_at_ends(acceptor, now):
+    """If it is time, free the slots of connections that have ended, and of clients that do not answer."""
+    a = acceptor_at(acceptor)
+    if now < a.look_at:
+        return
+    a.look_at = now + _LOOK_NS
+    for slot in range(a.number, SLOTS, a.queues):
+        if _has_ended(acceptor, slot) and held_at(held_row(acceptor, slot)).until != FREE:
+            _release(acceptor, slot)
+    while a.half_open > 0 and held_at(held_row(acceptor, a.waiting - 1)).until <= now:
+        _give_up(acceptor)
+
+
+# --- segments --------------------------------------------------------------------------------------------------------
+
+
+@device_function
+def _open(acceptor, slot, frame, tcp, key, now):
+    """Make a half-open connection of a slot."""
+    a, h, shared = acceptor_at(acceptor), held_at(held_row(acceptor, slot)), _shared_row(acceptor, slot)
+    c, sequence = connection_at(shared), headers.tcp_at(tcp).sequence
+    mss, shift = read_options(tcp + TCP.size, headers.tcp_bytes(tcp) - TCP.size)
+    first = hash_of(acceptor, key) + now // _TICK_NS & SEQUENCE_MASK  # RFC 6528 3
+    h.generation = h.generation % LAST_GENERATION + 1
+    h.until, h.segments, h.scales = now + HALF_OPEN_NS, 0, shift != NO_SHIFT
+    c.first_sequence, c.peer_sequence = first, sequence
+    c.mss, c.window_shift = min(mss, a.mtu - IPV4.size - TCP.size), max(shift, 0)
+    write_headers(shared + CONNECTION.header, frame, tcp, first, sequence + 1, TCP_ACK, REQUEST_BYTES, 0)
+    c.generation = h.generation
+    bind(acceptor, slot, key)
+    append(acceptor, ACCEPTOR.waiting, slot)
+    a.half_open += 1
+
+
+@device_function
+def _begin(acceptor, slot, frame, tcp, key, answer, now):
+    """Answer a SYN. `slot` is that of the half-open connection of the same client, or -1."""
+    a = acceptor_at(acceptor)
+    if slot >= 0 and connection_at(_shared_row(acceptor, slot)).peer_sequence != headers.tcp_at(tcp).sequence:
+        _release(acceptor, slot)
+        slot = -1
+    if slot < 0:
+        a.syns += 1
+        if a.half_open >= a.most:
+            _give_up(acceptor)
+        slot = _take_free(acceptor)
+        if slot < 0:
+            a.refused += 1
+            return 0
+        _open(acceptor, slot, frame, tcp, key, now)
+    first, scales = connection_at(_shared_row(acceptor, slot)).first_sequence, held_at(held_row(acceptor, slot)).scales
+    return write_syn_ack(answer, frame, tcp, first, REQUEST_BYTES, a.mss, scales)
+
+
+@device_function
+def _count(acceptor, frame, nbytes):
+    """Count a segment as receive kernels do."""
+    sums = acceptor + ACCEPTOR.sums
+    add(sums, class_of(frame, nbytes), 1)
+    add(sums, TCP_COUNTS.total, 1)
+
+
+@device_function
+def _hand_over(acceptor, slot, tcp, flags, payload, left):
+    """Hand a segment to the server. Return whether it had room.
+
+    The CPU sees from it what the server will: whether the client has answered the SYN-ACK.
+    """
+    h, tag = held_at(held_row(acceptor, slot)), held_at(held_row(acceptor, slot)).generation << SLOT_BITS | slot
+    ring, lane = ld_fixed64(acceptor + ACCEPTOR.ring), slot % ld_fixed64(acceptor + ACCEPTOR.lanes_num)
+    if left > MOST_PAYLOAD or not put_segment(ring, lane, tag, tcp, payload, left):
+        return False
+    following = connection_at(_shared_row(acceptor, slot)).first_sequence + 1 & SEQUENCE_MASK
+    acknowledges = flags & (TCP_ACK | TCP_SYN | TCP_RST) == TCP_ACK
+    if h.until != ANSWERED and acknowledges and headers.tcp_at(tcp).acknowledgement == following:
+        _waits_no_longer(acceptor, slot)
+    if h.until == ANSWERED and flags & _TO_CPU == 0:
+        h.segments += 1
+        if h.segments == RULE_SEGMENTS:
+            dev.st_release64(ld_fixed64(acceptor + ACCEPTOR.wanted) + 8 * slot, tag << 1 | WANTED)
+    return True
+
+
+@device_function
+def take_frame(acceptor, frame, nbytes, answer, now):
+    """Process a frame. Return the bytes of the answer to it, which is at `answer`; 0: there is none; or HANDED_OVER.
+
+    `answer` is an even address of MOST_ANSWER bytes.
+    """
+    a = acceptor_at(acceptor)
+    ip, tcp, payload, left = find_segment(frame, nbytes, a.mac, a.address)
+    if tcp == 0:
+        return 0
+    t, flags = headers.tcp_at(tcp), headers.tcp_at(tcp).offset_flags & TCP_FLAGS_MASK
+    key = headers.ipv4_at(ip).source << 32 | t.source_port << 16 | t.destination_port
+    slot = find(acceptor, key)
+    if slot >= 0 and _has_ended(acceptor, slot):
+        _release(acceptor, slot)
+        slot = -1
+    is_syn = flags & (TCP_SYN | TCP_ACK | TCP_RST) == TCP_SYN
+    if slot >= 0 and not (is_syn and held_at(held_row(acceptor, slot)).until != ANSWERED):
+        if flags & _TO_CPU == 0:
+            _count(acceptor, frame, nbytes)
+        if _hand_over(acceptor, slot, tcp, flags, payload, left):
+            return HANDED_OVER
+        a.dropped += 1
+        return 0
+    if is_syn:
+        return _begin(acceptor, slot, frame, tcp, key, answer, now)
+    if flags & TCP_RST:
+        return 0
+    a.resets += 1
+    return write_reset(answer, frame, tcp, left)

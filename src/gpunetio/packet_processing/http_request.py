@@ -1,0 +1,251 @@
+"""HTTP requests in a connection's buffer: where they end, and what they ask for (RFC 9112)."""
+
+from __future__ import annotations
+
+from .. import device as dev
+from ..jit.compile import device_function
+
+# What a request gets: the page of its path, or the page of a status.
+FOUND, BAD_REQUEST, METHOD_NOT_ALLOWED = 200, 400, 405
+
+# Flags of a request.
+HEAD_ONLY, CLOSE = 1, 2
+
+_TAB, _LF, _CR, _SPACE = ord("\t"), ord("\n"), ord("\r"), ord(" ")
+_COMMA, _COLON, _SLASH, _QUESTION, _DELETE = ord(","), ord(":"), ord("/"), ord("?"), 0x7F
+_PERCENT = ord("%")
+_UPPER_A, _UPPER_Z, _TO_LOWER = ord("A"), ord("Z"), 0x20
+_ZERO, _NINE, _LOWER_A, _LOWER_F = ord("0"), ord("9"), ord("a"), ord("f")
+_SEPARATORS = int.from_bytes(b'"(),/:;', "big"), int.from_bytes(b"<=>?@[\\", "big"), int.from_bytes(b"]{}", "big")
+
+
+def _words(text: bytes) -> tuple[int, int, int]:
+    """Return a text as `_lower` loads it, 8 bytes at a time."""
+    return tuple(int.from_bytes(text[i : i + 8], "little") for i in (0, 8, 16))  # type: ignore[return-value]
+
+
+_GET, _HEAD, _VERSION = _words(b"GET")[0], _words(b"HEAD")[0], _words(b"HTTP/1.")[0]
+_HTTP = _words(b"http://")[0]
+_CLOSE, _KEEP = _words(b"close"), _words(b"keep-alive")
+_HOST, _CONNECTION = _words(b"host"), _words(b"connection")
+_LENGTH, _ENCODING = _words(b"content-length"), _words(b"transfer-encoding")
+_HOST_BYTES, _CONNECTION_BYTES, _LENGTH_BYTES, _ENCODING_BYTES = 4, 10, 14, 17
+_CLOSE_BYTES, _KEEP_BYTES, _VERSION_BYTES, _HTTP_BYTES = 5, 10, 7, 7
+
+
+@device_function
+def _load(at, nbytes):
+    """Return up to 8 bytes as a word."""
+    word = 0
+    for i in range(min(nbytes, 8)):
+        word |= dev.ld8(at + i) << 8 * i
+    return word
+
+
+@device_function
+def _lower(at, nbytes):
+    """Return up to 8 bytes as a word, with letters in lower case."""
+    word = 0
+    for i in range(min(nbytes, 8)):
+        byte = dev.ld8(at + i)
+        if _UPPER_A <= byte <= _UPPER_Z:
+            byte |= _TO_LOWER
+        word |= byte << 8 * i
+    return word
+
+
+@device_function
+def _is(at, nbytes, length, words):
+    """Return whether a name is that of `words`, whatever the case of its letters."""
+    return (
+        nbytes == length and _lower(at, nbytes) == words[0] and _lower(at + 8, nbytes - 8) == words[1]
+        and _lower(at + 16, nbytes - 16) == words[2]
+    )  # fmt: skip
+
+
+@device_function
+def _is_token(byte):
+    """Return whether a byte may be part of a method or a field name (RFC 9110 5.6.2)."""
+    if byte <= _SPACE or byte >= _DELETE:
+        return False
+    for i in range(7):
+        shift = 8 * i
+        if byte == _SEPARATORS[0] >> shift & 0xFF or byte == _SEPARATORS[1] >> shift & 0xFF:
+            return False
+        if byte == _SEPARATORS[2] >> shift & 0xFF:
+            return False
+    return True
+
+
+@device_function
+def _token_end(at, end):
+    """Return where a token ends."""
+    while at < end and _is_token(dev.ld8(at)):
+        at += 1
+    return at
+
+
+@device_function
+def _line_end(at, end):
+    """Return the address of the next line feed. There is one."""
+    while at < end and dev.ld8(at) != _LF:
+        at += 1
+    return at
+
+
+@device_function
+def empty_lines(buffer, length):
+    """Return how many bytes of line ends are ahead of a request, which a server ignores (RFC 9112 2.2)."""
+    count = 0
+    while count < length and (dev.ld8(buffer + count) == _CR or dev.ld8(buffer + count) == _LF):
+        count += 1
+    return count
+
+
+@device_function
+def request_end(buffer, seen, length):
+    """Return the bytes of the first request, with the empty line that ends it; 0 if that has not come.
+
+    The first `seen` bytes are known to have no end.
+    """
+    for i in range(max(seen - 2, 0), length - 1):
+        if dev.ld8(buffer + i) == _LF:
+            following = dev.ld8(buffer + i + 1)
+            if following == _LF:
+                return i + 2
+            if following == _CR and i + 2 < length and dev.ld8(buffer + i + 2) == _LF:
+                return i + 3
+    return 0
+
+
+@device_function
+def _options(at, end, keep):
+    """Return whether the connection stays open after a Connection field, and after what came before it (RFC 9112 9.3).
+
+    -1 for close, which nothing changes any more; 1 for keep-alive; 0 for neither.
+    """
+    while at < end:
+        byte = dev.ld8(at)
+        if byte == _COMMA or byte == _SPACE or byte == _TAB or byte == _CR:
+            at += 1
+            continue
+        start = at
+        while at < end and byte != _COMMA and byte != _SPACE and byte != _TAB and byte != _CR:
+            at += 1
+            byte = dev.ld8(at)
+        if _is(start, at - start, _CLOSE_BYTES, _CLOSE):
+            keep = -1
+        elif keep == 0 and _is(start, at - start, _KEEP_BYTES, _KEEP):
+            keep = 1
+    return keep
+
+
+@device_function
+def _fields(at, end, minor):
+    """Read the header fields. Return the flag CLOSE or 0, or -1 if they are not those of a request."""
+    hosts = 0
+    keep = 0
+    while at < end:
+        stop = _line_end(at, end)
+        if stop == at or (stop == at + 1 and dev.ld8(at) == _CR):
+            break  # the empty line
+        colon = _token_end(at, stop)
+        nbytes = colon - at
+        if nbytes == 0 or dev.ld8(colon) != _COLON:
+            return -1
+        if _is(at, nbytes, _HOST_BYTES, _HOST):
+            hosts += 1
+        elif _is(at, nbytes, _CONNECTION_BYTES, _CONNECTION):
+            keep = _options(colon + 1, stop, keep)
+        elif _is(at, nbytes, _LENGTH_BYTES, _LENGTH) or _is(at, nbytes, _ENCODING_BYTES, _ENCODING):
+            keep = -1  # what follows is content, and no request
+        at = stop + 1
+    if hosts > 1 or (hosts == 0 and minor > 0):  # RFC 9112 3.2
+        return -1
+    return CLOSE if keep < 0 or (keep == 0 and minor == 0) else 0
+
+
+@device_function
+def _hex_digit(byte):
+    """Return the value of a hexadecimal digit, or -1."""
+    if _ZERO <= byte <= _NINE:
+        return byte - _ZERO
+    byte |= _TO_LOWER
+    return byte - _LOWER_A + 10 if _LOWER_A <= byte <= _LOWER_F else -1
+
+
+@device_function
+def path_byte(at, end):
+    """Return a byte of a path that ends at `end`, and how many bytes encode it: 3 for `%XX` (RFC 3986 2.1), or 1.
+
+    The byte is -1 for a `%` without two hexadecimal digits behind it.
+    """
+    byte = dev.ld8(at)
+    if byte != _PERCENT:
+        return byte, 1
+    if end - at < 3:
+        return -1, 1
+    high = _hex_digit(dev.ld8(at + 1))
+    low = _hex_digit(dev.ld8(at + 2))
+    return (high << 4 | low, 3) if high >= 0 and low >= 0 else (-1, 1)
+
+
+@device_function
+def _path(target, end):
+    """Return where the path of a request target begins, and its bytes; 0 and 0 if it has none, or a malformed one.
+
+    A target is a path with a query, or a URL (RFC 9112 3.2). The path is still percent-encoded.
+    """
+    for at in range(target, end):
+        if dev.ld8(at) <= _SPACE or dev.ld8(at) >= _DELETE:
+            return 0, 0
+    path = target
+    if _lower(target, min(end - target, _HTTP_BYTES)) == _HTTP:
+        path = target + _HTTP_BYTES
+        while path < end and dev.ld8(path) != _SLASH and dev.ld8(path) != _QUESTION:
+            path += 1
+        if path == end or dev.ld8(path) == _QUESTION:
+            return target + _HTTP_BYTES - 1, 1  # the root: the second slash of "http://"
+    if path == end or dev.ld8(path) != _SLASH:
+        return 0, 0
+    stop = path
+    while stop < end and dev.ld8(stop) != _QUESTION:
+        byte, width = path_byte(stop, end)
+        if byte < 0:
+            return 0, 0
+        stop += width
+    return path, stop - path
+
+
+@device_function
+def parse_request(request, nbytes):
+    """Read a whole request of `nbytes`. Return what it gets, the address of its path, the bytes of that, and flags.
+
+    What it gets is FOUND, of which only the path decides, or BAD_REQUEST or METHOD_NOT_ALLOWED, which also close.
+    """
+    end = request + nbytes
+    stop = _line_end(request, end)
+    if stop > request and dev.ld8(stop - 1) == _CR:
+        stop -= 1
+    blank = _token_end(request, stop)
+    target = blank + 1
+    version = target
+    while version < stop and dev.ld8(version) != _SPACE:
+        version += 1
+    path, length = _path(target, version)
+    version += 1
+    whole = blank > request and blank < stop and dev.ld8(blank) == _SPACE and stop - version == _VERSION_BYTES + 1
+    if not whole or _load(version, _VERSION_BYTES) != _VERSION:
+        return BAD_REQUEST, 0, 0, CLOSE
+    minor = dev.ld8(version + _VERSION_BYTES) - _ZERO
+    flags = _fields(_line_end(request, end) + 1, end, minor)
+    if flags < 0 or minor < 0 or minor > _NINE - _ZERO:
+        return BAD_REQUEST, 0, 0, CLOSE
+    method = _load(request, blank - request)
+    if blank - request == 4 and method == _HEAD:
+        flags |= HEAD_ONLY
+    elif blank - request != 3 or method != _GET:
+        return METHOD_NOT_ALLOWED, 0, 0, CLOSE
+    if path == 0:
+        return BAD_REQUEST, 0, 0, flags | CLOSE
+    return FOUND, path, length, flags

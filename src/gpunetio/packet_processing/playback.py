@@ -1,0 +1,104 @@
+"""Packets from a capture file: a software NIC gets them as from a network, no faster than the kernels take them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import DocaError, InvalidValueError
+from ..fabric.pcap_reader import CUT_SHORT
+from ..nic.control.port import PortConfig
+from ..nic.wires.pcap import Pcap, replay_frames
+from ..samples.until_stopped import StopWord
+
+if TYPE_CHECKING:
+    from ..nic.nic import SoftNic
+
+_ADDRESS = "192.0.2.1"  # of RFC 5737, for documentation: the port needs one
+_PAUSE = 0.0005  # seconds
+_DRAIN_SECONDS = 10.0  # for the kernels to take the last packets
+_TIMEOUT = 86400.0
+_END_SECONDS = 30.0
+
+
+class _StoppedError(Exception):
+    """The application ends before the file does."""
+
+
+def port_of(path: Path, given: PortConfig | None) -> PortConfig:
+    """Return the port whose wire is a file. `given` is what else it is to have."""
+    given = given or PortConfig()
+    if given.wire != "auto":
+        raise InvalidValueError(f"wire = {given.wire!r}: a replay needs no wire, since packets come from {path}")
+    return replace(given, wire=f"pcap:{path}", addresses=given.addresses or (_ADDRESS,))
+
+
+@contextmanager
+def playing(nic: SoftNic, rqns: Sequence[int], received: Callable[[], int], stop: StopWord) -> Iterator[Player]:
+    """Put the frames of the file on the NIC's wire, by a thread. It sets `stop` when the kernels have taken them.
+
+    No frame comes before the receive queues `rqns` have room for it. `received` returns how many packets kernels have
+    received from them. The thread ends early when `stop` is set, and after the frames in front of a damaged place.
+    """
+    player = Player(nic, rqns, received, stop)
+    player.start()
+    try:
+        yield player
+    finally:
+        stop.set()
+        player.join(_END_SECONDS)
+    if player.defect is not None:
+        raise player.defect
+
+
+class Player(threading.Thread):
+    """The thread of `playing`. `error` is what is wrong with the file, and `defect` an error of the program."""
+
+    def __init__(self, nic: SoftNic, rqns: Sequence[int], received: Callable[[], int], stop: StopWord):
+        super().__init__(daemon=True)
+        self._nic, self._rqns, self._received, self._stop_word = nic, rqns, received, stop
+        self.error: DocaError | OSError | None = None
+        self.defect: Exception | None = None
+
+    def run(self) -> None:
+        try:
+            try:
+                replay_frames(self._nic, fast=True, timeout=_TIMEOUT, rqns=self._rqns, meanwhile=self._check)
+            except (DocaError, OSError) as error:
+                self.error = error
+                self._pass_on()
+            self._drain()
+        except _StoppedError:
+            pass
+        except Exception as error:
+            self.defect = error
+        finally:
+            self._stop_word.set()
+
+    def _check(self) -> None:
+        if self._stop_word.is_set:
+            raise _StoppedError
+
+    def _pass_on(self) -> None:
+        """Wait until the NIC has taken all frames that are on its wire."""
+        wire, end = self._nic.wire_to_others(), time.monotonic() + _DRAIN_SECONDS
+        assert isinstance(wire, Pcap)
+        put = wire.file.records - wire.file.skipped[CUT_SHORT]
+        while int(self._nic.counters["rx_frames"]) < put and time.monotonic() < end:
+            self._check()
+            self._nic.engine.doorbell_rung()
+            time.sleep(_PAUSE)
+        self._nic.engine.settle()
+
+    def _drain(self) -> None:
+        """Wait until the kernels have taken all. Those of a kernel that has failed stay in its ring."""
+        end = time.monotonic() + _DRAIN_SECONDS
+        placed = sum(int(self._nic.rqs[rqn]["frames"]) for rqn in self._rqns)
+        while self._received() < placed and time.monotonic() < end:
+            self._check()
+            time.sleep(_PAUSE)

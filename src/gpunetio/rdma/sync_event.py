@@ -1,0 +1,108 @@
+"""Sync events: numbers by which programs of several hosts wait for each other."""
+
+from __future__ import annotations
+
+import sys
+import time
+from contextlib import ExitStack
+from typing import NoReturn
+
+from ..core import Buf, MemoryMap, RemoteMemory
+from ..enums import Access
+from ..errors import BadStateError, TimedOutError
+from ..interrupts import Whole
+from ..jit.compile import engine_function
+from ..jit.ops import ld_acquire64, st_release64
+from ..memory import HostMemory
+from ..verbs import PD
+from .connection import RdmaConnection
+from .tasks import FetchAdd, Write, word
+
+_WORD = 8  # bytes
+_NAP = 50e-6  # seconds
+
+
+@engine_function
+def _load(address):
+    return ld_acquire64(address)
+
+
+@engine_function
+def _store(address, value):
+    st_release64(address, value)
+
+
+class SyncEvent(metaclass=Whole):
+    """A number of 64 bits in memory of this process (`doca_sync_event`), which peers set and read by tasks.
+
+    `value` reads and sets it here. `export` describes it to a peer, whose `RemoteMemory.from_export` is the event for
+    its tasks.
+    """
+
+    def __init__(self, pd: PD):
+        with ExitStack() as undo:
+            self._memory = HostMemory(_WORD)
+            undo.callback(self._memory.close)
+            self._map = MemoryMap(
+                pd, self._memory.address, Access.LOCAL_WRITE | Access.REMOTE_WRITE | Access.REMOTE_ATOMIC, nbytes=_WORD
+            )
+            undo.callback(self._map.close)
+            self._undo = undo.pop_all()
+
+    @property
+    def value(self) -> int:
+        """Return the number (`doca_sync_event_get`). What a peer has written before it is visible, too."""
+        self._map.check_open()
+        return int(_load(self._memory.address)) % (1 << 64)
+
+    @value.setter
+    def value(self, value: int) -> None:
+        """Set the number (`doca_sync_event_update_set`)."""
+        self._map.check_open()
+        _store(self._memory.address, word("value", value) - (value >> 63 << 64))
+
+    def export(self) -> bytes:
+        """Return a description for a peer (`doca_sync_event_export_to_remote_net`)."""
+        return self._map.export_rdma()
+
+    def wait_gt(self, value: int, timeout: float) -> int:
+        """Wait until the number is greater than `value`, and return it (`doca_sync_event_wait_gt`).
+
+        TimedOutError after `timeout` seconds. Nothing is woken: this looks every 50 us.
+        """
+        end = time.monotonic() + timeout
+        while (found := self.value) <= value:
+            if time.monotonic() > end:
+                raise TimedOutError(f"the sync event is still {found:#x} after {timeout:g} s, not above {value:#x}")
+            time.sleep(_NAP)
+        return found
+
+    def close(self) -> None:
+        """Destroy the event. Idempotent. A peer that uses it later gets an error."""
+        self._undo.close()
+
+    def __enter__(self) -> SyncEvent:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise BadStateError("a sync event cannot be pickled: give a peer what export() returns")
+
+
+class SyncEventGet(FetchAdd):
+    """Read a peer's sync event (`doca_rdma_task_remote_net_sync_event_get`). `value` is the number."""
+
+    def __init__(self, connection: RdmaConnection, event: RemoteMemory | Buf, *, user_data: object = None):
+        super().__init__(connection, event, 0, user_data=user_data)
+
+
+class SyncEventSet(Write):
+    """Set a peer's sync event (`doca_rdma_task_remote_net_sync_event_notify_set`).
+
+    What was sent and written on the connection before is there when the peer sees the number.
+    """
+
+    def __init__(self, connection: RdmaConnection, event: RemoteMemory | Buf, value: int, *, user_data: object = None):
+        super().__init__(connection, word("value", value).to_bytes(_WORD, sys.byteorder), event, user_data=user_data)
