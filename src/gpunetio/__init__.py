@@ -32,7 +32,7 @@ from .providers import PortConfig
 from .verbs import Context, open, open_async
 
 if TYPE_CHECKING:
-    from . import device, eth, flow, rendezvous
+    from . import cm, core, device, dma, eth, flow, rdma, rendezvous
     from .device import device_function, kernel
     from .dpa import Dpa, DpaCompletion
     from .gpu import (
@@ -57,16 +57,19 @@ __version__ = "0.1.0"
 __all__ = [
     "Access", "CodeOpt", "Context", "CqOverrun", "DocaError", "Dpa", "DpaCompletion", "ExportedQp", "ExportedQps",
     "Faults", "Gpu", "GpuMemory", "LinkLayer", "MemRegType", "MemType", "MtuSize", "NicHandler", "PortConfig",
-    "PortState", "ProxyService", "QpAttrMask", "QpError", "QpGroup", "QpState", "QpType", "RingMemory",
-    "Semaphore", "SemaphoreStatus", "SendDbrModeExt", "SendFlags", "SharingMode", "SyncScope", "WcOpcode", "WcStatus",
-    "WrOpcode", "__version__", "check_device_code_compatibility", "check_host_code_compatibility", "device",
-    "device_function", "errors", "eth", "flow", "gpu_list", "kernel", "library_version", "mesh", "open", "open_async",
-    "rendezvous", "verbs",
+    "PortState", "ProxyService", "QpAttrMask", "QpError", "QpGroup", "QpState", "QpType", "RingMemory", "Semaphore",
+    "SemaphoreStatus", "SendDbrModeExt", "SendFlags", "SharingMode", "SyncScope", "WcOpcode", "WcStatus",
+    "WrOpcode", "__version__", "check_device_code_compatibility", "check_host_code_compatibility", "cm", "core",
+    "device", "device_function", "dma", "errors", "eth", "flow", "gpu_list", "kernel", "library_version", "mesh",
+    "open", "open_async", "rdma", "rendezvous", "verbs",
 ]  # fmt: skip
 
 # What kernels need is loaded when it is first asked for: it takes the compiler, and controlling a card does not.
 _ON_DEMAND = {
+    "cm": ("cm",),
+    "core": ("core",),
     "device": ("device", "device_function", "kernel"),
+    "dma": ("dma",),
     "dpa": ("Dpa", "DpaCompletion"),
     "eth": ("eth",),
     "flow": ("flow",),
@@ -75,6 +78,7 @@ _ON_DEMAND = {
         "Semaphore", "SemaphoreStatus", "check_device_code_compatibility", "check_host_code_compatibility", "gpu_list",
         "library_version",
     ),
+    "rdma": ("rdma",),
     "rendezvous": ("rendezvous", "mesh"),
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _ON_DEMAND.items() for name in names}

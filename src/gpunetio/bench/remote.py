@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from io import BufferedReader
 from typing import Any
@@ -84,8 +85,9 @@ class Remote(Run):
         link.send("ready")
         self._await("ready")
 
+    @abstractmethod
     def _meet(self) -> Link:
-        raise NotImplementedError
+        """Connect to the other end, and set `role`."""
 
     def _await(self, *kinds: str) -> Message:
         """Return a message that may have to wait for a launch at the other end."""

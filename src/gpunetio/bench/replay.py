@@ -17,7 +17,6 @@ from typing import Self
 from .. import __version__
 from ..enums import LinkLayer, QpType
 from ..errors import InvalidValueError, NotFoundError
-from ..eth import ManagedRxq
 from ..fabric.pcap_reader import Address, Packet, PcapFile
 from ..flow import FlowPort, match
 from ..formats.operations import PACKETS
@@ -39,6 +38,7 @@ from ..nic.wires.pcap import replay_frames
 from ..nic.wires.replay import TIMEOUT, Replayed, replay
 from ..verbs import QP, Context, QpEndpoint, RecvWr, Sge
 from ..verbs import open as open_device
+from .frame_sink import FrameSink
 
 MAX_REGION = 1 << 28  # bytes; a key whose requests lie farther apart gets no region
 MAX_RECEIVES = 1 << 14  # of a queue pair
@@ -46,7 +46,6 @@ _SERVICES = {0: QpType.RC, 1: QpType.UC}  # by the upper bits of a packet opcode
 _OPERATIONS = {member.value for member in PacketOpcode}
 ALL = "all"  # addresses
 _NOBODY = "192.0.2.1"  # of the NIC that gets frames (RFC 5737)
-_BURST, _LONGEST = 4096, 9216  # frames that wait for the program, and bytes of each
 _DEFAULT_ADDRESS = "127.0.0.1"  # of an InfiniBand port whose packets do not name its GID
 
 
@@ -296,16 +295,11 @@ def _asked(text: str, infiniband: bool) -> Address:
 def _run_frames(options: ReplayOptions) -> Result:
     """Replay all frames to a receive queue."""
     port = PortConfig(_NOBODY, f"pcap:{options.path}", capture=options.capture)
-    with open_device(options.device, port=port) as ctx, ManagedRxq(ctx.create_pd(), _BURST, _LONGEST) as rxq:
+    with open_device(options.device, port=port) as ctx, FrameSink(ctx.create_pd()) as sink:
         nic = ctx.provider.nic  # type: ignore[attr-defined]
-
-        def receive() -> None:
-            for packet in rxq.receive(timeout=0):
-                packet.release()
-
         with FlowPort(ctx) as flows:
-            flows.steer(match.everything(), to=rxq)
-            done = replay_frames(nic, options.fast, options.timeout, receive)
+            flows.steer(match.everything(), to=sink)
+            done = replay_frames(nic, options.fast, options.timeout, (sink.rqn,), sink.empty)
         file = nic.wire_to_others().file
         return Result(options.path, ALL, file.records, dict(file.skipped), 0, 1, done, [])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from io import BufferedReader
@@ -32,7 +33,7 @@ PART_BYTES = 1 << 30
 ENDLESS = 1 << 32  # messages: enough for any duration, and their bytes fit in 62 bits
 
 
-class Run(Launcher):
+class Run(Launcher, ABC):
     """One process's part of a benchmark, for a `with` statement. `role` describes it to the user."""
 
     role = ""
@@ -83,16 +84,16 @@ class Run(Launcher):
 
     # --- what the kinds of runs do each in its own way ---------------------------------------------------------------
 
+    @abstractmethod
     def _open(self) -> None:
         """Open everything that the run needs."""
-        raise NotImplementedError
 
     def _leave(self, error: BaseException | None) -> None:
         """Tell the other end how the run ends, with `error` or without."""
 
+    @abstractmethod
     def data(self, size: int, value: int) -> Data:
         """Return the data of messages of `size` bytes: the file, or a pattern of `value`."""
-        raise NotImplementedError
 
     def lay_out(self, data: Data, first: int, count: int) -> None:
         """Prepare the ends for a launch."""

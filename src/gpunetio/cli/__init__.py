@@ -7,15 +7,20 @@ import sys
 import click
 
 from .benchmarks import benchmark_commands
+from .cm import rdma_client, rdma_server, rping
 from .conformance import conformance
 from .device_lib import device_lib
 from .devices import devices
+from .dma_samples import dma_local_copy, dma_memcpy
 from .doctor import doctor
 from .eth import eth
 from .eth_samples import send_wait_time, simple_receive, simple_send
 from .failures import INTERRUPTED, OneLineUsage
 from .flow import flow
+from .packet_processing import packet_processing
 from .pingpong import pingpong
+from .rdma import rdma
+from .rdma_client_server_write import rdma_client_server_write
 from .replay import replay
 from .samples import verbs_server_client, verbs_wait_cq_wr
 from .selftest import selftest
@@ -34,7 +39,8 @@ def app() -> None:
 
 
 for _command in (
-    *benchmark_commands(), conformance, device_lib, devices, doctor, eth, flow, pingpong, replay, selftest,
+    *benchmark_commands(), conformance, device_lib, devices, dma_local_copy, dma_memcpy, doctor, eth, flow,
+    packet_processing, pingpong, rdma, rdma_client, rdma_client_server_write, rdma_server, replay, rping, selftest,
     send_wait_time, show, simple_receive, simple_send, stat, topo, verbs_dpa, verbs_server_client, verbs_wait_cq_wr,
     warm,
 ):  # fmt: skip

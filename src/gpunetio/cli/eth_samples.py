@@ -15,7 +15,7 @@ from .samples import common, messages
 _MOST_NS = 3_999_999_999  # as in samples/send_wait_time.py, which would load the NIC
 
 
-def _ends(command: Decorated) -> Decorated:
+def ends(command: Decorated) -> Decorated:
     """Add the options that name GPU and NIC, and those of the NIC's port."""
     command = port_options(command)
     command = click.option(
@@ -34,7 +34,7 @@ def _scope(who: str) -> Callable[[Decorated], Decorated]:
 
 
 @click.command("simple_receive", context_settings={"max_content_width": 120})
-@_ends
+@ends
 @_scope("receives")
 @common
 @guarded
@@ -54,7 +54,7 @@ def simple_receive(**values: Any) -> None:
 
 
 @click.command("simple_send", context_settings={"max_content_width": 120})
-@_ends
+@ends
 @click.option(
     "-s", "--size", type=click.IntRange(14, 1 << 14), required=True, metavar="BYTES",
     help="Bytes of a packet, without its check sequence.",
@@ -89,7 +89,7 @@ def simple_send(**values: Any) -> None:
 
 
 @click.command("send_wait_time", context_settings={"max_content_width": 120})
-@_ends
+@ends
 @click.option(
     "-t", "--time", "interval_ns", type=click.IntRange(1, _MOST_NS), required=True, metavar="NS",
     help="Nanoseconds from one burst to the next, less than 4 s.",

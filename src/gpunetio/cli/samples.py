@@ -41,6 +41,17 @@ def common(command: Decorated) -> Decorated:
     return _level("-l", "--log-level", whose="the sample itself", default="50")(command)
 
 
+IP_VERSIONS = {"IPv4": 4, "IP4": 4, "IPv6": 6, "IP6": 6, "GID": 6}  # by -sat; a GID is written as an IPv6 address
+
+
+def server_address_type(name: str) -> Callable[[Decorated], Decorated]:
+    """Return the option -sat, the value of which is a key of IP_VERSIONS."""
+    return click.option(
+        "-sat", "--server-addr-type", name, type=click.Choice(list(IP_VERSIONS), case_sensitive=False), default="IPv4",
+        show_default=True, help="What kind of address -sa is.",
+    )  # fmt: skip
+
+
 def _device(*names: str) -> Callable[[Decorated], Decorated]:
     """Return the option that names the NIC."""
     return click.option(
@@ -124,17 +135,21 @@ class _Echo(logging.Handler):
     """Prints messages on stdout without a prefix."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print a message. Unlike a StreamHandler, let a broken pipe end the program."""
-        click.echo(self.format(record))
+        """Print a message. Unlike a StreamHandler, let a broken pipe end the program.
+
+        While a dashboard is on the screen, stdout is a file of rich's, which prints above it.
+        """
+        click.echo(self.format(record), file=sys.stdout)
 
 
 @contextmanager
-def messages(values: Values) -> Iterator[None]:
-    """Show the sample's messages, and set both levels, as the options say."""
+def messages(values: Values, package: str = "samples") -> Iterator[None]:
+    """Show the messages of the sample, which is in `package`, and set both levels, as the options say."""
     from .. import log
 
     level, sdk_level = values["log_level"], values["sdk_log_level"]
-    sample, handler, before = log.logger.getChild("samples"), _Echo(), log.logger.level
+    sample, handler = log.logger.getChild(package), _Echo()
+    levels = [(logger, logger.level) for logger in (sample, log.logger)]
     sample.addHandler(handler)
     sample.propagate = False
     sample.setLevel(log.DOCA_LEVELS[int(level)])
@@ -145,7 +160,8 @@ def messages(values: Values) -> Iterator[None]:
     finally:
         sample.removeHandler(handler)
         sample.propagate = True
-        log.logger.setLevel(before)
+        for logger, before in levels:
+            logger.setLevel(before)
 
 
 # --- bursts ----------------------------------------------------------------------------------------------------------

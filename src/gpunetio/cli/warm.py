@@ -58,7 +58,7 @@ def _warm() -> None:
     _send_and_receive()
     others = (
         "pingpong", "selftest litmus", "verbs_dpa", "verbs_server_client", "verbs_wait_cq_wr", "simple_receive",
-        "simple_send", "send_wait_time", "eth",
+        "simple_send", "send_wait_time", "eth", "packet_processing", "rdma_client_server_write",
     )  # fmt: skip
     click.echo(f"ready: {', '.join(('the NIC', *BENCHMARKS, *others))} ({time.monotonic() - start:.1f} s)")
 
@@ -80,12 +80,18 @@ def _compile_rest() -> None:
     """Compile the kernels of the benchmarks, then the extensions, whose functions the engine has in part by then."""
     from ..bench.kernels.catalog import KERNELS
     from ..nic.engine import compile_extensions
+    from ..packet_processing.http_server import serve_http
+    from ..packet_processing.receive_icmp import receive_icmp
+    from ..packet_processing.receive_tcp import receive_tcp
+    from ..packet_processing.receive_udp import receive_udp
+    from ..samples.rdma_client_server_write import send, serve
     from ..samples.send_wait_time import send_bursts
     from ..samples.simple_receive import receive
     from ..samples.simple_send import send_alone, send_shared
 
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # the terminal interrupts both, and one of them tells
-    for kernel in (*KERNELS.values(), receive, send_alone, send_shared, send_bursts):
+    samples = receive, send_alone, send_shared, send_bursts, send, serve
+    for kernel in (*KERNELS.values(), *samples, receive_udp, receive_tcp, receive_icmp, serve_http):
         kernel.compile_for_the_host()
     compile_extensions()
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ..nic.control.port import PortConfig
 from ..rendezvous.link import PORT, Link, PeerError, accept, dial, listen, own_address
 from ..verbs import Context
+
+if TYPE_CHECKING:
+    from ..core import ProgressEngine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +43,32 @@ def compare(link: Link, sample: str, terms: dict[str, object]) -> None:
     for name, value in terms.items():
         if theirs.get(name) != value:
             raise PeerError(f"{link.peer} has {name} {theirs.get(name)!r:.40}, this end {value!r}: give both the same")
+
+
+class _Watch:
+    """Looks at a connection to the other end, in each step of a progress engine."""
+
+    def __init__(self, link: Link):
+        self._link = link
+
+    def attach_engine(self, engine: ProgressEngine) -> None:
+        pass  # it is looked at by any engine, at any time
+
+    def progress(self) -> bool:
+        if self._link.failure is not None:
+            raise self._link.failure
+        return False
+
+
+@contextmanager
+def watching(link: Link, engine: ProgressEngine) -> Iterator[None]:
+    """Let waits that make progress of `engine` end when the other end is gone: they raise what has ended it."""
+    watch = _Watch(link)
+    engine.connect(watch)
+    try:
+        yield
+    finally:
+        engine.disconnect(watch)
 
 
 def meet_in(link: Link, kind: str, seconds: float) -> None:

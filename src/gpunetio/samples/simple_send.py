@@ -2,7 +2,8 @@
 
     1. resources    device, GPU, a send queue whose NIC computes checksums, a packet for each thread
     2. data path    without --shared-qp, one block: each thread builds the WQE of its packet, the last thread submits
-                    all of them and waits for the completion. With it, two blocks share the queue: `txq_send` reserves,
+                    all of them and waits for the completion. Threads of the host, which take turns on few cores, build
+                    several before they wait for each other. With it, two blocks share the queue: `txq_send` reserves,
                     builds and submits for a thread, warp or block, and thread 0 of each block takes the completions
     3. end          Ctrl+C sets a word that the kernel looks at in each round
 """
@@ -27,6 +28,7 @@ from .frames import frame
 from .until_stopped import StopWord, failure
 
 DEPTH = 8192  # basic blocks of the send queue
+HOST_ROUND = 1024  # packets that threads of the host send together
 WARP = 32
 MOST_THREADS = 1024  # of a block
 BLOCKS = 2  # that share a queue
@@ -66,10 +68,13 @@ class SampleOptions:
 
 
 @kernel
-def send_alone(txq, packets, lkey, nbytes, stop, out):
-    """Send from the threads of one block, which has the queue for itself, until the word at `stop` is not 0."""
-    thread, count = dev.thread_idx(), dev.block_dim()
-    last = count - 1
+def send_alone(txq, packets, lkey, nbytes, each, stop, out):
+    """Send from the threads of one block, which has the queue for itself, until the word at `stop` is not 0.
+
+    In a round, a thread sends its packet `each` times.
+    """
+    thread, threads = dev.thread_idx(), dev.block_dim()
+    last, count = threads - 1, threads * each
     sent = 0
     status = dev.OK
     while status >= 0 and dev.block_broadcast(dev.ld_relaxed64(stop), 0) == 0:
@@ -80,10 +85,11 @@ def send_alone(txq, packets, lkey, nbytes, stop, out):
         if first < 0:
             status = first
             break
-        dev.txq_prepare_send(txq, first + thread, packets + thread * nbytes, lkey, nbytes, thread == last)
+        for i in range(thread, count, threads):
+            dev.txq_prepare_send(txq, first + i, packets + thread * nbytes, lkey, nbytes, i == count - 1)
         dev.block_sync()
         if thread == last:
-            status = dev.post(txq, first, first + last, dev.EXCLUSIVE)
+            status = dev.post(txq, first, first + count - 1, dev.EXCLUSIVE)
             if status >= 0:
                 status = dev.txq_poll(txq, 1, dev.EXCLUSIVE)
         status = dev.block_broadcast(status, last)
@@ -143,7 +149,8 @@ def run(options: SampleOptions) -> int:
         if options.shared:
             launch = send_shared[blocks, block, gpu](*what, int(options.scope), stop.memory, out)
         else:
-            launch = send_alone[blocks, block, gpu](*what, stop.memory, out)
+            each = max(1, HOST_ROUND // block) if gpu.target == "cpu" else 1
+            launch = send_alone[blocks, block, gpu](*what, each, stop.memory, out)
         if options.proxy:
             _log.info("Thread CPU proxy progress is running... 0")
         _log.info("Sending. Ctrl+C ends the sample")

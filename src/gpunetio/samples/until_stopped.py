@@ -30,6 +30,10 @@ class StopWord:
     def __init__(self, gpu: Gpu):
         self.memory = gpu.alloc(8, MemType.CPU_GPU)
 
+    def address_on(self, gpu: Gpu) -> GpuMemory | int:
+        """Return what kernels take: those on threads of the host, beside a GPU, where the CPU has the word."""
+        return self.memory if gpu.target == "cuda" else int(self.memory.array.ctypes.data)
+
     def set(self) -> None:
         """Tell the kernel to end."""
         self.memory.array.view(np.int64)[0] = 1
@@ -41,7 +45,7 @@ class StopWord:
 
     def follow(self, launch: Launch, seconds: float | None = None) -> None:
         """Wait until the kernel ends, which it does after Ctrl+C or SIGTERM; otherwise within `seconds`, if given."""
-        with _signals(self.set):
+        with on_signals(self.set):
             waited = stopped = 0.0
             while not launch.wait(LOOK_SECONDS):
                 waited += LOOK_SECONDS
@@ -54,7 +58,7 @@ class StopWord:
 
 
 @contextmanager
-def _signals(stop: Callable[[], None]) -> Iterator[None]:
+def on_signals(stop: Callable[[], None]) -> Iterator[None]:
     """Let Ctrl+C and SIGTERM call `stop`, instead of ending the program."""
     if threading.current_thread() is not threading.main_thread():
         yield  # Python has signals only there

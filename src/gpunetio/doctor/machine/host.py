@@ -6,6 +6,7 @@ A `Host` remembers each reading. Checks can ask again at no cost, and all readin
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import StrEnum
@@ -73,16 +74,16 @@ class Reading:
         return tuple(map(str, self.value)) if isinstance(self.value, list | tuple) else ()
 
 
-class Host:
-    """A machine. Subclasses implement `fetch`. Each reading is fetched once, by any thread."""
+class Host(ABC):
+    """A machine. Each reading is fetched once, by any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._readings: dict[tuple[Kind, tuple[str, ...]], Future[Reading]] = {}
 
+    @abstractmethod
     def fetch(self, kind: Kind, key: tuple[str, ...]) -> Reading:
         """Read now. Errors are part of the reading; nothing is raised."""
-        raise NotImplementedError
 
     def get(self, kind: Kind, *key: str) -> Reading:
         """Return a reading; the first call fetches it."""

@@ -1,0 +1,42 @@
+"""A receive queue whose packets nobody reads: where a replay of Ethernet frames ends."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+from ..eth.receive import CpuRxq
+from ..memory import HostMemory
+from ..verbs import PD
+
+_PACKETS, _LONGEST = 4096, 9216  # that wait, and bytes of each
+
+
+class FrameSink(CpuRxq[None, None]):
+    """A receive queue with one buffer, into which the device writes all packets."""
+
+    def __init__(self, pd: PD):
+        super().__init__(pd, _PACKETS, _LONGEST, None)
+        with ExitStack() as undo:
+            memory = HostMemory(_LONGEST)
+            undo.callback(memory.close)
+            self._buffer = pd.register(memory)
+            undo.callback(self._buffer.close)
+            self._open_queue(None, undo)
+            self._start()
+            self._opened(f"sink {self.rqn:#x} of {self.ctx.name}", undo)
+
+    def _start(self) -> None:
+        for _ in range(self.max_burst):
+            self._put(None, self._buffer.iova, self._buffer.lkey, self.max_packet)
+        self._announce()
+
+    def empty(self) -> None:
+        """Give the device the receives that it has completed, whose WQEs are still in the ring."""
+        with self._lock:
+            count = len(self._reader.take(self.max_burst))
+            self._consumer += count
+            self._producer += count
+            self._announce()
+
+    def _packet(self, *completed: object) -> None:
+        """Return nothing: packets are not looked at."""
