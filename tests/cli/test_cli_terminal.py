@@ -114,3 +114,19 @@ def test_several_sizes_in_one_option():
     wrong = run("-s", "64,x")
     assert (wrong.returncode, wrong.stdout) == (2, "")
     assert "'x' is not a valid integer range" in wrong.stderr
+
+
+@pytest.mark.soft_nic
+def test_messages_stay_above_the_dashboard(tmp_path):
+    """The last table is below what was said at the end."""
+    wire = f"unix:{tmp_path / 'cable'}"
+    shown = on_a_terminal(
+        100, "packet_processing", "-g", "host", "-n", "soft0", "-q", "2", "--dashboard", "--seconds", "2.5",
+        "--wire", wire, "--address", "192.0.2.1",
+    )  # fmt: skip
+    end = shown.index("GPU work ended")
+    assert shown[end + 1] == "Application finished successfully"
+    assert [line.split("  ")[0] for line in shown[end + 3 : end + 9]] == [
+        "queue", "UDP 0", "UDP 1", "TCP 0", "TCP 1", "ICMP 0",
+    ]  # fmt: skip
+    assert sum(line.startswith("UDP 0") for line in shown) == 1

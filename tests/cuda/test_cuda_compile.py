@@ -31,9 +31,13 @@ from gpunetio.nic.transport import delivery, eth_send, lan, loopback, pipes, req
 ARCHITECTURES = {"sm_90": SM_90, "sm_80": (8, 0), "sm_100": (10, 0)}
 DEVICE = (
     "one_sided", "two_sided", "in_warps", "in_blocks", "low_level", "blue_flame", "counted", "groups", "eth_receive",
-    "eth_send", "eth_by_hand",
+    "eth_send", "eth_headers", "eth_by_hand", "buffers", "dma_copies", "rdma_strong", "rdma_weak", "packet_headers",
+    "receive_udp", "receive_tcp", "receive_icmp", "serve_http",
 )  # fmt: skip
-QUICK = ("low_level", "blue_flame", "groups", "eth_by_hand")
+QUICK = (
+    "low_level", "blue_flame", "groups", "eth_headers", "eth_by_hand", "buffers", "dma_copies", "rdma_strong",
+    "rdma_weak", "packet_headers",
+)  # fmt: skip
 SECONDS = 400  # for one process, on two busy cores
 
 
@@ -244,6 +248,25 @@ def test_an_engine_function_is_called_and_a_device_function_is_inlined():
     assert callees in found.values()
     assert len(re.findall(r"\bcall\b", ptx)) == 3
     assert not re.search(r"__local_depot|\b(ld|st)\.local", ptx)
+
+
+@device_function
+def grows(number):
+    return number + 1 > number
+
+
+@engine_function
+def shrinks(number):
+    return number - 1 < number
+
+
+def may_overflow(number, out):
+    ops.st64(out, grows(number) + shrinks(number))
+
+
+def test_sums_wrap():
+    """If numbers could not overflow, both answers would be yes without a look."""
+    assert len(re.findall(r"\bsetp\.\w+\.[su]64\b", ptx_of(may_overflow, 2))) == 2
 
 
 def test_each_module_is_linked_once_and_behind_its_callers():

@@ -29,8 +29,11 @@ from gpunetio.errors import InvalidValueError, NotSupportedError, UnexpectedErro
 from gpunetio.jit.launch import observers
 from nvcc import path_with_nvcc
 
+pytestmark = pytest.mark.timeout(400)  # the first test of each architecture also builds the library
+
 ARCH = "sm_90"
 READ = {"ltoir": ObjectCode.from_ltoir, "ptx": ObjectCode.from_ptx, "cubin": ObjectCode.from_cubin}
+SEVERAL_RESULTS = {"rdma_get_info", "rdma_recv_get_info"}  # docs/device-lib.md says that C++ does without
 PROTOTYPE = re.compile(r'^extern "C" __device__ long long gpunetio_(\w+)\(([^;]*)\);', re.MULTILINE)
 
 
@@ -87,7 +90,7 @@ def link(folder, source, kind, **options):
 @pytest.mark.slow
 def test_every_public_device_function_is_declared(made):
     public = {name for name in device.__all__ if isinstance(getattr(device, name), Dispatcher)}
-    assert set(prototypes(made)) == public | {"clock_ns"}
+    assert set(prototypes(made)) == (public - SEVERAL_RESULTS) | {"clock_ns"}
     assert KINDS == library.KINDS
 
 
@@ -365,14 +368,12 @@ def test_without_the_compiler_it_says_what_to_install(monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("built_for", [ARCH])
 def test_the_same_bytes_each_time(made, built, built_for):
     assert built(built_for) == {kind: (made / f"gpunetio_device.{kind}").read_bytes() for kind in KINDS}
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("built_for", ["sm_80", "sm_100", "compute_90"])
 def test_other_architectures(built, built_for):
     ptx = built(built_for)["ptx"]
@@ -382,7 +383,6 @@ def test_other_architectures(built, built_for):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("built_for", ["sm_300"])
 def test_what_the_compiler_says_is_told(built, built_for):
     with pytest.raises(UnexpectedError, match=r"does not compile for sm_300 with this .* ERROR_INVALID_OPTION"):

@@ -8,7 +8,7 @@ import pytest
 from repository import ROOT
 
 # The page, and how many snippets and commands it has.
-PAGES = {"tutorial": (8, 4), "tutorial-ethernet": (7, 2)}
+PAGES = {"tutorial": (8, 4), "tutorial-ethernet": (7, 2), "tutorial-ping": (7, 2)}
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 

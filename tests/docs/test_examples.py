@@ -4,6 +4,7 @@ import ast
 import ctypes
 import importlib.util
 import os
+import random
 import re
 import shutil
 import signal
@@ -15,7 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from scapy.layers.inet import ICMP, IP
+from scapy.layers.inet import ICMP, IP, TCP, UDP
 from scapy.layers.l2 import ARP, Ether
 
 from gpunetio import Gpu
@@ -53,7 +54,10 @@ ON_A_GPU = {
     "torch_tensor": "1048576 numbers have arrived in a cuda tensor",
 }
 # Below, and in test_device_lib.py.
-ELSEWHERE = {"all_to_all", "answer_pings", "cpp_put", "forward_packets", "halo_exchange"}
+ELSEWHERE = {
+    "all_to_all", "answer_pings", "balance_load", "count_flows", "cpp_put", "echo_udp", "forward_packets",
+    "halo_exchange",
+}  # fmt: skip
 PACKAGES = {"cupy_put": "cupy", "torch_tensor": "torch"}  # too large to be installed for every run of the tests
 
 
@@ -229,6 +233,109 @@ def test_answer_pings(started):
     assert (status, out.splitlines()[-1]) == (0, "1 ARP requests and 1 pings answered on host"), err
 
 
+def test_echo_udp(started):
+    """What it does not echo: other ports and addresses, fragments, and lengths that cannot be."""
+    tool, (end,) = started("echo_udp", "echoes", 1, "10.9.0.1")
+    ether, here = Ether(src="02:00:00:00:00:05", dst="02:00:0a:09:00:01"), IP(src="10.9.0.2", dst="10.9.0.1")
+    end.send(
+        ether / here / UDP(sport=9, dport=8) / b"x", ether / IP(dst="10.9.0.9") / UDP(sport=9, dport=7) / b"x",
+        ether / IP(src="10.9.0.2", dst="10.9.0.1", flags="MF") / UDP(sport=9, dport=7) / b"x",
+        ether / here / UDP(sport=9, dport=7, len=40) / b"x",
+        *(ether / here / UDP(sport=1000 + i, dport=7) / bytes(i) for i in range(200)),
+    )  # fmt: skip
+    for i in range(200):
+        back = IP(src="10.9.0.1", dst="10.9.0.2") / UDP(sport=7, dport=1000 + i) / bytes(i)
+        assert end.hear() == bytes(Ether(src=ether.dst, dst=ether.src) / back)
+    tool.signal(signal.SIGINT)
+    status, out, err = tool.end()
+    assert (status, out) == (0, "10.9.0.1 echoes UDP to port 7, on host. Ctrl+C ends it\n"), err
+
+
+def test_count_flows(started):
+    """The largest flows come first, and everything is counted once, by four threads."""
+    tool, (end,) = started("count_flows", "are counted", 1)
+    ether = Ether(src="02:00:00:00:00:05", dst="02:00:0a:09:00:01")
+    flows = [IP(src=f"192.168.1.{i % 7 + 1}", dst="10.9.0.1") / UDP(sport=2000 + i, dport=53) for i in range(20)]
+    frames = [ether / one / bytes(100) for i, one in enumerate(flows) for _ in range(i + 1)]
+    frames += [ether / IP(src="200.0.0.1", dst="250.0.0.2") / ICMP(), ether / IP(frag=5) / b"fragment"]
+    random.Random(1).shuffle(frames)
+    end.send(*frames)
+    tool.until("211 packets")
+    tool.signal(signal.SIGINT)
+    status, out, err = tool.end()
+    assert status == 0, err
+    lines = out.splitlines()
+    assert lines[-11] == "192.168.1.6:2019 to 10.9.0.1:53, protocol 17: 20 packets, 2840 bytes"
+    assert [int(line.split()[-4]) for line in lines[-11:-1]] == list(range(20, 10, -1))
+    assert lines[-1] == "211 packets of 21 flows on host"
+
+
+def test_balance_load(started):
+    """Clients are spread over both back ends, each keeps its own, and what comes back looks as if from the balancer."""
+    us, macs = "02:00:0a:09:00:01", {f"10.9.0.{i}": f"02:00:00:00:00:0{i}" for i in (2, 3)}
+    back_ends = [f"{ip}={mac}" for ip, mac in macs.items()]
+    tool, (end,) = started("balance_load", "leads to", 1, "10.9.0.1", "80", *back_ends)
+    seen: dict[str, int] = {}
+    for i in range(40):
+        l4 = (UDP, TCP)[i % 2]
+        client = {"src": f"10.9.1.{i // 2 + 1}", "mac": f"02:00:00:00:01:{i // 2:02x}", "sport": 5000 + i // 2}
+        frame = Ether(src=client["mac"], dst=us) / IP(src=client["src"], dst="10.9.0.1", ttl=9)
+        end.send(frame / l4(sport=client["sport"], dport=80) / bytes(range(i)))
+        asked = Ether(end.hear())
+        back_end = asked[IP].dst
+        seen[client["src"]] = seen.get(client["src"]) or asked[l4].sport
+        assert asked[l4].sport == seen[client["src"]], "a client keeps its port"
+        there = IP(src="10.9.0.1", dst=back_end, ttl=8) / l4(sport=asked[l4].sport, dport=80) / bytes(range(i))
+        assert bytes(asked) == bytes(Ether(src=us, dst=macs[back_end]) / there)
+        answer = IP(src=back_end, dst="10.9.0.1") / l4(sport=80, dport=asked[l4].sport) / b"answer"
+        end.send(Ether(src=macs[back_end], dst=us) / answer)
+        here = IP(src="10.9.0.1", dst=client["src"], ttl=63) / l4(sport=80, dport=client["sport"]) / b"answer"
+        assert end.hear() == bytes(Ether(src=us, dst=client["mac"]) / here)
+    assert len(set(seen.values())) == 20
+    assert {port % 2 for port in seen.values()} == {0, 1}
+    wrong = Ether(src=macs["10.9.0.2"], dst=us)  # a stranger, a port of nobody, and no hop left
+    end.send(
+        wrong / IP(src="10.9.0.7", dst="10.9.0.1") / UDP(sport=80, dport=min(seen.values())),
+        wrong / IP(src="10.9.0.2", dst="10.9.0.1") / UDP(sport=80, dport=1024),
+        wrong / IP(src="10.9.1.1", dst="10.9.0.1", ttl=1) / UDP(sport=5000, dport=80),
+        wrong / IP(src="10.9.1.1", dst="10.9.0.1") / UDP(sport=5000, dport=80) / b"right",
+    )  # fmt: skip
+    assert end.hear().endswith(b"right")
+    tool.signal(signal.SIGINT)
+    status, out, err = tool.end()
+    assert (status, out) == (0, "10.9.0.1 leads to 2 back ends, on host. Ctrl+C ends it\n"), err
+
+
+def test_balance_load_of_more_clients_than_ports(started):
+    """A new client takes the port of one that was silent for longer; in a burst, each client has a port of its own."""
+    us, macs = "02:00:0a:09:00:01", {f"10.9.0.{i}": f"02:00:00:00:00:0{i}" for i in (2, 3)}
+    back_ends = [f"{ip}={mac}" for ip, mac in macs.items()]
+    tool, (end,) = started("balance_load", "leads to", 1, "10.9.0.1", "80", *back_ends)
+    ether, port, burst = Ether(src="02:00:00:00:01:00", dst=us), UDP(sport=5000, dport=80, chksum=0), 50
+    whole = bytes(ether / IP(src="10.9.1.0", dst="10.9.0.1", chksum=0) / port / b"question")
+    head, tail = whole[:26], whole[30:]  # the address of the client is between them
+    clients = [(0x0A0A_0000 + i).to_bytes(4, "big") for i in range(40_000)]
+    taken = set()
+    for first in range(0, len(clients), burst):
+        group = clients[first : first + burst]
+        end.send(*(head + client + tail for client in group))
+        asked = [end.hear() for _ in group]
+        ports = [frame[34:36] for frame in asked]
+        assert len(set(ports)) == burst
+        taken.update(ports)
+        end.send(*(turned(frame) for frame in asked))
+        assert [end.hear()[30:34] for _ in group] == group
+    assert len(taken) > 32_000
+    tool.signal(signal.SIGINT)
+    assert tool.end()[0] == 0
+
+
+def turned(frame: bytes) -> bytes:
+    """The answer to a UDP packet: source and destination are swapped."""
+    macs, middle, (source, destination) = frame[6:12] + frame[:6], frame[12:26], (frame[26:30], frame[30:34])
+    return macs + middle + destination + source + frame[36:38] + frame[34:36] + frame[38:]
+
+
 def test_forward_packets(started):
     """Whatever arrives at one end leaves at the other, in order and unchanged; frames to all, too, and once."""
     tool, ends = started("forward_packets", "are joined", 2)
@@ -242,11 +349,40 @@ def test_forward_packets(started):
     assert (status, out.splitlines()[-1]) == (0, "250 packets forth and 250 back on host"), err
 
 
-@pytest.mark.parametrize("name", ["answer_pings", "forward_packets"])
-def test_usage(name):
-    status, lines, err = run(name)
-    assert (status, lines) == (1, [])
-    assert err.startswith(f"usage: {name}.py WIRE")
+BACK_END = "10.9.0.2=02:00:00:00:00:02"
+
+
+@pytest.mark.parametrize(("arguments", "wrong"), [
+    ("answer_pings unix:x 10.9.0", "address: invalid IPv4Address value: '10.9.0'"),
+    (f"balance_load unix:x 10.9.0.1 http {BACK_END}", "port: invalid int value: 'http'"),
+    (f"balance_load unix:x 10.9.0.1 80 {BACK_END} 10.9.0.3", "backend: invalid back_end value: '10.9.0.3'"),
+    ("balance_load unix:x 10.9.0.1 80 10.9.0.2=02:00", "backend: invalid back_end value: '10.9.0.2=02:00'"),
+    ("count_flows", "required: wire"), ("echo_udp unix:x", "required: address"), ("forward_packets", "required: wire"),
+])  # fmt: skip
+def test_wrong_arguments_end_in_the_usage(arguments, wrong):
+    name, *others = arguments.split()
+    status, lines, err = run(name, *others)
+    assert (status, lines) == (2, [])
+    assert err.startswith(f"usage: {name}.py")
+    assert wrong in err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(("arguments", "wrong"), [
+    ("answer_pings cable 10.9.0.1", "wire = 'cable': it must be one of"),
+    (f"balance_load cable 10.9.0.1 80 {BACK_END}", "wire = 'cable': it must be one of"),
+    ("count_flows cable", "wire = 'cable'"), ("echo_udp cable 10.9.0.1", "wire = 'cable'"),
+    ("forward_packets unix:x cable", "wire = 'cable'"),
+])  # fmt: skip
+def test_a_nic_that_cannot_be_opened_is_told_in_a_line(arguments, wrong):
+    status, lines, err = run(*arguments.split())
+    assert (status, lines, err.count("\n")) == (1, [], 1)
+    assert err.startswith("error: ")
+    assert wrong in err
+
+
+def test_balance_load_refuses_a_port_that_cannot_be(tmp_path):
+    status, _, err = run("balance_load", f"unix:{tmp_path}/cable", "10.9.0.1", "70000", BACK_END)
+    assert (status, err.splitlines()[-1]) == (1, "error: dst = 70000: it must be 0 to 65535")
 
 
 def all_to_all(*starter: str | Path, size: int) -> None:
@@ -315,9 +451,11 @@ import sys
 sys.path.insert(0, sys.argv[1])
 from numba import cuda, float64, int64, void
 from gpunetio.jit.launch import offline
-import first_put, halo_exchange
+import answer_packets, answer_pings, balance_load, count_flows, echo_udp, first_put, halo_exchange
 for kernel, types in (
     (first_put.put_pieces, [int64] * 7), (halo_exchange.diffuse, [float64[:, :, ::1]] + [int64] * 9),
+    (answer_packets.answer, [int64] * 5), (answer_pings.answer, [int64] * 7), (balance_load.balance, [int64] * 9),
+    (count_flows.count, [int64] * 4), (echo_udp.echo, [int64] * 4),
 ):
     with offline((9, 0)):
         cuda.compile(kernel.py_func, void(*types), device=False, cc=(9, 0), output="ptx", abi="numba")

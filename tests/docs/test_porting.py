@@ -10,12 +10,14 @@ from contextlib import ExitStack
 import pytest
 
 import gpunetio
-from gpunetio import Dpa, Gpu, device, enums, errors, eth, flow, verbs
+import gpunetio.eth.headers
+from errands import Errand, Errands
+from gpunetio import Dpa, Gpu, core, device, dma, enums, errors, eth, flow, rdma, verbs
 from repository import DATA, ROOT
 
 TABLE = ROOT / "docs" / "porting.md"
 SYMBOLS = [DATA / f"{where}_symbols.csv" for where in ("host", "device")]
-WHERE = (verbs, gpunetio, enums, errors, device, eth, flow)  # as the page says
+WHERE = (verbs, gpunetio, enums, errors, device, core, dma, eth, flow, rdma)  # as the page says
 NOTHING = ("not needed: ", "not there yet", "not supported: ")
 NAME = re.compile(r"(?P<path>\w+(?:\.\w+)*)(?:\((?P<arguments>\w+=(?:, \w+=)*)\))?")
 
@@ -43,11 +45,16 @@ def objects() -> Iterator[dict[str, object]]:
         ctx = stack.enter_context(verbs.open("soft0"))
         pd, cq, gpu = ctx.create_pd(), ctx.create_cq(4), stack.enter_context(Gpu("host"))
         memory = gpu.alloc(4096)
+        errand, end = Errand(Errands(pd)), stack.enter_context(rdma.Rdma(pd))
+        _, connection = end.export()
+        remote = core.RemoteMemory(0, 8, 0)
         opened = [
             ctx, pd, cq, gpu, memory, pd.create_qp(sq_wr=1, send_cq=cq), pd.create_srq(4), ctx.create_uar(),
             ctx.register_umem(memory), pd.register(memory), ctx.create_comp_channel(), ctx.query_device(),
             gpu.create_qp(pd, 4), stack.enter_context(Dpa(ctx)), eth.CyclicRxq(gpu, pd, 512, 64),
-            gpu.create_semaphore(1),
+            gpu.create_semaphore(1), core.MemoryMap(pd, memory), dma.Dma(pd), errand.context, errand,
+            rdma.Receive(end), rdma.Read(connection, remote, bytearray(8)), rdma.CompareSwap(connection, remote, 0, 0),
+            rdma.SyncEventGet(connection, remote), end, connection,
         ]  # fmt: skip
         yield {kind.__name__: each for each in opened for kind in type(each).__mro__}
 

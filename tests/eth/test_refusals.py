@@ -69,7 +69,7 @@ def bench() -> Iterator[Bench]:
 
 def test_a_queue_stays_while_a_kernel_uses_it(bench, monkeypatch):
     """The kernel goes on, and the queue closes when it has ended."""
-    monkeypatch.setattr("gpunetio.eth.cyclic.LAUNCH_TIMEOUT", 0.05)
+    monkeypatch.setattr("gpunetio.eth.kernel_queue.LAUNCH_TIMEOUT", 0.05)
     bench.rule.close()
     with pytest.raises(TimedOutError, match=r"cyclic receive queue 0x\w+ .*kernel"):
         bench.rxq.close()

@@ -13,7 +13,7 @@ from gpunetio import Gpu, PortConfig, eth, verbs
 from gpunetio.errors import BadStateError, FullError, InvalidValueError, NotSupportedError, TooBigError
 from gpunetio.flow import FlowPort, match
 from gpunetio.formats.ethernet import InlineMode, QueueState
-from gpunetio.formats.wqe import CTRL_SEG, DATA_SEG, ETH_SEG, WqeOpcode
+from gpunetio.formats.wqe import CTRL_SEG, DATA_SEG, ETH_SEG, EthChecksum, WqeOpcode
 from gpunetio.memory import HostMemory
 
 SOON = 10.0  # seconds: nothing waits that long
@@ -159,6 +159,7 @@ def test_segmentation_is_asked_for_as_the_device_has_it(ctx, pd, monkeypatch):
         assert control["opmod_idx_opcode"] == WqeOpcode.TSO
         assert control["qpn_ds"] == txq.sqn << 8 | 7
         assert (segment["mss"], segment["inline_hdr_sz"]) == (1460, 54)
+        assert segment["cs_flags"] == EthChecksum.L3 | EthChecksum.L4, "whatever the queue does with other packets"
         assert wqe[30:84].tobytes() == headers
         data = DATA_SEG.at(wqe, 96)
         assert (data["byte_count"], data["lkey"], data["addr"]) == (4000, out.region.lkey, out.region.iova + 100)

@@ -54,6 +54,7 @@ def test_the_structure_says_what_was_created(pd, gpu, depth, blocks):
             txq.sq_address, txq.dbr_address + 4, txq.doorbell_register
         )  # fmt: skip
         assert (t["signal_mask"], t["cs_flags"], t["wait_mask"]) == (blocks // 4 - 1, 0, 0)
+        assert t["max_lso"] == txq.caps.max_lso > 65535
         assert (c["cqe_daddr"], c["cqe_num"], c["cqe_mask"]) == (txq.cq.ring_address, blocks, blocks - 1)
         assert side["timeout_ns"] == 2_500_000_000
         assert txq.indices() == {"reserved": 0, "submitted": 0, "completed": 0, "notified": 0}

@@ -4,7 +4,16 @@ import numpy as np
 import pytest
 
 from gpunetio import Gpu, Semaphore, SemaphoreStatus, kernel
-from gpunetio.device import ld64, ld_acquire64, st64, st_release64
+from gpunetio.device import (
+    ld64,
+    ld_acquire64,
+    sem_info,
+    sem_next,
+    sem_set_status,
+    sem_take,
+    st64,
+    st_release64,
+)  # fmt: skip
 from gpunetio.enums import MemType
 from gpunetio.errors import BadStateError, InvalidValueError
 from gpunetio.formats.eth_device import DEV_SEMAPHORE, SEMAPHORE_ITEM
@@ -90,3 +99,18 @@ def test_closing_the_gpu_closes_its_semaphores():
     gpu.close()
     assert semaphore.closed
     semaphore.close()
+
+
+def test_threads_of_the_host_use_a_semaphore_beside_a_gpu():
+    """By a structure of their own, which names the same items."""
+    with Gpu("host") as gpu:
+        semaphore = gpu.create_semaphore(4, info=INFO, rings=2)
+        host = semaphore.host_address
+        assert sem_take(host, 1) == 1
+        assert sem_info(host, 1) == semaphore.info_address(1)
+        assert sem_set_status(host, 1, READY) == 0
+        assert semaphore.status(1) is SemaphoreStatus.READY
+        assert sem_next(semaphore.device_address, 1) == 1
+        semaphore.close()
+        with pytest.raises(BadStateError, match="closed"):
+            _ = semaphore.host_address

@@ -6,7 +6,8 @@
 # Into $GPUNETIO_GUEST, or gpunetio/guest below the user's cache folder:
 #   vmlinux        Debian's kernel, uncompressed
 #   initramfs.gz   busybox, ip, rdma, the modules of Soft-RoCE, ./init
-#   rootfs/        the user land where commands run: python3 with pyverbs, numpy, click and rich, ibverbs-utils, perftest
+#   rootfs/        the user land where commands run: python3 with pyverbs, numpy, click and rich, ibverbs-utils, perftest,
+#                  rdmacm-utils, ab
 #   stamp          hash of this script and ./init, written last: a guest with another one is built anew
 # Prints the folder. Needs apt (Debian 12), dpkg-deb, python3, gzip, flock; about 15 s, 150 MB of downloads.
 set -euo pipefail
@@ -31,7 +32,7 @@ flock -w 600 9 || busy
 rm -rf stamp pkgs kernel rootfs ird vmlinux initramfs.gz
 
 PACKAGES="busybox-static dash coreutils iproute2 iputils-ping ibverbs-providers ibverbs-utils perftest
-    python3-pyverbs python3-numpy python3-click python3-rich"
+    rdmacm-utils python3-pyverbs python3-numpy python3-click python3-rich apache2-utils"
 # Dependencies are added, and come first.
 MODULES="virtio_pci virtio_net virtio_rng crc32_generic crc32_pclmul rdma_rxe rdma_ucm 9pnet_virtio 9p overlay
     sch_prio sch_netem cls_u32"

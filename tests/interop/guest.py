@@ -196,7 +196,8 @@ class Guest:
     """A booted guest in a network namespace of its own, with the agent (`peer.py`) running in it."""
 
     HOST, ADDRESS = "10.77.0.1", "10.77.0.2"
-    HOST6 = "fd77::1"
+    HOST6, ADDRESS6 = "fd77::1", "fd77::2"
+    LOSSY_HOST, LOSSY_HOST6 = "10.77.0.3", "fd77::3"  # two NICs cannot share an address
 
     def __init__(self, path_mtu: int):
         self.path_mtu = path_mtu
@@ -246,8 +247,10 @@ class Guest:
 
     def ours(self, loss: float = 0.0) -> Remote:
         """A process of our side, in the guest's network namespace; `loss` is the share of its packets that get lost."""
-        addresses = ["10.77.0.3", "fd77::3"] if loss else [self.HOST, self.HOST6]  # two NICs cannot share one
+        addresses = [self.LOSSY_HOST, self.LOSSY_HOST6] if loss else [self.HOST, self.HOST6]
         name = f"ours, losing {loss:.0%}" if loss else "ours"
+        for other in [other for other in self._remotes if loss and other.startswith("ours, losing") and other != name]:
+            self._remotes.pop(other).close()  # it has the addresses
         return self._remote(name, lambda name: self._new_ours(name, str(loss), "udp", *addresses))
 
     def ours_on_ethernet(self) -> Remote:

@@ -32,6 +32,7 @@ from protocol import ACCESS, Connection, End, Session
 DEVICE = "soft0"
 # ack_timeout: with all its retries 7 s, as a guest beside busy processes gets no processor for 2 to 5 s now and then.
 PATIENCE = 16
+WITH_D = ("pingpong", "verbs_server_client")  # commands that call the NIC so
 GID_INDEX = {"ipv4": 0, "link_local": 1, "ipv6": 2}
 RIGHT = {name: Access[name.upper()] for name in ACCESS}
 STATE = {QpState.RST: "RESET", **{state: state.name for state in QpState if state != QpState.RST}}
@@ -192,9 +193,9 @@ class SoftEnd(End):
 class OurSession(Session):
     """A session on the software NIC."""
 
-    def __init__(self, ctx: verbs.Context, addresses: Sequence[str]):
+    def __init__(self, ctx: verbs.Context, addresses: Sequence[str], loss: float):
         super().__init__()
-        self.ctx, self.addresses = ctx, addresses
+        self.ctx, self.addresses, self.loss = ctx, addresses, loss
 
     def open(self, **arguments: Any) -> End:
         return SoftEnd(self.ctx, **arguments)
@@ -207,9 +208,15 @@ class OurSession(Session):
         """Run `gpunetio verbs_server_client` on this session's NIC, with its IPv4 address: status and output."""
         return self._command("verbs_server_client", "-gid", str(GID_INDEX["ipv4"]), *arguments)
 
+    def command_tool(self, name: str, arguments: Sequence[str], timeout: float) -> dict[str, Any]:
+        """Run a command of `gpunetio` that speaks with a tool of librdmacm: status and output."""
+        return self._command(name, *arguments)
+
     def _command(self, name: str, *arguments: str) -> dict[str, Any]:
         addresses = [word for address in self.addresses for word in ("--address", address)]
-        done = CliRunner().invoke(app, [name, "-d", DEVICE, "--wire", "udp", *addresses, *arguments])
+        nic = "-d" if name in WITH_D else "-n"
+        faults = ["--faults", f"loss={self.loss}"] if self.loss else []
+        done = CliRunner().invoke(app, [name, nic, DEVICE, "--wire", "udp", *faults, *addresses, *arguments])
         return {"status": done.exit_code, "output": done.output}
 
 
@@ -218,7 +225,7 @@ def main() -> None:
     faults = Faults(loss=float(loss)) if float(loss) else None
     port = PortConfig(addresses=tuple(addresses), wire=wire, faults=faults)
     with socket.socket(fileno=0) as sock, verbs.open(DEVICE, port=port) as ctx:
-        OurSession(ctx, addresses).serve(Connection(sock))
+        OurSession(ctx, addresses, float(loss)).serve(Connection(sock))
 
 
 if __name__ == "__main__":

@@ -53,6 +53,8 @@ NOT_SUPPORTED = {
     "wait_for_a_completion": "core_direct_master", "wait_for_a_receive": "core_direct_master",
     "cq_overrun_allowed": "overrun ENABLE", "collapsed_cq": "collapsed",
     "cq_of_an_external_data_path": "external_datapath",
+    "memcpy_copies": "memcpy", "memcpy_between_regions": "memcpy", "memcpy_outside_of_a_region": "memcpy",
+    "memcpy_needs_its_queue_pair": "memcpy",
 }  # fmt: skip
 
 

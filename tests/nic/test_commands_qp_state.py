@@ -9,6 +9,7 @@ from command_rig import ERR, GID, INIT, PATH, RST, RTR, RTS, Device
 from gpunetio.enums import Access
 from gpunetio.errors import DriverError, TimedOutError
 from gpunetio.formats.commands import Opcode, OptParam, Status
+from gpunetio.formats.contexts import QPC_EXT
 from gpunetio.nic.control.syndromes import CommandSyndrome
 from gpunetio.nic.state.wire import WIRE
 from gpunetio.nic.transport.wire_kinds import PIPES, UDP
@@ -213,11 +214,41 @@ def test_extended_optional_parameters(device, opcode, state):
     qp = device.qp()
     device.bring(qp, state)
     device.refuses(
-        lambda: device.modify(opcode, qp, qpc_ext=1, opt_param_mask_95_32=1 << 3),
-        Status.BAD_PARAM, CommandSyndrome.OPT_PARAM, f"{1 << 35:#x}",
+        lambda: device.modify(opcode, qp, qpc_ext=1, opt_param_mask_95_32=1 << 4),
+        Status.BAD_PARAM, CommandSyndrome.OPT_PARAM, f"{1 << 36:#x}",
     )  # fmt: skip
-    device.modify(opcode, qp, qpc_ext=0, opt_param_mask_95_32=1 << 3)  # then the field is not there
+    device.modify(opcode, qp, qpc_ext=0, opt_param_mask_95_32=1 << 4)  # then the field is not there
     device.modify(opcode, qp, qpc_ext=1)
+
+
+@pytest.mark.parametrize("created", [0, 1])
+def test_mmo_in_the_extension(device, created):
+    """It is set by CREATE_QP or INIT2INIT, and 2RST returns to what CREATE_QP said."""
+    qp = device.qp(qpc_ext=1, pas=QPC_EXT.pack(mmo=created))
+    row = device.nic.qps[qp[1]]
+    device.init(qp)
+    assert row["mmo"] == created
+    for mmo in (1, 0, 1):
+        device.modify(Opcode.INIT2INIT_QP, qp, qpc_ext=1, opt_param_mask_95_32=1 << 3, qpc_data_ext={"mmo": mmo})
+        assert row["mmo"] == mmo
+    device.modify(Opcode.INIT2INIT_QP, qp, qpc_ext=1, qpc_data_ext={"mmo": 0})  # the mask does not name it
+    device.modify(Opcode.INIT2INIT_QP, qp, opt_param_mask_95_32=1 << 3, qpc_data_ext={"mmo": 0})
+    assert row["mmo"] == 1
+    device.modify(Opcode.QP_2RST, qp)
+    assert row["mmo"] == created
+
+
+def test_mmo_is_refused(device):
+    short = bytes(QPC_EXT.size - 1)
+    device.refuses(lambda: device.qp(qpc_ext=1, pas=short), Status.BAD_INPUT_LEN, CommandSyndrome.SHORT_INPUT,
+                   "CREATE_QP with qpc_ext takes 464 bytes, the input has 463")  # fmt: skip
+    device.refuses(lambda: device.qp({"st": 1}, qpc_ext=1, pas=QPC_EXT.pack(mmo=1)), Status.BAD_PARAM,
+                   CommandSyndrome.SERVICE_TYPE, "mmo on a queue pair of service type 1")  # fmt: skip
+    uc = device.qp({"st": 1})
+    device.init(uc)
+    fields = {"qpc_ext": 1, "opt_param_mask_95_32": 1 << 3, "qpc_data_ext": {"mmo": 1}}
+    device.refuses(lambda: device.modify(Opcode.INIT2INIT_QP, uc, **fields), Status.BAD_PARAM,
+                   CommandSyndrome.SERVICE_TYPE, "mmo on a queue pair of service type 1")  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,9 @@ from scapy.layers.l2 import Dot1AD, Dot1Q, Ether
 from eth_receive_rig import Cq, Rq, lead, opened, remove_rules
 from eth_send_rig import CHECKSUMS, Port, Sq, error_of, eth, inlined, opcode_of, pointer, recover
 from gpunetio import PortConfig, verbs
+from gpunetio.eth import query_caps
 from gpunetio.formats.cqe import CqeOpcode, Syndrome
-from gpunetio.formats.ethernet import QueueState
+from gpunetio.formats.ethernet import VPORT_FRAMING, QueueState
 from gpunetio.formats.events import EQE, EventQueueType, EventType
 from gpunetio.formats.wqe import CtrlFlags, WqeOpcode
 from gpunetio.nic.observe.reasons import Reason
@@ -243,6 +244,17 @@ def test_the_mtu():
         (cqe,) = port.sq.done()
         assert error_of(cqe) == (Syndrome.LOCAL_LENGTH, Reason.FRAME_LENGTH)
         assert "the packet has 515 bytes, but the port sends 14 to 514" in port.nic.reports[-1].message
+
+
+def test_the_largest_mtu():
+    """What the port says is what it sends, although the wire has room for one byte more."""
+    with opened(port=PortConfig(mtu=65536)) as ctx:
+        port, mtu = Port(ctx, receives=2, room=1 << 17), query_caps(ctx).mtu
+        assert mtu == 0xFFFF - VPORT_FRAMING
+        frame = bytes(port.l2) + bytes(mtu)
+        assert port.send(eth(), port.put(0, frame)) == frame
+        port.sq.post(eth(), port.put(0, frame + b"x"))
+        assert error_of(port.sq.done()[0]) == (Syndrome.LOCAL_LENGTH, Reason.FRAME_LENGTH)
 
 
 MODES = {1: 14, 2: 34, 3: 42}  # min_wqe_inline_mode: headers of a UDP packet that it wants

@@ -2,15 +2,13 @@
 
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 from scapy.layers.inet import IP, TCP, UDP
-from scapy.layers.inet6 import IPv6
 from scapy.layers.l2 import Dot1Q
 
+from eth_programs import V4, V6, Program, steps
 from eth_receive_rig import Cq, opened
 from eth_send_rig import (
     CHECKSUMS,
@@ -36,7 +34,6 @@ from gpunetio.nic.observe.reasons import Reason
 
 TSO, MPSW, WAIT = WqeOpcode.TSO, WqeOpcode.ENHANCED_MPSW, WqeOpcode.WAIT
 TIME = WaitMode.TIME
-V4, V6 = IP(src="192.0.2.1", dst="192.0.2.2", id=0xFFFE), IPv6(src="2001:db8::1", dst="2001:db8::2")
 
 
 @pytest.fixture
@@ -237,17 +234,6 @@ def test_wait_for_a_cq(ctx):
 
 # --- random programs -------------------------------------------------------------------------------------------------
 
-payloads = st.binary(max_size=300)
-packets = st.builds(
-    lambda l3, l4, payload: (l3, l4, payload), st.sampled_from([V4, V6]),
-    st.sampled_from([UDP(sport=5, dport=6), TCP(sport=7, dport=8, flags="PA")]), payloads,
-)  # fmt: skip
-tags = st.none() | st.just(77)
-sends = st.tuples(st.just("send"), packets, st.integers(0, 60), st.integers(1, 4), st.booleans(), tags)
-manies = st.tuples(st.just("many"), st.lists(packets, min_size=1, max_size=5), st.booleans())
-cuts = st.tuples(st.just("tso"), st.sampled_from([V4, V6]), st.binary(max_size=900), st.integers(1, 400))
-nops = st.tuples(st.just("nop"))
-
 
 @pytest.fixture(scope="module")
 def long_port() -> Iterator[Port]:
@@ -255,63 +241,10 @@ def long_port() -> Iterator[Port]:
         yield Port(ctx, receives=1 << 12, room=1536, log=4, allow_multi_pkt_send_wqe=1)
 
 
-class Program:
-    """Writes WQEs, and what they send, as a plain model in Python has it."""
-
-    def __init__(self, port: Port):
-        self.port, self.expected, self.at = port, list[bytes](), 0
-
-    def place(self, data: bytes, pieces: int = 1) -> list[bytes]:
-        size = max(-(-len(data) // pieces), 1)
-        made = []
-        for start in range(0, len(data), size):
-            made.append(self.port.put(self.at, data[start : start + size]))
-            self.at += size
-        return made
-
-    def frame(self, packet: tuple[Any, Any, bytes], checksum: bool) -> tuple[bytes, bytes]:
-        """A frame as it is given, with a wrong checksum, and as it is sent."""
-        l3, l4, payload = packet
-        right = self.port.l2 / l3 / l4 / payload
-        wrong = right.copy()
-        wrong[type(l4)].chksum = 0xABCD
-        return bytes(wrong), bytes(right if checksum else wrong)
-
-    def nop(self) -> None:
-        self.port.sq.write(opcode=WqeOpcode.NOP, ask=0)
-
-    def send(self, packet: Any, inline: int, pieces: int, checksum: bool, vlan: int | None) -> None:
-        given, sent = self.frame(packet, checksum)
-        inline = 0 if vlan is not None else min(inline, len(given))
-        if vlan is not None:
-            sent = sent[:12] + b"\x81\0" + vlan.to_bytes(2, "big") + sent[12:]
-        segment = eth(given[:inline], CHECKSUMS if checksum else 0, vlan=vlan)
-        self.port.sq.write(segment, *self.place(given[inline:], pieces), ask=0)
-        self.expected.append(sent)
-
-    def many(self, several: list[Any], checksum: bool) -> None:
-        frames = [self.frame(packet, checksum) for packet in several]
-        data = [segment for given, _ in frames for segment in self.place(given)]
-        self.port.sq.write(eth(flags=CHECKSUMS if checksum else 0), *data, opcode=MPSW, ask=0)
-        self.expected += [sent for _, sent in frames]
-
-    def tso(self, l3: Any, payload: bytes, mss: int) -> None:
-        l2, tcp = self.port.l2, TCP(seq=9, flags="PA")
-        mss = max(mss, len(payload) // 20 + 1)
-        self.port.sq.write(eth(headers(l2, l3, tcp), mss=mss), *self.place(payload), opcode=TSO, ask=0)
-        self.expected += segments(l2, l3, tcp, payload, mss)
-
-
 @settings(max_examples=15)
-@given(st.lists(sends | manies | cuts | nops, min_size=1, max_size=3))
+@given(steps(most_payload=900))
 def test_random_programs(long_port, steps):
     """Around a ring of 16 blocks, again and again."""
-    program = Program(long_port)
-    for name, *arguments in steps:
-        getattr(program, name)(*arguments)
-    long_port.sq.post(opcode=WqeOpcode.NOP)
-    (cqe,) = long_port.sq.done()
-    assert opcode_of(cqe) == CqeOpcode.REQ
+    program = Program(long_port, long_port.l2)
+    program.run(steps)
     assert long_port.frames(len(program.expected)) == program.expected
-
-

@@ -16,7 +16,6 @@ from nic_rig import (
     LOCAL_LENGTH,
     LOCAL_PROT,
     LOCAL_QP_OP,
-    MMO,
     NOP,
     ON_ERROR,
     READ,
@@ -210,75 +209,6 @@ def test_bad_dumps(ends):
         assert (read.opcode, error_of(dump), dump.wqe_opcode) == (REQ, (syndrome, reason), DUMP)
         assert error_of(flushed)[1] == Reason.FLUSH
         ends.again()
-
-
-METADATA = data(0, 0, 0)  # of an MMO: control bits, and the device's own buffer
-DMA = 1  # opmod of an MMO that copies
-
-
-def test_mmo_copies_local_memory(ends):
-    """It takes no key of a peer, and what reads its target behind it finds the copy, without a fence."""
-    source = Buffer(ends.a.qp.pd, SIZE, fill=3, access=Access.LOCAL_READ)
-    before = ends.here.bytes.tobytes()
-    copy = ends.a.put(MMO, METADATA, source.at(5, 1000), ends.here.at(17, 1000), opmod=DMA)
-    ends.a.put(WRITE, ends.there.remote(), ends.here.at())
-    ends.a.ring()
-    done, write = ends.a.done.take(2)
-    assert (done.opcode, done.wqe_opcode, done.counter, write.opcode) == (REQ, MMO, copy, REQ)
-    expected = before[:17] + source.bytes[5:1005].tobytes() + before[1017:]
-    assert ends.here.bytes.tobytes() == expected
-    assert ends.there.bytes.tobytes() == expected
-
-
-def test_mmo_copies_what_a_read_before_it_brings(ends):
-    target = Buffer(ends.a.qp.pd, SIZE)
-    ends.there.bytes[:] = 9
-    ends.a.put(READ, ends.there.remote(), ends.here.at())
-    ends.a.put(MMO, METADATA, ends.here.at(), target.at(), opmod=DMA)
-    ends.a.ring()
-    assert [cqe.opcode for cqe in ends.a.done.take(2)] == [REQ, REQ]
-    assert (target.bytes == 9).all()
-
-
-def test_a_flushed_mmo_has_copied_nothing(ends):
-    target = Buffer(ends.a.qp.pd, SIZE)
-    ends.a.put(WRITE, raddr(ends.there.address, 0xBAD00), ends.here.at())
-    ends.a.put(MMO, METADATA, ends.here.at(), target.at(), opmod=DMA)
-    ends.a.ring()
-    write, copy = ends.a.done.take(2)
-    assert error_of(write)[0] == REMOTE_ACCESS
-    assert error_of(copy)[1] == Reason.FLUSH
-    assert not target.bytes.any()
-
-
-def test_bad_mmos(ends):
-    here, target = ends.here, Buffer(ends.a.qp.pd, 64)
-    locked = Buffer(ends.a.qp.pd, 64, access=Access.LOCAL_READ)
-    foreign = Buffer(ends.a.qp.ctx.create_pd(), 64)
-    cases = [
-        ([METADATA, here.at(0, 8)], DMA, LOCAL_QP_OP, Reason.WQE_MALFORMED),
-        ([METADATA, here.at(0, 8), target.at(0, 4), target.at(4, 4)], DMA, LOCAL_QP_OP, Reason.WQE_MALFORMED),
-        ([METADATA, here.at(0, 8), target.at(0, 9)], DMA, LOCAL_QP_OP, Reason.WQE_MALFORMED),
-        ([METADATA, inline(b"8 bytes."), target.at(0, 8)], DMA, LOCAL_QP_OP, Reason.WQE_MALFORMED),
-        ([METADATA, here.at(0, 8), target.at(0, 8)], 2, LOCAL_QP_OP, Reason.WQE_OPCODE),
-        ([METADATA, data(here.address, here.key, 0), data(target.address, target.key, 0)], DMA,
-         LOCAL_LENGTH, Reason.LENGTH),
-        ([METADATA, foreign.at(), target.at()], DMA, LOCAL_PROT, Reason.LKEY_PD),
-        ([METADATA, here.at(0, 64), locked.at()], DMA, LOCAL_PROT, Reason.LKEY_RIGHTS),
-        ([METADATA, here.at(0, 64), data(target.address + 1, target.key, 64)], DMA, LOCAL_PROT, Reason.LKEY_BOUNDS),
-    ]  # fmt: skip
-    for segments, opmod, syndrome, reason in cases:
-        ends.a.post(MMO, *segments, opmod=opmod)
-        assert error_of(ends.a.done.next()) == (syndrome, reason)
-        assert not target.bytes.any()
-        ends.again()
-
-
-def test_only_rc_has_mmo(ends):
-    uc, other = (Queue(queue.qp.pd, qp_type=QpType.UC) for queue in (ends.a, ends.b))
-    connect(uc, other)
-    uc.post(MMO, METADATA, ends.here.at(0, 8), ends.here.at(8, 8), opmod=DMA)
-    assert error_of(uc.done.next()) == (LOCAL_QP_OP, Reason.WQE_OPCODE)
 
 
 @pytest.mark.parametrize("opcode", [0x02, 0x7F, 0xFF])

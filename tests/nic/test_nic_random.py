@@ -116,7 +116,7 @@ class End:
         self.side = side
         self.queue = Queue(
             side.pd, SQ, RQ, send_cq=side.ctx.create_cq(SQ), recv_cq=side.ctx.create_cq(RQ), user_index=user_index,
-            cqe_inline=cqe_inline,
+            cqe_inline=cqe_inline, memcpy=True,
         )  # fmt: skip
         qp = self.queue.qp
         assert (qp.sq_entries, qp.rq_entries) == (SQ, RQ)

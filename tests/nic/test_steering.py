@@ -443,6 +443,22 @@ def test_a_chain_through_all_levels(clean):
     assert verdicts(clean, FRAMES[0]) == [(Fate.TIR, 5, 0)]
 
 
+def test_flows_that_are_remembered_in_one_place(clean):
+    """They differ in their source MAC, which does not choose the place."""
+    root, behind, counter = clean.table(), clean.table(level=1), clean.counter()
+    clean.set(root, clean.group(root, 0, 0), 0, to=(TABLE, behind), counter=counter)
+    macs = clean.group(behind, 0, 9, match({"smac_15_0": 0xFFFF}))
+    frames = [bytes(Ether(src=f"02:00:00:00:00:0{i}") / V4 / UDP(sport=1, dport=2)) for i in range(3)]
+    for i in range(3):
+        clean.set(behind, macs, i, match({"smac_15_0": i}), to=(TIR, 10 + i), tag=20 + i)
+    clean.root(root)
+    order = [0] * 20 + random.Random(1).choices((0, 1, 2), k=20_000) + [2] * 20
+    assert verdicts(clean, *(frames[i] for i in order)) == [(Fate.TIR, 10 + i, 20 + i) for i in order]
+    assert clean.counts(counter) == (len(order), len(order) * len(frames[0]))
+    clean.delete(behind, 2)
+    assert verdicts(clean, frames[2], frames[1]) == [(Fate.MISS, 0, 0), (Fate.TIR, 11, 21)]
+
+
 # --- against the model
 
 MATCHABLE = {
@@ -679,6 +695,29 @@ def test_the_hash_of_a_tir():
         steered_frames.steer(nic)
         assert steered_frames.rows["hash"].tolist() == [toeplitz(other, data[0]), 0]
         flows.delete(rules, 0)
+
+
+def test_the_hash_of_a_header_that_is_cut_off():
+    """It has no ports, and is not remembered as one with the ports 0."""
+    with verbs.open("soft2") as ctx:
+        make, flows = Maker(ctx), Steering(nic_of(ctx))
+        rq = make.rq(make.cq().number).number
+        tir = make.hashed(
+            make.domain().number, make.rqt([rq]).number, rx_hash_fn=2, rx_hash_toeplitz_key=KEY,
+            rx_hash_field_selector_outer={"l3_prot_type": 0, "l4_prot_type": 1, "selected_fields": 15},
+        )  # fmt: skip
+        root, behind = flows.table(), flows.table(level=1)
+        flows.set(root, flows.group(root, 0, 0), 0, to=(TABLE, behind))
+        flows.set(behind, flows.group(behind, 0, 0), 0, to=(TIR, tir.number))
+        flows.root(root)
+        ip = IP(src="1.2.3.4", dst="5.6.7.8", proto=17)
+        steered_frames = Frames([bytes(L2 / ip / Raw(bytes(nbytes))) for nbytes in (8, 4, 8, 4)])
+        steered_frames.steer(flows.nic)
+        hashed = toeplitz(KEY, bytes([1, 2, 3, 4, 5, 6, 7, 8, 0, 0, 0, 0]))
+        assert steered_frames.rows["hash"].tolist() == [hashed, 0] * 2
+        flows.root(0)
+        flows.delete(behind, 0)
+        flows.delete(root, 0)
 
 
 def test_fragments_have_no_ports_to_hash():

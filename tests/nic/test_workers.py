@@ -373,7 +373,7 @@ def test_events_of_all_workers_reach_one_channel():
 def test_a_busy_worker_hears_the_arm_registers_of_the_first():
     """It looks at arm records when it is idle. It need not be: a request behind its completion is heard in between."""
     with opened(2) as (ctx, nic, pd):
-        pairs = [Pair(pd, 4 << 20) for _ in range(2)]
+        pairs = [Pair(pd, 16 << 20) for _ in range(2)]
         (pair,) = (pair for pair in pairs if check(nic)[pair.a.qp.qpn] == 1)
         channel = ctx.create_comp_channel()
         received = ctx.create_cq(16, channel=channel)

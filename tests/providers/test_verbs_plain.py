@@ -29,6 +29,7 @@ from plain_soft import PlainSoft
 _M = QpAttrMask
 NOT_SUPPORTED = [
     "umem_life", "uar_life", "rings_of_a_queue_pair", "wait_for_a_completion", "wait_for_a_receive",
+    "memcpy_copies", "memcpy_between_regions", "memcpy_outside_of_a_region", "memcpy_needs_its_queue_pair",
     "cq_overrun_allowed", "collapsed_cq", "cq_of_an_external_data_path",
 ]  # fmt: skip
 
@@ -103,6 +104,7 @@ REFUSED: dict[str, Callable[[verbs.Context, PD], object]] = {
     "QP: send_dbr_mode NO_DBR_EXT": lambda ctx, pd: pd.create_qp(send_dbr_mode=QpSendDbrMode.NO_DBR_EXT),
     "QP: emulate_no_dbr_ext": lambda ctx, pd: pd.create_qp(emulate_no_dbr_ext=True),
     "QP: cqe_inline": lambda ctx, pd: pd.create_qp(cqe_inline=True),
+    "QP: memcpy": lambda ctx, pd: pd.create_qp(memcpy=True),
     "QP: user_index = 3": lambda ctx, pd: pd.create_qp(user_index=3),
     "SRQ: srq_type CONTIGUOUS": lambda ctx, pd: pd.create_srq(4, srq_type=SrqType.CONTIGUOUS, external_datapath=True),
     "SRQ: external_datapath": lambda ctx, pd: pd.create_srq(4, external_datapath=True),

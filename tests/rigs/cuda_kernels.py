@@ -16,9 +16,14 @@ from cuda.bindings import nvjitlink
 from numba import cuda, int64, void
 
 from gpunetio import device
+from gpunetio.eth import headers
 from gpunetio.jit.launch import offline
 from gpunetio.nic.step import step
 from gpunetio.nic.transport.loopback import serve
+from gpunetio.packet_processing.http_server import serve_http
+from gpunetio.packet_processing.receive_icmp import receive_icmp
+from gpunetio.packet_processing.receive_tcp import receive_tcp
+from gpunetio.packet_processing.receive_udp import receive_udp
 
 SM_90 = (9, 0)
 
@@ -122,6 +127,7 @@ def groups(queue, raddr, rkey, laddr, lkey, n, out):
     device.warp_sync()
     device.st64(out + 8 * device.global_id(), value + device.warp_size())
     device.copy(laddr, raddr, n)
+    device.st64(out, device.warp_sum(n) + device.warp_min(n) + device.block_sum(n) + device.block_max(n))
     device.yield_thread()
 
 
@@ -144,6 +150,14 @@ def eth_send(txq, raddr, rkey, laddr, lkey, n, out):
     device.st64(out, device.txq_poll(txq) + device.txq_poll(txq, n, device.EXCLUSIVE, 0))
 
 
+def eth_headers(txq, raddr, rkey, laddr, lkey, n, out):
+    """Packets with headers in the WQE, one of them cut by the NIC."""
+    device.st64(out, device.txq_send_headers(txq, raddr, 54, laddr, lkey, n))
+    device.st64(out, device.txq_send_headers(txq, raddr, n, laddr, lkey, n, 1460, 1, device.EXCLUSIVE))
+    first = device.txq_reserve(txq, device.txq_headers_blocks(n, n))
+    device.st64(out, device.txq_prepare_headers(txq, first, raddr, n, laddr, lkey, n, n, 1))
+
+
 def eth_by_hand(txq, raddr, rkey, laddr, lkey, n, out):
     """The builders of packets, and semaphores."""
     first = device.txq_reserve(txq, device.txq_multi_blocks(n) + 2)
@@ -154,6 +168,66 @@ def eth_by_hand(txq, raddr, rkey, laddr, lkey, n, out):
     device.st64(out, device.sem_wait(raddr, n, device.SEM_FREE, n) + device.sem_status(raddr, n))
     device.st64(out, device.sem_set_packets(raddr, n, device.SEM_READY, n, n) + device.sem_info(raddr, n))
     device.st64(out, device.sem_set_status(raddr, n, n) + device.sem_first(raddr, n) + device.sem_packets(raddr, n))
+    device.st64(out, device.sem_take(raddr, n) + device.sem_next(raddr, n) + device.sem_free(raddr, n))
+
+
+def buffers(array, index, out):
+    """Elements of an array of buffers."""
+    buf = device.buf_get(array, index)
+    device.st64(out, device.buf_addr(buf) + device.buf_nbytes(buf) + device.buf_mkey(buf))
+
+
+def rdma_strong(rdma, array, buf, n, imm, out):
+    """The RDMA library, strong mode."""
+    buf, conn, flags = device.buf_get(array, n), n, device.RDMA_IMM
+    status = device.rdma_write_strong(rdma, conn, buf, n, buf, n, n, imm, flags)
+    status += device.rdma_write_inline_strong(rdma, conn, buf, n, out, n, imm, flags)
+    status += device.rdma_write_value_strong(rdma, conn, buf, n, imm, 4)
+    status += device.rdma_read_strong(rdma, conn, buf, n, buf, n, n) + device.rdma_send_strong(rdma, conn, buf, n, n)
+    device.st64(out, status + device.rdma_commit_strong(rdma, conn) + device.rdma_wait_all(rdma))
+    recv = device.rdma_get_recv(rdma)
+    device.st64(out, device.rdma_recv_strong(recv, buf, n, n) + device.rdma_recv_commit_strong(recv))
+
+
+def rdma_weak(rdma, array, buf, n, imm, out):
+    """The RDMA library, weak mode, and the wait for messages."""
+    buf, conn, flags = device.buf_get(array, n), n, device.RDMA_IMM
+    position, mask = device.rdma_get_info(rdma, conn)
+    status = device.rdma_write_weak(rdma, conn, buf, n, buf, n, n, imm, flags, position + 1 & mask)
+    status += device.rdma_write_inline_weak(rdma, conn, buf, n, out, n, imm, flags, position)
+    status += device.rdma_write_value_weak(rdma, conn, buf, n, imm, 4, imm, flags, position)
+    status += device.rdma_read_weak(rdma, conn, buf, n, buf, n, n, position)
+    status += device.rdma_send_weak(rdma, conn, buf, n, n, imm, flags, position)
+    device.st64(out, status + device.rdma_commit_weak(rdma, conn, n))
+    recv = device.rdma_get_recv(rdma)
+    position, _ = device.rdma_recv_get_info(recv)
+    device.st64(out, device.rdma_recv_weak(recv, buf, n, n, position) + device.rdma_recv_commit_weak(recv, n))
+    device.st64(out, device.rdma_recv_wait_all(recv, out, out + n, 1))
+
+
+def dma_copies(dma, source, target, nbytes, out):
+    """All of DMA."""
+    for i in range(nbytes):
+        device.st64(out, device.dma_memcpy(dma, device.buf_get(source, i), i, device.buf_get(target, i), i, nbytes))
+    device.st64(out, device.dma_wait(dma, device.dma_commit(dma)))
+    device.st64(out, device.dma_wait_all(dma))
+
+
+def packet_headers(packet, nbytes, address, port, out):
+    """Headers of packets, and their checksums."""
+    protocol, ip, l4, length = headers.l4_of(packet, nbytes)
+    payload, size = headers.udp_payload(l4, length)
+    segment, more = headers.tcp_payload(l4, length)
+    device.st64(out, protocol + payload + size + segment + more + headers.is_l4_intact(ip, protocol, l4, length))
+    device.st64(out, headers.is_ipv4_intact(ip) + headers.spend_hop(ip) + headers.ipv6_at(ip).source_high)
+    device.st64(out, headers.arp_at(packet).sender_mac + headers.icmp_at(l4).identifier)
+    headers.set_source(ip, protocol, l4, address, port)
+    headers.set_destination(ip, protocol, l4, address, port)
+    headers.swap_macs(packet)
+    headers.swap_addresses(ip)
+    headers.swap_ports(l4)
+    headers.write_ipv4_checksum(ip)
+    headers.write_l4_checksum(ip, protocol, l4, length)
 
 
 def exclusive_put(queue, raddr, rkey, laddr, lkey, n, out):
@@ -201,7 +275,17 @@ KERNELS: dict[str, tuple[Callable, int]] = {
     "groups": (groups, 7),
     "eth_receive": (eth_receive, 7),
     "eth_send": (eth_send, 7),
+    "eth_headers": (eth_headers, 7),
     "eth_by_hand": (eth_by_hand, 7),
+    "buffers": (buffers, 3),
+    "rdma_strong": (rdma_strong, 6),
+    "rdma_weak": (rdma_weak, 6),
+    "dma_copies": (dma_copies, 5),
+    "packet_headers": (packet_headers, 5),
+    "receive_udp": (receive_udp.py_func, 9),
+    "receive_tcp": (receive_tcp.py_func, 11),
+    "receive_icmp": (receive_icmp.py_func, 12),
+    "serve_http": (serve_http.py_func, 4),
     "exclusive_async_put": (exclusive_async_put, 7),
     "engine": (engine, 2),
     "engine_inside": (engine_inside, 3),

@@ -53,6 +53,25 @@ def send_at(txq, timestamp, laddr, lkey, nbytes, sharing, scope, out):
 
 
 @kernel
+def send_headers(txq, count, headers, header_bytes, laddr, lkey, nbytes, mss, every, sharing, out):
+    """Each thread sends `count` packets with headers in the WQE; packet i has i % 3 bytes more of them, and payload of
+    its own. One of `every` notifies."""
+    me, threads = device.global_id(), device.grid_dim() * device.block_dim()
+    for i in range(count):
+        number = i * threads + me
+        notify = 1 if every != 0 and i % every == every - 1 else 0
+        ticket = device.txq_send_headers(
+            txq, headers + number % 7, header_bytes + i % 3, laddr + 16 * number, lkey, nbytes, mss, notify, sharing
+        )
+        device.st64(out + 8 * number, ticket)
+
+
+@kernel
+def prepare_headers(txq, index, headers, header_bytes, nbytes, mss, out):
+    device.st64(out, device.txq_prepare_headers(txq, index, headers, header_bytes, 0x1000, 1, nbytes, mss))
+
+
+@kernel
 def poll_each(txq, count, rounds, sharing, blocking, out):
     me = device.global_id()
     for i in range(rounds):
@@ -137,6 +156,58 @@ def look(semaphore, index, out):
     device.st64(out + 40, device.sem_set_packets(semaphore, index, 9, 1, 2))
     device.st64(out + 48, device.sem_packets(semaphore, index))
     device.st64(out + 56, device.sem_first(semaphore, index))
+
+
+@kernel
+def take_and_fill(semaphore, rings, count, began, out):
+    """One of several producers: `count` times, take an item of the own ring and leave a number of its own there.
+
+    They begin together, when all have added to the word at `began`.
+    """
+    me = device.block_idx()
+    done = 0
+    start = device.clock_ns()
+    device.fetch_add_gpu64(began, 1)
+    while device.ld_relaxed64(began) < device.grid_dim() and device.clock_ns() - start < 30_000_000_000:
+        device.yield_thread()
+    while done < count and device.clock_ns() - start < 30_000_000_000:
+        index = device.sem_take(semaphore, me % rings)
+        if index < 0:
+            device.yield_thread()
+            continue
+        device.st64(device.sem_info(semaphore, index), me << 32 | done)
+        device.sem_set_packets(semaphore, index, device.SEM_READY, index, 1)
+        done += 1
+    device.st64(out + 8 * me, done)
+
+
+@kernel
+def free_items(semaphore, count, seen, out):
+    """The consumers, one for each ring: store the numbers in the order in which they come."""
+    ring = device.block_idx()
+    done = 0
+    start = device.clock_ns()
+    while done < count and device.clock_ns() - start < 30_000_000_000:
+        index = device.sem_next(semaphore, ring)
+        if index < 0:
+            device.yield_thread()
+            continue
+        device.st64(seen + 8 * (ring * count + done), device.ld64(device.sem_info(semaphore, index)))
+        if device.sem_first(semaphore, index) != index or device.sem_free(semaphore, ring) != device.OK:
+            break
+        done += 1
+    device.st64(out + 8 * ring, done)
+
+
+@kernel
+def one_step(semaphore, what, ring, out):
+    """Take an item of a ring, look at its next one, or free that."""
+    if what == 0:
+        device.st64(out, device.sem_take(semaphore, ring))
+    elif what == 1:
+        device.st64(out, device.sem_next(semaphore, ring))
+    else:
+        device.st64(out, device.sem_free(semaphore, ring))
 
 
 @kernel

@@ -21,13 +21,15 @@ WAIT_MASK = (8 << 32) - 1
 
 @dataclass(frozen=True)
 class Wqe:
-    """A WQE as the device reads it. `packets` are (address, key, bytes)."""
+    """A WQE as the device reads it. `packets` are (address, key, bytes); with `headers`, those of the payload."""
 
     index: int
     opcode: int
     signalled: bool
     packets: tuple[tuple[int, int, int], ...] = ()
     until: int = 0
+    headers: bytes = b""
+    mss: int = 0
 
 
 @dataclass
@@ -42,6 +44,7 @@ class TxDevice:
     executed: int = 0
     completions: int = 0
     fail_at: int | None = None  # index of a WQE that fails
+    max_lso: int = 1 << 18
 
     def __post_init__(self) -> None:
         self.memory = self.crew.gpu.alloc(RING + 128 * self.depth + 4096, MemType.CPU_GPU)
@@ -63,6 +66,7 @@ class TxDevice:
         DEV_SIDE.at(self.array, SIDE)["timeout_ns"] = int(self.timeout * 1e9)
         t = DEV_ETH_TXQ.at(self.array)
         t["wait_mask"], t["cs_flags"], t["signal_mask"] = WAIT_MASK, CS_FLAGS, self.depth // 4 - 1
+        t["max_lso"] = self.max_lso
 
     def close(self) -> None:
         self.memory.close()
@@ -101,20 +105,27 @@ class TxDevice:
         blocks = -(-ds // 4)
         data = b"".join(self.block(index + i) for i in range(blocks))
         packets: list[tuple[int, int, int]] = []
-        until = 0
-        if opcode in (0x0A, 0x29):
-            assert data[16:32] == bytes([0, 0, 0, 0, CS_FLAGS]) + bytes(11)
-            for at in range(32, 16 * ds, 16):
+        until = mss = 0
+        headers = b""
+        if opcode in (0x0A, 0x0E, 0x29):
+            mss, inline = struct.unpack_from(">H4xH", data, 22)
+            assert data[16:22] + data[24:28] == bytes([0, 0, 0, 0, CS_FLAGS, 0, 0, 0, 0, 0])
+            assert (mss != 0) == (opcode == 0x0E)
+            headers = data[30 : 30 + inline]
+            first = 32 + -(-max(inline - 2, 0) // 16) * 16
+            assert not any(data[30 + inline : first])  # nothing of older WQEs leaves the machine
+            for at in range(first, 16 * ds, 16):
                 nbytes, key, address = struct.unpack_from(">IIQ", data, at)
                 packets.append((address, key, nbytes))
-            assert opcode == 0x29 or ds == 3
+            assert opcode == 0x29 or len(packets) <= 1
+            assert inline or packets
         elif opcode == 0x0F:
             assert (word >> 24, ds) == (2, 3)
             operation, lkey, high, low, until, mask = struct.unpack_from(">IIIIQQ", data, 16)
             assert (operation, lkey, high, low, mask) == (5, 0, 0, 0, WAIT_MASK)
         else:
             assert (opcode, ds) == (0, 1)
-        return Wqe(index, opcode, bool(flags), tuple(packets), until), blocks
+        return Wqe(index, opcode, bool(flags), tuple(packets), until, headers, mss), blocks
 
     def step(self) -> bool:
         """Execute the next WQE, if there is one."""

@@ -36,7 +36,7 @@ class FakeProvider:
     def __init__(self, ethernet: bool = True):
         self.ethernet = ethernet
         self.roce_version = 2
-        self.no_dbr_ext = self.cqe_inline = self.uc = False
+        self.no_dbr_ext = self.cqe_inline = self.uc = self.memcpy = False
         self.rts2rts_dscp = True
         self.active_mtu = 4096
         self.udp_sports = (0xC000, 0xFFFF)
@@ -210,8 +210,11 @@ class FakeProvider:
             out[0x10 + 0x1B] = self.roce_version
         elif op_mod == 0x01:
             out[0x10 + 0x04] = 0x80  # hca_cap_2
+            out[0x10 + 0x0D] = 21  # log_dma_mmo_max_size
             out[0x10 + 0x11] = 15  # log_max_qp_sz
             out[0x10 + 0x19] = 22  # log_max_cq_sz
+            out[0x10 + 0x24] = self.memcpy << 5  # qpc_extension
+            out[0x10 + 0xE9] = self.memcpy << 7  # dma_mmo_qp
             out[0x10 + 0x2A] = 1 << 6  # rts2rts_qp_udp_sport
             out[0x10 + 0x2D] = self.rts2rts_dscp << 5
             out[0x10 + 0x2E : 0x10 + 0x30] = (2).to_bytes(2, "big")  # gid_table_size, as code
@@ -268,6 +271,9 @@ class FakeProvider:
 
     def doorbell_rung(self) -> None:
         self._check("doorbell_rung")
+
+    def wake_at(self, cqn: int, word: int) -> bool:
+        return False
 
     def explain(self, qpn: int, vendor_syndrome: int | None) -> str | None:
         return None

@@ -287,7 +287,7 @@ class Qp:
         if opcode == MMO and opmod == 1:  # a copy: control, metadata, source, destination
             if len(wqe) != 4 * SEGMENT or wqe[2 * SEGMENT] >> 7 or wqe[32:36] != wqe[48:52]:
                 raise Refused(LOCAL_QP_OP, MALFORMED)
-            (source,), (target,) = self._local(wqe[32:48], 0), self._local(wqe[48:], LOCAL_WRITE)
+            (source,), (target,) = self._local(wqe[32:48], 0, 2 * GIB), self._local(wqe[48:], LOCAL_WRITE, 2 * GIB)
             assert isinstance(source, Span)
             assert isinstance(target, Span)
             target.put(source.get())
@@ -323,8 +323,8 @@ class Qp:
             answer = answer[part.nbytes :]
         return nbytes
 
-    def _local(self, segments: bytes, right: int) -> list[Span | bytes]:
-        """The memory and the inline bytes that data segments name."""
+    def _local(self, segments: bytes, right: int, most: int = GIB) -> list[Span | bytes]:
+        """The memory and the inline bytes that data segments name, `most` bytes altogether."""
         parts: list[Span | bytes] = []
         at = total = 0
         while at < len(segments):
@@ -338,7 +338,7 @@ class Qp:
                 at = end
             else:
                 nbytes = nbytes or 1 << 31  # byte_count 0 stands for 2 GiB
-                if total + nbytes > GIB:
+                if total + nbytes > most:
                     raise Refused(LOCAL_LENGTH, LENGTH)
                 parts.append(self.nic.span(key, self.pd, address, nbytes, right, LOCAL_PROT, LKEY))
                 at += SEGMENT

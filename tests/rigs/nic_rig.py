@@ -301,9 +301,10 @@ class Ends:
     there: Buffer
 
     @classmethod
-    def open(cls, *names: str) -> Self:
+    def open(cls, *names: str, **near: Any) -> Self:
+        """Open NICs of these names. The queue `a` is created with the arguments `near`."""
         pds = [verbs.open(name).create_pd() for name in names]
-        ends = cls(Queue(pds[0]), Queue(pds[-1]), Buffer(pds[0], SIZE, fill=1), Buffer(pds[-1], SIZE))
+        ends = cls(Queue(pds[0], **near), Queue(pds[-1]), Buffer(pds[0], SIZE, fill=1), Buffer(pds[-1], SIZE))
         connect(ends.a, ends.b)
         return ends
 

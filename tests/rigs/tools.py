@@ -13,6 +13,8 @@ COMMAND = ("-m", "gpunetio")
 class Tool:
     """A running `gpunetio` command, its output as it comes."""
 
+    limit = LIMIT  # for a line
+
     def __init__(self, *args, program=COMMAND, start=subprocess.Popen):
         self.process = start(
             [sys.executable, "-u", *program, *map(str, args)],
@@ -23,7 +25,7 @@ class Tool:
 
     def until(self, text):
         """Read stdout until a line has this in it."""
-        watchdog = threading.Timer(LIMIT, self.process.kill)
+        watchdog = threading.Timer(self.limit, self.process.kill)
         watchdog.start()
         try:
             for line in self.process.stdout:

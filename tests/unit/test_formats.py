@@ -12,11 +12,22 @@ from numba import njit
 from gpunetio import enums
 from gpunetio.device import modes
 from gpunetio.errors import DocaError, DocaErrorCode
-from gpunetio.formats import commands, contexts, cqe, device_structs, doorbell, eth_device, ethernet, flow, wqe
+from gpunetio.formats import (
+    commands,
+    contexts,
+    core_device,
+    cqe,
+    device_structs,
+    doorbell,
+    eth_device,
+    ethernet,
+    flow,
+    wqe,
+)
 from gpunetio.formats.layout import VARIABLE, BitStruct, Entry
 from repository import DATA
 
-MODULES = (commands, contexts, cqe, device_structs, doorbell, eth_device, ethernet, flow, wqe)
+MODULES = (commands, contexts, core_device, cqe, device_structs, doorbell, eth_device, ethernet, flow, wqe)
 STRUCTS = {s.name: s for module in MODULES for s in vars(module).values() if isinstance(s, BitStruct)}
 ENTRIES = {type(e).__name__: e for module in MODULES for e in vars(module).values() if isinstance(e, Entry)}
 
@@ -208,7 +219,7 @@ def test_a_field_sets_its_own_bits_and_no_other(struct, background):
         value = 0 if background else ones
         struct.update(buf, **nest(name, value if width <= 64 else value.to_bytes(width // 8, "big")))
         mask = ones << (struct.size * 8 - first - width)
-        assert int.from_bytes(buf, "big") ^ before == mask, name
+        assert int.from_bytes(buf, "big") ^ before == mask == struct.bits(name), name
         got = struct.get(buf, name)
         assert (got if width <= 64 else int.from_bytes(got, "big")) == value, name
         if first % 8 == 0:
@@ -233,12 +244,14 @@ def test_unknown_fields():
         lambda: contexts.QPC.pack(stat=1),
         lambda: contexts.QPC.get(bytes(232), "stat"),
         lambda: contexts.QPC.offset("stat"),
+        lambda: contexts.QPC.bits("stat"),
     ):
         with pytest.raises(ValueError, match=r"qpc has no field 'stat'; it has state, lag_tx_port_affinity, "):
             call()
     for call in (
         lambda: contexts.QPC.get(bytes(232), "pd.x"),
         lambda: contexts.QPC.offset("user_index.x"),
+        lambda: contexts.QPC.bits("user_index.x"),
     ):
         with pytest.raises(ValueError, match="is not a structure: it has no field 'x'"):
             call()
@@ -318,7 +331,8 @@ def test_no_other_entries_and_fields():
     known |= {(r["struct"], r["field"]) for r in rows("device_structs.csv")}
     other = {name: {f: place(e, f) for f in e.offsets if (name, f) not in known} for name, e in ENTRIES.items()}
     assert other.pop("doca_gpu_dev_verbs_qp") == {SIDE: (88, 8)}
-    for ours in ("dev_side", "dev_rq", "dev_eth_txq", "dev_eth_rxq", "packet_attr", "dev_semaphore", "semaphore_item"):
+    for ours in ("dev_side", "dev_rq", "dev_eth_txq", "dev_eth_rxq", "packet_attr", "dev_semaphore", "semaphore_item",
+                 "semaphore_ring", "dev_buf", "dev_buf_arr", "memory_export"):  # fmt: skip
         del other[ours]
     assert {name: fields for name, fields in other.items() if fields} == ENTRIES_OF_OURS
 
@@ -421,6 +435,7 @@ def test_error_classes_have_their_codes():
     """A class that is named after no code would be a mistake; DocaError itself is UNKNOWN."""
     names = {"TimedOutError": "TIME_OUT", "OperatingSystemError": "OPERATING_SYSTEM", "DocaError": "UNKNOWN",
              "DeviceFatalError": "DEVICE_FATAL_ERROR", "PeerError": "CONNECTION_ABORTED",
+             "ConnectionRejectedError": "CONNECTION_ABORTED", "ConnectionEndedError": "CONNECTION_ABORTED",
              "PeerInterrupted": "CONNECTION_ABORTED", "BadWrError": "UNKNOWN"}  # its instances have their cause's code
 
     def check(cls: type[DocaError]) -> None:

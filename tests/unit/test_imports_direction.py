@@ -3,8 +3,9 @@
 The layers, from high to low:
 
     cli
-    samples, bench, testing, doctor
+    samples, packet_processing, bench, testing, doctor
     eth, flow, rdma, dma            the libraries, and the package's face, gpunetio/__init__.py
+    core, cm                        what libraries share, and the connection manager
     rendezvous
     gpu, dpa
     verbs
@@ -36,8 +37,9 @@ SOURCE = ROOT / "src" / PACKAGE
 FACE = "__init__"  # the package itself: `import gpunetio`, or `from gpunetio import` of something that is no module
 LAYERS = (
     ("cli", "__main__"),
-    ("samples", "bench", "testing", "doctor"),
+    ("samples", "packet_processing", "bench", "testing", "doctor"),
     ("eth", "flow", "rdma", "dma", FACE),
+    ("core", "cm"),
     ("rendezvous",),
     ("gpu", "dpa"),
     ("verbs",),

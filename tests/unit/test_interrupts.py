@@ -10,7 +10,7 @@ import pytest
 
 import gpunetio as gn
 from gpunetio.errors import TimedOutError
-from gpunetio.interrupts import allowed, deferred, uninterrupted
+from gpunetio.interrupts import allowed, deferred, uninterrupted, until_terminated
 from gpunetio.service import ServiceThread
 from repository import RIGS
 
@@ -189,3 +189,35 @@ def test_a_thread_runs_until_its_last_step():
 def test_help_shows_the_arguments_of_what_is_made_whole():
     assert list(inspect.signature(gn.Gpu).parameters) == ["which", "warp", "queue_memory"]
     assert str(inspect.signature(gn.Gpu).parameters["warp"]) == "warp: 'int' = 1"
+
+
+# --- SIGTERM ---------------------------------------------------------------------------------------------------------
+
+
+def test_sigterm_does_what_ctrl_c_does():
+    with until_terminated(), pytest.raises(KeyboardInterrupt):  # noqa: PT012
+        with deferred() as interrupts:
+            signal.raise_signal(signal.SIGTERM)
+            assert interrupts.came
+        raise AssertionError("the interrupt is delivered at the end of deferred()")
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_sigterm_in_the_background_of_a_shell():
+    """There, Ctrl+C is ignored."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with pytest.raises(KeyboardInterrupt), until_terminated():
+            signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_sigterm_in_another_thread():
+    def body():
+        with until_terminated():
+            assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+    thread = threading.Thread(target=body)
+    thread.start()
+    thread.join()

@@ -153,6 +153,7 @@ def test_wide_and_fixed_accesses(gpu):
 def look_ahead(value, out):
     ops.st64(out + 8, value)
     ops.prefetch(out + 8)
+    ops.prefetch_to_write(out + 16)
     ops.st64(out, ops.ld64(out + 8))
 
 

@@ -14,6 +14,8 @@ import pytest
 
 import gpunetio
 from gpunetio import Gpu, device
+from gpunetio.eth import headers
+from gpunetio.formats.layout import Entry
 from gpunetio.gpu.group import QpOptions
 from gpunetio.verbs import QP
 from gpunetio.verbs.qp import ConnectOptions
@@ -42,41 +44,61 @@ def test_the_package_says_that_it_has_types():
     assert (PACKAGE / "py.typed").is_file()
 
 
-# --- the stub of the device library -----------------------------------------------------------------------------------
+# --- the stubs of what is compiled ------------------------------------------------------------------------------------
 
-STUB = ast.parse((PACKAGE / "device" / "__init__.pyi").read_text())
-FUNCTIONS = {one.name: one for one in STUB.body if isinstance(one, ast.FunctionDef)}
-
-
-def test_the_stub_has_every_name():
-    constants = {one.target.id: one for one in STUB.body if isinstance(one, ast.AnnAssign)}  # type: ignore[union-attr]
-    imported = {name.asname for one in STUB.body if isinstance(one, ast.ImportFrom) for name in one.names}
-    assert {*FUNCTIONS, *constants, *imported - {None}} == set(device.__all__)
-    assert all(isinstance(getattr(device, name), int) for name in constants)
-    (names,) = (one.value for one in STUB.body if isinstance(one, ast.Assign) and ast.unparse(one.targets) == "__all__")
-    assert ast.literal_eval(names) == device.__all__
+STUBS = {
+    module: ast.parse((PACKAGE.parent / module.__name__.replace(".", "/") / "__init__.pyi").read_text())
+    for module in (device, headers)
+}
+FUNCTIONS = [
+    pytest.param(module, one, id=one.name)
+    for module, stub in STUBS.items() for one in stub.body if isinstance(one, ast.FunctionDef)
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_the_stub_has_the_signature(name):
-    taken = [one for one in inspect.signature(getattr(device, name)).parameters.values() if one.name != "typingctx"]
-    stated = FUNCTIONS[name].args
-    assert [one.arg for one in stated.args] == [one.name for one in taken]
-    defaults = [eval(ast.unparse(one), dict(vars(device))) for one in stated.defaults]
+@pytest.mark.parametrize("module", STUBS, ids=lambda module: module.__name__)
+def test_the_stub_has_every_name(module):
+    body = STUBS[module].body
+    functions = {one.name for one in body if isinstance(one, ast.FunctionDef)}
+    constants = {one.target.id: one for one in body if isinstance(one, ast.AnnAssign)}  # type: ignore[union-attr]
+    imported = {name.asname for one in body if isinstance(one, ast.ImportFrom) for name in one.names}
+    assert {*functions, *constants, *imported - {None}} == set(module.__all__)
+    kinds = {"int": int, "Entry": Entry}
+    assert all(isinstance(getattr(module, name), kinds[one.annotation.id]) for name, one in constants.items())
+    (names,) = (one.value for one in body if isinstance(one, ast.Assign) and ast.unparse(one.targets) == "__all__")
+    assert ast.literal_eval(names) == module.__all__
+
+
+@pytest.mark.parametrize(("module", "stated"), FUNCTIONS)
+def test_the_stub_has_the_signature(module, stated):
+    found = getattr(module, stated.name)
+    taken = [one for one in inspect.signature(found).parameters.values() if one.name != "typingctx"]
+    assert [one.arg for one in stated.args.args] == [one.name for one in taken]
+    defaults = [eval(ast.unparse(one), dict(vars(module))) for one in stated.args.defaults]
     assert defaults == [one.default for one in taken if one.default is not inspect.Parameter.empty]
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_the_stub_says_what_is_returned(name):
-    """Where the function is written in Python: nothing, or one integer on each way out."""
-    written = getattr(getattr(device, name), "py_func", None)
+def type_of(values: list[ast.expr | None]) -> str:
+    """What a function returns that returns these, and integers in place of what it calls."""
+    if all(value is None for value in values):
+        return "None"
+    assert None not in values
+    for value in values:
+        if isinstance(value, ast.Tuple):
+            return f"tuple[{', '.join(['int'] * len(value.elts))}]"
+    truth = all(isinstance(one, ast.Compare) or isinstance(getattr(one, "value", None), bool) for one in values)
+    return "bool" if truth else "int"
+
+
+@pytest.mark.parametrize(("module", "stated"), FUNCTIONS)
+def test_the_stub_says_what_is_returned(module, stated):
+    """Where the function is written in Python: nothing, an integer or several, or a truth, on each way out."""
+    written = getattr(getattr(module, stated.name), "py_func", None)
     if written is None:
         return
     (function,) = ast.parse(inspect.getsource(written)).body
     returned = [one.value for one in ast.walk(function) if isinstance(one, ast.Return)]
-    stated = ast.unparse(FUNCTIONS[name].returns or ast.Constant(None))
-    assert stated == ("int" if returned else "None")
-    assert not any(value is None or isinstance(value, ast.Tuple) for value in returned)
+    assert ast.unparse(stated.returns or ast.Constant(None)) == type_of(returned)
 
 
 # --- options that are passed on ---------------------------------------------------------------------------------------

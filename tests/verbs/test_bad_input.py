@@ -192,7 +192,7 @@ CREATE: dict[str, Row] = {
     }),
     **{
         row: value
-        for name in ("sq_sig_all", "core_direct_master", "emulate_no_dbr_ext", "cqe_inline")
+        for name in ("sq_sig_all", "core_direct_master", "emulate_no_dbr_ext", "cqe_inline", "memcpy")
         for row, value in numbers(name, qp_with(name), {2: f"{name} = 2: it must be 0 to 1"}).items()
     },
     "both doorbell modes": (

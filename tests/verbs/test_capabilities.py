@@ -12,7 +12,8 @@ from gpunetio.formats import commands as cmd
 from gpunetio.formats import ethernet
 from gpunetio.formats.commands import CapClass, Opcode, Status
 from gpunetio.formats.contexts import ATOMIC_CAPS, CMD_HCA_CAP, HCA_VPORT_CONTEXT
-from gpunetio.nic.control.port import CONNECTX_7, PortConfig, _rate
+from gpunetio.nic.control.hca import node_guid_of, port_guid_of
+from gpunetio.nic.control.port import CONNECTX_7, Port, PortConfig, _rate
 from gpunetio.nic.control.syndromes import CommandSyndrome
 from gpunetio.providers.provider import PortAttr
 
@@ -90,6 +91,17 @@ def test_the_vport_context_has_state_and_guids(device, up, states):
     assert told["vport_state"] == told["port_state"]
     guid = device.provider.query_device().node_guid
     assert told["node_guid"] == told["port_guid"] == told["system_image_guid"] == guid
+
+
+def test_node_guids_tell_nics_apart_by_all_of_their_address():
+    """Those of IPv6 addresses that end alike, too, although the ports' MACs are the same."""
+    ports = [Port(PortConfig(addresses=(text,)), "") for text in ("fd77::1", "fd78::1", "fd77::1:0:1")]
+    assert len({port_guid_of(port) for port in ports}) == 1
+    guids = {node_guid_of(port) for port in ports}
+    assert len(guids) == 3
+    assert {guid >> 56 & 3 for guid in guids} == {2}, "locally administered, and of one device (EUI-64)"
+    port = Port(PortConfig(addresses=("10.0.0.7",)), "")
+    assert node_guid_of(port) == port_guid_of(port) == 0x02000AFFFE000007
 
 
 @pytest.mark.parametrize("fields", [{"port_num": 2}, {"port_num": 1, "other_vport": 1}])

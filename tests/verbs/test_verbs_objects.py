@@ -285,6 +285,25 @@ def test_payload_in_completions(fake, pd, cq):
     assert qp.init_attr.cqe_inline
 
 
+def test_queue_pairs_that_copy_memory(fake, pd, cq):
+    with pytest.raises(NotSupportedError, match="memcpy: the device's queue pairs do not copy memory"):
+        pd.create_qp(sq_wr=1, send_cq=cq, memcpy=True)
+    assert pd.ctx.query_device().max_wr_memcpy_length == 0
+    assert not fake.mrs
+    fake.memcpy = True
+    ctx = Context(fake)
+    assert ctx.query_device().max_wr_memcpy_length == 1 << 21
+    qp = ctx.create_pd().create_qp(sq_wr=1, send_cq=ctx.create_cq(4), memcpy=True)
+    mailbox = fake.sent(CREATE_QP)[0]
+    assert (len(mailbox), mailbox[8], mailbox[0x110]) == (464, 1 << 7, 1 << 5)  # qpc_ext, qpc_data_extension.mmo
+    assert not any(mailbox[0x111:])
+    assert qp.opaque.nbytes >= 64
+    with pytest.raises(InUseError, match="is still used by QP"):
+        qp.opaque.close()
+    qp.close()
+    assert qp.opaque.closed
+
+
 def test_doorbells_without_a_record(fake, pd, cq):
     with pytest.raises(NotSupportedError, match="NO_DBR_EXT: the device needs doorbell records"):
         pd.create_qp(sq_wr=1, send_cq=cq, send_dbr_mode=QpSendDbrMode.NO_DBR_EXT)

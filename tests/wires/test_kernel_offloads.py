@@ -14,15 +14,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
 from scapy.layers.inet import IP, TCP, UDP
 from scapy.layers.inet6 import IPv6
 from scapy.layers.l2 import Dot1Q, Ether
 from scapy.utils import rdpcap
 
+from eth_programs import V4, V6, Program, steps
 from eth_receive_rig import remove_rules
 from eth_send_rig import CHECKSUMS, Port, error_of, eth, headers, opcode_of, pointer, recover, segments
 from gpunetio import PortConfig, verbs
 from gpunetio.fabric.ethernet_records import SOL_PACKET
+from gpunetio.fabric.ip_headers import internet_checksum
 from gpunetio.formats.cqe import CqeOpcode, Syndrome
 from gpunetio.formats.wqe import WqeOpcode
 from gpunetio.nic.engine import compile_engine
@@ -38,7 +41,7 @@ NEEDS_CSUM, TCPV4, TCPV6, ECN = 1, 1, 4, 0x80
 SIOCETHTOOL, ETHTOOL_STXCSUM, ETHTOOL_STSO = 0x8946, 0x17, 0x1E  # linux/ethtool.h
 UDP_SEGMENT = 103  # linux/udp.h
 SO_RCVBUFFORCE = 33  # asm-generic/socket.h
-V4, V6 = IP(src="192.0.2.1", dst="192.0.2.2", id=0xFFFE), IPv6(src="2001:db8::1", dst="2001:db8::2")
+PACKET_AUXDATA, AUXDATA, VLAN_VALID = 8, struct.Struct("=IIIHHHH"), 1 << 4  # linux/if_packet.h, its tpacket_auxdata
 L2 = Ether(src="02:00:00:00:00:05", dst="02:00:00:00:00:06")
 WIRES = {"tap": ("tap:t0", "t0"), "packet": ("packet:here", "there")}
 
@@ -47,10 +50,11 @@ class End(Port):
     """A NIC that gets every frame of its wire, and the kernel's end of that."""
 
     def __init__(self, ctx: verbs.Context, where: Namespace, interface: str):
-        super().__init__(ctx, receives=256)
+        super().__init__(ctx, receives=256, allow_multi_pkt_send_wqe=1)
         self.where, self.interface = where, interface
         self.sock = where.run(socket.socket, socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETH_P_ALL))
         self.sock.setsockopt(SOL_PACKET, PACKET_VNET_HDR, 1)
+        self.sock.setsockopt(SOL_PACKET, PACKET_AUXDATA, 1)
         self.sock.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 4 << 20)
         self.sock.settimeout(10)
         where.run(self.sock.bind, (interface, ETH_P_ALL))
@@ -68,12 +72,18 @@ class End(Port):
 
     def hear(self, count: int) -> list[tuple[tuple[int, ...], bytes]]:
         """The next frames to L2's destination that the kernel gets, each with its VIRTIO_NET."""
-        found = []
-        while len(found) < count:
-            data = self.sock.recv(1 << 17)
-            if data[VIRTIO.size :].startswith(bytes(L2)[:6]):
-                found.append((VIRTIO.unpack_from(data), data[VIRTIO.size :]))
-        return found
+        return [self.next() for _ in range(count)]
+
+    def next(self) -> tuple[tuple[int, ...], bytes]:
+        """The next one of them. The kernel has taken a VLAN tag out of it, and says what that was."""
+        while True:
+            data, ((_, _, auxiliary),), _, _ = self.sock.recvmsg(1 << 17, socket.CMSG_SPACE(AUXDATA.size))
+            header, frame = VIRTIO.unpack_from(data), data[VIRTIO.size :]
+            if frame.startswith(bytes(L2)[:6]):
+                status, *_, tag, kind = AUXDATA.unpack(auxiliary)
+                if status & VLAN_VALID:
+                    frame = frame[:12] + struct.pack(">HH", kind, tag) + frame[12:]
+                return header, frame
 
     def switch_off(self, *features: int) -> None:
         """Have the kernel do in software what it leaves to the wire's interface, as `ethtool -K` does."""
@@ -218,6 +228,40 @@ def test_a_tso_leaves_as_one_frame(end, l3, flags):
     expected = bytes(L2 / l3 / tcp / payload)
     at = head - 4
     assert (frame[:at], frame[at + 2 :]) == (expected[:at], expected[at + 2 :])
+
+
+def cut(header: tuple[int, ...], frame: bytes) -> list[bytes]:
+    """What the kernel makes of a frame that it gets, as linux/virtio_net.h describes it."""
+    flags, gso, _, mss, start, offset = header
+    if not flags:
+        return [frame]
+    l3 = 18 if frame[12:14] == b"\x81\0" else 14
+    l4 = start + l3 - 14  # the kernel counts without the tag
+    kind, ip = (TCPV4, IP(frame[l3:l4])) if frame[l3] >> 4 == 4 else (TCPV6, IPv6(frame[l3:l4]))
+    head = l4 + 4 * (frame[l4 + 12] >> 4)
+    tcp, nbytes = TCP(frame[l4:head]), len(frame) - l4
+    assert (flags, gso, offset) == (NEEDS_CSUM, kind | (ECN if "C" in str(tcp.flags) else 0), 16)
+    if kind == TCPV4:
+        assert (ip.len, internet_checksum(frame[l3:l4])) == (len(frame) - l3, 0xFFFF)
+        addresses, ip.len, ip.chksum = frame[l3 + 12 : l4], None, None
+    else:
+        assert ip.plen == nbytes
+        addresses, ip.plen = frame[l3 + 8 : l4], None
+    assert tcp.chksum % 0xFFFF == 0xFFFF - internet_checksum(addresses + struct.pack(">II", 6, nbytes))
+    tcp.chksum = None
+    return segments(Ether(frame[:l3]), ip, tcp, frame[head:], mss)
+
+
+@settings(max_examples=25)
+@given(steps(most_payload=20_000))
+def test_random_programs(end, steps):
+    """What the kernel has to cut becomes what the NIC would have sent."""
+    program = Program(end, L2)
+    program.run(steps)
+    wire = []
+    while len(wire) < len(program.expected):
+        wire += cut(*end.next())
+    assert wire == program.expected
 
 
 @pytest.mark.parametrize("l3", [V4, V6], ids=["ipv4", "ipv6"])

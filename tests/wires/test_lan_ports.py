@@ -82,6 +82,19 @@ def test_faults():
         assert a.got() == [sent, sent]
 
 
+@pytest.mark.parametrize(("tags", "nbytes"), [(0, 1514), (1, 1518), (2, 1522), (3, 1522)])
+def test_frames_longer_than_the_mtu_of_their_receiver(tags, nbytes):
+    """The length of up to two VLAN tags does not count."""
+    with lan([{"mtu": 1500}, {"mtu": 1600}]) as stations:
+        a, b = stations
+        head = BROADCAST + b.mac + b"\x81\0\0\x05" * tags + b"\x08\0"
+        sent = [head.ljust(n, b"x") for n in (nbytes, nbytes + 1)]
+        b.send(*sent)
+        turn(stations)
+        assert a.got() == sent[:1]
+        assert (a.count("rx_frame_oversize"), a.count("rx_frames")) == (1, 2)
+
+
 def test_a_nic_is_on_the_lan_while_it_has_a_queue():
     with opened() as ctx:
         lan = nic_of(ctx).links.lan

@@ -17,7 +17,7 @@ from scapy.layers.l2 import ARP, Dot1Q, Ether
 from scapy.packet import Raw
 from scapy.utils import rdpcap
 
-from gpunetio import LinkLayer, PortConfig, eth, verbs
+from gpunetio import Gpu, LinkLayer, PortConfig, eth, verbs
 from gpunetio.bench import replay as command
 from gpunetio.bench.replay import ReplayOptions
 from gpunetio.cli import app
@@ -45,11 +45,11 @@ OWN, PEER = "10.97.1.1", "10.97.1.2"  # of nobody: the file is the network
 
 def pcap(*frames: bytes, link: int = 1, magic: int = 0xA1B23C4D, order: str = "<", whole: int | None = None) -> bytes:
     """A file with one frame each 3.5 µs, from 7 s on."""
-    data = struct.pack(f"{order}IHHiIII", magic, 2, 4, 0, 0, 1 << 16, link)
+    data = [struct.pack(f"{order}IHHiIII", magic, 2, 4, 0, 0, 1 << 16, link)]
     unit = 1 if magic == 0xA1B23C4D else 1000
     for i, frame in enumerate(frames):
-        data += struct.pack(f"{order}IIII", 7, 3500 * i // unit, len(frame), whole or len(frame)) + frame
-    return data
+        data += struct.pack(f"{order}IIII", 7, 3500 * i // unit, len(frame), whole or len(frame)), frame
+    return b"".join(data)
 
 
 def roce(layers: Any, bth: bytes = Made(SEND_ONLY, 5, 0x99, payload=b"ping").build()) -> bytes:
@@ -391,6 +391,42 @@ def test_all_frames_reach_a_receive_queue(tmp_path):
         assert [bytes(packet.data) for packet in got] == FRAMES * 100
         for packet in got:
             packet.release()
+
+
+def test_frames_wait_for_room_in_a_queue(tmp_path):
+    (tmp_path / "file").write_bytes(pcap(*FRAMES * 200))
+    port = PortConfig("10.97.1.1", f"pcap:{tmp_path / 'file'}")
+    got = []
+    with verbs.open("soft6", port=port) as ctx, eth.ManagedRxq(ctx.create_pd(), 4, 2048) as rxq, FlowPort(ctx) as flows:
+
+        def receive() -> None:
+            for packet in rxq.receive(3, timeout=0):
+                got.append(bytes(packet.data))
+                packet.release()
+
+        flows.steer(match.everything(), to=rxq)
+        nic = ctx.provider.nic  # type: ignore[attr-defined]
+        done = replay_frames(nic, fast=True, rqns=[rxq.rqn], meanwhile=receive)
+        until(lambda: receive() or len(got) == 1000, "the last frames")
+    assert (done.accepted, done.refused) == (1000, {})
+    assert got == FRAMES * 200
+
+
+@pytest.mark.parametrize("longest", [60, 2000, 9000])
+def test_no_frame_comes_for_which_a_ring_has_no_room(tmp_path, longest):
+    """The ring, whose frames take one place or several, fills up, and nobody empties it."""
+    sizes = np.random.default_rng(longest).integers(60, longest + 1, 2000)
+    (tmp_path / "file").write_bytes(pcap(*(FRAMES[1][:60].ljust(int(size), b".") for size in sizes)))
+    port = PortConfig("10.97.1.1", f"pcap:{tmp_path / 'file'}")
+    with (
+        verbs.open("soft6", port=port) as ctx, Gpu("host") as gpu,
+        eth.CyclicRxq(gpu, ctx.create_pd(), 1024, 9216 if longest > 2000 else 2048) as rxq, FlowPort(ctx) as flows,
+    ):  # fmt: skip
+        flows.steer(match.everything(), to=rxq)
+        nic = ctx.provider.nic  # type: ignore[attr-defined]
+        with pytest.raises(TimedOutError, match="soft6 has not taken frame"):
+            replay_frames(nic, fast=True, timeout=0.2, rqns=[rxq.rqn])
+        assert nic.counters["rx_frames"] == nic.counters["rx_frame_delivered"] >= 256
 
 
 def test_frames_that_no_queue_takes_are_counted(tmp_path):
