@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 from functools import partial
 
-from ethernet_engine import MASKS, paths, steering
+from ethernet_engine import MASKS, paths, pipes, steering
 from ethernet_pair import pair
 from ethernet_results import Result, progress, show
 from ethernet_times import lateness
@@ -15,6 +15,7 @@ from ethernet_times import lateness
 JOBS: dict[str, Callable[[int], list[Result]]] = {
     "steering": partial(steering, masks=MASKS),
     "steering-one-mask": partial(steering, masks=1),
+    "steering-pipes": pipes,
     "engine-64": partial(paths, nbytes=64),
     "engine-1500": partial(paths, nbytes=1500),
     "pair-64": partial(pair, nbytes=64),

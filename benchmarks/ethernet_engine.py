@@ -37,12 +37,14 @@ from gpunetio.nic.state.qp import qp_row_at
 from gpunetio.nic.state.worker import worker_at
 from gpunetio.nic.steering.steer import read_frames, steer, turn_to
 from gpunetio.nic.step import step
+from gpunetio.packet_processing.steering import Steering
 from gpunetio.verbs import open
 
 ONE_WORKER = PortConfig(workers=1)  # whose turns are taken; it alone serves Ethernet
 FLOWS, MASKS, LAPS = 10_000, 16, 10
 ONES: dict[str, Any] = {name: bytes(12) + b"\xff" * 4 if "ip" in name else 0xFFFF for name in FIELDS}
 ONES["ip_protocol"] = 0xFF
+PIPE_FLOWS = 256
 FRAMES = 1 << 10  # of a round of the paths in and out: half of a pipe has room for more, of 64 bytes
 LARGE_FRAMES = 1 << 8  # the same, of 1500 bytes
 WARM_UP = 8  # rounds that compile, and fill all rings
@@ -54,17 +56,17 @@ PATIENCE = 60.0  # seconds for a kernel that posts, and for an engine that stops
 
 
 @engine_function
-def steer_all(nic, arrived, count, rounds):
-    """Steer frames as if BATCH at a time had arrived. Return how many a rule has dropped."""
-    dropped = 0
+def steer_all(nic, arrived, count, rounds, fate):
+    """Steer frames as if BATCH at a time had arrived. Return how many have had this fate."""
+    done = 0
     for _ in range(rounds):
         for first in range(0, count, BATCH):
             some = min(BATCH, count - first)
             read_frames(nic, arrived + first * ARRIVED.size, some)
             for i in range(some):
                 turn_to(nic, i)
-                dropped += steer(nic, arrived_at(arrived + (first + i) * ARRIVED.size).nbytes) == Fate.DROP
-    return dropped
+                done += steer(nic, arrived_at(arrived + (first + i) * ARRIVED.size).nbytes) == fate
+    return done
 
 
 @engine_function
@@ -242,11 +244,40 @@ def steering(rounds: int, masks: int) -> list[Result]:
             for root, frames, samples in sides:
                 rules.root(root)
                 with still(nic):
-                    need(steer_all(nic.control_address, frames.address, frames.count, 1), FLOWS)
-                    ns = timed(steer_all, nic.control_address, frames.address, frames.count, LAPS)
-                    samples.append(ns / (LAPS * FLOWS))
+                    samples.append(_steered(nic, frames, Fate.DROP))
         rules.root(0)
     return [result]
+
+
+def _steered(nic: SoftNic, frames: Frames, fate: Fate) -> float:
+    """Return the nanoseconds for each frame, all of which have this fate."""
+    arguments = nic.control_address, frames.address, frames.count
+    need(steer_all(*arguments, 1, fate), frames.count)
+    return timed(steer_all, *arguments, LAPS, fate) / (LAPS * frames.count)
+
+
+def pipes(rounds: int) -> list[Result]:
+    """Frames of a few hundred flows in turn, through the pipes of packet_processing, against one rule to a queue."""
+    results = []
+    frames = Frames([frame_of(flow, 64) for flow in flows_of(PIPE_FLOWS, 3)] * 16)
+    with ExitStack() as undo:
+        ctx, gpu = undo.enter_context(open("soft0", port=ONE_WORKER)), undo.enter_context(Gpu("host"))
+        nic: SoftNic = ctx.provider.nic  # type: ignore[attr-defined]
+        pd = ctx.create_pd()
+        queues = [undo.enter_context(eth.CyclicRxq(gpu, pd, 64, 2048, queue_id=number)) for number in range(9)]
+        for count in (1, 4):
+            result = Result(f"steering, pipes of packet_processing, {count} queues", "ns", "one rule to a queue", "—")
+            for _ in range(rounds):
+                with ExitStack() as made:
+                    Steering(ctx, queues[:count], queues[4 : 4 + count], queues[8], (), made)
+                    with still(nic):
+                        result.ours.append(_steered(nic, frames, Fate.TIR))
+                with FlowPort(ctx) as port:
+                    port.steer(match.udp(), to=queues[0], count=False)
+                    with still(nic):
+                        result.theirs.append(_steered(nic, frames, Fate.TIR))
+            results.append(result)
+    return results
 
 
 # --- in and out ------------------------------------------------------------------------------------------------------

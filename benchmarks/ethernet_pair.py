@@ -104,12 +104,13 @@ def send(to: bytes, nbytes: int) -> None:
         print(*out.array.view(np.int64).tolist(), flush=True)
 
 
-def start(undo: ExitStack, core: int, *argv: str) -> subprocess.Popen[str]:
-    """A process on one core, which ends with the benchmark."""
+def start(undo: ExitStack, core: int | None, *argv: str) -> subprocess.Popen[str]:
+    """A process, on one core if it is given, which ends with the benchmark."""
     process = undo.enter_context(
         subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     )
-    os.sched_setaffinity(process.pid, {core})
+    if core is not None:
+        os.sched_setaffinity(process.pid, {core})
     undo.callback(process.kill)
     return process
 

@@ -13,6 +13,7 @@ from see_packets import udp
 import gpunetio as gn
 from gpunetio import device as dev
 from gpunetio import eth, flow
+from gpunetio.eth import headers
 from gpunetio.flow import match
 
 PORT, QUESTIONS, BURST = 7, 1000, 64  # UDP's echo service (RFC 862)
@@ -20,18 +21,10 @@ TURN_NS, PATIENCE_NS = 1_000_000, 20_000_000_000
 
 
 @dev.device_function
-def swap(a, b, nbytes):
-    for i in range(nbytes):
-        byte = dev.ld8(a + i)
-        dev.st8(a + i, dev.ld8(b + i))
-        dev.st8(b + i, byte)
-
-
-@dev.device_function
 def turn_round(packet):
-    swap(packet, packet + 6, 6)  # MACs
-    swap(packet + 26, packet + 30, 4)  # IPv4 addresses
-    swap(packet + 34, packet + 36, 2)  # UDP ports
+    headers.swap_macs(packet)
+    headers.swap_addresses(packet + 14)
+    headers.swap_ports(packet + 34)
 
 
 @gn.kernel

@@ -5,6 +5,7 @@
 Needs no extra. If there is a GPU, it runs there with `pip install -e '.[cuda]'`.
 """
 
+import argparse
 import sys
 
 import numpy as np
@@ -40,9 +41,9 @@ def forward(rxq, txq, lkey, attrs, stop, out):
 
 
 def main() -> None:
-    if len(sys.argv) != 3:
-        sys.exit("usage: forward_packets.py WIRE WIRE, such as unix:/tmp/cable tap:net")
-    wires = sys.argv[1:]
+    parser = argparse.ArgumentParser(description="Join two networks.")
+    parser.add_argument("wires", nargs=2, metavar="wire", help="for example unix:/tmp/cable")
+    wires = parser.parse_args().wires
     # The NICs have addresses of their own only because each port needs one: all packets are forwarded.
     ports = [gn.PortConfig(addresses=f"169.254.77.{i + 1}", wire=wire) for i, wire in enumerate(wires)]
     with (
@@ -83,4 +84,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except gn.DocaError as error:
+        sys.exit(f"error: {error}")
