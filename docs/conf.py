@@ -29,6 +29,7 @@ nitpick_ignore_regex = [
     ("py:class", r"gpunetio\.(formats\.commands\.Opcode|providers\.provider\.Provider|jit\.code\.Code)"),
     ("py:class", r"gpunetio\.(gpu\.export\.Exporter|gpu\.proxy\.Forwarded|verbs\.dpa\.\w+)"),
     ("py:class", r"gpunetio\.eth\.receive\._Packet"),  # `Received` or `ManagedPacket`
+    ("py:class", r"gpunetio\.cm\.listener\.Asked"),  # `Request` or `DatagramRequest`
     # Values of matches and destinations of rules, which the page of flow rules lists.
     ("py:.*", r"gpunetio\.flow\..*|(ipaddress\.)?IPv[46](Address|Network)|PerEntry|Stage|To|Number|Mac|Ip"),
     # Options that are passed on: the pages of `QP.connect` and `Gpu.create_qp` name them.
@@ -153,9 +154,12 @@ def _signature(
     return arguments, returns
 
 
+_SHARED = {"KernelQueue"}  # what several classes of the API are made of
+
+
 def _bases(app: Sphinx, name: str, thing: object, options: object, bases: list[type]) -> None:
     """Leave out base classes that are no part of the API."""
-    bases[:] = [base for base in bases if base is not ABC and not base.__name__.startswith("_")]
+    bases[:] = [base for base in bases if base is not ABC and base.__name__[0] != "_" and base.__name__ not in _SHARED]
 
 
 # --- names as the source has them -------------------------------------------------------------------------------------
