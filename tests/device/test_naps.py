@@ -59,6 +59,7 @@ def test_naps_end_when_somebody_wakes(gpu, sleepers, gap_ns):
     """Each nap could last a minute: only `wake` can end it in time."""
     count = 200
     with memory(gpu) as work, memory(gpu) as words, memory(gpu) as out:
+        assert produce[1, 1, gpu](work, words, 0, 0, 0).wait(60)  # loads it, which waits for kernels that run
         launches = [
             consume[1, 1, gpu](work, words.device_address + 64 * i, count, PATIENCE, out.device_address + 64 * i)
             for i in range(sleepers)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from ..formats.rdma_device import DEV_RDMA_QUEUE, TURN_BLOCK_BITS, TURN_INDEX_BITS, TURN_OPEN_BITS
 from ..jit.compile import device_function
 from ..jit.ops import (
-    block_idx, cas_gpu64, fence_acquire_gpu, fence_cta, fetch_add_gpu64, ld_fixed32, ld_fixed64, ld_relaxed_gpu64,
+    block_idx, cas_acquire_gpu64, cas_gpu64, fence_cta, fetch_add_gpu64, ld_fixed32, ld_fixed64, ld_relaxed_gpu64,
     st_relaxed_gpu64,
 )  # fmt: skip
 from .cq import timeout_of
@@ -119,8 +119,7 @@ def begin_commit(strong, queue, qp):
                 return 0
             if block != 0 and (not strong or block != _mine()):
                 return OTHER_BLOCK
-            if word & _OPEN == 0 and cas_gpu64(queue + TURN, word, word | _mine() | _COMMITS) == word:
-                fence_acquire_gpu()
+            if word & _OPEN == 0 and cas_acquire_gpu64(queue + TURN, word, word | _mine() | _COMMITS) == word:
                 return 1
         elif strong and block != _mine():
             return OTHER_BLOCK

@@ -12,6 +12,7 @@ block. The CPU has one scope, so all three lower to the same instruction there.
 
 from .atomics import (
     cas_acq_rel_gpu64,
+    cas_acquire_gpu64,
     cas_gpu64,
     cas_sys32,
     cas_sys64,
@@ -103,7 +104,7 @@ from .threads import (
 __all__ = [
     "BLOCK_PARTS", "BLOCK_SLOT", "CLOCK_MONOTONIC", "CRC32_POLYNOMIAL", "GROUP_HEADER", "GROUP_WORDS", "NO_CALLS",
     "THREAD_KEY_SYMBOL", "be16", "be32", "be64", "block_broadcast", "block_count", "block_dim", "block_group",
-    "block_idx", "block_slot", "block_sync", "call_c", "cas_acq_rel_gpu64", "cas_gpu64", "cas_sys32", "cas_sys64",
+    "block_idx", "block_slot", "block_sync", "call_c", "cas_acq_rel_gpu64", "cas_acquire_gpu64", "cas_gpu64", "cas_sys32", "cas_sys64",
     "clmul", "clock_ns", "converged_lanes", "copy", "copy_to_register", "count_lanes", "crc32_fold", "drain_stores",
     "exchange64", "fence_acquire_cta", "fence_acquire_gpu", "fence_acquire_sys", "fence_cta", "fence_gpu",
     "fence_release_cta", "fence_release_gpu", "fence_release_sys", "fence_sys", "fetch_add_cta64", "fetch_add_gpu64",

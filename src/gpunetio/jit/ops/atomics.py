@@ -47,6 +47,11 @@ def cas_gpu64(addr: int, expected: int, new: int) -> int:
     """Compare and swap at GPU scope."""
 
 
+@op(64, 64, 64, ret=64, cpu=cas(64), cuda=ptx("atom.acquire.gpu.global.cas.b64 $0, [$1], $2, $3;", 64))
+def cas_acquire_gpu64(addr: int, expected: int, new: int) -> int:
+    """Compare and swap, acquire, at GPU scope. Unlike a fence, it does not wait for the thread's own stores."""
+
+
 @op(64, 64, 64, ret=64, cpu=cas(64), cuda=ptx("atom.acq_rel.gpu.global.cas.b64 $0, [$1], $2, $3;", 64))
 def cas_acq_rel_gpu64(addr: int, expected: int, new: int) -> int:
     """Compare and swap, acquire-release, at GPU scope."""
