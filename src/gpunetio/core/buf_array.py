@@ -53,8 +53,7 @@ class BufArray(metaclass=Whole):
         with ExitStack() as undo:
             self._structure = gpu.alloc(DEV_BUF_ARR.size + rows.nbytes)
             undo.callback(self._structure.close)
-            at = self._structure.device_address
-            self._structure.write(DEV_BUF_ARR.pack(bufs=at + DEV_BUF_ARR.size, num=self.num))
+            self._structure.write(DEV_BUF_ARR.pack(num=self.num))
             self._structure.write(rows.view(np.uint8), DEV_BUF_ARR.size)
             self._undo = undo.pop_all()
 

@@ -16,7 +16,7 @@ def buf_get(array, index):
     """Return a buf of an array (`doca_gpu_dev_buf_get_buf`), or EINVAL: there is none with this index."""
     if index < 0 or index >= ld_fixed64(array + DEV_BUF_ARR.num):
         return EINVAL
-    return ld_fixed64(array + DEV_BUF_ARR.bufs) + DEV_BUF.size * index
+    return array + DEV_BUF_ARR.size + DEV_BUF.size * index
 
 
 @device_function

@@ -47,7 +47,7 @@ _LONGEST_VALUE = 8
 @device_function
 def queue_of(rdma, conn):
     """Return the send queue of a connection."""
-    return ld_fixed64(rdma + DEV_RDMA.queues) + DEV_RDMA_QUEUE.size * conn
+    return rdma + DEV_RDMA.size + DEV_RDMA_QUEUE.size * conn
 
 
 @device_function

@@ -34,7 +34,7 @@ _TAKEN, _LOOKING = DEV_RDMA_QUEUE.taken, DEV_RDMA_QUEUE.looking
 @device_function
 def rdma_get_recv(rdma):
     """Return the receives of an `Rdma`, for the functions below (`doca_gpu_dev_rdma_get_recv`)."""
-    return ld_fixed64(rdma + DEV_RDMA.receives)
+    return queue_of(rdma, ld_fixed32(rdma + DEV_RDMA.connections))
 
 
 @device_function

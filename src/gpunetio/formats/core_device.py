@@ -19,10 +19,9 @@ DEV_BUF = Entry("dev_buf", 32, """
     rkey                   20  u32
 """)
 
-# An array of them: `num` DEV_BUFs at the address `bufs`.
+# An array of them: `num` DEV_BUFs lie behind it.
 DEV_BUF_ARR = Entry("dev_buf_arr", 32, """
-    bufs                    0  i64
-    num                     8  i64
+    num                     0  i64
 """)
 
 # A memory map as its owner describes it to a peer. `access` is an `enums.Access`: what the peer may do.

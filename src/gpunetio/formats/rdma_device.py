@@ -41,13 +41,12 @@ TURN_BLOCK_BITS = 22  # the number is taken modulo this
 
 COMMITS_BITS = 24  # of `posted`
 
-# All connections of an `Rdma`: `queues` is the address of `connections` DEV_RDMA_QUEUEs, `receives` that of one.
+# All connections of an `Rdma`. Behind it lie `connections` DEV_RDMA_QUEUEs, one for the sends of each, and then the one
+# of receives: kernels that compute the address of a structure need not wait for a load of it.
 # Kernels write `uncounted`: commits for which an `rdma_wait_all` has waited that then found a connection in error.
 DEV_RDMA = Entry("dev_rdma", 64, """
-    queues                  0  i64
-    receives                8  i64
-    connections            16  u32
-    uncounted              24  i64
+    connections             0  u32
+    uncounted               8  i64
 """)
 
 # A connection as its owner describes it to the peer. `checksum` is the CRC-32 of the other bytes.

@@ -32,9 +32,7 @@ class GpuDataPath(DataPath):
         self._queues = [self._sends] * sizes.connections + [slots]  # the last one is that of receives
         self._memory = gpu.alloc(self._marks_at(len(self._queues)))
         undo.callback(self._memory.close)
-        first, last = self._row_at(0), self._row_at(sizes.connections)
-        at = self._memory.device_address
-        self._memory.write(DEV_RDMA.pack(queues=at + first, receives=at + last, connections=sizes.connections))
+        self._memory.write(DEV_RDMA.pack(connections=sizes.connections))
         for number in range(len(self._queues)):
             self._restart(number, None)
 
