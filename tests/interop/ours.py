@@ -22,6 +22,7 @@ from click.testing import CliRunner
 import nic_rig as rig
 from gpunetio import verbs
 from gpunetio.cli import app
+from gpunetio.cm.agent import Agent
 from gpunetio.enums import Access, QpState
 from gpunetio.fabric.faults import Faults
 from gpunetio.formats.cqe import Syndrome
@@ -196,6 +197,7 @@ class OurSession(Session):
     def __init__(self, ctx: verbs.Context, addresses: Sequence[str], loss: float):
         super().__init__()
         self.ctx, self.addresses, self.loss = ctx, addresses, loss
+        self._manager: Agent | None = None
 
     def open(self, **arguments: Any) -> End:
         return SoftEnd(self.ctx, **arguments)
@@ -209,8 +211,17 @@ class OurSession(Session):
         return self._command("verbs_server_client", "-gid", str(GID_INDEX["ipv4"]), *arguments)
 
     def command_tool(self, name: str, arguments: Sequence[str], timeout: float) -> dict[str, Any]:
-        """Run a command of `gpunetio` that speaks with a tool of librdmacm: status and output."""
-        return self._command(name, *arguments)
+        """Run a command of `gpunetio` that speaks with a tool of librdmacm: status and output.
+
+        Behind it, a connection manager answers, as the kernel's does when a program has ended. Otherwise a peer whose
+        DREP was lost would ask for two minutes.
+        """
+        if self._manager:
+            self._manager.close()
+        try:
+            return self._command(name, *arguments)
+        finally:
+            self._manager = Agent.of(self.ctx)
 
     def _command(self, name: str, *arguments: str) -> dict[str, Any]:
         addresses = [word for address in self.addresses for word in ("--address", address)]

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import select
+import signal
 import socket
 import struct
 import subprocess
@@ -333,8 +335,14 @@ class Session:
         return self.pingpongs.pop(qp).run(count, timeout)
 
     def command_run(self, argv: Sequence[str], timeout: float) -> dict[str, Any]:
-        """Run a program: status and output."""
-        done = subprocess.run(
-            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=timeout
+        """Run a program: status and output. One that takes too long is ended with all that it has started."""
+        program = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
         )
-        return {"status": done.returncode, "output": done.stdout.decode(errors="replace")}
+        try:
+            output, _ = program.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            os.killpg(program.pid, signal.SIGKILL)
+            program.communicate()
+            raise
+        return {"status": program.returncode, "output": output.decode(errors="replace")}
