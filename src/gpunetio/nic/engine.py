@@ -15,8 +15,8 @@ from numba import types
 
 from ..jit.compile import device_function, engine_function
 from ..jit.ops import (
-    clock_ns, exchange64, fence_sys, ld16, ld32, ld64, ld_relaxed64, pause, st64, st_relaxed64, st_release64,
-    yield_thread,
+    clock_ns, exchange64, fence_sys, futex_wait, futex_wake, ld16, ld32, ld64, ld_acquire64, ld_relaxed64, pause, st64,
+    st_relaxed64, st_release64, yield_thread,
 )  # fmt: skip
 from ..errors import BadStateError, FullError, TimedOutError
 from ..fabric.notifier import Notifier
@@ -52,6 +52,9 @@ MAX_POLLED = 80  # descriptors: one per wire, the UDP sockets, and the engine's 
 POLLFD = np.dtype([("fd", "<i4"), ("events", "<i2"), ("revents", "<i2")])
 NOTIFICATIONS = 16  # taken from a notifier at a time: net.unix.max_dgram_qlen is 10 by default
 _PR_SET_TIMERSLACK = 29
+_LOOKS = 50  # of a thread that waits for a command, before it sleeps
+_LONGEST_SLEEP_NS = 10_000_000
+_FUTEX_BITS = (1 << 32) - 1  # of the word, which has 64
 
 
 @engine_function
@@ -151,6 +154,14 @@ def _ring_channels(nic):
 
 
 @engine_function
+def _wake_poster(nic):
+    """Wake the thread that sleeps until its command is executed, if that is so."""
+    if ld_relaxed64(nic + WORKER.command_seq) == worker_at(nic).command_done:
+        exchange64(nic + WORKER.awaited, 0)
+        futex_wake(nic + WORKER.command_done)
+
+
+@engine_function
 def run(nic):
     """Be a worker of the NIC until `stop` is set.
 
@@ -162,6 +173,8 @@ def run(nic):
     idle_since = 0
     while ld_relaxed64(nic + WORKER.stop) == 0:
         done = pump_in(nic) + step(nic)
+        if ld_relaxed64(nic + WORKER.awaited) != 0:
+            _wake_poster(nic)
         if n.error_event != 0:
             _ring_service(nic)
         if n.ringing_count != 0:
@@ -211,6 +224,26 @@ def post_command(nic, op, row, source, nbytes, state):
     st_release64(nic + WORKER.command_seq, n.command_seq + 1)
 
 
+@engine_function
+def await_command(nic, nanos):
+    """Wait until the command that was posted is executed, for about `nanos` at most. Return whether it is.
+
+    The thread sleeps: if it yielded instead, it would get the core back only after all others, spinning engines too.
+    An engine that has executed the command before `awaited` was set does not wake it, but then this sees that.
+    """
+    posted = ld_relaxed64(nic + WORKER.command_seq)
+    for _ in range(_LOOKS):
+        if ld_acquire64(nic + WORKER.command_done) == posted:
+            return True
+        pause()
+    exchange64(nic + WORKER.awaited, 1)
+    done = ld_acquire64(nic + WORKER.command_done)
+    if done != posted:
+        futex_wait(nic + WORKER.command_done, done & _FUTEX_BITS, nanos)
+        done = ld_acquire64(nic + WORKER.command_done)
+    return done == posted
+
+
 def yield_every() -> int:
     """Return how many idle turns an engine takes before it yields the core.
 
@@ -232,6 +265,7 @@ def compile_engine() -> None:
     """Compile what each engine runs, or load it from the cache."""
     run.compile((types.int64,))
     post_command.compile((types.int64,) * 6)
+    await_command.compile((types.int64,) * 2)
     lost_memory.handler()
 
 
@@ -304,13 +338,7 @@ class Worker:
 
     def wait(self, end: float, timeout: float) -> None:
         """Wait until the command is executed, or until the monotonic clock is at `end`, the end of `timeout`."""
-        polls = 0
-        while int(self.record["command_done"]) != int(self.record["command_seq"]):
-            polls += 1
-            if polls > 500:
-                time.sleep(50e-6)
-            elif polls > 20:
-                os.sched_yield()  # an engine that is awake answers within microseconds; a sleep takes a hundred
+        while not await_command(self.address, _LONGEST_SLEEP_NS):
             if time.monotonic() > end:
                 raise TimedOutError(
                     f"{self._who} did not answer a command within {timeout:g} s: it is in the middle of a very large "

@@ -186,11 +186,12 @@ class QP(Handle, ABC):
         RTR.
         """
         self.check_open()
-        now, mask = self._now(), QpAttrMask(whole("mask", mask))
-        attr = instance("attr", attr, QpAttr)
+        mask, attr = QpAttrMask(whole("mask", mask)), instance("attr", attr, QpAttr)
+        wanted = member("next_state", attr.next_state, QpState) if _M.NEXT_STATE in mask else None
+        now = self._now(wanted)
         claimed = _M.CURRENT_STATE in mask
         current = member("current_state", attr.current_state, QpState) if claimed else now.current_state
-        following = member("next_state", attr.next_state, QpState) if _M.NEXT_STATE in mask else current
+        following = current if wanted is None else wanted
         move = transition(current, following, self.type)
         move.check(mask, self.type)
         if _M.PATH_MTU in mask:
@@ -210,8 +211,8 @@ class QP(Handle, ABC):
     def _move(self, move: Transition, attr: QpAttr, mask: QpAttrMask, now: QpAttr) -> None:
         """Make this transition on the device. The attributes are checked; `now` is what `_now` has returned."""
 
-    def _now(self) -> QpAttr:
-        """Return what a transition needs of the attributes that the device reports: state and port at least."""
+    def _now(self, following: QpState | None) -> QpAttr:
+        """Return what a transition to a state, or to none, needs of the attributes that the device reports."""
         return self._ask()
 
     def query(self, mask: QpAttrMask | None = None) -> tuple[QpAttr, QpInitAttr]:

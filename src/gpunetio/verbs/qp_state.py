@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cache
 
 from ..enums import MtuSize, QpAtomicType, QpAttrMask, QpState, QpType
 from ..errors import InvalidValueError, UnexpectedError
@@ -122,7 +123,7 @@ _FROM_TO = {
     ),
 }  # fmt: skip
 
-_FROM_ANY_TO = {
+FROM_ANY_TO = {
     QpState.RST: Transition(Opcode.QP_2RST, c.QP_2RST_IN),
     QpState.ERR: Transition(Opcode.QP_2ERR, c.QP_2ERR_IN),
 }
@@ -141,7 +142,7 @@ _OF_DATAGRAMS: dict[tuple[QpState, QpState], tuple[QpAttrMask, QpAttrMask, dict[
 
 def transition(current: QpState, following: QpState, qp_type: QpType = QpType.RC) -> Transition:
     """Return the command that moves a queue pair from one state to another."""
-    move = _FROM_ANY_TO.get(following) or _FROM_TO.get((current, following))
+    move = FROM_ANY_TO.get(following) or _FROM_TO.get((current, following))
     if move is None:
         raise InvalidValueError(
             f"no transition from {_state_name(current)} to {_state_name(following)}: "
@@ -217,6 +218,12 @@ _CARRIERS = (
 )  # fmt: skip
 
 
+@cache
+def _carried(mask: int) -> tuple[_Carrier, ...]:
+    """Return the rows of the attributes in a mask, a plain int: flags are slow to combine, and masks are few."""
+    return tuple(carrier for carrier in _CARRIERS if int(carrier.mask) & mask)
+
+
 def check_values(attr: QpAttr, mask: QpAttrMask, device: DeviceAttributes) -> None:
     """Raise InvalidValueError for an attribute in the mask whose value the device cannot take."""
     ranges = {
@@ -227,11 +234,11 @@ def check_values(attr: QpAttr, mask: QpAttrMask, device: DeviceAttributes) -> No
         _M.MAX_QP_RD_ATOMIC: (0, device.max_qp_init_rd_atom),
         _M.MAX_DEST_RD_ATOMIC: (0, device.max_qp_rd_atom),
     }
-    for carrier in _CARRIERS:
-        if carrier.encode is _psn and carrier.mask in mask:
+    for carrier in _carried(int(mask)):
+        if carrier.encode is _psn:
             if _psn(value := whole(carrier.attr, getattr(attr, carrier.attr))) != value:
                 _log.error("%s = %#x has more than 24 bits: %#x is used", carrier.attr, value, _psn(value))
-        elif carrier.mask in mask:
+        else:
             least, most = ranges.get(carrier.mask) or (0, (1 << _width(carrier.name)) - 1)
             within(carrier.attr, getattr(attr, carrier.attr), least, most)
     if _M.ATOMIC_MODE in mask:
@@ -242,6 +249,7 @@ def check_values(attr: QpAttr, mask: QpAttrMask, device: DeviceAttributes) -> No
         instance("ah_attr", attr.ah_attr, AhAttr).check(device)
 
 
+@cache
 def _width(name: str) -> int:
     path, _, inner = name.rpartition(".")
     return (ADS if path else QPC).fields[inner].width
@@ -251,13 +259,12 @@ def carry(attr: QpAttr, mask: QpAttrMask, move: Transition) -> tuple[Fields, Opt
     """Return the QPC fields and opt_param_mask of a transition, without the address handle."""
     qpc: Fields = {PATH: {}, **move.fixed}
     opt = _NO_OPT
-    for carrier in _CARRIERS:
-        if carrier.mask in mask:
-            path, _, name = carrier.name.rpartition(".")
-            (qpc[path] if path else qpc)[name] = int(carrier.encode(whole(carrier.attr, getattr(attr, carrier.attr))))
-            # RST2INIT takes all its fields as they are, and has no opt_param_mask.
-            if carrier.mask in move.optional and move.opcode != Opcode.RST2INIT_QP:
-                opt |= carrier.opt
+    for carrier in _carried(int(mask)):
+        path, _, name = carrier.name.rpartition(".")
+        (qpc[path] if path else qpc)[name] = int(carrier.encode(whole(carrier.attr, getattr(attr, carrier.attr))))
+        # RST2INIT takes all its fields as they are, and has no opt_param_mask.
+        if carrier.mask in move.optional and move.opcode != Opcode.RST2INIT_QP:
+            opt |= carrier.opt
     return qpc, opt
 
 

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ...enums import QpAttrMask, QpSendDbrMode, QpType
+from ...enums import QpAttrMask, QpSendDbrMode, QpState, QpType
 from ...enums import UarAllocationType as UarKind
 from ...formats.commands import (
     CREATE_QP_IN,
@@ -31,7 +31,7 @@ from ..commands import command, destroy
 from ..events import OF_QP
 from ..qp import QP
 from ..qp_init import QpInitAttr, QueueSizes, queue_sizes
-from ..qp_state import PATH, QpAttr, Transition, attributes_of, carry, state_of, without_reads
+from ..qp_state import FROM_ANY_TO, PATH, QpAttr, Transition, attributes_of, carry, state_of, without_reads
 from .queues import RingPosting
 from .ring import Ring, place_ring
 
@@ -160,7 +160,9 @@ class DevxQP(QP):
     def _query(self) -> Fields:
         return QUERY_QP_OUT.get(self._answer(), "qpc")
 
-    def _now(self) -> QpAttr:
+    def _now(self, following: QpState | None) -> QpAttr:
+        if following in FROM_ANY_TO:
+            return QpAttr()
         out = self._answer()
         port = QUERY_QP_OUT.get(out, f"qpc.{PATH}.vhca_port_num")
         return QpAttr(current_state=state_of(QUERY_QP_OUT.get(out, "qpc.state")), port_num=port)
