@@ -116,6 +116,7 @@ def test_several_sizes_in_one_option():
     assert "'x' is not a valid integer range" in wrong.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.soft_nic
 def test_messages_stay_above_the_dashboard(tmp_path):
     """The last table is below what was said at the end."""

@@ -400,6 +400,7 @@ def test_a_fence_holds_up_what_is_behind_it(far: Pair):
         assert sent_on == fenced, "without the fence the WRITE should have overtaken the READ's answer, and with it not"
 
 
+@pytest.mark.slow
 def test_a_stalled_engine_ends_the_waits_of_groups(pair: Pair, caplog):
     """Every thread of a group comes back from a wait that has timed out."""
     caplog.set_level(logging.CRITICAL, "gpunetio")

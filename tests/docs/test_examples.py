@@ -306,6 +306,7 @@ def test_balance_load(started):
     assert (status, out) == (0, "10.9.0.1 leads to 2 back ends, on host. Ctrl+C ends it\n"), err
 
 
+@pytest.mark.slow
 def test_balance_load_of_more_clients_than_ports(started):
     """A new client takes the port of one that was silent for longer; in a burst, each client has a port of its own."""
     us, macs = "02:00:0a:09:00:01", {f"10.9.0.{i}": f"02:00:00:00:00:0{i}" for i in (2, 3)}
@@ -352,6 +353,7 @@ def test_forward_packets(started):
 BACK_END = "10.9.0.2=02:00:00:00:00:02"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("arguments", "wrong"), [
     ("answer_pings unix:x 10.9.0", "address: invalid IPv4Address value: '10.9.0'"),
     (f"balance_load unix:x 10.9.0.1 http {BACK_END}", "port: invalid int value: 'http'"),
@@ -367,6 +369,7 @@ def test_wrong_arguments_end_in_the_usage(arguments, wrong):
     assert wrong in err.splitlines()[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("arguments", "wrong"), [
     ("answer_pings cable 10.9.0.1", "wire = 'cable': it must be one of"),
     (f"balance_load cable 10.9.0.1 80 {BACK_END}", "wire = 'cable': it must be one of"),
@@ -397,6 +400,7 @@ def all_to_all(*starter: str | Path, size: int) -> None:
         assert f"rank {rank} of {size}: 4096 right numbers from each rank, by kernels on host" in done.stdout
 
 
+@pytest.mark.slow
 def test_all_to_all():
     """It starts four processes itself."""
     all_to_all(sys.executable, size=4)

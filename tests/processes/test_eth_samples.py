@@ -115,6 +115,7 @@ def test_bursts_leave_in_order(tmp_path):
     assert {len(frame) for frame in frames} == {1024}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command, words", [
     (("simple_send", *HOST, "-n", "soft0", "-s", 41, "-t", 32), ["41 bytes", "--original-frame"]),
     (("simple_send", *HOST, "-n", "soft0", "-s", 64, "-t", 48), ["--threads 48", "multiple of 32"]),

@@ -64,6 +64,7 @@ def test_nics_without_ethernet_queues_are_left_alone():
         assert b.got(1) == [sent]
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_leaves_the_lan():
     with Child("soft0") as a, Child("soft2") as c:
         with Child("soft1") as b:

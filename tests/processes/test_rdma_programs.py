@@ -220,6 +220,7 @@ def test_an_end_that_cannot_begin(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_disconnect_ends_a_wait_for_a_sync_event(tmp_path):
     with ThreadPoolExecutor() as pool:
         others = {"by_address": True, "cm_port": 13581}
