@@ -32,6 +32,12 @@ def flows():
         yield flows
 
 
+@pytest.fixture
+def flows_of_one_worker():
+    with steered(workers=1) as flows:
+        yield flows
+
+
 def udp(dst: int, **ip: object) -> bytes:
     return bytes(L2 / IP(**ip) / UDP(dport=dst) / b"payload")
 
@@ -353,8 +359,9 @@ def test_threads_add_and_remove_rules_at_the_same_time(flows):
     assert flows.met([udp(2007), udp(29)]) == [taken(queue)] * 2
 
 
-def test_rules_come_and_go_under_traffic(flows):
+def test_rules_come_and_go_under_traffic(flows_of_one_worker):
     """Each packet takes one rule as a whole, or none; and none that is gone, whose TIR has gone, too."""
+    flows = flows_of_one_worker
     nic, port, rng = nic_of(flows.ctx), flows.port, random.Random(3)
     tirs = {dst: flows.tir() for dst in range(1, 17)}
     frames = Frames([udp(dst) for dst in tirs])

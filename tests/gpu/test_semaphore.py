@@ -43,7 +43,7 @@ def answer(semaphore, count):
 def test_items_go_to_a_kernel_and_back(kind):
     with Gpu("host") as gpu, gpu.create_semaphore(4, memory=kind, info=INFO) as semaphore:
         assert [semaphore.status(i) for i in range(4)] == [SemaphoreStatus.FREE] * 4
-        launch = answer[1, 1](semaphore, 4)
+        launch = answer[1, 1, gpu](semaphore, 4)
         for i in range(4):
             semaphore.write_info(i, (21 * i, i, (1, 2, 3, 4)))
             semaphore.set_status(i, SemaphoreStatus.READY)

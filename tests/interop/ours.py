@@ -213,15 +213,15 @@ class OurSession(Session):
     def command_tool(self, name: str, arguments: Sequence[str], timeout: float) -> dict[str, Any]:
         """Run a command of `gpunetio` that speaks with a tool of librdmacm: status and output.
 
-        Behind it, a connection manager answers, as the kernel's does when a program has ended. Otherwise a peer whose
-        DREP was lost would ask for two minutes.
+        If packets get lost, a connection manager answers behind it, as the kernel's does when a program has ended.
+        Otherwise a peer whose DREP was lost would ask for two minutes.
         """
         if self._manager:
             self._manager.close()
         try:
             return self._command(name, *arguments)
         finally:
-            self._manager = Agent.of(self.ctx)
+            self._manager = Agent.of(self.ctx) if self.loss else None
 
     def _command(self, name: str, *arguments: str) -> dict[str, Any]:
         addresses = [word for address in self.addresses for word in ("--address", address)]

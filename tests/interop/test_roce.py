@@ -105,7 +105,7 @@ def _play(
 
     `options` are those of our command, `theirs` of the other program.
     """
-    program, ours = guest.session("a"), guest.ours()
+    program, ours = guest.session("a"), guest.ours_alone()
     here, there = Guest.HOST if ip == "ipv4" else Guest.HOST6, Guest.ADDRESS  # rdma-core's listens on IPv4
     theirs |= {"ip": ip, "nbytes": nbytes, "count": count, "mtu": guest.path_mtu, "port": TCP_PORT, "timeout": timeout}
     theirs["check"] = True

@@ -315,7 +315,7 @@ def test_doorbell_before_the_wqe(ends):
 
 def stop_clock(queue: Queue) -> None:
     """The NIC's clock stands still from now on, and nothing is overdue."""
-    queue.nic.record["virtual_time"] = 1
+    queue.nic.records["virtual_time"] = 1
 
 
 def ring_before_the_wqe(ends) -> int:
@@ -349,7 +349,7 @@ def test_stale_wqe_that_looks_complete(ends):
 def test_stale_wqe_that_is_never_written(ends):
     """In the end the QP fails and says why, and what lay in the slot was not executed."""
     depth = ring_before_the_wqe(ends)
-    ends.a.nic.record["now"] += PATIENCE_NS
+    ends.a.nic.records["now"] += PATIENCE_NS
     cqe = ends.a.done.next()
     assert (*error_of(cqe), cqe.counter) == (LOCAL_QP_OP, Reason.WQE_STALE, depth)
     assert not ends.there.bytes.any()

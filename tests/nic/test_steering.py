@@ -25,7 +25,7 @@ from scapy.packet import Packet, Raw
 
 from ethernet_rig import Maker, nic_of
 from flow_rig import TABLE, TIR, Refused, Steering, match
-from gpunetio import verbs
+from gpunetio import PortConfig, verbs
 from gpunetio.formats.commands import Opcode
 from gpunetio.formats.ethernet import HashField, L3Prot, ModifyTir
 from gpunetio.formats.flow import FTE_MATCH_PARAM, EntryModify
@@ -572,7 +572,7 @@ def test_random_tables_at_length(flows, seed):
 @pytest.mark.parametrize("masks", [1, 16])
 def test_changes_under_traffic(masks):
     """A frame sees an entry before a change or after it: never half of it, and never that of another frame."""
-    with verbs.open("soft3") as ctx:
+    with verbs.open("soft3", port=PortConfig(workers=1)) as ctx:
         flows = with_any_tir(ctx.provider.nic)  # type: ignore[attr-defined]
         nic = flows.nic
         table = flows.table(log=13)

@@ -17,6 +17,8 @@ from stand_in.building import compiler
 # Constants that the headers of rdma-core 44 do not name yet, and who does.
 NEWER = {"MLX5DV_UAR_ALLOC_TYPE_NC_DEDICATED"}
 UNIONS = {"ibv_gid"}
+# Newer headers append members to these. A library writes those only if the caller asks for them or has room for them.
+EXTENDED = {"ibv_port_attr", "mlx5dv_context"}
 
 
 def declared_structures() -> list[type[ctypes.Structure] | type[ctypes.Union]]:
@@ -72,6 +74,8 @@ def test_structures_are_the_headers(kind, header_says):
     ours = {name: ctypes.sizeof(kind)}
     for path, offset, size in members(kind):
         ours |= {f"{name}.{path}": offset, f"sizeof {name}.{path}": size}
+    if name in EXTENDED:
+        assert ours.pop(name) <= header_says[name]
     assert ours == {key: header_says[key] for key in ours}
 
 

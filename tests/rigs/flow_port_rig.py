@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Iterable, Iterator
 
 from ethernet_rig import Maker, nic_of
-from gpunetio import verbs
+from gpunetio import PortConfig, verbs
 from gpunetio.flow import FlowPort
 from gpunetio.formats.ethernet import RQTC, TIRC, DispType, rqns_of
 from gpunetio.nic.state.flow import Fate
@@ -49,9 +49,9 @@ class Setup:
 
 
 @contextlib.contextmanager
-def steered(isolated: bool = True) -> Iterator[Setup]:
+def steered(isolated: bool = True, workers: int = 0) -> Iterator[Setup]:
     """A software NIC whose packets are steered."""
-    with verbs.open("soft0") as ctx, FlowPort(ctx, isolated=isolated) as port:
+    with verbs.open("soft0", port=PortConfig(workers=workers)) as ctx, FlowPort(ctx, isolated=isolated) as port:
         yield Setup(ctx, port)
 
 

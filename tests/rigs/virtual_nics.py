@@ -276,7 +276,8 @@ class VirtualNics:
 
 
 def stop_engine(nic: SoftNic) -> None:
-    """Stop a NIC's thread: whoever calls this turns it over from now on."""
+    """Stop the thread of a NIC with one worker: whoever calls this turns it over from now on."""
+    assert len(nic.records) == 1, f"open {nic.name} with workers=1"
     nic.record["stop"] = 1
     nic.engine.kick()
     end = time.monotonic() + 10

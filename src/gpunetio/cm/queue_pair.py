@@ -15,7 +15,9 @@ _M = QpAttrMask
 _TO_RTR = (
     _M.NEXT_STATE | _M.AH_ATTR | _M.PATH_MTU | _M.DEST_QP_NUM | _M.RQ_PSN | _M.MAX_DEST_RD_ATOMIC | _M.MIN_RNR_TIMER
 )
-_TO_RTS = _M.NEXT_STATE | _M.SQ_PSN | _M.ACK_TIMEOUT | _M.RETRY_CNT | _M.RNR_RETRY | _M.MAX_QP_RD_ATOMIC
+_TO_RTS = (
+    _M.NEXT_STATE | _M.CURRENT_STATE | _M.SQ_PSN | _M.ACK_TIMEOUT | _M.RETRY_CNT | _M.RNR_RETRY | _M.MAX_QP_RD_ATOMIC
+)
 
 
 def check(qp: QP) -> None:
@@ -54,7 +56,7 @@ def to_rts(qp: QP, communication: Communication, parameters: Parameters) -> None
         max_rd_atomic=min(own.initiator_depth, peer.responder_resources),
     )
     qp.modify(attr, _TO_RTR)
-    attr.next_state = QpState.RTS
+    attr.current_state, attr.next_state = QpState.RTR, QpState.RTS
     qp.modify(attr, _TO_RTS)
 
 

@@ -114,8 +114,15 @@ def _take(queue, qp, count):
 
 
 @device_function
-def _begin(strong, queue, qp, position):
-    """Return the index of a slot to fill, or a status; and the threads that take slots together."""
+def _begin(strong, rdma, conn, position, valid):
+    """Return the index of a slot to fill, or a status; and the threads that take slots together.
+
+    EINVAL if an argument is not `valid`, or there is no such connection.
+    """
+    qp = qp_of(rdma, conn)
+    if qp == 0 or not valid:
+        return EINVAL, ALONE
+    queue = queue_of(rdma, conn)
     if strong:
         lanes = group_with(queue, 0, slots_of(queue), GPU, DEFAULT, THREAD)
         rank = rank_in(THREAD, lanes)
@@ -133,20 +140,24 @@ def _begin(strong, queue, qp, position):
 
 
 @device_function
-def _end(strong, queue, index, lanes):
-    """Note that the slot is filled."""
-    if not strong:
-        close_weak(queue, index)
-        return
-    gather(THREAD, lanes)
-    if rank_in(THREAD, lanes) == 0:
-        close_strong(queue, index, size_of(THREAD, lanes))
-
-
-@device_function
 def told(status):
     """Return a status as the caller gets it."""
     return EBUSY if status == OTHER_BLOCK else status
+
+
+@device_function
+def _end(strong, rdma, conn, index, lanes):
+    """Note that the slot is filled: OK. If `_begin` has returned a status instead, return that."""
+    if index < 0:
+        return told(index)
+    queue = queue_of(rdma, conn)
+    if strong:
+        gather(THREAD, lanes)
+        if rank_in(THREAD, lanes) == 0:
+            close_strong(queue, index, size_of(THREAD, lanes))
+    else:
+        close_weak(queue, index)
+    return OK
 
 
 # --- operations ------------------------------------------------------------------------------------------------------
@@ -155,16 +166,11 @@ def told(status):
 @device_function
 def _write(strong, rdma, conn, rbuf, roff, lbuf, loff, nbytes, imm, flags, position):
     qp, raddr, laddr = qp_of(rdma, conn), address_in(rbuf, roff, nbytes), address_in(lbuf, loff, nbytes)
-    if qp == 0 or raddr < 0 or laddr < 0:
-        return EINVAL
-    queue = queue_of(rdma, conn)
-    index, lanes = _begin(strong, queue, qp, position)
-    if index < 0:
-        return told(index)
-    opcode = RDMA_WRITE_IMM if flags & RDMA_IMM else RDMA_WRITE
-    prepare_write(qp, index, raddr, _remote_key(rbuf), laddr, local_key(lbuf), nbytes, _UNSIGNALLED, opcode, imm)
-    _end(strong, queue, index, lanes)
-    return OK
+    index, lanes = _begin(strong, rdma, conn, position, raddr >= 0 and laddr >= 0)
+    if index >= 0:
+        opcode = RDMA_WRITE_IMM if flags & RDMA_IMM else RDMA_WRITE
+        prepare_write(qp, index, raddr, _remote_key(rbuf), laddr, local_key(lbuf), nbytes, _UNSIGNALLED, opcode, imm)
+    return _end(strong, rdma, conn, index, lanes)
 
 
 @device_function
@@ -189,16 +195,11 @@ def rdma_write_weak(rdma, conn, rbuf, roff, lbuf, loff, nbytes, imm=0, flags=0, 
 @device_function
 def _write_inline(strong, rdma, conn, rbuf, roff, pointer, nbytes, imm, flags, position):
     qp, raddr = qp_of(rdma, conn), address_in(rbuf, roff, nbytes)
-    if qp == 0 or raddr < 0 or nbytes > MAX_INLINE:
-        return EINVAL
-    queue = queue_of(rdma, conn)
-    index, lanes = _begin(strong, queue, qp, position)
-    if index < 0:
-        return told(index)
-    opcode = RDMA_WRITE_IMM if flags & RDMA_IMM else RDMA_WRITE
-    prepare_write_inline(qp, index, raddr, _remote_key(rbuf), pointer, nbytes, _UNSIGNALLED, 0, opcode, imm)
-    _end(strong, queue, index, lanes)
-    return OK
+    index, lanes = _begin(strong, rdma, conn, position, raddr >= 0 and nbytes <= MAX_INLINE)
+    if index >= 0:
+        opcode = RDMA_WRITE_IMM if flags & RDMA_IMM else RDMA_WRITE
+        prepare_write_inline(qp, index, raddr, _remote_key(rbuf), pointer, nbytes, _UNSIGNALLED, 0, opcode, imm)
+    return _end(strong, rdma, conn, index, lanes)
 
 
 @device_function
@@ -217,16 +218,11 @@ def rdma_write_inline_weak(rdma, conn, rbuf, roff, pointer, nbytes, imm=0, flags
 @device_function
 def _write_value(strong, rdma, conn, rbuf, roff, value, nbytes, imm, flags, position):
     qp, raddr = qp_of(rdma, conn), address_in(rbuf, roff, nbytes)
-    if qp == 0 or raddr < 0 or nbytes > _LONGEST_VALUE:
-        return EINVAL
-    queue = queue_of(rdma, conn)
-    index, lanes = _begin(strong, queue, qp, position)
-    if index < 0:
-        return told(index)
-    opcode = RDMA_WRITE_IMM if flags & RDMA_IMM else RDMA_WRITE
-    prepare_write_value(qp, index, raddr, _remote_key(rbuf), value, nbytes, _UNSIGNALLED, 0, opcode, imm)
-    _end(strong, queue, index, lanes)
-    return OK
+    index, lanes = _begin(strong, rdma, conn, position, raddr >= 0 and nbytes <= _LONGEST_VALUE)
+    if index >= 0:
+        opcode = RDMA_WRITE_IMM if flags & RDMA_IMM else RDMA_WRITE
+        prepare_write_value(qp, index, raddr, _remote_key(rbuf), value, nbytes, _UNSIGNALLED, 0, opcode, imm)
+    return _end(strong, rdma, conn, index, lanes)
 
 
 @device_function
@@ -244,15 +240,10 @@ def rdma_write_value_weak(rdma, conn, rbuf, roff, value, nbytes=8, imm=0, flags=
 @device_function
 def _read(strong, rdma, conn, rbuf, roff, lbuf, loff, nbytes, position):
     qp, raddr, laddr = qp_of(rdma, conn), address_in(rbuf, roff, nbytes), address_in(lbuf, loff, nbytes)
-    if qp == 0 or raddr < 0 or laddr < 0:
-        return EINVAL
-    queue = queue_of(rdma, conn)
-    index, lanes = _begin(strong, queue, qp, position)
-    if index < 0:
-        return told(index)
-    prepare_read(qp, index, raddr, _remote_key(rbuf), laddr, local_key(lbuf), nbytes, _UNSIGNALLED)
-    _end(strong, queue, index, lanes)
-    return OK
+    index, lanes = _begin(strong, rdma, conn, position, raddr >= 0 and laddr >= 0)
+    if index >= 0:
+        prepare_read(qp, index, raddr, _remote_key(rbuf), laddr, local_key(lbuf), nbytes, _UNSIGNALLED)
+    return _end(strong, rdma, conn, index, lanes)
 
 
 @device_function
@@ -270,16 +261,11 @@ def rdma_read_weak(rdma, conn, rbuf, roff, lbuf, loff, nbytes, position=0):
 @device_function
 def _send(strong, rdma, conn, lbuf, loff, nbytes, imm, flags, position):
     qp, laddr = qp_of(rdma, conn), address_in(lbuf, loff, nbytes)
-    if qp == 0 or laddr < 0:
-        return EINVAL
-    queue = queue_of(rdma, conn)
-    index, lanes = _begin(strong, queue, qp, position)
-    if index < 0:
-        return told(index)
-    opcode = SEND_IMM if flags & RDMA_IMM else SEND
-    prepare_send(qp, index, laddr, local_key(lbuf), nbytes, _UNSIGNALLED, opcode, imm)
-    _end(strong, queue, index, lanes)
-    return OK
+    index, lanes = _begin(strong, rdma, conn, position, laddr >= 0)
+    if index >= 0:
+        opcode = SEND_IMM if flags & RDMA_IMM else SEND
+        prepare_send(qp, index, laddr, local_key(lbuf), nbytes, _UNSIGNALLED, opcode, imm)
+    return _end(strong, rdma, conn, index, lanes)
 
 
 @device_function

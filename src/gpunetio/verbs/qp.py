@@ -163,7 +163,7 @@ class QP(Handle, ABC):
     def state(self) -> QpState:
         """Return the state that the device reports: an error may have moved the queue pair to ERR."""
         self.check_open()
-        return self._ask().current_state
+        return self._now(_M(0), None).current_state
 
     @abstractmethod
     def _ask(self) -> QpAttr:
@@ -188,7 +188,7 @@ class QP(Handle, ABC):
         self.check_open()
         mask, attr = QpAttrMask(whole("mask", mask)), instance("attr", attr, QpAttr)
         wanted = member("next_state", attr.next_state, QpState) if _M.NEXT_STATE in mask else None
-        now = self._now(wanted)
+        now = self._now(mask, wanted)
         claimed = _M.CURRENT_STATE in mask
         current = member("current_state", attr.current_state, QpState) if claimed else now.current_state
         following = current if wanted is None else wanted
@@ -211,8 +211,11 @@ class QP(Handle, ABC):
     def _move(self, move: Transition, attr: QpAttr, mask: QpAttrMask, now: QpAttr) -> None:
         """Make this transition on the device. The attributes are checked; `now` is what `_now` has returned."""
 
-    def _now(self, following: QpState | None) -> QpAttr:
-        """Return what a transition to a state, or to none, needs of the attributes that the device reports."""
+    def _now(self, mask: QpAttrMask, following: QpState | None) -> QpAttr:
+        """Return what a transition to a state, or to none, needs of the attributes that the device reports.
+
+        That is at least the state, unless the transition is possible from all of them or the mask says which it is.
+        """
         return self._ask()
 
     def query(self, mask: QpAttrMask | None = None) -> tuple[QpAttr, QpInitAttr]:

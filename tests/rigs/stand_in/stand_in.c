@@ -653,8 +653,12 @@ int mlx5dv_init_obj(struct mlx5dv_obj *obj, uint64_t type)
 int mlx5dv_query_device(struct ibv_context *ibv, struct mlx5dv_context *attrs)
 {
     int error = begin_context(__func__, ibv);
-    if (!error) *attrs = (struct mlx5dv_context){.flags = MLX5DV_CONTEXT_FLAGS_CQE_V1};
-    return error;
+    if (error) return error;
+    // As libmlx5 does: nothing that the caller has not asked for. Programs of older headers have a shorter structure.
+    attrs->version = 0;
+    attrs->flags = MLX5DV_CONTEXT_FLAGS_CQE_V1;
+    attrs->comp_mask = 0;
+    return 0;
 }
 
 // --- the clock: CLOCK_MONOTONIC, which the software NIC takes its timestamps from --------------------------------------

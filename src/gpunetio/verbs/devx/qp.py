@@ -160,8 +160,9 @@ class DevxQP(QP):
     def _query(self) -> Fields:
         return QUERY_QP_OUT.get(self._answer(), "qpc")
 
-    def _now(self, following: QpState | None) -> QpAttr:
-        if following in FROM_ANY_TO:
+    def _now(self, mask: QpAttrMask, following: QpState | None) -> QpAttr:
+        claimed = QpAttrMask.CURRENT_STATE in mask and QpAttrMask.AH_ATTR not in mask  # which is for a port
+        if claimed or following in FROM_ANY_TO:
             return QpAttr()
         out = self._answer()
         port = QUERY_QP_OUT.get(out, f"qpc.{PATH}.vhca_port_num")
