@@ -33,7 +33,7 @@ WORKER = record("worker", NIC_FIELDS + """
     command_src    i64      host       address of what was prepared for it
     command_bytes  i64      host       its size, in bytes
     command_state  i64      host       the state that the QP must still have
-    awaited        i64      host       not 0: the thread that has posted the command sleeps (a futex, at command_done)
+    awaited        i64      host       not 0: the poster sleeps (a futex, at command_done). Who wakes it sets 0
     # commands: what the worker answers, and whether it sleeps
     command_done   i64      engine     commands that were executed
     command_result i64      engine     step.DONE, WRONG_STATE or TOO_FULL
