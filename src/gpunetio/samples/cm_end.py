@@ -36,6 +36,7 @@ class End:
                 pd.create_qp(sq_wr=_DEPTH, rq_wr=_DEPTH, send_cq=self._cq, receive_cq=self._cq)
             )
             self._done: list[WcOpcode] = []  # what has completed, and nobody has waited for yet
+            self._failure: DriverError | None = None  # of the first request that has failed
             self.qp.to_init()
             self._undo = undo.pop_all()
 
@@ -62,29 +63,37 @@ class End:
         )
 
     def wait(self, opcode: WcOpcode) -> None:
-        """Sleep until a request of this kind has completed.
+        """Sleep until a request of this kind has completed. What has completed before a failure counts.
 
         DriverError for a request that has failed, also because the peer has disconnected; then `peer_left` is set.
         TimedOutError after a minute.
         """
         end = time.monotonic() + WAIT_SECONDS
         self._cq.req_notify()
+        self._take()
         while opcode not in self._done:
-            for done in self._cq.poll():
-                if done.status == WcStatus.WR_FLUSH_ERR:
-                    self.peer_left = True
-                    raise DriverError("the other end has disconnected")
-                if done.status != WcStatus.SUCCESS:
-                    why = self.qp.ctx.provider.explain(self.qp.qpn, done.vendor_err)
-                    raise DriverError(f"{self.qp}: {done.status.name}{f': {why}' if why else ''}")
-                self._done.append(done.opcode)
-            if opcode in self._done:
-                break
+            if self._failure is not None:
+                raise self._failure
             if (cq := self._channel.get_event(max(0.0, end - time.monotonic()))) is None:
                 raise TimedOutError(f"the other end sent nothing for {WAIT_SECONDS:g} s")
             cq.ack_events()
             cq.req_notify()
+            self._take()
         self._done.remove(opcode)
+
+    def _take(self) -> None:
+        """Note what has completed, until the first failure."""
+        for done in self._cq.poll():
+            if self._failure is not None:
+                return
+            if done.status == WcStatus.SUCCESS:
+                self._done.append(done.opcode)
+            elif done.status == WcStatus.WR_FLUSH_ERR:
+                self.peer_left = True
+                self._failure = DriverError("the other end has disconnected")
+            else:
+                why = self.qp.ctx.provider.explain(self.qp.qpn, done.vendor_err)
+                self._failure = DriverError(f"{self.qp}: {done.status.name}{f': {why}' if why else ''}")
 
 
 def gid_index_of(ctx: Context, address: str | None, like: str | None = None) -> int:
