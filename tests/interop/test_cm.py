@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from cm_tools import APART, PATIENCE, asks, listens, ping, pings, serve_here, serve_in_guest, until_it_listens
+from cm_tools import PATIENCE, asks, listens, ping, pings, serve_here, serve_in_guest, until_it_listens
 from guest import Failed, Guest, Remote
 
 pytestmark = [
