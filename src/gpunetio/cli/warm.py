@@ -42,9 +42,9 @@ def _warm() -> None:
     from ..samples import verbs_dpa
     from ..verbs import open as open_device
 
-    with _compiled_elsewhere():  # the NIC here, the kernels and extensions beside it
+    with _kernels_compiled_elsewhere():  # the NIC here, beside them
         compile_engine()
-    compile_extensions()
+        compile_extensions()
     for benchmark in BENCHMARKS.values():
         with Loopback(Options(benchmark=benchmark, sizes=(64,), gpu="host", iterations=8)) as run:
             measure(run, 0, 64)
@@ -64,9 +64,9 @@ def _warm() -> None:
 
 
 @contextlib.contextmanager
-def _compiled_elsewhere() -> Iterator[None]:
-    """Compile the rest in a process of its own, on another core; wait for it at the end."""
-    other = get_context("spawn").Process(target=_compile_rest)
+def _kernels_compiled_elsewhere() -> Iterator[None]:
+    """Compile the kernels in a process of its own, on another core; wait for it at the end."""
+    other = get_context("spawn").Process(target=_compile_kernels)
     other.start()
     try:
         yield
@@ -76,10 +76,9 @@ def _compiled_elsewhere() -> Iterator[None]:
         other.join()
 
 
-def _compile_rest() -> None:
-    """Compile the kernels of the benchmarks, then the extensions, whose functions the engine has in part by then."""
+def _compile_kernels() -> None:
+    """Compile the kernels of the benchmarks and the samples."""
     from ..bench.kernels.catalog import KERNELS
-    from ..nic.engine import compile_extensions
     from ..packet_processing.http_server import serve_http
     from ..packet_processing.receive_icmp import receive_icmp
     from ..packet_processing.receive_tcp import receive_tcp
@@ -93,7 +92,6 @@ def _compile_rest() -> None:
     samples = receive, send_alone, send_shared, send_bursts, send, serve
     for kernel in (*KERNELS.values(), *samples, receive_udp, receive_tcp, receive_icmp, serve_http):
         kernel.compile_for_the_host()
-    compile_extensions()
 
 
 def _post() -> None:
