@@ -23,6 +23,7 @@ from .errors import BadStateError, InvalidValueError
 PAGE = mmap.PAGESIZE
 BytesLike = bytes | bytearray | memoryview | np.ndarray
 
+reserved: list[range] = []  # addresses of memory that the CPU must not touch, whatever its rights (jit/twin.py)
 _live: dict[int, HostMemory] = {}  # by address: garbage collection must not free memory that an engine may still read
 
 
@@ -40,6 +41,8 @@ def is_accessible(address: int, nbytes: int, writable: bool) -> bool:
     if memory is not None and nbytes <= memory.nbytes and memory.array.flags.writeable:
         return True  # most often a ring of ours; there may be thousands, each a line of the list below
     end = address + nbytes
+    if any(address < kept.stop and kept.start < end for kept in reserved):
+        return False
     with open("/proc/self/maps") as maps:
         for line in maps:  # in order of address
             span, permissions, _ = line.split(maxsplit=2)

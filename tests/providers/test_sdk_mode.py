@@ -689,7 +689,9 @@ def test_a_release_without_an_optional_function(tmp_path, monkeypatch):
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """A CUDA device, as far as opening and closing a handle goes."""
-    backend = SimpleNamespace(name="8a:00.0", target="cuda", has_memory=True, lanes=32, integrated=False, closed=0)
+    backend = SimpleNamespace(
+        name="8a:00.0", target="cuda", has_memory=True, sdk=True, lanes=32, integrated=False, closed=0
+    )
 
     def close() -> None:
         backend.closed += 1

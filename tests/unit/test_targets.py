@@ -7,11 +7,13 @@ import pytest
 from gpunetio.gpu.backend import Backend
 from gpunetio.gpu.cuda_backend import CudaBackend
 from gpunetio.gpu.host_backend import HostBackend
+from gpunetio.gpu.twin_backend import TwinBackend
 from gpunetio.jit.launch import CODE
 from repository import ROOT
 
 SOURCE = ROOT / "src" / "gpunetio"
 ROOMS = ("jit", "device", "nic", "verbs", "gpu")
+BACKENDS = (HostBackend, TwinBackend, CudaBackend)
 NAMES = {"cuda", "cpu"}
 
 
@@ -46,6 +48,6 @@ def test_a_comparison_is_seen(source: str) -> None:
 
 
 def test_backends_and_code_have_the_same_targets() -> None:
-    assert {backend.target for backend in (HostBackend, CudaBackend)} == {*CODE}
-    assert not HostBackend.__abstractmethods__ | CudaBackend.__abstractmethods__
-    assert Backend.__abstractmethods__ == {"alloc", "copy", "map", "unmap", "dmabuf_fd", "close"}
+    assert {backend.target for backend in BACKENDS} == {*CODE}
+    assert not any(backend.__abstractmethods__ for backend in BACKENDS)
+    assert Backend.__abstractmethods__ == {"alloc", "copy", "map", "unmap", "count_kernel", "dmabuf_fd", "close"}

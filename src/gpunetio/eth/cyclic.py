@@ -99,7 +99,7 @@ class CyclicRxq(KernelQueue, EthRxq):
             self._receives = Completions(cq, cq_ring(gpu.backend, cq))
             fill_cq(DEV_CQ.at(image, DEV_ETH_RXQ.cq), gpu.backend, self._receives, undo)
             self._allocate(image.nbytes, places, undo)
-            if gpu.target == "cpu":  # threads that can sleep
+            if not gpu.backend.has_memory:  # its kernels are threads that can sleep, at a word that the NIC reaches
                 row["wakes"] = self._wake_at(cq, self._structure.device_address + DEV_ETH_RXQ.wakeup, undo)
             self._structure.write(image)
             self._attach(undo)

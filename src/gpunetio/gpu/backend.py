@@ -1,7 +1,7 @@
 """The interface of the machine below a `Gpu`: memory, and host memory that kernels reach.
 
-There is one for CUDA (cuda_backend.py) and one for host threads (host_backend.py). `Gpu` chooses, and nothing else asks
-which one it is.
+There is one for CUDA (cuda_backend.py), one for host threads (host_backend.py), and one for host threads with memory
+that the CPU does not reach (twin_backend.py). `Gpu` chooses, and nothing else asks which one it is.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from ..enums import MemType
 class Backend(ABC):
     """A device where kernels run, from its opening to `close`.
 
-    `target` is what kernels are compiled for, "cuda" or "cpu"; `name` is the PCI address, or "host"; `ordinal` is the
-    number of a CUDA device, and no attribute of the host.
+    `target` is what kernels are compiled for, "cuda" or "cpu"; `name` is the PCI address, "host" or "twin"; `ordinal`
+    is the number of a CUDA device, and no attribute of the host.
 
     `has_memory`: the device has memory of its own, which the CPU does not reach at its addresses. `maps_memory`: the
     CPU can have a mapping of it (GPU_CPU). `integrated`: no NIC reaches it. `lanes` of a warp, if they are fixed.
+    `sdk`: DOCA's SDK knows it, too, by its name.
     """
 
     target: str
@@ -30,6 +31,7 @@ class Backend(ABC):
     maps_memory: bool
     integrated: bool
     lanes: int | None
+    sdk: bool = False
 
     @abstractmethod
     def alloc(self, nbytes: int, alignment: int, kind: MemType) -> tuple[int, np.ndarray | None, object]:
@@ -50,6 +52,10 @@ class Backend(ABC):
     @abstractmethod
     def dmabuf_fd(self, address: int, nbytes: int) -> int:
         """Return a dmabuf descriptor of a range of the device's memory. NotSupportedError if there are none."""
+
+    @abstractmethod
+    def count_kernel(self, change: int) -> None:
+        """Take in that a kernel begins (+1) or has ended (-1)."""
 
     @abstractmethod
     def close(self) -> None:

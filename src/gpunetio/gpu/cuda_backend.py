@@ -133,6 +133,7 @@ class CudaBackend(Backend):
     has_memory = True
     maps_memory = False  # needs GDRCopy
     lanes: int | None = 32
+    sdk = True
     name: str
     integrated: bool
 
@@ -204,6 +205,9 @@ class CudaBackend(Backend):
 
     def unmap(self, address: int, nbytes: int) -> None:
         _pinned.remove(self._rt, address, nbytes)
+
+    def count_kernel(self, change: int) -> None:
+        """Do nothing."""
 
     def dmabuf_fd(self, address: int, nbytes: int) -> int:
         from cuda.bindings import driver  # type: ignore[attr-defined]

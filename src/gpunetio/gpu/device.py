@@ -19,17 +19,19 @@ from .backend import Backend
 from .cuda_backend import CudaBackend
 from .host_backend import HostBackend
 from .memory import GpuMemory
+from .twin_backend import TwinBackend
 from .uar import RegisterTable
 
 logger: logging.Logger = logging.getLogger("gpunetio.gpu")
 
 QUEUE_MEMORY = ("auto", "gpu", "cpu_gpu")
+WITHOUT_CUDA = {"host": HostBackend, "twin": TwinBackend}
 _GPU_CPU_ALIGNMENT = 1 << 16  # GDRCopy maps GPU pages
 
 
 def gpu_list() -> list[str]:
-    """Return what `Gpu` can open: PCI addresses of CUDA devices, then "host"."""
-    return [*(cuda_backend.pci_bus_id(i) for i in range(cuda_backend.device_count())), "host"]
+    """Return what `Gpu` can open: PCI addresses of CUDA devices, then "host" and "twin"."""
+    return [*(cuda_backend.pci_bus_id(i) for i in range(cuda_backend.device_count())), *WITHOUT_CUDA]
 
 
 def check_queue_memory(queue_memory: str) -> None:
@@ -50,7 +52,7 @@ class GpuDevice(ABC, metaclass=Whole):
         self.backend: Backend = self._open_backend(which)
         with ExitStack() as undo:
             undo.callback(self.backend.close)
-            self._destroy_sdk = create_gpu(self.name) if self.backend.has_memory else None
+            self._destroy_sdk = create_gpu(self.name) if self.backend.sdk else None
             undo.pop_all()
         self.warp = self.backend.lanes or warp
         self.queue_memory = queue_memory
@@ -66,8 +68,8 @@ class GpuDevice(ABC, metaclass=Whole):
 
     @staticmethod
     def _open_backend(which: str | int) -> Backend:
-        if which == "host":  # CUDA takes a while to load
-            return HostBackend()
+        if which in WITHOUT_CUDA:  # which takes a while to load
+            return WITHOUT_CUDA[str(which)]()
         count = cuda_backend.device_count()
         if which == "auto" and count == 0:
             return HostBackend()
@@ -88,7 +90,7 @@ class GpuDevice(ABC, metaclass=Whole):
 
     @property
     def name(self) -> str:
-        """Return the PCI address, or "host"."""
+        """Return the PCI address, "host" or "twin"."""
         return self.backend.name
 
     @property
@@ -140,6 +142,9 @@ class GpuDevice(ABC, metaclass=Whole):
                 f"be multiples of {PAGE}, and the range must lie in the memory"
             )
         return self.backend.dmabuf_fd(memory.device_address, nbytes)
+
+    def count_kernel(self, change: int) -> None:
+        self.backend.count_kernel(change)
 
     # --- doorbell registers ------------------------------------------------------------------------------------------
 

@@ -46,6 +46,9 @@ class HostBackend(Backend):
     def unmap(self, address: int, nbytes: int) -> None:
         """Do nothing."""
 
+    def count_kernel(self, change: int) -> None:
+        """Do nothing."""
+
     def dmabuf_fd(self, address: int, nbytes: int) -> int:
         """Raise NotSupportedError: host memory has no dmabufs."""
         raise NotSupportedError("memory of the host target has no dmabuf: register the memory itself")

@@ -61,10 +61,6 @@ def tell_observers(change: int) -> None:
         observer(change)
 
 
-def _ended() -> None:
-    tell_observers(-1)
-
-
 class _DefaultPlace:
     """The first GPU, or host threads with one-lane warps."""
 
@@ -122,12 +118,19 @@ class Kernel:
             if check := getattr(used, "check_launch", None):
                 check()
         code.prepare(plain, grid * block)
+        count_there = getattr(place, "count_kernel", None)
+
+        def count(change: int) -> None:
+            if count_there:
+                count_there(change)
+            tell_observers(change)
+
         with deferred():
-            tell_observers(+1)
+            count(+1)
             try:
-                launch = code.launch(plain, grid, block, place, _ended)
+                launch = code.launch(plain, grid, block, place, functools.partial(count, -1))
             except BaseException:
-                _ended()
+                count(-1)
                 raise
             for used in (place, *args):
                 if used_by := getattr(used, "used_by", None):

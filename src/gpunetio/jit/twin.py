@@ -1,0 +1,131 @@
+"""The twin of a GPU: host threads with memory that nobody else reaches.
+
+Memory of a GPU cannot be touched by the CPU. The twin shows on a machine without a GPU whether anything relies on it
+nevertheless: its memory is mapped without any right, except while a kernel runs on the twin, or a slice of an engine
+(nic/slices.py). Whoever touches it at another time dies of SIGSEGV.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import mmap
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from numba import types
+
+from ..errors import NoMemoryError
+from ..formats.layout import Entry
+from ..memory import PAGE, HostMemory, reserved, round_up
+from .compile import engine_function
+from .ops import exchange64, pause, st_release64
+from .struct_view import View, struct_view
+
+ARENA = 1 << 30  # bytes of address space; memory is taken as it is used
+
+# How many kernels and slices run, and what they reach.
+TWIN = Entry("twin", 64, """
+    lock             0  i64
+    users            8  i64
+    address         16  i64
+    nbytes          24  i64
+""")
+twin_at: View = struct_view(TWIN)
+
+_mprotect = types.ExternalFunction("mprotect", types.int32(types.int64, types.uint64, types.int32))
+_libc: Any = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_ssize_t
+_libc.mmap.argtypes = (ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64)
+_NO_RIGHT, _READ_WRITE = 0, mmap.PROT_READ | mmap.PROT_WRITE
+_PRIVATE, _NO_RESERVE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, 0x4000
+_FAILED = -1
+
+
+@engine_function
+def count_user(twin, change):
+    """Count kernels and slices that begin (+1) or have ended (-1). The first opens the memory, the last closes it."""
+    while exchange64(twin + TWIN.lock, 1) != 0:
+        pause()
+    t = twin_at(twin)
+    before = t.users
+    t.users = before + change
+    if before == 0 or t.users == 0:
+        _mprotect(t.address, t.nbytes, _NO_RIGHT if t.users == 0 else _READ_WRITE)
+    st_release64(twin + TWIN.lock, 0)
+
+
+class TwinMemory:
+    """The memory of the twin, given out in whole pages of `room` bytes. `record` is the address of its TWIN."""
+
+    record: int
+
+    def __init__(self, room: int = ARENA) -> None:
+        self._room = room
+        self._base = _libc.mmap(0, room, _NO_RIGHT, _PRIVATE | _NO_RESERVE, -1, 0)
+        if self._base == _FAILED:
+            raise NoMemoryError(f"the system has no {room} bytes of address space for the twin of a GPU")
+        reserved.append(range(self._base, self._base + self._room))
+        self._memory = HostMemory(TWIN.size)
+        self.record = self._memory.address
+        (record,) = self._memory.view(TWIN.dtype)
+        record["address"], record["nbytes"] = self._base, self._room
+        self._free = {0: self._room}  # offset → size
+        self._lock = threading.Lock()
+        count_user.compile((types.int64,) * 2)
+
+    def close(self) -> None:
+        """Give the address space back. Nobody uses the memory."""
+        reserved.remove(range(self._base, self._base + self._room))
+        _libc.munmap(ctypes.c_void_p(self._base), ctypes.c_size_t(self._room))
+        self._memory.close()
+
+    def contains(self, address: int, nbytes: int) -> bool:
+        """Return whether a range is the twin's."""
+        return self._base <= address and address + nbytes <= self._base + self._room
+
+    def count_user(self, change: int) -> None:
+        """Do what the function of this name does."""
+        count_user(self.record, change)
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[None]:
+        """Let the caller touch the memory inside the block, as a copy of a GPU's driver does."""
+        self.count_user(1)
+        try:
+            yield
+        finally:
+            self.count_user(-1)
+
+    def alloc(self, nbytes: int) -> int:
+        """Return the address of zeroed pages. NoMemoryError if there are none left in one piece."""
+        size = round_up(nbytes, PAGE)
+        with self._lock:
+            offset = next((offset for offset, room in sorted(self._free.items()) if room >= size), None)
+            if offset is None:
+                raise NoMemoryError(f"the twin of a GPU has no {nbytes} bytes left in one piece, of {self._room}")
+            rest = self._free.pop(offset) - size
+            if rest:
+                self._free[offset + size] = rest
+        with self.open():
+            ctypes.memset(self._base + offset, 0, size)
+        return self._base + offset
+
+    def free(self, address: int, nbytes: int) -> None:
+        """Take pages back."""
+        offset, size = address - self._base, round_up(nbytes, PAGE)
+        with self._lock:
+            size += self._free.pop(offset + size, 0)
+            before = next((at for at, room in self._free.items() if at + room == offset), None)
+            if before is None:
+                self._free[offset] = size
+            else:
+                self._free[before] += size
+
+
+@functools.cache
+def twin_memory() -> TwinMemory:
+    """Return the memory of this process's twin."""
+    return TwinMemory()
