@@ -12,6 +12,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from gpunetio import Gpu, verbs
+from gpunetio.gpu import device
+from gpunetio.gpu.twin_backend import TwinBackend
+from gpunetio.providers import PortConfig
 from nic_rig import Ends
 from pair import Pair, make_pair
 from stand_in import StandIn, building, installed, nics_of_cards
@@ -30,6 +33,28 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="open soft0, soft1, … as cards: through libibverbs and libmlx5, for which tests/rigs/stand_in stands in. "
         "GPUNETIO_STAND_IN names its shared object where it cannot be compiled",
     )  # fmt: skip
+    parser.addoption(
+        "--twin", action="store_true",
+        help="make the host the twin of a GPU: kernels on host threads have memory that the CPU does not reach, and "
+        "software NICs make their turns there",
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="session", autouse=True)
+def twin(request: pytest.FixtureRequest) -> Iterator[None]:
+    """With --twin all tests on the host run on the twin of a GPU."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.config.getoption("--twin"):
+            patch.setitem(device.WITHOUT_CUDA, "host", TwinBackend)
+            whole = PortConfig.__post_init__
+
+            def on_the_twin(config: PortConfig) -> None:
+                if config.wire_kind.neighbours:
+                    object.__setattr__(config, "engine", "twin")
+                whole(config)
+
+            patch.setattr(PortConfig, "__post_init__", on_the_twin)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -65,6 +90,11 @@ def why_not_root() -> str | None:
     return None if os.geteuid() == 0 else "runs as root only"
 
 
+def why_no_host_memory(config: pytest.Config) -> str | None:
+    """Why kernels on the host do not share all memory with the CPU, or None when they do."""
+    return "not with --twin" if config.getoption("--twin") else None
+
+
 def why_no_soft_nic(config: pytest.Config) -> str | None:
     """Why tests do not see the software NIC itself, or None when they do."""
     return "not with --stand-in" if config.getoption("--stand-in") else None
@@ -72,7 +102,10 @@ def why_no_soft_nic(config: pytest.Config) -> str | None:
 
 @pytest.hookimpl(trylast=True)  # after -m and -k: the driver is asked only for tests that are to run
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    reasons = (("gpu", why_no_gpu), ("root", why_not_root), ("soft_nic", lambda: why_no_soft_nic(config)))
+    reasons = (
+        ("gpu", why_no_gpu), ("root", why_not_root), ("soft_nic", lambda: why_no_soft_nic(config)),
+        ("host_memory", lambda: why_no_host_memory(config)),
+    )  # fmt: skip
     for mark, ask in reasons:
         marked = [item for item in items if item.get_closest_marker(mark)]
         reason = ask() if marked else None

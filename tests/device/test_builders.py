@@ -31,6 +31,8 @@ from gpunetio.nic.observe.reasons import Reason
 from nic_rig import control, data, inline, raddr, view
 from pair import Pair, make_pair
 
+pytestmark = pytest.mark.host_memory  # it looks at rings and records
+
 DEPTH = 16
 CQ_UPDATE = int(CtrlFlags.CQ_UPDATE)
 FILL = 0x77  # of memory that a builder must leave alone

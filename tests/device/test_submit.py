@@ -23,6 +23,8 @@ from nic_rig import until, view
 from pair import Pair, make_pair
 from submit_kernels import BY_FLAME, BY_HAND, BY_SUBMIT, BY_WARP_FLAME, submit_each, submit_now, submit_together
 
+pytestmark = pytest.mark.host_memory  # it looks at rings and records
+
 DEPTH = 16
 OK, EIO, EBUSY, ETIMEDOUT = device.OK, device.EIO, device.EBUSY, device.ETIMEDOUT
 AUTO, PROXY, DB, BF, NO_DBR = NicHandler

@@ -19,6 +19,8 @@ from gpunetio.formats.device_structs import DEV_CQ, DEV_QP, DEV_RQ, DEV_SIDE
 from nic_rig import view
 from posts import Post, opened
 
+pytestmark = pytest.mark.host_memory  # it looks at rings and records
+
 LAP = 1 << 16
 STARTS = {"16 bits": 0, "24 bits": (1 << 24) - LAP, "32 bits": (1 << 32) - LAP, "48 bits": (1 << 48) - LAP}
 EXCLUSIVE, GPU, OK = device.EXCLUSIVE, device.GPU, device.OK

@@ -39,6 +39,7 @@ class Received:
         return result, first
 
 
+@pytest.mark.host_memory
 @pytest.mark.parametrize("max_packet", [64, 9000], ids=["strides", "whole"])
 def test_a_receive_queue_begins_at_its_first_place(ctx, pd, gpu, max_packet):
     with eth.CyclicRxq(gpu, pd, 1024, max_packet) as rxq:

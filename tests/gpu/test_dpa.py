@@ -19,7 +19,8 @@ from neighbour import address as own_address
 from nic_rig import until
 from tools import Tool, error_line, running
 
-pytestmark = pytest.mark.soft_nic  # a DPA is the software NIC's
+# A DPA is the software NIC's, and its threads share memory with kernels on the host.
+pytestmark = [pytest.mark.soft_nic, pytest.mark.host_memory]
 
 SLOTS, RECEIVES = 8, 4
 NBYTES = 1 << 16

@@ -64,6 +64,7 @@ def test_memory_is_zeroed_aligned_and_keeps_what_is_written(gpu, kind, nbytes):
         assert memory.read(nbytes - 1).tolist() == [7]
 
 
+@pytest.mark.host_memory
 def test_memory_kinds_on_a_gpu_without_gdrcopy(gpu, caplog):
     with caplog.at_level(logging.WARNING, "gpunetio.gpu"):
         memory = gpu.alloc(64, MemType.GPU_CPU)
@@ -121,6 +122,7 @@ def test_handles_refuse_pickling(pair: Pair):
             pickle.dumps(handle)
 
 
+@pytest.mark.host_memory
 def test_unknown_gpus():
     assert gpu_list()[-1] == "host"
     for which in ("ffff:ff:1f.7", "999", 999):
@@ -129,6 +131,7 @@ def test_unknown_gpus():
         assert "\n" not in str(caught.value)
 
 
+@pytest.mark.host_memory
 def test_how_arguments_of_a_gpu_are_given():
     with Gpu(which="host", warp=4) as gpu:
         assert (gpu.name, gpu.warp) == ("host", 4)

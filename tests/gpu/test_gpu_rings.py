@@ -31,6 +31,8 @@ from gpunetio.errors import DriverError, NotSupportedError
 from nic_rig import until
 from queue_kernels import count_when_complete, puts, puts_in_turn, receive
 
+pytestmark = pytest.mark.host_memory  # it looks at rings and records
+
 RADDR, RKEY, LADDR, LKEY, NBYTES = 0x1234_5678_9ABC_0000, 0x00C0_FFEE, 0x7654_3210_0000, 0x0BAD_CAFE, 64
 KEYS = (RADDR, RKEY, LADDR, LKEY)
 DEFAULT, PEERMEM = MemRegType.DEFAULT, MemRegType.CUDA_PEERMEM

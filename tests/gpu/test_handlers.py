@@ -54,6 +54,7 @@ NO_RECORD = {"send_dbr_mode": QpSendDbrMode.NO_DBR_EXT}
 EMULATE = {"emulate_no_dbr_ext": True}
 
 
+@pytest.mark.host_memory
 @pytest.mark.parametrize(("attributes", "options", "taken", "why"), [
     ({}, {}, DB, "kernels ring the doorbell and keep its record"),
     (NO_RECORD, {}, NO_DBR, "the NIC needs no record"),
@@ -157,6 +158,7 @@ def unmapped(pair: Pair, monkeypatch) -> Pair:
     return pair
 
 
+@pytest.mark.host_memory
 @pytest.mark.soft_nic
 def test_auto_falls_back_to_the_proxy(unmapped: Pair, log):
     log.clear()
@@ -199,6 +201,7 @@ def test_registers_are_counted(pair: Pair):
 # --- systems without GPUDirect ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.host_memory
 def test_an_integrated_gpu_has_its_queues_in_pinned_memory(monkeypatch, log, pair: Pair):
     monkeypatch.setattr(HostBackend, "integrated", True)
     with Gpu("host") as gpu:

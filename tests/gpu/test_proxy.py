@@ -106,6 +106,7 @@ def test_without_a_record(proxied: Pair):
         assert record_of(queue) == 0
 
 
+@pytest.mark.host_memory
 def test_an_emulated_record(proxied: Pair):
     """Kernels ring and leave the record alone: the CPU keeps it."""
     mode = SendDbrModeExt.NO_DBR_SW_EMULATED
@@ -245,6 +246,7 @@ def test_many_queues_of_an_array(proxied: Pair):
     assert not any(qp.closed for qp in qps)
 
 
+@pytest.mark.host_memory
 def test_emulated_records_of_an_array(proxied: Pair):
     """The index that kernels raise is read in each element."""
     mode, count, gpu = SendDbrModeExt.NO_DBR_SW_EMULATED, 4, proxied.gpu

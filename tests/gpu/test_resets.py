@@ -133,6 +133,7 @@ def test_many_resets(reused, lives):
     assert pair.run(puts, 16, DEPTH + 1, 1)[0] == device.OK
 
 
+@pytest.mark.host_memory
 def test_a_reset_takes_errors_and_old_requests_away(reused, caplog):
     pair = reused
     caplog.set_level("CRITICAL", "gpunetio")

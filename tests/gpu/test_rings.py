@@ -294,6 +294,7 @@ def test_queues_of_a_system_without_gpudirect(stage: Stage, log):
         stage.gpu.create_qp(stage.pd, 4, mem_reg_type=3)  # type: ignore[arg-type]
 
 
+@pytest.mark.host_memory
 def test_threads_of_the_host_have_host_memory(log):
     with Gpu("host") as gpu, verbs.import_context(Card()) as ctx:
         pd = ctx.create_pd()

@@ -54,6 +54,7 @@ def test_items_go_to_a_kernel_and_back(kind):
             assert (found["address"], found["count"], list(found["what"])) == (42 * i, i, [1, 2, 3, 4])
 
 
+@pytest.mark.host_memory
 def test_info_of_any_type_lies_in_memory_of_its_own():
     with Gpu("host") as gpu:
         semaphore = gpu.create_semaphore(3, info="<f8", info_memory=MemType.GPU)
@@ -101,6 +102,7 @@ def test_closing_the_gpu_closes_its_semaphores():
     semaphore.close()
 
 
+@pytest.mark.host_memory
 def test_threads_of_the_host_use_a_semaphore_beside_a_gpu():
     """By a structure of their own, which names the same items."""
     with Gpu("host") as gpu:

@@ -291,6 +291,7 @@ def test_bad_source_address(device, index):
     )  # fmt: skip
 
 
+@pytest.mark.host_memory
 def test_peer_on_another_nic_and_nowhere(device):
     other = Device("soft3")
     try:

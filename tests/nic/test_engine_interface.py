@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence
 
 import numpy as np
+import pytest
 
 from gpunetio import verbs
 from gpunetio.enums import WcStatus, WrOpcode
@@ -80,6 +81,7 @@ class TurnEngine(Engine):
         pass
 
 
+@pytest.mark.host_memory
 def test_a_nic_with_an_engine_of_another_kind(monkeypatch):
     monkeypatch.setattr(nic_module, "ThreadEngine", TurnEngine)
     source, target = np.arange(256, dtype=np.uint8), np.zeros(256, np.uint8)

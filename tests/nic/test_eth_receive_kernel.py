@@ -55,6 +55,7 @@ class Cyclic:
             made.close()
 
 
+@pytest.mark.host_memory
 @pytest.mark.soft_nic
 @pytest.mark.parametrize("scope", [device.THREAD, device.BLOCK], ids=["thread", "block"])
 def test_many_laps(scope):

@@ -141,6 +141,7 @@ def test_addresses_without_a_unicast_lid(address):
 # --- configurations ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.host_memory
 @pytest.mark.parametrize(
     ("config", "text"),
     [

@@ -77,6 +77,7 @@ def test_queues(ctx, pd):
     assert repr(shared) == f"<QP {shared.qpn:#x} of soft0, UC, receives from {srq}>"
 
 
+@pytest.mark.host_memory
 def test_a_gpu_and_what_it_has(pd):
     with gn.Gpu("host") as gpu:
         assert repr(gpu) == "Gpu('host', target='cpu')"

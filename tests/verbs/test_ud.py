@@ -479,6 +479,7 @@ def test_room_for_inline_data(end):
     assert end.received(60) == bytes(range(60))
 
 
+@pytest.mark.host_memory
 @pytest.mark.parametrize("attr, error, message", [
     (AhAttr(gid=b"short"), InvalidValueError, "16"),
     (AhAttr(gid=bytes(16), sgid_index=99), InvalidValueError, "sgid_index"),
@@ -508,6 +509,7 @@ def test_infiniband_address_without_a_route(two):
         a.pd.create_ah(AhAttr(dlid=0x7777))
 
 
+@pytest.mark.host_memory
 def test_more_destinations_than_there_is_room_for(end, monkeypatch):
     """Destinations share rows; the error comes when those of one are all taken, and nothing is left half-made."""
     monkeypatch.setattr("gpunetio.nic.control.paths.path_slot", _Everything)

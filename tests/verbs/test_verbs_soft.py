@@ -323,6 +323,7 @@ def test_connect_between_nics():
         assert target == b"hello"
 
 
+@pytest.mark.host_memory
 def test_failed_connect_goes_back_to_reset(ctx, pd):
     a, b = Queue(pd).qp, Queue(pd).qp
     own = re.escape(str(nic_of(ctx).port.addresses[0]))

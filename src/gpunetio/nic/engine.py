@@ -24,11 +24,13 @@ from ..fabric.frames import PIPE, pipe_end_at
 from ..fabric.injector import faults_at
 from ..fabric.udp_records import MSG_DONTWAIT, MSG_NOSIGNAL
 from ..memory import HostMemory
+from ..jit.twin import TwinMemory
 from ..service import STOP_TIMEOUT, ServiceThread
 from . import extensions
 from .dma import lost_memory
 from .hardware import Engine
-from .step import TOO_FULL, WRITE_ROW, WRONG_STATE, scan_records, step
+from .slices import SLICE_NS, scan, turn
+from .step import READ_ROW, TOO_FULL, WRITE_ROW, WRONG_STATE
 from .transport.wire_kinds import has_pipe_in, pump_in, pump_out
 from .dma.streams import at_work
 from .queues.wakeups import wake_threads
@@ -172,7 +174,7 @@ def run(nic):
     idle = 0
     idle_since = 0
     while ld_relaxed64(nic + WORKER.stop) == 0:
-        done = pump_in(nic) + step(nic)
+        done = pump_in(nic) + turn(nic)
         if ld_relaxed64(nic + WORKER.awaited) != 0:
             _wake_poster(nic)
         if n.error_event != 0:
@@ -194,7 +196,7 @@ def run(nic):
             yield_thread()
             continue
         if n.asleep:
-            scan_records(nic)
+            scan(nic)
             if _may_ring(nic) or _work_left(nic):
                 _set_asleep(nic, 0)
             else:
@@ -202,7 +204,7 @@ def run(nic):
             continue
         idle += 1
         if idle & (SCAN_EVERY - 1) == 0:
-            scan_records(nic)
+            scan(nic)
         if idle % n.yield_every != 0:
             pause()
             continue
@@ -336,6 +338,10 @@ class Worker:
         post_command(self.address, op, row, self._staging.address, len(data), state)
         self.kick()
 
+    def prepared(self, nbytes: int) -> bytes:
+        """Return what lies where a command's row was prepared."""
+        return self._staging.array[:nbytes].tobytes()
+
     def wait(self, end: float, timeout: float) -> None:
         """Wait until the command is executed, or until the monotonic clock is at `end`, the end of `timeout`."""
         while not await_command(self.address, _LONGEST_SLEEP_NS):
@@ -372,11 +378,15 @@ class Worker:
 class ThreadEngine(Engine):
     """An engine of threads of the host: one for each of `records`, of which the first lies at `address`.
 
-    `memory` are the tables of keys and UMEMs, which name the memory that the engine touches.
+    `memory` are the tables of keys and UMEMs, which name the memory that the engine touches. With a `twin`, the threads
+    make their turns there, in slices: queues and payload may lie in its memory.
     """
 
-    def __init__(self, name: str, records: np.ndarray, address: int, memory: tuple[Table, Table]):
-        self._name, self._memory = name, memory
+    def __init__(
+        self, name: str, records: np.ndarray, address: int, memory: tuple[Table, Table],
+        twin: TwinMemory | None = None,
+    ):  # fmt: skip
+        self._name, self._memory, self._twin = name, memory, twin
         self._lock = threading.RLock()  # one command at a time
         compile_engine()
         self._workers: list[Worker] = []
@@ -386,6 +396,7 @@ class ThreadEngine(Engine):
                 undo.callback(worker.close)
                 record["next"] = address + (i + 1) * WORKER.size if i + 1 < len(records) else 0
                 record["yield_every"] = yield_every()
+                record["twin"], record["slice_ns"] = twin.record if twin else 0, SLICE_NS
                 self._workers.append(worker)
             undo.pop_all()
 
@@ -397,6 +408,16 @@ class ThreadEngine(Engine):
         ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
         with lost_memory.named(self._name, *self._memory):
             run(address)
+
+    def reaches(self, address: int, nbytes: int) -> bool:
+        return self._twin is not None and self._twin.contains(address, nbytes)
+
+    def read(self, address: int, nbytes: int) -> bytes:
+        if not self.reaches(address, nbytes):
+            return super().read(address, nbytes)
+        with self._lock:
+            self.post(READ_ROW, address, np.zeros(nbytes, np.uint8))
+            return self._workers[0].prepared(nbytes)
 
     @property
     def workers(self) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -53,6 +54,14 @@ class Engine(ABC):
 
         For what several workers read, and for what goes from one worker to another. Errors as for `post`.
         """
+
+    def reaches(self, address: int, nbytes: int) -> bool:
+        """Return whether queues and payload may lie in a range that the CPU does not reach."""
+        return False
+
+    def read(self, address: int, nbytes: int) -> bytes:
+        """Return what a queue's memory contains, which may be out of the CPU's reach. At most a line, by `post`."""
+        return ctypes.string_at(address, nbytes)
 
     @property
     @abstractmethod

@@ -29,6 +29,7 @@ from ..formats.events import EventType, PortSubtype
 from ..formats.packet import ETHERNET
 from ..interrupts import deferred
 from ..jit.launch import observers
+from ..jit.twin import twin_memory
 from ..memory import HostMemory, round_up
 from . import step
 from .control import mkey, umem
@@ -123,6 +124,7 @@ class SoftNic:
     grants: Grants
     device_memory: DeviceMemory
     grants_memory: bool
+    on_gpu: bool
     control_address: int
     record: np.void
     engine: Engine
@@ -170,7 +172,9 @@ class SoftNic:
         self.record = self.records[0]
         self._lay_out(spin_us, sleep_ms, budget)
         self.mkeys, self.umems = kept(mkey.new_table()), kept(umem.new_table())
-        self.engine = ThreadEngine(name, self.records, self.control_address, (self.mkeys, self.umems))
+        self.on_gpu = port.config.on_gpu
+        place = name, self.records, self.control_address, (self.mkeys, self.umems)
+        self.engine = ThreadEngine(*place, twin=twin_memory()) if self.on_gpu else ThreadEngine(*place)
         self._started = True
         hardware = Hardware(name, port, self.record, self.control_address, self.engine)
         self.components = Components(self.engine, self.records)

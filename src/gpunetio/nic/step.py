@@ -41,6 +41,7 @@ MODIFY_RQ = 10  # copy the set-up of an RQ, if it is still in the state that the
 ADD_SQ = 11  # write the row of an SQ, and start serving it
 MODIFY_SQ = 12  # change the state of an SQ, if it is still in the one that the interpreter saw
 REMOVE_SQ = 13  # stop serving an SQ
+READ_ROW = 14  # copy from where `row` is to where the command has been prepared
 
 SCANNED = 256  # doorbell records at a time: each is on a cache line of its own, mostly on a page of its own
 
@@ -115,6 +116,8 @@ def _apply(nic):
     n.command_result = DONE
     if op == WRITE_ROW:
         copy(row, n.command_src, n.command_bytes)
+    elif op == READ_ROW:
+        copy(n.command_src, row, n.command_bytes)
     elif op == ADD_QP:
         copy(row, n.command_src, QP_SETUP_BYTES)
         _clear_positions(row)

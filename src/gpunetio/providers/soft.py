@@ -162,7 +162,6 @@ class SoftProvider:
     """One open of a software NIC. `nic` is the NIC itself, for inspection. Its DPA is threads of this process."""
 
     software = has_dpa = carries_mailboxes = True
-    reaches_gpu_memory = False  # its engine is a thread of the CPU
     plain = None
     nic: SoftNic
     name: str
@@ -178,6 +177,11 @@ class SoftProvider:
         self._next_ah = 1
         self._pid = os.getpid()
         self._open = True
+
+    @property
+    def reaches_gpu_memory(self) -> bool:
+        """Return whether queues may lie in memory of a GPU, as the engine is there."""
+        return self.nic.on_gpu
 
     def __repr__(self) -> str:
         return f"<software NIC {self.name}{'' if self._open else ', closed'}>"

@@ -100,7 +100,7 @@ class ControlPath:
         self.eqs   = add(EventQueues(hardware))
         self.uars  = add(UarPages(hardware))
         self.pds   = add(ProtectionDomains(hardware.name))
-        self.umems = add(Umems(hardware.name, umems))
+        self.umems = add(Umems(hardware, umems))
         self.mkeys = add(MemoryKeys(hardware, keys, self.pds, grants, device_memory))
         self.cqs   = add(CompletionQueues(hardware, components, self.umems, self.uars, self.eqs))
         self.pools = add(ReceivePools(hardware, components, self.umems, self.pds))

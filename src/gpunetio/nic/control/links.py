@@ -213,6 +213,11 @@ class Links:
                 f"{self._name} reaches no NIC with LID {lid:#x} (at {port.address_of_lid(lid)}): an InfiniBand "
                 "port reaches only software NICs of this host; open the peer first"
             )
+        if port.config.on_gpu:
+            raise NotFoundError(
+                f"{self._name} reaches no NIC at {address_of(gid)}: its engine is on a GPU, and reaches only software "
+                "NICs of this host; open the peer first"
+            )
         self._to_others.path(gid, source)
         return self.to_others().address
 
@@ -234,7 +239,8 @@ class Links:
 
     def listen(self) -> None:
         """Open the wire to all peers that have none of their own, if this port has one, because any may send."""
-        if self._kind.infiniband or not self._port.infiniband:
+        reaches_others = self._kind.infiniband or not self._port.infiniband
+        if reaches_others and not self._port.config.on_gpu:
             self.to_others()
 
     def to_itself(self) -> int:

@@ -65,6 +65,8 @@ class MemoryKeys(Objects):
 
     def _place(self, address: int, nbytes: int, access: Access, cuda: bool) -> int:
         """Return the address that the engine uses for a range. The CUDA driver says whose it is, not the caller."""
+        if self._engine.reaches(address, nbytes):
+            return address
         place = self._device_memory.mark(address, nbytes) if cuda else None
         if place is None and is_accessible(address, nbytes, bool(access & Access.LOCAL_WRITE)):
             return address
@@ -93,7 +95,8 @@ class MemoryKeys(Objects):
         rights = Access(int(row["access"])) if access is None else access
         if place is None:
             at, nbytes = (int(row["iova"]) + int(row["delta"])) % (1 << 64), int(row["nbytes"])
-            if at >> DEVICE_SHIFT == 0 and not is_accessible(at, nbytes, bool(rights & Access.LOCAL_WRITE)):
+            reachable = at >> DEVICE_SHIFT or self._engine.reaches(at, nbytes)
+            if not reachable and not is_accessible(at, nbytes, bool(rights & Access.LOCAL_WRITE)):
                 raise inaccessible(at, nbytes, rights)
         else:
             address, nbytes, cuda = place

@@ -32,6 +32,7 @@ _IFREQ_SIZE, _MAX_INTERFACES = 40, 1024
 _LAST_UNICAST_LID = 0xBFFF  # IBTA 4.1.3
 _LAST_PART_ID = 0xFFFF
 MOST_WORKERS = 16
+ENGINES = {"cpu": False, "twin": True}  # whether memory may be out of the CPU's reach
 _DEFAULT_LINK_MTU = 1500
 _NOMINAL_SPEED = 10_000  # Mbit/s
 _RATES = (  # largest Mbit/s: ibv_port_attr.active_width, active_speed
@@ -116,6 +117,8 @@ class PortConfig:
     `promiscuous`  whether flow rules decide about Ethernet frames to any MAC, or only about those to the port's MAC and
                    to groups
     `send_scheduling`  whether Ethernet send queues may wait for a time (a card's ACCURATE_TX_SCHEDULER)
+    `engine`       where the NIC's turns are made: "cpu", or "twin", the twin of a GPU (jit/twin.py). There queues and
+                   payload may lie in memory that the CPU does not reach
     `part_id`      the vendor_part_id that the device reports: a ConnectX-7's, or 0 for a device of its own kind
     """
 
@@ -130,6 +133,7 @@ class PortConfig:
     workers: int = 0
     promiscuous: bool = True
     send_scheduling: bool = True
+    engine: str = "cpu"
 
     def __post_init__(self) -> None:
         addresses = (self.addresses,) if isinstance(self.addresses, str) else tuple(self.addresses)
@@ -148,6 +152,13 @@ class PortConfig:
             raise InvalidValueError(
                 f"workers = {self.workers}: a NIC has 1 to {MOST_WORKERS} threads; 0 takes as many as suit the machine"
             )
+        if self.engine not in ENGINES:
+            raise InvalidValueError(f"engine = {self.engine!r}: it must be one of {', '.join(ENGINES)}")
+        if self.on_gpu and not self.wire_kind.neighbours:
+            raise InvalidValueError(
+                f"wire = {self.wire!r} with engine {self.engine!r}: packets of descriptors go through the CPU, which "
+                "does not reach the memory of queues on a GPU; such a NIC has the wire 'auto', to NICs of this host"
+            )
         if not 0 <= self.lid <= _LAST_UNICAST_LID:
             raise InvalidValueError(
                 f"lid = {self.lid:#x}: unicast LIDs are 1 to {_LAST_UNICAST_LID:#x}; 0 takes it from the address"
@@ -158,6 +169,11 @@ class PortConfig:
                 f"an InfiniBand port has no {self.wire.partition(':')[0].upper()} wire: RoCE v2 is for link_layer "
                 "ETHERNET"
             )
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the NIC makes its turns where memory may be out of the CPU's reach."""
+        return ENGINES[self.engine]
 
     @property
     def wire_kind(self) -> WireKind:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -212,13 +211,19 @@ class QueuePairs(ChosenEvents, QueueObjects):
         cmd.QPC.update(
             context, state=int(state_of(row)),
             hw_sq_wqebb_counter=int(row["sq_ci"]) & 0xFFFF, sw_sq_wqebb_counter=int(row["sq_pi"]) & 0xFFFF,
-            hw_rq_counter=int(row["rq_ci"]) & 0xFFFF_FFFF, sw_rq_counter=_receives_announced(row),
+            hw_rq_counter=int(row["rq_ci"]) & 0xFFFF_FFFF, sw_rq_counter=self._receives_announced(row),
             **_sequence_numbers(row),
         )  # fmt: skip
         out = cmd.QUERY_QP_OUT.pack()
         start = cmd.QUERY_QP_OUT.offset("qpc")
         out[start : start + cmd.QPC.size] = context
         return bytes(out)
+
+    def _receives_announced(self, row: np.void) -> int:
+        """Return the receive word of a QP's doorbell record; 0 if the QP has no receive ring."""
+        if not row["rq_stride"]:
+            return 0
+        return int.from_bytes(self._engine.read(int(row["dbrec"]) + QP_DBREC.rcv, 4), "big")
 
     def _destroy(self, mailbox: bytes) -> bytes:
         qpn = cmd.DESTROY_QP_IN.get(mailbox, "qpn")
@@ -268,13 +273,6 @@ def _queue_sizes(context: Fields) -> tuple[int, int]:
     raise CommandError(
         Status.BAD_PARAM, CommandSyndrome.RQ_TYPE, f"rq_type {context['rq_type']} is not supported: only 0, 1 and 3"
     )
-
-
-def _receives_announced(row: np.void) -> int:
-    """Return the receive word of a QP's doorbell record; 0 if the QP has no receive ring."""
-    if not row["rq_stride"]:
-        return 0
-    return int.from_bytes(ctypes.string_at(int(row["dbrec"]) + QP_DBREC.rcv, 4), "big")
 
 
 def _sequence_numbers(row: np.void) -> dict[str, int]:

@@ -6,6 +6,7 @@ from ...enums import Access
 from ...errors import InvalidValueError
 from ...formats.commands import Status
 from ...memory import is_accessible
+from ..hardware import Hardware
 from ..state.objects import UMEM_ROW
 from ..state.tables import Table
 from .objects import CountedObjects
@@ -29,12 +30,14 @@ def new_table() -> Table:
 class Umems(CountedObjects):
     """The UMEMs of a NIC."""
 
-    def __init__(self, owner: str, table: Table):
-        super().__init__(owner, table, CommandSyndrome.NO_SUCH_UMEM)
+    def __init__(self, hardware: Hardware, table: Table):
+        super().__init__(hardware.name, table, CommandSyndrome.NO_SUCH_UMEM)
+        self._engine = hardware.engine
 
     def register(self, address: int, nbytes: int, access: Access) -> int:
         """Register a range and return the UMEM's id."""
-        if not is_accessible(address, nbytes, bool(access & Access.LOCAL_WRITE)):
+        reachable = self._engine.reaches(address, nbytes)
+        if not reachable and not is_accessible(address, nbytes, bool(access & Access.LOCAL_WRITE)):
             raise inaccessible(address, nbytes, access)
         umem_id = self.free_row()
         row = self.table.rows[umem_id]

@@ -37,6 +37,8 @@ NIC_FIELDS = """
     spin_ns        i64      nobody     how long an idle worker spins before it sleeps, in ns
     sleep_ms       i64      nobody     how long it sleeps at most, in ms
     yield_every    i64      nobody     idle turns before it yields the core
+    twin           i64      nobody     address of the TWIN on which turns are made (jit/twin.py); 0: threads make them
+    slice_ns       i64      nobody     how long turns are made there at a time, in ns
     service_fd     i64      nobody     eventfd that wakes the report thread
     capture        i64      nobody     address of the CAPTURE of packets (fabric/capture.py); 0 is none
     lan            i64      nobody     address of the LAN (lan.py); 0 if the port's wire has none"""

@@ -1,0 +1,207 @@
+"""A NIC that makes its turns on the twin of a GPU: queues and payload are in memory that the CPU must not touch."""
+
+import re
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpunetio import ExportedQp, Gpu, GpuMemory, PortConfig, device, testing, verbs
+from gpunetio.enums import MemRegType, MemType, QpState
+from gpunetio.errors import DriverError, InvalidValueError, NoMemoryError, NotFoundError, NotSupportedError
+from gpunetio.jit import twin
+from gpunetio.memory import PAGE, is_accessible
+from gpunetio.verbs import PD, Context, QpEndpoint
+from nic_rig import until
+from queue_kernels import puts
+from repository import ROOT, environment
+
+pytestmark = pytest.mark.soft_nic
+
+TWIN = PortConfig(engine="twin")
+NBYTES = 1 << 16
+ROOM = 256 * PAGE
+
+
+def connected(gpu: Gpu, *pds: PD, **options: int) -> list[ExportedQp]:
+    """Queues of these PDs, of which the first is connected to the last."""
+    queues = [gpu.create_qp(pd, 64, **options) for pd in pds]
+    queues[0].connect(queues[-1])
+    return queues
+
+
+def filled(gpu: Gpu) -> tuple[GpuMemory, np.ndarray]:
+    """GPU memory, and what is in it."""
+    memory, data = gpu.alloc(NBYTES), np.random.default_rng(5).integers(0, 256, NBYTES, np.uint8)
+    memory.write(data)
+    return memory, data
+
+
+def put_all(gpu: Gpu, queue: ExportedQp, source: verbs.MR, target: verbs.MR, waits: bool, count: int = 16) -> int:
+    """Have a kernel put all of a region into another: its status."""
+    with gpu.alloc(8, MemType.CPU_GPU) as out:
+        arguments = target.address, target.rkey, source.address, source.lkey, NBYTES // count, count, waits, out
+        assert puts[1, 1, gpu](queue, *arguments).wait(20)
+        return int(out.array.view(np.int64)[0])
+
+
+# --- memory --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("touches, status", [("gpu.alloc(64).read()", 0), ("ctypes.string_at(gpu.alloc(64).address)",
+                                             -signal.SIGSEGV)])  # fmt: skip
+def test_who_touches_the_memory_dies(touches: str, status: int) -> None:
+    program = f"import ctypes\nfrom gpunetio import Gpu\nwith Gpu('twin') as gpu:\n    {touches}\n"
+    assert subprocess.run([sys.executable, "-c", program], timeout=60, check=False).returncode == status
+
+
+@given(steps=st.lists(st.tuples(st.booleans(), st.integers(1, 5 * PAGE)), max_size=40))
+@settings(max_examples=30)
+def test_pages_are_given_out_once(steps: list[tuple[bool, int]]) -> None:
+    """Against a list of what is in use: no overlap, zeros, and in the end all is one piece again."""
+    memory, used = twin.TwinMemory(ROOM), []
+    try:
+        for takes, nbytes in steps:
+            if takes or not used:
+                address = memory.alloc(nbytes)
+                assert address % PAGE == 0
+                assert memory.contains(address, nbytes)
+                assert all(address + nbytes <= at or at + size <= address for at, size in used)
+                with memory.open():
+                    page = np.ctypeslib.as_array((np.ctypeslib.ctypes.c_uint8 * nbytes).from_address(address))
+                    assert not page.any()
+                    page[:] = 0xFF
+                used.append((address, nbytes))
+            else:
+                memory.free(*used.pop(nbytes % len(used)))
+        for piece in used:
+            memory.free(*piece)
+        memory.free(memory.alloc(ROOM), ROOM)
+        with pytest.raises(NoMemoryError, match=r"no .* bytes left in one piece"):
+            memory.alloc(ROOM + 1)
+    finally:
+        memory.close()
+
+
+def test_the_cpu_reaches_it_at_no_time() -> None:
+    """Not even while a kernel runs, or a slice, so that nothing is decided by chance."""
+    with Gpu("twin") as gpu, gpu.alloc(64) as memory:
+        with twin.twin_memory().open():
+            assert not is_accessible(memory.address, 64, False)
+        assert memory.is_cuda
+        assert gpu.alloc(64, MemType.GPU_CPU).kind is MemType.CPU_GPU
+        with pytest.raises(NotSupportedError, match="no dmabuf"):
+            gpu.dmabuf_fd(gpu.alloc(PAGE))
+
+
+@pytest.mark.host_memory
+def test_an_engine_on_the_cpu_does_not_take_it() -> None:
+    with verbs.open() as ctx, Gpu("twin") as gpu:
+        pd = ctx.create_pd()
+        with pytest.raises(NotSupportedError, match="is neither memory of this process's CPU"):
+            pd.register(gpu.alloc(64))
+        with pytest.raises(InvalidValueError, match="is not readable and writable memory"):
+            ctx.register_umem(gpu.alloc(PAGE))
+        assert not gpu.create_qp(pd, 16).ring_memory.in_gpu
+    with pytest.raises(InvalidValueError, match=r"engine = 'tpu': it must be one of cpu, twin"):
+        PortConfig(engine="tpu")
+
+
+# --- a NIC ---------------------------------------------------------------------------------------------------------
+
+
+def test_everything_is_in_gpu_memory() -> None:
+    """The kernel has ended when the NIC executes its requests: only slices may touch rings, records and payload."""
+    with verbs.open(port=TWIN) as ctx, Gpu("twin") as gpu:
+        pd = ctx.create_pd()
+        a, _ = connected(gpu, pd, pd)
+        assert a.ring_memory.in_gpu
+        assert a.qp.ring.dbr_lies_in.in_gpu
+        (source, data), target = filled(gpu), gpu.alloc(NBYTES)
+        here, there = pd.register(source), pd.register(target)
+        ctx.provider.nic.pause()
+        assert put_all(gpu, a, here, there, waits=False) == device.OK
+        assert not target.read().any()
+        ctx.provider.nic.resume()
+        until(lambda: ctx.provider.nic.qps[a.qpn]["sq_ci"] == 16, "the puts")
+        assert np.array_equal(target.read(), data)
+        assert put_all(gpu, a, here, there, waits=True) == device.OK
+        assert a.last_error() is None
+        with pytest.raises(DriverError, match="cannot be mapped with dmabuf mode"):
+            gpu.create_qp(pd, 16, mem_reg_type=MemRegType.CUDA_DMABUF)
+
+
+def test_an_error_is_explained() -> None:
+    with verbs.open(port=TWIN) as ctx, Gpu("twin") as gpu:
+        pd = ctx.create_pd()
+        a, _ = connected(gpu, pd, pd)
+        here, there = pd.register(filled(gpu)[0]), pd.register(gpu.alloc(NBYTES))
+        there.close()
+        assert put_all(gpu, a, here, there, waits=True) < 0
+        assert f"{there.rkey:#x}" in str(a.last_error())
+        assert a.qp.state is QpState.ERR
+
+
+def test_a_record_of_receives_is_read_by_the_engine() -> None:
+    """QUERY_QP tells what the record says, and the record is out of the command path's reach."""
+    with verbs.open(port=TWIN) as ctx, Gpu("twin") as gpu:
+        queues = connected(gpu, *[ctx.create_pd()] * 2, receives=8)
+        assert [queue.qp.state for queue in queues] == [QpState.RTS] * 2
+        nic = ctx.provider.nic
+        memory, data = filled(gpu)
+        assert nic.engine.read(memory.address + 40, 24) == data[40:64].tobytes()
+        assert nic.engine.read(nic.control_address, 8) == nic.record["qps"].tobytes()
+
+
+@pytest.mark.parametrize("other", [TWIN, PortConfig()], ids=["twin", "cpu"])
+def test_over_a_wire(other: PortConfig) -> None:
+    """GPU memory is written and read by a peer, also by one whose engine is on the CPU."""
+    with verbs.open("soft0", port=TWIN) as ctx, verbs.open("soft1", port=other) as far, Gpu("twin") as gpu:
+        near_pd, far_pd = ctx.create_pd(), far.create_pd()
+        a, b = connected(gpu, near_pd, far_pd)
+        (memory, data), host = filled(gpu), gpu.alloc(NBYTES, MemType.CPU_GPU)
+        device_region, host_region = near_pd.register(memory), far_pd.register(host)
+        assert put_all(gpu, a, device_region, host_region, waits=True) == device.OK
+        assert np.array_equal(host.array, data)
+        host.array[:] = data[::-1]
+        assert put_all(gpu, b, host_region, device_region, waits=True) == device.OK
+        assert np.array_equal(memory.read(), data[::-1])
+
+
+@pytest.mark.parametrize("names", [("soft0",), ("soft0", "soft1")], ids=["loopback", "wire"])
+def test_it_conforms(names: tuple[str, ...]) -> None:
+    def opened(name: str) -> Context:
+        return verbs.open(name, port=TWIN)
+
+    report = testing.run(*[lambda name=name: opened(name) for name in names])
+    assert report.passed, report
+
+
+@pytest.mark.host_memory
+def test_no_packet_goes_by_way_of_the_cpu() -> None:
+    """What sockets and other descriptors bring, the CPU would have to place."""
+    for wire in ("udp", "unix:somewhere", "replay"):
+        with pytest.raises(InvalidValueError, match=f"wire = '{wire}' with engine 'twin': .* has the wire 'auto'"):
+            PortConfig(engine="twin", wire=wire)
+    with verbs.open("soft0", port=TWIN) as ctx:
+        cq = ctx.create_cq(1)
+        qp = ctx.create_pd().create_qp(sq_wr=1, rq_wr=1, send_cq=cq, receive_cq=cq)
+        with pytest.raises(NotFoundError, match=r"reaches no NIC at 192\.0\.2\.7: its engine is on a GPU"):
+            qp.connect(QpEndpoint(gid=bytes(10) + b"\xff\xff\xc0\x00\x02\x07", qpn=5, lid=0, mtu=1024))
+
+
+@pytest.mark.slow
+@pytest.mark.host_memory
+@pytest.mark.timeout(600)
+def test_kernels_do_all_they_do_on_the_twin() -> None:
+    """The quick tests of the device library and of exported queues."""
+    command = [sys.executable, "-m", "pytest", "--twin", "-q", "-p", "no:cacheprovider", "tests/device", "tests/gpu"]
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, text=True, timeout=590, check=False
+    )
+    assert done.returncode == 0, done.stdout[-4000:]
+    assert int(re.findall(r"(\d+) passed", done.stdout)[-1]) > 500
