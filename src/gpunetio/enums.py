@@ -177,16 +177,17 @@ class RingMemory(IntEnum):
     CUDA_DMABUF  = 1  # GPU memory, of which the device has a dmabuf
     CUDA_PEERMEM = 2  # GPU memory, of which the device has the address
     DMABUF       = 3  # a dmabuf that has no address here
+    NEAR         = 4  # memory of the GPU on which the device's engine works
 
     @property
     def in_gpu(self) -> bool:
         """Whether it is GPU memory, which the CPU does not access."""
-        return self in (RingMemory.CUDA_DMABUF, RingMemory.CUDA_PEERMEM)
+        return self in (RingMemory.CUDA_DMABUF, RingMemory.CUDA_PEERMEM, RingMemory.NEAR)
 
     @property
     def text(self) -> str:
         """The place in words."""
-        return ("host memory", "GPU memory (dmabuf)", "GPU memory (nvidia-peermem)", "a dmabuf")[self]
+        return ("host memory", "GPU memory (dmabuf)", "GPU memory (nvidia-peermem)", "a dmabuf", "GPU memory")[self]
 
 
 class SharingMode(IntEnum):

@@ -52,6 +52,18 @@ def nic() -> Iterator[gn.Context]:
             yield nic
 
 
+def test_a_benchmark_on_the_twin_of_a_gpu():
+    """By options of the command: queues and payload are in memory that only kernels and the NIC reach."""
+    command = ["put_bw", "--loopback", "-s", "64,4096", "-g", "twin", "--nic-engine", "twin", "--target", "cpu",
+               "--payload-memory", "gpu", "--json"]  # fmt: skip
+    done = CliRunner().invoke(app, command)
+    document = json.loads(done.stdout)
+    assert mistakes(document, schema("benchmark")) == []
+    settings = document["settings"]
+    assert (settings["ring_memory"], settings["payload_memory"], settings["port"]["engine"]) == ("NEAR", "GPU", "twin")
+    assert [row["validated"] for row in document["results"]] == [True] * 2
+
+
 def test_the_settings_of_a_benchmark(tmp_path):
     port = gn.PortConfig(("127.0.0.9",), "udp", faults=gn.Faults(loss=0.01), capture=tmp_path / "capture")
     options = Options(

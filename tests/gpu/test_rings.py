@@ -27,7 +27,7 @@ from repository import ROOT
 
 AUTO, PROXY, DB, BF, NO_DBR = NicHandler
 VALID, HW, EMULATED = SendDbrModeExt
-HOST, DMABUF, PEERMEM, NAMELESS = RingMemory
+HOST, DMABUF, PEERMEM, NAMELESS, _NEAR = RingMemory
 
 
 @dataclass

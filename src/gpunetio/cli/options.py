@@ -225,15 +225,17 @@ def _check_combination(values: Values, benchmark: Benchmark) -> None:
 
 def _gpu(gpu: str | None, target: str) -> str:
     """Return the argument for `Gpu`."""
+    if gpu is None and target != "cuda":
+        return "host" if target == "cpu" else "auto"
+    if gpu is not None and target == "auto":
+        return gpu
+    from ..errors import NotSupportedError
+    from ..gpu.device import WITHOUT_CUDA, gpu_list
+
     if gpu is not None:
-        if target != "auto" and (gpu == "host") != (target == "cpu"):
+        if (gpu in WITHOUT_CUDA) != (target == "cpu"):
             raise click.UsageError(f"--gpu {gpu} contradicts --target {target}")
         return gpu
-    if target != "cuda":
-        return "host" if target == "cpu" else "auto"
-    from ..errors import NotSupportedError
-    from ..gpu import gpu_list
-
-    if (first := gpu_list()[0]) == "host":
+    if (first := gpu_list()[0]) in WITHOUT_CUDA:
         raise NotSupportedError("--target cuda: this machine has no CUDA device; use --target cpu")
     return first

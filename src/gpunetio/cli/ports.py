@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ..errors import InvalidValueError
-from ..nic.control.port import WIRES, check_wire, spell
+from ..nic.control.port import ENGINES, WIRES, check_wire, spell
 from .click_types import Decorated, Values
 
 if TYPE_CHECKING:
@@ -56,6 +56,10 @@ _OPTIONS = (
         help="Whether flow rules see Ethernet frames to any MAC, or only those to the port's MAC and to groups.",
     ),
     click.option(
+        "--nic-engine", "engine", type=click.Choice(list(ENGINES)), default="cpu", show_default=True,
+        help="Where the software NIC makes its turns; twin reaches memory that the CPU does not, of GPU twin.",
+    ),
+    click.option(
         "--pcap", "capture", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
         help="Write all sent and received packets to FILE, for Wireshark.",
     ),
@@ -86,8 +90,9 @@ def nic_port(values: Values) -> PortConfig | None:
     """Return the port configuration to open the device with; None if no option was given."""
     link_layer, capture, faults = values["link_layer"], values["capture"], values["faults"]
     addresses, wire, mtu = values["addresses"], values["wire"], values.get("mtu") or 0
-    promiscuous = values["promiscuous"]
-    if not (addresses or mtu or capture or faults or not promiscuous) and (wire, link_layer) == ("auto", "ethernet"):
+    promiscuous, engine = values["promiscuous"], values["engine"]
+    given = addresses or mtu or capture or faults or not promiscuous
+    if not given and (wire, link_layer, engine) == ("auto", "ethernet", "cpu"):
         return None
     from ..enums import LinkLayer
     from ..fabric.faults import Faults
@@ -96,4 +101,5 @@ def nic_port(values: Values) -> PortConfig | None:
     return PortConfig(
         addresses=addresses, wire=wire, mtu=mtu, link_layer=LinkLayer[link_layer.upper()],
         faults=Faults.parse(faults) if faults else None, capture=capture, promiscuous=promiscuous,
+        engine=engine,
     )  # fmt: skip

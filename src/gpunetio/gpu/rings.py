@@ -2,10 +2,11 @@
 
     dmabuf              GPU memory; the GPU's driver exports a dmabuf and the NIC's driver imports it
     nvidia-peermem      GPU memory by its address, which the kernel module of that name resolves for the NIC's driver
+    by its address      GPU memory of a software NIC whose engine works on the GPU
     CPU_GPU memory      pinned host memory, which every NIC reaches
 
 If one of them fails, the log gives the reason and the next one is tried. A NIC that does not reach GPU memory, such as
-the software NIC, has its rings in host memory from the start; `verbs` allocates them.
+a software NIC whose engine works on the CPU, has its rings in host memory from the start; `verbs` allocates them.
 """
 
 from __future__ import annotations
@@ -65,6 +66,7 @@ class _Way:
 
 _DMABUF = _Way("with dmabuf mode", MemType.GPU, _by_dmabuf)
 _PEERMEM = _Way("with nvidia-peermem mode", MemType.GPU, _by_address)
+_NEAR = _Way("by its address", MemType.GPU, _by_address)
 _PINNED = _Way("in CPU_GPU memory", MemType.CPU_GPU, _by_address)
 _WAYS = {
     MemRegType.DEFAULT: (_DMABUF, _PEERMEM, _PINNED),
@@ -86,7 +88,8 @@ def ways(gpu: GpuDevice, ctx: Context, cpu_gpu: bool, asked: MemRegType) -> tupl
     elif not ctx.provider.reaches_gpu_memory:
         why = f"{ctx.name} does not reach GPU memory"
     if why is None:
-        return _WAYS[asked]
+        by_default = asked is MemRegType.DEFAULT and ctx.provider.software
+        return (_NEAR, _PINNED) if by_default else _WAYS[asked]
     if asked is not MemRegType.DEFAULT:
         raise NotSupportedError(f"mem_reg_type {asked.name} is for queues in GPU memory, but {why}: use DEFAULT")
     return ()

@@ -39,7 +39,7 @@ class UMEM(Handle):
         self.address, self.nbytes = region.address, dmabuf.nbytes if dmabuf else region.nbytes
         if self.nbytes > region.nbytes:
             raise InvalidValueError(f"{self.nbytes} bytes of a dmabuf, whose memory here has {region.nbytes} only")
-        self.lies_in = _where(region, obj is not None, dmabuf is not None)
+        self.lies_in = _where(region, obj is not None, dmabuf is not None, ctx.provider.software)
         provider = ctx.provider
         with ExitStack() as undo:
             undo.callback(setattr, self, "_region", None)
@@ -56,9 +56,11 @@ class UMEM(Handle):
         return f"{self.nbytes} bytes at {self.address:#x}", self.lies_in.text
 
 
-def _where(region: Region, has_address: bool, has_dmabuf: bool) -> RingMemory:
+def _where(region: Region, has_address: bool, has_dmabuf: bool, software: bool) -> RingMemory:
     if not has_address:
         return RingMemory.DMABUF
     if not region.cuda or is_accessible(region.address, region.nbytes, not region.readonly):
         return RingMemory.HOST  # CUDA also names pinned memory
+    if software:
+        return RingMemory.NEAR
     return RingMemory.CUDA_DMABUF if has_dmabuf else RingMemory.CUDA_PEERMEM
