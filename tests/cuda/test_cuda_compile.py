@@ -24,7 +24,7 @@ from gpunetio.fabric import injector
 from gpunetio.jit import ops
 from gpunetio.jit.compile import device_function, engine_function
 from gpunetio.jit.launch import offline
-from gpunetio.nic import step
+from gpunetio.nic import borrowed, step
 from gpunetio.nic.queues import completion
 from gpunetio.nic.transport import delivery, eth_send, lan, loopback, pipes, requester, responses
 
@@ -107,6 +107,7 @@ def symbol(function):
 
 
 INSIDE = (loopback.serve, completion.record_error)
+SLICES = (*INSIDE, borrowed.borrow, borrowed.give_back)
 WIRES = (
     step.step, requester.serve, pipes.take_frames, delivery.receive, responses.take_response, injector.inject,
     eth_send.serve, lan.take_lan_frames,  # of extensions: there is nothing to load later
@@ -118,7 +119,7 @@ WIRES = (
 @pytest.mark.parametrize(
     ("name", "has", "capability"),
     [
-        *(pytest.param("engine", INSIDE + WIRES, capability, id=arch) for arch, capability in ARCHITECTURES.items()),
+        *(pytest.param("engine", SLICES + WIRES, capability, id=arch) for arch, capability in ARCHITECTURES.items()),
         pytest.param("engine_inside", INSIDE, SM_90, id="inside-sm_90"),
     ],
 )

@@ -331,6 +331,7 @@ def test_engine_that_does_not_answer(device, monkeypatch):
     device.modify(Opcode.QP_2RST, qp)
 
 
+@pytest.mark.host_memory  # it writes what only the engine does
 def test_error_between_look_and_change(device, monkeypatch):
     qp = device.qp()
     device.bring(qp, RTS)

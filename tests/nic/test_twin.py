@@ -15,6 +15,8 @@ from gpunetio.enums import MemRegType, MemType, QpState
 from gpunetio.errors import DriverError, InvalidValueError, NoMemoryError, NotFoundError, NotSupportedError
 from gpunetio.jit import twin
 from gpunetio.memory import PAGE, is_accessible
+from gpunetio.nic.nic import SoftNic
+from gpunetio.nic.state.qp import QP_ROW
 from gpunetio.verbs import PD, Context, QpEndpoint
 from nic_rig import until
 from queue_kernels import puts
@@ -157,6 +159,36 @@ def test_a_record_of_receives_is_read_by_the_engine() -> None:
         assert nic.engine.read(nic.control_address, 8) == nic.record["qps"].tobytes()
 
 
+def copy_of(nic: SoftNic, field: str, address: int, away: str) -> int:
+    """A field of the copy of a row that slices borrow, which only slices reach."""
+    row = np.frombuffer(nic.engine.read(address + int(nic.record[away]) + QP_ROW.offsets[field], 8), np.int64)
+    return int(row[0])
+
+
+def test_turns_are_made_on_copies_of_the_rows() -> None:
+    """Of queues whose peers are here. When they have ended, the rows are as if they had been made on them."""
+    with verbs.open("soft0", port=TWIN) as ctx, Gpu("twin") as gpu:
+        nic, pd = ctx.provider.nic, ctx.create_pd()
+        a, b = connected(gpu, pd, pd)
+        (source, data), target = filled(gpu), gpu.alloc(NBYTES)
+        assert put_all(gpu, a, pd.register(source), pd.register(target), waits=True) == device.OK
+        assert np.array_equal(target.read(), data)
+        for queue, count in ((a, 16), (b, 0)):
+            row = nic.qps.row_address(queue.qpn)
+            until(lambda qpn=queue.qpn, count=count: nic.qps[qpn]["sq_ci"] == count, "the end of a slice")
+            assert copy_of(nic, "qpn", row, "qps_away") == queue.qpn
+            assert copy_of(nic, "sq_ci", row, "qps_away") == count
+        assert nic.counters["rx_write_requests"] == 16
+        assert nic.counters["cqes"] == 16
+        # A queue over a wire: the worker borrows nothing any more.
+        with verbs.open("soft1", port=TWIN) as far:
+            c, _ = connected(gpu, pd, far.create_pd())
+            assert put_all(gpu, a, pd.register(source), pd.register(target), waits=True) == device.OK
+            until(lambda: nic.qps[a.qpn]["sq_ci"] == 32, "the end of a slice")
+            assert copy_of(nic, "sq_ci", nic.qps.row_address(a.qpn), "qps_away") == 16
+            assert nic.qps[c.qpn]["wire"]
+
+
 @pytest.mark.parametrize("other", [TWIN, PortConfig()], ids=["twin", "cpu"])
 def test_over_a_wire(other: PortConfig) -> None:
     """GPU memory is written and read by a peer, also by one whose engine is on the CPU."""
@@ -190,8 +222,8 @@ def test_no_packet_goes_by_way_of_the_cpu() -> None:
     with verbs.open("soft0", port=TWIN) as ctx:
         cq = ctx.create_cq(1)
         qp = ctx.create_pd().create_qp(sq_wr=1, rq_wr=1, send_cq=cq, receive_cq=cq)
-        with pytest.raises(NotFoundError, match=r"reaches no NIC at 192\.0\.2\.7: its engine is on a GPU"):
-            qp.connect(QpEndpoint(gid=bytes(10) + b"\xff\xff\xc0\x00\x02\x07", qpn=5, lid=0, mtu=1024))
+        with pytest.raises(NotFoundError, match=r"reaches no NIC at 127\.0\.0\.77: its engine is on a GPU"):
+            qp.connect(QpEndpoint(gid=bytes(10) + b"\xff\xff\x7f\x00\x00\x4d", qpn=5, lid=0, mtu=1024))
 
 
 @pytest.mark.slow

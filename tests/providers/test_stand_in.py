@@ -647,7 +647,9 @@ def tell(stand_in: StandIn, row: np.void, kind: EventType, number: int, prefix: 
     """Have the NIC tell of an object's row what it would when that happens."""
     event = np.zeros((), EVENT.dtype)
     event["cookie"], event["type"], event["number"] = row[f"{prefix}cookie"], int(kind), number
-    stand_in.nic("mlx5_0").engine.post(step.RAISE_EVENT, int(row[f"{prefix}channel"]), event)
+    engine = stand_in.nic("mlx5_0").engine
+    engine.post(step.RAISE_EVENT, int(row[f"{prefix}channel"]), event)
+    engine.settle()  # the channel's descriptor is written after the turn
 
 
 def test_events_of_objects(device: Device, queues: dict[str, Any], stand_in: StandIn):

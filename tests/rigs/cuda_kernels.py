@@ -18,7 +18,7 @@ from numba import cuda, int64, void
 from gpunetio import device
 from gpunetio.eth import headers
 from gpunetio.jit.launch import offline
-from gpunetio.nic.step import step
+from gpunetio.nic.slices import take_slice
 from gpunetio.nic.transport.loopback import serve
 from gpunetio.packet_processing.http_server import serve_http
 from gpunetio.packet_processing.receive_icmp import receive_icmp
@@ -255,8 +255,8 @@ def two_functions_slots(out):
 
 
 def engine(nic, out):
-    """A turn of the software NIC, as a later engine on the GPU itself runs it."""
-    device.st64(out, step(nic))
+    """A slice of turns of the software NIC."""
+    device.st64(out, take_slice(nic))
 
 
 def engine_inside(nic, row, out):

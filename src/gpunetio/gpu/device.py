@@ -30,8 +30,8 @@ _GPU_CPU_ALIGNMENT = 1 << 16  # GDRCopy maps GPU pages
 
 
 def gpu_list() -> list[str]:
-    """Return what `Gpu` can open: PCI addresses of CUDA devices, then "host" and "twin"."""
-    return [*(cuda_backend.pci_bus_id(i) for i in range(cuda_backend.device_count())), *WITHOUT_CUDA]
+    """Return the devices that `Gpu` can open: PCI addresses of CUDA devices, then "host"."""
+    return [*(cuda_backend.pci_bus_id(i) for i in range(cuda_backend.device_count())), "host"]
 
 
 def check_queue_memory(queue_memory: str) -> None:

@@ -48,6 +48,7 @@ from .dma.device_memory import DeviceMemory
 from .dma.grants import Grants
 from .engine import ThreadEngine, default_workers
 from .hardware import Engine, Hardware
+from .near_rows import NearRows
 from .observe.publish import TABLES, Publication, copies
 from .observe.reasons import EXPLAIN
 from .observe.reports import Report, ReportService
@@ -201,6 +202,11 @@ class SoftNic:
             ReportService(name, lambda key: key in self.mkeys, self.device_memory.explain, self._look)
         )
         self.record["errors"], self.record["service_fd"] = self._service.ring, self._service.event
+        if self.on_gpu:
+            kept(NearRows(twin_memory(), self.record, {
+                "control_away": self._control, "mkeys_away": self.mkeys.memory, "qps_away": self.qps.memory,
+                "cqs_away": self.cqs.memory, "srqs_away": self.srqs.memory,
+            }))  # fmt: skip
         for i in range(1, workers):
             self._control.array[i * WORKER.size :][: NIC.size] = self._control.array[: NIC.size]
         self.engine.start()

@@ -9,19 +9,43 @@ from __future__ import annotations
 from ..jit.compile import device_function, engine_function
 from ..jit.ops import clock_ns, ld_relaxed64, pause
 from ..jit.twin import count_user
+from .borrowed import borrow, give_back, is_recalled, may_borrow
 from .state.worker import WORKER, worker_at
-from .step import scan_records, step
+from .step import scan_records, select_first, serve_queues, step
 
 SLICE_NS = 1_000_000
 _IDLE_TURNS = 64  # after so many, the thread decides what is next
+_NEAR_TURNS = 256  # on borrowed rows, before registers and commands have their turn
 
 
 @device_function
-def _host_is_wanted(nic, done):
-    """Return whether the worker's thread has to do something after a turn, which has done so much."""
+def _is_told(nic):
+    """Return whether the worker's thread has to tell others what a turn has done."""
     n = worker_at(nic)
-    wires = n.wire_count != 0 and done != 0
-    return wires or ld_relaxed64(nic + WORKER.awaited) + n.error_event + n.ringing_count + n.waking != 0
+    return n.error_event + n.ringing_count + n.waking != 0
+
+
+@engine_function
+def _borrowed_turns(nic, end):
+    """Make turns on copies of the worker's rows, as long as that is all that is to do: return how much was done."""
+    near = borrow(nic)
+    done = 0
+    idle = 0
+    for _ in range(_NEAR_TURNS):
+        now = clock_ns()
+        worker_at(near).now = now
+        did = serve_queues(near)
+        done += did
+        if did != 0:
+            select_first(near)
+            idle = 0
+        else:
+            idle += 1
+            pause()
+        if idle == _IDLE_TURNS or is_recalled(nic) or _is_told(near) or now >= end:
+            break
+    give_back(nic)
+    return done
 
 
 @engine_function
@@ -33,13 +57,16 @@ def take_slice(nic):
     idle = 0
     while idle < _IDLE_TURNS:
         did = step(nic)
+        if may_borrow(nic):
+            did += _borrowed_turns(nic, end)
         done += did
         if did != 0:
             idle = 0
         else:
             idle += 1
             pause()
-        if _host_is_wanted(nic, did) or clock_ns() >= end:
+        wires = n.wire_count != 0 and did != 0  # whose other ends wait
+        if wires or ld_relaxed64(nic + WORKER.awaited) != 0 or _is_told(nic) or clock_ns() >= end:
             break
     return done
 

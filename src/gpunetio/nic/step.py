@@ -8,6 +8,7 @@ from ..formats.commands import QpState
 from ..formats.doorbell import PI_MASK, UAR_NO_DBR_OFFSET, UAR_REG_OFFSET
 from ..formats.packet import PSN_BITS
 from . import work_queues
+from .borrowed import write_key
 from .queues.completion import resize_cq
 from .queues.doorbells import announce, announced, go_on
 from .queues.events import hear_arm_registers, raise_event, scan_arm_records, serve_arm_register
@@ -116,6 +117,7 @@ def _apply(nic):
     n.command_result = DONE
     if op == WRITE_ROW:
         copy(row, n.command_src, n.command_bytes)
+        write_key(nic, row, n.command_src, n.command_bytes)
     elif op == READ_ROW:
         copy(n.command_src, row, n.command_bytes)
     elif op == ADD_QP:
@@ -264,6 +266,27 @@ def _in_flight(nic):
     return False
 
 
+@device_function
+def serve_queues(nic):
+    """Serve the work queues that have work: return how much was done."""
+    n = worker_at(nic)
+    done = 0
+    at = (n.served_first >> 33) % max(n.active_count, 1)
+    for _ in range(n.active_count):
+        queue = entry(nic, at)
+        at = at + 1 if at + 1 < n.active_count else 0
+        if has_work(queue):
+            done += work_queues.serve(work_queue_at(queue).kind, nic, queue)
+    return done
+
+
+@device_function
+def select_first(nic):
+    """Select the work queue with which the next turn begins."""
+    n = worker_at(nic)
+    n.served_first = n.served_first * _LCG + 1 & _POSITIVE
+
+
 @engine_function
 def step(nic):
     """Make one turn: return how much was done."""
@@ -279,14 +302,9 @@ def step(nic):
     done += serve_registers(nic)
     if n.wire_count != 0:
         done += serve_wires(nic)  # before the timers: an acknowledgement may have arrived
-    at = (n.served_first >> 33) % max(n.active_count, 1)
-    for _ in range(n.active_count):
-        queue = entry(nic, at)
-        at = at + 1 if at + 1 < n.active_count else 0
-        if has_work(queue):
-            done += work_queues.serve(work_queue_at(queue).kind, nic, queue)
+    done += serve_queues(nic)
     if done > 0:
-        n.served_first = n.served_first * _LCG + 1 & _POSITIVE
+        select_first(nic)
     if n.wire_count != 0:
         send_pending(nic)
         flush_wires(nic)
