@@ -167,7 +167,7 @@ def copy_of(nic: SoftNic, field: str, address: int, away: str) -> int:
 
 def test_turns_are_made_on_copies_of_the_rows() -> None:
     """Of queues whose peers are here. When they have ended, the rows are as if they had been made on them."""
-    with verbs.open("soft0", port=TWIN) as ctx, Gpu("twin") as gpu:
+    with verbs.open("soft0", port=PortConfig(engine="twin", workers=1)) as ctx, Gpu("twin") as gpu:
         nic, pd = ctx.provider.nic, ctx.create_pd()
         a, b = connected(gpu, pd, pd)
         (source, data), target = filled(gpu), gpu.alloc(NBYTES)
@@ -204,10 +204,10 @@ def test_over_a_wire(other: PortConfig) -> None:
         assert np.array_equal(memory.read(), data[::-1])
 
 
-@pytest.mark.parametrize("names", [("soft0",), ("soft0", "soft1")], ids=["loopback", "wire"])
-def test_it_conforms(names: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(("names", "workers"), [(("soft0",), 3), (("soft0", "soft1"), 1)], ids=["loopback", "wire"])
+def test_it_conforms(names: tuple[str, ...], workers: int) -> None:
     def opened(name: str) -> Context:
-        return verbs.open(name, port=TWIN)
+        return verbs.open(name, port=PortConfig(engine="twin", workers=workers))
 
     report = testing.run(*[lambda name=name: opened(name) for name in names])
     assert report.passed, report

@@ -10,6 +10,7 @@ import struct
 import threading
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from stream_end import frames_of, joined
@@ -52,7 +53,7 @@ class Relay:
         self._stop, self._stopped = os.pipe()
         self._rest = b""
         self.ways = Side(self._to_socket), Side(self._to_tap)
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread = threading.Thread(target=self._carry, daemon=True)
         self._thread.start()
 
     def close(self) -> None:
@@ -66,6 +67,10 @@ class Relay:
 
     def _to_tap(self, frame: bytes) -> None:
         os.write(self._tap, frame)
+
+    def _carry(self) -> None:
+        with suppress(ConnectionResetError, BrokenPipeError):  # the socket's other end closes with frames in it
+            self._run()
 
     def _run(self) -> None:
         out, back = self.ways
