@@ -1,7 +1,7 @@
 """Slices: a worker's turns where queues and payload are in memory of a GPU, which threads of the CPU do not reach.
 
-A slice is short. Between two of them, the worker's thread does what takes system calls: it wakes threads and other NICs,
-and rings event channels. It touches no ring, record or payload.
+A slice is short. Between two of them, the worker's thread does what takes system calls: it wakes threads and other
+NICs, and rings event channels. It touches no ring, record or payload.
 """
 
 from __future__ import annotations
