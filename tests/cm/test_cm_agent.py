@@ -107,6 +107,7 @@ def test_what_is_no_message(two):
         connected(listener, a)
 
 
+@pytest.mark.host_memory  # handles of hosts that only a NIC on the CPU reaches
 def test_address_handles_are_not_kept_for_ever(two):
     a, b = two
     with cm.listen(b, PORT) as listener:
