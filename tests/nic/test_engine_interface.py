@@ -23,7 +23,7 @@ from gpunetio.verbs import RecvWr, SendWr, Sge
 class TurnEngine(Engine):
     """It works while a command or a doorbell is being dealt with, in the thread that has brought it."""
 
-    def __init__(self, name: str, records: np.ndarray, address: int, memory: tuple[Table, Table]):
+    def __init__(self, name: str, records: np.ndarray, address: int, memory: tuple[Table, Table], twin: None):
         compile_engine()
         self._record, self._address, self._running = records[0], address, False
         self._staging, self._notifier = HostMemory(QP_ROW.size), Notifier()

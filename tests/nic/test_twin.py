@@ -1,5 +1,6 @@
 """A NIC that makes its turns on the twin of a GPU: queues and payload are in memory that the CPU must not touch."""
 
+import ctypes
 import re
 import signal
 import subprocess
@@ -74,7 +75,7 @@ def test_pages_are_given_out_once(steps: list[tuple[bool, int]]) -> None:
                 assert memory.contains(address, nbytes)
                 assert all(address + nbytes <= at or at + size <= address for at, size in used)
                 with memory.open():
-                    page = np.ctypeslib.as_array((np.ctypeslib.ctypes.c_uint8 * nbytes).from_address(address))
+                    page = np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(address))
                     assert not page.any()
                     page[:] = 0xFF
                 used.append((address, nbytes))

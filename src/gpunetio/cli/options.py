@@ -227,13 +227,11 @@ def _gpu(gpu: str | None, target: str) -> str:
     """Return the argument for `Gpu`."""
     if gpu is None and target != "cuda":
         return "host" if target == "cpu" else "auto"
-    if gpu is not None and target == "auto":
-        return gpu
     from ..errors import NotSupportedError
     from ..gpu.device import WITHOUT_CUDA, gpu_list
 
     if gpu is not None:
-        if (gpu in WITHOUT_CUDA) != (target == "cpu"):
+        if target != "auto" and (gpu in WITHOUT_CUDA) != (target == "cpu"):
             raise click.UsageError(f"--gpu {gpu} contradicts --target {target}")
         return gpu
     if (first := gpu_list()[0]) in WITHOUT_CUDA:

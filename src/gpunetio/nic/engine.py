@@ -384,7 +384,7 @@ class ThreadEngine(Engine):
 
     def __init__(
         self, name: str, records: np.ndarray, address: int, memory: tuple[Table, Table],
-        twin: TwinMemory | None = None,
+        twin: TwinMemory | None,
     ):  # fmt: skip
         self._name, self._memory, self._twin = name, memory, twin
         self._lock = threading.RLock()  # one command at a time

@@ -125,7 +125,6 @@ class SoftNic:
     grants: Grants
     device_memory: DeviceMemory
     grants_memory: bool
-    on_gpu: bool
     control_address: int
     record: np.void
     engine: Engine
@@ -173,9 +172,8 @@ class SoftNic:
         self.record = self.records[0]
         self._lay_out(spin_us, sleep_ms, budget)
         self.mkeys, self.umems = kept(mkey.new_table()), kept(umem.new_table())
-        self.on_gpu = port.config.on_gpu
-        place = name, self.records, self.control_address, (self.mkeys, self.umems)
-        self.engine = ThreadEngine(*place, twin=twin_memory()) if self.on_gpu else ThreadEngine(*place)
+        twin = twin_memory() if port.config.on_gpu else None
+        self.engine = ThreadEngine(name, self.records, self.control_address, (self.mkeys, self.umems), twin)
         self._started = True
         hardware = Hardware(name, port, self.record, self.control_address, self.engine)
         self.components = Components(self.engine, self.records)
@@ -202,8 +200,8 @@ class SoftNic:
             ReportService(name, lambda key: key in self.mkeys, self.device_memory.explain, self._look)
         )
         self.record["errors"], self.record["service_fd"] = self._service.ring, self._service.event
-        if self.on_gpu:
-            kept(NearRows(twin_memory(), self.record, {
+        if twin:
+            kept(NearRows(twin, self.record, {
                 "control_away": self._control, "mkeys_away": self.mkeys.memory, "qps_away": self.qps.memory,
                 "cqs_away": self.cqs.memory, "srqs_away": self.srqs.memory,
             }))  # fmt: skip

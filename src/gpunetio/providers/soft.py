@@ -181,7 +181,7 @@ class SoftProvider:
     @property
     def reaches_gpu_memory(self) -> bool:
         """Return whether queues may lie in memory of a GPU, as the engine is there."""
-        return self.nic.on_gpu
+        return self.nic.port.config.on_gpu
 
     def __repr__(self) -> str:
         return f"<software NIC {self.name}{'' if self._open else ', closed'}>"
