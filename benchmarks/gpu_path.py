@@ -240,7 +240,7 @@ class Bench:
             return perf_counter() - start
 
 
-def _percentiles(times: np.ndarray) -> dict[str, float]:
+def percentiles(times: np.ndarray) -> dict[str, float]:
     sample = np.sort(times[WARM_UP:]) / 1000
     return {"min": float(sample[0]), "median": float(np.median(sample)), "p99": float(sample[int(len(sample) * 0.99)])}
 
@@ -254,7 +254,7 @@ def bare_ping(gpu: Gpu, count: int) -> dict[str, float]:
         )
         cpu.start()
         assert ping[1, 1, gpu](words.device_address, words.device_address + 64, count, times).wait(60)
-        return _percentiles(times.read().view(np.int64))
+        return percentiles(times.read().view(np.int64))
 
 
 def run(gpu: Gpu, scale: float) -> list[dict[str, Any]]:
@@ -270,7 +270,7 @@ def run(gpu: Gpu, scale: float) -> list[dict[str, Any]]:
                 tries = []
                 for _ in range(4):
                     bench.launch(case.body, out, 8, count, **case.options)
-                    tries.append(_percentiles(out.read(0, 8 * count).view(np.int64)))
+                    tries.append(percentiles(out.read(0, 8 * count).view(np.int64)))
                 row = min(tries[1:], key=lambda each: each["median"])
                 rows.append({
                     "case": case.name, "unit": "µs", **row, "limit": limit["median"] / row["median"], "goal": case.goal,

@@ -27,6 +27,9 @@ settings.register_profile(
 settings.load_profile("gpunetio-ci" if os.environ.get("CI") else "gpunetio")
 
 
+OPTIONS = {"twin": "--twin", "gpu": "--gpu-engine"}  # by engine
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--stand-in", action="store_true",
@@ -38,22 +41,28 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="make the host the twin of a GPU: kernels on host threads have memory that the CPU does not reach, and "
         "software NICs make their turns there",
     )  # fmt: skip
+    parser.addoption(
+        "--gpu-engine", action="store_true",
+        help="have software NICs make their turns on the first GPU; for tests marked gpu",
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="session", autouse=True)
-def twin(request: pytest.FixtureRequest) -> Iterator[None]:
-    """With --twin all tests on the host run on the twin of a GPU."""
+def engines(request: pytest.FixtureRequest) -> Iterator[None]:
+    """With --twin all tests on the host run on the twin of a GPU; with --gpu-engine, NICs make their turns on a GPU."""
+    engine = next((name for name in ("twin", "gpu") if request.config.getoption(OPTIONS[name])), None)
     with pytest.MonkeyPatch.context() as patch:
-        if request.config.getoption("--twin"):
+        if engine == "twin":
             patch.setitem(device.WITHOUT_CUDA, "host", TwinBackend)
+        if engine:
             whole = PortConfig.__post_init__
 
-            def on_the_twin(config: PortConfig) -> None:
+            def there(config: PortConfig) -> None:
                 if config.wire_kind.neighbours:
-                    object.__setattr__(config, "engine", "twin")
+                    object.__setattr__(config, "engine", engine)
                 whole(config)
 
-            patch.setattr(PortConfig, "__post_init__", on_the_twin)
+            patch.setattr(PortConfig, "__post_init__", there)
         yield
 
 

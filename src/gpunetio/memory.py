@@ -13,7 +13,7 @@ import mmap
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -25,6 +25,26 @@ BytesLike = bytes | bytearray | memoryview | np.ndarray
 
 reserved: list[range] = []  # addresses of memory that the CPU must not touch, whatever its rights (jit/twin.py)
 _live: dict[int, HostMemory] = {}  # by address: garbage collection must not free memory that an engine may still read
+
+
+class Watcher(Protocol):
+    """Who has to know of all host memory of ours (nic/pinned.py)."""
+
+    def add(self, address: int, nbytes: int) -> None:
+        """Take in new memory."""
+        ...
+
+    def leave(self, address: int, nbytes: int, memory: object) -> None:
+        """Take in that memory is closed. `memory` keeps it mapped."""
+        ...
+
+
+watchers: list[Watcher] = []
+
+
+def live() -> dict[int, HostMemory]:
+    """Return all host memory of ours, by address."""
+    return _live
 
 
 def round_up(nbytes: int, multiple: int) -> int:
@@ -108,6 +128,8 @@ class HostMemory:
         if fd is not None:
             _lay_over(self.address, self.nbytes, fd, writable)
         _live[self.address] = self
+        for watcher in tuple(watchers):
+            watcher.add(self.address, self.nbytes)
 
     def view(self, dtype: DTypeLike, offset: int = 0, count: int = 1) -> np.ndarray:
         """Return `count` items of `dtype` at byte `offset`, writable in place."""
@@ -130,6 +152,8 @@ class HostMemory:
         """Give the memory back. Views that others hold keep it mapped until they are gone."""
         if not self.closed:
             del _live[self.address]
+            for watcher in tuple(watchers):
+                watcher.leave(self.address, self.nbytes, self.array)
             if self.fd is not None:
                 os.close(self.fd)
             self.array, self.fd = np.empty(0, np.uint8), None

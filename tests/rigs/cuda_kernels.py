@@ -18,7 +18,8 @@ from numba import cuda, int64, void
 from gpunetio import device
 from gpunetio.eth import headers
 from gpunetio.jit.launch import offline
-from gpunetio.nic.slices import take_slice
+from gpunetio.nic.slice_kernel import OPTIONS as SLICE_OPTIONS
+from gpunetio.nic.slice_kernel import gpunetio_slice
 from gpunetio.nic.transport.loopback import serve
 from gpunetio.packet_processing.http_server import serve_http
 from gpunetio.packet_processing.receive_icmp import receive_icmp
@@ -254,11 +255,6 @@ def two_functions_slots(out):
     device.st64(out + 16, device.block_broadcast(out, 0))
 
 
-def engine(nic, out):
-    """A slice of turns of the software NIC."""
-    device.st64(out, take_slice(nic))
-
-
 def engine_inside(nic, row, out):
     """The part of it that executes requests inside one NIC."""
     device.st64(out, serve(nic, row, 64))
@@ -287,11 +283,11 @@ KERNELS: dict[str, tuple[Callable, int]] = {
     "receive_icmp": (receive_icmp.py_func, 12),
     "serve_http": (serve_http.py_func, 4),
     "exclusive_async_put": (exclusive_async_put, 7),
-    "engine": (engine, 2),
+    "engine": (gpunetio_slice, 1),
     "engine_inside": (engine_inside, 3),
 }
-# What `cuda.jit(max_registers=80)` gives the linker: room for 24 warps on a multiprocessor.
-OPTIONS = dict.fromkeys(("engine", "engine_inside"), ("-maxrregcount=80",))
+# Of the second, what `cuda.jit(max_registers=80)` gives the linker: room for 24 warps on a multiprocessor.
+OPTIONS = {"engine": SLICE_OPTIONS, "engine_inside": ("-maxrregcount=80",)}
 
 
 def ptx_of(body: Callable, parameters: int, capability: tuple[int, int] = SM_90) -> str:

@@ -265,6 +265,9 @@ class FakeProvider:
     def destroy_event_channel(self, channel: int) -> None:
         self._end("channel", channel)
 
+    def near_register(self, register: int, engine: str) -> int | None:
+        return None
+
     def doorbell_register(self, uar: UarPage, qpn: int) -> int:
         self._check("doorbell_register")
         return uar.reg_addr

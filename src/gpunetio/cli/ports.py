@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ..errors import InvalidValueError
-from ..nic.control.port import ENGINES, WIRES, check_wire, spell
+from ..nic.control.port import ENGINES, WIRES, check_engine, check_wire, spell
 from .click_types import Decorated, Values
 
 if TYPE_CHECKING:
@@ -37,6 +37,24 @@ class Wire(click.ParamType):
         return value
 
 
+class NicEngine(click.ParamType):
+    """Where a software NIC makes its turns."""
+
+    name = "engine"
+
+    def get_metavar(self, *_: object, **__: object) -> str:
+        """Return what the help shows. Its arguments depend on click's version."""
+        return f"[{'|'.join(ENGINES)}]"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the engine. A usage error if there is none of this kind."""
+        try:
+            check_engine(value)
+        except InvalidValueError as error:
+            self.fail(str(error), param, ctx)
+        return value
+
+
 ADDRESS = click.option(
     "--address", "addresses", metavar="IP", multiple=True,
     help="An IP address of the NIC; may be given several times.  [default: softN has 127.0.0.(N+1)]",
@@ -56,8 +74,8 @@ _OPTIONS = (
         help="Whether flow rules see Ethernet frames to any MAC, or only those to the port's MAC and to groups.",
     ),
     click.option(
-        "--nic-engine", "engine", type=click.Choice(list(ENGINES)), default="cpu", show_default=True,
-        help="Where the software NIC makes its turns; twin reaches memory that the CPU does not, of GPU twin.",
+        "--nic-engine", "engine", type=NicEngine(), default="cpu", show_default=True,
+        help="Where the software NIC makes its turns: cpu; gpu or gpuN, a GPU; twin, the twin of a GPU (-g twin).",
     ),
     click.option(
         "--pcap", "capture", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",

@@ -26,9 +26,9 @@ from .modes import (
     SKIP_DB_RINGING, SYNC_CTA, SYNC_GPU, SYNC_SYS, SYNC_THREAD,
 )  # fmt: skip
 from ..jit.ops import (
-    be32, cas_acq_rel_gpu64, copy_to_register, fence_release_cta, fence_release_gpu, fence_release_sys, fence_sys,
-    fetch_max_gpu64, has_bulk_copy, lane_id, ld64, ld_fixed32, ld_fixed64, pack64, st64, st_mmio64, st_mmio_release64,
-    st_relaxed32, st_relaxed64, st_relaxed_gpu64, warp_broadcast, warp_size, warp_sync,
+    be32, cas_acq_rel_gpu64, copy_to_register, fence_gpu, fence_release_cta, fence_release_gpu, fence_release_sys,
+    fence_sys, fetch_max_gpu64, has_bulk_copy, lane_id, ld64, ld_fixed32, ld_fixed64, pack64, st64, st_mmio64,
+    st_mmio_release64, st_relaxed32, st_relaxed64, st_relaxed_gpu64, warp_broadcast, warp_size, warp_sync,
 )  # fmt: skip
 from .qp import READY, RSVD, hand_on, mark_ready
 from .status import OK
@@ -55,6 +55,21 @@ def fence_release(sync=SYNC_SYS):
 
 
 @device_function
+def is_near(qp):
+    """Return whether the NIC makes its turns on this GPU: then fences of its scope are enough, wherever memory is."""
+    return ld_fixed64(ld_fixed64(qp + DEV_QP.side) + DEV_SIDE.near) != 0
+
+
+@device_function
+def _fence_for_nic(qp):
+    """Order all accesses before later ones, for the NIC."""
+    if is_near(qp):
+        fence_gpu()
+    else:
+        fence_sys()
+
+
+@device_function
 def update_dbr(qp, producer):
     """Write the doorbell record (`doca_gpu_dev_verbs_update_dbr`, without its fence)."""
     st_relaxed32(ld_fixed64(qp + DEV_QP.sq_dbrec), be32(producer & PI_MASK))
@@ -72,6 +87,17 @@ def ring_db(qp, producer, sync=SYNC_SYS, code_opt=DEFAULT):
     else:
         fence_release(sync)
         st_mmio64(ld_fixed64(qp + DEV_QP.sq_db), value)
+
+
+@device_function
+def _ring_near(qp, producer, handler, sync):
+    """Ring the register of a NIC that makes its turns on this GPU. It misses no ring, and the record comes first."""
+    if handler != GPU_SM_NO_DBR:
+        update_dbr(qp, producer)
+    if sync != SYNC_THREAD:
+        fence_release_gpu()
+    value = pack64(be32((producer & PI_MASK) << WQE_IDX_SHIFT), ld_fixed32(qp + DEV_QP.sq_num_shift8_be))
+    st_relaxed_gpu64(ld_fixed64(qp + DEV_QP.sq_db), value)
 
 
 @device_function
@@ -94,10 +120,12 @@ def _announce(qp, producer, sync, code_opt):
     handler = ld_fixed32(qp + DEV_QP.nic_handler)
     if handler == CPU_PROXY:
         ring_proxy(qp, producer, sync)
-        return
-    ring_db(qp, producer, sync, code_opt)
-    if handler != GPU_SM_NO_DBR:
-        _record_and_ring(qp, producer, code_opt)
+    elif is_near(qp):
+        _ring_near(qp, producer, handler, sync)
+    else:
+        ring_db(qp, producer, sync, code_opt)
+        if handler != GPU_SM_NO_DBR:
+            _record_and_ring(qp, producer, code_opt)
 
 
 @device_function
@@ -243,7 +271,7 @@ def _post_shared(qp, first, last, sharing, code_opt):
     ready = load_index(qp + READY, GPU)
     word = load_index(_word(qp), GPU)
     reserved = load_index(qp + RSVD, GPU)
-    fence_sys()
+    _fence_for_nic(qp)
     if ready == first and word == 2 * first and reserved == last + 1:
         # It is our turn, all before us is announced, and nobody is behind us.
         announce_alone(qp, last + 1, SYNC_THREAD, code_opt)

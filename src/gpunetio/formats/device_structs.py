@@ -46,7 +46,7 @@ DEV_QP = Entry("doca_gpu_dev_verbs_qp", 296, """
 # `submit` is the index that threads of a shared queue want to announce (device/submit.py). `rq` points to a DEV_RQ,
 # either `own_rq` or that of a shared receive queue, or is 0. `cq_rq` is a DEV_CQ. Its record is updated if `tells_cq`.
 # `arrivals` counts the messages that threads waited for. `counting` counts those whose receive in a shared queue a
-# thread has given back, or is giving back.
+# thread has given back, or is giving back. `near`: the NIC makes its turns on the GPU of the kernels.
 DEV_SIDE = Entry("dev_side", 256, """
     timeout_ns              0  i64
     broken                  8  i64
@@ -58,6 +58,7 @@ DEV_SIDE = Entry("dev_side", 256, """
     arrivals               56  i64
     tells_cq               64  i64
     counting               72  i64
+    near                   80  i64
     cq_rq                 128  raw[64]
     own_rq                192  raw[64]
 """)

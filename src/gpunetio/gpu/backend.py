@@ -21,7 +21,7 @@ class Backend(ABC):
 
     `has_memory`: the device has memory of its own, which the CPU does not reach at its addresses. `maps_memory`: the
     CPU can have a mapping of it (GPU_CPU). `integrated`: no NIC reaches it. `lanes` of a warp, if they are fixed.
-    `sdk`: DOCA's SDK knows it, too, by its name.
+    `sdk`: DOCA's SDK knows it, too, by its name. `engine`: that of software NICs which make their turns on the device.
     """
 
     target: str
@@ -32,6 +32,7 @@ class Backend(ABC):
     integrated: bool
     lanes: int | None
     sdk: bool = False
+    engine: str
 
     @abstractmethod
     def alloc(self, nbytes: int, alignment: int, kind: MemType) -> tuple[int, np.ndarray | None, object]:

@@ -139,7 +139,7 @@ class CudaBackend(Backend):
 
     def __init__(self, ordinal: int):
         self._rt = cuda_runtime()
-        self.ordinal = ordinal
+        self.ordinal, self.engine = ordinal, f"gpu{ordinal}"
         cuda_heap.follow_launches()
         try:
             from numba import cuda

@@ -120,6 +120,7 @@ class ExportedQp(Handle):
             image, side = images(
                 gpu.backend, qp, self.sends, self.receives, self.nic_handler, register, options.timeout, shared_rq, undo
             )
+            DEV_SIDE.at(side)["near"] = gpu.registers.is_near(register)
             self.sends.forget()
             if place is None:
                 nbytes, (offsets,) = places(1)

@@ -86,7 +86,8 @@ def choose(
         handler, why = NicHandler.CPU_PROXY, "as its queues are in CPU_GPU memory"
     elif asked is not NicHandler.CPU_PROXY:
         try:
-            register = gpu.registers.export(qp.doorbell_register)
+            near = qp.ctx.provider.near_register(qp.doorbell_register, gpu.backend.engine)
+            register = gpu.registers.export(qp.doorbell_register, near)
             if asked is NicHandler.AUTO:
                 handler, why = _DIRECT[mode]
         except DriverError as error:

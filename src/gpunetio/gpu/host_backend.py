@@ -19,7 +19,7 @@ class HostBackend(Backend):
     """Host threads, and host memory."""
 
     target = "cpu"
-    name = "host"
+    name, engine = "host", "cpu"
     has_memory = False
     maps_memory = True  # the CPU sees all memory
     integrated = False

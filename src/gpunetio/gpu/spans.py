@@ -13,7 +13,7 @@ from ..enums import RingMemory
 from ..formats.cqe import CQE_SIZE
 from ..formats.doorbell import CQ_DBREC, QP_DBREC
 from ..formats.wqe import WQEBB
-from ..verbs import CQ, QP, SRQ
+from ..verbs import CQ, QP, SRQ, Context
 from ..verbs.devx.ring import Ring
 from .backend import Backend
 
@@ -23,6 +23,7 @@ _WORD = 4  # bytes of a receive counter
 class Sender(Protocol):
     """A queue that sends: a queue pair, or a send queue of Ethernet packets. `qpn` is its number in doorbells."""
 
+    ctx: Context
     qpn: int
     sq_address: int
     sq_entries: int

@@ -25,7 +25,7 @@ class _Pages:
 class TwinBackend(HostBackend):
     """Host threads. GPU memory is out of the CPU's reach; CPU_GPU memory is host memory."""
 
-    name = "twin"
+    name = engine = "twin"
     has_memory = True
     maps_memory = False
 

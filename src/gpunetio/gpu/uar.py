@@ -18,6 +18,7 @@ class RegisterTable:
         self._backend = backend
         self._device: dict[int, int] = {}  # address of a register → its device address
         self._users: dict[int, list[int]] = {}  # device address → address of the register, users
+        self._near: set[int] = set()  # device addresses of registers that the GPU has itself
         self._lock = threading.Lock()
 
     def can_map(self, address: int) -> bool:
@@ -28,19 +29,28 @@ class RegisterTable:
             return False
         return True
 
-    def export(self, address: int) -> int:
-        """Map the register or count another user, and return its device address. DriverError if it cannot be mapped."""
+    def export(self, address: int, near: int | None = None) -> int:
+        """Map the register or count another user, and return its device address. DriverError if it cannot be mapped.
+
+        `near` is that address where the GPU has the register itself, and nothing is mapped.
+        """
         address = whole("address", address)
         if address <= 0 or address % _BYTES:
             raise InvalidValueError(f"{address:#x} is not a doorbell register: give an aligned address of 8 bytes")
         with self._lock:
             if address not in self._device:
-                device_address = self._backend.map(address, _BYTES, io=True)
+                device_address = near or self._backend.map(address, _BYTES, io=True)
+                if near:
+                    self._near.add(near)
                 self._device[address] = device_address
                 self._users[device_address] = [address, 0]
             device_address = self._device[address]
             self._users[device_address][1] += 1
             return device_address
+
+    def is_near(self, device_address: int) -> bool:
+        """Return whether the GPU has the register at this device address itself."""
+        return device_address in self._near
 
     def unexport(self, device_address: int) -> None:
         """Count one user less. The last one unmaps the register."""
@@ -51,4 +61,6 @@ class RegisterTable:
             entry[1] -= 1
             if entry[1] == 0:
                 del self._users[device_address], self._device[entry[0]]
-                self._backend.unmap(entry[0], _BYTES)
+                if device_address not in self._near:
+                    self._backend.unmap(entry[0], _BYTES)
+                self._near.discard(device_address)

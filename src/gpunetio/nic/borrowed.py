@@ -1,162 +1,229 @@
 """Rows of a worker near its turns: a slice borrows them, and gives them back.
 
 State is in host memory, which is far from a GPU: a load takes a microsecond. So a slice copies the rows of its worker's
-queues to where it works, makes turns on the copies, and copies back what turns change. Between two slices, everybody
-finds the rows as if they had never been away. Commands are executed on the rows themselves.
+queues to where it works (NEAR), makes turns on the copies, and copies back what turns change. On a GPU, that is the
+block's shared memory. Between two slices, everybody finds the rows as if they had never been away. Commands are
+executed on the rows themselves.
 
-A copy is at a fixed distance from its row, one distance for each table, so a sum makes the address of the copy from
-that of the row. A worker borrows all its rows or none: queues share completion queues, and peers write each other's
-rows.
+A worker borrows all its rows or none: queues share completion queues, and peers write each other's rows. All lanes of a
+warp call these functions together; on the host, a thread is one lane.
 """
 
 from __future__ import annotations
 
 from ..jit.compile import device_function, engine_function
-from ..jit.ops import copy, ld_relaxed64
+from ..jit.ops import (
+    ALL_LANES, await_fetched, dynamic_shared, fetch_line, first_lane, lane_or_0, lanes_here, lanes_where, ld64,
+    ld_relaxed64, on_host, st64, sync_lanes,
+)  # fmt: skip
 from .state.counters import COUNTERS
 from .state.cq import CQ_ROW, cq_row_at
+from .state.near import KEYS, MOST, NEAR, near_at
 from .state.objects import MKEY_ROW
 from .state.qp import QP_ROW, QP_SETUP_BYTES, qp_row_at
 from .state.srq import SRQ_ROW, srq_row_at
 from .state.work_queue import WORK_QUEUE, QueueKind, entry, work_queue_at
 from .state.worker import WORKER, worker_at
+from .step import is_register_rung
 
-MOST = 64  # queues of a worker that borrows: the copies of more would take too much of a slice
+_LINE = 16
+
+
+@device_function
+def near_of(nic):
+    """Return the address of the worker's NEAR; 0 if there is none."""
+    near = worker_at(nic).near
+    return near if on_host() or near == 0 else dynamic_shared()
 
 
 @engine_function
 def is_recalled(nic):
-    """Return whether the host asks for what is done on the rows themselves."""
+    """Return whether the host asks for what is done on the rows themselves. No load waits for another."""
     n = worker_at(nic)
-    asked = ld_relaxed64(nic + WORKER.command_seq) != n.command_done or ld_relaxed64(nic + WORKER.pause_at) >= 0
-    return asked or ld_relaxed64(nic + WORKER.hold) + ld_relaxed64(nic + WORKER.stop) + n.paused != 0
-
-
-@device_function
-def _naps(cq):
-    """Return whether a thread of the host is to be woken for CQEs of a CQ, if there is one."""
-    return cq != 0 and cq_row_at(cq).wakeup != 0
+    asked = (ld_relaxed64(nic + WORKER.command_seq) ^ n.command_done) | n.paused
+    asked |= ld_relaxed64(nic + WORKER.hold) | ld_relaxed64(nic + WORKER.stop) | is_register_rung(nic)
+    return asked != 0 or ld_relaxed64(nic + WORKER.pause_at) >= 0
 
 
 @engine_function
 def may_borrow(nic):
-    """Return whether all that the worker has to do is requests between queue pairs of this NIC."""
+    """Return whether the worker has nothing to do but requests between queue pairs of this NIC. One lane calls it."""
     n = worker_at(nic)
-    if n.control_away == 0 or n.active_count == 0 or n.active_count > MOST or is_recalled(nic):
-        return False
-    if n.wire_count + n.stream_count + n.pending_count + n.capture + n.virtual_time + n.waking != 0:
-        return False
-    for i in range(n.active_count):
-        w = work_queue_at(entry(nic, i))
-        if w.kind != QueueKind.CONNECTED_SEND:
-            return False
-        q = qp_row_at(w.row)
-        if q.wire + q.core_direct != 0 or _naps(q.send_cq) or _naps(q.recv_cq):
-            return False
-    return True
+    other = n.wire_count | n.stream_count | n.pending_count | n.capture | n.virtual_time | n.waking
+    return other == 0 and n.near != 0 and 0 < n.active_count <= MOST and not is_recalled(nic)
+
+
+# --- copies of all lanes ---------------------------------------------------------------------------------------------
 
 
 @device_function
-def _borrow_cq(nic, cq):
-    """Copy a CQ, if there is one. Return the address of the copy, or 0."""
+def _fetch(target, source, nbytes):
+    """Begin to copy whole lines of 16 bytes to NEAR."""
+    for at in range(_LINE * lane_or_0(), nbytes, _LINE * lanes_here()):
+        fetch_line(target + at, source + at)
+
+
+@device_function
+def _fetched():
+    """Wait until all lanes have fetched what they were to."""
+    await_fetched()
+    sync_lanes(ALL_LANES)
+
+
+@device_function
+def _put(target, source, nbytes):
+    """Copy words from NEAR."""
+    for at in range(8 * lane_or_0(), nbytes, 8 * lanes_here()):
+        st64(target + at, ld64(source + at))
+
+
+@device_function
+def _place_of(row, rows, count):
+    """Return the place of a row in a list of addresses; `count`, behind its end, if the row is not there."""
+    for base in range(0, count, lanes_here()):
+        i = base + lane_or_0()
+        here = 0
+        if i < count and ld64(rows + 8 * i) == row:
+            here = 1
+        found = lanes_where(here)
+        if found != 0:
+            return base + first_lane(found)
+    return count
+
+
+# --- borrowing -------------------------------------------------------------------------------------------------------
+
+
+@engine_function
+def _borrow_cq(near, cq):
+    """Begin to copy a CQ, if there is one, unless it is there. Return the address of the copy, or 0."""
     if cq == 0:
         return 0
-    n = worker_at(nic)
-    near = cq + n.cqs_away
-    copy(near, cq, CQ_ROW.size)
-    cq_row_at(near).worker = nic + n.control_away
-    return near
+    n = near_at(near)
+    count = n.cq_count
+    sync_lanes(ALL_LANES)  # before one of them counts another
+    at = _place_of(cq, near + NEAR.cq_rows, count)
+    copy = near + NEAR.cqs + at * CQ_ROW.size
+    if at == count:
+        _fetch(copy, cq, CQ_ROW.size)
+        if lane_or_0() == 0:
+            st64(near + NEAR.cq_rows + 8 * at, cq)
+            n.cq_count = count + 1
+        sync_lanes(ALL_LANES)
+    return copy
 
 
-@device_function
-def _borrow_srq(nic, srq):
-    """Copy an SRQ, if there is one. Return the address of the copy, or 0."""
+@engine_function
+def _borrow_srq(near, srq):
+    """Do the same for an SRQ."""
     if srq == 0:
         return 0
-    near = srq + worker_at(nic).srqs_away
-    copy(near, srq, SRQ_ROW.size)
-    return near
+    n = near_at(near)
+    count = n.srq_count
+    sync_lanes(ALL_LANES)
+    at = _place_of(srq, near + NEAR.srq_rows, count)
+    copy = near + NEAR.srqs + at * SRQ_ROW.size
+    if at == count:
+        _fetch(copy, srq, SRQ_ROW.size)
+        if lane_or_0() == 0:
+            st64(near + NEAR.srq_rows + 8 * at, srq)
+            n.srq_count = count + 1
+        sync_lanes(ALL_LANES)
+    return copy
 
 
 @engine_function
-def _borrow_qp(nic, row):
-    """Copy a QP and its queues."""
+def _borrow_worker(nic, near):
+    """Copy the worker, and the list of its work queues. What the worker's copy names is in NEAR, but for its lists."""
     n = worker_at(nic)
-    near = row + n.qps_away
-    copy(near, row, QP_ROW.size)
-    q = qp_row_at(near)
-    q.worker = nic + n.control_away
-    q.work_queue += n.control_away
-    q.send_cq = _borrow_cq(nic, q.send_cq)
-    q.recv_cq = _borrow_cq(nic, q.recv_cq)
-    q.srq = _borrow_srq(nic, q.srq)
-    if q.remote_row != 0:
-        q.remote_row += n.qps_away
+    _fetch(near, nic, WORKER.size)
+    _fetch(near + NEAR.counters, n.counters, COUNTERS.size)
+    _fetch(near + NEAR.active, n.active, n.active_count * WORK_QUEUE.size)
+    for i in range(lane_or_0(), KEYS, lanes_here()):
+        st64(near + NEAR.keys + i * MKEY_ROW.size, 0)
+    _fetched()
+    if lane_or_0() == 0:
+        h = worker_at(near)
+        h.counters, h.active = near + NEAR.counters, near + NEAR.active
+        h.message, h.scratch = near + NEAR.message, near + NEAR.scratch
+        a = near_at(near)
+        a.owner, a.cq_count, a.srq_count = nic, 0, 0
+    sync_lanes(ALL_LANES)
 
 
 @engine_function
-def borrow(nic):
-    """Copy what belongs to a worker. Return the address of the copy of its record."""
-    n = worker_at(nic)
-    near = nic + n.control_away
-    copy(near, nic, WORKER.size)
-    h = worker_at(near)
-    h.counters += n.control_away
-    h.active += n.control_away
-    h.message += n.control_away
-    h.scratch += n.control_away
-    h.mkeys += n.mkeys_away
-    copy(h.counters, n.counters, COUNTERS.size)
-    for i in range(n.active_count):
-        w = work_queue_at(entry(nic, i))
-        copy(entry(near, i), entry(nic, i), WORK_QUEUE.size)
-        work_queue_at(entry(near, i)).row = w.row + n.qps_away
-        _borrow_qp(nic, w.row)
-        peer = qp_row_at(w.row).remote_row
-        if peer != 0:  # which may be a row that nobody has any more
-            _borrow_qp(nic, peer)
-    return near
-
-
-@device_function
-def _give_back_cq(nic, cq):
-    if cq != 0:
-        copy(cq + CQ_ROW.pi, cq + worker_at(nic).cqs_away + CQ_ROW.pi, CQ_ROW.size - CQ_ROW.pi)
+def _set_up_qp(near, i):
+    """Have the copy of a QP name the copies of what belongs to it. Return 0 if it does more than borrowed rows can."""
+    row = near + NEAR.qps + i * QP_ROW.size
+    q = qp_row_at(row)
+    send, receive, srq, remote = q.send_cq, q.recv_cq, q.srq, q.remote_row
+    plain = q.wire + q.core_direct == 0
+    sync_lanes(ALL_LANES)
+    send, receive, srq = _borrow_cq(near, send), _borrow_cq(near, receive), _borrow_srq(near, srq)
+    count = worker_at(near).active_count
+    peer = _place_of(remote, near + NEAR.qp_rows, count)
+    if lane_or_0() == 0:
+        q.worker, q.work_queue = near, entry(near, i)
+        q.send_cq, q.recv_cq, q.srq = send, receive, srq
+        # A row that nobody has any more is as good as none.
+        q.remote_row = 0 if remote == 0 or peer == count else near + NEAR.qps + peer * QP_ROW.size
+    return 1 if plain else 0
 
 
 @engine_function
-def _give_back_qp(nic, row):
-    """Copy back what turns change of a QP and its queues."""
-    n = worker_at(nic)
-    near = row + n.qps_away
-    q, changed = qp_row_at(row), qp_row_at(near)
-    q.state, q.drain = changed.state, changed.drain
-    copy(row + QP_SETUP_BYTES, near + QP_SETUP_BYTES, QP_ROW.size - QP_SETUP_BYTES)
-    _give_back_cq(nic, q.send_cq)
-    _give_back_cq(nic, q.recv_cq)
-    if q.srq != 0:
-        srq = q.srq + n.srqs_away
-        srq_row_at(q.srq).limit = srq_row_at(srq).limit
-        copy(q.srq + SRQ_ROW.taken, srq + SRQ_ROW.taken, SRQ_ROW.size - SRQ_ROW.taken)
+def borrow(nic, near):
+    """Copy what belongs to a worker. Return 1, or 0 if its queues do more than what is done on borrowed rows."""
+    _borrow_worker(nic, near)
+    count = worker_at(near).active_count
+    for i in range(count):
+        row = work_queue_at(entry(near, i)).row
+        if work_queue_at(entry(near, i)).kind != QueueKind.CONNECTED_SEND:
+            return 0
+        _fetch(near + NEAR.qps + i * QP_ROW.size, row, QP_ROW.size)
+        if lane_or_0() == 0:
+            st64(near + NEAR.qp_rows + 8 * i, row)
+    _fetched()
+    plain = 1
+    for i in range(count):
+        plain &= _set_up_qp(near, i)
+    _fetched()
+    for i in range(lane_or_0(), count, lanes_here()):
+        work_queue_at(entry(near, i)).row = near + NEAR.qps + i * QP_ROW.size
+    naps = 0
+    for i in range(lane_or_0(), near_at(near).cq_count, lanes_here()):
+        c = cq_row_at(near + NEAR.cqs + i * CQ_ROW.size)
+        c.worker = near
+        naps |= c.wakeup  # a thread of the host is to be woken for CQEs
+    sync_lanes(ALL_LANES)
+    return 1 if plain != 0 and lanes_where(1 if naps != 0 else 0) == 0 else 0
+
+
+# --- giving back -----------------------------------------------------------------------------------------------------
 
 
 @engine_function
-def give_back(nic):
+def give_back(nic, near):
     """Copy back what turns have changed."""
-    n = worker_at(nic)
-    near = nic + n.control_away
-    h = worker_at(near)
-    n.now, n.served_first, n.ringing_count, n.error_event = h.now, h.served_first, h.ringing_count, h.error_event
-    copy(n.counters, h.counters, COUNTERS.size)
-    for i in range(n.active_count):
-        w, changed = work_queue_at(entry(nic, i)), work_queue_at(entry(near, i))
-        w.seen, w.awake = changed.seen, changed.awake
-        _give_back_qp(nic, w.row)
-
-
-@device_function
-def write_key(nic, row, source, nbytes):
-    """Write what a command writes to the table of keys to the copies, too."""
-    n = worker_at(nic)
-    if n.mkeys_away != 0 and 0 <= row - n.mkeys <= n.mkey_mask * MKEY_ROW.size:
-        copy(row + n.mkeys_away, source, nbytes)
+    sync_lanes(ALL_LANES)
+    n, h = worker_at(nic), worker_at(near)
+    if lane_or_0() == 0:
+        near_at(near).owner = 0
+        n.now, n.served_first, n.ringing_count, n.error_event = h.now, h.served_first, h.ringing_count, h.error_event
+    _put(n.counters, near + NEAR.counters, COUNTERS.size)
+    for i in range(h.active_count):
+        row, copy = ld64(near + NEAR.qp_rows + 8 * i), near + NEAR.qps + i * QP_ROW.size
+        if lane_or_0() == 0:
+            q, changed = qp_row_at(row), qp_row_at(copy)
+            q.state, q.drain = changed.state, changed.drain
+            w, seen = work_queue_at(entry(nic, i)), work_queue_at(entry(near, i))
+            w.seen, w.awake = seen.seen, seen.awake
+        _put(row + QP_SETUP_BYTES, copy + QP_SETUP_BYTES, QP_ROW.size - QP_SETUP_BYTES)
+    for i in range(near_at(near).cq_count):
+        row, copy = ld64(near + NEAR.cq_rows + 8 * i), near + NEAR.cqs + i * CQ_ROW.size
+        _put(row + CQ_ROW.pi, copy + CQ_ROW.pi, CQ_ROW.size - CQ_ROW.pi)
+    for i in range(near_at(near).srq_count):
+        row, copy = ld64(near + NEAR.srq_rows + 8 * i), near + NEAR.srqs + i * SRQ_ROW.size
+        if lane_or_0() == 0:
+            srq_row_at(row).limit = srq_row_at(copy).limit
+        _put(row + SRQ_ROW.taken, copy + SRQ_ROW.taken, SRQ_ROW.size - SRQ_ROW.taken)
+    sync_lanes(ALL_LANES)

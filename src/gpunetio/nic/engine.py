@@ -15,21 +15,21 @@ from numba import types
 
 from ..jit.compile import device_function, engine_function
 from ..jit.ops import (
-    clock_ns, exchange64, fence_sys, futex_wait, futex_wake, ld16, ld32, ld64, ld_acquire64, ld_relaxed64, pause, st64,
+    clock_ns, exchange64, fence_sys, futex_wait, ld16, ld32, ld64, ld_acquire64, ld_relaxed64, pause, st64,
     st_relaxed64, st_release64, yield_thread,
 )  # fmt: skip
-from ..errors import BadStateError, FullError, TimedOutError
+from ..errors import BadStateError, DriverError, FullError, TimedOutError
 from ..fabric.notifier import Notifier
 from ..fabric.frames import PIPE, pipe_end_at
 from ..fabric.injector import faults_at
 from ..fabric.udp_records import MSG_DONTWAIT, MSG_NOSIGNAL
 from ..memory import HostMemory
-from ..jit.twin import TwinMemory
 from ..service import STOP_TIMEOUT, ServiceThread
 from . import extensions
 from .dma import lost_memory
 from .hardware import Engine
-from .slices import SLICE_NS, scan, turn
+from .place import Place
+from .slices import scan, turn, wake_poster
 from .step import READ_ROW, TOO_FULL, WRITE_ROW, WRONG_STATE
 from .transport.wire_kinds import has_pipe_in, pump_in, pump_out
 from .dma.streams import at_work
@@ -156,14 +156,6 @@ def _ring_channels(nic):
 
 
 @engine_function
-def _wake_poster(nic):
-    """Wake the thread that sleeps until its command is executed, if that is so."""
-    if ld_relaxed64(nic + WORKER.command_seq) == worker_at(nic).command_done:
-        exchange64(nic + WORKER.awaited, 0)
-        futex_wake(nic + WORKER.command_done)
-
-
-@engine_function
 def run(nic):
     """Be a worker of the NIC until `stop` is set.
 
@@ -176,7 +168,7 @@ def run(nic):
     while ld_relaxed64(nic + WORKER.stop) == 0:
         done = pump_in(nic) + turn(nic)
         if ld_relaxed64(nic + WORKER.awaited) != 0:
-            _wake_poster(nic)
+            wake_poster(nic)
         if n.error_event != 0:
             _ring_service(nic)
         if n.ringing_count != 0:
@@ -378,15 +370,14 @@ class Worker:
 class ThreadEngine(Engine):
     """An engine of threads of the host: one for each of `records`, of which the first lies at `address`.
 
-    `memory` are the tables of keys and UMEMs, which name the memory that the engine touches. With a `twin`, the threads
-    make their turns there, in slices: queues and payload may lie in its memory.
+    `memory` are the tables of keys and UMEMs, which name the memory that the engine touches. With a `place`, the
+    threads make their turns there, in slices: queues and payload may lie in memory that only slices reach.
     """
 
     def __init__(
-        self, name: str, records: np.ndarray, address: int, memory: tuple[Table, Table],
-        twin: TwinMemory | None,
-    ):  # fmt: skip
-        self._name, self._memory, self._twin = name, memory, twin
+        self, name: str, records: np.ndarray, address: int, memory: tuple[Table, Table], place: Place | None
+    ):
+        self._name, self._memory, self._place = name, memory, place
         self._lock = threading.RLock()  # one command at a time
         compile_engine()
         self._workers: list[Worker] = []
@@ -396,7 +387,8 @@ class ThreadEngine(Engine):
                 undo.callback(worker.close)
                 record["next"] = address + (i + 1) * WORKER.size if i + 1 < len(records) else 0
                 record["yield_every"] = yield_every()
-                record["twin"], record["slice_ns"] = twin.record if twin else 0, SLICE_NS
+                if place:
+                    place.add(record, worker.address)
                 self._workers.append(worker)
             undo.pop_all()
 
@@ -410,7 +402,18 @@ class ThreadEngine(Engine):
             run(address)
 
     def reaches(self, address: int, nbytes: int) -> bool:
-        return self._twin is not None and self._twin.contains(address, nbytes)
+        return self._place is not None and self._place.contains(address, nbytes)
+
+    def lines(self, lines: HostMemory) -> int:
+        return self._place.lines(lines) if self._place else lines.address
+
+    def map(self, address: int, nbytes: int) -> None:
+        if self._place and not self._place.contains(address, nbytes):
+            self._place.map(address, nbytes)
+
+    def unmap(self, address: int, nbytes: int) -> None:
+        if self._place and not self._place.contains(address, nbytes):
+            self._place.unmap(address, nbytes)
 
     def read(self, address: int, nbytes: int) -> bytes:
         if not self.reaches(address, nbytes):
@@ -462,13 +465,26 @@ class ThreadEngine(Engine):
         to = self._workers[worker]
         with self._lock:
             end = time.monotonic() + timeout
+            self._check(to)
             to.wait(end, timeout)
             to.begin(op, row, prepared, state)
-            to.wait(end, timeout)
+            self._await(to, end, timeout)
             if int(to.record["command_result"]) == WRONG_STATE:
                 raise BadStateError("the queue has changed its state meanwhile: it is in ERR")
             if int(to.record["command_result"]) == TOO_FULL:
                 raise FullError("the queue holds more entries than the old ring or the new ring has room for")
+
+    def _check(self, worker: Worker) -> None:
+        """DriverError if the worker makes no turns any more."""
+        if why := self._place.why_failed(worker.record) if self._place else "":
+            raise DriverError(f"{self._name} makes no turns any more: {why}; start a new process")
+
+    def _await(self, worker: Worker, end: float, timeout: float) -> None:
+        try:
+            worker.wait(end, timeout)
+        except TimedOutError:
+            self._check(worker)
+            raise
 
     def post_alone(self, *commands: tuple[int, int, Row], timeout: float = 10.0) -> None:
         with self._lock:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..memory import HostMemory
 from . import step
 from .control.port import Port
 from .state.tables import Row
@@ -58,6 +59,21 @@ class Engine(ABC):
     def reaches(self, address: int, nbytes: int) -> bool:
         """Return whether queues and payload may lie in a range that the CPU does not reach."""
         return False
+
+    def lines(self, lines: HostMemory) -> int:
+        """Return the address of the doorbell lines that the engine looks at, for lines in host memory.
+
+        They are others if kernels ring nearer to the engine than the CPU does.
+        """
+        return lines.address
+
+    def map(self, address: int, nbytes: int) -> None:
+        """Let the engine reach host memory, for a region or a UMEM. `unmap` undoes it."""
+        return
+
+    def unmap(self, address: int, nbytes: int) -> None:
+        """Undo a `map`. The engine touches the memory no more."""
+        return
 
     def read(self, address: int, nbytes: int) -> bytes:
         """Return what a queue's memory contains, which may be out of the CPU's reach. At most a line, by `post`."""

@@ -29,7 +29,6 @@ from ..formats.events import EventType, PortSubtype
 from ..formats.packet import ETHERNET
 from ..interrupts import deferred
 from ..jit.launch import observers
-from ..jit.twin import twin_memory
 from ..memory import HostMemory, round_up
 from . import step
 from .control import mkey, umem
@@ -48,7 +47,7 @@ from .dma.device_memory import DeviceMemory
 from .dma.grants import Grants
 from .engine import ThreadEngine, default_workers
 from .hardware import Engine, Hardware
-from .near_rows import NearRows
+from .places import place_of
 from .observe.publish import TABLES, Publication, copies
 from .observe.reasons import EXPLAIN
 from .observe.reports import Report, ReportService
@@ -172,8 +171,8 @@ class SoftNic:
         self.record = self.records[0]
         self._lay_out(spin_us, sleep_ms, budget)
         self.mkeys, self.umems = kept(mkey.new_table()), kept(umem.new_table())
-        twin = twin_memory() if port.config.on_gpu else None
-        self.engine = ThreadEngine(name, self.records, self.control_address, (self.mkeys, self.umems), twin)
+        place = kept(place_of(port.config)) if port.config.on_gpu else None
+        self.engine = ThreadEngine(name, self.records, self.control_address, (self.mkeys, self.umems), place)
         self._started = True
         hardware = Hardware(name, port, self.record, self.control_address, self.engine)
         self.components = Components(self.engine, self.records)
@@ -200,11 +199,6 @@ class SoftNic:
             ReportService(name, lambda key: key in self.mkeys, self.device_memory.explain, self._look)
         )
         self.record["errors"], self.record["service_fd"] = self._service.ring, self._service.event
-        if twin:
-            kept(NearRows(twin, self.record, {
-                "control_away": self._control, "mkeys_away": self.mkeys.memory, "qps_away": self.qps.memory,
-                "cqs_away": self.cqs.memory, "srqs_away": self.srqs.memory,
-            }))  # fmt: skip
         for i in range(1, workers):
             self._control.array[i * WORKER.size :][: NIC.size] = self._control.array[: NIC.size]
         self.engine.start()
@@ -442,6 +436,10 @@ class SoftNic:
         """Return the address of the own doorbell register of a QP or SQ, a cache line."""
         queues = self.control.sqs if number in self.sqs else self.control.qps
         return queues.doorbell_line(number)
+
+    def near_register(self, register: int) -> int | None:
+        """Return where kernels ring a QP's doorbell register on the GPU that makes the NIC's turns; None elsewhere."""
+        return self.control.qps.near_register(register)
 
     def wake_at(self, cqn: int, word: int) -> None:
         """Wake the thread that naps at a word (device/waiting.py) for CQEs of a CQ. 0: the engine uses no word more."""

@@ -1,21 +1,47 @@
 """Slices: a worker's turns where queues and payload are in memory of a GPU, which threads of the CPU do not reach.
 
-A slice is short. Between two of them, the worker's thread does what takes system calls: it wakes threads and other
-NICs, and rings event channels. It touches no ring, record or payload.
+A slice is short, so that whatever waits for running kernels gets its turn. Between two of them, the worker's thread
+does what takes system calls: it wakes threads and other NICs, and rings event channels. It touches no ring, record or
+payload.
+
+On a GPU, a slice is a block of one warp that makes turns, one that watches the host, and some that copy. A slice ends
+after `slice_ns` only if another one waits in the stream. So a call of the program that blocks all launches, and waits
+for a kernel that waits for the NIC, does not stop the NIC: the slice goes on until nothing is left to do.
 """
 
 from __future__ import annotations
 
 from ..jit.compile import device_function, engine_function
-from ..jit.ops import clock_ns, ld_relaxed64, pause
+from ..jit.ops import (
+    ALL_LANES, call_c, clock_ns, exchange64, fence_sys, first_lane, from_lane, futex_wait, futex_wake, lane_or_0,
+    lanes_here, lanes_where, ld_acquire64, ld_acquire_cta64, ld_relaxed64, on_host, pause, st64, st_release64,
+    st_release_cta64, sync_lanes,
+)  # fmt: skip
 from ..jit.twin import count_user
-from .borrowed import borrow, give_back, is_recalled, may_borrow
+from .borrowed import borrow, give_back, is_recalled, may_borrow, near_of
+from .copies import help_copying
+from .queues.doorbells import forward_ring
+from .runs import serve_run
+from .state.near import NEAR, near_at
+from .state.slices import SLICES, slices_at
+from .state.work_queue import QueueKind, entry, work_queue_at
 from .state.worker import WORKER, worker_at
-from .step import scan_records, select_first, serve_queues, step
+from .step import read_clock, scan_queues, scan_records, select_first, serve_host, serve_peers, serve_queues, step
 
 SLICE_NS = 1_000_000
 _IDLE_TURNS = 64  # after so many, the thread decides what is next
 _NEAR_TURNS = 256  # on borrowed rows, before registers and commands have their turn
+_POLLS = 16  # of a GPU, before it looks at anything but doorbells
+_SCAN_EVERY = 32  # idle turns between scans of the doorbell records
+_LOOK_NS = 20_000  # how long the thread sleeps between two looks at a slice
+_QUERY_NS = 100_000_000  # between two questions whether the kernel has failed
+_NOT_READY = 600  # CUresult
+_FUTEX_BITS = (1 << 32) - 1
+_UNKNOWN = -1  # of NEAR.recalled: nobody has looked yet
+_GO_ON, _TIME_IS_UP, _HOST_IS_WANTED = 0, 1, 2
+
+
+# --- turns -----------------------------------------------------------------------------------------------------------
 
 
 @device_function
@@ -25,71 +51,333 @@ def _is_told(nic):
     return n.error_event + n.ringing_count + n.waking != 0
 
 
-@engine_function
-def _borrowed_turns(nic, end):
-    """Make turns on copies of the worker's rows, as long as that is all that is to do: return how much was done."""
-    near = borrow(nic)
+@device_function
+def _forward_rings(nic):
+    """Take the doorbells that posters on the CPU have rung. All lanes call this."""
+    if worker_at(nic).lines_away != 0:
+        for i in range(lane_or_0(), worker_at(nic).active_count, lanes_here()):
+            w = work_queue_at(entry(nic, i))
+            line = w.doorbell
+            if line != 0 and w.kind != QueueKind.ETHERNET_SEND:
+                forward_ring(nic, line)
+
+
+@device_function
+def _has_successor(nic):
+    """Return whether a slice waits behind this one, so that this one may end."""
+    slices = worker_at(nic).slices
+    return slices == 0 or ld_relaxed64(slices + SLICES.given) - slices_at(slices).ended > 1
+
+
+@device_function
+def _await_rings(near, i, polls):
+    """Look at the doorbell of work queue `i`, each lane at another one, until one has work, `polls` times at most.
+
+    Return the load, and the lanes whose queues have work.
+    """
+    w = work_queue_at(entry(near, i))
+    there = i < worker_at(near).active_count
+    line, seen, awake = w.doorbell, w.seen, w.awake
+    rung, ringing = 0, 0
+    while ringing == 0 and polls != 0:
+        polls -= 1
+        rings = 0
+        if there:
+            rung = ld_relaxed64(line)
+            rings = 1 if rung != seen or awake != 0 else 0
+        ringing = lanes_where(rings)
+    return rung, ringing
+
+
+@device_function
+def _serve_near(near):
+    """Serve the work queues: in runs, and what is none by one thread. Return how much was done."""
+    done = 0
+    rest = 0
+    count = worker_at(near).active_count
+    polls = 1 if on_host() or count > lanes_here() else _POLLS
+    for base in range(0, count, lanes_here()):
+        rung, ringing = _await_rings(near, base + lane_or_0(), polls)
+        while ringing != 0:
+            lane = first_lane(ringing)
+            ringing &= ringing - 1
+            ran = serve_run(near, entry(near, base + lane), from_lane(rung, lane))
+            done += ran
+            if ran == 0:
+                rest |= 1 << base + lane
+    if rest != 0:
+        alone = 0
+        if lane_or_0() == 0:
+            alone = serve_queues(near, rest)
+            select_first(near)
+        done += from_lane(alone, 0)
+    return done
+
+
+@device_function
+def _near_turns(nic, near, end):
+    """Make turns on borrowed rows, as long as that is all that is to do: return how much was done."""
     done = 0
     idle = 0
-    for _ in range(_NEAR_TURNS):
-        now = clock_ns()
-        worker_at(near).now = now
-        did = serve_queues(near)
+    turns = 0
+    busy_at = end - worker_at(near).slice_ns
+    over = False
+    while not over:
+        if lane_or_0() == 0:
+            read_clock(near)
+        if on_host():
+            _forward_rings(near)
+        sync_lanes(ALL_LANES)
+        now = worker_at(near).now
+        did = _serve_near(near)
         done += did
+        turns += 1
         if did != 0:
-            select_first(near)
             idle = 0
+            busy_at = now
         else:
             idle += 1
-            pause()
-        if idle == _IDLE_TURNS or is_recalled(nic) or _is_told(near) or now >= end:
-            break
-    give_back(nic)
+            if idle & (_SCAN_EVERY - 1) == 0 and lane_or_0() == 0:
+                scan_queues(near)
+        stop = 0
+        if lane_or_0() == 0:
+            if _is_told(near):
+                stop = 1
+            elif on_host():
+                if idle == _IDLE_TURNS or turns == _NEAR_TURNS or is_recalled(nic) or now >= end:
+                    stop = 1
+                elif idle != 0:
+                    pause()
+            elif ld_acquire_cta64(near + NEAR.recalled) != 0 or now - busy_at > worker_at(near).slice_ns:
+                stop = 1
+            elif now >= end and _has_successor(near):
+                stop = 1
+        over = from_lane(stop, 0) != 0
     return done
+
+
+@engine_function
+def _begin_turn(nic):
+    """Make a turn on the rows themselves, unless they may be borrowed. Return twice how much was done, and 1 if so.
+
+    One lane calls this.
+    """
+    read_clock(nic)
+    done = serve_host(nic)
+    if done < 0:
+        return -1 - done << 1
+    if may_borrow(nic):
+        return done << 1 | 1
+    return done + serve_peers(nic) << 1
+
+
+@device_function
+def _is_left_alone(near):
+    """Return whether the warp that watches the host has seen that rows may be borrowed."""
+    seen = ld_acquire_cta64(near + NEAR.recalled)
+    while seen == _UNKNOWN:
+        seen = ld_acquire_cta64(near + NEAR.recalled)
+    return seen == 0
+
+
+@device_function
+def _what_is_next(nic, did, idle, end):
+    """Return what a slice has to do after a turn."""
+    n = worker_at(nic)
+    wires = n.wire_count != 0 and did != 0  # whose other ends wait
+    if wires or _is_told(nic) or ld_relaxed64(nic + WORKER.stop) != 0:
+        return _HOST_IS_WANTED
+    if on_host() and ld_relaxed64(nic + WORKER.awaited) != 0:
+        return _HOST_IS_WANTED
+    if idle >= _IDLE_TURNS:
+        return _HOST_IS_WANTED
+    return _TIME_IS_UP if clock_ns() >= end and _has_successor(nic) else _GO_ON
 
 
 @engine_function
 def take_slice(nic):
-    """Make turns until the slice is over, there is nothing to do, or the host is wanted: return how much was done."""
+    """Make turns until the slice is over, there is nothing to do, or the host is wanted: return how much was done.
+
+    All lanes of a warp call this; on the host, one thread.
+    """
     n = worker_at(nic)
-    end = clock_ns() + n.slice_ns
+    near = near_of(nic)
+    end = from_lane(clock_ns() + n.slice_ns, 0)
     done = 0
     idle = 0
-    while idle < _IDLE_TURNS:
-        did = step(nic)
-        if may_borrow(nic):
-            did += _borrowed_turns(nic, end)
+    following = _GO_ON
+    if not on_host() and n.asleep != 0 and lane_or_0() == 0:
+        scan_records(nic)
+    while following == _GO_ON:
+        _forward_rings(nic)
+        sync_lanes(ALL_LANES)
+        begun = 0
+        if lane_or_0() == 0:
+            begun = 1 if not on_host() and _is_left_alone(near) else _begin_turn(nic)
+        begun = from_lane(begun, 0)
+        sync_lanes(ALL_LANES)
+        did = begun >> 1
+        if begun & 1:
+            if borrow(nic, near) != 0:
+                if not on_host() and lane_or_0() == 0:
+                    st_release_cta64(near + NEAR.recalled, 0)  # it was 1 if the turn before was on the rows
+                did += _near_turns(nic, near, end)
+                give_back(nic, near)
+                if not on_host() and did == 0:
+                    idle = _IDLE_TURNS  # for as long as a slice
+            else:
+                alone = 0
+                if lane_or_0() == 0:
+                    alone = serve_peers(nic)
+                did += from_lane(alone, 0)
         done += did
         if did != 0:
             idle = 0
         else:
             idle += 1
             pause()
-        wires = n.wire_count != 0 and did != 0  # whose other ends wait
-        if wires or ld_relaxed64(nic + WORKER.awaited) != 0 or _is_told(nic) or clock_ns() >= end:
-            break
+        if lane_or_0() == 0:
+            following = _what_is_next(nic, did, idle, end)
+        following = from_lane(following, 0)
+    if n.slices != 0 and lane_or_0() == 0:
+        slices_at(n.slices).wanted = 1 if following == _HOST_IS_WANTED else 0
     return done
+
+
+# --- on a GPU --------------------------------------------------------------------------------------------------------
+
+
+@engine_function
+def prepare_slice(near):
+    """Set up what the warps of a slice tell each other. One thread calls this, before the others begin."""
+    n = near_at(near)
+    n.owner, n.asked, n.answers, n.recalled, n.over = 0, 0, 0, _UNKNOWN, 0
+    for at in range(0, NEAR.counters, 8):
+        st64(near + at, 0)
+    for at in range(NEAR.active, NEAR.qps, 8):
+        st64(near + at, 0)
+
+
+@engine_function
+def make_turns(nic, near):
+    """Be the warp that makes the turns of a slice. If the slice before wants the host, this one is over at once."""
+    slices = worker_at(nic).slices
+    s = slices_at(slices)
+    if ld_relaxed64(slices + SLICES.wanted) == 0:
+        done = take_slice(nic)
+        if lane_or_0() == 0:
+            s.done += done
+    if lane_or_0() == 0:
+        st_release_cta64(near + NEAR.over, 1)
+        fence_sys()
+        st_release64(slices + SLICES.ended, s.ended + 1)
+
+
+@engine_function
+def watch_host(nic, near):
+    """Be the warp that looks at host memory, so that the one that makes turns need not wait for the bus."""
+    while ld_acquire_cta64(near + NEAR.over) == 0:
+        if near_at(near).owner == nic:
+            _forward_rings(near)
+        if lane_or_0() == 0:
+            st_release_cta64(near + NEAR.recalled, 0 if may_borrow(nic) else 1)
+        sync_lanes(ALL_LANES)
+
+
+@engine_function
+def take_part(nic, near, warp):
+    """Be one of the warps of a slice."""
+    if warp == 0:
+        make_turns(nic, near)
+    elif warp == 1:
+        watch_host(nic, near)
+    else:
+        help_copying(near, warp - 2)
+
+
+# --- on the host -----------------------------------------------------------------------------------------------------
+
+
+@engine_function
+def wake_poster(nic):
+    """Wake the thread that sleeps until its command is executed, if that is so."""
+    if ld_relaxed64(nic + WORKER.command_seq) == ld_acquire64(nic + WORKER.command_done):
+        exchange64(nic + WORKER.awaited, 0)
+        futex_wake(nic + WORKER.command_done)
+
+
+@engine_function
+def _launch(nic, slices):
+    """Launch a slice on a GPU."""
+    m = slices_at(slices)
+    n = worker_at(nic)
+    error = 0
+    if n.context != m.context:
+        error = call_c(m.enter, m.context, 0, 0, 0)
+        n.context = m.context if error == 0 else 0
+    if error == 0:
+        error = call_c(m.launch, m.config, m.function, m.parameters, 0)
+    if error != 0:
+        m.failure = error
+    else:
+        st_release64(slices + SLICES.given, m.given + 1)  # only now: a call of the program may have held it up
+
+
+@engine_function
+def _turns_on_gpu(nic, slices):
+    """Have a GPU make turns until the host is wanted: return how much was done.
+
+    Half a slice after one has begun, the next one is put into the stream behind it.
+    """
+    m = slices_at(slices)
+    before = m.done
+    _launch(nic, slices)
+    began = asked = clock_ns()
+    seen = ld_acquire64(slices + SLICES.ended)
+    while m.failure == 0:
+        ended = ld_acquire64(slices + SLICES.ended)
+        now = clock_ns()
+        if ended != seen:
+            seen, began = ended, now
+        if ended == m.given:
+            if ld_relaxed64(slices + SLICES.wanted) != 0:
+                break
+            _launch(nic, slices)
+        elif m.given - ended == 1 and now - began > worker_at(nic).slice_ns >> 1:
+            _launch(nic, slices)
+        if ld_relaxed64(nic + WORKER.awaited) != 0:
+            wake_poster(nic)
+        if now - asked > _QUERY_NS:
+            asked = now
+            error = call_c(m.query, m.stream, 0, 0, 0)
+            if error != 0 and error != _NOT_READY:
+                m.failure = error
+        futex_wait(slices + SLICES.ended, ended & _FUTEX_BITS, _LOOK_NS)
+    m.wanted = 0
+    return m.done - before
 
 
 @engine_function
 def turn(nic):
     """Make one turn, or a slice of turns where the NIC's engine is on a GPU: return how much was done."""
-    twin = worker_at(nic).twin
-    if twin == 0:
+    n = worker_at(nic)
+    if n.slices != 0:
+        return _turns_on_gpu(nic, n.slices) if slices_at(n.slices).failure == 0 else 0
+    if n.twin == 0:
         return step(nic)
-    count_user(twin, 1)
+    count_user(n.twin, 1)
     done = take_slice(nic)
-    count_user(twin, -1)
+    count_user(n.twin, -1)
     return done
 
 
 @engine_function
 def scan(nic):
-    """Scan doorbell records for missed rings (`scan_records`)."""
-    twin = worker_at(nic).twin
-    if twin == 0:
+    """Scan doorbell records for missed rings (`scan_records`). On a GPU, slices do."""
+    n = worker_at(nic)
+    if n.slices == 0:
+        if n.twin != 0:
+            count_user(n.twin, 1)
         scan_records(nic)
-        return
-    count_user(twin, 1)
-    scan_records(nic)
-    count_user(twin, -1)
+        if n.twin != 0:
+            count_user(n.twin, -1)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from ..jit.compile import device_function, engine_function
 from ..jit.ops import be64, clock_ns, copy, exchange64, ld64, ld_acquire64, ld_relaxed64, st64, st_release64
 from ..formats.commands import QpState
-from ..formats.doorbell import PI_MASK, UAR_NO_DBR_OFFSET, UAR_REG_OFFSET
+from ..formats.doorbell import PI_MASK, UAR_CQ_OFFSET, UAR_NO_DBR_OFFSET, UAR_REG_OFFSET
 from ..formats.packet import PSN_BITS
 from . import work_queues
-from .borrowed import write_key
 from .queues.completion import resize_cq
-from .queues.doorbells import announce, announced, go_on
+from .queues.doorbells import announce, announced, clear_line, go_on
 from .queues.events import hear_arm_registers, raise_event, scan_arm_records, serve_arm_register
 from .dma.streams import at_work, serve_streams, start_streams
 from .transport.execution import resize_shared, return_shared
@@ -59,12 +58,12 @@ DONE, WRONG_STATE, TOO_FULL = 0, 1, 2
 
 
 @device_function
-def _clear_positions(row):
+def _clear_positions(nic, row):
     for offset in range(QP_SETUP_BYTES, QP_ROW.size, 8):
         st64(row + offset, 0)
     q = qp_row_at(row)
     if q.doorbell != 0:
-        st64(q.doorbell, 0)
+        clear_line(nic, q.doorbell)
 
 
 @device_function
@@ -103,7 +102,7 @@ def _modify(nic, row, source, expected_state):
 @engine_function
 def _remove(nic, row):
     remove(nic, row)
-    _clear_positions(row)
+    _clear_positions(nic, row)
     for offset in range(0, QP_SETUP_BYTES, 8):
         st64(row + offset, 0)
 
@@ -117,12 +116,11 @@ def _apply(nic):
     n.command_result = DONE
     if op == WRITE_ROW:
         copy(row, n.command_src, n.command_bytes)
-        write_key(nic, row, n.command_src, n.command_bytes)
     elif op == READ_ROW:
         copy(n.command_src, row, n.command_bytes)
     elif op == ADD_QP:
         copy(row, n.command_src, QP_SETUP_BYTES)
-        _clear_positions(row)
+        _clear_positions(nic, row)
         add(nic, row)
     elif op == MODIFY_QP:
         n.command_result = _modify(nic, row, n.command_src, n.command_state)
@@ -135,7 +133,7 @@ def _apply(nic):
         return_shared(row)
         free_slots(nic, row)
         _set_up(row, n.command_src)
-        _clear_positions(row)
+        _clear_positions(nic, row)
         wake(row)
     elif op == REMOVE_QP:
         forget_pending(nic, row)
@@ -229,20 +227,37 @@ def serve_registers(nic):
     return done
 
 
+@device_function
+def is_register_rung(nic):
+    """Return what is not 0 if `serve_registers` has anything to do."""
+    n = worker_at(nic)
+    rung = ld_relaxed64(nic + WORKER.arms_rung) ^ n.arms_seen
+    for i in range(ld_relaxed64(nic + WORKER.uar_count)):
+        page = ld64(n.uars + 8 * i)
+        rung |= ld_relaxed64(page + UAR_REG_OFFSET) | ld_relaxed64(page + UAR_NO_DBR_OFFSET)
+        rung |= ld_relaxed64(page + UAR_CQ_OFFSET)
+    return rung
+
+
 # --- the turn ------------------------------------------------------------------------------------------------------
 
 
 @engine_function
-def scan_records(nic):
+def scan_queues(nic):
     """Scan doorbell records for missed rings: all of them, or the next SCANNED if there are more."""
     n = worker_at(nic)
-    if n.paused:
-        return
     for _ in range(min(n.active_count, SCANNED)):
         n.scan_at = n.scan_at + 1 if n.scan_at + 1 < n.active_count else 0
         w = work_queue_at(entry(nic, n.scan_at))
         work_queues.scan(w.kind, nic, w.row)
-    scan_arm_records(nic)
+
+
+@engine_function
+def scan_records(nic):
+    """Scan the records of work queues, and those by which CQs are armed."""
+    if worker_at(nic).paused == 0:
+        scan_queues(nic)
+        scan_arm_records(nic)
 
 
 @device_function
@@ -267,16 +282,16 @@ def _in_flight(nic):
 
 
 @device_function
-def serve_queues(nic):
-    """Serve the work queues that have work: return how much was done."""
+def serve_queues(nic, which):
+    """Serve the work queues that have work: return how much was done. `which` is a mask of the first 64; -1 is any."""
     n = worker_at(nic)
     done = 0
     at = (n.served_first >> 33) % max(n.active_count, 1)
     for _ in range(n.active_count):
         queue = entry(nic, at)
-        at = at + 1 if at + 1 < n.active_count else 0
-        if has_work(queue):
+        if (which == -1 or which >> at & 1 != 0) and has_work(queue):
             done += work_queues.serve(work_queue_at(queue).kind, nic, queue)
+        at = at + 1 if at + 1 < n.active_count else 0
     return done
 
 
@@ -287,27 +302,55 @@ def select_first(nic):
     n.served_first = n.served_first * _LCG + 1 & _POSITIVE
 
 
-@engine_function
-def step(nic):
-    """Make one turn: return how much was done."""
+@device_function
+def serve_host(nic):
+    """Do what the host asks for: execute a command, and serve registers. Return how much.
+
+    If all else has to wait, return -1 minus that.
+    """
     n = worker_at(nic)
-    if n.virtual_time == 0:
-        n.now = clock_ns()
-    done = 0
-    if n.stream_count != 0:
-        done = serve_streams(nic)
-    done += serve_command(nic)
+    done = serve_command(nic)
     if n.holding != 0 or ld_acquire64(nic + WORKER.hold) != 0 or _paused(nic):
-        return done
-    done += serve_registers(nic)
+        return -1 - done
+    return done + serve_registers(nic)
+
+
+@device_function
+def serve_peers(nic):
+    """Serve the wires and the work queues: return how much was done."""
+    n = worker_at(nic)
+    done = 0
     if n.wire_count != 0:
         done += serve_wires(nic)  # before the timers: an acknowledgement may have arrived
-    done += serve_queues(nic)
+    done += serve_queues(nic, -1)
     if done > 0:
         select_first(nic)
     if n.wire_count != 0:
         send_pending(nic)
         flush_wires(nic)
+    return done
+
+
+@device_function
+def read_clock(nic):
+    """Set the time of the turn."""
+    n = worker_at(nic)
+    if n.virtual_time == 0:
+        n.now = clock_ns()
+
+
+@engine_function
+def step(nic):
+    """Make one turn: return how much was done."""
+    n = worker_at(nic)
+    read_clock(nic)
+    done = 0
+    if n.stream_count != 0:
+        done = serve_streams(nic)
+    asked = serve_host(nic)
+    if asked < 0:
+        return done - 1 - asked
+    done += asked + serve_peers(nic)
     if n.stream_count != 0:
         start_streams(nic)
     return done

@@ -128,6 +128,7 @@ class PlainProvider(VerbsDevice):
     alloc_uar: Callable[..., NoReturn] = _devx_only("UARs, doorbell pages")
     free_uar: Callable[..., NoReturn] = alloc_uar
     doorbell_register: Callable[..., NoReturn] = alloc_uar
+    near_register: Callable[..., NoReturn] = alloc_uar
     query_eqn: Callable[..., NoReturn] = _devx_only("event queues to name")
     resolve_mac: Callable[..., NoReturn] = _devx_only("address vectors to look at")
     query_clock: Callable[..., NoReturn] = _devx_only("clock that timestamps are taken from")

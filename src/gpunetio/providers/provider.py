@@ -312,6 +312,13 @@ class Provider(Protocol):
         """
         ...
 
+    def near_register(self, register: int, engine: str) -> int | None:
+        """Return where kernels on a GPU ring a register that the GPU has itself; None if it is to be mapped.
+
+        `engine` is that of software NICs which make their turns on the GPU (gpu/backend.py).
+        """
+        ...
+
     def doorbell_rung(self) -> None:
         """Tell the device that a CPU has rung a doorbell. A card notices by itself."""
         ...

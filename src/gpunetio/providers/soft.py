@@ -401,6 +401,9 @@ class SoftProvider:
         """Return a register in the QP's own cache line: queues that share a register in memory overwrite each other."""
         return self.nic.doorbell_line(qpn)
 
+    def near_register(self, register: int, engine: str) -> int | None:
+        return self.nic.near_register(register) if engine == self.nic.port.config.engine_name else None
+
     def doorbell_rung(self) -> None:
         """Wake the engine, which does not see a doorbell while it sleeps."""
         self.nic.engine.doorbell_rung()

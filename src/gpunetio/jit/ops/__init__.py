@@ -17,6 +17,7 @@ from .atomics import (
     cas_sys32,
     cas_sys64,
     exchange64,
+    fetch_add_acq_rel_cta64,
     fetch_add_cta64,
     fetch_add_gpu64,
     fetch_add_sys64,
@@ -25,7 +26,17 @@ from .atomics import (
     raise_gpu64,
 )  # fmt: skip
 from .calls import NO_CALLS, call_c
-from .copies import copy, copy_to_register, has_bulk_copy, prefetch, prefetch_to_write
+from .copies import (
+    await_fetched,
+    copy,
+    copy_to_register,
+    fetch_line,
+    has_bulk_copy,
+    move_4_lines,
+    move_8_lines,
+    prefetch,
+    prefetch_to_write,
+)  # fmt: skip
 from .crc import CRC32_POLYNOMIAL, clmul, crc32_fold, has_clmul, x_to_the
 from .fences import (
     drain_stores,
@@ -50,7 +61,22 @@ from .groups import (
     warp_count,
     warp_sync,
 )  # fmt: skip
-from .lanes import converged_lanes, count_lanes, from_first, lanes_with, rank_among, shuffle_down, sync_lanes
+from .lanes import (
+    ALL_LANES,
+    converged_lanes,
+    count_lanes,
+    first_lane,
+    from_first,
+    from_lane,
+    lane_or_0,
+    lanes_here,
+    lanes_where,
+    lanes_with,
+    rank_among,
+    shuffle_down,
+    sum_up_to,
+    sync_lanes,
+)  # fmt: skip
 from .memory import (
     be16,
     be32,
@@ -61,6 +87,7 @@ from .memory import (
     ld64,
     ld_acquire32,
     ld_acquire64,
+    ld_acquire_cta64,
     ld_fixed16,
     ld_fixed32,
     ld_fixed64,
@@ -81,6 +108,7 @@ from .memory import (
     st_relaxed_gpu64,
     st_release32,
     st_release64,
+    st_release_cta64,
 )  # fmt: skip
 from .patience import CLOCK_MONOTONIC, clock_ns, futex_wait, futex_wake, pause, sleep_ns, yield_thread
 from .threads import (
@@ -93,6 +121,7 @@ from .threads import (
     block_group,
     block_idx,
     block_slot,
+    dynamic_shared,
     grid_dim,
     lane_id,
     on_host,
@@ -102,18 +131,20 @@ from .threads import (
 )  # fmt: skip
 
 __all__ = [
-    "BLOCK_PARTS", "BLOCK_SLOT", "CLOCK_MONOTONIC", "CRC32_POLYNOMIAL", "GROUP_HEADER", "GROUP_WORDS", "NO_CALLS",
-    "THREAD_KEY_SYMBOL", "be16", "be32", "be64", "block_broadcast", "block_count", "block_dim", "block_group",
-    "block_idx", "block_slot", "block_sync", "call_c", "cas_acq_rel_gpu64", "cas_acquire_gpu64", "cas_gpu64",
-    "cas_sys32", "cas_sys64", "clmul", "clock_ns", "converged_lanes", "copy", "copy_to_register", "count_lanes",
-    "crc32_fold", "drain_stores", "exchange64", "fence_acquire_cta", "fence_acquire_gpu", "fence_acquire_sys",
-    "fence_cta", "fence_gpu", "fence_release_cta", "fence_release_gpu", "fence_release_sys", "fence_sys",
-    "fetch_add_cta64", "fetch_add_gpu64", "fetch_add_sys64", "fetch_max_cta64", "fetch_max_gpu64", "from_first",
-    "futex_wait", "futex_wake", "global_id", "grid_dim", "group_max", "group_sum", "has_bulk_copy", "has_clmul",
-    "lane_id", "lanes_with", "ld16", "ld32", "ld64", "ld8", "ld_acquire32", "ld_acquire64", "ld_fixed16", "ld_fixed32",
-    "ld_fixed64", "ld_relaxed32", "ld_relaxed64", "ld_relaxed8", "ld_relaxed_gpu64", "on_host", "pack64", "pause",
-    "prefetch", "prefetch_to_write", "raise_gpu64", "rank_among", "shuffle_down", "sleep_ns", "st128", "st16", "st32",
-    "st64", "st8", "st_mmio64", "st_mmio_release64", "st_relaxed32", "st_relaxed64", "st_relaxed_gpu64", "st_release32",
-    "st_release64", "sync_lanes", "thread_idx", "warp_broadcast", "warp_count", "warp_group", "warp_size", "warp_sync",
-    "x_to_the", "yield_thread",
+    "ALL_LANES", "BLOCK_PARTS", "BLOCK_SLOT", "CLOCK_MONOTONIC", "CRC32_POLYNOMIAL", "GROUP_HEADER", "GROUP_WORDS",
+    "NO_CALLS", "THREAD_KEY_SYMBOL", "await_fetched", "be16", "be32", "be64", "block_broadcast", "block_count",
+    "block_dim", "block_group", "block_idx", "block_slot", "block_sync", "call_c", "cas_acq_rel_gpu64",
+    "cas_acquire_gpu64", "cas_gpu64", "cas_sys32", "cas_sys64", "clmul", "clock_ns", "converged_lanes", "copy",
+    "copy_to_register", "count_lanes", "crc32_fold", "drain_stores", "dynamic_shared", "exchange64",
+    "fence_acquire_cta", "fence_acquire_gpu", "fence_acquire_sys", "fence_cta", "fence_gpu", "fence_release_cta",
+    "fence_release_gpu", "fence_release_sys", "fence_sys", "fetch_add_acq_rel_cta64", "fetch_add_cta64",
+    "fetch_add_gpu64", "fetch_add_sys64", "fetch_line", "fetch_max_cta64", "fetch_max_gpu64", "first_lane",
+    "from_first", "from_lane", "futex_wait", "futex_wake", "global_id", "grid_dim", "group_max", "group_sum",
+    "has_bulk_copy", "has_clmul", "lane_id", "lane_or_0", "lanes_here", "lanes_where", "lanes_with", "ld16", "ld32",
+    "ld64", "ld8", "ld_acquire32", "ld_acquire64", "ld_acquire_cta64", "ld_fixed16", "ld_fixed32", "ld_fixed64",
+    "ld_relaxed32", "ld_relaxed64", "ld_relaxed8", "ld_relaxed_gpu64", "move_4_lines", "move_8_lines", "on_host",
+    "pack64", "pause", "prefetch", "prefetch_to_write", "raise_gpu64", "rank_among", "shuffle_down", "sleep_ns",
+    "st128", "st16", "st32", "st64", "st8", "st_mmio64", "st_mmio_release64", "st_relaxed32", "st_relaxed64",
+    "st_relaxed_gpu64", "st_release32", "st_release64", "st_release_cta64", "sum_up_to", "sync_lanes", "thread_idx",
+    "warp_broadcast", "warp_count", "warp_group", "warp_size", "warp_sync", "x_to_the", "yield_thread",
 ]  # fmt: skip

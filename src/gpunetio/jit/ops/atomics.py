@@ -17,6 +17,11 @@ def fetch_add_cta64(addr: int, value: int) -> int:
     """Relaxed add at block scope."""
 
 
+@op(64, 64, ret=64, cpu=rmw("add", 64), cuda=ptx("atom.acq_rel.cta.add.u64 $0, [$1], $2;", 64))
+def fetch_add_acq_rel_cta64(addr: int, value: int) -> int:
+    """Acquire-release add at block scope, in any memory."""
+
+
 @op(64, 64, ret=64, cpu=rmw("add", 64), cuda=ptx("atom.acq_rel.sys.global.add.u64 $0, [$1], $2;", 64))
 def fetch_add_sys64(addr: int, value: int) -> int:
     """Acquire-release add at system scope."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 from llvmlite import ir
 from numba.core import cgutils
 
-from .lowering import INT, VOID, Emit, compute_capability, op, ptr, ptx
+from .lowering import INT, VOID, Emit, compute_capability, nothing, op, ptr, ptx
 
 
 def _copy_words(b, dst, src, nbytes):
@@ -75,3 +75,49 @@ def prefetch_to_write(addr: int) -> None:
 @op(64, 64, 64, cpu=lambda b, d, s, n: cgutils.raw_memcpy(b, ptr(b, d, 8), ptr(b, s, 8), n, 1), cuda=_copy_words)
 def copy(dst: int, src: int, nbytes: int) -> None:
     """Copy `nbytes` from `src` to `dst`, which must not overlap."""
+
+
+def _move_lines(count, bounded) -> dict[str, Emit]:
+    """Move so many pieces of 16 bytes: load all of them, then store all, so that the loads are in flight together."""
+    registers = ", ".join(f"v{i}" for i in range(2 * count))
+    steps = [f".reg .pred p<{count}>; .reg .b64 d, s, {registers}; mov.b64 d, $0; mov.b64 s, $1;"]
+    for i in range(count):
+        only = f"@p{i} " if bounded else ""
+        steps += [f"setp.lt.u64 p{i}, s, $3;"] * bounded
+        steps += [f"{only}ld.global.L1::no_allocate.v2.b64 {{v{2 * i}, v{2 * i + 1}}}, [s]; add.s64 s, s, $2;"]
+    for i in range(count):
+        only = f"@p{i} " if bounded else ""
+        steps += [f"{only}st.global.v2.b64 [d], {{v{2 * i}, v{2 * i + 1}}}; add.s64 d, d, $2;"]
+
+    def on_cpu(b, dst, src, stride, *end):
+        for i in range(count):
+            at = b.mul(stride, INT[64](i))
+            here = b.add(src, at)
+            inside = b.icmp_unsigned("<", here, end[0]) if end else INT[1](1)
+            with b.if_then(inside):
+                cgutils.raw_memcpy(b, ptr(b, b.add(dst, at), 8), ptr(b, here, 8), INT[64](16), 1)
+
+    return {"cpu": on_cpu, "cuda": ptx(f"{{{' '.join(steps)}}}")}
+
+
+@op(64, 64, 64, **_move_lines(4, bounded=False))
+def move_4_lines(dst: int, src: int, stride: int) -> None:
+    """Copy 4 pieces of 16 bytes of global memory, `stride` bytes apart, between aligned addresses."""
+
+
+@op(64, 64, 64, 64, **_move_lines(8, bounded=True))
+def move_8_lines(dst: int, src: int, stride: int, end: int) -> None:
+    """Copy up to 8 pieces of 16 bytes in this way: those that begin before the address `end` of the source."""
+
+
+_FETCH = "{.reg .b64 s; cvta.to.shared.u64 s, $0; cp.async.cg.shared.global [s], [$1], 16;}"
+
+
+@op(64, 64, cpu=lambda b, d, s: cgutils.raw_memcpy(b, ptr(b, d, 8), ptr(b, s, 8), INT[64](16), 1), cuda=ptx(_FETCH))
+def fetch_line(dst: int, src: int) -> None:
+    """Begin to copy 16 bytes to the block's shared memory, between aligned addresses (`cp.async`)."""
+
+
+@op(cpu=nothing, cuda=ptx("cp.async.wait_all;"))
+def await_fetched() -> None:
+    """Wait until what this thread has begun to fetch is in place."""

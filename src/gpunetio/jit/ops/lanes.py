@@ -68,3 +68,52 @@ _SHFL64_FIRST = (
 @op(64, 32, ret=64, cpu=lambda b, value, lanes: value, cuda=ptx(_SHFL64_FIRST, 64, convergent=True))
 def from_first(value: int, lanes: int) -> int:
     """Return the `value` of the lowest lane of a mask in all its lanes."""
+
+
+ALL_LANES = 0xFFFFFFFF
+
+_BALLOT = "{.reg .pred p; setp.ne.u32 p, $1, 0; vote.sync.ballot.b32 $0, p, 0xffffffff;}"
+
+
+@op(32, ret=32, cpu=lambda b, which: b.zext(b.icmp_unsigned("!=", which, INT[32](0)), INT[32]),
+    cuda=ptx(_BALLOT, 32, convergent=True))  # fmt: skip
+def lanes_where(which: int) -> int:
+    """Return the mask of lanes in which `which` is not 0 (`__ballot_sync`). All lanes call this."""
+
+
+_SHFL64_FROM = (
+    "{.reg .b32 l, h; mov.b64 {l, h}, $1; shfl.sync.idx.b32 l, l, $2, 31, 0xffffffff;"
+    " shfl.sync.idx.b32 h, h, $2, 31, 0xffffffff; mov.b64 $0, {l, h};}"
+)
+
+
+@op(64, 32, ret=64, cpu=lambda b, value, lane: value, cuda=ptx(_SHFL64_FROM, 64, convergent=True))
+def from_lane(value: int, lane: int) -> int:
+    """Return the `value` of a lane in all lanes (`__shfl_sync`). All lanes call this; on the host there is one."""
+
+
+@op(32, ret=32, cpu=lambda b, lanes: b.cttz(lanes, INT[1](0)),
+    cuda=ptx("{.reg .b32 r; brev.b32 r, $1; clz.b32 $0, r;}", 32, pure=True))  # fmt: skip
+def first_lane(lanes: int) -> int:
+    """Return the number of the lowest lane in a mask, and 32 for none."""
+
+
+_SCAN32 = "".join(
+    f" shfl.sync.up.b32 t|p, $0, {1 << step}, 0, 0xffffffff; @p add.u32 $0, $0, t;" for step in range(5)
+)
+
+
+@op(32, ret=32, cpu=lambda b, value: value,
+    cuda=ptx(f"{{.reg .b32 t; .reg .pred p; mov.b32 $0, $1;{_SCAN32}}}", 32, convergent=True))  # fmt: skip
+def sum_up_to(value: int) -> int:
+    """Return the sum of the 32-bit values of this lane and those below it. All lanes call this."""
+
+
+@op(ret=32, cpu=lambda b: INT[32](0), cuda=ptx("mov.u32 $0, %laneid;", 32, pure=True))
+def lane_or_0() -> int:
+    """Return the number of this lane. On the host, where code of one thread calls this, it is 0."""
+
+
+@op(ret=32, cpu=lambda b: INT[32](1), cuda=lambda b: INT[32](32))
+def lanes_here() -> int:
+    """Return how many lanes act together: those of a warp, and on the host one."""

@@ -99,6 +99,12 @@ st_relaxed_gpu64: Store = _store_op(
 )
 st_release32: Store = _store_op("st_release32", 32, "release", "st.release.sys.global", "System-scope release store.")
 st_release64: Store = _store_op("st_release64", 64, "release", "st.release.sys.global", "System-scope release store.")
+ld_acquire_cta64: Load = _load_op(
+    "ld_acquire_cta64", 64, "acquire", "ld.acquire.cta", "Block-scope acquire load, of any memory."
+)
+st_release_cta64: Store = _store_op(
+    "st_release_cta64", 64, "release", "st.release.cta", "Block-scope release store, to any memory."
+)
 
 
 def _mmio_release(b, addr, value):

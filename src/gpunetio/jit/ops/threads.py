@@ -87,6 +87,21 @@ def on_host() -> int:
     """Return 1 in code compiled for the CPU, 0 on CUDA. Folds at compile time."""
 
 
+def _dynamic_shared(b):
+    """Return the generic address of the shared memory whose size the launch decides."""
+    name, none = "gpunetio_dynamic_shared", ir.ArrayType(INT[8], 0)
+    variable: Llvm = b.module.globals.get(name)
+    if variable is None:
+        variable = cgutils.add_global_variable(b.module, none, name, addrspace=3)
+        variable.linkage, variable.align = "external", 128
+    return b.ptrtoint(b.addrspacecast(variable, none.as_pointer(), "generic"), INT[64])
+
+
+@op(ret=64, cpu=lambda b: INT[64](0), cuda=_dynamic_shared)
+def dynamic_shared() -> int:
+    """Return the address of the block's shared memory whose size the launch decides; 0 on the host."""
+
+
 def _shared_slot(b):
     """Return the generic address of the block's variable in shared memory."""
     name, slot = "gpunetio_shared_slot", ir.ArrayType(INT[8], BLOCK_SLOT)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import secrets
 
+import numpy as np
+
 from ...enums import Access
 from ...errors import NoMemoryError, NotSupportedError
 from ...formats.commands import CapClass
@@ -55,10 +57,11 @@ class MemoryKeys(Objects):
                 f"{self._owner} has no free memory key: all {self.table.mask} are in use; close one first"
             )
         key = index << 8 | 1 + secrets.randbelow(255)  # never 0x100, which ends a scatter list
+        self._engine.map(address, nbytes)
         row = self.new_row()
         row["key"], row["pdn"], row["access"], row["iova"] = key, pdn, int(access), _signed(iova)
         row["nbytes"], row["delta"] = nbytes, _signed(place - iova)
-        row["granted"] = self._grants.grant(address, nbytes)
+        row["granted"], row["near"] = self._grants.grant(address, nbytes), self._engine.reaches(address, nbytes)
         self._engine.post_alone((step.WRITE_ROW, self.table.row_address(key), row))
         self._pds.hold(pdn)
         return key
@@ -89,34 +92,44 @@ class MemoryKeys(Objects):
         After this returns, the NIC touches no byte of memory that the region has left.
         """
         row = self.table.copy(key)
-        before, granted = int(row["pdn"]), int(row["granted"])
+        before, granted, left = int(row["pdn"]), int(row["granted"]), _range_of(row)
         after = before if pdn is None else pdn
         self._pds.table[after]  # it exists
         rights = Access(int(row["access"])) if access is None else access
         if place is None:
-            at, nbytes = (int(row["iova"]) + int(row["delta"])) % (1 << 64), int(row["nbytes"])
+            at, nbytes = left
             reachable = at >> DEVICE_SHIFT or self._engine.reaches(at, nbytes)
             if not reachable and not is_accessible(at, nbytes, bool(rights & Access.LOCAL_WRITE)):
                 raise inaccessible(at, nbytes, rights)
         else:
             address, nbytes, cuda = place
             row["delta"] = _signed(self._place(address, nbytes, rights, cuda) - address)
+            self._engine.map(address, nbytes)
             row["iova"], row["nbytes"] = _signed(address), nbytes
-            row["granted"] = self._grants.grant(address, nbytes)
+            row["granted"], row["near"] = self._grants.grant(address, nbytes), self._engine.reaches(address, nbytes)
         row["pdn"], row["access"] = after, int(rights)
         self._engine.post_alone((step.WRITE_ROW, self.table.row_address(key), row))
         self._pds.release(before)
         self._pds.hold(after)
+        if place is not None:
+            self._engine.unmap(*left)
         if granted and place is not None:
             self._grants.revoke(granted)
 
     def deregister(self, key: int) -> None:
         """Deregister a region. After this returns, the NIC touches no byte of it."""
         pdn, granted = int(self.table[key]["pdn"]), int(self.table[key]["granted"])
+        left = _range_of(self.table[key])
         self._engine.post_alone((step.WRITE_ROW, self.table.row_address(key), self.new_row()))
         self._pds.release(pdn)
+        self._engine.unmap(*left)
         if granted:
             self._grants.revoke(granted)
+
+
+def _range_of(row: np.void) -> tuple[int, int]:
+    """Return where the engine finds a region, and how many bytes it has."""
+    return (int(row["iova"]) + int(row["delta"])) % (1 << 64), int(row["nbytes"])
 
 
 def _signed(value: int) -> int:

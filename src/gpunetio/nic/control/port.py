@@ -32,7 +32,9 @@ _IFREQ_SIZE, _MAX_INTERFACES = 40, 1024
 _LAST_UNICAST_LID = 0xBFFF  # IBTA 4.1.3
 _LAST_PART_ID = 0xFFFF
 MOST_WORKERS = 16
-ENGINES = {"cpu": False, "twin": True}  # whether memory may be out of the CPU's reach
+CPU, TWIN = "cpu", "twin"
+ENGINES = (CPU, TWIN, "gpu", "gpuN")  # as people write them
+_GPU = re.compile(r"gpu(\d*)")
 _DEFAULT_LINK_MTU = 1500
 _NOMINAL_SPEED = 10_000  # Mbit/s
 _RATES = (  # largest Mbit/s: ibv_port_attr.active_width, active_speed
@@ -95,6 +97,12 @@ def check_wire(wire: str) -> None:
         )
 
 
+def check_engine(engine: str) -> None:
+    """Raise InvalidValueError unless `engine` can be a PortConfig's."""
+    if engine not in (CPU, TWIN) and not _GPU.fullmatch(engine):
+        raise InvalidValueError(f"engine = {engine!r}: it must be one of {', '.join(ENGINES)}; N counts GPUs from 0")
+
+
 @dataclass(frozen=True)
 class PortConfig:
     """How a software NIC is connected.
@@ -117,8 +125,9 @@ class PortConfig:
     `promiscuous`  whether flow rules decide about Ethernet frames to any MAC, or only about those to the port's MAC and
                    to groups
     `send_scheduling`  whether Ethernet send queues may wait for a time (a card's ACCURATE_TX_SCHEDULER)
-    `engine`       where the NIC's turns are made: "cpu", or "twin", the twin of a GPU (jit/twin.py). There queues and
-                   payload may lie in memory that the CPU does not reach
+    `engine`       where the NIC's turns are made: "cpu"; "gpu" or "gpuN", the first GPU or the one of this ordinal; or
+                   "twin", the twin of a GPU (jit/twin.py). Except with "cpu", queues and payload may lie in memory that
+                   the CPU does not reach
     `part_id`      the vendor_part_id that the device reports: a ConnectX-7's, or 0 for a device of its own kind
     """
 
@@ -152,8 +161,7 @@ class PortConfig:
             raise InvalidValueError(
                 f"workers = {self.workers}: a NIC has 1 to {MOST_WORKERS} threads; 0 takes as many as suit the machine"
             )
-        if self.engine not in ENGINES:
-            raise InvalidValueError(f"engine = {self.engine!r}: it must be one of {', '.join(ENGINES)}")
+        check_engine(self.engine)
         if self.on_gpu and not self.wire_kind.neighbours:
             raise InvalidValueError(
                 f"wire = {self.wire!r} with engine {self.engine!r}: packets of descriptors go through the CPU, which "
@@ -173,7 +181,18 @@ class PortConfig:
     @property
     def on_gpu(self) -> bool:
         """Whether the NIC makes its turns where memory may be out of the CPU's reach."""
-        return ENGINES[self.engine]
+        return self.engine != CPU
+
+    @property
+    def gpu(self) -> int:
+        """The ordinal of the GPU that makes the NIC's turns."""
+        found = _GPU.fullmatch(self.engine)
+        return int(found[1] or 0) if found else 0
+
+    @property
+    def engine_name(self) -> str:
+        """The engine, with the ordinal of its GPU if it is on one."""
+        return f"gpu{self.gpu}" if _GPU.fullmatch(self.engine) else self.engine
 
     @property
     def wire_kind(self) -> WireKind:

@@ -73,6 +73,8 @@ class QueuePairs(ChosenEvents, QueueObjects):
         self._engine, self._components = hardware.engine, components
         self._pds, self._umems, self._uars, self._cqs, self._pools = pds, umems, uars, cqs, pools
         self._lines = HostMemory(MAX_QP * REGISTER_BYTES)
+        self._near_lines = self._engine.lines(self._lines)
+        hardware.record["lines_away"] = self._near_lines - self._lines.address
         self._memory: dict[int, HostMemory] = {}  # QPN → its flights, then its READ and atomic resources
         self.known = {}
         hardware.record["qps"], hardware.record["qp_mask"] = self.table.address, self.table.mask
@@ -121,6 +123,12 @@ class QueuePairs(ChosenEvents, QueueObjects):
         """Return the address of the QP's own doorbell register, a cache line."""
         return self._lines.address + (qpn & self.table.mask) * REGISTER_BYTES
 
+    def near_register(self, register: int) -> int | None:
+        """Return where the engine looks at a QP's register if that is elsewhere, on a GPU; else None."""
+        away = self._near_lines - self._lines.address
+        of_qp = self._lines.address <= register < self._lines.address + self._lines.nbytes
+        return register + away if away and of_qp else None
+
     # --- commands --------------------------------------------------------------------------------------------------
 
     def _create(self, mailbox: bytes) -> bytes:
@@ -155,7 +163,9 @@ class QueuePairs(ChosenEvents, QueueObjects):
         flights = sq_bytes // WQEBB * FLIGHT.size
         memory = self._memory[qpn] = HostMemory(flights + MAX_RD_ATOMIC * RESOURCE.size)
         row["flights"], row["resources"] = memory.address, memory.address + flights
-        row["dbrec"], row["doorbell"], row["no_dbr"] = record, self.doorbell_line(qpn), context["send_dbr_mode"]
+        line = self.doorbell_line(qpn)
+        row["dbrec"], row["no_dbr"] = record, context["send_dbr_mode"]
+        row["doorbell"] = self.near_register(line) or line
         if rq_bytes:
             row["rq_addr"], row["rq_log"] = ring, context["log_rq_size"]
             row["rq_stride"] = 16 << context["log_rq_stride"]

@@ -40,13 +40,16 @@ class Umems(CountedObjects):
         if not reachable and not is_accessible(address, nbytes, bool(access & Access.LOCAL_WRITE)):
             raise inaccessible(address, nbytes, access)
         umem_id = self.free_row()
+        self._engine.map(address, nbytes)
         row = self.table.rows[umem_id]
         row["umem_id"], row["addr"], row["nbytes"], row["access"] = umem_id, address, nbytes, int(access)
         return umem_id
 
     def deregister(self, umem_id: int) -> None:
         """Deregister a UMEM. InUseError while a queue lies in it."""
-        self.unused(umem_id)["umem_id"] = 0
+        row = self.unused(umem_id)
+        self._engine.unmap(int(row["addr"]), int(row["nbytes"]))
+        row["umem_id"] = 0
 
     @staticmethod
     def need_valid(valid: int, ring_field: str) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ...errors import DriverError, InitializationError
-from .streams import DEVICE, MEMORY_TYPE, RANGE_SIZE, RANGE_START
+from .streams import DEVICE, HOST, MEMORY_TYPE, RANGE_SIZE, RANGE_START
 
 _IS_MANAGED, _DEVICE_ORDINAL = 8, 9  # CUpointer_attribute
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: no wait for the default stream, whose kernels may run for ever
@@ -124,6 +124,10 @@ class CudaDriver:
             found, address = ordinal, start + size
         return found
 
+    def is_pinned(self, address: int) -> bool:
+        """Return whether CUDA reaches host memory at an address already."""
+        return self._attributes(address)[0] == HOST
+
     def _attributes(self, address: int) -> tuple[int, ...]:
         """Return memory type, managed flag, device, and start and size of the allocation; zeros if it is not CUDA's."""
         names = (MEMORY_TYPE, _IS_MANAGED, _DEVICE_ORDINAL, RANGE_START, RANGE_SIZE)
@@ -159,7 +163,7 @@ class CudaCopyDevice:
         driver.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), self._device)
         self._context = context
         try:
-            with _Current(driver, context):
+            with Current(driver, context):
                 driver.call("cuStreamCreate", ctypes.byref(self._stream), _NON_BLOCKING)
         except BaseException:
             driver.call("cuDevicePrimaryCtxRelease_v2", self._device)
@@ -172,14 +176,14 @@ class CudaCopyDevice:
 
     def create_event(self) -> int:
         event = ctypes.c_void_p()
-        with _Current(self._driver, self._context):
+        with Current(self._driver, self._context):
             self._driver.call("cuEventCreate", ctypes.byref(event), _DISABLE_TIMING)
         self._events.append(event)
         return event.value or 0
 
     def alloc_pinned(self, nbytes: int) -> int:
         memory = ctypes.c_void_p()
-        with _Current(self._driver, self._context):
+        with Current(self._driver, self._context):
             self._driver.call("cuMemHostAlloc", ctypes.byref(memory), ctypes.c_size_t(nbytes), _PORTABLE)
         self._pinned.append(memory)
         return memory.value or 0
@@ -202,7 +206,7 @@ class CudaCopyDevice:
         lib.cuDevicePrimaryCtxRelease_v2(self._device)
 
 
-class _Current:
+class Current:
     """A context manager that makes a CUDA context current on this thread."""
 
     def __init__(self, driver: CudaDriver, context: ctypes.c_void_p):

@@ -37,8 +37,11 @@ class DeviceMemory:
     def mark(self, address: int, nbytes: int) -> int | None:
         """Return the device address of a range in a device's memory, or None if no device contains the range.
 
-        NoMemoryError if there are too many devices, InitializationError if a device cannot be used.
+        An engine on a GPU has no DMA streams: None. NoMemoryError if there are too many devices, InitializationError if
+        a device cannot be used.
         """
+        if self._hardware.port.config.on_gpu:
+            return None
         if self.driver is None:
             self.driver = cuda_driver()
         ordinal = self.driver.locate(address, nbytes) if self.driver else None

@@ -10,20 +10,19 @@ from ..state.objects import MKEY_ROW, mkey_row_at
 from ..state.wire import GRANT, GRANTS, grant_at, wire_at
 
 @device_function
+def find_in(row, key, pdn, addr, nbytes, right):
+    """Do what `find` does, with the key's row at an address. There is one branch, and no load waits for another."""
+    m = mkey_row_at(row)
+    offset, room = addr - m.iova, m.nbytes - nbytes
+    refused = (m.key ^ key) | (m.pdn ^ pdn) | (m.access & right ^ right) | (offset | room | room - offset) >> 63
+    return addr + m.delta if refused == 0 else -1
+
+
+@device_function
 def find(nic, key, pdn, addr, nbytes, right):
     """Return the translated address of [addr, addr + nbytes), or -1 if any check fails."""
     n = nic_at(nic)
-    m = mkey_row_at(n.mkeys + ((key >> 8) & n.mkey_mask) * MKEY_ROW.size)
-    offset = addr - m.iova
-    if (
-        m.key == key
-        and m.pdn == pdn
-        and m.access & right == right
-        and offset >= 0
-        and offset <= m.nbytes - nbytes
-    ):  # fmt: skip
-        return addr + m.delta
-    return -1
+    return find_in(n.mkeys + ((key >> 8) & n.mkey_mask) * MKEY_ROW.size, key, pdn, addr, nbytes, right)
 
 
 @engine_function

@@ -15,6 +15,7 @@ from __future__ import annotations
 from ...jit.compile import device_function, engine_function
 from ...jit.ops import call_c, clock_ns, copy, ld32, on_host, pause
 from ...formats.commands import ServiceType
+from ..copies import copy_payload
 from ..observe import refuse
 from ..observe.reasons import Reason
 from ..state.dma_stream import FOR_EVER, LANDING, MARK, DMA_STREAM, UNTIL_IDLE, landing_at, mark_at, dma_stream_at
@@ -432,7 +433,7 @@ def move_device(nic, target, source, nbytes, pinned):
 def move(nic, target, source, nbytes):
     """Copy bytes: in host memory at once, else by a DMA stream, then in `WORKER.touched`. Return 0, or a reason."""
     if (target | source) >> DEVICE_SHIFT == 0:
-        copy(target, source, nbytes)
+        copy_payload(nic, target, source, nbytes)
         return 0
     return move_device(nic, target, source, nbytes, 0)
 

@@ -32,6 +32,28 @@ REQUESTER, RESPONDER, RECEIVE_QUEUE, SEND_QUEUE = 0, 1, 2, 3  # the last two are
 
 
 @device_function
+def fill_cqe(nic, cqe, qpn, user_index, wqe_opcode, nbytes, imm, syndrome, vendor, head):
+    """Write all of a CQE but its last word. `head` is the address of its first 32 bytes, or 0 if they are zeros."""
+    if head == 0:
+        st128(cqe, 0, 0)
+        st128(cqe + 16, 0, 0)
+    else:
+        st128(cqe, ld64(head), ld64(head + 8))
+        st128(cqe + 16, ld64(head + 16), ld64(head + 24))
+    st128(cqe + 32, pack64(be32(user_index), be32(imm)), pack64(0, be32(nbytes)))
+    # An error CQE has its syndromes where other CQEs have the end of the timestamp.
+    errors = pack64(0, be32(vendor << 8 | syndrome))
+    st64(cqe + CQE64.timestamp, errors if syndrome else be64(worker_at(nic).now))
+    st_relaxed32(cqe + CQE64.sop_drop_qpn, be32(wqe_opcode << 24 | qpn))
+
+
+@device_function
+def last_word(counter, kind, form, owner):
+    """Return the word that makes a CQE valid, as it lies in memory."""
+    return be32((counter & 0xFFFF) << 16 | kind << OPCODE_SHIFT | form << FORMAT_SHIFT | owner)
+
+
+@device_function
 def write_cqe(
     nic, cq, kind, form, qpn, user_index, wqe_opcode, counter, nbytes, imm, syndrome, vendor, solicited, head
 ):  # fmt: skip
@@ -51,24 +73,13 @@ def write_cqe(
     slot = 0 if c.collapsed else c.pi & ((1 << c.log) - 1)
     cqe = c.addr + (slot << c.shift)
     owner = (c.pi >> c.log) & 1
-    op_own = kind << OPCODE_SHIFT | form << FORMAT_SHIFT | owner
     if kind != CqeOpcode.REQ:
         # Invalidate the entry first. A reader that still reads the CQE of the previous lap must be able to tell that it
         # has read this CQE's length instead. A card writes all 64 bytes at once.
         st_relaxed32(cqe + CQE64.wqe_counter, be32(_INVALID | owner ^ 1))
         fence_release_sys()
-    if head == 0:
-        st128(cqe, 0, 0)
-        st128(cqe + 16, 0, 0)
-    else:
-        st128(cqe, ld64(head), ld64(head + 8))
-        st128(cqe + 16, ld64(head + 16), ld64(head + 24))
-    st128(cqe + 32, pack64(be32(user_index), be32(imm)), pack64(0, be32(nbytes)))
-    # An error CQE has its syndromes where other CQEs have the end of the timestamp.
-    errors = pack64(0, be32(vendor << 8 | syndrome))
-    st64(cqe + CQE64.timestamp, errors if syndrome else be64(n.now))
-    st_relaxed32(cqe + CQE64.sop_drop_qpn, be32(wqe_opcode << 24 | qpn))
-    st_release32(cqe + CQE64.wqe_counter, be32((counter & 0xFFFF) << 16 | op_own))
+    fill_cqe(nic, cqe, qpn, user_index, wqe_opcode, nbytes, imm, syndrome, vendor, head)
+    st_release32(cqe + CQE64.wqe_counter, last_word(counter, kind, form, owner))
     c.pi += 1
     counters_at(n.counters).cqes += 1
     if c.wakeup != 0:
@@ -95,7 +106,7 @@ def resize_cq(nic, cq, source):
     if 0 < (c.solicited_pi - consumed) & CI_MASK <= waiting:
         c.solicited_pi += 1  # it moves by one entry, as all CQEs that are copied do
     c.pi += 1
-    c.addr, c.log = new.addr, new.log
+    c.addr, c.log, c.near = new.addr, new.log, new.near
     return 0
 
 

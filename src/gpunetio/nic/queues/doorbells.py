@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from ...jit.compile import device_function, engine_function
-from ...jit.ops import be32, be64, fence_acquire_sys, ld_acquire32, ld_relaxed64
+from ...jit.ops import be32, be64, fence_acquire_sys, ld64, ld_acquire32, ld_relaxed64, st64, st_release64
 from ...formats.commands import QpState
-from ...formats.doorbell import PI_MASK, QP_DBREC, WQE_IDX_SHIFT
+from ...formats.doorbell import PI_MASK, QP_DBREC, REGISTER_BYTES, WQE_IDX_SHIFT
 from ...formats.wqe import DS_MASK, WqeOpcode
 from .completion import REQUESTER, fail_qp, fail_send, record_error
 from ..observe import refuse
+from ..state.nic import nic_at
 from ..state.qp import qp_row_at
 from ..state.work_queue import wake
 from .wqes import index_in, wqe_slot
@@ -79,17 +80,46 @@ def poll_doorbell(nic, row):
         announce(nic, row, announced(be64(raw)))
 
 
+# Where the engine is on a GPU, QPs have doorbell lines there, and others in host memory for posters on the CPU. Behind
+# the former is a word for each of the latter: what it had when it was looked at last.
+
+
+@device_function
+def _heard(nic, line):
+    """Return the address of the word for the line in host memory that belongs to `line`."""
+    return line + (nic_at(nic).qp_mask + 1) * REGISTER_BYTES
+
+
+@device_function
+def forward_ring(nic, line):
+    """Announce in a QP's doorbell line what has been rung in host memory."""
+    rung = ld_relaxed64(line - nic_at(nic).lines_away)
+    if rung != ld64(_heard(nic, line)):
+        st64(_heard(nic, line), rung)
+        st_release64(line, rung)
+
+
+@device_function
+def clear_line(nic, line):
+    """Forget what was rung."""
+    st64(line, 0)
+    if nic_at(nic).lines_away != 0:
+        st64(_heard(nic, line), 0)
+        st64(line - nic_at(nic).lines_away, 0)
+
+
 @engine_function
 def scan_record(nic, row):
-    """Check the doorbell record, for doorbells that were missed. An index behind the NIC's is an old one."""
+    """Check the doorbell record, for doorbells that were missed. An index behind the NIC's is an old one. Return 0."""
     q = qp_row_at(row)
     if q.no_dbr or q.sq_addr == 0:
-        return
+        return 0
     producer16 = be32(ld_acquire32(q.dbrec + QP_DBREC.snd)) & PI_MASK
     ahead = (producer16 - q.sq_ci) & PI_MASK
     if ahead == HALF_RANGE:
         # Either a full ring of 2^15 ahead, or as much behind: the index of the WQE in the next slot decides.
         if index_in(wqe_slot(row, q.sq_ci)) != q.sq_ci & PI_MASK:
-            return
+            return 0
     if ahead <= 1 << q.sq_log:
         announce(nic, row, producer16)
+    return 0

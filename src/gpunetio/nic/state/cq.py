@@ -22,6 +22,7 @@ CQ_ROW = record("cq_row", """
     cookie         i64      host       what these events carry to identify the subscriber
     error_channel  i64      host       the same for its errors
     error_cookie   i64      host       the same for its errors
+    near           i64      command    not 0: its ring is in memory of the GPU that makes the NIC's turns
     wakeup         i64      host       address of the word at which a thread naps that waits for CQEs; 0 if none does
     # state
     pi             i64      engine     CQEs that were written

@@ -39,12 +39,7 @@ NIC_FIELDS = """
     yield_every    i64      nobody     idle turns before it yields the core
     twin           i64      nobody     address of the TWIN on which turns are made (jit/twin.py); 0: threads make them
     slice_ns       i64      nobody     how long turns are made there at a time, in ns
-    # copies of rows near the turns, each at a fixed distance from its row (borrowed.py)
-    control_away   i64      nobody     distance of copies of WORKERs and of what belongs to them; 0: there are no copies
-    qps_away       i64      nobody     distance of copies of QP_ROWs
-    cqs_away       i64      nobody     distance of copies of CQ_ROWs
-    srqs_away      i64      nobody     distance of copies of SRQ_ROWs
-    mkeys_away     i64      nobody     distance of copies of MKEY_ROWs, which commands write, too
+    lines_away     i64      nobody     distance from QPs' doorbell lines in host memory to those on a GPU; 0 is none
     service_fd     i64      nobody     eventfd that wakes the report thread
     capture        i64      nobody     address of the CAPTURE of packets (fabric/capture.py); 0 is none
     lan            i64      nobody     address of the LAN (lan.py); 0 if the port's wire has none"""

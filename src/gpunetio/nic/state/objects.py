@@ -15,6 +15,7 @@ MKEY_ROW = record("mkey_row", """
     nbytes         i64      command    size, in bytes
     delta          i64      command    what makes an address from a virtual address
     granted        i64      command    what makes a reference from an address (dma/grants.py); 0 if it is not granted
+    near           i64      command    not 0: it is memory of the GPU that makes the NIC's turns
 """)
 
 PD_ROW = record("pd_row", """

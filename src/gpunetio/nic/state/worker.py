@@ -23,6 +23,8 @@ WORKER = record("worker", NIC_FIELDS + """
     streams        i64      command    address of the DMA_STREAMs (dma/streams.py). The first worker has all
     stream_count   i64      command    DMA streams in it; 0 if all payload is in host memory
     slots          i64      command    address of the SLOTs for payload in device memory (dma/staging.py)
+    slices         i64      nobody     address of its SLICES, in which a GPU makes its turns; 0: none does
+    near           i64      nobody     address of the NEAR of its slices; on a GPU, which has its own, just not 0
     pollfds        i64      nobody     address of what `poll` waits for
     pollfd_count   i64      command    descriptors in it. Written together with the next field
     event_count    i64      command    how many of them are bells; the rest are sockets

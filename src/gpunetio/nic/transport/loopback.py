@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from ...jit.compile import device_function, engine_function
-from ...jit.ops import be32, be64, copy, ld32, ld64, st64
+from ...jit.ops import be32, be64, fence_sys, ld32, ld64, st64
 from ...enums import Access
 from ...formats.commands import QpState, ServiceType
 from ...formats.wqe import DATA_SEG, RADDR_SEG, SEGMENT, WqeOpcode
 from ..queues.completion import complete_send, fail_send
 from ..state.message import message_at
 from ..dma.mkey import find
-from ..dma.streams import DEVICE_SHIFT
+from ..copies import copy_payload
+from ..dma.streams import DEVICE_SHIFT, on_gpu
 from ..dma.moving import begin, count_packets, finish, may_follow
 from ..observe import refuse
 from ..observe.reasons import Reason
@@ -42,7 +43,7 @@ def _defer(nic, row, retries, delay_ns, limit, endless):
 
 
 @device_function
-def _peer_ready(row, peer):
+def peer_ready(row, peer):
     """Return whether the QP at `peer` is connected to the QP at `row`, receives, and expects this message."""
     q = qp_row_at(row)
     p = qp_row_at(peer)
@@ -86,7 +87,7 @@ def _plain_write(nic, row, wqe, ds):
     q = qp_row_at(row)
     nbytes = be32(ld32(wqe + 2 * SEGMENT + DATA_SEG.byte_count))
     peer = q.remote_row
-    if ds != 3 or nbytes == 0 or nbytes > q.msg_max or peer == 0 or not _peer_ready(row, peer):
+    if ds != 3 or nbytes == 0 or nbytes > q.msg_max or peer == 0 or not peer_ready(row, peer):
         return -1
     p = qp_row_at(peer)
     if nbytes > p.msg_max or p.state == QpState.RTR:  # in RTR the first request is an event
@@ -98,7 +99,7 @@ def _plain_write(nic, row, wqe, ds):
     # The upper bits are set if an address was refused (-1) or is in device memory, which needs a DMA stream.
     if (source | target) >> DEVICE_SHIFT != 0 or p.rights & Access.REMOTE_WRITE == 0:
         return -1
-    copy(target, source, nbytes)
+    copy_payload(nic, target, source, nbytes)
     counters = counters_at(worker_at(nic).counters)
     counters.rdma_rx_bytes += nbytes
     counters.rx_write_requests += 1
@@ -137,7 +138,7 @@ def _execute_message(nic, row, wqe, index, blocks, opcode, ce, ds):
     n.touched, n.landed = 0, 0
     peer = q.remote_row
     reason = Reason.NO_RESPONSE
-    if peer != 0 and _peer_ready(row, peer):
+    if peer != 0 and peer_ready(row, peer):
         reason = respond(nic, peer, message)
     nbytes = message_at(message).nbytes
     if reason != 0 and q.sq_ci != index:
@@ -161,6 +162,8 @@ def _execute_message(nic, row, wqe, index, blocks, opcode, ce, ds):
 @device_function
 def execute_next(nic, row):
     """Execute the WQE at `sq_next`. Return 1, or 0 if the QP has to wait, maybe for this WQE, which has then begun."""
+    if on_gpu():
+        fence_sys()  # between the bytes of this request and those before it, which a CPU keeps in order by itself
     q = qp_row_at(row)
     index = q.sq_next
     reason = check_wqe(nic, row, index)
@@ -210,7 +213,7 @@ def _begin_behind(nic, row, budget):
     while q.stream != 0 and q.sq_next != q.sq_pi and begun < budget and q.state == QpState.RTS:
         index = q.sq_next
         peer = q.remote_row
-        if peer == 0 or not _peer_ready(row, peer) or not may_follow(nic, row):
+        if peer == 0 or not peer_ready(row, peer) or not may_follow(nic, row):
             break
         wqe = wqe_slot(row, index)
         control = read_control(wqe)

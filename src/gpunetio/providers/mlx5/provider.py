@@ -174,6 +174,10 @@ class Mlx5Provider(VerbsDevice):
         """Return the UAR's own register: a card tells queues apart by the value written."""
         return uar.reg_addr
 
+    def near_register(self, register: int, engine: str) -> int | None:
+        """Return None: a card's registers are its own."""
+        return None
+
     def doorbell_rung(self) -> None:
         """Do nothing: a card sees its doorbells."""
 

@@ -171,6 +171,10 @@ class SdkProvider:
         """Return the register for `qpn`: the SDK knows which one the queue pair's send_dbr_mode needs."""
         return self._sdk.get("doca_verbs_qp_get_uar_addr", self._queue("QP", qpn))
 
+    def near_register(self, register: int, engine: str) -> int | None:
+        """Return None: a card's registers are its own."""
+        return None
+
     # --- queues ------------------------------------------------------------------------------------------------------
 
     def devx_obj_create(self, mailbox: bytes, out_size: int) -> tuple[int, bytes]:

@@ -1,0 +1,160 @@
+"""A GPU as the place where a NIC makes its turns: the kernel of slices, its streams, and what it reaches."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+
+import numpy as np
+
+from ..errors import DriverError, InitializationError, NotFoundError, NotSupportedError
+from ..jit.cubin import cubin
+from ..jit.cuda_launch import set_up_cuda
+from ..memory import HostMemory
+from .dma.cuda_driver import Current, CudaDriver, cuda_driver
+from .pinned import Pinned
+from .slice_kernel import OPTIONS, THREADS, gpunetio_slice
+from .slices import SLICE_NS
+from .state.near import NEAR
+from .state.slices import SLICES
+
+_MAJOR, _MINOR, _SAME_ADDRESSES = 75, 76, 91  # CUdevice_attribute; the last is CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM
+_MOST_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+_CALLS = {"launch": "cuLaunchKernelEx", "enter": "cuCtxSetCurrent", "query": "cuStreamQuery"}  # by field of SLICES
+_NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
+
+
+class _LaunchConfig(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = (
+        *((name, ctypes.c_uint) for name in ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z", "shared")),
+        ("stream", ctypes.c_void_p), ("attributes", ctypes.c_void_p), ("attribute_count", ctypes.c_uint),
+    )  # fmt: skip
+
+
+class _Device:
+    """A GPU of this process: its primary context, and the kernel of slices in it. They stay until the process ends."""
+
+    def __init__(self, driver: CudaDriver, ordinal: int):
+        self.driver, self.ordinal = driver, ordinal
+        device, context = ctypes.c_int(), ctypes.c_void_p()
+        count = ctypes.c_int()
+        driver.call("cuDeviceGetCount", ctypes.byref(count))
+        if ordinal >= count.value:
+            raise NotFoundError(f"no GPU {ordinal} for the NIC's engine: there are {count.value}")
+        driver.call("cuDeviceGet", ctypes.byref(device), ordinal)
+        self._device = device
+        if not self._attribute(_SAME_ADDRESSES):
+            raise NotSupportedError(
+                f"GPU {ordinal} gives registered host memory other addresses: it cannot make a NIC's turns"
+            )
+        driver.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+        self.context = context
+        image = cubin(gpunetio_slice, (self._attribute(_MAJOR), self._attribute(_MINOR)), OPTIONS)
+        module, function = ctypes.c_void_p(), ctypes.c_void_p()
+        with self.current():
+            driver.call("cuModuleLoadData", ctypes.byref(module), image)
+            driver.call("cuModuleGetFunction", ctypes.byref(function), module, gpunetio_slice.__name__.encode())
+            driver.call("cuFuncSetAttribute", function, _MOST_SHARED, NEAR.size)
+        self.function = function.value or 0
+
+    def current(self) -> Current:
+        """Return a context manager that makes the context current on this thread."""
+        return Current(self.driver, self.context)
+
+    def _attribute(self, number: int) -> int:
+        value = ctypes.c_int()
+        self.driver.call("cuDeviceGetAttribute", ctypes.byref(value), number, self._device)
+        return value.value
+
+
+@functools.cache
+def _device(ordinal: int) -> _Device:
+    set_up_cuda()
+    driver = cuda_driver()
+    if driver is None:
+        raise NotSupportedError("engine = 'gpu': this machine has no CUDA driver, or no GPU; use engine 'cpu'")
+    try:
+        return _Device(driver, ordinal)
+    except DriverError as error:
+        raise InitializationError(f"GPU {ordinal} cannot make a NIC's turns: {error}") from error
+
+
+@functools.cache
+def _pinned() -> Pinned:
+    return Pinned(_device(0).driver)
+
+
+class GpuPlace:
+    """A GPU where a NIC makes its turns."""
+
+    def __init__(self, ordinal: int):
+        self._device = _device(ordinal)
+        self._driver = self._device.driver
+        self._memory: list[HostMemory] = []
+        self._kept: list[object] = []  # what launches point to
+        self._streams: list[ctypes.c_void_p] = []
+        self._lines = ctypes.c_uint64()
+        with self._device.current():
+            self._allocations = self._new_stream(0)  # on which memory is freed without waiting for kernels
+            _pinned().open()
+
+    def _new_stream(self, priority: int) -> ctypes.c_void_p:
+        stream = ctypes.c_void_p()
+        self._driver.call("cuStreamCreateWithPriority", ctypes.byref(stream), _NON_BLOCKING, priority)
+        self._streams.append(stream)
+        return stream
+
+    def contains(self, address: int, nbytes: int) -> bool:
+        return self._driver.locate(address, nbytes) == self._device.ordinal
+
+    def add(self, record: np.void, address: int) -> None:
+        with self._device.current():
+            least, greatest = ctypes.c_int(), ctypes.c_int()
+            self._driver.call("cuCtxGetStreamPriorityRange", ctypes.byref(least), ctypes.byref(greatest))
+            stream = self._new_stream(greatest.value)  # so that a slice goes before waiting blocks of other kernels
+            memory = HostMemory(SLICES.size)
+        self._memory.append(memory)
+        config = _LaunchConfig(1, 1, 1, THREADS, 1, 1, NEAR.size, stream, None, 0)
+        argument = ctypes.c_int64(address)
+        parameters = (ctypes.c_void_p * 1)(ctypes.addressof(argument))
+        self._kept += [config, argument, parameters]
+        (row,) = memory.view(SLICES.dtype)
+        for field, function in _CALLS.items():
+            row[field] = self._driver.address_of(function)
+        row["config"], row["parameters"] = ctypes.addressof(config), ctypes.addressof(parameters)
+        row["function"], row["context"], row["stream"] = self._device.function, self._device.context.value, stream.value
+        record["slices"], record["slice_ns"], record["near"] = memory.address, SLICE_NS, 1
+
+    def lines(self, lines: HostMemory) -> int:
+        with self._device.current():
+            nbytes = ctypes.c_size_t(2 * lines.nbytes)
+            self._driver.call("cuMemAllocAsync", ctypes.byref(self._lines), nbytes, self._allocations)
+            self._driver.call("cuMemsetD8Async", self._lines, 0, nbytes, self._allocations)
+            self._driver.call("cuStreamSynchronize", self._allocations)
+        return self._lines.value
+
+    def map(self, address: int, nbytes: int) -> None:
+        with self._device.current():
+            _pinned().add(address, nbytes)
+
+    def unmap(self, address: int, nbytes: int) -> None:
+        with self._device.current():
+            _pinned().remove(address, nbytes)
+
+    def why_failed(self, record: np.void) -> str:
+        for memory in self._memory:
+            if memory.address == record["slices"] and (code := int(memory.view(SLICES.dtype)[0]["failure"])):
+                return f"GPU {self._device.ordinal} has failed with {self._driver.error_name(code)} (CUDA error {code})"
+        return ""
+
+    def close(self) -> None:
+        with self._device.current():
+            if self._lines.value:
+                self._driver.call("cuMemFreeAsync", self._lines, self._allocations)
+            for stream in self._streams:
+                self._driver.call("cuStreamDestroy_v2", stream)
+            for memory in self._memory:
+                memory.close()
+            _pinned().close()

@@ -1,0 +1,119 @@
+"""Host memory that slices on GPUs reach: registered with CUDA, where it has the same addresses as on the CPU.
+
+While any NIC makes its turns on a GPU, all host memory of ours is registered, because queues, tables and pipes lie in
+it. Memory of the program is registered with its region or UMEM. CUDA registers each page once, so overlapping ranges
+share pieces.
+
+To end a registration, CUDA waits for all running kernels. So memory of ours stays until none of this process runs, or
+until the last NIC closes. Memory of the program cannot stay, as other memory may get its addresses.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from bisect import bisect_right
+from collections.abc import Iterator
+
+from ..jit.launch import running
+from ..memory import PAGE, live, watchers
+from .dma.cuda_driver import CudaDriver
+
+_MANY = 64  # pieces of memory that have been left
+_PORTABLE, _DEVICE_MAP = 1, 2  # CU_MEMHOSTREGISTER_*
+
+
+class Pinned:
+    """Ranges of host memory that are registered, by page, each for its number of users."""
+
+    def __init__(self, driver: CudaDriver):
+        self._driver = driver
+        self._lock = threading.Lock()
+        self._pieces: dict[int, list[int]] = {}  # start → end, users
+        self._starts: list[int] = []
+        self._left: list[tuple[int, int, object]] = []  # memory of ours that was closed: address, bytes, and itself
+        self._places = 0
+
+    def open(self) -> None:
+        """Count a NIC on a GPU. With the first one, register all memory of ours; from then on, also what is new."""
+        with self._lock:
+            self._places += 1
+            first = self._places == 1
+        if first:
+            watchers.append(self)
+            for kept in list(live().values()):
+                self.add(kept.address, kept.nbytes)
+
+    def close(self) -> None:
+        """Count a NIC that has closed. With the last one, all ends."""
+        with self._lock:
+            self._places -= 1
+            last = self._places == 0
+        if last:
+            watchers.remove(self)
+            with self._lock:
+                for start in self._starts:
+                    self._unregister(start)
+                self._pieces.clear()
+                self._starts.clear()
+                self._left.clear()
+
+    def add(self, address: int, nbytes: int) -> None:
+        """Register the pages of a range, or count another user of those that are registered already."""
+        with self._lock:
+            begin, end = address & -PAGE, -(-(address + nbytes) // PAGE) * PAGE
+            for start, stop in list(self._gaps(begin, end)):
+                if self._register(start, stop - start):
+                    self._pieces[start] = [stop, 0]
+                    self._starts.insert(bisect_right(self._starts, start), start)
+            for start in self._within(begin, end):
+                self._pieces[start][1] += 1
+
+    def remove(self, address: int, nbytes: int) -> None:
+        """Undo an `add`."""
+        with self._lock:
+            for start in self._within(address & -PAGE, -(-(address + nbytes) // PAGE) * PAGE):
+                piece = self._pieces[start]
+                piece[1] -= 1
+                if piece[1] <= 0:
+                    self._unregister(start)
+                    del self._pieces[start]
+                    self._starts.remove(start)
+
+    def leave(self, address: int, nbytes: int, memory: object) -> None:
+        """Undo an `add` of memory of ours, now or later. `memory` is what keeps it mapped."""
+        self._left.append((address, nbytes, memory))
+        if len(self._left) >= _MANY and running() == 0:
+            left, self._left = self._left, []
+            for address, nbytes, _ in left:
+                self.remove(address, nbytes)
+
+    def _within(self, begin: int, end: int) -> list[int]:
+        """Return where the pieces start that overlap a range."""
+        at = max(0, bisect_right(self._starts, begin) - 1)
+        found = []
+        for start in self._starts[at:]:
+            if start >= end:
+                break
+            if self._pieces[start][0] > begin:
+                found.append(start)
+        return found
+
+    def _gaps(self, begin: int, end: int) -> Iterator[tuple[int, int]]:
+        for start in self._within(begin, end):
+            if start > begin:
+                yield begin, start
+            begin = max(begin, self._pieces[start][0])
+        if begin < end:
+            yield begin, end
+
+    def _register(self, address: int, nbytes: int) -> bool:
+        """Register a range. Return False if it is pinned memory of others, which slices reach as it is."""
+        if self._driver.is_pinned(address):
+            return False
+        place, size = ctypes.c_uint64(address), ctypes.c_size_t(nbytes)
+        self._driver.call("cuMemHostRegister_v2", place, size, _PORTABLE | _DEVICE_MAP)
+        return True
+
+    def _unregister(self, address: int) -> None:
+        self._driver.call("cuMemHostUnregister", ctypes.c_uint64(address))

@@ -1,0 +1,56 @@
+"""The places where a NIC makes its turns in slices: the twin of a GPU, or a GPU (gpu_place.py)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..jit.twin import TwinMemory, twin_memory
+from ..memory import HostMemory
+from .control.port import TWIN, PortConfig
+from .place import Place
+from .slices import SLICE_NS
+from .state.near import NEAR
+
+
+class TwinPlace:
+    """The twin of a GPU. Host memory needs no mapping there."""
+
+    def __init__(self) -> None:
+        self._memory: TwinMemory = twin_memory()
+        self._taken: list[tuple[int, int]] = []
+
+    def contains(self, address: int, nbytes: int) -> bool:
+        return self._memory.contains(address, nbytes)
+
+    def add(self, record: np.void, address: int) -> None:
+        record["twin"], record["slice_ns"], record["near"] = self._memory.record, SLICE_NS, self._take(NEAR.size)
+
+    def lines(self, lines: HostMemory) -> int:
+        return self._take(2 * lines.nbytes)
+
+    def _take(self, nbytes: int) -> int:
+        self._taken.append((self._memory.alloc(nbytes), nbytes))
+        return self._taken[-1][0]
+
+    def map(self, address: int, nbytes: int) -> None:
+        """Do nothing."""
+
+    def unmap(self, address: int, nbytes: int) -> None:
+        """Do nothing."""
+
+    def why_failed(self, record: np.void) -> str:
+        return ""
+
+    def close(self) -> None:
+        for address, nbytes in self._taken:
+            self._memory.free(address, nbytes)
+        self._taken.clear()
+
+
+def place_of(config: PortConfig) -> Place:
+    """Return where a NIC with this port makes its turns, which is not on threads of the CPU."""
+    if config.engine == TWIN:
+        return TwinPlace()
+    from .gpu_place import GpuPlace  # which needs CUDA
+
+    return GpuPlace(config.gpu)

@@ -1,0 +1,382 @@
+"""Runs: WQEs of a queue pair that the lanes of a warp execute together, one each, on borrowed rows.
+
+A run has requests to a queue pair of this NIC that always succeed once they are checked: WRITEs of one segment or of
+inline data, READs of one segment, and atomics of 8 bytes. It ends before the first WQE that is anything else, that
+fails a check, or whose completion finds no room. One thread then goes on in the engine's own code, which finds out why.
+So errors, events, receives and retries exist only there. On the host a run is one WQE long.
+
+Requests take effect in their order (IBTA 10.8.3.3), but WRITEs and atomics to regions with RELAXED_ORDERING may pass
+those before them, as over PCIe. Without that, a fence between two requests costs half a microsecond.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ..enums import Access
+from ..formats.commands import QpState, ServiceType
+from ..formats.cqe import CI_MASK, CQE64, CqeOpcode
+from ..formats.doorbell import CQ_DBREC, PI_MASK, WQE_IDX_SHIFT
+from ..formats.wqe import CE_SHIFT, CTRL_SEG, DS_MASK, INLINE_SEG, MAX_INLINE, SEGMENT, CompletionMode, WqeOpcode
+from ..jit.compile import device_function
+from ..jit.ops import (
+    ALL_LANES, be32, be64, count_lanes, fence_acquire_sys, fence_gpu, fence_sys, first_lane, lane_or_0, lanes_here,
+    lanes_where, ld64, ld_relaxed32, ld_relaxed64, rank_among, shuffle_down, st64, st_relaxed32, sync_lanes,
+)  # fmt: skip
+from .copies import SMALL, copy_by_lane, copy_together
+from .dma.mkey import find_in
+from .dma.streams import DEVICE_SHIFT
+from .queues.completion import fill_cqe, last_word
+from .queues.doorbells import announced
+from .queues.wqes import wqe_slot
+from .state.counters import counters_at
+from .state.cq import cq_row_at
+from .state.near import KEYS, NEAR
+from .state.nic import nic_at
+from .state.objects import MKEY_ROW, mkey_row_at
+from .state.qp import qp_row_at
+from .state.work_queue import work_queue_at
+from .state.worker import worker_at
+from .transport.execution import atomic
+from .transport.psn import on_wire, packets_of
+
+_WRITE, _READ, _FETCH_ADD, _COMPARE_SWAP = map(
+    int, (WqeOpcode.RDMA_WRITE, WqeOpcode.RDMA_READ, WqeOpcode.ATOMIC_FA, WqeOpcode.ATOMIC_CS)
+)
+_LOCAL_WRITE, _REMOTE_WRITE, _REMOTE_READ, _REMOTE_ATOMIC, _RELAXED = map(
+    int,
+    (Access.LOCAL_WRITE, Access.REMOTE_WRITE, Access.REMOTE_READ, Access.REMOTE_ATOMIC, Access.RELAXED_ORDERING),
+)
+
+
+class Request(NamedTuple):
+    """What a lane executes. `target` and `source` are of a copy; an atomic is on `target`, and its result goes to
+    `source`. `strict`: it must not pass those before it. `near`: it writes to memory of this GPU only. A key is 0 where
+    there is none.
+    """
+
+    good: int
+    opcode: int
+    ce: int
+    nbytes: int
+    target: int
+    source: int
+    strict: int
+    near: int
+    add: int
+    compare: int
+    remote_key: int
+    local_key: int
+
+
+_NONE = Request(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+
+
+# --- keys ------------------------------------------------------------------------------------------------------------
+
+
+@device_function
+def _kept(near, key):
+    """Return where a key's row is kept near the turns, if it is."""
+    return near + NEAR.keys + ((key >> 8) & (KEYS - 1)) * MKEY_ROW.size
+
+
+@device_function
+def _key_row(near, key):
+    """Return the address of a key's row: near the turns, or in the table. `key` may be any."""
+    kept = _kept(near, key)
+    if mkey_row_at(kept).key == key:
+        return kept
+    n = nic_at(near)
+    return n.mkeys + ((key >> 8) & n.mkey_mask) * MKEY_ROW.size
+
+
+@device_function
+def _keep(near, key):
+    """Keep a key's row near the turns. One lane calls this, while no other looks at what is kept."""
+    kept = _kept(near, key)
+    if key != 0 and mkey_row_at(kept).key != key:
+        n = nic_at(near)
+        row = n.mkeys + ((key >> 8) & n.mkey_mask) * MKEY_ROW.size
+        for at in range(0, MKEY_ROW.size, 8):
+            st64(kept + at, ld64(row + at))
+
+
+# --- reading requests ------------------------------------------------------------------------------------------------
+
+
+@device_function
+def _serves(row):
+    """Return whether the next WQEs of a queue pair may be a run, as far as the queue pair is concerned.
+
+    No load waits for another, and there is one branch.
+    """
+    q = qp_row_at(row)
+    p = qp_row_at(q.remote_row if q.remote_row != 0 else row)
+    c = cq_row_at(q.send_cq)
+    other = (q.state ^ QpState.RTS) | (p.state ^ QpState.RTS) | (q.service ^ ServiceType.RC) | (p.service ^ q.service)
+    other |= q.wire | p.wire | q.drain | q.retry_at | q.stream | q.copied | (q.sq_next ^ q.sq_ci)
+    other |= c.error | c.collapsed | c.channel
+    other |= (p.qpn ^ q.remote_qpn) | (p.remote_qpn ^ q.qpn) | (p.expect_psn ^ on_wire(q.tx_psn))
+    return other == 0 and q.remote_row != 0
+
+
+@device_function
+def _right_of(opcode):
+    """Return the remote right that an operation of a run needs, or 0 for one that runs do not have."""
+    if opcode == _WRITE:
+        return _REMOTE_WRITE
+    if opcode == _READ:
+        return _REMOTE_READ
+    return _REMOTE_ATOMIC if opcode == _FETCH_ADD or opcode == _COMPARE_SWAP else 0
+
+
+@device_function
+def _high(word):
+    """Return the big-endian 32 bits in the first half of a word that was loaded."""
+    return be32(word)
+
+
+@device_function
+def _low(word):
+    """Return those in the second half."""
+    return be32(word >> 32)
+
+
+@device_function
+def _read(near, row, index):
+    """Return the request in the slot of WQE `index`, not `good` if it is none for a run.
+
+    All of the slot is loaded at once: each load takes as long as all.
+    """
+    q = qp_row_at(row)
+    p = qp_row_at(q.remote_row)
+    wqe = wqe_slot(row, index)
+    control, flags = ld_relaxed64(wqe), ld_relaxed64(wqe + 8)
+    raddr, third = ld_relaxed64(wqe + SEGMENT), ld_relaxed64(wqe + SEGMENT + 8)
+    fourth, fifth = ld_relaxed64(wqe + 2 * SEGMENT), ld_relaxed64(wqe + 2 * SEGMENT + 8)
+    sixth, seventh = ld_relaxed64(wqe + 3 * SEGMENT), ld_relaxed64(wqe + 3 * SEGMENT + 8)
+    opcode, found = _high(control) & 0xFF, (_high(control) >> WQE_IDX_SHIFT) & PI_MASK
+    ds, ce = _low(control) & DS_MASK, (flags >> 8 * CTRL_SEG.fm_ce_se - 64 >> CE_SHIFT) & 3
+    right = _right_of(opcode)
+    if found != index & PI_MASK or _low(control) >> 8 != q.qpn or right == 0 or p.rights & right == 0:
+        return _NONE
+    copies = opcode == _WRITE or opcode == _READ
+    sizes, address = (fourth, fifth) if copies else (sixth, seventh)
+    nbytes, local_key = _high(sizes), _low(sizes)
+    if nbytes & INLINE_SEG:
+        nbytes &= INLINE_SEG - 1
+        source = wqe + 2 * SEGMENT + 4
+        local_key = 0
+        near_here = 1
+        if opcode != _WRITE or nbytes > MAX_INLINE or ds != (2 * SEGMENT + 4 + nbytes + SEGMENT - 1) // SEGMENT:
+            return _NONE
+    else:
+        if ds != (3 if copies else 4):
+            return _NONE
+        own = 0 if opcode == _WRITE else _LOCAL_WRITE
+        here = _key_row(near, local_key)
+        source = find_in(here, local_key, q.pdn, be64(address), nbytes, own)
+        near_here = mkey_row_at(here).near
+    if nbytes == 0 or nbytes > q.msg_max or nbytes > p.msg_max or ce > CompletionMode.ALWAYS:
+        return _NONE
+    remote_key = _high(third)
+    there = _key_row(near, remote_key)
+    target = find_in(there, remote_key, p.pdn, be64(raddr), nbytes, right)
+    # -1 was refused. Other upper bits are those of device memory, which is copied by streams (dma/streams.py).
+    if (source | target) >> DEVICE_SHIFT != 0 or (not copies and (nbytes != 8 or target & 7 != 0)):
+        return _NONE
+    strict = 0 if mkey_row_at(there).access & _RELAXED else 1
+    if opcode == _READ:
+        target, source = source, target
+    is_near = 1 if near_here != 0 and mkey_row_at(there).near != 0 else 0
+    return Request(
+        1, opcode, ce, nbytes, target, source, strict, is_near, be64(fourth), be64(fifth), remote_key, local_key
+    )
+
+
+# --- executing -------------------------------------------------------------------------------------------------------
+
+
+@device_function
+def _is_copy(request):
+    return request.opcode == _WRITE or request.opcode == _READ
+
+
+@device_function
+def _fence(of_gpu):
+    """Order what was stored before what follows: for the threads of this GPU, or for all that reach the memory.
+
+    Stores to memory of this GPU are ordered where everybody finds them, so the scope of the GPU is enough.
+    """
+    if of_gpu:
+        fence_gpu()
+    else:
+        fence_sys()
+
+
+@device_function
+def _execute(near, request, mine, of_gpu):
+    """Execute the requests of the lanes where `mine`: those that copy, then the atomics."""
+    copies = mine and _is_copy(request)
+    if copies and request.nbytes <= SMALL:
+        copy_by_lane(request.target, request.source, request.nbytes)
+    large = 1 if copies and request.nbytes > SMALL else 0
+    if lanes_where(large) != 0:
+        copy_together(near, large, request.target, request.source, request.nbytes)
+    counts = 1 if mine and not copies else 0
+    if lanes_where(counts) != 0:
+        if lanes_where(1 if copies else 0) != 0:
+            _fence(of_gpu)
+        if counts:
+            st64(request.source, atomic(request.opcode, request.target, request.add, request.compare))
+
+
+@device_function
+def _execute_in_order(near, request, run, of_gpu):
+    """Execute a run. Between a request that must not pass others and those before it is a fence; none is at the end."""
+    lane = lane_or_0()
+    if run == 1:
+        _execute(near, request, lane == 0, of_gpu)
+    else:
+        mine = lane < run
+        reads = lanes_where(1 if mine and request.opcode == _READ else 0)
+        strict = lanes_where(1 if mine and request.opcode != _READ and request.strict else 0)
+        begins = strict | (reads ^ (reads << 1))  # READs take no effect, and may pass each other, but nothing else
+        at = 0
+        while at < run:
+            end = min(first_lane(begins >> at + 1) + at + 1, run)
+            if at != 0:
+                _fence(of_gpu)
+            _execute(near, request, at <= lane < end, of_gpu)
+            at = end
+
+
+@device_function
+def _sum(value):
+    """Return the sum of the values of all lanes in the first one."""
+    lanes = lanes_here() >> 1
+    while lanes != 0:
+        value += shuffle_down(value, lanes)
+        lanes >>= 1
+    return value
+
+
+@device_function
+def _room(cq, consumed):
+    """Return how many CQEs a CQ has room for. `consumed` is a load of its record."""
+    c = cq_row_at(cq)
+    used = (c.pi - (be32(consumed) & CI_MASK)) & CI_MASK
+    return (1 << c.log) if c.overrun else (1 << c.log) - used
+
+
+@device_function
+def _complete(near, row, request, index, cqes, of_gpu):
+    """Write the CQEs of these lanes. The fence is for the payload, too."""
+    q = qp_row_at(row)
+    c = cq_row_at(q.send_cq)
+    lane = lane_or_0()
+    mine = cqes >> lane & 1
+    pi = c.pi + rank_among(cqes)
+    cqe = c.addr + ((pi & ((1 << c.log) - 1)) << c.shift)
+    if mine:
+        fill_cqe(near, cqe, q.qpn, q.user_index, request.opcode, request.nbytes, 0, 0, 0, 0)
+    _fence(of_gpu)
+    if mine:
+        st_relaxed32(cqe + CQE64.wqe_counter, last_word(index, CqeOpcode.REQ, 0, (pi >> c.log) & 1))
+
+
+@device_function
+def _count(near, row, request, run, cqes):
+    """Count what a run has done. Only the first lane writes."""
+    q = qp_row_at(row)
+    lane = lane_or_0()
+    mine = lane < run
+    nbytes, packets = request.nbytes if mine else 0, packets_of(request.nbytes, q.mtu) if mine else 0
+    reads = lanes_where(1 if mine and request.opcode == _READ else 0)
+    writes = lanes_where(1 if mine and request.opcode == _WRITE else 0)
+    if run > 1:
+        nbytes, packets = _sum(nbytes), _sum(packets)
+    if lane == 0:
+        n = counters_at(worker_at(near).counters)
+        n.rx_read_requests += count_lanes(reads)
+        n.rx_write_requests += count_lanes(writes)
+        n.rx_atomic_requests += run - count_lanes(reads | writes)
+        n.rdma_rx_bytes += nbytes
+        n.rdma_tx_bytes += nbytes
+        n.sq_wqes += run
+        n.cqes += count_lanes(cqes)
+        cq_row_at(q.send_cq).pi += count_lanes(cqes)
+        p = qp_row_at(q.remote_row)
+        q.retries, q.rnr_retries = 0, 0
+        q.ssn += run
+        p.msn += run
+        q.tx_psn += packets
+        p.expect_psn = on_wire(q.tx_psn)
+        q.sq_ci += run
+        q.sq_next = q.sq_ci
+        q.sq_sent = q.sq_ci
+
+
+@device_function
+def _announced(row, rung):
+    """Return the index behind the WQEs that a doorbell announces; -1 if one thread has to look at it."""
+    q = qp_row_at(row)
+    ahead = (announced(be64(rung)) - q.sq_ci) & PI_MASK
+    known = max(q.sq_pi, q.sq_ci + ahead)
+    return known if ahead <= 1 << q.sq_log else -1
+
+
+@device_function
+def serve_run(near, queue, rung):
+    """Take what a doorbell announces, and execute a run. Return how many WQEs; 0 if one thread has to go on.
+
+    `rung` is a load of the doorbell.
+    """
+    w = work_queue_at(queue)
+    row = w.row
+    q = qp_row_at(row)
+    fence_acquire_sys()
+    if not _serves(row):
+        return 0
+    end = _announced(row, rung)
+    index = q.sq_ci + lane_or_0()
+    consumed = ld_relaxed32(cq_row_at(q.send_cq).dbrec + CQ_DBREC.set_ci)
+    request = _read(near, row, index) if index < end else _NONE
+    run = first_lane(~lanes_where(request.good) & ALL_LANES)
+    if run == 0:
+        return 0
+    cqes = lanes_where(1 if lane_or_0() < run and request.ce == CompletionMode.ALWAYS else 0)
+    if cqes != 0 and _room(q.send_cq, consumed) < count_lanes(cqes):
+        return 0
+    elsewhere = lanes_where(1 if lane_or_0() < run and request.near == 0 else 0)
+    of_gpu = elsewhere == 0 and cq_row_at(q.send_cq).near != 0
+    _execute_in_order(near, request, run, of_gpu)
+    if cqes != 0:
+        _complete(near, row, request, index, cqes, of_gpu)
+    else:
+        _fence(of_gpu)
+    sync_lanes(ALL_LANES)
+    _count(near, row, request, run, cqes)
+    if lane_or_0() == 0:
+        q.db_seen, q.sq_pi = rung, end
+        w.seen = rung
+        w.awake = 1 if q.sq_ci != end else 0
+    _keep_keys(near, request, run)
+    sync_lanes(ALL_LANES)
+    return run
+
+
+@device_function
+def _keep_keys(near, request, run):
+    """Keep the keys of the first lane that has found any of its keys in the table."""
+    missing = 0
+    if lane_or_0() < run:
+        known = mkey_row_at(_kept(near, request.remote_key)).key == request.remote_key
+        if request.local_key != 0:
+            known = known and mkey_row_at(_kept(near, request.local_key)).key == request.local_key
+        missing = 0 if known else 1
+    lanes = lanes_where(missing)
+    if lanes != 0 and lane_or_0() == first_lane(lanes):
+        _keep(near, request.remote_key)
+        _keep(near, request.local_key)

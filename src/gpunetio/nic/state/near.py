@@ -1,0 +1,63 @@
+"""What a slice has near its turns: copies of the rows that it has borrowed, and what its warps tell each other."""
+
+from __future__ import annotations
+
+from ...fabric.icrc import HEADER_ROOM
+from ...jit.struct_view import View, struct_view
+from .counters import COUNTERS
+from .cq import CQ_ROW
+from .message import MESSAGE
+from .objects import MKEY_ROW
+from .qp import QP_ROW
+from .record import record
+from .srq import SRQ_ROW
+from .work_queue import WORK_QUEUE
+from .worker import WORKER
+
+MOST = 64  # queue pairs of a worker that borrows, and SRQs; there are at most twice as many CQs
+KEYS = 64  # a power of two
+LANES = 32
+
+# Each group begins on a cache line, so rows are as aligned as they are in their tables. `worker` comes first: the
+# address of all is that of the copy of WORKER, which functions of the engine take as `nic`.
+NEAR = record("near", f"""
+    worker         raw[{WORKER.size}] engine  copy of the WORKER
+    # copies of what belongs to it
+    counters       raw[{COUNTERS.size}] engine  its COUNTERS
+    # its MESSAGE
+    message        raw[{MESSAGE.size}] engine  room for a request
+    # headers
+    scratch        raw[{HEADER_ROOM}] engine  room for a packet's headers
+    # the list of work queues
+    active         raw[{MOST * WORK_QUEUE.size}] engine  its WORK_QUEUEs
+    # the rows
+    qps            raw[{MOST * QP_ROW.size}] engine  its QP_ROWs, in the order of the list
+    # CQs
+    cqs            raw[{2 * MOST * CQ_ROW.size}] engine  their CQ_ROWs
+    # SRQs
+    srqs           raw[{MOST * SRQ_ROW.size}] engine  their SRQ_ROWs
+    # keys
+    keys           raw[{KEYS * MKEY_ROW.size}] engine  the MKEY_ROWs that were used lately, each where its index says
+    # where the rows were copied from
+    qp_rows        i64[{MOST}] engine  addresses of the QP_ROWs
+    cq_rows        i64[{2 * MOST}] engine  addresses of the CQ_ROWs
+    srq_rows       i64[{MOST}] engine  addresses of the SRQ_ROWs
+    # counts
+    owner          i64      engine     address of the WORKER itself
+    cq_count       i64      engine     CQs that are borrowed
+    srq_count      i64      engine     SRQs that are borrowed
+    # copies that many warps make together (copies.py)
+    targets        i64[{LANES}] engine  where to
+    sources        i64[{LANES}] engine  where from
+    sizes          i64[{LANES}] engine  how many bytes
+    ends           i64[{LANES}] engine  chunks of all copies up to this one
+    asked          i64      engine     how often helpers were asked
+    jobs           i64      engine     copies in the list
+    first          i64      engine     number of the first helper among the warps that copy
+    warps          i64      engine     how many warps copy
+    answers        i64      engine     how often a helper has made its part
+    # between the warps
+    recalled       i64      engine     not 0: the host asks for what is done on the rows themselves
+    over           i64      engine     not 0: the slice is over
+""")
+near_at: View = struct_view(NEAR)
