@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ..errors import InvalidValueError
-from ..nic.control.port import ENGINES, WIRES, check_engine, check_wire, spell
+from ..nic.control.port import CPU, ENGINES, WIRES, check_engine, check_wire, spell
 from .click_types import Decorated, Values
 
 if TYPE_CHECKING:
@@ -37,6 +37,9 @@ class Wire(click.ParamType):
         return value
 
 
+_AUTO = "auto"
+
+
 class NicEngine(click.ParamType):
     """Where a software NIC makes its turns."""
 
@@ -44,12 +47,13 @@ class NicEngine(click.ParamType):
 
     def get_metavar(self, *_: object, **__: object) -> str:
         """Return what the help shows. Its arguments depend on click's version."""
-        return f"[{'|'.join(ENGINES)}]"
+        return f"[{'|'.join((*ENGINES, _AUTO))}]"
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Return the engine. A usage error if there is none of this kind."""
         try:
-            check_engine(value)
+            if value != _AUTO:
+                check_engine(value)
         except InvalidValueError as error:
             self.fail(str(error), param, ctx)
         return value
@@ -75,7 +79,8 @@ _OPTIONS = (
     ),
     click.option(
         "--nic-engine", "engine", type=NicEngine(), default="cpu", show_default=True,
-        help="Where the software NIC makes its turns: cpu; gpu or gpuN, a GPU; twin, the twin of a GPU (-g twin).",
+        help="Where the software NIC makes its turns: cpu; gpu or gpuN, a GPU; twin, the twin of a GPU (-g twin); "
+        "auto, the GPU whose memory the queues lie in.",
     ),
     click.option(
         "--pcap", "capture", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
@@ -104,11 +109,23 @@ def tcp_port(*names: str, default: int = 18515) -> Callable[[Decorated], Decorat
     )  # fmt: skip
 
 
+def _engine(values: Values) -> str:
+    """Return where the NIC makes its turns."""
+    if values["engine"] != _AUTO:
+        return values["engine"]
+    if not WIRES[values["wire"].partition(":")[0]].neighbours:
+        return CPU
+    from ..gpu.device import engine_of
+
+    which = values.get("gpu") or ("host" if values.get("target") == "cpu" else "auto")
+    return engine_of(which, values.get("queue_memory") or "auto")
+
+
 def nic_port(values: Values) -> PortConfig | None:
     """Return the port configuration to open the device with; None if no option was given."""
     link_layer, capture, faults = values["link_layer"], values["capture"], values["faults"]
     addresses, wire, mtu = values["addresses"], values["wire"], values.get("mtu") or 0
-    promiscuous, engine = values["promiscuous"], values["engine"]
+    promiscuous, engine = values["promiscuous"], _engine(values)
     given = addresses or mtu or capture or faults or not promiscuous
     if not given and (wire, link_layer, engine) == ("auto", "ethernet", "cpu"):
         return None

@@ -12,6 +12,7 @@ from ..enums import MemType
 from ..errors import BadStateError, InvalidValueError, NotFoundError, NotSupportedError
 from ..interrupts import Whole
 from ..memory import PAGE
+from ..nic.control.port import CPU
 from ..providers.sdk.gpu import create_gpu
 from ..verbs.arguments import member, whole
 from . import cuda_backend
@@ -32,6 +33,16 @@ _GPU_CPU_ALIGNMENT = 1 << 16  # GDRCopy maps GPU pages
 def gpu_list() -> list[str]:
     """Return the devices that `Gpu` can open: PCI addresses of CUDA devices, then "host"."""
     return [*(cuda_backend.pci_bus_id(i) for i in range(cuda_backend.device_count())), "host"]
+
+
+def engine_of(which: str, queue_memory: str) -> str:
+    """Return which engine of a software NIC works where `Gpu(which, queue_memory=…)` has its queues (PortConfig)."""
+    check_queue_memory(queue_memory)
+    if queue_memory == "cpu_gpu" or which == "host" or (which == "auto" and cuda_backend.device_count() == 0):
+        return CPU
+    if which in WITHOUT_CUDA:
+        return which
+    return f"gpu{0 if which == 'auto' else which if which.isdigit() else cuda_backend.ordinal_of(which)}"
 
 
 def check_queue_memory(queue_memory: str) -> None:

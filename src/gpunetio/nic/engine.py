@@ -404,6 +404,9 @@ class ThreadEngine(Engine):
     def reaches(self, address: int, nbytes: int) -> bool:
         return self._place is not None and self._place.contains(address, nbytes)
 
+    def is_near(self, address: int, nbytes: int) -> bool:
+        return self._place is not None and self._place.is_near(address, nbytes)
+
     def lines(self, lines: HostMemory) -> int:
         return self._place.lines(lines) if self._place else lines.address
 

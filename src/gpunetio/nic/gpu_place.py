@@ -1,4 +1,7 @@
-"""A GPU as the place where a NIC makes its turns: the kernel of slices, its streams, and what it reaches."""
+"""A GPU as the place where a NIC makes its turns: the kernel of slices, its streams, and what it reaches.
+
+It reaches its own memory, that of GPUs to which it has peer access, and host memory that is registered.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,7 @@ from .state.slices import SLICES
 _MAJOR, _MINOR, _SAME_ADDRESSES = 75, 76, 91  # CUdevice_attribute; the last is CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM
 _MOST_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _CALLS = {"launch": "cuLaunchKernelEx", "enter": "cuCtxSetCurrent", "query": "cuStreamQuery"}  # by field of SLICES
+_ENABLED_ALREADY = 704  # CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
 
 
@@ -39,10 +43,9 @@ class _Device:
     def __init__(self, driver: CudaDriver, ordinal: int):
         self.driver, self.ordinal = driver, ordinal
         device, context = ctypes.c_int(), ctypes.c_void_p()
-        count = ctypes.c_int()
-        driver.call("cuDeviceGetCount", ctypes.byref(count))
-        if ordinal >= count.value:
-            raise NotFoundError(f"no GPU {ordinal} for the NIC's engine: there are {count.value}")
+        count = driver.count()
+        if ordinal >= count:
+            raise NotFoundError(f"no GPU {ordinal} for the NIC's engine; there are {count}, counted from 0")
         driver.call("cuDeviceGet", ctypes.byref(device), ordinal)
         self._device = device
         if not self._attribute(_SAME_ADDRESSES):
@@ -51,6 +54,7 @@ class _Device:
             )
         driver.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
         self.context = context
+        self.peers = frozenset(other for other in range(count) if other != ordinal and self._reach(other))
         image = cubin(gpunetio_slice, (self._attribute(_MAJOR), self._attribute(_MINOR)), OPTIONS)
         module, function = ctypes.c_void_p(), ctypes.c_void_p()
         with self.current():
@@ -58,6 +62,22 @@ class _Device:
             driver.call("cuModuleGetFunction", ctypes.byref(function), module, gpunetio_slice.__name__.encode())
             driver.call("cuFuncSetAttribute", function, _MOST_SHARED, NEAR.size)
         self.function = function.value or 0
+
+    def _reach(self, ordinal: int) -> bool:
+        """Reach the memory of another GPU, over NVLink or PCIe. Return whether that is possible."""
+        device, context, can = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_int()
+        self.driver.call("cuDeviceGet", ctypes.byref(device), ordinal)
+        self.driver.call("cuDeviceCanAccessPeer", ctypes.byref(can), self._device, device)
+        if not can.value:
+            return False
+        self.driver.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+        try:
+            with self.current():
+                self.driver.call("cuCtxEnablePeerAccess", context, 0)
+        except DriverError as error:
+            if error.status != _ENABLED_ALREADY:
+                raise
+        return True
 
     def current(self) -> Current:
         """Return a context manager that makes the context current on this thread."""
@@ -107,6 +127,10 @@ class GpuPlace:
         return stream
 
     def contains(self, address: int, nbytes: int) -> bool:
+        ordinal = self._driver.locate(address, nbytes)
+        return ordinal == self._device.ordinal or ordinal in self._device.peers
+
+    def is_near(self, address: int, nbytes: int) -> bool:
         return self._driver.locate(address, nbytes) == self._device.ordinal
 
     def add(self, record: np.void, address: int) -> None:

@@ -60,6 +60,10 @@ class Engine(ABC):
         """Return whether queues and payload may lie in a range that the CPU does not reach."""
         return False
 
+    def is_near(self, address: int, nbytes: int) -> bool:
+        """Return whether a range is memory of the GPU that makes the turns: a fence of that GPU orders stores there."""
+        return False
+
     def lines(self, lines: HostMemory) -> int:
         """Return the address of the doorbell lines that the engine looks at, for lines in host memory.
 

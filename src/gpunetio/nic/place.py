@@ -16,6 +16,10 @@ class Place(Protocol):
         """Return whether a range, which the CPU does not reach, is memory for queues and payload."""
         ...
 
+    def is_near(self, address: int, nbytes: int) -> bool:
+        """Return whether a range is memory of the place itself, where a fence of its scope orders stores for all."""
+        ...
+
     def add(self, record: np.void, address: int) -> None:
         """Set up the record of a worker, at `address`, for its slices."""
         ...

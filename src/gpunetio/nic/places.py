@@ -22,6 +22,8 @@ class TwinPlace:
     def contains(self, address: int, nbytes: int) -> bool:
         return self._memory.contains(address, nbytes)
 
+    is_near = contains
+
     def add(self, record: np.void, address: int) -> None:
         record["twin"], record["slice_ns"], record["near"] = self._memory.record, SLICE_NS, self._take(NEAR.size)
 

@@ -59,7 +59,7 @@ def open_device(name: str | None = None, port: PortConfig | None = None) -> Prov
             if port is not None:
                 raise InvalidValueError(f"port = {port}: {name} is not a software NIC: the system configures its ports")
             return _open(device)
-    if name in (device.name for device in _software_list()):
+    if not no_software() and _software().has(name):
         return _software().open_device(name, port)
     there = ", ".join(device.name for device in device_list()) or "none"
     whys = "; ".join(filter(None, (no_hardware(), no_software())))
@@ -70,7 +70,7 @@ def compile_for(name: str | None, port: PortConfig | None) -> None:
     """Compile what a device needs before it can be opened, and open nothing. It takes twenty seconds the first time."""
     if (name is None and port is None and any(device.card for device in _hardware())) or no_software():
         return
-    if name is None or name in (device.name for device in _software_list()):
+    if name is None or _software().has(name):
         _software().compile_for(port)
 
 

@@ -32,8 +32,9 @@ from ..nic.control.flow_tables import MAX_LEVEL, FlowTables
 from ..nic.control.gids import MAX_GID, UDP_SPORTS
 from ..nic.control.objects import EventSources
 from ..nic.control.paths import Destination
-from ..nic.control.port import Port, PortConfig
+from ..nic.control.port import CPU, Port, PortConfig
 from ..nic.control.qp import MAX_LOG_QUEUE
+from ..nic.dma.cuda_driver import cuda_driver
 from ..nic.engine import compile_engine
 from ..nic.extensions import ETHERNET_WIRES
 from ..nic.nic import SoftNic, descriptors_of
@@ -45,6 +46,8 @@ from .plain_verbs import Route
 from .provider import ClockInfo, DeviceAttr, DeviceInfo, Event, MrKeys, NewAh, PortAttr, UarPage
 
 DEVICES = 8
+_GPU = "gpu"
+_SOFT = frozenset(f"soft{n}" for n in range(DEVICES))
 ADDRESSES = 254  # of 127.0.0.0/24: one for each process that does not say which
 _MAX_WR, _MAX_SGE, _MAX_CQE = 1 << MAX_LOG_QUEUE, 30, 1 << MAX_LOG_CQ
 
@@ -63,12 +66,38 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def device_list() -> list[DeviceInfo]:
-    """Return the software devices, open or not."""
-    return [DeviceInfo(f"soft{n}", "soft", "software NIC (CPU engine)") for n in range(DEVICES)]
+    """Return the software devices, open or not: soft0, …, and gpu0, … for each GPU that could make a NIC's turns."""
+    return [
+        *(DeviceInfo(f"soft{n}", "soft", "software NIC (CPU engine)") for n in range(DEVICES)),
+        *(DeviceInfo(f"gpu{n}", "soft", f"software NIC (engine on GPU {n})") for n in range(_gpus())),
+    ]
+
+
+def has(name: str) -> bool:
+    """Return whether there is a software device of this name. CUDA is asked only about those on GPUs."""
+    return name in _SOFT or (name.startswith(_GPU) and name in (device.name for device in device_list()))
+
+
+def _gpus() -> int:
+    driver = cuda_driver()
+    return min(driver.count(), DEVICES) if driver else 0
 
 
 def _address(n: int) -> str:
     return f"127.0.0.{n + 1}"
+
+
+def _address_of(name: str) -> str:
+    """Return the address of a device whose port names none: those of GPUs follow the others."""
+    first, number = (DEVICES, name.removeprefix(_GPU)) if name.startswith(_GPU) else (0, name.removeprefix("soft"))
+    return _address(first + int(number))
+
+
+def _on_gpu(name: str, port: PortConfig) -> PortConfig:
+    """Return the port of the device gpuN, whose engine is on that GPU."""
+    if port.engine not in (CPU, name):
+        raise InvalidValueError(f"engine = {port.engine!r}: {name} makes its turns on that GPU; open soft0 instead")
+    return replace(port, engine=name)
 
 
 def compile_for(port: PortConfig | None) -> None:
@@ -82,6 +111,8 @@ def open_device(name: str, port: PortConfig | None = None) -> SoftProvider:
     """Open a software device. All opens of a name in one process share one NIC, with the port of the first open."""
     if sys.platform != "linux":
         raise NotSupportedError(f"the software NIC runs on Linux, not on {sys.platform}")
+    if name.startswith(_GPU):
+        port = _on_gpu(name, port or PortConfig())
     with allowed():  # may take a minute
         compile_for(port)
     with _lock, within_limits(name, descriptors_of(port or PortConfig())):
@@ -90,7 +121,7 @@ def open_device(name: str, port: PortConfig | None = None) -> SoftProvider:
             nic.close()  # its engine has not stopped in time
             nic = None
         if nic is None:
-            nic = SoftNic(name, Port(port or PortConfig(), _address(int(name.removeprefix("soft")))))
+            nic = SoftNic(name, Port(port or PortConfig(), _address_of(name)))
             try:
                 for other, users in _nics.values():
                     if users:

@@ -102,7 +102,7 @@ class CompletionQueues(QueueObjects):
         ring = self._umems.ring(umem, struct.get(mailbox, "cq_umem_offset"), size << log, "the CQE ring")
         self._umems.need_writable(umem)
         row["addr"], row["log"], row["shift"] = ring + size - CQE_SIZE, log, size.bit_length() - 1
-        row["near"] = self._engine.reaches(ring, size << log)
+        row["near"] = self._engine.is_near(ring, size << log)
         return umem
 
     def _modify(self, mailbox: bytes) -> bytes:

@@ -61,7 +61,7 @@ class MemoryKeys(Objects):
         row = self.new_row()
         row["key"], row["pdn"], row["access"], row["iova"] = key, pdn, int(access), _signed(iova)
         row["nbytes"], row["delta"] = nbytes, _signed(place - iova)
-        row["granted"], row["near"] = self._grants.grant(address, nbytes), self._engine.reaches(address, nbytes)
+        row["granted"], row["near"] = self._grants.grant(address, nbytes), self._engine.is_near(address, nbytes)
         self._engine.post_alone((step.WRITE_ROW, self.table.row_address(key), row))
         self._pds.hold(pdn)
         return key
@@ -106,7 +106,7 @@ class MemoryKeys(Objects):
             row["delta"] = _signed(self._place(address, nbytes, rights, cuda) - address)
             self._engine.map(address, nbytes)
             row["iova"], row["nbytes"] = _signed(address), nbytes
-            row["granted"], row["near"] = self._grants.grant(address, nbytes), self._engine.reaches(address, nbytes)
+            row["granted"], row["near"] = self._grants.grant(address, nbytes), self._engine.is_near(address, nbytes)
         row["pdn"], row["access"] = after, int(rights)
         self._engine.post_alone((step.WRITE_ROW, self.table.row_address(key), row))
         self._pds.release(before)

@@ -102,6 +102,12 @@ class CudaDriver:
             return "unknown error"
         return name.value.decode()
 
+    def count(self) -> int:
+        """Return how many GPUs there are."""
+        count = ctypes.c_int()
+        self.call("cuDeviceGetCount", ctypes.byref(count))
+        return count.value
+
     def address_of(self, name: str) -> int:
         """Return the address of a function of the driver."""
         return ctypes.cast(getattr(self._lib, name), ctypes.c_void_p).value or 0
