@@ -103,7 +103,8 @@ def _device(ordinal: int) -> _Device:
 
 @functools.cache
 def _pinned() -> Pinned:
-    return Pinned(_device(0).driver)
+    device = _device(0)
+    return Pinned(device.driver, device.current)
 
 
 class GpuPlace:
@@ -118,7 +119,7 @@ class GpuPlace:
         self._lines = ctypes.c_uint64()
         with self._device.current():
             self._allocations = self._new_stream(0)  # on which memory is freed without waiting for kernels
-            _pinned().open()
+        _pinned().open()
 
     def _new_stream(self, priority: int) -> ctypes.c_void_p:
         stream = ctypes.c_void_p()
@@ -138,7 +139,7 @@ class GpuPlace:
             least, greatest = ctypes.c_int(), ctypes.c_int()
             self._driver.call("cuCtxGetStreamPriorityRange", ctypes.byref(least), ctypes.byref(greatest))
             stream = self._new_stream(greatest.value)  # so that a slice goes before waiting blocks of other kernels
-            memory = HostMemory(SLICES.size)
+        memory = HostMemory(SLICES.size)
         self._memory.append(memory)
         config = _LaunchConfig(1, 1, 1, THREADS, 1, 1, NEAR.size, stream, None, 0)
         argument = ctypes.c_int64(address)
@@ -160,12 +161,10 @@ class GpuPlace:
         return self._lines.value
 
     def map(self, address: int, nbytes: int) -> None:
-        with self._device.current():
-            _pinned().add(address, nbytes)
+        _pinned().add(address, nbytes)
 
     def unmap(self, address: int, nbytes: int) -> None:
-        with self._device.current():
-            _pinned().remove(address, nbytes)
+        _pinned().remove(address, nbytes)
 
     def why_failed(self, record: np.void) -> str:
         for memory in self._memory:
@@ -179,6 +178,6 @@ class GpuPlace:
                 self._driver.call("cuMemFreeAsync", self._lines, self._allocations)
             for stream in self._streams:
                 self._driver.call("cuStreamDestroy_v2", stream)
-            for memory in self._memory:
-                memory.close()
-            _pinned().close()
+        for memory in self._memory:
+            memory.close()
+        _pinned().close()

@@ -247,7 +247,8 @@ class SoftNic:
         r["lid"], r["min_timeout"] = self.port.lid, MIN_ACK_TIMEOUT_NS
         r["mac"] = int.from_bytes(self.port.mac, "little")
         r["longest_frame"] = ETHERNET.size + mtu_of(self.port)
-        r["wait_on_time"] = self.port.config.send_scheduling and not self.port.no_ethernet
+        config = self.port.config
+        r["wait_on_time"] = config.send_scheduling and not self.port.no_ethernet and not config.on_cuda
         self._set_clock()
         r["spin_ns"], r["sleep_ms"], r["budget"] = spin_us * 1000, sleep_ms, budget
         syndromes = self._control.view(np.uint8, int(r["syndromes"]) - self.control_address, SYNDROMES)

@@ -13,7 +13,8 @@ from __future__ import annotations
 import ctypes
 import threading
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 
 from ..jit.launch import running
 from ..memory import PAGE, live, watchers
@@ -26,8 +27,9 @@ _PORTABLE, _DEVICE_MAP = 1, 2  # CU_MEMHOSTREGISTER_*
 class Pinned:
     """Ranges of host memory that are registered, by page, each for its number of users."""
 
-    def __init__(self, driver: CudaDriver):
-        self._driver = driver
+    def __init__(self, driver: CudaDriver, current: Callable[[], AbstractContextManager[None]]):
+        """`current` makes a CUDA context current, as memory comes and goes on any thread."""
+        self._driver, self._current = driver, current
         self._lock = threading.Lock()
         self._pieces: dict[int, list[int]] = {}  # start → end, users
         self._starts: list[int] = []
@@ -112,8 +114,10 @@ class Pinned:
         if self._driver.is_pinned(address):
             return False
         place, size = ctypes.c_uint64(address), ctypes.c_size_t(nbytes)
-        self._driver.call("cuMemHostRegister_v2", place, size, _PORTABLE | _DEVICE_MAP)
+        with self._current():
+            self._driver.call("cuMemHostRegister_v2", place, size, _PORTABLE | _DEVICE_MAP)
         return True
 
     def _unregister(self, address: int) -> None:
-        self._driver.call("cuMemHostUnregister", ctypes.c_uint64(address))
+        with self._current():
+            self._driver.call("cuMemHostUnregister", ctypes.c_uint64(address))

@@ -301,10 +301,16 @@ class SoftProvider:
 
     def query_clock(self) -> ClockInfo:
         """Return the conversion of the engine's clock, which is CLOCK_MONOTONIC in nanoseconds."""
+        self._need_own_clock()
         return ClockInfo(time.time_ns(), time.monotonic_ns(), frac=0, mult=1, shift=0, mask=(1 << 64) - 1)
 
     def raw_clock(self) -> int:
+        self._need_own_clock()
         return time.monotonic_ns()
+
+    def _need_own_clock(self) -> None:
+        if self.nic.port.config.on_cuda:
+            raise NotSupportedError(f"{self.name} makes its turns on a GPU, whose clock the CPU does not read")
 
     def resolve_mac(self, port: int, sgid_index: int, dgid: bytes) -> bytes:
         self._check_port(port)

@@ -190,6 +190,11 @@ class PortConfig:
         return int(found[1] or 0) if found else 0
 
     @property
+    def on_cuda(self) -> bool:
+        """Whether a CUDA device makes the NIC's turns, by a clock that the CPU does not read."""
+        return self.engine not in (CPU, TWIN)
+
+    @property
     def engine_name(self) -> str:
         """The engine, with the ordinal of its GPU if it is on one."""
         return f"gpu{self.gpu}" if _GPU.fullmatch(self.engine) else self.engine
