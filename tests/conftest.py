@@ -101,7 +101,7 @@ def why_not_root() -> str | None:
 
 def why_no_host_memory(config: pytest.Config) -> str | None:
     """Why kernels on the host do not share all memory with the CPU, or None when they do."""
-    return "not with --twin" if config.getoption("--twin") else None
+    return next((f"not with {option}" for option in OPTIONS.values() if config.getoption(option)), None)
 
 
 def why_no_soft_nic(config: pytest.Config) -> str | None:

@@ -128,6 +128,7 @@ def test_batches(ends):
         there.write(np.zeros(MIB, np.uint8))
 
 
+@pytest.mark.host_memory
 def test_inline_data_and_atomics(ends):
     there, word, old = ends.place(1, "GPU", 64), ends.place(1, "pinned", 64), ends.place(0, "GPU", 64)
     ends.a.post(WRITE, there.remote(3), inline(b"inline"))

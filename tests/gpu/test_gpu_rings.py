@@ -346,6 +346,7 @@ def test_kernels_drive_rings_in_pinned_memory():
             assert result(out) == device.OK
 
 
+@pytest.mark.host_memory
 @pytest.mark.gpu
 @pytest.mark.soft_nic
 def test_a_software_nic_has_its_rings_in_host_memory(caplog):

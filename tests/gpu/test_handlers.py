@@ -171,6 +171,7 @@ def test_auto_falls_back_to_the_proxy(unmapped: Pair, log):
     assert not unmapped.gpu.can_register_uar(unmapped.a.qp.doorbell_register + 4096 * 8)
 
 
+@pytest.mark.host_memory
 @pytest.mark.soft_nic
 @pytest.mark.parametrize("handler", [DB, BF])
 def test_a_handler_that_was_asked_for_is_not_replaced(unmapped: Pair, handler):

@@ -2,15 +2,19 @@
 
 import os
 from ipaddress import IPv6Address, ip_address
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from gpunetio import Faults, LinkLayer, PortConfig, verbs
-from gpunetio.errors import InUseError, InvalidValueError, NotFoundError
+from gpunetio.errors import InUseError, InvalidValueError, NotFoundError, NotSupportedError
 from gpunetio.fabric.claims import owner_of
+from gpunetio.gpu import cuda_backend
+from gpunetio.gpu.device import engine_of
 from gpunetio.nic.control.port import MAX_HEADERS, Port, address_of, can_reach, gid_of, link_mtu_of, mac_of
+from gpunetio.nic.dma.cuda_driver import cuda_driver
 from gpunetio.providers import soft
 from nic_child import Child
 from nic_rig import READ, REQ, SEND, SIZE, WRITE, Buffer, Queue, connect, raddr
@@ -315,3 +319,63 @@ def test_open_without_a_name(monkeypatch):
     finally:
         for child in children:
             child.close()
+
+
+# --- where turns are made ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.host_memory
+@pytest.mark.parametrize(
+    ("engine", "name", "gpu", "away"),
+    [("cpu", "cpu", 0, False), ("twin", "twin", 0, True), ("gpu", "gpu0", 0, True), ("gpu3", "gpu3", 3, True)],
+)
+def test_engines(engine: str, name: str, gpu: int, away: bool) -> None:
+    config = PortConfig(engine=engine)
+    assert (config.engine_name, config.gpu, config.on_gpu) == (name, gpu, away)
+    assert config.on_cuda == name.startswith("gpu")
+
+
+@pytest.mark.host_memory
+@pytest.mark.soft_nic
+def test_devices_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as there are GPUs, each with an engine and an address of its own. A driver stands in for CUDA's."""
+    assert "gpu0" not in [device.name for device in soft.device_list()] or soft.has("gpu0")
+    monkeypatch.setattr(soft, "cuda_driver", lambda: SimpleNamespace(count=lambda: 2))
+    described = {device.name: device.description for device in soft.device_list()}
+    assert described["gpu1"] == "software NIC (engine on GPU 1)"
+    assert [soft.has(name) for name in ("soft7", "gpu1", "gpu2", "gpux", "mlx5_0")] == [True, True, False, False, False]
+    asked: list[PortConfig] = []
+
+    class Opened(Exception):
+        """Instead of a NIC."""
+
+    def open_nic(name: str, port: Port) -> None:
+        asked.append(port.config)
+        raise Opened(str(port.addresses[0]))
+
+    monkeypatch.setattr(soft, "SoftNic", open_nic)
+    with pytest.raises(Opened, match=r"127\.0\.0\.10"):
+        soft.open_device("gpu1", PortConfig(workers=2))
+    assert asked == [PortConfig(workers=2, engine="gpu1")]
+    with pytest.raises(InvalidValueError, match="engine = 'twin': gpu0 makes its turns on that GPU"):
+        soft.open_device("gpu0", PortConfig(engine="twin"))
+
+
+@pytest.mark.host_memory
+def test_the_engine_where_queues_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_backend, "device_count", lambda: 0)
+    assert [engine_of(which, "auto") for which in ("auto", "host", "twin")] == ["cpu", "cpu", "twin"]
+    monkeypatch.setattr(cuda_backend, "device_count", lambda: 2)
+    monkeypatch.setattr(cuda_backend, "ordinal_of", lambda bus_id: {"8a:00.0": 1}[bus_id])
+    assert [engine_of(which, "gpu") for which in ("auto", "1", "8a:00.0")] == ["gpu0", "gpu1", "gpu1"]
+    assert engine_of("auto", "cpu_gpu") == "cpu"
+
+
+@pytest.mark.host_memory
+@pytest.mark.soft_nic
+@pytest.mark.skipif(cuda_driver() is not None, reason="there is a GPU")
+def test_no_gpu_is_said() -> None:
+    with pytest.raises(NotSupportedError, match="engine = 'gpu': this machine has no CUDA driver, or no GPU"):
+        verbs.open("soft0", port=PortConfig(engine="gpu"))
+    with pytest.raises(NotFoundError, match="no device 'gpu0'"):
+        verbs.open("gpu0")

@@ -190,6 +190,19 @@ def test_turns_are_made_on_copies_of_the_rows() -> None:
             assert nic.qps[c.qpn]["wire"]
 
 
+def test_a_key_means_what_it_means_now() -> None:
+    """Keys are kept near the turns. After one has been registered again, the same WQE goes to the new place."""
+    with verbs.open("soft0", port=PortConfig(engine="twin", workers=1)) as ctx, Gpu("twin") as gpu:
+        pd = ctx.create_pd()
+        a, _ = connected(gpu, pd, pd)
+        (source, data), first, second = filled(gpu), gpu.alloc(NBYTES), gpu.alloc(NBYTES)
+        here, there = pd.register(source), pd.register(first)
+        assert put_all(gpu, a, here, there, waits=True) == device.OK
+        there.reregister(second)
+        assert put_all(gpu, a, here, there, waits=True) == device.OK
+        assert np.array_equal(second.read(), data)
+
+
 @pytest.mark.parametrize("other", [TWIN, PortConfig()], ids=["twin", "cpu"])
 def test_over_a_wire(other: PortConfig) -> None:
     """GPU memory is written and read by a peer, also by one whose engine is on the CPU."""

@@ -259,3 +259,50 @@ def test_warp_broadcast_on_a_gpu():
     with Gpu("auto") as opened:
         assert run_on(opened, shout, count=32, block=32) == [sum(100 * lane + 7 for lane in range(32))] * 32
 
+
+
+@kernel
+def act_together(out):
+    lane, lanes = ops.lane_or_0(), ops.lanes_here()
+    odd = ops.lanes_where(1 if lane % 2 else 0)
+    at = out + 8 * 6 * ops.thread_idx()
+    ops.st64(at, odd)
+    ops.st64(at + 8, ops.first_lane(odd))
+    ops.st64(at + 16, ops.first_lane(ops.lanes_where(1)))
+    ops.st64(at + 24, ops.from_lane(lane * 1000 + 7, lanes - 1))
+    ops.st64(at + 32, ops.sum_up_to(lane + 1))
+    ops.st64(at + 40, lanes)
+
+
+def test_a_thread_of_the_host_is_one_lane(host):
+    assert run_on(host, act_together, count=6) == [0, 32, 0, 7, 1, 1]
+
+
+@pytest.mark.gpu
+def test_lanes_act_together():
+    odd = 0xAAAA_AAAA
+    with Gpu("auto") as opened:
+        got = run_on(opened, act_together, count=6 * 32, block=32)
+    expected = [[odd, 1, 0, 31007, sum(range(1, lane + 2)), 32] for lane in range(32)]
+    assert np.reshape(got, (32, 6)).tolist() == expected
+
+
+@kernel
+def move_some(source, target, stride, nbytes, out):
+    ops.move_8_lines(target, source, stride, source + nbytes)
+    ops.st64(out, 0)
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 16, 17, 64, 8 * 32, 9 * 32])
+@pytest.mark.parametrize("stride", [16, 32])
+def test_lines_are_moved_up_to_an_end(gpu, stride, nbytes):
+    """8 lines of 16 bytes at most: those that begin before the end."""
+    with gpu.alloc(512) as source, gpu.alloc(512) as target:
+        data = np.random.default_rng(3).integers(1, 256, 512, np.uint8)
+        source.write(data)
+        run_on(gpu, move_some, source, target, stride, nbytes, count=1)
+        expected = np.zeros(512, np.uint8)
+        for line in range(8):
+            if stride * line < nbytes:
+                expected[stride * line :][:16] = data[stride * line :][:16]
+        assert np.array_equal(target.read(), expected)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 
 from ..jit.compile import device_function
-from ..jit.ops import cas_sys64, ld64, ld_acquire64, pause, st_release64
+from ..jit.ops import cas_acq_rel_gpu64, ld64, ld_acquire64, pause, st_release64
 from ..jit.struct_view import View, struct_view
 from ..formats.layout import Entry
 
@@ -31,7 +31,7 @@ ring_at: View = struct_view(RING)
 @device_function
 def lock(ring):
     """Wait until no other producer fills the ring."""
-    while cas_sys64(ring + RING.locked, 0, 1) != 0:
+    while cas_acq_rel_gpu64(ring + RING.locked, 0, 1) != 0:
         pause()
 
 

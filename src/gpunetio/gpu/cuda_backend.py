@@ -179,11 +179,27 @@ class CudaBackend(Backend):
         return Block(int(base), (self.ordinal, kind, room), free)
 
     def copy(self, target: int, source: int, nbytes: int) -> None:
-        """Copy on a stream of its own."""
+        """Copy on a stream of its own.
+
+        CUDA refuses a range of host memory of which a part is registered, with a region of a NIC on a GPU. A page is
+        registered or not.
+        """
         _check(self._rt.cudaSetDevice(self.ordinal), "cudaSetDevice")
-        kind = self._rt.cudaMemcpyKind.cudaMemcpyDefault
-        _check(self._rt.cudaMemcpyAsync(target, source, nbytes, kind, self._copies), "cudaMemcpyAsync")
+        result = self._begin_copy(target, source, nbytes)
+        if result[0] == self._rt.cudaError_t.cudaErrorInvalidValue:
+            self._rt.cudaGetLastError()
+            done = 0
+            while done < nbytes:
+                part = min(nbytes - done, *(PAGE - (address + done) % PAGE for address in (target, source)))
+                _check(self._begin_copy(target + done, source + done, part), "cudaMemcpyAsync")
+                done += part
+        else:
+            _check(result, "cudaMemcpyAsync")
         self._wait_copies()
+
+    def _begin_copy(self, target: int, source: int, nbytes: int) -> tuple[Any, ...]:
+        kind = self._rt.cudaMemcpyKind.cudaMemcpyDefault
+        return self._rt.cudaMemcpyAsync(target, source, nbytes, kind, self._copies)
 
     def _wait_copies(self) -> None:
         end = time.monotonic() + _COPY_TIMEOUT

@@ -39,18 +39,20 @@ def near_of(nic):
 @engine_function
 def is_recalled(nic):
     """Return whether the host asks for what is done on the rows themselves. No load waits for another."""
-    n = worker_at(nic)
-    asked = (ld_relaxed64(nic + WORKER.command_seq) ^ n.command_done) | n.paused
-    asked |= ld_relaxed64(nic + WORKER.hold) | ld_relaxed64(nic + WORKER.stop) | is_register_rung(nic)
-    return asked != 0 or ld_relaxed64(nic + WORKER.pause_at) >= 0
+    asked = ld_relaxed64(nic + WORKER.command_seq) ^ ld_relaxed64(nic + WORKER.command_done)
+    asked |= ld_relaxed64(nic + WORKER.hold) | ld_relaxed64(nic + WORKER.stop) | ld_relaxed64(nic + WORKER.paused)
+    return (asked | is_register_rung(nic)) != 0 or ld_relaxed64(nic + WORKER.pause_at) >= 0
 
 
 @engine_function
 def may_borrow(nic):
     """Return whether the worker has nothing to do but requests between queue pairs of this NIC. One lane calls it."""
     n = worker_at(nic)
-    other = n.wire_count | n.stream_count | n.pending_count | n.capture | n.virtual_time | n.waking
-    return other == 0 and n.near != 0 and 0 < n.active_count <= MOST and not is_recalled(nic)
+    queues = ld_relaxed64(nic + WORKER.active_count)
+    other = ld_relaxed64(nic + WORKER.wire_count) | ld_relaxed64(nic + WORKER.stream_count)
+    other |= ld_relaxed64(nic + WORKER.pending_count) | ld_relaxed64(nic + WORKER.virtual_time)
+    other |= ld_relaxed64(nic + WORKER.waking) | n.capture
+    return other == 0 and n.near != 0 and 0 < queues <= MOST and not is_recalled(nic)
 
 
 # --- copies of all lanes ---------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import ctypes
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 
 from ..jit.launch import running
 from ..memory import PAGE, live, watchers
@@ -62,14 +62,16 @@ class Pinned:
 
     def add(self, address: int, nbytes: int) -> None:
         """Register the pages of a range, or count another user of those that are registered already."""
-        with self._lock:
-            begin, end = address & -PAGE, -(-(address + nbytes) // PAGE) * PAGE
+        begin, end = address & -PAGE, -(-(address + nbytes) // PAGE) * PAGE
+        with self._lock, ExitStack() as undo:
             for start, stop in list(self._gaps(begin, end)):
                 if self._register(start, stop - start):
                     self._pieces[start] = [stop, 0]
                     self._starts.insert(bisect_right(self._starts, start), start)
+                    undo.callback(self._forget, start)
             for start in self._within(begin, end):
                 self._pieces[start][1] += 1
+            undo.pop_all()
 
     def remove(self, address: int, nbytes: int) -> None:
         """Undo an `add`."""
@@ -78,9 +80,7 @@ class Pinned:
                 piece = self._pieces[start]
                 piece[1] -= 1
                 if piece[1] <= 0:
-                    self._unregister(start)
-                    del self._pieces[start]
-                    self._starts.remove(start)
+                    self._forget(start)
 
     def leave(self, address: int, nbytes: int, memory: object) -> None:
         """Undo an `add` of memory of ours, now or later. `memory` is what keeps it mapped."""
@@ -117,6 +117,12 @@ class Pinned:
         with self._current():
             self._driver.call("cuMemHostRegister_v2", place, size, _PORTABLE | _DEVICE_MAP)
         return True
+
+    def _forget(self, start: int) -> None:
+        """End the registration of a piece."""
+        self._unregister(start)
+        del self._pieces[start]
+        self._starts.remove(start)
 
     def _unregister(self, address: int) -> None:
         with self._current():

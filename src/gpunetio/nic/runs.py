@@ -109,16 +109,18 @@ def _keep(near, key):
 def _serves(row):
     """Return whether the next WQEs of a queue pair may be a run, as far as the queue pair is concerned.
 
-    No load waits for another, and there is one branch.
+    No load waits for another, and there are few branches.
     """
     q = qp_row_at(row)
-    p = qp_row_at(q.remote_row if q.remote_row != 0 else row)
+    if q.remote_row == 0 or q.send_cq == 0:
+        return False
+    p = qp_row_at(q.remote_row)
     c = cq_row_at(q.send_cq)
     other = (q.state ^ QpState.RTS) | (p.state ^ QpState.RTS) | (q.service ^ ServiceType.RC) | (p.service ^ q.service)
     other |= q.wire | p.wire | q.drain | q.retry_at | q.stream | q.copied | (q.sq_next ^ q.sq_ci)
     other |= c.error | c.collapsed | c.channel
     other |= (p.qpn ^ q.remote_qpn) | (p.remote_qpn ^ q.qpn) | (p.expect_psn ^ on_wire(q.tx_psn))
-    return other == 0 and q.remote_row != 0
+    return other == 0
 
 
 @device_function

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..jit.compile import device_function, engine_function
-from ..jit.ops import be64, clock_ns, copy, exchange64, ld64, ld_acquire64, ld_relaxed64, st64, st_release64
+from ..jit.ops import be64, clock_ns, copy, exchange_gpu64, ld64, ld_acquire64, ld_relaxed64, st64, st_release64
 from ..formats.commands import QpState
 from ..formats.doorbell import PI_MASK, UAR_CQ_OFFSET, UAR_NO_DBR_OFFSET, UAR_REG_OFFSET
 from ..formats.packet import PSN_BITS
@@ -197,7 +197,7 @@ def _serve_register(nic, register):
     """
     if ld_relaxed64(register) == 0:
         return 0
-    raw = exchange64(register, 0)
+    raw = exchange_gpu64(register, 0)
     value = be64(raw)
     number = (value >> 8) & 0xFFFFFF
     row = qp_row(nic, number)
@@ -231,7 +231,7 @@ def serve_registers(nic):
 def is_register_rung(nic):
     """Return what is not 0 if `serve_registers` has anything to do."""
     n = worker_at(nic)
-    rung = ld_relaxed64(nic + WORKER.arms_rung) ^ n.arms_seen
+    rung = ld_relaxed64(nic + WORKER.arms_rung) ^ ld_relaxed64(nic + WORKER.arms_seen)
     for i in range(ld_relaxed64(nic + WORKER.uar_count)):
         page = ld64(n.uars + 8 * i)
         rung |= ld_relaxed64(page + UAR_REG_OFFSET) | ld_relaxed64(page + UAR_NO_DBR_OFFSET)

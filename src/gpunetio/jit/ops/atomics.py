@@ -47,6 +47,25 @@ def exchange64(addr: int, value: int) -> int:
     """Swap in `value` at system scope."""
 
 
+# A GPU does not execute atomics of system scope on host memory, unless its bus has them. Those of its own scope are
+# atomic for its threads, wherever the memory is.
+
+
+@op(64, 64, ret=64, cpu=rmw("xchg", 64), cuda=ptx("atom.acq_rel.gpu.global.exch.b64 $0, [$1], $2;", 64))
+def exchange_gpu64(addr: int, value: int) -> int:
+    """Swap in `value`, acquire-release, at GPU scope."""
+
+
+@op(64, 64, ret=64, cpu=rmw("add", 64), cuda=ptx("atom.acq_rel.gpu.global.add.u64 $0, [$1], $2;", 64))
+def fetch_add_acq_rel_gpu64(addr: int, value: int) -> int:
+    """Acquire-release add at GPU scope."""
+
+
+@op(64, 32, 32, ret=32, cpu=cas(32), cuda=ptx("atom.acq_rel.gpu.global.cas.b32 $0, [$1], $2, $3;", 32))
+def cas_acq_rel_gpu32(addr: int, expected: int, new: int) -> int:
+    """Compare and swap, acquire-release, at GPU scope."""
+
+
 @op(64, 64, 64, ret=64, cpu=cas(64), cuda=ptx("atom.relaxed.gpu.global.cas.b64 $0, [$1], $2, $3;", 64))
 def cas_gpu64(addr: int, expected: int, new: int) -> int:
     """Compare and swap at GPU scope."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...jit.compile import device_function, engine_function
 from ...jit.ops import (
-    be32, be64, fence_release_sys, fetch_add_sys64, ld8, ld64, ld_acquire32, pack64, st64, st128, st_relaxed32,
+    be32, be64, fence_release_sys, fetch_add_acq_rel_gpu64, ld8, ld64, ld_acquire32, pack64, st64, st128, st_relaxed32,
     st_release32,
 )  # fmt: skip
 from ...fabric.ring import lock, next_free, publish, unlock
@@ -118,7 +118,7 @@ def complete_send(nic, row, index, opcode, ce, nbytes):
     q = qp_row_at(row)
     if ce == CompletionMode.CQE_AND_EQE:
         event_queue = nic_at(nic).eqs + cq_row_at(q.send_cq).eqn * EQ_ROW.size
-        fetch_add_sys64(event_queue + EQ_ROW.pi, 1)
+        fetch_add_acq_rel_gpu64(event_queue + EQ_ROW.pi, 1)
     reason = write_cqe(nic, q.send_cq, CqeOpcode.REQ, 0, q.qpn, q.user_index, opcode, index, nbytes, 0, 0, 0, 0, 0)
     if reason != 0:
         fail_qp(nic, row, index, opcode, reason, REQUESTER)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...jit.compile import device_function, engine_function
 from ...jit.ops import (
-    be32, be64, exchange64, fetch_add_sys64, ld_acquire32, ld_acquire64, ld_relaxed64, st64, st_release64,
+    be32, be64, exchange_gpu64, fetch_add_acq_rel_gpu64, ld_acquire32, ld_acquire64, ld_relaxed64, st64, st_release64,
 )  # fmt: skip
 from ...fabric.ring import lock, next_free, publish, unlock
 from ...formats.cqe import CI_MASK
@@ -33,7 +33,7 @@ def raise_event(nic, channel, cookie, kind, number, syndrome):
         e.cookie, e.type, e.number, e.syndrome = cookie, kind, number, syndrome
         publish(channel + CHANNEL.ring)
     unlock(channel + CHANNEL.ring)
-    if slot != 0 and fetch_add_sys64(channel + CHANNEL.unheard, 1) == 0:
+    if slot != 0 and fetch_add_acq_rel_gpu64(channel + CHANNEL.unheard, 1) == 0:
         n = worker_at(nic)
         st64(n.ringing + 8 * n.ringing_count, channel)
         n.ringing_count += 1
@@ -91,7 +91,7 @@ def serve_arm_register(nic, page):
     register = page + UAR_CQ_OFFSET
     if ld_relaxed64(register) == 0:
         return 0
-    cqn = be64(exchange64(register, 0)) & 0xFFFFFF
+    cqn = be64(exchange_gpu64(register, 0)) & 0xFFFFFF
     n = nic_at(nic)
     cq = n.cqs + (cqn & n.cq_mask) * CQ_ROW.size
     if cqn == 0 or cq_row_at(cq).cqn != cqn:

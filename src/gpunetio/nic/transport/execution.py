@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from ...jit.compile import device_function, engine_function
 from ...jit.ops import (
-    be16, be32, be64, cas_sys32, cas_sys64, fetch_add_sys64, ld16, ld32, ld64, ld_acquire32, ld_acquire64, st64,
+    be16, be32, be64, cas_acq_rel_gpu32, cas_acq_rel_gpu64, fetch_add_acq_rel_gpu64, ld16, ld32, ld64, ld_acquire32,
+    ld_acquire64, st64,
 )  # fmt: skip
 from ...enums import Access
 from ..state.message import MESSAGE, message_at
@@ -159,10 +160,13 @@ def atomic_address(nic, row, key, addr, nbytes):
 
 @device_function
 def atomic(opcode, address, swap_add, compare):
-    """Execute an atomic: return the old word. Words are in host byte order."""
+    """Execute an atomic: return the old word. Words are in host byte order.
+
+    On a GPU, those in host memory are atomic for what the GPU does, and not for the CPU.
+    """
     if opcode == WqeOpcode.ATOMIC_FA:
-        return fetch_add_sys64(address, swap_add)
-    return cas_sys64(address, compare, swap_add)
+        return fetch_add_acq_rel_gpu64(address, swap_add)
+    return cas_acq_rel_gpu64(address, compare, swap_add)
 
 
 @device_function
@@ -187,7 +191,7 @@ def _masked_atomic(message, opcode, address):
             return old
         else:
             new = old & ~m.swap_mask | m.swap_add & m.swap_mask
-        found = cas_sys32(address, old, new) if nbytes == 4 else cas_sys64(address, old, new)
+        found = cas_acq_rel_gpu32(address, old, new) if nbytes == 4 else cas_acq_rel_gpu64(address, old, new)
         if found == old:
             return old
 

@@ -1,0 +1,75 @@
+"""Kernels as cubins: compiled once, by another process, and read from disk from then on."""
+
+import logging
+
+import pytest
+
+pytest.importorskip("numba_cuda", reason="needs numba-cuda (extra 'cuda')")
+
+from gpunetio.errors import DriverError
+from gpunetio.jit import cubin
+from gpunetio.nic.slice_kernel import OPTIONS, gpunetio_slice
+
+SM_90 = (9, 0)
+ELF = b"\x7fELF"
+
+
+@pytest.fixture
+def cache(monkeypatch, tmp_path):
+    """An empty folder for compiled code."""
+
+    class Kept:
+        cache_path = str(tmp_path)
+
+    monkeypatch.setattr(cubin, "cache_of", lambda *_: Kept())
+    return tmp_path
+
+
+@pytest.fixture
+def compiler(monkeypatch):
+    """What compiles, in place of the compiler: it counts."""
+    compiled = []
+
+    def compile_to(file, kernel, capability, options=()):
+        compiled.append((kernel.__name__, capability))
+        file.write_bytes(ELF + bytes(len(compiled)))
+
+    monkeypatch.setattr(cubin, "compile_to", compile_to)
+    return compiled
+
+
+def test_a_kernel_is_compiled_once(cache, compiler, monkeypatch, caplog):
+    with caplog.at_level(logging.WARNING, "gpunetio.compile"):
+        first = cubin.cubin(gpunetio_slice, SM_90, OPTIONS)
+    assert "compiling gpunetio_slice for sm_90" in caplog.text
+    assert cubin.cubin(gpunetio_slice, SM_90, OPTIONS) == first
+    assert compiler == [("gpunetio_slice", SM_90)]
+    # another GPU, other options, another version of what is compiled: each has a file, and the last one replaces
+    cubin.cubin(gpunetio_slice, (10, 0), OPTIONS)
+    monkeypatch.setattr(cubin, "stamp", lambda _: "changed")
+    assert cubin.cubin(gpunetio_slice, SM_90, OPTIONS) != first
+    assert len(compiler) == 3
+    assert sorted(file.name.split(".")[1] for file in cache.iterdir()) == ["sm_100", "sm_90"]
+
+
+def test_a_folder_that_cannot_be_written_to(cache, compiler, monkeypatch, caplog):
+    monkeypatch.setattr(cubin.Path, "write_bytes", lambda *_: (_ for _ in ()).throw(PermissionError(13, "not allowed")))
+    monkeypatch.setattr(cubin, "compile_to", lambda file, *_: file.touch())
+    assert cubin.cubin(gpunetio_slice, SM_90, OPTIONS) == b""
+    assert "cannot be written (not allowed): every process compiles it again" in caplog.text
+
+
+def test_what_does_not_compile_is_said(tmp_path):
+    def nothing(_): ...
+
+    with pytest.raises(DriverError, match="nothing does not compile for CUDA: .*"):
+        cubin.compile_to(tmp_path / "nothing.cubin", nothing, SM_90)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_kernel_of_slices(cache):
+    image = cubin.cubin(gpunetio_slice, SM_90, OPTIONS)
+    assert image.startswith(ELF)
+    assert b"gpunetio_slice" in image
+    assert [file.read_bytes() for file in cache.iterdir()] == [image]

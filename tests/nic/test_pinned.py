@@ -1,0 +1,117 @@
+"""Which host memory is registered with CUDA, against a model that knows each page; a driver stands in for CUDA's."""
+
+import contextlib
+import ctypes
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpunetio.memory import PAGE, HostMemory, watchers
+from gpunetio.nic.pinned import Pinned
+
+PAGES = 24
+BASE = 1 << 40
+
+
+class Driver:
+    """Registers pages, and refuses what CUDA refuses: a range that is registered in part, or not as it was."""
+
+    def __init__(self, pinned: tuple[int, ...] = ()):
+        self.ranges: dict[int, int] = {}
+        self.pinned = pinned  # of others
+
+    @property
+    def pages(self) -> set[int]:
+        return set().union(*(pages_of(start, nbytes) for start, nbytes in self.ranges.items()))
+
+    def is_pinned(self, address: int) -> bool:
+        return address // PAGE in self.pinned or address // PAGE in self.pages
+
+    def call(self, name: str, address: ctypes.c_uint64, *rest: object) -> None:
+        at = address.value
+        if name == "cuMemHostUnregister":
+            del self.ranges[at]
+            return
+        nbytes = rest[0].value
+        assert at % PAGE == nbytes % PAGE == 0 < nbytes
+        assert not self.pages & set(range(at // PAGE, (at + nbytes) // PAGE))
+        self.ranges[at] = nbytes
+
+
+def pinned_with(driver: Driver) -> Pinned:
+    return Pinned(driver, contextlib.nullcontext)
+
+
+def pages_of(address: int, nbytes: int) -> set[int]:
+    return set(range(address // PAGE, -(-(address + nbytes) // PAGE)))
+
+
+spans = st.tuples(st.integers(0, PAGES * PAGE - 1), st.integers(1, 6 * PAGE))
+
+
+@given(steps=st.lists(st.tuples(st.booleans(), spans), max_size=30))
+def test_each_page_is_registered_while_a_range_needs_it(steps: list[tuple[bool, tuple[int, int]]]) -> None:
+    driver = Driver()
+    pinned, used = pinned_with(driver), []
+    for adds, (offset, nbytes) in steps:
+        if adds or not used:
+            used.append((BASE + offset, nbytes))
+            pinned.add(*used[-1])
+        else:
+            pinned.remove(*used.pop(offset % len(used)))
+        needed = set().union(*(pages_of(*span) for span in used))
+        assert needed <= driver.pages
+    for span in used:
+        pinned.remove(*span)
+    assert not driver.ranges
+
+
+def test_what_others_have_pinned_is_left_alone() -> None:
+    driver = Driver(pinned=(BASE // PAGE,))
+    pinned = pinned_with(driver)
+    pinned.add(BASE, 100)
+    pinned.remove(BASE, 100)
+    assert not driver.ranges
+
+
+def test_memory_of_ours_is_registered_while_a_nic_is_open() -> None:
+    """All there is, and all that comes. What goes stays registered, and mapped, until CUDA would not have to wait."""
+    driver = Driver()
+    pinned = pinned_with(driver)
+    before = HostMemory(PAGE)
+    pinned.open()
+    pinned.open()
+    try:
+        later = HostMemory(3 * PAGE)
+        assert pages_of(before.address, PAGE) | pages_of(later.address, 3 * PAGE) <= driver.pages
+        place = later.address
+        later.close()
+        assert pages_of(place, 3 * PAGE) <= driver.pages
+        kept = len(driver.pages)
+        for _ in range(300):
+            HostMemory(PAGE).close()
+        assert len(driver.pages) < kept + 100
+        pinned.close()
+        assert watchers
+    finally:
+        pinned.close()
+    assert not driver.ranges
+    assert pinned not in watchers
+    before.close()
+
+
+def test_a_failed_registration_leaves_nothing_behind() -> None:
+    class Full(Driver):
+        def call(self, name: str, address: ctypes.c_uint64, *rest: object) -> None:
+            if name == "cuMemHostRegister_v2" and address.value >= BASE + 2 * PAGE:
+                raise MemoryError("no more")
+            super().call(name, address, *rest)
+
+    driver = Full()
+    pinned = pinned_with(driver)
+    pinned.add(BASE + PAGE, PAGE)
+    with pytest.raises(MemoryError):
+        pinned.add(BASE, 4 * PAGE)
+    pinned.remove(BASE + PAGE, PAGE)
+    assert not driver.ranges
