@@ -2,6 +2,7 @@
 
     GPUNETIO_PREBUILT=1 python -m build                 for this architecture's usual baseline
     GPUNETIO_PREBUILT=x86-64-v2 python -m build         for another one
+    GPUNETIO_PREBUILT_GPUS=9.0,10.0                     besides: for NICs on GPUs of these compute capabilities
 
 Without the variable, and in editable installations, nothing is compiled and the wheel is pure Python.
 """
@@ -19,7 +20,7 @@ from typing import Any, NamedTuple
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-VARIABLE = "GPUNETIO_PREBUILT"
+VARIABLE, GPUS = "GPUNETIO_PREBUILT", "GPUNETIO_PREBUILT_GPUS"
 MINUTES = 60  # after which a compiler that hangs is given up; an emulated one may take a third of that
 
 
@@ -63,7 +64,10 @@ class Prebuilt(BuildHookInterface):  # type: ignore[type-arg]
 
     def dependencies(self) -> list[str]:
         """Return what the compiler needs, as the wheel does when it is installed."""
-        return list(self.metadata.core.dependencies) if os.environ.get(VARIABLE) else []
+        if not os.environ.get(VARIABLE):
+            return []
+        cuda = self.metadata.core.optional_dependencies["cuda"] if os.environ.get(GPUS) else []
+        return [*self.metadata.core.dependencies, *cuda]
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Compile, if that is asked for."""
@@ -109,8 +113,10 @@ def compile_for(name: str, copy: Path, made: Path) -> None:
         ).stdout  # fmt: skip
 
     run("gpunetio", "warm")
+    if gpus := os.environ.get(GPUS):
+        run("gpunetio.nic.slice_cubins", *gpus.split(","))
     package = copy / "gpunetio"
-    for file in package.rglob("__pycache__/*.nb[ic]"):
+    for file in [*package.rglob("__pycache__/*.nb[ic]"), *package.rglob("__pycache__/*.cubin")]:
         target = made / file.parent.parent.relative_to(package) / file.name
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.move(file, target)

@@ -59,6 +59,14 @@ def test_a_folder_that_cannot_be_written_to(cache, compiler, monkeypatch, caplog
     assert "cannot be written (not allowed): every process compiles it again" in caplog.text
 
 
+def test_a_wheel_may_bring_it(compiler, monkeypatch, tmp_path):
+    monkeypatch.setattr(cubin, "cache_of", lambda *_: None)
+    monkeypatch.setattr(cubin.prebuilt, "folder_of", lambda source: tmp_path)
+    (tmp_path / cubin._name(gpunetio_slice, SM_90, OPTIONS)).write_bytes(ELF)
+    assert cubin.cubin(gpunetio_slice, SM_90, OPTIONS) == ELF
+    assert not compiler
+
+
 def test_what_does_not_compile_is_said(tmp_path):
     def nothing(_): ...
 

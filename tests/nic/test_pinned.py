@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpunetio.errors import DriverError
 from gpunetio.memory import PAGE, HostMemory, watchers
 from gpunetio.nic.pinned import Pinned
 
@@ -35,7 +36,8 @@ class Driver:
             return
         nbytes = rest[0].value
         assert at % PAGE == nbytes % PAGE == 0 < nbytes
-        assert not self.pages & set(range(at // PAGE, (at + nbytes) // PAGE))
+        if pages_of(at, nbytes) & (self.pages | set(self.pinned)):
+            raise DriverError("CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED", status=712)
         self.ranges[at] = nbytes
 
 
@@ -67,11 +69,13 @@ def test_each_page_is_registered_while_a_range_needs_it(steps: list[tuple[bool, 
     assert not driver.ranges
 
 
-def test_what_others_have_pinned_is_left_alone() -> None:
-    driver = Driver(pinned=(BASE // PAGE,))
+@pytest.mark.parametrize("page", range(4))
+def test_what_others_have_pinned_is_left_alone(page: int) -> None:
+    driver = Driver(pinned=(BASE // PAGE + page,))
     pinned = pinned_with(driver)
-    pinned.add(BASE, 100)
-    pinned.remove(BASE, 100)
+    pinned.add(BASE, 4 * PAGE)
+    assert driver.pages == pages_of(BASE, 4 * PAGE) - set(driver.pinned)
+    pinned.remove(BASE, 4 * PAGE)
     assert not driver.ranges
 
 

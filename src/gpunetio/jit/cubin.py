@@ -19,7 +19,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
 from pathlib import Path
 
 from ..errors import DriverError
@@ -31,7 +30,6 @@ logger: logging.Logger = logging.getLogger("gpunetio.compile")
 
 SECONDS = 600  # after which a compiler that hangs is given up
 _ENTRY = re.compile(r"\.entry ([\w$]+)")
-_COMPILERS = "numba-cuda", "nvidia-nvjitlink"
 
 
 def cubin(kernel: Callable[..., None], capability: tuple[int, int], options: Sequence[str] = ()) -> bytes:
@@ -69,9 +67,8 @@ def compile_to(
 
 
 def _name(kernel: Callable[..., None], capability: tuple[int, int], options: Sequence[str]) -> str:
-    """Return the name of the file, in which is whatever decides about its contents."""
-    said = [stamp(kernel), *options, *(f"{package} {version(package)}" for package in _COMPILERS)]
-    of = hashlib.sha256("\n".join(said).encode()).hexdigest()[:16]
+    """Return the name of the file, in which is whatever decides about its contents but the compiler for CUDA."""
+    of = hashlib.sha256("\n".join([stamp(kernel), *options]).encode()).hexdigest()[:16]
     return f"{kernel.__name__}.sm_{capability[0]}{capability[1]}.{of}.cubin"
 
 

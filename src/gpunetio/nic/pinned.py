@@ -16,11 +16,13 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 
+from ..errors import DriverError
 from ..jit.launch import running
 from ..memory import PAGE, live, watchers
 from .dma.cuda_driver import CudaDriver
 
 _MANY = 64  # pieces of memory that have been left
+_IN_PART = 1, 712  # CUresult: INVALID_VALUE, HOST_MEMORY_ALREADY_REGISTERED
 _PORTABLE, _DEVICE_MAP = 1, 2  # CU_MEMHOSTREGISTER_*
 
 
@@ -64,8 +66,8 @@ class Pinned:
         """Register the pages of a range, or count another user of those that are registered already."""
         begin, end = address & -PAGE, -(-(address + nbytes) // PAGE) * PAGE
         with self._lock, ExitStack() as undo:
-            for start, stop in list(self._gaps(begin, end)):
-                if self._register(start, stop - start):
+            for begins, ends in list(self._gaps(begin, end)):
+                for start, stop in self._register(begins, ends - begins):
                     self._pieces[start] = [stop, 0]
                     self._starts.insert(bisect_right(self._starts, start), start)
                     undo.callback(self._forget, start)
@@ -109,13 +111,26 @@ class Pinned:
         if begin < end:
             yield begin, end
 
-    def _register(self, address: int, nbytes: int) -> bool:
-        """Register a range. Return False if it is pinned memory of others, which slices reach as it is."""
-        if self._driver.is_pinned(address):
-            return False
+    def _register(self, address: int, nbytes: int) -> list[tuple[int, int]]:
+        """Register a range, but for pages that others have pinned, which slices reach as they are.
+
+        Return what is registered: starts and ends.
+        """
+        if self._driver.is_pinned(address) or not self._try(address, nbytes):
+            pages = range(address, address + nbytes, PAGE)
+            return [(page, page + PAGE) for page in pages if not self._driver.is_pinned(page) and self._try(page, PAGE)]
+        return [(address, address + nbytes)]
+
+    def _try(self, address: int, nbytes: int) -> bool:
+        """Register a range. Return False if a part of it is registered already."""
         place, size = ctypes.c_uint64(address), ctypes.c_size_t(nbytes)
-        with self._current():
-            self._driver.call("cuMemHostRegister_v2", place, size, _PORTABLE | _DEVICE_MAP)
+        try:
+            with self._current():
+                self._driver.call("cuMemHostRegister_v2", place, size, _PORTABLE | _DEVICE_MAP)
+        except DriverError as error:
+            if error.status not in _IN_PART:
+                raise
+            return False
         return True
 
     def _forget(self, start: int) -> None:
