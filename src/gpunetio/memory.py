@@ -40,6 +40,7 @@ class Watcher(Protocol):
 
 
 watchers: list[Watcher] = []
+os.register_at_fork(after_in_child=watchers.clear)  # CUDA does not work in a forked child
 
 
 def live() -> dict[int, HostMemory]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import os
 
 import pytest
 from hypothesis import given
@@ -119,3 +120,35 @@ def test_a_failed_registration_leaves_nothing_behind() -> None:
         pinned.add(BASE, 4 * PAGE)
     pinned.remove(BASE + PAGE, PAGE)
     assert not driver.ranges
+
+
+def test_a_nic_that_cannot_have_all_memory_registered_has_none() -> None:
+    class Refusing(Driver):
+        def call(self, name: str, address: ctypes.c_uint64, *rest: object) -> None:
+            if name == "cuMemHostRegister_v2" and len(self.ranges) == 3:
+                raise MemoryError("no more")
+            super().call(name, address, *rest)
+
+    kept = [HostMemory(PAGE) for _ in range(5)]
+    driver = Refusing()
+    pinned = pinned_with(driver)
+    with pytest.raises(MemoryError):
+        pinned.open()
+    assert not driver.ranges
+    assert pinned not in watchers
+    for memory in kept:
+        memory.close()
+
+
+def test_a_forked_child_registers_nothing() -> None:
+    driver = Driver()
+    pinned = pinned_with(driver)
+    pinned.open()
+    try:
+        child = os.fork()
+        if child == 0:
+            os._exit(len(watchers))
+        assert os.waitpid(child, 0)[1] == 0
+        assert pinned in watchers
+    finally:
+        pinned.close()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..enums import MemType
+from ..enums import Access, MemType
 from ..gpu import ExportedQp, Gpu, GpuMemory
 from ..verbs import MR, PD, Context
 from . import launches
@@ -17,6 +17,7 @@ from .options import Options
 from .words import Order, Words
 
 _WORDS = MOST_THREADS + 1  # the last one for no-op messages
+_RIGHTS = Access.all() | Access.RELAXED_ORDERING  # as perftest registers memory
 
 
 def _before_hopper(gpu: Gpu) -> bool:
@@ -71,7 +72,7 @@ class Side:
 
     def _buffer(self, pd: PD, nbytes: int, kind: MemType) -> tuple[GpuMemory, MR]:
         memory = self._gpu.alloc(nbytes, kind)
-        return memory, pd.register(memory)
+        return memory, pd.register(memory, _RIGHTS)
 
     def _add_queue(self, pd: PD) -> None:
         options, gpu = self.options, self._gpu

@@ -5,6 +5,7 @@ It reaches its own memory, that of GPUs to which it has peer access, and host me
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 
@@ -117,9 +118,13 @@ class GpuPlace:
         self._kept: list[object] = []  # what launches point to
         self._streams: list[ctypes.c_void_p] = []
         self._lines = ctypes.c_uint64()
-        with self._device.current():
-            self._allocations = self._new_stream(0)  # on which memory is freed without waiting for kernels
         _pinned().open()
+        try:
+            with self._device.current():
+                self._allocations = self._new_stream(0)  # on which memory is freed without waiting for kernels
+        except BaseException:
+            _pinned().close()
+            raise
 
     def _new_stream(self, priority: int) -> ctypes.c_void_p:
         stream = ctypes.c_void_p()
@@ -173,7 +178,7 @@ class GpuPlace:
         return ""
 
     def close(self) -> None:
-        with self._device.current():
+        with contextlib.suppress(DriverError), self._device.current():  # after a kernel has failed, every call fails
             if self._lines.value:
                 self._driver.call("cuMemFreeAsync", self._lines, self._allocations)
             for stream in self._streams:

@@ -14,7 +14,7 @@ import ctypes
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, suppress
 
 from ..errors import DriverError
 from ..jit.launch import running
@@ -45,8 +45,12 @@ class Pinned:
             first = self._places == 1
         if first:
             watchers.append(self)
-            for kept in list(live().values()):
-                self.add(kept.address, kept.nbytes)
+            try:
+                for kept in list(live().values()):
+                    self.add(kept.address, kept.nbytes)
+            except BaseException:
+                self.close()
+                raise
 
     def close(self) -> None:
         """Count a NIC that has closed. With the last one, all ends."""
@@ -140,5 +144,5 @@ class Pinned:
         self._starts.remove(start)
 
     def _unregister(self, address: int) -> None:
-        with self._current():
+        with suppress(DriverError), self._current():  # after a kernel has failed, every call fails
             self._driver.call("cuMemHostUnregister", ctypes.c_uint64(address))

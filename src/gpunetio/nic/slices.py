@@ -209,11 +209,14 @@ def take_slice(nic):
     if not on_host() and n.asleep != 0 and lane_or_0() == 0:
         scan_records(nic)
     while following == _GO_ON:
-        _forward_rings(nic)
-        sync_lanes(ALL_LANES)
         begun = 0
-        if lane_or_0() == 0:
-            begun = 1 if not on_host() and _is_left_alone(near) else _begin_turn(nic)
+        if not on_host() and lane_or_0() == 0 and _is_left_alone(near):
+            begun = 1
+        if from_lane(begun, 0) == 0:
+            _forward_rings(nic)
+            sync_lanes(ALL_LANES)
+            if lane_or_0() == 0:
+                begun = _begin_turn(nic)
         begun = from_lane(begun, 0)
         sync_lanes(ALL_LANES)
         did = begun >> 1
