@@ -10,6 +10,9 @@
 For latency, the register is rung before the record is written. It is rung again afterwards, because a NIC that missed
 the first ring looks at the record.
 
+A NIC that makes its turns on the kernels' GPU (`is_near`) misses no ring. There the record comes first, the register is
+rung once, and all fences have the scope of the GPU.
+
 On a shared queue, one thread at a time rings. The others leave their index in a word, which the ringing thread checks
 again before it stops. So no thread waits for another thread's doorbell, and under contention one doorbell announces the
 slots of many. The word is 2p − 1 while p is wanted or is being announced, and 2p once everything below p is announced.

@@ -69,6 +69,7 @@ MIN_ACK_TIMEOUT_NS = 1_000_000  # an engine is a thread, which may be off its co
 _DESCRIPTORS, _WORKER_DESCRIPTORS = 33, 2  # tables twice, events, the control socket; a notifier
 _RULES_PATIENCE = 0.05  # seconds that a request for rules waits for commands, and the requests behind it
 BUDGET = 256  # WQEs of one QP before the next QP's turn
+_SLEEP_MS_ON_GPU = 10
 SYNDROMES = 256
 MAX_WORK_QUEUES = MAX_QP + MAX_SQ
 _WORKER_BYTES = (
@@ -250,6 +251,8 @@ class SoftNic:
         config = self.port.config
         r["wait_on_time"] = config.send_scheduling and not self.port.no_ethernet and not config.on_cuda
         self._set_clock()
+        # A look costs a slice there. Launches of this process wake the NIC (`Engine.busy`), so looks are for others.
+        sleep_ms = max(sleep_ms, _SLEEP_MS_ON_GPU) if config.on_cuda else sleep_ms
         r["spin_ns"], r["sleep_ms"], r["budget"] = spin_us * 1000, sleep_ms, budget
         syndromes = self._control.view(np.uint8, int(r["syndromes"]) - self.control_address, SYNDROMES)
         for reason, text in EXPLAIN.items():

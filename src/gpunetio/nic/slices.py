@@ -150,6 +150,8 @@ def _near_turns(nic, near, end):
                     pause()
             elif ld_acquire_cta64(near + NEAR.recalled) != 0 or now - busy_at > worker_at(near).slice_ns:
                 stop = 1
+            elif worker_at(near).asleep != 0 and idle != 0:  # the thread has only looked whether there is anything
+                stop = 1
             elif now >= end and _has_successor(near):
                 stop = 1
         over = from_lane(stop, 0) != 0
