@@ -40,7 +40,7 @@ class DeviceMemory:
         An engine on a GPU has no DMA streams: None. NoMemoryError if there are too many devices, InitializationError if
         a device cannot be used.
         """
-        if self._hardware.port.config.on_gpu:
+        if self._hardware.port.config.on_cuda:
             return None
         if self.driver is None:
             self.driver = cuda_driver()
