@@ -463,6 +463,7 @@ def test_workers_without_queues_sleep():
         nic.engine.busy(-1)
 
 
+@pytest.mark.host_memory  # on the twin, a command waits for one request at most
 def test_a_worker_in_a_long_turn(monkeypatch):
     """What all workers share is not changed if one of them does not come out of its turn in time."""
     with opened(2) as (_, nic, pd):
