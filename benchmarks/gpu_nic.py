@@ -13,12 +13,12 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-from gpu_path import ROW, percentiles, put_and_wait_exclusive, put_and_wait_shared, queue
+from gpu_path import ROW, percentiles, print_table, put_and_wait_exclusive, put_and_wait_shared, queue
 
 from gpunetio import Gpu, PortConfig, kernel, verbs
 from gpunetio import device as dev
 from gpunetio.enums import Access
-from gpunetio.jit.ops import ld_relaxed64, st_release64
+from gpunetio.jit.ops import copy, ld_relaxed64, on_host, st_release64
 from gpunetio.nic.copies import copy_part
 
 DEPTH = 1024
@@ -70,10 +70,10 @@ def put_signal_own(rows, nbytes, count, status):
 
 @kernel
 def write_area(rows, nbytes, count, status):
-    """A warp for each queue: writes through its area, again and again, 32 at a time."""
+    """A warp for each queue: writes through its area, again and again, a write for each lane at a time."""
     qp, raddr, rkey, laddr, lkey = queue(rows + 8 * ROW * dev.block_idx())
     ticket = 0
-    for i in range(dev.lane_id(), count, 32):
+    for i in range(dev.lane_id(), count, dev.warp_size()):
         at = i * nbytes % AREA
         ticket = dev.put(qp, raddr + at, rkey, laddr + at, lkey, nbytes, dev.EXCLUSIVE, dev.DEFAULT, dev.WARP)
     dev.st64(status + 8 * dev.global_id(), dev.wait(qp, ticket, dev.EXCLUSIVE, dev.WARP))
@@ -85,7 +85,10 @@ def copy_area(target, source, nbytes, count):
     area = dev.block_idx() * AREA
     for i in range(count):
         at = area + i * nbytes % AREA
-        copy_part(target + at, source + at, nbytes, dev.thread_idx() // 32, dev.block_dim() // 32)
+        if on_host():
+            copy(target + at, source + at, nbytes)
+        else:
+            copy_part(target + at, source + at, nbytes, dev.thread_idx() // 32, dev.block_dim() // 32)
 
 
 class Bench:
@@ -148,10 +151,10 @@ def _rate(
         bench = Bench(gpu, stack, engine, workers, 1 << 20, other)
         seconds = []
         for _ in range(3):
-            seconds.append(bench.launch(body, out, 64, posts, grid, 32 * warps // grid, warps))
-            status = out.read(0, 8 * 32 * warps).view(np.int64)
+            seconds.append(bench.launch(body, out, 64, posts, grid, gpu.warp * warps // grid, warps))
+            status = out.read(0, 8 * gpu.warp * warps).view(np.int64)
             assert not status.any(), status
-    rates = sorted(32 * warps * posts / each / 1e6 for each in seconds[1:])
+    rates = sorted(gpu.warp * warps * posts / each / 1e6 for each in seconds[1:])
     return {"case": f"{what}, {warps} warps, {workers} SMs", "unit": "M/s", "min": rates[0], "median": rates[-1],
             "goal": goal}  # fmt: skip
 
@@ -160,18 +163,19 @@ def _bandwidth(
     gpu: Gpu, engine: str, out: Any, nbytes: int, workers: int, scale: float, other: Gpu | None
 ) -> dict[str, Any]:
     writes = max(64, int((4 << 30) * scale) // nbytes // 32 * 32)
+    copiers = COPIERS if gpu.target == "cuda" else 1
     with ExitStack() as stack:
         bench = Bench(gpu, stack, engine, workers, workers * AREA, other)
         moved, copied = [], []
         for _ in range(3):
             seconds = bench.launch(
-                write_area, out, nbytes, writes, workers, 32, workers, spacing=AREA, depth=256
+                write_area, out, nbytes, writes, workers, gpu.warp, workers, spacing=AREA, depth=256
             )
             moved.append(workers * writes * nbytes / seconds / 1e9)
             start = perf_counter()
-            assert copy_area[workers, COPIERS, gpu](bench.there, bench.here, nbytes, writes).wait(SECONDS)
+            assert copy_area[workers, copiers, gpu](bench.there, bench.here, nbytes, writes).wait(SECONDS)
             copied.append(workers * writes * nbytes / (perf_counter() - start) / 1e9)
-        status = out.read(0, 8 * 32 * workers).view(np.int64)
+        status = out.read(0, 8 * gpu.warp * workers).view(np.int64)
         assert not status.any(), status
     name = f"{nbytes // KIB} KiB" if nbytes < MIB else f"{nbytes // MIB} MiB"
     return {"case": f"writes of {name}, {workers} SMs", "unit": "GB/s", "min": min(moved[1:]),
@@ -209,11 +213,7 @@ def main() -> None:
             print(json.dumps({"gpu": gpu.name, "rows": rows}))
             return
         print(f"GPU {gpu.name}{f', to GPU {other.name}' if other else ''}")
-        print(f"{'case':<40}{'unit':>6}{'min':>9}{'median':>9}{'p99':>9}{'goal':>7}{'of the limit':>14}")
-        for row in rows:
-            cells = "".join(f"{row[k]:>9.2f}" if row.get(k) else f"{'':>9}" for k in ("min", "median", "p99"))
-            cells += f"{row['goal']:>7.2f}" if row.get("goal") else f"{'':>7}"
-            print(f"{row['case']:<40}{row['unit']:>6}{cells}" + (f"{row['limit']:>14.2f}" if "limit" in row else ""))
+        print_table(rows, 40)
 
 
 if __name__ == "__main__":

@@ -327,6 +327,15 @@ def _rate(bench: Bench, case: Rate, out: Any, scale: float) -> dict[str, Any]:
     return {"case": case.name, "unit": "M/s", "min": rates[0], "median": rates[1], "p99": rates[2], "goal": case.goal}
 
 
+def print_table(rows: list[dict[str, Any]], width: int) -> None:
+    """Print rows, the first column `width` wide."""
+    print(f"{'case':<{width}}{'unit':>6}{'min':>9}{'median':>9}{'p99':>9}{'goal':>7}{'of the limit':>14}")
+    for row in rows:
+        cells = "".join(f"{row[k]:>9.2f}" if row.get(k) else f"{'':>9}" for k in ("min", "median", "p99"))
+        cells += f"{row['goal']:>7.2f}" if row.get("goal") else f"{'':>7}"
+        print(f"{row['case']:<{width}}{row['unit']:>6}{cells}" + (f"{row['limit']:>14.2f}" if "limit" in row else ""))
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -340,11 +349,7 @@ def main() -> None:
             print(json.dumps({"gpu": gpu.name, "rows": rows}))
             return
         print(f"GPU {gpu.name}; of rates and bandwidths: the worst, the middle and the best of three launches")
-        print(f"{'case':<46}{'unit':>6}{'min':>9}{'median':>9}{'p99':>9}{'goal':>7}{'of the limit':>14}")
-        for row in rows:
-            cells = "".join(f"{row[k]:>9.2f}" if row.get(k) else f"{'':>9}" for k in ("min", "median", "p99"))
-            cells += f"{row['goal']:>7.2f}" if row.get("goal") else f"{'':>7}"
-            print(f"{row['case']:<46}{row['unit']:>6}{cells}" + (f"{row['limit']:>14.2f}" if "limit" in row else ""))
+        print_table(rows, 46)
 
 
 if __name__ == "__main__":
