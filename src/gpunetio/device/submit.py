@@ -79,12 +79,18 @@ def update_dbr(qp, producer):
 
 
 @device_function
+def _doorbell(qp, producer):
+    """Return the eight bytes that announce an index."""
+    return pack64(be32((producer & PI_MASK) << WQE_IDX_SHIFT), ld_fixed32(qp + DEV_QP.sq_num_shift8_be))
+
+
+@device_function
 def ring_db(qp, producer, sync=SYNC_SYS, code_opt=DEFAULT):
     """Ring the doorbell register after a release fence of scope `sync` (`doca_gpu_dev_verbs_ring_db`).
 
     With ASYNC_STORE_RELEASE, the store is its own fence from sm_100 on. Elsewhere this fences and stores.
     """
-    value = pack64(be32((producer & PI_MASK) << WQE_IDX_SHIFT), ld_fixed32(qp + DEV_QP.sq_num_shift8_be))
+    value = _doorbell(qp, producer)
     if code_opt & ASYNC_STORE_RELEASE:
         st_mmio_release64(ld_fixed64(qp + DEV_QP.sq_db), value)
     else:
@@ -99,8 +105,7 @@ def _ring_near(qp, producer, handler, sync):
         update_dbr(qp, producer)
     if sync != SYNC_THREAD:
         fence_release_gpu()
-    value = pack64(be32((producer & PI_MASK) << WQE_IDX_SHIFT), ld_fixed32(qp + DEV_QP.sq_num_shift8_be))
-    st_relaxed_gpu64(ld_fixed64(qp + DEV_QP.sq_db), value)
+    st_relaxed_gpu64(ld_fixed64(qp + DEV_QP.sq_db), _doorbell(qp, producer))
 
 
 @device_function

@@ -96,42 +96,35 @@ def _place_of(row, rows, count):
 # --- borrowing -------------------------------------------------------------------------------------------------------
 
 
-@engine_function
-def _borrow_cq(near, cq):
-    """Begin to copy a CQ, if there is one, unless it is there. Return the address of the copy, or 0."""
-    if cq == 0:
+@device_function
+def _borrow_row(near, row, nbytes, rows, copies, counter):
+    """Begin to copy a row, if there is one, unless its copy is there. Return the address of the copy, or 0.
+
+    `rows`, `copies` and `counter` are the offsets of NEAR's list of such rows, of their copies, and of their number.
+    """
+    if row == 0:
         return 0
-    n = near_at(near)
-    count = n.cq_count
+    count = ld64(near + counter)
     sync_lanes(ALL_LANES)  # before one of them counts another
-    at = _place_of(cq, near + NEAR.cq_rows, count)
-    copy = near + NEAR.cqs + at * CQ_ROW.size
+    at = _place_of(row, near + rows, count)
+    copy = near + copies + at * nbytes
     if at == count:
-        _fetch(copy, cq, CQ_ROW.size)
+        _fetch(copy, row, nbytes)
         if lane_or_0() == 0:
-            st64(near + NEAR.cq_rows + 8 * at, cq)
-            n.cq_count = count + 1
+            st64(near + rows + 8 * at, row)
+            st64(near + counter, count + 1)
         sync_lanes(ALL_LANES)
     return copy
+
+
+@engine_function
+def _borrow_cq(near, cq):
+    return _borrow_row(near, cq, CQ_ROW.size, NEAR.cq_rows, NEAR.cqs, NEAR.cq_count)
 
 
 @engine_function
 def _borrow_srq(near, srq):
-    """Do the same for an SRQ."""
-    if srq == 0:
-        return 0
-    n = near_at(near)
-    count = n.srq_count
-    sync_lanes(ALL_LANES)
-    at = _place_of(srq, near + NEAR.srq_rows, count)
-    copy = near + NEAR.srqs + at * SRQ_ROW.size
-    if at == count:
-        _fetch(copy, srq, SRQ_ROW.size)
-        if lane_or_0() == 0:
-            st64(near + NEAR.srq_rows + 8 * at, srq)
-            n.srq_count = count + 1
-        sync_lanes(ALL_LANES)
-    return copy
+    return _borrow_row(near, srq, SRQ_ROW.size, NEAR.srq_rows, NEAR.srqs, NEAR.srq_count)
 
 
 @engine_function

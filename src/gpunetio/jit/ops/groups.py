@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from ..compile import device_function
 from .atomics import fetch_add_sys64, fetch_max_gpu64
+from .lanes import count_lanes, from_lane, lanes_where
 from .lowering import nothing, op, ptx
 from .memory import ld64, ld_acquire64, ld_relaxed64, st64, st_release64
 from .patience import yield_thread
@@ -20,24 +21,7 @@ def _cuda_block_sync() -> None: ...
 def _cuda_warp_sync() -> None: ...
 
 
-_SHFL64 = (
-    "{.reg .b32 l, h; mov.b64 {l, h}, $1; shfl.sync.idx.b32 l, l, $2, 31, 0xffffffff;"
-    " shfl.sync.idx.b32 h, h, $2, 31, 0xffffffff; mov.b64 $0, {l, h};}"
-)
-
-
-@op(64, 32, ret=64, cpu=lambda b, value, lane: value, cuda=ptx(_SHFL64, 64, convergent=True))
-def _cuda_warp_broadcast(value: int, lane: int) -> int: ...
-
-
-_BALLOT = (
-    "{.reg .pred p; .reg .b32 m; setp.ne.u32 p, $1, 0; vote.sync.ballot.b32 m, p, 0xffffffff; popc.b32 $0, m;}"
-)
 _COUNT = "{.reg .pred p; setp.ne.u32 p, $1, 0; bar.red.popc.u32 $0, 0, p;}"
-
-
-@op(32, ret=32, cpu=lambda b, which: which, cuda=ptx(_BALLOT, 32, convergent=True))
-def _cuda_warp_count(which: int) -> int: ...
 
 
 @op(32, ret=32, cpu=lambda b, which: which, cuda=ptx(_COUNT, 32, convergent=True))
@@ -95,7 +79,7 @@ def warp_broadcast(value, lane):
         value = ld64(group + _VALUE)
         _host_barrier(group)
         return value
-    return _cuda_warp_broadcast(value, lane)
+    return from_lane(value, lane)
 
 
 @device_function
@@ -147,7 +131,7 @@ def warp_count(which):
         if warp_size() == 1:
             return 1 if which else 0
         return group_sum(warp_group(), 1 if which else 0)
-    return _cuda_warp_count(which)
+    return count_lanes(lanes_where(which))
 
 
 @device_function
