@@ -142,7 +142,7 @@ def _borrow_worker(nic, near):
         h.counters, h.active = near + NEAR.counters, near + NEAR.active
         h.message, h.scratch = near + NEAR.message, near + NEAR.scratch
         a = near_at(near)
-        a.owner, a.cq_count, a.srq_count = nic, 0, 0
+        a.cq_count, a.srq_count = 0, 0
     sync_lanes(ALL_LANES)
 
 
@@ -189,8 +189,12 @@ def borrow(nic, near):
         c = cq_row_at(near + NEAR.cqs + i * CQ_ROW.size)
         c.worker = near
         naps |= c.wakeup  # a thread of the host is to be woken for CQEs
+    if plain == 0 or lanes_where(1 if naps != 0 else 0) != 0:
+        return 0
+    if lane_or_0() == 0:
+        near_at(near).owner = nic
     sync_lanes(ALL_LANES)
-    return 1 if plain != 0 and lanes_where(1 if naps != 0 else 0) == 0 else 0
+    return 1
 
 
 # --- giving back -----------------------------------------------------------------------------------------------------

@@ -418,6 +418,11 @@ class ThreadEngine(Engine):
         if self._place and not self._place.contains(address, nbytes):
             self._place.unmap(address, nbytes)
 
+    def recall(self) -> None:
+        if self._place:
+            for i, worker in enumerate(self._workers):
+                self.post(WRITE_ROW, worker.address, worker=i)
+
     def read(self, address: int, nbytes: int) -> bytes:
         if not self.reaches(address, nbytes):
             return super().read(address, nbytes)

@@ -79,6 +79,10 @@ class Engine(ABC):
         """Undo a `map`. The engine touches the memory no more."""
         return
 
+    def recall(self) -> None:
+        """Have all rows be as turns have left them. A slice may work on copies (borrowed.py)."""
+        return
+
     def read(self, address: int, nbytes: int) -> bytes:
         """Return what a queue's memory contains, which may be out of the CPU's reach. At most a line, by `post`."""
         return ctypes.string_at(address, nbytes)

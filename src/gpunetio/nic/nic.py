@@ -523,6 +523,7 @@ class SoftNic:
                     self.engine.post(step.WRITE_ROW, worker + WORKER.paused, np.ones(1, np.int64), worker=i)
             else:
                 self.components.gather()  # so that one worker counts them
+                self.engine.recall()
                 self.record["pause_at"] = int(self.counters.rows[0]["sq_wqes"]) + after
                 self.engine.kick()
 

@@ -220,8 +220,8 @@ def serve_registers(nic):
     n = worker_at(nic)
     hear_arm_registers(nic)
     done = 0
-    for i in range(n.uar_count):
-        page = ld64(n.uars + 8 * i)
+    for i in range(ld_relaxed64(nic + WORKER.uar_count)):
+        page = ld_relaxed64(n.uars + 8 * i)
         done += _serve_register(nic, page + UAR_REG_OFFSET) + _serve_register(nic, page + UAR_NO_DBR_OFFSET)
         done += serve_arm_register(nic, page)
     return done
@@ -233,7 +233,7 @@ def is_register_rung(nic):
     n = worker_at(nic)
     rung = ld_relaxed64(nic + WORKER.arms_rung) ^ ld_relaxed64(nic + WORKER.arms_seen)
     for i in range(ld_relaxed64(nic + WORKER.uar_count)):
-        page = ld64(n.uars + 8 * i)
+        page = ld_relaxed64(n.uars + 8 * i)
         rung |= ld_relaxed64(page + UAR_REG_OFFSET) | ld_relaxed64(page + UAR_NO_DBR_OFFSET)
         rung |= ld_relaxed64(page + UAR_CQ_OFFSET)
     return rung

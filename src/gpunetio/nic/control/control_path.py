@@ -137,4 +137,5 @@ class ControlPath:
         self.channels = EventChannels(hardware, [part for part in self.handlers if isinstance(part, EventSources)])
         undo.callback(self.channels.close)
         self.hca.packed = pack_capabilities(part.capabilities() for part in self.handlers)
-        self.interpreter = CommandInterpreter(command for part in self.handlers for command in part.commands())
+        commands = [command for part in self.handlers for command in part.commands()]
+        self.interpreter = CommandInterpreter(commands, hardware.engine.recall)

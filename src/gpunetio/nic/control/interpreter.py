@@ -6,7 +6,7 @@ place.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from ...errors import TimedOutError
 from ...formats import commands as cmd
@@ -18,8 +18,10 @@ from .syndromes import CommandError, CommandSyndrome
 class CommandInterpreter:
     """Finds the handler of a mailbox. `failed` is set once the device has failed."""
 
-    def __init__(self, commands: Iterable[Command]):
+    def __init__(self, commands: Iterable[Command], recall: Callable[[], None]):
+        """`recall` is called before queries: see `Engine`."""
         self.failed = False
+        self._recall = recall
         self._commands = {(int(command.opcode), command.op_mod): command for command in commands}
         self._modified = {opcode for opcode, op_mod in self._commands if op_mod is not None}
 
@@ -66,4 +68,6 @@ class CommandInterpreter:
                 Status.BAD_OUTPUT_LEN, CommandSyndrome.SHORT_OUTPUT,
                 f"{name} answers {command.answer_bytes} bytes, the output has room for {out_size}",
             )  # fmt: skip
+        if command.call is Call.QUERY:
+            self._recall()
         return command.execute(mailbox)
