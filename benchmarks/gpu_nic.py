@@ -47,22 +47,24 @@ def ping_pong(words, count, times):
 
 @kernel
 def post_own(rows, nbytes, count, status):
-    """Every warp of every block on a queue of its own, in warp scope."""
+    """Every warp of every block on a queue of its own, in warp scope; each lane from and to its own place."""
     qp, raddr, rkey, laddr, lkey = queue(rows + 8 * ROW * (dev.global_id() // dev.warp_size()))
+    at = dev.lane_id() * nbytes
     ticket = 0
     for _ in range(count):
-        ticket = dev.put(qp, raddr, rkey, laddr, lkey, nbytes, dev.EXCLUSIVE, dev.DEFAULT, dev.WARP)
+        ticket = dev.put(qp, raddr + at, rkey, laddr + at, lkey, nbytes, dev.EXCLUSIVE, dev.DEFAULT, dev.WARP)
     dev.st64(status + 8 * dev.global_id(), dev.wait(qp, ticket, dev.EXCLUSIVE, dev.WARP))
 
 
 @kernel
 def put_signal_own(rows, nbytes, count, status):
-    """One warp: puts with a signal each, in warp scope."""
+    """One warp: puts with a signal each, in warp scope; each lane to its own place, and all signals to one word."""
     qp, raddr, rkey, laddr, lkey = queue(rows + 8 * ROW * (dev.global_id() // dev.warp_size()))
+    at = dev.lane_id() * nbytes
     ticket = 0
     for _ in range(count):
         ticket = dev.put_signal(
-            qp, raddr, rkey, laddr, lkey, nbytes, raddr + 4096, rkey, laddr + 4096, lkey, 1, dev.EXCLUSIVE,
+            qp, raddr + at, rkey, laddr + at, lkey, nbytes, raddr + 4096, rkey, laddr + 4096, lkey, 1, dev.EXCLUSIVE,
             dev.DEFAULT, dev.WARP,
         )  # fmt: skip
     dev.st64(status + 8 * dev.global_id(), dev.wait(qp, ticket, dev.EXCLUSIVE, dev.WARP))

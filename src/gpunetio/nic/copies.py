@@ -50,6 +50,12 @@ def copy_part(target, source, nbytes, warp, warps):
         copy_chunk(target + at, source + at, min(CHUNK, nbytes - at))
 
 
+@engine_function
+def _copy_by_lane(target, source, nbytes):
+    """Copy as `copy` does, out of the way of what runs most often."""
+    copy(target, source, nbytes)
+
+
 @device_function
 def copy_by_lane(target, source, nbytes):
     """Copy at most SMALL bytes, by this lane."""
@@ -58,7 +64,7 @@ def copy_by_lane(target, source, nbytes):
     elif not on_host() and nbytes == SMALL and (target | source) & (_LINE - 1) == 0:
         move_4_lines(target, source, _LINE)
     else:
-        copy(target, source, nbytes)
+        _copy_by_lane(target, source, nbytes)
 
 
 # --- by all warps of a slice -----------------------------------------------------------------------------------------

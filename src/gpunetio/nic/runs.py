@@ -6,7 +6,7 @@ fails a check, or whose completion finds no room. One thread then goes on in the
 So errors, events, receives and retries exist only there. On the host a run is one WQE long.
 
 Requests take effect in their order (IBTA 10.8.3.3), but WRITEs and atomics to regions with RELAXED_ORDERING may pass
-those before them, as over PCIe. Without that, a fence between two requests costs half a microsecond.
+those before them to other addresses, as over PCIe. Without that, a fence between two requests costs half a microsecond.
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ from ..enums import Access
 from ..formats.commands import QpState, ServiceType
 from ..formats.cqe import CI_MASK, CQE64, CqeOpcode
 from ..formats.doorbell import CQ_DBREC, PI_MASK, WQE_IDX_SHIFT
-from ..formats.wqe import CE_SHIFT, CTRL_SEG, DS_MASK, INLINE_SEG, MAX_INLINE, SEGMENT, CompletionMode, WqeOpcode
+from ..formats.wqe import (
+    CE_SHIFT, CTRL_SEG, DS_MASK, FM_SHIFT, INLINE_SEG, MAX_INLINE, SEGMENT, CompletionMode, WqeOpcode,
+)  # fmt: skip
 from ..jit.compile import device_function
 from ..jit.ops import (
-    ALL_LANES, be32, be64, count_lanes, fence_acquire_sys, fence_gpu, fence_sys, first_lane, lane_or_0, lanes_here,
-    lanes_where, ld64, ld_relaxed32, ld_relaxed64, rank_among, shuffle_down, st64, st_relaxed32, sync_lanes,
+    ALL_LANES, be32, be64, cas_gpu64, count_lanes, fence_acquire_sys, fence_gpu, fence_sys, fetch_add_gpu64,
+    first_lane, from_lane, lane_or_0, lanes_here, lanes_where, lanes_with, ld64, ld_relaxed32, ld_relaxed64,
+    rank_among, shuffle_down, st64, st_relaxed32, sync_lanes,
 )  # fmt: skip
 from .copies import SMALL, copy_by_lane, copy_together
 from .dma.mkey import find_in
@@ -37,7 +40,6 @@ from .state.objects import MKEY_ROW, mkey_row_at
 from .state.qp import qp_row_at
 from .state.work_queue import work_queue_at
 from .state.worker import worker_at
-from .transport.execution import atomic
 from .transport.psn import on_wire, packets_of
 
 _WRITE, _READ, _FETCH_ADD, _COMPARE_SWAP = map(
@@ -159,7 +161,8 @@ def _read(near, row, index):
     fourth, fifth = ld_relaxed64(wqe + 2 * SEGMENT), ld_relaxed64(wqe + 2 * SEGMENT + 8)
     sixth, seventh = ld_relaxed64(wqe + 3 * SEGMENT), ld_relaxed64(wqe + 3 * SEGMENT + 8)
     opcode, found = _high(control) & 0xFF, (_high(control) >> WQE_IDX_SHIFT) & PI_MASK
-    ds, ce = _low(control) & DS_MASK, (flags >> 8 * CTRL_SEG.fm_ce_se - 64 >> CE_SHIFT) & 3
+    mode = flags >> 8 * CTRL_SEG.fm_ce_se - 64
+    ds, ce, fenced = _low(control) & DS_MASK, (mode >> CE_SHIFT) & 3, (mode >> FM_SHIFT) & 7
     right = _right_of(opcode)
     if found != index & PI_MASK or _low(control) >> 8 != q.qpn or right == 0 or p.rights & right == 0:
         return _NONE
@@ -188,7 +191,8 @@ def _read(near, row, index):
     # -1 was refused. Other upper bits are those of device memory, which is copied by streams (dma/streams.py).
     if (source | target) >> DEVICE_SHIFT != 0 or (not copies and (nbytes != 8 or target & 7 != 0)):
         return _NONE
-    strict = 0 if mkey_row_at(there).access & _RELAXED else 1
+    may_pass = opcode == _READ or mkey_row_at(there).access & _RELAXED != 0
+    strict = 0 if may_pass and fenced == 0 else 1
     if opcode == _READ:
         target, source = source, target
     is_near = 1 if near_here != 0 and mkey_row_at(there).near != 0 else 0
@@ -218,6 +222,79 @@ def _fence(of_gpu):
 
 
 @device_function
+def _atomic(request):
+    """Execute an atomic: return the old word. Fences are around it."""
+    if request.opcode == _FETCH_ADD:
+        return fetch_add_gpu64(request.target, request.add)
+    return cas_gpu64(request.target, request.compare, request.add)
+
+
+@device_function
+def _sum_up_to(value):
+    """Return the sum of the values of this lane and those below it."""
+    lane = lane_or_0()
+    step = 1
+    while step < lanes_here():
+        below = from_lane(value, max(lane - step, 0))
+        value += below if lane >= step else 0
+        step <<= 1
+    return value
+
+
+@device_function
+def _is_one(value, counts, lanes):
+    """Return whether all of `lanes`, where `counts`, have the same value."""
+    one = from_lane(value, first_lane(lanes))
+    return lanes_where(1 if counts and value != one else 0) == 0
+
+
+@device_function
+def _add_as_one(request, counts, lanes):
+    """Add to a word what `lanes` add to it: return the word as each lane finds it."""
+    up_to = _sum_up_to(request.add if counts else 0)
+    total, first = from_lane(up_to, lanes_here() - 1), first_lane(lanes)
+    old = 0
+    if lane_or_0() == first:
+        old = fetch_add_gpu64(request.target, total)
+    return from_lane(old, first) + up_to - request.add
+
+
+@device_function
+def _take_turns(request, counts, lanes):
+    """Execute atomics, those on one word in their order: return the old words."""
+    same = lanes_with(ALL_LANES, request.target if counts else ~lane_or_0())
+    rank = rank_among(same)
+    old = 0
+    at = 0
+    while lanes != 0:
+        now = 1 if counts and rank == at else 0
+        if now:
+            old = _atomic(request)
+        lanes &= ~lanes_where(now)
+        at += 1
+    return old
+
+
+@device_function
+def _execute_atomics(request, counts, lanes):
+    """Execute the atomics of `lanes`, where `counts`."""
+    if count_lanes(lanes) == 1:
+        if counts:
+            st64(request.source, _atomic(request))
+    else:
+        adds = lanes_where(1 if counts and request.opcode != _FETCH_ADD else 0) == 0
+        if adds and _is_one(request.target, counts, lanes):
+            old = _add_as_one(request, counts, lanes)
+        else:
+            old = _take_turns(request, counts, lanes)
+        same = lanes
+        if not _is_one(request.source, counts, lanes):
+            same = lanes & lanes_with(ALL_LANES, request.source if counts else ~lane_or_0())
+        if counts and same < 2 << lane_or_0():  # the last result of those for one place
+            st64(request.source, old)
+
+
+@device_function
 def _execute(near, request, mine, of_gpu):
     """Execute the requests of the lanes where `mine`: those that copy, then the atomics."""
     copies = mine and _is_copy(request)
@@ -227,31 +304,54 @@ def _execute(near, request, mine, of_gpu):
     if lanes_where(large) != 0:
         copy_together(near, large, request.target, request.source, request.nbytes)
     counts = 1 if mine and not copies else 0
-    if lanes_where(counts) != 0:
+    lanes = lanes_where(counts)
+    if lanes != 0:
         if lanes_where(1 if copies else 0) != 0:
             _fence(of_gpu)
-        if counts:
-            st64(request.source, atomic(request.opcode, request.target, request.add, request.compare))
+        _execute_atomics(request, counts, lanes)
+
+
+@device_function
+def _beginnings(request, run):
+    """Return the lanes whose requests must not pass those before them, and the lanes with the target of this one.
+
+    The latter is 0 if no two lanes have the same target.
+    """
+    lane = lane_or_0()
+    mine = lane < run
+    copies = mine and _is_copy(request)
+    reads = lanes_where(1 if mine and request.opcode == _READ else 0)
+    begins = 1 if mine and request.strict else 0
+    target = request.target if mine else ~lane
+    before, nbytes = from_lane(target, max(lane - 1, 0)), from_lane(request.nbytes, 0)
+    same = 0
+    if lanes_where(1 if mine and lane != 0 and target <= before else 0) != 0:
+        same = lanes_with(ALL_LANES, target)
+        others = lanes_where(1 if mine and (not copies or request.nbytes != nbytes) else 0)
+        if copies and same & others != 0 and rank_among(same) != 0:
+            begins = 1
+    # READs take no effect, and may pass each other, but nothing else.
+    return lanes_where(begins) | reads ^ reads << 1, same
 
 
 @device_function
 def _execute_in_order(near, request, run, of_gpu):
-    """Execute a run. Between a request that must not pass others and those before it is a fence; none is at the end."""
+    """Execute a run. Between a request that must not pass others and those before it is a fence; none is at the end.
+
+    Of copies to one address that nothing separates, only the last is made: nobody can tell that the others were not.
+    """
     lane = lane_or_0()
-    if run == 1:
-        _execute(near, request, lane == 0, of_gpu)
-    else:
-        mine = lane < run
-        reads = lanes_where(1 if mine and request.opcode == _READ else 0)
-        strict = lanes_where(1 if mine and request.opcode != _READ and request.strict else 0)
-        begins = strict | (reads ^ (reads << 1))  # READs take no effect, and may pass each other, but nothing else
-        at = 0
-        while at < run:
-            end = min(first_lane(begins >> at + 1) + at + 1, run)
-            if at != 0:
-                _fence(of_gpu)
-            _execute(near, request, at <= lane < end, of_gpu)
-            at = end
+    begins, same = 0, 0
+    if run > 1:
+        begins, same = _beginnings(request, run)
+    at = 0
+    while at < run:
+        end = min(first_lane(begins >> at + 1) + at + 1, run)
+        if at != 0:
+            _fence(of_gpu)
+        last = same & (1 << end) - 1 < 2 << lane or not _is_copy(request)
+        _execute(near, request, at <= lane < end and last, of_gpu)
+        at = end
 
 
 @device_function

@@ -214,7 +214,8 @@ def take_slice(nic):
         scan_records(nic)
     while following == _GO_ON:
         begun = 0
-        if not on_host() and lane_or_0() == 0 and _is_left_alone(near):
+        # Whoever watches the host may not see yet that the NIC has paused in the turn before.
+        if not on_host() and lane_or_0() == 0 and _is_left_alone(near) and n.paused == 0:
             begun = 1
         if from_lane(begun, 0) == 0:
             _forward_rings(nic)
