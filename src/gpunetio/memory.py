@@ -95,7 +95,7 @@ class HostMemory:
         if nbytes <= 0:
             raise InvalidValueError(f"cannot allocate {nbytes} bytes: the size must be positive")
         self.nbytes = round_up(nbytes, PAGE)
-        self.fd: int | None = _sealed_memory(self.nbytes) if shared else None
+        self.fd: int | None = sealed_memory(self.nbytes) if shared else None
         try:
             self._map(self.fd)
             if sealed:
@@ -203,7 +203,7 @@ _F_SEAL_FUTURE_WRITE = 0x10  # since Linux 5.1; Python's fcntl knows it from 3.1
 _MFD_NOEXEC_SEAL = 8  # since Linux 6.3, where a system may insist on it
 
 
-def _sealed_memory(nbytes: int) -> int:
+def sealed_memory(nbytes: int) -> int:
     """Return a descriptor of anonymous memory whose size is final, and which only this user may open."""
     import fcntl
 

@@ -20,11 +20,18 @@ from ..formats.packet import BTH, ICRC_SIZE, QPN_MASK
 
 # Positions count bytes and never wrap. `asleep` is set by a consumer that waits in the kernel and wants to be woken;
 # `takes_frames` by one that takes Ethernet frames, too.
+#
+# Where the consumer reaches memory of the producer's NIC without frames (nic/dma/reach.py), the producer counts in
+# `withdrawn` how often it took back a right, and in `failed` how many of its queue pairs have failed. `answered` is the
+# value of `withdrawn` that the consumer has taken in.
 PIPE = Entry("pipe", 192, """
     head           0  i64
     tail          64  i64
     asleep       128  i64
     takes_frames 136  i64
+    withdrawn    144  i64
+    failed       152  i64
+    answered     160  i64
 """)
 
 # `position` is this end's own; `seen` is the other end's, as last seen; `reserved` bytes are the producer's open frame.

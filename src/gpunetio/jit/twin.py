@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import functools
 import mmap
+import os
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -19,7 +20,7 @@ from numba import types
 
 from ..errors import NoMemoryError
 from ..formats.layout import Entry
-from ..memory import PAGE, HostMemory, reserved, round_up
+from ..memory import PAGE, HostMemory, reserved, round_up, sealed_memory
 from .compile import engine_function
 from .ops import exchange64, pause, st_release64
 from .struct_view import View, struct_view
@@ -40,7 +41,7 @@ _libc: Any = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_ssize_t
 _libc.mmap.argtypes = (ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64)
 _NO_RIGHT, _READ_WRITE = 0, mmap.PROT_READ | mmap.PROT_WRITE
-_PRIVATE, _NO_RESERVE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, 0x4000
+_NO_RESERVE, _REMOVE = 0x4000, 9  # MAP_NORESERVE, MADV_REMOVE
 _FAILED = -1
 
 
@@ -64,8 +65,10 @@ class TwinMemory:
 
     def __init__(self, room: int = ARENA) -> None:
         self._room = room
-        self._base = _libc.mmap(0, room, _NO_RIGHT, _PRIVATE | _NO_RESERVE, -1, 0)
+        self._fd = sealed_memory(room)
+        self._base = _libc.mmap(0, room, _NO_RIGHT, mmap.MAP_SHARED | _NO_RESERVE, self._fd, 0)
         if self._base == _FAILED:
+            os.close(self._fd)
             raise NoMemoryError(f"the system has no {room} bytes of address space for the twin of a GPU")
         reserved.append(range(self._base, self._base + self._room))
         self._memory = HostMemory(TWIN.size)
@@ -80,11 +83,16 @@ class TwinMemory:
         """Give the address space back. Nobody uses the memory."""
         reserved.remove(range(self._base, self._base + self._room))
         _libc.munmap(ctypes.c_void_p(self._base), ctypes.c_size_t(self._room))
+        os.close(self._fd)
         self._memory.close()
 
     def contains(self, address: int, nbytes: int) -> bool:
         """Return whether a range is the twin's."""
         return self._base <= address and address + nbytes <= self._base + self._room
+
+    def share(self) -> tuple[int, int, int]:
+        """Return address and size of all of the memory, and a new descriptor of it for another process."""
+        return self._base, self._room, os.dup(self._fd)
 
     def count_user(self, change: int) -> None:
         """Do what the function of this name does."""
@@ -114,7 +122,7 @@ class TwinMemory:
     def free(self, address: int, nbytes: int) -> None:
         """Take pages back, and give them back to the system: they are zeros when they are given out again."""
         offset, size = address - self._base, round_up(nbytes, PAGE)
-        _libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), mmap.MADV_DONTNEED)
+        _libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), _REMOVE)
         with self._lock:
             size += self._free.pop(offset + size, 0)
             before = next((at for at, room in self._free.items() if at + room == offset), None)

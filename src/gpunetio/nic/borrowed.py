@@ -19,12 +19,14 @@ from ..jit.ops import (
 from .state.counters import COUNTERS
 from .state.cq import CQ_ROW, cq_row_at
 from .state.near import KEYS, MOST, NEAR, near_at
+from .state.nic import nic_at
 from .state.objects import MKEY_ROW
 from .state.qp import QP_ROW, QP_SETUP_BYTES, qp_row_at
 from .state.srq import SRQ_ROW, srq_row_at
 from .state.work_queue import WORK_QUEUE, QueueKind, entry, work_queue_at
 from .state.worker import WORKER, worker_at
 from .step import is_register_rung
+from .transport.reach import may_reach, wires_are_quiet
 
 _LINE = 16
 
@@ -46,13 +48,14 @@ def is_recalled(nic):
 
 @engine_function
 def may_borrow(nic):
-    """Return whether the worker has nothing to do but requests between queue pairs of this NIC. One lane calls it."""
+    """Return whether the worker has nothing to do but requests that need no packets. One lane calls it."""
     n = worker_at(nic)
     queues = ld_relaxed64(nic + WORKER.active_count)
-    other = ld_relaxed64(nic + WORKER.wire_count) | ld_relaxed64(nic + WORKER.stream_count)
-    other |= ld_relaxed64(nic + WORKER.pending_count) | ld_relaxed64(nic + WORKER.virtual_time)
-    other |= ld_relaxed64(nic + WORKER.waking) | n.capture
-    return other == 0 and n.near != 0 and 0 < queues <= MOST and not is_recalled(nic)
+    other = ld_relaxed64(nic + WORKER.pending_count) | ld_relaxed64(nic + WORKER.virtual_time)
+    other |= ld_relaxed64(nic + WORKER.waking) | ld_relaxed64(nic + WORKER.stream_count) | n.capture
+    if other != 0 or n.near == 0 or not 0 < queues <= MOST or is_recalled(nic):
+        return False
+    return wires_are_quiet(nic)
 
 
 # --- copies of all lanes ---------------------------------------------------------------------------------------------
@@ -152,7 +155,7 @@ def _set_up_qp(near, i):
     row = near + NEAR.qps + i * QP_ROW.size
     q = qp_row_at(row)
     send, receive, srq, remote = q.send_cq, q.recv_cq, q.srq, q.remote_row
-    plain = q.wire + q.core_direct == 0
+    plain = q.core_direct == 0 and (q.wire == 0 or may_reach(row))
     sync_lanes(ALL_LANES)
     send, receive, srq = _borrow_cq(near, send), _borrow_cq(near, receive), _borrow_srq(near, srq)
     count = worker_at(near).active_count
@@ -160,8 +163,13 @@ def _set_up_qp(near, i):
     if lane_or_0() == 0:
         q.worker, q.work_queue = near, entry(near, i)
         q.send_cq, q.recv_cq, q.srq = send, receive, srq
-        # A row that nobody has any more is as good as none.
-        q.remote_row = 0 if remote == 0 or peer == count else near + NEAR.qps + peer * QP_ROW.size
+        if q.wire == 0:
+            # A row that nobody has any more is as good as none.
+            there = 0 if remote == 0 or peer == count else near + NEAR.qps + peer * QP_ROW.size
+            q.remote_row, q.peer_keys, q.peer_tag = there, 0, 0
+            if there != 0:
+                p = qp_row_at(there)
+                q.peer_keys, q.peer_pdn, q.peer_rights, q.peer_max = nic_at(near).mkeys, p.pdn, p.rights, p.msg_max
     return 1 if plain else 0
 
 

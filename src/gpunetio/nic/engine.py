@@ -27,7 +27,7 @@ from ..memory import HostMemory
 from ..service import STOP_TIMEOUT, ServiceThread
 from . import extensions
 from .dma import lost_memory
-from .hardware import Engine
+from .hardware import Engine, Opened
 from .place import Place
 from .slices import scan, turn, wake_poster
 from .step import READ_ROW, TOO_FULL, WRITE_ROW, WRONG_STATE
@@ -403,6 +403,17 @@ class ThreadEngine(Engine):
 
     def reaches(self, address: int, nbytes: int) -> bool:
         return self._place is not None and self._place.contains(address, nbytes)
+
+    @property
+    def sharing(self) -> str:
+        return self._place.sharing if self._place else ""
+
+    def share(self, address: int, nbytes: int) -> tuple[int, int, str, int | None] | None:
+        return self._place.share(address, nbytes) if self._place else None
+
+    def open_shared(self, nbytes: int, handle: object, fds: list[int]) -> Opened:
+        assert self._place
+        return self._place.open_shared(nbytes, handle, fds)
 
     def is_near(self, address: int, nbytes: int) -> bool:
         return self._place is not None and self._place.is_near(address, nbytes)

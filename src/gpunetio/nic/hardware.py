@@ -6,6 +6,7 @@ import ctypes
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -13,6 +14,18 @@ from ..memory import HostMemory
 from . import step
 from .control.port import Port
 from .state.tables import Row
+
+
+CUDA = "cuda"  # of `Engine.sharing`
+
+
+class Opened(Protocol):
+    """Memory of another process that is mapped here until `close`."""
+
+    address: int
+    nbytes: int
+
+    def close(self) -> None: ...
 
 
 class Engine(ABC):
@@ -59,6 +72,22 @@ class Engine(ABC):
     def reaches(self, address: int, nbytes: int) -> bool:
         """Return whether queues and payload may lie in a range that the CPU does not reach."""
         return False
+
+    @property
+    def sharing(self) -> str:
+        """Return how engines of two processes share memory that `reaches` names; "" if they do not."""
+        return ""
+
+    def share(self, address: int, nbytes: int) -> tuple[int, int, str, int | None] | None:
+        """Return address and size of the allocation that contains a range, its handle, and a new descriptor.
+
+        `open_shared` takes both in another process. None if that memory cannot be shared.
+        """
+        raise NotImplementedError
+
+    def open_shared(self, nbytes: int, handle: object, fds: list[int]) -> Opened:
+        """Map memory that the engine of another process shares in the same way. InvalidValueError if that fails."""
+        raise NotImplementedError
 
     def is_near(self, address: int, nbytes: int) -> bool:
         """Return whether a range is memory of the GPU that makes the turns: a fence of that GPU orders stores there."""

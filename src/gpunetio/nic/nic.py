@@ -32,6 +32,7 @@ from ..jit.launch import observers
 from ..memory import HostMemory, round_up
 from . import step
 from .control import mkey, umem
+from .control.command import Call
 from .control.components import Components
 from .control.control_path import ControlPath
 from .control.event_channels import MAX_CHANNELS
@@ -45,6 +46,7 @@ from .control.sq import MAX_SQ
 from .control.vport import mtu_of
 from .dma.device_memory import DeviceMemory
 from .dma.grants import Grants
+from .dma.reach import Reach
 from .engine import ThreadEngine, default_workers
 from .hardware import Engine, Hardware
 from .places import place_of
@@ -177,13 +179,15 @@ class SoftNic:
         self._started = True
         hardware = Hardware(name, port, self.record, self.control_address, self.engine)
         self.components = Components(self.engine, self.records)
-        self.grants = kept(Grants(hardware, self.grants_memory))
+        self.reach = Reach(hardware, self.components, self.grants_memory)
+        self.grants = kept(Grants(hardware, self.grants_memory, self.reach))
         self.device_memory = kept(DeviceMemory(hardware, self.components.gather))
         self.control = ControlPath(
             hardware, self.components, (self.mkeys, self.umems), self.grants, self.device_memory, self._connect,
             self._link_to_lan, undo,
         )  # fmt: skip
         self.links = self.control.links
+        self.reach.qps, self.reach.mkeys = self.control.qps.table, self.mkeys
         self.qps, self.cqs, self.srqs = (of.table for of in (self.control.qps, self.control.cqs, self.control.pools))
         self.tiss, self.sqs, self.rqs, self.rqts, self.tirs = (
             of.table for of in
@@ -387,7 +391,11 @@ class SoftNic:
         if command := self.control.interpreter.find(mailbox):
             command.before()
         with self._guard():
-            return self.control.interpreter.execute(mailbox, out_size)
+            answer = self.control.interpreter.execute(mailbox, out_size)
+            if command and command.call in (Call.MODIFY, Call.DESTROY) and self.reach.peers:
+                if qpn := command.named(mailbox).get("qpn"):
+                    self.reach.look_at(qpn)
+            return answer
 
     def alloc_pd(self) -> int:
         """Allocate a PD and return its number."""

@@ -7,10 +7,17 @@ from typing import Protocol
 import numpy as np
 
 from ..memory import HostMemory
+from .hardware import Opened
 
 
 class Place(Protocol):
-    """Where turns are made, in slices (slices.py)."""
+    """Where turns are made, in slices (slices.py). `sharing`, `share` and `open_shared` are those of `Engine`."""
+
+    sharing: str
+
+    def share(self, address: int, nbytes: int) -> tuple[int, int, str, int | None] | None: ...
+
+    def open_shared(self, nbytes: int, handle: object, fds: list[int]) -> Opened: ...
 
     def contains(self, address: int, nbytes: int) -> bool:
         """Return whether a range, which the CPU does not reach, is memory for queues and payload."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from ..jit.twin import TwinMemory, twin_memory
-from ..memory import HostMemory
+from ..errors import InvalidValueError
+from ..memory import HostMemory, MappedMemory
 from .control.port import TWIN, PortConfig
+from .hardware import Opened
 from .place import Place
 from .slices import SLICE_NS
 from .state.near import NEAR
@@ -23,6 +25,16 @@ class TwinPlace:
         return self._memory.contains(address, nbytes)
 
     is_near = contains
+    sharing = TWIN
+
+    def share(self, address: int, nbytes: int) -> tuple[int, int, str, int | None] | None:
+        start, size, fd = self._memory.share()
+        return start, size, "", fd
+
+    def open_shared(self, nbytes: int, handle: object, fds: list[int]) -> Opened:
+        if len(fds) != 1:
+            raise InvalidValueError(f"{len(fds)} descriptors came with memory of a twin, not 1")
+        return MappedMemory(fds[0], nbytes, writable=True)
 
     def add(self, record: np.void, address: int) -> None:
         record["twin"], record["slice_ns"], record["near"] = self._memory.record, SLICE_NS, self._take(NEAR.size)

@@ -1,9 +1,10 @@
 """Runs: WQEs of a queue pair that the lanes of a warp execute together, one each, on borrowed rows.
 
-A run has requests to a queue pair of this NIC that always succeed once they are checked: WRITEs of one segment or of
-inline data, READs of one segment, and atomics of 8 bytes. It ends before the first WQE that is anything else, that
-fails a check, or whose completion finds no room. One thread then goes on in the engine's own code, which finds out why.
-So errors, events, receives and retries exist only there. On the host a run is one WQE long.
+A run has requests that always succeed once they are checked: WRITEs of one segment or of inline data, READs of one
+segment, and atomics of 8 bytes, to a queue pair of this NIC or of one that it reaches (dma/reach.py). It ends before
+the first WQE that is anything else, that fails a check, or whose completion finds no room. One thread then goes on in
+the engine's own code, which finds out why. So errors, events, receives and retries exist only there. On the host a run
+is one WQE long.
 
 Requests take effect in their order (IBTA 10.8.3.3), but WRITEs and atomics to regions with RELAXED_ORDERING may pass
 those before them to other addresses, as over PCIe. Without that, a fence between two requests costs half a microsecond.
@@ -84,22 +85,20 @@ def _kept(near, key):
 
 
 @device_function
-def _key_row(near, key):
-    """Return the address of a key's row: near the turns, or in the table. `key` may be any."""
+def _key_row(near, keys, key):
+    """Return the address of a key's row: near the turns, or in the table `keys`. `key` may be any, with its tag."""
     kept = _kept(near, key)
     if mkey_row_at(kept).key == key:
         return kept
-    n = nic_at(near)
-    return n.mkeys + ((key >> 8) & n.mkey_mask) * MKEY_ROW.size
+    return keys + ((key >> 8) & nic_at(near).mkey_mask) * MKEY_ROW.size
 
 
 @device_function
-def _keep(near, key):
+def _keep(near, keys, key):
     """Keep a key's row near the turns. One lane calls this, while no other looks at what is kept."""
     kept = _kept(near, key)
     if key != 0 and mkey_row_at(kept).key != key:
-        n = nic_at(near)
-        row = n.mkeys + ((key >> 8) & n.mkey_mask) * MKEY_ROW.size
+        row = keys + ((key >> 8) & nic_at(near).mkey_mask) * MKEY_ROW.size
         for at in range(0, MKEY_ROW.size, 8):
             st64(kept + at, ld64(row + at))
 
@@ -114,14 +113,16 @@ def _serves(row):
     No load waits for another, and there are few branches.
     """
     q = qp_row_at(row)
-    if q.remote_row == 0 or q.send_cq == 0:
+    if q.peer_keys == 0 or q.send_cq == 0:
         return False
-    p = qp_row_at(q.remote_row)
     c = cq_row_at(q.send_cq)
-    other = (q.state ^ QpState.RTS) | (p.state ^ QpState.RTS) | (q.service ^ ServiceType.RC) | (p.service ^ q.service)
-    other |= q.wire | p.wire | q.drain | q.retry_at | q.stream | q.copied | (q.sq_next ^ q.sq_ci)
+    other = (q.state ^ QpState.RTS) | (q.service ^ ServiceType.RC)
+    other |= q.drain | q.retry_at | q.stream | q.copied | (q.sq_next ^ q.sq_ci)
     other |= c.error | c.collapsed | c.channel
-    other |= (p.qpn ^ q.remote_qpn) | (p.remote_qpn ^ q.qpn) | (p.expect_psn ^ on_wire(q.tx_psn))
+    if q.wire == 0:
+        p = qp_row_at(q.remote_row)
+        other |= (p.state ^ QpState.RTS) | (p.service ^ q.service) | p.wire
+        other |= (p.qpn ^ q.remote_qpn) | (p.remote_qpn ^ q.qpn) | (p.expect_psn ^ on_wire(q.tx_psn))
     return other == 0
 
 
@@ -154,7 +155,6 @@ def _read(near, row, index):
     All of the slot is loaded at once: each load takes as long as all.
     """
     q = qp_row_at(row)
-    p = qp_row_at(q.remote_row)
     wqe = wqe_slot(row, index)
     control, flags = ld_relaxed64(wqe), ld_relaxed64(wqe + 8)
     raddr, third = ld_relaxed64(wqe + SEGMENT), ld_relaxed64(wqe + SEGMENT + 8)
@@ -164,7 +164,7 @@ def _read(near, row, index):
     mode = flags >> 8 * CTRL_SEG.fm_ce_se - 64
     ds, ce, fenced = _low(control) & DS_MASK, (mode >> CE_SHIFT) & 3, (mode >> FM_SHIFT) & 7
     right = _right_of(opcode)
-    if found != index & PI_MASK or _low(control) >> 8 != q.qpn or right == 0 or p.rights & right == 0:
+    if found != index & PI_MASK or _low(control) >> 8 != q.qpn or right == 0 or q.peer_rights & right == 0:
         return _NONE
     copies = opcode == _WRITE or opcode == _READ
     sizes, address = (fourth, fifth) if copies else (sixth, seventh)
@@ -180,14 +180,14 @@ def _read(near, row, index):
         if ds != (3 if copies else 4):
             return _NONE
         own = 0 if opcode == _WRITE else _LOCAL_WRITE
-        here = _key_row(near, local_key)
+        here = _key_row(near, nic_at(near).mkeys, local_key)
         source = find_in(here, local_key, q.pdn, be64(address), nbytes, own)
         near_here = mkey_row_at(here).near
-    if nbytes == 0 or nbytes > q.msg_max or nbytes > p.msg_max or ce > CompletionMode.ALWAYS:
+    if nbytes == 0 or nbytes > q.msg_max or nbytes > q.peer_max or ce > CompletionMode.ALWAYS:
         return _NONE
-    remote_key = _high(third)
-    there = _key_row(near, remote_key)
-    target = find_in(there, remote_key, p.pdn, be64(raddr), nbytes, right)
+    remote_key = _high(third) | q.peer_tag
+    there = _key_row(near, q.peer_keys, remote_key)
+    target = find_in(there, remote_key, q.peer_pdn, be64(raddr), nbytes, right)
     # -1 was refused. Other upper bits are those of device memory, which is copied by streams (dma/streams.py).
     if (source | target) >> DEVICE_SHIFT != 0 or (not copies and (nbytes != 8 or target & 7 != 0)):
         return _NONE
@@ -401,20 +401,22 @@ def _count(near, row, request, run, cqes):
         nbytes, packets = _sum(nbytes), _sum(packets)
     if lane == 0:
         n = counters_at(worker_at(near).counters)
-        n.rx_read_requests += count_lanes(reads)
-        n.rx_write_requests += count_lanes(writes)
-        n.rx_atomic_requests += run - count_lanes(reads | writes)
-        n.rdma_rx_bytes += nbytes
+        if q.wire == 0:  # else the peer, which does not know of them, would count them
+            n.rx_read_requests += count_lanes(reads)
+            n.rx_write_requests += count_lanes(writes)
+            n.rx_atomic_requests += run - count_lanes(reads | writes)
+            n.rdma_rx_bytes += nbytes
         n.rdma_tx_bytes += nbytes
         n.sq_wqes += run
         n.cqes += count_lanes(cqes)
         cq_row_at(q.send_cq).pi += count_lanes(cqes)
-        p = qp_row_at(q.remote_row)
         q.retries, q.rnr_retries = 0, 0
-        q.ssn += run
-        p.msn += run
-        q.tx_psn += packets
-        p.expect_psn = on_wire(q.tx_psn)
+        if q.wire == 0:
+            p = qp_row_at(q.remote_row)
+            q.ssn += run
+            p.msn += run
+            q.tx_psn += packets
+            p.expect_psn = on_wire(q.tx_psn)
         q.sq_ci += run
         q.sq_next = q.sq_ci
         q.sq_sent = q.sq_ci
@@ -464,13 +466,13 @@ def serve_run(near, queue, rung):
         q.db_seen, q.sq_pi = rung, end
         w.seen = rung
         w.awake = 1 if q.sq_ci != end else 0
-    _keep_keys(near, request, run)
+    _keep_keys(near, q.peer_keys, request, run)
     sync_lanes(ALL_LANES)
     return run
 
 
 @device_function
-def _keep_keys(near, request, run):
+def _keep_keys(near, keys, request, run):
     """Keep the keys of the first lane that has found any of its keys in the table."""
     missing = 0
     if lane_or_0() < run:
@@ -480,5 +482,5 @@ def _keep_keys(near, request, run):
         missing = 0 if known else 1
     lanes = lanes_where(missing)
     if lanes != 0 and lane_or_0() == first_lane(lanes):
-        _keep(near, request.remote_key)
-        _keep(near, request.local_key)
+        _keep(near, keys, request.remote_key)
+        _keep(near, nic_at(near).mkeys, request.local_key)

@@ -18,19 +18,22 @@ from ..jit.ops import (
     st_release_cta64, sync_lanes,
 )  # fmt: skip
 from ..jit.twin import count_user
-from .borrowed import borrow, give_back, is_recalled, may_borrow, near_of
+from .borrowed import borrow, give_back, may_borrow, near_of
 from .copies import help_copying
 from .queues.doorbells import forward_ring
 from .runs import serve_run
 from .state.near import NEAR, near_at
+from .state.qp import qp_row_at
 from .state.slices import SLICES, slices_at
 from .state.work_queue import QueueKind, entry, work_queue_at
 from .state.worker import WORKER, worker_at
+from .transport.reach import answer_withdrawals
 from .step import read_clock, scan_queues, scan_records, select_first, serve_host, serve_peers, serve_queues, step
 
 SLICE_NS = 1_000_000
 _IDLE_TURNS = 64  # after so many, the thread decides what is next
 _NEAR_TURNS = 256  # on borrowed rows, before registers and commands have their turn
+_BARRED = 32  # turns on the rows themselves, after some that could not be made on borrowed ones
 _POLLS = 16  # of a GPU, before it looks at anything but doorbells
 _SCAN_EVERY = 32  # idle turns between scans of the doorbell records
 _LOOK_NS = 20_000  # how long the thread sleeps between two looks at a slice
@@ -91,9 +94,13 @@ def _await_rings(near, i, polls):
 
 @device_function
 def _serve_near(near):
-    """Serve the work queues: in runs, and what is none by one thread. Return how much was done."""
+    """Serve the work queues: in runs, and what is none by one thread. Return twice how much was done.
+
+    That and 1 if a queue pair has to send packets, which takes the rows themselves.
+    """
     done = 0
     rest = 0
+    sends = 0
     count = worker_at(near).active_count
     polls = 1 if on_host() or count > lanes_here() else _POLLS
     for base in range(0, count, lanes_here()):
@@ -103,7 +110,9 @@ def _serve_near(near):
             ringing &= ringing - 1
             ran = serve_run(near, entry(near, base + lane), from_lane(rung, lane))
             done += ran
-            if ran == 0:
+            if ran == 0 and qp_row_at(work_queue_at(entry(near, base + lane)).row).wire != 0:
+                sends = 1
+            elif ran == 0:
                 rest |= 1 << base + lane
     if rest != 0:
         alone = 0
@@ -111,16 +120,17 @@ def _serve_near(near):
             alone = serve_queues(near, rest)
             select_first(near)
         done += from_lane(alone, 0)
-    return done
+    return done << 1 | sends
 
 
 @device_function
 def _near_turns(nic, near, end):
-    """Make turns on borrowed rows, as long as that is all that is to do: return how much was done."""
+    """Make turns on borrowed rows, as long as that is all that is to do: return what `_serve_near` does."""
     done = 0
     idle = 0
     turns = 0
     busy_at = end - worker_at(near).slice_ns
+    sends = 0
     over = False
     while not over:
         if lane_or_0() == 0:
@@ -130,6 +140,8 @@ def _near_turns(nic, near, end):
         sync_lanes(ALL_LANES)
         now = worker_at(near).now
         did = _serve_near(near)
+        sends = did & 1
+        did >>= 1
         done += did
         turns += 1
         if did != 0:
@@ -141,10 +153,10 @@ def _near_turns(nic, near, end):
                 scan_queues(near)
         stop = 0
         if lane_or_0() == 0:
-            if _is_told(near):
+            if sends or _is_told(near):
                 stop = 1
             elif on_host():
-                if idle == _IDLE_TURNS or turns == _NEAR_TURNS or is_recalled(nic) or now >= end:
+                if idle == _IDLE_TURNS or turns == _NEAR_TURNS or not may_borrow(nic) or now >= end:
                     stop = 1
                 elif idle != 0:
                     pause()
@@ -155,22 +167,23 @@ def _near_turns(nic, near, end):
             elif now >= end and _has_successor(near):
                 stop = 1
         over = from_lane(stop, 0) != 0
-    return done
+    return done << 1 | sends
 
 
 @engine_function
-def _begin_turn(nic):
+def _begin_turn(nic, barred):
     """Make a turn on the rows themselves, unless they may be borrowed. Return twice how much was done, and 1 if so.
 
-    One lane calls this.
+    `barred`: they may not. One lane calls this.
     """
     if on_host() and worker_at(nic).stream_count != 0:  # the twin has DMA streams for memory of GPUs
         return step(nic) << 1
     read_clock(nic)
+    answer_withdrawals(nic)
     done = serve_host(nic)
     if done < 0:
         return -1 - done << 1
-    if may_borrow(nic):
+    if not barred and may_borrow(nic):
         return done << 1 | 1
     return done + serve_peers(nic) << 1
 
@@ -185,10 +198,10 @@ def _is_left_alone(near):
 
 
 @device_function
-def _what_is_next(nic, did, idle, end):
-    """Return what a slice has to do after a turn."""
+def _what_is_next(nic, sent, idle, end):
+    """Return what a slice has to do after a turn. `sent`: it may have sent frames."""
     n = worker_at(nic)
-    wires = n.wire_count != 0 and did != 0  # whose other ends wait
+    wires = n.wire_count != 0 and sent  # whose other ends wait
     if wires or _is_told(nic) or ld_relaxed64(nic + WORKER.stop) != 0:
         return _HOST_IS_WANTED
     if on_host() and ld_relaxed64(nic + WORKER.awaited) != 0:
@@ -209,28 +222,34 @@ def take_slice(nic):
     end = from_lane(clock_ns() + n.slice_ns, 0)
     done = 0
     idle = 0
+    barred = 0  # turns until rows are borrowed again
     following = _GO_ON
     if not on_host() and n.asleep != 0 and lane_or_0() == 0:
         scan_records(nic)
     while following == _GO_ON:
         begun = 0
         # Whoever watches the host may not see yet that the NIC has paused in the turn before.
-        if not on_host() and lane_or_0() == 0 and _is_left_alone(near) and n.paused == 0:
+        if not on_host() and barred == 0 and lane_or_0() == 0 and _is_left_alone(near) and n.paused == 0:
             begun = 1
         if from_lane(begun, 0) == 0:
             _forward_rings(nic)
             sync_lanes(ALL_LANES)
             if lane_or_0() == 0:
-                begun = _begin_turn(nic)
+                begun = _begin_turn(nic, barred != 0)
         begun = from_lane(begun, 0)
         sync_lanes(ALL_LANES)
         did = begun >> 1
+        sent = did != 0
+        barred = max(barred - 1, 0)
         if begun & 1:
             if borrow(nic, near) != 0:
                 if not on_host() and lane_or_0() == 0:
                     st_release_cta64(near + NEAR.recalled, 0)  # it was 1 if the turn before was on the rows
-                did += _near_turns(nic, near, end)
+                ran = _near_turns(nic, near, end)
                 give_back(nic, near)
+                did += ran >> 1
+                if ran & 1:
+                    barred = _BARRED
                 if not on_host() and did == 0:
                     idle = _IDLE_TURNS  # for as long as a slice
             else:
@@ -238,6 +257,8 @@ def take_slice(nic):
                 if lane_or_0() == 0:
                     alone = serve_peers(nic)
                 did += from_lane(alone, 0)
+                sent = did != 0
+                barred = _BARRED
         done += did
         if did != 0:
             idle = 0
@@ -245,7 +266,7 @@ def take_slice(nic):
             idle += 1
             pause()
         if lane_or_0() == 0:
-            following = _what_is_next(nic, did, idle, end)
+            following = _what_is_next(nic, sent, idle, end)
         following = from_lane(following, 0)
     if n.slices != 0 and lane_or_0() == 0:
         slices_at(n.slices).wanted = 1 if following == _HOST_IS_WANTED else 0

@@ -63,6 +63,7 @@ class MemoryKeys(Objects):
         row["nbytes"], row["delta"] = nbytes, _signed(place - iova)
         row["granted"], row["near"] = self._grants.grant(address, nbytes), self._engine.is_near(address, nbytes)
         self._engine.post_alone((step.WRITE_ROW, self.table.row_address(key), row))
+        self._grants.tell(row)
         self._pds.hold(pdn)
         return key
 
@@ -91,7 +92,7 @@ class MemoryKeys(Objects):
 
         After this returns, the NIC touches no byte of memory that the region has left.
         """
-        row = self.table.copy(key)
+        row, was = self.table.copy(key), self.table.copy(key)
         before, granted, left = int(row["pdn"]), int(row["granted"]), _range_of(row)
         after = before if pdn is None else pdn
         self._pds.table[after]  # it exists
@@ -109,6 +110,8 @@ class MemoryKeys(Objects):
             row["granted"], row["near"] = self._grants.grant(address, nbytes), self._engine.is_near(address, nbytes)
         row["pdn"], row["access"] = after, int(rights)
         self._engine.post_alone((step.WRITE_ROW, self.table.row_address(key), row))
+        self._grants.withdraw(was)
+        self._grants.tell(row)
         self._pds.release(before)
         self._pds.hold(after)
         if place is not None:
@@ -118,9 +121,10 @@ class MemoryKeys(Objects):
 
     def deregister(self, key: int) -> None:
         """Deregister a region. After this returns, the NIC touches no byte of it."""
-        pdn, granted = int(self.table[key]["pdn"]), int(self.table[key]["granted"])
-        left = _range_of(self.table[key])
+        row = self.table.copy(key)
+        pdn, granted, left = int(row["pdn"]), int(row["granted"]), _range_of(row)
         self._engine.post_alone((step.WRITE_ROW, self.table.row_address(key), self.new_row()))
+        self._grants.withdraw(row)
         self._pds.release(pdn)
         self._engine.unmap(*left)
         if granted:

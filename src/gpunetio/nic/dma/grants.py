@@ -16,13 +16,16 @@ import logging
 import os
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from ...errors import InvalidValueError
 from ...fabric.control_message import Body
 from ...fabric.frames import GRANT_SHIFT, MAX_GRANTED, MAX_GRANT
 from ...fabric.link import Link
 from ...memory import HostMemory, MappedMemory, open_shared
-from ..hardware import Hardware
+from ..hardware import CUDA, Hardware, Opened
 from ..state.wire import GRANT, GRANTS, WIRE
+from .reach import Reach
 
 logger: logging.Logger = logging.getLogger("gpunetio.nic")
 
@@ -31,13 +34,26 @@ MAX_BORROWED = 1 << 40  # bytes of address space for what one peer grants
 
 @dataclass
 class _Granted:
-    """Memory of this NIC that is granted. `regions` counts the regions in it."""
+    """Memory of this NIC that is granted. `regions` counts the regions in it.
+
+    `sharing`: it is memory of a GPU, and peers that share theirs in this way map it as `handle` says (`Engine.share`).
+    """
 
     number: int
     address: int
     nbytes: int
-    fd: int
+    fd: int | None
+    sharing: str = ""
+    handle: str = ""
     regions: int = 0
+
+    @property
+    def fds(self) -> list[int]:
+        return [] if self.fd is None else [self.fd]
+
+    def close(self) -> None:
+        for fd in self.fds:
+            os.close(fd)
 
     @property
     def reference(self) -> int:
@@ -50,7 +66,7 @@ class _Peer:
     """A peer: the grant table of its wire, and the memory that it has granted, by number."""
 
     table: HostMemory
-    borrowed: dict[int, MappedMemory] = field(default_factory=dict)
+    borrowed: dict[int, Opened] = field(default_factory=dict)
 
     def row(self, number: int) -> int:
         """Return the address of a grant's row."""
@@ -58,10 +74,13 @@ class _Peer:
 
 
 class Grants:
-    """What a NIC has granted and was granted. Callers hold the NIC's lock. Unless `enabled`, the NIC grants nothing."""
+    """What a NIC has granted and was granted. Callers hold the NIC's lock. Unless `enabled`, the NIC grants nothing.
 
-    def __init__(self, hardware: Hardware, enabled: bool):
-        self._hardware, self._enabled = hardware, enabled
+    Regions in memory of GPUs can be more than granted: see reach.py.
+    """
+
+    def __init__(self, hardware: Hardware, enabled: bool, reach: Reach):
+        self._hardware, self._engine, self._enabled, self._reach = hardware, hardware.engine, enabled, reach
         self._granted: dict[int, _Granted] = {}  # by address
         self._peers: dict[Link, _Peer] = {}
         self._next = 1
@@ -73,27 +92,45 @@ class Grants:
         if not self._enabled:
             return 0
         with contextlib.suppress(OSError):  # out of descriptors
-            if (found := open_shared(address, nbytes)) is not None:
-                return self._add(*found)
+            if self._engine.reaches(address, nbytes):
+                if (shared := self._engine.share(address, nbytes)) is not None:
+                    start, size, handle, fd = shared
+                    return self._add(_Granted(0, start, size, fd, self._engine.sharing, handle))
+            elif (found := open_shared(address, nbytes)) is not None:
+                return self._add(_Granted(0, *found))
         return 0
 
-    def _add(self, address: int, nbytes: int, fd: int) -> int:
-        own = self._granted.get(address)
+    def _add(self, new: _Granted) -> int:
+        own = self._granted.get(new.address)
         if own is not None:
-            same = os.path.sameopenfile(own.fd, fd)
-            os.close(fd)
+            same = own.sharing == new.sharing and all(map(os.path.sameopenfile, own.fds, new.fds))
+            new.close()
             if not same:
                 return 0
         else:
             number = self._free_number()
-            if number is None or nbytes > MAX_GRANTED:
-                os.close(fd)
+            if number is None or new.nbytes > MAX_GRANTED:
+                new.close()
                 return 0
-            own = self._granted[address] = _Granted(number, address, nbytes, fd)
+            own = self._granted[new.address] = new
+            own.number = number
             for link in self._peers:
                 self._offer(link, own)
         own.regions += 1
         return own.reference
+
+    def tell(self, row: np.void) -> None:
+        """Tell peers of a region that the engine now knows, if they can reach it without packets."""
+        if (own := self._owner(int(row["granted"]))) is not None and own.sharing:
+            self._reach.tell_key(row, own.number, _place_of(row) - own.address)
+
+    def withdraw(self, row: np.void) -> None:
+        """Undo a `tell`: the engine knows the region no more."""
+        if (own := self._owner(int(row["granted"]))) is not None and own.sharing:
+            self._reach.withdraw_key(int(row["key"]))
+
+    def _owner(self, granted: int) -> _Granted | None:
+        return next((own for own in self._granted.values() if own.reference == granted), None)
 
     def _free_number(self) -> int | None:
         """Return a number that no grant has had, in a row that no grant has, or None."""
@@ -106,16 +143,21 @@ class Grants:
 
     def revoke(self, granted: int) -> None:
         """Note that a region with this MKEY_ROW.granted is gone. The engine no longer uses it."""
-        own = next(own for own in self._granted.values() if own.reference == granted)
+        own = self._owner(granted)
+        assert own is not None
         own.regions -= 1
         if own.regions == 0:
             del self._granted[own.address]
-            os.close(own.fd)
+            own.close()
             for link in self._peers:
                 self._send(link, {"op": "end", "number": own.number})
 
     def _offer(self, link: Link, own: _Granted) -> None:
-        self._send(link, {"op": "lend", "number": own.number, "nbytes": own.nbytes}, own.fd)
+        if not own.sharing:
+            self._send(link, {"op": "lend", "number": own.number, "nbytes": own.nbytes}, *own.fds)
+        elif self._reach.shares(link):
+            how = {"sharing": own.sharing, "handle": own.handle}
+            self._send(link, {"op": "lend", "number": own.number, "nbytes": own.nbytes, **how}, *own.fds)
 
     def _send(self, link: Link, message: Body, *fds: int) -> None:
         try:
@@ -132,9 +174,11 @@ class Grants:
             self._hardware.write(wire + WIRE.grants, peer.table.address)
             for own in self._granted.values():
                 self._offer(link, own)
+            self._reach.join(link, wire)
 
     def leave(self, link: Link) -> None:
         """Forget a peer. The engine must no longer use its wire's table. Idempotent."""
+        self._reach.leave(link)
         if (peer := self._peers.pop(link, None)) is not None:
             for memory in (*peer.borrowed.values(), peer.table):
                 memory.close()
@@ -144,13 +188,17 @@ class Grants:
         peer = self._peers.get(link)
         if peer is None:  # the wire is already gone
             return
+        if self._reach.hear(link, message, lambda number: _address_of(peer, number)):
+            if message.get("op") == "reach":
+                self._tell_all(link)
+            return
         try:
             op, number = message.get("op"), message.get("number")
             if type(number) is not int or not 0 < number <= MAX_GRANT:
                 raise InvalidValueError(f"{number!r} is not the number of a grant")
             if op == "lend":
-                self._borrow(peer, number, message.get("nbytes"), fds)
-                self._send(link, {"op": "lent", "number": number})
+                if self._borrow(peer, number, message, fds):
+                    self._send(link, {"op": "lent", "number": number})
             elif op == "lent":  # perhaps of a grant that has ended meanwhile
                 if any(own.number == number for own in self._granted.values()):
                     self._hardware.write(peer.row(number) + GRANT.mapped, number)
@@ -163,19 +211,48 @@ class Grants:
         except (InvalidValueError, OSError) as error:
             logger.warning("%s ignores a message from %s: %s", self._hardware.name, link, error)
 
-    def _borrow(self, peer: _Peer, number: int, nbytes: object, fds: list[int]) -> None:
-        """Map the memory that a peer grants."""
-        if type(nbytes) is not int or not 0 < nbytes <= MAX_GRANTED or len(fds) != 1:
+    def _tell_all(self, link: Link) -> None:
+        """Tell a peer that shares memory of GPUs of all regions there."""
+        shared = {own.reference: own for own in self._granted.values() if own.sharing}
+        if shared and self._reach.shares(link):
+            for own in shared.values():
+                self._offer(link, own)
+            for row in self._reach.mkeys:
+                if (own := shared.get(int(row["granted"]))) is not None:
+                    self._reach.tell_key_to(link, row, own.number, _place_of(row) - own.address)
+
+    def _borrow(self, peer: _Peer, number: int, message: Body, fds: list[int]) -> bool:
+        """Map the memory that a peer grants. Return whether the engine reaches it."""
+        nbytes, sharing = message.get("nbytes"), message.get("sharing", "")
+        if sharing != self._engine.sharing and (sharing or self._engine.sharing == CUDA):
+            return False  # CUDA registers only memory that may be written
+        if type(nbytes) is not int or not 0 < nbytes <= MAX_GRANTED or (not sharing and len(fds) != 1):
             raise InvalidValueError(f"{nbytes!r} bytes and {len(fds)} descriptors are not a valid grant")
         if any(other % GRANTS == number % GRANTS for other in peer.borrowed):
             raise InvalidValueError(f"the row of grant {number} is in use")
         if nbytes + sum(memory.nbytes for memory in peer.borrowed.values()) > MAX_BORROWED:
             raise InvalidValueError(f"cannot map {nbytes} more bytes: a peer can grant {MAX_BORROWED} at most")
-        memory = peer.borrowed[number] = MappedMemory(fds[0], nbytes)
+        memory: Opened = (
+            self._engine.open_shared(nbytes, message.get("handle"), fds) if sharing else MappedMemory(fds[0], nbytes)
+        )
+        peer.borrowed[number] = memory
         self._hardware.write(peer.row(number), number, memory.address, nbytes)
+        return True
 
     def close(self) -> None:
         """Close the descriptors. The engine must have stopped, and the wires must be gone."""
         for own in self._granted.values():
-            os.close(own.fd)
+            own.close()
         self._granted.clear()
+        self._reach.close()
+
+
+def _address_of(peer: _Peer, number: int) -> int | None:
+    """Return where the memory of a grant is mapped here, or None."""
+    memory = peer.borrowed.get(number)
+    return None if memory is None else memory.address
+
+
+def _place_of(row: np.void) -> int:
+    """Return where a region begins."""
+    return (int(row["iova"]) + int(row["delta"])) % (1 << 64)

@@ -19,6 +19,7 @@ from .events import notify, raise_event, tell
 from .wakeups import wake_later
 from ..observe import refuse
 from ..observe.reasons import Reason
+from ..transport.reach import tell_failure
 from ..state.counters import counters_at
 from ..state.cq import EQ_ROW, cq_row_at
 from ..state.nic import error_record_at, nic_at
@@ -194,6 +195,8 @@ def fail_qp(nic, row, index, opcode, reason, side):
     wake(row)
     if q.failed == 0:
         q.failed = 1
+        if q.kind != QueueKind.ETHERNET_SEND:
+            tell_failure(row)
         event = _event_of(reason, side)
         if event != _NO_EVENT:
             tell(nic, row, event)

@@ -68,6 +68,11 @@ QP_FIELDS = """
     min_rnr        i64      command    time that a peer waits after an RNR NAK
     min_rnr_code   i64      command    the same as IBTA encodes it (9.7.5.2.8)
     drain          i64      command    not 0: SQD is requested, and sq_pi stays where WQEs were started
+    peer_keys      i64      command    address of the MKEY_ROWs of a peer that is reached without packets; 0: it is not
+    peer_tag       i64      command    upper half of the keys there
+    peer_pdn       i64      command    protection domain of that peer
+    peer_rights    i64      command    its `rights`
+    peer_max       i64      command    its `msg_max`
     # requester: queue positions
     sq_ci          i64      requester  index of the oldest WQE that is not complete
     sq_next        i64      requester  index of the next WQE to send or execute

@@ -1,0 +1,69 @@
+"""The engine's side of requests without packets (dma/reach.py): what of wires matters to an engine on borrowed rows."""
+
+from __future__ import annotations
+
+from ...fabric.frames import PIPE, PIPE_END
+from ...jit.compile import device_function, engine_function
+from ...jit.ops import ld64, ld_relaxed64, st64, st_release64
+from ..state.qp import qp_row_at
+from ..state.wire import WIRE
+from ..state.worker import WORKER, worker_at
+
+
+@device_function
+def _pipe_in(wire):
+    """Return the address of the pipe in which frames arrive; 0 if they arrive otherwise."""
+    return ld_relaxed64(wire + WIRE.rx + PIPE_END.pipe)
+
+
+@engine_function
+def wires_are_quiet(nic):
+    """Return whether no frame has arrived, and no peer has withdrawn anything. The other end may be another process."""
+    stir = 0
+    for i in range(ld_relaxed64(nic + WORKER.wire_count)):
+        wire = ld_relaxed64(worker_at(nic).wires + 8 * i)
+        pipe = _pipe_in(wire)
+        if pipe == 0 or ld_relaxed64(wire + WIRE.faults) != 0:  # sockets; packets that are delayed
+            return False
+        if ld_relaxed64(wire + WIRE.broken) == 0:
+            stir |= ld_relaxed64(pipe + PIPE.head) ^ ld_relaxed64(wire + WIRE.rx + PIPE_END.position)
+        stir |= ld_relaxed64(pipe + PIPE.withdrawn) ^ ld_relaxed64(wire + WIRE.answered)
+    return stir == 0
+
+
+@engine_function
+def answer_withdrawals(nic):
+    """Tell peers that what they have withdrawn is not used any more. Rows are not borrowed."""
+    for i in range(ld_relaxed64(nic + WORKER.wire_count)):
+        wire = ld64(worker_at(nic).wires + 8 * i)
+        pipe = _pipe_in(wire)
+        if pipe != 0:
+            withdrawn = ld_relaxed64(pipe + PIPE.withdrawn)
+            if withdrawn != ld64(wire + WIRE.answered):
+                st64(wire + WIRE.answered, withdrawn)
+                st_release64(pipe + PIPE.answered, withdrawn)
+
+
+@device_function
+def may_reach(row):
+    """Return whether requests of a queue pair with a wire may go without packets: all others are acknowledged.
+
+    What is known of the peer must be what it has told last, and it must not have failed since.
+    """
+    q = qp_row_at(row)
+    if q.peer_keys == 0 or q.una_psn != q.tx_psn or q.timer_at + q.ack_pending + q.res_todo + q.pending != 0:
+        return False
+    pipe = _pipe_in(q.wire)
+    changed = ld_relaxed64(pipe + PIPE.withdrawn) ^ ld_relaxed64(q.wire + WIRE.withdrawn)
+    changed |= ld_relaxed64(pipe + PIPE.failed) ^ ld_relaxed64(q.wire + WIRE.failed)
+    return changed == 0 and ld_relaxed64(q.wire + WIRE.broken) == 0
+
+
+@device_function
+def tell_failure(row):
+    """Tell the peer, if it is in another process, that a queue pair has failed."""
+    q = qp_row_at(row)
+    if q.wire != 0:
+        pipe = ld64(q.wire + WIRE.tx + PIPE_END.pipe)
+        if pipe != 0:
+            st_release64(pipe + PIPE.failed, ld64(pipe + PIPE.failed) + 1)
