@@ -97,10 +97,12 @@ class Bench:
     """A NIC with so many workers on the GPU, and memory for so many queues; what is written may be on another GPU."""
 
     def __init__(
-        self, gpu: Gpu, stack: ExitStack, engine: str, workers: int, nbytes: int, other: Gpu | None = None
-    ):
+        self, gpu: Gpu, stack: ExitStack, engine: str, workers: int, nbytes: int, other: Gpu | None = None,
+        copiers: int = 0,
+    ):  # fmt: skip
         self.gpu = gpu
-        context = stack.enter_context(verbs.open("soft0", port=PortConfig(engine=engine, workers=workers)))
+        port = PortConfig(engine=engine, workers=workers, copiers=copiers)
+        context = stack.enter_context(verbs.open("soft0", port=port))
         self.pd = context.create_pd()
         self.here, self.there = (stack.enter_context(each.alloc(nbytes)) for each in (gpu, other or gpu))
         self.local, self.remote = self.pd.register(self.here, RIGHTS), self.pd.register(self.there, RIGHTS)
@@ -162,12 +164,13 @@ def _rate(
 
 
 def _bandwidth(
-    gpu: Gpu, engine: str, out: Any, nbytes: int, workers: int, scale: float, other: Gpu | None
+    gpu: Gpu, engine: str, out: Any, nbytes: int, workers: int, scale: float, other: Gpu | None, copiers: int = 0
 ) -> dict[str, Any]:
+    sms = workers + copiers
     writes = max(64, int((4 << 30) * scale) // nbytes // 32 * 32)
-    copiers = COPIERS if gpu.target == "cuda" else 1
+    threads = COPIERS if gpu.target == "cuda" else 1
     with ExitStack() as stack:
-        bench = Bench(gpu, stack, engine, workers, workers * AREA, other)
+        bench = Bench(gpu, stack, engine, workers, sms * AREA, other, copiers)
         moved, copied = [], []
         for _ in range(3):
             seconds = bench.launch(
@@ -175,12 +178,13 @@ def _bandwidth(
             )
             moved.append(workers * writes * nbytes / seconds / 1e9)
             start = perf_counter()
-            assert copy_area[workers, copiers, gpu](bench.there, bench.here, nbytes, writes).wait(SECONDS)
-            copied.append(workers * writes * nbytes / (perf_counter() - start) / 1e9)
+            assert copy_area[sms, threads, gpu](bench.there, bench.here, nbytes, writes).wait(SECONDS)
+            copied.append(sms * writes * nbytes / (perf_counter() - start) / 1e9)
         status = out.read(0, 8 * gpu.warp * workers).view(np.int64)
         assert not status.any(), status
     name = f"{nbytes // KIB} KiB" if nbytes < MIB else f"{nbytes // MIB} MiB"
-    return {"case": f"writes of {name}, {workers} SMs", "unit": "GB/s", "min": min(moved[1:]),
+    queues = ", 1 queue" if copiers else ""
+    return {"case": f"writes of {name}, {sms} SMs{queues}", "unit": "GB/s", "min": min(moved[1:]),
             "median": max(moved[1:]), "goal": None, "limit": max(moved[1:]) / max(copied[1:])}  # fmt: skip
 
 
@@ -194,8 +198,8 @@ def run(gpu: Gpu, engine: str, scale: float, other: Gpu | None) -> list[dict[str
             rows.append(_rate(gpu, engine, out, "writes of 64 B", post_own, workers, warps, warps, posts, goal, other))
         rows.append(_rate(gpu, engine, out, "put_signal", put_signal_own, 1, 1, 1, posts, 5.0, other))
         for nbytes in (8 * KIB, 64 * KIB, MIB):
-            for workers in (1, 8):
-                rows.append(_bandwidth(gpu, engine, out, nbytes, workers, scale, other))
+            for workers, copiers in ((1, 0), (8, 0), (1, 7)):
+                rows.append(_bandwidth(gpu, engine, out, nbytes, workers, scale, other, copiers))
     return rows
 
 

@@ -2,6 +2,8 @@
 
     python cuda_kernels.py FOLDER MAJOR MINOR KERNEL...     leaves KERNEL.ptx, and KERNEL.txt: what ptxas reports of it
                                                         and prints what each took, in CPU seconds of this process
+
+KERNEL.sm_100.txt is what it reports for these newer GPUs of the same PTX, if that is for sm_90.
 """
 
 import json
@@ -26,7 +28,7 @@ from gpunetio.packet_processing.receive_icmp import receive_icmp
 from gpunetio.packet_processing.receive_tcp import receive_tcp
 from gpunetio.packet_processing.receive_udp import receive_udp
 
-SM_90 = (9, 0)
+SM_90, SM_100 = (9, 0), (10, 0)
 
 
 def one_sided(queue, raddr, rkey, laddr, lkey, n, out):
@@ -283,7 +285,7 @@ KERNELS: dict[str, tuple[Callable, int]] = {
     "receive_icmp": (receive_icmp.py_func, 12),
     "serve_http": (serve_http.py_func, 4),
     "exclusive_async_put": (exclusive_async_put, 7),
-    "engine": (gpunetio_slice, 1),
+    "engine": (gpunetio_slice, 3),
     "engine_inside": (engine_inside, 3),
 }
 # Of the second, what `cuda.jit(max_registers=80)` gives the linker: room for 24 warps on a multiprocessor.
@@ -330,6 +332,8 @@ def main() -> None:
         assembled = time.process_time()
         registers, stack = used(report)
         (folder / f"{name}.txt").write_text(report)
+        if capability == SM_90:
+            (folder / f"{name}.sm_100.txt").write_text(assemble(ptx, SM_100, *OPTIONS.get(name, ())))
         (folder / f"{name}.ptx").write_text(ptx)
         cost = {
             "kernel": name, "compiler_s": compiled - start, "ptxas_s": assembled - compiled,

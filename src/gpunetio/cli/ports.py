@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ..errors import InvalidValueError
-from ..nic.control.port import CPU, ENGINES, WIRES, check_engine, check_wire, spell
+from ..nic.control.port import CPU, ENGINES, MOST_COPIERS, WIRES, check_engine, check_wire, spell
 from .click_types import Decorated, Values
 
 if TYPE_CHECKING:
@@ -83,6 +83,10 @@ _OPTIONS = (
         "auto, the GPU whose memory the queues lie in.",
     ),
     click.option(
+        "--nic-copiers", "copiers", type=click.IntRange(0, MOST_COPIERS), default=0, show_default=True,
+        help="SMs that only copy, for each worker of a NIC on a GPU.",
+    ),
+    click.option(
         "--pcap", "capture", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
         help="Write all sent and received packets to FILE, for Wireshark.",
     ),
@@ -126,7 +130,8 @@ def nic_port(values: Values) -> PortConfig | None:
     link_layer, capture, faults = values["link_layer"], values["capture"], values["faults"]
     addresses, wire, mtu = values["addresses"], values["wire"], values.get("mtu") or 0
     promiscuous, engine = values["promiscuous"], _engine(values)
-    given = addresses or mtu or capture or faults or not promiscuous
+    copiers = values["copiers"]
+    given = addresses or mtu or capture or faults or copiers or not promiscuous
     if not given and (wire, link_layer, engine) == ("auto", "ethernet", "cpu"):
         return None
     from ..enums import LinkLayer
@@ -136,5 +141,5 @@ def nic_port(values: Values) -> PortConfig | None:
     return PortConfig(
         addresses=addresses, wire=wire, mtu=mtu, link_layer=LinkLayer[link_layer.upper()],
         faults=Faults.parse(faults) if faults else None, capture=capture, promiscuous=promiscuous,
-        engine=engine,
+        engine=engine, copiers=copiers,
     )  # fmt: skip

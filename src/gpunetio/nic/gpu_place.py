@@ -20,6 +20,7 @@ from .hardware import CUDA, Opened
 from .pinned import Pinned
 from .slice_kernel import OPTIONS, THREADS, gpunetio_slice
 from .slices import SLICE_NS
+from .state.board import BOARD
 from .state.near import NEAR
 from .state.slices import SLICES
 
@@ -145,13 +146,13 @@ class _IpcMemory:
 class GpuPlace:
     """A GPU where a NIC makes its turns."""
 
-    def __init__(self, ordinal: int):
-        self._device = _device(ordinal)
+    def __init__(self, ordinal: int, copiers: int):
+        self._device, self._copiers = _device(ordinal), copiers
         self._driver = self._device.driver
         self._memory: list[HostMemory] = []
         self._kept: list[object] = []  # what launches point to
         self._streams: list[ctypes.c_void_p] = []
-        self._lines = ctypes.c_uint64()
+        self._allocated: list[int] = []
         _pinned().open()
         try:
             with self._device.current():
@@ -199,24 +200,32 @@ class GpuPlace:
             stream = self._new_stream(greatest.value)  # so that a slice goes before waiting blocks of other kernels
         memory = HostMemory(SLICES.size)
         self._memory.append(memory)
-        config = _LaunchConfig(1, 1, 1, THREADS, 1, 1, NEAR.size, stream, None, 0)
-        argument = ctypes.c_int64(address)
-        parameters = (ctypes.c_void_p * 1)(ctypes.addressof(argument))
-        self._kept += [config, argument, parameters]
+        config = _LaunchConfig(1 + self._copiers, 1, 1, THREADS, 1, 1, NEAR.size, stream, None, 0)
+        board = self._alloc(BOARD.size) if self._copiers else 0
+        arguments = (ctypes.c_int64 * 2)(address, board)
+        first = ctypes.addressof(arguments)
+        parameters = (ctypes.c_void_p * 3)(first, first + 8, memory.address + SLICES.number)
+        self._kept += [config, arguments, parameters]
         (row,) = memory.view(SLICES.dtype)
         for field, function in _CALLS.items():
             row[field] = self._driver.address_of(function)
         row["config"], row["parameters"] = ctypes.addressof(config), ctypes.addressof(parameters)
         row["function"], row["context"], row["stream"] = self._device.function, self._device.context.value, stream.value
         record["slices"], record["slice_ns"], record["near"] = memory.address, SLICE_NS, 1
+        record["board"] = board
 
     def lines(self, lines: HostMemory) -> int:
+        return self._alloc(2 * lines.nbytes)
+
+    def _alloc(self, nbytes: int) -> int:
+        """Return the address of zeroed memory of the GPU, until `close`."""
+        address, size = ctypes.c_uint64(), ctypes.c_size_t(nbytes)
         with self._device.current():
-            nbytes = ctypes.c_size_t(2 * lines.nbytes)
-            self._driver.call("cuMemAllocAsync", ctypes.byref(self._lines), nbytes, self._allocations)
-            self._driver.call("cuMemsetD8Async", self._lines, 0, nbytes, self._allocations)
+            self._driver.call("cuMemAllocAsync", ctypes.byref(address), size, self._allocations)
+            self._allocated.append(address.value)
+            self._driver.call("cuMemsetD8Async", address, 0, size, self._allocations)
             self._driver.call("cuStreamSynchronize", self._allocations)
-        return self._lines.value
+        return address.value
 
     def map(self, address: int, nbytes: int) -> None:
         _pinned().add(address, nbytes)
@@ -232,8 +241,10 @@ class GpuPlace:
 
     def close(self) -> None:
         with contextlib.suppress(DriverError), self._device.current():  # after a kernel has failed, every call fails
-            if self._lines.value:
-                self._driver.call("cuMemFreeAsync", self._lines, self._allocations)
+            for stream in self._streams:  # warps of the last slices may still end
+                self._driver.call("cuStreamSynchronize", stream)
+            for address in self._allocated:
+                self._driver.call("cuMemFreeAsync", ctypes.c_uint64(address), self._allocations)
             for stream in self._streams:
                 self._driver.call("cuStreamDestroy_v2", stream)
         for memory in self._memory:

@@ -67,4 +67,4 @@ def place_of(config: PortConfig) -> Place:
         return TwinPlace()
     from .gpu_place import GpuPlace  # which needs CUDA
 
-    return GpuPlace(config.gpu)
+    return GpuPlace(config.gpu, config.copiers)

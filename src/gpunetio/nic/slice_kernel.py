@@ -1,19 +1,22 @@
-"""The kernel of a slice: one block, whose warps have each their part (slices.py)."""
+"""The kernel of a slice: a block whose warps have each their part (slices.py), and blocks that only copy."""
 
 from __future__ import annotations
 
-from ..jit.ops import block_sync, dynamic_shared, thread_idx
-from .copies import HELPERS
+from ..jit.ops import block_idx, block_sync, dynamic_shared, thread_idx
+from .copies import HELPERS, copy_from_board
 from .slices import prepare_slice, take_part
 
 THREADS = 32 * (2 + HELPERS)
 OPTIONS = ("-maxrregcount=128",)
 
 
-def gpunetio_slice(nic):
-    """Make a slice of turns of the worker whose record is at `nic`."""
-    near = dynamic_shared()
-    if thread_idx() == 0:
-        prepare_slice(near)
-    block_sync()
-    take_part(nic, near, thread_idx() >> 5)
+def gpunetio_slice(nic, board, number):
+    """Make slice `number` of turns of the worker whose record is at `nic`. `board` is what blocks that copy look at."""
+    if block_idx() == 0:
+        near = dynamic_shared()
+        if thread_idx() == 0:
+            prepare_slice(near, number)
+        block_sync()
+        take_part(nic, near, number, thread_idx() >> 5)
+    else:
+        copy_from_board(board, number)

@@ -19,9 +19,10 @@ from ..jit.ops import (
 )  # fmt: skip
 from ..jit.twin import count_user
 from .borrowed import borrow, give_back, may_borrow, near_of
-from .copies import help_copying
+from .copies import first_list, help_copying
 from .queues.doorbells import forward_ring
 from .runs import serve_run
+from .state.board import BOARD
 from .state.near import NEAR, near_at
 from .state.qp import qp_row_at
 from .state.slices import SLICES, slices_at
@@ -250,7 +251,7 @@ def take_slice(nic):
                 did += ran >> 1
                 if ran & 1:
                     barred = _BARRED
-                if not on_host() and did == 0:
+                elif not on_host() and did == 0:
                     idle = _IDLE_TURNS  # for as long as a slice
             else:
                 alone = 0
@@ -277,9 +278,10 @@ def take_slice(nic):
 
 
 @engine_function
-def prepare_slice(near):
+def prepare_slice(near, number):
     """Set up what the warps of a slice tell each other. One thread calls this, before the others begin."""
     n = near_at(near)
+    n.list = first_list(number)
     n.owner, n.asked, n.answers, n.recalled, n.over = 0, 0, 0, _UNKNOWN, 0
     for at in range(0, NEAR.counters, 8):
         st64(near + at, 0)
@@ -288,7 +290,7 @@ def prepare_slice(near):
 
 
 @engine_function
-def make_turns(nic, near):
+def make_turns(nic, near, number):
     """Be the warp that makes the turns of a slice. If the slice before wants the host, this one is over at once."""
     slices = worker_at(nic).slices
     s = slices_at(slices)
@@ -298,6 +300,8 @@ def make_turns(nic, near):
             s.done += done
     if lane_or_0() == 0:
         st_release_cta64(near + NEAR.over, 1)
+        if worker_at(nic).board != 0:
+            st_release64(worker_at(nic).board + BOARD.over, number)
         fence_sys()
         st_release64(slices + SLICES.ended, s.ended + 1)
 
@@ -314,10 +318,10 @@ def watch_host(nic, near):
 
 
 @engine_function
-def take_part(nic, near, warp):
-    """Be one of the warps of a slice."""
+def take_part(nic, near, number, warp):
+    """Be one of the warps of slice `number`."""
     if warp == 0:
-        make_turns(nic, near)
+        make_turns(nic, near, number)
     elif warp == 1:
         watch_host(nic, near)
     else:
@@ -344,6 +348,7 @@ def _launch(nic, slices):
     if n.context != m.context:
         error = call_c(m.enter, m.context, 0, 0, 0)
         n.context = m.context if error == 0 else 0
+    m.number += 1
     if error == 0:
         error = call_c(m.launch, m.config, m.function, m.parameters, 0)
     if error != 0:

@@ -32,6 +32,7 @@ _IFREQ_SIZE, _MAX_INTERFACES = 40, 1024
 _LAST_UNICAST_LID = 0xBFFF  # IBTA 4.1.3
 _LAST_PART_ID = 0xFFFF
 MOST_WORKERS = 16
+MOST_COPIERS = 31
 CPU, TWIN = "cpu", "twin"
 ENGINES = (CPU, TWIN, "gpu", "gpuN")  # as people write them
 _GPU = re.compile(r"gpu(\d*)")
@@ -128,6 +129,8 @@ class PortConfig:
     `engine`       where the NIC's turns are made: "cpu"; "gpu" or "gpuN", the first GPU or the one of this ordinal; or
                    "twin", the twin of a GPU (jit/twin.py). Except with "cpu", queues and payload may lie in memory that
                    the CPU does not reach
+    `copiers`      SMs that only copy payload, for each worker, where a GPU makes the turns: a queue pair's writes of
+                   a megabyte then go at the speed of all of them
     `part_id`      the vendor_part_id that the device reports: a ConnectX-7's, or 0 for a device of its own kind
     """
 
@@ -143,6 +146,7 @@ class PortConfig:
     promiscuous: bool = True
     send_scheduling: bool = True
     engine: str = "cpu"
+    copiers: int = 0
 
     def __post_init__(self) -> None:
         addresses = (self.addresses,) if isinstance(self.addresses, str) else tuple(self.addresses)
@@ -162,6 +166,10 @@ class PortConfig:
                 f"workers = {self.workers}: a NIC has 1 to {MOST_WORKERS} threads; 0 takes as many as suit the machine"
             )
         check_engine(self.engine)
+        if not 0 <= self.copiers <= MOST_COPIERS:
+            raise InvalidValueError(f"copiers = {self.copiers}: a worker has 0 to {MOST_COPIERS} SMs that only copy")
+        if self.copiers and not self.on_gpu:
+            raise InvalidValueError(f"copiers = {self.copiers} with engine 'cpu': only with 'gpu', SMs copy")
         if self.on_gpu and not self.wire_kind.neighbours:
             raise InvalidValueError(
                 f"wire = {self.wire!r} with engine {self.engine!r}: packets of descriptors go through the CPU, which "

@@ -24,6 +24,7 @@ from ...fabric.frames import GRANT_SHIFT, MAX_GRANTED, MAX_GRANT
 from ...fabric.link import Link
 from ...memory import HostMemory, MappedMemory, open_shared
 from ..hardware import CUDA, Hardware, Opened
+from ..state.tables import Row
 from ..state.wire import GRANT, GRANTS, WIRE
 from .reach import Reach
 
@@ -119,7 +120,7 @@ class Grants:
         own.regions += 1
         return own.reference
 
-    def tell(self, row: np.void) -> None:
+    def tell(self, row: Row) -> None:
         """Tell peers of a region that the engine now knows, if they can reach it without packets."""
         if (own := self._owner(int(row["granted"]))) is not None and own.sharing:
             self._reach.tell_key(row, own.number, _place_of(row) - own.address)
@@ -253,6 +254,6 @@ def _address_of(peer: _Peer, number: int) -> int | None:
     return None if memory is None else memory.address
 
 
-def _place_of(row: np.void) -> int:
+def _place_of(row: Row) -> int:
     """Return where a region begins."""
     return (int(row["iova"]) + int(row["delta"])) % (1 << 64)

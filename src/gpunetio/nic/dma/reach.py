@@ -38,7 +38,7 @@ from ..control.components import Components
 from ..hardware import Hardware
 from ..state.objects import MKEY_ROW
 from ..state.qp import QP_ROW
-from ..state.tables import Table
+from ..state.tables import MkeyTable, Row, Table
 from ..state.wire import WIRE
 
 logger: logging.Logger = logging.getLogger("gpunetio.nic")
@@ -59,8 +59,8 @@ class _Peer:
     tag: int
     tx: np.void
     shares: bool = False  # its memory as we do
-    keys: Table | None = None  # of its regions
-    queues: dict[int, Body] = field(default_factory=dict)  # of its queue pairs, by number
+    keys: MkeyTable | None = None  # of its regions
+    queues: dict[int, dict[str, int]] = field(default_factory=dict)  # of its queue pairs, by number
     told_keys: set[int] = field(default_factory=set)
     told_queues: set[int] = field(default_factory=set)
 
@@ -122,17 +122,17 @@ class Reach:
 
     # --- what we tell ----------------------------------------------------------------------------------------------
 
-    def tell_key(self, row: np.void, number: int, offset: int) -> None:
+    def tell_key(self, row: Row, number: int, offset: int) -> None:
         """Tell of a region that lies at `offset` in the memory of the grant `number`."""
         for peer in self.peers.values():
             if peer.shares:
                 self._tell_key(peer, row, number, offset)
 
-    def tell_key_to(self, link: Link, row: np.void, number: int, offset: int) -> None:
+    def tell_key_to(self, link: Link, row: Row, number: int, offset: int) -> None:
         """Do what `tell_key` does, for one peer."""
         self._tell_key(self.peers[link], row, number, offset)
 
-    def _tell_key(self, peer: _Peer, row: np.void, number: int, offset: int) -> None:
+    def _tell_key(self, peer: _Peer, row: Row, number: int, offset: int) -> None:
         facts = {name: int(row[name]) for name in _KEY}
         peer.told_keys.add(facts["key"])
         self._send(peer.link, {"op": "key", **facts, "number": number, "offset": offset})
@@ -196,7 +196,7 @@ class Reach:
         if peer is not None:
             try:
                 handle(peer, message, borrowed)
-            except (KeyError, TypeError, ValueError, InvalidValueError) as error:
+            except (OverflowError, InvalidValueError) as error:
                 logger.warning("%s ignores a message from %s: %s", self._hardware.name, link, error)
         return True
 
@@ -207,32 +207,32 @@ class Reach:
                 self.look_at(number)
 
     def _learn_key(self, peer: _Peer, message: Body, borrowed: Callable[[int], int | None]) -> None:
-        key, pdn, access, iova, nbytes, number, offset = _numbers(message, *_KEY, "number", "offset")
-        base = borrowed(number)
+        facts = _numbers(message, *_KEY, "number", "offset")
+        key, base = facts["key"], borrowed(facts["number"])
         if base is None or key == 0:  # its memory could not be mapped, so packets bring it
             return
-        if peer.keys is None:
-            peer.keys = Table("key of a peer", MKEY_ROW, self.mkeys.mask + 1, shared=False)
         row = np.zeros((), MKEY_ROW.dtype)
-        row["key"], row["pdn"], row["access"], row["iova"], row["nbytes"] = (
-            key | peer.tag << _TAG_SHIFT, pdn, access, iova, nbytes
-        )
-        row["delta"] = _wrapped(base + offset - iova)
-        self._write_at(self._key_row(peer.keys, key), row)
+        for name in _KEY:
+            row[name] = facts[name]
+        row["key"] = key | peer.tag << _TAG_SHIFT
+        row["delta"] = _wrapped(base + facts["offset"] - facts["iova"])
+        self._write_at(self._keys_of(peer).row_address(key), row)
 
-    @staticmethod
-    def _key_row(keys: Table, key: int) -> int:
-        return keys.address + ((key >> 8) & keys.mask) * MKEY_ROW.size
+    def _keys_of(self, peer: _Peer) -> MkeyTable:
+        """Return the table of a peer's keys, whose rows are where those of our own are."""
+        if peer.keys is None:
+            peer.keys = MkeyTable("key of a peer", MKEY_ROW, self.mkeys.mask + 1, shared=False)
+        return peer.keys
 
     def _learn_queue(self, peer: _Peer, message: Body, borrowed: object) -> None:
-        _numbers(message, *_QUEUE)
-        peer.queues[message["qpn"]] = message
+        facts = _numbers(message, *_QUEUE)
+        peer.queues[facts["qpn"]] = facts
         self._learn_words(peer, message)
-        if (ours := message["remote_qpn"]) in self.qps:
+        if (ours := facts["remote_qpn"]) in self.qps:
             self._connect(peer, self.qps[ours])
 
     def _learn_words(self, peer: _Peer, message: Body) -> None:
-        words = np.array(_numbers(message, "withdrawn", "failed"), np.int64)
+        words = np.array(list(_numbers(message, "withdrawn", "failed").values()), np.int64)
         self._write_at(peer.wire + WIRE.withdrawn, words)
 
     def _connect(self, peer: _Peer, row: np.void) -> None:
@@ -242,16 +242,13 @@ class Reach:
             return
         if row["wire"] != peer.wire or row["state"] != QpState.RTS:
             return
-        if peer.keys is None:
-            peer.keys = Table("key of a peer", MKEY_ROW, self.mkeys.mask + 1, shared=False)
         tag = peer.tag << _TAG_SHIFT
-        self._write(row, peer.keys.address, tag, facts["pdn"], facts["rights"], facts["msg_max"])
+        self._write(row, self._keys_of(peer).address, tag, facts["pdn"], facts["rights"], facts["msg_max"])
 
     def _forget(self, peer: _Peer, message: Body, borrowed: object) -> None:
-        keys, queues = message["keys"], message["queues"]
-        for key in keys if peer.keys else ():
-            at = self._key_row(peer.keys, int(key))
-            self._write_at(at, np.zeros((), MKEY_ROW.dtype))
+        keys, queues = _list(message, "keys"), _list(message, "queues")
+        for key in keys:
+            self._write_at(self._keys_of(peer).row_address(key), np.zeros((), MKEY_ROW.dtype))
         gone = {qpn for qpn in queues if peer.queues.pop(qpn, None)}
         for row in self._rows_of(peer):
             if int(row["remote_qpn"]) in gone:
@@ -270,15 +267,26 @@ class Reach:
 
 def _pipe_at(address: int) -> np.void:
     """Return the PIPE at an address, to read and write."""
-    return np.frombuffer((ctypes.c_ubyte * PIPE.size).from_address(address), PIPE.dtype)[0]
+    return np.frombuffer(memoryview((ctypes.c_ubyte * PIPE.size).from_address(address)), PIPE.dtype)[0]
 
 
-def _numbers(message: Body, *names: str) -> list[int]:
+def _numbers(message: Body, *names: str) -> dict[str, int]:
     """Return whole numbers of a message. InvalidValueError if one is none."""
+    numbers: dict[str, int] = {}
     for name in names:
-        if type(message.get(name)) is not int:
-            raise InvalidValueError(f"{name} is {message.get(name)!r}, not a whole number")
-    return [message[name] for name in names]
+        value = message.get(name)
+        if not isinstance(value, int):
+            raise InvalidValueError(f"{name} is {value!r}, not a whole number")
+        numbers[name] = value
+    return numbers
+
+
+def _list(message: Body, name: str) -> list[int]:
+    """Return a list of whole numbers of a message. InvalidValueError if it is none."""
+    value = message.get(name)
+    if not isinstance(value, list) or not all(isinstance(number, int) for number in value):
+        raise InvalidValueError(f"{name} is {value!r}, not a list of whole numbers")
+    return value
 
 
 def _wrapped(value: int) -> int:

@@ -56,6 +56,7 @@ NEAR = record("near", f"""
     first          i64      engine     number of the first helper among the warps that copy
     warps          i64      engine     how many warps copy
     answers        i64      engine     how often a helper has made its part
+    list           i64      engine     number of the last list for blocks that only copy (state/board.py)
     # between the warps
     recalled       i64      engine     not 0: the host asks for what is done on the rows themselves
     over           i64      engine     not 0: the slice is over

@@ -10,12 +10,13 @@ SLICES = record("slices", """
     launch         i64      nobody     address of cuLaunchKernelEx
     enter          i64      nobody     address of cuCtxSetCurrent
     query          i64      nobody     address of cuStreamQuery
-    config         i64      nobody     address of a CUlaunchConfig: one block, and the stream of this worker
+    config         i64      nobody     address of a CUlaunchConfig: its blocks, and the stream of this worker
     function       i64      nobody     the kernel, a CUfunction
     parameters     i64      nobody     address of the list of addresses of the kernel's arguments
     context        i64      nobody     CUDA context
     stream         i64      nobody     CUDA stream
     # the thread
+    number         i64      engine     number of the last slice, an argument of the kernel
     given          i64      engine     slices that were launched
     failure        i64      engine     CUresult of the call that has failed; 0 while all is well
     # the slices

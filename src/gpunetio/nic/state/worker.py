@@ -24,6 +24,7 @@ WORKER = record("worker", NIC_FIELDS + """
     stream_count   i64      command    DMA streams in it; 0 if all payload is in host memory
     slots          i64      command    address of the SLOTs for payload in device memory (dma/staging.py)
     slices         i64      nobody     address of its SLICES, in which a GPU makes its turns; 0: none does
+    board          i64      nobody     address of the BOARD for blocks that only copy; 0: there are none
     near           i64      nobody     address of the NEAR of its slices; on a GPU, which has its own, just not 0
     pollfds        i64      nobody     address of what `poll` waits for
     pollfd_count   i64      command    descriptors in it. Written together with the next field
