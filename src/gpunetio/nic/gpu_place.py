@@ -8,12 +8,14 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+from typing import ClassVar
 
 import numpy as np
 
 from ..errors import DriverError, InitializationError, InvalidValueError, NotFoundError, NotSupportedError
 from ..jit.cubin import cubin
 from ..jit.cuda_launch import set_up_cuda
+from ..jit.launch import running
 from ..memory import HostMemory
 from .dma.cuda_driver import Current, CudaDriver, cuda_driver
 from .hardware import CUDA, Opened
@@ -118,7 +120,13 @@ class _IpcHandle(ctypes.Structure):
 
 
 class _IpcMemory:
-    """Memory of a GPU that another process has allocated."""
+    """Memory of a GPU that another process has allocated.
+
+    To unmap it, CUDA waits for all running kernels, and launches wait meanwhile, those of slices too. So it stays until
+    no kernel of this process runs, or until the NIC closes.
+    """
+
+    left: ClassVar[list[_IpcMemory]] = []
 
     def __init__(self, device: _Device, nbytes: int, handle: object):
         self._device, self.nbytes = device, nbytes
@@ -139,8 +147,18 @@ class _IpcMemory:
             raise InvalidValueError(f"the memory has {size.value} bytes, not the {nbytes} announced")
 
     def close(self) -> None:
-        with contextlib.suppress(DriverError), self._device.current():
-            self._device.driver.call("cuIpcCloseMemHandle", ctypes.c_uint64(self.address))
+        """Unmap the memory, now or later."""
+        self.left.append(self)
+        if running() == 0:
+            self.close_left()
+
+    @classmethod
+    def close_left(cls) -> None:
+        """Unmap what was left."""
+        while cls.left:
+            memory = cls.left.pop()
+            with contextlib.suppress(DriverError), memory._device.current():
+                memory._device.driver.call("cuIpcCloseMemHandle", ctypes.c_uint64(memory.address))
 
 
 class GpuPlace:
@@ -240,6 +258,7 @@ class GpuPlace:
         return ""
 
     def close(self) -> None:
+        _IpcMemory.close_left()
         with contextlib.suppress(DriverError), self._device.current():  # after a kernel has failed, every call fails
             for stream in self._streams:  # warps of the last slices may still end
                 self._driver.call("cuStreamSynchronize", stream)

@@ -8,6 +8,7 @@ from ..jit.twin import TwinMemory, twin_memory
 from ..errors import InvalidValueError
 from ..memory import HostMemory, MappedMemory
 from .control.port import TWIN, PortConfig
+from .extensions import TWIN_SLICES
 from .hardware import Opened
 from .place import Place
 from .slices import SLICE_NS
@@ -18,6 +19,7 @@ class TwinPlace:
     """The twin of a GPU. Host memory needs no mapping there."""
 
     def __init__(self) -> None:
+        TWIN_SLICES.load()
         self._memory: TwinMemory = twin_memory()
         self._taken: list[tuple[int, int]] = []
 

@@ -20,6 +20,7 @@ from ..jit.ops import (
 from ..jit.twin import count_user
 from .borrowed import borrow, give_back, may_borrow, near_of
 from .copies import first_list, help_copying
+from .extensions import TWIN_SLICES
 from .queues.doorbells import forward_ring
 from .runs import serve_run
 from .state.board import BOARD
@@ -212,7 +213,7 @@ def _what_is_next(nic, sent, idle, end):
     return _TIME_IS_UP if clock_ns() >= end and _has_successor(nic) else _GO_ON
 
 
-@engine_function
+@TWIN_SLICES.function
 def take_slice(nic):
     """Make turns until the slice is over, there is nothing to do, or the host is wanted: return how much was done.
 
