@@ -63,6 +63,7 @@ class _Peer:
     queues: dict[int, dict[str, int]] = field(default_factory=dict)  # of its queue pairs, by number
     told_keys: set[int] = field(default_factory=set)
     told_queues: set[int] = field(default_factory=set)
+    unanswered: int = 0  # what its engine did not answer in time
 
 
 class Reach:
@@ -177,8 +178,18 @@ class Reach:
                 os.write(peer.link.peer_notify_fd, b"\0")
         end = time.monotonic() + _PATIENCE
         for peer in concerned:
-            while peer.tx["answered"] < peer.tx["withdrawn"] and not peer.link.gone and time.monotonic() < end:
-                time.sleep(_LOOK)
+            self._await_answer(peer, end)
+
+    @staticmethod
+    def _await_answer(peer: _Peer, end: float) -> None:
+        """Wait until a peer's engine has answered, or until it cannot be at work."""
+        if peer.tx["answered"] < peer.unanswered:  # it has taken no turn since the last wait
+            return
+        while peer.tx["answered"] < peer.tx["withdrawn"] and not peer.link.gone:
+            if time.monotonic() > end:
+                peer.unanswered = int(peer.tx["withdrawn"])
+                break
+            time.sleep(_LOOK)
 
     # --- what we are told ------------------------------------------------------------------------------------------
 

@@ -1,0 +1,283 @@
+"""Requests without packets, between NICs whose turns are made on the twin of a GPU: what they reach, and what ends them."""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import neighbour
+from gpunetio import ExportedQp, Gpu, GpuMemory, MemType, PortConfig, device, kernel, verbs
+from gpunetio.enums import Access
+from gpunetio.nic.nic import SoftNic
+from gpunetio.verbs import PD
+from nic_rig import until
+
+pytestmark = [pytest.mark.soft_nic, pytest.mark.timeout(120)]
+
+SIZE = 1 << 14
+PUT, GET, ADD, INLINE = range(4)
+
+
+@kernel
+def request(qp, kind, raddr, rkey, laddr, lkey, nbytes, value, out):
+    """Make one request and wait for it: its status goes to `out`."""
+    if kind == PUT:
+        ticket = device.put(qp, raddr, rkey, laddr, lkey, nbytes, device.EXCLUSIVE)
+    elif kind == GET:
+        ticket = device.get(qp, raddr, rkey, laddr, lkey, nbytes, device.EXCLUSIVE)
+    elif kind == ADD:
+        ticket = device.signal(qp, raddr, rkey, laddr, lkey, value, device.EXCLUSIVE)
+    else:
+        ticket = device.p(qp, raddr, rkey, value, nbytes, device.EXCLUSIVE)
+    device.st64(out, device.wait(qp, ticket, device.EXCLUSIVE))
+
+
+@dataclass
+class End:
+    """A NIC with a queue, and a region in the twin's memory."""
+
+    gpu: Gpu
+    ctx: verbs.Context
+    pd: PD
+    queue: ExportedQp
+    memory: GpuMemory
+    region: Any
+
+    @classmethod
+    def open(cls, gpu: Gpu, name: str) -> "End":
+        ctx = verbs.open(name, port=PortConfig(engine="twin", addresses=(neighbour.address(),)))
+        pd = ctx.create_pd()
+        memory = gpu.alloc(SIZE)
+        return cls(gpu, ctx, pd, gpu.create_qp(pd, 16, timeout=20.0), memory, pd.register(memory))
+
+    @property
+    def nic(self) -> Any:
+        return self.ctx.provider.nic  # type: ignore[attr-defined]
+
+    @property
+    def packets(self) -> int:
+        return int(self.nic.counters["rdma_tx_packets"] + self.nic.counters["rdma_rx_packets"])
+
+    @property
+    def reaches(self) -> bool:
+        """Whether the engine may make requests of the queue without packets."""
+        row = self.nic.qps[self.queue.qpn]
+        return bool(row["peer_keys"])
+
+    def post(self, kind: int, far: "End", at: int = 0, nbytes: int = 64, to: int = 0, value: int = 1) -> int:
+        """Have a kernel make a request from `at` here, or to there, and `to` there: its status."""
+        with self.gpu.alloc(8, MemType.CPU_GPU) as out:
+            where = far.region.address + to, far.region.rkey, self.region.address + at, self.region.lkey
+            assert request[1, 1, self.gpu](self.queue, kind, *where, nbytes, value, out).wait(60)
+            return int(out.array.view(np.int64)[0])
+
+    def write(self, seed: int) -> np.ndarray:
+        data = np.random.default_rng(seed).integers(0, 256, SIZE, np.uint8)
+        self.memory.write(data)
+        return data
+
+
+def connect(a: End, b: End) -> None:
+    """Connect both ends, and wait until each knows of the other."""
+    for ours, theirs in ((a, b), (b, a)):
+        ours.queue.connect(theirs.queue.qp.endpoint(), ack_timeout=12, retry_cnt=2)
+    until(lambda: a.reaches and b.reaches, "each end to know of the other")
+
+
+def known(end: End, key: int) -> bool:
+    """Whether an end knows of a key of its peer."""
+    (peer,) = end.nic.reach.peers.values()
+    return peer.keys is not None and key in peer.keys.rows["key"] & 0xFFFF_FFFF
+
+
+@pytest.fixture(scope="module")
+def opened() -> Iterator[tuple[End, End]]:
+    """Two ends whose NICs take each other for NICs of different processes."""
+    with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
+        patch.setattr(SoftNic, "join", lambda self, other: None)
+        gpu = stack.enter_context(Gpu("twin"))
+        ends = []
+        for name in ("soft6", "soft7"):
+            ends.append(End.open(gpu, name))
+            stack.callback(ends[-1].ctx.close)
+        yield ends[0], ends[1]
+
+
+@pytest.fixture
+def ends(opened: tuple[End, End]) -> tuple[End, End]:
+    """The same, connected anew, with regions that have all rights."""
+    a, b = opened
+    for end in opened:
+        end.queue.qp.reset()
+        end.queue.reset()
+    connect(a, b)
+    until(lambda: known(a, b.region.rkey) and known(b, a.region.rkey), "each end to know the other's region")
+    return a, b
+
+
+# --- what they reach -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("nbytes", [1, 7, 8, 64, 65, 4097, SIZE])
+def test_contents(ends, nbytes):
+    a, b = ends
+    before, here, there = a.packets, a.write(1), b.write(2)
+    assert a.post(PUT, b, nbytes=nbytes) == device.OK
+    assert np.array_equal(b.memory.read(), [*here[:nbytes], *there[nbytes:]])
+    there = b.write(3)
+    assert a.post(GET, b, nbytes=nbytes) == device.OK
+    assert np.array_equal(a.memory.read(), [*there[:nbytes], *here[nbytes:]])
+    assert a.packets == before
+
+
+def test_both_ways_and_words(ends):
+    a, b = ends
+    a.write(4), b.write(5)
+    before = a.packets + b.packets
+    word = int(b.memory.read().view(np.int64)[2])
+    for count in range(1, 4):
+        assert a.post(ADD, b, at=64, to=16, value=5) == device.OK
+        assert int(b.memory.read().view(np.int64)[2]) == word + 5 * count
+        assert int(a.memory.read().view(np.int64)[8]) == word + 5 * (count - 1)
+    assert b.post(INLINE, a, to=8, nbytes=8, value=77) == device.OK
+    assert int(a.memory.read().view(np.int64)[1]) == 77
+    assert a.packets + b.packets == before
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(st.sampled_from([PUT, GET, ADD]), st.booleans(), st.integers(0, 100), st.integers(0, 100)),
+                min_size=1, max_size=6))  # fmt: skip
+def test_requests_of_both_in_any_order(ends, requests):
+    """Memory is that of a model in plain Python, and nothing is sent."""
+    model = [end.write(seed).copy() for seed, end in enumerate(ends)]
+    before = sum(end.packets for end in ends)
+    for kind, way, at, to in requests:
+        mine, far = int(way), 1 - int(way)
+        at, to, nbytes = 8 * at, 8 * to, 8 if kind == ADD else 24
+        assert ends[mine].post(kind, ends[far], at=at, to=to, nbytes=nbytes, value=3) == device.OK
+        here, there = model[mine][at : at + nbytes], model[far][to : to + nbytes]
+        if kind == PUT:
+            there[:] = here
+        else:
+            old = there.copy()
+            there.view(np.int64)[0] += 3 * (kind == ADD)
+            here[:] = old
+    assert all(np.array_equal(end.memory.read(), data) for end, data in zip(ends, model))
+    assert sum(end.packets for end in ends) == before
+
+
+# --- what goes as packets --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", ["bounds", "rights", "key", "domain"])
+def test_what_fails_a_check_meets_the_peers_own_error(ends, case):
+    a, b = ends
+    good, options = b.region, {}
+    if case == "bounds":
+        options = {"to": SIZE - 32}
+    elif case == "rights":
+        b.region = b.pd.register(b.memory, access=Access.LOCAL_WRITE | Access.REMOTE_READ)
+    elif case == "domain":
+        b.region = b.ctx.create_pd().register(b.memory)
+    else:
+        b.region = SimpleNamespace(address=good.address, rkey=good.rkey ^ 1, close=lambda: None)
+    before, there = a.packets, b.write(6)
+    try:
+        assert a.post(PUT, b, **options) == device.EIO
+        assert "REMOTE_ACCESS" in str(a.queue.last_error())
+        assert a.packets > before
+        assert np.array_equal(b.memory.read(), there)
+    finally:
+        if b.region is not good:
+            b.region.close()
+        b.region = good
+
+
+def test_a_region_that_is_closed_and_registered_anew(ends):
+    a, b = ends
+    data, key = a.write(7), b.region.rkey
+    b.region.close()
+    assert b.region.closed
+    other = b.pd.register(b.memory)
+    until(lambda: known(a, other.rkey), "the new region to be known")
+    until(lambda: not known(a, key), "the old region to be forgotten")
+    b.region = other
+    until(lambda: a.reaches, "the queue to reach its peer")
+    assert a.post(PUT, b) == device.OK
+    assert np.array_equal(b.memory.read()[:64], data[:64])
+
+
+def test_a_region_that_moves(ends):
+    """After `reregister` returns, nothing is written to the old place."""
+    a, b = ends
+    a.write(8)
+    with b.gpu.alloc(SIZE) as second:
+        old = b.write(9)
+        b.region.reregister(second)
+        assert a.post(PUT, b) == device.OK
+        assert np.array_equal(b.memory.read(), old)
+        assert np.array_equal(second.read()[:64], a.memory.read()[:64])
+        b.region.reregister(b.memory)
+
+
+def test_a_queue_that_leaves_rts(ends):
+    a, b = ends
+    there = b.write(10)
+    b.queue.qp.to_error()
+    assert a.post(PUT, b) == device.EIO
+    assert "RETRY_EXC" in str(a.queue.last_error())
+    assert np.array_equal(b.memory.read(), there)
+
+
+def test_a_queue_that_fails_by_itself(ends):
+    """A failed request of the peer takes its queue to ERR, where it answers nothing."""
+    a, b = ends
+    assert b.post(PUT, a, to=SIZE) == device.EIO
+    there = b.write(11)
+    assert a.post(PUT, b) == device.EIO
+    assert np.array_equal(b.memory.read(), there)
+
+
+def test_a_paused_nic_answers_withdrawals(ends):
+    a, b = ends
+    a.nic.pause()
+    extra = b.pd.register(b.memory)
+    until(lambda: known(a, extra.rkey), "the region to be known")
+    extra.close()
+    (peer,) = b.nic.reach.peers.values()
+    assert peer.tx["answered"] == peer.tx["withdrawn"]
+    a.nic.resume()
+
+
+# --- letters ---------------------------------------------------------------------------------------------------------
+
+LETTERS = [
+    {"op": "key"},
+    {"op": "key", "key": 256, "pdn": 1, "access": 15, "iova": 0, "nbytes": 1 << 70, "number": 1, "offset": 0},
+    {"op": "key", "key": -5, "pdn": 1, "access": 15, "iova": 0, "nbytes": 8, "number": "one", "offset": 0},
+    {"op": "key", "key": 256, "pdn": 1, "access": 15, "iova": 0, "nbytes": 8, "number": 999, "offset": 0},
+    {"op": "queue", "qpn": 1},
+    {"op": "queue", "qpn": 5, "remote_qpn": -1, "pdn": 1, "rights": 1, "msg_max": 1, "withdrawn": 1 << 80, "failed": 0},
+    {"op": "forget", "keys": "all", "queues": [], "withdrawn": 0, "failed": 0},
+    {"op": "forget", "keys": [1 << 90], "queues": [1.5], "withdrawn": 0, "failed": 0},
+    {"op": "forget", "keys": [], "queues": []},
+    {"op": "reach", "sharing": 5},
+]
+
+
+@pytest.mark.parametrize("letter", LETTERS, ids=str)
+def test_letters_that_make_no_sense(ends, letter):
+    """They do no harm: requests still succeed, if need be as packets."""
+    a, b = ends
+    (link,) = b.nic.reach.peers
+    link.send(letter)
+    link.send({"op": "lend", "number": 0})  # the last letter is heard when the one before was
+    data = a.write(12)
+    assert a.post(PUT, b) == device.OK
+    assert np.array_equal(b.memory.read()[:64], data[:64])
