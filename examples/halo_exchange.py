@@ -3,6 +3,8 @@
     python examples/halo_exchange.py                      the upper half, which waits for the lower one
     python examples/halo_exchange.py --peer 127.0.0.1     the lower half
 
+With `--gpu 0` and `--gpu 1`, each half has a GPU, with all memory and the NIC's engine on it: no CPU takes part.
+
 Each half has one row more than it computes, its halo: the edge of the other half. In each step a kernel puts its edge
 into the other half's halo and adds 1 to its flag. It computes the rows that need no halo, waits for its own flag, and
 computes its edge. Only the kernels communicate meanwhile. Each half compares its result with NumPy's.
@@ -11,6 +13,7 @@ Needs no extra. If there is a GPU, it runs there with `pip install -e '.[cuda]'`
 """
 
 import argparse
+import ctypes
 import sys
 from typing import Any
 
@@ -81,10 +84,11 @@ def by_numpy(heat: np.ndarray, steps: int) -> np.ndarray:
     return heat
 
 
-def as_array(memory: gn.GpuMemory, shape: tuple[int, ...]) -> Any:
+def as_array(gpu: gn.Gpu, memory: gn.GpuMemory, shape: tuple[int, ...]) -> Any:
     """Return memory as an array for kernels, without a copy: NumPy's on the host, Numba's on a GPU."""
-    if not memory.is_cuda:
-        return memory.array.view(np.float64)[: np.prod(shape)].reshape(shape)
+    if gpu.target != "cuda":
+        numbers = (ctypes.c_double * int(np.prod(shape))).from_address(memory.address)
+        return np.ctypeslib.as_array(numbers).reshape(shape)
     from numba import cuda
 
     return cuda.as_cuda_array(memory).view(np.float64)[: np.prod(shape)].reshape(shape)
@@ -92,7 +96,10 @@ def as_array(memory: gn.GpuMemory, shape: tuple[int, ...]) -> Any:
 
 def run(options: argparse.Namespace) -> None:
     upper = options.peer is None
-    with gn.open() as nic, gn.Gpu(PLACES[options.target]) as gpu:
+    place, port = PLACES[options.target], None
+    if options.gpu is not None:
+        place, port = options.gpu, gn.PortConfig(engine=options.gpu if options.gpu == "twin" else f"gpu{options.gpu}")
+    with gn.open(port=port) as nic, gn.Gpu(place) as gpu:
         address = options.peer or own_address(nic)
         if upper:
             print(f"waiting for the lower half on {address} port {options.port}", flush=True)
@@ -110,8 +117,9 @@ def compute(options: argparse.Namespace, halves: TcpRendezvous, nic: gn.Context,
     edge, peer_halo = (rows, 0) if upper else (1, rows + 1)  # the row to put, and its row at the peer
     shape = (2, rows + 2, columns)
     plane_bytes, row_bytes = 8 * shape[1] * shape[2], 8 * shape[2]
-    memory = gpu.alloc(2 * plane_bytes + 24, gn.MemType.CPU_GPU)  # two planes and three words
-    memory.array[: 2 * plane_bytes] = np.stack([plate[mine]] * 2).view(np.uint8).reshape(-1)
+    kind = gn.MemType.CPU_GPU if options.gpu is None else gn.MemType.GPU
+    memory = gpu.alloc(2 * plane_bytes + 24, kind)  # two planes and three words
+    memory.write(np.stack([plate[mine]] * 2))
     mr = nic.create_pd().register(memory)
 
     with gn.mesh(pd=mr.pd, gpu=gpu, memory=mr, via=halves, timeout=DEADLINE) as mesh:
@@ -119,7 +127,8 @@ def compute(options: argparse.Namespace, halves: TcpRendezvous, nic: gn.Context,
         qp = far.qp
 
         # An edge goes from its row here to the peer's halo, `peer_halo` rows into the peer's plane.
-        heat, words, flag_raddr = as_array(memory, shape), mr.address + 2 * plane_bytes, far.address + 2 * plane_bytes
+        heat = as_array(gpu, memory, shape)
+        words, flag_raddr = mr.address + 2 * plane_bytes, far.address + 2 * plane_bytes
         raddr, laddr = far.address + peer_halo * row_bytes, mr.address + edge * row_bytes
 
         def launch(steps: int) -> None:
@@ -132,11 +141,11 @@ def compute(options: argparse.Namespace, halves: TcpRendezvous, nic: gn.Context,
         halves.barrier()
         print("both halves begin")
         launch(options.steps)
-        status = int(memory.array[-8:].view(np.int64)[0])
+        status = int(memory.read(2 * plane_bytes + 16).view(np.int64)[0])
         if status != dev.OK:
             sys.exit(f"the kernel ended with {NAMES[status]}: {qp.last_error() or 'the other half is silent'}")
 
-    found = memory.array[: 2 * plane_bytes].view(np.float64).reshape(shape)[options.steps % 2]
+    found = memory.read(0, 2 * plane_bytes).view(np.float64).reshape(shape)[options.steps % 2]
     inner = slice(1, -1)
     error = np.abs(found - by_numpy(plate, options.steps)[mine])[inner, inner].max()
     if error > 1e-12:
@@ -150,6 +159,7 @@ def main() -> None:
     parser.add_argument("--peer", help="address that the upper half prints; without it, this is the upper half")
     parser.add_argument("--port", type=int, default=18520, help="TCP port where the halves meet (default %(default)s)")
     parser.add_argument("--target", choices=PLACES, default="auto", help="where kernels run")
+    parser.add_argument("--gpu", help="run kernel and NIC on this GPU, with all memory there: a number, or twin")
     parser.add_argument("--threads", type=int, default=2, help="threads of the kernel's block (default %(default)s)")
     parser.add_argument("--rows", type=int, default=64, help="rows that each half computes (default %(default)s)")
     parser.add_argument("--columns", type=int, default=64, help="columns of the plate (default %(default)s)")

@@ -28,9 +28,19 @@ def build(docs: Path, site: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def docs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the pages, beside what they include."""
+    folder = tmp_path_factory.mktemp("copy")
+    for name in ("docs", "examples", "benchmarks"):
+        shutil.copytree(ROOT / name, folder / name)
+    shutil.copy(ROOT / "README.md", folder)
+    return folder / "docs"
+
+
+@pytest.fixture(scope="module")
+def site(docs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
-    done = build(ROOT / "docs", folder)
+    done = build(docs, folder)
     assert done.returncode == 0, done.stderr
     return folder
 
@@ -61,14 +71,12 @@ def test_it_can_be_searched_without_a_network(site):
         assert not re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="(?:https?:)?//[^"]*"', page.read_text()), page
 
 
-def test_what_leads_nowhere_is_an_error(tmp_path):
-    for name in ("docs", "examples", "benchmarks"):
-        shutil.copytree(ROOT / name, tmp_path / name)
-    shutil.copy(ROOT / "README.md", tmp_path)
+def test_what_leads_nowhere_is_an_error(docs, site):
+    """The last test of the site: one of its pages is built again."""
     wrong = "[a page](no_page.md), [a heading](verbs.md#no-heading)\n\n```{eval-rst}\n:py:class:`gpunetio.NoClass`\n```"
-    with (tmp_path / "docs" / "tutorial.md").open("a") as page:
+    with (docs / "tutorial.md").open("a") as page:
         page.write(f"\n{wrong}\n")
-    done = build(tmp_path / "docs", tmp_path / "site")
+    done = build(docs, site)
     assert done.returncode == 1
     warnings = [line for line in done.stderr.splitlines() if "WARNING" in line]
     assert len(warnings) == 3

@@ -139,7 +139,7 @@ def test_cpp_put_tells_that_there_is_no_such_library():
 
 @pytest.fixture
 def halves(monkeypatch):
-    """Starts both halves: the options that both get, and those of the lower one."""
+    """Starts both halves: the options that both get, and those of one."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(ROOT / "src"), os.environ.get("PYTHONPATH")))))
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -148,8 +148,8 @@ def halves(monkeypatch):
 
     with ExitStack() as stack:
 
-        def start(*options, lower=()):
-            upper = Tool("--port", port, *options, program=program)
+        def start(*options, upper=(), lower=()):
+            upper = Tool("--port", port, *options, *upper, program=program)
             stack.enter_context(running(upper))
             (address,) = re.findall(r"on ([\d.]+) port", upper.until("waiting for the lower half"))
             other = Tool("--port", port, "--peer", address, *options, *lower, program=program)
@@ -167,6 +167,19 @@ def test_halo_exchange(halves, target):
         assert status == 0, err
         last = out.splitlines()[-1]
         assert re.fullmatch(rf"{half} half: 50 steps of 64 × 64 cells on [\w:.]+, equal to NumPy's", last)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "gpus", [("twin", "twin"), pytest.param(("0", "1"), marks=pytest.mark.gpu)], ids=["twin", "cuda"]
+)
+def test_halo_exchange_on_gpus(halves, gpus):
+    """With all memory there, and the engines of both NICs."""
+    upper, lower = halves("--steps", 50, upper=("--gpu", gpus[0]), lower=("--gpu", gpus[1]))
+    for half, tool in (("upper", upper), ("lower", lower)):
+        status, out, err = tool.end()
+        assert status == 0, err
+        assert re.match(f"{half} half: 50 steps of 64 × 64 cells on .*, equal to NumPy's", out.splitlines()[-1])
 
 
 @pytest.mark.slow

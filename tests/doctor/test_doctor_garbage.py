@@ -83,7 +83,7 @@ def test_garbage_of_a_topology(host):
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@settings(max_examples=1000)
+@settings(max_examples=300)
 @given(garbled(READY))
 def test_much_garbage(host):
     told(host, Wanted())

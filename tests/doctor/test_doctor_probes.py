@@ -224,7 +224,7 @@ class Playing:
         backend = staticmethod(lambda which: HostBackend() if which == "host" else self.cuda)
         monkeypatch.setattr(Gpu, "_open_backend", backend)
         monkeypatch.setattr(rig, "open_context", lambda name: verbs.import_context(card))
-        self.bench = bench("card0", gpu, 0.05)
+        self.bench = bench("card0", gpu, 0.25)
 
     def run(self, *trials) -> list[Finding]:
         with self.bench.opened:

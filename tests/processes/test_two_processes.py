@@ -434,7 +434,7 @@ def victims(cases):
 
 
 @pytest.mark.slow
-@victims(LEFT[:6])
+@victims(LEFT[::3])
 def test_ctrl_c_ends_both(name, victim, port):
     with running(*pair(name, port, (), LONG)) as tools:
         for tool in tools:

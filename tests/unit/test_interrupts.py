@@ -36,9 +36,9 @@ def test_interrupts_at_random_moments():
 
 @pytest.mark.soft_nic
 @pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_five_thousand_interrupts_at_random_moments():
-    interrupted(5000, 2, 800)
+@pytest.mark.timeout(450)
+def test_two_thousand_interrupts_at_random_moments():
+    interrupted(2000, 2, 400)
 
 
 @pytest.mark.soft_nic

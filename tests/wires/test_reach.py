@@ -1,4 +1,4 @@
-"""Requests without packets, between NICs whose turns are made on the twin of a GPU: what they reach, and what ends them."""
+"""Requests without packets, between NICs on the twin of a GPU: what they reach, and what ends them."""
 
 import contextlib
 from collections.abc import Iterator
