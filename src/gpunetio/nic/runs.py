@@ -72,9 +72,6 @@ class Request(NamedTuple):
     local_key: int
 
 
-_NONE = Request(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
-
-
 # --- keys ------------------------------------------------------------------------------------------------------------
 
 
@@ -127,16 +124,6 @@ def _serves(row):
 
 
 @device_function
-def _right_of(opcode):
-    """Return the remote right that an operation of a run needs, or 0 for one that runs do not have."""
-    if opcode == _WRITE:
-        return _REMOTE_WRITE
-    if opcode == _READ:
-        return _REMOTE_READ
-    return _REMOTE_ATOMIC if opcode == _FETCH_ADD or opcode == _COMPARE_SWAP else 0
-
-
-@device_function
 def _high(word):
     """Return the big-endian 32 bits in the first half of a word that was loaded."""
     return be32(word)
@@ -149,56 +136,55 @@ def _low(word):
 
 
 @device_function
-def _read(near, row, index):
-    """Return the request in the slot of WQE `index`, not `good` if it is none for a run.
+def _load(slot):
+    """Return the words of a slot. All are loaded at once: each load takes as long as all."""
+    return (
+        ld_relaxed64(slot), ld_relaxed64(slot + 8), ld_relaxed64(slot + 16), ld_relaxed64(slot + 24),
+        ld_relaxed64(slot + 32), ld_relaxed64(slot + 40), ld_relaxed64(slot + 48), ld_relaxed64(slot + 56),
+    )  # fmt: skip
 
-    All of the slot is loaded at once: each load takes as long as all.
+
+@device_function
+def _parse(near, row, index, there, wqe, words):
+    """Return the request of WQE `index`, not `good` if it is none for a run, or unless `there`.
+
+    `words` are those of its slot, at `wqe`. There is one way through, and all checks are one: to leave early costs
+    more, because each exit sets all values.
     """
     q = qp_row_at(row)
-    wqe = wqe_slot(row, index)
-    control, flags = ld_relaxed64(wqe), ld_relaxed64(wqe + 8)
-    raddr, third = ld_relaxed64(wqe + SEGMENT), ld_relaxed64(wqe + SEGMENT + 8)
-    fourth, fifth = ld_relaxed64(wqe + 2 * SEGMENT), ld_relaxed64(wqe + 2 * SEGMENT + 8)
-    sixth, seventh = ld_relaxed64(wqe + 3 * SEGMENT), ld_relaxed64(wqe + 3 * SEGMENT + 8)
+    control, flags, raddr, third, fourth, fifth, sixth, seventh = words
     opcode, found = _high(control) & 0xFF, (_high(control) >> WQE_IDX_SHIFT) & PI_MASK
     mode = flags >> 8 * CTRL_SEG.fm_ce_se - 64
     ds, ce, fenced = _low(control) & DS_MASK, (mode >> CE_SHIFT) & 3, (mode >> FM_SHIFT) & 7
-    right = _right_of(opcode)
-    if found != index & PI_MASK or _low(control) >> 8 != q.qpn or right == 0 or q.peer_rights & right == 0:
-        return _NONE
-    copies = opcode == _WRITE or opcode == _READ
-    sizes, address = (fourth, fifth) if copies else (sixth, seventh)
-    nbytes, local_key = _high(sizes), _low(sizes)
-    if nbytes & INLINE_SEG:
-        nbytes &= INLINE_SEG - 1
-        source = wqe + 2 * SEGMENT + 4
-        local_key = 0
-        near_here = 1
-        if opcode != _WRITE or nbytes > MAX_INLINE or ds != (2 * SEGMENT + 4 + nbytes + SEGMENT - 1) // SEGMENT:
-            return _NONE
-    else:
-        if ds != (3 if copies else 4):
-            return _NONE
-        own = 0 if opcode == _WRITE else _LOCAL_WRITE
-        here = _key_row(near, nic_at(near).mkeys, local_key)
-        source = find_in(here, local_key, q.pdn, be64(address), nbytes, own)
-        near_here = mkey_row_at(here).near
-    if nbytes == 0 or nbytes > q.msg_max or nbytes > q.peer_max or ce > CompletionMode.ALWAYS:
-        return _NONE
+    writes, reads = opcode == _WRITE, opcode == _READ
+    counts = opcode == _FETCH_ADD or opcode == _COMPARE_SWAP
+    right = (_REMOTE_WRITE if writes else 0) | (_REMOTE_READ if reads else 0) | (_REMOTE_ATOMIC if counts else 0)
+
+    sizes, address = (sixth, seventh) if counts else (fourth, fifth)
+    inline, nbytes = _high(sizes) & INLINE_SEG, _high(sizes) & INLINE_SEG - 1
+    local_key = 0 if inline else _low(sizes)
+    here = _key_row(near, nic_at(near).mkeys, local_key)
+    source = find_in(here, local_key, q.pdn, be64(address), nbytes, 0 if writes else _LOCAL_WRITE)
+    near_here = mkey_row_at(here).near
+    segments = 4 if counts else 3
+    most = q.msg_max
+    if inline:
+        source, near_here, segments = wqe + 2 * SEGMENT + 4, 1, 2 * SEGMENT + 4 + nbytes + SEGMENT - 1 >> 4
+        most = MAX_INLINE if writes else 0
     remote_key = _high(third) | q.peer_tag
-    there = _key_row(near, q.peer_keys, remote_key)
-    target = find_in(there, remote_key, q.peer_pdn, be64(raddr), nbytes, right)
+    far = _key_row(near, q.peer_keys, remote_key)
+    target = find_in(far, remote_key, q.peer_pdn, be64(raddr), nbytes, right)
+
+    bad = (found ^ index & PI_MASK) | (_low(control) >> 8) ^ q.qpn | ds ^ segments | right & ~q.peer_rights
+    bad |= (nbytes - 1 | right - 1 | most - nbytes | q.peer_max - nbytes | CompletionMode.ALWAYS - ce) >> 63
     # -1 was refused. Other upper bits are those of device memory, which is copied by streams (dma/streams.py).
-    if (source | target) >> DEVICE_SHIFT != 0 or (not copies and (nbytes != 8 or target & 7 != 0)):
-        return _NONE
-    may_pass = opcode == _READ or mkey_row_at(there).access & _RELAXED != 0
-    strict = 0 if may_pass and fenced == 0 else 1
-    if opcode == _READ:
-        target, source = source, target
-    is_near = 1 if near_here != 0 and mkey_row_at(there).near != 0 else 0
+    bad |= (source | target) >> DEVICE_SHIFT | ((nbytes ^ 8 | target & 7) if counts else 0)
+    may_pass = reads or mkey_row_at(far).access & _RELAXED != 0
+    to, come_from = (source, target) if reads else (target, source)
     return Request(
-        1, opcode, ce, nbytes, target, source, strict, is_near, be64(fourth), be64(fifth), remote_key, local_key
-    )
+        1 if there and bad == 0 else 0, opcode, ce, nbytes, to, come_from, 0 if may_pass and fenced == 0 else 1,
+        1 if near_here != 0 and mkey_row_at(far).near != 0 else 0, be64(fourth), be64(fifth), remote_key, local_key,
+    )  # fmt: skip
 
 
 # --- executing -------------------------------------------------------------------------------------------------------
@@ -441,12 +427,16 @@ def serve_run(near, queue, rung):
     row = w.row
     q = qp_row_at(row)
     fence_acquire_sys()
-    if not _serves(row):
-        return 0
     end = _announced(row, rung)
     index = q.sq_ci + lane_or_0()
+    there = index < end
+    # Loaded before anything is checked, which takes as long. A queue pair without a send queue has a doorbell line.
+    slot = wqe_slot(row, index if there else q.sq_ci) if q.sq_addr != 0 else w.doorbell
+    words = _load(slot)
+    if not _serves(row):
+        return 0
     consumed = ld_relaxed32(cq_row_at(q.send_cq).dbrec + CQ_DBREC.set_ci)
-    request = _read(near, row, index) if index < end else _NONE
+    request = _parse(near, row, index, there, slot, words)
     run = first_lane(~lanes_where(request.good) & ALL_LANES)
     if run == 0:
         return 0
