@@ -21,7 +21,7 @@ from ..formats.doorbell import CQ_DBREC, PI_MASK, WQE_IDX_SHIFT
 from ..formats.wqe import (
     CE_SHIFT, CTRL_SEG, DS_MASK, FM_SHIFT, INLINE_SEG, MAX_INLINE, SEGMENT, CompletionMode, WqeOpcode,
 )  # fmt: skip
-from ..jit.compile import device_function
+from ..jit.compile import device_function, engine_function
 from ..jit.ops import (
     ALL_LANES, be32, be64, cas_gpu64, count_lanes, fence_acquire_sys, fence_gpu, fence_sys, fetch_add_gpu64,
     first_lane, from_lane, lane_or_0, lanes_here, lanes_where, lanes_with, ld64, ld_relaxed32, ld_relaxed64,
@@ -35,11 +35,11 @@ from .queues.doorbells import announced
 from .queues.wqes import wqe_slot
 from .state.counters import counters_at
 from .state.cq import cq_row_at
-from .state.near import KEYS, NEAR
+from .state.near import KEYS, NEAR, near_at
 from .state.nic import nic_at
 from .state.objects import MKEY_ROW, mkey_row_at
 from .state.qp import qp_row_at
-from .state.work_queue import work_queue_at
+from .state.work_queue import entry, work_queue_at
 from .state.worker import worker_at
 from .transport.psn import on_wire, packets_of
 
@@ -105,12 +105,9 @@ def _keep(near, keys, key):
 
 @device_function
 def _serves(row):
-    """Return whether the next WQEs of a queue pair may be a run, as far as the queue pair is concerned.
-
-    No load waits for another, and there are few branches.
-    """
+    """Return whether the next WQEs of a queue pair may be a run, as far as the queue pair is concerned."""
     q = qp_row_at(row)
-    if q.peer_keys == 0 or q.send_cq == 0:
+    if q.peer_keys == 0 or q.send_cq == 0 or q.sq_addr == 0:
         return False
     c = cq_row_at(q.send_cq)
     other = (q.state ^ QpState.RTS) | (q.service ^ ServiceType.RC)
@@ -121,6 +118,20 @@ def _serves(row):
         other |= (p.state ^ QpState.RTS) | (p.service ^ q.service) | p.wire
         other |= (p.qpn ^ q.remote_qpn) | (p.remote_qpn ^ q.qpn) | (p.expect_psn ^ on_wire(q.tx_psn))
     return other == 0
+
+
+@engine_function
+def find_ready(near):
+    """Find out whose next WQEs may be a run. Runs do not change that. All lanes call this."""
+    ready = 0
+    count = worker_at(near).active_count
+    for base in range(0, count, lanes_here()):
+        i = base + lane_or_0()
+        serves = 1 if i < count and _serves(work_queue_at(entry(near, i)).row) else 0
+        ready |= lanes_where(serves) << base
+    if lane_or_0() == 0:
+        near_at(near).ready = ready
+    sync_lanes(ALL_LANES)
 
 
 @device_function
@@ -418,23 +429,22 @@ def _announced(row, rung):
 
 
 @device_function
-def serve_run(near, queue, rung):
+def serve_run(near, number, rung):
     """Take what a doorbell announces, and execute a run. Return how many WQEs; 0 if one thread has to go on.
 
-    `rung` is a load of the doorbell.
+    `rung` is a load of the doorbell of work queue `number`.
     """
-    w = work_queue_at(queue)
+    if near_at(near).ready >> number & 1 == 0:
+        return 0
+    w = work_queue_at(entry(near, number))
     row = w.row
     q = qp_row_at(row)
     fence_acquire_sys()
     end = _announced(row, rung)
     index = q.sq_ci + lane_or_0()
     there = index < end
-    # Loaded before anything is checked, which takes as long. A queue pair without a send queue has a doorbell line.
-    slot = wqe_slot(row, index if there else q.sq_ci) if q.sq_addr != 0 else w.doorbell
+    slot = wqe_slot(row, index if there else q.sq_ci)
     words = _load(slot)
-    if not _serves(row):
-        return 0
     consumed = ld_relaxed32(cq_row_at(q.send_cq).dbrec + CQ_DBREC.set_ci)
     request = _parse(near, row, index, there, slot, words)
     run = first_lane(~lanes_where(request.good) & ALL_LANES)

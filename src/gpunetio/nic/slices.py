@@ -22,7 +22,7 @@ from .borrowed import borrow, give_back, may_borrow, near_of
 from .copies import first_list, help_copying
 from .extensions import TWIN_SLICES
 from .queues.doorbells import forward_ring
-from .runs import serve_run
+from .runs import find_ready, serve_run
 from .state.board import BOARD
 from .state.near import NEAR, near_at
 from .state.qp import qp_row_at
@@ -110,7 +110,7 @@ def _serve_near(near):
         while ringing != 0:
             lane = first_lane(ringing)
             ringing &= ringing - 1
-            ran = serve_run(near, entry(near, base + lane), from_lane(rung, lane))
+            ran = serve_run(near, base + lane, from_lane(rung, lane))
             done += ran
             if ran == 0 and qp_row_at(work_queue_at(entry(near, base + lane)).row).wire != 0:
                 sends = 1
@@ -122,6 +122,7 @@ def _serve_near(near):
             alone = serve_queues(near, rest)
             select_first(near)
         done += from_lane(alone, 0)
+        find_ready(near)
     return done << 1 | sends
 
 
@@ -151,8 +152,10 @@ def _near_turns(nic, near, end):
             busy_at = now
         else:
             idle += 1
-            if idle & (_SCAN_EVERY - 1) == 0 and lane_or_0() == 0:
-                scan_queues(near)
+            if idle & (_SCAN_EVERY - 1) == 0:
+                if lane_or_0() == 0:
+                    scan_queues(near)
+                find_ready(near)
         stop = 0
         if lane_or_0() == 0:
             if sends or _is_told(near):
@@ -247,6 +250,7 @@ def take_slice(nic):
             if borrow(nic, near) != 0:
                 if not on_host() and lane_or_0() == 0:
                     st_release_cta64(near + NEAR.recalled, 0)  # it was 1 if the turn before was on the rows
+                find_ready(near)
                 ran = _near_turns(nic, near, end)
                 give_back(nic, near)
                 did += ran >> 1

@@ -46,6 +46,7 @@ NEAR = record("near", f"""
     owner          i64      engine     address of the WORKER itself
     cq_count       i64      engine     CQs that are borrowed
     srq_count      i64      engine     SRQs that are borrowed
+    ready          i64      engine     bits of the queue pairs whose next WQEs may be a run
     # copies that many warps make together (copies.py)
     targets        i64[{LANES}] engine  where to
     sources        i64[{LANES}] engine  where from
