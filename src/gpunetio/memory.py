@@ -203,17 +203,20 @@ _F_SEAL_FUTURE_WRITE = 0x10  # since Linux 5.1; Python's fcntl knows it from 3.1
 _MFD_NOEXEC_SEAL = 8  # since Linux 6.3, where a system may insist on it
 
 
-def sealed_memory(nbytes: int) -> int:
-    """Return a descriptor of anonymous memory whose size is final, and which only this user may open."""
+def sealed_memory(nbytes: int, name: str = "gpunetio") -> int:
+    """Return a descriptor of anonymous memory whose size is final, and which only this user may open.
+
+    `name` is what /proc shows.
+    """
     import fcntl
 
     flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
     try:
-        fd = os.memfd_create("gpunetio", flags | _MFD_NOEXEC_SEAL)
+        fd = os.memfd_create(name, flags | _MFD_NOEXEC_SEAL)
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-        fd = os.memfd_create("gpunetio", flags)
+        fd = os.memfd_create(name, flags)
     try:
         os.fchmod(fd, 0o600)
         os.ftruncate(fd, nbytes)

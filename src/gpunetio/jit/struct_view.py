@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, cast
 
 from llvmlite import ir
 from numba import types
+from numba.core.cpu import CPUContext
 from numba.core.datamodel.models import PrimitiveModel
 from numba.core.typing.templates import AttributeTemplate
 from numba.extending import (
@@ -32,6 +33,8 @@ from ..formats.layout import Entry
 from .ops.memory import swap_bytes
 
 _ADDRESS: Any = ir.IntType(64)
+_BYTE: Any = ir.IntType(8)
+_SHARED = 3  # LLVM's address space of shared memory (NVVM IR specification)
 
 
 class Struct:
@@ -64,18 +67,21 @@ def _fields_of(entry: Entry) -> Iterator[tuple[str, _Field]]:
 
 
 class StructType(types.Type):
-    """The type of a structure in compiled code. Its value is an address, of which `alignment` divides every field's."""
+    """The type of a structure in compiled code. Its value is an address, of which `alignment` divides every field's.
 
-    def __init__(self, name: str, fields: tuple[tuple[str, _Field], ...], alignment: int):
-        self.fields, self.alignment = fields, alignment
+    `shared`: on a GPU it lies in the block's shared memory.
+    """
+
+    def __init__(self, name: str, fields: tuple[tuple[str, _Field], ...], alignment: int, shared: bool):
+        self.fields, self.alignment, self.shared = fields, alignment, shared
         self.by_name = dict(fields)
-        layout = zlib.crc32(repr((fields, alignment)).encode())
+        layout = zlib.crc32(repr((fields, alignment, shared)).encode())
         super().__init__(f"{name}_at#{layout:08x}")  # symbols have it: two structures may have the same name
 
     @property
     def key(self) -> object:
         """Return what makes two types the same."""
-        return self.name, self.fields, self.alignment
+        return self.name, self.fields, self.alignment, self.shared
 
 
 @register_model(StructType)
@@ -105,8 +111,12 @@ def _in_order(context: Any, builder: Any, value: Any, field: _Field) -> Any:
     return swap_bytes(context, builder, value) if field.big_endian and value.type.width > 8 else value
 
 
-def _place(builder: Any, typ: StructType, address: Any, offset: int, bits: int) -> tuple[Any, int]:
-    at = builder.inttoptr(builder.add(address, _ADDRESS(offset)), ir.IntType(bits).as_pointer())
+def _place(context: Any, builder: Any, typ: StructType, address: Any, offset: int, bits: int) -> tuple[Any, int]:
+    if typ.shared and not isinstance(context, CPUContext):  # the base first, so that offsets are part of instructions
+        base = builder.addrspacecast(builder.inttoptr(address, _BYTE.as_pointer()), _BYTE.as_pointer(_SHARED))
+        at = builder.bitcast(builder.gep(base, [_ADDRESS(offset)]), ir.IntType(bits).as_pointer(_SHARED))
+    else:
+        at = builder.inttoptr(builder.add(address, _ADDRESS(offset)), ir.IntType(bits).as_pointer())
     return at, min(bits // 8, typ.alignment)
 
 
@@ -115,7 +125,7 @@ def _read(context: Any, builder: Any, typ: StructType, address: Any, attr: str) 
     field = typ.by_name[attr]
     total = None
     for offset, bits, shift in _pieces(field):
-        at, align = _place(builder, typ, address, offset, bits)
+        at, align = _place(context, builder, typ, address, offset, bits)
         value = _in_order(context, builder, builder.load(at, align=align), field)
         if bits < 64:
             value = (builder.sext if field.signed else builder.zext)(value, _ADDRESS)
@@ -129,20 +139,21 @@ def _write(context: Any, builder: Any, signature: Any, args: Any, attr: str) -> 
     typ, (address, value) = signature.args[0], args
     field = typ.by_name[attr]
     for offset, bits, shift in _pieces(field):
-        at, align = _place(builder, typ, address, offset, bits)
+        at, align = _place(context, builder, typ, address, offset, bits)
         piece = builder.lshr(value, _ADDRESS(shift))
         if bits < 64:
             piece = builder.trunc(piece, ir.IntType(bits))
         builder.store(_in_order(context, builder, piece, field), at, align=align)
 
 
-def struct_view(entry: Entry, alignment: int = 8) -> View:
+def struct_view(entry: Entry, alignment: int = 8, shared: bool = False) -> View:
     """Return an intrinsic that turns an address into a structure with the fields of `entry`.
 
     `alignment`: the address is a multiple of it, in bytes. A GPU does not load a word from an address that is not a
-    multiple of its size, so headers in a packet, for example, need 2.
+    multiple of its size, so headers in a packet, for example, need 2. `shared`: on a GPU it is an address of the
+    block's shared memory, where a load takes one instruction instead of three.
     """
-    kind = StructType(type(entry).__name__, tuple(_fields_of(entry)), alignment)
+    kind = StructType(type(entry).__name__, tuple(_fields_of(entry)), alignment, shared)
 
     @intrinsic
     def at(typingctx, address):

@@ -3,6 +3,8 @@
 Memory of a GPU cannot be touched by the CPU. The twin shows on a machine without a GPU whether anything relies on it
 nevertheless: its memory is mapped without any right, except while a kernel runs on the twin, or a slice of an engine
 (nic/slices.py). Whoever touches it at another time dies of SIGSEGV.
+
+Twins of other processes of the same user may map the memory and write to it, as CUDA lets them with that of a GPU.
 """
 
 from __future__ import annotations
@@ -65,7 +67,7 @@ class TwinMemory:
 
     def __init__(self, room: int = ARENA) -> None:
         self._room = room
-        self._fd = sealed_memory(room)
+        self._fd = sealed_memory(room, "twin of a GPU")
         self._base = _libc.mmap(0, room, _NO_RIGHT, mmap.MAP_SHARED | _NO_RESERVE, self._fd, 0)
         if self._base == _FAILED:
             os.close(self._fd)

@@ -19,7 +19,7 @@ from ..formats.commands import QpState, ServiceType
 from ..formats.cqe import CI_MASK, CQE64, CqeOpcode
 from ..formats.doorbell import CQ_DBREC, PI_MASK, WQE_IDX_SHIFT
 from ..formats.wqe import (
-    CE_SHIFT, CTRL_SEG, DS_MASK, FM_SHIFT, INLINE_SEG, MAX_INLINE, SEGMENT, CompletionMode, WqeOpcode,
+    CE_SHIFT, CTRL_SEG, DS_MASK, FM_SHIFT, INLINE_SEG, MAX_INLINE, SEGMENT, WQEBB_SHIFT, CompletionMode, WqeOpcode,
 )  # fmt: skip
 from ..jit.compile import device_function, engine_function
 from ..jit.ops import (
@@ -32,15 +32,11 @@ from .dma.mkey import find_in
 from .dma.streams import DEVICE_SHIFT
 from .queues.completion import fill_cqe, last_word
 from .queues.doorbells import announced
-from .queues.wqes import wqe_slot
-from .state.counters import counters_at
-from .state.cq import cq_row_at
-from .state.near import KEYS, NEAR, near_at
-from .state.nic import nic_at
+from .state.near import (
+    KEYS, NEAR, near_at, near_counters_at, near_cq_at, near_mkey_at, near_qp_at, near_queue, near_work_queue_at,
+    near_worker_at,
+)  # fmt: skip
 from .state.objects import MKEY_ROW, mkey_row_at
-from .state.qp import qp_row_at
-from .state.work_queue import entry, work_queue_at
-from .state.worker import worker_at
 from .transport.psn import on_wire, packets_of
 
 _WRITE, _READ, _FETCH_ADD, _COMPARE_SWAP = map(
@@ -85,17 +81,17 @@ def _kept(near, key):
 def _key_row(near, keys, key):
     """Return the address of a key's row: near the turns, or in the table `keys`. `key` may be any, with its tag."""
     kept = _kept(near, key)
-    if mkey_row_at(kept).key == key:
+    if near_mkey_at(kept).key == key:
         return kept
-    return keys + ((key >> 8) & nic_at(near).mkey_mask) * MKEY_ROW.size
+    return keys + ((key >> 8) & near_worker_at(near).mkey_mask) * MKEY_ROW.size
 
 
 @device_function
 def _keep(near, keys, key):
     """Keep a key's row near the turns. One lane calls this, while no other looks at what is kept."""
     kept = _kept(near, key)
-    if key != 0 and mkey_row_at(kept).key != key:
-        row = keys + ((key >> 8) & nic_at(near).mkey_mask) * MKEY_ROW.size
+    if key != 0 and near_mkey_at(kept).key != key:
+        row = keys + ((key >> 8) & near_worker_at(near).mkey_mask) * MKEY_ROW.size
         for at in range(0, MKEY_ROW.size, 8):
             st64(kept + at, ld64(row + at))
 
@@ -106,15 +102,15 @@ def _keep(near, keys, key):
 @device_function
 def _serves(row):
     """Return whether the next WQEs of a queue pair may be a run, as far as the queue pair is concerned."""
-    q = qp_row_at(row)
+    q = near_qp_at(row)
     if q.peer_keys == 0 or q.send_cq == 0 or q.sq_addr == 0:
         return False
-    c = cq_row_at(q.send_cq)
+    c = near_cq_at(q.send_cq)
     other = (q.state ^ QpState.RTS) | (q.service ^ ServiceType.RC)
     other |= q.drain | q.retry_at | q.stream | q.copied | (q.sq_next ^ q.sq_ci)
     other |= c.error | c.collapsed | c.channel
     if q.wire == 0:
-        p = qp_row_at(q.remote_row)
+        p = near_qp_at(q.remote_row)
         other |= (p.state ^ QpState.RTS) | (p.service ^ q.service) | p.wire
         other |= (p.qpn ^ q.remote_qpn) | (p.remote_qpn ^ q.qpn) | (p.expect_psn ^ on_wire(q.tx_psn))
     return other == 0
@@ -124,10 +120,10 @@ def _serves(row):
 def find_ready(near):
     """Find out whose next WQEs may be a run. Runs do not change that. All lanes call this."""
     ready = 0
-    count = worker_at(near).active_count
+    count = near_worker_at(near).active_count
     for base in range(0, count, lanes_here()):
         i = base + lane_or_0()
-        serves = 1 if i < count and _serves(work_queue_at(entry(near, i)).row) else 0
+        serves = 1 if i < count and _serves(near_work_queue_at(near_queue(near, i)).row) else 0
         ready |= lanes_where(serves) << base
     if lane_or_0() == 0:
         near_at(near).ready = ready
@@ -162,7 +158,7 @@ def _parse(near, row, index, there, wqe, words):
     `words` are those of its slot, at `wqe`. There is one way through, and all checks are one: to leave early costs
     more, because each exit sets all values.
     """
-    q = qp_row_at(row)
+    q = near_qp_at(row)
     control, flags, raddr, third, fourth, fifth, sixth, seventh = words
     opcode, found = _high(control) & 0xFF, (_high(control) >> WQE_IDX_SHIFT) & PI_MASK
     mode = flags >> 8 * CTRL_SEG.fm_ce_se - 64
@@ -174,7 +170,7 @@ def _parse(near, row, index, there, wqe, words):
     sizes, address = (sixth, seventh) if counts else (fourth, fifth)
     inline, nbytes = _high(sizes) & INLINE_SEG, _high(sizes) & INLINE_SEG - 1
     local_key = 0 if inline else _low(sizes)
-    here = _key_row(near, nic_at(near).mkeys, local_key)
+    here = _key_row(near, near_worker_at(near).mkeys, local_key)
     source = find_in(here, local_key, q.pdn, be64(address), nbytes, 0 if writes else _LOCAL_WRITE)
     near_here = mkey_row_at(here).near
     segments = 4 if counts else 3
@@ -364,7 +360,7 @@ def _sum(value):
 @device_function
 def _room(cq, consumed):
     """Return how many CQEs a CQ has room for. `consumed` is a load of its record."""
-    c = cq_row_at(cq)
+    c = near_cq_at(cq)
     used = (c.pi - (be32(consumed) & CI_MASK)) & CI_MASK
     return (1 << c.log) if c.overrun else (1 << c.log) - used
 
@@ -372,8 +368,8 @@ def _room(cq, consumed):
 @device_function
 def _complete(near, row, request, index, cqes, of_gpu):
     """Write the CQEs of these lanes. The fence is for the payload, too."""
-    q = qp_row_at(row)
-    c = cq_row_at(q.send_cq)
+    q = near_qp_at(row)
+    c = near_cq_at(q.send_cq)
     lane = lane_or_0()
     mine = cqes >> lane & 1
     pi = c.pi + rank_among(cqes)
@@ -388,7 +384,7 @@ def _complete(near, row, request, index, cqes, of_gpu):
 @device_function
 def _count(near, row, request, run, cqes):
     """Count what a run has done. Only the first lane writes."""
-    q = qp_row_at(row)
+    q = near_qp_at(row)
     lane = lane_or_0()
     mine = lane < run
     nbytes, packets = request.nbytes if mine else 0, packets_of(request.nbytes, q.mtu) if mine else 0
@@ -397,7 +393,7 @@ def _count(near, row, request, run, cqes):
     if run > 1:
         nbytes, packets = _sum(nbytes), _sum(packets)
     if lane == 0:
-        n = counters_at(worker_at(near).counters)
+        n = near_counters_at(near + NEAR.counters)
         if q.wire == 0:  # else the peer, which does not know of them, would count them
             n.rx_read_requests += count_lanes(reads)
             n.rx_write_requests += count_lanes(writes)
@@ -406,10 +402,10 @@ def _count(near, row, request, run, cqes):
         n.rdma_tx_bytes += nbytes
         n.sq_wqes += run
         n.cqes += count_lanes(cqes)
-        cq_row_at(q.send_cq).pi += count_lanes(cqes)
+        near_cq_at(q.send_cq).pi += count_lanes(cqes)
         q.retries, q.rnr_retries = 0, 0
         if q.wire == 0:
-            p = qp_row_at(q.remote_row)
+            p = near_qp_at(q.remote_row)
             q.ssn += run
             p.msn += run
             q.tx_psn += packets
@@ -422,7 +418,7 @@ def _count(near, row, request, run, cqes):
 @device_function
 def _announced(row, rung):
     """Return the index behind the WQEs that a doorbell announces; -1 if one thread has to look at it."""
-    q = qp_row_at(row)
+    q = near_qp_at(row)
     ahead = (announced(be64(rung)) - q.sq_ci) & PI_MASK
     known = max(q.sq_pi, q.sq_ci + ahead)
     return known if ahead <= 1 << q.sq_log else -1
@@ -436,16 +432,16 @@ def serve_run(near, number, rung):
     """
     if near_at(near).ready >> number & 1 == 0:
         return 0
-    w = work_queue_at(entry(near, number))
+    w = near_work_queue_at(near_queue(near, number))
     row = w.row
-    q = qp_row_at(row)
+    q = near_qp_at(row)
     fence_acquire_sys()
     end = _announced(row, rung)
     index = q.sq_ci + lane_or_0()
     there = index < end
-    slot = wqe_slot(row, index if there else q.sq_ci)
+    slot = q.sq_addr + (((index if there else q.sq_ci) & (1 << q.sq_log) - 1) << WQEBB_SHIFT)
     words = _load(slot)
-    consumed = ld_relaxed32(cq_row_at(q.send_cq).dbrec + CQ_DBREC.set_ci)
+    consumed = ld_relaxed32(near_cq_at(q.send_cq).dbrec + CQ_DBREC.set_ci)
     request = _parse(near, row, index, there, slot, words)
     run = first_lane(~lanes_where(request.good) & ALL_LANES)
     if run == 0:
@@ -454,7 +450,7 @@ def serve_run(near, number, rung):
     if cqes != 0 and _room(q.send_cq, consumed) < count_lanes(cqes):
         return 0
     elsewhere = lanes_where(1 if lane_or_0() < run and request.near == 0 else 0)
-    of_gpu = elsewhere == 0 and cq_row_at(q.send_cq).near != 0
+    of_gpu = elsewhere == 0 and near_cq_at(q.send_cq).near != 0
     _execute_in_order(near, request, run, of_gpu)
     if cqes != 0:
         _complete(near, row, request, index, cqes, of_gpu)
@@ -476,11 +472,11 @@ def _keep_keys(near, keys, request, run):
     """Keep the keys of the first lane that has found any of its keys in the table."""
     missing = 0
     if lane_or_0() < run:
-        known = mkey_row_at(_kept(near, request.remote_key)).key == request.remote_key
+        known = near_mkey_at(_kept(near, request.remote_key)).key == request.remote_key
         if request.local_key != 0:
-            known = known and mkey_row_at(_kept(near, request.local_key)).key == request.local_key
+            known = known and near_mkey_at(_kept(near, request.local_key)).key == request.local_key
         missing = 0 if known else 1
     lanes = lanes_where(missing)
     if lanes != 0 and lane_or_0() == first_lane(lanes):
         _keep(near, keys, request.remote_key)
-        _keep(near, nic_at(near).mkeys, request.local_key)
+        _keep(near, near_worker_at(near).mkeys, request.local_key)

@@ -24,8 +24,7 @@ from .extensions import TWIN_SLICES
 from .queues.doorbells import forward_ring
 from .runs import find_ready, serve_run
 from .state.board import BOARD
-from .state.near import NEAR, near_at
-from .state.qp import qp_row_at
+from .state.near import NEAR, near_at, near_qp_at, near_queue, near_work_queue_at, near_worker_at
 from .state.slices import SLICES, slices_at
 from .state.work_queue import QueueKind, entry, work_queue_at
 from .state.worker import WORKER, worker_at
@@ -80,8 +79,8 @@ def _await_rings(near, i, polls):
 
     Return the load, and the lanes whose queues have work.
     """
-    w = work_queue_at(entry(near, i))
-    there = i < worker_at(near).active_count
+    w = near_work_queue_at(near_queue(near, i))
+    there = i < near_worker_at(near).active_count
     line, seen, awake = w.doorbell, w.seen, w.awake
     rung, ringing = 0, 0
     while ringing == 0 and polls != 0:
@@ -103,7 +102,7 @@ def _serve_near(near):
     done = 0
     rest = 0
     sends = 0
-    count = worker_at(near).active_count
+    count = near_worker_at(near).active_count
     polls = 1 if on_host() or count > lanes_here() else _POLLS
     for base in range(0, count, lanes_here()):
         rung, ringing = _await_rings(near, base + lane_or_0(), polls)
@@ -112,7 +111,7 @@ def _serve_near(near):
             ringing &= ringing - 1
             ran = serve_run(near, base + lane, from_lane(rung, lane))
             done += ran
-            if ran == 0 and qp_row_at(work_queue_at(entry(near, base + lane)).row).wire != 0:
+            if ran == 0 and near_qp_at(near_work_queue_at(near_queue(near, base + lane)).row).wire != 0:
                 sends = 1
             elif ran == 0:
                 rest |= 1 << base + lane
@@ -132,7 +131,7 @@ def _near_turns(nic, near, end):
     done = 0
     idle = 0
     turns = 0
-    busy_at = end - worker_at(near).slice_ns
+    busy_at = end - near_worker_at(near).slice_ns
     sends = 0
     over = False
     while not over:
@@ -141,7 +140,7 @@ def _near_turns(nic, near, end):
         if on_host():
             _forward_rings(near)
         sync_lanes(ALL_LANES)
-        now = worker_at(near).now
+        now = near_worker_at(near).now
         did = _serve_near(near)
         sends = did & 1
         did >>= 1
@@ -165,9 +164,9 @@ def _near_turns(nic, near, end):
                     stop = 1
                 elif idle != 0:
                     pause()
-            elif ld_acquire_cta64(near + NEAR.recalled) != 0 or now - busy_at > worker_at(near).slice_ns:
+            elif ld_acquire_cta64(near + NEAR.recalled) != 0 or now - busy_at > near_worker_at(near).slice_ns:
                 stop = 1
-            elif worker_at(near).asleep != 0 and idle != 0:  # the thread has only looked whether there is anything
+            elif near_worker_at(near).asleep != 0 and idle != 0:  # the thread has only looked whether there is anything
                 stop = 1
             elif now >= end and _has_successor(near):
                 stop = 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ...fabric.icrc import HEADER_ROOM
+from ...jit.compile import device_function
 from ...jit.struct_view import View, struct_view
 from .counters import COUNTERS
 from .cq import CQ_ROW
@@ -62,4 +63,18 @@ NEAR = record("near", f"""
     recalled       i64      engine     not 0: the host asks for what is done on the rows themselves
     over           i64      engine     not 0: the slice is over
 """)
-near_at: View = struct_view(NEAR)
+near_at: View = struct_view(NEAR, shared=True)
+
+# Views of what lies in NEAR.
+near_worker_at: View = struct_view(WORKER, shared=True)
+near_counters_at: View = struct_view(COUNTERS, shared=True)
+near_work_queue_at: View = struct_view(WORK_QUEUE, shared=True)
+near_qp_at: View = struct_view(QP_ROW, shared=True)
+near_cq_at: View = struct_view(CQ_ROW, shared=True)
+near_mkey_at: View = struct_view(MKEY_ROW, shared=True)
+
+
+@device_function
+def near_queue(near, number):
+    """Return the address of an entry of the list of work queues."""
+    return near + NEAR.active + number * WORK_QUEUE.size
