@@ -262,6 +262,8 @@ LETTERS = [
     {"op": "key", "key": 256, "pdn": 1, "access": 15, "iova": 0, "nbytes": 1 << 70, "number": 1, "offset": 0},
     {"op": "key", "key": -5, "pdn": 1, "access": 15, "iova": 0, "nbytes": 8, "number": "one", "offset": 0},
     {"op": "key", "key": 256, "pdn": 1, "access": 15, "iova": 0, "nbytes": 8, "number": 999, "offset": 0},
+    {"op": "key", "key": 256, "pdn": 1, "access": 15, "iova": 0, "nbytes": 1 << 40, "number": 1, "offset": 0},
+    {"op": "key", "key": 256, "pdn": 1, "access": 15, "iova": 0, "nbytes": 8, "number": 1, "offset": -64},
     {"op": "queue", "qpn": 1},
     {"op": "queue", "qpn": 5, "remote_qpn": -1, "pdn": 1, "rights": 1, "msg_max": 1, "withdrawn": 1 << 80, "failed": 0},
     {"op": "forget", "keys": "all", "queues": [], "withdrawn": 0, "failed": 0},
@@ -277,7 +279,8 @@ def test_letters_that_make_no_sense(ends, letter):
     a, b = ends
     (link,) = b.nic.reach.peers
     link.send(letter)
-    link.send({"op": "lend", "number": 0})  # the last letter is heard when the one before was
+    link.send({"op": "lend", "number": 0})  # heard behind the letter
     data = a.write(12)
     assert a.post(PUT, b) == device.OK
     assert np.array_equal(b.memory.read()[:64], data[:64])
+    assert not known(a, 256)

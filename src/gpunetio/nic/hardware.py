@@ -10,6 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
+from ..errors import NotSupportedError
 from ..memory import HostMemory
 from . import step
 from .control.port import Port
@@ -83,11 +84,11 @@ class Engine(ABC):
 
         `open_shared` takes both in another process. None if that memory cannot be shared.
         """
-        raise NotImplementedError
+        raise NotSupportedError("this engine shares no memory with those of other processes")
 
     def open_shared(self, nbytes: int, handle: object, fds: list[int]) -> Opened:
         """Map memory that the engine of another process shares in the same way. InvalidValueError if that fails."""
-        raise NotImplementedError
+        raise NotSupportedError("this engine shares no memory with those of other processes")
 
     def is_near(self, address: int, nbytes: int) -> bool:
         """Return whether a range is memory of the GPU that makes the turns: a fence of that GPU orders stores there."""

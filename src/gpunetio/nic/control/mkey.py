@@ -12,7 +12,8 @@ from ...formats.commands import CapClass
 from ...memory import is_accessible
 from .. import step
 from ..dma.device_memory import DeviceMemory
-from ..dma.grants import Grants
+from ..dma.grants import Grants, place_of
+from ..dma.reach import signed
 from ..dma.streams import DEVICE_SHIFT
 from ..hardware import Hardware
 from ..state.objects import MKEY_ROW
@@ -59,8 +60,8 @@ class MemoryKeys(Objects):
         key = index << 8 | 1 + secrets.randbelow(255)  # never 0x100, which ends a scatter list
         self._engine.map(address, nbytes)
         row = self.new_row()
-        row["key"], row["pdn"], row["access"], row["iova"] = key, pdn, int(access), _signed(iova)
-        row["nbytes"], row["delta"] = nbytes, _signed(place - iova)
+        row["key"], row["pdn"], row["access"], row["iova"] = key, pdn, int(access), signed(iova)
+        row["nbytes"], row["delta"] = nbytes, signed(place - iova)
         row["granted"], row["near"] = self._grants.grant(address, nbytes), self._engine.is_near(address, nbytes)
         self._engine.post_alone((step.WRITE_ROW, self.table.row_address(key), row))
         self._grants.tell(row)
@@ -104,9 +105,9 @@ class MemoryKeys(Objects):
                 raise inaccessible(at, nbytes, rights)
         else:
             address, nbytes, cuda = place
-            row["delta"] = _signed(self._place(address, nbytes, rights, cuda) - address)
+            row["delta"] = signed(self._place(address, nbytes, rights, cuda) - address)
             self._engine.map(address, nbytes)
-            row["iova"], row["nbytes"] = _signed(address), nbytes
+            row["iova"], row["nbytes"] = signed(address), nbytes
             row["granted"], row["near"] = self._grants.grant(address, nbytes), self._engine.is_near(address, nbytes)
         row["pdn"], row["access"] = after, int(rights)
         self._engine.post_alone((step.WRITE_ROW, self.table.row_address(key), row))
@@ -133,9 +134,4 @@ class MemoryKeys(Objects):
 
 def _range_of(row: np.void) -> tuple[int, int]:
     """Return where the engine finds a region, and how many bytes it has."""
-    return (int(row["iova"]) + int(row["delta"])) % (1 << 64), int(row["nbytes"])
-
-
-def _signed(value: int) -> int:
-    """Return an address or a difference as the int64 with the same bits."""
-    return (value + (1 << 63)) % (1 << 64) - (1 << 63)
+    return place_of(row), int(row["nbytes"])

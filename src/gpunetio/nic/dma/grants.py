@@ -123,7 +123,7 @@ class Grants:
     def tell(self, row: Row) -> None:
         """Tell peers of a region that the engine now knows, if they can reach it without packets."""
         if (own := self._owner(int(row["granted"]))) is not None and own.sharing:
-            self._reach.tell_key(row, own.number, _place_of(row) - own.address)
+            self._reach.tell_key(row, own.number, place_of(row) - own.address)
 
     def withdraw(self, row: np.void) -> None:
         """Undo a `tell`: the engine knows the region no more."""
@@ -189,7 +189,7 @@ class Grants:
         peer = self._peers.get(link)
         if peer is None:  # the wire is already gone
             return
-        if self._reach.hear(link, message, lambda number: _address_of(peer, number)):
+        if self._reach.hear(link, message, peer.borrowed.get):
             if message.get("op") == "reach":
                 self._tell_all(link)
             return
@@ -220,7 +220,7 @@ class Grants:
                 self._offer(link, own)
             for row in self._reach.mkeys:
                 if (own := shared.get(int(row["granted"]))) is not None:
-                    self._reach.tell_key_to(link, row, own.number, _place_of(row) - own.address)
+                    self._reach.tell_key_to(link, row, own.number, place_of(row) - own.address)
 
     def _borrow(self, peer: _Peer, number: int, message: Body, fds: list[int]) -> bool:
         """Map the memory that a peer grants. Return whether the engine reaches it."""
@@ -248,12 +248,6 @@ class Grants:
         self._reach.close()
 
 
-def _address_of(peer: _Peer, number: int) -> int | None:
-    """Return where the memory of a grant is mapped here, or None."""
-    memory = peer.borrowed.get(number)
-    return None if memory is None else memory.address
-
-
-def _place_of(row: Row) -> int:
+def place_of(row: Row) -> int:
     """Return where a region begins."""
     return (int(row["iova"]) + int(row["delta"])) % (1 << 64)

@@ -35,7 +35,7 @@ from ...fabric.link import Link
 from ...formats.commands import QpState, ServiceType
 from .. import step
 from ..control.components import Components
-from ..hardware import Hardware
+from ..hardware import Hardware, Opened
 from ..state.objects import MKEY_ROW
 from ..state.qp import QP_ROW
 from ..state.tables import MkeyTable, Row, Table
@@ -193,10 +193,10 @@ class Reach:
 
     # --- what we are told ------------------------------------------------------------------------------------------
 
-    def hear(self, link: Link, message: Body, borrowed: Callable[[int], int | None]) -> bool:
+    def hear(self, link: Link, message: Body, borrowed: Callable[[int], Opened | None]) -> bool:
         """Handle a message that came over a link. Return False if it is about something else.
 
-        `borrowed` gives the address at which the memory of a peer's grant is mapped here.
+        `borrowed` gives the memory of a peer's grant, as it is mapped here.
         """
         peer, op = self.peers.get(link), message.get("op")
         handle = {"reach": self._begin, "key": self._learn_key, "queue": self._learn_queue, "forget": self._forget}.get(
@@ -217,16 +217,18 @@ class Reach:
             for number in self.qps.given["qpn"][self.qps.given["wire"] == peer.wire].tolist():
                 self.look_at(number)
 
-    def _learn_key(self, peer: _Peer, message: Body, borrowed: Callable[[int], int | None]) -> None:
+    def _learn_key(self, peer: _Peer, message: Body, borrowed: Callable[[int], Opened | None]) -> None:
         facts = _numbers(message, *_KEY, "number", "offset")
-        key, base = facts["key"], borrowed(facts["number"])
-        if base is None or key == 0:  # its memory could not be mapped, so packets bring it
+        key, memory, offset = facts["key"], borrowed(facts["number"]), facts["offset"]
+        if memory is None or key == 0:  # its memory could not be mapped, so packets bring it
             return
+        if not 0 <= offset <= offset + facts["nbytes"] <= memory.nbytes:
+            raise InvalidValueError(f"{facts['nbytes']} bytes at {offset} are not in {memory.nbytes} bytes of a grant")
         row = np.zeros((), MKEY_ROW.dtype)
         for name in _KEY:
             row[name] = facts[name]
         row["key"] = key | peer.tag << _TAG_SHIFT
-        row["delta"] = _wrapped(base + facts["offset"] - facts["iova"])
+        row["delta"] = signed(memory.address + offset - facts["iova"])
         self._write_at(self._keys_of(peer).row_address(key), row)
 
     def _keys_of(self, peer: _Peer) -> MkeyTable:
@@ -300,6 +302,6 @@ def _list(message: Body, name: str) -> list[int]:
     return value
 
 
-def _wrapped(value: int) -> int:
-    """Return a difference as the int64 with the same bits."""
+def signed(value: int) -> int:
+    """Return an address or a difference as the int64 with the same bits."""
     return (value + (1 << 63)) % (1 << 64) - (1 << 63)
