@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+import gpunetio.fabric.pcap
 from gpunetio import Faults, LinkLayer, PortConfig, verbs
 from gpunetio.cli import app
 from gpunetio.enums import QpType
@@ -491,6 +492,26 @@ def test_the_file_grows_while_the_nic_runs(tmp_path):
     assert [p.opcode for p in dissect(two.paths[0])] == [0x0A, 0x11]
 
 
+def test_packets_of_a_queue_pair_that_is_gone_keep_their_path(tmp_path, monkeypatch):
+    """Between the GIDs that it used, also when the file is written after it was destroyed."""
+    monkeypatch.setattr(gpunetio.fabric.pcap, "_PERIOD", 60)
+    two = open_two(tmp_path, 1024, None)
+    queues = two_queues([queue.qp.pd for queue in (two.a, two.b)])
+    ends = [queue.qp.endpoint(sgid_index=1) for queue in queues]
+    for queue, end in zip(queues, reversed(ends), strict=True):
+        queue.qp.connect(end, sgid_index=1, **PATIENT)
+    queues[0].post(WRITE, two.there.remote(), two.here.at(0, 100))
+    assert queues[0].done.next().opcode == REQ
+    gids = [ctx.query_gid(index=1) for ctx in two.contexts]
+    two.close()
+    for path in two.paths:
+        request, response = dissect(path)
+        request.has(opcode=0x0A)
+        assert [request.raw[22:38], request.raw[38:54]] == gids
+        response.has(opcode=0x11)
+        assert [response.raw[22:38], response.raw[38:54]] == gids[::-1]
+
+
 def test_what_finds_no_room_is_counted_and_told(tmp_path, caplog):
     path = tmp_path / "x.pcap"
     pcap = Pcap(path, infiniband=False, room=1 << 13)
@@ -499,7 +520,7 @@ def test_what_finds_no_room_is_counted_and_told(tmp_path, caplog):
     high, low = (int(word) for word in np.frombuffer(gid, np.int64))
     for _ in range(10):
         capture(pcap.address, packet.address, 1000, high, low, 0, 0, 0, 1)
-    pcap.start("soft9", [gid], lambda gid: bytes(6), lambda qpn: None)
+    pcap.start("soft9", [gid], lambda gid: bytes(6))
     until(lambda: pcap.written == 7, "the writer")
     assert pcap.lost == 3
     with caplog.at_level(logging.WARNING):

@@ -15,9 +15,8 @@ CAPTURE = Entry("capture", 128, """
     lost          64  i64
 """)
 
-# Starts as a FRAME does, as pipes require. `time_ns` is the engine's clock. `source` is -1 where only the packet's QP
-# knows to which of our GIDs the packet was sent, and WHOLE_FRAME for an Ethernet frame, which has its headers and its
-# ICRC. `damaged`: the ICRC was wrong.
+# Starts as a FRAME does, as pipes require. `time_ns` is the engine's clock. `source` is the index of this end's GID, and
+# WHOLE_FRAME for an Ethernet frame, which has its headers and its ICRC. `damaged`: the ICRC was wrong.
 CAPTURED = Entry("captured", 64, """
     stride         0  i64
     nbytes         8  i64
@@ -29,7 +28,7 @@ CAPTURED = Entry("captured", 64, """
     outgoing      56  i64
 """)
 
-WHOLE_FRAME = -2  # source
+WHOLE_FRAME = -1  # source
 
 capture_at: View = struct_view(CAPTURE)
 captured_at: View = struct_view(CAPTURED)

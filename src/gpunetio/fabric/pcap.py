@@ -29,7 +29,7 @@ from ..jit.ops import ld8
 from ..errors import InUseError, OperatingSystemError, TimedOutError
 from ..formats.packet import (
     BTH, ETHER_TYPE_IPV4, ETHER_TYPE_IPV6, GRH, ICRC_SIZE, IP_PROTOCOL_UDP, IPV4, IPV4_DONT_FRAGMENT, IPV4_MAPPED,
-    IPV6, LNH_GLOBAL, LRH, QPN_MASK, ROCE_UDP_PORT, UDP,
+    IPV6, LNH_GLOBAL, LRH, ROCE_UDP_PORT, UDP,
 )  # fmt: skip
 from ..memory import HostMemory
 from ..service import ServiceThread
@@ -214,12 +214,9 @@ class Pcap:
         """Packets that are not in the file, because the pipe to its writer was full."""
         return int(self._record["lost"])
 
-    def start(
-        self, name: str, gids: Sequence[Gid], mac_of: Callable[[Gid], bytes],
-        path_of: Callable[[int], tuple[Gid, int] | None],
-    ) -> None:  # fmt: skip
-        """Start writing. `gids` is the port's GID table. `path_of(qpn)` is a QP's path: peer's GID, source index."""
-        self._name, self._gids, self._path_of = name, gids, path_of
+    def start(self, name: str, gids: Sequence[Gid], mac_of: Callable[[Gid], bytes]) -> None:
+        """Start writing. `gids` is the port's GID table."""
+        self._name, self._gids = name, gids
         self._roce, self._ib = RoceFrames(mac_of), InfinibandFrames()
         link_type = LINKTYPE_ERF if self._infiniband else LINKTYPE_ETHERNET
         self._write(struct.pack("<IHHiIII", _MAGIC_NANOSECONDS, 2, 4, 0, 0, _SNAP_LENGTH, link_type))
@@ -255,12 +252,7 @@ class Pcap:
         if c["source"] == WHOLE_FRAME:
             return packet
         damaged = bool(c["damaged"])
-        peer, source = c["peer_high"].tobytes() + c["peer_low"].tobytes(), int(c["source"])
-        if source < 0:
-            start = BTH.resv_dest_qp
-            path = self._path_of(int.from_bytes(packet[start : start + 4], "big") & QPN_MASK)
-            peer, source = path or (peer, 0)
-        here = self._gids[source]
+        peer, here = c["peer_high"].tobytes() + c["peer_low"].tobytes(), self._gids[int(c["source"])]
         return self._roce(here, peer, packet, damaged) if c["outgoing"] else self._roce(peer, here, packet, damaged)
 
     def _write(self, data: bytes) -> None:

@@ -198,7 +198,7 @@ class SoftNic:
         if port.config.capture:
             pcap = kept(Pcap(port.config.capture, port.infiniband))
             self.record["capture"] = pcap.address
-            pcap.start(name, port.gids, self.control.routes.mac_in_capture, self.control.routes.path_of)
+            pcap.start(name, port.gids, self.control.routes.mac_in_capture)
         self.starved = Starved(name, self.qps, self.counters)
         self._service = kept(
             ReportService(name, lambda key: key in self.mkeys, self.device_memory.explain, self._look)

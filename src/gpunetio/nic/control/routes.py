@@ -46,10 +46,3 @@ class Routes:
     def mac_in_capture(self, gid: bytes) -> bytes:
         """Return the MAC that a capture shows for a GID."""
         return self._port.mac if self._gids.has(gid) else mac_of(address_of(gid))
-
-    def path_of(self, qpn: int) -> tuple[bytes, int] | None:
-        """Return the peer's GID and the source GID index of a QP that is connected over a wire, else None."""
-        row = self._qps.rows[qpn & self._qps.mask]
-        if row["qpn"] != qpn or row["wire"] == 0:
-            return None
-        return row["peer_high"].tobytes() + row["peer_low"].tobytes(), int(row["source"])

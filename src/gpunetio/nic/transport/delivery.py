@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ...jit.compile import device_function, engine_function
 from ...jit.ops import be16, be32, clock_ns, ld8, ld16, ld32, ld64
+from ...fabric.capture import capture
 from ...formats.commands import QpState, ServiceType
 from ...formats.packet import (
     BTH, DEFAULT_PKEY, GRH, GRH_NEXT_HEADER, ICRC_SIZE, LNH_GLOBAL, LNH_LOCAL, LRH, OPERATION_MASK, PAD_SHIFT,
@@ -167,6 +168,19 @@ def date_captured(nic, count):
     n = worker_at(nic)
     if n.capture != 0 and n.virtual_time == 0 and count > 0:
         n.now = clock_ns()
+
+
+@engine_function
+def capture_arrived(nic, wire, packet, nbytes, peer_high, peer_low, damaged):
+    """Capture a packet of a wire whose frames don't say to which of our GIDs they were sent: its QP's path says it."""
+    n = worker_at(nic)
+    source = 0
+    if nbytes >= BTH.size and not wire_at(wire).infiniband:
+        qpn = be32(ld32(packet + BTH.resv_dest_qp)) & QPN_MASK
+        q = qp_row_at(qp_row(nic, qpn))
+        if q.qpn == qpn and q.wire == wire:
+            peer_high, peer_low, source = q.peer_high, q.peer_low, q.source
+    capture(n.capture, packet, nbytes, peer_high, peer_low, source, damaged, n.now, 0)
 
 
 @device_function

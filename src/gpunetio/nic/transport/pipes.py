@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from ...jit.compile import device_function, engine_function
 from ...jit.ops import ld_acquire64
-from ...fabric.capture import capture
 from ...fabric.injector import icrc_fits
 from ...fabric.frames import (
     ETHERNET_FRAME, GRANTED_SHIFT, GRANT_SHIFT, MAX_GRANTED, PACKET, PIPE, consume, frame_at, next_frame, pipe_end_at,
     release,
 )  # fmt: skip
 from ...formats.packet import BTH
-from .delivery import BATCH, has_many_peers, receive
+from .delivery import BATCH, capture_arrived, has_many_peers, receive
 from .lan import take_lan_frames
 from ..state.counters import counters_at
 from ..state.worker import worker_at
@@ -91,8 +90,7 @@ def take_frames(nic, wire):
             peer_high, peer_low = f.peer_high, f.peer_low
         intact = nbytes < BTH.size or _undamaged(nic, wire, frame, nbytes)
         if n.capture != 0:
-            damaged = 0 if intact else 1
-            capture(n.capture, frame + PACKET, nbytes, peer_high, peer_low, -1, damaged, n.now, 0)
+            capture_arrived(nic, wire, frame + PACKET, nbytes, peer_high, peer_low, 0 if intact else 1)
         if intact:
             reference, life = f.reference, f.life
             at = pipe_end_at(end).position
