@@ -71,6 +71,10 @@ class Code(ABC):
     def prepare(self, args: Arguments, threads: int) -> None:
         """Do what a launch must not do while others wait for the kernel. Raise what makes the launch impossible."""
 
+    def check_room(self, grid: int, place: Place) -> None:
+        """Raise InvalidValueError if a NIC for which the kernel may wait gets no room beside so many blocks."""
+        return
+
     @abstractmethod
     def launch(self, args: Arguments, grid: int, block: int, place: Place, ended: Callable[[], None]) -> Launch:
         """Start the threads. The last of them to end calls `ended`."""

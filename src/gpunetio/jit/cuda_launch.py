@@ -14,6 +14,7 @@ from typing import Any
 
 from ..errors import DriverError, NotSupportedError
 from .code import Arguments, Code, Place
+from .room import check_room
 
 logger: logging.Logger = logging.getLogger("gpunetio.kernel")
 
@@ -85,6 +86,9 @@ class CudaCode(Code):
 
     def prepare(self, args: Arguments, threads: int) -> None:
         """Do nothing: a launch does not wait for kernels that run."""
+
+    def check_room(self, grid: int, place: Place) -> None:
+        check_room(self.name, grid, place.ordinal)
 
     def launch(self, args: Arguments, grid: int, block: int, place: Place, ended: Callable[[], None]) -> CudaLaunch:
         with self.compiling(args):

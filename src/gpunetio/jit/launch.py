@@ -114,9 +114,11 @@ class Kernel:
         if (code := self.code.get(place.target)) is None:
             raise InvalidValueError(f"{self.name} cannot run on target {place.target!r}: use {' or '.join(self.code)}")
         plain = checked(self.name, self._names, args, code.reaches_gpu_memory)
-        for used in args:
-            if check := getattr(used, "check_launch", None):
-                check()
+        checks = [check for used in args if (check := getattr(used, "check_launch", None))]
+        for check in checks:
+            check()
+        if checks:  # of queues
+            code.check_room(grid, place)
         code.prepare(plain, grid * block)
         count_there = getattr(place, "count_kernel", None)
 

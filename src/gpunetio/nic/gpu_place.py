@@ -16,6 +16,7 @@ from ..errors import DriverError, InitializationError, InvalidValueError, NotFou
 from ..jit.cubin import cubin
 from ..jit.cuda_launch import set_up_cuda
 from ..jit.launch import running
+from ..jit.room import need
 from ..memory import HostMemory
 from .dma.cuda_driver import Current, CudaDriver, cuda_driver
 from .hardware import CUDA, Opened
@@ -26,7 +27,8 @@ from .state.board import BOARD
 from .state.near import NEAR
 from .state.slices import SLICES
 
-_MAJOR, _MINOR, _SAME_ADDRESSES = 75, 76, 91  # CUdevice_attribute; the last is CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM
+# CUdevice_attribute: MULTIPROCESSOR_COUNT, COMPUTE_CAPABILITY_MAJOR, _MINOR, CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM
+_SMS, _MAJOR, _MINOR, _SAME_ADDRESSES = 16, 75, 76, 91
 _MOST_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _CALLS = {"launch": "cuLaunchKernelEx", "enter": "cuCtxSetCurrent", "query": "cuStreamQuery"}  # by field of SLICES
 _ENABLED_ALREADY = 704  # CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED
@@ -61,6 +63,7 @@ class _Device:
         driver.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
         self.context = context
         self.peers = frozenset(other for other in range(count) if other != ordinal and self._reach(other))
+        self.sms = self._attribute(_SMS)
         image = cubin(gpunetio_slice, (self._attribute(_MAJOR), self._attribute(_MINOR)), OPTIONS)
         module, function = ctypes.c_void_p(), ctypes.c_void_p()
         with self.current():
@@ -171,6 +174,7 @@ class GpuPlace:
         self._kept: list[object] = []  # what launches point to
         self._streams: list[ctypes.c_void_p] = []
         self._allocated: list[int] = []
+        self._needed = 0
         _pinned().open()
         try:
             with self._device.current():
@@ -231,6 +235,12 @@ class GpuPlace:
         row["function"], row["context"], row["stream"] = self._device.function, self._device.context.value, stream.value
         record["slices"], record["slice_ns"], record["near"] = memory.address, SLICE_NS, 1
         record["board"] = board
+        self._need(1)
+
+    def _need(self, change: int) -> None:
+        """Note that this NIC needs more SMs, or fewer: one for each worker. Nobody waits for copiers."""
+        need(self._device.ordinal, self._device.sms, change)
+        self._needed += change
 
     def lines(self, lines: HostMemory) -> int:
         return self._alloc(2 * lines.nbytes)
@@ -258,6 +268,7 @@ class GpuPlace:
         return ""
 
     def close(self) -> None:
+        self._need(-self._needed)
         _IpcMemory.close_left()
         with contextlib.suppress(DriverError), self._device.current():  # after a kernel has failed, every call fails
             for stream in self._streams:  # warps of the last slices may still end
