@@ -31,7 +31,7 @@ from .hardware import Engine, Opened
 from .place import Place
 from .slices import scan, turn, wake_poster
 from .step import READ_ROW, TOO_FULL, WRITE_ROW, WRONG_STATE
-from .transport.wire_kinds import has_pipe_in, pump_in, pump_out
+from .transport.wire_kinds import has_pipe_in, is_to_wake, pump_in, pump_out
 from .dma.streams import at_work
 from .queues.wakeups import wake_threads
 from .state.cq import CHANNEL, channel_at
@@ -128,10 +128,9 @@ def _wake_peers(nic):
     n = worker_at(nic)
     for i in range(n.wire_count):
         wire = ld64(n.wires + 8 * i)
-        w = wire_at(wire)
-        e = pipe_end_at(wire + WIRE.tx)
-        if w.wake_fd != 0 and w.woken != e.position and ld_relaxed64(e.pipe + PIPE.asleep) != 0:
-            w.woken = e.position
+        if is_to_wake(wire):
+            w = wire_at(wire)
+            w.woken = pipe_end_at(wire + WIRE.tx).position
             _send(w.wake_fd, nic + WORKER.word, 1, MSG_DONTWAIT | MSG_NOSIGNAL)  # a full queue wakes the peer, too
 
 

@@ -29,6 +29,7 @@ from .state.slices import SLICES, slices_at
 from .state.work_queue import QueueKind, entry, work_queue_at
 from .state.worker import WORKER, worker_at
 from .transport.reach import answer_withdrawals
+from .transport.wire_kinds import is_any_to_wake
 from .step import read_clock, scan_queues, scan_records, select_first, serve_host, serve_peers, serve_queues, step
 
 SLICE_NS = 1_000_000
@@ -205,8 +206,9 @@ def _is_left_alone(near):
 def _what_is_next(nic, sent, idle, end):
     """Return what a slice has to do after a turn. `sent`: it may have sent frames."""
     n = worker_at(nic)
-    wires = n.wire_count != 0 and sent  # whose other ends wait
-    if wires or _is_told(nic) or ld_relaxed64(nic + WORKER.stop) != 0:
+    if sent and n.wire_count != 0 and is_any_to_wake(nic):
+        return _HOST_IS_WANTED
+    if _is_told(nic) or ld_relaxed64(nic + WORKER.stop) != 0:
         return _HOST_IS_WANTED
     if on_host() and ld_relaxed64(nic + WORKER.awaited) != 0:
         return _HOST_IS_WANTED

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from ...jit.by_kind import by_kind
 from ...jit.compile import DeviceFunction, device_function, engine_function
-from ...jit.ops import ld64
-from ...fabric.frames import pipe_end_at, publish, recall
+from ...jit.ops import fence_sys, ld64, ld_relaxed64
+from ...fabric.frames import PIPE, pipe_end_at, publish, recall
 from ...fabric.injector import inject, recall_injected
 from . import datagrams, ethernet, lan, pipes
 from .packets import link_bytes
@@ -126,6 +126,25 @@ def serve_wires(nic):
         if has_pipe_in(wire):
             done += take_frames(nic, wire)
     return done
+
+
+@device_function
+def is_to_wake(wire):
+    """Return whether the other end sleeps, and has not been woken, while frames wait for it."""
+    w = wire_at(wire)
+    e = pipe_end_at(wire + WIRE.tx)
+    return w.wake_fd != 0 and w.woken != e.position and ld_relaxed64(e.pipe + PIPE.asleep) != 0
+
+
+@engine_function
+def is_any_to_wake(nic):
+    """Return whether frames that were just published wait for another end that sleeps."""
+    n = worker_at(nic)
+    fence_sys()  # the other end says that it sleeps, and then looks for frames
+    for i in range(n.wire_count):
+        if is_to_wake(ld64(n.wires + 8 * i)):
+            return True
+    return False
 
 
 @device_function
