@@ -20,6 +20,7 @@ from scapy.layers.inet import ICMP, IP, TCP, UDP
 from scapy.layers.l2 import ARP, Ether
 
 from gpunetio import Gpu
+from gpunetio.gpu import cuda_backend
 from repository import ROOT
 from stream_end import StreamEnd
 from tools import Tool, running
@@ -56,9 +57,10 @@ ON_A_GPU = {
 # Below, and in test_device_lib.py.
 ELSEWHERE = {
     "all_to_all", "answer_pings", "balance_load", "count_flows", "cpp_put", "echo_udp", "forward_packets",
-    "halo_exchange",
+    "halo_exchange", "torch_all_to_all",
 }  # fmt: skip
-PACKAGES = {"cupy_put": "cupy", "torch_tensor": "torch"}  # too large to be installed for every run of the tests
+# Too large to be installed for every run of the tests.
+PACKAGES = {"cupy_put": "cupy", "torch_all_to_all": "torch", "torch_tensor": "torch"}
 
 
 def run(name: str, *arguments: str) -> tuple[int, list[str], str]:
@@ -108,10 +110,12 @@ def test_each_says_how_to_run_it_and_what_it_needs(path):
 @pytest.mark.parametrize(("name", "module", "cure"), [
     ("cuda_core_put", "cuda.core", "'.[cuda]'"), ("cupy_put", "cupy", "'.[cuda]' cupy-cuda13x"),
     ("cupy_put", "cuda.core", "'.[cuda]' cupy-cuda13x"), ("torch_tensor", "torch", "'.[torch]'"),
+    ("torch_all_to_all", "torch", "'.[torch,cuda]'"),
 ])  # fmt: skip
 def test_what_is_missing_is_told_in_a_line(tmp_path, name, module, cure):
     (tmp_path / "cupy.py").touch()  # found, unless it is what is missing
-    program = f"import runpy, sys; sys.modules[{module!r}] = None; runpy.run_path({str(EXAMPLES / name) + '.py'!r})"
+    path = str(EXAMPLES / f"{name}.py")
+    program = f"import runpy, sys; sys.modules[{module!r}] = None; runpy.run_path({path!r}, run_name='__main__')"
     path = os.pathsep.join(filter(None, (str(ROOT / "src"), str(tmp_path), os.environ.get("PYTHONPATH"))))
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=100,
@@ -433,6 +437,62 @@ def test_all_to_all_of_torchrun():
     all_to_all(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", size=2)
 
 
+# --- the all-to-all of tensors, which starts its ranks itself ---------------------------------------------------------
+
+
+def torch_all_to_all(port: int, *arguments: str) -> list[str]:
+    status, lines, err = run("torch_all_to_all", "--ranks", "2", "--port", str(port), *arguments)
+    assert status == 0, err
+    return lines
+
+
+def test_torch_all_to_all_on_twins(port):
+    """Without a GPU, PyTorch and NCCL. Each rank compares what it has received with what it should be."""
+    lines = torch_all_to_all(port, "--gpu", "twin", "--largest", "64", "--steps", "5", "--launches", "3")
+    assert lines[1] == "all slices are right, of 2 ranks on twin"
+    assert [line.split()[0] for line in lines[2:5]] == ["bytes", "8", "64"]
+    assert lines[-1] == "NCCL: not available: the twin of a GPU is no CUDA device"
+
+
+@pytest.mark.slow
+@pytest.mark.gpu
+def test_torch_all_to_all_on_gpus(port):
+    """With tensors of PyTorch, beside NCCL."""
+    skip_without_package("torch_all_to_all")
+    if cuda_backend.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    lines = torch_all_to_all(port, "--steps", "50")
+    assert re.fullmatch("all slices are right, of 2 ranks on .*", lines[1])
+    assert [line.split()[0] for line in lines[2:11]] == ["bytes", *(str(8**i) for i in range(1, 9))]
+    assert lines[-1] == "ratio: NCCL's time divided by that of the kernel"
+
+
+@pytest.mark.slow
+def test_torch_all_to_all_with_a_rank_that_dies(port, monkeypatch):
+    """The other ranks end, and the program says which one has died."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(ROOT / "src"), os.environ.get("PYTHONPATH")))))
+    program = ("-W", "error", EXAMPLES / "torch_all_to_all.py")
+    tool = Tool("--gpu", "twin", "--largest", 8, "--steps", 10**9, "--port", port, program=program)
+    with running(tool):
+        tool.until("all ranks begin")
+        tasks = Path(f"/proc/{tool.process.pid}/task/{tool.process.pid}/children").read_text().split()
+        ranks = [int(task) for task in tasks if b"spawn_main" in Path(f"/proc/{task}/cmdline").read_bytes()]
+        os.kill(ranks[1], signal.SIGKILL)
+        status, out, err = tool.end()
+    assert (status, out) == (1, "all ranks begin\n")
+    assert "error: rank 1 has ended with status -9\n" in err
+    assert re.search("^rank 0: (the kernel ended with|error:) .*\nerror: rank 0 has", err, re.MULTILINE), err
+
+
+@pytest.mark.parametrize(("arguments", "wrong"), [
+    ("--gpu twin --ranks 33", "--ranks 33: give 1 to 32"), ("--gpu twin --ranks 0", "--ranks 0: give 1 to 32"),
+    ("--gpu twin --largest 7", "--largest is at least 8, and --steps and --launches are at least 1"),
+])  # fmt: skip
+def test_torch_all_to_all_refuses_numbers_that_cannot_be(arguments, wrong):
+    status, lines, err = run("torch_all_to_all", *arguments.split())
+    assert (status, lines, err.splitlines()[-1]) == (2, [], f"torch_all_to_all.py: error: {wrong}")
+
+
 # --- no GPU ----------------------------------------------------------------------------------------------------------
 
 
@@ -468,9 +528,10 @@ import sys
 sys.path.insert(0, sys.argv[1])
 from numba import cuda, float64, int64, void
 from gpunetio.jit.launch import offline
-import answer_packets, answer_pings, balance_load, count_flows, echo_udp, first_put, halo_exchange
+import answer_packets, answer_pings, balance_load, count_flows, echo_udp, first_put, halo_exchange, torch_all_to_all
 for kernel, types in (
     (first_put.put_pieces, [int64] * 7), (halo_exchange.diffuse, [float64[:, :, ::1]] + [int64] * 9),
+    (torch_all_to_all.all_to_all, [int64] * 13),
     (answer_packets.answer, [int64] * 5), (answer_pings.answer, [int64] * 7), (balance_load.balance, [int64] * 9),
     (count_flows.count, [int64] * 4), (echo_udp.echo, [int64] * 4),
 ):
