@@ -5,7 +5,7 @@ The layers, from high to low:
     cli
     samples, packet_processing, bench, testing, doctor
     eth, flow, rdma, dma            the libraries, and the package's face, gpunetio/__init__.py
-    core, cm                        what libraries share, and the connection manager
+    core, cm, uverbs                what libraries share, the connection manager, the kernel's side of libibverbs
     rendezvous
     gpu, dpa
     verbs
@@ -39,7 +39,7 @@ LAYERS = (
     ("cli", "__main__"),
     ("samples", "packet_processing", "bench", "testing", "doctor"),
     ("eth", "flow", "rdma", "dma", FACE),
-    ("core", "cm"),
+    ("core", "cm", "uverbs"),
     ("rendezvous",),
     ("gpu", "dpa"),
     ("verbs",),

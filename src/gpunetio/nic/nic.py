@@ -47,7 +47,7 @@ from .control.vport import mtu_of
 from .dma.device_memory import DeviceMemory
 from .dma.grants import Grants
 from .dma.reach import Reach
-from .engine import ThreadEngine, default_workers
+from .engine import ThreadEngine, default_workers, few_cores
 from .hardware import Engine, Hardware
 from .places import place_of
 from .observe.publish import TABLES, Publication, copies
@@ -72,6 +72,7 @@ _DESCRIPTORS, _WORKER_DESCRIPTORS = 33, 2  # tables twice, events, the control s
 _RULES_PATIENCE = 0.05  # seconds that a request for rules waits for commands, and the requests behind it
 BUDGET = 256  # WQEs of one QP before the next QP's turn
 _SLEEP_MS_ON_GPU = 10
+_NAP_NS, _PATIENT_SPIN_NS = 10_000, 1_000_000_000  # for programs that poll
 SYNDROMES = 256
 MAX_WORK_QUEUES = MAX_QP + MAX_SQ
 _WORKER_BYTES = (
@@ -541,6 +542,15 @@ class SoftNic:
             self.records["pause_at"] = -1
             self.records["paused"] = 0
             self.engine.kick()
+
+    def expect_polling(self) -> None:
+        """Serve threads that poll for long, and give up their core to nobody, as C programs do.
+
+        An engine that yields to such a thread gets the core back some milliseconds later. One that naps gets it when it
+        wakes. With cores for all, spinning is faster.
+        """
+        self.records["spin_ns"] = _PATIENT_SPIN_NS
+        self.records["nap_ns"] = _NAP_NS if few_cores() else 0
 
     # --- life cycle ------------------------------------------------------------------------------------------------
 

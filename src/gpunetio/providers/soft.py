@@ -147,9 +147,20 @@ def open_first(port: PortConfig | None = None) -> SoftProvider:
             return open_device(f"soft{n}", port)
         if (opened := _open_unclaimed(f"soft{n}", _address(n), port)) is not None:
             return opened
+    return _open_with_free_address("soft0", port or PortConfig())
+
+
+def open_beside_others(name: str, port: PortConfig) -> SoftProvider:
+    """Open a device. If it is to have its default address, and another process has that, it gets the first free one."""
+    if port.addresses or name in _nics:
+        return open_device(name, port)
+    return _open_unclaimed(name, _address_of(name), port) or _open_with_free_address(name, port)
+
+
+def _open_with_free_address(name: str, port: PortConfig) -> SoftProvider:
+    """Open a device with the first free address of those that are no device's default."""
     for n in range(DEVICES, ADDRESSES):
-        other = replace(port or PortConfig(), addresses=(_address(n),))
-        if (opened := _open_unclaimed("soft0", _address(n), other)) is not None:
+        if (opened := _open_unclaimed(name, _address(n), replace(port, addresses=(_address(n),)))) is not None:
             return opened
     raise InUseError(
         f"the addresses {_address(0)} to {_address(ADDRESSES - 1)} belong to NICs in other processes: give the NIC "

@@ -11,6 +11,7 @@ from ...errors import FullError
 from ...formats import commands as cmd
 from ...formats.commands import CapClass, Opcode, Status
 from ...formats.cqe import CQE_SIZE, CQE_SIZES
+from ...formats.doorbell import CQ_DBREC
 from ...formats.events import EventType
 from ...formats.layout import BitStruct, Fields
 from ...memory import HostMemory
@@ -85,7 +86,9 @@ class CompletionQueues(QueueObjects):
         record = self._umems.record(record_umem, context["dbr_addr"], "the CQ doorbell record")
         cqn = self.free_number()
         row["cqn"], row["dbrec"] = cqn, record
-        row["overrun"], row["collapsed"], row["arm_seen"] = context["oi"], context["cc"], -1
+        row["overrun"], row["collapsed"] = context["oi"], context["cc"]
+        # What the record contains now is no request. An empty record does not count: the first request may be 0.
+        row["arm_seen"] = int.from_bytes(self._engine.read(record + CQ_DBREC.arm, 4), "big") or -1
         row["eqn"], row["uar_page"] = context["c_eqn"], context["uar_page"]
         row["worker"] = self._engine.workers[0]
         self._engine.post(step.WRITE_ROW, self.table.row_address(cqn), row)

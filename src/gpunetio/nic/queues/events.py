@@ -118,9 +118,13 @@ def hear_arm_registers(nic):
 
 @engine_function
 def scan_arm_records(nic):
-    """Check the arm records of this worker's CQs: concurrent writes to one register overwrite each other."""
+    """Check the arm records of this worker's CQs: concurrent writes to one register overwrite each other.
+
+    A record that always was 0 was not written.
+    """
     n = nic_at(nic)
     for i in range(ld_relaxed64(n.armable)):
         cq = ld_relaxed64(n.armable + 8 + 8 * i)
-        if cq_row_at(cq).worker == nic and ld_acquire32(cq_row_at(cq).dbrec + CQ_DBREC.arm) != 0:  # it was written
+        c = cq_row_at(cq)
+        if c.worker == nic and (c.arm_seen > 0 or ld_acquire32(c.dbrec + CQ_DBREC.arm) != 0):
             _arm(nic, cq)

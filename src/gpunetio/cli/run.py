@@ -1,0 +1,74 @@
+"""`gpunetio run`: a program of libibverbs, with software NICs in place of RDMA devices."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..errors import NotFoundError
+from .failures import guarded
+from .ports import MTU, nic_port, port_options
+
+if TYPE_CHECKING:
+    from ..nic.control.port import PortConfig
+
+MOST_NICS = 8
+
+
+@click.command(context_settings={"allow_interspersed_args": False})
+@click.option(
+    "--nics", type=click.IntRange(1, MOST_NICS), default=2, show_default=True, metavar="N",
+    help="How many software NICs the program sees: soft0, soft1, …",
+)  # fmt: skip
+@port_options
+@MTU
+@click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
+@guarded
+def run(nics: int, program: tuple[str, ...], **values: Any) -> None:
+    """Run PROGRAM so that its libibverbs and libmlx5 find software NICs, as if they were ConnectX cards.
+
+    \b
+        gpunetio run -- ibv_devinfo
+        gpunetio run -- ib_write_bw                  in one terminal, and in another
+        gpunetio run -- ib_write_bw 127.0.0.1
+
+    The program is not changed, and its libraries are those of the system (rdma-core). The NICs run in the program's own
+    process. Programs that it starts have NICs of their own. softN has the address 127.0.0.(N+1) or, if another process
+    has that, the first free one from 127.0.0.9 on.
+    """
+    from ..nic.control.port import PortConfig
+    from ..uverbs.environment import environment
+
+    port = nic_port(values) or PortConfig()
+    if nics > 1 and (port.capture or len(port.addresses) not in (0, nics)):
+        raise click.UsageError("give --pcap with --nics 1 only, and --address once for each NIC")
+    ports = [(f"soft{n}", _port(port, n, nics)) for n in range(nics)]
+    with environment(ports) as more:
+        try:
+            child = subprocess.Popen(program, env={**os.environ, **more})
+        except OSError as error:
+            raise NotFoundError(f"{program[0]} cannot be started: {error.strerror}") from None
+        sys.exit(_wait(child, program[0]))
+
+
+def _port(port: PortConfig, n: int, nics: int) -> PortConfig:
+    """Return the port of one of the NICs."""
+    return replace(port, addresses=port.addresses[n : n + 1]) if nics > 1 else port
+
+
+def _wait(child: subprocess.Popen[bytes], name: str) -> int:
+    """Return the status with which a shell would tell how the program ended. Ctrl+C is the program's business."""
+    while True:
+        try:
+            status = child.wait()
+        except KeyboardInterrupt:
+            continue
+        if status < 0:
+            click.echo(f"{name} was ended by {signal.Signals(-status).name}", err=True)
+        return status if status >= 0 else 128 - status

@@ -1,0 +1,1 @@
+"""The kernel's side of libibverbs, for programs that use software NICs without knowing it."""

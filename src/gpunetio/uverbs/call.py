@@ -1,0 +1,123 @@
+"""One call of the kernel's ioctl: its object and method, and the attributes that it brings and takes back.
+
+The layouts are those of <rdma/rdma_user_ioctl_cmds.h>.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+from typing import TYPE_CHECKING
+
+from ..formats.layout import Entry
+
+if TYPE_CHECKING:
+    import numpy as np
+
+HEADER = Entry("ib_uverbs_ioctl_hdr", 24, """
+    length      0  u16
+    object_id   2  u16
+    method_id   4  u16
+    num_attrs   6  u16
+    driver_id  16  u32
+""")
+ATTRIBUTE = Entry("ib_uverbs_attr", 16, """
+    attr_id     0  u16
+    len         2  u16
+    flags       4  u16
+    elem_id     6  u8
+    data        8  u64
+""")
+_MANDATORY, _VALID_OUTPUT = 1, 2  # UVERBS_ATTR_F_*
+_INLINE = 8  # bytes that an attribute holds itself
+
+
+class Refused(Exception):
+    """The call fails with `code`, an errno."""
+
+    def __init__(self, code: int, why: str):
+        super().__init__(why)
+        self.code = code
+
+
+def bytes_at(address: int, nbytes: int) -> bytes:
+    """Return a copy of memory of the program."""
+    return ctypes.string_at(address, nbytes)
+
+
+class Call:
+    """A call, whose header is at `address` in the program's memory."""
+
+    object: int
+    method: int
+
+    def __init__(self, address: int):
+        header = HEADER.at(bytes_at(address, HEADER.size))
+        count = int(header["num_attrs"])
+        if int(header["length"]) != HEADER.size + count * ATTRIBUTE.size:
+            raise Refused(errno.EINVAL, f"a header of {int(header['length'])} bytes for {count} attributes")
+        self.object, self.method = int(header["object_id"]), int(header["method_id"])
+        raw = (ctypes.c_ubyte * (count * ATTRIBUTE.size)).from_address(address + HEADER.size)
+        self._attributes: dict[int, np.ndarray] = {}
+        for i in range(count):
+            attribute = ATTRIBUTE.at(memoryview(raw), i * ATTRIBUTE.size)
+            self._attributes[int(attribute["attr_id"])] = attribute
+
+    def __repr__(self) -> str:
+        attributes = ", ".join(f"{key:#x}: {int(a['len'])} bytes" for key, a in self._attributes.items())
+        return f"<call of method {self.method:#x} of object {self.object:#x} with {{{attributes}}}>"
+
+    def __contains__(self, attribute: int) -> bool:
+        return attribute in self._attributes
+
+    def check_known(self, known: set[int]) -> None:
+        """Refuse attributes that nobody here knows, if the program insists on them."""
+        for number, attribute in self._attributes.items():
+            if number not in known and int(attribute["flags"]) & _MANDATORY:
+                raise Refused(errno.EPROTONOSUPPORT, f"{self}: attribute {number:#x} is not supported")
+
+    def _attribute(self, number: int) -> np.ndarray:
+        if number not in self._attributes:
+            raise Refused(errno.EINVAL, f"{self} has no attribute {number:#x}")
+        return self._attributes[number]
+
+    def number(self, attribute: int) -> int:
+        """Return an attribute that is a number, a handle or a descriptor."""
+        return int(self._attribute(attribute)["data"])
+
+    def kind(self, attribute: int) -> int:
+        """Return an attribute that is one of an enumeration."""
+        return int(self._attribute(attribute)["elem_id"])
+
+    def data(self, attribute: int) -> bytes:
+        """Return the bytes of an attribute; none if it is not there."""
+        if attribute not in self._attributes:
+            return b""
+        found = self._attributes[attribute]
+        nbytes, data = int(found["len"]), int(found["data"])
+        return data.to_bytes(_INLINE, "little")[:nbytes] if nbytes <= _INLINE else bytes_at(data, nbytes)
+
+    def take(self, attribute: int, layout: Entry) -> np.ndarray:
+        """Return a structure that the program has filled. What its older headers do not have is 0."""
+        return layout.at(bytearray(self.data(attribute).ljust(layout.size, b"\0")))
+
+    def room(self, attribute: int) -> int:
+        """Return for how many bytes of answer there is room."""
+        return int(self._attributes[attribute]["len"]) if attribute in self._attributes else 0
+
+    def put(self, attribute: int, data: bytes) -> None:
+        """Answer with bytes, as many as there is room for. The rest of the room becomes 0."""
+        if attribute not in self._attributes:
+            return
+        found = self._attributes[attribute]
+        nbytes = int(found["len"])
+        ctypes.memmove(int(found["data"]), data[:nbytes].ljust(nbytes, b"\0"), nbytes)
+        found["flags"] |= _VALID_OUTPUT
+
+    def put_number(self, attribute: int, value: int) -> None:
+        """Answer with a number of as many bytes as there is room for."""
+        self.put(attribute, (value & (1 << 64) - 1).to_bytes(8, "little"))
+
+    def name(self, attribute: int, handle: int) -> None:
+        """Give a new object its handle, or its descriptor."""
+        self._attribute(attribute)["data"] = handle

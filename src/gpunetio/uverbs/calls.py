@@ -1,0 +1,114 @@
+"""What preload.c calls: open, ioctl, mmap and close on the device files of a program."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from .. import log
+from ..errors import (
+    BadStateError,
+    DocaError,
+    DriverError,
+    FullError,
+    InUseError,
+    InvalidValueError,
+    NoMemoryError,
+    NotFoundError,
+    NotSupportedError,
+    TimedOutError,
+)  # fmt: skip
+from ..nic.control.port import PortConfig
+from . import device, devx, events, memory, queues
+from .call import Call, Refused
+from .environment import ports_of_this_program
+from .files import OpenFile
+from .methods import execute
+
+logger: logging.Logger = logging.getLogger("gpunetio.uverbs")
+
+_ERRNO: tuple[tuple[type[Exception], int], ...] = (
+    (InvalidValueError, errno.EINVAL), (NoMemoryError, errno.ENOMEM), (InUseError, errno.EBUSY),
+    (NotSupportedError, errno.EOPNOTSUPP), (NotFoundError, errno.EHOSTUNREACH), (FullError, errno.EOVERFLOW),
+    (TimedOutError, errno.ETIMEDOUT), (BadStateError, errno.EIO), (DriverError, errno.EINVAL),
+)  # fmt: skip
+ANSWERING = device, devx, events, memory, queues  # modules whose functions answer calls
+
+
+class Calls:
+    """The open files of this process, by number."""
+
+    def __init__(self, ports: list[tuple[str, PortConfig]]):
+        self._ports = ports  # of uverbs0, uverbs1, …
+        self._files: dict[int, OpenFile] = {}
+        self._next = 1
+        self._lock = threading.Lock()
+
+    def open(self, name: bytes) -> int:
+        number = int(name.removeprefix(b"uverbs"))
+        if number >= len(self._ports):
+            return -errno.ENODEV
+        file = OpenFile(*self._ports[number])
+        with self._lock:
+            self._next += 1
+            self._files[self._next] = file
+            return self._next
+
+    def control(self, file: int, header: int) -> int:
+        call = Call(header)
+        with self._files[file].lock:
+            execute(self._files[file], call)
+        return 0
+
+    def map(self, file: int, offset: int, nbytes: int) -> int:
+        return device.map_page(self._files[file], offset, nbytes)
+
+    def close(self, file: int) -> int:
+        with self._lock:
+            closed = self._files.pop(file)
+        closed.close()
+        return 0
+
+
+def _guarded(function: Callable[..., int]) -> Callable[..., int]:
+    def call(*arguments: Any) -> int:
+        try:
+            return function(*arguments)
+        except Refused as refused:
+            logger.info("refused with %s: %s", errno.errorcode[refused.code], refused)
+            return -refused.code
+        except DocaError as error:
+            code = next((code for kind, code in _ERRNO if isinstance(error, kind)), errno.EIO)
+            logger.info("refused with %s: %s", errno.errorcode[code], error)
+            return -code
+        except Exception:
+            logger.exception("a call of the program has failed")
+            return -errno.EIO
+
+    return call
+
+
+_long, _address = ctypes.c_long, ctypes.c_void_p
+_TYPES = {
+    "open": (ctypes.c_char_p,), "control": (_long, _address), "map": (_long, ctypes.c_uint64, ctypes.c_uint64),
+    "close": (_long,),
+}  # fmt: skip
+_kept: list[object] = []
+
+
+def install(table: int, started: int) -> None:
+    """Fill the table of functions in preload.c, and say that it is filled."""
+    log.configure()
+    calls = Calls(ports_of_this_program())
+    functions = [
+        ctypes.CFUNCTYPE(_long, *types)(_guarded(getattr(calls, name))) for name, types in _TYPES.items()
+    ]
+    _kept.extend(functions)
+    places = (ctypes.c_void_p * len(functions)).from_address(table)
+    for i, function in enumerate(functions):
+        places[i] = ctypes.cast(function, ctypes.c_void_p).value
+    ctypes.c_int.from_address(started).value = 1

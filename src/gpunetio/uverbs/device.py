@@ -1,0 +1,133 @@
+"""Calls about the device and its port: the user's context, attributes, GIDs, doorbell pages."""
+
+from __future__ import annotations
+
+import errno
+
+from ..enums import LinkLayer, UarAllocationType
+from ..formats.doorbell import UAR_PAGE
+from ..memory import PAGE
+from . import abi
+from .abi import Method, Object, UarType, Write
+from .call import Call, Refused
+from .files import OpenFile
+from .methods import command, method
+
+_QP_TABLE = 1 << 18  # queue pairs in libmlx5's table
+_ATOMIC_HCA = 1  # enum ibv_atomic_cap: atomic among the device's own atomics
+_PHYSICALLY_UP = 5  # IBTA 14.2.5.6, PortPhysicalState LinkUp
+_PHYSICALLY_DOWN = 3
+_UP = 4  # IBV_PORT_ACTIVE
+_LONGEST_MESSAGE = 1 << 30
+_IP_BASED_GIDS = 1 << 26  # IB_UVERBS_PCF_IP_BASED_GIDS
+_GRH_REQUIRED = 1  # IB_UVERBS_QPF_GRH_REQUIRED
+_MTU_CODE = {256: 1, 512: 2, 1024: 3, 2048: 4, 4096: 5}  # enum ibv_mtu
+
+
+@method(Object.DEVICE, Method.GET_CONTEXT)
+def get_context(file: OpenFile, call: Call) -> None:
+    """Tell libmlx5 what it must know to drive queues.
+
+    No page of doorbells is allocated for it now (`tot_bfregs`): it asks for pages as it needs them. There is no
+    BlueFlame, so `bf_reg_size` is 0.
+    """
+    device = file.ctx.query_device()
+    request = call.take(abi.UHW_IN, abi.CONTEXT)
+    call.put_number(abi.GetContext.NUM_COMP_VECTORS, device.num_comp_vectors)
+    call.put_number(abi.GetContext.CORE_SUPPORT, abi.OPTIONAL_MR_ACCESS)
+    answer = abi.CONTEXT_RESP.pack(
+        qp_tab_size=_QP_TABLE, cache_line_size=64, max_sq_desc_sz=device.max_wqe_sz_sq,
+        max_rq_desc_sz=device.max_wqe_sz_rq, max_send_wqebb=1 << device.log_max_qp_sz, max_recv_wr=device.max_qp_wr,
+        max_srq_recv_wr=device.max_srq_wr, num_ports=device.phys_port_cnt, response_length=abi.CONTEXT_RESP.size,
+        cqe_version=min(1, int(request["max_cqe_version"])),
+        cmds_supp_uhw=abi.UHW_QUERY_DEVICE | abi.UHW_CREATE_AH, eth_min_inline=abi.INLINE_NONE,
+        log_uar_size=UAR_PAGE.bit_length() - 1, num_uars_per_page=PAGE // UAR_PAGE,
+    )  # fmt: skip
+    call.put(abi.UHW_OUT, answer)
+
+
+@command(Write.QUERY_DEVICE)
+@command(Write.QUERY_DEVICE | abi.EXTENDED)
+def query_device(file: OpenFile, call: Call) -> None:
+    """Answer with the attributes. libibverbs tries out with a call without room whether the kernel has such calls."""
+    if not call.room(abi.Invoke.OUT):
+        raise Refused(errno.ENOSPC, f"{call} has no room for an answer")
+    d = file.ctx.query_device()
+    known = {name: getattr(d, name) for name in abi.DEVICE.offsets if hasattr(d, name)}
+    answer = abi.DEVICE.pack(
+        **{name: value for name, value in known.items() if isinstance(value, int)},
+        page_size_cap=-PAGE & (1 << 64) - 1, max_sge_rd=d.max_sge, max_res_rd_atom=d.max_qp * d.max_qp_rd_atom,
+        atomic_cap=_ATOMIC_HCA, response_length=abi.DEVICE.size,
+    )  # fmt: skip
+    call.put(abi.Invoke.OUT, answer)
+
+
+@method(Object.DEVICE, Method.QUERY_PORT)
+def query_port(file: OpenFile, call: Call) -> None:
+    port = file.ctx.query_port(call.number(abi.QueryPort.PORT_NUM))
+    ethernet = port.link_layer == LinkLayer.ETHERNET
+    up = port.state == _UP
+    answer = abi.PORT.pack(
+        port_cap_flags=_IP_BASED_GIDS if ethernet else 0, max_msg_sz=_LONGEST_MESSAGE, gid_tbl_len=port.gid_tbl_len,
+        pkey_tbl_len=1, lid=port.lid, sm_lid=port.sm_lid, state=port.state, max_mtu=_MTU_CODE[port.max_mtu],
+        active_mtu=_MTU_CODE[port.active_mtu], lmc=port.lmc, max_vl_num=1, active_width=port.active_width,
+        active_speed=port.active_speed, phys_state=_PHYSICALLY_UP if up else _PHYSICALLY_DOWN,
+        link_layer=port.link_layer, flags=_GRH_REQUIRED if ethernet else 0,
+    )  # fmt: skip
+    call.put(abi.QueryPort.RESP, answer)
+
+
+def _gid_entry(file: OpenFile, port: int, index: int) -> bytes | None:
+    """Return an entry of the GID table; None if it is empty."""
+    gid = file.ctx.query_gid(port, index)
+    if not any(gid):
+        return None
+    return abi.GID_ENTRY.pack(gid=gid, gid_index=index, port_num=port, gid_type=file.ctx.gid_type(port, index))
+
+
+@method(Object.DEVICE, Method.QUERY_GID_ENTRY)
+def query_gid_entry(file: OpenFile, call: Call) -> None:
+    entry = _gid_entry(file, call.number(abi.Gid.PORT), call.number(abi.Gid.GID_INDEX))
+    if entry is None:
+        raise Refused(errno.ENODATA, "the GID table has nothing at this index")
+    call.put(abi.Gid.RESP_ENTRY, entry)
+
+
+@method(Object.DEVICE, Method.QUERY_GID_TABLE)
+def query_gid_table(file: OpenFile, call: Call) -> None:
+    size = call.number(abi.GidTable.ENTRY_SIZE)
+    most = call.room(abi.GidTable.RESP_ENTRIES) // size if size else 0
+    found = [_gid_entry(file, 1, index) for index in range(file.ctx.query_port(1).gid_tbl_len)]
+    entries = [entry[:size].ljust(size, b"\0") for entry in found if entry][:most]
+    call.put(abi.GidTable.RESP_ENTRIES, b"".join(entries))
+    call.put_number(abi.GidTable.RESP_NUM_ENTRIES, len(entries))
+
+
+# --- doorbell pages ------------------------------------------------------------------------------------------------
+
+_KINDS = {UarType.BLUEFLAME: UarAllocationType.BLUEFLAME, UarType.NONCACHE: UarAllocationType.NONCACHE}
+
+
+@method(Object.UAR, abi.UAR_ALLOC)
+def alloc_uar(file: OpenFile, call: Call) -> None:
+    """Allocate a page, which the program then maps at the offset that it is told."""
+    uar = file.ctx.create_uar(_KINDS[UarType(call.number(abi.Uar.TYPE))])
+    file.uars[uar.page_id] = uar
+    call.put_number(abi.Uar.MMAP_OFFSET, uar.page_id * PAGE)
+    call.put_number(abi.Uar.MMAP_LENGTH, PAGE)
+    call.put_number(abi.Uar.PAGE_ID, uar.page_id)
+    call.name(abi.Uar.HANDLE, file.add(Object.UAR, uar))
+
+
+@method(Object.UAR, abi.UAR_DESTROY)
+def free_uar(file: OpenFile, call: Call) -> None:
+    removed = file.remove(Object.UAR, call.number(abi.Uar.HANDLE))
+    del file.uars[removed.what.page_id]
+
+
+def map_page(file: OpenFile, offset: int, nbytes: int) -> int:
+    """Return the address of a doorbell page. Refused with EINVAL if there is none at this offset."""
+    uar = file.uars.get(offset // PAGE)
+    if uar is None or offset % PAGE or nbytes != PAGE:
+        raise Refused(errno.EINVAL, f"there is nothing to map at offset {offset:#x}: only doorbell pages are")
+    return uar.page.base_addr

@@ -1,0 +1,100 @@
+"""Calls of DEVX: command mailboxes, UMEMs, and their events (mlx5_user_ioctl_cmds.h)."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from contextlib import ExitStack
+
+from ..errors import DriverError
+from ..formats.commands import OUT
+from ..providers.soft import SoftProvider
+from . import abi
+from .abi import Devx, DevxObject, Object, Umem
+from .call import Call, Refused
+from .files import OpenFile
+from .memory import access_of
+from .methods import method
+
+
+def _carry_out(call: Call, out: int, execute: Callable[[int], bytes]) -> None:
+    """Execute a mailbox, and answer with the device's. If the device refuses it, its status is the answer."""
+    try:
+        call.put(out, execute(call.room(out)))
+    except DriverError as error:
+        call.put(out, bytes(OUT.pack(status=error.status, syndrome=error.syndrome)))
+        raise Refused(errno.EREMOTEIO, str(error)) from error  # as Linux does since 5.18
+
+
+@method(Object.DEVX, abi.DEVX_OTHER)
+def general_command(file: OpenFile, call: Call) -> None:
+    mailbox = call.data(Devx.IN)
+    _carry_out(call, Devx.OUT, lambda room: file.provider.general_cmd(mailbox, room))
+
+
+@method(Object.DEVX, abi.DEVX_QUERY_EQN)
+def query_eqn(file: OpenFile, call: Call) -> None:
+    call.put_number(abi.EQN_OUT, file.provider.query_eqn(call.number(abi.EQN_VECTOR)))
+
+
+@method(Object.DEVX, abi.DEVX_QUERY_UAR)
+def query_uar(file: OpenFile, call: Call) -> None:
+    """Answer with the device's number of a doorbell page, which is the one that the program knows."""
+    page = call.number(abi.UAR_INDEX)
+    if page not in file.uars:
+        raise Refused(errno.EINVAL, f"there is no doorbell page {page}")
+    call.put_number(abi.UAR_PAGE, page)
+
+
+@method(Object.DEVX_OBJ, abi.DEVX_OBJ_CREATE)
+def create_object(file: OpenFile, call: Call) -> None:
+    provider: SoftProvider = file.provider
+    mailbox = call.data(DevxObject.IN)
+    created: list[int] = []
+
+    def execute(room: int) -> bytes:
+        handle, answer = provider.devx_obj_create(mailbox, room)
+        created.append(handle)
+        return answer
+
+    _carry_out(call, DevxObject.OUT, execute)
+    undo = ExitStack()
+    undo.callback(provider.devx_obj_destroy, created[0])
+    call.name(DevxObject.HANDLE, file.add(Object.DEVX_OBJ, created[0], undo=undo))
+
+
+@method(Object.DEVX_OBJ, abi.DEVX_OBJ_DESTROY)
+def destroy_object(file: OpenFile, call: Call) -> None:
+    file.remove(Object.DEVX_OBJ, call.number(DevxObject.HANDLE))
+
+
+@method(Object.DEVX_OBJ, abi.DEVX_OBJ_MODIFY)
+def modify_object(file: OpenFile, call: Call) -> None:
+    handle, mailbox = file.get(Object.DEVX_OBJ, call.number(DevxObject.HANDLE)), call.data(DevxObject.IN)
+    _carry_out(call, DevxObject.OUT, lambda room: file.provider.devx_obj_modify(handle, mailbox, room))
+
+
+@method(Object.DEVX_OBJ, abi.DEVX_OBJ_QUERY)
+def query_object(file: OpenFile, call: Call) -> None:
+    handle, mailbox = file.get(Object.DEVX_OBJ, call.number(DevxObject.HANDLE)), call.data(DevxObject.IN)
+    _carry_out(call, DevxObject.OUT, lambda room: file.provider.devx_obj_query(handle, mailbox, room))
+
+
+@method(Object.DEVX_UMEM, abi.DEVX_UMEM_REG)
+def register_umem(file: OpenFile, call: Call) -> None:
+    provider = file.provider
+    access = access_of(call.number(Umem.ACCESS))
+    start, nbytes = call.number(Umem.ADDR), call.number(Umem.LEN)
+    if Umem.DMABUF_FD in call:
+        umem = provider.reg_dmabuf_umem(call.number(Umem.DMABUF_FD), start, nbytes, access)
+    else:
+        umem = provider.reg_umem(start, nbytes, access)
+    undo = ExitStack()
+    undo.callback(provider.dereg_umem, umem)
+    call.put_number(Umem.OUT_ID, umem)
+    call.name(Umem.HANDLE, file.add(Object.DEVX_UMEM, umem, undo=undo))
+
+
+@method(Object.DEVX_UMEM, abi.DEVX_UMEM_DEREG)
+def deregister_umem(file: OpenFile, call: Call) -> None:
+    file.remove(Object.DEVX_UMEM, call.number(Umem.HANDLE))

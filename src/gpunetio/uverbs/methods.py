@@ -1,0 +1,57 @@
+"""The tables of calls: what answers each method of each object, and each command that INVOKE_WRITE brings."""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections.abc import Callable
+
+from .abi import EXTENDED, Invoke, Method, Object, Write
+from .call import Call, Refused
+from .files import OpenFile
+
+logger: logging.Logger = logging.getLogger("gpunetio.uverbs")
+
+Answer = Callable[[OpenFile, Call], None]
+_methods: dict[tuple[int, int], Answer] = {}
+_commands: dict[int, Answer] = {}
+
+
+def method(object: Object, number: int) -> Callable[[Answer], Answer]:
+    """Have a function answer a method of an object."""
+
+    def register(answer: Answer) -> Answer:
+        _methods[object, number] = answer
+        return answer
+
+    return register
+
+
+def command(number: int) -> Callable[[Answer], Answer]:
+    """Have a function answer a command."""
+
+    def register(answer: Answer) -> Answer:
+        _commands[number] = answer
+        return answer
+
+    return register
+
+
+def _name(of: type[Object] | type[Write], number: int) -> str:
+    return of(number).name if number in list(of) else f"{number:#x}"
+
+
+def execute(file: OpenFile, call: Call) -> None:
+    """Execute a call. Refused with EOPNOTSUPP if nothing answers it here."""
+    if (call.object, call.method) != (Object.DEVICE, Method.INVOKE_WRITE):
+        what = f"method {call.method:#x} of {_name(Object, call.object)}"
+        answer = _methods.get((call.object, call.method))
+    else:
+        number = call.number(Invoke.CMD)
+        what = f"command {_name(Write, number & ~EXTENDED)}"
+        answer = _commands.get(number)
+    if answer is None:
+        logger.warning("the program asks the kernel for %s, which software NICs do not have", what)
+        raise Refused(errno.EOPNOTSUPP, f"{what} is not supported")
+    logger.debug("%s", what)
+    answer(file, call)

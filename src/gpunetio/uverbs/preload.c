@@ -1,0 +1,260 @@
+// What a program's libibverbs takes for the kernel: /dev/infiniband, /sys/class/infiniband, and ioctl, mmap and close on
+// what was opened there. LD_PRELOAD puts these functions in front of libc's. All else goes to libc.
+//
+// A device file is opened as /dev/null, whose number the device's "dev" file in sysfs has, too: libibverbs compares both.
+// Its calls go to Python (calls.py), in the program's own interpreter, or in one that is started here.
+
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { MAX_FDS = 65536, NETLINK_RDMA = 20 };
+
+// Filled by Python. Each returns a negative errno, or what it says.
+static struct calls {
+    long (*open)(const char *name);                           // number of the open file, above 0
+    long (*control)(long file, void *header);                 // ioctl
+    long (*map)(long file, uint64_t offset, uint64_t nbytes); // address of the pages
+    long (*close)(long file);
+} calls;
+
+static int files[MAX_FDS];  // by descriptor; 0: not ours
+
+// libc's own function of this name.
+#define REAL(name) \
+    ({ \
+        static __typeof__(&name) found; \
+        if (!found) found = (__typeof__(&name))real(#name); \
+        found; \
+    })
+
+static void *real(const char *name)
+{
+    void *found = dlsym(RTLD_NEXT, name);
+    if (!found) {
+        fprintf(stderr, "gpunetio run: this C library has no %s\n", name);
+        abort();
+    }
+    return found;
+}
+
+// --- paths ------------------------------------------------------------------------------------------------------------
+
+static const char *const PREFIXES[] = {"/dev/infiniband", "/sys/class/infiniband"};
+
+// The path with what stands for these folders, in `room`; or the path as it is.
+static const char *place_of(const char *path, char room[PATH_MAX])
+{
+    const char *root = getenv("GPUNETIO_UVERBS");
+    if (!path || !root) return path;
+    for (size_t i = 0; i < sizeof PREFIXES / sizeof *PREFIXES; i++)
+        if (!strncmp(path, PREFIXES[i], strlen(PREFIXES[i])) &&
+            snprintf(room, PATH_MAX, "%s%s", root, path) < PATH_MAX)
+            return room;
+    return path;
+}
+
+static const char *device_in(const char *path)
+{
+    return strncmp(path, "/dev/infiniband/uverbs", 22) ? NULL : path + 16;
+}
+
+// --- Python -----------------------------------------------------------------------------------------------------------
+
+static void fail(const char *what, const char *about) { fprintf(stderr, "gpunetio run: %s%s\n", what, about); }
+
+static void *symbol(void *library, const char *name)
+{
+    void *found = dlsym(library, name);
+    if (!found) fail("libpython lacks ", name);
+    return found;
+}
+
+static int started;
+
+static void start(void)
+{
+    void *python = RTLD_DEFAULT;
+    bool ours = false;
+    if (!dlsym(python, "Py_IsInitialized")) {
+        const char *path = getenv("GPUNETIO_LIBPYTHON");
+        python = dlopen(path ? path : "", RTLD_NOW | RTLD_GLOBAL);
+        if (!python) return fail("Python cannot be loaded: ", dlerror());
+    }
+    int (*is_initialized)(void) = symbol(python, "Py_IsInitialized");
+    void (*initialize)(int) = symbol(python, "Py_InitializeEx");
+    void *(*save)(void) = symbol(python, "PyEval_SaveThread");
+    int (*ensure)(void) = symbol(python, "PyGILState_Ensure");
+    void (*release)(int) = symbol(python, "PyGILState_Release");
+    int (*run)(const char *) = symbol(python, "PyRun_SimpleString");
+    void (*set_home)(const wchar_t *) = symbol(python, "Py_SetPythonHome");
+    if (!is_initialized || !initialize || !save || !ensure || !release || !run || !set_home) return;
+    if (!is_initialized()) {
+        static wchar_t home[PATH_MAX];
+        const char *text = getenv("GPUNETIO_PYTHONHOME");
+        if (text && mbstowcs(home, text, PATH_MAX - 1) != (size_t)-1) set_home(home);
+        initialize(0);  // without signal handlers, which are the program's
+        ours = true;
+    }
+    char code[256];
+    snprintf(code, sizeof code,
+             "import os, sys\n"
+             "sys.path += [p for p in os.environ['GPUNETIO_PATH'].split(':') if p not in sys.path]\n"
+             "from gpunetio.uverbs.calls import install\n"
+             "install(%llu, %llu)\n",
+             (unsigned long long)(uintptr_t)&calls, (unsigned long long)(uintptr_t)&started);
+    int state = ours ? 0 : ensure();
+    int failed = run(code);
+    if (ours) save();
+    else release(state);
+    if (failed) fail("gpunetio cannot be imported: see above", "");
+}
+
+static bool ready(void)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, start);
+    return started;
+}
+
+// --- the device files -------------------------------------------------------------------------------------------------
+
+static int opened(const char *path, int fd)
+{
+    const char *name = device_in(path);
+    if (fd < 0 || !name) return fd;
+    long file = fd >= MAX_FDS ? -EMFILE : ready() ? calls.open(name) : -ENODEV;
+    if (file < 0) {
+        close(fd);
+        errno = (int)-file;
+        return -1;
+    }
+    __atomic_store_n(&files[fd], (int)file, __ATOMIC_RELEASE);
+    return fd;
+}
+
+static int file_of(int fd) { return fd < 0 || fd >= MAX_FDS ? 0 : __atomic_load_n(&files[fd], __ATOMIC_ACQUIRE); }
+
+#define MODE(flags) \
+    mode_t mode = 0; \
+    if ((flags) & (O_CREAT | O_TMPFILE)) { \
+        va_list list; \
+        va_start(list, flags); \
+        mode = va_arg(list, mode_t); \
+        va_end(list); \
+    }
+
+#define OPEN(name) \
+    int name(const char *path, int flags, ...) \
+    { \
+        char room[PATH_MAX]; \
+        MODE(flags) \
+        return opened(path, REAL(name)(place_of(path, room), flags, mode)); \
+    }
+
+#define OPENAT(name) \
+    int name(int folder, const char *path, int flags, ...) \
+    { \
+        char room[PATH_MAX]; \
+        MODE(flags) \
+        return opened(path, REAL(name)(folder, place_of(path, room), flags, mode)); \
+    }
+
+OPEN(open)
+OPEN(open64)
+OPENAT(openat)
+OPENAT(openat64)
+
+int __open_2(const char *path, int flags) { return open(path, flags); }
+
+int __open64_2(const char *path, int flags) { return open64(path, flags); }
+
+#define WITH_PATH(type, name, parameters, ...) \
+    type name parameters \
+    { \
+        char room[PATH_MAX]; \
+        path = place_of(path, room); \
+        return REAL(name)(__VA_ARGS__); \
+    }
+
+WITH_PATH(FILE *, fopen, (const char *restrict path, const char *restrict mode), path, mode)
+WITH_PATH(FILE *, fopen64, (const char *restrict path, const char *restrict mode), path, mode)
+WITH_PATH(DIR *, opendir, (const char *path), path)
+WITH_PATH(int, access, (const char *path, int mode), path, mode)
+WITH_PATH(int, stat, (const char *restrict path, struct stat *restrict found), path, found)
+WITH_PATH(int, stat64, (const char *restrict path, struct stat64 *restrict found), path, found)
+WITH_PATH(int, lstat, (const char *restrict path, struct stat *restrict found), path, found)
+WITH_PATH(int, lstat64, (const char *restrict path, struct stat64 *restrict found), path, found)
+WITH_PATH(ssize_t, readlink, (const char *restrict path, char *restrict room_, size_t size), path, room_, size)
+WITH_PATH(char *, realpath, (const char *restrict path, char *restrict resolved), path, resolved)
+
+int ioctl(int fd, unsigned long request, ...)
+{
+    va_list list;
+    va_start(list, request);
+    void *argument = va_arg(list, void *);
+    va_end(list);
+    int file = file_of(fd);
+    if (!file) return REAL(ioctl)(fd, request, argument);
+    long result = calls.control(file, argument);
+    if (result >= 0) return (int)result;
+    errno = (int)-result;
+    return -1;
+}
+
+static void *map(int file, size_t nbytes, uint64_t offset)
+{
+    long address = calls.map(file, offset, nbytes);
+    if (address < 0) {
+        errno = (int)-address;
+        return MAP_FAILED;
+    }
+    // A second mapping of the same pages, which the program may unmap (mremap(2): old_size 0).
+    return mremap((void *)address, 0, nbytes, MREMAP_MAYMOVE);
+}
+
+void *mmap(void *address, size_t nbytes, int protection, int flags, int fd, off_t offset)
+{
+    int file = flags & MAP_ANONYMOUS ? 0 : file_of(fd);
+    return file ? map(file, nbytes, (uint64_t)offset) : REAL(mmap)(address, nbytes, protection, flags, fd, offset);
+}
+
+void *mmap64(void *address, size_t nbytes, int protection, int flags, int fd, off64_t offset)
+{
+    int file = flags & MAP_ANONYMOUS ? 0 : file_of(fd);
+    return file ? map(file, nbytes, (uint64_t)offset) : REAL(mmap64)(address, nbytes, protection, flags, fd, offset);
+}
+
+int close(int fd)
+{
+    int file = file_of(fd);
+    if (file) {
+        __atomic_store_n(&files[fd], 0, __ATOMIC_RELEASE);
+        calls.close(file);
+    }
+    return REAL(close)(fd);
+}
+
+// Where the kernel has RDMA devices of its own, libibverbs asks netlink for them, and never looks at sysfs.
+int socket(int domain, int type, int protocol)
+{
+    if (domain == AF_NETLINK && protocol == NETLINK_RDMA) {
+        errno = EPROTONOSUPPORT;
+        return -1;
+    }
+    return REAL(socket)(domain, type, protocol);
+}

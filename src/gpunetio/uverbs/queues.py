@@ -1,0 +1,306 @@
+"""Calls about completion queues, queue pairs, shared receive queues and address handles.
+
+libmlx5 allocates rings and doorbell records, and tells where they are.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+from contextlib import ExitStack
+
+import numpy as np
+
+from ..enums import AddrType, CqOverrun, LinkLayer, QpAtomicType, QpAttrMask, QpState, QpType
+from ..formats.doorbell import CQ_DBREC
+from ..formats.wqe import ATOMIC_SEG, AV_SEG, CTRL_SEG, DATA_SEG, SEGMENT, WQEBB
+from ..memory import PAGE, round_up
+from ..verbs import CQ, PD, QP, SRQ, AhAttr, QpAttr
+from ..verbs.umem import UMEM
+from . import abi
+from .abi import Object, QpKind, QpMask, SrqMask, Write
+from .call import Call, Refused
+from .events import channel_of
+from .files import OpenFile
+from .methods import command, method
+
+_RECORD = 8  # bytes of a doorbell record
+_CQE_SIZES = 64, 128
+_NO_REQUEST = (1 << 32) - 1  # in a record: with reserved bits
+_IGNORE_OVERRUN = 2  # IB_UVERBS_CQ_FLAGS_IGNORE_OVERRUN
+_SIG_ALL = 1 << 12  # IB_UVERBS_QP_CREATE_SQ_SIG_ALL
+_TYPES = {QpKind.RC: QpType.RC, QpKind.UC: QpType.UC, QpKind.UD: QpType.UD}
+_MIGRATED = 0  # IBV_MIG_MIGRATED
+
+
+def _umem(file: OpenFile, address: int, nbytes: int, undo: ExitStack) -> tuple[UMEM, int]:
+    """Register the pages of a range that libmlx5 has allocated, and return the range's place in them."""
+    start = address & -PAGE
+    umem = file.ctx.register_umem(start, nbytes=round_up(address - start + nbytes, PAGE))
+    undo.callback(umem.close)
+    return umem, address - start
+
+
+# --- completion queues -----------------------------------------------------------------------------------------------
+
+
+@method(Object.CQ, abi.CREATE)
+def create_cq(file: OpenFile, call: Call) -> None:
+    request = call.take(abi.UHW_IN, abi.MLX5_CREATE_CQ)
+    entries = 1 << call.number(abi.CreateCq.CQE).bit_length()
+    size, flags = int(request["cqe_size"]), call.number(abi.CreateCq.FLAGS) if abi.CreateCq.FLAGS in call else 0
+    if request["cqe_comp_en"] or int(request["flags"]) & ~abi.CQ_UAR_PAGE_INDEX:
+        raise Refused(errno.EOPNOTSUPP, "compressed completions and timestamps in real time are not supported")
+    if not int(request["flags"]) & abi.CQ_UAR_PAGE_INDEX:
+        raise Refused(errno.EOPNOTSUPP, "this libmlx5 does not name the doorbell page of a completion queue")
+    with ExitStack() as undo:
+        # libmlx5's first request to arm it may be 0. So that it can be told from none, the record says something else.
+        ctypes.c_uint32.from_address(int(request["db_addr"]) + CQ_DBREC.arm).value = _NO_REQUEST
+        cq = file.ctx.create_cq(
+            entries, cqe_size=size,
+            external_umem=_umem(file, int(request["buf_addr"]), entries * size, undo),
+            external_dbr_umem=_umem(file, int(request["db_addr"]), _RECORD, undo),
+            external_uar=file.uars[int(request["uar_page_index"])],
+            channel=channel_of(file, call.number(abi.CreateCq.COMP_CHANNEL))
+            if abi.CreateCq.COMP_CHANNEL in call else None,
+            comp_vector=call.number(abi.CreateCq.COMP_VECTOR),
+            overrun=CqOverrun.ENABLE if flags & _IGNORE_OVERRUN else CqOverrun.DISABLE,
+        )  # fmt: skip
+        undo.callback(cq.close)
+        cq.context = call.number(abi.CreateCq.USER_HANDLE)
+        call.put_number(abi.CreateCq.RESP_CQE, entries - 1)
+        call.put_number(abi.UHW_OUT, cq.cqn)
+        call.name(abi.CreateCq.HANDLE, file.add(Object.CQ, cq, int(cq.context), undo.pop_all()))
+
+
+@method(Object.CQ, abi.DESTROY)
+def destroy_cq(file: OpenFile, call: Call) -> None:
+    handle = call.number(abi.DESTROYED)
+    cq: CQ = file.get(Object.CQ, handle)
+    _check_free(cq)
+    call.put(abi.DESTROY_RESP, file.reported(file.remove(Object.CQ, handle)))
+
+
+def _check_free(what: CQ | SRQ) -> None:
+    if what.users:
+        raise Refused(errno.EBUSY, f"{what} is still used")
+
+
+# --- queue pairs -----------------------------------------------------------------------------------------------------
+
+
+@method(Object.QP, abi.CREATE)
+def create_qp(file: OpenFile, call: Call) -> None:
+    request, cap = call.take(abi.UHW_IN, abi.MLX5_CREATE_QP), call.take(abi.CreateQp.CAP, abi.QP_CAP)
+    kind, flags = call.number(abi.CreateQp.TYPE), call.number(abi.CreateQp.FLAGS) if abi.CreateQp.FLAGS in call else 0
+    if kind not in list(QpKind):
+        raise Refused(errno.EOPNOTSUPP, f"queue pairs of type {kind} are not supported")
+    if unknown := flags & ~_SIG_ALL:
+        raise Refused(errno.EOPNOTSUPP, f"flags {unknown:#x} of queue pairs are not supported")
+    if not int(request["flags"]) & abi.QP_UAR_PAGE_INDEX:
+        raise Refused(errno.EOPNOTSUPP, "this libmlx5 does not name the doorbell page of a queue pair")
+    qp_type = _TYPES[QpKind(kind)]
+    sends, receives, shift = (int(request[name]) for name in ("sq_wqe_count", "rq_wqe_count", "rq_wqe_shift"))
+    stride = 1 << shift if receives else 0
+    nbytes = receives * stride + sends * WQEBB
+    srq = file.get(Object.SRQ, call.number(abi.CreateQp.SRQ_HANDLE)) if abi.CreateQp.SRQ_HANDLE in call else None
+    with ExitStack() as undo:
+        qp = file.get(Object.PD, call.number(abi.CreateQp.PD_HANDLE)).create_qp(
+            qp_type=qp_type,
+            sq_wr=sends * WQEBB // _smallest_wqe(qp_type), rq_wr=receives, receive_max_sges=max(1, stride // SEGMENT),
+            send_cq=file.get(Object.CQ, call.number(abi.CreateQp.SEND_CQ_HANDLE)),
+            receive_cq=file.get(Object.CQ, call.number(abi.CreateQp.RECV_CQ_HANDLE)),
+            srq=srq, user_index=int(request["uidx"]),
+            external_umem=_umem(file, int(request["buf_addr"]), nbytes, undo),
+            external_dbr_umem=_umem(file, int(request["db_addr"]), _RECORD, undo),
+            external_uar=file.uars[int(request["bfreg_index"])],
+            external_datapath=True, cqe_inline=bool(int(request["flags"]) & abi.QP_SCATTER_CQE),
+        )  # fmt: skip
+        undo.callback(qp.close)
+        qp.context = call.number(abi.CreateQp.USER_HANDLE)
+        call.put(abi.CreateQp.RESP_CAP, cap.tobytes())
+        call.put_number(abi.CreateQp.RESP_QP_NUM, qp.qpn)
+        call.put_number(abi.UHW_OUT, int(request["bfreg_index"]))
+        file.caps[qp] = cap
+        call.name(abi.CreateQp.HANDLE, file.add(Object.QP, qp, int(qp.context), undo.pop_all()))
+
+
+def _smallest_wqe(qp_type: QpType) -> int:
+    """Return the bytes of a send WQE with one segment of data, in which `create_qp` counts a ring."""
+    header = AV_SEG.size if qp_type.datagrams else SEGMENT + ATOMIC_SEG.size
+    return round_up(CTRL_SEG.size + header + DATA_SEG.size, WQEBB)
+
+
+@method(Object.QP, abi.DESTROY)
+def destroy_qp(file: OpenFile, call: Call) -> None:
+    removed = file.remove(Object.QP, call.number(abi.DESTROYED))
+    del file.caps[removed.what]
+    call.put(abi.DESTROY_RESP, file.reported(removed))
+
+
+# What `ibv_modify_qp` calls an attribute, and its name in the structure and in `QpAttr`.
+_MASKS = {
+    QpMask.STATE:              (QpAttrMask.NEXT_STATE,         "qp_state",           "next_state"),
+    QpMask.CUR_STATE:          (QpAttrMask.CURRENT_STATE,      "cur_qp_state",       "current_state"),
+    QpMask.PKEY_INDEX:         (QpAttrMask.PKEY_INDEX,         "pkey_index",         "pkey_index"),
+    QpMask.PORT:               (QpAttrMask.PORT_NUM,           "port_num",           "port_num"),
+    QpMask.QKEY:               (QpAttrMask.QKEY,               "qkey",               "qkey"),
+    QpMask.TIMEOUT:            (QpAttrMask.ACK_TIMEOUT,        "timeout",            "ack_timeout"),
+    QpMask.RETRY_CNT:          (QpAttrMask.RETRY_CNT,          "retry_cnt",          "retry_cnt"),
+    QpMask.RNR_RETRY:          (QpAttrMask.RNR_RETRY,          "rnr_retry",          "rnr_retry"),
+    QpMask.RQ_PSN:             (QpAttrMask.RQ_PSN,             "rq_psn",             "rq_psn"),
+    QpMask.SQ_PSN:             (QpAttrMask.SQ_PSN,             "sq_psn",             "sq_psn"),
+    QpMask.MAX_QP_RD_ATOMIC:   (QpAttrMask.MAX_QP_RD_ATOMIC,   "max_rd_atomic",      "max_rd_atomic"),
+    QpMask.MAX_DEST_RD_ATOMIC: (QpAttrMask.MAX_DEST_RD_ATOMIC, "max_dest_rd_atomic", "max_dest_rd_atomic"),
+    QpMask.MIN_RNR_TIMER:      (QpAttrMask.MIN_RNR_TIMER,      "min_rnr_timer",      "min_rnr_timer"),
+    QpMask.DEST_QPN:           (QpAttrMask.DEST_QP_NUM,        "dest_qp_num",        "dest_qp_num"),
+}  # fmt: skip
+_STATES = {
+    0: QpState.RST, 1: QpState.INIT, 2: QpState.RTR, 3: QpState.RTS, 4: QpState.SQD, 6: QpState.ERR,
+}  # fmt: skip
+_STATE_CODE = {state: code for code, state in _STATES.items()}
+_OF_STATE = QpMask.STATE, QpMask.CUR_STATE
+_MTUS = {1: 256, 2: 512, 3: 1024, 4: 2048, 5: 4096}
+_MTU_CODE = {mtu: code for code, mtu in _MTUS.items()}
+_RIGHTS = QpAttrMask.ALLOW_REMOTE_WRITE | QpAttrMask.ALLOW_REMOTE_READ | QpAttrMask.ATOMIC_MODE
+_REMOTE_WRITE, _REMOTE_READ, _REMOTE_ATOMIC = 2, 4, 8
+_NO_CONNECTION = QpMask.AV | QpMask.PATH_MTU  # what datagrams have no use for, and drivers ignore
+
+
+@command(Write.MODIFY_QP)
+@command(Write.MODIFY_QP | abi.EXTENDED)
+def modify_qp(file: OpenFile, call: Call) -> None:
+    request = call.take(abi.Invoke.IN, abi.MODIFY_QP)
+    qp: QP = file.get(Object.QP, int(request["qp_handle"]))
+    asked = QpMask(int(request["attr_mask"]))
+    attr, mask = QpAttr(), QpAttrMask(0)
+    for bit, (ours, theirs, name) in _MASKS.items():
+        if bit in asked:
+            value = int(request[theirs])
+            if bit in _OF_STATE and value not in _STATES:
+                raise Refused(errno.EINVAL, f"there is no state {value} of queue pairs")
+            setattr(attr, name, _STATES[value] if bit in _OF_STATE else value)
+            mask |= ours
+    if QpMask.PATH_MTU in asked:
+        if int(request["path_mtu"]) not in _MTUS:
+            raise Refused(errno.EINVAL, f"there is no MTU {int(request['path_mtu'])}")
+        attr.path_mtu, mask = _MTUS[int(request["path_mtu"])], mask | QpAttrMask.PATH_MTU
+    if QpMask.ACCESS_FLAGS in asked:
+        rights = int(request["qp_access_flags"])
+        attr.allow_remote_write, attr.allow_remote_read = bool(rights & _REMOTE_WRITE), bool(rights & _REMOTE_READ)
+        attr.allow_remote_atomic = QpAtomicType.IB_SPEC if rights & _REMOTE_ATOMIC else QpAtomicType.NONE
+        mask |= _RIGHTS
+    if QpMask.AV in asked:
+        attr.ah_attr, mask = _path_of(file, abi.QP_DEST.at(request["dest"].tobytes())), mask | QpAttrMask.AH_ATTR
+    qp.modify(attr, mask)
+
+
+def _path_of(file: OpenFile, dest: np.ndarray) -> AhAttr:
+    """Return the path that an address handle, or the address of a connected queue pair, names."""
+    ethernet = file.ctx.query_device().link_layer == LinkLayer.ETHERNET
+    kind = None if ethernet else AddrType.IB_GRH if dest["is_global"] else AddrType.IB_NO_GRH
+    return AhAttr(
+        gid=dest["dgid"].tobytes(), addr_type=kind, dlid=int(dest["dlid"]), sl=int(dest["sl"]),
+        sgid_index=int(dest["sgid_index"]), hop_limit=int(dest["hop_limit"]),
+        traffic_class=int(dest["traffic_class"]),
+    )  # fmt: skip
+
+
+@command(Write.QUERY_QP)
+def query_qp(file: OpenFile, call: Call) -> None:
+    request = call.take(abi.Invoke.IN, abi.QUERY_QP)
+    qp: QP = file.get(Object.QP, int(request["qp_handle"]))
+    attr, _ = qp.query()
+    values: dict[str, int | bytes] = {theirs: int(getattr(attr, name)) for _, theirs, name in _MASKS.values()}
+    rights = (
+        _REMOTE_WRITE * attr.allow_remote_write | _REMOTE_READ * attr.allow_remote_read
+        | _REMOTE_ATOMIC * (attr.allow_remote_atomic != QpAtomicType.NONE)
+    )  # fmt: skip
+    values |= {
+        "qp_state": _STATE_CODE[attr.current_state], "cur_qp_state": _STATE_CODE[attr.current_state],
+        "path_mtu": _MTU_CODE[int(attr.path_mtu)], "qp_access_flags": rights, "path_mig_state": _MIGRATED,
+        "sq_draining": int(attr.sq_draining), "sq_sig_all": int(qp.init_attr.sq_sig_all),
+    }  # fmt: skip
+    if (path := attr.ah_attr) is not None:
+        values["dest"] = abi.QP_DEST.pack(
+            dgid=bytes(path.gid), dlid=path.dlid, sgid_index=path.sgid_index, hop_limit=path.hop_limit,
+            traffic_class=path.traffic_class, sl=path.sl, is_global=int(any(path.gid)), port_num=attr.port_num,
+        )  # fmt: skip
+    cap = file.caps[qp]
+    values |= {name: int(cap[name]) for name in abi.QP_CAP.offsets}
+    call.put(abi.Invoke.OUT, abi.QUERY_QP_RESP.pack(**values))
+
+
+# --- shared receive queues -------------------------------------------------------------------------------------------
+
+
+@method(Object.SRQ, abi.CREATE)
+def create_srq(file: OpenFile, call: Call) -> None:
+    request = call.take(abi.UHW_IN, abi.MLX5_CREATE_SRQ)
+    if call.kind(abi.CreateSrq.TYPE) or call.number(abi.CreateSrq.TYPE):
+        raise Refused(errno.EOPNOTSUPP, "shared receive queues of XRC and tag matching are not supported")
+    asked, sges = call.number(abi.CreateSrq.MAX_WR), call.number(abi.CreateSrq.MAX_SGE)
+    entries = 1 << asked.bit_length()  # as mlx5_create_srq rounds up: one more than asked for
+    stride = 1 << (SEGMENT + sges * SEGMENT - 1).bit_length()
+    with ExitStack() as undo:
+        srq = file.get(Object.PD, call.number(abi.CreateSrq.PD_HANDLE)).create_srq(
+            entries - 1, receive_max_sges=stride // SEGMENT - 1, external_datapath=True,
+            external_umem=_umem(file, int(request["buf_addr"]), entries * stride, undo),
+            external_dbr_umem=_umem(file, int(request["db_addr"]), _RECORD, undo),
+        )  # fmt: skip
+        undo.callback(srq.close)
+        if limit := call.number(abi.CreateSrq.LIMIT):
+            srq.modify(srq_limit=limit)
+        call.put_number(abi.CreateSrq.RESP_MAX_WR, entries - 1)
+        call.put_number(abi.CreateSrq.RESP_MAX_SGE, sges)
+        call.put_number(abi.UHW_OUT, srq.srqn)
+        user = call.number(abi.CreateSrq.USER_HANDLE)
+        call.name(abi.CreateSrq.HANDLE, file.add(Object.SRQ, srq, user, undo.pop_all()))
+
+
+@method(Object.SRQ, abi.DESTROY)
+def destroy_srq(file: OpenFile, call: Call) -> None:
+    handle = call.number(abi.DESTROYED)
+    srq: SRQ = file.get(Object.SRQ, handle)
+    _check_free(srq)
+    call.put(abi.DESTROY_RESP, file.reported(file.remove(Object.SRQ, handle)))
+
+
+@command(Write.MODIFY_SRQ)
+def modify_srq(file: OpenFile, call: Call) -> None:
+    request = call.take(abi.Invoke.IN, abi.MODIFY_SRQ)
+    mask = SrqMask(int(request["attr_mask"]))
+    if SrqMask.MAX_WR in mask:
+        raise Refused(errno.EINVAL, "mlx5 does not resize shared receive queues")  # as mlx5_ib_modify_srq
+    if SrqMask.LIMIT in mask:
+        file.get(Object.SRQ, int(request["srq_handle"])).modify(srq_limit=int(request["srq_limit"]))
+
+
+@command(Write.QUERY_SRQ)
+def query_srq(file: OpenFile, call: Call) -> None:
+    request = call.take(abi.Invoke.IN, abi.QUERY_SRQ)
+    found = file.get(Object.SRQ, int(request["srq_handle"])).query()
+    answer = abi.QUERY_SRQ_RESP.pack(max_wr=found.max_wr, max_sge=found.max_sge, srq_limit=found.srq_limit)
+    call.put(abi.Invoke.OUT, answer)
+
+
+# --- address handles -------------------------------------------------------------------------------------------------
+
+
+@command(Write.CREATE_AH)
+def create_ah(file: OpenFile, call: Call) -> None:
+    """Create an address handle. What libmlx5 needs of it is the peer's MAC."""
+    request = call.take(abi.Invoke.IN, abi.CREATE_AH)
+    dest = abi.AH_ATTR.at(request["attr"].tobytes())
+    pd: PD = file.get(Object.PD, int(request["pd_handle"]))
+    ah = pd.create_ah(_path_of(file, dest), port=int(dest["port_num"]))
+    mac = ah.av[AV_SEG.rmac : AV_SEG.rmac + 6] if ah.av else bytes(6)
+    answer = abi.CREATE_AH_RESP.pack(response_length=abi.CREATE_AH_RESP.size, dmac=mac)
+    call.put_number(abi.Invoke.OUT, file.add(Object.AH, ah))
+    call.put(abi.UHW_OUT, answer)
+
+
+@method(Object.AH, abi.DESTROY_ONLY)
+def destroy_ah(file: OpenFile, call: Call) -> None:
+    file.remove(Object.AH, call.number(abi.DESTROYED))
+

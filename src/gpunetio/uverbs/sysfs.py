@@ -1,0 +1,54 @@
+"""The folder that stands for /dev/infiniband and /sys/class/infiniband: what libibverbs reads there of each device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..nic.control.hca import node_guid_of
+from ..nic.control.port import Port
+
+ABI_VERSION = 6  # IB_USER_VERBS_ABI_VERSION
+MLX5_ABI_VERSION = 1  # MLX5_IB_UVERBS_ABI_VERSION
+_NULL = "1:3"  # /dev/null, as which device files are opened (preload.c)
+_VENDOR, _DEVICE = 0x15B3, 0x1021  # Mellanox, ConnectX-7: by these libmlx5 knows that it is meant
+
+
+def build(root: Path, ports: dict[str, Port]) -> None:
+    """Write the folder for devices of these names, which are uverbs0, uverbs1, …"""
+    classes, devices = root / "sys/class", root / "dev/infiniband"
+    devices.mkdir(parents=True)
+    _write(classes / "infiniband_verbs", {"abi_version": ABI_VERSION})
+    for number, (name, port) in enumerate(ports.items()):
+        char = f"uverbs{number}"
+        (devices / char).symlink_to("/dev/null")
+        pci = {
+            "vendor": f"{_VENDOR:#06x}", "device": f"{_DEVICE:#06x}", "numa_node": -1, "class": "0x020700",
+            "modalias": f"pci:v{_VENDOR:08X}d{_DEVICE:08X}sv{_VENDOR:08X}sd00000000bc02sc07i00",
+        }  # fmt: skip
+        _write(
+            classes / "infiniband_verbs" / char,
+            {"ibdev": name, "abi_version": MLX5_ABI_VERSION, "dev": _NULL}, device=pci,
+        )  # fmt: skip
+        _describe(classes / "infiniband" / name, port, pci)
+
+
+def _describe(folder: Path, port: Port, pci: dict[str, object]) -> None:
+    guid = node_guid_of(port).to_bytes(8, "big").hex(":", 2)
+    about = {
+        "node_type": "1: CA", "node_guid": guid, "sys_image_guid": guid, "fw_ver": "software", "hca_type": "MT4129",
+        "hw_rev": 0, "board_id": "gpunetio-soft", "node_desc": "gpunetio",
+    }  # fmt: skip
+    _write(folder, about, device=pci)
+    one = folder / "ports/1"
+    _write(
+        one, {"link_layer": "InfiniBand" if port.infiniband else "Ethernet", "lid": f"{port.lid:#x}"},
+        pkeys={"0": "0xffff"},
+    )  # fmt: skip
+
+
+def _write(folder: Path, files: dict[str, object], **folders: dict[str, object]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, value in files.items():
+        (folder / name).write_text(f"{value}\n")
+    for name, inside in folders.items():
+        _write(folder / name, inside)

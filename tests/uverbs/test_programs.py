@@ -1,0 +1,159 @@
+"""Programs that nobody here wrote, on software NICs, by the system's own libibverbs and libmlx5."""
+
+import contextlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator
+
+import pytest
+
+from gpunetio.uverbs.environment import _libpython
+from rdma_core import skip_without_libraries
+from repository import environment
+from stand_in.building import compiler
+
+LIMIT = 60
+RUN = sys.executable, "-m", "gpunetio", "run"
+PACKAGES = {"ib": "perftest", "ibv": "ibverbs-utils"}
+
+pytestmark = [pytest.mark.soft_nic, pytest.mark.host_memory]
+
+
+@pytest.fixture(autouse=True)
+def _needs():
+    skip_without_libraries()
+    if compiler() is None:
+        pytest.skip("no C compiler")
+    if not sysconfig.get_config_var("Py_ENABLE_SHARED"):
+        pytest.skip("this Python has no shared library")
+
+
+def need(program: str) -> None:
+    if shutil.which(program) is None:
+        pytest.skip(f"{program} is not installed ({PACKAGES[program.partition('_')[0]]})")
+
+
+def run(*arguments: object, options: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    command = [*RUN, *options, "--", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, env=environment(), check=False)
+
+
+@contextlib.contextmanager
+def serving(*arguments: object, options: tuple[str, ...] = ()) -> Iterator[subprocess.Popen[str]]:
+    command = [*RUN, *options, "--", *map(str, arguments)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment()
+    ) as server:  # fmt: skip
+        try:
+            yield server
+        finally:
+            server.kill()
+
+
+def both(*program: object, options: tuple[str, ...] = ()) -> tuple[str, str]:
+    """Run a program as server and as client. Return what both have printed."""
+    need(str(program[0]))
+    with serving(*program, options=options) as server:
+        for _ in range(20):  # until the server listens
+            client = run(*program, "127.0.0.1", options=options)
+            if client.returncode == 0 or "Couldn't connect to" not in client.stdout + client.stderr:
+                break
+        out, _ = server.communicate(timeout=LIMIT)
+    assert client.returncode == 0, client.stdout + client.stderr + out
+    assert server.returncode == 0, out
+    return out, client.stdout
+
+
+def result(out: str) -> list[float]:
+    """The numbers of perftest's last line of results."""
+    lines = [line for line in out.splitlines() if re.fullmatch(r"\s*\d+\s+\d+(\s+[\d.]+)+\s*", line)]
+    return [float(word) for word in lines[-1].split()]
+
+
+def test_devices():
+    need("ibv_devinfo")
+    done = run("ibv_devinfo", "-v", options=("--nics", "3"))
+    assert done.returncode == 0, done.stderr
+    assert re.findall(r"hca_id:\s+(\S+)", done.stdout) == ["soft0", "soft1", "soft2"]
+    assert done.stdout.count("PORT_ACTIVE (4)") == 3
+    assert done.stdout.count("vendor_part_id:			4129") == 3
+    assert "GID[  0]:		::ffff:127.0.0.1, RoCE v2" in done.stdout
+
+
+def test_pingpong(port):
+    _, client = both("ibv_rc_pingpong", "-g", 0, "-n", 200, "-p", port, "-c")
+    assert "200 iters in" in client
+    assert "invalid data" not in client
+
+
+@pytest.mark.slow
+def test_a_write(port):
+    out, _ = both("ib_write_bw", "-F", "-n", 100, "-s", 4096, "-p", port)
+    assert "PCIe relax order: ON" in out
+    assert "Link type       : Ethernet" in out
+
+
+PERFTEST = [
+    "ib_write_lat -n 100", "ib_write_bw -n 200 -q 8", "ib_write_bw -n 50 -a", "ib_write_bw -n 200 -b",
+    "ib_write_bw -n 200 -c UC", "ib_write_bw -n 200 --use_old_post_send", "ib_read_lat -n 100", "ib_read_bw -n 200",
+    "ib_send_lat -n 100", "ib_send_lat -n 100 -I 64", "ib_send_lat -n 100 -c UD -s 1024", "ib_send_bw -n 200",
+    "ib_send_bw -n 200 -e", "ib_send_bw -n 200 -q 4 --use-srq", "ib_send_bw -n 200 -c UD", "ib_read_bw -n 100 -e",
+    "ib_atomic_lat -n 100", "ib_atomic_bw -n 200 -A CMP_AND_SWAP",
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", PERFTEST)
+def test_perftest(port, command):
+    _, client = both(*command.split(), "-F", "-p", port)
+    assert result(client)[1] >= 50
+
+
+@pytest.mark.slow
+def test_pingpong_with_events(port):
+    both("ibv_rc_pingpong", "-g", 0, "-n", 100, "-e", "-p", port, "-c")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", ["ibv_uc_pingpong", "ibv_ud_pingpong", "ibv_srq_pingpong"])
+def test_other_pingpongs(port, program):
+    both(program, "-g", 0, "-n", 100, "-p", port)
+
+
+@pytest.mark.slow
+def test_faults_are_retried(port):
+    """A wire that loses packets: the program does not notice."""
+    both("ibv_rc_pingpong", "-g", 0, "-n", 100, "-p", port, "-c", options=("--faults", "loss=0.02,seed=3"))
+
+
+def test_the_status_is_the_programs():
+    assert run("sh", "-c", "exit 7").returncode == 7
+    done = run("sh", "-c", "kill -9 $$")
+    assert done.returncode == 128 + signal.SIGKILL
+    assert done.stderr == "sh was ended by SIGKILL\n"
+
+
+def test_a_program_that_is_not_there():
+    done = run("/nowhere/at-all")
+    assert done.returncode != 0
+    assert done.stderr == "gpunetio: error: /nowhere/at-all cannot be started: No such file or directory\n"
+
+
+def test_other_programs_see_no_difference():
+    """Paths that only begin like those of devices, files, memory, sockets."""
+    text = (
+        "import mmap, os, socket, tempfile; f = tempfile.TemporaryFile(); f.write(b'x' * 4096); f.flush();"
+        "m = mmap.mmap(f.fileno(), 4096); assert m[:1] == b'x'; m.close(); socket.socket().close();"
+        "assert os.path.exists('/dev/infiniband/uverbs0') and not os.path.exists('/dev/infiniband/uverbs9');"
+        "assert os.listdir('/sys/class/infiniband') == ['soft0']; print(os.stat('/dev/infiniband/uverbs0').st_rdev)"
+    )
+    done = run(sys.executable, "-c", text, options=("--nics", "1"))
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_library_of_this_python_is_found():
+    assert ".so" in _libpython()
