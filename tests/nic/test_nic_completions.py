@@ -112,6 +112,30 @@ def test_owner_bits(ends, entries):
         assert (cqe.owner, cqe.counter) == (i // entries % 2, i)
 
 
+@pytest.mark.parametrize("before", [0, 0xFFFF_FFFF, 0x3000_0007], ids=hex)
+def test_a_request_whose_register_was_overwritten_is_found_in_the_record(one, before):
+    """What the record had when its queue was created is no request. Nor is 0, if nothing but 0 was ever there."""
+    pd = one.a.qp.pd
+    ctx = pd.ctx
+    memory = np.zeros(8192, np.uint8)
+    page = memory[-int(memory.ctypes.data) % 4096 :][:4096]
+    ring, record = page[: 64 * 16], page[2048:2056].view(">u4")
+    ring[63::64] = INIT_OP_OWN
+    record[1] = before
+    umem, channel = ctx.register_umem(page), ctx.create_comp_channel()
+    cq = ctx.create_cq(16, channel=channel, external_umem=(umem, 0), external_dbr_umem=(umem, 2048))
+    queue = Queue(pd, send_cq=cq)
+    connect(queue, queue)
+    queue.post(NOP)
+    until(lambda: ring[63] == REQ << OPCODE_SHIFT, "a completion")
+    assert channel.get_event(0.02) is None
+    record[1] = 0  # the first request of libmlx5, for any completion behind index 0
+    if before:
+        assert channel.get_event(20.0) is cq
+        cq.ack_events()
+    assert channel.get_event(0.02) is None
+
+
 def test_cq_shared_by_both_queues_of_both_qps(one):
     cq = one.a.qp.ctx.create_cq(64)
     a, b = (Queue(one.a.qp.pd, send_cq=cq, recv_cq=cq) for _ in range(2))
