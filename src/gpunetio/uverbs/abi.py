@@ -34,6 +34,7 @@ class Object(IntEnum):
     DEVX         = _DRIVER
     DEVX_OBJ     = _DRIVER + 1
     DEVX_UMEM    = _DRIVER + 2
+    DEVX_ASYNC_EVENT_FD = _DRIVER + 5
     UAR          = _DRIVER + 8
 
 
@@ -52,7 +53,8 @@ DESTROY_ONLY = 0  # of PD, AH
 DESTROY_MR, QUERY_MR = 1, 3
 ALLOC = 0  # of ASYNC_EVENT
 UAR_ALLOC, UAR_DESTROY = _DRIVER, _DRIVER + 1
-DEVX_OTHER, DEVX_QUERY_UAR, DEVX_QUERY_EQN = _DRIVER, _DRIVER + 1, _DRIVER + 2
+DEVX_OTHER, DEVX_QUERY_UAR, DEVX_QUERY_EQN, DEVX_SUBSCRIBE_EVENT = range(_DRIVER, _DRIVER + 4)
+DEVX_EVENT_FD_ALLOC = _DRIVER
 DEVX_OBJ_CREATE, DEVX_OBJ_DESTROY, DEVX_OBJ_MODIFY, DEVX_OBJ_QUERY = range(_DRIVER, _DRIVER + 4)
 DEVX_UMEM_REG, DEVX_UMEM_DEREG = _DRIVER, _DRIVER + 1
 
@@ -199,6 +201,26 @@ class Devx(IntEnum):
 
 EQN_VECTOR, EQN_OUT = _DRIVER, _DRIVER + 1  # enum mlx5_ib_devx_query_eqn_attrs
 UAR_INDEX, UAR_PAGE = _DRIVER, _DRIVER + 1  # enum mlx5_ib_devx_query_uar_attrs
+
+
+class EventFd(IntEnum):
+    """enum mlx5_ib_devx_async_event_fd_alloc_attrs."""
+
+    HANDLE = _DRIVER
+    FLAGS  = _DRIVER + 1
+
+
+OMIT_DATA = 1  # MLX5_IB_UAPI_DEVX_CR_EV_CH_FLAGS_OMIT_DATA
+
+
+class Subscribe(IntEnum):
+    """enum mlx5_ib_devx_subscribe_event_attrs."""
+
+    FD_HANDLE     = _DRIVER
+    OBJ_HANDLE    = _DRIVER + 1
+    TYPE_NUM_LIST = _DRIVER + 2
+    FD_NUM        = _DRIVER + 3
+    COOKIE        = _DRIVER + 4
 
 
 class DevxObject(IntEnum):

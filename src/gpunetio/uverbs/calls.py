@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import errno
 import logging
@@ -47,6 +48,12 @@ class Calls:
         self._files: dict[int, OpenFile] = {}
         self._next = 1
         self._lock = threading.Lock()
+        self._exiting = False
+        atexit.register(self._exit)
+
+    def _exit(self) -> None:
+        """Note that Python ends. NICs have closed, and objects of pyverbs that still live are closed after this."""
+        self._exiting = True
 
     def open(self, name: bytes) -> int:
         number = int(name.removeprefix(b"uverbs"))
@@ -59,6 +66,8 @@ class Calls:
             return self._next
 
     def control(self, file: int, header: int) -> int:
+        if self._exiting:
+            return 0
         call = Call(header)
         with self._files[file].lock:
             execute(self._files[file], call)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import errno
+import struct
 from collections.abc import Callable
 from contextlib import ExitStack
 
 from ..errors import DriverError
 from ..formats.commands import OUT
+from ..formats.events import EventType
+from ..providers.provider import Event
 from ..providers.soft import SoftProvider
+from ..verbs import Handle
 from . import abi
-from .abi import Devx, DevxObject, Object, Umem
+from .abi import Devx, DevxObject, EventFd, Object, Subscribe, Umem
 from .call import Call, Refused
 from .files import OpenFile
 from .memory import access_of
@@ -98,3 +102,64 @@ def register_umem(file: OpenFile, call: Call) -> None:
 @method(Object.DEVX_UMEM, abi.DEVX_UMEM_DEREG)
 def deregister_umem(file: OpenFile, call: Call) -> None:
     file.remove(Object.DEVX_UMEM, call.number(Umem.HANDLE))
+
+
+class Subscriptions:
+    """What the program has subscribed to on one event channel: for each object and type of event, its cookie.
+
+    The NIC knows one cookie for each object: the object's place here. An object that is gone keeps its place, as events
+    from before may come.
+    """
+
+    def __init__(self, channel: int):
+        self.channel = channel
+        self._handles: list[int | None] = []
+        self._cookies: list[dict[EventType, int]] = []
+
+    def add(self, handle: int | None, types: list[EventType], cookie: int) -> int:
+        """Note a subscription, and return the object's place."""
+        if handle not in self._handles:
+            self._handles.append(handle)
+            self._cookies.append({})
+        place = self._handles.index(handle)
+        self._cookies[place].update(dict.fromkeys(types, cookie))
+        return place
+
+    def cookie(self, event: Event) -> int | None:
+        """Return the program's cookie for an event of the NIC; None if it has not subscribed to that."""
+        return self._cookies[event.cookie].get(event.type)
+
+
+@method(Object.DEVX_ASYNC_EVENT_FD, abi.DEVX_EVENT_FD_ALLOC)
+def create_event_channel(file: OpenFile, call: Call) -> None:
+    """Create an event channel. The program reads the cookie of a subscription and, mostly, the event queue entry."""
+    provider = file.provider
+    subscriptions = Subscriptions(provider.create_event_channel())
+    whole = not call.number(EventFd.FLAGS) & abi.OMIT_DATA
+
+    def take() -> tuple[Handle | None, bytes] | None:
+        while event := provider.get_event(subscriptions.channel):
+            if (cookie := subscriptions.cookie(event)) is not None:
+                return None, cookie.to_bytes(8, "little") + (event.eqe if whole else b"")
+        return None
+
+    fd = file.pump.open_pipe(provider.event_fd(subscriptions.channel), take, completions=False)
+    file.event_channels[fd] = subscriptions
+    call.name(EventFd.HANDLE, fd)
+
+
+@method(Object.DEVX, abi.DEVX_SUBSCRIBE_EVENT)
+def subscribe_events(file: OpenFile, call: Call) -> None:
+    fd, numbers = call.number(Subscribe.FD_HANDLE), call.data(Subscribe.TYPE_NUM_LIST)
+    if fd not in file.event_channels:
+        raise Refused(errno.EBADF, f"descriptor {fd} is no event channel of this device")
+    if Subscribe.FD_NUM in call:
+        raise Refused(errno.EOPNOTSUPP, "events by eventfd are not supported")
+    types = struct.unpack(f"={len(numbers) // 2}H", numbers)
+    if unknown := [number for number in types if number not in list(EventType)]:
+        raise Refused(errno.EINVAL, f"there are no events of type {unknown[0]:#x}")
+    wanted = [EventType(number) for number in types]
+    handle = file.get(Object.DEVX_OBJ, call.number(Subscribe.OBJ_HANDLE)) if Subscribe.OBJ_HANDLE in call else None
+    subscriptions: Subscriptions = file.event_channels[fd]
+    place = subscriptions.add(handle, wanted, call.number(Subscribe.COOKIE) if Subscribe.COOKIE in call else 0)
+    file.provider.subscribe(subscriptions.channel, handle, wanted, place)

@@ -39,6 +39,7 @@ class OpenFile:
         self.pump = Pump(f"gpunetio {self.ctx.name}")
         self.uars: dict[int, UAR] = {}  # by page id
         self.channels: dict[int, CompChannel] = {}  # by descriptor
+        self.event_channels: dict[int, Any] = {}  # the Subscriptions of those of DEVX, by descriptor
         self.caps: dict[QP, np.ndarray] = {}  # what each was created with
         self._entries: dict[int, Entry] = {}
         self._next = 1
