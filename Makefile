@@ -1,7 +1,7 @@
 # gpunetio: everything runs in .venv, which the first call makes. Needs python3 (3.11 or later), make and a package index.
 #
 #   make demo     install the package and put README.md through a loopback queue pair of the software NIC
-#   make test     the quick suite             (PYTEST_ARGS="-m slow", PYTEST_ARGS="tests/nic -x", ...)
+#   make test     the quick suite             (PYTEST_ARGS="-m slow", PYTEST_ARGS="-n0 tests/nic -x", ...)
 #   make lint     ruff and pyright
 #   make mutants  is a mistake in the code noticed by a test? Hours.  (MUTANTS_ARGS="--only python --sample 20", ...)
 #   make bench    the benchmarks of the CPU side (needs g++)
@@ -65,8 +65,9 @@ demo: $(VENV)/.runtime
 	@$(BIN)/gpunetio warm
 	$(BIN)/gpunetio put_bw --loopback --payload README.md
 
+# A process for each core (tests/rigs/workers.py), each with whole files: their tests share fixtures and compiled kernels.
 test: $(VENV)/.dev
-	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -n auto --dist loadfile $(PYTEST_ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -7,10 +7,12 @@ import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+import workers
 from gpunetio import Gpu, verbs
 from gpunetio.gpu import device
 from gpunetio.gpu.twin_backend import TwinBackend
@@ -45,6 +47,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--gpu-engine", action="store_true",
         help="have software NICs make their turns on the first GPU; for tests marked gpu",
     )  # fmt: skip
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    return workers.count()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(specs: list[Any]) -> None:
+    for spec in specs:
+        spec.python = workers.python()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -35,7 +35,8 @@ def public_classes() -> list[type]:
     """The classes that users meet, without exceptions and enumerations."""
     found = {getattr(module, name) for module in (gn, verbs) for name in module.__all__}
     found |= {HostMemory, type(posting), HostLaunch, CudaLaunch}
-    return [one for one in found if inspect.isclass(one) and not issubclass(one, (enum.Enum, BaseException))]
+    classes = [one for one in found if inspect.isclass(one) and not issubclass(one, (enum.Enum, BaseException))]
+    return sorted(classes, key=lambda one: one.__name__)
 
 
 @pytest.mark.parametrize("kind", public_classes(), ids=lambda kind: kind.__name__)

@@ -1,0 +1,35 @@
+"""How many processes run the tests (`pytest -n auto`), and where: each in a network namespace of its own.
+
+Software NICs of one namespace see each other, and some tests use fixed ports.
+"""
+
+import os
+import shlex
+import subprocess
+import sys
+
+MOST = 8  # each takes a gigabyte
+
+
+def _namespace() -> list[str]:
+    """What runs the command behind it in a new network namespace, as the same user."""
+    user, group = os.geteuid(), os.getegid()
+    if user == 0:
+        return ["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
+    back = f'exec unshare --user --map-user={user} --map-group={group} "$@"'
+    return ["unshare", "--user", "--map-root-user", "--net", "sh", "-c", f"ip link set lo up && {back}", "sh"]
+
+
+def python() -> str | None:
+    """The command line of Python in a namespace of its own, or None where this machine or its rules have none."""
+    command = [*_namespace(), sys.executable]
+    try:
+        subprocess.run([*command, "-c", ""], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return shlex.join(command)
+
+
+def count() -> int:
+    """One for each core. None, which means that the tests run in pytest itself, if they would share a namespace."""
+    return min(len(os.sched_getaffinity(0)), MOST) if python() else 0
