@@ -21,11 +21,8 @@ class Driver:
 
     def __init__(self, pinned: tuple[int, ...] = ()):
         self.ranges: dict[int, int] = {}
+        self.pages: set[int] = set()  # of the ranges
         self.pinned = pinned  # of others
-
-    @property
-    def pages(self) -> set[int]:
-        return set().union(*(pages_of(start, nbytes) for start, nbytes in self.ranges.items()))
 
     def is_pinned(self, address: int) -> bool:
         return address // PAGE in self.pinned or address // PAGE in self.pages
@@ -33,13 +30,15 @@ class Driver:
     def call(self, name: str, address: ctypes.c_uint64, *rest: object) -> None:
         at = address.value
         if name == "cuMemHostUnregister":
-            del self.ranges[at]
+            self.pages -= pages_of(at, self.ranges.pop(at))
             return
         nbytes = rest[0].value
         assert at % PAGE == nbytes % PAGE == 0 < nbytes
-        if pages_of(at, nbytes) & (self.pages | set(self.pinned)):
+        pages = pages_of(at, nbytes)
+        if not pages.isdisjoint(self.pages) or not pages.isdisjoint(self.pinned):
             raise DriverError("CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED", status=712)
         self.ranges[at] = nbytes
+        self.pages |= pages
 
 
 def pinned_with(driver: Driver) -> Pinned:

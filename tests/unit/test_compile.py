@@ -124,7 +124,7 @@ def test_imports_are_those_that_the_parser_finds():
             if isinstance(node, ast.ImportFrom) and node.level:
                 base = path.parents[node.level - 1].joinpath(*(node.module or "").split("."))
                 named |= {base.with_suffix(".py"), base / "__init__.py", *(base / f"{a.name}.py" for a in node.names)}
-        assert set(stamping._read(path)[1]) == {name for name in named if name.is_file()}, path
+        assert {*map(Path, stamping._read(str(path))[1])} == {name for name in named if name.is_file()}, path
 
 
 def test_the_stamp_changes_with_an_imported_file_and_only_then(monkeypatch, tmp_path):
@@ -137,7 +137,7 @@ def test_the_stamp_changes_with_an_imported_file_and_only_then(monkeypatch, tmp_
 
     def stamps():
         stamping._read.cache_clear()
-        stamping.sources_of.cache_clear()
+        stamping._sources_of.cache_clear()
         return [stamping.stamp_of.__wrapped__(copy / part) for part in ("nic/engine.py", "device/onesided.py")]
 
     engine, onesided = stamps()

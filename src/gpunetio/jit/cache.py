@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from numba.core.caching import CompileResultCacheImpl, FunctionCache, IndexDataCacheFile, InTreeCacheLocator
+from numba.core.caching import CompileResultCacheImpl, FunctionCache, IndexDataCacheFile, InTreeCacheLocator, NullCache
 
 from . import prebuilt
 
@@ -123,6 +123,26 @@ def cache_of(fn: Callable[..., object], stamp: str) -> Cache | None:
             "that you can write to"
         )
         return None
+
+
+class LazyCache:
+    """The cache of a function, which is looked for when it is asked: most functions are parts, and never ask."""
+
+    def __init__(self, fn: Callable[..., object], stamp: str):
+        self._fn, self._stamp = fn, stamp
+
+    @functools.cached_property
+    def found(self) -> Cache | NullCache:
+        """The cache, or one that keeps nothing."""
+        return cache_of(self._fn, self._stamp) or NullCache()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.found, name)
+
+
+def keeps_nothing(cache: Any) -> bool:
+    """Whether what a dispatcher has for a cache is none."""
+    return isinstance(cache.found if isinstance(cache, LazyCache) else cache, NullCache)
 
 
 def _raise_if_of_the_process(error: Exception) -> None:

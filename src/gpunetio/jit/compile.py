@@ -11,7 +11,7 @@ from numba import njit, types
 from numba.core import event
 
 from ..errors import InvalidValueError
-from .cache import cache_of
+from .cache import LazyCache
 from .progress import Progress
 from .stamps import PACKAGE, stamp
 from .units import PlainCode, UnitCompiler
@@ -79,8 +79,8 @@ def _compiled(fn: Callable[..., object], forceinline: bool) -> DeviceFunction:
         nogil=True, error_model="numpy", forceinline=forceinline, no_cfunc_wrapper=True, **plain
     )(fn)  # type: ignore[call-overload]  # fmt: skip
     compiled.stamp = stamp(fn)
-    if cacheable and (cache := cache_of(fn, compiled.stamp)):
-        compiled._cache = cache
+    if cacheable:
+        compiled._cache = LazyCache(fn, compiled.stamp)
     units = compiled.units = compiled._compiler = UnitCompiler(compiled, compiled.stamp)
     public = not {PACKAGE / "device", PACKAGE / "jit"}.isdisjoint(file.parents)
     names = fn.__code__.co_varnames

@@ -17,9 +17,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from numba.core.caching import NullCache
 from numba.core.dispatcher import Dispatcher
 from numba.core.event import Listener
+
+from .cache import keeps_nothing
 
 logger: logging.Logger = logging.getLogger("gpunetio.compile")
 
@@ -82,4 +83,4 @@ def _name(root: Any) -> str:
 
 
 def _how_often(root: Any) -> str:
-    return "again in every process" if isinstance(root._cache, NullCache) else "once for this machine"
+    return "again in every process" if keeps_nothing(root._cache) else "once for this machine"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -23,22 +24,39 @@ _IMPORT = re.compile(r"^[ \t]*from (\.+)([\w.]*) import (\([^)]*\)|[^\n]*)", re.
 
 
 @functools.cache
-def _read(path: Path) -> tuple[bytes, tuple[Path, ...]]:
-    """Return the hash of a module, and the package's modules that its relative imports name."""
-    source = path.read_bytes()
-    found = []
-    for dots, module, names in _IMPORT.findall(source.decode()):
-        base = path.parents[len(dots) - 1].joinpath(*module.split("."))
-        candidates = [base.with_suffix(".py"), base / "__init__.py"]
-        candidates += [base / f"{name}.py" for name in re.findall(r"\w+", names)]
-        found += [candidate for candidate in candidates if candidate.is_file()]
-    return hashlib.sha256(source).digest(), tuple(found)
+def _files(folder: str) -> frozenset[str]:
+    """Return the names of what lies in a folder; none if there is no such folder."""
+    try:
+        return frozenset(os.listdir(folder))
+    except (FileNotFoundError, NotADirectoryError):
+        return frozenset()
 
 
 @functools.cache
-def sources_of(path: Path) -> tuple[Path, ...]:
-    """Return a module and all modules of the package that it imports, directly or not: its code may contain theirs."""
-    seen: set[Path] = set()
+def _read(path: str) -> tuple[bytes, tuple[str, ...]]:
+    """Return the hash of a module, and the package's modules that its relative imports name."""
+    with open(path, "rb") as file:
+        source = file.read()
+    found = []
+    for dots, module, names in _IMPORT.findall(source.decode()):
+        base = path
+        for _ in dots:
+            base = os.path.dirname(base)
+        base = os.path.join(base, *filter(None, module.split(".")))
+        above, name = os.path.split(base)
+        if f"{name}.py" in _files(above):
+            found.append(f"{base}.py")
+        found += [os.path.join(base, file) for file in _modules(names) & _files(base)]
+    return hashlib.sha256(source).digest(), tuple(found)
+
+
+def _modules(names: str) -> set[str]:
+    return {"__init__.py", *(f"{name}.py" for name in re.findall(r"\w+", names))}
+
+
+@functools.cache
+def _sources_of(path: str) -> tuple[str, ...]:
+    seen: set[str] = set()
     todo = [path]
     while todo:
         module = todo.pop()
@@ -48,11 +66,16 @@ def sources_of(path: Path) -> tuple[Path, ...]:
     return tuple(sorted(seen))
 
 
+def sources_of(path: Path) -> tuple[Path, ...]:
+    """Return a module and all modules of the package that it imports, directly or not: its code may contain theirs."""
+    return tuple(map(Path, _sources_of(str(path))))
+
+
 @functools.cache
 def stamp_of(path: Path) -> str:
     """Return a hash of everything that a module's compiled functions may contain, and of the compiler's versions."""
     digest = hashlib.sha256(f"numba {numba.__version__}, llvmlite {llvmlite.__version__}".encode())
-    for source in sources_of(path):
+    for source in _sources_of(str(path)):
         digest.update(_read(source)[0])
     return digest.hexdigest()
 

@@ -8,9 +8,7 @@ on its own and linked into each root.
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import gc
 import importlib
 import operator
 from collections.abc import Iterator
@@ -25,7 +23,8 @@ from numba.core.compiler_machinery import PassManager
 from numba.core.environment import lookup_environment
 from numba.core.typing.templates import make_concrete_template
 
-from .cache import Cache, CacheImpl
+from ..compiler import little_garbage_collection
+from .cache import Cache, CacheImpl, keeps_nothing
 from .wrapping import let_wrap
 
 Types = tuple[Any, ...]
@@ -195,17 +194,6 @@ class PlainCode(compiler.CompilerBase):
         return [passes]
 
 
-@contextlib.contextmanager
-def _little_garbage_collection() -> Iterator[None]:
-    """Collect garbage seldom: a compiler keeps what it makes, and looking through that takes a fifth of its time."""
-    before = gc.get_threshold()
-    gc.set_threshold(100_000, *before[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
-
-
 class UnitCompiler(_FunctionCompiler):
     """Compiles a function as a root when Python asks for it, and as a part when a caller is typed."""
 
@@ -218,7 +206,7 @@ class UnitCompiler(_FunctionCompiler):
     @functools.cached_property
     def _cache(self) -> Any:
         """The cache of the parts. Most programs need none: they load roots."""
-        none = isinstance(self._dispatcher._cache, NullCache)
+        none = keeps_nothing(self._dispatcher._cache)
         return NullCache() if none else _PartCache(self.py_func, self._stamp)
 
     def _compile_core(self, args: Types, return_type: Any, part: bool = False) -> Any:
@@ -230,7 +218,7 @@ class UnitCompiler(_FunctionCompiler):
         # Ethernet frames take a tenth less time with it, and RDMA, in the root of all other services, a tenth more.
         unit.inlines = hasattr(self._dispatcher, "extension")
         unit.enable_object_caching()
-        with _little_garbage_collection():
+        with little_garbage_collection():
             return compiler.compile_extra(
                 self.targetdescr.typing_context, context, self.py_func, args, return_type, flags, self.locals, unit,
                 self.pipeline_class,
