@@ -4,8 +4,9 @@ import ctypes
 import gc
 import importlib.util
 import os
+import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from hypothesis import HealthCheck, settings
 
 import workers
 from gpunetio import Gpu, verbs
+from gpunetio.compiler import little_garbage_collection
 from gpunetio.gpu import device
 from gpunetio.gpu.twin_backend import TwinBackend
 from gpunetio.providers import PortConfig
@@ -28,6 +30,9 @@ settings.register_profile(
 )
 settings.load_profile("gpunetio-ci" if os.environ.get("CI") else "gpunetio")
 
+# A script's background process ignores Ctrl+C, and so would all that tests start and interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 OPTIONS = {"twin": "--twin", "gpu": "--gpu-engine"}  # by engine
 
@@ -58,6 +63,12 @@ def pytest_xdist_auto_num_workers() -> int:
 def pytest_xdist_setupnodes(specs: list[Any]) -> None:
     for spec in specs:
         spec.python = workers.python()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    with little_garbage_collection():
+        return (yield)
 
 
 @pytest.fixture(scope="session", autouse=True)

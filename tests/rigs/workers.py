@@ -31,5 +31,5 @@ def python() -> str | None:
 
 
 def count() -> int:
-    """One for each core. None, which means that the tests run in pytest itself, if they would share a namespace."""
+    """One for each core. Where they would share a namespace there are none: the tests run in pytest itself."""
     return min(len(os.sched_getaffinity(0)), MOST) if python() else 0
