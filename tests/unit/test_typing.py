@@ -131,6 +131,7 @@ UNTYPED = {
     "providers/mlx5": "functions of ctypes",
     "providers/sdk": "functions of ctypes",
     "rendezvous": "JSON of another process, MPI, stores of torch",
+    "uverbs": "objects of many kinds, by their handles, and functions of ctypes",
     "verbs/ibv/device.py": "attributes that a queue does not have",
 }
 

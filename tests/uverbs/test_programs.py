@@ -1,6 +1,7 @@
 """Programs that nobody here wrote, on software NICs, by the system's own libibverbs and libmlx5."""
 
 import contextlib
+import gzip
 import re
 import shutil
 import signal
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -98,11 +100,10 @@ def test_a_write(port):
 
 
 PERFTEST = [
-    "ib_write_lat -n 100", "ib_write_bw -n 200 -q 8", "ib_write_bw -n 50 -a", "ib_write_bw -n 200 -b",
-    "ib_write_bw -n 200 -c UC", "ib_write_bw -n 200 --use_old_post_send", "ib_read_lat -n 100", "ib_read_bw -n 200",
-    "ib_send_lat -n 100", "ib_send_lat -n 100 -I 64", "ib_send_lat -n 100 -c UD -s 1024", "ib_send_bw -n 200",
-    "ib_send_bw -n 200 -e", "ib_send_bw -n 200 -q 4 --use-srq", "ib_send_bw -n 200 -c UD", "ib_read_bw -n 100 -e",
-    "ib_atomic_lat -n 100", "ib_atomic_bw -n 200 -A CMP_AND_SWAP",
+    "ib_write_lat -n 100", "ib_write_bw -n 200 -q 8", "ib_write_bw -n 50 -a --use_old_post_send",
+    "ib_write_bw -n 200 -b -c UC", "ib_read_lat -n 100", "ib_read_bw -n 100 -e", "ib_send_lat -n 100 -I 64",
+    "ib_send_lat -n 100 -c UD -s 1024", "ib_send_bw -n 200 -e", "ib_send_bw -n 200 -q 4 --use-srq",
+    "ib_send_bw -n 200 -c UD", "ib_atomic_bw -n 200 -A CMP_AND_SWAP",
 ]  # fmt: skip
 
 
@@ -122,6 +123,53 @@ def test_pingpong_with_events(port):
 @pytest.mark.parametrize("program", ["ibv_uc_pingpong", "ibv_ud_pingpong", "ibv_srq_pingpong"])
 def test_other_pingpongs(port, program):
     both(program, "-g", 0, "-n", 100, "-p", port)
+
+
+# Of rdma-core's own tests, those of what software NICs have. They skip what a device says that it does not have.
+PYVERBS = [
+    "test_addr", "test_atomic", "test_cq", "test_cq_events", "test_cqex", "test_device", "test_mr", "test_pd", "test_qp",
+    "test_qpex", "test_parent_domain", "test_relaxed_ordering", "test_mlx5_uar", "test_mlx5_devx",
+    "test_mlx5_udp_sport", "test_mlx5_raw_wqe",
+]  # fmt: skip
+PYTHON, SUITE = "/usr/bin/python3", Path("/usr/share/doc/rdma-core/tests")
+
+
+@pytest.fixture(scope="module")
+def pyverbs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with rdma-core's tests, which Debian compresses."""
+    if not (SUITE / "run_tests.py").exists():
+        pytest.skip("the tests of rdma-core are not installed (python3-pyverbs)")
+    version = subprocess.run(
+        [PYTHON, "-c", "import sys; print(*sys.version_info[:2])"], capture_output=True, text=True, check=True
+    )
+    if tuple(map(int, version.stdout.split())) != sys.version_info[:2]:
+        pytest.skip("pyverbs is for another version of Python")
+    folder = tmp_path_factory.mktemp("pyverbs")
+    (folder / "tests").mkdir()
+    for path in SUITE.iterdir():
+        data = path.read_bytes()
+        packed = path.suffix == ".gz"
+        (folder / "tests" / (path.stem if packed else path.name)).write_bytes(gzip.decompress(data) if packed else data)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", PYVERBS)
+def test_pyverbs(pyverbs, module):
+    command = [*RUN, "--nics", "2", "--", PYTHON, "tests/run_tests.py", "--dev", "soft0", "-v", f"tests.{module}"]
+    done = subprocess.run(
+        command, cwd=pyverbs, env=environment(), capture_output=True, text=True, timeout=LIMIT, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("ok\n") > 0
+
+
+@pytest.mark.slow
+def test_the_conformance_kit_on_a_card():
+    """gpunetio's own provider of cards, libmlx5, and the NIC behind it."""
+    done = run(sys.executable, "-m", "gpunetio", "conformance", "-d", "soft0")
+    assert done.returncode == 0, done.stdout
+    assert re.fullmatch(r"(\d+) checks: \1 passed, 0 FAILED, 0 not supported", done.stdout.splitlines()[-1])
 
 
 @pytest.mark.slow

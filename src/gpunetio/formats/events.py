@@ -61,8 +61,8 @@ EQE = Entry("eqe", 64, """
     signature          62  u8
     owner              63  u8
 """)
-_PORT_SHIFT = 8
-_PORT_BITS = 4  # of `port`, below the port's number
+PORT_SHIFT = 8
+PORT_BITS = 4  # of `port`, below the port's number
 
 
 def eqe(kind: EventType, number: int, syndrome: int = 0) -> bytes:
@@ -75,7 +75,7 @@ def eqe(kind: EventType, number: int, syndrome: int = 0) -> bytes:
     if kind is EventType.CQ_ERROR:
         entry["cqn"], entry["syndrome"] = number, syndrome
     elif kind is EventType.PORT_CHANGE:
-        entry["port"], entry["sub_type"] = number >> _PORT_SHIFT << _PORT_BITS, number & (1 << _PORT_SHIFT) - 1
+        entry["port"], entry["sub_type"] = number >> PORT_SHIFT << PORT_BITS, number & (1 << PORT_SHIFT) - 1
     else:
         entry["number"], entry["queue_type"] = number, syndrome
     return entry.tobytes()

@@ -417,7 +417,7 @@ class SoftProvider:
         return self._hold(self._destroy_channel, handle)
 
     def event_fd(self, channel: int) -> int:
-        return self._channel(channel).fd
+        return self.event_channel(channel).fd
 
     def subscribe(self, channel: int, handle: int | None, types: Iterable[EventType], cookie: int) -> None:
         target = None
@@ -426,21 +426,22 @@ class SoftProvider:
             if not isinstance(made.kind, EventSources):
                 raise NotSupportedError(f"{self.name}: {made} raises no events on the software NIC")
             target = made.kind, made.number
-        self.nic.subscribe(self._channel(channel), target, types, cookie)
+        self.nic.subscribe(self.event_channel(channel), target, types, cookie)
 
     def get_event(self, channel: int) -> Event | None:
-        event = self._channel(channel).get()
+        event = self.event_channel(channel).get()
         return None if event is None else Event(*event)
 
     def destroy_event_channel(self, channel: int) -> None:
-        self._channel(channel)
+        self.event_channel(channel)
         self._give_back(self._destroy_channel, channel)
 
     def _destroy_channel(self, handle: int) -> None:
         self.nic.destroy_event_channel(self._channels[handle])
         del self._channels[handle]
 
-    def _channel(self, handle: int) -> EventChannel:
+    def event_channel(self, handle: int) -> EventChannel:
+        """Return a channel by its handle."""
         if handle not in self._channels:
             raise InvalidValueError(f"{self.name} has no event channel {handle}")
         return self._channels[handle]

@@ -66,9 +66,10 @@ class Calls:
             return self._next
 
     def control(self, file: int, header: int) -> int:
-        if self._exiting:
-            return 0
         call = Call(header)
+        if self._exiting:
+            self._files[file].bury(call)
+            return 0
         with self._files[file].lock:
             execute(self._files[file], call)
         return 0
@@ -77,6 +78,8 @@ class Calls:
         return device.map_page(self._files[file], offset, nbytes)
 
     def close(self, file: int) -> int:
+        if self._exiting:
+            return 0
         with self._lock:
             closed = self._files.pop(file)
         closed.close()

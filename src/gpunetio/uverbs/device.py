@@ -55,7 +55,8 @@ def query_device(file: OpenFile, call: Call) -> None:
     d = file.ctx.query_device()
     known = {name: getattr(d, name) for name in abi.DEVICE.offsets if hasattr(d, name)}
     answer = abi.DEVICE.pack(
-        **{name: value for name, value in known.items() if isinstance(value, int)},
+        **{name: value for name, value in known.items() if isinstance(value, int) and name != "max_cqe"},
+        max_cqe=d.max_cqe - 1,  # libmlx5 asks for one more
         page_size_cap=-PAGE & (1 << 64) - 1, max_sge_rd=d.max_sge, max_res_rd_atom=d.max_qp * d.max_qp_rd_atom,
         atomic_cap=_ATOMIC_HCA, response_length=abi.DEVICE.size,
     )  # fmt: skip
@@ -98,7 +99,9 @@ def query_gid_table(file: OpenFile, call: Call) -> None:
     size = call.number(abi.GidTable.ENTRY_SIZE)
     most = call.room(abi.GidTable.RESP_ENTRIES) // size if size else 0
     found = [_gid_entry(file, 1, index) for index in range(file.ctx.query_port(1).gid_tbl_len)]
-    entries = [entry[:size].ljust(size, b"\0") for entry in found if entry][:most]
+    entries = [entry[:size].ljust(size, b"\0") for entry in found if entry]
+    if len(entries) > most:
+        raise Refused(errno.EINVAL, f"the GID table has {len(entries)} entries, and there is room for {most}")
     call.put(abi.GidTable.RESP_ENTRIES, b"".join(entries))
     call.put_number(abi.GidTable.RESP_NUM_ENTRIES, len(entries))
 

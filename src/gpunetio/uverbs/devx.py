@@ -10,7 +10,6 @@ from contextlib import ExitStack
 from ..errors import DriverError
 from ..formats.commands import OUT
 from ..formats.events import EventType
-from ..providers.provider import Event
 from ..providers.soft import SoftProvider
 from ..verbs import Handle
 from . import abi
@@ -72,15 +71,21 @@ def destroy_object(file: OpenFile, call: Call) -> None:
     file.remove(Object.DEVX_OBJ, call.number(DevxObject.HANDLE))
 
 
+def _made(file: OpenFile, call: Call) -> int:
+    """Return the NIC's handle of an object, which DEVX or verbs may have made."""
+    what = file.anything(call.number(DevxObject.HANDLE))
+    return what.devx_handle if isinstance(what, Handle) else int(what)
+
+
 @method(Object.DEVX_OBJ, abi.DEVX_OBJ_MODIFY)
 def modify_object(file: OpenFile, call: Call) -> None:
-    handle, mailbox = file.get(Object.DEVX_OBJ, call.number(DevxObject.HANDLE)), call.data(DevxObject.IN)
+    handle, mailbox = _made(file, call), call.data(DevxObject.IN)
     _carry_out(call, DevxObject.OUT, lambda room: file.provider.devx_obj_modify(handle, mailbox, room))
 
 
 @method(Object.DEVX_OBJ, abi.DEVX_OBJ_QUERY)
 def query_object(file: OpenFile, call: Call) -> None:
-    handle, mailbox = file.get(Object.DEVX_OBJ, call.number(DevxObject.HANDLE)), call.data(DevxObject.IN)
+    handle, mailbox = _made(file, call), call.data(DevxObject.IN)
     _carry_out(call, DevxObject.OUT, lambda room: file.provider.devx_obj_query(handle, mailbox, room))
 
 
@@ -104,47 +109,13 @@ def deregister_umem(file: OpenFile, call: Call) -> None:
     file.remove(Object.DEVX_UMEM, call.number(Umem.HANDLE))
 
 
-class Subscriptions:
-    """What the program has subscribed to on one event channel: for each object and type of event, its cookie.
-
-    The NIC knows one cookie for each object: the object's place here. An object that is gone keeps its place, as events
-    from before may come.
-    """
-
-    def __init__(self, channel: int):
-        self.channel = channel
-        self._handles: list[int | None] = []
-        self._cookies: list[dict[EventType, int]] = []
-
-    def add(self, handle: int | None, types: list[EventType], cookie: int) -> int:
-        """Note a subscription, and return the object's place."""
-        if handle not in self._handles:
-            self._handles.append(handle)
-            self._cookies.append({})
-        place = self._handles.index(handle)
-        self._cookies[place].update(dict.fromkeys(types, cookie))
-        return place
-
-    def cookie(self, event: Event) -> int | None:
-        """Return the program's cookie for an event of the NIC; None if it has not subscribed to that."""
-        return self._cookies[event.cookie].get(event.type)
-
-
 @method(Object.DEVX_ASYNC_EVENT_FD, abi.DEVX_EVENT_FD_ALLOC)
 def create_event_channel(file: OpenFile, call: Call) -> None:
     """Create an event channel. The program reads the cookie of a subscription and, mostly, the event queue entry."""
-    provider = file.provider
-    subscriptions = Subscriptions(provider.create_event_channel())
-    whole = not call.number(EventFd.FLAGS) & abi.OMIT_DATA
-
-    def take() -> tuple[Handle | None, bytes] | None:
-        while event := provider.get_event(subscriptions.channel):
-            if (cookie := subscriptions.cookie(event)) is not None:
-                return None, cookie.to_bytes(8, "little") + (event.eqe if whole else b"")
-        return None
-
-    fd = file.pump.open_pipe(provider.event_fd(subscriptions.channel), take, completions=False)
-    file.event_channels[fd] = subscriptions
+    channel = file.provider.create_event_channel()
+    devx = 1 if call.number(EventFd.FLAGS) & abi.OMIT_DATA else 2
+    fd = file.pump.open_pipe(file.provider.event_channel(channel), devx)
+    file.event_channels[fd] = channel
     call.name(EventFd.HANDLE, fd)
 
 
@@ -160,6 +131,9 @@ def subscribe_events(file: OpenFile, call: Call) -> None:
         raise Refused(errno.EINVAL, f"there are no events of type {unknown[0]:#x}")
     wanted = [EventType(number) for number in types]
     handle = file.get(Object.DEVX_OBJ, call.number(Subscribe.OBJ_HANDLE)) if Subscribe.OBJ_HANDLE in call else None
-    subscriptions: Subscriptions = file.event_channels[fd]
-    place = subscriptions.add(handle, wanted, call.number(Subscribe.COOKIE) if Subscribe.COOKIE in call else 0)
-    file.provider.subscribe(subscriptions.channel, handle, wanted, place)
+    place = file.event_channels[fd], handle
+    if place not in file.subscribers:
+        file.subscribers[place] = file.pump.devx_subscriber()
+    cookie = call.number(Subscribe.COOKIE) if Subscribe.COOKIE in call else 0
+    file.pump.set_cookies(file.subscribers[place], wanted, cookie)
+    file.provider.subscribe(file.event_channels[fd], handle, wanted, file.subscribers[place])

@@ -52,6 +52,7 @@ def environment(ports: Sequence[tuple[str, PortConfig]]) -> Iterator[dict[str, s
             FOLDER: folder,
             "GPUNETIO_LIBPYTHON": _libpython(),
             "GPUNETIO_PYTHONHOME": sys.base_prefix,
+            "GPUNETIO_PYTHONVERSION": sysconfig.get_python_version(),
             "GPUNETIO_PATH": os.pathsep.join(part for part in sys.path if part),
         }
 

@@ -3,61 +3,42 @@
 from __future__ import annotations
 
 import errno
-from typing import Any
+from collections.abc import Iterable
 
-from ..enums import AsyncEventType
-from ..verbs import CompChannel, Handle
-from ..verbs.devx.channel import DevxCompChannel
+from ..formats.events import EventType
+from ..verbs import Handle
 from . import abi
 from .abi import Object, Write
 from .call import Call, Refused
 from .files import OpenFile
 from .methods import command, method
 
-
-def _user_handle(target: Handle | None) -> int:
-    """Return what the program calls an object by."""
-    context: Any = getattr(target, "context", 0)
-    return int(context or 0)
+_OF_DEVICE = EventType.PORT_CHANGE, EventType.INTERNAL_ERROR
 
 
 @command(Write.CREATE_COMP_CHANNEL)
 def create_comp_channel(file: OpenFile, call: Call) -> None:
-    channel = file.ctx.create_comp_channel()
-    assert isinstance(channel, DevxCompChannel)  # the software NIC's
-
-    def take() -> tuple[Handle | None, bytes] | None:
-        found = channel.reader.take()
-        return None if found is None else (found[0], _user_handle(found[0]).to_bytes(8, "little"))
-
-    fd = file.pump.open_pipe(channel.reader.fd, take, completions=True)
+    channel = file.provider.create_event_channel()
+    fd = file.pump.open_pipe(file.provider.event_channel(channel))
     file.channels[fd] = channel
     call.put_number(abi.Invoke.OUT, fd)
 
 
-def channel_of(file: OpenFile, fd: int) -> CompChannel:
-    """Return a completion channel by its descriptor."""
+def tell_completions(file: OpenFile, fd: int, cq: Handle, subscriber: int) -> None:
+    """Have a completion channel, named by its descriptor, hear of a CQ. Refused with EBADF if it is none."""
     if fd not in file.channels:
         raise Refused(errno.EBADF, f"descriptor {fd} is not a completion channel of this device")
-    return file.channels[fd]
+    file.provider.subscribe(file.channels[fd], cq.devx_handle, (EventType.COMPLETION,), subscriber)
+
+
+def tell_errors(file: OpenFile, what: Handle, kinds: Iterable[EventType], subscriber: int) -> None:
+    """Have the asynchronous events of the file hear of an object."""
+    if file.asynchronous is not None:
+        file.provider.subscribe(file.asynchronous, what.devx_handle, kinds, subscriber)
 
 
 @method(Object.ASYNC_EVENT, abi.ALLOC)
 def alloc_async_events(file: OpenFile, call: Call) -> None:
-    events = file.ctx.async_events
-
-    def take() -> tuple[Handle | None, bytes] | None:
-        event = events.get(0)
-        if event is None:
-            return None
-        event.ack()  # libibverbs waits for acknowledgements itself
-        if isinstance(event.element, Handle):
-            return event.element, _message(_user_handle(event.element), event.type)
-        return None, _message(event.element or 0, event.type)
-
-    call.name(abi.ASYNC_EVENT_FD, file.pump.open_pipe(events.fd, take, completions=False))
-
-
-def _message(element: int, kind: AsyncEventType) -> bytes:
-    return abi.ASYNC_EVENT.pack(element=element, event_type=kind)
-
+    file.asynchronous = file.provider.create_event_channel()
+    file.provider.subscribe(file.asynchronous, None, _OF_DEVICE, file.pump.subscriber(0))
+    call.name(abi.ASYNC_EVENT_FD, file.pump.open_pipe(file.provider.event_channel(file.asynchronous)))

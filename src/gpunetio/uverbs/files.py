@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import errno
 import threading
 from contextlib import ExitStack
@@ -12,19 +13,19 @@ import numpy as np
 
 from ..nic.control.port import PortConfig
 from ..providers import soft
-from ..verbs import QP, UAR, CompChannel, Context, Handle
-from .abi import Object
-from .call import Refused
+from ..verbs import QP, UAR, Context, Handle
+from .abi import DESTROY_RESP, DESTROYED, Object
+from .call import Call, Refused
 from .pump import Pump
 
 
 @dataclass
 class Entry:
-    """An object of a file: what it is, what it needs besides, and how the program calls it."""
+    """An object of a file: what it is, what its events are about, and what it needs besides."""
 
     kind: Object
     what: Any
-    user_handle: int = 0
+    subscriber: int = 0
     undo: ExitStack = field(default_factory=ExitStack)
 
 
@@ -37,17 +38,20 @@ class OpenFile:
         self.provider.nic.expect_polling()
         self.lock = threading.Lock()  # calls are made one at a time
         self.pump = Pump(f"gpunetio {self.ctx.name}")
+        atexit.register(self.pump.stop)  # later than the NIC's end, so before it
         self.uars: dict[int, UAR] = {}  # by page id
-        self.channels: dict[int, CompChannel] = {}  # by descriptor
-        self.event_channels: dict[int, Any] = {}  # the Subscriptions of those of DEVX, by descriptor
+        self.channels: dict[int, int] = {}  # completion channels, by descriptor
+        self.event_channels: dict[int, int] = {}  # those of DEVX, by descriptor
+        self.subscribers: dict[tuple[int, int | None], int] = {}  # on the latter, by channel and object
+        self.asynchronous: int | None = None  # the channel of asynchronous events
         self.caps: dict[QP, np.ndarray] = {}  # what each was created with
         self._entries: dict[int, Entry] = {}
         self._next = 1
 
-    def add(self, kind: Object, what: object, user_handle: int = 0, undo: ExitStack | None = None) -> int:
+    def add(self, kind: Object, what: object, subscriber: int = 0, undo: ExitStack | None = None) -> int:
         """Keep an object, and return its handle."""
         handle, self._next = self._next, self._next + 1
-        self._entries[handle] = Entry(kind, what, user_handle, undo or ExitStack())
+        self._entries[handle] = Entry(kind, what, subscriber, undo or ExitStack())
         return handle
 
     def entry(self, kind: Object, handle: int) -> Entry:
@@ -61,6 +65,12 @@ class OpenFile:
         """Return what has this handle."""
         return self.entry(kind, handle).what
 
+    def anything(self, handle: int) -> Any:
+        """Return what has this handle, whatever it is. Refused with EINVAL if nothing has it."""
+        if handle not in self._entries:
+            raise Refused(errno.EINVAL, f"nothing has the handle {handle}")
+        return self._entries[handle].what
+
     def remove(self, kind: Object, handle: int) -> Entry:
         """Close an object. If it cannot be closed, it stays."""
         entry = self.entry(kind, handle)
@@ -70,14 +80,21 @@ class OpenFile:
         del self._entries[handle]
         return entry
 
+    def bury(self, call: Call) -> None:
+        """Answer a call that destroys an object, when Python has ended and all NICs are closed."""
+        entry = self._entries.pop(call.number(DESTROYED), None) if DESTROYED in call else None
+        if entry is not None and entry.subscriber:
+            call.put(DESTROY_RESP, self.reported(entry))
+
     def reported(self, entry: Entry) -> bytes:
         """Return how many events of a removed object the program has read: for a CQ, those of completions first."""
-        completions, others = self.pump.forget(entry.what, entry.user_handle.to_bytes(8, "little"))
+        completions, others = self.pump.forget(entry.subscriber)
         counts = (completions, others) if entry.kind == Object.CQ else (others,)
         return b"".join(count.to_bytes(4, "little") for count in counts)
 
     def close(self) -> None:
         """Close all objects, and the device."""
+        atexit.unregister(self.pump.stop)
         with ExitStack() as steps:
             for entry in self._entries.values():
                 steps.callback(entry.undo.close)

@@ -85,9 +85,18 @@ static void *symbol(void *library, const char *name)
 }
 
 static int started;
+static bool forked;  // from a process that had started Python, whose threads are not here
+
+static void forget(void)
+{
+    memset(files, 0, sizeof files);
+    forked = started;
+    started = 0;
+}
 
 static void start(void)
 {
+    pthread_atfork(NULL, NULL, forget);
     void *python = RTLD_DEFAULT;
     bool ours = false;
     if (!dlsym(python, "Py_IsInitialized")) {
@@ -110,9 +119,12 @@ static void start(void)
         initialize(0);  // without signal handlers, which are the program's
         ours = true;
     }
-    char code[256];
+    char code[512];
     snprintf(code, sizeof code,
              "import os, sys\n"
+             "wanted, found = os.environ['GPUNETIO_PYTHONVERSION'], '%%d.%%d' %% sys.version_info[:2]\n"
+             "if found != wanted:\n"
+             "    raise ImportError(f'the program runs Python {found}, and gpunetio is installed for {wanted}')\n"
              "sys.path += [p for p in os.environ['GPUNETIO_PATH'].split(':') if p not in sys.path]\n"
              "from gpunetio.uverbs.calls import install\n"
              "install(%llu, %llu)\n",
@@ -128,6 +140,7 @@ static bool ready(void)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, start);
+    if (forked) fail("a process that was forked after its parent had opened a device cannot open one: ", "use exec");
     return started;
 }
 

@@ -1,105 +1,145 @@
-"""The thread that passes events of a NIC on to the program."""
+"""The thread that passes events of a NIC on to the program, which reads them from pipes (pump_loop.py)."""
 
 from __future__ import annotations
 
+import itertools
 import os
-import selectors
+import select
 import threading
-from collections import Counter
-from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass
+import time
+from collections.abc import Iterable
 
+import numpy as np
+from numba import types
+
+from ..errors import NoMemoryError, TimedOutError
+from ..formats.events import EventType
+from ..memory import HostMemory
+from ..nic.engine import POLLFD
+from ..nic.queues.channels import EventChannel
 from ..service import ServiceThread
-from ..verbs import Handle
+from ..verbs.events import ASYNC_TYPES
+from .pump_loop import MOST_PIPES, PIPE, PUMP, SUBSCRIBER, serve
 
-# Returns the oldest event, as the object that it is about and the message for the program; None if there is none.
-Take = Callable[[], tuple[Handle | None, bytes] | None]
-_LONGEST = 64  # bytes of a message, at least
-
-
-@dataclass(frozen=True)
-class _Pipe:
-    """A pipe to the program, which reads one message at a time.
-
-    `unread` is another descriptor of the end from which it reads. `completions`: of a completion channel.
-    """
-
-    take: Take
-    ours: int
-    unread: int
-    completions: bool
+_TYPES = 256  # of events
+_MOST_SUBSCRIBERS = 1 << 16
+_PATIENCE, _LOOK = 1.0, 50e-6  # seconds
+_LONGEST = 128  # bytes of a message, at least
 
 
 class Pump:
-    """Writes events to the program's pipes: what `take` returns when its descriptor is readable."""
+    """Passes on events of the channels for which pipes were opened.
+
+    The cookie of what a channel hears is the address of a subscriber.
+    """
 
     def __init__(self, name: str):
-        self._told: Counter[tuple[Handle | None, bool]] = Counter()  # events by object and kind of pipe
-        self._lock = threading.Lock()
-        self._selector = selectors.DefaultSelector()
+        self._name, self._lock = name, threading.Lock()
+        rows = (POLLFD.itemsize + PIPE.size) * MOST_PIPES
+        self._memory = HostMemory(PUMP.size + rows + _TYPES)
+        self._subscribers = HostMemory(SUBSCRIBER.size * _MOST_SUBSCRIBERS)
+        self._rows = self._subscribers.view(SUBSCRIBER.dtype, 0, _MOST_SUBSCRIBERS)
+        self._free: list[int] = []
+        self._unused = itertools.count()
+        self._pollfds = self._memory.view(POLLFD, PUMP.size, MOST_PIPES)
+        self._pipes = self._memory.view(PIPE.dtype, PUMP.size + POLLFD.itemsize * MOST_PIPES, MOST_PIPES)
+        names = self._memory.view(np.dtype(np.uint8), PUMP.size + rows, _TYPES)
+        for kind, asynchronous in ASYNC_TYPES.items():
+            names[kind] = asynchronous
+        (self._record,) = self._memory.view(PUMP.dtype, 0, 1)
+        self._record["pollfds"] = self._memory.address + PUMP.size
+        self._record["pipes"] = self._memory.address + PUMP.size + POLLFD.itemsize * MOST_PIPES
+        self._record["names"] = self._memory.address + PUMP.size + rows
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._selector.register(self._wake, selectors.EVENT_READ)
-        self._stop = False
-        self._thread = ServiceThread(f"{name} events", self._run)
+        self._pollfds[0], self._record["count"] = (self._wake, select.POLLIN, 0), 1
+        self._channels: list[EventChannel] = []  # of the pipes
+        self._unread: list[int] = []  # other descriptors of the ends from which the program reads
+        self._cookies: list[HostMemory] = []
+        serve.compile((types.int64,))
+        self._thread = ServiceThread(f"{name} events", lambda: serve(self._memory.address))
         self._thread.start()
 
-    def open_pipe(self, fd: int, take: Take, completions: bool) -> int:
-        """Return the end of a new pipe from which the program reads, and which it closes."""
-        theirs, ours = os.pipe2(os.O_CLOEXEC | os.O_DIRECT)
-        os.set_blocking(ours, False)
-        unread = os.open(f"/proc/self/fd/{theirs}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    def subscriber(self, element: int) -> int:
+        """Return a new subscriber: what the program calls `element`. NoMemoryError if there are too many."""
         with self._lock:
-            self._selector.register(fd, selectors.EVENT_READ, _Pipe(take, ours, unread, completions))
+            place = self._free.pop() if self._free else next(self._unused)
+        if place >= _MOST_SUBSCRIBERS:
+            raise NoMemoryError(f"{self._name}: the program has {_MOST_SUBSCRIBERS} objects with events, the maximum")
+        self._rows[place] = (element, 0, 0, 0)
+        return self._subscribers.address + place * SUBSCRIBER.size
+
+    def devx_subscriber(self) -> int:
+        """Return a new subscriber on a channel of DEVX, without subscriptions."""
+        address = self.subscriber(0)
+        self._cookies.append(HostMemory(8 * _TYPES))
+        self._cookies[-1].view(np.dtype(np.int64), 0, _TYPES)[:] = -1
+        self._row(address)["cookies"] = self._cookies[-1].address
+        return address
+
+    def set_cookies(self, subscriber: int, kinds: Iterable[EventType], cookie: int) -> None:
+        """Set what the program is told with events of these types."""
+        (memory,) = (each for each in self._cookies if each.address == int(self._row(subscriber)["cookies"]))
+        memory.view(np.dtype(np.uint64), 0, _TYPES)[[int(kind) for kind in kinds]] = cookie
+
+    def _row(self, subscriber: int) -> np.void:
+        row: np.void = self._rows[(subscriber - self._subscribers.address) // SUBSCRIBER.size]
+        return row
+
+    def open_pipe(self, channel: EventChannel, devx: int = 0) -> int:
+        """Return the end of a new pipe from which the program reads a channel's events. The program closes it."""
+        with self._lock:
+            place = int(self._record["count"])
+            if place == MOST_PIPES:
+                raise NoMemoryError(f"{self._name}: the program has {MOST_PIPES - 1} event channels, the most possible")
+            theirs, ours = os.pipe2(os.O_CLOEXEC | os.O_DIRECT)  # each read returns one message
+            os.set_blocking(ours, False)
+            self._unread.append(os.open(f"/proc/self/fd/{theirs}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+            self._channels.append(channel)
+            self._pipes[place] = (channel.ring, ours, devx)
+            self._pollfds[place] = (channel.fd, select.POLLIN, 0)
+            self._record["count"] = place + 1
         os.eventfd_write(self._wake, 1)
         return theirs
 
-    def _pipes(self) -> list[_Pipe]:
-        return [key.data for key in self._selector.get_map().values() if key.data is not None]
+    def forget(self, subscriber: int) -> tuple[int, int]:
+        """Forget an object that is gone. Return how many events the program has read: of completions, and others.
 
-    def _run(self) -> None:
-        while not self._stop:
-            ready = self._selector.select(timeout=1)
-            with self._lock:
-                for key, _ in ready:
-                    if key.data is not None:
-                        self._pass_on(key.data)
-                    else:
-                        with suppress(BlockingIOError):
-                            os.eventfd_read(self._wake)
-
-    def _pass_on(self, pipe: _Pipe) -> None:
-        while found := pipe.take():
-            target, message = found
-            with suppress(BlockingIOError):  # the program has not read thousands of events
-                os.write(pipe.ours, message)
-                self._told[target, pipe.completions] += 1
-
-    def forget(self, what: Handle, element: bytes) -> tuple[int, int]:
-        """Return how many events of an object the program has read: of completions, and others.
-
-        Those that it has not read, which begin with `element`, are taken back.
+        Those that it has not read are taken back.
         """
+        end = time.monotonic() + _PATIENCE
+        while not all(channel.is_empty for channel in self._channels) and time.monotonic() < end:
+            time.sleep(_LOOK)
+        row = self._row(subscriber)
+        element = int(row["element"]).to_bytes(8, "little", signed=True)
         with self._lock:
-            for pipe in self._pipes():
-                unread = list(iter(lambda unread=pipe.unread: _read(unread), b""))
-                for message in unread:
-                    if message.startswith(element):
-                        self._told[what, pipe.completions] -= 1
+            for place, unread in enumerate(self._unread, start=1):
+                if self._pipes[place]["devx"]:
+                    continue
+                for message in list(iter(lambda unread=unread: _read(unread), b"")):
+                    if message[:8] != element:
+                        os.write(int(self._pipes[place]["fd"]), message)
+                    elif len(message) == 8:
+                        row["completions"] -= 1
                     else:
-                        os.write(pipe.ours, message)
-            return self._told.pop((what, True), 0), self._told.pop((what, False), 0)
+                        row["others"] -= 1
+            self._free.append((subscriber - self._subscribers.address) // SUBSCRIBER.size)
+        return int(row["completions"]), int(row["others"])
+
+    def stop(self) -> None:
+        """Stop the thread: the channels may close. Idempotent. TimedOutError if it does not stop."""
+        self._record["stop"] = 1
+        os.eventfd_write(self._wake, 1)
+        if not self._thread.join():
+            raise TimedOutError(f"the thread that passes on events of {self._name} does not stop")
+        self._channels.clear()
 
     def close(self) -> None:
         """Stop the thread, and close our ends of all pipes."""
-        self._stop = True
-        os.eventfd_write(self._wake, 1)
-        self._thread.join()
-        for pipe in self._pipes():
-            os.close(pipe.ours)
-            os.close(pipe.unread)
-        self._selector.close()
-        os.close(self._wake)
+        self.stop()
+        for fd in (*self._unread, *self._pipes["fd"][1 : int(self._record["count"])].tolist(), self._wake):
+            os.close(fd)
+        for memory in (self._memory, self._subscribers, *self._cookies):
+            memory.close()
 
 
 def _read(fd: int) -> bytes:

@@ -16,11 +16,12 @@ from ..formats.doorbell import CQ_DBREC
 from ..formats.wqe import ATOMIC_SEG, AV_SEG, CTRL_SEG, DATA_SEG, SEGMENT, WQEBB
 from ..memory import PAGE, round_up
 from ..verbs import CQ, PD, QP, SRQ, AhAttr, QpAttr
+from ..verbs.events import OF_CQ, OF_QP, OF_SRQ
 from ..verbs.umem import UMEM
 from . import abi
 from .abi import Object, QpKind, QpMask, SrqMask, Write
 from .call import Call, Refused
-from .events import channel_of
+from .events import tell_completions, tell_errors
 from .files import OpenFile
 from .methods import command, method
 
@@ -61,16 +62,17 @@ def create_cq(file: OpenFile, call: Call) -> None:
             external_umem=_umem(file, int(request["buf_addr"]), entries * size, undo),
             external_dbr_umem=_umem(file, int(request["db_addr"]), _RECORD, undo),
             external_uar=file.uars[int(request["uar_page_index"])],
-            channel=channel_of(file, call.number(abi.CreateCq.COMP_CHANNEL))
-            if abi.CreateCq.COMP_CHANNEL in call else None,
             comp_vector=call.number(abi.CreateCq.COMP_VECTOR),
             overrun=CqOverrun.ENABLE if flags & _IGNORE_OVERRUN else CqOverrun.DISABLE,
         )  # fmt: skip
         undo.callback(cq.close)
-        cq.context = call.number(abi.CreateCq.USER_HANDLE)
+        subscriber = file.pump.subscriber(call.number(abi.CreateCq.USER_HANDLE))
+        tell_errors(file, cq, OF_CQ, subscriber)
+        if abi.CreateCq.COMP_CHANNEL in call:
+            tell_completions(file, call.number(abi.CreateCq.COMP_CHANNEL), cq, subscriber)
         call.put_number(abi.CreateCq.RESP_CQE, entries - 1)
         call.put_number(abi.UHW_OUT, cq.cqn)
-        call.name(abi.CreateCq.HANDLE, file.add(Object.CQ, cq, int(cq.context), undo.pop_all()))
+        call.name(abi.CreateCq.HANDLE, file.add(Object.CQ, cq, subscriber, undo.pop_all()))
 
 
 @method(Object.CQ, abi.DESTROY)
@@ -117,12 +119,14 @@ def create_qp(file: OpenFile, call: Call) -> None:
             external_datapath=True, cqe_inline=bool(int(request["flags"]) & abi.QP_SCATTER_CQE),
         )  # fmt: skip
         undo.callback(qp.close)
-        qp.context = call.number(abi.CreateQp.USER_HANDLE)
+        subscriber = file.pump.subscriber(call.number(abi.CreateQp.USER_HANDLE))
+        tell_errors(file, qp, OF_QP, subscriber)
+        cap["max_recv_wr"] = receives
         call.put(abi.CreateQp.RESP_CAP, cap.tobytes())
         call.put_number(abi.CreateQp.RESP_QP_NUM, qp.qpn)
         call.put_number(abi.UHW_OUT, int(request["bfreg_index"]))
         file.caps[qp] = cap
-        call.name(abi.CreateQp.HANDLE, file.add(Object.QP, qp, int(qp.context), undo.pop_all()))
+        call.name(abi.CreateQp.HANDLE, file.add(Object.QP, qp, subscriber, undo.pop_all()))
 
 
 def _smallest_wqe(qp_type: QpType) -> int:
@@ -249,13 +253,14 @@ def create_srq(file: OpenFile, call: Call) -> None:
             external_dbr_umem=_umem(file, int(request["db_addr"]), _RECORD, undo),
         )  # fmt: skip
         undo.callback(srq.close)
+        subscriber = file.pump.subscriber(call.number(abi.CreateSrq.USER_HANDLE))
+        tell_errors(file, srq, OF_SRQ, subscriber)
         if limit := call.number(abi.CreateSrq.LIMIT):
             srq.modify(srq_limit=limit)
         call.put_number(abi.CreateSrq.RESP_MAX_WR, entries - 1)
         call.put_number(abi.CreateSrq.RESP_MAX_SGE, sges)
         call.put_number(abi.UHW_OUT, srq.srqn)
-        user = call.number(abi.CreateSrq.USER_HANDLE)
-        call.name(abi.CreateSrq.HANDLE, file.add(Object.SRQ, srq, user, undo.pop_all()))
+        call.name(abi.CreateSrq.HANDLE, file.add(Object.SRQ, srq, subscriber, undo.pop_all()))
 
 
 @method(Object.SRQ, abi.DESTROY)

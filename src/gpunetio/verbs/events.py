@@ -27,7 +27,7 @@ _OF_DEVICE = 0  # the cookie of events that are about no object
 _PORT_SHIFT = 8
 
 # The device's names of events, and those of verbs (ibv_get_async_event(3)).
-_ASYNC = {
+ASYNC_TYPES = {
     EventType.PATH_MIGRATED:       Async.PATH_MIG,
     EventType.COMM_EST:            Async.COMM_EST,
     EventType.SQ_DRAINED:          Async.SQ_DRAINED,
@@ -179,4 +179,4 @@ def _translate(target: Handle | None, event: Event) -> AsyncEvent:
         return AsyncEvent(Async.PORT_ACTIVE if up else Async.PORT_ERR, event.number >> _PORT_SHIFT, eqe=event.eqe)
     if target is not None:
         target.hold_for_event()
-    return AsyncEvent(_ASYNC[event.type], target, eqe=event.eqe)  # type: ignore[arg-type]
+    return AsyncEvent(ASYNC_TYPES[event.type], target, eqe=event.eqe)  # type: ignore[arg-type]

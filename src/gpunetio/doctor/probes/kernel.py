@@ -20,6 +20,7 @@ from .explain import completion_failed
 
 _DEPTH = 16
 _COMPILE_SECONDS = 120.0
+_GRACE_SECONDS = 5.0  # for a kernel that has stopped waiting
 _UNTOUCHED = 1  # not a status: the kernel has not stored one
 
 
@@ -60,7 +61,7 @@ def _posted(bench: Bench, way: Way, handler: NicHandler, rings: str) -> Iterator
         launch = _write[1, 1, bench.gpu](queue, there.address, there.rkey, here.address, here.lkey, SIZE, status)
         lies = f"on {_place(bench)}; rings in {queue.ring_memory.text}, data in {_where(bench, source)}"
         read = Evidence("connected to itself", way.text), Evidence("kernel", lies)
-        if not launch.wait(2 * bench.patience):
+        if not launch.wait(bench.patience + _GRACE_SECONDS):
             yield fail(f"{rings}: the kernel on {_place(bench)} does not end", *read)
         elif words[0] != dev.OK:
             yield _not_written(bench, queue, int(words[0]), rings, read)

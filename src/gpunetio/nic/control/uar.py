@@ -21,7 +21,7 @@ class UarPages(CountedObjects):
 
     def __init__(self, hardware: Hardware):
         super().__init__(hardware.name, Table("UAR page", UAR_ROW, MAX_UAR), CommandSyndrome.NO_SUCH_UAR)
-        self._pages, self._list = HostMemory(MAX_UAR * UAR_PAGE, shared=True), HostMemory(8 * MAX_UAR)
+        self._pages, self._list = HostMemory(MAX_UAR * UAR_PAGE), HostMemory(8 * MAX_UAR)
         self._addresses = self._list.view(np.int64, 0, MAX_UAR)
         self._record = hardware.record
         self._record["uars"] = self._list.address

@@ -14,19 +14,24 @@ CAPACITY = 1 << 14  # events: every CQ of a NIC may have one that waits
 
 
 class EventChannel:
-    """A ring of events that the engine fills. Poll `fd`, an eventfd: it is readable while events wait."""
+    """A ring of events that the engine fills. Poll `fd`, an eventfd: it is readable while events wait.
+
+    `ring` is the address of the RING. Whoever takes events reads `fd` first.
+    """
 
     address: int
     fd: int
+    ring: int
 
     def __init__(self) -> None:
         self._memory = HostMemory(CHANNEL.size + CAPACITY * EVENT.size)
         self._slots = self._memory.view(EVENT.dtype, CHANNEL.size, CAPACITY)
         self._record = self._memory.view(CHANNEL.dtype)[0]
         self.address = self._memory.address
-        self._ring = self.address + CHANNEL.ring
-        ring = self._memory.view(RING.dtype, CHANNEL.ring)[0]
-        ring["slots"], ring["slot_size"], ring["capacity"] = self.address + CHANNEL.size, EVENT.size, CAPACITY
+        self.ring = self.address + CHANNEL.ring
+        self._counts = self._memory.view(RING.dtype, CHANNEL.ring)[0]
+        self._counts["slots"] = self.address + CHANNEL.size
+        self._counts["slot_size"], self._counts["capacity"] = EVENT.size, CAPACITY
         try:
             self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK | os.EFD_SEMAPHORE)
         except OSError:
@@ -34,6 +39,11 @@ class EventChannel:
             raise
         self._record["fd"] = self.fd
         self._lock, self._told = threading.Lock(), 0
+
+    @property
+    def is_empty(self) -> bool:
+        """Return whether all events have been taken."""
+        return bool(self._counts["head"] == self._counts["tail"])
 
     def get(self) -> tuple[int, EventType, int, bytes] | None:
         """Return the oldest event as (cookie, type, number of its object, EQE), or None.
@@ -51,10 +61,10 @@ class EventChannel:
                 os.eventfd_read(self.fd)
             except BlockingIOError:
                 return None
-            slot = self._slots[(next_full(self._ring) - self.address - CHANNEL.size) // EVENT.size]
+            slot = self._slots[(next_full(self.ring) - self.address - CHANNEL.size) // EVENT.size]
             kind, number = EventType(int(slot["type"])), int(slot["number"])
             event = int(slot["cookie"]), kind, number, eqe(kind, number, int(slot["syndrome"]))
-            release(self._ring)
+            release(self.ring)
             return event
 
     def close(self) -> None:

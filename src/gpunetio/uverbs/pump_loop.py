@@ -1,0 +1,140 @@
+"""How events of a NIC become messages to the program.
+
+This is compiled, and runs without the GIL: a program in Python may hold that while it waits for an event, as pyverbs
+does.
+"""
+
+from __future__ import annotations
+
+from numba import types
+
+from ..enums import AsyncEventType
+from ..fabric.ring import next_full, release
+from ..formats.events import EQE, PORT_BITS, PORT_SHIFT, EventType, PortSubtype
+from ..formats.layout import Entry
+from ..jit.compile import device_function, engine_function
+from ..jit.ops import be32, ld8, ld16, ld32, ld64, ld_relaxed64, st8, st32, st64
+from ..jit.struct_view import View, struct_view
+from ..nic.state.cq import event_at
+from . import abi
+
+_poll = types.ExternalFunction("poll", types.int32(types.int64, types.uint64, types.int32))
+_read = types.ExternalFunction("read", types.int64(types.int32, types.int64, types.uint64))
+_write = types.ExternalFunction("write", types.int64(types.int32, types.int64, types.uint64))
+
+MOST_PIPES = 1024
+_PERIOD_MS = 1000
+_COOKIE = 8  # bytes
+_COMPLETION, _CQ_ERROR, _PORT_CHANGE, _ACTIVE, _PORT_ACTIVE, _PORT_ERR = map(
+    int,
+    (
+        EventType.COMPLETION, EventType.CQ_ERROR, EventType.PORT_CHANGE, PortSubtype.ACTIVE,
+        AsyncEventType.PORT_ACTIVE, AsyncEventType.PORT_ERR,
+    ),
+)  # fmt: skip
+
+# `pollfds` are those of the channels' descriptors; the first one only wakes the thread. `pipes` has a PIPE for each.
+# `names` is what libibverbs calls each type of event. `message` is room.
+PUMP = Entry("pump", 128, """
+    stop      0  i64
+    count     8  i64
+    pollfds  16  i64
+    pipes    24  i64
+    names    32  i64
+    message  40  raw[88]
+""")
+pump_at: View = struct_view(PUMP)
+
+# `ring` is that of the channel, `fd` the pipe to the program. `devx`: messages are those of DEVX; 2: and have an EQE.
+PIPE = Entry("pump_pipe", 24, """
+    ring  0  i64
+    fd    8  i64
+    devx 16  i64
+""")
+pipe_at: View = struct_view(PIPE)
+
+# What events are about; its address is their cookie. `element` is what the program calls the object. The others count
+# messages about it: of completions, and of other events. On channels of DEVX, `cookies` is the address of 256 cookies,
+# by type of event; -1 is none.
+SUBSCRIBER = Entry("subscriber", 32, """
+    element      0  i64
+    completions  8  i64
+    others      16  i64
+    cookies     24  i64
+""")
+subscriber_at: View = struct_view(SUBSCRIBER)
+
+
+@device_function
+def _fill_eqe(eqe, event):
+    """Fill an event queue entry, as `formats.events.eqe` does."""
+    e = event_at(event)
+    for at in range(0, EQE.size, 8):
+        st64(eqe + at, 0)
+    st8(eqe + EQE.type, e.type)
+    if e.type == _CQ_ERROR:
+        st32(eqe + EQE.cqn, be32(e.number))
+        st8(eqe + EQE.syndrome, e.syndrome)
+    elif e.type == _PORT_CHANGE:
+        st8(eqe + EQE.port, e.number >> PORT_SHIFT << PORT_BITS)
+        st8(eqe + EQE.sub_type, e.number & ((1 << PORT_SHIFT) - 1))
+    else:
+        st32(eqe + EQE.number, be32(e.number))
+        st8(eqe + EQE.queue_type, e.syndrome)
+
+
+@device_function
+def _make_message(pump, pipe, event):
+    """Make the message about an event: return its bytes, or 0 if the program has not subscribed to it."""
+    e = event_at(event)
+    about = subscriber_at(e.cookie)
+    message = pump + PUMP.message
+    if pipe_at(pipe).devx != 0:
+        cookie = ld64(about.cookies + 8 * e.type)
+        if cookie == -1:
+            return 0
+        st64(message, cookie)
+        if pipe_at(pipe).devx == 1:
+            return _COOKIE
+        _fill_eqe(message + _COOKIE, event)
+        return _COOKIE + EQE.size
+    st64(message, about.element)
+    if e.type == _COMPLETION:
+        return _COOKIE
+    kind = ld8(pump_at(pump).names + e.type)
+    if e.type == _PORT_CHANGE:
+        st64(message, e.number >> PORT_SHIFT)
+        kind = _PORT_ACTIVE if e.number & ((1 << PORT_SHIFT) - 1) == _ACTIVE else _PORT_ERR
+    st64(message + 8, kind)
+    return abi.ASYNC_EVENT.size
+
+
+@engine_function
+def _pass_on(pump, pipe, event):
+    """Send a message about an event. One that finds the pipe full, as the program has not read thousands, is lost."""
+    nbytes = _make_message(pump, pipe, event)
+    if nbytes == 0 or _write(pipe_at(pipe).fd, pump + PUMP.message, nbytes) != nbytes:
+        return
+    about = subscriber_at(event_at(event).cookie)
+    if event_at(event).type == _COMPLETION:
+        about.completions += 1
+    else:
+        about.others += 1
+
+
+@engine_function
+def serve(pump):
+    """Pass events on until `stop` is set."""
+    p = pump_at(pump)
+    while ld_relaxed64(pump + PUMP.stop) == 0:
+        if _poll(p.pollfds, ld_relaxed64(pump + PUMP.count), _PERIOD_MS) <= 0:
+            continue
+        for i in range(ld_relaxed64(pump + PUMP.count)):
+            if ld16(p.pollfds + 8 * i + 6) == 0:
+                continue
+            pipe = p.pipes + PIPE.size * i
+            while _read(ld32(p.pollfds + 8 * i), pump + PUMP.message, 8) == 8:
+                event = next_full(pipe_at(pipe).ring) if i != 0 else 0
+                if event != 0:
+                    _pass_on(pump, pipe, event)
+                    release(pipe_at(pipe).ring)
