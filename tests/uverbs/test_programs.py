@@ -127,8 +127,8 @@ def test_other_pingpongs(port, program):
 
 # Of rdma-core's own tests, those of what software NICs have. They skip what a device says that it does not have.
 PYVERBS = [
-    "test_addr", "test_atomic", "test_cq", "test_cq_events", "test_cqex", "test_device", "test_mr", "test_pd", "test_qp",
-    "test_qpex", "test_parent_domain", "test_relaxed_ordering", "test_mlx5_uar", "test_mlx5_devx",
+    "test_addr", "test_atomic", "test_cq", "test_cq_events", "test_cqex", "test_device", "test_mr", "test_pd",
+    "test_qp", "test_qpex", "test_parent_domain", "test_relaxed_ordering", "test_mlx5_uar", "test_mlx5_devx",
     "test_mlx5_udp_sport", "test_mlx5_raw_wqe",
 ]  # fmt: skip
 PYTHON, SUITE = "/usr/bin/python3", Path("/usr/share/doc/rdma-core/tests")
