@@ -22,7 +22,6 @@ INSIDE = {
 }  # fmt: skip
 OUTSIDE = {"comp_mask", "response_length", "timestamp_mask", "hca_core_clock", "port_cap_flags2"}
 RENAMED = {
-    ("ib_uverbs_attr", "elem_id"): "attr_data.enum_data.elem_id",
     ("ib_uverbs_gid_entry", "netdev_index"): "netdev_ifindex",
     ("ib_uverbs_ah_attr", "dgid"): "grh.dgid", ("ib_uverbs_ah_attr", "flow_label"): "grh.flow_label",
     ("ib_uverbs_ah_attr", "sgid_index"): "grh.sgid_index", ("ib_uverbs_ah_attr", "hop_limit"): "grh.hop_limit",
@@ -51,6 +50,8 @@ CONSTANTS = {
     "MLX5_USER_CMDS_SUPP_UHW_QUERY_DEVICE": abi.UHW_QUERY_DEVICE,
     "MLX5_USER_CMDS_SUPP_UHW_CREATE_AH": abi.UHW_CREATE_AH, "MLX5_USER_INLINE_MODE_NONE": abi.INLINE_NONE,
     "MLX5_IB_CREATE_CQ_FLAGS_UAR_PAGE_INDEX": abi.CQ_UAR_PAGE_INDEX, "MLX5_QP_FLAG_SCATTER_CQE": abi.QP_SCATTER_CQE,
+    "MLX5_QP_FLAG_ALLOW_SCATTER_CQE": abi.QP_ALLOW_SCATTER_CQE,
+    "MLX5_QP_FLAG_PACKET_BASED_CREDIT_MODE": abi.QP_PACKET_BASED_CREDIT,
     "MLX5_QP_FLAG_UAR_PAGE_INDEX": abi.QP_UAR_PAGE_INDEX,
 }  # fmt: skip
 # By the prefix of the header's names.

@@ -562,7 +562,7 @@ MLX5_CREATE_CQ = Entry("mlx5_ib_create_cq", 32, """
     flags         22  u16
     uar_page_index 24 u16
 """)
-CQ_UAR_PAGE_INDEX, CQ_REAL_TIME = 2, 4  # MLX5_IB_CREATE_CQ_FLAGS_*
+CQ_UAR_PAGE_INDEX = 2  # MLX5_IB_CREATE_CQ_FLAGS_*
 MLX5_RESIZE_CQ = Entry("mlx5_ib_resize_cq", 16, """
     buf_addr 0  u64
     cqe_size 8  u16
@@ -577,7 +577,8 @@ MLX5_CREATE_QP = Entry("mlx5_ib_create_qp", 56, """
     uidx         32  u32
     bfreg_index  36  u32
 """)
-QP_SIGNATURE, QP_SCATTER_CQE, QP_BFREG_INDEX, QP_UAR_PAGE_INDEX = 1, 2, 8, 1 << 10  # MLX5_QP_FLAG_*
+# MLX5_QP_FLAG_*
+QP_SCATTER_CQE, QP_ALLOW_SCATTER_CQE, QP_PACKET_BASED_CREDIT, QP_UAR_PAGE_INDEX = 1 << 1, 1 << 8, 1 << 9, 1 << 10
 MLX5_CREATE_SRQ = Entry("mlx5_ib_create_srq", 32, """
     buf_addr  0  u64
     db_addr   8  u64

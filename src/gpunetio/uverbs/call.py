@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import ctypes
 import errno
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from ..formats.layout import Entry
+from .abi import DRIVER_MLX5
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,7 +27,6 @@ ATTRIBUTE = Entry("ib_uverbs_attr", 16, """
     attr_id     0  u16
     len         2  u16
     flags       4  u16
-    elem_id     6  u8
     data        8  u64
 """)
 _MANDATORY, _VALID_OUTPUT = 1, 2  # UVERBS_ATTR_F_*
@@ -56,6 +57,8 @@ class Call:
         count = int(header["num_attrs"])
         if int(header["length"]) != HEADER.size + count * ATTRIBUTE.size:
             raise Refused(errno.EINVAL, f"a header of {int(header['length'])} bytes for {count} attributes")
+        if int(header["driver_id"]) != DRIVER_MLX5:
+            raise Refused(errno.EINVAL, f"a call of driver {int(header['driver_id'])}, not of mlx5")
         self.object, self.method = int(header["object_id"]), int(header["method_id"])
         raw = (ctypes.c_ubyte * (count * ATTRIBUTE.size)).from_address(address + HEADER.size)
         self._attributes: dict[int, np.ndarray] = {}
@@ -70,8 +73,8 @@ class Call:
     def __contains__(self, attribute: int) -> bool:
         return attribute in self._attributes
 
-    def check_known(self, known: set[int]) -> None:
-        """Refuse attributes that nobody here knows, if the program insists on them."""
+    def check_known(self, known: Collection[int]) -> None:
+        """Refuse attributes that nobody here knows, if the program insists on them, as the kernel does."""
         for number, attribute in self._attributes.items():
             if number not in known and int(attribute["flags"]) & _MANDATORY:
                 raise Refused(errno.EPROTONOSUPPORT, f"{self}: attribute {number:#x} is not supported")
@@ -84,10 +87,6 @@ class Call:
     def number(self, attribute: int) -> int:
         """Return an attribute that is a number, a handle or a descriptor."""
         return int(self._attribute(attribute)["data"])
-
-    def kind(self, attribute: int) -> int:
-        """Return an attribute that is one of an enumeration."""
-        return int(self._attribute(attribute)["elem_id"])
 
     def data(self, attribute: int) -> bytes:
         """Return the bytes of an attribute; none if it is not there."""

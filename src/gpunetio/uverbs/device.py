@@ -24,7 +24,7 @@ _GRH_REQUIRED = 1  # IB_UVERBS_QPF_GRH_REQUIRED
 _MTU_CODE = {256: 1, 512: 2, 1024: 3, 2048: 4, 4096: 5}  # enum ibv_mtu
 
 
-@method(Object.DEVICE, Method.GET_CONTEXT)
+@method(Object.DEVICE, Method.GET_CONTEXT, abi.GetContext)
 def get_context(file: OpenFile, call: Call) -> None:
     """Tell libmlx5 what it must know to drive queues.
 
@@ -63,7 +63,7 @@ def query_device(file: OpenFile, call: Call) -> None:
     call.put(abi.Invoke.OUT, answer)
 
 
-@method(Object.DEVICE, Method.QUERY_PORT)
+@method(Object.DEVICE, Method.QUERY_PORT, abi.QueryPort)
 def query_port(file: OpenFile, call: Call) -> None:
     port = file.ctx.query_port(call.number(abi.QueryPort.PORT_NUM))
     ethernet = port.link_layer == LinkLayer.ETHERNET
@@ -86,7 +86,7 @@ def _gid_entry(file: OpenFile, port: int, index: int) -> bytes | None:
     return abi.GID_ENTRY.pack(gid=gid, gid_index=index, port_num=port, gid_type=file.ctx.gid_type(port, index))
 
 
-@method(Object.DEVICE, Method.QUERY_GID_ENTRY)
+@method(Object.DEVICE, Method.QUERY_GID_ENTRY, abi.Gid)
 def query_gid_entry(file: OpenFile, call: Call) -> None:
     entry = _gid_entry(file, call.number(abi.Gid.PORT), call.number(abi.Gid.GID_INDEX))
     if entry is None:
@@ -94,7 +94,7 @@ def query_gid_entry(file: OpenFile, call: Call) -> None:
     call.put(abi.Gid.RESP_ENTRY, entry)
 
 
-@method(Object.DEVICE, Method.QUERY_GID_TABLE)
+@method(Object.DEVICE, Method.QUERY_GID_TABLE, abi.GidTable)
 def query_gid_table(file: OpenFile, call: Call) -> None:
     size = call.number(abi.GidTable.ENTRY_SIZE)
     most = call.room(abi.GidTable.RESP_ENTRIES) // size if size else 0
@@ -111,7 +111,7 @@ def query_gid_table(file: OpenFile, call: Call) -> None:
 _KINDS = {UarType.BLUEFLAME: UarAllocationType.BLUEFLAME, UarType.NONCACHE: UarAllocationType.NONCACHE}
 
 
-@method(Object.UAR, abi.UAR_ALLOC)
+@method(Object.UAR, abi.UAR_ALLOC, abi.Uar)
 def alloc_uar(file: OpenFile, call: Call) -> None:
     """Allocate a page, which the program then maps at the offset that it is told."""
     uar = file.ctx.create_uar(_KINDS[UarType(call.number(abi.Uar.TYPE))])
@@ -122,7 +122,7 @@ def alloc_uar(file: OpenFile, call: Call) -> None:
     call.name(abi.Uar.HANDLE, file.add(Object.UAR, uar))
 
 
-@method(Object.UAR, abi.UAR_DESTROY)
+@method(Object.UAR, abi.UAR_DESTROY, (abi.Uar.HANDLE,))
 def free_uar(file: OpenFile, call: Call) -> None:
     removed = file.remove(Object.UAR, call.number(abi.Uar.HANDLE))
     del file.uars[removed.what.page_id]

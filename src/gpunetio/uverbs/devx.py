@@ -29,18 +29,18 @@ def _carry_out(call: Call, out: int, execute: Callable[[int], bytes]) -> None:
         raise Refused(errno.EREMOTEIO, str(error)) from error  # as Linux does since 5.18
 
 
-@method(Object.DEVX, abi.DEVX_OTHER)
+@method(Object.DEVX, abi.DEVX_OTHER, Devx)
 def general_command(file: OpenFile, call: Call) -> None:
     mailbox = call.data(Devx.IN)
     _carry_out(call, Devx.OUT, lambda room: file.provider.general_cmd(mailbox, room))
 
 
-@method(Object.DEVX, abi.DEVX_QUERY_EQN)
+@method(Object.DEVX, abi.DEVX_QUERY_EQN, (abi.EQN_VECTOR, abi.EQN_OUT))
 def query_eqn(file: OpenFile, call: Call) -> None:
     call.put_number(abi.EQN_OUT, file.provider.query_eqn(call.number(abi.EQN_VECTOR)))
 
 
-@method(Object.DEVX, abi.DEVX_QUERY_UAR)
+@method(Object.DEVX, abi.DEVX_QUERY_UAR, (abi.UAR_INDEX, abi.UAR_PAGE))
 def query_uar(file: OpenFile, call: Call) -> None:
     """Answer with the device's number of a doorbell page, which is the one that the program knows."""
     page = call.number(abi.UAR_INDEX)
@@ -49,7 +49,7 @@ def query_uar(file: OpenFile, call: Call) -> None:
     call.put_number(abi.UAR_PAGE, page)
 
 
-@method(Object.DEVX_OBJ, abi.DEVX_OBJ_CREATE)
+@method(Object.DEVX_OBJ, abi.DEVX_OBJ_CREATE, DevxObject)
 def create_object(file: OpenFile, call: Call) -> None:
     provider: SoftProvider = file.provider
     mailbox = call.data(DevxObject.IN)
@@ -66,7 +66,7 @@ def create_object(file: OpenFile, call: Call) -> None:
     call.name(DevxObject.HANDLE, file.add(Object.DEVX_OBJ, created[0], undo=undo))
 
 
-@method(Object.DEVX_OBJ, abi.DEVX_OBJ_DESTROY)
+@method(Object.DEVX_OBJ, abi.DEVX_OBJ_DESTROY, (DevxObject.HANDLE,))
 def destroy_object(file: OpenFile, call: Call) -> None:
     file.remove(Object.DEVX_OBJ, call.number(DevxObject.HANDLE))
 
@@ -77,19 +77,19 @@ def _made(file: OpenFile, call: Call) -> int:
     return what.devx_handle if isinstance(what, Handle) else int(what)
 
 
-@method(Object.DEVX_OBJ, abi.DEVX_OBJ_MODIFY)
+@method(Object.DEVX_OBJ, abi.DEVX_OBJ_MODIFY, DevxObject)
 def modify_object(file: OpenFile, call: Call) -> None:
     handle, mailbox = _made(file, call), call.data(DevxObject.IN)
     _carry_out(call, DevxObject.OUT, lambda room: file.provider.devx_obj_modify(handle, mailbox, room))
 
 
-@method(Object.DEVX_OBJ, abi.DEVX_OBJ_QUERY)
+@method(Object.DEVX_OBJ, abi.DEVX_OBJ_QUERY, DevxObject)
 def query_object(file: OpenFile, call: Call) -> None:
     handle, mailbox = _made(file, call), call.data(DevxObject.IN)
     _carry_out(call, DevxObject.OUT, lambda room: file.provider.devx_obj_query(handle, mailbox, room))
 
 
-@method(Object.DEVX_UMEM, abi.DEVX_UMEM_REG)
+@method(Object.DEVX_UMEM, abi.DEVX_UMEM_REG, Umem)
 def register_umem(file: OpenFile, call: Call) -> None:
     provider = file.provider
     access = access_of(call.number(Umem.ACCESS))
@@ -104,12 +104,12 @@ def register_umem(file: OpenFile, call: Call) -> None:
     call.name(Umem.HANDLE, file.add(Object.DEVX_UMEM, umem, undo=undo))
 
 
-@method(Object.DEVX_UMEM, abi.DEVX_UMEM_DEREG)
+@method(Object.DEVX_UMEM, abi.DEVX_UMEM_DEREG, (Umem.HANDLE,))
 def deregister_umem(file: OpenFile, call: Call) -> None:
     file.remove(Object.DEVX_UMEM, call.number(Umem.HANDLE))
 
 
-@method(Object.DEVX_ASYNC_EVENT_FD, abi.DEVX_EVENT_FD_ALLOC)
+@method(Object.DEVX_ASYNC_EVENT_FD, abi.DEVX_EVENT_FD_ALLOC, EventFd)
 def create_event_channel(file: OpenFile, call: Call) -> None:
     """Create an event channel. The program reads the cookie of a subscription and, mostly, the event queue entry."""
     channel = file.provider.create_event_channel()
@@ -119,7 +119,7 @@ def create_event_channel(file: OpenFile, call: Call) -> None:
     call.name(EventFd.HANDLE, fd)
 
 
-@method(Object.DEVX, abi.DEVX_SUBSCRIBE_EVENT)
+@method(Object.DEVX, abi.DEVX_SUBSCRIBE_EVENT, Subscribe)
 def subscribe_events(file: OpenFile, call: Call) -> None:
     fd, numbers = call.number(Subscribe.FD_HANDLE), call.data(Subscribe.TYPE_NUM_LIST)
     if fd not in file.event_channels:

@@ -37,7 +37,7 @@ def tell_errors(file: OpenFile, what: Handle, kinds: Iterable[EventType], subscr
         file.provider.subscribe(file.asynchronous, what.devx_handle, kinds, subscriber)
 
 
-@method(Object.ASYNC_EVENT, abi.ALLOC)
+@method(Object.ASYNC_EVENT, abi.ALLOC, (abi.ASYNC_EVENT_FD,))
 def alloc_async_events(file: OpenFile, call: Call) -> None:
     file.asynchronous = file.provider.create_event_channel()
     file.provider.subscribe(file.asynchronous, None, _OF_DEVICE, file.pump.subscriber(0))

@@ -30,7 +30,7 @@ def alloc_pd(file: OpenFile, call: Call) -> None:
     call.put_number(abi.UHW_OUT, pd.pdn)
 
 
-@method(Object.PD, abi.DESTROY_ONLY)
+@method(Object.PD, abi.DESTROY_ONLY, (abi.DESTROYED,))
 def dealloc_pd(file: OpenFile, call: Call) -> None:
     handle = call.number(abi.DESTROYED)
     pd: PD = file.get(Object.PD, handle)
@@ -64,12 +64,12 @@ def rereg_mr(file: OpenFile, call: Call) -> None:
     call.put(abi.Invoke.OUT, mr.lkey.to_bytes(4, "little") + mr.rkey.to_bytes(4, "little"))
 
 
-@method(Object.MR, abi.DESTROY_MR)
+@method(Object.MR, abi.DESTROY_MR, (abi.DESTROYED,))
 def dereg_mr(file: OpenFile, call: Call) -> None:
     file.remove(Object.MR, call.number(abi.DESTROYED))
 
 
-@method(Object.MR, abi.QUERY_MR)
+@method(Object.MR, abi.QUERY_MR, abi.QueryMr)
 def query_mr(file: OpenFile, call: Call) -> None:
     mr = file.get(Object.MR, call.number(abi.QueryMr.HANDLE))
     call.put_number(abi.QueryMr.RESP_LKEY, mr.lkey)

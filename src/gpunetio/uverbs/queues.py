@@ -30,6 +30,8 @@ _CQE_SIZES = 64, 128
 _NO_REQUEST = (1 << 32) - 1  # in a record: with reserved bits
 _IGNORE_OVERRUN = 2  # IB_UVERBS_CQ_FLAGS_IGNORE_OVERRUN
 _SIG_ALL = 1 << 12  # IB_UVERBS_QP_CREATE_SQ_SIG_ALL
+# Scatter to CQE, and what says nothing to the device.
+_QP_FLAGS = abi.QP_SCATTER_CQE | abi.QP_ALLOW_SCATTER_CQE | abi.QP_PACKET_BASED_CREDIT | abi.QP_UAR_PAGE_INDEX
 _TYPES = {QpKind.RC: QpType.RC, QpKind.UC: QpType.UC, QpKind.UD: QpType.UD}
 _MIGRATED = 0  # IBV_MIG_MIGRATED
 
@@ -45,13 +47,13 @@ def _umem(file: OpenFile, address: int, nbytes: int, undo: ExitStack) -> tuple[U
 # --- completion queues -----------------------------------------------------------------------------------------------
 
 
-@method(Object.CQ, abi.CREATE)
+@method(Object.CQ, abi.CREATE, abi.CreateCq)
 def create_cq(file: OpenFile, call: Call) -> None:
     request = call.take(abi.UHW_IN, abi.MLX5_CREATE_CQ)
     entries = 1 << call.number(abi.CreateCq.CQE).bit_length()
     size, flags = int(request["cqe_size"]), call.number(abi.CreateCq.FLAGS) if abi.CreateCq.FLAGS in call else 0
-    if request["cqe_comp_en"] or int(request["flags"]) & ~abi.CQ_UAR_PAGE_INDEX:
-        raise Refused(errno.EOPNOTSUPP, "compressed completions and timestamps in real time are not supported")
+    if request["cqe_comp_en"] or int(request["flags"]) & ~abi.CQ_UAR_PAGE_INDEX or flags & ~_IGNORE_OVERRUN:
+        raise Refused(errno.EOPNOTSUPP, "completions that are compressed or have timestamps are not supported")
     if not int(request["flags"]) & abi.CQ_UAR_PAGE_INDEX:
         raise Refused(errno.EOPNOTSUPP, "this libmlx5 does not name the doorbell page of a completion queue")
     with ExitStack() as undo:
@@ -75,7 +77,7 @@ def create_cq(file: OpenFile, call: Call) -> None:
         call.name(abi.CreateCq.HANDLE, file.add(Object.CQ, cq, subscriber, undo.pop_all()))
 
 
-@method(Object.CQ, abi.DESTROY)
+@method(Object.CQ, abi.DESTROY, (abi.DESTROYED, abi.DESTROY_RESP))
 def destroy_cq(file: OpenFile, call: Call) -> None:
     handle = call.number(abi.DESTROYED)
     cq: CQ = file.get(Object.CQ, handle)
@@ -91,14 +93,17 @@ def _check_free(what: CQ | SRQ) -> None:
 # --- queue pairs -----------------------------------------------------------------------------------------------------
 
 
-@method(Object.QP, abi.CREATE)
+@method(Object.QP, abi.CREATE, abi.CreateQp)
 def create_qp(file: OpenFile, call: Call) -> None:
     request, cap = call.take(abi.UHW_IN, abi.MLX5_CREATE_QP), call.take(abi.CreateQp.CAP, abi.QP_CAP)
     kind, flags = call.number(abi.CreateQp.TYPE), call.number(abi.CreateQp.FLAGS) if abi.CreateQp.FLAGS in call else 0
     if kind not in list(QpKind):
         raise Refused(errno.EOPNOTSUPP, f"queue pairs of type {kind} are not supported")
-    if unknown := flags & ~_SIG_ALL:
-        raise Refused(errno.EOPNOTSUPP, f"flags {unknown:#x} of queue pairs are not supported")
+    for given, known in ((flags, _SIG_ALL), (int(request["flags"]), _QP_FLAGS)):
+        if unknown := given & ~known:
+            raise Refused(errno.EOPNOTSUPP, f"flags {unknown:#x} of queue pairs are not supported")
+    if abi.CreateQp.SOURCE_QPN in call:
+        raise Refused(errno.EOPNOTSUPP, "queue pairs with the number of another one are not supported")
     if not int(request["flags"]) & abi.QP_UAR_PAGE_INDEX:
         raise Refused(errno.EOPNOTSUPP, "this libmlx5 does not name the doorbell page of a queue pair")
     qp_type = _TYPES[QpKind(kind)]
@@ -135,7 +140,7 @@ def _smallest_wqe(qp_type: QpType) -> int:
     return round_up(CTRL_SEG.size + header + DATA_SEG.size, WQEBB)
 
 
-@method(Object.QP, abi.DESTROY)
+@method(Object.QP, abi.DESTROY, (abi.DESTROYED, abi.DESTROY_RESP))
 def destroy_qp(file: OpenFile, call: Call) -> None:
     removed = file.remove(Object.QP, call.number(abi.DESTROYED))
     del file.caps[removed.what]
@@ -168,7 +173,7 @@ _MTUS = {1: 256, 2: 512, 3: 1024, 4: 2048, 5: 4096}
 _MTU_CODE = {mtu: code for code, mtu in _MTUS.items()}
 _RIGHTS = QpAttrMask.ALLOW_REMOTE_WRITE | QpAttrMask.ALLOW_REMOTE_READ | QpAttrMask.ATOMIC_MODE
 _REMOTE_WRITE, _REMOTE_READ, _REMOTE_ATOMIC = 2, 4, 8
-_NO_CONNECTION = QpMask.AV | QpMask.PATH_MTU  # what datagrams have no use for, and drivers ignore
+_KNOWN = sum(_MASKS) | QpMask.PATH_MTU | QpMask.ACCESS_FLAGS | QpMask.AV
 
 
 @command(Write.MODIFY_QP)
@@ -177,6 +182,8 @@ def modify_qp(file: OpenFile, call: Call) -> None:
     request = call.take(abi.Invoke.IN, abi.MODIFY_QP)
     qp: QP = file.get(Object.QP, int(request["qp_handle"]))
     asked = QpMask(int(request["attr_mask"]))
+    if unknown := int(asked) & ~_KNOWN:
+        raise Refused(errno.EOPNOTSUPP, f"attributes {unknown:#x} of queue pairs are not supported")
     attr, mask = QpAttr(), QpAttrMask(0)
     for bit, (ours, theirs, name) in _MASKS.items():
         if bit in asked:
@@ -238,11 +245,11 @@ def query_qp(file: OpenFile, call: Call) -> None:
 # --- shared receive queues -------------------------------------------------------------------------------------------
 
 
-@method(Object.SRQ, abi.CREATE)
+@method(Object.SRQ, abi.CREATE, abi.CreateSrq)
 def create_srq(file: OpenFile, call: Call) -> None:
     request = call.take(abi.UHW_IN, abi.MLX5_CREATE_SRQ)
-    if call.kind(abi.CreateSrq.TYPE) or call.number(abi.CreateSrq.TYPE):
-        raise Refused(errno.EOPNOTSUPP, "shared receive queues of XRC and tag matching are not supported")
+    if call.number(abi.CreateSrq.TYPE) or int(request["flags"]):
+        raise Refused(errno.EOPNOTSUPP, "shared receive queues of XRC, tag matching and signatures are not supported")
     asked, sges = call.number(abi.CreateSrq.MAX_WR), call.number(abi.CreateSrq.MAX_SGE)
     entries = 1 << asked.bit_length()  # as mlx5_create_srq rounds up: one more than asked for
     stride = 1 << (SEGMENT + sges * SEGMENT - 1).bit_length()
@@ -263,7 +270,7 @@ def create_srq(file: OpenFile, call: Call) -> None:
         call.name(abi.CreateSrq.HANDLE, file.add(Object.SRQ, srq, subscriber, undo.pop_all()))
 
 
-@method(Object.SRQ, abi.DESTROY)
+@method(Object.SRQ, abi.DESTROY, (abi.DESTROYED, abi.DESTROY_RESP))
 def destroy_srq(file: OpenFile, call: Call) -> None:
     handle = call.number(abi.DESTROYED)
     srq: SRQ = file.get(Object.SRQ, handle)
@@ -305,7 +312,7 @@ def create_ah(file: OpenFile, call: Call) -> None:
     call.put(abi.UHW_OUT, answer)
 
 
-@method(Object.AH, abi.DESTROY_ONLY)
+@method(Object.AH, abi.DESTROY_ONLY, (abi.DESTROYED,))
 def destroy_ah(file: OpenFile, call: Call) -> None:
     file.remove(Object.AH, call.number(abi.DESTROYED))
 
