@@ -12,6 +12,8 @@ from contextlib import ExitStack
 import numpy as np
 
 from ..enums import AddrType, CqOverrun, LinkLayer, QpAtomicType, QpAttrMask, QpState, QpType
+from ..formats.commands import CQ_RESIZE, MODIFY_CQ_IN, OUT, CqResize, Opcode
+from ..formats.cqe import CQE_SIZES
 from ..formats.doorbell import CQ_DBREC
 from ..formats.wqe import ATOMIC_SEG, AV_SEG, CTRL_SEG, DATA_SEG, SEGMENT, WQEBB
 from ..memory import PAGE, round_up
@@ -26,7 +28,6 @@ from .files import OpenFile
 from .methods import command, method
 
 _RECORD = 8  # bytes of a doorbell record
-_CQE_SIZES = 64, 128
 _NO_REQUEST = (1 << 32) - 1  # in a record: with reserved bits
 _IGNORE_OVERRUN = 2  # IB_UVERBS_CQ_FLAGS_IGNORE_OVERRUN
 _SIG_ALL = 1 << 12  # IB_UVERBS_QP_CREATE_SQ_SIG_ALL
@@ -83,6 +84,26 @@ def destroy_cq(file: OpenFile, call: Call) -> None:
     cq: CQ = file.get(Object.CQ, handle)
     _check_free(cq)
     call.put(abi.DESTROY_RESP, file.reported(file.remove(Object.CQ, handle)))
+
+
+@command(Write.RESIZE_CQ)
+def resize_cq(file: OpenFile, call: Call) -> None:
+    """Move a CQ to another ring. libmlx5 then copies what waits in the old one, up to the entry that marks its end."""
+    request, ring = call.take(abi.Invoke.IN, abi.RESIZE_CQ), call.take(abi.UHW_IN, abi.MLX5_RESIZE_CQ)
+    held = file.held(Object.CQ, int(request["cq_handle"]))
+    cq: CQ = held.what
+    entries, size = 1 << int(request["cqe"]).bit_length(), int(ring["cqe_size"])
+    with ExitStack() as undo:
+        umem, offset = _umem(file, int(ring["buf_addr"]), entries * size, undo)
+        mailbox = MODIFY_CQ_IN.pack(
+            opcode=Opcode.MODIFY_CQ, op_mod=CQ_RESIZE, cqn=cq.cqn, resize_field_select=sum(CqResize),
+            cq_context={"log_cq_size": entries.bit_length() - 1, "cqe_sz": CQE_SIZES.index(size)},
+            cq_umem_id=umem.umem_id, cq_umem_offset=offset, cq_umem_valid=1,
+        )  # fmt: skip
+        file.provider.devx_obj_modify(cq.devx_handle, bytes(mailbox), OUT.size)
+        undo.callback(held.undo.close)  # before the new ring
+        held.undo = undo.pop_all()
+    call.put_number(abi.Invoke.OUT, entries - 1)
 
 
 def _check_free(what: CQ | SRQ) -> None:
