@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import ctypes
 import errno
-from collections.abc import Collection
+import os
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 from ..formats.layout import Entry
@@ -41,9 +42,33 @@ class Refused(Exception):
         self.code = code
 
 
+class _Range(ctypes.Structure):
+    """struct iovec."""
+
+    _fields_ = (("base", ctypes.c_void_p), ("nbytes", ctypes.c_size_t))
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.process_vm_readv.restype = _libc.process_vm_writev.restype = ctypes.c_ssize_t
+
+
+def _copy(call: Callable[..., int], ours: ctypes.Array[ctypes.c_char], address: int, nbytes: int) -> None:
+    """Copy between memory of ours and of the program. Refused with EFAULT if the program's is not there."""
+    here, there = _Range(ctypes.addressof(ours), nbytes), _Range(address, nbytes)
+    if call(os.getpid(), ctypes.byref(here), 1, ctypes.byref(there), 1, 0) != nbytes:
+        raise Refused(errno.EFAULT, f"{nbytes} bytes at {address:#x} are not the program's memory")
+
+
 def bytes_at(address: int, nbytes: int) -> bytes:
     """Return a copy of memory of the program."""
-    return ctypes.string_at(address, nbytes)
+    room = ctypes.create_string_buffer(nbytes)
+    _copy(_libc.process_vm_readv, room, address, nbytes)
+    return room.raw
+
+
+def store_at(address: int, data: bytes) -> None:
+    """Store into memory of the program."""
+    _copy(_libc.process_vm_writev, ctypes.create_string_buffer(data, len(data)), address, len(data))
 
 
 class Call:
@@ -60,6 +85,7 @@ class Call:
         if int(header["driver_id"]) != DRIVER_MLX5:
             raise Refused(errno.EINVAL, f"a call of driver {int(header['driver_id'])}, not of mlx5")
         self.object, self.method = int(header["object_id"]), int(header["method_id"])
+        bytes_at(address + HEADER.size, count * ATTRIBUTE.size)  # it is there
         raw = (ctypes.c_ubyte * (count * ATTRIBUTE.size)).from_address(address + HEADER.size)
         self._attributes: dict[int, np.ndarray] = {}
         for i in range(count):
@@ -94,7 +120,9 @@ class Call:
             return b""
         found = self._attributes[attribute]
         nbytes, data = int(found["len"]), int(found["data"])
-        return data.to_bytes(_INLINE, "little")[:nbytes] if nbytes <= _INLINE else bytes_at(data, nbytes)
+        if nbytes <= _INLINE:
+            return data.to_bytes(_INLINE, "little")[:nbytes]
+        return bytes_at(data, nbytes)
 
     def take(self, attribute: int, layout: Entry) -> np.ndarray:
         """Return a structure that the program has filled. What its older headers do not have is 0."""
@@ -110,7 +138,8 @@ class Call:
             return
         found = self._attributes[attribute]
         nbytes = int(found["len"])
-        ctypes.memmove(int(found["data"]), data[:nbytes].ljust(nbytes, b"\0"), nbytes)
+        if nbytes:
+            store_at(int(found["data"]), data[:nbytes].ljust(nbytes, b"\0"))
         found["flags"] |= _VALID_OUTPUT
 
     def put_number(self, attribute: int, value: int) -> None:

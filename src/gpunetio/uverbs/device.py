@@ -114,7 +114,10 @@ _KINDS = {UarType.BLUEFLAME: UarAllocationType.BLUEFLAME, UarType.NONCACHE: UarA
 @method(Object.UAR, abi.UAR_ALLOC, abi.Uar)
 def alloc_uar(file: OpenFile, call: Call) -> None:
     """Allocate a page, which the program then maps at the offset that it is told."""
-    uar = file.ctx.create_uar(_KINDS[UarType(call.number(abi.Uar.TYPE))])
+    kind = call.number(abi.Uar.TYPE)
+    if kind not in list(UarType):
+        raise Refused(errno.EOPNOTSUPP, f"doorbell pages of type {kind} are not supported")
+    uar = file.ctx.create_uar(_KINDS[UarType(kind)])
     file.uars[uar.page_id] = uar
     call.put_number(abi.Uar.MMAP_OFFSET, uar.page_id * PAGE)
     call.put_number(abi.Uar.MMAP_LENGTH, PAGE)

@@ -43,10 +43,7 @@ def query_eqn(file: OpenFile, call: Call) -> None:
 @method(Object.DEVX, abi.DEVX_QUERY_UAR, (abi.UAR_INDEX, abi.UAR_PAGE))
 def query_uar(file: OpenFile, call: Call) -> None:
     """Answer with the device's number of a doorbell page, which is the one that the program knows."""
-    page = call.number(abi.UAR_INDEX)
-    if page not in file.uars:
-        raise Refused(errno.EINVAL, f"there is no doorbell page {page}")
-    call.put_number(abi.UAR_PAGE, page)
+    call.put_number(abi.UAR_PAGE, file.uar(call.number(abi.UAR_INDEX)).page_id)
 
 
 @method(Object.DEVX_OBJ, abi.DEVX_OBJ_CREATE, DevxObject)

@@ -51,6 +51,12 @@ class OpenFile:
         self._held: dict[int, Held] = {}
         self._next = 1
 
+    def uar(self, page: int) -> UAR:
+        """Return a doorbell page. Refused with EINVAL if the program has no such page."""
+        if page not in self.uars:
+            raise Refused(errno.EINVAL, f"there is no doorbell page {page}")
+        return self.uars[page]
+
     def add(self, kind: Object, what: object, subscriber: int = 0, undo: ExitStack | None = None) -> int:
         """Keep an object, and return its handle."""
         handle, self._next = self._next, self._next + 1

@@ -5,7 +5,6 @@ libmlx5 allocates rings and doorbell records, and tells where they are.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 from contextlib import ExitStack
 
@@ -22,13 +21,13 @@ from ..verbs.events import OF_CQ, OF_QP, OF_SRQ
 from ..verbs.umem import UMEM
 from . import abi
 from .abi import Object, QpKind, QpMask, SrqMask, Write
-from .call import Call, Refused
+from .call import Call, Refused, store_at
 from .events import tell_completions, tell_errors
 from .files import OpenFile
 from .methods import command, method
 
 _RECORD = 8  # bytes of a doorbell record
-_NO_REQUEST = (1 << 32) - 1  # in a record: with reserved bits
+_NO_REQUEST = b"\xff" * 4  # in a record: with reserved bits
 _IGNORE_OVERRUN = 2  # IB_UVERBS_CQ_FLAGS_IGNORE_OVERRUN
 _SIG_ALL = 1 << 12  # IB_UVERBS_QP_CREATE_SQ_SIG_ALL
 # Scatter to CQE, and what says nothing to the device.
@@ -59,12 +58,12 @@ def create_cq(file: OpenFile, call: Call) -> None:
         raise Refused(errno.EOPNOTSUPP, "this libmlx5 does not name the doorbell page of a completion queue")
     with ExitStack() as undo:
         # libmlx5's first request to arm it may be 0. So that it can be told from none, the record says something else.
-        ctypes.c_uint32.from_address(int(request["db_addr"]) + CQ_DBREC.arm).value = _NO_REQUEST
+        store_at(int(request["db_addr"]) + CQ_DBREC.arm, _NO_REQUEST)
         cq = file.ctx.create_cq(
             entries, cqe_size=size,
             external_umem=_umem(file, int(request["buf_addr"]), entries * size, undo),
             external_dbr_umem=_umem(file, int(request["db_addr"]), _RECORD, undo),
-            external_uar=file.uars[int(request["uar_page_index"])],
+            external_uar=file.uar(int(request["uar_page_index"])),
             comp_vector=call.number(abi.CreateCq.COMP_VECTOR),
             overrun=CqOverrun.ENABLE if flags & _IGNORE_OVERRUN else CqOverrun.DISABLE,
         )  # fmt: skip
@@ -141,7 +140,7 @@ def create_qp(file: OpenFile, call: Call) -> None:
             srq=srq, user_index=int(request["uidx"]),
             external_umem=_umem(file, int(request["buf_addr"]), nbytes, undo),
             external_dbr_umem=_umem(file, int(request["db_addr"]), _RECORD, undo),
-            external_uar=file.uars[int(request["bfreg_index"])],
+            external_uar=file.uar(int(request["bfreg_index"])),
             external_datapath=True, cqe_inline=bool(int(request["flags"]) & abi.QP_SCATTER_CQE),
         )  # fmt: skip
         undo.callback(qp.close)
