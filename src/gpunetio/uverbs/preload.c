@@ -212,6 +212,16 @@ WITH_PATH(int, stat, (const char *restrict path, struct stat *restrict found), p
 WITH_PATH(int, stat64, (const char *restrict path, struct stat64 *restrict found), path, found)
 WITH_PATH(int, lstat, (const char *restrict path, struct stat *restrict found), path, found)
 WITH_PATH(int, lstat64, (const char *restrict path, struct stat64 *restrict found), path, found)
+
+// What programs and libraries call instead that were built with glibc before 2.33.
+int __xstat(int, const char *, struct stat *);
+int __xstat64(int, const char *, struct stat64 *);
+int __lxstat(int, const char *, struct stat *);
+int __lxstat64(int, const char *, struct stat64 *);
+WITH_PATH(int, __xstat, (int version, const char *path, struct stat *found), version, path, found)
+WITH_PATH(int, __xstat64, (int version, const char *path, struct stat64 *found), version, path, found)
+WITH_PATH(int, __lxstat, (int version, const char *path, struct stat *found), version, path, found)
+WITH_PATH(int, __lxstat64, (int version, const char *path, struct stat64 *found), version, path, found)
 WITH_PATH(ssize_t, readlink, (const char *restrict path, char *restrict room_, size_t size), path, room_, size)
 WITH_PATH(char *, realpath, (const char *restrict path, char *restrict resolved), path, resolved)
 
