@@ -91,6 +91,17 @@ def test_memory_that_the_program_does_not_have(program, address):
     assert _guarded(program.calls.control)(program.number, address) == -errno.EFAULT
 
 
+def test_an_answer_that_cannot_be_stored(program):
+    """The object is not made, as nobody could name it."""
+    before = set(program.file._held)
+    request = (abi.Invoke.CMD, 8, abi.Write.ALLOC_PD), (abi.Invoke.OUT, 4, NOWHERE)
+    assert program.control(Object.DEVICE, abi.Method.INVOKE_WRITE, *request) == -errno.EFAULT
+    uar = (abi.Uar.TYPE, 4, 0), (abi.Uar.PAGE_ID, 4, program.address)
+    assert program.control(Object.UAR, abi.UAR_ALLOC, *uar) == -errno.EINVAL
+    assert set(program.file._held) == before
+    assert set(program.file.uars) == {program.page}
+
+
 def test_calls_that_are_not_there(program):
     assert program.control(Object.DEVICE, 77) == -errno.EOPNOTSUPP
     assert program.control(99, 0) == -errno.EOPNOTSUPP
@@ -165,8 +176,10 @@ def test_structures_with_anything_in_them(program, data):
     write = call[0] == Object.DEVICE
     place = (abi.Invoke.IN if write else abi.UHW_IN, layout.size, ctypes.addressof(structure))
     answers = ((abi.Invoke.OUT, 12, program.address),) if write else ()
-    with contextlib.suppress(Refused, DocaError):
+    try:
         program.calls.control(program.number, program.prepare(*call, place, *answers))
+    except (Refused, DocaError):
+        assert set(program.file._held) == before
     for handle in sorted(set(program.file._held) - before, reverse=True):
         program.file.remove(program.file._held[handle].kind, handle)
     assert program.control(Object.PD, abi.DESTROY_ONLY, (abi.DESTROYED, 0, pd)) == 0

@@ -70,7 +70,7 @@ class Calls:
         if self._exiting:
             self._files[file].bury(call)
             return 0
-        with self._files[file].lock:
+        with self._files[file].whole_call():
             execute(self._files[file], call)
         return 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from contextlib import ExitStack
 
 from ..enums import LinkLayer, UarAllocationType
 from ..formats.doorbell import UAR_PAGE
@@ -119,16 +120,17 @@ def alloc_uar(file: OpenFile, call: Call) -> None:
         raise Refused(errno.EOPNOTSUPP, f"doorbell pages of type {kind} are not supported")
     uar = file.ctx.create_uar(_KINDS[UarType(kind)])
     file.uars[uar.page_id] = uar
+    undo = ExitStack()
+    undo.callback(file.uars.pop, uar.page_id)
     call.put_number(abi.Uar.MMAP_OFFSET, uar.page_id * PAGE)
     call.put_number(abi.Uar.MMAP_LENGTH, PAGE)
     call.put_number(abi.Uar.PAGE_ID, uar.page_id)
-    call.name(abi.Uar.HANDLE, file.add(Object.UAR, uar))
+    call.name(abi.Uar.HANDLE, file.add(Object.UAR, uar, undo=undo))
 
 
 @method(Object.UAR, abi.UAR_DESTROY, (abi.Uar.HANDLE,))
 def free_uar(file: OpenFile, call: Call) -> None:
-    removed = file.remove(Object.UAR, call.number(abi.Uar.HANDLE))
-    del file.uars[removed.what.page_id]
+    file.remove(Object.UAR, call.number(abi.Uar.HANDLE))
 
 
 def map_page(file: OpenFile, offset: int, nbytes: int) -> int:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import atexit
 import errno
 import threading
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,7 +42,7 @@ class OpenFile:
             self.pump = Pump(f"gpunetio {self.ctx.name}")
             undo.pop_all()
         atexit.register(self.pump.stop)  # later than the NIC's end, so before it
-        self.lock = threading.Lock()  # calls are made one at a time
+        self.lock = threading.Lock()
         self.uars: dict[int, UAR] = {}  # by page id
         self.channels: dict[int, int] = {}  # completion channels, by descriptor
         self.event_channels: dict[int, int] = {}  # those of DEVX, by descriptor
@@ -62,6 +63,18 @@ class OpenFile:
         handle, self._next = self._next, self._next + 1
         self._held[handle] = Held(kind, what, subscriber, undo or ExitStack())
         return handle
+
+    @contextmanager
+    def whole_call(self) -> Iterator[None]:
+        """Make one call at a time. If it fails, remove the objects that it has made."""
+        with self.lock:
+            first = self._next
+            try:
+                yield
+            except BaseException:
+                for handle in range(self._next - 1, first - 1, -1):
+                    self.remove(self._held[handle].kind, handle)
+                raise
 
     def held(self, kind: Object, handle: int) -> Held:
         """Return an object by its handle. Refused with EINVAL if there is none."""

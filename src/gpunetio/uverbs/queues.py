@@ -151,6 +151,7 @@ def create_qp(file: OpenFile, call: Call) -> None:
         call.put_number(abi.CreateQp.RESP_QP_NUM, qp.qpn)
         call.put_number(abi.UHW_OUT, int(request["bfreg_index"]))
         file.caps[qp] = cap
+        undo.callback(file.caps.pop, qp)
         call.name(abi.CreateQp.HANDLE, file.add(Object.QP, qp, subscriber, undo.pop_all()))
 
 
@@ -162,9 +163,7 @@ def _smallest_wqe(qp_type: QpType) -> int:
 
 @method(Object.QP, abi.DESTROY, (abi.DESTROYED, abi.DESTROY_RESP))
 def destroy_qp(file: OpenFile, call: Call) -> None:
-    removed = file.remove(Object.QP, call.number(abi.DESTROYED))
-    del file.caps[removed.what]
-    call.put(abi.DESTROY_RESP, file.reported(removed))
+    call.put(abi.DESTROY_RESP, file.reported(file.remove(Object.QP, call.number(abi.DESTROYED))))
 
 
 # What `ibv_modify_qp` calls an attribute, and its name in the structure and in `QpAttr`.
