@@ -358,7 +358,7 @@ def test_a_receive_pool_stays_ready(device):
         assert text == f"from state {now} to {wanted}: a pool stays in RDY (1)"
 
 
-@pytest.mark.parametrize(("wq_type", "basic_cyclic"), [(2, 0), (3, 1), (3, 0), (0, 1), (1, 0), (15, 0)])
+@pytest.mark.parametrize(("wq_type", "basic_cyclic"), [(2, 0), (3, 1), (3, 0), (0, 1), (15, 0)])
 def test_a_receive_pool_of_another_type(device, wq_type, basic_cyclic):
     """Striding pools exist on cards, but not here."""
     context = {"state": 1, "basic_cyclic_rcv_wqe": basic_cyclic, "wq": {"wq_type": wq_type}}

@@ -148,16 +148,17 @@ def test_linked_receives_come_in_the_order_of_their_links(make, kind):
     assert [int(cqe[field]) for cqe in end.cq.take()] == [0, 2, 1, 3]
 
 
-def test_receives_of_a_pool(make):
-    """Two queues take them from a receive memory pool in turn."""
+@pytest.mark.parametrize("wq_type", [WqType.LINKED_LIST, WqType.CYCLIC])
+def test_receives_of_a_pool(make, wq_type):
+    """Two queues take them from a receive memory pool in turn. A cyclic pool's links are not followed."""
     cq, buffer = Cq(make), Buffer(make, 4096)
-    pool = make.rmp()
+    pool = make.rmp(wq_type=wq_type)
     record = make.memory.view(">u4", 0x8000 + 64, 1)
     for n in range(4):
         slot = make.memory.view(">u4", n * 32 + 16, 4)
         slot[0], slot[1] = 1024, buffer.region.lkey
         make.memory.view(">u8", n * 32 + 24, 1)[0] = buffer.memory.address + n * 1024
-        make.memory.view(">u2", n * 32 + 2, 1)[0] = n + 1
+        make.memory.view(">u2", n * 32 + 2, 1)[0] = n + 1 if wq_type == WqType.LINKED_LIST else 0
     record[0] = 3
     domain, tirs = make.domain().number, []
     for n in range(2):

@@ -67,8 +67,9 @@ class Maker:
         ring = self.wq(log_wq_stride=4) | (wq or {})
         return self.create(Opcode.CREATE_RQ, ctx={"cqn": cqn, "flush_in_error_en": 1, "vsd": 1, "wq": ring} | context)
 
-    def rmp(self) -> DevxObject:
-        ring = self.wq(log_wq_stride=5, wq_type=0)
+    def rmp(self, **wq: Any) -> DevxObject:
+        """A pool whose WQEs have a segment before their data."""
+        ring = self.wq(log_wq_stride=5) | wq
         return self.create(Opcode.CREATE_RMP, ctx={"state": 1, "wq": ring})
 
     def rqt(self, rqns: Iterable[int], most: int = 8, **context: Any) -> DevxObject:

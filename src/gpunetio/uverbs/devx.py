@@ -8,7 +8,9 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 from ..errors import DriverError
-from ..formats.commands import OUT
+from ..formats import commands as cmd
+from ..formats import ethernet as eth
+from ..formats.commands import OUT, Opcode
 from ..formats.events import EventType
 from ..providers.soft import SoftProvider
 from ..verbs import Handle
@@ -18,6 +20,28 @@ from .call import Call, Refused
 from .files import OpenFile
 from .memory import access_of
 from .methods import method
+
+# Rings and records of a program are always in UMEMs. The kernel says so for it: UCX does not.
+_RING_AND_RECORD = {"wq": {"wq_umem_valid": 1, "dbr_umem_valid": 1}}
+_IN_UMEMS = {
+    Opcode.CREATE_CQ:  (cmd.CREATE_CQ_IN,  {"cq_umem_valid": 1, "cq_context": {"dbr_umem_valid": 1}}),
+    Opcode.MODIFY_CQ:  (cmd.MODIFY_CQ_IN,  {"cq_umem_valid": 1}),
+    Opcode.CREATE_QP:  (cmd.CREATE_QP_IN,  {"wq_umem_valid": 1, "qpc": {"dbr_umem_valid": 1}}),
+    Opcode.CREATE_RMP: (cmd.CREATE_RMP_IN, {"ctx": _RING_AND_RECORD}),
+    Opcode.CREATE_SQ:  (eth.CREATE_SQ_IN,  {"ctx": _RING_AND_RECORD}),
+    Opcode.CREATE_RQ:  (eth.CREATE_RQ_IN,  {"ctx": _RING_AND_RECORD}),
+}  # fmt: skip
+
+
+def _in_umems(call: Call) -> bytes:
+    """Return the mailbox of a call. If it names rings, it says that they are in UMEMs."""
+    mailbox = bytearray(call.data(DevxObject.IN))
+    opcode = int.from_bytes(mailbox[:2], "big")
+    if opcode in _IN_UMEMS:
+        layout, said = _IN_UMEMS[Opcode(opcode)]
+        if len(mailbox) >= layout.size:  # else the NIC refuses it
+            layout.update(mailbox, **said)
+    return bytes(mailbox)
 
 
 def _carry_out(call: Call, out: int, execute: Callable[[int], bytes]) -> None:
@@ -49,7 +73,7 @@ def query_uar(file: OpenFile, call: Call) -> None:
 @method(Object.DEVX_OBJ, abi.DEVX_OBJ_CREATE, DevxObject)
 def create_object(file: OpenFile, call: Call) -> None:
     provider: SoftProvider = file.provider
-    mailbox = call.data(DevxObject.IN)
+    mailbox = _in_umems(call)
     created: list[int] = []
 
     def execute(room: int) -> bytes:
@@ -76,7 +100,7 @@ def _made(file: OpenFile, call: Call) -> int:
 
 @method(Object.DEVX_OBJ, abi.DEVX_OBJ_MODIFY, DevxObject)
 def modify_object(file: OpenFile, call: Call) -> None:
-    handle, mailbox = _made(file, call), call.data(DevxObject.IN)
+    handle, mailbox = _made(file, call), _in_umems(call)
     _carry_out(call, DevxObject.OUT, lambda room: file.provider.devx_obj_modify(handle, mailbox, room))
 
 

@@ -20,6 +20,7 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 enum { MAX_FDS = 65536, NETLINK_RDMA = 20 };
@@ -225,6 +226,13 @@ WITH_PATH(int, __lxstat64, (int version, const char *path, struct stat64 *found)
 WITH_PATH(ssize_t, readlink, (const char *restrict path, char *restrict room_, size_t size), path, room_, size)
 WITH_PATH(char *, realpath, (const char *restrict path, char *restrict resolved), path, resolved)
 
+// What they call that were built with _FORTIFY_SOURCE. The C library checks the rest.
+char *__realpath_chk(const char *, char *, size_t);
+ssize_t __readlink_chk(const char *, char *, size_t, size_t);
+WITH_PATH(char *, __realpath_chk, (const char *path, char *resolved, size_t size), path, resolved, size)
+WITH_PATH(
+    ssize_t, __readlink_chk, (const char *path, char *room_, size_t nbytes, size_t size), path, room_, nbytes, size)
+
 int ioctl(int fd, unsigned long request, ...)
 {
     va_list list;
@@ -260,6 +268,20 @@ void *mmap64(void *address, size_t nbytes, int protection, int flags, int fd, of
 {
     int file = flags & MAP_ANONYMOUS ? 0 : file_of(fd);
     return file ? map(file, nbytes, (uint64_t)offset) : REAL(mmap64)(address, nbytes, protection, flags, fd, offset);
+}
+
+// UCX puts a jump to itself into the function above, and calls the kernel directly then.
+long syscall(long number, ...)
+{
+    long arguments[6];
+    va_list list;
+    va_start(list, number);
+    for (size_t i = 0; i < 6; i++) arguments[i] = va_arg(list, long);
+    va_end(list);
+    int file = number == SYS_mmap && !(arguments[3] & MAP_ANONYMOUS) ? file_of((int)arguments[4]) : 0;
+    if (file) return (long)map(file, (size_t)arguments[1], (uint64_t)arguments[5]);
+    return REAL(syscall)(
+        number, arguments[0], arguments[1], arguments[2], arguments[3], arguments[4], arguments[5]);
 }
 
 int close(int fd)

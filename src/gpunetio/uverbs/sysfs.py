@@ -1,4 +1,7 @@
-"""The folder that stands for /dev/infiniband and /sys/class/infiniband: what libibverbs reads there of each device."""
+"""The folder that stands for /dev/infiniband and /sys/class/infiniband: what libibverbs reads there of each device.
+
+As in Linux, a device of a class is a link to where it is in the tree of PCI devices. UCX asks for that place.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,9 @@ from ..nic.control.port import Port
 
 ABI_VERSION = 6  # IB_USER_VERBS_ABI_VERSION
 MLX5_ABI_VERSION = 1  # MLX5_IB_UVERBS_ABI_VERSION
+_VENDOR, _DEVICE = 0x15B3, 0x1021  # Mellanox, ConnectX-7 (PCI): by these libmlx5 knows that it is meant
 _NULL = "1:3"  # /dev/null, as which device files are opened (preload.c)
-_VENDOR, _DEVICE = 0x15B3, 0x1021  # Mellanox, ConnectX-7: by these libmlx5 knows that it is meant
+_DOMAIN = 0xFFFF  # of PCI, where a machine has nothing
 
 
 def build(root: Path, ports: dict[str, Port]) -> None:
@@ -18,37 +22,34 @@ def build(root: Path, ports: dict[str, Port]) -> None:
     classes, devices = root / "sys/class", root / "dev/infiniband"
     devices.mkdir(parents=True)
     _write(classes / "infiniband_verbs", {"abi_version": ABI_VERSION})
+    _write(classes / "infiniband", {})
     for number, (name, port) in enumerate(ports.items()):
         char = f"uverbs{number}"
         (devices / char).symlink_to("/dev/null")
-        pci = {
+        pci = root / f"sys/devices/pci{_DOMAIN:04x}:00/{_DOMAIN:04x}:{number:02x}:00.0"
+        _write(pci, {
             "vendor": f"{_VENDOR:#06x}", "device": f"{_DEVICE:#06x}", "numa_node": -1, "class": "0x020700",
             "modalias": f"pci:v{_VENDOR:08X}d{_DEVICE:08X}sv{_VENDOR:08X}sd00000000bc02sc07i00",
-        }  # fmt: skip
-        _write(
-            classes / "infiniband_verbs" / char,
-            {"ibdev": name, "abi_version": MLX5_ABI_VERSION, "dev": _NULL}, device=pci,
-        )  # fmt: skip
-        _describe(classes / "infiniband" / name, port, pci)
+        })  # fmt: skip
+        _write(pci / "infiniband_verbs" / char, {"ibdev": name, "abi_version": MLX5_ABI_VERSION, "dev": _NULL})
+        _describe(pci / "infiniband" / name, port)
+        for folder in pci / "infiniband_verbs" / char, pci / "infiniband" / name:
+            (folder / "device").symlink_to("../..")
+            (classes / folder.parent.name / folder.name).symlink_to(Path("../../..") / folder.relative_to(root))
 
 
-def _describe(folder: Path, port: Port, pci: dict[str, object]) -> None:
+def _describe(folder: Path, port: Port) -> None:
     guid = node_guid_of(port).to_bytes(8, "big").hex(":", 2)
-    about = {
+    _write(folder, {
         "node_type": "1: CA", "node_guid": guid, "sys_image_guid": guid, "fw_ver": "software", "hca_type": "MT4129",
         "hw_rev": 0, "board_id": "gpunetio-soft", "node_desc": "gpunetio",
-    }  # fmt: skip
-    _write(folder, about, device=pci)
+    })  # fmt: skip
     one = folder / "ports/1"
-    _write(
-        one, {"link_layer": "InfiniBand" if port.infiniband else "Ethernet", "lid": f"{port.lid:#x}"},
-        pkeys={"0": "0xffff"},
-    )  # fmt: skip
+    _write(one, {"link_layer": "InfiniBand" if port.infiniband else "Ethernet", "lid": f"{port.lid:#x}"})
+    _write(one / "pkeys", {"0": "0xffff"})
 
 
-def _write(folder: Path, files: dict[str, object], **folders: dict[str, object]) -> None:
+def _write(folder: Path, files: dict[str, object]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, value in files.items():
         (folder / name).write_text(f"{value}\n")
-    for name, inside in folders.items():
-        _write(folder / name, inside)

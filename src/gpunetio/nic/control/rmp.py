@@ -10,6 +10,7 @@ from ...formats import commands as cmd
 from ...formats.commands import CapClass, Opcode, RmpState, Status, WqType
 from ...formats.contexts import RMPC
 from ...formats.layout import Fields
+from ...formats.wqe import SRQ_NEXT_SEG
 from ...memory import HostMemory
 from .. import step
 from ..hardware import Hardware
@@ -23,6 +24,7 @@ from .umem import Umems
 
 MAX_SRQ = 1024
 MAX_LOG_SRQ = 15
+_TYPES = (WqType.LINKED_LIST, 0), (WqType.CYCLIC, 1), (WqType.CYCLIC, 0)  # and basic_cyclic_rcv_wqe
 _MIN_STRIDE_LOG, _MAX_STRIDE_LOG = 4, 9  # strides of 16 to 512 bytes
 
 
@@ -71,6 +73,7 @@ class ReceivePools(QueueObjects):
         row = self.new_row()
         row["srqn"], row["pdn"], row["addr"], row["dbrec"] = srqn, wq["pd"], ring, record
         row["log"], row["stride"], row["linked"] = log, 1 << stride_log, wq["wq_type"] == WqType.LINKED_LIST
+        row["header"] = _header(context)
         row["returned"], row["limit"] = returned.address, wq["lwm"]
         self._engine.post(step.WRITE_ROW, self.table.row_address(srqn), row)
         start = cmd.CREATE_RMP_IN.offset("ctx")
@@ -152,6 +155,11 @@ class ReceivePools(QueueObjects):
         return DONE
 
 
+def _header(context: Fields) -> int:
+    """Return the bytes before a WQE's data segments. A cyclic queue may have linked WQEs, whose links do not count."""
+    return 0 if context["basic_cyclic_rcv_wqe"] else SRQ_NEXT_SEG.size
+
+
 def _check_context(context: Fields) -> None:
     """Refuse a pool's state, type or size that is not supported."""
     wq = context["wq"]
@@ -159,14 +167,14 @@ def _check_context(context: Fields) -> None:
         raise CommandError(
             Status.BAD_PARAM, CommandSyndrome.RMP_STATE, f"state {context['state']}: a pool is created in RDY (1)"
         )
-    if (wq["wq_type"], context["basic_cyclic_rcv_wqe"]) not in ((WqType.LINKED_LIST, 0), (WqType.CYCLIC, 1)):
+    if (wq["wq_type"], context["basic_cyclic_rcv_wqe"]) not in _TYPES:
         raise CommandError(
             Status.BAD_PARAM, CommandSyndrome.RQ_TYPE,
             f"wq_type {wq['wq_type']} with basic_cyclic_rcv_wqe {context['basic_cyclic_rcv_wqe']}: only a linked "
-            "list (0, 0) and a cyclic queue (1, 1) are supported",
+            "list (0, 0) and a cyclic queue (1, 1; 1, 0) are supported",
         )  # fmt: skip
     log, stride_log = wq["log_wq_sz"], wq["log_wq_stride"]
-    least = _MIN_STRIDE_LOG + (wq["wq_type"] == WqType.LINKED_LIST)
+    least = _MIN_STRIDE_LOG + (_header(context) > 0)
     if log > MAX_LOG_SRQ or not least <= stride_log <= _MAX_STRIDE_LOG:
         raise CommandError(
             Status.BAD_PARAM, CommandSyndrome.QP_SIZE,

@@ -15,7 +15,8 @@ SRQ_ROW = record("srq_row", """
     log            i64      command    binary logarithm of its WQEs
     stride         i64      command    bytes of a WQE
     dbrec          i64      command    address of the doorbell record
-    linked         i64      command    not 0: WQEs are linked, by a segment at their start
+    linked         i64      command    not 0: the segment at a WQE's start says which is the next
+    header         i64      command    bytes at a WQE's start before its data segments
     returned       i64      command    address of an array of indices, one for each WQE
     channel        i64      host       address of the CHANNEL for its events; 0 if nobody has subscribed
     cookie         i64      host       what events carry to identify the subscriber

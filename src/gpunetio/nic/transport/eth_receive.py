@@ -341,7 +341,7 @@ def _receive(nic, row, frame, tag, data, nbytes):
     if r.srq != 0:
         number = take_shared(nic, r.srq)
         segments = shared_segments(r.srq, number)
-        room = r.stride - (SEGMENT if srq_row_at(r.srq).linked else 0)
+        room = r.stride - srq_row_at(r.srq).header
     else:
         number = _number(row)
         segments = _segments(row)

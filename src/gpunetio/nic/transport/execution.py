@@ -261,7 +261,7 @@ def take_shared(nic, srq):
 def shared_segments(srq, index):
     """Return the address of the data segments of a WQE of a shared receive queue."""
     s = srq_row_at(srq)
-    return s.addr + index * s.stride + (SEGMENT if s.linked else 0)
+    return s.addr + index * s.stride + s.header
 
 
 @engine_function
@@ -327,7 +327,7 @@ def _receive_segments(row, wqe):
     q = qp_row_at(row)
     room = q.rq_stride
     if q.srq != 0:
-        room = srq_row_at(q.srq).stride - (SEGMENT if srq_row_at(q.srq).linked else 0)
+        room = srq_row_at(q.srq).stride - srq_row_at(q.srq).header
     return count_segments(wqe, room)
 
 
