@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..formats.cm import IP_CM, Answered, Attribute, PortSpace, RejectReason, Transport
+from ..formats.commands import MTU_CODES
 from ..formats.layout import Fields
 from .common import ASKING, Common, check_private, check_state
 from .communication import Communication, Notify, State, Terms
@@ -13,8 +14,6 @@ from .messages import Message
 from .path import Path
 from .times import Times, ack_timeout, seconds
 
-_MTU_CODES = {256: 1, 512: 2, 1024: 3, 2048: 4, 4096: 5}
-MTU_OF_CODE: dict[int, int] = {code: mtu for mtu, code in _MTU_CODES.items()}
 _ANY_LID = 0xFFFF  # the way leads through routers, as with RoCE it always may
 
 
@@ -110,7 +109,7 @@ def request_of(own: Terms, times: Times, service: int, path: Path, source: bytes
         "retry_count": own.retry_count,
         "rnr_retry_count": own.rnr_retry,
         "partition_key": own.p_key,
-        "path_packet_payload_mtu": _MTU_CODES[own.mtu],
+        "path_packet_payload_mtu": MTU_CODES[own.mtu],
         "max_cm_retries": times.retries,
         "srq": own.srq,
         "primary_local_lid": _ANY_LID,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..formats.cm import IP_CM, Answered, Attribute, RejectReason, Transport
-from .active import MTU_OF_CODE
+from ..formats.commands import MTU_OF_CODE
 from .common import Common, check_private, check_state
 from .communication import Communication, Listening, State, Terms
 from .ending import Ending

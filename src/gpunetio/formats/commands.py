@@ -152,6 +152,11 @@ class PrmMtu(IntEnum):
     RAW_ETH  = 7
 
 
+# Path MTUs in bytes, whose codes verbs (enum ibv_mtu) and the connection manager (PathPacketPayloadMTU) have, too.
+MTU_OF_CODE: dict[int, int] = {int(code): 128 << code for code in PrmMtu if code != PrmMtu.RAW_ETH}
+MTU_CODES: dict[int, int] = {mtu: code for code, mtu in MTU_OF_CODE.items()}
+
+
 class RqType(IntEnum):
     """qpc.rq_type."""
 

@@ -6,6 +6,7 @@ import errno
 from contextlib import ExitStack
 
 from ..enums import LinkLayer, UarAllocationType
+from ..formats.commands import MTU_CODES
 from ..formats.doorbell import UAR_PAGE
 from ..memory import PAGE
 from . import abi
@@ -22,7 +23,6 @@ _UP = 4  # IBV_PORT_ACTIVE
 _LONGEST_MESSAGE = 1 << 30
 _IP_BASED_GIDS = 1 << 26  # IB_UVERBS_PCF_IP_BASED_GIDS
 _GRH_REQUIRED = 1  # IB_UVERBS_QPF_GRH_REQUIRED
-_MTU_CODE = {256: 1, 512: 2, 1024: 3, 2048: 4, 4096: 5}  # enum ibv_mtu
 
 
 @method(Object.DEVICE, Method.GET_CONTEXT, abi.GetContext)
@@ -71,8 +71,8 @@ def query_port(file: OpenFile, call: Call) -> None:
     up = port.state == _UP
     answer = abi.PORT.pack(
         port_cap_flags=_IP_BASED_GIDS if ethernet else 0, max_msg_sz=_LONGEST_MESSAGE, gid_tbl_len=port.gid_tbl_len,
-        pkey_tbl_len=1, lid=port.lid, sm_lid=port.sm_lid, state=port.state, max_mtu=_MTU_CODE[port.max_mtu],
-        active_mtu=_MTU_CODE[port.active_mtu], lmc=port.lmc, max_vl_num=1, active_width=port.active_width,
+        pkey_tbl_len=1, lid=port.lid, sm_lid=port.sm_lid, state=port.state, max_mtu=MTU_CODES[port.max_mtu],
+        active_mtu=MTU_CODES[port.active_mtu], lmc=port.lmc, max_vl_num=1, active_width=port.active_width,
         active_speed=port.active_speed, phys_state=_PHYSICALLY_UP if up else _PHYSICALLY_DOWN,
         link_layer=port.link_layer, flags=_GRH_REQUIRED if ethernet else 0,
     )  # fmt: skip

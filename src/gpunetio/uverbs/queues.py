@@ -10,8 +10,8 @@ from contextlib import ExitStack
 
 import numpy as np
 
-from ..enums import AddrType, CqOverrun, LinkLayer, QpAtomicType, QpAttrMask, QpState, QpType
-from ..formats.commands import CQ_RESIZE, MODIFY_CQ_IN, OUT, CqResize, Opcode
+from ..enums import Access, AddrType, CqOverrun, LinkLayer, QpAtomicType, QpAttrMask, QpState, QpType
+from ..formats.commands import CQ_RESIZE, MODIFY_CQ_IN, MTU_CODES, MTU_OF_CODE, OUT, CqResize, Opcode
 from ..formats.cqe import CQE_SIZES
 from ..formats.doorbell import CQ_DBREC
 from ..formats.wqe import ATOMIC_SEG, AV_SEG, CTRL_SEG, DATA_SEG, SEGMENT, WQEBB
@@ -188,10 +188,7 @@ _STATES = {
 }  # fmt: skip
 _STATE_CODE = {state: code for code, state in _STATES.items()}
 _OF_STATE = QpMask.STATE, QpMask.CUR_STATE
-_MTUS = {1: 256, 2: 512, 3: 1024, 4: 2048, 5: 4096}
-_MTU_CODE = {mtu: code for code, mtu in _MTUS.items()}
 _RIGHTS = QpAttrMask.ALLOW_REMOTE_WRITE | QpAttrMask.ALLOW_REMOTE_READ | QpAttrMask.ATOMIC_MODE
-_REMOTE_WRITE, _REMOTE_READ, _REMOTE_ATOMIC = 2, 4, 8
 _KNOWN = sum(_MASKS) | QpMask.PATH_MTU | QpMask.ACCESS_FLAGS | QpMask.AV
 
 
@@ -212,13 +209,14 @@ def modify_qp(file: OpenFile, call: Call) -> None:
             setattr(attr, name, _STATES[value] if bit in _OF_STATE else value)
             mask |= ours
     if QpMask.PATH_MTU in asked:
-        if int(request["path_mtu"]) not in _MTUS:
+        if int(request["path_mtu"]) not in MTU_OF_CODE:
             raise Refused(errno.EINVAL, f"there is no MTU {int(request['path_mtu'])}")
-        attr.path_mtu, mask = _MTUS[int(request["path_mtu"])], mask | QpAttrMask.PATH_MTU
+        attr.path_mtu, mask = MTU_OF_CODE[int(request["path_mtu"])], mask | QpAttrMask.PATH_MTU
     if QpMask.ACCESS_FLAGS in asked:
         rights = int(request["qp_access_flags"])
-        attr.allow_remote_write, attr.allow_remote_read = bool(rights & _REMOTE_WRITE), bool(rights & _REMOTE_READ)
-        attr.allow_remote_atomic = QpAtomicType.IB_SPEC if rights & _REMOTE_ATOMIC else QpAtomicType.NONE
+        attr.allow_remote_write = bool(rights & Access.REMOTE_WRITE)
+        attr.allow_remote_read = bool(rights & Access.REMOTE_READ)
+        attr.allow_remote_atomic = QpAtomicType.IB_SPEC if rights & Access.REMOTE_ATOMIC else QpAtomicType.NONE
         mask |= _RIGHTS
     if QpMask.AV in asked:
         attr.ah_attr, mask = _path_of(file, abi.QP_DEST.at(request["dest"].tobytes())), mask | QpAttrMask.AH_ATTR
@@ -243,12 +241,12 @@ def query_qp(file: OpenFile, call: Call) -> None:
     attr, _ = qp.query()
     values: dict[str, int | bytes] = {theirs: int(getattr(attr, name)) for _, theirs, name in _MASKS.values()}
     rights = (
-        _REMOTE_WRITE * attr.allow_remote_write | _REMOTE_READ * attr.allow_remote_read
-        | _REMOTE_ATOMIC * (attr.allow_remote_atomic != QpAtomicType.NONE)
+        Access.REMOTE_WRITE * attr.allow_remote_write | Access.REMOTE_READ * attr.allow_remote_read
+        | Access.REMOTE_ATOMIC * (attr.allow_remote_atomic != QpAtomicType.NONE)
     )  # fmt: skip
     values |= {
         "qp_state": _STATE_CODE[attr.current_state], "cur_qp_state": _STATE_CODE[attr.current_state],
-        "path_mtu": _MTU_CODE[int(attr.path_mtu)], "qp_access_flags": rights, "path_mig_state": _MIGRATED,
+        "path_mtu": MTU_CODES[int(attr.path_mtu)], "qp_access_flags": rights, "path_mig_state": _MIGRATED,
         "sq_draining": int(attr.sq_draining), "sq_sig_all": int(qp.init_attr.sq_sig_all),
     }  # fmt: skip
     if (path := attr.ah_attr) is not None:

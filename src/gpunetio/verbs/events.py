@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ..enums import AsyncEventType as Async
 from ..errors import InvalidValueError
-from ..formats.events import EQE, EventType, PortSubtype
+from ..formats.events import EQE, PORT_SHIFT, EventType, PortSubtype
 from ..providers.provider import Event, Provider
 from .handle import Handle
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from .srq import SRQ
 
 _OF_DEVICE = 0  # the cookie of events that are about no object
-_PORT_SHIFT = 8
 
 # The device's names of events, and those of verbs (ibv_get_async_event(3)).
 ASYNC_TYPES = {
@@ -175,8 +174,8 @@ class AsyncEvents:
 
 def _translate(target: Handle | None, event: Event) -> AsyncEvent:
     if event.type == EventType.PORT_CHANGE:
-        up = event.number & (1 << _PORT_SHIFT) - 1 == PortSubtype.ACTIVE
-        return AsyncEvent(Async.PORT_ACTIVE if up else Async.PORT_ERR, event.number >> _PORT_SHIFT, eqe=event.eqe)
+        up = event.number & (1 << PORT_SHIFT) - 1 == PortSubtype.ACTIVE
+        return AsyncEvent(Async.PORT_ACTIVE if up else Async.PORT_ERR, event.number >> PORT_SHIFT, eqe=event.eqe)
     if target is not None:
         target.hold_for_event()
     return AsyncEvent(ASYNC_TYPES[event.type], target, eqe=event.eqe)  # type: ignore[arg-type]

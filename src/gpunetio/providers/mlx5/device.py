@@ -27,7 +27,7 @@ from ...errors import (
     NotPermittedError,
     NotSupportedError,
 )
-from ...formats.events import EventType, PortSubtype
+from ...formats.events import PORT_SHIFT, EventType, PortSubtype
 from ...memory import PAGE, is_accessible
 from ..plain_verbs import PlainVerbs, Route
 from ..provider import DeviceAttr, DeviceInfo, GidType, MrKeys, NewAh, PortAttr
@@ -44,7 +44,6 @@ _Held = TypeVar("_Held")
 logger: logging.Logger = logging.getLogger("gpunetio.providers")
 
 _PORT_SUBTYPE = {s.IBV_EVENT_PORT_ACTIVE: PortSubtype.ACTIVE, s.IBV_EVENT_PORT_ERR: PortSubtype.DOWN}
-_PORT_SHIFT = 8
 _HOP_LIMIT = 255
 HUNG_UP = select.POLLERR | select.POLLHUP | select.POLLRDHUP  # on an event descriptor: the device was removed
 # hca_type in sysfs, which is "MT" and the PCI device id in decimal, and the card's name.
@@ -486,7 +485,7 @@ def of_port_or_device(event: s.ibv_async_event) -> tuple[EventType, int] | None:
         return EventType.INTERNAL_ERROR, 0
     if (subtype := _PORT_SUBTYPE.get(event.event_type)) is None:
         return None
-    return EventType.PORT_CHANGE, event.element.port_num << _PORT_SHIFT | subtype
+    return EventType.PORT_CHANGE, event.element.port_num << PORT_SHIFT | subtype
 
 
 def _be64(value: int) -> int:
