@@ -12,7 +12,7 @@ from flow_rig import TIR, Steering
 from gpunetio import LinkLayer, PortConfig, verbs
 from gpunetio.errors import InUseError, NoMemoryError, NotSupportedError
 from gpunetio.formats import ethernet as eth
-from gpunetio.formats.commands import CapClass, Opcode, Status
+from gpunetio.formats.commands import CapClass, Opcode, Status, WqType
 from gpunetio.formats.contexts import CMD_HCA_CAP, ETHERNET_OFFLOAD_CAPS
 from gpunetio.formats.ethernet import ModifyRq, ModifyRqt, ModifyTir, ModifyTis, QueueState, rq_list
 from gpunetio.formats.events import EventType
@@ -169,12 +169,13 @@ def test_the_row_of_a_striding_rq(ctx, make, wq_type, strides_log):
     assert row["padding"] == 2 * (strides_log & 1)
 
 
-def test_the_row_of_an_rq_with_a_receive_pool(ctx, make):
-    """The pool has the ring, and so the PD: those in the context are ignored."""
-    nic, pool = nic_of(ctx), make.rmp()
+@pytest.mark.parametrize("wq_type", [WqType.LINKED_LIST, WqType.CYCLIC])
+def test_the_row_of_an_rq_with_a_receive_pool(ctx, make, wq_type):
+    """The pool has the ring, and so its type and the PD: those in the context are ignored."""
+    nic, pool = nic_of(ctx), make.rmp(wq_type=wq_type)
     row = nic.rqs[make.rq(make.cq().number, {"pd": 0, "wq_type": 15}, mem_rq_type=1, rmpn=pool.number).number]
     assert (row["srq"], row["pdn"]) == (nic.srqs.row_address(pool.number), make.pd.pdn)
-    assert (row["wq_type"], row["stride"], row["addr"], row["dbrec"]) == (0, 32, 0, 0)
+    assert (row["wq_type"], row["stride"], row["addr"], row["dbrec"]) == (wq_type, 32, 0, 0)
 
 
 def test_the_rows_of_tirs_and_of_a_table(ctx, make):

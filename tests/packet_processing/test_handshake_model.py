@@ -3,13 +3,13 @@
 from contextlib import ExitStack
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import gpunetio as gn
 from gpunetio.packet_processing.connection import ENDED, SLOT_BITS, SLOTS
 from gpunetio.packet_processing.handshake import HALF_OPEN_NS
-from handshake_bench import HandshakeBench, segment
+from handshake_bench import LOOK_NS, HandshakeBench, segment
 
 SLOTS_LEFT, MOST_HALF_OPEN = 3, 2
 PORTS = st.sampled_from([1, 2, 3, 4, 5])
@@ -29,7 +29,8 @@ class Model:
         self.free = [*range(SLOTS - SLOTS_LEFT, SLOTS)]
         self.generations = dict.fromkeys(self.free, 0)
         self.slots = {}  # by port
-        self.half_open = []  # ports, the oldest first
+        self.half_open = {}  # when each port's client is given up; the oldest first
+        self.now = 0
         self.ended = set()
 
     @property
@@ -39,8 +40,7 @@ class Model:
     def release(self, port):
         self.free.append(self.slots.pop(port))
         self.ended.discard(port)
-        if port in self.half_open:
-            self.half_open.remove(port)
+        self.half_open.pop(port, None)
 
     def syn(self, port):
         """What it is answered."""
@@ -49,12 +49,12 @@ class Model:
         if port in self.slots:
             return "SA" if port in self.half_open else None
         if len(self.half_open) == MOST_HALF_OPEN:
-            self.release(self.half_open[0])
+            self.release(next(iter(self.half_open)))
         if not self.free:
             return None
         self.slots[port] = self.free.pop(0)
         self.generations[self.slots[port]] += 1
-        self.half_open.append(port)
+        self.half_open[port] = self.now + HALF_OPEN_NS
         return "SA"
 
     def ack(self, port):
@@ -62,17 +62,15 @@ class Model:
             self.release(port)
         if port not in self.slots:
             return "R"
-        if port in self.half_open:
-            self.half_open.remove(port)
+        self.half_open.pop(port, None)
         return None
 
-    def look(self):
+    def look(self, nanoseconds):
+        """Look at all slots after so long."""
+        self.now += nanoseconds
         for port in sorted(self.ended, key=self.slots.__getitem__):
             self.release(port)
-
-    def late(self):
-        self.look()
-        for port in [*self.half_open]:
+        for port in [port for port, until in self.half_open.items() if until <= self.now]:
             self.release(port)
 
 
@@ -83,6 +81,7 @@ def gpu():
 
 
 @given(STEPS)
+@example([("syn", 1), *[("look", 0)] * 5])
 def test_random_clients(gpu, steps):
     with ExitStack() as undo:
         bench, model, firsts = HandshakeBench(gpu, undo), Model(), {}
@@ -105,11 +104,11 @@ def test_random_clients(gpu, steps):
                 model.ended.add(port)
             elif what == "look":
                 bench.look()
-                model.look()
+                model.look(LOOK_NS)
             elif what == "late":
                 bench.now += HALF_OPEN_NS
                 bench.look()
-                model.late()
+                model.look(HALF_OPEN_NS + LOOK_NS)
             bench.connection_rules.follow()
             while bench.handed() is not None:
                 pass
