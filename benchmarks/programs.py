@@ -33,7 +33,7 @@ def pair(server: list[str], client: list[str]) -> str:
                 time.sleep(0.5)  # the server may not listen yet
             sys.exit(f"{' '.join(client)}: {done.stdout}{done.stderr}{waiting.stderr.read() if waiting.stderr else ''}")
         finally:
-            waiting.kill()
+            waiting.terminate()
 
 
 def of_perftest(*command: str) -> list[float]:
@@ -53,11 +53,11 @@ def of_ours(*command: str) -> dict[str, float]:
 
 
 def lat_of_perftest() -> float:
-    return of_perftest("ib_write_lat", "-n", "5000")[4]
+    return of_perftest("ib_write_lat", "-n", "2000")[4]
 
 
 def lat_of_ours() -> float:
-    return of_ours("write_lat", "-s", "2", "-i", "5000")["lat_median_us"]
+    return of_ours("write_lat", "-s", "2", "-i", "2000")["lat_median_us"]
 
 
 def bw_of_perftest() -> float:

@@ -219,6 +219,20 @@ def test_the_status_is_the_programs():
     assert done.stderr == "sh was ended by SIGKILL\n"
 
 
+@pytest.mark.parametrize("number, status", [(signal.SIGTERM, 128 + 15), (signal.SIGHUP, 128 + 1), (signal.SIGKILL, -9)])
+def test_the_program_ends_with_us(number, status):
+    """Its output ends when it does. Unless we are killed, its files are removed."""
+    with serving("sh", "-c", "echo $GPUNETIO_UVERBS; exec sleep 1000") as started:
+        assert started.stdout
+        folder = Path(started.stdout.readline().strip())
+        assert folder.is_dir()
+        started.send_signal(number)
+        started.communicate(timeout=LIMIT)
+    assert started.returncode == status
+    assert folder.exists() == (number == signal.SIGKILL)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
 def test_a_program_that_is_not_there():
     done = run("/nowhere/at-all")
     assert done.returncode != 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from ..nic.control.port import PortConfig
 
 MOST_NICS = 8
+_PR_SET_PDEATHSIG = 1
+_PASSED_ON = signal.SIGTERM, signal.SIGHUP
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
@@ -50,16 +53,28 @@ def run(nics: int, program: tuple[str, ...], **values: Any) -> None:
         raise click.UsageError("give --pcap with --nics 1 only, and --address once for each NIC")
     ports = [(f"soft{n}", _port(port, n, nics)) for n in range(nics)]
     with environment(ports) as more:
-        try:
-            child = subprocess.Popen(program, env={**os.environ, **more})
-        except OSError as error:
-            raise NotFoundError(f"{program[0]} cannot be started: {error.strerror}") from None
+        child = _start(program, {**os.environ, **more})
+        for number in _PASSED_ON:
+            signal.signal(number, lambda number, _: child.send_signal(number))
         sys.exit(_wait(child, program[0]))
 
 
 def _port(port: PortConfig, n: int, nics: int) -> PortConfig:
     """Return the port of one of the NICs."""
     return replace(port, addresses=port.addresses[n : n + 1]) if nics > 1 else port
+
+
+def _start(program: tuple[str, ...], variables: dict[str, str]) -> subprocess.Popen[bytes]:
+    """Start the program, which ends when this process is killed: its files go with this process."""
+    prctl = ctypes.CDLL(None).prctl  # found before the fork
+
+    def end_with_parent() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+
+    try:
+        return subprocess.Popen(program, env=variables, preexec_fn=end_with_parent)
+    except OSError as error:
+        raise NotFoundError(f"{program[0]} cannot be started: {error.strerror}") from None
 
 
 def _wait(child: subprocess.Popen[bytes], name: str) -> int:
