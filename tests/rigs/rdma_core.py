@@ -2,10 +2,13 @@
 
 import ctypes
 import shutil
+import sysconfig
 
 import pytest
 
-from stand_in.building import why_no_headers
+from stand_in.building import compiler, why_no_headers
+
+PACKAGES = {"ib": "perftest", "ibv": "ibverbs-utils", "ucx": "ucx-utils"}  # of programs, by what begins their names
 
 
 def skip_without_headers() -> None:
@@ -27,3 +30,18 @@ def skip_without_readelf() -> None:
     """What looks into shared objects."""
     if shutil.which("readelf") is None:
         pytest.skip("readelf is not installed (binutils)")
+
+
+def skip_without_run() -> None:
+    """What runs programs by `gpunetio run`."""
+    skip_without_libraries()
+    if compiler() is None:
+        pytest.skip("no C compiler")
+    if not sysconfig.get_config_var("Py_ENABLE_SHARED"):
+        pytest.skip("this Python has no shared library")
+
+
+def skip_without(program: str) -> None:
+    """What runs a program of such a package."""
+    if shutil.which(program) is None:
+        pytest.skip(f"{program} is not installed ({PACKAGES[program.partition('_')[0]]})")

@@ -7,36 +7,24 @@ import shutil
 import signal
 import subprocess
 import sys
-import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from gpunetio.uverbs.environment import _libpython
-from rdma_core import skip_without_libraries
+from rdma_core import skip_without, skip_without_run
 from repository import environment
-from stand_in.building import compiler
 
 LIMIT = 60
 RUN = sys.executable, "-m", "gpunetio", "run"
-PACKAGES = {"ib": "perftest", "ibv": "ibverbs-utils", "ucx": "ucx-utils"}
 
 pytestmark = [pytest.mark.soft_nic, pytest.mark.host_memory]
 
 
 @pytest.fixture(autouse=True)
 def _needs():
-    skip_without_libraries()
-    if compiler() is None:
-        pytest.skip("no C compiler")
-    if not sysconfig.get_config_var("Py_ENABLE_SHARED"):
-        pytest.skip("this Python has no shared library")
-
-
-def need(program: str) -> None:
-    if shutil.which(program) is None:
-        pytest.skip(f"{program} is not installed ({PACKAGES[program.partition('_')[0]]})")
+    skip_without_run()
 
 
 def run(*arguments: object, options: tuple[str, ...] = (), **variables: str) -> subprocess.CompletedProcess[str]:
@@ -58,7 +46,7 @@ def serving(*arguments: object, options: tuple[str, ...] = (), **variables: str)
 
 def both(*program: object, options: tuple[str, ...] = (), **variables: str) -> tuple[str, str]:
     """Run a program as server and as client. Return what both have printed."""
-    need(str(program[0]))
+    skip_without(str(program[0]))
     with serving(*program, options=options, **variables) as server:
         for _ in range(20):  # until the server listens
             client = run(*program, "127.0.0.1", options=options, **variables)
@@ -78,7 +66,7 @@ def result(out: str) -> list[float]:
 
 
 def test_devices():
-    need("ibv_devinfo")
+    skip_without("ibv_devinfo")
     done = run("ibv_devinfo", "-v", options=("--nics", "3"))
     assert done.returncode == 0, done.stderr
     assert re.findall(r"hca_id:\s+(\S+)", done.stdout) == ["soft0", "soft1", "soft2"]
@@ -139,7 +127,7 @@ def test_ucx(port, how, test, devx):
 @pytest.mark.slow
 def test_what_ucx_finds():
     """Also after it has put a jump to itself into mmap."""
-    need("ucx_info")
+    skip_without("ucx_info")
     done = run("ucx_info", "-d", **UCX)
     assert done.returncode == 0, done.stderr
     assert re.findall(r"Transport: (\w+)\n#\s+Device: soft0:1", done.stdout) == [
