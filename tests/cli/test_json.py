@@ -17,8 +17,9 @@ from gpunetio.bench.loopback import Loopback
 from gpunetio.bench.measure import measure
 from gpunetio.bench.options import BENCHMARKS, Options
 from gpunetio.cli import app
-from gpunetio.cli.show import KINDS, QUEUE_KINDS
 from gpunetio.flow import FlowPort, match
+from gpunetio.nic.observe.kinds import KINDS
+from gpunetio.nic.observe.words import QUEUE_KINDS
 from gpunetio.nic.state.work_queue import QueueKind
 from json_schema import STRICT, mistakes, schema
 from repository import DATA, ROOT

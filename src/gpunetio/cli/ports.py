@@ -87,8 +87,8 @@ _OPTIONS = (
         help="SMs that only copy, for each worker of a NIC on a GPU.",
     ),
     click.option(
-        "--pcap", "capture", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
-        help="Write all sent and received packets to FILE, for Wireshark.",
+        "--pcap", "capture", type=click.Path(path_type=Path), metavar="FILE",
+        help="Write all sent and received packets to FILE, for Wireshark. In a folder, each NIC has a file of its own.",
     ),
     click.option(
         "--faults", metavar="NAME=VALUE,…",

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -49,8 +50,12 @@ def run(nics: int, program: tuple[str, ...], **values: Any) -> None:
     from ..uverbs.environment import environment
 
     port = nic_port(values) or PortConfig()
-    if nics > 1 and (port.capture or len(port.addresses) not in (0, nics)):
-        raise click.UsageError("give --pcap with --nics 1 only, and --address once for each NIC")
+    if nics > 1 and len(port.addresses) not in (0, nics):
+        raise click.UsageError(f"--address is given {len(port.addresses)} times: give it once for each of {nics} NICs")
+    if nics > 1 and port.capture and not Path(port.capture).is_dir():
+        raise click.UsageError(
+            f"--pcap {port.capture} is one file for {nics} NICs: give a folder that exists, or --nics 1"
+        )
     ports = [(f"soft{n}", _port(port, n, nics)) for n in range(nics)]
     with environment(ports) as more:
         child = _start(program, {**os.environ, **more})

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import itertools
 import logging
 import os
 import struct
@@ -157,6 +158,18 @@ def infiniband_icrc(packet: bytes) -> int:
 
 
 # --- the file ------------------------------------------------------------------------------------------------------
+
+
+def capture_file(path: str | Path, name: str) -> Path:
+    """Return the capture file of a NIC that opens: `path`, or a new file if that is a folder.
+
+    The file in a folder is named after the NIC and the process. If the process opens the NIC again, a number follows.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        return folder
+    names = (f"{name}-{os.getpid()}{f'-{n}' if n > 1 else ''}.pcap" for n in itertools.count(1))
+    return next(folder / each for each in names if not (folder / each).exists())
 
 
 def _open(path: str | Path) -> int:

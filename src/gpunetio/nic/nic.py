@@ -23,7 +23,7 @@ from ..fabric.inprocess import InProcessWire
 from ..fabric.lan import ON_LAN, LanSearch
 from ..fabric.link import Link
 from ..fabric.control_socket import ControlSocket
-from ..fabric.pcap import Pcap
+from ..fabric.pcap import Pcap, capture_file
 from ..fabric.udp import check_own
 from ..formats.events import EventType, PortSubtype
 from ..formats.packet import ETHERNET
@@ -54,6 +54,7 @@ from .observe.publish import TABLES, Publication, copies
 from .observe.reasons import EXPLAIN
 from .observe.reports import Report, ReportService
 from .observe.rules import rules_of
+from .observe.running import Observed
 from .observe.starved import Starved
 from .queues.channels import EventChannel
 from .state.flow import PACKET
@@ -197,7 +198,7 @@ class SoftNic:
         self.pds, self.uar_pages = self.control.pds.table, self.control.uars.table
         self.eqs, self.gids = self.control.eqs.table, self.control.gids.table
         if port.config.capture:
-            pcap = kept(Pcap(port.config.capture, port.infiniband))
+            pcap = kept(Pcap(capture_file(port.config.capture, name), port.infiniband))
             self.record["capture"] = pcap.address
             pcap.start(name, port.gids, self.control.routes.mac_in_capture)
         self.starved = Starved(name, self.qps, self.counters)
@@ -520,6 +521,17 @@ class SoftNic:
         """Return what the NIC has refused lately, oldest first."""
         self._service.drain()
         return list(self._service.reports)
+
+    def injected(self) -> dict[str, int]:
+        """Return how many frames the NIC has lost, duplicated, reordered, corrupted and passed on, by its `faults`."""
+        with self._guard():
+            return self.links.injected()
+
+    def observed(self) -> Observed:
+        """Return the NIC as other processes observe it. Close the result."""
+        description, fds = self._published()
+        addresses = [*map(str, self.port.addresses)]
+        return Observed(self.pid, {**description, "name": self.name, "addresses": addresses}, fds)
 
     def pause(self, after: int = 0) -> None:
         """Stop executing WQEs after `after` more of them. Commands are still served.

@@ -42,6 +42,7 @@ from ..nic.observe.reasons import Reason
 from ..nic.queues.channels import EventChannel
 from ..nic.state.path import MAX_PATHS
 from ..nic.state.qp import MAX_RD_ATOMIC
+from . import watch
 from .plain_verbs import Route
 from .provider import ClockInfo, DeviceAttr, DeviceInfo, Event, MrKeys, NewAh, PortAttr, UarPage
 
@@ -52,6 +53,7 @@ ADDRESSES = 254  # of 127.0.0.0/24: one for each process that does not say which
 _MAX_WR, _MAX_SGE, _MAX_CQE = 1 << MAX_LOG_QUEUE, 30, 1 << MAX_LOG_CQ
 
 _nics: dict[str, tuple[SoftNic, int]] = {}  # name → NIC, and the number of its opens
+_asked: dict[str, PortConfig] = {}  # name → the port that the first open asked for
 _lock = threading.Lock()
 
 
@@ -60,6 +62,7 @@ def _after_fork() -> None:
     global _lock
     _lock = threading.Lock()
     _nics.clear()
+    _asked.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -76,6 +79,12 @@ def device_list() -> list[DeviceInfo]:
 def has(name: str) -> bool:
     """Return whether there is a software device of this name. CUDA is asked only about those on GPUs."""
     return name in _SOFT or (name.startswith(_GPU) and name in (device.name for device in device_list()))
+
+
+def open_nics() -> list[SoftNic]:
+    """Return the NICs that are open in this process."""
+    with _lock:
+        return [nic for nic, opened in _nics.values() if opened]
 
 
 def _gpus() -> int:
@@ -121,7 +130,9 @@ def open_device(name: str, port: PortConfig | None = None) -> SoftProvider:
             nic.close()  # its engine has not stopped in time
             nic = None
         if nic is None:
-            nic = SoftNic(name, Port(port or PortConfig(), _address_of(name)))
+            asked = port or PortConfig()
+            nic = SoftNic(name, Port(watch.opening(name, asked), _address_of(name)))
+            _asked[name] = asked
             try:
                 for other, users in _nics.values():
                     if users:
@@ -129,7 +140,7 @@ def open_device(name: str, port: PortConfig | None = None) -> SoftProvider:
             except BaseException:
                 nic.close()
                 raise
-        elif port not in (None, nic.port.config):
+        elif port not in (None, nic.port.config, _asked[name]):
             raise InvalidValueError(f"{name} is open already, with {nic.port.config}: close it to change its port")
         _nics[name] = nic, opened + 1
         return SoftProvider(nic)
@@ -154,7 +165,11 @@ def open_beside_others(name: str, port: PortConfig) -> SoftProvider:
     """Open a device. If it is to have its default address, and another process has that, it gets the first free one."""
     if port.addresses or name in _nics:
         return open_device(name, port)
-    return _open_unclaimed(name, _address_of(name), port) or _open_with_free_address(name, port)
+    if opened := _open_unclaimed(name, _address_of(name), port):
+        return opened
+    opened = _open_with_free_address(name, port)
+    _asked[name] = port
+    return opened
 
 
 def _open_with_free_address(name: str, port: PortConfig) -> SoftProvider:
@@ -484,6 +499,7 @@ class SoftProvider:
             nic, opened = _nics[self.name]
             _nics[self.name] = nic, opened - 1
             if opened == 1:
+                watch.closing(nic)
                 nic.close()  # if it fails, the next open tries again
                 del _nics[self.name]
 

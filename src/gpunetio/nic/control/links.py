@@ -34,6 +34,7 @@ logger: logging.Logger = logging.getLogger("gpunetio.nic")
 
 MAX_WIRES = MAX_LINKS
 DRAIN_PATIENCE = 0.05  # seconds
+_INJECTED = ("lost", "duplicated", "reordered", "corrupted", "passed")  # what an injector counts
 
 
 @runtime_checkable
@@ -104,6 +105,11 @@ class Links:
         wire.close()
         if wire.injector:
             wire.injector.close()
+
+    def injected(self) -> dict[str, int]:
+        """Return how many faults the wires of this moment have injected, by kind."""
+        records = [wire.injector.record for wire in self._wires if wire.injector]
+        return {kind: sum(int(record[kind]) for record in records) for kind in _INJECTED}
 
     # --- laying and leaving ----------------------------------------------------------------------------------------
 

@@ -121,7 +121,8 @@ class PortConfig:
     `link_layer`   ETHERNET (RoCE v2), or INFINIBAND, which reaches only software NICs of this host
     `lid`          LID of an InfiniBand port; 0 means the last 16 bits of its first address
     `faults`       faults to inject into outgoing frames, or None
-    `capture`      a pcap file that receives every packet sent or received, for Wireshark, or None
+    `capture`      a pcap file that receives every packet sent or received, for Wireshark, or None; if it is a folder, a
+                   new file there, NIC-PID.pcap, each time the NIC is opened
     `workers`      threads that serve the NIC's queues; 0 means one for each four cores, and four at most
     `promiscuous`  whether flow rules decide about Ethernet frames to any MAC, or only about those to the port's MAC and
                    to groups

@@ -1,0 +1,190 @@
+"""What the rows of a NIC's tables say, in words: columns, cells, and documents for JSON."""
+
+from __future__ import annotations
+
+import functools
+from ipaddress import IPv6Address
+from typing import SupportsInt
+
+import numpy as np
+
+from ...enums import Access, UarAllocationType
+from ...formats.commands import QpState, ScatterToCqe, ServiceType
+from ...formats.ethernet import QueueState
+from .kinds import KINDS
+from .running import Observed
+
+# Heading and field of the columns, in order. A field that a table does not have is left out. Kinds that are missing
+# here show all fields.
+_COLUMNS = {
+    "qp": (
+        ("qpn", "qpn"), ("state", "state"), ("type", "service"), ("type", "type"), ("pd", "pdn"),
+        ("wire", "wire"), ("peer", "peer_high"), ("remote qpn", "remote_qpn"), ("sq producer", "sq_pi"),
+        ("sq consumer", "sq_ci"), ("unacked psn", "una_psn"), ("next psn", "tx_psn"), ("rq consumer", "rq_ci"),
+        ("send cq", "send_cq"), ("recv cq", "recv_cq"), ("mtu", "mtu"),
+    ),
+    "cq": (("cqn", "cqn"), ("entries", "log"), ("producer", "pi"), ("eq", "eqn"), ("error", "error")),
+    "srq": (
+        ("srqn", "srqn"), ("pd", "pdn"), ("entries", "log"), ("linked", "linked"), ("taken", "taken"),
+        ("limit", "limit"),
+    ),
+    "mr": (
+        ("key", "key"), ("iova", "iova"), ("address", "addr"), ("length", "nbytes"), ("rights", "access"),
+        ("pd", "pdn"),
+    ),
+    "sq": (
+        ("sqn", "qpn"), ("state", "state"), ("pd", "pdn"), ("producer", "sq_pi"), ("consumer", "sq_ci"),
+        ("cq", "send_cq"), ("frames", "frames"), ("bytes", "frame_bytes"),
+    ),
+    "rq": (
+        ("rqn", "rqn"), ("state", "state"), ("pd", "pdn"), ("consumed", "consumed"), ("cq", "cq"), ("frames", "frames"),
+        ("bytes", "frame_bytes"), ("no buffer", "no_buffer"), ("too long", "too_long"), ("not ready", "not_ready"),
+    ),
+    "gid": (("index", "index"), ("gid", "gid"), ("version", "version"), ("mac", "mac")),
+}  # fmt: skip
+WIRE_KINDS = {0: "gone", 1: "memory", 2: "udp", 3: "ethernet"}  # nic/transport/wire_kinds.py
+QUEUE_KINDS = {1: "CONNECTED_SEND", 2: "DATAGRAM_SEND", 3: "ETHERNET_SEND"}  # nic/state/work_queue.py
+PSN_MASK = 0xFF_FFFF
+_HEX = {
+    "qpn", "cqn", "srqn", "rqn", "srq", "cq", "send_cq", "recv_cq", "returned", "channel", "error_channel", "rx_wqe",
+    "key", "remote_qpn", "iova", "address", "addr", "sq_addr", "rq_addr", "dbrec", "doorbell", "delta",
+    "remote_row", "wire", "user_index", "peer_high", "peer_low", "flights", "resources", "rx_addr", "rx_key",
+}  # fmt: skip
+
+
+def number_of(nic: Observed, kind: str, row: np.void) -> int:
+    """Return the row's own number."""
+    return int(row[nic.tables.number_field(KINDS[kind])])
+
+
+def columns(kind: str, nic: Observed) -> list[tuple[str, str]]:
+    """Return heading and field of each column that describes an object of a kind."""
+    names = nic.tables[KINDS[kind]].dtype.names or ()
+    found = [(heading, field) for heading, field in _COLUMNS.get(kind, ((n, n) for n in names)) if field in names]
+    if kind == "mr" and "addr" not in names and "delta" in names:
+        found.insert(2, ("address", "address"))
+    if kind == "qp" and not any(heading == "type" for heading, _ in found):
+        found.insert(2, ("type", ""))
+    return found
+
+
+def is_right(heading: str) -> bool:
+    """Return whether a column has numbers, which are right-aligned."""
+    return heading not in _LEFT
+
+
+def cells(kind: str, nic: Observed, row: np.void, fields: list[tuple[str, str]]) -> list[str]:
+    """Return what the columns say of an object."""
+    return [_cell(kind, field, nic, row) for _, field in fields]
+
+
+_LEFT = {"state", "type", "wire", "peer", "rights", "gid", "version", "mac"}
+
+
+def _cell(kind: str, field: str, nic: Observed, row: np.void) -> str:
+    if field == "":
+        return "RC"  # a table without that column has only this kind
+    if (kind, field) == ("cq", "log"):
+        return str(1 << int(row[field]))
+    if (kind, field) == ("mr", "address"):
+        from ..dma.streams import DEVICE_ADDRESS  # with the compiler, which the rest does not need
+
+        return f"{_unsigned(row['iova'] + row['delta']) & DEVICE_ADDRESS:#x}"  # without the number of its DMA stream
+    if (kind, field) == ("qp", "peer_high"):
+        return _peer(row)
+    if (kind, field) in (("qp", "una_psn"), ("qp", "tx_psn")):
+        return str(int(row[field]) & PSN_MASK)  # as in packets; the NIC's own counter is wider
+    return _text(kind, field, nic, row)
+
+
+def _peer(row: np.void) -> str:
+    """Return the peer's GID, or its LID where a path has no GID."""
+    gid = b"".join(_unsigned(row[half]).to_bytes(8, "little") for half in ("peer_high", "peer_low"))
+    if any(gid):
+        return _bytes("gid", gid)
+    return f"LID {int(row['dlid']):#x}" if row["dlid"] else ""
+
+
+def details(kind: str, nic: Observed, row: np.void) -> str:
+    """Return all fields of an object, one on a line."""
+    lines = [f"{kind} of {nic.name}, process {nic.pid}"]
+    lines += [f"    {field + ':':<16} {_text(kind, field, nic, row)}" for field in row.dtype.names or ()]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _text(kind: str, field: str, nic: Observed, row: np.void) -> str:
+    """Return one field as text."""
+    meant = _meant(kind, field, nic, row)
+    if isinstance(meant, int):
+        return f"{_unsigned(meant):#x}" if field in _HEX else str(meant)
+    return meant if isinstance(meant, str) else (" | " if field in _RIGHTS else " ").join(map(str, meant))
+
+
+def _meant(kind: str, field: str, nic: Observed, row: np.void) -> str | int | list[str] | list[int]:
+    """Return the meaning of a field: a name if its number stands for one, or the number."""
+    cell = row[field]
+    if row.dtype[field].kind == "V":
+        return _bytes(field, bytes(cell))
+    if row.dtype[field].shape:
+        return cell.tolist()
+    value = int(cell)
+    if names := _names().get((kind, field)):
+        return names.get(value, value)
+    if field in _RIGHTS and kind in ("mr", "umem", *_SENDING):
+        return [right.name or "" for right in Access if value & right] or ["LOCAL_READ"]
+    if field == "wire" and kind in _SENDING:
+        return _wire(nic, value)
+    if (kind, field) in _ROWS:
+        return nic.tables.number_at(_ROWS[kind, field], value) or value  # the address of a row, or the number itself
+    return value
+
+
+_RIGHTS = ("access", "rights")
+_SENDING = "qp", "sq"  # an SQ has the fields of a QP, of which it uses some
+_ROWS = {
+    ("qp", "send_cq"): "cqs", ("qp", "recv_cq"): "cqs", ("qp", "srq"): "srqs", ("sq", "send_cq"): "cqs",
+    ("rq", "cq"): "cqs", ("rq", "srq"): "srqs",
+}  # fmt: skip
+
+
+@functools.cache
+def _names() -> dict[tuple[str, str], dict[int, str]]:
+    """Return the names that the numbers of a field stand for."""
+    fields = {
+        ("qp", "state"): QpState, ("qp", "service"): ServiceType, ("qp", "cs_res"): ScatterToCqe,
+        ("sq", "service"): ServiceType, ("sq", "cs_res"): ScatterToCqe, ("rq", "state"): QueueState,
+        ("uar", "kind"): UarAllocationType,
+    }  # fmt: skip
+    return {field: {member.value: member.name for member in kind} for field, kind in fields.items()} | {
+        ("gid", "version"): {1: "RoCE v1", 2: "RoCE v2"}, ("qp", "kind"): QUEUE_KINDS, ("sq", "kind"): QUEUE_KINDS,
+        ("sq", "state"): {QpState.RST: "RST", QpState.RTS: "RDY", QpState.ERR: "ERR"},
+    }
+
+
+def _wire(nic: Observed, address: int) -> str:
+    """Return the kind of a queue pair's wire. None to a peer on the same NIC, or without a peer."""
+    if address == 0 or "wires" not in nic.tables:
+        return f"{_unsigned(address):#x}" if address else "none"
+    kind = nic.tables.number_at("wires", address)
+    return WIRE_KINDS.get(kind, f"kind {kind}")
+
+
+def _bytes(field: str, value: bytes) -> str:
+    if field == "gid" and len(value) == 16:
+        address = IPv6Address(value)
+        return f"::ffff:{address.ipv4_mapped}" if address.ipv4_mapped else address.compressed
+    if field == "mac":
+        return value[:6].hex(":")
+    return value.hex()
+
+
+def _unsigned(value: SupportsInt) -> int:
+    return int(value) & (1 << 64) - 1
+
+
+def document(kind: str, nic: Observed, row: np.void) -> dict[str, object]:
+    """Return what --json prints of an object: all fields, and a queue pair's peer as text."""
+    fields: dict[str, object] = {name: _meant(kind, name, nic, row) for name in row.dtype.names or ()}
+    if "peer_high" in fields:
+        fields["peer"] = _peer(row)
+    return {"device": nic.name, "pid": nic.pid, **fields}
