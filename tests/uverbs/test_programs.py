@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from gpunetio.fabric.pcap_reader import PcapFile
 from gpunetio.uverbs.environment import _libpython
 from rdma_core import skip_without, skip_without_run
 from repository import environment
@@ -198,6 +199,23 @@ def test_the_conformance_kit_on_a_card():
 def test_faults_are_retried(port):
     """A wire that loses packets: the program does not notice."""
     both("ibv_rc_pingpong", "-g", 0, "-n", 100, "-p", port, "-c", options=("--faults", "loss=0.02,seed=3"))
+
+
+def test_captures_of_all_nics(port, tmp_path):
+    """In a folder, each NIC of each process has a file: that of the server and that of the client."""
+    both("ibv_rc_pingpong", "-g", 0, "-n", 10, "-p", port, "-c", options=("--pcap", str(tmp_path)))
+    packets = []
+    for path in tmp_path.iterdir():
+        assert path.name.startswith("soft0-")
+        with PcapFile(path) as capture:
+            packets.append(len([*capture]))
+    assert len([count for count in packets if count >= 10]) == 2  # others are of clients that came too early
+
+
+def test_one_capture_file_for_several_nics(tmp_path):
+    done = run("true", options=("--pcap", str(tmp_path / "x.pcap")))
+    assert done.returncode == 2
+    assert "x.pcap is one file for 2 NICs: give a folder that exists, or --nics 1" in done.stderr
 
 
 def test_the_status_is_the_programs():
