@@ -1,0 +1,64 @@
+"""Two connected queue pairs that kernels drive, with memory at both ends."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from ..enums import MemType
+from ..errors import TimedOutError
+from ..gpu import ExportedQp, Gpu, GpuMemory
+from ..jit.launch import Kernel
+from ..verbs import MR, Context
+from ..verbs.qp import ConnectOptions
+
+
+@dataclass
+class KernelPair:
+    """Two queue pairs of kernels, `near` and `far`, connected to each other; `source` and `target` are their memory.
+
+    The memory is reached by kernels and, as `.array`, by the CPU. Each end's is registered with its own NIC. `deadline`
+    is the number of seconds that a wait of a kernel, or for one, takes at most.
+    """
+
+    gpu: Gpu
+    near: ExportedQp
+    far: ExportedQp
+    source: GpuMemory
+    target: GpuMemory
+    source_mr: MR
+    target_mr: MR
+    deadline: float
+
+    @property
+    def arguments(self) -> tuple[ExportedQp, int, int, int, int]:
+        """Return what a kernel that puts from `source` to `target` takes: qp, raddr, rkey, laddr, lkey."""
+        return self.near, self.target.address, self.target_mr.rkey, self.source.address, self.source_mr.lkey
+
+    def run(self, kernel: Kernel, *arguments: object, grid: int = 1, block: int = 1) -> None:
+        """Launch a kernel on the GPU and wait for its end.
+
+        TimedOutError if it does not end within the deadline.
+        """
+        if not kernel[grid, block, self.gpu](*arguments).wait(self.deadline):
+            raise TimedOutError(
+                f"kernel {kernel.name} did not end within {self.deadline:g} s: its queue pair has the indices "
+                f"{self.near.indices()} and the last error {self.near.last_error()}; allow more time by "
+                "@pytest.mark.deadline(SECONDS) or --gpunetio-deadline"
+            )
+
+
+def open_pair(
+    stack: ExitStack, gpu: Gpu, near: Context, far: Context, nbytes: int, deadline: float, options: ConnectOptions
+) -> KernelPair:
+    """Return a pair on two NICs, which `stack` closes."""
+
+    def end(nic: Context) -> tuple[ExportedQp, GpuMemory, MR]:
+        pd = nic.create_pd()
+        memory = stack.enter_context(gpu.alloc(nbytes, MemType.CPU_GPU))
+        region = stack.enter_context(pd.register(memory))
+        return stack.enter_context(gpu.create_qp(pd, receives=64, timeout=deadline)), memory, region
+
+    (here, source, source_mr), (there, target, target_mr) = end(near), end(far)
+    here.connect(there, **options)
+    return KernelPair(gpu, here, there, source, target, source_mr, target_mr, deadline)

@@ -1,0 +1,126 @@
+"""The software NICs that open while one test runs: their faults and captures, and what is kept if the test fails."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+import zlib
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..fabric.faults import Faults
+from ..nic.control.port import CPU, TWIN, PortConfig
+
+if TYPE_CHECKING:
+    from ..nic.nic import SoftNic
+
+DIAGNOSIS = "diagnosis.txt"
+_LONGEST_NAME = 150  # file systems take 255 bytes
+
+
+@dataclass(frozen=True)
+class Network:
+    """What NICs get when they open.
+
+    `faults`   faults to inject, or None
+    `forced`   whether these faults replace those of the program's own port
+    `twin`     whether the NIC makes its turns on the twin of a GPU
+    """
+
+    faults: Faults | None = None
+    forced: bool = False
+    twin: bool = False
+
+    def port(self, asked: PortConfig) -> PortConfig:
+        """Return the port of a NIC for which a program asks for another one."""
+        if self.forced or asked.faults is None:
+            asked = replace(asked, faults=self.faults)
+        if self.twin and asked.engine == CPU and asked.wire_kind.neighbours:
+            asked = replace(asked, engine=TWIN)
+        return asked
+
+
+def open_nics() -> list[SoftNic]:
+    """Return the software NICs that are open in this process. Load nothing if there are none."""
+    soft = sys.modules.get("gpunetio.providers.soft")
+    return soft.open_nics() if soft else []
+
+
+def folder_of(artefacts: Path, test: str) -> Path:
+    """Return the folder for the artefacts of a test, whose name any file system and any upload takes."""
+    name = re.sub(r"[^\w.-]+", "-", test).strip("-")
+    if len(name) > _LONGEST_NAME:
+        name = f"{name[:_LONGEST_NAME]}-{zlib.crc32(test.encode()):08x}"
+    return artefacts / name
+
+
+class NicsOfTest:
+    """The `gpunetio.providers.watch.Watcher` of one test.
+
+    `folder` is where captures and the diagnosis go, or None. It is removed unless the test fails.
+    """
+
+    def __init__(self, test: str, network: Network, folder: Path | None):
+        self.network, self.folder = network, folder
+        self._test = test
+        self._closed: list[str] = []  # the diagnoses of NICs
+        self._injected: Counter[str] = Counter()  # by those
+        self._failed = False
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)  # of an earlier run
+
+    # --- gpunetio.providers.watch.Watcher
+
+    def opening(self, name: str, port: PortConfig) -> PortConfig:
+        """Return the port with the faults of the test, and with a capture unless the program writes a file of its own.
+
+        A capture in a folder, as of `gpunetio run --pcap`, goes to the folder of the test.
+        """
+        port = self.network.port(port)
+        if self.folder is not None and (port.capture is None or Path(port.capture).is_dir()):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            port = replace(port, capture=self.folder)
+        return port
+
+    def closing(self, nic: SoftNic) -> None:
+        """Keep what the NIC tells."""
+        self._injected.update(nic.injected())
+        if self.folder is not None:
+            from .diagnosis import diagnose
+
+            self._closed.append(diagnose(nic))
+
+    # --- what the test asks
+
+    def injected(self) -> dict[str, int]:
+        """Return how many faults NICs have injected during the test, by kind; those that are open and those closed."""
+        counts = Counter(self._injected)
+        for nic in open_nics():
+            counts.update(nic.injected())
+        return dict(counts)
+
+    # --- its end
+
+    def failed(self, phase: str, text: str) -> None:
+        """Write the diagnosis, now that the NICs of fixtures are still open. `text` is what pytest says."""
+        self._failed = True
+        if self.folder is None:
+            return
+        from .diagnosis import diagnose
+
+        parts = [f"{self._test} failed in phase {phase}\n", f"{text}\n"]
+        parts += [f"open: {diagnose(nic)}" for nic in open_nics()]
+        parts += [f"closed before: {told}" for told in self._closed]
+        if len(parts) == 2:
+            parts.append("no software NIC was open in this process\n")
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / DIAGNOSIS).open("a", encoding="utf-8") as file:
+            file.write("\n".join(parts) + "\n")
+
+    def ended(self) -> None:
+        """Remove the artefacts unless the test has failed. NICs have closed their captures."""
+        if self.folder is not None and not self._failed:
+            shutil.rmtree(self.folder, ignore_errors=True)
