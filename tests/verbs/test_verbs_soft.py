@@ -35,6 +35,7 @@ from gpunetio.memory import HostMemory
 from gpunetio.nic.control.port import PortConfig
 from gpunetio.nic.control.syndromes import CommandSyndrome
 from gpunetio.nic.observe.reasons import Reason
+from gpunetio.providers import soft
 from gpunetio.verbs import QpAttr, QpEndpoint
 from nic_rig import READ, REQ, REQ_ERR, SEND, WRITE, Completions, Queue, connect, data, raddr, until
 from repository import environment
@@ -596,3 +597,13 @@ def test_queues_in_memory_of_the_user(ctx, pd):
     with pytest.raises(DriverError, match=r"^CREATE_QP: CREATE_QP failed .* not a multiple of 64") as caught:
         pd.create_qp(sq_wr=16, send_cq=cq, external_umem=(odd, 0x1400), external_dbr_umem=(record, 128))
     assert caught.value.syndrome == CommandSyndrome.UMEM_ALIGNMENT
+
+
+def test_a_nic_whose_address_is_taken_opens_twice(monkeypatch):
+    """It has another address than the port that both opens ask for."""
+    monkeypatch.setattr(soft, "claimant", lambda address: 1 if address == "127.0.0.6" else None)
+    first, second = (soft.open_beside_others("soft5", PortConfig()) for _ in range(2))
+    assert first.nic is second.nic
+    assert str(first.nic.port.addresses[0]) != "127.0.0.6"
+    first.close()
+    second.close()

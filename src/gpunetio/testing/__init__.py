@@ -3,6 +3,8 @@
     report = testing.run(lambda: verbs.open("soft0"), lambda: verbs.open("soft1"))
     print(report)
     assert report.passed
+
+`pytest_plugin` is for suites of programs that use RDMA.
 """
 
 # Each module registers its checks, in the order of the report.
