@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-import gpunetio as gn
 from gpunetio.fabric.pcap_reader import PcapFile
 from gpunetio.testing.nics_of_test import folder_of
 from rdma_core import skip_without_libraries
@@ -369,12 +368,3 @@ def test_names_of_folders():
     long = [folder_of(Path("kept"), f"test_a.py::test_b[{'x' * 500}{i}]").name for i in range(2)]
     assert long[0] != long[1]
     assert all(len(name) < 200 for name in long)
-
-
-def test_a_capture_in_a_folder(tmp_path):
-    """A file for each time that a NIC is opened."""
-    port = gn.PortConfig(capture=tmp_path)
-    for _ in range(2):
-        with gn.open("soft5", port=port), gn.open("soft5", port=port):  # the same NIC
-            pass
-    assert [re.sub(r"-\d{3,}", "", path.name) for path in sorted(tmp_path.iterdir())] == ["soft5-2.pcap", "soft5.pcap"]

@@ -463,13 +463,24 @@ def checksums_off(interface: str) -> None:
 
 
 def test_a_path_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").touch()
     before = threading.enumerate(), len(os.listdir("/proc/self/fd"))
-    for path, why in ((tmp_path / "no" / "x.pcap", "No such file or directory"), (tmp_path, "Is a directory")):
+    for folder, why in (("no", "No such file or directory"), ("file", "Not a directory")):
+        path = tmp_path / folder / "x.pcap"
         with pytest.raises(OperatingSystemError, match=f"cannot write the capture file {path}: {why}"):
             verbs.open("soft5", port=PortConfig(capture=str(path)))
     assert (threading.enumerate(), len(os.listdir("/proc/self/fd"))) == before
     with verbs.open("soft5"):  # nothing of it is left
         pass
+
+
+def test_a_folder_gets_a_file_for_each_time_that_a_nic_is_opened(tmp_path):
+    port = PortConfig(capture=tmp_path)
+    for _ in range(2):
+        with verbs.open("soft5", port=port), verbs.open("soft5", port=port):  # the same NIC
+            pass
+    names = [f"soft5-{os.getpid()}-2.pcap", f"soft5-{os.getpid()}.pcap"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
 
 
 def test_two_captures_do_not_share_a_file(tmp_path):
