@@ -11,9 +11,8 @@ import pytest
 
 from gpunetio.fabric.pcap_reader import PcapFile
 from gpunetio.testing.nics_of_test import folder_of
-from rdma_core import skip_without_libraries
+from rdma_core import skip_without_run
 from repository import environment
-from stand_in.building import compiler
 
 PLUGIN = "gpunetio.testing.pytest_plugin"
 LIMIT = 60
@@ -347,9 +346,7 @@ PYVERBS_SUITE = """
 
 def test_a_program_of_pyverbs(suite, tmp_path):
     """`gpunetio run` gives it software NICs, and the plugin gives these the test's faults and captures."""
-    skip_without_libraries()
-    if compiler() is None or not sysconfig.get_config_var("Py_ENABLE_SHARED"):
-        pytest.skip("no C compiler, or a Python without a shared library")
+    skip_without_run()
     if not [*PYVERBS.glob(f"device.*{sysconfig.get_config_var('SOABI')}.so")]:
         pytest.skip("no pyverbs for this version of Python (python3-pyverbs)")
     (tmp_path / "pyverbs").symlink_to(PYVERBS)
