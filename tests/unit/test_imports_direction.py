@@ -6,6 +6,7 @@ The layers, from high to low:
     samples, packet_processing, bench, testing, doctor
     eth, flow, rdma, dma            the libraries, and the package's face, gpunetio/__init__.py
     core, cm, uverbs                what libraries share, the connection manager, the kernel's side of libibverbs
+    embed                           how programs in other languages load Python
     rendezvous
     gpu, dpa
     verbs
@@ -40,6 +41,7 @@ LAYERS = (
     ("samples", "packet_processing", "bench", "testing", "doctor"),
     ("eth", "flow", "rdma", "dma", FACE),
     ("core", "cm", "uverbs"),
+    ("embed",),
     ("rendezvous",),
     ("gpu", "dpa"),
     ("verbs",),

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from gpunetio.embed.python import shared_library
 from gpunetio.fabric.pcap_reader import PcapFile
-from gpunetio.uverbs.environment import _libpython
 from rdma_core import skip_without, skip_without_run
 from repository import environment
 
@@ -258,4 +258,4 @@ def test_other_programs_see_no_difference():
 
 
 def test_the_library_of_this_python_is_found():
-    assert ".so" in _libpython()
+    assert ".so" in (shared_library() or "")

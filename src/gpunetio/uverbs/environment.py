@@ -5,35 +5,37 @@ from __future__ import annotations
 import os
 import pickle
 import sys
-import sysconfig
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from ..embed import building, python
 from ..errors import NotSupportedError
 from ..nic.control.port import Port, PortConfig
 from . import sysfs
-from .building import library
 
 FOLDER = "GPUNETIO_UVERBS"  # the variable that names the folder of sysfs.py (preload.c)
 PORTS = "ports"  # a file in it
+_DESCRIPTION = {  # variable of preload.c → member of python.h's structure
+    "GPUNETIO_LIBPYTHON": "library", "GPUNETIO_PYTHONHOME": "home", "GPUNETIO_PYTHONVERSION": "version",
+    "GPUNETIO_PATH": "path",
+}  # fmt: skip
 
 
-def _libpython() -> str:
-    """Return the shared library of this Python. NotSupportedError if there is none."""
-    get = sysconfig.get_config_var
-    names = {get("INSTSONAME"), get("LDLIBRARY")} - {None}
-    folders = [get("LIBDIR"), str(Path(sys.base_prefix) / "lib"), f"/usr/lib/{get('MULTIARCH')}"]
-    for folder in folders:
-        for name in sorted(names):
-            path = Path(str(folder)) / name
-            if ".so" in name and path.exists():
-                return str(path)
-    raise NotSupportedError(
-        f"this Python ({sys.executable}) has no shared library, by which a program gets its NICs: on Debian or Ubuntu, "
-        f"apt install libpython{sysconfig.get_python_version()}; else build Python with --enable-shared"
-    )
+def library() -> Path:
+    """Return the library that stands in for the kernel, which is compiled once for this machine (embed/building.py)."""
+    source = Path(__file__).with_name("preload.c")
+    return building.library("libgpunetio-uverbs.so", source, "gpunetio run")
+
+
+def _need_shared_library() -> None:
+    """Raise NotSupportedError if this Python has no shared library, by which a program gets its NICs."""
+    if python.shared_library() is None:
+        raise NotSupportedError(
+            f"this Python ({sys.executable}) has no shared library, by which a program gets its NICs: "
+            f"{python.how_to_get_one()}"
+        )
 
 
 @contextmanager
@@ -47,13 +49,12 @@ def environment(ports: Sequence[tuple[str, PortConfig]]) -> Iterator[dict[str, s
         sysfs.build(root, {name: Port(port, f"127.0.0.{n + 1}") for n, (name, port) in enumerate(ports)})
         (root / PORTS).write_bytes(pickle.dumps(list(ports)))
         before = os.environ.get("LD_PRELOAD")
+        _need_shared_library()
+        how = python.description(os.pathsep.join(part for part in sys.path if part))
         yield {
             "LD_PRELOAD": f"{library()}:{before}" if before else str(library()),
             FOLDER: folder,
-            "GPUNETIO_LIBPYTHON": _libpython(),
-            "GPUNETIO_PYTHONHOME": sys.base_prefix,
-            "GPUNETIO_PYTHONVERSION": sysconfig.get_python_version(),
-            "GPUNETIO_PATH": os.pathsep.join(part for part in sys.path if part),
+            **{variable: how[member] for variable, member in _DESCRIPTION.items()},
         }
 
 

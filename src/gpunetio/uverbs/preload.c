@@ -5,23 +5,19 @@
 // Its calls go to Python (calls.py), in the program's own interpreter, or in one that is started here.
 
 #define _GNU_SOURCE
-#include <dlfcn.h>
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <limits.h>
 #include <pthread.h>
 #include <stdarg.h>
-#include <stdbool.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+
+#include "python.h"
 
 enum { MAX_FDS = 65536, NETLINK_RDMA = 20 };
 
@@ -78,13 +74,6 @@ static const char *device_in(const char *path)
 
 static void fail(const char *what, const char *about) { fprintf(stderr, "gpunetio run: %s%s\n", what, about); }
 
-static void *symbol(void *library, const char *name)
-{
-    void *found = dlsym(library, name);
-    if (!found) fail("libpython lacks ", name);
-    return found;
-}
-
 static int started;
 static bool forked;  // from a process that had started Python, whose threads are not here
 
@@ -95,46 +84,23 @@ static void forget(void)
     started = 0;
 }
 
+static const char *told(const char *variable)
+{
+    const char *text = getenv(variable);
+    return text ? text : "";
+}
+
 static void start(void)
 {
     pthread_atfork(NULL, NULL, forget);
-    void *python = RTLD_DEFAULT;
-    bool ours = false;
-    if (!dlsym(python, "Py_IsInitialized")) {
-        const char *path = getenv("GPUNETIO_LIBPYTHON");
-        python = dlopen(path ? path : "", RTLD_NOW | RTLD_GLOBAL);
-        if (!python) return fail("Python cannot be loaded: ", dlerror());
-    }
-    int (*is_initialized)(void) = symbol(python, "Py_IsInitialized");
-    void (*initialize)(int) = symbol(python, "Py_InitializeEx");
-    void *(*save)(void) = symbol(python, "PyEval_SaveThread");
-    int (*ensure)(void) = symbol(python, "PyGILState_Ensure");
-    void (*release)(int) = symbol(python, "PyGILState_Release");
-    int (*run)(const char *) = symbol(python, "PyRun_SimpleString");
-    void (*set_home)(const wchar_t *) = symbol(python, "Py_SetPythonHome");
-    if (!is_initialized || !initialize || !save || !ensure || !release || !run || !set_home) return;
-    if (!is_initialized()) {
-        static wchar_t home[PATH_MAX];
-        const char *text = getenv("GPUNETIO_PYTHONHOME");
-        if (text && mbstowcs(home, text, PATH_MAX - 1) != (size_t)-1) set_home(home);
-        initialize(0);  // without signal handlers, which are the program's
-        ours = true;
-    }
-    char code[512];
-    snprintf(code, sizeof code,
-             "import os, sys\n"
-             "wanted, found = os.environ['GPUNETIO_PYTHONVERSION'], '%%d.%%d' %% sys.version_info[:2]\n"
-             "if found != wanted:\n"
-             "    raise ImportError(f'the program runs Python {found}, and gpunetio is installed for {wanted}')\n"
-             "sys.path += [p for p in os.environ['GPUNETIO_PATH'].split(':') if p not in sys.path]\n"
-             "from gpunetio.uverbs.calls import install\n"
-             "install(%llu, %llu)\n",
+    const struct python how = {
+        .library = told("GPUNETIO_LIBPYTHON"), .home = told("GPUNETIO_PYTHONHOME"),
+        .version = told("GPUNETIO_PYTHONVERSION"), .path = told("GPUNETIO_PATH"), .fail = fail,
+    };
+    char statement[128];
+    snprintf(statement, sizeof statement, "from gpunetio.uverbs.calls import install; install(%llu, %llu)",
              (unsigned long long)(uintptr_t)&calls, (unsigned long long)(uintptr_t)&started);
-    int state = ours ? 0 : ensure();
-    int failed = run(code);
-    if (ours) save();
-    else release(state);
-    if (failed) fail("gpunetio cannot be imported: see above", "");
+    python_run(&how, statement);
 }
 
 static bool ready(void)

@@ -1,0 +1,74 @@
+// Runs a statement in the program's Python. A program without Python gets an interpreter, which has no signal handlers.
+#pragma once
+
+#include <dlfcn.h>
+#include <limits.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+struct python {           // python.py fills it in
+    const char *library;  // libpython, for a program without Python
+    const char *home;     // of that Python
+    const char *version;  // "3.11": the one that gpunetio is installed for
+    const char *path;     // entries of sys.path, with colons between them
+    void (*fail)(const char *what, const char *about);  // takes the reason of a failure
+};
+
+static void *python_symbol(const struct python *how, void *library, const char *name)
+{
+    void *found = dlsym(library, name);
+    if (!found) how->fail("libpython lacks ", name);
+    return found;
+}
+
+// Runs a statement after the modules of gpunetio can be imported. The reason of a failure goes to `fail`, and the
+// traceback of an exception to stderr. Call it once, with no lock that Python may want.
+static bool python_run(const struct python *how, const char *statement)
+{
+    void *python = RTLD_DEFAULT;
+    bool ours = false;
+    if (!dlsym(python, "Py_IsInitialized")) {
+        if (!*how->library) return how->fail("the program has no Python, and gpunetio's has no shared library", ""), false;
+        python = dlopen(how->library, RTLD_NOW | RTLD_GLOBAL);
+        if (!python) return how->fail("Python cannot be loaded: ", dlerror()), false;
+    }
+    int (*is_initialized)(void) = python_symbol(how, python, "Py_IsInitialized");
+    void (*initialize)(int) = python_symbol(how, python, "Py_InitializeEx");
+    void *(*save)(void) = python_symbol(how, python, "PyEval_SaveThread");
+    int (*ensure)(void) = python_symbol(how, python, "PyGILState_Ensure");
+    void (*release)(int) = python_symbol(how, python, "PyGILState_Release");
+    int (*run)(const char *) = python_symbol(how, python, "PyRun_SimpleString");
+    void (*set_home)(const wchar_t *) = python_symbol(how, python, "Py_SetPythonHome");
+    if (!is_initialized || !initialize || !save || !ensure || !release || !run || !set_home) return false;
+    char code[2048];
+    int length = snprintf(
+        code, sizeof code,
+        "def _gpunetio():\n"
+        "    import ctypes, sys\n"
+        "    wanted, path = (ctypes.string_at(place).decode() for place in (%llu, %llu))\n"
+        "    found = '%%d.%%d' %% sys.version_info[:2]\n"
+        "    if found != wanted:\n"
+        "        raise ImportError(f'the program runs Python {found}, and gpunetio is installed for {wanted}')\n"
+        "    sys.path += [part for part in path.split(':') if part not in sys.path]\n"
+        "    %s\n"
+        "try:\n"
+        "    _gpunetio()\n"
+        "finally:\n"
+        "    del _gpunetio\n",
+        (unsigned long long)(uintptr_t)how->version, (unsigned long long)(uintptr_t)how->path, statement);
+    if (length < 0 || (size_t)length >= sizeof code) return how->fail("the statement is too long: ", statement), false;
+    if (!is_initialized()) {
+        static wchar_t home[PATH_MAX];
+        if (*how->home && mbstowcs(home, how->home, PATH_MAX - 1) != (size_t)-1) set_home(home);
+        initialize(0);
+        ours = true;
+    }
+    int state = ours ? 0 : ensure();
+    int failed = run(code);
+    if (ours) save();
+    else release(state);
+    if (failed) how->fail("gpunetio cannot be imported: see the traceback on stderr", "");
+    return !failed;
+}
