@@ -198,7 +198,7 @@ class Link:
         self._sending = threading.Lock()
         self._messages: deque[Message] = deque()
         self._failure: DocaError | None = None
-        self._closing = self._gone = False
+        self._closing = self._gone = self._left = False
         sock.settimeout(patience)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._ping()  # a server recognizes its client by this message
@@ -209,6 +209,11 @@ class Link:
     def failure(self) -> DocaError | None:
         """Return what has ended the connection, or None."""
         return self._failure
+
+    @property
+    def left(self) -> bool:
+        """Return whether the peer has said that it needs the connection no longer (`leave`)."""
+        return self._left
 
     def failure_soon(self) -> DocaError | None:
         """Return `failure` after something else has failed; wait briefly, as the reader may just be learning why.
@@ -227,6 +232,10 @@ class Link:
                 self._socket.sendall(data)
         except OSError as error:
             raise self.failure_soon() or self._fail(self._lost(error)) from None
+
+    def leave(self) -> None:
+        """Tell the peer that the connection is about to end because this end needs it no longer."""
+        self.send("leave")
 
     def expect(self, *kinds: str, timeout: float | None = None) -> Message:
         """Return the next message.
@@ -312,6 +321,9 @@ class Link:
             raise PeerError(f"{self.peer} closed the connection{where}: it died or was killed")
         for message in self._decoder.feed(data):
             if message.kind == "ping":
+                continue
+            if message.kind == "leave":
+                self._left = True
                 continue
             if message.kind in ("interrupted", "error"):
                 self._gone = True

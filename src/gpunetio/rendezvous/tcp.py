@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
+from hmac import compare_digest
 
 from ..errors import DocaError, InvalidValueError, OperatingSystemError, TimedOutError
 from .group import TIMEOUT, Rendezvous
@@ -19,18 +21,22 @@ class TcpRendezvous(Rendezvous):
     """Ranks that meet over TCP. They may start in any order.
 
     Rank 0 listens on `address` and `port`; the others connect to it. Callers that are not ranks of this rendezvous are
-    sent away. Anyone who reaches the port can join, so choose an address of a network that you trust. `timeout` is that
-    of `Rendezvous`; all ranks must connect within that time. All ranks notice when a rank ends.
+    sent away. Anyone who reaches the port and knows `key` can join, so choose an address of a network that you trust.
+    `timeout` is that of `Rendezvous`; all ranks must connect within that time. All ranks notice when a rank ends.
+
+    `key` is any text; all ranks must give the same one. With `listener`, rank 0 accepts at that socket, and closes it
+    when all ranks have come.
 
     One exchange carries at most 4 MiB in all.
     """
 
     def __init__(
-        self, rank: int, size: int, address: str = "127.0.0.1", port: int = PORT, *, timeout: float = TIMEOUT
-    ) -> None:
+        self, rank: int, size: int, address: str = "127.0.0.1", port: int = PORT, *, timeout: float = TIMEOUT,
+        key: str = "", listener: socket.socket | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(rank, size, timeout)
         self._links: dict[int, Link] = {}  # by rank: rank 0 has one to each rank, the others one to rank 0
-        self._turn = 0
+        self._turn, self._key, self._listener = 0, key, listener
         if size == 1:
             return
         try:
@@ -47,12 +53,12 @@ class TcpRendezvous(Rendezvous):
     def _call(self, address: str, port: int) -> None:
         end = time.monotonic() + self.timeout
         link = self._links[0] = Link(_dialled(address, port, end), f"rank 0 ({address} port {port})")
-        link.send("join", rank=self.rank, size=self.size)
+        link.send("join", rank=self.rank, size=self.size, key=self._key)
         link.expect("welcome", timeout=max(0.0, end - time.monotonic()))
 
     def _wait_for_all(self, address: str, port: int) -> None:
         end = time.monotonic() + self.timeout
-        with listen(address, port) as listener, Callers(listener) as callers:
+        with self._listener or listen(address, port) as listener, Callers(listener) as callers:
             while len(self._links) < self.size - 1:
                 if time.monotonic() >= end:
                     raise TimedOutError(self._missing(address, port))
@@ -66,6 +72,8 @@ class TcpRendezvous(Rendezvous):
         """Admit a caller as the rank that it names, or tell it why not."""
         try:
             join = link.expect("join")
+            if not compare_digest(join.text("key").encode(), self._key.encode()):
+                raise PeerError(f"{link.peer} gave another key: it belongs to another rendezvous")
             size = join.integer("size", 2, 1 << 30)
             if size != self.size:
                 raise PeerError(f"{link.peer} takes part in a rendezvous of {size} ranks, but this one has {self.size}")
@@ -131,6 +139,22 @@ class TcpRendezvous(Rendezvous):
             first = next(rank for rank in self._links if rank not in found)
             self._links[first].wait_for_news(_LOOK_SECONDS)
         return [found[rank] for rank in range(self.size)]
+
+    @property
+    def failure(self) -> DocaError | None:
+        """Return why a rank has ended, or None. A rank that has left in good order has not failed.
+
+        Rank 0 sees all ranks, and the others see rank 0.
+        """
+        return next((link.failure for link in self._links.values() if link.failure and not link.left), None)
+
+    def leave(self) -> None:
+        """Tell the other ranks that this one needs the rendezvous no longer, and close it."""
+        for link in self._links.values():
+            if link.failure is None:
+                with contextlib.suppress(DocaError):  # it has ended meanwhile
+                    link.leave()
+        self.close()
 
     def close(self, error: BaseException | None = None) -> None:
         super().close(error)
