@@ -39,6 +39,11 @@ def device_count() -> int:
     return count if int(error) == 0 else 0
 
 
+def current_device() -> int:
+    """Return the ordinal of the calling thread's device (`cudaGetDevice`)."""
+    return int(_check(cuda_runtime().cudaGetDevice(), "cudaGetDevice"))
+
+
 def pci_bus_id(ordinal: int) -> str:
     """Return the PCI bus id of a device."""
     return _check(cuda_runtime().cudaDeviceGetPCIBusId(16, ordinal), "cudaDeviceGetPCIBusId").split(b"\0")[0].decode()

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..enums import CqOverrun, NicHandler
 from ..formats.cqe import CQE_SIZE
-from ..formats.device_structs import DEV_CQ, DEV_QP, DEV_RQ, DEV_SIDE
+from ..formats.device_structs import DEV_CQ, DEV_QP, DEV_RQ, DEV_SIDE, MEM_TYPE_GPU
 from ..formats.doorbell import QP_DBREC
 from ..memory import round_up
 from ..verbs import QP, SRQ
@@ -96,7 +96,7 @@ def fill_sender(
     q["sq_wqe_num"], q["sq_wqe_mask"] = queue.sq_entries, queue.sq_entries - 1
     q["sq_wqe_daddr"] = send_ring(backend, queue).map(undo)
     q["sq_dbrec"] = qp_record(backend, queue).map(undo) + QP_DBREC.snd
-    q["sq_db"], q["nic_handler"] = doorbell, handler
+    q["sq_db"], q["nic_handler"], q["mem_type"] = doorbell, handler, MEM_TYPE_GPU
     fill_cq(DEV_CQ.at(image, DEV_QP.cq_sq), backend, sends, undo)
     DEV_SIDE.at(side)["timeout_ns"] = int(timeout * 1e9)
 
@@ -122,7 +122,7 @@ def fill_cq(c: np.ndarray, backend: Backend, completions: Completions, undo: Exi
     c["cqe_daddr"] = cq_ring(backend, cq).map(undo)
     c["cq_num"], c["cqe_num"], c["cqe_size"] = cq.cqn, cq.entries, CQE_SIZE
     c["cqe_mask"] = 0 if cq.collapsed else cq.entries - 1  # the ring of a collapsed CQ is one slot
-    c["dbrec"] = cq_record(backend, cq).map(undo)
+    c["dbrec"], c["mem_type"] = cq_record(backend, cq).map(undo), MEM_TYPE_GPU
     c["cqe_rsvd"] = cq.consumer_index + completions.produced(cq.consumer_index, 0)
 
 
