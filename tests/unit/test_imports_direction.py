@@ -5,7 +5,7 @@ The layers, from high to low:
     cli
     samples, packet_processing, bench, testing, doctor
     eth, flow, rdma, dma            the libraries, and the package's face, gpunetio/__init__.py
-    core, cm, uverbs                what libraries share, the connection manager, the kernel's side of libibverbs
+    core, cm, uverbs, nccl          what libraries share, the connection manager; libibverbs' and NCCL's users
     embed                           how programs in other languages load Python
     rendezvous
     gpu, dpa
@@ -40,7 +40,7 @@ LAYERS = (
     ("cli", "__main__"),
     ("samples", "packet_processing", "bench", "testing", "doctor"),
     ("eth", "flow", "rdma", "dma", FACE),
-    ("core", "cm", "uverbs"),
+    ("core", "cm", "uverbs", "nccl"),
     ("embed",),
     ("rendezvous",),
     ("gpu", "dpa"),

@@ -17,6 +17,7 @@ from .eth import eth
 from .eth_samples import send_wait_time, simple_receive, simple_send
 from .failures import INTERRUPTED, OneLineUsage
 from .flow import flow
+from .nccl_plugin import nccl_plugin
 from .packet_processing import packet_processing
 from .pingpong import pingpong
 from .rdma import rdma
@@ -41,9 +42,9 @@ def app() -> None:
 
 for _command in (
     *benchmark_commands(), conformance, device_lib, devices, dma_local_copy, dma_memcpy, doctor, eth, flow,
-    packet_processing, pingpong, rdma, rdma_client, rdma_client_server_write, rdma_server, replay, rping, run, selftest,
-    send_wait_time, show, simple_receive, simple_send, stat, topo, verbs_dpa, verbs_server_client, verbs_wait_cq_wr,
-    warm,
+    nccl_plugin, packet_processing, pingpong, rdma, rdma_client, rdma_client_server_write, rdma_server, replay, rping,
+    run, selftest, send_wait_time, show, simple_receive, simple_send, stat, topo, verbs_dpa, verbs_server_client,
+    verbs_wait_cq_wr, warm,
 ):  # fmt: skip
     app.add_command(_command)
 

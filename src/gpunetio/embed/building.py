@@ -7,6 +7,7 @@ import hashlib
 import os
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import InitializationError, NotSupportedError
@@ -22,13 +23,14 @@ def _cache() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "gpunetio"
 
 
-def library(name: str, source: Path, user: str, **texts: str) -> Path:
+def library(name: str, source: Path, user: str, more: Sequence[str] = (), **texts: str) -> Path:
     """Return the shared object `name` that is compiled from a C file.
 
-    `texts` are macros that expand to string literals. `user` is the command that needs the library, for messages.
+    `more` are options of the compiler, `texts` macros that expand to string literals. `user` is the command that needs
+    the library, for messages.
     NotSupportedError without a C compiler; InitializationError if the compiler fails or cannot write the file.
     """
-    options = [*_OPTIONS, *(f"-D{macro}={_literal(text)}" for macro, text in texts.items())]
+    options = [*_OPTIONS, *more, *(f"-D{macro}={_literal(text)}" for macro, text in texts.items())]
     parts = (source.read_bytes(), HEADER.read_bytes(), "\0".join(options).encode())
     digest = hashlib.sha256(b"\0".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()[:16]
     made = _cache() / digest / name

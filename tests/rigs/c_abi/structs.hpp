@@ -1,5 +1,10 @@
-// The structures that a kernel built with GPUNetIO's headers (2.0.1) finds at our pointer, field by field.
+// The structures that a kernel built with GPUNetIO's headers (2.0.1) finds at our pointer, field by field. With QP_BYTES
+// 280, they are those of 1.0, with which NCCL 2.28 and 2.29 were built.
 #pragma once
+
+#ifndef QP_BYTES
+#define QP_BYTES 296
+#endif
 
 #include "machine.hpp"
 
@@ -17,9 +22,9 @@ struct PACKED Cq {  // struct doca_gpu_dev_verbs_cq
     u8 reserved0[3];
     u64 cqe_rsvd;
     int mem_type;
-    u8 reserved1[12];
+    u8 reserved1[QP_BYTES == 296 ? 12 : 4];
 };
-static_assert(sizeof(Cq) == 64, "Cq");
+static_assert(sizeof(Cq) == (QP_BYTES == 296 ? 64 : 56), "Cq");
 AT(Cq, cqe_daddr, 0);
 AT(Cq, cq_num, 8);
 AT(Cq, cqe_num, 12);
@@ -41,21 +46,26 @@ struct PACKED Qp {  // struct doca_gpu_dev_verbs_qp
     u32 sq_num_shift8_be_2ds;
     u32 sq_num_shift8_be_3ds;
     u32 sq_num_shift8_be_4ds;
+#if QP_BYTES == 296
     u32 sq_num_shift8_be_5ds;
+#endif
     int sq_lock;
     u16 sq_wqe_num;
     u16 sq_wqe_mask;
+#if QP_BYTES == 280
+    u8 reserved3[4];
+#endif
     u8 *sq_wqe_daddr;
     u32 *sq_dbrec;
     u64 *sq_db;
     u8 reserved0[8];
     u8 reserved1[64];
     Cq cq_sq;
-    u8 reserved2[64];
+    u8 reserved2[sizeof(Cq)];
     int nic_handler;
     int mem_type;
 };
-static_assert(sizeof(Qp) == 296, "Qp");
+static_assert(sizeof(Qp) == QP_BYTES, "Qp");
 AT(Qp, sq_rsvd_index, 0);
 AT(Qp, sq_ready_index, 8);
 AT(Qp, sq_wqe_pi, 16);
@@ -66,19 +76,25 @@ AT(Qp, sq_num_shift8_be_1ds, 36);
 AT(Qp, sq_num_shift8_be_2ds, 40);
 AT(Qp, sq_num_shift8_be_3ds, 44);
 AT(Qp, sq_num_shift8_be_4ds, 48);
+#if QP_BYTES == 296
 AT(Qp, sq_num_shift8_be_5ds, 52);
 AT(Qp, sq_lock, 56);
 AT(Qp, sq_wqe_num, 60);
 AT(Qp, sq_wqe_mask, 62);
+#else
+AT(Qp, sq_lock, 52);
+AT(Qp, sq_wqe_num, 56);
+AT(Qp, sq_wqe_mask, 58);
+#endif
 AT(Qp, sq_wqe_daddr, 64);
 AT(Qp, sq_dbrec, 72);
 AT(Qp, sq_db, 80);
 AT(Qp, reserved0, 88);
 AT(Qp, reserved1, 96);
 AT(Qp, cq_sq, 160);
-AT(Qp, reserved2, 224);
-AT(Qp, nic_handler, 288);
-AT(Qp, mem_type, 292);
+AT(Qp, reserved2, (QP_BYTES == 296 ? 224 : 216));
+AT(Qp, nic_handler, (QP_BYTES - 8));
+AT(Qp, mem_type, (QP_BYTES - 4));
 
 // Segments of 16 bytes. What a builder leaves alone holds garbage, where theirs has what was on the stack.
 struct __attribute__((packed)) Ctrl {

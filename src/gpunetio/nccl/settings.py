@@ -1,0 +1,50 @@
+"""What the environment says of NCCL's plugin."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from ..errors import InvalidValueError
+from ..gpu import cuda_backend
+from ..providers import PortConfig
+from ..rendezvous.group import TIMEOUT
+from ..verbs import Context, open
+
+DEVICE, GPU, SECONDS = "GPUNETIO_NCCL_DEVICE", "GPUNETIO_NCCL_GPU", "GPUNETIO_NCCL_TIMEOUT"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of a process.
+
+    `device`    name of the NIC; empty: the first software NIC that no other process has open
+    `gpu`       where kernels run (`Gpu`); empty: the calling thread's CUDA device, or the host without CUDA
+    `timeout`   seconds that a rank waits for the others
+    """
+
+    device: str = ""
+    gpu: str = ""
+    timeout: float = TIMEOUT
+
+    @classmethod
+    def of_environment(cls) -> Settings:
+        """Return the settings of this process. InvalidValueError for a timeout that is no positive number."""
+        text = os.environ.get(SECONDS, "") or str(TIMEOUT)
+        try:
+            timeout = float(text)
+        except ValueError:
+            timeout = 0.0
+        if not 0 < timeout < float("inf"):
+            raise InvalidValueError(f"{SECONDS}={text}: give a positive number of seconds")
+        return cls(os.environ.get(DEVICE, ""), os.environ.get(GPU, ""), timeout)
+
+    def open_device(self) -> Context:
+        """Open the NIC."""
+        return open(self.device) if self.device else open(port=PortConfig())
+
+    def which_gpu(self) -> str:
+        """Return which `Gpu` the calling thread's kernels run on."""
+        if self.gpu:
+            return self.gpu
+        return str(cuda_backend.current_device()) if cuda_backend.device_count() else "host"
