@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import gin_kernels
 import nccl_rig as rig
+from gpunetio import Gpu, MemType
 from gpunetio.nccl import plugin
 from nccl_rig import Plugin, Rank, Refused
 from stand_in.building import compiler
@@ -329,3 +331,27 @@ def test_no_such_nic(nccl, monkeypatch):
     monkeypatch.setenv("GPUNETIO_NCCL_DEVICE", "soft99")
     with refused(rig.SYSTEM_ERROR, "listen: no device 'soft99'; there are: "):
         nccl.listen()
+
+
+# --- errors of kernels ---------------------------------------------------------------------------------------------
+
+
+def test_a_kernel_with_a_wrong_key(alone):
+    """NCCL learns from queryLastError that a queue has failed, and the log says why, once."""
+    ctx = alone.plugin.create_context(alone.coll, 2, 0, 1, 0, -1, 1, 1)
+    keys = ctypes.create_string_buffer(b"\xab\xcd\xef\x00", 4)
+    window = ctypes.create_string_buffer(struct.pack("<Q4s4x", ctypes.addressof(keys), b"\xab\xcd\xef\x00"), 16)
+    assert not alone.plugin.has_error(ctx)
+    with Gpu("host") as gpu, gpu.alloc(8, MemType.CPU_GPU) as out:
+        arguments = ctx.handle, ctypes.addressof(window), 0, 1, 64, 1, 0, out
+        assert gin_kernels.work[1, 1, gpu](*arguments).wait(20)
+        assert out.array.view("i8")[0] < 0
+    end = time.monotonic() + 10
+    while not alone.plugin.has_error(ctx):  # states are looked at once per second
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    assert alone.plugin.has_error(ctx)
+    (line,) = alone.plugin.lines
+    assert "WQE 0 failed: " in line
+    assert "0xabcdef00" in line
+    alone.plugin.call("destroyContext", ctx.number)

@@ -536,3 +536,43 @@ def test_what_a_mesh_is_not_told_twice_or_by_half():
         with pytest.raises(BadStateError, match="put_everywhere: argument mesh is closed"):
             put_everywhere[1, 1, gpu](mesh, 0, 1, 0, 0, 0)
         alone.barrier()  # a rendezvous that was given stays open
+
+
+# --- a key, a socket of the caller's, and leaving -------------------------------------------------------------------
+
+
+def test_a_listening_socket_of_the_callers():
+    listener = link.listen("127.0.0.1", 0)
+    port = listener.getsockname()[1]
+    ends = at_once(
+        lambda: TcpRendezvous(0, 2, "127.0.0.1", port, listener=listener, key="ours", timeout=10),
+        lambda: TcpRendezvous(1, 2, "127.0.0.1", port, key="ours", timeout=10),
+    )
+    assert at_once(*(lambda end=end: end.allgather(end.rank) for end in ends)) == [[0, 1], [0, 1]]
+    assert listener.fileno() == -1
+    for end in ends:
+        end.close()
+
+
+def test_a_rank_with_another_key():
+    port = free_port()
+    first, second = at_once(
+        lambda: TcpRendezvous(0, 2, port=port, key="ours", timeout=2),
+        lambda: TcpRendezvous(1, 2, port=port, key="theirs", timeout=2),
+    )
+    assert isinstance(first, TimedOutError)
+    assert isinstance(second, PeerError)
+    assert "gave another key: it belongs to another rendezvous" in str(second)
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_leaving_is_no_failure(leaves):
+    first, second = by_tcp(2, timeout=10)
+    assert first.failure is None
+    ended = threading.Thread(target=second.leave if leaves else second.close)
+    ended.start()
+    with pytest.raises(PeerError, match="closed the connection"):
+        first.allgather(0)
+    assert (first.failure is None) is leaves
+    first.leave()
+    ended.join(10)

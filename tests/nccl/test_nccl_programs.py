@@ -1,0 +1,92 @@
+"""The library in programs without Python, and the command that builds it."""
+
+import os
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from gpunetio.embed import python
+from gpunetio.nccl import plugin
+from repository import RIGS, environment
+from stand_in.building import compiler
+
+LIMIT = 60
+COMMAND = sys.executable, "-m", "gpunetio", "nccl-plugin"
+pytestmark = [pytest.mark.soft_nic, pytest.mark.host_memory]
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    cc = compiler()
+    if cc is None:
+        pytest.skip("no C compiler")
+    built = tmp_path_factory.mktemp("program") / "program"
+    options = ("-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-Wno-strict-prototypes", "-ldl")
+    subprocess.run([cc, RIGS / "gin/program.c", *options, "-o", built], check=True, timeout=LIMIT)
+    return built
+
+
+def run(program: Path, library: Path) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "GPUNETIO_NCCL_GPU": "host", "GPUNETIO_QUIET": "1"}
+    env.pop("PYTHONPATH", None)  # the library knows where gpunetio is
+    return subprocess.run([program, library], capture_output=True, text=True, timeout=LIMIT, env=env, check=False)
+
+
+def test_a_program_without_python(program):
+    if not sysconfig.get_config_var("Py_ENABLE_SHARED"):
+        pytest.skip("this Python has no shared library")
+    done = run(program, plugin())
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stdout + done.stderr
+    assert done.stderr.splitlines() == ["GIN/gpunetio: a call before init(), or after an init() that failed"]
+
+
+@pytest.mark.parametrize("library, why", [
+    ("", "the program has no Python, and gpunetio's has no shared library"),
+    ("/nowhere/libpython.so", "Python cannot be loaded: /nowhere/libpython.so: cannot open"),
+])  # fmt: skip
+def test_no_python_library(program, monkeypatch, tmp_path, library, why):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(python, "shared_library", lambda: library or None)
+    done = run(program, plugin())
+    assert done.returncode == 1
+    first, second = done.stdout.splitlines()
+    assert first.startswith(f"2 GIN/gpunetio: {why}")
+    assert second.endswith(": 2")  # ncclSystemError
+
+
+def test_a_python_without_gpunetio(program, monkeypatch, tmp_path):
+    if not sysconfig.get_config_var("Py_ENABLE_SHARED"):
+        pytest.skip("this Python has no shared library")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    found = {**python.description(), "path": "/nowhere"}
+    monkeypatch.setattr(python, "description", lambda: found)
+    done = run(program, plugin())
+    assert "2 GIN/gpunetio: gpunetio cannot be imported: see the traceback on stderr" in done.stdout
+    assert "ModuleNotFoundError: No module named 'gpunetio'" in done.stderr
+
+
+def command(**variables: str) -> subprocess.CompletedProcess[str]:
+    env = environment(**variables)
+    return subprocess.run(COMMAND, capture_output=True, text=True, timeout=LIMIT, env=env, check=False)
+
+
+def test_the_command_prints_the_path(tmp_path):
+    if compiler() is None:
+        pytest.skip("no C compiler")
+    done = command(XDG_CACHE_HOME=str(tmp_path))
+    path = Path(done.stdout.strip())
+    assert (done.returncode, done.stderr, path.name) == (0, "", "libnccl-gin-gpunetio.so")
+    assert path.is_file()
+    assert path.is_relative_to(tmp_path)
+
+
+def test_the_command_without_a_compiler(tmp_path):
+    done = command(XDG_CACHE_HOME=str(tmp_path), CC="no-such-compiler")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(
+        "gpunetio: error: `gpunetio nccl-plugin` compiles a small library once, and there is no C compiler: install one"
+    )
+    assert done.stderr.count("\n") == 1
