@@ -136,6 +136,21 @@ def test_no_contexts_at_all(alone):
         alone.plugin.call("destroyContext", group.number)
 
 
+@every_version
+def test_a_gpu_whose_memory_the_cpu_does_not_reach(path, version, monkeypatch):
+    """All that kernels read is copied there. The twin ends the process if the CPU touches its memory."""
+    monkeypatch.setenv("GPUNETIO_NCCL_GPU", "twin")
+    loaded, room = Plugin(path, version), ctypes.create_string_buffer(4096)
+    with Rank(loaded, 0, 1).connected() as it:
+        ctx = loaded.create_context(it.coll, *CONFIG)
+        arguments = it.coll, ctypes.addressof(room), 4096, rig.HOST_MEMORY, 0
+        number, handle = loaded.made("regMrSym", *arguments, count=2)
+        assert ctx.handle != handle != 0
+        assert not loaded.has_error(ctx)
+        loaded.call("deregMrSym", it.coll, number)
+        loaded.call("destroyContext", ctx.number)
+
+
 # --- what is refused -----------------------------------------------------------------------------------------------
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..device.library import foreign_kernels
 from ..enums import QpState
 from ..errors import InvalidValueError, NotSupportedError
 from ..formats.device_structs import DEV_CQ, DEV_QP
@@ -114,6 +115,8 @@ class Contexts:
             self._connect(told)
             ranks.barrier()  # a peer that is not connected yet drops packets
             self.device_address = self._describe(told, undo)
+            if ranks.device.gpu.backend.has_memory:  # NCCL launches kernels, and a GPU cannot wake a NIC that sleeps
+                undo.enter_context(foreign_kernels())
             self._undo = undo.pop_all()
 
     def _create_queues(self, undo: ExitStack) -> tuple[list[ExportedQp], list[ExportedQp]]:
