@@ -13,7 +13,10 @@ from hypothesis import strategies as st
 import gin_kernels
 import nccl_rig as rig
 from gpunetio import Gpu, MemType
+from gpunetio.errors import BadStateError, NoMemoryError
 from gpunetio.nccl import plugin
+from gpunetio.nccl.calls import Calls
+from gpunetio.rendezvous import PeerError
 from nccl_rig import Plugin, Rank, Refused
 from stand_in.building import compiler
 
@@ -184,6 +187,29 @@ def test_objects_of_another_kind_and_closed_ones(alone):
         call("closeColl", ctx.number)
     with refused(rig.INVALID_ARGUMENT, "dereg_mr: mhandle"):
         call("deregMrSym", alone.coll, alone.coll)
+
+
+@pytest.mark.parametrize("raised, result, line", [
+    (KeyboardInterrupt(), rig.SYSTEM_ERROR, "devices: interrupted (Ctrl+C)"),
+    (RuntimeError("a mistake"), rig.INTERNAL_ERROR, "devices: a mistake"),
+    (OSError(24, "Too many open files"), rig.SYSTEM_ERROR, "devices: [Errno 24] Too many open files"),
+    (NoMemoryError("no room"), rig.SYSTEM_ERROR, "devices: no room"),
+    (BadStateError("closed"), rig.INVALID_USAGE, "devices: closed"),
+    (PeerError("gone"), rig.REMOTE_ERROR, "devices: gone"),
+])  # fmt: skip
+def test_no_exception_gets_to_c(monkeypatch, raised, result, line):
+    def fail(self: Calls, count: int) -> None:
+        raise raised
+
+    monkeypatch.setattr(Calls, "devices", fail)
+    lines: list[str] = []
+    assert Calls(lambda level, text: lines.append(text)).guarded("devices")(1) == result
+    assert lines == [line]
+
+
+def test_progress_of_nothing(nccl):
+    with refused(rig.INVALID_ARGUMENT, "progress: the object = 0xbad is not open"):
+        nccl.call("ginProgress", 0xBAD)
 
 
 def test_finalize(nccl):

@@ -91,7 +91,7 @@ class Calls:
     def _get(self, kind: type[_Kind], name: str, number: int) -> _Kind:
         found = self._objects.get(number)
         if not isinstance(found, kind):
-            raise InvalidValueError(f"{name} = {number:#x} is not open: it was closed, or is another object")
+            raise _not_open(name, number)
         return found
 
     def _take(self, kind: type[_Kind], name: str, number: int) -> _Kind:
@@ -191,7 +191,8 @@ class Calls:
 
     def progress(self, number: int) -> None:
         """Do nothing: gpunetio has threads of its own. NCCL 2.28 and 2.29 pass the collComm, others the ginCtx."""
-        self._get((Opened, Collective), "the argument of ginProgress", number)  # type: ignore[arg-type]
+        if not isinstance(self._objects.get(number), Opened | Collective):
+            raise _not_open("the object", number)
 
     def last_error(self, gin_ctx: int, has_error: int) -> None:
         _need(has_error, "hasError")
@@ -234,6 +235,9 @@ class Calls:
         def call(*arguments: int) -> int:
             try:
                 function(*arguments)
+            except KeyboardInterrupt:  # in a program's main thread; it would be lost on the way through C
+                self._say(LogLevel.WARN, f"{name}: interrupted (Ctrl+C)")
+                return Result.SYSTEM_ERROR
             except Exception as error:
                 result = next((result for kind, result in _RESULTS if isinstance(error, kind)), Result.INTERNAL_ERROR)
                 if result is Result.INTERNAL_ERROR:
@@ -248,6 +252,10 @@ class Calls:
 def _close_part(ranks: Collective, part: Part) -> None:
     ranks.parts.remove(part)
     part.close()
+
+
+def _not_open(name: str, number: int) -> InvalidValueError:
+    return InvalidValueError(f"{name} = {number:#x} is not open: it was closed, or is another object")
 
 
 def _need(address: int, name: str) -> None:
