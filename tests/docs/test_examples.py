@@ -57,10 +57,12 @@ ON_A_GPU = {
 # Below, and in test_device_lib.py.
 ELSEWHERE = {
     "all_to_all", "answer_pings", "balance_load", "count_flows", "cpp_put", "echo_udp", "forward_packets",
-    "halo_exchange", "torch_all_to_all",
+    "halo_exchange", "nccl_all_to_all", "torch_all_to_all",
 }  # fmt: skip
 # Too large to be installed for every run of the tests.
-PACKAGES = {"cupy_put": "cupy", "torch_all_to_all": "torch", "torch_tensor": "torch"}
+PACKAGES = {
+    "cupy_put": "cupy", "nccl_all_to_all": "nvidia.nccl", "torch_all_to_all": "torch", "torch_tensor": "torch",
+}  # fmt: skip
 
 
 def run(name: str, *arguments: str) -> tuple[int, list[str], str]:
@@ -74,7 +76,13 @@ def run(name: str, *arguments: str) -> tuple[int, list[str], str]:
 
 
 def skip_without_package(name: str) -> None:
-    if name in PACKAGES and importlib.util.find_spec(PACKAGES[name]) is None:
+    if name not in PACKAGES:
+        return
+    try:
+        found = importlib.util.find_spec(PACKAGES[name])
+    except ModuleNotFoundError:  # of a package within a package
+        found = None
+    if found is None:
         pytest.skip(f"needs {PACKAGES[name]}, which is not installed")
 
 
@@ -171,6 +179,31 @@ def test_halo_exchange(halves, target):
         assert status == 0, err
         last = out.splitlines()[-1]
         assert re.fullmatch(rf"{half} half: 50 steps of 64 × 64 cells on [\w:.]+, equal to NumPy's", last)
+
+
+def test_nccl_all_to_all_is_built(tmp_path):
+    """With the headers of NCCL itself."""
+    skip_without_package("nccl_all_to_all")
+    if shutil.which("nvcc") is None:
+        pytest.skip("no CUDA toolkit")
+    status, _, err = run("nccl_all_to_all", "--build", str(tmp_path / "program"), "--arch", "sm_90")
+    assert status == 0, err
+    assert (tmp_path / "program").stat().st_size > 0
+
+
+@pytest.mark.gpu
+def test_nccl_all_to_all():
+    skip_without_package("nccl_all_to_all")
+    status, lines, err = run("nccl_all_to_all", "--ranks", "1")
+    assert status == 0, err
+    assert re.fullmatch(r"rank 0 of 1: 100 rounds of 65536 bytes, [\d.]+ us each, 0 wrong", lines[-1])
+
+
+def test_nccl_all_to_all_without_nccl_says_so(tmp_path):
+    if importlib.util.find_spec("nvidia") and importlib.util.find_spec("nvidia.nccl"):
+        pytest.skip("NCCL is installed")
+    status, _, err = run("nccl_all_to_all", "--build", str(tmp_path / "program"))
+    assert (status, err) == (1, "NCCL is not installed: pip install nvidia-nccl-cu13\n")
 
 
 @pytest.mark.slow
